@@ -1,0 +1,123 @@
+// Package config is train.yaml: its types, defaults and rules. Load reports every fault of a
+// file at once, each with its line, its key and the nearest valid choice; what it returns is
+// resolved, so that no other package knows a default.
+package config
+
+import (
+	"time"
+
+	"github.com/cprun/cprun/internal/hf"
+)
+
+// Config is a resolved train.yaml.
+type Config struct {
+	Model      Model
+	Data       Data
+	Train      Train
+	Optimizer  Optimizer
+	LRSchedule LRSchedule
+	Parallel   Parallel
+	Attention  Attention
+	Precision  Precision
+	Memory     Memory
+	Checkpoint Checkpoint
+	Log        Log
+}
+
+// Model is the shape of the model and where its weights come from.
+type Model struct {
+	From      string // Hugging Face directory; empty for random weights
+	hf.Config        // resolved: config.json of From, overridden by the keys in the YAML
+}
+
+// Data is where tokens come from.
+type Data struct {
+	Path          string // glob of files
+	Tokenizer     string // "bytes" or the path of a tokenizer.json; for text only
+	SeqLen        int    // global tokens of one sample
+	Shuffle       bool
+	PackDocuments bool
+	EOSTokenID    int // -1: none
+	Seed          int64
+	Validation    Validation
+}
+
+// Validation is the held-out loss: every so many steps (0: never), over so many batches.
+type Validation struct {
+	Path         string // "" : none
+	Every, Steps int
+}
+
+// Train is the length and the batches of the run.
+type Train struct {
+	Steps           int
+	GlobalBatchSize int // samples of one optimizer step, over all data-parallel groups
+	MicroBatchSize  int
+	Seed            int64
+	Deterministic   bool
+}
+
+// Optimizer is AdamW (arXiv:1711.05101).
+type Optimizer struct {
+	Name        string
+	LR          float64
+	Betas       [2]float64
+	Eps         float64
+	WeightDecay float64
+	GradClip    float64 // largest global norm; 0: no clipping
+}
+
+// LRSchedule is the learning rate over the steps.
+type LRSchedule struct {
+	Name        string // cosine, linear, constant, wsd
+	WarmupSteps int
+	MinLR       float64
+}
+
+// Parallel is how ranks are grouped; 0 is auto, resolved by Resolve once the number of ranks
+// is known.
+type Parallel struct {
+	Context   int    // ranks that share one sequence
+	Data      int    // groups of such ranks
+	Algorithm string // ring, allgather, ulysses, hierarchical, auto
+	Layout    string // zigzag, striped, contiguous, document, auto
+}
+
+// Attention is the kernel's backend.
+type Attention struct {
+	Backend string // flash, fused, unfused, reference, auto
+	Debug   int
+}
+
+// Precision is what is computed and sent in.
+type Precision struct {
+	Compute  string // bf16, fp16, fp32, auto
+	GradWire string // fp32, bf16
+	KVWire   string // auto, or a compute type
+	FP8      string // off, or a recipe
+}
+
+// Memory is what is kept, recomputed, chunked and sharded.
+type Memory struct {
+	Recompute string // none, selective, full, auto
+	LossChunk int    // tokens whose logits stand in memory at once; 0: auto
+	Shard     string // none, optimizer, gradients, parameters, auto
+	Offload   string // off
+}
+
+// Checkpoint is how often state is saved (0: only at the end and on SIGTERM) and kept.
+type Checkpoint struct {
+	Every, Keep int
+	Async       bool
+}
+
+// Log is what is reported while training.
+type Log struct {
+	Every       int
+	TensorBoard bool
+	Prometheus  string // address to listen on; "" for none
+	TraceSteps  int
+}
+
+// Deadline is how long a rank waits for another in one transfer before it reports it.
+const Deadline = 5 * time.Minute

@@ -1,0 +1,56 @@
+// Package hf reads and writes what Hugging Face calls a model directory: config.json and
+// safetensors files with their index.
+package hf
+
+// Config is the shape of a model, under the names of config.json.
+type Config struct {
+	Architecture         string  // "llama" or "qwen3"
+	VocabSize            int     `json:"vocab_size"`
+	HiddenSize           int     `json:"hidden_size"`
+	IntermediateSize     int     `json:"intermediate_size"`
+	NumHiddenLayers      int     `json:"num_hidden_layers"`
+	NumAttentionHeads    int     `json:"num_attention_heads"`
+	NumKeyValueHeads     int     `json:"num_key_value_heads"`
+	HeadDim              int     `json:"head_dim"`
+	RopeTheta            float64 `json:"rope_theta"`
+	RopeScaling          *RopeScaling
+	RMSNormEps           float64 `json:"rms_norm_eps"`
+	TieWordEmbeddings    bool    `json:"tie_word_embeddings"`
+	MaxPositionEmbedding int     `json:"max_position_embeddings"` // 0: not said
+	InitializerRange     float64 `json:"initializer_range"`       // standard deviation of random weights
+
+	// SlidingWindow is the tokens that a token sees, itself included; 0 for all of them.
+	SlidingWindow int
+	// LayerTypes says, layer by layer, "full_attention" or "sliding_attention"; empty: every
+	// layer slides if SlidingWindow is set.
+	LayerTypes []string
+}
+
+// RopeScaling is how rotary frequencies are stretched beyond the trained length.
+type RopeScaling struct {
+	Type   string  `json:"rope_type"` // "linear", "llama3" or "yarn"
+	Factor float64 `json:"factor"`
+
+	LowFreqFactor  float64 `json:"low_freq_factor"`  // llama3
+	HighFreqFactor float64 `json:"high_freq_factor"` // llama3
+	// OriginalMax is the length that the model was trained on: llama3 and yarn.
+	OriginalMax int `json:"original_max_position_embeddings"`
+
+	BetaFast        float64  `json:"beta_fast"`        // yarn, 32
+	BetaSlow        float64  `json:"beta_slow"`        // yarn, 1
+	AttentionFactor *float64 `json:"attention_factor"` // yarn; nil: 0.1 ln(factor) + 1
+	MScale          float64  `json:"mscale"`           // yarn, DeepSeek's form; 0: not said
+	MScaleAllDim    float64  `json:"mscale_all_dim"`   // yarn, likewise
+	Truncate        *bool    `json:"truncate"`         // yarn; nil: true
+}
+
+// Window is the keys before its own that a query of that layer sees; -1 for all.
+func (c *Config) Window(layer int) int {
+	if c.SlidingWindow <= 0 {
+		return -1
+	}
+	if len(c.LayerTypes) > 0 && c.LayerTypes[layer] != "sliding_attention" {
+		return -1
+	}
+	return c.SlidingWindow - 1
+}

@@ -1,0 +1,70 @@
+package model
+
+import (
+	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/internal/tensor"
+)
+
+// View is a strided window onto device memory; see internal/tensor.
+type View = tensor.View
+
+// Ops is what the model asks of a device: every operation of a training step but attention
+// and communication. kernels implements it for the CPU, and a GPU will; opstest is the
+// suite that each runs. Calls are queued on the device's stream and wait for nothing.
+//
+// An activation is [batch, seq, heads, dim], taken as a matrix of batch*seq rows and
+// heads*dim columns. A weight is [1, out, 1, in]. Activations have the compute type;
+// parameters that the step updates, gradients of parameters, norms and losses are float32.
+// Views are dense.
+type Ops interface {
+	// Linear sets y [rows, out] to x [rows, in] times w transposed.
+	Linear(y, x, w View)
+	// LinearDX sets dx [rows, in] to dy [rows, out] times w, or adds it.
+	LinearDX(dx, dy, w View, accumulate bool)
+	// LinearDW adds dy transposed times x to dw [out, in].
+	LinearDW(dw, dy, x View)
+
+	// RMSNorm normalises over the last axis: y = x * inv * w with inv = 1 / sqrt(mean(x^2)
+	// + eps), kept as float32 [batch, seq, heads, 1] for the backward pass. w: [1, 1, 1, dim].
+	RMSNorm(y, inv, x, w View, eps float64)
+	// AddRMSNorm sets sum = a + b and y = RMSNorm(sum). sum may be a.
+	AddRMSNorm(y, inv, sum, a, b, w View, eps float64)
+	// RMSNormBackward sets dx to the gradient of x, or adds it, and adds that of w to dw.
+	RMSNormBackward(dx, dw, dy, x, inv, w View, accumulate bool)
+
+	// Rope rotates x [batch, seq, heads, dim] in place, halves against halves as Hugging
+	// Face does: (x1*cos - x2*sin, x2*cos + x1*sin). cos, sin: float32 [batch, seq, 1,
+	// dim/2]. inverse applies the transpose, which is the backward pass.
+	Rope(x, cos, sin View, inverse bool)
+
+	// SwiGLU sets y = silu(gate) * up.
+	SwiGLU(y, gate, up View)
+	// SwiGLUBackward sets dgate and dup; they may be gate and up.
+	SwiGLUBackward(dgate, dup, dy, gate, up View)
+
+	// Embed sets row i of y to row ids[i] of table [vocab, hidden]. ids: int32 [batch, seq, 1, 1].
+	Embed(y, table, ids View)
+	// EmbedBackward adds row i of dy to row ids[i] of dtable.
+	EmbedBackward(dtable, dy, ids View)
+
+	// CrossEntropy adds to loss, a float64 scalar, the sum of -log softmax(logits)[target]
+	// over rows with target >= 0. With grad, logits becomes scale times the gradient of that
+	// sum; rows without target become 0. targets: int32 [batch, seq, 1, 1].
+	CrossEntropy(loss, logits, targets View, scale float64, grad bool)
+
+	// Add adds src to dst.
+	Add(dst, src View) error
+	// Zero sets views to 0.
+	Zero(vs ...View) error
+	// Copy copies src to dst, converting between float types.
+	Copy(dst, src View)
+}
+
+// Attention is one layer's attention over all ranks that share the sequence. The views hold
+// this rank's positions; o, do: [batch, seq, heads, headDim], the gradients like their inputs.
+type Attention interface {
+	// Forward sets acc, which comes uninitialised, in float32.
+	Forward(layer int, acc attention.Partial, q, k, v View) error
+	// Backward sets the gradients, which come uninitialised, in float32, given acc of Forward.
+	Backward(layer int, grads attention.Grads, do, q, k, v View, acc attention.Partial) error
+}

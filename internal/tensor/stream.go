@@ -1,0 +1,218 @@
+package tensor
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Stream is a queue of work that a device does in order. Host code queues and goes
+// on; it waits for nothing but Sync. A stream is poisoned by the first error of its
+// work: what is queued behind it is not run, events still complete, streams that wait for
+// them fail too, and Sync returns that error, so that nobody hangs.
+type Stream interface {
+	// Record returns an event that completes when all that is queued so far is done.
+	Record() Event
+	// Wait makes what is queued later wait for e, while the caller goes on.
+	Wait(e Event)
+	// Label names what is queued from here on, for traces: "hop 2 owner 1". A string
+	// is all that a trace of any device can keep.
+	Label(name string)
+	// Sync blocks the caller until all that is queued is done, and returns the first
+	// error of the stream or ctx's.
+	Sync(ctx context.Context) error
+}
+
+// Event is a point in a stream. It is made by Record and only passed to Wait of a
+// stream of the same device.
+type Event interface {
+	// Done reports without blocking whether the point has been reached.
+	Done() bool
+}
+
+// Span is one piece of work that a stream did, for traces.
+type Span struct {
+	Lane  string // the stream's name
+	Name  string // "attention forward"
+	Label string // "layer 3 hop 2 owner 1"
+	Start time.Time
+	Took  time.Duration
+}
+
+// HostStream is a Stream of the CPU: one goroutine, started by NewHostStream and
+// ended by Close, which runs closures in order.
+type HostStream struct {
+	name  string
+	label atomic.Pointer[string]
+	trace atomic.Pointer[func(Span)]
+
+	mu     sync.Mutex
+	cond   *sync.Cond
+	queue  []task // guarded by mu
+	closed bool   // guarded by mu
+	err    error  // guarded by mu; the first error
+
+	done   chan struct{} // closed when the goroutine has ended
+	waited atomic.Int64  // ns spent in Wait for events of other streams
+}
+
+type task struct {
+	name, label string
+	run         func() error // nil for an event of another stream
+	wait        *hostEvent
+	always      bool // runs on a poisoned stream too
+}
+
+// NewHostStream starts a stream. The name is its lane in traces.
+func NewHostStream(name string) *HostStream {
+	s := &HostStream{name: name, done: make(chan struct{})}
+	s.cond = sync.NewCond(&s.mu)
+	empty := ""
+	s.label.Store(&empty)
+	go s.loop()
+	return s
+}
+
+// Do queues work. The name says what it is in traces and errors' context.
+func (s *HostStream) Do(name string, run func() error) {
+	s.push(task{name: name, label: *s.label.Load(), run: run})
+}
+
+// Name is the stream's lane in traces.
+func (s *HostStream) Name() string { return s.name }
+
+// Label names what is queued from here on.
+func (s *HostStream) Label(name string) { s.label.Store(&name) }
+
+// Trace calls f, on the stream's goroutine, after each piece of work; nil turns it off.
+func (s *HostStream) Trace(f func(Span)) {
+	if f == nil {
+		s.trace.Store(nil)
+		return
+	}
+	s.trace.Store(&f)
+}
+
+// Waited is the time that the stream has stood waiting for other streams.
+func (s *HostStream) Waited() time.Duration { return time.Duration(s.waited.Load()) }
+
+// Err is the error that poisoned the stream, or nil.
+func (s *HostStream) Err() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.err
+}
+
+// Fail poisons the stream from outside: pending work is skipped.
+func (s *HostStream) Fail(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.err == nil {
+		s.err = err
+	}
+}
+
+type hostEvent struct {
+	done chan struct{}
+	err  error // of the recording stream at that point; read after done is closed
+}
+
+func (e *hostEvent) Done() bool {
+	select {
+	case <-e.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// Record returns an event that completes when all that is queued so far is done.
+func (s *HostStream) Record() Event {
+	e := &hostEvent{done: make(chan struct{})}
+	s.push(task{always: true, run: func() error { e.err = s.Err(); close(e.done); return nil }})
+	return e
+}
+
+// Wait makes what is queued later wait for e. If the stream that recorded e had failed
+// by then, this one fails with the same error: what it waited for will never be there.
+func (s *HostStream) Wait(e Event) {
+	he := e.(*hostEvent)
+	if he.Done() && he.err == nil {
+		return
+	}
+	s.push(task{name: "wait", label: *s.label.Load(), wait: he})
+}
+
+// Sync blocks until all that is queued is done.
+func (s *HostStream) Sync(ctx context.Context) error {
+	e := s.Record().(*hostEvent)
+	select {
+	case <-e.done:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	return s.Err()
+}
+
+// Close ends the goroutine after the work that is queued, and returns the stream's error.
+func (s *HostStream) Close() error {
+	s.mu.Lock()
+	s.closed = true
+	s.cond.Signal()
+	s.mu.Unlock()
+	<-s.done
+	return s.Err()
+}
+
+func (s *HostStream) push(t task) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		panic("tensor: work queued on the closed stream " + s.name)
+	}
+	s.queue = append(s.queue, t)
+	s.cond.Signal()
+}
+
+func (s *HostStream) loop() {
+	defer close(s.done)
+	var batch []task
+	for {
+		s.mu.Lock()
+		for len(s.queue) == 0 && !s.closed {
+			s.cond.Wait()
+		}
+		if len(s.queue) == 0 {
+			s.mu.Unlock()
+			return
+		}
+		batch, s.queue = s.queue, batch[:0]
+		s.mu.Unlock()
+		for i := range batch {
+			s.run(&batch[i])
+			batch[i] = task{} // the closure must not outlive its turn
+		}
+	}
+}
+
+func (s *HostStream) run(t *task) {
+	if !t.always && s.Err() != nil {
+		return
+	}
+	start := time.Now()
+	if t.wait != nil {
+		<-t.wait.done
+		s.waited.Add(int64(time.Since(start)))
+		if t.wait.err != nil {
+			s.Fail(t.wait.err)
+		}
+	} else if err := t.run(); err != nil {
+		s.Fail(err)
+	}
+	if f := s.trace.Load(); f != nil && t.name != "" {
+		(*f)(Span{Lane: s.name, Name: t.name, Label: t.label, Start: start, Took: time.Since(start)})
+	}
+}
+
+var _ Stream = (*HostStream)(nil)

@@ -1,0 +1,78 @@
+"""Writes rotary frequencies and tables as Hugging Face transformers computes them.
+
+Usage: python scripts/oracle/rope.py > internal/model/testdata/rope.json
+Needs torch and transformers (pip install torch transformers); the versions are in the output.
+"""
+
+import json
+
+import torch
+import transformers
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+POSITIONS = [0, 1, 2, 3, 17, 127, 1000, 4095, 8192, 32767, 131071, 524288, 1048575]
+
+LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+              original_max_position_embeddings=8192)
+
+# name: (head_dim, rope_theta, max_position_embeddings, scaling)
+CASES = {
+    "default-10k": (64, 10000.0, 4096, dict(rope_type="default")),
+    "default-500k": (128, 500000.0, 8192, dict(rope_type="default")),
+    "default-1m-dim80": (80, 1000000.0, 8192, dict(rope_type="default")),
+    "linear-4": (64, 10000.0, 16384, dict(rope_type="linear", factor=4.0)),
+    "linear-2.7": (32, 10000.0, 16384, dict(rope_type="linear", factor=2.7)),
+    "llama3-8": (128, 500000.0, 131072, LLAMA3),
+    "llama3-32-dim64": (64, 500000.0, 131072, dict(LLAMA3, factor=32.0)),
+    "llama3-odd": (32, 10000.0, 4096, dict(rope_type="llama3", factor=3.5, low_freq_factor=1.3,
+                                          high_freq_factor=5.5, original_max_position_embeddings=1000)),
+    "yarn-4": (128, 1000000.0, 131072, dict(rope_type="yarn", factor=4.0,
+                                            original_max_position_embeddings=32768)),
+    "yarn-betas": (64, 10000.0, 65536, dict(rope_type="yarn", factor=16.0, beta_fast=16.0, beta_slow=2.0,
+                                            original_max_position_embeddings=4096)),
+    "yarn-attention-factor": (64, 10000.0, 65536, dict(rope_type="yarn", factor=16.0, attention_factor=1.5,
+                                                       original_max_position_embeddings=4096)),
+    "yarn-mscale": (64, 10000.0, 163840, dict(rope_type="yarn", factor=40.0, mscale=1.0, mscale_all_dim=0.707,
+                                              original_max_position_embeddings=4096)),
+    "yarn-no-truncate": (64, 150000.0, 131072, dict(rope_type="yarn", factor=32.0, truncate=False,
+                                                    original_max_position_embeddings=4096)),
+    "yarn-short": (16, 10000.0, 256, dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=64)),
+}
+
+
+def case(head_dim, theta, longest, scaling):
+    cfg = LlamaConfig(hidden_size=4 * head_dim, num_attention_heads=4, num_key_value_heads=2, head_dim=head_dim,
+                      max_position_embeddings=longest, rope_parameters=dict(scaling, rope_theta=theta))
+    rope = LlamaRotaryEmbedding(cfg)
+    cos, sin = rope(torch.zeros(1, dtype=torch.float32), torch.tensor([POSITIONS]))
+    half = head_dim // 2
+    return {
+        "head_dim": head_dim,
+        "rope_theta": theta,
+        "max_position_embeddings": longest,
+        "rope_scaling": scaling,
+        "attention_factor": float(rope.attention_scaling),
+        "inv_freq": rope.inv_freq.tolist(),
+        "cos": cos[0, :, :half].tolist(),
+        "sin": sin[0, :, :half].tolist(),
+    }
+
+
+def short(x):
+    """Nine digits are enough to tell one float32 from the next."""
+    if isinstance(x, float):
+        return float(f"{x:.9g}")
+    if isinstance(x, list):
+        return [short(e) for e in x]
+    if isinstance(x, dict):
+        return {k: short(v) for k, v in x.items()}
+    return x
+
+
+print(json.dumps({
+    "torch": torch.__version__,
+    "transformers": transformers.__version__,
+    "positions": POSITIONS,
+    "cases": short({name: case(*c) for name, c in CASES.items()}),
+}))
