@@ -1,0 +1,371 @@
+package ring_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"go.uber.org/goleak"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/internal/safetensors"
+	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/kernels"
+	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/ring"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// problem is one attention over a whole sequence, in global order.
+type problem struct {
+	q, k, v, do tensor.View
+	shape       partition.Shape
+	softmax     attention.Softmax
+}
+
+// result is out, lse, dq, dk, dv in global order.
+type result [5]tensor.View
+
+var resultNames = [5]string{"out", "lse", "dq", "dk", "dv"}
+
+// engine makes the kernel of one rank.
+type engine func(*tensor.HostStream) attention.Kernel
+
+func cpu(s *tensor.HostStream) attention.Kernel { return kernels.NewCPU(s) }
+
+func reference(s *tensor.HostStream) attention.Kernel {
+	return attention.NewReference[float64](s.Do)
+}
+
+// pick copies the rows of a rank, or puts them back.
+func pick(whole tensor.View, spans []partition.Span) tensor.View {
+	v := tensor.New(whole.DType(), whole.Len(0), partition.Count(spans), whole.Len(2), whole.Len(3))
+	for i, p := range partition.Positions(spans) {
+		tensor.Copy(v.Slice(tensor.Seq, i, i+1), whole.Slice(tensor.Seq, p, p+1))
+	}
+	return v
+}
+
+func put(whole, part tensor.View, spans []partition.Span) {
+	for i, p := range partition.Positions(spans) {
+		tensor.Copy(whole.Slice(tensor.Seq, p, p+1), part.Slice(tensor.Seq, i, i+1))
+	}
+}
+
+func like(v tensor.View, seq, heads, dim int) tensor.View {
+	return tensor.New(v.DType(), v.Len(0), seq, heads, dim)
+}
+
+// run computes the problem over shape.Size ranks, twice on the same workspace so that what
+// the first pass left in the buffers is noticed.
+func run(t *testing.T, p problem, algorithm string, e engine) result {
+	t.Helper()
+	n := p.shape.Size
+	streams := make([]*tensor.HostStream, n)
+	compute := make([]tensor.Stream, n)
+	for r := range n {
+		streams[r] = tensor.NewHostStream("compute")
+		compute[r] = streams[r]
+	}
+	world := comm.NewLocal(n, compute, comm.Options{})
+	h, dv := p.q.Len(tensor.Heads), p.v.Len(tensor.Dim)
+	out := result{
+		like(p.q, p.shape.SeqQ, h, dv), like(p.q, p.shape.SeqQ, h, 1),
+		like(p.q, p.shape.SeqQ, h, p.q.Len(tensor.Dim)),
+		like(p.k, p.shape.SeqKV, p.k.Len(tensor.Heads), p.k.Len(tensor.Dim)),
+		like(p.v, p.shape.SeqKV, p.v.Len(tensor.Heads), dv),
+	}
+	var g errgroup.Group
+	for r := range n {
+		g.Go(func() error {
+			defer streams[r].Close()
+			qs := p.shape.Layout.Spans(p.shape.SeqQ, n, r)
+			ks := p.shape.Layout.Spans(p.shape.SeqKV, n, r)
+			q, k, v, do := pick(p.q, qs), pick(p.k, ks), pick(p.v, ks), pick(p.do, qs)
+			rows := q.Len(tensor.Seq)
+			acc := attention.Partial{O: like(q, rows, h, dv), LSE: like(q, rows, h, 1)}
+			grads := attention.Grads{DQ: like(q, rows, h, q.Len(3)), DK: like(k, k.Len(1), k.Len(2), k.Len(3)), DV: like(v, v.Len(1), v.Len(2), dv)}
+			s, err := ring.New(algorithm, p.shape, r)
+			if err != nil {
+				return err
+			}
+			rg := &ring.Ring{Kernel: e(streams[r]), Comm: world[r], Stream: streams[r],
+				Arena: tensor.NewArena(0, func(n int64) tensor.Memory { return tensor.NewHost(n) })}
+			for range 2 {
+				if err := rg.Forward(acc, q, k, v, s, p.softmax); err != nil {
+					return err
+				}
+				if err := rg.Backward(grads, do, q, k, v, acc, s, p.softmax); err != nil {
+					return err
+				}
+			}
+			if err := streams[r].Sync(context.Background()); err != nil {
+				return err
+			}
+			for i, part := range []tensor.View{acc.O, acc.LSE, grads.DQ, grads.DK, grads.DV} {
+				spans := qs
+				if i >= 3 {
+					spans = ks
+				}
+				put(out[i], part, spans)
+			}
+			return world[r].Close()
+		})
+	}
+	if err := g.Wait(); err != nil {
+		t.Fatalf("%s of %+v: %v", algorithm, p.shape, err)
+	}
+	return out
+}
+
+// compare reports the largest difference relative to the largest value. NaN fails.
+func compare(t *testing.T, what string, got, want result, tol float64) {
+	t.Helper()
+	for i := range got {
+		g, w := values(got[i]), values(want[i])
+		worst, scale, at := 0.0, 1e-30, 0
+		for j := range w {
+			if math.IsInf(w[j], -1) && math.IsInf(g[j], -1) {
+				continue
+			}
+			if d := math.Abs(g[j] - w[j]); !(d <= worst) {
+				worst, at = d, j
+			}
+			scale = max(scale, math.Abs(w[j]))
+		}
+		if !(worst/scale <= tol) {
+			t.Errorf("%s: %s is off by %.3g (relative to %.3g) at element %d of %v: got %v, want %v, tolerance %.3g",
+				what, resultNames[i], worst/scale, scale, at, want[i].Shape(), g[at], w[at], tol)
+		}
+	}
+}
+
+func values(v tensor.View) []float64 {
+	if v.DType() == tensor.F64 {
+		return tensor.Data[float64](v)
+	}
+	out := make([]float64, v.Size())
+	for i, x := range tensor.Data[float32](v) {
+		out[i] = float64(x)
+	}
+	return out
+}
+
+func whole(p problem) result {
+	acc, g := attention.Whole[float64](p.q, p.k, p.v, p.do, p.shape.Mask, p.softmax)
+	return result{acc.O, acc.LSE, g.DQ, g.DK, g.DV}
+}
+
+func random(rng *rand.Rand, dtype tensor.DType, shape ...int) tensor.View {
+	v := tensor.New(dtype, shape...)
+	if dtype == tensor.F64 {
+		for i := range v.Size() {
+			tensor.Data[float64](v)[i] = rng.NormFloat64()
+		}
+		return v
+	}
+	for i := range v.Size() {
+		tensor.Data[float32](v)[i] = float32(rng.NormFloat64())
+	}
+	return v
+}
+
+// maskCase is a mask and the lengths it is tried at.
+type maskCase struct {
+	name    string
+	causal  bool
+	window  int
+	sq, skv int
+	docs    []int
+}
+
+var masks = []maskCase{
+	{"full", false, -1, 48, 48, nil},
+	{"causal", true, -1, 48, 48, nil},
+	{"causal uneven", true, -1, 53, 53, nil},
+	{"fewer tokens than chunks", true, -1, 5, 5, nil},
+	{"window", true, 9, 50, 50, nil},
+	{"window without causal", false, 7, 41, 41, nil},
+	{"bottom right", true, -1, 30, 52, nil},
+	{"more queries than keys", true, -1, 40, 25, nil},
+	{"documents", true, -1, 48, 48, []int{7, 20, 1, 20}},
+	{"documents with a window", true, 5, 48, 48, []int{30, 2, 16}},
+	{"full documents", false, -1, 48, 48, []int{11, 37}},
+}
+
+func (m maskCase) shapes(t *testing.T, size int) []partition.Shape {
+	t.Helper()
+	mask, err := partition.NewMask(m.causal, m.window, m.sq, m.skv, m.docs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	layouts := []partition.Layout{partition.Contiguous{}, partition.Zigzag{}, partition.Striped{}}
+	if m.docs != nil {
+		layouts = append(layouts, partition.Document{Docs: m.docs})
+	}
+	var shapes []partition.Shape
+	for _, l := range layouts {
+		shapes = append(shapes, partition.Shape{SeqQ: m.sq, SeqKV: m.skv, Size: size, Layout: l, Mask: mask})
+	}
+	return shapes
+}
+
+// In float64 the ring must equal one device: what remains is the order of the sums.
+func TestRingEqualsOneDevice(t *testing.T) {
+	rng := rand.New(rand.NewPCG(7, 8))
+	for _, m := range masks {
+		for _, size := range []int{1, 2, 3, 4, 8} {
+			for _, shape := range m.shapes(t, size) {
+				for _, algorithm := range ring.Algorithms {
+					heads, kv := 2, 1
+					p := problem{
+						q: random(rng, tensor.F64, 2, m.sq, heads, 8), k: random(rng, tensor.F64, 2, m.skv, kv, 8),
+						v: random(rng, tensor.F64, 2, m.skv, kv, 6), do: random(rng, tensor.F64, 2, m.sq, heads, 6),
+						shape: shape, softmax: attention.Softmax{Scale: 0.4, Softcap: float64(size%2) * 2},
+					}
+					what := fmt.Sprintf("%s, %s, %s, %d ranks", m.name, algorithm, shape.Layout.Name(), size)
+					compare(t, what, run(t, p, algorithm, reference), whole(p), 1e-11)
+				}
+			}
+		}
+	}
+}
+
+// The same with the kernel that trains, in float32.
+func TestRingWithTheCPUKernel(t *testing.T) {
+	rng := rand.New(rand.NewPCG(9, 10))
+	for _, m := range masks {
+		for _, size := range []int{1, 3, 4} {
+			for _, shape := range m.shapes(t, size) {
+				for _, algorithm := range ring.Algorithms {
+					p := problem{
+						q: random(rng, tensor.F32, 1, m.sq, 4, 16), k: random(rng, tensor.F32, 1, m.skv, 2, 16),
+						v: random(rng, tensor.F32, 1, m.skv, 2, 24), do: random(rng, tensor.F32, 1, m.sq, 4, 24),
+						shape: shape, softmax: attention.Softmax{Scale: 0.25},
+					}
+					what := fmt.Sprintf("%s, %s, %s, %d ranks", m.name, algorithm, shape.Layout.Name(), size)
+					compare(t, what, run(t, p, algorithm, cpu), whole(p), 1e-5)
+				}
+			}
+		}
+	}
+}
+
+// The same ranks, the same bits.
+func TestRingRepeatsBitForBit(t *testing.T) {
+	rng := rand.New(rand.NewPCG(11, 12))
+	m := maskCase{"", true, -1, 61, 61, nil}
+	for _, shape := range m.shapes(t, 4) {
+		for _, algorithm := range ring.Algorithms {
+			p := problem{
+				q: random(rng, tensor.F32, 1, 61, 4, 16), k: random(rng, tensor.F32, 1, 61, 2, 16),
+				v: random(rng, tensor.F32, 1, 61, 2, 16), do: random(rng, tensor.F32, 1, 61, 4, 16),
+				shape: shape, softmax: attention.Softmax{Scale: 0.25},
+			}
+			compare(t, algorithm+" repeated", run(t, p, algorithm, cpu), run(t, p, algorithm, cpu), 0)
+		}
+	}
+}
+
+func fixture(t *testing.T, path string) (problem, result) {
+	t.Helper()
+	f, err := safetensors.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	read := func(name string) tensor.View {
+		info, ok := f.Info(name)
+		if !ok {
+			t.Fatalf("%s: no tensor %s", path, name)
+		}
+		v := tensor.New(tensor.F32, info.Shape...)
+		if err := f.ReadInto(name, v, 0); err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+	p := problem{q: read("q"), k: read("k"), v: read("v"), do: read("dout")}
+	meta := f.Metadata()
+	window := -1
+	if meta["window"] != "" {
+		if window, err = strconv.Atoi(meta["window"]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var docs []int
+	if err := json.Unmarshal([]byte(meta["docs"]), &docs); err != nil {
+		t.Fatal(err)
+	}
+	if p.softmax.Scale, err = strconv.ParseFloat(meta["scale"], 64); err != nil {
+		t.Fatal(err)
+	}
+	p.shape.SeqQ, p.shape.SeqKV = p.q.Len(tensor.Seq), p.k.Len(tensor.Seq)
+	if p.shape.Mask, err = partition.NewMask(meta["causal"] == "true", window, p.shape.SeqQ, p.shape.SeqKV, docs); err != nil {
+		t.Fatal(err)
+	}
+	lse := read("lse") // [1, batch, heads, seq] in the file
+	b, h, s := lse.Len(1), lse.Len(2), lse.Len(3)
+	rows := tensor.New(tensor.F32, b, s, h, 1)
+	for i := range b {
+		for j := range h {
+			for k := range s {
+				tensor.Data[float32](rows)[(i*s+k)*h+j] = tensor.Data[float32](lse)[(i*h+j)*s+k]
+			}
+		}
+	}
+	return p, result{read("out"), rows, read("dq"), read("dk"), read("dv")}
+}
+
+// The fixtures were computed in float64 by somebody else's code.
+func TestFixtures(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.safetensors")
+	if err != nil || len(files) != 5 {
+		t.Fatalf("%d fixtures, %v; want 5", len(files), err)
+	}
+	sizes := []int{1, 2, 3, 4, 8}
+	if testing.Short() {
+		sizes = []int{1, 4}
+	}
+	for _, file := range files {
+		name := strings.TrimSuffix(filepath.Base(file), ".safetensors")
+		p, want := fixture(t, file)
+		for _, size := range sizes {
+			for _, layout := range []string{"zigzag", "striped", "contiguous", "document"} {
+				docs := p.shape.Mask.Docs
+				if len(docs) == 0 {
+					docs = []int{p.shape.SeqQ}
+				}
+				if p.shape.Layout, err = partition.New(layout, docs); err != nil {
+					t.Fatal(err)
+				}
+				p.shape.Size = size
+				for _, algorithm := range ring.Algorithms {
+					what := fmt.Sprintf("%s, %s, %s, %d ranks", name, algorithm, layout, size)
+					compare(t, what, run(t, p, algorithm, cpu), want, 1e-5)
+				}
+			}
+		}
+	}
+}
+
+// The ring is meant to be read whole: docs/architecture.md shows it.
+func TestTheLoopsStayOnOnePage(t *testing.T) {
+	src, err := os.ReadFile("ring.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(string(src), "\n"); n > 190 {
+		t.Errorf("ring.go has %d lines; both loops with their helpers are to fit in 150 and the types around them", n)
+	}
+}
