@@ -1,6 +1,12 @@
 // Package hf reads and writes what Hugging Face calls a model directory: config.json and
 // safetensors files with their index.
+//
+// A config is resolved as transformers resolves it, defaults included, in the form of its
+// version 4 (rope_theta and rope_scaling) and of 5 (rope_parameters). What cprun would
+// compute differently is refused by key, never ignored.
 package hf
+
+import "encoding/json"
 
 // Config is the shape of a model, under the names of config.json.
 type Config struct {
@@ -24,7 +30,23 @@ type Config struct {
 	// LayerTypes says, layer by layer, "full_attention" or "sliding_attention"; empty: every
 	// layer slides if SlidingWindow is set.
 	LayerTypes []string
+
+	// TokenIDs are bos_token_id, eos_token_id and pad_token_id as config.json spells them.
+	// Training does not use them; they are kept so that an export has what the source had.
+	TokenIDs map[string]json.RawMessage
 }
+
+// Values of Config.Architecture.
+const (
+	Llama = "llama"
+	Qwen3 = "qwen3"
+)
+
+// Values in Config.LayerTypes.
+const (
+	FullAttention    = "full_attention"
+	SlidingAttention = "sliding_attention"
+)
 
 // RopeScaling is how rotary frequencies are stretched beyond the trained length.
 type RopeScaling struct {
@@ -49,7 +71,7 @@ func (c *Config) Window(layer int) int {
 	if c.SlidingWindow <= 0 {
 		return -1
 	}
-	if len(c.LayerTypes) > 0 && c.LayerTypes[layer] != "sliding_attention" {
+	if len(c.LayerTypes) > 0 && c.LayerTypes[layer] != SlidingAttention {
 		return -1
 	}
 	return c.SlidingWindow - 1

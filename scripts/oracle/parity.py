@@ -5,7 +5,7 @@ Needs torch and transformers (pip install torch transformers); the versions are 
 
 Each directory it writes holds config.json, model.safetensors, tokens.bin (llm.c) and expect.json.
 Step i trains on tokens [i*seq, (i+1)*seq) with the tokens one further as targets: AdamW, constant
-learning rate, decay on matrices only, clipping by global norm (0: off).
+learning rate, decay on matrices only, clipping by global norm (0: off). first.grad_norms are after clipping.
 """
 
 import json
@@ -18,8 +18,8 @@ import torch.nn.functional as F
 import transformers
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-COMMON = dict(vocab_size=256, hidden_size=64, num_hidden_layers=2, max_position_embeddings=1024,
-              use_cache=False, attn_implementation="eager")
+COMMON = dict(vocab_size=256, hidden_size=64, num_hidden_layers=2, max_position_embeddings=256, use_cache=False,
+              attn_implementation="eager")
 
 # Both are scaled beyond their original length, and their training sequences are longer than
 # that length, so that every branch of the scaling moves the loss.
@@ -55,8 +55,8 @@ def randomise(model):
 
 
 def tokens(n):
-    """A noisy periodic sequence: there is something to learn, and not only from the last token."""
-    t = torch.randint(0, 256, (n,))
+    """Some tokens are frequent and many repeat with a period: there is something to learn, near and far."""
+    t = (torch.rand(n) ** 3 * 256).long()
     copy = torch.rand(n) < 0.6
     for i in range(37, n):
         if copy[i]:
@@ -82,17 +82,27 @@ def train(model, t, seq, weight_decay, grad_clip):
         loss = F.cross_entropy(logits, targets)
         opt.zero_grad()
         loss.backward()
+        limit = grad_clip if grad_clip > 0 else float("inf")
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), limit).item())
         if first is None:
             first = {
                 "logits_row0": logits[0, :8].tolist(),
                 "logits_last": logits[-1, :8].tolist(),
                 "grad_norms": {n: p.grad.norm().item() for n, p in model.named_parameters()},
             }
-        limit = grad_clip if grad_clip > 0 else float("inf")
-        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), limit).item())
         opt.step()
         losses.append(loss.item())
     return losses, norms, first
+
+
+def older_form(path):
+    """Most published checkpoints have rope_theta and rope_scaling where transformers 5 writes rope_parameters."""
+    cfg = json.loads(path.read_text())
+    rope = cfg.pop("rope_parameters")
+    cfg["rope_theta"] = rope.pop("rope_theta")
+    cfg["rope_scaling"] = rope
+    cfg["torch_dtype"] = cfg.pop("dtype")
+    path.write_text(json.dumps(cfg, indent=2, sort_keys=True) + "\n")
 
 
 def main(root):
@@ -102,7 +112,10 @@ def main(root):
         model = cls(cfg).float()
         randomise(model)
         model.save_pretrained(out)
+        (out / "model.safetensors").chmod(0o644)
         (out / "generation_config.json").unlink(missing_ok=True)
+        if cls is Qwen3ForCausalLM:
+            older_form(out / "config.json")
         t = tokens(STEPS * run["seq"] + 1)
         write_tokens(out / "tokens.bin", t)
         losses, norms, first = train(model, t, run["seq"], run["weight_decay"], run["grad_clip"])

@@ -37,6 +37,9 @@ CASES = {
                                               original_max_position_embeddings=4096)),
     "yarn-no-truncate": (64, 150000.0, 131072, dict(rope_type="yarn", factor=32.0, truncate=False,
                                                     original_max_position_embeddings=4096)),
+    "yarn-factor-1": (16, 10000.0, 64, dict(rope_type="yarn", factor=1.0, mscale=1.0, mscale_all_dim=0.5,
+                                            original_max_position_embeddings=64)),
+    "yarn-no-ramp": (16, 10000.0, 8, dict(rope_type="yarn", factor=2.0, original_max_position_embeddings=4)),
     "yarn-short": (16, 10000.0, 256, dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=64)),
 }
 

@@ -1,0 +1,109 @@
+// Command cprun launches and runs context-parallel transformer training.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime/debug"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cprun/cprun/internal/agent"
+)
+
+// exitUsage is the status of bad usage, config or input, found before any process is spawned.
+const exitUsage = 2
+
+// version is set by the release build; else it is what Go knows of the source.
+var version = ""
+
+func main() { os.Exit(run(os.Args[1:])) }
+
+// status is an exit status that a command has already explained.
+type status int
+
+func (s status) Error() string { return fmt.Sprintf("exit status %d", int(s)) }
+
+func run(args []string) int {
+	root := rootCommand()
+	root.SetArgs(args)
+	err := root.ExecuteContext(context.Background())
+	var s status
+	var input *agent.InputError
+	switch {
+	case err == nil:
+		return 0
+	case errors.As(err, &s):
+		return int(s)
+	case errors.As(err, &input):
+		fmt.Fprintf(os.Stderr, "cprun: %v\n", err)
+		return exitUsage
+	case errors.As(err, new(*usageError)):
+		fmt.Fprintf(os.Stderr, "cprun: %v\nTry: cprun -h\n", err)
+		return exitUsage
+	}
+	fmt.Fprintf(os.Stderr, "cprun: %v\n", err)
+	return 1
+}
+
+// usageError is a wrong command line.
+type usageError struct{ err error }
+
+func (e *usageError) Error() string { return e.err.Error() }
+
+func (e *usageError) Unwrap() error { return e.err }
+
+func usagef(format string, args ...any) error { return &usageError{fmt.Errorf(format, args...)} }
+
+// finish turns what an agent call returned into a command's error.
+func finish(code int, err error) error {
+	if err == nil && code != 0 {
+		return status(code)
+	}
+	return err
+}
+
+func versionString() string {
+	if version != "" {
+		return version
+	}
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "unknown"
+	}
+	revision, modified := "", ""
+	for _, s := range info.Settings {
+		switch {
+		case s.Key == "vcs.revision":
+			revision = s.Value[:min(12, len(s.Value))]
+		case s.Key == "vcs.modified" && s.Value == "true":
+			modified = "+changes"
+		}
+	}
+	if revision == "" {
+		return info.Main.Version
+	}
+	return revision + modified
+}
+
+func versionCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:     "version",
+		Short:   "print the version",
+		Example: "  cprun version",
+		Args:    noArgs,
+		Run: func(c *cobra.Command, _ []string) {
+			info, _ := debug.ReadBuildInfo()
+			fmt.Fprintf(c.OutOrStdout(), "cprun %s (%s, cpu)\n", versionString(), info.GoVersion)
+		},
+	}
+}
+
+func noArgs(c *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return usagef("%s takes no argument, got %q", c.CommandPath(), args)
+	}
+	return nil
+}

@@ -1,0 +1,263 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/cprun/cprun/internal/checkpoint"
+	"github.com/cprun/cprun/internal/config"
+	"github.com/cprun/cprun/internal/launch"
+	"github.com/cprun/cprun/internal/launch/progress"
+	"github.com/cprun/cprun/internal/plan"
+	"github.com/cprun/cprun/internal/train"
+)
+
+// TrainJob is what the workers of a training run are told.
+type TrainJob struct {
+	Config  string `json:"config"` // the resolved config in the run directory
+	RunDir  string `json:"run_dir"`
+	Resume  bool   `json:"resume"`
+	From    string `json:"from"`
+	Version string `json:"version"`
+}
+
+// TrainOptions are the flags of `cprun train.yaml`.
+type TrainOptions struct {
+	Options
+	Set    []string
+	RunDir string // "": runs/<name>-<time>
+	Resume string // auto, never, or a path
+}
+
+// Train runs a training job and returns the exit status.
+func Train(ctx context.Context, path string, o TrainOptions) (int, error) {
+	ranks, device, err := o.resolve()
+	if err != nil {
+		return 0, err
+	}
+	cfg, err := config.Load(path, config.Options{Set: o.Set, Ranks: ranks, Device: device})
+	if err != nil {
+		return 0, &InputError{err}
+	}
+	if err := train.Check(cfg); err != nil {
+		return 0, &InputError{err}
+	}
+	from, err := o.resume(ctx)
+	if err != nil {
+		return 0, err
+	}
+	dir, err := o.runDir(path)
+	if err != nil {
+		return 0, err
+	}
+	if err := prepare(dir, cfg, ranks); err != nil {
+		return 0, err
+	}
+	out := o.printer()
+	for _, w := range cfg.Warnings {
+		out.Note("warning: " + w.String())
+	}
+	out.Note(fmt.Sprintf("run directory %s", dir))
+	t := &tracker{out: out, start: time.Now(), dir: dir}
+	res := launch.Run(ctx, launch.Job{
+		NProc: ranks, Argv: []string{"worker", string(RoleTrain)}, LogDir: filepath.Join(dir, "logs"),
+		Payload: payload(TrainJob{Config: filepath.Join(dir, "config.yaml"), RunDir: dir, Resume: o.Resume != "never", From: from, Version: o.Version}),
+		Stderr:  out, Show: o.show(), OnEvent: t.event, MaxRestarts: o.MaxRestarts,
+	})
+	out.Close()
+	if cfg.Log.TraceSteps > 0 {
+		if err := train.MergeTraces(dir, ranks); err != nil {
+			out.Note("trace.json: " + err.Error())
+		}
+	}
+	t.summary(res)
+	return res.ExitCode, res.Err
+}
+
+// resume checks where to go on from; "" is the run directory itself, or the beginning.
+func (o *TrainOptions) resume(ctx context.Context) (from string, err error) {
+	switch o.Resume {
+	case "auto":
+		return "", nil
+	case "never":
+		if o.RunDir == "" {
+			return "", nil
+		}
+		if names, _ := filepath.Glob(filepath.Join(o.RunDir, "checkpoints", "step-*")); len(names) > 0 {
+			return "", inputf("--resume never: %s holds checkpoints of an earlier run, which this one would replace; name another --run-dir, or leave --resume out to go on from them", o.RunDir)
+		}
+		return "", nil
+	}
+	c, reasons, err := checkpoint.Find(ctx, o.Resume)
+	if err != nil {
+		return "", inputf("--resume %s: %w%s", o.Resume, err, because(reasons))
+	}
+	defer c.Close()
+	return filepath.Abs(c.Dir)
+}
+
+func because(reasons []string) string {
+	if len(reasons) == 0 {
+		return ""
+	}
+	return " (" + strings.Join(reasons, "; ") + ")"
+}
+
+// runDir makes the run directory.
+func (o *TrainOptions) runDir(config string) (string, error) {
+	if o.RunDir != "" {
+		dir, err := filepath.Abs(o.RunDir)
+		if err == nil {
+			err = os.MkdirAll(dir, 0o777)
+		}
+		if err != nil {
+			return "", inputf("--run-dir: %w", err)
+		}
+		return dir, nil
+	}
+	name := strings.TrimSuffix(filepath.Base(config), filepath.Ext(config))
+	base, err := filepath.Abs(filepath.Join("runs", name+"-"+time.Now().Format("20060102-150405")))
+	if err != nil {
+		return "", inputf("run directory: %w", err)
+	}
+	if err := os.MkdirAll(filepath.Dir(base), 0o777); err != nil {
+		return "", inputf("run directory: %w; name another with --run-dir", err)
+	}
+	// Two jobs of one second get directories of their own.
+	for i := 1; ; i++ {
+		dir := base
+		if i > 1 {
+			dir = fmt.Sprintf("%s-%d", base, i)
+		}
+		err := os.Mkdir(dir, 0o777)
+		if err == nil {
+			return dir, nil
+		}
+		if !errors.Is(err, os.ErrExist) {
+			return "", inputf("run directory: %w; name another with --run-dir", err)
+		}
+	}
+}
+
+// prepare writes what a run directory holds before the first step.
+func prepare(dir string, cfg *config.Config, ranks int) error {
+	p, err := plan.Make(cfg, ranks, 0)
+	if err != nil {
+		return &InputError{err}
+	}
+	text, err := json.MarshalIndent(p, "", "  ")
+	if err != nil {
+		return fmt.Errorf("plan: %w", err)
+	}
+	for name, data := range map[string][]byte{"config.yaml": cfg.YAML(), "plan.json": append(text, '\n')} {
+		if err := replace(filepath.Join(dir, name), data); err != nil {
+			return inputf("run directory: %w", err)
+		}
+	}
+	return nil
+}
+
+// replace writes a file beside and renames it, so that a reader sees the old or the new one.
+func replace(path string, data []byte) error {
+	if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, data) {
+		return nil
+	}
+	tmp := path + ".tmp"
+	if err := os.WriteFile(tmp, data, 0o666); err != nil {
+		return err
+	}
+	return os.Rename(tmp, path)
+}
+
+// tracker shows what the workers report.
+type tracker struct {
+	out       *progress.Printer
+	start     time.Time
+	dir       string
+	first     *progress.Number // validation loss at the first and at the newest validation
+	last      *progress.Number
+	loss      progress.Number
+	steps     int64
+	savedStep int64
+}
+
+// EventNotice is a line for the user, from a worker; EventValidation a validation loss
+// before training.
+const (
+	EventNotice     = "notice"
+	EventValidation = "validation"
+)
+
+func (t *tracker) event(rank int, e launch.Event) {
+	if rank != 0 {
+		return
+	}
+	switch e.Kind {
+	case launch.EventProgress:
+		var s progress.Step
+		if len(e.Data) == 0 || json.Unmarshal(e.Data, &s) != nil {
+			return // a step that was not logged; the launcher notes that it was reached
+		}
+		if s.ValLoss != nil {
+			t.last = s.ValLoss
+			if t.first == nil {
+				t.first = s.ValLoss
+			}
+		}
+		t.loss, t.steps = s.Loss, s.Step
+		t.out.Step(s)
+	case launch.EventCheckpoint:
+		t.savedStep = e.Step
+	case EventNotice:
+		var text string
+		if json.Unmarshal(e.Data, &text) == nil {
+			t.out.Note(text)
+		}
+	case EventValidation:
+		var n progress.Number
+		if json.Unmarshal(e.Data, &n) == nil {
+			t.first, t.last = &n, &n
+		}
+	}
+}
+
+// summary says how a run ended and what it wrote. Failures have been reported already.
+func (t *tracker) summary(res launch.Result) {
+	switch {
+	case res.ExitCode == launch.ExitDone:
+		line := fmt.Sprintf("done in %s", progress.Duration(time.Since(t.start)))
+		if t.steps > 0 {
+			line += fmt.Sprintf(": loss %.4f", float64(t.loss))
+		}
+		if t.first != nil && t.last != nil {
+			line += fmt.Sprintf(", validation loss %.4f -> %.4f", float64(*t.first), float64(*t.last))
+		}
+		t.out.Note(line)
+	case res.Stopped:
+		t.out.Note(fmt.Sprintf("stopped after a checkpoint; go on with the same command and --run-dir %s", t.dir))
+	default:
+		return
+	}
+	for _, f := range []struct{ label, name string }{
+		{"metrics", "metrics.jsonl"}, {"checkpoint", "checkpoints/latest"}, {"logs", "logs"}, {"trace", "trace.json"},
+	} {
+		path := filepath.Join(t.dir, f.name)
+		if f.label == "checkpoint" {
+			name, err := os.ReadFile(path)
+			if err != nil {
+				continue
+			}
+			path = filepath.Join(t.dir, "checkpoints", strings.TrimSpace(string(name)))
+		}
+		if _, err := os.Stat(path); err == nil {
+			t.out.Note(fmt.Sprintf("  %-11s %s", f.label, path))
+		}
+	}
+}

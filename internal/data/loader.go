@@ -1,0 +1,151 @@
+package data
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/cprun/cprun/partition"
+)
+
+// Plan says how a dataset is cut into samples and in which order they come.
+type Plan struct {
+	SeqLen  int // global tokens of a sample
+	Shuffle bool
+	Seed    int64
+	// PackDocuments keeps documents apart inside a sample: positions restart in each, and
+	// the last token of each has no target.
+	PackDocuments bool
+}
+
+// Loader reads samples. Its methods may be called concurrently.
+type Loader struct {
+	data    *Dataset
+	plan    Plan
+	samples int64
+	ends    []int64 // of documents, ascending; only with PackDocuments
+}
+
+// New cuts a dataset into samples. With PackDocuments and an EOS token it reads the dataset
+// once, to know where documents end: 8 bytes of memory a document.
+func New(d *Dataset, p Plan) (*Loader, error) {
+	if p.SeqLen < 1 {
+		return nil, fmt.Errorf("data %s: seq_len %d is not positive", d.source.Path, p.SeqLen)
+	}
+	l := &Loader{data: d, plan: p, samples: (d.Len() - 1) / int64(p.SeqLen)}
+	if l.samples < 1 {
+		return nil, fmt.Errorf("data %s: %d tokens make no sample of seq_len %d, which needs %d (one more, for the last target); lower data.seq_len or add data",
+			d.source.Path, d.Len(), p.SeqLen, int64(p.SeqLen)+1)
+	}
+	if p.PackDocuments {
+		var err error
+		if l.ends, err = d.documents(); err != nil {
+			return nil, err
+		}
+	}
+	return l, nil
+}
+
+// Samples is the number of samples of an epoch. The tokens that are left over at the end
+// belong to none.
+func (l *Loader) Samples() int64 { return l.samples }
+
+// SeqLen is the tokens of a sample.
+func (l *Loader) SeqLen() int { return l.plan.SeqLen }
+
+// Index is the sample that is the n-th to be consumed since training began, counted from 0.
+// Every epoch has every sample once; shuffled, in an order of its own.
+func (l *Loader) Index(n int64) int64 {
+	if n < 0 {
+		panic(fmt.Sprintf("data: sample %d in the order of training", n))
+	}
+	epoch, i := n/l.samples, n%l.samples
+	if !l.plan.Shuffle {
+		return i
+	}
+	return newOrder(l.samples, l.plan.Seed, epoch).at(i)
+}
+
+// within is the ends of documents in the sample: above its first token, up to its last.
+func (l *Loader) within(sample int64) []int64 {
+	if sample < 0 || sample >= l.samples {
+		panic(fmt.Sprintf("data: sample %d of %d", sample, l.samples))
+	}
+	s := int64(l.plan.SeqLen)
+	lo, _ := slices.BinarySearch(l.ends, sample*s+1)
+	hi, _ := slices.BinarySearch(l.ends, sample*s+s+1)
+	return l.ends[lo:hi]
+}
+
+// Docs is the lengths of the documents in a sample, or of the parts of them that lie in it;
+// they sum to SeqLen. It reads nothing, so every rank knows it. Without PackDocuments a
+// sample is one document.
+func (l *Loader) Docs(sample int64) []int {
+	var docs []int
+	at := sample * int64(l.plan.SeqLen)
+	stop := at + int64(l.plan.SeqLen)
+	for _, end := range l.within(sample) {
+		docs = append(docs, int(end-at))
+		at = end
+	}
+	if at < stop {
+		docs = append(docs, int(stop-at))
+	}
+	return docs
+}
+
+// Valid is the number of targets of a whole sample, over all ranks. It reads nothing.
+func (l *Loader) Valid(sample int64) int { return l.plan.SeqLen - len(l.within(sample)) }
+
+// Load reads what one rank holds of a sample: the tokens at spans, in that order, the token
+// after each as its target, and their positions for rotary embeddings. With PackDocuments
+// positions count from 0 in each document, and the target of a document's last token is -1,
+// since the token after it belongs to another. ids, targets and positions have the length of
+// the spans (partition.Count).
+func (l *Loader) Load(sample int64, spans []partition.Span, ids, targets []int32, positions []int) error {
+	n := partition.Count(spans)
+	if len(ids) != n || len(targets) != n || len(positions) != n {
+		panic(fmt.Sprintf("data: %d ids, %d targets and %d positions for %d tokens", len(ids), len(targets), len(positions), n))
+	}
+	buf := make([]int32, min(scanChunk, l.plan.SeqLen+1))
+	for _, s := range spans {
+		if s.Start < 0 || s.Len < 1 || s.Stride < 1 || s.Start+(s.Len-1)*s.Stride >= l.plan.SeqLen {
+			panic(fmt.Sprintf("data: span %+v in a sample of %d tokens", s, l.plan.SeqLen))
+		}
+		if err := l.loadSpan(sample, s, buf, ids, targets, positions); err != nil {
+			return err
+		}
+		ids, targets, positions = ids[s.Len:], targets[s.Len:], positions[s.Len:]
+	}
+	return nil
+}
+
+// loadSpan reads one span by way of buf. A strided span reads the range that it covers: a
+// read for each token would be slower.
+func (l *Loader) loadSpan(sample int64, s partition.Span, buf, ids, targets []int32, positions []int) error {
+	base := sample * int64(l.plan.SeqLen)
+	ends := l.within(sample)
+	doc := 0         // documents that end at or before the token
+	docStart := base // where the token's document, or its part in the sample, begins
+	for done := 0; done < s.Len; {
+		n := min(s.Len-done, 1+(len(buf)-2)/s.Stride)
+		from := base + int64(s.Start) + int64(done)*int64(s.Stride)
+		tokens := buf[:(n-1)*s.Stride+2]
+		if err := l.data.ReadTokens(tokens, from); err != nil {
+			return err
+		}
+		for i := range n {
+			at := from + int64(i)*int64(s.Stride)
+			for doc < len(ends) && ends[doc] <= at {
+				docStart = ends[doc]
+				doc++
+			}
+			k := done + i
+			ids[k], targets[k], positions[k] = tokens[i*s.Stride], tokens[i*s.Stride+1], int(at-docStart)
+			if doc < len(ends) && ends[doc] == at+1 {
+				targets[k] = -1
+			}
+		}
+		done += n
+	}
+	return nil
+}

@@ -1,0 +1,166 @@
+package data
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// Source says where tokens come from.
+type Source struct {
+	// Path is a file or a glob (path/filepath.Match). The extension tells the kind: .bin is
+	// an llm.c token file, or Megatron's where an .idx of the same name lies beside it;
+	// .jsonl has a document in the "text" of each line; anything else is raw text.
+	Path string
+	// Tokenizer is "bytes": one byte of text is one token. Token files need none.
+	Tokenizer string
+	// EOS is the token that ends a document; -1 for none. Text has it appended to each
+	// document: a file, or a line of .jsonl. Token files contain it already.
+	EOS int
+	// Vocab is the number of token ids: an id that is not below it is an error.
+	Vocab int
+}
+
+// codec knows how one file holds its tokens. Its methods may be called concurrently.
+type codec interface {
+	// tokens is how many the file has.
+	tokens() int64
+	// read fills dst with the tokens from at on. All of them exist.
+	read(f io.ReaderAt, dst []int32, at int64) error
+	// where says in the file's own terms where a token stands.
+	where(at int64) string
+	// ends yields where documents end by the file's form, none where only a token says so.
+	ends() iter.Seq[int64]
+}
+
+// Open finds the files of a source and reads what tells their length: headers of token
+// files, sizes of text files, and the lines of .jsonl, which it passes over once.
+func Open(s Source) (*Dataset, error) {
+	if s.Vocab < 1 {
+		return nil, fmt.Errorf("data %s: a vocabulary of %d tokens", s.Path, s.Vocab)
+	}
+	if s.EOS >= s.Vocab || s.EOS < -1 {
+		return nil, fmt.Errorf("data %s: eos_token_id %d is not below vocab_size %d", s.Path, s.EOS, s.Vocab)
+	}
+	paths, kind, err := find(s.Path)
+	if err != nil {
+		return nil, fmt.Errorf("data %s: %w", s.Path, err)
+	}
+	if kind != "tokens" && s.Tokenizer != "bytes" {
+		return nil, fmt.Errorf("data %s: tokenizer %q; text is read with the tokenizer \"bytes\", other tokenizers' output as token files (.bin)", s.Path, s.Tokenizer)
+	}
+	d := &Dataset{source: s, kind: kind, open: openFile}
+	for _, path := range paths {
+		if err := d.add(path); err != nil {
+			return nil, fmt.Errorf("data file %s: %w", path, err)
+		}
+	}
+	return d, nil
+}
+
+// find lists the files of a glob and their one kind.
+func find(pattern string) (paths []string, kind string, err error) {
+	matches := []string{pattern}
+	if _, err := os.Stat(pattern); err != nil { // a name may have brackets in it and exist
+		if matches, err = filepath.Glob(pattern); err != nil {
+			return nil, "", fmt.Errorf("%w; see path/filepath.Match for the syntax", err)
+		}
+	}
+	slices.Sort(matches)
+	example := map[string]string{}
+	for _, m := range matches {
+		st, err := os.Stat(m)
+		if err != nil {
+			return nil, "", err
+		}
+		k := kindOf(m)
+		if st.IsDir() || k == "" {
+			continue
+		}
+		if !st.Mode().IsRegular() {
+			return nil, "", fmt.Errorf("%s is not a regular file", m)
+		}
+		paths = append(paths, m)
+		if example[k] == "" {
+			example[k], kind = m, k
+		}
+	}
+	switch {
+	case len(matches) == 0:
+		return nil, "", errors.New("no such file, and as a glob it matches none")
+	case len(paths) == 0:
+		return nil, "", fmt.Errorf("only directories or .idx files match, such as %s; name the files in it, as in %s", matches[0], filepath.Join(matches[0], "*.bin"))
+	case len(example) > 1:
+		var kinds []string
+		for k, m := range example {
+			kinds = append(kinds, k+" ("+m+")")
+		}
+		slices.Sort(kinds)
+		return nil, "", fmt.Errorf("matches files of different kinds: %s; narrow the glob", strings.Join(kinds, ", "))
+	}
+	return paths, kind, nil
+}
+
+// kindOf tells the kind by the extension; "" for a file that belongs to another.
+func kindOf(path string) string {
+	switch filepath.Ext(path) {
+	case ".bin":
+		return "tokens"
+	case ".jsonl":
+		return "jsonl"
+	case ".idx":
+		return ""
+	}
+	return "text"
+}
+
+// file is what tokens are read from.
+type file interface {
+	io.ReaderAt
+	io.Closer
+}
+
+func openFile(path string) (file, error) { return os.Open(path) }
+
+// add appends a file to the dataset.
+func (d *Dataset) add(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return reason(err)
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	var c codec
+	switch d.kind {
+	case "tokens":
+		if c, err = megatron(path, st.Size()); c == nil && err == nil {
+			c, err = llmc(f, st.Size(), d.source.Vocab)
+		}
+	case "jsonl":
+		c, err = indexJSONL(f, st.Size(), d.source.EOS)
+	default:
+		c = text{size: st.Size(), eos: d.source.EOS}
+	}
+	if err != nil {
+		return err
+	}
+	d.parts = append(d.parts, part{path, d.Len(), c})
+	return nil
+}
+
+// reason is the cause of a file's error without its path, which the caller adds.
+func reason(err error) error {
+	var pe *os.PathError
+	if errors.As(err, &pe) {
+		return pe.Err
+	}
+	return err
+}

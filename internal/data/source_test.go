@@ -1,0 +1,320 @@
+package data
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"unicode/utf8"
+)
+
+// put writes files into a new directory.
+func put(t testing.TB, files map[string]string) string {
+	dir := t.TempDir()
+	for name, content := range files {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// v1 and v7 are llm.c token files.
+func v1(tokens ...uint16) string {
+	b := header(magicGPT2, 1, len(tokens))
+	for _, t := range tokens {
+		b = binary.LittleEndian.AppendUint16(b, t)
+	}
+	return string(b)
+}
+
+func v7(tokens ...uint32) string {
+	b := header(magicLlama3, 7, len(tokens))
+	for _, t := range tokens {
+		b = binary.LittleEndian.AppendUint32(b, t)
+	}
+	return string(b)
+}
+
+func header(magic, version, count int) []byte {
+	b := make([]byte, 0, llmcHeader)
+	for _, x := range []int{magic, version, count} {
+		b = binary.LittleEndian.AppendUint32(b, uint32(x))
+	}
+	return b[:llmcHeader]
+}
+
+// idx is a Megatron index of int32 or uint16 tokens.
+func idx(code byte, width int64, lengths ...int32) string {
+	le := binary.LittleEndian
+	b := append(le.AppendUint64([]byte(megatronMagic), 1), code)
+	b = le.AppendUint64(le.AppendUint64(b, uint64(len(lengths))), uint64(len(lengths)+1))
+	for _, n := range lengths {
+		b = le.AppendUint32(b, uint32(n))
+	}
+	at := int64(0)
+	for _, n := range lengths {
+		b = le.AppendUint64(b, uint64(at))
+		at += int64(n) * width
+	}
+	for k := range len(lengths) + 1 {
+		b = le.AppendUint64(b, uint64(k))
+	}
+	return string(b)
+}
+
+// all reads a whole dataset, and again in parts.
+func all(t testing.TB, d *Dataset) []int32 {
+	tokens := make([]int32, d.Len())
+	if err := d.ReadTokens(tokens, 0); err != nil {
+		t.Fatal(err)
+	}
+	part := make([]int32, min(3, d.Len()))
+	for at := int64(0); at+int64(len(part)) <= d.Len() && at < 100; at++ {
+		if err := d.ReadTokens(part, at); err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Equal(part, tokens[at:at+int64(len(part))]) {
+			t.Fatalf("tokens from %d: %v, in one read %v", at, part, tokens[at:at+int64(len(part))])
+		}
+	}
+	return tokens
+}
+
+func TestFormatsByteByByte(t *testing.T) {
+	for _, tc := range []struct {
+		name  string
+		files map[string]string
+		glob  string
+		eos   int
+		vocab int
+		want  []int32
+	}{
+		{"v1", map[string]string{"a.bin": v1(1, 258, 65535)}, "a.bin", -1, 65536, []int32{1, 258, 65535}},
+		{"v7", map[string]string{"a.bin": v7(1, 70000, 128000)}, "a.bin", -1, 128256, []int32{1, 70000, 128000}},
+		{"sorted and joined, an empty one between", map[string]string{"b.bin": v1(), "c.bin": v7(4), "a.bin": v1(1, 2)}, "*.bin", -1, 9, []int32{1, 2, 4}},
+		{"text", map[string]string{"a.txt": "hé"}, "a.txt", -1, 256, []int32{'h', 0xc3, 0xa9}},
+		{"text with eos, an empty file is no document", map[string]string{"a.txt": "ab", "b.txt": "", "c": "d"}, "*", 256, 257, []int32{'a', 'b', 256, 'd', 256}},
+		{"jsonl", map[string]string{"a.jsonl": `{"text":"ab","id":1}` + "\n\n" + `{"x":{"text":"no"},"text":"c\u00e9"}`}, "*.jsonl", -1, 256, []int32{'a', 'b', 'c', 0xc3, 0xa9}},
+		{"jsonl with eos", map[string]string{"a.jsonl": `{"text":"ab"}` + "\r\n" + `{"text":""}` + "\n" + `{"text":"c"}` + "\n"}, "*.jsonl", 0, 256, []int32{'a', 'b', 0, 'c', 0}},
+		{"megatron uint16", map[string]string{"a.bin": "\x01\x00\xff\xff\x02\x00", "a.idx": idx(8, 2, 2, 1)}, "a.*", -1, 65536, []int32{1, 65535, 2}},
+		{"megatron int32", map[string]string{"a.bin": "\x01\x00\x01\x00\x02\x00\x00\x00", "a.idx": idx(4, 4, 2)}, "a.bin", -1, 65538, []int32{65537, 2}},
+		{"megatron int8", map[string]string{"a.bin": "\x01\x7f", "a.idx": idx(2, 1, 0, 2)}, "a.bin", -1, 128, []int32{1, 127}},
+		{"megatron int64", map[string]string{"a.bin": "\x07\x00\x00\x00\x00\x00\x00\x00", "a.idx": idx(5, 8, 1)}, "a.bin", -1, 128, []int32{7}},
+		{"a name with brackets", map[string]string{"a[1].txt": "x"}, "a[1].txt", -1, 256, []int32{'x'}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			d, err := Open(Source{Path: filepath.Join(put(t, tc.files), tc.glob), Tokenizer: "bytes", EOS: tc.eos, Vocab: tc.vocab})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := all(t, d); !slices.Equal(got, tc.want) {
+				t.Errorf("got %v, want %v", got, tc.want)
+			}
+			if err := d.Check(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func TestWrongSourcesAreExplained(t *testing.T) {
+	for _, tc := range []struct {
+		name  string
+		files map[string]string
+		glob  string
+		eos   int
+		vocab int
+		want  string
+	}{
+		{"no match", nil, "*.bin", -1, 256, "no such file, and as a glob it matches none"},
+		{"bad glob", nil, "[", -1, 256, "syntax error in pattern"},
+		{"directory", map[string]string{"a.bin": v1()}, "", -1, 256, "only directories"},
+		{"only an index", map[string]string{"a.idx": ""}, "*", -1, 256, ".idx files match"},
+		{"mixed", map[string]string{"a.bin": v1(1), "b.txt": "x"}, "*", -1, 256, "files of different kinds: text ("},
+		{"short", map[string]string{"a.bin": "abc"}, "*", -1, 256, "a.bin: 3 bytes are too short for the header"},
+		{"no magic", map[string]string{"a.bin": strings.Repeat("\x01\x00", 600)}, "*", -1, 256, "begins with 65537"},
+		{"tokenizer", map[string]string{"a.bin": string(header(20240328, 2, 3))}, "*", -1, 256, "a tokenizer.bin of llm.c"},
+		{"evaluation", map[string]string{"a.bin": string(header(20240522, 1, 3))}, "*", -1, 256, "an evaluation file"},
+		{"weights", map[string]string{"a.bin": string(header(20240326, 3, 3))}, "*", -1, 256, "GPT-2 weights"},
+		{"version", map[string]string{"a.bin": string(header(magicGPT2, 7, 0))}, "*", -1, 256, "version 7; version 1 is known"},
+		{"cut", map[string]string{"a.bin": v1(1, 2, 3)[:llmcHeader+5]}, "*", -1, 256, "1029 bytes, but the header claims 3 tokens of 2 bytes, which makes 1030"},
+		{"long", map[string]string{"a.bin": v7(1, 2) + "x"}, "*", -1, 256, "which makes 1032"},
+		{"negative count", map[string]string{"a.bin": string(header(magicGPT2, 1, -1))}, "*", -1, 256, "claims 4294967295 tokens"},
+		{"uint16 for a large vocabulary", map[string]string{"a.bin": v1(1)}, "*", -1, 128256, "vocab_size 128256 needs version 7"},
+		{"jsonl without text", map[string]string{"a.jsonl": `{"text":"a"}` + "\n" + `{"Text":"a"}`}, "*", -1, 256, `a.jsonl: line 2: no key "text"`},
+		{"jsonl number", map[string]string{"a.jsonl": `{"text":1}`}, "*", -1, 256, `line 1: the value of "text" is not a string`},
+		{"jsonl null", map[string]string{"a.jsonl": `{"text":null}`}, "*", -1, 256, `is not a string`},
+		{"jsonl syntax", map[string]string{"a.jsonl": "\n{"}, "*", -1, 256, "line 2: not a JSON object"},
+		{"jsonl array", map[string]string{"a.jsonl": `["a"]`}, "*", -1, 256, "line 1: not a JSON object"},
+		{"jsonl encoding", map[string]string{"a.jsonl": "{\"text\":\"\xff\"}"}, "*", -1, 256, "line 1: not UTF-8"},
+		{"eos", map[string]string{"a.txt": "a"}, "*", 256, 256, "eos_token_id 256 is not below vocab_size 256"},
+		{"vocabulary", map[string]string{"a.txt": "a"}, "*", -1, 0, "a vocabulary of 0 tokens"},
+		{"megatron magic", map[string]string{"a.bin": "", "a.idx": "x"}, "*", -1, 256, "does not begin with MMIDIDX"},
+		{"megatron version", map[string]string{"a.bin": "", "a.idx": megatronMagic + "\x02" + strings.Repeat("\x00", 24)}, "*", -1, 256, "version 2; version 1"},
+		{"megatron float", map[string]string{"a.bin": "", "a.idx": idx(7, 4)}, "*", -1, 256, "type code 7 is not an integer type"},
+		{"megatron cut index", map[string]string{"a.bin": "", "a.idx": idx(8, 2, 1)[:40]}, "*", -1, 256, "40 bytes; 1 sequences and 2 document boundaries need 62"},
+		{"megatron bomb", map[string]string{"a.bin": "", "a.idx": megatronMagic + "\x01\x00\x00\x00\x00\x00\x00\x00\x08" + strings.Repeat("\xff", 16)}, "*", -1, 256, "claims 18446744073709551615 sequences"},
+		{"megatron pointer", map[string]string{"a.bin": "\x01\x00\x00\x00\x01\x00", "a.idx": idx(8, 4, 1, 1)}, "*", -1, 256, "sequence 1 begins at byte 4 of the .bin, not at 2"},
+		{"megatron size", map[string]string{"a.bin": "\x01", "a.idx": idx(8, 2, 1)}, "*", -1, 256, "but the .bin has 1 bytes"},
+		{"megatron documents", map[string]string{"a.bin": "\x01", "a.idx": idx(1, 1, 1)[:54] + "\x07" + strings.Repeat("\x00", 7)}, "*", -1, 256, "document boundary 1 is sequence 7 of 1"},
+		{"megatron negative", map[string]string{"a.bin": "", "a.idx": idx(8, 2, -1)}, "*", -1, 256, "sequence 0 has -1 tokens"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			_, err := Open(Source{Path: filepath.Join(put(t, tc.files), tc.glob), Tokenizer: "bytes", EOS: tc.eos, Vocab: tc.vocab})
+			if err == nil || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("got %v, want %q", err, tc.want)
+			}
+		})
+	}
+	dir := put(t, map[string]string{"a.txt": "a"})
+	if _, err := Open(Source{Path: filepath.Join(dir, "a.txt"), Tokenizer: "tokenizer.json", EOS: -1, Vocab: 256}); err == nil || !strings.Contains(err.Error(), `tokenizer "tokenizer.json"`) {
+		t.Errorf("tokenizer: %v", err)
+	}
+}
+
+func TestTokensOutsideTheVocabularyAreFound(t *testing.T) {
+	for name, want := range map[string]string{
+		"a.bin":   "a.bin: token 2 (byte 1028): token id 300 is not below vocab_size 100",
+		"b.bin":   "b.bin: token 1 (byte 1028): token id 4294967295 is not below vocab_size 100",
+		"c.txt":   "c.txt: byte 1: token id 122 is not below",
+		"d.jsonl": "d.jsonl: token 1 (the line at byte 14): token id 122",
+		"e.bin":   "e.bin: token 0 (byte 0): token id 4294967295 is not below",
+		"f.bin":   "f.bin: token 0 (byte 0): token id 4294967295 is not below",
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := put(t, map[string]string{
+				"a.bin": v1(1, 2, 300), "b.bin": v7(1, 1<<32-1), "c.txt": "az", "d.jsonl": `{"text":"a"}` + "\n\n" + `{"text":"z"}`,
+				"e.bin": "\xff", "e.idx": idx(2, 1, 1), "f.bin": strings.Repeat("\xff", 8), "f.idx": idx(5, 8, 1),
+			})
+			d, err := Open(Source{Path: filepath.Join(dir, name), Tokenizer: "bytes", EOS: -1, Vocab: 100})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := d.Check(); err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("got %v, want %q", err, want)
+			}
+		})
+	}
+}
+
+func TestFilesThatChangeAreErrors(t *testing.T) {
+	dir := put(t, map[string]string{"a.txt": "hello", "b.jsonl": `{"text":"hello"}`})
+	open := func(name string) *Dataset {
+		d, err := Open(Source{Path: filepath.Join(dir, name), Tokenizer: "bytes", EOS: -1, Vocab: 256})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	text, lines := open("a.txt"), open("b.jsonl")
+	for name, content := range map[string]string{"a.txt": "he", "b.jsonl": `{"text":"hell"}`} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := text.Check(); err == nil || !strings.Contains(err.Error(), "has become shorter") {
+		t.Errorf("text: %v", err)
+	}
+	if err := lines.Check(); err == nil || !strings.Contains(err.Error(), "has changed") {
+		t.Errorf("jsonl: %v", err)
+	}
+	if err := os.Remove(filepath.Join(dir, "a.txt")); err != nil {
+		t.Fatal(err)
+	}
+	if err := text.Check(); err == nil || !strings.Contains(err.Error(), "a.txt: no such file") {
+		t.Errorf("removed: %v", err)
+	}
+	for _, at := range []int64{-1, 1, 6} {
+		if err := text.ReadTokens(make([]int32, 5), at); err == nil {
+			t.Errorf("5 tokens at %d of 5 were read", at)
+		}
+	}
+}
+
+// FuzzBin: what llmc and megatron accept is read wholly and agrees with a plain decoding.
+func FuzzBin(f *testing.F) {
+	f.Add([]byte(v1(1, 2, 65535)), []byte(nil))
+	f.Add([]byte(v7(1, 2, 1<<31)), []byte(nil))
+	f.Add([]byte("\x01\x00\x02\x00"), []byte(idx(8, 2, 1, 1)))
+	f.Add([]byte("\x01\x02"), []byte(idx(1, 1, 2)))
+	f.Add(header(magicGPT2, 1, 1<<30), []byte(nil))
+	f.Fuzz(func(t *testing.T, bin, index []byte) {
+		var c codec
+		if m, err := parseMegatron(bytes.NewReader(index), int64(len(index)), int64(len(bin))); err == nil {
+			c = m
+		} else if c, err = llmc(bytes.NewReader(bin), int64(len(bin)), 1<<16); err != nil {
+			return
+		}
+		tf := c.(tokenFile)
+		if tf.header+tf.count*tf.width != int64(len(bin)) {
+			t.Fatalf("%+v of %d bytes", tf, len(bin))
+		}
+		tokens := make([]int32, c.tokens())
+		if err := c.read(bytes.NewReader(bin), tokens, 0); err != nil {
+			t.Fatal(err)
+		}
+		for i, id := range tokens {
+			raw := make([]byte, 8)
+			copy(raw, bin[tf.header+int64(i)*tf.width:][:tf.width])
+			if x := binary.LittleEndian.Uint64(raw); tf.width == 2 && !tf.signed && uint64(id) != x || id >= 0 && !tf.signed && uint64(id) != x {
+				t.Fatalf("token %d is %d of %x", i, id, raw)
+			}
+		}
+	})
+}
+
+// FuzzJSONL: what is indexed reads as the texts of its lines, one after another.
+func FuzzJSONL(f *testing.F) {
+	f.Add(`{"text":"ab"}`+"\n\n"+`{"text":"c\u00e9"}`, true)
+	f.Add(`{"text":""}`, false)
+	f.Add(`{"text":"\ud800"}`+"\r\n"+`{"text":"a","text":"b"}`, true)
+	f.Fuzz(func(t *testing.T, file string, withEOS bool) {
+		eos := -1
+		if withEOS {
+			eos = 256
+		}
+		r := strings.NewReader(file)
+		c, err := indexJSONL(r, r.Size(), eos)
+		if err != nil {
+			return
+		}
+		var want []int32
+		for _, line := range strings.Split(file, "\n") {
+			if strings.TrimSpace(line) == "" {
+				continue
+			}
+			var v struct {
+				Text string `json:"text"`
+			}
+			if !utf8.ValidString(line) || json.Unmarshal([]byte(strings.TrimSpace(line)), &v) != nil {
+				t.Fatalf("accepted line %s", strconv.Quote(line))
+			}
+			for _, b := range []byte(v.Text) {
+				want = append(want, int32(b))
+			}
+			if withEOS && v.Text != "" {
+				want = append(want, 256)
+			}
+		}
+		got := make([]int32, c.tokens())
+		if err := c.read(r, got, 0); err != nil {
+			t.Fatal(err)
+		}
+		// A struct takes keys of other case too, which the index rightly does not.
+		if !slices.Equal(got, want) && !strings.Contains(strings.ToLower(file), "\\u") && strings.Count(strings.ToLower(file), "text") == strings.Count(file, "text") {
+			t.Fatalf("got %v, want %v", got, want)
+		}
+		for at := range min(c.tokens(), 20) {
+			one := make([]int32, 1)
+			if err := c.read(r, one, at); err != nil || one[0] != got[at] {
+				t.Fatalf("token %d is %v (%v), in one read %d", at, one, err, got[at])
+			}
+		}
+	})
+}

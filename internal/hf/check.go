@@ -1,0 +1,113 @@
+package hf
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+)
+
+// maxLayers bounds what a file may claim before it has shown any weight.
+const maxLayers = 1 << 16
+
+// Check lists what is impossible in a config, by the keys of config.json. Nothing: the model
+// can be built.
+func (c *Config) Check() []Fault {
+	var f faults
+	if classes[c.Architecture] == "" {
+		f.add("architecture", "%q is not known; llama and qwen3 are", c.Architecture)
+	}
+	for _, p := range []struct {
+		key   string
+		value int
+		most  int
+	}{
+		{"vocab_size", c.VocabSize, maxInt}, {"hidden_size", c.HiddenSize, maxInt}, {"intermediate_size", c.IntermediateSize, maxInt},
+		{"num_hidden_layers", c.NumHiddenLayers, maxLayers}, {"num_attention_heads", c.NumAttentionHeads, 1 << 16},
+		{"num_key_value_heads", c.NumKeyValueHeads, 1 << 16}, {"head_dim", c.HeadDim, 1 << 16},
+	} {
+		if p.value < 1 || p.value > p.most {
+			f.add(p.key, "%d is not from 1 to %d", p.value, p.most)
+		}
+	}
+	if c.NumAttentionHeads > 0 && c.NumKeyValueHeads > 0 && c.NumAttentionHeads%c.NumKeyValueHeads != 0 {
+		f.add("num_key_value_heads", "%d does not divide num_attention_heads %d", c.NumKeyValueHeads, c.NumAttentionHeads)
+	}
+	if c.HeadDim%2 != 0 {
+		f.add("head_dim", "%d is odd; rotary embeddings turn dimensions in pairs", c.HeadDim)
+	}
+	if !(c.RMSNormEps > 0) || math.IsInf(c.RMSNormEps, 0) {
+		f.add("rms_norm_eps", "%v is not positive", c.RMSNormEps)
+	}
+	if !(c.InitializerRange >= 0) || math.IsInf(c.InitializerRange, 0) {
+		f.add("initializer_range", "%v is not a standard deviation", c.InitializerRange)
+	}
+	if c.MaxPositionEmbedding < 0 {
+		f.add("max_position_embeddings", "%d is negative", c.MaxPositionEmbedding)
+	}
+	if !(c.RopeTheta > 1) || math.IsInf(c.RopeTheta, 0) {
+		f.add("rope_theta", "%v is not above 1", c.RopeTheta)
+	}
+	c.checkRope(&f)
+	c.checkWindow(&f)
+	return f
+}
+
+func (c *Config) checkRope(f *faults) {
+	s := c.RopeScaling
+	if s == nil {
+		return
+	}
+	add := func(key, format string, args ...any) { f.add("rope_scaling."+key, format, args...) }
+	if !(s.Factor > 0) || math.IsInf(s.Factor, 0) {
+		add("factor", "%v is not positive", s.Factor)
+	}
+	if s.Type != "linear" && s.OriginalMax < 1 {
+		add("original_max_position_embeddings", "%d is not positive", s.OriginalMax)
+	}
+	switch s.Type {
+	case "linear":
+	case "llama3":
+		if !(s.LowFreqFactor > 0) {
+			add("low_freq_factor", "%v is not positive", s.LowFreqFactor)
+		}
+		if !(s.HighFreqFactor > s.LowFreqFactor) || math.IsInf(s.HighFreqFactor, 0) {
+			add("high_freq_factor", "%v is not above low_freq_factor %v", s.HighFreqFactor, s.LowFreqFactor)
+		}
+	case "yarn":
+		if s.AttentionFactor != nil && !(*s.AttentionFactor > 0) {
+			add("attention_factor", "%v is not positive", *s.AttentionFactor)
+		}
+		fast, slow := cmp.Or(s.BetaFast, 32), cmp.Or(s.BetaSlow, 1)
+		if !(slow > 0 && fast >= slow) || math.IsInf(fast, 0) {
+			add("beta_fast", "%v is below beta_slow %v, or one is not positive", fast, slow)
+		}
+	default:
+		add("rope_type", "%q is not computed; default, linear, llama3 and yarn are", s.Type)
+	}
+}
+
+func (c *Config) checkWindow(f *faults) {
+	if c.SlidingWindow < 0 {
+		f.add("sliding_window", "%d is negative", c.SlidingWindow)
+	}
+	if len(c.LayerTypes) > 0 && len(c.LayerTypes) != c.NumHiddenLayers {
+		f.add("layer_types", "%d entries for num_hidden_layers %d", len(c.LayerTypes), c.NumHiddenLayers)
+	}
+	for i, t := range c.LayerTypes {
+		switch {
+		case t != FullAttention && t != SlidingAttention:
+			f.add("layer_types", "entry %d is %q; full_attention and sliding_attention are computed", i, t)
+		case t == SlidingAttention && c.SlidingWindow == 0:
+			f.add("sliding_window", "missing or switched off, yet layer_types has sliding_attention at entry %d", i)
+		}
+	}
+}
+
+// Caveat says what transformers would compute differently from cprun with an export of this
+// config; empty for nothing.
+func (c *Config) Caveat() string {
+	if c.Architecture == Llama && c.SlidingWindow > 0 {
+		return fmt.Sprintf("transformers has no sliding window in its llama and will ignore sliding_window %d; cprun reads it", c.SlidingWindow)
+	}
+	return ""
+}

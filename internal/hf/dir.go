@@ -1,0 +1,69 @@
+package hf
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+)
+
+// dir opens files of a model directory by their base name. Symbolic links may not lead out
+// of it: an index of foreign origin must not name files elsewhere. The download cache of
+// huggingface_hub is made of such links, from <repo>/snapshots/<revision> to <repo>/blobs,
+// so there the bound is <repo>.
+type dir struct {
+	path string // as the user gave it, for errors
+	root *os.Root
+	sub  string // of the directory inside root
+}
+
+func openDir(path string) (*dir, error) {
+	abs, err := filepath.Abs(path)
+	if err != nil {
+		return nil, fmt.Errorf("model directory %s: %w", path, err)
+	}
+	top, sub := abs, "."
+	if snapshots := filepath.Dir(abs); filepath.Base(snapshots) == "snapshots" {
+		repo := filepath.Dir(snapshots)
+		if st, err := os.Stat(filepath.Join(repo, "blobs")); err == nil && st.IsDir() {
+			top, sub = repo, filepath.Join("snapshots", filepath.Base(abs))
+		}
+	}
+	root, err := os.OpenRoot(top)
+	if err != nil {
+		return nil, fmt.Errorf("model directory %s: %w", path, err)
+	}
+	return &dir{path, root, sub}, nil
+}
+
+func (d *dir) Close() error { return d.root.Close() }
+
+// open opens a regular file.
+func (d *dir) open(name string) (*os.File, error) {
+	if name == "" || name == "." || name == ".." || filepath.Base(name) != name {
+		return nil, fmt.Errorf("model directory %s: %q is not the name of a file in it", d.path, name)
+	}
+	st, err := d.root.Stat(filepath.Join(d.sub, name))
+	if err == nil && !st.Mode().IsRegular() { // opening a pipe would wait for its writer
+		err = errors.New("not a regular file")
+	}
+	var f *os.File
+	if err == nil {
+		f, err = d.root.Open(filepath.Join(d.sub, name))
+	}
+	if err != nil {
+		var pe *fs.PathError
+		if errors.As(err, &pe) {
+			err = pe.Err // its path is relative to the root
+		}
+		return nil, fmt.Errorf("%s: %w", filepath.Join(d.path, name), err)
+	}
+	return f, nil
+}
+
+// exists reports whether there is anything of that name.
+func (d *dir) exists(name string) bool {
+	_, err := d.root.Lstat(filepath.Join(d.sub, name))
+	return err == nil
+}

@@ -1,0 +1,172 @@
+package model
+
+import (
+	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/internal/tensor"
+)
+
+// layerForward sets out to layer i of s.x and fills s:
+//
+//	h   = x + Wo attention(rope(Wq n1), rope(Wk n1), Wv n1),  n1 = norm(x)
+//	out = h + Wdown (silu(Wgate n2) * Wup n2),                n2 = norm(h)
+func (m *Model) layerForward(i int, b Batch, out View, s *acts) error {
+	l := &m.layers[i]
+	m.projectForward(l, s)
+	m.rotateForward(l, b, s)
+	if err := m.att.Forward(i, s.acc, s.q, s.k, s.v); err != nil {
+		return err
+	}
+	m.mixForward(l, s)
+	m.mlpForward(l, s)
+	m.ops.Linear(out, s.y, l.down.w)
+	return m.ops.Add(out, s.h)
+}
+
+// recompute brings back what was not kept. Each stage is the very call of the forward pass
+// on the very inputs, hence the same bits.
+func (m *Model) recompute(a *tensor.Arena, i int, b Batch, s *acts) error {
+	l := &m.layers[i]
+	switch m.opt.Recompute {
+	case RecomputeFull:
+		m.alloc(a, b, s, everything)
+		m.projectForward(l, s)
+		m.rotateForward(l, b, s)
+		if err := m.att.Forward(i, s.acc, s.q, s.k, s.v); err != nil {
+			return err
+		}
+	case RecomputeSelective:
+		m.alloc(a, b, s, everything)
+		m.ops.RMSNorm(s.n1, s.inv1, s.x, l.inputNorm.w, m.cfg.RMSNormEps)
+		if m.headNorm() {
+			m.rotateForward(l, b, s)
+		}
+	default:
+		return nil
+	}
+	m.mixForward(l, s)
+	m.mlpForward(l, s)
+	return nil
+}
+
+// layerBackward turns d, the gradient of the layer's output, into that of its input, and
+// adds to the gradients of its parameters. It uses up s.
+func (m *Model) layerBackward(a *tensor.Arena, i int, b Batch, d View, s *acts) error {
+	if err := m.recompute(a, i, b, s); err != nil {
+		return err
+	}
+	l := &m.layers[i]
+	m.mlpBackward(l, d, s)
+	a.Release(s.mlpMark)
+
+	do := a.Alloc(m.dtype, shape(s.o)...)
+	m.mixBackward(l, do, d, s)
+	g := attention.Grads{
+		DQ: a.Alloc(m.accum, shape(s.q)...),
+		DK: a.Alloc(m.accum, shape(s.k)...),
+		DV: a.Alloc(m.accum, shape(s.v)...),
+	}
+	if err := m.att.Backward(i, g, do, s.q, s.k, s.v, s.acc); err != nil {
+		return err
+	}
+	dq, dk, dv := m.computeType(a, g.DQ), m.computeType(a, g.DK), m.computeType(a, g.DV)
+	dq, dk = m.rotateBackward(a, l, b, dq, dk, s)
+	m.projectBackward(l, d, dq, dk, dv, s)
+	return nil
+}
+
+// projectForward: n1 = norm(x), and its three projections.
+func (m *Model) projectForward(l *layer, s *acts) {
+	m.ops.RMSNorm(s.n1, s.inv1, s.x, l.inputNorm.w, m.cfg.RMSNormEps)
+	m.ops.Linear(s.qRaw, s.n1, l.q.w)
+	m.ops.Linear(s.kRaw, s.n1, l.k.w)
+	m.ops.Linear(s.v, s.n1, l.v.w)
+}
+
+func (m *Model) projectBackward(l *layer, d, dq, dk, dv View, s *acts) {
+	m.ops.LinearDW(l.q.g, dq, s.n1)
+	m.ops.LinearDW(l.k.g, dk, s.n1)
+	m.ops.LinearDW(l.v.g, dv, s.n1)
+	dn1 := s.n1 // no longer needed
+	m.ops.LinearDX(dn1, dq, l.q.w, false)
+	m.ops.LinearDX(dn1, dk, l.k.w, true)
+	m.ops.LinearDX(dn1, dv, l.v.w, true)
+	m.ops.RMSNormBackward(d, l.inputNorm.g, dn1, s.x, s.inv1, l.inputNorm.w, true)
+}
+
+// rotateForward: q = rope(norm(qRaw)), k likewise; without head norms in place.
+func (m *Model) rotateForward(l *layer, b Batch, s *acts) {
+	if m.headNorm() {
+		m.ops.RMSNorm(s.q, s.qInv, s.qRaw, l.qNorm.w, m.cfg.RMSNormEps)
+		m.ops.RMSNorm(s.k, s.kInv, s.kRaw, l.kNorm.w, m.cfg.RMSNormEps)
+	}
+	m.ops.Rope(s.q, b.Cos, b.Sin, false)
+	m.ops.Rope(s.k, b.Cos, b.Sin, false)
+}
+
+func (m *Model) rotateBackward(a *tensor.Arena, l *layer, b Batch, dq, dk View, s *acts) (dqRaw, dkRaw View) {
+	m.ops.Rope(dq, b.Cos, b.Sin, true)
+	m.ops.Rope(dk, b.Cos, b.Sin, true)
+	if !m.headNorm() {
+		return dq, dk
+	}
+	dqRaw, dkRaw = a.Alloc(m.dtype, shape(dq)...), a.Alloc(m.dtype, shape(dk)...)
+	m.ops.RMSNormBackward(dqRaw, l.qNorm.g, dq, s.qRaw, s.qInv, l.qNorm.w, false)
+	m.ops.RMSNormBackward(dkRaw, l.kNorm.g, dk, s.kRaw, s.kInv, l.kNorm.w, false)
+	return dqRaw, dkRaw
+}
+
+// mixForward: h = x + Wo o, n2 = norm(h).
+func (m *Model) mixForward(l *layer, s *acts) {
+	if s.o != s.acc.O {
+		m.ops.Copy(s.o, s.acc.O)
+	}
+	m.ops.Linear(s.h, s.o, l.o.w)
+	m.ops.AddRMSNorm(s.n2, s.inv2, s.h, s.h, s.x, l.postAttention.w, m.cfg.RMSNormEps)
+}
+
+// mixBackward sets do. d is that of h and, since h = x + ..., the first part of that of x.
+func (m *Model) mixBackward(l *layer, do, d View, s *acts) {
+	m.ops.LinearDW(l.o.g, d, s.o)
+	m.ops.LinearDX(do, d, l.o.w, false)
+}
+
+// mlpForward: y = silu(Wgate n2) * Wup n2. The last product is the layer's output, which
+// the backward pass does not need.
+func (m *Model) mlpForward(l *layer, s *acts) {
+	m.ops.Linear(s.gate, s.n2, l.gate.w)
+	m.ops.Linear(s.up, s.n2, l.up.w)
+	m.ops.SwiGLU(s.y, s.gate, s.up)
+}
+
+// mlpBackward turns d from the gradient of out into that of h. Gradients take the place of
+// the activations that they are of, as soon as nothing needs those.
+func (m *Model) mlpBackward(l *layer, d View, s *acts) {
+	m.ops.LinearDW(l.down.g, d, s.y)
+	dy := s.y
+	m.ops.LinearDX(dy, d, l.down.w, false)
+
+	dgate, dup := s.gate, s.up
+	m.ops.SwiGLUBackward(dgate, dup, dy, s.gate, s.up)
+
+	m.ops.LinearDW(l.gate.g, dgate, s.n2)
+	m.ops.LinearDW(l.up.g, dup, s.n2)
+	dn2 := s.n2
+	m.ops.LinearDX(dn2, dgate, l.gate.w, false)
+	m.ops.LinearDX(dn2, dup, l.up.w, true)
+	m.ops.RMSNormBackward(d, l.postAttention.g, dn2, s.h, s.inv2, l.postAttention.w, true)
+}
+
+// computeType is v in the type of activations: itself, or a copy.
+func (m *Model) computeType(a *tensor.Arena, v View) View {
+	if v.DType() == m.dtype {
+		return v
+	}
+	c := a.Alloc(m.dtype, shape(v)...)
+	m.ops.Copy(c, v)
+	return c
+}
+
+func shape(v View) []int {
+	s := v.Shape()
+	return s[:]
+}

@@ -1,0 +1,136 @@
+package model
+
+import (
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/cprun/cprun/internal/hf"
+	"github.com/cprun/cprun/internal/tensor"
+)
+
+// testCase is a model, its weights and a batch on one device.
+type testCase struct {
+	cfg       *hf.Config
+	opt       Options
+	params    Params
+	batch     Batch
+	ops       Ops
+	att       refAttention
+	arenaSize int64
+}
+
+// newCase is a model over weights, which it computes in their type. ids and targets are of
+// batch sequences. Documents, where there are some, restart positions.
+func newCase(cfg *hf.Config, weights View, batch int, ids, targets []int32, docs []int) *testCase {
+	c := &testCase{cfg: cfg, ops: refOps{}, att: refAttention{docs: docs, window: cfg.Window}, arenaSize: 1 << 20}
+	c.params = Params{Weights: weights, Compute: weights, Grads: tensor.New(weights.DType(), weights.Size())}
+	seq := len(ids) / batch
+	positions := make([]int, len(ids))
+	for i := range positions {
+		positions[i] = i % seq
+		if t := i % seq; docs != nil && t > 0 {
+			positions[i] = positions[i-1] + 1
+			if docs[t] != docs[t-1] {
+				positions[i] = 0
+			}
+		}
+	}
+	c.batch = Batch{
+		IDs:     tensor.FromSlice(ids, batch, seq, 1, 1),
+		Targets: tensor.FromSlice(targets, batch, seq, 1, 1),
+		Cos:     tensor.New(weights.DType(), batch, seq, 1, cfg.HeadDim/2),
+		Sin:     tensor.New(weights.DType(), batch, seq, 1, cfg.HeadDim/2),
+	}
+	NewRope(cfg).Fill(c.batch.Cos, c.batch.Sin, positions)
+	return c
+}
+
+// compute sets the type of activations: the weights in another type than their own.
+func (c *testCase) compute(dtype tensor.DType) {
+	c.params.Compute = tensor.New(dtype, c.params.Weights.Size())
+	put(c.params.Compute, get(c.params.Weights))
+}
+
+func (c *testCase) model() *Model { return New(c.cfg, c.ops, c.att, c.params, c.opt) }
+
+// train runs one pass and returns the loss, all gradients, and the most memory of the arena.
+func (c *testCase) train(t *testing.T, scale float64) (loss float64, grads []float64, peak int64) {
+	t.Helper()
+	put(c.params.Grads, make([]float64, c.params.Grads.Size()))
+	sum, a := tensor.New(tensor.F64, 1), c.arena()
+	before := a.Mark()
+	if err := c.model().ForwardBackward(a, c.batch, sum, scale); err != nil {
+		t.Fatal(err)
+	}
+	if a.Mark() != before {
+		t.Errorf("the arena stands at %v after the pass, at %v before it", a.Mark(), before)
+	}
+	return get(sum)[0], get(c.params.Grads), a.Peak()
+}
+
+func (c *testCase) validate(t *testing.T) (loss float64, peak int64) {
+	t.Helper()
+	sum, a := tensor.New(tensor.F64, 1), c.arena()
+	if err := c.model().Forward(a, c.batch, sum); err != nil {
+		t.Fatal(err)
+	}
+	return get(sum)[0], a.Peak()
+}
+
+// arena is filled with NaN, so that what is read before it is written shows.
+func (c *testCase) arena() *tensor.Arena {
+	return tensor.NewArena(c.arenaSize, func(n int64) tensor.Memory {
+		h := tensor.NewHost(n)
+		xs := tensor.Data[float64](tensor.Dense(h, tensor.F64, 0, [4]int{1, 1, 1, int(n / 8)}))
+		for i := range xs {
+			xs[i] = math.NaN() // in every float type
+		}
+		return h
+	})
+}
+
+// tinyModels are small in every dimension, and no two dimensions are the same.
+var tinyModels = map[string]*hf.Config{
+	"llama tied": {
+		Architecture: "llama", VocabSize: 13, HiddenSize: 10, IntermediateSize: 14, NumHiddenLayers: 2,
+		NumAttentionHeads: 4, NumKeyValueHeads: 2, HeadDim: 6, RopeTheta: 100, RMSNormEps: 1e-5, TieWordEmbeddings: true,
+		RopeScaling: &hf.RopeScaling{Type: "linear", Factor: 2},
+	},
+	"qwen3 sliding": {
+		Architecture: "qwen3", VocabSize: 11, HiddenSize: 8, IntermediateSize: 12, NumHiddenLayers: 3,
+		NumAttentionHeads: 3, NumKeyValueHeads: 1, HeadDim: 4, RopeTheta: 50, RMSNormEps: 1e-6,
+		RopeScaling:   &hf.RopeScaling{Type: "yarn", Factor: 4, OriginalMax: 32},
+		SlidingWindow: 3, LayerTypes: []string{"sliding_attention", "full_attention", "sliding_attention"},
+	},
+}
+
+// tinyCase is one of them with random weights, two sequences of two documents each, and
+// tokens without a target.
+func tinyCase(name string, dtype tensor.DType) *testCase {
+	cfg, r := tinyModels[name], rand.New(rand.NewPCG(7, 9))
+	const batch, seq = 2, 7
+	ids, targets := make([]int32, batch*seq), make([]int32, batch*seq)
+	for i := range ids {
+		ids[i], targets[i] = int32(r.IntN(cfg.VocabSize)), int32(r.IntN(cfg.VocabSize))
+	}
+	targets[3], targets[11] = -1, -1
+	return newCase(cfg, randomWeights(cfg, dtype, r), batch, ids, targets, []int{0, 0, 0, 0, 1, 1, 1})
+}
+
+// randomWeights are large enough that attention is far from uniform.
+func randomWeights(cfg *hf.Config, dtype tensor.DType, r *rand.Rand) View {
+	params := Layout(cfg)
+	flat := tensor.New(dtype, int(FlatSize(params)))
+	for _, p := range params {
+		xs := make([]float64, p.Size())
+		for i := range xs {
+			xs[i] = r.NormFloat64() * 0.4
+			if !p.Decay {
+				xs[i] += 1
+			}
+		}
+		put(p.View(flat), xs)
+	}
+	return flat
+}

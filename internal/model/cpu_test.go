@@ -1,0 +1,108 @@
+package model
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"testing"
+
+	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/kernels"
+	"github.com/cprun/cprun/partition"
+)
+
+// cpuAttention is attention of one rank with the CPU's kernel.
+type cpuAttention struct {
+	kernel *kernels.CPU
+	docs   []int // lengths
+	window func(int) int
+}
+
+func (c cpuAttention) tiles(layer int) (tiles []partition.Tile) {
+	band := partition.Band{Lo: -partition.Unbounded}
+	if w := c.window(layer); w >= 0 {
+		band.Lo = -w
+	}
+	lo := 0
+	for _, n := range c.docs {
+		r := partition.Range{Lo: lo, Hi: lo + n}
+		tiles = append(tiles, partition.Tile{Q: r, K: r, Band: band})
+		lo += n
+	}
+	return tiles
+}
+
+func softmax(q View) attention.Softmax {
+	return attention.Softmax{Scale: 1 / math.Sqrt(float64(q.Len(tensor.Dim)))}
+}
+
+func (c cpuAttention) Forward(layer int, acc attention.Partial, q, k, v View) error {
+	if err := c.kernel.Reset(acc); err != nil {
+		return err
+	}
+	return c.kernel.Forward(acc, q, k, v, c.tiles(layer), softmax(q))
+}
+
+func (c cpuAttention) Backward(layer int, g attention.Grads, do, q, k, v View, acc attention.Partial) error {
+	if err := c.kernel.Zero(g.DQ, g.DK, g.DV); err != nil {
+		return err
+	}
+	s := acc.LSE.Shape()
+	delta := tensor.New(acc.LSE.DType(), s[:]...)
+	if err := c.kernel.Delta(delta, do, acc.O); err != nil {
+		return err
+	}
+	return c.kernel.Backward(g, do, q, k, v, acc.LSE, delta, c.tiles(layer), softmax(q))
+}
+
+// The model on the CPU's kernels and their stream gives what it gives on the definitions,
+// the same bits however much is recomputed, in the memory that was planned.
+func TestModelOnCPUKernels(t *testing.T) {
+	for name := range tinyModels {
+		for dtype, tolerance := range map[tensor.DType]float64{tensor.F32: 2e-6, tensor.F64: 1e-13} {
+			t.Run(fmt.Sprint(name, " ", dtype), func(t *testing.T) {
+				wantLoss, want, _ := tinyCase(name, dtype).train(t, 0.5)
+				var first []float64
+				for _, mode := range []Recompute{RecomputeNone, RecomputeSelective, RecomputeFull} {
+					loss, grads := trainOnCPU(t, tinyCase(name, dtype), mode)
+					near(t, "loss", loss, wantLoss, tolerance*wantLoss)
+					if first == nil {
+						first = slices.Clone(grads)
+					}
+					if !slices.Equal(grads, first) {
+						t.Errorf("%s: gradients differ from those without recomputing", mode)
+					}
+					for i := range grads {
+						grads[i] -= want[i]
+					}
+					near(t, "distance of the gradients", norm(grads), 0, tolerance*norm(want))
+				}
+			})
+		}
+	}
+}
+
+func trainOnCPU(t *testing.T, c *testCase, mode Recompute) (loss float64, grads []float64) {
+	t.Helper()
+	stream := tensor.NewHostStream("compute")
+	defer stream.Close()
+	cpu := kernels.NewCPU(stream)
+	att := cpuAttention{kernel: cpu, docs: []int{4, 3}, window: c.cfg.Window}
+	opt := Options{Recompute: mode, LossChunk: 3}
+	a, sum := c.arena(), tensor.New(tensor.F64, 1)
+	if err := New(c.cfg, cpu, att, c.params, opt).ForwardBackward(a, c.batch, sum, 0.5); err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.Sync(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	if dtype := c.params.Compute.DType(); dtype == tensor.F32 {
+		plan := Plan(c.cfg, opt, c.batch.IDs.Len(tensor.Batch), c.batch.IDs.Len(tensor.Seq), dtype)
+		if plan.Activations != a.Peak() {
+			t.Errorf("%s: planned %d bytes, took %d", mode, plan.Activations, a.Peak())
+		}
+	}
+	return get(sum)[0], get(c.params.Grads)
+}

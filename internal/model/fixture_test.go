@@ -1,0 +1,81 @@
+package model
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/cprun/cprun/internal/hf"
+	"github.com/cprun/cprun/internal/safetensors"
+	"github.com/cprun/cprun/internal/tensor"
+)
+
+// fixture is a directory that scripts/oracle/parity.py wrote.
+type fixture struct {
+	cfg    *hf.Config
+	tokens []int
+	file   *safetensors.File
+	expect struct {
+		Seq      int
+		Loss     []float64
+		GradNorm []float64 `json:"grad_norm"`
+		GradClip float64   `json:"grad_clip"`
+		First    struct {
+			LogitsRow0 []float64          `json:"logits_row0"`
+			LogitsLast []float64          `json:"logits_last"`
+			GradNorms  map[string]float64 `json:"grad_norms"`
+		}
+	}
+}
+
+func readJSON(t *testing.T, path string, into any) {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err == nil {
+		err = json.Unmarshal(data, into)
+	}
+	if err != nil {
+		t.Fatalf("%s: %v", path, err)
+	}
+}
+
+func loadFixture(t *testing.T, name string) *fixture {
+	t.Helper()
+	dir := filepath.Join("testdata", "parity", name)
+	cfg, err := hf.ReadConfig(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &fixture{cfg: cfg}
+	readJSON(t, filepath.Join(dir, "expect.json"), &f.expect)
+	bin, err := os.ReadFile(filepath.Join(dir, "tokens.bin"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for b := bin[1024:]; len(b) > 0; b = b[2:] {
+		f.tokens = append(f.tokens, int(binary.LittleEndian.Uint16(b)))
+	}
+	f.file, err = safetensors.Open(filepath.Join(dir, "model.safetensors"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.file.Close() })
+	return f
+}
+
+// weights is the fixture's weights in a flat buffer of that type.
+func (f *fixture) weights(t *testing.T, dtype tensor.DType) View {
+	t.Helper()
+	params := Layout(f.cfg)
+	flat := tensor.New(dtype, int(FlatSize(params)))
+	for _, p := range params {
+		xs := make([]float64, p.Size())
+		if err := f.file.ReadFloat64(p.Name, xs, 0); err != nil {
+			t.Fatal(err)
+		}
+		put(p.View(flat), xs)
+	}
+	return flat
+}

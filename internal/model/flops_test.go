@@ -1,0 +1,54 @@
+package model
+
+import (
+	"testing"
+
+	"github.com/cprun/cprun/internal/hf"
+)
+
+func TestVisiblePairsAreCounted(t *testing.T) {
+	for _, docs := range [][]int{nil, {1}, {5}, {9}, {3, 1, 7, 2}} {
+		for window := -1; window < 11; window++ {
+			want := int64(0)
+			for _, n := range docs {
+				for i := range n {
+					for j := range i + 1 {
+						if window < 0 || j >= i-window {
+							want++
+						}
+					}
+				}
+			}
+			if got := VisiblePairs(docs, window); got != want {
+				t.Errorf("%v with window %d: %d pairs, want %d", docs, window, got, want)
+			}
+		}
+	}
+}
+
+// Llama-3-8B in GFLOP per token: 45.0 of matrix products at any length, and with exactly
+// causal attention 51.5, 70.8, 148, 457 and 870.
+func TestFLOPsOfLlama8B(t *testing.T) {
+	cfg := &hf.Config{Architecture: "llama", VocabSize: 128256, HiddenSize: 4096, IntermediateSize: 14336,
+		NumHiddenLayers: 32, NumAttentionHeads: 32, NumKeyValueHeads: 8, HeadDim: 128}
+	for length, want := range map[int]float64{
+		1: 45.0, 8 << 10: 51.5, 32 << 10: 70.8, 128 << 10: 148, 512 << 10: 457, 1 << 20: 870,
+	} {
+		perToken := FLOPs(cfg, []int{length}) / float64(length) / 1e9
+		near(t, "GFLOP per token", perToken, want, 0.005*want)
+	}
+	whole, parts := FLOPs(cfg, []int{4096}), FLOPs(cfg, []int{1024, 3072})
+	attention := 12 * 32 * 32 * 128 * float64(1024*3072) // the pairs between the documents
+	near(t, "FLOPs of documents", parts, whole-attention, 1)
+}
+
+func TestFLOPsOfSlidingLayersAndTiedHeads(t *testing.T) {
+	cfg := *tinyModels["qwen3 sliding"]
+	docs := []int{7}
+	matrices := 3*(8*12+2*8*4+12*8+3*8*12) + 11*8
+	pairs := VisiblePairs(docs, -1) + 2*VisiblePairs(docs, 2)
+	near(t, "FLOPs", FLOPs(&cfg, docs), float64(6*matrices*7)+12*3*4*float64(pairs), 0)
+	separate := FLOPs(&cfg, docs)
+	cfg.TieWordEmbeddings = true
+	near(t, "FLOPs of a tied model", FLOPs(&cfg, docs), separate, 0)
+}

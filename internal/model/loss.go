@@ -1,0 +1,67 @@
+package model
+
+import "github.com/cprun/cprun/internal/tensor"
+
+// The loss goes over the tokens in chunks: of the logits, [tokens, V] in all, which for a
+// long sequence are larger than every activation together, one chunk stands at a time. In
+// training its gradients are computed in the same pass, so nothing of it is kept.
+
+// lossForward adds the sum of -log p(target) to loss. x: [B, S, 1, E], the last layer's output.
+func (m *Model) lossForward(a *tensor.Arena, b Batch, loss, x View) {
+	m.chunks(a, b, x, func(c chunk) {
+		m.logits(c)
+		m.ops.CrossEntropy(loss, c.logits, c.targets, 1, false)
+	})
+}
+
+// lossBackward does so too, sets d to the gradient of scale times that sum with respect to x,
+// and adds to the gradients of the last norm and the head.
+func (m *Model) lossBackward(a *tensor.Arena, b Batch, loss, d, x View, scale float64) {
+	d = rows(d)
+	m.chunks(a, b, x, func(c chunk) {
+		m.logits(c)
+		m.ops.CrossEntropy(loss, c.logits, c.targets, scale, true)
+		dlogits := c.logits
+		m.ops.LinearDW(m.head.g, dlogits, c.n)
+		dn := c.n // no longer needed
+		m.ops.LinearDX(dn, dlogits, m.head.w, false)
+		m.ops.RMSNormBackward(d.Slice(tensor.Seq, c.lo, c.hi), m.norm.g, dn, c.x, c.inv, m.norm.w, false)
+	})
+}
+
+// chunk is some of the tokens, T of them: lo to hi.
+type chunk struct {
+	lo, hi  int
+	x       View // [1, T, 1, E]
+	targets View // [1, T, 1, 1]
+	inv, n  View // [1, T, 1, 1] and [1, T, 1, E], the last norm
+	logits  View // [1, T, 1, V]
+}
+
+// logits: n = norm(x), logits = Whead n.
+func (m *Model) logits(c chunk) {
+	m.ops.RMSNorm(c.n, c.inv, c.x, m.norm.w, m.cfg.RMSNormEps)
+	m.ops.Linear(c.logits, c.n, m.head.w)
+}
+
+// chunks calls f for each chunk, all in the same memory. Without tokens there is none.
+func (m *Model) chunks(a *tensor.Arena, b Batch, x View, f func(chunk)) {
+	x, targets := rows(x), rows(b.Targets)
+	tokens := x.Len(tensor.Seq)
+	for lo := 0; lo < tokens; lo += m.opt.LossChunk {
+		hi := min(lo+m.opt.LossChunk, tokens)
+		mark := a.Mark()
+		f(chunk{
+			lo: lo, hi: hi,
+			x:       x.Slice(tensor.Seq, lo, hi),
+			targets: targets.Slice(tensor.Seq, lo, hi),
+			inv:     a.Alloc(m.accum, 1, hi-lo, 1, 1),
+			n:       a.Alloc(m.dtype, 1, hi-lo, 1, m.cfg.HiddenSize),
+			logits:  a.Alloc(m.dtype, 1, hi-lo, 1, m.cfg.VocabSize),
+		})
+		a.Release(mark)
+	}
+}
+
+// rows is v as one sequence of all its tokens, [1, B*S, 1, dim].
+func rows(v View) View { return v.Reshape([4]int{1, v.Rows(), 1, v.Cols()}) }

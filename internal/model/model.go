@@ -1,0 +1,187 @@
+// Package model is the transformer: llama and qwen3, written once over the operations of a
+// device (Ops) and an attention that spans ranks (Attention), with the backward pass beside
+// the forward pass. It queues work and reads no result, so it is the same code on a CPU, on a
+// GPU, and on a plan that only counts memory.
+package model
+
+import (
+	"fmt"
+
+	"github.com/cprun/cprun/internal/hf"
+	"github.com/cprun/cprun/internal/tensor"
+)
+
+// Recompute says which activations a forward pass keeps for the backward pass. All three give
+// the same gradients, bit for bit on a device whose kernels repeat.
+type Recompute string
+
+const (
+	// RecomputeNone keeps everything that the backward pass reads.
+	RecomputeNone Recompute = "none"
+	// RecomputeSelective keeps what attention needs, so that attention, whose cost grows with
+	// the square of the length, runs once: the layer's input, q, k, v, O and LSE. Norms, the
+	// output projection and the MLP are computed again.
+	RecomputeSelective Recompute = "selective"
+	// RecomputeFull keeps the layer's input and computes the layer again.
+	RecomputeFull Recompute = "full"
+)
+
+// Options are the trades of memory for time.
+type Options struct {
+	Recompute Recompute // "": RecomputeNone
+	// LossChunk is the tokens whose logits stand in memory at once; 0: DefaultLossChunk.
+	LossChunk int
+}
+
+// DefaultLossChunk keeps the largest matrix product of the model efficient on any device
+// while its logits, with 128K entries of bfloat16 each, take 256 MiB.
+const DefaultLossChunk = 1024
+
+// Batch is what one rank computes of one micro batch. Seq is this rank's tokens, which may
+// be none: it still takes part in attention, which is collective.
+type Batch struct {
+	IDs     View // int32 [batch, seq, 1, 1]
+	Targets View // int32 [batch, seq, 1, 1]; negative: no target
+	Cos     View // float32 [batch, seq, 1, headDim/2]; see Rope.Fill
+	Sin     View // likewise
+}
+
+// Model is a transformer of the llama family. Its methods queue work and wait for nothing.
+//
+// In the comments B is batch, S this rank's tokens, E the hidden size, H and K the heads of
+// queries and of keys and values, D the head dim, F the intermediate size, V the vocabulary.
+type Model struct {
+	cfg   *hf.Config
+	ops   Ops
+	att   Attention
+	opt   Options
+	dtype tensor.DType // of activations
+	accum tensor.DType // of what is accumulated: float32, or float64 for activations in that
+
+	embed  weight // [V, E]
+	layers []layer
+	norm   weight // [E]
+	head   weight // [V, E]; embed where they are tied
+}
+
+// weight is a parameter as a pass needs it: its values, and the gradient to add to.
+type weight struct{ w, g View }
+
+// layer is the parameters of one layer.
+type layer struct {
+	inputNorm     weight // [E]
+	q, k, v       weight // [H*D, E], [K*D, E], [K*D, E]
+	qNorm, kNorm  weight // [D], qwen3 only
+	o             weight // [E, H*D]
+	postAttention weight // [E]
+	gate, up      weight // [F, E]
+	down          weight // [E, F]
+}
+
+// New is a model over the given parameters. cfg is resolved and valid; the parameters have
+// the layout of cfg.
+func New(cfg *hf.Config, ops Ops, att Attention, params Params, opt Options) *Model {
+	if opt.LossChunk <= 0 {
+		opt.LossChunk = DefaultLossChunk
+	}
+	switch opt.Recompute {
+	case RecomputeNone, RecomputeSelective, RecomputeFull:
+	case "":
+		opt.Recompute = RecomputeNone
+	default:
+		panic(fmt.Sprintf("model: recompute %q in a resolved config", opt.Recompute))
+	}
+	m := &Model{cfg: cfg, ops: ops, att: att, opt: opt, dtype: params.Compute.DType(), accum: tensor.F32}
+	if m.dtype == tensor.F64 {
+		m.accum = tensor.F64
+	}
+	byName := make(map[string]weight)
+	for _, p := range Layout(cfg) {
+		w := weight{w: p.View(params.Weights)}
+		if len(p.Shape) == 2 {
+			w.w = p.View(params.Compute)
+		}
+		if !params.Grads.IsZero() {
+			w.g = p.View(params.Grads)
+		}
+		byName[p.Name] = w
+	}
+	m.embed, m.norm, m.head = byName["model.embed_tokens.weight"], byName["model.norm.weight"], byName["lm_head.weight"]
+	if cfg.TieWordEmbeddings {
+		m.head = m.embed
+	}
+	for i := range cfg.NumHiddenLayers {
+		get := func(name string) weight { return byName[fmt.Sprintf("model.layers.%d.%s.weight", i, name)] }
+		m.layers = append(m.layers, layer{
+			inputNorm: get("input_layernorm"),
+			q:         get("self_attn.q_proj"), k: get("self_attn.k_proj"), v: get("self_attn.v_proj"),
+			qNorm: get("self_attn.q_norm"), kNorm: get("self_attn.k_norm"),
+			o:             get("self_attn.o_proj"),
+			postAttention: get("post_attention_layernorm"),
+			gate:          get("mlp.gate_proj"), up: get("mlp.up_proj"), down: get("mlp.down_proj"),
+		})
+	}
+	return m
+}
+
+// Forward adds the sum of -log p(target) over the batch's targets to loss, a float64 scalar.
+// Nothing is kept; the arena is as before when it returns.
+func (m *Model) Forward(a *tensor.Arena, b Batch, loss View) error {
+	defer a.Release(a.Mark())
+	x, out := m.hidden(a, b), m.hidden(a, b)
+	m.ops.Embed(x, m.embed.w, b.IDs)
+	for i := range m.layers {
+		mark := a.Mark()
+		var s acts
+		m.alloc(a, b, &s, everything)
+		s.x = x
+		if err := m.layerForward(i, b, out, &s); err != nil {
+			return fmt.Errorf("layer %d forward: %w", i, err)
+		}
+		a.Release(mark)
+		x, out = out, x
+	}
+	m.lossForward(a, b, loss, x)
+	return nil
+}
+
+// ForwardBackward adds the sum of -log p(target) over the batch's targets to loss, a float64
+// scalar, and the gradient of scale times that sum to the gradients of the parameters. The
+// arena is as before when it returns.
+func (m *Model) ForwardBackward(a *tensor.Arena, b Batch, loss View, scale float64) error {
+	defer a.Release(a.Mark())
+	// d is the gradient of what flows from layer to layer. It is changed in place on its way
+	// back, and lies below the layers in the arena, which are released one by one.
+	d, x := m.hidden(a, b), m.hidden(a, b)
+	m.ops.Embed(x, m.embed.w, b.IDs)
+
+	kept := make([]acts, len(m.layers))
+	for i := range m.layers {
+		out, s := m.keep(a, b)
+		mark := a.Mark()
+		full := s
+		m.alloc(a, b, &full, everything)
+		full.x, s.x = x, x
+		if err := m.layerForward(i, b, out, &full); err != nil {
+			return fmt.Errorf("layer %d forward: %w", i, err)
+		}
+		a.Release(mark)
+		kept[i], x = s, out
+	}
+
+	m.lossBackward(a, b, loss, d, x, scale)
+
+	for i := len(m.layers) - 1; i >= 0; i-- {
+		if err := m.layerBackward(a, i, b, d, &kept[i]); err != nil {
+			return fmt.Errorf("layer %d backward: %w", i, err)
+		}
+		a.Release(kept[i].mark)
+	}
+	m.ops.EmbedBackward(m.embed.g, d, b.IDs)
+	return nil
+}
+
+// hidden is a view for what flows from layer to layer, [B, S, 1, E].
+func (m *Model) hidden(a *tensor.Arena, b Batch) View {
+	return a.Alloc(m.dtype, b.IDs.Len(tensor.Batch), b.IDs.Len(tensor.Seq), 1, m.cfg.HiddenSize)
+}

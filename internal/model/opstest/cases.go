@@ -1,0 +1,203 @@
+package opstest
+
+import (
+	"github.com/cprun/cprun/internal/tensor"
+)
+
+// testLinear covers one row, no rows, odd sizes, sizes beyond one tile of any kernel, and sums
+// over nothing, which are 0.
+func testLinear(r *rig) {
+	type shape struct{ batch, seq, heads, in, out int }
+	shapes := []shape{{1, 1, 1, 1, 1}, {1, 0, 1, 5, 3}, {1, 1, 1, 7, 5}, {2, 3, 1, 17, 13},
+		{1, 65, 3, 11, 129}, {3, 23, 2, 65, 389}, {1, 5, 1, 515, 3}, {1, 300, 1, 33, 20},
+		{1, 3, 1, 0, 4}, {1, 3, 1, 4, 0}}
+	each(r, shapes, func(r *rig, s shape) {
+		rows, in := s.batch*s.seq, s.heads*s.in
+		x, xs := r.random(r.act, s.batch, s.seq, s.heads, s.in)
+		w, ws := r.random(r.act, 1, s.out, 1, in)
+		dy, dys := r.random(r.act, s.batch, s.seq, 1, s.out)
+		y := r.garbage(r.act, s.batch, s.seq, 1, s.out)
+		r.ops.Linear(y, x, w)
+		r.close("y", y, refLinear(xs, ws, rows, in, s.out))
+
+		wantDX, wantDW := refLinearBackward(dys, xs, ws, rows, in, s.out)
+		dx := r.garbage(r.act, s.batch, s.seq, s.heads, s.in)
+		r.ops.LinearDX(dx, dy, w, false)
+		r.close("dx", dx, wantDX)
+		dx, before := r.random(r.act, s.batch, s.seq, s.heads, s.in)
+		r.ops.LinearDX(dx, dy, w, true)
+		r.close("dx added", dx, plus(before, wantDX))
+		dw, before := r.random(r.par, 1, s.out, 1, in)
+		r.ops.LinearDW(dw, dy, x)
+		r.close("dw", dw, plus(before, wantDW))
+	})
+}
+
+// testNorm covers norms of the hidden state and of heads, with w float32 and inv kept.
+func testNorm(r *rig) {
+	shapes := [][4]int{{1, 1, 1, 1}, {2, 0, 1, 8}, {1, 1, 1, 33}, {2, 3, 5, 7}, {1, 129, 1, 67}, {2, 150, 4, 16}, {1, 3, 1, 2051}}
+	const eps = 1e-5
+	each(r, shapes, func(r *rig, s [4]int) {
+		n := s[3]
+		x, xs := r.random(r.act, s[0], s[1], s[2], n)
+		b, bs := r.random(r.act, s[0], s[1], s[2], n)
+		w, ws := r.random(r.par, 1, 1, 1, n)
+		dy, dys := r.random(r.act, s[0], s[1], s[2], n)
+		y, inv := r.garbage(r.act, s[0], s[1], s[2], n), r.garbage(r.par, s[0], s[1], s[2], 1)
+		r.ops.RMSNorm(y, inv, x, w, eps)
+		wantY, wantInv := refNorm(xs, ws, eps)
+		r.close("y", y, wantY)
+		r.close("inv", inv, wantInv)
+
+		wantDX, wantDW := refNormBackward(dys, xs, ws, eps)
+		dx := r.garbage(r.act, s[0], s[1], s[2], n)
+		dw, before := r.random(r.par, 1, 1, 1, n)
+		r.ops.RMSNormBackward(dx, dw, dy, x, inv, w, false)
+		r.close("dx", dx, wantDX)
+		r.close("dw", dw, plus(before, wantDW))
+		dx, before = r.random(r.act, s[0], s[1], s[2], n)
+		r.ops.RMSNormBackward(dx, dw, dy, x, inv, w, true)
+		r.close("dx added", dx, plus(before, wantDX))
+
+		r.addNorm(s, x, xs, b, bs, w, ws, eps)
+	})
+}
+
+// addNorm checks AddRMSNorm into a sum of its own and then in place. The norm is of the sum
+// as rounded.
+func (r *rig) addNorm(s [4]int, a View, as []float64, b View, bs []float64, w View, ws []float64, eps float64) {
+	r.t.Helper()
+	y, inv := r.garbage(r.act, s[0], s[1], s[2], s[3]), r.garbage(r.par, s[0], s[1], s[2], 1)
+	own := r.garbage(r.act, s[0], s[1], s[2], s[3])
+	for _, sum := range []View{own, a} {
+		r.ops.AddRMSNorm(y, inv, sum, a, b, w, eps)
+		r.close("sum", sum, plus(as, bs))
+		wantY, wantInv := refNorm(r.read(sum), ws, eps)
+		r.close("y of the sum", y, wantY)
+		r.close("inv of the sum", inv, wantInv)
+	}
+	r.equal("b", b, bs)
+}
+
+func testRope(r *rig) {
+	shapes := [][4]int{{1, 1, 1, 2}, {1, 0, 2, 4}, {2, 3, 5, 6}, {1, 131, 3, 66}}
+	each(r, shapes, func(r *rig, s [4]int) {
+		half := s[3] / 2
+		cos, coss := r.random(r.par, s[0], s[1], 1, half)
+		sin, sins := r.random(r.par, s[0], s[1], 1, half)
+		for _, inverse := range []bool{false, true} {
+			x, xs := r.random(r.act, s[0], s[1], s[2], s[3])
+			r.ops.Rope(x, cos, sin, inverse)
+			r.close("x", x, refRope(xs, coss, sins, s[0]*s[1], s[2], half, inverse))
+		}
+	})
+}
+
+// testRopeConvention is one head of dim 4 by hand: the first pair, elements 0 and 2, turns by
+// 90 degrees; the second, 1 and 3, stays.
+func testRopeConvention(r *rig) {
+	x, _ := r.put(r.act, []float64{1, 2, 3, 4}, 1, 1, 1, 4)
+	cos, _ := r.put(r.par, []float64{0, 1}, 1, 1, 1, 2)
+	sin, _ := r.put(r.par, []float64{1, 0}, 1, 1, 1, 2)
+	r.ops.Rope(x, cos, sin, false)
+	r.equal("x", x, []float64{-3, 2, 1, 4})
+	r.ops.Rope(x, cos, sin, true)
+	r.equal("x turned back", x, []float64{1, 2, 3, 4})
+}
+
+// testRopeTranspose rotates the unit vectors, which gives the matrix of the rotation and of
+// its inverse, and compares one with the transpose of the other, bit for bit.
+func testRopeTranspose(r *rig) {
+	const dim = 6
+	angles, sines, units := zeros(dim*dim/2), zeros(dim*dim/2), zeros(dim*dim)
+	for row := range dim {
+		units[row*dim+row] = 1
+		for i, c := range []float64{0.3, -0.7, 0.95} {
+			angles[row*dim/2+i], sines[row*dim/2+i] = c, 0.5*c+0.1
+		}
+	}
+	cos, _ := r.put(r.par, angles, 1, dim, 1, dim/2)
+	sin, _ := r.put(r.par, sines, 1, dim, 1, dim/2)
+	forward, _ := r.put(r.act, units, 1, dim, 1, dim)
+	inverse, _ := r.put(r.act, units, 1, dim, 1, dim)
+	r.ops.Rope(forward, cos, sin, false)
+	r.ops.Rope(inverse, cos, sin, true)
+	a, b := r.read(forward), r.read(inverse)
+	for i := range dim {
+		for j := range dim {
+			if a[i*dim+j] != b[j*dim+i] {
+				r.t.Fatalf("rotation [%d, %d] is %g, inverse [%d, %d] is %g", i, j, a[i*dim+j], j, i, b[j*dim+i])
+			}
+		}
+	}
+}
+
+func testSwiGLU(r *rig) {
+	shapes := [][4]int{{1, 1, 1, 1}, {1, 0, 1, 9}, {2, 3, 1, 37}, {1, 130, 1, 257}}
+	each(r, shapes, func(r *rig, s [4]int) {
+		gate, gates := r.random(r.act, s[0], s[1], s[2], s[3])
+		up, ups := r.random(r.act, s[0], s[1], s[2], s[3])
+		dy, dys := r.random(r.act, s[0], s[1], s[2], s[3])
+		y := r.garbage(r.act, s[0], s[1], s[2], s[3])
+		r.ops.SwiGLU(y, gate, up)
+		r.close("y", y, refSwiGLU(gates, ups))
+		wantGate, wantUp := refSwiGLUBackward(dys, gates, ups)
+		dgate, dup := r.garbage(r.act, s[0], s[1], s[2], s[3]), r.garbage(r.act, s[0], s[1], s[2], s[3])
+		r.ops.SwiGLUBackward(dgate, dup, dy, gate, up)
+		r.close("dgate", dgate, wantGate)
+		r.close("dup", dup, wantUp)
+		r.ops.SwiGLUBackward(gate, up, dy, gate, up)
+		r.close("dgate in place of gate", gate, wantGate)
+		r.close("dup in place of up", up, wantUp)
+	})
+	// Where exp(-gate) is infinite or 0.
+	gate, _ := r.put(r.act, []float64{-1000, 1000, 0}, 1, 3, 1, 1)
+	one, _ := r.put(r.act, []float64{1, 1, 1}, 1, 3, 1, 1)
+	y := r.garbage(r.act, 1, 3, 1, 1)
+	r.ops.SwiGLU(y, gate, one)
+	r.close("y of large gates", y, []float64{0, 1000, 0})
+	dup := r.garbage(r.act, 1, 3, 1, 1)
+	r.ops.SwiGLUBackward(gate, dup, one, gate, one)
+	r.close("dgate of large gates", gate, []float64{0, 1, 0.5})
+	r.close("dup of large gates", dup, []float64{0, 1000, 0})
+}
+
+func testEmbed(r *rig) {
+	type shape struct{ batch, seq, vocab, hidden int }
+	shapes := []shape{{1, 1, 1, 1}, {1, 0, 5, 3}, {2, 3, 7, 5}, {2, 100, 11, 131}}
+	each(r, shapes, func(r *rig, s shape) {
+		ids := make([]int32, s.batch*s.seq)
+		for i := range ids {
+			ids[i] = int32(r.rng.IntN(s.vocab))
+		}
+		at := r.ints(ids, s.batch, s.seq, 1, 1)
+		table, tables := r.random(r.act, 1, s.vocab, 1, s.hidden)
+		y := r.garbage(r.act, s.batch, s.seq, 1, s.hidden)
+		r.ops.Embed(y, table, at)
+		r.equal("y", y, refEmbed(tables, ids, s.hidden))
+		dy, dys := r.random(r.act, s.batch, s.seq, 1, s.hidden)
+		dtable, before := r.random(r.par, 1, s.vocab, 1, s.hidden)
+		r.ops.EmbedBackward(dtable, dy, at)
+		r.close("dtable", dtable, plus(before, refEmbedBackward(dys, ids, s.vocab, s.hidden)))
+	})
+}
+
+func testAddZero(r *rig) {
+	shapes := [][4]int{{1, 1, 1, 1}, {1, 0, 2, 3}, {2, 3, 5, 7}, {1, 1, 1, 70001}}
+	each(r, shapes, func(r *rig, s [4]int) {
+		for _, dtype := range []tensor.DType{r.act, r.par} {
+			dst, dsts := r.random(dtype, s[0], s[1], s[2], s[3])
+			src, srcs := r.random(dtype, s[0], s[1], s[2], s[3])
+			if err := r.ops.Add(dst, src); err != nil {
+				r.t.Fatal(err)
+			}
+			r.close("sum", dst, plus(dsts, srcs))
+			bad := r.garbage(dtype, s[0], s[1], s[2], s[3])
+			if err := r.ops.Zero(dst, bad); err != nil {
+				r.t.Fatal(err)
+			}
+			r.equal("zero", dst, zeros(len(dsts)))
+			r.equal("zero of NaN", bad, zeros(len(dsts)))
+		}
+	})
+}

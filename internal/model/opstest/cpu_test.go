@@ -1,0 +1,47 @@
+package opstest_test
+
+import (
+	"context"
+	"runtime"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/cprun/cprun/internal/model"
+	"github.com/cprun/cprun/internal/model/opstest"
+	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/kernels"
+)
+
+var _ model.Ops = (*kernels.CPU)(nil)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func newCPU(t *testing.T) opstest.Device {
+	stream := tensor.NewHostStream("test")
+	t.Cleanup(func() { stream.Close() })
+	return opstest.Device{
+		Ops:      kernels.NewCPU(stream),
+		Upload:   func(host opstest.View) opstest.View { return host },
+		Download: func(v opstest.View) (opstest.View, error) { return v, stream.Sync(context.Background()) },
+	}
+}
+
+func TestCPU(t *testing.T) {
+	opstest.TestOps(t, newCPU, tensor.F32, tensor.F64)
+}
+
+// TestGOMAXPROCS holds the CPU to the same bits on any number of processors.
+func TestGOMAXPROCS(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))
+	for _, dtype := range []tensor.DType{tensor.F32, tensor.F64} {
+		runtime.GOMAXPROCS(1)
+		want := opstest.Digest(t, newCPU(t), dtype)
+		for _, n := range []int{2, 3, 4} {
+			runtime.GOMAXPROCS(n)
+			if got := opstest.Digest(t, newCPU(t), dtype); got != want {
+				t.Errorf("%v with GOMAXPROCS %d: digest %x, with 1 %x", dtype, n, got, want)
+			}
+		}
+	}
+}

@@ -1,0 +1,173 @@
+// Package opstest is the conformance suite of model.Ops, which every device runs: each
+// operation against a plain float64 reference, whose backward passes the package's own tests
+// check against finite differences of the forward ones.
+package opstest
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/cprun/cprun/internal/model"
+	"github.com/cprun/cprun/internal/tensor"
+)
+
+// View is a strided window onto device memory; see internal/tensor.
+type View = tensor.View
+
+// Device is a device under test.
+type Device struct {
+	Ops model.Ops
+	// Upload is a copy on the device of a dense host view; it may be the view itself.
+	Upload func(host View) View
+	// Download is a dense host copy of a dense device view, once all that is queued is
+	// done, or the error of the stream.
+	Download func(device View) (View, error)
+}
+
+// TestOps runs the suite for activations of each type. Parameters that are updated, their
+// gradients, weights of norms, inv, cos and sin are float32, or float64 with float64
+// activations.
+func TestOps(t *testing.T, newDevice func(t *testing.T) Device, activations ...tensor.DType) {
+	tests := []struct {
+		name string
+		run  func(*rig)
+	}{
+		{"Linear", testLinear},
+		{"RMSNorm", testNorm},
+		{"Rope", testRope},
+		{"RopeConvention", testRopeConvention},
+		{"RopeTranspose", testRopeTranspose},
+		{"SwiGLU", testSwiGLU},
+		{"Embed", testEmbed},
+		{"CrossEntropy", testCrossEntropy},
+		{"CrossEntropyIgnored", testCrossEntropyIgnored},
+		{"CrossEntropyExtreme", testCrossEntropyExtreme},
+		{"AddZero", testAddZero},
+	}
+	for _, dtype := range activations {
+		t.Run(dtype.String(), func(t *testing.T) {
+			for _, test := range tests {
+				t.Run(test.name, func(t *testing.T) { test.run(newRig(t, newDevice(t), dtype)) })
+			}
+			t.Run("Repeat", func(t *testing.T) {
+				if a, b := Digest(t, newDevice(t), dtype), Digest(t, newDevice(t), dtype); a != b {
+					t.Errorf("two runs of the same operations gave other bits: digest %x and %x", a, b)
+				}
+			})
+		})
+	}
+	t.Run("Copy", func(t *testing.T) { testCopy(newRig(t, newDevice(t), tensor.F32)) })
+}
+
+// rig is a device with what a test needs around it: random views on the device together
+// with their values.
+type rig struct {
+	t   *testing.T
+	dev Device
+	ops model.Ops
+	act tensor.DType // of activations
+	par tensor.DType // of parameters
+	rng *rand.Rand
+}
+
+func newRig(t *testing.T, dev Device, act tensor.DType) *rig {
+	par := tensor.F32
+	if act == tensor.F64 {
+		par = tensor.F64
+	}
+	return &rig{t: t, dev: dev, ops: dev.Ops, act: act, par: par, rng: rand.New(rand.NewPCG(1, 2))}
+}
+
+// random is a device view of normal values, and the values as rounded to dtype.
+func (r *rig) random(dtype tensor.DType, shape ...int) (View, []float64) {
+	xs := make([]float64, shape[0]*shape[1]*shape[2]*shape[3])
+	for i := range xs {
+		xs[i] = r.rng.NormFloat64()
+	}
+	return r.put(dtype, xs, shape...)
+}
+
+// put is a device view of xs, and xs as rounded to dtype.
+func (r *rig) put(dtype tensor.DType, xs []float64, shape ...int) (View, []float64) {
+	host := tensor.New(dtype, shape...)
+	encode(host, xs)
+	return r.dev.Upload(host), decode(host)
+}
+
+// garbage is a device view of NaN, for results that must not depend on what was there.
+func (r *rig) garbage(dtype tensor.DType, shape ...int) View {
+	host := tensor.New(dtype, shape...)
+	xs := make([]float64, host.Size())
+	for i := range xs {
+		xs[i] = math.NaN()
+	}
+	encode(host, xs)
+	return r.dev.Upload(host)
+}
+
+// ints is a device view of int32 values.
+func (r *rig) ints(xs []int32, shape ...int) View {
+	return r.dev.Upload(tensor.FromSlice(xs, shape...))
+}
+
+// read is the values of a device view.
+func (r *rig) read(v View) []float64 {
+	r.t.Helper()
+	host, err := r.dev.Download(v)
+	if err != nil {
+		r.t.Fatalf("stream: %v", err)
+	}
+	return decode(host)
+}
+
+// close fails the test unless v holds want within the rounding of its type and of a sum in
+// float32 (float64 for float64 activations) of the size of the largest element.
+func (r *rig) close(what string, v View, want []float64) {
+	r.t.Helper()
+	got := r.read(v)
+	if len(got) != len(want) {
+		r.t.Fatalf("%s: %d elements, want %d", what, len(got), len(want))
+	}
+	top := 1.0
+	for _, w := range want {
+		top = max(top, math.Abs(w))
+	}
+	for i, w := range want {
+		bound := 2*max(epsilon(v.DType()), epsilon(r.par))*math.Abs(w) + 32*epsilon(r.par)*top
+		if v.DType() != r.par && v.DType() != tensor.F64 {
+			bound += epsilon(v.DType()) * 0.01 * top // cancellation among rounded inputs
+		}
+		// Written so that NaN fails.
+		if !(math.Abs(got[i]-w) <= bound) {
+			r.t.Fatalf("%s: element %d of %v is %g, want %g within %.2g", what, i, v.Shape(), got[i], w, bound)
+		}
+	}
+}
+
+// equal fails the test unless v holds exactly want; NaN equals NaN.
+func (r *rig) equal(what string, v View, want []float64) {
+	r.t.Helper()
+	for i, got := range r.read(v) {
+		same := got == want[i] && math.Signbit(got) == math.Signbit(want[i])
+		if !same && !(math.IsNaN(got) && math.IsNaN(want[i])) {
+			r.t.Fatalf("%s: element %d of %v is %g, want exactly %g", what, i, v.Shape(), got, want[i])
+		}
+	}
+}
+
+// each runs f once for every shape.
+func each[S any](r *rig, shapes []S, f func(r *rig, s S)) {
+	for _, s := range shapes {
+		r.t.Run(fmt.Sprint(s), func(t *testing.T) {
+			sub := *r
+			sub.t = t
+			f(&sub, s)
+		})
+	}
+}
+
+func zeros(n int) []float64 { return make([]float64, n) }
+
+func clone(xs []float64) []float64 { return append([]float64(nil), xs...) }

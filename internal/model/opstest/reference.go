@@ -1,0 +1,158 @@
+package opstest
+
+import "math"
+
+// The references: row-major matrices in float64, one loop over the definition each. They
+// return new slices and change nothing.
+
+// refLinear is x [rows, in] times w [out, in] transposed.
+func refLinear(x, w []float64, rows, in, out int) []float64 {
+	y := zeros(rows * out)
+	for r := range rows {
+		for o := range out {
+			for i := range in {
+				y[r*out+o] += x[r*in+i] * w[o*in+i]
+			}
+		}
+	}
+	return y
+}
+
+// refLinearBackward is the gradients of x and w given that of y.
+func refLinearBackward(dy, x, w []float64, rows, in, out int) (dx, dw []float64) {
+	dx, dw = zeros(rows*in), zeros(out*in)
+	for r := range rows {
+		for o := range out {
+			for i := range in {
+				dx[r*in+i] += dy[r*out+o] * w[o*in+i]
+				dw[o*in+i] += dy[r*out+o] * x[r*in+i]
+			}
+		}
+	}
+	return dx, dw
+}
+
+// refNorm is RMSNorm of rows of len(w) elements, and inv.
+func refNorm(x, w []float64, eps float64) (y, inv []float64) {
+	n := len(w)
+	for r := range len(x) / n {
+		sum := 0.0
+		for _, v := range x[r*n : (r+1)*n] {
+			sum += v * v
+		}
+		scale := 1 / math.Sqrt(sum/float64(n)+eps)
+		inv = append(inv, scale)
+		for i, v := range x[r*n : (r+1)*n] {
+			y = append(y, v*scale*w[i])
+		}
+	}
+	return y, inv
+}
+
+// refNormBackward follows the chain rule through inv, whose derivative by x_i is
+// -inv^3 * x_i / n.
+func refNormBackward(dy, x, w []float64, eps float64) (dx, dw []float64) {
+	n := len(w)
+	dx, dw = zeros(len(x)), zeros(n)
+	_, inv := refNorm(x, w, eps)
+	for r := range inv {
+		dinv := 0.0
+		for i := range n {
+			dinv += dy[r*n+i] * x[r*n+i] * w[i]
+		}
+		for i := range n {
+			dw[i] += dy[r*n+i] * x[r*n+i] * inv[r]
+			dx[r*n+i] = dy[r*n+i]*w[i]*inv[r] - dinv*math.Pow(inv[r], 3)*x[r*n+i]/float64(n)
+		}
+	}
+	return dx, dw
+}
+
+// refRope rotates x [rows, heads, 2*half] by cos, sin [rows, half], or by the transpose.
+func refRope(x, cos, sin []float64, rows, heads, half int, inverse bool) []float64 {
+	y := clone(x)
+	for r := range rows {
+		for h := range heads {
+			for i := range half {
+				c, s := cos[r*half+i], sin[r*half+i]
+				if inverse {
+					s = -s
+				}
+				at := (r*heads + h) * 2 * half
+				y[at+i] = x[at+i]*c - x[at+half+i]*s
+				y[at+half+i] = x[at+half+i]*c + x[at+i]*s
+			}
+		}
+	}
+	return y
+}
+
+func refSwiGLU(gate, up []float64) []float64 {
+	y := zeros(len(gate))
+	for i, g := range gate {
+		y[i] = g / (1 + math.Exp(-g)) * up[i]
+	}
+	return y
+}
+
+func refSwiGLUBackward(dy, gate, up []float64) (dgate, dup []float64) {
+	dgate, dup = zeros(len(dy)), zeros(len(dy))
+	for i, g := range gate {
+		s := 1 / (1 + math.Exp(-g))
+		dgate[i] = dy[i] * up[i] * (s + g*s*(1-s))
+		dup[i] = dy[i] * g * s
+	}
+	return dgate, dup
+}
+
+// refEmbed is the rows of table [vocab, n] that ids name.
+func refEmbed(table []float64, ids []int32, n int) []float64 {
+	var y []float64
+	for _, id := range ids {
+		y = append(y, table[int(id)*n:(int(id)+1)*n]...)
+	}
+	return y
+}
+
+func refEmbedBackward(dy []float64, ids []int32, vocab, n int) []float64 {
+	d := zeros(vocab * n)
+	for r, id := range ids {
+		for i := range n {
+			d[int(id)*n+i] += dy[r*n+i]
+		}
+	}
+	return d
+}
+
+// refCrossEntropy is the sum of losses of rows with a target, and its gradient.
+func refCrossEntropy(logits []float64, targets []int32, vocab int) (loss float64, grad []float64) {
+	grad = zeros(len(logits))
+	for r, target := range targets {
+		if target < 0 {
+			continue
+		}
+		row := logits[r*vocab : (r+1)*vocab]
+		top, sum := math.Inf(-1), 0.0
+		for _, l := range row {
+			top = math.Max(top, l)
+		}
+		for _, l := range row {
+			sum += math.Exp(l - top)
+		}
+		for i, l := range row {
+			grad[r*vocab+i] = math.Exp(l-top) / sum
+		}
+		hit := row[target] - top - math.Log(sum)
+		loss -= hit
+		grad[r*vocab+int(target)] = math.Expm1(hit)
+	}
+	return loss, grad
+}
+
+func plus(a, b []float64) []float64 {
+	c := zeros(len(a))
+	for i := range a {
+		c[i] = a[i] + b[i]
+	}
+	return c
+}

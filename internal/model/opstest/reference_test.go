@@ -1,0 +1,75 @@
+package opstest
+
+import (
+	"math"
+	"math/rand/v2"
+	"testing"
+)
+
+// TestReferenceGradients holds each backward reference to central differences of the forward
+// one: for a scalar dy.y, the derivative by every element of every input.
+func TestReferenceGradients(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 4))
+	normal := func(n int) []float64 {
+		xs := zeros(n)
+		for i := range xs {
+			xs[i] = rng.NormFloat64()
+		}
+		return xs
+	}
+	const rows, in, out = 3, 5, 4
+	x, w, dy := normal(rows*in), normal(out*in), normal(rows*out)
+	dx, dw := refLinearBackward(dy, x, w, rows, in, out)
+	differences(t, "linear dx", x, dx, func() float64 { return dot(dy, refLinear(x, w, rows, in, out)) })
+	differences(t, "linear dw", w, dw, func() float64 { return dot(dy, refLinear(x, w, rows, in, out)) })
+
+	w, dy = normal(in), normal(rows*in)
+	norm := func() float64 { y, _ := refNorm(x, w, 1e-3); return dot(dy, y) }
+	dx, dw = refNormBackward(dy, x, w, 1e-3)
+	differences(t, "rmsnorm dx", x, dx, norm)
+	differences(t, "rmsnorm dw", w, dw, norm)
+
+	cos, sin, x4, dy4 := normal(2*2), normal(2*2), normal(2*3*4), normal(2*3*4)
+	differences(t, "rope", x4, refRope(dy4, cos, sin, 2, 3, 2, true),
+		func() float64 { return dot(dy4, refRope(x4, cos, sin, 2, 3, 2, false)) })
+
+	gate, up, dy := normal(9), normal(9), normal(9)
+	dgate, dup := refSwiGLUBackward(dy, gate, up)
+	differences(t, "swiglu dgate", gate, dgate, func() float64 { return dot(dy, refSwiGLU(gate, up)) })
+	differences(t, "swiglu dup", up, dup, func() float64 { return dot(dy, refSwiGLU(gate, up)) })
+
+	table, ids, dy := normal(4*3), []int32{3, 1, 3}, normal(3*3)
+	differences(t, "embed", table, refEmbedBackward(dy, ids, 4, 3),
+		func() float64 { return dot(dy, refEmbed(table, ids, 3)) })
+
+	logits, targets := normal(4*7), []int32{6, -1, 0, 3}
+	_, grad := refCrossEntropy(logits, targets, 7)
+	differences(t, "cross entropy", logits, grad, func() float64 {
+		loss, _ := refCrossEntropy(logits, targets, 7)
+		return loss
+	})
+}
+
+// differences changes each element of x and compares the slope of f with grad.
+func differences(t *testing.T, what string, x, grad []float64, f func() float64) {
+	t.Helper()
+	const h = 1e-5
+	for i, was := range x {
+		x[i] = was + h
+		above := f()
+		x[i] = was - h
+		below := f()
+		x[i] = was
+		if want := (above - below) / (2 * h); !(math.Abs(grad[i]-want) <= 1e-8*(1+math.Abs(want))) {
+			t.Errorf("%s: gradient %d is %.12g, the slope is %.12g", what, i, grad[i], want)
+		}
+	}
+}
+
+func dot(a, b []float64) float64 {
+	sum := 0.0
+	for i := range a {
+		sum += a[i] * b[i]
+	}
+	return sum
+}

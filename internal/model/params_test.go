@@ -1,0 +1,111 @@
+package model
+
+import (
+	"math"
+	"slices"
+	"testing"
+
+	"github.com/cprun/cprun/internal/hf"
+	"github.com/cprun/cprun/internal/tensor"
+)
+
+func TestLayoutHasNoOverlapAndIsAligned(t *testing.T) {
+	for name, cfg := range tinyModels {
+		params, end := Layout(cfg), int64(0)
+		names := map[string]bool{}
+		for _, p := range params {
+			if p.Offset%Align != 0 || p.Offset < end || p.Offset >= end+Align {
+				t.Errorf("%s: %s at %d after %d", name, p.Name, p.Offset, end)
+			}
+			if p.Decay != (len(p.Shape) > 1) {
+				t.Errorf("%s: decay of %s is %t", name, p.Name, p.Decay)
+			}
+			if names[p.Name] {
+				t.Errorf("%s: %s twice", name, p.Name)
+			}
+			end, names[p.Name] = p.Offset+int64(p.Size()), true
+		}
+		if n := FlatSize(params); n%Align != 0 || n < end || n >= end+Align {
+			t.Errorf("%s: flat size %d for %d", name, n, end)
+		}
+		if names["lm_head.weight"] == cfg.TieWordEmbeddings {
+			t.Errorf("%s: tied %t, lm_head %t", name, cfg.TieWordEmbeddings, names["lm_head.weight"])
+		}
+		if qwen := cfg.Architecture == "qwen3"; names["model.layers.1.self_attn.q_norm.weight"] != qwen {
+			t.Errorf("%s: q_norm is there: %t", name, !qwen)
+		}
+	}
+}
+
+// A model's parameters are those of its Hugging Face file, in name and shape.
+func TestLayoutIsThatOfTheFile(t *testing.T) {
+	for _, name := range []string{"tiny-llama", "tiny-llama-tied-clip", "tiny-llama3-gqa", "tiny-qwen3-yarn"} {
+		f := loadFixture(t, name)
+		var names []string
+		for _, p := range Layout(f.cfg) {
+			names = append(names, p.Name)
+			info, _ := f.file.Info(p.Name)
+			if !slices.Equal(info.Shape, p.Shape) {
+				t.Errorf("%s: %s has shape %v, in the file %v", name, p.Name, p.Shape, info.Shape)
+			}
+		}
+		slices.Sort(names)
+		if !slices.Equal(names, f.file.Names()) {
+			t.Errorf("%s: parameters %v, in the file %v", name, names, f.file.Names())
+		}
+	}
+}
+
+func TestInitDependsOnSeedAndNameAlone(t *testing.T) {
+	cfg := &hf.Config{Architecture: "qwen3", VocabSize: 50, HiddenSize: 64, IntermediateSize: 32, NumHiddenLayers: 2,
+		NumAttentionHeads: 2, NumKeyValueHeads: 1, HeadDim: 16, InitializerRange: 0.05}
+	params := Layout(cfg)
+	flat := tensor.New(tensor.F32, int(FlatSize(params)))
+	InitAll(params, flat, 3)
+
+	more := *cfg
+	more.NumHiddenLayers, more.VocabSize = 3, 60
+	for _, p := range Layout(&more) {
+		if p.Name != "model.layers.1.self_attn.k_proj.weight" {
+			continue
+		}
+		alone, other := make([]float32, p.Size()), make([]float32, p.Size())
+		p.Init(alone, 3)
+		p.Init(other, 4)
+		var within []float32
+		for _, q := range params {
+			if q.Name == p.Name {
+				within = tensor.Data[float32](q.View(flat))
+			}
+		}
+		if !slices.Equal(alone, within) {
+			t.Error("a parameter's first values depend on the model around it")
+		}
+		if slices.Equal(alone, other) {
+			t.Error("a parameter's first values do not depend on the seed")
+		}
+	}
+
+	for i, p := range params {
+		xs := get(p.View(flat))
+		if !p.Decay {
+			if slices.Min(xs) != 1 || slices.Max(xs) != 1 {
+				t.Errorf("norm %s is not 1", p.Name)
+			}
+			continue
+		}
+		if i > 0 && xs[0] == get(params[0].View(flat))[0] {
+			t.Errorf("%s begins like %s", p.Name, params[0].Name)
+		}
+		mean, n := 0.0, float64(len(xs))
+		for _, x := range xs {
+			mean += x / n
+		}
+		std := norm(xs) / math.Sqrt(n)
+		near(t, "mean of "+p.Name, mean, 0, 5*0.05/math.Sqrt(n))
+		near(t, "deviation of "+p.Name, std, 0.05, 5*0.05/math.Sqrt(2*n))
+	}
+	if def := Layout(&hf.Config{VocabSize: 1, HiddenSize: 1})[0].Std; def != 0.02 {
+		t.Errorf("default deviation %v", def)
+	}
+}

@@ -1,0 +1,78 @@
+package model
+
+import (
+	"math"
+	"testing"
+
+	"github.com/cprun/cprun/internal/tensor"
+)
+
+// recorder keeps the logits that come by.
+type recorder struct {
+	refOps
+	logits *[]float64
+}
+
+func (r recorder) CrossEntropy(loss, logits, targets View, scale float64, grad bool) {
+	*r.logits = append(*r.logits, get(logits)...)
+	r.refOps.CrossEntropy(loss, logits, targets, scale, grad)
+}
+
+// The first step of PyTorch's training: loss, logits, and the gradient norm of each tensor.
+// PyTorch computed it in float32, which sets the tolerances.
+func TestParityWithTransformers(t *testing.T) {
+	for _, name := range []string{"tiny-llama", "tiny-llama-tied-clip", "tiny-llama3-gqa", "tiny-qwen3-yarn"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := loadFixture(t, name)
+			n := f.expect.Seq
+			ids, targets := make([]int32, n), make([]int32, n)
+			for i := range n {
+				ids[i], targets[i] = int32(f.tokens[i]), int32(f.tokens[i+1])
+			}
+			var logits []float64
+			c := newCase(f.cfg, f.weights(t, tensor.F32), 1, ids, targets, nil)
+			c.ops = recorder{logits: &logits}
+			c.opt = Options{Recompute: RecomputeSelective, LossChunk: 100}
+			loss, grads, _ := c.train(t, 1/float64(n))
+
+			near(t, "loss", loss/float64(n), f.expect.Loss[0], 2e-6)
+			first, last := logits[:f.cfg.VocabSize], logits[(n-1)*f.cfg.VocabSize:]
+			for i := range f.expect.First.LogitsRow0 {
+				near(t, "first logits", first[i], f.expect.First.LogitsRow0[i], 1e-5)
+				near(t, "last logits", last[i], f.expect.First.LogitsLast[i], 1e-5)
+			}
+			params := Layout(f.cfg)
+			if got, want := len(params), len(f.expect.First.GradNorms); got != want {
+				t.Errorf("%d parameters, transformers has %d", got, want)
+			}
+			near(t, "gradient", norm(grads), f.expect.GradNorm[0], 2e-5)
+			clip := 1.0
+			if limit := f.expect.GradClip; limit > 0 {
+				clip = min(1, limit/(norm(grads)+1e-6))
+			}
+			for _, p := range params {
+				want, ok := f.expect.First.GradNorms[p.Name]
+				if !ok {
+					t.Errorf("transformers has no parameter %s", p.Name)
+				}
+				near(t, "gradient of "+p.Name, clip*norm(get(p.View(c.params.Grads))), want, want*1e-5)
+			}
+		})
+	}
+}
+
+func near(t *testing.T, what string, got, want, tolerance float64) {
+	t.Helper()
+	if !(math.Abs(got-want) <= tolerance) {
+		t.Errorf("%s: %.9g, want %.9g within %.2g", what, got, want, tolerance)
+	}
+}
+
+func norm(xs []float64) float64 {
+	s := 0.0
+	for _, x := range xs {
+		s += x * x
+	}
+	return math.Sqrt(s)
+}

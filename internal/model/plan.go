@@ -1,0 +1,89 @@
+package model
+
+import (
+	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/internal/hf"
+	"github.com/cprun/cprun/internal/tensor"
+)
+
+// Memory is what a model takes of one device, in bytes, apart from the optimizer's states
+// and the buffers of attention's transfers.
+type Memory struct {
+	Weights int64 // float32, what the optimizer steps
+	Compute int64 // the copy in the type of activations; 0 where that is float32
+	Grads   int64 // float32
+	// Activations is the most that an arena holds during ForwardBackward, exactly.
+	Activations int64
+	// Validation is the most that it holds during Forward.
+	Validation int64
+}
+
+// PeakBytes is the most that all of it takes at once.
+func (m Memory) PeakBytes() int64 {
+	return m.Weights + m.Compute + m.Grads + max(m.Activations, m.Validation)
+}
+
+// Plan finds the memory of a model for micro batches of batch samples with localTokens
+// tokens of each on this rank, computed in dtype. It runs the code that trains, over an
+// arena without memory and operations that do nothing, so it cannot differ from the run.
+func Plan(cfg *hf.Config, opt Options, batch, localTokens int, dtype tensor.DType) Memory {
+	n := FlatSize(Layout(cfg))
+	params := Params{Weights: phantom(tensor.F32, 1, 1, 1, int(n)), Grads: phantom(tensor.F32, 1, 1, 1, int(n))}
+	params.Compute = params.Weights
+	plan := Memory{Weights: 4 * n, Grads: 4 * n}
+	if dtype != tensor.F32 {
+		params.Compute = phantom(dtype, 1, 1, 1, int(n))
+		plan.Compute = int64(dtype.Size()) * n
+	}
+
+	m := New(cfg, nopOps{}, nopAttention{}, params, opt)
+	ids := phantom(tensor.I32, batch, localTokens, 1, 1)
+	table := phantom(tensor.F32, batch, localTokens, 1, cfg.HeadDim/2)
+	b := Batch{IDs: ids, Targets: ids, Cos: table, Sin: table}
+	loss := phantom(tensor.F64, 1, 1, 1, 1)
+
+	train, validate := tensor.NewMeter(), tensor.NewMeter()
+	if err := m.ForwardBackward(train, b, loss, 1); err != nil {
+		panic("model: a plan met an error, which its operations do not return: " + err.Error())
+	}
+	if err := m.Forward(validate, b, loss); err != nil {
+		panic("model: a plan met an error, which its operations do not return: " + err.Error())
+	}
+	plan.Activations, plan.Validation = train.Peak(), validate.Peak()
+	return plan
+}
+
+// phantom is a view without memory.
+func phantom(dtype tensor.DType, shape ...int) View { return tensor.NewMeter().Alloc(dtype, shape...) }
+
+// nopOps does nothing.
+type nopOps struct{}
+
+func (nopOps) Linear(_, _, _ View)                           {}
+func (nopOps) LinearDX(_, _, _ View, _ bool)                 {}
+func (nopOps) LinearDW(_, _, _ View)                         {}
+func (nopOps) RMSNorm(_, _, _, _ View, _ float64)            {}
+func (nopOps) AddRMSNorm(_, _, _, _, _, _ View, _ float64)   {}
+func (nopOps) RMSNormBackward(_, _, _, _, _, _ View, _ bool) {}
+func (nopOps) Rope(_, _, _ View, _ bool)                     {}
+func (nopOps) SwiGLU(_, _, _ View)                           {}
+func (nopOps) SwiGLUBackward(_, _, _, _, _ View)             {}
+func (nopOps) Embed(_, _, _ View)                            {}
+func (nopOps) EmbedBackward(_, _, _ View)                    {}
+func (nopOps) CrossEntropy(_, _, _ View, _ float64, _ bool)  {}
+func (nopOps) Add(_, _ View) error                           { return nil }
+func (nopOps) Zero(_ ...View) error                          { return nil }
+func (nopOps) Copy(_, _ View)                                {}
+
+type nopAttention struct{}
+
+func (nopAttention) Forward(int, attention.Partial, View, View, View) error { return nil }
+
+func (nopAttention) Backward(int, attention.Grads, View, View, View, View, attention.Partial) error {
+	return nil
+}
+
+var (
+	_ Ops       = nopOps{}
+	_ Attention = nopAttention{}
+)

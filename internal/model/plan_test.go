@@ -1,0 +1,77 @@
+package model
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/cprun/cprun/internal/hf"
+	"github.com/cprun/cprun/internal/tensor"
+)
+
+// The plan is what a run then takes, to the byte, also where the run's arena had to grow.
+func TestPlanIsWhatARunTakes(t *testing.T) {
+	for name := range tinyModels {
+		for _, mode := range []Recompute{RecomputeNone, RecomputeSelective, RecomputeFull} {
+			for _, dtype := range []tensor.DType{tensor.F32, tensor.BF16} {
+				t.Run(fmt.Sprint(name, " ", mode, " ", dtype), func(t *testing.T) {
+					c := tinyCase(name, tensor.F32)
+					if dtype != tensor.F32 {
+						c.compute(dtype)
+					}
+					c.opt = Options{Recompute: mode, LossChunk: 4}
+					c.arenaSize = 3000
+					plan := Plan(c.cfg, c.opt, c.batch.IDs.Len(tensor.Batch), c.batch.IDs.Len(tensor.Seq), dtype)
+					_, _, trained := c.train(t, 1)
+					_, validated := c.validate(t)
+					if plan.Activations != trained || plan.Validation != validated {
+						t.Errorf("planned %d and %d bytes, took %d and %d", plan.Activations, plan.Validation, trained, validated)
+					}
+					flat := c.params.Weights.Memory().Bytes()
+					if plan.Weights != flat || plan.Grads != flat {
+						t.Errorf("planned %d bytes of weights and %d of gradients, took %d", plan.Weights, plan.Grads, flat)
+					}
+					compute := int64(0)
+					if dtype != tensor.F32 {
+						compute = c.params.Compute.Memory().Bytes()
+					}
+					if plan.Compute != compute {
+						t.Errorf("planned %d bytes of compute weights, took %d", plan.Compute, compute)
+					}
+				})
+			}
+		}
+	}
+}
+
+// llama3b is shaped like Llama-3.2-3B.
+var llama3b = &hf.Config{
+	Architecture: "llama", VocabSize: 128256, HiddenSize: 3072, IntermediateSize: 8192, NumHiddenLayers: 28,
+	NumAttentionHeads: 24, NumKeyValueHeads: 8, HeadDim: 128, RopeTheta: 5e5, RMSNormEps: 1e-5, TieWordEmbeddings: true,
+}
+
+func TestPlanOfARealModel(t *testing.T) {
+	const tokens, layers = 32 << 10, 28
+	perLayer := func(mode Recompute) float64 {
+		more, less := *llama3b, *llama3b
+		more.NumHiddenLayers, less.NumHiddenLayers = layers, layers-1
+		opt := Options{Recompute: mode}
+		m := Plan(&more, opt, 1, tokens, tensor.BF16).Activations - Plan(&less, opt, 1, tokens, tensor.BF16).Activations
+		return float64(m) / tokens
+	}
+	// Bytes per token that one more layer takes: input, q, k, v, O, LSE; and with none also
+	// n1, o, h, n2, three of the MLP, and the two norms' scales.
+	selective := 2.0*3072 + 2*(3072+2*1024) + 4*3072 + 4*24
+	for mode, want := range map[Recompute]float64{
+		RecomputeFull:      2 * 3072,
+		RecomputeSelective: selective,
+		RecomputeNone:      selective + 2*(4*3072) + 2*3*8192 + 2*4,
+	} {
+		if got := perLayer(mode); got != want {
+			t.Errorf("%s: %v bytes per token and layer, want %v", mode, got, want)
+		}
+	}
+	plan := Plan(llama3b, Options{Recompute: RecomputeFull}, 1, tokens, tensor.BF16)
+	if n := Count(Layout(llama3b)); n != 3212749824 || plan.Weights < 4*n || plan.PeakBytes() < 10*n {
+		t.Errorf("%d parameters, plan %+v", n, plan)
+	}
+}

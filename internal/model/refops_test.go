@@ -1,0 +1,350 @@
+package model
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/internal/tensor"
+)
+
+// refOps are the operations as their definitions read: in float64, one loop each, rounded
+// when stored. They work on any float type and share no code with kernels, so the model and
+// the kernels are each tested against something that the other cannot have bent.
+type refOps struct{}
+
+var _ Ops = refOps{}
+
+// get is the elements of a view as float64.
+func get(v View) []float64 {
+	out := make([]float64, v.Size())
+	switch v.DType() {
+	case tensor.F64:
+		copy(out, tensor.Data[float64](v))
+	case tensor.F32:
+		for i, x := range tensor.Data[float32](v) {
+			out[i] = float64(x)
+		}
+	case tensor.BF16:
+		for i, x := range tensor.Data[uint16](v) {
+			out[i] = float64(math.Float32frombits(uint32(x) << 16))
+		}
+	default:
+		panic(fmt.Sprintf("get %v", v))
+	}
+	return out
+}
+
+// put rounds xs to the view's type.
+func put(v View, xs []float64) {
+	if !v.IsDense() || v.Size() != len(xs) {
+		panic(fmt.Sprintf("put %d elements to %v", len(xs), v))
+	}
+	switch v.DType() {
+	case tensor.F64:
+		copy(tensor.Data[float64](v), xs)
+	case tensor.F32:
+		d := tensor.Data[float32](v)
+		for i, x := range xs {
+			d[i] = float32(x)
+		}
+	case tensor.BF16:
+		d := tensor.Data[uint16](v)
+		for i, x := range xs {
+			bits := math.Float32bits(float32(x))
+			d[i] = uint16((bits + 0x7fff + bits>>16&1) >> 16) // to nearest, ties to even
+		}
+	default:
+		panic(fmt.Sprintf("put %v", v))
+	}
+}
+
+func ints(v View) []int32 { return tensor.Data[int32](v) }
+
+func (refOps) Linear(y, x, w View) {
+	n, in, out := x.Rows(), x.Cols(), w.Rows()
+	X, W, Y := get(x), get(w), make([]float64, y.Size())
+	for t := range n {
+		for o := range out {
+			for i := range in {
+				Y[t*out+o] += X[t*in+i] * W[o*in+i]
+			}
+		}
+	}
+	put(y, Y)
+}
+
+func (refOps) LinearDX(dx, dy, w View, accumulate bool) {
+	n, in, out := dx.Rows(), dx.Cols(), w.Rows()
+	DY, W, DX := get(dy), get(w), make([]float64, dx.Size())
+	if accumulate {
+		DX = get(dx)
+	}
+	for t := range n {
+		for o := range out {
+			for i := range in {
+				DX[t*in+i] += DY[t*out+o] * W[o*in+i]
+			}
+		}
+	}
+	put(dx, DX)
+}
+
+func (refOps) LinearDW(dw, dy, x View) {
+	n, in, out := x.Rows(), x.Cols(), dw.Rows()
+	DY, X, DW := get(dy), get(x), get(dw)
+	for t := range n {
+		for o := range out {
+			for i := range in {
+				DW[o*in+i] += DY[t*out+o] * X[t*in+i]
+			}
+		}
+	}
+	put(dw, DW)
+}
+
+func (refOps) RMSNorm(y, inv, x, w View, eps float64) {
+	d := x.Len(tensor.Dim)
+	X, W, Y, I := get(x), get(w), make([]float64, y.Size()), make([]float64, inv.Size())
+	for r := range I {
+		ss := 0.0
+		for _, v := range X[r*d : r*d+d] {
+			ss += v * v
+		}
+		I[r] = 1 / math.Sqrt(ss/float64(d)+eps)
+		for i := range d {
+			Y[r*d+i] = X[r*d+i] * I[r] * W[i]
+		}
+	}
+	put(y, Y)
+	put(inv, I)
+}
+
+func (o refOps) AddRMSNorm(y, inv, sum, a, b, w View, eps float64) {
+	A, B := get(a), get(b)
+	for i := range A {
+		A[i] += B[i]
+	}
+	put(sum, A)
+	o.RMSNorm(y, inv, sum, w, eps)
+}
+
+// RMSNormBackward: with z = x * inv, dx = inv * (dy*w - z * mean(dy*w*z)), dw = sum(dy * z).
+func (refOps) RMSNormBackward(dx, dw, dy, x, inv, w View, accumulate bool) {
+	d := x.Len(tensor.Dim)
+	X, W, I, DY, DW := get(x), get(w), get(inv), get(dy), get(dw)
+	DX := make([]float64, dx.Size())
+	if accumulate {
+		DX = get(dx)
+	}
+	for r := range I {
+		mean := 0.0
+		for i := range d {
+			mean += DY[r*d+i] * W[i] * X[r*d+i] * I[r] / float64(d)
+		}
+		for i := range d {
+			z := X[r*d+i] * I[r]
+			DX[r*d+i] += I[r] * (DY[r*d+i]*W[i] - z*mean)
+			DW[i] += DY[r*d+i] * z
+		}
+	}
+	put(dx, DX)
+	put(dw, DW)
+}
+
+func (refOps) Rope(x, cos, sin View, inverse bool) {
+	n, heads, half := x.Rows(), x.Len(tensor.Heads), x.Len(tensor.Dim)/2
+	X, C, S := get(x), get(cos), get(sin)
+	for t := range n {
+		for h := range heads {
+			for i := range half {
+				c, s := C[t*half+i], S[t*half+i]
+				if inverse {
+					s = -s
+				}
+				lo := (t*heads+h)*2*half + i
+				a, b := X[lo], X[lo+half]
+				X[lo], X[lo+half] = a*c-b*s, b*c+a*s
+			}
+		}
+	}
+	put(x, X)
+}
+
+func (refOps) SwiGLU(y, gate, up View) {
+	G, U := get(gate), get(up)
+	for i, g := range G {
+		U[i] *= g / (1 + math.Exp(-g))
+	}
+	put(y, U)
+}
+
+func (refOps) SwiGLUBackward(dgate, dup, dy, gate, up View) {
+	G, U, DY := get(gate), get(up), get(dy)
+	for i, g := range G {
+		sig := 1 / (1 + math.Exp(-g))
+		G[i] = DY[i] * U[i] * sig * (1 + g*(1-sig))
+		U[i] = DY[i] * g * sig
+	}
+	put(dgate, G)
+	put(dup, U)
+}
+
+func (refOps) Embed(y, table, ids View) {
+	d := y.Cols()
+	Y, T := make([]float64, y.Size()), get(table)
+	for t, id := range ints(ids) {
+		copy(Y[t*d:t*d+d], T[int(id)*d:])
+	}
+	put(y, Y)
+}
+
+func (refOps) EmbedBackward(dtable, dy, ids View) {
+	d := dy.Cols()
+	DT, DY := get(dtable), get(dy)
+	for t, id := range ints(ids) {
+		for i := range d {
+			DT[int(id)*d+i] += DY[t*d+i]
+		}
+	}
+	put(dtable, DT)
+}
+
+func (refOps) CrossEntropy(loss, logits, targets View, scale float64, grad bool) {
+	V := logits.Cols()
+	L, total := get(logits), get(loss)
+	for t, target := range ints(targets) {
+		row := L[t*V : t*V+V]
+		top, sum := math.Inf(-1), 0.0
+		for _, x := range row {
+			top = max(top, x)
+		}
+		for _, x := range row {
+			sum += math.Exp(x - top)
+		}
+		lse := top + math.Log(sum)
+		if target >= 0 {
+			total[0] += lse - row[target]
+		}
+		for i, x := range row {
+			row[i] = 0
+			if target >= 0 {
+				row[i] = scale * math.Exp(x-lse)
+			}
+		}
+		if target >= 0 {
+			row[target] -= scale
+		}
+	}
+	put(loss, total)
+	if grad {
+		put(logits, L)
+	}
+}
+
+func (refOps) Add(dst, src View) error {
+	D := get(dst)
+	for i, x := range get(src) {
+		D[i] += x
+	}
+	put(dst, D)
+	return nil
+}
+
+func (refOps) Zero(vs ...View) error {
+	for _, v := range vs {
+		put(v, make([]float64, v.Size()))
+	}
+	return nil
+}
+
+func (refOps) Copy(dst, src View) { put(dst, get(src)) }
+
+// refAttention is causal attention of whole sequences on one device, inside documents: row t
+// sees row j <= t of its own document, and no further back than window(layer).
+type refAttention struct {
+	docs   []int         // document of each position; nil: one
+	window func(int) int // of a layer, as hf.Config.Window
+	calls  *[2]int       // forward and backward calls, if counted
+}
+
+var _ Attention = refAttention{}
+
+// probs is the probabilities of query row t of head h over keys, and the LSE.
+func (r refAttention) probs(layer, b, t, h int, q, k View, Q, K []float64) (p []float64, lse float64) {
+	S, H, KH, D := q.Len(tensor.Seq), q.Len(tensor.Heads), k.Len(tensor.Heads), q.Len(tensor.Dim)
+	w := r.window(layer)
+	p, lse = make([]float64, S), math.Inf(-1)
+	for j := range p {
+		p[j] = math.Inf(-1)
+		if j > t || w >= 0 && j < t-w || r.docs != nil && r.docs[j] != r.docs[t] {
+			continue
+		}
+		s := 0.0
+		for i := range D {
+			s += Q[((b*S+t)*H+h)*D+i] * K[((b*S+j)*KH+h/(H/KH))*D+i]
+		}
+		p[j] = s / math.Sqrt(float64(D))
+		hi := max(lse, p[j])
+		lse = hi + math.Log(math.Exp(lse-hi)+math.Exp(p[j]-hi))
+	}
+	for j := range p {
+		p[j] = math.Exp(p[j] - lse)
+	}
+	return p, lse
+}
+
+func (r refAttention) Forward(layer int, acc attention.Partial, q, k, v View) error {
+	if r.calls != nil {
+		r.calls[0]++
+	}
+	B, S, H, KH, D := q.Len(0), q.Len(1), q.Len(2), k.Len(2), q.Len(3)
+	Q, K, V, O, L := get(q), get(k), get(v), make([]float64, q.Size()), make([]float64, B*S*H)
+	for row := range B * S * H {
+		b, t, h := row/(S*H), row/H%S, row%H
+		p, lse := r.probs(layer, b, t, h, q, k, Q, K)
+		L[row] = lse
+		for j, pj := range p {
+			for i := range D {
+				O[row*D+i] += pj * V[((b*S+j)*KH+h/(H/KH))*D+i]
+			}
+		}
+	}
+	put(acc.O, O)
+	put(acc.LSE, L)
+	return nil
+}
+
+func (r refAttention) Backward(layer int, g attention.Grads, do, q, k, v View, acc attention.Partial) error {
+	if r.calls != nil {
+		r.calls[1]++
+	}
+	B, S, H, KH, D := q.Len(0), q.Len(1), q.Len(2), k.Len(2), q.Len(3)
+	Q, K, V, O, DO := get(q), get(k), get(v), get(acc.O), get(do)
+	DQ, DK, DV := make([]float64, q.Size()), make([]float64, k.Size()), make([]float64, v.Size())
+	for row := range B * S * H {
+		b, t, h := row/(S*H), row/H%S, row%H
+		p, _ := r.probs(layer, b, t, h, q, k, Q, K)
+		delta := 0.0
+		for i := range D {
+			delta += DO[row*D+i] * O[row*D+i]
+		}
+		for j, pj := range p {
+			kv := ((b*S+j)*KH + h/(H/KH)) * D
+			dp := 0.0
+			for i := range D {
+				dp += DO[row*D+i] * V[kv+i]
+				DV[kv+i] += pj * DO[row*D+i]
+			}
+			ds := pj * (dp - delta) / math.Sqrt(float64(D))
+			for i := range D {
+				DQ[row*D+i] += ds * K[kv+i]
+				DK[kv+i] += ds * Q[row*D+i]
+			}
+		}
+	}
+	put(g.DQ, DQ)
+	put(g.DK, DK)
+	put(g.DV, DV)
+	return nil
+}

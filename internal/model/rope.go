@@ -1,0 +1,157 @@
+package model
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/cprun/cprun/internal/hf"
+	"github.com/cprun/cprun/internal/tensor"
+)
+
+// Rope is a model's rotary position embedding (RoFormer, arXiv:2104.09864): pair i of a head
+// turns by position * InvFreq[i]. The frequencies, also where they are stretched beyond the
+// trained length, are those of Hugging Face's modeling_rope_utils, operation by operation in
+// the precision used there, since weights learn the rounding of the tables they see.
+type Rope struct {
+	InvFreq []float32
+	// Factor multiplies cos and sin, so that attention scores grow by its square: yarn's
+	// attention factor, 1 for all others.
+	Factor float64
+}
+
+// NewRope computes the frequencies of a model.
+func NewRope(cfg *hf.Config) *Rope {
+	r := &Rope{InvFreq: make([]float32, cfg.HeadDim/2), Factor: 1}
+	for i := range r.InvFreq {
+		// torch raises the base to a float32 tensor: the exponent and the power are rounded.
+		exponent := float32(2*i) / float32(cfg.HeadDim)
+		r.InvFreq[i] = 1 / float32(math.Pow(cfg.RopeTheta, float64(exponent)))
+	}
+	s := cfg.RopeScaling
+	if s == nil {
+		return r
+	}
+	switch s.Type {
+	case "default", "":
+	case "linear":
+		for i := range r.InvFreq {
+			r.InvFreq[i] /= float32(s.Factor)
+		}
+	case "llama3":
+		r.llama3(s)
+	case "yarn":
+		r.yarn(cfg, s)
+	default:
+		panic(fmt.Sprintf("model: rope type %q in a resolved config", s.Type))
+	}
+	return r
+}
+
+// llama3 divides by the factor where the wavelength exceeds the trained length, leaves short
+// wavelengths, and blends in between (Llama 3.1's reference code).
+func (r *Rope) llama3(s *hf.RopeScaling) {
+	length := float32(s.OriginalMax)
+	lowWavelen := float32(float64(s.OriginalMax) / s.LowFreqFactor)
+	highWavelen := float32(float64(s.OriginalMax) / s.HighFreqFactor)
+	factor, low := float32(s.Factor), float32(s.LowFreqFactor)
+	for i, f := range r.InvFreq {
+		wavelen := float32(2*math.Pi) / f
+		switch {
+		case wavelen > lowWavelen:
+			r.InvFreq[i] = f / factor
+		case wavelen >= highWavelen:
+			smooth := (length/wavelen - low) / float32(s.HighFreqFactor-s.LowFreqFactor)
+			// The conversion keeps the compiler from fusing product and sum, which would
+			// round differently on machines that have such an instruction.
+			r.InvFreq[i] = float32((1-smooth)*f/factor) + float32(smooth*f)
+		}
+	}
+}
+
+// yarn interpolates dimensions that turn less than BetaSlow times within the trained length,
+// leaves those that turn more than BetaFast times, and ramps in between (arXiv:2309.00071).
+func (r *Rope) yarn(cfg *hf.Config, s *hf.RopeScaling) {
+	factor := s.Factor
+	if factor == 0 { // DeepSeek's configs say it so
+		factor = float64(cfg.MaxPositionEmbedding) / float64(s.OriginalMax)
+	}
+	r.Factor = yarnFactor(s, factor)
+	low, high := yarnRange(cfg, s)
+	if low == high {
+		high += 0.001
+	}
+	for i, f := range r.InvFreq {
+		freq := float32(math.Pow(cfg.RopeTheta, float64(float32(2*i)/float32(cfg.HeadDim))))
+		interpolated := 1 / (float32(factor) * freq)
+		ramp := min(max((float32(i)-float32(low))/float32(high-low), 0), 1)
+		keep := 1 - ramp
+		r.InvFreq[i] = float32(interpolated*(1-keep)) + float32(f*keep)
+	}
+}
+
+// yarnFactor is the attention factor: given, or 0.1 ln(factor) + 1, or DeepSeek's ratio.
+func yarnFactor(s *hf.RopeScaling, factor float64) float64 {
+	mscale := func(m float64) float64 {
+		if factor <= 1 {
+			return 1
+		}
+		return 0.1*m*math.Log(factor) + 1
+	}
+	switch {
+	case s.AttentionFactor != nil:
+		return *s.AttentionFactor
+	case s.MScale != 0 && s.MScaleAllDim != 0:
+		return mscale(s.MScale) / mscale(s.MScaleAllDim)
+	}
+	return mscale(1)
+}
+
+// yarnRange is the pairs between which the ramp rises.
+func yarnRange(cfg *hf.Config, s *hf.RopeScaling) (low, high float64) {
+	fast, slow := s.BetaFast, s.BetaSlow
+	if fast == 0 {
+		fast = 32
+	}
+	if slow == 0 {
+		slow = 1
+	}
+	dim := float64(cfg.HeadDim)
+	pairTurning := func(turns float64) float64 {
+		return dim * math.Log(float64(s.OriginalMax)/(turns*2*math.Pi)) / (2 * math.Log(cfg.RopeTheta))
+	}
+	low, high = pairTurning(fast), pairTurning(slow)
+	if s.Truncate == nil || *s.Truncate {
+		low, high = math.Floor(low), math.Ceil(high)
+	}
+	return max(low, 0), min(high, dim-1)
+}
+
+// Fill writes the tables of positions, which count from 0 in each document and are those of
+// this rank's tokens, batch after batch. cos, sin: [batch, seq, 1, headDim/2] on the host,
+// float32, or float64 for a model computed in that.
+//
+// The angle is the float32 product of position and frequency, as in Hugging Face and the
+// trainers that follow it. At a million positions that is off by up to 0.03 rad in the
+// fastest pairs, yet an exact angle would disagree with every library that later runs the
+// weights; cos and sin of that angle are computed in float64 and rounded once.
+func (r *Rope) Fill(cos, sin View, positions []int) {
+	switch cos.DType() {
+	case tensor.F64:
+		fillRope(r, tensor.Data[float64](cos), tensor.Data[float64](sin), positions)
+	default:
+		fillRope(r, tensor.Data[float32](cos), tensor.Data[float32](sin), positions)
+	}
+}
+
+func fillRope[T tensor.Float](r *Rope, cos, sin []T, positions []int) {
+	n := len(r.InvFreq)
+	if len(cos) != n*len(positions) || len(sin) != len(cos) {
+		panic(fmt.Sprintf("model: rope tables of %d elements for %d positions of %d pairs", len(cos), len(positions), n))
+	}
+	for t, p := range positions {
+		for i, f := range r.InvFreq {
+			s, c := math.Sincos(float64(float32(p) * f))
+			cos[t*n+i], sin[t*n+i] = T(c*r.Factor), T(s*r.Factor)
+		}
+	}
+}

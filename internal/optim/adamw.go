@@ -1,0 +1,71 @@
+// Package optim is the optimizer: AdamW over flat vectors, and learning rate schedules. It
+// queues work on a device and never waits for one.
+package optim
+
+import (
+	"fmt"
+
+	"github.com/cprun/cprun/internal/tensor"
+)
+
+// Device is what the optimizer asks of a device. Calls are queued on the device's stream.
+type Device interface {
+	// SumSquares adds the sum of the squares of g to sum, a float64 scalar, in an order
+	// that depends on the size of g only.
+	SumSquares(sum, g tensor.View)
+	// AdamW updates p, m and v, dense float32 views of one size, with gradient g. sum is
+	// the square of the global gradient norm, a float64 scalar that is read when the step
+	// runs; the zero View where MaxNorm is 0.
+	AdamW(p, g, m, v, sum tensor.View, h AdamStep)
+}
+
+// AdamStep are the numbers of one step. It is an alias of an unnamed type so that a package
+// of device code can have the same type without importing this one.
+type AdamStep = struct {
+	LR, Beta1, Beta2, Eps, Decay float64
+	MaxNorm                      float64 // the gradient is scaled by min(1, MaxNorm/(norm+1e-6)); 0: it is not
+	Step                         int     // counted from 0
+}
+
+// Segment is the elements [Lo, Hi) of the flat vector of parameters, with or without decay.
+// Matrices and embeddings decay; vectors, such as the weights of norms, do not.
+type Segment struct {
+	Lo, Hi int
+	Decay  bool
+}
+
+// AdamW is the optimizer of arXiv:1711.05101, with the order of operations, the meaning of
+// each number and the clipping (clip_grad_norm_) of PyTorch.
+type AdamW struct {
+	Beta1, Beta2, Eps float64
+	WeightDecay       float64 // decoupled: p *= 1 - lr*WeightDecay, before the update
+	MaxNorm           float64 // largest global norm of the gradient; 0: no clipping
+}
+
+// Step queues the update of the segments of p [n], given its gradient g and the moments m and
+// v, which are 0 before step 0. All are flat, float32 and n long; elements in no segment
+// are left alone. sum holds the square of the norm of the whole gradient (SumSquares,
+// added up over all ranks that hold a part of it); the zero View where MaxNorm is 0.
+// Neighbouring segments that agree on decay are updated in one call.
+func (a AdamW) Step(d Device, p, g, m, v, sum tensor.View, segments []Segment, lr float64, step int) {
+	n := p.Size()
+	if g.Size() != n || m.Size() != n || v.Size() != n {
+		panic(fmt.Sprintf("optim: adamw step of %v with gradient %v and moments %v, %v", p, g, m, v))
+	}
+	for i := 0; i < len(segments); {
+		s := segments[i]
+		for i++; i < len(segments) && segments[i].Lo == s.Hi && segments[i].Decay == s.Decay; i++ {
+			s.Hi = segments[i].Hi
+		}
+		h := AdamStep{LR: lr, Beta1: a.Beta1, Beta2: a.Beta2, Eps: a.Eps, MaxNorm: a.MaxNorm, Step: step}
+		if s.Decay {
+			h.Decay = a.WeightDecay
+		}
+		d.AdamW(part(p, s), part(g, s), part(m, s), part(v, s), sum, h)
+	}
+}
+
+// part is the elements of a segment.
+func part(v tensor.View, s Segment) tensor.View {
+	return v.Reshape([4]int{1, 1, 1, v.Size()}).Slice(tensor.Dim, s.Lo, s.Hi)
+}

@@ -1,0 +1,90 @@
+package safetensors
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/cprun/cprun/internal/tensor"
+)
+
+// DType is an element type, as the header spells it.
+type DType string
+
+// The element types that this package converts to and from floating point numbers. The
+// others that the format knows are recognised, so that a file with them opens, and can be
+// read as bytes.
+const (
+	F64    DType = "F64"
+	F32    DType = "F32"
+	F16    DType = "F16"
+	BF16   DType = "BF16"
+	F8E4M3 DType = "F8_E4M3" // 4 exponent bits, 3 of fraction, no infinity (arXiv:2209.05433)
+	F8E5M2 DType = "F8_E5M2"
+	I64    DType = "I64"
+	I32    DType = "I32"
+	U32    DType = "U32"
+	U16    DType = "U16"
+	U8     DType = "U8"
+	Bool   DType = "BOOL"
+)
+
+type dtypeInfo struct {
+	name DType
+	bits int64
+}
+
+// dtypes is every type of the format, in the order in which the reference implementation
+// declares them: its writer puts tensors of later types first.
+var dtypes = []dtypeInfo{
+	{Bool, 8}, {"F4", 4}, {"F6_E2M3", 6}, {"F6_E3M2", 6}, {U8, 8}, {"I8", 8},
+	{F8E5M2, 8}, {F8E4M3, 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8},
+	{"I16", 16}, {U16, 16}, {F16, 16}, {BF16, 16}, {I32, 32}, {U32, 32}, {F32, 32},
+	{"C64", 64}, {F64, 64}, {I64, 64}, {"U64", 64},
+}
+
+// rank is the place of a type in dtypes; -1 for none.
+func (d DType) rank() int {
+	return slices.IndexFunc(dtypes, func(i dtypeInfo) bool { return i.name == d })
+}
+
+// Known reports whether the format has this type.
+func (d DType) Known() bool { return d.rank() >= 0 }
+
+// Bits is the size of one element; 0 for an unknown type.
+func (d DType) Bits() int64 {
+	if r := d.rank(); r >= 0 {
+		return dtypes[r].bits
+	}
+	return 0
+}
+
+// Tensor is the type of internal/tensor with the same elements, Invalid where it has none.
+func (d DType) Tensor() tensor.DType {
+	switch d {
+	case F64:
+		return tensor.F64
+	case F32:
+		return tensor.F32
+	case F16:
+		return tensor.F16
+	case BF16:
+		return tensor.BF16
+	case I64:
+		return tensor.I64
+	case I32:
+		return tensor.I32
+	case U8:
+		return tensor.U8
+	}
+	return tensor.Invalid
+}
+
+// Of is the type of the format with the elements of a type of internal/tensor.
+func Of(d tensor.DType) (DType, error) {
+	for _, i := range dtypes {
+		if t := i.name.Tensor(); t == d && t != tensor.Invalid {
+			return i.name, nil
+		}
+	}
+	return "", fmt.Errorf("element type %s has no safetensors name", d)
+}

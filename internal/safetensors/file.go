@@ -1,0 +1,228 @@
+package safetensors
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+
+	"github.com/cprun/cprun/internal/tensor"
+)
+
+// File is an open safetensors file. Its methods may be called from several goroutines.
+type File struct {
+	name  string // for errors
+	r     io.ReaderAt
+	close func() error
+	data  int64 // offset of the data in the file
+	meta  map[string]string
+	infos map[string]Info
+	names []string
+}
+
+// Open reads and checks the header of the file at path. The caller closes it.
+func Open(path string) (*File, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("safetensors file: %w", err)
+	}
+	st, err := f.Stat()
+	if err == nil && !st.Mode().IsRegular() {
+		err = errors.New("not a regular file")
+	}
+	if err != nil {
+		f.Close()
+		return nil, fmt.Errorf("safetensors file %s: %w", path, err)
+	}
+	s, err := New(path, f, st.Size())
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	s.close = f.Close
+	return s, nil
+}
+
+// New reads and checks the header of a file of size bytes behind r. The name is for errors.
+func New(name string, r io.ReaderAt, size int64) (*File, error) {
+	f := &File{name: name, r: r, close: func() error { return nil }, infos: map[string]Info{}}
+	if err := f.open(size); err != nil {
+		return nil, fmt.Errorf("safetensors file %s: %w", name, err)
+	}
+	return f, nil
+}
+
+func (f *File) open(size int64) error {
+	var length [8]byte
+	if size < 8 {
+		return fmt.Errorf("%d bytes are too short for the header's length", size)
+	}
+	if err := readFull(f.r, length[:], 0); err != nil {
+		return err
+	}
+	n := binary.LittleEndian.Uint64(length[:])
+	if n > MaxHeader {
+		return fmt.Errorf("the header claims %d bytes; the format allows %d", n, MaxHeader)
+	}
+	if int64(n) > size-8 {
+		return fmt.Errorf("the header claims %d bytes of a file of %d", n, size)
+	}
+	raw := make([]byte, n)
+	if err := readFull(f.r, raw, 8); err != nil {
+		return err
+	}
+	f.data = 8 + int64(n)
+	meta, infos, err := parseHeader(raw, size-f.data)
+	if err != nil {
+		return err
+	}
+	f.meta = meta
+	for _, i := range infos {
+		f.infos[i.Name] = i
+		f.names = append(f.names, i.Name)
+	}
+	slices.Sort(f.names)
+	return nil
+}
+
+// readFull fills p. A ReaderAt may return io.EOF with the last bytes.
+func readFull(r io.ReaderAt, p []byte, off int64) error {
+	n, err := r.ReadAt(p, off)
+	if n == len(p) {
+		return nil
+	}
+	if err == nil || err == io.EOF {
+		err = io.ErrUnexpectedEOF
+	}
+	return fmt.Errorf("bytes %d to %d: %w", off, off+int64(len(p)), err)
+}
+
+// Close closes what Open opened.
+func (f *File) Close() error { return f.close() }
+
+// Names lists the tensors, sorted. The caller must not change it.
+func (f *File) Names() []string { return f.names }
+
+// Metadata is the header's free text; nil where it has none. The caller must not change it.
+func (f *File) Metadata() map[string]string { return f.meta }
+
+// Info is what the header says of a tensor.
+func (f *File) Info(name string) (Info, bool) {
+	i, ok := f.infos[name]
+	return i, ok
+}
+
+// chunk is how many bytes are read and converted at a time; a multiple of every element.
+const chunk = 256 << 10
+
+// ReadFloat32 fills dst with the elements of a tensor from element off on, in row-major
+// order, converted from F64, F32, F16, BF16, F8_E4M3 or F8_E5M2.
+func (f *File) ReadFloat32(name string, dst []float32, off int64) error {
+	return read(f, name, dst, off)
+}
+
+// ReadFloat64 is ReadFloat32 in double precision.
+func (f *File) ReadFloat64(name string, dst []float64, off int64) error {
+	return read(f, name, dst, off)
+}
+
+func read[T Float](f *File, name string, dst []T, off int64) error {
+	i, err := f.span(name, off, int64(len(dst)))
+	if err != nil {
+		return err
+	}
+	size := i.DType.Bits() / 8
+	var buf []byte
+	if err := decode(dst[:0], nil, i.DType); err != nil { // before size can be 0
+		return f.wrap(name, err)
+	}
+	for len(dst) > 0 {
+		n := min(int64(len(dst)), chunk/size)
+		if buf == nil {
+			buf = make([]byte, n*size)
+		}
+		if err := readFull(f.r, buf[:n*size], f.data+i.Begin+off*size); err != nil {
+			return f.wrap(name, err)
+		}
+		if err := decode(dst[:n], buf, i.DType); err != nil {
+			return f.wrap(name, err)
+		}
+		dst, off = dst[n:], off+n
+	}
+	return nil
+}
+
+// ReadInto fills a dense host view with as many elements of a tensor, from element off on.
+// A float32 or float64 view takes any type that ReadFloat32 does; a view of another type
+// takes the same type alone.
+func (f *File) ReadInto(name string, dst tensor.View, off int64) error {
+	if !dst.IsDense() {
+		return f.wrap(name, fmt.Errorf("read into %v, which has gaps", dst))
+	}
+	switch dst.DType() {
+	case tensor.F32:
+		return read(f, name, tensor.Data[float32](dst), off)
+	case tensor.F64:
+		return read(f, name, tensor.Data[float64](dst), off)
+	}
+	i, err := f.span(name, off, int64(dst.Size()))
+	if err != nil {
+		return err
+	}
+	if t := i.DType.Tensor(); t != dst.DType() {
+		return f.wrap(name, fmt.Errorf("elements of type %s do not go into a view of %s", i.DType, dst.DType()))
+	}
+	size := dst.DType().Size()
+	b := tensor.Bytes(dst)
+	if err := f.ReadBytes(name, b, off*int64(size)); err != nil {
+		return err
+	}
+	if binary.NativeEndian.Uint16([]byte{1, 0}) != 1 { // a big-endian machine
+		for ; len(b) > 0; b = b[size:] {
+			slices.Reverse(b[:size])
+		}
+	}
+	return nil
+}
+
+// ReadBytes fills dst with the raw bytes of a tensor, of any type, from byte off on.
+func (f *File) ReadBytes(name string, dst []byte, off int64) error {
+	i, ok := f.infos[name]
+	if !ok {
+		return f.wrap(name, errors.New("not in the file"))
+	}
+	if n := int64(len(dst)); off < 0 || n > i.Bytes() || off > i.Bytes()-n {
+		return f.wrap(name, fmt.Errorf("bytes %d to %d of %d asked for", off, off+n, i.Bytes()))
+	}
+	if err := readFull(f.r, dst, f.data+i.Begin+off); err != nil {
+		return f.wrap(name, err)
+	}
+	return nil
+}
+
+// span is the info of a tensor that has the elements off to off+n.
+func (f *File) span(name string, off, n int64) (Info, error) {
+	i, ok := f.infos[name]
+	if !ok {
+		return i, f.wrap(name, errors.New("not in the file"))
+	}
+	if size := i.Elements(); off < 0 || n > size || off > size-n {
+		return i, f.wrap(name, fmt.Errorf("elements %d to %d of %d (shape %v) asked for", off, off+n, size, i.Shape))
+	}
+	return i, nil
+}
+
+func (f *File) wrap(name string, err error) error {
+	return fmt.Errorf("safetensors file %s: tensor %q: %w", f.name, name, err)
+}
+
+// Section reads the raw bytes of a tensor in order.
+func (f *File) Section(name string) (io.Reader, error) {
+	i, ok := f.infos[name]
+	if !ok {
+		return nil, f.wrap(name, errors.New("not in the file"))
+	}
+	return io.NewSectionReader(f.r, f.data+i.Begin, i.Bytes()), nil
+}

@@ -1,0 +1,83 @@
+package train
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/internal/hf"
+	"github.com/cprun/cprun/internal/model"
+	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/ring"
+)
+
+// attend is model.Attention over the ranks of a context group: it chooses the schedule of a
+// layer's mask and runs the ring.
+type attend struct {
+	ring      *ring.Ring
+	cfg       *hf.Config
+	algorithm string
+	rank      int
+	shape     partition.Shape // of the present batch; its mask is filled in by window
+	softmax   attention.Softmax
+	schedules map[int]*ring.Schedule
+}
+
+func newAttend(r *ring.Ring, cfg *hf.Config, algorithm string, shape partition.Shape, rank int) *attend {
+	return &attend{
+		ring: r, cfg: cfg, algorithm: algorithm, rank: rank, shape: shape,
+		softmax:   attention.Softmax{Scale: 1 / math.Sqrt(float64(cfg.HeadDim))},
+		schedules: make(map[int]*ring.Schedule),
+	}
+}
+
+// begin says how the sequences of the next batch are laid out. Schedules of an unchanged
+// shape are kept.
+func (a *attend) begin(layout partition.Layout, docs []int) {
+	// Without documents the layout is the same all along, so the mask alone decides.
+	if a.shape.Layout != nil && len(docs) == 0 && len(a.shape.Mask.Docs) == 0 {
+		return
+	}
+	a.shape.Layout, a.shape.Mask.Docs = layout, docs
+	clear(a.schedules)
+}
+
+// schedule is the hops of a layer.
+func (a *attend) schedule(layer int) (*ring.Schedule, error) {
+	window := a.cfg.Window(layer)
+	if s, ok := a.schedules[window]; ok {
+		return s, nil
+	}
+	shape := a.shape
+	mask, err := partition.NewMask(true, window, shape.SeqQ, shape.SeqKV, shape.Mask.Docs)
+	if err != nil {
+		return nil, fmt.Errorf("layer %d: %w", layer, err)
+	}
+	shape.Mask = mask
+	s, err := ring.New(a.algorithm, shape, a.rank)
+	if err != nil {
+		return nil, err
+	}
+	a.schedules[window] = s
+	return s, nil
+}
+
+// Forward sets acc to causal attention over the ranks of the group.
+func (a *attend) Forward(layer int, acc attention.Partial, q, k, v View) error {
+	s, err := a.schedule(layer)
+	if err != nil {
+		return err
+	}
+	return a.ring.Forward(acc, q, k, v, s, a.softmax)
+}
+
+// Backward sets g to the gradients.
+func (a *attend) Backward(layer int, g attention.Grads, do, q, k, v View, acc attention.Partial) error {
+	s, err := a.schedule(layer)
+	if err != nil {
+		return err
+	}
+	return a.ring.Backward(g, do, q, k, v, acc, s, a.softmax)
+}
+
+var _ model.Attention = (*attend)(nil)

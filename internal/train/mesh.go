@@ -1,0 +1,33 @@
+package train
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/cprun/cprun/comm"
+)
+
+// mesh is a rank's place in the grid of data-parallel groups times context-parallel ranks.
+// The ranks of a context group are neighbours, since they talk most.
+type mesh struct {
+	world   comm.Communicator
+	context comm.Communicator // the ranks that share this rank's sequences
+	saves   comm.Communicator // all ranks again, for checkpoints written beside the training
+
+	dataRank, dataSize int // of this rank's context group among them
+}
+
+func newMesh(ctx context.Context, world comm.Communicator, contextSize int) (*mesh, error) {
+	if world.Size()%contextSize != 0 {
+		return nil, fmt.Errorf("%d ranks do not divide into groups of %d", world.Size(), contextSize)
+	}
+	m := &mesh{world: world, dataRank: world.Rank() / contextSize, dataSize: world.Size() / contextSize}
+	var err error
+	if m.context, err = world.Split(ctx, m.dataRank, world.Rank()); err != nil {
+		return nil, fmt.Errorf("context groups: %w", err)
+	}
+	if m.saves, err = world.Split(ctx, 0, world.Rank()); err != nil {
+		return nil, fmt.Errorf("checkpoint group: %w", err)
+	}
+	return m, nil
+}

@@ -1,0 +1,256 @@
+package train_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"go.uber.org/goleak"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/internal/config"
+	"github.com/cprun/cprun/internal/metrics"
+	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/internal/train"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const parityDir = "../model/testdata/parity"
+
+// expect is a loss curve of plain PyTorch training in float32.
+type expect struct {
+	Seq         int       `json:"seq"`
+	Steps       int       `json:"steps"`
+	LR          float64   `json:"lr"`
+	Betas       []float64 `json:"betas"`
+	Eps         float64   `json:"eps"`
+	WeightDecay float64   `json:"weight_decay"`
+	GradClip    float64   `json:"grad_clip"`
+	Loss        []float64 `json:"loss"`
+	GradNorm    []float64 `json:"grad_norm"`
+}
+
+func readExpect(t *testing.T, name string) expect {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(parityDir, name, "expect.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var e expect
+	if err := json.Unmarshal(text, &e); err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+// parityYAML is the config that repeats a fixture.
+func parityYAML(name string, e expect) string {
+	return fmt.Sprintf(`
+model: {from: %[1]s}
+data: {path: %[1]s/tokens.bin, seq_len: %[2]d, shuffle: false}
+train: {steps: %[3]d}
+optimizer: {lr: %[4]g, betas: [%[5]g, %[6]g], eps: %[7]g, weight_decay: %[8]g, grad_clip: %[9]g}
+lr_schedule: {name: constant}
+log: {tensorboard: false}
+`, absolute(filepath.Join(parityDir, name)), e.Seq, e.Steps, e.LR, e.Betas[0], e.Betas[1], e.Eps, e.WeightDecay, e.GradClip)
+}
+
+func absolute(path string) string {
+	abs, err := filepath.Abs(path)
+	if err != nil {
+		panic(err)
+	}
+	return abs
+}
+
+func load(t *testing.T, yaml string, ranks int, set ...string) *config.Config {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "train.yaml")
+	if err := os.WriteFile(path, []byte(yaml), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	cfg, err := config.Load(path, config.Options{Set: set, Ranks: ranks, Device: "cpu"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cfg
+}
+
+// outcome is what a run in this process did.
+type outcome struct {
+	steps   []metrics.Step
+	stopped bool
+	dir     string
+	notices []string
+}
+
+// runLocal trains with every rank in this process.
+func runLocal(t *testing.T, cfg *config.Config, ranks int, o train.Options) (outcome, error) {
+	t.Helper()
+	if o.RunDir == "" {
+		o.RunDir = t.TempDir()
+	}
+	if o.RunID == "" {
+		o.RunID = "test"
+	}
+	if err := os.MkdirAll(filepath.Join(o.RunDir, "logs"), 0o777); err != nil {
+		t.Fatal(err)
+	}
+	o.ConfigYAML = string(cfg.YAML())
+	out := outcome{dir: o.RunDir}
+	var mu sync.Mutex
+	streams := make([]*tensor.HostStream, ranks)
+	compute := make([]tensor.Stream, ranks)
+	for r := range ranks {
+		streams[r] = tensor.NewHostStream("compute")
+		compute[r] = streams[r]
+	}
+	world := comm.NewLocal(ranks, compute, comm.Options{})
+	var g errgroup.Group
+	for r := range ranks {
+		g.Go(func() error {
+			o := o
+			inner := o.Report
+			o.Report = func(rep train.Report) {
+				mu.Lock()
+				defer mu.Unlock()
+				if rep.Kind == train.Progressed {
+					out.steps = append(out.steps, rep.Metrics)
+				}
+				if rep.Kind == train.Notice && r == 0 {
+					out.notices = append(out.notices, rep.Text)
+				}
+				if inner != nil && r == 0 {
+					inner(rep)
+				}
+			}
+			stopped, err := train.Run(context.Background(), cfg, train.CPU(streams[r], cfg.Attention.Backend), world[r], o)
+			if r == 0 {
+				out.stopped = stopped
+			}
+			if err != nil {
+				world[r].Abort(err)
+			}
+			world[r].Close()
+			streams[r].Close()
+			return err
+		})
+	}
+	return out, g.Wait()
+}
+
+func mustRun(t *testing.T, cfg *config.Config, ranks int, o train.Options) outcome {
+	t.Helper()
+	out, err := runLocal(t, cfg, ranks, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func checkCurve(t *testing.T, what string, got []metrics.Step, e expect) {
+	t.Helper()
+	if len(got) != len(e.Loss) {
+		t.Fatalf("%s: %d steps, want %d", what, len(got), len(e.Loss))
+	}
+	for i, s := range got {
+		if d := math.Abs(float64(s.Loss) - e.Loss[i]); !(d <= 1e-4) {
+			t.Errorf("%s: loss of step %d = %.7f, want %.7f (off by %.2g)", what, i+1, float64(s.Loss), e.Loss[i], d)
+		}
+		if d := math.Abs(float64(s.GradNorm)-e.GradNorm[i]) / e.GradNorm[i]; !(d <= 1e-3) {
+			t.Errorf("%s: gradient norm of step %d = %.7f, want %.7f (off by %.2g)", what, i+1, float64(s.GradNorm), e.GradNorm[i], d)
+		}
+	}
+}
+
+// allWays are the fixtures that are tried with every layout and algorithm.
+var allWays = map[string]bool{"tiny-llama": true, "tiny-llama-tied-clip": true}
+
+// Every fixture, on 1 to 4 ranks, in every layout and algorithm, must follow the curve of
+// one PyTorch process.
+func TestParity(t *testing.T) {
+	entries, err := os.ReadDir(parityDir)
+	if err != nil || len(entries) < 4 {
+		t.Fatalf("%d fixtures, %v", len(entries), err)
+	}
+	for _, entry := range entries {
+		e := readExpect(t, entry.Name())
+		for ranks := 1; ranks <= 4; ranks++ {
+			for _, layout := range []string{"zigzag", "striped", "contiguous"} {
+				for _, algorithm := range []string{"ring", "allgather"} {
+					if ranks == 1 && (layout != "zigzag" || algorithm != "ring") {
+						continue
+					}
+					// The fixtures of rope scaling and qwen3 differ in the model, not in the ring.
+					if !allWays[entry.Name()] && (layout != "zigzag" || algorithm != "ring") {
+						continue
+					}
+					what := fmt.Sprintf("%s, %d ranks, %s, %s", entry.Name(), ranks, layout, algorithm)
+					cfg := load(t, parityYAML(entry.Name(), e), ranks, "parallel.layout="+layout, "parallel.algorithm="+algorithm)
+					checkCurve(t, what, mustRun(t, cfg, ranks, train.Options{}).steps, e)
+				}
+			}
+		}
+	}
+}
+
+// The trades of memory for time, the sharding of the optimizer, data-parallel groups and
+// accumulation change nothing but the order of sums.
+func TestVariantsFollowTheSameCurve(t *testing.T) {
+	name := "tiny-llama-tied-clip"
+	e := readExpect(t, name)
+	for _, v := range []struct {
+		ranks int
+		set   string
+	}{
+		{2, "memory.recompute=selective"}, {2, "memory.recompute=full"}, {3, "memory.loss_chunk=17"},
+		{4, "memory.shard=optimizer"}, {3, "memory.shard=optimizer"}, {2, "attention.backend=reference"},
+	} {
+		cfg := load(t, parityYAML(name, e), v.ranks, v.set)
+		checkCurve(t, v.set, mustRun(t, cfg, v.ranks, train.Options{}).steps, e)
+	}
+}
+
+// Two samples a step give one curve however they are spread: as a micro batch, accumulated,
+// or over data-parallel groups.
+func TestBatchesAreSpreadWithoutATrace(t *testing.T) {
+	name := "tiny-llama"
+	e := readExpect(t, name)
+	e.Steps = 4
+	var want []metrics.Step
+	for _, v := range []struct {
+		ranks int
+		set   string
+	}{
+		{1, "train.micro_batch_size=2"}, {2, "train.micro_batch_size=2"}, {2, "train.micro_batch_size=1"},
+		{2, "parallel.data=2"}, {4, "parallel.data=2"}, {4, "parallel.context=2"},
+	} {
+		cfg := load(t, parityYAML(name, e), v.ranks, "train.global_batch_size=2", v.set)
+		got := mustRun(t, cfg, v.ranks, train.Options{}).steps
+		if want == nil {
+			want = got
+			continue
+		}
+		for i := range want {
+			if d := math.Abs(float64(got[i].Loss - want[i].Loss)); !(d <= 1e-5) {
+				t.Errorf("%d ranks, %s: loss of step %d = %v, want %v", v.ranks, v.set, i+1, got[i].Loss, want[i].Loss)
+			}
+		}
+	}
+}
+
+func losses(steps []metrics.Step) string {
+	var b strings.Builder
+	for _, s := range steps {
+		fmt.Fprintf(&b, "%d:%x/%x ", s.Step, math.Float64bits(float64(s.Loss)), math.Float64bits(float64(s.GradNorm)))
+	}
+	return b.String()
+}

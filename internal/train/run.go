@@ -1,0 +1,315 @@
+package train
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"time"
+
+	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/internal/checkpoint"
+	"github.com/cprun/cprun/internal/config"
+	"github.com/cprun/cprun/internal/metrics"
+	"github.com/cprun/cprun/internal/tensor"
+)
+
+// Options is what a run has beside its config.
+type Options struct {
+	RunDir     string
+	RunID      string // of this attempt: no other attempt on the run directory has it
+	Version    string // of cprun, for checkpoints
+	ConfigYAML string // the resolved config, for checkpoints
+
+	Resume bool   // go on from the newest checkpoint of the run directory, where there is one
+	From   string // else from this checkpoint; "" for new weights
+
+	Stop   <-chan struct{} // closed when this rank is asked to stop
+	Report func(Report)    // called on every rank, in order; nil: nobody listens
+}
+
+func (o *Options) checkpoints() string { return filepath.Join(o.RunDir, "checkpoints") }
+
+func (o *Options) report(r Report) {
+	if o.Report != nil {
+		o.Report(r)
+	}
+}
+
+func (o *Options) notice(text string) { o.report(Report{Kind: Notice, Text: text}) }
+
+// Kind says what a Report tells.
+type Kind int
+
+// The kinds of reports.
+const (
+	Notice     Kind = iota // Text is for the user
+	Phase                  // Text is what the rank begins, for reports of failures
+	Progressed             // a step was logged
+	Advanced               // a step was done
+	Saved                  // a checkpoint of Step was begun or, at the end, is whole
+	Validated              // Loss is the validation loss before the first step
+	Stopped                // the run ends on request after a checkpoint of Step
+)
+
+// Report is what a rank tells its process while it runs.
+type Report struct {
+	Kind    Kind
+	Step    int64 // steps done
+	Steps   int64
+	Text    string
+	Loss    float64
+	Metrics metrics.Step  // of Progressed, on rank 0
+	Left    time.Duration // until the last step; negative: not known
+}
+
+// run is a trainer with its outputs.
+type run struct {
+	*Trainer
+	opts   Options
+	saver  *checkpoint.Saver
+	out    metrics.Writer // rank 0
+	trace  *metrics.Trace
+	eta    metrics.ETA
+	waited time.Duration // of the compute stream up to the last log
+	first  float64       // validation loss before the first step
+	last   float64       // and the newest one
+}
+
+// Run trains on this rank until the config's steps are done or some rank is asked to stop.
+// Every rank of the world calls it with the same config. stopped says that it ended on
+// request, with a checkpoint from which the same call goes on.
+func Run(ctx context.Context, cfg *config.Config, dev Device, world comm.Communicator, o Options) (stopped bool, err error) {
+	o.report(Report{Kind: Phase, Text: "setup"})
+	t, err := newTrainer(ctx, cfg, dev, world)
+	if err != nil {
+		return false, err
+	}
+	r := &run{Trainer: t, opts: o}
+	if err := r.open(ctx); err != nil {
+		return false, errors.Join(err, r.close())
+	}
+	stopped, err = r.loop(ctx)
+	// A save that was begun is finished also when training failed, while the peers live.
+	return stopped, errors.Join(err, r.close())
+}
+
+// open finds where to begin and opens what the run writes.
+func (r *run) open(ctx context.Context) error {
+	from, err := r.find(ctx, r.opts)
+	if err != nil {
+		return fmt.Errorf("checkpoint to go on from: %w", err)
+	}
+	if from == "" {
+		err = r.initialise()
+	} else {
+		err = r.restore(ctx, from)
+	}
+	if err != nil {
+		return err
+	}
+	if from != "" {
+		r.opts.notice(fmt.Sprintf("going on from step %d of %s", r.step, from))
+	}
+	c := r.cfg.Checkpoint
+	r.saver, err = checkpoint.NewSaver(blobs{r.mesh.saves}, checkpoint.Options{
+		Dir: r.opts.checkpoints(), RunID: r.opts.RunID, Keep: c.Keep, Async: c.Async,
+		Warn: func(err error) { r.opts.notice(err.Error()) },
+	})
+	if err != nil {
+		return fmt.Errorf("checkpoints: %w", err)
+	}
+	if r.mesh.world.Rank() == 0 {
+		l := r.cfg.Log
+		r.out, err = metrics.Open(metrics.Options{Dir: r.opts.RunDir, Resumed: int64(r.step), TensorBoard: l.TensorBoard, Prometheus: l.Prometheus})
+		if err != nil {
+			return fmt.Errorf("metrics: %w", err)
+		}
+	}
+	return r.openTrace()
+}
+
+func (r *run) close() error {
+	var errs []error
+	if r.saver != nil {
+		errs = append(errs, r.saver.Close())
+	}
+	if r.out != nil {
+		errs = append(errs, r.out.Close())
+	}
+	if r.trace != nil {
+		errs = append(errs, r.closeTrace())
+	}
+	return errors.Join(errs...)
+}
+
+func (r *run) asked() bool {
+	select {
+	case <-r.opts.Stop:
+		return true
+	default:
+		return false
+	}
+}
+
+func (r *run) loop(ctx context.Context) (stopped bool, err error) {
+	steps := r.cfg.Train.Steps
+	if r.val != nil && r.step < steps {
+		if r.first, err = r.validate(ctx); err != nil {
+			return false, err
+		}
+		r.opts.report(Report{Kind: Validated, Step: int64(r.step), Loss: r.first})
+		r.opts.notice(fmt.Sprintf("validation loss at step %d: %.4f", r.step, r.first))
+	}
+	saved := r.step
+	for r.step < steps {
+		r.opts.report(Report{Kind: Phase, Text: "step", Step: int64(r.step)})
+		res, err := r.Step(ctx, r.asked())
+		if err != nil {
+			return false, err
+		}
+		r.opts.report(Report{Kind: Advanced, Step: int64(r.step), Steps: int64(steps)})
+		if err := r.after(ctx, res); err != nil {
+			return false, err
+		}
+		stopped = res.Stop && r.step < steps
+		every := r.cfg.Checkpoint.Every
+		if stopped || r.step == steps || every > 0 && r.step%every == 0 {
+			if err := r.save(ctx, stopped || r.step == steps); err != nil {
+				return false, err
+			}
+			saved = r.step
+		}
+		if stopped {
+			r.opts.report(Report{Kind: Stopped, Step: int64(r.step)})
+			return true, nil
+		}
+	}
+	if saved != r.step { // nothing was left to do, and the checkpoint is another run's
+		return false, r.save(ctx, true)
+	}
+	return false, nil
+}
+
+// save begins a checkpoint, and waits for it if asked to.
+func (r *run) save(ctx context.Context, wait bool) error {
+	r.opts.report(Report{Kind: Phase, Text: "checkpoint", Step: int64(r.step)})
+	if err := r.saver.Save(ctx, r.snapshot(&r.opts)); err != nil {
+		return fmt.Errorf("checkpoint of step %d: %w", r.step, err)
+	}
+	if wait {
+		if err := r.saver.Wait(); err != nil {
+			return fmt.Errorf("checkpoint of step %d: %w", r.step, err)
+		}
+	}
+	r.opts.report(Report{Kind: Saved, Step: int64(r.step)})
+	return nil
+}
+
+func (r *run) validate(ctx context.Context) (float64, error) {
+	r.opts.report(Report{Kind: Phase, Text: "validation", Step: int64(r.step)})
+	return r.Validate(ctx)
+}
+
+// after logs a step, with the validation that is due.
+func (r *run) after(ctx context.Context, res Result) error {
+	r.eta = r.eta.Add(res.Took.Seconds())
+	steps, world := r.cfg.Train.Steps, r.mesh.world
+	var val *metrics.Float
+	if every := r.cfg.Data.Validation.Every; r.val != nil && (r.step%every == 0 || r.step == steps) {
+		loss, err := r.validate(ctx)
+		if err != nil {
+			return err
+		}
+		f := metrics.Float(loss)
+		val, r.last = &f, loss
+	}
+	finite := res.finite(r.step)
+	if r.trace != nil && r.step%max(r.cfg.Log.TraceSteps, 1) == 0 {
+		if err := r.closeTrace(); err != nil {
+			return err
+		}
+	}
+	if due := r.step%r.cfg.Log.Every == 0 || r.step == steps || val != nil || res.Stop || finite != nil; !due {
+		return nil
+	}
+	waited := r.dev.Stream.Waited()
+	most, err := maximum(ctx, world, memoryBytes(), (waited - r.waited).Seconds())
+	r.waited = waited
+	if err != nil {
+		return fmt.Errorf("metrics of step %d: %w", r.step, err)
+	}
+	if world.Rank() != 0 {
+		return finite
+	}
+	tps := metrics.PerSecond(float64(res.Tokens), res.Took.Seconds())
+	tflops := metrics.TFLOPs(res.FLOPs, res.Took.Seconds(), world.Size())
+	m := metrics.Step{
+		Step: int64(r.step), Loss: metrics.Float(res.Loss), GradNorm: metrics.Float(res.GradNorm), LR: metrics.Float(res.LR),
+		Tokens: r.tokens, StepSeconds: metrics.Float(res.Took.Seconds()), TokensPerSecond: tps,
+		TokensPerSecondPerDevice: metrics.PerDevice(tps, world.Size()), TFLOPsPerDevice: tflops,
+		MFU: metrics.MFU(tflops, r.dev.PeakTFLOPs), MemoryBytes: int64(most[0]), CommWaitSeconds: metrics.Float(most[1]), ValLoss: val,
+	}
+	if err := r.out.Write(m); err != nil {
+		return fmt.Errorf("metrics of step %d: %w", r.step, err)
+	}
+	left, known := r.eta.Left(int64(steps - r.step))
+	if !known {
+		left = -1
+	}
+	r.opts.report(Report{Kind: Progressed, Step: int64(r.step), Steps: int64(steps), Metrics: m, Left: left})
+	return finite
+}
+
+// streams are the lanes of a trace.
+func (r *run) streams() []*tensor.HostStream {
+	out := []*tensor.HostStream{r.dev.Stream}
+	for _, c := range []comm.Communicator{r.mesh.world, r.mesh.context} {
+		if s, ok := c.(interface{ Stream() *tensor.HostStream }); ok {
+			out = append(out, s.Stream())
+		}
+	}
+	return out
+}
+
+// openTrace records what the streams do in the first steps, where the config asks for it.
+func (r *run) openTrace() error {
+	if r.cfg.Log.TraceSteps == 0 {
+		return nil
+	}
+	rank := r.mesh.world.Rank()
+	t, err := metrics.CreateTrace(tracePath(r.opts.RunDir, rank), rank)
+	if err != nil {
+		return fmt.Errorf("trace: %w", err)
+	}
+	r.trace = t
+	for _, s := range r.streams() {
+		s.Trace(t.Span)
+	}
+	return nil
+}
+
+func tracePath(runDir string, rank int) string {
+	return filepath.Join(runDir, "logs", fmt.Sprintf("trace-rank-%04d.json", rank))
+}
+
+func (r *run) closeTrace() error {
+	for _, s := range r.streams() {
+		s.Trace(nil)
+	}
+	t := r.trace
+	r.trace = nil
+	if err := t.Close(); err != nil {
+		return fmt.Errorf("trace: %w", err)
+	}
+	return nil
+}
+
+// MergeTraces makes trace.json of the traces that the ranks of a run have left.
+func MergeTraces(runDir string, ranks int) error {
+	var paths []string
+	for rank := range ranks {
+		paths = append(paths, tracePath(runDir, rank))
+	}
+	return metrics.MergeTraces(filepath.Join(runDir, "trace.json"), paths...)
+}

@@ -1,0 +1,66 @@
+package worker
+
+import (
+	"context"
+
+	"github.com/cprun/cprun/internal/agent"
+	"github.com/cprun/cprun/internal/config"
+	"github.com/cprun/cprun/internal/launch"
+	"github.com/cprun/cprun/internal/launch/progress"
+	"github.com/cprun/cprun/internal/train"
+)
+
+func (p *process) train(ctx context.Context) error {
+	p.phase = "setup"
+	var job agent.TrainJob
+	if err := p.payload(&job); err != nil {
+		return err
+	}
+	cfg, err := config.Load(job.Config, config.Options{Ranks: p.WorldSize, Device: "cpu"})
+	if err != nil {
+		return err
+	}
+	stopped, err := train.Run(ctx, cfg, train.CPU(p.stream, cfg.Attention.Backend), p.world, train.Options{
+		RunDir: job.RunDir, RunID: p.RunID, Version: job.Version, ConfigYAML: string(cfg.YAML()),
+		// A restarted job goes on from what it had, also where it first was told to begin anew.
+		Resume: job.Resume || p.Restart > 0, From: job.From,
+		Stop: p.Stop(), Report: p.report,
+	})
+	p.quiet = stopped
+	return err
+}
+
+// report passes on what the trainer tells. An event that cannot be sent means that the
+// launcher is gone, which ends this process by itself.
+func (p *process) report(r train.Report) {
+	switch r.Kind {
+	case train.Notice:
+		if p.Rank == 0 {
+			_ = p.SendData(agent.EventNotice, 0, r.Text)
+		}
+	case train.Phase:
+		p.phase, p.step = r.Text, r.Step
+	case train.Validated:
+		if p.Rank == 0 {
+			_ = p.SendData(agent.EventValidation, r.Step, progress.Number(r.Loss))
+		}
+	case train.Advanced:
+		p.step = r.Step
+		_ = p.Send(launch.Event{Kind: launch.EventProgress, Step: r.Step})
+	case train.Saved:
+		_ = p.Send(launch.Event{Kind: launch.EventCheckpoint, Step: r.Step})
+	case train.Stopped:
+		p.step = r.Step
+	case train.Progressed:
+		m := r.Metrics
+		s := progress.Step{
+			Step: r.Step, Steps: r.Steps, Loss: progress.Number(m.Loss), GradNorm: progress.Number(m.GradNorm),
+			LR: progress.Number(m.LR), TokensPerSecond: progress.Number(m.TokensPerSecond), ETASeconds: progress.Number(r.Left.Seconds()),
+		}
+		if m.ValLoss != nil {
+			v := progress.Number(*m.ValLoss)
+			s.ValLoss = &v
+		}
+		_ = p.SendData(launch.EventProgress, r.Step, s)
+	}
+}

@@ -1,0 +1,93 @@
+// Package worker is one rank's process: it attaches to the launcher that spawned it, joins
+// the other ranks, does what its role says, and reports how that ended.
+package worker
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/internal/agent"
+	"github.com/cprun/cprun/internal/config"
+	"github.com/cprun/cprun/internal/launch"
+	"github.com/cprun/cprun/internal/tensor"
+)
+
+// process is what every role has.
+type process struct {
+	*launch.Worker
+	world  *comm.Group
+	stream *tensor.HostStream
+	phase  string // what the rank is at, for reports of failures
+	step   int64
+	quiet  bool // stopped on request: the role has said so itself
+}
+
+// Run is the whole life of a worker. exit ends the process; it is called at once when the
+// launcher is gone.
+func Run(role string, exit func(status int)) int {
+	w, err := launch.Attach(func(cause error) {
+		fmt.Fprintf(os.Stderr, "cprun worker: %v\n", cause)
+		exit(launch.ExitFailed)
+	})
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "cprun: %v\n", err)
+		return 2
+	}
+	p := &process{Worker: w, phase: "joining the ranks"}
+	if err := p.run(agent.Role(role)); err != nil {
+		fmt.Fprintf(os.Stderr, "cprun worker: rank %d: %v\n", w.Rank, err)
+		if report := w.Fail(err, comm.IsRemote(err), p.phase, p.step); report != nil {
+			fmt.Fprintf(os.Stderr, "cprun worker: %v\n", report)
+		}
+		return launch.ExitFailed
+	}
+	if !p.quiet {
+		err = w.Done()
+	} else {
+		err = w.Stopped(p.step)
+	}
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "cprun worker: %v\n", err)
+		return launch.ExitFailed
+	}
+	return 0
+}
+
+func (p *process) run(role agent.Role) (err error) {
+	ctx := context.Background()
+	p.stream = tensor.NewHostStream("compute")
+	p.world, err = comm.ConnectUnix(ctx, comm.Mesh{
+		Dir: p.SocketDir, Rank: p.Rank, Size: p.WorldSize, Secret: p.Secret, RunID: p.RunID,
+	}, p.stream, comm.Options{Deadline: config.Deadline, Log: logf})
+	if err != nil {
+		return fmt.Errorf("connecting %d ranks: %w", p.WorldSize, err)
+	}
+	defer func() {
+		if err != nil {
+			// The others learn the cause from this rank, not just that it is gone.
+			p.world.Abort(err)
+			return
+		}
+		err = errors.Join(p.world.Close(), p.stream.Close())
+	}()
+	switch role {
+	case agent.RoleTrain:
+		return p.train(ctx)
+	case agent.RoleAttention:
+		return p.attention(ctx)
+	}
+	return fmt.Errorf("no role %q", role)
+}
+
+func (p *process) payload(v any) error {
+	if err := json.Unmarshal(p.Payload, v); err != nil {
+		return fmt.Errorf("payload of the launcher: %w", err)
+	}
+	return nil
+}
+
+func logf(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }
