@@ -84,7 +84,8 @@ func (f *forwardPass[T]) piece(s *scratch, n int) {
 	}
 }
 
-// begin loads the queries and the state. An LSE is the state (m = LSE, sum = 1).
+// begin loads the queries and the state. An LSE is the state (m = LSE, sum = 1); where it is
+// -Inf, the first key shrinks that sum to 0.
 func (x *forwardBlock[T]) begin(s *scratch) {
 	heads, dim, dimV := x.h1-x.h0, x.forwardPass.q.dim, x.v.dim
 	mem := open[T](s, heads*blockQ*(dim+dimV+1)+(dim+dimV)*blockK+blockQ*(blockK+dimV+1))
@@ -97,11 +98,7 @@ func (x *forwardBlock[T]) begin(s *scratch) {
 		x.forwardPass.q.pack(x.q[at*dim:], x.b, x.at.Lo, x.at.Hi, h)
 		x.forwardPass.o.pack(x.o[at*dimV:], x.b, x.at.Lo, x.at.Hi, h)
 		for i := range x.at.Len() {
-			lse := x.lse.row(x.b, x.at.Lo+i, h)[0]
-			x.m[at+i], x.sum[at+i] = lse, 1
-			if math.IsInf(float64(lse), -1) {
-				x.sum[at+i] = 0
-			}
+			x.m[at+i], x.sum[at+i] = x.lse.row(x.b, x.at.Lo+i, h)[0], 1
 		}
 	}
 }

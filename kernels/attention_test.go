@@ -137,3 +137,15 @@ func TestAddStrided(t *testing.T) {
 		}
 	}
 }
+
+// FuzzAttention runs random cases: a hop of a random layout under a random mask.
+func FuzzAttention(f *testing.F) {
+	for seed := range uint64(30) {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, seed uint64) {
+		c := newCPU(t)
+		rig := attentiontest.Rig{Kernel: c, Sync: c.Stream().Sync}
+		attentiontest.Check(t, rig, attentiontest.RandomCase(seed), tensor.F32)
+	})
+}

@@ -22,17 +22,23 @@ type Config struct {
 	Memory     Memory
 	Checkpoint Checkpoint
 	Log        Log
+
+	// Warnings is what is allowed and probably not meant. It is no part of the run: Equal,
+	// YAML and Map leave it out.
+	Warnings Errors
+
+	where *positions // of keys, so that Resolve names lines; nil for a config made in code
 }
 
 // Model is the shape of the model and where its weights come from.
 type Model struct {
-	From      string // Hugging Face directory; empty for random weights
+	From      string // Hugging Face directory, absolute; empty for random weights
 	hf.Config        // resolved: config.json of From, overridden by the keys in the YAML
 }
 
 // Data is where tokens come from.
 type Data struct {
-	Path          string // glob of files
+	Path          string // glob of files, absolute
 	Tokenizer     string // "bytes" or the path of a tokenizer.json; for text only
 	SeqLen        int    // global tokens of one sample
 	Shuffle       bool
@@ -44,7 +50,7 @@ type Data struct {
 
 // Validation is the held-out loss: every so many steps (0: never), over so many batches.
 type Validation struct {
-	Path         string // "" : none
+	Path         string // glob of files, absolute; "" where Every is 0
 	Every, Steps int
 }
 

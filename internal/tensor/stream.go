@@ -49,9 +49,10 @@ type HostStream struct {
 
 	mu     sync.Mutex
 	cond   *sync.Cond
-	queue  []task // guarded by mu
-	closed bool   // guarded by mu
-	err    error  // guarded by mu; the first error
+	queue  []task      // guarded by mu
+	closed bool        // guarded by mu
+	err    error       // guarded by mu; the first error
+	onFail func(error) // guarded by mu
 
 	done   chan struct{} // closed when the goroutine has ended
 	waited atomic.Int64  // ns spent in Wait for events of other streams
@@ -107,10 +108,22 @@ func (s *HostStream) Err() error {
 // Fail poisons the stream from outside: pending work is skipped.
 func (s *HostStream) Fail(err error) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.err == nil {
+	first, f := s.err == nil, s.onFail
+	if first {
 		s.err = err
 	}
+	s.mu.Unlock()
+	if first && f != nil {
+		f(err)
+	}
+}
+
+// OnFail has f called once, with the first error, on the goroutine that failed the stream.
+// A communicator tells the other ranks so, because its skipped work can no longer do it.
+func (s *HostStream) OnFail(f func(error)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.onFail = f
 }
 
 type hostEvent struct {

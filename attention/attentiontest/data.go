@@ -1,0 +1,315 @@
+package attentiontest
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/internal/tensor"
+)
+
+// inputs are the numbers of a case, row-major, exact in the type that the kernel gets.
+type inputs struct {
+	q, k, v, do        []float64
+	o, lse, dq, dk, dv []float64 // what accumulators hold before the first call
+	started            bool
+}
+
+func (c Case) inputs(rng *rand.Rand, dtype tensor.DType) inputs {
+	spread := c.Spread
+	if spread == 0 {
+		spread = 1
+	}
+	draw := func(shape [4]int, spread float64, t tensor.DType) []float64 {
+		xs := make([]float64, shape[0]*shape[1]*shape[2]*shape[3])
+		for i := range xs {
+			xs[i] = round(rng.NormFloat64()*spread, t)
+		}
+		return xs
+	}
+	acc := attention.AccumulatorType(dtype)
+	q, k, v, o, row := c.shapes()
+	in := inputs{
+		q: draw(q, spread, dtype), k: draw(k, spread, dtype), v: draw(v, 1, dtype), do: draw(o, 1, dtype),
+		o: draw(o, 1, acc), lse: draw(row, 2, acc), dq: draw(q, 1, acc), dk: draw(k, 1, acc), dv: draw(v, 1, acc),
+		started: c.Started,
+	}
+	for i := 0; i < len(in.lse); i += 5 { // rows that have seen no key yet
+		in.lse[i] = math.Inf(-1)
+		clear(in.o[i*c.DimV : (i+1)*c.DimV])
+	}
+	return in
+}
+
+func (c Case) shapes() (q, k, v, o, row [4]int) {
+	return [4]int{c.Batch, c.SeqQ, c.Heads, c.Dim}, [4]int{c.Batch, c.SeqK, c.KVHeads, c.Dim},
+		[4]int{c.Batch, c.SeqK, c.KVHeads, c.DimV}, [4]int{c.Batch, c.SeqQ, c.Heads, c.DimV},
+		[4]int{c.Batch, c.SeqQ, c.Heads, 1}
+}
+
+// scoreMagnitude is the largest sum of |scale q_d k_d|: what the rounding of a score is
+// relative to.
+func (c Case) scoreMagnitude(in inputs) float64 {
+	norm := func(xs []float64) float64 {
+		largest := 0.0
+		for i := 0; i+c.Dim <= len(xs); i += c.Dim {
+			sum := 0.0
+			for _, x := range xs[i : i+c.Dim] {
+				sum += x * x
+			}
+			largest = max(largest, sum)
+		}
+		return math.Sqrt(largest)
+	}
+	// By Cauchy and Schwarz; the largest pair comes within a small factor of it.
+	return math.Abs(c.Softmax.Scale) * norm(in.q) * norm(in.k)
+}
+
+// set is the tensors of one run of a case, with the buffers that hold them.
+type set struct {
+	q, k, v, do View
+	acc         attention.Partial
+	delta       View
+	grads       attention.Grads
+	buffers     []*tensor.Host
+}
+
+func newSet(c Case, l Layout, dtype tensor.DType) *set {
+	s := &set{}
+	acc := attention.AccumulatorType(dtype)
+	q, k, v, o, row := c.shapes()
+	if l == Interleaved && c.SeqQ == c.SeqK {
+		s.q, s.k, s.v = s.interleave(dtype, q, k, v)
+		s.grads.DQ, s.grads.DK, s.grads.DV = s.interleave(acc, q, k, v)
+	} else {
+		s.q, s.k, s.v = s.place(l, dtype, q), s.place(l, dtype, k), s.place(l, dtype, v)
+		s.grads = attention.Grads{DQ: s.place(l, acc, q), DK: s.place(l, acc, k), DV: s.place(l, acc, v)}
+	}
+	s.do, s.delta = s.place(l, dtype, o), s.place(l, acc, row)
+	s.acc = attention.Partial{O: s.place(l, acc, o), LSE: s.place(l, acc, row)}
+	return s
+}
+
+// sentinel is what every byte of a buffer is before the case's numbers come: NaN in all float
+// types, so that what is read from outside a view shows, and what is written there too.
+const sentinel = 0xff
+
+func (s *set) buffer(elements int, dtype tensor.DType) *tensor.Host {
+	h := tensor.NewHost(int64(elements * dtype.Size()))
+	b := tensor.Bytes(tensor.Dense(h, tensor.U8, 0, [4]int{1, 1, 1, int(h.Bytes())}))
+	for i := range b {
+		b[i] = sentinel
+	}
+	s.buffers = append(s.buffers, h)
+	return h
+}
+
+// place makes one view in a buffer of its own.
+func (s *set) place(l Layout, dtype tensor.DType, n [4]int) View {
+	switch l {
+	case Dense:
+		return tensor.Dense(s.buffer(n[0]*n[1]*n[2]*n[3], dtype), dtype, 0, n)
+	case HeadsFirst:
+		stride := [4]int64{int64(n[2] * n[1] * n[3]), int64(n[3]), int64(n[1] * n[3]), 1}
+		return tensor.NewView(s.buffer(n[0]*n[1]*n[2]*n[3], dtype), dtype, 0, n, stride)
+	}
+	const before, after = 7, 11
+	head := n[3] + 3
+	position := n[2]*head + 5
+	batch := n[1]*position + 2
+	mem := s.buffer(before+n[0]*batch+after, dtype)
+	return tensor.NewView(mem, dtype, before, n, [4]int64{int64(batch), int64(position), int64(head), 1})
+}
+
+// interleave makes three views whose positions lie side by side: q heads, k heads, v heads.
+func (s *set) interleave(dtype tensor.DType, q, k, v [4]int) (qv, kv, vv View) {
+	nq, nk, nv := q[2]*q[3], k[2]*k[3], v[2]*v[3]
+	position := nq + nk + nv
+	mem := s.buffer(q[0]*q[1]*position, dtype)
+	at := func(off int, n [4]int) View {
+		return tensor.NewView(mem, dtype, int64(off), n, [4]int64{int64(n[1] * position), int64(position), int64(n[3]), 1})
+	}
+	return at(0, q), at(nq, k), at(nq+nk, v)
+}
+
+// fill writes the numbers; accumulators keep their sentinels unless the case has started.
+func (s *set) fill(in inputs) {
+	write(s.q, in.q)
+	write(s.k, in.k)
+	write(s.v, in.v)
+	write(s.do, in.do)
+	if in.started {
+		write(s.acc.O, in.o)
+		write(s.acc.LSE, in.lse)
+		write(s.grads.DQ, in.dq)
+		write(s.grads.DK, in.dk)
+		write(s.grads.DV, in.dv)
+	}
+}
+
+func (s *set) views() []*View {
+	return []*View{&s.q, &s.k, &s.v, &s.do, &s.delta, &s.acc.O, &s.acc.LSE, &s.grads.DQ, &s.grads.DK, &s.grads.DV}
+}
+
+// upload is the set on the rig's device; on the host it is the set itself.
+func (s *set) upload(rig Rig) (*set, error) {
+	d := *s
+	if rig.Upload == nil {
+		return &d, nil
+	}
+	there := map[tensor.Memory]tensor.Memory{}
+	for _, h := range s.buffers {
+		mem, err := rig.Upload(h)
+		if err != nil {
+			return nil, err
+		}
+		there[h] = mem
+	}
+	for _, v := range d.views() {
+		*v = tensor.NewView(there[v.Memory()], v.DType(), v.Offset(), v.Shape(), v.Strides())
+	}
+	return &d, nil
+}
+
+func (s *set) download(rig Rig, device *set) error {
+	if rig.Download == nil {
+		return nil
+	}
+	here := s.views()
+	done := map[tensor.Memory]bool{}
+	for i, v := range device.views() {
+		if !done[v.Memory()] {
+			if err := rig.Download(here[i].Memory().(*tensor.Host), v.Memory()); err != nil {
+				return err
+			}
+			done[v.Memory()] = true
+		}
+	}
+	return nil
+}
+
+type result struct {
+	name string
+	view View
+}
+
+func (s *set) results() []result {
+	return []result{{"out", s.acc.O}, {"lse", s.acc.LSE}, {"delta", s.delta}, {"dq", s.grads.DQ}, {"dk", s.grads.DK}, {"dv", s.grads.DV}}
+}
+
+// checkSentinels fails where anything was written between or around the views.
+func (s *set) checkSentinels(t *testing.T) {
+	t.Helper()
+	for _, h := range s.buffers {
+		size := int64(0)
+		b := tensor.Bytes(tensor.Dense(h, tensor.U8, 0, [4]int{1, 1, 1, int(h.Bytes())}))
+		inside := make([]bool, len(b))
+		for _, v := range s.views() {
+			if v.Memory() != tensor.Memory(h) {
+				continue
+			}
+			size = int64(v.DType().Size())
+			each(*v, func(at int64, _ [4]int) {
+				for i := range size {
+					inside[(v.Offset()+at)*size+i] = true
+				}
+			})
+		}
+		for i, x := range b {
+			if !inside[i] && x != sentinel {
+				t.Errorf("byte %d of a buffer of %d bytes, in no view, was written", i, len(b))
+				return
+			}
+		}
+	}
+}
+
+// each visits the elements of a view in row-major order with their index from its first one.
+func each(v View, visit func(at int64, coord [4]int)) {
+	n, stride := v.Shape(), v.Strides()
+	for b := range n[0] {
+		for s := range n[1] {
+			for h := range n[2] {
+				for d := range n[3] {
+					visit(int64(b)*stride[0]+int64(s)*stride[1]+int64(h)*stride[2]+int64(d)*stride[3], [4]int{b, s, h, d})
+				}
+			}
+		}
+	}
+}
+
+// write sets the elements of a host view.
+func write(v View, xs []float64) {
+	switch v.DType() {
+	case tensor.F64:
+		writeAs(v, xs, func(x float64) float64 { return x })
+	case tensor.F32:
+		writeAs(v, xs, func(x float64) float32 { return float32(x) })
+	case tensor.BF16:
+		writeAs(v, xs, func(x float64) uint16 { return uint16(math.Float32bits(float32(x)) >> 16) })
+	case tensor.F16:
+		writeAs(v, xs, halfBits)
+	}
+}
+
+func writeAs[T tensor.Element](v View, xs []float64, convert func(float64) T) {
+	data, i := tensor.Data[T](v), 0
+	each(v, func(at int64, _ [4]int) {
+		data[at] = convert(xs[i])
+		i++
+	})
+}
+
+// read lists the elements of a float32 or float64 host view.
+func read(v View) []float64 {
+	xs := make([]float64, 0, v.Size())
+	if v.Size() == 0 {
+		return xs
+	}
+	switch v.DType() {
+	case tensor.F64:
+		data := tensor.Data[float64](v)
+		each(v, func(at int64, _ [4]int) { xs = append(xs, data[at]) })
+	case tensor.F32:
+		data := tensor.Data[float32](v)
+		each(v, func(at int64, _ [4]int) { xs = append(xs, float64(data[at])) })
+	default:
+		panic(fmt.Sprintf("attentiontest: a result of %v", v.DType()))
+	}
+	return xs
+}
+
+// round is the nearest value of x that type t can hold. Values here are far from the ends
+// of every type's range.
+func round(x float64, t tensor.DType) float64 {
+	bits := 53
+	switch t {
+	case tensor.F32:
+		bits = 24
+	case tensor.F16:
+		bits = 11
+	case tensor.BF16:
+		bits = 8
+	}
+	if bits == 53 || x == 0 {
+		return x
+	}
+	fraction, exponent := math.Frexp(x)
+	if t == tensor.F16 {
+		bits = min(bits, exponent+24) // subnormal below 2^-14
+	}
+	return math.Ldexp(math.RoundToEven(math.Ldexp(fraction, bits)), exponent-bits)
+}
+
+// halfBits is the binary16 encoding of a value that round has made exact.
+func halfBits(x float64) uint16 {
+	sign := uint16(math.Float64bits(x) >> 48 & 0x8000)
+	x = math.Abs(x)
+	if x < math.Ldexp(1, -14) {
+		return sign | uint16(math.Ldexp(x, 24))
+	}
+	fraction, exponent := math.Frexp(x) // x = fraction 2^exponent, fraction in [1/2, 1)
+	return sign | uint16(exponent+14)<<10 | uint16(math.Ldexp(fraction, 11)-1024)
+}

@@ -1,0 +1,194 @@
+// Package attentiontest is the conformance suite of attention.Kernel: every kernel runs it,
+// the reference included, and what it allows is all that callers may rely on.
+package attentiontest
+
+import (
+	"context"
+	"fmt"
+	"hash/fnv"
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/partition"
+)
+
+// View is a strided window onto memory; see internal/tensor.
+type View = tensor.View
+
+// Rig is a kernel under test and the way to it.
+type Rig struct {
+	Kernel attention.Kernel
+	// Sync waits for all that is queued; nil where the kernel works at once.
+	Sync func(context.Context) error
+	// Upload copies host memory to the kernel's device and Download copies it back; both
+	// nil where the kernel computes on the host.
+	Upload   func(*tensor.Host) (tensor.Memory, error)
+	Download func(dst *tensor.Host, src tensor.Memory) error
+}
+
+// Options are the capabilities of a kernel. Cases beyond them are left out by this
+// declaration and not by a skip.
+type Options struct {
+	DTypes     []tensor.DType // of q, k, v and do: float64, float32, float16, bfloat16
+	MaxHeadDim int            // of q and k and of v; 0 for no limit
+	// SameHeadDim leaves out cases where the head dims of k and v differ.
+	SameHeadDim bool
+}
+
+// TestKernel runs every case on one kernel from newRig.
+//
+// A result passes when its largest error against float64, over the largest value of the
+// tensor, is at most twice that of the reference computed in float32, plus a floor of a few
+// roundings of a score: the relative error of a probability is the absolute error of its
+// score. Rows and keys that nothing touches must keep their bits.
+func TestKernel(t *testing.T, newRig func(testing.TB) Rig, opts Options) {
+	rig := newRig(t)
+	for _, dtype := range opts.DTypes {
+		t.Run(dtype.String(), func(t *testing.T) {
+			for _, c := range Cases() {
+				tooWide := opts.MaxHeadDim > 0 && max(c.Dim, c.DimV) > opts.MaxHeadDim
+				if tooWide || opts.SameHeadDim && c.Dim != c.DimV {
+					continue
+				}
+				t.Run(c.Name, func(t *testing.T) { Check(t, rig, c, dtype) })
+			}
+		})
+	}
+	t.Run("faults", func(t *testing.T) { checkFaults(t, rig) })
+}
+
+// Check runs one case with inputs of one type.
+func Check(t *testing.T, rig Rig, c Case, dtype tensor.DType) {
+	t.Helper()
+	hash := fnv.New64a()
+	hash.Write([]byte(c.Name))
+	in := c.inputs(rand.New(rand.NewPCG(hash.Sum64(), 1)), dtype)
+
+	oracle, tested := newSet(c, Dense, tensor.F64), newSet(c, c.Layout, dtype)
+	oracle.fill(in)
+	tested.fill(in)
+	whole := c
+	whole.Calls = 1
+	must(t, whole.run(Rig{Kernel: attention.NewReference[float64](nil)}, oracle))
+	plain := oracle // what the kernel's own arithmetic makes of the definition
+	if attention.AccumulatorType(dtype) == tensor.F32 {
+		plain = newSet(c, Dense, dtype)
+		plain.fill(in)
+		must(t, c.run(Rig{Kernel: attention.NewReference[float32](nil)}, plain))
+	}
+	device, err := tested.upload(rig)
+	must(t, err)
+	must(t, c.run(rig, device))
+	must(t, tested.download(rig, device))
+
+	floor := c.floor(in, dtype)
+	touchedQ, touchedK := c.touched()
+	size := map[string]float64{}
+	size["dq"], size["dk"] = c.termSizes(in, oracle)
+	for n, r := range tested.results() {
+		rows := touchedQ
+		if r.name == "dk" || r.name == "dv" {
+			rows = touchedK
+		}
+		compare(t, r.name, r.view, oracle.results()[n].view, plain.results()[n].view, size[r.name], floor, rows)
+	}
+	tested.checkSentinels(t)
+}
+
+// run is a training step: the forward calls, delta, and the backward calls.
+func (c Case) run(rig Rig, s *set) error {
+	k := rig.Kernel
+	if !c.Started {
+		if err := k.Reset(s.acc); err != nil {
+			return err
+		}
+		if err := k.Zero(s.grads.DQ, s.grads.DK, s.grads.DV); err != nil {
+			return err
+		}
+	}
+	calls := c.calls()
+	for _, call := range calls {
+		keys, values := call.of(s.k), call.of(s.v)
+		if err := k.Forward(s.acc, s.q, keys, values, call.tiles, c.Softmax); err != nil {
+			return err
+		}
+		scribble(call.tiles) // the kernel must have its own copy
+	}
+	if err := k.Delta(s.delta, s.do, s.acc.O); err != nil {
+		return err
+	}
+	for _, call := range c.calls() {
+		g := attention.Grads{DQ: s.grads.DQ, DK: call.of(s.grads.DK), DV: call.of(s.grads.DV)}
+		if err := k.Backward(g, s.do, s.q, call.of(s.k), call.of(s.v), s.acc.LSE, s.delta, call.tiles, c.Softmax); err != nil {
+			return err
+		}
+		scribble(call.tiles)
+	}
+	if rig.Sync != nil {
+		return rig.Sync(context.Background())
+	}
+	return nil
+}
+
+func scribble(tiles []partition.Tile) {
+	for i := range tiles {
+		tiles[i] = partition.Tile{Q: partition.Range{Lo: -1, Hi: 1 << 30}, K: partition.Range{Lo: -1, Hi: 1 << 30}, Band: partition.Full()}
+	}
+}
+
+// floor is the error that even a perfect order of summation may have: two roundings of a
+// score of the case's magnitude in the accumulator's type, and two of a 16 bit input's type.
+// The float64 oracle rounds too, which sixteen roundings of float64 allow for.
+func (c Case) floor(in inputs, dtype tensor.DType) float64 {
+	magnitude := 1 + c.scoreMagnitude(in)
+	switch dtype {
+	case tensor.F64:
+		return 16 * math.Exp2(-53) * magnitude
+	case tensor.F32:
+		return 2 * math.Exp2(-24) * magnitude
+	case tensor.F16:
+		return 2*math.Exp2(-24)*magnitude + 2*math.Exp2(-11)
+	case tensor.BF16:
+		return 2*math.Exp2(-24)*magnitude + 2*math.Exp2(-8)
+	}
+	panic(fmt.Sprintf("attentiontest: inputs of %v", dtype))
+}
+
+// checkFaults gives wrong arguments, which are errors and never results or panics.
+func checkFaults(t *testing.T, rig Rig) {
+	c := Case{Batch: 1, SeqQ: 4, SeqK: 4, Heads: 2, KVHeads: 2, Dim: 8, DimV: 8, Softmax: attention.Softmax{Scale: 1}}
+	full := tile(0, 4, 0, 4, partition.Full())
+	for _, f := range []struct {
+		name  string
+		wrong func(s *set, tiles []partition.Tile, p *attention.Softmax)
+	}{
+		{"LSE too short", func(s *set, _ []partition.Tile, _ *attention.Softmax) { s.acc.LSE = s.acc.LSE.Slice(tensor.Seq, 0, 3) }},
+		{"values of another length", func(s *set, _ []partition.Tile, _ *attention.Softmax) { s.v = s.v.Slice(tensor.Seq, 0, 3) }},
+		{"heads no multiple", func(s *set, _ []partition.Tile, _ *attention.Softmax) {
+			s.q, s.acc.O, s.acc.LSE = s.q.Slice(tensor.Heads, 0, 1), s.acc.O.Slice(tensor.Heads, 0, 1), s.acc.LSE.Slice(tensor.Heads, 0, 1)
+		}},
+		{"tile outside", func(_ *set, tiles []partition.Tile, _ *attention.Softmax) { tiles[0].K.Hi = 5 }},
+		{"negative softcap", func(_ *set, _ []partition.Tile, p *attention.Softmax) { p.Softcap = -1 }},
+	} {
+		t.Run(f.name, func(t *testing.T) {
+			s := newSet(c, Dense, tensor.F32)
+			device, err := s.upload(rig)
+			must(t, err)
+			tiles, p := []partition.Tile{full}, c.Softmax
+			f.wrong(device, tiles, &p)
+			if err := rig.Kernel.Forward(device.acc, device.q, device.k, device.v, tiles, p); err == nil {
+				t.Error("Forward took it without an error")
+			}
+		})
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

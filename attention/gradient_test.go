@@ -1,0 +1,142 @@
+package attention_test
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/attention/attentiontest"
+	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/partition"
+)
+
+func draw(rng *rand.Rand, shape ...int) attention.View {
+	v := tensor.New(tensor.F64, shape...)
+	for i := range tensor.Data[float64](v) {
+		tensor.Data[float64](v)[i] = rng.NormFloat64()
+	}
+	return v
+}
+
+// TestGradients holds dq, dk and dv against central differences of sum(out * do).
+func TestGradients(t *testing.T) {
+	for _, c := range []struct {
+		name        string
+		seqQ, seqK  int
+		mask        partition.Mask
+		softcap     float64
+		heads, over int
+	}{
+		{"full", 5, 6, partition.Mask{Band: partition.Full()}, 0, 4, 2},
+		{"causal", 6, 6, partition.Mask{Band: partition.Band{Lo: -partition.Unbounded, Hi: 0}}, 0, 2, 1},
+		{"soft cap", 5, 5, partition.Mask{Band: partition.Full()}, 1.5, 3, 3},
+		{"rows that see nothing", 6, 4, partition.Mask{Band: partition.Band{Lo: -partition.Unbounded, Hi: -2}}, 2, 2, 2},
+		{"documents with a window", 7, 7, partition.Mask{Band: partition.Band{Lo: -1, Hi: 0}, Docs: []int{3, 1, 3}}, 0, 2, 1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(3, 4))
+			q, k, v := draw(rng, 2, c.seqQ, c.heads, 3), draw(rng, 2, c.seqK, c.over, 3), draw(rng, 2, c.seqK, c.over, 2)
+			do := draw(rng, 2, c.seqQ, c.heads, 2)
+			p := attention.Softmax{Scale: 0.8, Softcap: c.softcap}
+			loss := func() float64 {
+				acc, _ := attention.Whole[float64](q, k, v, do, c.mask, p)
+				sum := 0.0
+				for i, y := range tensor.Data[float64](acc.O) {
+					sum += y * tensor.Data[float64](do)[i]
+				}
+				return sum
+			}
+			_, grads := attention.Whole[float64](q, k, v, do, c.mask, p)
+			for _, g := range []struct {
+				name      string
+				x, gradOf attention.View
+			}{{"dq", q, grads.DQ}, {"dk", k, grads.DK}, {"dv", v, grads.DV}} {
+				x := tensor.Data[float64](g.x)
+				for i := range x {
+					const h = 1e-5
+					at := x[i]
+					x[i] = at + h
+					up := loss()
+					x[i] = at - h
+					down := loss()
+					x[i] = at
+					got, want := tensor.Data[float64](g.gradOf)[i], (up-down)/(2*h)
+					if !(math.Abs(got-want) <= 1e-8) {
+						t.Fatalf("%s[%d] = %v, the difference quotient is %v", g.name, i, got, want)
+					}
+				}
+			}
+		})
+	}
+}
+
+// TestTilesAreTheMask holds the tile form of the reference, ranks and hops played through in
+// turn, against the mask form, which knows of neither.
+func TestTilesAreTheMask(t *testing.T) {
+	const seq = 37
+	kernel := attention.NewReference[float64](nil)
+	p := attention.Softmax{Scale: 0.5}
+	rng := rand.New(rand.NewPCG(5, 6))
+	q, k, v, do := draw(rng, 1, seq, 2, 4), draw(rng, 1, seq, 1, 4), draw(rng, 1, seq, 1, 4), draw(rng, 1, seq, 2, 4)
+	docs := []int{9, 1, 20, 7}
+	for _, layout := range []partition.Layout{partition.Contiguous{}, partition.Zigzag{}, partition.Striped{}, partition.Document{Docs: docs}} {
+		for _, mask := range []partition.Mask{
+			{Band: partition.Full()}, {Band: partition.Band{Lo: -partition.Unbounded, Hi: 0}},
+			{Band: partition.Band{Lo: -5, Hi: 0}}, {Band: partition.Band{Lo: -partition.Unbounded, Hi: 0}, Docs: docs},
+		} {
+			t.Run(fmt.Sprintf("%s, %v", layout.Name(), mask), func(t *testing.T) {
+				wantAcc, wantGrads := attention.Whole[float64](q, k, v, do, mask, p)
+				shape := partition.Shape{SeqQ: seq, SeqKV: seq, Size: 3, Layout: layout, Mask: mask}
+				dk, dv := tensor.New(tensor.F64, 1, seq, 1, 4), tensor.New(tensor.F64, 1, seq, 1, 4)
+				for rank := range 3 {
+					at := partition.Positions(layout.Spans(seq, 3, rank))
+					acc := attention.Partial{O: tensor.New(tensor.F64, 1, len(at), 2, 4), LSE: tensor.New(tensor.F64, 1, len(at), 2, 1)}
+					dq, delta := tensor.New(tensor.F64, 1, len(at), 2, 4), tensor.New(tensor.F64, 1, len(at), 2, 1)
+					check(t, kernel.Reset(acc))
+					mine, mineDo := gather(q, at), gather(do, at)
+					for owner := range 3 {
+						from := partition.Positions(layout.Spans(seq, 3, owner))
+						check(t, kernel.Forward(acc, mine, gather(k, from), gather(v, from), partition.Plan(shape, rank, owner), p))
+					}
+					check(t, kernel.Delta(delta, mineDo, acc.O))
+					for owner := range 3 {
+						from := partition.Positions(layout.Spans(seq, 3, owner))
+						g := attention.Grads{DQ: dq, DK: gather(dk, from), DV: gather(dv, from)}
+						check(t, kernel.Backward(g, mineDo, mine, gather(k, from), gather(v, from), acc.LSE, delta, partition.Plan(shape, rank, owner), p))
+						scatter(dk, g.DK, from)
+						scatter(dv, g.DV, from)
+					}
+					attentiontest.Compare(t, "out", acc.O, gather(wantAcc.O, at), 1e-13)
+					attentiontest.Compare(t, "lse", acc.LSE, gather(wantAcc.LSE, at), 1e-13)
+					attentiontest.Compare(t, "dq", dq, gather(wantGrads.DQ, at), 1e-13)
+				}
+				attentiontest.Compare(t, "dk", dk, wantGrads.DK, 1e-13)
+				attentiontest.Compare(t, "dv", dv, wantGrads.DV, 1e-13)
+			})
+		}
+	}
+}
+
+// gather copies the positions at of v, and scatter copies them back.
+func gather(v attention.View, at []int) attention.View {
+	w := tensor.New(tensor.F64, v.Len(tensor.Batch), len(at), v.Len(tensor.Heads), v.Len(tensor.Dim))
+	for i, p := range at {
+		tensor.Copy(w.Slice(tensor.Seq, i, i+1), v.Slice(tensor.Seq, p, p+1))
+	}
+	return w
+}
+
+func scatter(v, w attention.View, at []int) {
+	for i, p := range at {
+		tensor.Copy(v.Slice(tensor.Seq, p, p+1), w.Slice(tensor.Seq, i, i+1))
+	}
+}
+
+func check(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,48 @@
+package attention
+
+import (
+	"math"
+	"slices"
+
+	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/partition"
+)
+
+// Whole is attention of a whole sequence on one device, forward and backward, in global
+// order: the oracle for everything that cuts sequences up. The mask is asked pair by pair, so
+// nothing of package partition's tiles is trusted. The results are dense float64 views; the
+// arithmetic is A's.
+func Whole[A tensor.Float](q, k, v, do View, mask partition.Mask, p Softmax) (Partial, Grads) {
+	out := outShape(q, v)
+	acc := Partial{O: like(out), LSE: like(rowShape(q))}
+	grads := Grads{DQ: like(q.Shape()), DK: like(k.Shape()), DV: like(v.Shape())}
+	set(acc.LSE, math.Inf(-1))
+	sees := masked(mask)
+	qa, ka, va, doa := load[A](q), load[A](k), load[A](v), load[A](do)
+	o, lse := load[A](acc.O), load[A](acc.LSE)
+	forward(o, lse, qa, ka, va, sees, p)
+	delta := load[A](like(rowShape(q)))
+	rowDot(delta, doa, o)
+	dq, dk, dv := load[A](grads.DQ), load[A](grads.DK), load[A](grads.DV)
+	backward(dq, dk, dv, doa, qa, ka, va, lse, delta, sees, p)
+	for _, s := range []struct {
+		from array[A]
+		to   View
+	}{{o, acc.O}, {lse, acc.LSE}, {dq, grads.DQ}, {dk, grads.DK}, {dv, grads.DV}} {
+		s.from.store(s.to)
+	}
+	return acc, grads
+}
+
+// masked is the predicate that a mask stands for: the band, inside one document.
+func masked(m partition.Mask) func(i, j int) bool {
+	var doc []int // the document of each position
+	for d, n := range m.Docs {
+		doc = append(doc, slices.Repeat([]int{d}, n)...)
+	}
+	return func(i, j int) bool {
+		return m.Sees(i, j) && (len(doc) == 0 || doc[i] == doc[j])
+	}
+}
+
+func like(shape [4]int) View { return tensor.New(tensor.F64, shape[:]...) }

@@ -1,0 +1,185 @@
+package main
+
+import (
+	"encoding/json"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cprun/cprun/internal/safetensors"
+)
+
+func TestUsageEndsWithStatus2BeforeAnythingIsSpawned(t *testing.T) {
+	dir := t.TempDir()
+	bad := filepath.Join(dir, "bad.yaml")
+	if err := os.WriteFile(bad, []byte("model: {hidden_sise: 3}\ntrain: {steps: none}\n"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	good := small(t, 2)
+	for _, c := range []struct {
+		args []string
+		want []string
+	}{
+		{nil, []string{"train.yaml"}},
+		{[]string{"--no-such-flag", good}, []string{"no-such-flag", "cprun -h"}},
+		{[]string{good, good}, []string{"one config"}},
+		{[]string{filepath.Join(dir, "none.yaml")}, []string{"none.yaml"}},
+		{[]string{bad}, []string{"bad.yaml:1", "hidden_size", "bad.yaml:2", "train.steps"}},
+		{[]string{"--nproc", "0", good}, []string{"--nproc"}},
+		{[]string{"--nproc", "many", good}, []string{"--nproc"}},
+		{[]string{"--nproc", "100000", good}, []string{"--nproc"}},
+		{[]string{"--device", "tpu", good}, []string{"auto, cpu or cuda"}},
+		{[]string{"--device", "cuda", good}, []string{"CUDA"}},
+		{[]string{"--nnodes", "2", good}, []string{"--nnodes"}},
+		{[]string{"--set", "train.stepz=3", good}, []string{"train.steps"}},
+		{[]string{"--set", "nonsense", good}, []string{"--set"}},
+		{[]string{"--resume", filepath.Join(dir, "nothing"), good}, []string{"--resume"}},
+		{[]string{"--set", "data.seq_len=1M", good}, []string{"data.path", "token"}},
+		{[]string{"--nproc", "2", "--set", "parallel.context=3", good}, []string{"parallel.context"}},
+		{[]string{"plan"}, []string{"config"}},
+		{[]string{"attention", "--out", "x"}, []string{"--in"}},
+		{[]string{"attention", "--in", bad, "--out", filepath.Join(dir, "x")}, []string{"--in"}},
+		{[]string{"attention", "--in", "../../ring/testdata/docs.safetensors", "--out", filepath.Join(dir, "x"), "--layout", "spiral"}, []string{"spiral", "zigzag"}},
+		{[]string{"attention", "--in", "../../ring/testdata/docs.safetensors", "--out", filepath.Join(dir, "no", "x")}, []string{"--out"}},
+		{[]string{"export", dir, "--to", filepath.Join(dir, "hf")}, []string{"checkpoint"}},
+		{[]string{"export", dir}, []string{"--to"}},
+	} {
+		code, stdout, stderr := cprun(t, c.args...)
+		if code != 2 {
+			t.Errorf("cprun %v: exit status %d, want 2\n%s%s", c.args, code, stdout, stderr)
+		}
+		for _, w := range c.want {
+			if !strings.Contains(stderr, w) {
+				t.Errorf("cprun %v: stderr does not say %q:\n%s", c.args, w, stderr)
+			}
+		}
+	}
+}
+
+func TestHelpHasAnExampleEverywhere(t *testing.T) {
+	for _, args := range [][]string{{"-h"}, {"plan", "-h"}, {"attention", "-h"}, {"export", "-h"}, {"doctor", "-h"}, {"version", "-h"}} {
+		stdout, _ := must(t, args...)
+		if !strings.Contains(stdout, "Examples:") {
+			t.Errorf("cprun %v has no example:\n%s", args, stdout)
+		}
+	}
+}
+
+func TestVersionAndDoctor(t *testing.T) {
+	if out, _ := must(t, "version"); !strings.HasPrefix(out, "cprun ") {
+		t.Errorf("version: %q", out)
+	}
+	_, out, _ := cprun(t, "doctor")
+	for _, w := range []string{"cores", "memory", "GOMAXPROCS"} {
+		if !strings.Contains(out, w) {
+			t.Errorf("doctor does not speak of %s:\n%s", w, out)
+		}
+	}
+}
+
+func TestPlanIsWhatTheRunStores(t *testing.T) {
+	config := small(t, 2)
+	dir := filepath.Join(t.TempDir(), "run")
+	must(t, "--nproc", "2", "--run-dir", dir, config)
+	text, err := os.ReadFile(filepath.Join(dir, "plan.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, _ := must(t, "plan", "--nproc", "2", "--json", config)
+	var stored, printed map[string]any
+	if err := json.Unmarshal(text, &stored); err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal([]byte(out), &printed); err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range []string{"config", "partition", "hops", "attention", "memory", "communication", "estimate"} {
+		a, b := stored[key], printed[key]
+		if a == nil || b == nil {
+			t.Errorf("plan has no %s", key)
+			continue
+		}
+		if key == "estimate" { // the printed one holds a measurement
+			continue
+		}
+		x, _ := json.Marshal(a)
+		y, _ := json.Marshal(b)
+		if string(x) != string(y) {
+			t.Errorf("%s of plan.json is %s, printed %s", key, x, y)
+		}
+	}
+	picture, _ := must(t, "plan", "--nproc", "2", config)
+	if !strings.Contains(picture, "rank 0") || !strings.Contains(picture, "####") {
+		t.Errorf("no picture of the partition:\n%s", picture)
+	}
+}
+
+// The exported weights, loaded as a model, must have the loss that the run had with them.
+func TestExportLoadsToTheSameLoss(t *testing.T) {
+	root := t.TempDir()
+	dir, hf := filepath.Join(root, "run"), filepath.Join(root, "hf")
+	must(t, "--nproc", "2", "--run-dir", dir, "--set", "data.shuffle=false", small(t, 7))
+	must(t, "export", dir, "--to", hf)
+	// The text has 7 samples of 200 tokens, so step 8 reads the first one again.
+	must(t, "--nproc", "2", "--run-dir", dir, "--set", "data.shuffle=false", "--set", "train.steps=8", small(t, 7))
+	other := filepath.Join(root, "other")
+	must(t, "--nproc", "2", "--run-dir", other, "--set", "data.shuffle=false", "--set", "model.from="+hf, small(t, 1))
+	a, b := metricsOf(t, dir), metricsOf(t, other)
+	if x, y := string(a[7]["loss"]), string(b[0]["loss"]); x != y {
+		t.Errorf("the exported weights have loss %s, the run had %s", y, x)
+	}
+	// A directory with files in it is not written over.
+	if code, _, stderr := cprun(t, "export", dir, "--to", hf); code == 0 || !strings.Contains(stderr, hf) {
+		t.Errorf("export over %s: exit status %d, %s", hf, code, stderr)
+	}
+}
+
+func TestAttentionMatchesTheFixtures(t *testing.T) {
+	files, err := filepath.Glob("../../ring/testdata/*.safetensors")
+	if err != nil || len(files) != 5 {
+		t.Fatalf("fixtures: %v, %v", files, err)
+	}
+	for i, in := range files {
+		out := filepath.Join(t.TempDir(), "result.safetensors")
+		layout := []string{"zigzag", "striped", "contiguous"}[i%3]
+		algorithm := []string{"ring", "allgather"}[i%2]
+		must(t, "attention", "--in", in, "--out", out, "--nproc", "3", "--layout", layout, "--algorithm", algorithm)
+		for _, name := range []string{"out", "lse", "dq", "dk", "dv"} {
+			got, want := read(t, out, name), read(t, in, name)
+			worst, scale := 0.0, 0.0
+			for j := range want {
+				if d := math.Abs(float64(got[j]) - float64(want[j])); !(d <= worst) {
+					worst = d
+				}
+				scale = max(scale, math.Abs(float64(want[j])))
+			}
+			if !(worst <= 1e-5*scale) {
+				t.Errorf("%s, %s, %s: %s is off by %.3g of %.3g", filepath.Base(in), layout, algorithm, name, worst, scale)
+			}
+		}
+	}
+}
+
+func read(t *testing.T, path, name string) []float32 {
+	t.Helper()
+	f, err := safetensors.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	info, ok := f.Info(name)
+	if !ok {
+		t.Fatalf("%s has no %s", path, name)
+	}
+	n := 1
+	for _, d := range info.Shape {
+		n *= d
+	}
+	out := make([]float32, n)
+	if err := f.ReadFloat32(name, out, 0); err != nil {
+		t.Fatal(err)
+	}
+	return out
+}

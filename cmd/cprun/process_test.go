@@ -1,0 +1,175 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// endless is more steps than any test waits for.
+const endless = 1000000
+
+func TestTrainWritesTheRunDirectory(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "run")
+	_, stderr := must(t, "--nproc", "3", "--run-dir", dir, "--set", "checkpoint.every=4", "--set", "log.trace_steps=2", small(t, 10))
+	for _, f := range []string{
+		"config.yaml", "plan.json", "metrics.jsonl", "logs/rank-0000.log", "logs/rank-0002.log", "trace.json",
+		"checkpoints/latest", "checkpoints/step-00000010/manifest.json", "checkpoints/step-00000004/manifest.json",
+	} {
+		if _, err := os.Stat(filepath.Join(dir, f)); err != nil {
+			t.Errorf("%v", err)
+		}
+	}
+	if events, _ := filepath.Glob(filepath.Join(dir, "*tfevents*")); len(events) != 1 {
+		t.Errorf("event files: %v, want one", events)
+	}
+	if latest, _ := os.ReadFile(filepath.Join(dir, "checkpoints/latest")); strings.TrimSpace(string(latest)) != "step-00000010" {
+		t.Errorf("latest is %q", latest)
+	}
+	ms := metricsOf(t, dir)
+	if len(ms) != 10 {
+		t.Fatalf("%d lines of metrics, want 10", len(ms))
+	}
+	for _, key := range []string{"step", "loss", "grad_norm", "lr", "tokens", "step_seconds", "tokens_per_second", "tokens_per_second_per_device", "tflops_per_device", "mfu", "memory_bytes", "comm_wait_seconds"} {
+		if _, ok := ms[0][key]; !ok {
+			t.Errorf("metrics have no %s: %v", key, ms[0])
+		}
+	}
+	if !strings.Contains(stderr, "step 10/10") || !strings.Contains(stderr, dir) {
+		t.Errorf("the terminal does not tell the last step and the run directory:\n%s", stderr)
+	}
+	// The resolved config runs as it is, to the same losses.
+	again := filepath.Join(t.TempDir(), "again")
+	must(t, "--nproc", "3", "--run-dir", again, filepath.Join(dir, "config.yaml"))
+	if got, want := curve(metricsOf(t, again)), curve(ms); got != want {
+		t.Errorf("the resolved config gives\n%swant\n%s", got, want)
+	}
+}
+
+func TestKilledWorkerIsNamedAndNothingIsLeft(t *testing.T) {
+	s := start(t, filepath.Join(t.TempDir(), "run"), "--nproc", "4", small(t, endless))
+	s.afterStep(3)
+	workers := s.workers()
+	if len(workers) != 4 {
+		t.Fatalf("workers %v, want 4", workers)
+	}
+	victim := workers[2]
+	rank := rankOf(t, victim)
+	signal(t, victim, syscall.SIGKILL)
+	if code := s.wait(); code != 1 {
+		t.Errorf("exit status %d, want 1", code)
+	}
+	gone(t, workers)
+	lines := strings.Split(strings.TrimSpace(s.stderr.String()), "\n")
+	last := strings.Join(lines[max(0, len(lines)-5):], "\n")
+	if !strings.Contains(last, fmt.Sprintf("rank %d failed", rank)) || !strings.Contains(last, "SIGKILL") {
+		t.Errorf("the last lines do not name rank %d and SIGKILL:\n%s", rank, s.stderr.String())
+	}
+}
+
+func TestKilledLauncherLeavesNothing(t *testing.T) {
+	s := start(t, filepath.Join(t.TempDir(), "run"), "--nproc", "3", small(t, endless))
+	s.afterStep(1)
+	workers := s.workers()
+	if len(workers) != 3 {
+		t.Fatalf("workers %v, want 3", workers)
+	}
+	s.Process.Kill()
+	s.Wait()
+	gone(t, workers)
+}
+
+// Stopping and going on must give the losses of a run that was never stopped.
+func TestSIGTERMCheckpointsAndResumeRepeats(t *testing.T) {
+	for _, shard := range []string{"none", "optimizer"} {
+		t.Run(shard, func(t *testing.T) {
+			flags := []string{"--nproc", "4", "--set", "memory.shard=" + shard}
+			dir := filepath.Join(t.TempDir(), "run")
+			s := start(t, dir, append(flags, small(t, endless))...)
+			s.afterStep(5)
+			workers := s.workers()
+			signal(t, s.Process.Pid, syscall.SIGTERM)
+			if code := s.wait(); code != 75 {
+				t.Fatalf("exit status %d, want 75\n%s", code, s.stderr.String())
+			}
+			gone(t, workers)
+			stopped := len(metricsOf(t, dir))
+			steps := stopped + 5
+			must(t, append(flags, "--run-dir", dir, "--set", fmt.Sprintf("train.steps=%d", steps), small(t, endless))...)
+
+			whole := filepath.Join(t.TempDir(), "whole")
+			must(t, append(flags, "--run-dir", whole, small(t, steps))...)
+			if got, want := curve(metricsOf(t, dir)), curve(metricsOf(t, whole)); got != want {
+				t.Errorf("stopped after step %d and gone on:\n%swant\n%s", stopped, got, want)
+			}
+		})
+	}
+}
+
+func TestResumeOnAnotherNumberOfRanks(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "run")
+	must(t, "--nproc", "3", "--run-dir", dir, small(t, 4))
+	must(t, "--nproc", "2", "--run-dir", dir, "--set", "train.steps=6", small(t, 4))
+	if n := len(metricsOf(t, dir)); n != 6 {
+		t.Errorf("%d lines of metrics, want 6", n)
+	}
+	// A checkpoint may also start a run of its own.
+	other := filepath.Join(t.TempDir(), "other")
+	must(t, "--run-dir", other, "--resume", dir, "--set", "train.steps=7", small(t, 4))
+	if got := metricsOf(t, other); len(got) != 1 || string(got[0]["step"]) != "7" {
+		t.Errorf("going on from %s gave %v, want step 7 alone", dir, got)
+	}
+}
+
+func TestInterruptTwiceEndsAtOnce(t *testing.T) {
+	s := start(t, filepath.Join(t.TempDir(), "run"), "--nproc", "2", small(t, endless))
+	s.afterStep(1)
+	workers := s.workers()
+	// Stopped workers cannot write a checkpoint, so the first interrupt stays unanswered.
+	for _, w := range workers {
+		signal(t, w, syscall.SIGSTOP)
+	}
+	signal(t, s.Process.Pid, syscall.SIGINT)
+	s.until("word of the first interrupt", func() bool { return strings.Contains(s.stderr.String(), "checkpoint") })
+	signal(t, s.Process.Pid, syscall.SIGINT)
+	if code := s.wait(); code != 130 {
+		t.Errorf("exit status %d, want 130\n%s", code, s.stderr.String())
+	}
+	gone(t, workers)
+}
+
+func TestRestartGoesOnFromTheCheckpoint(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "run")
+	s := start(t, dir, "--nproc", "2", "--max-restarts", "1", "--set", "checkpoint.every=2", small(t, endless))
+	s.afterStep(5)
+	first := s.workers()
+	signal(t, first[0], syscall.SIGKILL)
+	gone(t, first)
+	before := len(metricsOf(t, dir))
+	s.until("steps after the restart", func() bool { return len(metricsOf(t, dir)) > before+1 })
+	signal(t, s.Process.Pid, syscall.SIGTERM)
+	if code := s.wait(); code != 75 {
+		t.Errorf("exit status %d, want 75\n%s", code, s.stderr.String())
+	}
+	for i, m := range metricsOf(t, dir) {
+		if string(m["step"]) != fmt.Sprint(i+1) {
+			t.Fatalf("line %d of metrics is step %s", i+1, m["step"])
+		}
+	}
+}
+
+func TestTwoJobsDoNotCollide(t *testing.T) {
+	config := small(t, 8)
+	root := t.TempDir()
+	a := start(t, filepath.Join(root, "a"), "--nproc", "2", config)
+	b := start(t, filepath.Join(root, "b"), "--nproc", "2", config)
+	if x, y := a.wait(), b.wait(); x != 0 || y != 0 {
+		t.Fatalf("exit statuses %d and %d\n%s\n%s", x, y, a.stderr.String(), b.stderr.String())
+	}
+	if x, y := curve(metricsOf(t, a.dir)), curve(metricsOf(t, b.dir)); x != y {
+		t.Errorf("two runs of one config differ:\n%s\n%s", x, y)
+	}
+}

@@ -1,0 +1,181 @@
+// Package commtest holds the conformance suite that every comm.Communicator passes, and a
+// wrapper that injects faults into one.
+package commtest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/internal/tensor"
+)
+
+// NewGroup makes a world of len(compute) ranks, rank r ordered against compute[r]. The suite
+// closes the communicators, then the streams. A deadline of zero in opts means the default.
+type NewGroup func(t *testing.T, compute []tensor.Stream, opts comm.Options) []comm.Communicator
+
+// TestCommunicator runs every call of the interface, in good order and in bad, on groups
+// that newGroup makes.
+func TestCommunicator(t *testing.T, newGroup NewGroup) {
+	s := suite{newGroup}
+	for _, n := range []int{1, 2, 3, 4, 5, 8} {
+		t.Run(fmt.Sprintf("ranks=%d", n), func(t *testing.T) { s.testCalls(t, n) })
+	}
+	t.Run("order", s.testStreamOrder)
+	t.Run("split", s.testSplit)
+	t.Run("concurrent groups", s.testConcurrentGroups)
+	t.Run("arguments", s.testArguments)
+	t.Run("abort", s.testAbort)
+	t.Run("abort while idle", s.testAbortIdle)
+	t.Run("compute error", s.testComputeError)
+	t.Run("deadline", s.testDeadline)
+	t.Run("deadline in a ring", s.testDeadlineChain)
+	t.Run("mismatch", s.testMismatch)
+	t.Run("close", s.testClose)
+	t.Run("cancel", s.testCancel)
+}
+
+type suite struct{ newGroup NewGroup }
+
+// rank is one rank of a world under test.
+type rank struct {
+	comm.Communicator
+	t   *testing.T
+	s   *tensor.HostStream
+	ctx context.Context
+}
+
+// patience ends a test that hangs. It is a watchdog and no bound that is tested.
+const patience = 30 * time.Second
+
+// run has n ranks call f at once, fails the test with their errors, and closes everything.
+func (s suite) run(t *testing.T, n int, opts comm.Options, f func(r *rank) error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	hosts, compute := make([]*tensor.HostStream, n), make([]tensor.Stream, n)
+	for i := range n {
+		hosts[i] = tensor.NewHostStream(fmt.Sprintf("compute %d", i))
+		compute[i] = hosts[i]
+	}
+	group := s.newGroup(t, compute, opts)
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() {
+			r := &rank{group[i], t, hosts[i], ctx}
+			if r.Rank() != i || r.Size() != n {
+				t.Errorf("communicator %d is rank %d of %d, want %d of %d", i, r.Rank(), r.Size(), i, n)
+			}
+			if err := f(r); err != nil {
+				t.Errorf("rank %d: %v", i, err)
+			}
+		})
+	}
+	wg.Wait()
+	for i := range n {
+		wg.Go(func() {
+			if err := group[i].Close(); err != nil {
+				t.Errorf("close of rank %d: %v", i, err)
+			}
+		})
+	}
+	wg.Wait()
+	for i := range n {
+		hosts[i].Close()
+	}
+}
+
+// do ends a call: it orders the compute stream behind it and waits for it.
+func (r *rank) do(p comm.Pending, err error) error {
+	if err != nil {
+		return err
+	}
+	p.Wait()
+	return p.Sync(r.ctx)
+}
+
+// number is what element i of rank r's data holds: a small integer, so that sums are exact
+// in every type, in every order.
+func number(r, i int) int { return (r*31+i*7)%61 - 30 }
+
+// fill makes a view of n elements with number(r, first+i).
+func fill(d tensor.DType, n, r, first int) tensor.View {
+	v := tensor.New(d, n)
+	fillWith(v, func(i int) int { return number(r, first+i) })
+	return v
+}
+
+func fillWith(v tensor.View, f func(i int) int) {
+	switch v.DType() {
+	case tensor.F64:
+		convert[float64](v, f)
+	case tensor.F32:
+		convert[float32](v, f)
+	case tensor.F16, tensor.BF16:
+		convert[uint16](v, f)
+	case tensor.I64:
+		convert[int64](v, f)
+	case tensor.I32:
+		convert[int32](v, f)
+	case tensor.U8:
+		convert[uint8](v, f)
+	}
+}
+
+func convert[T tensor.Element](v tensor.View, f func(i int) int) {
+	data := tensor.Data[T](v)
+	for i := range data {
+		data[i] = T(f(i))
+	}
+}
+
+// expect compares v with what want says of each element.
+func expect(what string, v tensor.View, want func(i int) int) error {
+	w := tensor.New(v.DType(), v.Size())
+	fillWith(w, want)
+	got, all, size := tensor.Bytes(v), tensor.Bytes(w), v.DType().Size()
+	if bytes.Equal(got, all) {
+		return nil
+	}
+	for i := range v.Size() {
+		if g, x := got[i*size:(i+1)*size], all[i*size:(i+1)*size]; !bytes.Equal(g, x) {
+			return fmt.Errorf("%s: element %d of %d (%s) is % x, want % x", what, i, v.Size(), v.DType(), g, x)
+		}
+	}
+	return nil
+}
+
+// reduced is what the ranks' element i is combined to.
+func reduced(op comm.Op, ranks, i int) int {
+	acc := number(0, i)
+	for r := 1; r < ranks; r++ {
+		switch x := number(r, i); op {
+		case comm.Sum:
+			acc += x
+		case comm.Max:
+			acc = max(acc, x)
+		case comm.Min:
+			acc = min(acc, x)
+		}
+	}
+	return acc
+}
+
+// remote checks that err blames the given rank.
+func remote(err error, rank int, cause error) error {
+	var pe *comm.PeerError
+	switch {
+	case err == nil:
+		return errors.New("the call ended without an error")
+	case !errors.As(err, &pe):
+		return fmt.Errorf("got %w, want an error that names rank %d", err, rank)
+	case pe.Rank != rank || !errors.Is(err, cause) || !comm.IsRemote(err):
+		return fmt.Errorf("got %w, want one about rank %d with the cause %q", err, rank, cause)
+	}
+	return nil
+}

@@ -1,0 +1,229 @@
+package comm
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cprun/cprun/internal/tensor"
+)
+
+// Options of a group. The zero value is usable.
+type Options struct {
+	// Deadline is how long a transfer may stand still before its peer is given up, 5
+	// minutes by default. It has to be longer than the longest time that the ranks differ
+	// in reaching the same call. Negative means none.
+	Deadline time.Duration
+	// Connect is how long the ranks may take to find each other, 1 minute by default.
+	Connect time.Duration
+	// Log is told of connections that were made, and of those that were refused, which harm
+	// nobody. It may be nil, and is called from several goroutines.
+	Log func(format string, args ...any)
+}
+
+const (
+	defaultDeadline = 5 * time.Minute
+	defaultConnect  = time.Minute
+)
+
+func (o Options) withDefaults() Options {
+	if o.Deadline == 0 {
+		o.Deadline = defaultDeadline
+	}
+	if o.Connect <= 0 {
+		o.Connect = defaultConnect
+	}
+	if o.Log == nil {
+		o.Log = func(string, ...any) {}
+	}
+	return o
+}
+
+// Traffic counts the payload bytes that a group has moved to and from other ranks. Copies
+// within a rank and the transport's own frames are not in it.
+type Traffic struct{ Sent, Received int64 }
+
+// Group is a Communicator over any transport. Its calls run one after the other on a stream
+// of its own, named "comm"; the messages within a call run at once.
+//
+// All groups that were split from one share its transport and its fate: what fails one
+// fails all.
+type Group struct {
+	id    uint64
+	rank  int
+	ranks []int // world rank of each rank of the group
+	t     transport
+	opts  Options
+
+	compute tensor.Stream
+	private *tensor.HostStream // the compute stream, where the group made it itself
+	stream  *tensor.HostStream
+	failed  chan struct{} // closed when stream is poisoned
+
+	mu       sync.Mutex
+	closed   bool     // guarded by mu
+	splits   uint64   // guarded by mu; calls of Split so far
+	children []*Group // guarded by mu; the groups split from this one
+
+	// Used on the stream's goroutine alone.
+	sendSeq, recvSeq []uint64 // per rank of the group, the number of the next message
+	xfers            []transfer
+	round            round
+	timer            *time.Timer
+	scratch          []uint64 // words, so that any element type is aligned
+
+	sent, received atomic.Int64
+}
+
+var _ Communicator = (*Group)(nil)
+
+// newGroup starts a group over t. A nil compute stream means one of its own.
+func newGroup(t transport, id uint64, ranks []int, rank int, compute tensor.Stream, opts Options) *Group {
+	g := &Group{
+		id: id, rank: rank, ranks: ranks, t: t, opts: opts, compute: compute,
+		stream:  tensor.NewHostStream("comm"),
+		failed:  make(chan struct{}),
+		sendSeq: make([]uint64, len(ranks)), recvSeq: make([]uint64, len(ranks)),
+		round: round{done: make(chan struct{}, 1)},
+		timer: time.NewTimer(time.Hour),
+	}
+	g.timer.Stop()
+	if compute == nil {
+		g.private = tensor.NewHostStream("compute")
+		g.compute = g.private
+	}
+	// What is skipped on a poisoned stream can no longer tell the other ranks that this one
+	// has given up, also when the error came from the compute stream.
+	g.stream.OnFail(func(err error) {
+		t.fail(err)
+		t.flush()
+		close(g.failed)
+	})
+	return g
+}
+
+// Rank is this rank within the group.
+func (g *Group) Rank() int { return g.rank }
+
+// Size is the number of ranks of the group.
+func (g *Group) Size() int { return len(g.ranks) }
+
+// Stream is the stream that transfers run on, for traces and for the time spent waiting.
+func (g *Group) Stream() *tensor.HostStream { return g.stream }
+
+// Compute is the stream that calls are ordered against.
+func (g *Group) Compute() tensor.Stream { return g.compute }
+
+// Traffic is what this group has moved so far.
+func (g *Group) Traffic() Traffic {
+	return Traffic{Sent: g.sent.Load(), Received: g.received.Load()}
+}
+
+// PeerName is how errors name a rank of the group.
+func (g *Group) PeerName(rank int) string { return g.t.peerName(g.ranks[rank]) }
+
+// Err is the cause that ended the group, or nil.
+func (g *Group) Err() error { return g.t.err() }
+
+// Abort fails every pending and later call on all groups of the world, here and on the other
+// ranks. It returns when the other ranks have been told, or after half a second.
+func (g *Group) Abort(cause error) {
+	g.t.fail(ownForm(cause))
+	g.t.flush()
+}
+
+// Close ends the group. Closing the group that a constructor made ends all that were split
+// from it, and tells the other ranks that this one leaves in good order. Calls still pending
+// fail.
+func (g *Group) Close() error {
+	g.mu.Lock()
+	if g.closed {
+		g.mu.Unlock()
+		return nil
+	}
+	g.closed = true
+	children := g.children
+	g.children = nil
+	g.mu.Unlock()
+	for _, c := range children {
+		c.Close()
+	}
+	var err error
+	if g.id == worldID {
+		err = g.t.close()
+	}
+	// Closing a stream waits for its queue, and that may wait for the compute stream. The
+	// goroutine ends with the queue: calls in it fail now, or run to their end.
+	go func() {
+		g.stream.Close()
+		g.timer.Stop()
+		g.t.forget(g.id)
+		if g.private != nil {
+			g.private.Close()
+		}
+	}()
+	return err
+}
+
+// enqueue orders f behind the compute stream's present work and behind the group's earlier
+// calls. Without a compute stream to wait for, ordered is false.
+func (g *Group) enqueue(name string, ordered bool, f func() error) (*pending, error) {
+	if err := g.t.err(); err != nil {
+		return nil, g.fault(name, err)
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed {
+		return nil, g.fault(name, ErrClosed)
+	}
+	p := &pending{g: g, name: name, done: make(chan struct{})}
+	if ordered {
+		g.stream.Wait(g.compute.Record())
+	}
+	g.stream.Do(name, func() error {
+		p.err = f()
+		if p.err != nil {
+			p.err = g.fault(name, p.err)
+		}
+		close(p.done)
+		return p.err
+	})
+	p.event = g.stream.Record()
+	return p, nil
+}
+
+// fault names rank and call in front of an error.
+func (g *Group) fault(call string, err error) error {
+	return fmt.Errorf("%s on rank %d of %d: %w", call, g.rank, len(g.ranks), err)
+}
+
+// pending is a call in flight.
+type pending struct {
+	g     *Group
+	name  string
+	event tensor.Event
+	done  chan struct{} // closed when the call has run; never when it was skipped
+	err   error         // read after done
+}
+
+// Wait makes the compute stream wait for the transfer.
+func (p *pending) Wait() { p.g.compute.Wait(p.event) }
+
+// Sync blocks until the transfer has ended.
+func (p *pending) Sync(ctx context.Context) error {
+	select {
+	case <-p.done:
+		return p.err
+	case <-p.g.failed:
+	case <-ctx.Done():
+		return p.g.fault(p.name, context.Cause(ctx))
+	}
+	select {
+	case <-p.done: // it had ended before the stream failed
+		return p.err
+	default:
+		return p.g.fault(p.name, p.g.t.err())
+	}
+}

@@ -1,0 +1,292 @@
+package comm_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/internal/tensor"
+)
+
+// logs collects what a mesh says about refused connections.
+type logs struct {
+	mu    sync.Mutex
+	lines []string
+}
+
+func (l *logs) add(format string, args ...any) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lines = append(l.lines, fmt.Sprintf(format, args...))
+}
+
+func (l *logs) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Join(l.lines, "\n")
+}
+
+// wait returns when a line has been logged.
+func (l *logs) wait(t *testing.T, line string) {
+	t.Helper()
+	for range 3000 {
+		if strings.Contains(l.String(), line) {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Fatalf("%q was not logged:\n%s", line, l)
+}
+
+// sum has the groups reduce something and checks it.
+func sum(t *testing.T, groups []*comm.Group) {
+	t.Helper()
+	var wg sync.WaitGroup
+	for r, g := range groups {
+		wg.Go(func() {
+			v := tensor.FromSlice([]float32{float32(r + 1)}, 1)
+			p, err := g.AllReduce(v, comm.Sum)
+			if err == nil {
+				err = p.Sync(context.Background())
+			}
+			if n := len(groups); err != nil || tensor.Data[float32](v)[0] != float32(n*(n+1)/2) {
+				t.Errorf("rank %d: sum %v, error %v", r, tensor.Data[float32](v)[0], err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func closeAll(groups []*comm.Group) {
+	var wg sync.WaitGroup
+	for _, g := range groups {
+		if g != nil {
+			wg.Go(func() { g.Close() })
+		}
+	}
+	wg.Wait()
+}
+
+// TestStrangers lets everybody connect before the real peers do: none of them disturbs, and
+// each is in the log.
+func TestStrangers(t *testing.T) {
+	t.Parallel()
+	lns, addrs := listeners(t, 2)
+	key, log := secret(), &logs{}
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	groups := make([]*comm.Group, 2)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		var err error
+		groups[0], err = comm.ConnectTCP(ctx, comm.Mesh{Listener: lns[0], Addrs: addrs, Rank: 0, Size: 2, Secret: key}, nil, comm.Options{Log: log.add})
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	// These say something, or nothing, and are sent away, or hang up.
+	for _, say := range []string{"GET / HTTP/1.1\r\n\r\n", "CPRUNH1\n" + strings.Repeat("\xff", 200), "CPRUNH1\n\x00"} {
+		conn, err := net.Dial("tcp", addrs[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn.Write([]byte(say))
+		conn.(*net.TCPConn).CloseWrite()
+		io.Copy(io.Discard, conn) // until it is refused
+		conn.Close()
+	}
+	quiet, err := net.Dial("tcp", addrs[0]) // says nothing for all the time
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer quiet.Close()
+	// Ranks that do not belong: another secret, another run, another size.
+	for _, m := range []comm.Mesh{
+		{Secret: secret(), Rank: 1, Size: 2}, {Secret: key, RunID: "other", Rank: 1, Size: 2}, {Secret: key, Rank: 2, Size: 3},
+	} {
+		m.Addrs = []string{addrs[0], addrs[0], addrs[0]}[:m.Size]
+		_, err := comm.ConnectTCP(ctx, m, nil, comm.Options{Connect: 150 * time.Millisecond})
+		if !comm.IsRemote(err) || !errors.Is(err, comm.ErrDeadline) {
+			t.Errorf("mesh %+v connected with %v", m, err)
+		}
+	}
+	wg.Go(func() {
+		var err error
+		groups[1], err = comm.ConnectTCP(ctx, comm.Mesh{Listener: lns[1], Addrs: addrs, Rank: 1, Size: 2, Secret: key}, nil, comm.Options{})
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	wg.Wait()
+	defer closeAll(groups)
+	if t.Failed() {
+		return
+	}
+	sum(t, groups)
+	for _, want := range []string{"does not speak this protocol", "says rank 4294967295", "EOF", "secret", "another run", "world of 3 ranks"} {
+		if !strings.Contains(log.String(), want) {
+			t.Errorf("%q is not in the log:\n%s", want, log)
+		}
+	}
+}
+
+// TestRankTwice has a second process claim a rank that is there: it gets nowhere, and the job
+// goes on.
+func TestRankTwice(t *testing.T) {
+	t.Parallel()
+	dir, key := socketDir(t), secret()
+	mesh := func(r int) comm.Mesh { return comm.Mesh{Dir: dir, Rank: r, Size: 3, Secret: key} }
+	log := &logs{}
+	groups := make([]*comm.Group, 3)
+	var first sync.WaitGroup
+	start := func(r int) {
+		first.Go(func() {
+			var err error
+			if groups[r], err = comm.ConnectUnix(context.Background(), mesh(r), nil, comm.Options{Log: log.add}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	start(0)
+	start(2) // reaches rank 0, and waits for rank 1
+	log.wait(t, "rank 0: connected to rank 2")
+	_, err := comm.ConnectUnix(context.Background(), mesh(2), nil, comm.Options{Connect: 200 * time.Millisecond})
+	if !errors.Is(err, comm.ErrDeadline) || !strings.Contains(err.Error(), "ranks 0, 1") {
+		t.Errorf("the second rank 2: %v", err)
+	}
+	start(1)
+	first.Wait()
+	defer closeAll(groups)
+	if t.Failed() {
+		return
+	}
+	sum(t, groups)
+	if !strings.Contains(log.String(), "rank 2 is connected already") {
+		t.Errorf("the log says nothing of the second rank 2:\n%s", log)
+	}
+}
+
+// TestAbsent checks that a rank that never comes is named by all others, also by one that is
+// connected to everybody that it dials.
+func TestAbsent(t *testing.T) {
+	t.Parallel()
+	dir, key := socketDir(t), secret()
+	var wg sync.WaitGroup
+	for _, r := range []int{0, 1, 3} {
+		wg.Go(func() {
+			_, err := comm.ConnectUnix(context.Background(), comm.Mesh{Dir: dir, Rank: r, Size: 4, Secret: key}, nil, comm.Options{Connect: 300 * time.Millisecond})
+			var pe *comm.PeerError
+			if !errors.As(err, &pe) || pe.Rank != 2 || !strings.Contains(err.Error(), "rank 2: connect: did not come within 300ms") {
+				t.Errorf("rank %d: %v", r, err)
+			}
+		})
+	}
+	wg.Wait()
+	left, err := os.ReadDir(dir)
+	if err != nil || len(left) > 0 {
+		t.Errorf("sockets left behind: %v, %v", left, err)
+	}
+}
+
+// TestDeathWhileConnecting has a rank end while others are still to come: those that wait
+// are told at once and do not sit out their time.
+func TestDeathWhileConnecting(t *testing.T) {
+	dir, key := socketDir(t), secret()
+	ctx, cancel := context.WithCancelCause(context.Background())
+	done, log := make(chan error, 2), &logs{}
+	for _, r := range []int{0, 1} {
+		go func() {
+			c := context.Background()
+			if r == 1 {
+				c = ctx
+			}
+			_, err := comm.ConnectUnix(c, comm.Mesh{Dir: dir, Rank: r, Size: 3, Secret: key}, nil, comm.Options{Log: log.add})
+			done <- err
+		}()
+	}
+	log.wait(t, "rank 0: connected to rank 1")
+	log.wait(t, "rank 1: connected to rank 0")
+	cause := errors.New("no memory left")
+	cancel(cause)
+	a, b := <-done, <-done
+	if comm.IsRemote(a) {
+		a, b = b, a
+	}
+	if !errors.Is(a, cause) {
+		t.Errorf("rank 1: %v, want %v", a, cause)
+	}
+	if !comm.IsRemote(b) || !strings.Contains(b.Error(), "rank 1") || !strings.Contains(b.Error(), cause.Error()) {
+		t.Errorf("rank 0: %v, want rank 1 and %q", b, cause)
+	}
+}
+
+func TestMeshRefused(t *testing.T) {
+	good, key := socketDir(t), secret()
+	open := filepath.Join(good, "open")
+	file := filepath.Join(good, "file")
+	long := filepath.Join(good, strings.Repeat("x", 90))
+	for _, dir := range []string{open, long} {
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Chmod(open, 0o750); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, nil, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	link := filepath.Join(good, "link")
+	if err := os.Symlink(good, link); err != nil {
+		t.Fatal(err)
+	}
+	for want, m := range map[string]comm.Mesh{
+		"mode 0750":            {Dir: open, Size: 2, Secret: key},
+		"file is not a dir":    {Dir: file, Size: 2, Secret: key},
+		"link is not a dir":    {Dir: link, Size: 2, Secret: key},
+		"the system takes 107": {Dir: long, Size: 2, Secret: key},
+		"no such file":         {Dir: filepath.Join(good, "none"), Size: 2, Secret: key},
+		"secret of 3 bytes":    {Dir: good, Size: 2, Secret: key[:3]},
+		"rank 2 of 2":          {Dir: good, Rank: 2, Size: 2, Secret: key},
+		"rank 0 of 0":          {Dir: good, Secret: key},
+		"name of 256 bytes":    {Dir: good, Size: 1, Secret: key, Name: strings.Repeat("n", 256)},
+	} {
+		if _, err := comm.ConnectUnix(context.Background(), m, nil, comm.Options{}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+	if _, err := comm.ConnectTCP(context.Background(), comm.Mesh{Rank: 1, Size: 2, Secret: key}, nil, comm.Options{}); err == nil || !strings.Contains(err.Error(), "0 addresses for 2 ranks") {
+		t.Errorf("no addresses: %v", err)
+	}
+	if _, err := comm.ConnectTCP(context.Background(), comm.Mesh{Size: 2, Secret: key}, nil, comm.Options{}); err == nil || !strings.Contains(err.Error(), "no listener") {
+		t.Errorf("no listener: %v", err)
+	}
+}
+
+// TestTraffic pins what an all-gather and a broadcast move.
+func TestTraffic(t *testing.T) {
+	groups := comm.NewLocal(4, nil, comm.Options{})
+	defer closeAll(groups)
+	var wg sync.WaitGroup
+	for _, g := range groups {
+		wg.Go(func() {
+			p, err := g.AllGather(tensor.New(tensor.F32, 400), tensor.New(tensor.F32, 100))
+			if err == nil {
+				err = p.Sync(context.Background())
+			}
+			if got, want := g.Traffic(), (comm.Traffic{Sent: 1200, Received: 1200}); err != nil || got != want {
+				t.Errorf("traffic %+v (%v), want %+v", got, err, want)
+			}
+		})
+	}
+	wg.Wait()
+}

@@ -1,0 +1,139 @@
+package agent
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cprun/cprun/internal/launch"
+	"github.com/cprun/cprun/internal/plan"
+)
+
+// finding is one line of the report; a fix makes it a problem.
+type finding struct {
+	what, value, fix string
+}
+
+// Doctor prints what this machine has. The status is 1 where something would keep a run
+// from working.
+func Doctor(w io.Writer) (int, error) {
+	problems := 0
+	for _, f := range []finding{cores(), memory(), cuda(), files(), processes(), temp(), text()} {
+		mark := "ok"
+		if f.fix != "" {
+			mark = "PROBLEM"
+			problems++
+		}
+		fmt.Fprintf(w, "%-8s %-14s %s\n", mark, f.what, f.value)
+		if f.fix != "" {
+			fmt.Fprintf(w, "         fix:           %s\n", f.fix)
+		}
+	}
+	fmt.Fprintln(w, "\nenvironment variables that cprun reads")
+	for _, v := range launch.Environment() {
+		value := "not set"
+		if v.Set {
+			value = fmt.Sprintf("%q", v.Value)
+		}
+		fmt.Fprintf(w, "  %-20s %-12s %s\n", v.Name, value, v.Meaning)
+	}
+	if problems > 0 {
+		fmt.Fprintf(w, "\n%d problem(s)\n", problems)
+		return 1, nil
+	}
+	fmt.Fprintln(w, "\nno problem found: cprun --nproc 4 examples/opticks.yaml")
+	return 0, nil
+}
+
+func cores() finding {
+	return finding{"cores", fmt.Sprintf("%d, %s/%s, %s", runtime.NumCPU(), runtime.GOOS, runtime.GOARCH, runtime.Version()), ""}
+}
+
+func memory() finding {
+	var info unix.Sysinfo_t
+	if err := unix.Sysinfo(&info); err != nil {
+		return finding{"memory", "not known: " + err.Error(), ""}
+	}
+	f := finding{"memory", plan.Bytes(int64(info.Totalram) * int64(info.Unit)), ""}
+	if limit, ok := cgroupLimit(); ok {
+		f.value += ", of which this cgroup may use " + plan.Bytes(limit)
+	}
+	return f
+}
+
+// cgroupLimit is the memory limit of the container or job step, of cgroup version 2.
+func cgroupLimit() (int64, bool) {
+	text, err := os.ReadFile("/sys/fs/cgroup/memory.max")
+	if err != nil {
+		return 0, false
+	}
+	var n int64
+	_, err = fmt.Sscanf(string(text), "%d", &n)
+	return n, err == nil
+}
+
+func cuda() finding {
+	devices, _ := filepath.Glob("/dev/nvidia[0-9]*")
+	if len(devices) == 0 {
+		return finding{"GPUs", "none; runs go to the CPU", ""}
+	}
+	return finding{"GPUs", fmt.Sprintf("%d, which this binary cannot use: it was built for the CPU", len(devices)), ""}
+}
+
+// enoughFiles covers the sockets of a full mesh of ranks, logs and data files.
+const enoughFiles = 1024
+
+func files() finding {
+	var l unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &l); err != nil {
+		return finding{"open files", "not known: " + err.Error(), ""}
+	}
+	f := finding{"open files", fmt.Sprintf("at most %d", l.Max), ""}
+	if l.Max < enoughFiles {
+		f.fix = fmt.Sprintf("raise the limit to %d or more: ulimit -Hn %d, or nofile in /etc/security/limits.conf", enoughFiles, enoughFiles)
+	}
+	return f
+}
+
+func processes() finding {
+	var l unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NPROC, &l); err != nil {
+		return finding{"processes", "not known: " + err.Error(), ""}
+	}
+	if l.Cur == unix.RLIM_INFINITY {
+		return finding{"processes", "no limit", ""}
+	}
+	f := finding{"processes", fmt.Sprintf("at most %d threads and processes of this user", l.Cur), ""}
+	if l.Cur < enoughFiles {
+		f.fix = fmt.Sprintf("raise the limit to %d or more: ulimit -u %d", enoughFiles, enoughFiles)
+	}
+	return f
+}
+
+// temp is where the private directory of a job is made.
+func temp() finding {
+	dir, err := os.MkdirTemp("", "cprun-doctor-")
+	if err != nil {
+		return finding{"temporary", err.Error(), "point TMPDIR at a directory that this user may write to"}
+	}
+	defer os.Remove(dir)
+	return finding{"temporary", filepath.Dir(dir) + " can be written", ""}
+}
+
+// text is the example's corpus.
+func text() finding {
+	matches, _ := filepath.Glob("examples/data/*.txt")
+	if len(matches) == 0 {
+		return finding{"example text", "not here; run from a checkout of cprun to train the example", ""}
+	}
+	names := make([]string, len(matches))
+	for i, m := range matches {
+		names[i] = filepath.Base(m)
+	}
+	return finding{"example text", strings.Join(names, ", "), ""}
+}

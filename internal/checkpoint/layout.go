@@ -1,0 +1,163 @@
+package checkpoint
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math"
+	"math/bits"
+	"slices"
+	"strings"
+
+	"github.com/cprun/cprun/internal/safetensors"
+)
+
+// FieldParam is the field of the weights. Its tensors have the parameters' own names; those
+// of another field are called "<parameter>.<field>".
+const FieldParam = "param"
+
+// Param is a parameter and its place in the flat space: elements Offset up to Offset plus the
+// product of Shape, in row-major order.
+type Param struct {
+	Name   string
+	Shape  []int
+	Offset int64
+}
+
+// Range is the elements Lo to Hi, without Hi, of the flat space.
+type Range struct{ Lo, Hi int64 }
+
+// Len is the number of elements.
+func (r Range) Len() int64 { return r.Hi - r.Lo }
+
+// overlap is what r and s share; of length 0 or less when that is nothing.
+func (r Range) overlap(s Range) Range { return Range{max(r.Lo, s.Lo), min(r.Hi, s.Hi)} }
+
+// Field is a named slice of the state of one rank: Data[i] belongs to element Lo+i of the
+// rank's range.
+type Field struct {
+	Name string
+	Data []float32
+}
+
+// span is the place of p in the flat space.
+func (p Param) span() (Range, error) {
+	n, err := elements(p.Shape)
+	if err == nil && (p.Offset < 0 || p.Offset > math.MaxInt64-n) {
+		err = fmt.Errorf("offset %d is outside the flat space", p.Offset)
+	}
+	if err != nil {
+		return Range{}, fmt.Errorf("parameter %q: %w", p.Name, err)
+	}
+	return Range{p.Offset, p.Offset + n}, nil
+}
+
+// elements is the product of a shape. Shapes come from files, so overflow is noticed, also of
+// the four bytes that each element has.
+func elements(shape []int) (int64, error) {
+	n := uint64(1)
+	for _, d := range shape {
+		if d < 0 {
+			return 0, fmt.Errorf("negative length in shape %v", shape)
+		}
+		hi, lo := bits.Mul64(n, uint64(d))
+		if hi != 0 || lo > math.MaxInt64/4 {
+			return 0, fmt.Errorf("shape %v has more elements than can be counted", shape)
+		}
+		n = lo
+	}
+	return int64(n), nil
+}
+
+// tensorName is what a shard calls a field of a parameter.
+func tensorName(param, field string) string {
+	if field == FieldParam {
+		return param
+	}
+	return param + "." + field
+}
+
+// checkLayout checks what a caller gives to Save and Load: parameters that do not overlap,
+// and slices of one length.
+func checkLayout(params []Param, own Range, fields []Field) error {
+	if own.Lo < 0 || own.Hi < own.Lo {
+		return fmt.Errorf("range [%d, %d) of the flat space is not one", own.Lo, own.Hi)
+	}
+	spans := make([]Range, len(params))
+	order := make([]int, len(params))
+	for i, p := range params {
+		var err error
+		if spans[i], err = p.span(); err != nil {
+			return err
+		}
+		order[i] = i
+	}
+	slices.SortFunc(order, func(a, b int) int { return cmp.Compare(spans[a].Lo, spans[b].Lo) })
+	last := -1 // the parameter that reaches furthest so far
+	for _, i := range order {
+		if spans[i].Len() == 0 {
+			continue
+		}
+		if last >= 0 && spans[i].Lo < spans[last].Hi {
+			return fmt.Errorf("parameters %q and %q overlap in the flat space", params[last].Name, params[i].Name)
+		}
+		last = i
+	}
+	for _, f := range fields {
+		if int64(len(f.Data)) != own.Len() {
+			return fmt.Errorf("field %q has %d elements for a range of %d", f.Name, len(f.Data), own.Len())
+		}
+	}
+	return nil
+}
+
+// shardOf is the entries and the tensors of what one rank owns.
+func shardOf(params []Param, own Range, fields []Field) ([]Entry, []safetensors.Entry, error) {
+	var entries []Entry
+	var tensors []safetensors.Entry
+	for _, p := range params {
+		span, err := p.span()
+		if err != nil {
+			return nil, nil, err
+		}
+		part := span.overlap(own)
+		if part.Len() <= 0 {
+			continue
+		}
+		for _, f := range fields {
+			name := tensorName(p.Name, f.Name)
+			data := f.Data[part.Lo-own.Lo : part.Hi-own.Lo]
+			entries = append(entries, Entry{Tensor: name, Offset: part.Lo - span.Lo, Length: part.Len()})
+			tensors = append(tensors, safetensors.Floats(name, safetensors.F32, []int{len(data)}, data))
+		}
+	}
+	return entries, tensors, nil
+}
+
+// compare lists every way in which the parameters of a model and a checkpoint differ.
+func compare(model []Param, saved []ParamInfo) error {
+	var faults []string
+	have := map[string]ParamInfo{}
+	for _, s := range saved {
+		have[s.Name] = s
+	}
+	for _, p := range model {
+		s, ok := have[p.Name]
+		switch {
+		case !ok:
+			faults = append(faults, fmt.Sprintf("%s %v is missing in the checkpoint", p.Name, p.Shape))
+		case !slices.Equal(s.Shape, p.Shape):
+			faults = append(faults, fmt.Sprintf("%s is %v in the checkpoint and %v in the model", p.Name, s.Shape, p.Shape))
+		}
+		delete(have, p.Name)
+	}
+	for _, s := range saved {
+		if _, extra := have[s.Name]; extra {
+			faults = append(faults, fmt.Sprintf("%s %v is not in the model", s.Name, s.Shape))
+		}
+	}
+	if faults == nil {
+		return nil
+	}
+	return errors.New("the checkpoint is of another model; use the config it was saved with, or start anew with --resume never:\n  " + strings.Join(faults, "\n  "))
+}

@@ -1,0 +1,255 @@
+package checkpoint
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// edit changes a file of a checkpoint.
+func edit(t *testing.T, path string, change func([]byte) []byte) {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, change(data), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+const shard1 = "shard-00001-of-00002.safetensors"
+
+// TestDamage damages the newest checkpoint in every way there is: it is noticed, the reason
+// is given, and the older one is used.
+func TestDamage(t *testing.T) {
+	flip := func(at func(n int) int) func(*testing.T, string) {
+		return func(t *testing.T, dir string) {
+			edit(t, filepath.Join(dir, shard1), func(b []byte) []byte { b[at(len(b))] ^= 0x10; return b })
+		}
+	}
+	for _, c := range []struct {
+		name   string
+		damage func(t *testing.T, dir string)
+		reason string
+	}{
+		{"a bit of the data", flip(func(n int) int { return n - 3 }), "checksum"},
+		{"a bit of a shard's header", flip(func(int) int { return 20 }), "checksum"},
+		{"a bit of a shard's length", flip(func(int) int { return 0 }), "checksum"},
+		{"a shard cut short", func(t *testing.T, dir string) {
+			edit(t, filepath.Join(dir, shard1), func(b []byte) []byte { return b[:len(b)-4] })
+		}, "bytes, the manifest says"},
+		{"a shard that is too long", func(t *testing.T, dir string) {
+			edit(t, filepath.Join(dir, shard1), func(b []byte) []byte { return append(b, 0) })
+		}, "bytes, the manifest says"},
+		{"a shard that is empty", func(t *testing.T, dir string) {
+			edit(t, filepath.Join(dir, shard1), func(b []byte) []byte { return nil })
+		}, "0 bytes, the manifest says"},
+		{"no shard", func(t *testing.T, dir string) { os.Remove(filepath.Join(dir, shard1)) }, "no such file"},
+		{"a link for a shard", func(t *testing.T, dir string) {
+			os.Rename(filepath.Join(dir, shard1), filepath.Join(dir, "x"))
+			os.Symlink("x", filepath.Join(dir, shard1))
+		}, "not a regular file"},
+		{"no manifest", func(t *testing.T, dir string) { os.Remove(filepath.Join(dir, manifestName)) }, "no such file"},
+		{"a manifest cut short", func(t *testing.T, dir string) {
+			edit(t, filepath.Join(dir, manifestName), func(b []byte) []byte { return b[:len(b)/2] })
+		}, "unexpected end"},
+		{"a manifest of zeros", func(t *testing.T, dir string) {
+			edit(t, filepath.Join(dir, manifestName), func(b []byte) []byte { return make([]byte, len(b)) })
+		}, "invalid character"},
+		{"a shard of the step before", func(t *testing.T, dir string) {
+			edit(t, filepath.Join(dir, shard1), func([]byte) []byte {
+				b, _ := os.ReadFile(filepath.Join(filepath.Dir(dir), dirName(1), shard1))
+				return b
+			})
+		}, "checksum"},
+		{"nothing of it left", func(t *testing.T, dir string) { os.RemoveAll(dir) }, "which is not there"},
+	} {
+		dir, params := saved(t, Options{}, 1, 2)
+		newest := filepath.Join(dir, dirName(2))
+		c.damage(t, newest)
+		step, reasons := latestStep(t, dir, params)
+		if step != 1 || len(reasons) != 1 || !strings.Contains(reasons[0], c.reason) || !strings.Contains(reasons[0], dirName(2)) {
+			t.Errorf("%s: step %d, passed over %q, want step 1 and a reason with %q", c.name, step, reasons, c.reason)
+		}
+		// The damaged one must not load by name either.
+		own := Range{0, 0}
+		for _, p := range params {
+			span, _ := p.span()
+			own.Hi = max(own.Hi, span.Hi)
+		}
+		if err := Load(t.Context(), newest, params, own, fill(nil, own, 0)...); !errors.Is(err, ErrNotWhole) {
+			t.Errorf("%s: Load = %v, want ErrNotWhole", c.name, err)
+		}
+	}
+}
+
+// TestReadsWhatItNeeds holds that a rank is not stopped by a shard that it reads nothing of.
+func TestReadsWhatItNeeds(t *testing.T) {
+	dir, params := saved(t, Options{}, 1)
+	step := filepath.Join(dir, dirName(1))
+	edit(t, filepath.Join(step, shard1), func(b []byte) []byte { b[len(b)-1] ^= 1; return b })
+	_, ranges := small(2)
+	if err := Load(t.Context(), step, params, ranges[0], fill(nil, ranges[0], 0)...); err != nil {
+		t.Errorf("Load of the half in the whole shard: %v", err)
+	}
+	if err := Load(t.Context(), step, params, ranges[1], fill(nil, ranges[1], 0)...); !errors.Is(err, ErrNotWhole) {
+		t.Errorf("Load of the half in the damaged shard: %v, want ErrNotWhole", err)
+	}
+}
+
+func TestLatest(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		prepare func(t *testing.T, dir string)
+		want    int64
+		reasons int
+	}{
+		{"as it was written", func(t *testing.T, dir string) {}, 3, 0},
+		{"latest is missing", func(t *testing.T, dir string) { os.Remove(filepath.Join(dir, latestName)) }, 3, 1},
+		{"latest is empty", func(t *testing.T, dir string) { os.WriteFile(filepath.Join(dir, latestName), nil, 0o644) }, 3, 1},
+		{"latest leads out", func(t *testing.T, dir string) {
+			os.WriteFile(filepath.Join(dir, latestName), []byte("../checkpoints/step-00000001"), 0o644)
+		}, 3, 1},
+		{"latest was set back by hand", func(t *testing.T, dir string) {
+			os.WriteFile(filepath.Join(dir, latestName), []byte("step-00000001"), 0o644)
+		}, 1, 0},
+		{"the one it names is set aside", func(t *testing.T, dir string) {
+			os.WriteFile(filepath.Join(dir, latestName), []byte("step-00000002\n"), 0o644)
+			os.Rename(filepath.Join(dir, dirName(2)), filepath.Join(dir, dirName(2)+".old-dead"))
+		}, 2, 0},
+		{"set back to a damaged one", func(t *testing.T, dir string) {
+			os.WriteFile(filepath.Join(dir, latestName), []byte("step-00000002\n"), 0o644)
+			os.Remove(filepath.Join(dir, dirName(2), manifestName))
+		}, 1, 1},
+		{"only a later one is whole", func(t *testing.T, dir string) {
+			os.WriteFile(filepath.Join(dir, latestName), []byte("step-00000002\n"), 0o644)
+			os.Remove(filepath.Join(dir, dirName(1), manifestName))
+			os.Remove(filepath.Join(dir, dirName(2), manifestName))
+		}, 3, 2},
+		{"what is no checkpoint is let be", func(t *testing.T, dir string) {
+			os.Mkdir(filepath.Join(dir, "step-00000009.tmp-dead"), 0o755)
+			os.Mkdir(filepath.Join(dir, "step-x"), 0o755)
+			os.WriteFile(filepath.Join(dir, "step-00000010"), nil, 0o644)
+		}, 3, 0},
+	} {
+		dir, params := saved(t, Options{}, 1, 2, 3)
+		c.prepare(t, dir)
+		if step, reasons := latestStep(t, dir, params); step != c.want || len(reasons) != c.reasons {
+			t.Errorf("%s: step %d, passed over %q, want step %d and %d reasons", c.name, step, reasons, c.want, c.reasons)
+		}
+	}
+}
+
+func TestLatestNone(t *testing.T) {
+	dir := t.TempDir()
+	for _, path := range []string{dir, filepath.Join(dir, "none")} {
+		if _, reasons, err := Latest(t.Context(), path); !errors.Is(err, ErrNone) || len(reasons) > 0 {
+			t.Errorf("Latest(%s) = %v, %q, want ErrNone", path, err, reasons)
+		}
+	}
+	full, _ := saved(t, Options{}, 1, 2)
+	for step := range int64(2) {
+		os.Remove(filepath.Join(full, dirName(step+1), manifestName))
+	}
+	if _, reasons, err := Latest(t.Context(), full); !errors.Is(err, ErrNone) || len(reasons) != 2 {
+		t.Errorf("Latest where nothing is whole = %v, %q, want ErrNone and two reasons", err, reasons)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	whole, _ := saved(t, Options{}, 1)
+	if _, _, err := Latest(ctx, whole); !errors.Is(err, context.Canceled) || errors.Is(err, ErrNotWhole) {
+		t.Errorf("Latest with a cancelled context = %v", err)
+	}
+}
+
+// TestNewerVersion holds that a checkpoint of a newer cprun is refused, also by Latest, which
+// must not go back behind it without a word.
+func TestNewerVersion(t *testing.T) {
+	dir, _ := saved(t, Options{}, 1, 2)
+	edit(t, filepath.Join(dir, dirName(2), manifestName), func(b []byte) []byte {
+		return bytes.Replace(b, []byte(`"version": 1`), []byte(`"version": 2`), 1)
+	})
+	for name, err := range map[string]error{
+		"Open":   func() error { _, err := Open(filepath.Join(dir, dirName(2))); return err }(),
+		"Latest": func() error { _, _, err := Latest(t.Context(), dir); return err }(),
+	} {
+		if !errors.Is(err, ErrVersion) || errors.Is(err, ErrNotWhole) || !strings.Contains(fmt.Sprint(err), "version 2") {
+			t.Errorf("%s = %v, want ErrVersion", name, err)
+		}
+	}
+}
+
+func TestFind(t *testing.T) {
+	run := t.TempDir()
+	dir, params := saved(t, Options{Dir: filepath.Join(run, "checkpoints")}, 1, 2)
+	for path, want := range map[string]int64{run: 2, dir: 2, filepath.Join(dir, dirName(1)): 1} {
+		c, _, err := Find(t.Context(), path)
+		if err != nil {
+			t.Errorf("Find(%s): %v", path, err)
+			continue
+		}
+		if checkContent(t, c, params); c.Manifest.Step != want {
+			t.Errorf("Find(%s) = step %d, want %d", path, c.Manifest.Step, want)
+		}
+		c.Close()
+	}
+	if _, _, err := Find(t.Context(), filepath.Join(run, "none")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("Find of nothing = %v, want that it does not exist", err)
+	}
+}
+
+// TestMismatch holds that all ways in which a model differs are told at once.
+func TestMismatch(t *testing.T) {
+	dir, params := saved(t, Options{}, 1)
+	other := []Param{{Name: "new", Shape: []int{2}}}
+	at := int64(2)
+	for _, p := range params {
+		switch p.Name {
+		case "norm":
+			continue
+		case "embed":
+			p.Shape = []int{4, 5}
+		}
+		p.Offset = at
+		span, _ := p.span()
+		at = span.Hi
+		other = append(other, p)
+	}
+	own := Range{0, at}
+	err := Load(t.Context(), filepath.Join(dir, dirName(1)), other, own, fill(nil, own, 0)...)
+	for _, want := range []string{"new [2] is missing", "embed is [5 4] in the checkpoint and [4 5] in the model", "norm [4] is not in the model"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("Load into another model = %v, want %q", err, want)
+		}
+	}
+	_, ranges := small(2)
+	err = Load(t.Context(), filepath.Join(dir, dirName(1)), params, ranges[0], Field{"momentum", make([]float32, ranges[0].Len())})
+	if err == nil || !strings.Contains(err.Error(), `no field "momentum"`) {
+		t.Errorf("Load of a field that is not there = %v", err)
+	}
+}
+
+func TestReadOutside(t *testing.T) {
+	dir, _ := saved(t, Options{}, 1)
+	c, err := Open(filepath.Join(dir, dirName(1)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	for _, r := range []struct {
+		param  string
+		offset int64
+		n      int
+	}{{"embed", -1, 1}, {"embed", 15, 6}, {"embed", 20, 1}, {"none", 0, 1}} {
+		if err := c.Read(t.Context(), r.param, FieldParam, r.offset, make([]float32, r.n)); err == nil {
+			t.Errorf("Read(%s, %d, %d elements) gave no error", r.param, r.offset, r.n)
+		}
+	}
+}

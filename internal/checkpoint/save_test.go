@@ -1,0 +1,360 @@
+package checkpoint
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"math"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+)
+
+// TestReshard saves with some number of ranks, ranges and places in the flat space, and loads
+// with others.
+func TestReshard(t *testing.T) {
+	for seed := range uint64(24) {
+		r := rand.New(rand.NewPCG(seed, 7))
+		shapes := map[string][]int{}
+		for range 1 + r.IntN(6) {
+			shape := make([]int, r.IntN(4))
+			for i := range shape {
+				shape[i] = r.IntN(6) // lengths of 0 and scalars too
+			}
+			shapes[string(rune('a'+r.IntN(26)))+".w"] = shape
+		}
+		params, total := place(r, shapes)
+		f, err := newFleet(params, cut(r, total, 1+r.IntN(5)), Options{Dir: t.TempDir(), RunID: "run", Async: seed%2 == 0})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := f.each(func(rank int, s *Saver) error { return s.Save(t.Context(), f.snapshot(rank, 3)) }); err != nil {
+			t.Fatalf("seed %d: %v", seed, err)
+		}
+		dir := f.savers[0].o.Dir
+		if err := f.close(); err != nil {
+			t.Fatalf("seed %d: %v", seed, err)
+		}
+		c, reasons, err := Latest(t.Context(), dir)
+		if err != nil || len(reasons) > 0 {
+			t.Fatalf("seed %d: Latest: %v, passed over %q", seed, err, reasons)
+		}
+		var compact bytes.Buffer // the encoder indents Extra
+		if err := json.Compact(&compact, c.Manifest.Extra["data"]); err != nil {
+			t.Errorf("seed %d: Extra: %v", seed, err)
+		}
+		c.Manifest.Extra["data"] = compact.Bytes()
+		if want := metaOf(3, len(f.ranges)); !reflect.DeepEqual(c.Manifest.Meta, want) {
+			t.Errorf("seed %d: Meta = %+v, want %+v", seed, c.Manifest.Meta, want)
+		}
+		c.Close()
+		other, total := place(r, shapes)
+		for _, own := range cut(r, total, 1+r.IntN(5)) {
+			got, want := fill(nil, own, 0), fill(other, own, 3)
+			if err := Load(t.Context(), filepath.Join(dir, dirName(3)), other, own, got...); err != nil {
+				t.Fatalf("seed %d: Load(%v): %v", seed, own, err)
+			}
+			for i := range want {
+				if !slices.Equal(got[i].Data, want[i].Data) {
+					t.Fatalf("seed %d: Load(%v): %s = %v, want %v", seed, own, want[i].Name, got[i].Data, want[i].Data)
+				}
+			}
+		}
+	}
+}
+
+// TestBits holds that every float32 comes back bit for bit, NaNs and signed zeros too.
+func TestBits(t *testing.T) {
+	want := []uint32{0, 0x80000000, 1, 0x7f800000, 0xff800000, 0x7fc00001, 0xffc12345, math.Float32bits(math.MaxFloat32)}
+	data := make([]float32, len(want))
+	for i, b := range want {
+		data[i] = math.Float32frombits(b)
+	}
+	params := []Param{{Name: "w", Shape: []int{2, 4}}}
+	s, err := NewSaver(NewLocal(1)[0], Options{Dir: t.TempDir(), RunID: "run"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	own := Range{0, 8}
+	err = s.Save(t.Context(), Snapshot{Params: params, Range: own, Fields: []Field{{FieldParam, data}}})
+	if err := errors.Join(err, s.Close()); err != nil {
+		t.Fatal(err)
+	}
+	got := make([]float32, 8)
+	if err := Load(t.Context(), filepath.Join(s.o.Dir, dirName(0)), params, own, Field{FieldParam, got}); err != nil {
+		t.Fatal(err)
+	}
+	for i := range got {
+		if b := math.Float32bits(got[i]); b != want[i] {
+			t.Errorf("element %d = %08x, want %08x", i, b, want[i])
+		}
+	}
+}
+
+func TestAsyncCopies(t *testing.T) {
+	params, ranges := small(2)
+	dir := t.TempDir()
+	f, err := newFleet(params, ranges, Options{Dir: dir, RunID: "run", Async: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The next step changes the slices as soon as Save is back; each save waits for the last.
+	err = f.each(func(rank int, s *Saver) error {
+		snap := f.snapshot(rank, 0)
+		for step := range int64(4) {
+			snap.Meta = metaOf(step, 2)
+			for i, now := range fill(params, ranges[rank], step) {
+				copy(snap.Fields[i].Data, now.Data)
+			}
+			if err := s.Save(t.Context(), snap); err != nil {
+				return err
+			}
+		}
+		return s.Wait()
+	})
+	if err := errors.Join(err, f.close()); err != nil {
+		t.Fatal(err)
+	}
+	for step := range int64(4) {
+		c, err := Open(filepath.Join(dir, dirName(step)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		checkContent(t, c, params)
+		c.Close()
+	}
+}
+
+// short fails with err after n bytes, as a full disk does.
+type short struct {
+	w   io.Writer
+	n   int
+	err error
+}
+
+func (s *short) Write(p []byte) (int, error) {
+	if len(p) > s.n {
+		n, _ := s.w.Write(p[:s.n])
+		s.n -= n
+		return n, s.err
+	}
+	s.n -= len(p)
+	return s.w.Write(p)
+}
+
+// TestDiskFull fills the disk of one rank: every rank hears of it, by the next call, the
+// checkpoints before stay, and nothing half-written does.
+func TestDiskFull(t *testing.T) {
+	for _, broken := range []int{0, 1} {
+		for _, async := range []bool{false, true} {
+			dir, params := saved(t, Options{}, 1, 2)
+			_, ranges := small(2)
+			f, err := newFleet(params, ranges, Options{Dir: dir, RunID: "second", Keep: 1, Async: async})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var full atomic.Bool
+			full.Store(true)
+			f.savers[broken].wrap = func(w io.Writer) io.Writer {
+				if full.Load() {
+					return &short{w, 100, syscall.ENOSPC}
+				}
+				return w
+			}
+			errs := make([]error, 2)
+			f.each(func(rank int, s *Saver) error {
+				errs[rank] = s.Save(t.Context(), f.snapshot(rank, 3))
+				if async && errs[rank] == nil {
+					errs[rank] = s.Save(t.Context(), f.snapshot(rank, 4)) // hears of 3, does not begin 4
+				}
+				return nil
+			})
+			for rank, err := range errs {
+				if err == nil || !strings.Contains(err.Error(), "step 3") || !strings.Contains(err.Error(), "no space left") {
+					t.Errorf("rank %d of a disk that is full for rank %d: %v", rank, broken, err)
+				}
+			}
+			if !errors.Is(errs[broken], syscall.ENOSPC) {
+				t.Errorf("rank %d: %v is not ENOSPC", broken, errs[broken])
+			}
+			if got, want := names(t, dir), []string{"latest", "step-00000001", "step-00000002"}; !slices.Equal(got, want) {
+				t.Errorf("directory holds %q, want %q", got, want)
+			}
+			if step, _ := latestStep(t, dir, params); step != 2 {
+				t.Errorf("latest step is %d, want 2", step)
+			}
+			full.Store(false) // room again
+			err = f.each(func(rank int, s *Saver) error { return s.Save(t.Context(), f.snapshot(rank, 5)) })
+			if err := errors.Join(err, f.close()); err != nil {
+				t.Errorf("save after there was room again: %v", err)
+			}
+			if got, want := names(t, dir), []string{"latest", "step-00000005"}; !slices.Equal(got, want) {
+				t.Errorf("directory holds %q, want %q", got, want)
+			}
+		}
+	}
+}
+
+func TestSaveRefuses(t *testing.T) {
+	params, ranges := small(2)
+	overlap := slices.Clone(params)
+	overlap[0].Offset, overlap[1].Offset = 0, 0
+	for _, c := range []struct {
+		name   string
+		change func(rank int, s *Snapshot)
+		want   string
+	}{
+		{"a gap between ranges", func(rank int, s *Snapshot) {
+			if rank == 1 {
+				s.Range.Lo += 2
+				for i := range s.Fields {
+					s.Fields[i].Data = s.Fields[i].Data[2:]
+				}
+			}
+		}, "do not fit together"},
+		{"ranges that overlap", func(rank int, s *Snapshot) {
+			if rank == 1 {
+				s.Range.Lo -= 2
+				for i := range s.Fields {
+					s.Fields[i].Data = append(s.Fields[i].Data, 0, 0)
+				}
+			}
+		}, "do not fit together"},
+		{"a slice that is too short", func(rank int, s *Snapshot) { s.Fields[1].Data = s.Fields[1].Data[1:] }, "exp_avg"},
+		{"parameters that overlap", func(rank int, s *Snapshot) { s.Params = overlap }, "overlap"},
+		{"other steps", func(rank int, s *Snapshot) { s.Meta.Step += int64(rank) }, "rank 1: saves step 2"},
+		{"other fields", func(rank int, s *Snapshot) { s.Fields = s.Fields[:3-rank] }, "of layout"},
+	} {
+		dir := t.TempDir()
+		f, err := newFleet(params, ranges, Options{Dir: dir, RunID: "run"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = f.each(func(rank int, s *Saver) error {
+			snap := f.snapshot(rank, 1)
+			c.change(rank, &snap)
+			return s.Save(t.Context(), snap)
+		})
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %q", c.name, err, c.want)
+		}
+		if _, _, err := Latest(t.Context(), dir); !errors.Is(err, ErrNone) {
+			t.Errorf("%s: Latest: %v, want ErrNone", c.name, err)
+		}
+		if err := f.close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestLostRank(t *testing.T) {
+	params, ranges := small(2)
+	f, err := newFleet(params, ranges, Options{Dir: t.TempDir(), RunID: "run", Async: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	lost := errors.New("rank 1 was killed")
+	if err := f.savers[0].Save(ctx, f.snapshot(0, 1)); err != nil {
+		t.Fatal(err)
+	}
+	cancel(lost)
+	if err := f.savers[0].Wait(); !errors.Is(err, lost) {
+		t.Errorf("Wait = %v, want the cause %v", err, lost)
+	}
+	if err := f.close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestTwoRuns(t *testing.T) {
+	dir := t.TempDir()
+	first, err := NewSaver(NewLocal(1)[0], Options{Dir: dir, RunID: "first"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := NewSaver(NewLocal(1)[0], Options{Dir: dir, RunID: "second"}); !errors.Is(err, errLocked) {
+		t.Errorf("a second run in the same directory: %v, want that it is locked", err)
+	}
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	again, err := NewSaver(NewLocal(1)[0], Options{Dir: dir, RunID: "second"})
+	if err != nil {
+		t.Fatalf("after the first run's end: %v", err)
+	}
+	if err := again.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := NewSaver(NewLocal(1)[0], Options{Dir: dir, RunID: "a/../b"}); err == nil {
+		t.Error("a run id with a path in it was taken")
+	}
+}
+
+func TestKeep(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		keep  int
+		steps []int64
+		want  []string
+	}{
+		{"all", 0, []int64{1, 2, 3}, []string{"latest", "step-00000001", "step-00000002", "step-00000003"}},
+		{"one", 1, []int64{1, 2, 3}, []string{"latest", "step-00000003"}},
+		{"two", 2, []int64{1, 2, 3}, []string{"latest", "step-00000002", "step-00000003"}},
+		{"the same step again", 2, []int64{1, 2, 2}, []string{"latest", "step-00000001", "step-00000002"}},
+		{"gone back", 2, []int64{100, 200, 50}, []string{"latest", "step-00000050", "step-00000200"}},
+	} {
+		dir, params := saved(t, Options{Keep: c.keep}, c.steps...)
+		if got := names(t, dir); !slices.Equal(got, c.want) {
+			t.Errorf("%s: directory holds %q, want %q", c.name, got, c.want)
+		}
+		if step, _ := latestStep(t, dir, params); step != c.steps[len(c.steps)-1] {
+			t.Errorf("%s: latest step is %d, want %d", c.name, step, c.steps[len(c.steps)-1])
+		}
+	}
+}
+
+// TestKeepWhileLoading holds that a checkpoint that somebody has open is not removed, and
+// that it is once they are done.
+func TestKeepWhileLoading(t *testing.T) {
+	dir, params := saved(t, Options{}, 1, 2)
+	c, err := Open(filepath.Join(dir, dirName(1)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	saved(t, Options{Dir: dir, RunID: "second", Keep: 1}, 3)
+	if got, want := names(t, dir), []string{"latest", "step-00000001", "step-00000003"}; !slices.Equal(got, want) {
+		t.Errorf("while step 1 is open the directory holds %q, want %q", got, want)
+	}
+	checkContent(t, c, params)
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	saved(t, Options{Dir: dir, RunID: "third", Keep: 1}, 4)
+	if got, want := names(t, dir), []string{"latest", "step-00000004"}; !slices.Equal(got, want) {
+		t.Errorf("afterwards it holds %q, want %q", got, want)
+	}
+}
+
+// TestKeepCountsWhole holds that a damaged checkpoint does not take the place of a whole one.
+func TestKeepCountsWhole(t *testing.T) {
+	dir, params := saved(t, Options{}, 1, 2, 3)
+	if err := os.Remove(filepath.Join(dir, dirName(3), manifestName)); err != nil {
+		t.Fatal(err)
+	}
+	saved(t, Options{Dir: dir, RunID: "second", Keep: 2}, 4)
+	if got, want := names(t, dir), []string{"latest", "step-00000002", "step-00000003", "step-00000004"}; !slices.Equal(got, want) {
+		t.Errorf("directory holds %q, want %q", got, want)
+	}
+	if step, _ := latestStep(t, dir, params); step != 4 {
+		t.Errorf("latest step is %d, want 4", step)
+	}
+}

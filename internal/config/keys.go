@@ -1,0 +1,255 @@
+package config
+
+import (
+	"math"
+	"strings"
+)
+
+// A key is one line of train.yaml, as data. Decoding, defaults, bounds, suggestions, writing
+// and docs/config.md all follow from it. Its type is that of the field which at returns:
+// *int, *int64, *float64, *bool, *string, *[2]float64, *[]string, and **float64 or **bool
+// for what may be left unsaid.
+type key struct {
+	path string
+	def  string // as in YAML; "" for a key that must be given
+	at   func(*Config) any
+	doc  string
+
+	// word is "auto" or "null" where the key takes it: an integer field then holds wordIs,
+	// a text or list is empty, a pointer nil.
+	word   string
+	wordIs int
+
+	choices  []string
+	min, max int64  // of integers; max 0: maxInt
+	within   string // of numbers, an interval: "(0, 1]"
+	rope     string // types of rope scaling that have the key; of rope_scaling alone
+	needs    string // those of them in which it must be given
+}
+
+const (
+	maxInt   = math.MaxInt32 // of what is counted in widths, steps or samples
+	maxHeads = 1 << 16       // of heads, their width, and layers
+	maxLen   = 1 << 40       // of tokens
+	maxRanks = 1 << 20
+	maxSeed  = math.MaxInt64
+)
+
+// sections are the mappings of train.yaml, outer before inner.
+var sections = []struct{ path, doc string }{
+	{"model", "The shape of the model, under the names of a Hugging Face `config.json`. With `from` every key comes from its `config.json`, and what stands here overrides it; without, the keys marked *needed* must be given."},
+	{"model.rope_scaling", "How rotary frequencies are stretched beyond the trained length, as in `config.json`; `null` for not at all. Given at all, it replaces that of `from` whole. `rope_parameters` of newer transformers (with `rope_theta` in it) is read too, and `type` for `rope_type`."},
+	{"data", "Where tokens come from."},
+	{"data.validation", "The loss on held-out text."},
+	{"train", "The length and the batches of the run."},
+	{"optimizer", "AdamW (arXiv:1711.05101): decay on every parameter of two or more axes (embeddings too), none on vectors."},
+	{"lr_schedule", "The learning rate over the steps."},
+	{"parallel", "How ranks are grouped: `context` x `data` is the number of ranks."},
+	{"attention", "The attention kernels."},
+	{"precision", "What is computed and sent in."},
+	{"memory", "What is kept, recomputed, chunked and sharded."},
+	{"checkpoint", "How often state is saved. It is also saved at the end, and at a SIGTERM or Ctrl-C."},
+	{"log", "What is reported while training."},
+}
+
+var keys = append(modelKeys, runKeys...)
+
+var modelKeys = []key{
+	{path: "model.from", def: "null", word: "null", at: func(c *Config) any { return &c.Model.From },
+		doc: "Hugging Face directory with `config.json` and `*.safetensors`; null: random weights"},
+	{path: "model.architecture", def: "llama", choices: []string{"llama", "qwen3"}, at: func(c *Config) any { return &c.Model.Architecture },
+		doc: "qwen3 is llama with an RMSNorm on each query and key head"},
+	{path: "model.vocab_size", min: 1, at: func(c *Config) any { return &c.Model.VocabSize },
+		doc: "rows of the embedding"},
+	{path: "model.hidden_size", min: 1, at: func(c *Config) any { return &c.Model.HiddenSize },
+		doc: "width of the residual stream"},
+	{path: "model.intermediate_size", min: 1, at: func(c *Config) any { return &c.Model.IntermediateSize },
+		doc: "width of the gated MLP"},
+	{path: "model.num_hidden_layers", min: 1, max: maxHeads, at: func(c *Config) any { return &c.Model.NumHiddenLayers },
+		doc: "transformer layers"},
+	{path: "model.num_attention_heads", min: 1, max: maxHeads, at: func(c *Config) any { return &c.Model.NumAttentionHeads },
+		doc: "query heads"},
+	{path: "model.num_key_value_heads", def: "null", word: "null", min: 1, max: maxHeads, at: func(c *Config) any { return &c.Model.NumKeyValueHeads },
+		doc: "key and value heads; divides the query heads; null: as many"},
+	{path: "model.head_dim", def: "null", word: "null", min: 2, max: maxHeads, at: func(c *Config) any { return &c.Model.HeadDim },
+		doc: "width of one head, even; null: hidden_size / num_attention_heads"},
+	{path: "model.rope_theta", def: "10000.0", within: "(1, inf)", at: func(c *Config) any { return &c.Model.RopeTheta },
+		doc: "base of the rotary frequencies"},
+	{path: "model.rope_scaling.rope_type", choices: []string{"linear", "llama3", "yarn", "default"},
+		rope: "linear llama3 yarn", needs: "linear llama3 yarn", at: func(c *Config) any { return &c.Model.RopeScaling.Type },
+		doc: "linear (positions divided by the factor), llama3, yarn (arXiv:2309.00071); default is none"},
+	{path: "model.rope_scaling.factor", within: "[1, inf)",
+		rope: "linear llama3 yarn", needs: "linear llama3 yarn", at: func(c *Config) any { return &c.Model.RopeScaling.Factor },
+		doc: "how many times the trained length"},
+	{path: "model.rope_scaling.low_freq_factor", within: "(0, inf)", rope: "llama3", needs: "llama3",
+		at: func(c *Config) any { return &c.Model.RopeScaling.LowFreqFactor }, doc: "wavelengths above trained length / this are stretched whole"},
+	{path: "model.rope_scaling.high_freq_factor", within: "(0, inf)", rope: "llama3", needs: "llama3",
+		at: func(c *Config) any { return &c.Model.RopeScaling.HighFreqFactor }, doc: "wavelengths below trained length / this are left; above low_freq_factor"},
+	{path: "model.rope_scaling.original_max_position_embeddings", min: 1, rope: "llama3 yarn", needs: "llama3",
+		at: func(c *Config) any { return &c.Model.RopeScaling.OriginalMax }, doc: "trained length, tokens; for yarn max_position_embeddings where not given"},
+	{path: "model.rope_scaling.beta_fast", def: "32.0", within: "(0, inf)", rope: "yarn",
+		at: func(c *Config) any { return &c.Model.RopeScaling.BetaFast }, doc: "frequencies with more turns than this over the trained length are left"},
+	{path: "model.rope_scaling.beta_slow", def: "1.0", within: "(0, inf)", rope: "yarn",
+		at: func(c *Config) any { return &c.Model.RopeScaling.BetaSlow }, doc: "frequencies with fewer turns than this are stretched whole; below beta_fast"},
+	{path: "model.rope_scaling.attention_factor", def: "null", word: "null", within: "(0, inf)", rope: "yarn",
+		at: func(c *Config) any { return &c.Model.RopeScaling.AttentionFactor }, doc: "scale of queries and keys; null: from mscale, else 0.1 ln(factor) + 1"},
+	{path: "model.rope_scaling.mscale", def: "null", word: "null", within: "(0, inf)", rope: "yarn",
+		at: func(c *Config) any { return &c.Model.RopeScaling.MScale }, doc: "DeepSeek's form of attention_factor"},
+	{path: "model.rope_scaling.mscale_all_dim", def: "null", word: "null", within: "(0, inf)", rope: "yarn",
+		at: func(c *Config) any { return &c.Model.RopeScaling.MScaleAllDim }, doc: "DeepSeek's form of attention_factor"},
+	{path: "model.rope_scaling.truncate", def: "null", word: "null", rope: "yarn",
+		at: func(c *Config) any { return &c.Model.RopeScaling.Truncate }, doc: "round the bounds of the ramp to whole dimensions; null: true"},
+	{path: "model.rms_norm_eps", def: "1.0e-6", within: "(0, inf)", at: func(c *Config) any { return &c.Model.RMSNormEps },
+		doc: "added to the mean square in RMSNorm"},
+	{path: "model.tie_word_embeddings", def: "false", at: func(c *Config) any { return &c.Model.TieWordEmbeddings },
+		doc: "the output matrix is the embedding"},
+	{path: "model.max_position_embeddings", def: "null", word: "null", min: 1, max: maxLen, at: func(c *Config) any { return &c.Model.MaxPositionEmbedding },
+		doc: "longest trained length; a longer seq_len without rope_scaling is warned of; null: not said"},
+	{path: "model.initializer_range", def: "0.02", within: "[0, inf)", at: func(c *Config) any { return &c.Model.InitializerRange },
+		doc: "standard deviation of random weights"},
+	{path: "model.sliding_window", def: "null", word: "null", min: 1, max: maxLen, at: func(c *Config) any { return &c.Model.SlidingWindow },
+		doc: "a token sees itself and the sliding_window - 1 tokens before it; null: all before it"},
+	{path: "model.layer_types", def: "null", word: "null", choices: []string{"full_attention", "sliding_attention"}, at: func(c *Config) any { return &c.Model.LayerTypes },
+		doc: "which layers slide, one word each; null: every layer, where sliding_window is set"},
+}
+
+var runKeys = []key{
+	{path: "data.path", at: func(c *Config) any { return &c.Data.Path },
+		doc: "files, a glob of one kind: llm.c `.bin`, Megatron `.bin` with its `.idx`, raw text, or `.jsonl` with `text`"},
+	{path: "data.tokenizer", def: "bytes", at: func(c *Config) any { return &c.Data.Tokenizer },
+		doc: "of text: `bytes`, or the path of a Hugging Face `tokenizer.json` (not in this build)"},
+	{path: "data.seq_len", def: "4096", min: 1, max: maxLen, at: func(c *Config) any { return &c.Data.SeqLen },
+		doc: "global tokens of one sample; any length, spans may be uneven"},
+	{path: "data.shuffle", def: "true", at: func(c *Config) any { return &c.Data.Shuffle },
+		doc: "false: sample i is tokens [i*seq_len, (i+1)*seq_len], targets shifted by one"},
+	{path: "data.pack_documents", def: "false", at: func(c *Config) any { return &c.Data.PackDocuments },
+		doc: "attention and positions stay inside documents: cut at eos_token_id, or at the files and lines of text"},
+	{path: "data.eos_token_id", def: "null", word: "null", wordIs: -1, at: func(c *Config) any { return &c.Data.EOSTokenID },
+		doc: "token that ends a document; below vocab_size; needed to pack documents of `.bin` files"},
+	{path: "data.seed", def: "1", max: maxSeed, at: func(c *Config) any { return &c.Data.Seed },
+		doc: "of the shuffle"},
+	{path: "data.validation.path", def: "null", word: "null", at: func(c *Config) any { return &c.Data.Validation.Path },
+		doc: "held-out files, a glob; needed where every is above 0"},
+	{path: "data.validation.every", def: "0", at: func(c *Config) any { return &c.Data.Validation.Every },
+		doc: "optimizer steps between two validations; 0: never"},
+	{path: "data.validation.steps", def: "0", at: func(c *Config) any { return &c.Data.Validation.Steps },
+		doc: "batches of one validation, each of micro_batch_size x data samples; at least 1 where every is above 0"},
+
+	{path: "train.steps", def: "100", min: 1, at: func(c *Config) any { return &c.Train.Steps },
+		doc: "optimizer steps"},
+	{path: "train.global_batch_size", def: "1", min: 1, at: func(c *Config) any { return &c.Train.GlobalBatchSize },
+		doc: "samples of one optimizer step, over all data-parallel groups"},
+	{path: "train.micro_batch_size", def: "1", min: 1, at: func(c *Config) any { return &c.Train.MicroBatchSize },
+		doc: "samples of one pass of one group; the rest is gradient accumulation"},
+	{path: "train.seed", def: "1", max: maxSeed, at: func(c *Config) any { return &c.Train.Seed },
+		doc: "of random weights"},
+	{path: "train.deterministic", def: "false", at: func(c *Config) any { return &c.Train.Deterministic },
+		doc: "the same config and ranks give the same bits"},
+
+	{path: "optimizer.name", def: "adamw", choices: []string{"adamw"}, at: func(c *Config) any { return &c.Optimizer.Name }, doc: "the rule"},
+	{path: "optimizer.lr", def: "3.0e-4", within: "[0, inf)", at: func(c *Config) any { return &c.Optimizer.LR }, doc: "highest learning rate"},
+	{path: "optimizer.betas", def: "[0.9, 0.95]", within: "[0, 1)", at: func(c *Config) any { return &c.Optimizer.Betas },
+		doc: "decay of the means of the gradient and of its square"},
+	{path: "optimizer.eps", def: "1.0e-8", within: "(0, inf)", at: func(c *Config) any { return &c.Optimizer.Eps }, doc: "added to the root of the mean square"},
+	{path: "optimizer.weight_decay", def: "0.1", within: "[0, inf)", at: func(c *Config) any { return &c.Optimizer.WeightDecay }, doc: "times the learning rate"},
+	{path: "optimizer.grad_clip", def: "1.0", within: "[0, inf)", at: func(c *Config) any { return &c.Optimizer.GradClip }, doc: "largest global norm of the gradient; 0: off"},
+
+	{path: "lr_schedule.name", def: "cosine", choices: []string{"cosine", "linear", "constant", "wsd"}, at: func(c *Config) any { return &c.LRSchedule.Name },
+		doc: "wsd is warmup, stable, decay"},
+	{path: "lr_schedule.warmup_steps", def: "0", at: func(c *Config) any { return &c.LRSchedule.WarmupSteps }, doc: "steps from 0 up to lr; at most train.steps"},
+	{path: "lr_schedule.min_lr", def: "3.0e-5", within: "[0, inf)", at: func(c *Config) any { return &c.LRSchedule.MinLR },
+		doc: "last learning rate, not of constant; where not given, at most lr"},
+
+	{path: "parallel.context", def: "auto", word: "auto", min: 1, max: maxRanks, at: func(c *Config) any { return &c.Parallel.Context },
+		doc: "ranks that share one sequence; auto: all ranks / data"},
+	{path: "parallel.data", def: "auto", word: "auto", min: 1, max: maxRanks, at: func(c *Config) any { return &c.Parallel.Data },
+		doc: "groups of such ranks; auto: all ranks / context"},
+	{path: "parallel.algorithm", def: "auto", choices: []string{"ring", "allgather", "ulysses", "hierarchical", "auto"}, at: func(c *Config) any { return &c.Parallel.Algorithm },
+		doc: "how keys and values meet queries; auto: ring; ulysses and hierarchical are not in this build"},
+	{path: "parallel.layout", def: "auto", choices: []string{"zigzag", "striped", "contiguous", "document", "auto"}, at: func(c *Config) any { return &c.Parallel.Layout },
+		doc: "which rank holds which positions; auto: zigzag, or document with pack_documents"},
+
+	{path: "attention.backend", def: "auto", choices: []string{"flash", "fused", "unfused", "reference", "auto"}, at: func(c *Config) any { return &c.Attention.Backend },
+		doc: "flash (tiles), fused (cuDNN), unfused (matrix products), reference (slow and plain); auto: flash; fused and unfused need CUDA"},
+	{path: "attention.debug", def: "0", max: 2, at: func(c *Config) any { return &c.Attention.Debug },
+		doc: "0 quiet, 1 what was chosen, 2 every rule that spoke"},
+
+	{path: "precision.compute", def: "auto", choices: []string{"bf16", "fp16", "fp32", "auto"}, at: func(c *Config) any { return &c.Precision.Compute },
+		doc: "auto: bf16 on CUDA, fp32 on CPU, which has no other"},
+	{path: "precision.grad_wire", def: "fp32", choices: []string{"fp32", "bf16"}, at: func(c *Config) any { return &c.Precision.GradWire },
+		doc: "gradients between ranks; fp32 on CPU"},
+	{path: "precision.kv_wire", def: "auto", choices: []string{"bf16", "fp16", "fp32", "auto"}, at: func(c *Config) any { return &c.Precision.KVWire },
+		doc: "keys and values between ranks; auto: as compute; fp32 on CPU"},
+	{path: "precision.fp8", def: "off", choices: []string{"off"}, at: func(c *Config) any { return &c.Precision.FP8 }, doc: "no recipe is in this build"},
+
+	{path: "memory.recompute", def: "auto", choices: []string{"none", "selective", "full", "auto"}, at: func(c *Config) any { return &c.Memory.Recompute },
+		doc: "activations computed again in the backward pass; auto: none on CPU, selective on CUDA"},
+	{path: "memory.loss_chunk", def: "auto", word: "auto", min: 1, max: maxLen, at: func(c *Config) any { return &c.Memory.LossChunk },
+		doc: "tokens whose logits stand in memory at once; auto: a rank's tokens of one pass, at most 1024"},
+	{path: "memory.shard", def: "auto", choices: []string{"none", "optimizer", "gradients", "parameters", "auto"}, at: func(c *Config) any { return &c.Memory.Shard },
+		doc: "what is spread over the ranks; auto: none on CPU, optimizer on CUDA; gradients and parameters are not in this build"},
+	{path: "memory.offload", def: "off", choices: []string{"off"}, at: func(c *Config) any { return &c.Memory.Offload }, doc: "nothing is moved to host memory in this build"},
+
+	{path: "checkpoint.every", def: "0", at: func(c *Config) any { return &c.Checkpoint.Every }, doc: "optimizer steps between two checkpoints; 0: only at the end"},
+	{path: "checkpoint.keep", def: "3", at: func(c *Config) any { return &c.Checkpoint.Keep }, doc: "newest checkpoints that stay; 0: all"},
+	{path: "checkpoint.async", def: "true", at: func(c *Config) any { return &c.Checkpoint.Async }, doc: "written while training goes on"},
+
+	{path: "log.every", def: "1", min: 1, at: func(c *Config) any { return &c.Log.Every }, doc: "optimizer steps between two lines"},
+	{path: "log.tensorboard", def: "true", at: func(c *Config) any { return &c.Log.TensorBoard }, doc: "TensorBoard event files in the run directory"},
+	{path: "log.prometheus", def: `""`, at: func(c *Config) any { return &c.Log.Prometheus }, doc: "address to serve metrics on, such as `:9090`; empty: none"},
+	{path: "log.trace_steps", def: "0", at: func(c *Config) any { return &c.Log.TraceSteps }, doc: "steps recorded in `trace.json`"},
+}
+
+// What follows from the table, for lookups.
+var (
+	keyAt      = map[string]*key{}     // by path
+	isSection  = map[string]bool{}     // by path
+	childrenOf = map[string][]string{} // names of a section's keys and sections, in order
+	keysNamed  = map[string][]string{} // paths by last name
+)
+
+func init() {
+	listed := map[string]bool{}
+	note := func(path string) {
+		section, name := split(path)
+		if !listed[path] {
+			listed[path] = true
+			childrenOf[section] = append(childrenOf[section], name)
+		}
+	}
+	for _, s := range sections {
+		isSection[s.path] = true
+	}
+	for i := range keys {
+		k := &keys[i]
+		if k.max == 0 {
+			k.max = maxInt
+		}
+		section, name := split(k.path)
+		keyAt[k.path] = k
+		keysNamed[name] = append(keysNamed[name], k.path)
+		if section != "" {
+			note(section)
+		}
+		note(k.path)
+	}
+}
+
+// split cuts a path into its section and its last name.
+func split(path string) (section, name string) {
+	i := strings.LastIndexByte(path, '.')
+	return path[:max(i, 0)], path[i+1:]
+}
+
+// ropeSection is the one mapping that may be absent as a whole.
+const ropeSection = "model.rope_scaling"
+
+// of reports whether the key belongs to a type of rope scaling.
+func of(types, ropeType string) bool {
+	for _, t := range strings.Fields(types) {
+		if t == ropeType {
+			return true
+		}
+	}
+	return false
+}

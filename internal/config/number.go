@@ -1,0 +1,113 @@
+package config
+
+import (
+	"fmt"
+	"math"
+	"regexp"
+	"strconv"
+	"strings"
+)
+
+var (
+	integerRE = regexp.MustCompile(`^[0-9]+(_[0-9]+)*$`)
+	floatRE   = regexp.MustCompile(`^[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?$`)
+	basedRE   = regexp.MustCompile(`^[-+]?0[xXbBoO][0-9a-fA-F_]+$`)
+	unitRE    = regexp.MustCompile(`^([0-9]+(?:_[0-9]+)*) ?([kKmMgGtT])i?[bB]?$`)
+)
+
+var suffixes = map[byte]int64{'K': 1 << 10, 'M': 1 << 20, 'G': 1 << 30}
+
+// ParseSize reads a whole number that is not negative: "4096", "1_000_000", or with a suffix
+// that is a power of two: "128K" is 131072, "1M", "2G". Anything that another reader could take
+// for another number (010, 0x10, 1e3, 128k) is refused with what to write instead.
+func ParseSize(s string) (int64, error) {
+	digits, unit := s, int64(1)
+	if n := len(s); n > 0 && suffixes[s[n-1]] != 0 {
+		digits, unit = s[:n-1], suffixes[s[n-1]]
+	}
+	if !integerRE.MatchString(digits) {
+		return 0, notSize(s)
+	}
+	plain := strings.ReplaceAll(digits, "_", "")
+	if len(plain) > 1 && plain[0] == '0' {
+		return 0, fmt.Errorf("%s begins with 0, which some readers take for octal; write %s",
+			short(s), short(shorten(plain)+s[len(digits):]))
+	}
+	v, err := strconv.ParseInt(plain, 10, 64)
+	if err != nil || v > math.MaxInt64/unit {
+		return 0, fmt.Errorf("%s is too large for an integer of 64 bits", short(s))
+	}
+	return v * unit, nil
+}
+
+// shorten drops leading zeros, all but the last of a zero.
+func shorten(digits string) string {
+	if t := strings.TrimLeft(digits, "0"); t != "" {
+		return t
+	}
+	return "0"
+}
+
+// notSize says why a word is no size, by what its writer probably meant.
+func notSize(s string) error {
+	if m := unitRE.FindStringSubmatch(s); m != nil && !strings.EqualFold(m[2], "t") {
+		return fmt.Errorf("%s is not a size; write %s%s (powers of two)", short(s), short(m[1]), strings.ToUpper(m[2]))
+	}
+	if basedRE.MatchString(s) {
+		return fmt.Errorf("%s is not decimal; write a plain integer or a size such as 128K", short(s))
+	}
+	if floatRE.MatchString(s) {
+		v, err := strconv.ParseFloat(s, 64)
+		switch {
+		case err == nil && v < 0:
+			return fmt.Errorf("%s is negative", short(s))
+		case err == nil && v == math.Trunc(v) && v < 1<<53:
+			return fmt.Errorf("%s is not written as an integer; write %d", short(s), int64(v))
+		}
+		return fmt.Errorf("%s is not an integer", short(s))
+	}
+	return fmt.Errorf("%s is not an integer; write one such as 4096, or a size such as 128K", found(s))
+}
+
+// parseFloat reads a decimal number that is finite.
+func parseFloat(s string) (float64, error) {
+	if !floatRE.MatchString(s) {
+		switch strings.ToLower(strings.TrimLeft(s, "+-")) {
+		case ".inf", ".nan", "inf", "nan", "infinity":
+			return 0, fmt.Errorf("%s is not a finite number", short(s))
+		}
+		return 0, fmt.Errorf("%s is not a number; write one such as 0.1 or 3.0e-4", found(s))
+	}
+	v, err := strconv.ParseFloat(s, 64)
+	if err != nil {
+		return 0, fmt.Errorf("%s is too large for a float64", short(s))
+	}
+	return v + 0, nil
+}
+
+// formatFloat writes a float so that every YAML reader takes it for one: Python's yaml reads
+// 1e-05 as text, and 1.0e-05 as a number.
+func formatFloat(v float64) string {
+	s := strconv.FormatFloat(v, 'g', -1, 64)
+	mantissa, exponent, hasExponent := strings.Cut(s, "e")
+	if !strings.Contains(mantissa, ".") {
+		mantissa += ".0"
+	}
+	if hasExponent {
+		return mantissa + "e" + exponent
+	}
+	return mantissa
+}
+
+// short is a word of the user's, cut where it would fill the terminal.
+func short(s string) string {
+	const limit = 240 // a path of a temporary directory is well over 100
+	clean := strconv.Quote(s)
+	clean = clean[1 : len(clean)-1]
+	if r := []rune(clean); len(r) > limit {
+		return string(r[:limit]) + "..."
+	}
+	return clean
+}
+
+func found(s string) string { return `"` + short(s) + `"` }

@@ -1,0 +1,48 @@
+package config
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Reference is every key with its type, default and meaning, section by section, as Markdown.
+// docs/config.md holds it.
+func Reference() string {
+	var b strings.Builder
+	for _, s := range sections {
+		fmt.Fprintf(&b, "### %s\n\n%s\n\n| key | type | default | meaning |\n|---|---|---|---|\n", s.path, s.doc)
+		for i := range keys {
+			if section, name := split(keys[i].path); section == s.path {
+				fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", name, keys[i].described(), keys[i].defaulted(), keys[i].doc)
+			}
+		}
+		b.WriteString("\n")
+	}
+	return b.String()
+}
+
+// described is a key's type with its bounds.
+func (k *key) described() string {
+	switch k.at(whole()).(type) {
+	case *float64, **float64, *[2]float64:
+		return k.kind() + " in " + k.within
+	case *int, *int64:
+		least := fmt.Sprintf(", at least %d", k.min)
+		if k.max < maxHeads {
+			least = fmt.Sprintf(", %d to %d", k.min, k.max)
+		}
+		return k.kind() + least
+	}
+	return k.kind()
+}
+
+// defaulted is what a key is where it is not given.
+func (k *key) defaulted() string {
+	switch {
+	case k.needs != "":
+		return "*needed* by " + strings.ReplaceAll(k.needs, " ", ", ")
+	case k.def == "":
+		return "*needed*"
+	}
+	return "`" + k.def + "`"
+}

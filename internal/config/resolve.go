@@ -1,0 +1,100 @@
+package config
+
+// Resolve replaces every auto by what the number of ranks and the device ("cuda", or anything
+// else for the CPU) make of it, and checks the rules that depend on them. The error is Errors.
+func (c *Config) Resolve(ranks int, device string) error {
+	f := newFaults(c.where)
+	c.resolve(ranks, device, f)
+	return f.err()
+}
+
+func (c *Config) resolve(ranks int, device string, f *faults) {
+	if device != "cuda" {
+		cpuRules(c, f)
+	}
+	c.resolveGroups(ranks, f)
+	auto(&c.Parallel.Algorithm, "ring")
+	layout, compute, recompute, shard := "zigzag", "fp32", "none", "none"
+	if c.Data.PackDocuments {
+		layout = "document"
+	}
+	if device == "cuda" {
+		compute, recompute, shard = "bf16", "selective", "optimizer"
+	}
+	auto(&c.Parallel.Layout, layout)
+	auto(&c.Attention.Backend, "flash")
+	auto(&c.Precision.Compute, compute)
+	auto(&c.Precision.KVWire, c.Precision.Compute)
+	auto(&c.Memory.Recompute, recompute)
+	auto(&c.Memory.Shard, shard)
+	if c.Memory.LossChunk == 0 && c.Parallel.Context > 0 && f.ok("memory.loss_chunk") {
+		local := (c.Data.SeqLen + c.Parallel.Context - 1) / c.Parallel.Context
+		c.Memory.LossChunk = max(1, min(1024, local*min(1024, c.Train.MicroBatchSize)))
+	}
+}
+
+func auto(field *string, choice string) {
+	if *field == "auto" {
+		*field = choice
+	}
+}
+
+// resolveGroups decides parallel.context and parallel.data, which multiply to the ranks.
+func (c *Config) resolveGroups(ranks int, f *faults) {
+	const contextKey, dataKey = "parallel.context", "parallel.data"
+	p := &c.Parallel
+	if ranks < 1 || !f.ok(contextKey, dataKey) {
+		return
+	}
+	if ranks > maxRanks {
+		f.add(contextKey, "there are %d ranks; the most is %d", ranks, maxRanks)
+		return
+	}
+	const fix = "write auto, or start another number of processes with --nproc"
+	switch {
+	case p.Context > 0 && p.Data > 0:
+		if p.Context*p.Data != ranks {
+			f.add(contextKey, "context %d x data %d is %d ranks, and there are %d; %s", p.Context, p.Data, p.Context*p.Data, ranks, fix)
+			return
+		}
+	case p.Context > 0:
+		if ranks%p.Context != 0 {
+			f.add(contextKey, "%d does not divide %d ranks; take one of %s, or %s", p.Context, ranks, divisors(ranks), fix)
+			return
+		}
+		p.Data = ranks / p.Context
+	case p.Data > 0:
+		if ranks%p.Data != 0 {
+			f.add(dataKey, "%d does not divide %d ranks; take one of %s, or %s", p.Data, ranks, divisors(ranks), fix)
+			return
+		}
+		p.Context = ranks / p.Data
+	default:
+		p.Context, p.Data = ranks, 1
+	}
+	if unit := c.Train.MicroBatchSize * p.Data; f.ok("train.global_batch_size", "train.micro_batch_size") && c.Train.GlobalBatchSize%unit != 0 {
+		f.add("train.global_batch_size", "%d is not a multiple of micro_batch_size %d x parallel.data %d; take %s",
+			c.Train.GlobalBatchSize, c.Train.MicroBatchSize, p.Data, multiples(c.Train.GlobalBatchSize, unit))
+	}
+	if h, kv := c.Model.NumAttentionHeads, c.Model.NumKeyValueHeads; p.Algorithm == "ulysses" && (h%p.Context != 0 || kv%p.Context != 0) &&
+		f.ok("model.from", "model.num_attention_heads", "model.num_key_value_heads") {
+		f.add("parallel.algorithm", "ulysses gives each of %d ranks whole heads, and %d query and %d key-value heads do not divide by that; write ring", p.Context, h, kv)
+	}
+}
+
+// cpuRules refuses what only a GPU has. It runs before autos are filled, so that a kv_wire
+// that follows compute is not reported beside it.
+func cpuRules(c *Config, f *faults) {
+	p := &c.Precision
+	for _, at := range []struct{ path, value string }{
+		{"precision.compute", p.Compute}, {"precision.grad_wire", p.GradWire}, {"precision.kv_wire", p.KVWire},
+	} {
+		if f.ok(at.path) && (at.value == "bf16" || at.value == "fp16") {
+			f.add(at.path, "%s needs CUDA; on CPU write fp32", at.value)
+		}
+	}
+	if b := c.Attention.Backend; f.ok("attention.backend") && (b == "fused" || b == "unfused") {
+		library := map[string]string{"fused": "cuDNN", "unfused": "matrix products of cuBLASLt"}[b]
+		f.add("attention.backend", "%s is %s and needs CUDA; on CPU write flash or reference", b, library)
+	}
+}

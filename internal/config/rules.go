@@ -1,0 +1,164 @@
+package config
+
+import (
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// rules checks what keys say together, where the number of ranks and the device do not matter.
+func rules(c *Config, f *faults) {
+	modelRules(c, f)
+	ropeRules(c, f)
+	if !slices.ContainsFunc(keys, func(k key) bool { return strings.HasPrefix(k.path, "model.") && !f.ok(k.path) }) {
+		for _, fault := range c.Model.Check() { // what hf knows beyond the rules here
+			f.add("model."+fault.Key, "%s", fault.Msg)
+		}
+	}
+	trainRules(c, f)
+	unbuilt(c, f)
+}
+
+func modelRules(c *Config, f *faults) {
+	m := &c.Model
+	if !f.ok("model.from") {
+		return
+	}
+	heads, kv := m.NumAttentionHeads, m.NumKeyValueHeads
+	if f.ok("model.num_attention_heads", "model.num_key_value_heads") && kv > 0 && heads%kv != 0 {
+		f.add("model.num_key_value_heads", "%d key-value heads do not divide %d query heads; take one of %s", kv, heads, divisors(heads))
+	}
+	if f.ok("model.head_dim") && m.HeadDim%2 != 0 {
+		path, from := "model.head_dim", ""
+		if !f.where.given(path) && m.From == "" {
+			path, from = "model.hidden_size", " (hidden_size / num_attention_heads)"
+		}
+		f.add(path, "head_dim is %d%s; rope turns pairs, so it must be even", m.HeadDim, from)
+	}
+	types := m.LayerTypes
+	if len(types) == 0 || !f.ok("model.layer_types", "model.num_hidden_layers") {
+		return
+	}
+	if len(types) != m.NumHiddenLayers {
+		f.add("model.layer_types", "it has %d entries; num_hidden_layers is %d", len(types), m.NumHiddenLayers)
+	} else if m.SlidingWindow == 0 && f.ok("model.sliding_window") && slices.Contains(types, "sliding_attention") {
+		f.add("model.layer_types", "layer %d is sliding_attention, and sliding_window is null; give it a number of tokens", slices.Index(types, "sliding_attention"))
+	}
+}
+
+func ropeRules(c *Config, f *faults) {
+	r := c.Model.RopeScaling
+	if r == nil {
+		return
+	}
+	at := func(name string) string { return ropeSection + "." + name }
+	if low, high := at("low_freq_factor"), at("high_freq_factor"); r.Type == "llama3" && f.ok(low, high) && r.LowFreqFactor >= r.HighFreqFactor {
+		f.add(low, "%g must be below high_freq_factor, which is %g", r.LowFreqFactor, r.HighFreqFactor)
+	}
+	if slow, fast := at("beta_slow"), at("beta_fast"); r.Type == "yarn" && f.ok(slow, fast) && r.BetaSlow >= r.BetaFast {
+		f.add(slow, "%g must be below beta_fast, which is %g", r.BetaSlow, r.BetaFast)
+	}
+}
+
+func trainRules(c *Config, f *faults) {
+	s := &c.LRSchedule
+	if f.ok("lr_schedule.warmup_steps", "train.steps") && s.WarmupSteps > c.Train.Steps {
+		f.add("lr_schedule.warmup_steps", "%d is more than train.steps, which is %d", s.WarmupSteps, c.Train.Steps)
+	}
+	if f.ok("lr_schedule.min_lr", "optimizer.lr", "lr_schedule.name") && s.Name != "constant" && s.MinLR > c.Optimizer.LR {
+		f.add("lr_schedule.min_lr", "%g is above optimizer.lr, which is %g", s.MinLR, c.Optimizer.LR)
+	}
+	if f.ok("train.micro_batch_size", "train.global_batch_size", "parallel.data") && c.Parallel.Data == 0 &&
+		c.Train.GlobalBatchSize%c.Train.MicroBatchSize != 0 {
+		f.add("train.global_batch_size", "%d is not a multiple of micro_batch_size %d; take %s", c.Train.GlobalBatchSize, c.Train.MicroBatchSize,
+			multiples(c.Train.GlobalBatchSize, c.Train.MicroBatchSize))
+	}
+	d := &c.Data
+	if f.ok("data.eos_token_id", "model.vocab_size", "model.from") && d.EOSTokenID >= c.Model.VocabSize {
+		f.add("data.eos_token_id", "token %d is outside the vocabulary; vocab_size is %d", d.EOSTokenID, c.Model.VocabSize)
+	}
+	if f.ok("parallel.layout", "data.pack_documents") && c.Parallel.Layout == "document" && !d.PackDocuments {
+		f.add("parallel.layout", "document cuts at documents, and data.pack_documents is false; set it, or write zigzag")
+	}
+	v := &d.Validation
+	if v.Every > 0 && f.ok("data.validation.every") {
+		if v.Path == "" && f.ok("data.validation.path") {
+			f.add("data.validation.path", "missing; validation.every is %d, so name held-out files", v.Every)
+		}
+		if v.Steps == 0 && f.ok("data.validation.steps") {
+			f.add("data.validation.steps", "missing or 0; validation.every is %d, so give the batches of one validation, at least 1", v.Every)
+		}
+	}
+	if p := c.Log.Prometheus; f.ok("log.prometheus") && p != "" {
+		_, port, err := net.SplitHostPort(p)
+		if n, numErr := strconv.ParseUint(port, 10, 16); err != nil || numErr != nil || n == 0 {
+			f.add("log.prometheus", "%s is no address to listen on; write one such as :9090 or localhost:9090", found(p))
+		}
+	}
+}
+
+// dataRules checks the keys that depend on what the files hold, tokens or text.
+func dataRules(c *Config, f *faults, path string, tokens bool) {
+	switch {
+	case tokens && c.Data.PackDocuments && c.Data.EOSTokenID < 0 && f.ok("data.pack_documents", "data.eos_token_id"):
+		f.add("data.pack_documents", "documents of .bin files end at data.eos_token_id, which is null; give it the token's number")
+	case !tokens && c.Data.Tokenizer == "bytes" && c.Model.VocabSize < 256 && f.ok("model.from", "model.vocab_size", "data.tokenizer"):
+		f.add("model.vocab_size", "%d is too small for the text of %s: bytes are 256 tokens", c.Model.VocabSize, path)
+	}
+}
+
+// unbuilt refuses what the keys allow and this build does not have on any device.
+func unbuilt(c *Config, f *faults) {
+	if t := c.Data.Tokenizer; f.ok("data.tokenizer") && t != "bytes" {
+		msg := found(t) + " is not read in this build; write bytes, or give data.path .bin files of tokens (cprun tokenize writes them)"
+		if nearest(t, []string{"bytes"}) != "" {
+			msg = found(t) + " is not a choice; did you mean bytes?"
+		}
+		f.add("data.tokenizer", "%s", msg)
+	}
+	if a := c.Parallel.Algorithm; f.ok("parallel.algorithm") && (a == "ulysses" || a == "hierarchical") {
+		f.add("parallel.algorithm", "%s is not in this build; write ring or allgather", a)
+	}
+	if s := c.Memory.Shard; f.ok("memory.shard") && (s == "gradients" || s == "parameters") {
+		f.add("memory.shard", "%s are not sharded in this build; write optimizer or none", s)
+	}
+}
+
+// warnings is what a config may say and its writer probably did not mean.
+func warnings(c *Config) Errors {
+	f := newFaults(c.where)
+	m := &c.Model
+	if m.From != "" && m.RopeScaling == nil && m.MaxPositionEmbedding > 0 && c.Data.SeqLen > m.MaxPositionEmbedding {
+		f.add("data.seq_len", "%d is longer than the %d positions that the model was trained on; rope_scaling stretches them", c.Data.SeqLen, m.MaxPositionEmbedding)
+	}
+	if caveat := m.Caveat(); caveat != "" {
+		f.add("model.sliding_window", "%s", caveat)
+	}
+	if v := &c.Data.Validation; v.Every == 0 && (v.Path != "" || v.Steps > 0) {
+		f.add("data.validation.every", "it is 0, so nothing is validated; give the steps between two validations")
+	}
+	return f.list
+}
+
+// divisors lists the divisors of a count of heads.
+func divisors(n int) string {
+	var list []string
+	for d := 1; d <= n && d <= 1<<16; d++ {
+		if n%d == 0 {
+			list = append(list, strconv.Itoa(d))
+		}
+	}
+	if len(list) > 12 {
+		list = append(list[:12], "...")
+	}
+	return strings.Join(list, ", ")
+}
+
+// multiples names the multiples of m beside n.
+func multiples(n, m int) string {
+	if n < m {
+		return strconv.Itoa(m)
+	}
+	return strconv.Itoa(n/m*m) + " or " + strconv.Itoa((n/m+1)*m)
+}

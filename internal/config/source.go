@@ -1,0 +1,255 @@
+package config
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// maxFile is more than any train.yaml needs, and little enough to be read by a parser whose
+// tree takes a hundred times the text.
+const maxFile = 1 << 20
+
+// A source is what was given, before it means anything: the value of each key by path. Later
+// passes (flags) replace what earlier ones (the file) gave.
+type source struct {
+	*faults
+	values map[string]*yaml.Node
+	passOf map[string]int
+	pass   int
+	inFile func(n *yaml.Node) position
+}
+
+func newSource(f *faults) *source {
+	return &source{faults: f, values: map[string]*yaml.Node{}, passOf: map[string]int{}}
+}
+
+// readFile takes in the text of a file.
+func (s *source) readFile(name string, text []byte) {
+	s.inFile = func(n *yaml.Node) position { return position{name, max(n.Line, 1)} }
+	s.pass++
+	first := position{name, 1}
+	if len(text) > maxFile {
+		s.addAt(first, "", "the file has %d bytes; a config has at most %d", len(text), maxFile)
+		return
+	}
+	dec := yaml.NewDecoder(bytes.NewReader(text))
+	var doc, next yaml.Node
+	if err := dec.Decode(&doc); errors.Is(err, io.EOF) {
+		s.addAt(first, "", "the file is empty; the least config names data.path and the model, see docs/config.md")
+		return
+	} else if err != nil {
+		s.notYAML(name, text, err)
+		return
+	}
+	switch err := dec.Decode(&next); {
+	case err == nil:
+		s.addAt(s.inFile(&next), "", "a second YAML document begins here; a config is one: take the --- out")
+	case !errors.Is(err, io.EOF):
+		s.notYAML(name, text, err)
+	}
+	root := doc.Content[0]
+	if isNull(root) {
+		s.addAt(s.inFile(root), "", "the file is empty; the least config names data.path and the model, see docs/config.md")
+		return
+	}
+	if root.Kind != yaml.MappingNode {
+		s.addAt(s.inFile(root), "", "found %s; want sections, such as data: {path: corpus/*.bin}", describe(root))
+		return
+	}
+	s.vet(root)
+	s.mapping(root, "")
+}
+
+var (
+	yamlLine   = regexp.MustCompile(`^yaml: line (\d+): (.*)$`)
+	fromParser = regexp.MustCompile(`^did not find expected (<|node content|'-' indicator|key|',' or)`)
+)
+
+// notYAML reports an error of the YAML library at its line, with the usual cause.
+func (s *source) notYAML(name string, text []byte, err error) {
+	at, msg := position{name, 1}, strings.TrimPrefix(err.Error(), "yaml: ")
+	if m := yamlLine.FindStringSubmatch(err.Error()); m != nil {
+		at.line, _ = strconv.Atoi(m[1])
+		at.line, msg = max(at.line, 1), m[2]
+		if fromParser.MatchString(msg) {
+			at.line++ // the library counts the lines of its parser, unlike its scanner's, from 0
+		}
+	}
+	hint := ""
+	switch {
+	case strings.Contains(msg, "unknown anchor"):
+		hint = `; put a value that begins with * in quotes: "*.bin"`
+		if _, anchor, ok := strings.Cut(msg, "'"); ok {
+			anchor, _, _ = strings.Cut(anchor, "'")
+			before, _, _ := bytes.Cut(text, []byte("*"+anchor))
+			at.line = bytes.Count(before, []byte("\n")) + 1
+		}
+	case strings.Contains(msg, "alphabetic or numeric"):
+		hint = `; put a value that begins with * or & in quotes: "*.bin"`
+	case strings.Contains(msg, "cannot start any token"):
+		hint = "; indent with spaces, not tabs, and put values that begin with @, ` or % in quotes"
+	case strings.Contains(msg, "',' or"):
+		hint = "; a { or [ that begins here is not closed, or lacks a comma"
+	case strings.Contains(msg, "expected key"), strings.Contains(msg, "'-' indicator"):
+		hint = "; a line of this section is indented differently from the others"
+	case strings.Contains(msg, "mapping values are not allowed"):
+		hint = "; a key or a space before it is out of line, or a value with a colon lacks quotes"
+	}
+	s.addAt(at, "", "not YAML: %s%s", short(msg), hint)
+}
+
+// vet refuses what a config does not need and a reader does not expect: aliases, which can
+// make a small file stand for a huge one, and tags, which change what a word means.
+func (s *source) vet(n *yaml.Node) {
+	switch {
+	case n.Kind == yaml.AliasNode:
+		s.addAt(s.inFile(n), "", `the alias *%s: aliases are not read; write the value out, or put it in quotes if it begins with *`, short(n.Value))
+	case n.Anchor != "":
+		s.addAt(s.inFile(n), "", "the anchor &%s: anchors are not read; take it out", short(n.Anchor))
+	case n.Style&yaml.TaggedStyle != 0:
+		s.addAt(s.inFile(n), "", "the tag %s: tags are not read; take it out", short(n.ShortTag()))
+	}
+	for _, child := range n.Content {
+		s.vet(child)
+	}
+}
+
+// mapping takes in the keys of a section.
+func (s *source) mapping(n *yaml.Node, section string) {
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		name, value := n.Content[i], n.Content[i+1]
+		at := s.inFile(name)
+		if name.Kind != yaml.ScalarNode {
+			s.addAt(at, section, "%s stands where a key is wanted", describe(name))
+			continue
+		}
+		path := join(section, name.Value)
+		if strings.Contains(name.Value, ".") { // a path is for --set; here it would hide a section
+			path = ""
+		}
+		if other, ok := renames[path]; ok {
+			path = other
+		}
+		s.assign(path, section, name.Value, value, at)
+	}
+}
+
+// assign takes in one key or section.
+func (s *source) assign(path, section, name string, value *yaml.Node, at position) {
+	if keyAt[path] == nil && !isSection[path] {
+		msg, meant := unknownKey(section, name)
+		s.addAt(at, join(section, short(name)), "%s", msg)
+		s.excuse(meant)
+		return
+	}
+	if s.passOf[path] == s.pass {
+		s.addAt(at, path, "given twice, first on line %d", s.where.keys[path].line)
+		return
+	}
+	s.passOf[path] = s.pass
+	s.where.keys[path] = at
+	if value.Kind == yaml.AliasNode { // reported by vet
+		s.bad[path] = true
+		return
+	}
+	switch {
+	case !isSection[path]:
+		s.values[path] = value
+	case path == ropeSection:
+		s.dropRope()
+		if isNull(value) {
+			s.values[path] = value
+			return
+		}
+		fallthrough
+	default:
+		if value.Kind == yaml.MappingNode {
+			s.mapping(value, path)
+		} else if !isNull(value) {
+			s.addAt(at, path, "found %s; want a mapping of %s", describe(value), strings.Join(childrenOf[path], ", "))
+		}
+	}
+	if strings.HasPrefix(path, ropeSection+".") {
+		delete(s.values, ropeSection)
+	}
+}
+
+// excuse leaves keys that were meant by an unknown name, or are in a section that was, out of
+// later rules: that they are missing would be the same mistake told twice.
+func (s *source) excuse(meant []string) {
+	for _, path := range meant {
+		s.bad[path] = true
+		for i := range keys {
+			if isSection[path] && strings.HasPrefix(keys[i].path, path+".") {
+				s.bad[keys[i].path] = true
+			}
+		}
+	}
+}
+
+// dropRope forgets a rope_scaling given before, which a later one replaces whole.
+func (s *source) dropRope() {
+	for path := range s.values {
+		if path == ropeSection || strings.HasPrefix(path, ropeSection+".") {
+			delete(s.values, path)
+		}
+	}
+}
+
+// readFlag takes in one --set key.path=value.
+func (s *source) readFlag(arg string) {
+	at := position{file: "--set " + short(arg)}
+	path, text, ok := strings.Cut(arg, "=")
+	path = strings.TrimSpace(path)
+	if !ok || path == "" {
+		s.addAt(at, "", "want key.path=value, such as train.steps=10")
+		return
+	}
+	if other, ok := renames[path]; ok {
+		path = other
+	}
+	section, name := split(path)
+	value, err := flagValue(path, text)
+	if err != nil {
+		s.addAt(at, short(path), "%v", err)
+		return
+	}
+	s.pass++
+	s.inFile = func(*yaml.Node) position { return at }
+	delete(s.bad, path) // what the file said no longer counts
+	s.vet(value)
+	s.assign(path, section, name, value, at)
+}
+
+// flagValue reads the value of a flag: as it stands for text, so that *.bin and :9090 need no
+// quotes within the shell's, as YAML for the rest.
+func flagValue(path, text string) (*yaml.Node, error) {
+	if len(text) > maxFile {
+		return nil, fmt.Errorf("the value has %d bytes; the most is %d", len(text), maxFile)
+	}
+	if k := keyAt[path]; k != nil {
+		if _, isText := k.at(whole()).(*string); isText && text != "null" {
+			return &yaml.Node{Kind: yaml.ScalarNode, Style: yaml.DoubleQuotedStyle, Tag: "!!str", Value: text}, nil
+		}
+	}
+	return parseValue(text)
+}
+
+// parseValue reads one YAML value, such as a default of the table.
+func parseValue(text string) (*yaml.Node, error) {
+	var doc yaml.Node
+	if err := yaml.Unmarshal([]byte(text), &doc); err != nil {
+		return nil, fmt.Errorf("not a YAML value: %s", short(strings.TrimPrefix(err.Error(), "yaml: ")))
+	}
+	if len(doc.Content) == 0 {
+		return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!null"}, nil
+	}
+	return doc.Content[0], nil
+}

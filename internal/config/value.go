@@ -1,0 +1,312 @@
+package config
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// decode reads a YAML value into the key's field. The error says what was found and what is
+// wanted; the field's value then means nothing.
+func (k *key) decode(n *yaml.Node, c *Config) error {
+	field := k.at(c)
+	if isNull(n) || k.word == "auto" && isPlain(n) && n.Value == "auto" {
+		if word := map[bool]string{true: "null", false: "auto"}[isNull(n)]; k.word != word {
+			return fmt.Errorf("found nothing; want %s", k.kind())
+		}
+		k.unset(field)
+		return nil
+	}
+	if err := k.read(n, field); err != nil {
+		return err
+	}
+	return k.checkBounds(field)
+}
+
+func (k *key) read(n *yaml.Node, field any) error {
+	switch p := field.(type) {
+	case *int:
+		v, err := k.integer(n)
+		*p = int(v)
+		return err
+	case *int64:
+		return store(p, n, k.integer)
+	case *float64:
+		return store(p, n, k.number)
+	case **float64:
+		*p = new(float64)
+		return store(*p, n, k.number)
+	case *bool:
+		return store(p, n, k.boolean)
+	case **bool:
+		*p = new(bool)
+		return store(*p, n, k.boolean)
+	case *string:
+		return store(p, n, k.text)
+	case *[2]float64:
+		return k.pair(n, p)
+	case *[]string:
+		return k.list(n, p)
+	}
+	panic(fmt.Sprintf("config: key %s has a field of type %T", k.path, field))
+}
+
+func store[T any](p *T, n *yaml.Node, read func(*yaml.Node) (T, error)) error {
+	v, err := read(n)
+	if err == nil {
+		*p = v
+	}
+	return err
+}
+
+// unset puts a field at what the key's word, auto or null, stands for.
+func (k *key) unset(field any) {
+	if p, ok := field.(*int); ok {
+		*p = k.wordIs
+		return
+	}
+	reflect.ValueOf(field).Elem().SetZero()
+}
+
+// isUnset reports whether a field stands at the key's word.
+func (k *key) isUnset(field any) bool {
+	if k.word == "" {
+		return false
+	}
+	if p, ok := field.(*int); ok {
+		return *p == k.wordIs
+	}
+	return reflect.ValueOf(field).Elem().IsZero()
+}
+
+func (k *key) integer(n *yaml.Node) (int64, error) {
+	if tag := n.ShortTag(); !isPlain(n) || tag == "!!bool" || tag == "!!timestamp" {
+		return 0, k.mistyped(n)
+	}
+	if k.word == "auto" && !strings.ContainsAny(n.Value, "0123456789") {
+		return 0, fmt.Errorf("%s is not an integer; write auto, or an integer such as 8", found(n.Value))
+	}
+	return ParseSize(n.Value)
+}
+
+func (k *key) number(n *yaml.Node) (float64, error) {
+	if !isPlain(n) {
+		return 0, k.mistyped(n)
+	}
+	return parseFloat(n.Value)
+}
+
+func (k *key) boolean(n *yaml.Node) (bool, error) {
+	if isPlain(n) && (n.Value == "true" || n.Value == "false") {
+		return n.Value == "true", nil
+	}
+	if isPlain(n) {
+		switch strings.ToLower(n.Value) {
+		case "true", "yes", "on", "y", "1":
+			return false, fmt.Errorf("%s is not a boolean; write true", short(n.Value))
+		case "false", "no", "off", "n", "0":
+			return false, fmt.Errorf("%s is not a boolean; write false", short(n.Value))
+		}
+	}
+	return false, k.mistyped(n)
+}
+
+func (k *key) text(n *yaml.Node) (string, error) {
+	if n.Kind != yaml.ScalarNode {
+		return "", k.mistyped(n)
+	}
+	if len(k.choices) > 0 {
+		return n.Value, k.choose(n.Value)
+	}
+	if isPlain(n) && n.ShortTag() != "!!str" {
+		return "", fmt.Errorf("found %s; want text: put it in quotes", describe(n))
+	}
+	if !utf8.ValidString(n.Value) || strings.ContainsFunc(n.Value, unicode.IsControl) {
+		return "", fmt.Errorf("%s holds a character that no path or address has", found(n.Value))
+	}
+	return n.Value, nil
+}
+
+// choose checks a word against the key's choices.
+func (k *key) choose(word string) error {
+	if slices.Contains(k.choices, word) {
+		return nil
+	}
+	wanted := strings.Join(k.choices, ", ")
+	if len(k.choices) == 1 {
+		return fmt.Errorf("%s is not a choice; write %s, the only one in this build", found(word), wanted)
+	}
+	s := otherWords[strings.ToLower(word)]
+	if !slices.Contains(k.choices, s) {
+		s = nearest(word, k.choices)
+	}
+	if s != "" {
+		return fmt.Errorf("%s is not a choice; did you mean %s? (one of %s)", found(word), s, wanted)
+	}
+	return fmt.Errorf("%s is not a choice; write one of %s", found(word), wanted)
+}
+
+func (k *key) pair(n *yaml.Node, p *[2]float64) error {
+	if n.Kind != yaml.SequenceNode {
+		return k.mistyped(n)
+	}
+	if len(n.Content) != 2 {
+		return fmt.Errorf("found a list of %d; want two numbers, such as %s", len(n.Content), k.def)
+	}
+	var v [2]float64
+	for i, e := range n.Content {
+		if err := store(&v[i], e, k.number); err != nil {
+			return fmt.Errorf("number %d of 2: %w", i+1, err)
+		}
+	}
+	*p = v
+	return nil
+}
+
+func (k *key) list(n *yaml.Node, p *[]string) error {
+	if n.Kind != yaml.SequenceNode {
+		return k.mistyped(n)
+	}
+	var list []string
+	for i, e := range n.Content {
+		word, err := k.text(e)
+		if err != nil {
+			return fmt.Errorf("entry %d: %w", i+1, err)
+		}
+		list = append(list, word)
+	}
+	*p = list
+	return nil
+}
+
+func (k *key) mistyped(n *yaml.Node) error {
+	if n.Kind == yaml.ScalarNode && !isPlain(n) {
+		return fmt.Errorf("found %s; want %s: take the quotes off", describe(n), k.kind())
+	}
+	return fmt.Errorf("found %s; want %s", describe(n), k.kind())
+}
+
+// kind is the type of a key, in words.
+func (k *key) kind() string {
+	var kind string
+	switch k.at(whole()).(type) {
+	case *int, *int64:
+		kind = "integer"
+	case *float64, **float64:
+		kind = "number"
+	case *bool, **bool:
+		kind = "true or false"
+	case *[2]float64:
+		kind = "list of two numbers"
+	case *[]string:
+		kind = "list of " + strings.Join(k.choices, ", ")
+	case *string:
+		kind = "text"
+		if len(k.choices) > 0 {
+			return "one of " + strings.Join(k.choices, ", ")
+		}
+	}
+	switch {
+	case k.word != "":
+		kind += " or " + k.word
+	case kind == "integer":
+		return "an integer"
+	case kind == "number" || strings.HasPrefix(kind, "list"):
+		return "a " + kind
+	}
+	return kind
+}
+
+// checkBounds says whether a field's value is within the key's bounds.
+func (k *key) checkBounds(field any) error {
+	switch p := field.(type) {
+	case *int:
+		return k.checkInt(int64(*p))
+	case *int64:
+		return k.checkInt(*p)
+	case *float64:
+		return k.checkFloat(*p)
+	case **float64:
+		return k.checkFloat(**p)
+	case *[2]float64:
+		return cmp.Or(k.checkFloat(p[0]), k.checkFloat(p[1]))
+	case *[]string:
+		for i, word := range *p {
+			if err := k.choose(word); err != nil {
+				return fmt.Errorf("entry %d: %w", i+1, err)
+			}
+		}
+	case *string:
+		if len(k.choices) > 0 {
+			return k.choose(*p)
+		}
+	}
+	return nil
+}
+
+func (k *key) checkInt(v int64) error {
+	switch {
+	case v < k.min:
+		return fmt.Errorf("%d is too small; the least is %d", v, k.min)
+	case v > k.max:
+		return fmt.Errorf("%d is too large; the most is %d", v, k.max)
+	}
+	return nil
+}
+
+func (k *key) checkFloat(v float64) error {
+	lo, hi, _ := strings.Cut(strings.Trim(k.within, "[()]"), ", ")
+	low, high := mustFloat(lo), mustFloat(hi)
+	inside := (v > low || v == low && k.within[0] == '[') && v < high
+	if !inside || math.IsInf(v, 0) || math.IsNaN(v) {
+		return fmt.Errorf("%g is out of range; want a number in %s", v, k.within)
+	}
+	return nil
+}
+
+func mustFloat(s string) float64 {
+	v, err := strconv.ParseFloat(s, 64)
+	if err != nil {
+		panic("config: bound " + s + " is no number")
+	}
+	return v
+}
+
+func isPlain(n *yaml.Node) bool {
+	return n.Kind == yaml.ScalarNode && n.Style&(yaml.SingleQuotedStyle|yaml.DoubleQuotedStyle|yaml.LiteralStyle|yaml.FoldedStyle) == 0
+}
+
+func isNull(n *yaml.Node) bool {
+	return isPlain(n) && slices.Contains([]string{"", "~", "null", "Null", "NULL"}, n.Value)
+}
+
+// describe says what a value is, for a reader who wrote something else than was wanted.
+func describe(n *yaml.Node) string {
+	switch {
+	case n.Kind == yaml.MappingNode:
+		return "a mapping"
+	case n.Kind == yaml.SequenceNode:
+		return "a list"
+	case isNull(n):
+		return "nothing"
+	case !isPlain(n):
+		return "the text " + found(n.Value)
+	}
+	switch n.ShortTag() {
+	case "!!bool":
+		return "the boolean " + short(n.Value)
+	case "!!int", "!!float":
+		return "the number " + short(n.Value)
+	case "!!timestamp":
+		return "the date " + short(n.Value)
+	}
+	return "the text " + found(n.Value)
+}

@@ -1,0 +1,240 @@
+package launch
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// abandonTime is how long a killed worker is waited for. The kernel keeps one that hangs in a
+// call to a dead disk or device; it is named, and the launcher ends without it.
+const abandonTime = 20 * time.Second
+
+// exitGraces is how many times Job.Grace a worker may take to exit when it is done.
+const exitGraces = 6
+
+// attempt is one start of all workers, until none is left. Its methods run on loop.
+type attempt struct {
+	*agent
+	children []*child
+	inbox    chan message
+	live     int  // workers that have not ended
+	gaveUp   bool // on those that do not end
+	order    int  // of failures seen so far
+	forced   bool
+	ended    bool  // the context has
+	err      error // of the launcher itself
+	oom      int64 // out-of-memory kills before the start; -1: not known
+	failures []Failure
+
+	failing bool // a rank has failed, and the others are being ended
+
+	// escalation is what follows when the timer fires.
+	escalation func()
+	timer      <-chan time.Time
+}
+
+func (a *agent) attempt(ctx context.Context, restart int) *attempt {
+	t := &attempt{agent: a, inbox: make(chan message), oom: -1}
+	if n, ok := oomKills("/proc/self/cgroup", "/sys/fs/cgroup"); ok {
+		t.oom = n
+	}
+	t.start(restart)
+	end := ctx.Done()
+	for t.live > 0 && !t.gaveUp {
+		select {
+		case m := <-t.inbox:
+			t.handle(m)
+		case sig := <-a.signals:
+			t.onSignal(sig)
+		case <-t.timer:
+			t.escalation()
+		case <-end:
+			end, t.ended = nil, true
+			t.killAll()
+		}
+	}
+	t.failures = t.rank()
+	return t
+}
+
+// start starts the workers; after one that cannot be started, no more of them.
+func (t *attempt) start(restart int) {
+	for local := range t.job.NProc {
+		c, greeting, err := t.newChild(local, restart)
+		if err != nil {
+			t.err = err
+			t.killAll()
+			return
+		}
+		t.children = append(t.children, c)
+		if err := t.spawn.do(func() error { return c.start(greeting, t.inbox) }); err != nil {
+			c.relay.log.Close()
+			close(c.relay.done)
+			c.ended, c.seen.startErr = true, err
+			t.failed(c)
+			return
+		}
+		t.live++
+	}
+}
+
+func (t *attempt) handle(m message) {
+	c := m.child
+	switch {
+	case m.event != nil:
+		t.onEvent(c, *m.event)
+	case m.fault != nil:
+		c.seen.fault = m.fault
+		t.failed(c)
+	default:
+		t.live--
+		c.ended, c.seen.exit = true, *m.exit
+		close(c.commands)
+		c.seen.ours = t.endedByUs(c)
+		_, c.seen.crash = c.relay.ended()
+		if m.exit.signal == unix.SIGKILL && !c.seen.ours && t.oom >= 0 {
+			n, ok := oomKills("/proc/self/cgroup", "/sys/fs/cgroup")
+			c.seen.oomKilled = ok && n > t.oom
+		}
+		if judge(c.seen).class != classNone {
+			t.failed(c)
+		}
+	}
+}
+
+// endedByUs: killed with a signal of ours, or ended in error after it was told to end.
+func (t *attempt) endedByUs(c *child) bool {
+	if sig := c.seen.exit.signal; sig != 0 {
+		return c.sentSignal(sig)
+	}
+	return c.seen.exit.code != 0 && c.sentSignal(unix.SIGTERM)
+}
+
+func (t *attempt) onEvent(c *child, e Event) {
+	if e.Step > 0 && e.Kind != EventFailed { // the step of a failure was not reached
+		c.lastStep = e.Step
+		t.maxStep = max(t.maxStep, e.Step)
+	}
+	switch e.Kind {
+	case EventDone, EventStopped:
+		c.seen.finished = e.Kind
+		t.awaitExits()
+	case EventFailed:
+		report := new(FailureReport)
+		if err := json.Unmarshal(e.Data, report); err != nil {
+			report = &FailureReport{Error: fmt.Sprintf("failure report: %v", err)}
+		}
+		report.Error, report.Phase = cleanText(report.Error), cleanPhase(report.Phase)
+		c.seen.report = report
+		t.failed(c)
+	}
+	if call := t.job.OnEvent; call != nil {
+		t.mail.put(e.Kind == EventProgress, func() { call(c.rank, e) })
+	}
+}
+
+// failed notes the first sign of a child's failure. After the first of all, the others get
+// Settle to end by themselves, since they lose their connections and their reasons are worth
+// having; then SIGTERM, and after Grace SIGKILL.
+func (t *attempt) failed(c *child) {
+	if c.seen.order != 0 {
+		return
+	}
+	t.order++
+	c.seen.order = t.order
+	if t.failing {
+		return
+	}
+	t.failing = true
+	t.after(t.job.Settle, func() {
+		t.signalAll(unix.SIGTERM)
+		t.after(t.job.Grace, t.killAll)
+	})
+}
+
+// awaitExits gives workers that are all done a time to exit: one that hangs after its work
+// must not hang the job.
+func (t *attempt) awaitExits() {
+	for _, c := range t.children {
+		if !c.ended && c.seen.finished == "" {
+			return
+		}
+	}
+	if t.failing || t.forced || t.ended {
+		return // these have times of their own
+	}
+	t.after(exitGraces*t.job.Grace, func() {
+		for _, c := range t.children {
+			c.seen.lingers = !c.ended
+		}
+		t.killAll()
+	})
+}
+
+func (t *attempt) after(d time.Duration, then func()) {
+	t.timer, t.escalation = time.After(d), then
+}
+
+func (t *attempt) killAll() {
+	t.signalAll(unix.SIGKILL)
+	t.after(abandonTime, func() {
+		for _, c := range t.children {
+			if !c.ended {
+				t.say(fmt.Sprintf("cprun: rank %d (pid %d) does not end after SIGKILL: it hangs in the kernel\n", c.rank, c.pid))
+			}
+		}
+		t.gaveUp = true
+	})
+}
+
+// signalAll goes to the process groups of the workers that live.
+func (t *attempt) signalAll(sig syscall.Signal) {
+	for _, c := range t.children {
+		if !c.ended {
+			c.signal(sig, true)
+		}
+	}
+}
+
+func (t *attempt) onSignal(sig os.Signal) {
+	name := signalName(sig.(syscall.Signal))
+	switch t.policy.on(sig, time.Now()) {
+	case actStop:
+		t.asked = sig
+		frame, err := encodeFrame(command{Kind: commandStop, Reason: name})
+		for _, c := range t.children {
+			if err == nil && !c.ended {
+				c.commands <- frame // its room is for this one
+			}
+		}
+		t.notice("%s: the workers are asked for a checkpoint and a clean end; Ctrl-C ends at once", name)
+	case actKill:
+		t.forced = true
+		t.killAll()
+	case actDump:
+		for _, c := range t.children {
+			if !c.ended {
+				c.seen.dumped = true
+				c.signal(unix.SIGQUIT, false)
+			}
+		}
+		t.notice("SIGQUIT: the workers write their stacks to %s and end", t.job.LogDir)
+	case actNone:
+	}
+}
+
+// cleanPhase keeps a short, plain word.
+func cleanPhase(s string) string {
+	if s == "" {
+		return ""
+	}
+	line, _, _ := strings.Cut(cleanText(s), "\n")
+	return string(clip([]byte(line), 64))
+}

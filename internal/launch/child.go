@@ -1,0 +1,202 @@
+package launch
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// flushTime is how long the ends of a dead worker's pipe and socket are waited for. They end
+// with it unless a process of its own has left its group and still holds them.
+const flushTime = 3 * time.Second
+
+// child is the launcher's side of one worker.
+type child struct {
+	rank, localRank int
+	cmd             *exec.Cmd
+	pid             int
+	log             string
+	conn            net.Conn
+	commands        chan []byte   // read by send; room for the hello and one stop
+	received        chan struct{} // closed when no event can come any more
+	relay           *relay
+
+	mu     sync.Mutex
+	reaped bool                    // guarded by mu: pid may belong to somebody else from now on
+	sent   map[syscall.Signal]bool // guarded by mu: signals of ours
+
+	// What follows belongs to loop.
+	seen     seen
+	lastStep int64
+	ended    bool
+}
+
+// message is what the goroutines of a child tell loop.
+type message struct {
+	child *child
+	event *Event
+	fault error      // of the channel
+	exit  *exitState // the last message of a child
+}
+
+type exitState struct {
+	code   int            // -1: signalled
+	signal syscall.Signal // 0: exited
+}
+
+// start forks the worker, on the caller's thread, and starts its goroutines, which end when
+// the process has. inbox is received from until exit has come.
+func (c *child) start(greeting []byte, inbox chan<- message) error {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("socket pair: %w", err)
+	}
+	ours, theirs := os.NewFile(uintptr(fds[0]), "launcher"), os.NewFile(uintptr(fds[1]), "worker")
+	defer ours.Close()
+	defer theirs.Close()
+	out, in, err := os.Pipe()
+	if err != nil {
+		return fmt.Errorf("pipe: %w", err)
+	}
+	defer in.Close()
+	conn, err := net.FileConn(ours)
+	if err != nil {
+		out.Close()
+		return fmt.Errorf("socket pair: %w", err)
+	}
+	c.cmd.Stdout, c.cmd.Stderr = in, in
+	c.cmd.ExtraFiles = []*os.File{theirs} // becomes channelFD
+	c.cmd.SysProcAttr = &syscall.SysProcAttr{
+		Setpgid:   true, // so that Ctrl-C reaches the launcher only
+		Pdeathsig: syscall.SIGKILL,
+	}
+	if err := c.cmd.Start(); err != nil {
+		out.Close()
+		conn.Close()
+		return fmt.Errorf("start process: %w", err)
+	}
+	c.pid, c.conn, c.relay.src = c.cmd.Process.Pid, conn, out
+	c.sent = map[syscall.Signal]bool{}
+	c.received = make(chan struct{})
+	c.commands = make(chan []byte, 2)
+	c.commands <- greeting
+	go c.relay.run()
+	go c.receive(inbox)
+	go c.send()
+	go c.reap(inbox)
+	return nil
+}
+
+// receive passes the events on, in order.
+func (c *child) receive(inbox chan<- message) {
+	defer close(c.received)
+	frames := newFrameReader(c.conn)
+	for {
+		line, err := frames.next()
+		var e Event
+		if err == nil {
+			e, err = decodeEvent(line)
+		}
+		switch {
+		case err == nil:
+			inbox <- message{child: c, event: &e}
+		case errors.Is(err, errFrameLength) || line != nil:
+			inbox <- message{child: c, fault: err}
+			return
+		default: // the worker has closed its end or is dead; reap says which
+			return
+		}
+	}
+}
+
+// send writes what the worker is told. A worker that does not read holds up nobody else.
+func (c *child) send() {
+	for frame := range c.commands {
+		if _, err := c.conn.Write(frame); err != nil {
+			return
+		}
+	}
+}
+
+// reap waits for the process and then for all that it said. Only after that loop may judge
+// the worker, since its reason may still stand in the socket when it is dead.
+func (c *child) reap(inbox chan<- message) {
+	for {
+		// The process is left a zombie, so that its id, and that of its group, cannot be
+		// taken by others before the group has been cleared.
+		var info unix.Siginfo
+		err := unix.Waitid(unix.P_PID, c.pid, &info, unix.WEXITED|unix.WNOWAIT, nil)
+		if !errors.Is(err, unix.EINTR) {
+			break
+		}
+	}
+	c.mu.Lock()
+	unix.Kill(-c.pid, unix.SIGKILL) // what the worker itself may have started
+	c.cmd.Wait()
+	c.reaped = true
+	c.mu.Unlock()
+
+	c.flush()
+	c.conn.Close()
+	status := c.cmd.ProcessState.Sys().(syscall.WaitStatus)
+	exit := exitState{code: status.ExitStatus()}
+	if status.Signaled() {
+		exit = exitState{code: -1, signal: status.Signal()}
+	}
+	inbox <- message{child: c, exit: &exit}
+}
+
+// flush waits for the ends of the socket and of the output. Past the first deadline the
+// console is left out, so that a stopped terminal costs no line of the log; past the second,
+// something that has left the worker's group holds them, and they are closed.
+func (c *child) flush() {
+	wait := func(ended <-chan struct{}) bool {
+		deadline := time.NewTimer(flushTime)
+		defer deadline.Stop()
+		select {
+		case <-ended:
+			return true
+		case <-deadline.C:
+			return false
+		}
+	}
+	if !wait(c.received) {
+		c.conn.Close()
+		<-c.received
+	}
+	if !wait(c.relay.done) {
+		close(c.relay.abandon)
+		if !wait(c.relay.done) {
+			c.relay.src.Close()
+			wait(c.relay.done)
+		}
+	}
+}
+
+// signal sends to the worker, or to its whole group, unless it has been reaped.
+func (c *child) signal(sig syscall.Signal, group bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.reaped {
+		return
+	}
+	c.sent[sig] = true
+	pid := c.pid
+	if group {
+		pid = -pid
+	}
+	unix.Kill(pid, sig)
+}
+
+func (c *child) sentSignal(sig syscall.Signal) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.sent[sig]
+}

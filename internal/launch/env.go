@@ -1,0 +1,112 @@
+package launch
+
+import (
+	"os"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/term"
+)
+
+// Environment variables that the launcher sets for its workers. The first five have the
+// names that other launchers use, for scripts and libraries that read them.
+const (
+	envRank           = "RANK"
+	envWorldSize      = "WORLD_SIZE"
+	envLocalRank      = "LOCAL_RANK"
+	envLocalWorldSize = "LOCAL_WORLD_SIZE"
+	envNodeRank       = "NODE_RANK"
+	envRunID          = "CPRUN_RUN_ID"
+	envRestartCount   = "CPRUN_RESTART_COUNT"
+	envMaxProcs       = "GOMAXPROCS"
+	envRuntimeDir     = "XDG_RUNTIME_DIR"
+	envTempDir        = "TMPDIR"
+	envTerm           = "TERM"
+)
+
+// Variable is one environment variable that cprun reads.
+type Variable struct {
+	Name    string
+	Value   string
+	Set     bool
+	Meaning string
+}
+
+// Environment lists every variable that cprun reads, set or not.
+func Environment() []Variable {
+	vars := []Variable{
+		{Name: envMaxProcs, Meaning: "threads of one worker that compute at once; default: the cores of this node divided by its processes"},
+		{Name: "GOMEMLIMIT", Meaning: "soft limit on a worker's memory, read by the Go runtime"},
+		{Name: "GOTRACEBACK", Meaning: "how much a crashing worker prints, read by the Go runtime"},
+		{Name: envRuntimeDir, Meaning: "where the private directory of a job is made, if it is a short path to a private directory of this user"},
+		{Name: envTempDir, Meaning: "where it is made otherwise; default /tmp"},
+		{Name: envTerm, Meaning: "dumb: plain progress lines on a terminal too"},
+		{Name: envRunID, Meaning: "set by cprun for its workers: the job they belong to"},
+	}
+	for i := range vars {
+		vars[i].Value, vars[i].Set = os.LookupEnv(vars[i].Name)
+	}
+	return vars
+}
+
+// Terminal reports whether f is a terminal on which a line can be drawn again in place.
+func Terminal(f *os.File) bool {
+	return term.IsTerminal(int(f.Fd())) && os.Getenv(envTerm) != "dumb"
+}
+
+// workerEnv is the environment of one worker: that of the launcher, with its place in the
+// job. It holds no secret.
+func workerEnv(base []string, h hello) []string {
+	set := map[string]string{
+		envRank:           strconv.Itoa(h.Rank),
+		envWorldSize:      strconv.Itoa(h.WorldSize),
+		envLocalRank:      strconv.Itoa(h.LocalRank),
+		envLocalWorldSize: strconv.Itoa(h.LocalWorldSize),
+		envNodeRank:       strconv.Itoa(h.NodeRank),
+		envRunID:          h.RunID,
+		envRestartCount:   strconv.Itoa(h.Restart),
+	}
+	hasMaxProcs := slices.ContainsFunc(base, func(v string) bool {
+		value, ok := strings.CutPrefix(v, envMaxProcs+"=")
+		return ok && value != ""
+	})
+	if !hasMaxProcs {
+		// Without this every worker would start a thread for each core of the node.
+		set[envMaxProcs] = strconv.Itoa(max(1, runtime.GOMAXPROCS(0)/h.LocalWorldSize))
+	}
+	env := slices.DeleteFunc(slices.Clone(base), func(v string) bool {
+		name, _, _ := strings.Cut(v, "=")
+		_, ours := set[name]
+		return ours
+	})
+	for name, value := range set {
+		env = append(env, name+"="+value)
+	}
+	slices.Sort(env)
+	return env
+}
+
+// runtimeBases are the folders in which the private directory of a job may be made, the
+// best first.
+func runtimeBases() []string {
+	bases := []string{os.TempDir(), "/tmp"}
+	if dir := os.Getenv(envRuntimeDir); ownedPrivate(dir) {
+		bases = append([]string{dir}, bases...)
+	}
+	return slices.Compact(bases)
+}
+
+// program is the path of this program for starting it again. A binary that was replaced
+// while the job runs is still reachable through the kernel.
+func program() (string, error) {
+	path, err := os.Executable()
+	if err != nil {
+		return "", err
+	}
+	if _, err := os.Stat(path); err != nil {
+		return "/proc/self/exe", nil
+	}
+	return path, nil
+}

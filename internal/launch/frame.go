@@ -1,0 +1,173 @@
+package launch
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+)
+
+// maxFrame is the longest frame, newline included, that either side sends or accepts.
+const maxFrame = 1 << 20
+
+var errFrameLength = fmt.Errorf("frame is longer than %d bytes", maxFrame)
+
+// Kinds of events that the launcher knows; any other kind is passed to Job.OnEvent as well.
+const (
+	EventReady      = "ready"      // attached; sent by Attach
+	EventProgress   = "progress"   // Step has been reached
+	EventCheckpoint = "checkpoint" // a checkpoint of Step is complete
+	EventStopped    = "stopped"    // about to exit on request, with a checkpoint
+	EventDone       = "done"       // about to exit, all work done
+	EventFailed     = "failed"     // about to exit; Data is a FailureReport
+)
+
+// Event is what a worker tells the launcher.
+type Event struct {
+	Kind string          `json:"kind"`
+	Step int64           `json:"step,omitempty"` // counted from 1; 0: not about a step
+	Data json.RawMessage `json:"data,omitempty"`
+}
+
+// FailureReport is the data of EventFailed.
+type FailureReport struct {
+	Error  string `json:"error"`
+	Remote bool   `json:"remote"` // the cause came from another rank
+	Phase  string `json:"phase,omitempty"`
+	Step   int64  `json:"step,omitempty"`
+}
+
+// command is what the launcher tells a worker: first one hello, later at most one stop.
+type command struct {
+	Kind   string `json:"kind"`
+	Hello  *hello `json:"hello,omitempty"`
+	Reason string `json:"reason,omitempty"` // of a stop: the name of the signal
+}
+
+const (
+	commandHello = "hello"
+	commandStop  = "stop"
+)
+
+type hello struct {
+	RunID          string `json:"run_id"`
+	Rank           int    `json:"rank"`
+	WorldSize      int    `json:"world_size"`
+	LocalRank      int    `json:"local_rank"`
+	LocalWorldSize int    `json:"local_world_size"`
+	NodeRank       int    `json:"node_rank"`
+	Restart        int    `json:"restart"`
+	SocketDir      string `json:"socket_dir"`
+	Secret         []byte `json:"secret"`
+	Payload        []byte `json:"payload"`
+}
+
+func (h *hello) check() error {
+	switch {
+	case h.RunID == "" || h.SocketDir == "":
+		return errors.New("hello without run id or socket directory")
+	case h.Rank < 0 || h.Rank >= h.WorldSize:
+		return fmt.Errorf("hello with rank %d of %d", h.Rank, h.WorldSize)
+	case h.LocalRank < 0 || h.LocalRank >= h.LocalWorldSize || h.LocalWorldSize > h.WorldSize:
+		return fmt.Errorf("hello with local rank %d of %d in a world of %d", h.LocalRank, h.LocalWorldSize, h.WorldSize)
+	case h.NodeRank < 0 || h.Restart < 0:
+		return fmt.Errorf("hello with node rank %d, restart %d", h.NodeRank, h.Restart)
+	case len(h.Secret) != secretSize:
+		return fmt.Errorf("hello with a secret of %d bytes, %d are needed", len(h.Secret), secretSize)
+	}
+	return nil
+}
+
+// encodeFrame is v as one line of JSON.
+func encodeFrame(v any) ([]byte, error) {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return nil, fmt.Errorf("encode frame: %w", err)
+	}
+	if len(b)+1 > maxFrame {
+		return nil, fmt.Errorf("frame of %d bytes: %w", len(b)+1, errFrameLength)
+	}
+	return append(b, '\n'), nil
+}
+
+// frameReader cuts a stream into lines and never holds more than maxFrame of it.
+type frameReader struct{ r *bufio.Reader }
+
+func newFrameReader(r io.Reader) *frameReader {
+	return &frameReader{bufio.NewReaderSize(r, 4096)}
+}
+
+// next is the next line without its newline; it is the caller's. io.EOF is an end between
+// frames, io.ErrUnexpectedEOF one within.
+func (f *frameReader) next() ([]byte, error) {
+	var line []byte
+	for {
+		part, err := f.r.ReadSlice('\n')
+		if len(line)+len(part) > maxFrame {
+			return nil, errFrameLength
+		}
+		line = append(line, part...)
+		switch {
+		case err == nil:
+			return line[:len(line)-1], nil
+		case errors.Is(err, bufio.ErrBufferFull):
+		case errors.Is(err, io.EOF) && len(line) > 0:
+			return nil, io.ErrUnexpectedEOF
+		default:
+			return nil, err
+		}
+	}
+}
+
+func decodeEvent(line []byte) (Event, error) {
+	var e Event
+	if err := decodeStrict(line, &e); err != nil {
+		return Event{}, fmt.Errorf("event frame: %w", err)
+	}
+	if err := e.check(); err != nil {
+		return Event{}, fmt.Errorf("event frame: %w", err)
+	}
+	return e, nil
+}
+
+func (e *Event) check() error {
+	if e.Kind == "" || len(e.Kind) > 64 || e.Step < 0 {
+		return fmt.Errorf("kind of %d bytes (1 to 64 are allowed), step %d", len(e.Kind), e.Step)
+	}
+	return nil
+}
+
+func decodeCommand(line []byte) (command, error) {
+	var c command
+	if err := decodeStrict(line, &c); err != nil {
+		return command{}, fmt.Errorf("command frame: %w", err)
+	}
+	switch c.Kind {
+	case commandHello:
+		if c.Hello == nil {
+			return command{}, errors.New("command frame: hello without its body")
+		}
+		if err := c.Hello.check(); err != nil {
+			return command{}, fmt.Errorf("command frame: %w", err)
+		}
+	case commandStop:
+	default:
+		return command{}, fmt.Errorf("command frame: unknown kind %q", c.Kind)
+	}
+	return c, nil
+}
+
+// decodeStrict takes exactly one JSON object of known fields.
+func decodeStrict(line []byte, v any) error {
+	d := json.NewDecoder(bytes.NewReader(line))
+	d.DisallowUnknownFields()
+	if err := d.Decode(v); err != nil {
+		return err
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return errors.New("data after the object")
+	}
+	return nil
+}

@@ -1,0 +1,174 @@
+package launch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// Exit statuses of a job; Result.ExitCode is one of them.
+const (
+	ExitDone        = 0   // every worker said that it was done
+	ExitFailed      = 1   // a rank failed
+	ExitStopped     = 75  // stopped on request after a checkpoint; running again goes on (EX_TEMPFAIL)
+	ExitInterrupted = 130 // interrupted twice: ended at once
+)
+
+// Show says which workers' output goes to the terminal. The log files hold all of it in any case.
+type Show int
+
+// What of the workers' output is shown.
+const (
+	ShowFirst Show = iota // rank 0 of the world
+	ShowAll
+	ShowNone // and no notices: errors only
+)
+
+// Place is where the processes of this node stand among those of all nodes. The zero Place
+// is the only node.
+type Place struct {
+	NodeRank  int
+	FirstRank int // rank of the first process of this node
+	WorldSize int // over all nodes; 0: the processes of this node are all
+}
+
+// Job is one set of workers on this node.
+type Job struct {
+	RunID string // names the job in messages and in the environment; "": a random one
+	NProc int    // processes on this node
+	Place Place
+	Argv  []string // of the worker, without the program: []string{"worker", "train"}
+	// Payload is handed to every worker as it is; at most 512 KiB.
+	Payload []byte
+	LogDir  string // rank-0003.log and so on; made if it is not there
+	Stderr  io.Writer
+	Show    Show
+	// OnEvent is called for each event of each worker, in the order of each worker, never
+	// twice at once; nil: none. While it is slow, progress events may be left out.
+	OnEvent     func(rank int, e Event)
+	MaxRestarts int
+	// Settle is how long the other ranks get to end by themselves, and to give their reasons,
+	// after the first failure; 0: 2 s.
+	Settle time.Duration
+	// Grace is how long they get between SIGTERM and SIGKILL after that; 0: 5 s.
+	Grace time.Duration
+}
+
+// Result is how a job ended.
+type Result struct {
+	ExitCode int
+	// First is the failure that the others followed from, nil where no rank failed.
+	First *Failure
+	// Failures are all of the last attempt, First first.
+	Failures []Failure
+	// Stopped: ended after a checkpoint, on request.
+	Stopped bool
+	// Restarts is how often all workers were started again.
+	Restarts int
+	// Err is a fault of the launcher itself (no directory, no socket); no rank is to blame.
+	Err error
+}
+
+// Failure is how one rank failed.
+type Failure struct {
+	Rank, LocalRank int
+	Host            string
+	PID             int            // 0: it was never started
+	ExitCode        int            // -1: ended by a signal, or not started
+	Signal          syscall.Signal // 0: none
+	Cause           string         // one line or several
+	Hint            string         // what to do; may be empty
+	Phase           string         // of the step; may be empty
+	Step            int64          // 0: not known
+	Log             string         // path of its log
+	Remote          bool           // it is a victim: the cause came from another rank
+}
+
+// Error is the first line of the report.
+func (f *Failure) Error() string {
+	line, _, _ := strings.Cut(f.Cause, "\n")
+	pid := ""
+	if f.PID != 0 {
+		pid = fmt.Sprintf(" (pid %d)", f.PID)
+	}
+	return fmt.Sprintf("rank %d failed on host %s%s: %s", f.Rank, f.Host, pid, line)
+}
+
+// Report is the block that ends a failed run on stderr.
+func (f *Failure) Report() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "cprun: %s\n", f.Error())
+	if _, rest, ok := strings.Cut(f.Cause, "\n"); ok {
+		for line := range strings.Lines(rest) {
+			fmt.Fprintf(&b, "         %s\n", strings.TrimRight(line, "\n"))
+		}
+	}
+	var at []string
+	if f.Step > 0 {
+		at = append(at, fmt.Sprintf("step %d", f.Step))
+	}
+	if f.Phase != "" {
+		at = append(at, f.Phase)
+	}
+	if len(at) > 0 {
+		fmt.Fprintf(&b, "  at:    %s\n", strings.Join(at, ", "))
+	}
+	if f.Log != "" {
+		fmt.Fprintf(&b, "  log:   %s\n", f.Log)
+	}
+	if f.Hint != "" {
+		fmt.Fprintf(&b, "  hint:  %s\n", f.Hint)
+	}
+	return b.String()
+}
+
+// maxPayload leaves room for base64 and the rest of the hello within one frame.
+const maxPayload = 512 << 10
+
+// resolve fills defaults and refuses a job that cannot run.
+func (j *Job) resolve() error {
+	if j.Stderr == nil {
+		j.Stderr = io.Discard
+	}
+	if j.Settle == 0 {
+		j.Settle = 2 * time.Second
+	}
+	if j.Grace == 0 {
+		j.Grace = 5 * time.Second
+	}
+	if j.Place.WorldSize == 0 {
+		j.Place.WorldSize = j.Place.FirstRank + j.NProc
+	}
+	switch {
+	case j.NProc < 1:
+		return fmt.Errorf("number of processes %d: at least 1 is needed", j.NProc)
+	case j.Place.FirstRank < 0 || j.Place.FirstRank+j.NProc > j.Place.WorldSize:
+		return fmt.Errorf("ranks %d to %d of this node: outside a world of %d", j.Place.FirstRank, j.Place.FirstRank+j.NProc-1, j.Place.WorldSize)
+	case len(j.Argv) == 0:
+		return errors.New("arguments of the worker: none given")
+	case len(j.Payload) > maxPayload:
+		return fmt.Errorf("payload for the workers: %d bytes, at most %d are allowed", len(j.Payload), maxPayload)
+	case j.LogDir == "":
+		return errors.New("log directory: none given")
+	}
+	return nil
+}
+
+// Run starts the workers of a job, waits until none is left, and says how it went. The
+// report of a failure is the last thing that it writes to Job.Stderr. SIGINT, SIGTERM,
+// SIGUSR1, SIGHUP and SIGQUIT belong to it while it runs; the end of ctx kills the workers.
+func Run(ctx context.Context, job Job) Result {
+	a, err := newAgent(job)
+	if err != nil {
+		if job.Stderr != nil {
+			fmt.Fprintf(job.Stderr, "cprun: %v\n", err)
+		}
+		return Result{ExitCode: ExitFailed, Err: err}
+	}
+	defer a.close()
+	return a.run(ctx)
+}

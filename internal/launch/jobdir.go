@@ -1,0 +1,137 @@
+package launch
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	secretSize = 32
+	// dirPrefix is how the private directories of all jobs begin; the janitor looks for it.
+	// Both names are odd enough that nobody's own directory has them by chance.
+	dirPrefix  = "cprun-job-"
+	markerName = ".cprun-launcher"
+	// A socket's path has to fit in sockaddr_un with its zero byte. socketNameRoom of it is
+	// left for the names that the workers choose inside the directory.
+	maxSocketPath  = 107
+	socketNameRoom = 40
+)
+
+// jobDir is the private directory of a job, mode 0700, in which the workers make their
+// sockets. Its owner holds a lock on it. The kernel drops the lock with the process, so that
+// a later job can tell what a killed launcher has left, and removes it; systemd-tmpfiles,
+// which removes old files, leaves locked directories alone.
+type jobDir struct {
+	path string
+	lock *os.File // the directory itself
+}
+
+// newJobDir makes one under the first of these bases that is usable and short enough.
+func newJobDir(bases ...string) (*jobDir, error) {
+	var faults []error
+	for _, base := range bases {
+		if base == "" {
+			continue
+		}
+		if n := len(filepath.Join(base, dirPrefix+"0123456789")) + 1 + socketNameRoom; n > maxSocketPath {
+			faults = append(faults, fmt.Errorf("%s: too long for the path of a socket (%d bytes, at most %d)", base, n, maxSocketPath))
+			continue
+		}
+		removeStale(base)
+		d, err := lockedDir(base)
+		if err == nil {
+			return d, nil
+		}
+		faults = append(faults, err)
+	}
+	return nil, fmt.Errorf("private directory for sockets (set TMPDIR to a short, writable path): %w", errors.Join(faults...))
+}
+
+// lockedDir makes the directory, takes its lock, and only then the marker without which no
+// janitor touches it.
+func lockedDir(base string) (*jobDir, error) {
+	path, err := os.MkdirTemp(base, dirPrefix)
+	if err != nil {
+		return nil, err
+	}
+	d := &jobDir{path: path}
+	if d.lock, err = os.Open(path); err == nil {
+		err = unix.Flock(int(d.lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	}
+	if err == nil {
+		err = os.WriteFile(filepath.Join(path, markerName), nil, 0o600)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("lock of %s: %w", path, err), d.close())
+	}
+	return d, nil
+}
+
+// close removes the directory and all in it.
+func (d *jobDir) close() error {
+	err := os.RemoveAll(d.path)
+	if d.lock != nil {
+		d.lock.Close()
+	}
+	return err
+}
+
+// removeStale removes directories of jobs of this user whose launcher is gone. It is a
+// courtesy: whatever it cannot read or remove stays.
+func removeStale(base string) {
+	entries, err := os.ReadDir(base)
+	if err != nil {
+		return
+	}
+	for _, e := range entries {
+		if !strings.HasPrefix(e.Name(), dirPrefix) || !e.IsDir() {
+			continue
+		}
+		path := filepath.Join(base, e.Name())
+		if !ownedPrivate(path) {
+			continue
+		}
+		if _, err := os.Lstat(filepath.Join(path, markerName)); err != nil {
+			continue
+		}
+		lock, err := os.Open(path)
+		if err != nil {
+			continue
+		}
+		if unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil {
+			os.RemoveAll(path)
+		}
+		lock.Close()
+	}
+}
+
+// ownedPrivate reports whether path is a real directory of this user, closed to all others.
+func ownedPrivate(path string) bool {
+	info, err := os.Lstat(path)
+	if err != nil || !info.IsDir() || info.Mode().Perm()&0o077 != 0 {
+		return false
+	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	return ok && int(st.Uid) == os.Getuid()
+}
+
+// newRunID is a name that no other job has: the time, for people, and 32 random bits.
+func newRunID(now time.Time) string {
+	var b [4]byte
+	rand.Read(b[:])
+	return fmt.Sprintf("%s-%x", now.UTC().Format("20060102-150405"), b)
+}
+
+func newSecret() []byte {
+	b := make([]byte, secretSize)
+	rand.Read(b)
+	return b
+}

@@ -1,0 +1,390 @@
+package launch
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+)
+
+// The test binary is launcher and worker too, as cprun is.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 2 {
+		switch os.Args[1] {
+		case "worker":
+			os.Exit(workerMain(os.Args[2]))
+		case "agent":
+			os.Exit(agentMain(os.Args[2:]))
+		case "sleep":
+			time.Sleep(time.Hour)
+		}
+	}
+	// Under the race detector every process would sleep for a second before it ends.
+	os.Setenv("GORACE", os.Getenv("GORACE")+" atexit_sleep_ms=0")
+	goleak.VerifyTestMain(m)
+}
+
+// agentMain runs a job as cprun would: agent SCENARIO NPROC LOGDIR.
+func agentMain(args []string) int {
+	n, err := strconv.Atoi(args[1])
+	if err != nil {
+		return 2
+	}
+	job := Job{
+		NProc: n, Argv: []string{"worker", args[0]}, LogDir: args[2], Stderr: os.Stderr,
+		Settle: 300 * time.Millisecond, Grace: 300 * time.Millisecond,
+		OnEvent: func(rank int, e Event) { fmt.Printf("%d %s %s\n", rank, e.Kind, e.Data) },
+	}
+	return Run(context.Background(), job).ExitCode
+}
+
+// workerMain plays one scenario; its result is the exit status.
+func workerMain(scenario string) int {
+	w, err := Attach(func(error) { os.Exit(1) })
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 2
+	}
+	if err := w.SendData("pid", 0, os.Getpid()); err != nil {
+		return 3
+	}
+	if play, ok := scenarios[scenario]; ok {
+		return play(w)
+	}
+	fmt.Fprintln(os.Stderr, "no such scenario")
+	return 4
+}
+
+// hang is a worker that waits for something that never comes, and ignores every request.
+func hang(*Worker) int { select {} }
+
+func done(w *Worker) int {
+	if w.Done() != nil {
+		return 3
+	}
+	return 0
+}
+
+func awaitStop(w *Worker) int {
+	<-w.Stop()
+	if w.Stopped(7) != nil {
+		return 3
+	}
+	return 0
+}
+
+// spinning computes for ever on all its threads and never looks at a channel.
+func spinning(w *Worker) int {
+	for range 2 {
+		go func() {
+			for i := 0; ; i++ {
+				_ = i
+			}
+		}()
+	}
+	for i := 0; ; i++ {
+		_ = i
+	}
+}
+
+func at(rank int, first, others func(*Worker) int) func(*Worker) int {
+	return func(w *Worker) int {
+		if w.Rank == rank {
+			return first(w)
+		}
+		return others(w)
+	}
+}
+
+func kill(sig syscall.Signal) func(*Worker) int {
+	return func(*Worker) int {
+		unix.Kill(os.Getpid(), sig)
+		select {}
+	}
+}
+
+func fail(text string, remote bool, wait time.Duration) func(*Worker) int {
+	return func(w *Worker) int {
+		time.Sleep(wait)
+		if w.Fail(errors.New(text), remote, "backward", 12) != nil {
+			return 3
+		}
+		return 1
+	}
+}
+
+var scenarios = map[string]func(*Worker) int{
+	"done":     done,
+	"hang":     hang,
+	"spinning": spinning,
+	"stop":     awaitStop,
+	"deaf": func(w *Worker) int {
+		<-w.Stop()
+		w.Send(Event{Kind: "asked"})
+		return hang(w)
+	},
+	"kill2":     at(2, kill(syscall.SIGKILL), fail("lost rank 2", true, 0)),
+	"late-kill": at(2, func(w *Worker) int { time.Sleep(100 * time.Millisecond); return kill(syscall.SIGKILL)(w) }, fail("lost rank 2", true, 0)),
+	"own-late":  at(1, fail("corpus.bin: short read\n\x1b[31mat byte 12", false, 100*time.Millisecond), fail("lost rank 1", true, 0)),
+	"stubborn":  at(0, fail("wrong shape", false, 0), hang),
+	"early":     at(1, func(*Worker) int { return 0 }, hang),
+	"exit3":     at(1, func(*Worker) int { fmt.Println("so long"); return 3 }, hang),
+	"panic":     at(1, func(w *Worker) int { var p *Worker; return p.Rank }, hang),
+	"garbage":   at(1, func(w *Worker) int { w.conn.Write([]byte("{\"kind\":3}\n")); return hang(w) }, hang),
+	"linger":    at(1, func(w *Worker) int { w.Done(); return hang(w) }, done),
+	"late-done": at(1, func(w *Worker) int { w.Done(); return 5 }, done),
+	"direct-stop": func(w *Worker) int {
+		unix.Kill(os.Getpid(), syscall.SIGUSR1)
+		return awaitStop(w)
+	},
+	"int-ignored": func(w *Worker) int {
+		unix.Kill(os.Getpid(), syscall.SIGINT)
+		time.Sleep(20 * time.Millisecond)
+		return done(w)
+	},
+	"output": func(w *Worker) int {
+		fmt.Printf("\x1b]0;title\x07hello\x00 \x1b[1mfrom\x1b[0m rank %d\r\n", w.Rank)
+		fmt.Println(strings.Repeat("x", maxLine+5))
+		os.Stderr.Write([]byte{0xff, 0xfe, '\n'})
+		fmt.Print("no newline at the end")
+		return done(w)
+	},
+	"grandchild": func(w *Worker) int {
+		c := exec.Command(os.Args[0], "sleep", "long")
+		c.Stdout = os.Stdout // the pipe to the launcher
+		if c.Start() != nil || w.SendData("pid", 0, c.Process.Pid) != nil {
+			return 3
+		}
+		return done(w)
+	},
+	"place": func(w *Worker) int {
+		env := map[string]string{}
+		for _, name := range []string{envRank, envWorldSize, envLocalRank, envLocalWorldSize, envNodeRank, envRunID, envRestartCount, envMaxProcs} {
+			env[name] = os.Getenv(name)
+		}
+		exposed := bytes.Contains([]byte(strings.Join(append(os.Environ(), os.Args...), " ")), w.Secret)
+		info, err := os.Stat(w.SocketDir)
+		if err != nil {
+			return 3
+		}
+		w.SendData("place", 0, map[string]any{
+			"env": env, "payload": string(w.Payload), "dir": w.SocketDir, "mode": info.Mode().String(),
+			"secret": []byte(w.Secret), "printed": fmt.Sprintf("%v %+v %#v", w.Secret, w.Secret, w.Secret), "exposed": exposed,
+		})
+		return done(w)
+	},
+	"restart": func(w *Worker) int {
+		w.Send(Event{Kind: EventProgress, Step: int64(10 * (w.Restart + 1))})
+		w.SendData("dir", 0, w.SocketDir)
+		if w.Restart == 2 {
+			return done(w)
+		}
+		return fail("flaky", false, 0)(w)
+	},
+	"no-progress": func(w *Worker) int {
+		w.Send(Event{Kind: EventProgress, Step: 10})
+		return fail("always", false, 0)(w)
+	},
+	"big": func(w *Worker) int {
+		if err := w.Send(Event{Kind: "big", Data: json.RawMessage(`"` + strings.Repeat("a", maxFrame) + `"`)}); !errors.Is(err, errFrameLength) {
+			return 3
+		}
+		if err := w.Send(Event{}); err == nil {
+			return 3
+		}
+		w.Fail(errors.New(strings.Repeat("e", maxFrame)), false, "", -1)
+		return 1
+	},
+}
+
+// outcome of a job run in the test's own process.
+type ran struct {
+	Result
+	stderr string
+	logs   string
+	mu     sync.Mutex
+	pids   []int
+	events []string
+	data   []json.RawMessage
+}
+
+// play runs a scenario, and checks what must hold after every job: no process is left.
+func play(t *testing.T, scenario string, n int, change ...func(*Job)) *ran {
+	t.Helper()
+	r := &ran{logs: filepath.Join(t.TempDir(), "logs")}
+	var out bytes.Buffer
+	job := Job{
+		NProc: n, Argv: []string{"worker", scenario}, LogDir: r.logs, Stderr: &out,
+		Settle: 300 * time.Millisecond, Grace: 300 * time.Millisecond,
+		OnEvent: r.event,
+	}
+	for _, f := range change {
+		f(&job)
+	}
+	r.Result = Run(t.Context(), job)
+	r.stderr = out.String()
+	(&agentProcess{pids: r.pids}).gone(t)
+	if t.Failed() {
+		t.Log(r.stderr)
+	}
+	return r
+}
+
+func (r *ran) event(rank int, e Event) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.events = append(r.events, fmt.Sprintf("%d %s %d", rank, e.Kind, e.Step))
+	var pid int
+	switch {
+	case e.Kind == "pid" && json.Unmarshal(e.Data, &pid) == nil:
+		r.pids = append(r.pids, pid)
+	case e.Kind == "place", e.Kind == "dir":
+		r.data = append(r.data, e.Data)
+	}
+}
+
+// dirs are the different values that the workers have sent.
+func (r *ran) dirs() []string {
+	var out []string
+	for _, d := range r.data {
+		out = append(out, string(d))
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// alive reports whether a process or its group exists; a zombie does not count, since its
+// parent may be another process than this one.
+func alive(pid int) bool {
+	if unix.Kill(-pid, 0) == nil || unix.Kill(pid, 0) == nil {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if err != nil {
+			return false
+		}
+		_, rest, _ := strings.Cut(string(stat), ") ")
+		return !strings.HasPrefix(rest, "Z")
+	}
+	return false
+}
+
+// agentProcess is a launcher in a process of its own.
+type agentProcess struct {
+	cmd  *exec.Cmd
+	out  io.ReadCloser
+	err  bytes.Buffer
+	pids []int
+}
+
+// startAgent returns when every worker has told its process id.
+func startAgent(t *testing.T, scenario string, n int, change ...func(*exec.Cmd)) *agentProcess {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := &agentProcess{cmd: exec.Command(exe, "agent", scenario, strconv.Itoa(n), filepath.Join(t.TempDir(), "logs"))}
+	a.cmd.Stderr = &a.err
+	if a.out, err = a.cmd.StdoutPipe(); err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range change {
+		f(a.cmd)
+	}
+	if err := a.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { a.cmd.Process.Kill() })
+	for len(a.pids) < n {
+		pid, err := strconv.Atoi(a.await(t, "pid"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		a.pids = append(a.pids, pid)
+	}
+	return a
+}
+
+// await returns the data of the next event of a kind.
+func (a *agentProcess) await(t *testing.T, kind string) (data string) {
+	t.Helper()
+	for {
+		line, err := readLine(a.out)
+		if err != nil {
+			a.cmd.Wait()
+			t.Fatalf("agent: %v\n%s", err, a.err.String())
+		}
+		var rank int
+		var got string
+		if fmt.Sscan(line, &rank, &got, &data); got == kind {
+			return data
+		}
+	}
+}
+
+func readLine(r io.Reader) (string, error) {
+	var line []byte
+	b := make([]byte, 1)
+	for {
+		if _, err := io.ReadFull(r, b); err != nil {
+			return "", err
+		}
+		if b[0] == '\n' {
+			return string(line), nil
+		}
+		line = append(line, b[0])
+	}
+}
+
+func (a *agentProcess) signal(t *testing.T, sig os.Signal) {
+	t.Helper()
+	if err := a.cmd.Process.Signal(sig); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (a *agentProcess) wait(t *testing.T, code int) string {
+	t.Helper()
+	io.Copy(io.Discard, a.out)
+	a.cmd.Wait()
+	if got := a.cmd.ProcessState.ExitCode(); got != code {
+		t.Errorf("exit status %d (%v), want %d\n%s", got, a.cmd.ProcessState, code, a.err.String())
+	}
+	a.gone(t)
+	return a.err.String()
+}
+
+// gone polls, since the kernel and init take their time after a kill.
+func (a *agentProcess) gone(t *testing.T) {
+	t.Helper()
+	for range 1000 {
+		if !anyAlive(a.pids) {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Errorf("workers %v are left", a.pids)
+}
+
+func anyAlive(pids []int) bool {
+	for _, pid := range pids {
+		if alive(pid) {
+			return true
+		}
+	}
+	return false
+}

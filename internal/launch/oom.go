@@ -1,0 +1,56 @@
+package launch
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// oomKills is how many processes of this control group the kernel has killed for want of
+// memory, as cgroup v2 (memory.events) or v1 (memory.oom_control) tells it; ok is false
+// where neither can be read. The files' folder is an argument so that it can be tested.
+func oomKills(selfCgroup, root string) (n int64, ok bool) {
+	text, err := os.ReadFile(selfCgroup)
+	if err != nil {
+		return 0, false
+	}
+	for line := range strings.Lines(string(text)) {
+		// hierarchy-ID:controllers:path, with an empty list of controllers for v2.
+		part := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		if len(part) != 3 {
+			continue
+		}
+		folder, file := root, "memory.events"
+		switch {
+		case part[1] == "":
+		case part[1] == "memory":
+			folder, file = filepath.Join(root, "memory"), "memory.oom_control"
+		default:
+			continue
+		}
+		// Inside a container the path may be the host's, which is not visible; the
+		// container's own group is then mounted at the root.
+		for _, path := range []string{filepath.Join(folder, part[2], file), filepath.Join(folder, file)} {
+			if n, ok := keyValue(path, "oom_kill"); ok {
+				return n, true
+			}
+		}
+	}
+	return 0, false
+}
+
+// keyValue reads one "key number" line of a file.
+func keyValue(path, key string) (int64, bool) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return 0, false
+	}
+	for line := range strings.Lines(string(text)) {
+		if name, value, ok := strings.Cut(strings.TrimSpace(line), " "); ok && name == key {
+			n, err := strconv.ParseInt(value, 10, 64)
+			return n, err == nil
+		}
+	}
+	return 0, false
+}

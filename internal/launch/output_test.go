@@ -1,0 +1,151 @@
+package launch
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestSanitize(t *testing.T) {
+	for in, want := range map[string]string{
+		"plain":                        "plain",
+		"tab\tstays":                   "tab\tstays",
+		"bell\a nul\x00 del\x7f cr\r":  "bell nul del cr",
+		"\x1b[31;1mred\x1b[0m":         "red",
+		"\x1b]0;title\x07after":        "after",
+		"\x1b]8;;http://x\x1b\\link":   "link",
+		"\x1bPq data\x1b\\after":       "after",
+		"\x1b(Bcharset":                "charset",
+		"\x1bcreset":                   "reset",
+		"\x1b":                         "",
+		"end\x1b[":                     "end",
+		"end\x1b[12":                   "end",
+		"\x1b[\x01after":               "after",
+		"c1 \u009b31mred":              "c1 31mred",
+		"bad \xff\xfe utf8":            "bad \ufffd\ufffd utf8",
+		"user\u202egnp.exe":            "usergnp.exe",
+		"Größe 中文 🙂":                   "Größe 中文 🙂",
+		"\x1b\xc3\xa9":                 "é",
+		"\x1b[2K\x1b[1A\rcprun: done!": "cprun: done!",
+	} {
+		if got := string(sanitize([]byte(in))); got != want {
+			t.Errorf("sanitize(%q) = %q, want %q", in, got, want)
+		}
+	}
+}
+
+func FuzzSanitize(f *testing.F) {
+	f.Add([]byte("\x1b[31mred\x1b]0;x\x07\xff\u202e"))
+	f.Add([]byte("\x1b\x1b\x1b[[m"))
+	f.Fuzz(func(t *testing.T, line []byte) {
+		for _, r := range string(sanitize(line)) {
+			if r != '\t' && (r < 0x20 || r >= 0x7f && r < 0xa0 || reverses(r)) {
+				t.Fatalf("%q keeps %q", line, r)
+			}
+		}
+	})
+}
+
+func TestOutput(t *testing.T) {
+	r := play(t, "output", 2)
+	if r.ExitCode != ExitDone {
+		t.Fatalf("%+v", r.Result)
+	}
+	for rank := range 2 {
+		path := filepath.Join(r.logs, fmt.Sprintf("rank-%04d.log", rank))
+		log, err := os.ReadFile(path)
+		want := fmt.Sprintf("\x1b]0;title\x07hello\x00 \x1b[1mfrom\x1b[0m rank %d\r\n%s\n\xff\xfe\nno newline at the end", rank, strings.Repeat("x", maxLine+5))
+		if err != nil || string(log) != want {
+			t.Errorf("log of rank %d has %d bytes, want %d; %v", rank, len(log), len(want), err)
+		}
+		if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
+			t.Errorf("mode of the log: %v, %v", info.Mode(), err)
+		}
+	}
+	want := "[rank 0] hello from rank 0\n[rank 0] " + strings.Repeat("x", maxLine) + " [5 bytes more in the log]\n[rank 0] \ufffd\ufffd\n[rank 0] no newline at the end\n"
+	if r.stderr != want {
+		t.Errorf("stderr has %d bytes, want %d: %.100q", len(r.stderr), len(want), r.stderr)
+	}
+}
+
+func TestShow(t *testing.T) {
+	r := play(t, "exit3", 2, func(j *Job) { j.Show = ShowAll })
+	if strings.Count(r.stderr, "so long") != 1 {
+		t.Errorf("a line that was shown is shown again: %q", r.stderr)
+	}
+	r = play(t, "exit3", 2, func(j *Job) { j.Show = ShowNone })
+	if strings.Count(r.stderr, "[rank 1] so long") != 1 || !strings.HasSuffix(r.stderr, r.First.Report()) {
+		t.Errorf("errors are shown in any case: %q", r.stderr)
+	}
+}
+
+// A console that takes nothing must cost no line of the log, nor keep the relay from its end.
+func TestStuckConsole(t *testing.T) {
+	read, write := io.Pipe() // nobody reads until the end
+	con := newConsole(write)
+	log, err := openLog(t.TempDir(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	src, in, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &relay{src: src, log: log, con: con, prefix: "rank 0", show: true, abandon: make(chan struct{}), done: make(chan struct{})}
+	go r.run()
+	go func() {
+		for i := range 1000 {
+			fmt.Fprintf(in, "line %d\n", i)
+		}
+		in.Close()
+	}()
+	close(r.abandon)
+	<-r.done
+	text, err := os.ReadFile(log.Name())
+	if err != nil || bytes.Count(text, []byte("\n")) != 1000 {
+		t.Errorf("log of %d lines, %v", bytes.Count(text, []byte("\n")), err)
+	}
+	if tail, _ := r.ended(); len(tail) != tailLines || string(tail[tailLines-1]) != "line 999" {
+		t.Errorf("tail %q", tail)
+	}
+	go io.Copy(io.Discard, read)
+	con.close()
+	write.Close()
+}
+
+func TestLogRefusesLinks(t *testing.T) {
+	dir := t.TempDir()
+	target := filepath.Join(dir, "target")
+	if err := os.Symlink(target, filepath.Join(dir, "rank-0000.log")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(filepath.Join(dir, "rank-0001.log"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for rank := range 2 {
+		if f, err := openLog(dir, rank); err == nil {
+			t.Errorf("rank %d: opened %s", rank, f.Name())
+		}
+	}
+	r := play(t, "done", 2, func(j *Job) { j.LogDir = dir })
+	if r.ExitCode != ExitFailed || r.Err == nil || r.First != nil || !strings.Contains(r.stderr, "log of rank 0") {
+		t.Errorf("%+v %q", r.Result, r.stderr)
+	}
+}
+
+func TestLogIsAppended(t *testing.T) {
+	dir := t.TempDir()
+	for range 2 {
+		if r := play(t, "output", 1, func(j *Job) { j.LogDir = dir }); r.ExitCode != ExitDone {
+			t.Fatalf("%+v", r.Result)
+		}
+	}
+	log, err := os.ReadFile(filepath.Join(dir, "rank-0000.log"))
+	if err != nil || bytes.Count(log, []byte("hello")) != 2 || bytes.Count(log, []byte("\n--- run ")) != 1 {
+		t.Errorf("log of %d bytes, %v", len(log), err)
+	}
+}

@@ -1,0 +1,285 @@
+package launch
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+func FuzzFrame(f *testing.F) {
+	h := hello{RunID: "r", WorldSize: 2, LocalWorldSize: 2, SocketDir: "/d", Secret: make([]byte, secretSize)}
+	greeting, err := encodeFrame(command{Kind: commandHello, Hello: &h})
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(greeting)
+	f.Add([]byte(`{"kind":"stop","reason":"SIGTERM"}` + "\n"))
+	f.Add([]byte(`{"kind":"progress","step":3,"data":{"loss":1}}` + "\n" + `{"kind":"done"}`))
+	f.Add([]byte("{}\n\n[]\n{\"kind\":\"x\",\"step\":-1}\n{\"kind\":\"x\"} {}\n"))
+	f.Add(bytes.Repeat([]byte("["), 20000))
+	f.Fuzz(func(t *testing.T, stream []byte) {
+		frames := newFrameReader(bytes.NewReader(stream))
+		for {
+			line, err := frames.next()
+			if err != nil {
+				if !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) && !errors.Is(err, errFrameLength) {
+					t.Fatal(err)
+				}
+				return
+			}
+			if e, err := decodeEvent(line); err == nil {
+				again := roundTrip(t, e)
+				back, err := decodeEvent(again)
+				if err != nil || back.Kind != e.Kind || back.Step != e.Step {
+					t.Fatalf("%q became %+v, %v", line, back, err)
+				}
+			}
+			if c, err := decodeCommand(line); err == nil {
+				if _, err := decodeCommand(roundTrip(t, c)); err != nil {
+					t.Fatalf("%q: %v", line, err)
+				}
+			}
+		}
+	})
+}
+
+func roundTrip(t *testing.T, v any) []byte {
+	b, err := json.Marshal(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func TestFrameLength(t *testing.T) {
+	exact := append(bytes.Repeat([]byte("a"), maxFrame-1), '\n')
+	frames := newFrameReader(io.MultiReader(bytes.NewReader(exact), bytes.NewReader(exact), strings.NewReader("a"), bytes.NewReader(exact)))
+	for range 2 {
+		if line, err := frames.next(); err != nil || len(line) != maxFrame-1 {
+			t.Fatalf("%d bytes, %v", len(line), err)
+		}
+	}
+	if _, err := frames.next(); !errors.Is(err, errFrameLength) {
+		t.Errorf("a frame of one byte too much: %v", err)
+	}
+	if _, err := newFrameReader(strings.NewReader("half")).next(); !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("half a frame: %v", err)
+	}
+}
+
+func TestDecodeRefuses(t *testing.T) {
+	secret := `"secret":"` + strings.Repeat("A", 43) + `="`
+	good := `{"kind":"hello","hello":{"run_id":"r","rank":0,"world_size":1,"local_rank":0,"local_world_size":1,"node_rank":0,"restart":0,"socket_dir":"/d","payload":null,` + secret + `}}`
+	if _, err := decodeCommand([]byte(good)); err != nil {
+		t.Fatalf("good hello: %v", err)
+	}
+	for _, swap := range [][2]string{
+		{`"rank":0`, `"rank":1`}, {`"rank":0,"w`, `"rank":-1,"w`}, {`"local_world_size":1`, `"local_world_size":2`},
+		{secret, `"secret":"AAAA"`}, {`"run_id":"r"`, `"run_id":""`}, {`"restart":0`, `"restart":-1`}, {`"restart":0`, `"restart":0,"more":1`},
+		{`"hello"`, `"greeting"`}, {`"socket_dir":"/d"`, `"socket_dir":""`},
+	} {
+		bad := strings.Replace(good, swap[0], swap[1], 1)
+		if _, err := decodeCommand([]byte(bad)); err == nil || bad == good {
+			t.Errorf("accepted %s", bad)
+		}
+	}
+	for _, bad := range []string{``, `null`, `{"kind":"hello"}`, `{"kind":"stop"}{}`, `{"kind":"stop"} x`} {
+		if _, err := decodeCommand([]byte(bad)); err == nil {
+			t.Errorf("command %q was accepted", bad)
+		}
+	}
+	for _, bad := range []string{``, `null`, `{}`, `{"kind":"x","step":-1}`, `{"kind":"x","other":1}`, `{"kind":"` + strings.Repeat("k", 65) + `"}`} {
+		if _, err := decodeEvent([]byte(bad)); err == nil {
+			t.Errorf("event %q was accepted", bad)
+		}
+	}
+}
+
+func TestAttachAlone(t *testing.T) {
+	if _, err := Attach(func(error) {}); !errors.Is(err, ErrNotLaunched) {
+		t.Errorf("without a launcher: %v", err)
+	}
+	t.Setenv(envRunID, "forged")
+	if _, err := Attach(func(error) {}); !errors.Is(err, ErrNotLaunched) {
+		t.Errorf("without its socket: %v", err)
+	}
+	if _, err := Attach(nil); err == nil {
+		t.Error("without a function for the loss of the launcher")
+	}
+}
+
+func TestJobDir(t *testing.T) {
+	base := shortTempDir(t)
+	d, err := newJobDir(base)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info, err := os.Stat(d.path); err != nil || info.Mode().Perm() != 0o700 || filepath.Dir(d.path) != base {
+		t.Errorf("%s: %v, %v", d.path, info.Mode(), err)
+	}
+	other, err := newJobDir(base)
+	if err != nil || other.path == d.path {
+		t.Fatalf("a second job: %v", err)
+	}
+	if _, err := os.Stat(d.path); err != nil {
+		t.Errorf("the second job removed the first's directory: %v", err)
+	}
+	// The launcher dies: its lock goes, its directory stays.
+	if err := os.WriteFile(filepath.Join(d.path, "rank-0.sock"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	d.lock.Close()
+	// What nobody has locked but is not ours in form stays too.
+	foreign := filepath.Join(base, dirPrefix+"x")
+	if err := os.Mkdir(foreign, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	third, err := newJobDir("", filepath.Join(base, "missing"), base)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(d.path); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("stale directory: %v", err)
+	}
+	for _, path := range []string{other.path, foreign} {
+		if _, err := os.Stat(path); err != nil {
+			t.Errorf("%v", err)
+		}
+	}
+	for _, d := range []*jobDir{other, third} {
+		if err := d.close(); err != nil {
+			t.Error(err)
+		}
+		if _, err := os.Stat(d.path); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("after close: %v", err)
+		}
+	}
+}
+
+func TestJobDirTooLong(t *testing.T) {
+	long := filepath.Join(t.TempDir(), strings.Repeat("d", 100))
+	if err := os.Mkdir(long, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := newJobDir(long); err == nil || !strings.Contains(err.Error(), "too long for the path of a socket") || !strings.Contains(err.Error(), "TMPDIR") {
+		t.Errorf("%v", err)
+	}
+	d, err := newJobDir(long, shortTempDir(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.close()
+}
+
+// shortTempDir is short enough for sockets, which t.TempDir, with the test's name, is not.
+func shortTempDir(t *testing.T) string {
+	dir, err := os.MkdirTemp("/tmp", "l")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
+func TestOOMKills(t *testing.T) {
+	root := t.TempDir()
+	write := func(name, text string) string {
+		path := filepath.Join(root, name)
+		os.MkdirAll(filepath.Dir(path), 0o700)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	write("job/a/memory.events", "low 0\nmax 7\noom 3\noom_kill 2\noom_group_kill 1\n")
+	write("memory/slurm/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 5\n")
+	write("memory.events", "oom_kill x\n")
+	for text, want := range map[string]int64{
+		"0::/job/a\n": 2,
+		"9:name=systemd:/\n4:memory:/slurm\n0::/\n": 5,
+		"0::/elsewhere\n": -1,
+		"nonsense\n4:memory:/gone\n1:cpu,cpuacct:/\n": -1,
+	} {
+		n, ok := oomKills(write("self", text), root)
+		if !ok {
+			n = -1
+		}
+		if n != want {
+			t.Errorf("%q: %d, want %d", text, n, want)
+		}
+	}
+	write("memory.events", "oom_kill 4\n") // of a container, mounted at the root
+	if n, ok := oomKills(write("self", "0::/host/path\n"), root); n != 4 || !ok {
+		t.Errorf("container: %d, %v", n, ok)
+	}
+}
+
+func TestEnvironment(t *testing.T) {
+	t.Setenv(envMaxProcs, "5")
+	var found bool
+	for _, v := range Environment() {
+		found = found || v.Name == envMaxProcs && v.Value == "5" && v.Set
+		if v.Name == "" || v.Meaning == "" || !v.Set && v.Value != "" {
+			t.Errorf("%+v", v)
+		}
+	}
+	if !found {
+		t.Error("GOMAXPROCS is not listed as set")
+	}
+}
+
+func TestRunRefuses(t *testing.T) {
+	good := Job{NProc: 1, Argv: []string{"worker", "done"}, LogDir: t.TempDir()}
+	for want, change := range map[string]func(*Job){
+		"number of processes 0":   func(j *Job) { j.NProc = 0 },
+		"ranks 0 to 1 of this":    func(j *Job) { j.NProc = 2; j.Place.WorldSize = 1 },
+		"arguments of the worker": func(j *Job) { j.Argv = nil },
+		"payload for the workers": func(j *Job) { j.Payload = make([]byte, maxPayload+1) },
+		"log directory: none":     func(j *Job) { j.LogDir = "" },
+		"log directory: mkdir":    func(j *Job) { j.LogDir = "/dev/null/logs" },
+	} {
+		job := good
+		var out bytes.Buffer
+		job.Stderr = &out
+		change(&job)
+		r := Run(t.Context(), job)
+		if r.ExitCode != ExitFailed || r.Err == nil || !strings.HasPrefix(out.String(), "cprun: "+want) {
+			t.Errorf("%q: %+v, %q", want, r, out.String())
+		}
+	}
+}
+
+func TestMailboxLeavesOutProgressOnly(t *testing.T) {
+	var got []string
+	began, hold := make(chan struct{}), make(chan struct{})
+	m := newMailbox()
+	m.put(false, func() { close(began); <-hold })
+	<-began
+	for range maxWaiting + 10 {
+		m.put(true, func() { got = append(got, "progress") })
+	}
+	m.put(false, func() { got = append(got, "done") })
+	close(hold)
+	m.close()
+	if n := len(got); n != maxWaiting+1 || got[n-1] != "done" {
+		t.Errorf("%d calls, the last %q; want %d progress and one done", n, got[n-1], maxWaiting)
+	}
+}
+
+func TestRunIDs(t *testing.T) {
+	now := time.Unix(1, 0)
+	a, b := newRunID(now), newRunID(now)
+	if a == b || !strings.HasPrefix(a, "19700101-000001-") {
+		t.Errorf("%q, %q", a, b)
+	}
+	if slices.Equal(newSecret(), newSecret()) {
+		t.Error("two secrets are the same")
+	}
+}

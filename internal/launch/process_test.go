@@ -1,0 +1,281 @@
+package launch
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+func TestAllDone(t *testing.T) {
+	r := play(t, "done", 3)
+	if r.ExitCode != ExitDone || r.First != nil || r.Err != nil || r.stderr != "" {
+		t.Errorf("%+v, stderr %q", r.Result, r.stderr)
+	}
+	slices.Sort(r.events)
+	want := []string{"0 done 0", "0 pid 0", "0 ready 0", "1 done 0", "1 pid 0", "1 ready 0", "2 done 0", "2 pid 0", "2 ready 0"}
+	if !slices.Equal(r.events, want) {
+		t.Errorf("events %q", r.events)
+	}
+}
+
+func TestFailures(t *testing.T) {
+	for _, c := range []struct {
+		scenario string
+		n        int
+		rank     int
+		cause    string
+		phase    string
+		end      bool
+	}{
+		{"kill2", 4, 2, "killed by SIGKILL (not by cprun: likely the kernel's out-of-memory killer, or a user)", "", true},
+		{"late-kill", 4, 2, "killed by SIGKILL (not by cprun: likely the kernel's out-of-memory killer, or a user)", "", true},
+		{"own-late", 3, 1, "corpus.bin: short read\nat byte 12", "backward", true},
+		{"stubborn", 3, 0, "wrong shape", "backward", false},
+		{"early", 2, 1, "exit status 0 before its work was done", "", false},
+		{"exit3", 2, 1, "exit status 3", "", false},
+		{"panic", 2, 1, "panic: runtime error: invalid memory address or nil pointer dereference", "", false},
+		{"garbage", 2, 1, "channel to the launcher: event frame:", "", false},
+		{"linger", 2, 1, "did not exit after it was done", "", false},
+		{"late-done", 2, 1, "exit status 5", "", true},
+		{"big", 1, 0, "eeeeee", "", true},
+	} {
+		t.Run(c.scenario, func(t *testing.T) {
+			t.Parallel()
+			r := play(t, c.scenario, c.n, func(j *Job) {
+				if c.end {
+					j.Settle = time.Minute // not waited for: all ranks end by themselves
+				}
+			})
+			if r.ExitCode != ExitFailed || r.First == nil {
+				t.Fatalf("%+v", r.Result)
+			}
+			f := r.First
+			if f.Rank != c.rank || !strings.HasPrefix(f.Cause, c.cause) || f.Phase != c.phase || f.Remote || f.PID == 0 {
+				t.Errorf("first failure %+v", f)
+			}
+			if !strings.HasSuffix(r.stderr, f.Report()) || !strings.Contains(f.Report(), f.Log) {
+				t.Errorf("stderr ends %q, want %q", r.stderr, f.Report())
+			}
+		})
+	}
+}
+
+func TestFailureBlock(t *testing.T) {
+	r := play(t, "exit3", 3)
+	for _, want := range []string{
+		"cprun: ended because of it: rank 0, 2\n", "[rank 1] so long\n", "cprun: rank 1 failed on host ",
+		"): exit status 3\n", "  log:   " + filepath.Join(r.logs, "rank-0001.log"), "  hint:  ",
+	} {
+		if !strings.Contains(r.stderr, want) {
+			t.Errorf("%q is not in %q", want, r.stderr)
+		}
+	}
+}
+
+func TestWhatAWorkerStartedEndsWithIt(t *testing.T) {
+	if r := play(t, "grandchild", 1); r.ExitCode != ExitDone || len(r.pids) != 2 {
+		t.Errorf("%+v, processes %v", r.Result, r.pids)
+	}
+}
+
+func TestStopOfOneWorkerCounts(t *testing.T) {
+	r := play(t, "direct-stop", 2)
+	if r.ExitCode != ExitStopped || !r.Stopped || r.First != nil {
+		t.Errorf("%+v", r.Result)
+	}
+	if r := play(t, "int-ignored", 1); r.ExitCode != ExitDone {
+		t.Errorf("%+v", r.Result)
+	}
+}
+
+func TestPlace(t *testing.T) {
+	type place struct {
+		Env                         map[string]string
+		Payload, Dir, Mode, Printed string
+		Secret                      []byte
+		Exposed                     bool
+	}
+	t.Setenv(envRank, "17") // of an outer launcher: must not shine through
+	t.Setenv(envMaxProcs, "")
+	read := func(change ...func(*Job)) []place {
+		r := play(t, "place", 2, change...)
+		if r.ExitCode != ExitDone || len(r.data) != 2 {
+			t.Fatalf("%+v %q", r.Result, r.data)
+		}
+		var ps []place
+		for _, d := range r.data {
+			var p place
+			if err := json.Unmarshal(d, &p); err != nil {
+				t.Fatal(err)
+			}
+			ps = append(ps, p)
+			if _, err := os.Stat(p.Dir); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("private directory after the job: %v", err)
+			}
+			if p.Mode != "drwx------" || p.Exposed || len(p.Secret) != 32 || p.Payload != "\x00opaque\xff" || p.Printed != "(secret) (secret) (secret)" {
+				// JSON replaces the byte that is not UTF-8.
+				if p.Payload != "\x00opaque\ufffd" {
+					t.Errorf("%+v", p)
+				}
+			}
+			if len(p.Dir)+socketNameRoom > maxSocketPath {
+				t.Errorf("directory %q leaves no room for names", p.Dir)
+			}
+		}
+		return ps
+	}
+	payload := func(j *Job) { j.Payload = []byte("\x00opaque\xff") }
+	a := read(payload, func(j *Job) { j.Place = Place{NodeRank: 1, FirstRank: 2, WorldSize: 6} })
+	slices.SortFunc(a, func(x, y place) int { return strings.Compare(x.Env[envRank], y.Env[envRank]) })
+	for i, p := range a {
+		want := map[string]string{
+			envRank: string(rune('2' + i)), envLocalRank: string(rune('0' + i)), envWorldSize: "6", envLocalWorldSize: "2",
+			envNodeRank: "1", envRestartCount: "0", envRunID: p.Env[envRunID], envMaxProcs: p.Env[envMaxProcs],
+		}
+		for name, value := range want {
+			if p.Env[name] != value || value == "" {
+				t.Errorf("%s=%q, want %q", name, p.Env[name], value)
+			}
+		}
+	}
+	t.Setenv(envMaxProcs, "3")
+	b := read(payload)
+	if b[0].Env[envMaxProcs] != "3" {
+		t.Errorf("GOMAXPROCS of the user became %q", b[0].Env[envMaxProcs])
+	}
+	if string(a[0].Secret) != string(a[1].Secret) || string(a[0].Secret) == string(b[0].Secret) || a[0].Env[envRunID] == b[0].Env[envRunID] {
+		t.Error("secret and run id: one for all workers of a job, another for each job")
+	}
+}
+
+func TestRestart(t *testing.T) {
+	r := play(t, "restart", 2, func(j *Job) { j.MaxRestarts = 5 })
+	if r.ExitCode != ExitDone || r.Restarts != 2 || r.First != nil {
+		t.Errorf("%+v", r.Result)
+	}
+	if dirs := r.dirs(); len(dirs) != 3 {
+		t.Errorf("3 attempts had the directories %q: old sockets are in the way", dirs)
+	}
+	log, err := os.ReadFile(filepath.Join(r.logs, "rank-0000.log"))
+	if err != nil || len(log) != 0 {
+		t.Errorf("log %q, %v", log, err)
+	}
+	r = play(t, "restart", 1, func(j *Job) { j.MaxRestarts = 1 })
+	if r.ExitCode != ExitFailed || r.Restarts != 1 {
+		t.Errorf("%+v", r.Result)
+	}
+	r = play(t, "no-progress", 1, func(j *Job) { j.MaxRestarts = 5 })
+	if r.ExitCode != ExitFailed || r.Restarts != 1 || !strings.Contains(r.stderr, "no step beyond 10 was reached") {
+		t.Errorf("%+v %s", r.Result, r.stderr)
+	}
+	if r.First == nil || r.First.Step != 12 || !strings.HasSuffix(r.stderr, r.First.Report()) {
+		t.Errorf("stderr %q", r.stderr)
+	}
+}
+
+func TestContextEndsWorkers(t *testing.T) {
+	cause := errors.New("a test's reason")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	var pid int
+	r := Run(ctx, Job{
+		NProc: 1, Argv: []string{"worker", "hang"}, LogDir: t.TempDir(),
+		OnEvent: func(_ int, e Event) {
+			if e.Kind == "pid" {
+				json.Unmarshal(e.Data, &pid)
+				cancel(cause)
+			}
+		},
+	})
+	if r.ExitCode != ExitFailed || !errors.Is(r.Err, cause) || alive(pid) {
+		t.Errorf("%+v", r)
+	}
+}
+
+func TestTwoJobsAtOnce(t *testing.T) {
+	results := make(chan Result)
+	for range 2 {
+		dir := t.TempDir()
+		go func() {
+			results <- Run(t.Context(), Job{NProc: 2, Argv: []string{"worker", "done"}, LogDir: dir})
+		}()
+	}
+	for range 2 {
+		if r := <-results; r.ExitCode != ExitDone {
+			t.Errorf("%+v", r)
+		}
+	}
+}
+
+func TestLauncherSignals(t *testing.T) {
+	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGUSR1, syscall.SIGHUP} {
+		t.Run(sig.String(), func(t *testing.T) {
+			t.Parallel()
+			a := startAgent(t, "stop", 2)
+			a.signal(t, sig)
+			if text := a.wait(t, ExitStopped); !strings.Contains(text, "stopped after a checkpoint") {
+				t.Errorf("stderr %q", text)
+			}
+		})
+	}
+}
+
+func TestInterruptedTwice(t *testing.T) {
+	t.Parallel()
+	a := startAgent(t, "deaf", 2)
+	a.signal(t, syscall.SIGTERM)
+	a.await(t, "asked") // so the first has been seen, and the second cannot overtake it
+	a.signal(t, syscall.SIGINT)
+	if text := a.wait(t, ExitInterrupted); !strings.HasSuffix(text, "interrupted twice: all workers were ended at once\n") {
+		t.Errorf("stderr %q", text)
+	}
+}
+
+// As in "cprun | tee log": Ctrl-C ends tee as well.
+func TestStderrIsGone(t *testing.T) {
+	t.Parallel()
+	read, write, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer write.Close()
+	a := startAgent(t, "stop", 1, func(c *exec.Cmd) { c.Stderr = write })
+	read.Close()
+	a.signal(t, syscall.SIGTERM)
+	a.wait(t, ExitStopped)
+}
+
+func TestQuitWritesStacks(t *testing.T) {
+	t.Parallel()
+	a := startAgent(t, "hang", 2)
+	a.signal(t, syscall.SIGQUIT)
+	text := a.wait(t, ExitFailed)
+	if !strings.Contains(text, "ended by SIGQUIT, on request") {
+		t.Errorf("stderr %q", text)
+	}
+	log, err := os.ReadFile(filepath.Join(a.cmd.Args[4], "rank-0001.log"))
+	if err != nil || !strings.Contains(string(log), "launch.workerMain(") {
+		t.Errorf("log %.200q, %v", log, err)
+	}
+}
+
+func TestKilledLauncherLeavesNothing(t *testing.T) {
+	for _, scenario := range []string{"hang", "spinning", "stop"} {
+		t.Run(scenario, func(t *testing.T) {
+			t.Parallel()
+			a := startAgent(t, scenario, 2)
+			if !anyAlive(a.pids) {
+				t.Fatal("no worker before the kill")
+			}
+			a.signal(t, syscall.SIGKILL)
+			a.wait(t, -1)
+		})
+	}
+}

@@ -1,0 +1,134 @@
+// Package progress shows how far a run has come: one line that is drawn again in place on a
+// terminal, plain lines elsewhere.
+package progress
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Step is the data of a progress event: what a worker knows after one optimizer step.
+type Step struct {
+	Step            int64   `json:"step"` // counted from 1
+	Steps           int64   `json:"steps"`
+	Loss            Number  `json:"loss"` // mean over the valid target tokens of the step
+	GradNorm        Number  `json:"grad_norm"`
+	LR              Number  `json:"lr"`
+	TokensPerSecond Number  `json:"tokens_per_second"`  // over all ranks
+	ETASeconds      Number  `json:"eta_seconds"`        // until the last step; negative: not known
+	ValLoss         *Number `json:"val_loss,omitempty"` // nil where this step was not followed by validation
+}
+
+// Number is a float64 whose JSON can be NaN or infinite, as the loss of a diverging run is.
+type Number float64
+
+// MarshalJSON writes a number, or one of the strings "NaN", "+Inf" and "-Inf".
+func (n Number) MarshalJSON() ([]byte, error) {
+	f := float64(n)
+	if math.IsNaN(f) || math.IsInf(f, 0) {
+		return json.Marshal(strconv.FormatFloat(f, 'g', -1, 64))
+	}
+	return json.Marshal(f)
+}
+
+// UnmarshalJSON reads what MarshalJSON writes.
+func (n *Number) UnmarshalJSON(b []byte) error {
+	var f float64
+	err := json.Unmarshal(b, &f)
+	if err != nil {
+		var s string
+		if json.Unmarshal(b, &s) != nil || s != "NaN" && s != "+Inf" && s != "-Inf" {
+			return fmt.Errorf("number %.40q: %w", b, err)
+		}
+		f, err = strconv.ParseFloat(s, 64)
+	}
+	*n = Number(f)
+	return err
+}
+
+// Line is a step as one plain line, which scripts can split at two spaces.
+func Line(s Step) string {
+	parts := []string{
+		"step " + count(s), "loss " + loss(s.Loss),
+		fmt.Sprintf("grad_norm %.3g", float64(s.GradNorm)), fmt.Sprintf("lr %.1e", float64(s.LR)),
+		Rate(float64(s.TokensPerSecond)),
+	}
+	if s.ValLoss != nil {
+		parts = append(parts, "val_loss "+loss(*s.ValLoss))
+	}
+	if s.ETASeconds >= 0 {
+		parts = append(parts, "eta "+Duration(seconds(s.ETASeconds)))
+	}
+	return strings.Join(parts, "  ")
+}
+
+// bar is what stands before the bar on a terminal; it is kept narrow.
+func bar(s Step) string {
+	text := fmt.Sprintf("step %s  loss %s  %s", count(s), loss(s.Loss), Rate(float64(s.TokensPerSecond)))
+	if s.ETASeconds >= 0 {
+		text += "  eta " + Duration(seconds(s.ETASeconds))
+	}
+	return text
+}
+
+func count(s Step) string {
+	if s.Steps <= 0 {
+		return strconv.FormatInt(s.Step, 10)
+	}
+	return fmt.Sprintf("%d/%d", s.Step, s.Steps)
+}
+
+func loss(n Number) string { return strconv.FormatFloat(float64(n), 'f', 4, 64) }
+
+// Rate is tokens per second with separators of thousands: "5,312 tok/s"; below 10 with one
+// decimal.
+func Rate(perSecond float64) string {
+	switch {
+	case math.IsNaN(perSecond) || math.IsInf(perSecond, 0) || perSecond < 0:
+		return "? tok/s"
+	case perSecond < 9.95:
+		return fmt.Sprintf("%.1f tok/s", perSecond)
+	}
+	return Thousands(int64(math.Round(min(perSecond, 1e18)))) + " tok/s"
+}
+
+// Thousands is n with commas: 1,234,567.
+func Thousands(n int64) string {
+	digits := strconv.FormatInt(n, 10)
+	sign := ""
+	if n < 0 {
+		sign, digits = "-", digits[1:]
+	}
+	for i := len(digits) - 3; i > 0; i -= 3 {
+		digits = digits[:i] + "," + digits[i:]
+	}
+	return sign + digits
+}
+
+// Duration is d in its two largest units: 48s, 1m23s, 2h05m, 3d04h.
+func Duration(d time.Duration) string {
+	d = max(d, 0).Round(time.Second)
+	s := int64(d / time.Second)
+	switch {
+	case s < 60:
+		return fmt.Sprintf("%ds", s)
+	case s < 3600:
+		return fmt.Sprintf("%dm%02ds", s/60, s%60)
+	case s < 86400:
+		return fmt.Sprintf("%dh%02dm", s/3600, s/60%60)
+	}
+	return fmt.Sprintf("%dd%02dh", s/86400, s/3600%24)
+}
+
+// seconds is n as a duration, cut off where a duration ends.
+func seconds(n Number) time.Duration {
+	const most = math.MaxInt64 / int64(time.Second)
+	if !(float64(n) < float64(most)) { // NaN too
+		return time.Duration(most) * time.Second
+	}
+	return time.Duration(float64(n) * float64(time.Second))
+}

@@ -1,0 +1,174 @@
+package progress
+
+import (
+	"encoding/json"
+	"math"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestLine(t *testing.T) {
+	val := Number(2.5)
+	for _, c := range []struct {
+		step Step
+		want string
+	}{
+		{Step{Step: 20, Steps: 300, Loss: 3.12341, GradNorm: 0.8104, LR: 3e-4, TokensPerSecond: 5312.4, ETASeconds: 83},
+			"step 20/300  loss 3.1234  grad_norm 0.81  lr 3.0e-04  5,312 tok/s  eta 1m23s"},
+		{Step{Step: 300, Steps: 300, Loss: 1, GradNorm: 12345, LR: 0, TokensPerSecond: 7.25, ETASeconds: 0, ValLoss: &val},
+			"step 300/300  loss 1.0000  grad_norm 1.23e+04  lr 0.0e+00  7.2 tok/s  val_loss 2.5000  eta 0s"},
+		{Step{Step: 1, Loss: Number(math.NaN()), GradNorm: Number(math.Inf(1)), TokensPerSecond: Number(math.NaN()), ETASeconds: -1},
+			"step 1  loss NaN  grad_norm +Inf  lr 0.0e+00  ? tok/s"},
+	} {
+		if got := Line(c.step); got != c.want {
+			t.Errorf("Line(%+v)\n got %q\nwant %q", c.step, got, c.want)
+		}
+	}
+}
+
+func TestRate(t *testing.T) {
+	for in, want := range map[float64]string{
+		0: "0.0 tok/s", 9.94: "9.9 tok/s", 9.96: "10 tok/s", 999.6: "1,000 tok/s",
+		1234567: "1,234,567 tok/s", -1: "? tok/s", math.Inf(1): "? tok/s", 1e300: "1,000,000,000,000,000,000 tok/s",
+	} {
+		if got := Rate(in); got != want {
+			t.Errorf("Rate(%g) = %q, want %q", in, got, want)
+		}
+	}
+}
+
+func TestThousands(t *testing.T) {
+	for in, want := range map[int64]string{
+		0: "0", 999: "999", 1000: "1,000", -1000: "-1,000", -999: "-999", 123456: "123,456",
+		math.MinInt64: "-9,223,372,036,854,775,808",
+	} {
+		if got := Thousands(in); got != want {
+			t.Errorf("Thousands(%d) = %q, want %q", in, got, want)
+		}
+	}
+}
+
+func TestDuration(t *testing.T) {
+	for in, want := range map[time.Duration]string{
+		-time.Second: "0s", 499 * time.Millisecond: "0s", 59600 * time.Millisecond: "1m00s",
+		83 * time.Second: "1m23s", 7500 * time.Second: "2h05m", 76 * time.Hour: "3d04h",
+	} {
+		if got := Duration(in); got != want {
+			t.Errorf("Duration(%v) = %q, want %q", in, got, want)
+		}
+	}
+	if got := Duration(seconds(1e300)); got != "106751d23h" {
+		t.Errorf("Duration of 1e300 s = %q", got)
+	}
+}
+
+func TestStepJSON(t *testing.T) {
+	in := Step{Step: 3, Steps: 4, Loss: Number(math.NaN()), GradNorm: Number(math.Inf(-1)), LR: 0.1}
+	b, err := json.Marshal(in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out Step
+	if err := json.Unmarshal(b, &out); err != nil {
+		t.Fatal(err)
+	}
+	if !math.IsNaN(float64(out.Loss)) || out.GradNorm != in.GradNorm || out.LR != in.LR || out.Step != 3 {
+		t.Errorf("%s became %+v", b, out)
+	}
+	for _, bad := range []string{`{"loss":"nan"}`, `{"loss":"1.5"}`, `{"loss":[]}`} {
+		if err := json.Unmarshal([]byte(bad), &out); err == nil {
+			t.Errorf("%s was accepted", bad)
+		}
+	}
+}
+
+func TestPrinterPlain(t *testing.T) {
+	var b strings.Builder
+	p := New(&b, Options{})
+	p.Step(Step{Step: 1, Steps: 2, Loss: 1, ETASeconds: 4})
+	p.Note("checkpoint at step 1")
+	p.Write([]byte("[rank 0] hello\n"))
+	p.Close()
+	want := "step 1/2  loss 1.0000  grad_norm 0  lr 0.0e+00  0.0 tok/s  eta 4s\ncheckpoint at step 1\n[rank 0] hello\n"
+	if b.String() != want {
+		t.Errorf("got %q, want %q", b.String(), want)
+	}
+}
+
+func TestPrinterQuiet(t *testing.T) {
+	var b strings.Builder
+	p := New(&b, Options{Quiet: true, Terminal: true})
+	p.Step(Step{Step: 1, Steps: 2})
+	p.Note("checkpoint")
+	p.Write([]byte("cprun: rank 2 failed\n"))
+	p.Close()
+	if want := "cprun: rank 2 failed\n"; b.String() != want {
+		t.Errorf("got %q, want %q", b.String(), want)
+	}
+}
+
+// The screen after each call is what counts on a terminal, so the test plays the terminal.
+func TestPrinterTerminal(t *testing.T) {
+	var b strings.Builder
+	p := New(&b, Options{Terminal: true})
+	p.Step(Step{Step: 1, Steps: 2, Loss: 3, TokensPerSecond: 100, ETASeconds: 9})
+	p.Note("a checkpoint")
+	p.Step(Step{Step: 2, Steps: 2, Loss: 2.5, TokensPerSecond: 100, ETASeconds: 0})
+	if got := screen(b.String()); len(got) != 2 || got[0] != "a checkpoint" || !strings.HasPrefix(got[1], "step 2/2  loss 2.5000  100 tok/s  eta 0s") {
+		t.Errorf("screen is %q", got)
+	}
+	p.Write([]byte("cprun: rank 1 failed\n"))
+	p.Close()
+	got := screen(b.String())
+	if len(got) != 3 || got[1] != "cprun: rank 1 failed" || got[2] != "" {
+		t.Errorf("screen is %q", got)
+	}
+}
+
+func TestPrinterTerminalManySteps(t *testing.T) {
+	var b strings.Builder
+	p := New(&b, Options{Terminal: true})
+	for i := range int64(3) { // all of the same percentage
+		p.Step(Step{Step: 50001 + i, Steps: 100000, Loss: Number(i), ETASeconds: -1})
+	}
+	got := screen(b.String())
+	if len(got) != 1 || !strings.HasPrefix(got[0], "step 50003/100000  loss 2.0000") || !strings.Contains(got[0], "50%") {
+		t.Errorf("screen is %q", got)
+	}
+	p.Step(Step{Step: 2, Steps: 3, Loss: 1, ETASeconds: -1}) // another run on the same printer
+	if got := screen(b.String()); len(got) != 1 || !strings.HasPrefix(got[0], "step 2/3 ") || !strings.Contains(got[0], "66%") {
+		t.Errorf("screen is %q", got)
+	}
+}
+
+// screen plays carriage return, newline and "erase line", all that the printer may use.
+func screen(s string) []string {
+	lines, col := [][]rune{nil}, 0
+	for len(s) > 0 {
+		last := len(lines) - 1
+		if rest, ok := strings.CutPrefix(s, "\x1b[2K"); ok {
+			lines[last], s = nil, rest
+			continue
+		}
+		r := []rune(s)[0]
+		s = s[len(string(r)):]
+		switch r {
+		case '\r':
+			col = 0
+		case '\n':
+			lines, col = append(lines, nil), 0
+		default:
+			for len(lines[last]) <= col {
+				lines[last] = append(lines[last], ' ')
+			}
+			lines[last][col] = r
+			col++
+		}
+	}
+	var out []string
+	for _, l := range lines {
+		out = append(out, strings.TrimRight(string(l), " "))
+	}
+	return out
+}

@@ -1,0 +1,87 @@
+package launch
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A batch system may send one request several times: to the launcher, then to its process
+// group, then again at the end of the grace period. Copies within these times are one.
+const (
+	sameTerm = time.Second
+	// A program such as timeout signals the process and then its group, microseconds apart.
+	// No two key presses of a person are that close.
+	sameInt = 20 * time.Millisecond
+)
+
+type action int
+
+const (
+	actNone action = iota
+	actStop        // ask the workers for a checkpoint and a clean end
+	actKill        // end at once
+	actDump        // pass SIGQUIT on: the workers print their stacks and end
+)
+
+// stopPolicy decides what a signal at the launcher means. It is told the time, so that it can
+// be tested without any.
+type stopPolicy struct {
+	asked     bool
+	first     os.Signal // of SIGINT and SIGTERM
+	forceable time.Time // when it came
+}
+
+func (p *stopPolicy) on(sig os.Signal, now time.Time) action {
+	if sig == syscall.SIGQUIT {
+		return actDump
+	}
+	again := p.asked
+	p.asked = true
+	if sig == syscall.SIGINT || sig == syscall.SIGTERM {
+		same := sameTerm
+		switch {
+		case p.first == nil:
+			p.first, p.forceable = sig, now
+			same = time.Duration(math.MaxInt64)
+		case sig == syscall.SIGINT && p.first == syscall.SIGTERM:
+			same = 0 // no copy: somebody has lost patience
+		case sig == syscall.SIGINT:
+			same = sameInt
+		}
+		if now.Sub(p.forceable) >= same {
+			return actKill
+		}
+	}
+	if again {
+		return actNone
+	}
+	return actStop
+}
+
+// signalName is the name of a signal, or its number where it has none.
+func signalName(sig syscall.Signal) string {
+	return cmp.Or(unix.SignalName(sig), fmt.Sprintf("signal %d", int(sig)))
+}
+
+// catchSignals delivers the signals of a job. SIGHUP stays ignored where the program was
+// started so (nohup).
+func catchSignals() (chan os.Signal, func()) {
+	c := make(chan os.Signal, 16)
+	sigs := []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGQUIT}
+	if !signal.Ignored(syscall.SIGHUP) {
+		sigs = append(sigs, syscall.SIGHUP)
+	}
+	signal.Notify(c, sigs...)
+	// Where stderr is a pipe whose reader has gone (Ctrl-C ends the tee of "cprun | tee" as
+	// well), SIGPIPE would kill the launcher in the middle of the checkpoint. Once a signal
+	// has been asked for, the write only fails. This is never taken back, for the same reason.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
+	return c, func() { signal.Stop(c) }
+}

@@ -1,0 +1,136 @@
+package launch
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// seen is all that the launcher knows about how one worker ended.
+type seen struct {
+	order     int // of the first sign of failure among the ranks, from 1; 0: none
+	startErr  error
+	fault     error // of its channel
+	report    *FailureReport
+	finished  string // EventDone, EventStopped or ""
+	exit      exitState
+	ours      bool   // it ended after a signal of the launcher
+	lingers   bool   // it was done and did not exit
+	dumped    bool   // it was sent SIGQUIT on the user's behalf
+	crash     string // first line of a Go panic in its output
+	oomKilled bool   // the kernel's count for this control group has risen
+}
+
+// class orders failures by how likely they are to be the cause of the others.
+type class int
+
+const (
+	// A signal that the launcher did not send is never a consequence of another rank's failure.
+	classSignal class = iota
+	classOwn
+	classRemote // it says itself that the cause came from another rank
+	classOurs   // ended by the launcher because others had failed
+	classNone   // no failure
+)
+
+type verdict struct {
+	class       class
+	cause, hint string
+}
+
+// judge says whether, why and in which class a worker failed.
+func judge(s seen) verdict {
+	sig := s.exit.signal
+	switch {
+	case s.startErr != nil:
+		return verdict{classOwn, s.startErr.Error(), "check the limits on processes and memory (ulimit -u, cgroup pids.max)"}
+	case sig == 0 && s.exit.code == 0 && s.finished != "" && s.fault == nil && s.report == nil:
+		return verdict{class: classNone}
+	case s.dumped && s.report == nil && (sig == unix.SIGQUIT || s.exit.code == 2):
+		return verdict{classOwn, "ended by SIGQUIT, on request", "the stacks of its goroutines are in its log"}
+	case sig != 0 && !s.ours:
+		cause, hint := explainSignal(sig, s.oomKilled)
+		if s.report != nil { // it came to say why before it was killed
+			cause += "; before that: " + s.report.Error
+		}
+		return verdict{classSignal, cause, hint}
+	case s.report != nil && s.report.Remote:
+		return verdict{classRemote, s.report.Error, "the cause came from another rank; see the logs of the others"}
+	case s.report != nil:
+		return verdict{classOwn, s.report.Error, ""}
+	case s.fault != nil:
+		return verdict{classOwn, "channel to the launcher: " + s.fault.Error(), "launcher and worker must be the same build"}
+	case s.lingers && s.ours:
+		return verdict{classOwn, "did not exit after it was done, and was ended by the launcher", "its work is complete; SIGQUIT at such a process shows where it hangs"}
+	case s.ours:
+		return verdict{classOurs, "ended by the launcher after another rank had failed", ""}
+	case s.crash != "":
+		return verdict{classOwn, s.crash, "the stack is in its log"}
+	case s.exit.code == 0:
+		return verdict{classOwn, "exit status 0 before its work was done", "the last lines of its log say how far it came"}
+	}
+	return verdict{classOwn, fmt.Sprintf("exit status %d", s.exit.code), "the last lines of its log may say why"}
+}
+
+func explainSignal(sig syscall.Signal, oomKilled bool) (cause, hint string) {
+	cause = "killed by " + signalName(sig)
+	switch {
+	case sig == unix.SIGKILL && oomKilled:
+		return cause + " (the kernel's out-of-memory killer: this control group reached its memory limit)",
+			"lower train.micro_batch_size, data.seq_len or memory.loss_chunk, set memory.recompute: full, or raise the limit"
+	case sig == unix.SIGKILL:
+		return cause + " (not by cprun: likely the kernel's out-of-memory killer, or a user)",
+			"dmesg names the processes that the kernel has killed; cprun plan shows the memory that a rank needs"
+	case sig == unix.SIGBUS:
+		return cause + " (a mapped file was cut short, or a file system is full)", "check free space on /dev/shm and of the data's file system"
+	case sig == unix.SIGSEGV || sig == unix.SIGILL || sig == unix.SIGABRT || sig == unix.SIGFPE:
+		return cause + " (a crash in native code)", "the stack is in its log; please report it"
+	case sig == unix.SIGXCPU:
+		return cause + " (a limit on CPU time)", "ulimit -t shows it"
+	}
+	return cause + " (not by cprun)", ""
+}
+
+// ranked is a failure with what orders it.
+type ranked struct {
+	Failure
+	class class
+	order int
+}
+
+// rankFailures puts the failure that the others followed from first: by class, then by the
+// order in which the launcher saw them.
+func rankFailures(fs []ranked) []Failure {
+	slices.SortStableFunc(fs, func(a, b ranked) int {
+		return cmp.Or(cmp.Compare(a.class, b.class), cmp.Compare(a.order, b.order))
+	})
+	var out []Failure
+	for _, f := range fs {
+		out = append(out, f.Failure)
+	}
+	return out
+}
+
+// cleanText is text of a worker made fit for the report: sanitised lines, no empty ones, and
+// not many.
+func cleanText(s string) string {
+	const most = 12
+	var lines []string
+	for line := range strings.Lines(s) {
+		text := strings.TrimRight(string(clip(sanitize([]byte(line)), maxTail)), " ")
+		if text != "" {
+			lines = append(lines, text)
+		}
+	}
+	if len(lines) > most {
+		lines = append(lines[:most], fmt.Sprintf("(%d lines more)", len(lines)-most))
+	}
+	if len(lines) == 0 {
+		return "no reason given"
+	}
+	return strings.Join(lines, "\n")
+}

@@ -1,0 +1,121 @@
+package launch
+
+import (
+	"errors"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+func TestJudge(t *testing.T) {
+	signalled := func(s syscall.Signal) exitState { return exitState{code: -1, signal: s} }
+	own, remote := &FailureReport{Error: "bad shape"}, &FailureReport{Error: "lost rank 1", Remote: true}
+	for _, c := range []struct {
+		name  string
+		seen  seen
+		class class
+		cause string
+	}{
+		{"done", seen{finished: EventDone}, classNone, ""},
+		{"stopped", seen{finished: EventStopped}, classNone, ""},
+		{"stopped after the launcher's SIGTERM", seen{finished: EventStopped, ours: true}, classNone, ""},
+		{"not started", seen{startErr: errors.New("fork: no memory")}, classOwn, "fork: no memory"},
+		{"oom", seen{exit: signalled(syscall.SIGKILL), oomKilled: true}, classSignal, "out-of-memory killer: this control group"},
+		{"kill", seen{exit: signalled(syscall.SIGKILL)}, classSignal, "not by cprun"},
+		{"segv", seen{exit: signalled(syscall.SIGSEGV)}, classSignal, "killed by SIGSEGV (a crash in native code)"},
+		{"bus", seen{exit: signalled(syscall.SIGBUS)}, classSignal, "mapped file"},
+		{"real time", seen{exit: signalled(syscall.Signal(40))}, classSignal, "killed by signal 40"},
+		{"kill after done", seen{finished: EventDone, exit: signalled(syscall.SIGKILL)}, classSignal, "not by cprun"},
+		{"kill after report", seen{report: remote, exit: signalled(syscall.SIGKILL)}, classSignal, "before that: lost rank 1"},
+		{"ours", seen{ours: true, exit: signalled(syscall.SIGKILL)}, classOurs, "after another rank had failed"},
+		{"error after the launcher's SIGTERM", seen{ours: true, exit: exitState{code: 1}}, classOurs, "after another rank"},
+		{"own, then ours", seen{ours: true, report: own, exit: signalled(syscall.SIGKILL)}, classOwn, "bad shape"},
+		{"own", seen{report: own, exit: exitState{code: 1}}, classOwn, "bad shape"},
+		{"own but exit 0", seen{report: own, finished: EventDone}, classOwn, "bad shape"},
+		{"remote", seen{report: remote, exit: exitState{code: 1}}, classRemote, "lost rank 1"},
+		{"panic", seen{crash: "panic: x", exit: exitState{code: 2}}, classOwn, "panic: x"},
+		{"exit 0", seen{}, classOwn, "exit status 0 before"},
+		{"exit 9", seen{exit: exitState{code: 9}}, classOwn, "exit status 9"},
+		{"dump", seen{dumped: true, exit: exitState{code: 2}}, classOwn, "SIGQUIT, on request"},
+	} {
+		v := judge(c.seen)
+		if v.class != c.class || !strings.Contains(v.cause, c.cause) {
+			t.Errorf("%s: judge = %+v, want class %d, cause %q", c.name, v, c.class, c.cause)
+		}
+	}
+}
+
+func TestRankFailures(t *testing.T) {
+	fs := rankFailures([]ranked{
+		{Failure{Rank: 0}, classRemote, 1}, {Failure{Rank: 1}, classOurs, 2}, {Failure{Rank: 2}, classOwn, 4},
+		{Failure{Rank: 3}, classOwn, 3}, {Failure{Rank: 4}, classSignal, 5},
+	})
+	var got []int
+	for _, f := range fs {
+		got = append(got, f.Rank)
+	}
+	if want := []int{4, 3, 2, 0, 1}; !slices.Equal(got, want) {
+		t.Errorf("order %v, want %v", got, want)
+	}
+}
+
+func TestReport(t *testing.T) {
+	f := Failure{Rank: 2, Host: "node-a", PID: 4711, Cause: "killed by SIGKILL\nsecond line", Phase: "backward", Step: 12, Log: "runs/x/logs/rank-0002.log", Hint: "look at dmesg"}
+	want := `cprun: rank 2 failed on host node-a (pid 4711): killed by SIGKILL
+         second line
+  at:    step 12, backward
+  log:   runs/x/logs/rank-0002.log
+  hint:  look at dmesg
+`
+	if got := f.Report(); got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	f = Failure{Rank: 1, Host: "b", Cause: "start process: no memory"}
+	if got, want := f.Report(), "cprun: rank 1 failed on host b: start process: no memory\n"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+func TestCleanText(t *testing.T) {
+	for in, want := range map[string]string{
+		"":                        "no reason given",
+		"\x1b[31mred\n\n a \n":    "red\n a",
+		strings.Repeat("x\n", 20): strings.Repeat("x\n", 12) + "(8 lines more)",
+	} {
+		if got := cleanText(in); got != want {
+			t.Errorf("cleanText(%q) = %q, want %q", in, got, want)
+		}
+	}
+}
+
+func TestStopPolicy(t *testing.T) {
+	const ms = time.Millisecond
+	type at struct {
+		sig  os.Signal
+		when time.Duration
+		want action
+	}
+	for name, calls := range map[string][]at{
+		"ctrl-c twice":             {{syscall.SIGINT, 0, actStop}, {syscall.SIGINT, 150 * ms, actKill}},
+		"one ctrl-c sent twice":    {{syscall.SIGINT, 0, actStop}, {syscall.SIGINT, 1 * ms, actNone}},
+		"term twice, late":         {{syscall.SIGTERM, 0, actStop}, {syscall.SIGTERM, 1500 * ms, actKill}},
+		"term repeated at once":    {{syscall.SIGTERM, 0, actStop}, {syscall.SIGTERM, 300 * ms, actNone}, {syscall.SIGTERM, 900 * ms, actNone}},
+		"slurm warns, then ends":   {{syscall.SIGUSR1, 0, actStop}, {syscall.SIGTERM, 28000 * ms, actNone}, {syscall.SIGTERM, 28300 * ms, actNone}},
+		"warned, then interrupted": {{syscall.SIGUSR1, 0, actStop}, {syscall.SIGINT, 5000 * ms, actNone}, {syscall.SIGINT, 6000 * ms, actKill}},
+		"usr1 is never force":      {{syscall.SIGTERM, 0, actStop}, {syscall.SIGUSR1, 5000 * ms, actNone}, {syscall.SIGHUP, 6000 * ms, actNone}},
+		"term, then ctrl-c":        {{syscall.SIGTERM, 0, actStop}, {syscall.SIGINT, 0, actKill}},
+		"ctrl-c, then term":        {{syscall.SIGINT, 0, actStop}, {syscall.SIGTERM, 900 * ms, actNone}, {syscall.SIGTERM, 1100 * ms, actKill}},
+		"quit does not count":      {{syscall.SIGQUIT, 0, actDump}, {syscall.SIGINT, 100 * ms, actStop}},
+	} {
+		var p stopPolicy
+		start := time.Unix(0, 0)
+		for i, c := range calls {
+			if got := p.on(c.sig, start.Add(c.when)); got != c.want {
+				t.Errorf("%s: call %d = %d, want %d", name, i, got, c.want)
+			}
+		}
+	}
+}

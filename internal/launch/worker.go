@@ -1,0 +1,235 @@
+package launch
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// channelFD is the first descriptor after the standard three; see exec.Cmd.ExtraFiles.
+	channelFD = 3
+	// helloTime bounds the wait for the first frame, which the launcher writes at once.
+	helloTime = 30 * time.Second
+	// maxReport is the longest error text that a worker sends.
+	maxReport = 64 << 10
+)
+
+// ErrNotLaunched is the error of Attach in a process that no launcher has started.
+var ErrNotLaunched = errors.New("this is cprun's own worker mode, which only cprun itself starts; run: cprun train.yaml")
+
+// Secret is the key of one job, 32 bytes. It does not print.
+type Secret []byte
+
+// String and the two after it keep the secret out of messages and files.
+func (Secret) String() string { return "(secret)" }
+
+// GoString is for %#v.
+func (Secret) GoString() string { return "(secret)" }
+
+// MarshalJSON is for files.
+func (Secret) MarshalJSON() ([]byte, error) { return []byte(`"(secret)"`), nil }
+
+// Worker is a worker's side of its launcher. Its methods may be called from any goroutine.
+type Worker struct {
+	RunID          string
+	Rank           int // in the world
+	WorldSize      int
+	LocalRank      int // on this node
+	LocalWorldSize int
+	NodeRank       int
+	Restart        int    // how often the job was started again before
+	SocketDir      string // private to the job; names in it may have 40 bytes
+	Secret         Secret // for the workers to know each other by
+	Payload        []byte // as given in Job.Payload
+
+	conn     net.Conn
+	stop     chan struct{}
+	stopOnce sync.Once
+	signals  chan os.Signal
+
+	mu     sync.Mutex
+	closed bool // guarded by mu
+}
+
+// Attach connects a worker to the launcher that has started it, and tells it that it is ready.
+//
+// lost is called, on a goroutine of its own, when the launcher is gone. It has to end the
+// process at once: nobody is left to report to, and the other workers end as well.
+//
+// From then on SIGINT does nothing (Ctrl-C is the launcher's), and SIGTERM, SIGUSR1 and SIGHUP
+// ask this worker to stop, as the launcher's stop does.
+func Attach(lost func(cause error)) (*Worker, error) {
+	if lost == nil {
+		return nil, errors.New("attach: no function for the loss of the launcher")
+	}
+	runID := os.Getenv(envRunID)
+	if runID == "" || !isUnixStream(channelFD) {
+		return nil, ErrNotLaunched
+	}
+	file := os.NewFile(channelFD, "launcher")
+	conn, err := net.FileConn(file) // a copy, closed on exec
+	file.Close()
+	if err != nil {
+		return nil, fmt.Errorf("channel to the launcher: %w", err)
+	}
+	w, frames, err := greet(conn, runID)
+	if err != nil {
+		conn.Close()
+		return nil, fmt.Errorf("channel to the launcher: %w", err)
+	}
+	signal.Ignore(syscall.SIGINT)
+	sigs := []os.Signal{syscall.SIGTERM, syscall.SIGUSR1}
+	if !signal.Ignored(syscall.SIGHUP) {
+		sigs = append(sigs, syscall.SIGHUP)
+	}
+	signal.Notify(w.signals, sigs...)
+	go w.receive(frames, lost) // ended by the end of the channel
+	go w.onSignals()           // ended by Close
+	if err := w.Send(Event{Kind: EventReady}); err != nil {
+		return nil, errors.Join(err, w.Close())
+	}
+	return w, nil
+}
+
+// isUnixStream tells the launcher's socket from whatever else the descriptor may be; the Go
+// runtime itself opens descriptors before main.
+func isUnixStream(fd int) bool {
+	domain, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
+	if err != nil || domain != unix.AF_UNIX {
+		return false
+	}
+	kind, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TYPE)
+	return err == nil && kind == unix.SOCK_STREAM
+}
+
+// greet reads the hello.
+func greet(conn net.Conn, runID string) (*Worker, *frameReader, error) {
+	frames := newFrameReader(conn)
+	conn.SetReadDeadline(time.Now().Add(helloTime))
+	line, err := frames.next()
+	if err != nil {
+		return nil, nil, fmt.Errorf("hello: %w", err)
+	}
+	conn.SetReadDeadline(time.Time{})
+	c, err := decodeCommand(line)
+	switch {
+	case err != nil:
+		return nil, nil, err
+	case c.Kind != commandHello:
+		return nil, nil, fmt.Errorf("%s before the hello", c.Kind)
+	case c.Hello.RunID != runID:
+		return nil, nil, fmt.Errorf("hello of run %q in a process of run %q", c.Hello.RunID, runID)
+	}
+	h := c.Hello
+	return &Worker{
+		RunID: h.RunID, Rank: h.Rank, WorldSize: h.WorldSize, LocalRank: h.LocalRank,
+		LocalWorldSize: h.LocalWorldSize, NodeRank: h.NodeRank, Restart: h.Restart,
+		SocketDir: h.SocketDir, Secret: h.Secret, Payload: h.Payload,
+		conn: conn, stop: make(chan struct{}), signals: make(chan os.Signal, 4),
+	}, frames, nil
+}
+
+func (w *Worker) receive(frames *frameReader, lost func(error)) {
+	for {
+		line, err := frames.next()
+		var c command
+		if err == nil {
+			c, err = decodeCommand(line)
+		}
+		if err == nil && c.Kind != commandStop {
+			err = fmt.Errorf("second %s", c.Kind)
+		}
+		if err != nil {
+			w.mu.Lock()
+			closed := w.closed
+			w.mu.Unlock()
+			if errors.Is(err, io.EOF) {
+				err = errors.New("it has ended")
+			}
+			if !closed {
+				lost(fmt.Errorf("launcher is gone: %w", err))
+			}
+			return
+		}
+		w.requestStop()
+	}
+}
+
+func (w *Worker) onSignals() {
+	for range w.signals {
+		w.requestStop()
+	}
+}
+
+func (w *Worker) requestStop() { w.stopOnce.Do(func() { close(w.stop) }) }
+
+// Stop is closed at the first request to write a checkpoint and end. The ranks see it at
+// different times and have to agree on the step.
+func (w *Worker) Stop() <-chan struct{} { return w.stop }
+
+// Send tells the launcher something. It returns when the event is in the kernel's hands, so
+// that it arrives even if the process ends right after.
+func (w *Worker) Send(e Event) error {
+	err := e.check()
+	var frame []byte
+	if err == nil {
+		frame, err = encodeFrame(e)
+	}
+	if err != nil {
+		return fmt.Errorf("event %q: %w", e.Kind, err)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if _, err := w.conn.Write(frame); err != nil {
+		return fmt.Errorf("event %q to the launcher: %w", e.Kind, err)
+	}
+	return nil
+}
+
+// SendData is Send with data that is marshalled to JSON.
+func (w *Worker) SendData(kind string, step int64, data any) error {
+	raw, err := json.Marshal(data)
+	if err != nil {
+		return fmt.Errorf("event %q: %w", kind, err)
+	}
+	return w.Send(Event{Kind: kind, Step: step, Data: raw})
+}
+
+// Fail reports why this worker is about to exit with a status other than 0. remote says that
+// the cause came from another rank, such as a lost connection, so that the launcher looks for
+// the rank to blame elsewhere. Phase and step may be "" and 0.
+func (w *Worker) Fail(cause error, remote bool, phase string, step int64) error {
+	text := string(clip([]byte(cause.Error()), maxReport))
+	step = max(step, 0)
+	return w.SendData(EventFailed, step, FailureReport{Error: text, Remote: remote, Phase: phase, Step: step})
+}
+
+// Done says that all work is done: the worker is about to exit with status 0.
+func (w *Worker) Done() error { return w.Send(Event{Kind: EventDone}) }
+
+// Stopped says that a checkpoint of step is complete, and that the worker is about to exit
+// with status 0 because it was asked to.
+func (w *Worker) Stopped(step int64) error { return w.Send(Event{Kind: EventStopped, Step: step}) }
+
+// Close ends the connection; lost is not called after it. A worker that ends need not call it.
+func (w *Worker) Close() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.closed {
+		return nil
+	}
+	w.closed = true
+	signal.Stop(w.signals)
+	close(w.signals)
+	return w.conn.Close()
+}

@@ -1,0 +1,128 @@
+// Package metrics writes what a run measures: metrics.jsonl, TensorBoard event files, a
+// Prometheus endpoint and Chrome traces. It measures nothing itself; the training loop fills
+// a Step and hands it to a Writer.
+package metrics
+
+import (
+	"errors"
+	"math"
+	"path/filepath"
+	"strconv"
+)
+
+// Float is a number that may be absent. JSON has neither NaN nor infinities, so every value
+// that is not finite is written as null: an absent one (NaN) as well as a loss that
+// diverged. Readers such as pandas turn null back into NaN, where a string would turn the
+// whole column into text.
+type Float float64
+
+// Absent is the value of what is not known on this machine, such as the MFU of a device
+// whose peak is not known.
+var Absent = Float(math.NaN())
+
+// Known reports whether f is present: infinities are, NaN is not.
+func (f Float) Known() bool { return !math.IsNaN(float64(f)) }
+
+// MarshalJSON writes a finite number in the shortest form that reads back to the same
+// float64, and null for anything else.
+func (f Float) MarshalJSON() ([]byte, error) {
+	x := float64(f)
+	if math.IsNaN(x) || math.IsInf(x, 0) {
+		return []byte("null"), nil
+	}
+	format := byte('f')
+	if a := math.Abs(x); a != 0 && (a < 1e-6 || a >= 1e21) {
+		format = 'e'
+	}
+	return strconv.AppendFloat(nil, x, format, -1, 64), nil
+}
+
+// UnmarshalJSON reads a number, or null as Absent.
+func (f *Float) UnmarshalJSON(data []byte) error {
+	if string(data) == "null" {
+		*f = Absent
+		return nil
+	}
+	x, err := strconv.ParseFloat(string(data), 64)
+	*f = Float(x)
+	return err
+}
+
+// Step is one line of metrics.jsonl: what one optimizer step did. The order of the fields is
+// the order in the file.
+type Step struct {
+	Step     int64 `json:"step"`      // 1 is the first
+	Loss     Float `json:"loss"`      // mean over all valid target tokens of the step, before the update, in nats
+	GradNorm Float `json:"grad_norm"` // global, before clipping
+	LR       Float `json:"lr"`
+	// Tokens is all tokens that the run has trained on up to and with this step, over all
+	// ranks and across resumes: the axis that loss curves of different batch sizes share.
+	Tokens                   int64  `json:"tokens"`
+	StepSeconds              Float  `json:"step_seconds"`
+	TokensPerSecond          Float  `json:"tokens_per_second"` // over all ranks
+	TokensPerSecondPerDevice Float  `json:"tokens_per_second_per_device"`
+	TFLOPsPerDevice          Float  `json:"tflops_per_device"`  // model FLOPs: causal attention halved, recompute not counted
+	MFU                      Float  `json:"mfu"`                // fraction of the device's peak, 0 to 1; Absent where the peak is not known, as on a CPU
+	MemoryBytes              int64  `json:"memory_bytes"`       // peak of the device that uses most
+	CommWaitSeconds          Float  `json:"comm_wait_seconds"`  // compute stood waiting for transfers, on the rank that waited longest
+	ValLoss                  *Float `json:"val_loss,omitempty"` // nil on steps without validation
+}
+
+// Writer takes the steps of a run in ascending order. Implementations are not safe for
+// concurrent use.
+type Writer interface {
+	Write(Step) error
+	Close() error
+}
+
+// Options says which writers a run has.
+type Options struct {
+	Dir         string // run directory; it exists
+	Resumed     int64  // step of the checkpoint that the run goes on from; 0 for a new run
+	TensorBoard bool
+	Prometheus  string // "host:port" to serve on, ":port" for loopback only, "" for none
+}
+
+// Open makes the writers of one run: metrics.jsonl and what the options ask for.
+func Open(o Options) (Writer, error) {
+	var all multi
+	jsonl, err := OpenJSONL(filepath.Join(o.Dir, "metrics.jsonl"), o.Resumed)
+	if err != nil {
+		return nil, err
+	}
+	all = append(all, jsonl)
+	if o.TensorBoard {
+		tb, err := CreateTensorBoard(o.Dir, o.Resumed)
+		if err != nil {
+			return nil, errors.Join(err, all.Close())
+		}
+		all = append(all, tb)
+	}
+	if o.Prometheus != "" {
+		p, err := ServePrometheus(o.Prometheus)
+		if err != nil {
+			return nil, errors.Join(err, all.Close())
+		}
+		all = append(all, p)
+	}
+	return all, nil
+}
+
+// multi writes to each of its writers, also when one of them has an error.
+type multi []Writer
+
+func (m multi) Write(s Step) error {
+	var errs []error
+	for _, w := range m {
+		errs = append(errs, w.Write(s))
+	}
+	return errors.Join(errs...)
+}
+
+func (m multi) Close() error {
+	var errs []error
+	for _, w := range m {
+		errs = append(errs, w.Close())
+	}
+	return errors.Join(errs...)
+}

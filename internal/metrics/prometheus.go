@@ -1,0 +1,143 @@
+package metrics
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// Prometheus serves the last step's values at /metrics in a registry of its own, so that
+// nothing of the process appears there that is not listed in docs/formats.md.
+type Prometheus struct {
+	gauges   []gauge
+	steps    prometheus.Counter
+	tokens   prometheus.Counter
+	commWait prometheus.Counter
+	seen     int64 // tokens counted so far
+
+	server *http.Server
+	addr   net.Addr
+	served chan error // the end of Serve
+}
+
+type gauge struct {
+	prometheus.Gauge
+	value func(Step) Float
+}
+
+// shutdownTime is how long a scrape under way may take when the run ends.
+const shutdownTime = 2 * time.Second
+
+// ServePrometheus listens on "host:port" and serves until Close. ":port" and "port" listen on
+// the loopback interface only, since the endpoint has no access control: a host must be named
+// (0.0.0.0 for all) to be reached from outside. Port 0 takes a free one; Addr says which.
+func ServePrometheus(address string) (*Prometheus, error) {
+	if !strings.Contains(address, ":") {
+		address = ":" + address
+	}
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return nil, fmt.Errorf("log.prometheus %q: %w; write host:port", address, err)
+	}
+	if host == "" {
+		host = "127.0.0.1"
+	}
+	l, err := net.Listen("tcp", net.JoinHostPort(host, port))
+	if err != nil {
+		return nil, fmt.Errorf("log.prometheus %q: %w; choose another port, or \"\" for none", address, err)
+	}
+	registry := prometheus.NewRegistry()
+	p := newPrometheus(registry)
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	p.server = &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute}
+	p.addr = l.Addr()
+	p.served = make(chan error, 1)
+	go func() { p.served <- p.server.Serve(l) }()
+	return p, nil
+}
+
+func newPrometheus(r *prometheus.Registry) *Prometheus {
+	p := &Prometheus{}
+	counter := func(name, help string) prometheus.Counter {
+		c := prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
+		r.MustRegister(c)
+		return c
+	}
+	p.steps = counter("cprun_steps_total", "Optimizer steps done by this process.")
+	p.tokens = counter("cprun_tokens_total", "Tokens trained on, over all ranks and across resumes.")
+	p.commWait = counter("cprun_comm_wait_seconds_total", "Time that compute stood waiting for transfers, on the slowest rank.")
+	for _, g := range []struct {
+		name, help string
+		value      func(Step) Float
+	}{
+		{"cprun_step", "Last optimizer step.", func(s Step) Float { return Float(s.Step) }},
+		{"cprun_loss", "Mean loss of the step's valid target tokens, in nats.", func(s Step) Float { return s.Loss }},
+		{"cprun_grad_norm", "Global gradient norm before clipping.", func(s Step) Float { return s.GradNorm }},
+		{"cprun_learning_rate", "Learning rate.", func(s Step) Float { return s.LR }},
+		{"cprun_step_seconds", "Duration of the step.", func(s Step) Float { return s.StepSeconds }},
+		{"cprun_tokens_per_second", "Tokens per second over all ranks.", func(s Step) Float { return s.TokensPerSecond }},
+		{"cprun_tokens_per_second_per_device", "Tokens per second and device.", func(s Step) Float { return s.TokensPerSecondPerDevice }},
+		{"cprun_tflops_per_device", "Model TFLOP/s per device.", func(s Step) Float { return s.TFLOPsPerDevice }},
+		{"cprun_mfu_ratio", "Model FLOP/s over the device's peak, 0 to 1; NaN where the peak is not known.", func(s Step) Float { return s.MFU }},
+		{"cprun_memory_bytes", "Peak memory of the device that uses most.", func(s Step) Float { return Float(s.MemoryBytes) }},
+	} {
+		p.gauge(r, g.name, g.help, g.value)
+	}
+	p.gauge(r, "cprun_validation_loss", "Last validation loss, in nats; NaN before the first.", nil)
+	return p
+}
+
+// gauge registers a gauge that is NaN until the first step. A nil value is the validation
+// loss, which keeps its value on the steps that have none.
+func (p *Prometheus) gauge(r *prometheus.Registry, name, help string, value func(Step) Float) {
+	g := prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
+	g.Set(float64(Absent))
+	r.MustRegister(g)
+	p.gauges = append(p.gauges, gauge{g, value})
+}
+
+// Addr is the address that is served.
+func (p *Prometheus) Addr() string { return p.addr.String() }
+
+// Write makes s what the next scrape sees.
+func (p *Prometheus) Write(s Step) error {
+	for _, g := range p.gauges {
+		switch {
+		case g.value != nil:
+			g.Set(float64(g.value(s)))
+		case s.ValLoss != nil:
+			g.Set(float64(*s.ValLoss))
+		}
+	}
+	p.steps.Inc()
+	if s.Tokens > p.seen {
+		p.tokens.Add(float64(s.Tokens - p.seen))
+		p.seen = s.Tokens
+	}
+	if s.CommWaitSeconds > 0 {
+		p.commWait.Add(float64(s.CommWaitSeconds))
+	}
+	return nil
+}
+
+// Close stops the server, letting a scrape under way end.
+func (p *Prometheus) Close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), shutdownTime)
+	defer cancel()
+	err := p.server.Shutdown(ctx)
+	if err != nil {
+		err = errors.Join(fmt.Errorf("metrics server shutdown: %w", err), p.server.Close())
+	}
+	if serve := <-p.served; !errors.Is(serve, http.ErrServerClosed) {
+		err = errors.Join(err, fmt.Errorf("metrics server: %w", serve))
+	}
+	return err
+}

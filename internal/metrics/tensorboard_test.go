@@ -1,0 +1,174 @@
+package metrics
+
+import (
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// event is what decodeEvents reads of one record.
+type event struct {
+	wall    float64
+	step    int64
+	version string
+	session uint64
+	values  map[string]float32
+}
+
+// decodeEvents reads a TensorBoard event file and checks every checksum.
+func decodeEvents(data []byte) ([]event, error) {
+	var events []event
+	for len(data) > 0 {
+		if len(data) < 16 {
+			return nil, io.ErrUnexpectedEOF
+		}
+		n := binary.LittleEndian.Uint64(data)
+		if got, want := binary.LittleEndian.Uint32(data[8:]), maskedCRC(data[:8]); got != want {
+			return nil, fmt.Errorf("checksum of a length is %x, want %x", got, want)
+		}
+		body := data[12 : 12+n]
+		if got, want := binary.LittleEndian.Uint32(data[12+n:]), maskedCRC(body); got != want {
+			return nil, fmt.Errorf("checksum of a record is %x, want %x", got, want)
+		}
+		data = data[16+n:]
+		e := event{values: map[string]float32{}}
+		err := decodeFields(body, func(field int, num uint64, data []byte) error {
+			switch field {
+			case fieldWallTime:
+				e.wall = math.Float64frombits(num)
+			case fieldStep:
+				e.step = int64(num)
+			case fieldFileVersion:
+				e.version = string(data)
+			case fieldSessionLog:
+				return decodeFields(data, func(_ int, num uint64, _ []byte) error { e.session = num; return nil })
+			case fieldSummary:
+				return decodeFields(data, e.value)
+			default:
+				return fmt.Errorf("unknown field %d of an event", field)
+			}
+			return nil
+		})
+		if err != nil {
+			return nil, err
+		}
+		events = append(events, e)
+	}
+	return events, nil
+}
+
+func (e *event) value(_ int, _ uint64, data []byte) error {
+	var tag string
+	var x float32
+	err := decodeFields(data, func(field int, num uint64, data []byte) error {
+		if field == valueTag {
+			tag = string(data)
+		} else {
+			x = math.Float32frombits(uint32(num))
+		}
+		return nil
+	})
+	e.values[tag] = x
+	return err
+}
+
+func decodeFields(data []byte, f func(field int, num uint64, data []byte) error) error {
+	for len(data) > 0 {
+		key, n := binary.Uvarint(data)
+		if n <= 0 {
+			return errors.New("bad field key")
+		}
+		data = data[n:]
+		var num uint64
+		var body []byte
+		switch key & 7 {
+		case wireVarint:
+			num, n = binary.Uvarint(data)
+			data = data[n:]
+		case wireFixed64:
+			num, data = binary.LittleEndian.Uint64(data), data[8:]
+		case wireFixed32:
+			num, data = uint64(binary.LittleEndian.Uint32(data)), data[4:]
+		case wireBytes:
+			size, n := binary.Uvarint(data)
+			body, data = data[n:n+int(size)], data[n+int(size):]
+		default:
+			return fmt.Errorf("wire type %d", key&7)
+		}
+		if err := f(int(key>>3), num, body); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func TestTensorBoard(t *testing.T) {
+	dir := t.TempDir()
+	tb, err := CreateTensorBoard(dir, 300)
+	if err != nil {
+		t.Fatal(err)
+	}
+	val := Float(2.5)
+	second := step(302)
+	second.Loss, second.MFU, second.ValLoss = Absent, 0.5, &val
+	for _, s := range []Step{step(301), second} {
+		if err := tb.Write(s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := tb.Close(); err != nil {
+		t.Fatal(err)
+	}
+	host, _ := os.Hostname()
+	files, _ := filepath.Glob(filepath.Join(dir, fmt.Sprintf("events.out.tfevents.*.%s.%d", host, os.Getpid())))
+	if len(files) != 1 {
+		t.Fatalf("event files %v, want one", files)
+	}
+	data, err := os.ReadFile(files[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	events, err := decodeEvents(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(events) != 4 {
+		t.Fatalf("%d events, want 4", len(events))
+	}
+	if events[0].version != "brain.Event:2" || events[0].wall < 1e9 {
+		t.Errorf("first event is %+v, want the file version and a time", events[0])
+	}
+	if events[1].session != sessionStart || events[1].step != 301 {
+		t.Errorf("second event is %+v, want a session start at step 301", events[1])
+	}
+	first := events[2]
+	if first.step != 301 || first.values["lr"] != 3e-4 || first.values["throughput(tps)"] != 2048 || first.values["memory/max_active(GiB)"] != 3 {
+		t.Errorf("step 301 is %+v", first)
+	}
+	if _, there := first.values["mfu(%)"]; there || len(first.values) != 10 {
+		t.Errorf("step 301 has %d tags, want 10 and no mfu: %v", len(first.values), first.values)
+	}
+	last := events[3]
+	if loss := last.values["loss_metrics/global_avg_loss"]; loss == loss {
+		t.Errorf("loss of step 302 is %v, want NaN", loss)
+	}
+	if last.values["mfu(%)"] != 50 || last.values["validation_metrics/loss"] != 2.5 {
+		t.Errorf("step 302 is %+v", last)
+	}
+}
+
+// TestMaskedCRC holds the checksum against the record that TensorFlow writes first: a length
+// of 24 is followed by the bytes a3 7f 4b 22, the start of every event file.
+func TestMaskedCRC(t *testing.T) {
+	length := binary.LittleEndian.AppendUint64(nil, 24)
+	got := hex.EncodeToString(binary.LittleEndian.AppendUint32(nil, maskedCRC(length)))
+	if want := "a37f4b22"; got != want {
+		t.Errorf("maskedCRC(24) = %s, want %s", got, want)
+	}
+}

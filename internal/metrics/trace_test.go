@@ -1,0 +1,156 @@
+package metrics
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cprun/cprun/internal/tensor"
+)
+
+// traceFile is a trace as a viewer reads it.
+type traceFile struct {
+	TraceEvents []struct {
+		Ph, Name string
+		PID, TID int
+		TS, Dur  float64
+		Args     map[string]any
+	}
+}
+
+func readTrace(t *testing.T, path string) traceFile {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var f traceFile
+	if err := json.Unmarshal(data, &f); err != nil {
+		t.Fatalf("%s is not JSON: %v\n%s", path, err, data)
+	}
+	return f
+}
+
+// writeTrace writes a trace with n spans in each of two lanes, from a goroutine per lane.
+func writeTrace(t *testing.T, path string, rank, n int, base time.Time) {
+	t.Helper()
+	tr, err := CreateTrace(path, rank)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var lanes sync.WaitGroup
+	for _, lane := range []string{"compute", "transfer"} {
+		lanes.Go(func() {
+			for k := range n {
+				tr.Span(tensor.Span{
+					Lane: lane, Name: "work", Label: fmt.Sprintf("hop %d owner \"%d\"", k, rank),
+					Start: base.Add(time.Duration(k) * time.Millisecond), Took: 1500 * time.Nanosecond,
+				})
+			}
+		})
+	}
+	lanes.Wait()
+	if err := tr.Close(); err != nil {
+		t.Fatal(err)
+	}
+	tr.Span(tensor.Span{Lane: "late"}) // a stream may still run; the span is dropped
+}
+
+func TestTrace(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "trace-rank-0003.json")
+	writeTrace(t, path, 3, 20, time.Now())
+	lanes, slices := map[int]string{}, map[string]int{}
+	for _, e := range readTrace(t, path).TraceEvents {
+		if e.PID != 3 {
+			t.Errorf("event %+v has pid %d, want 3", e, e.PID)
+		}
+		switch {
+		case e.Name == "thread_name":
+			lanes[e.TID] = e.Args["name"].(string)
+		case e.Ph == "X":
+			slices[lanes[e.TID]]++
+			if e.Dur != 1.5 || e.Args["label"] == nil {
+				t.Errorf("slice %+v, want 1.5 microseconds and a label", e)
+			}
+		}
+	}
+	if slices["compute"] != 20 || slices["transfer"] != 20 {
+		t.Errorf("slices by lane: %v, want 20 in compute and transfer", slices)
+	}
+}
+
+func TestMergeTraces(t *testing.T) {
+	dir := t.TempDir()
+	path := func(rank int) string { return filepath.Join(dir, fmt.Sprintf("trace-rank-%04d.json", rank)) }
+	base := time.Now().Add(time.Second)
+	for rank := range 3 {
+		writeTrace(t, path(rank), rank, 5, base)
+	}
+	data, err := os.ReadFile(path(1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := filepath.Join(dir, "trace.json")
+	paths := []string{path(0), path(1), path(2), filepath.Join(dir, "trace-rank-0003.json")}
+	whole := -1
+	// Every cut of rank 1's file must leave a merged trace with all of the other ranks.
+	for cut := len(data); cut >= 0; cut -= 7 {
+		if err := os.WriteFile(path(1), data[:cut], 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if err := MergeTraces(out, paths...); err != nil {
+			t.Fatalf("cut at %d: %v", cut, err)
+		}
+		count, first := map[int]int{}, map[int]float64{}
+		for _, e := range readTrace(t, out).TraceEvents {
+			if e.Ph == "X" {
+				if count[e.PID] == 0 {
+					first[e.PID] = e.TS
+				}
+				count[e.PID]++
+			}
+		}
+		if count[0] != 10 || count[2] != 10 || count[1] > 10 {
+			t.Fatalf("cut at %d: slices by rank %v, want 10 of ranks 0 and 2", cut, count)
+		}
+		if whole < 0 {
+			whole = count[1]
+			// The spans of all ranks began at the same time.
+			if d := first[2] - first[0]; d > 0.1 || d < -0.1 {
+				t.Errorf("ranks 0 and 2 lie %v microseconds apart, want 0", d)
+			}
+		}
+	}
+	if whole != 10 {
+		t.Errorf("the whole file of rank 1 gave %d slices, want 10", whole)
+	}
+	if left, _ := filepath.Glob(out + ".tmp*"); len(left) > 0 {
+		t.Errorf("left behind %v", left)
+	}
+	if err := MergeTraces(out, filepath.Join(dir, "none")); err == nil {
+		t.Error("a merge of nothing gave no error")
+	}
+}
+
+func FuzzMergeTraces(f *testing.F) {
+	f.Add([]byte("{\"displayTimeUnit\":\"ms\",\"otherData\":{\"clock_start_unix_ns\":\"17\"},\"traceEvents\":[\n{\"ph\":\"X\",\"name\":\"a\",\"pid\":1,\"tid\":2,\"ts\":1.5,\"dur\":2},\n{\"ph\":\"X\",\"na"))
+	f.Add([]byte("{}"))
+	f.Add([]byte(""))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		in := filepath.Join(t.TempDir(), "in")
+		if err := os.WriteFile(in, data, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		out := in + ".out"
+		if err := MergeTraces(out, in); err == nil {
+			merged, err := os.ReadFile(out)
+			if err != nil || !json.Valid(merged) {
+				t.Errorf("merge of %q is not JSON: %q, %v", data, merged, err)
+			}
+		}
+	})
+}
