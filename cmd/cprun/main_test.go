@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -117,8 +118,29 @@ type started struct {
 	*exec.Cmd
 	t      *testing.T
 	dir    string
-	stderr bytes.Buffer
+	stderr lockedBuffer
 }
+
+// lockedBuffer may be read while the process writes.
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+// said is what the run has written to stderr so far.
+func (s *started) said() string { return s.stderr.String() }
 
 func start(t *testing.T, dir string, args ...string) *started {
 	t.Helper()
