@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync"
 
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/agent"
@@ -60,10 +61,12 @@ func Run(role string, exit func(status int)) int {
 func (p *process) run(role agent.Role) (err error) {
 	ctx := context.Background()
 	p.stream = tensor.NewHostStream("compute")
+	var joining history
 	p.world, err = comm.ConnectUnix(ctx, comm.Mesh{
 		Dir: p.SocketDir, Rank: p.Rank, Size: p.WorldSize, Secret: p.Secret, RunID: p.RunID,
-	}, p.stream, comm.Options{Deadline: config.Deadline, Log: logf})
+	}, p.stream, comm.Options{Deadline: config.Deadline, Log: joining.add})
 	if err != nil {
+		joining.print()
 		return fmt.Errorf("connecting %d ranks: %w", p.WorldSize, err)
 	}
 	defer func() {
@@ -90,4 +93,28 @@ func (p *process) payload(v any) error {
 	return nil
 }
 
-func logf(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }
+// history keeps what the communicator says of connections made and refused, which is of
+// interest when the ranks do not find each other, and noise when they do.
+type history struct {
+	mu    sync.Mutex
+	lines []string // guarded by mu
+}
+
+// historyLines bounds what strangers at the door can make a rank remember.
+const historyLines = 100
+
+func (h *history) add(format string, args ...any) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.lines) < historyLines {
+		h.lines = append(h.lines, fmt.Sprintf(format, args...))
+	}
+}
+
+func (h *history) print() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, line := range h.lines {
+		fmt.Fprintln(os.Stderr, line)
+	}
+}

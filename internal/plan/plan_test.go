@@ -1,0 +1,121 @@
+package plan
+
+import (
+	"bytes"
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cprun/cprun/internal/config"
+)
+
+func load(t *testing.T, ranks int, set ...string) *config.Config {
+	t.Helper()
+	cfg, err := config.Load("../../examples/opticks.yaml", config.Options{Ranks: ranks, Device: "cpu", Set: set})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cfg
+}
+
+func make4(t *testing.T, set ...string) *Plan {
+	t.Helper()
+	p, err := Make(load(t, 4, set...), 4, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func TestPartitionAndHopsOfTheExample(t *testing.T) {
+	p := make4(t, "data.seq_len=2048", "parallel.layout=zigzag", "parallel.algorithm=ring")
+	if p.Partition.Balance != 1 {
+		t.Errorf("balance of a zigzag = %v, want 1", p.Partition.Balance)
+	}
+	pairs, tokens := 0, 0
+	for _, r := range p.Partition.PerRank {
+		pairs += r.Pairs
+		tokens += r.Tokens
+	}
+	if tokens != 2048 || pairs != 2048*2049/2 {
+		t.Errorf("%d tokens and %d pairs, want 2048 and %d", tokens, pairs, 2048*2049/2)
+	}
+	hopPairs := 0
+	for _, r := range p.Hops {
+		for _, h := range r.Hops {
+			hopPairs += h.Pairs
+		}
+	}
+	if hopPairs != pairs {
+		t.Errorf("the hops compute %d pairs, the partition has %d", hopPairs, pairs)
+	}
+	// Rank 0 keeps chunks 0 and 7. Its hop 0 sends only chunk 0: no later rank in its half of
+	// the ring sees chunk 7, which nobody but its owner needs.
+	row := int64(4 * 2 * p.Config["model"].(map[string]any)["num_key_value_heads"].(int) * 32)
+	if got, want := p.Hops[0].Hops[0].SendBytes, 256*row; got != want {
+		t.Errorf("rank 0 sends %d bytes in hop 0, want the 256 rows of its first chunk, %d", got, want)
+	}
+}
+
+func TestShardingHalvesTheOptimizer(t *testing.T) {
+	whole, sharded := make4(t), make4(t, "memory.shard=optimizer")
+	if got, want := sharded.Memory.Optimizer, whole.Memory.Optimizer/4; got != want {
+		t.Errorf("optimizer of one of 4 ranks takes %d bytes, want %d", got, want)
+	}
+}
+
+func TestMoreRanksTakeFewerActivations(t *testing.T) {
+	one, err := Make(load(t, 1), 1, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	four := make4(t)
+	if four.Memory.Activations >= one.Memory.Activations {
+		t.Errorf("activations of one of 4 ranks %d, of the only rank %d", four.Memory.Activations, one.Memory.Activations)
+	}
+	if one.Communication.Total != 0 {
+		t.Errorf("a single rank sends %d bytes", one.Communication.Total)
+	}
+}
+
+var update = flag.Bool("update", false, "rewrite testdata")
+
+// The text is what a user reads; a change of it is looked at in review.
+func TestText(t *testing.T) {
+	p, err := Make(load(t, 4, "data.seq_len=1000", "parallel.layout=zigzag", "parallel.algorithm=ring"), 4, 10)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b bytes.Buffer
+	if err := p.Write(&b); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join("testdata", "opticks.txt")
+	if *update {
+		if err := os.WriteFile(path, b.Bytes(), 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if b.String() != string(want) {
+		t.Errorf("the plan reads\n%s\nwant (go test -update rewrites it)\n%s", b.String(), want)
+	}
+	for line := range strings.Lines(b.String()) {
+		if strings.HasPrefix(line, "  rank") && len(line) > 100 {
+			t.Errorf("a line of the picture has %d columns: %s", len(line), line)
+		}
+	}
+}
+
+func TestBytes(t *testing.T) {
+	for n, want := range map[int64]string{0: "0 B", 1023: "1023 B", 1024: "1.0 KiB", 3 << 20: "3.0 MiB", 5 << 40: "5.0 TiB", 1 << 62: "4194304.0 TiB"} {
+		if got := Bytes(n); got != want {
+			t.Errorf("Bytes(%d) = %s, want %s", n, got, want)
+		}
+	}
+}
