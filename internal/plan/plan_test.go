@@ -53,7 +53,7 @@ func TestPartitionAndHopsOfTheExample(t *testing.T) {
 	}
 	// Rank 0 keeps chunks 0 and 7. Its hop 0 sends only chunk 0: no later rank in its half of
 	// the ring sees chunk 7, which nobody but its owner needs.
-	row := int64(4 * 2 * p.Config["model"].(map[string]any)["num_key_value_heads"].(int) * 32)
+	row := 4 * 2 * p.Config["model"].(map[string]any)["num_key_value_heads"].(int64) * 32
 	if got, want := p.Hops[0].Hops[0].SendBytes, 256*row; got != want {
 		t.Errorf("rank 0 sends %d bytes in hop 0, want the 256 rows of its first chunk, %d", got, want)
 	}
