@@ -194,7 +194,11 @@ func (r *run) loop(ctx context.Context) (stopped bool, err error) {
 // save begins a checkpoint, and waits for it if asked to.
 func (r *run) save(ctx context.Context, wait bool) error {
 	r.opts.report(Report{Kind: Phase, Text: "checkpoint", Step: int64(r.step)})
-	if err := r.saver.Save(ctx, r.snapshot(&r.opts)); err != nil {
+	snap := r.snapshot(&r.opts)
+	if err := wholesome(snap); err != nil {
+		return fmt.Errorf("checkpoint of step %d: %w", r.step, err)
+	}
+	if err := r.saver.Save(ctx, snap); err != nil {
 		return fmt.Errorf("checkpoint of step %d: %w", r.step, err)
 	}
 	if wait {
@@ -203,6 +207,19 @@ func (r *run) save(ctx context.Context, wait bool) error {
 		}
 	}
 	r.opts.report(Report{Kind: Saved, Step: int64(r.step)})
+	return nil
+}
+
+// wholesome is an error for weights that are not finite: a step may spoil them with a gradient
+// that was finite, and a checkpoint of them would push out a good one.
+func wholesome(s checkpoint.Snapshot) error {
+	for _, f := range s.Fields {
+		for _, x := range f.Data {
+			if x-x != 0 { // neither NaN nor an infinity equals itself less itself
+				return fmt.Errorf("%w: %s holds %v; older checkpoints are left as they are: lower optimizer.lr, or set optimizer.grad_clip", errDiverged, f.Name, x)
+			}
+		}
+	}
 	return nil
 }
 

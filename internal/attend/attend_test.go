@@ -1,0 +1,179 @@
+package attend
+
+import (
+	"context"
+	"math"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"go.uber.org/goleak"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/internal/safetensors"
+	"github.com/cprun/cprun/internal/tensor"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// shapes are the tensors of a case; a missing one is not written.
+type shapes map[string][]int
+
+func (s shapes) with(name string, shape ...int) shapes {
+	out := shapes{}
+	for k, v := range s {
+		out[k] = v
+	}
+	out[name] = shape
+	if shape == nil {
+		delete(out, name)
+	}
+	return out
+}
+
+func write(t *testing.T, s shapes, meta map[string]string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "case.safetensors")
+	var entries []safetensors.Entry
+	for name, shape := range s {
+		n := 1
+		for _, d := range shape {
+			n *= d
+		}
+		data := make([]float32, n)
+		for i := range data {
+			data[i] = float32(math.Sin(float64(i*7 + len(name))))
+		}
+		entries = append(entries, safetensors.Floats(name, safetensors.F32, shape, data))
+	}
+	if err := safetensors.WriteFile(path, meta, entries); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+var good = shapes{"q": {2, 9, 4, 8}, "k": {2, 9, 2, 8}, "v": {2, 9, 2, 6}, "dout": {2, 9, 4, 6}}
+
+func TestOpenNamesEveryFault(t *testing.T) {
+	for _, c := range []struct {
+		what   string
+		shapes shapes
+		meta   map[string]string
+		want   []string
+	}{
+		{"no q", good.with("q"), nil, []string{`"q" is missing`}},
+		{"three axes", good.with("k", 9, 2, 8), nil, []string{`"k"`, "[batch, seq, heads, head_dim]"}},
+		{"empty axis", good.with("k", 2, 0, 2, 8), nil, []string{"empty"}},
+		{"batch", good.with("k", 1, 9, 2, 8), nil, []string{"batch"}},
+		{"head dim", good.with("k", 2, 9, 2, 4), nil, []string{"head_dim"}},
+		{"v", good.with("v", 2, 8, 2, 6), nil, []string{"v [2 8 2 6]"}},
+		{"heads", good.with("k", 2, 9, 3, 8).with("v", 2, 9, 3, 6), nil, []string{"multiple of 3 KV heads"}},
+		{"dout", good.with("dout", 2, 9, 4, 8), nil, []string{"dout"}},
+		{"metadata", good, map[string]string{"causal": "maybe", "window": "x", "softcap": "-1", "scale": "inf"},
+			[]string{`"causal"`, `"window"`, `"softcap"`, `"scale"`}},
+		{"docs", good, map[string]string{"docs": "[4, 4]"}, []string{`"docs"`, "8", "9"}},
+		{"docs text", good, map[string]string{"docs": "four"}, []string{`"docs"`, "JSON"}},
+		{"empty document", good, map[string]string{"docs": "[9, 0]"}, []string{"document 1"}},
+	} {
+		path := write(t, c.shapes, c.meta)
+		_, err := Open(path)
+		if err == nil {
+			t.Errorf("%s: no error", c.what)
+			continue
+		}
+		for _, w := range append(c.want, path) {
+			if !strings.Contains(err.Error(), w) {
+				t.Errorf("%s: %v does not say %q", c.what, err, w)
+			}
+		}
+	}
+}
+
+func run(t *testing.T, path string, ranks int, s Spec) (map[string][]float32, *Report) {
+	t.Helper()
+	s.In, s.Out = path, filepath.Join(t.TempDir(), "out.safetensors")
+	var g errgroup.Group
+	var report *Report
+	streams, compute := make([]*tensor.HostStream, ranks), make([]tensor.Stream, ranks)
+	for r := range ranks {
+		streams[r] = tensor.NewHostStream("compute")
+		compute[r] = streams[r]
+	}
+	world := comm.NewLocal(ranks, compute, comm.Options{})
+	for r := range ranks {
+		g.Go(func() error {
+			defer streams[r].Close()
+			defer world[r].Close()
+			c, err := Open(path)
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			rep, err := c.Run(context.Background(), s, world[r], streams[r])
+			if r == 0 {
+				report = rep
+			}
+			return err
+		})
+	}
+	if err := g.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	f, err := safetensors.Open(s.Out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	out := map[string][]float32{}
+	for _, name := range f.Names() {
+		info, _ := f.Info(name)
+		n := 1
+		for _, d := range info.Shape {
+			n *= d
+		}
+		out[name] = make([]float32, n)
+		if err := f.ReadFloat32(name, out[name], 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return out, report
+}
+
+// Any ranks, layout and algorithm give what one rank of the reference in float64 gives.
+func TestSpecsAgree(t *testing.T) {
+	for _, meta := range []map[string]string{
+		{"causal": "true"}, {"causal": "true", "window": "3", "softcap": "2"}, {"docs": "[2,3,4]", "causal": "true"}, {},
+	} {
+		path := write(t, good, meta)
+		want, _ := run(t, path, 1, Spec{Layout: "contiguous", Algorithm: "ring", Backend: "reference", DType: "fp64"})
+		if len(want) != 5 {
+			t.Fatalf("results %v, want out, lse, dq, dk, dv", want)
+		}
+		for _, s := range []Spec{
+			{Layout: "zigzag", Algorithm: "ring", Backend: "flash", DType: "fp32"},
+			{Layout: "striped", Algorithm: "allgather", Backend: "flash", DType: "fp64"},
+			{Layout: "contiguous", Algorithm: "ring", Backend: "reference", DType: "fp32"},
+			{Layout: "document", Algorithm: "ring", Backend: "flash", DType: "fp32"},
+		} {
+			got, report := run(t, path, 3, s)
+			if report.Ranks != 3 || report.Layout != s.Layout {
+				t.Errorf("report %+v", report)
+			}
+			for name, w := range want {
+				for i := range w {
+					if d := math.Abs(float64(got[name][i] - w[i])); !(d <= 2e-5) {
+						t.Fatalf("%v, %+v: %s[%d] = %v, want %v", meta, s, name, i, got[name][i], w[i])
+					}
+				}
+			}
+		}
+	}
+}
+
+func TestWithoutDoutThereIsNoBackward(t *testing.T) {
+	got, _ := run(t, write(t, good.with("dout"), nil), 2, Spec{Layout: "zigzag", Algorithm: "ring", Backend: "flash", DType: "fp32"})
+	if len(got) != 2 || got["out"] == nil || got["lse"] == nil {
+		t.Errorf("results %v, want out and lse alone", got)
+	}
+}

@@ -1,0 +1,222 @@
+package train_test
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cprun/cprun/internal/checkpoint"
+	"github.com/cprun/cprun/internal/config"
+	"github.com/cprun/cprun/internal/metrics"
+	"github.com/cprun/cprun/internal/train"
+)
+
+// tiny is a config over documents of a few bytes, three files of one to three lines each.
+func tiny(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	for i, text := range []string{"to be or not to be", "that is the question:", "whether 'tis nobler in the mind to suffer"} {
+		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("%d.txt", i)), []byte(text), 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return fmt.Sprintf(`
+model: {vocab_size: 257, hidden_size: 16, intermediate_size: 24, num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2, tie_word_embeddings: true}
+data: {path: %s/*.txt, seq_len: 37, eos_token_id: 256}
+train: {steps: 4}
+optimizer: {lr: 1.0e-2}
+lr_schedule: {name: constant}
+checkpoint: {async: false}
+log: {tensorboard: false}
+`, dir)
+}
+
+func closeTo(t *testing.T, what string, got, want []metrics.Step, tol float64) {
+	t.Helper()
+	if len(got) != len(want) {
+		t.Fatalf("%s: %d steps, want %d", what, len(got), len(want))
+	}
+	for i := range want {
+		if d := math.Abs(float64(got[i].Loss - want[i].Loss)); !(d <= tol) {
+			t.Errorf("%s: loss of step %d = %v, want %v", what, i+1, got[i].Loss, want[i].Loss)
+		}
+		if d := math.Abs(float64(got[i].GradNorm-want[i].GradNorm)) / float64(want[i].GradNorm); !(d <= 10*tol) {
+			t.Errorf("%s: gradient norm of step %d = %v, want %v", what, i+1, got[i].GradNorm, want[i].GradNorm)
+		}
+	}
+}
+
+// Packed documents, windows, uneven spans and ranks without a token: the number of ranks and
+// the layout leave no trace.
+func TestRanksLeaveNoTrace(t *testing.T) {
+	for _, mode := range [][]string{
+		{"data.pack_documents=true"},
+		{"data.pack_documents=true", "train.micro_batch_size=2", "train.global_batch_size=2"},
+		{"data.pack_documents=true", "model.sliding_window=5"},
+		{"model.sliding_window=4", "model.layer_types=[sliding_attention, full_attention]"},
+		{"data.seq_len=3"}, // fewer tokens than ranks
+		{"model.architecture=qwen3", "data.pack_documents=true"},
+	} {
+		one := load(t, tiny(t), 1, mode...)
+		want := mustRun(t, one, 1, train.Options{}).steps
+		for _, ranks := range []int{2, 4, 5} {
+			for _, layout := range []string{"auto", "zigzag", "striped", "contiguous"} {
+				cfg := load(t, tiny(t), ranks, append(mode, "parallel.layout="+layout)...)
+				what := fmt.Sprintf("%v, %d ranks, %s", mode, ranks, layout)
+				closeTo(t, what, mustRun(t, cfg, ranks, train.Options{}).steps, want, 2e-5)
+			}
+		}
+	}
+}
+
+func TestValidationIsTheSameOnAnyRanks(t *testing.T) {
+	val := filepath.Join(t.TempDir(), "val.txt")
+	if err := os.WriteFile(val, []byte(strings.Repeat("the slings and arrows of outrageous fortune. ", 6)), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	set := []string{"data.validation={path: " + val + ", every: 2, steps: 3}", "train.global_batch_size=2"}
+	var want []float64
+	for _, r := range []struct {
+		ranks int
+		set   string
+	}{{1, "parallel.data=1"}, {3, "parallel.data=1"}, {2, "parallel.data=2"}, {4, "parallel.data=2"}} {
+		cfg := load(t, tiny(t), r.ranks, append(set, r.set)...)
+		var got []float64
+		for _, s := range mustRun(t, cfg, r.ranks, train.Options{}).steps {
+			if s.ValLoss != nil {
+				got = append(got, float64(*s.ValLoss))
+			}
+		}
+		if len(got) != 2 {
+			t.Fatalf("%d ranks: %d validations in 4 steps, want 2", r.ranks, len(got))
+		}
+		if want == nil {
+			want = got
+		}
+		for i := range got {
+			// One sample a group and step, so more groups see more of the data.
+			if r.set == "parallel.data=1" && !(math.Abs(got[i]-want[i]) <= 1e-5) {
+				t.Errorf("%d ranks: validation %d = %v, want %v", r.ranks, i, got[i], want[i])
+			}
+			if !(got[i] > 0 && got[i] < 7) {
+				t.Errorf("%d ranks, %s: validation %d = %v", r.ranks, r.set, i, got[i])
+			}
+		}
+	}
+}
+
+// stopAfter asks the run to stop once a step is done.
+func stopAfter(step int64, o *train.Options) {
+	stop := make(chan struct{})
+	o.Stop = stop
+	o.Report = func(r train.Report) {
+		if r.Kind == train.Advanced && r.Step == step {
+			close(stop)
+		}
+	}
+}
+
+func TestStopAndResumeRepeatBitForBit(t *testing.T) {
+	for _, set := range []string{"memory.shard=none", "memory.shard=optimizer"} {
+		for _, ranks := range []int{1, 3} {
+			cfg := load(t, tiny(t), ranks, set, "train.steps=9", "checkpoint.async=true")
+			want := mustRun(t, cfg, ranks, train.Options{}).steps
+			o := train.Options{RunDir: t.TempDir(), RunID: "a"}
+			stopAfter(4, &o)
+			first := mustRun(t, cfg, ranks, o)
+			if !first.stopped || len(first.steps) == 9 {
+				t.Fatalf("%s, %d ranks: stopped %t after %d steps", set, ranks, first.stopped, len(first.steps))
+			}
+			second := mustRun(t, cfg, ranks, train.Options{RunDir: o.RunDir, RunID: "b", Resume: true})
+			if got := losses(append(first.steps, second.steps...)); got != losses(want) {
+				t.Errorf("%s, %d ranks: stopped and gone on\n%s\nwant\n%s", set, ranks, got, losses(want))
+			}
+		}
+	}
+}
+
+// A checkpoint of sharded state goes on unsharded, and on other ranks, up to rounding.
+func TestCheckpointMovesBetweenLayouts(t *testing.T) {
+	dir := t.TempDir()
+	whole := load(t, tiny(t), 1, "train.steps=8")
+	want := mustRun(t, whole, 1, train.Options{}).steps
+	cfg := load(t, tiny(t), 4, "memory.shard=optimizer")
+	mustRun(t, cfg, 4, train.Options{RunDir: dir, RunID: "a"})
+	cfg = load(t, tiny(t), 3, "train.steps=8", "parallel.layout=striped")
+	got := mustRun(t, cfg, 3, train.Options{RunDir: dir, RunID: "b", Resume: true}).steps
+	closeTo(t, "4 sharded ranks, then 3", got, want[4:], 5e-5)
+}
+
+func TestDivergenceStopsBeforeACheckpoint(t *testing.T) {
+	cfg := load(t, tiny(t), 2, "optimizer.lr=1.0e+38", "optimizer.grad_clip=0", "train.steps=20", "checkpoint.every=1")
+	dir := t.TempDir()
+	out, err := runLocal(t, cfg, 2, train.Options{RunDir: dir})
+	if err == nil || !strings.Contains(err.Error(), "diverged") {
+		t.Fatalf("training with a learning rate of 1e30 ended with %v after %d steps", err, len(out.steps))
+	}
+	c, _, err := checkpoint.Latest(t.Context(), filepath.Join(dir, "checkpoints"))
+	if errors.Is(err, checkpoint.ErrNone) {
+		return
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	n := int64(0)
+	for _, p := range c.Manifest.Params {
+		size := int64(1)
+		for _, d := range p.Shape {
+			size *= int64(d)
+		}
+		data := make([]float32, size)
+		if err := c.Read(t.Context(), p.Name, checkpoint.FieldParam, 0, data); err != nil {
+			t.Fatal(err)
+		}
+		for _, x := range data {
+			if x-x != 0 {
+				t.Fatalf("the checkpoint of step %d holds %v in %s", c.Manifest.Step, x, p.Name)
+			}
+		}
+		n += size
+	}
+	if n == 0 {
+		t.Error("the checkpoint holds nothing")
+	}
+}
+
+func TestCheckFindsWhatIsWrongWithTheFiles(t *testing.T) {
+	for _, c := range []struct {
+		set  string
+		want string
+	}{
+		{"data.seq_len=5000", "data.path"},
+		{"model.vocab_size=257", ""},
+	} {
+		err := train.Check(load(t, tiny(t), 1, c.set))
+		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+			t.Errorf("Check with %s = %v, want %q", c.set, err, c.want)
+		}
+	}
+	// Weights of another shape.
+	e := readExpect(t, "tiny-llama")
+	cfg, err := config.Load(writeYAML(t, parityYAML("tiny-llama", e)), config.Options{Ranks: 1, Set: []string{"model.intermediate_size=64"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := train.Check(cfg); err == nil || !strings.Contains(err.Error(), "mlp.gate_proj") {
+		t.Errorf("Check of weights that do not fit = %v", err)
+	}
+}
+
+func writeYAML(t *testing.T, yaml string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "train.yaml")
+	if err := os.WriteFile(path, []byte(yaml), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
