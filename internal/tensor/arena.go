@@ -4,7 +4,8 @@ import "unsafe"
 
 // Arena hands out dense views from blocks of one device's memory, the way a stack does:
 // Mark, allocate, Release. What a step allocates in the same order lies at the same place
-// in every step, so after the first step nothing is asked of the device.
+// in every step, so after the first step nothing is asked of the device until a step needs
+// more than any before it.
 type Arena struct {
 	alloc  func(bytes int64) Memory
 	blocks []Memory
@@ -57,7 +58,16 @@ func (a *Arena) Mark() Mark { return a.at }
 // Release gives back all that was allocated since m. The views made since must not be used
 // by work queued later; work queued before runs before whatever reuses the memory, as long
 // as one stream orders them.
-func (a *Arena) Release(m Mark) { a.at = m }
+//
+// An arena that is given back whole and had grown to several blocks goes on with one that
+// holds its peak. Otherwise steps of changing sizes, such as those of packed documents, would
+// leave behind ever more blocks that are a little too small.
+func (a *Arena) Release(m Mark) {
+	a.at = m
+	if m == (Mark{}) && len(a.blocks) > 1 {
+		a.blocks = []Memory{a.alloc(a.peak)}
+	}
+}
 
 // Peak is the most bytes that were in use at once.
 func (a *Arena) Peak() int64 { return a.peak }

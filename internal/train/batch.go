@@ -20,6 +20,8 @@ type feed struct {
 	size   int // ranks that share a sequence, and this one among them
 	rank   int
 	pairs  int // of a head: columns of cos and sin
+
+	cos, sin View // of the last batch; without packed documents those of every one as large
 }
 
 func newFeed(cfg *config.Config, path string, shuffle bool, m *mesh) (*feed, error) {
@@ -71,7 +73,6 @@ func (f *feed) batch(samples []int64) (*microBatch, error) {
 	spans := b.layout.Spans(f.seqLen, f.size, f.rank)
 	n, count := partition.Count(spans), len(samples)
 	b.IDs, b.Targets = tensor.New(tensor.I32, count, n, 1, 1), tensor.New(tensor.I32, count, n, 1, 1)
-	b.Cos, b.Sin = tensor.New(tensor.F32, count, n, 1, f.pairs), tensor.New(tensor.F32, count, n, 1, f.pairs)
 	ids, targets := tensor.Data[int32](b.IDs), tensor.Data[int32](b.Targets)
 	positions := make([]int, count*n)
 	for i, sample := range samples {
@@ -80,6 +81,11 @@ func (f *feed) batch(samples []int64) (*microBatch, error) {
 			return nil, fmt.Errorf("sample %d: %w", sample, err)
 		}
 	}
-	f.rope.Fill(b.Cos, b.Sin, positions)
+	if f.packed || f.cos.IsZero() || f.cos.Len(tensor.Batch) != count {
+		// Work that is queued may still read the old tables, so these are new ones.
+		f.cos, f.sin = tensor.New(tensor.F32, count, n, 1, f.pairs), tensor.New(tensor.F32, count, n, 1, f.pairs)
+		f.rope.Fill(f.cos, f.sin, positions)
+	}
+	b.Cos, b.Sin = f.cos, f.sin
 	return b, nil
 }

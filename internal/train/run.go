@@ -47,7 +47,7 @@ const (
 	Phase                  // Text is what the rank begins, for reports of failures
 	Progressed             // a step was logged
 	Advanced               // a step was done
-	Saved                  // a checkpoint of Step was begun or, at the end, is whole
+	Saved                  // a checkpoint of Step is whole
 	Validated              // Loss is the validation loss before the first step
 	Stopped                // the run ends on request after a checkpoint of Step
 )
@@ -72,8 +72,9 @@ type run struct {
 	trace  *metrics.Trace
 	eta    metrics.ETA
 	waited time.Duration // of the compute stream up to the last log
-	first  float64       // validation loss before the first step
-	last   float64       // and the newest one
+	began  int           // steps done before this run
+	own    bool          // it goes on from a checkpoint of its own run directory
+	saving int           // the step of a save that was begun and is not known to be whole; 0: none
 }
 
 // Run trains on this rank until the config's steps are done or some rank is asked to stop.
@@ -85,12 +86,17 @@ func Run(ctx context.Context, cfg *config.Config, dev Device, world comm.Communi
 	if err != nil {
 		return false, err
 	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
 	r := &run{Trainer: t, opts: o}
-	if err := r.open(ctx); err != nil {
-		return false, errors.Join(err, r.close())
+	if err = r.open(ctx); err == nil {
+		stopped, err = r.loop(ctx)
 	}
-	stopped, err = r.loop(ctx)
 	// A save that was begun is finished also when training failed, while the peers live.
+	// Without them it cannot become whole, and writing it would only hold up the report.
+	if comm.IsRemote(err) {
+		cancel(err)
+	}
 	return stopped, errors.Join(err, r.close())
 }
 
@@ -108,6 +114,7 @@ func (r *run) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	r.began, r.own = r.step, from != "" && filepath.Dir(from) == r.opts.checkpoints()
 	if from != "" {
 		r.opts.notice(fmt.Sprintf("going on from step %d of %s", r.step, from))
 	}
@@ -132,7 +139,11 @@ func (r *run) open(ctx context.Context) error {
 func (r *run) close() error {
 	var errs []error
 	if r.saver != nil {
-		errs = append(errs, r.saver.Close())
+		err := r.saver.Close()
+		if err == nil {
+			r.whole()
+		}
+		errs = append(errs, err)
 	}
 	if r.out != nil {
 		errs = append(errs, r.out.Close())
@@ -155,13 +166,13 @@ func (r *run) asked() bool {
 func (r *run) loop(ctx context.Context) (stopped bool, err error) {
 	steps := r.cfg.Train.Steps
 	if r.val != nil && r.step < steps {
-		if r.first, err = r.validate(ctx); err != nil {
+		loss, err := r.validate(ctx)
+		if err != nil {
 			return false, err
 		}
-		r.opts.report(Report{Kind: Validated, Step: int64(r.step), Loss: r.first})
-		r.opts.notice(fmt.Sprintf("validation loss at step %d: %.4f", r.step, r.first))
+		r.opts.report(Report{Kind: Validated, Step: int64(r.step), Loss: loss})
+		r.opts.notice(fmt.Sprintf("validation loss at step %d: %.4f", r.step, loss))
 	}
-	saved := r.step
 	for r.step < steps {
 		r.opts.report(Report{Kind: Phase, Text: "step", Step: int64(r.step)})
 		res, err := r.Step(ctx, r.asked())
@@ -178,14 +189,13 @@ func (r *run) loop(ctx context.Context) (stopped bool, err error) {
 			if err := r.save(ctx, stopped || r.step == steps); err != nil {
 				return false, err
 			}
-			saved = r.step
 		}
 		if stopped {
 			r.opts.report(Report{Kind: Stopped, Step: int64(r.step)})
 			return true, nil
 		}
 	}
-	if saved != r.step { // nothing was left to do, and the checkpoint is another run's
+	if r.step == r.began && !r.own { // nothing was left to do, and the checkpoint is another run's
 		return false, r.save(ctx, true)
 	}
 	return false, nil
@@ -199,15 +209,27 @@ func (r *run) save(ctx context.Context, wait bool) error {
 		return fmt.Errorf("checkpoint of step %d: %w", r.step, err)
 	}
 	if err := r.saver.Save(ctx, snap); err != nil {
-		return fmt.Errorf("checkpoint of step %d: %w", r.step, err)
+		return err // it names the step, which may be that of the save before
 	}
+	r.whole() // the one before: Save has waited for it
+	r.saving = r.step
 	if wait {
 		if err := r.saver.Wait(); err != nil {
-			return fmt.Errorf("checkpoint of step %d: %w", r.step, err)
+			return err
 		}
 	}
-	r.opts.report(Report{Kind: Saved, Step: int64(r.step)})
+	if wait || !r.cfg.Checkpoint.Async {
+		r.whole()
+	}
 	return nil
+}
+
+// whole reports that the save that was begun has come to a good end.
+func (r *run) whole() {
+	if r.saving > 0 {
+		r.opts.report(Report{Kind: Saved, Step: int64(r.saving)})
+	}
+	r.saving = 0
 }
 
 // wholesome is an error for weights that are not finite: a step may spoil them with a gradient
@@ -239,10 +261,10 @@ func (r *run) after(ctx context.Context, res Result) error {
 			return err
 		}
 		f := metrics.Float(loss)
-		val, r.last = &f, loss
+		val = &f
 	}
 	finite := res.finite(r.step)
-	if r.trace != nil && r.step%max(r.cfg.Log.TraceSteps, 1) == 0 {
+	if r.trace != nil && r.step-r.began >= r.cfg.Log.TraceSteps {
 		if err := r.closeTrace(); err != nil {
 			return err
 		}

@@ -59,6 +59,7 @@ func part(v View, lo, hi int) View { return v.Slice(tensor.Dim, lo, hi) }
 // holds the square of the gradient's norm before clipping, on every rank.
 func (s *state) step(d Device, world comm.Communicator, lr float64, step int) error {
 	d.Stream.Label("optimizer")
+	defer d.Stream.Label("")
 	grads, weights := s.grads, s.weights
 	if err := d.Ops.Zero(s.norm); err != nil {
 		return err

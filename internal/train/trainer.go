@@ -68,16 +68,36 @@ func newTrainer(ctx context.Context, cfg *config.Config, dev Device, world comm.
 	adamw := optim.AdamW{Beta1: o.Betas[0], Beta2: o.Betas[1], Eps: o.Eps, WeightDecay: o.WeightDecay, MaxNorm: o.GradClip}
 	t.state = newState(dev, params, adamw, world.Rank(), world.Size(), cfg.Memory.Shard == "optimizer")
 	alloc := func(n int64) tensor.Memory { return dev.Alloc(n) }
-	t.arena = tensor.NewArena(0, alloc)
+	opt := model.Options{Recompute: model.Recompute(cfg.Memory.Recompute), LossChunk: cfg.Memory.LossChunk}
+	size, err := activations(cfg, t.mesh, opt)
+	if err != nil {
+		return nil, err
+	}
+	t.arena = tensor.NewArena(size, alloc)
 	n := cfg.Data.SeqLen
 	t.att = newAttend(&ring.Ring{Kernel: dev.Kernel, Comm: t.mesh.context, Stream: dev.Stream, Arena: tensor.NewArena(0, alloc)},
 		shape, cfg.Parallel.Algorithm, partition.Shape{SeqQ: n, SeqKV: n, Size: t.mesh.context.Size()}, t.mesh.context.Rank())
 	weights := part(t.state.weights, 0, int(model.FlatSize(params)))
 	grads := part(t.state.grads, 0, int(model.FlatSize(params)))
-	t.model = model.New(shape, dev.Ops, t.att, model.Params{Weights: weights, Compute: weights, Grads: grads},
-		model.Options{Recompute: model.Recompute(cfg.Memory.Recompute), LossChunk: cfg.Memory.LossChunk})
+	t.model = model.New(shape, dev.Ops, t.att, model.Params{Weights: weights, Compute: weights, Grads: grads}, opt)
 	t.sums = tensor.Dense(dev.Alloc(8*sumCount), tensor.F64, 0, [4]int{1, 1, 1, sumCount})
 	return t, nil
+}
+
+// activations is the bytes that the model takes of the arena, for all of a sample's documents
+// cut as one; those of a sample that is cut into several may be a few tokens more.
+func activations(cfg *config.Config, m *mesh, opt model.Options) (int64, error) {
+	layout, err := partition.New(cfg.Parallel.Layout, []int{cfg.Data.SeqLen})
+	if err != nil {
+		return 0, err
+	}
+	tokens := partition.Count(layout.Spans(cfg.Data.SeqLen, m.context.Size(), m.context.Rank()))
+	batch := cfg.Train.MicroBatchSize
+	if cfg.Data.PackDocuments { // see feed.groups
+		batch = 1
+	}
+	need := model.Plan(&cfg.Model.Config, opt, batch, tokens, tensor.F32)
+	return max(need.Activations, need.Validation), nil
 }
 
 // Result is what one optimizer step found.
@@ -107,10 +127,14 @@ func (t *Trainer) samplesOf(micro int) []int64 {
 // totals is the valid targets, the tokens and the FLOPs of the whole step, over all groups:
 // every rank finds the same without reading the data of others.
 func (t *Trainer) totals() (valid int, flops float64) {
-	for i := range t.cfg.Train.GlobalBatchSize {
-		sample := t.train.loader.Index(t.consumed + int64(i))
-		valid += t.train.loader.Valid(sample)
-		flops += model.FLOPs(&t.cfg.Model.Config, t.train.loader.Docs(sample))
+	n, loader := t.cfg.Train.GlobalBatchSize, t.train.loader
+	if !t.train.packed { // all samples are alike
+		return n * loader.Valid(0), float64(n) * model.FLOPs(&t.cfg.Model.Config, loader.Docs(0))
+	}
+	for i := range n {
+		sample := loader.Index(t.consumed + int64(i))
+		valid += loader.Valid(sample)
+		flops += model.FLOPs(&t.cfg.Model.Config, loader.Docs(sample))
 	}
 	return valid, flops
 }
