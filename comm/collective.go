@@ -190,6 +190,9 @@ func (g *Group) AllGather(dst, src View) (Pending, error) {
 	if err == nil {
 		err = checkParts("dst", dst, "src", src, len(g.ranks))
 	}
+	if err == nil {
+		err = checkInPlace("dst", d, "src", s, g.rank)
+	}
 	if err != nil {
 		return nil, g.fault("all-gather", err)
 	}
@@ -216,6 +219,9 @@ func (g *Group) ReduceScatter(dst, src View, op Op) (Pending, error) {
 	d, s, err := g.pair(dst, src)
 	if err == nil {
 		err = checkParts("src", src, "dst", dst, len(g.ranks))
+	}
+	if err == nil {
+		err = checkInPlace("src", s, "dst", d, g.rank)
 	}
 	if err == nil {
 		err = checkReduce(src, op)

@@ -51,9 +51,11 @@ type Communicator interface {
 	Exchange(send, recv []Message) (Pending, error)
 	// AllReduce combines v over the ranks, in place.
 	AllReduce(v View, op Op) (Pending, error)
-	// AllGather fills dst, Size equal parts in rank order, with the ranks' src.
+	// AllGather fills dst, Size equal parts in rank order, with the ranks' src, which may
+	// be part Rank of dst and no other memory of it.
 	AllGather(dst, src View) (Pending, error)
-	// ReduceScatter combines the ranks' src, Size equal parts, and leaves part Rank in dst.
+	// ReduceScatter combines the ranks' src, Size equal parts, and leaves part Rank in dst,
+	// which may be that part of src and no other memory of it.
 	ReduceScatter(dst, src View, op Op) (Pending, error)
 	// AllToAll sends part p of src to rank p, and fills part p of dst from rank p.
 	AllToAll(dst, src View) (Pending, error)

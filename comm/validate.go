@@ -45,6 +45,15 @@ func checkReduce(v View, op Op) error {
 	return nil
 }
 
+// checkInPlace allows a part that lies in the whole as the rank's own part of it alone.
+// Elsewhere it would be overwritten before it is sent, or overwrite what is still to be sent.
+func checkInPlace(wholeName string, whole []byte, partName string, part []byte, rank int) error {
+	if !overlap(whole, part) || unsafe.SliceData(whole[rank*len(part):]) == unsafe.SliceData(part) {
+		return nil
+	}
+	return fmt.Errorf("%s lies in %s and is not part %d of it: only this rank's own part may", partName, wholeName, rank)
+}
+
 // overlap reports whether two buffers share memory.
 func overlap(a, b []byte) bool {
 	if len(a) == 0 || len(b) == 0 {

@@ -2,6 +2,7 @@ package partition
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"reflect"
 	"testing"
@@ -267,6 +268,28 @@ func TestNewMaskRefuses(t *testing.T) {
 		if m, err := NewMask(true, -1, c.sq, c.sk, c.docs); err == nil {
 			t.Errorf("NewMask(%v) = %v, want an error", c, m)
 		}
+	}
+}
+
+// A window beyond any sequence is no window, also where its arithmetic would overflow.
+func TestHugeWindowHidesNothing(t *testing.T) {
+	for _, n := range []struct{ q, kv int }{{13, 13}, {5, 13}, {13, 5}} {
+		m, err := NewMask(true, math.MaxInt, n.q, n.kv, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, l := range layouts([]int{13}) {
+			if l.Name() != "document" || n.q == n.kv {
+				checkCover(t, Shape{SeqQ: n.q, SeqKV: n.kv, Size: 3, Layout: l, Mask: m})
+			}
+		}
+	}
+	plain, _ := NewMask(true, -1, 13, 13, nil)
+	huge, _ := NewMask(true, math.MaxInt, 13, 13, nil)
+	a := Plan(Shape{SeqQ: 13, SeqKV: 13, Size: 1, Layout: Contiguous{}, Mask: plain}, 0, 0)
+	b := Plan(Shape{SeqQ: 13, SeqKV: 13, Size: 1, Layout: Contiguous{}, Mask: huge}, 0, 0)
+	if !reflect.DeepEqual(a, b) {
+		t.Errorf("with the largest window %v, without one %v", b, a)
 	}
 }
 

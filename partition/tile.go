@@ -55,7 +55,7 @@ func NewMask(causal bool, window, seqQ, seqKV int, docs []int) (Mask, error) {
 		b.Hi = seqKV - seqQ
 	}
 	if window >= 0 {
-		b.Lo = seqKV - seqQ - window
+		b.Lo = seqKV - seqQ - min(window, Unbounded)
 	}
 	return Mask{Band: b, Docs: docs}, nil
 }

@@ -54,7 +54,24 @@ var Algorithms = []string{"ring", "allgather"}
 
 // New is the schedule of rank under that algorithm.
 func New(algorithm string, s partition.Shape, rank int) (*Schedule, error) {
+	return newPlans(s).schedule(algorithm, rank)
+}
+
+// All is the schedules of every rank. Each follows from the tiles of all ranks, so that
+// making them one by one would take a rank's time for each of the others.
+func All(algorithm string, s partition.Shape) ([]*Schedule, error) {
 	p := newPlans(s)
+	all := make([]*Schedule, s.Size)
+	for r := range all {
+		var err error
+		if all[r], err = p.schedule(algorithm, r); err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
+}
+
+func (p *plans) schedule(algorithm string, rank int) (*Schedule, error) {
 	switch algorithm {
 	case "ring":
 		return p.ring(rank), nil
@@ -107,14 +124,6 @@ func union(a, b partition.Range) partition.Range {
 func (p *plans) own(rank int) Hop {
 	whole := Block{0, 0, p.rows[rank]}
 	return Hop{Label: fmt.Sprintf("hop 0 owner %d", rank), Keys: whole, Grads: whole, Tiles: p.tiles[rank][rank]}
-}
-
-func (p *plans) maxRows() int {
-	m := 0
-	for _, n := range p.rows {
-		m = max(m, n)
-	}
-	return m
 }
 
 func move(peer, buf int, r partition.Range) Move { return Move{peer, Block{buf, r.Lo, r.Hi}} }

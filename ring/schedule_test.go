@@ -3,6 +3,7 @@ package ring
 import (
 	"fmt"
 	"math/rand/v2"
+	"reflect"
 	"strings"
 	"sync"
 	"testing"
@@ -254,6 +255,32 @@ func TestZigzagRingKeepsTwoBuffers(t *testing.T) {
 				t.Errorf("rank %d %s: %d tiles, want one", rank, h.Label, len(h.Tiles))
 			}
 		}
+	}
+}
+
+func TestAllIsEveryRanksSchedule(t *testing.T) {
+	mask, err := partition.NewMask(true, 20, 61, 61, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	layout, err := partition.New("zigzag", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	shape := partition.Shape{SeqQ: 61, SeqKV: 61, Size: 5, Layout: layout, Mask: mask}
+	for _, algorithm := range Algorithms {
+		all, err := All(algorithm, shape)
+		if err != nil || len(all) != shape.Size {
+			t.Fatalf("All(%s) = %d schedules, %v", algorithm, len(all), err)
+		}
+		for r, got := range all {
+			if want, err := New(algorithm, shape, r); err != nil || !reflect.DeepEqual(got, want) {
+				t.Errorf("%s: schedule of rank %d is %+v, New makes %+v, %v", algorithm, r, got, want, err)
+			}
+		}
+	}
+	if _, err := All("spiral", shape); err == nil {
+		t.Error("All of an unknown algorithm: no error")
 	}
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/binary"
 	"encoding/json"
 	"math"
 	"os"
@@ -36,7 +37,12 @@ func TestUsageEndsWithStatus2BeforeAnythingIsSpawned(t *testing.T) {
 		{[]string{"--set", "train.stepz=3", good}, []string{"train.steps"}},
 		{[]string{"--set", "nonsense", good}, []string{"--set"}},
 		{[]string{"--resume", filepath.Join(dir, "nothing"), good}, []string{"--resume"}},
-		{[]string{"--set", "data.seq_len=1M", good}, []string{"data.path", "token"}},
+		{[]string{"--set", "data.seq_len=1M", good}, []string{filepath.Base(good) + ":", "data.path", "token"}},
+		{[]string{"attention", "--in", "../../ring/testdata/docs.safetensors", "--out", dir}, []string{"--out", "is a directory"}},
+		{[]string{"attention", "--in", "../../ring/testdata/docs.safetensors", "--out", "../../ring/testdata/../testdata/docs.safetensors"}, []string{"--out", "also --in"}},
+		{[]string{"attention", "--in", integers(t), "--out", filepath.Join(dir, "x")}, []string{"--in", "I32"}},
+		{[]string{"export", dir, "--to", dir}, []string{"--to", "has files in it"}},
+		{[]string{"export", dir, "--to", bad}, []string{"--to"}},
 		{[]string{"--nproc", "2", "--set", "parallel.context=3", good}, []string{"parallel.context"}},
 		{[]string{"plan"}, []string{"config"}},
 		{[]string{"attention", "--out", "x"}, []string{"--in"}},
@@ -56,6 +62,19 @@ func TestUsageEndsWithStatus2BeforeAnythingIsSpawned(t *testing.T) {
 			}
 		}
 	}
+}
+
+// integers is a file of an attention whose q is of whole numbers.
+func integers(t *testing.T) string {
+	t.Helper()
+	header := `{"q":{"dtype":"I32","shape":[1,1,1,1],"data_offsets":[0,4]},` +
+		`"k":{"dtype":"F32","shape":[1,1,1,1],"data_offsets":[4,8]},"v":{"dtype":"F32","shape":[1,1,1,1],"data_offsets":[8,12]}}`
+	file := binary.LittleEndian.AppendUint64(nil, uint64(len(header)))
+	path := filepath.Join(t.TempDir(), "integers.safetensors")
+	if err := os.WriteFile(path, append(append(file, header...), make([]byte, 12)...), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	return path
 }
 
 func TestHelpHasAnExampleEverywhere(t *testing.T) {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/cprun/cprun/internal/agent"
 	"github.com/cprun/cprun/internal/attend"
+	"github.com/cprun/cprun/internal/backend"
 	"github.com/cprun/cprun/internal/worker"
 )
 
@@ -69,16 +70,17 @@ func planCommand() *cobra.Command {
 	o := agent.PlanOptions{}
 	c := &cobra.Command{
 		Use:     "plan train.yaml",
-		Short:   "say what a run will do, without a device: partition, hops, memory, bytes",
-		Example: "  cprun plan examples/opticks.yaml --nproc 8\n  cprun plan examples/opticks.yaml --nproc 4 --set data.seq_len=128K --json",
+		Short:   "say what a run will do, without a device: partition, hops, backend, memory, bytes",
+		Example: "  cprun plan examples/opticks.yaml --nproc 8\n  cprun plan examples/opticks.yaml --nproc 4 --set data.seq_len=128K --json\n  cprun plan examples/opticks.yaml --assume arch=sm90,cudnn=9.10.2,gpus=8,memory=80G",
 		Args:    oneArg("a config"),
 		RunE: func(c *cobra.Command, args []string) error {
-			o.Stdout, o.NNodes, o.LogLevel = os.Stdout, "1", "info"
+			o.Stdout, o.Stderr, o.NNodes, o.LogLevel = os.Stdout, os.Stderr, "1", "info"
 			return finish(agent.Plan(args[0], o))
 		},
 	}
 	deviceFlags(c.Flags(), &o.Options)
 	c.Flags().StringArrayVar(&o.Set, "set", nil, "override a key of the config: `key.path=value` (repeatable)")
+	c.Flags().StringArrayVar(&o.Assume, "assume", nil, backend.AssumeHelp)
 	c.Flags().BoolVar(&o.JSON, "json", false, "print one JSON object")
 	return c
 }

@@ -181,6 +181,15 @@ func (r *rank) gathers() error {
 		if err := expect("all-gather", dst, func(i int) int { return number(i/part, i%part) }); err != nil {
 			return err
 		}
+		dst = tensor.New(d, n*part) // the own part of dst is allowed as src
+		src = dst.Slice(tensor.Dim, r.Rank()*part, (r.Rank()+1)*part)
+		tensor.Copy(src, fill(d, part, r.Rank(), 0))
+		if err := r.do(r.AllGather(dst, src)); err != nil {
+			return err
+		}
+		if err := expect("all-gather in place", dst, func(i int) int { return number(i/part, i%part) }); err != nil {
+			return err
+		}
 		src, dst = fill(d, n*part, r.Rank(), 0), tensor.New(d, n*part)
 		if err := r.do(r.AllToAll(dst, src)); err != nil {
 			return err

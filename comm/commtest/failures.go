@@ -278,6 +278,9 @@ func (s suite) testArguments(t *testing.T) {
 		strided := f(4, 4).Slice(tensor.Dim, 0, 2)
 		msg := func(peer int, v tensor.View) []comm.Message { return []comm.Message{{Peer: peer, View: v}} }
 		whole := f(8)
+		other := func(v tensor.View) tensor.View { // the part of the other rank
+			return v.Slice(tensor.Dim, (1-r.Rank())*4, (2-r.Rank())*4)
+		}
 		for name, call := range map[string]func() (comm.Pending, error){
 			"2 of a group":            func() (comm.Pending, error) { return r.Exchange(msg(2, f(1)), nil) },
 			"-1 of a group":           func() (comm.Pending, error) { return r.Exchange(nil, msg(-1, f(1))) },
@@ -290,6 +293,8 @@ func (s suite) testArguments(t *testing.T) {
 			"needs 6":                 func() (comm.Pending, error) { return r.AllGather(f(5), f(3)) },
 			"one element type":        func() (comm.Pending, error) { return r.AllGather(tensor.New(tensor.I32, 6), f(3)) },
 			"with 2 ranks":            func() (comm.Pending, error) { return r.ReduceScatter(f(3), f(5), comm.Sum) },
+			"src lies in dst":         func() (comm.Pending, error) { return r.AllGather(whole, other(whole)) },
+			"dst lies in src":         func() (comm.Pending, error) { return r.ReduceScatter(other(whole), whole, comm.Sum) },
 			"multiple of the 2 ranks": func() (comm.Pending, error) { return r.AllToAll(f(5), f(5)) },
 			"one size and type":       func() (comm.Pending, error) { return r.AllToAll(f(6), f(4)) },
 			"share memory":            func() (comm.Pending, error) { return r.AllToAll(whole, whole) },

@@ -7,8 +7,11 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/internal/attend"
+	"github.com/cprun/cprun/internal/backend"
 	"github.com/cprun/cprun/internal/launch"
+	"github.com/cprun/cprun/internal/tensor"
 )
 
 // EventReport carries the attend.Report of rank 0.
@@ -20,7 +23,8 @@ func Attention(ctx context.Context, spec attend.Spec, asJSON bool, o Options) (i
 	if err != nil {
 		return 0, err
 	}
-	if err := checkAttention(&spec, ranks); err != nil {
+	notes, err := checkAttention(&spec, ranks)
+	if err != nil {
 		return 0, &InputError{err}
 	}
 	logs, err := os.MkdirTemp("", "cprun-attention-")
@@ -29,6 +33,9 @@ func Attention(ctx context.Context, spec attend.Spec, asJSON bool, o Options) (i
 	}
 	var report *attend.Report
 	out := o.printer()
+	for _, line := range notes {
+		out.Note(line)
+	}
 	res := launch.Run(ctx, launch.Job{
 		NProc: ranks, Argv: []string{"worker", string(RoleAttention)}, LogDir: logs, Payload: payload(spec),
 		Stderr: out, Show: o.show(),
@@ -61,26 +68,35 @@ func Attention(ctx context.Context, spec attend.Spec, asJSON bool, o Options) (i
 	return 0, nil
 }
 
-// checkAttention resolves autos and paths, and finds every fault that can be found here.
-func checkAttention(spec *attend.Spec, ranks int) (err error) {
+// checkAttention resolves autos and paths, and finds every fault that can be found here. The
+// notes are for the user.
+func checkAttention(spec *attend.Spec, ranks int) (notes []string, err error) {
 	for _, p := range []struct {
 		flag string
 		path *string
 	}{{"--in", &spec.In}, {"--out", &spec.Out}} {
 		if *p.path == "" {
-			return fmt.Errorf("%s is missing: cprun attention --in case.safetensors --out result.safetensors", p.flag)
+			return nil, fmt.Errorf("%s is missing: cprun attention --in case.safetensors --out result.safetensors", p.flag)
 		}
 		if *p.path, err = filepath.Abs(*p.path); err != nil {
-			return fmt.Errorf("%s: %w", p.flag, err)
+			return nil, fmt.Errorf("%s: %w", p.flag, err)
 		}
 	}
 	c, err := attend.Open(spec.In)
 	if err != nil {
-		return fmt.Errorf("--in: %w", err)
+		return nil, fmt.Errorf("--in: %w", err)
 	}
 	defer c.Close()
 	if info, err := os.Stat(filepath.Dir(spec.Out)); err != nil || !info.IsDir() {
-		return fmt.Errorf("--out: %s is not a directory", filepath.Dir(spec.Out))
+		return nil, fmt.Errorf("--out: %s is not a directory", filepath.Dir(spec.Out))
+	}
+	if out, err := os.Stat(spec.Out); err == nil {
+		if out.IsDir() {
+			return nil, fmt.Errorf("--out: %s is a directory; name a file in it", spec.Out)
+		}
+		if in, err := os.Stat(spec.In); err == nil && os.SameFile(in, out) {
+			return nil, fmt.Errorf("--out: %s is also --in, which the result would replace; name another file", spec.Out)
+		}
 	}
 	auto := func(s *string, choice string) {
 		if *s == "auto" || *s == "" {
@@ -89,7 +105,38 @@ func checkAttention(spec *attend.Spec, ranks int) (err error) {
 	}
 	auto(&spec.Layout, "zigzag")
 	auto(&spec.Algorithm, "ring")
-	auto(&spec.Backend, "flash")
 	auto(&spec.DType, "fp32")
-	return spec.Check(c, ranks)
+	want := attention.Auto
+	if spec.Backend != "auto" && spec.Backend != "" {
+		if want, err = attention.ParseBackend(spec.Backend); err != nil {
+			return nil, fmt.Errorf("--backend: %w", err)
+		}
+	}
+	return chooseFor(spec, c, ranks, want)
+}
+
+// chooseFor decides the backend of one attention on given tensors, on a CPU.
+func chooseFor(spec *attend.Spec, c *attend.Case, ranks int, want attention.Backend) ([]string, error) {
+	env, err := launch.Attention()
+	if err != nil {
+		return nil, err
+	}
+	spec.Backend = attention.Flash.String() // so that the rest of the spec is checked first
+	if err := spec.Check(c, ranks); err != nil {
+		return nil, err
+	}
+	p := attention.Params{
+		Disabled: backend.Disabled(env.NoFlash, env.NoFused, env.NoUnfused), Want: want,
+		DType: map[string]tensor.DType{"fp32": tensor.F32, "fp64": tensor.F64}[spec.DType], Contiguous: true,
+		Batch: c.Batch, SeqQ: c.SeqQ, SeqKV: c.SeqKV, Heads: c.Heads, KVHeads: c.KVHeads, HeadDim: c.HeadDim, HeadDimV: c.HeadDimV,
+		Causal: c.Causal, WindowLeft: c.Window, WindowRight: -1, Softcap: c.Softmax.Softcap != 0,
+		Documents: len(c.Docs) > 0 && c.SeqQ == c.SeqKV, Training: c.Backward,
+		ContextSize: ranks, Algorithm: spec.Algorithm, Layout: spec.Layout,
+	}
+	choice, err := attention.Select(p)
+	if err != nil {
+		return nil, err
+	}
+	spec.Backend = choice.Backend.String()
+	return notesOf(env.Debug, choice.Explain), spec.Check(c, ranks)
 }

@@ -34,6 +34,10 @@ func Doctor(w io.Writer) (int, error) {
 			fmt.Fprintf(w, "         fix:           %s\n", f.fix)
 		}
 	}
+	if err := attentionReport(w); err != nil {
+		problems++
+		fmt.Fprintf(w, "%-8s %-14s %v\n", "PROBLEM", "attention", err)
+	}
 	fmt.Fprintln(w, "\nenvironment variables that cprun reads")
 	for _, v := range launch.Environment() {
 		value := "not set"

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -27,6 +28,11 @@ var exportTypes = map[string]safetensors.DType{"fp32": safetensors.F32, "bf16": 
 func Export(ctx context.Context, run string, o ExportOptions) (int, error) {
 	if o.To == "" {
 		return 0, inputf("--to is missing: cprun export RUN --to DIR")
+	}
+	if left, err := os.ReadDir(o.To); len(left) > 0 {
+		return 0, inputf("--to: %s has files in it; name another directory, or empty it", o.To)
+	} else if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return 0, inputf("--to: %w", err)
 	}
 	dtype, ok := exportTypes[o.DType]
 	if !ok {

@@ -2,12 +2,14 @@ package agent
 
 import (
 	"encoding/json"
+	"fmt"
 	"runtime"
 	"time"
 
 	"gonum.org/v1/gonum/blas"
 	"gonum.org/v1/gonum/blas/gonum"
 
+	"github.com/cprun/cprun/internal/backend"
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/plan"
 )
@@ -15,21 +17,33 @@ import (
 // PlanOptions are the flags of `cprun plan`.
 type PlanOptions struct {
 	Options
-	Set  []string
-	JSON bool
+	Set    []string
+	Assume []string // what the machine would be
+	JSON   bool
 }
 
-// Plan prints what a run of a config would do.
+// Plan prints what a run of a config would do, on this machine or on the one that is assumed.
 func Plan(path string, o PlanOptions) (int, error) {
-	ranks, device, err := o.planRanks()
+	machine, ranks, err := o.where()
 	if err != nil {
 		return 0, err
 	}
-	cfg, err := config.Load(path, config.Options{Set: o.Set, Ranks: ranks, Device: device, NoFiles: true})
+	cfg, err := config.Load(path, config.Options{Set: o.Set, Ranks: ranks, Device: machine.Device(), NoFiles: true})
 	if err != nil {
 		return 0, &InputError{err}
 	}
-	p, err := plan.Make(cfg, ranks, matmulRate()*min(1, float64(runtime.NumCPU())/float64(ranks)))
+	choice, err := choose(cfg, machine)
+	if err != nil {
+		return 0, err
+	}
+	for _, line := range choice.notes {
+		fmt.Fprintln(o.Stderr, line)
+	}
+	po := plan.Options{Machine: machine, Choice: choice.Choice}
+	if machine.Arch == 0 {
+		po.GFLOPs = matmulRate() * min(1, float64(runtime.NumCPU())/float64(ranks))
+	}
+	p, err := plan.Make(cfg, ranks, po)
 	if err != nil {
 		return 0, &InputError{err}
 	}
@@ -41,20 +55,36 @@ func Plan(path string, o PlanOptions) (int, error) {
 	return 0, p.Write(o.Stdout)
 }
 
-// planRanks is resolve without the bound of this machine: a plan is for any.
-func (o *PlanOptions) planRanks() (int, string, error) {
-	n := o.NProc
+// where is the machine that is planned for and its ranks. A plan is for any machine, so the
+// bounds of this one do not hold.
+func (o *PlanOptions) where() (m backend.Machine, ranks int, err error) {
+	if m, err = backend.Assume(o.Assume); err != nil {
+		return m, 0, &InputError{err}
+	}
+	switch device := o.Device; {
+	case device == "cuda" && m.Arch == 0:
+		return m, 0, inputf("--device cuda: no GPU of this machine can be used by this binary; say which one is meant, such as --assume arch=sm90")
+	case device == "cpu" && m.Arch != 0:
+		return m, 0, inputf("--device cpu: --assume says arch=sm%d; leave one of the two out", m.Arch)
+	case device == "cuda":
+		o.Device = "auto" // the machine is assumed, so there is nothing to check here
+	}
+	nproc := o.NProc
 	o.NProc = "auto"
-	_, device, err := o.resolve()
-	if err != nil {
-		return 0, "", err
+	if _, _, err := o.resolve(); err != nil {
+		return m, 0, err
 	}
-	if n == "auto" {
-		return 1, device, nil
+	o.NProc = nproc
+	switch {
+	case nproc != "auto":
+		if ranks, err = count(nproc); err == nil && m.GPUs > 0 && ranks > m.GPUs {
+			err = inputf("--nproc %d: one process runs on each GPU, and --assume says gpus=%d; leave --nproc out, or assume more", ranks, m.GPUs)
+		}
+		return m, ranks, err
+	case m.GPUs > 0:
+		return m, m.GPUs, nil
 	}
-	o.NProc = n
-	ranks, err := count(n)
-	return ranks, device, err
+	return m, 1, nil
 }
 
 // matmulRate measures, for a few hundredths of a second, the GFLOP/s of one thread's matrix

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cprun/cprun/internal/backend"
 	"github.com/cprun/cprun/internal/checkpoint"
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/launch"
@@ -49,6 +50,10 @@ func Train(ctx context.Context, path string, o TrainOptions) (int, error) {
 	if err := train.Check(cfg); err != nil {
 		return 0, &InputError{err}
 	}
+	choice, err := choose(cfg, backend.CPU())
+	if err != nil {
+		return 0, err
+	}
 	from, err := o.resume(ctx)
 	if err != nil {
 		return 0, err
@@ -57,7 +62,7 @@ func Train(ctx context.Context, path string, o TrainOptions) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	if err := prepare(dir, cfg, ranks); err != nil {
+	if err := prepare(dir, cfg, ranks, choice.Choice); err != nil {
 		return 0, err
 	}
 	out := o.printer()
@@ -65,6 +70,9 @@ func Train(ctx context.Context, path string, o TrainOptions) (int, error) {
 		out.Note("warning: " + w.String())
 	}
 	out.Note(fmt.Sprintf("run directory %s", dir))
+	for _, line := range choice.notes {
+		out.Note(line)
+	}
 	t := &tracker{out: out, start: time.Now(), dir: dir}
 	res := launch.Run(ctx, launch.Job{
 		NProc: ranks, Argv: []string{"worker", string(RoleTrain)}, LogDir: filepath.Join(dir, "logs"),
@@ -147,8 +155,8 @@ func (o *TrainOptions) runDir(config string) (string, error) {
 }
 
 // prepare writes what a run directory holds before the first step.
-func prepare(dir string, cfg *config.Config, ranks int) error {
-	p, err := plan.Make(cfg, ranks, 0)
+func prepare(dir string, cfg *config.Config, ranks int, choice *backend.Choice) error {
+	p, err := plan.Make(cfg, ranks, plan.Options{Machine: backend.CPU(), Choice: choice})
 	if err != nil {
 		return &InputError{err}
 	}
@@ -178,14 +186,13 @@ func replace(path string, data []byte) error {
 
 // tracker shows what the workers report.
 type tracker struct {
-	out       *progress.Printer
-	start     time.Time
-	dir       string
-	first     *progress.Number // validation loss at the first and at the newest validation
-	last      *progress.Number
-	loss      progress.Number
-	steps     int64
-	savedStep int64
+	out   *progress.Printer
+	start time.Time
+	dir   string
+	first *progress.Number // validation loss at the first and at the newest validation
+	last  *progress.Number
+	loss  progress.Number
+	steps int64
 }
 
 // EventNotice is a line for the user, from a worker; EventValidation a validation loss
@@ -213,8 +220,6 @@ func (t *tracker) event(rank int, e launch.Event) {
 		}
 		t.loss, t.steps = s.Loss, s.Step
 		t.out.Step(s)
-	case launch.EventCheckpoint:
-		t.savedStep = e.Step
 	case EventNotice:
 		var text string
 		if json.Unmarshal(e.Data, &text) == nil {

@@ -50,10 +50,19 @@ func Open(path string) (*Case, error) {
 // Close closes the file.
 func (c *Case) Close() error { return c.file.Close() }
 
+// floating is the element types that are read.
+var floating = map[safetensors.DType]bool{
+	safetensors.F64: true, safetensors.F32: true, safetensors.F16: true, safetensors.BF16: true,
+	safetensors.F8E4M3: true, safetensors.F8E5M2: true,
+}
+
 func (c *Case) tensorShape(name string) ([]int, error) {
 	info, ok := c.file.Info(name)
 	if !ok {
 		return nil, fmt.Errorf("%s: tensor %q is missing; it holds %v", c.Path, name, c.file.Names())
+	}
+	if !floating[info.DType] {
+		return nil, fmt.Errorf("%s: tensor %q has elements of type %s; want F64, F32, F16 or BF16", c.Path, name, info.DType)
 	}
 	if len(info.Shape) != 4 {
 		return nil, fmt.Errorf("%s: tensor %q has shape %v; want [batch, seq, heads, head_dim]", c.Path, name, info.Shape)

@@ -18,7 +18,7 @@ type Group interface {
 }
 
 // NewLocal makes a Group of n ranks that are goroutines of one process, in rank order. One
-// of size 1 is what a run of one process uses.
+// of size 1 saves what a single process has.
 func NewLocal(n int) []Group {
 	up, down := make([]chan []byte, n), make([]chan []byte, n)
 	groups := make([]Group, n)

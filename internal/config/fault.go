@@ -89,6 +89,14 @@ func (f *faults) err() error {
 	return list
 }
 
+// Fault is what was found wrong with a key after loading, in what a file it names holds: an
+// error that names the place of the key, as those of Load do.
+func (c *Config) Fault(key string, err error) error {
+	f := newFaults(c.where)
+	f.add(key, "%s", err)
+	return f.err()
+}
+
 // position is where a key was given.
 type position struct {
 	file string

@@ -170,7 +170,7 @@ var runKeys = []key{
 		doc: "which rank holds which positions; auto: zigzag, or document with pack_documents"},
 
 	{path: "attention.backend", def: "auto", choices: []string{"flash", "fused", "unfused", "reference", "auto"}, at: func(c *Config) any { return &c.Attention.Backend },
-		doc: "flash (tiles), fused (cuDNN), unfused (matrix products), reference (slow and plain); auto: flash; fused and unfused need CUDA"},
+		doc: "flash (tiles), fused (cuDNN), unfused (matrix products), reference (slow and plain); auto: the fastest that can run, see docs/backends.md; fused and unfused need CUDA"},
 	{path: "attention.debug", def: "0", max: 2, at: func(c *Config) any { return &c.Attention.Debug },
 		doc: "0 quiet, 1 what was chosen, 2 every rule that spoke"},
 

@@ -1,7 +1,9 @@
 package config
 
 // Resolve replaces every auto by what the number of ranks and the device ("cuda", or anything
-// else for the CPU) make of it, and checks the rules that depend on them. The error is Errors.
+// else for the CPU) make of it, and checks the rules that depend on them. One auto stays:
+// attention.backend also depends on the GPU and its libraries, and package backend, which
+// knows them, decides it. The error is Errors.
 func (c *Config) Resolve(ranks int, device string) error {
 	f := newFaults(c.where)
 	c.resolve(ranks, device, f)
@@ -22,7 +24,6 @@ func (c *Config) resolve(ranks int, device string, f *faults) {
 		compute, recompute, shard = "bf16", "selective", "optimizer"
 	}
 	auto(&c.Parallel.Layout, layout)
-	auto(&c.Attention.Backend, "flash")
 	auto(&c.Precision.Compute, compute)
 	auto(&c.Precision.KVWire, c.Precision.Compute)
 	auto(&c.Memory.Recompute, recompute)

@@ -18,7 +18,7 @@ import (
 // wanted; the field's value then means nothing.
 func (k *key) decode(n *yaml.Node, c *Config) error {
 	field := k.at(c)
-	if isNull(n) || k.word == "auto" && isPlain(n) && n.Value == "auto" {
+	if isNull(n) || k.word == "auto" && n.Kind == yaml.ScalarNode && n.Value == "auto" {
 		if word := map[bool]string{true: "null", false: "auto"}[isNull(n)]; k.word != word {
 			return fmt.Errorf("found nothing; want %s", k.kind())
 		}
@@ -88,7 +88,7 @@ func (k *key) isUnset(field any) bool {
 }
 
 func (k *key) integer(n *yaml.Node) (int64, error) {
-	if tag := n.ShortTag(); !isPlain(n) || tag == "!!bool" || tag == "!!timestamp" {
+	if tag := n.ShortTag(); !isPlain(n) && !isWord(n) || tag == "!!bool" || tag == "!!timestamp" {
 		return 0, k.mistyped(n)
 	}
 	if k.word == "auto" && !strings.ContainsAny(n.Value, "0123456789") {
@@ -282,6 +282,13 @@ func mustFloat(s string) float64 {
 
 func isPlain(n *yaml.Node) bool {
 	return n.Kind == yaml.ScalarNode && n.Style&(yaml.SingleQuotedStyle|yaml.DoubleQuotedStyle|yaml.LiteralStyle|yaml.FoldedStyle) == 0
+}
+
+// isWord reports whether a scalar is text with quotes and without them, as 128K is: YAML holds
+// both for the same value, and writers of JSON put quotes around every such word.
+func isWord(n *yaml.Node) bool {
+	bare := yaml.Node{Kind: yaml.ScalarNode, Value: n.Value}
+	return n.Kind == yaml.ScalarNode && bare.ShortTag() == "!!str"
 }
 
 func isNull(n *yaml.Node) bool {

@@ -33,15 +33,6 @@ func (d *Dataset) Len() int64 {
 	return d.parts[len(d.parts)-1].end()
 }
 
-// Files lists the files, in order.
-func (d *Dataset) Files() []string {
-	paths := make([]string, len(d.parts))
-	for i, p := range d.parts {
-		paths[i] = p.path
-	}
-	return paths
-}
-
 // ReadTokens fills dst with the tokens from the at-th on, and no byte beyond them is read
 // but the rest of a .jsonl line.
 func (d *Dataset) ReadTokens(dst []int32, at int64) error {

@@ -49,9 +49,6 @@ func New(d *Dataset, p Plan) (*Loader, error) {
 // belong to none.
 func (l *Loader) Samples() int64 { return l.samples }
 
-// SeqLen is the tokens of a sample.
-func (l *Loader) SeqLen() int { return l.plan.SeqLen }
-
 // Index is the sample that is the n-th to be consumed since training began, counted from 0.
 // Every epoch has every sample once; shuffled, in an order of its own.
 func (l *Loader) Index(n int64) int64 {

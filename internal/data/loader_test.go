@@ -100,7 +100,7 @@ func TestRanksTogetherLoadTheSample(t *testing.T) {
 
 // gather loads a sample on all ranks and puts the tokens where the layout has them.
 func gather(t testing.TB, l *Loader, index int64, layout partition.Layout, size int) sample {
-	n := l.SeqLen()
+	n := l.plan.SeqLen
 	s := sample{ids: make([]int32, n), targets: make([]int32, n), positions: make([]int, n)}
 	for rank := range size {
 		spans := layout.Spans(n, size, rank)

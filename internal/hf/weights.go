@@ -150,9 +150,6 @@ func (w *Weights) Close() error {
 	return errors.Join(errs...)
 }
 
-// Names lists the tensors, sorted. The caller must not change it.
-func (w *Weights) Names() []string { return w.names }
-
 // Check compares the files with the tensors of a model: every one that is missing, has
 // another shape or a type that is not a float is in the error, and every one that the model
 // does not have. Two kinds may be there in vain: rotary_emb.inv_freq, which old files carry,

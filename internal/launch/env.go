@@ -32,18 +32,23 @@ type Variable struct {
 	Value   string
 	Set     bool
 	Meaning string
+
+	changes bool // what a run computes with, so that it is told at the start
 }
 
 // Environment lists every variable that cprun reads, set or not.
 func Environment() []Variable {
 	vars := []Variable{
-		{Name: envMaxProcs, Meaning: "threads of one worker that compute at once; default: the cores of this node divided by its processes"},
-		{Name: "GOMEMLIMIT", Meaning: "soft limit on a worker's memory, read by the Go runtime"},
+		{Name: envMaxProcs, changes: true, Meaning: "threads of one worker that compute at once; default: the cores of this node divided by its processes, at least 2"},
+		{Name: "GOMEMLIMIT", changes: true, Meaning: "soft limit on a worker's memory, read by the Go runtime"},
 		{Name: "GOTRACEBACK", Meaning: "how much a crashing worker prints, read by the Go runtime"},
 		{Name: envRuntimeDir, Meaning: "where the private directory of a job is made, if it is a short path to a private directory of this user"},
 		{Name: envTempDir, Meaning: "where it is made otherwise; default /tmp"},
 		{Name: envTerm, Meaning: "dumb: plain progress lines on a terminal too"},
 		{Name: envRunID, Meaning: "set by cprun for its workers: the job they belong to"},
+	}
+	for _, v := range nvteVariables {
+		vars = append(vars, Variable{Name: v.name, Meaning: v.meaning, changes: true})
 	}
 	for i := range vars {
 		vars[i].Value, vars[i].Set = os.LookupEnv(vars[i].Name)
@@ -74,7 +79,9 @@ func workerEnv(base []string, h hello) []string {
 	})
 	if !hasMaxProcs {
 		// Without this every worker would start a thread for each core of the node.
-		set[envMaxProcs] = strconv.Itoa(max(1, runtime.GOMAXPROCS(0)/h.LocalWorldSize))
+		// At least two, so that transfers run while a kernel computes: with one, a transfer
+		// begins when the kernel that it was to hide behind lets go of the processor.
+		set[envMaxProcs] = strconv.Itoa(max(2, runtime.GOMAXPROCS(0)/h.LocalWorldSize))
 	}
 	env := slices.DeleteFunc(slices.Clone(base), func(v string) bool {
 		name, _, _ := strings.Cut(v, "=")

@@ -4,8 +4,7 @@
 package plan
 
 import (
-	"fmt"
-
+	"github.com/cprun/cprun/internal/backend"
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/tensor"
@@ -16,12 +15,15 @@ import (
 // Plan is what `cprun plan --json` prints.
 type Plan struct {
 	Config        map[string]any `json:"config"`
+	Machine       string         `json:"machine"` // as --assume describes it
 	Partition     Partition      `json:"partition"`
 	Hops          []RankHops     `json:"hops"` // of a layer that attends to everything before a token
 	Attention     Attention      `json:"attention"`
 	Memory        Memory         `json:"memory"`
 	Communication Communication  `json:"communication"`
 	Estimate      Estimate       `json:"estimate"`
+
+	machine string // for a reader
 }
 
 // Partition is one sequence over the ranks of a context group.
@@ -68,30 +70,18 @@ type Hop struct {
 	SendBytes int64            `json:"send_bytes"` // keys and values of one layer, one micro batch
 }
 
-// Attention is the chosen backend.
-type Attention struct {
-	Backend  string     `json:"backend"`
-	Reason   string     `json:"reason"`
-	Rejected []Rejected `json:"rejected"`
-	Layout   string     `json:"layout"` // of q, k, v in memory
-}
-
-// Rejected is a backend that was not chosen, and the rule that spoke against it.
-type Rejected struct {
-	Backend string `json:"backend"`
-	Rule    string `json:"rule"`
-	Reason  string `json:"reason"`
-	Fix     string `json:"fix"`
-}
-
 // Memory is bytes on the rank that needs most.
 type Memory struct {
-	Weights     int64 `json:"weights"`
+	Weights     int64 `json:"weights"`         // float32, what the optimizer steps
+	Compute     int64 `json:"compute_weights"` // the copy in precision.compute; 0 where that is float32
 	Gradients   int64 `json:"gradients"`
 	Optimizer   int64 `json:"optimizer"`
 	Activations int64 `json:"activations"`
 	RingBuffers int64 `json:"ring_buffers"`
 	Total       int64 `json:"total"`
+	Device      int64 `json:"device"` // bytes of one device; 0: not said
+	Fits        bool  `json:"fits"`   // or not known
+	fits        string
 }
 
 // Communication is bytes that the rank that sends most sends in one optimizer step.
@@ -102,42 +92,41 @@ type Communication struct {
 	Total             int64 `json:"total"`
 }
 
-// Estimate is the work of one optimizer step.
-type Estimate struct {
-	Parameters     int64   `json:"parameters"`
-	TokensPerStep  int     `json:"tokens_per_step"`
-	FLOPsPerStep   float64 `json:"flops_per_step"` // model FLOPs: causal halved, recompute not counted
-	AttentionShare float64 `json:"attention_share"`
-	// SecondsPerStep is FLOPs over the rate of a matrix product measured on this machine
-	// while the plan was made, shared by the ranks on it: a lower bound.
-	SecondsPerStep float64 `json:"seconds_per_step"`
-	GFLOPsMeasured float64 `json:"gflops_measured"`
+// Options is what a plan is made with besides the config.
+type Options struct {
+	Machine backend.Machine
+	Choice  *backend.Choice // nil: the plan is silent about attention's backend
+	// GFLOPs is the measured rate of one process's matrix products when all ranks compute at
+	// once, for a plan of a CPU; 0 leaves the time out.
+	GFLOPs float64
 }
 
-// Make plans a resolved config for that many ranks. gflops is the measured rate of one
-// process's matrix products when all ranks compute at once; 0 leaves the time out.
-func Make(cfg *config.Config, ranks int, gflops float64) (*Plan, error) {
+// Make plans a resolved config for that many ranks.
+func Make(cfg *config.Config, ranks int, o Options) (*Plan, error) {
 	shape, err := Shape(cfg)
 	if err != nil {
 		return nil, err
 	}
-	p := &Plan{Config: cfg.Map(), Partition: partitionOf(cfg, ranks, shape), Attention: backend(cfg)}
-	elem := int64(4) // float32, what a CPU computes and sends in
-	kvRow := elem * int64(cfg.Train.MicroBatchSize*cfg.Model.NumKeyValueHeads*cfg.Model.HeadDim) * 2
-	var most [2]int64
-	for r := range shape.Size {
-		s, err := ring.New(cfg.Parallel.Algorithm, shape, r)
-		if err != nil {
-			return nil, err
-		}
-		p.Hops = append(p.Hops, hopsOf(s, kvRow))
-		f, b := s.Bytes(kvRow, kvRow)
-		most[0], most[1] = max(most[0], f), max(most[1], b)
-		p.Memory.RingBuffers = max(p.Memory.RingBuffers, ringBuffers(cfg, s, shape, kvRow))
+	p := &Plan{
+		Config: cfg.Map(), Machine: o.Machine.Flag(), machine: o.Machine.String(), Partition: partitionOf(cfg, ranks, shape), Attention: attentionOf(o.Choice),
 	}
-	p.memory(cfg, ranks)
+	row := int64(cfg.Train.MicroBatchSize*cfg.Model.NumKeyValueHeads*cfg.Model.HeadDim) * 2
+	// Gradients are summed on their way, so they travel in the type that sums are kept in.
+	kvRow, gradRow := int64(backend.WireType(cfg).Size())*row, int64(tensor.F32.Size())*row
+	var most [2]int64
+	schedules, err := ring.All(cfg.Parallel.Algorithm, shape)
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range schedules {
+		p.Hops = append(p.Hops, hopsOf(s, kvRow))
+		f, b := s.Bytes(kvRow, gradRow)
+		most[0], most[1] = max(most[0], f), max(most[1], b)
+		p.Memory.RingBuffers = max(p.Memory.RingBuffers, ringBuffers(cfg, s, shape, kvRow, gradRow))
+	}
+	p.memory(cfg, ranks, o.Machine)
 	p.communication(cfg, ranks, most)
-	p.estimate(cfg, ranks, gflops)
+	p.estimate(cfg, ranks, o)
 	return p, nil
 }
 
@@ -202,29 +191,34 @@ func hopsOf(s *ring.Schedule, kvRow int64) RankHops {
 }
 
 // ringBuffers is the workspace of a backward pass: the larger of the two.
-func ringBuffers(cfg *config.Config, s *ring.Schedule, shape partition.Shape, kvRow int64) int64 {
+func ringBuffers(cfg *config.Config, s *ring.Schedule, shape partition.Shape, kvRow, gradRow int64) int64 {
 	n := int64(0)
-	for _, rows := range append(s.KVRows[1:len(s.KVRows):len(s.KVRows)], s.GradRows[1:]...) {
+	for _, rows := range s.KVRows[1:] {
 		n += int64(rows) * kvRow
+	}
+	for _, rows := range s.GradRows[1:] {
+		n += int64(rows) * gradRow
 	}
 	tokens := partition.Count(shape.Layout.Spans(shape.SeqQ, shape.Size, s.Rank))
 	return n + 4*int64(tokens*cfg.Train.MicroBatchSize*cfg.Model.NumAttentionHeads) // delta
 }
 
-func (p *Plan) memory(cfg *config.Config, ranks int) {
+func (p *Plan) memory(cfg *config.Config, ranks int, machine backend.Machine) {
 	tokens := 0
 	for _, r := range p.Partition.PerRank {
 		tokens = max(tokens, r.Tokens)
 	}
 	opt := model.Options{Recompute: model.Recompute(cfg.Memory.Recompute), LossChunk: cfg.Memory.LossChunk}
-	m := model.Plan(&cfg.Model.Config, opt, cfg.Train.MicroBatchSize, tokens, tensor.F32)
-	p.Memory.Weights, p.Memory.Gradients = m.Weights, m.Grads
+	m := model.Plan(&cfg.Model.Config, opt, cfg.Train.MicroBatchSize, tokens, backend.DType(cfg))
+	p.Memory.Weights, p.Memory.Compute, p.Memory.Gradients = m.Weights, m.Compute, m.Grads
 	p.Memory.Activations = max(m.Activations, m.Validation)
 	p.Memory.Optimizer = 2 * m.Weights
 	if cfg.Memory.Shard == "optimizer" {
 		p.Memory.Optimizer /= int64(ranks)
 	}
-	p.Memory.Total = p.Memory.Weights + p.Memory.Gradients + p.Memory.Optimizer + p.Memory.Activations + p.Memory.RingBuffers
+	p.Memory.Total = p.Memory.Weights + p.Memory.Compute + p.Memory.Gradients + p.Memory.Optimizer + p.Memory.Activations + p.Memory.RingBuffers
+	p.Memory.Device = machine.Memory
+	p.Memory.fits, p.Memory.Fits = machine.Fits(p.Memory.Total, Bytes)
 }
 
 func (p *Plan) communication(cfg *config.Config, ranks int, perLayer [2]int64) {
@@ -238,44 +232,4 @@ func (p *Plan) communication(cfg *config.Config, ranks int, perLayer [2]int64) {
 	grads := p.Memory.Gradients * 2 * int64(ranks-1) / int64(ranks)
 	p.Communication = Communication{AttentionForward: forward, AttentionBackward: passes * perLayer[1], Gradients: grads}
 	p.Communication.Total = forward + p.Communication.AttentionBackward + grads
-}
-
-func (p *Plan) estimate(cfg *config.Config, ranks int, gflops float64) {
-	n := cfg.Data.SeqLen
-	e := Estimate{
-		Parameters:     model.Count(model.Layout(&cfg.Model.Config)),
-		TokensPerStep:  n * cfg.Train.GlobalBatchSize,
-		FLOPsPerStep:   model.FLOPs(&cfg.Model.Config, []int{n}) * float64(cfg.Train.GlobalBatchSize),
-		GFLOPsMeasured: gflops,
-	}
-	attention := 0.0
-	for l := range cfg.Model.NumHiddenLayers {
-		pairs := model.VisiblePairs([]int{n}, cfg.Model.Window(l))
-		attention += 12 * float64(cfg.Model.NumAttentionHeads*cfg.Model.HeadDim) * float64(pairs) * float64(cfg.Train.GlobalBatchSize)
-	}
-	e.AttentionShare = attention / e.FLOPsPerStep
-	if gflops > 0 {
-		e.SecondsPerStep = e.FLOPsPerStep / (gflops * 1e9) / float64(ranks)
-	}
-	p.Estimate = e
-}
-
-// backend is the attention backend of a CPU run. The rules for GPUs are package attention's.
-func backend(cfg *config.Config) Attention {
-	name := cfg.Attention.Backend
-	a := Attention{Backend: name, Layout: "bshd_bshd_bshd", Rejected: []Rejected{}}
-	switch name {
-	case "reference":
-		a.Reason = "asked for: the slow definition that the others are checked against"
-	default:
-		a.Reason = "the tiled CPU kernel: the fastest that runs without a GPU"
-	}
-	for _, b := range []string{"fused", "unfused"} {
-		a.Rejected = append(a.Rejected, Rejected{
-			Backend: b, Rule: "cpu-device",
-			Reason: fmt.Sprintf("%s runs on CUDA devices and this run is on the CPU", b),
-			Fix:    "use attention.backend flash, or run on a machine with a GPU",
-		})
-	}
-	return a
 }

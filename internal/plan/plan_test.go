@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cprun/cprun/internal/backend"
 	"github.com/cprun/cprun/internal/config"
 )
 
@@ -20,9 +21,18 @@ func load(t *testing.T, ranks int, set ...string) *config.Config {
 	return cfg
 }
 
+func onCPU(t *testing.T, cfg *config.Config, gflops float64) Options {
+	t.Helper()
+	c, err := backend.Choose(cfg, backend.CPU(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Options{Machine: backend.CPU(), Choice: c, GFLOPs: gflops}
+}
+
 func make4(t *testing.T, set ...string) *Plan {
 	t.Helper()
-	p, err := Make(load(t, 4, set...), 4, 0)
+	p, err := Make(load(t, 4, set...), 4, onCPU(t, load(t, 4, set...), 0))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,7 +77,7 @@ func TestShardingHalvesTheOptimizer(t *testing.T) {
 }
 
 func TestMoreRanksTakeFewerActivations(t *testing.T) {
-	one, err := Make(load(t, 1), 1, 0)
+	one, err := Make(load(t, 1), 1, onCPU(t, load(t, 1), 0))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -84,7 +94,8 @@ var update = flag.Bool("update", false, "rewrite testdata")
 
 // The text is what a user reads; a change of it is looked at in review.
 func TestText(t *testing.T) {
-	p, err := Make(load(t, 4, "data.seq_len=1000", "parallel.layout=zigzag", "parallel.algorithm=ring"), 4, 10)
+	cfg := load(t, 4, "data.seq_len=1000", "parallel.layout=zigzag", "parallel.algorithm=ring")
+	p, err := Make(cfg, 4, onCPU(t, cfg, 10))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -3,7 +3,10 @@ package plan
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
+
+	"github.com/cprun/cprun/internal/backend"
 )
 
 // pictureColumns is the width of the partition picture: what fits a terminal of 80 columns
@@ -28,34 +31,87 @@ func (p *Plan) Write(w io.Writer) error {
 	p.picture(&b)
 	fmt.Fprintf(&b, "\nhops        algorithm %s, forward, one layer\n", p.Config["parallel"].(map[string]any)["algorithm"])
 	p.hops(&b)
-	fmt.Fprintf(&b, "\nattention   backend %s: %s\n", p.Attention.Backend, p.Attention.Reason)
-	for _, r := range p.Attention.Rejected {
-		fmt.Fprintf(&b, "            not %s: %s (%s)\n", r.Backend, r.Reason, r.Fix)
+	p.attention(&b)
+	p.costs(&b)
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func (p *Plan) attention(b *strings.Builder) {
+	a := &p.Attention
+	fmt.Fprintf(b, "\nattention   backend %s on %s: %s\n", a.Backend, p.machine, a.Reason)
+	fmt.Fprintf(b, "            q, k, v in layout %s\n", a.Layout)
+	for i, r := range a.Remedies {
+		if first, hops := together(a.Remedies, i, func(x *Remedy) (string, string) { return x.Kind + x.Text, x.Hop }); first {
+			fmt.Fprintf(b, "            with %s%s: %s\n              costs %s\n", r.Kind, hops, r.Text, r.Cost)
+		}
+	}
+	for i, r := range a.Rejected {
+		if first, hops := together(a.Rejected, i, func(x *Rejected) (string, string) { return x.Backend + " " + x.Rule, x.Hop }); first {
+			fmt.Fprintf(b, "            not %s, %s%s: %s\n              fix: %s\n", r.Backend, r.Rule, hops, r.Reason, r.Fix)
+		}
+	}
+}
+
+// together finds what differs from element i in its hop alone: whether i is the first of
+// them, and the hops of all, for one line instead of many.
+func together[T any](list []T, i int, of func(*T) (key, hop string)) (first bool, hops string) {
+	want, _ := of(&list[i])
+	var names []string
+	for j := range list {
+		key, hop := of(&list[j])
+		if key != want {
+			continue
+		}
+		if j < i {
+			return false, ""
+		}
+		if hop != "" && !slices.Contains(names, hop) {
+			names = append(names, hop)
+		}
+	}
+	if len(names) == 0 {
+		return true, ""
+	}
+	return true, " (" + strings.Join(names, "; ") + ")"
+}
+
+// costs are the tables of bytes and the estimate of time.
+func (p *Plan) costs(b *strings.Builder) {
+	type row struct {
+		name string
+		n    int64
+	}
+	table := func(rows []row) {
+		for _, r := range rows {
+			fmt.Fprintf(b, "            %-14s %10s\n", r.name, Bytes(r.n))
+		}
 	}
 	m := &p.Memory
 	b.WriteString("\nmemory      of the rank that needs most\n")
-	for _, row := range []struct {
-		name string
-		n    int64
-	}{{"weights", m.Weights}, {"gradients", m.Gradients}, {"optimizer", m.Optimizer}, {"activations", m.Activations}, {"ring buffers", m.RingBuffers}, {"total", m.Total}} {
-		fmt.Fprintf(&b, "            %-14s %10s\n", row.name, Bytes(row.n))
+	rows := []row{{"weights", m.Weights}}
+	if m.Compute > 0 {
+		rows = append(rows, row{"compute copy", m.Compute})
+	}
+	table(append(rows, row{"gradients", m.Gradients}, row{"optimizer", m.Optimizer}, row{"activations", m.Activations}, row{"ring buffers", m.RingBuffers}, row{"total", m.Total}))
+	if m.fits != "" {
+		fmt.Fprintf(b, "            %s\n", m.fits)
 	}
 	c := &p.Communication
 	b.WriteString("\nsent        by the rank that sends most, in one optimizer step\n")
-	for _, row := range []struct {
-		name string
-		n    int64
-	}{{"attention fwd", c.AttentionForward}, {"attention bwd", c.AttentionBackward}, {"gradients", c.Gradients}, {"total", c.Total}} {
-		fmt.Fprintf(&b, "            %-14s %10s\n", row.name, Bytes(row.n))
-	}
+	table([]row{{"attention fwd", c.AttentionForward}, {"attention bwd", c.AttentionBackward}, {"gradients", c.Gradients}, {"total", c.Total}})
 	e := &p.Estimate
-	fmt.Fprintf(&b, "\nestimate    %s parameters, %s tokens and %.3g FLOPs a step, %.0f%% of them attention\n",
+	fmt.Fprintf(b, "\nestimate    %s parameters, %s tokens and %.3g FLOPs a step, %.0f%% of them attention\n",
 		count(e.Parameters), count(int64(e.TokensPerStep)), e.FLOPsPerStep, 100*e.AttentionShare)
-	if e.SecondsPerStep > 0 {
-		fmt.Fprintf(&b, "            at least %.2g s a step: a matrix product on this machine reaches %.1f GFLOP/s a rank\n", e.SecondsPerStep, e.GFLOPsMeasured)
+	switch {
+	case e.FLOPsPerSecond > 0:
+		fmt.Fprintf(b, "            about %.2g s a step: computing %.2g s beside %.2g s of attention's transfers, then %.2g s of gradients\n",
+			e.SecondsPerStep, e.ComputeSeconds, e.TransferSeconds, e.GradientSeconds)
+		fmt.Fprintf(b, "            at %.0f TFLOP/s (%.0f%% of the peak of %s) and %.0f GB/s a GPU, see docs/backends.md\n",
+			e.FLOPsPerSecond/1e12, 100*backend.Efficiency, e.Source, e.LinkPerSecond/1e9)
+	case e.SecondsPerStep > 0:
+		fmt.Fprintf(b, "            at least %.2g s a step: a matrix product on this machine reaches %.1f GFLOP/s a rank\n", e.SecondsPerStep, e.GFLOPsMeasured)
 	}
-	_, err := io.WriteString(w, b.String())
-	return err
 }
 
 // picture draws which rank holds which part of the sequence, one row a rank.

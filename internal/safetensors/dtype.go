@@ -1,7 +1,6 @@
 package safetensors
 
 import (
-	"fmt"
 	"slices"
 
 	"github.com/cprun/cprun/internal/tensor"
@@ -77,14 +76,4 @@ func (d DType) Tensor() tensor.DType {
 		return tensor.U8
 	}
 	return tensor.Invalid
-}
-
-// Of is the type of the format with the elements of a type of internal/tensor.
-func Of(d tensor.DType) (DType, error) {
-	for _, i := range dtypes {
-		if t := i.name.Tensor(); t == d && t != tensor.Invalid {
-			return i.name, nil
-		}
-	}
-	return "", fmt.Errorf("element type %s has no safetensors name", d)
 }

@@ -217,12 +217,3 @@ func (f *File) span(name string, off, n int64) (Info, error) {
 func (f *File) wrap(name string, err error) error {
 	return fmt.Errorf("safetensors file %s: tensor %q: %w", f.name, name, err)
 }
-
-// Section reads the raw bytes of a tensor in order.
-func (f *File) Section(name string) (io.Reader, error) {
-	i, ok := f.infos[name]
-	if !ok {
-		return nil, f.wrap(name, errors.New("not in the file"))
-	}
-	return io.NewSectionReader(f.r, f.data+i.Begin, i.Bytes()), nil
-}

@@ -1,7 +1,7 @@
 package train
 
 import (
-	"fmt"
+	"errors"
 
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/data"
@@ -10,49 +10,54 @@ import (
 )
 
 // Check finds, before any process is spawned, what is wrong with the files that a config
-// names: data that is too short, tokens outside the vocabulary, weights that do not fit.
+// names: data that is too short, tokens outside the vocabulary, weights that do not fit. Each
+// fault names the place of its key, and all are reported.
 func Check(cfg *config.Config) error {
-	if err := checkData(cfg, "data.path", cfg.Data.Path); err != nil {
-		return err
-	}
-	if v := cfg.Data.Validation; v.Every > 0 && v.Path != "" {
-		if err := checkData(cfg, "data.validation.path", v.Path); err != nil {
-			return err
+	var all config.Errors
+	note := func(key string, err error) {
+		var faults config.Errors
+		if err != nil && errors.As(cfg.Fault(key, err), &faults) {
+			all = append(all, faults...)
 		}
 	}
-	if cfg.Model.From == "" {
+	note("data.path", checkData(cfg, cfg.Data.Path))
+	if v := cfg.Data.Validation; v.Every > 0 && v.Path != "" {
+		note("data.validation.path", checkData(cfg, v.Path))
+	}
+	if cfg.Model.From != "" {
+		note("model.from", checkWeights(cfg))
+	}
+	if len(all) == 0 {
 		return nil
 	}
+	return all
+}
+
+func checkWeights(cfg *config.Config) error {
 	w, err := hf.OpenWeights(cfg.Model.From)
 	if err != nil {
-		return fmt.Errorf("model.from: %w", err)
+		return err
 	}
 	defer w.Close()
-	if err := w.Check(Tensors(model.Layout(&cfg.Model.Config))); err != nil {
-		return fmt.Errorf("model.from: %w", err)
-	}
-	return nil
+	return w.Check(Tensors(model.Layout(&cfg.Model.Config)))
 }
 
 // checkedTokens is how much of a dataset is read before training to find tokens outside the
 // vocabulary: what takes a moment. The rest is checked as it is read.
 const checkedTokens = 64 << 20
 
-func checkData(cfg *config.Config, key, path string) error {
+func checkData(cfg *config.Config, path string) error {
 	ds, err := data.Open(source(cfg, path))
 	if err != nil {
-		return fmt.Errorf("%s: %w", key, err)
+		return err
 	}
 	if _, err := data.New(ds, cut(cfg, false)); err != nil {
-		return fmt.Errorf("%s: %w", key, err)
+		return err
 	}
 	if ds.Len() > checkedTokens {
 		return nil
 	}
-	if err := ds.Check(); err != nil {
-		return fmt.Errorf("%s: %w", key, err)
-	}
-	return nil
+	return ds.Check()
 }
 
 func source(cfg *config.Config, path string) data.Source {

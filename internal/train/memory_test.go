@@ -25,7 +25,7 @@ func TestThePlanIsWhatARunTakes(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		p, err := plan.Make(cfg, ranks, 0)
+		p, err := plan.Make(cfg, ranks, plan.Options{})
 		if err != nil {
 			t.Fatal(err)
 		}

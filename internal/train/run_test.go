@@ -212,6 +212,22 @@ func TestCheckFindsWhatIsWrongWithTheFiles(t *testing.T) {
 	}
 }
 
+// Faults of files that a config names have the place of the key, and are told all at once.
+func TestCheckNamesEveryPlace(t *testing.T) {
+	cfg := load(t, tiny(t), 1)
+	cfg.Data.SeqLen = 1 << 20
+	cfg.Data.Validation = config.Validation{Path: cfg.Data.Path, Every: 1, Steps: 1}
+	var faults config.Errors
+	if err := train.Check(cfg); !errors.As(err, &faults) || len(faults) != 2 {
+		t.Fatalf("Check = %v, want two faults", err)
+	}
+	for _, f := range faults {
+		if f.Line == 0 || f.File == "" || !strings.HasPrefix(f.Key, "data.") {
+			t.Errorf("a fault without its place: %+v", f)
+		}
+	}
+}
+
 func writeYAML(t *testing.T, yaml string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "train.yaml")

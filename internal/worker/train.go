@@ -2,6 +2,7 @@ package worker
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/cprun/cprun/internal/agent"
 	"github.com/cprun/cprun/internal/config"
@@ -21,7 +22,7 @@ func (p *process) train(ctx context.Context) error {
 		return err
 	}
 	stopped, err := train.Run(ctx, cfg, train.CPU(p.stream, cfg.Attention.Backend), p.world, train.Options{
-		RunDir: job.RunDir, RunID: p.RunID, Version: job.Version, ConfigYAML: string(cfg.YAML()),
+		RunDir: job.RunDir, RunID: fmt.Sprintf("%s-%d", p.RunID, p.Restart), Version: job.Version, ConfigYAML: string(cfg.YAML()),
 		// A restarted job goes on from what it had, also where it first was told to begin anew.
 		Resume: job.Resume || p.Restart > 0, From: job.From,
 		Stop: p.Stop(), Report: p.report,

@@ -1,0 +1,28 @@
+package attention
+
+// Order is the preference among the backends on a range of architectures, fastest first.
+type Order struct {
+	Since, Until int // architectures [Since, Until), as in Params.Arch
+	Backends     []Backend
+	Source       string
+}
+
+// Orders is the table of preferences. Unfused writes a score matrix of the square of the
+// length and the reference is a definition, so both come last everywhere.
+var Orders = []Order{
+	{0, 1, []Backend{Flash, BackendReference, Unfused, Fused},
+		"CPU: the tiled kernels are the only fast ones; the reference is what they are tested against"},
+	{1, 90, []Backend{Flash, Fused, Unfused, BackendReference},
+		"U103, U104: on sm80, sm86 and sm89 fused attention is no faster than flash"},
+	{90, 1 << 30, []Backend{Fused, Flash, Unfused, BackendReference},
+		"U103, H03: fused attention is faster on Hopper and later; measured 593 against 350 TFLOP/s forward on H200"},
+}
+
+func orderOf(arch int) Order {
+	for _, o := range Orders {
+		if o.Since <= arch && arch < o.Until {
+			return o
+		}
+	}
+	return Orders[0]
+}

@@ -1,0 +1,41 @@
+package attention
+
+import "slices"
+
+// Rule is one reason why a backend cannot run a kernel call. Everything that was learnt about
+// backends and their versions is in such rules and nowhere else.
+type Rule struct {
+	ID      string
+	Backend Backend
+	// Since and Until bound the versions, of cuDNN for Fused, in which the rule speaks:
+	// [Since, Until), 0 is open. A rule with a bound is silent where the library is not
+	// there, since another rule says that.
+	Since, Until Version
+	// PerHop is set where lengths or the mask of the single kernel call decide; the rule
+	// is then reported for each hop. Others are reported once for the run.
+	PerHop bool
+	Speaks func(*Call) bool
+	Reason string // one sentence
+	Fix    string // one sentence
+	Source string // where the fact is from: a number of the reference that docs/backends.md explains
+	Remedy Remedy // zero: none
+}
+
+// Rules is a copy of the table of all rules.
+func Rules() []Rule { return slices.Clone(rules) }
+
+var rules = slices.Concat(commonRules, flashRules, fusedRunRules, fusedDimRules, fusedHopRules, fusedFP8Rules, unfusedRules, referenceRules)
+
+// speaks reports whether r speaks against call c.
+func (r *Rule) speaks(c *Call) bool {
+	if r.Since != 0 || r.Until != 0 {
+		v := c.CUDNN
+		if r.Backend == Flash {
+			v = c.Flash
+		}
+		if v == 0 || v < r.Since || r.Until != 0 && v >= r.Until {
+			return false
+		}
+	}
+	return r.Speaks(c)
+}

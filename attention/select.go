@@ -1,0 +1,180 @@
+package attention
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Rejection is one rule that speaks against one backend.
+type Rejection struct {
+	Backend Backend
+	Rule    string // the rule's id
+	Reason  string
+	Fix     string
+	// Hop names the kernel call that the rule speaks about, such as "half keys"; it is
+	// empty for a rule about the run as a whole. Example is one such call, with its rank,
+	// its lengths and its mask.
+	Hop     string
+	Example string
+	// Remedy says what would cure it, if anything mechanical does.
+	Remedy Remedy
+}
+
+// Applied is a remedy that the choice relies on: the caller must carry it out.
+type Applied struct {
+	Remedy
+	Rule string // the rule that asked for it
+	Hop  string // as in Rejection
+	// Calls is what replaces the hop's call: padded, or cut in parts.
+	Calls []Call
+}
+
+// Choice is the outcome of a selection. It is shared between callers and read only.
+type Choice struct {
+	Backend Backend
+	Reason  string
+	// Rejected is every rule that speaks against a backend that was not chosen, cured or
+	// not; Remedies is what cures the one that was.
+	Rejected []Rejection
+	Remedies []Applied
+	// Able is the backends that could run this, in the order of preference.
+	Able   []Backend
+	Params Params
+	Hops   []Call
+}
+
+// NoBackendError is returned where no backend that may be used can run what is asked for.
+type NoBackendError struct {
+	Want     Backend // Auto where all were tried
+	Params   Params
+	Rejected []Rejection
+}
+
+func (e *NoBackendError) Error() string {
+	var b strings.Builder
+	if e.Want == Auto {
+		b.WriteString("no attention backend can run this:")
+	} else {
+		fmt.Fprintf(&b, "attention backend %s cannot run this:", e.Want)
+	}
+	for _, r := range e.Rejected {
+		if e.Want != Auto && r.Backend != e.Want {
+			continue
+		}
+		fmt.Fprintf(&b, "\n  %s", r)
+	}
+	return b.String()
+}
+
+func (r Rejection) String() string {
+	hop := ""
+	if r.Hop != "" {
+		hop = fmt.Sprintf(" in hop %q (%s)", r.Hop, r.Example)
+	}
+	return fmt.Sprintf("%s: %s%s: %s Fix: %s", r.Backend, r.Rule, hop, r.Reason, r.Fix)
+}
+
+// Select chooses the backend for p: the first in the order of the architecture that every
+// hop of every rank can run, those that need no remedy before those that do. The error is a
+// *NoBackendError, or says what is wrong with p itself.
+func Select(p Params) (*Choice, error) {
+	p, err := p.checked()
+	if err != nil {
+		return nil, err
+	}
+	c := &Choice{Params: p, Hops: hopsOf(p)}
+	verdicts := make(map[Backend]verdict, len(Backends))
+	for _, b := range Backends {
+		verdicts[b] = judge(b, p, c.Hops)
+	}
+	order := orderOf(p.Arch)
+	for _, b := range order.Backends {
+		if verdicts[b].ok {
+			c.Able = append(c.Able, b)
+		}
+	}
+	c.Backend, c.Reason = pick(p, order, verdicts)
+	for _, b := range Backends {
+		if b != c.Backend {
+			c.Rejected = append(c.Rejected, verdicts[b].spoke...)
+		}
+	}
+	if c.Backend == Auto {
+		return nil, &NoBackendError{Want: p.Want, Params: p, Rejected: c.Rejected}
+	}
+	c.Remedies = verdicts[c.Backend].applied
+	return c, nil
+}
+
+// Evaluate is every rule that speaks against any backend for p, over all hops, before and
+// after remedies.
+func Evaluate(p Params) ([]Rejection, error) {
+	p, err := p.checked()
+	if err != nil {
+		return nil, err
+	}
+	var all []Rejection
+	hops := hopsOf(p)
+	for _, b := range Backends {
+		all = append(all, judge(b, p, hops).spoke...)
+	}
+	return all, nil
+}
+
+// pick is the backend asked for if it can run, or the best of those that can; Auto if none.
+func pick(p Params, order Order, verdicts map[Backend]verdict) (Backend, string) {
+	if p.Want != Auto {
+		if !verdicts[p.Want].ok {
+			return Auto, ""
+		}
+		return p.Want, "asked for" + verdicts[p.Want].remedied()
+	}
+	for _, tier := range [][]Backend{{Flash, Fused}, {Unfused}, {BackendReference}} {
+		for _, plain := range []bool{true, false} {
+			for _, b := range order.Backends {
+				v := verdicts[b]
+				if v.ok && contains(tier, b) && (len(v.applied) == 0) == plain {
+					return b, reason(b, p, order, verdicts)
+				}
+			}
+		}
+	}
+	return Auto, ""
+}
+
+// reason says why b was picked: its place in the order, and what passed over those before.
+func reason(b Backend, p Params, order Order, verdicts map[Backend]verdict) string {
+	var before []string
+	for _, o := range order.Backends {
+		if o == b {
+			break
+		}
+		v := verdicts[o]
+		if v.ok {
+			before = append(before, fmt.Sprintf("%s needs %s", o, v.cures()))
+		} else {
+			before = append(before, fmt.Sprintf("%s cannot run this (%s)", o, v.blocking()))
+		}
+	}
+	s := fmt.Sprintf("first on %s", archName(p.Arch))
+	if len(before) > 0 {
+		s = fmt.Sprintf("next on %s: %s", archName(p.Arch), strings.Join(before, "; "))
+	}
+	return s + verdicts[b].remedied()
+}
+
+func contains(bs []Backend, b Backend) bool {
+	for _, x := range bs {
+		if x == b {
+			return true
+		}
+	}
+	return false
+}
+
+func archName(arch int) string {
+	if arch == 0 {
+		return "a CPU"
+	}
+	return fmt.Sprintf("sm%d", arch)
+}

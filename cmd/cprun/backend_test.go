@@ -1,0 +1,317 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// planned is what cprun plan --json says, as far as these tests read it.
+type planned struct {
+	Machine   string
+	Config    map[string]map[string]any
+	Partition struct{ Ranks, Context int }
+	Attention struct {
+		Backend, Reason, Layout string
+		Rejected                []struct{ Backend, Rule, Reason, Fix, Hop string }
+		Remedies                []struct{ Kind, Text, Cost, Rule, Hop string }
+	}
+	Memory struct {
+		Weights, ComputeWeights, Optimizer, Total, Device int64
+		Fits                                              bool
+	}
+	Communication struct{ AttentionForward, AttentionBackward int64 }
+	Estimate      struct{ SecondsPerStep, GFLOPsMeasured, FLOPsPerSecond, LinkBytesPerSecond float64 }
+}
+
+func plan(t *testing.T, args ...string) planned {
+	t.Helper()
+	out, _ := must(t, append([]string{"plan", "--json"}, args...)...)
+	var p planned
+	// Keys of JSON are matched without underscores.
+	if err := json.Unmarshal([]byte(withoutUnderscores(t, out)), &p); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// withoutUnderscores rewrites snake_case keys so that Go's matching of names, which ignores
+// case, finds them. Keys of the config stay as they are.
+func withoutUnderscores(t *testing.T, text string) string {
+	t.Helper()
+	var v map[string]any
+	if err := json.Unmarshal([]byte(text), &v); err != nil {
+		t.Fatal(err)
+	}
+	var walk func(v any) any
+	walk = func(v any) any {
+		switch v := v.(type) {
+		case map[string]any:
+			out := map[string]any{}
+			for k, x := range v {
+				out[strings.ReplaceAll(k, "_", "")] = walk(x)
+			}
+			return out
+		case []any:
+			for i := range v {
+				v[i] = walk(v[i])
+			}
+		}
+		return v
+	}
+	config := v["config"]
+	out := walk(v).(map[string]any)
+	out["config"] = config
+	b, err := json.Marshal(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+// rejects reports whether a rule spoke against a backend, and in which hops.
+func (p *planned) rejects(backend, rule string) (hops []string, ok bool) {
+	for _, r := range p.Attention.Rejected {
+		if r.Backend == backend && r.Rule == rule {
+			ok = true
+			hops = append(hops, r.Hop)
+		}
+	}
+	return hops, ok
+}
+
+func (p *planned) remedies() (kinds []string) {
+	for _, r := range p.Attention.Remedies {
+		if !slices.Contains(kinds, r.Kind) {
+			kinds = append(kinds, r.Kind)
+		}
+	}
+	return kinds
+}
+
+const cases = "../../examples/cases/"
+
+// Case 1: [48, 16534, 18, 128] bf16 under context parallelism, cuDNN 8.9.7 and 9.0.0.
+func TestCaseLengthsAndCUDNN(t *testing.T) {
+	args := func(cudnn, backend string) []string {
+		return []string{cases + "seqlen-cudnn.yaml", "--nproc", "2", "--assume", "arch=sm80,cudnn=" + cudnn, "--set", "attention.backend=" + backend}
+	}
+	p := plan(t, args("8.9.7", "auto")...)
+	if p.Attention.Backend != "flash" || p.Attention.Layout != "bshd_bshd_bshd" {
+		t.Errorf("on sm80 auto is %s in %s, want flash", p.Attention.Backend, p.Attention.Layout)
+	}
+	hops, ok := p.rejects("fused", "fused-seq-multiple-64")
+	if !ok || !slices.Contains(hops, "diagonal") || !slices.Contains(hops, "half keys") || !slices.Contains(hops, "half queries") {
+		t.Errorf("fused-seq-multiple-64 speaks of hops %q, want the diagonal, half keys and half queries", hops)
+	}
+	p = plan(t, args("8.9.7", "fused")...)
+	if p.Attention.Backend != "fused" || !slices.Contains(p.remedies(), "pad-sequence") {
+		t.Errorf("asked for, %s runs with %q, want fused with pad-sequence", p.Attention.Backend, p.remedies())
+	}
+	for _, r := range p.Attention.Remedies {
+		if r.Text == "" || r.Cost == "" || r.Rule == "" {
+			t.Errorf("a remedy without text, cost or rule: %+v", r)
+		}
+	}
+	p = plan(t, args("9.0.0", "fused")...)
+	if p.Attention.Backend != "fused" || len(p.Attention.Remedies) != 0 {
+		t.Errorf("with cuDNN 9.0.0 %s runs with %q, want fused as it is", p.Attention.Backend, p.remedies())
+	}
+	if _, ok = p.rejects("fused", "fused-seq-multiple-64"); ok {
+		t.Error("cuDNN 9.0.0 still wants multiples of 64")
+	}
+}
+
+// Case 2 as far as a llama can have it: head dim 192 in training on H100.
+func TestCaseHeadDims(t *testing.T) {
+	config := cases + "head-dims.yaml"
+	p := plan(t, config, "--assume", "arch=sm90,cudnn=9.1.0,gpus=8")
+	if _, ok := p.rejects("fused", "fused-head-dim-sm90-training-9.5.0"); p.Attention.Backend != "flash" || !ok {
+		t.Errorf("cuDNN 9.1.0: %s, %+v", p.Attention.Backend, p.Attention.Rejected)
+	}
+	p = plan(t, config, "--assume", "arch=sm90,cudnn=9.5.0,gpus=8")
+	if p.Attention.Backend != "fused" {
+		t.Errorf("cuDNN 9.5.0: %s, want fused, which is first on sm90: %+v", p.Attention.Backend, p.Attention.Rejected)
+	}
+	code, stdout, stderr := cprun(t, "plan", config, "--assume", "arch=sm90,cudnn=9.1.0,gpus=8", "--set", "attention.backend=fused")
+	if code != 2 || stdout != "" {
+		t.Errorf("fused with cuDNN 9.1.0: exit status %d, want 2\n%s", code, stdout)
+	}
+	for _, w := range []string{"attention.backend fused", "sm90, cuDNN 9.1.0", "fused-head-dim-sm90-training-9.5.0", "backward", "Fix: ", "9.5.0"} {
+		if !strings.Contains(stderr, w) {
+			t.Errorf("stderr does not say %q:\n%s", w, stderr)
+		}
+	}
+}
+
+// Case 3 as far as it can come up: the model's q, k and v are dense, whatever the heads.
+func TestCaseMultiQuery(t *testing.T) {
+	p := plan(t, cases+"multi-query.yaml", "--nproc", "2", "--assume", "arch=sm90,cudnn=9.2.1")
+	if p.Attention.Layout != "bshd_bshd_bshd" || p.Attention.Backend != "fused" || p.Config["precision"]["compute"] != "fp16" {
+		t.Errorf("%s in %s: %+v", p.Attention.Backend, p.Attention.Layout, p.Attention.Rejected)
+	}
+}
+
+// Layers with different windows share one backend.
+func TestCaseWindows(t *testing.T) {
+	p := plan(t, cases+"windows.yaml", "--assume", "arch=sm90,cudnn=9.1.0,gpus=8")
+	hops, ok := p.rejects("fused", "fused-window-9.2.0")
+	if p.Attention.Backend != "flash" || !ok || !strings.Contains(strings.Join(hops, "\n"), "window of 4095 keys") {
+		t.Errorf("%s, hops %q", p.Attention.Backend, hops)
+	}
+}
+
+func TestAssumedMachine(t *testing.T) {
+	p := plan(t, "../../examples/opticks.yaml", "--assume", "arch=sm90,cudnn=9.18.1,gpus=8", "--assume", "memory=80G,link=450G")
+	if p.Partition.Ranks != 8 || p.Partition.Context != 8 {
+		t.Errorf("gpus=8 makes %d ranks, %d of them a sequence's", p.Partition.Ranks, p.Partition.Context)
+	}
+	for key, want := range map[string]string{"precision.compute": "bf16", "memory.recompute": "selective", "memory.shard": "optimizer", "attention.backend": p.Attention.Backend} {
+		section, name, _ := strings.Cut(key, ".")
+		if got := p.Config[section][name]; got != want {
+			t.Errorf("%s is %v, want %s", key, got, want)
+		}
+	}
+	if p.Memory.ComputeWeights*2 != p.Memory.Weights || p.Memory.Optimizer*4 != p.Memory.Weights {
+		t.Errorf("weights %d, in bf16 %d, optimizer %d of 8 ranks", p.Memory.Weights, p.Memory.ComputeWeights, p.Memory.Optimizer)
+	}
+	if !p.Memory.Fits || p.Memory.Device != 80<<30 {
+		t.Errorf("memory %+v", p.Memory)
+	}
+	e := p.Estimate
+	if e.GFLOPsMeasured != 0 || e.SecondsPerStep <= 0 || e.LinkBytesPerSecond != 450<<30 {
+		t.Errorf("estimate %+v", e)
+	}
+	// In the other direction what travels is float32 on its way back and bf16 on its way there.
+	cpu := plan(t, "../../examples/opticks.yaml", "--nproc", "8")
+	if 2*p.Communication.AttentionForward != cpu.Communication.AttentionForward {
+		t.Errorf("bf16 keys and values take %d bytes, float32 ones %d", p.Communication.AttentionForward, cpu.Communication.AttentionForward)
+	}
+	if cpu.Machine != "arch=cpu" || p.Machine != fmt.Sprintf("arch=sm90,cudnn=9.18.1,flash=built,gpus=8,memory=%d,link=%d", 80<<30, 450<<30) {
+		t.Errorf("machines %q and %q", cpu.Machine, p.Machine)
+	}
+	out, _ := must(t, "plan", "../../examples/opticks.yaml", "--assume", "arch=sm90,gpus=8,memory=16M", "--set", "data.seq_len=64K")
+	for _, w := range []string{"does NOT fit the 16.0 MiB", "peak of H100", "backend flash on sm90, no cuDNN"} {
+		if !strings.Contains(out, w) {
+			t.Errorf("the plan does not say %q:\n%s", w, out)
+		}
+	}
+}
+
+func TestAssumeFaultsEndWithStatus2(t *testing.T) {
+	config := small(t, 2)
+	for _, c := range []struct {
+		args []string
+		want []string
+	}{
+		{[]string{"--assume", "arhc=sm90"}, []string{"did you mean arch?"}},
+		{[]string{"--assume", "arch=sm90", "--assume", "arch=sm80"}, []string{"given before"}},
+		{[]string{"--assume", "cudnn=9.1.0"}, []string{"arch=sm90"}},
+		{[]string{"--assume", "arch=sm90,gpus=2", "--nproc", "4"}, []string{"gpus=2"}},
+		{[]string{"--assume", "arch=sm90", "--device", "cpu"}, []string{"--device cpu", "arch=sm90"}},
+		{[]string{"--device", "cuda"}, []string{"--assume arch=sm90"}},
+		{[]string{"--set", "attention.backend=fused"}, []string{"attention.backend", "fused", "CUDA"}},
+		{[]string{"--assume", "arch=sm70,flash=none", "--set", "attention.backend=fused"}, []string{"fused-arch-sm80", "fused-not-installed", "Fix: "}},
+	} {
+		code, stdout, stderr := cprun(t, append([]string{"plan", config}, c.args...)...)
+		if code != 2 || stdout != "" {
+			t.Errorf("%q: exit status %d, want 2\n%s%s", c.args, code, stdout, stderr)
+		}
+		for _, w := range c.want {
+			if !strings.Contains(stderr, w) {
+				t.Errorf("%q: stderr does not say %q:\n%s", c.args, w, stderr)
+			}
+		}
+	}
+	must(t, "plan", config, "--device", "cuda", "--assume", "arch=sm90")
+}
+
+// with is cprun with these variables of TransformerEngine and no others.
+func with(t *testing.T, env []string, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	c := command(t, args...)
+	c.Env = append(slices.DeleteFunc(c.Env, func(v string) bool { return strings.HasPrefix(v, "NVTE_") }), env...)
+	var out, errs strings.Builder
+	c.Stdout, c.Stderr = &out, &errs
+	if err := c.Run(); err != nil && c.ProcessState == nil {
+		t.Fatal(err)
+	}
+	return c.ProcessState.ExitCode(), out.String(), errs.String()
+}
+
+func TestEnvironmentOfTransformerEngine(t *testing.T) {
+	gpu := []string{"plan", cases + "multi-query.yaml", "--nproc", "2", "--assume", "arch=sm90,cudnn=9.18.1", "--json"}
+	code, stdout, stderr := with(t, []string{"NVTE_FUSED_ATTN=0"}, gpu...)
+	if code != 0 || !strings.Contains(stdout, `"backend": "flash"`) || !strings.Contains(stderr, "environment: NVTE_FUSED_ATTN=0") {
+		t.Errorf("exit status %d:\n%s%s", code, stdout, stderr)
+	}
+	code, stdout, _ = with(t, []string{"NVTE_FLASH_ATTN=0", "NVTE_FUSED_ATTN=0"}, gpu...)
+	if code != 0 || !strings.Contains(stdout, `"backend": "unfused"`) && !strings.Contains(stdout, `"backend": "reference"`) {
+		t.Errorf("without flash and fused, exit status %d:\n%s", code, stdout)
+	}
+	code, _, stderr = with(t, []string{"NVTE_FLASH_ATTN=off", "NVTE_DEBUG_LEVEL=3"}, gpu...)
+	if code != 2 || !strings.Contains(stderr, `NVTE_FLASH_ATTN="off"`) || !strings.Contains(stderr, `NVTE_DEBUG_LEVEL="3"`) {
+		t.Errorf("values that mean nothing: exit status %d:\n%s", code, stderr)
+	}
+	code, _, stderr = with(t, []string{"NVTE_FUSED_ATTN=0"}, append(gpu, "--set", "attention.backend=fused")...)
+	if code != 2 || !strings.Contains(stderr, "fused-disabled") || !strings.Contains(stderr, "environment: NVTE_FUSED_ATTN=0") {
+		t.Errorf("fused asked for and switched off: exit status %d:\n%s", code, stderr)
+	}
+	_, stdout, _ = with(t, []string{"NVTE_DEBUG=1"}, "doctor")
+	if !strings.Contains(stdout, "NVTE_FUSED_ATTN") || !strings.Contains(stdout, `NVTE_DEBUG           "1"`) {
+		t.Errorf("doctor does not list what is read:\n%s", stdout)
+	}
+}
+
+func TestDebugSaysWhatWasChosen(t *testing.T) {
+	config := small(t, 1)
+	run := func(env []string, args ...string) string {
+		dir := filepath.Join(t.TempDir(), "run")
+		code, _, stderr := with(t, env, append([]string{"--nproc", "2", "--run-dir", dir, config}, args...)...)
+		if code != 0 {
+			t.Fatalf("exit status %d:\n%s", code, stderr)
+		}
+		return stderr
+	}
+	if quiet := run(nil); strings.Contains(quiet, "attention:") {
+		t.Errorf("debug 0 speaks:\n%s", quiet)
+	}
+	one := run(nil, "--set", "attention.debug=1")
+	if !strings.Contains(one, "attention: flash") {
+		t.Errorf("debug 1 does not say what was chosen:\n%s", one)
+	}
+	for _, two := range []string{run(nil, "--set", "attention.debug=2"), run([]string{"NVTE_DEBUG=1", "NVTE_DEBUG_LEVEL=2"})} {
+		for _, w := range []string{"flash", "fused-gpu-only", "bshd_bshd_bshd", "shape [1 100 4 8], strides [3200 32 8 1]", "ring", "zigzag"} {
+			if !strings.Contains(two, w) {
+				t.Errorf("debug 2 does not say %q:\n%s", w, two)
+			}
+		}
+	}
+	if reference := run([]string{"NVTE_FLASH_ATTN=0", "NVTE_DEBUG=1", "NVTE_DEBUG_LEVEL=1"}); !strings.Contains(reference, "attention: reference") {
+		t.Errorf("without flash:\n%s", reference)
+	}
+}
+
+func TestAttentionHonoursTheEnvironment(t *testing.T) {
+	args := []string{"attention", "--in", "../../ring/testdata/docs.safetensors", "--out", filepath.Join(t.TempDir(), "x"), "--nproc", "2", "--json"}
+	code, stdout, stderr := with(t, []string{"NVTE_FLASH_ATTN=0"}, args...)
+	if code != 0 || !strings.Contains(stdout, `"backend": "reference"`) || !strings.Contains(stderr, "environment: NVTE_FLASH_ATTN=0") {
+		t.Errorf("exit status %d:\n%s%s", code, stdout, stderr)
+	}
+	code, _, stderr = with(t, nil, append(args, "--backend", "fused")...)
+	if code != 2 || !strings.Contains(stderr, "fused-gpu-only") {
+		t.Errorf("fused on a CPU: exit status %d:\n%s", code, stderr)
+	}
+}
+
+func TestDoctorTriesTheRules(t *testing.T) {
+	_, out, _ := cprun(t, "doctor")
+	for _, w := range []string{"attention backends on a CPU", "flash", "not fused, fused-gpu-only", "fix:", "packed documents", "NVTE_DEBUG_LEVEL"} {
+		if !strings.Contains(out, w) {
+			t.Errorf("doctor does not say %q:\n%s", w, out)
+		}
+	}
+}

@@ -1,0 +1,48 @@
+package backend
+
+import (
+	"fmt"
+	"io"
+
+	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/partition"
+)
+
+// Explain writes what was chosen and why, at level 1 in a few lines, at level 2 with every
+// parameter, every rule that spoke, and the layout of q, k and v with shapes and strides. The
+// layers of each window are explained by themselves.
+func (c *Choice) Explain(w io.Writer, level int) {
+	for i, l := range c.Layers {
+		if of := layersOf(l.Params.WindowLeft, len(c.Layers)); of != "" && level > 0 {
+			fmt.Fprintf(w, "attention: %s\n", of)
+		}
+		l.Explain(w, level)
+		if level > 1 && i == 0 {
+			writeLayout(w, &l.Params)
+		}
+	}
+}
+
+// Layout is the layout of q, k and v that a run's kernels are given.
+func Layout(p *attention.Params) attention.QKVLayout {
+	return attention.QKVLayout{Q: p.Format, KV: p.Format, Packing: p.Packing}
+}
+
+// writeLayout is where the model's q, k and v of rank 0 lie in memory: three dense tensors of
+// its tokens.
+func writeLayout(w io.Writer, p *attention.Params) {
+	fmt.Fprintf(w, "attention: layout %s, three tensors in memory\n", Layout(p))
+	layout, err := partition.New(p.Layout, []int{p.SeqQ})
+	if err != nil {
+		return // Select has refused such parameters
+	}
+	tokens := partition.Count(layout.Spans(p.SeqQ, max(1, p.ContextSize), 0))
+	for _, t := range []struct {
+		name       string
+		heads, dim int
+	}{{"q", p.Heads, p.HeadDim}, {"k", p.KVHeads, p.HeadDim}, {"v", p.KVHeads, p.HeadDimV}} {
+		v := tensor.NewMeter().Alloc(p.DType, p.Batch, tokens, t.heads, t.dim)
+		fmt.Fprintf(w, "attention:   %s %s of rank 0: shape %v, strides %v (batch, seq, heads, head dim)\n", t.name, p.DType, v.Shape(), v.Strides())
+	}
+}

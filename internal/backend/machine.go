@@ -1,0 +1,100 @@
+// Package backend asks package attention which backend a run of a config gets: it turns a
+// resolved config and a machine, the one that is here or one that --assume describes, into
+// attention.Params, and the answers for all layers into one choice.
+package backend
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/internal/config"
+)
+
+// Machine is what decides on a backend and on the time of a step, of one device.
+type Machine struct {
+	Arch   int               // 10 times the compute capability; 0: a CPU
+	CUDNN  attention.Version // 0: not there
+	Flash  attention.Version // of the CUDA kernels; 0: not built. A CPU always has its own.
+	GPUs   int               // 0: not said
+	Memory int64             // bytes of one device; 0: not said
+	Link   int64             // bytes a second that one device sends; 0: not said
+	// Assumed: described by --assume, not looked at.
+	Assumed bool
+}
+
+// BuiltFlash is the version of the CUDA kernels of this source, which are compiled for the
+// GPU found.
+var BuiltFlash = attention.V(1, 0, 0)
+
+// CPU is a machine without a GPU.
+func CPU() Machine { return Machine{} }
+
+// Device is the machine as config.Options calls it.
+func (m Machine) Device() string {
+	if m.Arch == 0 {
+		return "cpu"
+	}
+	return "cuda"
+}
+
+func (m Machine) String() string {
+	if m.Arch == 0 {
+		return "a CPU"
+	}
+	flash := "no flash kernels"
+	if m.Flash != 0 {
+		flash = "flash kernels"
+	}
+	cudnn := "no cuDNN"
+	if m.CUDNN != 0 {
+		cudnn = "cuDNN " + m.CUDNN.String()
+	}
+	return fmt.Sprintf("sm%d, %s, %s", m.Arch, cudnn, flash)
+}
+
+// Fits is a sentence on whether so many bytes fit the memory of one device, and whether they
+// do; "" where the memory is not known.
+func (m Machine) Fits(total int64, bytes func(int64) string) (string, bool) {
+	switch {
+	case m.Memory == 0:
+		return "", true
+	case total <= m.Memory:
+		return fmt.Sprintf("fits the %s of one device", bytes(m.Memory)), true
+	}
+	return fmt.Sprintf("does NOT fit the %s of one device: %s too much; use more ranks, memory.recompute full or a shorter data.seq_len",
+		bytes(m.Memory), bytes(total-m.Memory)), false
+}
+
+// Debug is how much is said about the choice: attention.debug, or the level that the
+// environment asks for, whichever is more.
+func Debug(cfg *config.Config, environment int) int {
+	return min(2, max(cfg.Attention.Debug, environment))
+}
+
+// Flag is the value of --assume that describes the machine.
+func (m Machine) Flag() string {
+	var parts []string
+	add := func(format string, args ...any) { parts = append(parts, fmt.Sprintf(format, args...)) }
+	if m.Arch != 0 {
+		add("arch=sm%d", m.Arch)
+		add("cudnn=%s", m.CUDNN)
+		if m.Flash != 0 {
+			add("flash=built")
+		} else {
+			add("flash=none")
+		}
+	}
+	for _, f := range []struct {
+		name string
+		n    int64
+	}{{"gpus", int64(m.GPUs)}, {"memory", m.Memory}, {"link", m.Link}} {
+		if f.n != 0 {
+			add("%s=%d", f.name, f.n)
+		}
+	}
+	if len(parts) == 0 {
+		return "arch=cpu"
+	}
+	return strings.Join(parts, ",")
+}

@@ -1,0 +1,47 @@
+package plan
+
+import "github.com/cprun/cprun/internal/backend"
+
+// Attention is the chosen backend.
+type Attention struct {
+	Backend  string     `json:"backend"`
+	Reason   string     `json:"reason"`
+	Rejected []Rejected `json:"rejected"`
+	Layout   string     `json:"layout"` // of q, k, v in memory
+	Remedies []Remedy   `json:"remedies"`
+}
+
+// Rejected is a backend that was not chosen, and a rule that spoke against it.
+type Rejected struct {
+	Backend string `json:"backend"`
+	Rule    string `json:"rule"`
+	Reason  string `json:"reason"`
+	Fix     string `json:"fix"`
+	Hop     string `json:"hop,omitempty"`     // "" where the rule spoke of the whole run
+	Example string `json:"example,omitempty"` // one such hop: its rank, lengths and mask
+}
+
+// Remedy is what a run does to tensors so that its backend takes them.
+type Remedy struct {
+	Kind string `json:"kind"`
+	Text string `json:"text"`
+	Cost string `json:"cost"`
+	Rule string `json:"rule"` // which it answers
+	Hop  string `json:"hop,omitempty"`
+}
+
+func attentionOf(c *backend.Choice) Attention {
+	a := Attention{Rejected: []Rejected{}, Remedies: []Remedy{}}
+	if c == nil {
+		return a
+	}
+	a.Backend, a.Reason = c.Backend.String(), c.Reason
+	for _, r := range c.Rejected {
+		a.Rejected = append(a.Rejected, Rejected{Backend: r.Backend.String(), Rule: r.Rule, Reason: r.Reason, Fix: r.Fix, Hop: r.Hop, Example: r.Example})
+	}
+	for _, r := range c.Remedies {
+		a.Remedies = append(a.Remedies, Remedy{Kind: r.Kind.String(), Text: r.Text, Cost: r.Cost, Rule: r.Rule, Hop: r.Hop})
+	}
+	a.Layout = backend.Layout(&c.Layers[0].Params).String()
+	return a
+}
