@@ -116,6 +116,13 @@ func (g *Group) Stream() *tensor.HostStream { return g.stream }
 // Compute is the stream that calls are ordered against.
 func (g *Group) Compute() tensor.Stream { return g.compute }
 
+// SetDeadline changes how long a transfer of this group may stand still, for the calls queued
+// after it: a group whose ranks wait for each other's disks needs another than one whose ranks
+// compute. Negative means none. All ranks set the same.
+func (g *Group) SetDeadline(d time.Duration) {
+	g.stream.Do("", func() error { g.opts.Deadline = d; return nil })
+}
+
 // Traffic is what this group has moved so far.
 func (g *Group) Traffic() Traffic {
 	return Traffic{Sent: g.sent.Load(), Received: g.received.Load()}

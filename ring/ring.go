@@ -27,6 +27,7 @@ type Ring struct {
 	Comm   Exchanger
 	Stream tensor.Stream
 	Arena  *tensor.Arena // workspace: borrowed during a call
+	Label  string        // what the calls belong to, in traces: "layer 3 "
 }
 
 // kv is a buffer of keys and values, or of their gradients.
@@ -48,7 +49,7 @@ func (r *Ring) Forward(acc attention.Partial, q, k, v View, s *Schedule, p atten
 	}
 	for i := range s.Forward {
 		hop := &s.Forward[i]
-		r.Stream.Label(hop.Label)
+		r.Stream.Label(r.Label + hop.Label)
 		err := r.beside(hop, bufs, nil, func() error {
 			b := bufs[hop.Keys.Buf].rows(0, hop.Keys.Hi)
 			return r.Kernel.Forward(acc, q, b.k, b.v, hop.Tiles, p)
@@ -78,7 +79,7 @@ func (r *Ring) Backward(g attention.Grads, do, q, k, v View, acc attention.Parti
 	}
 	for i := range s.Backward {
 		hop := &s.Backward[i]
-		r.Stream.Label(hop.Label)
+		r.Stream.Label(r.Label + hop.Label)
 		err := r.beside(hop, bufs, grads, func() error {
 			if b := hop.Grads; b.Buf != 0 {
 				d := grads[b.Buf].rows(b.Lo, b.Hi)

@@ -35,6 +35,7 @@ func TestCommunicator(t *testing.T, newGroup NewGroup) {
 	t.Run("compute error", s.testComputeError)
 	t.Run("deadline", s.testDeadline)
 	t.Run("deadline in a ring", s.testDeadlineChain)
+	t.Run("deadline of a group", s.testGroupDeadline)
 	t.Run("mismatch", s.testMismatch)
 	t.Run("close", s.testClose)
 	t.Run("cancel", s.testCancel)

@@ -160,6 +160,28 @@ func (s suite) testDeadline(t *testing.T) {
 	}
 }
 
+// testGroupDeadline gives a split group more patience than its world: a rank that stays away
+// for longer than the world's deadline is waited for.
+func (s suite) testGroupDeadline(t *testing.T) {
+	const world = 100 * time.Millisecond
+	t.Parallel()
+	s.run(t, 3, comm.Options{Deadline: world}, func(r *rank) error {
+		c, err := r.Split(r.ctx, 0, r.Rank())
+		if err != nil {
+			return err
+		}
+		g, ok := c.(interface{ SetDeadline(time.Duration) })
+		if !ok {
+			return nil // a communicator with one deadline for all
+		}
+		g.SetDeadline(time.Minute)
+		if r.Rank() == 1 {
+			time.Sleep(4 * world) // beyond the deadline and the second look
+		}
+		return c.Barrier(r.ctx)
+	})
+}
+
 // testDeadlineChain has one rank of a ring stay away: only its neighbour waits for it, but
 // all must name it.
 func (s suite) testDeadlineChain(t *testing.T) {

@@ -17,7 +17,7 @@ type Stream interface {
 	Record() Event
 	// Wait makes what is queued later wait for e, while the caller goes on.
 	Wait(e Event)
-	// Label names what is queued from here on, for traces: "hop 2 owner 1". A string
+	// Label names what is queued from here on, for traces: "layer 3 hop 2 owner 1". A string
 	// is all that a trace of any device can keep.
 	Label(name string)
 	// Sync blocks the caller until all that is queued is done, and returns the first
@@ -30,13 +30,16 @@ type Stream interface {
 type Event interface {
 	// Done reports without blocking whether the point has been reached.
 	Done() bool
+	// Sync blocks the caller until it has been reached, and returns the stream's error at
+	// that point or ctx's. It bounds how far the host runs ahead of the device.
+	Sync(ctx context.Context) error
 }
 
 // Span is one piece of work that a stream did, for traces.
 type Span struct {
 	Lane  string // the stream's name
 	Name  string // "attention forward"
-	Label string // "hop 2 owner 1"
+	Label string // "layer 3 hop 2 owner 1"
 	Start time.Time
 	Took  time.Duration
 }
@@ -141,6 +144,15 @@ func (e *hostEvent) Done() bool {
 	}
 }
 
+func (e *hostEvent) Sync(ctx context.Context) error {
+	select {
+	case <-e.done:
+		return e.err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
 // Record returns an event that completes when all that is queued so far is done.
 func (s *HostStream) Record() Event {
 	e := &hostEvent{done: make(chan struct{})}
@@ -168,13 +180,7 @@ func (s *HostStream) Wait(e Event) {
 
 // Sync blocks until all that is queued is done.
 func (s *HostStream) Sync(ctx context.Context) error {
-	e := s.Record().(*hostEvent)
-	select {
-	case <-e.done:
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-	return s.Err()
+	return s.Record().Sync(ctx)
 }
 
 // Close ends the goroutine after the work that is queued, and returns the stream's error.

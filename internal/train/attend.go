@@ -68,6 +68,7 @@ func (a *attend) Forward(layer int, acc attention.Partial, q, k, v View) error {
 	if err != nil {
 		return err
 	}
+	a.ring.Label = fmt.Sprintf("layer %d ", layer)
 	return a.ring.Forward(acc, q, k, v, s, a.softmax)
 }
 
@@ -77,6 +78,7 @@ func (a *attend) Backward(layer int, g attention.Grads, do, q, k, v View, acc at
 	if err != nil {
 		return err
 	}
+	a.ring.Label = fmt.Sprintf("layer %d ", layer)
 	return a.ring.Backward(g, do, q, k, v, acc, s, a.softmax)
 }
 

@@ -3,6 +3,7 @@ package train
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/cprun/cprun/comm"
 )
@@ -17,6 +18,10 @@ type mesh struct {
 	dataRank, dataSize int // of this rank's context group among them
 }
 
+// diskDeadline is how long ranks wait for each other's checkpoint files to be written, or for
+// rank 0 to verify them: hundreds of gigabytes on a slow file system.
+const diskDeadline = 2 * time.Hour
+
 func newMesh(ctx context.Context, world comm.Communicator, contextSize int) (*mesh, error) {
 	if world.Size()%contextSize != 0 {
 		return nil, fmt.Errorf("%d ranks do not divide into groups of %d", world.Size(), contextSize)
@@ -28,6 +33,9 @@ func newMesh(ctx context.Context, world comm.Communicator, contextSize int) (*me
 	}
 	if m.saves, err = world.Split(ctx, 0, world.Rank()); err != nil {
 		return nil, fmt.Errorf("checkpoint group: %w", err)
+	}
+	if g, ok := m.saves.(interface{ SetDeadline(time.Duration) }); ok {
+		g.SetDeadline(diskDeadline)
 	}
 	return m, nil
 }

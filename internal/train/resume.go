@@ -87,7 +87,7 @@ func (t *Trainer) restore(ctx context.Context, dir string) error {
 // find names the checkpoint to go on from: the newest whole one of the run itself, or the
 // one that the user named. Rank 0 looks, since finding reads every shard.
 func (t *Trainer) find(ctx context.Context, o Options) (string, error) {
-	group := blobs{t.mesh.world}
+	group := blobs{t.mesh.saves}
 	var name []byte
 	var failed error
 	if group.Rank() == 0 {

@@ -139,6 +139,10 @@ func (t *Trainer) totals() (valid int, flops float64) {
 	return valid, flops
 }
 
+// runAhead is the micro batches whose tokens stand in memory at once: one that is computed
+// and one that waits, so that the device is never idle for want of data.
+const runAhead = 2
+
 // Step runs one optimizer step. stop says that this rank was asked to stop.
 func (t *Trainer) Step(ctx context.Context, stop bool) (Result, error) {
 	start := time.Now()
@@ -154,10 +158,17 @@ func (t *Trainer) Step(ctx context.Context, stop bool) (Result, error) {
 		return r, err
 	}
 	micros := t.cfg.Train.GlobalBatchSize / (t.cfg.Train.MicroBatchSize * t.mesh.dataSize)
+	var done [runAhead]tensor.Event
 	for m := range micros {
+		if e := done[m%runAhead]; e != nil {
+			if err := e.Sync(ctx); err != nil {
+				return r, err
+			}
+		}
 		if err := t.forwardBackward(t.samplesOf(m), valid); err != nil {
 			return r, err
 		}
+		done[m%runAhead] = t.dev.Stream.Record()
 	}
 	if err := ordered(t.mesh.world.AllReduce(t.sums, comm.Sum)); err != nil {
 		return r, fmt.Errorf("loss reduction: %w", err)
