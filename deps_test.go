@@ -34,6 +34,8 @@ var allowed = map[string][]string{
 	"internal/metrics":     {"internal/tensor"},
 	"internal/checkpoint":  {"internal/safetensors", "internal/tensor"},
 	"internal/launch":      {},
+	"internal/backend":     {"attention", "internal/config", "internal/tensor", "partition"},
+	"internal/plan":        {"attention", "internal/backend", "internal/config", "internal/model", "internal/tensor", "partition", "ring"},
 }
 
 type pkg struct {

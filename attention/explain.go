@@ -18,6 +18,9 @@ func (c *Choice) Explain(w io.Writer, level int) {
 	for _, a := range c.Remedies {
 		fmt.Fprintf(&b, "attention: remedy %s for %s%s: %s; costs %s\n", a.Kind, a.Rule, inHop(a.Hop), a.Text, a.Cost)
 	}
+	if n := c.Workspace(); n > 0 {
+		fmt.Fprintf(&b, "attention: workspace of %.1f MiB for each layer's call\n", float64(n)/(1<<20))
+	}
 	if level > 1 {
 		c.Params.describe(&b)
 		for i := range c.Hops {

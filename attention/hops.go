@@ -139,6 +139,7 @@ type callKey struct {
 	mask        MaskKind
 	left, right int
 	rects       int
+	mixed       bool
 }
 
 func (w *walker) walk() {
@@ -199,7 +200,7 @@ func (w *walker) pair(rank, owner int) {
 			c.MixedBands = false
 		}
 		c.Hop = w.name(&c)
-		key := callKey{c.Hop, c.SeqQ, c.SeqKV, c.Mask, c.Left, c.Right, c.Rects}
+		key := callKey{c.Hop, c.SeqQ, c.SeqKV, c.Mask, c.Left, c.Right, c.Rects, c.MixedBands}
 		if !w.calls[key] {
 			w.calls[key] = true
 			w.out = append(w.out, c)

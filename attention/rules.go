@@ -14,6 +14,9 @@ type Rule struct {
 	// PerHop is set where lengths or the mask of the single kernel call decide; the rule
 	// is then reported for each hop. Others are reported once for the run.
 	PerHop bool
+	// NoGPU is set where a rule of Fused or Unfused speaks on a machine without a GPU too,
+	// where what else is known of them is moot.
+	NoGPU  bool
 	Speaks func(*Call) bool
 	Reason string // one sentence
 	Fix    string // one sentence
@@ -28,6 +31,9 @@ var rules = slices.Concat(commonRules, flashRules, fusedRunRules, fusedDimRules,
 
 // speaks reports whether r speaks against call c.
 func (r *Rule) speaks(c *Call) bool {
+	if c.Arch == 0 && !r.NoGPU && (r.Backend == Fused || r.Backend == Unfused) {
+		return false
+	}
 	if r.Since != 0 || r.Until != 0 {
 		v := c.CUDNN
 		if r.Backend == Flash {

@@ -5,13 +5,13 @@ import "github.com/cprun/cprun/internal/tensor"
 // fusedRunRules is what is known of cuDNN and decided by the run as a whole. Conditions that
 // the reference states as what is accepted stand here as what is refused.
 var fusedRunRules = []Rule{
-	{ID: "fused-gpu-only", Backend: Fused,
+	{ID: "fused-gpu-only", Backend: Fused, NoGPU: true,
 		Speaks: func(c *Call) bool { return c.Arch == 0 },
 		Reason: "cuDNN runs on NVIDIA GPUs alone.",
 		Fix:    "Use flash, or run on a GPU.",
 		Source: "U05"},
 	{ID: "fused-not-installed", Backend: Fused,
-		Speaks: func(c *Call) bool { return c.Arch > 0 && c.CUDNN == 0 },
+		Speaks: func(c *Call) bool { return c.CUDNN == 0 },
 		Reason: "cuDNN is not installed.",
 		Fix:    "Install cuDNN 9, best 9.18.1 or newer.",
 		Source: "C39"},
@@ -21,7 +21,7 @@ var fusedRunRules = []Rule{
 		Fix:    "Install cuDNN 8.9.0 or newer.",
 		Source: "C39"},
 	{ID: "fused-arch-sm80", Backend: Fused,
-		Speaks: func(c *Call) bool { return c.Arch > 0 && c.Arch < 80 },
+		Speaks: func(c *Call) bool { return c.Arch < 80 },
 		Reason: "Fused attention needs compute capability 8.0 or higher.",
 		Fix:    "Use unfused, or an Ampere GPU or newer.",
 		Source: "U05"},

@@ -5,7 +5,7 @@ import "github.com/cprun/cprun/internal/tensor"
 // unfusedRules is what speaks against matrix products around a softmax: any mask, bias and
 // head dim, but a score matrix in memory.
 var unfusedRules = []Rule{
-	{ID: "unfused-gpu-only", Backend: Unfused,
+	{ID: "unfused-gpu-only", Backend: Unfused, NoGPU: true,
 		Speaks: func(c *Call) bool { return !gpu(c) },
 		Reason: "There is no unfused path on a CPU, where the tiled kernels need no library.",
 		Fix:    "Use flash.",

@@ -2,6 +2,7 @@ package attention
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -133,7 +134,7 @@ func pick(p Params, order Order, verdicts map[Backend]verdict) (Backend, string)
 		for _, plain := range []bool{true, false} {
 			for _, b := range order.Backends {
 				v := verdicts[b]
-				if v.ok && contains(tier, b) && (len(v.applied) == 0) == plain {
+				if v.ok && slices.Contains(tier, b) && (len(v.applied) == 0) == plain {
 					return b, reason(b, p, order, verdicts)
 				}
 			}
@@ -161,15 +162,6 @@ func reason(b Backend, p Params, order Order, verdicts map[Backend]verdict) stri
 		s = fmt.Sprintf("next on %s: %s", archName(p.Arch), strings.Join(before, "; "))
 	}
 	return s + verdicts[b].remedied()
-}
-
-func contains(bs []Backend, b Backend) bool {
-	for _, x := range bs {
-		if x == b {
-			return true
-		}
-	}
-	return false
 }
 
 func archName(arch int) string {

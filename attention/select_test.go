@@ -319,3 +319,28 @@ func TestEveryRuleIsInTheTable(t *testing.T) {
 		}
 	}
 }
+
+// TestBothSidesOfEveryVersion holds that for each version of a rule some row stands at it, and
+// would have another outcome for that rule one patch before.
+func TestBothSidesOfEveryVersion(t *testing.T) {
+	rows := readRows(t)
+	for _, rule := range rules {
+		for _, v := range []Version{rule.Since, rule.Until} {
+			if v == 0 {
+				continue
+			}
+			found := slices.ContainsFunc(rows, func(r row) bool {
+				if r.params.CUDNN != v {
+					return false
+				}
+				before := r.params
+				before.CUDNN = v - 1
+				own := map[Backend]bool{rule.Backend: true}
+				return slices.Contains(r.rules, rule.ID) != slices.Contains(spoken(t, before, own), rule.ID)
+			})
+			if !found {
+				t.Errorf("rule %s: no row at version %s that differs from the one before", rule.ID, v)
+			}
+		}
+	}
+}

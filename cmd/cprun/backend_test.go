@@ -140,7 +140,7 @@ func TestCaseHeadDims(t *testing.T) {
 	if code != 2 || stdout != "" {
 		t.Errorf("fused with cuDNN 9.1.0: exit status %d, want 2\n%s", code, stdout)
 	}
-	for _, w := range []string{"attention.backend fused", "sm90, cuDNN 9.1.0", "fused-head-dim-sm90-training-9.5.0", "backward", "Fix: ", "9.5.0"} {
+	for _, w := range []string{"--set attention.backend=fused: attention.backend: fused", "sm90, cuDNN 9.1.0", "fused-head-dim-sm90-training-9.5.0", "backward", "Fix: ", "9.5.0"} {
 		if !strings.Contains(stderr, w) {
 			t.Errorf("stderr does not say %q:\n%s", w, stderr)
 		}

@@ -26,6 +26,7 @@ func TestUsageEndsWithStatus2BeforeAnythingIsSpawned(t *testing.T) {
 		{nil, []string{"train.yaml"}},
 		{[]string{"--no-such-flag", good}, []string{"no-such-flag", "cprun -h"}},
 		{[]string{good, good}, []string{"one config"}},
+		{[]string{"bensch"}, []string{"bensch", "plan", "attention"}},
 		{[]string{filepath.Join(dir, "none.yaml")}, []string{"none.yaml"}},
 		{[]string{bad}, []string{"bad.yaml:1", "hidden_size", "bad.yaml:2", "train.steps"}},
 		{[]string{"--nproc", "0", good}, []string{"--nproc"}},
@@ -64,6 +65,25 @@ func TestUsageEndsWithStatus2BeforeAnythingIsSpawned(t *testing.T) {
 	}
 }
 
+// A run directory of another model is refused before its config is replaced.
+func TestAnotherModelInTheRunDirectoryIsRefused(t *testing.T) {
+	config, dir := small(t, 1), filepath.Join(t.TempDir(), "run")
+	must(t, "--run-dir", dir, config)
+	before, err := os.ReadFile(filepath.Join(dir, "config.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{{"--run-dir", dir}, {"--run-dir", filepath.Join(t.TempDir(), "new"), "--resume", dir}} {
+		code, _, stderr := cprun(t, append(args, "--set", "model.intermediate_size=40", config)...)
+		if code != 2 || !strings.Contains(stderr, "of another model") || !strings.Contains(stderr, "gate_proj") {
+			t.Errorf("cprun %v with another model: exit status %d, stderr:\n%s", args, code, stderr)
+		}
+	}
+	if after, err := os.ReadFile(filepath.Join(dir, "config.yaml")); err != nil || string(after) != string(before) {
+		t.Errorf("config.yaml was replaced (%v)", err)
+	}
+}
+
 // integers is a file of an attention whose q is of whole numbers.
 func integers(t *testing.T) string {
 	t.Helper()
@@ -87,8 +107,10 @@ func TestHelpHasAnExampleEverywhere(t *testing.T) {
 }
 
 func TestVersionAndDoctor(t *testing.T) {
-	if out, _ := must(t, "version"); !strings.HasPrefix(out, "cprun ") {
-		t.Errorf("version: %q", out)
+	for _, arg := range []string{"version", "--version"} {
+		if out, _ := must(t, arg); !strings.HasPrefix(out, "cprun ") {
+			t.Errorf("%s: %q", arg, out)
+		}
 	}
 	_, out, _ := cprun(t, "doctor")
 	for _, w := range []string{"cores", "memory", "GOMAXPROCS"} {

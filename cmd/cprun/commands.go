@@ -2,6 +2,8 @@ package main
 
 import (
 	"os"
+	"path/filepath"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -25,13 +27,14 @@ ring whose transfers hide behind the kernels.`,
   cprun plan examples/opticks.yaml --nproc 8`,
 		Args: func(c *cobra.Command, args []string) error {
 			if len(args) == 1 {
-				return nil
+				return knownConfig(c, args[0])
 			}
 			if len(args) == 0 {
 				return usagef("no config given: cprun [flags] train.yaml")
 			}
 			return usagef("one config is wanted, got %q", args)
 		},
+		Version:       versionString(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		RunE: func(c *cobra.Command, args []string) error {
@@ -46,6 +49,20 @@ ring whose transfers hide behind the kernels.`,
 	root.Flags().StringVar(&o.Resume, "resume", "auto", "auto: go on from the newest checkpoint of the run directory; never; or the `path` of a checkpoint or run")
 	root.AddCommand(planCommand(), attentionCommand(), exportCommand(), doctorCommand(), versionCommand(), workerCommand())
 	return root
+}
+
+// knownConfig tells a mistyped command from a config that is not there.
+func knownConfig(c *cobra.Command, arg string) error {
+	if _, err := os.Stat(arg); err == nil || filepath.Ext(arg) != "" || strings.ContainsRune(arg, filepath.Separator) {
+		return nil // whether it can be read is found with the other faults of the config
+	}
+	var names []string
+	for _, sub := range c.Commands() {
+		if !sub.Hidden && sub.IsAvailableCommand() {
+			names = append(names, sub.Name())
+		}
+	}
+	return usagef("%q is neither a config nor a command; the commands are %s", arg, strings.Join(names, ", "))
 }
 
 // launchFlags are the flags of every command that spawns processes.

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"runtime"
+	"strings"
 	"time"
 
 	"gonum.org/v1/gonum/blas"
@@ -52,6 +53,11 @@ func Plan(path string, o PlanOptions) (int, error) {
 		enc.SetIndent("", "  ")
 		return 0, enc.Encode(p)
 	}
+	fmt.Fprintf(o.Stdout, "config      %s, resolved\n", path)
+	for line := range strings.Lines(string(cfg.YAML())) {
+		fmt.Fprint(o.Stdout, "  ", line)
+	}
+	fmt.Fprintln(o.Stdout)
 	return 0, p.Write(o.Stdout)
 }
 

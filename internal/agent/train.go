@@ -16,6 +16,7 @@ import (
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/launch/progress"
+	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/plan"
 	"github.com/cprun/cprun/internal/train"
 )
@@ -54,7 +55,7 @@ func Train(ctx context.Context, path string, o TrainOptions) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	from, err := o.resume(ctx)
+	from, err := o.resume(ctx, cfg)
 	if err != nil {
 		return 0, err
 	}
@@ -90,10 +91,11 @@ func Train(ctx context.Context, path string, o TrainOptions) (int, error) {
 }
 
 // resume checks where to go on from; "" is the run directory itself, or the beginning.
-func (o *TrainOptions) resume(ctx context.Context) (from string, err error) {
+func (o *TrainOptions) resume(ctx context.Context, cfg *config.Config) (from string, err error) {
+	params := train.CheckpointParams(model.Layout(&cfg.Model.Config))
 	switch o.Resume {
 	case "auto":
-		return "", nil
+		return "", o.fits(params)
 	case "never":
 		if o.RunDir == "" {
 			return "", nil
@@ -108,7 +110,32 @@ func (o *TrainOptions) resume(ctx context.Context) (from string, err error) {
 		return "", inputf("--resume %s: %w%s", o.Resume, err, because(reasons))
 	}
 	defer c.Close()
+	if err := c.Fits(params); err != nil {
+		return "", inputf("--resume: %w", err)
+	}
 	return filepath.Abs(c.Dir)
+}
+
+// fits finds that the newest checkpoint of the run directory is of another model, before the
+// config of the run is replaced. Which checkpoint is whole is for the ranks to find.
+func (o *TrainOptions) fits(params []checkpoint.Param) error {
+	if o.RunDir == "" {
+		return nil
+	}
+	dir := filepath.Join(o.RunDir, "checkpoints")
+	name, err := os.ReadFile(filepath.Join(dir, "latest"))
+	if err != nil {
+		return nil
+	}
+	c, err := checkpoint.Open(filepath.Join(dir, strings.TrimSpace(string(name))))
+	if err != nil {
+		return nil
+	}
+	defer c.Close()
+	if err := c.Fits(params); err != nil {
+		return inputf("--run-dir: %w", err)
+	}
+	return nil
 }
 
 func because(reasons []string) string {

@@ -23,7 +23,9 @@ type NoneError struct {
 	Want    attention.Backend
 	Machine Machine
 	Window  string // which layers; "" where all are alike
-	Err     error  // *attention.NoBackendError
+	Err     error  // *attention.NoBackendError, or what is wrong with the parameters
+
+	cfg *config.Config
 }
 
 func (e *NoneError) Error() string {
@@ -31,7 +33,7 @@ func (e *NoneError) Error() string {
 	if e.Window != "" {
 		of = " for " + e.Window
 	}
-	return fmt.Sprintf("attention.backend %s%s on %s: %v", e.Want, of, e.Machine, e.Err)
+	return e.cfg.Fault("attention.backend", fmt.Errorf("%s%s on %s: %w", e.Want, of, e.Machine, e.Err)).Error()
 }
 
 func (e *NoneError) Unwrap() error { return e.Err }
@@ -52,14 +54,14 @@ func Choose(cfg *config.Config, m Machine, disabled uint8) (*Choice, error) {
 			return nil, err
 		}
 		if layers[i], err = selector.Select(params[i]); err != nil {
-			return nil, &NoneError{params[i].Want, m, layersOf(w, len(ws)), err}
+			return nil, &NoneError{params[i].Want, m, layersOf(w, len(ws)), err, cfg}
 		}
 	}
 	first := layers[0].Backend
 	if slices.ContainsFunc(layers, func(c *attention.Choice) bool { return c.Backend != first }) {
 		var err error
 		if layers, err = common(params, layers); err != nil {
-			return nil, &NoneError{params[0].Want, m, "layers with different windows together", err}
+			return nil, &NoneError{params[0].Want, m, "layers with different windows together", err, cfg}
 		}
 	}
 	return merge(ws, layers), nil

@@ -75,7 +75,7 @@ func TestLayersShareABackend(t *testing.T) {
 	cfg.Attention.Backend = "fused"
 	_, err = Choose(cfg, m, 0)
 	var none *NoneError
-	if !errors.As(err, &none) || !strings.Contains(err.Error(), "attention.backend fused") || !strings.Contains(err.Error(), "window of 4095 keys") {
+	if !errors.As(err, &none) || !strings.Contains(err.Error(), "attention.backend: fused") || !strings.Contains(err.Error(), "window of 4095 keys") {
 		t.Errorf("asked for fused: %v", err)
 	}
 }

@@ -2,7 +2,7 @@ package backend
 
 import "github.com/cprun/cprun/internal/tensor"
 
-// Peak is what the data sheet of an architecture's fastest common GPU promises.
+// Peak is what the data sheet of one common GPU of an architecture promises.
 type Peak struct {
 	Arch   int
 	GPU    string
@@ -19,8 +19,8 @@ var Peaks = []Peak{
 	{89, "L40S", 362e12, 91.6e12, 32e9, "NVIDIA L40S data sheet, without sparsity; PCIe 4.0 x16"},
 	{90, "H100 and H200 SXM", 989e12, 67e12, 450e9, "NVIDIA H100 data sheet, without sparsity; NVLink 4, 900 GB/s in both directions together"},
 	{100, "B200", 2250e12, 75e12, 900e9, "NVIDIA HGX B200 data sheet, without sparsity; NVLink 5, 1,800 GB/s in both directions together"},
-	{103, "B300", 2250e12, 75e12, 900e9, "NVIDIA HGX B300 data sheet, without sparsity, taken as B200; NVLink 5"},
-	{120, "RTX PRO 6000 Blackwell", 500e12, 125e12, 64e9, "NVIDIA RTX PRO 6000 Blackwell Server data sheet: 1 PFLOP/s of bf16 with sparsity; PCIe 5.0 x16"},
+	{103, "B300", 2250e12, 75e12, 900e9, "NVIDIA HGX B300 data sheet, without sparsity; NVLink 5, 1,800 GB/s in both directions together"},
+	{120, "RTX PRO 6000 Blackwell", 500e12, 125e12, 64e9, "NVIDIA RTX PRO 6000 Blackwell data sheet: 4 PFLOP/s of FP4 with sparsity, of which bf16 without is an eighth; PCIe 5.0 x16"},
 }
 
 // Efficiency is the share of the peak that model FLOPs of training reach: 380 TFLOP/s of

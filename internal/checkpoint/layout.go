@@ -134,6 +134,15 @@ func shardOf(params []Param, own Range, fields []Field) ([]Entry, []safetensors.
 	return entries, tensors, nil
 }
 
+// Fits says every way in which a checkpoint differs from a model that would go on from it,
+// without reading a shard.
+func (c *Checkpoint) Fits(params []Param) error {
+	if err := compare(params, c.Manifest.Params); err != nil {
+		return fmt.Errorf("%s: %w", c.Dir, err)
+	}
+	return nil
+}
+
 // compare lists every way in which the parameters of a model and a checkpoint differ.
 func compare(model []Param, saved []ParamInfo) error {
 	var faults []string
@@ -159,5 +168,5 @@ func compare(model []Param, saved []ParamInfo) error {
 	if faults == nil {
 		return nil
 	}
-	return errors.New("the checkpoint is of another model; use the config it was saved with, or start anew with --resume never:\n  " + strings.Join(faults, "\n  "))
+	return errors.New("the checkpoint is of another model; use the config it was saved with, or start anew in another --run-dir:\n  " + strings.Join(faults, "\n  "))
 }

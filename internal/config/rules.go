@@ -111,7 +111,7 @@ func dataRules(c *Config, f *faults, path string, tokens bool) {
 // unbuilt refuses what the keys allow and this build does not have on any device.
 func unbuilt(c *Config, f *faults) {
 	if t := c.Data.Tokenizer; f.ok("data.tokenizer") && t != "bytes" {
-		msg := found(t) + " is not read in this build; write bytes, or give data.path .bin files of tokens (cprun tokenize writes them)"
+		msg := found(t) + " is not read in this build; write bytes, or give data.path .bin files of tokens, llm.c's or Megatron's"
 		if nearest(t, []string{"bytes"}) != "" {
 			msg = found(t) + " is not a choice; did you mean bytes?"
 		}

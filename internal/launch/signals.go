@@ -12,10 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A batch system may send one request several times: to the launcher, then to its process
-// group, then again at the end of the grace period. Copies within these times are one.
+// A batch system may send one request twice: to the launcher, and to its process group. Copies
+// within these times are one.
 const (
-	sameTerm = time.Second
+	sameTerm = 100 * time.Millisecond
 	// A program such as timeout signals the process and then its group, microseconds apart.
 	// No two key presses of a person are that close.
 	sameInt = 20 * time.Millisecond

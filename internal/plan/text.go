@@ -16,6 +16,9 @@ const pictureColumns = 64
 // maxHopRanks is how many ranks' hops the text shows; --json has all.
 const maxHopRanks = 4
 
+// maxHops is how many hops of each the text shows.
+const maxHops = 8
+
 // Write prints the plan for a reader at a terminal.
 func (p *Plan) Write(w io.Writer) error {
 	var b strings.Builder
@@ -136,6 +139,10 @@ func (p *Plan) hops(b *strings.Builder) {
 			break
 		}
 		for j, h := range r.Hops {
+			if j == maxHops {
+				fmt.Fprintf(b, "            and %d more hops\n", len(r.Hops)-j)
+				break
+			}
 			name := ""
 			if j == 0 {
 				name = fmt.Sprintf("rank %d", r.Rank)
