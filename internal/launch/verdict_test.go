@@ -102,12 +102,12 @@ func TestStopPolicy(t *testing.T) {
 		"ctrl-c twice":             {{syscall.SIGINT, 0, actStop}, {syscall.SIGINT, 150 * ms, actKill}},
 		"one ctrl-c sent twice":    {{syscall.SIGINT, 0, actStop}, {syscall.SIGINT, 1 * ms, actNone}},
 		"term twice, late":         {{syscall.SIGTERM, 0, actStop}, {syscall.SIGTERM, 1500 * ms, actKill}},
-		"term repeated at once":    {{syscall.SIGTERM, 0, actStop}, {syscall.SIGTERM, 300 * ms, actNone}, {syscall.SIGTERM, 900 * ms, actNone}},
-		"slurm warns, then ends":   {{syscall.SIGUSR1, 0, actStop}, {syscall.SIGTERM, 28000 * ms, actNone}, {syscall.SIGTERM, 28300 * ms, actNone}},
+		"term repeated at once":    {{syscall.SIGTERM, 0, actStop}, {syscall.SIGTERM, 1 * ms, actNone}, {syscall.SIGTERM, 90 * ms, actNone}},
+		"slurm warns, then ends":   {{syscall.SIGUSR1, 0, actStop}, {syscall.SIGTERM, 28000 * ms, actNone}, {syscall.SIGTERM, 28050 * ms, actNone}},
 		"warned, then interrupted": {{syscall.SIGUSR1, 0, actStop}, {syscall.SIGINT, 5000 * ms, actNone}, {syscall.SIGINT, 6000 * ms, actKill}},
 		"usr1 is never force":      {{syscall.SIGTERM, 0, actStop}, {syscall.SIGUSR1, 5000 * ms, actNone}, {syscall.SIGHUP, 6000 * ms, actNone}},
 		"term, then ctrl-c":        {{syscall.SIGTERM, 0, actStop}, {syscall.SIGINT, 0, actKill}},
-		"ctrl-c, then term":        {{syscall.SIGINT, 0, actStop}, {syscall.SIGTERM, 900 * ms, actNone}, {syscall.SIGTERM, 1100 * ms, actKill}},
+		"ctrl-c, then term":        {{syscall.SIGINT, 0, actStop}, {syscall.SIGTERM, 90 * ms, actNone}, {syscall.SIGTERM, 110 * ms, actKill}},
 		"quit does not count":      {{syscall.SIGQUIT, 0, actDump}, {syscall.SIGINT, 100 * ms, actStop}},
 	} {
 		var p stopPolicy
