@@ -128,6 +128,9 @@ func run(t *testing.T, p problem, algorithm string, e engine) result {
 	return out
 }
 
+// seen is the largest relative difference that compare has met, by result.
+var seen [5]float64
+
 // compare reports the largest difference relative to the largest value. NaN fails.
 func compare(t *testing.T, what string, got, want result, tol float64) {
 	t.Helper()
@@ -143,6 +146,7 @@ func compare(t *testing.T, what string, got, want result, tol float64) {
 			}
 			scale = max(scale, math.Abs(w[j]))
 		}
+		seen[i] = max(seen[i], worst/scale)
 		if !(worst/scale <= tol) {
 			t.Errorf("%s: %s is off by %.3g (relative to %.3g) at element %d of %v: got %v, want %v, tolerance %.3g",
 				what, resultNames[i], worst/scale, scale, at, want[i].Shape(), g[at], w[at], tol)
@@ -329,6 +333,8 @@ func fixture(t *testing.T, path string) (problem, result) {
 
 // The fixtures were computed in float64 by somebody else's code.
 func TestFixtures(t *testing.T) {
+	seen = [5]float64{}
+	defer func() { t.Logf("largest relative differences of %v: %.2g", resultNames, seen) }()
 	files, err := filepath.Glob("testdata/*.safetensors")
 	if err != nil || len(files) != 5 {
 		t.Fatalf("%d fixtures, %v; want 5", len(files), err)

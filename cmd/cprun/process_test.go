@@ -7,6 +7,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 )
 
 // endless is more steps than any test waits for.
@@ -137,11 +138,16 @@ func TestInterruptTwiceEndsAtOnce(t *testing.T) {
 	if !running(s.Process.Pid) {
 		t.Fatal("the first interrupt ended the run")
 	}
-	// A copy of the first within milliseconds would not count, so it is repeated as a person
-	// would, until the launcher is gone.
-	s.until("end after the second interrupt", func() bool {
-		syscall.Kill(s.Process.Pid, syscall.SIGINT)
-		return !running(s.Process.Pid)
+	// A copy of the first within milliseconds would not count, so it is sent again, as a
+	// person would, until the launcher says that it has heard it.
+	time.Sleep(50 * time.Millisecond)
+	heard := func() bool { return strings.Contains(s.said(), "interrupted twice") }
+	s.until("word of the second interrupt", func() bool {
+		signal(t, s.Process.Pid, syscall.SIGINT)
+		for end := time.Now().Add(2 * time.Second); !heard() && time.Now().Before(end); {
+			time.Sleep(5 * time.Millisecond)
+		}
+		return heard()
 	})
 	if code := s.wait(); code != 130 {
 		t.Errorf("exit status %d, want 130\n%s", code, s.stderr.String())
