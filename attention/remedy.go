@@ -239,7 +239,8 @@ func cure(bad []*Rule, c Call) (*Rule, []Call) {
 }
 
 // block records that nothing helps c, the call itself or a part of it. Rules that speak only
-// against what a remedy made of it are news to the reader where no other rule says why.
+// against what a remedy made of it are told where no other rule says why, and nowhere else:
+// every rule that is named as blocking is among the rejections.
 func (j *judgement) block(bad []*Rule, c *Call) {
 	j.ok = false
 	known := slices.ContainsFunc(bad, func(r *Rule) bool { return j.seen[j.key(r, c)] })
@@ -247,7 +248,7 @@ func (j *judgement) block(bad []*Rule, c *Call) {
 		if !known {
 			j.note(r, c)
 		}
-		if !slices.Contains(j.blocked, r.ID) {
+		if j.seen[j.key(r, c)] && !slices.Contains(j.blocked, r.ID) {
 			j.blocked = append(j.blocked, r.ID)
 		}
 	}

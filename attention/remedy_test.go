@@ -42,6 +42,14 @@ func checkChoice(t *testing.T, p Params) {
 		t.Fatalf("%+v: chose %s, able are %v, reason %q", p, c.Backend, c.Able, c.Reason)
 	}
 	checkCured(t, c)
+	for _, b := range Backends {
+		v := judge(b, c.Params, c.Hops)
+		for _, id := range v.blocked {
+			if !slices.ContainsFunc(v.spoke, func(r Rejection) bool { return r.Rule == id }) {
+				t.Fatalf("%+v: %s is said to block %s and is not among the rejections", p, id, b)
+			}
+		}
+	}
 	var out strings.Builder
 	c.Explain(&out, 2)
 	if !strings.Contains(out.String(), c.Backend.String()) {

@@ -4,6 +4,10 @@ import "github.com/cprun/cprun/internal/tensor"
 
 // fusedRunRules is what is known of cuDNN and decided by the run as a whole. Conditions that
 // the reference states as what is accepted stand here as what is refused.
+//
+// Left out is what Params cannot ask for: paged keys and KV caches (U36 to U46, C26, G02), the
+// largest logit (U31, C37), functions of the scores but soft caps (U34), FP8 tensors as inputs
+// (U21), slopes of ALiBi of one's own (U92) and biases that are shared by all queries (U93).
 var fusedRunRules = []Rule{
 	{ID: "fused-gpu-only", Backend: Fused, NoGPU: true,
 		Speaks: func(c *Call) bool { return c.Arch == 0 },
@@ -142,7 +146,7 @@ var fusedRunRules = []Rule{
 		Source: "H13"},
 	{ID: "fused-sink-context", Backend: Fused,
 		Speaks: func(c *Call) bool { return sink(c) && c.ContextSize > 1 && c.Algorithm != "ulysses" },
-		Reason: "A sink belongs to the softmax of the whole row, and each hop of a ring would count it again.",
+		Reason: "A sink belongs to the softmax of the whole row, and calls that are merged would each count it again.",
 		Fix:    "Set parallel.algorithm to ulysses.",
 		Source: "U65, P07"},
 	{ID: "fused-sink-deterministic", Backend: Fused,

@@ -23,7 +23,7 @@ var fusedDimRules = []Rule{
 	{ID: "fused-head-dim-sm90-training-9.5.0", Backend: Fused, Until: V(9, 5, 0),
 		Speaks: func(c *Call) bool { return wide(c) && c.Arch == 90 && c.Training },
 		Reason: "On Hopper the backward pass of cuDNN before 9.5.0 takes head dims up to 128, though the forward pass takes more.",
-		Fix:    "Install cuDNN 9.5.0 or newer, or use flash with V padded to the head dim of q and k.",
+		Fix:    "Install cuDNN 9.5.0 or newer, or use flash, with V padded to the head dim of q and k where it is smaller.",
 		Source: "C15, H02"},
 	{ID: "fused-head-dim-sm90-training-256", Backend: Fused,
 		Speaks: func(c *Call) bool { return wider(c, 256) && c.Arch == 90 && c.Training },

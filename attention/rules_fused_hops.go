@@ -18,7 +18,7 @@ var fusedHopRules = []Rule{
 	{ID: "fused-seq-multiple-64", Backend: Fused, PerHop: true, Until: V(9, 0, 0),
 		Speaks: func(c *Call) bool { return c.SeqQ%64 != 0 || c.SeqKV%64 != 0 },
 		Reason: "cuDNN before 9.0.0 needs sequence lengths that are multiples of 64, on every hop.",
-		Fix:    "Install cuDNN 9.0.0 or newer, pad the sequence to a multiple of 64, or use flash.",
+		Fix:    "Install cuDNN 9.0.0 or newer, make data.seq_len a multiple of 128 times the ranks under layout zigzag, where each half of a rank is then one of 64, or use flash.",
 		Source: "C11, H01", Remedy: padSeq64},
 	{ID: "fused-mask-causal-8.9.6", Backend: Fused, PerHop: true, Until: V(8, 9, 6),
 		Speaks: func(c *Call) bool { return c.Mask != CausalMask || c.Padding() },
@@ -134,7 +134,9 @@ func raggedOffset(c *Call) int64 {
 	return max(q*int64(c.SeqQ), k*int64(c.SeqKV), v*int64(c.SeqKV))
 }
 
-// maxDPWorkspace is cudnn-frontend's own limit, CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT.
+// maxDPWorkspace is what cudnn-frontend takes for speed alone at most, the default of its
+// CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT. A deterministic pass is given the workspace at any
+// size, 64 GiB for 16,384 tokens and 128 heads, so the line is drawn here.
 const maxDPWorkspace = 256 << 20
 
 // dpWorkspace is the bytes of the dP matrix of a call: 16 bits for every query and key of

@@ -159,7 +159,7 @@ func TestCaseMultiQuery(t *testing.T) {
 func TestCaseWindows(t *testing.T) {
 	p := plan(t, cases+"windows.yaml", "--assume", "arch=sm90,cudnn=9.1.0,gpus=8")
 	hops, ok := p.rejects("fused", "fused-window-9.2.0")
-	if p.Attention.Backend != "flash" || !ok || !strings.Contains(strings.Join(hops, "\n"), "window of 4095 keys") {
+	if p.Attention.Backend != "flash" || !ok || !strings.Contains(strings.Join(hops, "\n"), "window of 4096 keys") {
 		t.Errorf("%s, hops %q", p.Attention.Backend, hops)
 	}
 }

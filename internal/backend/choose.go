@@ -135,7 +135,8 @@ func hopOf(layers, hop string) string {
 	return layers + ", " + hop
 }
 
-// layersOf names the layers with a window, where there are others.
+// layersOf names the layers with a window, where there are others, as the config counts it:
+// with a query's own key.
 func layersOf(window, kinds int) string {
 	switch {
 	case kinds == 1:
@@ -143,5 +144,5 @@ func layersOf(window, kinds int) string {
 	case window < 0:
 		return "layers without a window"
 	}
-	return fmt.Sprintf("layers with a window of %d keys", window)
+	return fmt.Sprintf("layers with a window of %d keys", window+1)
 }

@@ -63,7 +63,7 @@ func TestLayersShareABackend(t *testing.T) {
 	}
 	found := false
 	for _, r := range c.Rejected {
-		found = found || r.Backend == attention.Fused && strings.Contains(r.Hop, "window of 4095 keys")
+		found = found || r.Backend == attention.Fused && strings.Contains(r.Hop, "window of 4096 keys")
 	}
 	if !found {
 		t.Errorf("nothing says that fused cannot run the windowed layers: %+v", c.Rejected)
@@ -75,7 +75,7 @@ func TestLayersShareABackend(t *testing.T) {
 	cfg.Attention.Backend = "fused"
 	_, err = Choose(cfg, m, 0)
 	var none *NoneError
-	if !errors.As(err, &none) || !strings.Contains(err.Error(), "attention.backend: fused") || !strings.Contains(err.Error(), "window of 4095 keys") {
+	if !errors.As(err, &none) || !strings.Contains(err.Error(), "attention.backend: fused") || !strings.Contains(err.Error(), "window of 4096 keys") {
 		t.Errorf("asked for fused: %v", err)
 	}
 }
