@@ -335,7 +335,7 @@ func fixture(t *testing.T, path string) (problem, result) {
 func TestFixtures(t *testing.T) {
 	seen = [5]float64{}
 	defer func() { t.Logf("largest relative differences of %v: %.2g", resultNames, seen) }()
-	files, err := filepath.Glob("testdata/*.safetensors")
+	files, err := filepath.Glob("../attention/attentiontest/testdata/*.safetensors")
 	if err != nil || len(files) != 5 {
 		t.Fatalf("%d fixtures, %v; want 5", len(files), err)
 	}

@@ -296,7 +296,7 @@ func TestDebugSaysWhatWasChosen(t *testing.T) {
 }
 
 func TestAttentionHonoursTheEnvironment(t *testing.T) {
-	args := []string{"attention", "--in", "../../ring/testdata/docs.safetensors", "--out", filepath.Join(t.TempDir(), "x"), "--nproc", "2", "--json"}
+	args := []string{"attention", "--in", "../../attention/attentiontest/testdata/docs.safetensors", "--out", filepath.Join(t.TempDir(), "x"), "--nproc", "2", "--json"}
 	code, stdout, stderr := with(t, []string{"NVTE_FLASH_ATTN=0"}, args...)
 	if code != 0 || !strings.Contains(stdout, `"backend": "reference"`) || !strings.Contains(stderr, "environment: NVTE_FLASH_ATTN=0") {
 		t.Errorf("exit status %d:\n%s%s", code, stdout, stderr)

@@ -39,8 +39,8 @@ func TestUsageEndsWithStatus2BeforeAnythingIsSpawned(t *testing.T) {
 		{[]string{"--set", "nonsense", good}, []string{"--set"}},
 		{[]string{"--resume", filepath.Join(dir, "nothing"), good}, []string{"--resume"}},
 		{[]string{"--set", "data.seq_len=1M", good}, []string{filepath.Base(good) + ":", "data.path", "token"}},
-		{[]string{"attention", "--in", "../../ring/testdata/docs.safetensors", "--out", dir}, []string{"--out", "is a directory"}},
-		{[]string{"attention", "--in", "../../ring/testdata/docs.safetensors", "--out", "../../ring/testdata/../testdata/docs.safetensors"}, []string{"--out", "also --in"}},
+		{[]string{"attention", "--in", "../../attention/attentiontest/testdata/docs.safetensors", "--out", dir}, []string{"--out", "is a directory"}},
+		{[]string{"attention", "--in", "../../attention/attentiontest/testdata/docs.safetensors", "--out", "../../attention/attentiontest/testdata/../testdata/docs.safetensors"}, []string{"--out", "also --in"}},
 		{[]string{"attention", "--in", integers(t), "--out", filepath.Join(dir, "x")}, []string{"--in", "I32"}},
 		{[]string{"export", dir, "--to", dir}, []string{"--to", "has files in it"}},
 		{[]string{"export", dir, "--to", bad}, []string{"--to"}},
@@ -48,8 +48,8 @@ func TestUsageEndsWithStatus2BeforeAnythingIsSpawned(t *testing.T) {
 		{[]string{"plan"}, []string{"config"}},
 		{[]string{"attention", "--out", "x"}, []string{"--in"}},
 		{[]string{"attention", "--in", bad, "--out", filepath.Join(dir, "x")}, []string{"--in"}},
-		{[]string{"attention", "--in", "../../ring/testdata/docs.safetensors", "--out", filepath.Join(dir, "x"), "--layout", "spiral"}, []string{"spiral", "zigzag"}},
-		{[]string{"attention", "--in", "../../ring/testdata/docs.safetensors", "--out", filepath.Join(dir, "no", "x")}, []string{"--out"}},
+		{[]string{"attention", "--in", "../../attention/attentiontest/testdata/docs.safetensors", "--out", filepath.Join(dir, "x"), "--layout", "spiral"}, []string{"spiral", "zigzag"}},
+		{[]string{"attention", "--in", "../../attention/attentiontest/testdata/docs.safetensors", "--out", filepath.Join(dir, "no", "x")}, []string{"--out"}},
 		{[]string{"export", dir, "--to", filepath.Join(dir, "hf")}, []string{"checkpoint"}},
 		{[]string{"export", dir}, []string{"--to"}},
 	} {
@@ -178,7 +178,7 @@ func TestExportLoadsToTheSameLoss(t *testing.T) {
 }
 
 func TestAttentionMatchesTheFixtures(t *testing.T) {
-	files, err := filepath.Glob("../../ring/testdata/*.safetensors")
+	files, err := filepath.Glob("../../attention/attentiontest/testdata/*.safetensors")
 	if err != nil || len(files) != 5 {
 		t.Fatalf("fixtures: %v, %v", files, err)
 	}

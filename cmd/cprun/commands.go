@@ -110,7 +110,7 @@ func attentionCommand() *cobra.Command {
 		Long: `Reads q, k, v and dout from a safetensors file in global order, with the mask in
 the file's metadata (causal, window, docs, softcap, scale), spreads them over the
 ranks, and writes out, lse, dq, dk and dv, float32, in global order.`,
-		Example: "  cprun attention --in ring/testdata/causal_gqa.safetensors --out /tmp/result.safetensors --nproc 4 --layout zigzag",
+		Example: "  cprun attention --in attention/attentiontest/testdata/causal_gqa.safetensors --out /tmp/result.safetensors --nproc 4 --layout zigzag",
 		Args:    noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			return finish(agent.Attention(c.Context(), spec, asJSON, o))
