@@ -64,10 +64,9 @@ func Canonicalize(q, k, v View, copy func(View) View) (Canonical, error) {
 }
 
 // WithLayout is p with the layout of its tensors as Detect found it. A declared layout that
-// Verify has accepted counts as Exact. What Format and Packing cannot say, strided tensors
-// and mixed formats, is not Contiguous.
+// Verify has accepted counts as Exact.
 func (p Params) WithLayout(l QKVLayout, fit Fit) Params {
 	p.Format, p.Packing = l.Q, l.Packing
-	p.Contiguous = fit == Exact && l.Q == l.KV
+	p.MixedFormats, p.Contiguous = l.Q != l.KV, fit == Exact
 	return p
 }

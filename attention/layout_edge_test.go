@@ -222,13 +222,15 @@ func TestParamsWithLayout(t *testing.T) {
 		name       string
 		fit        attention.Fit
 		contiguous bool
+		mixed      bool
 	}{
-		{"sb(h+2h_g)d", attention.Exact, true}, {"sb(h+2h_g)d", attention.Inside, false},
-		{"thd_t2hd", attention.Exact, true}, {"sbhd_bshd_bshd", attention.Exact, false}, {"bshd_bshd_bshd", attention.Strided, false},
+		{"sb(h+2h_g)d", attention.Exact, true, false}, {"sb(h+2h_g)d", attention.Inside, false, false},
+		{"thd_t2hd", attention.Exact, true, false}, {"sbhd_bshd_bshd", attention.Exact, true, true},
+		{"sbhd_bshd_bshd", attention.Inside, false, true}, {"bshd_bshd_bshd", attention.Strided, false, false},
 	} {
 		l := parse(t, c.name)
 		p := attention.Params{Heads: 3}.WithLayout(l, c.fit)
-		if want := (attention.Params{Heads: 3, Format: l.Q, Packing: l.Packing, Contiguous: c.contiguous}); p != want {
+		if want := (attention.Params{Heads: 3, Format: l.Q, Packing: l.Packing, Contiguous: c.contiguous, MixedFormats: c.mixed}); p != want {
 			t.Errorf("%v, %v: %+v", l, c.fit, p)
 		}
 	}

@@ -47,7 +47,7 @@ var fusedHopRules = []Rule{
 			return c.Bias == ALiBi && (c.Mask == FullMask || c.Mask == BandMask || c.Padding())
 		},
 		Reason: "cuDNN has ALiBi under a causal mask alone, without padding.",
-		Fix:    "Use unfused.",
+		Fix:    "Use unfused with parallel.context 1.",
 		Source: "C21"},
 	{ID: "fused-window-9.2.0", Backend: Fused, PerHop: true, Until: V(9, 2, 0),
 		Speaks: (*Call).Windowed,
@@ -87,7 +87,7 @@ var fusedHopRules = []Rule{
 	{ID: "fused-window-bias", Backend: Fused, PerHop: true,
 		Speaks: func(c *Call) bool { return c.Windowed() && c.Bias != NoBias },
 		Reason: "cuDNN has no sliding window together with a bias.",
-		Fix:    "Use unfused, or drop the bias.",
+		Fix:    "Use unfused with parallel.context 1, or drop the bias.",
 		Source: "C32, C33"},
 	{ID: "fused-window-bug-9.14.0", Backend: Fused, PerHop: true, Since: V(9, 14, 0), Until: V(9, 14, 1),
 		Speaks: func(c *Call) bool {

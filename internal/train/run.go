@@ -72,6 +72,7 @@ type run struct {
 	trace  *metrics.Trace
 	eta    metrics.ETA
 	waited time.Duration // of the compute stream up to the last log
+	logged int           // the step of that log
 	began  int           // steps done before this run
 	own    bool          // it goes on from a checkpoint of its own run directory
 	saving int           // the step of a save that was begun and is not known to be whole; 0: none
@@ -114,6 +115,7 @@ func (r *run) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	r.logged = r.step
 	r.began, r.own = r.step, from != "" && filepath.Dir(from) == r.opts.checkpoints()
 	if from != "" {
 		r.opts.notice(fmt.Sprintf("going on from step %d of %s", r.step, from))
@@ -273,8 +275,9 @@ func (r *run) after(ctx context.Context, res Result) error {
 		return nil
 	}
 	waited := r.dev.Stream.Waited()
-	most, err := maximum(ctx, world, memoryBytes(), (waited - r.waited).Seconds())
-	r.waited = waited
+	mean := (waited - r.waited).Seconds() / float64(r.step-r.logged) // of the steps since the last log
+	most, err := maximum(ctx, world, memoryBytes(), mean)
+	r.waited, r.logged = waited, r.step
 	if err != nil {
 		return fmt.Errorf("metrics of step %d: %w", r.step, err)
 	}
