@@ -43,6 +43,8 @@ type Call struct {
 	PaddedKeys bool
 	// ZeroedWorkspace is set by a remedy: the workspace is cleared before each call.
 	ZeroedWorkspace bool
+	// GrantedWorkspace is set by a remedy: the workspace may be as large as it needs to be.
+	GrantedWorkspace bool
 
 	RunHeads, RunKVHeads int // before ranks shared them
 	done                 int // remedies already tried, a bit each

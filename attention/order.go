@@ -8,13 +8,14 @@ type Order struct {
 }
 
 // Orders is the table of preferences. Unfused writes a score matrix of the square of the
-// length and the reference is a definition, so both come last everywhere.
+// length, so it comes last of what runs on a GPU. The reference is a definition: on a GPU it
+// runs where it is named and is never an answer to auto, which would hide that nothing fits.
 var Orders = []Order{
 	{0, 1, []Backend{Flash, BackendReference, Unfused, Fused},
 		"CPU: the tiled kernels are the only fast ones; the reference is what they are tested against"},
-	{1, 90, []Backend{Flash, Fused, Unfused, BackendReference},
+	{1, 90, []Backend{Flash, Fused, Unfused},
 		"U103, U104: on sm80, sm86 and sm89 fused attention is no faster than flash"},
-	{90, 1 << 30, []Backend{Fused, Flash, Unfused, BackendReference},
+	{90, 1 << 30, []Backend{Fused, Flash, Unfused},
 		"U103, H03: fused attention is faster on Hopper and later; measured 593 TFLOP/s forward with cuDNN 9.19 and 350 with FlashAttention-2 on H200"},
 }
 

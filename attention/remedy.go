@@ -17,10 +17,11 @@ const (
 	MakeContiguous            // q, k, v copied to dense tensors of their own
 	SplitCall                 // several calls, merged by their LSE
 	ZeroWorkspace             // the library's workspace cleared before each backward call
+	GrantWorkspace            // a workspace of the square of the length, where memory has room
 )
 
 func (k RemedyKind) String() string {
-	return [...]string{"none", "pad-head-dims", "pad-sequence", "make-contiguous", "split-call", "zero-workspace"}[k]
+	return [...]string{"none", "pad-head-dims", "pad-sequence", "make-contiguous", "split-call", "zero-workspace", "grant-workspace"}[k]
 }
 
 // Remedy is a cure with its cost. Multiple is what lengths or head dims are padded to a
@@ -50,6 +51,8 @@ var (
 		"a launch and a merge of the output for each call more"}
 	zeroWorkspace = Remedy{ZeroWorkspace, 0, "clear the workspace before each backward call",
 		"one write of the workspace a backward call"}
+	grantWorkspace = Remedy{GrantWorkspace, 0, "give the deterministic backward pass its workspace of the square of the length",
+		"2 bytes of device memory for each query, key and head of a call"}
 )
 
 // maxCalls bounds what one call may be split into.
@@ -75,8 +78,20 @@ func (r Remedy) apply(c Call) []Call {
 	case ZeroWorkspace:
 		c.ZeroedWorkspace = true
 		return []Call{c}
+	case GrantWorkspace:
+		return c.grantWorkspace()
 	}
 	return nil
+}
+
+// grantWorkspace fits from cuDNN 9.0.0 on, before which the pass does not repeat whatever it
+// is given, and where the device has that much memory (0: not known).
+func (c Call) grantWorkspace() []Call {
+	if c.CUDNN < V(9, 0, 0) || c.Memory > 0 && dpWorkspace(&c) > float64(c.Memory) {
+		return nil
+	}
+	c.GrantedWorkspace = true
+	return []Call{c}
 }
 
 func roundUp(n, m int) int { return (n + m - 1) / m * m }

@@ -4,7 +4,8 @@ import "github.com/cprun/cprun/internal/tensor"
 
 // flashRules is what our own kernels do not compute: CUDA on a GPU, tiled loops on a CPU. Any
 // band, any number of documents and rectangles a call, any grouping of heads, soft caps and
-// deterministic gradients are in both, so no rule is PerHop.
+// deterministic gradients are in both, so no rule is PerHop. U49 refuses head dims over 192 on
+// every GPU that its list lacks, sm103 too; ours are those with little shared memory.
 var flashRules = []Rule{
 	{ID: "flash-not-built", Backend: Flash,
 		Speaks: func(c *Call) bool { return gpu(c) && c.Flash == 0 },

@@ -213,7 +213,7 @@ var fusedRunRules = []Rule{
 	{ID: "fused-allgather-sm103-9.21", Backend: Fused, Since: V(9, 21, 0), Until: V(9, 22, 0),
 		Speaks: func(c *Call) bool { return c.Arch == 103 && c.ContextSize > 1 && c.Algorithm == "allgather" },
 		Reason: "cuDNN 9.21 hangs under all-gather on sm103.",
-		Fix:    "Set parallel.algorithm to ring, or install another cuDNN.",
+		Fix:    "Install cuDNN 9.22.0 or newer, or set parallel.algorithm to ring.",
 		Source: "H13"},
 }
 

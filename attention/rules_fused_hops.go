@@ -72,7 +72,7 @@ var fusedHopRules = []Rule{
 	{ID: "fused-window-bottom-right-sm100-9.7.1", Backend: Fused, PerHop: true, Until: V(9, 7, 1),
 		Speaks: func(c *Call) bool { return c.Windowed() && c.Mask == BottomRightMask && c.Arch >= 100 },
 		Reason: "On Blackwell cuDNN 9.7.0 has a window aligned at the bottom right only for as many queries as keys.",
-		Fix:    "Install a newer cuDNN, or use flash.",
+		Fix:    "Install cuDNN 9.7.1 or newer, or use flash.",
 		Source: "C33", Remedy: splitCall},
 	{ID: "fused-window-more-queries", Backend: Fused, PerHop: true,
 		Speaks: func(c *Call) bool { return c.Windowed() && c.SeqQ > c.SeqKV },
@@ -114,10 +114,12 @@ var fusedHopRules = []Rule{
 		Fix:    "Install cuDNN 9.15.1 or newer, or run without CUDA graphs.",
 		Source: "C41", Remedy: padSeq128},
 	{ID: "fused-deterministic-workspace-9.25.0", Backend: Fused, PerHop: true, Until: V(9, 25, 0),
-		Speaks: func(c *Call) bool { return c.Arch == 90 && repeats(c) && dpWorkspace(c) > maxDPWorkspace },
+		Speaks: func(c *Call) bool {
+			return c.Arch == 90 && repeats(c) && !c.GrantedWorkspace && dpWorkspace(c) > maxDPWorkspace
+		},
 		Reason: "On Hopper the deterministic backward pass of cuDNN before 9.25.0 takes a workspace of the square of the length, here over 256 MiB.",
 		Fix:    "Install cuDNN 9.25.0 or newer, use flash, or set train.deterministic to false.",
-		Source: "H12"},
+		Source: "H12", Remedy: grantWorkspace},
 }
 
 // raggedOffset is the largest offset, in elements, into one of q, k, v as cuDNN counts it: the
@@ -135,8 +137,9 @@ func raggedOffset(c *Call) int64 {
 }
 
 // maxDPWorkspace is what cudnn-frontend takes for speed alone at most, the default of its
-// CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT. A deterministic pass is given the workspace at any
-// size, 64 GiB for 16,384 tokens and 128 heads, so the line is drawn here.
+// CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT. Above it, sums before cuDNN 9.0.0 are atomic and do not
+// repeat. From 9.0.0 on a deterministic pass is given the workspace at any size, 64 GiB for 16,384
+// tokens and 128 heads: a remedy, which auto takes only where flash, which needs none, cannot run.
 const maxDPWorkspace = 256 << 20
 
 // dpWorkspace is the bytes of the dP matrix of a call: 16 bits for every query and key of

@@ -26,7 +26,8 @@ type Applied struct {
 	Remedy
 	Rule string // the rule that asked for it
 	Hop  string // as in Rejection
-	// Calls is what replaces the hop's call: padded, or cut in parts.
+	// Calls is what replaces the call, the first one of a hop of that name: padded, or cut in
+	// parts.
 	Calls []Call
 }
 
@@ -93,6 +94,9 @@ func Select(p Params) (*Choice, error) {
 		if verdicts[b].ok {
 			c.Able = append(c.Able, b)
 		}
+	}
+	if p.Want != Auto && verdicts[p.Want].ok && !slices.Contains(c.Able, p.Want) {
+		c.Able = append(c.Able, p.Want) // the reference on a GPU runs where it is named
 	}
 	c.Backend, c.Reason = pick(p, order, verdicts)
 	for _, b := range Backends {
