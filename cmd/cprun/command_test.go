@@ -27,6 +27,7 @@ func TestUsageEndsWithStatus2BeforeAnythingIsSpawned(t *testing.T) {
 		{[]string{"--no-such-flag", good}, []string{"no-such-flag", "cprun -h"}},
 		{[]string{good, good}, []string{"one config"}},
 		{[]string{"bensch"}, []string{"bensch", "plan", "attention"}},
+		{[]string{"bensch", "comm"}, []string{`"bensch" is neither`}},
 		{[]string{filepath.Join(dir, "none.yaml")}, []string{"none.yaml"}},
 		{[]string{bad}, []string{"bad.yaml:1", "hidden_size", "bad.yaml:2", "train.steps"}},
 		{[]string{"--nproc", "0", good}, []string{"--nproc"}},

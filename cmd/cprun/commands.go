@@ -26,11 +26,11 @@ ring whose transfers hide behind the kernels.`,
   cprun --nproc 4 --run-dir runs/a --set train.steps=500 examples/opticks.yaml
   cprun plan examples/opticks.yaml --nproc 8`,
 		Args: func(c *cobra.Command, args []string) error {
-			if len(args) == 1 {
-				return knownConfig(c, args[0])
-			}
 			if len(args) == 0 {
 				return usagef("no config given: cprun [flags] train.yaml")
+			}
+			if err := knownConfig(c, args[0]); err != nil || len(args) == 1 {
+				return err
 			}
 			return usagef("one config is wanted, got %q", args)
 		},
