@@ -51,3 +51,42 @@ func TestLinksOfTheDocsLead(t *testing.T) {
 		}
 	}
 }
+
+var testCommand = regexp.MustCompile("`go test [^`]*-(?:run|bench) '?([A-Z]\\w*)[^`]* \\./(\\S+)`")
+
+// A figure counts only with a command that reproduces it, so what pages tell to run must be there.
+func TestCommandsOfTheDocsRunSomething(t *testing.T) {
+	pages, err := filepath.Glob("docs/benchmarks/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := 0
+	for _, page := range append(pages, "README.md") {
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range testCommand.FindAllStringSubmatch(string(text), -1) {
+			found++
+			files, err := filepath.Glob(filepath.Join(m[2], "*_test.go"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			runs := false
+			declared := regexp.MustCompile(`(?m)^func (Test|Benchmark)?\w*` + m[1])
+			for _, f := range files {
+				src, err := os.ReadFile(f)
+				if err != nil {
+					t.Fatal(err)
+				}
+				runs = runs || declared.Match(src)
+			}
+			if !runs {
+				t.Errorf("%s: %s runs nothing", page, m[0])
+			}
+		}
+	}
+	if found == 0 {
+		t.Error("no command found in any page")
+	}
+}

@@ -46,7 +46,7 @@ ring whose transfers hide behind the kernels.`,
 	launchFlags(root.Flags(), &o.Options)
 	root.Flags().StringArrayVar(&o.Set, "set", nil, "override a key of the config: `key.path=value` (repeatable)")
 	root.Flags().StringVar(&o.RunDir, "run-dir", "", "`directory` of the run (default runs/<name>-<time>)")
-	root.Flags().StringVar(&o.Resume, "resume", "auto", "auto: go on from the newest checkpoint of the run directory; never; or the `path` of a checkpoint or run")
+	root.Flags().StringVar(&o.Resume, "resume", "auto", "auto: go on from the newest checkpoint of the run directory; never; or the `path` of a checkpoint or run, for a run directory without checkpoints of its own")
 	root.AddCommand(planCommand(), attentionCommand(), exportCommand(), doctorCommand(), versionCommand(), workerCommand())
 	return root
 }

@@ -7,6 +7,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"github.com/cprun/cprun/internal/safetensors"
 )
 
 // commit is rank 0's part of a save, after all ranks have written: check, write the manifest,
@@ -54,7 +56,7 @@ func (s *Saver) writeManifest(tmp string, snap Snapshot, own report, blobs [][]b
 	if err := s.at("manifest written"); err != nil {
 		return err
 	}
-	return syncDir(tmp)
+	return safetensors.SyncDir(tmp)
 }
 
 // filesOf is the shards in the ranks' reports, or all that went wrong on any of them.
@@ -131,7 +133,7 @@ func (s *Saver) rename(tmp, final string) error {
 	if err := s.at("renamed"); err != nil {
 		return err
 	}
-	return syncDir(s.o.Dir)
+	return safetensors.SyncDir(s.o.Dir)
 }
 
 // setLatest makes the file latest name a checkpoint.
@@ -150,5 +152,5 @@ func (s *Saver) setLatest(name string) error {
 	if err := s.at("latest renamed"); err != nil {
 		return err
 	}
-	return syncDir(s.o.Dir)
+	return safetensors.SyncDir(s.o.Dir)
 }

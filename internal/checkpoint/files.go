@@ -67,15 +67,6 @@ func writeSynced(path string, data []byte) error {
 	return errors.Join(err, f.Close())
 }
 
-// syncDir waits until the names in dir are on the disk.
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
-}
-
 // errLocked is the cause when another process holds a lock.
 var errLocked = errors.New("locked by another process")
 

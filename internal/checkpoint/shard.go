@@ -71,7 +71,7 @@ func (s *Saver) tryShard(ctx context.Context, snap Snapshot) (string, *FileInfo,
 	}
 	// Rank 0 syncs this directory too, but on a network file system each client has its own
 	// idea of what is on the disk.
-	return sum(string(layout)), info, syncDir(tmp)
+	return sum(string(layout)), info, safetensors.SyncDir(tmp)
 }
 
 // writeFile writes the tensors and sets the size and the checksum of info, which is computed

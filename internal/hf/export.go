@@ -62,7 +62,7 @@ func Export(path string, m Model, limit int64) (err error) {
 	if err := os.Chmod(tmp, 0o755); err != nil { // MkdirTemp makes it 0700
 		return err
 	}
-	if err := syncDir(tmp); err != nil {
+	if err := safetensors.SyncDir(tmp); err != nil {
 		return err
 	}
 	// An empty directory makes way; Remove fails if files have come into it meanwhile.
@@ -72,16 +72,7 @@ func Export(path string, m Model, limit int64) (err error) {
 	if err := os.Rename(tmp, path); err != nil {
 		return err
 	}
-	return syncDir(parent)
-}
-
-func syncDir(path string) error {
-	d, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	return d.Sync()
+	return safetensors.SyncDir(parent)
 }
 
 // write writes the files of weights into dir.

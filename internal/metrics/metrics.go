@@ -99,7 +99,7 @@ func Open(o Options) (Writer, error) {
 		all = append(all, tb)
 	}
 	if o.Prometheus != "" {
-		p, err := ServePrometheus(o.Prometheus)
+		p, err := ServePrometheus(o.Prometheus, o.Resumed)
 		if err != nil {
 			return nil, errors.Join(err, all.Close())
 		}

@@ -21,6 +21,7 @@ type Prometheus struct {
 	tokens   prometheus.Counter
 	commWait prometheus.Counter
 	seen     int64 // tokens counted so far
+	step     int64 // the last step that the counters hold
 
 	server *http.Server
 	addr   net.Addr
@@ -38,7 +39,9 @@ const shutdownTime = 2 * time.Second
 // ServePrometheus listens on "host:port" and serves until Close. ":port" and "port" listen on
 // the loopback interface only, since the endpoint has no access control: a host must be named
 // (0.0.0.0 for all) to be reached from outside. Port 0 takes a free one; Addr says which.
-func ServePrometheus(address string) (*Prometheus, error) {
+//
+// resumed is the step that the run goes on from: the counters of this process begin there.
+func ServePrometheus(address string, resumed int64) (*Prometheus, error) {
 	if !strings.Contains(address, ":") {
 		address = ":" + address
 	}
@@ -55,6 +58,7 @@ func ServePrometheus(address string) (*Prometheus, error) {
 	}
 	registry := prometheus.NewRegistry()
 	p := newPrometheus(registry)
+	p.step = resumed
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	p.server = &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute}
@@ -117,13 +121,16 @@ func (p *Prometheus) Write(s Step) error {
 			g.Set(float64(*s.ValLoss))
 		}
 	}
-	p.steps.Inc()
+	// Not every step is logged, so a line stands for all steps since the one before.
+	steps := float64(max(s.Step-p.step, 0))
+	p.step = s.Step
+	p.steps.Add(steps)
 	if s.Tokens > p.seen {
 		p.tokens.Add(float64(s.Tokens - p.seen))
 		p.seen = s.Tokens
 	}
 	if s.CommWaitSeconds > 0 {
-		p.commWait.Add(float64(s.CommWaitSeconds))
+		p.commWait.Add(steps * float64(s.CommWaitSeconds))
 	}
 	return nil
 }

@@ -26,7 +26,7 @@ func scrape(t *testing.T, addr string) string {
 }
 
 func TestPrometheus(t *testing.T) {
-	p, err := ServePrometheus(":0")
+	p, err := ServePrometheus(":0", 292)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,7 +47,7 @@ func TestPrometheus(t *testing.T) {
 	got := scrape(t, p.Addr())
 	for _, want := range []string{
 		"cprun_step 302\n", "cprun_loss -32.25\n", "cprun_grad_norm 1.25\n", "cprun_learning_rate 0.0003\n",
-		"cprun_steps_total 2\n", "cprun_tokens_total 1.236992e+06\n", "cprun_comm_wait_seconds_total 0.125\n",
+		"cprun_steps_total 10\n", "cprun_tokens_total 1.236992e+06\n", "cprun_comm_wait_seconds_total 0.625\n",
 		"cprun_mfu_ratio NaN\n", "cprun_validation_loss 2.5\n", "# TYPE cprun_tokens_total counter\n",
 	} {
 		if !strings.Contains(got, want) {
@@ -57,7 +57,7 @@ func TestPrometheus(t *testing.T) {
 	if strings.Contains(got, "go_goroutines") {
 		t.Error("the process's own metrics are served")
 	}
-	if _, err := ServePrometheus(p.Addr()); err == nil || !strings.Contains(err.Error(), "another port") {
+	if _, err := ServePrometheus(p.Addr(), 0); err == nil || !strings.Contains(err.Error(), "another port") {
 		t.Errorf("a second server on %s: %v, want an error that says to choose another port", p.Addr(), err)
 	}
 	if err := p.Close(); err != nil {

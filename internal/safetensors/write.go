@@ -192,10 +192,11 @@ func WriteFile(path string, metadata map[string]string, entries []Entry) (err er
 	if err := os.Rename(f.Name(), path); err != nil {
 		return err
 	}
-	return syncDir(dir)
+	return SyncDir(dir)
 }
 
-func syncDir(dir string) error {
+// SyncDir waits until the names in a directory are on the disk, which a rename alone does not.
+func SyncDir(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {
 		return err
