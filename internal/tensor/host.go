@@ -8,6 +8,12 @@ import (
 // Host is memory of this process. It is aligned for every element type.
 type Host struct{ words []uint64 }
 
+// HostAt is memory of this process that somebody else allocated and frees, such as pinned
+// memory of a GPU's driver. p is aligned to eight bytes, bytes a multiple of eight.
+func HostAt(p unsafe.Pointer, bytes int64) *Host {
+	return &Host{words: unsafe.Slice((*uint64)(p), bytes/8)}
+}
+
 // NewHost allocates bytes of zeroed host memory.
 func NewHost(bytes int64) *Host { return &Host{words: make([]uint64, (bytes+7)/8)} }
 

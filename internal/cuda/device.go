@@ -1,0 +1,136 @@
+//go:build cuda
+
+package cuda
+
+// #include "driver.h"
+import "C"
+
+import (
+	"fmt"
+	"runtime"
+	"sync"
+
+	"gorgonia.org/cu"
+
+	"github.com/cprun/cprun/internal/tensor"
+)
+
+// Error is a failed call of the driver.
+type Error struct {
+	Call   string
+	Device int // ordinal
+	Code   int
+	Name   string // CUDA_ERROR_OUT_OF_MEMORY
+	Text   string
+}
+
+func (e *Error) Error() string {
+	return fmt.Sprintf("cuda:%d: %s: %s (%s)", e.Device, e.Call, e.Text, e.Name)
+}
+
+// Device is one GPU and its primary context, in which libraries of the runtime API, such as
+// cuDNN and NCCL, live too.
+type Device struct {
+	// Ordinal is the driver's number of the GPU, after CUDA_VISIBLE_DEVICES.
+	Ordinal int
+	Name    string
+	SMs     int
+	// Arch is 10 times the compute capability: 90 is sm_90.
+	Arch int
+	// SharedPerBlock is the most dynamic shared memory that a block may ask for, in bytes.
+	SharedPerBlock int
+	L2             int // bytes
+
+	dev cu.Device
+	ctx C.CUcontext
+
+	mu     sync.Mutex
+	pool   pool    // guarded by mu
+	allocs []alloc // guarded by mu; every allocation of the driver's, for IPC
+}
+
+// Count is the number of GPUs that this process sees.
+func Count() (int, error) {
+	n, err := cu.NumDevices()
+	if err != nil {
+		return 0, fmt.Errorf("counting GPUs: %w", err)
+	}
+	return n, nil
+}
+
+// Open retains the primary context of a GPU. Close lets go of it.
+func Open(ordinal int) (*Device, error) {
+	dev, err := cu.GetDevice(ordinal)
+	if err != nil {
+		return nil, fmt.Errorf("GPU %d: %w", ordinal, err)
+	}
+	d := &Device{Ordinal: ordinal, dev: dev}
+	if d.Name, err = dev.Name(); err != nil {
+		return nil, fmt.Errorf("GPU %d: %w", ordinal, err)
+	}
+	major, minor := 0, 0
+	for a, p := range map[cu.DeviceAttribute]*int{
+		cu.MultiprocessorCount: &d.SMs, cu.ComputeCapabilityMajor: &major, cu.ComputeCapabilityMinor: &minor,
+		cu.L2CacheSize: &d.L2, sharedOptin: &d.SharedPerBlock,
+	} {
+		if *p, err = dev.Attribute(a); err != nil {
+			return nil, fmt.Errorf("GPU %d: attribute %d: %w", ordinal, a, err)
+		}
+	}
+	d.Arch = 10*major + minor
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	ctx, err := dev.RetainPrimaryCtx()
+	if err != nil {
+		return nil, fmt.Errorf("GPU %d: primary context: %w", ordinal, err)
+	}
+	if err := cu.SetCurrentContext(ctx); err != nil {
+		return nil, fmt.Errorf("GPU %d: primary context: %w", ordinal, err)
+	}
+	return d, d.check("cuCtxGetCurrent", C.cprun_current(&d.ctx))
+}
+
+const sharedOptin = cu.DeviceAttribute(C.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
+
+// Close lets go of the context. Nothing of the device may be used afterwards.
+func (d *Device) Close() error {
+	if err := d.freeAll(); err != nil {
+		return err
+	}
+	if err := d.dev.ReleasePrimaryCtx(); err != nil {
+		return fmt.Errorf("GPU %d: release: %w", d.Ordinal, err)
+	}
+	return nil
+}
+
+// Place is the device as views name it.
+func (d *Device) Place() tensor.Device { return tensor.Device{Kind: "cuda", Index: d.Ordinal} }
+
+func (d *Device) String() string { return fmt.Sprintf("cuda:%d (%s)", d.Ordinal, d.Name) }
+
+// With calls f with the device's context current on its thread, for libraries.
+func (d *Device) With(f func() error) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if err := d.check("cuCtxSetCurrent", C.cprun_use(d.ctx)); err != nil {
+		return err
+	}
+	return f()
+}
+
+// MemInfo is the free and the whole memory of the device, in bytes, of all processes.
+func (d *Device) MemInfo() (free, total int64, err error) {
+	err = d.With(func() (err error) {
+		free, total, err = cu.MemInfo()
+		return err
+	})
+	return free, total, err
+}
+
+// check is nil or an *Error.
+func (d *Device) check(call string, r C.CUresult) error {
+	if r == C.CUDA_SUCCESS {
+		return nil
+	}
+	return &Error{Call: call, Device: d.Ordinal, Code: int(r), Name: C.GoString(C.cprun_error_name(r)), Text: C.GoString(C.cprun_error_text(r))}
+}

@@ -1,0 +1,90 @@
+// Thin C around the driver: each function makes the context current where it is not, and is
+// one call from Go.
+#ifndef CPRUN_DRIVER_H
+#define CPRUN_DRIVER_H
+#include <cuda.h>
+#include <stdint.h>
+
+static inline CUresult cprun_use(CUcontext ctx) {
+	CUcontext now;
+	CUresult r = cuCtxGetCurrent(&now);
+	return r != CUDA_SUCCESS || now == ctx ? r : cuCtxSetCurrent(ctx);
+}
+
+#define CPRUN_IN(ctx, call) \
+	CUresult r = cprun_use(ctx); \
+	return r != CUDA_SUCCESS ? r : (call)
+
+typedef struct {
+	unsigned int grid[3], block[3], cluster[3]; // cluster[0] == 0: none
+	unsigned int shared;                        // bytes of dynamic shared memory
+	int overlap;                                // programmatic stream serialization
+} cprun_launch_t;
+
+static inline CUresult cprun_launch(CUcontext ctx, CUstream stream, CUfunction f, const cprun_launch_t *l, void *args, size_t bytes) {
+	CUresult r = cprun_use(ctx);
+	if (r != CUDA_SUCCESS) return r;
+	CUlaunchAttribute attrs[2];
+	CUlaunchConfig c = {0};
+	c.gridDimX = l->grid[0]; c.gridDimY = l->grid[1]; c.gridDimZ = l->grid[2];
+	c.blockDimX = l->block[0]; c.blockDimY = l->block[1]; c.blockDimZ = l->block[2];
+	c.sharedMemBytes = l->shared;
+	c.hStream = stream;
+	c.attrs = attrs;
+	if (l->cluster[0]) {
+		attrs[c.numAttrs].id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+		attrs[c.numAttrs].value.clusterDim.x = l->cluster[0];
+		attrs[c.numAttrs].value.clusterDim.y = l->cluster[1];
+		attrs[c.numAttrs].value.clusterDim.z = l->cluster[2];
+		c.numAttrs++;
+	}
+	if (l->overlap) {
+		attrs[c.numAttrs].id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+		attrs[c.numAttrs].value.programmaticStreamSerializationAllowed = 1;
+		c.numAttrs++;
+	}
+	void *extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, args, CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes, CU_LAUNCH_PARAM_END};
+	return cuLaunchKernelEx(&c, f, NULL, extra);
+}
+
+static inline CUresult cprun_copy(CUcontext ctx, CUstream s, CUdeviceptr dst, CUdeviceptr src, size_t n) {
+	CPRUN_IN(ctx, cuMemcpyAsync(dst, src, n, s));
+}
+static inline CUresult cprun_memset(CUcontext ctx, CUstream s, CUdeviceptr dst, unsigned char x, size_t n) {
+	CPRUN_IN(ctx, cuMemsetD8Async(dst, x, n, s));
+}
+static inline CUresult cprun_event_new(CUcontext ctx, CUevent *e, unsigned int flags) {
+	CPRUN_IN(ctx, cuEventCreate(e, flags));
+}
+static inline CUresult cprun_event_free(CUcontext ctx, CUevent e) { CPRUN_IN(ctx, cuEventDestroy(e)); }
+static inline CUresult cprun_event_record(CUcontext ctx, CUevent e, CUstream s) { CPRUN_IN(ctx, cuEventRecord(e, s)); }
+static inline CUresult cprun_event_query(CUcontext ctx, CUevent e) { CPRUN_IN(ctx, cuEventQuery(e)); }
+static inline CUresult cprun_event_sync(CUcontext ctx, CUevent e) { CPRUN_IN(ctx, cuEventSynchronize(e)); }
+static inline CUresult cprun_event_elapsed(CUcontext ctx, float *ms, CUevent a, CUevent b) {
+	CPRUN_IN(ctx, cuEventElapsedTime(ms, a, b));
+}
+static inline CUresult cprun_stream_wait(CUcontext ctx, CUstream s, CUevent e) { CPRUN_IN(ctx, cuStreamWaitEvent(s, e, 0)); }
+static inline CUresult cprun_stream_free(CUcontext ctx, CUstream s) { CPRUN_IN(ctx, cuStreamDestroy(s)); }
+static inline CUresult cprun_host_alloc(CUcontext ctx, void **p, size_t n) {
+	CPRUN_IN(ctx, cuMemHostAlloc(p, n, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP));
+}
+static inline CUresult cprun_host_free(CUcontext ctx, void *p) { CPRUN_IN(ctx, cuMemFreeHost(p)); }
+static inline CUresult cprun_module_load(CUcontext ctx, CUmodule *m, const void *image) { CPRUN_IN(ctx, cuModuleLoadData(m, image)); }
+static inline CUresult cprun_module_function(CUcontext ctx, CUfunction *f, CUmodule m, const char *name) {
+	CPRUN_IN(ctx, cuModuleGetFunction(f, m, name));
+}
+static inline CUresult cprun_function_set(CUcontext ctx, CUfunction f, CUfunction_attribute a, int v) {
+	CPRUN_IN(ctx, cuFuncSetAttribute(f, a, v));
+}
+static inline CUresult cprun_function_get(CUcontext ctx, int *v, CUfunction_attribute a, CUfunction f) {
+	CPRUN_IN(ctx, cuFuncGetAttribute(v, a, f));
+}
+static inline CUresult cprun_occupancy(CUcontext ctx, int *blocks, CUfunction f, int threads, size_t shared) {
+	CPRUN_IN(ctx, cuOccupancyMaxActiveBlocksPerMultiprocessor(blocks, f, threads, shared));
+}
+
+// Names of C's own, so that Go does not depend on which version a macro of cuda.h picks.
+static inline CUresult cprun_current(CUcontext *ctx) { return cuCtxGetCurrent(ctx); }
+static inline const char *cprun_error_name(CUresult r) { const char *s = 0; cuGetErrorName(r, &s); return s ? s : "unknown error"; }
+static inline const char *cprun_error_text(CUresult r) { const char *s = 0; cuGetErrorString(r, &s); return s ? s : ""; }
+#endif

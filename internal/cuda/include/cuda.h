@@ -1,0 +1,29 @@
+// Ahead of the toolkit's cuda.h on the include path, so that gorgonia.org/cu v0.9.6, which
+// was written for CUDA 11, compiles against CUDA 13. CUDA 13 gave five functions that it
+// calls other signatures by way of macros; the driver still has the old ones. Taking the
+// macros away, and declaring what they hid, is all it needs.
+#ifndef CPRUN_CUDA_H
+#define CPRUN_CUDA_H
+#include_next <cuda.h>
+
+#if CUDA_VERSION >= 13000
+#undef cuCtxCreate
+#undef cuMemAdvise
+#undef cuMemPrefetchAsync
+#undef cuGraphGetEdges
+#undef cuGraphAddDependencies
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+CUresult CUDAAPI cuCtxCreate_v2(CUcontext *ctx, unsigned int flags, CUdevice dev);
+CUresult CUDAAPI cuMemAdvise(CUdeviceptr ptr, size_t count, CUmem_advise advice, CUdevice dev);
+CUresult CUDAAPI cuMemPrefetchAsync(CUdeviceptr ptr, size_t count, CUdevice dev, CUstream stream);
+CUresult CUDAAPI cuGraphGetEdges(CUgraph graph, CUgraphNode *from, CUgraphNode *to, size_t *edges);
+CUresult CUDAAPI cuGraphAddDependencies(CUgraph graph, const CUgraphNode *from, const CUgraphNode *to, size_t count);
+#ifdef __cplusplus
+}
+#endif
+#define cuCtxCreate cuCtxCreate_v2
+#endif
+#endif

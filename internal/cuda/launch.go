@@ -1,0 +1,152 @@
+//go:build cuda
+
+package cuda
+
+/*
+#include <stdlib.h>
+#include "driver.h"
+#cgo noescape cprun_launch
+#cgo nocallback cprun_launch
+*/
+import "C"
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"unsafe"
+
+	"github.com/cprun/cprun/internal/tensor"
+)
+
+// Module is compiled code on a device.
+type Module struct {
+	dev *Device
+	m   C.CUmodule
+}
+
+// Load loads a cubin.
+func (d *Device) Load(cubin []byte) (*Module, error) {
+	m := &Module{dev: d}
+	image := C.CBytes(cubin)
+	defer C.free(image)
+	return m, d.check("cuModuleLoadData", C.cprun_module_load(d.ctx, &m.m, image))
+}
+
+// Function is a kernel.
+type Function struct {
+	dev  *Device
+	f    C.CUfunction
+	Name string
+}
+
+// Function finds a kernel by its name. shared is the dynamic shared memory that it is
+// launched with at most, in bytes.
+func (m *Module) Function(name string, shared int) (*Function, error) {
+	f := &Function{dev: m.dev, Name: name}
+	cname := C.CString(name)
+	defer C.free(unsafe.Pointer(cname))
+	if err := m.dev.check("cuModuleGetFunction "+name, C.cprun_module_function(m.dev.ctx, &f.f, m.m, cname)); err != nil {
+		return nil, err
+	}
+	if shared > 48<<10 {
+		r := C.cprun_function_set(m.dev.ctx, f.f, C.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, C.int(shared))
+		if err := m.dev.check(fmt.Sprintf("%d bytes of shared memory for %s", shared, name), r); err != nil {
+			return nil, err
+		}
+	}
+	return f, nil
+}
+
+// Blocks is how many blocks of that many threads an SM holds at once.
+func (f *Function) Blocks(threads, shared int) (int, error) {
+	var n C.int
+	err := f.dev.check("occupancy of "+f.Name, C.cprun_occupancy(f.dev.ctx, &n, f.f, C.int(threads), C.size_t(shared)))
+	return int(n), err
+}
+
+// Dim is the extent of a grid, a block or a cluster; 0 in Y or Z is 1.
+type Dim struct{ X, Y, Z int }
+
+func (d Dim) c() [3]C.uint {
+	return [3]C.uint{C.uint(d.X), C.uint(max(d.Y, 1)), C.uint(max(d.Z, 1))}
+}
+
+// Launch is how a kernel is launched.
+type Launch struct {
+	Grid, Block Dim
+	Cluster     Dim // X 0: none
+	Shared      int // bytes of dynamic shared memory
+	// Overlap lets the kernel start before the one ahead of it has ended; it must wait for
+	// that itself (griddepcontrol.wait).
+	Overlap bool
+}
+
+// Launch queues a kernel. Where the grid is empty it does nothing.
+func (s *Stream) Launch(f *Function, l Launch, a *Args) {
+	if s.failed.Load() || l.Grid.X == 0 {
+		return
+	}
+	c := C.cprun_launch_t{grid: l.Grid.c(), block: l.Block.c(), shared: C.uint(l.Shared)}
+	if l.Cluster.X > 0 {
+		c.cluster = l.Cluster.c()
+	}
+	if l.Overlap {
+		c.overlap = 1
+	}
+	r := C.cprun_launch(s.dev.ctx, s.handle, f.f, &c, unsafe.Pointer(&a.buf[0]), C.size_t(a.n))
+	if r != C.CUDA_SUCCESS {
+		s.Fail(s.dev.check(fmt.Sprintf("launch of %s, grid %v, block %v, %d bytes of shared memory", f.Name, l.Grid, l.Block, l.Shared), r))
+	}
+}
+
+// Args are the arguments of a kernel, laid out as C does, in the order of the calls.
+type Args struct {
+	buf [1024]byte
+	n   int
+}
+
+func (a *Args) room(size, align int) []byte {
+	at := (a.n + align - 1) / align * align
+	a.n = at + size
+	return a.buf[at:a.n]
+}
+
+// View adds the address of the view's first element; of the zero View, NULL.
+func (a *Args) View(v tensor.View) *Args { return a.Addr(Addr(v)) }
+
+// Addr adds a device address.
+func (a *Args) Addr(p uint64) *Args {
+	binary.LittleEndian.PutUint64(a.room(8, 8), p)
+	return a
+}
+
+// Int adds an int.
+func (a *Args) Int(x int) *Args {
+	binary.LittleEndian.PutUint32(a.room(4, 4), uint32(int32(x)))
+	return a
+}
+
+// Int64 adds a long long.
+func (a *Args) Int64(x int64) *Args {
+	binary.LittleEndian.PutUint64(a.room(8, 8), uint64(x))
+	return a
+}
+
+// Float adds a float.
+func (a *Args) Float(x float64) *Args {
+	binary.LittleEndian.PutUint32(a.room(4, 4), math.Float32bits(float32(x)))
+	return a
+}
+
+// Double adds a double.
+func (a *Args) Double(x float64) *Args {
+	binary.LittleEndian.PutUint64(a.room(8, 8), math.Float64bits(x))
+	return a
+}
+
+// Bytes adds a struct of that alignment, such as a tensor map.
+func (a *Args) Bytes(b []byte, align int) *Args {
+	copy(a.room(len(b), align), b)
+	return a
+}

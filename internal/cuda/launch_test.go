@@ -1,0 +1,149 @@
+//go:build cuda
+
+package cuda
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/cprun/cprun/internal/tensor"
+)
+
+func TestArguments(t *testing.T) {
+	d := device(t)
+	s := stream(t, d, "arguments")
+	f := function(t, compile(t, d, `
+struct alignas(16) Pair { long long a, b; };
+extern "C" __global__ void arguments(double *out, int a, long long b, int c, float d, double e, int f, const __grid_constant__ Pair g, char *h, int i) {
+  out[0] = a; out[1] = b; out[2] = c; out[3] = d; out[4] = e; out[5] = f; out[6] = g.a; out[7] = g.b; out[8] = h == nullptr; out[9] = i;
+}`), "arguments", 0)
+	out := alloc0(t, d, 80)
+	pair := make([]byte, 16)
+	pair[0], pair[9] = 7, 1
+	args := new(Args).View(tensor.Dense(out, tensor.F64, 0, [4]int{1, 1, 1, 10})).
+		Int(-1).Int64(1<<40).Int(3).Float(0.5).Double(1e100).Int(6).Bytes(pair, 16).View(tensor.View{}).Int(9)
+	s.Launch(f, Launch{Grid: Dim{X: 1}, Block: Dim{X: 1}}, args)
+	want := []float64{-1, 1 << 40, 3, 0.5, 1e100, 6, 7, 256, 1, 9}
+	if got := get[float64](t, s, out.addr, 10); !slices.Equal(got, want) {
+		t.Errorf("the kernel got %v, want %v", got, want)
+	}
+}
+
+func TestGridAndSharedMemory(t *testing.T) {
+	d := device(t)
+	s := stream(t, d, "shared")
+	f := function(t, compile(t, d, `
+extern "C" __global__ void fill(int *x, int bytes) {
+  extern __shared__ char buf[];
+  buf[bytes - 1] = 1;
+  int block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+  int threads = blockDim.x * blockDim.y * blockDim.z;
+  x[block * threads + (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x] = buf[bytes - 1];
+}`), "fill", d.SharedPerBlock)
+	x := put(t, s, make([]int32, 24*24+1))
+	s.Launch(f, Launch{Grid: Dim{2, 3, 4}, Block: Dim{4, 3, 2}, Shared: d.SharedPerBlock}, new(Args).Addr(x.addr).Int(d.SharedPerBlock))
+	s.Launch(f, Launch{Grid: Dim{X: 0}, Block: Dim{X: 1}}, new(Args).Addr(x.addr).Int(1)) // an empty grid is nothing
+	got := get[int32](t, s, x.addr, 24*24+1)
+	if i := slices.Index(got, 0); i != 24*24 {
+		t.Errorf("element %d was not written", i)
+	}
+	if n, err := f.Blocks(128, 1024); err != nil || n < 1 {
+		t.Errorf("%d blocks on an SM, %v", n, err)
+	}
+}
+
+func TestCluster(t *testing.T) {
+	d := device(t)
+	if d.Arch < 90 {
+		t.Skip("clusters begin at sm_90")
+	}
+	s := stream(t, d, "cluster")
+	f := function(t, compile(t, d, `
+extern "C" __global__ void rank(int *x) {
+  int r, n;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+  asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(n));
+  x[blockIdx.x] = 10 * n + r;
+}`), "rank", 0)
+	x := alloc0(t, d, 16)
+	s.Launch(f, Launch{Grid: Dim{X: 4}, Block: Dim{X: 32}, Cluster: Dim{X: 2}}, new(Args).Addr(x.addr))
+	if got := get[int32](t, s, x.addr, 4); !slices.Equal(got, []int32{20, 21, 20, 21}) {
+		t.Errorf("sizes and ranks %v", got)
+	}
+}
+
+// Kernels that may start early see what the ones before them wrote, as they wait for it.
+func TestOverlap(t *testing.T) {
+	d := device(t)
+	if d.Arch < 90 {
+		t.Skip("griddepcontrol begins at sm_90")
+	}
+	s := stream(t, d, "overlap")
+	f := function(t, compile(t, d, `
+extern "C" __global__ void next(int *x) {
+  asm volatile("griddepcontrol.launch_dependents;");
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  *x = 3 * *x % 1009 + 1;
+}`), "next", 0)
+	x := put(t, s, []int32{0})
+	want := int32(0)
+	for range 200 {
+		s.Launch(f, Launch{Grid: Dim{X: 1}, Block: Dim{X: 1}, Overlap: true}, new(Args).Addr(x.addr))
+		want = 3*want%1009 + 1
+	}
+	if got := get[int32](t, s, x.addr, 1); got[0] != want {
+		t.Errorf("got %v, want %d", got, want)
+	}
+}
+
+func TestTensorMap(t *testing.T) {
+	d := device(t)
+	if d.Arch < 90 {
+		t.Skip("TMA begins at sm_90")
+	}
+	s := stream(t, d, "tma")
+	f := function(t, compile(t, d, `
+struct alignas(64) Map { char bytes[128]; };
+extern "C" __global__ void fetch(const __grid_constant__ Map map, float *out, int x, int y) {
+  __shared__ alignas(128) float tile[4][16];
+  __shared__ alignas(8) unsigned long long barrier;
+  unsigned bar = (unsigned)__cvta_generic_to_shared(&barrier), to = (unsigned)__cvta_generic_to_shared(tile);
+  if (threadIdx.x == 0) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(bar) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"((unsigned)sizeof tile) : "memory");
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
+                 ::"r"(to), "l"(&map), "r"(bar), "r"(x), "r"(y) : "memory");
+  }
+  unsigned done = 0;
+  while (!done)
+    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], 0; selp.u32 %0, 1, 0, p; }" : "=r"(done) : "r"(bar) : "memory");
+  out[threadIdx.x] = tile[threadIdx.x / 16][threadIdx.x % 16];
+}`), "fetch", 0)
+	const rows, cols, x0, y0 = 8, 32, 20, 6
+	src := make([]float32, rows*cols)
+	for i := range src {
+		src[i] = float32(i + 1)
+	}
+	in, out := put(t, s, src), alloc0(t, d, 4*64)
+	m, err := d.TensorMap(Tiled{Type: tensor.F32, Addr: in.addr, Shape: []int{cols, rows}, Strides: []int64{4 * cols}, Box: []int{16, 4}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Launch(f, Launch{Grid: Dim{X: 1}, Block: Dim{X: 64}}, new(Args).TensorMap(m).Addr(out.addr).Int(x0).Int(y0))
+	for i, got := range get[float32](t, s, out.addr, 64) {
+		x, y, want := x0+i%16, y0+i/16, float32(0)
+		if x < cols && y < rows {
+			want = src[y*cols+x]
+		}
+		if got != want {
+			t.Errorf("element (%d, %d) is %v, want %v", y, x, got, want)
+		}
+	}
+	if _, err := d.TensorMap(Tiled{Type: tensor.F32, Addr: in.addr + 4, Shape: []int{cols, rows}, Strides: []int64{4 * cols}, Box: []int{16, 4}}); err == nil {
+		t.Error("a tensor map of an address that is not aligned")
+	}
+}

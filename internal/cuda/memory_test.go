@@ -1,0 +1,72 @@
+//go:build cuda
+
+package cuda
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cprun/cprun/internal/tensor"
+)
+
+func TestReserveIsHandedOut(t *testing.T) {
+	d := device(t)
+	if err := d.Reserve(1 << 20); err != nil {
+		t.Fatal(err)
+	}
+	a, b := alloc0(t, d, 1000), alloc0(t, d, 1)
+	if a.addr%poolAlign != 0 || b.addr != a.addr+1024 {
+		t.Errorf("1000 bytes at %#x, then 1 byte at %#x", a.addr, b.addr)
+	}
+	for _, m := range []*Memory{a, b} {
+		if base, bytes, ok := d.Allocation(m.addr); !ok || base != a.addr || bytes != 1<<20 {
+			t.Errorf("the allocation of %#x is %d bytes at %#x, %t", m.addr, bytes, base, ok)
+		}
+	}
+	c := alloc0(t, d, 1<<20) // more than is left
+	if base, _, ok := d.Allocation(c.addr); !ok || base == a.addr {
+		t.Errorf("1 MiB more lies at %#x, in what was reserved at %#x", c.addr, a.addr)
+	}
+	if _, _, ok := d.Allocation(1); ok {
+		t.Error("address 1 is in an allocation")
+	}
+	if _, err := d.Alloc(1 << 50); err == nil || !strings.Contains(err.Error(), "free") {
+		t.Errorf("allocating a PiB: %v", err)
+	}
+}
+
+func TestCopies(t *testing.T) {
+	d := device(t)
+	s := stream(t, d, "copies")
+	want := make([]int32, 1000)
+	for i := range want {
+		want[i] = int32(i * i)
+	}
+	a := put(t, s, want)
+	b := alloc0(t, d, a.bytes)
+	s.Memset(b.addr, 0xff, b.bytes)
+	s.Copy(b.addr+40, a.addr, 400)
+	s.Copy(b.addr, a.addr, 0) // nothing
+	got := get[int32](t, s, b.addr, 1000)
+	if !slices.Equal(got[10:110], want[:100]) || got[9] != -1 || got[110] != -1 {
+		t.Errorf("copied %v", got[:120])
+	}
+	v := tensor.Dense(a, tensor.I32, 7, [4]int{1, 1, 1, 3})
+	if Addr(v) != a.addr+28 || Addr(tensor.View{}) != 0 {
+		t.Errorf("address %#x of element 7 at %#x", Addr(v), a.addr)
+	}
+}
+
+func TestPinnedIsHostMemory(t *testing.T) {
+	d := device(t)
+	s := stream(t, d, "pinned")
+	p := pinned(t, d, 20)
+	v := tensor.Dense(p.Host(), tensor.I32, 0, [4]int{1, 1, 1, 5})
+	copy(tensor.Data[int32](v), []int32{1, 2, 3, 4, 5})
+	m := alloc0(t, d, 20)
+	s.Copy(m.addr, Addr(v), 20)
+	if got := get[int32](t, s, m.addr, 5); !slices.Equal(got, []int32{1, 2, 3, 4, 5}) {
+		t.Errorf("the device read %v", got)
+	}
+}

@@ -1,0 +1,125 @@
+//go:build cuda
+
+package cuda
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"os"
+	"os/exec"
+	"strconv"
+	"testing"
+	"time"
+)
+
+// child runs one test of this binary in a process of its own.
+func child(t *testing.T, test string, env ...string) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+test+"$", "-test.v")
+	cmd.Env = append(os.Environ(), append(env, "CPRUN_TEST_CHILD="+test)...)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Errorf("%s: %v\n%s", test, err, out)
+	}
+}
+
+// asChild skips a test that is not called by child.
+func asChild(t *testing.T) {
+	if os.Getenv("CPRUN_TEST_CHILD") != t.Name() {
+		t.Skip("runs in a process of its own")
+	}
+}
+
+func TestIPC(t *testing.T) {
+	d := device(t)
+	s := stream(t, d, "ipc")
+	if err := d.Reserve(1 << 20); err != nil {
+		t.Fatal(err)
+	}
+	alloc0(t, d, 5000) // what is shared does not begin the allocation
+	x := put(t, s, []int64{1, 2, 3, 4})
+	base, _, ok := d.Allocation(x.addr)
+	if !ok || base == x.addr {
+		t.Fatalf("%#x in the allocation at %#x, %t", x.addr, base, ok)
+	}
+	h, err := d.Export(base)
+	if err != nil {
+		t.Fatal(err)
+	}
+	child(t, "TestIPCChild", "CPRUN_TEST_HANDLE="+hex.EncodeToString(h[:]), "CPRUN_TEST_OFFSET="+strconv.FormatUint(x.addr-base, 10))
+	for i, got := range get[int64](t, s, x.addr, 4) {
+		if want := int64(10 * (i + 1)); got != want {
+			t.Errorf("element %d is %d, want %d", i, got, want)
+		}
+	}
+}
+
+func TestIPCChild(t *testing.T) {
+	asChild(t)
+	d := device(t)
+	s := stream(t, d, "ipc child")
+	b, err := hex.DecodeString(os.Getenv("CPRUN_TEST_HANDLE"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	offset, err := strconv.ParseUint(os.Getenv("CPRUN_TEST_OFFSET"), 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr, err := d.Import(IPCHandle(b))
+	if err != nil {
+		t.Fatal(err)
+	}
+	xs := get[int64](t, s, addr+offset, 4)
+	for i := range xs {
+		if xs[i] != int64(i+1) {
+			t.Errorf("element %d is %d", i, xs[i])
+		}
+		xs[i] *= 10
+	}
+	s.Copy(addr+offset, put(t, s, xs).addr, 32)
+	wait(t, s)
+	if err := d.CloseImport(addr); err != nil {
+		t.Error(err)
+	}
+}
+
+// A kernel that traps breaks the context for good: it poisons its stream, every later call is
+// an error, and nothing hangs.
+func TestBrokenDevice(t *testing.T) { child(t, "TestBrokenDeviceChild") }
+
+func TestBrokenDeviceChild(t *testing.T) {
+	asChild(t)
+	d, err := Open(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := d.NewStream("a", false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := d.NewStream("b", false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := function(t, compile(t, d, `extern "C" __global__ void trap(int x) { asm volatile("trap;"); }`), "trap", 0)
+	a.Launch(f, Launch{Grid: Dim{X: 1}, Block: Dim{X: 1}}, new(Args).Int(1))
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	first := a.Sync(ctx)
+	var e *Error
+	if !errors.As(first, &e) {
+		t.Errorf("the stream of the trap: %v", first)
+	}
+	if again := a.Sync(ctx); !errors.Is(again, first) {
+		t.Errorf("the stream said %v, and then %v", first, again)
+	}
+	b.Memset(0, 0, 0)
+	if err := b.Sync(ctx); !errors.As(err, &e) {
+		t.Errorf("another stream of the device: %v", err)
+	}
+	if _, err := d.Alloc(100); err == nil {
+		t.Error("a broken device still allocates")
+	}
+}

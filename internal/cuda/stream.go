@@ -1,0 +1,259 @@
+//go:build cuda
+
+package cuda
+
+// #include "driver.h"
+import "C"
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"gorgonia.org/cu"
+
+	"github.com/cprun/cprun/internal/tensor"
+)
+
+// Stream is a tensor.Stream of a GPU. Methods that queue are called by one goroutine at a
+// time; Err, Fail and OnFail by any.
+type Stream struct {
+	dev    *Device
+	name   string
+	handle C.CUstream
+	label  string
+
+	events []C.CUevent // a ring: the n-th Record uses events[n % len]
+	seq    uint64      // Records so far
+
+	failed atomic.Bool
+	mu     sync.Mutex
+	err    error       // guarded by mu; the first error
+	onFail func(error) // guarded by mu
+
+	spans spans
+}
+
+// eventRing is how many events of a stream are told apart at once; before one is used again
+// the stream has reached it.
+const eventRing = 4096
+
+// NewStream makes a stream. urgent ones are scheduled before others: transfers, whose
+// kernels are short and which somebody waits for.
+func (d *Device) NewStream(name string, urgent bool) (*Stream, error) {
+	s := &Stream{dev: d, name: name, events: make([]C.CUevent, 0, eventRing)}
+	err := d.With(func() error {
+		_, highest, err := cu.StreamPriorityRange()
+		if err != nil {
+			return err
+		}
+		priority := 0
+		if urgent {
+			priority = highest
+		}
+		h, err := cu.MakeStreamWithPriority(priority, cu.StreamFlags(C.CU_STREAM_NON_BLOCKING))
+		s.handle = C.CUstream(unsafe.Pointer(h.C()))
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("%v: stream %s: %w", d, name, err)
+	}
+	return s, nil
+}
+
+// Close destroys the stream after its work.
+func (s *Stream) Close() error {
+	for _, e := range s.events {
+		s.dev.check("cuEventDestroy", C.cprun_event_free(s.dev.ctx, e))
+	}
+	s.events = nil
+	err := s.dev.check("cuStreamDestroy", C.cprun_stream_free(s.dev.ctx, s.handle))
+	if e := s.Err(); e != nil {
+		return e
+	}
+	return err
+}
+
+// Device is the GPU that the stream belongs to.
+func (s *Stream) Device() *Device { return s.dev }
+
+// Name is the stream's lane in traces.
+func (s *Stream) Name() string { return s.name }
+
+// Handle is the CUstream, for libraries.
+func (s *Stream) Handle() unsafe.Pointer { return unsafe.Pointer(s.handle) }
+
+// Label names what is queued from here on, for traces.
+func (s *Stream) Label(name string) { s.label = name }
+
+// Err is the error that poisoned the stream, or nil.
+func (s *Stream) Err() error {
+	if !s.failed.Load() {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.err
+}
+
+// Fail poisons the stream: what is queued later is dropped, and waits return err.
+func (s *Stream) Fail(err error) {
+	if err == nil {
+		return
+	}
+	s.mu.Lock()
+	first, f := s.err == nil, s.onFail
+	if first {
+		s.err = err
+		s.failed.Store(true)
+	}
+	s.mu.Unlock()
+	if first && f != nil {
+		f(err)
+	}
+}
+
+// OnFail has f called once, with the first error, on the goroutine that failed the stream.
+func (s *Stream) OnFail(f func(error)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.onFail = f
+}
+
+// Do calls queue, which queues work on the stream, unless the stream is poisoned, and
+// poisons it with queue's error. The name says what it is in traces.
+func (s *Stream) Do(name string, queue func() error) {
+	if s.failed.Load() {
+		return
+	}
+	end := s.spans.begin(s, name)
+	if err := queue(); err != nil {
+		s.Fail(fmt.Errorf("%s: %w", name, err))
+	}
+	end()
+}
+
+// event is a point of a stream: its n-th Record.
+type event struct {
+	s   *Stream
+	seq uint64
+	err error // the stream was poisoned by then
+}
+
+// Record returns an event that completes when all that is queued so far is done.
+func (s *Stream) Record() tensor.Event {
+	e := &event{s: s, seq: s.seq, err: s.Err()}
+	if e.err != nil {
+		return e
+	}
+	i := int(s.seq % eventRing)
+	if i == len(s.events) {
+		var h C.CUevent
+		if err := s.dev.check("cuEventCreate", C.cprun_event_new(s.dev.ctx, &h, C.CU_EVENT_DISABLE_TIMING)); err != nil {
+			s.Fail(err)
+			e.err = err
+			return e
+		}
+		s.events = append(s.events, h)
+	} else if s.seq >= eventRing {
+		// The host is thousands of events ahead; it goes on when the device has caught up.
+		s.Fail(s.dev.check("cuEventSynchronize", C.cprun_event_sync(s.dev.ctx, s.events[i])))
+	}
+	s.Fail(s.dev.check("cuEventRecord", C.cprun_event_record(s.dev.ctx, s.events[i], s.handle)))
+	s.seq++
+	e.err = s.Err()
+	return e
+}
+
+// stale says that the event's place in the ring has been taken by a later one, before which
+// the stream had reached it.
+func (e *event) stale() bool { return e.s.seq > e.seq+eventRing-1 }
+
+func (e *event) handle() C.CUevent { return e.s.events[e.seq%eventRing] }
+
+// Done reports whether the point has been reached; a poisoned stream has reached all.
+func (e *event) Done() bool {
+	if e.err != nil || e.s.failed.Load() || e.stale() {
+		return true
+	}
+	return C.cprun_event_query(e.s.dev.ctx, e.handle()) != C.CUDA_ERROR_NOT_READY
+}
+
+// Sync blocks the caller until the point has been reached. It looks again and again, soon
+// at first, so that an aborted stream or a cancelled ctx ends it.
+func (e *event) Sync(ctx context.Context) error {
+	for pause := time.Duration(0); ; {
+		if e.err != nil {
+			return e.err
+		}
+		if err := e.s.Err(); err != nil {
+			return err
+		}
+		if e.stale() {
+			return nil
+		}
+		switch r := C.cprun_event_query(e.s.dev.ctx, e.handle()); r {
+		case C.CUDA_SUCCESS:
+			return e.s.Err()
+		case C.CUDA_ERROR_NOT_READY:
+		default:
+			e.s.Fail(e.s.dev.check("device work", r))
+			continue
+		}
+		if pause == 0 {
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+			pause = 10 * time.Microsecond
+			continue
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(pause):
+		}
+		pause = min(2*pause, 200*time.Microsecond)
+	}
+}
+
+// Wait makes what is queued later wait for e, of this or another stream of the device. If e's
+// stream has failed, this one fails with the same error.
+func (s *Stream) Wait(e tensor.Event) {
+	ev := e.(*event)
+	if ev.err != nil {
+		s.Fail(ev.err)
+	}
+	if s.failed.Load() || ev.s == s || ev.stale() {
+		return
+	}
+	defer s.spans.begin(s, "wait")()
+	s.Fail(s.dev.check("cuStreamWaitEvent", C.cprun_stream_wait(s.dev.ctx, s.handle, ev.handle())))
+}
+
+// Sync blocks until all that is queued is done.
+func (s *Stream) Sync(ctx context.Context) error {
+	err := s.Record().Sync(ctx)
+	s.spans.flush(s)
+	return err
+}
+
+// Copy queues a copy of bytes between any two of device memory and pinned host memory.
+func (s *Stream) Copy(dst, src uint64, bytes int64) {
+	if bytes == 0 || s.failed.Load() {
+		return
+	}
+	s.Fail(s.dev.check("cuMemcpyAsync", C.cprun_copy(s.dev.ctx, s.handle, C.CUdeviceptr(dst), C.CUdeviceptr(src), C.size_t(bytes))))
+}
+
+// Memset queues setting bytes to x.
+func (s *Stream) Memset(dst uint64, x byte, bytes int64) {
+	if bytes == 0 || s.failed.Load() {
+		return
+	}
+	s.Fail(s.dev.check("cuMemsetD8Async", C.cprun_memset(s.dev.ctx, s.handle, C.CUdeviceptr(dst), C.uchar(x), C.size_t(bytes))))
+}
+
+var _ tensor.Stream = (*Stream)(nil)

@@ -1,0 +1,89 @@
+//go:build cuda
+
+package cuda
+
+// #include "driver.h"
+import "C"
+
+import (
+	"time"
+
+	"github.com/cprun/cprun/internal/tensor"
+)
+
+// spans times what a stream does by pairs of events, whose times are read when the stream
+// has been waited for. Without a listener it costs nothing.
+type spans struct {
+	listen func(tensor.Span)
+	base   C.CUevent // the event that others are timed from
+	zero   time.Time // when it was reached
+	open   []span
+	free   []C.CUevent
+}
+
+type span struct {
+	name, label string
+	from, to    C.CUevent
+}
+
+func nothing() {}
+
+// Trace calls f, from Sync, with the times of all work queued by Do and of waiting for other
+// streams, which is called wait; nil turns it off.
+func (s *Stream) Trace(f func(tensor.Span)) {
+	s.spans.listen = f
+	if f == nil {
+		return
+	}
+	if s.spans.base == nil {
+		s.spans.base = s.spans.event(s)
+	}
+	C.cprun_event_record(s.dev.ctx, s.spans.base, s.handle)
+	s.Fail(s.dev.check("cuEventSynchronize", C.cprun_event_sync(s.dev.ctx, s.spans.base)))
+	s.spans.zero = time.Now()
+}
+
+// begin records the start of a span; what it returns records the end.
+func (p *spans) begin(s *Stream, name string) func() {
+	if p.listen == nil {
+		return nothing
+	}
+	sp := span{name: name, label: s.label, from: p.event(s), to: p.event(s)}
+	C.cprun_event_record(s.dev.ctx, sp.from, s.handle)
+	return func() {
+		C.cprun_event_record(s.dev.ctx, sp.to, s.handle)
+		p.open = append(p.open, sp)
+	}
+}
+
+func (p *spans) event(s *Stream) C.CUevent {
+	if n := len(p.free); n > 0 {
+		e := p.free[n-1]
+		p.free = p.free[:n-1]
+		return e
+	}
+	var e C.CUevent
+	s.Fail(s.dev.check("cuEventCreate", C.cprun_event_new(s.dev.ctx, &e, C.CU_EVENT_DEFAULT)))
+	return e
+}
+
+// flush reports the spans that are over. The stream has been waited for.
+func (p *spans) flush(s *Stream) {
+	for _, sp := range p.open {
+		var at, took C.float
+		ok := C.cprun_event_elapsed(s.dev.ctx, &at, p.base, sp.from) == C.CUDA_SUCCESS &&
+			C.cprun_event_elapsed(s.dev.ctx, &took, sp.from, sp.to) == C.CUDA_SUCCESS
+		if ok && p.listen != nil {
+			p.listen(tensor.Span{
+				Lane: s.name, Name: sp.name, Label: sp.label,
+				Start: p.zero.Add(milliseconds(at)), Took: milliseconds(took),
+			})
+		}
+		p.free = append(p.free, sp.from, sp.to)
+	}
+	p.open = p.open[:0]
+}
+
+func milliseconds(ms C.float) time.Duration {
+	return time.Duration(float64(ms) * float64(time.Millisecond))
+}
