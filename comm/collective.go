@@ -191,7 +191,7 @@ func (g *Group) AllGather(dst, src View) (Pending, error) {
 		err = checkParts("dst", dst, "src", src, len(g.ranks))
 	}
 	if err == nil {
-		err = checkInPlace("dst", d, "src", s, g.rank)
+		err = checkInPlace("dst", dst, "src", src, g.rank)
 	}
 	if err != nil {
 		return nil, g.fault("all-gather", err)
@@ -221,7 +221,7 @@ func (g *Group) ReduceScatter(dst, src View, op Op) (Pending, error) {
 		err = checkParts("src", src, "dst", dst, len(g.ranks))
 	}
 	if err == nil {
-		err = checkInPlace("src", s, "dst", d, g.rank)
+		err = checkInPlace("src", src, "dst", dst, g.rank)
 	}
 	if err == nil {
 		err = checkReduce(src, op)
@@ -247,14 +247,11 @@ func (g *Group) ReduceScatter(dst, src View, op Op) (Pending, error) {
 func (g *Group) AllToAll(dst, src View) (Pending, error) {
 	n := len(g.ranks)
 	d, s, err := g.pair(dst, src)
-	switch {
-	case err != nil:
-	case dst.DType() != src.DType() || len(d) != len(s):
-		err = fmt.Errorf("dst is %d elements of %s, src %d of %s: both need one size and type", dst.Size(), dst.DType(), src.Size(), src.DType())
-	case src.Size()%n != 0:
-		err = fmt.Errorf("src has %d elements: it needs a multiple of the %d ranks", src.Size(), n)
-	case overlap(d, s):
-		err = fmt.Errorf("dst and src share memory: parts would be overwritten before they are sent")
+	if err == nil {
+		err = checkAllToAll(dst, src, n)
+	}
+	if err == nil && spanOf(dst).overlaps(spanOf(src)) {
+		err = errOverlap
 	}
 	if err != nil {
 		return nil, g.fault("all-to-all", err)
@@ -276,8 +273,8 @@ func (g *Group) AllToAll(dst, src View) (Pending, error) {
 func (g *Group) Broadcast(v View, root int) (Pending, error) {
 	n := len(g.ranks)
 	b, err := bytesOf("the view", v)
-	if err == nil && (root < 0 || root >= n) {
-		err = fmt.Errorf("root %d of a group of %d", root, n)
+	if err == nil {
+		err = checkRoot(root, n)
 	}
 	if err != nil {
 		return nil, g.fault("broadcast", err)

@@ -201,6 +201,16 @@ func (g *Group) enqueue(name string, ordered bool, f func() error) (*pending, er
 	return p, nil
 }
 
+// after has the group's later calls come after f, which waits for something that no stream of
+// the host does.
+func (g *Group) after(f func() error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.closed {
+		g.stream.Do("", f)
+	}
+}
+
 // fault names rank and call in front of an error.
 func (g *Group) fault(call string, err error) error {
 	return fmt.Errorf("%s on rank %d of %d: %w", call, g.rank, len(g.ranks), err)

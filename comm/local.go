@@ -18,10 +18,8 @@ func NewLocal(n int, compute []tensor.Stream, opts Options) []*Group {
 	if n < 1 || compute != nil && len(compute) != n {
 		panic(fmt.Sprintf("comm: local world of %d ranks with %d compute streams", n, len(compute)))
 	}
-	w := &localWorld{boxes: make([]localBox, n), left: make([]atomic.Bool, n), stood: make([]atomic.Int32, n)}
-	ranks := make([]int, n)
+	w, ranks := newLocalWorld(n), make([]int, n)
 	for r := range n {
-		w.boxes[r].slots = map[localSlot]*transfer{}
 		ranks[r] = r
 	}
 	groups := make([]*Group, n)
@@ -35,6 +33,17 @@ func NewLocal(n int, compute []tensor.Stream, opts Options) []*Group {
 	return groups
 }
 
+func newLocalWorld(n int) *localWorld {
+	w := &localWorld{
+		boxes: make([]localBox, n), left: make([]atomic.Bool, n), stood: make([]atomic.Int32, n),
+		failed: make(chan struct{}),
+	}
+	for r := range n {
+		w.boxes[r].slots = map[localSlot]*transfer{}
+	}
+	return w
+}
+
 // localWorld is where the ranks of one process meet. Whoever comes second to a message
 // copies it, outside of every lock.
 type localWorld struct {
@@ -45,6 +54,8 @@ type localWorld struct {
 	mu     sync.Mutex
 	origin int   // guarded by mu; the rank that failed first
 	cause  error // guarded by mu; in the form of that rank
+
+	failed chan struct{} // closed when cause is set
 }
 
 type localBox struct {
@@ -69,6 +80,8 @@ func (l *localLink) flush()                   {}
 func (l *localLink) ranks() int               { return len(l.w.boxes) }
 func (l *localLink) stand(peer int)           { l.w.stood[l.rank].Store(int32(peer + 1)) }
 func (l *localLink) standsOn(rank int) int    { return int(l.w.stood[rank].Load()) - 1 }
+func (l *localLink) failed() <-chan struct{}  { return l.w.failed }
+func (l *localLink) hasLeft(rank int) bool    { return l.w.left[rank].Load() }
 
 func (l *localLink) err() error {
 	if l.w.left[l.rank].Load() {
@@ -142,6 +155,7 @@ func (l *localLink) fail(cause error) {
 		return
 	}
 	w.origin, w.cause = l.rank, ownForm(cause)
+	close(w.failed)
 	w.mu.Unlock()
 	w.drain(func(owner, _ int) error { return (&localLink{w, owner}).err() })
 }

@@ -22,8 +22,22 @@ import (
 	"github.com/cprun/cprun/internal/tensor"
 )
 
-// rankEnv makes this test binary one rank: "rank size dir secret call".
+// rankEnv makes this test binary one rank: "rank size dir secret call kind".
 const rankEnv = "COMM_TEST_RANK"
+
+// rankKind is what the ranks of a test talk over.
+type rankKind struct {
+	// open makes the communicator of a rank over its host group, and what makes its views.
+	open func(ctx context.Context, host *comm.Group) (comm.Communicator, func(d tensor.DType, n int) tensor.View, error)
+	// patience is how long a rank may take, for its devices above all.
+	patience time.Duration
+}
+
+var rankKinds = map[string]rankKind{
+	"host": {func(_ context.Context, host *comm.Group) (comm.Communicator, func(tensor.DType, int) tensor.View, error) {
+		return host, func(d tensor.DType, n int) tensor.View { return tensor.New(d, n) }, nil
+	}, 20 * time.Second},
+}
 
 func TestMain(m *testing.M) {
 	if spec, ok := os.LookupEnv(rankEnv); ok {
@@ -45,7 +59,8 @@ func rankMain(spec []string) error {
 	if err := errors.Join(err1, err2, err3); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	kind, victim := rankKinds[spec[5]], victimOf(n)
+	ctx, cancel := context.WithTimeout(context.Background(), kind.patience)
 	defer cancel()
 	opts := comm.Options{}
 	if spec[4] == "stop" {
@@ -53,13 +68,23 @@ func rankMain(spec []string) error {
 	}
 	// Nothing is closed here: a rank that exits as soon as it sees an error must have told the
 	// others why by then.
-	g, err := comm.ConnectUnix(ctx, comm.Mesh{Dir: spec[2], Rank: r, Size: n, Secret: key}, nil, opts)
+	host, err := comm.ConnectUnix(ctx, comm.Mesh{Dir: spec[2], Rank: r, Size: n, Secret: key}, nil, opts)
+	if err != nil {
+		return err
+	}
+	g, view, err := kind.open(ctx, host)
 	if err != nil {
 		return err
 	}
 	alone, err := g.Split(ctx, r, 0)
 	if err != nil {
 		return err
+	}
+	var copies *comm.CopyRank
+	if connect, ok := comm.CopyWorlds[spec[4]]; ok {
+		if copies, err = connect(ctx, host, spec[2]); err != nil {
+			return err
+		}
 	}
 	if err := g.Barrier(ctx); err != nil {
 		return err
@@ -70,22 +95,29 @@ func rankMain(spec []string) error {
 		g.Abort(errors.New("the loss is not a number"))
 		return nil
 	}
-	if r == victim {
-		time.Sleep(20 * time.Second)
+	if r == victim && copies == nil {
+		time.Sleep(kind.patience)
 		return errors.New("the victim was not killed")
 	}
+	big := view(tensor.F32, 1<<20)
 	for err == nil {
+		if copies != nil {
+			if err = copies.Ring(ctx, 20, 100_000); err != nil {
+				copies.Close() // the streams end
+			}
+			continue
+		}
 		switch spec[4] {
 		case "barrier", "abort":
 			err = g.Barrier(ctx)
 		case "all-reduce", "stop":
 			var p comm.Pending
-			if p, err = g.AllReduce(tensor.New(tensor.F32, 1<<20), comm.Sum); err == nil {
+			if p, err = g.AllReduce(big, comm.Sum); err == nil {
 				err = p.Sync(ctx)
 			}
 		case "chain": // only rank 3 waits for the victim, and everybody for the one before
 			var p comm.Pending
-			if p, err = g.Exchange(nil, []comm.Message{{Peer: (r + n - 1) % n, View: tensor.New(tensor.F32, 10)}}); err == nil {
+			if p, err = g.Exchange(nil, []comm.Message{{Peer: (r + n - 1) % n, View: view(tensor.F32, 10)}}); err == nil {
 				err = p.Sync(ctx)
 			}
 		case "idle":
@@ -102,14 +134,22 @@ func rankMain(spec []string) error {
 	return nil
 }
 
-const victim = 2
+// victimOf is the rank of n that a test ends.
+func victimOf(n int) int { return min(2, n-1) }
+
+func kill(p *os.Process, _ io.Closer) error { return p.Kill() }
+
+// stop stops a process without ending it.
+func stop(p *os.Process, _ io.Closer) error { return p.Signal(syscall.SIGSTOP) }
 
 // TestKill kills one of four processes for real. All others must report it by name, however
 // they stand, and none may be blamed that only suffered.
 func TestKill(t *testing.T) {
-	kill := func(p *os.Process, _ io.Closer) error { return p.Kill() }
 	for _, call := range []string{"barrier", "all-reduce", "chain", "idle"} {
-		t.Run(call, func(t *testing.T) { testEnd(t, call, 4, kill, comm.ErrPeerLost.Error()) })
+		t.Run(call, func(t *testing.T) { testEnd(t, "host", call, 4, kill, comm.ErrPeerLost.Error()) })
+	}
+	for call := range comm.CopyWorlds {
+		t.Run(call, func(t *testing.T) { testEnd(t, "host", call, 4, kill, comm.ErrPeerLost.Error()) })
 	}
 }
 
@@ -117,20 +157,20 @@ func TestKill(t *testing.T) {
 // the stopped one must not hold up the others.
 func TestStop(t *testing.T) {
 	t.Parallel()
-	stop := func(p *os.Process, _ io.Closer) error { return p.Signal(syscall.SIGSTOP) }
-	testEnd(t, "stop", 4, stop, "no progress for 1s, the deadline")
+	testEnd(t, "host", "stop", 4, stop, "no progress for 1s, the deadline")
 }
 
 // TestAbortExit has a process exit right behind its abort. The abort's cause wins over the
 // end of the connection.
 func TestAbortExit(t *testing.T) {
 	abort := func(_ *os.Process, stdin io.Closer) error { return stdin.Close() }
-	testEnd(t, "abort", 4, abort, "the loss is not a number")
+	testEnd(t, "host", "abort", 4, abort, "the loss is not a number")
 }
 
 // testEnd runs n processes, ends one, and checks what the others say of it.
-func testEnd(t *testing.T, call string, n int, end func(p *os.Process, stdin io.Closer) error, cause string) {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+func testEnd(t *testing.T, kind, call string, n int, end func(p *os.Process, stdin io.Closer) error, cause string) {
+	victim := victimOf(n)
+	ctx, cancel := context.WithTimeout(context.Background(), rankKinds[kind].patience+10*time.Second)
 	defer cancel()
 	dir, key := socketDir(t), hex.EncodeToString(secret())
 	type report struct {
@@ -142,7 +182,7 @@ func testEnd(t *testing.T, call string, n int, end func(p *os.Process, stdin io.
 	cmds, stdin := make([]*exec.Cmd, n), make([]io.WriteCloser, n)
 	for r := range n {
 		cmd := exec.CommandContext(ctx, os.Args[0])
-		cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d %d %s %s %s", rankEnv, r, n, dir, key, call))
+		cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d %d %s %s %s %s", rankEnv, r, n, dir, key, call, kind))
 		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 		cmd.Stderr = os.Stderr
 		out, err := cmd.StdoutPipe()

@@ -171,8 +171,19 @@ func (s *sockets) flush() {
 	}
 }
 
-func (s *sockets) ranks() int            { return s.size }
-func (s *sockets) standsOn(rank int) int { return int(s.stood[rank].Load()) - 1 }
+func (s *sockets) ranks() int              { return s.size }
+func (s *sockets) standsOn(rank int) int   { return int(s.stood[rank].Load()) - 1 }
+func (s *sockets) failed() <-chan struct{} { return s.dead }
+
+func (s *sockets) hasLeft(rank int) bool {
+	if rank == s.rank {
+		return false
+	}
+	p := s.peers[rank]
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.left
+}
 
 func (s *sockets) stand(peer int) {
 	s.stood[s.rank].Store(int32(peer + 1))

@@ -23,6 +23,10 @@ type transport interface {
 	flush()
 	// err is the cause of the failure as this rank reports it, or nil.
 	err() error
+	// failed is closed at the first failure. A transport may close it when it is closed, too.
+	failed() <-chan struct{}
+	// hasLeft reports whether a rank has said goodbye.
+	hasLeft(rank int) bool
 	// peerName is how errors name a rank.
 	peerName(rank int) string
 	// stand tells the other ranks whom this one stands waiting for, -1 for nobody any more.

@@ -1,21 +1,29 @@
 package comm
 
 import (
+	"errors"
 	"fmt"
-	"unsafe"
 
 	"github.com/cprun/cprun/internal/tensor"
 )
 
-// bytesOf is the memory of a view that a communicator can take.
-func bytesOf(what string, v View) ([]byte, error) {
+// checkView checks what holds for views of every device.
+func checkView(what string, v View) error {
 	switch {
 	case v.IsZero():
-		return nil, fmt.Errorf("%s is an empty View without memory", what)
+		return fmt.Errorf("%s is an empty View without memory", what)
 	case v.DType() == tensor.Invalid:
-		return nil, fmt.Errorf("%s has no element type", what)
+		return fmt.Errorf("%s has no element type", what)
 	case !v.IsDense():
-		return nil, fmt.Errorf("%s is not dense (%v): copy it to a dense view first", what, v)
+		return fmt.Errorf("%s is not dense (%v): copy it to a dense view first", what, v)
+	}
+	return nil
+}
+
+// bytesOf is the memory of a view that a communicator can take.
+func bytesOf(what string, v View) ([]byte, error) {
+	if err := checkView(what, v); err != nil {
+		return nil, err
 	}
 	if _, ok := v.Memory().(*tensor.Host); !ok {
 		return nil, fmt.Errorf("%s is not host memory (%v): this group moves host memory only", what, v)
@@ -35,6 +43,27 @@ func checkParts(wholeName string, whole View, partName string, part View, n int)
 	return nil
 }
 
+// checkAllToAll checks that both views are n equal parts.
+func checkAllToAll(dst, src View, n int) error {
+	if dst.DType() != src.DType() || dst.Size() != src.Size() {
+		return fmt.Errorf("dst is %d elements of %s, src %d of %s: both need one size and type", dst.Size(), dst.DType(), src.Size(), src.DType())
+	}
+	if src.Size()%n != 0 {
+		return fmt.Errorf("src has %d elements: it needs a multiple of the %d ranks", src.Size(), n)
+	}
+	return nil
+}
+
+// errOverlap is what an all-to-all in place gets.
+var errOverlap = errors.New("dst and src share memory: parts would be overwritten before they are sent")
+
+func checkRoot(root, n int) error {
+	if root < 0 || root >= n {
+		return fmt.Errorf("root %d of a group of %d", root, n)
+	}
+	return nil
+}
+
 func checkReduce(v View, op Op) error {
 	if op < Sum || op > Min {
 		return fmt.Errorf("reduction %d is unknown: use Sum, Max or Min", int(op))
@@ -45,20 +74,24 @@ func checkReduce(v View, op Op) error {
 	return nil
 }
 
+// span is the memory of a dense view, as addresses of whatever device it lies on.
+type span struct{ lo, hi uintptr }
+
+func spanOf(v View) span {
+	size := int64(v.DType().Size())
+	lo := uintptr(v.Memory().Ptr()) + uintptr(v.Offset()*size)
+	return span{lo, lo + uintptr(int64(v.Size())*size)}
+}
+
+// overlaps reports whether two views share memory.
+func (s span) overlaps(t span) bool { return s.lo < s.hi && t.lo < t.hi && s.lo < t.hi && t.lo < s.hi }
+
 // checkInPlace allows a part that lies in the whole as the rank's own part of it alone.
 // Elsewhere it would be overwritten before it is sent, or overwrite what is still to be sent.
-func checkInPlace(wholeName string, whole []byte, partName string, part []byte, rank int) error {
-	if !overlap(whole, part) || unsafe.SliceData(whole[rank*len(part):]) == unsafe.SliceData(part) {
+func checkInPlace(wholeName string, whole View, partName string, part View, rank int) error {
+	w, p := spanOf(whole), spanOf(part)
+	if !w.overlaps(p) || p.lo == w.lo+uintptr(rank)*(p.hi-p.lo) {
 		return nil
 	}
 	return fmt.Errorf("%s lies in %s and is not part %d of it: only this rank's own part may", partName, wholeName, rank)
-}
-
-// overlap reports whether two buffers share memory.
-func overlap(a, b []byte) bool {
-	if len(a) == 0 || len(b) == 0 {
-		return false
-	}
-	a0, b0 := uintptr(unsafe.Pointer(&a[0])), uintptr(unsafe.Pointer(&b[0]))
-	return a0 < b0+uintptr(len(b)) && b0 < a0+uintptr(len(a))
 }

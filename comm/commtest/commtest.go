@@ -20,13 +20,30 @@ import (
 type NewGroup func(t *testing.T, compute []tensor.Stream, opts comm.Options) []comm.Communicator
 
 // TestCommunicator runs every call of the interface, in good order and in bad, on groups
-// that newGroup makes.
+// that newGroup makes, with views of the host.
 func TestCommunicator(t *testing.T, newGroup NewGroup) {
-	s := suite{newGroup}
+	TestDevices(t, Setup{
+		Device: func(_ *testing.T, rank int) Device {
+			return &host{tensor.NewHostStream(fmt.Sprintf("compute %d", rank))}
+		},
+		Connect: func(t *testing.T, devices []Device, opts comm.Options) []comm.Communicator {
+			compute := make([]tensor.Stream, len(devices))
+			for i, d := range devices {
+				compute[i] = d.Stream()
+			}
+			return newGroup(t, compute, opts)
+		},
+	})
+}
+
+// TestDevices runs the suite with views of any device.
+func TestDevices(t *testing.T, setup Setup) {
+	s := suite{setup}
 	for _, n := range []int{1, 2, 3, 4, 5, 8} {
 		t.Run(fmt.Sprintf("ranks=%d", n), func(t *testing.T) { s.testCalls(t, n) })
 	}
 	t.Run("order", s.testStreamOrder)
+	t.Run("order of copies", s.testCopyOrder)
 	t.Run("split", s.testSplit)
 	t.Run("concurrent groups", s.testConcurrentGroups)
 	t.Run("arguments", s.testArguments)
@@ -41,14 +58,15 @@ func TestCommunicator(t *testing.T, newGroup NewGroup) {
 	t.Run("cancel", s.testCancel)
 }
 
-type suite struct{ newGroup NewGroup }
+type suite struct{ Setup }
 
 // rank is one rank of a world under test.
 type rank struct {
 	comm.Communicator
-	t   *testing.T
-	s   *tensor.HostStream
-	ctx context.Context
+	t     *testing.T
+	dev   Device
+	setup *Setup
+	ctx   context.Context
 }
 
 // patience ends a test that hangs. It is a watchdog and no bound that is tested.
@@ -57,18 +75,20 @@ const patience = 30 * time.Second
 // run has n ranks call f at once, fails the test with their errors, and closes everything.
 func (s suite) run(t *testing.T, n int, opts comm.Options, f func(r *rank) error) {
 	t.Helper()
+	if s.Ranks > 0 && n > s.Ranks {
+		t.Skipf("%d ranks, of which there can be %d here", n, s.Ranks)
+	}
+	devices := make([]Device, n)
+	for i := range n {
+		devices[i] = s.Device(t, i)
+	}
+	group := s.Connect(t, devices, opts)
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	hosts, compute := make([]*tensor.HostStream, n), make([]tensor.Stream, n)
-	for i := range n {
-		hosts[i] = tensor.NewHostStream(fmt.Sprintf("compute %d", i))
-		compute[i] = hosts[i]
-	}
-	group := s.newGroup(t, compute, opts)
 	var wg sync.WaitGroup
 	for i := range n {
 		wg.Go(func() {
-			r := &rank{group[i], t, hosts[i], ctx}
+			r := &rank{group[i], t, devices[i], &s.Setup, ctx}
 			if r.Rank() != i || r.Size() != n {
 				t.Errorf("communicator %d is rank %d of %d, want %d of %d", i, r.Rank(), r.Size(), i, n)
 			}
@@ -87,7 +107,22 @@ func (s suite) run(t *testing.T, n int, opts comm.Options, f func(r *rank) error
 	}
 	wg.Wait()
 	for i := range n {
-		hosts[i].Close()
+		devices[i].Close()
+	}
+}
+
+// most is n, or the number of ranks that there can be.
+func (s suite) most(n int) int {
+	if s.Ranks > 0 {
+		return min(n, s.Ranks)
+	}
+	return n
+}
+
+// parallel lets a test run beside others, where their ranks need not share devices.
+func (s suite) parallel(t *testing.T) {
+	if s.Ranks == 0 {
+		t.Parallel()
 	}
 }
 
@@ -104,11 +139,11 @@ func (r *rank) do(p comm.Pending, err error) error {
 // in every type, in every order.
 func number(r, i int) int { return (r*31+i*7)%61 - 30 }
 
-// fill makes a view of n elements with number(r, first+i).
-func fill(d tensor.DType, n, r, first int) tensor.View {
+// fill makes a view of the device of n elements with number(rank, first+i).
+func (r *rank) fill(d tensor.DType, n, rank, first int) tensor.View {
 	v := tensor.New(d, n)
-	fillWith(v, func(i int) int { return number(r, first+i) })
-	return v
+	fillWith(v, func(i int) int { return number(rank, first+i) })
+	return r.put(v)
 }
 
 func fillWith(v tensor.View, f func(i int) int) {
@@ -135,7 +170,16 @@ func convert[T tensor.Element](v tensor.View, f func(i int) int) {
 	}
 }
 
-// expect compares v with what want says of each element.
+// expect compares v, of the device, with what want says of each element.
+func (r *rank) expect(what string, v tensor.View, want func(i int) int) error {
+	h, err := r.get(v)
+	if err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	return expect(what, h, want)
+}
+
+// expect compares v, of the host, with what want says of each element.
 func expect(what string, v tensor.View, want func(i int) int) error {
 	w := tensor.New(v.DType(), v.Size())
 	fillWith(w, want)

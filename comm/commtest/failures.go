@@ -15,7 +15,7 @@ import (
 // calls are all ways to wait for somebody. Each ends only with the other ranks' help.
 func (r *rank) calls() map[string]func() error {
 	n := r.Size()
-	v := func(n int) tensor.View { return tensor.New(tensor.F32, n) }
+	v := func(n int) tensor.View { return r.new(tensor.F32, n) }
 	next, prev := (r.Rank()+1)%n, (r.Rank()+n-1)%n
 	return map[string]func() error{
 		"exchange": func() error {
@@ -65,7 +65,7 @@ func (s suite) testAbort(t *testing.T) {
 				}
 				// A later call fails with the same cause, and to abort again changes nothing.
 				r.Abort(errors.New("another cause"))
-				return remote(r.do(r.AllReduce(tensor.New(tensor.F32, 1), comm.Sum)), n-1, comm.ErrAborted)
+				return remote(r.do(r.AllReduce(r.new(tensor.F32, 1), comm.Sum)), n-1, comm.ErrAborted)
 			})
 		})
 	}
@@ -81,6 +81,9 @@ func (s suite) testAbortIdle(t *testing.T) {
 			return err
 		}
 		defer pair.Close()
+		if err := r.Barrier(r.ctx); err != nil { // not before all have split
+			return err
+		}
 		if r.Rank() == 3 {
 			pair.Abort(errSpoiled)
 			close(told)
@@ -102,9 +105,9 @@ func (s suite) testAbortIdle(t *testing.T) {
 func (s suite) testComputeError(t *testing.T) {
 	s.run(t, 3, comm.Options{}, func(r *rank) error {
 		if r.Rank() == 1 {
-			r.s.Do("spoil", func() error { return errSpoiled })
+			r.dev.Fail(errSpoiled)
 		}
-		v := tensor.New(tensor.F32, 5)
+		v := r.new(tensor.F32, 5)
 		p, err := r.AllReduce(v, comm.Sum)
 		if err != nil {
 			if r.Rank() == 1 {
@@ -115,7 +118,7 @@ func (s suite) testComputeError(t *testing.T) {
 		p.Wait()
 		err = p.Sync(r.ctx)
 		if r.Rank() != 1 {
-			if stream := r.s.Sync(r.ctx); stream == nil {
+			if stream := r.dev.Stream().Sync(r.ctx); stream == nil {
 				return errors.New("the compute stream goes on after a failed transfer")
 			}
 			return remote(err, 1, comm.ErrAborted)
@@ -130,10 +133,10 @@ func (s suite) testComputeError(t *testing.T) {
 // testDeadline has one rank stay away, alive.
 func (s suite) testDeadline(t *testing.T) {
 	const silent = 1
-	t.Parallel() // most of the time nothing is done
+	s.parallel(t) // most of the time nothing is done
 	for _, name := range []string{"exchange", "all-reduce big", "barrier"} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+			s.parallel(t)
 			over := make(chan struct{}, 3)
 			s.run(t, 3, comm.Options{Deadline: 250 * time.Millisecond}, func(r *rank) error {
 				if r.Rank() == silent {
@@ -164,7 +167,7 @@ func (s suite) testDeadline(t *testing.T) {
 // for longer than the world's deadline is waited for.
 func (s suite) testGroupDeadline(t *testing.T) {
 	const world = 100 * time.Millisecond
-	t.Parallel()
+	s.parallel(t)
 	s.run(t, 3, comm.Options{Deadline: world}, func(r *rank) error {
 		c, err := r.Split(r.ctx, 0, r.Rank())
 		if err != nil {
@@ -185,8 +188,12 @@ func (s suite) testGroupDeadline(t *testing.T) {
 // testDeadlineChain has one rank of a ring stay away: only its neighbour waits for it, but
 // all must name it.
 func (s suite) testDeadlineChain(t *testing.T) {
-	const n, silent = 5, 1
-	t.Parallel()
+	const silent = 1
+	n := s.most(5)
+	if n < 3 {
+		t.Skip("a chain needs three ranks")
+	}
+	s.parallel(t)
 	over := make(chan struct{})
 	s.run(t, n, comm.Options{Deadline: 400 * time.Millisecond}, func(r *rank) error {
 		if err := r.Barrier(r.ctx); err != nil {
@@ -199,7 +206,7 @@ func (s suite) testDeadlineChain(t *testing.T) {
 			return nil
 		}
 		defer func() { over <- struct{}{} }()
-		v := tensor.New(tensor.F32, 10)
+		v := r.new(tensor.F32, 10)
 		err := r.do(r.Exchange(nil, []comm.Message{{Peer: (r.Rank() + n - 1) % n, View: v}}))
 		return remote(err, silent, comm.ErrDeadline)
 	})
@@ -207,12 +214,15 @@ func (s suite) testDeadlineChain(t *testing.T) {
 
 // testMismatch has two ranks disagree about a size, small and large, either way round.
 func (s suite) testMismatch(t *testing.T) {
+	if s.SizesUnchecked {
+		t.Skip("sizes are not compared")
+	}
 	for _, c := range [][2]int{{10, 20}, {20, 10}, {10, 200_000}, {200_000, 10}, {200_000, 300_000}, {0, 1}, {1, 0}} {
 		t.Run(fmt.Sprintf("%d into %d", c[0], c[1]), func(t *testing.T) {
 			s.run(t, 2, comm.Options{}, func(r *rank) error {
-				send, recv := []comm.Message{{Peer: 1, View: tensor.New(tensor.U8, c[0])}}, []comm.Message(nil)
+				send, recv := []comm.Message{{Peer: 1, View: r.new(tensor.U8, c[0])}}, []comm.Message(nil)
 				if r.Rank() == 1 {
-					send, recv = nil, []comm.Message{{Peer: 0, View: tensor.New(tensor.U8, c[1])}}
+					send, recv = nil, []comm.Message{{Peer: 0, View: r.new(tensor.U8, c[1])}}
 				}
 				// The sender of a small message may be done before the fault is found.
 				err := r.do(r.Exchange(send, recv))
@@ -256,14 +266,14 @@ func (s suite) testClose(t *testing.T) {
 			return nil
 		}
 		for range 3 { // ranks 0 and 1 go on with each other
-			v := fill(tensor.F32, 1000, r.Rank(), 0)
-			w := tensor.New(tensor.F32, 1000)
+			v := r.fill(tensor.F32, 1000, r.Rank(), 0)
+			w := r.new(tensor.F32, 1000)
 			peer := 1 - r.Rank()
 			if err := r.do(r.Exchange([]comm.Message{{Peer: peer, View: v}}, []comm.Message{{Peer: peer, View: w}})); err != nil {
 				return err
 			}
 		}
-		return remote(r.do(r.AllReduce(tensor.New(tensor.F32, 9), comm.Sum)), 2, comm.ErrPeerLeft)
+		return remote(r.do(r.AllReduce(r.new(tensor.F32, 9), comm.Sum)), 2, comm.ErrPeerLeft)
 	})
 }
 
@@ -285,18 +295,18 @@ func (s suite) testCancel(t *testing.T) {
 				return err
 			}
 		}
-		v := fill(tensor.F32, 10, r.Rank(), 0)
+		v := r.fill(tensor.F32, 10, r.Rank(), 0)
 		if err := r.do(r.AllReduce(v, comm.Sum)); err != nil {
 			return err
 		}
-		return expect("sum", v, func(i int) int { return reduced(comm.Sum, 2, i) })
+		return r.expect("sum", v, func(i int) int { return reduced(comm.Sum, 2, i) })
 	})
 }
 
 // testArguments checks that wrong arguments are refused on the spot and harm nothing.
 func (s suite) testArguments(t *testing.T) {
 	s.run(t, 2, comm.Options{}, func(r *rank) error {
-		f := func(shape ...int) tensor.View { return tensor.New(tensor.F32, shape...) }
+		f := func(shape ...int) tensor.View { return r.new(tensor.F32, shape...) }
 		strided := f(4, 4).Slice(tensor.Dim, 0, 2)
 		msg := func(peer int, v tensor.View) []comm.Message { return []comm.Message{{Peer: peer, View: v}} }
 		whole := f(8)
@@ -310,10 +320,10 @@ func (s suite) testArguments(t *testing.T) {
 			"is received into":        func() (comm.Pending, error) { return r.Exchange(msg(r.Rank(), f(1)), msg(r.Rank(), f(2))) },
 			"not dense":               func() (comm.Pending, error) { return r.AllReduce(strided, comm.Sum) },
 			"without memory":          func() (comm.Pending, error) { return r.AllReduce(tensor.View{}, comm.Sum) },
-			"reductions know":         func() (comm.Pending, error) { return r.AllReduce(tensor.New(tensor.BF16, 2), comm.Sum) },
+			"reductions know":         func() (comm.Pending, error) { return r.AllReduce(r.new(tensor.BF16, 2), comm.Sum) },
 			"reduction 7 is unknown":  func() (comm.Pending, error) { return r.AllReduce(f(1), comm.Op(7)) },
 			"needs 6":                 func() (comm.Pending, error) { return r.AllGather(f(5), f(3)) },
-			"one element type":        func() (comm.Pending, error) { return r.AllGather(tensor.New(tensor.I32, 6), f(3)) },
+			"one element type":        func() (comm.Pending, error) { return r.AllGather(r.new(tensor.I32, 6), f(3)) },
 			"with 2 ranks":            func() (comm.Pending, error) { return r.ReduceScatter(f(3), f(5), comm.Sum) },
 			"src lies in dst":         func() (comm.Pending, error) { return r.AllGather(whole, other(whole)) },
 			"dst lies in src":         func() (comm.Pending, error) { return r.ReduceScatter(other(whole), whole, comm.Sum) },

@@ -17,16 +17,20 @@ import (
 func (s suite) testStreamOrder(t *testing.T) {
 	const n, size, hops = 3, 3000, 12
 	s.run(t, n, comm.Options{}, func(r *rank) error {
+		h, ok := r.dev.(*host)
+		if !ok {
+			return nil // code of the host cannot run on the stream
+		}
 		next, prev := (r.Rank()+1)%n, (r.Rank()+n-1)%n
 		out, in := tensor.New(tensor.F32, size), tensor.New(tensor.F32, size)
 		src, dst := tensor.Data[float32](out), tensor.Data[float32](in)
 		sum := tensor.New(tensor.F64, 1)
 		total := tensor.Data[float64](sum)
-		for h := range hops {
-			r.s.Do("produce", func() error {
-				time.Sleep(time.Duration((r.Rank()+h)%3) * time.Millisecond)
+		for k := range hops {
+			h.s.Do("produce", func() error {
+				time.Sleep(time.Duration((r.Rank()+k)%3) * time.Millisecond)
 				for i := range src {
-					src[i] = float32(r.Rank()*1000 + h)
+					src[i] = float32(r.Rank()*1000 + k)
 				}
 				return nil
 			})
@@ -35,10 +39,10 @@ func (s suite) testStreamOrder(t *testing.T) {
 				return err
 			}
 			p.Wait()
-			r.s.Do("consume", func() error {
-				want := float32(prev*1000 + h)
+			h.s.Do("consume", func() error {
+				want := float32(prev*1000 + k)
 				if i := slices.IndexFunc(dst, func(x float32) bool { return x != want }); i >= 0 {
-					return fmt.Errorf("hop %d: element %d is %v, want %v", h, i, dst[i], want)
+					return fmt.Errorf("hop %d: element %d is %v, want %v", k, i, dst[i], want)
 				}
 				total[0] += float64(dst[0])
 				return nil
@@ -49,13 +53,13 @@ func (s suite) testStreamOrder(t *testing.T) {
 			return err
 		}
 		p.Wait()
-		if err := r.s.Sync(r.ctx); err != nil {
+		if err := h.s.Sync(r.ctx); err != nil {
 			return err
 		}
 		want := 0.0
 		for q := range n {
-			for h := range hops {
-				want += float64(q*1000 + h)
+			for k := range hops {
+				want += float64(q*1000 + k)
 			}
 		}
 		if total[0] != want {
@@ -65,15 +69,52 @@ func (s suite) testStreamOrder(t *testing.T) {
 	})
 }
 
-// testSplit makes rows and columns of a 2 by 3 grid, a reversed group, and splits of splits.
+// testCopyOrder fills one buffer, sends it on and reads what came into another, again and
+// again, without ever waiting on the host. Each value must be that of its own turn.
+func (s suite) testCopyOrder(t *testing.T) {
+	const hops, size = 20, 1 << 18
+	n := s.most(4)
+	s.run(t, n, comm.Options{}, func(r *rank) error {
+		next, prev := (r.Rank()+1)%n, (r.Rank()+n-1)%n
+		out, in := r.new(tensor.I32, size), r.new(tensor.I32, size)
+		got, src := make([]tensor.View, hops), tensor.New(tensor.I32, size)
+		for k := range hops {
+			fillWith(src, func(i int) int { return r.Rank()*1000 + k + i })
+			r.dev.Upload(out, src)
+			p, err := r.Exchange([]comm.Message{{Peer: next, View: out}}, []comm.Message{{Peer: prev, View: in}})
+			if err != nil {
+				return err
+			}
+			p.Wait()
+			got[k] = tensor.New(tensor.I32, size)
+			r.dev.Download(got[k], in)
+		}
+		if err := r.dev.Stream().Sync(r.ctx); err != nil {
+			return err
+		}
+		for k, v := range got {
+			if err := expect(fmt.Sprintf("hop %d", k), v, func(i int) int { return prev*1000 + k + i }); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// testSplit makes rows and columns of a 2 by 3 grid, or of 2 by 2 where there are no more ranks, a reversed group, and splits of splits.
 func (s suite) testSplit(t *testing.T) {
-	s.run(t, 6, comm.Options{}, func(r *rank) error {
-		row, err := r.Split(r.ctx, r.Rank()/3, 0)
+	n := s.most(6) &^ 1
+	w := n / 2 // ranks of a row
+	if w < 2 {
+		t.Skip("a grid needs four ranks")
+	}
+	s.run(t, n, comm.Options{}, func(r *rank) error {
+		row, err := r.Split(r.ctx, r.Rank()/w, 0)
 		if err != nil {
 			return err
 		}
 		defer row.Close()
-		column, err := r.Split(r.ctx, r.Rank()%3, 0)
+		column, err := r.Split(r.ctx, r.Rank()%w, 0)
 		if err != nil {
 			return err
 		}
@@ -82,36 +123,42 @@ func (s suite) testSplit(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if row.Rank() != r.Rank()%3 || row.Size() != 3 || column.Rank() != r.Rank()/3 || column.Size() != 2 || back.Rank() != 5-r.Rank() || back.Size() != 6 {
+		if row.Rank() != r.Rank()%w || row.Size() != w || column.Rank() != r.Rank()/w || column.Size() != 2 || back.Rank() != n-1-r.Rank() || back.Size() != n {
 			return fmt.Errorf("rank %d of %d in its row, %d of %d in its column, %d of %d reversed", row.Rank(), row.Size(), column.Rank(), column.Size(), back.Rank(), back.Size())
 		}
-		// A split of a split: the row without its middle, and the middle alone.
+		// A split of a split: every other rank of the row, backwards.
 		ends, err := row.Split(r.ctx, row.Rank()%2, -row.Rank())
 		if err != nil {
 			return err
 		}
-		first := r.Rank() / 3 * 3
-		members := []int{first + 2, first}
-		if row.Rank() == 1 {
-			members = []int{r.Rank()}
+		first := r.Rank() / w * w
+		var members, line, reversed []int
+		for k := range w {
+			line = append(line, first+k)
+			if b := w - 1 - k; b%2 == row.Rank()%2 {
+				members = append(members, first+b)
+			}
+		}
+		for k := range n {
+			reversed = append(reversed, n-1-k)
 		}
 		for _, g := range []struct {
 			name  string
 			c     comm.Communicator
 			ranks []int
 		}{
-			{"row", row, []int{first, first + 1, first + 2}},
-			{"column", column, []int{r.Rank() % 3, r.Rank()%3 + 3}},
-			{"reversed", back, []int{5, 4, 3, 2, 1, 0}},
+			{"row", row, line},
+			{"column", column, []int{r.Rank() % w, r.Rank()%w + w}},
+			{"reversed", back, reversed},
 			{"ends", ends, members},
 		} {
-			sub := &rank{g.c, r.t, r.s, r.ctx}
-			v := tensor.FromSlice([]int32{int32(r.Rank())}, 1)
-			all := tensor.New(tensor.I32, len(g.ranks))
+			sub := &rank{g.c, r.t, r.dev, r.setup, r.ctx}
+			v := r.put(tensor.FromSlice([]int32{int32(r.Rank())}, 1))
+			all := r.new(tensor.I32, len(g.ranks))
 			if err := sub.do(g.c.AllGather(all, v)); err != nil {
 				return fmt.Errorf("%s: %w", g.name, err)
 			}
-			if err := expect(g.name, all, func(i int) int { return g.ranks[i] }); err != nil {
+			if err := r.expect(g.name, all, func(i int) int { return g.ranks[i] }); err != nil {
 				return err
 			}
 		}
@@ -132,12 +179,19 @@ func (s suite) testConcurrentGroups(t *testing.T) {
 		if err != nil {
 			return err
 		}
+		const turns = 15
+		groups := []comm.Communicator{r.Communicator, row, all}
+		views := make([][]tensor.View, len(groups))
+		for k, c := range groups {
+			for i := range turns {
+				views[k] = append(views[k], r.fill(tensor.F32, (i*i*i*37*(k+1))%40_000, c.Rank(), k))
+			}
+		}
 		var wg sync.WaitGroup
-		errs := make([]error, 3)
-		for k, c := range []comm.Communicator{r.Communicator, row, all} {
+		errs := make([]error, len(groups))
+		for k, c := range groups {
 			wg.Go(func() {
-				for i := range 15 {
-					v := fill(tensor.F32, (i*i*i*37*(k+1))%40_000, c.Rank(), k)
+				for _, v := range views[k] {
 					// No Wait: through the one compute stream the groups would wait for each
 					// other, on each rank in another order.
 					p, err := c.AllReduce(v, comm.Sum)
@@ -147,16 +201,19 @@ func (s suite) testConcurrentGroups(t *testing.T) {
 					if errs[k] = err; err != nil {
 						return
 					}
-					if errs[k] = expect(fmt.Sprintf("group %d call %d", k, i), v, func(j int) int { return reduced(comm.Sum, c.Size(), k+j) }); errs[k] != nil {
-						return
-					}
 				}
 			})
 		}
 		wg.Wait()
-		for k, err := range errs {
-			if err != nil {
-				return fmt.Errorf("group %d: %w", k, err)
+		for k, c := range groups {
+			if errs[k] != nil {
+				return fmt.Errorf("group %d: %w", k, errs[k])
+			}
+			for i, v := range views[k] {
+				err := r.expect(fmt.Sprintf("group %d call %d", k, i), v, func(j int) int { return reduced(comm.Sum, c.Size(), k+j) })
+				if err != nil {
+					return err
+				}
 			}
 		}
 		return nil

@@ -1,0 +1,179 @@
+package comm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// patience ends a test that hangs.
+const patience = 60 * time.Second
+
+func copyContext(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func TestCopyEngineCases(t *testing.T) {
+	for _, n := range []int{1, 2, 3, 4} {
+		for _, queues := range []string{"own queues", "one queue"} {
+			t.Run(fmt.Sprintf("ranks=%d, %s", n, queues), func(t *testing.T) {
+				ctx := copyContext(t)
+				var q *fakeQueue
+				// With one queue for all streams of all ranks the order in which work is given to
+				// the device is the order in which it is done: nothing may wait for what comes later.
+				if queues == "one queue" {
+					q = newFakeQueue()
+				}
+				eachCopyRank(t, fakeCopyRanks(t, n, q, Options{}), func(r *CopyRank) error {
+					if err := r.Ring(ctx, 1500/n, 3000); err != nil {
+						return fmt.Errorf("ring: %w", err)
+					}
+					if err := r.AllPairs(ctx, 300/n, 5000); err != nil {
+						return fmt.Errorf("all pairs: %w", err)
+					}
+					if n == 1 {
+						return nil
+					}
+					if err := errors.Join(r.Ahead(ctx, 100, 2), r.Ahead(ctx, 5, 3*postRing+1)); err != nil {
+						return fmt.Errorf("ahead: %w", err)
+					}
+					if err := r.HandOn(ctx, 100, 2000); err != nil {
+						return fmt.Errorf("hand on: %w", err)
+					}
+					if err := r.Groupings(ctx, 40); err != nil {
+						return fmt.Errorf("groupings: %w", err)
+					}
+					return nil
+				})
+			})
+		}
+	}
+}
+
+// One rank aborts while another one's host waits in Wait for a peer that never calls, and
+// while a device waits for a flag that never comes.
+func TestCopyEngineAbort(t *testing.T) {
+	ctx := copyContext(t)
+	boom := errors.New("the loss is not a number")
+	ranks := fakeCopyRanks(t, 3, nil, Options{})
+	eachCopyRank(t, ranks, func(r *CopyRank) error {
+		v, err := r.rig.bytes(100)
+		if err != nil {
+			return err
+		}
+		var p Pending
+		gate := make(chan struct{})
+		switch r.Rank() {
+		case 0: // waits on its host for the call of rank 2
+			if p, err = r.Exchange(nil, []Message{{2, v}}); err != nil {
+				return err
+			}
+			p.Wait()
+		case 1: // has posted, and its device waits for nobody; rank 2's device waits for it
+			r.rig.(fakeRig).compute.do(func() { <-gate })
+			if p, err = r.Exchange(nil, []Message{{2, v}}); err != nil {
+				return err
+			}
+		case 2:
+			if p, err = r.Exchange([]Message{{1, v}}, nil); err != nil {
+				return err
+			}
+			p.Wait()
+			time.Sleep(5 * time.Millisecond)
+			r.Abort(boom)
+		}
+		err = p.Sync(ctx)
+		close(gate)
+		if !strings.Contains(fmt.Sprint(err), boom.Error()) || IsRemote(err) != (r.Rank() != 2) {
+			return fmt.Errorf("the call ended with %w", err)
+		}
+		if err := r.rig.stream().Sync(ctx); !strings.Contains(fmt.Sprint(err), boom.Error()) {
+			return fmt.Errorf("the compute stream ended with %w", err)
+		}
+		if _, err := r.Exchange(nil, nil); err == nil {
+			return errors.New("a call after the abort was taken")
+		}
+		return nil
+	})
+}
+
+// A rank whose device cannot take part fails all of them, and nothing is left behind.
+func TestCopyEngineSetup(t *testing.T) {
+	for _, call := range []string{"attach", "lane", "probe", "reach"} {
+		t.Run(call, func(t *testing.T) {
+			broken := errors.New("no " + call + " here")
+			before, err := os.ReadDir(shmDir)
+			if err != nil {
+				t.Skip(err)
+			}
+			hosts, compute := NewLocal(3, nil, Options{}), newFakeStream(nil)
+			defer compute.close()
+			worlds, errs := connectAllCopies(func(r int) copyConfig {
+				dev := &fakeDevice{rank: r}
+				if r == 1 {
+					dev.faults = map[string]error{call: broken}
+				}
+				return copyConfig{host: hosts[r], dev: dev, compute: compute, using: new(sync.Mutex), limit: time.Minute, lanes: 1, split: 1, share: sharedFile{}}
+			}, 3)
+			for r, err := range errs {
+				if err == nil || errors.Is(err, broken) != (r == 1) || r != 1 && !strings.Contains(err.Error(), "rank 1") {
+					t.Errorf("rank %d: %v", r, err)
+				}
+				if worlds[r] != nil {
+					t.Errorf("rank %d has a world", r)
+				}
+				hosts[r].Close()
+			}
+			after, err := os.ReadDir(shmDir)
+			if err != nil || len(after) > len(before) {
+				t.Errorf("%d files in %s, %d before: %v", len(after), shmDir, len(before), err)
+			}
+		})
+	}
+}
+
+func TestCopyBoard(t *testing.T) {
+	const ranks = 3
+	b := newHeapBoard(ranks).b
+	seen := map[*uint64]string{}
+	mark := func(p *uint64, name string) {
+		if other, ok := seen[p]; ok {
+			t.Errorf("%s and %s are one word", name, other)
+		}
+		seen[p] = name
+	}
+	for r := range ranks {
+		mark(b.left(r), fmt.Sprintf("left %d", r))
+		for p := range ranks {
+			for kind := flagBegun; kind <= flagArrived; kind++ {
+				mark(b.flag(r, p, kind), fmt.Sprintf("flag %d of %d, %d", kind, r, p))
+			}
+			mark(b.posted(r, p), fmt.Sprintf("posted %d, %d", r, p))
+			mark(b.queued(r, p), fmt.Sprintf("queued %d, %d", r, p))
+			for n := uint64(1); n <= postRing; n++ {
+				mark(&b.post(r, p, n).bytes, fmt.Sprintf("post %d of %d, %d", n, r, p))
+			}
+		}
+	}
+	for n := uint64(1); n <= postRing; n++ {
+		if !b.put(1, 2, n, &copyPost{bytes: n}) {
+			t.Fatalf("no room for message %d", n)
+		}
+	}
+	if b.put(1, 2, postRing+1, &copyPost{}) {
+		t.Fatal("the ring takes more than it has room for")
+	}
+	*b.queued(1, 2) = 2
+	for n := uint64(postRing + 1); n <= postRing+2; n++ {
+		if !b.put(1, 2, n, &copyPost{bytes: n}) || b.post(1, 2, n-postRing).bytes != n || *b.posted(1, 2) != n {
+			t.Fatalf("message %d is not in its place", n)
+		}
+	}
+}

@@ -1,0 +1,323 @@
+package comm
+
+import (
+	"fmt"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	// graceOver is how long a failed group's streams may end by themselves, as they do unless
+	// a peer has died. Then the rank's own flags are written, and by that time the peers have
+	// been told, so that nobody uses what is copied from then on.
+	graceOver = 250 * time.Millisecond
+	// drainBound is when streams that do not end are left behind.
+	drainBound = 10 * time.Second
+	// closeBound is how long close waits for the streams; they are given back later then.
+	closeBound = 2 * time.Second
+)
+
+// watch is the engine's goroutine, one for its whole life: it does what callers are not there
+// to do, and notices who stands still. It ends after close, or after a failure.
+func (e *copyEngine) watch() {
+	defer close(e.ended)
+	last, fast := time.Now(), minTick
+	for {
+		e.mu.Lock()
+		waiting := e.progress()
+		now := time.Now()
+		open := e.look(now.Sub(last))
+		last, e.dozing = now, !waiting && !open
+		dozing := e.dozing
+		e.mu.Unlock()
+		var tick <-chan time.Time
+		switch {
+		case waiting:
+			tick, fast = time.After(fast), min(2*fast, maxTick)
+		case open:
+			tick, fast = time.After(e.tick()), minTick
+		}
+		select {
+		case <-e.failed:
+			e.drain()
+			return
+		case <-e.ending:
+			e.finish()
+			return
+		case <-e.wake:
+			if fast = minTick; dozing {
+				last = time.Now() // nobody has stood still while nothing was under way
+			}
+		case <-tick:
+		}
+	}
+}
+
+// How often the watch looks whether a peer's host has come to a call.
+const (
+	minTick = 50 * time.Microsecond
+	maxTick = 2 * time.Millisecond
+)
+
+// tick is how often to look at messages that only devices have to do with.
+func (e *copyEngine) tick() time.Duration {
+	limit := e.deadline()
+	if limit < 0 {
+		return time.Second
+	}
+	return max(min(limit/8, 100*time.Millisecond), maxTick)
+}
+
+func (e *copyEngine) deadline() time.Duration { return time.Duration(e.limit.Load()) }
+
+// setDeadline changes how long a message may stand still. Negative means for ever.
+func (e *copyEngine) setDeadline(d time.Duration) { e.limit.Store(int64(d)) }
+
+// standstill is how long the next message of a queue has not been copied although this rank's
+// device has come to it. Before that it is this rank that is late.
+type standstill struct {
+	at    uint64
+	stood time.Duration
+}
+
+// look reports whether some message is not over, and ends the group when one has stood still
+// for too long. The last look was took ago. e.mu is held.
+func (e *copyEngine) look(took time.Duration) (open bool) {
+	if e.err() != nil {
+		return false
+	}
+	if limit := e.deadline(); limit > 0 {
+		// A process that was stopped has not waited in the meantime.
+		took = min(took, max(limit/4, maxTick))
+	}
+	b := e.board
+	for p := range b.ranks {
+		in, out := &e.receives[p], &e.sends[p]
+		e.judge(p, out, true, b.at(e.rank, p, flagBegun), b.at(e.rank, p, flagSent), took)
+		e.judge(p, in, false, b.at(p, e.rank, flagReady), b.at(e.rank, p, flagArrived), took)
+		open = open || len(in.open) > 0 || len(out.open) > 0
+	}
+	return open
+}
+
+// judge looks at the messages to or from a peer. mine is how far this rank's device has come,
+// done what has been copied.
+func (e *copyEngine) judge(peer int, q *copyQueue, send bool, mine, done uint64, took time.Duration) {
+	q.settle(done)
+	if len(q.open) == 0 {
+		q.at = standstill{}
+		return
+	}
+	m := &q.open[0]
+	if atomic.LoadUint64(e.board.left(peer)) != 0 && peer != e.rank && !e.promised(peer, m.n, send) {
+		e.fail(e.blame(peer, describe(m, send), ErrPeerLeft))
+		return
+	}
+	if mine <= done || q.at.at != m.n {
+		q.at = standstill{at: m.n}
+		return
+	}
+	q.at.stood += took
+	if limit := e.deadline(); limit > 0 && q.at.stood >= limit {
+		e.fail(e.silent(peer, m, send))
+	}
+}
+
+func describe(m *copyMessage, send bool) string {
+	verb := "receive"
+	if send {
+		verb = "send"
+	}
+	return fmt.Sprintf("%s of %d bytes (message %d)", verb, m.bytes, m.n)
+}
+
+// silent is the error of a message that has stood still for too long. In a ring the neighbour
+// stands still because its own neighbour does; the board shows who began.
+func (e *copyEngine) silent(peer int, m *copyMessage, send bool) error {
+	op, rank := describe(m, send), peer
+	for range e.board.ranks { // a circle of ranks that wait for each other has no end
+		next := e.waitsFor(rank)
+		if next < 0 {
+			break
+		}
+		rank = next
+	}
+	if e.waitsFor(rank) >= 0 || rank == e.rank {
+		rank = peer
+	}
+	if rank != peer {
+		way := "from"
+		if send {
+			way = "to"
+		}
+		op += fmt.Sprintf(" %s %s, which waits itself", way, e.peerName(peer))
+	}
+	return e.blame(rank, op, deadlineError{e.deadline()})
+}
+
+// waitsFor is a rank that has not come to a message which the given rank's device has come to,
+// or -1.
+func (e *copyEngine) waitsFor(rank int) int {
+	b := e.board
+	for p := range b.ranks {
+		if p == rank {
+			continue
+		}
+		sent, arrived := b.at(rank, p, flagSent), b.at(rank, p, flagArrived)
+		if b.at(rank, p, flagBegun) > sent && b.at(rank, p, flagReady) <= sent ||
+			b.at(p, rank, flagReady) > arrived && b.at(p, rank, flagBegun) <= arrived {
+			return p
+		}
+	}
+	return -1
+}
+
+func (e *copyEngine) peerName(peer int) string { return e.host.PeerName(peer) }
+
+// blame is an error about a rank of the group.
+func (e *copyEngine) blame(peer int, op string, cause error) error {
+	return &PeerError{Rank: e.host.ranks[peer], Name: e.peerName(peer), Op: op, Cause: cause}
+}
+
+func (e *copyEngine) fault(err error) error {
+	return fmt.Errorf("exchange on rank %d of %d: %w", e.rank, e.board.ranks, err)
+}
+
+// err is why nothing can be exchanged any more, or nil. e.mu is held.
+func (e *copyEngine) err() error {
+	if c := e.cause.Load(); c != nil {
+		return *c
+	}
+	if e.closed {
+		return ErrClosed
+	}
+	return nil
+}
+
+// abort fails all pending and later calls. Any goroutine may call it; it does not block.
+func (e *copyEngine) abort(cause error) { e.fail(cause) }
+
+// fail ends the group with its first cause. What is queued on the lanes goes on, so that peers
+// who are not told yet get what they were promised; the watch sees to it that it ends.
+func (e *copyEngine) fail(cause error) {
+	cause = ownForm(cause)
+	if !e.cause.CompareAndSwap(nil, &cause) {
+		return
+	}
+	e.poison(cause)
+	for l := range e.streams {
+		l.fail(cause)
+	}
+	close(e.failed)
+}
+
+// poison ends what comes behind the group's transfers on the compute stream.
+func (e *copyEngine) poison(cause error) {
+	if s, ok := e.compute.(interface{ Fail(error) }); ok {
+		s.Fail(cause)
+	}
+}
+
+// drain tells the other ranks of a failure and ends the waits of this rank's streams.
+//
+// The flags are written again and again: a peer's device may still write to them what it
+// was told to before. The board stays mapped after a failure, because nobody can tell when the
+// compute stream, or a device that hangs, has looked at it for the last time.
+func (e *copyEngine) drain() {
+	e.host.Abort(*e.cause.Load())
+	for start := time.Now(); ; time.Sleep(time.Millisecond) {
+		took := time.Since(start)
+		e.mu.Lock()
+		done := e.idle() && (took > graceOver || e.settled())
+		if took > graceOver {
+			e.release()
+		}
+		if done {
+			e.gone = true
+			for l := range e.streams {
+				_ = l.close() // what it says is the cause
+			}
+		}
+		e.mu.Unlock()
+		if done || took > drainBound {
+			return
+		}
+	}
+}
+
+// release writes to all flags that this rank's streams wait for. e.mu is held.
+func (e *copyEngine) release() {
+	for p := range e.board.ranks {
+		for kind := flagBegun; kind <= flagCalled; kind++ {
+			atomic.StoreUint64(e.board.flag(e.rank, p, kind), flagOver)
+		}
+	}
+}
+
+// settled reports whether every message of this rank has been copied. e.mu is held.
+func (e *copyEngine) settled() bool {
+	for p := range e.board.ranks {
+		if !reached(e.board.at(e.rank, p, flagSent), e.sends[p].last) || !reached(e.board.at(e.rank, p, flagArrived), e.receives[p].last) {
+			return false
+		}
+	}
+	return true
+}
+
+// idle reports whether the lanes have done all that they were given. e.mu is held.
+func (e *copyEngine) idle() bool {
+	for l := range e.streams {
+		if !l.idle() {
+			return false
+		}
+	}
+	return true
+}
+
+// close leaves the group. Messages that are queued on both sides are still copied; all other
+// pending calls fail.
+func (e *copyEngine) close() error {
+	e.leave()
+	select {
+	case <-e.ended:
+	case <-time.After(closeBound):
+	}
+	return nil
+}
+
+func (e *copyEngine) leave() {
+	e.using.Lock()
+	defer e.using.Unlock()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed {
+		return
+	}
+	e.closed = true
+	if e.cause.Load() == nil {
+		// When the post lane has come here, the compute stream is past all its waits.
+		e.post.after(e.compute.Record())
+		atomic.StoreUint64(e.board.left(e.rank), 1)
+	}
+	close(e.ending)
+}
+
+// finish gives everything back when the lanes are done.
+func (e *copyEngine) finish() {
+	for pause := (backoff{}); ; pause.wait() {
+		if e.cause.Load() != nil {
+			e.drain()
+			return
+		}
+		e.mu.Lock()
+		if e.idle() {
+			break
+		}
+		e.mu.Unlock()
+	}
+	defer e.mu.Unlock()
+	e.gone = true
+	if err := e.giveBack(); err != nil {
+		e.host.opts.Log("rank %d: end of the copy engines: %v", e.rank, err)
+	}
+}
