@@ -6,7 +6,7 @@ ARGS   ?=
 
 export CGO_ENABLED ?= 0
 
-.PHONY: all build run test race fuzz lint bench clean
+.PHONY: all build run test race fuzz lint bench cuda vet-cuda test-kernels test-gpu gpu-pack clean
 
 all: build
 
@@ -35,6 +35,30 @@ lint:
 
 bench:
 	$(GO) test -run '^$$' -bench . ./partition ./kernels ./comm ./attention
+
+# With the tag cuda. scripts/cuda-env finds a toolkit, or has one's headers and link stubs fetched.
+CUDA = eval "$$(scripts/cuda-env)" &&
+
+cuda:
+	$(CUDA) $(GO) build -tags cuda -o bin/cprun ./cmd/cprun
+
+# Compiles every kernel for every architecture and looks at what the compiler says of it; no GPU
+# is needed.
+test-kernels:
+	$(CUDA) $(GO) test -tags cuda ./kernels/source ./internal/cuda/nvrtc ./internal/cuda/blas ./internal/cuda/dnn ./internal/nccl
+
+vet-cuda:
+	$(CUDA) $(GO) vet -tags cuda ./...
+
+# Every test of the packages that use GPUs, on a machine with GPUs and Go, and once more under
+# compute-sanitizer where it is installed. Without Go there: scripts/gpu-pack.
+OUT ?= build/gpu
+test-gpu:
+	scripts/gpu-pack .carry
+	OUT=$(OUT) .carry/run.sh --sanitize
+
+gpu-pack:
+	scripts/gpu-pack .carry
 
 clean:
 	rm -rf bin

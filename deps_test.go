@@ -25,6 +25,10 @@ var allowed = map[string][]string{
 	"attention":            {"internal/tensor", "partition"},
 	"comm":                 {"internal/tensor"},
 	"kernels":              {"attention", "internal/tensor", "partition"},
+	"kernels/source":       {},
+	"internal/cuda/blas":   {"internal/tensor"},
+	"internal/cuda/nvrtc":  {},
+	"internal/cuda/dnn":    {"internal/tensor", "partition"},
 	"ring":                 {"attention", "comm", "internal/tensor", "partition"},
 	"internal/hf":          {"internal/safetensors", "internal/tensor"},
 	"internal/config":      {"internal/hf", "partition"},
@@ -34,8 +38,10 @@ var allowed = map[string][]string{
 	"internal/metrics":     {"internal/tensor"},
 	"internal/checkpoint":  {"internal/safetensors", "internal/tensor"},
 	"internal/launch":      {},
+	"internal/bench":       {"attention", "comm", "internal/device", "internal/metrics", "internal/model", "internal/optim", "internal/tensor", "kernels", "partition", "ring"},
 	"internal/backend":     {"attention", "internal/config", "internal/tensor", "partition"},
-	"internal/plan":        {"attention", "internal/backend", "internal/config", "internal/model", "internal/tensor", "partition", "ring"},
+	"internal/plan":        {"attention", "comm", "internal/backend", "internal/config", "internal/model", "internal/tensor", "kernels", "partition", "ring"},
+	"internal/device":      {"attention", "internal/backend", "internal/model", "internal/optim", "internal/tensor", "kernels"},
 }
 
 type pkg struct {

@@ -73,11 +73,13 @@ func (r *Reference[A]) Reset(acc Partial) error {
 	})
 }
 
-// Zero sets views to 0.
-func (r *Reference[A]) Zero(vs ...View) error {
-	return r.do("zero", func() {
-		for _, v := range vs {
-			set(v, 0)
+// ResetGrads sets accumulators to 0.
+func (r *Reference[A]) ResetGrads(acc Grads) error {
+	return r.do("attention reset", func() {
+		for _, v := range []View{acc.DQ, acc.DK, acc.DV} {
+			if !v.IsZero() {
+				set(v, 0)
+			}
 		}
 	})
 }

@@ -41,7 +41,7 @@ func loadAs[A tensor.Float, T tensor.Element](v View, convert func(T) A) array[A
 	return a
 }
 
-// store copies a back to the view that it was loaded from, which is float32 or float64.
+// store copies a to a view of its shape, of any float type.
 func (a array[A]) store(v View) {
 	i := 0
 	switch v.DType() {
@@ -49,8 +49,12 @@ func (a array[A]) store(v View) {
 		walk(v, func(x *float64) { *x = float64(a.data[i]); i++ })
 	case tensor.F32:
 		walk(v, func(x *float32) { *x = float32(a.data[i]); i++ })
+	case tensor.BF16:
+		walk(v, func(x *uint16) { *x = bfloat(float32(a.data[i])); i++ })
+	case tensor.F16:
+		walk(v, func(x *uint16) { *x = halfOf(float64(a.data[i])); i++ })
 	default:
-		panic(fmt.Sprintf("attention: accumulator %v", v))
+		panic(fmt.Sprintf("attention: %v is not of floats", v))
 	}
 }
 
@@ -69,6 +73,32 @@ func walk[T tensor.Element](v View, visit func(*T)) {
 			}
 		}
 	}
+}
+
+// bfloat is the bfloat16 nearest to x, ties to even. NaN stays one.
+func bfloat(x float32) uint16 {
+	bits := math.Float32bits(x)
+	if x != x {
+		return uint16(bits>>16) | 0x40
+	}
+	return uint16((bits + 0x7fff + bits>>16&1) >> 16)
+}
+
+// halfOf is the binary16 nearest to x, ties to even.
+func halfOf(x float64) uint16 {
+	sign := uint16(math.Float64bits(x) >> 48 & 0x8000)
+	x = math.Abs(x)
+	switch {
+	case math.IsNaN(x):
+		return sign | 0x7e00
+	case x >= 65520:
+		return sign | 0x7c00
+	case x < math.Ldexp(1, -14): // the steps of subnormals; 1024 of them is the first normal
+		return sign | uint16(math.RoundToEven(math.Ldexp(x, 24)))
+	}
+	fraction, exponent := math.Frexp(x) // x = fraction 2^exponent, fraction in [1/2, 1)
+	mantissa := uint16(math.RoundToEven(math.Ldexp(fraction, 11))) - 1024
+	return sign | (uint16(exponent+14)<<10 + mantissa) // a mantissa of 1024 carries into the exponent
 }
 
 // half is the value of an IEEE 754 binary16: 1 sign, 5 exponent, 10 mantissa bits.

@@ -27,6 +27,15 @@ func CheckForward(acc Partial, q, k, v View, tiles []partition.Tile, p Softmax) 
 	return errors.Join(c.faults...)
 }
 
+// CheckFinish is what is wrong with the arguments of Kernel.Finish.
+func CheckFinish(o View, acc Partial) error {
+	c := checker{call: "attention finish"}
+	c.float("o", o)
+	c.view("o", o, o.DType(), acc.O.Shape())
+	c.view("O", acc.O, AccumulatorType(o.DType()), acc.O.Shape())
+	return errors.Join(c.faults...)
+}
+
 // CheckDelta is what is wrong with the arguments of Kernel.Delta.
 func CheckDelta(delta, do, o View) error {
 	c := checker{call: "attention delta"}
@@ -40,14 +49,15 @@ func CheckDelta(delta, do, o View) error {
 }
 
 // CheckBackward is what is wrong with the arguments of Kernel.Backward.
-func CheckBackward(acc Grads, do, q, k, v, lse, delta View, tiles []partition.Tile, p Softmax) error {
+func CheckBackward(acc Grads, do, q, k, v View, s Saved, tiles []partition.Tile, p Softmax) error {
 	c := checker{call: "attention backward"}
 	c.inputs(q, k, v, tiles, p)
 	t := AccumulatorType(q.DType())
 	c.view("do", do, do.DType(), outShape(q, v))
 	c.float("do", do)
-	c.view("LSE", lse, t, rowShape(q))
-	c.view("delta", delta, t, rowShape(q))
+	c.view("o", s.O, s.O.DType(), outShape(q, v))
+	c.view("LSE", s.LSE, t, rowShape(q))
+	c.view("delta", s.Delta, t, rowShape(q))
 	c.view("DQ", acc.DQ, t, q.Shape())
 	c.view("DK", acc.DK, t, k.Shape())
 	c.view("DV", acc.DV, t, v.Shape())

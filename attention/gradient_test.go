@@ -100,11 +100,12 @@ func TestTilesAreTheMask(t *testing.T) {
 						from := partition.Positions(layout.Spans(seq, 3, owner))
 						check(t, kernel.Forward(acc, mine, gather(k, from), gather(v, from), partition.Plan(shape, rank, owner), p))
 					}
+					check(t, kernel.Finish(acc.O, acc))
 					check(t, kernel.Delta(delta, mineDo, acc.O))
 					for owner := range 3 {
 						from := partition.Positions(layout.Spans(seq, 3, owner))
 						g := attention.Grads{DQ: dq, DK: gather(dk, from), DV: gather(dv, from)}
-						check(t, kernel.Backward(g, mineDo, mine, gather(k, from), gather(v, from), acc.LSE, delta, partition.Plan(shape, rank, owner), p))
+						check(t, kernel.Backward(g, mineDo, mine, gather(k, from), gather(v, from), attention.Saved{O: acc.O, LSE: acc.LSE, Delta: delta}, partition.Plan(shape, rank, owner), p))
 						scatter(dk, g.DK, from)
 						scatter(dv, g.DV, from)
 					}

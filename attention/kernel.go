@@ -25,6 +25,11 @@ type Softmax struct {
 // q, k and v are (float64 where those are float64).
 type Partial struct{ O, LSE View }
 
+// Saved is what a backward pass needs of the whole forward pass. O: [batch, seqQ, heads, dimV],
+// of the type of q or of Partial. LSE: Partial's. Delta: [batch, seqQ, heads, 1], of the
+// type of LSE; see Kernel.Delta.
+type Saved struct{ O, LSE, Delta View }
+
 // Grads are the accumulators of a backward pass, of the type of Partial. DQ: like q, DK:
 // like k, DV: like v.
 type Grads struct{ DQ, DK, DV View }
@@ -43,16 +48,23 @@ type Kernel interface {
 	// row with no visible key leaves acc unchanged: LSE = -Inf and O = 0 in the end, never
 	// NaN.
 	Forward(acc Partial, q, k, v View, tiles []partition.Tile, p Softmax) error
+	// Finish ends the forward pass into acc: o, of the type of q or of acc, is set to O and
+	// acc.LSE is complete. Before it, a kernel may hold results of calls back, to fold several
+	// at once; after it acc.O is undefined, unless o is acc.O.
+	Finish(o View, acc Partial) error
 	// Delta sets delta [batch, seqQ, heads, 1] to rowsum(do * o), the D of FlashAttention-2
-	// (arXiv:2307.08691), algorithm 2.
+	// (arXiv:2307.08691), algorithm 2. A kernel whose Backward does not read it may leave it.
 	Delta(delta, do, o View) error
-	// Backward adds the gradients of the block to acc, given the LSE and delta of the whole
-	// forward pass. Rows with LSE = -Inf contribute nothing.
-	Backward(acc Grads, do, q, k, v, lse, delta View, tiles []partition.Tile, p Softmax) error
+	// Backward adds the gradients of the block to acc. Rows with LSE = -Inf contribute nothing.
+	// DK and DV are complete when the call is done; DQ after FinishGrads.
+	Backward(acc Grads, do, q, k, v View, s Saved, tiles []partition.Tile, p Softmax) error
+	// FinishGrads ends the backward pass into acc: DQ is complete.
+	FinishGrads(acc Grads) error
 	// Reset prepares an accumulator for the first Forward: O = 0, LSE = -Inf.
 	Reset(acc Partial) error
-	// Zero sets views to 0.
-	Zero(vs ...View) error
+	// ResetGrads prepares accumulators for the first Backward: 0. A zero View among them is
+	// left out.
+	ResetGrads(acc Grads) error
 	// Add adds src to dst, element by element, both float accumulators of one shape.
 	Add(dst, src View) error
 }

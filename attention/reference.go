@@ -46,6 +46,20 @@ func (r *Reference[A]) Forward(acc Partial, q, k, v View, tiles []partition.Tile
 	})
 }
 
+// Finish sets o to acc.O.
+func (r *Reference[A]) Finish(o View, acc Partial) error {
+	if o == acc.O {
+		return nil
+	}
+	if err := CheckFinish(o, acc); err != nil {
+		return err
+	}
+	return r.do("attention finish", func() { load[A](acc.O).store(o) })
+}
+
+// FinishGrads has nothing to do: gradients are added at once.
+func (r *Reference[A]) FinishGrads(Grads) error { return nil }
+
 // Delta sets delta to rowsum(do * o).
 func (r *Reference[A]) Delta(delta, do, o View) error {
 	if err := CheckDelta(delta, do, o); err != nil {
@@ -59,14 +73,14 @@ func (r *Reference[A]) Delta(delta, do, o View) error {
 }
 
 // Backward adds the gradients of the block to acc.
-func (r *Reference[A]) Backward(acc Grads, do, q, k, v, lse, delta View, tiles []partition.Tile, p Softmax) error {
-	if err := CheckBackward(acc, do, q, k, v, lse, delta, tiles, p); err != nil {
+func (r *Reference[A]) Backward(acc Grads, do, q, k, v View, s Saved, tiles []partition.Tile, p Softmax) error {
+	if err := CheckBackward(acc, do, q, k, v, s, tiles, p); err != nil {
 		return err
 	}
 	tiles = slices.Clone(tiles)
 	return r.do("attention backward", func() {
 		dq, dk, dv := load[A](acc.DQ), load[A](acc.DK), load[A](acc.DV)
-		backward(dq, dk, dv, load[A](do), load[A](q), load[A](k), load[A](v), load[A](lse), load[A](delta), visible(tiles), p)
+		backward(dq, dk, dv, load[A](do), load[A](q), load[A](k), load[A](v), load[A](s.LSE), load[A](s.Delta), visible(tiles), p)
 		dq.store(acc.DQ)
 		dk.store(acc.DK)
 		dv.store(acc.DV)

@@ -29,6 +29,24 @@ func (c *CPU) Forward(acc attention.Partial, q, k, v View, tiles []partition.Til
 	return nil
 }
 
+// Finish sets o to acc.O; see attention.Kernel.
+func (c *CPU) Finish(o View, acc attention.Partial) error {
+	if o == acc.O {
+		return nil
+	}
+	if err := attention.CheckFinish(o, acc); err != nil {
+		return err
+	}
+	if err := computable("attention finish", o, acc.O); err != nil {
+		return err
+	}
+	c.stream.Do("attention finish", func() error { tensor.Copy(o, acc.O); return nil })
+	return nil
+}
+
+// FinishGrads has nothing to do: gradients are added at once.
+func (c *CPU) FinishGrads(attention.Grads) error { return nil }
+
 // Delta sets delta to rowsum(do * o); see attention.Kernel.
 func (c *CPU) Delta(delta, do, o View) error {
 	if err := attention.CheckDelta(delta, do, o); err != nil {
@@ -49,19 +67,19 @@ func (c *CPU) Delta(delta, do, o View) error {
 }
 
 // Backward adds the gradients of one block of keys to acc; see attention.Kernel.
-func (c *CPU) Backward(acc attention.Grads, do, q, k, v, lse, delta View, tiles []partition.Tile, p attention.Softmax) error {
-	if err := attention.CheckBackward(acc, do, q, k, v, lse, delta, tiles, p); err != nil {
+func (c *CPU) Backward(acc attention.Grads, do, q, k, v View, s attention.Saved, tiles []partition.Tile, p attention.Softmax) error {
+	if err := attention.CheckBackward(acc, do, q, k, v, s, tiles, p); err != nil {
 		return err
 	}
-	if err := computable("attention backward", q, k, v, do, lse, delta, acc.DQ, acc.DK, acc.DV); err != nil {
+	if err := computable("attention backward", q, k, v, do, s.LSE, s.Delta, acc.DQ, acc.DK, acc.DV); err != nil {
 		return err
 	}
 	tiles = slices.Clone(tiles)
 	c.stream.Do("attention backward", func() error {
 		if q.DType() == tensor.F64 {
-			backward[float64](c, acc, do, q, k, v, lse, delta, tiles, p)
+			backward[float64](c, acc, do, q, k, v, s.LSE, s.Delta, tiles, p)
 		} else {
-			backward[float32](c, acc, do, q, k, v, lse, delta, tiles, p)
+			backward[float32](c, acc, do, q, k, v, s.LSE, s.Delta, tiles, p)
 		}
 		return nil
 	})

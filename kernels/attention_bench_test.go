@@ -54,7 +54,7 @@ func (x *problem) backward(t testing.TB, c *CPU) {
 	t.Helper()
 	check(t, c.Zero(x.grads.DQ, x.grads.DK, x.grads.DV))
 	check(t, c.Delta(x.delta, x.do, x.acc.O))
-	check(t, c.Backward(x.grads, x.do, x.q, x.k, x.v, x.acc.LSE, x.delta, x.tiles, x.p))
+	check(t, c.Backward(x.grads, x.do, x.q, x.k, x.v, attention.Saved{O: x.acc.O, LSE: x.acc.LSE, Delta: x.delta}, x.tiles, x.p))
 }
 
 func check(t testing.TB, err error) {

@@ -78,6 +78,19 @@ func (c *CPU) Reset(acc attention.Partial) error {
 	return nil
 }
 
+// ResetGrads sets accumulators to 0; see attention.Kernel.
+func (c *CPU) ResetGrads(acc attention.Grads) error {
+	for _, v := range []View{acc.DQ, acc.DK, acc.DV} {
+		if v.IsZero() {
+			continue
+		}
+		if err := c.Zero(v); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // addRow adds one row, an index of batch and seq together.
 func addRow[T tensor.Float](dst, src View) func(row int) {
 	if dst.Size() == 0 {

@@ -33,7 +33,7 @@ func BenchmarkLinear(b *testing.B) {
 		run := func(what string, f func()) {
 			b.Run(name+what, func(b *testing.B) { rate(b, "GFLOP/s", 2*m*k*n, f) })
 		}
-		run("forward", func() { c.Linear(y, x, w); settle(b, c) })
+		run("forward", func() { c.Linear(y, x, w, View{}); settle(b, c) })
 		run("dx", func() { c.LinearDX(x, y, w, false); settle(b, c) })
 		run("dw", func() { c.LinearDW(w, y, x); settle(b, c) })
 		g := gonum.Implementation{}
@@ -69,7 +69,7 @@ func BenchmarkOps(b *testing.B) {
 		{"RMSNorm", 2 * bytes, func() { c.RMSNorm(y, inv, x, w, 1e-5) }},
 		{"AddRMSNorm", 4 * bytes, func() { c.AddRMSNorm(y, inv, z, x, gate, w, 1e-5) }},
 		{"RMSNormBackward", 3 * bytes, func() { c.RMSNormBackward(z, dw, y, x, inv, w, false) }},
-		{"Rope", 2 * bytes, func() { c.Rope(y.Reshape(heads), cos, sin, false) }},
+		{"NormRope", 2 * bytes, func() { c.NormRope(y.Reshape(heads), View{}, y.Reshape(heads), View{}, cos, sin, 0) }},
 		{"SwiGLU", 3 * bytes, func() { c.SwiGLU(y, gate, up) }},
 		{"SwiGLUBackward", 5 * bytes, func() { c.SwiGLUBackward(z, x, y, gate, up) }},
 		{"Embed", 2 * bytes, func() { c.Embed(y, table, ids) }},
@@ -77,7 +77,9 @@ func BenchmarkOps(b *testing.B) {
 		{"CrossEntropy", 4 * rows * vocab, func() { c.CrossEntropy(loss, logits, ids, 1, false) }},
 		{"CrossEntropyGrad", 8 * rows * vocab, func() { c.CrossEntropy(loss, logits, ids, 1, true) }},
 		{"SumSquares", 4 << 20, func() { c.SumSquares(sum, g) }},
-		{"AdamW", 28 << 20, func() { c.AdamW(p, g, m, v, sum, AdamStep{LR: 1e-3, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, MaxNorm: 1}) }},
+		{"AdamW", 28 << 20, func() {
+			c.AdamW(p, View{}, g, m, v, sum, AdamStep{LR: 1e-3, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, MaxNorm: 1})
+		}},
 	}
 	for _, test := range tests {
 		b.Run(test.name, func(b *testing.B) { rate(b, "GB/s", test.bytes, func() { test.run(); settle(b, c) }) })

@@ -23,15 +23,23 @@ const (
 	tileInner = 256 // of the inner index at a time, so that the right factor stays in cache
 )
 
-// Linear sets y [rows, out] to x [rows, in] times w [out, in] transposed.
-func (c *CPU) Linear(y, x, w View) {
+// Linear sets y [rows, out] to x [rows, in] times w [out, in] transposed, plus add, which
+// may be the zero View.
+func (c *CPU) Linear(y, x, w, add View) {
 	dense("linear", y.DType(), y, x, w)
 	must(y.Rows() == x.Rows() && x.Cols() == w.Cols() && y.Cols() == w.Rows(), "linear", y, x, w)
+	if !add.IsZero() {
+		dense("linear", y.DType(), add)
+		must(add.Rows() == y.Rows() && add.Cols() == y.Cols(), "linear", y, add)
+	}
 	if y.DType() == tensor.F64 {
 		linear[float64](c, y, x, w)
-		return
+	} else {
+		linear[float32](c, y, x, w)
 	}
-	linear[float32](c, y, x, w)
+	if !add.IsZero() {
+		c.Add(y, add.Reshape(y.Shape())) // the views were checked
+	}
 }
 
 func linear[T tensor.Float](c *CPU, y, x, w View) {

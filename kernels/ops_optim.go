@@ -41,16 +41,20 @@ type AdamStep = struct {
 // AdamW updates p, m and v in place by one step of AdamW (arXiv:1711.05101) with gradient
 // g, in the order of operations of torch.optim.AdamW. All are of one type and size. With
 // MaxNorm > 0, g is first scaled by min(1, MaxNorm / (sqrt(sum) + 1e-6)), sum a float64
-// scalar, read when the step runs.
-func (c *CPU) AdamW(p, g, m, v, sum View, h AdamStep) {
+// scalar, read when the step runs. copied, where it is not the zero View, is set to p in its
+// own type.
+func (c *CPU) AdamW(p, copied, g, m, v, sum View, h AdamStep) {
 	dense("adamw", p.DType(), p, g, m, v)
 	must(p.Size() == g.Size() && p.Size() == m.Size() && p.Size() == v.Size(), "adamw", p, g, m, v)
 	must(h.MaxNorm <= 0 || sum.Size() == 1 && sum.DType() == tensor.F64, "adamw", sum)
 	if p.DType() == tensor.F64 {
 		adamW[float64](c, p, g, m, v, sum, h)
-		return
+	} else {
+		adamW[float32](c, p, g, m, v, sum, h)
 	}
-	adamW[float32](c, p, g, m, v, sum, h)
+	if !copied.IsZero() {
+		c.Copy(copied, p)
+	}
 }
 
 func adamW[T tensor.Float](c *CPU, p, g, m, v, sum View, h AdamStep) {

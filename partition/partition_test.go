@@ -225,7 +225,7 @@ func TestPairsCountsWhatTheBandShows(t *testing.T) {
 			}
 		}
 		if a.Band.Lo > a.Band.Hi {
-			if _, ok := a.trim(); ok {
+			if _, ok := a.Trim(); ok {
 				t.Fatalf("trim(%v) kept an empty band", a)
 			}
 			continue
@@ -233,7 +233,7 @@ func TestPairsCountsWhatTheBandShows(t *testing.T) {
 		if got := a.Pairs(); got != want {
 			t.Fatalf("Pairs(%v) = %d, want %d", a, got, want)
 		}
-		b, ok := a.trim()
+		b, ok := a.Trim()
 		if ok != (want > 0) {
 			t.Fatalf("trim(%v) = %v, %t; it has %d pairs", a, b, ok, want)
 		}

@@ -86,10 +86,10 @@ func (t Tile) below(d int) int {
 	return ramp*lowest + ramp*(ramp-1)/2 + full*n
 }
 
-// trim shrinks a tile to the bounding box of its visible pairs and its band to the
+// Trim shrinks a tile to the bounding box of its visible pairs and its band to the
 // diagonals of that box, which makes tiles with the same pairs equal. ok is false for a
 // tile without pairs.
-func (t Tile) trim() (_ Tile, ok bool) {
+func (t Tile) Trim() (_ Tile, ok bool) {
 	// A row i has keys when [i+Lo, i+Hi] meets K; likewise a column.
 	t.Q = Range{max(t.Q.Lo, t.K.Lo-t.Band.Hi), min(t.Q.Hi, t.K.Hi-t.Band.Lo)}
 	if t.Q.Lo >= t.Q.Hi || t.Band.Lo > t.Band.Hi {
@@ -171,7 +171,7 @@ func Plan(s Shape, rank, owner int) []Tile {
 					K:    ks[b].within(docLo, kHi).shift(kAt[b]),
 					Band: localBand(s.Mask.Band, qs[a], ks[b]).shift(kAt[b] - qAt[a]),
 				}
-				if t, ok := t.trim(); ok {
+				if t, ok := t.Trim(); ok {
 					tiles = append(tiles, t)
 				}
 			}

@@ -30,20 +30,15 @@ type Ring struct {
 	Label  string        // what the calls belong to, in traces: "layer 3 "
 }
 
-// kv is a buffer of keys and values, or of their gradients.
-type kv struct{ k, v View }
-
-func (b kv) rows(lo, hi int) kv {
-	return kv{b.k.Slice(tensor.Seq, lo, hi), b.v.Slice(tensor.Seq, lo, hi)}
-}
-
-// Forward sets acc to attention of the local queries against the keys of all ranks. q:
-// [batch, local queries, heads, dim]; k, v: [batch, local keys, kvHeads, dim], dense. It
-// queues its work and returns; acc is complete when the stream gets there.
-func (r *Ring) Forward(acc attention.Partial, q, k, v View, s *Schedule, p attention.Softmax) error {
+// Forward sets out to attention of the local queries against the keys of all ranks. q:
+// [batch, local queries, heads, dim]; k, v: [batch, local keys, kvHeads, dim], dense. out.O is
+// of the type of q or of an accumulator. It queues its work and returns; out is complete when
+// the stream gets there.
+func (r *Ring) Forward(out attention.Partial, q, k, v View, s *Schedule, p attention.Softmax) error {
 	mark := r.Arena.Mark()
 	defer r.Arena.Release(mark) // every transfer has been waited for by then
 	bufs := r.buffers(kv{k, v}, s.KVRows)
+	acc := r.accumulator(out)
 	if err := r.Kernel.Reset(acc); err != nil {
 		return err
 	}
@@ -51,6 +46,9 @@ func (r *Ring) Forward(acc attention.Partial, q, k, v View, s *Schedule, p atten
 		hop := &s.Forward[i]
 		r.Stream.Label(r.Label + hop.Label)
 		err := r.beside(hop, bufs, nil, func() error {
+			if len(hop.Tiles) == 0 {
+				return nil
+			}
 			b := bufs[hop.Keys.Buf].rows(0, hop.Keys.Hi)
 			return r.Kernel.Forward(acc, q, b.k, b.v, hop.Tiles, p)
 		})
@@ -59,36 +57,42 @@ func (r *Ring) Forward(acc attention.Partial, q, k, v View, s *Schedule, p atten
 		}
 	}
 	r.Stream.Label("")
-	return nil
+	return r.Kernel.Finish(out.O, acc)
 }
 
 // Backward sets g to the gradients of the local queries, keys and values, given do, the
-// gradient of acc.O, and acc of the whole forward pass.
-func (r *Ring) Backward(g attention.Grads, do, q, k, v View, acc attention.Partial, s *Schedule, p attention.Softmax) error {
+// gradient of out.O, and out of the whole forward pass.
+func (r *Ring) Backward(g attention.Grads, do, q, k, v View, out attention.Partial, s *Schedule, p attention.Softmax) error {
 	mark := r.Arena.Mark()
 	defer r.Arena.Release(mark)
 	bufs := r.buffers(kv{k, v}, s.KVRows)
 	grads := r.buffers(kv{g.DK, g.DV}, s.GradRows)
-	shape := acc.LSE.Shape()
-	delta := r.Arena.Alloc(acc.LSE.DType(), shape[:]...)
-	if err := r.Kernel.Zero(g.DQ, g.DK, g.DV); err != nil {
+	saved := attention.Saved{O: out.O, LSE: out.LSE, Delta: r.alloc(out.LSE.DType(), out.LSE)}
+	if err := r.Kernel.ResetGrads(g); err != nil {
 		return err
 	}
-	if err := r.Kernel.Delta(delta, do, acc.O); err != nil {
+	if err := r.Kernel.Delta(saved.Delta, do, out.O); err != nil {
 		return err
 	}
 	for i := range s.Backward {
 		hop := &s.Backward[i]
 		r.Stream.Label(r.Label + hop.Label)
 		err := r.beside(hop, bufs, grads, func() error {
+			if len(hop.Tiles) == 0 {
+				return r.finish(g, i, s)
+			}
 			if b := hop.Grads; b.Buf != 0 {
 				d := grads[b.Buf].rows(b.Lo, b.Hi)
-				if err := r.Kernel.Zero(d.k, d.v); err != nil {
+				if err := r.Kernel.ResetGrads(attention.Grads{DK: d.k, DV: d.v}); err != nil {
 					return err
 				}
 			}
 			b, d := bufs[hop.Keys.Buf].rows(0, hop.Keys.Hi), grads[hop.Grads.Buf].rows(0, hop.Keys.Hi)
-			return r.Kernel.Backward(attention.Grads{DQ: g.DQ, DK: d.k, DV: d.v}, do, q, b.k, b.v, acc.LSE, delta, hop.Tiles, p)
+			err := r.Kernel.Backward(attention.Grads{DQ: g.DQ, DK: d.k, DV: d.v}, do, q, b.k, b.v, saved, hop.Tiles, p)
+			if err != nil {
+				return err
+			}
+			return r.finish(g, i, s)
 		})
 		for _, f := range hop.Fold {
 			dst, src := grads[f.Dst.Buf].rows(f.Dst.Lo, f.Dst.Hi), grads[f.Src.Buf].rows(f.Src.Lo, f.Src.Hi)
@@ -104,10 +108,21 @@ func (r *Ring) Backward(g attention.Grads, do, q, k, v View, acc attention.Parti
 		}
 	}
 	r.Stream.Label("")
+	if len(s.Backward) == 0 {
+		return r.Kernel.FinishGrads(g)
+	}
 	return nil
 }
 
-// beside begins the hop's transfers, queues its kernel call, and makes the stream wait for
+// finish completes DQ in the last hop, beside the gradients on their way home.
+func (r *Ring) finish(g attention.Grads, hop int, s *Schedule) error {
+	if hop < len(s.Backward)-1 {
+		return nil
+	}
+	return r.Kernel.FinishGrads(g)
+}
+
+// beside begins the hop's transfers, queues its kernel calls, and makes the stream wait for
 // the transfers. Nothing here waits on the host.
 func (r *Ring) beside(hop *Hop, bufs, grads []kv, call func() error) error {
 	send := messages(messages(nil, hop.SendKV, bufs), hop.SendGrad, grads)
@@ -119,40 +134,11 @@ func (r *Ring) beside(hop *Hop, bufs, grads []kv, call func() error) error {
 			return err
 		}
 	}
-	if len(hop.Tiles) > 0 {
-		if err := call(); err != nil {
-			return err
-		}
+	if err := call(); err != nil {
+		return err
 	}
 	if pending != nil {
 		pending.Wait()
 	}
 	return nil
-}
-
-// messages appends the views of moves: K then V of each batch element, since rows of one
-// element are dense and rows of several are not.
-func messages(out []comm.Message, moves []Move, bufs []kv) []comm.Message {
-	for _, m := range moves {
-		b := bufs[m.Block.Buf].rows(m.Block.Lo, m.Block.Hi)
-		for i := range b.k.Len(tensor.Batch) {
-			out = append(out,
-				comm.Message{Peer: m.Peer, View: b.k.Slice(tensor.Batch, i, i+1)},
-				comm.Message{Peer: m.Peer, View: b.v.Slice(tensor.Batch, i, i+1)})
-		}
-	}
-	return out
-}
-
-// buffers is own as buffer 0, and workspace of that many rows for the others.
-func (r *Ring) buffers(own kv, rows []int) []kv {
-	out := []kv{own}
-	for _, n := range rows[1:] {
-		out = append(out, kv{r.like(own.k, n), r.like(own.v, n)})
-	}
-	return out
-}
-
-func (r *Ring) like(v View, rows int) View {
-	return r.Arena.Alloc(v.DType(), v.Len(tensor.Batch), rows, v.Len(tensor.Heads), v.Len(tensor.Dim))
 }

@@ -71,6 +71,7 @@ func (c Case) scoreMagnitude(in inputs) float64 {
 type set struct {
 	q, k, v, do View
 	acc         attention.Partial
+	out         View // of the type of q, which Finish sets; acc.O where they agree
 	delta       View
 	grads       attention.Grads
 	buffers     []*tensor.Host
@@ -89,6 +90,10 @@ func newSet(c Case, l Layout, dtype tensor.DType) *set {
 	}
 	s.do, s.delta = s.place(l, dtype, o), s.place(l, acc, row)
 	s.acc = attention.Partial{O: s.place(l, acc, o), LSE: s.place(l, acc, row)}
+	s.out = s.acc.O
+	if dtype != acc {
+		s.out = s.place(l, dtype, o)
+	}
 	return s
 }
 
@@ -150,7 +155,7 @@ func (s *set) fill(in inputs) {
 }
 
 func (s *set) views() []*View {
-	return []*View{&s.q, &s.k, &s.v, &s.do, &s.delta, &s.acc.O, &s.acc.LSE, &s.grads.DQ, &s.grads.DK, &s.grads.DV}
+	return []*View{&s.q, &s.k, &s.v, &s.do, &s.delta, &s.acc.O, &s.out, &s.acc.LSE, &s.grads.DQ, &s.grads.DK, &s.grads.DV}
 }
 
 // upload is the set on the rig's device; on the host it is the set itself.
@@ -196,7 +201,7 @@ type result struct {
 }
 
 func (s *set) results() []result {
-	return []result{{"out", s.acc.O}, {"lse", s.acc.LSE}, {"delta", s.delta}, {"dq", s.grads.DQ}, {"dk", s.grads.DK}, {"dv", s.grads.DV}}
+	return []result{{"out", s.out}, {"lse", s.acc.LSE}, {"delta", s.delta}, {"dq", s.grads.DQ}, {"dk", s.grads.DK}, {"dv", s.grads.DV}}
 }
 
 // checkSentinels fails where anything was written between or around the views.
@@ -262,7 +267,7 @@ func writeAs[T tensor.Element](v View, xs []float64, convert func(float64) T) {
 	})
 }
 
-// read lists the elements of a float32 or float64 host view.
+// read lists the elements of a host view.
 func read(v View) []float64 {
 	xs := make([]float64, 0, v.Size())
 	if v.Size() == 0 {
@@ -275,6 +280,12 @@ func read(v View) []float64 {
 	case tensor.F32:
 		data := tensor.Data[float32](v)
 		each(v, func(at int64, _ [4]int) { xs = append(xs, float64(data[at])) })
+	case tensor.BF16:
+		data := tensor.Data[uint16](v)
+		each(v, func(at int64, _ [4]int) { xs = append(xs, float64(math.Float32frombits(uint32(data[at])<<16))) })
+	case tensor.F16:
+		data := tensor.Data[uint16](v)
+		each(v, func(at int64, _ [4]int) { xs = append(xs, halfValue(data[at])) })
 	default:
 		panic(fmt.Sprintf("attentiontest: a result of %v", v.DType()))
 	}
@@ -301,6 +312,23 @@ func round(x float64, t tensor.DType) float64 {
 		bits = min(bits, exponent+24) // subnormal below 2^-14
 	}
 	return math.Ldexp(math.RoundToEven(math.Ldexp(fraction, bits)), exponent-bits)
+}
+
+// halfValue is the number that a binary16 encoding stands for.
+func halfValue(b uint16) float64 {
+	sign, exponent, fraction := 1.0, int(b>>10&0x1f), float64(b&0x3ff)
+	if b&0x8000 != 0 {
+		sign = -1
+	}
+	switch {
+	case exponent == 31 && fraction != 0:
+		return math.NaN()
+	case exponent == 31:
+		return math.Inf(int(sign))
+	case exponent == 0:
+		return sign * math.Ldexp(fraction, -24)
+	}
+	return sign * math.Ldexp(1024+fraction, exponent-25)
 }
 
 // halfBits is the binary16 encoding of a value that round has made exact.

@@ -169,13 +169,14 @@ func TestAssumedMachine(t *testing.T) {
 	if p.Partition.Ranks != 8 || p.Partition.Context != 8 {
 		t.Errorf("gpus=8 makes %d ranks, %d of them a sequence's", p.Partition.Ranks, p.Partition.Context)
 	}
-	for key, want := range map[string]string{"precision.compute": "bf16", "memory.recompute": "selective", "memory.shard": "optimizer", "attention.backend": p.Attention.Backend} {
+	for key, want := range map[string]string{"precision.compute": "bf16", "memory.recompute": "none", "memory.shard": "gradients", "attention.backend": p.Attention.Backend} {
 		section, name, _ := strings.Cut(key, ".")
 		if got := p.Config[section][name]; got != want {
 			t.Errorf("%s is %v, want %s", key, got, want)
 		}
 	}
-	if p.Memory.ComputeWeights*2 != p.Memory.Weights || p.Memory.Optimizer*4 != p.Memory.Weights {
+	// Each of 8 ranks has an eighth of the weights in float32, and all of them in bf16.
+	if copies := p.Memory.ComputeWeights; p.Memory.Optimizer != 2*p.Memory.Weights || copies < 4*p.Memory.Weights || copies > 5*p.Memory.Weights {
 		t.Errorf("weights %d, in bf16 %d, optimizer %d of 8 ranks", p.Memory.Weights, p.Memory.ComputeWeights, p.Memory.Optimizer)
 	}
 	if !p.Memory.Fits || p.Memory.Device != 80<<30 {

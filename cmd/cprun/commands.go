@@ -47,7 +47,7 @@ ring whose transfers hide behind the kernels.`,
 	root.Flags().StringArrayVar(&o.Set, "set", nil, "override a key of the config: `key.path=value` (repeatable)")
 	root.Flags().StringVar(&o.RunDir, "run-dir", "", "`directory` of the run (default runs/<name>-<time>)")
 	root.Flags().StringVar(&o.Resume, "resume", "auto", "auto: go on from the newest checkpoint of the run directory; never; or the `path` of a checkpoint or run, for a run directory without checkpoints of its own")
-	root.AddCommand(planCommand(), attentionCommand(), exportCommand(), doctorCommand(), versionCommand(), workerCommand())
+	root.AddCommand(planCommand(), attentionCommand(), benchCommand(), exportCommand(), doctorCommand(), versionCommand(), workerCommand())
 	return root
 }
 
@@ -121,8 +121,8 @@ ranks, and writes out, lse, dq, dk and dv, float32, in global order.`,
 	f.StringVar(&spec.Out, "out", "", "the `file` to write")
 	f.StringVar(&spec.Layout, "layout", "auto", "zigzag, striped, contiguous, document or auto")
 	f.StringVar(&spec.Algorithm, "algorithm", "auto", "ring, allgather or auto")
-	f.StringVar(&spec.Backend, "backend", "auto", "flash, reference or auto")
-	f.StringVar(&spec.DType, "dtype", "auto", "what is computed in: fp32, fp64 or auto")
+	f.StringVar(&spec.Backend, "backend", "auto", "flash, reference, on a GPU fused, or auto")
+	f.StringVar(&spec.DType, "dtype", "auto", "what is computed in: fp32, fp64 on a CPU, bf16, fp16, fp32 on a GPU, or auto")
 	f.BoolVar(&asJSON, "json", false, "print a JSON report")
 	launchFlags(f, &o)
 	return c

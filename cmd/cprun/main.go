@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cprun/cprun/internal/agent"
+	"github.com/cprun/cprun/internal/backend"
 )
 
 // exitUsage is the status of bad usage, config or input, found before any process is spawned.
@@ -96,9 +97,17 @@ func versionCommand() *cobra.Command {
 		Args:    noArgs,
 		Run: func(c *cobra.Command, _ []string) {
 			info, _ := debug.ReadBuildInfo()
-			fmt.Fprintf(c.OutOrStdout(), "cprun %s (%s, cpu)\n", versionString(), info.GoVersion)
+			fmt.Fprintf(c.OutOrStdout(), "cprun %s (%s, %s)\n", versionString(), info.GoVersion, builtFor())
 		},
 	}
+}
+
+// builtFor is what a run can be on.
+func builtFor() string {
+	if backend.Built {
+		return "cuda"
+	}
+	return "cpu"
 }
 
 func noArgs(c *cobra.Command, args []string) error {

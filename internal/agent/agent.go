@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"strconv"
 
+	"github.com/cprun/cprun/internal/backend"
 	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/launch/progress"
 )
@@ -36,6 +37,9 @@ type Options struct {
 	Quiet       bool
 	LogLevel    string // error, warn, info, debug
 
+	// machine is what runs, found by resolve: a GPU, or the CPU.
+	machine backend.Machine
+
 	Stdout io.Writer
 	Stderr *os.File
 	// Version is the program's, for checkpoints.
@@ -44,14 +48,10 @@ type Options struct {
 
 // resolve checks the flags and counts the ranks.
 func (o *Options) resolve() (ranks int, device string, err error) {
-	switch o.Device {
-	case "auto", "cpu":
-		device = "cpu"
-	case "cuda":
-		return 0, "", inputf("--device cuda: this binary has no CUDA in it; leave the flag out, or write --device cpu")
-	default:
-		return 0, "", inputf("--device %q: want auto, cpu or cuda", o.Device)
+	if o.machine, err = found(o.Device); err != nil {
+		return 0, "", err
 	}
+	device = o.machine.Device()
 	if o.NNodes != "1" || o.NodeRank != 0 || o.Rendezvous != "" {
 		return 0, "", inputf("--nnodes %s --node-rank %d --rendezvous %q: this build runs the processes of one node; leave the three flags out", o.NNodes, o.NodeRank, o.Rendezvous)
 	}
@@ -62,15 +62,39 @@ func (o *Options) resolve() (ranks int, device string, err error) {
 		return 0, "", inputf("--log-level %q: want error, warn, info or debug", o.LogLevel)
 	}
 	if o.NProc == "auto" {
-		return 1, device, nil // one for each GPU, and one on a machine without
+		return max(1, o.machine.GPUs), device, nil // one for each GPU, and one on a machine without
 	}
 	if ranks, err = count(o.NProc); err != nil {
 		return 0, "", err
+	}
+	if n := o.machine.GPUs; n > 0 && ranks > n {
+		return 0, "", inputf("--nproc %d: one process runs on each GPU, and this machine has %d; leave the flag out, or write --device cpu", ranks, n)
 	}
 	if most := maxProcs(); ranks > most {
 		return 0, "", inputf("--nproc %d: at most %d processes are started on this machine with %d cores", ranks, most, runtime.NumCPU())
 	}
 	return ranks, device, nil
+}
+
+// found is the machine that --device means, with its GPUs where those are used.
+func found(device string) (backend.Machine, error) {
+	switch device {
+	case "cpu":
+		return backend.CPU(), nil
+	case "auto", "cuda":
+	default:
+		return backend.Machine{}, inputf("--device %q: want auto, cpu or cuda", device)
+	}
+	m, gpus, err := backend.Find()
+	switch {
+	case device == "cuda" && !backend.Built:
+		return m, inputf("--device cuda: this binary has no CUDA in it; build it with make cuda, leave the flag out, or write --device cpu")
+	case err != nil:
+		return m, inputf("--device %s: %w; cprun doctor says more, and --device cpu does without", device, err)
+	case device == "cuda" && len(gpus) == 0:
+		return m, inputf("--device cuda: no GPU is seen; look at nvidia-smi and CUDA_VISIBLE_DEVICES, or write --device cpu")
+	}
+	return m, nil
 }
 
 func count(nproc string) (int, error) {
@@ -112,6 +136,7 @@ type Role string
 const (
 	RoleTrain     Role = "train"
 	RoleAttention Role = "attention"
+	RoleBench     Role = "bench"
 )
 
 // payload is JSON for the workers.

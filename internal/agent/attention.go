@@ -11,7 +11,6 @@ import (
 	"github.com/cprun/cprun/internal/attend"
 	"github.com/cprun/cprun/internal/backend"
 	"github.com/cprun/cprun/internal/launch"
-	"github.com/cprun/cprun/internal/tensor"
 )
 
 // EventReport carries the attend.Report of rank 0.
@@ -19,10 +18,11 @@ const EventReport = "report"
 
 // Attention runs one distributed attention on given tensors and returns the exit status.
 func Attention(ctx context.Context, spec attend.Spec, asJSON bool, o Options) (int, error) {
-	ranks, _, err := o.resolve()
+	ranks, device, err := o.resolve()
 	if err != nil {
 		return 0, err
 	}
+	spec.Device, spec.Machine = device, o.machine
 	notes, err := checkAttention(&spec, ranks)
 	if err != nil {
 		return 0, &InputError{err}
@@ -105,7 +105,7 @@ func checkAttention(spec *attend.Spec, ranks int) (notes []string, err error) {
 	}
 	auto(&spec.Layout, "zigzag")
 	auto(&spec.Algorithm, "ring")
-	auto(&spec.DType, "fp32")
+	auto(&spec.DType, map[string]string{"cpu": "fp32", "cuda": "bf16"}[spec.Device])
 	want := attention.Auto
 	if spec.Backend != "auto" && spec.Backend != "" {
 		if want, err = attention.ParseBackend(spec.Backend); err != nil {
@@ -115,7 +115,7 @@ func checkAttention(spec *attend.Spec, ranks int) (notes []string, err error) {
 	return chooseFor(spec, c, ranks, want)
 }
 
-// chooseFor decides the backend of one attention on given tensors, on a CPU.
+// chooseFor decides the backend of one attention on given tensors.
 func chooseFor(spec *attend.Spec, c *attend.Case, ranks int, want attention.Backend) ([]string, error) {
 	env, err := launch.Attention()
 	if err != nil {
@@ -125,9 +125,15 @@ func chooseFor(spec *attend.Spec, c *attend.Case, ranks int, want attention.Back
 	if err := spec.Check(c, ranks); err != nil {
 		return nil, err
 	}
+	dtype, err := spec.Element()
+	if err != nil {
+		return nil, err
+	}
+	m := spec.Machine
 	p := attention.Params{
+		Arch: m.Arch, CUDNN: m.CUDNN, Flash: m.Flash, Memory: m.Memory,
 		Disabled: backend.Disabled(env.NoFlash, env.NoFused, env.NoUnfused), Want: want,
-		DType: map[string]tensor.DType{"fp32": tensor.F32, "fp64": tensor.F64}[spec.DType], Contiguous: true,
+		DType: dtype, Format: attention.BSHD, Packing: attention.Separate, Contiguous: true,
 		Batch: c.Batch, SeqQ: c.SeqQ, SeqKV: c.SeqKV, Heads: c.Heads, KVHeads: c.KVHeads, HeadDim: c.HeadDim, HeadDimV: c.HeadDimV,
 		Causal: c.Causal, WindowLeft: c.Window, WindowRight: -1, Softcap: c.Softmax.Softcap != 0,
 		Documents: len(c.Docs) > 0 && c.SeqQ == c.SeqKV, Training: c.Backward,

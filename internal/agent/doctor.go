@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -23,18 +24,19 @@ type finding struct {
 // from working.
 func Doctor(w io.Writer) (int, error) {
 	problems := 0
-	for _, f := range []finding{cores(), memory(), cuda(), files(), processes(), temp(), text()} {
+	gpus, machine := gpus()
+	for _, f := range slices.Concat([]finding{cores(), memory()}, gpus, []finding{files(), processes(), temp(), text()}) {
 		mark := "ok"
 		if f.fix != "" {
 			mark = "PROBLEM"
 			problems++
 		}
-		fmt.Fprintf(w, "%-8s %-14s %s\n", mark, f.what, f.value)
+		fmt.Fprintf(w, "%-8s %-14s %s\n", mark, f.what, indented(f.value))
 		if f.fix != "" {
-			fmt.Fprintf(w, "         fix:           %s\n", f.fix)
+			fmt.Fprintf(w, "         fix:           %s\n", indented(f.fix))
 		}
 	}
-	if err := attentionReport(w); err != nil {
+	if err := attentionReport(w, machine); err != nil {
 		problems++
 		fmt.Fprintf(w, "%-8s %-14s %v\n", "PROBLEM", "attention", err)
 	}
@@ -79,14 +81,6 @@ func cgroupLimit() (int64, bool) {
 	var n int64
 	_, err = fmt.Sscanf(string(text), "%d", &n)
 	return n, err == nil
-}
-
-func cuda() finding {
-	devices, _ := filepath.Glob("/dev/nvidia[0-9]*")
-	if len(devices) == 0 {
-		return finding{"GPUs", "none; runs go to the CPU", ""}
-	}
-	return finding{"GPUs", fmt.Sprintf("%d, which this binary cannot use: it was built for the CPU", len(devices)), ""}
 }
 
 // enoughFiles covers the sockets of a full mesh of ranks, logs and data files.

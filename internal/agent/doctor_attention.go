@@ -16,14 +16,13 @@ import (
 // doctorShapes are the kinds of runs that doctor tries, by the names of backend.Features.
 var doctorShapes = []string{"one rank", "all-gather instead of a ring", "sliding window of 4096", "packed documents", "q/k head dim 192, v 128", "deterministic"}
 
-// attentionReport tries the rules on the machine that is there: what common runs get, and for
+// attentionReport tries the rules on the machine: what common runs get, and for
 // each backend that none of them gets, why.
-func attentionReport(w io.Writer) error {
+func attentionReport(w io.Writer, m backend.Machine) error {
 	env, err := launch.Attention()
 	if err != nil {
 		return err
 	}
-	m := backend.CPU()
 	fmt.Fprintf(w, "\nattention backends on %s\n", m)
 	possible, spoke := map[attention.Backend]bool{}, []attention.Rejection{}
 	for _, f := range backend.Features {
@@ -33,7 +32,9 @@ func attentionReport(w io.Writer) error {
 		}
 		p := backend.Common()
 		p.Arch, p.CUDNN, p.Flash = m.Arch, m.CUDNN, m.Flash
-		p.DType = tensor.F32 // what a CPU computes in
+		if m.Arch == 0 {
+			p.DType = tensor.F32 // what a CPU computes in
+		}
 		p.Disabled = backend.Disabled(env.NoFlash, env.NoFused, env.NoUnfused)
 		f.Set(&p)
 		name := f.Name

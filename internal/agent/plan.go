@@ -40,6 +40,9 @@ func Plan(path string, o PlanOptions) (int, error) {
 	for _, line := range choice.notes {
 		fmt.Fprintln(o.Stderr, line)
 	}
+	if err := plan.Fit(cfg, ranks, machine); err != nil {
+		return 0, &InputError{err}
+	}
 	po := plan.Options{Machine: machine, Choice: choice.Choice}
 	if machine.Arch == 0 {
 		po.GFLOPs = matmulRate() * min(1, float64(runtime.NumCPU())/float64(ranks))
@@ -67,23 +70,29 @@ func (o *PlanOptions) where() (m backend.Machine, ranks int, err error) {
 	if m, err = backend.Assume(o.Assume); err != nil {
 		return m, 0, &InputError{err}
 	}
+	if len(o.Assume) == 0 && backend.Built && o.Device != "cpu" {
+		if m, err = found(o.Device); err != nil {
+			return m, 0, err
+		}
+	}
 	switch device := o.Device; {
 	case device == "cuda" && m.Arch == 0:
 		return m, 0, inputf("--device cuda: no GPU of this machine can be used by this binary; say which one is meant, such as --assume arch=sm90")
 	case device == "cpu" && m.Arch != 0:
 		return m, 0, inputf("--device cpu: --assume says arch=sm%d; leave one of the two out", m.Arch)
 	case device == "cuda":
-		o.Device = "auto" // the machine is assumed, so there is nothing to check here
+	case device != "auto" && device != "cpu":
+		return m, 0, inputf("--device %q: want auto, cpu or cuda", device)
 	}
-	nproc := o.NProc
-	o.NProc = "auto"
-	if _, _, err := o.resolve(); err != nil {
+	check := o.Options
+	check.NProc, check.Device = "auto", "cpu" // the machine is known
+	if _, _, err := check.resolve(); err != nil {
 		return m, 0, err
 	}
-	o.NProc = nproc
+	nproc := o.NProc
 	switch {
 	case nproc != "auto":
-		if ranks, err = count(nproc); err == nil && m.GPUs > 0 && ranks > m.GPUs {
+		if ranks, err = count(nproc); err == nil && m.Assumed && m.GPUs > 0 && ranks > m.GPUs {
 			err = inputf("--nproc %d: one process runs on each GPU, and --assume says gpus=%d; leave --nproc out, or assume more", ranks, m.GPUs)
 		}
 		return m, ranks, err

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/internal/backend"
 	"github.com/cprun/cprun/internal/checkpoint"
 	"github.com/cprun/cprun/internal/config"
@@ -28,6 +29,10 @@ type TrainJob struct {
 	Resume  bool   `json:"resume"`
 	From    string `json:"from"`
 	Version string `json:"version"`
+	// Machine is what the ranks run on, as the launcher has found it.
+	Machine backend.Machine `json:"machine"`
+
+	NoSave bool `json:"no_save,omitempty"` // write no checkpoint: the run is a measurement
 }
 
 // TrainOptions are the flags of `cprun train.yaml`.
@@ -36,6 +41,9 @@ type TrainOptions struct {
 	Set    []string
 	RunDir string // "": runs/<name>-<time>
 	Resume string // auto, never, or a path
+
+	noSave   bool             // write no checkpoint
+	advanced func(step int64) // called when rank 0 has done a step; nil: nobody listens
 }
 
 // Train runs a training job and returns the exit status.
@@ -51,9 +59,15 @@ func Train(ctx context.Context, path string, o TrainOptions) (int, error) {
 	if err := train.Check(cfg); err != nil {
 		return 0, &InputError{err}
 	}
-	choice, err := choose(cfg, backend.CPU())
+	choice, err := choose(cfg, o.machine)
 	if err != nil {
 		return 0, err
+	}
+	if o.machine.Arch != 0 && choice.Backend == attention.Unfused {
+		return 0, inputf("attention.backend unfused is not in this build, and no other that is can do what the config asks for; cprun plan says why, backend by backend")
+	}
+	if err := plan.Fit(cfg, ranks, o.machine); err != nil {
+		return 0, &InputError{err}
 	}
 	from, err := o.resume(ctx, cfg)
 	if err != nil {
@@ -63,7 +77,7 @@ func Train(ctx context.Context, path string, o TrainOptions) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	if err := prepare(dir, cfg, ranks, choice.Choice); err != nil {
+	if err := prepare(dir, cfg, ranks, choice.Choice, o.machine); err != nil {
 		return 0, err
 	}
 	out := o.printer()
@@ -74,10 +88,10 @@ func Train(ctx context.Context, path string, o TrainOptions) (int, error) {
 	for _, line := range choice.notes {
 		out.Note(line)
 	}
-	t := &tracker{out: out, start: time.Now(), dir: dir}
+	t := &tracker{out: out, start: time.Now(), dir: dir, advanced: o.advanced}
 	res := launch.Run(ctx, launch.Job{
 		NProc: ranks, Argv: []string{"worker", string(RoleTrain)}, LogDir: filepath.Join(dir, "logs"),
-		Payload: payload(TrainJob{Config: filepath.Join(dir, "config.yaml"), RunDir: dir, Resume: o.Resume != "never", From: from, Version: o.Version}),
+		Payload: payload(TrainJob{Config: filepath.Join(dir, "config.yaml"), RunDir: dir, Resume: o.Resume != "never", From: from, Version: o.Version, NoSave: o.noSave, Machine: o.machine}),
 		Stderr:  out, Show: o.show(), OnEvent: t.event, MaxRestarts: o.MaxRestarts,
 	})
 	out.Close()
@@ -182,10 +196,13 @@ func (o *TrainOptions) runDir(config string) (string, error) {
 }
 
 // prepare writes what a run directory holds before the first step.
-func prepare(dir string, cfg *config.Config, ranks int, choice *backend.Choice) error {
-	p, err := plan.Make(cfg, ranks, plan.Options{Machine: backend.CPU(), Choice: choice})
+func prepare(dir string, cfg *config.Config, ranks int, choice *backend.Choice, machine backend.Machine) error {
+	p, err := plan.Make(cfg, ranks, plan.Options{Machine: machine, Choice: choice})
 	if err != nil {
 		return &InputError{err}
+	}
+	if !p.Memory.Fits {
+		return inputf("this run %s; cprun plan lists what it takes", p.Memory.Verdict())
 	}
 	text, err := json.MarshalIndent(p, "", "  ")
 	if err != nil {
@@ -220,6 +237,8 @@ type tracker struct {
 	last  *progress.Number
 	loss  progress.Number
 	steps int64
+
+	advanced func(step int64) // or nil
 }
 
 // EventNotice is a line for the user, from a worker; EventValidation a validation loss
@@ -235,6 +254,9 @@ func (t *tracker) event(rank int, e launch.Event) {
 	}
 	switch e.Kind {
 	case launch.EventProgress:
+		if t.advanced != nil {
+			t.advanced(e.Step)
+		}
 		var s progress.Step
 		if len(e.Data) == 0 || json.Unmarshal(e.Data, &s) != nil {
 			return // a step that was not logged; the launcher notes that it was reached

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/internal/device"
 	"github.com/cprun/cprun/internal/safetensors"
 	"github.com/cprun/cprun/internal/tensor"
 )
@@ -92,6 +93,7 @@ func TestOpenNamesEveryFault(t *testing.T) {
 
 func run(t *testing.T, path string, ranks int, s Spec) (map[string][]float32, *Report) {
 	t.Helper()
+	s.Device = "cpu"
 	s.In, s.Out = path, filepath.Join(t.TempDir(), "out.safetensors")
 	var g errgroup.Group
 	var report *Report
@@ -110,7 +112,8 @@ func run(t *testing.T, path string, ranks int, s Spec) (map[string][]float32, *R
 				return err
 			}
 			defer c.Close()
-			rep, err := c.Run(context.Background(), s, world[r], streams[r])
+			dev := device.CPU(streams[r], s.Backend)
+			rep, err := c.Run(context.Background(), s, world[r], &dev)
 			if r == 0 {
 				report = rep
 			}
@@ -120,7 +123,13 @@ func run(t *testing.T, path string, ranks int, s Spec) (map[string][]float32, *R
 	if err := g.Wait(); err != nil {
 		t.Fatal(err)
 	}
-	f, err := safetensors.Open(s.Out)
+	return results(t, s.Out), report
+}
+
+// results is the tensors of a file.
+func results(t *testing.T, path string) map[string][]float32 {
+	t.Helper()
+	f, err := safetensors.Open(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -137,7 +146,7 @@ func run(t *testing.T, path string, ranks int, s Spec) (map[string][]float32, *R
 			t.Fatal(err)
 		}
 	}
-	return out, report
+	return out
 }
 
 // Any ranks, layout and algorithm give what one rank of the reference in float64 gives.

@@ -3,13 +3,17 @@ package attend
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/internal/backend"
+	"github.com/cprun/cprun/internal/device"
 	"github.com/cprun/cprun/internal/safetensors"
 	"github.com/cprun/cprun/internal/tensor"
-	"github.com/cprun/cprun/kernels"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/ring"
 )
@@ -19,8 +23,10 @@ type Spec struct {
 	In, Out   string
 	Layout    string // contiguous, zigzag, striped, document
 	Algorithm string // one of ring.Algorithms
-	Backend   string // flash or reference
-	DType     string // fp32 or fp64: what is computed in
+	Backend   string // one of the device's
+	DType     string // fp64, fp32, bf16, fp16: what is computed in
+	Device    string // cpu or cuda
+	Machine   backend.Machine
 }
 
 // Report is what rank 0 knows at the end: what `cprun attention --json` prints.
@@ -57,11 +63,11 @@ func (s Spec) Check(c *Case, ranks int) error {
 	if _, err := c.shape(s.Layout, ranks); err != nil {
 		return err
 	}
-	if _, err := s.dtype(); err != nil {
+	if _, err := s.Element(); err != nil {
 		return err
 	}
-	if _, err := s.kernel(nil); err != nil {
-		return err
+	if has := backends[s.Device]; !slices.Contains(has, s.Backend) {
+		return fmt.Errorf("backend %q is none of %s, which are what %s has", s.Backend, strings.Join(has, ", "), s.where())
 	}
 	for _, a := range ring.Algorithms {
 		if a == s.Algorithm {
@@ -71,34 +77,30 @@ func (s Spec) Check(c *Case, ranks int) error {
 	return fmt.Errorf("algorithm %q is none of %v", s.Algorithm, ring.Algorithms)
 }
 
-func (s Spec) dtype() (tensor.DType, error) {
-	switch s.DType {
-	case "fp32":
-		return tensor.F32, nil
-	case "fp64":
-		return tensor.F64, nil
-	}
-	return tensor.Invalid, fmt.Errorf("dtype %q is none of fp32, fp64, which are what a CPU computes in", s.DType)
+// types are what each device computes in, by the names of --dtype.
+var types = map[string]map[string]tensor.DType{
+	"cpu":  {"fp32": tensor.F32, "fp64": tensor.F64},
+	"cuda": {"bf16": tensor.BF16, "fp16": tensor.F16, "fp32": tensor.F32},
 }
 
-func (s Spec) kernel(stream *tensor.HostStream) (attention.Kernel, error) {
-	switch s.Backend {
-	case "flash":
-		return kernels.NewCPU(stream), nil
-	case "reference":
-		if stream == nil {
-			return attention.NewReference[float64](nil), nil
-		}
-		return attention.NewReference[float64](stream.Do), nil
+// backends are what each device has.
+var backends = map[string][]string{"cpu": {"flash", "reference"}, "cuda": {"fused", "flash", "reference"}}
+
+// Element is the element type that is computed in.
+func (s Spec) Element() (tensor.DType, error) {
+	t, ok := types[s.Device][s.DType]
+	if !ok {
+		names := slices.Sorted(maps.Keys(types[s.Device]))
+		return tensor.Invalid, fmt.Errorf("dtype %q is none of %s, which are what %s computes in", s.DType, strings.Join(names, ", "), s.where())
 	}
-	return nil, fmt.Errorf("backend %q is none of flash, reference, which are what a CPU has", s.Backend)
+	return t, nil
 }
 
-// local is a rank's rows of every tensor of a case.
-type local struct {
-	q, k, v, do View
-	acc         attention.Partial
-	grads       attention.Grads
+func (s Spec) where() string {
+	if s.Device == "cuda" {
+		return "a GPU"
+	}
+	return "a CPU"
 }
 
 // View is a strided window onto device memory; see internal/tensor.
@@ -106,12 +108,8 @@ type View = tensor.View
 
 // Run computes this rank's part of the case and, on rank 0, gathers and writes the result.
 // Every rank of the world calls it.
-func (c *Case) Run(ctx context.Context, s Spec, world comm.Communicator, stream *tensor.HostStream) (*Report, error) {
+func (c *Case) Run(ctx context.Context, s Spec, world comm.Communicator, dev *device.Device) (*Report, error) {
 	shape, err := c.shape(s.Layout, world.Size())
-	if err != nil {
-		return nil, err
-	}
-	kernel, err := s.kernel(stream)
 	if err != nil {
 		return nil, err
 	}
@@ -119,31 +117,16 @@ func (c *Case) Run(ctx context.Context, s Spec, world comm.Communicator, stream 
 	if err != nil {
 		return nil, err
 	}
-	l, err := c.load(s, shape, world.Rank())
+	l, err := c.load(ctx, s, shape, world.Rank(), dev)
 	if err != nil {
 		return nil, err
 	}
-	r := &ring.Ring{
-		Kernel: kernel, Comm: world, Stream: stream,
-		Arena: tensor.NewArena(0, func(n int64) tensor.Memory { return tensor.NewHost(n) }),
-	}
-	if err := world.Barrier(ctx); err != nil {
+	took, err := c.compute(ctx, world, dev, schedule, l)
+	if err != nil {
 		return nil, err
 	}
-	start := time.Now()
-	if err := r.Forward(l.acc, l.q, l.k, l.v, schedule, c.Softmax); err != nil {
-		return nil, err
-	}
-	if c.Backward {
-		if err := r.Backward(l.grads, l.do, l.q, l.k, l.v, l.acc, schedule, c.Softmax); err != nil {
-			return nil, err
-		}
-	}
-	if err := stream.Sync(ctx); err != nil {
-		return nil, err
-	}
-	took := tensor.FromSlice([]float64{time.Since(start).Seconds()}, 1)
-	if err := wait(ctx)(world.AllReduce(took, comm.Max)); err != nil {
+	slowest := tensor.FromSlice([]float64{took.Seconds()}, 1)
+	if err := wait(ctx)(world.AllReduce(slowest, comm.Max)); err != nil {
 		return nil, err
 	}
 	if err := c.write(ctx, s, shape, world, l); err != nil {
@@ -156,9 +139,44 @@ func (c *Case) Run(ctx context.Context, s Spec, world comm.Communicator, stream 
 	}
 	return &Report{
 		In: s.In, Out: s.Out, Ranks: world.Size(), Layout: s.Layout, Algorithm: s.Algorithm, Backend: s.Backend,
-		DType: s.DType, Device: "cpu", Hops: len(schedule.Forward), Balance: partition.Balance(work), Pairs: pairs,
-		Seconds: tensor.Data[float64](took)[0],
+		DType: s.DType, Device: dev.Name, Hops: len(schedule.Forward), Balance: partition.Balance(work), Pairs: pairs,
+		Seconds: tensor.Data[float64](slowest)[0],
 	}, nil
+}
+
+// compute runs the ring, and brings its results to the host.
+func (c *Case) compute(ctx context.Context, world comm.Communicator, dev *device.Device, schedule *ring.Schedule, l *local) (took time.Duration, err error) {
+	defer device.Caught(&err)
+	arena, err := dev.Arena("buffers of the ring", 0)
+	if err != nil {
+		return 0, err
+	}
+	r := &ring.Ring{Kernel: dev.Kernel, Comm: world, Stream: dev.Stream, Arena: arena}
+	if err := world.Barrier(ctx); err != nil {
+		return 0, err
+	}
+	start := time.Now()
+	acc := attention.Partial{O: l.out.dev, LSE: l.lse.dev}
+	if err := r.Forward(acc, l.q, l.k, l.v, schedule, c.Softmax); err != nil {
+		return 0, err
+	}
+	if c.Backward {
+		g := attention.Grads{DQ: l.dq.dev, DK: l.dk.dev, DV: l.dv.dev}
+		if err := r.Backward(g, l.do, l.q, l.k, l.v, acc, schedule, c.Softmax); err != nil {
+			return 0, err
+		}
+	}
+	if err := dev.Stream.Sync(ctx); err != nil {
+		return 0, err
+	}
+	took = time.Since(start)
+	for _, r := range l.results(c.Backward) {
+		if r.wide != r.dev {
+			dev.Ops.Copy(r.wide, r.dev)
+		}
+		dev.Store.Download(r.host, r.wide)
+	}
+	return took, dev.Stream.Sync(ctx)
 }
 
 // wait blocks for a transfer that has just been begun.
@@ -171,43 +189,104 @@ func wait(ctx context.Context) func(comm.Pending, error) error {
 	}
 }
 
+// local is a rank's rows of every tensor of a case, on its device.
+type local struct {
+	q, k, v, do          View
+	out, lse, dq, dk, dv result
+}
+
+// result is a tensor that is computed: on the device, there in the type that is written, and on
+// the host.
+type result struct{ dev, wide, host View }
+
+// results are those that there are, in the order in which they are written.
+func (l *local) results(backward bool) []*result {
+	if !backward {
+		return []*result{&l.out, &l.lse}
+	}
+	return []*result{&l.out, &l.lse, &l.dq, &l.dk, &l.dv}
+}
+
+// wide is the type that a case is read and written in: float32, or float64 where that is
+// computed in.
+func wide(t tensor.DType) tensor.DType {
+	if t == tensor.F64 {
+		return tensor.F64
+	}
+	return tensor.F32
+}
+
 // load reads this rank's rows, and no others, and makes room for its results.
-func (c *Case) load(s Spec, shape partition.Shape, rank int) (*local, error) {
-	dtype, err := s.dtype()
+func (c *Case) load(ctx context.Context, s Spec, shape partition.Shape, rank int, dev *device.Device) (*local, error) {
+	dtype, err := s.Element()
 	if err != nil {
 		return nil, err
 	}
 	qs := shape.Layout.Spans(c.SeqQ, shape.Size, rank)
 	ks := shape.Layout.Spans(c.SeqKV, shape.Size, rank)
 	nq, nk := partition.Count(qs), partition.Count(ks)
-	l := &local{
-		q: tensor.New(dtype, c.Batch, nq, c.Heads, c.HeadDim),
-		k: tensor.New(dtype, c.Batch, nk, c.KVHeads, c.HeadDim),
-		v: tensor.New(dtype, c.Batch, nk, c.KVHeads, c.HeadDimV),
-		acc: attention.Partial{
-			O:   tensor.New(dtype, c.Batch, nq, c.Heads, c.HeadDimV),
-			LSE: tensor.New(dtype, c.Batch, nq, c.Heads, 1),
-		},
+	q, k := [4]int{c.Batch, nq, c.Heads, c.HeadDim}, [4]int{c.Batch, nk, c.KVHeads, c.HeadDim}
+	v, o := [4]int{c.Batch, nk, c.KVHeads, c.HeadDimV}, [4]int{c.Batch, nq, c.Heads, c.HeadDimV}
+	l := &local{}
+	type input struct {
+		name  string
+		dst   *View
+		shape [4]int
+		spans []partition.Span
+		seq   int
 	}
-	if err := c.rows("q", l.q, qs, c.SeqQ); err != nil {
-		return nil, err
+	inputs := []input{{"q", &l.q, q, qs, c.SeqQ}, {"k", &l.k, k, ks, c.SeqKV}, {"v", &l.v, v, ks, c.SeqKV}}
+	type output struct {
+		dst   *result
+		dtype tensor.DType
+		shape [4]int
 	}
-	if err := c.rows("k", l.k, ks, c.SeqKV); err != nil {
-		return nil, err
+	outputs := []output{{&l.out, dtype, o}, {&l.lse, wide(dtype), [4]int{c.Batch, nq, c.Heads, 1}}}
+	if c.Backward {
+		inputs = append(inputs, input{"dout", &l.do, o, qs, c.SeqQ})
+		outputs = append(outputs, output{&l.dq, wide(dtype), q}, output{&l.dk, wide(dtype), k}, output{&l.dv, wide(dtype), v})
 	}
-	if err := c.rows("v", l.v, ks, c.SeqKV); err != nil {
-		return nil, err
+	for _, in := range inputs {
+		r, err := places(dev, dtype, in.shape)
+		if err == nil {
+			err = c.rows(in.name, r.host, in.spans, in.seq)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", in.name, err)
+		}
+		dev.Store.Upload(r.wide, r.host)
+		if r.dev != r.wide {
+			dev.Ops.Copy(r.dev, r.wide)
+		}
+		*in.dst = r.dev
 	}
-	if !c.Backward {
-		return l, nil
+	for _, out := range outputs {
+		if *out.dst, err = places(dev, out.dtype, out.shape); err != nil {
+			return nil, err
+		}
 	}
-	l.do = tensor.New(dtype, c.Batch, nq, c.Heads, c.HeadDimV)
-	l.grads = attention.Grads{
-		DQ: tensor.New(dtype, c.Batch, nq, c.Heads, c.HeadDim),
-		DK: tensor.New(dtype, c.Batch, nk, c.KVHeads, c.HeadDim),
-		DV: tensor.New(dtype, c.Batch, nk, c.KVHeads, c.HeadDimV),
+	return l, dev.Stream.Sync(ctx)
+}
+
+// places is room for a tensor of that type, here and there.
+func places(dev *device.Device, dtype tensor.DType, shape [4]int) (r result, err error) {
+	n := shape[0] * shape[1] * shape[2] * shape[3]
+	if r.dev, err = dev.Vector("tensor", dtype, n); err != nil {
+		return r, err
 	}
-	return l, c.rows("dout", l.do, qs, c.SeqQ)
+	r.wide = r.dev
+	if t := wide(dtype); t != dtype {
+		if r.wide, err = dev.Vector("tensor", t, n); err != nil {
+			return r, err
+		}
+	}
+	if r.host, err = dev.HostVector(wide(dtype), n); err != nil {
+		return r, err
+	}
+	for _, v := range []*View{&r.dev, &r.wide, &r.host} {
+		*v = v.Reshape(shape)
+	}
+	return r, nil
 }
 
 // rows reads the rows at spans, of every batch element, into dst.
@@ -247,14 +326,14 @@ func eachRun(spans []partition.Span, f func(start, n int) error) error {
 
 // write gathers every result on rank 0, tensor by tensor, and writes them in global order.
 func (c *Case) write(ctx context.Context, s Spec, shape partition.Shape, world comm.Communicator, l *local) error {
-	type result struct {
+	type named struct {
 		name string
 		seq  int
 		view View
 	}
-	results := []result{{"out", c.SeqQ, l.acc.O}, {"lse", c.SeqQ, l.acc.LSE}}
+	results := []named{{"out", c.SeqQ, l.out.host}, {"lse", c.SeqQ, l.lse.host}}
 	if c.Backward {
-		results = append(results, result{"dq", c.SeqQ, l.grads.DQ}, result{"dk", c.SeqKV, l.grads.DK}, result{"dv", c.SeqKV, l.grads.DV})
+		results = append(results, named{"dq", c.SeqQ, l.dq.host}, named{"dk", c.SeqKV, l.dk.host}, named{"dv", c.SeqKV, l.dv.host})
 	}
 	var entries []safetensors.Entry
 	for _, r := range results {

@@ -140,7 +140,7 @@ func (f *fleet) each(do func(rank int, s *Saver) error) error {
 
 func (f *fleet) snapshot(rank int, step int64) Snapshot {
 	return Snapshot{
-		Meta: metaOf(step, len(f.savers)), Params: f.params, Range: f.ranges[rank],
+		Meta: metaOf(step, len(f.savers)), Params: f.params, Ranges: []Range{f.ranges[rank]},
 		Fields: fill(f.params, f.ranges[rank], step),
 	}
 }

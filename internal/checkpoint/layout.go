@@ -33,8 +33,8 @@ func (r Range) Len() int64 { return r.Hi - r.Lo }
 // overlap is what r and s share; of length 0 or less when that is nothing.
 func (r Range) overlap(s Range) Range { return Range{max(r.Lo, s.Lo), min(r.Hi, s.Hi)} }
 
-// Field is a named slice of the state of one rank: Data[i] belongs to element Lo+i of the
-// rank's range.
+// Field is a named slice of the state of one rank: the elements of the rank's ranges, one
+// range after the other.
 type Field struct {
 	Name string
 	Data []float32
@@ -78,10 +78,15 @@ func tensorName(param, field string) string {
 }
 
 // checkLayout checks what a caller gives to Save and Load: parameters that do not overlap,
-// and slices of one length.
-func checkLayout(params []Param, own Range, fields []Field) error {
-	if own.Lo < 0 || own.Hi < own.Lo {
-		return fmt.Errorf("range [%d, %d) of the flat space is not one", own.Lo, own.Hi)
+// ranges in order, and slices of one length.
+func checkLayout(params []Param, own []Range, fields []Field) error {
+	at, n := int64(0), int64(0)
+	for _, r := range own {
+		if r.Lo < at || r.Hi < r.Lo {
+			return fmt.Errorf("range [%d, %d) of the flat space is not one, or not behind the one before", r.Lo, r.Hi)
+		}
+		at = r.Hi
+		n += r.Len()
 	}
 	spans := make([]Range, len(params))
 	order := make([]int, len(params))
@@ -104,15 +109,15 @@ func checkLayout(params []Param, own Range, fields []Field) error {
 		last = i
 	}
 	for _, f := range fields {
-		if int64(len(f.Data)) != own.Len() {
-			return fmt.Errorf("field %q has %d elements for a range of %d", f.Name, len(f.Data), own.Len())
+		if int64(len(f.Data)) != n {
+			return fmt.Errorf("field %q has %d elements for ranges of %d", f.Name, len(f.Data), n)
 		}
 	}
 	return nil
 }
 
 // shardOf is the entries and the tensors of what one rank owns.
-func shardOf(params []Param, own Range, fields []Field) ([]Entry, []safetensors.Entry, error) {
+func shardOf(params []Param, own []Range, fields []Field) ([]Entry, []safetensors.Entry, error) {
 	var entries []Entry
 	var tensors []safetensors.Entry
 	for _, p := range params {
@@ -120,15 +125,22 @@ func shardOf(params []Param, own Range, fields []Field) ([]Entry, []safetensors.
 		if err != nil {
 			return nil, nil, err
 		}
-		part := span.overlap(own)
-		if part.Len() <= 0 {
-			continue
+		parts, at := 0, int64(0) // at: where in the data a range begins
+		for _, r := range own {
+			part := span.overlap(r)
+			if part.Len() > 0 {
+				for _, f := range fields {
+					name := tensorName(p.Name, f.Name)
+					data := f.Data[at+part.Lo-r.Lo : at+part.Hi-r.Lo]
+					entries = append(entries, Entry{Tensor: name, Offset: part.Lo - span.Lo, Length: part.Len()})
+					tensors = append(tensors, safetensors.Floats(name, safetensors.F32, []int{len(data)}, data))
+				}
+				parts++
+			}
+			at += r.Len()
 		}
-		for _, f := range fields {
-			name := tensorName(p.Name, f.Name)
-			data := f.Data[part.Lo-own.Lo : part.Hi-own.Lo]
-			entries = append(entries, Entry{Tensor: name, Offset: part.Lo - span.Lo, Length: part.Len()})
-			tensors = append(tensors, safetensors.Floats(name, safetensors.F32, []int{len(data)}, data))
+		if parts > 1 { // a shard has one tensor of each name
+			return nil, nil, fmt.Errorf("parameter %q lies in %d ranges of one rank", p.Name, parts)
 		}
 	}
 	return entries, tensors, nil

@@ -13,7 +13,7 @@ import (
 // not match are all listed in the error. Only the parts of shards that are wanted are read,
 // after the checksum of each shard that holds one.
 func (c *Checkpoint) Load(ctx context.Context, params []Param, want Range, fields ...Field) error {
-	if err := checkLayout(params, want, fields); err != nil {
+	if err := checkLayout(params, []Range{want}, fields); err != nil {
 		return fmt.Errorf("%s: %w", c.Dir, err)
 	}
 	if err := compare(params, c.Manifest.Params); err != nil {

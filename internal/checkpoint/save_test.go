@@ -84,7 +84,7 @@ func TestBits(t *testing.T) {
 		t.Fatal(err)
 	}
 	own := Range{0, 8}
-	err = s.Save(t.Context(), Snapshot{Params: params, Range: own, Fields: []Field{{FieldParam, data}}})
+	err = s.Save(t.Context(), Snapshot{Params: params, Ranges: []Range{own}, Fields: []Field{{FieldParam, data}}})
 	if err := errors.Join(err, s.Close()); err != nil {
 		t.Fatal(err)
 	}
@@ -214,7 +214,7 @@ func TestSaveRefuses(t *testing.T) {
 	}{
 		{"a gap between ranges", func(rank int, s *Snapshot) {
 			if rank == 1 {
-				s.Range.Lo += 2
+				s.Ranges[0].Lo += 2
 				for i := range s.Fields {
 					s.Fields[i].Data = s.Fields[i].Data[2:]
 				}
@@ -222,12 +222,20 @@ func TestSaveRefuses(t *testing.T) {
 		}, "do not fit together"},
 		{"ranges that overlap", func(rank int, s *Snapshot) {
 			if rank == 1 {
-				s.Range.Lo -= 2
+				s.Ranges[0].Lo -= 2
 				for i := range s.Fields {
 					s.Fields[i].Data = append(s.Fields[i].Data, 0, 0)
 				}
 			}
 		}, "do not fit together"},
+		{"a parameter in two ranges", func(_ int, s *Snapshot) {
+			r := s.Ranges[0]
+			s.Ranges = []Range{{r.Lo, r.Lo + 1}, {r.Lo + 1, r.Hi}}
+		}, "lies in 2 ranges"},
+		{"ranges out of order", func(_ int, s *Snapshot) {
+			r := s.Ranges[0]
+			s.Ranges = []Range{{r.Lo + 1, r.Hi}, {r.Lo, r.Lo + 1}}
+		}, "not behind the one before"},
 		{"a slice that is too short", func(rank int, s *Snapshot) { s.Fields[1].Data = s.Fields[1].Data[1:] }, "exp_avg"},
 		{"parameters that overlap", func(rank int, s *Snapshot) { s.Params = overlap }, "overlap"},
 		{"other steps", func(rank int, s *Snapshot) { s.Meta.Step += int64(rank) }, "rank 1: saves step 2"},

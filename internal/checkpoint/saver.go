@@ -30,12 +30,17 @@ type Options struct {
 }
 
 // Snapshot is the state of one rank at one step. Meta, Params and the names of Fields are the
-// same on every rank; the ranges together cover every parameter exactly once.
+// same on every rank; the ranges of all ranks together cover every parameter exactly once.
 type Snapshot struct {
 	Meta   Meta
 	Params []Param // not to be changed by the caller after Save
-	Range  Range
-	Fields []Field
+	// Ranges are what this rank saves, in ascending order. A parameter lies in at most one
+	// of them, whole or in part.
+	Ranges []Range
+	Fields []Field // each the elements of all ranges, one after the other
+	// Owned says that the slices of Fields stay as they are until the save has ended, so that
+	// a save in the background needs no copy of them.
+	Owned bool
 }
 
 // Saver writes the checkpoints of one rank of a run. Save, Wait and Close are called from one
@@ -83,8 +88,8 @@ func NewSaver(group Group, o Options) (*Saver, error) {
 // if it had one, without beginning another: a run whose checkpoints cannot be written must
 // hear of it. All ranks get an error when one has it.
 //
-// An asynchronous Save returns when the state is copied; the slices may then be changed. ctx
-// covers the writing too, so it is the run's and not the step's.
+// An asynchronous Save returns when the state is copied, or at once where it is Owned; else the
+// slices may then be changed. ctx covers the writing too, so it is the run's and not the step's.
 func (s *Saver) Save(ctx context.Context, snap Snapshot) error {
 	if err := s.Wait(); err != nil {
 		return err
@@ -92,10 +97,12 @@ func (s *Saver) Save(ctx context.Context, snap Snapshot) error {
 	if !s.o.Async {
 		return s.save(ctx, snap)
 	}
-	snap.Fields = slices.Clone(snap.Fields)
-	for i, f := range snap.Fields {
-		b := append(s.buffers[f.Name][:0], f.Data...)
-		s.buffers[f.Name], snap.Fields[i].Data = b, b
+	if !snap.Owned {
+		snap.Fields = slices.Clone(snap.Fields)
+		for i, f := range snap.Fields {
+			b := append(s.buffers[f.Name][:0], f.Data...)
+			s.buffers[f.Name], snap.Fields[i].Data = b, b
+		}
 	}
 	pending := make(chan error, 1)
 	s.pending = pending

@@ -43,7 +43,7 @@ func (s *Saver) writeShard(ctx context.Context, snap Snapshot) report {
 }
 
 func (s *Saver) tryShard(ctx context.Context, snap Snapshot) (string, *FileInfo, error) {
-	if err := checkLayout(snap.Params, snap.Range, snap.Fields); err != nil {
+	if err := checkLayout(snap.Params, snap.Ranges, snap.Fields); err != nil {
 		return "", nil, err
 	}
 	names := make([]string, len(snap.Fields))
@@ -54,7 +54,7 @@ func (s *Saver) tryShard(ctx context.Context, snap Snapshot) (string, *FileInfo,
 	if err != nil {
 		return "", nil, err
 	}
-	entries, tensors, err := shardOf(snap.Params, snap.Range, snap.Fields)
+	entries, tensors, err := shardOf(snap.Params, snap.Ranges, snap.Fields)
 	if err != nil || len(entries) == 0 {
 		return sum(string(layout)), nil, err
 	}

@@ -127,7 +127,9 @@ func TestResolve(t *testing.T) {
 		{"batch", "parallel: {data: 2}", "cpu", 2, Parallel{}, 0, "train.global_batch_size: 1 is not a multiple of micro_batch_size 1 x parallel.data 2; take 2"},
 		{"product", "parallel: {data: 2, context: 2}", "cpu", 8, Parallel{}, 0, "parallel.context: context 2 x data 2 is 4 ranks, and there are 8"},
 		{"bf16", "precision: {compute: bf16}", "cpu", 1, Parallel{}, 0, "precision.compute: bf16 needs CUDA"},
-		{"bf16 on CUDA", "precision: {compute: fp16, grad_wire: bf16}\nattention: {backend: fused}", "cuda", 2, Parallel{2, 1, "ring", "zigzag"}, 1024, ""},
+		{"fp16 on CUDA", "precision: {compute: fp16}\nattention: {backend: fused}", "cuda", 2, Parallel{2, 1, "ring", "zigzag"}, 0, ""},
+		{"bf16 wire", "precision: {grad_wire: bf16}", "cuda", 2, Parallel{}, 0, "precision.grad_wire: bf16 is not in this build"},
+		{"another wire", "precision: {kv_wire: fp16}", "cuda", 2, Parallel{}, 0, "precision.kv_wire: fp16 is not in this build: keys and values travel in what is computed in, bf16"},
 	}
 	for _, tt := range tests {
 		c, err := load("t.yaml", []byte(leastModel+"data: {path: a.txt}\n"+tt.yaml), Options{NoFiles: true}, osDisk{})
@@ -145,8 +147,13 @@ func TestResolve(t *testing.T) {
 		if err != nil || c.Parallel != tt.want || c.Memory.LossChunk != tt.chunk {
 			t.Errorf("%s: %v, %+v, loss_chunk %d, want %+v, %d", tt.name, err, c.Parallel, c.Memory.LossChunk, tt.want, tt.chunk)
 		}
-		// The backend is left to package backend, which knows the GPU and its libraries.
-		if strings.Contains(strings.Replace(string(c.YAML()), "backend: auto", "", 1), "auto") {
+		// The backend is left to package backend, which knows the GPU and its libraries, and on a
+		// GPU what depends on its memory to package plan.
+		text := strings.Replace(string(c.YAML()), "backend: auto", "", 1)
+		if tt.device == "cuda" {
+			text = strings.NewReplacer("recompute: auto", "", "loss_chunk: auto", "").Replace(text)
+		}
+		if strings.Contains(text, "auto") {
 			t.Errorf("%s: an auto is left:\n%s", tt.name, c.YAML())
 		}
 	}

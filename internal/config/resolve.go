@@ -1,9 +1,10 @@
 package config
 
 // Resolve replaces every auto by what the number of ranks and the device ("cuda", or anything
-// else for the CPU) make of it, and checks the rules that depend on them. One auto stays:
-// attention.backend also depends on the GPU and its libraries, and package backend, which
-// knows them, decides it. The error is Errors.
+// else for the CPU) make of it, and checks the rules that depend on them. Three autos stay,
+// which depend on more: attention.backend on the GPU and its libraries, which package backend
+// knows; on a GPU, memory.recompute and memory.loss_chunk on what its memory has room for,
+// which package plan knows. The error is Errors.
 func (c *Config) Resolve(ranks int, device string) error {
 	f := newFaults(c.where)
 	c.resolve(ranks, device, f)
@@ -16,18 +17,27 @@ func (c *Config) resolve(ranks int, device string, f *faults) {
 	}
 	c.resolveGroups(ranks, f)
 	auto(&c.Parallel.Algorithm, "ring")
-	layout, compute, recompute, shard := "zigzag", "fp32", "none", "none"
+	layout, compute, shard := "zigzag", "fp32", "none"
 	if c.Data.PackDocuments {
 		layout = "document"
 	}
 	if device == "cuda" {
-		compute, recompute, shard = "bf16", "selective", "optimizer"
+		compute = "bf16"
+		if ranks > 1 {
+			shard = "gradients"
+		}
 	}
 	auto(&c.Parallel.Layout, layout)
 	auto(&c.Precision.Compute, compute)
+	if device == "cuda" {
+		wireRules(c, f)
+	}
 	auto(&c.Precision.KVWire, c.Precision.Compute)
-	auto(&c.Memory.Recompute, recompute)
 	auto(&c.Memory.Shard, shard)
+	if device == "cuda" {
+		return
+	}
+	auto(&c.Memory.Recompute, "none")
 	if c.Memory.LossChunk == 0 && c.Parallel.Context > 0 && f.ok("memory.loss_chunk") {
 		local := (c.Data.SeqLen + c.Parallel.Context - 1) / c.Parallel.Context
 		c.Memory.LossChunk = max(1, min(1024, local*min(1024, c.Train.MicroBatchSize)))
@@ -97,5 +107,16 @@ func cpuRules(c *Config, f *faults) {
 	if b := c.Attention.Backend; f.ok("attention.backend") && (b == "fused" || b == "unfused") {
 		library := map[string]string{"fused": "cuDNN", "unfused": "matrix products of cuBLASLt"}[b]
 		f.add("attention.backend", "%s is %s and needs CUDA; on CPU write flash or reference", b, library)
+	}
+}
+
+// wireRules refuses what no GPU does in this build.
+func wireRules(c *Config, f *faults) {
+	p := &c.Precision
+	if f.ok("precision.grad_wire") && p.GradWire != "fp32" {
+		f.add("precision.grad_wire", "%s is not in this build: gradients are summed and sent in fp32; write that", p.GradWire)
+	}
+	if f.ok("precision.kv_wire", "precision.compute") && p.KVWire != "auto" && p.KVWire != p.Compute {
+		f.add("precision.kv_wire", "%s is not in this build: keys and values travel in what is computed in, %s; write auto", p.KVWire, p.Compute)
 	}
 }

@@ -120,8 +120,8 @@ func unbuilt(c *Config, f *faults) {
 	if a := c.Parallel.Algorithm; f.ok("parallel.algorithm") && (a == "ulysses" || a == "hierarchical") {
 		f.add("parallel.algorithm", "%s is not in this build; write ring or allgather", a)
 	}
-	if s := c.Memory.Shard; f.ok("memory.shard") && (s == "gradients" || s == "parameters") {
-		f.add("memory.shard", "%s are not sharded in this build; write optimizer or none", s)
+	if s := c.Memory.Shard; f.ok("memory.shard") && s == "parameters" {
+		f.add("memory.shard", "%s are not sharded in this build; write gradients, optimizer or none", s)
 	}
 }
 

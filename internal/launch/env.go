@@ -24,6 +24,9 @@ const (
 	envRuntimeDir     = "XDG_RUNTIME_DIR"
 	envTempDir        = "TMPDIR"
 	envTerm           = "TERM"
+	envVisible        = "CUDA_VISIBLE_DEVICES"
+	envMulticast      = "NCCL_NVLS_ENABLE"
+	envCacheDir       = "XDG_CACHE_HOME"
 )
 
 // Variable is one environment variable that cprun reads.
@@ -45,6 +48,9 @@ func Environment() []Variable {
 		{Name: envRuntimeDir, Meaning: "where the private directory of a job is made, if it is a short path to a private directory of this user"},
 		{Name: envTempDir, Meaning: "where it is made otherwise; default /tmp"},
 		{Name: envTerm, Meaning: "dumb: plain progress lines on a terminal too"},
+		{Name: envVisible, changes: true, Meaning: "which GPUs are used, in which order; read by the CUDA driver"},
+		{Name: envMulticast, changes: true, Meaning: "NCCL's use of NVLink multicast; cprun sets 0 for its workers where it is not set"},
+		{Name: envCacheDir, Meaning: "compiled GPU kernels are kept in cprun/kernels below it; default ~/.cache"},
 		{Name: envRunID, Meaning: "set by cprun for its workers: the job they belong to"},
 	}
 	for _, v := range nvteVariables {
@@ -73,11 +79,18 @@ func workerEnv(base []string, h hello) []string {
 		envRunID:          h.RunID,
 		envRestartCount:   strconv.Itoa(h.Restart),
 	}
-	hasMaxProcs := slices.ContainsFunc(base, func(v string) bool {
-		value, ok := strings.CutPrefix(v, envMaxProcs+"=")
-		return ok && value != ""
-	})
-	if !hasMaxProcs {
+	given := func(name string) bool {
+		return slices.ContainsFunc(base, func(v string) bool {
+			value, ok := strings.CutPrefix(v, name+"=")
+			return ok && value != ""
+		})
+	}
+	if !given(envMulticast) {
+		// Multicast objects belong to the whole fabric and are made anew by every communicator:
+		// where they cannot be had, NCCL's start fails instead of going on without.
+		set[envMulticast] = "0"
+	}
+	if !given(envMaxProcs) {
 		// Without this every worker would start a thread for each core of the node.
 		// At least two, so that transfers run while a kernel computes: with one, a transfer
 		// begins when the kernel that it was to hide behind lets go of the processor.

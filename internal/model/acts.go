@@ -18,8 +18,7 @@ type acts struct {
 	qRaw, kRaw View
 	qInv, kInv View              // [B, S, H, 1], [B, S, K, 1], qwen3 only
 	q, k, v    View              // [B, S, H, D], [B, S, K, D], [B, S, K, D], rotated
-	acc        attention.Partial // [B, S, H, D] and [B, S, H, 1], accumulated in float32
-	o          View              // acc.O in the type of activations; the same where types agree
+	out        attention.Partial // [B, S, H, D] in the type of activations, and [B, S, H, 1]
 
 	mlpMark     tensor.Mark // below what follows
 	h           View        // [B, S, 1, E], x plus attention
@@ -66,8 +65,8 @@ func (m *Model) alloc(a *tensor.Arena, b Batch, s *acts, e extent) {
 	need(&s.qRaw, m.dtype, H, D)
 	need(&s.kRaw, m.dtype, K, D)
 	need(&s.v, m.dtype, K, D)
-	need(&s.acc.O, m.accum, H, D)
-	need(&s.acc.LSE, m.accum, H, 1)
+	need(&s.out.O, m.dtype, H, D)
+	need(&s.out.LSE, m.accum, H, 1)
 	if e == forAttention {
 		return
 	}
@@ -81,10 +80,6 @@ func (m *Model) alloc(a *tensor.Arena, b Batch, s *acts, e extent) {
 	} else {
 		s.q, s.k = s.qRaw, s.kRaw
 	}
-	if m.dtype == m.accum {
-		s.o = s.acc.O
-	}
-	need(&s.o, m.dtype, H, D)
 
 	if s.h.IsZero() {
 		s.mlpMark = a.Mark()

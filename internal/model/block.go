@@ -13,13 +13,13 @@ func (m *Model) layerForward(i int, b Batch, out View, s *acts) error {
 	l := &m.layers[i]
 	m.projectForward(l, s)
 	m.rotateForward(l, b, s)
-	if err := m.att.Forward(i, s.acc, s.q, s.k, s.v); err != nil {
+	if err := m.att.Forward(i, s.out, s.q, s.k, s.v); err != nil {
 		return err
 	}
 	m.mixForward(l, s)
 	m.mlpForward(l, s)
-	m.ops.Linear(out, s.y, l.down.w)
-	return m.ops.Add(out, s.h)
+	m.ops.Linear(out, s.y, l.down.w, s.h)
+	return nil
 }
 
 // recompute brings back what was not kept. Each stage is the very call of the forward pass
@@ -31,7 +31,7 @@ func (m *Model) recompute(a *tensor.Arena, i int, b Batch, s *acts) error {
 		m.alloc(a, b, s, everything)
 		m.projectForward(l, s)
 		m.rotateForward(l, b, s)
-		if err := m.att.Forward(i, s.acc, s.q, s.k, s.v); err != nil {
+		if err := m.att.Forward(i, s.out, s.q, s.k, s.v); err != nil {
 			return err
 		}
 	case RecomputeSelective:
@@ -58,18 +58,22 @@ func (m *Model) layerBackward(a *tensor.Arena, i int, b Batch, d View, s *acts) 
 	m.mlpBackward(l, d, s)
 	a.Release(s.mlpMark)
 
-	do := a.Alloc(m.dtype, shape(s.o)...)
+	do := a.Alloc(m.dtype, shape(s.out.O)...)
 	m.mixBackward(l, do, d, s)
 	g := attention.Grads{
 		DQ: a.Alloc(m.accum, shape(s.q)...),
 		DK: a.Alloc(m.accum, shape(s.k)...),
 		DV: a.Alloc(m.accum, shape(s.v)...),
 	}
-	if err := m.att.Backward(i, g, do, s.q, s.k, s.v, s.acc); err != nil {
+	if err := m.att.Backward(i, g, do, s.q, s.k, s.v, s.out); err != nil {
 		return err
 	}
-	dq, dk, dv := m.computeType(a, g.DQ), m.computeType(a, g.DK), m.computeType(a, g.DV)
-	dq, dk = m.rotateBackward(a, l, b, dq, dk, s)
+	dq, dk, dv := m.likeCompute(a, g.DQ), m.likeCompute(a, g.DK), m.likeCompute(a, g.DV)
+	m.ops.NormRopeBackward(dq, l.qNorm.g, g.DQ, s.qRaw, s.qInv, l.qNorm.w, b.Cos, b.Sin)
+	m.ops.NormRopeBackward(dk, l.kNorm.g, g.DK, s.kRaw, s.kInv, l.kNorm.w, b.Cos, b.Sin)
+	if dv != g.DV {
+		m.ops.Copy(dv, g.DV)
+	}
 	m.projectBackward(l, d, dq, dk, dv, s)
 	return nil
 }
@@ -77,9 +81,9 @@ func (m *Model) layerBackward(a *tensor.Arena, i int, b Batch, d View, s *acts) 
 // projectForward: n1 = norm(x), and its three projections.
 func (m *Model) projectForward(l *layer, s *acts) {
 	m.ops.RMSNorm(s.n1, s.inv1, s.x, l.inputNorm.w, m.cfg.RMSNormEps)
-	m.ops.Linear(s.qRaw, s.n1, l.q.w)
-	m.ops.Linear(s.kRaw, s.n1, l.k.w)
-	m.ops.Linear(s.v, s.n1, l.v.w)
+	m.ops.Linear(s.qRaw, s.n1, l.q.w, View{})
+	m.ops.Linear(s.kRaw, s.n1, l.k.w, View{})
+	m.ops.Linear(s.v, s.n1, l.v.w, View{})
 }
 
 func (m *Model) projectBackward(l *layer, d, dq, dk, dv View, s *acts) {
@@ -95,46 +99,27 @@ func (m *Model) projectBackward(l *layer, d, dq, dk, dv View, s *acts) {
 
 // rotateForward: q = rope(norm(qRaw)), k likewise; without head norms in place.
 func (m *Model) rotateForward(l *layer, b Batch, s *acts) {
-	if m.headNorm() {
-		m.ops.RMSNorm(s.q, s.qInv, s.qRaw, l.qNorm.w, m.cfg.RMSNormEps)
-		m.ops.RMSNorm(s.k, s.kInv, s.kRaw, l.kNorm.w, m.cfg.RMSNormEps)
-	}
-	m.ops.Rope(s.q, b.Cos, b.Sin, false)
-	m.ops.Rope(s.k, b.Cos, b.Sin, false)
-}
-
-func (m *Model) rotateBackward(a *tensor.Arena, l *layer, b Batch, dq, dk View, s *acts) (dqRaw, dkRaw View) {
-	m.ops.Rope(dq, b.Cos, b.Sin, true)
-	m.ops.Rope(dk, b.Cos, b.Sin, true)
-	if !m.headNorm() {
-		return dq, dk
-	}
-	dqRaw, dkRaw = a.Alloc(m.dtype, shape(dq)...), a.Alloc(m.dtype, shape(dk)...)
-	m.ops.RMSNormBackward(dqRaw, l.qNorm.g, dq, s.qRaw, s.qInv, l.qNorm.w, false)
-	m.ops.RMSNormBackward(dkRaw, l.kNorm.g, dk, s.kRaw, s.kInv, l.kNorm.w, false)
-	return dqRaw, dkRaw
+	m.ops.NormRope(s.q, s.qInv, s.qRaw, l.qNorm.w, b.Cos, b.Sin, m.cfg.RMSNormEps)
+	m.ops.NormRope(s.k, s.kInv, s.kRaw, l.kNorm.w, b.Cos, b.Sin, m.cfg.RMSNormEps)
 }
 
 // mixForward: h = x + Wo o, n2 = norm(h).
 func (m *Model) mixForward(l *layer, s *acts) {
-	if s.o != s.acc.O {
-		m.ops.Copy(s.o, s.acc.O)
-	}
-	m.ops.Linear(s.h, s.o, l.o.w)
+	m.ops.Linear(s.h, s.out.O, l.o.w, View{})
 	m.ops.AddRMSNorm(s.n2, s.inv2, s.h, s.h, s.x, l.postAttention.w, m.cfg.RMSNormEps)
 }
 
 // mixBackward sets do. d is that of h and, since h = x + ..., the first part of that of x.
 func (m *Model) mixBackward(l *layer, do, d View, s *acts) {
-	m.ops.LinearDW(l.o.g, d, s.o)
+	m.ops.LinearDW(l.o.g, d, s.out.O)
 	m.ops.LinearDX(do, d, l.o.w, false)
 }
 
 // mlpForward: y = silu(Wgate n2) * Wup n2. The last product is the layer's output, which
 // the backward pass does not need.
 func (m *Model) mlpForward(l *layer, s *acts) {
-	m.ops.Linear(s.gate, s.n2, l.gate.w)
-	m.ops.Linear(s.up, s.n2, l.up.w)
+	m.ops.Linear(s.gate, s.n2, l.gate.w, View{})
+	m.ops.Linear(s.up, s.n2, l.up.w, View{})
 	m.ops.SwiGLU(s.y, s.gate, s.up)
 }
 
@@ -156,14 +141,12 @@ func (m *Model) mlpBackward(l *layer, d View, s *acts) {
 	m.ops.RMSNormBackward(d, l.postAttention.g, dn2, s.h, s.inv2, l.postAttention.w, true)
 }
 
-// computeType is v in the type of activations: itself, or a copy.
-func (m *Model) computeType(a *tensor.Arena, v View) View {
+// likeCompute is a place for v in the type of activations: its own, or a new one.
+func (m *Model) likeCompute(a *tensor.Arena, v View) View {
 	if v.DType() == m.dtype {
 		return v
 	}
-	c := a.Alloc(m.dtype, shape(v)...)
-	m.ops.Copy(c, v)
-	return c
+	return a.Alloc(m.dtype, shape(v)...)
 }
 
 func shape(v View) []int {

@@ -54,7 +54,7 @@ func (c cpuAttention) Backward(layer int, g attention.Grads, do, q, k, v View, a
 	if err := c.kernel.Delta(delta, do, acc.O); err != nil {
 		return err
 	}
-	return c.kernel.Backward(g, do, q, k, v, acc.LSE, delta, c.tiles(layer), softmax(q))
+	return c.kernel.Backward(g, do, q, k, v, attention.Saved{O: acc.O, LSE: acc.LSE, Delta: delta}, c.tiles(layer), softmax(q))
 }
 
 // The model on the CPU's kernels and their stream gives what it gives on the definitions,

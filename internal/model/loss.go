@@ -41,7 +41,7 @@ type chunk struct {
 // logits: n = norm(x), logits = Whead n.
 func (m *Model) logits(c chunk) {
 	m.ops.RMSNorm(c.n, c.inv, c.x, m.norm.w, m.cfg.RMSNormEps)
-	m.ops.Linear(c.logits, c.n, m.head.w)
+	m.ops.Linear(c.logits, c.n, m.head.w, View{})
 }
 
 // chunks calls f for each chunk, all in the same memory. Without tokens there is none.

@@ -31,6 +31,7 @@ type Options struct {
 	Recompute Recompute // "": RecomputeNone
 	// LossChunk is the tokens whose logits stand in memory at once; 0: DefaultLossChunk.
 	LossChunk int
+	Hooks     Hooks
 }
 
 // DefaultLossChunk keeps the largest matrix product of the model efficient on any device
@@ -58,6 +59,7 @@ type Model struct {
 	dtype tensor.DType // of activations
 	accum tensor.DType // of what is accumulated: float32, or float64 for activations in that
 
+	flat   *FlatLayout
 	embed  weight // [V, E]
 	layers []layer
 	norm   weight // [E]
@@ -95,16 +97,13 @@ func New(cfg *hf.Config, ops Ops, att Attention, params Params, opt Options) *Mo
 	if m.dtype == tensor.F64 {
 		m.accum = tensor.F64
 	}
+	if params.Layout == nil {
+		params.Layout = NewLayout(cfg, 1)
+	}
+	m.flat = params.Layout
 	byName := make(map[string]weight)
-	for _, p := range Layout(cfg) {
-		w := weight{w: p.View(params.Weights)}
-		if len(p.Shape) == 2 {
-			w.w = p.View(params.Compute)
-		}
-		if !params.Grads.IsZero() {
-			w.g = p.View(params.Grads)
-		}
-		byName[p.Name] = w
+	for i, p := range m.flat.Params {
+		byName[p.Name] = params.weight(i, p)
 	}
 	m.embed, m.norm, m.head = byName["model.embed_tokens.weight"], byName["model.norm.weight"], byName["lm_head.weight"]
 	if cfg.TieWordEmbeddings {
@@ -129,19 +128,38 @@ func New(cfg *hf.Config, ops Ops, att Attention, params Params, opt Options) *Mo
 func (m *Model) Forward(a *tensor.Arena, b Batch, loss View) error {
 	defer a.Release(a.Mark())
 	x, out := m.hidden(a, b), m.hidden(a, b)
-	m.ops.Embed(x, m.embed.w, b.IDs)
+	if err := m.embedForward(b, x); err != nil {
+		return err
+	}
 	for i := range m.layers {
 		mark := a.Mark()
 		var s acts
 		m.alloc(a, b, &s, everything)
 		s.x = x
+		if err := call(m.opt.Hooks.Use, Layer(i)); err != nil {
+			return err
+		}
 		if err := m.layerForward(i, b, out, &s); err != nil {
 			return fmt.Errorf("layer %d forward: %w", i, err)
 		}
 		a.Release(mark)
 		x, out = out, x
 	}
+	if err := call(m.opt.Hooks.Use, m.flat.Head()); err != nil {
+		return err
+	}
 	m.lossForward(a, b, loss, x)
+	return nil
+}
+
+// embedForward: x = the rows of the embedding. Vectors are used from the first layer on.
+func (m *Model) embedForward(b Batch, x View) error {
+	for _, bucket := range []int{Embedding, m.flat.Vectors()} {
+		if err := call(m.opt.Hooks.Use, bucket); err != nil {
+			return err
+		}
+	}
+	m.ops.Embed(x, m.embed.w, b.IDs)
 	return nil
 }
 
@@ -153,7 +171,9 @@ func (m *Model) ForwardBackward(a *tensor.Arena, b Batch, loss View, scale float
 	// d is the gradient of what flows from layer to layer. It is changed in place on its way
 	// back, and lies below the layers in the arena, which are released one by one.
 	d, x := m.hidden(a, b), m.hidden(a, b)
-	m.ops.Embed(x, m.embed.w, b.IDs)
+	if err := m.embedForward(b, x); err != nil {
+		return err
+	}
 
 	kept := make([]acts, len(m.layers))
 	for i := range m.layers {
@@ -162,6 +182,9 @@ func (m *Model) ForwardBackward(a *tensor.Arena, b Batch, loss View, scale float
 		full := s
 		m.alloc(a, b, &full, everything)
 		full.x, s.x = x, x
+		if err := call(m.opt.Hooks.Use, Layer(i)); err != nil {
+			return err
+		}
 		if err := m.layerForward(i, b, out, &full); err != nil {
 			return fmt.Errorf("layer %d forward: %w", i, err)
 		}
@@ -169,16 +192,51 @@ func (m *Model) ForwardBackward(a *tensor.Arena, b Batch, loss View, scale float
 		kept[i], x = s, out
 	}
 
-	m.lossBackward(a, b, loss, d, x, scale)
-
+	if err := m.headBackward(a, b, loss, d, x, scale); err != nil {
+		return err
+	}
+	h := &m.opt.Hooks
 	for i := len(m.layers) - 1; i >= 0; i-- {
+		if err := call(h.Begin, Layer(i)); err != nil {
+			return err
+		}
 		if err := m.layerBackward(a, i, b, d, &kept[i]); err != nil {
 			return fmt.Errorf("layer %d backward: %w", i, err)
 		}
+		if err := call(h.Done, Layer(i)); err != nil {
+			return err
+		}
 		a.Release(kept[i].mark)
 	}
+	if err := call(h.Done, m.flat.Vectors()); err != nil {
+		return err
+	}
+	if !m.cfg.TieWordEmbeddings {
+		if err := call(h.Begin, Embedding); err != nil {
+			return err
+		}
+	}
 	m.ops.EmbedBackward(m.embed.g, d, b.IDs)
-	return nil
+	return call(h.Done, Embedding)
+}
+
+// headBackward is the loss, and its gradients down to d, that of the last layer's output.
+func (m *Model) headBackward(a *tensor.Arena, b Batch, loss, d, x View, scale float64) error {
+	h := &m.opt.Hooks
+	if err := call(h.Use, m.flat.Head()); err != nil {
+		return err
+	}
+	begun := []int{m.flat.Head(), m.flat.Vectors()}
+	if m.cfg.TieWordEmbeddings {
+		begun = append(begun, Embedding)
+	}
+	for _, bucket := range begun {
+		if err := call(h.Begin, bucket); err != nil {
+			return err
+		}
+	}
+	m.lossBackward(a, b, loss, d, x, scale)
+	return call(h.Done, m.flat.Head())
 }
 
 // hidden is a view for what flows from layer to layer, [B, S, 1, E].

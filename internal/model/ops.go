@@ -17,8 +17,9 @@ type View = tensor.View
 // parameters that the step updates, gradients of parameters, norms and losses are float32.
 // Views are dense.
 type Ops interface {
-	// Linear sets y [rows, out] to x [rows, in] times w transposed.
-	Linear(y, x, w View)
+	// Linear sets y [rows, out] to x [rows, in] times w transposed, plus add, of the shape of y,
+	// which may be the zero View: nothing is added.
+	Linear(y, x, w, add View)
 	// LinearDX sets dx [rows, in] to dy [rows, out] times w, or adds it.
 	LinearDX(dx, dy, w View, accumulate bool)
 	// LinearDW adds dy transposed times x to dw [out, in].
@@ -32,10 +33,15 @@ type Ops interface {
 	// RMSNormBackward sets dx to the gradient of x, or adds it, and adds that of w to dw.
 	RMSNormBackward(dx, dw, dy, x, inv, w View, accumulate bool)
 
-	// Rope rotates x [batch, seq, heads, dim] in place, halves against halves as Hugging
-	// Face does: (x1*cos - x2*sin, x2*cos + x1*sin). cos, sin: float32 [batch, seq, 1,
-	// dim/2]. inverse applies the transpose, which is the backward pass.
-	Rope(x, cos, sin View, inverse bool)
+	// NormRope sets y [batch, seq, heads, dim] to the rotation of RMSNorm(x), halves against
+	// halves as Hugging Face does: (x1*cos - x2*sin, x2*cos + x1*sin). cos, sin: float32
+	// [batch, seq, 1, dim/2]; inv: float32 [batch, seq, heads, 1], kept as by RMSNorm. With the
+	// zero View as w there is no norm and inv is not used; then y may be x.
+	NormRope(y, inv, x, w, cos, sin View, eps float64)
+	// NormRopeBackward sets dx, of the type of x, to its gradient given dy, of that type or
+	// float32, and adds that of w to dw. dx may be dy, if they agree in type. With the zero View
+	// as w, inv, x and dw are not used.
+	NormRopeBackward(dx, dw, dy, x, inv, w, cos, sin View)
 
 	// SwiGLU sets y = silu(gate) * up.
 	SwiGLU(y, gate, up View)
@@ -63,8 +69,8 @@ type Ops interface {
 // Attention is one layer's attention over all ranks that share the sequence. The views hold
 // this rank's positions; o, do: [batch, seq, heads, headDim], the gradients like their inputs.
 type Attention interface {
-	// Forward sets acc, which comes uninitialised, in float32.
-	Forward(layer int, acc attention.Partial, q, k, v View) error
-	// Backward sets the gradients, which come uninitialised, in float32, given acc of Forward.
-	Backward(layer int, grads attention.Grads, do, q, k, v View, acc attention.Partial) error
+	// Forward sets out, which comes uninitialised: O in the type of q, LSE in float32.
+	Forward(layer int, out attention.Partial, q, k, v View) error
+	// Backward sets the gradients, which come uninitialised, in float32, given out of Forward.
+	Backward(layer int, grads attention.Grads, do, q, k, v View, out attention.Partial) error
 }

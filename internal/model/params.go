@@ -1,7 +1,6 @@
 package model
 
 import (
-	"fmt"
 	"hash/fnv"
 	"math/rand/v2"
 
@@ -26,50 +25,9 @@ type Param struct {
 // tensor begins at a whole vector of any device and type. The gaps stay zero.
 const Align = 64
 
-// Layout lists the parameters of a model in the order in which a forward pass meets them.
-func Layout(cfg *hf.Config) []Param {
-	l := layout{std: cfg.InitializerRange}
-	if l.std == 0 {
-		l.std = 0.02
-	}
-	e, d := cfg.HiddenSize, cfg.HeadDim
-	q, kv := cfg.NumAttentionHeads*d, cfg.NumKeyValueHeads*d
-	l.add("model.embed_tokens.weight", cfg.VocabSize, e)
-	for i := range cfg.NumHiddenLayers {
-		p := fmt.Sprintf("model.layers.%d.", i)
-		l.add(p+"input_layernorm.weight", e)
-		l.add(p+"self_attn.q_proj.weight", q, e)
-		l.add(p+"self_attn.k_proj.weight", kv, e)
-		l.add(p+"self_attn.v_proj.weight", kv, e)
-		if cfg.Architecture == hf.Qwen3 {
-			l.add(p+"self_attn.q_norm.weight", d)
-			l.add(p+"self_attn.k_norm.weight", d)
-		}
-		l.add(p+"self_attn.o_proj.weight", e, q)
-		l.add(p+"post_attention_layernorm.weight", e)
-		l.add(p+"mlp.gate_proj.weight", cfg.IntermediateSize, e)
-		l.add(p+"mlp.up_proj.weight", cfg.IntermediateSize, e)
-		l.add(p+"mlp.down_proj.weight", e, cfg.IntermediateSize)
-	}
-	l.add("model.norm.weight", e)
-	if !cfg.TieWordEmbeddings {
-		l.add("lm_head.weight", cfg.VocabSize, e)
-	}
-	return l.params
-}
-
-type layout struct {
-	params []Param
-	std    float64
-}
-
-func (l *layout) add(name string, shape ...int) {
-	p := Param{Name: name, Shape: shape, Offset: FlatSize(l.params), Decay: len(shape) > 1}
-	if p.Decay {
-		p.Std = l.std
-	}
-	l.params = append(l.params, p)
-}
+// Layout lists the parameters of a model in the order of the flat buffer: the embedding, the
+// matrices of each layer, the head, and then all vectors, which are few and small.
+func Layout(cfg *hf.Config) []Param { return NewLayout(cfg, 1).Params }
 
 // FlatSize is the elements of a flat buffer for a layout, a multiple of Align.
 func FlatSize(params []Param) int64 {
@@ -77,8 +35,10 @@ func FlatSize(params []Param) int64 {
 		return 0
 	}
 	last := params[len(params)-1]
-	return (last.Offset + int64(last.Size()) + Align - 1) / Align * Align
+	return roundUp(last.Offset+int64(last.Size()), Align)
 }
+
+func roundUp(n, unit int64) int64 { return (n + unit - 1) / unit * unit }
 
 // Count is the number of parameters, without the gaps of the flat buffer.
 func Count(params []Param) int64 {
@@ -107,39 +67,83 @@ func (p Param) View(flat View) View {
 	return v
 }
 
-// Init writes a parameter's first values to dst: of a matrix normal(0, Std), of a norm 1.
-// They depend on the seed and the name alone, so that any number of ranks, and any way of
-// sharding, starts from the same model.
-func (p Param) Init(dst []float32, seed int64) {
+// InitBlock is the elements of a parameter whose first values come from one generator.
+const InitBlock = 1 << 16
+
+// Init writes a parameter's first values, from element lo on, to dst: of a matrix normal(0,
+// Std), of a norm 1. lo is a multiple of InitBlock. They depend on the seed, the name and the
+// place alone, so that any number of ranks, any way of sharding and any number of goroutines
+// start from the same model.
+func (p Param) Init(dst []float32, lo, seed int64) {
 	if p.Std == 0 {
 		for i := range dst {
 			dst[i] = 1
 		}
 		return
 	}
+	if lo%InitBlock != 0 {
+		panic("model: first values from the middle of a block")
+	}
 	h := fnv.New64a()
 	h.Write([]byte(p.Name)) // never fails
-	r := rand.New(rand.NewPCG(uint64(seed), h.Sum64()))
-	for i := range dst {
-		dst[i] = float32(r.NormFloat64() * p.Std)
+	for block := uint64(lo) / InitBlock; len(dst) > 0; block++ {
+		// The seed of each block is far from that of the next, by the golden ratio's odd number.
+		r := rand.New(rand.NewPCG(uint64(seed), h.Sum64()+block*0x9e3779b97f4a7c15))
+		n := min(len(dst), InitBlock)
+		for i := range dst[:n] {
+			dst[i] = float32(r.NormFloat64() * p.Std)
+		}
+		dst = dst[n:]
 	}
 }
 
 // InitAll fills a flat float32 buffer on the host with the first values of every parameter.
 func InitAll(params []Param, flat View, seed int64) {
 	for _, p := range params {
-		p.Init(tensor.Data[float32](p.View(flat)), seed)
+		p.Init(tensor.Data[float32](p.View(flat)), 0, seed)
 	}
 }
 
 // Params are the flat buffers of a model, all of the same layout.
 type Params struct {
-	// Weights is what the optimizer steps: float32. Norms are read from it.
+	// Layout is that layout; nil: Layout(cfg) with one rank's buckets.
+	Layout *FlatLayout
+	// Weights is what the optimizer steps: float32. Of it the model reads the vectors alone,
+	// unless it is Compute as well; Vectors in its place holds them alone.
 	Weights View
+	// Vectors is the last bucket of Weights, where the whole of it is not on this device.
+	Vectors View
 	// Compute is the copy, in the type of activations, that matrix products and the
 	// embedding read. It is Weights itself where that type is float32.
 	Compute View
 	// Grads is what a backward pass adds to: float32. Zero for a model that only runs
 	// forward.
 	Grads View
+	// BucketGrads in its place has a view of its own for each bucket, which may share memory
+	// with others that Hooks keep apart in time.
+	BucketGrads []View
+}
+
+// weight is the i-th parameter of the layout: matrices from Compute, vectors from Weights or
+// Vectors.
+func (p *Params) weight(i int, param Param) weight {
+	bucket := p.Layout.Of(i)
+	inBucket := param
+	inBucket.Offset -= p.Layout.Buckets[bucket].Lo
+	w := weight{}
+	switch {
+	case len(param.Shape) == 2:
+		w.w = param.View(p.Compute)
+	case !p.Vectors.IsZero():
+		w.w = inBucket.View(p.Vectors)
+	default:
+		w.w = param.View(p.Weights)
+	}
+	switch {
+	case p.BucketGrads != nil:
+		w.g = inBucket.View(p.BucketGrads[bucket])
+	case !p.Grads.IsZero():
+		w.g = param.View(p.Grads)
+	}
+	return w
 }

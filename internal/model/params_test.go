@@ -70,8 +70,8 @@ func TestInitDependsOnSeedAndNameAlone(t *testing.T) {
 			continue
 		}
 		alone, other := make([]float32, p.Size()), make([]float32, p.Size())
-		p.Init(alone, 3)
-		p.Init(other, 4)
+		p.Init(alone, 0, 3)
+		p.Init(other, 0, 4)
 		var within []float32
 		for _, q := range params {
 			if q.Name == p.Name {

@@ -59,13 +59,14 @@ func phantom(dtype tensor.DType, shape ...int) View { return tensor.NewMeter().A
 // nopOps does nothing.
 type nopOps struct{}
 
-func (nopOps) Linear(_, _, _ View)                           {}
+func (nopOps) Linear(_, _, _, _ View)                        {}
 func (nopOps) LinearDX(_, _, _ View, _ bool)                 {}
 func (nopOps) LinearDW(_, _, _ View)                         {}
 func (nopOps) RMSNorm(_, _, _, _ View, _ float64)            {}
 func (nopOps) AddRMSNorm(_, _, _, _, _, _ View, _ float64)   {}
 func (nopOps) RMSNormBackward(_, _, _, _, _, _ View, _ bool) {}
-func (nopOps) Rope(_, _, _ View, _ bool)                     {}
+func (nopOps) NormRope(_, _, _, _, _, _ View, _ float64)     {}
+func (nopOps) NormRopeBackward(_, _, _, _, _, _, _, _ View)  {}
 func (nopOps) SwiGLU(_, _, _ View)                           {}
 func (nopOps) SwiGLUBackward(_, _, _, _, _ View)             {}
 func (nopOps) Embed(_, _, _ View)                            {}

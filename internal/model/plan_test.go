@@ -59,12 +59,12 @@ func TestPlanOfARealModel(t *testing.T) {
 		return float64(m) / tokens
 	}
 	// Bytes per token that one more layer takes: input, q, k, v, O, LSE; and with none also
-	// n1, o, h, n2, three of the MLP, and the two norms' scales.
-	selective := 2.0*3072 + 2*(3072+2*1024) + 4*3072 + 4*24
+	// n1, h, n2, three of the MLP, and the two norms' scales.
+	selective := 2.0*3072 + 2*(3072+2*1024) + 2*3072 + 4*24
 	for mode, want := range map[Recompute]float64{
 		RecomputeFull:      2 * 3072,
 		RecomputeSelective: selective,
-		RecomputeNone:      selective + 2*(4*3072) + 2*3*8192 + 2*4,
+		RecomputeNone:      selective + 2*(3*3072) + 2*3*8192 + 2*4,
 	} {
 		if got := perLayer(mode); got != want {
 			t.Errorf("%s: %v bytes per token and layer, want %v", mode, got, want)

@@ -61,9 +61,12 @@ func put(v View, xs []float64) {
 
 func ints(v View) []int32 { return tensor.Data[int32](v) }
 
-func (refOps) Linear(y, x, w View) {
+func (refOps) Linear(y, x, w, add View) {
 	n, in, out := x.Rows(), x.Cols(), w.Rows()
 	X, W, Y := get(x), get(w), make([]float64, y.Size())
+	if !add.IsZero() {
+		Y = get(add)
+	}
 	for t := range n {
 		for o := range out {
 			for i := range in {
@@ -152,7 +155,26 @@ func (refOps) RMSNormBackward(dx, dw, dy, x, inv, w View, accumulate bool) {
 	put(dw, DW)
 }
 
-func (refOps) Rope(x, cos, sin View, inverse bool) {
+func (o refOps) NormRope(y, inv, x, w, cos, sin View, eps float64) {
+	if !w.IsZero() {
+		o.RMSNorm(y, inv, x, w, eps)
+		x = y
+	}
+	rotated(y, x, cos, sin, false)
+}
+
+func (o refOps) NormRopeBackward(dx, dw, dy, x, inv, w, cos, sin View) {
+	if w.IsZero() {
+		rotated(dx, dy, cos, sin, true)
+		return
+	}
+	g := tensor.New(tensor.F64, shape(dy)...)
+	rotated(g, dy, cos, sin, true)
+	o.RMSNormBackward(dx, dw, g, x, inv, w, false)
+}
+
+// rotated sets y to the rotation of x, or to its transpose.
+func rotated(y, x, cos, sin View, inverse bool) {
 	n, heads, half := x.Rows(), x.Len(tensor.Heads), x.Len(tensor.Dim)/2
 	X, C, S := get(x), get(cos), get(sin)
 	for t := range n {
@@ -168,7 +190,7 @@ func (refOps) Rope(x, cos, sin View, inverse bool) {
 			}
 		}
 	}
-	put(x, X)
+	put(y, X)
 }
 
 func (refOps) SwiGLU(y, gate, up View) {

@@ -13,10 +13,11 @@ type Device interface {
 	// SumSquares adds the sum of the squares of g to sum, a float64 scalar, in an order
 	// that depends on the size of g only.
 	SumSquares(sum, g tensor.View)
-	// AdamW updates p, m and v, dense float32 views of one size, with gradient g. sum is
+	// AdamW updates p, m and v, dense float32 views of one size, with gradient g. c, of that
+	// size too, is set to the new p in its own type; the zero View: there is no copy. sum is
 	// the square of the global gradient norm, a float64 scalar that is read when the step
 	// runs; the zero View where MaxNorm is 0.
-	AdamW(p, g, m, v, sum tensor.View, h AdamStep)
+	AdamW(p, c, g, m, v, sum tensor.View, h AdamStep)
 }
 
 // AdamStep are the numbers of one step. It is an alias of an unnamed type so that a package
@@ -44,12 +45,12 @@ type AdamW struct {
 
 // Step queues the update of the segments of p [n], given its gradient g and the moments m and
 // v, which are 0 before step 0. All are flat, float32 and n long; elements in no segment
-// are left alone. sum holds the square of the norm of the whole gradient (SumSquares,
+// are left alone. c [n], in any type, is set to the new p, unless it is the zero View. sum holds the square of the norm of the whole gradient (SumSquares,
 // added up over all ranks that hold a part of it); the zero View where MaxNorm is 0.
 // Neighbouring segments that agree on decay are updated in one call.
-func (a AdamW) Step(d Device, p, g, m, v, sum tensor.View, segments []Segment, lr float64, step int) {
+func (a AdamW) Step(d Device, p, c, g, m, v, sum tensor.View, segments []Segment, lr float64, step int) {
 	n := p.Size()
-	if g.Size() != n || m.Size() != n || v.Size() != n {
+	if g.Size() != n || m.Size() != n || v.Size() != n || !c.IsZero() && c.Size() != n {
 		panic(fmt.Sprintf("optim: adamw step of %v with gradient %v and moments %v, %v", p, g, m, v))
 	}
 	for i := 0; i < len(segments); {
@@ -61,11 +62,14 @@ func (a AdamW) Step(d Device, p, g, m, v, sum tensor.View, segments []Segment, l
 		if s.Decay {
 			h.Decay = a.WeightDecay
 		}
-		d.AdamW(part(p, s), part(g, s), part(m, s), part(v, s), sum, h)
+		d.AdamW(part(p, s), part(c, s), part(g, s), part(m, s), part(v, s), sum, h)
 	}
 }
 
 // part is the elements of a segment.
 func part(v tensor.View, s Segment) tensor.View {
+	if v.IsZero() {
+		return v
+	}
 	return v.Reshape([4]int{1, 1, 1, v.Size()}).Slice(tensor.Dim, s.Lo, s.Hi)
 }

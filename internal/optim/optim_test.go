@@ -64,7 +64,7 @@ func TestAdamWLikeTorch(t *testing.T) {
 				t.Fatal(err)
 			}
 			cpu.SumSquares(sum, g)
-			rule.Step(cpu, p, g, m, v, sum, segments, s.LR, i)
+			rule.Step(cpu, p, tensor.View{}, g, m, v, sum, segments, s.LR, i)
 			if err := stream.Sync(context.Background()); err != nil {
 				t.Fatal(err)
 			}
@@ -84,7 +84,7 @@ type recorder struct{ sizes, decays []float64 }
 
 func (r *recorder) SumSquares(sum, g tensor.View) {}
 
-func (r *recorder) AdamW(p, g, m, v, sum tensor.View, h optim.AdamStep) {
+func (r *recorder) AdamW(p, _, g, m, v, sum tensor.View, h optim.AdamStep) {
 	r.sizes = append(r.sizes, float64(p.Size()))
 	r.decays = append(r.decays, h.Decay)
 }
@@ -93,7 +93,7 @@ func TestSegmentsAreJoined(t *testing.T) {
 	x := tensor.New(tensor.F32, 20)
 	r := &recorder{}
 	rule := optim.AdamW{WeightDecay: 0.5}
-	rule.Step(r, x, x, x, x, tensor.View{}, []optim.Segment{
+	rule.Step(r, x, tensor.View{}, x, x, x, tensor.View{}, []optim.Segment{
 		{Lo: 0, Hi: 4, Decay: true}, {Lo: 4, Hi: 6, Decay: true}, {Lo: 6, Hi: 7}, {Lo: 9, Hi: 12}, {Lo: 12, Hi: 20, Decay: true}}, 1, 0)
 	near(t, 0, "sizes", r.sizes, []float64{6, 1, 3, 8}, 0)
 	near(t, 0, "decays", r.decays, []float64{0.5, 0, 0, 0.5}, 0)
@@ -108,7 +108,7 @@ func TestClipNotANumber(t *testing.T) {
 	p, g := vector(tensor.F32, []float64{1, 1}), vector(tensor.F32, []float64{math.NaN(), 1})
 	m, v, sum := tensor.New(tensor.F32, 2), tensor.New(tensor.F32, 2), tensor.New(tensor.F64, 1)
 	cpu.SumSquares(sum, g)
-	optim.AdamW{Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, MaxNorm: 1}.Step(cpu, p, g, m, v, sum, []optim.Segment{{Lo: 0, Hi: 2}}, 0.1, 0)
+	optim.AdamW{Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, MaxNorm: 1}.Step(cpu, p, tensor.View{}, g, m, v, sum, []optim.Segment{{Lo: 0, Hi: 2}}, 0.1, 0)
 	if err := stream.Sync(context.Background()); err != nil {
 		t.Fatal(err)
 	}

@@ -70,25 +70,11 @@ type Hop struct {
 	SendBytes int64            `json:"send_bytes"` // keys and values of one layer, one micro batch
 }
 
-// Memory is bytes on the rank that needs most.
-type Memory struct {
-	Weights     int64 `json:"weights"`         // float32, what the optimizer steps
-	Compute     int64 `json:"compute_weights"` // the copy in precision.compute; 0 where that is float32
-	Gradients   int64 `json:"gradients"`
-	Optimizer   int64 `json:"optimizer"`
-	Activations int64 `json:"activations"`
-	RingBuffers int64 `json:"ring_buffers"`
-	Total       int64 `json:"total"`
-	Device      int64 `json:"device"` // bytes of one device; 0: not said
-	Fits        bool  `json:"fits"`   // or not known
-	fits        string
-}
-
 // Communication is bytes that the rank that sends most sends in one optimizer step.
 type Communication struct {
 	AttentionForward  int64 `json:"attention_forward"`
 	AttentionBackward int64 `json:"attention_backward"`
-	Gradients         int64 `json:"gradients"`
+	Gradients         int64 `json:"gradients"` // and weights, where they are sharded
 	Total             int64 `json:"total"`
 }
 
@@ -122,9 +108,10 @@ func Make(cfg *config.Config, ranks int, o Options) (*Plan, error) {
 		p.Hops = append(p.Hops, hopsOf(s, kvRow))
 		f, b := s.Bytes(kvRow, gradRow)
 		most[0], most[1] = max(most[0], f), max(most[1], b)
-		p.Memory.RingBuffers = max(p.Memory.RingBuffers, ringBuffers(cfg, s, shape, kvRow, gradRow))
 	}
-	p.memory(cfg, ranks, o.Machine)
+	if p.Memory, err = memoryOf(cfg, ranks, o.Machine, shape, schedules); err != nil {
+		return nil, err
+	}
 	p.communication(cfg, ranks, most)
 	p.estimate(cfg, ranks, o)
 	return p, nil
@@ -190,35 +177,19 @@ func hopsOf(s *ring.Schedule, kvRow int64) RankHops {
 	return r
 }
 
-// ringBuffers is the workspace of a backward pass: the larger of the two.
-func ringBuffers(cfg *config.Config, s *ring.Schedule, shape partition.Shape, kvRow, gradRow int64) int64 {
-	n := int64(0)
-	for _, rows := range s.KVRows[1:] {
-		n += int64(rows) * kvRow
+// stateBytes is what a rank sends of gradients and weights in a step of so many micro batches. A
+// ring reduces or gathers n bytes by sending (ranks-1)/ranks of them.
+func stateBytes(cfg *config.Config, ranks int, micro int64) int64 {
+	flat := model.NewLayout(&cfg.Model.Config, ranks)
+	grads, weights := 4*flat.Size(), int64(backend.DType(cfg).Size())*flat.Size()
+	total := 2 * grads
+	switch cfg.Memory.Shard {
+	case "optimizer":
+		total = grads + weights
+	case "gradients":
+		total = grads*micro + weights
 	}
-	for _, rows := range s.GradRows[1:] {
-		n += int64(rows) * gradRow
-	}
-	tokens := partition.Count(shape.Layout.Spans(shape.SeqQ, shape.Size, s.Rank))
-	return n + 4*int64(tokens*cfg.Train.MicroBatchSize*cfg.Model.NumAttentionHeads) // delta
-}
-
-func (p *Plan) memory(cfg *config.Config, ranks int, machine backend.Machine) {
-	tokens := 0
-	for _, r := range p.Partition.PerRank {
-		tokens = max(tokens, r.Tokens)
-	}
-	opt := model.Options{Recompute: model.Recompute(cfg.Memory.Recompute), LossChunk: cfg.Memory.LossChunk}
-	m := model.Plan(&cfg.Model.Config, opt, cfg.Train.MicroBatchSize, tokens, backend.DType(cfg))
-	p.Memory.Weights, p.Memory.Compute, p.Memory.Gradients = m.Weights, m.Compute, m.Grads
-	p.Memory.Activations = max(m.Activations, m.Validation)
-	p.Memory.Optimizer = 2 * m.Weights
-	if cfg.Memory.Shard == "optimizer" {
-		p.Memory.Optimizer /= int64(ranks)
-	}
-	p.Memory.Total = p.Memory.Weights + p.Memory.Compute + p.Memory.Gradients + p.Memory.Optimizer + p.Memory.Activations + p.Memory.RingBuffers
-	p.Memory.Device = machine.Memory
-	p.Memory.fits, p.Memory.Fits = machine.Fits(p.Memory.Total, Bytes)
+	return total * int64(ranks-1) / int64(ranks)
 }
 
 func (p *Plan) communication(cfg *config.Config, ranks int, perLayer [2]int64) {
@@ -228,8 +199,7 @@ func (p *Plan) communication(cfg *config.Config, ranks int, perLayer [2]int64) {
 	if cfg.Memory.Recompute == "full" {
 		forward *= 2
 	}
-	// A ring reduces n bytes by sending (ranks-1)/ranks of them twice.
-	grads := p.Memory.Gradients * 2 * int64(ranks-1) / int64(ranks)
+	grads := stateBytes(cfg, ranks, micro)
 	p.Communication = Communication{AttentionForward: forward, AttentionBackward: passes * perLayer[1], Gradients: grads}
 	p.Communication.Total = forward + p.Communication.AttentionBackward + grads
 }

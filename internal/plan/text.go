@@ -96,7 +96,12 @@ func (p *Plan) costs(b *strings.Builder) {
 	if m.Compute > 0 {
 		rows = append(rows, row{"compute copy", m.Compute})
 	}
-	table(append(rows, row{"gradients", m.Gradients}, row{"optimizer", m.Optimizer}, row{"activations", m.Activations}, row{"ring buffers", m.RingBuffers}, row{"total", m.Total}))
+	rows = append(rows, row{"gradients", m.Gradients}, row{"optimizer", m.Optimizer}, row{"activations", m.Activations},
+		row{"ring buffers", m.RingBuffers}, row{"batches", m.Batches})
+	if m.Context > 0 {
+		rows = append(rows, row{"workspace", m.Workspace}, row{"context", m.Context})
+	}
+	table(append(rows, row{"total", m.Total}))
 	if m.fits != "" {
 		fmt.Fprintf(b, "            %s\n", m.fits)
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/config"
+	"github.com/cprun/cprun/internal/device"
 	"github.com/cprun/cprun/internal/plan"
 	"github.com/cprun/cprun/internal/tensor"
 )
@@ -41,11 +42,11 @@ func TestThePlanIsWhatARunTakes(t *testing.T) {
 			g.Go(func() error {
 				defer streams[r].Close()
 				defer world[r].Close()
-				tr, err := newTrainer(context.Background(), cfg, CPU(streams[r], "flash"), world[r])
+				tr, err := newTrainer(context.Background(), cfg, device.CPU(streams[r], "flash"), world[r])
 				if err != nil {
 					return err
 				}
-				if err := tr.initialise(); err != nil {
+				if err := tr.initialise(context.Background()); err != nil {
 					return err
 				}
 				if _, err := tr.Step(context.Background(), false); err != nil {
@@ -55,7 +56,7 @@ func TestThePlanIsWhatARunTakes(t *testing.T) {
 					return err
 				}
 				activations[r], buffers[r] = tr.arena.Peak(), tr.att.ring.Arena.Peak()
-				state[r] = tr.state.m.Memory().Bytes() + tr.state.v.Memory().Bytes()
+				state[r] = tr.share.m.Memory().Bytes() + tr.share.v.Memory().Bytes()
 				return nil
 			})
 		}

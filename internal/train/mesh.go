@@ -11,7 +11,8 @@ import (
 // mesh is a rank's place in the grid of data-parallel groups times context-parallel ranks.
 // The ranks of a context group are neighbours, since they talk most.
 type mesh struct {
-	world   comm.Communicator
+	world   comm.Communicator // all ranks, for views of the host
+	state   comm.Communicator // all ranks, for gradients, weights and what is summed
 	context comm.Communicator // the ranks that share this rank's sequences
 	saves   comm.Communicator // all ranks again, for checkpoints written beside the training
 
@@ -26,12 +27,17 @@ func newMesh(ctx context.Context, world comm.Communicator, contextSize int) (*me
 	if world.Size()%contextSize != 0 {
 		return nil, fmt.Errorf("%d ranks do not divide into groups of %d", world.Size(), contextSize)
 	}
-	m := &mesh{world: world, dataRank: world.Rank() / contextSize, dataSize: world.Size() / contextSize}
+	m := &mesh{world: world, state: world, dataRank: world.Rank() / contextSize, dataSize: world.Size() / contextSize}
 	var err error
+	if d, ok := world.(*comm.DeviceGroup); ok {
+		m.world = d.Host()
+	} else if m.state, err = world.Split(ctx, 0, world.Rank()); err != nil {
+		return nil, fmt.Errorf("group for gradients and weights: %w", err)
+	}
 	if m.context, err = world.Split(ctx, m.dataRank, world.Rank()); err != nil {
 		return nil, fmt.Errorf("context groups: %w", err)
 	}
-	if m.saves, err = world.Split(ctx, 0, world.Rank()); err != nil {
+	if m.saves, err = m.world.Split(ctx, 0, world.Rank()); err != nil {
 		return nil, fmt.Errorf("checkpoint group: %w", err)
 	}
 	if g, ok := m.saves.(interface{ SetDeadline(time.Duration) }); ok {

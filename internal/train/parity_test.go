@@ -16,6 +16,7 @@ import (
 
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/config"
+	"github.com/cprun/cprun/internal/device"
 	"github.com/cprun/cprun/internal/metrics"
 	"github.com/cprun/cprun/internal/tensor"
 	"github.com/cprun/cprun/internal/train"
@@ -95,6 +96,12 @@ type outcome struct {
 // runLocal trains with every rank in this process.
 func runLocal(t *testing.T, cfg *config.Config, ranks int, o train.Options) (outcome, error) {
 	t.Helper()
+	return runOn(t, cfg, ranks, o, func(*device.Device) {})
+}
+
+// runOn does so on devices that are changed.
+func runOn(t *testing.T, cfg *config.Config, ranks int, o train.Options, change func(*device.Device)) (outcome, error) {
+	t.Helper()
 	if o.RunDir == "" {
 		o.RunDir = t.TempDir()
 	}
@@ -132,7 +139,9 @@ func runLocal(t *testing.T, cfg *config.Config, ranks int, o train.Options) (out
 					inner(rep)
 				}
 			}
-			stopped, err := train.Run(context.Background(), cfg, train.CPU(streams[r], cfg.Attention.Backend), world[r], o)
+			dev := device.CPU(streams[r], cfg.Attention.Backend)
+			change(&dev)
+			stopped, err := train.Run(context.Background(), cfg, dev, world[r], o)
 			if r == 0 {
 				out.stopped = stopped
 			}
@@ -150,6 +159,16 @@ func runLocal(t *testing.T, cfg *config.Config, ranks int, o train.Options) (out
 func mustRun(t *testing.T, cfg *config.Config, ranks int, o train.Options) outcome {
 	t.Helper()
 	out, err := runLocal(t, cfg, ranks, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// mustRunAhead trains on devices that run ahead by that many steps.
+func mustRunAhead(t *testing.T, cfg *config.Config, ranks int, o train.Options, ahead int) outcome {
+	t.Helper()
+	out, err := runOn(t, cfg, ranks, o, func(d *device.Device) { d.RunAhead = ahead })
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/cprun/cprun/internal/checkpoint"
 	"github.com/cprun/cprun/internal/hf"
 	"github.com/cprun/cprun/internal/model"
-	"github.com/cprun/cprun/internal/tensor"
 )
 
 // The fields of a checkpoint beside the weights, under PyTorch's names.
@@ -18,24 +20,82 @@ const (
 )
 
 // initialise sets weights that no checkpoint gives: from a Hugging Face directory, or at
-// random from the seed, in either case the same on every rank.
-func (t *Trainer) initialise() error {
+// random from the seed. Each rank sets what it holds; the model is the same on any number.
+func (t *Trainer) initialise(ctx context.Context) error {
 	from := t.cfg.Model.From
+	params := t.share.flat.Params
 	if from == "" {
-		model.InitAll(t.state.params, t.state.weights, t.cfg.Train.Seed)
-		return nil
+		if err := t.fill(ctx, t.share.masters, t.random()); err != nil {
+			return err
+		}
+		return t.share.publish()
 	}
 	w, err := hf.OpenWeights(from)
 	if err != nil {
 		return err
 	}
 	defer w.Close()
-	want := Tensors(t.state.params)
+	want := Tensors(params)
 	if err := w.Check(want); err != nil {
 		return err
 	}
-	for i, p := range t.state.params {
-		if err := w.Read(want[i], tensor.Data[float32](p.View(t.state.weights)), 0); err != nil {
+	err = t.fill(ctx, t.share.masters, func(i int, offset int64, dst []float32) error { return w.Read(want[i], dst, offset) })
+	if err != nil {
+		return err
+	}
+	return t.share.publish()
+}
+
+// random is a source of first values. Blocks that a piece needs only a part of are made whole.
+func (t *Trainer) random() source32 {
+	return func(i int, offset int64, dst []float32) error {
+		p := t.share.flat.Params[i]
+		end := offset + int64(len(dst))
+		var g errgroup.Group
+		g.SetLimit(runtime.GOMAXPROCS(0))
+		for lo := offset / model.InitBlock * model.InitBlock; lo < end; lo += model.InitBlock {
+			g.Go(func() error {
+				hi := min(lo+model.InitBlock, int64(p.Size()))
+				if lo >= offset && hi <= end {
+					p.Init(dst[lo-offset:hi-offset], lo, t.cfg.Train.Seed)
+					return nil
+				}
+				block := make([]float32, hi-lo)
+				p.Init(block, lo, t.cfg.Train.Seed)
+				from := max(lo, offset)
+				copy(dst[from-offset:], block[from-lo:])
+				return nil
+			})
+		}
+		return g.Wait()
+	}
+}
+
+// source32 sets dst to the elements of the i-th parameter from offset on.
+type source32 func(i int, offset int64, dst []float32) error
+
+// fill sets what this rank holds of a flat buffer of the optimizer. What lies between
+// parameters becomes 0.
+func (t *Trainer) fill(ctx context.Context, v View, from source32) error {
+	params := t.share.flat.Params
+	at := 0 // the first parameter that may not be filled yet
+	for b := range t.share.flat.Buckets {
+		held := t.share.heldRange(b)
+		err := t.stage.write(ctx, t.share.held(v, b), func(lo int, data []float32) error {
+			clear(data)
+			from64, to := held.Lo+int64(lo), held.Lo+int64(lo+len(data))
+			for ; at < len(params) && params[at].Offset+int64(params[at].Size()) <= from64; at++ {
+			}
+			for i := at; i < len(params) && params[i].Offset < to; i++ {
+				p := params[i]
+				first, last := max(p.Offset, from64), min(p.Offset+int64(p.Size()), to)
+				if err := from(i, first-p.Offset, data[first-from64:last-from64]); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		if err != nil {
 			return err
 		}
 	}
@@ -60,28 +120,37 @@ func CheckpointParams(params []model.Param) []checkpoint.Param {
 	return out
 }
 
-// restore goes on from a checkpoint. The weights are read whole on every rank, the moments
-// where they are kept.
+// restore goes on from a checkpoint. Each rank reads what it holds.
 func (t *Trainer) restore(ctx context.Context, dir string) error {
 	c, err := checkpoint.Open(dir)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	params := CheckpointParams(t.state.params)
-	all := checkpoint.Range{Hi: int64(t.state.weights.Size())}
-	if err := c.Load(ctx, params, all, checkpoint.Field{Name: checkpoint.FieldParam, Data: tensor.Data[float32](t.state.weights)}); err != nil {
+	params := t.share.flat.Params
+	if err := c.Fits(CheckpointParams(params)); err != nil {
 		return err
 	}
-	own := checkpoint.Range{Lo: int64(t.state.lo), Hi: int64(t.state.hi)}
-	err = c.Load(ctx, params, own,
-		checkpoint.Field{Name: fieldM, Data: tensor.Data[float32](t.state.m)},
-		checkpoint.Field{Name: fieldV, Data: tensor.Data[float32](t.state.v)})
-	if err != nil {
-		return err
+	for _, f := range t.fields() {
+		err := t.fill(ctx, f.view, func(i int, offset int64, dst []float32) error {
+			return c.Read(ctx, params[i].Name, f.name, offset, dst)
+		})
+		if err != nil {
+			return err
+		}
 	}
 	t.step, t.consumed, t.tokens = int(c.Manifest.Step), c.Manifest.Samples, c.Manifest.Tokens
-	return nil
+	return t.share.publish()
+}
+
+// field is a flat buffer of the optimizer, as checkpoints name it.
+type field struct {
+	name string
+	view View
+}
+
+func (t *Trainer) fields() []field {
+	return []field{{checkpoint.FieldParam, t.share.masters}, {fieldM, t.share.m}, {fieldV, t.share.v}}
 }
 
 // find names the checkpoint to go on from: the newest whole one of the run itself, or the
@@ -128,28 +197,41 @@ func (o *Options) newest(ctx context.Context) ([]byte, error) {
 	return []byte(o.From), nil
 }
 
-// snapshot is this rank's part of the state: an equal share of the flat space, whatever is
-// sharded.
-func (t *Trainer) snapshot(o *Options) checkpoint.Snapshot {
-	size := t.mesh.world.Size()
-	n := t.state.weights.Size()
-	lo, hi := ownRange(n, t.mesh.world.Rank(), size)
-	m := part(t.state.m, lo-t.state.lo, hi-t.state.lo)
-	v := part(t.state.v, lo-t.state.lo, hi-t.state.lo)
+// snapshot is this rank's part of the state: its parts of the buckets, whatever is sharded.
+// They are copied to host memory, which is used again by the next snapshot. Every step that
+// was queued is finished.
+func (t *Trainer) snapshot(ctx context.Context, o *Options) (checkpoint.Snapshot, error) {
 	p := t.cfg.Parallel
-	return checkpoint.Snapshot{
+	s := checkpoint.Snapshot{
 		Meta: checkpoint.Meta{
 			Step: int64(t.step), Samples: t.consumed, Tokens: t.tokens,
-			World:  checkpoint.World{Size: size, Context: p.Context, Data: p.Data, Algorithm: p.Algorithm, Layout: p.Layout},
+			World:  checkpoint.World{Size: t.share.size, Context: p.Context, Data: p.Data, Algorithm: p.Algorithm, Layout: p.Layout},
 			Config: o.ConfigYAML, CPRunVersion: o.Version,
 			Seeds: map[string]int64{"train": t.cfg.Train.Seed, "data": t.cfg.Data.Seed},
 		},
-		Params: CheckpointParams(t.state.params),
-		Range:  checkpoint.Range{Lo: int64(lo), Hi: int64(hi)},
-		Fields: []checkpoint.Field{
-			{Name: checkpoint.FieldParam, Data: tensor.Data[float32](part(t.state.weights, lo, hi))},
-			{Name: fieldM, Data: tensor.Data[float32](m)},
-			{Name: fieldV, Data: tensor.Data[float32](v)},
-		},
+		Params: CheckpointParams(t.share.flat.Params), Owned: true,
 	}
+	for b, bucket := range t.share.flat.Buckets {
+		if bucket.Size() > 0 {
+			s.Ranges = append(s.Ranges, t.share.share(b))
+		}
+	}
+	fields := t.fields()
+	if t.saved == nil {
+		t.saved = make([][]float32, len(fields))
+	}
+	t.share.settle() // weights on their way are not to be touched
+	for i, f := range fields {
+		if t.saved[i] == nil {
+			t.saved[i] = make([]float32, t.share.flat.Size()/int64(t.share.size))
+		}
+		for b, bucket := range t.share.flat.Buckets {
+			lo, n := bucket.Lo/int64(t.share.size), bucket.Size()/int64(t.share.size)
+			if err := t.stage.read(ctx, t.saved[i][lo:lo+n], t.share.own(f.view, b)); err != nil {
+				return s, err
+			}
+		}
+		s.Fields = append(s.Fields, checkpoint.Field{Name: f.name, Data: t.saved[i]})
+	}
+	return s, nil
 }

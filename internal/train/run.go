@@ -5,13 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"runtime"
+	"slices"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/checkpoint"
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/metrics"
-	"github.com/cprun/cprun/internal/tensor"
 )
 
 // Options is what a run has beside its config.
@@ -23,6 +26,8 @@ type Options struct {
 
 	Resume bool   // go on from the newest checkpoint of the run directory, where there is one
 	From   string // else from this checkpoint; "" for new weights
+
+	NoSave bool // write no checkpoint: the run is a measurement
 
 	Stop   <-chan struct{} // closed when this rank is asked to stop
 	Report func(Report)    // called on every rank, in order; nil: nobody listens
@@ -108,7 +113,7 @@ func (r *run) open(ctx context.Context) error {
 		return fmt.Errorf("checkpoint to go on from: %w", err)
 	}
 	if from == "" {
-		err = r.initialise()
+		err = r.initialise(ctx)
 	} else {
 		err = r.restore(ctx, from)
 	}
@@ -151,7 +156,7 @@ func (r *run) close() error {
 		errs = append(errs, r.out.Close())
 	}
 	if r.trace != nil {
-		errs = append(errs, r.closeTrace())
+		errs = append(errs, r.closeTrace(context.Background(), false))
 	}
 	return errors.Join(errs...)
 }
@@ -175,45 +180,89 @@ func (r *run) loop(ctx context.Context) (stopped bool, err error) {
 		r.opts.report(Report{Kind: Validated, Step: int64(r.step), Loss: loss})
 		r.opts.notice(fmt.Sprintf("validation loss at step %d: %.4f", r.step, loss))
 	}
-	for r.step < steps {
-		r.opts.report(Report{Kind: Phase, Text: "step", Step: int64(r.step)})
-		res, err := r.Step(ctx, r.asked())
+	var queue []*flight
+	done := r.step // steps finished
+	for done < steps {
+		for !stopped && len(queue) <= r.dev.RunAhead && r.step < steps && (len(queue) == 0 || !r.drains(r.step)) {
+			r.opts.report(Report{Kind: Phase, Text: "step", Step: int64(r.step)})
+			f, err := r.begin(ctx, r.asked())
+			if err != nil {
+				return false, err
+			}
+			queue = append(queue, f)
+		}
+		res, err := r.finish(ctx, queue[0])
 		if err != nil {
 			return false, err
 		}
-		r.opts.report(Report{Kind: Advanced, Step: int64(r.step), Steps: int64(steps)})
+		queue = queue[1:]
+		done = res.Step
+		r.opts.report(Report{Kind: Advanced, Step: int64(done), Steps: int64(steps)})
 		if err := r.after(ctx, res); err != nil {
 			return false, err
 		}
-		stopped = res.Stop && r.step < steps
-		every := r.cfg.Checkpoint.Every
-		if stopped || r.step == steps || every > 0 && r.step%every == 0 {
-			if err := r.save(ctx, stopped || r.step == steps); err != nil {
+		// Steps that are queued behind this one are finished before the run stops.
+		stopped = stopped || res.Stop
+		if len(queue) > 0 {
+			continue
+		}
+		if stopped || r.saves(done) {
+			if err := r.save(ctx, stopped || done == steps); err != nil {
 				return false, err
 			}
 		}
-		if stopped {
-			r.opts.report(Report{Kind: Stopped, Step: int64(r.step)})
-			return true, nil
+		if stopped && done < steps {
+			r.opts.report(Report{Kind: Stopped, Step: int64(done)})
+			return true, r.settle(ctx)
 		}
 	}
 	if r.step == r.began && !r.own { // nothing was left to do, and the checkpoint is another run's
-		return false, r.save(ctx, true)
+		if err := r.save(ctx, true); err != nil {
+			return false, err
+		}
 	}
-	return false, nil
+	return false, r.settle(ctx)
+}
+
+// validates says that a validation follows a step, the n-th of the run; saves that a checkpoint
+// does.
+func (r *run) validates(n int) bool {
+	return r.val != nil && (n%r.cfg.Data.Validation.Every == 0 || n == r.cfg.Train.Steps)
+}
+
+func (r *run) saves(n int) bool {
+	every := r.cfg.Checkpoint.Every
+	return !r.opts.NoSave && (n == r.cfg.Train.Steps || every > 0 && n%every == 0)
+}
+
+// drains says that the n-th step must be finished before another is queued.
+func (r *run) drains(n int) bool {
+	return r.validates(n) || r.saves(n) || r.trace != nil && n-r.began == r.cfg.Log.TraceSteps
 }
 
 // save begins a checkpoint, and waits for it if asked to.
 func (r *run) save(ctx context.Context, wait bool) error {
+	if r.opts.NoSave {
+		return nil
+	}
+	if r.opts.NoSave {
+		return nil
+	}
 	r.opts.report(Report{Kind: Phase, Text: "checkpoint", Step: int64(r.step)})
-	snap := r.snapshot(&r.opts)
+	if err := r.saver.Wait(); err != nil { // what it writes is about to be overwritten
+		return err // it names its step
+	}
+	r.whole()
+	snap, err := r.snapshot(ctx, &r.opts)
+	if err != nil {
+		return err
+	}
 	if err := wholesome(snap); err != nil {
 		return fmt.Errorf("checkpoint of step %d: %w", r.step, err)
 	}
 	if err := r.saver.Save(ctx, snap); err != nil {
-		return err // it names the step, which may be that of the save before
+		return err
 	}
-	r.whole() // the one before: Save has waited for it
 	r.saving = r.step
 	if wait {
 		if err := r.saver.Wait(); err != nil {
@@ -237,14 +286,22 @@ func (r *run) whole() {
 // wholesome is an error for weights that are not finite: a step may spoil them with a gradient
 // that was finite, and a checkpoint of them would push out a good one.
 func wholesome(s checkpoint.Snapshot) error {
+	const piece = 1 << 22
+	var g errgroup.Group
+	g.SetLimit(runtime.GOMAXPROCS(0))
 	for _, f := range s.Fields {
-		for _, x := range f.Data {
-			if x-x != 0 { // neither NaN nor an infinity equals itself less itself
-				return fmt.Errorf("%w: %s holds %v; older checkpoints are left as they are: lower optimizer.lr, or set optimizer.grad_clip", errDiverged, f.Name, x)
-			}
+		for data := range slices.Chunk(f.Data, piece) {
+			g.Go(func() error {
+				for _, x := range data {
+					if x-x != 0 { // neither NaN nor an infinity equals itself less itself
+						return fmt.Errorf("%w: %s holds %v; older checkpoints are left as they are: lower optimizer.lr, or set optimizer.grad_clip", errDiverged, f.Name, x)
+					}
+				}
+				return nil
+			})
 		}
 	}
-	return nil
+	return g.Wait()
 }
 
 func (r *run) validate(ctx context.Context) (float64, error) {
@@ -257,7 +314,7 @@ func (r *run) after(ctx context.Context, res Result) error {
 	r.eta = r.eta.Add(res.Took.Seconds())
 	steps, world := r.cfg.Train.Steps, r.mesh.world
 	var val *metrics.Float
-	if every := r.cfg.Data.Validation.Every; r.val != nil && (r.step%every == 0 || r.step == steps) {
+	if r.validates(res.Step) {
 		loss, err := r.validate(ctx)
 		if err != nil {
 			return err
@@ -265,93 +322,47 @@ func (r *run) after(ctx context.Context, res Result) error {
 		f := metrics.Float(loss)
 		val = &f
 	}
-	finite := res.finite(r.step)
-	if r.trace != nil && r.step-r.began >= r.cfg.Log.TraceSteps {
-		if err := r.closeTrace(); err != nil {
+	finite := res.finite()
+	if r.trace != nil && res.Step-r.began >= r.cfg.Log.TraceSteps {
+		if err := r.closeTrace(ctx, true); err != nil {
 			return err
 		}
 	}
-	if due := r.step%r.cfg.Log.Every == 0 || r.step == steps || val != nil || res.Stop || finite != nil; !due {
+	if due := res.Step%r.cfg.Log.Every == 0 || res.Step == steps || val != nil || res.Stop || finite != nil; !due {
 		return nil
 	}
-	waited := r.dev.Stream.Waited()
-	mean := (waited - r.waited).Seconds() / float64(r.step-r.logged) // of the steps since the last log
-	most, err := maximum(ctx, world, memoryBytes(), mean)
-	r.waited, r.logged = waited, r.step
+	waited, told := r.waitedFor()
+	mean := -1.0
+	if told {
+		mean = (waited - r.waited).Seconds() / float64(res.Step-r.logged) // of the steps since the last log
+	}
+	most, err := maximum(ctx, world, float64(r.dev.Store.MemoryBytes()), mean)
+	r.waited, r.logged = waited, res.Step
 	if err != nil {
-		return fmt.Errorf("metrics of step %d: %w", r.step, err)
+		return fmt.Errorf("metrics of step %d: %w", res.Step, err)
 	}
 	if world.Rank() != 0 {
 		return finite
 	}
+	wait := metrics.Absent
+	if told {
+		wait = metrics.Float(most[1])
+	}
 	tps := metrics.PerSecond(float64(res.Tokens), res.Took.Seconds())
 	tflops := metrics.TFLOPs(res.FLOPs, res.Took.Seconds(), world.Size())
 	m := metrics.Step{
-		Step: int64(r.step), Loss: metrics.Float(res.Loss), GradNorm: metrics.Float(res.GradNorm), LR: metrics.Float(res.LR),
-		Tokens: r.tokens, StepSeconds: metrics.Float(res.Took.Seconds()), TokensPerSecond: tps,
+		Step: int64(res.Step), Loss: metrics.Float(res.Loss), GradNorm: metrics.Float(res.GradNorm), LR: metrics.Float(res.LR),
+		Tokens: res.Trained, StepSeconds: metrics.Float(res.Took.Seconds()), TokensPerSecond: tps,
 		TokensPerSecondPerDevice: metrics.PerDevice(tps, world.Size()), TFLOPsPerDevice: tflops,
-		MFU: metrics.MFU(tflops, r.dev.PeakTFLOPs), MemoryBytes: int64(most[0]), CommWaitSeconds: metrics.Float(most[1]), ValLoss: val,
+		MFU: metrics.MFU(tflops, r.dev.PeakTFLOPs), MemoryBytes: int64(most[0]), CommWaitSeconds: wait, ValLoss: val,
 	}
 	if err := r.out.Write(m); err != nil {
-		return fmt.Errorf("metrics of step %d: %w", r.step, err)
+		return fmt.Errorf("metrics of step %d: %w", res.Step, err)
 	}
-	left, known := r.eta.Left(int64(steps - r.step))
+	left, known := r.eta.Left(int64(steps - res.Step))
 	if !known {
 		left = -1
 	}
-	r.opts.report(Report{Kind: Progressed, Step: int64(r.step), Steps: int64(steps), Metrics: m, Left: left})
+	r.opts.report(Report{Kind: Progressed, Step: int64(res.Step), Steps: int64(steps), Metrics: m, Left: left})
 	return finite
-}
-
-// streams are the lanes of a trace.
-func (r *run) streams() []*tensor.HostStream {
-	out := []*tensor.HostStream{r.dev.Stream}
-	for _, c := range []comm.Communicator{r.mesh.world, r.mesh.context} {
-		if s, ok := c.(interface{ Stream() *tensor.HostStream }); ok {
-			out = append(out, s.Stream())
-		}
-	}
-	return out
-}
-
-// openTrace records what the streams do in the first steps, where the config asks for it.
-func (r *run) openTrace() error {
-	if r.cfg.Log.TraceSteps == 0 {
-		return nil
-	}
-	rank := r.mesh.world.Rank()
-	t, err := metrics.CreateTrace(tracePath(r.opts.RunDir, rank), rank)
-	if err != nil {
-		return fmt.Errorf("trace: %w", err)
-	}
-	r.trace = t
-	for _, s := range r.streams() {
-		s.Trace(t.Span)
-	}
-	return nil
-}
-
-func tracePath(runDir string, rank int) string {
-	return filepath.Join(runDir, "logs", fmt.Sprintf("trace-rank-%04d.json", rank))
-}
-
-func (r *run) closeTrace() error {
-	for _, s := range r.streams() {
-		s.Trace(nil)
-	}
-	t := r.trace
-	r.trace = nil
-	if err := t.Close(); err != nil {
-		return fmt.Errorf("trace: %w", err)
-	}
-	return nil
-}
-
-// MergeTraces makes trace.json of the traces that the ranks of a run have left.
-func MergeTraces(runDir string, ranks int) error {
-	var paths []string
-	for rank := range ranks {
-		paths = append(paths, tracePath(runDir, rank))
-	}
-	return metrics.MergeTraces(filepath.Join(runDir, "trace.json"), paths...)
 }

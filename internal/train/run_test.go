@@ -73,11 +73,18 @@ func TestRanksLeaveNoTrace(t *testing.T) {
 	}
 }
 
-func TestValidationIsTheSameOnAnyRanks(t *testing.T) {
-	val := filepath.Join(t.TempDir(), "val.txt")
-	if err := os.WriteFile(val, []byte(strings.Repeat("the slings and arrows of outrageous fortune. ", 6)), 0o666); err != nil {
+// textFile is some held-out text.
+func textFile(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "val.txt")
+	if err := os.WriteFile(path, []byte(strings.Repeat("the slings and arrows of outrageous fortune. ", 6)), 0o666); err != nil {
 		t.Fatal(err)
 	}
+	return path
+}
+
+func TestValidationIsTheSameOnAnyRanks(t *testing.T) {
+	val := textFile(t)
 	set := []string{"data.validation={path: " + val + ", every: 2, steps: 3}", "train.global_batch_size=2"}
 	var want []float64
 	for _, r := range []struct {
@@ -121,7 +128,7 @@ func stopAfter(step int64, o *train.Options) {
 }
 
 func TestStopAndResumeRepeatBitForBit(t *testing.T) {
-	for _, set := range []string{"memory.shard=none", "memory.shard=optimizer"} {
+	for _, set := range []string{"memory.shard=none", "memory.shard=optimizer", "memory.shard=gradients"} {
 		for _, ranks := range []int{1, 3} {
 			cfg := load(t, tiny(t), ranks, set, "train.steps=9", "checkpoint.async=true")
 			want := mustRun(t, cfg, ranks, train.Options{}).steps

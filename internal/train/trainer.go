@@ -9,8 +9,10 @@ import (
 
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/config"
+	"github.com/cprun/cprun/internal/device"
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/optim"
+	"github.com/cprun/cprun/internal/plan"
 	"github.com/cprun/cprun/internal/tensor"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/ring"
@@ -19,43 +21,53 @@ import (
 // Trainer is one rank's part of a run.
 type Trainer struct {
 	cfg      *config.Config
-	dev      Device
+	dev      *Device
 	mesh     *mesh
 	att      *attend
 	model    *model.Model
-	state    *state
+	share    *sharing
 	schedule optim.Schedule
 	arena    *tensor.Arena
+	stage    *stage
+	saved    [][]float32 // what the newest snapshot holds, by field
 	train    *feed
 	val      *feed // nil without validation
 
-	// sums is what the ranks add up in a step: the loss, and how many were asked to stop.
-	sums View
+	// sums is what the ranks add up in a step: the loss, how many were asked to stop, and the
+	// square of the gradient's norm.
+	sums  View
+	slips []slip // of the steps that are queued, by their number, modulo
 
-	step     int   // optimizer steps done
-	consumed int64 // samples consumed: with the seed, the exact position in the data
-	tokens   int64 // trained on so far
+	step     int   // optimizer steps queued
+	consumed int64 // samples consumed by them: with the seed, the exact position in the data
+	tokens   int64 // trained on by them
+	finished time.Time
 }
 
 // Indices into sums.
 const (
 	sumLoss = iota
 	sumStop
+	sumNorm
 	sumCount
 )
 
+// slip is host memory for what goes into sums before a step and comes out of it afterwards.
+type slip struct{ in, out View }
+
 // newTrainer builds the rank's model and state, with weights not yet set.
 func newTrainer(ctx context.Context, cfg *config.Config, dev Device, world comm.Communicator) (*Trainer, error) {
-	t := &Trainer{cfg: cfg, dev: dev}
+	t := &Trainer{cfg: cfg, dev: &dev}
 	var err error
 	if t.mesh, err = newMesh(ctx, world, cfg.Parallel.Context); err != nil {
 		return nil, err
 	}
-	if t.train, err = newFeed(cfg, cfg.Data.Path, cfg.Data.Shuffle, t.mesh); err != nil {
+	in := &inputs{dev: t.dev, pairs: cfg.Model.HeadDim / 2}
+	if t.train, err = newFeed(cfg, cfg.Data.Path, cfg.Data.Shuffle, t.mesh, in); err != nil {
 		return nil, err
 	}
 	if v := cfg.Data.Validation; v.Every > 0 && v.Path != "" {
-		if t.val, err = newFeed(cfg, v.Path, false, t.mesh); err != nil {
+		if t.val, err = newFeed(cfg, v.Path, false, t.mesh, in); err != nil {
 			return nil, fmt.Errorf("validation: %w", err)
 		}
 	}
@@ -63,52 +75,71 @@ func newTrainer(ctx context.Context, cfg *config.Config, dev Device, world comm.
 	if t.schedule, err = optim.NewSchedule(s.Name, o.LR, s.MinLR, s.WarmupSteps, cfg.Train.Steps); err != nil {
 		return nil, err
 	}
-	shape := &cfg.Model.Config
-	params := model.Layout(shape)
-	adamw := optim.AdamW{Beta1: o.Betas[0], Beta2: o.Betas[1], Eps: o.Eps, WeightDecay: o.WeightDecay, MaxNorm: o.GradClip}
-	t.state = newState(dev, params, adamw, world.Rank(), world.Size(), cfg.Memory.Shard == "optimizer")
-	alloc := func(n int64) tensor.Memory { return dev.Alloc(n) }
-	opt := model.Options{Recompute: model.Recompute(cfg.Memory.Recompute), LossChunk: cfg.Memory.LossChunk}
-	size, err := activations(cfg, t.mesh, opt)
-	if err != nil {
-		return nil, err
-	}
-	t.arena = tensor.NewArena(size, alloc)
-	n := cfg.Data.SeqLen
-	t.att = newAttend(&ring.Ring{Kernel: dev.Kernel, Comm: t.mesh.context, Stream: dev.Stream, Arena: tensor.NewArena(0, alloc)},
-		shape, cfg.Parallel.Algorithm, partition.Shape{SeqQ: n, SeqKV: n, Size: t.mesh.context.Size()}, t.mesh.context.Rank())
-	weights := part(t.state.weights, 0, int(model.FlatSize(params)))
-	grads := part(t.state.grads, 0, int(model.FlatSize(params)))
-	t.model = model.New(shape, dev.Ops, t.att, model.Params{Weights: weights, Compute: weights, Grads: grads}, opt)
-	t.sums = tensor.Dense(dev.Alloc(8*sumCount), tensor.F64, 0, [4]int{1, 1, 1, sumCount})
-	return t, nil
+	return t, t.build(world)
 }
 
-// activations is the bytes that the model takes of the arena, for all of a sample's documents
-// cut as one; those of a sample that is cut into several may be a few tokens more.
-func activations(cfg *config.Config, m *mesh, opt model.Options) (int64, error) {
-	layout, err := partition.New(cfg.Parallel.Layout, []int{cfg.Data.SeqLen})
+// build allocates all that the rank computes in.
+func (t *Trainer) build(world comm.Communicator) error {
+	cfg, o := t.cfg, t.cfg.Optimizer
+	shape := &cfg.Model.Config
+	adamw := optim.AdamW{Beta1: o.Betas[0], Beta2: o.Betas[1], Eps: o.Eps, WeightDecay: o.WeightDecay, MaxNorm: o.GradClip}
+	flat := model.NewLayout(shape, world.Size())
+	state, err := newState(t.dev, flat, adamw, world.Rank(), world.Size(), shardingOf(cfg.Memory.Shard, world.Size()))
 	if err != nil {
-		return 0, err
+		return err
 	}
-	tokens := partition.Count(layout.Spans(cfg.Data.SeqLen, m.context.Size(), m.context.Rank()))
-	batch := cfg.Train.MicroBatchSize
-	if cfg.Data.PackDocuments { // see feed.groups
-		batch = 1
+	t.share = newSharing(t.dev, state, t.mesh.state)
+	opt := model.Options{Recompute: model.Recompute(cfg.Memory.Recompute), LossChunk: cfg.Memory.LossChunk, Hooks: t.share.hooks()}
+	mem, err := plan.MemoryOf(cfg, world.Size(), t.dev.Machine)
+	if err != nil {
+		return err
 	}
-	need := model.Plan(&cfg.Model.Config, opt, batch, tokens, tensor.F32)
-	return max(need.Activations, need.Validation), nil
+	if t.arena, err = t.dev.Arena("activations", mem.Activations); err != nil {
+		return err
+	}
+	workspace, err := t.dev.Arena("buffers of the ring", mem.RingBuffers)
+	if err != nil {
+		return err
+	}
+	n := cfg.Data.SeqLen
+	t.att = newAttend(&ring.Ring{Kernel: t.dev.Kernel, Comm: t.mesh.context, Stream: t.dev.Stream, Arena: workspace},
+		shape, cfg.Parallel.Algorithm, partition.Shape{SeqQ: n, SeqKV: n, Size: t.mesh.context.Size()}, t.mesh.context.Rank())
+	t.model = model.New(shape, t.dev.Ops, t.att, state.params(), opt)
+	if t.sums, err = t.dev.Vector("sums of a step", tensor.F64, sumCount); err != nil {
+		return err
+	}
+	t.slips = make([]slip, t.dev.RunAhead+1)
+	for i := range t.slips {
+		for _, v := range []*View{&t.slips[i].in, &t.slips[i].out} {
+			if *v, err = t.dev.HostVector(tensor.F64, sumCount); err != nil {
+				return err
+			}
+		}
+	}
+	t.stage, err = newStage(t.dev, int(flat.Size()))
+	return err
 }
 
 // Result is what one optimizer step found.
 type Result struct {
+	Step     int     // steps done, with this one
 	Loss     float64 // mean over the valid targets of the step, before the update
 	GradNorm float64 // before clipping
 	LR       float64
-	FLOPs    float64 // model FLOPs of all ranks
-	Tokens   int     // of all ranks
-	Stop     bool    // some rank was asked to stop
-	Took     time.Duration
+	FLOPs    float64       // model FLOPs of all ranks
+	Tokens   int           // of all ranks
+	Trained  int64         // tokens of all ranks, in all steps so far
+	Stop     bool          // some rank was asked to stop
+	Took     time.Duration // since the step before ended, or since this one was queued behind nothing
+}
+
+// flight is a step that was queued.
+type flight struct {
+	r     Result
+	valid int // targets
+	out   View
+	began time.Time
+	done  tensor.Event // out is there
 }
 
 // samplesOf lists the samples of one micro batch of this rank's data group: the n-th
@@ -139,79 +170,97 @@ func (t *Trainer) totals() (valid int, flops float64) {
 	return valid, flops
 }
 
-// runAhead is the micro batches whose tokens stand in memory at once: one that is computed
-// and one that waits, so that the device is never idle for want of data.
-const runAhead = 2
-
 // Step runs one optimizer step. stop says that this rank was asked to stop.
 func (t *Trainer) Step(ctx context.Context, stop bool) (Result, error) {
-	start := time.Now()
-	r := Result{LR: t.schedule(t.step), Tokens: t.cfg.Train.GlobalBatchSize * t.cfg.Data.SeqLen}
-	valid, flops := t.totals()
-	r.FLOPs = flops
-	sums := tensor.Data[float64](t.sums) // the stream is idle between steps
-	clear(sums)
-	if stop {
-		sums[sumStop] = 1
+	f, err := t.begin(ctx, stop)
+	if err != nil {
+		return Result{}, err
 	}
-	if err := t.dev.Ops.Zero(t.state.grads); err != nil {
-		return r, err
-	}
-	micros := t.cfg.Train.GlobalBatchSize / (t.cfg.Train.MicroBatchSize * t.mesh.dataSize)
-	var done [runAhead]tensor.Event
-	for m := range micros {
-		if e := done[m%runAhead]; e != nil {
-			if err := e.Sync(ctx); err != nil {
-				return r, err
-			}
-		}
-		if err := t.forwardBackward(t.samplesOf(m), valid); err != nil {
-			return r, err
-		}
-		done[m%runAhead] = t.dev.Stream.Record()
-	}
-	if err := ordered(t.mesh.world.AllReduce(t.sums, comm.Sum)); err != nil {
-		return r, fmt.Errorf("loss reduction: %w", err)
-	}
-	if err := t.state.step(t.dev, t.mesh.world, r.LR, t.step); err != nil {
-		return r, err
-	}
-	if err := t.dev.Stream.Sync(ctx); err != nil {
-		return r, err
-	}
-	r.Loss = sums[sumLoss] / float64(max(valid, 1))
-	r.GradNorm = math.Sqrt(tensor.Data[float64](t.state.norm)[0])
-	r.Stop = sums[sumStop] > 0
-	r.Took = time.Since(start)
-	t.step++
-	t.consumed += int64(t.cfg.Train.GlobalBatchSize)
-	t.tokens += int64(r.Tokens)
-	return r, nil
+	return t.finish(ctx, f)
 }
 
-// forwardBackward adds the gradients of one micro batch.
-func (t *Trainer) forwardBackward(samples []int64, valid int) error {
-	for _, g := range t.train.groups(samples) {
-		b, err := t.train.batch(g)
-		if err != nil {
-			return err
-		}
-		t.att.begin(b.layout, b.docs)
-		loss := part(t.sums, sumLoss, sumLoss+1)
-		if err := t.model.ForwardBackward(t.arena, b.Batch, loss, 1/float64(max(valid, 1))); err != nil {
-			return err
+// begin queues an optimizer step; at most RunAhead others may be unfinished. The host waits
+// for nothing but the memory of a batch, which is free when the one before the last is done.
+func (t *Trainer) begin(ctx context.Context, stop bool) (f *flight, err error) {
+	defer device.Caught(&err)
+	slip := t.slips[t.step%len(t.slips)]
+	f = &flight{began: time.Now(), out: slip.out}
+	f.r = Result{Step: t.step + 1, LR: t.schedule(t.step), Tokens: t.cfg.Train.GlobalBatchSize * t.cfg.Data.SeqLen}
+	f.r.Trained = t.tokens + int64(f.r.Tokens)
+	f.valid, f.r.FLOPs = t.totals()
+	in := tensor.Data[float64](slip.in) // its last step is finished
+	clear(in)
+	if stop {
+		in[sumStop] = 1
+	}
+	t.dev.Store.Upload(t.sums, slip.in)
+	if err := t.share.start(); err != nil {
+		return nil, err
+	}
+	if err := t.passes(ctx, f.valid); err != nil {
+		return nil, err
+	}
+	if err := t.share.step(t.sums, part(t.sums, sumNorm, sumNorm+1), f.r.LR, t.step); err != nil {
+		return nil, err
+	}
+	t.dev.Store.Download(slip.out, t.sums)
+	f.done = t.dev.Stream.Record()
+	t.step++
+	t.consumed += int64(t.cfg.Train.GlobalBatchSize)
+	t.tokens = f.r.Trained
+	return f, nil
+}
+
+// finish waits for a step.
+func (t *Trainer) finish(ctx context.Context, f *flight) (Result, error) {
+	if err := f.done.Sync(ctx); err != nil {
+		return f.r, err
+	}
+	out := tensor.Data[float64](f.out)
+	f.r.Loss = out[sumLoss] / float64(max(f.valid, 1))
+	f.r.GradNorm = math.Sqrt(out[sumNorm])
+	f.r.Stop = out[sumStop] > 0
+	now := time.Now()
+	began := f.began
+	if t.finished.After(began) {
+		began = t.finished
+	}
+	f.r.Took, t.finished = now.Sub(began), now
+	return f.r, nil
+}
+
+// passes queues the forward and backward passes of a step.
+func (t *Trainer) passes(ctx context.Context, valid int) error {
+	micros := t.cfg.Train.GlobalBatchSize / (t.cfg.Train.MicroBatchSize * t.mesh.dataSize)
+	loss := part(t.sums, sumLoss, sumLoss+1)
+	for m := range micros {
+		groups := t.train.groups(t.samplesOf(m))
+		for i, g := range groups {
+			b, err := t.train.batch(ctx, g)
+			if err != nil {
+				return err
+			}
+			t.share.first, t.share.last = m == 0 && i == 0, m == micros-1 && i == len(groups)-1
+			t.att.begin(b.layout, b.docs)
+			if err := t.model.ForwardBackward(t.arena, b.Batch, loss, 1/float64(max(valid, 1))); err != nil {
+				return err
+			}
+			b.done()
 		}
 	}
 	return nil
 }
 
 // Validate is the mean loss over the first samples of the validation data, the same ones
-// each time. Samples are dealt out to the data groups; a group without one has no part.
-func (t *Trainer) Validate(ctx context.Context) (float64, error) {
+// each time. Samples are dealt out to the data groups; a group without one has no part. Every
+// step that was queued is finished.
+func (t *Trainer) Validate(ctx context.Context) (loss float64, err error) {
+	defer device.Caught(&err)
 	t.dev.Stream.Label("validation")
 	defer t.dev.Stream.Label("")
-	sums := tensor.Data[float64](t.sums)
-	clear(sums)
+	slip := t.slips[0]
+	clear(tensor.Data[float64](slip.in))
+	t.dev.Store.Upload(t.sums, slip.in)
 	size, valid := t.cfg.Train.MicroBatchSize, 0
 	total := min(int64(t.cfg.Data.Validation.Steps*size*t.mesh.dataSize), t.val.loader.Samples())
 	for first := int64(0); first < total; first += int64(size) {
@@ -224,7 +273,7 @@ func (t *Trainer) Validate(ctx context.Context) (float64, error) {
 			continue
 		}
 		for _, g := range t.val.groups(samples) {
-			b, err := t.val.batch(g)
+			b, err := t.val.batch(ctx, g)
 			if err != nil {
 				return 0, err
 			}
@@ -232,23 +281,32 @@ func (t *Trainer) Validate(ctx context.Context) (float64, error) {
 			if err := t.model.Forward(t.arena, b.Batch, part(t.sums, sumLoss, sumLoss+1)); err != nil {
 				return 0, err
 			}
+			b.done()
 		}
 	}
-	if err := ordered(t.mesh.world.AllReduce(t.sums, comm.Sum)); err != nil {
+	t.share.settle() // also where no pass has used the weights
+	if err := t.share.sum(t.sums); err != nil {
 		return 0, fmt.Errorf("validation loss: %w", err)
 	}
+	t.dev.Store.Download(slip.out, t.sums)
 	if err := t.dev.Stream.Sync(ctx); err != nil {
 		return 0, err
 	}
-	return sums[sumLoss] / float64(max(valid, 1)), nil
+	return tensor.Data[float64](slip.out)[sumLoss] / float64(max(valid, 1)), nil
+}
+
+// settle waits until the device has nothing left to do, on any stream.
+func (t *Trainer) settle(ctx context.Context) error {
+	t.share.settle()
+	return t.dev.Stream.Sync(ctx)
 }
 
 // finite is an error for a run that has diverged. Its weights are already spoilt, so it must
 // not write another checkpoint.
-func (r *Result) finite(step int) error {
+func (r *Result) finite() error {
 	if math.IsNaN(r.Loss) || math.IsInf(r.Loss, 0) || math.IsNaN(r.GradNorm) || math.IsInf(r.GradNorm, 0) {
 		return fmt.Errorf("step %d: %w: loss %v, gradient norm %v; the newest checkpoint is from before it: lower optimizer.lr, set optimizer.grad_clip, or look at the samples of this step",
-			step, errDiverged, r.Loss, r.GradNorm)
+			r.Step, errDiverged, r.Loss, r.GradNorm)
 	}
 	return nil
 }

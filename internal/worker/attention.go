@@ -5,6 +5,7 @@ import (
 
 	"github.com/cprun/cprun/internal/agent"
 	"github.com/cprun/cprun/internal/attend"
+	"github.com/cprun/cprun/internal/device"
 )
 
 func (p *process) attention(ctx context.Context) error {
@@ -18,9 +19,21 @@ func (p *process) attention(ctx context.Context) error {
 		return err
 	}
 	defer c.Close()
-	report, err := c.Run(ctx, spec, p.world, p.stream)
-	if err != nil || p.Rank != 0 {
+	dtype, err := spec.Element()
+	if err != nil {
 		return err
 	}
-	return p.SendData(agent.EventReport, 0, report)
+	dev, world, done, err := p.device(ctx, device.CUDAOptions{Backend: spec.Backend, Compute: dtype, Machine: spec.Machine, Packed: len(c.Docs) > 0})
+	if err != nil {
+		return err
+	}
+	p.phase = "attention"
+	report, err := c.Run(ctx, spec, world, &dev)
+	if err == nil && p.Rank == 0 {
+		err = p.SendData(agent.EventReport, 0, report)
+	}
+	if err != nil {
+		return err
+	}
+	return done()
 }

@@ -5,27 +5,46 @@ import (
 	"fmt"
 
 	"github.com/cprun/cprun/internal/agent"
+	"github.com/cprun/cprun/internal/backend"
 	"github.com/cprun/cprun/internal/config"
+	"github.com/cprun/cprun/internal/device"
 	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/launch/progress"
+	"github.com/cprun/cprun/internal/plan"
 	"github.com/cprun/cprun/internal/train"
 )
 
-func (p *process) train(ctx context.Context) error {
+func (p *process) train(ctx context.Context) (err error) {
 	p.phase = "setup"
 	var job agent.TrainJob
 	if err := p.payload(&job); err != nil {
 		return err
 	}
-	cfg, err := config.Load(job.Config, config.Options{Ranks: p.WorldSize, Device: "cpu"})
+	cfg, err := config.Load(job.Config, config.Options{Ranks: p.WorldSize, Device: job.Machine.Device()})
 	if err != nil {
 		return err
 	}
-	stopped, err := train.Run(ctx, cfg, train.CPU(p.stream, cfg.Attention.Backend), p.world, train.Options{
+	mem, err := plan.MemoryOf(cfg, p.WorldSize, job.Machine)
+	if err != nil {
+		return err
+	}
+	dev, world, done, err := p.device(ctx, device.CUDAOptions{
+		Backend: cfg.Attention.Backend, Compute: backend.DType(cfg), Machine: job.Machine,
+		Reserve: mem.Planned(), Workspace: mem.Fused(), HeadDim: cfg.Model.HeadDim, Deterministic: cfg.Train.Deterministic, Packed: cfg.Data.PackDocuments,
+	})
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err == nil {
+			err = done()
+		}
+	}()
+	stopped, err := train.Run(ctx, cfg, dev, world, train.Options{
 		RunDir: job.RunDir, RunID: fmt.Sprintf("%s-%d", p.RunID, p.Restart), Version: job.Version, ConfigYAML: string(cfg.YAML()),
 		// A restarted job goes on from what it had, also where it first was told to begin anew.
 		Resume: job.Resume || p.Restart > 0, From: job.From,
-		Stop: p.Stop(), Report: p.report,
+		Stop: p.Stop(), Report: p.report, NoSave: job.NoSave,
 	})
 	p.quiet = stopped
 	return err

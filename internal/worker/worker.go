@@ -82,6 +82,8 @@ func (p *process) run(role agent.Role) (err error) {
 		return p.train(ctx)
 	case agent.RoleAttention:
 		return p.attention(ctx)
+	case agent.RoleBench:
+		return p.bench(ctx)
 	}
 	return fmt.Errorf("no role %q", role)
 }

@@ -17,8 +17,13 @@ func testLinear(r *rig) {
 		w, ws := r.random(r.act, 1, s.out, 1, in)
 		dy, dys := r.random(r.act, s.batch, s.seq, 1, s.out)
 		y := r.garbage(r.act, s.batch, s.seq, 1, s.out)
-		r.ops.Linear(y, x, w)
-		r.close("y", y, refLinear(xs, ws, rows, in, s.out))
+		r.ops.Linear(y, x, w, View{})
+		want := refLinear(xs, ws, rows, in, s.out)
+		r.close("y", y, want)
+		add, adds := r.random(r.act, s.batch, s.seq, 1, s.out)
+		y = r.garbage(r.act, s.batch, s.seq, 1, s.out)
+		r.ops.Linear(y, x, w, add)
+		r.close("y with a residual", y, plus(adds, want))
 
 		wantDX, wantDW := refLinearBackward(dys, xs, ws, rows, in, s.out)
 		dx := r.garbage(r.act, s.batch, s.seq, s.heads, s.in)
@@ -79,16 +84,58 @@ func (r *rig) addNorm(s [4]int, a View, as []float64, b View, bs []float64, w Vi
 	r.equal("b", b, bs)
 }
 
+// ropeShapes are [batch, seq, heads, dim]: one pair, no rows, odd sizes, a head of many lanes.
+var ropeShapes = [][4]int{{1, 1, 1, 2}, {1, 0, 2, 4}, {2, 3, 5, 6}, {1, 131, 3, 66}, {1, 37, 4, 128}}
+
 func testRope(r *rig) {
-	shapes := [][4]int{{1, 1, 1, 2}, {1, 0, 2, 4}, {2, 3, 5, 6}, {1, 131, 3, 66}}
-	each(r, shapes, func(r *rig, s [4]int) {
+	each(r, ropeShapes, func(r *rig, s [4]int) {
 		half := s[3] / 2
 		cos, coss := r.random(r.par, s[0], s[1], 1, half)
 		sin, sins := r.random(r.par, s[0], s[1], 1, half)
-		for _, inverse := range []bool{false, true} {
-			x, xs := r.random(r.act, s[0], s[1], s[2], s[3])
-			r.ops.Rope(x, cos, sin, inverse)
-			r.close("x", x, refRope(xs, coss, sins, s[0]*s[1], s[2], half, inverse))
+		x, xs := r.random(r.act, s[0], s[1], s[2], s[3])
+		want := refRope(xs, coss, sins, s[0]*s[1], s[2], half, false)
+		y := r.garbage(r.act, s[0], s[1], s[2], s[3])
+		r.ops.NormRope(y, View{}, x, View{}, cos, sin, 0)
+		r.close("y", y, want)
+		r.ops.NormRope(x, View{}, x, View{}, cos, sin, 0)
+		r.close("y in place of x", x, want)
+		for _, dtype := range []tensor.DType{r.par, r.act} { // accumulators, and activations in place
+			dy, dys := r.random(dtype, s[0], s[1], s[2], s[3])
+			dx := dy
+			if dtype != r.act {
+				dx = r.garbage(r.act, s[0], s[1], s[2], s[3])
+			}
+			r.ops.NormRopeBackward(dx, View{}, dy, View{}, View{}, View{}, cos, sin)
+			r.close("dx of "+dtype.String(), dx, refRope(dys, coss, sins, s[0]*s[1], s[2], half, true))
+		}
+	})
+}
+
+// testNormRope is the norm and the rotation as one operation, against one after the other.
+func testNormRope(r *rig) {
+	const eps = 1e-5
+	each(r, ropeShapes, func(r *rig, s [4]int) {
+		half := s[3] / 2
+		cos, coss := r.random(r.par, s[0], s[1], 1, half)
+		sin, sins := r.random(r.par, s[0], s[1], 1, half)
+		x, xs := r.random(r.act, s[0], s[1], s[2], s[3])
+		w, ws := r.random(r.par, 1, 1, 1, s[3])
+		y, inv := r.garbage(r.act, s[0], s[1], s[2], s[3]), r.garbage(r.par, s[0], s[1], s[2], 1)
+		r.ops.NormRope(y, inv, x, w, cos, sin, eps)
+		normed, wantInv := refNorm(xs, ws, eps)
+		r.close("y", y, refRope(normed, coss, sins, s[0]*s[1], s[2], half, false))
+		r.close("inv", inv, wantInv)
+		for _, dtype := range []tensor.DType{r.par, r.act} {
+			dy, dys := r.random(dtype, s[0], s[1], s[2], s[3])
+			dw, before := r.random(r.par, 1, 1, 1, s[3])
+			dx := dy
+			if dtype != r.act {
+				dx = r.garbage(r.act, s[0], s[1], s[2], s[3])
+			}
+			r.ops.NormRopeBackward(dx, dw, dy, x, inv, w, cos, sin)
+			wantDX, wantDW := refNormBackward(refRope(dys, coss, sins, s[0]*s[1], s[2], half, true), xs, ws, eps)
+			r.close("dx of "+dtype.String(), dx, wantDX)
+			r.close("dw of "+dtype.String(), dw, plus(before, wantDW))
 		}
 	})
 }
@@ -99,9 +146,9 @@ func testRopeConvention(r *rig) {
 	x, _ := r.put(r.act, []float64{1, 2, 3, 4}, 1, 1, 1, 4)
 	cos, _ := r.put(r.par, []float64{0, 1}, 1, 1, 1, 2)
 	sin, _ := r.put(r.par, []float64{1, 0}, 1, 1, 1, 2)
-	r.ops.Rope(x, cos, sin, false)
+	r.ops.NormRope(x, View{}, x, View{}, cos, sin, 0)
 	r.equal("x", x, []float64{-3, 2, 1, 4})
-	r.ops.Rope(x, cos, sin, true)
+	r.ops.NormRopeBackward(x, View{}, x, View{}, View{}, View{}, cos, sin)
 	r.equal("x turned back", x, []float64{1, 2, 3, 4})
 }
 
@@ -120,8 +167,8 @@ func testRopeTranspose(r *rig) {
 	sin, _ := r.put(r.par, sines, 1, dim, 1, dim/2)
 	forward, _ := r.put(r.act, units, 1, dim, 1, dim)
 	inverse, _ := r.put(r.act, units, 1, dim, 1, dim)
-	r.ops.Rope(forward, cos, sin, false)
-	r.ops.Rope(inverse, cos, sin, true)
+	r.ops.NormRope(forward, View{}, forward, View{}, cos, sin, 0)
+	r.ops.NormRopeBackward(inverse, View{}, inverse, View{}, View{}, View{}, cos, sin)
 	a, b := r.read(forward), r.read(inverse)
 	for i := range dim {
 		for j := range dim {

@@ -37,6 +37,7 @@ func TestOps(t *testing.T, newDevice func(t *testing.T) Device, activations ...t
 		{"Linear", testLinear},
 		{"RMSNorm", testNorm},
 		{"Rope", testRope},
+		{"NormRope", testNormRope},
 		{"RopeConvention", testRopeConvention},
 		{"RopeTranspose", testRopeTranspose},
 		{"SwiGLU", testSwiGLU},

@@ -1,4 +1,4 @@
-package train
+package device
 
 import (
 	"os"
@@ -7,9 +7,9 @@ import (
 	"strings"
 )
 
-// memoryBytes is the most that this process has had resident, as the kernel counts it;
+// residentBytes is the most that this process has had resident, as the kernel counts it;
 // where it does not, what Go has taken from the system.
-func memoryBytes() float64 {
+func residentBytes() float64 {
 	status, err := os.ReadFile("/proc/self/status")
 	if err == nil {
 		if n, ok := peakResident(string(status)); ok {

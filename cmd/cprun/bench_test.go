@@ -1,0 +1,122 @@
+package main
+
+import (
+	"encoding/json"
+	"encoding/xml"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cprun/cprun/internal/bench"
+)
+
+// Every benchmark, in processes: a table on the terminal, JSON and a chart in files.
+func TestBenchmarksEndToEnd(t *testing.T) {
+	for name, c := range map[string]struct {
+		args []string
+		want []string // in the table
+		rows int
+	}{
+		"attention": {[]string{"--nproc", "2", "--seq", "64,128", "--iters", "1", "--algorithm", "ring,allgather"}, []string{"causal", "4:2 heads of 32", "allgather", "hop 0", "gradients home"}, 4},
+		"comm":      {[]string{"--nproc", "2", "--sizes", "4K", "--iters", "2"}, []string{"unix", "tcp", "exchange", "all_reduce"}, 8},
+		"train":     {[]string{"--nproc", "2", "--steps", "2", "--warmup", "1", small(t, 1)}, []string{"train.yaml", "S=200", "random tokens", "planned"}, 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			report, plot := filepath.Join(dir, "r.json"), filepath.Join(dir, "p.svg")
+			stdout, _ := must(t, append([]string{"bench", name, "--json", report, "--plot", plot}, c.args...)...)
+			for _, w := range c.want {
+				if !strings.Contains(stdout, w) {
+					t.Errorf("the table does not say %q:\n%s", w, stdout)
+				}
+			}
+			text, err := os.ReadFile(report)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var r bench.Report
+			if err := json.Unmarshal(text, &r); err != nil {
+				t.Fatal(err)
+			}
+			if r.Bench != name || r.Ranks != 2 || r.Rows() != c.rows || r.Machine.Device == "" || r.Version == "" || len(r.Command) == 0 {
+				t.Errorf("report with %d rows, want %d:\n%s", r.Rows(), c.rows, text)
+			}
+			drawn(t, plot)
+		})
+	}
+}
+
+// drawn holds that a chart is a file of XML.
+func drawn(t *testing.T, path string) {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for dec := xml.NewDecoder(f); ; {
+		if _, err := dec.Token(); errors.Is(err, io.EOF) {
+			return
+		} else if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A measurement leaves no checkpoint and no directory behind.
+func TestBenchTrainLeavesNothing(t *testing.T) {
+	tmp := t.TempDir()
+	c := command(t, "bench", "train", "--steps", "1", "--warmup", "1", "--data", "config", "--json", "-", "--quiet", small(t, 1))
+	c.Env = append(c.Env, "TMPDIR="+tmp)
+	out, err := c.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r bench.Report
+	if err := json.Unmarshal(out, &r); err != nil {
+		t.Fatalf("%v:\n%s", err, out)
+	}
+	if r.Train == nil || !(r.Train.StepSeconds > 0) || r.Train.Planned == 0 || !(r.Train.FirstStep > 0) || r.Train.Data != "config" {
+		t.Errorf("%s", out)
+	}
+	if left, err := os.ReadDir(tmp); err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+}
+
+func TestBenchHelpHasAnExampleEverywhere(t *testing.T) {
+	for _, name := range []string{"", "attention", "comm", "train", "ops"} {
+		args := strings.Fields("bench " + name + " -h")
+		if stdout, _ := must(t, args...); !strings.Contains(stdout, "Examples:") {
+			t.Errorf("cprun %v has no example:\n%s", args, stdout)
+		}
+	}
+}
+
+func TestBenchmarksCheckTheirFlags(t *testing.T) {
+	good := small(t, 1)
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"bench"}, "attention, comm, train or ops"},
+		{[]string{"bench", "kernels"}, `"kernels"`},
+		{[]string{"bench", "attention", "--seq", "32k"}, "32K"},
+		{[]string{"bench", "attention", "--heads", "5", "--kv-heads", "2"}, "--heads"},
+		{[]string{"bench", "attention", "--json", "/no/such/dir/x"}, "--json"},
+		{[]string{"bench", "comm"}, "--nproc 1"},
+		{[]string{"bench", "comm", "--nproc", "2", "--calls", "gossip"}, "gossip"},
+		{[]string{"bench", "train"}, "a config"},
+		{[]string{"bench", "train", "--data", "web", good}, "--data"},
+		{[]string{"bench", "train", "--steps", "0", good}, "--steps"},
+		{[]string{"bench", "train", "none.yaml"}, "none.yaml"},
+	} {
+		code, _, stderr := cprun(t, c.args...)
+		if code != 2 || !strings.Contains(stderr, c.want) {
+			t.Errorf("cprun %v: exit status %d, want 2 and %q:\n%s", c.args, code, c.want, stderr)
+		}
+	}
+}

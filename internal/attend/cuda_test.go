@@ -1,0 +1,119 @@
+//go:build cuda
+
+package attend
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/internal/backend"
+	"github.com/cprun/cprun/internal/cuda"
+	"github.com/cprun/cprun/internal/device"
+)
+
+// runGPU runs a case with each rank on a GPU of its own.
+func runGPU(t *testing.T, m backend.Machine, path string, ranks int, s Spec) map[string][]float32 {
+	t.Helper()
+	s.In, s.Out, s.Device, s.Machine = path, filepath.Join(t.TempDir(), "out.safetensors"), "cuda", m
+	hosts := comm.NewLocal(ranks, nil, comm.Options{})
+	var g errgroup.Group
+	for r := range ranks {
+		g.Go(func() (err error) {
+			defer func() {
+				if err != nil {
+					hosts[r].Abort(err)
+				}
+			}()
+			c, err := Open(path)
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			dtype, err := s.Element()
+			if err != nil {
+				return err
+			}
+			dev, err := device.CUDA(device.CUDAOptions{Ordinal: r, Backend: s.Backend, Compute: dtype, Machine: m, Packed: len(c.Docs) > 0})
+			if err != nil {
+				return err
+			}
+			world, err := comm.NewDevice(context.Background(), hosts[r], dev.Stream.(*cuda.Stream), comm.DeviceOptions{})
+			if err != nil {
+				return err
+			}
+			if _, err := c.Run(context.Background(), s, world, &dev); err != nil {
+				return err
+			}
+			return errors.Join(world.Close(), dev.Close())
+		})
+	}
+	if err := g.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	return results(t, s.Out)
+}
+
+// The fixtures, on every number of GPUs, against the reference in float64 on the CPU. The
+// bound is on the root of the mean square of the error, relative to that of the tensor: bfloat16
+// has 8 bits.
+func TestFixturesOnGPUs(t *testing.T) {
+	m, gpus, err := backend.Find()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(gpus) == 0 {
+		t.Skip("no GPU is seen")
+	}
+	paths, err := filepath.Glob("../../attention/attentiontest/testdata/*.safetensors")
+	if err != nil || len(paths) == 0 {
+		t.Fatal("no fixtures", err)
+	}
+	for _, path := range paths {
+		want, _ := run(t, path, 1, Spec{Layout: "contiguous", Algorithm: "ring", Backend: "reference", DType: "fp64"})
+		for ranks := 1; ranks <= min(len(gpus), 4); ranks *= 2 {
+			for _, s := range []Spec{
+				{Layout: "zigzag", Algorithm: "ring", Backend: "reference", DType: "fp32"},
+				{Layout: "zigzag", Algorithm: "ring", Backend: "flash", DType: "bf16"},
+				{Layout: "striped", Algorithm: "allgather", Backend: "flash", DType: "bf16"},
+				{Layout: "zigzag", Algorithm: "ring", Backend: "fused", DType: "bf16"},
+			} {
+				t.Run(fmt.Sprintf("%s/%d/%s-%s-%s", filepath.Base(path), ranks, s.Backend, s.Layout, s.DType), func(t *testing.T) {
+					bound := map[string]float64{"fp32": 1e-4, "bf16": 2e-2}[s.DType]
+					got := runGPU(t, m, path, ranks, s)
+					for name, w := range want {
+						if e := relative(got[name], w); !(e <= bound) {
+							t.Errorf("%s is off by %.3g relative, want at most %g", name, e, bound)
+						} else {
+							t.Logf("%s is off by %.3g relative", name, e)
+						}
+					}
+				})
+			}
+		}
+	}
+}
+
+// relative is the root of the mean square of got - want over that of want. Elements that are
+// -Inf in both, the LSE of rows without a key, do not count.
+func relative(got, want []float32) float64 {
+	if len(got) != len(want) {
+		return math.NaN()
+	}
+	sum, all := 0.0, 0.0
+	for i, w := range want {
+		if math.IsInf(float64(w), -1) && got[i] == w {
+			continue
+		}
+		d := float64(got[i]) - float64(w)
+		sum += d * d
+		all += float64(w) * float64(w)
+	}
+	return math.Sqrt(sum / all)
+}

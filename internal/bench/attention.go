@@ -1,0 +1,343 @@
+package bench
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/internal/device"
+	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/kernels"
+	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/ring"
+)
+
+// AttentionSpec is what `bench attention` measures: every algorithm over every length.
+type AttentionSpec struct {
+	Seq           []int    `json:"seq"` // global tokens
+	Algorithms    []string `json:"algorithms"`
+	Layout        string   `json:"layout"`
+	Backend       string   `json:"backend"`
+	DType         string   `json:"dtype"`
+	Heads         int      `json:"heads"`
+	KVHeads       int      `json:"kv_heads"`
+	HeadDim       int      `json:"head_dim"`
+	Causal        bool     `json:"causal"`
+	Window        int      `json:"window"` // keys that a query sees before itself; -1: all
+	Deterministic bool     `json:"deterministic"`
+	Iters         int      `json:"iters"` // 0: as many as take two seconds
+	Warmup        int      `json:"warmup"`
+}
+
+// Default fills what was left open with what a device can do in some seconds.
+func (s *AttentionSpec) Default(device string) {
+	d := AttentionSpec{Seq: []int{512, 1 << 10}, Heads: 4, KVHeads: 2, HeadDim: 32, DType: "fp32"}
+	if device != "cpu" {
+		d = AttentionSpec{Seq: []int{32 << 10, 128 << 10, 512 << 10}, Heads: 32, KVHeads: 8, HeadDim: 128, DType: "bf16"}
+	}
+	if len(s.Seq) == 0 {
+		s.Seq = d.Seq
+	}
+	if s.Heads == 0 {
+		s.Heads, s.KVHeads = d.Heads, cmp.Or(s.KVHeads, d.KVHeads)
+	}
+	s.KVHeads = cmp.Or(s.KVHeads, s.Heads)
+	s.HeadDim = cmp.Or(s.HeadDim, d.HeadDim)
+	if s.DType == "auto" {
+		s.DType = d.DType
+	}
+}
+
+// Check finds what is wrong with a spec before any process is spawned.
+func (s *AttentionSpec) Check(ranks int) error {
+	switch {
+	case len(s.Seq) == 0:
+		return fmt.Errorf("--seq: no length given")
+	case s.Heads < 1 || s.KVHeads < 1 || s.Heads%s.KVHeads != 0:
+		return fmt.Errorf("--heads %d --kv-heads %d: the first must be a multiple of the second", s.Heads, s.KVHeads)
+	case s.HeadDim < 1:
+		return fmt.Errorf("--head-dim %d: want at least 1", s.HeadDim)
+	case s.Window < -1 || s.Window >= 0 && !s.Causal:
+		return fmt.Errorf("--window %d: want the number of keys before a query that it sees, with --causal; -1 is all", s.Window)
+	case s.Iters < 0 || s.Warmup < 0:
+		return fmt.Errorf("--iters %d --warmup %d: want 0 or more", s.Iters, s.Warmup)
+	}
+	for _, a := range s.Algorithms {
+		if !slices.Contains(ring.Algorithms, a) {
+			return fmt.Errorf("--algorithm %q is none of %v", a, ring.Algorithms)
+		}
+	}
+	for _, n := range s.Seq {
+		if n < 2*ranks {
+			return fmt.Errorf("--seq %d: too short for %d ranks", n, ranks)
+		}
+		if _, err := s.shape(n, ranks); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *AttentionSpec) shape(seq, ranks int) (partition.Shape, error) {
+	l, err := partition.New(s.Layout, []int{seq})
+	if err != nil {
+		return partition.Shape{}, fmt.Errorf("--layout: %w", err)
+	}
+	mask, err := partition.NewMask(s.Causal, s.Window, seq, seq, nil)
+	return partition.Shape{SeqQ: seq, SeqKV: seq, Size: ranks, Layout: l, Mask: mask}, err
+}
+
+// Attention measures every row and hands it to emit on rank 0. Every rank calls it.
+func (r *Rank) Attention(ctx context.Context, s AttentionSpec, emit func(AttentionRow) error) (err error) {
+	defer device.Caught(&err)
+	t := &attentionRun{Rank: r, spec: s, dtype: types[s.DType], softmax: attention.Softmax{Scale: 1 / math.Sqrt(float64(s.HeadDim))}}
+	bytes, err := t.plan()
+	if err != nil {
+		return err
+	}
+	if t.arena, err = r.Device.Arena("tensors of attention", bytes); err != nil {
+		return err
+	}
+	for _, seq := range s.Seq {
+		for _, algorithm := range s.Algorithms {
+			row, err := t.row(ctx, algorithm, seq)
+			if err != nil {
+				return fmt.Errorf("S=%s, %s: %w", sizeText(int64(seq)), algorithm, err)
+			}
+			if r.World.Rank() == 0 {
+				if err := emit(*row); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// Workspace is the device memory that the backend works in, in bytes, on the rank that needs
+// most. matrix: to be deterministic, cuDNN keeps the matrix of all pairs of a call.
+func (s *AttentionSpec) Workspace(ranks int, matrix bool) int64 {
+	most := int64(0)
+	if s.Backend != attention.Fused.String() {
+		return most
+	}
+	for _, seq := range s.Seq {
+		local := (seq + ranks - 1) / ranks
+		keys := local
+		if slices.Contains(s.Algorithms, "allgather") {
+			keys = seq
+		}
+		most = max(most, kernels.FusedWorkspace(kernels.FusedShape{
+			Batch: 1, SeqQ: local, SeqK: keys, Heads: s.Heads, KVHeads: s.KVHeads, Dim: s.HeadDim, DimV: s.HeadDim,
+			Calls: ranks, Training: true, Deterministic: s.Deterministic && matrix,
+		}))
+	}
+	return most
+}
+
+// attentionRun is what the rows have in common.
+type attentionRun struct {
+	*Rank
+	spec    AttentionSpec
+	dtype   tensor.DType
+	softmax attention.Softmax
+	arena   *tensor.Arena
+}
+
+// pass is one rank's attention over one schedule.
+type pass struct {
+	ring        ring.Ring
+	schedule    *ring.Schedule
+	softmax     attention.Softmax
+	q, k, v, do View
+	out         attention.Partial
+	grads       attention.Grads
+}
+
+func (p *pass) forward() error {
+	return p.ring.Forward(p.out, p.q, p.k, p.v, p.schedule, p.softmax)
+}
+
+func (p *pass) both() error {
+	if err := p.forward(); err != nil {
+		return err
+	}
+	return p.backward()
+}
+
+func (p *pass) backward() error {
+	return p.ring.Backward(p.grads, p.do, p.q, p.k, p.v, p.out, p.schedule, p.softmax)
+}
+
+// pass makes room in arena for the rank's part of a shape.
+func (t *attentionRun) pass(algorithm string, shape partition.Shape, rank int, arena *tensor.Arena) (*pass, error) {
+	schedule, err := ring.New(algorithm, shape, rank)
+	if err != nil {
+		return nil, err
+	}
+	n := partition.Count(shape.Layout.Spans(shape.SeqQ, shape.Size, rank))
+	sum := tensor.F32
+	if t.dtype == tensor.F64 {
+		sum = tensor.F64
+	}
+	of := func(d tensor.DType, heads int) View { return arena.Alloc(d, 1, n, heads, t.spec.HeadDim) }
+	h, kv := t.spec.Heads, t.spec.KVHeads
+	return &pass{
+		ring: ring.Ring{Arena: arena}, schedule: schedule, softmax: t.softmax,
+		q: of(t.dtype, h), k: of(t.dtype, kv), v: of(t.dtype, kv), do: of(t.dtype, h),
+		out:   attention.Partial{O: of(t.dtype, h), LSE: arena.Alloc(sum, 1, n, h, 1)},
+		grads: attention.Grads{DQ: of(sum, h), DK: of(sum, kv), DV: of(sum, kv)},
+	}, nil
+}
+
+// plan is the bytes of the largest row, found by running it over an arena that only counts.
+func (t *attentionRun) plan() (int64, error) {
+	most := int64(0)
+	for _, seq := range t.spec.Seq {
+		shape, err := t.spec.shape(seq, t.World.Size())
+		if err != nil {
+			return 0, err
+		}
+		for _, algorithm := range t.spec.Algorithms {
+			meter := tensor.NewMeter()
+			p, err := t.pass(algorithm, shape, t.World.Rank(), meter)
+			if err != nil {
+				return 0, err
+			}
+			p.ring.Kernel, p.ring.Comm, p.ring.Stream = noKernel{}, silent{}, silentStream{}
+			if err := p.both(); err != nil {
+				return 0, err
+			}
+			most = max(most, meter.Peak())
+		}
+	}
+	return most, nil
+}
+
+func (t *attentionRun) row(ctx context.Context, algorithm string, seq int) (*AttentionRow, error) {
+	s, ranks := &t.spec, t.World.Size()
+	shape, err := s.shape(seq, ranks)
+	if err != nil {
+		return nil, err
+	}
+	start := t.arena.Mark()
+	defer t.arena.Release(start)
+	p, err := t.load(ctx, algorithm, shape, t.World.Rank(), t.World)
+	if err != nil {
+		return nil, err
+	}
+	pairs := 0
+	for _, w := range partition.Work(shape) {
+		pairs += w
+	}
+	row := &AttentionRow{Seq: seq, Algorithm: algorithm, Layout: s.Layout, Backend: s.Backend, Ranks: ranks, FLOPs: FLOPs(pairs, s.Heads, s.HeadDim, s.HeadDim)}
+	if err := t.share(ctx, row, p); err != nil {
+		return nil, err
+	}
+	seconds, n, err := t.measure(ctx, s.Warmup, s.Iters, p.forward)
+	if err != nil {
+		return nil, fmt.Errorf("forward: %w", err)
+	}
+	row.Forward, row.Iters = rate(row.FLOPs, seconds, ranks), n
+	if seconds, n, err = t.measure(ctx, s.Warmup, s.Iters, p.both); err != nil {
+		return nil, fmt.Errorf("forward and backward: %w", err)
+	}
+	row.Both = rate(bothOfForward*row.FLOPs, seconds, ranks)
+	if row.Hops, err = t.hops(ctx, p); err != nil {
+		return nil, fmt.Errorf("traced pass: %w", err)
+	}
+	row.Memory = t.arena.Peak()
+	if ranks == 1 {
+		return row, nil
+	}
+	return row, t.baselines(ctx, row, p)
+}
+
+// load makes a pass with random data that runs over those ranks.
+func (t *attentionRun) load(ctx context.Context, algorithm string, shape partition.Shape, rank int, world ring.Exchanger) (*pass, error) {
+	p, err := t.pass(algorithm, shape, rank, t.arena)
+	if err != nil {
+		return nil, err
+	}
+	p.ring.Kernel, p.ring.Comm, p.ring.Stream = t.Device.Kernel, world, t.Device.Stream
+	for i, v := range []View{p.q, p.k, p.v, p.do} {
+		if err := t.random(ctx, v, uint64(i+1)); err != nil {
+			return nil, err
+		}
+	}
+	return p, nil
+}
+
+// share is how much of the row falls to the rank that has most.
+func (t *attentionRun) share(ctx context.Context, row *AttentionRow, p *pass) error {
+	width := int64(t.spec.KVHeads) * int64(t.spec.HeadDim) * 2 // of K and V together
+	forward, backward := p.schedule.Bytes(width*int64(t.dtype.Size()), width*int64(p.grads.DK.DType().Size()))
+	most, err := t.slowest(ctx, float64(p.q.Len(tensor.Seq)), float64(forward), float64(backward))
+	if err == nil {
+		row.Tokens, row.SentForward, row.SentBackward = int(most[0]), int64(most[1]), int64(most[2])
+	}
+	return err
+}
+
+// baselines are what the row is compared with: the same calls without transfers, and one rank
+// alone on as many tokens. All ranks run them at once, so that the devices are as warm and
+// their power as short as in the row itself.
+func (t *attentionRun) baselines(ctx context.Context, row *AttentionRow, p *pass) error {
+	s := &t.spec
+	p.ring.Comm = silent{} // the buffers still hold keys that came from the others
+	seconds, _, err := t.measure(ctx, s.Warmup, s.Iters, p.both)
+	p.ring.Comm = t.World
+	if err != nil {
+		return fmt.Errorf("without transfers: %w", err)
+	}
+	local := rate(bothOfForward*row.FLOPs, seconds, row.Ranks)
+	row.Local = &local
+
+	t.arena.Release(tensor.Mark{})
+	shape, err := s.shape(row.Tokens, 1)
+	if err != nil {
+		return err
+	}
+	if p, err = t.load(ctx, row.Algorithm, shape, 0, silent{}); err != nil {
+		return err
+	}
+	if seconds, _, err = t.measure(ctx, s.Warmup, s.Iters, p.both); err != nil {
+		return fmt.Errorf("one rank alone: %w", err)
+	}
+	pairs := partition.Work(shape)[0]
+	alone := rate(bothOfForward*FLOPs(pairs, s.Heads, s.HeadDim, s.HeadDim), seconds, 1)
+	loss := 1 - row.Both.TFLOPs/alone.TFLOPs
+	row.Alone, row.Loss = &alone, &loss
+	return nil
+}
+
+// silent is an exchange in which nothing moves.
+type silent struct{}
+
+func (silent) Exchange(_, _ []comm.Message) (comm.Pending, error) { return nil, nil }
+
+// silentStream takes no labels, which is all that a ring asks of a stream.
+type silentStream struct{ tensor.Stream }
+
+func (silentStream) Label(string) {}
+
+// noKernel computes nothing.
+type noKernel struct{}
+
+func (noKernel) Reset(attention.Partial) error        { return nil }
+func (noKernel) Finish(View, attention.Partial) error { return nil }
+func (noKernel) Delta(_, _, _ View) error             { return nil }
+func (noKernel) ResetGrads(attention.Grads) error     { return nil }
+func (noKernel) FinishGrads(attention.Grads) error    { return nil }
+func (noKernel) Add(_, _ View) error                  { return nil }
+func (noKernel) Forward(attention.Partial, View, View, View, []partition.Tile, attention.Softmax) error {
+	return nil
+}
+
+func (noKernel) Backward(attention.Grads, View, View, View, View, attention.Saved, []partition.Tile, attention.Softmax) error {
+	return nil
+}

@@ -1,0 +1,220 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"time"
+
+	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/internal/device"
+	"github.com/cprun/cprun/internal/tensor"
+)
+
+// View is a strided window onto device memory; see internal/tensor.
+type View = tensor.View
+
+// Lane is a stream that can be traced.
+type Lane interface {
+	tensor.Stream
+	Name() string
+	Trace(f func(tensor.Span))
+}
+
+// Clock takes the device's time at points of a stream.
+type Clock interface {
+	// Mark queues taking the time of point i.
+	Mark(i int)
+	// Between is the seconds from point i to point j, once the stream has been waited for.
+	Between(i, j int) (float64, error)
+	Close() error
+}
+
+// Rank is one process of a benchmark.
+type Rank struct {
+	Device  device.Device // its kernel is the one that is measured
+	Machine Machine
+	World   comm.Communicator // moves views of the device
+	Control comm.Communicator // moves views of the host; may be World
+	// Transports are what `bench comm` puts beside each other.
+	Transports []Transport
+	// LinkGBps is what a link between two devices can do in each direction; 0: not known.
+	LinkGBps float64
+
+	staging View // of the host, for random
+}
+
+// Transport is a way between the ranks.
+type Transport struct {
+	Name string
+	Comm comm.Communicator
+}
+
+// types are the element types of attention, by the names of --dtype.
+var types = map[string]tensor.DType{"bf16": tensor.BF16, "fp16": tensor.F16, "fp32": tensor.F32, "fp64": tensor.F64}
+
+// DType is the element type of a name of --dtype. A CPU computes in the last two.
+func DType(name string, cpu bool) (tensor.DType, error) {
+	t, ok := types[name]
+	if half := t.Size() == 2; !ok || cpu && half || !cpu && t == tensor.F64 {
+		return tensor.Invalid, fmt.Errorf("--dtype %q: want bf16, fp16 or fp32 on GPUs, fp32 or fp64 on a CPU", name)
+	}
+	return t, nil
+}
+
+// clock makes a clock of the rank's stream.
+func (r *Rank) clock(points int) (Clock, error) {
+	if s, ok := r.Device.Stream.(*tensor.HostStream); ok {
+		return &hostClock{stream: s, at: make([]time.Time, points)}, nil
+	}
+	c, err := deviceClock(r.Device.Stream, points)
+	if c == nil && err == nil {
+		err = fmt.Errorf("%s: no clock for its stream", r.Device.Name)
+	}
+	return c, err
+}
+
+type hostClock struct {
+	stream *tensor.HostStream
+	at     []time.Time // written by the stream
+}
+
+func (c *hostClock) Mark(i int) {
+	c.stream.Do("", func() error { c.at[i] = time.Now(); return nil })
+}
+
+func (c *hostClock) Between(i, j int) (float64, error) { return c.at[j].Sub(c.at[i]).Seconds(), nil }
+
+func (c *hostClock) Close() error { return nil }
+
+// slowest is the largest of each figure over the ranks.
+func (r *Rank) slowest(ctx context.Context, xs ...float64) ([]float64, error) {
+	v := tensor.FromSlice(xs, len(xs))
+	p, err := r.Control.AllReduce(v, comm.Max)
+	if err == nil {
+		err = p.Sync(ctx)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("figures of all ranks: %w", err)
+	}
+	return tensor.Data[float64](v), nil
+}
+
+// Of measurements whose number is not given: long enough for a median, short enough to wait for.
+const (
+	budget   = 2.0 // seconds
+	minIters = 3
+	maxIters = 30
+)
+
+// measure is the median time of work, in seconds, on the slowest rank. Iterations follow each
+// other without a pause. iters 0: as many as fit the budget.
+func (r *Rank) measure(ctx context.Context, warmup, iters int, work func() error) (seconds float64, n int, err error) {
+	took, err := r.times(ctx, max(warmup, 1), work)
+	if err != nil {
+		return 0, 0, err
+	}
+	if iters == 0 {
+		last, err := r.slowest(ctx, took[len(took)-1])
+		if err != nil {
+			return 0, 0, err
+		}
+		iters = min(max(int(budget/max(last[0], 1e-9)), minIters), maxIters)
+	}
+	if err := r.Control.Barrier(ctx); err != nil {
+		return 0, 0, err
+	}
+	if took, err = r.times(ctx, iters, work); err != nil {
+		return 0, 0, err
+	}
+	most, err := r.slowest(ctx, Median(took))
+	if err != nil {
+		return 0, 0, err
+	}
+	return most[0], iters, nil
+}
+
+// times is how long each of n turns of work took on the stream.
+func (r *Rank) times(ctx context.Context, n int, work func() error) ([]float64, error) {
+	clock, err := r.clock(n + 1)
+	if err != nil {
+		return nil, err
+	}
+	defer clock.Close()
+	clock.Mark(0)
+	for i := range n {
+		if err := work(); err != nil {
+			return nil, err
+		}
+		clock.Mark(i + 1)
+	}
+	if err := r.Device.Stream.Sync(ctx); err != nil {
+		return nil, err
+	}
+	took := make([]float64, n)
+	for i := range took {
+		if took[i], err = clock.Between(i, i+1); err != nil {
+			return nil, err
+		}
+	}
+	return took, nil
+}
+
+// noise is the elements of the block that random fills repeats. It is no multiple of a row,
+// so that no two rows near each other are alike.
+const noise = 1<<20 + 7
+
+// random fills a dense device view with numbers of a normal distribution. The power that a GPU
+// takes, and so its clock, depends on the data: zeros would be too fast.
+func (r *Rank) random(ctx context.Context, v View, seed uint64) error {
+	const words = 8
+	if r.staging.IsZero() {
+		mem, err := r.Device.Store.AllocHost(words * noise)
+		if err != nil {
+			return fmt.Errorf("random numbers: %w", err)
+		}
+		r.staging = tensor.Dense(mem, tensor.F64, 0, [4]int{1, 1, 1, noise})
+	}
+	rng := rand.New(rand.NewPCG(seed, uint64(r.World.Rank())))
+	n := min(noise, v.Size())
+	block := tensor.Dense(r.staging.Memory(), v.DType(), 0, [4]int{1, 1, 1, n})
+	switch v.DType() {
+	case tensor.F64:
+		fill(tensor.Data[float64](block), func() float64 { return rng.NormFloat64() })
+	case tensor.F32:
+		fill(tensor.Data[float32](block), func() float32 { return float32(rng.NormFloat64()) })
+	case tensor.BF16:
+		fill(tensor.Data[uint16](block), func() uint16 { return bf16(float32(rng.NormFloat64())) })
+	case tensor.F16:
+		fill(tensor.Data[uint16](block), func() uint16 { return f16(float32(rng.NormFloat64())) })
+	default:
+		return fmt.Errorf("random numbers in %v", v.DType())
+	}
+	flat := v.Reshape([4]int{1, 1, 1, v.Size()})
+	for at := 0; at < v.Size(); at += n {
+		m := min(n, v.Size()-at)
+		r.Device.Store.Upload(flat.Slice(tensor.Dim, at, at+m), block.Slice(tensor.Dim, 0, m))
+	}
+	return r.Device.Stream.Sync(ctx) // the staging memory is used again
+}
+
+func fill[T any](xs []T, f func() T) {
+	for i := range xs {
+		xs[i] = f()
+	}
+}
+
+// bf16 is x cut to bfloat16.
+func bf16(x float32) uint16 { return uint16(math.Float32bits(x) >> 16) }
+
+// f16 is x, of at most a few thousand, cut to half precision; what is less than its smallest
+// normal number becomes 0.
+func f16(x float32) uint16 {
+	b := math.Float32bits(x)
+	exponent := int(b>>23&0xff) - 127 + 15
+	if exponent <= 0 {
+		return 0
+	}
+	return uint16(b>>16&0x8000) | uint16(exponent)<<10 | uint16(b>>13&0x3ff)
+}

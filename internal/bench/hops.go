@@ -1,0 +1,213 @@
+package bench
+
+import (
+	"context"
+	"encoding/json"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/internal/tensor"
+)
+
+// trace is what the compute stream did in one pass.
+type trace struct {
+	mu    sync.Mutex
+	spans []tensor.Span // guarded by mu
+}
+
+func (t *trace) add(s tensor.Span) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.spans = append(t.spans, s)
+}
+
+// hops is one forward and backward pass taken apart, on the rank that took longest.
+func (t *attentionRun) hops(ctx context.Context, p *pass) ([]HopTimes, error) {
+	spans, err := t.traced(ctx, p)
+	if err != nil {
+		return nil, err
+	}
+	hops := takeApart(p.order(), spans)
+	moved, err := t.transfers(ctx, p)
+	if err != nil {
+		return nil, err
+	}
+	for i := range hops {
+		hops[i].Transfer = moved[i]
+	}
+	return t.longest(ctx, hops)
+}
+
+// order is the hops of a forward and a backward pass.
+func (p *pass) order() []string {
+	var order []string
+	for _, h := range p.schedule.Forward {
+		order = append(order, "forward "+h.Label)
+	}
+	for _, h := range p.schedule.Backward {
+		order = append(order, "backward "+h.Label)
+	}
+	return order
+}
+
+// traced is what the compute stream does in one forward and one backward pass.
+func (t *attentionRun) traced(ctx context.Context, p *pass) ([]tensor.Span, error) {
+	if err := t.Control.Barrier(ctx); err != nil {
+		return nil, err
+	}
+	var all trace
+	lane := t.Device.Stream.(Lane)
+	lane.Trace(all.add)
+	defer lane.Trace(nil)
+	p.ring.Label = "forward "
+	err := p.forward()
+	p.ring.Label = "backward "
+	if err == nil {
+		err = p.backward()
+	}
+	p.ring.Label = ""
+	if err == nil {
+		err = lane.Sync(ctx)
+	}
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	return all.spans, err
+}
+
+// takeApart adds up spans by hop. A hop lasts from its first kernel to the first kernel of the
+// next one; what the kernels of it do not fill is waiting.
+func takeApart(order []string, spans []tensor.Span) []HopTimes {
+	type extent struct{ first, last time.Time }
+	hops, at := make([]HopTimes, len(order)), make([]extent, len(order))
+	index := make(map[string]int, len(order))
+	for i, label := range order {
+		index[label] = i
+		hops[i].Pass, hops[i].Label, _ = strings.Cut(label, " ")
+	}
+	for _, s := range spans {
+		i, ok := index[s.Label]
+		if !ok {
+			continue
+		}
+		e := &at[i]
+		if stop := s.Start.Add(s.Took); stop.After(e.last) {
+			e.last = stop
+		}
+		if s.Name == "wait" { // the CPU's streams tell of it themselves
+			continue
+		}
+		hops[i].Compute += s.Took.Seconds()
+		if e.first.IsZero() || s.Start.Before(e.first) {
+			e.first = s.Start
+		}
+	}
+	for i := range hops {
+		if at[i].first.IsZero() {
+			continue
+		}
+		stop := at[i].last
+		if i+1 < len(hops) && hops[i+1].Pass == hops[i].Pass && !at[i+1].first.IsZero() {
+			stop = at[i+1].first
+		}
+		hops[i].Wait = max(0, stop.Sub(at[i].first).Seconds()-hops[i].Compute)
+	}
+	return hops
+}
+
+// marker takes the time at every label, of which the ring gives one to each hop, and one to the
+// end of a pass.
+type marker struct {
+	tensor.Stream
+	clock  Clock
+	points int
+}
+
+func (m *marker) Label(string) {
+	m.clock.Mark(m.points)
+	m.points++
+}
+
+// transfers is what the transfers of each hop take with no kernel beside them, in seconds.
+func (t *attentionRun) transfers(ctx context.Context, p *pass) ([]float64, error) {
+	if err := t.Control.Barrier(ctx); err != nil {
+		return nil, err
+	}
+	hops := len(p.schedule.Forward) + len(p.schedule.Backward)
+	clock, err := t.clock(hops + 2)
+	if err != nil {
+		return nil, err
+	}
+	defer clock.Close()
+	bare := *p
+	bare.ring.Kernel, bare.ring.Stream = noKernel{}, &marker{Stream: t.Device.Stream, clock: clock}
+	if err := bare.both(); err != nil {
+		return nil, err
+	}
+	if err := t.Device.Stream.Sync(ctx); err != nil {
+		return nil, err
+	}
+	moved := make([]float64, hops)
+	for i := range moved {
+		point := i
+		if i >= len(p.schedule.Forward) {
+			point++ // the end of the forward pass has one
+		}
+		if moved[i], err = clock.Between(point, point+1); err != nil {
+			return nil, err
+		}
+	}
+	return moved, nil
+}
+
+// longest is the hops of the rank whose pass took longest, on every rank.
+func (t *attentionRun) longest(ctx context.Context, hops []HopTimes) ([]HopTimes, error) {
+	total := 0.0
+	for _, h := range hops {
+		total += h.Compute + h.Wait
+	}
+	most, err := t.slowest(ctx, total)
+	if err != nil {
+		return nil, err
+	}
+	mine := -1.0
+	if total == most[0] {
+		mine = float64(t.Control.Rank())
+	}
+	who, err := t.slowest(ctx, mine)
+	if err != nil {
+		return nil, err
+	}
+	return broadcastJSON(ctx, t.Control, int(who[0]), hops)
+}
+
+// broadcastJSON is root's value on every rank.
+func broadcastJSON[T any](ctx context.Context, c comm.Communicator, root int, value T) (out T, err error) {
+	text, size := []byte(nil), tensor.FromSlice([]int64{0}, 1)
+	if c.Rank() == root {
+		if text, err = json.Marshal(value); err != nil {
+			return out, err
+		}
+		tensor.Data[int64](size)[0] = int64(len(text))
+	}
+	if err := synced(ctx)(c.Broadcast(size, root)); err != nil {
+		return out, err
+	}
+	buf := tensor.New(tensor.U8, int(tensor.Data[int64](size)[0]))
+	copy(tensor.Bytes(buf), text)
+	if err := synced(ctx)(c.Broadcast(buf, root)); err != nil {
+		return out, err
+	}
+	return out, json.Unmarshal(tensor.Bytes(buf), &out)
+}
+
+// synced blocks for a transfer that has just been begun.
+func synced(ctx context.Context) func(comm.Pending, error) error {
+	return func(p comm.Pending, err error) error {
+		if err != nil {
+			return err
+		}
+		return p.Sync(ctx)
+	}
+}

@@ -1,0 +1,135 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/internal/device"
+	"github.com/cprun/cprun/internal/tensor"
+)
+
+// CommSpec is what `bench comm` measures: every call in every size over every transport.
+type CommSpec struct {
+	Sizes  []int64  `json:"sizes"` // bytes
+	Calls  []string `json:"calls"`
+	Iters  int      `json:"iters"` // 0: as many as take two seconds
+	Warmup int      `json:"warmup"`
+}
+
+// Calls are what `bench comm` knows. exchange is a hop of the ring: every rank sends to the
+// next one and receives from the one before.
+var Calls = []string{"exchange", "all_reduce", "reduce_scatter", "all_gather"}
+
+// Default fills what was left open.
+func (s *CommSpec) Default(device string) {
+	if len(s.Calls) == 0 {
+		s.Calls = Calls
+	}
+	if len(s.Sizes) > 0 {
+		return
+	}
+	s.Sizes = []int64{4 << 10, 64 << 10, 1 << 20}
+	if device != "cpu" {
+		s.Sizes = []int64{64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20}
+	}
+}
+
+// Check finds what is wrong with a spec before any process is spawned.
+func (s *CommSpec) Check(ranks int) error {
+	if ranks < 2 {
+		return fmt.Errorf("--nproc %d: transfers need 2 ranks or more", ranks)
+	}
+	if s.Iters < 0 || s.Warmup < 0 {
+		return fmt.Errorf("--iters %d --warmup %d: want 0 or more", s.Iters, s.Warmup)
+	}
+	for _, c := range s.Calls {
+		if !slices.Contains(Calls, c) {
+			return fmt.Errorf("--calls %q is none of %v", c, Calls)
+		}
+	}
+	for _, n := range s.Sizes {
+		if n < int64(4*ranks) {
+			return fmt.Errorf("--sizes %d: want at least 4 bytes for each of %d ranks", n, ranks)
+		}
+	}
+	return nil
+}
+
+// Comm measures every row and hands it to emit on rank 0. Every rank calls it.
+func (r *Rank) Comm(ctx context.Context, s CommSpec, emit func(Transfer) error) (err error) {
+	defer device.Caught(&err)
+	most := slices.Max(s.Sizes)
+	arena, err := r.Device.Arena("buffers", 2*most+1024)
+	if err != nil {
+		return err
+	}
+	src, dst := arena.Alloc(tensor.F32, int(most/4)), arena.Alloc(tensor.F32, int(most/4))
+	for i, v := range []View{src, dst} {
+		if err := r.random(ctx, v, uint64(i)); err != nil {
+			return err
+		}
+	}
+	for _, call := range s.Calls {
+		for _, size := range s.Sizes {
+			for _, t := range r.Transports {
+				if t.Name == comm.TransportCopy && (call == "all_reduce" || call == "reduce_scatter") {
+					continue // copy engines cannot add; such a group reduces over NCCL, which has a row
+				}
+				row, err := r.transfer(ctx, &s, t, call, size, dst, src)
+				if err != nil {
+					return fmt.Errorf("%s of %s over %s: %w", call, bytesText(size), t.Name, err)
+				}
+				if r.World.Rank() == 0 {
+					if err := emit(*row); err != nil {
+						return err
+					}
+				}
+			}
+		}
+	}
+	return nil
+}
+
+func (r *Rank) transfer(ctx context.Context, s *CommSpec, t Transport, call string, size int64, dst, src View) (*Transfer, error) {
+	begin, moved := transferOf(t.Comm, call, size, dst, src)
+	seconds, _, err := r.measure(ctx, s.Warmup, s.Iters, func() error {
+		p, err := begin()
+		if err == nil {
+			p.Wait()
+		}
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	row := &Transfer{Transport: t.Name, Call: call, Bytes: size, Seconds: seconds, GBps: moved / seconds / 1e9}
+	if r.LinkGBps > 0 {
+		row.Share = row.GBps / r.LinkGBps
+	}
+	return row, nil
+}
+
+// transferOf is the call, and the bytes that it moves over a rank's link in each direction.
+// The views are cut to size; a buffer of a collective is size in all.
+func transferOf(c comm.Communicator, call string, size int64, dst, src View) (begin func() (comm.Pending, error), moved float64) {
+	n, rank := c.Size(), c.Rank()
+	part := int(size/4) / n
+	whole := func(v View) View { return v.Slice(tensor.Dim, 0, n*part) }
+	own := func(v View) View { return v.Slice(tensor.Dim, rank*part, (rank+1)*part) }
+	others := 4 * float64(part) * float64(n-1)
+	switch call {
+	case "all_reduce":
+		// Max, so that the numbers stay what they are however often it runs.
+		return func() (comm.Pending, error) { return c.AllReduce(whole(src), comm.Max) }, 2 * others
+	case "reduce_scatter":
+		return func() (comm.Pending, error) { return c.ReduceScatter(own(dst), whole(src), comm.Sum) }, others
+	case "all_gather":
+		return func() (comm.Pending, error) { return c.AllGather(whole(dst), own(src)) }, others
+	}
+	all := func(v View) View { return v.Slice(tensor.Dim, 0, int(size/4)) }
+	send := []comm.Message{{Peer: (rank + 1) % n, View: all(src)}}
+	recv := []comm.Message{{Peer: (rank + n - 1) % n, View: all(dst)}}
+	return func() (comm.Pending, error) { return c.Exchange(send, recv) }, float64(size / 4 * 4)
+}

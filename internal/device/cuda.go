@@ -1,0 +1,182 @@
+//go:build cuda
+
+package device
+
+import (
+	"errors"
+	"fmt"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/internal/backend"
+	"github.com/cprun/cprun/internal/cuda"
+	"github.com/cprun/cprun/internal/cuda/blas"
+	"github.com/cprun/cprun/internal/cuda/dnn"
+	"github.com/cprun/cprun/internal/nccl"
+	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/kernels"
+)
+
+// reserveSlack is for what is rounded up in the pieces of a reservation.
+const reserveSlack = 1 << 20
+
+// CUDA takes a GPU into use.
+func CUDA(o CUDAOptions) (d Device, err error) {
+	load(o)
+	gpu, err := cuda.Open(o.Ordinal)
+	if err != nil {
+		return Device{}, err
+	}
+	s := &cudaStore{dev: gpu}
+	closers := []func() error{gpu.Close, s.free}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, closeAll(closers))
+		}
+	}()
+	if o.Reserve > 0 {
+		if err := gpu.Reserve(o.Reserve + reserveSlack); err != nil {
+			return Device{}, fmt.Errorf("memory of the run, as cprun plan lists it: %w; use more ranks, memory.recompute full or a shorter data.seq_len", err)
+		}
+	}
+	if s.stream, err = gpu.NewStream("compute", false); err != nil {
+		return Device{}, err
+	}
+	closers = append(closers, s.stream.Close)
+	loader, err := kernels.NewLoader(gpu)
+	if err != nil {
+		return Device{}, err
+	}
+	ops, err := kernels.NewCUDA(s.stream, loader)
+	if err != nil {
+		return Device{}, err
+	}
+	closers = append(closers, ops.Close)
+	kernel, end, err := cudaKernel(o, s.stream, loader)
+	if err != nil {
+		return Device{}, err
+	}
+	closers = append(closers, end)
+	if err := preload(ops, kernel, o.HeadDim); err != nil {
+		return Device{}, err
+	}
+	d = Device{
+		Name: gpu.String(), Stream: s.stream, Ops: ops, Kernel: kernel, Optim: ops, Store: s,
+		Compute: o.Compute, Masters: o.Compute != tensor.F32, RunAhead: 1, Machine: o.Machine, close: func() error { return closeAll(closers) },
+	}
+	if peak, ok := backend.PeakOf(gpu.Arch); ok {
+		d.PeakTFLOPs = peak.BF16 / 1e12
+		if o.Compute == tensor.F32 {
+			d.PeakTFLOPs = peak.FP32 / 1e12
+		}
+	}
+	return d, nil
+}
+
+// load begins to load the libraries, hundreds of megabytes each, while the driver makes the
+// context. Who needs one waits for it, and hears if it cannot be had.
+func load(o CUDAOptions) {
+	libraries := []func() (int, error){blas.Version, nccl.Version}
+	if o.Backend == attention.Fused.String() {
+		libraries = append(libraries, dnn.Version)
+	}
+	for _, version := range libraries {
+		go version() // ends by itself
+	}
+}
+
+// closeAll calls what was added last first.
+func closeAll(closers []func() error) error {
+	var errs []error
+	for i := len(closers) - 1; i >= 0; i-- {
+		errs = append(errs, closers[i]())
+	}
+	return errors.Join(errs...)
+}
+
+// cudaKernel is the kernel of a backend, and what closes it.
+func cudaKernel(o CUDAOptions, s *cuda.Stream, l *kernels.Loader) (attention.Kernel, func() error, error) {
+	nothing := func() error { return nil }
+	switch o.Backend {
+	case "fused":
+		k, err := kernels.NewFused(s, l, kernels.FusedOptions{Deterministic: o.Deterministic, Packed: o.Packed, Workspace: o.Workspace})
+		if err != nil {
+			return nil, nil, err
+		}
+		return k, k.Close, nil
+	case "flash":
+		k, err := kernels.NewFlash(s, l, o.Deterministic)
+		return k, nothing, err
+	case "reference":
+		k, err := kernels.NewDeviceReference(s, l)
+		return k, nothing, err
+	}
+	return nil, nil, fmt.Errorf("attention backend %s is not in this build; take fused, flash or reference", o.Backend)
+}
+
+// preload loads the kernels of a step, which are compiled beside each other where they are not on
+// disk, so that the first step does not wait for one after the other.
+func preload(ops *kernels.CUDA, kernel attention.Kernel, dim int) error {
+	var g errgroup.Group
+	g.Go(ops.Preload)
+	if f, ok := kernel.(*kernels.Flash); ok && dim > 0 {
+		g.Go(func() error { return f.Preload(dim, dim) })
+	}
+	return g.Wait()
+}
+
+// cudaStore is the memory of a GPU.
+type cudaStore struct {
+	dev    *cuda.Device
+	stream *cuda.Stream
+	pinned []*cuda.Pinned
+}
+
+func (s *cudaStore) Alloc(n int64) (tensor.Memory, error) {
+	m, err := s.dev.Alloc(n)
+	if err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
+func (s *cudaStore) AllocHost(n int64) (*tensor.Host, error) {
+	p, err := s.dev.AllocHost(n)
+	if err != nil {
+		return nil, err
+	}
+	s.pinned = append(s.pinned, p)
+	return p.Host(), nil
+}
+
+func (s *cudaStore) Upload(dst, src View)   { s.copy("upload", dst, src) }
+func (s *cudaStore) Download(dst, src View) { s.copy("download", dst, src) }
+
+func (s *cudaStore) copy(name string, dst, src View) {
+	if dst.DType() != src.DType() || dst.Size() != src.Size() || !dst.IsDense() || !src.IsDense() {
+		panic(fmt.Sprintf("device: %s of %v to %v", name, src, dst))
+	}
+	s.stream.Do(name, func() error {
+		s.stream.Copy(cuda.Addr(dst), cuda.Addr(src), int64(src.Size())*int64(src.DType().Size()))
+		return nil
+	})
+}
+
+// MemoryBytes is what is taken of the GPU, by whomever: one process runs on each.
+func (s *cudaStore) MemoryBytes() int64 {
+	free, total, err := s.dev.MemInfo()
+	if err != nil {
+		return 0 // the stream says what is wrong with the device
+	}
+	return total - free
+}
+
+func (s *cudaStore) free() error {
+	var errs []error
+	for _, p := range s.pinned {
+		errs = append(errs, p.Free())
+	}
+	s.pinned = nil
+	return errors.Join(errs...)
+}

@@ -1,0 +1,140 @@
+// Package device is what a rank computes on, the CPU or a GPU, as the training loop and
+// `cprun attention` see it: a stream, the operations that are queued on it, its memory, and
+// the way there and back. Nothing above it knows which it is.
+package device
+
+import (
+	"fmt"
+
+	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/internal/backend"
+	"github.com/cprun/cprun/internal/model"
+	"github.com/cprun/cprun/internal/optim"
+	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/kernels"
+)
+
+// View is a strided window onto device memory; see internal/tensor.
+type View = tensor.View
+
+// Device is what a rank computes on. Everything in it queues on Stream.
+type Device struct {
+	Name   string // "cpu", "cuda:0 (NVIDIA H200)"
+	Stream tensor.Stream
+	Ops    model.Ops
+	Kernel attention.Kernel
+	Optim  optim.Device
+	Store  Store
+	// Compute is the type of activations, and of the copy of the weights that they meet.
+	Compute tensor.DType
+	// Masters says that weights are stepped in float32 apart from that copy. It is so wherever
+	// Compute is another type.
+	Masters bool
+	// RunAhead is how many steps may be queued behind the one whose result is waited for. With
+	// 0 the device is idle while the host logs a step and reads the data of the next.
+	RunAhead int
+	// Machine is the GPU as plans know it; zero for the host.
+	Machine backend.Machine
+	// PeakTFLOPs is the rate that MFU is a share of; 0: not known.
+	PeakTFLOPs float64
+
+	close func() error
+}
+
+// Close gives everything back. Nothing is queued any more. The stream of a CPU belongs to the
+// caller.
+func (d *Device) Close() error {
+	if d.close == nil {
+		return nil
+	}
+	return d.close()
+}
+
+// Store is a device's memory, and the way there and back.
+type Store interface {
+	// Alloc is memory of the device, whose content is undefined. It lives as long as the device.
+	Alloc(bytes int64) (tensor.Memory, error)
+	// AllocHost is zeroed memory of the host that Upload and Download take: pinned where the
+	// device wants that.
+	AllocHost(bytes int64) (*tensor.Host, error)
+	// Upload queues a copy of a host view to one of the device, Download the other way. Both
+	// are dense, of one type and size. The host view must stay as it is until then.
+	Upload(dst, src View)
+	Download(dst, src View)
+	// MemoryBytes is the most that this process has had of the memory that is scarce: the
+	// host's where that is the device, else what is taken of the GPU's.
+	MemoryBytes() int64
+}
+
+// CPU is the host as a device. The backend is flash, or reference, the slow definition of
+// attention that flash is checked against.
+func CPU(stream *tensor.HostStream, backend string) Device {
+	cpu := kernels.NewCPU(stream)
+	d := Device{Name: "cpu", Stream: stream, Ops: cpu, Kernel: cpu, Optim: cpu, Store: hostStore{stream}, Compute: tensor.F32}
+	if backend == "reference" {
+		d.Kernel = attention.NewReference[float64](stream.Do)
+	}
+	return d
+}
+
+// hostStore is the host's memory.
+type hostStore struct{ stream *tensor.HostStream }
+
+func (hostStore) Alloc(n int64) (tensor.Memory, error)    { return tensor.NewHost(n), nil }
+func (hostStore) AllocHost(n int64) (*tensor.Host, error) { return tensor.NewHost(n), nil }
+func (s hostStore) Upload(dst, src View)                  { s.copy("upload", dst, src) }
+func (s hostStore) Download(dst, src View)                { s.copy("download", dst, src) }
+func (hostStore) MemoryBytes() int64                      { return int64(residentBytes()) }
+
+func (s hostStore) copy(name string, dst, src View) {
+	s.stream.Do(name, func() error {
+		tensor.Copy(dst, src)
+		return nil
+	})
+}
+
+// Vector is n elements of the device, uninitialised. what names it in errors.
+func (d *Device) Vector(what string, t tensor.DType, n int) (View, error) {
+	mem, err := d.Store.Alloc(int64(n) * int64(t.Size()))
+	if err != nil {
+		return View{}, fmt.Errorf("%s: %w", what, err)
+	}
+	return tensor.Dense(mem, t, 0, [4]int{1, 1, 1, n}), nil
+}
+
+// HostVector is n zeros of the host that Upload and Download take.
+func (d *Device) HostVector(t tensor.DType, n int) (View, error) {
+	mem, err := d.Store.AllocHost(int64(n) * int64(t.Size()))
+	if err != nil {
+		return View{}, err
+	}
+	return tensor.Dense(mem, t, 0, [4]int{1, 1, 1, n}), nil
+}
+
+// outOfMemory is the panic of an arena that could not grow in the middle of a pass, where no
+// call returns an error. Caught turns it into one.
+type outOfMemory struct{ err error }
+
+// Arena is a stack of the device's memory. Where it has to grow and cannot, Alloc panics with
+// what Caught makes an error of.
+func (d *Device) Arena(what string, bytes int64) (a *tensor.Arena, err error) {
+	defer Caught(&err)
+	return tensor.NewArena(bytes, func(n int64) tensor.Memory {
+		mem, err := d.Store.Alloc(n)
+		if err != nil {
+			panic(outOfMemory{fmt.Errorf("%s: %w", what, err)})
+		}
+		return mem
+	}), nil
+}
+
+// Caught, deferred, sets err where an arena could not grow.
+func Caught(err *error) {
+	switch p := recover().(type) {
+	case nil:
+	case outOfMemory:
+		*err = p.err
+	default:
+		panic(p)
+	}
+}

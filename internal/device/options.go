@@ -1,0 +1,24 @@
+package device
+
+import (
+	"github.com/cprun/cprun/internal/backend"
+	"github.com/cprun/cprun/internal/tensor"
+)
+
+// CUDAOptions are which GPU is used, and how.
+type CUDAOptions struct {
+	Ordinal int    // of the GPUs that this process sees
+	Backend string // of attention: fused, flash or reference
+	Compute tensor.DType
+	Machine backend.Machine // what backend.Find says of it
+	// Reserve is the bytes that the device takes in one piece before anything else; Alloc hands
+	// them out.
+	Reserve int64
+	// Workspace is the bytes of that which fused attention works in; see kernels.FusedWorkspace.
+	Workspace int64
+	// HeadDim is that of attention, so that its kernels are loaded beforehand; 0: not known.
+	HeadDim int
+	// Deterministic repeats gradients of attention bit for bit; Packed says that sequences are
+	// packed documents.
+	Deterministic, Packed bool
+}

@@ -1,0 +1,131 @@
+package model
+
+import (
+	"fmt"
+
+	"github.com/cprun/cprun/internal/hf"
+)
+
+// Bucket is a contiguous range of the flat buffers whose parameters are needed at the same
+// time of a pass: what is gathered and reduced in one piece. Bucket 0 is the embedding, 1 to L
+// are the matrices of the layers, L+1 is the head, empty where it is tied to the embedding,
+// and L+2 is all vectors, which are the only parameters without weight decay.
+type Bucket struct{ Lo, Hi int64 }
+
+// Size is the elements of the bucket.
+func (b Bucket) Size() int64 { return b.Hi - b.Lo }
+
+// FlatLayout is where every parameter lies in the flat buffers.
+type FlatLayout struct {
+	Params  []Param
+	Buckets []Bucket
+	owner   []int // the bucket of each parameter
+	unit    int64 // what the sizes of buckets are multiples of
+}
+
+// NewLayout is the layout for that many ranks: every bucket can be cut into as many equal
+// parts, each a multiple of Align.
+func NewLayout(cfg *hf.Config, ranks int) *FlatLayout {
+	l := &FlatLayout{unit: Align * int64(max(ranks, 1))}
+	std := cfg.InitializerRange
+	if std == 0 {
+		std = 0.02
+	}
+	e, d, f := cfg.HiddenSize, cfg.HeadDim, cfg.IntermediateSize
+	q, kv := cfg.NumAttentionHeads*d, cfg.NumKeyValueHeads*d
+	matrix := func(name string, out, in int) {
+		l.add(Param{Name: name + ".weight", Shape: []int{out, in}, Decay: true, Std: std})
+	}
+	vector := func(name string, n int) { l.add(Param{Name: name + ".weight", Shape: []int{n}}) }
+
+	matrix("model.embed_tokens", cfg.VocabSize, e)
+	l.close()
+	for i := range cfg.NumHiddenLayers {
+		p := fmt.Sprintf("model.layers.%d.", i)
+		matrix(p+"self_attn.q_proj", q, e)
+		matrix(p+"self_attn.k_proj", kv, e)
+		matrix(p+"self_attn.v_proj", kv, e)
+		matrix(p+"self_attn.o_proj", e, q)
+		matrix(p+"mlp.gate_proj", f, e)
+		matrix(p+"mlp.up_proj", f, e)
+		matrix(p+"mlp.down_proj", e, f)
+		l.close()
+	}
+	if !cfg.TieWordEmbeddings {
+		matrix("lm_head", cfg.VocabSize, e)
+	}
+	l.close()
+	for i := range cfg.NumHiddenLayers {
+		p := fmt.Sprintf("model.layers.%d.", i)
+		vector(p+"input_layernorm", e)
+		if cfg.Architecture == hf.Qwen3 {
+			vector(p+"self_attn.q_norm", d)
+			vector(p+"self_attn.k_norm", d)
+		}
+		vector(p+"post_attention_layernorm", e)
+	}
+	vector("model.norm", e)
+	l.close()
+	return l
+}
+
+func (l *FlatLayout) add(p Param) {
+	p.Offset = l.Size()
+	if n := len(l.Params); n > 0 && l.owner[n-1] == len(l.Buckets) {
+		last := l.Params[n-1]
+		p.Offset = roundUp(last.Offset+int64(last.Size()), Align)
+	}
+	l.Params = append(l.Params, p)
+	l.owner = append(l.owner, len(l.Buckets))
+}
+
+// close ends a bucket.
+func (l *FlatLayout) close() {
+	b := Bucket{Lo: l.Size(), Hi: l.Size()}
+	if n := len(l.Params); l.owner[n-1] == len(l.Buckets) {
+		last := l.Params[n-1]
+		b.Hi = b.Lo + roundUp(last.Offset+int64(last.Size())-b.Lo, l.unit)
+	}
+	l.Buckets = append(l.Buckets, b)
+}
+
+// Size is the elements of a flat buffer.
+func (l *FlatLayout) Size() int64 {
+	if len(l.Buckets) == 0 {
+		return 0
+	}
+	return l.Buckets[len(l.Buckets)-1].Hi
+}
+
+// Of is the bucket of the i-th parameter.
+func (l *FlatLayout) Of(i int) int { return l.owner[i] }
+
+// Head is the number of the head's bucket.
+func (l *FlatLayout) Head() int { return len(l.Buckets) - 2 }
+
+// Vectors is the number of the bucket of all vectors.
+func (l *FlatLayout) Vectors() int { return len(l.Buckets) - 1 }
+
+// Embedding is the number of the embedding's bucket.
+const Embedding = 0
+
+// Layer is the number of a layer's bucket.
+func Layer(i int) int { return i + 1 }
+
+// Hooks tell of the passes' way through the buckets, so that weights can arrive, and gradients
+// leave, while a pass goes on. They queue work and wait for nothing; a nil one is not called.
+type Hooks struct {
+	// Use is called before the first operation of a forward pass that reads a bucket. A backward
+	// pass reads what its forward pass had.
+	Use func(bucket int) error
+	// Begin is called before the first operation of a backward pass that adds to the gradients
+	// of a bucket, and Done after the last.
+	Begin, Done func(bucket int) error
+}
+
+func call(hook func(int) error, bucket int) error {
+	if hook == nil {
+		return nil
+	}
+	return hook(bucket)
+}

@@ -1,0 +1,80 @@
+package plan
+
+import (
+	"github.com/cprun/cprun/internal/backend"
+	"github.com/cprun/cprun/internal/config"
+	"github.com/cprun/cprun/partition"
+)
+
+// Tokens whose logits stand in memory at once on a GPU. More than the largest make no matrix
+// product faster; fewer than the second cost some speed.
+var lossChunks = []int{8192, 4096, 2048, 1024}
+
+// goodChunks is how many of those are worth less recompute.
+const goodChunks = 2
+
+// headroom is the share of a device's memory that a plan which decides something leaves free.
+const headroom = 0.03
+
+// Fit decides memory.recompute and memory.loss_chunk where a resolved config for a GPU leaves
+// them auto: the least recompute that fits the machine's memory, then the largest chunk; full
+// recompute where nothing fits, or selective where the memory is not known.
+func Fit(cfg *config.Config, ranks int, machine backend.Machine) error {
+	auto := cfg.Memory
+	if auto.Recompute != "auto" && auto.LossChunk > 0 {
+		return nil
+	}
+	recomputes, chunks := []string{auto.Recompute}, []int{auto.LossChunk}
+	if auto.Recompute == "auto" {
+		recomputes = []string{"none", "selective", "full"}
+		if machine.Memory == 0 {
+			recomputes = []string{"selective"}
+		}
+	}
+	good := 1
+	if auto.LossChunk == 0 {
+		tokens, err := mostTokens(cfg)
+		if err != nil {
+			return err
+		}
+		chunks, good = upTo(max(1, tokens)), goodChunks
+	}
+	room := int64(float64(machine.Memory) * (1 - headroom))
+	for i, r := range recomputes {
+		try := chunks[:min(good, len(chunks))]
+		if i == len(recomputes)-1 {
+			try = chunks
+		}
+		for _, n := range try {
+			cfg.Memory.Recompute, cfg.Memory.LossChunk = r, n
+			m, err := MemoryOf(cfg, ranks, machine)
+			if err != nil || machine.Memory == 0 || m.Total <= room {
+				return err
+			}
+		}
+	}
+	return nil // the last is the smallest; whether it fits is said by the plan
+}
+
+// upTo is the chunks for that many tokens of one pass.
+func upTo(tokens int) (chunks []int) {
+	for _, n := range lossChunks {
+		if c := min(n, tokens); len(chunks) == 0 || c < chunks[len(chunks)-1] {
+			chunks = append(chunks, c)
+		}
+	}
+	return chunks
+}
+
+// mostTokens is the tokens of one pass of the rank that has most.
+func mostTokens(cfg *config.Config) (int, error) {
+	shape, err := Shape(cfg)
+	if err != nil {
+		return 0, err
+	}
+	most := 0
+	for r := range shape.Size {
+		most = max(most, partition.Count(shape.Layout.Spans(shape.SeqQ, shape.Size, r)))
+	}
+	return most * cfg.Train.MicroBatchSize, nil
+}

@@ -1,0 +1,210 @@
+//go:build cuda
+
+package train_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/internal/backend"
+	"github.com/cprun/cprun/internal/config"
+	"github.com/cprun/cprun/internal/cuda"
+	"github.com/cprun/cprun/internal/device"
+	"github.com/cprun/cprun/internal/metrics"
+	"github.com/cprun/cprun/internal/plan"
+	"github.com/cprun/cprun/internal/train"
+)
+
+// machine is the GPUs of this machine; a test without one is skipped.
+func machine(t *testing.T) backend.Machine {
+	t.Helper()
+	m, gpus, err := backend.Find()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(gpus) == 0 {
+		t.Skip("no GPU is seen")
+	}
+	return m
+}
+
+// loadGPU is a config for GPUs, without an auto.
+func loadGPU(t *testing.T, m backend.Machine, yaml string, ranks int, set ...string) *config.Config {
+	t.Helper()
+	cfg, err := config.Load(writeYAML(t, yaml), config.Options{Set: set, Ranks: ranks, Device: "cuda"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	choice, err := backend.Choose(cfg, m, 0)
+	if errors.As(err, new(*backend.NoneError)) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.Attention.Backend = choice.Backend.String()
+	if err := plan.Fit(cfg, ranks, m); err != nil {
+		t.Fatal(err)
+	}
+	return cfg
+}
+
+// runGPU trains with every rank in this process, each on a GPU of its own.
+func runGPU(t *testing.T, m backend.Machine, cfg *config.Config, ranks int, o train.Options) outcome {
+	t.Helper()
+	if o.RunDir == "" {
+		o.RunDir = t.TempDir()
+	}
+	if o.RunID == "" {
+		o.RunID = "test"
+	}
+	o.ConfigYAML = string(cfg.YAML())
+	mem, err := plan.MemoryOf(cfg, ranks, m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var mu sync.Mutex
+	out := outcome{dir: o.RunDir}
+	inner := o.Report
+	hosts := comm.NewLocal(ranks, nil, comm.Options{})
+	var g errgroup.Group
+	for r := range ranks {
+		g.Go(func() (err error) {
+			defer func() {
+				if err != nil {
+					hosts[r].Abort(err)
+				}
+			}()
+			dev, err := device.CUDA(device.CUDAOptions{
+				Ordinal: r, Backend: cfg.Attention.Backend, Compute: backend.DType(cfg), Machine: m,
+				Reserve: mem.Planned(), Workspace: mem.Fused(), Deterministic: cfg.Train.Deterministic, Packed: cfg.Data.PackDocuments,
+			})
+			if err != nil {
+				return err
+			}
+			world, err := comm.NewDevice(context.Background(), hosts[r], dev.Stream.(*cuda.Stream), comm.DeviceOptions{})
+			if err != nil {
+				return err
+			}
+			o := o
+			o.Report = func(rep train.Report) {
+				mu.Lock()
+				defer mu.Unlock()
+				if rep.Kind == train.Progressed {
+					out.steps = append(out.steps, rep.Metrics)
+				}
+				if inner != nil && r == 0 {
+					inner(rep)
+				}
+			}
+			stopped, err := train.Run(context.Background(), cfg, dev, world, o)
+			if err != nil {
+				return err
+			}
+			if r == 0 {
+				out.stopped = stopped
+			}
+			return errors.Join(world.Close(), dev.Close())
+		})
+	}
+	if err := g.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// ranksOf are the numbers of ranks that there are GPUs for.
+func ranksOf(m backend.Machine) (ranks []int) {
+	for n := 1; n <= min(m.GPUs, 4); n *= 2 {
+		ranks = append(ranks, n)
+	}
+	return ranks
+}
+
+// follows checks a curve against that of PyTorch in float32. It logs the worst.
+func follows(t *testing.T, what string, got []metrics.Step, e expect, tol float64) {
+	t.Helper()
+	if len(got) != len(e.Loss) {
+		t.Fatalf("%s: %d steps, want %d", what, len(got), len(e.Loss))
+	}
+	worst, norm := 0.0, 0.0
+	for i, s := range got {
+		d := math.Abs(float64(s.Loss) - e.Loss[i])
+		if !(d <= tol) {
+			t.Errorf("%s: loss of step %d = %.6f, want %.6f", what, i+1, float64(s.Loss), e.Loss[i])
+		}
+		n := math.Abs(float64(s.GradNorm)-e.GradNorm[i]) / e.GradNorm[i]
+		if !(n <= 10*tol) {
+			t.Errorf("%s: gradient norm of step %d = %.6f, want %.6f", what, i+1, float64(s.GradNorm), e.GradNorm[i])
+		}
+		worst, norm = max(worst, d), max(norm, n)
+	}
+	t.Logf("%s: worst loss off by %.2g, gradient norm by %.2g relative", what, worst, norm)
+}
+
+// Every fixture on every number of GPUs, in float32 and in bfloat16, under every sharding and
+// backend that takes its head dim.
+func TestParityOnGPUs(t *testing.T) {
+	m := machine(t)
+	for _, name := range []string{"tiny-llama", "tiny-llama-tied-clip"} {
+		e := readExpect(t, name)
+		for _, ranks := range ranksOf(m) {
+			for _, v := range []struct {
+				set []string
+				tol float64
+			}{
+				{[]string{"precision.compute=fp32", "attention.backend=reference"}, 2e-3},
+				{[]string{"precision.compute=fp32", "attention.backend=reference", "memory.shard=none"}, 2e-3},
+				{[]string{"precision.compute=fp32", "attention.backend=reference", "memory.shard=optimizer", "parallel.algorithm=allgather"}, 2e-3},
+				{[]string{"attention.backend=reference"}, 2e-2},
+				{[]string{"attention.backend=auto"}, 2e-2},
+				{[]string{"attention.backend=flash", "memory.recompute=full", "memory.shard=optimizer"}, 2e-2},
+				{[]string{"attention.backend=fused", "memory.recompute=selective"}, 2e-2},
+			} {
+				t.Run(fmt.Sprintf("%s/%d/%v", name, ranks, v.set), func(t *testing.T) {
+					cfg := loadGPU(t, m, parityYAML(name, e), ranks, v.set...)
+					follows(t, cfg.Attention.Backend, runGPU(t, m, cfg, ranks, train.Options{}).steps, e, v.tol)
+				})
+			}
+		}
+	}
+}
+
+// A run that was stopped and gone on has the bits of one that was not.
+func TestStopAndResumeOnGPUs(t *testing.T) {
+	m := machine(t)
+	for _, ranks := range ranksOf(m) {
+		cfg := loadGPU(t, m, tiny(t), ranks, "model.head_dim=64", "train.steps=12", "train.deterministic=true", "train.global_batch_size=2", "checkpoint.async=true")
+		want := runGPU(t, m, cfg, ranks, train.Options{}).steps
+		o := train.Options{RunDir: t.TempDir(), RunID: "a"}
+		stopAfter(4, &o)
+		first := runGPU(t, m, cfg, ranks, o)
+		if !first.stopped || len(first.steps) > 8 {
+			t.Fatalf("%d ranks: stopped %t after %d steps", ranks, first.stopped, len(first.steps))
+		}
+		second := runGPU(t, m, cfg, ranks, train.Options{RunDir: o.RunDir, RunID: "b", Resume: true})
+		if got := losses(append(first.steps, second.steps...)); got != losses(want) {
+			t.Errorf("%d ranks: stopped and gone on\n%s\nwant\n%s", ranks, got, losses(want))
+		}
+	}
+}
+
+// A checkpoint of GPUs goes on on the CPU, and back, up to the rounding of bfloat16.
+func TestCheckpointsMoveBetweenDevices(t *testing.T) {
+	m := machine(t)
+	e := readExpect(t, "tiny-llama")
+	half := parityYAML("tiny-llama", e)
+	gpu := loadGPU(t, m, half, 1, "train.steps=5", "attention.backend=reference", "precision.compute=fp32")
+	first := runGPU(t, m, gpu, 1, train.Options{})
+	cpu := load(t, half, 2)
+	second := mustRun(t, cpu, 2, train.Options{From: filepath.Join(first.dir, "checkpoints", "step-00000005")})
+	follows(t, "5 steps on a GPU, the rest on CPUs", append(first.steps, second.steps...), e, 2e-3)
+}

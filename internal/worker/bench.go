@@ -1,0 +1,121 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+
+	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/internal/agent"
+	"github.com/cprun/cprun/internal/backend"
+	"github.com/cprun/cprun/internal/bench"
+	"github.com/cprun/cprun/internal/config"
+	"github.com/cprun/cprun/internal/device"
+	"github.com/cprun/cprun/internal/tensor"
+)
+
+func (p *process) bench(ctx context.Context) (err error) {
+	var job agent.BenchJob
+	if err := p.payload(&job); err != nil {
+		return err
+	}
+	o, err := benchDevice(&job, p.WorldSize)
+	if err != nil {
+		return err
+	}
+	dev, world, done, err := p.device(ctx, o)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err == nil {
+			err = done()
+		}
+	}()
+	p.phase = "benchmark"
+	r := &bench.Rank{Device: dev, World: world, Control: world}
+	switch {
+	case job.Attention != nil:
+		return r.Attention(ctx, *job.Attention, func(row bench.AttentionRow) error {
+			return p.SendData(agent.EventBench, 0, agent.BenchRow{Attention: &row})
+		})
+	case job.Comm != nil:
+		return p.benchComm(ctx, r, job)
+	}
+	return r.Ops(ctx, *job.Ops, func(row bench.Operation) error {
+		return p.SendData(agent.EventBench, 0, agent.BenchRow{Ops: &row})
+	})
+}
+
+// benchDevice is what a benchmark needs of a device.
+func benchDevice(job *agent.BenchJob, ranks int) (o device.CUDAOptions, err error) {
+	cpu := job.Machine.Arch == 0
+	o = device.CUDAOptions{Machine: job.Machine, Backend: attention.BackendReference.String(), Compute: tensor.BF16} // the quickest to load
+	switch {
+	case job.Attention != nil:
+		s := job.Attention
+		matrix := job.Machine.Arch == 90 && job.Machine.CUDNN < attention.V(9, 25, 0) // see kernels.FusedShape
+		o.Backend, o.Deterministic, o.Workspace = s.Backend, s.Deterministic, s.Workspace(ranks, matrix)
+		o.Compute, err = bench.DType(s.DType, cpu)
+	case job.Ops != nil:
+		o.Compute, err = bench.DType(job.Ops.DType, cpu)
+	}
+	return o, err
+}
+
+func (p *process) benchComm(ctx context.Context, r *bench.Rank, job agent.BenchJob) error {
+	transports, end, err := p.transports(ctx, r)
+	if err != nil {
+		return err
+	}
+	r.Transports = transports
+	if peak, ok := backend.PeakOf(job.Machine.Arch); ok {
+		r.LinkGBps = peak.Link / 1e9
+	}
+	err = r.Comm(ctx, *job.Comm, func(row bench.Transfer) error {
+		return p.SendData(agent.EventBench, 0, agent.BenchRow{Comm: &row})
+	})
+	if err != nil {
+		return err // ends every group
+	}
+	return end()
+}
+
+// transports are the ways between the ranks; end gives back those that were made for it.
+func (p *process) transports(ctx context.Context, r *bench.Rank) (t []bench.Transport, end func() error, err error) {
+	if t, end, err = p.gpuTransports(ctx, r); err != nil || len(t) > 0 {
+		return t, end, err
+	}
+	tcp, err := p.tcp(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	return []bench.Transport{{Name: "unix", Comm: p.world}, {Name: "tcp", Comm: tcp}}, tcp.Close, nil
+}
+
+// tcp joins the ranks a second time, over the loopback interface, as ranks of several nodes
+// would be.
+func (p *process) tcp(ctx context.Context) (*comm.Group, error) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, fmt.Errorf("tcp mesh: %w", err)
+	}
+	ports := tensor.New(tensor.I64, p.WorldSize)
+	tensor.Data[int64](ports)[p.Rank] = int64(listener.Addr().(*net.TCPAddr).Port)
+	pending, err := p.world.AllGather(ports, ports.Slice(tensor.Dim, p.Rank, p.Rank+1))
+	if err == nil {
+		err = pending.Sync(ctx)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("tcp mesh: ports of all ranks: %w", err), listener.Close())
+	}
+	addrs := make([]string, p.WorldSize)
+	for i, port := range tensor.Data[int64](ports) {
+		addrs[i] = fmt.Sprintf("127.0.0.1:%d", port)
+	}
+	return comm.ConnectTCP(ctx, comm.Mesh{
+		Listener: listener, Addrs: addrs, Rank: p.Rank, Size: p.WorldSize, Secret: p.Secret, RunID: p.RunID,
+	}, p.stream, comm.Options{Deadline: config.Deadline})
+}

@@ -1,0 +1,84 @@
+//go:build cuda
+
+package kernels
+
+import (
+	"math"
+
+	"github.com/cprun/cprun/internal/cuda"
+	"github.com/cprun/cprun/internal/tensor"
+)
+
+// squaresBlocks is the most blocks of SumSquares, and squaresShare the elements from which on
+// there is another. Both set the order of the sum, so they are the same on every GPU.
+const (
+	squaresBlocks = 4096
+	squaresShare  = 1 << 12
+)
+
+// SumSquares adds the sum of the squares of g, dense float32, to sum, a float64 scalar. It is
+// float64, in an order that depends on the size of g and whether it is aligned to 16 bytes.
+func (c *CUDA) SumSquares(sum, g View) {
+	denseFloats("sum of squares", g)
+	must(sum.Size() == 1 && sum.DType() == tensor.F64, "sum of squares", sum, g)
+	if g.Size() == 0 {
+		return
+	}
+	c.stream.Do("sum of squares", func() error {
+		whole := g.Size() / 4 * 4
+		if !aligned16(g) {
+			whole = 0
+		}
+		parts := 0
+		for _, part := range []struct {
+			kernel string
+			lo, n  int
+		}{{"squares_fp32", 0, whole}, {"squares_any_fp32", whole, g.Size() - whole}} {
+			blocks := min(ceilDiv(part.n, squaresShare), squaresBlocks)
+			args := new(cuda.Args).Addr(c.work() + uint64(8*parts)).Addr(elementOf(g, part.lo)).Int64(int64(part.n))
+			if err := c.launch("ops_optim", part.kernel, cuda.Dim{X: blocks}, cuda.Dim{X: flatThreads}, args); err != nil {
+				return err
+			}
+			parts += blocks
+		}
+		return c.addScalars(sum, parts)
+	})
+}
+
+// AdamW updates p, m and v, dense float32, in place by one step with gradient g, by the formulas
+// of the CPU. With MaxNorm > 0, g is first scaled by min(1, MaxNorm / (sqrt(sum) + 1e-6)), sum a
+// float64 scalar, read when the step runs. copied, where it is not the zero View, is set to p in
+// its own type.
+func (c *CUDA) AdamW(p, copied, g, m, v, sum View, h AdamStep) {
+	denseFloats("adamw", p, g, m, v)
+	must(p.Size() == g.Size() && p.Size() == m.Size() && p.Size() == v.Size(), "adamw", p, g, m, v)
+	must(h.MaxNorm <= 0 || sum.Size() == 1 && sum.DType() == tensor.F64, "adamw", sum)
+	name, all := "none", []View{p, g, m, v}
+	if !copied.IsZero() {
+		denseActivations("adamw", copied)
+		must(copied.Size() == p.Size(), "adamw", p, copied)
+		name, all = typeNames[copied.DType()], append(all, copied)
+	}
+	k := flat{program: "ops_optim", name: "adamw_" + name, any: "adamw_any_" + name, lanes: 4, vectors: 2}
+	t := float64(h.Step + 1)
+	c.stream.Do("adamw", func() error {
+		return c.flat(k, p.Size(), aligned16(all...), func(lo, n int) *cuda.Args {
+			a := new(cuda.Args)
+			for _, x := range []View{p, copied, g, m, v} {
+				a.Addr(elementOf(x, lo))
+			}
+			a.View(sum).Int64(int64(n))
+			return adamNumbers{
+				keep: 1 - h.LR*h.Decay, rate: h.LR / (1 - math.Pow(h.Beta1, t)), root: math.Sqrt(1 - math.Pow(h.Beta2, t)),
+				new1: 1 - h.Beta1, old2: h.Beta2, new2: 1 - h.Beta2, eps: h.Eps, maxNorm: h.MaxNorm,
+			}.args(a)
+		})
+	})
+}
+
+// adamNumbers is struct Step of ops_optim.cu.
+type adamNumbers struct{ keep, rate, root, new1, old2, new2, eps, maxNorm float64 }
+
+func (s adamNumbers) args(a *cuda.Args) *cuda.Args {
+	return a.Double(s.maxNorm).Float(s.keep).Float(s.rate).Float(s.root).Float(s.new1).Float(s.old2).Float(s.new2).Float(s.eps).Float(0)
+}

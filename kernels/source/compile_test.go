@@ -1,0 +1,80 @@
+//go:build cuda
+
+package source
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/cprun/cprun/internal/cuda/nvrtc"
+)
+
+// Every program compiles for every architecture that it is for, without a warning, without
+// spills, and without wgmma instructions that the assembler had to serialise. -v lists
+// what each kernel takes.
+func TestEveryKernelCompiles(t *testing.T) {
+	compiler, err := nvrtc.Open("../../.cuda/lib") // where scripts/cuda-sdk puts it
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range Programs() {
+		for _, arch := range Archs {
+			if !p.For(arch) {
+				continue
+			}
+			t.Run(p.Name+"/"+arch, func(t *testing.T) {
+				t.Parallel()
+				code, headers, err := p.Source()
+				if err != nil {
+					t.Fatal(err)
+				}
+				_, log, err := compiler.Compile(p.File, code, headers, p.Options(arch))
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, w := range nvrtc.Warnings(log) {
+					t.Error(w)
+				}
+				for _, fault := range faults(p, nvrtc.ParseUsage(log)) {
+					t.Error(fault)
+				}
+				for _, u := range nvrtc.ParseUsage(log) {
+					t.Logf("%-40s %3d registers %6d bytes shared", u.Kernel, u.Registers, u.Shared)
+				}
+			})
+		}
+	}
+}
+
+// faults are what is wrong with the kernels that were compiled.
+func faults(p Program, all []nvrtc.Usage) (list []string) {
+	if len(all) == 0 {
+		list = append(list, "the log tells of no kernel")
+	}
+	for _, e := range p.Entries {
+		if !slices.ContainsFunc(all, func(u nvrtc.Usage) bool { return u.Kernel == e.Name }) {
+			list = append(list, "there is no kernel "+e.Name)
+		}
+	}
+	for _, u := range all {
+		allowed := 0
+		for _, e := range p.Entries {
+			if e.Name == u.Kernel {
+				allowed = e.Local
+			}
+		}
+		if u.Stack > allowed || u.Spilled > 0 && allowed == 0 {
+			list = append(list, fmt.Sprintf("%s has %d bytes of local memory a thread, with %d bytes spilled; %d are allowed", u.Kernel, u.Stack, u.Spilled, allowed))
+		}
+	}
+	return list
+}
+
+func TestFaults(t *testing.T) {
+	p := Program{Entries: []Entry{{Name: "a", Local: 16, Why: "test"}, {Name: "gone"}}}
+	got := faults(p, []nvrtc.Usage{{Kernel: "a", Stack: 16, Spilled: 4}, {Kernel: "b", Spilled: 8}, {Kernel: "c", Stack: 8}, {Kernel: "d", Stack: 0}})
+	if len(got) != 3 {
+		t.Errorf("faults %q, want those of gone, b and c", got)
+	}
+}

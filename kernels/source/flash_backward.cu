@@ -1,0 +1,272 @@
+// Attention backward, algorithm 2 of FlashAttention-2 (arXiv:2307.08691): a block of threads
+// owns BN keys of a KV head, walks over blocks of BM queries of all heads that read it, and
+// keeps dK and dV in registers until the end. Each block of queries takes five products,
+//   S = Q K', dP = dO V', dV += P' dO, dK += dS' Q, dQ = dS K,
+// with P and dS passed through shared memory in 16 bits. dQ is added to global memory
+// indivisibly, in no certain order; with ORDERED it is left to flash_dq.cu.
+//
+// Compiled with HEAD_QK and HEAD_V, the head dims rounded up, BM, BN, STAGES of Q and dO, and
+// how many of the WARPS lie along the queries of S (S_WARPS), the keys of dK and dV (K_WARPS) and
+// the queries of dQ (Q_WARPS).
+#include "flash.cuh"
+
+constexpr int THREADS = WARPS * 32;
+
+// Part is a warp's share of a product of ROWS by COLS that DOWN of the warps are stacked on.
+template <int ROWS, int COLS, int DOWN> struct Part {
+  static constexpr int HEIGHT = ROWS / DOWN, WIDTH = COLS / (WARPS / DOWN), MT = HEIGHT / 16, NT = WIDTH / 8;
+  static_assert(HEIGHT % 16 == 0 && WIDTH % 16 == 0, "a warp's part is made of 16 by 16");
+  using Sum = float[MT][NT][4];
+  static __device__ __forceinline__ int row() { return threadIdx.x / 32 % DOWN * HEIGHT; }
+  static __device__ __forceinline__ int col() { return threadIdx.x / 32 / DOWN * WIDTH; }
+};
+
+using PartS = Part<BM, BN, S_WARPS>;
+using PartK = Part<BN, HEAD_QK, K_WARPS>;
+using PartV = Part<BN, HEAD_V, K_WARPS>;
+using PartQ = Part<BM, HEAD_QK, Q_WARPS>;
+using KeyWalk = Walk<BN, BM>; // own rows are keys, others queries
+
+// Shared is the layout of shared memory.
+struct Shared {
+  static constexpr int K = 0, V = K + BN * HEAD_QK * 2, P = V + BN * HEAD_V * 2, DS = P + BM * BN * 2, STAGE = DS + BM * BN * 2;
+  static constexpr int DO = BM * HEAD_QK * 2, LSE = DO + BM * HEAD_V * 2, DELTA = LSE + BM * 4, STAGE_BYTES = DELTA + BM * 4; // of a stage
+  static constexpr int BYTES = STAGE + STAGES * STAGE_BYTES;
+};
+
+// Queries is the walk of a block over all heads of the group, with the loads that go with it.
+struct Queries {
+  const FlashParams& p;
+  KeyWalk walk;
+  int head, end_head;
+
+  __device__ __forceinline__ bool next() {
+    if (walk.next()) {
+      return true;
+    }
+    if (++head == end_head) {
+      return false;
+    }
+    walk.restart();
+    return walk.next();
+  }
+
+  __device__ __forceinline__ void fetch(unsigned stage) const {
+    const bool aligned = p.flags & ALIGNED;
+    load<BM, HEAD_QK, THREADS>(stage, head_of<unsigned short>(p.q, blockIdx.y, head), p.q.seq, walk.other, 0, walk.end, p.dim, aligned);
+    load<BM, HEAD_V, THREADS>(stage + Shared::DO, head_of<unsigned short>(p.dout, blockIdx.y, head), p.dout.seq, walk.other, 0, walk.end, p.dim_v, aligned);
+    for (int i = threadIdx.x; i < BM; i += THREADS) {
+      bool valid = walk.other + i < walk.end;
+      copy4(stage + Shared::LSE + 4 * i, head_of<float>(p.lse, blockIdx.y, head) + (walk.other + i) * p.lse.seq, valid);
+      copy4(stage + Shared::DELTA + 4 * i, head_of<float>(p.delta, blockIdx.y, head) + (walk.other + i) * p.delta.seq, valid);
+    }
+    copies_commit();
+  }
+};
+
+// blank clears the keys in no tile: they may be anything, and 0 times NaN is NaN.
+template <int COLS> __device__ __forceinline__ void blank(unsigned smem, const KeyWalk& walk) {
+  for (int j = threadIdx.x; j < BN; j += THREADS) {
+    if (walk.covers(walk.own + j)) {
+      continue;
+    }
+    for (int col = 0; col < COLS; col += 8) {
+      store_shared(smem + Operand<BN, COLS>::offset(j, col), 0, 0, 0, 0);
+    }
+  }
+}
+
+// hide gives what the present tile hides a score of -inf, and a dP that does not matter.
+__device__ __forceinline__ void hide(PartS::Sum& s, PartS::Sum& dp, const KeyWalk& walk) {
+  const Tile& tile = walk.tile();
+#pragma unroll
+  for (int r = 0; r < PartS::MT * 2; r++) {
+    int m = r / 2, h = r % 2 * 2;
+    int i = walk.other + PartS::row() + m * 16 + r % 2 * 8 + threadIdx.x % 32 / 4, column = walk.own + PartS::col() + threadIdx.x % 4 * 2;
+    int lo = max(tile.own_lo, i - tile.hi) - column, hi = (i < walk.end ? min(tile.own_hi, i - tile.lo + 1) : 0) - column;
+#pragma unroll
+    for (int n = 0; n < PartS::NT * 2; n++) {
+      int j = n / 2 * 8 + n % 2;
+      bool seen = j >= lo && j < hi;
+      float &x = s[m][n / 2][h + n % 2], &y = dp[m][n / 2][h + n % 2];
+      x = seen ? x : -INF;
+      y = seen ? y : 0;
+    }
+  }
+}
+
+// differentiate turns scores S into probabilities P, and dP into dS, except for its factor scale.
+template <bool CAP> __device__ __forceinline__ void differentiate(PartS::Sum& s, PartS::Sum& dp, const FlashParams& p, unsigned stage) {
+#pragma unroll
+  for (int r = 0; r < PartS::MT * 2; r++) {
+    int m = r / 2, h = r % 2 * 2, at = PartS::row() + m * 16 + r % 2 * 8 + threadIdx.x % 32 / 4;
+    float lse = load_shared(stage + Shared::LSE + 4 * at), delta = load_shared(stage + Shared::DELTA + 4 * at);
+    float base = lse == -INF ? INF : lse * LOG2E; // a row that saw nothing has probabilities 0
+#pragma unroll
+    for (int n = 0; n < PartS::NT * 2; n++) {
+      float &x = s[m][n / 2][h + n % 2], &y = dp[m][n / 2][h + n % 2];
+      float t = x * p.inverse, slope = CAP ? fmaxf(1 - t * t, 0) : 1; // tanh' = 1 - tanh^2; x may be -inf
+      x = exp2_fast(x * p.unit - base);
+      y = x * (y - delta) * slope;
+    }
+  }
+}
+
+// keep stores a part of P or dS to shared memory.
+template <class T> __device__ __forceinline__ void keep(unsigned smem, const PartS::Sum& x) {
+  int row = PartS::row() + threadIdx.x % 32 / 4, col = PartS::col() + threadIdx.x % 4 * 2;
+#pragma unroll
+  for (int m = 0; m < PartS::MT; m++) {
+#pragma unroll
+    for (int n = 0; n < PartS::NT; n++) {
+      store_shared(smem + Operand<BM, BN>::offset(row + m * 16, col + n * 8), pack<T>(x[m][n][0], x[m][n][1]));
+      store_shared(smem + Operand<BM, BN>::offset(row + m * 16 + 8, col + n * 8), pack<T>(x[m][n][2], x[m][n][3]));
+    }
+  }
+}
+
+// add_queries adds scale times x to dQ. Two neighbouring lanes hold four floats in two
+// rows; they exchange halves, so that each adds four in one row.
+__device__ __forceinline__ void add_queries(const FlashParams& p, PartQ::Sum& x, const KeyWalk& walk, int head) {
+  float* dq = head_of<float>(p.dq, blockIdx.y, head);
+  const int lane = threadIdx.x % 32, odd = lane % 2, i = walk.other + PartQ::row() + lane / 4;
+#pragma unroll
+  for (int m = 0; m < PartQ::MT; m++) {
+#pragma unroll
+    for (int n = 0; n < PartQ::NT; n++) {
+      float(&c)[4] = x[m][n];
+#pragma unroll
+      for (int j = 0; j < 4; j++) {
+        c[j] *= p.scale;
+      }
+      float a = __shfl_xor_sync(0xffffffff, odd ? c[0] : c[2], 1), b = __shfl_xor_sync(0xffffffff, odd ? c[1] : c[3], 1);
+      int row = i + m * 16 + odd * 8, col = PartQ::col() + n * 8 + (lane % 4 - odd) * 2;
+      if (row >= walk.end) {
+        continue;
+      }
+      float* y = dq + row * p.dq.seq + col;
+      float z[4] = {odd ? a : c[0], odd ? b : c[1], odd ? c[2] : a, odd ? c[3] : b};
+      if ((p.flags & ALIGNED_O) && col < p.dim) {
+        add_global4(y, z[0], z[1], z[2], z[3]);
+        continue;
+      }
+#pragma unroll
+      for (int j = 0; j < 4; j++) {
+        if (col + j < p.dim) {
+          add_global(y + j, z[j]);
+        }
+      }
+    }
+  }
+}
+
+// add_keys adds factor times x to dK or dV, whose rows this block owns.
+template <class P> __device__ __forceinline__ void add_keys(const FlashParams& p, const Strided& d, typename P::Sum& x, float factor, int dim, const KeyWalk& walk) {
+  float* to = head_of<float>(d, blockIdx.y, blockIdx.x);
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int r = 0; r < P::MT * 2; r++) {
+    int j = walk.own + P::row() + r / 2 * 16 + r % 2 * 8 + lane / 4;
+    if (!walk.covers(j)) {
+      continue;
+    }
+#pragma unroll
+    for (int n = 0; n < P::NT; n++) {
+      const float a = factor * x[r / 2][n][r % 2 * 2], b = factor * x[r / 2][n][r % 2 * 2 + 1];
+      int col = P::col() + n * 8 + lane % 4 * 2;
+      float* y = to + j * d.seq + col;
+      if ((p.flags & ALIGNED_O) && col < dim) {
+        float2 old = *(const float2*)y;
+        *(float2*)y = {old.x + a, old.y + b};
+      } else {
+        if (col < dim) {
+          y[0] += a;
+        }
+        if (col + 1 < dim) {
+          y[1] += b;
+        }
+      }
+    }
+  }
+}
+
+template <class T, bool ORDERED> __device__ __forceinline__ void backward(const FlashParams& p) {
+  extern __shared__ __align__(1024) char shared[];
+  const unsigned base = smem_address(shared), k = base + Shared::K, v = base + Shared::V, ps = base + Shared::P, ds = base + Shared::DS;
+  const int kv_head = blockIdx.x, group = p.heads / p.kv_heads;
+  const int own = blockIdx.z * BN; // causal masks give the first ones the most work
+  const bool aligned = p.flags & ALIGNED;
+
+  Queries at{p, KeyWalk(p, own), kv_head * group, (kv_head + 1) * group};
+  if (!at.next()) {
+    return;
+  }
+  load<BN, HEAD_QK, THREADS>(k, head_of<unsigned short>(p.k, blockIdx.y, kv_head), p.k.seq, own, 0, p.seq_k, p.dim, aligned);
+  load<BN, HEAD_V, THREADS>(v, head_of<unsigned short>(p.v, blockIdx.y, kv_head), p.v.seq, own, 0, p.seq_k, p.dim_v, aligned);
+  unsigned stage = base + Shared::STAGE;
+  at.fetch(stage);
+  copies_wait<0>();
+  __syncthreads();
+  blank<HEAD_QK>(k, at.walk);
+  blank<HEAD_V>(v, at.walk);
+
+  PartK::Sum dk;
+  PartV::Sum dv;
+  clear(dk);
+  clear(dv);
+  for (bool more = true; more;) {
+    copies_wait<0>();
+    __syncthreads(); // this stage is there; the other, P and dS have been read
+    const Queries now = at;
+    const unsigned present = stage;
+    if (STAGES == 2) {
+      stage = 2 * base + 2 * Shared::STAGE + Shared::STAGE_BYTES - stage;
+      more = at.next();
+      if (more) {
+        at.fetch(stage);
+      }
+    }
+    PartS::Sum s, dp;
+    clear(s);
+    multiply<T, HEAD_QK>(s, InShared<BM, HEAD_QK, false>(present, PartS::row()), InShared<BN, HEAD_QK, false>(k, PartS::col()));
+    clear(dp);
+    multiply<T, HEAD_V>(dp, InShared<BM, HEAD_V, false>(present + Shared::DO, PartS::row()), InShared<BN, HEAD_V, false>(v, PartS::col()));
+    transform(s, p);
+    if (!now.walk.whole()) {
+      hide(s, dp, now.walk);
+    }
+    if (p.flags & CAPPED) {
+      differentiate<true>(s, dp, p, present);
+    } else {
+      differentiate<false>(s, dp, p, present);
+    }
+    keep<T>(ps, s);
+    keep<T>(ds, dp);
+    __syncthreads(); // P and dS are there
+    multiply<T, BM>(dv, InShared<BM, BN, true, PartV::HEIGHT>(ps, PartV::row()), InShared<BM, HEAD_V, true, PartV::WIDTH>(present + Shared::DO, PartV::col()));
+    multiply<T, BM>(dk, InShared<BM, BN, true, PartK::HEIGHT>(ds, PartK::row()), InShared<BM, HEAD_QK, true, PartK::WIDTH>(present, PartK::col()));
+    if (STAGES == 1) {
+      __syncthreads(); // Q and dO have been read
+      more = at.next();
+      if (more) {
+        at.fetch(stage);
+      }
+    }
+    if (!ORDERED) {
+      PartQ::Sum dq;
+      clear(dq);
+      multiply<T, BN>(dq, InShared<BM, BN, false>(ds, PartQ::row()), InShared<BN, HEAD_QK, true, PartQ::WIDTH>(k, PartQ::col()));
+      add_queries(p, dq, now.walk, now.head);
+    }
+  }
+  add_keys<PartK>(p, p.dk, dk, p.scale, p.dim, at.walk);
+  add_keys<PartV>(p, p.dv, dv, 1, p.dim_v, at.walk);
+}
+
+#define ENTRY(name, T, ORDERED) \
+  extern "C" __global__ void __launch_bounds__(THREADS, 1) name(const __grid_constant__ FlashParams p) { backward<T, ORDERED>(p); }
+
+ENTRY(flash_backward_bf16, bf16_t, false)
+ENTRY(flash_backward_fp16, fp16_t, false)
+ENTRY(flash_backward_ordered_bf16, bf16_t, true)
+ENTRY(flash_backward_ordered_fp16, fp16_t, true)

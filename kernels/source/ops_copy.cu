@@ -1,0 +1,131 @@
+// Copies that convert, sums and zeros. Flat kernels go over dense memory, in vectors or one by one;
+// strided ones over any views, an element a thread.
+#include "ops.cuh"
+
+// COPIES is the vectors of a thread, a block apart. A vector is 16 bytes of the wider type: with
+// more a thread, the lanes of a warp would load with gaps.
+constexpr int COPIES = 4;
+template <class D, class S> constexpr int VECTOR = sizeof(D) == 2 && sizeof(S) == 2 ? 8 : 4;
+
+template <class D, class S, int L> __device__ __forceinline__ void copy(D* dst, const S* src, long long n) {
+  long long at = ((long long)blockIdx.x * COPIES * blockDim.x + threadIdx.x) * L, step = blockDim.x * L;
+  float x[COPIES][L];
+#pragma unroll
+  for (int i = 0; i < COPIES; i++) {
+    if (at + i * step < n) load(x[i], src + at + i * step);
+  }
+#pragma unroll
+  for (int i = 0; i < COPIES; i++) {
+    if (at + i * step < n) store(dst + at + i * step, x[i]);
+  }
+}
+
+template <class D, class S, int L> __device__ __forceinline__ void add(D* dst, const S* src, long long n) {
+  long long at = ((long long)blockIdx.x * COPIES * blockDim.x + threadIdx.x) * L, step = blockDim.x * L;
+  float x[COPIES][L], y[COPIES][L];
+#pragma unroll
+  for (int i = 0; i < COPIES; i++) {
+    if (at + i * step < n) load(x[i], src + at + i * step), load(y[i], (const D*)dst + at + i * step);
+  }
+#pragma unroll
+  for (int i = 0; i < COPIES; i++) {
+    if (at + i * step >= n) continue;
+#pragma unroll
+    for (int k = 0; k < L; k++) y[i][k] += x[i][k];
+    store(dst + at + i * step, y[i]);
+  }
+}
+
+// Layout is the shape of views and their strides in elements.
+struct Layout {
+  int shape[4];
+  long long dst[4], src[4];
+
+  // at sets the offsets of element i in row-major order.
+  __device__ __forceinline__ void at(long long i, long long& d, long long& s) const {
+    d = s = 0;
+#pragma unroll
+    for (int a = 3; a >= 0; a--) {
+      long long k = i % shape[a];
+      i /= shape[a], d += k * dst[a], s += k * src[a];
+    }
+  }
+};
+
+#define FLAT(NAME, OP, D, S)                                                                             \
+  extern "C" __global__ void __launch_bounds__(256) NAME(D* dst, const S* src, long long n) {            \
+    OP<D, S, VECTOR<D, S>>(dst, src, n);                                                                 \
+  }                                                                                                      \
+  FLAT_ANY(NAME, OP, D, S)
+
+#define FLAT_ANY(NAME, OP, D, S)                                                                         \
+  extern "C" __global__ void __launch_bounds__(256) NAME##_any(D* dst, const S* src, long long n) {      \
+    OP<D, S, 1>(dst, src, n);                                                                            \
+  }
+
+#define COPY(NAME, D, S)        \
+  FLAT(copy_##NAME, copy, D, S) \
+  COPY_STRIDED(NAME, D, S)
+
+// float64 is for tests and scalars; there are no vectors of it.
+#define COPY_ONE(NAME, D, S)        \
+  FLAT_ANY(copy_##NAME, copy, D, S) \
+  COPY_STRIDED(NAME, D, S)
+
+#define COPY_STRIDED(NAME, D, S)                                                                        \
+  extern "C" __global__ void __launch_bounds__(256) copy_strided_##NAME(D* dst, const S* src, Layout l, \
+      long long n) {                                                                                    \
+    long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x, d, s;                               \
+    if (i >= n) return;                                                                                 \
+    l.at(i, d, s);                                                                                      \
+    dst[d] = from_float<D>(to_float(src[s]));                                                           \
+  }
+
+#define ADD(NAME, D, S)                                                                                \
+  FLAT(add_##NAME, add, D, S)                                                                          \
+  extern "C" __global__ void __launch_bounds__(256) add_strided_##NAME(D* dst, const S* src, Layout l, \
+      long long n) {                                                                                   \
+    long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x, d, s;                              \
+    if (i >= n) return;                                                                                \
+    l.at(i, d, s);                                                                                     \
+    dst[d] = from_float<D>(to_float(dst[d]) + to_float(src[s]));                                       \
+  }
+
+// The names are of the destination, then the source.
+COPY_ONE(fp64_fp32, double, float)
+COPY_ONE(fp64_bf16, double, bf16_t)
+COPY_ONE(fp64_fp16, double, fp16_t)
+COPY_ONE(fp32_fp64, float, double)
+COPY(fp32_bf16, float, bf16_t)
+COPY(fp32_fp16, float, fp16_t)
+COPY_ONE(bf16_fp64, bf16_t, double)
+COPY(bf16_fp32, bf16_t, float)
+COPY(bf16_fp16, bf16_t, fp16_t)
+COPY_ONE(fp16_fp64, fp16_t, double)
+COPY(fp16_fp32, fp16_t, float)
+COPY(fp16_bf16, fp16_t, bf16_t)
+ADD(fp32_fp32, float, float)
+ADD(bf16_bf16, bf16_t, bf16_t)
+ADD(fp16_fp16, fp16_t, fp16_t)
+ADD(fp32_bf16, float, bf16_t)
+ADD(fp32_fp16, float, fp16_t)
+
+// Elements of one type move as words of their size, so that each bit arrives; without src they
+// become 0.
+typedef unsigned long long u64;
+typedef unsigned short u16;
+typedef unsigned char u8;
+
+#define MOVE(NAME, T)                                                                                   \
+  extern "C" __global__ void __launch_bounds__(256) move_strided_##NAME(T* dst, const T* src, Layout l, \
+      long long n) {                                                                                    \
+    long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x, d, s;                               \
+    if (i >= n) return;                                                                                 \
+    l.at(i, d, s);                                                                                      \
+    dst[d] = src ? src[s] : T(0);                                                                       \
+  }
+
+MOVE(8, u64)
+MOVE(4, unsigned)
+MOVE(2, u16)
+MOVE(1, u8)

@@ -1,0 +1,132 @@
+// The cross entropy of rows of logits, and its gradient in their place.
+#include "ops.cuh"
+
+constexpr float LOG2E = 1.4426950408889634f;
+#define INFINITE __int_as_float(0x7f800000)
+
+// Softmax is the largest of some logits and the sum of exp(logit - top).
+struct Softmax {
+  float top, sum;
+
+  // floor is what is taken from a logit: 0 where all are -infinite, so that no NaN comes of them.
+  __device__ __forceinline__ static float floor(float top) { return top == -INFINITE ? 0 : top; }
+
+  // add takes N more logits in. A NaN is left out of top, and makes sum one.
+  template <int N> __device__ __forceinline__ void add(const float (&x)[N]) {
+    float most = top;
+#pragma unroll
+    for (int i = 0; i < N; i++) most = fmaxf(most, x[i]);
+    float from = floor(most);
+    sum *= exp2_fast((top - from) * LOG2E);
+    top = most;
+#pragma unroll
+    for (int i = 0; i < N; i++) sum += exp2_fast((x[i] - from) * LOG2E);
+  }
+};
+
+// Row is a row of n logits in memory: some until the first that is aligned to 16 bytes, vectors, and
+// some at the end.
+template <class T> struct Row {
+  T* at;
+  int n, head, vecs;
+
+  __device__ __forceinline__ Row(T* at, int n) : at(at), n(n) {
+    head = min(n, int(-(unsigned long long)at / sizeof(T) % LANES<T>));
+    vecs = (n - head) / LANES<T>;
+  }
+  __device__ __forceinline__ T* vec(int i) const { return at + head + i * LANES<T>; }
+  // loose is the number of logits outside of vectors, which are one(0), one(1) and so on.
+  __device__ __forceinline__ int loose() const { return n - vecs * LANES<T>; }
+  __device__ __forceinline__ T* one(int i) const { return at + (i < head ? i : i + vecs * LANES<T>); }
+};
+
+// cross_entropy has a block for each row, and leaves its loss in losses: -log softmax(logits)[target],
+// 0 where the target is negative, NaN where it is n or more. With GRAD the row becomes scale *
+// (softmax - onehot(target)), or 0. Of the row, the first `held` vectors stay in shared memory
+// between the two passes, each with the thread that loaded it.
+template <class T, bool GRAD>
+__device__ __forceinline__ void cross_entropy(double* losses, T* logits, const int* targets, int n,
+    float scale, int held) {
+  constexpr int L = LANES<T>, U = 4;
+  extern __shared__ uint4 hold[];
+  __shared__ float tops[32];
+  __shared__ double sums[32];
+  int target = targets[blockIdx.x], step = blockDim.x;
+  Row<T> row(logits + (long long)blockIdx.x * n, n);
+  if (target < 0) {
+    if (threadIdx.x == 0) losses[blockIdx.x] = 0;
+    if constexpr (GRAD) {
+      Vec<T> zero{make_uint4(0, 0, 0, 0)};
+      for (int i = threadIdx.x; i < row.vecs; i += step) put(row.vec(i), zero);
+      for (int i = threadIdx.x; i < row.loose(); i += step) *row.one(i) = from_float<T>(0);
+    }
+    return;
+  }
+  float hit = threadIdx.x == 0 && target < n ? to_float(row.at[target]) : 0;
+
+  Softmax s{-INFINITE, 0};
+  for (int i = threadIdx.x; i < row.vecs; i += U * step) {
+    Vec<T> v[U];
+#pragma unroll
+    for (int u = 0; u < U; u++) {
+      if (i + u * step < row.vecs) v[u] = stream((const T*)row.vec(i + u * step));
+    }
+#pragma unroll
+    for (int u = 0; u < U; u++) {
+      if (i + u * step >= row.vecs) continue;
+      if (GRAD && i + u * step < held) hold[i + u * step] = v[u].raw;
+      float x[L];
+      v[u].get(x);
+      s.add(x);
+    }
+  }
+  for (int i = threadIdx.x; i < row.loose(); i += step) {
+    float x[1] = {to_float(*row.one(i))};
+    s.add(x);
+  }
+  float top = Softmax::floor(block_max(s.top, tops));
+  double sum = block_sum((double)(s.sum * exp2_fast((Softmax::floor(s.top) - top) * LOG2E)), sums);
+  double loss = 0;
+  if (threadIdx.x == 0) {
+    loss = log(sum) - (double)(hit - top);
+    losses[blockIdx.x] = target < n ? loss : __longlong_as_double(0x7ff8000000000000);
+  }
+  if constexpr (GRAD) {
+    float factor = (float)(scale / sum);
+#pragma unroll 4
+    for (int i = threadIdx.x; i < row.vecs; i += step) {
+      Vec<T> v;
+      if (i < held) {
+        v.raw = hold[i];
+      } else {
+        v = stream((const T*)row.vec(i));
+      }
+      float x[L];
+      v.get(x);
+#pragma unroll
+      for (int k = 0; k < L; k++) x[k] = exp2_fast((x[k] - top) * LOG2E) * factor;
+      v.set(x);
+      put(row.vec(i), v);
+    }
+    for (int i = threadIdx.x; i < row.loose(); i += step) {
+      *row.one(i) = from_float<T>(exp2_fast((to_float(*row.one(i)) - top) * LOG2E) * factor);
+    }
+    __syncthreads();
+    // softmax - 1 is expm1 of the logarithm, which keeps its digits where the target is likely.
+    if (threadIdx.x == 0 && target < n) row.at[target] = from_float<T>(scale * expm1f((float)-loss));
+  }
+}
+
+#define CROSS_ENTROPY(NAME, T)                                                                                 \
+  extern "C" __global__ void __launch_bounds__(1024)                                                           \
+      cross_entropy_##NAME(double* losses, T* logits, const int* targets, int n, float scale, int held) {      \
+    cross_entropy<T, false>(losses, logits, targets, n, scale, held);                                          \
+  }                                                                                                            \
+  extern "C" __global__ void __launch_bounds__(1024)                                                           \
+      cross_entropy_grad_##NAME(double* losses, T* logits, const int* targets, int n, float scale, int held) { \
+    cross_entropy<T, true>(losses, logits, targets, n, scale, held);                                           \
+  }
+
+CROSS_ENTROPY(bf16, bf16_t)
+CROSS_ENTROPY(fp16, fp16_t)
+CROSS_ENTROPY(fp32, float)

@@ -1,0 +1,131 @@
+// AdamW, sums of squares, and the sums over partial results that other kernels leave.
+#include "ops.cuh"
+
+// Step is the numbers of a step of AdamW, from the host.
+struct Step {
+  double max_norm; // 0: the gradient is not clipped
+  float keep, rate, root, new1, old2, new2, eps, unused;
+};
+
+// clip_of is the factor of the gradient. What the norm is compared with is written so that a NaN
+// is handed on.
+__device__ __forceinline__ float clip_of(const double* sum, double max_norm) {
+  if (max_norm <= 0) return 1.0f;
+  double clip = max_norm / (sqrt(*sum) + 1e-6);
+  return clip >= 1 ? 1.0f : (float)clip;
+}
+
+__device__ __forceinline__ void update(float& p, float g, float& m, float& v, float clip, const Step& h) {
+  g *= clip;
+  m += (g - m) * h.new1;
+  v = v * h.old2 + g * g * h.new2;
+  p = p * h.keep - h.rate * m / (sqrtf(v) / h.root + h.eps);
+}
+
+// adamw updates p, m and v [n] and sets copied to p, in vectors of L elements, of which a thread has
+// UPDATES, a block apart. The clip factor is made on the device, so that no host waits for it.
+constexpr int UPDATES = 2;
+
+template <class C, int L, bool COPIED>
+__device__ __forceinline__ void adamw(float* p, C* copied, const float* g, float* m, float* v,
+    const double* sum, long long n, const Step& h) {
+  __shared__ float shared;
+  long long at = ((long long)blockIdx.x * UPDATES * blockDim.x + threadIdx.x) * L, step = blockDim.x * L;
+  float ps[UPDATES][L], gs[UPDATES][L], ms[UPDATES][L], vs[UPDATES][L];
+#pragma unroll
+  for (int u = 0; u < UPDATES; u++) {
+    long long i = at + u * step;
+    if (i >= n) continue;
+    load(ps[u], (const float*)p + i), load(gs[u], g + i), load(ms[u], (const float*)m + i), load(vs[u],
+        (const float*)v + i);
+  }
+  if (threadIdx.x == 0) shared = clip_of(sum, h.max_norm);
+  __syncthreads();
+#pragma unroll
+  for (int u = 0; u < UPDATES; u++) {
+    long long i = at + u * step;
+    if (i >= n) continue;
+#pragma unroll
+    for (int k = 0; k < L; k++) update(ps[u][k], gs[u][k], ms[u][k], vs[u][k], shared, h);
+    store(p + i, ps[u]), store(m + i, ms[u]), store(v + i, vs[u]);
+    if constexpr (COPIED) store(copied + i, ps[u]);
+  }
+}
+
+#define ADAMW(NAME, C, COPIED)                                                                              \
+  extern "C" __global__ void __launch_bounds__(256)                                                         \
+      adamw_##NAME(float* p, C* copied, const float* g, float* m, float* v, const double* sum, long long n, \
+          Step h) {                                                                                         \
+    adamw<C, 4, COPIED>(p, copied, g, m, v, sum, n, h);                                                     \
+  }                                                                                                         \
+  extern "C" __global__ void __launch_bounds__(256)                                                         \
+      adamw_any_##NAME(float* p, C* copied, const float* g, float* m, float* v, const double* sum,          \
+          long long n, Step h) {                                                                            \
+    adamw<C, 1, COPIED>(p, copied, g, m, v, sum, n, h);                                                     \
+  }
+
+ADAMW(none, float, false)
+ADAMW(bf16, bf16_t, true)
+ADAMW(fp16, fp16_t, true)
+ADAMW(fp32, float, true)
+
+// squares leaves the sum of the squares of a block's share of g in partial. The shares depend on
+// n and the number of blocks, which the host fixes. Squares are added in float64: they are exact
+// there, and no gradient is too large.
+template <int L> __device__ __forceinline__ void squares(double* partial, const float* g, long long n) {
+  constexpr int U = 4;
+  __shared__ double scratch[32];
+  double sum = 0;
+  long long step = (long long)gridDim.x * blockDim.x * L;
+  for (long long at = ((long long)blockIdx.x * blockDim.x + threadIdx.x) * L; at < n; at += U * step) {
+    float x[U][L];
+#pragma unroll
+    for (int u = 0; u < U; u++) {
+#pragma unroll
+      for (int k = 0; k < L; k++) x[u][k] = 0;
+      if (at + u * step < n) load(x[u], g + at + u * step);
+    }
+#pragma unroll
+    for (int u = 0; u < U; u++) {
+#pragma unroll
+      for (int k = 0; k < L; k++) sum += (double)x[u][k] * x[u][k];
+    }
+  }
+  sum = block_sum(sum, scratch);
+  if (threadIdx.x == 0) partial[blockIdx.x] = sum;
+}
+
+extern "C" __global__ void __launch_bounds__(256) squares_fp32(double* partial, const float* g, long long n) {
+  squares<4>(partial, g, n);
+}
+
+extern "C" __global__ void __launch_bounds__(256) squares_any_fp32(double* partial, const float* g,
+    long long n) {
+  squares<1>(partial, g, n);
+}
+
+// add_scalars adds the sum of partial [n] to sum. One block.
+extern "C" __global__ void __launch_bounds__(1024) add_scalars(double* sum, const double* partial, int n) {
+  __shared__ double scratch[32];
+  double x = 0;
+  for (int i = threadIdx.x; i < n; i += blockDim.x) x += partial[i];
+  x = block_sum(x, scratch);
+  if (threadIdx.x == 0) *sum += x;
+}
+
+// add_columns adds the sum of the rows of partial [rows, n] to sum [n]. Blocks of 32 by 32.
+extern "C" __global__ void __launch_bounds__(1024) add_columns(float* sum, const float* partial, int rows,
+    int n) {
+  __shared__ float shared[32][33];
+  int c = blockIdx.x * 32 + threadIdx.x;
+  float x = 0;
+  if (c < n) {
+#pragma unroll 4
+    for (int r = threadIdx.y; r < rows; r += 32) x += partial[(long long)r * n + c];
+  }
+  shared[threadIdx.y][threadIdx.x] = x;
+  __syncthreads();
+  x = warp_sum(shared[threadIdx.x][threadIdx.y]); // a warp has a column now
+  c = blockIdx.x * 32 + threadIdx.y;
+  if (threadIdx.x == 0 && c < n) sum[c] += x;
+}

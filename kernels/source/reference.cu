@@ -1,0 +1,231 @@
+// Attention as it is defined, for tests and for computing in float32: a warp takes one query
+// (or one key, for dK and dV) of a head, its lanes share the head dim, and the keys that the
+// query sees come one after the other. All arithmetic is in float64; results are rounded when
+// they go into the accumulators. No blocks, no shared memory, no tricks, in a certain order.
+//
+// Compiled with SLOTS, the head dim over 32, rounded up.
+#include "element.cuh"
+
+#define INF __longlong_as_double(0x7ff0000000000000ll)
+
+struct Strided {
+  void* at;
+  long long batch, seq, head;
+};
+
+// Tile says that query i sees key j where lo <= j - i <= hi.
+struct Tile {
+  int q_lo, q_hi, k_lo, k_hi, lo, hi;
+};
+
+struct Params {
+  Strided q, k, v, dout, o, lse, delta, dq, dk, dv; // o: the accumulator
+  const Tile* tiles;
+  int tile_count, seq_q, seq_k, heads, kv_heads, dim, dim_v, unused;
+  double scale, softcap;
+};
+static_assert(sizeof(Params) == 376, "kernels/devref.go lays it out so");
+
+template <class T> __device__ T* row_of(const Strided& s, int batch, int row, int head) {
+  return (T*)s.at + batch * s.batch + row * s.seq + head * s.head;
+}
+
+__device__ double to_double(float x) { return x; }
+__device__ double to_double(bf16_t x) { return __uint_as_float((unsigned)x.bits << 16); }
+__device__ double to_double(fp16_t x) { return half_to_float(x.bits); }
+
+// Row is a row of a matrix, divided among the lanes of a warp.
+struct Row {
+  double x[SLOTS];
+};
+
+template <class T> __device__ Row load(const Strided& s, int batch, int row, int head, int dim) {
+  const T* p = row_of<T>(s, batch, row, head);
+  Row y;
+#pragma unroll
+  for (int i = 0; i < SLOTS; i++) {
+    int col = 32 * i + threadIdx.x;
+    y.x[i] = col < dim ? to_double(p[col]) : 0;
+  }
+  return y;
+}
+
+__device__ void store(const Strided& s, int batch, int row, int head, int dim, const Row& y) {
+  float* p = row_of<float>(s, batch, row, head);
+#pragma unroll
+  for (int i = 0; i < SLOTS; i++) {
+    int col = 32 * i + threadIdx.x;
+    if (col < dim) {
+      p[col] = (float)y.x[i];
+    }
+  }
+}
+
+__device__ double dot(const Row& a, const Row& b) {
+  double sum = 0;
+#pragma unroll
+  for (int i = 0; i < SLOTS; i++) {
+    sum += a.x[i] * b.x[i];
+  }
+  for (int step = 16; step > 0; step /= 2) {
+    sum += __shfl_xor_sync(0xffffffff, sum, step);
+  }
+  return sum;
+}
+
+// axpy adds a x to y.
+__device__ void axpy(double a, const Row& x, Row& y) {
+#pragma unroll
+  for (int i = 0; i < SLOTS; i++) {
+    y.x[i] += a * x.x[i];
+  }
+}
+
+__device__ void scale(double a, Row& y) {
+#pragma unroll
+  for (int i = 0; i < SLOTS; i++) {
+    y.x[i] *= a;
+  }
+}
+
+// score is what the softmax makes of a dot product.
+__device__ double score(double x, const Params& p) {
+  x *= p.scale;
+  return p.softcap > 0 ? p.softcap * tanh(x / p.softcap) : x;
+}
+
+// slope is the derivative of score at a score s.
+__device__ double slope(double s, const Params& p) {
+  double t = p.softcap > 0 ? s / p.softcap : 0;
+  return p.scale * (1 - t * t);
+}
+
+// each_key calls f for the keys that query i sees; each_query for the queries that see key j.
+template <class F> __device__ void each_key(const Params& p, int i, F f) {
+  for (int n = 0; n < p.tile_count; n++) {
+    const Tile t = p.tiles[n];
+    if (i < t.q_lo || i >= t.q_hi) {
+      continue;
+    }
+    for (int j = max(t.k_lo, i + t.lo); j < min(t.k_hi, i + t.hi + 1); j++) {
+      f(j);
+    }
+  }
+}
+
+template <class F> __device__ void each_query(const Params& p, int j, F f) {
+  for (int n = 0; n < p.tile_count; n++) {
+    const Tile t = p.tiles[n];
+    if (j < t.k_lo || j >= t.k_hi) {
+      continue;
+    }
+    for (int i = max(t.q_lo, j - t.hi); i < min(t.q_hi, j - t.lo + 1); i++) {
+      f(i);
+    }
+  }
+}
+
+// forward: the old state counts as one more key, whose score is its LSE and whose value is its O.
+template <class T> __device__ void forward(const Params& p) {
+  const int i = blockIdx.x * blockDim.y + threadIdx.y, head = blockIdx.y, batch = blockIdx.z, kv_head = head / (p.heads / p.kv_heads);
+  if (i >= p.seq_q) {
+    return;
+  }
+  float* lse = row_of<float>(p.lse, batch, i, head);
+  const Row q = load<T>(p.q, batch, i, head, p.dim);
+  Row o = load<float>(p.o, batch, i, head, p.dim_v);
+  double most = *lse, sum = most == -INF ? 0 : 1;
+  bool any = false;
+  each_key(p, i, [&](int j) {
+    any = true;
+    const double s = score(dot(q, load<T>(p.k, batch, j, kv_head, p.dim)), p);
+    if (!(s <= most)) { // NaN too
+      const double shrink = sum == 0 ? 0 : exp(most - s);
+      sum *= shrink;
+      scale(shrink, o);
+      most = s;
+    }
+    const double w = exp(s - most);
+    sum += w;
+    axpy(w, load<T>(p.v, batch, j, kv_head, p.dim_v), o);
+  });
+  if (!any || most == -INF) {
+    return; // it saw no key that has any weight, in this block or before it
+  }
+  scale(1 / sum, o);
+  store(p.o, batch, i, head, p.dim_v, o);
+  __syncwarp(); // all lanes have read LSE
+  if (threadIdx.x == 0) {
+    *lse = (float)(most + log(sum));
+  }
+}
+
+// gradient is P and dS of one pair, by algorithm 2 of FlashAttention-2 (arXiv:2307.08691).
+struct Gradient {
+  double p, ds;
+};
+
+__device__ Gradient gradient(const Params& p, const Row& q, const Row& k, const Row& v, const Row& dout, double lse, double delta) {
+  const double s = score(dot(q, k), p), prob = exp(s - lse);
+  return {prob, prob * (dot(dout, v) - delta) * slope(s, p)};
+}
+
+template <class T, class D> __device__ void queries(const Params& p) {
+  const int i = blockIdx.x * blockDim.y + threadIdx.y, head = blockIdx.y, batch = blockIdx.z, kv_head = head / (p.heads / p.kv_heads);
+  if (i >= p.seq_q) {
+    return;
+  }
+  const double lse = *row_of<float>(p.lse, batch, i, head), delta = *row_of<float>(p.delta, batch, i, head);
+  if (lse == -INF) {
+    return;
+  }
+  const Row q = load<T>(p.q, batch, i, head, p.dim), dout = load<D>(p.dout, batch, i, head, p.dim_v);
+  Row dq = load<float>(p.dq, batch, i, head, p.dim);
+  bool any = false;
+  each_key(p, i, [&](int j) {
+    any = true;
+    const Row k = load<T>(p.k, batch, j, kv_head, p.dim);
+    axpy(gradient(p, q, k, load<T>(p.v, batch, j, kv_head, p.dim_v), dout, lse, delta).ds, k, dq);
+  });
+  if (any) {
+    store(p.dq, batch, i, head, p.dim, dq);
+  }
+}
+
+template <class T, class D> __device__ void keys(const Params& p) {
+  const int j = blockIdx.x * blockDim.y + threadIdx.y, kv_head = blockIdx.y, batch = blockIdx.z, group = p.heads / p.kv_heads;
+  if (j >= p.seq_k) {
+    return;
+  }
+  const Row k = load<T>(p.k, batch, j, kv_head, p.dim), v = load<T>(p.v, batch, j, kv_head, p.dim_v);
+  Row dk = load<float>(p.dk, batch, j, kv_head, p.dim), dv = load<float>(p.dv, batch, j, kv_head, p.dim_v);
+  bool any = false;
+  for (int head = kv_head * group; head < (kv_head + 1) * group; head++) {
+    each_query(p, j, [&](int i) {
+      const double lse = *row_of<float>(p.lse, batch, i, head), delta = *row_of<float>(p.delta, batch, i, head);
+      if (lse == -INF) {
+        return;
+      }
+      any = true;
+      const Row q = load<T>(p.q, batch, i, head, p.dim), dout = load<D>(p.dout, batch, i, head, p.dim_v);
+      const Gradient g = gradient(p, q, k, v, dout, lse, delta);
+      axpy(g.p, dout, dv);
+      axpy(g.ds, q, dk);
+    });
+  }
+  if (any) {
+    store(p.dk, batch, j, kv_head, p.dim, dk);
+    store(p.dv, batch, j, kv_head, p.dim_v, dv);
+  }
+}
+
+#define KERNEL extern "C" __global__ void __launch_bounds__(128, 3)
+
+#define FOR_T(name, T) \
+  KERNEL reference_forward_##name(const __grid_constant__ Params p) { forward<T>(p); } \
+  KERNEL reference_queries_##name(const __grid_constant__ Params p) { queries<T, T>(p); } \
+  KERNEL reference_keys_##name(const __grid_constant__ Params p) { keys<T, T>(p); }
+
+FOR_T(fp32, float)
+FOR_T(bf16, bf16_t)
+FOR_T(fp16, fp16_t)

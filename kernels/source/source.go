@@ -1,0 +1,106 @@
+// Package source is the CUDA C++ of the GPU kernels, and the catalogue of what is compiled of
+// it. A program is a file with its constants; it is compiled at run time for the GPU that is
+// found, and in CI for every architecture, which needs no GPU.
+//
+// NVRTC has no headers of the C or CUDA libraries; what a file includes lies beside it. Kernels
+// are extern "C", with the element types in the name: rmsnorm_bf16.
+package source
+
+import (
+	"embed"
+	"fmt"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+//go:embed *.cu *.cuh
+var files embed.FS
+
+// Program is what is compiled at once.
+type Program struct {
+	Name    string   // unique; "flash_forward_128"
+	File    string   // "flash_forward.cu"
+	Defines []string // "HEAD_DIM=128"
+	// Archs are the architectures that it is for; nil: all of them.
+	Archs []string
+	// Entries are kernels of which more is known than that they are in the file.
+	Entries []Entry
+}
+
+// Entry is a kernel that the program must have, and the exceptions that it needs.
+type Entry struct {
+	Name string
+	// Local is how many bytes of local memory a thread may have, and Why the reason. Without it
+	// a kernel that spills, or indexes an array in registers, fails its test.
+	Local int
+	Why   string
+}
+
+// Archs are the architectures that every kernel is compiled for in CI: A100, H100 and H200,
+// B200. The letter is for instructions that only that one has, such as wgmma.
+var Archs = []string{"sm_80", "sm_90a", "sm_100a"}
+
+// Arch is the architecture to compile for on a GPU of that compute capability, times 10.
+func Arch(capability int) string {
+	if capability >= 90 {
+		return fmt.Sprintf("sm_%da", capability)
+	}
+	return fmt.Sprintf("sm_%d", capability)
+}
+
+// For reports whether the program is for an architecture.
+func (p Program) For(arch string) bool { return p.Archs == nil || slices.Contains(p.Archs, arch) }
+
+// Options are the compiler's for an architecture. Line numbers cost nothing at run time and
+// tell profilers and the sanitizer where they are.
+func (p Program) Options(arch string) []string {
+	o := []string{"--gpu-architecture=" + arch, "--std=c++17", "-lineinfo", "--ptxas-options=-v"}
+	for _, d := range p.Defines {
+		o = append(o, "-D"+d)
+	}
+	return o
+}
+
+// Programs is the catalogue, the lists of all topics.
+func Programs() []Program { return slices.Concat(topics...) }
+
+// Find is the program of that name.
+func Find(name string) (Program, error) {
+	all := Programs()
+	i := slices.IndexFunc(all, func(p Program) bool { return p.Name == name })
+	if i < 0 {
+		return Program{}, fmt.Errorf("there is no kernel program %q", name)
+	}
+	return all[i], nil
+}
+
+var include = regexp.MustCompile(`(?m)^\s*#\s*include\s+"([^"]+)"`)
+
+// Source is the text of the program's file and of every header that it includes, whether
+// directly or not, by the name it is included by.
+func (p Program) Source() (code []byte, headers map[string][]byte, err error) {
+	if code, err = files.ReadFile(p.File); err != nil {
+		return nil, nil, fmt.Errorf("kernel program %s: %w", p.Name, err)
+	}
+	headers = map[string][]byte{}
+	for queue := [][]byte{code}; len(queue) > 0; queue = queue[1:] {
+		for _, m := range include.FindAllSubmatch(queue[0], -1) {
+			name := string(m[1])
+			if headers[name] != nil {
+				continue
+			}
+			if name != path.Base(name) || !strings.HasSuffix(name, ".cuh") {
+				return nil, nil, fmt.Errorf("kernel program %s: includes %q; a header is a .cuh file beside it", p.Name, name)
+			}
+			text, err := files.ReadFile(name)
+			if err != nil {
+				return nil, nil, fmt.Errorf("kernel program %s: includes %s: %w", p.Name, name, err)
+			}
+			headers[name] = text
+			queue = append(queue, text)
+		}
+	}
+	return code, headers, nil
+}
