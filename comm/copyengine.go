@@ -18,11 +18,17 @@ import (
 //	receiver   compute stream ──event──> post lane: ready = n;   host: posts n on the board
 //	sender     compute stream ──event──> post lane: begun = n
 //	           copy lane: wait begun, ready >= n; copy; sent = n, arrived = n;   host: queued = n
-//	both       Pending.Wait: compute stream waits for sent, or arrived, >= n
+//	both       Pending.Wait: end lane: wait sent, or arrived, >= n ──event──> compute stream
 //
 // The words are flags in host memory that all ranks map (copyBoard). Devices write them with
 // a system-wide fence and wait for them without a kernel. The host reads them to find out who
 // stands still, and writes its own rank's to end waits when the group has failed.
+//
+// The compute stream itself waits for events alone. Waiting for a flag costs a stream some 10 µs
+// even where the flag is there already, an event that is over next to nothing, and mostly the
+// data has arrived long before it is needed. One end lane does for all calls, in whatever order
+// they are waited for: its waits come in the order of the compute stream's own, so whatever an
+// event comes behind on the lane, the compute stream is behind already.
 //
 // One rule keeps this from locking up: a wait is given to the driver only after the write
 // that ends it has been, on whatever rank. The order in which work is given to the drivers of
@@ -57,6 +63,7 @@ type copyEngine struct {
 	deferred []copyCall   // not begun yet, in order
 	post     copyLane     // writes begun and ready behind the compute stream
 	order    copyLane     // writes them for deferred calls
+	end      copyLane     // waits for what the compute stream is to come behind
 	lanes    [][]copyLane // per peer, what copies to it
 	sends    []copyQueue  // per peer
 	receives []copyQueue  // per peer
@@ -77,8 +84,8 @@ type copyDevice interface {
 	export(addr uint64) (copyPlace, error)
 	// reach returns where this device finds a peer's memory.
 	reach(p *copyPlace, sameProcess bool) (uint64, error)
-	// wait makes compute wait until the flag has come to n.
-	wait(compute tensor.Stream, flag *uint64, n uint64)
+	// hold makes compute wait for all that l has been given.
+	hold(compute tensor.Stream, l copyLane)
 }
 
 // copyLane is a stream of a device. Its methods are called under the engine's lock, but for
@@ -129,6 +136,7 @@ type copyPending struct {
 func (e *copyEngine) exchange(send, recv []Message) (Pending, error) {
 	p, err := e.queue(send, recv)
 	if err != nil {
+		e.tell()
 		return nil, err
 	}
 	return p, nil
@@ -260,6 +268,7 @@ func (p *copyPending) Wait() {
 	e := p.e
 	for pause := (backoff{}); ; pause.wait() {
 		if ready, err := p.tryWait(); err != nil {
+			e.tell()
 			e.poison(e.fault(err))
 			return
 		} else if ready {
@@ -268,7 +277,7 @@ func (p *copyPending) Wait() {
 	}
 }
 
-// tryWait queues the waits on the compute stream once all the writes that end them are queued.
+// tryWait makes the compute stream wait once all the writes that end the waits are queued.
 func (p *copyPending) tryWait() (bool, error) {
 	e := p.e
 	e.using.Lock()
@@ -293,13 +302,14 @@ func (p *copyPending) tryWait() (bool, error) {
 		}
 	}
 	for _, s := range p.sent {
-		e.dev.wait(e.compute, e.board.flag(e.rank, s.peer, flagSent), s.n)
+		e.end.wait(e.board.flag(e.rank, s.peer, flagSent), s.n)
 		e.sends[s.peer].tie(s.n)
 	}
 	for _, r := range p.recvd {
-		e.dev.wait(e.compute, e.board.flag(e.rank, r.peer, flagArrived), r.n)
+		e.end.wait(e.board.flag(e.rank, r.peer, flagArrived), r.n)
 		e.receives[r.peer].tie(r.n)
 	}
+	e.dev.hold(e.compute, e.end)
 	return true, nil
 }
 
@@ -325,6 +335,7 @@ func (p *copyPending) Sync(ctx context.Context) error {
 		case over:
 			return nil
 		case err != nil:
+			e.tell()
 			return e.fault(err)
 		case ctx.Err() != nil:
 			return e.fault(context.Cause(ctx))

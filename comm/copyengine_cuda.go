@@ -151,9 +151,7 @@ func (c *cudaCopies) reach(p *copyPlace, sameProcess bool) (uint64, error) {
 	return base + p.offset, nil
 }
 
-func (c *cudaCopies) wait(compute tensor.Stream, flag *uint64, n uint64) {
-	compute.(*cuda.Stream).WaitValue(c.flag(flag), n)
-}
+func (c *cudaCopies) hold(compute tensor.Stream, l copyLane) { compute.Wait(l.record()) }
 
 // cudaLane is a stream of copies.
 type cudaLane struct {

@@ -212,7 +212,10 @@ func TestCopyEngineGPUAbort(t *testing.T) {
 			}
 			// As if rank 1 had queued its copy and had died before its device came to it.
 			g := r.rig.(*gpuRig)
-			r.e.dev.wait(g.compute, r.e.board.flag(0, 1, flagArrived), 1)
+			r.e.mu.Lock()
+			r.e.end.wait(r.e.board.flag(0, 1, flagArrived), 1)
+			r.e.dev.hold(g.compute, r.e.end)
+			r.e.mu.Unlock()
 			err = p.Sync(ctx)
 			if !errors.Is(err, ErrAborted) || !IsRemote(err) {
 				return fmt.Errorf("the receive ended with %w", err)

@@ -337,13 +337,14 @@ func (d *fakeDevice) reach(p *copyPlace, sameProcess bool) (uint64, error) {
 	return base + p.offset, err
 }
 
-// wait queues a wait on either kind of stream that the tests compute on.
-func (d *fakeDevice) wait(compute tensor.Stream, flag *uint64, n uint64) {
+// hold queues a wait on either kind of stream that the tests compute on.
+func (d *fakeDevice) hold(compute tensor.Stream, l copyLane) {
+	e := l.record()
 	if s, ok := compute.(*tensor.HostStream); ok {
-		s.Do("wait", func() error { pollFlag(flag, n); return nil })
+		s.Do("wait", func() error { return e.Sync(context.Background()) })
 		return
 	}
-	compute.(*fakeStream).wait(flag, n)
+	compute.Wait(e)
 }
 
 // alloc is memory that other processes can map, where the device has a directory for it.

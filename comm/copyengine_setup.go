@@ -82,6 +82,9 @@ func (e *copyEngine) open(lanes int) (err error) {
 	if e.order, err = e.dev.lane("comm order"); err != nil {
 		return err
 	}
+	if e.end, err = e.dev.lane("comm end"); err != nil {
+		return err
+	}
 	for p := range e.lanes {
 		for i := range lanes {
 			name := fmt.Sprintf("comm to rank %d", p)
@@ -100,7 +103,7 @@ func (e *copyEngine) open(lanes int) (err error) {
 
 // streams goes through all lanes that there are.
 func (e *copyEngine) streams(yield func(copyLane) bool) {
-	for _, lanes := range append([][]copyLane{{e.post, e.order}}, e.lanes...) {
+	for _, lanes := range append([][]copyLane{{e.post, e.order, e.end}}, e.lanes...) {
 		for _, l := range lanes {
 			if l != nil && !yield(l) {
 				return

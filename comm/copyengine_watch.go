@@ -204,11 +204,20 @@ func (e *copyEngine) fail(cause error) {
 	if !e.cause.CompareAndSwap(nil, &cause) {
 		return
 	}
-	e.poison(cause)
 	for l := range e.streams {
 		l.fail(cause)
 	}
 	close(e.failed)
+}
+
+// tell returns when the other ranks know of a failure, as far as they can be reached. Only then
+// are callers told, by errors and the compute stream: what they do next may be to exit, and the
+// end of a connection without a word is taken for a death. The wait is bounded; no lock that the
+// watch needs is held.
+func (e *copyEngine) tell() {
+	if cause := e.cause.Load(); cause != nil {
+		e.host.Abort(*cause)
+	}
 }
 
 // poison ends what comes behind the group's transfers on the compute stream.
@@ -218,13 +227,16 @@ func (e *copyEngine) poison(cause error) {
 	}
 }
 
-// drain tells the other ranks of a failure and ends the waits of this rank's streams.
+// drain tells the other ranks of a failure, then the compute stream, and ends the waits of this
+// rank's streams. Until then they go on waiting for what has not come, so that nothing is
+// computed from it.
 //
 // The flags are written again and again: a peer's device may still write to them what it
 // was told to before. The board stays mapped after a failure, because nobody can tell when the
 // compute stream, or a device that hangs, has looked at it for the last time.
 func (e *copyEngine) drain() {
-	e.host.Abort(*e.cause.Load())
+	e.tell()
+	e.poison(*e.cause.Load())
 	for start := time.Now(); ; time.Sleep(time.Millisecond) {
 		took := time.Since(start)
 		e.mu.Lock()

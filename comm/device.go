@@ -299,10 +299,7 @@ func (d *DeviceGroup) Split(ctx context.Context, colour, key int) (Communicator,
 
 // Abort fails every pending and later call on all groups of the world, here and on the other
 // ranks. It returns when the other ranks have been told, or after half a second.
-func (d *DeviceGroup) Abort(cause error) {
-	d.fail(cause)
-	d.host.t.flush()
-}
+func (d *DeviceGroup) Abort(cause error) { d.fail(cause) }
 
 // fail ends the world of the group, unless that has ended already.
 func (d *DeviceGroup) fail(cause error) {
@@ -315,8 +312,11 @@ func (d *DeviceGroup) fail(cause error) {
 }
 
 // end fails what is pending and what comes later here. Where something is under way, the device
-// is made to end it, and what waits for it on the compute stream is dropped.
+// is made to end it, and what waits for it on the compute stream is dropped. All that comes
+// after the other ranks have been told why, if they can be: what this rank's callers do with the
+// error may be to exit, and a connection that ends without a word is taken for a death.
 func (d *DeviceGroup) end(cause error, busy bool) {
+	d.host.t.flush()
 	d.land()
 	d.mu.Lock()
 	if d.cause != nil {

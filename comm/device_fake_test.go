@@ -168,14 +168,30 @@ func fakeDeviceWorld(lib *fakeLibrary, hosts []*Group, devices []*FakeDevice, op
 	var wg sync.WaitGroup
 	for r := range hosts {
 		wg.Go(func() {
-			kit := &deviceKit{
-				place: devices[r].Place(), compute: devices[r].s, connect: lib.connect, engine: lib.engine,
-				newStream: func(name string) (deviceStream, error) { return eagerStream{tensor.NewHostStream(name)}, nil },
-				copy:      func(s deviceStream, dst, src View) { s.(eagerStream).copy(maskedBytes(dst), maskedBytes(src)) },
-			}
+			kit := devices[r].kit()
+			kit.connect, kit.engine = lib.connect, lib.engine
 			groups[r], errs[r] = newDeviceGroup(context.Background(), hosts[r], kit, opts)
 		})
 	}
 	wg.Wait()
 	return groups, errors.Join(errs...)
+}
+
+func (f *FakeDevice) kit() *deviceKit {
+	return &deviceKit{
+		place: f.Place(), compute: f.s,
+		newStream: func(name string) (deviceStream, error) { return eagerStream{tensor.NewHostStream(name)}, nil },
+		copy:      func(s deviceStream, dst, src View) { s.(eagerStream).copy(maskedBytes(dst), maskedBytes(src)) },
+	}
+}
+
+// FakeDeviceProcess joins fake devices of several processes. Their library moves bytes over the
+// transport of the host's group, and knows no deadline either.
+func FakeDeviceProcess(ctx context.Context, host *Group, device *FakeDevice) (*DeviceGroup, error) {
+	kit := device.kit()
+	kit.connect = func(_ context.Context, host *Group, s deviceStream, _ DeviceOptions, _ <-chan struct{}) (collectives, error) {
+		g := newGroup(host.t, host.id^1<<63, host.ranks, host.Rank(), s, Options{Deadline: -1}.withDefaults())
+		return &fakeCalls{g: g, s: s}, nil
+	}
+	return newDeviceGroup(ctx, host, kit, DeviceOptions{})
 }

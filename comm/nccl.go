@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/cprun/cprun/internal/cuda"
 	"github.com/cprun/cprun/internal/nccl"
@@ -72,9 +73,13 @@ func connectNCCL(ctx context.Context, host *Group, s *cuda.Stream, opts DeviceOp
 	return n, nil
 }
 
+// launchTime is how long NCCL is watched without a pause. It makes a call on a thread that it
+// starts for it, within 50 to 150 µs; to sleep in between would take as long again.
+const launchTime = 300 * time.Microsecond
+
 // wait returns when what was begun has been done by NCCL.
 func (n *ncclCalls) wait(ctx context.Context) error {
-	for pause := (backoff{}); ; pause.wait() {
+	for pause := (backoff{spin: launchTime}); ; pause.wait() {
 		if busy, err := n.c.Busy(); err != nil || !busy {
 			return err
 		}

@@ -37,6 +37,11 @@ var rankKinds = map[string]rankKind{
 	"host": {func(_ context.Context, host *comm.Group) (comm.Communicator, func(tensor.DType, int) tensor.View, error) {
 		return host, func(d tensor.DType, n int) tensor.View { return tensor.New(d, n) }, nil
 	}, 20 * time.Second},
+	"fake device": {func(ctx context.Context, host *comm.Group) (comm.Communicator, func(tensor.DType, int) tensor.View, error) {
+		f := comm.NewFakeDevice(host.Rank())
+		g, err := comm.FakeDeviceProcess(ctx, host, f)
+		return g, func(d tensor.DType, n int) tensor.View { return f.New(d, n) }, err
+	}, 20 * time.Second},
 }
 
 func TestMain(m *testing.M) {
@@ -59,7 +64,7 @@ func rankMain(spec []string) error {
 	if err := errors.Join(err1, err2, err3); err != nil {
 		return err
 	}
-	kind, victim := rankKinds[spec[5]], victimOf(n)
+	kind, victim := rankKinds[strings.Join(spec[5:], " ")], victimOf(n)
 	ctx, cancel := context.WithTimeout(context.Background(), kind.patience)
 	defer cancel()
 	opts := comm.Options{}
@@ -156,8 +161,12 @@ func TestKill(t *testing.T) {
 // TestStop stops a process without ending it, so that only the deadline tells, and telling
 // the stopped one must not hold up the others.
 func TestStop(t *testing.T) {
-	t.Parallel()
-	testEnd(t, "host", "stop", 4, stop, "no progress for 1s, the deadline")
+	for _, kind := range []string{"host", "fake device"} {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			testEnd(t, kind, "stop", 4, stop, "no progress for 1s, the deadline")
+		})
+	}
 }
 
 // TestAbortExit has a process exit right behind its abort. The abort's cause wins over the

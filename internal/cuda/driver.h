@@ -15,10 +15,14 @@ static inline CUresult cprun_use(CUcontext ctx) {
 	CUresult r = cprun_use(ctx); \
 	return r != CUDA_SUCCESS ? r : (call)
 
+#define CPRUN_PARAMS 32
+
 typedef struct {
 	unsigned int grid[3], block[3], cluster[3]; // cluster[0] == 0: none
 	unsigned int shared;                        // bytes of dynamic shared memory
 	int overlap;                                // programmatic stream serialization
+	int params;                                 // 0: args are laid out as the kernel's parameters are
+	unsigned short at[CPRUN_PARAMS];            // where each parameter is in args otherwise
 } cprun_launch_t;
 
 static inline CUresult cprun_launch(CUcontext ctx, CUstream stream, CUfunction f, const cprun_launch_t *l, void *args, size_t bytes) {
@@ -42,6 +46,11 @@ static inline CUresult cprun_launch(CUcontext ctx, CUstream stream, CUfunction f
 		attrs[c.numAttrs].id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
 		attrs[c.numAttrs].value.programmaticStreamSerializationAllowed = 1;
 		c.numAttrs++;
+	}
+	if (l->params) {
+		void *params[CPRUN_PARAMS];
+		for (int i = 0; i < l->params; i++) params[i] = (char *)args + l->at[i];
+		return cuLaunchKernelEx(&c, f, params, NULL);
 	}
 	void *extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, args, CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes, CU_LAUNCH_PARAM_END};
 	return cuLaunchKernelEx(&c, f, NULL, extra);

@@ -94,21 +94,44 @@ func (s *Stream) Launch(f *Function, l Launch, a *Args) {
 	if l.Overlap {
 		c.overlap = 1
 	}
+	if a.apart {
+		if a.count > len(a.at) {
+			s.Fail(fmt.Errorf("launch of %s: %d arguments, of which one is aligned to more than 16 bytes; at most %d then", f.Name, a.count, len(a.at)))
+			return
+		}
+		c.params = C.int(a.count)
+		for i, at := range a.at[:a.count] {
+			c.at[i] = C.ushort(at)
+		}
+	}
 	r := C.cprun_launch(s.dev.ctx, s.handle, f.f, &c, unsafe.Pointer(&a.buf[0]), C.size_t(a.n))
 	if r != C.CUDA_SUCCESS {
 		s.Fail(s.dev.check(fmt.Sprintf("launch of %s, grid %v, block %v, %d bytes of shared memory", f.Name, l.Grid, l.Block, l.Shared), r))
 	}
 }
 
-// Args are the arguments of a kernel, laid out as C does, in the order of the calls.
+// Args are the arguments of a kernel, laid out as C does, in the order of the calls. Several
+// calls may fill one parameter that is a struct, unless an argument is aligned to more than 16
+// bytes, as a tensor map is: then each call is a parameter.
 type Args struct {
 	buf [1024]byte
 	n   int
+	// A GPU's parameters begin at an address of the constant bank that may be a multiple of 16 only:
+	// where one is aligned to more, its place depends on the GPU, and the driver has to find
+	// it. apart says so, and at is where the arguments lie in buf.
+	apart bool
+	at    [C.CPRUN_PARAMS]uint16
+	count int
 }
 
 func (a *Args) room(size, align int) []byte {
 	at := (a.n + align - 1) / align * align
 	a.n = at + size
+	if a.count < len(a.at) {
+		a.at[a.count] = uint16(at)
+	}
+	a.count++
+	a.apart = a.apart || align > 16
 	return a.buf[at:a.n]
 }
 

@@ -19,15 +19,15 @@ import (
 )
 
 // Stream is a tensor.Stream of a GPU. Methods that queue are called by one goroutine at a
-// time; Err, Fail and OnFail by any.
+// time; Err, Fail, OnFail and those of its events by any.
 type Stream struct {
 	dev    *Device
 	name   string
 	handle C.CUstream
 	label  string
 
-	events []C.CUevent // a ring: the n-th Record uses events[n % len]
-	seq    uint64      // Records so far
+	events [eventRing]C.CUevent // a ring: the n-th Record uses events[n % eventRing]; set before seq counts it
+	seq    atomic.Uint64        // Records so far; written by Record and Close
 
 	failed atomic.Bool
 	mu     sync.Mutex
@@ -44,7 +44,7 @@ const eventRing = 4096
 // NewStream makes a stream. urgent ones are scheduled before others: transfers, whose
 // kernels are short and which somebody waits for.
 func (d *Device) NewStream(name string, urgent bool) (*Stream, error) {
-	s := &Stream{dev: d, name: name, events: make([]C.CUevent, 0, eventRing)}
+	s := &Stream{dev: d, name: name}
 	err := d.With(func() error {
 		_, highest, err := cu.StreamPriorityRange()
 		if err != nil {
@@ -66,10 +66,11 @@ func (d *Device) NewStream(name string, urgent bool) (*Stream, error) {
 
 // Close destroys the stream after its work.
 func (s *Stream) Close() error {
-	for _, e := range s.events {
-		s.dev.check("cuEventDestroy", C.cprun_event_free(s.dev.ctx, e))
+	n := s.seq.Load()
+	s.seq.Store(n + eventRing) // who still holds an event does not look at what is gone
+	for i := range min(n, eventRing) {
+		s.dev.check("cuEventDestroy", C.cprun_event_free(s.dev.ctx, s.events[i]))
 	}
-	s.events = nil
 	err := s.dev.check("cuStreamDestroy", C.cprun_stream_free(s.dev.ctx, s.handle))
 	if e := s.Err(); e != nil {
 		return e
@@ -145,32 +146,33 @@ type event struct {
 
 // Record returns an event that completes when all that is queued so far is done.
 func (s *Stream) Record() tensor.Event {
-	e := &event{s: s, seq: s.seq, err: s.Err()}
+	n := s.seq.Load()
+	e := &event{s: s, seq: n, err: s.Err()}
 	if e.err != nil {
 		return e
 	}
-	i := int(s.seq % eventRing)
-	if i == len(s.events) {
+	i := n % eventRing
+	if n < eventRing {
 		var h C.CUevent
 		if err := s.dev.check("cuEventCreate", C.cprun_event_new(s.dev.ctx, &h, C.CU_EVENT_DISABLE_TIMING)); err != nil {
 			s.Fail(err)
 			e.err = err
 			return e
 		}
-		s.events = append(s.events, h)
-	} else if s.seq >= eventRing {
+		s.events[i] = h
+	} else {
 		// The host is thousands of events ahead; it goes on when the device has caught up.
 		s.Fail(s.dev.check("cuEventSynchronize", C.cprun_event_sync(s.dev.ctx, s.events[i])))
 	}
+	s.seq.Store(n + 1) // first: the event that had this place is seen to be over all along
 	s.Fail(s.dev.check("cuEventRecord", C.cprun_event_record(s.dev.ctx, s.events[i], s.handle)))
-	s.seq++
 	e.err = s.Err()
 	return e
 }
 
 // stale says that the event's place in the ring has been taken by a later one, before which
 // the stream had reached it.
-func (e *event) stale() bool { return e.s.seq > e.seq+eventRing-1 }
+func (e *event) stale() bool { return e.s.seq.Load() >= e.seq+eventRing }
 
 func (e *event) handle() C.CUevent { return e.s.events[e.seq%eventRing] }
 

@@ -83,5 +83,5 @@ func (d *Device) TensorMap(t Tiled) (m TensorMap, err error) {
 	return m, d.check(fmt.Sprintf("cuTensorMapEncodeTiled of %+v", t), C.cprun_tensor_map(d.ctx, unsafe.Pointer(&m), &c))
 }
 
-// TensorMap adds a tensor map.
+// TensorMap adds a tensor map. Every other argument is a parameter of its own then; see Args.
 func (a *Args) TensorMap(m TensorMap) *Args { return a.Bytes(m[:], 64) }

@@ -26,6 +26,7 @@ const (
 	envTerm           = "TERM"
 	envVisible        = "CUDA_VISIBLE_DEVICES"
 	envMulticast      = "NCCL_NVLS_ENABLE"
+	envQueues         = "CUDA_DEVICE_MAX_CONNECTIONS"
 	envCacheDir       = "XDG_CACHE_HOME"
 )
 
@@ -50,6 +51,7 @@ func Environment() []Variable {
 		{Name: envTerm, Meaning: "dumb: plain progress lines on a terminal too"},
 		{Name: envVisible, changes: true, Meaning: "which GPUs are used, in which order; read by the CUDA driver"},
 		{Name: envMulticast, changes: true, Meaning: "NCCL's use of NVLink multicast; cprun sets 0 for its workers where it is not set"},
+		{Name: envQueues, changes: true, Meaning: "queues between a process and its GPU; cprun sets 32 for its workers where it is not set"},
 		{Name: envCacheDir, Meaning: "compiled GPU kernels are kept in cprun/kernels below it; default ~/.cache"},
 		{Name: envRunID, Meaning: "set by cprun for its workers: the job they belong to"},
 	}
@@ -89,6 +91,11 @@ func workerEnv(base []string, h hello) []string {
 		// Multicast objects belong to the whole fabric and are made anew by every communicator:
 		// where they cannot be had, NCCL's start fails instead of going on without.
 		set[envMulticast] = "0"
+	}
+	if !given(envQueues) {
+		// A worker has more streams than the driver's 8 queues, and a stream that waits for
+		// another device holds up all that share its queue.
+		set[envQueues] = "32"
 	}
 	if !given(envMaxProcs) {
 		// Without this every worker would start a thread for each core of the node.

@@ -235,6 +235,27 @@ func TestEnvironment(t *testing.T) {
 	}
 }
 
+// What libraries of the GPU read is set for workers, unless the user has.
+func TestWorkerEnvironmentOfGPUs(t *testing.T) {
+	for name, want := range map[string]string{envMulticast: "0", envQueues: "32"} {
+		for _, c := range []struct{ base, want []string }{
+			{nil, []string{name + "=" + want}},
+			{[]string{name + "="}, []string{name + "=" + want}},
+			{[]string{name + "=7"}, []string{name + "=7"}},
+		} {
+			var got []string
+			for _, v := range workerEnv(c.base, hello{LocalWorldSize: 1}) {
+				if strings.HasPrefix(v, name+"=") {
+					got = append(got, v)
+				}
+			}
+			if !slices.Equal(got, c.want) {
+				t.Errorf("given %q: %q, want %q", c.base, got, c.want)
+			}
+		}
+	}
+}
+
 func TestRunRefuses(t *testing.T) {
 	good := Job{NProc: 1, Argv: []string{"worker", "done"}, LogDir: t.TempDir()}
 	for want, change := range map[string]func(*Job){

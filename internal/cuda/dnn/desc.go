@@ -61,6 +61,8 @@ type Desc struct {
 	// TotalQ and TotalK are the rows that ragged sequences lie in; 0: every sequence of the
 	// batch has SeqQ queries and SeqK keys.
 	TotalQ, TotalK int
+	// Loose has the workspace hold Batch sequences of SeqQ and SeqK rows, not TotalQ and TotalK.
+	Loose bool
 	// Unified asks for the one node that newer versions have for a forward pass.
 	Unified bool
 }

@@ -155,7 +155,7 @@ func (d Desc) c() C.cprun_dnn_desc {
 		batch: C.int64_t(d.Batch), heads: C.int64_t(d.Heads), kv_heads: C.int64_t(d.KVHeads),
 		q: C.int64_t(d.SeqQ), kv: C.int64_t(d.SeqK), dim: C.int64_t(d.Dim), dim_v: C.int64_t(d.DimV),
 		left: C.int64_t(d.Mask.Left), right: C.int64_t(d.Mask.Right), bottom_right: flag(d.Mask.BottomRight),
-		deterministic: flag(d.Deterministic), unified: flag(d.Unified),
+		deterministic: flag(d.Deterministic), unified: flag(d.Unified), loose: flag(d.Loose),
 		total_q: C.int64_t(d.TotalQ), total_kv: C.int64_t(d.TotalK), scale: C.float(d.Scale),
 	}
 	for t, s := range d.Strides {

@@ -92,7 +92,7 @@ class Builder {
 	void backward() {
 		auto a = fe::graph::SDPA_backward_attributes().set_name("sdpa_backward");
 		a.set_deterministic_algorithm(d.deterministic);
-		if (ragged()) a.set_max_total_seq_len_q(d.total_q).set_max_total_seq_len_kv(d.total_kv);
+		if (ragged() && !d.loose) a.set_max_total_seq_len_q(d.total_q).set_max_total_seq_len_kv(d.total_kv);
 		options(a);
 		auto stats = input(CPRUN_DNN_STATS);
 		stats->set_data_type(fe::DataType_t::FLOAT);

@@ -28,6 +28,7 @@ typedef struct {
 	int64_t left, right;
 	int bottom_right, deterministic;
 	int unified;              // one node for all of attention instead of a graph of many
+	int loose;                // ragged: workspace for batch times q and kv rows
 	int64_t total_q, total_kv; // above 0: ragged, with so many rows over all sequences
 	float scale;
 } cprun_dnn_desc;
