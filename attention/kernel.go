@@ -68,3 +68,17 @@ type Kernel interface {
 	// Add adds src to dst, element by element, both float accumulators of one shape.
 	Add(dst, src View) error
 }
+
+// Folder is a Kernel that can save passes over memory when it knows what comes next. What it is
+// told here changes no result.
+type Folder interface {
+	Kernel
+	// Into says that Finish will write to o what was just reset, and that nobody else reads or
+	// writes o until then.
+	Into(o View)
+	// Hold says that AddGrads to rows of acc.DK and acc.DV is the next call behind the next Backward,
+	// and that nobody reads or writes them before, so that they need not be complete in between.
+	Hold(acc Grads)
+	// AddGrads is Add for DK and DV at once, and completes what was held of them.
+	AddGrads(dst, src Grads) error
+}

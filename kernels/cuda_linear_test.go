@@ -5,6 +5,7 @@ package kernels
 import (
 	"context"
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/cprun/cprun/internal/cuda/blas"
@@ -79,13 +80,14 @@ func testCUDALinear(r *cudaRig, run func(*cudaRig, blas.Problem), dtype tensor.D
 	r.cpu.Linear(yh, xh, weighth, addh)
 	r.near("linear with add", y, yh)
 	run(r, linearProblem(add, x, weight, add))
-	r.near("linear added in place", add, yh)
+	r.nearSum("linear added in place", add, yh, tensor.Data[float32](addh))
 
 	dy, dyh := random(dtype, rows, out)
 	dx, dxh := random(dtype, rows, in)
+	before := slices.Clone(tensor.Data[float32](dxh))
 	run(r, linearDXProblem(dx, dy, weight, true))
 	r.cpu.LinearDX(dxh, dyh, weighth, true)
-	r.near("linear dx, added", dx, dxh)
+	r.nearSum("linear dx, added", dx, dxh, before)
 	run(r, linearDXProblem(dx, dy, weight, false))
 	r.cpu.LinearDX(dxh, dyh, weighth, false)
 	r.near("linear dx", dx, dxh)

@@ -144,6 +144,13 @@ func (r *cudaRig) values(v View) []float32 {
 // within some roundings of float32 of the largest value.
 func (r *cudaRig) near(what string, got, want View) {
 	r.t.Helper()
+	r.nearSum(what, got, want, nil)
+}
+
+// nearSum is near for a product added to what stood there, old: in a 16-bit tensor cuBLASLt may
+// round the product before it adds it.
+func (r *cudaRig) nearSum(what string, got, want View, old []float32) {
+	r.t.Helper()
 	settle(r.t, r.cpu)
 	relative := map[tensor.DType]float64{tensor.F32: 0x1p-22, tensor.F16: 0x1p-10, tensor.BF16: 0x1p-7}[got.DType()]
 	xs, ws, top := r.values(got), tensor.Data[float32](want), 0.0
@@ -152,6 +159,9 @@ func (r *cudaRig) near(what string, got, want View) {
 	}
 	for i, w := range ws {
 		bound := relative*math.Abs(float64(w)) + max(0x1p-18, relative*0x1p-6)*top
+		if old != nil {
+			bound += relative / 2 * (math.Abs(float64(w)) + math.Abs(float64(old[i])))
+		}
 		// Written so that NaN fails.
 		if diff := math.Abs(float64(xs[i]) - float64(w)); !(diff <= bound) {
 			r.t.Fatalf("%s: element %d of %v is %g, want %g within %.2g", what, i, got.Shape(), xs[i], w, bound)

@@ -26,8 +26,10 @@ type Fused struct {
 	kernels fusedKernels
 	scratch fusedScratch
 	held    heldParts
+	keys    heldKeys
 	fresh   []freshRows
 	tables  fusedTables
+	packing packing
 }
 
 // FusedOptions say how Fused computes.
@@ -37,7 +39,8 @@ type FusedOptions struct {
 	Deterministic bool
 	// Packed says that sequences are packed documents, whose lengths change from step to step.
 	// Tiles go to cuDNN as packed sequences then, many at once, under plans that fit
-	// lengths of about the same size; without it each shape has a plan of its own.
+	// lengths of about the same size; without it each shape has a plan of its own, as it has in
+	// the backward pass where head dims are above 192 or tensors have gaps.
 	Packed bool
 	// ZeroWorkspace clears cuDNN's workspace before each backward call, which versions before 9.18
 	// need on Hopper where Packed.
@@ -49,7 +52,7 @@ type FusedOptions struct {
 
 // NewFused computes on stream. It loads cuDNN; the error says what is missing.
 func NewFused(stream *cuda.Stream, loader *Loader, options FusedOptions) (*Fused, error) {
-	f := &Fused{stream: stream, options: options, scratch: fusedScratch{dev: stream.Device()}}
+	f := &Fused{stream: stream, options: options, scratch: fusedScratch{dev: stream.Device()}, packing: defaultPacking}
 	var err error
 	if f.dnn, err = dnn.Open(stream); err != nil {
 		return nil, err
@@ -72,23 +75,6 @@ func (f *Fused) Workspace() int64 { return f.scratch.size() }
 // Delta leaves delta alone: cuDNN computes it from do and o.
 func (f *Fused) Delta(delta, do, o View) error { return attention.CheckDelta(delta, do, o) }
 
-// Add adds src to dst; see attention.Kernel.
-func (f *Fused) Add(dst, src View) error {
-	if dst.Shape() != src.Shape() || dst.DType() != tensor.F32 || src.DType() != tensor.F32 {
-		return fmt.Errorf("add %v to %v: shapes must be equal and types float32", src, dst)
-	}
-	if err := fusedAligned("add", dst, src); err != nil {
-		return err
-	}
-	f.stream.Do("add", func() error {
-		f.settle(dst)
-		f.settle(src)
-		f.kernels.add(f.stream, dst, src)
-		return nil
-	})
-	return nil
-}
-
 // usable is what is wrong with the inputs of a call beyond what attention checks.
 func (f *Fused) usable(q View, p attention.Softmax, views ...View) error {
 	if t := q.DType(); t != tensor.BF16 && t != tensor.F16 {
@@ -96,6 +82,9 @@ func (f *Fused) usable(q View, p attention.Softmax, views ...View) error {
 	}
 	if p.Softcap > 0 {
 		return fmt.Errorf("fused attention with soft cap %v: cuDNN has none; use the flash backend", p.Softcap)
+	}
+	if !(p.Scale > 0) {
+		return fmt.Errorf("fused attention with scale %v: cuDNN's gradients fault at 0, and its largest score is that before scaling; use the flash backend", p.Scale)
 	}
 	return fusedAligned("fused attention", views...)
 }
@@ -127,5 +116,3 @@ func cutTiles(tiles []partition.Tile) []dnn.Piece {
 	}
 	return out
 }
-
-var _ attention.Kernel = (*Fused)(nil)

@@ -25,14 +25,15 @@ func (f *Fused) Backward(acc attention.Grads, do, q, k, v View, s attention.Save
 		return fmt.Errorf("fused attention backward: o is %v and do %v; cuDNN takes them as %v, the type of q", s.O.DType(), do.DType(), q.DType())
 	}
 	c := fusedCall{q: q, k: k, v: v, do: do, saved: s, dk: acc.DK, dv: acc.DV, scale: p.Scale, backward: true}
-	groups := grouped(cutTiles(tiles), f.options.Packed)
+	groups := f.grouped(&c, tiles)
 	for _, g := range groups {
 		if err := f.plans(&c, g); err != nil {
 			return err
 		}
 	}
 	f.stream.Do("attention backward", func() error {
-		sum := keySum{f: f, c: &c, k: f.take(acc.DK), v: f.take(acc.DV)}
+		f.settleKeys()
+		sum := keySum{f: f, c: &c, hold: f.holds(acc), k: f.take(acc.DK), v: f.take(acc.DV)}
 		f.hold(acc.DQ, View{})
 		for i, g := range groups {
 			f.room(q.DType())
@@ -111,26 +112,32 @@ func (f *Fused) keyGrads(c *fusedCall, keys int) (dk, dv uint64, err error) {
 // stats is the LSE of rows r with the strides at, copied where it was not for the call before.
 func (f *Fused) stats(c *fusedCall, r partition.Range, at axisStrides) uint64 {
 	s := &f.held.stats
-	if s.src != c.saved.LSE || s.lo != r.Lo || s.hi != r.Hi {
+	if s.src != c.saved.LSE || s.lo != r.Lo || s.hi != r.Hi || s.order != at {
 		src := seqRows(c.saved.LSE, r)
 		f.kernels.copyLSE(f.stream, s.at, at, cuda.Addr(src), stridesOf(src), c.batch(), r.Len(), c.heads(), true)
-		s.src, s.lo, s.hi = c.saved.LSE, r.Lo, r.Hi
+		s.src, s.lo, s.hi, s.order = c.saved.LSE, r.Lo, r.Hi, at
 	}
 	return s.at
 }
 
 // keySum adds gradients of k and v to the accumulators of a call. k and v are the rows of these
-// that have not been written yet.
+// that have not been written yet. With hold, the last ones are held back.
 type keySum struct {
 	f    *Fused
 	c    *fusedCall
+	hold bool
 	k, v rowInterval
 }
 
 // add adds dk and dv, dense, of those keys. With last, it also sets to 0 what is not written
 // by then.
 func (s *keySum) add(dk, dv uint64, keys partition.Range, last bool) {
-	s.f.kernels.total(s.f.stream, s.c.q.DType(), s.total(s.c.dk, &s.k, dk, keys, last), s.total(s.c.dv, &s.v, dv, keys, last))
+	k, v := s.total(s.c.dk, &s.k, dk, keys, last), s.total(s.c.dv, &s.v, dv, keys, last)
+	if last && s.hold {
+		s.f.keys = heldKeys{dtype: s.c.q.DType(), k: k, v: v}
+		return
+	}
+	s.f.kernels.total(s.f.stream, s.c.q.DType(), k, v)
 }
 
 func (s *keySum) total(dst View, fresh *rowInterval, x uint64, keys partition.Range, last bool) gradTotal {

@@ -21,7 +21,7 @@ func (f *Fused) Forward(acc attention.Partial, q, k, v View, tiles []partition.T
 		return err
 	}
 	c := fusedCall{q: q, k: k, v: v, scale: p.Scale}
-	groups := grouped(cutTiles(tiles), f.options.Packed)
+	groups := f.grouped(&c, tiles)
 	for _, g := range groups {
 		if err := f.plans(&c, g); err != nil {
 			return err
@@ -31,6 +31,7 @@ func (f *Fused) Forward(acc attention.Partial, q, k, v View, tiles []partition.T
 		return nil
 	}
 	f.stream.Do("attention forward", func() error {
+		f.settleKeys()
 		f.hold(acc.O, acc.LSE)
 		for _, g := range groups {
 			f.room(q.DType())

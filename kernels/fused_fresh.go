@@ -31,6 +31,7 @@ func (f *Fused) ResetGrads(g attention.Grads) error {
 		}
 	}
 	f.stream.Do("attention reset", func() error {
+		f.settleKeys()
 		if !g.DQ.IsZero() {
 			if f.held.dst != g.DQ {
 				f.drop()

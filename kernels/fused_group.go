@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/cprun/cprun/internal/cuda/dnn"
+	"github.com/cprun/cprun/internal/tensor"
 	"github.com/cprun/cprun/partition"
 )
 
@@ -56,6 +57,19 @@ func (g *fusedGroup) take(p dnn.Piece) bool {
 	g.pieces = append(g.pieces, p)
 	g.rows.Hi, g.keys.Lo, g.keys.Hi = p.Q.Hi, min(g.keys.Lo, p.K.Lo), max(g.keys.Hi, p.K.Hi)
 	return true
+}
+
+// grouped is the calls of cuDNN that the tiles of c are made of.
+func (f *Fused) grouped(c *fusedCall, tiles []partition.Tile) []*fusedGroup {
+	packed := f.options.Packed && f.packing.takes(c)
+	groups := grouped(cutTiles(tiles), packed)
+	if packed && c.backward && c.batch() > 1 {
+		// Gradients of part of the rows would lie at other offsets than the rows do.
+		for _, g := range groups {
+			g.rows, g.keys = partition.Range{Hi: c.q.Len(tensor.Seq)}, partition.Range{Hi: c.k.Len(tensor.Seq)}
+		}
+	}
+	return groups
 }
 
 // grouped puts pieces into as few groups as is easy.

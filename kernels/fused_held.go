@@ -26,6 +26,7 @@ type heldStats struct {
 	at     uint64
 	src    View
 	lo, hi int
+	order  axisStrides
 }
 
 // hold makes dst the accumulator that parts are held for.
@@ -83,6 +84,7 @@ func (f *Fused) Reset(acc attention.Partial) error {
 		return err
 	}
 	f.stream.Do("attention reset", func() error {
+		f.settleKeys()
 		if f.held.dst != acc.O {
 			f.drop()
 		}
@@ -125,6 +127,7 @@ func (f *Fused) Finish(o View, acc attention.Partial) error {
 		return err
 	}
 	f.stream.Do("attention finish", func() error {
+		f.settleKeys()
 		f.hold(acc.O, acc.LSE)
 		h := &f.held
 		if o.DType() != tensor.F32 && len(h.parts) > 0 && o.DType() != h.dtype {
@@ -152,6 +155,7 @@ func (f *Fused) FinishGrads(g attention.Grads) error {
 		return err
 	}
 	f.stream.Do("attention finish", func() error {
+		f.settleKeys()
 		f.hold(g.DQ, View{})
 		f.drop()
 		f.settleAll()

@@ -10,7 +10,7 @@ import (
 // fusedKernels are the functions of source/fused.cu.
 type fusedKernels struct {
 	merge, mergeF32, sum map[tensor.DType]*cuda.Function
-	lse, fill, addition  *cuda.Function
+	lse, fill            *cuda.Function
 	sms                  int
 }
 
@@ -33,7 +33,7 @@ func loadFused(loader *Loader) (fusedKernels, error) {
 	for t, name := range map[tensor.DType]string{tensor.BF16: "bf16", tensor.F16: "f16"} {
 		k.merge[t], k.mergeF32[t], k.sum[t] = find("fused_merge_"+name), find("fused_merge_"+name+"_f32"), find("fused_sum_"+name)
 	}
-	k.lse, k.fill, k.addition = find("fused_lse"), find("fused_fill"), find("fused_add")
+	k.lse, k.fill = find("fused_lse"), find("fused_fill")
 	return k, err
 }
 
@@ -117,13 +117,23 @@ func (k *fusedKernels) mergeInto(s *cuda.Stream, m merging) {
 	s.Launch(f, cuda.Launch{Grid: grid, Block: cuda.Dim{X: 256}}, a)
 }
 
-// gradTotal is what sum does to rows [lo, hi) of dst: those in fresh become the sum of the parts,
-// others that a part has get it added.
+// gradTotal is what sum does to rows [lo, hi) of dst: those in fresh become the sum of the parts
+// and of src, others that one of them has get it added. src, float32, is rows [at, at + its length) of
+// dst; the zero View: none.
 type gradTotal struct {
 	dst    View
 	parts  []fusedPart
 	lo, hi int
 	fresh  rowInterval
+	src    View
+	at     int
+}
+
+// withSrc is t with src, which is added to rows from at on.
+func (t gradTotal) withSrc(src View, at int) gradTotal {
+	t.lo, t.hi = min(t.lo, at), max(t.hi, at+src.Len(tensor.Seq))
+	t.src, t.at = src, at
+	return t
 }
 
 // total computes one or two totals of parts of type t.
@@ -139,7 +149,9 @@ func (k *fusedKernels) total(s *cuda.Stream, t tensor.DType, totals ...gradTotal
 		}
 		addParts(a, v.parts)
 		address(a, cuda.Addr(v.dst), stridesOf(v.dst))
+		address(a, cuda.Addr(v.src), stridesOf(v.src))
 		a.Int(len(v.parts)).Int(v.lo).Int(v.hi).Int(v.fresh.lo).Int(v.fresh.hi)
+		a.Int(v.at).Int(v.at + v.src.Len(tensor.Seq))
 		a.Int(v.dst.Len(tensor.Heads)).Int(v.dst.Len(tensor.Dim)).Int(0)
 	}
 	if most == 0 {
@@ -164,18 +176,6 @@ func (k *fusedKernels) copyLSE(s *cuda.Stream, dst uint64, dstAt axisStrides, sr
 func (k *fusedKernels) fill32(s *cuda.Stream, p uint64, n int, x float64) {
 	a := (&cuda.Args{}).Addr(p).Int64(int64(n)).Float(x)
 	s.Launch(k.fill, cuda.Launch{Grid: cuda.Dim{X: k.grid(n)}, Block: cuda.Dim{X: 256}}, a)
-}
-
-func (k *fusedKernels) add(s *cuda.Stream, dst, src View) {
-	if dst.Size() == 0 {
-		return
-	}
-	a := &cuda.Args{}
-	address(a, cuda.Addr(dst), stridesOf(dst))
-	address(a, cuda.Addr(src), stridesOf(src))
-	a.Int(dst.Len(tensor.Seq)).Int(dst.Len(tensor.Heads)).Int(dst.Len(tensor.Dim)).Int(0)
-	n := dst.Len(tensor.Seq) * dst.Len(tensor.Heads) * dst.Len(tensor.Dim) / 8
-	s.Launch(k.addition, cuda.Launch{Grid: cuda.Dim{X: k.grid(n), Z: dst.Len(tensor.Batch)}, Block: cuda.Dim{X: 256}}, a)
 }
 
 func ceilDiv(n, of int) int { return (n + of - 1) / of }

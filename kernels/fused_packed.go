@@ -18,19 +18,44 @@ import (
 // they are and how long at most. Both are rounded up, and sequences of length 0 added, so that
 // other documents find the plan that these have built.
 
-// leastLength is what the longest sequence of a packed problem counts as at least.
-const leastLength = 64
+// Backward, cuDNN finds a gradient by the offsets of what it is the gradient of: dQ where Q is,
+// dK where K is, dV where V is. So these have equal strides and equal offsets, from the first row
+// of the group, and tensors that are not dense go one piece at a time.
+
+// packing is how packed problems are made.
+type packing struct {
+	least  int  // what the longest sequence counts as at least: where it is 1, cuDNN gives a wrong LSE
+	widest int  // head dim up to which gradients are packed; beyond, they lack all keys behind the 128th
+	loose  bool // workspace for as many sequences of the longest length, not for all rows together
+}
+
+var defaultPacking = packing{least: 128, widest: 192}
+
+// takes says whether a call can go as packed sequences.
+func (p packing) takes(c *fusedCall) bool {
+	if !c.backward {
+		return true
+	}
+	for _, v := range []View{c.q, c.k, c.v, c.do, c.saved.O} {
+		at := denseRows(v.Len(tensor.Seq), v.Len(tensor.Heads), v.Len(tensor.Dim))
+		if v.Stride(tensor.Seq) != at[1] || v.Len(tensor.Heads) > 1 && v.Stride(tensor.Heads) != at[2] || v.Len(tensor.Batch) > 1 && v.Stride(tensor.Batch) != at[0] {
+			return false
+		}
+	}
+	return max(c.dim(), c.dimV()) <= p.widest
+}
 
 // packed is the problem of a packed group.
 func (f *Fused) packed(c *fusedCall, g *fusedGroup) dnn.Desc {
 	d := f.problem(c)
-	d.Batch, d.Mask = bucket(c.batch()*len(g.pieces)), g.mask
+	least := f.packing.least
+	d.Batch, d.Mask, d.Loose = bucket(c.batch()*len(g.pieces)), g.mask, f.packing.loose
 	for _, p := range g.pieces {
 		d.SeqQ, d.SeqK = max(d.SeqQ, p.Q.Len()), max(d.SeqK, p.K.Len())
 	}
-	d.SeqQ = min(bucket(max(d.SeqQ, leastLength)), max(d.SeqQ, c.q.Len(tensor.Seq)))
-	d.SeqK = bucket(max(d.SeqK, leastLength))
-	d.TotalQ, d.TotalK = c.batch()*c.q.Len(tensor.Seq), bucket(c.batch()*max(g.keys.Len(), leastLength))
+	d.SeqQ = min(bucket(max(d.SeqQ, least)), max(least, c.q.Len(tensor.Seq)))
+	d.SeqK = bucket(max(d.SeqK, least))
+	d.TotalQ, d.TotalK = c.batch()*max(c.q.Len(tensor.Seq), least), bucket(c.batch()*max(g.keys.Len(), least))
 	for t, s := range g.layout(c) {
 		if s.used {
 			longest := d.SeqQ
@@ -43,11 +68,10 @@ func (f *Fused) packed(c *fusedCall, g *fusedGroup) dnn.Desc {
 	return d
 }
 
-// packedTensor says how the rows of a tensor lie: those of a part begin with the first row of
-// the group, others with row 0.
+// packedTensor says how the rows of a tensor lie, from the first row of the group on.
 type packedTensor struct {
-	used, keys, part bool
-	at               axisStrides
+	used, keys bool
+	at         axisStrides
 }
 
 // layout is that of all tensors of a packed call.
@@ -58,16 +82,16 @@ func (g *fusedGroup) layout(c *fusedCall) [dnn.Tensors]packedTensor {
 	l[dnn.K] = packedTensor{used: true, keys: true, at: stridesOf(c.k)}
 	l[dnn.V] = packedTensor{used: true, keys: true, at: stridesOf(c.v)}
 	if !c.backward {
-		l[dnn.O] = packedTensor{used: true, part: true, at: denseRows(rows, c.heads(), c.dimV())}
-		l[dnn.Stats] = packedTensor{used: true, part: true, at: denseRows(rows, c.heads(), 1)}
+		l[dnn.O] = packedTensor{used: true, at: denseRows(rows, c.heads(), c.dimV())}
+		l[dnn.Stats] = packedTensor{used: true, at: denseRows(rows, c.heads(), 1)}
 		return l
 	}
 	l[dnn.O] = packedTensor{used: true, at: stridesOf(c.saved.O)}
 	l[dnn.DO] = packedTensor{used: true, at: stridesOf(c.do)}
-	l[dnn.Stats] = packedTensor{used: true, at: denseRows(c.q.Len(tensor.Seq), c.heads(), 1)}
-	l[dnn.DQ] = packedTensor{used: true, part: true, at: denseRows(rows, c.heads(), c.dim())}
-	l[dnn.DK] = packedTensor{used: true, keys: true, part: true, at: denseRows(keys, c.kvHeads(), c.dim())}
-	l[dnn.DV] = packedTensor{used: true, keys: true, part: true, at: denseRows(keys, c.kvHeads(), c.dimV())}
+	l[dnn.Stats] = packedTensor{used: true, at: denseRows(rows, c.heads(), 1)}
+	l[dnn.DQ] = packedTensor{used: true, at: denseRows(rows, c.heads(), c.dim())}
+	l[dnn.DK] = packedTensor{used: true, keys: true, at: denseRows(keys, c.kvHeads(), c.dim())}
+	l[dnn.DV] = packedTensor{used: true, keys: true, at: denseRows(keys, c.kvHeads(), c.dimV())}
 	return l
 }
 
@@ -89,11 +113,9 @@ func (f *Fused) backwardPacked(c *fusedCall, g *fusedGroup, dq uint64, sum *keyS
 		f.stream.Memset(dk, 0, n*int64(c.dim()))
 		f.stream.Memset(dv, 0, n*int64(c.dimV()))
 	}
-	whole := g.rows
-	whole.Lo, whole.Hi = 0, c.q.Len(tensor.Seq)
 	var at dnn.Pointers
-	at[dnn.O], at[dnn.DO] = cuda.Addr(c.saved.O), cuda.Addr(c.do)
-	at[dnn.Stats] = f.stats(c, whole, denseRows(whole.Len(), c.heads(), 1))
+	at[dnn.O], at[dnn.DO] = cuda.Addr(seqRows(c.saved.O, g.rows)), cuda.Addr(seqRows(c.do, g.rows))
+	at[dnn.Stats] = f.stats(c, g.rows, denseRows(g.rows.Len(), c.heads(), 1))
 	at[dnn.DQ], at[dnn.DK], at[dnn.DV] = dq, dk, dv
 	if err := f.executePacked(c, g, &at); err != nil {
 		return err
@@ -104,7 +126,7 @@ func (f *Fused) backwardPacked(c *fusedCall, g *fusedGroup, dq uint64, sum *keyS
 
 func (f *Fused) executePacked(c *fusedCall, g *fusedGroup, at *dnn.Pointers) error {
 	d := f.packed(c, g)
-	at[dnn.Q], at[dnn.K], at[dnn.V] = cuda.Addr(c.q), cuda.Addr(c.k), cuda.Addr(c.v)
+	at[dnn.Q], at[dnn.K], at[dnn.V] = cuda.Addr(seqRows(c.q, g.rows)), cuda.Addr(seqRows(c.k, g.keys)), cuda.Addr(seqRows(c.v, g.keys))
 	table := packedTable(c, g, d.Batch)
 	p, err := f.tables.upload(f.stream, table)
 	if err != nil {
@@ -134,9 +156,6 @@ func packedTable(c *fusedCall, g *fusedGroup, n int) []byte {
 				row, from := p.Q, g.rows.Lo
 				if s.keys {
 					row, from = p.K, g.keys.Lo
-				}
-				if !s.part {
-					from = 0
 				}
 				at := int64(batch)*s.at[0] + int64(row.Lo-from)*s.at[1]
 				out, end = binary.LittleEndian.AppendUint64(out, uint64(at)), at+int64(row.Len())*s.at[1]

@@ -132,23 +132,31 @@ func (c fusedCase) run(t testing.TB, r fusedRig, after func()) results {
 	return out
 }
 
+// distance is how far one of the results is from what it should be.
+type distance struct {
+	name           string
+	worst, largest float64 // the largest difference, and value; NaN where one is
+}
+
+// from measures results.
+func (got results) from(want results) []distance {
+	all := []distance{{name: "o"}, {name: "lse"}, {name: "dq"}, {name: "dk"}, {name: "dv"}}
+	pairs := [][2][]float64{{got.o, want.o}, {got.lse, want.lse}, {got.dq, want.dq}, {got.dk, want.dk}, {got.dv, want.dv}}
+	for n := range all {
+		for i, x := range pairs[n][1] {
+			all[n].largest = max(all[n].largest, math.Abs(x))
+			all[n].worst = max(all[n].worst, math.Abs(pairs[n][0][i]-x))
+		}
+	}
+	return all
+}
+
 // near fails where results differ by more than a few roundings to bfloat16 of the largest.
 func (got results) near(t *testing.T, want results, roundings float64) {
 	t.Helper()
-	for _, c := range []struct {
-		name      string
-		got, want []float64
-	}{{"o", got.o, want.o}, {"lse", got.lse, want.lse}, {"dq", got.dq, want.dq}, {"dk", got.dk, want.dk}, {"dv", got.dv, want.dv}} {
-		largest, worst := 0.0, 0.0
-		for i := range c.want {
-			largest = max(largest, math.Abs(c.want[i]))
-			worst = max(worst, math.Abs(c.got[i]-c.want[i]))
-			if math.IsNaN(c.got[i]) {
-				t.Fatalf("%s: element %d is NaN", c.name, i)
-			}
-		}
-		if worst > roundings*largest/256 {
-			t.Errorf("%s differs by %g, the largest value is %g", c.name, worst, largest)
+	for _, d := range got.from(want) {
+		if !(d.worst <= roundings*d.largest/256) {
+			t.Errorf("%s differs by %g, the largest value is %g", d.name, d.worst, d.largest)
 		}
 	}
 }

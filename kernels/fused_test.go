@@ -5,6 +5,7 @@ package kernels
 import (
 	"context"
 	"fmt"
+	"math"
 	"slices"
 	"testing"
 	"unsafe"
@@ -89,11 +90,11 @@ func beyondFused(c attentiontest.Case) bool {
 	return c.Dim%8 != 0 || c.DimV%8 != 0 || beyondAnyDims(c)
 }
 
-// beyondAnyDims says that it is not the head dims: rows off 16 bytes, or a single query and key,
-// for which cuDNN has no gradient.
+// beyondAnyDims says that it is not the head dims: rows off 16 bytes, a single query and key, for
+// which cuDNN has no gradient, or a scale of 0, for which its gradient faults, or below.
 func beyondAnyDims(c attentiontest.Case) bool {
 	gaps := c.Layout == attentiontest.Padded || c.Layout == attentiontest.Interleaved
-	return c.Softmax.Softcap > 0 || gaps || c.SeqQ == 1 && c.SeqK == 1
+	return c.Softmax.Softcap > 0 || c.Softmax.Scale <= 0 || gaps || c.SeqQ == 1 && c.SeqK == 1
 }
 
 // Each shape of a case costs a plan, so that not every case is run in every way.
@@ -153,6 +154,9 @@ func TestFusedRefusals(t *testing.T) {
 	}{
 		{"float32", tensor.F32, 64, attention.Softmax{Scale: 1}},
 		{"soft cap", tensor.BF16, 64, attention.Softmax{Scale: 1, Softcap: 30}},
+		{"scale 0", tensor.BF16, 64, attention.Softmax{}},
+		{"scale below 0", tensor.BF16, 64, attention.Softmax{Scale: -1}},
+		{"scale that is no number", tensor.BF16, 64, attention.Softmax{Scale: math.NaN()}},
 		{"head dim 20", tensor.BF16, 20, attention.Softmax{Scale: 1}},
 	} {
 		q, k, v := view(c.dtype, c.dim), view(c.dtype, c.dim), view(c.dtype, c.dim)

@@ -42,6 +42,9 @@ func (r *Ring) Forward(out attention.Partial, q, k, v View, s *Schedule, p atten
 	if err := r.Kernel.Reset(acc); err != nil {
 		return err
 	}
+	if k, ok := r.Kernel.(attention.Folder); ok {
+		k.Into(out.O)
+	}
 	for i := range s.Forward {
 		hop := &s.Forward[i]
 		r.Stream.Label(r.Label + hop.Label)
@@ -88,19 +91,18 @@ func (r *Ring) Backward(g attention.Grads, do, q, k, v View, out attention.Parti
 				}
 			}
 			b, d := bufs[hop.Keys.Buf].rows(0, hop.Keys.Hi), grads[hop.Grads.Buf].rows(0, hop.Keys.Hi)
-			err := r.Kernel.Backward(attention.Grads{DQ: g.DQ, DK: d.k, DV: d.v}, do, q, b.k, b.v, saved, hop.Tiles, p)
-			if err != nil {
+			acc := attention.Grads{DQ: g.DQ, DK: d.k, DV: d.v}
+			if k, ok := r.Kernel.(attention.Folder); ok && hop.foldsFirst() {
+				k.Hold(acc)
+			}
+			if err := r.Kernel.Backward(acc, do, q, b.k, b.v, saved, hop.Tiles, p); err != nil {
 				return err
 			}
 			return r.finish(g, i, s)
 		})
 		for _, f := range hop.Fold {
-			dst, src := grads[f.Dst.Buf].rows(f.Dst.Lo, f.Dst.Hi), grads[f.Src.Buf].rows(f.Src.Lo, f.Src.Hi)
 			if err == nil {
-				err = r.Kernel.Add(dst.k, src.k)
-			}
-			if err == nil {
-				err = r.Kernel.Add(dst.v, src.v)
+				err = r.add(grads[f.Dst.Buf].rows(f.Dst.Lo, f.Dst.Hi), grads[f.Src.Buf].rows(f.Src.Lo, f.Src.Hi))
 			}
 		}
 		if err != nil {
@@ -112,6 +114,17 @@ func (r *Ring) Backward(g attention.Grads, do, q, k, v View, out attention.Parti
 		return r.Kernel.FinishGrads(g)
 	}
 	return nil
+}
+
+// add adds src to dst, gradients of keys and of values.
+func (r *Ring) add(dst, src kv) error {
+	if k, ok := r.Kernel.(attention.Folder); ok {
+		return k.AddGrads(attention.Grads{DK: dst.k, DV: dst.v}, attention.Grads{DK: src.k, DV: src.v})
+	}
+	if err := r.Kernel.Add(dst.k, src.k); err != nil {
+		return err
+	}
+	return r.Kernel.Add(dst.v, src.v)
 }
 
 // finish completes DQ in the last hop, beside the gradients on their way home.

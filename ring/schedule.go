@@ -37,6 +37,9 @@ func (h *Hop) empty() bool {
 	return len(h.Tiles)+len(h.SendKV)+len(h.RecvKV)+len(h.SendGrad)+len(h.RecvGrad)+len(h.Fold) == 0
 }
 
+// foldsFirst says that the gradients of the call are added to before anything else happens to them.
+func (h *Hop) foldsFirst() bool { return len(h.Fold) > 0 && h.Fold[0].Dst.Buf == h.Grads.Buf }
+
 // Schedule is one rank's part of one attention over all ranks, as data: what the loops in
 // ring.go do, hop by hop. It is a pure function of the partition, so that ranks agree on it
 // without a word between them.

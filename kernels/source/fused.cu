@@ -148,12 +148,15 @@ __device__ void merge(const Merge &m) {
 }
 
 // Sum is one tensor of gradients: dst, float32, rows [lo, hi) of it, becomes or gets added the
-// sum of the parts. Rows in [fresh0, fresh1) hold nothing yet.
+// sum of the parts and of src, which has the rows [src0, src1) and is float32, too. Rows in
+// [fresh0, fresh1) hold nothing yet.
 struct Sum {
   Part parts[maxParts];
   float *dst;
   Strides at;
-  int count, lo, hi, fresh0, fresh1;
+  const float *src;
+  Strides srcAt;
+  int count, lo, hi, fresh0, fresh1, src0, src1;
   int heads, dim, pad;
 };
 
@@ -180,12 +183,16 @@ __device__ void sum(const Sum &s) {
         any = true;
       }
     }
-    const bool fresh = row >= s.fresh0 && row < s.fresh1;
-    float *dst = s.dst + s.at.at(b, row, rest / vectors) + rest % vectors * 8;
+    const bool fresh = row >= s.fresh0 && row < s.fresh1, more = row >= s.src0 && row < s.src1;
+    const int head = rest / vectors, d = rest % vectors * 8;
+    float *dst = s.dst + s.at.at(b, row, head) + d, z[8] = {};
+    if (more) load(z, s.src + s.srcAt.at(b, row - s.src0, head) + d);
     if (!fresh) {
-      if (!any) continue;
+      if (!any && !more) continue;
       load(y, dst);
     }
+#pragma unroll
+    for (int k = 0; k < 8; k++) y[k] += z[k];
 #pragma unroll
     for (int p = 0; p < maxParts; p++) {
       if (has[p]) axpy<T>(y, 1, x[p]);
@@ -236,26 +243,4 @@ KERNEL fused_lse(const Lse l) {
 // fused_fill sets n floats to x.
 KERNEL fused_fill(float *p, i64 n, float x) {
   for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (i64)gridDim.x * blockDim.x) p[i] = x;
-}
-
-struct Add {
-  float *dst;
-  Strides dstAt;
-  const float *src;
-  Strides srcAt;
-  int rows, heads, dim, pad;
-};
-
-// fused_add adds src to dst, both [batch, rows, heads, dim].
-KERNEL fused_add(const Add a) {
-  const unsigned vectors = a.dim / 8, perRow = a.heads * vectors, total = a.rows * perRow;
-  for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < total; i += gridDim.x * blockDim.x) {
-    const int row = i / perRow, head = i % perRow / vectors, d = i % vectors * 8, b = blockIdx.z;
-    float x[8], y[8], *dst = a.dst + a.dstAt.at(b, row, head) + d;
-    load(x, a.src + a.srcAt.at(b, row, head) + d);
-    load(y, dst);
-#pragma unroll
-    for (int k = 0; k < 8; k++) y[k] += x[k];
-    store(dst, y);
-  }
 }
