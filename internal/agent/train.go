@@ -11,7 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/internal/backend"
 	"github.com/cprun/cprun/internal/checkpoint"
 	"github.com/cprun/cprun/internal/config"
@@ -59,12 +58,9 @@ func Train(ctx context.Context, path string, o TrainOptions) (int, error) {
 	if err := train.Check(cfg); err != nil {
 		return 0, &InputError{err}
 	}
-	choice, err := choose(cfg, o.machine)
+	choice, err := chooseBuilt(cfg, o.machine)
 	if err != nil {
 		return 0, err
-	}
-	if o.machine.Arch != 0 && choice.Backend == attention.Unfused {
-		return 0, inputf("attention.backend unfused is not in this build, and no other that is can do what the config asks for; cprun plan says why, backend by backend")
 	}
 	if err := plan.Fit(cfg, ranks, o.machine); err != nil {
 		return 0, &InputError{err}

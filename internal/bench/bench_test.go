@@ -211,6 +211,13 @@ func TestTransfersCountWhatGoesOverALink(t *testing.T) {
 		}
 	}
 	check(t, &Report{Bench: "comm", Ranks: 2, Machine: Machine{Device: "cpu"}, Comm: rows})
+	spec.Calls, spec.Iters, rows = Calls[:1], 0, nil // as many as it takes
+	ranks(t, 2, func(r *Rank) error {
+		return r.Comm(t.Context(), spec, func(row Transfer) error { rows = append(rows, row); return nil })
+	})
+	if len(rows) != 1 || !(rows[0].Seconds > 0) {
+		t.Errorf("without a number of iterations: %+v", rows)
+	}
 }
 
 func TestEveryOperationIsMeasured(t *testing.T) {
@@ -294,7 +301,7 @@ func TestTrainingIsSummarised(t *testing.T) {
 	lines := ""
 	for i, s := range []float64{9, 2, 4, 3} {
 		text, err := json.Marshal(metrics.Step{Step: int64(i + 1), StepSeconds: metrics.Float(s), TokensPerSecondPerDevice: metrics.Float(8 / s),
-			TFLOPsPerDevice: metrics.Float(100 / s), MFU: metrics.Absent, MemoryBytes: int64(10 + i)})
+			TFLOPsPerDevice: metrics.Float(100 / s), MFU: metrics.Absent, CommWaitSeconds: metrics.Absent, MemoryBytes: int64(10 + i)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -313,6 +320,12 @@ func TestTrainingIsSummarised(t *testing.T) {
 	}
 	if tr.StepSeconds != 3 || tr.Memory != 13 || tr.MFU != 0 || len(tr.Steps) != 4 {
 		t.Errorf("%+v", tr)
+	}
+	if tr.CommWait.Known() {
+		t.Errorf("waits of %v s, where none is known", tr.CommWait)
+	}
+	if text, err := json.Marshal(tr); err != nil || !strings.Contains(string(text), `"comm_wait_seconds":null`) {
+		t.Errorf("as JSON: %s, %v", text, err)
 	}
 	check(t, &Report{Bench: "train", Ranks: 2, Machine: Machine{Device: "cpu"}, Train: tr})
 	if err := (&Training{Skipped: 4}).Summarise(steps); err == nil {

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"time"
 
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/device"
@@ -20,15 +19,6 @@ type Lane interface {
 	tensor.Stream
 	Name() string
 	Trace(f func(tensor.Span))
-}
-
-// Clock takes the device's time at points of a stream.
-type Clock interface {
-	// Mark queues taking the time of point i.
-	Mark(i int)
-	// Between is the seconds from point i to point j, once the stream has been waited for.
-	Between(i, j int) (float64, error)
-	Close() error
 }
 
 // Rank is one process of a benchmark.
@@ -62,31 +52,6 @@ func DType(name string, cpu bool) (tensor.DType, error) {
 	}
 	return t, nil
 }
-
-// clock makes a clock of the rank's stream.
-func (r *Rank) clock(points int) (Clock, error) {
-	if s, ok := r.Device.Stream.(*tensor.HostStream); ok {
-		return &hostClock{stream: s, at: make([]time.Time, points)}, nil
-	}
-	c, err := deviceClock(r.Device.Stream, points)
-	if c == nil && err == nil {
-		err = fmt.Errorf("%s: no clock for its stream", r.Device.Name)
-	}
-	return c, err
-}
-
-type hostClock struct {
-	stream *tensor.HostStream
-	at     []time.Time // written by the stream
-}
-
-func (c *hostClock) Mark(i int) {
-	c.stream.Do("", func() error { c.at[i] = time.Now(); return nil })
-}
-
-func (c *hostClock) Between(i, j int) (float64, error) { return c.at[j].Sub(c.at[i]).Seconds(), nil }
-
-func (c *hostClock) Close() error { return nil }
 
 // slowest is the largest of each figure over the ranks.
 func (r *Rank) slowest(ctx context.Context, xs ...float64) ([]float64, error) {
@@ -137,7 +102,7 @@ func (r *Rank) measure(ctx context.Context, warmup, iters int, work func() error
 
 // times is how long each of n turns of work took on the stream.
 func (r *Rank) times(ctx context.Context, n int, work func() error) ([]float64, error) {
-	clock, err := r.clock(n + 1)
+	clock, err := r.Device.NewClock(n + 1)
 	if err != nil {
 		return nil, err
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/internal/device"
 	"github.com/cprun/cprun/internal/tensor"
 )
 
@@ -120,7 +121,7 @@ func takeApart(order []string, spans []tensor.Span) []HopTimes {
 // end of a pass.
 type marker struct {
 	tensor.Stream
-	clock  Clock
+	clock  device.Clock
 	points int
 }
 
@@ -135,7 +136,7 @@ func (t *attentionRun) transfers(ctx context.Context, p *pass) ([]float64, error
 		return nil, err
 	}
 	hops := len(p.schedule.Forward) + len(p.schedule.Backward)
-	clock, err := t.clock(hops + 2)
+	clock, err := t.Device.NewClock(hops + 2)
 	if err != nil {
 		return nil, err
 	}

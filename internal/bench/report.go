@@ -117,8 +117,8 @@ type Training struct {
 	StepSeconds     float64         `json:"step_seconds"`
 	TokensPerSecond float64         `json:"tokens_per_second_per_device"`
 	TFLOPs          float64         `json:"tflops_per_device"`
-	MFU             float64         `json:"mfu,omitempty"` // 0: the device's peak is not known
-	CommWait        float64         `json:"comm_wait_seconds"`
+	MFU             float64         `json:"mfu,omitempty"`      // 0: the device's peak is not known
+	CommWait        metrics.Float   `json:"comm_wait_seconds"`  // null: not known, as on GPUs
 	FirstStep       float64         `json:"first_step_seconds"` // from the start of the command to the end of step 1
 	Memory          int64           `json:"memory_bytes"`       // most of any device
 	Planned         int64           `json:"planned_memory_bytes"`

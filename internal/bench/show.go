@@ -142,7 +142,10 @@ func transferTable(on string, rows []Transfer) Table {
 	t := Table{
 		Title: "transfers between neighbours; " + on + "; GB/s in each direction, the slowest rank",
 		Head:  []string{"call", "bytes"},
-		Notes: []string{"exchange: to the next rank and from the one before at once. Collectives: bytes of the whole buffer, bus bandwidth."},
+		Notes: []string{
+			"exchange: to the next rank and from the one before at once. Collectives: bytes of the whole buffer, bus bandwidth.",
+			fmt.Sprintf("Time: of one call in %d that follow each other, each begun when the one before is complete on the rank; with its latency, which a ring hides behind its kernels.", burst),
+		},
 	}
 	for _, n := range names {
 		t.Head = append(t.Head, n+" µs", "GB/s")
@@ -198,11 +201,14 @@ func (t *Training) table(on string) Table {
 			t.Config, sizeText(int64(t.Seq)), t.Batch, t.Data, on, len(t.Steps)-t.Skipped, t.Skipped),
 		Head: []string{"step s", "tokens/s/device", unit + "/device", "MFU", "waiting s", "first step s", "memory", "planned"},
 	}
-	mfu := ""
+	mfu, wait := "", ""
 	if t.MFU > 0 {
 		mfu = percent(t.MFU)
 	}
-	out.Add(digits(t.StepSeconds), fmt.Sprintf("%.0f", t.TokensPerSecond), digits(scale*t.TFLOPs), mfu, digits(t.CommWait),
+	if t.CommWait.Known() {
+		wait = digits(float64(t.CommWait))
+	}
+	out.Add(digits(t.StepSeconds), fmt.Sprintf("%.0f", t.TokensPerSecond), digits(scale*t.TFLOPs), mfu, wait,
 		digits(t.FirstStep), bytesText(t.Memory), bytesText(t.Planned))
 	return out
 }

@@ -25,16 +25,22 @@ func (t *Training) Summarise(steps []metrics.Step) error {
 		if i < t.Skipped {
 			continue
 		}
-		seconds = append(seconds, float64(s.StepSeconds))
-		tokens = append(tokens, float64(s.TokensPerSecondPerDevice))
-		tflops = append(tflops, float64(s.TFLOPsPerDevice))
-		wait = append(wait, float64(s.CommWaitSeconds))
-		if s.MFU.Known() {
-			mfu = append(mfu, float64(s.MFU))
+		for _, f := range []struct {
+			of   *[]float64
+			what metrics.Float
+		}{
+			{&seconds, s.StepSeconds}, {&tokens, s.TokensPerSecondPerDevice}, {&tflops, s.TFLOPsPerDevice}, {&mfu, s.MFU}, {&wait, s.CommWaitSeconds},
+		} {
+			if f.what.Known() {
+				*f.of = append(*f.of, float64(f.what))
+			}
 		}
 	}
 	t.StepSeconds, t.TokensPerSecond, t.TFLOPs = Median(seconds), Median(tokens), Median(tflops)
-	t.MFU, t.CommWait = Median(mfu), Median(wait)
+	t.MFU, t.CommWait = Median(mfu), metrics.Absent
+	if len(wait) > 0 {
+		t.CommWait = metrics.Float(Median(wait))
+	}
 	return nil
 }
 

@@ -14,7 +14,7 @@ import (
 type CommSpec struct {
 	Sizes  []int64  `json:"sizes"` // bytes
 	Calls  []string `json:"calls"`
-	Iters  int      `json:"iters"` // 0: as many as take two seconds
+	Iters  int      `json:"iters"` // bursts of calls; 0: up to 30, after a while of calls that do not count
 	Warmup int      `json:"warmup"`
 }
 
@@ -92,18 +92,48 @@ func (r *Rank) Comm(ctx context.Context, s CommSpec, emit func(Transfer) error) 
 	return nil
 }
 
+const (
+	// burst is how many calls follow each other in one measurement. A call begins when the one
+	// before is complete here, as the hops of a ring do, so its latency counts.
+	burst = 8
+	// settle is how long calls run before they are measured, in seconds: the clocks of a GPU,
+	// and its links, take a while to leave what they idle at.
+	settle = 0.1
+	// maxSettle bounds the calls of that time.
+	maxSettle = 2000
+)
+
+// transfer measures a call. All ranks make it equally often.
 func (r *Rank) transfer(ctx context.Context, s *CommSpec, t Transport, call string, size int64, dst, src View) (*Transfer, error) {
 	begin, moved := transferOf(t.Comm, call, size, dst, src)
-	seconds, _, err := r.measure(ctx, s.Warmup, s.Iters, func() error {
+	once := func() error {
 		p, err := begin()
 		if err == nil {
 			p.Wait()
 		}
 		return err
+	}
+	if s.Iters == 0 {
+		first, _, err := r.measure(ctx, s.Warmup, minIters, once)
+		if err != nil {
+			return nil, err
+		}
+		if _, err := r.times(ctx, min(int(settle/max(first, 1e-9))+1, maxSettle), once); err != nil {
+			return nil, err
+		}
+	}
+	seconds, _, err := r.measure(ctx, s.Warmup, s.Iters, func() error {
+		for range burst {
+			if err := once(); err != nil {
+				return err
+			}
+		}
+		return nil
 	})
 	if err != nil {
 		return nil, err
 	}
+	seconds /= burst
 	row := &Transfer{Transport: t.Name, Call: call, Bytes: size, Seconds: seconds, GBps: moved / seconds / 1e9}
 	if r.LinkGBps > 0 {
 		row.Share = row.GBps / r.LinkGBps

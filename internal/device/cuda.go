@@ -24,54 +24,99 @@ const reserveSlack = 1 << 20
 // CUDA takes a GPU into use.
 func CUDA(o CUDAOptions) (d Device, err error) {
 	load(o)
-	gpu, err := cuda.Open(o.Ordinal)
-	if err != nil {
-		return Device{}, err
-	}
-	s := &cudaStore{dev: gpu}
-	closers := []func() error{gpu.Close, s.free}
+	var closers []func() error
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, closeAll(closers))
 		}
 	}()
-	if o.Reserve > 0 {
-		if err := gpu.Reserve(o.Reserve + reserveSlack); err != nil {
-			return Device{}, fmt.Errorf("memory of the run, as cprun plan lists it: %w; use more ranks, memory.recompute full or a shorter data.seq_len", err)
-		}
-	}
-	if s.stream, err = gpu.NewStream("compute", false); err != nil {
-		return Device{}, err
-	}
-	closers = append(closers, s.stream.Close)
-	loader, err := kernels.NewLoader(gpu)
+	s, err := openGPU(o, &closers)
 	if err != nil {
 		return Device{}, err
 	}
-	ops, err := kernels.NewCUDA(s.stream, loader)
-	if err != nil {
-		return Device{}, err
+	var beside errgroup.Group
+	undo := func(error) {}
+	if o.Beside != nil {
+		beside.Go(func() error {
+			u, err := o.Beside(s.stream)
+			if u != nil {
+				undo = u
+			}
+			return err
+		})
 	}
-	closers = append(closers, ops.Close)
-	kernel, end, err := cudaKernel(o, s.stream, loader)
-	if err != nil {
-		return Device{}, err
+	ops, kernel, err := cudaOps(o, s, &closers)
+	if e := beside.Wait(); err == nil {
+		err = e
 	}
-	closers = append(closers, end)
-	if err := preload(ops, kernel, o.HeadDim); err != nil {
+	if err != nil {
+		undo(err)
 		return Device{}, err
 	}
 	d = Device{
-		Name: gpu.String(), Stream: s.stream, Ops: ops, Kernel: kernel, Optim: ops, Store: s,
-		Compute: o.Compute, Masters: o.Compute != tensor.F32, RunAhead: 1, Machine: o.Machine, close: func() error { return closeAll(closers) },
+		Name: s.dev.String(), Stream: s.stream, Ops: ops, Kernel: kernel, Optim: ops, Store: s,
+		Compute: o.Compute, Masters: o.Compute != tensor.F32, RunAhead: 1, Machine: o.Machine, NewClock: s.clock,
+		close: func() error { return closeAll(closers) },
 	}
-	if peak, ok := backend.PeakOf(gpu.Arch); ok {
+	if peak, ok := backend.PeakOf(s.dev.Arch); ok {
 		d.PeakTFLOPs = peak.BF16 / 1e12
 		if o.Compute == tensor.F32 {
 			d.PeakTFLOPs = peak.FP32 / 1e12
 		}
 	}
 	return d, nil
+}
+
+// openGPU takes the context, the memory of the run and a stream.
+func openGPU(o CUDAOptions, closers *[]func() error) (*cudaStore, error) {
+	defer o.timed("context")()
+	gpu, err := cuda.Open(o.Ordinal)
+	if err != nil {
+		return nil, err
+	}
+	s := &cudaStore{dev: gpu}
+	*closers = append(*closers, gpu.Close, s.free)
+	if o.Reserve > 0 {
+		if err := gpu.Reserve(o.Reserve + reserveSlack); err != nil {
+			return nil, tooLarge(gpu, o.Reserve, err)
+		}
+	}
+	if s.stream, err = gpu.NewStream("compute", false); err != nil {
+		return nil, err
+	}
+	*closers = append(*closers, s.stream.Close)
+	return s, nil
+}
+
+// tooLarge says that the memory of a run could not be had, and what helps.
+func tooLarge(gpu *cuda.Device, bytes int64, err error) error {
+	const gib = 1 << 30
+	free, total, e := gpu.MemInfo()
+	if e != nil {
+		return fmt.Errorf("the memory of the run: %w", err)
+	}
+	return fmt.Errorf("%v: the run takes %.2f GiB of it, as cprun plan lists, and %.2f of %.2f GiB are free: %w; end other processes on it (nvidia-smi lists them), or set memory.recompute: full, memory.shard: gradients, a smaller memory.loss_chunk, train.micro_batch_size or data.seq_len, or take more ranks",
+		gpu, float64(bytes)/gib, float64(free)/gib, float64(total)/gib, err)
+}
+
+// cudaOps are the operations and the attention of a step, loaded beside each other.
+func cudaOps(o CUDAOptions, s *cudaStore, closers *[]func() error) (*kernels.CUDA, attention.Kernel, error) {
+	defer o.timed("kernels")()
+	loader, err := kernels.NewLoader(s.dev)
+	if err != nil {
+		return nil, nil, err
+	}
+	ops, err := kernels.NewCUDA(s.stream, loader)
+	if err != nil {
+		return nil, nil, err
+	}
+	*closers = append(*closers, ops.Close)
+	kernel, end, err := cudaKernel(o, s.stream, loader)
+	if err != nil {
+		return nil, nil, err
+	}
+	*closers = append(*closers, end)
+	return ops, kernel, preload(ops, kernel, o.HeadDim)
 }
 
 // load begins to load the libraries, hundreds of megabytes each, while the driver makes the
@@ -100,7 +145,10 @@ func cudaKernel(o CUDAOptions, s *cuda.Stream, l *kernels.Loader) (attention.Ker
 	nothing := func() error { return nil }
 	switch o.Backend {
 	case "fused":
-		k, err := kernels.NewFused(s, l, kernels.FusedOptions{Deterministic: o.Deterministic, Packed: o.Packed, Workspace: o.Workspace})
+		k, err := kernels.NewFused(s, l, kernels.FusedOptions{
+			Deterministic: o.Deterministic, Packed: o.Packed, Workspace: o.Workspace,
+			ZeroWorkspace: o.Packed && o.Machine.Arch == 90 && o.Machine.CUDNN < attention.V(9, 18, 0),
+		})
 		if err != nil {
 			return nil, nil, err
 		}
@@ -170,6 +218,14 @@ func (s *cudaStore) MemoryBytes() int64 {
 		return 0 // the stream says what is wrong with the device
 	}
 	return total - free
+}
+
+func (s *cudaStore) clock(points int) (Clock, error) {
+	c, err := s.stream.NewClock(points)
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
 }
 
 func (s *cudaStore) free() error {

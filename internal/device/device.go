@@ -37,6 +37,8 @@ type Device struct {
 	Machine backend.Machine
 	// PeakTFLOPs is the rate that MFU is a share of; 0: not known.
 	PeakTFLOPs float64
+	// NewClock makes a clock of that many points of Stream.
+	NewClock func(points int) (Clock, error)
 
 	close func() error
 }
@@ -70,7 +72,7 @@ type Store interface {
 // attention that flash is checked against.
 func CPU(stream *tensor.HostStream, backend string) Device {
 	cpu := kernels.NewCPU(stream)
-	d := Device{Name: "cpu", Stream: stream, Ops: cpu, Kernel: cpu, Optim: cpu, Store: hostStore{stream}, Compute: tensor.F32}
+	d := Device{Name: "cpu", Stream: stream, Ops: cpu, Kernel: cpu, Optim: cpu, Store: hostStore{stream}, Compute: tensor.F32, NewClock: hostClocks(stream)}
 	if backend == "reference" {
 		d.Kernel = attention.NewReference[float64](stream.Do)
 	}

@@ -21,4 +21,19 @@ type CUDAOptions struct {
 	// Deterministic repeats gradients of attention bit for bit; Packed says that sequences are
 	// packed documents.
 	Deterministic, Packed bool
+
+	// Beside is called when there is a stream, while libraries and kernels are loaded: for what
+	// takes as long and queues nothing on it. Where the device then cannot be had for another
+	// reason, undo is called with that. It may be nil.
+	Beside func(stream tensor.Stream) (undo func(cause error), err error)
+	// Timed is told when a part of the start begins, and calls what it returns at the end. It
+	// may be nil, and is called by several goroutines.
+	Timed func(part string) (end func())
+}
+
+func (o *CUDAOptions) timed(part string) (end func()) {
+	if o.Timed == nil {
+		return func() {}
+	}
+	return o.Timed(part)
 }

@@ -44,9 +44,28 @@ func (m *Memory) Verdict() string { return m.fits }
 // Fused is the bytes of Workspace that are fused attention's.
 func (m *Memory) Fused() int64 { return m.fused }
 
-// contextBytes is an estimate of what a process with a context, the kernels and the libraries
-// has of a GPU beside what it asked for: memory_bytes of metrics.jsonl, less Planned.
-const contextBytes = 1200 << 20
+// What a process has of a GPU beside what it asked for: memory_bytes of metrics.jsonl, less
+// Planned. Together they are what was measured on four H200 with CUDA 13.0, cuDNN 9.19 and NCCL
+// 2.28, of a 3 B model; how it divides is estimated.
+const (
+	// contextBytes is the context with its stacks, the code of the kernels, of cuBLASLt, cuDNN and
+	// NCCL, and their handles.
+	contextBytes = 1200 << 20
+	// groupBytes is what NCCL keeps for a group of several ranks: its channels' buffers for each
+	// peer and protocol, and the mapping of the peers' memory.
+	groupBytes = 460 << 20
+)
+
+// contextOf is that of a run on so many ranks, of which context share a sequence.
+func contextOf(ranks, context int) int64 {
+	n := int64(contextBytes)
+	for _, size := range []int{ranks, context} {
+		if size > 1 {
+			n += groupBytes
+		}
+	}
+	return n
+}
 
 // packedSlack is the share by which the tokens of a rank may exceed those of a sample that is
 // one document, where samples are cut document by document.
@@ -86,7 +105,7 @@ func memoryOf(cfg *config.Config, ranks int, machine backend.Machine, shape part
 	m.Batches = batches(cfg, batch*most)
 	m.state(cfg, ranks, dtype)
 	if machine.Arch != 0 {
-		m.Context = contextBytes
+		m.Context = contextOf(ranks, cfg.Parallel.Context)
 		m.fused = fusedBytes(cfg, machine, schedules, batch, most)
 		m.Workspace = libraryBytes + m.fused
 	}
@@ -236,7 +255,7 @@ func fusedBytes(cfg *config.Config, machine backend.Machine, schedules []*ring.S
 	}
 	return kernels.FusedWorkspace(kernels.FusedShape{
 		Batch: batch, SeqQ: tokens, SeqK: keys, Heads: m.NumAttentionHeads, KVHeads: m.NumKeyValueHeads,
-		Dim: m.HeadDim, DimV: m.HeadDim, Calls: calls, Training: true,
+		Dim: m.HeadDim, DimV: m.HeadDim, Calls: calls, Training: true, Packed: cfg.Data.PackDocuments,
 		Deterministic: cfg.Train.Deterministic && machine.Arch == 90 && machine.CUDNN < attention.V(9, 25, 0),
 	})
 }

@@ -42,11 +42,8 @@ func TestThePlanIsWhatARunTakes(t *testing.T) {
 			g.Go(func() error {
 				defer streams[r].Close()
 				defer world[r].Close()
-				tr, err := newTrainer(context.Background(), cfg, device.CPU(streams[r], "flash"), world[r])
+				tr, err := newTrainer(context.Background(), cfg, device.CPU(streams[r], "flash"), world[r], &Options{})
 				if err != nil {
-					return err
-				}
-				if err := tr.initialise(context.Background()); err != nil {
 					return err
 				}
 				if _, err := tr.Step(context.Background(), false); err != nil {

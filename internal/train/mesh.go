@@ -23,6 +23,7 @@ type mesh struct {
 // rank 0 to verify them: hundreds of gigabytes on a slow file system.
 const diskDeadline = 2 * time.Hour
 
+// newMesh makes the groups that need no device. join makes the others.
 func newMesh(ctx context.Context, world comm.Communicator, contextSize int) (*mesh, error) {
 	if world.Size()%contextSize != 0 {
 		return nil, fmt.Errorf("%d ranks do not divide into groups of %d", world.Size(), contextSize)
@@ -31,11 +32,6 @@ func newMesh(ctx context.Context, world comm.Communicator, contextSize int) (*me
 	var err error
 	if d, ok := world.(*comm.DeviceGroup); ok {
 		m.world = d.Host()
-	} else if m.state, err = world.Split(ctx, 0, world.Rank()); err != nil {
-		return nil, fmt.Errorf("group for gradients and weights: %w", err)
-	}
-	if m.context, err = world.Split(ctx, m.dataRank, world.Rank()); err != nil {
-		return nil, fmt.Errorf("context groups: %w", err)
 	}
 	if m.saves, err = m.world.Split(ctx, 0, world.Rank()); err != nil {
 		return nil, fmt.Errorf("checkpoint group: %w", err)
@@ -44,4 +40,18 @@ func newMesh(ctx context.Context, world comm.Communicator, contextSize int) (*me
 		g.SetDeadline(diskDeadline)
 	}
 	return m, nil
+}
+
+// join makes the groups that move views of the device, which takes GPUs a while.
+func (m *mesh) join(ctx context.Context) (err error) {
+	joint := m.state // all ranks
+	if m.state == m.world {
+		if m.state, err = joint.Split(ctx, 0, joint.Rank()); err != nil {
+			return fmt.Errorf("group for gradients and weights: %w", err)
+		}
+	}
+	if m.context, err = joint.Split(ctx, m.dataRank, joint.Rank()); err != nil {
+		return fmt.Errorf("context groups: %w", err)
+	}
+	return nil
 }

@@ -25,10 +25,7 @@ func (t *Trainer) initialise(ctx context.Context) error {
 	from := t.cfg.Model.From
 	params := t.share.flat.Params
 	if from == "" {
-		if err := t.fill(ctx, t.share.masters, t.random()); err != nil {
-			return err
-		}
-		return t.share.publish()
+		return t.fill(ctx, t.share.masters, t.random())
 	}
 	w, err := hf.OpenWeights(from)
 	if err != nil {
@@ -39,11 +36,7 @@ func (t *Trainer) initialise(ctx context.Context) error {
 	if err := w.Check(want); err != nil {
 		return err
 	}
-	err = t.fill(ctx, t.share.masters, func(i int, offset int64, dst []float32) error { return w.Read(want[i], dst, offset) })
-	if err != nil {
-		return err
-	}
-	return t.share.publish()
+	return t.fill(ctx, t.share.masters, func(i int, offset int64, dst []float32) error { return w.Read(want[i], dst, offset) })
 }
 
 // random is a source of first values. Blocks that a piece needs only a part of are made whole.
@@ -82,17 +75,20 @@ func (t *Trainer) fill(ctx context.Context, v View, from source32) error {
 	for b := range t.share.flat.Buckets {
 		held := t.share.heldRange(b)
 		err := t.stage.write(ctx, t.share.held(v, b), func(lo int, data []float32) error {
-			clear(data)
 			from64, to := held.Lo+int64(lo), held.Lo+int64(lo+len(data))
 			for ; at < len(params) && params[at].Offset+int64(params[at].Size()) <= from64; at++ {
 			}
+			set := from64 // up to here
 			for i := at; i < len(params) && params[i].Offset < to; i++ {
 				p := params[i]
 				first, last := max(p.Offset, from64), min(p.Offset+int64(p.Size()), to)
+				clear(data[set-from64 : first-from64])
+				set = last
 				if err := from(i, first-p.Offset, data[first-from64:last-from64]); err != nil {
 					return err
 				}
 			}
+			clear(data[set-from64:])
 			return nil
 		})
 		if err != nil {
@@ -140,7 +136,7 @@ func (t *Trainer) restore(ctx context.Context, dir string) error {
 		}
 	}
 	t.step, t.consumed, t.tokens = int(c.Manifest.Step), c.Manifest.Samples, c.Manifest.Tokens
-	return t.share.publish()
+	return nil
 }
 
 // field is a flat buffer of the optimizer, as checkpoints name it.

@@ -31,6 +31,17 @@ type Options struct {
 
 	Stop   <-chan struct{} // closed when this rank is asked to stop
 	Report func(Report)    // called on every rank, in order; nil: nobody listens
+
+	// Timed is told when a part of the start begins, and calls what it returns at the end. It
+	// may be nil, and is called by several goroutines.
+	Timed func(part string) (end func())
+}
+
+func (o *Options) timed(part string) (end func()) {
+	if o.Timed == nil {
+		return func() {}
+	}
+	return o.Timed(part)
 }
 
 func (o *Options) checkpoints() string { return filepath.Join(o.RunDir, "checkpoints") }
@@ -88,15 +99,18 @@ type run struct {
 // request, with a checkpoint from which the same call goes on.
 func Run(ctx context.Context, cfg *config.Config, dev Device, world comm.Communicator, o Options) (stopped bool, err error) {
 	o.report(Report{Kind: Phase, Text: "setup"})
-	t, err := newTrainer(ctx, cfg, dev, world)
+	t, err := newTrainer(ctx, cfg, dev, world, &o)
 	if err != nil {
 		return false, err
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	r := &run{Trainer: t, opts: o}
-	if err = r.open(ctx); err == nil {
+	if err = r.open(); err == nil {
 		stopped, err = r.loop(ctx)
+	}
+	if err == nil {
+		err = t.clock.Close()
 	}
 	// A save that was begun is finished also when training failed, while the peers live.
 	// Without them it cannot become whole, and writing it would only hold up the report.
@@ -106,20 +120,9 @@ func Run(ctx context.Context, cfg *config.Config, dev Device, world comm.Communi
 	return stopped, errors.Join(err, r.close())
 }
 
-// open finds where to begin and opens what the run writes.
-func (r *run) open(ctx context.Context) error {
-	from, err := r.find(ctx, r.opts)
-	if err != nil {
-		return fmt.Errorf("checkpoint to go on from: %w", err)
-	}
-	if from == "" {
-		err = r.initialise(ctx)
-	} else {
-		err = r.restore(ctx, from)
-	}
-	if err != nil {
-		return err
-	}
+// open opens what the run writes.
+func (r *run) open() (err error) {
+	from := r.from
 	r.logged = r.step
 	r.began, r.own = r.step, from != "" && filepath.Dir(from) == r.opts.checkpoints()
 	if from != "" {
@@ -242,9 +245,6 @@ func (r *run) drains(n int) bool {
 
 // save begins a checkpoint, and waits for it if asked to.
 func (r *run) save(ctx context.Context, wait bool) error {
-	if r.opts.NoSave {
-		return nil
-	}
 	if r.opts.NoSave {
 		return nil
 	}

@@ -7,6 +7,8 @@ import (
 	"math"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/device"
@@ -38,10 +40,15 @@ type Trainer struct {
 	sums  View
 	slips []slip // of the steps that are queued, by their number, modulo
 
-	step     int   // optimizer steps queued
-	consumed int64 // samples consumed by them: with the seed, the exact position in the data
-	tokens   int64 // trained on by them
-	finished time.Time
+	from     string // the checkpoint that it goes on from, or ""
+	step     int    // optimizer steps queued
+	consumed int64  // samples consumed by them: with the seed, the exact position in the data
+	tokens   int64  // trained on by them
+
+	// clock takes the device's time at the begin and the end of each step that may be queued,
+	// and of the one before them, by their number, modulo.
+	clock   device.Clock
+	waiting int // steps that are queued and not finished
 }
 
 // Indices into sums.
@@ -55,42 +62,93 @@ const (
 // slip is host memory for what goes into sums before a step and comes out of it afterwards.
 type slip struct{ in, out View }
 
-// newTrainer builds the rank's model and state, with weights not yet set.
-func newTrainer(ctx context.Context, cfg *config.Config, dev Device, world comm.Communicator) (*Trainer, error) {
+// newTrainer builds the rank's model and its state, of a checkpoint where there is one to go on
+// from.
+func newTrainer(ctx context.Context, cfg *config.Config, dev Device, world comm.Communicator, o *Options) (*Trainer, error) {
 	t := &Trainer{cfg: cfg, dev: &dev}
 	var err error
 	if t.mesh, err = newMesh(ctx, world, cfg.Parallel.Context); err != nil {
 		return nil, err
 	}
-	in := &inputs{dev: t.dev, pairs: cfg.Model.HeadDim / 2}
-	if t.train, err = newFeed(cfg, cfg.Data.Path, cfg.Data.Shuffle, t.mesh, in); err != nil {
+	if t.from, err = t.find(ctx, *o); err != nil {
+		return nil, fmt.Errorf("checkpoint to go on from: %w", err)
+	}
+	if err := t.hold(); err != nil {
 		return nil, err
 	}
-	if v := cfg.Data.Validation; v.Every > 0 && v.Path != "" {
-		if t.val, err = newFeed(cfg, v.Path, false, t.mesh, in); err != nil {
-			return nil, fmt.Errorf("validation: %w", err)
-		}
-	}
-	o, s := cfg.Optimizer, cfg.LRSchedule
-	if t.schedule, err = optim.NewSchedule(s.Name, o.LR, s.MinLR, s.WarmupSteps, cfg.Train.Steps); err != nil {
+	if err := t.populate(ctx, o); err != nil {
 		return nil, err
 	}
-	return t, t.build(world)
+	if err := t.feeds(); err != nil {
+		return nil, err
+	}
+	s := cfg.LRSchedule
+	if t.schedule, err = optim.NewSchedule(s.Name, cfg.Optimizer.LR, s.MinLR, s.WarmupSteps, cfg.Train.Steps); err != nil {
+		return nil, err
+	}
+	defer o.timed("buffers")()
+	if err := t.build(); err != nil {
+		return nil, err
+	}
+	return t, t.share.publish()
 }
 
-// build allocates all that the rank computes in.
-func (t *Trainer) build(world comm.Communicator) error {
-	cfg, o := t.cfg, t.cfg.Optimizer
-	shape := &cfg.Model.Config
+// hold allocates the weights and what the optimizer keeps, and the way there.
+func (t *Trainer) hold() error {
+	o, world := t.cfg.Optimizer, t.mesh.world
 	adamw := optim.AdamW{Beta1: o.Betas[0], Beta2: o.Betas[1], Eps: o.Eps, WeightDecay: o.WeightDecay, MaxNorm: o.GradClip}
-	flat := model.NewLayout(shape, world.Size())
-	state, err := newState(t.dev, flat, adamw, world.Rank(), world.Size(), shardingOf(cfg.Memory.Shard, world.Size()))
+	flat := model.NewLayout(&t.cfg.Model.Config, world.Size())
+	state, err := newState(t.dev, flat, adamw, world.Rank(), world.Size(), shardingOf(t.cfg.Memory.Shard, world.Size()))
 	if err != nil {
 		return err
 	}
-	t.share = newSharing(t.dev, state, t.mesh.state)
+	t.share = newSharing(t.dev, state, nil)
+	t.stage, err = newStage(t.dev, int(flat.Size()))
+	return err
+}
+
+// populate sets the state while the ranks' groups are made: the host does the one, and the
+// libraries wait for each other in the other.
+func (t *Trainer) populate(ctx context.Context, o *Options) error {
+	g, setting := errgroup.WithContext(ctx)
+	g.Go(func() error {
+		defer o.timed("groups")()
+		return t.mesh.join(ctx) // not ended by a fault of this rank alone: the others take part
+	})
+	g.Go(func() error {
+		defer o.timed("weights")()
+		if t.from != "" {
+			return t.restore(setting, t.from)
+		}
+		return t.initialise(setting)
+	})
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	t.share.group = t.mesh.state
+	return nil
+}
+
+// feeds opens the data.
+func (t *Trainer) feeds() (err error) {
+	cfg := t.cfg
+	in := &inputs{dev: t.dev, pairs: cfg.Model.HeadDim / 2}
+	if t.train, err = newFeed(cfg, cfg.Data.Path, cfg.Data.Shuffle, t.mesh, in); err != nil {
+		return err
+	}
+	if v := cfg.Data.Validation; v.Every > 0 && v.Path != "" {
+		if t.val, err = newFeed(cfg, v.Path, false, t.mesh, in); err != nil {
+			return fmt.Errorf("validation: %w", err)
+		}
+	}
+	return nil
+}
+
+// build allocates all else that the rank computes in.
+func (t *Trainer) build() error {
+	cfg, shape := t.cfg, &t.cfg.Model.Config
 	opt := model.Options{Recompute: model.Recompute(cfg.Memory.Recompute), LossChunk: cfg.Memory.LossChunk, Hooks: t.share.hooks()}
-	mem, err := plan.MemoryOf(cfg, world.Size(), t.dev.Machine)
+	mem, err := plan.MemoryOf(cfg, t.share.size, t.dev.Machine)
 	if err != nil {
 		return err
 	}
@@ -104,9 +162,12 @@ func (t *Trainer) build(world comm.Communicator) error {
 	n := cfg.Data.SeqLen
 	t.att = newAttend(&ring.Ring{Kernel: t.dev.Kernel, Comm: t.mesh.context, Stream: t.dev.Stream, Arena: workspace},
 		shape, cfg.Parallel.Algorithm, partition.Shape{SeqQ: n, SeqKV: n, Size: t.mesh.context.Size()}, t.mesh.context.Rank())
-	t.model = model.New(shape, t.dev.Ops, t.att, state.params(), opt)
+	t.model = model.New(shape, t.dev.Ops, t.att, t.share.params(), opt)
 	if t.sums, err = t.dev.Vector("sums of a step", tensor.F64, sumCount); err != nil {
 		return err
+	}
+	if t.clock, err = t.dev.NewClock(2 * t.clocked()); err != nil {
+		return fmt.Errorf("clock of the steps: %w", err)
 	}
 	t.slips = make([]slip, t.dev.RunAhead+1)
 	for i := range t.slips {
@@ -116,8 +177,7 @@ func (t *Trainer) build(world comm.Communicator) error {
 			}
 		}
 	}
-	t.stage, err = newStage(t.dev, int(flat.Size()))
-	return err
+	return nil
 }
 
 // Result is what one optimizer step found.
@@ -126,11 +186,14 @@ type Result struct {
 	Loss     float64 // mean over the valid targets of the step, before the update
 	GradNorm float64 // before clipping
 	LR       float64
-	FLOPs    float64       // model FLOPs of all ranks
-	Tokens   int           // of all ranks
-	Trained  int64         // tokens of all ranks, in all steps so far
-	Stop     bool          // some rank was asked to stop
-	Took     time.Duration // since the step before ended, or since this one was queued behind nothing
+	FLOPs    float64 // model FLOPs of all ranks
+	Tokens   int     // of all ranks
+	Trained  int64   // tokens of all ranks, in all steps so far
+	Stop     bool    // some rank was asked to stop
+	// Took is the device's time from the end of the step before to that of this one, whenever
+	// the host has looked. What is done while no step is queued, such as a validation, is not
+	// in it: then it is from the beginning of this one.
+	Took time.Duration
 }
 
 // flight is a step that was queued.
@@ -138,7 +201,7 @@ type flight struct {
 	r     Result
 	valid int // targets
 	out   View
-	began time.Time
+	since int          // the point of the clock that Took is from
 	done  tensor.Event // out is there
 }
 
@@ -184,7 +247,11 @@ func (t *Trainer) Step(ctx context.Context, stop bool) (Result, error) {
 func (t *Trainer) begin(ctx context.Context, stop bool) (f *flight, err error) {
 	defer device.Caught(&err)
 	slip := t.slips[t.step%len(t.slips)]
-	f = &flight{began: time.Now(), out: slip.out}
+	f = &flight{out: slip.out, since: t.begins(t.step)}
+	if t.waiting > 0 {
+		f.since = t.ends(t.step - 1)
+	}
+	t.clock.Mark(t.begins(t.step))
 	f.r = Result{Step: t.step + 1, LR: t.schedule(t.step), Tokens: t.cfg.Train.GlobalBatchSize * t.cfg.Data.SeqLen}
 	f.r.Trained = t.tokens + int64(f.r.Tokens)
 	f.valid, f.r.FLOPs = t.totals()
@@ -204,7 +271,9 @@ func (t *Trainer) begin(ctx context.Context, stop bool) (f *flight, err error) {
 		return nil, err
 	}
 	t.dev.Store.Download(slip.out, t.sums)
+	t.clock.Mark(t.ends(t.step))
 	f.done = t.dev.Stream.Record()
+	t.waiting++
 	t.step++
 	t.consumed += int64(t.cfg.Train.GlobalBatchSize)
 	t.tokens = f.r.Trained
@@ -220,14 +289,21 @@ func (t *Trainer) finish(ctx context.Context, f *flight) (Result, error) {
 	f.r.Loss = out[sumLoss] / float64(max(f.valid, 1))
 	f.r.GradNorm = math.Sqrt(out[sumNorm])
 	f.r.Stop = out[sumStop] > 0
-	now := time.Now()
-	began := f.began
-	if t.finished.After(began) {
-		began = t.finished
+	t.waiting--
+	seconds, err := t.clock.Between(f.since, t.ends(f.r.Step-1))
+	if err != nil {
+		return f.r, fmt.Errorf("step %d: %w", f.r.Step, err)
 	}
-	f.r.Took, t.finished = now.Sub(began), now
+	f.r.Took = time.Duration(seconds * float64(time.Second))
 	return f.r, nil
 }
+
+// clocked is how many steps the clock keeps apart: those that may be queued, and the one before.
+func (t *Trainer) clocked() int { return t.dev.RunAhead + 2 }
+
+// begins and ends are the points of the clock of the step behind n others.
+func (t *Trainer) begins(n int) int { return 2 * (n % t.clocked()) }
+func (t *Trainer) ends(n int) int   { return t.begins(n) + 1 }
 
 // passes queues the forward and backward passes of a step.
 func (t *Trainer) passes(ctx context.Context, valid int) error {

@@ -3,6 +3,7 @@ package worker
 import (
 	"context"
 	"fmt"
+	"os"
 
 	"github.com/cprun/cprun/internal/agent"
 	"github.com/cprun/cprun/internal/backend"
@@ -15,11 +16,12 @@ import (
 )
 
 func (p *process) train(ctx context.Context) (err error) {
-	p.phase = "setup"
+	p.phase, p.start = "setup", newStart()
 	var job agent.TrainJob
 	if err := p.payload(&job); err != nil {
 		return err
 	}
+	p.started = job.Machine.Arch == 0 // a CPU's start has no parts worth a line
 	cfg, err := config.Load(job.Config, config.Options{Ranks: p.WorldSize, Device: job.Machine.Device()})
 	if err != nil {
 		return err
@@ -31,6 +33,7 @@ func (p *process) train(ctx context.Context) (err error) {
 	dev, world, done, err := p.device(ctx, device.CUDAOptions{
 		Backend: cfg.Attention.Backend, Compute: backend.DType(cfg), Machine: job.Machine,
 		Reserve: mem.Planned(), Workspace: mem.Fused(), HeadDim: cfg.Model.HeadDim, Deterministic: cfg.Train.Deterministic, Packed: cfg.Data.PackDocuments,
+		Timed: p.start.time,
 	})
 	if err != nil {
 		return err
@@ -44,7 +47,7 @@ func (p *process) train(ctx context.Context) (err error) {
 		RunDir: job.RunDir, RunID: fmt.Sprintf("%s-%d", p.RunID, p.Restart), Version: job.Version, ConfigYAML: string(cfg.YAML()),
 		// A restarted job goes on from what it had, also where it first was told to begin anew.
 		Resume: job.Resume || p.Restart > 0, From: job.From,
-		Stop: p.Stop(), Report: p.report, NoSave: job.NoSave,
+		Stop: p.Stop(), Report: p.report, NoSave: job.NoSave, Timed: p.start.time,
 	})
 	p.quiet = stopped
 	return err
@@ -60,12 +63,20 @@ func (p *process) report(r train.Report) {
 		}
 	case train.Phase:
 		p.phase, p.step = r.Text, r.Step
+		if r.Text == "step" && p.first == nil {
+			p.first = p.start.time("first step")
+		}
 	case train.Validated:
 		if p.Rank == 0 {
 			_ = p.SendData(agent.EventValidation, r.Step, progress.Number(r.Loss))
 		}
 	case train.Advanced:
 		p.step = r.Step
+		if !p.started {
+			p.started = true
+			p.first()
+			fmt.Fprintln(os.Stderr, p.start)
+		}
 		_ = p.Send(launch.Event{Kind: launch.EventProgress, Step: r.Step})
 	case train.Saved:
 		_ = p.Send(launch.Event{Kind: launch.EventCheckpoint, Step: r.Step})

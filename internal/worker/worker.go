@@ -24,7 +24,12 @@ type process struct {
 	stream *tensor.HostStream
 	phase  string // what the rank is at, for reports of failures
 	step   int64
-	quiet  bool // stopped on request: the role has said so itself
+
+	start   *start // of a training run
+	first   func() // ends the time of the first step; nil before it
+	started bool   // what the start took has been told
+
+	quiet bool // stopped on request: the role has said so itself
 }
 
 // Run is the whole life of a worker. exit ends the process; it is called at once when the

@@ -1,0 +1,42 @@
+//go:build cuda
+
+package train_test
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/cprun/cprun/internal/train"
+)
+
+// Every way of training gives on GPUs the curve that it gives on the CPU, up to rounding: in
+// float32 with the reference attention, and in bfloat16 with that of a run.
+func TestCasesOnGPUs(t *testing.T) {
+	m := machine(t)
+	ranks := slices.Max(ranksOf(m))
+	for _, c := range gpuCases {
+		if ranks < c.ranks {
+			t.Logf("%s: needs %d GPUs", c.name, c.ranks)
+			continue
+		}
+		set := append([]string{"model.head_dim=64", "optimizer.lr=1.0e-3"}, c.set...)
+		want := mustRun(t, load(t, tiny(t), ranks, set...), ranks, train.Options{}).steps
+		var e expect
+		for _, s := range want {
+			e.Loss, e.GradNorm = append(e.Loss, float64(s.Loss)), append(e.GradNorm, float64(s.GradNorm))
+		}
+		for _, v := range []struct {
+			name string
+			set  []string
+			tol  float64
+		}{
+			{"fp32", []string{"precision.compute=fp32", "attention.backend=reference"}, 2e-3},
+			{"bf16", []string{"precision.compute=bf16", "attention.backend=" + c.backend()}, 2e-2},
+		} {
+			t.Run(c.name+"/"+v.name, func(t *testing.T) {
+				cfg := loadGPU(t, m, tiny(t), ranks, append(slices.Clone(set), v.set...)...)
+				follows(t, cfg.Attention.Backend, runGPU(t, m, cfg, ranks, train.Options{}).steps, e, v.tol)
+			})
+		}
+	}
+}
