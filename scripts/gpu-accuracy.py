@@ -106,7 +106,11 @@ def sdpa(x, meta):
 
     q, k, v = (x[n].to(args.device).transpose(1, 2).contiguous().requires_grad_() for n in ("q", "k", "v"))
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION if CUDA else SDPBackend.MATH):
-        o = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        try:
+            o = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        except RuntimeError:  # a PyTorch whose cuDNN backend takes no grouped heads
+            group = HEADS // KV_HEADS
+            o = F.scaled_dot_product_attention(q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1), is_causal=True)
         o.backward(x["dout"].to(args.device).transpose(1, 2))
     return {n: t.detach().transpose(1, 2) for n, t in (("out", o), ("dq", q.grad), ("dk", k.grad), ("dv", v.grad))}
 
