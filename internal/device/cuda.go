@@ -116,7 +116,11 @@ func cudaOps(o CUDAOptions, s *cudaStore, closers *[]func() error) (*kernels.CUD
 		return nil, nil, err
 	}
 	*closers = append(*closers, end)
-	return ops, kernel, preload(ops, kernel, o.HeadDim)
+	err = preload(ops, kernel, o.HeadDim)
+	if fault := loader.Fault(); fault != nil {
+		o.note("compiled kernels are not kept, so every start compiles them: %v", fault)
+	}
+	return ops, kernel, err
 }
 
 // load begins to load the libraries, hundreds of megabytes each, while the driver makes the

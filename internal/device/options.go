@@ -1,6 +1,8 @@
 package device
 
 import (
+	"fmt"
+
 	"github.com/cprun/cprun/internal/backend"
 	"github.com/cprun/cprun/internal/tensor"
 )
@@ -29,6 +31,14 @@ type CUDAOptions struct {
 	// Timed is told when a part of the start begins, and calls what it returns at the end. It
 	// may be nil, and is called by several goroutines.
 	Timed func(part string) (end func())
+	// Note is told what the rank's log should say of a start that went well. It may be nil.
+	Note func(text string)
+}
+
+func (o *CUDAOptions) note(format string, args ...any) {
+	if o.Note != nil {
+		o.Note(fmt.Sprintf(format, args...))
+	}
 }
 
 func (o *CUDAOptions) timed(part string) (end func()) {

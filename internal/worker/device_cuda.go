@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/cuda"
@@ -17,6 +18,7 @@ import (
 // back.
 func (p *process) gpu(ctx context.Context, o device.CUDAOptions) (dev device.Device, world comm.Communicator, done func() error, err error) {
 	o.Ordinal = p.LocalRank
+	o.Note = func(text string) { fmt.Fprintln(os.Stderr, text) }
 	var d *comm.DeviceGroup
 	o.Beside = func(s tensor.Stream) (undo func(cause error), err error) {
 		if o.Timed != nil {
@@ -24,6 +26,9 @@ func (p *process) gpu(ctx context.Context, o device.CUDAOptions) (dev device.Dev
 		}
 		if d, err = comm.NewDevice(ctx, p.world, s.(*cuda.Stream), comm.DeviceOptions{}); err != nil {
 			return nil, fmt.Errorf("joining the GPUs: %w", err)
+		}
+		if d.Size() > 1 {
+			o.Note("exchanges between the GPUs go over " + map[string]string{comm.TransportCopy: "copy engines", comm.TransportNCCL: "NCCL"}[d.Transport()])
 		}
 		return func(cause error) { d.Abort(cause); d.Close() }, nil
 	}
