@@ -148,7 +148,7 @@ func gpuCount(t *testing.T) int {
 		t.Fatal(err)
 	}
 	if n == 0 {
-		t.Skip("no GPU")
+		t.Fatal("no GPU is seen: the tag cuda tests GPUs")
 	}
 	return n
 }
