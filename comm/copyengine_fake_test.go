@@ -26,10 +26,11 @@ type fakeQueue struct {
 	cond   *sync.Cond
 	tasks  []func() // guarded by mu
 	closed bool     // guarded by mu
+	room   int      // for so many tasks; who queues more waits. 0: for all
 }
 
-func newFakeQueue() *fakeQueue {
-	q := &fakeQueue{}
+func newFakeQueue(room int) *fakeQueue {
+	q := &fakeQueue{room: room}
 	q.cond = sync.NewCond(&q.mu)
 	go q.run() // ends with the tasks, after close
 	return q
@@ -38,11 +39,14 @@ func newFakeQueue() *fakeQueue {
 func (q *fakeQueue) push(f func()) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	for q.room > 0 && len(q.tasks) >= q.room {
+		q.cond.Wait()
+	}
 	if q.closed {
 		panic("comm: work queued on a closed fake queue")
 	}
 	q.tasks = append(q.tasks, f)
-	q.cond.Signal()
+	q.cond.Broadcast()
 }
 
 func (q *fakeQueue) run() {
@@ -57,6 +61,7 @@ func (q *fakeQueue) run() {
 		}
 		f := q.tasks[0]
 		q.tasks = q.tasks[1:]
+		q.cond.Broadcast()
 		q.mu.Unlock()
 		f()
 	}
@@ -66,7 +71,7 @@ func (q *fakeQueue) close() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.closed = true
-	q.cond.Signal()
+	q.cond.Broadcast()
 }
 
 // fakeStream is a stream on a queue of its own or on one that others use, too. It is a
@@ -82,9 +87,10 @@ type fakeStream struct {
 	hook func(error) // guarded by mu
 }
 
-func newFakeStream(q *fakeQueue) *fakeStream {
+// newFakeStream is a stream on q or, if that is nil, on a queue of its own with that much room.
+func newFakeStream(q *fakeQueue, room int) *fakeStream {
 	if q == nil {
-		return &fakeStream{q: newFakeQueue(), own: true}
+		return &fakeStream{q: newFakeQueue(room), own: true}
 	}
 	return &fakeStream{q: q}
 }
@@ -277,6 +283,7 @@ func mapFile(path string, bytes int64) ([]byte, error) {
 // fakeDevice is one rank's. What it was given to fail with it returns from that call.
 type fakeDevice struct {
 	queue  *fakeQueue // of all streams, or nil: each has its own
+	room   int        // of those
 	dir    string     // for memory that other processes map, or ""
 	rank   int
 	faults map[string]error
@@ -291,7 +298,7 @@ func (d *fakeDevice) lane(string) (copyLane, error) {
 	if err := d.faults["lane"]; err != nil {
 		return nil, err
 	}
-	return newFakeStream(d.queue), nil
+	return newFakeStream(d.queue, d.room), nil
 }
 
 func (d *fakeDevice) probe() (copyPlace, error) {

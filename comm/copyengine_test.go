@@ -22,16 +22,20 @@ func copyContext(t *testing.T) context.Context {
 
 func TestCopyEngineCases(t *testing.T) {
 	for _, n := range []int{1, 2, 3, 4} {
-		for _, queues := range []string{"own queues", "one queue"} {
-			t.Run(fmt.Sprintf("ranks=%d, %s", n, queues), func(t *testing.T) {
+		for _, queues := range []struct {
+			name string
+			one  bool
+			room int
+		}{{"own queues", false, 0}, {"one queue", true, 0}, {"own short queues", false, 2}, {"one short queue", true, 2}} {
+			t.Run(fmt.Sprintf("ranks=%d, %s", n, queues.name), func(t *testing.T) {
 				ctx := copyContext(t)
 				var q *fakeQueue
 				// With one queue for all streams of all ranks the order in which work is given to
 				// the device is the order in which it is done: nothing may wait for what comes later.
-				if queues == "one queue" {
-					q = newFakeQueue()
+				if queues.one {
+					q = newFakeQueue(queues.room)
 				}
-				eachCopyRank(t, fakeCopyRanks(t, n, q, Options{}), func(r *CopyRank) error {
+				eachCopyRank(t, fakeCopyRanks(t, n, q, queues.room, Options{}), func(r *CopyRank) error {
 					if err := r.Ring(ctx, 1500/n, 3000); err != nil {
 						return fmt.Errorf("ring: %w", err)
 					}
@@ -62,7 +66,7 @@ func TestCopyEngineCases(t *testing.T) {
 func TestCopyEngineAbort(t *testing.T) {
 	ctx := copyContext(t)
 	boom := errors.New("the loss is not a number")
-	ranks := fakeCopyRanks(t, 3, nil, Options{})
+	ranks := fakeCopyRanks(t, 3, nil, 0, Options{})
 	eachCopyRank(t, ranks, func(r *CopyRank) error {
 		v, err := r.rig.bytes(100)
 		if err != nil {
@@ -104,6 +108,57 @@ func TestCopyEngineAbort(t *testing.T) {
 	})
 }
 
+// A rank's host stands in the driver, whose queues are full behind a wait for a peer that does not
+// come. The deadline ends that, and so does a failure of the group.
+func TestCopyEngineBehindFullQueues(t *testing.T) {
+	boom := errors.New("the loss is not a number")
+	for _, c := range []struct {
+		name  string
+		limit time.Duration
+		want  error
+		say   string
+	}{{"deadline", 100 * time.Millisecond, ErrDeadline, "rank 1"}, {"abort", -1, nil, boom.Error()}} {
+		t.Run(c.name, func(t *testing.T) {
+			ctx := copyContext(t)
+			gate := make(chan struct{})
+			eachCopyRank(t, fakeCopyRanks(t, 2, nil, 8, Options{Deadline: c.limit}), func(r *CopyRank) error {
+				v, err := r.rig.bytes(100)
+				if err != nil {
+					return err
+				}
+				if r.Rank() == 1 { // its host has come to the call, its device has not
+					defer close(gate)
+					r.rig.(fakeRig).compute.do(func() { <-gate })
+					p, err := r.Exchange(nil, []Message{{0, v}})
+					if err == nil && c.limit < 0 {
+						time.Sleep(20 * time.Millisecond)
+						r.Abort(boom)
+					}
+					if err == nil {
+						err = p.Sync(ctx)
+					}
+					if IsRemote(err) == (c.limit < 0) {
+						return fmt.Errorf("the call ended with %w", err)
+					}
+					return nil
+				}
+				p, err := r.Exchange([]Message{{1, v}}, nil)
+				if err != nil {
+					return err
+				}
+				p.Wait()
+				for err == nil && ctx.Err() == nil {
+					_, err = r.Exchange([]Message{{1, v}}, nil)
+				}
+				if c.want != nil && !errors.Is(err, c.want) || !strings.Contains(fmt.Sprint(err), c.say) {
+					return fmt.Errorf("the calls ended with %w", err)
+				}
+				return nil
+			})
+		})
+	}
+}
+
 // A rank whose device cannot take part fails all of them, and nothing is left behind.
 func TestCopyEngineSetup(t *testing.T) {
 	for _, call := range []string{"attach", "lane", "probe", "reach"} {
@@ -113,7 +168,7 @@ func TestCopyEngineSetup(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			hosts, compute := NewLocal(3, nil, Options{}), newFakeStream(nil)
+			hosts, compute := NewLocal(3, nil, Options{}), newFakeStream(nil, 0)
 			defer compute.close()
 			worlds, errs := connectAllCopies(func(r int) copyConfig {
 				dev := &fakeDevice{rank: r}

@@ -23,7 +23,10 @@ func (e *copyEngine) watch() {
 	defer close(e.ended)
 	last, fast := time.Now(), minTick
 	for {
-		e.mu.Lock()
+		if !e.seize() {
+			e.drain()
+			return
+		}
 		waiting := e.progress()
 		now := time.Now()
 		open := e.look(now.Sub(last))
@@ -51,6 +54,43 @@ func (e *copyEngine) watch() {
 		case <-tick:
 		}
 	}
+}
+
+// seize locks e.mu for the watch, or reports false because the group has failed. Who holds the lock
+// may stand in the driver, whose queues are full behind a wait for a peer. In a live world that ends
+// by itself; where it lasts as long as a message may stand still, it is one that does.
+func (e *copyEngine) seize() bool {
+	last, stood := time.Now(), time.Duration(0)
+	for pause := (backoff{}); !e.mu.TryLock(); pause.wait() {
+		select {
+		case <-e.failed:
+			return false
+		default:
+		}
+		now := time.Now()
+		stood, last = stood+e.awake(now.Sub(last)), now
+		if limit := e.deadline(); limit > 0 && stood >= limit {
+			e.fail(e.stuck())
+		}
+	}
+	return true
+}
+
+// awake is took, or less where it is so long that the process has been stopped in the meantime.
+func (e *copyEngine) awake(took time.Duration) time.Duration {
+	if limit := e.deadline(); limit > 0 {
+		return min(took, max(limit/4, maxTick))
+	}
+	return took
+}
+
+// stuck is the error of a device that has long taken no more work.
+func (e *copyEngine) stuck() error {
+	const op = "calls behind a full queue of the device"
+	if rank := e.culprit(e.rank); rank >= 0 {
+		return e.blame(rank, op, deadlineError{e.deadline()})
+	}
+	return fmt.Errorf("%s: %w", op, deadlineError{e.deadline()})
 }
 
 // How often the watch looks whether a peer's host has come to a call.
@@ -86,10 +126,7 @@ func (e *copyEngine) look(took time.Duration) (open bool) {
 	if e.err() != nil {
 		return false
 	}
-	if limit := e.deadline(); limit > 0 {
-		// A process that was stopped has not waited in the meantime.
-		took = min(took, max(limit/4, maxTick))
-	}
+	took = e.awake(took)
 	b := e.board
 	for p := range b.ranks {
 		in, out := &e.receives[p], &e.sends[p]
@@ -134,15 +171,8 @@ func describe(m *copyMessage, send bool) string {
 // silent is the error of a message that has stood still for too long. In a ring the neighbour
 // stands still because its own neighbour does; the board shows who began.
 func (e *copyEngine) silent(peer int, m *copyMessage, send bool) error {
-	op, rank := describe(m, send), peer
-	for range e.board.ranks { // a circle of ranks that wait for each other has no end
-		next := e.waitsFor(rank)
-		if next < 0 {
-			break
-		}
-		rank = next
-	}
-	if e.waitsFor(rank) >= 0 || rank == e.rank {
+	op, rank := describe(m, send), e.culprit(peer)
+	if rank < 0 {
 		rank = peer
 	}
 	if rank != peer {
@@ -153,6 +183,22 @@ func (e *copyEngine) silent(peer int, m *copyMessage, send bool) error {
 		op += fmt.Sprintf(" %s %s, which waits itself", way, e.peerName(peer))
 	}
 	return e.blame(rank, op, deadlineError{e.deadline()})
+}
+
+// culprit is the other rank at the end of the chain of those that wait for each other from rank on, or
+// -1 where there is none: a circle has no end.
+func (e *copyEngine) culprit(rank int) int {
+	for range e.board.ranks {
+		next := e.waitsFor(rank)
+		if next < 0 {
+			break
+		}
+		rank = next
+	}
+	if rank == e.rank || e.waitsFor(rank) >= 0 {
+		return -1
+	}
+	return rank
 }
 
 // waitsFor is a rank that has not come to a message which the given rank's device has come to,
@@ -239,25 +285,32 @@ func (e *copyEngine) drain() {
 	e.poison(*e.cause.Load())
 	for start := time.Now(); ; time.Sleep(time.Millisecond) {
 		took := time.Since(start)
-		e.mu.Lock()
-		done := e.idle() && (took > graceOver || e.settled())
 		if took > graceOver {
-			e.release()
+			e.release() // without the lock, whose holder may stand in the driver until a wait ends
 		}
-		if done {
-			e.gone = true
-			for l := range e.streams {
-				_ = l.close() // what it says is the cause
-			}
-		}
-		e.mu.Unlock()
-		if done || took > drainBound {
+		if e.drained(took) || took > drainBound {
 			return
 		}
 	}
 }
 
-// release writes to all flags that this rank's streams wait for. e.mu is held.
+// drained gives the lanes back when they have come to their end.
+func (e *copyEngine) drained(took time.Duration) bool {
+	if !e.mu.TryLock() {
+		return false
+	}
+	defer e.mu.Unlock()
+	if !e.idle() || took <= graceOver && !e.settled() {
+		return false
+	}
+	e.gone = true
+	for l := range e.streams {
+		_ = l.close() // what it says is the cause
+	}
+	return true
+}
+
+// release writes to all flags that this rank's streams wait for.
 func (e *copyEngine) release() {
 	for p := range e.board.ranks {
 		for kind := flagBegun; kind <= flagCalled; kind++ {

@@ -123,7 +123,7 @@ var CopyWorlds = map[string]func(ctx context.Context, host *Group, dir string) (
 // fakeProcess is a rank with a fake device whose memory lies in files of dir.
 func fakeProcess(ctx context.Context, host *Group, dir string) (*CopyRank, error) {
 	dev := &fakeDevice{rank: host.Rank(), dir: dir}
-	compute := newFakeStream(nil)
+	compute := newFakeStream(nil, 0)
 	w, err := newCopyWorld(ctx, copyConfig{
 		host: host, dev: dev, compute: compute, using: new(sync.Mutex), limit: host.opts.Deadline, lanes: 1, split: splitBytes, share: sharedFile{},
 	})
@@ -192,12 +192,13 @@ func (r fakeRig) check(what string, v View, x byte) {
 
 func (r fakeRig) result(ctx context.Context) error { return r.compute.Sync(ctx) }
 
-// fakeCopyRanks makes n ranks of this process. With a queue all streams of all ranks share it.
-func fakeCopyRanks(t *testing.T, n int, queue *fakeQueue, opts Options) []*CopyRank {
+// fakeCopyRanks makes n ranks of this process. With a queue all streams of all ranks share it, else
+// each has one with that much room.
+func fakeCopyRanks(t *testing.T, n int, queue *fakeQueue, room int, opts Options) []*CopyRank {
 	hosts, board := NewLocal(n, nil, opts), newHeapBoard(n)
 	rigs := make([]fakeRig, n)
 	for r := range n {
-		rigs[r] = fakeRig{&fakeDevice{rank: r, queue: queue}, newFakeStream(queue)}
+		rigs[r] = fakeRig{&fakeDevice{rank: r, queue: queue, room: room}, newFakeStream(queue, room)}
 	}
 	worlds, errs := connectAllCopies(func(r int) copyConfig {
 		return copyConfig{

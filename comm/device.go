@@ -147,9 +147,9 @@ type DeviceGroup struct {
 	copies mover // nil where exchanges go over lib
 	limit  atomic.Int64
 
-	issuing sync.Mutex // one call at a time
-	events  sync.Mutex // guards what stream knows of its events
-	shut    bool       // guarded by events; the stream is closed
+	issuing sync.Mutex   // one call at a time
+	events  sync.RWMutex // held by who uses the stream's events: locked to close the stream
+	shut    bool         // guarded by events; the stream is closed
 
 	mu       sync.Mutex
 	flights  []*flight      // guarded by mu; oldest first

@@ -52,10 +52,10 @@ func (d *DeviceGroup) issue(f *flight, queue func() error) (Pending, error) {
 	}
 	d.kit.order.Lock()
 	e := d.kit.compute.Record()
-	d.events.Lock()
+	d.events.RLock()
 	d.stream.Wait(e)
 	start := d.stream.Record()
-	d.events.Unlock()
+	d.events.RUnlock()
 	d.kit.order.Unlock()
 	if !d.takeOff(f, start) {
 		return &devicePending{d, f}, nil
@@ -69,9 +69,9 @@ func (d *DeviceGroup) issue(f *flight, queue func() error) (Pending, error) {
 		d.blame(f, err)
 		return &devicePending{d, f}, nil
 	}
-	d.events.Lock()
+	d.events.RLock()
 	end := d.stream.Record()
-	d.events.Unlock()
+	d.events.RUnlock()
 	d.mu.Lock()
 	f.end = end
 	d.mu.Unlock()
@@ -215,8 +215,8 @@ func (d *DeviceGroup) land() {
 
 // reached reports whether the group's stream has come to e, and the error that it has met.
 func (d *DeviceGroup) reached(e tensor.Event) (bool, error) {
-	d.events.Lock()
-	defer d.events.Unlock()
+	d.events.RLock()
+	defer d.events.RUnlock()
 	if d.shut || !e.Done() {
 		return false, nil
 	}
@@ -390,8 +390,8 @@ func (p *devicePending) Wait() {
 	case end != nil:
 		d.kit.order.Lock()
 		defer d.kit.order.Unlock()
-		d.events.Lock()
-		defer d.events.Unlock()
+		d.events.RLock() // and not more: the driver may keep us here, and the watch looks at events, too
+		defer d.events.RUnlock()
 		if d.shut {
 			d.kit.compute.Fail(d.Err())
 			return

@@ -68,7 +68,7 @@ func TestCopyEngineTellsFirst(t *testing.T) {
 	ctx := copyContext(t)
 	hosts, slow := slowHosts(Options{})
 	board := newHeapBoard(2)
-	rigs := []fakeRig{{&fakeDevice{rank: 0}, newFakeStream(nil)}, {&fakeDevice{rank: 1}, newFakeStream(nil)}}
+	rigs := []fakeRig{{&fakeDevice{rank: 0}, newFakeStream(nil, 0)}, {&fakeDevice{rank: 1}, newFakeStream(nil, 0)}}
 	worlds, errs := connectAllCopies(func(r int) copyConfig {
 		return copyConfig{
 			host: hosts[r], dev: rigs[r].dev, compute: rigs[r].compute, using: new(sync.Mutex),

@@ -247,7 +247,7 @@ func (t *attentionRun) row(ctx context.Context, algorithm string, seq int) (*Att
 		return nil, fmt.Errorf("forward and backward: %w", err)
 	}
 	row.Both = rate(bothOfForward*row.FLOPs, seconds, ranks)
-	if row.Hops, err = t.hops(ctx, p); err != nil {
+	if row.Hops, err = t.hops(ctx, p, row.Both.Seconds); err != nil {
 		return nil, fmt.Errorf("traced pass: %w", err)
 	}
 	row.Memory = t.arena.Peak()

@@ -24,19 +24,44 @@ func (t *trace) add(s tensor.Span) {
 	t.spans = append(t.spans, s)
 }
 
-// hops is one forward and backward pass taken apart, on the rank that took longest.
-func (t *attentionRun) hops(ctx context.Context, p *pass) ([]HopTimes, error) {
-	spans, err := t.traced(ctx, p)
-	if err != nil {
-		return nil, err
+// hopRounds is how many traced passes the figures of a hop are the medians of, at most.
+const hopRounds = 5
+
+// hops is a forward and backward pass taken apart, on the rank that takes longest: the medians of
+// some passes, with as many without transfers in turns with them, since clocks change with the
+// warmth of the devices. seconds is what a pass takes.
+func (t *attentionRun) hops(ctx context.Context, p *pass, seconds float64) ([]HopTimes, error) {
+	quiet := *p
+	quiet.ring.Comm = silent{} // the buffers still hold keys that came from the others
+	var loud, bare [][]HopTimes
+	for range min(hopRounds, max(1, int(budget/max(seconds, 1e-9)))) {
+		for _, turn := range []struct {
+			of  *pass
+			all *[][]HopTimes
+		}{{p, &loud}, {&quiet, &bare}} {
+			hops, err := t.traced(ctx, turn.of)
+			if err != nil {
+				return nil, err
+			}
+			*turn.all = append(*turn.all, hops)
+		}
 	}
-	hops := takeApart(p.order(), spans)
 	moved, err := t.transfers(ctx, p)
 	if err != nil {
 		return nil, err
 	}
+	hops := loud[0]
 	for i := range hops {
-		hops[i].Transfer = moved[i]
+		over := func(rounds [][]HopTimes, figure func(HopTimes) float64) float64 {
+			var xs []float64
+			for _, r := range rounds {
+				xs = append(xs, figure(r[i]))
+			}
+			return Median(xs)
+		}
+		compute := func(h HopTimes) float64 { return h.Compute }
+		hops[i].Wait = over(loud, func(h HopTimes) float64 { return h.Wait })
+		hops[i].Compute, hops[i].Quiet, hops[i].Transfer = over(loud, compute), over(bare, compute), moved[i]
 	}
 	return t.longest(ctx, hops)
 }
@@ -53,9 +78,13 @@ func (p *pass) order() []string {
 	return order
 }
 
-// traced is what the compute stream does in one forward and one backward pass.
-func (t *attentionRun) traced(ctx context.Context, p *pass) ([]tensor.Span, error) {
+// traced is one forward and one backward pass taken apart, behind one that is not traced, in which
+// the ranks fall into step.
+func (t *attentionRun) traced(ctx context.Context, p *pass) ([]HopTimes, error) {
 	if err := t.Control.Barrier(ctx); err != nil {
+		return nil, err
+	}
+	if err := p.both(); err != nil {
 		return nil, err
 	}
 	var all trace
@@ -74,7 +103,7 @@ func (t *attentionRun) traced(ctx context.Context, p *pass) ([]tensor.Span, erro
 	}
 	all.mu.Lock()
 	defer all.mu.Unlock()
-	return all.spans, err
+	return takeApart(p.order(), all.spans), err
 }
 
 // takeApart adds up spans by hop. A hop lasts from its first kernel to the first kernel of the

@@ -78,6 +78,7 @@ type HopTimes struct {
 	Pass     string  `json:"pass"` // forward, backward
 	Label    string  `json:"label"`
 	Compute  float64 `json:"compute_seconds"`  // of the kernels
+	Quiet    float64 `json:"quiet_seconds"`    // of the same calls in a pass without transfers
 	Transfer float64 `json:"transfer_seconds"` // of the hop's transfers, measured with no kernel beside them
 	Wait     float64 `json:"wait_seconds"`     // in which the compute stream stood still
 }
@@ -118,7 +119,7 @@ type Training struct {
 	TokensPerSecond float64         `json:"tokens_per_second_per_device"`
 	TFLOPs          float64         `json:"tflops_per_device"`
 	MFU             float64         `json:"mfu,omitempty"`      // 0: the device's peak is not known
-	CommWait        metrics.Float   `json:"comm_wait_seconds"`  // null: not known, as on GPUs
+	CommWait        metrics.Float   `json:"comm_wait_seconds"`  // null: not known
 	FirstStep       float64         `json:"first_step_seconds"` // from the start of the command to the end of step 1
 	Memory          int64           `json:"memory_bytes"`       // most of any device
 	Planned         int64           `json:"planned_memory_bytes"`

@@ -94,12 +94,12 @@ func (a *Attention) tables(on string) []Table {
 
 func (r *AttentionRow) hopTable() Table {
 	t := Table{
-		Title: fmt.Sprintf("hops at S=%s, %s, one pass of the slowest rank, ms", sizeText(int64(r.Seq)), r.Algorithm),
-		Head:  []string{"hop", "compute", "transfer", "wait"},
-		Notes: []string{"compute: of the kernels; transfer: without kernels beside it; wait: the compute stream stood still."},
+		Title: fmt.Sprintf("hops at S=%s, %s, on the slowest rank, ms", sizeText(int64(r.Seq)), r.Algorithm),
+		Head:  []string{"hop", "compute", "quiet", "transfer", "wait"},
+		Notes: []string{"compute: of the kernels; quiet: of the same calls without transfers; transfer: without kernels beside it; wait: the compute stream stood still."},
 	}
 	for _, h := range r.Hops {
-		t.Add(h.Pass+" "+h.Label, milliseconds(h.Compute), milliseconds(h.Transfer), milliseconds(h.Wait))
+		t.Add(h.Pass+" "+h.Label, milliseconds(h.Compute), milliseconds(h.Quiet), milliseconds(h.Transfer), milliseconds(h.Wait))
 	}
 	return t
 }

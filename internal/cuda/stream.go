@@ -35,6 +35,7 @@ type Stream struct {
 	onFail func(error) // guarded by mu
 
 	spans spans
+	waits waits
 }
 
 // eventRing is how many events of a stream are told apart at once; before one is used again
@@ -161,13 +162,27 @@ func (s *Stream) Record() tensor.Event {
 		}
 		s.events[i] = h
 	} else {
-		// The host is thousands of events ahead; it goes on when the device has caught up.
-		s.Fail(s.dev.check("cuEventSynchronize", C.cprun_event_sync(s.dev.ctx, s.events[i])))
+		s.catchUp(s.events[i])
 	}
 	s.seq.Store(n + 1) // first: the event that had this place is seen to be over all along
 	s.Fail(s.dev.check("cuEventRecord", C.cprun_event_record(s.dev.ctx, s.events[i], s.handle)))
 	e.err = s.Err()
 	return e
+}
+
+// catchUp waits until an event that is about to be used again has been reached: the host is
+// thousands of them ahead. It looks again and again, so that a stream that fails ends it.
+func (s *Stream) catchUp(e C.CUevent) {
+	for !s.failed.Load() {
+		switch r := C.cprun_event_query(s.dev.ctx, e); r {
+		case C.CUDA_SUCCESS:
+			return
+		case C.CUDA_ERROR_NOT_READY:
+			time.Sleep(20 * time.Microsecond)
+		default:
+			s.Fail(s.dev.check("device work", r))
+		}
+	}
 }
 
 // stale says that the event's place in the ring has been taken by a later one, before which
@@ -231,6 +246,7 @@ func (s *Stream) Wait(e tensor.Event) {
 	if s.failed.Load() || ev.s == s || ev.stale() {
 		return
 	}
+	defer s.waits.begin(s)()
 	defer s.spans.begin(s, "wait")()
 	s.Fail(s.dev.check("cuStreamWaitEvent", C.cprun_stream_wait(s.dev.ctx, s.handle, ev.handle())))
 }

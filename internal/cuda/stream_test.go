@@ -134,6 +134,36 @@ func TestTrace(t *testing.T) {
 	}
 }
 
+func TestWaitedIsCounted(t *testing.T) {
+	d := device(t)
+	a, b := stream(t, d, "a"), stream(t, d, "b")
+	g := newGate(t, a)
+	begun := time.Now()
+	if b.Wait(a.Record()); b.Waited() != 0 {
+		t.Errorf("%v waited before anybody counts", b.Waited())
+	}
+	b.CountWaits()
+	g.hold(a)
+	b.Wait(a.Record())
+	time.Sleep(5 * time.Millisecond)
+	if n := b.Waited(); n != 0 {
+		t.Errorf("%v waited, and the wait is not over", n)
+	}
+	g.open()
+	wait(t, b)
+	held := b.Waited()
+	if all := time.Since(begun); held <= 0 || held > all {
+		t.Errorf("%v waited of %v", held, all)
+	}
+	for range 3 * waitsOpen {
+		b.Wait(a.Record())
+	}
+	wait(t, b)
+	if n := b.Waited(); n < held || len(b.waits.open) > 0 {
+		t.Errorf("%v after %v, %d pairs open", n, held, len(b.waits.open))
+	}
+}
+
 func TestClock(t *testing.T) {
 	d := device(t)
 	s := stream(t, d, "clock")

@@ -6,6 +6,7 @@ package cuda
 import "C"
 
 import (
+	"sync/atomic"
 	"time"
 
 	"github.com/cprun/cprun/internal/tensor"
@@ -14,7 +15,7 @@ import (
 // spans times what a stream does by pairs of events, whose times are read when the stream
 // has been waited for. Without a listener it costs nothing.
 type spans struct {
-	listen func(tensor.Span)
+	listen atomic.Pointer[func(tensor.Span)]
 	base   C.CUevent // the event that others are timed from
 	zero   time.Time // when it was reached
 	open   []span
@@ -29,23 +30,25 @@ type span struct {
 func nothing() {}
 
 // Trace calls f, from Sync, with the times of all work queued by Do and of waiting for other
-// streams, which is called wait; nil turns it off.
+// streams, which is called wait; nil turns it off. Any goroutine may do that; all else is for the
+// one that queues.
 func (s *Stream) Trace(f func(tensor.Span)) {
-	s.spans.listen = f
 	if f == nil {
+		s.spans.listen.Store(nil)
 		return
 	}
 	if s.spans.base == nil {
-		s.spans.base = s.spans.event(s)
+		s.spans.base = s.timing()
 	}
 	C.cprun_event_record(s.dev.ctx, s.spans.base, s.handle)
 	s.Fail(s.dev.check("cuEventSynchronize", C.cprun_event_sync(s.dev.ctx, s.spans.base)))
 	s.spans.zero = time.Now()
+	s.spans.listen.Store(&f)
 }
 
 // begin records the start of a span; what it returns records the end.
 func (p *spans) begin(s *Stream, name string) func() {
-	if p.listen == nil {
+	if p.listen.Load() == nil {
 		return nothing
 	}
 	sp := span{name: name, label: s.label, from: p.event(s), to: p.event(s)}
@@ -62,7 +65,11 @@ func (p *spans) event(s *Stream) C.CUevent {
 		p.free = p.free[:n-1]
 		return e
 	}
-	var e C.CUevent
+	return s.timing()
+}
+
+// timing is a new event that takes the time.
+func (s *Stream) timing() (e C.CUevent) {
 	s.Fail(s.dev.check("cuEventCreate", C.cprun_event_new(s.dev.ctx, &e, C.CU_EVENT_DEFAULT)))
 	return e
 }
@@ -73,8 +80,8 @@ func (p *spans) flush(s *Stream) {
 		var at, took C.float
 		ok := C.cprun_event_elapsed(s.dev.ctx, &at, p.base, sp.from) == C.CUDA_SUCCESS &&
 			C.cprun_event_elapsed(s.dev.ctx, &took, sp.from, sp.to) == C.CUDA_SUCCESS
-		if ok && p.listen != nil {
-			p.listen(tensor.Span{
+		if f := p.listen.Load(); ok && f != nil {
+			(*f)(tensor.Span{
 				Lane: s.name, Name: sp.name, Label: sp.label,
 				Start: p.zero.Add(milliseconds(at)), Took: milliseconds(took),
 			})
