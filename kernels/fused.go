@@ -40,7 +40,7 @@ type FusedOptions struct {
 	// Packed says that sequences are packed documents, whose lengths change from step to step.
 	// Tiles go to cuDNN as packed sequences then, many at once, under plans that fit
 	// lengths of about the same size; without it each shape has a plan of its own, as it has in
-	// the backward pass where head dims are above 192 or tensors have gaps.
+	// the backward pass where head dims are above 192 or no multiples of 16, or tensors have gaps.
 	Packed bool
 	// ZeroWorkspace clears cuDNN's workspace before each backward call, which versions before 9.18
 	// need on Hopper where Packed.

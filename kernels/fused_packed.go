@@ -22,15 +22,6 @@ import (
 // dK where K is, dV where V is. So these have equal strides and equal offsets, from the first row
 // of the group, and tensors that are not dense go one piece at a time.
 
-// packing is how packed problems are made.
-type packing struct {
-	least  int  // what the longest sequence counts as at least: where it is 1, cuDNN gives a wrong LSE
-	widest int  // head dim up to which gradients are packed; beyond, they lack all keys behind the 128th
-	loose  bool // workspace for as many sequences of the longest length, not for all rows together
-}
-
-var defaultPacking = packing{least: 128, widest: 192}
-
 // takes says whether a call can go as packed sequences.
 func (p packing) takes(c *fusedCall) bool {
 	if !c.backward {
@@ -42,7 +33,7 @@ func (p packing) takes(c *fusedCall) bool {
 			return false
 		}
 	}
-	return max(c.dim(), c.dimV()) <= p.widest
+	return p.grads(c.dim(), c.dimV())
 }
 
 // packed is the problem of a packed group.

@@ -19,7 +19,7 @@ func TestFusedPackedVariants(t *testing.T) {
 		c.dim = dim
 		return c
 	}
-	dims := []int{64, 128, 256}
+	dims := []int{64, 120, 128, 256}
 	for _, dim := range dims {
 		t.Run(fmt.Sprintf("head dim %d, one by one", dim), func(t *testing.T) {
 			c := at(dim)
@@ -54,6 +54,9 @@ func packings(dim int) []packing {
 	var all []packing
 	p := defaultPacking
 	p.widest = max(p.widest, dim)
+	for dim%p.multiple != 0 {
+		p.multiple /= 2
+	}
 	for _, least := range []int{64, 128, 256} {
 		for _, loose := range []bool{false, true} {
 			p.least, p.loose = least, loose

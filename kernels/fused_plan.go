@@ -1,5 +1,7 @@
 package kernels
 
+import "github.com/cprun/cprun/attention"
+
 // FusedShape is the attention of one rank, as Fused is asked for it.
 type FusedShape struct {
 	Batch, SeqQ    int // local queries
@@ -12,6 +14,31 @@ type FusedShape struct {
 	// Deterministic is FusedOptions.Deterministic on a GPU where cuDNN keeps the matrix of all
 	// pairs for it: Hopper, before cuDNN 9.25.
 	Deterministic bool
+}
+
+// packing is how packed problems are made.
+type packing struct {
+	least  int // what the longest sequence counts as at least: where it is 1, cuDNN gives a wrong LSE
+	widest int // head dim up to which gradients are packed; beyond, they lack all keys behind the 128th
+	// multiple is what head dims are multiples of where gradients are packed. With others
+	// cudnn-frontend takes them as loose, whatever it is told: gigabytes, where documents are many.
+	multiple int
+	loose    bool // workspace for as many sequences of the longest length, not for all rows together
+}
+
+var defaultPacking = packing{least: 128, widest: 192, multiple: 16}
+
+// grads says whether gradients of such head dims are packed.
+func (p packing) grads(dim, dimV int) bool {
+	return max(dim, dimV) <= p.widest && dim%p.multiple == 0 && dimV%p.multiple == 0
+}
+
+// FusedPacks says whether packed documents can go to cuDNN as such, as FusedOptions.Packed has
+// it: with 64-bit offsets, which cuDNN takes from 9.5.0 on, and a packed LSE, from 9.6.0 on and not
+// in the backward pass of sm120 and sm121 (cudnn-frontend 1.23.0). Elsewhere they go one by one,
+// each length under a plan of its own.
+func FusedPacks(arch int, cudnn attention.Version) bool {
+	return cudnn >= attention.V(9, 6, 0) && arch/10 != 12
 }
 
 // maxHeld is how many partial results Fused keeps for one pass over the accumulator.
@@ -35,7 +62,7 @@ func FusedWorkspace(s FusedShape) int64 {
 	} else {
 		backward += rows * int64(4*s.Dim)
 	}
-	if s.Packed && s.Heads > s.KVHeads { // cuDNN's dK and dV of every query head
+	if s.Packed && defaultPacking.grads(s.Dim, s.DimV) && s.Heads > s.KVHeads { // cuDNN's dK and dV of every query head
 		backward += int64(bucket(s.Batch*s.SeqK)) * int64(s.Heads) * int64(4*(s.Dim+s.DimV))
 	}
 	return max(forward, backward) + fusedSlack

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/cprun/cprun/attention"
@@ -204,16 +205,28 @@ func TestFusedRing(t *testing.T) {
 
 // TestFusedWorkspaceIsEnough holds that nothing is taken beyond what FusedWorkspace says.
 func TestFusedWorkspaceIsEnough(t *testing.T) {
-	c := fusedCases(t)["causal, 4 ranks"]
-	c.seq, c.dim = 8192, 128
-	c.mask, _ = partition.NewMask(true, -1, c.seq, c.seq, nil)
-	n := FusedWorkspace(FusedShape{Batch: 1, SeqQ: 2048, SeqK: 2048, Heads: 4, KVHeads: 2, Dim: 128, DimV: 128, Calls: 4, Training: true})
-	r := newFused(t, FusedOptions{Workspace: n})
-	c.run(t, r, func() {})
-	if got := r.Workspace(); got != n {
-		t.Errorf("the workspace is %d bytes, FusedWorkspace says %d", got, n)
-	}
-	for d, bytes := range r.dnn.Workspaces() {
-		t.Logf("%d bytes for %v", bytes, d)
+	const seq, heads, kvHeads = 8192, 4, 2
+	docs := append([]int{seq / 2}, slices.Repeat([]int{64}, seq/2/64)...) // many, and one much longer
+	for _, c := range []struct {
+		ranks, dim int
+		docs       []int
+	}{{4, 128, nil}, {1, 128, docs}, {1, 120, docs}, {1, 256, docs}} {
+		t.Run(fmt.Sprintf("%d ranks, head dim %d, %d documents", c.ranks, c.dim, len(c.docs)), func(t *testing.T) {
+			mask, err := partition.NewMask(true, -1, seq, seq, c.docs)
+			check(t, err)
+			rows, packed := seq/c.ranks, len(c.docs) > 0
+			n := FusedWorkspace(FusedShape{
+				Batch: 1, SeqQ: rows, SeqK: rows, Heads: heads, KVHeads: kvHeads, Dim: c.dim, DimV: c.dim,
+				Calls: c.ranks, Training: true, Packed: packed,
+			})
+			r := newFused(t, FusedOptions{Workspace: n, Packed: packed})
+			fusedCase{c.ranks, seq, heads, kvHeads, c.dim, partition.Zigzag{}, mask, false}.run(t, r, func() {})
+			if got := r.Workspace(); got != n {
+				t.Errorf("the workspace is %d bytes, FusedWorkspace says %d", got, n)
+			}
+			for d, bytes := range r.dnn.Workspaces() {
+				t.Logf("%d bytes for %v", bytes, d)
+			}
+		})
 	}
 }
