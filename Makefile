@@ -45,7 +45,7 @@ cuda:
 # Compiles every kernel for every architecture and looks at what the compiler says of it; no GPU
 # is needed.
 test-kernels:
-	$(CUDA) $(GO) test -tags cuda ./kernels/source ./internal/cuda/nvrtc
+	$(CUDA) $(GO) test -tags cuda -timeout 30m ./kernels/source ./internal/cuda/nvrtc
 
 vet-cuda:
 	$(CUDA) $(GO) vet -tags cuda ./...

@@ -12,6 +12,7 @@ import (
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/model/opstest"
 	"github.com/cprun/cprun/internal/optim"
+	"github.com/cprun/cprun/internal/optim/optimtest"
 	"github.com/cprun/cprun/internal/tensor"
 )
 
@@ -102,6 +103,14 @@ func TestCUDAOps(t *testing.T) {
 		return opstest.Device{Ops: r.CUDA, Upload: r.upload, Download: r.download}
 	}
 	opstest.TestOps(t, device, tensor.F32, tensor.BF16, tensor.F16)
+}
+
+func TestCUDAOptimSuite(t *testing.T) {
+	rig := newCUDARig(t)
+	optimtest.TestDevice(t, func(t *testing.T) optimtest.Device {
+		r := rig.within(t)
+		return optimtest.Device{Optim: r.CUDA, Upload: r.upload, Download: r.download}
+	})
 }
 
 // like is an uninitialised device view of the shape of v.

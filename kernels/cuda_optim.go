@@ -47,12 +47,13 @@ func (c *CUDA) SumSquares(sum, g View) {
 
 // AdamW updates p, m and v, dense float32, in place by one step with gradient g, by the formulas
 // of the CPU. With MaxNorm > 0, g is first scaled by min(1, MaxNorm / (sqrt(sum) + 1e-6)), sum a
-// float64 scalar, read when the step runs. copied, where it is not the zero View, is set to p in
-// its own type.
+// float64 scalar, read when the step runs. With Scale > 0, g and sqrt(sum) are that much too
+// large, and where sum is not finite the step changes nothing, as the device finds by itself.
+// copied, where it is not the zero View, is set to p in its own type.
 func (c *CUDA) AdamW(p, copied, g, m, v, sum View, h AdamStep) {
 	denseFloats("adamw", p, g, m, v)
 	must(p.Size() == g.Size() && p.Size() == m.Size() && p.Size() == v.Size(), "adamw", p, g, m, v)
-	must(h.MaxNorm <= 0 || sum.Size() == 1 && sum.DType() == tensor.F64, "adamw", sum)
+	must(h.MaxNorm <= 0 && h.Scale <= 0 || sum.Size() == 1 && sum.DType() == tensor.F64, "adamw", sum)
 	name, all := "none", []View{p, g, m, v}
 	if !copied.IsZero() {
 		denseActivations("adamw", copied)
@@ -60,7 +61,10 @@ func (c *CUDA) AdamW(p, copied, g, m, v, sum View, h AdamStep) {
 		name, all = typeNames[copied.DType()], append(all, copied)
 	}
 	k := flat{program: "ops_optim", name: "adamw_" + name, any: "adamw_any_" + name, lanes: 4, vectors: 2}
-	t := float64(h.Step + 1)
+	t, unscale := float64(h.Step+1), 0.0
+	if h.Scale > 0 {
+		unscale = 1 / h.Scale
+	}
 	c.stream.Do("adamw", func() error {
 		return c.flat(k, p.Size(), aligned16(all...), func(lo, n int) *cuda.Args {
 			a := new(cuda.Args)
@@ -70,15 +74,15 @@ func (c *CUDA) AdamW(p, copied, g, m, v, sum View, h AdamStep) {
 			a.View(sum).Int64(int64(n))
 			return adamNumbers{
 				keep: 1 - h.LR*h.Decay, rate: h.LR / (1 - math.Pow(h.Beta1, t)), root: math.Sqrt(1 - math.Pow(h.Beta2, t)),
-				new1: 1 - h.Beta1, old2: h.Beta2, new2: 1 - h.Beta2, eps: h.Eps, maxNorm: h.MaxNorm,
+				new1: 1 - h.Beta1, old2: h.Beta2, new2: 1 - h.Beta2, eps: h.Eps, unscale: unscale, maxNorm: h.MaxNorm,
 			}.args(a)
 		})
 	})
 }
 
 // adamNumbers is struct Step of ops_optim.cu.
-type adamNumbers struct{ keep, rate, root, new1, old2, new2, eps, maxNorm float64 }
+type adamNumbers struct{ keep, rate, root, new1, old2, new2, eps, unscale, maxNorm float64 }
 
 func (s adamNumbers) args(a *cuda.Args) *cuda.Args {
-	return a.Double(s.maxNorm).Float(s.keep).Float(s.rate).Float(s.root).Float(s.new1).Float(s.old2).Float(s.new2).Float(s.eps).Float(0)
+	return a.Double(s.maxNorm).Float(s.keep).Float(s.rate).Float(s.root).Float(s.new1).Float(s.old2).Float(s.new2).Float(s.eps).Float(s.unscale)
 }

@@ -36,17 +36,19 @@ type AdamStep = struct {
 	LR, Beta1, Beta2, Eps, Decay float64
 	MaxNorm                      float64
 	Step                         int
+	Scale                        float64
 }
 
 // AdamW updates p, m and v in place by one step of AdamW (arXiv:1711.05101) with gradient
 // g, in the order of operations of torch.optim.AdamW. All are of one type and size. With
 // MaxNorm > 0, g is first scaled by min(1, MaxNorm / (sqrt(sum) + 1e-6)), sum a float64
-// scalar, read when the step runs. copied, where it is not the zero View, is set to p in its
-// own type.
+// scalar, read when the step runs. With Scale > 0, g and sqrt(sum) are that much too large, and
+// where sum is not finite the step changes nothing. copied, where it is not the zero View, is
+// set to p in its own type.
 func (c *CPU) AdamW(p, copied, g, m, v, sum View, h AdamStep) {
 	dense("adamw", p.DType(), p, g, m, v)
 	must(p.Size() == g.Size() && p.Size() == m.Size() && p.Size() == v.Size(), "adamw", p, g, m, v)
-	must(h.MaxNorm <= 0 || sum.Size() == 1 && sum.DType() == tensor.F64, "adamw", sum)
+	must(h.MaxNorm <= 0 && h.Scale <= 0 || sum.Size() == 1 && sum.DType() == tensor.F64, "adamw", sum)
 	if p.DType() == tensor.F64 {
 		adamW[float64](c, p, g, m, v, sum, h)
 	} else {
@@ -60,7 +62,7 @@ func (c *CPU) AdamW(p, copied, g, m, v, sum View, h AdamStep) {
 func adamW[T tensor.Float](c *CPU, p, g, m, v, sum View, h AdamStep) {
 	ps, gs, ms, vs := tensor.Data[T](p), tensor.Data[T](g), tensor.Data[T](m), tensor.Data[T](v)
 	var norm2 []float64
-	if h.MaxNorm > 0 {
+	if h.MaxNorm > 0 || h.Scale > 0 {
 		norm2 = tensor.Data[float64](sum)
 	}
 	t := float64(h.Step + 1)
@@ -69,14 +71,15 @@ func adamW[T tensor.Float](c *CPU, p, g, m, v, sum View, h AdamStep) {
 	root := T(math.Sqrt(1 - math.Pow(h.Beta2, t)))
 	new1, old2, new2, eps := T(1-h.Beta1), T(h.Beta2), T(1-h.Beta2), T(h.Eps)
 	c.queue("adamw", func() {
-		clip := T(1)
-		if norm2 != nil { // min hands a NaN on, as torch does
-			clip = T(min(1, h.MaxNorm/(math.Sqrt(norm2[0])+1e-6)))
+		f, ok := gradFactor(norm2, h)
+		if !ok {
+			return
 		}
+		factor := T(f)
 		c.blocks(len(ps), elementBlock, func(_, lo, hi int) {
 			p, g, m, v := ps[lo:hi], gs[lo:hi], ms[lo:hi], vs[lo:hi]
 			for i := range p {
-				gi := g[i] * clip
+				gi := g[i] * factor
 				mi := m[i] + (gi-m[i])*new1
 				vi := v[i]*old2 + gi*gi*new2
 				m[i], v[i] = mi, vi
@@ -84,4 +87,20 @@ func adamW[T tensor.Float](c *CPU, p, g, m, v, sum View, h AdamStep) {
 			}
 		})
 	})
+}
+
+// gradFactor is what the gradient is multiplied by: 1 over its scale, and what it is clipped by.
+// It is not ok for a step that is skipped. norm2 is there where the step needs it.
+func gradFactor(norm2 []float64, h AdamStep) (factor float64, ok bool) {
+	clip, unscale := 1.0, 1.0
+	if h.Scale > 0 {
+		if x := norm2[0]; x-x != 0 { // neither NaN nor an infinity equals itself less itself
+			return 0, false
+		}
+		unscale = 1 / h.Scale
+	}
+	if h.MaxNorm > 0 { // min hands a NaN on, as torch does
+		clip = min(1, h.MaxNorm/(math.Sqrt(norm2[0])*unscale+1e-6))
+	}
+	return clip * unscale, true
 }

@@ -27,7 +27,10 @@ func TestBenchmarksEndToEnd(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			report, plot := filepath.Join(dir, "r.json"), filepath.Join(dir, "p.svg")
-			stdout, _ := must(t, append([]string{"bench", name, "--json", report, "--plot", plot}, c.args...)...)
+			stdout, progress := must(t, append([]string{"bench", name, "--json", report, "--plot", plot}, c.args...)...)
+			if strings.Contains(progress, " 0.0 ") || strings.Contains(progress, "run directory") || strings.Contains(progress, os.TempDir()+"/cprun-bench-") {
+				t.Errorf("it says while it measures:\n%s", progress)
+			}
 			for _, w := range c.want {
 				if !strings.Contains(stdout, w) {
 					t.Errorf("the table does not say %q:\n%s", w, stdout)
@@ -107,6 +110,8 @@ func TestBenchmarksCheckTheirFlags(t *testing.T) {
 		{[]string{"bench", "attention", "--seq", "32k"}, "32K"},
 		{[]string{"bench", "attention", "--heads", "5", "--kv-heads", "2"}, "--heads"},
 		{[]string{"bench", "attention", "--json", "/no/such/dir/x"}, "--json"},
+		{[]string{"bench", "attention", "--plot", "x.png"}, "name it x.svg"},
+		{[]string{"bench", "attention", "--layout", "document"}, "zigzag, striped or contiguous"},
 		{[]string{"bench", "comm"}, "--nproc 1"},
 		{[]string{"bench", "comm", "--nproc", "2", "--calls", "gossip"}, "gossip"},
 		{[]string{"bench", "train"}, "a config"},

@@ -25,6 +25,13 @@ func TestUsageEndsWithStatus2BeforeAnythingIsSpawned(t *testing.T) {
 	}{
 		{nil, []string{"train.yaml"}},
 		{[]string{"--no-such-flag", good}, []string{"no-such-flag", "cprun -h"}},
+		{[]string{"--nporc", "2", good}, []string{"--nporc", "did you mean --nproc?"}},
+		{[]string{"-nproc", "2", good}, []string{"did you mean --nproc?"}},
+		{[]string{"plan", "--asume", "arch=sm90", good}, []string{"did you mean --assume?"}},
+		{[]string{"scale", "-h"}, []string{"cprun scale is not in this build", "bench"}},
+		{[]string{"tokenize", "--help"}, []string{"cprun tokenize is not in this build"}},
+		{[]string{"help", "nosuch"}, []string{`"nosuch" is no command`, "bench"}},
+		{[]string{"help", "scale"}, []string{`"scale" is no command`}},
 		{[]string{good, good}, []string{"one config"}},
 		{[]string{"bensch"}, []string{"bensch", "plan", "attention"}},
 		{[]string{"bensch", "comm"}, []string{`"bensch" is neither`}},
@@ -36,12 +43,19 @@ func TestUsageEndsWithStatus2BeforeAnythingIsSpawned(t *testing.T) {
 		{[]string{"--device", "tpu", good}, []string{"auto, cpu or cuda"}},
 		{[]string{"--device", "cuda", good}, []string{"CUDA"}},
 		{[]string{"--nnodes", "2", good}, []string{"--nnodes"}},
+		{[]string{"--nnodes", "2:4", good}, []string{"--nnodes"}},
+		{[]string{"--nnodes", "4:1", good}, []string{"--nnodes", "MIN:MAX"}},
+		{[]string{"--nnodes", "0", good}, []string{"--nnodes", "MIN:MAX"}},
+		{[]string{"--nnodes", "1", "--node-rank", "1", good}, []string{"--node-rank 1"}},
+		{[]string{"--rendezvous", "here", good}, []string{"--rendezvous", "host:port"}},
 		{[]string{"--set", "train.stepz=3", good}, []string{"train.steps"}},
 		{[]string{"--set", "nonsense", good}, []string{"--set"}},
 		{[]string{"--resume", filepath.Join(dir, "nothing"), good}, []string{"--resume"}},
 		{[]string{"--set", "data.seq_len=1M", good}, []string{filepath.Base(good) + ":", "data.path", "token"}},
 		{[]string{"attention", "--in", "../../attention/attentiontest/testdata/docs.safetensors", "--out", dir}, []string{"--out", "is a directory"}},
 		{[]string{"attention", "--in", "../../attention/attentiontest/testdata/docs.safetensors", "--out", "../../attention/attentiontest/testdata/../testdata/docs.safetensors"}, []string{"--out", "also --in"}},
+		{[]string{"attention", "--in", "../../attention/attentiontest/testdata/docs.safetensors", "--out", "/proc/self/x"}, []string{"--out", "can be written to"}},
+		{[]string{"attention", "--in", "../../attention/attentiontest/testdata/docs.safetensors", "--out", "/dev/null"}, []string{"--out"}},
 		{[]string{"attention", "--in", integers(t), "--out", filepath.Join(dir, "x")}, []string{"--in", "I32"}},
 		{[]string{"export", dir, "--to", dir}, []string{"--to", "has files in it"}},
 		{[]string{"export", dir, "--to", bad}, []string{"--to"}},
@@ -76,12 +90,29 @@ func TestAnotherModelInTheRunDirectoryIsRefused(t *testing.T) {
 	}
 	for _, args := range [][]string{{"--run-dir", dir}, {"--run-dir", filepath.Join(t.TempDir(), "new"), "--resume", dir}} {
 		code, _, stderr := cprun(t, append(args, "--set", "model.intermediate_size=40", config)...)
-		if code != 2 || !strings.Contains(stderr, "of another model") || !strings.Contains(stderr, "gate_proj") {
+		if code != 2 || !strings.Contains(stderr, "of another model") || !strings.Contains(stderr, "intermediate_size is 64 in the checkpoint and 40 here") {
 			t.Errorf("cprun %v with another model: exit status %d, stderr:\n%s", args, code, stderr)
 		}
 	}
 	if after, err := os.ReadFile(filepath.Join(dir, "config.yaml")); err != nil || string(after) != string(before) {
 		t.Errorf("config.yaml was replaced (%v)", err)
+	}
+}
+
+// What the machine has no memory for is refused before anything is made or started, and the plan
+// says so.
+func TestARunThatCannotFitIsRefused(t *testing.T) {
+	config, dir := small(t, 1), filepath.Join(t.TempDir(), "run")
+	huge := []string{"--nproc", "2", "--set", "model.vocab_size=1G", "--set", "model.hidden_size=16K", config}
+	code, _, stderr := cprun(t, append([]string{"--run-dir", dir}, huge...)...)
+	if code != 2 || !strings.Contains(stderr, "does NOT fit") || !strings.Contains(stderr, "2 ranks") {
+		t.Errorf("exit status %d, stderr:\n%s", code, stderr)
+	}
+	if _, err := os.Stat(dir); !os.IsNotExist(err) {
+		t.Errorf("%s was made (%v)", dir, err)
+	}
+	if stdout, _ := must(t, append([]string{"plan"}, huge...)...); !strings.Contains(stdout, "does NOT fit") {
+		t.Errorf("the plan does not say that it does not fit:\n%s", stdout)
 	}
 }
 
@@ -103,6 +134,31 @@ func TestHelpHasAnExampleEverywhere(t *testing.T) {
 		stdout, _ := must(t, args...)
 		if !strings.Contains(stdout, "Examples:") {
 			t.Errorf("cprun %v has no example:\n%s", args, stdout)
+		}
+	}
+}
+
+func TestHelpOfACommandIsThatOfItsFlag(t *testing.T) {
+	for _, name := range []string{"plan", "bench"} {
+		help, _ := must(t, "help", name)
+		if flag, _ := must(t, name, "-h"); help != flag || !strings.Contains(help, "--help") {
+			t.Errorf("cprun help %s prints\n%s\ncprun %s -h\n%s", name, help, name, flag)
+		}
+	}
+}
+
+// Flags for several nodes are taken where one suffices, as in scripts of other launchers.
+func TestOneNodeOfSeveral(t *testing.T) {
+	for _, c := range []struct {
+		args []string
+		says string
+	}{
+		{[]string{"--nnodes", "1", "--node-rank", "0", "--rendezvous", "localhost:0"}, ""},
+		{[]string{"--nnodes", "1:4"}, "waits for no other"},
+	} {
+		_, stderr := must(t, append(c.args, "--run-dir", filepath.Join(t.TempDir(), "run"), small(t, 1))...)
+		if strings.Contains(stderr, "--nnodes") != (c.says != "") || !strings.Contains(stderr, c.says) {
+			t.Errorf("cprun %v says\n%s", c.args, stderr)
 		}
 	}
 }

@@ -2,8 +2,6 @@ package main
 
 import (
 	"os"
-	"path/filepath"
-	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -42,27 +40,15 @@ ring whose transfers hide behind the kernels.`,
 		},
 	}
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
+	root.SetFlagErrorFunc(flagError)
+	root.SetHelpCommand(helpCommand())
 	launchFlags(root.Flags(), &o.Options)
 	root.Flags().StringArrayVar(&o.Set, "set", nil, "override a key of the config: `key.path=value` (repeatable)")
 	root.Flags().StringVar(&o.RunDir, "run-dir", "", "`directory` of the run (default runs/<name>-<time>)")
 	root.Flags().StringVar(&o.Resume, "resume", "auto", "auto: go on from the newest checkpoint of the run directory; never; or the `path` of a checkpoint or run, for a run directory without checkpoints of its own")
 	root.AddCommand(planCommand(), attentionCommand(), benchCommand(), exportCommand(), doctorCommand(), versionCommand(), workerCommand())
+	root.AddCommand(unbuiltCommand("scale"), unbuiltCommand("tokenize"))
 	return root
-}
-
-// knownConfig tells a mistyped command from a config that is not there.
-func knownConfig(c *cobra.Command, arg string) error {
-	if _, err := os.Stat(arg); err == nil || filepath.Ext(arg) != "" || strings.ContainsRune(arg, filepath.Separator) {
-		return nil // whether it can be read is found with the other faults of the config
-	}
-	var names []string
-	for _, sub := range c.Commands() {
-		if !sub.Hidden && sub.IsAvailableCommand() {
-			names = append(names, sub.Name())
-		}
-	}
-	return usagef("%q is neither a config nor a command; the commands are %s", arg, strings.Join(names, ", "))
 }
 
 // launchFlags are the flags of every command that spawns processes.
@@ -109,7 +95,8 @@ func attentionCommand() *cobra.Command {
 		Short: "run one distributed attention, forward and backward, on given tensors",
 		Long: `Reads q, k, v and dout from a safetensors file in global order, with the mask in
 the file's metadata (causal, window, docs, softcap, scale), spreads them over the
-ranks, and writes out, lse, dq, dk and dv, float32, in global order.`,
+ranks, and writes out, lse, dq, dk and dv, float32, in global order. Metadata of
+other names are not looked at, but names much like these are errors.`,
 		Example: "  cprun attention --in attention/attentiontest/testdata/causal_gqa.safetensors --out /tmp/result.safetensors --nproc 4 --layout zigzag",
 		Args:    noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {

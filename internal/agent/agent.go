@@ -30,7 +30,7 @@ func inputf(format string, args ...any) error { return &InputError{fmt.Errorf(fo
 type Options struct {
 	NProc       string // a number, or auto
 	Device      string // auto, cpu, cuda
-	NNodes      string // of this build: 1
+	NNodes      string // of this build: 1, or a range from 1 on
 	NodeRank    int
 	Rendezvous  string
 	MaxRestarts int
@@ -52,14 +52,14 @@ func (o *Options) resolve() (ranks int, device string, err error) {
 		return 0, "", err
 	}
 	device = o.machine.Device()
-	if o.NNodes != "1" || o.NodeRank != 0 || o.Rendezvous != "" {
-		return 0, "", inputf("--nnodes %s --node-rank %d --rendezvous %q: this build runs the processes of one node; leave the three flags out", o.NNodes, o.NodeRank, o.Rendezvous)
-	}
 	if o.MaxRestarts < 0 {
 		return 0, "", inputf("--max-restarts %d: want 0 or more", o.MaxRestarts)
 	}
 	if _, ok := levels[o.LogLevel]; !ok {
 		return 0, "", inputf("--log-level %q: want error, warn, info or debug", o.LogLevel)
+	}
+	if err := o.oneNode(); err != nil {
+		return 0, "", err
 	}
 	if o.NProc == "auto" {
 		return max(1, o.machine.GPUs), device, nil // one for each GPU, and one on a machine without
@@ -80,7 +80,7 @@ func (o *Options) resolve() (ranks int, device string, err error) {
 func found(device string) (backend.Machine, error) {
 	switch device {
 	case "cpu":
-		return backend.CPU(), nil
+		return onCPU(), nil
 	case "auto", "cuda":
 	default:
 		return backend.Machine{}, inputf("--device %q: want auto, cpu or cuda", device)
@@ -93,8 +93,17 @@ func found(device string) (backend.Machine, error) {
 		return m, inputf("--device %s: %w; cprun doctor says more, and --device cpu does without", device, err)
 	case device == "cuda" && len(gpus) == 0:
 		return m, inputf("--device cuda: no GPU is seen; look at nvidia-smi and CUDA_VISIBLE_DEVICES, or write --device cpu")
+	case m.Arch == 0:
+		return onCPU(), nil
 	}
 	return m, nil
+}
+
+// onCPU is this machine, without GPUs.
+func onCPU() backend.Machine {
+	m := backend.CPU()
+	_, m.Memory = launch.HostMemory()
+	return m
 }
 
 func count(nproc string) (int, error) {

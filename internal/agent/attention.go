@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -90,9 +91,15 @@ func checkAttention(spec *attend.Spec, ranks int) (notes []string, err error) {
 	if info, err := os.Stat(filepath.Dir(spec.Out)); err != nil || !info.IsDir() {
 		return nil, fmt.Errorf("--out: %s is not a directory", filepath.Dir(spec.Out))
 	}
+	if err := writable(filepath.Dir(spec.Out)); err != nil {
+		return nil, fmt.Errorf("--out: %w; name a file in a directory that can be written to", err)
+	}
 	if out, err := os.Stat(spec.Out); err == nil {
 		if out.IsDir() {
 			return nil, fmt.Errorf("--out: %s is a directory; name a file in it", spec.Out)
+		}
+		if !out.Mode().IsRegular() { // it would be replaced by one
+			return nil, fmt.Errorf("--out: %s is not a regular file; name another", spec.Out)
 		}
 		if in, err := os.Stat(spec.In); err == nil && os.SameFile(in, out) {
 			return nil, fmt.Errorf("--out: %s is also --in, which the result would replace; name another file", spec.Out)
@@ -113,6 +120,15 @@ func checkAttention(spec *attend.Spec, ranks int) (notes []string, err error) {
 		}
 	}
 	return chooseFor(spec, c, ranks, want)
+}
+
+// writable makes a file in a directory, as the result is first made beside its name.
+func writable(dir string) error {
+	f, err := os.CreateTemp(dir, ".cprun-*")
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Close(), os.Remove(f.Name()))
 }
 
 // chooseFor decides the backend of one attention on given tensors.

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/cprun/cprun/attention"
@@ -117,8 +118,7 @@ func add(r *bench.Report, row BenchRow) {
 func (b *BenchRow) line() string {
 	switch {
 	case b.Attention != nil:
-		a := b.Attention
-		return fmt.Sprintf("S=%d %s: forward %.1f, forward and backward %.1f TFLOP/s per device", a.Seq, a.Algorithm, a.Forward.TFLOPs, a.Both.TFLOPs)
+		return b.Attention.Line()
 	case b.Comm != nil:
 		return fmt.Sprintf("%s of %d bytes over %s: %.3g GB/s", b.Comm.Call, b.Comm.Bytes, b.Comm.Transport, b.Comm.GBps)
 	case b.Ops != nil:
@@ -185,6 +185,9 @@ func (o *BenchOptions) checkOutputs() error {
 		}
 		if info, err := os.Stat(filepath.Dir(f.path)); err != nil || !info.IsDir() {
 			return fmt.Errorf("%s: %s is not a directory", f.flag, filepath.Dir(f.path))
+		}
+		if ext := filepath.Ext(f.path); f.flag == "--plot" && ext != "" && !strings.EqualFold(ext, ".svg") {
+			return fmt.Errorf("--plot %s: charts are drawn as SVG; name it %s.svg", f.path, strings.TrimSuffix(f.path, ext))
 		}
 	}
 	return nil

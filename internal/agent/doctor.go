@@ -61,26 +61,15 @@ func cores() finding {
 }
 
 func memory() finding {
-	var info unix.Sysinfo_t
-	if err := unix.Sysinfo(&info); err != nil {
-		return finding{"memory", "not known: " + err.Error(), ""}
+	total, usable := launch.HostMemory()
+	if usable == 0 {
+		return finding{"memory", "not known", ""}
 	}
-	f := finding{"memory", plan.Bytes(int64(info.Totalram) * int64(info.Unit)), ""}
-	if limit, ok := cgroupLimit(); ok {
-		f.value += ", of which this cgroup may use " + plan.Bytes(limit)
+	f := finding{"memory", plan.Bytes(total), ""}
+	if usable < total {
+		f.value += ", of which this cgroup may use " + plan.Bytes(usable)
 	}
 	return f
-}
-
-// cgroupLimit is the memory limit of the container or job step, of cgroup version 2.
-func cgroupLimit() (int64, bool) {
-	text, err := os.ReadFile("/sys/fs/cgroup/memory.max")
-	if err != nil {
-		return 0, false
-	}
-	var n int64
-	_, err = fmt.Sscanf(string(text), "%d", &n)
-	return n, err == nil
 }
 
 // enoughFiles covers the sockets of a full mesh of ranks, logs and data files.

@@ -75,6 +75,9 @@ func (o *PlanOptions) where() (m backend.Machine, ranks int, err error) {
 			return m, 0, err
 		}
 	}
+	if len(o.Assume) == 0 && m.Arch == 0 {
+		m = onCPU()
+	}
 	switch device := o.Device; {
 	case device == "cuda" && m.Arch == 0:
 		return m, 0, inputf("--device cuda: no GPU of this machine can be used by this binary; say which one is meant, such as --assume arch=sm90")

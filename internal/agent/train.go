@@ -16,7 +16,6 @@ import (
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/launch/progress"
-	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/plan"
 	"github.com/cprun/cprun/internal/train"
 )
@@ -25,8 +24,7 @@ import (
 type TrainJob struct {
 	Config  string `json:"config"` // the resolved config in the run directory
 	RunDir  string `json:"run_dir"`
-	Resume  bool   `json:"resume"`
-	From    string `json:"from"`
+	From    string `json:"from"` // the checkpoint to go on from; "": new weights
 	Version string `json:"version"`
 	// Machine is what the ranks run on, as the launcher has found it.
 	Machine backend.Machine `json:"machine"`
@@ -47,48 +45,100 @@ type TrainOptions struct {
 
 // Train runs a training job and returns the exit status.
 func Train(ctx context.Context, path string, o TrainOptions) (int, error) {
-	ranks, device, err := o.resolve()
+	signals := launch.CatchSignals() // from here on no request to stop is lost
+	defer signals.Release()
+	out := o.printer()
+	var r ready
+	asked, err := signals.Before(func() (err error) {
+		r, err = o.check(ctx, path)
+		return err
+	})
+	if asked != "" {
+		out.Note(asked + ": stopped before training began; run the same command again")
+		return launch.ExitStopped, nil
+	}
+	defer r.lock.Close() // nil, which is no harm, where it was not taken
 	if err != nil {
 		return 0, err
+	}
+	return o.train(ctx, r, out, signals)
+}
+
+// ready is a run whose input has been checked.
+type ready struct {
+	cfg    *config.Config
+	ranks  int
+	choice chosen
+	dir    string
+	lock   *os.File // of the checkpoints in dir
+	from   *origin  // nil: it begins with new weights
+}
+
+// check finds every fault of the input, and makes and locks the run directory.
+func (o *TrainOptions) check(ctx context.Context, path string) (r ready, err error) {
+	ranks, device, err := o.resolve()
+	if err != nil {
+		return r, err
 	}
 	cfg, err := config.Load(path, config.Options{Set: o.Set, Ranks: ranks, Device: device})
 	if err != nil {
-		return 0, &InputError{err}
+		return r, &InputError{err}
 	}
 	if err := train.Check(cfg); err != nil {
-		return 0, &InputError{err}
+		return r, &InputError{err}
 	}
-	choice, err := chooseBuilt(cfg, o.machine)
-	if err != nil {
-		return 0, err
+	r.cfg, r.ranks = cfg, ranks
+	if r.choice, err = chooseBuilt(cfg, o.machine); err != nil {
+		return r, err
 	}
 	if err := plan.Fit(cfg, ranks, o.machine); err != nil {
-		return 0, &InputError{err}
+		return r, &InputError{err}
 	}
-	from, err := o.resume(ctx, cfg)
-	if err != nil {
-		return 0, err
+	if err := plan.Room(cfg, ranks, o.machine); err != nil {
+		return r, &InputError{err}
 	}
-	dir, err := o.runDir(path)
-	if err != nil {
-		return 0, err
+	if r.from, err = o.named(ctx, cfg); err != nil {
+		return r, err
 	}
+	if r.dir, err = o.runDir(path); err != nil {
+		return r, err
+	}
+	if r.lock, err = checkpoint.Lock(checkpointsOf(r.dir)); err != nil {
+		return r, inputf("--run-dir: %w; name another --run-dir", err)
+	}
+	own, err := o.own(ctx, r.dir, cfg)
+	if own != nil {
+		r.from = own
+	}
+	return r, err
+}
+
+// train runs what is ready, and returns the exit status.
+func (o *TrainOptions) train(ctx context.Context, r ready, out *progress.Printer, signals *launch.Signals) (int, error) {
+	cfg, ranks, dir, choice := r.cfg, r.ranks, r.dir, r.choice
 	if err := prepare(dir, cfg, ranks, choice.Choice, o.machine); err != nil {
 		return 0, err
 	}
-	out := o.printer()
+	job := TrainJob{Config: filepath.Join(dir, "config.yaml"), RunDir: dir, Version: o.Version, NoSave: o.noSave, Machine: o.machine}
 	for _, w := range cfg.Warnings {
 		out.Note("warning: " + w.String())
 	}
-	out.Note(fmt.Sprintf("run directory %s", dir))
+	if !o.noSave {
+		out.Note(fmt.Sprintf("run directory %s", dir))
+	}
 	for _, line := range choice.notes {
 		out.Note(line)
 	}
-	t := &tracker{out: out, start: time.Now(), dir: dir, advanced: o.advanced}
+	if r.from != nil {
+		job.From = r.from.dir
+		for _, line := range r.from.notes {
+			out.Note(line)
+		}
+	}
+	t := &tracker{out: out, start: time.Now(), dir: dir, measures: o.noSave, advanced: o.advanced}
 	res := launch.Run(ctx, launch.Job{
-		NProc: ranks, Argv: []string{"worker", string(RoleTrain)}, LogDir: filepath.Join(dir, "logs"),
-		Payload: payload(TrainJob{Config: filepath.Join(dir, "config.yaml"), RunDir: dir, Resume: o.Resume != "never", From: from, Version: o.Version, NoSave: o.noSave, Machine: o.machine}),
-		Stderr:  out, Show: o.show(), OnEvent: t.event, MaxRestarts: o.MaxRestarts,
+		NProc: ranks, Argv: []string{"worker", string(RoleTrain)}, LogDir: filepath.Join(dir, "logs"), Payload: payload(job),
+		Stderr: out, Show: o.show(), OnEvent: t.event, MaxRestarts: o.MaxRestarts, Signals: signals,
 	})
 	out.Close()
 	if cfg.Log.TraceSteps > 0 {
@@ -98,61 +148,6 @@ func Train(ctx context.Context, path string, o TrainOptions) (int, error) {
 	}
 	t.summary(res)
 	return res.ExitCode, res.Err
-}
-
-// resume checks where to go on from; "" is the run directory itself, or the beginning.
-func (o *TrainOptions) resume(ctx context.Context, cfg *config.Config) (from string, err error) {
-	params := train.CheckpointParams(model.Layout(&cfg.Model.Config))
-	switch o.Resume {
-	case "auto":
-		return "", o.fits(params)
-	case "never":
-		if o.RunDir == "" {
-			return "", nil
-		}
-		if names, _ := filepath.Glob(filepath.Join(o.RunDir, "checkpoints", "step-*")); len(names) > 0 {
-			return "", inputf("--resume never: %s holds checkpoints of an earlier run, which this one would replace; name another --run-dir, or leave --resume out to go on from them", o.RunDir)
-		}
-		return "", nil
-	}
-	c, reasons, err := checkpoint.Find(ctx, o.Resume)
-	if err != nil {
-		return "", inputf("--resume %s: %w%s", o.Resume, err, because(reasons))
-	}
-	defer c.Close()
-	if err := c.Fits(params); err != nil {
-		return "", inputf("--resume: %w", err)
-	}
-	return filepath.Abs(c.Dir)
-}
-
-// fits finds that the newest checkpoint of the run directory is of another model, before the
-// config of the run is replaced. Which checkpoint is whole is for the ranks to find.
-func (o *TrainOptions) fits(params []checkpoint.Param) error {
-	if o.RunDir == "" {
-		return nil
-	}
-	dir := filepath.Join(o.RunDir, "checkpoints")
-	name, err := os.ReadFile(filepath.Join(dir, "latest"))
-	if err != nil {
-		return nil
-	}
-	c, err := checkpoint.Open(filepath.Join(dir, strings.TrimSpace(string(name))))
-	if err != nil {
-		return nil
-	}
-	defer c.Close()
-	if err := c.Fits(params); err != nil {
-		return inputf("--run-dir: %w", err)
-	}
-	return nil
-}
-
-func because(reasons []string) string {
-	if len(reasons) == 0 {
-		return ""
-	}
-	return " (" + strings.Join(reasons, "; ") + ")"
 }
 
 // runDir makes the run directory.
@@ -197,9 +192,6 @@ func prepare(dir string, cfg *config.Config, ranks int, choice *backend.Choice, 
 	if err != nil {
 		return &InputError{err}
 	}
-	if !p.Memory.Fits {
-		return inputf("this run %s; cprun plan lists what it takes", p.Memory.Verdict())
-	}
 	text, err := json.MarshalIndent(p, "", "  ")
 	if err != nil {
 		return fmt.Errorf("plan: %w", err)
@@ -234,6 +226,7 @@ type tracker struct {
 	loss  progress.Number
 	steps int64
 
+	measures bool             // dir is removed afterwards
 	advanced func(step int64) // or nil
 }
 
@@ -290,9 +283,14 @@ func (t *tracker) summary(res launch.Result) {
 			line += fmt.Sprintf(", validation loss %.4f -> %.4f", float64(*t.first), float64(*t.last))
 		}
 		t.out.Note(line)
+	case res.Stopped && t.measures:
+		t.out.Note("stopped; a measurement writes no checkpoint")
 	case res.Stopped:
 		t.out.Note(fmt.Sprintf("stopped after a checkpoint; go on with the same command and --run-dir %s", t.dir))
 	default:
+		return
+	}
+	if t.measures {
 		return
 	}
 	for _, f := range []struct{ label, name string }{

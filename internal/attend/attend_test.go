@@ -73,6 +73,8 @@ func TestOpenNamesEveryFault(t *testing.T) {
 		{"dout", good.with("dout", 2, 9, 4, 8), nil, []string{"dout"}},
 		{"metadata", good, map[string]string{"causal": "maybe", "window": "x", "softcap": "-1", "scale": "inf"},
 			[]string{`"causal"`, `"window"`, `"softcap"`, `"scale"`}},
+		{"metadata's names", good, map[string]string{"windw": "3", "Causal": "true", "softmax_scale": "1", "is_causal": "true", "window_size": "3"},
+			[]string{`"windw"`, "mean window?", `"Causal"`, "mean causal?", `"softmax_scale"`, "mean scale?", `"is_causal"`, `"window_size"`}},
 		{"docs", good, map[string]string{"docs": "[4, 4]"}, []string{`"docs"`, "8", "9"}},
 		{"docs text", good, map[string]string{"docs": "four"}, []string{`"docs"`, "JSON"}},
 		{"empty document", good, map[string]string{"docs": "[9, 0]"}, []string{"document 1"}},
@@ -152,7 +154,8 @@ func results(t *testing.T, path string) map[string][]float32 {
 // Any ranks, layout and algorithm give what one rank of the reference in float64 gives.
 func TestSpecsAgree(t *testing.T) {
 	for _, meta := range []map[string]string{
-		{"causal": "true"}, {"causal": "true", "window": "3", "softcap": "2"}, {"docs": "[2,3,4]", "causal": "true"}, {},
+		{"causal": "true"}, {"causal": "true", "window": "3", "softcap": "2"}, {"docs": "[2,3,4]", "causal": "true"},
+		{"format": "pt", "layout": "bshd", "lse": "natural log", "source": "a model"},
 	} {
 		path := write(t, good, meta)
 		want, _ := run(t, path, 1, Spec{Layout: "contiguous", Algorithm: "ring", Backend: "reference", DType: "fp64"})

@@ -7,10 +7,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
+	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/safetensors"
 	"github.com/cprun/cprun/partition"
 )
@@ -109,9 +113,31 @@ func (c *Case) shapes() error {
 	return errors.Join(errs...)
 }
 
+// maskKeys are the metadata that are read.
+var maskKeys = []string{"causal", "window", "docs", "softcap", "scale"}
+
+// misnamed finds metadata that were probably meant to be one of maskKeys, such as windw or
+// softmax_scale: without it the attention would be another one. Files may say anything else.
+func (c *Case) misnamed() error {
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(c.file.Metadata())) {
+		if slices.Contains(maskKeys, name) {
+			continue
+		}
+		meant := config.Nearest(name, maskKeys)
+		if i := slices.IndexFunc(maskKeys, func(k string) bool { return strings.Contains(strings.ToLower(name), k) }); meant == "" && i >= 0 {
+			meant = maskKeys[i]
+		}
+		if meant != "" {
+			errs = append(errs, fmt.Errorf("%s: metadata %q is unknown; did you mean %s? (the keys are %s)", c.Path, name, meant, strings.Join(maskKeys, ", ")))
+		}
+	}
+	return errors.Join(errs...)
+}
+
 func (c *Case) metadata() error {
 	m := c.file.Metadata()
-	var errs []error
+	errs := []error{c.misnamed()}
 	fault := func(key, want string) {
 		errs = append(errs, fmt.Errorf("%s: metadata %q is %q; want %s", c.Path, key, m[key], want))
 	}

@@ -24,13 +24,13 @@ var assumptions = []assumption{
 	{"arch", "sm90, 90 or cpu", false, setArch},
 	{"cudnn", "a version of cuDNN such as 9.1.0, or none", true, setCUDNN},
 	{"flash", "built or none", true, setFlash},
-	{"gpus", "a number of GPUs, 1 to 65536", false, func(m *Machine, v string) (err error) {
+	{"gpus", "a number of GPUs, 1 to 65536", true, func(m *Machine, v string) (err error) {
 		n, err := size(v, 1, 1<<16)
 		m.GPUs = int(n)
 		return err
 	}},
-	{"memory", "bytes of one device such as 80G, 16M to 1024G", false, func(m *Machine, v string) (err error) {
-		m.Memory, err = size(v, 16<<20, 1<<40)
+	{"memory", "bytes of one device, or of a machine without, such as 80G, 16M to 65536G", false, func(m *Machine, v string) (err error) {
+		m.Memory, err = size(v, 16<<20, 1<<46)
 		return err
 	}},
 	{"link", "bytes a second that one device sends such as 450G, 1M to 65536G", false, func(m *Machine, v string) (err error) {
@@ -63,18 +63,12 @@ func Assume(args []string) (Machine, error) {
 			order = append(order, pair)
 		}
 	}
-	if m.Arch == 0 && given["arch"] == "" {
+	missing := map[string]string{"": "none is named; add arch=sm90 or whichever it is", "cpu": "arch=cpu has none; leave one of the two out"}
+	if why, ok := missing[given["arch"]]; ok {
 		for _, pair := range order {
 			name, value, _ := strings.Cut(pair, "=")
 			if lookup(name).gpu && value != "none" {
-				faults = append(faults, &AssumeError{pair, "it describes a GPU, and none is named; add arch=sm90 or whichever it is"})
-			}
-		}
-	} else if m.Arch == 0 {
-		for _, pair := range order {
-			name, value, _ := strings.Cut(pair, "=")
-			if (lookup(name).gpu || name == "gpus") && value != "none" {
-				faults = append(faults, &AssumeError{pair, "it describes a GPU, and arch=cpu has none; leave one of the two out"})
+				faults = append(faults, &AssumeError{pair, "it describes a GPU, and " + why})
 			}
 		}
 	}

@@ -115,13 +115,22 @@ func TestRoofline(t *testing.T) {
 
 func TestFits(t *testing.T) {
 	size := func(n int64) string { return "x" }
-	if s, ok := (Machine{}).Fits(1, size); s != "" || !ok {
+	if s, ok := (Machine{}).Fits(1, 4, size); s != "" || !ok {
 		t.Errorf("not said: %q, %t", s, ok)
 	}
-	if s, ok := (Machine{Memory: 10}).Fits(10, size); !ok || !strings.HasPrefix(s, "fits") {
+	if s, ok := (Machine{Arch: 90, Memory: 10}).Fits(10, 4, size); !ok || !strings.HasPrefix(s, "fits") {
 		t.Errorf("%q, %t", s, ok)
 	}
-	if s, ok := (Machine{Memory: 10}).Fits(11, size); ok || !strings.Contains(s, "NOT") {
+	if s, ok := (Machine{Arch: 90, Memory: 10}).Fits(11, 4, size); ok || !strings.Contains(s, "NOT") {
 		t.Errorf("%q, %t", s, ok)
+	}
+	// The ranks of a CPU share its memory.
+	if s, ok := (Machine{Memory: 12}).Fits(3, 4, size); !ok || !strings.HasPrefix(s, "fits") {
+		t.Errorf("%q, %t", s, ok)
+	}
+	for _, total := range []int64{4, 1 << 62} {
+		if s, ok := (Machine{Memory: 12}).Fits(total, 4, size); ok || !strings.Contains(s, "4 ranks") {
+			t.Errorf("%q, %t", s, ok)
+		}
 	}
 }

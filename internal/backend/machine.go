@@ -17,7 +17,7 @@ type Machine struct {
 	CUDNN  attention.Version // 0: not there
 	Flash  attention.Version // of the CUDA kernels; 0: not built. A CPU always has its own.
 	GPUs   int               // 0: not said
-	Memory int64             // bytes of one device; 0: not said
+	Memory int64             // bytes of one device, of a CPU those that all ranks share; 0: not said
 	Link   int64             // bytes a second that one device sends; 0: not said
 	// Assumed: described by --assume, not looked at.
 	Assumed bool
@@ -53,12 +53,17 @@ func (m Machine) String() string {
 	return fmt.Sprintf("sm%d, %s, %s", m.Arch, cudnn, flash)
 }
 
-// Fits is a sentence on whether so many bytes fit the memory of one device, and whether they
-// do; "" where the memory is not known.
-func (m Machine) Fits(total int64, bytes func(int64) string) (string, bool) {
+// Fits is a sentence on whether ranks that take so many bytes each fit the memory of one device,
+// or on a CPU together that of the machine, and whether they do; "" where the memory is not known.
+func (m Machine) Fits(total int64, ranks int, bytes func(int64) string) (string, bool) {
 	switch {
 	case m.Memory == 0:
 		return "", true
+	case m.Arch == 0 && total <= m.Memory/int64(ranks):
+		return fmt.Sprintf("fits the %s of the machine, which all ranks share", bytes(m.Memory)), true
+	case m.Arch == 0:
+		return fmt.Sprintf("does NOT fit the %s of the machine: %d ranks take %s each; use memory.recompute full, a shorter data.seq_len, or a machine with more",
+			bytes(m.Memory), ranks, bytes(total)), false
 	case total <= m.Memory:
 		return fmt.Sprintf("fits the %s of one device", bytes(m.Memory)), true
 	}
@@ -76,7 +81,9 @@ func Debug(cfg *config.Config, environment int) int {
 func (m Machine) Flag() string {
 	var parts []string
 	add := func(format string, args ...any) { parts = append(parts, fmt.Sprintf(format, args...)) }
-	if m.Arch != 0 {
+	if m.Arch == 0 {
+		add("arch=cpu")
+	} else {
 		add("arch=sm%d", m.Arch)
 		add("cudnn=%s", m.CUDNN)
 		if m.Flash != 0 {
@@ -92,9 +99,6 @@ func (m Machine) Flag() string {
 		if f.n != 0 {
 			add("%s=%d", f.name, f.n)
 		}
-	}
-	if len(parts) == 0 {
-		return "arch=cpu"
 	}
 	return strings.Join(parts, ",")
 }

@@ -66,6 +66,9 @@ func (s *AttentionSpec) Check(ranks int) error {
 	case s.Iters < 0 || s.Warmup < 0:
 		return fmt.Errorf("--iters %d --warmup %d: want 0 or more", s.Iters, s.Warmup)
 	}
+	if s.Layout == "document" {
+		return fmt.Errorf("--layout document: there are no documents here; want zigzag, striped or contiguous")
+	}
 	for _, a := range s.Algorithms {
 		if !slices.Contains(ring.Algorithms, a) {
 			return fmt.Errorf("--algorithm %q is none of %v", a, ring.Algorithms)
@@ -208,7 +211,7 @@ func (t *attentionRun) plan() (int64, error) {
 			if err != nil {
 				return 0, err
 			}
-			p.ring.Kernel, p.ring.Comm, p.ring.Stream = noKernel{}, silent{}, silentStream{}
+			p.ring.Kernel, p.ring.Comm, p.ring.Stream = attention.Idle{}, silent{}, silentStream{}
 			if err := p.both(); err != nil {
 				return 0, err
 			}
@@ -324,20 +327,3 @@ func (silent) Exchange(_, _ []comm.Message) (comm.Pending, error) { return nil, 
 type silentStream struct{ tensor.Stream }
 
 func (silentStream) Label(string) {}
-
-// noKernel computes nothing.
-type noKernel struct{}
-
-func (noKernel) Reset(attention.Partial) error        { return nil }
-func (noKernel) Finish(View, attention.Partial) error { return nil }
-func (noKernel) Delta(_, _, _ View) error             { return nil }
-func (noKernel) ResetGrads(attention.Grads) error     { return nil }
-func (noKernel) FinishGrads(attention.Grads) error    { return nil }
-func (noKernel) Add(_, _ View) error                  { return nil }
-func (noKernel) Forward(attention.Partial, View, View, View, []partition.Tile, attention.Softmax) error {
-	return nil
-}
-
-func (noKernel) Backward(attention.Grads, View, View, View, View, attention.Saved, []partition.Tile, attention.Softmax) error {
-	return nil
-}

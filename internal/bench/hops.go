@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/device"
 	"github.com/cprun/cprun/internal/tensor"
@@ -171,7 +172,7 @@ func (t *attentionRun) transfers(ctx context.Context, p *pass) ([]float64, error
 	}
 	defer clock.Close()
 	bare := *p
-	bare.ring.Kernel, bare.ring.Stream = noKernel{}, &marker{Stream: t.Device.Stream, clock: clock}
+	bare.ring.Kernel, bare.ring.Stream = attention.Idle{}, &marker{Stream: t.Device.Stream, clock: clock}
 	if err := bare.both(); err != nil {
 		return nil, err
 	}

@@ -64,6 +64,13 @@ func (a *Attention) unit() (unit string, scale float64) {
 	return flopUnit(most)
 }
 
+// Line is the row in one line, for whoever waits for the table.
+func (r *AttentionRow) Line() string {
+	unit, scale := flopUnit(max(r.Forward.TFLOPs, r.Both.TFLOPs))
+	return fmt.Sprintf("S=%s %s: forward %s, forward and backward %s %s per device",
+		sizeText(int64(r.Seq)), r.Algorithm, digits(scale*r.Forward.TFLOPs), digits(scale*r.Both.TFLOPs), unit)
+}
+
 func (a *Attention) tables(on string) []Table {
 	unit, scale := a.unit()
 	t := Table{

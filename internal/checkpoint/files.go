@@ -81,14 +81,18 @@ func lockFile(f *os.File, how int) error {
 	return nil
 }
 
-// lockDir makes this process the only one that writes checkpoints into dir.
-func lockDir(dir string) (*os.File, error) {
+// Lock makes this process the only one that writes checkpoints into dir, until it closes the
+// file or ends. The directory is made if need be.
+func Lock(dir string) (*os.File, error) {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, err
+	}
 	f, err := os.OpenFile(filepath.Join(dir, ".lock"), os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
 		return nil, err
 	}
 	if err := lockFile(f, syscall.LOCK_EX); err != nil {
-		return nil, errors.Join(fmt.Errorf("%s: %w: another run writes into this run directory; end it, or choose another --run-dir", dir, err), f.Close())
+		return nil, errors.Join(fmt.Errorf("%s: %w: another run writes into this run directory", dir, err), f.Close())
 	}
 	return f, nil
 }

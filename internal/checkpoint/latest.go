@@ -10,15 +10,19 @@ import (
 	"strings"
 )
 
-// ErrNone is returned when a directory holds no whole checkpoint.
-var ErrNone = errors.New("no whole checkpoint")
+// ErrNone is returned when a directory holds no checkpoint, whole or not.
+var ErrNone = errors.New("no checkpoint")
+
+// ErrNoneWhole is returned when it holds checkpoints and all are damaged.
+var ErrNoneWhole = errors.New("holds checkpoints, none whole")
 
 // Latest opens the newest whole checkpoint in a checkpoints directory, all checksums
 // verified: the one that the file latest names or, if that is damaged, the next older whole
 // one. Where no older one is whole, those of later steps are tried too, which a crash before
 // the update of latest leaves. The reasons say, one by one, what was passed over and why;
-// they are for the user to see. The error is ErrNone where nothing is whole, and ErrVersion
-// where the newest is of a newer cprun, since going back behind it would lose work in silence.
+// they are for the user to see. The error is ErrNone where there is none, ErrNoneWhole where
+// there are and all are damaged, and ErrVersion where the newest is of a newer cprun: to begin
+// anew, or behind it, would lose work in silence.
 //
 // It reads all shards, so on many ranks one calls it and tells the others the name.
 func Latest(ctx context.Context, dir string) (c *Checkpoint, reasons []string, err error) {
@@ -46,13 +50,16 @@ func Latest(ctx context.Context, dir string) (c *Checkpoint, reasons []string, e
 		}
 		reasons = append(reasons, err.Error())
 	}
-	return nil, reasons, fmt.Errorf("%s: %w", dir, ErrNone)
+	if len(reasons) > 0 {
+		return nil, reasons, fmt.Errorf("%s %w", dir, ErrNoneWhole)
+	}
+	return nil, nil, fmt.Errorf("%s: %w", dir, ErrNone)
 }
 
 // candidates is the names to try, in order: what latest says, older ones, later ones.
 func candidates(dir string, all []found) (order []string, reason string) {
 	step, named, err := readLatest(dir, all)
-	if err != nil && len(all) > 0 {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // a crash before its first update leaves no latest
 		reason = err.Error()
 	}
 	var later []string
@@ -85,18 +92,27 @@ func readLatest(dir string, all []found) (step int64, name string, err error) {
 	return 0, "", fmt.Errorf("%s: it names %.64q, which is not there", path, name)
 }
 
-// Find opens what a user calls a checkpoint: the directory of one, a checkpoints directory,
-// or a run directory, of which the latter two mean the newest whole one. The errors and the
-// reasons are those of Latest. Checksums of a directory that is named itself are verified as
-// it is read.
+// Find opens what a user calls a checkpoint: the directory of one, or a run directory, a
+// checkpoints directory or the file latest in it, which mean the newest whole one. All
+// checksums are verified. The errors and the reasons are those of Latest.
 func Find(ctx context.Context, path string) (*Checkpoint, []string, error) {
-	if _, err := os.Stat(path); err != nil {
+	st, err := os.Stat(path)
+	if err != nil {
 		return nil, nil, fmt.Errorf("checkpoint: %w", err)
 	}
-	_, err := os.Stat(filepath.Join(path, manifestName))
-	if err == nil || dirPattern.MatchString(filepath.Base(path)) {
-		c, err := Open(path)
-		return c, nil, err
+	if st.Mode().IsRegular() && filepath.Base(path) == latestName {
+		return Latest(ctx, filepath.Dir(path))
 	}
-	return Latest(ctx, dirOf(path))
+	_, err = os.Stat(filepath.Join(path, manifestName))
+	if err != nil && !dirPattern.MatchString(filepath.Base(path)) {
+		return Latest(ctx, dirOf(path))
+	}
+	c, err := Open(path)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := c.Verify(ctx); err != nil {
+		return nil, nil, errors.Join(err, c.Close())
+	}
+	return c, nil, nil
 }

@@ -18,6 +18,8 @@ const (
 	// Version is the newest version of the manifest that this package reads, and the one
 	// that it writes.
 	Version = 1
+	// maxCount is more tokens than any run trains on, and what a JSON number holds exactly.
+	maxCount = 1 << 53
 )
 
 // ErrVersion is the cause when a checkpoint was written by a newer cprun.
@@ -150,8 +152,9 @@ type piece struct {
 
 // index checks m and gives, for each tensor name, the pieces of it in order.
 func (m *Manifest) index() (map[string][]piece, error) {
-	if m.Step < 0 || m.Samples < 0 || m.Tokens < 0 {
-		return nil, fmt.Errorf("negative step %d, samples %d or tokens %d", m.Step, m.Samples, m.Tokens)
+	// A step consumes a sample or more, and a sample has a token or more.
+	if m.Step < 0 || m.Samples < m.Step || m.Tokens < m.Samples || m.Tokens > maxCount {
+		return nil, fmt.Errorf("step %d, samples %d and tokens %d: no run has these", m.Step, m.Samples, m.Tokens)
 	}
 	if m.ConfigSHA256 != sum(m.Config) {
 		return nil, errors.New("config_sha256 is not that of config")

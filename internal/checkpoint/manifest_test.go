@@ -40,7 +40,10 @@ func TestManifestRefuses(t *testing.T) {
 		{"another format", `"cprun-checkpoint"`, `"other"`, `format "other"`},
 		{"version 0", `"version": 1`, `"version": 0`, "version 0"},
 		{"a newer version", `"version": 1`, `"version": 7`, "version 7"},
-		{"a negative step", `"step": 100`, `"step": -1`, "negative step"},
+		{"a negative step", `"step": 100`, `"step": -1`, "step -1"},
+		{"fewer samples than steps", `"samples": 200`, `"samples": 99`, "samples 99"},
+		{"more samples than tokens", `"samples": 200`, `"samples": 4611686018427387904`, "no run has these"},
+		{"more tokens than there are", `"tokens": 819200`, `"tokens": 9223372036854775807`, "no run has these"},
 		{"another config", `cosine`, `linear`, "config_sha256"},
 		{"a shape that overflows", `[
     4

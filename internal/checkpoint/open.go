@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sync/errgroup"
@@ -75,6 +76,10 @@ func (c *Checkpoint) open() error {
 	}
 	if c.Manifest, err = ParseManifest(data); err != nil {
 		return err
+	}
+	name, _, _ := strings.Cut(filepath.Base(c.Dir), ".old-")
+	if dirPattern.MatchString(name) && name != dirName(c.Manifest.Step) {
+		return fmt.Errorf("%s: it is of step %d, which is not the directory's", manifestName, c.Manifest.Step)
 	}
 	if c.pieces, err = c.Manifest.index(); err != nil {
 		return err

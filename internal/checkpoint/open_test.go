@@ -63,6 +63,11 @@ func TestDamage(t *testing.T) {
 		{"a manifest of zeros", func(t *testing.T, dir string) {
 			edit(t, filepath.Join(dir, manifestName), func(b []byte) []byte { return make([]byte, len(b)) })
 		}, "invalid character"},
+		{"a manifest of another step", func(t *testing.T, dir string) {
+			edit(t, filepath.Join(dir, manifestName), func(b []byte) []byte {
+				return bytes.Replace(b, []byte(`"step": 2`), []byte(`"step": 1`), 1)
+			})
+		}, "it is of step 1"},
 		{"a shard of the step before", func(t *testing.T, dir string) {
 			edit(t, filepath.Join(dir, shard1), func([]byte) []byte {
 				b, _ := os.ReadFile(filepath.Join(filepath.Dir(dir), dirName(1), shard1))
@@ -112,7 +117,7 @@ func TestLatest(t *testing.T) {
 		reasons int
 	}{
 		{"as it was written", func(t *testing.T, dir string) {}, 3, 0},
-		{"latest is missing", func(t *testing.T, dir string) { os.Remove(filepath.Join(dir, latestName)) }, 3, 1},
+		{"latest is missing", func(t *testing.T, dir string) { os.Remove(filepath.Join(dir, latestName)) }, 3, 0},
 		{"latest is empty", func(t *testing.T, dir string) { os.WriteFile(filepath.Join(dir, latestName), nil, 0o644) }, 3, 1},
 		{"latest leads out", func(t *testing.T, dir string) {
 			os.WriteFile(filepath.Join(dir, latestName), []byte("../checkpoints/step-00000001"), 0o644)
@@ -158,8 +163,14 @@ func TestLatestNone(t *testing.T) {
 	for step := range int64(2) {
 		os.Remove(filepath.Join(full, dirName(step+1), manifestName))
 	}
-	if _, reasons, err := Latest(t.Context(), full); !errors.Is(err, ErrNone) || len(reasons) != 2 {
-		t.Errorf("Latest where nothing is whole = %v, %q, want ErrNone and two reasons", err, reasons)
+	if _, reasons, err := Latest(t.Context(), full); !errors.Is(err, ErrNoneWhole) || len(reasons) != 2 {
+		t.Errorf("Latest where nothing is whole = %v, %q, want ErrNoneWhole and two reasons", err, reasons)
+	}
+	for step := range int64(2) {
+		os.RemoveAll(filepath.Join(full, dirName(step+1)))
+	}
+	if _, reasons, err := Latest(t.Context(), full); !errors.Is(err, ErrNoneWhole) || len(reasons) != 1 {
+		t.Errorf("Latest where the one that latest names is gone = %v, %q, want ErrNoneWhole and a reason", err, reasons)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -189,7 +200,7 @@ func TestNewerVersion(t *testing.T) {
 func TestFind(t *testing.T) {
 	run := t.TempDir()
 	dir, params := saved(t, Options{Dir: filepath.Join(run, "checkpoints")}, 1, 2)
-	for path, want := range map[string]int64{run: 2, dir: 2, filepath.Join(dir, dirName(1)): 1} {
+	for path, want := range map[string]int64{run: 2, dir: 2, filepath.Join(dir, latestName): 2, filepath.Join(dir, dirName(1)): 1} {
 		c, _, err := Find(t.Context(), path)
 		if err != nil {
 			t.Errorf("Find(%s): %v", path, err)
@@ -202,6 +213,10 @@ func TestFind(t *testing.T) {
 	}
 	if _, _, err := Find(t.Context(), filepath.Join(run, "none")); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("Find of nothing = %v, want that it does not exist", err)
+	}
+	edit(t, filepath.Join(dir, dirName(1), shard1), func(b []byte) []byte { b[len(b)-1] ^= 1; return b })
+	if _, _, err := Find(t.Context(), filepath.Join(dir, dirName(1))); !errors.Is(err, ErrNotWhole) {
+		t.Errorf("Find of a damaged one = %v, want ErrNotWhole", err)
 	}
 }
 

@@ -292,6 +292,16 @@ func TestTwoRuns(t *testing.T) {
 	if _, err := NewSaver(NewLocal(1)[0], Options{Dir: dir, RunID: "second"}); !errors.Is(err, errLocked) {
 		t.Errorf("a second run in the same directory: %v, want that it is locked", err)
 	}
+	if _, err := Lock(dir); !errors.Is(err, errLocked) {
+		t.Errorf("Lock beside a run: %v, want that it is locked", err)
+	}
+	worker, err := NewSaver(NewLocal(1)[0], Options{Dir: dir, RunID: "first-1", Locked: true})
+	if err != nil {
+		t.Fatalf("where the launcher holds the lock: %v", err)
+	}
+	if err := worker.Close(); err != nil {
+		t.Fatal(err)
+	}
 	if err := first.Close(); err != nil {
 		t.Fatal(err)
 	}

@@ -24,6 +24,8 @@ type Options struct {
 	Keep int
 	// Async writes in the background. Otherwise Save returns when the checkpoint is whole.
 	Async bool
+	// Locked says that the launcher of this process holds the lock of Dir.
+	Locked bool
 	// Warn is told of what does not endanger a checkpoint, such as an old one that cannot be
 	// removed. It is called on rank 0, from the background goroutine. Nil ignores it.
 	Warn func(error)
@@ -60,8 +62,9 @@ type Saver struct {
 
 var runIDPattern = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
 
-// NewSaver prepares the directory. On rank 0 it takes the directory's lock, so that two runs
-// cannot write there at once, and removes what dead runs have left half-written.
+// NewSaver prepares the directory. On rank 0 it takes the directory's lock, unless that is
+// taken, so that two runs cannot write there at once, and removes what dead runs have left
+// half-written.
 func NewSaver(group Group, o Options) (*Saver, error) {
 	if !runIDPattern.MatchString(o.RunID) {
 		return nil, fmt.Errorf("checkpoints in %s: run id %q is not 1 to 64 letters, digits, '-' and '_'", o.Dir, o.RunID)
@@ -73,12 +76,11 @@ func NewSaver(group Group, o Options) (*Saver, error) {
 	if group.Rank() != 0 {
 		return s, nil
 	}
-	if err := os.MkdirAll(o.Dir, 0o755); err != nil {
-		return nil, fmt.Errorf("checkpoints: %w", err)
-	}
-	var err error
-	if s.lock, err = lockDir(o.Dir); err != nil {
-		return nil, fmt.Errorf("checkpoints: %w", err)
+	if !o.Locked {
+		var err error
+		if s.lock, err = Lock(o.Dir); err != nil {
+			return nil, fmt.Errorf("checkpoints: %w", err)
+		}
 	}
 	s.clean(false)
 	return s, nil

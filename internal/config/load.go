@@ -61,6 +61,7 @@ func load(name string, text []byte, opts Options, disk disk) (*Config, error) {
 	for _, arg := range opts.Set {
 		src.readFlag(arg)
 	}
+	src.excuse()
 	l := &loader{source: src, paths: newPaths(name, disk), cfg: &Config{where: f.where}, opts: opts}
 	l.decodeFrom()
 	l.decodeRope()

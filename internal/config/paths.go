@@ -171,8 +171,19 @@ func (l *loader) checkData() {
 		if l.opts.NoFiles {
 			files = []string{pattern}
 		}
-		dataRules(l.cfg, l.faults, path, l.areTokens(path, files))
+		dataRules(l.cfg, l.faults, path, l.areTokens(path, files), l.indexed(pattern))
 	}
+}
+
+// indexed says whether every .bin of a pattern has an .idx beside it, which tells where documents
+// end (Megatron-LM). Files that are not there may have one.
+func (l *loader) indexed(pattern string) bool {
+	for _, f := range l.files(pattern) {
+		if stem, ok := strings.CutSuffix(f, ".bin"); ok && !l.disk.isFile(stem+".idx") {
+			return false
+		}
+	}
+	return true
 }
 
 // areTokens says whether files are of tokens rather than text. Kinds are told apart by the

@@ -98,11 +98,12 @@ func trainRules(c *Config, f *faults) {
 	}
 }
 
-// dataRules checks the keys that depend on what the files hold, tokens or text.
-func dataRules(c *Config, f *faults, path string, tokens bool) {
+// dataRules checks the keys that depend on what the files hold, tokens or text. indexed: where
+// documents of tokens end is known without a token that says so.
+func dataRules(c *Config, f *faults, path string, tokens, indexed bool) {
 	switch {
-	case tokens && c.Data.PackDocuments && c.Data.EOSTokenID < 0 && f.ok("data.pack_documents", "data.eos_token_id"):
-		f.add("data.pack_documents", "documents of .bin files end at data.eos_token_id, which is null; give it the token's number")
+	case tokens && !indexed && c.Data.PackDocuments && c.Data.EOSTokenID < 0 && f.ok("data.pack_documents", "data.eos_token_id"):
+		f.add("data.pack_documents", "documents of .bin files without an .idx end at data.eos_token_id, which is null; give it the token's number")
 	case !tokens && c.Data.Tokenizer == "bytes" && c.Model.VocabSize < 256 && f.ok("model.from", "model.vocab_size", "data.tokenizer"):
 		f.add("model.vocab_size", "%d is too small for the text of %s: bytes are 256 tokens", c.Model.VocabSize, path)
 	}

@@ -6,8 +6,11 @@ import (
 	"fmt"
 	"io"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
+	"unicode"
+	"unicode/utf8"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -23,6 +26,7 @@ type source struct {
 	values map[string]*yaml.Node
 	passOf map[string]int
 	pass   int
+	meant  []string // keys and sections that unknown names were probably meant to be
 	inFile func(n *yaml.Node) position
 }
 
@@ -84,6 +88,9 @@ func (s *source) notYAML(name string, text []byte, err error) {
 	}
 	hint := ""
 	switch {
+	case strings.Contains(msg, "UTF-8"), strings.Contains(msg, "Unicode"), strings.Contains(msg, "control characters"):
+		hint = "; save the file as plain text in UTF-8"
+		at.line = bytes.Count(text[:unreadable(text)], []byte("\n")) + 1 // the library names none
 	case strings.Contains(msg, "unknown anchor"):
 		hint = `; put a value that begins with * in quotes: "*.bin"`
 		if _, anchor, ok := strings.Cut(msg, "'"); ok {
@@ -103,6 +110,18 @@ func (s *source) notYAML(name string, text []byte, err error) {
 		hint = "; a key or a space before it is out of line, or a value with a colon lacks quotes"
 	}
 	s.addAt(at, "", "not YAML: %s%s", short(msg), hint)
+}
+
+// unreadable is the place of the first byte that is no letter of a text in UTF-8.
+func unreadable(text []byte) int {
+	for i := 0; i < len(text); {
+		r, n := utf8.DecodeRune(text[i:])
+		if r == utf8.RuneError && n == 1 || unicode.IsControl(r) && !strings.ContainsRune("\t\n\r\u0085", r) {
+			return i
+		}
+		i += n
+	}
+	return 0
 }
 
 // vet refuses what a config does not need and a reader does not expect: aliases, which can
@@ -146,7 +165,7 @@ func (s *source) assign(path, section, name string, value *yaml.Node, at positio
 	if keyAt[path] == nil && !isSection[path] {
 		msg, meant := unknownKey(section, name)
 		s.addAt(at, join(section, short(name)), "%s", msg)
-		s.excuse(meant)
+		s.meant = append(s.meant, meant...)
 		return
 	}
 	if s.passOf[path] == s.pass {
@@ -163,13 +182,17 @@ func (s *source) assign(path, section, name string, value *yaml.Node, at positio
 	case !isSection[path]:
 		s.values[path] = value
 	case path == ropeSection:
-		s.dropRope()
+		delete(s.values, path)
+		s.drop(path)
 		if isNull(value) {
 			s.values[path] = value
 			return
 		}
 		fallthrough
 	default:
+		if isEmpty(value) { // a section without keys is all defaults
+			s.drop(path)
+		}
 		if value.Kind == yaml.MappingNode {
 			s.mapping(value, path)
 		} else if !isNull(value) {
@@ -182,23 +205,25 @@ func (s *source) assign(path, section, name string, value *yaml.Node, at positio
 }
 
 // excuse leaves keys that were meant by an unknown name, or are in a section that was, out of
-// later rules: that they are missing would be the same mistake told twice.
-func (s *source) excuse(meant []string) {
-	for _, path := range meant {
-		s.bad[path] = true
-		for i := range keys {
-			if isSection[path] && strings.HasPrefix(keys[i].path, path+".") {
-				s.bad[keys[i].path] = true
-			}
+// later rules where they are not given: that they are missing would be the same mistake told
+// twice.
+func (s *source) excuse() {
+	for i := range keys {
+		path := keys[i].path
+		isMeant := slices.ContainsFunc(s.meant, func(m string) bool { return path == m || strings.HasPrefix(path, m+".") })
+		if isMeant && s.values[path] == nil {
+			s.bad[path] = true
 		}
 	}
 }
 
-// dropRope forgets a rope_scaling given before, which a later one replaces whole.
-func (s *source) dropRope() {
-	for path := range s.values {
-		if path == ropeSection || strings.HasPrefix(path, ropeSection+".") {
+// drop forgets what was given before of a section's keys.
+func (s *source) drop(section string) {
+	for path := range s.where.keys {
+		if strings.HasPrefix(path, section+".") {
 			delete(s.values, path)
+			delete(s.where.keys, path)
+			delete(s.bad, path)
 		}
 	}
 }

@@ -295,6 +295,11 @@ func isNull(n *yaml.Node) bool {
 	return isPlain(n) && slices.Contains([]string{"", "~", "null", "Null", "NULL"}, n.Value)
 }
 
+// isEmpty reports whether a section's value has no keys.
+func isEmpty(n *yaml.Node) bool {
+	return isNull(n) || n.Kind == yaml.MappingNode && len(n.Content) == 0
+}
+
 // describe says what a value is, for a reader who wrote something else than was wanted.
 func describe(n *yaml.Node) string {
 	switch {

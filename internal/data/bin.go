@@ -63,6 +63,20 @@ func (t tokenFile) read(f io.ReaderAt, dst []int32, at int64) error {
 	return nil
 }
 
+// id is a token as the file has it.
+func (t tokenFile) id(f io.ReaderAt, at int64) (int64, error) {
+	var b [8]byte
+	if err := readFull(f, b[:t.width], t.header+at*t.width); err != nil {
+		return 0, err
+	}
+	id := int64(binary.LittleEndian.Uint64(b[:]))
+	if t.signed {
+		shift := 64 - 8*t.width
+		id = id << shift >> shift
+	}
+	return id, nil
+}
+
 // clamp makes an id that no int32 holds one that no vocabulary has.
 func clamp(x uint64) int32 {
 	if x > 1<<31-1 {

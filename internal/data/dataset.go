@@ -65,11 +65,25 @@ func (d *Dataset) readPart(p part, dst []int32, at int64) error {
 	}
 	for i, id := range dst {
 		if id < 0 || int(id) >= d.source.Vocab {
-			// uint32 ids above the largest int32 come out negative; print what the file has.
-			return fmt.Errorf("%s: token id %d is not below vocab_size %d", p.codec.where(at+int64(i)), uint32(id), d.source.Vocab)
+			return d.outside(f, p, at+int64(i), id)
 		}
 	}
 	return nil
+}
+
+// outside is the error for a token of a part that the vocabulary does not have.
+func (d *Dataset) outside(f io.ReaderAt, p part, at int64, id int32) error {
+	said := int64(id)
+	if t, ok := p.codec.(tokenFile); ok { // an int32 does not hold all that a file may have
+		var err error
+		if said, err = t.id(f, at); err != nil {
+			return err
+		}
+	}
+	if said < 0 {
+		return fmt.Errorf("%s: token id %d is negative", p.codec.where(at), said)
+	}
+	return fmt.Errorf("%s: token id %d is not below vocab_size %d", p.codec.where(at), said, d.source.Vocab)
 }
 
 // scanChunk is how many tokens are read at a time, at most.

@@ -147,7 +147,7 @@ func (d *Dataset) add(path string) error {
 	case "jsonl":
 		c, err = indexJSONL(f, st.Size(), d.source.EOS)
 	default:
-		c = text{size: st.Size(), eos: d.source.EOS}
+		c, err = text{size: st.Size(), eos: d.source.EOS}, readable(f, path, st.Size())
 	}
 	if err != nil {
 		return err

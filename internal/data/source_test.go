@@ -153,6 +153,13 @@ func TestWrongSourcesAreExplained(t *testing.T) {
 		{"jsonl syntax", map[string]string{"a.jsonl": "\n{"}, "*", -1, 256, "line 2: not a JSON object"},
 		{"jsonl array", map[string]string{"a.jsonl": `["a"]`}, "*", -1, 256, "line 1: not a JSON object"},
 		{"jsonl encoding", map[string]string{"a.jsonl": "{\"text\":\"\xff\"}"}, "*", -1, 256, "line 1: not UTF-8"},
+		{"npy", map[string]string{"a": "\x93NUMPY\x01\x00"}, "*", -1, 256, "this is a NumPy array, which is not read as text; write its tokens as .bin"},
+		{"parquet", map[string]string{"a.txt": "PAR1\x00"}, "*", -1, 256, "this is Parquet, which is not read as text; write its texts as .jsonl"},
+		{"pickle", map[string]string{"a.PT": "?"}, "*", -1, 256, "by its name, .pt, this is a pickle"},
+		{"gzip", map[string]string{"a.jsonl.gz": "\x1f\x8b\x08"}, "*", -1, 256, "this is compressed, which is not read as text; unpack it first"},
+		{"bzip2", map[string]string{"a.txt": "BZh91AY&SY"}, "*", -1, 256, "compressed by bzip2"},
+		{"tar", map[string]string{"a": strings.Repeat("x", 257) + "ustar"}, "*", -1, 256, "a tar archive"},
+		{"json", map[string]string{"a.json": `{"text":"a"}`}, "*", -1, 256, "name it .jsonl; if it is text, name it .txt"},
 		{"eos", map[string]string{"a.txt": "a"}, "*", 256, 256, "eos_token_id 256 is not below vocab_size 256"},
 		{"vocabulary", map[string]string{"a.txt": "a"}, "*", -1, 0, "a vocabulary of 0 tokens"},
 		{"megatron magic", map[string]string{"a.bin": "", "a.idx": "x"}, "*", -1, 256, "does not begin with MMIDIDX"},
@@ -184,13 +191,15 @@ func TestTokensOutsideTheVocabularyAreFound(t *testing.T) {
 		"b.bin":   "b.bin: token 1 (byte 1028): token id 4294967295 is not below vocab_size 100",
 		"c.txt":   "c.txt: byte 1: token id 122 is not below",
 		"d.jsonl": "d.jsonl: token 1 (the line at byte 14): token id 122",
-		"e.bin":   "e.bin: token 0 (byte 0): token id 4294967295 is not below",
-		"f.bin":   "f.bin: token 0 (byte 0): token id 4294967295 is not below",
+		"e.bin":   "e.bin: token 0 (byte 0): token id -1 is negative",
+		"f.bin":   "f.bin: token 0 (byte 0): token id -5 is negative",
+		"g.bin":   "g.bin: token 1 (byte 8): token id 1099511627776 is not below vocab_size 100",
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := put(t, map[string]string{
 				"a.bin": v1(1, 2, 300), "b.bin": v7(1, 1<<32-1), "c.txt": "az", "d.jsonl": `{"text":"a"}` + "\n\n" + `{"text":"z"}`,
-				"e.bin": "\xff", "e.idx": idx(2, 1, 1), "f.bin": strings.Repeat("\xff", 8), "f.idx": idx(5, 8, 1),
+				"e.bin": "\xff", "e.idx": idx(2, 1, 1), "f.bin": "\xfb" + strings.Repeat("\xff", 7), "f.idx": idx(5, 8, 1),
+				"g.bin": strings.Repeat("\x00", 13) + "\x01\x00\x00", "g.idx": idx(5, 8, 2),
 			})
 			d, err := Open(Source{Path: filepath.Join(dir, name), Tokenizer: "bytes", EOS: -1, Vocab: 100})
 			if err != nil {

@@ -55,7 +55,7 @@ func CUDA(o CUDAOptions) (d Device, err error) {
 	}
 	d = Device{
 		Name: s.dev.String(), Stream: s.stream, Ops: ops, Kernel: kernel, Optim: ops, Store: s,
-		Compute: o.Compute, Masters: o.Compute != tensor.F32, RunAhead: 1, Machine: o.Machine, NewClock: s.clock,
+		Compute: o.Compute, Masters: o.Compute != tensor.F32, ScaleLoss: o.Compute == tensor.F16, RunAhead: 1, Machine: o.Machine, NewClock: s.clock,
 		close: func() error { return closeAll(closers) },
 	}
 	if peak, ok := backend.PeakOf(s.dev.Arch); ok {
@@ -150,7 +150,7 @@ func cudaKernel(o CUDAOptions, s *cuda.Stream, l *kernels.Loader) (attention.Ker
 	switch o.Backend {
 	case "fused":
 		k, err := kernels.NewFused(s, l, kernels.FusedOptions{
-			Deterministic: o.Deterministic, Packed: o.Packed, Workspace: o.Workspace,
+			Deterministic: o.Deterministic, Packed: o.Packed && kernels.FusedPacks(o.Machine.Arch, o.Machine.CUDNN), Workspace: o.Workspace,
 			ZeroWorkspace: o.Packed && o.Machine.Arch == 90 && o.Machine.CUDNN < attention.V(9, 18, 0),
 		})
 		if err != nil {

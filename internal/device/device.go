@@ -30,6 +30,8 @@ type Device struct {
 	// Masters says that weights are stepped in float32 apart from that copy. It is so wherever
 	// Compute is another type.
 	Masters bool
+	// ScaleLoss says that small gradients underflow in Compute, so that the loss is scaled.
+	ScaleLoss bool
 	// RunAhead is how many steps may be queued behind the one whose result is waited for. With
 	// 0 the device is idle while the host logs a step and reads the data of the next.
 	RunAhead int

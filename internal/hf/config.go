@@ -6,7 +6,10 @@
 // compute differently is refused by key, never ignored.
 package hf
 
-import "encoding/json"
+import (
+	"encoding/json"
+	"math"
+)
 
 // Config is the shape of a model, under the names of config.json.
 type Config struct {
@@ -65,6 +68,9 @@ type RopeScaling struct {
 	MScaleAllDim    float64  `json:"mscale_all_dim"`   // yarn, likewise
 	Truncate        *bool    `json:"truncate"`         // yarn; nil: true
 }
+
+// SoftmaxScale is what scores are multiplied by before the softmax.
+func (c *Config) SoftmaxScale() float64 { return 1 / math.Sqrt(float64(c.HeadDim)) }
 
 // Window is the keys before its own that a query of that layer sees; -1 for all.
 func (c *Config) Window(layer int) int {

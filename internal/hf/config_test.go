@@ -213,6 +213,27 @@ func TestCaveatOfAWindowThatTransformersIgnores(t *testing.T) {
 	}
 }
 
+func TestPositionsOfATrainedModel(t *testing.T) {
+	for _, tc := range []struct {
+		rope *RopeScaling
+		seq  int
+		want int
+	}{
+		{nil, 128 << 10, 128 << 10},
+		{&RopeScaling{Type: "linear", Factor: 4}, 4096, 4096},
+		{&RopeScaling{Type: "llama3", Factor: 8, OriginalMax: 8192}, 4096, 64 << 10},
+		{&RopeScaling{Type: "llama3", Factor: 8, OriginalMax: 8192}, 128 << 10, 128 << 10},
+		{&RopeScaling{Type: "yarn", Factor: 2.5, OriginalMax: 32}, 100, 80},
+		{nil, 1 << 40, maxInt},
+		{&RopeScaling{Type: "yarn", Factor: 1e300, OriginalMax: 32}, 100, maxInt},
+	} {
+		c := Config{RopeScaling: tc.rope}
+		if got := c.Positions(tc.seq); got != tc.want {
+			t.Errorf("%+v, samples of %d: %d positions, want %d", tc.rope, tc.seq, got, tc.want)
+		}
+	}
+}
+
 // FuzzReadConfig: what is accepted can be built, written and read again as the same.
 func FuzzReadConfig(f *testing.F) {
 	f.Add(`{` + llama + `}`)

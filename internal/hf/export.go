@@ -25,9 +25,12 @@ type Model struct {
 	// Read fills dst with all elements of a tensor. It is called once for each, one at a
 	// time, so that no more than one stands in memory.
 	Read func(t Tensor, dst []float32) error
+
+	From       string   // model directory that training began with; "" for none
+	Companions []string // files of From that the export has too
 }
 
-// Export writes a model directory that transformers loads: config.json and
+// Export writes a model directory that transformers loads: config.json, the companions, and
 // model.safetensors, or shards of at most limit bytes with their index. The directory
 // appears whole or not at all; one that is there and has files in it is left alone.
 func Export(path string, m Model, limit int64) (err error) {
@@ -54,6 +57,9 @@ func Export(path string, m Model, limit int64) (err error) {
 		}
 	}()
 	if err := WriteConfig(tmp, m.Config, m.DType); err != nil {
+		return err
+	}
+	if err := m.bring(tmp); err != nil {
 		return err
 	}
 	if err := m.write(tmp, limit); err != nil {

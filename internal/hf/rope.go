@@ -1,5 +1,7 @@
 package hf
 
+import "math"
+
 // readRope reads the rotary settings in either form. Where a file has both, rope_scaling
 // wins, and a rope_theta inside wins over one outside, as in transformers. It returns the
 // prefix of the keys of the form that the file has.
@@ -79,4 +81,18 @@ func (o object) required(key string) float64 {
 		o.fault(key, "missing")
 	}
 	return o.number(key, 0)
+}
+
+// Positions is max_position_embeddings of a model that does not say it and was trained on samples
+// of that length: what its rotary settings reach, and no less than the samples. For yarn it is the
+// first alone, since transformers takes the factor to be its ratio to the trained length.
+func (c *Config) Positions(seqLen int) int {
+	reach := 0
+	if s := c.RopeScaling; s != nil {
+		reach = int(min(math.Round(float64(s.OriginalMax)*s.Factor), maxInt))
+		if s.Type == "yarn" {
+			return max(reach, 1)
+		}
+	}
+	return min(max(reach, seqLen), maxInt)
 }

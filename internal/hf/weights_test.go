@@ -145,6 +145,36 @@ func TestExportLeavesOthersFilesAlone(t *testing.T) {
 	}
 }
 
+func TestExportBringsTheTokenizer(t *testing.T) {
+	from, dir := t.TempDir(), filepath.Join(t.TempDir(), "out")
+	for _, f := range []string{"tokenizer.json", "generation_config.json", "README.md", "training_args.bin"} {
+		if err := os.WriteFile(filepath.Join(from, f), []byte("text of "+f), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Symlink("/etc/passwd", filepath.Join(from, "merges.txt")); err != nil {
+		t.Fatal(err)
+	}
+	m := model(t, "tiny-llama", safetensors.F32)
+	var err error
+	m.From = from
+	if m.Companions, err = Companions(from); err == nil || !strings.Contains(err.Error(), "merges.txt") {
+		t.Errorf("a link out of the directory: %v", err)
+	}
+	if err := Export(dir, m, ShardLimit); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := files(t, dir), []string{"config.json", "generation_config.json", "model.safetensors", "tokenizer.json"}; !slices.Equal(got, want) {
+		t.Errorf("files %v, want %v", got, want)
+	}
+	if text, err := os.ReadFile(filepath.Join(dir, "tokenizer.json")); err != nil || string(text) != "text of tokenizer.json" {
+		t.Errorf("tokenizer.json is %q, %v", text, err)
+	}
+	if _, err := Companions(filepath.Join(from, "none")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("of no directory: %v", err)
+	}
+}
+
 func TestWrongWeightsAreNamedAllAtOnce(t *testing.T) {
 	dir := t.TempDir()
 	one := func(name string, n int) safetensors.Entry {

@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
+	"syscall"
 	"time"
 )
 
@@ -20,8 +22,7 @@ type agent struct {
 	con     *console
 	mail    *mailbox
 	spawn   *spawner
-	signals chan os.Signal
-	release func() // of the signals
+	signals *Signals
 	policy  stopPolicy
 	asked   os.Signal // that asked the workers to stop
 	maxStep int64     // that any worker has reached
@@ -53,7 +54,10 @@ func newAgent(job Job) (*agent, error) {
 	a.con = newConsole(job.Stderr)
 	a.mail = newMailbox()
 	a.spawn = newSpawner()
-	a.signals, a.release = catchSignals()
+	if a.signals = job.Signals; a.signals == nil {
+		a.signals = CatchSignals()
+	}
+	signal.Notify(a.signals.c, syscall.SIGQUIT)
 	return a, nil
 }
 
@@ -62,7 +66,7 @@ func newAgent(job Job) (*agent, error) {
 // terminal that takes no more output cannot hold either.
 func (a *agent) close() {
 	a.spawn.close()
-	a.release()
+	a.signals.Release()
 	if err := a.dir.close(); err != nil {
 		a.notice("private directory %s: %v", a.dir.path, err)
 	}

@@ -51,7 +51,7 @@ func (a *agent) attempt(ctx context.Context, restart int) *attempt {
 		select {
 		case m := <-t.inbox:
 			t.handle(m)
-		case sig := <-a.signals:
+		case sig := <-a.signals.c:
 			t.onSignal(sig)
 		case <-t.timer:
 			t.escalation()

@@ -51,6 +51,8 @@ type Job struct {
 	// twice at once; nil: none. While it is slow, progress events may be left out.
 	OnEvent     func(rank int, e Event)
 	MaxRestarts int
+	// Signals are those that were caught before the job; nil: Run catches them.
+	Signals *Signals
 	// Settle is how long the other ranks get to end by themselves, and to give their reasons,
 	// after the first failure; 0: 2 s.
 	Settle time.Duration

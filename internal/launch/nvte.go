@@ -4,12 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
+	"strconv"
 	"strings"
 )
 
 // Variables of TransformerEngine that users of context parallelism have in their scripts.
-// They mean here what they mean there.
+// They mean here what they mean there: integers, of which any but 0 is true, and every product
+// of the last two but 0 and 1 is the most that is said.
 const (
 	envFlashAttn   = "NVTE_FLASH_ATTN"
 	envFusedAttn   = "NVTE_FUSED_ATTN"
@@ -26,15 +27,18 @@ type AttentionEnv struct {
 
 var nvteVariables = []struct {
 	name, meaning string
-	most          int
 	set           func(e *AttentionEnv, n int)
 }{
-	{envFlashAttn, "0: attention.backend flash is not chosen; 1 is the default", 1, func(e *AttentionEnv, n int) { e.NoFlash = n == 0 }},
-	{envFusedAttn, "0: attention.backend fused (cuDNN) is not chosen; 1 is the default", 1, func(e *AttentionEnv, n int) { e.NoFused = n == 0 }},
-	{envUnfusedAttn, "0: attention.backend unfused is not chosen; 1 is the default", 1, func(e *AttentionEnv, n int) { e.NoUnfused = n == 0 }},
-	{envDebug, "1: NVTE_DEBUG_LEVEL counts", 1, func(e *AttentionEnv, n int) { e.Debug = n }},
-	{envDebugLevel, "with NVTE_DEBUG=1: at least that much is said about the choice of a backend, as attention.debug 0, 1 or 2", 2,
-		func(e *AttentionEnv, n int) { e.Debug *= n }},
+	{envFlashAttn, "0: attention.backend flash is not chosen; 1 is the default", func(e *AttentionEnv, n int) { e.NoFlash = n == 0 }},
+	{envFusedAttn, "0: attention.backend fused (cuDNN) is not chosen; 1 is the default", func(e *AttentionEnv, n int) { e.NoFused = n == 0 }},
+	{envUnfusedAttn, "0: attention.backend unfused is not chosen; 1 is the default", func(e *AttentionEnv, n int) { e.NoUnfused = n == 0 }},
+	{envDebug, "1: NVTE_DEBUG_LEVEL counts", func(e *AttentionEnv, n int) { e.Debug = n }},
+	{envDebugLevel, "with NVTE_DEBUG=1: at least that much is said about the choice of a backend, as attention.debug 0, 1 or 2",
+		func(e *AttentionEnv, n int) {
+			if e.Debug *= n; e.Debug != 0 && e.Debug != 1 {
+				e.Debug = 2
+			}
+		}},
 }
 
 // Attention reads the environment's part in the choice of a backend. The error names every
@@ -51,13 +55,12 @@ func attentionEnv(lookup func(string) (string, bool)) (AttentionEnv, error) {
 			continue
 		}
 		level = level || v.name == envDebugLevel
-		choices := []string{"0", "1", "2"}[:v.most+1]
-		n := slices.Index(choices, text)
-		if n < 0 {
-			faults = append(faults, fmt.Errorf("environment: %s=%.60q: want %s, or unset %s", v.name, text, strings.Join(choices, " or "), v.name))
+		n, err := strconv.ParseInt(text, 10, 32)
+		if err != nil {
+			faults = append(faults, fmt.Errorf("environment: %s=%.60q: want an integer such as 0 or 1, or unset %s", v.name, text, v.name))
 			continue
 		}
-		v.set(&e, n)
+		v.set(&e, int(n))
 	}
 	if !level {
 		e.Debug = 0 // the level's default is 0, as in TransformerEngine

@@ -11,27 +11,14 @@ import (
 // memory, as cgroup v2 (memory.events) or v1 (memory.oom_control) tells it; ok is false
 // where neither can be read. The files' folder is an argument so that it can be tested.
 func oomKills(selfCgroup, root string) (n int64, ok bool) {
-	text, err := os.ReadFile(selfCgroup)
-	if err != nil {
-		return 0, false
-	}
-	for line := range strings.Lines(string(text)) {
-		// hierarchy-ID:controllers:path, with an empty list of controllers for v2.
-		part := strings.SplitN(strings.TrimSpace(line), ":", 3)
-		if len(part) != 3 {
-			continue
-		}
-		folder, file := root, "memory.events"
-		switch {
-		case part[1] == "":
-		case part[1] == "memory":
-			folder, file = filepath.Join(root, "memory"), "memory.oom_control"
-		default:
-			continue
+	for _, g := range memoryGroups(selfCgroup, root) {
+		file := "memory.events"
+		if g.v1 {
+			file = "memory.oom_control"
 		}
 		// Inside a container the path may be the host's, which is not visible; the
 		// container's own group is then mounted at the root.
-		for _, path := range []string{filepath.Join(folder, part[2], file), filepath.Join(folder, file)} {
+		for _, path := range []string{filepath.Join(g.mount, g.path, file), filepath.Join(g.mount, file)} {
 			if n, ok := keyValue(path, "oom_kill"); ok {
 				return n, true
 			}

@@ -221,6 +221,42 @@ func TestOOMKills(t *testing.T) {
 	}
 }
 
+func TestMemoryLimit(t *testing.T) {
+	root := t.TempDir()
+	write := func(name, text string) string {
+		path := filepath.Join(root, name)
+		os.MkdirAll(filepath.Dir(path), 0o700)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	write("job/memory.max", "3000\n")
+	write("job/a/memory.max", "max\n")
+	write("job/b/memory.max", "2000\n")
+	write("memory/slurm/memory.limit_in_bytes", "5000\n")
+	write("memory/memory.limit_in_bytes", "9223372036854771712\n")
+	for text, want := range map[string]int64{
+		"0::/job/a\n": 3000,
+		"0::/job/b\n": 2000,
+		"9:name=systemd:/\n4:memory:/slurm/step\n0::/\n": 5000,
+		"0::/elsewhere\n":                  0,
+		"0::/../other\n":                   0,
+		"nonsense\n1:cpu,cpuacct:/\n0::\n": 0,
+	} {
+		if n := memoryLimit(write("self", text), root); n != want {
+			t.Errorf("%q: %d, want %d", text, n, want)
+		}
+	}
+	write("memory.max", "4000\n") // of a container, mounted at the root
+	if n := memoryLimit(write("self", "0::/host/path\n"), root); n != 4000 {
+		t.Errorf("container: %d", n)
+	}
+	if total, usable := HostMemory(); usable < 1<<20 || usable > total {
+		t.Errorf("of %d bytes %d are usable", total, usable)
+	}
+}
+
 func TestEnvironment(t *testing.T) {
 	t.Setenv(envMaxProcs, "5")
 	var found bool

@@ -70,18 +70,37 @@ func signalName(sig syscall.Signal) string {
 	return cmp.Or(unix.SignalName(sig), fmt.Sprintf("signal %d", int(sig)))
 }
 
-// catchSignals delivers the signals of a job. SIGHUP stays ignored where the program was
-// started so (nohup).
-func catchSignals() (chan os.Signal, func()) {
-	c := make(chan os.Signal, 16)
-	sigs := []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGQUIT}
+// Signals are the requests to stop that a launcher gets: SIGINT, SIGTERM, SIGUSR1, SIGHUP.
+type Signals struct{ c chan os.Signal }
+
+// CatchSignals keeps the requests to stop from now on, for Before and for the Job that is
+// given them. SIGHUP stays ignored where the program was started so (nohup).
+func CatchSignals() *Signals {
+	s := &Signals{make(chan os.Signal, 16)}
+	sigs := []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGUSR1}
 	if !signal.Ignored(syscall.SIGHUP) {
 		sigs = append(sigs, syscall.SIGHUP)
 	}
-	signal.Notify(c, sigs...)
+	signal.Notify(s.c, sigs...)
 	// Where stderr is a pipe whose reader has gone (Ctrl-C ends the tee of "cprun | tee" as
 	// well), SIGPIPE would kill the launcher in the middle of the checkpoint. Once a signal
 	// has been asked for, the write only fails. This is never taken back, for the same reason.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
-	return c, func() { signal.Stop(c) }
+	return s
+}
+
+// Release gives the signals their default effects back.
+func (s *Signals) Release() { signal.Stop(s.c) }
+
+// Before runs check, and waits for it unless a request to stop comes first: then asked names
+// it. The caller is to end the process, since check goes on.
+func (s *Signals) Before(check func() error) (asked string, err error) {
+	done := make(chan error, 1)
+	go func() { done <- check() }() // ended by its end or the process's
+	select {
+	case err := <-done:
+		return "", err
+	case sig := <-s.c:
+		return signalName(sig.(syscall.Signal)), nil
+	}
 }

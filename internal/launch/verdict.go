@@ -2,6 +2,7 @@ package launch
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -47,7 +48,7 @@ func judge(s seen) verdict {
 	sig := s.exit.signal
 	switch {
 	case s.startErr != nil:
-		return verdict{classOwn, s.startErr.Error(), "check the limits on processes and memory (ulimit -u, cgroup pids.max)"}
+		return verdict{classOwn, s.startErr.Error(), startHint(s.startErr)}
 	case sig == 0 && s.exit.code == 0 && s.finished != "" && s.fault == nil && s.report == nil:
 		return verdict{class: classNone}
 	case s.dumped && s.report == nil && (sig == unix.SIGQUIT || s.exit.code == 2):
@@ -74,6 +75,14 @@ func judge(s seen) verdict {
 		return verdict{classOwn, "exit status 0 before its work was done", "the last lines of its log say how far it came"}
 	}
 	return verdict{classOwn, fmt.Sprintf("exit status %d", s.exit.code), "the last lines of its log may say why"}
+}
+
+// startHint is what to do about a process that could not be started.
+func startHint(err error) string {
+	if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
+		return "raise the limit on open files (ulimit -n; sysctl fs.file-max for all of the system)"
+	}
+	return "check the limits on processes and memory (ulimit -u, cgroup pids.max)"
 }
 
 func explainSignal(sig syscall.Signal, oomKilled bool) (cause, hint string) {

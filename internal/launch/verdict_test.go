@@ -2,6 +2,7 @@ package launch
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -44,6 +45,17 @@ func TestJudge(t *testing.T) {
 		v := judge(c.seen)
 		if v.class != c.class || !strings.Contains(v.cause, c.cause) {
 			t.Errorf("%s: judge = %+v, want class %d, cause %q", c.name, v, c.class, c.cause)
+		}
+	}
+}
+
+func TestHintOfAProcessThatIsNotStarted(t *testing.T) {
+	for err, want := range map[error]string{
+		fmt.Errorf("pipe: %w", os.NewSyscallError("pipe2", syscall.EMFILE)): "ulimit -n",
+		fmt.Errorf("start process: %w", syscall.EAGAIN):                     "ulimit -u",
+	} {
+		if v := judge(seen{startErr: err}); !strings.Contains(v.hint, want) {
+			t.Errorf("%v: hint %q, want %q", err, v.hint, want)
 		}
 	}
 }

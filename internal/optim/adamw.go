@@ -15,8 +15,8 @@ type Device interface {
 	SumSquares(sum, g tensor.View)
 	// AdamW updates p, m and v, dense float32 views of one size, with gradient g. c, of that
 	// size too, is set to the new p in its own type; the zero View: there is no copy. sum is
-	// the square of the global gradient norm, a float64 scalar that is read when the step
-	// runs; the zero View where MaxNorm is 0.
+	// the square of the global norm of the gradient as it stands, a float64 scalar that is
+	// read when the step runs; the zero View where MaxNorm and Scale are 0.
 	AdamW(p, c, g, m, v, sum tensor.View, h AdamStep)
 }
 
@@ -26,6 +26,9 @@ type AdamStep = struct {
 	LR, Beta1, Beta2, Eps, Decay float64
 	MaxNorm                      float64 // the gradient is scaled by min(1, MaxNorm/(norm+1e-6)); 0: it is not
 	Step                         int     // counted from 0
+	// Scale is what the gradient was multiplied by, which is undone before all else. A step
+	// whose sum is not finite then changes nothing: it is skipped. 0: neither.
+	Scale float64
 }
 
 // Segment is the elements [Lo, Hi) of the flat vector of parameters, with or without decay.
@@ -43,12 +46,20 @@ type AdamW struct {
 	MaxNorm           float64 // largest global norm of the gradient; 0: no clipping
 }
 
+// Update is the numbers that change from one step to the next.
+type Update struct {
+	LR    float64
+	Scale float64 // of the gradient, as in AdamStep
+	Step  int     // counted from 0, for the correction of the moments' bias
+}
+
 // Step queues the update of the segments of p [n], given its gradient g and the moments m and
 // v, which are 0 before step 0. All are flat, float32 and n long; elements in no segment
-// are left alone. c [n], in any type, is set to the new p, unless it is the zero View. sum holds the square of the norm of the whole gradient (SumSquares,
-// added up over all ranks that hold a part of it); the zero View where MaxNorm is 0.
+// are left alone. c [n], in any type, is set to the new p, unless it is the zero View. sum
+// holds the square of the norm of the whole gradient (SumSquares, added up over all ranks that
+// hold a part of it); the zero View where MaxNorm and the scale are 0.
 // Neighbouring segments that agree on decay are updated in one call.
-func (a AdamW) Step(d Device, p, c, g, m, v, sum tensor.View, segments []Segment, lr float64, step int) {
+func (a AdamW) Step(d Device, p, c, g, m, v, sum tensor.View, segments []Segment, u Update) {
 	n := p.Size()
 	if g.Size() != n || m.Size() != n || v.Size() != n || !c.IsZero() && c.Size() != n {
 		panic(fmt.Sprintf("optim: adamw step of %v with gradient %v and moments %v, %v", p, g, m, v))
@@ -58,7 +69,7 @@ func (a AdamW) Step(d Device, p, c, g, m, v, sum tensor.View, segments []Segment
 		for i++; i < len(segments) && segments[i].Lo == s.Hi && segments[i].Decay == s.Decay; i++ {
 			s.Hi = segments[i].Hi
 		}
-		h := AdamStep{LR: lr, Beta1: a.Beta1, Beta2: a.Beta2, Eps: a.Eps, MaxNorm: a.MaxNorm, Step: step}
+		h := AdamStep{LR: u.LR, Beta1: a.Beta1, Beta2: a.Beta2, Eps: a.Eps, MaxNorm: a.MaxNorm, Step: u.Step, Scale: u.Scale}
 		if s.Decay {
 			h.Decay = a.WeightDecay
 		}

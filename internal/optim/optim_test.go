@@ -11,6 +11,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/cprun/cprun/internal/optim"
+	"github.com/cprun/cprun/internal/optim/optimtest"
 	"github.com/cprun/cprun/internal/tensor"
 	"github.com/cprun/cprun/kernels"
 )
@@ -64,7 +65,7 @@ func TestAdamWLikeTorch(t *testing.T) {
 				t.Fatal(err)
 			}
 			cpu.SumSquares(sum, g)
-			rule.Step(cpu, p, tensor.View{}, g, m, v, sum, segments, s.LR, i)
+			rule.Step(cpu, p, tensor.View{}, g, m, v, sum, segments, optim.Update{LR: s.LR, Step: i})
 			if err := stream.Sync(context.Background()); err != nil {
 				t.Fatal(err)
 			}
@@ -94,29 +95,22 @@ func TestSegmentsAreJoined(t *testing.T) {
 	r := &recorder{}
 	rule := optim.AdamW{WeightDecay: 0.5}
 	rule.Step(r, x, tensor.View{}, x, x, x, tensor.View{}, []optim.Segment{
-		{Lo: 0, Hi: 4, Decay: true}, {Lo: 4, Hi: 6, Decay: true}, {Lo: 6, Hi: 7}, {Lo: 9, Hi: 12}, {Lo: 12, Hi: 20, Decay: true}}, 1, 0)
+		{Lo: 0, Hi: 4, Decay: true}, {Lo: 4, Hi: 6, Decay: true}, {Lo: 6, Hi: 7}, {Lo: 9, Hi: 12}, {Lo: 12, Hi: 20, Decay: true}}, optim.Update{LR: 1})
 	near(t, 0, "sizes", r.sizes, []float64{6, 1, 3, 8}, 0)
 	near(t, 0, "decays", r.decays, []float64{0.5, 0, 0, 0.5}, 0)
 }
 
-// TestClipNotANumber: a gradient that is NaN must show in the parameters, as in PyTorch,
-// not be clipped away.
-func TestClipNotANumber(t *testing.T) {
-	stream := tensor.NewHostStream("optimizer")
-	defer stream.Close()
-	cpu := kernels.NewCPU(stream)
-	p, g := vector(tensor.F32, []float64{1, 1}), vector(tensor.F32, []float64{math.NaN(), 1})
-	m, v, sum := tensor.New(tensor.F32, 2), tensor.New(tensor.F32, 2), tensor.New(tensor.F64, 1)
-	cpu.SumSquares(sum, g)
-	optim.AdamW{Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, MaxNorm: 1}.Step(cpu, p, tensor.View{}, g, m, v, sum, []optim.Segment{{Lo: 0, Hi: 2}}, 0.1, 0)
-	if err := stream.Sync(context.Background()); err != nil {
-		t.Fatal(err)
-	}
-	for i, x := range values(p) {
-		if !math.IsNaN(x) {
-			t.Errorf("parameter %d is %g after a step with a NaN gradient norm", i, x)
+// TestCPU runs the suite of devices.
+func TestCPU(t *testing.T) {
+	optimtest.TestDevice(t, func(t *testing.T) optimtest.Device {
+		stream := tensor.NewHostStream("optimizer")
+		t.Cleanup(func() { stream.Close() })
+		return optimtest.Device{
+			Optim:    kernels.NewCPU(stream),
+			Upload:   func(host tensor.View) tensor.View { return host },
+			Download: func(v tensor.View) (tensor.View, error) { return v, stream.Sync(context.Background()) },
 		}
-	}
+	})
 }
 
 func TestSchedule(t *testing.T) {

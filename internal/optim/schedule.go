@@ -17,7 +17,8 @@ type Schedule func(step int) float64
 //     (arXiv:2405.18392).
 //
 // Before, over warmup steps, the rate rises in a straight line, lr/warmup at step 0. Decay
-// reaches minLR at step total, the first one that is not run, as in llm.c, and stays there.
+// reaches minLR at step total, the first one that is not run, as in llm.c, transformers and
+// torchtitan, and stays there.
 func NewSchedule(name string, lr, minLR float64, warmup, total int) (Schedule, error) {
 	decay := func(from, step int, shape func(x float64) float64) float64 {
 		x := 1.0

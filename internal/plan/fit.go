@@ -1,6 +1,8 @@
 package plan
 
 import (
+	"fmt"
+
 	"github.com/cprun/cprun/internal/backend"
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/partition"
@@ -54,6 +56,15 @@ func Fit(cfg *config.Config, ranks int, machine backend.Machine) error {
 		}
 	}
 	return nil // the last is the smallest; whether it fits is said by the plan
+}
+
+// Room finds that a run does not fit the machine's memory.
+func Room(cfg *config.Config, ranks int, machine backend.Machine) error {
+	m, err := MemoryOf(cfg, ranks, machine)
+	if err == nil && !m.Fits {
+		err = fmt.Errorf("this run %s; cprun plan lists what it takes", m.Verdict())
+	}
+	return err
 }
 
 // upTo is the chunks for that many tokens of one pass.

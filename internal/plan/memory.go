@@ -28,7 +28,7 @@ type Memory struct {
 	fused       int64 // the part of it that is fused attention's
 	Context     int64 `json:"context"` // of a GPU: what the driver, cuDNN, cuBLAS and NCCL keep, estimated
 	Total       int64 `json:"total"`
-	Device      int64 `json:"device"` // bytes of one device; 0: not said
+	Device      int64 `json:"device"` // bytes of one device, of a CPU those that all ranks share; 0: not said
 	Fits        bool  `json:"fits"`   // or not known
 	fits        string
 }
@@ -110,7 +110,7 @@ func memoryOf(cfg *config.Config, ranks int, machine backend.Machine, shape part
 		m.Workspace = libraryBytes + m.fused
 	}
 	m.Total = m.Planned() + m.Context
-	m.fits, m.Fits = machine.Fits(m.Total, Bytes)
+	m.fits, m.Fits = machine.Fits(m.Total, ranks, Bytes)
 	return m, nil
 }
 
@@ -182,11 +182,16 @@ func batches(cfg *config.Config, tokens int) int64 {
 	return lists + table
 }
 
-// workspace is what a ring takes of its arena for one layer, forward and backward. It runs the
-// loops that a run does, over an arena that only counts.
+// workspace is what a ring takes of its arena for one layer, forward and backward.
 func workspace(cfg *config.Config, s *ring.Schedule, batch, tokens int, dtype tensor.DType) (int64, error) {
+	return Attend(cfg, s, batch, tokens, dtype, attention.Idle{})
+}
+
+// Attend runs the loops of a layer's attention, forward and backward, as a run does: on a kernel, over
+// views without memory. It returns what they take of the ring's arena at most.
+func Attend(cfg *config.Config, s *ring.Schedule, batch, tokens int, dtype tensor.DType, kernel attention.Kernel) (int64, error) {
 	meter, data := tensor.NewMeter(), tensor.NewMeter()
-	r := ring.Ring{Kernel: noKernel{}, Comm: noTransfer{}, Stream: noStream{}, Arena: meter}
+	r := ring.Ring{Kernel: kernel, Comm: noTransfer{}, Stream: noStream{}, Arena: meter}
 	m := &cfg.Model.Config
 	// A schedule speaks of as many rows as the rank holds, which may be fewer than tokens.
 	tokens = max(tokens, s.KVRows[0])
@@ -195,34 +200,19 @@ func workspace(cfg *config.Config, s *ring.Schedule, batch, tokens int, dtype te
 	out := attention.Partial{O: q, LSE: data.Alloc(tensor.F32, batch, tokens, m.NumAttentionHeads, 1)}
 	dq := data.Alloc(tensor.F32, batch, tokens, m.NumAttentionHeads, m.HeadDim)
 	dk := data.Alloc(tensor.F32, batch, tokens, m.NumKeyValueHeads, m.HeadDim)
-	if err := r.Forward(out, q, k, k, s, attention.Softmax{Scale: 1}); err != nil {
+	p := attention.Softmax{Scale: m.SoftmaxScale()}
+	if err := r.Forward(out, q, k, k, s, p); err != nil {
 		return 0, err
 	}
-	err := r.Backward(attention.Grads{DQ: dq, DK: dk, DV: dk}, q, q, k, k, out, s, attention.Softmax{Scale: 1})
+	err := r.Backward(attention.Grads{DQ: dq, DK: dk, DV: dk}, q, q, k, k, out, s, p)
 	return meter.Peak(), err
 }
 
-// noKernel, noStream and noTransfer do nothing.
+// noStream and noTransfer do nothing.
 type (
-	noKernel   struct{}
 	noStream   struct{}
 	noTransfer struct{}
 )
-
-func (noKernel) Reset(attention.Partial) error               { return nil }
-func (noKernel) Finish(tensor.View, attention.Partial) error { return nil }
-func (noKernel) Delta(_, _, _ tensor.View) error             { return nil }
-func (noKernel) ResetGrads(attention.Grads) error            { return nil }
-func (noKernel) FinishGrads(attention.Grads) error           { return nil }
-func (noKernel) Add(_, _ tensor.View) error                  { return nil }
-
-func (noKernel) Forward(_ attention.Partial, _, _, _ tensor.View, _ []partition.Tile, _ attention.Softmax) error {
-	return nil
-}
-
-func (noKernel) Backward(_ attention.Grads, _, _, _, _ tensor.View, _ attention.Saved, _ []partition.Tile, _ attention.Softmax) error {
-	return nil
-}
 
 func (noStream) Record() tensor.Event       { return nil }
 func (noStream) Wait(tensor.Event)          {}
@@ -255,7 +245,7 @@ func fusedBytes(cfg *config.Config, machine backend.Machine, schedules []*ring.S
 	}
 	return kernels.FusedWorkspace(kernels.FusedShape{
 		Batch: batch, SeqQ: tokens, SeqK: keys, Heads: m.NumAttentionHeads, KVHeads: m.NumKeyValueHeads,
-		Dim: m.HeadDim, DimV: m.HeadDim, Calls: calls, Training: true, Packed: cfg.Data.PackDocuments,
+		Dim: m.HeadDim, DimV: m.HeadDim, Calls: calls, Training: true, Packed: cfg.Data.PackDocuments && kernels.FusedPacks(machine.Arch, machine.CUDNN),
 		Deterministic: cfg.Train.Deterministic && machine.Arch == 90 && machine.CUDNN < attention.V(9, 25, 0),
 	})
 }

@@ -2,11 +2,11 @@ package train
 
 import (
 	"fmt"
-	"math"
 
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/internal/hf"
 	"github.com/cprun/cprun/internal/model"
+	"github.com/cprun/cprun/internal/plan"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/ring"
 )
@@ -26,9 +26,35 @@ type attend struct {
 func newAttend(r *ring.Ring, cfg *hf.Config, algorithm string, shape partition.Shape, rank int) *attend {
 	return &attend{
 		ring: r, cfg: cfg, algorithm: algorithm, rank: rank, shape: shape,
-		softmax:   attention.Softmax{Scale: 1 / math.Sqrt(float64(cfg.HeadDim))},
+		softmax:   attention.Softmax{Scale: cfg.SoftmaxScale()},
 		schedules: make(map[int]*ring.Schedule),
 	}
+}
+
+// rehearse has the attention kernel make ready what steps will ask of it, where that takes the host
+// long. Packed documents, whose lengths nobody knows, are left out.
+func (t *Trainer) rehearse(o *Options) error {
+	k, ok := t.dev.Kernel.(attention.Planner)
+	if !ok || t.cfg.Data.PackDocuments {
+		return nil
+	}
+	defer o.timed("attention plans")()
+	shape, err := plan.Shape(t.cfg)
+	if err != nil {
+		return err
+	}
+	a := newAttend(nil, &t.cfg.Model.Config, t.cfg.Parallel.Algorithm, shape, t.mesh.world.Rank()%t.cfg.Parallel.Context)
+	for layer := range t.cfg.Model.NumHiddenLayers {
+		known := len(a.schedules)
+		s, err := a.schedule(layer)
+		if err == nil && len(a.schedules) > known {
+			_, err = plan.Attend(t.cfg, s, t.cfg.Train.MicroBatchSize, 0, t.dev.Compute, k.Planning())
+		}
+		if err != nil {
+			return fmt.Errorf("attention of layer %d: %w", layer, err)
+		}
+	}
+	return nil
 }
 
 // begin says how the sequences of the next batch are laid out. Schedules of an unchanged

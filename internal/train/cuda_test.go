@@ -7,7 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 
@@ -21,6 +24,7 @@ import (
 	"github.com/cprun/cprun/internal/metrics"
 	"github.com/cprun/cprun/internal/plan"
 	"github.com/cprun/cprun/internal/train"
+	"github.com/cprun/cprun/kernels"
 )
 
 // machine is the GPUs of this machine; a test without one fails.
@@ -94,10 +98,15 @@ func runGPU(t *testing.T, m backend.Machine, cfg *config.Config, ranks int, o tr
 			if err != nil {
 				return err
 			}
+			fused, _ := dev.Kernel.(*kernels.Fused)
+			rehearsed := 0
 			o := o
 			o.Report = func(rep train.Report) {
 				mu.Lock()
 				defer mu.Unlock()
+				if fused != nil && rehearsed == 0 && rep.Text == "step" {
+					rehearsed = fused.Plans()
+				}
 				if rep.Kind == train.Progressed {
 					out.steps = append(out.steps, rep.Metrics)
 				}
@@ -108,6 +117,9 @@ func runGPU(t *testing.T, m backend.Machine, cfg *config.Config, ranks int, o tr
 			stopped, err := train.Run(context.Background(), cfg, dev, world, o)
 			if err != nil {
 				return err
+			}
+			if fused != nil && !cfg.Data.PackDocuments && fused.Plans() != rehearsed {
+				return fmt.Errorf("rank %d: cuDNN had %d plans before the first step and %d after the last", r, rehearsed, fused.Plans())
 			}
 			if r == 0 {
 				out.stopped = stopped
@@ -150,8 +162,8 @@ func follows(t *testing.T, what string, got []metrics.Step, e expect, tol float6
 	t.Logf("%s: worst loss off by %.2g, gradient norm by %.2g relative", what, worst, norm)
 }
 
-// Every fixture on every number of GPUs, in float32 and in bfloat16, under every sharding and
-// backend that takes its head dim.
+// Every fixture on every number of GPUs, in float32, bfloat16 and float16, under every sharding
+// and backend that takes its head dim.
 func TestParityOnGPUs(t *testing.T) {
 	m := machine(t)
 	for _, name := range []string{"tiny-llama", "tiny-llama-tied-clip"} {
@@ -168,6 +180,9 @@ func TestParityOnGPUs(t *testing.T) {
 				{[]string{"attention.backend=auto"}, 2e-2},
 				{[]string{"attention.backend=flash", "memory.recompute=full", "memory.shard=optimizer"}, 2e-2},
 				{[]string{"attention.backend=fused", "memory.recompute=selective"}, 2e-2},
+				{[]string{"precision.compute=fp16", "attention.backend=reference"}, 3e-3},
+				{[]string{"precision.compute=fp16", "attention.backend=auto"}, 3e-3},
+				{[]string{"precision.compute=fp16", "attention.backend=flash", "memory.recompute=full", "memory.shard=optimizer"}, 3e-3},
 			} {
 				t.Run(fmt.Sprintf("%s/%d/%v", name, ranks, v.set), func(t *testing.T) {
 					cfg := loadGPU(t, m, parityYAML(name, e), ranks, v.set...)
@@ -175,6 +190,56 @@ func TestParityOnGPUs(t *testing.T) {
 				})
 			}
 		}
+	}
+}
+
+// Steps whose gradients overflow in float16 change nothing, and the run goes on with a scale at
+// which they do not.
+func TestOverflowOnGPUs(t *testing.T) {
+	m := machine(t)
+	yaml := parityYAML("tiny-llama", readExpect(t, "tiny-llama"))
+	for _, ranks := range ranksOf(m) {
+		set := []string{"precision.compute=fp16", "data.seq_len=64", "checkpoint.every=1", "checkpoint.keep=0"}
+		first := runGPU(t, m, loadGPU(t, m, yaml, ranks, append(set, "train.steps=2")...), ranks, train.Options{})
+		from := filepath.Join(first.dir, "checkpoints", "step-00000002")
+		raiseScale(t, from)
+		var told []string
+		second := runGPU(t, m, loadGPU(t, m, yaml, ranks, append(set, "train.steps=14")...), ranks, train.Options{From: from, Report: func(r train.Report) {
+			if r.Kind == train.Notice && strings.Contains(r.Text, "overflowed") {
+				told = append(told, r.Text)
+			}
+		}})
+		if len(told) == 0 || !strings.HasSuffix(told[0], "loss scale 8388608") {
+			t.Errorf("%d ranks: notices %q", ranks, told)
+		}
+		for i, s := range second.steps {
+			loss, norm := float64(s.Loss), float64(s.GradNorm)
+			if loss-loss != 0 || i == 0 && norm-norm == 0 || i == len(second.steps)-1 && norm-norm != 0 {
+				t.Errorf("%d ranks: step %d has loss %v and gradient norm %v", ranks, s.Step, loss, norm)
+			}
+		}
+		before := state(t, first.dir, 2)
+		if !slices.Equal(state(t, second.dir, 3), before) || slices.Equal(state(t, second.dir, 14), before) {
+			t.Errorf("%d ranks: a step that overflows changes something, or the steps behind it nothing", ranks)
+		}
+	}
+}
+
+// raiseScale sets the loss scale of a checkpoint to one with which a mean over 64 tokens
+// overflows.
+func raiseScale(t *testing.T, checkpoint string) {
+	t.Helper()
+	path := filepath.Join(checkpoint, "manifest.json")
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	raised := strings.ReplaceAll(string(text), `"scale": 65536`, `"scale": 16777216`)
+	if raised == string(text) {
+		t.Fatalf("the checkpoint has no loss scale of 65536:\n%s", text)
+	}
+	if err := os.WriteFile(path, []byte(raised), 0o666); err != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -136,7 +136,7 @@ func (t *Trainer) restore(ctx context.Context, dir string) error {
 		}
 	}
 	t.step, t.consumed, t.tokens = int(c.Manifest.Step), c.Manifest.Samples, c.Manifest.Tokens
-	return nil
+	return t.scaler.restore(c.Manifest.Extra, t.step)
 }
 
 // field is a flat buffer of the optimizer, as checkpoints name it.
@@ -149,8 +149,8 @@ func (t *Trainer) fields() []field {
 	return []field{{checkpoint.FieldParam, t.share.masters}, {fieldM, t.share.m}, {fieldV, t.share.v}}
 }
 
-// find names the checkpoint to go on from: the newest whole one of the run itself, or the
-// one that the user named. Rank 0 looks, since finding reads every shard.
+// find names the checkpoint to go on from: the newest whole one of the run itself, or the one
+// that it was told. Rank 0 looks, since finding reads every shard.
 func (t *Trainer) find(ctx context.Context, o Options) (string, error) {
 	group := blobs{t.mesh.saves}
 	var name []byte
@@ -186,7 +186,7 @@ func (o *Options) newest(ctx context.Context) ([]byte, error) {
 			defer c.Close()
 			return []byte(c.Dir), nil
 		}
-		if !errors.Is(err, checkpoint.ErrNone) {
+		if !errors.Is(err, checkpoint.ErrNone) { // with damaged ones, to begin anew would replace them
 			return nil, err
 		}
 	}
@@ -198,12 +198,17 @@ func (o *Options) newest(ctx context.Context) ([]byte, error) {
 // was queued is finished.
 func (t *Trainer) snapshot(ctx context.Context, o *Options) (checkpoint.Snapshot, error) {
 	p := t.cfg.Parallel
+	extra, err := t.scaler.save()
+	if err != nil {
+		return checkpoint.Snapshot{}, err
+	}
 	s := checkpoint.Snapshot{
 		Meta: checkpoint.Meta{
 			Step: int64(t.step), Samples: t.consumed, Tokens: t.tokens,
 			World:  checkpoint.World{Size: t.share.size, Context: p.Context, Data: p.Data, Algorithm: p.Algorithm, Layout: p.Layout},
 			Config: o.ConfigYAML, CPRunVersion: o.Version,
 			Seeds: map[string]int64{"train": t.cfg.Train.Seed, "data": t.cfg.Data.Seed},
+			Extra: extra,
 		},
 		Params: CheckpointParams(t.share.flat.Params), Owned: true,
 	}

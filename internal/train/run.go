@@ -28,6 +28,7 @@ type Options struct {
 	From   string // else from this checkpoint; "" for new weights
 
 	NoSave bool // write no checkpoint: the run is a measurement
+	Locked bool // the launcher holds the lock of the run directory's checkpoints
 
 	Stop   <-chan struct{} // closed when this rank is asked to stop
 	Report func(Report)    // called on every rank, in order; nil: nobody listens
@@ -106,7 +107,7 @@ func Run(ctx context.Context, cfg *config.Config, dev Device, world comm.Communi
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	r := &run{Trainer: t, opts: o}
-	if err = r.open(); err == nil {
+	if err = r.open(ctx); err == nil {
 		stopped, err = r.loop(ctx)
 	}
 	if err == nil {
@@ -121,16 +122,17 @@ func Run(ctx context.Context, cfg *config.Config, dev Device, world comm.Communi
 }
 
 // open opens what the run writes.
-func (r *run) open() (err error) {
+func (r *run) open(ctx context.Context) (err error) {
 	from := r.from
 	r.logged = r.step
+	r.countWaits()
 	r.began, r.own = r.step, from != "" && filepath.Dir(from) == r.opts.checkpoints()
 	if from != "" {
 		r.opts.notice(fmt.Sprintf("going on from step %d of %s", r.step, from))
 	}
 	c := r.cfg.Checkpoint
 	r.saver, err = checkpoint.NewSaver(blobs{r.mesh.saves}, checkpoint.Options{
-		Dir: r.opts.checkpoints(), RunID: r.opts.RunID, Keep: c.Keep, Async: c.Async,
+		Dir: r.opts.checkpoints(), RunID: r.opts.RunID, Keep: c.Keep, Async: c.Async, Locked: r.opts.Locked,
 		Warn: func(err error) { r.opts.notice(err.Error()) },
 	})
 	if err != nil {
@@ -143,7 +145,7 @@ func (r *run) open() (err error) {
 			return fmt.Errorf("metrics: %w", err)
 		}
 	}
-	return r.openTrace()
+	return r.openTrace(ctx)
 }
 
 func (r *run) close() error {
@@ -188,7 +190,7 @@ func (r *run) loop(ctx context.Context) (stopped bool, err error) {
 	for done < steps {
 		for !stopped && len(queue) <= r.dev.RunAhead && r.step < steps && (len(queue) == 0 || !r.drains(r.step)) {
 			r.opts.report(Report{Kind: Phase, Text: "step", Step: int64(r.step)})
-			f, err := r.begin(ctx, r.asked())
+			f, err := r.queue(ctx)
 			if err != nil {
 				return false, err
 			}
@@ -225,6 +227,14 @@ func (r *run) loop(ctx context.Context) (stopped bool, err error) {
 		}
 	}
 	return false, r.settle(ctx)
+}
+
+// queue queues the next step.
+func (r *run) queue(ctx context.Context) (*flight, error) {
+	if r.step == r.began {
+		defer r.opts.timed("queueing it")() // libraries make their plans then, and peers are reached
+	}
+	return r.begin(ctx, r.asked())
 }
 
 // validates says that a validation follows a step, the n-th of the run; saves that a checkpoint
@@ -323,6 +333,9 @@ func (r *run) after(ctx context.Context, res Result) error {
 		val = &f
 	}
 	finite := res.finite()
+	if finite == nil && res.Lowered > 0 {
+		r.opts.notice(fmt.Sprintf("step %d: gradients overflowed in fp16, the step is skipped; loss scale %.0f", res.Step, res.Lowered))
+	}
 	if r.trace != nil && res.Step-r.began >= r.cfg.Log.TraceSteps {
 		if err := r.closeTrace(ctx, true); err != nil {
 			return err

@@ -158,6 +158,15 @@ func TestCheckpointMovesBetweenLayouts(t *testing.T) {
 	closeTo(t, "4 sharded ranks, then 3", got, want[4:], 5e-5)
 }
 
+// Where no checkpoint was written none is spoken of as if it were there.
+func TestDivergenceWithoutACheckpoint(t *testing.T) {
+	cfg := load(t, tiny(t), 1, "optimizer.lr=1.0e+38", "optimizer.grad_clip=0", "train.steps=20")
+	_, err := runLocal(t, cfg, 1, train.Options{})
+	if err == nil || !strings.Contains(err.Error(), "no checkpoint is written of it, and older ones are left") {
+		t.Errorf("training with a learning rate of 1e38 ended with %v", err)
+	}
+}
+
 func TestDivergenceStopsBeforeACheckpoint(t *testing.T) {
 	cfg := load(t, tiny(t), 2, "optimizer.lr=1.0e+38", "optimizer.grad_clip=0", "train.steps=20", "checkpoint.every=1")
 	dir := t.TempDir()
@@ -192,6 +201,23 @@ func TestDivergenceStopsBeforeACheckpoint(t *testing.T) {
 	}
 	if n == 0 {
 		t.Error("the checkpoint holds nothing")
+	}
+}
+
+// Documents of one token have no targets: such a step has no loss, and the run goes on.
+func TestStepsWithoutTargetsHaveNoLoss(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "ends.txt")
+	text := strings.Repeat("a", 37) + "to be or not to be, that is the question: whether 'tis nobler"
+	if err := os.WriteFile(path, []byte(text), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	cfg := load(t, tiny(t), 2, "data={path: "+path+", pack_documents: true, eos_token_id: 97, shuffle: false, validation: {path: "+path+", every: 2, steps: 1}}", "train.steps=2")
+	steps := mustRun(t, cfg, 2, train.Options{}).steps
+	if len(steps) != 2 || steps[0].Loss.Known() || steps[0].GradNorm != 0 || !(steps[1].Loss > 0) {
+		t.Errorf("steps %+v, want one without a loss and one with", steps)
+	}
+	if val := steps[1].ValLoss; val == nil || val.Known() {
+		t.Errorf("validation loss %v, want none", val)
 	}
 }
 

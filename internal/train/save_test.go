@@ -1,6 +1,7 @@
 package train_test
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -60,6 +61,20 @@ func TestNothingLeftToTrain(t *testing.T) {
 	mustRun(t, cfg, 2, train.Options{RunDir: second.dir, RunID: "again", Resume: true, Report: count})
 	if saves != 1 {
 		t.Errorf("the same run again saved %d times more", saves-1)
+	}
+}
+
+// A run whose checkpoints are all damaged does not begin anew in their place.
+func TestDamagedCheckpointsAreNotReplaced(t *testing.T) {
+	cfg := load(t, tiny(t), 1, "checkpoint.every=2")
+	first := mustRun(t, cfg, 1, train.Options{RunID: "a"})
+	for _, step := range []string{"step-00000002", "step-00000004"} {
+		if err := os.Truncate(filepath.Join(first.dir, "checkpoints", step, "manifest.json"), 10); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := runLocal(t, cfg, 1, train.Options{RunDir: first.dir, RunID: "b", Resume: true}); !errors.Is(err, checkpoint.ErrNoneWhole) {
+		t.Errorf("going on from damaged checkpoints: %v, want ErrNoneWhole", err)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/model"
+	"github.com/cprun/cprun/internal/optim"
 	"github.com/cprun/cprun/internal/plan"
 )
 
@@ -129,8 +130,8 @@ func (x *sharing) order() []int {
 
 // step ends a step: it waits for the gradients, adds their squares to norm2, adds sums, of
 // which norm2 is a part, up over the ranks, clips, updates, and begins to gather the weights.
-// norm2 then holds the square of the gradient's norm before clipping.
-func (x *sharing) step(sums, norm2 View, lr float64, step int) error {
+// norm2 then holds the square of the gradient's norm before clipping, with its scale.
+func (x *sharing) step(sums, norm2 View, u optim.Update) error {
 	x.dev.Stream.Label("optimizer")
 	defer x.dev.Stream.Label("")
 	for at := range x.reduces {
@@ -146,7 +147,7 @@ func (x *sharing) step(sums, norm2 View, lr float64, step int) error {
 		if x.flat.Buckets[b].Size() == 0 {
 			continue
 		}
-		x.update(x.dev.Optim, b, norm2, lr, step)
+		x.update(x.dev.Optim, b, norm2, u)
 		if err := x.gather(b); err != nil {
 			return err
 		}

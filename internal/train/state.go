@@ -160,14 +160,14 @@ func (s *state) sumSquares(d optim.Device, sum View) {
 
 // update steps what this rank holds of a bucket. norm2 is the square of the norm of the whole
 // gradient.
-func (s *state) update(d optim.Device, bucket int, norm2 View, lr float64, step int) {
+func (s *state) update(d optim.Device, bucket int, norm2 View, u optim.Update) {
 	p, c := s.held(s.masters, bucket), View{}
 	vectors := bucket == s.flat.Vectors()
 	if s.compute != s.masters && !vectors {
 		c = s.held(s.compute, bucket)
 	}
 	all := []optim.Segment{{Lo: 0, Hi: p.Size(), Decay: !vectors}}
-	s.adamw.Step(d, p, c, s.held(s.grads, bucket), s.held(s.m, bucket), s.held(s.v, bucket), norm2, all, lr, step)
+	s.adamw.Step(d, p, c, s.held(s.grads, bucket), s.held(s.m, bucket), s.held(s.v, bucket), norm2, all, u)
 }
 
 // copyCompute sets the compute copy of what this rank holds of a bucket, where there is one.

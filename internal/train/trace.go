@@ -35,6 +35,13 @@ func (r *run) streams() []traced {
 	return out
 }
 
+// countWaits has the compute stream tell how long it waits, where it does so only when asked.
+func (r *run) countWaits() {
+	if s, ok := r.dev.Stream.(interface{ CountWaits() }); ok {
+		s.CountWaits()
+	}
+}
+
 // waitedFor is the time that the compute stream has waited for transfers, where it tells.
 func (r *run) waitedFor() (time.Duration, bool) {
 	s, ok := r.dev.Stream.(interface{ Waited() time.Duration })
@@ -45,9 +52,13 @@ func (r *run) waitedFor() (time.Duration, bool) {
 }
 
 // openTrace records what the streams do in the first steps, where the config asks for it.
-func (r *run) openTrace() error {
+func (r *run) openTrace(ctx context.Context) error {
 	if r.cfg.Log.TraceSteps == 0 {
 		return nil
+	}
+	// Transfers that wait for their turn are queued by a goroutine of the group's.
+	if err := r.settle(ctx); err != nil {
+		return err
 	}
 	rank := r.mesh.world.Rank()
 	t, err := metrics.CreateTrace(tracePath(r.opts.RunDir, rank), rank)
@@ -68,9 +79,12 @@ func tracePath(runDir string, rank int) string {
 // closeTrace ends the trace. whole: its steps are finished, so that what they queued can be
 // waited for.
 func (r *run) closeTrace(ctx context.Context, whole bool) error {
+	if whole {
+		_ = r.settle(ctx) // how it ended is known to the loop
+	}
 	for _, s := range r.streams() {
 		if whole {
-			_ = s.Sync(ctx) // so that all is told; how a stream ended is known to the loop
+			_ = s.Sync(ctx) // so that all is told
 		}
 		s.Trace(nil)
 	}

@@ -1,6 +1,7 @@
 package train
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -29,6 +30,7 @@ type Trainer struct {
 	model    *model.Model
 	share    *sharing
 	schedule optim.Schedule
+	scaler   *scaler
 	arena    *tensor.Arena
 	stage    *stage
 	saved    [][]float32 // what the newest snapshot holds, by field
@@ -65,7 +67,7 @@ type slip struct{ in, out View }
 // newTrainer builds the rank's model and its state, of a checkpoint where there is one to go on
 // from.
 func newTrainer(ctx context.Context, cfg *config.Config, dev Device, world comm.Communicator, o *Options) (*Trainer, error) {
-	t := &Trainer{cfg: cfg, dev: &dev}
+	t := &Trainer{cfg: cfg, dev: &dev, scaler: newScaler(&dev)}
 	var err error
 	if t.mesh, err = newMesh(ctx, world, cfg.Parallel.Context); err != nil {
 		return nil, err
@@ -73,13 +75,13 @@ func newTrainer(ctx context.Context, cfg *config.Config, dev Device, world comm.
 	if t.from, err = t.find(ctx, *o); err != nil {
 		return nil, fmt.Errorf("checkpoint to go on from: %w", err)
 	}
-	if err := t.hold(); err != nil {
+	if err := t.hold(o); err != nil {
 		return nil, err
 	}
 	if err := t.populate(ctx, o); err != nil {
 		return nil, err
 	}
-	if err := t.feeds(); err != nil {
+	if err := t.feeds(o); err != nil {
 		return nil, err
 	}
 	s := cfg.LRSchedule
@@ -94,9 +96,10 @@ func newTrainer(ctx context.Context, cfg *config.Config, dev Device, world comm.
 }
 
 // hold allocates the weights and what the optimizer keeps, and the way there.
-func (t *Trainer) hold() error {
-	o, world := t.cfg.Optimizer, t.mesh.world
-	adamw := optim.AdamW{Beta1: o.Betas[0], Beta2: o.Betas[1], Eps: o.Eps, WeightDecay: o.WeightDecay, MaxNorm: o.GradClip}
+func (t *Trainer) hold(o *Options) error {
+	defer o.timed("memory")()
+	c, world := t.cfg.Optimizer, t.mesh.world
+	adamw := optim.AdamW{Beta1: c.Betas[0], Beta2: c.Betas[1], Eps: c.Eps, WeightDecay: c.WeightDecay, MaxNorm: c.GradClip}
 	flat := model.NewLayout(&t.cfg.Model.Config, world.Size())
 	state, err := newState(t.dev, flat, adamw, world.Rank(), world.Size(), shardingOf(t.cfg.Memory.Shard, world.Size()))
 	if err != nil {
@@ -107,8 +110,8 @@ func (t *Trainer) hold() error {
 	return err
 }
 
-// populate sets the state while the ranks' groups are made: the host does the one, and the
-// libraries wait for each other in the other.
+// populate sets the state while the ranks' groups are made and attention gets ready: the host
+// does the first, the libraries wait for each other in the second, and build plans in the third.
 func (t *Trainer) populate(ctx context.Context, o *Options) error {
 	g, setting := errgroup.WithContext(ctx)
 	g.Go(func() error {
@@ -122,6 +125,7 @@ func (t *Trainer) populate(ctx context.Context, o *Options) error {
 		}
 		return t.initialise(setting)
 	})
+	g.Go(func() error { return t.rehearse(o) })
 	if err := g.Wait(); err != nil {
 		return err
 	}
@@ -130,7 +134,8 @@ func (t *Trainer) populate(ctx context.Context, o *Options) error {
 }
 
 // feeds opens the data.
-func (t *Trainer) feeds() (err error) {
+func (t *Trainer) feeds(o *Options) (err error) {
+	defer o.timed("data")()
 	cfg := t.cfg
 	in := &inputs{dev: t.dev, pairs: cfg.Model.HeadDim / 2}
 	if t.train, err = newFeed(cfg, cfg.Data.Path, cfg.Data.Shuffle, t.mesh, in); err != nil {
@@ -184,12 +189,15 @@ func (t *Trainer) build() error {
 type Result struct {
 	Step     int     // steps done, with this one
 	Loss     float64 // mean over the valid targets of the step, before the update
-	GradNorm float64 // before clipping
+	GradNorm float64 // before clipping, without the loss scale
 	LR       float64
 	FLOPs    float64 // model FLOPs of all ranks
 	Tokens   int     // of all ranks
 	Trained  int64   // tokens of all ranks, in all steps so far
 	Stop     bool    // some rank was asked to stop
+	Blank    bool    // no token of it has a target: its loss is NaN, as PyTorch has it
+	Skipped  bool    // its scaled gradients overflowed, so it changed nothing
+	Lowered  float64 // the loss scale that it has lowered to; 0: it has not
 	// Took is the device's time from the end of the step before to that of this one, whenever
 	// the host has looked. What is done while no step is queued, such as a validation, is not
 	// in it: then it is from the beginning of this one.
@@ -199,7 +207,8 @@ type Result struct {
 // flight is a step that was queued.
 type flight struct {
 	r     Result
-	valid int // targets
+	valid int     // targets
+	scale float64 // of the loss; 0: none
 	out   View
 	since int          // the point of the clock that Took is from
 	done  tensor.Event // out is there
@@ -246,8 +255,8 @@ func (t *Trainer) Step(ctx context.Context, stop bool) (Result, error) {
 // for nothing but the memory of a batch, which is free when the one before the last is done.
 func (t *Trainer) begin(ctx context.Context, stop bool) (f *flight, err error) {
 	defer device.Caught(&err)
-	slip := t.slips[t.step%len(t.slips)]
-	f = &flight{out: slip.out, since: t.begins(t.step)}
+	slip, scaling := t.slips[t.step%len(t.slips)], t.scaler.begin(t.waiting)
+	f = &flight{out: slip.out, since: t.begins(t.step), scale: scaling.Scale}
 	if t.waiting > 0 {
 		f.since = t.ends(t.step - 1)
 	}
@@ -264,10 +273,12 @@ func (t *Trainer) begin(ctx context.Context, stop bool) (f *flight, err error) {
 	if err := t.share.start(); err != nil {
 		return nil, err
 	}
-	if err := t.passes(ctx, f.valid); err != nil {
+	if err := t.passes(ctx, cmp.Or(f.scale, 1)/float64(max(f.valid, 1))); err != nil {
 		return nil, err
 	}
-	if err := t.share.step(t.sums, part(t.sums, sumNorm, sumNorm+1), f.r.LR, t.step); err != nil {
+	// Skipped steps do not count in the moments' bias, as far as the host knows of them.
+	u := optim.Update{LR: f.r.LR, Scale: f.scale, Step: t.step - scaling.Skipped}
+	if err := t.share.step(t.sums, part(t.sums, sumNorm, sumNorm+1), u); err != nil {
 		return nil, err
 	}
 	t.dev.Store.Download(slip.out, t.sums)
@@ -286,8 +297,9 @@ func (t *Trainer) finish(ctx context.Context, f *flight) (Result, error) {
 		return f.r, err
 	}
 	out := tensor.Data[float64](f.out)
-	f.r.Loss = out[sumLoss] / float64(max(f.valid, 1))
-	f.r.GradNorm = math.Sqrt(out[sumNorm])
+	f.r.Loss, f.r.Blank = out[sumLoss]/float64(f.valid), f.valid == 0
+	f.r.GradNorm = math.Sqrt(out[sumNorm]) / cmp.Or(f.scale, 1)
+	f.r.Skipped, f.r.Lowered = t.scaler.finish(f.scale, f.r.GradNorm)
 	f.r.Stop = out[sumStop] > 0
 	t.waiting--
 	seconds, err := t.clock.Between(f.since, t.ends(f.r.Step-1))
@@ -305,8 +317,9 @@ func (t *Trainer) clocked() int { return t.dev.RunAhead + 2 }
 func (t *Trainer) begins(n int) int { return 2 * (n % t.clocked()) }
 func (t *Trainer) ends(n int) int   { return t.begins(n) + 1 }
 
-// passes queues the forward and backward passes of a step.
-func (t *Trainer) passes(ctx context.Context, valid int) error {
+// passes queues the forward and backward passes of a step. The gradients are those of scale
+// times the sum of the losses.
+func (t *Trainer) passes(ctx context.Context, scale float64) error {
 	micros := t.cfg.Train.GlobalBatchSize / (t.cfg.Train.MicroBatchSize * t.mesh.dataSize)
 	loss := part(t.sums, sumLoss, sumLoss+1)
 	for m := range micros {
@@ -318,7 +331,7 @@ func (t *Trainer) passes(ctx context.Context, valid int) error {
 			}
 			t.share.first, t.share.last = m == 0 && i == 0, m == micros-1 && i == len(groups)-1
 			t.att.begin(b.layout, b.docs)
-			if err := t.model.ForwardBackward(t.arena, b.Batch, loss, 1/float64(max(valid, 1))); err != nil {
+			if err := t.model.ForwardBackward(t.arena, b.Batch, loss, scale); err != nil {
 				return err
 			}
 			b.done()
@@ -328,7 +341,7 @@ func (t *Trainer) passes(ctx context.Context, valid int) error {
 }
 
 // Validate is the mean loss over the first samples of the validation data, the same ones
-// each time. Samples are dealt out to the data groups; a group without one has no part. Every
+// each time; NaN if no token of them has a target. Samples are dealt out to the data groups; a group without one has no part. Every
 // step that was queued is finished.
 func (t *Trainer) Validate(ctx context.Context) (loss float64, err error) {
 	defer device.Caught(&err)
@@ -368,7 +381,7 @@ func (t *Trainer) Validate(ctx context.Context) (loss float64, err error) {
 	if err := t.dev.Stream.Sync(ctx); err != nil {
 		return 0, err
 	}
-	return tensor.Data[float64](slip.out)[sumLoss] / float64(max(valid, 1)), nil
+	return tensor.Data[float64](slip.out)[sumLoss] / float64(valid), nil
 }
 
 // settle waits until the device has nothing left to do, on any stream.
@@ -377,11 +390,19 @@ func (t *Trainer) settle(ctx context.Context) error {
 	return t.dev.Stream.Sync(ctx)
 }
 
-// finite is an error for a run that has diverged. Its weights are already spoilt, so it must
-// not write another checkpoint.
+// finite is an error for a run that has diverged. Its weights are already spoilt, or were not
+// changed for many steps, so it must not write another checkpoint.
 func (r *Result) finite() error {
-	if math.IsNaN(r.Loss) || math.IsInf(r.Loss, 0) || math.IsNaN(r.GradNorm) || math.IsInf(r.GradNorm, 0) {
-		return fmt.Errorf("step %d: %w: loss %v, gradient norm %v; the newest checkpoint is from before it: lower optimizer.lr, set optimizer.grad_clip, or look at the samples of this step",
+	switch {
+	case r.Skipped && r.Lowered > 0 && r.Lowered < leastScale:
+		return fmt.Errorf("step %d: %w: loss %v, and gradients overflow in fp16 even with a loss scale of %v; set precision.compute: bf16, lower optimizer.lr, or set optimizer.grad_clip",
+			r.Step, errDiverged, r.Loss, 2*r.Lowered)
+	case r.Skipped:
+		return nil
+	}
+	spoilt := func(x float64) bool { return math.IsNaN(x) || math.IsInf(x, 0) }
+	if spoilt(r.Loss) && !r.Blank || spoilt(r.GradNorm) {
+		return fmt.Errorf("step %d: %w: loss %v, gradient norm %v; no checkpoint is written of it, and older ones are left as they are: lower optimizer.lr, set optimizer.grad_clip, or look at the samples of this step",
 			r.Step, errDiverged, r.Loss, r.GradNorm)
 	}
 	return nil

@@ -45,8 +45,8 @@ func (p *process) train(ctx context.Context) (err error) {
 	}()
 	stopped, err := train.Run(ctx, cfg, dev, world, train.Options{
 		RunDir: job.RunDir, RunID: fmt.Sprintf("%s-%d", p.RunID, p.Restart), Version: job.Version, ConfigYAML: string(cfg.YAML()),
-		// A restarted job goes on from what it had, also where it first was told to begin anew.
-		Resume: job.Resume || p.Restart > 0, From: job.From,
+		// The launcher has found where a job begins. A restarted one goes on from what it had.
+		Resume: p.Restart > 0, From: job.From, Locked: true,
 		Stop: p.Stop(), Report: p.report, NoSave: job.NoSave, Timed: p.start.time,
 	})
 	p.quiet = stopped

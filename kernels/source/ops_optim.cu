@@ -4,26 +4,36 @@
 // Step is the numbers of a step of AdamW, from the host.
 struct Step {
   double max_norm; // 0: the gradient is not clipped
-  float keep, rate, root, new1, old2, new2, eps, unused;
+  float keep, rate, root, new1, old2, new2, eps;
+  float unscale; // 1 over the scale of the gradient, with which steps may be skipped; 0: it has none
 };
 
-// clip_of is the factor of the gradient. What the norm is compared with is written so that a NaN
-// is handed on.
-__device__ __forceinline__ float clip_of(const double* sum, double max_norm) {
-  if (max_norm <= 0) return 1.0f;
-  double clip = max_norm / (sqrt(*sum) + 1e-6);
-  return clip >= 1 ? 1.0f : (float)clip;
+// SKIPPED stands for the factor of a step that changes nothing.
+constexpr float SKIPPED = -1;
+
+// factor_of is what the gradient is multiplied by: 1 over its scale, and what it is clipped by. What
+// the norm is compared with is written so that a NaN is handed on.
+__device__ __forceinline__ float factor_of(const double* sum, const Step& h) {
+  float unscale = 1;
+  if (h.unscale > 0) {
+    double norm2 = *sum;
+    if (norm2 - norm2 != 0) return SKIPPED; // neither NaN nor an infinity equals itself less itself
+    unscale = h.unscale;
+  }
+  if (h.max_norm <= 0) return unscale;
+  double clip = h.max_norm / (sqrt(*sum) * unscale + 1e-6);
+  return clip >= 1 ? unscale : (float)clip * unscale;
 }
 
-__device__ __forceinline__ void update(float& p, float g, float& m, float& v, float clip, const Step& h) {
-  g *= clip;
+__device__ __forceinline__ void update(float& p, float g, float& m, float& v, float factor, const Step& h) {
+  g *= factor;
   m += (g - m) * h.new1;
   v = v * h.old2 + g * g * h.new2;
   p = p * h.keep - h.rate * m / (sqrtf(v) / h.root + h.eps);
 }
 
 // adamw updates p, m and v [n] and sets copied to p, in vectors of L elements, of which a thread has
-// UPDATES, a block apart. The clip factor is made on the device, so that no host waits for it.
+// UPDATES, a block apart. The gradient's factor is made on the device, so that no host waits for it.
 constexpr int UPDATES = 2;
 
 template <class C, int L, bool COPIED>
@@ -39,8 +49,9 @@ __device__ __forceinline__ void adamw(float* p, C* copied, const float* g, float
     load(ps[u], (const float*)p + i), load(gs[u], g + i), load(ms[u], (const float*)m + i), load(vs[u],
         (const float*)v + i);
   }
-  if (threadIdx.x == 0) shared = clip_of(sum, h.max_norm);
+  if (threadIdx.x == 0) shared = factor_of(sum, h);
   __syncthreads();
+  if (shared == SKIPPED) return;
 #pragma unroll
   for (int u = 0; u < UPDATES; u++) {
     long long i = at + u * step;

@@ -1,0 +1,61 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// exportedConfig is config.json of an export.
+func exportedConfig(t *testing.T, dir string) map[string]any {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(dir, "config.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var c map[string]any
+	if err := json.Unmarshal(text, &c); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// An export says what the run's config says, and has what the model had that it began with.
+func TestExportIsWholeForTransformers(t *testing.T) {
+	root := t.TempDir()
+	first, hf := filepath.Join(root, "first"), filepath.Join(root, "hf")
+	must(t, "--run-dir", first, "--set", "data.eos_token_id=10",
+		"--set", "model.rope_scaling={rope_type: llama3, factor: 8, low_freq_factor: 1, high_freq_factor: 4, original_max_position_embeddings: 64}", small(t, 1))
+	must(t, "export", first, "--to", hf)
+	if c := exportedConfig(t, hf); c["eos_token_id"] != 10.0 || c["max_position_embeddings"] != 512.0 {
+		t.Errorf("eos_token_id %v, max_position_embeddings %v; want 10, 512", c["eos_token_id"], c["max_position_embeddings"])
+	}
+
+	for _, f := range []string{"tokenizer.json", "tokenizer_config.json", "generation_config.json"} {
+		if err := os.WriteFile(filepath.Join(hf, f), []byte(`{"of": "`+f+`"}`), 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	second, again := filepath.Join(root, "second"), filepath.Join(root, "again")
+	must(t, "--run-dir", second, "--set", "model.from="+hf, "--set", "data.eos_token_id=32", small(t, 1))
+	said, _ := must(t, "export", second, "--to", again)
+	for _, f := range []string{"tokenizer.json", "tokenizer_config.json", "generation_config.json"} {
+		text, err := os.ReadFile(filepath.Join(again, f))
+		if err != nil || !strings.Contains(string(text), f) || !strings.Contains(said, f) {
+			t.Errorf("%s: %q, %v; it said\n%s", f, text, err, said)
+		}
+	}
+	if c := exportedConfig(t, again); c["eos_token_id"] != 10.0 || c["max_position_embeddings"] != 512.0 {
+		t.Errorf("eos_token_id %v, max_position_embeddings %v; want those of the model, 10 and 512", c["eos_token_id"], c["max_position_embeddings"])
+	}
+
+	if err := os.RemoveAll(hf); err != nil {
+		t.Fatal(err)
+	}
+	said, _ = must(t, "export", second, "--to", filepath.Join(root, "third"))
+	if !strings.Contains(said, "without the tokenizer") || !strings.Contains(said, hf) {
+		t.Errorf("the directory is gone, and it said\n%s", said)
+	}
+}

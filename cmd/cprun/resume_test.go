@@ -1,0 +1,154 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// trained is a config, and the directory of a run of it with checkpoints of steps 2 and 4.
+func trained(t *testing.T) (config, dir string) {
+	t.Helper()
+	config, dir = small(t, 4), filepath.Join(t.TempDir(), "run")
+	must(t, "--nproc", "2", "--run-dir", dir, "--set", "checkpoint.every=2", config)
+	return config, dir
+}
+
+// damage cuts short a shard of the checkpoint of a step.
+func damage(t *testing.T, dir string, step int) {
+	t.Helper()
+	if err := os.Truncate(filepath.Join(dir, "checkpoints", fmt.Sprintf("step-%08d", step), "shard-00000-of-00002.safetensors"), 10); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// refused runs cprun, which must find the fault before it starts anything or changes the run.
+func refused(t *testing.T, dir string, want []string, args ...string) {
+	t.Helper()
+	state := func() string {
+		var b strings.Builder
+		for _, name := range []string{"config.yaml", "plan.json", "metrics.jsonl"} {
+			text, err := os.ReadFile(filepath.Join(dir, name))
+			fmt.Fprintln(&b, string(text), err)
+		}
+		left, err := os.ReadDir(filepath.Join(dir, "checkpoints"))
+		fmt.Fprintln(&b, left, err)
+		return b.String()
+	}
+	before := state()
+	code, _, stderr := cprun(t, args...)
+	if code != 2 {
+		t.Errorf("cprun %q: exit status %d, want 2\n%s", args, code, stderr)
+	}
+	for _, w := range want {
+		if !strings.Contains(stderr, w) {
+			t.Errorf("cprun %q: stderr does not say %q:\n%s", args, w, stderr)
+		}
+	}
+	if after := state(); after != before {
+		t.Errorf("cprun %q changed the run from\n%s\nto\n%s", args, before, after)
+	}
+}
+
+func TestDamagedCheckpointsAreNotReplaced(t *testing.T) {
+	config, dir := trained(t)
+	damage(t, dir, 4)
+	refused(t, dir, []string{"step-00000004", "not whole"}, "--run-dir", filepath.Join(t.TempDir(), "new"), "--resume", filepath.Join(dir, "checkpoints", "step-00000004"), config)
+
+	// With an older one that is whole, train and export go on from that, and say so.
+	stdout, _ := must(t, "export", dir, "--to", filepath.Join(t.TempDir(), "hf"))
+	_, stderr := must(t, "--run-dir", filepath.Join(t.TempDir(), "new"), "--resume", dir, config)
+	for what, text := range map[string]string{"export": stdout, "train": stderr} {
+		if !strings.Contains(text, "checkpoint passed over:") || !strings.Contains(text, "step-00000004") || !strings.Contains(text, "step 2") {
+			t.Errorf("%s does not say that it is of step 2:\n%s", what, text)
+		}
+	}
+	damage(t, dir, 2)
+	refused(t, dir, []string{"none whole", "step-00000002", "step-00000004", "another --run-dir"}, "--run-dir", dir, config)
+}
+
+func TestCheckpointsThatCannotBeReadAreRefused(t *testing.T) {
+	config, dir := trained(t)
+	manifest := filepath.Join(dir, "checkpoints", "step-00000004", "manifest.json")
+	text, err := os.ReadFile(manifest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(manifest, []byte(strings.Replace(string(text), `"version": 1`, `"version": 7`, 1)), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	refused(t, dir, []string{"version 7", "another --run-dir"}, "--run-dir", dir, config)
+
+	file := t.TempDir()
+	if err := os.WriteFile(filepath.Join(file, "checkpoints"), nil, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	refused(t, file, []string{"not a directory", "another --run-dir"}, "--run-dir", file, config)
+}
+
+// No shape of a weight tells these models apart.
+func TestOtherModelKeysAreRefusedAndOtherDataTold(t *testing.T) {
+	config, dir := trained(t)
+	for key, value := range map[string]string{"num_attention_heads": "8", "rope_theta": "500000.0", "sliding_window": "16", "rms_norm_eps": "1.0e-5"} {
+		set := []string{"--set", "model." + key + "=" + value}
+		if key == "num_attention_heads" {
+			set = append(set, "--set", "model.num_key_value_heads=4", "--set", "model.head_dim=4")
+		}
+		refused(t, dir, []string{"of another model", "model." + key}, append(set, "--run-dir", dir, config)...)
+	}
+	_, stderr := must(t, "--run-dir", dir, "--set", "data.seq_len=100", "--set", "data.seed=2", "--set", "train.steps=5", config)
+	for _, w := range []string{"data.seq_len is 200 in the checkpoint and 100 here", "data.seed", "sample 4"} {
+		if !strings.Contains(stderr, w) {
+			t.Errorf("stderr does not say %q:\n%s", w, stderr)
+		}
+	}
+	// The same data, and what may change, are not worth a word.
+	_, stderr = must(t, "--run-dir", dir, "--set", "data.seq_len=100", "--set", "data.seed=2", "--set", "train.steps=6", "--set", "optimizer.lr=1.0e-4", config)
+	if strings.Contains(stderr, "warning") {
+		t.Errorf("the same data are warned of:\n%s", stderr)
+	}
+}
+
+func TestASecondRunInTheDirectoryIsRefused(t *testing.T) {
+	s := start(t, filepath.Join(t.TempDir(), "run"), small(t, endless))
+	s.afterStep(1)
+	before, err := os.ReadFile(filepath.Join(s.dir, "config.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	code, _, stderr := cprun(t, "--run-dir", s.dir, "--nproc", "2", small(t, 3))
+	if code != 2 || !strings.Contains(stderr, "locked by another process") {
+		t.Errorf("exit status %d, want 2:\n%s", code, stderr)
+	}
+	if after, err := os.ReadFile(filepath.Join(s.dir, "config.yaml")); err != nil || string(after) != string(before) {
+		t.Errorf("config.yaml was replaced (%v)", err)
+	}
+	signal(t, s.Process.Pid, syscall.SIGTERM)
+	if code := s.wait(); code != 75 {
+		t.Errorf("the first run: exit status %d, want 75\n%s", code, s.said())
+	}
+}
+
+// The config is a pipe that nothing comes from, so that the input is being checked for as long
+// as the test wants.
+func TestSignalsWhileInputIsChecked(t *testing.T) {
+	for _, sig := range []syscall.Signal{syscall.SIGUSR1, syscall.SIGTERM, syscall.SIGINT} {
+		config := filepath.Join(t.TempDir(), "train.yaml")
+		if err := syscall.Mkfifo(config, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s := start(t, filepath.Join(t.TempDir(), "run"), config)
+		pipe, err := os.OpenFile(config, os.O_WRONLY, 0) // returns when cprun reads
+		if err != nil {
+			t.Fatal(err)
+		}
+		signal(t, s.Process.Pid, sig)
+		if code := s.wait(); code != 75 || !strings.Contains(s.said(), "before training began") {
+			t.Errorf("%v: exit status %d, want 75\n%s", sig, code, s.said())
+		}
+		pipe.Close()
+	}
+}

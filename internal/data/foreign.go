@@ -1,0 +1,62 @@
+package data
+
+import (
+	"fmt"
+	"io"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// foreign are files that are not text, whose bytes could be trained on all the same.
+var foreign = []struct {
+	what  string
+	exts  []string
+	magic []string
+	at    int // of the magic
+	fix   string
+}{
+	{what: "JSON", exts: []string{".json"},
+		fix: `write an object with a string "text" a line, and name it .jsonl`},
+	{what: "a NumPy array", exts: []string{".npy"}, magic: []string{"\x93NUMPY"},
+		fix: asTokens},
+	{what: "a pickle, as PyTorch writes", exts: []string{".pt", ".pth", ".pkl", ".pickle"}, magic: []string{"\x80\x02", "\x80\x03", "\x80\x04", "\x80\x05"},
+		fix: asTokens},
+	{what: "a zip archive, as NumPy and PyTorch write", exts: []string{".zip", ".npz"}, magic: []string{"PK\x03\x04"},
+		fix: "unpack it, or " + asTokens},
+	{what: "HDF5", exts: []string{".h5", ".hdf5"}, magic: []string{"\x89HDF"}, fix: asTokens},
+	{what: "safetensors", exts: []string{".safetensors"}, fix: asTokens},
+	{what: "Parquet", exts: []string{".parquet"}, magic: []string{"PAR1"}, fix: asLines},
+	{what: "Arrow", exts: []string{".arrow", ".feather"}, magic: []string{"ARROW1", "\xff\xff\xff\xff"}, fix: asLines},
+	{what: "compressed", exts: []string{".gz", ".zst", ".xz", ".bz2", ".lz4"},
+		magic: []string{"\x1f\x8b", "\x28\xb5\x2f\xfd", "\xfd7zXZ\x00", "\x04\x22\x4d\x18"}, fix: "unpack it first"},
+	{what: "compressed by bzip2", magic: []string{"1AY&SY"}, at: 4, fix: "unpack it first"},
+	{what: "a tar archive", exts: []string{".tar", ".tgz"}, magic: []string{"ustar"}, at: 257, fix: "unpack it first"},
+	{what: "PDF", exts: []string{".pdf"}, magic: []string{"%PDF-"}, fix: "write its text as .txt"},
+}
+
+const (
+	asTokens = "write its tokens as .bin files of llm.c, which docs/formats.md describes"
+	asLines  = `write its texts as .jsonl, an object with a string "text" a line`
+)
+
+// foreignHead is how many bytes tell what a file is.
+const foreignHead = 512
+
+// readable refuses a file of bytes that are no text, by its name and by how it begins.
+func readable(f io.ReaderAt, path string, size int64) error {
+	head := make([]byte, min(size, foreignHead))
+	if err := readFull(f, head, 0); err != nil {
+		return err
+	}
+	ext := strings.ToLower(filepath.Ext(path))
+	for _, k := range foreign {
+		if slices.ContainsFunc(k.magic, func(m string) bool { return k.at < len(head) && strings.HasPrefix(string(head[k.at:]), m) }) {
+			return fmt.Errorf("this is %s, which is not read as text; %s", k.what, k.fix)
+		}
+		if slices.Contains(k.exts, ext) {
+			return fmt.Errorf("by its name, %s, this is %s, which is not read as text; %s; if it is text, name it .txt", ext, k.what, k.fix)
+		}
+	}
+	return nil
+}
