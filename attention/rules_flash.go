@@ -5,7 +5,8 @@ import "github.com/cprun/cprun/internal/tensor"
 // flashRules is what our own kernels do not compute: CUDA on a GPU, tiled loops on a CPU. Any
 // band, any number of documents and rectangles a call, any grouping of heads, soft caps and
 // deterministic gradients are in both, so no rule is PerHop. U49 refuses head dims over 192 on
-// every GPU that its list lacks, sm103 too; ours are those with little shared memory.
+// every GPU that its list lacks, sm103 too; ours are those with little shared memory, for which there
+// are shapes that have run on no such GPU yet.
 var flashRules = []Rule{
 	{ID: "flash-not-built", Backend: Flash,
 		Speaks: func(c *Call) bool { return gpu(c) && c.Flash == 0 },
@@ -46,7 +47,7 @@ var flashRules = []Rule{
 		Speaks: func(c *Call) bool {
 			return gpu(c) && c.Arch > 80 && c.Arch < 90 && max(c.HeadDim, c.HeadDimV) > 192
 		},
-		Reason: "Head dims over 192 need more shared memory than sm86 and sm89 have.",
+		Reason: "Head dims over 192 have not run on sm86 and sm89, whose shared memory is small, and FlashAttention 2 takes none there.",
 		Fix:    "Use unfused with parallel.context 1, or a head dim of 192 or less.",
 		Source: "U49"},
 	{ID: "flash-strided", Backend: Flash,

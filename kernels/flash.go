@@ -23,31 +23,53 @@ import (
 type Flash struct {
 	deviceAttention
 	deterministic bool
+	shared        int // bytes of shared memory that a block may have
 }
 
 // NewFlash computes on stream. Deterministic repeats gradients bit for bit, for two products
 // more of the five that a backward pass takes.
 func NewFlash(stream *cuda.Stream, loader *Loader, deterministic bool) (*Flash, error) {
 	d, err := newDeviceAttention(stream, loader)
-	return &Flash{deviceAttention: d, deterministic: deterministic}, err
+	return &Flash{deviceAttention: d, deterministic: deterministic, shared: loader.Device().SharedPerBlock}, err
 }
 
 // Preload loads, and where they are not on disk compiles, the programs for these head dims of q
 // and k, and of v.
 func (f *Flash) Preload(dim, dimV int) error {
-	shape, ok := source.FlashShapeFor(dim, dimV)
-	if !ok {
-		return tooWide(dim, dimV)
+	forward, err := f.shapeFor("flash attention forward", dim, dimV, source.FlashShape.ForwardShared)
+	if err != nil {
+		return err
 	}
-	names := []string{commonProgram, shape.Forward().Name, shape.Backward().Name}
+	backward, err := f.shapeFor("flash attention backward", dim, dimV, f.backwardShared)
+	if err != nil {
+		return err
+	}
+	names := []string{commonProgram, forward.Forward().Name, backward.Backward().Name}
 	if f.deterministic {
-		names = append(names, shape.DQ().Name)
+		names = append(names, backward.DQ().Name)
 	}
 	return f.loader.Preload(names...)
 }
 
-func tooWide(dim, dimV int) error {
-	return fmt.Errorf("flash attention with head dims %d and %d: up to 256 are compiled; use the reference backend", dim, dimV)
+// shapeFor is the shape for a pass, which needs so much shared memory a block.
+func (f *Flash) shapeFor(what string, dim, dimV int, needs func(source.FlashShape) int) (source.FlashShape, error) {
+	s, ok := source.FlashShapeFor(dim, dimV, f.shared, needs)
+	switch {
+	case ok:
+		return s, nil
+	case max(dim, dimV) > source.FlashMaxDim:
+		return s, fmt.Errorf("%s with head dims %d and %d: up to %d are compiled; use the reference backend", what, dim, dimV, source.FlashMaxDim)
+	}
+	return s, fmt.Errorf("%s with head dims %d and %d: what is compiled takes more than the %d bytes of shared memory that a block has on %v; use the reference backend",
+		what, dim, dimV, f.shared, f.loader.Device())
+}
+
+// backwardShared is what the kernels of a backward pass need.
+func (f *Flash) backwardShared(s source.FlashShape) int {
+	if f.deterministic {
+		return max(s.BackwardShared(), s.DQShared())
+	}
+	return s.BackwardShared()
 }
 
 // Forward folds the attention of q over one block of keys into acc; see attention.Kernel.
@@ -56,7 +78,7 @@ func (f *Flash) Forward(acc attention.Partial, q, k, v View, tiles []partition.T
 		return err
 	}
 	c := flashCall{q: q, k: k, v: v, o: acc.O, lse: acc.LSE, p: p}
-	if err := f.usable("flash attention forward", &c, acc.O, acc.LSE); err != nil {
+	if err := f.usable("flash attention forward", &c, source.FlashShape.ForwardShared, acc.O, acc.LSE); err != nil {
 		return err
 	}
 	own := ownTiles(tiles, false)
@@ -80,7 +102,7 @@ func (f *Flash) Backward(acc attention.Grads, do, q, k, v View, s attention.Save
 		return fmt.Errorf("flash attention backward: do is %v, q %v; they must be of one type", do.DType(), q.DType())
 	}
 	c := flashCall{q: q, k: k, v: v, do: do, lse: s.LSE, delta: s.Delta, dq: acc.DQ, dk: acc.DK, dv: acc.DV, p: p}
-	if err := f.usable("flash attention backward", &c, do, s.LSE, s.Delta, acc.DQ, acc.DK, acc.DV); err != nil {
+	if err := f.usable("flash attention backward", &c, f.backwardShared, do, s.LSE, s.Delta, acc.DQ, acc.DK, acc.DV); err != nil {
 		return err
 	}
 	byKey := ownTiles(tiles, true)
@@ -94,7 +116,7 @@ func (f *Flash) Backward(acc attention.Grads, do, q, k, v View, s attention.Save
 	}
 	f.stream.Do("attention backward", func() error {
 		grid := cuda.Dim{X: k.Len(tensor.Heads), Y: q.Len(tensor.Batch), Z: ceilDiv(k.Len(tensor.Seq), c.shape.Keys)}
-		block := cuda.Dim{X: 32 * source.FlashBackwardWarps}
+		block := cuda.Dim{X: 32 * c.shape.BackwardWarps}
 		err := f.call(&c, byKey, c.shape.Backward().Name, name, cuda.Launch{Grid: grid, Block: block, Shared: c.shape.BackwardShared()})
 		if err != nil || byQuery == nil {
 			return err
@@ -106,25 +128,21 @@ func (f *Flash) Backward(acc attention.Grads, do, q, k, v View, s attention.Save
 	return nil
 }
 
-// maxFlashRows is what a grid of the smallest blocks can count.
-const maxFlashRows = 64 * 65535
+// maxFlashRows is what a grid of a shape's smallest blocks can count.
+func maxFlashRows(s source.FlashShape) int { return 65535 * min(s.Keys, source.FlashDQQueries) }
 
-// usable sets the call's shape, and is what is wrong with its inputs beyond what attention checks.
-func (f *Flash) usable(what string, c *flashCall, others ...View) error {
+// usable sets the call's shape, of a pass that needs so much shared memory a block, and is what is
+// wrong with its inputs beyond what attention checks.
+func (f *Flash) usable(what string, c *flashCall, needs func(source.FlashShape) int, others ...View) error {
 	if t := c.q.DType(); t != tensor.BF16 && t != tensor.F16 {
 		return fmt.Errorf("%s in %v: it computes in bfloat16 and float16; use the reference backend", what, t)
 	}
-	var ok bool
-	if c.shape, ok = source.FlashShapeFor(c.q.Len(tensor.Dim), c.v.Len(tensor.Dim)); !ok {
-		return tooWide(c.q.Len(tensor.Dim), c.v.Len(tensor.Dim))
+	var err error
+	if c.shape, err = f.shapeFor(what, c.q.Len(tensor.Dim), c.v.Len(tensor.Dim), needs); err != nil {
+		return err
 	}
-	if n := max(c.q.Len(tensor.Seq), c.k.Len(tensor.Seq)); n > maxFlashRows {
-		return fmt.Errorf("%s of %d positions: up to %d a rank; use more ranks", what, n, maxFlashRows)
-	}
-	dev := f.loader.Device()
-	if n := max(c.shape.ForwardShared(), c.shape.BackwardShared()); n > dev.SharedPerBlock {
-		return fmt.Errorf("%s with head dims %d and %d takes %d bytes of shared memory, %v has %d a block; use the reference backend",
-			what, c.q.Len(tensor.Dim), c.v.Len(tensor.Dim), n, dev, dev.SharedPerBlock)
+	if n := max(c.q.Len(tensor.Seq), c.k.Len(tensor.Seq)); n > maxFlashRows(c.shape) {
+		return fmt.Errorf("%s of %d positions: up to %d a rank; use more ranks", what, n, maxFlashRows(c.shape))
 	}
 	return f.onDevice(what, append([]View{c.q, c.k, c.v}, others...)...)
 }

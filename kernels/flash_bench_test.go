@@ -23,6 +23,7 @@ func BenchmarkFlash(b *testing.B) {
 			b.Run(fmt.Sprintf("forward/dim=%d/seq=%d", dim, seq), func(b *testing.B) { x.time(b, 4, x.forward(x.fast)) })
 			b.Run(fmt.Sprintf("backward/dim=%d/seq=%d", dim, seq), func(b *testing.B) { x.time(b, 10, x.backward(x.fast)) })
 			b.Run(fmt.Sprintf("backward, deterministic/dim=%d/seq=%d", dim, seq), func(b *testing.B) { x.time(b, 10, x.backward(x.ordered)) })
+			b.Run(fmt.Sprintf("backward, small shapes/dim=%d/seq=%d", dim, seq), func(b *testing.B) { x.time(b, 10, x.backward(x.small)) })
 		}
 	}
 }
@@ -38,6 +39,7 @@ func BenchmarkDeviceReference(b *testing.B) {
 type flashBench struct {
 	*cudaRig
 	fast, ordered  *Flash
+	small          *Flash // as GPUs with little shared memory compute
 	q, k, v, do, o View
 	acc            attention.Partial
 	delta          View
@@ -49,7 +51,7 @@ type flashBench struct {
 func newFlashBench(b *testing.B, seq, dim int) *flashBench {
 	b.Helper()
 	x := &flashBench{cudaRig: newCUDARig(b), p: attention.Softmax{Scale: 1 / math.Sqrt(float64(dim))}}
-	x.fast, x.ordered = x.newFlash(false), x.newFlash(true)
+	x.fast, x.ordered, x.small = x.newFlash(false), x.newFlash(true), x.newSmallFlash(false)
 	of := func(dtype tensor.DType, heads, dim int) View {
 		mem, err := x.loader.Device().Alloc(int64(seq * heads * dim * dtype.Size()))
 		check(b, err)

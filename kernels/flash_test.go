@@ -11,6 +11,7 @@ import (
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/attention/attentiontest"
 	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/kernels/source"
 	"github.com/cprun/cprun/partition"
 )
 
@@ -49,10 +50,52 @@ func TestFlash(t *testing.T) {
 	}
 }
 
+// newSmallFlash is a Flash of the shapes for GPUs with little shared memory.
+func (r *cudaRig) newSmallFlash(deterministic bool) *Flash {
+	f := r.newFlash(deterministic)
+	f.shared = source.SmallShared
+	return f
+}
+
 // TestFlashShapes runs bands, tiles and folds with head dims of every program.
 func TestFlashShapes(t *testing.T) {
 	r := newCUDARig(t)
-	rigs := []attentiontest.Rig{r.attention(r.newFlash(false)), r.attention(r.newFlash(true))}
+	r.testFlashShapes(t, r.newFlash(false), r.newFlash(true))
+}
+
+// TestFlashSmallShapes is TestFlashShapes as GPUs with little shared memory compute, and the cases
+// of the suite whose head dims tell a difference.
+func TestFlashSmallShapes(t *testing.T) {
+	r := newCUDARig(t)
+	fast, ordered := r.newSmallFlash(false), r.newSmallFlash(true)
+	r.testFlashShapes(t, fast, ordered)
+	wide := flashSuite
+	wide.Leaves = func(c attentiontest.Case) bool { return max(c.Dim, c.DimV) <= 64 }
+	for _, f := range []*Flash{fast, ordered} {
+		t.Run(fmt.Sprintf("deterministic %t", f.deterministic), func(t *testing.T) {
+			attentiontest.TestKernel(t, func(testing.TB) attentiontest.Rig { return r.attention(f) }, wide)
+		})
+	}
+	t.Run("every one has run", func(t *testing.T) {
+		for _, s := range source.FlashShapes {
+			if s.QK <= 64 || s.BackwardShared() > source.SmallShared {
+				continue
+			}
+			forward, _ := source.FlashShapeFor(s.QK, s.V, source.SmallShared, source.FlashShape.ForwardShared)
+			for _, name := range []string{forward.Forward().Name + ".flash_forward_bf16", s.Backward().Name + ".flash_backward_bf16"} {
+				if fast.functions[name] == nil {
+					t.Errorf("%s has not", name)
+				}
+			}
+		}
+	})
+}
+
+func (r *cudaRig) testFlashShapes(t *testing.T, kernels ...*Flash) {
+	var rigs []attentiontest.Rig
+	for _, f := range kernels {
+		rigs = append(rigs, r.attention(f))
+	}
 	for _, dims := range [][2]int{{64, 64}, {96, 96}, {128, 128}, {192, 128}, {192, 192}, {256, 256}, {72, 40}, {101, 33}} {
 		t.Run(fmt.Sprintf("%d and %d", dims[0], dims[1]), func(t *testing.T) {
 			for seed := range uint64(12) {
@@ -147,6 +190,12 @@ func farthest(got []float32, want View) float64 {
 // and results of the forward pass of either.
 func TestFlashIsDeterministic(t *testing.T) {
 	r := newCUDARig(t)
+	t.Run("shapes of this GPU", func(t *testing.T) { r.within(t).testFlashRepeats(r.newFlash(true), r.newFlash(false)) })
+	t.Run("small shapes", func(t *testing.T) { r.within(t).testFlashRepeats(r.newSmallFlash(true), r.newSmallFlash(false)) })
+}
+
+func (r *cudaRig) testFlashRepeats(flash, fast *Flash) {
+	t := r.t
 	const seq, heads, kvHeads, dim = 1500, 8, 2, 128
 	draw := func(heads, dim int) View { return normal(r.rng, 1, seq, heads, dim) }
 	causal, err := partition.NewMask(true, -1, seq, seq, nil)
@@ -155,7 +204,6 @@ func TestFlashIsDeterministic(t *testing.T) {
 		Q: draw(heads, dim), K: draw(kvHeads, dim), V: draw(kvHeads, dim), DOut: draw(heads, dim), LSE: draw(heads, 1),
 		Mask: causal, Softmax: attention.Softmax{Scale: 1 / math.Sqrt(dim)},
 	}
-	flash, fast := r.newFlash(true), r.newFlash(false)
 	want := r.attend(flash, tensor.BF16, f)
 	for range 5 {
 		got := r.attend(flash, tensor.BF16, f)
@@ -175,19 +223,35 @@ func TestFlashIsDeterministic(t *testing.T) {
 	}
 }
 
-// TestFlashRefuses holds that what it cannot do is an error that says what can.
+// TestFlashRefuses holds that what it cannot do is an error that says what can, and that a forward
+// pass is not refused for what a backward pass cannot do.
 func TestFlashRefuses(t *testing.T) {
 	r := newCUDARig(t)
-	f := r.newFlash(false)
+	all := r.newFlash(false).shared
 	for _, c := range []struct {
-		name  string
-		dtype tensor.DType
-		dim   int
-	}{{"float32", tensor.F32, 64}, {"head dim 264", tensor.BF16, 264}} {
+		name              string
+		dtype             tensor.DType
+		dim, shared       int
+		forward, backward bool // whether it can
+	}{
+		{"float32", tensor.F32, 64, all, false, false},
+		{"head dim 264", tensor.BF16, 264, all, false, false},
+		{"head dim 128", tensor.BF16, 128, all, true, true},
+		{"head dim 128, 66 KiB of shared memory", tensor.BF16, 128, 66 << 10, true, false},
+		{"head dim 128, 48 KiB of shared memory", tensor.BF16, 128, 48 << 10, false, false},
+	} {
+		f := r.newFlash(false)
+		f.shared = c.shared
 		q := r.like(c.dtype, tensor.New(tensor.F32, 1, 16, 1, c.dim))
-		acc := attention.Partial{O: r.like(tensor.F32, q), LSE: r.like(tensor.F32, tensor.New(tensor.F32, 1, 16, 1, 1))}
-		if err := f.Forward(acc, q, q, q, nil, attention.Softmax{Scale: 1}); err == nil {
-			t.Errorf("%s: no error", c.name)
+		rows := func() View { return r.like(tensor.F32, tensor.New(tensor.F32, 1, 16, 1, 1)) }
+		acc := attention.Partial{O: r.like(tensor.F32, q), LSE: rows()}
+		p := attention.Softmax{Scale: 1}
+		if err := f.Forward(acc, q, q, q, nil, p); (err == nil) != c.forward {
+			t.Errorf("%s, forward: %v", c.name, err)
+		}
+		g := attention.Grads{DQ: acc.O, DK: r.like(tensor.F32, q), DV: r.like(tensor.F32, q)}
+		if err := f.Backward(g, q, q, q, q, attention.Saved{O: q, LSE: acc.LSE, Delta: rows()}, nil, p); (err == nil) != c.backward {
+			t.Errorf("%s, backward: %v", c.name, err)
 		}
 	}
 }

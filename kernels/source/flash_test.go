@@ -2,29 +2,62 @@ package source
 
 import "testing"
 
-// The shared memory of a block, in bytes, on an A100, the least of those that are compiled for.
+// The shared memory of a block, in bytes, on an A100; all other GPUs with more than SmallShared
+// have at least as much.
 const sharedA100 = 163 << 10
 
+// passes are what the passes need of a shape.
+var passes = map[string]func(FlashShape) int{
+	"forward": FlashShape.ForwardShared, "backward": FlashShape.BackwardShared, "dq": FlashShape.DQShared,
+}
+
+// TestFlashShapes holds that every pair of head dims has a shape for every pass on every GPU.
 func TestFlashShapes(t *testing.T) {
-	for _, s := range FlashShapes {
-		for name, n := range map[string]int{"forward": s.ForwardShared(), "backward": s.BackwardShared(), "dq": s.DQShared()} {
-			if n > sharedA100 {
-				t.Errorf("%d and %d, %s: %d bytes of shared memory; an A100 has %d", s.QK, s.V, name, n, sharedA100)
+	for name, needs := range passes {
+		for _, shared := range []int{SmallShared, sharedA100} {
+			for qk := 1; qk <= FlashMaxDim; qk++ {
+				for v := 1; v <= FlashMaxDim; v++ {
+					s, ok := FlashShapeFor(qk, v, shared, needs)
+					if !ok || s.QK < qk || s.V < v || needs(s) > shared {
+						t.Fatalf("head dims %d and %d, %s, %d bytes: shape %+v", qk, v, name, shared, s)
+					}
+				}
+			}
+			for _, dims := range [][2]int{{FlashMaxDim + 1, 64}, {64, FlashMaxDim + 1}} {
+				if s, ok := FlashShapeFor(dims[0], dims[1], shared, needs); ok {
+					t.Errorf("head dims %v get shape %+v", dims, s)
+				}
 			}
 		}
 	}
-	for qk := 1; qk <= 256; qk++ {
-		for v := 1; v <= 256; v++ {
-			s, ok := FlashShapeFor(qk, v)
-			if !ok || s.QK < qk || s.V < v {
-				t.Fatalf("head dims %d and %d get shape %+v", qk, v, s)
-			}
-		}
-	}
-	if s, ok := FlashShapeFor(192, 128); !ok || s.QK != 192 || s.V != 128 {
+	if s, ok := FlashShapeFor(192, 128, SmallShared, FlashShape.BackwardShared); !ok || s.QK != 192 || s.V != 128 {
 		t.Errorf("head dims 192 and 128 get shape %+v", s)
 	}
-	if _, ok := FlashShapeFor(257, 64); ok {
-		t.Error("a head dim of 257 gets a shape")
+}
+
+// TestFlashSmallShapes holds that the shapes of GPUs with little shared memory are for those alone,
+// and that each pass asks for what it needs itself.
+func TestFlashSmallShapes(t *testing.T) {
+	for i, s := range FlashShapes {
+		before := FlashShapes[max(i-1, 0)]
+		small := i > 0 && s.QK == before.QK && s.V == before.V
+		for name, needs := range passes {
+			if n := needs(s); n > sharedA100 || small && n > SmallShared {
+				t.Errorf("%+v, %s: %d bytes of shared memory", s, name, n)
+			}
+			if got, _ := FlashShapeFor(s.QK, s.V, sharedA100, needs); (got != s) != small {
+				t.Errorf("head dims %d and %d, %s: an A100 gets %+v", s.QK, s.V, name, got)
+			}
+		}
+		if small && before.BackwardShared() <= SmallShared {
+			t.Errorf("%+v is never chosen", s)
+		}
+	}
+	const some = 66 << 10 // enough for the forward pass alone
+	if _, ok := FlashShapeFor(128, 128, some, FlashShape.ForwardShared); !ok {
+		t.Error("a forward pass is refused for what a backward pass needs")
+	}
+	if s, ok := FlashShapeFor(128, 128, some, FlashShape.BackwardShared); ok {
+		t.Errorf("a backward pass gets %+v, which takes %d bytes", s, s.BackwardShared())
 	}
 }
