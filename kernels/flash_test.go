@@ -8,6 +8,8 @@ import (
 	"slices"
 	"testing"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/attention/attentiontest"
 	"github.com/cprun/cprun/internal/tensor"
@@ -40,6 +42,8 @@ func (r *cudaRig) attention(k attention.Kernel) attentiontest.Rig {
 var flashSuite = attentiontest.Options{DTypes: []tensor.DType{tensor.BF16, tensor.F16}, MaxHeadDim: 256}
 
 func TestFlash(t *testing.T) {
+	r := newCUDARig(t)
+	compileFlash(t, r.newFlash(false), r.newFlash(true))
 	for _, deterministic := range []bool{false, true} {
 		t.Run(fmt.Sprintf("deterministic %t", deterministic), func(t *testing.T) {
 			attentiontest.TestKernel(t, func(t testing.TB) attentiontest.Rig {
@@ -91,12 +95,29 @@ func TestFlashSmallShapes(t *testing.T) {
 	})
 }
 
+// flashDims are head dims of q and v, some for each shape that is compiled.
+var flashDims = [][2]int{{64, 64}, {96, 96}, {128, 128}, {192, 128}, {192, 192}, {256, 256}, {72, 40}, {101, 33}}
+
+// compileFlash compiles what a machine has not on disk yet, all at once: one after the other
+// takes minutes.
+func compileFlash(t *testing.T, kernels ...*Flash) {
+	t.Helper()
+	var g errgroup.Group
+	for _, f := range kernels {
+		for _, dims := range flashDims {
+			g.Go(func() error { return f.Preload(dims[0], dims[1]) })
+		}
+	}
+	check(t, g.Wait())
+}
+
 func (r *cudaRig) testFlashShapes(t *testing.T, kernels ...*Flash) {
+	compileFlash(t, kernels...)
 	var rigs []attentiontest.Rig
 	for _, f := range kernels {
 		rigs = append(rigs, r.attention(f))
 	}
-	for _, dims := range [][2]int{{64, 64}, {96, 96}, {128, 128}, {192, 128}, {192, 192}, {256, 256}, {72, 40}, {101, 33}} {
+	for _, dims := range flashDims {
 		t.Run(fmt.Sprintf("%d and %d", dims[0], dims[1]), func(t *testing.T) {
 			for seed := range uint64(12) {
 				c := attentiontest.RandomCase(seed)
