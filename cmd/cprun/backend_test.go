@@ -211,7 +211,6 @@ func TestAssumeFaultsEndWithStatus2(t *testing.T) {
 		{[]string{"--assume", "arhc=sm90"}, []string{"did you mean arch?"}},
 		{[]string{"--assume", "arch=sm90", "--assume", "arch=sm80"}, []string{"given before"}},
 		{[]string{"--assume", "cudnn=9.1.0"}, []string{"arch=sm90"}},
-		{[]string{"--assume", "gpus=8"}, []string{"gpus=8", "arch=sm90"}},
 		{[]string{"--assume", "arch=sm90,gpus=2", "--nproc", "4"}, []string{"gpus=2"}},
 		{[]string{"--assume", "arch=sm90", "--device", "cpu"}, []string{"--device cpu", "arch=sm90"}},
 		{[]string{"--device", "cuda"}, []string{"--assume arch=sm90"}},

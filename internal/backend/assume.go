@@ -67,7 +67,8 @@ func Assume(args []string) (Machine, error) {
 	if why, ok := missing[given["arch"]]; ok {
 		for _, pair := range order {
 			name, value, _ := strings.Cut(pair, "=")
-			if lookup(name).gpu && value != "none" {
+			count := name == "gpus" && given["arch"] == "" // of ranks, of whatever kind
+			if lookup(name).gpu && value != "none" && !count {
 				faults = append(faults, &AssumeError{pair, "it describes a GPU, and " + why})
 			}
 		}

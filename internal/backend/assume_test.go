@@ -21,6 +21,7 @@ func TestAssume(t *testing.T) {
 			Machine{Arch: 120, Flash: BuiltFlash, GPUs: 8, Memory: 80 << 30, Link: 450 << 30, Assumed: true}},
 		{[]string{"arch=cpu,memory=16G"}, Machine{Memory: 16 << 30, Assumed: true}},
 		{[]string{"arch=cpu,cudnn=none,flash=none"}, Machine{Assumed: true}},
+		{[]string{"gpus=4"}, Machine{GPUs: 4, Assumed: true}},
 		{[]string{"memory=16G"}, Machine{Memory: 16 << 30, Assumed: true}},
 		{[]string{"arch=sm89,cudnn=9.5"}, Machine{Arch: 89, CUDNN: attention.V(9, 5, 0), Flash: BuiltFlash, Assumed: true}},
 	} {
@@ -62,7 +63,6 @@ func TestAssumeFaults(t *testing.T) {
 		{"arch=sm90,link=-1", []string{"negative"}},
 		{"cudnn=9.1.0", []string{"arch=sm90"}},
 		{"flash=built", []string{"arch=sm90"}},
-		{"gpus=4", []string{"arch=sm90"}},
 		{"arch=cpu,cudnn=9.1.0", []string{"arch=cpu has none"}},
 		{"arch=cpu,gpus=8", []string{"arch=cpu has none"}},
 		{"arch=sm1,gpus=0,flash=2", []string{"sm1 is no GPU", "out of range", "built or none"}},

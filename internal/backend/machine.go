@@ -81,9 +81,10 @@ func Debug(cfg *config.Config, environment int) int {
 func (m Machine) Flag() string {
 	var parts []string
 	add := func(format string, args ...any) { parts = append(parts, fmt.Sprintf(format, args...)) }
-	if m.Arch == 0 {
+	switch {
+	case m.Arch == 0 && m.GPUs == 0:
 		add("arch=cpu")
-	} else {
+	case m.Arch != 0:
 		add("arch=sm%d", m.Arch)
 		add("cudnn=%s", m.CUDNN)
 		if m.Flash != 0 {
