@@ -125,3 +125,13 @@ func TestBenchmarksCheckTheirFlags(t *testing.T) {
 		}
 	}
 }
+
+// A measurement that is refused leaves nothing behind.
+func TestBenchTrainCleansUp(t *testing.T) {
+	dir := t.TempDir()
+	code, _, stderr := with(t, []string{"TMPDIR=" + dir}, "bench", "train", "--data", "config", "--set", "data.path=none.txt", small(t, 1))
+	left, err := os.ReadDir(dir)
+	if code != 2 || err != nil || len(left) > 0 {
+		t.Errorf("exit status %d, want 2; left %v (%v)\n%s", code, left, err, stderr)
+	}
+}

@@ -105,7 +105,7 @@ func TestARunThatCannotFitIsRefused(t *testing.T) {
 	config, dir := small(t, 1), filepath.Join(t.TempDir(), "run")
 	huge := []string{"--nproc", "2", "--set", "model.vocab_size=1G", "--set", "model.hidden_size=16K", config}
 	code, _, stderr := cprun(t, append([]string{"--run-dir", dir}, huge...)...)
-	if code != 2 || !strings.Contains(stderr, "does NOT fit") || !strings.Contains(stderr, "2 ranks") {
+	if code != 2 || !strings.Contains(stderr, "does NOT fit") || !strings.Contains(stderr, "a rank, with 2 in all") {
 		t.Errorf("exit status %d, stderr:\n%s", code, stderr)
 	}
 	if _, err := os.Stat(dir); !os.IsNotExist(err) {
@@ -199,8 +199,15 @@ func TestPlanIsWhatTheRunStores(t *testing.T) {
 			t.Errorf("plan has no %s", key)
 			continue
 		}
-		if key == "estimate" { // the printed one holds a measurement
-			continue
+		if key == "estimate" { // each holds a measurement of its own
+			for _, e := range []map[string]any{a.(map[string]any), b.(map[string]any)} {
+				for _, measured := range []string{"gflops_measured", "seconds_per_step"} {
+					if x, ok := e[measured].(float64); !ok || x <= 0 {
+						t.Errorf("%s of an estimate is %v", measured, e[measured])
+					}
+					delete(e, measured)
+				}
+			}
 		}
 		x, _ := json.Marshal(a)
 		y, _ := json.Marshal(b)

@@ -112,6 +112,30 @@ func TestOtherModelKeysAreRefusedAndOtherDataTold(t *testing.T) {
 	}
 }
 
+// A model that is written in other words is the same model.
+func TestEqualModelsAreNotRefused(t *testing.T) {
+	config, dir := trained(t)
+	for i, set := range []string{"model.layer_types=[full_attention, full_attention]", "model.rope_scaling={rope_type: linear, factor: 1}"} {
+		must(t, "--run-dir", dir, "--set", set, "--set", fmt.Sprintf("train.steps=%d", 5+i), config)
+	}
+}
+
+// The same command goes on where the checkpoint that it began with is gone.
+func TestNamedCheckpointIsNeededOnce(t *testing.T) {
+	config, dir := trained(t)
+	from := filepath.Join(dir, "checkpoints", "step-00000002")
+	other := filepath.Join(t.TempDir(), "other")
+	args := []string{"--run-dir", other, "--resume", from, config}
+	must(t, args...)
+	if err := os.RemoveAll(from); err != nil {
+		t.Fatal(err)
+	}
+	_, stderr := must(t, append([]string{"--set", "train.steps=6"}, args...)...)
+	if !strings.Contains(stderr, "going on from step 4 of "+other) {
+		t.Errorf("it did not go on from its own checkpoint:\n%s", stderr)
+	}
+}
+
 func TestASecondRunInTheDirectoryIsRefused(t *testing.T) {
 	s := start(t, filepath.Join(t.TempDir(), "run"), small(t, endless))
 	s.afterStep(1)

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -67,6 +68,9 @@ func BenchTrain(ctx context.Context, path string, o BenchTrainOptions) (int, err
 			}
 		},
 	})
+	if code == launch.ExitStopped || errors.As(err, new(*InputError)) {
+		return code, errors.Join(err, os.RemoveAll(dir))
+	}
 	if code != 0 || err != nil {
 		return code, err // the directory stays, since the report names its logs
 	}

@@ -43,11 +43,7 @@ func Plan(path string, o PlanOptions) (int, error) {
 	if err := plan.Fit(cfg, ranks, machine); err != nil {
 		return 0, &InputError{err}
 	}
-	po := plan.Options{Machine: machine, Choice: choice.Choice}
-	if machine.Arch == 0 {
-		po.GFLOPs = matmulRate() * min(1, float64(runtime.NumCPU())/float64(ranks))
-	}
-	p, err := plan.Make(cfg, ranks, po)
+	p, err := plan.Make(cfg, ranks, planOptions(machine, choice.Choice, ranks))
 	if err != nil {
 		return 0, &InputError{err}
 	}
@@ -62,6 +58,15 @@ func Plan(path string, o PlanOptions) (int, error) {
 	}
 	fmt.Fprintln(o.Stdout)
 	return 0, p.Write(o.Stdout)
+}
+
+// planOptions are what a plan is made with, whether it is printed or kept with a run.
+func planOptions(machine backend.Machine, choice *backend.Choice, ranks int) plan.Options {
+	o := plan.Options{Machine: machine, Choice: choice}
+	if machine.Arch == 0 {
+		o.GFLOPs = matmulRate() * min(1, float64(runtime.NumCPU())/float64(ranks))
+	}
+	return o
 }
 
 // where is the machine that is planned for and its ranks. A plan is for any machine, so the

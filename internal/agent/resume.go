@@ -10,6 +10,7 @@ import (
 
 	"github.com/cprun/cprun/internal/checkpoint"
 	"github.com/cprun/cprun/internal/config"
+	"github.com/cprun/cprun/internal/hf"
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/train"
 )
@@ -42,7 +43,7 @@ func (o *TrainOptions) named(ctx context.Context, cfg *config.Config) (*origin, 
 func (o *TrainOptions) own(ctx context.Context, dir string, cfg *config.Config) (*origin, error) {
 	dir = checkpointsOf(dir)
 	if o.Resume == "never" {
-		if names, _ := filepath.Glob(filepath.Join(dir, "step-*")); len(names) > 0 {
+		if len(steps(filepath.Dir(dir))) > 0 {
 			return nil, inputf("--resume never: %s holds checkpoints of an earlier run, which this one would replace; name another --run-dir, or leave --resume out to go on from them", dir)
 		}
 		return nil, nil
@@ -60,6 +61,12 @@ func (o *TrainOptions) own(ctx context.Context, dir string, cfg *config.Config) 
 		return nil, inputf("--run-dir: %w", err)
 	}
 	return from, nil
+}
+
+// steps are the checkpoints in a run directory, whole or not.
+func steps(runDir string) []string {
+	names, _ := filepath.Glob(filepath.Join(checkpointsOf(runDir), "step-*")) // the pattern is none that could be bad
+	return names
 }
 
 func checkpointsOf(runDir string) string { return filepath.Join(runDir, "checkpoints") }
@@ -107,7 +114,7 @@ func compare(c *checkpoint.Checkpoint, cfg *config.Config) (note string, err err
 		switch {
 		case slices.Contains(dataKeys, d.Key):
 			moved = append(moved, line)
-		case strings.HasPrefix(d.Key, "model.") && !slices.Contains(freeKeys, d.Key):
+		case strings.HasPrefix(d.Key, "model.") && !slices.Contains(freeKeys, d.Key) && !alike(d.Key, &was.Model.Config, &cfg.Model.Config):
 			faults = append(faults, line)
 		}
 	}
@@ -118,6 +125,24 @@ func compare(c *checkpoint.Checkpoint, cfg *config.Config) (note string, err err
 		return fmt.Sprintf("warning: other data than the checkpoint's: %s; training goes on at sample %d of what they are here", strings.Join(moved, ", "), c.Manifest.Samples), nil
 	}
 	return "", nil
+}
+
+// alike says that a key of two models says the same in other words: which keys their layers see,
+// or how positions turn.
+func alike(key string, a, b *hf.Config) bool {
+	switch {
+	case key == "model.layer_types" || key == "model.sliding_window":
+		for l := range min(a.NumHiddenLayers, b.NumHiddenLayers) {
+			if a.Window(l) != b.Window(l) {
+				return false
+			}
+		}
+		return a.NumHiddenLayers == b.NumHiddenLayers
+	case strings.HasPrefix(key, "model.rope_"):
+		ra, rb := model.NewRope(a), model.NewRope(b)
+		return slices.Equal(ra.InvFreq, rb.InvFreq) && ra.Factor == rb.Factor
+	}
+	return false
 }
 
 func because(reasons []string) string {

@@ -97,8 +97,12 @@ func (o *TrainOptions) check(ctx context.Context, path string) (r ready, err err
 	if err := plan.Room(cfg, ranks, o.machine); err != nil {
 		return r, &InputError{err}
 	}
-	if r.from, err = o.named(ctx, cfg); err != nil {
-		return r, err
+	// A run goes on from its own checkpoints, and then needs no other, as a command that is given
+	// again may name one that is gone by now.
+	if own := o.RunDir != "" && len(steps(o.RunDir)) > 0; !own {
+		if r.from, err = o.named(ctx, cfg); err != nil {
+			return r, err
+		}
 	}
 	if r.dir, err = o.runDir(path); err != nil {
 		return r, err
@@ -188,7 +192,7 @@ func (o *TrainOptions) runDir(config string) (string, error) {
 
 // prepare writes what a run directory holds before the first step.
 func prepare(dir string, cfg *config.Config, ranks int, choice *backend.Choice, machine backend.Machine) error {
-	p, err := plan.Make(cfg, ranks, plan.Options{Machine: machine, Choice: choice})
+	p, err := plan.Make(cfg, ranks, planOptions(machine, choice, ranks))
 	if err != nil {
 		return &InputError{err}
 	}

@@ -129,7 +129,7 @@ func TestFits(t *testing.T) {
 		t.Errorf("%q, %t", s, ok)
 	}
 	for _, total := range []int64{4, 1 << 62} {
-		if s, ok := (Machine{Memory: 12}).Fits(total, 4, size); ok || !strings.Contains(s, "4 ranks") {
+		if s, ok := (Machine{Memory: 12}).Fits(total, 4, size); ok || !strings.Contains(s, "with 4 in all") {
 			t.Errorf("%q, %t", s, ok)
 		}
 	}

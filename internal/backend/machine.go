@@ -62,8 +62,8 @@ func (m Machine) Fits(total int64, ranks int, bytes func(int64) string) (string,
 	case m.Arch == 0 && total <= m.Memory/int64(ranks):
 		return fmt.Sprintf("fits the %s of the machine, which all ranks share", bytes(m.Memory)), true
 	case m.Arch == 0:
-		return fmt.Sprintf("does NOT fit the %s of the machine: %d ranks take %s each; use memory.recompute full, a shorter data.seq_len, or a machine with more",
-			bytes(m.Memory), ranks, bytes(total)), false
+		return fmt.Sprintf("does NOT fit the %s of the machine: it takes %s a rank, with %d in all; use memory.recompute full, a shorter data.seq_len, or a machine with more",
+			bytes(m.Memory), bytes(total), ranks), false
 	case total <= m.Memory:
 		return fmt.Sprintf("fits the %s of one device", bytes(m.Memory)), true
 	}

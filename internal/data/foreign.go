@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"unicode/utf8"
 )
 
 // foreign are files that are not text, whose bytes could be trained on all the same.
@@ -13,7 +14,8 @@ var foreign = []struct {
 	what  string
 	exts  []string
 	magic []string
-	at    int // of the magic
+	at    int  // of the magic
+	words bool // the magic is letters, with which a text may begin
 	fix   string
 }{
 	{what: "JSON", exts: []string{".json"},
@@ -26,13 +28,14 @@ var foreign = []struct {
 		fix: "unpack it, or " + asTokens},
 	{what: "HDF5", exts: []string{".h5", ".hdf5"}, magic: []string{"\x89HDF"}, fix: asTokens},
 	{what: "safetensors", exts: []string{".safetensors"}, fix: asTokens},
-	{what: "Parquet", exts: []string{".parquet"}, magic: []string{"PAR1"}, fix: asLines},
-	{what: "Arrow", exts: []string{".arrow", ".feather"}, magic: []string{"ARROW1", "\xff\xff\xff\xff"}, fix: asLines},
+	{what: "Parquet", exts: []string{".parquet"}, magic: []string{"PAR1"}, words: true, fix: asLines},
+	{what: "Arrow", exts: []string{".arrow", ".feather"}, magic: []string{"ARROW1"}, words: true, fix: asLines},
+	{what: "an Arrow stream", magic: []string{"\xff\xff\xff\xff"}, fix: asLines},
 	{what: "compressed", exts: []string{".gz", ".zst", ".xz", ".bz2", ".lz4"},
 		magic: []string{"\x1f\x8b", "\x28\xb5\x2f\xfd", "\xfd7zXZ\x00", "\x04\x22\x4d\x18"}, fix: "unpack it first"},
-	{what: "compressed by bzip2", magic: []string{"1AY&SY"}, at: 4, fix: "unpack it first"},
-	{what: "a tar archive", exts: []string{".tar", ".tgz"}, magic: []string{"ustar"}, at: 257, fix: "unpack it first"},
-	{what: "PDF", exts: []string{".pdf"}, magic: []string{"%PDF-"}, fix: "write its text as .txt"},
+	{what: "compressed by bzip2", magic: []string{"1AY&SY"}, at: 4, words: true, fix: "unpack it first"},
+	{what: "a tar archive", exts: []string{".tar", ".tgz"}, magic: []string{"ustar"}, at: 257, words: true, fix: "unpack it first"},
+	{what: "PDF", exts: []string{".pdf"}, magic: []string{"%PDF-"}, words: true, fix: "write its text as .txt"},
 }
 
 const (
@@ -49,8 +52,11 @@ func readable(f io.ReaderAt, path string, size int64) error {
 	if err := readFull(f, head, 0); err != nil {
 		return err
 	}
-	ext := strings.ToLower(filepath.Ext(path))
+	ext, text := strings.ToLower(filepath.Ext(path)), prose(head)
 	for _, k := range foreign {
+		if k.words && text {
+			k.magic = nil
+		}
 		if slices.ContainsFunc(k.magic, func(m string) bool { return k.at < len(head) && strings.HasPrefix(string(head[k.at:]), m) }) {
 			return fmt.Errorf("this is %s, which is not read as text; %s", k.what, k.fix)
 		}
@@ -59,4 +65,20 @@ func readable(f io.ReaderAt, path string, size int64) error {
 		}
 	}
 	return nil
+}
+
+// prose says that the head of a file could be that of a text: all of these formats have other
+// bytes in theirs.
+func prose(head []byte) bool {
+	for _, b := range head {
+		if b < 0x20 && b != '\t' && b != '\n' && b != '\r' && b != '\f' || b == 0x7f {
+			return false
+		}
+	}
+	for cut := range min(utf8.UTFMax, len(head)+1) { // the last rune may go on behind the head
+		if utf8.Valid(head[:len(head)-cut]) {
+			return true
+		}
+	}
+	return false
 }
