@@ -36,16 +36,15 @@ func (t *attentionRun) hops(ctx context.Context, p *pass, seconds float64) ([]Ho
 	quiet.ring.Comm = silent{} // the buffers still hold keys that came from the others
 	var loud, bare [][]HopTimes
 	for range min(hopRounds, max(1, int(budget/max(seconds, 1e-9)))) {
-		for _, turn := range []struct {
-			of  *pass
-			all *[][]HopTimes
-		}{{p, &loud}, {&quiet, &bare}} {
-			hops, err := t.traced(ctx, turn.of)
-			if err != nil {
-				return nil, err
-			}
-			*turn.all = append(*turn.all, hops)
+		with, err := t.traced(ctx, p)
+		if err != nil {
+			return nil, err
 		}
+		without, err := t.traced(ctx, &quiet)
+		if err != nil {
+			return nil, err
+		}
+		loud, bare = append(loud, with), append(bare, without)
 	}
 	moved, err := t.transfers(ctx, p)
 	if err != nil {
@@ -53,18 +52,20 @@ func (t *attentionRun) hops(ctx context.Context, p *pass, seconds float64) ([]Ho
 	}
 	hops := loud[0]
 	for i := range hops {
-		over := func(rounds [][]HopTimes, figure func(HopTimes) float64) float64 {
-			var xs []float64
-			for _, r := range rounds {
-				xs = append(xs, figure(r[i]))
-			}
-			return Median(xs)
-		}
-		compute := func(h HopTimes) float64 { return h.Compute }
-		hops[i].Wait = over(loud, func(h HopTimes) float64 { return h.Wait })
-		hops[i].Compute, hops[i].Quiet, hops[i].Transfer = over(loud, compute), over(bare, compute), moved[i]
+		hops[i].Compute, hops[i].Wait = middle(loud, i)
+		hops[i].Quiet, _ = middle(bare, i)
+		hops[i].Transfer = moved[i]
 	}
 	return t.longest(ctx, hops)
+}
+
+// middle is the medians of a hop over the rounds.
+func middle(rounds [][]HopTimes, hop int) (compute, wait float64) {
+	var computes, waits []float64
+	for _, r := range rounds {
+		computes, waits = append(computes, r[hop].Compute), append(waits, r[hop].Wait)
+	}
+	return Median(computes), Median(waits)
 }
 
 // order is the hops of a forward and a backward pass.

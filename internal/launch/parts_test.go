@@ -188,9 +188,11 @@ func shortTempDir(t *testing.T) string {
 	return dir
 }
 
-func TestOOMKills(t *testing.T) {
-	root := t.TempDir()
-	write := func(name, text string) string {
+// files is a directory, and what writes a file in it and returns its path.
+func files(t *testing.T) (root string, write func(name, text string) string) {
+	t.Helper()
+	root = t.TempDir()
+	return root, func(name, text string) string {
 		path := filepath.Join(root, name)
 		os.MkdirAll(filepath.Dir(path), 0o700)
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
@@ -198,6 +200,10 @@ func TestOOMKills(t *testing.T) {
 		}
 		return path
 	}
+}
+
+func TestOOMKills(t *testing.T) {
+	root, write := files(t)
 	write("job/a/memory.events", "low 0\nmax 7\noom 3\noom_kill 2\noom_group_kill 1\n")
 	write("memory/slurm/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 5\n")
 	write("memory.events", "oom_kill x\n")
@@ -222,15 +228,7 @@ func TestOOMKills(t *testing.T) {
 }
 
 func TestMemoryLimit(t *testing.T) {
-	root := t.TempDir()
-	write := func(name, text string) string {
-		path := filepath.Join(root, name)
-		os.MkdirAll(filepath.Dir(path), 0o700)
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		return path
-	}
+	root, write := files(t)
 	write("job/memory.max", "3000\n")
 	write("job/a/memory.max", "max\n")
 	write("job/b/memory.max", "2000\n")

@@ -232,7 +232,7 @@ func (r *run) loop(ctx context.Context) (stopped bool, err error) {
 // queue queues the next step.
 func (r *run) queue(ctx context.Context) (*flight, error) {
 	if r.step == r.began {
-		defer r.opts.timed("queueing it")() // libraries make their plans then, and peers are reached
+		defer r.opts.timed("queueing it")() // products get their algorithms then, and peers are reached
 	}
 	return r.begin(ctx, r.asked())
 }
