@@ -6,7 +6,7 @@ ARGS   ?=
 
 export CGO_ENABLED ?= 0
 
-.PHONY: all build run test race fuzz lint bench cuda vet-cuda test-kernels test-gpu gpu-pack clean
+.PHONY: all build run test test-crash test-nfs test-hostile test-slurm test-cluster test-network simulate-cluster check-kubernetes examples race fuzz lint bench cuda vet-cuda test-kernels test-gpu gpu-pack install dist check-dist clean
 
 all: build
 
@@ -20,32 +20,87 @@ test:
 	$(GO) vet ./...
 	$(GO) test ./...
 
-# The race detector needs cgo and a C compiler. Under it, on two busy cores, the slowest package
-# comes close to the ten minutes that go test allows by itself.
+# Programs of other modules that use the packages of this one.
+examples:
+	$(GO) vet -C examples/library .
+	$(GO) run -C examples/library .
+
+# The race detector needs cgo and a C compiler. Under it, on two busy cores, the slowest package comes
+# close to the ten minutes that go test allows by itself.
 race:
 	CGO_ENABLED=1 $(GO) test -race -timeout 30m ./...
+
+# Faults at random moments in whole runs: kills, stops, disks that fail, damaged checkpoints.
+TRIALS ?= 220
+SEED   ?= 1
+test-crash:
+	$(GO) test -count 1 -v -timeout 60m -run TestCrash ./cmd/cprun -crash.trials=$(TRIALS) -crash.seed=$(SEED)
+
+# Saves and restores on a file system that does what network file systems do, for some minutes.
+NFS_TRIALS ?= 3000
+test-nfs:
+	$(GO) test -count 1 -timeout 60m -run TestNetworkFileSystem ./internal/checkpoint -nfs.trials=$(NFS_TRIALS) -nfs.seed=$(SEED)
+
+# Two hosts and a network between them that is cut, one-way, lossy, slow: network namespaces, for which a
+# user needs the right to make user namespaces and to open /dev/net/tun. Three minutes. With
+# NETWORK="-test.run ^$ -test.bench Network" it measures how many streams such networks ask for.
+NETWORK ?= -test.run Network -test.v
+test-network:
+	$(GO) test -c -tags netns -o bin/network.test ./comm
+	unshare --user --map-root-user --net bin/network.test -test.timeout 15m $(NETWORK)
+
+# All inputs that somebody made to harm; `make test` tries a share of each kind. Minutes.
+test-hostile:
+	@log=$$(mktemp); $(GO) test -v -run TestHostile -timeout 30m ./internal/hostile -share 1 >"$$log" 2>&1; s=$$?; \
+	grep -v -e '^ *=== ' -e '--- PASS' "$$log"; rm -f "$$log"; exit $$s
+
+# Faults of nodes and networks in a run on four hosts: namespaces of this machine, which takes root.
+FAULTS ?= 40
+test-cluster:
+	$(GO) test -count 1 -tags cluster -v -timeout 60m -run 'TestCluster|TestNodes' ./cmd/cprun -cluster.faults=$(FAULTS) -cluster.seed=$(SEED)
+	$(GO) test -count 1 -tags cluster ./internal/lan
+
+# The batch scripts, steps and signals of a real Slurm of two nodes, in namespaces on this machine. Wants root.
+test-slurm:
+	scripts/test-slurm $(CASES)
+
+# The Job for Kubernetes against the published schemas. Wants Python and the network.
+check-kubernetes:
+	scripts/kubernetes/check
+
+# The agents of a job of many nodes in one process, on a network that loses packets and hosts. It
+# prints the rows of docs/cluster-simulation.md. Then jobs with faults at random, without a network.
+AGENTS ?= 1024
+JOBS   ?= 40000
+simulate-cluster:
+	$(GO) test -count 1 -v -timeout 3h -run 'TestSimulation$$' ./internal/cluster/gossip -gossip.agents $(AGENTS)
+	$(GO) test -count 1 -v -timeout 3h -run 'TestSimulation$$' ./internal/cluster -cluster.agents $(AGENTS)
+	$(GO) test -count 1 -timeout 3h -run TestRandomFaults ./internal/cluster -seeds $(JOBS)
 
 FUZZTIME ?= 30s
 fuzz:
 	scripts/fuzz.sh $(FUZZTIME)
 
+# What only one of the two builds uses is used: staticcheck looks at both together.
 lint:
 	$(GO) vet ./...
 	test -z "$$($$($(GO) env GOROOT)/bin/gofmt -l .)"
+	$(GO) build -C scripts/tools -o $(CURDIR)/bin/staticcheck honnef.co/go/tools/cmd/staticcheck
+	$(CUDA) printf 'plain: CGO_ENABLED=0\ncuda: CGO_ENABLED=1 -tags=cuda\n' | bin/staticcheck -matrix ./...
 
 bench:
-	$(GO) test -run '^$$' -bench . ./partition ./kernels ./comm ./attention
+	$(GO) test -run '^$$' -bench . ./partition ./ring ./internal/plan ./kernels/cpu ./comm ./attention/...
 
-# With the tag cuda. scripts/cuda-env finds a toolkit, or has one's headers and link stubs fetched.
+# With the tag cuda. scripts/cuda-env finds a toolkit, or has one's headers fetched.
 CUDA = eval "$$(scripts/cuda-env)" &&
 
 cuda:
 	$(CUDA) $(GO) build -tags cuda -o bin/cprun ./cmd/cprun
 
-# Compiles every kernel for every architecture and looks at what the compiler says of it; no GPU
-# is needed.
+# The tests with the tag cuda that need no GPU: runs the flash kernels as C++ on the CPU, compiles every
+# kernel for every architecture and looks at what the compiler says of it, and loads made up drivers.
 test-kernels:
-	$(CUDA) $(GO) test -tags cuda -timeout 30m ./kernels/source ./internal/cuda/nvrtc
+	$(CUDA) $(GO) test -tags cuda -timeout 30m ./kernels/internal/call ./kernels/source ./internal/cuda/nvrtc ./internal/cuda/driver
 
 vet-cuda:
 	$(CUDA) $(GO) vet -tags cuda ./...
@@ -60,5 +115,21 @@ test-gpu:
 gpu-pack:
 	scripts/gpu-pack .carry
 
+# Installs the binary in bin/, that of `make build` or `make cuda`, with docs and examples.
+PREFIX  ?= /usr/local
+DESTDIR ?=
+install:
+	test -x bin/cprun || $(MAKE) build
+	install -D -m 755 bin/cprun "$(DESTDIR)$(PREFIX)/bin/cprun"
+	scripts/stage bin/cprun "$(DESTDIR)$(PREFIX)/share/doc/cprun"
+
+# One archive with the CUDA build, which runs without GPUs too, the same bytes each time.
+dist:
+	scripts/dist dist
+
+# Packs twice, here and in a copy elsewhere: the archives must be the same bytes. It takes minutes.
+check-dist:
+	scripts/check-dist
+
 clean:
-	rm -rf bin
+	rm -rf bin dist

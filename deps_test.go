@@ -16,33 +16,99 @@ import (
 
 const module = "github.com/cprun/cprun/"
 
-// allowed says which packages of ours a package may import. It is the design in one table:
-// a row changes when the design does, never to make a build pass. An empty list is a leaf.
-var allowed = map[string][]string{
-	"internal/tensor":      {},
-	"partition":            {},
-	"internal/safetensors": {"internal/tensor"},
-	"attention":            {"internal/tensor", "partition"},
-	"comm":                 {"internal/tensor"},
-	"kernels":              {"attention", "internal/tensor", "partition"},
-	"kernels/source":       {},
-	"internal/cuda/blas":   {"internal/tensor"},
-	"internal/cuda/nvrtc":  {},
-	"internal/cuda/dnn":    {"internal/tensor", "partition"},
-	"ring":                 {"attention", "comm", "internal/tensor", "partition"},
-	"internal/hf":          {"internal/safetensors", "internal/tensor"},
-	"internal/config":      {"internal/hf", "partition"},
-	"internal/data":        {"partition"},
-	"internal/model":       {"attention", "internal/hf", "internal/tensor"},
-	"internal/optim":       {"internal/tensor"},
-	"internal/metrics":     {"internal/tensor"},
-	"internal/checkpoint":  {"internal/safetensors", "internal/tensor"},
-	"internal/launch":      {},
-	"internal/bench":       {"attention", "comm", "internal/device", "internal/metrics", "internal/model", "internal/optim", "internal/tensor", "kernels", "partition", "ring"},
-	"internal/backend":     {"attention", "internal/config", "internal/tensor", "partition"},
-	"internal/plan":        {"attention", "comm", "internal/backend", "internal/config", "internal/model", "internal/tensor", "kernels", "partition", "ring"},
-	"internal/device":      {"attention", "internal/backend", "internal/model", "internal/optim", "internal/tensor", "kernels"},
+// allowed says which packages of ours a package may import, with the tag cuda and without. It is the
+// design in one table: a row changes when the design does, never to make a build pass. A package
+// without a row fails. An arrow behind the bar is there under the tag cuda alone.
+var allowed = map[string]string{
+	"partition": "",
+	"tensor":    "",
+
+	"attention":               "partition tensor",
+	"attention/attentiontest": "attention internal/safetensors partition tensor",
+	"attention/qkv":           "tensor",
+	"attention/backends":      "attention/qkv partition tensor",
+	"comm":                    "comm/internal/blame comm/internal/check comm/internal/link comm/internal/local comm/internal/wire tensor",
+	"comm/internal/blame":     "",
+	"comm/internal/check":     "tensor",
+	"comm/internal/link":      "comm/internal/blame",
+	"comm/internal/local":     "comm/internal/blame comm/internal/link",
+	"comm/internal/wire":      "comm/internal/blame comm/internal/link comm/internal/pace",
+	"comm/internal/pace":      "",
+	"comm/copyengine":         "comm comm/internal/blame comm/internal/check comm/internal/pace tensor | internal/cuda",
+	"comm/device":             "comm comm/internal/blame comm/internal/check comm/internal/pace tensor | comm/copyengine internal/cuda internal/nccl",
+	"comm/commtest":           "comm comm/internal/link comm/internal/local tensor",
+	"ring":                    "attention comm partition tensor",
+
+	"kernels":                "",
+	"kernels/internal/call":  "attention kernels/source partition tensor",
+	"kernels/internal/shape": "tensor",
+	"kernels/source":         "",
+	"kernels/cpu":            "attention kernels kernels/internal/shape partition tensor",
+	"kernels/gpu": "| attention internal/cuda internal/cuda/blas internal/cuda/dnn internal/cuda/nvrtc kernels" +
+		" kernels/internal/call kernels/internal/shape kernels/source partition tensor",
+
+	"internal/cuda":        "| internal/cuda/driver tensor",
+	"internal/cuda/driver": "",
+	"internal/cuda/nvrtc":  "| internal/files",
+	"internal/cuda/blas":   "tensor | internal/cuda",
+	"internal/cuda/dnn":    "partition tensor | internal/cuda",
+	"internal/nccl":        "| internal/cuda tensor",
+
+	"internal/safetensors":     "internal/files internal/terminal tensor",
+	"internal/hf":              "internal/files internal/safetensors internal/terminal",
+	"internal/config":          "internal/files internal/hf internal/terminal",
+	"internal/tokenizer":       "",
+	"internal/data":            "internal/files internal/tokenizer partition",
+	"internal/metrics":         "internal/files tensor",
+	"internal/checkpoint":      "internal/files internal/safetensors internal/terminal",
+	"internal/optim":           "kernels tensor",
+	"internal/optim/optimtest": "internal/optim tensor",
+	"internal/model":           "attention internal/hf tensor",
+	"internal/model/opstest":   "internal/model tensor",
+
+	"internal/machine": "attention/backends internal/config internal/cuda/driver tensor" +
+		" | internal/cuda internal/cuda/blas internal/cuda/dnn internal/cuda/nvrtc internal/nccl",
+	"internal/backend": "attention/backends attention/qkv internal/config internal/machine partition tensor",
+	"internal/device": "attention attention/backends internal/files internal/machine internal/model internal/optim kernels/cpu tensor" +
+		" | internal/cuda internal/cuda/blas internal/cuda/dnn internal/nccl kernels/gpu",
+	"internal/state":    "internal/model internal/optim tensor",
+	"internal/rehearse": "attention comm internal/hf ring tensor",
+	"internal/plan": "attention attention/backends internal/backend internal/config internal/machine internal/model internal/rehearse" +
+		" internal/state kernels/gpu partition ring tensor",
+	"internal/train": "attention comm internal/checkpoint internal/config internal/data internal/device internal/files internal/hf internal/metrics" +
+		" internal/model internal/optim internal/rehearse internal/state partition ring tensor",
+	"internal/attend": "attention attention/backends attention/qkv comm internal/config internal/device internal/files internal/machine" +
+		" internal/safetensors internal/terminal partition ring tensor",
+	"internal/bench": "attention attention/backends comm internal/device internal/files internal/metrics internal/model internal/optim kernels/gpu" +
+		" partition ring tensor",
+
+	"internal/launch":          "internal/files internal/launch/standing internal/place internal/terminal",
+	"internal/launch/standing": "internal/terminal",
+	"internal/lan":             "",
+	"internal/launch/progress": "internal/terminal",
+	"internal/cluster":         "internal/cluster/gossip internal/cluster/wire internal/launch",
+	"internal/cluster/wire":    "",
+	"internal/cluster/gossip":  "internal/terminal",
+	"internal/cluster/netsim":  "",
+	"internal/files":           "internal/terminal",
+	"internal/place":           "internal/terminal",
+	"internal/place/key":       "internal/files internal/place internal/terminal",
+	"internal/terminal":        "",
+	"internal/hostile":         "",
+	"internal/job":             "attention/backends internal/bench internal/machine",
+	"internal/worker": "comm/device attention/backends comm internal/attend internal/backend internal/bench internal/config internal/device" +
+		" internal/job internal/launch internal/launch/progress internal/launch/standing internal/machine internal/plan internal/train tensor | internal/cuda",
+	"internal/command": "attention/backends internal/attend internal/backend internal/bench internal/checkpoint internal/cluster internal/files internal/terminal" +
+		" internal/config internal/data internal/hf internal/job internal/launch internal/launch/progress internal/machine internal/model" +
+		" internal/place internal/place/key internal/plan internal/safetensors internal/train tensor",
+	"cmd/cprun": "internal/attend internal/bench internal/command internal/config internal/job internal/machine internal/terminal internal/worker ring",
+
+	"scripts/mutate-rules":  "attention/backends",
+	"scripts/tokenizer-ids": "internal/files internal/tokenizer",
 }
+
+// callsC are the packages that may have C in them, under the tag cuda.
+var callsC = []string{"internal/cuda", "internal/cuda/blas", "internal/cuda/dnn", "internal/cuda/driver", "internal/cuda/nvrtc", "internal/nccl"}
 
 type pkg struct {
 	ImportPath string
@@ -52,9 +118,15 @@ type pkg struct {
 	CgoFiles   []string
 }
 
-func list(t *testing.T) []pkg {
+// list returns the packages of the module under that build tag; "" is none. Imports are read from
+// the sources, so that no toolkit is needed.
+func list(t *testing.T, tag string) []pkg {
 	t.Helper()
-	out, err := exec.Command("go", "list", "-json=ImportPath,Imports,Doc,GoFiles,CgoFiles", "./...").Output()
+	c := exec.Command("go", "list", "-e", "-tags="+tag, "-json=ImportPath,Imports,Doc,GoFiles,CgoFiles", "./...")
+	if tag != "" {
+		c.Env = append(c.Environ(), "CGO_ENABLED=1")
+	}
+	out, err := c.Output()
 	if err != nil {
 		t.Fatalf("go list: %v", err)
 	}
@@ -70,26 +142,46 @@ func list(t *testing.T) []pkg {
 }
 
 func TestImportsFollowTheDesign(t *testing.T) {
-	for _, p := range list(t) {
-		name := strings.TrimPrefix(p.ImportPath, module)
-		may, ruled := allowed[name]
-		for _, imp := range p.Imports {
-			dep, ours := strings.CutPrefix(imp, module)
-			if imp == "C" {
-				t.Errorf("%s imports C; without the tag cuda nothing does", name)
+	unused := map[string]bool{} // arrows of the table that no import follows
+	for name, row := range allowed {
+		for _, dep := range strings.Fields(row) {
+			unused[name+" -> "+dep] = dep != "|"
+		}
+	}
+	for _, tag := range []string{"", "cuda"} {
+		for _, p := range list(t, tag) {
+			name := strings.TrimPrefix(p.ImportPath, module)
+			row, ruled := allowed[name]
+			if !ruled && len(p.GoFiles)+len(p.CgoFiles) > 0 {
+				t.Errorf("%s has no row in the table of imports", name)
+				continue
 			}
-			if ours && ruled && !slices.Contains(may, dep) {
-				t.Errorf("%s imports %s; allowed are %v", name, dep, may)
+			plain, cuda, _ := strings.Cut(row, "|")
+			may := strings.Fields(plain)
+			if tag == "cuda" {
+				may = append(may, strings.Fields(cuda)...)
 			}
-			if ours && strings.HasPrefix(dep, "cmd/") {
-				t.Errorf("%s imports the command %s", name, dep)
+			for _, imp := range p.Imports {
+				dep, ours := strings.CutPrefix(imp, module)
+				unused[name+" -> "+dep] = false
+				if imp == "C" && (tag == "" || !slices.Contains(callsC, name)) {
+					t.Errorf("tag %q: %s imports C; only %v do, under the tag cuda", tag, name, callsC)
+				}
+				if ours && !slices.Contains(may, dep) {
+					t.Errorf("tag %q: %s imports %s; allowed are %v", tag, name, dep, may)
+				}
 			}
+		}
+	}
+	for arrow, is := range unused {
+		if is {
+			t.Errorf("nothing follows %s any more; take it out of the table", arrow)
 		}
 	}
 }
 
 func TestEveryPackageSaysWhatItIs(t *testing.T) {
-	for _, p := range list(t) {
+	for _, p := range list(t, "cuda") {
 		if len(p.GoFiles) > 0 && p.Doc == "" {
 			t.Errorf("%s has no package comment", p.ImportPath)
 		}

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"math"
 
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/tensor"
 )
 
 // score is what Softmax makes of a dot product.
@@ -65,35 +65,11 @@ func eachRow[A tensor.Float](q, k array[A], visible func(i, j int) bool, f func(
 	}
 }
 
-// Reset prepares an accumulator for the first Forward: O = 0, LSE = -Inf.
-func (r *Reference[A]) Reset(acc Partial) error {
-	return r.do("attention reset", func() {
-		set(acc.O, 0)
-		set(acc.LSE, math.Inf(-1))
-	})
-}
-
-// ResetGrads sets accumulators to 0.
-func (r *Reference[A]) ResetGrads(acc Grads) error {
-	return r.do("attention reset", func() {
-		for _, v := range []View{acc.DQ, acc.DK, acc.DV} {
-			if !v.IsZero() {
-				set(v, 0)
-			}
-		}
-	})
-}
-
-// Add adds src to dst, both float32 or float64 and of one shape.
-func (r *Reference[A]) Add(dst, src View) error {
-	if dst.Shape() != src.Shape() || dst.DType() != src.DType() {
-		return fmt.Errorf("add %v to %v: shapes and types must be equal", src, dst)
-	}
-	return r.do("add", func() {
-		d, s := load[A](dst), load[A](src)
-		axpy(1, s.data, d.data)
-		d.store(dst)
-	})
+// add adds src to dst, both float32 or float64 and of one shape.
+func add[A tensor.Float](dst, src View) {
+	d, s := load[A](dst), load[A](src)
+	axpy(1, s.data, d.data)
+	d.store(dst)
 }
 
 func set(v View, x float64) {

@@ -4,11 +4,11 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/cprun/cprun/internal/tensor"
 	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/tensor"
 )
 
-// AccumulatorType is the element type of Partial, Grads, LSE and delta for inputs of type t.
+// AccumulatorType returns the element type of Partial, Grads, LSE and delta for inputs of type t.
 func AccumulatorType(t tensor.DType) tensor.DType {
 	if t == tensor.F64 {
 		return tensor.F64
@@ -16,52 +16,90 @@ func AccumulatorType(t tensor.DType) tensor.DType {
 	return tensor.F32
 }
 
-// CheckForward is what is wrong with the arguments of Kernel.Forward: all of it, or nil.
-// Kernels call it before they queue anything.
-func CheckForward(acc Partial, q, k, v View, tiles []partition.Tile, p Softmax) error {
+// CheckForward returns all that is wrong with the arguments of Kernel.Forward, or nil. Kernels
+// call it before they queue anything.
+func CheckForward(o View, acc Partial, q View, p Softmax) error {
 	c := checker{call: "attention forward"}
-	c.inputs(q, k, v, tiles, p)
+	c.queries(q, p)
 	t := AccumulatorType(q.DType())
-	c.view("O", acc.O, t, outShape(q, v))
+	shape := q.Shape()
+	shape[tensor.Dim] = acc.O.Len(tensor.Dim)
+	c.view("O", acc.O, t, shape)
 	c.view("LSE", acc.LSE, t, rowShape(q))
-	return errors.Join(c.faults...)
-}
-
-// CheckFinish is what is wrong with the arguments of Kernel.Finish.
-func CheckFinish(o View, acc Partial) error {
-	c := checker{call: "attention finish"}
 	c.float("o", o)
-	c.view("o", o, o.DType(), acc.O.Shape())
-	c.view("O", acc.O, AccumulatorType(o.DType()), acc.O.Shape())
+	c.view("o", o, o.DType(), shape)
 	return errors.Join(c.faults...)
 }
 
-// CheckDelta is what is wrong with the arguments of Kernel.Delta.
-func CheckDelta(delta, do, o View) error {
-	c := checker{call: "attention delta"}
-	c.float("do", do)
-	c.float("o", o)
-	if do.Shape() != o.Shape() {
-		c.fault("do has shape %v, o %v", do.Shape(), o.Shape())
-	}
-	c.view("delta", delta, AccumulatorType(o.DType()), rowShape(o))
+// CheckBlock returns all that is wrong with a block of a pass over queries q into O, or nil.
+func CheckBlock(O, q View, b Block) error {
+	c := checker{call: "attention forward"}
+	c.keys(q, b)
+	c.view("O", O, O.DType(), outShape(q, b.V))
 	return errors.Join(c.faults...)
 }
 
-// CheckBackward is what is wrong with the arguments of Kernel.Backward.
-func CheckBackward(acc Grads, do, q, k, v View, s Saved, tiles []partition.Tile, p Softmax) error {
+// CheckBackward returns all that is wrong with the arguments of Kernel.Backward, or nil.
+func CheckBackward(dq, do, q View, s Saved, p Softmax) error {
 	c := checker{call: "attention backward"}
-	c.inputs(q, k, v, tiles, p)
+	c.queries(q, p)
 	t := AccumulatorType(q.DType())
-	c.view("do", do, do.DType(), outShape(q, v))
+	shape := q.Shape()
+	shape[tensor.Dim] = do.Len(tensor.Dim)
+	c.view("do", do, do.DType(), shape)
 	c.float("do", do)
-	c.view("o", s.O, s.O.DType(), outShape(q, v))
+	c.view("o", s.O, s.O.DType(), shape)
+	c.float("o", s.O)
 	c.view("LSE", s.LSE, t, rowShape(q))
 	c.view("delta", s.Delta, t, rowShape(q))
-	c.view("DQ", acc.DQ, t, q.Shape())
-	c.view("DK", acc.DK, t, k.Shape())
-	c.view("DV", acc.DV, t, v.Shape())
+	c.view("DQ", dq, t, q.Shape())
 	return errors.Join(c.faults...)
+}
+
+// CheckGradBlock returns all that is wrong with a block of a backward pass, or nil.
+func CheckGradBlock(do, q View, b GradBlock) error {
+	c := checker{call: "attention backward"}
+	c.keys(q, b.Block)
+	c.view("do", do, do.DType(), outShape(q, b.V))
+	t := AccumulatorType(q.DType())
+	rows := max(b.K.Len(tensor.Seq), b.DK.Len(tensor.Seq))
+	c.view("DK", b.DK, t, withRows(b.K, rows))
+	c.view("DV", b.DV, t, withRows(b.V, rows))
+	if b.Fresh.Len() > 0 && !inside(b.Fresh, rows) {
+		c.fault("fresh rows %v outside %d rows of DK and DV", b.Fresh, rows)
+	}
+	return errors.Join(c.faults...)
+}
+
+// CheckFold returns all that is wrong with a fold, or nil.
+func CheckFold(f Fold) error {
+	c := checker{call: "attention fold"}
+	for _, x := range []struct {
+		name     string
+		dst, src View
+	}{{"DK", f.Dst.DK, f.Src.DK}, {"DV", f.Dst.DV, f.Src.DV}} {
+		n := x.src.Len(tensor.Seq)
+		if f.Lo < 0 || f.Lo+n > x.dst.Len(tensor.Seq) {
+			c.fault("rows %d to %d of %s, which has %d", f.Lo, f.Lo+n, x.name, x.dst.Len(tensor.Seq))
+		}
+		if t := x.dst.DType(); t != tensor.F32 && t != tensor.F64 {
+			c.fault("%s is %v; sums are float32 or float64", x.name, t)
+		}
+		c.view(x.name, x.src, x.dst.DType(), withRows(x.dst, n))
+	}
+	return errors.Join(c.faults...)
+}
+
+// Rows returns rows [lo, hi) of both.
+func (g KeyGrads) Rows(lo, hi int) KeyGrads {
+	return KeyGrads{g.DK.Slice(tensor.Seq, lo, hi), g.DV.Slice(tensor.Seq, lo, hi)}
+}
+
+// withRows is the shape of v with n rows.
+func withRows(v View, n int) [4]int {
+	s := v.Shape()
+	s[tensor.Seq] = n
+	return s
 }
 
 // outShape is [batch, seqQ, heads, dimV].
@@ -87,17 +125,21 @@ func (c *checker) fault(format string, args ...any) {
 	c.faults = append(c.faults, fmt.Errorf(c.call+": "+format, args...))
 }
 
-func (c *checker) inputs(q, k, v View, tiles []partition.Tile, p Softmax) {
+func (c *checker) queries(q View, p Softmax) {
 	c.float("q", q)
+	if !(p.Softcap >= 0) {
+		c.fault("softcap %v is negative", p.Softcap)
+	}
+}
+
+func (c *checker) keys(q View, b Block) {
+	k, v := b.K, b.V
 	c.view("k", k, q.DType(), [4]int{q.Len(tensor.Batch), k.Len(tensor.Seq), k.Len(tensor.Heads), q.Len(tensor.Dim)})
 	c.view("v", v, q.DType(), [4]int{q.Len(tensor.Batch), k.Len(tensor.Seq), k.Len(tensor.Heads), v.Len(tensor.Dim)})
 	if h, g := q.Len(tensor.Heads), k.Len(tensor.Heads); g == 0 || h%g != 0 {
 		c.fault("%d query heads are not a multiple of %d KV heads", h, g)
 	}
-	if !(p.Softcap >= 0) {
-		c.fault("softcap %v is negative", p.Softcap)
-	}
-	for _, t := range tiles {
+	for _, t := range b.Tiles {
 		if !inside(t.Q, q.Len(tensor.Seq)) || !inside(t.K, k.Len(tensor.Seq)) {
 			c.fault("tile of queries %v and keys %v outside %d queries and %d keys",
 				t.Q, t.K, q.Len(tensor.Seq), k.Len(tensor.Seq))

@@ -8,8 +8,8 @@ import (
 
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/attention/attentiontest"
-	"github.com/cprun/cprun/internal/tensor"
 	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/tensor"
 )
 
 func draw(rng *rand.Rand, shape ...int) attention.View {
@@ -94,44 +94,33 @@ func TestTilesAreTheMask(t *testing.T) {
 					at := partition.Positions(layout.Spans(seq, 3, rank))
 					acc := attention.Partial{O: tensor.New(tensor.F64, 1, len(at), 2, 4), LSE: tensor.New(tensor.F64, 1, len(at), 2, 1)}
 					dq, delta := tensor.New(tensor.F64, 1, len(at), 2, 4), tensor.New(tensor.F64, 1, len(at), 2, 1)
-					check(t, kernel.Reset(acc))
-					mine, mineDo := gather(q, at), gather(do, at)
+					mine, mineDo := tensor.Gather(q, at), tensor.Gather(do, at)
+					forward, err := kernel.Forward(acc.O, acc, mine, p)
+					check(t, err)
 					for owner := range 3 {
 						from := partition.Positions(layout.Spans(seq, 3, owner))
-						check(t, kernel.Forward(acc, mine, gather(k, from), gather(v, from), partition.Plan(shape, rank, owner), p))
+						check(t, forward.Block(attention.Block{K: tensor.Gather(k, from), V: tensor.Gather(v, from), Tiles: partition.Plan(shape, rank, owner)}))
 					}
-					check(t, kernel.Finish(acc.O, acc))
-					check(t, kernel.Delta(delta, mineDo, acc.O))
+					check(t, forward.End())
+					backward, err := kernel.Backward(dq, mineDo, mine, attention.Saved{O: acc.O, LSE: acc.LSE, Delta: delta}, p)
+					check(t, err)
 					for owner := range 3 {
 						from := partition.Positions(layout.Spans(seq, 3, owner))
-						g := attention.Grads{DQ: dq, DK: gather(dk, from), DV: gather(dv, from)}
-						check(t, kernel.Backward(g, mineDo, mine, gather(k, from), gather(v, from), attention.Saved{O: acc.O, LSE: acc.LSE, Delta: delta}, partition.Plan(shape, rank, owner), p))
-						scatter(dk, g.DK, from)
-						scatter(dv, g.DV, from)
+						b := attention.Block{K: tensor.Gather(k, from), V: tensor.Gather(v, from), Tiles: partition.Plan(shape, rank, owner)}
+						g := attention.KeyGrads{DK: tensor.Gather(dk, from), DV: tensor.Gather(dv, from)}
+						check(t, backward.Block(attention.GradBlock{Block: b, KeyGrads: g}))
+						tensor.Scatter(dk, g.DK, from)
+						tensor.Scatter(dv, g.DV, from)
 					}
-					attentiontest.Compare(t, "out", acc.O, gather(wantAcc.O, at), 1e-13)
-					attentiontest.Compare(t, "lse", acc.LSE, gather(wantAcc.LSE, at), 1e-13)
-					attentiontest.Compare(t, "dq", dq, gather(wantGrads.DQ, at), 1e-13)
+					check(t, backward.End())
+					attentiontest.Compare(t, "out", acc.O, tensor.Gather(wantAcc.O, at), 1e-13)
+					attentiontest.Compare(t, "lse", acc.LSE, tensor.Gather(wantAcc.LSE, at), 1e-13)
+					attentiontest.Compare(t, "dq", dq, tensor.Gather(wantGrads.DQ, at), 1e-13)
 				}
 				attentiontest.Compare(t, "dk", dk, wantGrads.DK, 1e-13)
 				attentiontest.Compare(t, "dv", dv, wantGrads.DV, 1e-13)
 			})
 		}
-	}
-}
-
-// gather copies the positions at of v, and scatter copies them back.
-func gather(v attention.View, at []int) attention.View {
-	w := tensor.New(tensor.F64, v.Len(tensor.Batch), len(at), v.Len(tensor.Heads), v.Len(tensor.Dim))
-	for i, p := range at {
-		tensor.Copy(w.Slice(tensor.Seq, i, i+1), v.Slice(tensor.Seq, p, p+1))
-	}
-	return w
-}
-
-func scatter(v, w attention.View, at []int) {
-	for i, p := range at {
-		tensor.Copy(v.Slice(tensor.Seq, p, p+1), w.Slice(tensor.Seq, i, i+1))
 	}
 }
 

@@ -1,14 +1,14 @@
-// Package attention holds what attention is, apart from where it runs: the parameters of
-// a call, the interface that every kernel implements, and the slow reference that defines
-// what every fast one must compute. It is pure: no goroutines, no I/O, no clock, no cgo.
+// Package attention holds what attention is, apart from where it runs: the interface that every
+// kernel implements, its passes and blocks, and the slow reference that defines what every fast
+// kernel must compute. It is pure: no goroutines, no I/O, no clock, no cgo.
 package attention
 
 import (
-	"github.com/cprun/cprun/internal/tensor"
 	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/tensor"
 )
 
-// View is a strided window onto device memory; see internal/tensor.
+// View is a strided window onto device memory; see package tensor.
 type View = tensor.View
 
 // Softmax is what turns a dot product into a score: s = Scale * q.k, and with a soft cap
@@ -25,60 +25,89 @@ type Softmax struct {
 // q, k and v are (float64 where those are float64).
 type Partial struct{ O, LSE View }
 
-// Saved is what a backward pass needs of the whole forward pass. O: [batch, seqQ, heads, dimV],
-// of the type of q or of Partial. LSE: Partial's. Delta: [batch, seqQ, heads, 1], of the
-// type of LSE; see Kernel.Delta.
+// Saved is what a backward pass has of the forward pass over all keys. O: [batch, seqQ, heads,
+// dimV], of the type of q or of Partial. LSE: Partial's. Delta: [batch, seqQ, heads, 1], of the
+// type of LSE, is room for rowsum(do * o), the D of FlashAttention-2 (arXiv:2307.08691),
+// algorithm 2. The pass sets it; a kernel may leave it unset.
 type Saved struct{ O, LSE, Delta View }
 
-// Grads are the accumulators of a backward pass, of the type of Partial. DQ: like q, DK:
-// like k, DV: like v.
+// Grads are the gradients of q, k and v, of the type of Partial. DQ: like q, DK: like k, DV:
+// like v.
 type Grads struct{ DQ, DK, DV View }
 
-// Kernel computes attention of local queries against one block of keys, on one device. q,
+// KeyGrads are rows of the gradients of k and v, of the type of Partial. DK: [batch, rows, kvHeads,
+// dim]. DV: [batch, rows, kvHeads, dimV].
+type KeyGrads struct{ DK, DV View }
+
+// Kernel computes attention of local queries on one device, in passes over blocks of keys. q,
 // do: [batch, seqQ, heads, dim]; k: [batch, seqK, kvHeads, dim]; v: [batch, seqK, kvHeads,
 // dimV]; heads is a multiple of kvHeads, and query head h reads KV head h / (heads/kvHeads).
 // Views may be strided in any way whose last axis has stride 1.
 //
-// Tiles say which (query, key) pairs are visible, in local indices; no pair is in two tiles
-// of one call, and rows in no tile are left alone. All tiles of a hop come in one call, so
-// that a GPU needs one launch. Calls are queued in order on the kernel's stream and do not
-// wait for the device; the tiles may be reused when the call returns.
+// A kernel has one pass at a time: beginning one abandons the one before, such as after an
+// error. All calls queue work in order on the kernel's stream and do not wait for the device.
+// One goroutine makes them.
 type Kernel interface {
-	// Forward folds the block into acc, as if its keys had been there from the start. A
-	// row with no visible key leaves acc unchanged: LSE = -Inf and O = 0 in the end, never
-	// NaN.
-	Forward(acc Partial, q, k, v View, tiles []partition.Tile, p Softmax) error
-	// Finish ends the forward pass into acc: o, of the type of q or of acc, is set to O and
-	// acc.LSE is complete. Before it, a kernel may hold results of calls back, to fold several
-	// at once; after it acc.O is undefined, unless o is acc.O.
-	Finish(o View, acc Partial) error
-	// Delta sets delta [batch, seqQ, heads, 1] to rowsum(do * o), the D of FlashAttention-2
-	// (arXiv:2307.08691), algorithm 2. A kernel whose Backward does not read it may leave it.
-	Delta(delta, do, o View) error
-	// Backward adds the gradients of the block to acc. Rows with LSE = -Inf contribute nothing.
-	// DK and DV are complete when the call is done; DQ after FinishGrads.
-	Backward(acc Grads, do, q, k, v View, s Saved, tiles []partition.Tile, p Softmax) error
-	// FinishGrads ends the backward pass into acc: DQ is complete.
-	FinishGrads(acc Grads) error
-	// Reset prepares an accumulator for the first Forward: O = 0, LSE = -Inf.
-	Reset(acc Partial) error
-	// ResetGrads prepares accumulators for the first Backward: 0. A zero View among them is
-	// left out.
-	ResetGrads(acc Grads) error
-	// Add adds src to dst, element by element, both float accumulators of one shape.
-	Add(dst, src View) error
+	// Forward begins a pass that sets o, of the type of q or of acc, to the attention of q over
+	// all blocks to come, and acc.LSE to its LSE. acc is the pass's working memory; acc.O may be
+	// o, and is undefined in the end otherwise. A row that sees no key gets O = 0 and LSE = -Inf,
+	// never NaN.
+	Forward(o View, acc Partial, q View, p Softmax) (ForwardPass, error)
+	// Backward begins a pass that sets dq, and the gradients of each block, given do, the
+	// gradient of s.O. Rows with LSE = -Inf contribute nothing.
+	Backward(dq, do, q View, s Saved, p Softmax) (BackwardPass, error)
 }
 
-// Folder is a Kernel that can save passes over memory when it knows what comes next. What it is
-// told here changes no result.
-type Folder interface {
-	Kernel
-	// Into says that Finish will write to o what was just reset, and that nobody else reads or
-	// writes o until then.
-	Into(o View)
-	// Hold says that AddGrads to rows of acc.DK and acc.DV is the next call behind the next Backward,
-	// and that nobody reads or writes them before, so that they need not be complete in between.
-	Hold(acc Grads)
-	// AddGrads is Add for DK and DV at once, and completes what was held of them.
-	AddGrads(dst, src Grads) error
+// Block is keys and values that a pass goes over, and what is known of its place in the pass.
+//
+// Tiles say which (query, key) pairs are visible, in local indices; no pair is in two tiles
+// of one block. All tiles of a hop come in one block, so that a GPU needs one launch. They may be
+// reused when the call returns.
+type Block struct {
+	K, V  View
+	Tiles []partition.Tile
+	// First says that no block with tiles came before in the pass, so that the state of every
+	// row is that before any key; Last, that none comes after.
+	First, Last bool
+}
+
+// ForwardPass folds blocks of keys into one result.
+type ForwardPass interface {
+	// Block folds a block in, as if its keys had been there from the start. A kernel may hold
+	// results back to fold several at once.
+	Block(b Block) error
+	// End completes o and LSE. The pass is over.
+	End() error
+}
+
+// GradBlock is a Block of a backward pass, with where its gradients go.
+type GradBlock struct {
+	Block
+	// KeyGrads get the block's gradients added. They may have more rows than K and V.
+	KeyGrads
+	// Fresh is rows of KeyGrads that hold nothing yet: they are set rather than added to, and
+	// those that no tile reaches become 0.
+	Fresh partition.Range
+	// FoldNext says that the next call of the pass, but for End, is a Fold into these KeyGrads,
+	// and that nothing reads them before it, so they need not be complete in between.
+	FoldNext bool
+}
+
+// Fold adds Src to rows Lo, Lo+1, ... of Dst, which begins at the row that its block's KeyGrads
+// began at.
+type Fold struct {
+	Dst KeyGrads
+	Lo  int
+	Src KeyGrads
+}
+
+// BackwardPass adds up gradients over blocks of keys.
+type BackwardPass interface {
+	// Block adds the gradients of a block. Its KeyGrads are complete when the call is done,
+	// unless a fold follows.
+	Block(b GradBlock) error
+	// End completes dq. No block comes after it; folds may.
+	End() error
+	// Fold adds gradients of keys that came from elsewhere.
+	Fold(f Fold) error
 }

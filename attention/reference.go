@@ -4,19 +4,19 @@ import (
 	"math"
 	"slices"
 
-	"github.com/cprun/cprun/internal/tensor"
 	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/tensor"
 )
 
-// Reference is the definition of attention: what it computes, every Kernel must. It loops
-// over queries and their visible keys, with no blocks and no tricks. Inputs of any float
-// type are computed with in A: float64 for the definition itself, float32 to learn what
-// error that arithmetic brings.
+// Reference is the definition of attention: what it computes, every Kernel must. It loops over
+// queries and their visible keys, with no blocks and no tricks. It converts inputs of any float
+// type to A and computes in A: float64 for the definition itself, float32 to learn the error of
+// that arithmetic.
 type Reference[A tensor.Float] struct {
 	queue func(name string, run func() error)
 }
 
-// NewReference is a reference kernel whose work is given to queue, which runs it in order,
+// NewReference returns a reference kernel whose work is given to queue, which runs it in order,
 // like tensor.HostStream's Do; nil runs it at once.
 func NewReference[A tensor.Float](queue func(name string, run func() error)) *Reference[A] {
 	return &Reference[A]{queue: queue}
@@ -31,59 +31,97 @@ func (r *Reference[A]) do(name string, run func()) error {
 	return nil
 }
 
-// Forward folds the block into acc. The old state counts as one more key, whose score is
-// its LSE and whose value is its O.
-func (r *Reference[A]) Forward(acc Partial, q, k, v View, tiles []partition.Tile, p Softmax) error {
-	if err := CheckForward(acc, q, k, v, tiles, p); err != nil {
+// Forward begins a forward pass; see Kernel.
+func (r *Reference[A]) Forward(o View, acc Partial, q View, p Softmax) (ForwardPass, error) {
+	if err := CheckForward(o, acc, q, p); err != nil {
+		return nil, err
+	}
+	return &referenceForward[A]{r, o, acc, q, p}, r.do("attention reset", func() {
+		set(acc.O, 0)
+		set(acc.LSE, math.Inf(-1))
+	})
+}
+
+type referenceForward[A tensor.Float] struct {
+	r   *Reference[A]
+	o   View
+	acc Partial
+	q   View
+	p   Softmax
+}
+
+// Block folds a block into acc. The old state counts as one more key, whose score is its LSE
+// and whose value is its O.
+func (f *referenceForward[A]) Block(b Block) error {
+	if err := CheckBlock(f.acc.O, f.q, b); err != nil {
 		return err
 	}
-	tiles = slices.Clone(tiles)
-	return r.do("attention forward", func() {
+	tiles, acc := slices.Clone(b.Tiles), f.acc
+	return f.r.do("attention forward", func() {
 		o, lse := load[A](acc.O), load[A](acc.LSE)
-		forward(o, lse, load[A](q), load[A](k), load[A](v), visible(tiles), p)
+		forward(o, lse, load[A](f.q), load[A](b.K), load[A](b.V), visible(tiles), f.p)
 		o.store(acc.O)
 		lse.store(acc.LSE)
 	})
 }
 
-// Finish sets o to acc.O.
-func (r *Reference[A]) Finish(o View, acc Partial) error {
-	if o == acc.O {
+// End sets o to acc.O.
+func (f *referenceForward[A]) End() error {
+	if f.o == f.acc.O {
 		return nil
 	}
-	if err := CheckFinish(o, acc); err != nil {
-		return err
-	}
-	return r.do("attention finish", func() { load[A](acc.O).store(o) })
+	return f.r.do("attention finish", func() { load[A](f.acc.O).store(f.o) })
 }
 
-// FinishGrads has nothing to do: gradients are added at once.
-func (r *Reference[A]) FinishGrads(Grads) error { return nil }
-
-// Delta sets delta to rowsum(do * o).
-func (r *Reference[A]) Delta(delta, do, o View) error {
-	if err := CheckDelta(delta, do, o); err != nil {
-		return err
+// Backward begins a backward pass; see Kernel.
+func (r *Reference[A]) Backward(dq, do, q View, s Saved, p Softmax) (BackwardPass, error) {
+	if err := CheckBackward(dq, do, q, s, p); err != nil {
+		return nil, err
 	}
-	return r.do("attention delta", func() {
-		d := load[A](delta)
-		rowDot(d, load[A](do), load[A](o))
-		d.store(delta)
+	return &referenceBackward[A]{r, dq, do, q, s, p}, r.do("attention delta", func() {
+		set(dq, 0)
+		d := load[A](s.Delta)
+		rowDot(d, load[A](do), load[A](s.O))
+		d.store(s.Delta)
 	})
 }
 
-// Backward adds the gradients of the block to acc.
-func (r *Reference[A]) Backward(acc Grads, do, q, k, v View, s Saved, tiles []partition.Tile, p Softmax) error {
-	if err := CheckBackward(acc, do, q, k, v, s, tiles, p); err != nil {
+type referenceBackward[A tensor.Float] struct {
+	r         *Reference[A]
+	dq, do, q View
+	s         Saved
+	p         Softmax
+}
+
+// Block adds the gradients of a block.
+func (f *referenceBackward[A]) Block(b GradBlock) error {
+	if err := CheckGradBlock(f.do, f.q, b); err != nil {
 		return err
 	}
-	tiles = slices.Clone(tiles)
-	return r.do("attention backward", func() {
-		dq, dk, dv := load[A](acc.DQ), load[A](acc.DK), load[A](acc.DV)
-		backward(dq, dk, dv, load[A](do), load[A](q), load[A](k), load[A](v), load[A](s.LSE), load[A](s.Delta), visible(tiles), p)
-		dq.store(acc.DQ)
-		dk.store(acc.DK)
-		dv.store(acc.DV)
+	tiles, fresh := slices.Clone(b.Tiles), b.KeyGrads.Rows(b.Fresh.Lo, b.Fresh.Hi)
+	return f.r.do("attention backward", func() {
+		set(fresh.DK, 0)
+		set(fresh.DV, 0)
+		dq, dk, dv := load[A](f.dq), load[A](b.DK), load[A](b.DV)
+		backward(dq, dk, dv, load[A](f.do), load[A](f.q), load[A](b.K), load[A](b.V), load[A](f.s.LSE), load[A](f.s.Delta), visible(tiles), f.p)
+		dq.store(f.dq)
+		dk.store(b.DK)
+		dv.store(b.DV)
+	})
+}
+
+// End has nothing to do: gradients are added at once.
+func (f *referenceBackward[A]) End() error { return nil }
+
+// Fold adds src to rows of dst.
+func (f *referenceBackward[A]) Fold(x Fold) error {
+	if err := CheckFold(x); err != nil {
+		return err
+	}
+	return f.r.do("add", func() {
+		dst := x.Dst.Rows(x.Lo, x.Lo+x.Src.DK.Len(tensor.Seq))
+		add[A](dst.DK, x.Src.DK)
+		add[A](dst.DV, x.Src.DV)
 	})
 }
 

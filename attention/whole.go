@@ -4,13 +4,13 @@ import (
 	"math"
 	"slices"
 
-	"github.com/cprun/cprun/internal/tensor"
 	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/tensor"
 )
 
-// Whole is attention of a whole sequence on one device, forward and backward, in global
-// order: the oracle for everything that cuts sequences up. The mask is asked pair by pair, so
-// nothing of package partition's tiles is trusted. The results are dense float64 views; the
+// Whole computes attention of a whole sequence on one device, forward and backward, in global
+// order: the oracle for everything that cuts sequences up. It asks the mask for each pair, so it
+// does not depend on the tiles of package partition. The results are dense float64 views; the
 // arithmetic is A's.
 func Whole[A tensor.Float](q, k, v, do View, mask partition.Mask, p Softmax) (Partial, Grads) {
 	out := outShape(q, v)

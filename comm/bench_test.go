@@ -7,7 +7,8 @@ import (
 	"testing"
 
 	"github.com/cprun/cprun/comm"
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/comm/commtest"
+	"github.com/cprun/cprun/tensor"
 )
 
 // BenchmarkExchange is a hop of a ring of two ranks. The bytes are those that one rank sends.
@@ -17,18 +18,20 @@ func BenchmarkExchange(b *testing.B) {
 			hop(b, comm.NewLocal(2, nil, comm.Options{}), size)
 		})
 		b.Run(fmt.Sprintf("unix/%d", size), func(b *testing.B) {
-			dir, key := socketDir(b), secret()
-			hop(b, connectAll(b, 2, func(r int) (*comm.Group, error) {
+			dir, key := commtest.SocketDir(b), commtest.Secret()
+			hop(b, commtest.Join(b, 2, func(r int) (*comm.Group, error) {
 				return comm.ConnectUnix(context.Background(), comm.Mesh{Dir: dir, Rank: r, Size: 2, Secret: key}, nil, comm.Options{})
 			}), size)
 		})
-		b.Run(fmt.Sprintf("tcp/%d", size), func(b *testing.B) {
-			lns, addrs := listeners(b, 2)
-			key := secret()
-			hop(b, connectAll(b, 2, func(r int) (*comm.Group, error) {
-				return comm.ConnectTCP(context.Background(), comm.Mesh{Listener: lns[r], Addrs: addrs, Rank: r, Size: 2, Secret: key}, nil, comm.Options{})
-			}), size)
-		})
+		b.Run(fmt.Sprintf("tcp/%d", size), func(b *testing.B) { hop(b, pair(b, "127.0.0.1", comm.Mesh{}), size) })
+		b.Run(fmt.Sprintf("readable/%d", size), func(b *testing.B) { hop(b, pair(b, "127.0.0.1", comm.Mesh{Readable: true}), size) })
+	}
+}
+
+// BenchmarkStreams is a hop of 16 MiB over TCP, by one connection and by several.
+func BenchmarkStreams(b *testing.B) {
+	for _, n := range []int{1, 2, 4, 8} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) { hop(b, pair(b, "127.0.0.1", comm.Mesh{Streams: n}), 16<<20) })
 	}
 }
 

@@ -1,15 +1,15 @@
 package comm
 
 import (
-	"fmt"
-
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/comm/internal/check"
+	"github.com/cprun/cprun/tensor"
 )
 
-// Ranks are joined pairwise, so the collectives are direct: each part goes from the rank
-// that has it to the rank that needs it in one round of messages. That moves as few bytes
-// as a ring does, in fewer steps, and a rank that stays away is met, and named, by everybody
-// who waits for it and not by its neighbour alone.
+// The ranks of a small group are joined pairwise, so its collectives are direct: each part goes
+// from the rank that has it to the rank that needs it in one round of messages. That moves as few
+// bytes as a ring does, in fewer steps, and a rank that stays away is met, and named, by everybody
+// who waits for it and not by its neighbour alone. Those of a large group are in few.go, but for
+// AllToAll, which is about all pairs.
 
 const (
 	// smallReduce is the size up to which an all-reduce sends whole vectors in one round.
@@ -21,33 +21,39 @@ const (
 )
 
 // call queues f behind the compute stream. The error is untyped where there is none.
-func (g *Group) call(name string, f func() error) (Pending, error) {
-	p, err := g.enqueue(name, true, f)
+func (g *Group) call(name, detail string, f func() error) (Pending, error) {
+	p, err := g.enqueue(name, detail, true, f)
 	if err != nil {
 		return nil, err
 	}
 	return p, nil
 }
 
+// told is what a trace says of a collective: the bytes of all ranks' data, and the ranks.
+func (g *Group) told(v View) string {
+	if !tensor.Tracing(g.stream) {
+		return ""
+	}
+	return check.Collective(v, len(g.ranks))
+}
+
+// rules are those that the arguments of calls keep.
+func (g *Group) rules() check.Rules {
+	return check.Rules{Rank: g.rank, Size: len(g.ranks), Memory: check.OnHost}
+}
+
 // Exchange sends and receives as one group.
 func (g *Group) Exchange(send, recv []Message) (Pending, error) {
-	sends, own, err := g.parts("send", send)
-	if err != nil {
+	if err := check.Exchange(g.rules(), send, recv); err != nil {
 		return nil, g.fault("exchange", err)
 	}
-	recvs, into, err := g.parts("receive", recv)
-	if err != nil {
-		return nil, g.fault("exchange", err)
+	sends, own := g.parts(send)
+	recvs, into := g.parts(recv)
+	detail := ""
+	if tensor.Tracing(g.stream) {
+		detail = check.Told(send, recv)
 	}
-	if len(own) != len(into) {
-		return nil, g.fault("exchange", fmt.Errorf("%d messages to the own rank, %d from it", len(own), len(into)))
-	}
-	for i := range own {
-		if len(own[i]) != len(into[i]) {
-			return nil, g.fault("exchange", fmt.Errorf("message %d to the own rank has %d bytes, it is received into %d", i, len(own[i]), len(into[i])))
-		}
-	}
-	return g.call("exchange", func() error {
+	return g.call("exchange", detail, func() error {
 		for i := range own {
 			copy(into[i], own[i])
 		}
@@ -55,39 +61,31 @@ func (g *Group) Exchange(send, recv []Message) (Pending, error) {
 	})
 }
 
-// parts checks messages and sorts out those of the own rank.
-func (g *Group) parts(verb string, ms []Message) (parts []part, own [][]byte, err error) {
-	for i, m := range ms {
-		if m.Peer < 0 || m.Peer >= len(g.ranks) {
-			return nil, nil, fmt.Errorf("%s %d names rank %d of a group of %d", verb, i, m.Peer, len(g.ranks))
-		}
-		b, err := bytesOf(fmt.Sprintf("the view of %s %d (rank %d)", verb, i, m.Peer), m.View)
-		if err != nil {
-			return nil, nil, err
-		}
-		if m.Peer == g.rank {
+// parts sorts out the messages of the own rank.
+func (g *Group) parts(ms []Message) (parts []part, own [][]byte) {
+	for _, m := range ms {
+		if b := tensor.Bytes(m.View); m.Peer == g.rank {
 			own = append(own, b)
 		} else {
 			parts = append(parts, part{m.Peer, b})
 		}
 	}
-	return parts, own, nil
+	return parts, own
 }
 
 // AllReduce combines v over the ranks, in place. Elements are combined in rank order, so the
 // result does not depend on size or transport and is the same on every rank.
 func (g *Group) AllReduce(v View, op Op) (Pending, error) {
-	b, err := bytesOf("the view", v)
-	if err == nil {
-		err = checkReduce(v, op)
-	}
-	if err != nil {
+	if err := g.rules().AllReduce(v, op); err != nil {
 		return nil, g.fault("all-reduce", err)
 	}
-	return g.call("all-reduce", func() error {
+	b := tensor.Bytes(v)
+	return g.call("all-reduce", g.told(v), func() error {
 		switch {
 		case len(g.ranks) == 1:
 			return nil
+		case g.few():
+			return g.allReduceFew(v.DType(), op, b)
 		case len(b) <= smallReduce:
 			return g.reduceWhole(v.DType(), op, b)
 		}
@@ -129,10 +127,7 @@ func (g *Group) reduceWhole(d tensor.DType, op Op, b []byte) error {
 	if err := g.exchange(sends, recvs); err != nil {
 		return err
 	}
-	copy(b, slot(0))
-	for r := 1; r < n; r++ {
-		combine(d, op, b, slot(r))
-	}
+	combineAll(d, op, b, n, slot)
 	return nil
 }
 
@@ -186,50 +181,41 @@ func (g *Group) reduceShares(d tensor.DType, op Op, dst []byte, of func(r int) [
 
 // AllGather fills dst with the ranks' src. src may be the own part of dst.
 func (g *Group) AllGather(dst, src View) (Pending, error) {
-	d, s, err := g.pair(dst, src)
-	if err == nil {
-		err = checkParts("dst", dst, "src", src, len(g.ranks))
-	}
-	if err == nil {
-		err = checkInPlace("dst", dst, "src", src, g.rank)
-	}
-	if err != nil {
+	if err := g.rules().AllGather(dst, src); err != nil {
 		return nil, g.fault("all-gather", err)
 	}
-	return g.call("all-gather", func() error {
-		n, size := len(g.ranks), len(s)
-		copy(d[g.rank*size:][:size], s)
-		sends, recvs := make([]part, n-1), make([]part, n-1)
-		g.others(func(i, peer int) { sends[i], recvs[i] = part{peer, s}, part{peer, d[peer*size:][:size]} })
-		return g.exchange(sends, recvs)
+	d, s := tensor.Bytes(dst), tensor.Bytes(src)
+	return g.call("all-gather", g.told(dst), func() error {
+		copy(d[g.rank*len(s):], s)
+		return g.gatherBlocks(d, len(s))
 	})
 }
 
-func (g *Group) pair(dst, src View) (d, s []byte, err error) {
-	if d, err = bytesOf("dst", dst); err != nil {
-		return nil, nil, err
+// gatherBlocks fills all, blocks of that size in rank order, of which the own one is there.
+func (g *Group) gatherBlocks(all []byte, size int) error {
+	n := len(g.ranks)
+	of := func(lo, hi int) []byte { return all[lo*size : hi*size] }
+	if g.few() {
+		return g.doubling(0, false, of)
 	}
-	s, err = bytesOf("src", src)
-	return d, s, err
+	sends, recvs := make([]part, n-1), make([]part, n-1)
+	g.others(func(i, peer int) {
+		sends[i], recvs[i] = part{peer, of(g.rank, g.rank+1)}, part{peer, of(peer, peer+1)}
+	})
+	return g.exchange(sends, recvs)
 }
 
 // ReduceScatter combines the ranks' src and leaves part Rank in dst, which may be that part
 // of src.
 func (g *Group) ReduceScatter(dst, src View, op Op) (Pending, error) {
-	d, s, err := g.pair(dst, src)
-	if err == nil {
-		err = checkParts("src", src, "dst", dst, len(g.ranks))
-	}
-	if err == nil {
-		err = checkInPlace("src", src, "dst", dst, g.rank)
-	}
-	if err == nil {
-		err = checkReduce(src, op)
-	}
-	if err != nil {
+	if err := g.rules().ReduceScatter(dst, src, op); err != nil {
 		return nil, g.fault("reduce-scatter", err)
 	}
-	return g.call("reduce-scatter", func() error {
+	d, s := tensor.Bytes(dst), tensor.Bytes(src)
+	return g.call("reduce-scatter", g.told(src), func() error {
+		if g.few() {
+			return g.reduceScatterFew(dst.DType(), op, d, s)
+		}
 		unit, size := dst.DType().Size(), len(d)
 		step := max(pieceBytes/len(g.ranks)/unit, 1) * unit
 		for lo := 0; lo < size; lo += step {
@@ -245,18 +231,11 @@ func (g *Group) ReduceScatter(dst, src View, op Op) (Pending, error) {
 
 // AllToAll sends part p of src to rank p and fills part p of dst from rank p.
 func (g *Group) AllToAll(dst, src View) (Pending, error) {
-	n := len(g.ranks)
-	d, s, err := g.pair(dst, src)
-	if err == nil {
-		err = checkAllToAll(dst, src, n)
-	}
-	if err == nil && spanOf(dst).overlaps(spanOf(src)) {
-		err = errOverlap
-	}
-	if err != nil {
+	if err := g.rules().AllToAll(dst, src); err != nil {
 		return nil, g.fault("all-to-all", err)
 	}
-	return g.call("all-to-all", func() error {
+	n, d, s := len(g.ranks), tensor.Bytes(dst), tensor.Bytes(src)
+	return g.call("all-to-all", g.told(src), func() error {
 		size := len(s) / n
 		copy(d[g.rank*size:][:size], s[g.rank*size:])
 		sends, recvs := make([]part, n-1), make([]part, n-1)
@@ -271,15 +250,14 @@ func (g *Group) AllToAll(dst, src View) (Pending, error) {
 // pass on to each other (van de Geijn's scatter and all-gather), so that the root sends the
 // data once and not once per rank.
 func (g *Group) Broadcast(v View, root int) (Pending, error) {
-	n := len(g.ranks)
-	b, err := bytesOf("the view", v)
-	if err == nil {
-		err = checkRoot(root, n)
-	}
-	if err != nil {
+	if err := g.rules().Broadcast(v, root); err != nil {
 		return nil, g.fault("broadcast", err)
 	}
-	return g.call("broadcast", func() error {
+	n, b := len(g.ranks), tensor.Bytes(v)
+	return g.call("broadcast", g.told(v), func() error {
+		if g.few() {
+			return g.broadcastFew(v.DType(), b, root)
+		}
 		if len(b) <= smallBroadcast || n <= 2 {
 			return g.scatter(root, func(int) []byte { return b })
 		}

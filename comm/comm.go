@@ -1,14 +1,10 @@
-// Package comm moves tensors between the ranks of a group: point-to-point exchanges for
-// the ring and collectives for everything else, over memory of one process, Unix sockets
-// between the processes of a node, or TCP between nodes, behind one interface.
 package comm
 
 import (
 	"context"
-	"errors"
-	"fmt"
+	"time"
 
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/tensor"
 )
 
 // View is a strided window onto device memory; communicators take dense ones.
@@ -31,24 +27,31 @@ const (
 	Min
 )
 
+// Valid reports whether o is one of the reductions above.
+func (o Op) Valid() bool { return o >= Sum && o <= Min }
+
+// String returns "sum", "max" or "min".
 func (o Op) String() string { return [...]string{"sum", "max", "min"}[o] }
 
-// A Communicator joins the ranks of one group. All ranks make the same collective calls in
-// the same order; an Exchange is called by the ranks that it names, each for its own part.
-//
-// Calls are queued: data is read and written only after the work that the compute stream
-// held at the time of the call, and the call returns at once. Views passed in must not be
-// touched by other work until Pending.Wait has ordered it behind the transfer. Results are
-// the same, bit for bit, each time that the same ranks reduce the same data.
-//
-// Every wait ends: in data, in an error that names the peer, or in an abort. After an error
-// the group is dead: all pending and later calls on it fail with the same cause.
-type Communicator interface {
+// A Member is one rank of a group.
+type Member interface {
+	// Rank returns the own number within the group, from 0.
 	Rank() int
+	// Size returns the number of ranks of the group.
 	Size() int
+}
+
+// An Exchanger moves views between ranks that both name the other. It is all that ring needs.
+type Exchanger interface {
 	// Exchange sends and receives, as one group, so that no order of peers can deadlock.
-	// A message to the own rank is a copy.
+	// A message to the own rank is a copy. It is called by the ranks that it names, each for
+	// its own part.
 	Exchange(send, recv []Message) (Pending, error)
+}
+
+// Collectives are the calls that all ranks of a group make, in the same order. Results are the
+// same, bit for bit, each time that the same ranks reduce the same data.
+type Collectives interface {
 	// AllReduce combines v over the ranks, in place.
 	AllReduce(v View, op Op) (Pending, error)
 	// AllGather fills dst, Size equal parts in rank order, with the ranks' src, which may
@@ -63,6 +66,25 @@ type Communicator interface {
 	Broadcast(v View, root int) (Pending, error)
 	// Barrier blocks the caller until every rank has called it.
 	Barrier(ctx context.Context) error
+}
+
+// A Communicator joins the ranks of one group.
+//
+// Calls are queued: data is read and written only after the work that the compute stream
+// held at the time of the call. Views passed in must not be touched by other work until
+// Pending.Wait has ordered it behind the transfer.
+//
+// A call waits for no work on a device, but it may block the caller for a while: on a group of
+// GPUs until NCCL has queued it or, the first time between two ranks, has connected them; where
+// 1,024 calls are in flight, until one is over; and where a queue of the driver is full. See
+// "Goroutines and streams" in docs/architecture.md. Groups of the host return at once.
+//
+// Every wait ends: in data, in an error that names the peer, or in an abort. After an error
+// the group is dead: all pending and later calls on it fail with the same cause.
+type Communicator interface {
+	Member
+	Exchanger
+	Collectives
 	// Split makes groups of the ranks with the same colour, ordered by key, then by rank.
 	// Every rank of this group calls it.
 	Split(ctx context.Context, colour, key int) (Communicator, error)
@@ -75,32 +97,34 @@ type Communicator interface {
 
 // Pending is a transfer in flight.
 type Pending interface {
-	// Wait makes the compute stream wait for the transfer; the caller goes on.
+	// Wait makes the compute stream wait for the transfer. The caller goes on, with two
+	// exceptions: over copy engines it stands until the peers' hosts have made the same call,
+	// and on views of the host in a group of GPUs until the transfer has ended.
 	Wait()
 	// Sync blocks the caller until the transfer has ended, and returns its error.
 	Sync(ctx context.Context) error
 }
 
-// ErrAborted is the cause of calls that failed because the group was aborted.
-var ErrAborted = errors.New("group aborted")
+// What some communicators do beyond the interface. A caller that needs it asks for it by these
+// names.
 
-// PeerError says which peer a transfer failed on. It is what every other rank reports when
-// one rank dies.
-type PeerError struct {
-	Rank  int    // of the peer, in the world group
-	Name  string // "rank 2 (pid 4711 on node-a)"
-	Op    string // what was waiting: "receive of 4096 bytes", or "" when nothing was
-	Cause error
+// DeadlineSetter can change how long its transfers may stand still. Groups of the host and of
+// devices can.
+type DeadlineSetter interface {
+	// SetDeadline sets how long a transfer may stand still, for calls made after it. Negative
+	// means for ever. All ranks set the same.
+	SetDeadline(d time.Duration)
 }
 
-func (e *PeerError) Error() string {
-	if e.Op == "" {
-		return fmt.Sprintf("%s: %v", e.Name, e.Cause)
-	}
-	return fmt.Sprintf("%s: %s: %v", e.Name, e.Op, e.Cause)
+// Streamer tells which streams its transfers run on, for traces. Groups of the host and of
+// devices do.
+type Streamer interface {
+	// Streams returns the streams. They may be waited for while nothing is in flight.
+	Streams() []tensor.Stream
 }
 
-func (e *PeerError) Unwrap() error { return e.Cause }
-
-// ErrPeerLost is the cause of a PeerError whose peer closed its connection without a goodbye.
-var ErrPeerLost = errors.New("connection lost")
+// Hosted is a group of devices, with the group of the same ranks that moves views of the host.
+type Hosted interface {
+	// Host returns that group. Its calls wait for nothing that is queued on the device.
+	Host() *Group
+}

@@ -2,12 +2,13 @@ package comm
 
 import (
 	"context"
-	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/comm/internal/blame"
+	"github.com/cprun/cprun/comm/internal/link"
+	"github.com/cprun/cprun/tensor"
 )
 
 // Options of a group. The zero value is usable.
@@ -41,7 +42,7 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// Traffic counts the payload bytes that a group has moved to and from other ranks. Copies
+// Traffic counts the payload bytes that a group has Sent to and Received from other ranks. Copies
 // within a rank and the transport's own frames are not in it.
 type Traffic struct{ Sent, Received int64 }
 
@@ -54,8 +55,9 @@ type Group struct {
 	id    uint64
 	rank  int
 	ranks []int // world rank of each rank of the group
-	t     transport
-	opts  Options
+	link  link.Link
+	opts  Options      // but for the deadline
+	limit atomic.Int64 // a time.Duration: how long a transfer may stand still
 
 	compute tensor.Stream
 	private *tensor.HostStream // the compute stream, where the group made it itself
@@ -67,29 +69,50 @@ type Group struct {
 	splits   uint64   // guarded by mu; calls of Split so far
 	children []*Group // guarded by mu; the groups split from this one
 
+	ledger ledger // of calls that are not over
+
 	// Used on the stream's goroutine alone.
 	sendSeq, recvSeq []uint64 // per rank of the group, the number of the next message
-	xfers            []transfer
-	round            round
+	xfers            []link.Transfer
+	round            *link.Round
 	timer            *time.Timer
 	scratch          []uint64 // words, so that any element type is aligned
 
 	sent, received atomic.Int64
 }
 
-var _ Communicator = (*Group)(nil)
+var (
+	_ Communicator   = (*Group)(nil)
+	_ DeadlineSetter = (*Group)(nil)
+	_ Streamer       = (*Group)(nil)
+)
 
-// newGroup starts a group over t. A nil compute stream means one of its own.
-func newGroup(t transport, id uint64, ranks []int, rank int, compute tensor.Stream, opts Options) *Group {
+// worldID is the group id of the group that a constructor makes.
+const worldID = 0
+
+// NewWorld returns the group of all ranks that a link joins, of which this is one. It is how a
+// constructor of a new transport ends; the link is of a package inside comm. A nil compute
+// stream means a private one.
+func NewWorld(l link.Link, rank int, compute tensor.Stream, opts Options) *Group {
+	ranks := make([]int, l.Ranks())
+	for r := range ranks {
+		ranks[r] = r
+	}
+	return newGroup(l, worldID, ranks, rank, compute, opts.withDefaults())
+}
+
+// newGroup starts a group over l. A nil compute stream means one of its own.
+func newGroup(l link.Link, id uint64, ranks []int, rank int, compute tensor.Stream, opts Options) *Group {
 	g := &Group{
-		id: id, rank: rank, ranks: ranks, t: t, opts: opts, compute: compute,
+		id: id, rank: rank, ranks: ranks, link: l, opts: opts, compute: compute,
 		stream:  tensor.NewHostStream("comm"),
 		failed:  make(chan struct{}),
 		sendSeq: make([]uint64, len(ranks)), recvSeq: make([]uint64, len(ranks)),
-		round: round{done: make(chan struct{}, 1)},
+		round: link.NewRound(),
 		timer: time.NewTimer(time.Hour),
 	}
 	g.timer.Stop()
+	g.limit.Store(int64(opts.Deadline))
 	if compute == nil {
 		g.private = tensor.NewHostStream("compute")
 		g.compute = g.private
@@ -97,48 +120,52 @@ func newGroup(t transport, id uint64, ranks []int, rank int, compute tensor.Stre
 	// What is skipped on a poisoned stream can no longer tell the other ranks that this one
 	// has given up, also when the error came from the compute stream.
 	g.stream.OnFail(func(err error) {
-		t.fail(err)
-		t.flush()
+		g.keepWaits()
+		l.Fail(err)
+		l.AwaitTold()
 		close(g.failed)
 	})
 	return g
 }
 
-// Rank is this rank within the group.
+// Rank returns this rank within the group.
 func (g *Group) Rank() int { return g.rank }
 
-// Size is the number of ranks of the group.
+// Size returns the number of ranks of the group.
 func (g *Group) Size() int { return len(g.ranks) }
 
-// Stream is the stream that transfers run on, for traces and for the time spent waiting.
+// Stream returns the stream that transfers run on, for traces and for the time spent waiting.
 func (g *Group) Stream() *tensor.HostStream { return g.stream }
 
-// Compute is the stream that calls are ordered against.
+// Streams returns that stream.
+func (g *Group) Streams() []tensor.Stream { return []tensor.Stream{g.stream} }
+
+// Compute returns the stream that calls are ordered against.
 func (g *Group) Compute() tensor.Stream { return g.compute }
 
 // SetDeadline changes how long a transfer of this group may stand still, for the calls queued
 // after it: a group whose ranks wait for each other's disks needs another than one whose ranks
 // compute. Negative means none. All ranks set the same.
 func (g *Group) SetDeadline(d time.Duration) {
-	g.stream.Do("", func() error { g.opts.Deadline = d; return nil })
+	g.stream.Do("", func() error { g.limit.Store(int64(d)); return nil })
 }
 
-// Traffic is what this group has moved so far.
+// Traffic returns what this group has moved so far.
 func (g *Group) Traffic() Traffic {
 	return Traffic{Sent: g.sent.Load(), Received: g.received.Load()}
 }
 
-// PeerName is how errors name a rank of the group.
-func (g *Group) PeerName(rank int) string { return g.t.peerName(g.ranks[rank]) }
+// PeerName returns how errors name a rank of the group.
+func (g *Group) PeerName(rank int) string { return g.link.PeerName(g.ranks[rank]) }
 
-// Err is the cause that ended the group, or nil.
-func (g *Group) Err() error { return g.t.err() }
+// Err returns the cause that ended the group, or nil.
+func (g *Group) Err() error { return g.link.Err() }
 
 // Abort fails every pending and later call on all groups of the world, here and on the other
 // ranks. It returns when the other ranks have been told, or after half a second.
 func (g *Group) Abort(cause error) {
-	g.t.fail(ownForm(cause))
-	g.t.flush()
+	g.link.Fail(blame.OwnForm(cause))
+	g.link.AwaitTold()
 }
 
 // Close ends the group. Closing the group that a constructor made ends all that were split
@@ -159,14 +186,14 @@ func (g *Group) Close() error {
 	}
 	var err error
 	if g.id == worldID {
-		err = g.t.close()
+		err = g.link.Close()
 	}
 	// Closing a stream waits for its queue, and that may wait for the compute stream. The
 	// goroutine ends with the queue: calls in it fail now, or run to their end.
 	go func() {
 		g.stream.Close()
 		g.timer.Stop()
-		g.t.forget(g.id)
+		g.link.Forget(g.id)
 		if g.private != nil {
 			g.private.Close()
 		}
@@ -176,8 +203,8 @@ func (g *Group) Close() error {
 
 // enqueue orders f behind the compute stream's present work and behind the group's earlier
 // calls. Without a compute stream to wait for, ordered is false.
-func (g *Group) enqueue(name string, ordered bool, f func() error) (*pending, error) {
-	if err := g.t.err(); err != nil {
+func (g *Group) enqueue(name, detail string, ordered bool, f func() error) (*pending, error) {
+	if err := g.cause(); err != nil {
 		return nil, g.fault(name, err)
 	}
 	g.mu.Lock()
@@ -187,13 +214,18 @@ func (g *Group) enqueue(name string, ordered bool, f func() error) (*pending, er
 	}
 	p := &pending{g: g, name: name, done: make(chan struct{})}
 	if ordered {
+		tensor.Follow(g.stream, g.compute)
+		p.label = g.stream.Labelled()
 		g.stream.Wait(g.compute.Record())
 	}
-	g.stream.Do(name, func() error {
+	g.ledger.add(p)
+	g.stream.DoDetailed(name, detail, func() error {
 		p.err = f()
 		if p.err != nil {
 			p.err = g.fault(name, p.err)
+			g.keepWaits()
 		}
+		g.ledger.remove()
 		close(p.done)
 		return p.err
 	})
@@ -201,19 +233,20 @@ func (g *Group) enqueue(name string, ordered bool, f func() error) (*pending, er
 	return p, nil
 }
 
-// after has the group's later calls come after f, which waits for something that no stream of
-// the host does.
-func (g *Group) after(f func() error) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if !g.closed {
-		g.stream.Do("", f)
+// cause is why the world has failed, or nil. The other ranks have been told by then: what this
+// rank's callers do with it may be to exit, and a connection that ends without a word is taken
+// for a death.
+func (g *Group) cause() error {
+	err := g.link.Err()
+	if err != nil {
+		g.link.AwaitTold()
 	}
+	return err
 }
 
 // fault names rank and call in front of an error.
 func (g *Group) fault(call string, err error) error {
-	return fmt.Errorf("%s on rank %d of %d: %w", call, g.rank, len(g.ranks), err)
+	return blame.InCall(call, g.rank, len(g.ranks), err)
 }
 
 // pending is a call in flight.
@@ -223,6 +256,7 @@ type pending struct {
 	event tensor.Event
 	done  chan struct{} // closed when the call has run; never when it was skipped
 	err   error         // read after done
+	entry
 }
 
 // Wait makes the compute stream wait for the transfer.
@@ -230,6 +264,8 @@ func (p *pending) Wait() { p.g.compute.Wait(p.event) }
 
 // Sync blocks until the transfer has ended.
 func (p *pending) Sync(ctx context.Context) error {
+	p.callers.Add(1)
+	defer p.callers.Add(-1)
 	select {
 	case <-p.done:
 		return p.err
@@ -241,6 +277,6 @@ func (p *pending) Sync(ctx context.Context) error {
 	case <-p.done: // it had ended before the stream failed
 		return p.err
 	default:
-		return p.g.fault(p.name, p.g.t.err())
+		return p.g.fault(p.name, p.g.link.Err())
 	}
 }

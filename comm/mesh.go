@@ -2,27 +2,16 @@ package comm
 
 import (
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"net"
-	"os"
-	"strings"
-	"sync"
-	"time"
+	"slices"
 
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/comm/internal/wire"
+	"github.com/cprun/cprun/tensor"
 )
 
-const (
-	maxRanks  = 1 << 16
-	minSecret = 16
-
-	// maxStrangers bounds the connections that have not proved themselves.
-	maxStrangers = 128
-)
-
-// Mesh says who takes part in a world of processes.
+// Mesh says who takes part in a world of processes, and how this rank reaches the others.
 type Mesh struct {
 	Rank, Size int
 	// Secret is the job's own, random and at least 16 bytes long, the same on all ranks.
@@ -34,208 +23,175 @@ type Mesh struct {
 	// process id.
 	Name string
 
-	// Dir is where the sockets of a Unix mesh lie. It must belong to this user, with
-	// mode 0700.
+	// Dir is where the ranks of this node have their Unix sockets. It must belong to this
+	// user, with mode 0700.
 	Dir string
 
-	// Listener is where the higher ranks reach this one in a TCP mesh. The mesh takes it
-	// over and closes it when all ranks are there.
+	// Listener is where the higher ranks of other nodes reach this one over TCP. The mesh
+	// takes it over and closes it: when all ranks are there, in a world of up to 16, and else
+	// with the group, since ranks may connect on first use.
 	Listener net.Listener
-	// Addrs are the listeners' addresses, "host:port", by rank.
+	// Addrs say how this rank reaches each other one, by rank: "host:port" of its listener,
+	// over TCP, or "" for its socket in Dir. A rank dials the lower ones only.
 	Addrs []string
+	// Nodes says which node each rank is on, by rank and by any numbers; nil means that all share one.
+	// Devices use it to know whom they reach without the network. All ranks say the same.
+	Nodes []int
+	// Readable leaves frames over TCP as they are but for a code that proves where they come from and
+	// that nobody has changed them, which is about half the work of encrypting them. Others on the
+	// network can then read what is sent. All ranks say the same.
+	Readable bool
+	// Streams is how many TCP connections this rank has with each one of another node; 0 means one,
+	// 16 is the most. Large messages go over all of them at once, others over the first. More than
+	// one helps where the way is so long and fast that a single connection's window does not fill
+	// it. All ranks say the same.
+	Streams int
+
+	pairs int // up to how many ranks all are connected with each other; 0 means the default
 }
 
-func (m *Mesh) check() error {
-	var faults []error
-	if m.Size < 1 || m.Size > maxRanks || m.Rank < 0 || m.Rank >= m.Size {
-		faults = append(faults, fmt.Errorf("rank %d of %d: a rank is from 0 to below the size, at most %d", m.Rank, m.Size, maxRanks))
-	}
-	if len(m.Secret) < minSecret {
-		faults = append(faults, fmt.Errorf("secret of %d bytes: it needs at least %d, from crypto/rand", len(m.Secret), minSecret))
-	}
-	if len(m.Name) > maxName {
-		faults = append(faults, fmt.Errorf("name of %d bytes: it may have %d", len(m.Name), maxName))
-	}
-	return errors.Join(faults...)
-}
-
-func (m *Mesh) identity(sealed bool) *identity {
-	name := m.Name
-	if name == "" {
-		name = fmt.Sprintf("pid %d", os.Getpid())
-	}
-	return &identity{
-		rank: m.Rank, size: m.Size, run: sha256.Sum256([]byte(m.RunID)), name: name,
-		secret: m.Secret, sealed: sealed,
+func (m *Mesh) wire(opts Options) wire.Config {
+	return wire.Config{
+		Rank: m.Rank, Size: m.Size, Secret: m.Secret, RunID: m.RunID, Name: m.Name,
+		Timeout: opts.Connect, Log: opts.Log, Pairs: m.pairs, Conns: m.Streams,
 	}
 }
 
-// dialer reaches a rank, which may not listen yet.
-type dialer func(ctx context.Context, rank int) (net.Conn, error)
-
-// mesher connects one rank to all others: it dials the lower ranks and accepts the higher.
-type mesher struct {
-	*identity
-	s    *sockets
-	dial dialer
-	opts Options
-	wg   sync.WaitGroup
-
-	mu   sync.Mutex
-	last map[int]error // guarded by mu; why a rank could not be reached, most recently
+// overTCP returns how frames travel over TCP.
+func (m *Mesh) overTCP() wire.Mode {
+	if m.Readable {
+		return wire.Signed
+	}
+	return wire.Sealed
 }
 
-// connect returns when the mesh is complete, or says who did not come. It closes ln.
-func connect(ctx context.Context, id *identity, ln net.Listener, dial dialer, compute tensor.Stream, opts Options) (*Group, error) {
+// Listen returns a listener for a Mesh, at a free port of a host: an address or a name of this node, of
+// IPv4 or IPv6, or "" for all addresses.
+func Listen(ctx context.Context, host string) (net.Listener, error) {
+	ln, err := wire.ListenTCP(ctx, host)
+	if err != nil {
+		return nil, fmt.Errorf("listen on host %q, which is to be an address of this node: %w", host, err)
+	}
+	return ln, nil
+}
+
+// ConnectUnix joins the processes of one node over Unix sockets in m.Dir. It returns when
+// all ranks are there, or names those that did not come. In a world of more than 16 ranks it waits
+// for its neighbours alone, and the first collective for the others. Calls are ordered against compute;
+// nil means a private stream.
+//
+// Nobody but this user can reach the sockets, so frames are not sealed; the handshake keeps
+// apart the jobs of the same user.
+func ConnectUnix(ctx context.Context, m Mesh, compute tensor.Stream, opts Options) (*Group, error) {
+	if m.Dir == "" {
+		return nil, errors.New("unix mesh: no socket directory")
+	}
+	m.Listener, m.Addrs = nil, make([]string, max(m.Size, 0))
+	return connect(ctx, "unix mesh", m, compute, opts)
+}
+
+// ConnectTCP joins processes of several nodes. Every rank brings its own listener and knows
+// the addresses of all; how they got them is a rendezvous' business. All that is sent after
+// the handshake is encrypted and authenticated, or authenticated alone; see Mesh.Readable.
+func ConnectTCP(ctx context.Context, m Mesh, compute tensor.Stream, opts Options) (*Group, error) {
+	m.Dir = ""
+	return connect(ctx, "tcp mesh", m, compute, opts)
+}
+
+// Connect joins processes of several nodes, over Unix sockets where m.Addrs has no address and
+// over TCP where it has one. With m.Dir a rank can be reached by its socket there, with
+// m.Listener over TCP; a rank that others reach in both ways brings both.
+//
+// Frames over TCP are sealed, or signed, and those over Unix sockets are neither. Each side of a connection says
+// in the handshake which it means, and proves it with the secret.
+func Connect(ctx context.Context, m Mesh, compute tensor.Stream, opts Options) (*Group, error) {
+	return connect(ctx, "mesh", m, compute, opts)
+}
+
+// connect makes a group of what m says. kind goes before errors of m.
+func connect(ctx context.Context, kind string, m Mesh, compute tensor.Stream, opts Options) (*Group, error) {
 	opts = opts.withDefaults()
-	ctx, cancel := context.WithTimeout(ctx, opts.Connect)
-	m := &mesher{identity: id, s: newSockets(id.rank, id.size, id.name), dial: dial, opts: opts, last: map[int]error{}}
-	if ln != nil {
-		m.wg.Go(func() { m.acceptAll(ctx, ln) })
+	c := m.wire(opts)
+	if m.Listener != nil {
+		c.Listeners = append(c.Listeners, wire.Listener{Listener: m.Listener, Mode: m.overTCP()})
 	}
-	for r := range id.rank {
-		m.wg.Go(func() { m.reach(ctx, r) })
+	if err := m.prepare(&c); err != nil {
+		for _, ln := range c.Listeners { // they have been taken over
+			ln.Close()
+		}
+		return nil, fmt.Errorf("%s: %w", kind, err)
 	}
-	var err error
-	select {
-	case <-m.s.complete:
-	case <-m.s.dead:
-		err = m.s.err()
-	case <-ctx.Done():
-		err = m.absence(ctx)
-	}
-	cancel()
-	if ln != nil {
-		ln.Close()
-	}
-	m.wg.Wait()
+	l, err := wire.Connect(ctx, c)
 	if err != nil {
-		m.s.fail(err)
-		m.s.close()
-		return nil, fmt.Errorf("connect rank %d of %d: %w", id.rank, id.size, err)
+		return nil, err
 	}
-	ranks := make([]int, id.size)
-	for r := range ranks {
-		ranks[r] = r
-	}
-	return newGroup(m.s, worldID, ranks, id.rank, compute, opts), nil
+	l.Nodes = slices.Clone(m.Nodes)
+	return NewWorld(l, m.Rank, compute, opts), nil
 }
 
-// absence names the ranks that did not come.
-func (m *mesher) absence(ctx context.Context) error {
-	missing := m.s.missing()
-	if len(missing) == 0 || !errors.Is(context.Cause(ctx), context.DeadlineExceeded) {
-		return context.Cause(ctx)
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	names, why := make([]string, len(missing)), ""
-	for i, r := range missing {
-		names[i] = fmt.Sprint(r)
-		if err := m.last[r]; err != nil && why == "" {
-			why = fmt.Sprintf(" (rank %d: %v)", r, err)
-		}
-	}
-	word := "rank "
-	if len(names) > 1 {
-		word = "ranks "
-	}
-	return &PeerError{
-		Rank: missing[0], Name: word + strings.Join(names, ", "), Op: "connect",
-		Cause: &notedError{fmt.Sprintf("did not come within %v%s", m.opts.Connect, why), ErrDeadline},
-	}
-}
-
-// reach dials a rank until it is there.
-func (m *mesher) reach(ctx context.Context, rank int) {
-	pause := 2 * time.Millisecond
-	for {
-		conn, err := m.dial(ctx, rank)
-		if err == nil {
-			if err = m.meet(ctx, conn, func() (*peer, error) { return m.identity.dial(conn, rank) }); err == nil {
-				return
-			}
-			err = fmt.Errorf("handshake: %w", err)
-		}
-		m.mu.Lock()
-		if ctx.Err() == nil {
-			m.last[rank] = err
-		}
-		m.mu.Unlock()
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(pause):
-		}
-		pause = min(2*pause, 100*time.Millisecond)
-	}
-}
-
-// acceptAll takes connections until ln is closed. Whoever does not prove to be a rank that is
-// still to come is sent away, and harms nobody.
-func (m *mesher) acceptAll(ctx context.Context, ln net.Listener) {
-	strangers := make(chan struct{}, maxStrangers)
-	for {
-		conn, err := ln.Accept()
-		if err != nil {
-			if ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
-				return
-			}
-			m.opts.Log("rank %d: accept: %v", m.rank, err)
-			time.Sleep(10 * time.Millisecond) // out of descriptors, most likely
-			continue
-		}
-		select {
-		case strangers <- struct{}{}:
-		default:
-			m.opts.Log("rank %d: refused a connection: %d others have not proved themselves", m.rank, maxStrangers)
-			conn.Close()
-			continue
-		}
-		m.wg.Go(func() {
-			defer func() { <-strangers }()
-			m.welcome(ctx, conn)
-		})
-	}
-}
-
-func (m *mesher) welcome(ctx context.Context, conn net.Conn) {
-	held := -1
-	err := m.meet(ctx, conn, func() (*peer, error) {
-		return m.identity.accept(conn, func(rank int) bool {
-			if !m.s.reserve(rank) {
-				return false
-			}
-			held = rank
-			return true
-		})
-	})
-	if err != nil {
-		if held >= 0 {
-			m.s.release(held)
-		}
-		if ctx.Err() == nil {
-			m.opts.Log("rank %d: refused a connection: %v", m.rank, err)
-		}
-	}
-}
-
-// meet runs a handshake within its bound and attaches the peer.
-func (m *mesher) meet(ctx context.Context, conn net.Conn, shake func() (*peer, error)) error {
-	conn.SetDeadline(time.Now().Add(min(handshakeBound, m.opts.Connect)))
-	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Now()) })
-	p, err := shake()
-	if err == nil && !stop() {
-		err = context.Cause(ctx)
-	}
-	if err != nil {
-		stop()
-		conn.Close()
+// prepare checks m, and sets how c dials and where it listens.
+func (m *Mesh) prepare(c *wire.Config) error {
+	if err := c.Check(); err != nil {
 		return err
 	}
-	conn.SetDeadline(time.Time{})
-	p.s = m.s
-	m.opts.Log("rank %d: connected to rank %d (%s)", m.rank, p.rank, p.name)
-	m.s.attach(p)
+	if m.Rank > 0 && len(m.Addrs) != m.Size {
+		return fmt.Errorf("%d addresses for %d ranks", len(m.Addrs), m.Size)
+	}
+	if err := m.checkNodes(); err != nil {
+		return err
+	}
+	var here wire.UnixDir // this node's sockets
+	if m.Dir != "" {
+		var err error
+		if here, err = wire.NewUnixDir(m.Dir, m.RunID, m.Size); err != nil {
+			return err
+		}
+	}
+	for r := range m.Rank {
+		if m.Addrs[r] == "" && m.Dir == "" {
+			return fmt.Errorf("rank %d has no address, and there is no socket directory", r)
+		}
+	}
+	c.Dial = func(ctx context.Context, rank int) (net.Conn, wire.Mode, error) {
+		if a := m.Addrs[rank]; a != "" {
+			conn, err := wire.DialTCP(ctx, a)
+			return conn, m.overTCP(), err
+		}
+		return here.Dial(ctx, rank)
+	}
+	return m.listen(c, here)
+}
+
+// checkNodes refuses nodes that do not fit ranks or addresses.
+func (m *Mesh) checkNodes() error {
+	if m.Nodes == nil {
+		return nil
+	}
+	if len(m.Nodes) != m.Size {
+		return fmt.Errorf("nodes of %d ranks, there are %d", len(m.Nodes), m.Size)
+	}
+	for r := range m.Rank {
+		if m.Addrs[r] == "" && m.Nodes[r] != m.Nodes[m.Rank] {
+			return fmt.Errorf("rank %d is on node %d and has no address, which rank %d on node %d needs", r, m.Nodes[r], m.Rank, m.Nodes[m.Rank])
+		}
+	}
+	return nil
+}
+
+// listen makes the socket of this rank, where there is a directory for it and ranks that dial.
+func (m *Mesh) listen(c *wire.Config, here wire.UnixDir) error {
+	if m.Rank == m.Size-1 {
+		return nil
+	}
+	if m.Dir != "" {
+		ln, err := here.Listen(m.Rank)
+		if err != nil {
+			return err
+		}
+		c.Listeners = append(c.Listeners, ln)
+	}
+	if len(c.Listeners) == 0 {
+		return fmt.Errorf("rank %d of %d has no listener", m.Rank, m.Size)
+	}
 	return nil
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -14,7 +13,8 @@ import (
 	"time"
 
 	"github.com/cprun/cprun/comm"
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/comm/commtest"
+	"github.com/cprun/cprun/tensor"
 )
 
 // logs collects what a mesh says about refused connections.
@@ -76,74 +76,11 @@ func closeAll(groups []*comm.Group) {
 	wg.Wait()
 }
 
-// TestStrangers lets everybody connect before the real peers do: none of them disturbs, and
-// each is in the log.
-func TestStrangers(t *testing.T) {
-	t.Parallel()
-	lns, addrs := listeners(t, 2)
-	key, log := secret(), &logs{}
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	groups := make([]*comm.Group, 2)
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		var err error
-		groups[0], err = comm.ConnectTCP(ctx, comm.Mesh{Listener: lns[0], Addrs: addrs, Rank: 0, Size: 2, Secret: key}, nil, comm.Options{Log: log.add})
-		if err != nil {
-			t.Error(err)
-		}
-	})
-	// These say something, or nothing, and are sent away, or hang up.
-	for _, say := range []string{"GET / HTTP/1.1\r\n\r\n", "CPRUNH1\n" + strings.Repeat("\xff", 200), "CPRUNH1\n\x00"} {
-		conn, err := net.Dial("tcp", addrs[0])
-		if err != nil {
-			t.Fatal(err)
-		}
-		conn.Write([]byte(say))
-		conn.(*net.TCPConn).CloseWrite()
-		io.Copy(io.Discard, conn) // until it is refused
-		conn.Close()
-	}
-	quiet, err := net.Dial("tcp", addrs[0]) // says nothing for all the time
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer quiet.Close()
-	// Ranks that do not belong: another secret, another run, another size.
-	for _, m := range []comm.Mesh{
-		{Secret: secret(), Rank: 1, Size: 2}, {Secret: key, RunID: "other", Rank: 1, Size: 2}, {Secret: key, Rank: 2, Size: 3},
-	} {
-		m.Addrs = []string{addrs[0], addrs[0], addrs[0]}[:m.Size]
-		_, err := comm.ConnectTCP(ctx, m, nil, comm.Options{Connect: 150 * time.Millisecond})
-		if !comm.IsRemote(err) || !errors.Is(err, comm.ErrDeadline) {
-			t.Errorf("mesh %+v connected with %v", m, err)
-		}
-	}
-	wg.Go(func() {
-		var err error
-		groups[1], err = comm.ConnectTCP(ctx, comm.Mesh{Listener: lns[1], Addrs: addrs, Rank: 1, Size: 2, Secret: key}, nil, comm.Options{})
-		if err != nil {
-			t.Error(err)
-		}
-	})
-	wg.Wait()
-	defer closeAll(groups)
-	if t.Failed() {
-		return
-	}
-	sum(t, groups)
-	for _, want := range []string{"does not speak this protocol", "says rank 4294967295", "EOF", "secret", "another run", "world of 3 ranks"} {
-		if !strings.Contains(log.String(), want) {
-			t.Errorf("%q is not in the log:\n%s", want, log)
-		}
-	}
-}
-
 // TestRankTwice has a second process claim a rank that is there: it gets nowhere, and the job
 // goes on.
 func TestRankTwice(t *testing.T) {
 	t.Parallel()
-	dir, key := socketDir(t), secret()
+	dir, key := commtest.SocketDir(t), commtest.Secret()
 	mesh := func(r int) comm.Mesh { return comm.Mesh{Dir: dir, Rank: r, Size: 3, Secret: key} }
 	log := &logs{}
 	groups := make([]*comm.Group, 3)
@@ -179,7 +116,7 @@ func TestRankTwice(t *testing.T) {
 // connected to everybody that it dials.
 func TestAbsent(t *testing.T) {
 	t.Parallel()
-	dir, key := socketDir(t), secret()
+	dir, key := commtest.SocketDir(t), commtest.Secret()
 	var wg sync.WaitGroup
 	for _, r := range []int{0, 1, 3} {
 		wg.Go(func() {
@@ -197,10 +134,43 @@ func TestAbsent(t *testing.T) {
 	}
 }
 
+// TestAbsentFew checks that a rank that never comes to a large world is named by its neighbours, and
+// through them by all others, whom their first collective waits for.
+func TestAbsentFew(t *testing.T) {
+	t.Parallel()
+	const n, absent = 9, 4
+	dir, key := commtest.SocketDir(t), commtest.Secret()
+	groups := make([]*comm.Group, n)
+	var wg sync.WaitGroup
+	for r := range n {
+		if r == absent {
+			continue
+		}
+		wg.Go(func() {
+			m := comm.Mesh{Dir: dir, Rank: r, Size: n, Secret: key}
+			g, err := comm.ConnectUnix(t.Context(), m.Few(1), nil, comm.Options{Connect: 300 * time.Millisecond})
+			if err == nil {
+				groups[r] = g
+				err = g.Barrier(t.Context())
+			}
+			var pe *comm.PeerError
+			if !errors.As(err, &pe) || pe.Rank != absent || !strings.Contains(err.Error(), "rank 4: connect: did not come within 300ms") {
+				t.Errorf("rank %d: %v", r, err)
+			}
+		})
+	}
+	wg.Wait()
+	closeAll(groups)
+	left, err := os.ReadDir(dir)
+	if err != nil || len(left) > 0 {
+		t.Errorf("sockets left behind: %v, %v", left, err)
+	}
+}
+
 // TestDeathWhileConnecting has a rank end while others are still to come: those that wait
 // are told at once and do not sit out their time.
 func TestDeathWhileConnecting(t *testing.T) {
-	dir, key := socketDir(t), secret()
+	dir, key := commtest.SocketDir(t), commtest.Secret()
 	ctx, cancel := context.WithCancelCause(context.Background())
 	done, log := make(chan error, 2), &logs{}
 	for _, r := range []int{0, 1} {
@@ -230,7 +200,7 @@ func TestDeathWhileConnecting(t *testing.T) {
 }
 
 func TestMeshRefused(t *testing.T) {
-	good, key := socketDir(t), secret()
+	good, key := commtest.SocketDir(t), commtest.Secret()
 	open := filepath.Join(good, "open")
 	file := filepath.Join(good, "file")
 	long := filepath.Join(good, strings.Repeat("x", 90))
@@ -269,6 +239,24 @@ func TestMeshRefused(t *testing.T) {
 	}
 	if _, err := comm.ConnectTCP(context.Background(), comm.Mesh{Size: 2, Secret: key}, nil, comm.Options{}); err == nil || !strings.Contains(err.Error(), "no listener") {
 		t.Errorf("no listener: %v", err)
+	}
+}
+
+// A mixed mesh needs a way to each lower rank and, for the higher, one to this rank.
+func TestConnectRefused(t *testing.T) {
+	lns, addrs := listeners(t, 1)
+	dir, key := commtest.SocketDir(t), commtest.Secret()
+	for want, m := range map[string]comm.Mesh{
+		"mesh: rank 0 has no address, and there is no socket directory": {Rank: 1, Size: 2, Secret: key, Addrs: []string{"", ""}},
+		"mesh: rank 0 of 2 has no listener":                             {Size: 2, Secret: key},
+		"mesh: 1 addresses for 3 ranks":                                 {Rank: 1, Size: 3, Secret: key, Dir: dir, Addrs: addrs, Listener: lns[0]},
+	} {
+		if _, err := comm.Connect(context.Background(), m, nil, comm.Options{}); err == nil || err.Error() != want {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+	if _, err := lns[0].Accept(); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("the listener of a mesh that was refused: %v, want %v", err, net.ErrClosed)
 	}
 }
 

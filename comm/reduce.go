@@ -4,17 +4,8 @@ import (
 	"fmt"
 	"unsafe"
 
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/tensor"
 )
-
-// reducible are the element types that reductions know.
-func reducible(d tensor.DType) bool {
-	switch d {
-	case tensor.F32, tensor.F64, tensor.I64, tensor.I32:
-		return true
-	}
-	return false
-}
 
 // combine folds src into acc. Both hold elements of one reducible type, aligned for it.
 func combine(d tensor.DType, op Op, acc, src []byte) {

@@ -3,6 +3,9 @@ package comm
 import (
 	"fmt"
 	"time"
+
+	"github.com/cprun/cprun/comm/internal/blame"
+	"github.com/cprun/cprun/comm/internal/link"
 )
 
 // part is a buffer to or from one rank of the group.
@@ -16,139 +19,153 @@ type part struct {
 // the caller's business.
 func (g *Group) exchange(sends, recvs []part) error {
 	n := len(sends) + len(recvs)
-	if err := g.t.err(); err != nil {
+	if err := g.cause(); err != nil {
 		return err
 	}
 	if n == 0 {
 		return nil
 	}
 	if len(g.xfers) < n {
-		g.xfers = make([]transfer, n)
+		g.xfers = make([]link.Transfer, n)
 	}
 	xs := g.xfers[:n]
-	g.round.left.Store(int32(n))
+	g.round.Begin(n)
 	for i := range xs {
 		g.prepare(&xs[i], i, sends, recvs)
 	}
+	g.ledger.post(xs)
 	// The receives go first: a message that finds its receive posted is not buffered.
 	for i := range xs {
-		g.t.post(&xs[i])
+		g.link.Post(&xs[i])
 	}
 	g.await(xs)
-	var first error
+	first := failure(xs)
+	if first != nil {
+		g.keepWaits()
+	}
+	g.ledger.clear()
 	for i := range xs {
 		x := &xs[i]
-		if x.err != nil && first == nil {
-			first = x.err
-		}
-		if x.send {
-			g.sent.Add(int64(len(x.buf)))
+		if x.Send {
+			g.sent.Add(int64(len(x.Buf)))
 		} else {
-			g.received.Add(int64(len(x.buf)))
+			g.received.Add(int64(len(x.Buf)))
 		}
-		x.buf = nil // the buffer must not outlive the call
+		x.Buf = nil // the buffer must not outlive the call
 	}
 	if first == nil {
 		return nil
 	}
-	g.t.fail(first)
-	g.t.flush()
-	return g.t.err()
+	g.link.Fail(first)
+	g.link.AwaitTold()
+	return g.link.Err()
 }
 
-func (g *Group) prepare(x *transfer, i int, sends, recvs []part) {
-	seqs, p := g.recvSeq, part{}
-	if x.send = i >= len(recvs); x.send {
+// failure is the first error of transfers that have ended, or nil.
+func failure(xs []link.Transfer) error {
+	for i := range xs {
+		if err := xs[i].Err(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// prepare makes x the i-th message of a round: receives first, then sends.
+func (g *Group) prepare(x *link.Transfer, i int, sends, recvs []part) {
+	seqs, p, send := g.recvSeq, part{}, i >= len(recvs)
+	if send {
 		seqs, p = g.sendSeq, sends[i-len(recvs)]
 	} else {
 		p = recvs[i]
 	}
-	x.id = msgID{g.id, seqs[p.peer]}
+	x.Prepare(g.round, link.MsgID{Group: g.id, Seq: seqs[p.peer]}, g.ranks[p.peer], send, p.buf)
 	seqs[p.peer]++
-	x.peer, x.buf, x.moved, x.err, x.round = g.ranks[p.peer], p.buf, 0, nil, &g.round
-	x.ended.Store(false)
-	x.touch()
 }
 
-// secondLook is what a transfer gets beyond its deadline, or the deadline again if that is
-// shorter. The ranks use it to tell each other whom they stand waiting for, so that in a ring
-// the rank which stopped is blamed and not the neighbour that waits for it. And a process that
-// was stopped and goes on sees its timers run out before it has read what lies in its sockets.
-const secondLook = time.Second
+// alarmLook is for how long a call that begins while a rank is late stands before it says whom it waits
+// for.
+const alarmLook = 20 * time.Millisecond
 
 // await returns when all transfers have ended. If one stands still for longer than the
 // deadline, that ends the transport, and with it all transfers.
-func (g *Group) await(xs []transfer) {
-	limit := g.opts.Deadline
-	if limit < 0 {
-		<-g.round.done
-		return
+func (g *Group) await(xs []link.Transfer) {
+	limit := time.Duration(g.limit.Load())
+	bell := g.link.Alarm()
+	if limit >= 0 {
+		first := limit
+		if bell.On() { // a rank is late already, and may wait for this one
+			first = min(alarmLook, limit)
+		}
+		g.timer.Reset(first)
+		defer g.timer.Stop()
 	}
-	g.timer.Reset(limit)
-	defer g.timer.Stop()
-	looked := false
-	defer func() {
-		if looked {
-			g.t.stand(-1)
+	said := -1 // whom the other ranks know that this one waits for
+	say := func(peer int) {
+		if peer != said {
+			said = peer
+			g.link.AnnounceWait(g, peer)
 		}
-	}()
-	for {
+	}
+	defer func() { say(-1) }()
+	late := false // the deadline has passed
+	for alarm := bell.Next(); ; {
+		var x *link.Transfer
+		var stood time.Duration
 		select {
-		case <-g.round.done:
+		case <-g.round.Done():
 			return
+		case <-alarm: // a rank is late, and may wait for this one
+			alarm = bell.Next()
+			if x, _ = slowest(xs); x != nil {
+				say(x.Peer)
+			}
+			continue
 		case <-g.timer.C:
+			x, stood = slowest(xs)
 		}
-		x, stood := standing(xs)
 		switch {
 		case x == nil: // all have ended; done is on its way
-			<-g.round.done
+			<-g.round.Done()
 			return
 		case stood < limit:
-			if looked {
-				looked = false
-				g.t.stand(-1)
+			late = false
+			if bell.On() {
+				say(x.Peer)
+			} else {
+				say(-1)
 			}
 			g.timer.Reset(limit - stood)
-		case !looked:
-			looked = true
-			g.t.stand(x.peer)
-			g.timer.Reset(min(secondLook, limit))
+		case !late:
+			late = true
+			say(x.Peer)
+			g.timer.Reset(min(blame.SecondLook, limit))
 		default:
-			g.t.fail(g.silent(x, limit))
-			<-g.round.done
+			g.link.Fail(g.stalled(x, limit))
+			<-g.round.Done()
 			return
 		}
 	}
 }
 
-// silent is the error of a transfer that has stood still for too long.
-func (g *Group) silent(x *transfer, limit time.Duration) *PeerError {
-	op, rank := fmt.Sprintf("%s of %d bytes", x.verb(), len(x.buf)), x.peer
-	for range g.t.ranks() { // a circle of ranks that wait for each other has no end
-		next := g.t.standsOn(rank)
-		if next < 0 {
-			break
-		}
-		rank = next
+// stalled is the error of a transfer that has stood still for too long.
+func (g *Group) stalled(x *link.Transfer, limit time.Duration) *PeerError {
+	err := blame.Stalled(g.link, g.ranks[g.rank], []int{x.Peer}, x.Op(), limit)
+	if why := g.link.Unreached(x.Peer); why != nil && err.Rank == x.Peer {
+		err.Cause = fmt.Errorf("%w: not connected: %v", err.Cause, why)
 	}
-	if g.t.standsOn(rank) >= 0 || rank == g.ranks[g.rank] {
-		rank = x.peer
-	}
-	if rank != x.peer {
-		op += fmt.Sprintf(" %s %s, which waits itself", x.preposition(), g.t.peerName(x.peer))
-	}
-	return &PeerError{Rank: rank, Name: g.t.peerName(rank), Op: op, Cause: deadlineError{limit}}
+	return err
 }
 
-// standing is the transfer that has not moved for the longest time.
-func standing(xs []transfer) (oldest *transfer, stood time.Duration) {
-	at := now()
+// slowest returns the transfer that has not moved for the longest time, or nil where all have
+// ended.
+func slowest(xs []link.Transfer) (oldest *link.Transfer, stood time.Duration) {
 	for i := range xs {
 		x := &xs[i]
-		if x.ended.Load() {
+		if x.Ended() {
 			continue
 		}
-		if d := time.Duration(at - x.touched.Load()); oldest == nil || d > stood {
+		if d := x.Stood(); oldest == nil || d > stood {
 			oldest, stood = x, d
 		}
 	}

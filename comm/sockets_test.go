@@ -2,58 +2,13 @@ package comm_test
 
 import (
 	"context"
-	"crypto/rand"
 	"net"
-	"os"
-	"sync"
 	"testing"
 
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/comm/commtest"
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/tensor"
 )
-
-func secret() []byte {
-	b := make([]byte, 32)
-	rand.Read(b)
-	return b
-}
-
-// socketDir is a private directory with a short path; t.TempDir's can be too long.
-func socketDir(t testing.TB) string {
-	dir, err := os.MkdirTemp("", "cp")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	return dir
-}
-
-// connectAll makes a world of n ranks in this process.
-func connectAll(t testing.TB, n int, connect func(r int) (*comm.Group, error)) []*comm.Group {
-	groups := make([]*comm.Group, n)
-	var wg sync.WaitGroup
-	for r := range n {
-		wg.Go(func() {
-			var err error
-			if groups[r], err = connect(r); err != nil {
-				t.Errorf("rank %d: %v", r, err)
-			}
-		})
-	}
-	wg.Wait()
-	if t.Failed() {
-		t.FailNow()
-	}
-	return groups
-}
-
-func unixWorld(t *testing.T, compute []tensor.Stream, opts comm.Options) []*comm.Group {
-	dir, key := socketDir(t), secret()
-	return connectAll(t, len(compute), func(r int) (*comm.Group, error) {
-		return comm.ConnectUnix(context.Background(), comm.Mesh{Dir: dir, Rank: r, Size: len(compute), Secret: key, RunID: t.Name()}, compute[r], opts)
-	})
-}
 
 // listeners are the TCP sockets of n ranks on the loopback interface, and their addresses.
 func listeners(t testing.TB, n int) (lns []net.Listener, addrs []string) {
@@ -67,22 +22,71 @@ func listeners(t testing.TB, n int) (lns []net.Listener, addrs []string) {
 	return lns, addrs
 }
 
-func tcpWorld(t *testing.T, compute []tensor.Stream, opts comm.Options) []*comm.Group {
-	lns, addrs := listeners(t, len(compute))
-	key := secret()
-	return connectAll(t, len(compute), func(r int) (*comm.Group, error) {
-		return comm.ConnectTCP(context.Background(), comm.Mesh{Listener: lns[r], Addrs: addrs, Rank: r, Size: len(compute), Secret: key}, compute[r], opts)
+// world makes a world of one rank a compute stream. Above pairs ranks, or above the default where it
+// is 0, they are connected with few.
+type world func(t testing.TB, pairs int, compute []tensor.Stream, opts comm.Options) []*comm.Group
+
+func unixWorld(t testing.TB, pairs int, compute []tensor.Stream, opts comm.Options) []*comm.Group {
+	dir, key := commtest.SocketDir(t), commtest.Secret()
+	return commtest.Join(t, len(compute), func(r int) (*comm.Group, error) {
+		m := comm.Mesh{Dir: dir, Rank: r, Size: len(compute), Secret: key, RunID: t.Name()}
+		return comm.ConnectUnix(context.Background(), m.Few(pairs), compute[r], opts)
 	})
 }
 
-func TestUnix(t *testing.T) {
-	commtest.TestCommunicator(t, func(t *testing.T, compute []tensor.Stream, opts comm.Options) []comm.Communicator {
-		return communicators(unixWorld(t, compute, opts))
+func tcpWorld(t testing.TB, pairs int, compute []tensor.Stream, opts comm.Options) []*comm.Group {
+	return tcpWorldOf(comm.Mesh{})(t, pairs, compute, opts)
+}
+
+// tcpWorldOf makes worlds over TCP whose ranks say the same as like.
+func tcpWorldOf(like comm.Mesh) world {
+	return func(t testing.TB, pairs int, compute []tensor.Stream, opts comm.Options) []*comm.Group {
+		lns, addrs := listeners(t, len(compute))
+		key := commtest.Secret()
+		return commtest.Join(t, len(compute), func(r int) (*comm.Group, error) {
+			m := like
+			m.Listener, m.Addrs, m.Rank, m.Size, m.Secret = lns[r], addrs, r, len(compute), key
+			return comm.ConnectTCP(context.Background(), m.Few(pairs), compute[r], opts)
+		})
+	}
+}
+
+// mixedWorld joins ranks of two nodes, the even and the odd ones, over Unix sockets within a node
+// and TCP between the two.
+func mixedWorld(t testing.TB, pairs int, compute []tensor.Stream, opts comm.Options) []*comm.Group {
+	n := len(compute)
+	lns, addrs := listeners(t, n)
+	dirs, key := []string{commtest.SocketDir(t), commtest.SocketDir(t)}, commtest.Secret()
+	return commtest.Join(t, n, func(r int) (*comm.Group, error) {
+		reach := make([]string, n)
+		for p := range n {
+			if p%2 != r%2 {
+				reach[p] = addrs[p]
+			}
+		}
+		m := comm.Mesh{Rank: r, Size: n, Secret: key, RunID: t.Name(), Dir: dirs[r%2], Listener: lns[r], Addrs: reach}
+		return comm.Connect(context.Background(), m.Few(pairs), compute[r], opts)
 	})
 }
 
-func TestTCP(t *testing.T) {
+// suite runs the conformance suite.
+func (w world) suite(t *testing.T, pairs int) {
 	commtest.TestCommunicator(t, func(t *testing.T, compute []tensor.Stream, opts comm.Options) []comm.Communicator {
-		return communicators(tcpWorld(t, compute, opts))
+		return communicators(w(t, pairs, compute, opts))
 	})
 }
+
+func TestMixed(t *testing.T) { world(mixedWorld).suite(t, 0) }
+func TestUnix(t *testing.T)  { world(unixWorld).suite(t, 0) }
+func TestTCP(t *testing.T)   { world(tcpWorld).suite(t, 0) }
+
+// The same with several connections between two ranks, and frames that are not encrypted.
+func TestStreams(t *testing.T) { tcpWorldOf(comm.Mesh{Streams: 2, Readable: true}).suite(t, 0) }
+
+// The same with connections to neighbours alone at the start, to others on first use, and collectives
+// over few neighbours. From 6 ranks on not all are neighbours.
+func TestFewMixed(t *testing.T) { world(mixedWorld).suite(t, 1) }
+func TestFewUnix(t *testing.T)  { world(unixWorld).suite(t, 1) }
+func TestFewTCP(t *testing.T)   { world(tcpWorld).suite(t, 1) }
+
+func TestFewStreams(t *testing.T) { tcpWorldOf(comm.Mesh{Streams: 2}).suite(t, 1) }

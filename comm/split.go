@@ -7,13 +7,16 @@ import (
 	"encoding/binary"
 	"slices"
 
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/tensor"
 )
 
 // Barrier blocks the caller until every rank has called it. It comes after the group's
 // earlier calls; the compute stream has no part in it.
 func (g *Group) Barrier(ctx context.Context) error {
-	p, err := g.enqueue("barrier", false, func() error {
+	p, err := g.enqueue("barrier", "", false, func() error {
+		if g.few() {
+			return g.disseminate()
+		}
 		n := len(g.ranks)
 		sends, recvs := make([]part, n-1), make([]part, n-1)
 		g.others(func(i, peer int) { sends[i], recvs[i] = part{peer: peer}, part{peer: peer} })
@@ -30,6 +33,14 @@ type member struct{ colour, key, rank int }
 
 // Split makes groups of the ranks with the same colour, ordered by key, then by rank.
 func (g *Group) Split(ctx context.Context, colour, key int) (Communicator, error) {
+	c, err := g.split(ctx, colour, key, g.compute)
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+func (g *Group) split(ctx context.Context, colour, key int, compute tensor.Stream) (*Group, error) {
 	n := len(g.ranks)
 	all := make([]int64, 2*n)
 	all[2*g.rank], all[2*g.rank+1] = int64(colour), int64(key)
@@ -37,15 +48,10 @@ func (g *Group) Split(ctx context.Context, colour, key int) (Communicator, error
 	g.splits++
 	count := g.splits
 	g.mu.Unlock()
-	p, err := g.enqueue("split", false, func() error {
+	p, err := g.enqueue("split", "", false, func() error {
 		buf := tensor.FromSlice(all, 1, n, 1, 2)
 		b := tensor.Bytes(buf)
-		size := len(b) / n
-		sends, recvs := make([]part, n-1), make([]part, n-1)
-		g.others(func(i, peer int) {
-			sends[i], recvs[i] = part{peer, b[g.rank*size:][:size]}, part{peer, b[peer*size:][:size]}
-		})
-		if err := g.exchange(sends, recvs); err != nil {
+		if err := g.gatherBlocks(b, len(b)/n); err != nil {
 			return err
 		}
 		copy(all, tensor.Data[int64](buf))
@@ -73,11 +79,11 @@ func (g *Group) Split(ctx context.Context, colour, key int) (Communicator, error
 			own = i
 		}
 	}
-	return g.adopt(newGroup(g.t, splitID(g.id, count, colour), ranks, own, g.compute, g.opts))
+	return g.adopt(newGroup(g.link, splitID(g.id, count, colour), ranks, own, compute, g.Options()))
 }
 
 // adopt makes c end with g.
-func (g *Group) adopt(c *Group) (Communicator, error) {
+func (g *Group) adopt(c *Group) (*Group, error) {
 	g.mu.Lock()
 	closed := g.closed
 	if !closed {

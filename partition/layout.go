@@ -1,11 +1,11 @@
-// Package partition says which rank holds which positions of a sequence, and which
-// rectangles of queries and keys a rank must compute against another rank's keys. It is
-// integers only: no tensors, no devices, no goroutines, no imports of ours.
+// Package partition says which rank holds which positions of a sequence, and which rectangles of
+// queries and keys a rank must compute against another rank's keys. It is integers only: no
+// tensors, no devices, no goroutines, and it imports nothing of this module.
 package partition
 
 import (
 	"fmt"
-	"sort"
+	"math/bits"
 )
 
 // Span is the global positions Start, Start+Stride, ..., Len of them.
@@ -18,9 +18,10 @@ func (s Span) end() int { return s.Start + (s.Len-1)*s.Stride + 1 }
 type Layout interface {
 	// Name is the value in the config: "contiguous", "zigzag", "striped", "document".
 	Name() string
-	// Spans lists the positions of one rank in the order in which it stores them, which
-	// is ascending. No span is empty; a rank without positions has no spans. All spans
-	// longer than one position have the same stride, on every rank.
+	// Spans lists the positions of one rank in the order in which it stores them: any
+	// order, though neighbours that ascend make fewer tiles. No span is empty; a rank
+	// without positions has no spans. All spans longer than one position have the same
+	// stride, on every rank. A layout is a value: equal ones answer alike.
 	Spans(seqLen, size, rank int) []Span
 }
 
@@ -28,10 +29,10 @@ type Layout interface {
 // a causal mask, an unbalanced one: the last rank works nearly twice the mean.
 type Contiguous struct{}
 
-// Name is "contiguous".
+// Name returns "contiguous".
 func (Contiguous) Name() string { return "contiguous" }
 
-// Spans is one span, of seqLen/size positions rounded up or down.
+// Spans returns one span, of seqLen/size positions rounded up or down.
 func (Contiguous) Spans(seqLen, size, rank int) []Span {
 	return chunks(nil, 0, seqLen, size, rank)
 }
@@ -41,10 +42,10 @@ func (Contiguous) Spans(seqLen, size, rank int) []Span {
 // al., Striped Attention, arXiv:2311.09431, discuss the imbalance that it cures).
 type Zigzag struct{}
 
-// Name is "zigzag".
+// Name returns "zigzag".
 func (Zigzag) Name() string { return "zigzag" }
 
-// Spans is two spans, fewer where the sequence is shorter than 2*size.
+// Spans returns two spans, fewer where the sequence is shorter than 2*size.
 func (Zigzag) Spans(seqLen, size, rank int) []Span {
 	s := chunks(nil, 0, seqLen, 2*size, rank)
 	return chunks(s, 0, seqLen, 2*size, 2*size-1-rank)
@@ -54,10 +55,10 @@ func (Zigzag) Spans(seqLen, size, rank int) []Span {
 // arXiv:2311.09431). Balance is near 1 for sequences much longer than size.
 type Striped struct{}
 
-// Name is "striped".
+// Name returns "striped".
 func (Striped) Name() string { return "striped" }
 
-// Spans is one span of stride size.
+// Spans returns one span of stride size.
 func (Striped) Spans(seqLen, size, rank int) []Span {
 	if rank >= seqLen {
 		return nil
@@ -66,17 +67,17 @@ func (Striped) Spans(seqLen, size, rank int) []Span {
 }
 
 // Document is zigzag inside each document, so that documents of any length are balanced,
-// each on its own. The lengths sum to the sequence length.
+// each on its own. Docs are their lengths in tokens, which sum to the sequence length.
 type Document struct{ Docs []int }
 
-// Name is "document".
+// Name returns "document".
 func (Document) Name() string { return "document" }
 
-// Spans is up to two spans a document. The chunks of successive documents begin at
+// Spans returns up to two spans a document. The chunks of successive documents begin at
 // successive ranks, so that the odd tokens of short documents do not pile up on one rank.
 func (d Document) Spans(seqLen, size, rank int) []Span {
-	if sum(d.Docs) != seqLen {
-		panic(fmt.Sprintf("partition: documents of %d tokens in a sequence of %d", sum(d.Docs), seqLen))
+	if err := fits(d.Docs, seqLen); err != nil {
+		panic("partition: " + err.Error())
 	}
 	var s []Span
 	start := 0
@@ -92,7 +93,7 @@ func (d Document) Spans(seqLen, size, rank int) []Span {
 // chunks appends the c-th of n near-equal parts of [start, start+length), joined to the
 // last span where it continues it.
 func chunks(s []Span, start, length, n, c int) []Span {
-	lo, hi := c*length/n, (c+1)*length/n
+	lo, hi := share(length, c, n), share(length, c+1, n)
 	if lo == hi {
 		return s
 	}
@@ -103,7 +104,18 @@ func chunks(s []Span, start, length, n, c int) []Span {
 	return append(s, Span{Start: start + lo, Len: hi - lo, Stride: 1})
 }
 
-// New is the layout of that name. docs is used by "document" alone.
+// share is c*length/n for c up to n, also where the product is more than an int holds.
+func share(length, c, n int) int {
+	hi, lo := bits.Mul64(uint64(length), uint64(c))
+	if hi == 0 {
+		return int(lo / uint64(n))
+	}
+	q, _ := bits.Div64(hi, lo, uint64(n))
+	return int(q)
+}
+
+// New returns the layout of that name. Only "document" uses docs, the lengths in tokens. The error
+// of another name lists those that there are.
 func New(name string, docs []int) (Layout, error) {
 	switch name {
 	case "contiguous":
@@ -118,7 +130,7 @@ func New(name string, docs []int) (Layout, error) {
 	return nil, fmt.Errorf("layout %q is none of contiguous, zigzag, striped, document", name)
 }
 
-// Count is the number of positions in spans: the local sequence length.
+// Count returns the number of positions in spans: the local sequence length.
 func Count(spans []Span) int {
 	n := 0
 	for _, s := range spans {
@@ -138,42 +150,32 @@ func Positions(spans []Span) []int {
 	return p
 }
 
-// within is the part of span s inside [lo, hi), as a range of indices of s.
-func (s Span) within(lo, hi int) Range {
-	a := max(0, ceilDiv(lo-s.Start, s.Stride))
-	b := min(s.Len, ceilDiv(hi-s.Start, s.Stride))
-	return Range{a, max(a, b)}
-}
-
-// overlapping is the spans that have a position in [lo, hi), with the local index at which
-// each begins. spans ascend; starts[i] is the local index of spans[i].
-func overlapping(spans []Span, lo, hi int) (first, last int) {
-	first = sort.Search(len(spans), func(i int) bool { return spans[i].end() > lo })
-	last = first + sort.Search(len(spans)-first, func(i int) bool { return spans[first+i].Start >= hi })
-	return first, last
-}
-
-func starts(spans []Span) []int {
-	at, n := make([]int, len(spans)), 0
-	for i, s := range spans {
-		at[i] = n
-		n += s.Len
+// fits is an error unless documents of these lengths fill a sequence. Lengths come from files: they
+// are taken off what is left, since their sum may be more than an int holds.
+func fits(docs []int, seqLen int) error {
+	left := seqLen
+	for i, n := range docs {
+		if n <= 0 {
+			return fmt.Errorf("document %d has %d tokens", i, n)
+		}
+		if n > left {
+			return fmt.Errorf("documents hold more tokens than the sequence, %d: document %d has %d, and %d are left for it", seqLen, i, n, left)
+		}
+		left -= n
 	}
-	return at
-}
-
-func sum(xs []int) int {
-	n := 0
-	for _, x := range xs {
-		n += x
+	if left > 0 {
+		return fmt.Errorf("documents hold %d tokens, the sequence %d", seqLen-left, seqLen)
 	}
-	return n
+	return nil
 }
 
-// floorDiv rounds towards minus infinity; b > 0.
+// floorDiv rounds towards minus infinity; b > 0. Most strides are 1, and a division is slow.
 func floorDiv(a, b int) int {
+	if b == 1 {
+		return a
+	}
 	q := a / b
-	if a%b < 0 {
+	if q*b > a {
 		q--
 	}
 	return q

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// sees is the definition that plans are tested against: global positions, no tiles.
-func sees(m Mask, i, j int) bool {
+// maskSees is the definition that plans are tested against: global positions, no tiles.
+func maskSees(m Mask, i, j int) bool {
 	if !m.Sees(i, j) {
 		return false
 	}
@@ -52,7 +52,7 @@ func checkCover(t *testing.T, s Shape) {
 	for i, row := range cover(s) {
 		for j, got := range row {
 			want := 0
-			if sees(s.Mask, i, j) {
+			if maskSees(s.Mask, i, j) {
 				want = 1
 			}
 			if got != want {
@@ -294,26 +294,23 @@ func TestHugeWindowHidesNothing(t *testing.T) {
 }
 
 func BenchmarkPlan(b *testing.B) {
-	for _, l := range layouts(nil) {
-		b.Run(l.Name(), func(b *testing.B) {
-			s := Shape{SeqQ: 1 << 20, SeqKV: 1 << 20, Size: 8, Layout: l, Mask: causal()}
-			for b.Loop() {
-				Plan(s, 3, 5)
-			}
-		})
-	}
-}
-
-func ExamplePlan() {
-	s := Shape{SeqQ: 16, SeqKV: 16, Size: 2, Layout: Contiguous{}, Mask: Mask{Band: Band{Lo: -Unbounded, Hi: 0}}}
-	for rank := range 2 {
-		for owner := range 2 {
-			fmt.Println(rank, owner, len(Plan(s, rank, owner)))
+	for _, docs := range []int{1, 100, 1000} {
+		lengths := make([]int, docs)
+		for i := range lengths {
+			lengths[i] = 1 << 20 / docs
+		}
+		n := docs * lengths[0]
+		mask := causal()
+		if docs > 1 {
+			mask.Docs = lengths
+		}
+		for _, l := range layouts(lengths) {
+			b.Run(fmt.Sprintf("%s/docs=%d", l.Name(), docs), func(b *testing.B) {
+				s := Shape{SeqQ: n, SeqKV: n, Size: 8, Layout: l, Mask: mask}
+				for b.Loop() {
+					Plan(s, 3, 5)
+				}
+			})
 		}
 	}
-	// Output:
-	// 0 0 1
-	// 0 1 0
-	// 1 0 1
-	// 1 1 1
 }

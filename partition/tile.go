@@ -8,11 +8,22 @@ import (
 // Range is the indices [Lo, Hi).
 type Range struct{ Lo, Hi int }
 
-// Len is the number of indices.
+// Len returns the number of indices.
 func (r Range) Len() int { return r.Hi - r.Lo }
 
-// Unbounded is a Lo or Hi of a Band that hides nothing. Half of the integers is left so
-// that sums of a bound and an index do not overflow.
+// Hull returns the smallest range that holds both; an empty one holds nothing.
+func (r Range) Hull(b Range) Range {
+	switch {
+	case r.Len() == 0:
+		return b
+	case b.Len() == 0:
+		return r
+	}
+	return Range{min(r.Lo, b.Lo), max(r.Hi, b.Hi)}
+}
+
+// Unbounded is a Lo or Hi of a Band that hides nothing. It is far enough below the largest int that
+// the sum of a bound and an index does not overflow.
 const Unbounded = math.MaxInt / 4
 
 // Band says that key j is visible to query i when Lo <= j-i <= Hi. Full, causal,
@@ -21,6 +32,10 @@ type Band struct{ Lo, Hi int }
 
 // Full hides nothing.
 func Full() Band { return Band{-Unbounded, Unbounded} }
+
+// Causal returns the band of a causal mask over as many queries as keys: a query sees its own position
+// and all before it.
+func Causal() Band { return Band{-Unbounded, 0} }
 
 // Sees reports whether query i sees key j.
 func (b Band) Sees(i, j int) bool { return b.Lo <= j-i && j-i <= b.Hi }
@@ -33,21 +48,16 @@ type Mask struct {
 	Docs []int
 }
 
-// NewMask is the mask of a config: causal or full, with a window of so many keys before
+// NewMask returns the mask of a config: causal or full, with a window of so many keys before
 // a query's own (negative: no window), aligned at the bottom right where there are more
 // keys than queries or fewer: query i stands at key i + seqKV - seqQ.
 func NewMask(causal bool, window, seqQ, seqKV int, docs []int) (Mask, error) {
 	if len(docs) > 0 {
-		for i, n := range docs {
-			if n <= 0 {
-				return Mask{}, fmt.Errorf("document %d has %d tokens", i, n)
-			}
-		}
 		if seqQ != seqKV {
 			return Mask{}, fmt.Errorf("documents need as many queries (%d) as keys (%d)", seqQ, seqKV)
 		}
-		if sum(docs) != seqQ {
-			return Mask{}, fmt.Errorf("documents hold %d tokens, the sequence %d", sum(docs), seqQ)
+		if err := fits(docs, seqQ); err != nil {
+			return Mask{}, err
 		}
 	}
 	b := Full()
@@ -68,22 +78,21 @@ type Tile struct {
 	Band Band
 }
 
-// Pairs is the number of visible (query, key) pairs: the tile's work.
-func (t Tile) Pairs() int {
-	return t.below(t.Band.Hi) - t.below(t.Band.Lo-1)
+// Pairs returns the number of visible (query, key) pairs, the tile's work, or the largest integer
+// where there are more.
+func (t Tile) Pairs() int { return t.count().int() }
+
+// Pairs returns the pairs of several tiles, or the largest integer where there are more.
+func Pairs(tiles []Tile) int {
+	n := count{}
+	for _, t := range tiles {
+		n = n.plus(t.count())
+	}
+	return n.int()
 }
 
-// below counts the pairs of the rectangle with j-i <= d.
-func (t Tile) below(d int) int {
-	// Row i holds clamp(i+d+1-K.Lo, 0, n) of them, which rises by one a row: a run of
-	// zeros, a ramp, and a run of full rows.
-	m, n := t.Q.Len(), t.K.Len()
-	first := t.Q.Lo + d + 1 - t.K.Lo // count of row 0, unclamped
-	zeros := min(max(-first+1, 0), m)
-	full := min(max(first+m-n, 0), m) // rows i with first+i >= n
-	ramp := max(m-zeros-full, 0)
-	lowest := first + zeros
-	return ramp*lowest + ramp*(ramp-1)/2 + full*n
+func (t Tile) count() count {
+	return strip{first: t.Q.Lo - t.K.Lo, stride: 1, m: t.Q.Len(), n: t.K.Len()}.pairs(t.Band)
 }
 
 // Trim shrinks a tile to the bounding box of its visible pairs and its band to the
@@ -103,30 +112,66 @@ func (t Tile) Trim() (_ Tile, ok bool) {
 	return t, t.Band.Lo <= t.Band.Hi
 }
 
+// weighed is a tile and its pairs, once somebody has asked; no tile here has none.
+type weighed struct {
+	Tile
+	known count
+}
+
+func (t *weighed) pairs() count {
+	if t.known == (count{}) {
+		t.known = t.count()
+	}
+	return t.known
+}
+
+// row counts the keys that query i sees in the tile.
+func (t *Tile) row(i int) int {
+	if i < t.Q.Lo || i >= t.Q.Hi {
+		return 0
+	}
+	return max(0, min(t.K.Hi, i+t.Band.Hi+1)-max(t.K.Lo, i+t.Band.Lo))
+}
+
 // join is the one tile with the pairs of both, if there is one. a and b are trimmed and
 // share no pair. The smallest box and band around both is the only candidate: any tile with
-// their pairs contains it, so it is right exactly when it holds no pair more.
-func join(a, b Tile) (Tile, bool) {
+// their pairs contains it, so it is right exactly when it holds no pair more. Most candidates are
+// seen to be wrong without counting: where rows or columns lie between the two, a band shows
+// something in each of them, since it is convex; and the first and the last row tell much.
+func join(a, b *weighed) (weighed, bool) {
+	if apart(a.Q, b.Q) || apart(a.K, b.K) {
+		return weighed{}, false
+	}
 	t := Tile{
 		Q:    Range{min(a.Q.Lo, b.Q.Lo), max(a.Q.Hi, b.Q.Hi)},
 		K:    Range{min(a.K.Lo, b.K.Lo), max(a.K.Hi, b.K.Hi)},
 		Band: Band{min(a.Band.Lo, b.Band.Lo), max(a.Band.Hi, b.Band.Hi)},
 	}
-	return t, t.Pairs() == a.Pairs()+b.Pairs()
+	for _, i := range [2]int{t.Q.Lo, t.Q.Hi - 1} {
+		if t.row(i) != a.row(i)+b.row(i) {
+			return weighed{}, false
+		}
+	}
+	n := a.pairs().plus(b.pairs())
+	return weighed{t, n}, t.count() == n
 }
+
+// apart reports whether an index lies between two ranges.
+func apart(a, b Range) bool { return a.Hi < b.Lo || b.Hi < a.Lo }
 
 // joinWindow is how many tiles back a new tile looks for one to join with. Tiles that share
 // an edge are neighbours of the same document, so few are enough; all pairs of a thousand
 // documents would be a million trials.
 const joinWindow = 4
 
-// joinAll joins tiles that share an edge until none does.
-func joinAll(tiles []Tile) []Tile {
+// joinAll joins tiles that share an edge until none does. It works in the memory of tiles; what
+// it returns is a copy.
+func joinAll(tiles []weighed) []Tile {
 	for {
-		out := tiles[:0:0]
+		out := tiles[:0]
 		for _, t := range tiles {
 			for k := len(out) - 1; k >= max(0, len(out)-joinWindow); k-- {
-				if u, ok := join(out[k], t); ok {
+				if u, ok := join(&out[k], &t); ok {
 					t = u
 					out = append(out[:k], out[k+1:]...)
 					k = len(out)
@@ -135,10 +180,18 @@ func joinAll(tiles []Tile) []Tile {
 			out = append(out, t)
 		}
 		if len(out) == len(tiles) {
-			return out
+			break
 		}
 		tiles = out
 	}
+	if len(tiles) == 0 {
+		return nil
+	}
+	plain := make([]Tile, len(tiles))
+	for i := range tiles {
+		plain[i] = tiles[i].Tile
+	}
+	return plain
 }
 
 // Shape is the partition of one attention: its mask over seqQ queries and seqKV keys, both
@@ -151,37 +204,13 @@ type Shape struct {
 }
 
 // Plan lists the tiles between rank's queries and owner's keys, in local indices of the
-// two, trimmed and joined; none when nothing is visible.
+// two, trimmed and joined; nil when nothing is visible. An Index answers for many pairs.
 func Plan(s Shape, rank, owner int) []Tile {
-	qs, ks := s.Layout.Spans(s.SeqQ, s.Size, rank), s.Layout.Spans(s.SeqKV, s.Size, owner)
-	qAt, kAt := starts(qs), starts(ks)
-	var tiles []Tile
-	docLo := 0
-	for d := 0; d < max(1, len(s.Mask.Docs)); d++ {
-		qHi, kHi := s.SeqQ, s.SeqKV
-		if len(s.Mask.Docs) > 0 {
-			qHi, kHi = docLo+s.Mask.Docs[d], docLo+s.Mask.Docs[d]
-		}
-		q0, q1 := overlapping(qs, docLo, qHi)
-		k0, k1 := overlapping(ks, docLo, kHi)
-		for a := q0; a < q1; a++ {
-			for b := k0; b < k1; b++ {
-				t := Tile{
-					Q:    qs[a].within(docLo, qHi).shift(qAt[a]),
-					K:    ks[b].within(docLo, kHi).shift(kAt[b]),
-					Band: localBand(s.Mask.Band, qs[a], ks[b]).shift(kAt[b] - qAt[a]),
-				}
-				if t, ok := t.Trim(); ok {
-					tiles = append(tiles, t)
-				}
-			}
-		}
-		docLo = qHi
-	}
-	return joinAll(tiles)
+	ends := s.Mask.ends()
+	q := cut(s.Layout.Spans(s.SeqQ, s.Size, rank), ends)
+	k := cut(s.Layout.Spans(s.SeqKV, s.Size, owner), ends)
+	return tilesOf(s.Mask.Band, &q, &k)
 }
-
-func (r Range) shift(d int) Range { return Range{r.Lo + d, r.Hi + d} }
 
 func (b Band) shift(d int) Band { return Band{b.Lo + d, b.Hi + d} }
 
@@ -199,29 +228,35 @@ func localBand(b Band, q, k Span) Band {
 	return Band{ceilDiv(b.Lo-k.Start+q.Start, n), floorDiv(b.Hi-k.Start+q.Start, n)}
 }
 
-// Work is the visible pairs of every rank: Balance divides their mean by their maximum.
+// Work returns the visible pairs of every rank, each at most the largest integer: Balance divides
+// their mean by their maximum. Every key is on some rank, so only the queries matter.
 func Work(s Shape) []int {
-	w := make([]int, s.Size)
+	w, ends := make([]int, s.Size), s.Mask.ends()
 	for r := range w {
-		for o := range s.Size {
-			for _, t := range Plan(s, r, o) {
-				w[r] += t.Pairs()
+		total := count{}
+		for _, p := range cut(s.Layout.Spans(s.SeqQ, s.Size, r), ends).list {
+			lo, hi := 0, s.SeqKV
+			if len(ends) > 0 {
+				hi = min(hi, ends[p.doc])
+				lo = min(hi, ends[p.doc]-s.Mask.Docs[p.doc])
 			}
+			total = total.plus(strip{first: p.Start - lo, stride: p.Stride, m: p.Len, n: hi - lo}.pairs(s.Mask.Band))
 		}
+		w[r] = total.int()
 	}
 	return w
 }
 
-// Balance is the mean over the maximum of the ranks' work: 1 when all work alike. A mask
+// Balance returns the mean over the maximum of the ranks' work: 1 when all work alike. A mask
 // that hides everything is balanced.
 func Balance(work []int) float64 {
-	total, most := 0, 0
+	total, most := count{}, 0
 	for _, w := range work {
-		total += w
+		total = total.plus(count{lo: uint64(w)})
 		most = max(most, w)
 	}
 	if most == 0 {
 		return 1
 	}
-	return float64(total) / float64(len(work)) / float64(most)
+	return total.float() / float64(len(work)) / float64(most)
 }

@@ -3,7 +3,8 @@ package ring
 import (
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/comm"
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/tensor"
 )
 
 // kv is a buffer of keys and values, or of their gradients.
@@ -11,6 +12,33 @@ type kv struct{ k, v View }
 
 func (b kv) rows(lo, hi int) kv {
 	return kv{b.k.Slice(tensor.Seq, lo, hi), b.v.Slice(tensor.Seq, lo, hi)}
+}
+
+// block is the call of a forward hop.
+func (h *Hop) block(bufs []kv) attention.Block {
+	b := bufs[h.Keys.Buf].rows(0, h.Keys.Hi)
+	return attention.Block{K: b.k, V: b.v, Tiles: h.Tiles, First: h.First, Last: h.Last}
+}
+
+// gradBlock is the call of a backward hop. Its gradients have the rows that others summed, too,
+// which may be more than it has keys.
+func (h *Hop) gradBlock(bufs, grads []kv) attention.GradBlock {
+	return attention.GradBlock{
+		Block: h.block(bufs), KeyGrads: grads[h.Grads.Buf].grads(max(h.Keys.Hi, h.Grads.Hi)),
+		Fresh: partition.Range{Lo: h.Grads.Lo, Hi: h.Grads.Hi}, FoldNext: h.foldsFirst(),
+	}
+}
+
+// of is the fold of rows of these buffers.
+func (f *Fold) of(grads []kv) attention.Fold {
+	src := grads[f.Src.Buf].rows(f.Src.Lo, f.Src.Hi)
+	return attention.Fold{Dst: grads[f.Dst.Buf].grads(f.Dst.Hi), Lo: f.Dst.Lo, Src: attention.KeyGrads{DK: src.k, DV: src.v}}
+}
+
+// grads is the first n rows, as gradients.
+func (b kv) grads(n int) attention.KeyGrads {
+	x := b.rows(0, n)
+	return attention.KeyGrads{DK: x.k, DV: x.v}
 }
 
 // messages appends the views of moves: K then V of each batch element, since rows of one

@@ -1,10 +1,6 @@
 package ring
 
-import (
-	"fmt"
-
-	"github.com/cprun/cprun/partition"
-)
+import "github.com/cprun/cprun/partition"
 
 // ring is Ring Attention (Liu et al., arXiv:2310.01889): in hop h a rank holds the keys of
 // the owner h ranks before it, and passes them on while it computes. A block stops at the
@@ -14,34 +10,38 @@ import (
 // late: what rank r-1 finished in hop h-1 reaches rank r during hop h and is added to what r
 // computed meanwhile, so that no tile waits for a gradient. The last visitor sends the sum
 // home to the owner.
-func (p *plans) ring(rank int) *Schedule {
+func (p *Planner) ring(rank int) *Schedule {
 	n := p.size
-	at := func(r int) int { return ((r % n) + n) % n }
+	stops := p.stops(rank)
+	next, before := (rank+1)%n, (rank-1+n)%n
 	hops := make([]Hop, n+1)
+	moves := make([]Move, 0, 2*n)
+	one := func(peer, buf int, r partition.Range) []Move { // in memory that the hops share
+		moves = append(moves, move(peer, buf, r))
+		return moves[len(moves)-1 : len(moves) : len(moves)]
+	}
 	hops[0] = p.own(rank)
-	for h := range hops {
-		hop := &hops[h]
-		owner, next := at(rank-h), at(rank-h-1)
-		if h > 0 && h < n {
-			hop.Label = fmt.Sprintf("hop %d owner %d", h, owner)
-			hop.Tiles = p.tiles[rank][owner]
-			if len(hop.Tiles) > 0 {
-				hop.Keys = Block{kvBuffer(h), 0, p.need(rank, owner).Hi}
+	for h := range n {
+		hop, owner := &hops[h], (rank-h+n)%n
+		if h > 0 {
+			hop.Label = hopLabel(h, owner)
+			if here := stops[h].here; here.Len() > 0 {
+				hop.Tiles, hop.Keys = p.index.Tiles(rank, owner), Block{kvBuffer(h), 0, here.Hi}
 			}
 		}
 		if h+1 < n {
-			if rows := p.carried(owner, h+1); rows.Len() > 0 {
-				hop.SendKV = []Move{move(at(rank+1), kvBuffer(h), rows)}
+			if rows := stops[h].after; rows.Len() > 0 {
+				hop.SendKV = one(next, kvBuffer(h), rows)
 			}
-			if rows := p.carried(next, h+1); rows.Len() > 0 {
-				hop.RecvKV = []Move{move(at(rank-1), kvBuffer(h+1), rows)}
+			if rows := stops[h+1].carried(); rows.Len() > 0 {
+				hop.RecvKV = one(before, kvBuffer(h+1), rows)
 			}
 		}
 	}
 	for h := 1; h < n; h++ {
-		p.ringGrads(hops, rank, h)
+		p.ringGrads(hops, rank, h, &stops[h])
 	}
-	p.ringHome(hops, rank)
+	p.ringHome(hops, rank, &stops[0])
 	hops[n].Label = "gradients home"
 	return p.finish(&Schedule{Algorithm: "ring", Rank: rank, Forward: forwardOf(hops), Backward: hops})
 }
@@ -62,47 +62,16 @@ const (
 	gradHome = 4
 )
 
-// carried is the rows of owner's block that must arrive at the rank h hops away: what it or
-// anybody behind it needs.
-func (p *plans) carried(owner, h int) partition.Range {
-	var u partition.Range
-	for ; h < p.size; h++ {
-		u = union(u, p.need((owner+h)%p.size, owner))
-	}
-	return u
-}
-
-// summed is the rows of owner's gradient that hops 1 to h have added to.
-func (p *plans) summed(owner, h int) partition.Range {
-	var u partition.Range
-	for ; h > 0; h-- {
-		u = union(u, p.need((owner+h)%p.size, owner))
-	}
-	return u
-}
-
-// last is the last hop in which anybody computes with owner's block.
-func (p *plans) last(owner int) int {
-	h := p.size - 1
-	for h > 0 && len(p.tiles[(owner+h)%p.size][owner]) == 0 {
-		h--
-	}
-	return h
-}
-
 // ringGrads plans the gradient of the block that visits rank in hop h >= 1: the neighbour's
 // sum comes in during hop h, and the new sum leaves during hop h+1.
-func (p *plans) ringGrads(hops []Hop, rank, h int) {
+func (p *Planner) ringGrads(hops []Hop, rank, h int, s *stop) {
 	n := p.size
-	owner := ((rank-h)%n + n) % n
-	end := p.last(owner)
-	sum := p.summed(owner, h)
-	if h > end || sum.Len() == 0 {
+	before, sum := s.before, s.summed()
+	if h > s.last || sum.Len() == 0 {
 		return
 	}
 	hop, buf := &hops[h], gradTurn+h%2
-	before := p.summed(owner, h-1)
-	from := ((rank-1)%n + n) % n
+	from := (rank - 1 + n) % n
 	switch {
 	case len(hop.Tiles) == 0: // nothing of our own: pass the sum on
 		hop.RecvGrad = append(hop.RecvGrad, move(from, buf, before))
@@ -114,52 +83,51 @@ func (p *plans) ringGrads(hops []Hop, rank, h int) {
 		hop.Fold = append(hop.Fold, Fold{Block{buf, before.Lo, before.Hi}, Block{gradRecv, before.Lo, before.Hi}})
 	}
 	to := (rank + 1) % n
-	if h == end {
-		to = owner
+	if h == s.last {
+		to = (rank - h + n) % n // home, to the owner
 	}
 	hops[h+1].SendGrad = append(hops[h+1].SendGrad, move(to, buf, sum))
 }
 
-// ringHome plans the arrival of the own block's gradient from its last visitor.
-func (p *plans) ringHome(hops []Hop, rank int) {
-	end := p.last(rank)
-	if end == 0 {
+// ringHome plans the arrival of the own block's gradient from its last visitor. s is the block's
+// first stop, at home.
+func (p *Planner) ringHome(hops []Hop, rank int, s *stop) {
+	if s.last == 0 {
 		return
 	}
-	hop, buf := &hops[end+1], gradRecv
+	hop, buf, all := &hops[s.last+1], gradRecv, s.after
 	if len(hop.RecvGrad) > 0 {
 		buf = gradHome
 	}
-	rows := p.summed(rank, end)
-	hop.RecvGrad = append(hop.RecvGrad, move((rank+end)%p.size, buf, rows))
-	hop.Fold = append(hop.Fold, Fold{Block{0, rows.Lo, rows.Hi}, Block{buf, rows.Lo, rows.Hi}})
+	hop.RecvGrad = append(hop.RecvGrad, move((rank+s.last)%p.size, buf, all))
+	hop.Fold = append(hop.Fold, Fold{Block{0, all.Lo, all.Hi}, Block{buf, all.Lo, all.Hi}})
 }
 
 // allgather fetches at once, while the own block is computed, all rows of other blocks that
 // the rank needs, and computes them in one kernel call. It is the faster one where links
 // are quick to start and the memory for all keys is there (Llama 3, arXiv:2407.21783, section
 // 3.3.2).
-func (p *plans) allgather(rank int) *Schedule {
+func (p *Planner) allgather(rank int) *Schedule {
 	const fetched, returned = 1, 2
 	first := p.own(rank)
 	second := Hop{Label: "hop 1 all others"}
 	third := Hop{Label: "gradients home"}
 	rows, back := 0, 0
 	for d := 1; d < p.size; d++ {
-		// Rank r talks to r+d and r-d in turn d, so that nobody is everybody's first peer.
+		// Rank r talks to r+d and r-d in turn d, so that no rank is the first peer of all.
 		to, from := (rank+d)%p.size, ((rank-d)%p.size+p.size)%p.size
-		if need := p.need(to, rank); need.Len() > 0 {
+		if need := p.index.Needs(to, rank); need.Len() > 0 {
 			first.SendKV = append(first.SendKV, move(to, 0, need))
 			b := Block{returned, back, back + need.Len()}
 			back = b.Hi
 			third.RecvGrad = append(third.RecvGrad, Move{to, b})
 			third.Fold = append(third.Fold, Fold{Block{0, need.Lo, need.Hi}, b})
 		}
-		if need := p.need(rank, from); need.Len() > 0 {
+		if need := p.index.Needs(rank, from); need.Len() > 0 {
 			b := Block{fetched, rows, rows + need.Len()}
 			first.RecvKV = append(first.RecvKV, Move{from, b})
 			third.SendGrad = append(third.SendGrad, Move{from, b})
-			second.Tiles = append(second.Tiles, shifted(p.tiles[rank][from], rows-need.Lo)...)
+			second.Tiles = append(second.Tiles, shifted(p.index.Tiles(rank, from), rows-need.Lo)...)
 			rows = b.Hi
 		}
 	}

@@ -18,10 +18,10 @@ import (
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/safetensors"
-	"github.com/cprun/cprun/internal/tensor"
-	"github.com/cprun/cprun/kernels"
+	"github.com/cprun/cprun/kernels/cpu"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/ring"
+	"github.com/cprun/cprun/tensor"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -41,25 +41,10 @@ var resultNames = [5]string{"out", "lse", "dq", "dk", "dv"}
 // engine makes the kernel of one rank.
 type engine func(*tensor.HostStream) attention.Kernel
 
-func cpu(s *tensor.HostStream) attention.Kernel { return kernels.NewCPU(s) }
+func onCPU(s *tensor.HostStream) attention.Kernel { return cpu.New(s) }
 
 func reference(s *tensor.HostStream) attention.Kernel {
 	return attention.NewReference[float64](s.Do)
-}
-
-// pick copies the rows of a rank, or puts them back.
-func pick(whole tensor.View, spans []partition.Span) tensor.View {
-	v := tensor.New(whole.DType(), whole.Len(0), partition.Count(spans), whole.Len(2), whole.Len(3))
-	for i, p := range partition.Positions(spans) {
-		tensor.Copy(v.Slice(tensor.Seq, i, i+1), whole.Slice(tensor.Seq, p, p+1))
-	}
-	return v
-}
-
-func put(whole, part tensor.View, spans []partition.Span) {
-	for i, p := range partition.Positions(spans) {
-		tensor.Copy(whole.Slice(tensor.Seq, p, p+1), part.Slice(tensor.Seq, i, i+1))
-	}
 }
 
 func like(v tensor.View, seq, heads, dim int) tensor.View {
@@ -89,9 +74,9 @@ func run(t *testing.T, p problem, algorithm string, e engine) result {
 	for r := range n {
 		g.Go(func() error {
 			defer streams[r].Close()
-			qs := p.shape.Layout.Spans(p.shape.SeqQ, n, r)
-			ks := p.shape.Layout.Spans(p.shape.SeqKV, n, r)
-			q, k, v, do := pick(p.q, qs), pick(p.k, ks), pick(p.v, ks), pick(p.do, qs)
+			qs := partition.Positions(p.shape.Layout.Spans(p.shape.SeqQ, n, r))
+			ks := partition.Positions(p.shape.Layout.Spans(p.shape.SeqKV, n, r))
+			q, k, v, do := tensor.Gather(p.q, qs), tensor.Gather(p.k, ks), tensor.Gather(p.v, ks), tensor.Gather(p.do, qs)
 			rows := q.Len(tensor.Seq)
 			acc := attention.Partial{O: like(q, rows, h, dv), LSE: like(q, rows, h, 1)}
 			grads := attention.Grads{DQ: like(q, rows, h, q.Len(3)), DK: like(k, k.Len(1), k.Len(2), k.Len(3)), DV: like(v, v.Len(1), v.Len(2), dv)}
@@ -99,8 +84,7 @@ func run(t *testing.T, p problem, algorithm string, e engine) result {
 			if err != nil {
 				return err
 			}
-			rg := &ring.Ring{Kernel: e(streams[r]), Comm: world[r], Stream: streams[r],
-				Arena: tensor.NewArena(0, func(n int64) tensor.Memory { return tensor.NewHost(n) })}
+			rg := &ring.Ring{Kernel: e(streams[r]), Comm: world[r], Stream: streams[r], Arena: tensor.NewHostArena(0)}
 			for range 2 {
 				if err := rg.Forward(acc, q, k, v, s, p.softmax); err != nil {
 					return err
@@ -113,11 +97,11 @@ func run(t *testing.T, p problem, algorithm string, e engine) result {
 				return err
 			}
 			for i, part := range []tensor.View{acc.O, acc.LSE, grads.DQ, grads.DK, grads.DV} {
-				spans := qs
+				rows := qs
 				if i >= 3 {
-					spans = ks
+					rows = ks
 				}
-				put(out[i], part, spans)
+				tensor.Scatter(out[i], part, rows)
 			}
 			return world[r].Close()
 		})
@@ -258,7 +242,7 @@ func TestRingWithTheCPUKernel(t *testing.T) {
 						shape: shape, softmax: attention.Softmax{Scale: 0.25},
 					}
 					what := fmt.Sprintf("%s, %s, %s, %d ranks", m.name, algorithm, shape.Layout.Name(), size)
-					compare(t, what, run(t, p, algorithm, cpu), whole(p), 1e-5)
+					compare(t, what, run(t, p, algorithm, onCPU), whole(p), 1e-5)
 				}
 			}
 		}
@@ -276,7 +260,7 @@ func TestRingRepeatsBitForBit(t *testing.T) {
 				v: random(rng, tensor.F32, 1, 61, 2, 16), do: random(rng, tensor.F32, 1, 61, 4, 16),
 				shape: shape, softmax: attention.Softmax{Scale: 0.25},
 			}
-			compare(t, algorithm+" repeated", run(t, p, algorithm, cpu), run(t, p, algorithm, cpu), 0)
+			compare(t, algorithm+" repeated", run(t, p, algorithm, onCPU), run(t, p, algorithm, onCPU), 0)
 		}
 	}
 }
@@ -358,7 +342,7 @@ func TestFixtures(t *testing.T) {
 				p.shape.Size = size
 				for _, algorithm := range ring.Algorithms {
 					what := fmt.Sprintf("%s, %s, %s, %d ranks", name, algorithm, layout, size)
-					compare(t, what, run(t, p, algorithm, cpu), want, 1e-5)
+					compare(t, what, run(t, p, algorithm, onCPU), want, 1e-5)
 				}
 			}
 		}

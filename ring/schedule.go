@@ -2,11 +2,13 @@ package ring
 
 import (
 	"fmt"
+	"slices"
+	"strconv"
 
 	"github.com/cprun/cprun/partition"
 )
 
-// Block is rows [Lo, Hi) of a buffer of keys and values, or of their gradients. Buffer 0
+// Block is rows [Lo, Hi) of buffer Buf of keys and values, or of their gradients. Buffer 0
 // is the rank's own block; the others are workspace.
 type Block struct{ Buf, Lo, Hi int }
 
@@ -19,30 +21,61 @@ type Move struct {
 // Fold adds Src to Dst, both blocks of gradients.
 type Fold struct{ Dst, Src Block }
 
-// Hop is one turn of the loop: transfers begin, a kernel call runs beside them, and both
-// have ended before the next hop begins. The gradient fields are used by Backward alone.
+// Part is a further kernel call of a hop, with keys of its own. Its transfers are an exchange of
+// their own: the call begins when these rows have arrived, whatever else is still on its way.
+type Part struct {
+	Keys        Block
+	Tiles       []partition.Tile // none: only transfers
+	First, Last bool             // as in Hop
+
+	SendKV, RecvKV []Move // ended before the call begins
+
+	Grads Block // as in Hop
+}
+
+// Hop is one turn of the loop: transfers begin, kernel calls run beside them, and all have ended
+// before the next hop begins. The gradient fields are used by Backward alone.
 type Hop struct {
 	Label string
 	Keys  Block            // the rows that Tiles index, as a whole block of Buf
-	Tiles []partition.Tile // none: no kernel call
+	Tiles []partition.Tile // none: no kernel call, but for the own gradients, which are set all the same
+	// First says that no call with tiles comes before this one, Last that none comes after.
+	First, Last bool
 
 	SendKV, RecvKV []Move // keys and values for later hops
 
-	Grads              Block // where the call's dK, dV go; zeroed first unless it is the own block
+	Grads              Block // the rows that the call sets to its dK, dV; no other hop has written them before
 	SendGrad, RecvGrad []Move
-	Fold               []Fold // in order, when the call and the transfers have ended
+	Fold               []Fold // in order, when the calls and the transfers have ended
+
+	// Then are calls behind that of Tiles. All exchanges of a hop begin before its first call: those
+	// of Then in order, and the hop's own last. Ranks pair them up by that order, so that part i of
+	// a hop sends what part i of a peer's receives.
+	Then []Part
+}
+
+// Calls yields the kernel calls of a hop in order, that of Tiles first.
+func (h *Hop) Calls(yield func(*Part) bool) {
+	first := Part{Keys: h.Keys, Tiles: h.Tiles, First: h.First, Last: h.Last, Grads: h.Grads}
+	if len(h.Tiles) > 0 && !yield(&first) {
+		return
+	}
+	for i := range h.Then {
+		if len(h.Then[i].Tiles) > 0 && !yield(&h.Then[i]) {
+			return
+		}
+	}
 }
 
 func (h *Hop) empty() bool {
-	return len(h.Tiles)+len(h.SendKV)+len(h.RecvKV)+len(h.SendGrad)+len(h.RecvGrad)+len(h.Fold) == 0
+	return len(h.Tiles)+len(h.SendKV)+len(h.RecvKV)+len(h.SendGrad)+len(h.RecvGrad)+len(h.Fold)+len(h.Then) == 0
 }
 
 // foldsFirst says that the gradients of the call are added to before anything else happens to them.
 func (h *Hop) foldsFirst() bool { return len(h.Fold) > 0 && h.Fold[0].Dst.Buf == h.Grads.Buf }
 
 // Schedule is one rank's part of one attention over all ranks, as data: what the loops in
-// ring.go do, hop by hop. It is a pure function of the partition, so that ranks agree on it
-// without a word between them.
+// ring.go do, hop by hop. It is a pure function of the partition, so ranks need not exchange it.
 type Schedule struct {
 	Algorithm string
 	Rank      int
@@ -50,153 +83,230 @@ type Schedule struct {
 	Backward  []Hop
 	KVRows    []int // rows of each K/V buffer; KVRows[0] is the own block
 	GradRows  []int // rows of each dK/dV buffer, likewise
+
+	// Q and KV trade heads for rows before the hops, and back behind them: what the hops call own
+	// is then what has been gathered. nil: the hops work on the rank's own rows and on all heads.
+	Q, KV *Exchange
+}
+
+// Box is rows of some heads.
+type Box struct{ Rows, Heads partition.Range }
+
+// HeadMove is a box to or from a peer. A peer that is the rank itself is a copy.
+type HeadMove struct {
+	Peer int
+	Box  Box
+	// Adds is for boxes that are sent: coming back, they are added to what those before them in the
+	// list have brought. It is set where several ranks compute with one head of keys.
+	Adds bool
+}
+
+// Exchange trades heads for rows with some ranks: of [own rows, all heads] it makes [Rows, Heads].
+// After the hops it runs in reverse: the boxes of Recv are sent and those of Send
+// received, in the same order. Q's takes q and dO there and O, LSE and dQ back; KV's takes K and V
+// there and dK and dV back.
+type Exchange struct {
+	Rows, Heads int
+	Send        []HeadMove // boxes of the rank's own tensor; without those that add, they cover it once
+	Recv        []HeadMove // boxes of what is made; they cover it once
+}
+
+// unsupported finds what a schedule asks for that the loops of Ring do not do.
+func (s *Schedule) unsupported() error {
+	if s.Q != nil || s.KV != nil {
+		return fmt.Errorf("schedule %s of rank %d exchanges heads, which the ring does not do", s.Algorithm, s.Rank)
+	}
+	for _, hops := range [][]Hop{s.Forward, s.Backward} {
+		for i := range hops {
+			if n := len(hops[i].Then); n > 0 {
+				return fmt.Errorf("schedule %s of rank %d has %d further calls in %q, which the ring does not make", s.Algorithm, s.Rank, n, hops[i].Label)
+			}
+		}
+	}
+	return nil
 }
 
 // Algorithms are the exchange patterns that New knows.
 var Algorithms = []string{"ring", "allgather"}
 
-// New is the schedule of rank under that algorithm.
+// New returns the schedule of rank under that algorithm.
 func New(algorithm string, s partition.Shape, rank int) (*Schedule, error) {
-	return newPlans(s).schedule(algorithm, rank)
+	p, err := newPlanner(algorithm, s)
+	if err != nil {
+		return nil, err
+	}
+	return p.Schedule(rank), nil
 }
 
-// All is the schedules of every rank. Each follows from the tiles of all ranks, so that
-// making them one by one would take a rank's time for each of the others.
+// All returns the schedules of every rank.
 func All(algorithm string, s partition.Shape) ([]*Schedule, error) {
-	p := newPlans(s)
+	p, err := NewPlanner(algorithm, s)
+	if err != nil {
+		return nil, err
+	}
 	all := make([]*Schedule, s.Size)
 	for r := range all {
-		var err error
-		if all[r], err = p.schedule(algorithm, r); err != nil {
-			return nil, err
-		}
+		all[r] = p.Schedule(r)
 	}
 	return all, nil
 }
 
-func (p *plans) schedule(algorithm string, rank int) (*Schedule, error) {
-	switch algorithm {
-	case "ring":
-		return p.ring(rank), nil
-	case "allgather":
-		return p.allgather(rank), nil
-	}
-	return nil, fmt.Errorf("algorithm %q is none of %v", algorithm, Algorithms)
+// Planner makes the schedules of one partition. It makes each from what all ranks need of each
+// other. It is read-only: goroutines may share it.
+type Planner struct {
+	index   *partition.Index
+	size    int
+	pattern func(*Planner, int) *Schedule
+	table   [][]stop // of each owner and hop, where they are remembered
 }
 
-// plans is the tiles of every rank against every owner's keys: what each rank must know
-// about the others to send them what they need and nothing else.
-type plans struct {
-	size  int
-	rows  []int                // local keys of each owner
-	tiles [][][]partition.Tile // [rank][owner]
+// NewPlanner returns a planner for a caller that asks for many ranks, and need not keep all their
+// schedules: there are ranks times ranks hops. It asks every pair of ranks once.
+func NewPlanner(algorithm string, s partition.Shape) (*Planner, error) {
+	p, err := newPlanner(algorithm, s)
+	if err == nil && algorithm == "ring" {
+		p.remember()
+	}
+	return p, err
 }
 
-func newPlans(s partition.Shape) *plans {
-	p := &plans{size: s.Size, rows: make([]int, s.Size), tiles: make([][][]partition.Tile, s.Size)}
-	for r := range s.Size {
-		p.rows[r] = partition.Count(s.Layout.Spans(s.SeqKV, s.Size, r))
-		p.tiles[r] = make([][]partition.Tile, s.Size)
-		for o := range s.Size {
-			p.tiles[r][o] = partition.Plan(s, r, o)
-		}
-	}
-	return p
+// patterns are the Algorithms.
+var patterns = map[string]func(*Planner, int) *Schedule{
+	"ring":      (*Planner).ring,
+	"allgather": (*Planner).allgather,
 }
 
-// need is the rows of owner's block that rank's tiles read.
-func (p *plans) need(rank, owner int) partition.Range {
-	var u partition.Range
-	for _, t := range p.tiles[rank][owner] {
-		u = union(u, t.K)
+func newPlanner(algorithm string, s partition.Shape) (*Planner, error) {
+	pattern, ok := patterns[algorithm]
+	if !ok {
+		return nil, fmt.Errorf("algorithm %q is none of %v", algorithm, Algorithms)
 	}
-	return u
+	return &Planner{index: partition.NewIndex(s), size: s.Size, pattern: pattern}, nil
 }
 
-func union(a, b partition.Range) partition.Range {
-	if a.Len() == 0 {
-		return b
-	}
-	if b.Len() == 0 {
-		return a
-	}
-	return partition.Range{Lo: min(a.Lo, b.Lo), Hi: max(a.Hi, b.Hi)}
-}
+// Schedule returns the schedule of rank, the same that New returns.
+func (p *Planner) Schedule(rank int) *Schedule { return p.pattern(p, rank) }
 
 // own is hop 0 of every algorithm: the rank's queries against its own keys.
-func (p *plans) own(rank int) Hop {
-	whole := Block{0, 0, p.rows[rank]}
-	return Hop{Label: fmt.Sprintf("hop 0 owner %d", rank), Keys: whole, Grads: whole, Tiles: p.tiles[rank][rank]}
+func (p *Planner) own(rank int) Hop {
+	whole := Block{0, 0, p.index.Keys(rank)}
+	return Hop{Label: hopLabel(0, rank), Keys: whole, Grads: whole, Tiles: p.index.Tiles(rank, rank)}
+}
+
+func hopLabel(h, owner int) string {
+	var b [48]byte
+	label := strconv.AppendInt(append(b[:0], "hop "...), int64(h), 10)
+	return string(strconv.AppendInt(append(label, " owner "...), int64(owner), 10))
 }
 
 func move(peer, buf int, r partition.Range) Move { return Move{peer, Block{buf, r.Lo, r.Hi}} }
 
-// used is the rows of every buffer up to the highest that a block names: buffer 0 has own
-// rows, workspace what its blocks reach.
-func used(own int, hops []Hop, blocks func(*Hop) []Block) []int {
-	rows := []int{own}
-	for i := range hops {
-		for _, b := range blocks(&hops[i]) {
-			for b.Buf >= len(rows) {
-				rows = append(rows, 0)
-			}
-			rows[b.Buf] = max(rows[b.Buf], b.Hi)
-		}
+// rows is how many rows each buffer has.
+type rows []int
+
+// hold makes room for a block.
+func (r *rows) hold(b Block) {
+	for b.Buf >= len(*r) {
+		*r = append(*r, 0)
 	}
-	return rows
+	(*r)[b.Buf] = max((*r)[b.Buf], b.Hi)
 }
 
-// finish drops the hops in which a rank has nothing to do and sizes the workspace.
-func (p *plans) finish(s *Schedule) *Schedule {
-	s.Forward, s.Backward = compact(s.Forward), compact(s.Backward)
-	own := p.rows[s.Rank]
-	s.KVRows = used(own, s.Backward, func(h *Hop) []Block {
-		b := []Block{h.Keys}
-		for _, m := range append(h.SendKV[:len(h.SendKV):len(h.SendKV)], h.RecvKV...) {
-			b = append(b, m.Block)
+func (r *rows) holdAll(send, recv []Move) {
+	for i := range send {
+		r.hold(send[i].Block)
+	}
+	for i := range recv {
+		r.hold(recv[i].Block)
+	}
+}
+
+// finish drops the hops in which a rank has nothing to do and sizes the buffers: buffer 0 has the
+// rank's own rows, workspace what its blocks reach.
+func (p *Planner) finish(s *Schedule) *Schedule {
+	s.Forward = compact(s.Forward)
+	// The first hop sets the own gradients, and one hop at least ends the pass.
+	s.Backward = s.Backward[:1+len(compact(s.Backward[1:]))]
+	markEnds(s.Forward)
+	markEnds(s.Backward)
+	kv, grads := rows{p.index.Keys(s.Rank)}, rows{p.index.Keys(s.Rank)}
+	for i := range s.Backward {
+		h := &s.Backward[i]
+		kv.hold(h.Keys)
+		kv.holdAll(h.SendKV, h.RecvKV)
+		grads.hold(h.Grads)
+		grads.holdAll(h.SendGrad, h.RecvGrad)
+		for j := range h.Then {
+			kv.hold(h.Then[j].Keys)
+			kv.holdAll(h.Then[j].SendKV, h.Then[j].RecvKV)
+			grads.hold(h.Then[j].Grads)
 		}
-		return b
-	})
-	s.GradRows = used(own, s.Backward, func(h *Hop) []Block {
-		b := []Block{h.Grads}
-		for _, m := range append(h.SendGrad[:len(h.SendGrad):len(h.SendGrad)], h.RecvGrad...) {
-			b = append(b, m.Block)
-		}
-		return b
-	})
+	}
+	s.KVRows, s.GradRows = kv, grads
 	return s
 }
 
+// compact moves the hops that are not empty together.
 func compact(hops []Hop) []Hop {
-	out := hops[:0:0]
-	for i := range hops {
-		if !hops[i].empty() {
-			out = append(out, hops[i])
+	return slices.DeleteFunc(hops, func(h Hop) bool { return h.empty() })
+}
+
+// markEnds marks the first and the last call with tiles.
+func markEnds(hops []Hop) {
+	var first, last *bool
+	mark := func(tiles []partition.Tile, isFirst, isLast *bool) {
+		if len(tiles) == 0 {
+			return
+		}
+		if last = isLast; first == nil {
+			first = isFirst
 		}
 	}
-	return out
+	for i := range hops {
+		h := &hops[i]
+		mark(h.Tiles, &h.First, &h.Last)
+		for j := range h.Then {
+			mark(h.Then[j].Tiles, &h.Then[j].First, &h.Then[j].Last)
+		}
+	}
+	if first != nil {
+		*first, *last = true, true
+	}
 }
 
 // forwardOf is the hops of a backward schedule without what only gradients need.
 func forwardOf(hops []Hop) []Hop {
-	out := make([]Hop, 0, len(hops))
-	for _, h := range hops {
-		out = append(out, Hop{Label: h.Label, Keys: h.Keys, Tiles: h.Tiles, SendKV: h.SendKV, RecvKV: h.RecvKV})
+	out := make([]Hop, len(hops))
+	for i := range hops {
+		h := &hops[i]
+		out[i] = Hop{Label: h.Label, Keys: h.Keys, Tiles: h.Tiles, SendKV: h.SendKV, RecvKV: h.RecvKV}
+		for _, p := range h.Then {
+			p.Grads = Block{}
+			out[i].Then = append(out[i].Then, p)
+		}
 	}
 	return out
 }
 
-// Bytes is what the rank sends in one forward and one backward pass, given the bytes of one
-// row of K and V, and of one row of dK and dV.
+// Bytes returns what the rank sends in the hops of one forward and one backward pass, given the bytes
+// of one row of K and V, and of one row of dK and dV, of the heads that the hops work on.
 func (s *Schedule) Bytes(kvRow, gradRow int64) (forward, backward int64) {
+	kv, grads := int64(0), int64(0)
 	for i := range s.Backward {
 		h := &s.Backward[i]
-		for _, m := range h.SendKV {
-			forward += int64(m.Block.Hi-m.Block.Lo) * kvRow
-		}
-		for _, m := range h.SendGrad {
-			backward += int64(m.Block.Hi-m.Block.Lo) * gradRow
+		kv += sent(h.SendKV)
+		grads += sent(h.SendGrad)
+		for j := range h.Then {
+			kv += sent(h.Then[j].SendKV)
 		}
 	}
-	return forward, backward + forward
+	return kv * kvRow, grads*gradRow + kv*kvRow
+}
+
+// sent counts the rows of moves.
+func sent(moves []Move) (rows int64) {
+	for i := range moves {
+		rows += int64(moves[i].Block.Hi - moves[i].Block.Lo)
+	}
+	return rows
 }

@@ -1,143 +1,13 @@
 package ring
 
 import (
-	"fmt"
 	"math/rand/v2"
 	"reflect"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/cprun/cprun/partition"
 )
-
-// sim runs the schedules of all ranks on integers in place of tensors: a row of keys is the
-// global position of its key (or -1), a row of gradients counts the queries that added to it.
-// It needs no kernel and no communicator, so it tests the schedules alone.
-type sim struct {
-	shape partition.Shape
-	wires [][]chan []int // [from][to], in order
-	mu    sync.Mutex
-	seen  map[[2]int]int // visible pairs by global query and key
-	fault string
-}
-
-func (s *sim) failf(format string, args ...any) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.fault == "" {
-		s.fault = fmt.Sprintf(format, args...)
-	}
-}
-
-func runSim(t *testing.T, algorithm string, shape partition.Shape) *sim {
-	t.Helper()
-	s := &sim{shape: shape, seen: map[[2]int]int{}, wires: make([][]chan []int, shape.Size)}
-	for i := range s.wires {
-		s.wires[i] = make([]chan []int, shape.Size)
-		for j := range s.wires[i] {
-			s.wires[i][j] = make(chan []int, 64)
-		}
-	}
-	own := make([][]int, shape.Size)
-	var wg sync.WaitGroup
-	for r := range shape.Size {
-		sch, err := New(algorithm, shape, r)
-		if err != nil {
-			t.Fatal(err)
-		}
-		wg.Go(func() { own[r] = s.rank(sch) })
-	}
-	wg.Wait()
-	if s.fault != "" {
-		t.Fatalf("%s of %+v: %s", algorithm, shape, s.fault)
-	}
-	for r, counts := range own {
-		for i, key := range partition.Positions(shape.Layout.Spans(shape.SeqKV, shape.Size, r)) {
-			want := 0
-			for q := range shape.SeqQ {
-				want += s.seen[[2]int{q, key}]
-			}
-			if counts[i] != want {
-				t.Fatalf("%s of %+v: gradient of key %d on rank %d has %d parts, want %d", algorithm, shape, key, r, counts[i], want)
-			}
-		}
-	}
-	return s
-}
-
-func (s *sim) rank(sch *Schedule) (own []int) {
-	q := partition.Positions(s.shape.Layout.Spans(s.shape.SeqQ, s.shape.Size, sch.Rank))
-	keys := buffersOf(sch.KVRows)
-	copy(keys[0], partition.Positions(s.shape.Layout.Spans(s.shape.SeqKV, s.shape.Size, sch.Rank)))
-	grads := buffersOf(sch.GradRows)
-	clear(grads[0])
-	for _, h := range sch.Backward {
-		s.send(sch.Rank, h.SendKV, keys)
-		s.send(sch.Rank, h.SendGrad, grads)
-		if len(h.Tiles) > 0 {
-			if h.Grads.Buf != 0 {
-				clear(grads[h.Grads.Buf][h.Grads.Lo:h.Grads.Hi])
-			}
-			s.compute(sch.Rank, h, q, keys[h.Keys.Buf][:h.Keys.Hi], grads[h.Grads.Buf][:h.Keys.Hi])
-		}
-		s.recv(sch.Rank, h.RecvKV, keys)
-		s.recv(sch.Rank, h.RecvGrad, grads)
-		for _, f := range h.Fold {
-			for i := range f.Dst.Hi - f.Dst.Lo {
-				grads[f.Dst.Buf][f.Dst.Lo+i] += grads[f.Src.Buf][f.Src.Lo+i]
-			}
-		}
-	}
-	return grads[0]
-}
-
-// unset stands in rows that were never written, so that using one is seen.
-const unset = -1 << 30
-
-func buffersOf(rows []int) [][]int {
-	b := make([][]int, len(rows))
-	for i, n := range rows {
-		b[i] = make([]int, n)
-		for j := range b[i] {
-			b[i][j] = unset
-		}
-	}
-	return b
-}
-
-func (s *sim) send(rank int, moves []Move, bufs [][]int) {
-	for _, m := range moves {
-		rows := bufs[m.Block.Buf][m.Block.Lo:m.Block.Hi]
-		s.wires[rank][m.Peer] <- append([]int(nil), rows...)
-	}
-}
-
-func (s *sim) recv(rank int, moves []Move, bufs [][]int) {
-	for _, m := range moves {
-		rows := <-s.wires[m.Peer][rank]
-		if len(rows) != m.Block.Hi-m.Block.Lo {
-			s.failf("rank %d got %d rows from %d, wants %d", rank, len(rows), m.Peer, m.Block.Hi-m.Block.Lo)
-			return
-		}
-		copy(bufs[m.Block.Buf][m.Block.Lo:], rows)
-	}
-}
-
-func (s *sim) compute(rank int, h Hop, q, keys, grads []int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, t := range h.Tiles {
-		for i := t.Q.Lo; i < t.Q.Hi; i++ {
-			for j := t.K.Lo; j < t.K.Hi; j++ {
-				if t.Band.Sees(i, j) {
-					s.seen[[2]int{q[i], keys[j]}]++
-					grads[j]++
-				}
-			}
-		}
-	}
-}
 
 func randomShape(rng *rand.Rand) partition.Shape {
 	s := partition.Shape{SeqQ: 1 + rng.IntN(40), Size: 1 + rng.IntN(8)}
@@ -169,36 +39,13 @@ func TestSchedulesComputeEveryPairOnce(t *testing.T) {
 	for range 600 {
 		shape := randomShape(rng)
 		for _, algorithm := range Algorithms {
-			s := runSim(t, algorithm, shape)
-			for q := range shape.SeqQ {
-				for k := range shape.SeqKV {
-					want := 0
-					if visible(shape.Mask, q, k) {
-						want = 1
-					}
-					if got := s.seen[[2]int{q, k}]; got != want {
-						t.Fatalf("%s of %+v: pair (%d, %d) computed %d times, want %d", algorithm, shape, q, k, got, want)
-					}
-					delete(s.seen, [2]int{q, k})
-				}
+			all, err := All(algorithm, shape)
+			if err != nil {
+				t.Fatal(err)
 			}
-			if len(s.seen) > 0 {
-				t.Fatalf("%s of %+v: computed with rows that hold no key: %v", algorithm, shape, s.seen)
-			}
+			simulate(t, algorithm, shape, 1, 1, all)
 		}
 	}
-}
-
-// visible is the mask by its definition, without bands over local indices or tiles.
-func visible(m partition.Mask, i, j int) bool {
-	lo := 0
-	for _, n := range m.Docs {
-		if i >= lo && i < lo+n && (j < lo || j >= lo+n) {
-			return false
-		}
-		lo += n
-	}
-	return m.Sees(i, j)
 }
 
 func causalShape(n, size int, l partition.Layout, window int) partition.Shape {

@@ -6,8 +6,8 @@ import (
 	"slices"
 
 	"github.com/cprun/cprun/attention"
-	"github.com/cprun/cprun/internal/tensor"
 	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/tensor"
 )
 
 // Case is one problem of the suite.
@@ -23,7 +23,9 @@ type Case struct {
 	Spread         float64 // standard deviation of q and k; 0 means 1
 	Calls          int     // over how many blocks of keys the work is spread; 0 means 1
 	Reversed       bool    // the blocks of keys come last to first
-	Started        bool    // accumulators hold something before the first call
+	Started        bool    // DK and DV hold something before the backward pass
+	PartFresh      bool    // with Started: the middle third of their rows does not
+	Folded         bool    // gradients from elsewhere are folded into all but the first quarter of them
 }
 
 // Layout is how the views of a case lie in memory.
@@ -58,7 +60,7 @@ func base(name string) Case {
 	}
 }
 
-// Cases is the suite. Every case has a name of its own, which seeds its numbers.
+// Cases returns the suite. Every case has a name of its own, which seeds its numbers.
 func Cases() []Case {
 	return slices.Concat(headCases(), bandCases(), tileCases(), layoutCases(), valueCases(), foldCases(), emptyCases())
 }
@@ -204,16 +206,30 @@ func foldCases() []Case {
 			}
 		}
 	}
-	started := base("accumulators that hold something")
+	started := base("gradients that hold something")
 	started.Started, started.Calls, started.Batch = true, 2, 2
+	part := base("gradients that hold something in part")
+	part.Started, part.PartFresh, part.Calls, part.Batch = true, true, 2, 2
+	for _, n := range []int{1, 3} {
+		for _, s := range []bool{false, true} {
+			c := base(fmt.Sprintf("folds, %d calls, started %t", n, s))
+			c.Folded, c.Calls, c.Started, c.Batch = true, n, s, 2
+			cs = append(cs, c)
+		}
+	}
+	foldedPart := part
+	foldedPart.Name, foldedPart.Folded, foldedPart.Layout, foldedPart.SeqK = "folds into gradients that hold something in part", true, Padded, 140
+	foldedPart.Tiles = []partition.Tile{tile(0, 70, 50, 139, causal(60))}
 	capped := base("calls with a soft cap")
 	capped.Softmax.Softcap, capped.Calls, capped.Layout = 10, 3, Padded
-	return append(cs, started, capped)
+	return append(cs, started, part, foldedPart, capped)
 }
 
 func emptyCases() []Case {
 	none := base("no tile")
 	none.Tiles, none.Started = nil, true
+	unset := base("no tile, and gradients that hold nothing")
+	unset.Tiles = nil
 	noQueries := base("no query")
 	noQueries.SeqQ, noQueries.Tiles = 0, []partition.Tile{tile(0, 0, 0, 150, partition.Full())}
 	noKeys := base("no key")
@@ -224,13 +240,49 @@ func emptyCases() []Case {
 	some.Tiles = []partition.Tile{tile(0, 70, 0, 150, causal(-20))}
 	one := base("one query and one key")
 	one.SeqQ, one.SeqK, one.Tiles = 1, 1, []partition.Tile{tile(0, 1, 0, 1, causal(0))}
-	return []Case{none, noQueries, noKeys, hidden, some, one}
+	return []Case{none, unset, noQueries, noKeys, hidden, some, one}
 }
 
 // call is one block of keys [lo, hi) and its tiles, in indices of the block.
 type call struct {
 	lo, hi int
 	tiles  []partition.Tile
+}
+
+// block is the i-th call as the block of a pass.
+func (c call) block(s *set, calls []call, i int) attention.Block {
+	tiles := func(calls []call) bool {
+		return slices.ContainsFunc(calls, func(c call) bool { return len(c.tiles) > 0 })
+	}
+	return attention.Block{
+		K: c.of(s.k), V: c.of(s.v), Tiles: c.tiles,
+		First: len(c.tiles) > 0 && !tiles(calls[:i]), Last: len(c.tiles) > 0 && !tiles(calls[i+1:]),
+	}
+}
+
+// part is rows of all keys, in indices of the call.
+func (c call) part(r partition.Range) partition.Range {
+	lo, hi := max(r.Lo, c.lo), min(r.Hi, c.hi)
+	return partition.Range{Lo: lo - c.lo, Hi: max(lo, hi) - c.lo}
+}
+
+// fresh is the keys whose gradients hold nothing before the backward pass.
+func (c Case) fresh() partition.Range {
+	switch {
+	case c.PartFresh:
+		return partition.Range{Lo: c.SeqK / 3, Hi: 2 * c.SeqK / 3}
+	case c.Started:
+		return partition.Range{}
+	}
+	return partition.Range{Hi: c.SeqK}
+}
+
+// folded is the keys that get gradients from elsewhere.
+func (c Case) folded() partition.Range {
+	if !c.Folded {
+		return partition.Range{}
+	}
+	return partition.Range{Lo: c.SeqK / 4, Hi: c.SeqK}
 }
 
 func (c call) of(v View) View { return v.Slice(tensor.Seq, c.lo, c.hi) }
@@ -258,9 +310,12 @@ func (c Case) calls() []call {
 	return calls
 }
 
-// touched says which queries and which keys are in a visible pair.
+// touched says which queries are in a visible pair, and which keys are in one or get gradients folded.
 func (c Case) touched() (queries, keys []bool) {
 	queries, keys = make([]bool, c.SeqQ), make([]bool, c.SeqK)
+	for j := c.folded().Lo; j < c.folded().Hi; j++ {
+		keys[j] = true
+	}
 	for _, t := range c.Tiles {
 		for i := t.Q.Lo; i < t.Q.Hi; i++ {
 			for j := t.K.Lo; j < t.K.Hi; j++ {

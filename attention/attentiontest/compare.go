@@ -5,7 +5,7 @@ import (
 	"math"
 	"testing"
 
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/tensor"
 )
 
 // compare fails where got is further from want, the float64 result, than twice as far as

@@ -4,17 +4,21 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/cprun/cprun/attention"
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/tensor"
 )
 
 // inputs are the numbers of a case, row-major, exact in the type that the kernel gets.
 type inputs struct {
-	q, k, v, do        []float64
-	o, lse, dq, dk, dv []float64 // what accumulators hold before the first call
-	started            bool
+	q, k, v, do      []float64
+	dk, dv           []float64 // what gradients hold before the backward pass, where they hold something
+	otherDK, otherDV []float64 // what is folded into them
+	started, folded  bool
+	fresh            partition.Range
 }
 
 func (c Case) inputs(rng *rand.Rand, dtype tensor.DType) inputs {
@@ -30,15 +34,11 @@ func (c Case) inputs(rng *rand.Rand, dtype tensor.DType) inputs {
 		return xs
 	}
 	acc := attention.AccumulatorType(dtype)
-	q, k, v, o, row := c.shapes()
+	q, k, v, o, _ := c.shapes()
 	in := inputs{
 		q: draw(q, spread, dtype), k: draw(k, spread, dtype), v: draw(v, 1, dtype), do: draw(o, 1, dtype),
-		o: draw(o, 1, acc), lse: draw(row, 2, acc), dq: draw(q, 1, acc), dk: draw(k, 1, acc), dv: draw(v, 1, acc),
-		started: c.Started,
-	}
-	for i := 0; i < len(in.lse); i += 5 { // rows that have seen no key yet
-		in.lse[i] = math.Inf(-1)
-		clear(in.o[i*c.DimV : (i+1)*c.DimV])
+		dk: draw(k, 1, acc), dv: draw(v, 1, acc), otherDK: draw(k, 1, acc), otherDV: draw(v, 1, acc),
+		started: c.Started, folded: c.Folded, fresh: c.fresh(),
 	}
 	return in
 }
@@ -74,6 +74,7 @@ type set struct {
 	out         View // of the type of q, which Finish sets; acc.O where they agree
 	delta       View
 	grads       attention.Grads
+	other       attention.KeyGrads // from elsewhere, to be folded
 	buffers     []*tensor.Host
 }
 
@@ -90,6 +91,7 @@ func newSet(c Case, l Layout, dtype tensor.DType) *set {
 	}
 	s.do, s.delta = s.place(l, dtype, o), s.place(l, acc, row)
 	s.acc = attention.Partial{O: s.place(l, acc, o), LSE: s.place(l, acc, row)}
+	s.other = attention.KeyGrads{DK: s.place(l, acc, k), DV: s.place(l, acc, v)}
 	s.out = s.acc.O
 	if dtype != acc {
 		s.out = s.place(l, dtype, o)
@@ -139,23 +141,30 @@ func (s *set) interleave(dtype tensor.DType, q, k, v [4]int) (qv, kv, vv View) {
 	return at(0, q), at(nq, k), at(nq+nk, v)
 }
 
-// fill writes the numbers; accumulators keep their sentinels unless the case has started.
+// fill writes the numbers; gradients keep their sentinels where they hold nothing.
 func (s *set) fill(in inputs) {
 	write(s.q, in.q)
 	write(s.k, in.k)
 	write(s.v, in.v)
 	write(s.do, in.do)
+	if in.folded {
+		write(s.other.DK, in.otherDK)
+		write(s.other.DV, in.otherDV)
+	}
 	if in.started {
-		write(s.acc.O, in.o)
-		write(s.acc.LSE, in.lse)
-		write(s.grads.DQ, in.dq)
-		write(s.grads.DK, in.dk)
-		write(s.grads.DV, in.dv)
+		for _, x := range []struct {
+			v  View
+			xs []float64
+		}{{s.grads.DK, in.dk}, {s.grads.DV, in.dv}} {
+			write(x.v, x.xs)
+			rows := x.v.Slice(tensor.Seq, in.fresh.Lo, in.fresh.Hi)
+			write(rows, slices.Repeat([]float64{math.NaN()}, rows.Size()))
+		}
 	}
 }
 
 func (s *set) views() []*View {
-	return []*View{&s.q, &s.k, &s.v, &s.do, &s.delta, &s.acc.O, &s.out, &s.acc.LSE, &s.grads.DQ, &s.grads.DK, &s.grads.DV}
+	return []*View{&s.q, &s.k, &s.v, &s.do, &s.delta, &s.acc.O, &s.out, &s.acc.LSE, &s.grads.DQ, &s.grads.DK, &s.grads.DV, &s.other.DK, &s.other.DV}
 }
 
 // upload is the set on the rig's device; on the host it is the set itself.
@@ -314,7 +323,8 @@ func round(x float64, t tensor.DType) float64 {
 	return math.Ldexp(math.RoundToEven(math.Ldexp(fraction, bits)), exponent-bits)
 }
 
-// halfValue is the number that a binary16 encoding stands for.
+// halfValue is the number that a binary16 encoding stands for. It and halfBits are not those of package
+// tensor, so that a fault there shows.
 func halfValue(b uint16) float64 {
 	sign, exponent, fraction := 1.0, int(b>>10&0x1f), float64(b&0x3ff)
 	if b&0x8000 != 0 {

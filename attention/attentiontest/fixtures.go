@@ -11,8 +11,8 @@ import (
 
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/internal/safetensors"
-	"github.com/cprun/cprun/internal/tensor"
 	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/tensor"
 )
 
 //go:embed testdata/*.safetensors

@@ -9,7 +9,7 @@ import (
 	"github.com/cprun/cprun/partition"
 )
 
-// RandomCase is one hop of a random layout under a random mask: any seed is a valid case.
+// RandomCase returns one hop of a random layout under a random mask: any seed is a valid case.
 func RandomCase(seed uint64) Case {
 	rng := rand.New(rand.NewPCG(seed, 7))
 	seq, size := 1+rng.IntN(400), 1+rng.IntN(4)
@@ -34,11 +34,12 @@ func RandomCase(seed uint64) Case {
 	c := Case{
 		Name: fmt.Sprintf("seed %d", seed), Batch: 1 + rng.IntN(2), KVHeads: 1 + rng.IntN(2),
 		Dim: 1 + rng.IntN(24), DimV: 1 + rng.IntN(24), Layout: Layout(rng.IntN(4)),
-		Spread: math.Exp(2 * rng.NormFloat64()), Calls: 1 + rng.IntN(3), Reversed: rng.IntN(2) == 0, Started: rng.IntN(2) == 0,
+		Spread: math.Exp(2 * rng.NormFloat64()), Calls: 1 + rng.IntN(3), Reversed: rng.IntN(2) == 0, Started: rng.IntN(2) == 0, Folded: rng.IntN(2) == 0,
 		SeqQ:  partition.Count(layout.Spans(seq, size, rank)),
 		SeqK:  partition.Count(layout.Spans(seq, size, owner)),
 		Tiles: partition.Plan(partition.Shape{SeqQ: seq, SeqKV: seq, Size: size, Layout: layout, Mask: mask}, rank, owner),
 	}
+	c.PartFresh = c.Started && rng.IntN(2) == 0
 	c.Heads = group * c.KVHeads
 	c.Softmax = attention.Softmax{Scale: 1 / math.Sqrt(float64(c.Dim))}
 	if rng.IntN(3) == 0 {

@@ -11,11 +11,11 @@ import (
 	"testing"
 
 	"github.com/cprun/cprun/attention"
-	"github.com/cprun/cprun/internal/tensor"
 	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/tensor"
 )
 
-// View is a strided window onto memory; see internal/tensor.
+// View is a strided window onto memory; see package tensor.
 type View = tensor.View
 
 // Rig is a kernel under test and the way to it.
@@ -39,7 +39,7 @@ type Options struct {
 	// Leaves names further cases that are beyond the kernel, such as bands that a library
 	// has no mask for; nil: none.
 	Leaves func(Case) bool
-	// NoDelta says that Delta leaves its result alone, as Backward does not need it.
+	// NoDelta says that a backward pass leaves Saved.Delta alone, as it does without.
 	NoDelta bool
 }
 
@@ -74,7 +74,7 @@ func Check(t *testing.T, rig Rig, c Case, dtype tensor.DType) {
 	check(t, rig, c, dtype, false)
 }
 
-// CheckWith is Check for a kernel of those capabilities.
+// CheckWith does what Check does, for a kernel of those capabilities.
 func CheckWith(t *testing.T, rig Rig, c Case, dtype tensor.DType, opts Options) {
 	t.Helper()
 	check(t, rig, c, dtype, opts.NoDelta)
@@ -120,46 +120,62 @@ func check(t *testing.T, rig Rig, c Case, dtype tensor.DType, noDelta bool) {
 	tested.checkSentinels(t)
 }
 
-// run is a training step: the forward calls, delta, and the backward calls.
+// run is a training step: a forward pass and a backward pass.
 func (c Case) run(rig Rig, s *set) error {
-	k := rig.Kernel
-	if !c.Started {
-		if err := k.Reset(s.acc); err != nil {
-			return err
-		}
-		if err := k.ResetGrads(s.grads); err != nil {
-			return err
-		}
+	forward, err := rig.Kernel.Forward(s.out, s.acc, s.q, c.Softmax)
+	if err != nil {
+		return err
 	}
 	calls := c.calls()
-	for _, call := range calls {
-		keys, values := call.of(s.k), call.of(s.v)
-		if err := k.Forward(s.acc, s.q, keys, values, call.tiles, c.Softmax); err != nil {
+	for i, call := range calls {
+		if err := forward.Block(call.block(s, calls, i)); err != nil {
 			return err
 		}
 		scribble(call.tiles) // the kernel must have its own copy
 	}
-	if err := k.Finish(s.out, s.acc); err != nil {
+	if err := forward.End(); err != nil {
 		return err
 	}
-	if err := k.Delta(s.delta, s.do, s.out); err != nil {
+	backward, err := rig.Kernel.Backward(s.grads.DQ, s.do, s.q, attention.Saved{O: s.out, LSE: s.acc.LSE, Delta: s.delta}, c.Softmax)
+	if err != nil {
 		return err
 	}
-	saved := attention.Saved{O: s.out, LSE: s.acc.LSE, Delta: s.delta}
-	for _, call := range c.calls() {
-		g := attention.Grads{DQ: s.grads.DQ, DK: call.of(s.grads.DK), DV: call.of(s.grads.DV)}
-		if err := k.Backward(g, s.do, s.q, call.of(s.k), call.of(s.v), saved, call.tiles, c.Softmax); err != nil {
+	calls = c.calls()
+	for i, call := range calls {
+		if err := c.grads(backward, s, calls, i); err != nil {
 			return err
 		}
 		scribble(call.tiles)
-	}
-	if err := k.FinishGrads(s.grads); err != nil {
-		return err
 	}
 	if rig.Sync != nil {
 		return rig.Sync(context.Background())
 	}
 	return nil
+}
+
+// grads is the i-th block of the backward pass and its fold. The pass ends after the last block, and
+// the last fold comes after that.
+func (c Case) grads(pass attention.BackwardPass, s *set, calls []call, i int) error {
+	call := calls[i]
+	b := attention.GradBlock{
+		Block: call.block(s, calls, i), KeyGrads: attention.KeyGrads{DK: call.of(s.grads.DK), DV: call.of(s.grads.DV)},
+		Fresh: call.part(c.fresh()),
+	}
+	rows := call.part(c.folded())
+	b.FoldNext = rows.Len() > 0
+	if err := pass.Block(b); err != nil {
+		return err
+	}
+	if i == len(calls)-1 {
+		if err := pass.End(); err != nil {
+			return err
+		}
+	}
+	if !b.FoldNext {
+		return nil
+	}
+	src := attention.KeyGrads{DK: call.of(s.other.DK), DV: call.of(s.other.DV)}
+	return pass.Fold(attention.Fold{Dst: b.KeyGrads, Lo: rows.Lo, Src: src.Rows(rows.Lo, rows.Hi)})
 }
 
 func scribble(tiles []partition.Tile) {
@@ -168,16 +184,17 @@ func scribble(tiles []partition.Tile) {
 	}
 }
 
-// floor is the error that even a perfect order of summation may have: two roundings of a
-// score of the case's magnitude in the accumulator's type, and two of a 16 bit input's type.
-// The float64 oracle rounds too, which sixteen roundings of float64 allow for.
+// floor is the error that even a perfect order of summation may have: roundings of a score of the
+// case's magnitude in the accumulator's type, and two of a 16 bit input's type. In float32 there are
+// four on the way to a gradient: the score, its exponential, dP - delta and their product. The
+// float64 oracle rounds too, which sixteen roundings of float64 allow for.
 func (c Case) floor(in inputs, dtype tensor.DType) float64 {
 	magnitude := 1 + c.scoreMagnitude(in)
 	switch dtype {
 	case tensor.F64:
 		return 16 * math.Exp2(-53) * magnitude
 	case tensor.F32:
-		return 2 * math.Exp2(-24) * magnitude
+		return 4 * math.Exp2(-24) * magnitude
 	case tensor.F16:
 		return 2*math.Exp2(-24)*magnitude + 2*math.Exp2(-11)
 	case tensor.BF16:
@@ -198,6 +215,7 @@ func checkFaults(t *testing.T, rig Rig) {
 		{"values of another length", func(s *set, _ []partition.Tile, _ *attention.Softmax) { s.v = s.v.Slice(tensor.Seq, 0, 3) }},
 		{"heads no multiple", func(s *set, _ []partition.Tile, _ *attention.Softmax) {
 			s.q, s.acc.O, s.acc.LSE = s.q.Slice(tensor.Heads, 0, 1), s.acc.O.Slice(tensor.Heads, 0, 1), s.acc.LSE.Slice(tensor.Heads, 0, 1)
+			s.out = s.acc.O
 		}},
 		{"tile outside", func(_ *set, tiles []partition.Tile, _ *attention.Softmax) { tiles[0].K.Hi = 5 }},
 		{"negative softcap", func(_ *set, _ []partition.Tile, p *attention.Softmax) { p.Softcap = -1 }},
@@ -208,8 +226,12 @@ func checkFaults(t *testing.T, rig Rig) {
 			must(t, err)
 			tiles, p := []partition.Tile{full}, c.Softmax
 			f.wrong(device, tiles, &p)
-			if err := rig.Kernel.Forward(device.acc, device.q, device.k, device.v, tiles, p); err == nil {
-				t.Error("Forward took it without an error")
+			pass, err := rig.Kernel.Forward(device.out, device.acc, device.q, p)
+			if err == nil {
+				err = pass.Block(attention.Block{K: device.k, V: device.v, Tiles: tiles, First: true, Last: true})
+			}
+			if err == nil {
+				t.Error("a forward pass took it without an error")
 			}
 		})
 	}

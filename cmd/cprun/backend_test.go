@@ -17,7 +17,10 @@ type planned struct {
 	Attention struct {
 		Backend, Reason, Layout string
 		Rejected                []struct{ Backend, Rule, Reason, Fix, Hop string }
-		Remedies                []struct{ Kind, Text, Cost, Rule, Hop string }
+		Remedies                []struct {
+			Kind, Text, Cost, Rule, Hop string
+			Built                       bool
+		}
 	}
 	Memory struct {
 		Weights, ComputeWeights, Optimizer, Total, Device int64
@@ -111,8 +114,14 @@ func TestCaseLengthsAndCUDNN(t *testing.T) {
 	if p.Attention.Backend != "fused" || !slices.Contains(p.remedies(), "pad-sequence") {
 		t.Errorf("asked for, %s runs with %q, want fused with pad-sequence", p.Attention.Backend, p.remedies())
 	}
+	if !strings.HasSuffix(p.Attention.Reason, "; not in this build, which has nothing for it") {
+		t.Errorf("the plan does not say that this build pads nothing: %s", p.Attention.Reason)
+	}
+	if text, _ := must(t, append([]string{"plan"}, args("8.9.7", "fused")...)...); !strings.Contains(text, "\n              not in this build\n") {
+		t.Errorf("the plan does not mark the remedy:\n%s", text)
+	}
 	for _, r := range p.Attention.Remedies {
-		if r.Text == "" || r.Cost == "" || r.Rule == "" {
+		if r.Built || r.Text == "" || r.Cost == "" || r.Rule == "" {
 			t.Errorf("a remedy without text, cost or rule: %+v", r)
 		}
 	}
@@ -233,7 +242,7 @@ func TestAssumeFaultsEndWithStatus2(t *testing.T) {
 // with is cprun with these variables of TransformerEngine and no others.
 func with(t *testing.T, env []string, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
-	c := command(t, args...)
+	c := process(t, args...)
 	c.Env = append(slices.DeleteFunc(c.Env, func(v string) bool { return strings.HasPrefix(v, "NVTE_") }), env...)
 	var out, errs strings.Builder
 	c.Stdout, c.Stderr = &out, &errs
@@ -249,9 +258,9 @@ func TestEnvironmentOfTransformerEngine(t *testing.T) {
 	if code != 0 || !strings.Contains(stdout, `"backend": "flash"`) || !strings.Contains(stderr, "environment: NVTE_FUSED_ATTN=0") {
 		t.Errorf("exit status %d:\n%s%s", code, stdout, stderr)
 	}
-	// With both switched off nothing is left for two ranks, and the slow reference is no answer.
+	// With both switched off auto has nothing left; the slow reference is named as what to ask for.
 	code, _, stderr = with(t, []string{"NVTE_FLASH_ATTN=0", "NVTE_FUSED_ATTN=0"}, gpu...)
-	for _, w := range []string{"flash-disabled", "fused-disabled", "unfused-context", "Fix:"} {
+	for _, w := range []string{"flash-disabled", "fused-disabled", "unfused-not-built", "Fix: Set attention.backend to reference."} {
 		if code != 2 || !strings.Contains(stderr, w) {
 			t.Errorf("without flash and fused, exit status %d, %q is not said:\n%s", code, w, stderr)
 		}

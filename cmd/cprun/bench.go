@@ -8,9 +8,10 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/cprun/cprun/internal/agent"
 	"github.com/cprun/cprun/internal/bench"
+	"github.com/cprun/cprun/internal/command"
 	"github.com/cprun/cprun/internal/config"
+	"github.com/cprun/cprun/internal/job"
 	"github.com/cprun/cprun/ring"
 )
 
@@ -33,14 +34,14 @@ given, they are what the device does in some seconds.`,
 }
 
 // benchFlags are the flags of every benchmark.
-func benchFlags(f *pflag.FlagSet, o *agent.BenchOptions) {
+func benchFlags(f *pflag.FlagSet, o *command.BenchOptions) {
 	f.StringVar(&o.JSON, "json", "", "`file` to write the report to; - is standard output, in place of the tables")
 	f.StringVar(&o.Plot, "plot", "", "`file.svg` to draw the chart to")
 	deviceFlags(f, &o.Options)
 	f.BoolVar(&o.Quiet, "quiet", false, "print the tables and failures only")
 	f.StringVar(&o.LogLevel, "log-level", "info", "error, warn, info or debug (debug shows the output of every rank)")
 	f.SortFlags = false
-	o.NNodes, o.Stdout, o.Stderr, o.Version, o.Command = "1", os.Stdout, os.Stderr, versionString(), os.Args[1:]
+	o.NodeRank, o.Stdout, o.Stderr, o.Version, o.Command = -1, stdout, os.Stderr, versionString(), os.Args[1:]
 }
 
 // sizesVar is a flag with a list of sizes such as 32K.
@@ -73,7 +74,7 @@ func (s *sizes[T]) String() string {
 func (s *sizes[T]) Type() string { return "sizes" }
 
 func benchAttentionCommand() *cobra.Command {
-	o, s := agent.BenchOptions{}, &bench.AttentionSpec{}
+	o, s := command.BenchOptions{}, &bench.AttentionSpec{}
 	c := &cobra.Command{
 		Use:   "attention",
 		Short: "attention over the ranks on random data, forward and backward, and its hops",
@@ -81,7 +82,7 @@ func benchAttentionCommand() *cobra.Command {
 			"  cprun bench attention --nproc 4 --seq 128K --algorithm ring,allgather --backend flash --deterministic",
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			return finish(agent.Bench(c.Context(), agent.BenchJob{Attention: s}, o))
+			return finish(command.Bench(c.Context(), job.Bench{Attention: s}, o))
 		},
 	}
 	f := c.Flags()
@@ -107,14 +108,14 @@ func itersFlags(f *pflag.FlagSet, iters, warmup *int) {
 }
 
 func benchCommCommand() *cobra.Command {
-	o, s := agent.BenchOptions{}, &bench.CommSpec{}
+	o, s := command.BenchOptions{}, &bench.CommSpec{}
 	c := &cobra.Command{
 		Use:     "comm",
 		Short:   "a ring of neighbours, and collectives, over every transport",
 		Example: "  cprun bench comm --nproc 4 --sizes 16M,64M,256M --calls exchange",
 		Args:    noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			return finish(agent.Bench(c.Context(), agent.BenchJob{Comm: s}, o))
+			return finish(command.Bench(c.Context(), job.Bench{Comm: s}, o))
 		},
 	}
 	f := c.Flags()
@@ -126,7 +127,7 @@ func benchCommCommand() *cobra.Command {
 }
 
 func benchTrainCommand() *cobra.Command {
-	o := agent.BenchTrainOptions{}
+	o := command.BenchTrainOptions{}
 	c := &cobra.Command{
 		Use:   "train train.yaml",
 		Short: "training steps of a config, on random tokens, without checkpoints",
@@ -135,7 +136,7 @@ checkpoints, and says what a step takes: time, tokens, model FLOPs, memory.`,
 		Example: "  cprun bench train --nproc 4 examples/bench/llama-3.2-3b-128k.yaml\n  cprun bench train --nproc 4 --steps 10 --set data.seq_len=64K examples/bench/llama-3.2-3b-128k.yaml",
 		Args:    oneArg("a config"),
 		RunE: func(c *cobra.Command, args []string) error {
-			return finish(agent.BenchTrain(c.Context(), args[0], o))
+			return finish(command.BenchTrain(c.Context(), args[0], o))
 		},
 	}
 	f := c.Flags()
@@ -149,14 +150,14 @@ checkpoints, and says what a step takes: time, tokens, model FLOPs, memory.`,
 }
 
 func benchOpsCommand() *cobra.Command {
-	o := agent.BenchOptions{}
+	o := command.BenchOptions{}
 	c := &cobra.Command{
 		Use:     "ops",
 		Short:   "the operations of a training step one by one, beside the device's ceilings",
 		Example: "  cprun bench ops --json ops.json",
 		Args:    noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			return finish(agent.Bench(c.Context(), agent.BenchJob{}, o))
+			return finish(command.Bench(c.Context(), job.Bench{}, o))
 		},
 	}
 	benchFlags(c.Flags(), &o)

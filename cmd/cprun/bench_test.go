@@ -72,7 +72,7 @@ func drawn(t *testing.T, path string) {
 // A measurement leaves no checkpoint and no directory behind.
 func TestBenchTrainLeavesNothing(t *testing.T) {
 	tmp := t.TempDir()
-	c := command(t, "bench", "train", "--steps", "1", "--warmup", "1", "--data", "config", "--json", "-", "--quiet", small(t, 1))
+	c := process(t, "bench", "train", "--steps", "1", "--warmup", "1", "--data", "config", "--json", "-", "--quiet", small(t, 1))
 	c.Env = append(c.Env, "TMPDIR="+tmp)
 	out, err := c.Output()
 	if err != nil {

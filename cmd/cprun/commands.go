@@ -6,14 +6,14 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/cprun/cprun/internal/agent"
 	"github.com/cprun/cprun/internal/attend"
-	"github.com/cprun/cprun/internal/backend"
+	"github.com/cprun/cprun/internal/command"
+	"github.com/cprun/cprun/internal/machine"
 	"github.com/cprun/cprun/internal/worker"
 )
 
 func rootCommand() *cobra.Command {
-	o := agent.TrainOptions{}
+	o := command.TrainOptions{}
 	root := &cobra.Command{
 		Use:   "cprun [flags] train.yaml",
 		Short: "context-parallel transformer training",
@@ -36,7 +36,8 @@ ring whose transfers hide behind the kernels.`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		RunE: func(c *cobra.Command, args []string) error {
-			return finish(agent.Train(c.Context(), args[0], o))
+			o.Args = os.Args
+			return finish(command.Train(c.Context(), args[0], o))
 		},
 	}
 	root.CompletionOptions.HiddenDefaultCmd = true
@@ -46,61 +47,65 @@ ring whose transfers hide behind the kernels.`,
 	root.Flags().StringArrayVar(&o.Set, "set", nil, "override a key of the config: `key.path=value` (repeatable)")
 	root.Flags().StringVar(&o.RunDir, "run-dir", "", "`directory` of the run (default runs/<name>-<time>)")
 	root.Flags().StringVar(&o.Resume, "resume", "auto", "auto: go on from the newest checkpoint of the run directory; never; or the `path` of a checkpoint or run, for a run directory without checkpoints of its own")
-	root.AddCommand(planCommand(), attentionCommand(), benchCommand(), exportCommand(), doctorCommand(), versionCommand(), workerCommand())
-	root.AddCommand(unbuiltCommand("scale"), unbuiltCommand("tokenize"))
+	root.Flags().BoolVar(&o.DryRun, "dry-run", false, "check all that a start checks, say what it would do, and start nothing")
+	root.AddCommand(planCommand(), attentionCommand(), benchCommand(), exportCommand(), evalCommand(), tokenizeCommand(), doctorCommand(), versionCommand(), workerCommand())
+	root.AddCommand(unbuiltCommand("scale"))
 	return root
 }
 
 // launchFlags are the flags of every command that spawns processes.
-func launchFlags(f *pflag.FlagSet, o *agent.Options) {
+func launchFlags(f *pflag.FlagSet, o *command.Options) {
 	deviceFlags(f, o)
-	f.StringVar(&o.NNodes, "nnodes", "1", "number of nodes, `N` or MIN:MAX")
-	f.IntVar(&o.NodeRank, "node-rank", 0, "rank of this node")
-	f.StringVar(&o.Rendezvous, "rendezvous", "", "`host:port` where nodes meet")
+	f.StringVar(&o.NNodes, "nnodes", "", "number of nodes, `N` or MIN:MAX (default 1, or what srun, torchrun, mpirun have started)")
+	f.IntVar(&o.NodeRank, "node-rank", -1, "rank of this node (default: as the nodes come)")
+	f.Lookup("node-rank").DefValue = "0" // as pflag shows none for it
+	f.StringVar(&o.Rendezvous, "rendezvous", "", "`host:port` where nodes meet: of the first of them")
+	f.StringVar(&o.Interface, "interface", "", "`network` between the nodes: an interface, an address of this host, or CIDR (default: that towards the rendezvous)")
 	f.IntVar(&o.MaxRestarts, "max-restarts", 0, "restart from the newest checkpoint this often after a failure")
 	f.BoolVar(&o.Quiet, "quiet", false, "print failures only")
 	f.StringVar(&o.LogLevel, "log-level", "info", "error, warn, info or debug (debug shows the output of every rank)")
 	f.SortFlags = false
-	o.Stdout, o.Stderr, o.Version = os.Stdout, os.Stderr, versionString()
+	o.Stdout, o.Stderr, o.Version = stdout, os.Stderr, versionString()
 }
 
-func deviceFlags(f *pflag.FlagSet, o *agent.Options) {
+func deviceFlags(f *pflag.FlagSet, o *command.Options) {
 	f.StringVar(&o.NProc, "nproc", "auto", "processes on this node, `N` or auto: one per GPU, or 1 on a CPU machine")
 	f.StringVar(&o.Device, "device", "auto", "auto, cpu or cuda")
 }
 
 func planCommand() *cobra.Command {
-	o := agent.PlanOptions{}
+	o := command.PlanOptions{}
 	c := &cobra.Command{
 		Use:     "plan train.yaml",
 		Short:   "say what a run will do, without a device: partition, hops, backend, memory, bytes",
 		Example: "  cprun plan examples/opticks.yaml --nproc 8\n  cprun plan examples/opticks.yaml --nproc 4 --set data.seq_len=128K --json\n  cprun plan examples/opticks.yaml --assume arch=sm90,cudnn=9.10.2,gpus=8,memory=80G",
 		Args:    oneArg("a config"),
 		RunE: func(c *cobra.Command, args []string) error {
-			o.Stdout, o.Stderr, o.NNodes, o.LogLevel = os.Stdout, os.Stderr, "1", "info"
-			return finish(agent.Plan(args[0], o))
+			o.Stdout, o.Stderr, o.LogLevel = stdout, os.Stderr, "info"
+			return finish(command.Plan(args[0], o))
 		},
 	}
 	deviceFlags(c.Flags(), &o.Options)
 	c.Flags().StringArrayVar(&o.Set, "set", nil, "override a key of the config: `key.path=value` (repeatable)")
-	c.Flags().StringArrayVar(&o.Assume, "assume", nil, backend.AssumeHelp)
+	c.Flags().StringArrayVar(&o.Assume, "assume", nil, machine.AssumeHelp)
 	c.Flags().BoolVar(&o.JSON, "json", false, "print one JSON object")
 	return c
 }
 
 func attentionCommand() *cobra.Command {
-	o, spec, asJSON := agent.Options{}, attend.Spec{}, false
+	o, spec, asJSON := command.Options{}, attend.Spec{}, false
 	c := &cobra.Command{
 		Use:   "attention --in case.safetensors --out result.safetensors",
 		Short: "run one distributed attention, forward and backward, on given tensors",
 		Long: `Reads q, k, v and dout from a safetensors file in global order, with the mask in
 the file's metadata (causal, window, docs, softcap, scale), spreads them over the
-ranks, and writes out, lse, dq, dk and dv, float32, in global order. Metadata of
-other names are not looked at, but names much like these are errors.`,
+ranks, and writes out, lse, dq, dk and dv, float32, in global order. q, k and v may
+be packed as qkv, or k and v as kv, in any of 25 layouts, which metadata name or
+shapes tell. What is not understood is refused; docs/formats.md lists what is.`,
 		Example: "  cprun attention --in attention/attentiontest/testdata/causal_gqa.safetensors --out /tmp/result.safetensors --nproc 4 --layout zigzag",
 		Args:    noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			return finish(agent.Attention(c.Context(), spec, asJSON, o))
+			return finish(command.Attention(c.Context(), spec, asJSON, o))
 		},
 	}
 	f := c.Flags()
@@ -116,19 +121,70 @@ other names are not looked at, but names much like these are errors.`,
 }
 
 func exportCommand() *cobra.Command {
-	o := agent.ExportOptions{}
+	o := command.ExportOptions{}
 	c := &cobra.Command{
 		Use:     "export RUN --to DIR",
-		Short:   "write a Hugging Face directory from a run's newest checkpoint",
+		Short:   "write a Hugging Face directory from a run's newest checkpoint, or that of a step",
 		Example: "  cprun export runs/opticks-20261120-101500 --to opticks-hf --dtype bf16",
 		Args:    oneArg("a run directory or a checkpoint"),
 		RunE: func(c *cobra.Command, args []string) error {
-			o.Stdout = os.Stdout
-			return finish(agent.Export(c.Context(), args[0], o))
+			o.Stdout = stdout
+			return finish(command.Export(c.Context(), args[0], o))
 		},
 	}
 	c.Flags().StringVar(&o.To, "to", "", "the `directory` to write")
-	c.Flags().StringVar(&o.DType, "dtype", "fp32", "fp32, bf16 or fp16")
+	c.Flags().StringVar(&o.DType, "dtype", "auto", "fp32, bf16, fp16, or auto: that of the model which training began with, else fp32")
+	c.Flags().Int64Var(&o.Step, "step", 0, "the checkpoint of step `N`; 0: the newest")
+	return c
+}
+
+func evalCommand() *cobra.Command {
+	o := command.EvalOptions{}
+	c := &cobra.Command{
+		Use:   "eval RUN|HF-DIR --data PATH",
+		Short: "loss and perplexity of a checkpoint or a Hugging Face model over data, by position",
+		Long: `Computes the loss of a run's newest checkpoint, or of a Hugging Face directory,
+over files of data, all in samples of one length, and shows it by the position of
+a token in its sample. It trains nothing and writes nothing.`,
+		Example: "  cprun eval runs/opticks-20261120-101500 --data examples/data/opticks-book-3.txt --nproc 4\n  cprun eval ~/models/llama-3.2-1b --data book.txt --seq-len 128K --nproc 8",
+		Args:    oneArg("a run directory, a checkpoint or a Hugging Face directory"),
+		RunE: func(c *cobra.Command, args []string) error {
+			return finish(command.Eval(c.Context(), args[0], o))
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&o.Data, "data", "", "`path` of the data, as data.path has it")
+	f.StringVar(&o.SeqLen, "seq-len", "", "`tokens` of a sample (default: the run's, else 4096)")
+	f.IntVar(&o.Samples, "samples", 0, "the first `N` samples; 0: all")
+	f.Int64Var(&o.Step, "step", 0, "the checkpoint of step `N` of a run; 0: the newest")
+	f.StringArrayVar(&o.Set, "set", nil, "override a key of the config: `key.path=value` (repeatable)")
+	f.BoolVar(&o.JSON, "json", false, "print one JSON object")
+	launchFlags(f, &o.Options)
+	return c
+}
+
+func tokenizeCommand() *cobra.Command {
+	o := command.TokenizeOptions{}
+	c := &cobra.Command{
+		Use:   "tokenize --tokenizer T --to OUT FILE…",
+		Short: "turn text and .jsonl into token files, on all cores",
+		Long: `Writes OUT.bin and OUT.idx, Megatron's pair: one document for each record of a
+.jsonl ("text" or "input_ids") and for each other file. Ids are those of the Python
+library tokenizers with add_special_tokens; special tokens in the text are parsed as it
+does, and a truncation entry of the file is not applied.`,
+		Example: "  cprun tokenize --tokenizer Llama-3.2-1B --to corpus texts/*.txt\n  cprun tokenize --tokenizer tokenizer.json --eos=false --to corpus a.jsonl b.jsonl",
+		Args:    func(*cobra.Command, []string) error { return nil },
+		RunE: func(c *cobra.Command, args []string) error {
+			o.Stdout, o.Stderr = os.Stdout, os.Stderr
+			return finish(command.Tokenize(c.Context(), args, o))
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&o.Tokenizer, "tokenizer", "", "a tokenizer.json or the `directory` of one, or bytes")
+	f.StringVar(&o.To, "to", "", "`OUT`: OUT.bin and OUT.idx are written")
+	f.BoolVar(&o.EOS, "eos", true, "end each text with the model's EOS, unless it already does")
+	f.BoolVar(&o.Quiet, "quiet", false, "print failures only")
+	f.SortFlags = false
 	return c
 }
 
@@ -139,7 +195,7 @@ func doctorCommand() *cobra.Command {
 		Example: "  cprun doctor",
 		Args:    noArgs,
 		RunE: func(*cobra.Command, []string) error {
-			return finish(agent.Doctor(os.Stdout))
+			return finish(command.Doctor(stdout))
 		},
 	}
 }

@@ -33,15 +33,19 @@ func TestExportIsWholeForTransformers(t *testing.T) {
 		t.Errorf("eos_token_id %v, max_position_embeddings %v; want 10, 512", c["eos_token_id"], c["max_position_embeddings"])
 	}
 
-	for _, f := range []string{"tokenizer.json", "tokenizer_config.json", "generation_config.json"} {
+	if err := os.Mkdir(filepath.Join(hf, "additional_chat_templates"), 0o777); err != nil {
+		t.Fatal(err)
+	}
+	carried := []string{"tokenizer.json", "tokenizer_config.json", "generation_config.json", "additional_chat_templates/rag.jinja", "additional_chat_templates/tool_use.jinja"}
+	for _, f := range carried {
 		if err := os.WriteFile(filepath.Join(hf, f), []byte(`{"of": "`+f+`"}`), 0o666); err != nil {
 			t.Fatal(err)
 		}
 	}
 	second, again := filepath.Join(root, "second"), filepath.Join(root, "again")
-	must(t, "--run-dir", second, "--set", "model.from="+hf, "--set", "data.eos_token_id=32", small(t, 1))
+	must(t, "--run-dir", second, "--set", "model.from="+hf, "--set", "data.tokenizer=bytes", "--set", "data.eos_token_id=32", small(t, 1))
 	said, _ := must(t, "export", second, "--to", again)
-	for _, f := range []string{"tokenizer.json", "tokenizer_config.json", "generation_config.json"} {
+	for _, f := range carried {
 		text, err := os.ReadFile(filepath.Join(again, f))
 		if err != nil || !strings.Contains(string(text), f) || !strings.Contains(said, f) {
 			t.Errorf("%s: %q, %v; it said\n%s", f, text, err, said)
@@ -57,5 +61,27 @@ func TestExportIsWholeForTransformers(t *testing.T) {
 	said, _ = must(t, "export", second, "--to", filepath.Join(root, "third"))
 	if !strings.Contains(said, "without the tokenizer") || !strings.Contains(said, hf) {
 		t.Errorf("the directory is gone, and it said\n%s", said)
+	}
+}
+
+// The checkpoint of a step can be named, and the type is that of the model which training began with.
+func TestExportOfAStepInTheModelsType(t *testing.T) {
+	config, dir := trained(t)
+	root := t.TempDir()
+	hf, second := filepath.Join(root, "hf"), filepath.Join(root, "second")
+	if out, _ := must(t, "export", dir, "--step", "2", "--to", hf, "--dtype", "bf16"); !strings.Contains(out, "of step 2,") || !strings.Contains(out, "in bf16") {
+		t.Errorf("it said %s", out)
+	}
+	code, _, stderr := cprun(t, "export", dir, "--step", "3", "--to", filepath.Join(root, "none"))
+	if code != 2 || !strings.Contains(stderr, "no checkpoint of step 3; there are those of 2, 4") {
+		t.Errorf("status %d: %s", code, stderr)
+	}
+	must(t, "--run-dir", second, "--set", "model.from="+hf, "--set", "data.tokenizer=bytes", config)
+	for flag, want := range map[string]string{"auto": "bfloat16", "fp32": "float32"} {
+		to := filepath.Join(root, flag)
+		must(t, "export", second, "--to", to, "--dtype", flag)
+		if c := exportedConfig(t, to); c["torch_dtype"] != want {
+			t.Errorf("--dtype %s of a model in bfloat16 is %v", flag, c["torch_dtype"])
+		}
 	}
 }

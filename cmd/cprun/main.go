@@ -7,11 +7,13 @@ import (
 	"fmt"
 	"os"
 	"runtime/debug"
+	"strings"
 
 	"github.com/spf13/cobra"
 
-	"github.com/cprun/cprun/internal/agent"
-	"github.com/cprun/cprun/internal/backend"
+	"github.com/cprun/cprun/internal/command"
+	"github.com/cprun/cprun/internal/machine"
+	"github.com/cprun/cprun/internal/terminal"
 )
 
 // exitUsage is the status of bad usage, config or input, found before any process is spawned.
@@ -19,6 +21,9 @@ const exitUsage = 2
 
 // version is set by the release build; else it is what Go knows of the source.
 var version = ""
+
+// stdout is where commands print: what a terminal obeys does not pass.
+var stdout = terminal.NewWriter(os.Stdout)
 
 func main() { os.Exit(run(os.Args[1:])) }
 
@@ -29,23 +34,26 @@ func (s status) Error() string { return fmt.Sprintf("exit status %d", int(s)) }
 
 func run(args []string) int {
 	root := rootCommand()
+	root.SetOut(stdout)
+	defer stdout.Flush()
 	root.SetArgs(args)
 	err := root.ExecuteContext(context.Background())
 	var s status
-	var input *agent.InputError
+	var input *command.InputError
 	switch {
 	case err == nil:
 		return 0
 	case errors.As(err, &s):
 		return int(s)
 	case errors.As(err, &input):
-		fmt.Fprintf(os.Stderr, "cprun: %v\n", err)
+		fmt.Fprintf(os.Stderr, "cprun: %s\n", terminal.Message(err))
 		return exitUsage
 	case errors.As(err, new(*usageError)):
-		fmt.Fprintf(os.Stderr, "cprun: %v\nTry: cprun -h\n", err)
+		line := strings.ReplaceAll(err.Error(), "\n", `\n`) // of an argument
+		fmt.Fprintf(os.Stderr, "cprun: %s\nTry: cprun -h\n", terminal.Message(errors.New(line)))
 		return exitUsage
 	}
-	fmt.Fprintf(os.Stderr, "cprun: %v\n", err)
+	fmt.Fprintf(os.Stderr, "cprun: %s\n", terminal.Message(err))
 	return 1
 }
 
@@ -104,7 +112,7 @@ func versionCommand() *cobra.Command {
 
 // builtFor is what a run can be on.
 func builtFor() string {
-	if backend.Built {
+	if machine.Built {
 		return "cuda"
 	}
 	return "cpu"

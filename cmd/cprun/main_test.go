@@ -22,13 +22,14 @@ const actAsProgram = "CPRUN_TEST_PROGRAM"
 
 func TestMain(m *testing.M) {
 	if os.Getenv(actAsProgram) != "" {
+		badDisk()
 		main()
 	}
 	os.Exit(m.Run())
 }
 
-// command is cprun with those arguments.
-func command(t *testing.T, args ...string) *exec.Cmd {
+// process is cprun with those arguments.
+func process(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
 	exe, err := os.Executable()
 	if err != nil {
@@ -42,7 +43,7 @@ func command(t *testing.T, args ...string) *exec.Cmd {
 // cprun runs to the end and returns the exit status, stdout and stderr.
 func cprun(t *testing.T, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
-	c := command(t, args...)
+	c := process(t, args...)
 	var out, errs bytes.Buffer
 	c.Stdout, c.Stderr = &out, &errs
 	err := c.Run()
@@ -144,7 +145,7 @@ func (s *started) said() string { return s.stderr.String() }
 
 func start(t *testing.T, dir string, args ...string) *started {
 	t.Helper()
-	s := &started{Cmd: command(t, append([]string{"--run-dir", dir}, args...)...), t: t, dir: dir}
+	s := &started{Cmd: process(t, append([]string{"--run-dir", dir}, args...)...), t: t, dir: dir}
 	s.Stderr = &s.stderr
 	if err := s.Start(); err != nil {
 		t.Fatal(err)

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -107,6 +108,65 @@ func TestSIGTERMCheckpointsAndResumeRepeats(t *testing.T) {
 				t.Errorf("stopped after step %d and gone on:\n%swant\n%s", stopped, got, want)
 			}
 		})
+	}
+}
+
+// The command that a stopped run names goes on, also where the run had no --run-dir. All that was
+// printed is in the launcher's log; of the next start it says which keys changed.
+func TestTheNamedCommandGoesOn(t *testing.T) {
+	config, work := small(t, endless), t.TempDir()
+	s := &started{Cmd: process(t, "--nproc", "2", "--resume", "never", config), t: t}
+	s.Dir, s.Stderr = work, &s.stderr
+	if err := s.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Process.Kill() })
+	s.until("step 2", func() bool { return strings.Contains(s.said(), "step 2/") })
+	signal(t, s.Process.Pid, syscall.SIGTERM)
+	if code := s.wait(); code != 75 {
+		t.Fatalf("exit status %d, want 75\n%s", code, s.stderr.String())
+	}
+	_, again, ok := strings.Cut(s.stderr.String(), "go on with: ")
+	if !ok {
+		t.Fatalf("no command is named:\n%s", s.stderr.String())
+	}
+	again, _, _ = strings.Cut(again, "\n")
+	dirs, err := filepath.Glob(filepath.Join(work, "runs", "*"))
+	if err != nil || len(dirs) != 1 {
+		t.Fatalf("run directories %q, %v", dirs, err)
+	}
+	stopped := len(metricsOf(t, dirs[0]))
+	c := exec.Command("sh", "-c", again+fmt.Sprintf(" --set train.steps=%d", stopped+3))
+	c.Dir, c.Env = work, s.Env
+	if out, err := c.CombinedOutput(); err != nil || !strings.Contains(string(out), fmt.Sprintf("going on from step %d ", stopped)) {
+		t.Fatalf("%s: %v\n%s", again, err, out)
+	}
+	if n := len(metricsOf(t, dirs[0])); n != stopped+3 {
+		t.Errorf("%d steps in the metrics, want %d", n, stopped+3)
+	}
+	log, err := os.ReadFile(filepath.Join(dirs[0], "logs", "launcher.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"Z run directory ", "go on with: " + again, fmt.Sprintf("train.steps: %d -> %d", endless, stopped+3),
+		"config is kept as config-1.yaml", fmt.Sprintf("going on from step %d ", stopped), "Z step 1/", "Z done in ",
+	} {
+		if !strings.Contains(string(log), want) {
+			t.Errorf("launcher.log does not say %q:\n%s", want, log)
+		}
+	}
+	if kept, err := os.ReadFile(filepath.Join(dirs[0], "config-1.yaml")); err != nil || !strings.Contains(string(kept), fmt.Sprintf("steps: %d", endless)) {
+		t.Errorf("config-1.yaml: %v\n%s", err, kept)
+	}
+}
+
+// A run that has nothing left to do says so.
+func TestNothingLeftToDo(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "run")
+	must(t, "--run-dir", dir, small(t, 2))
+	if _, stderr := must(t, "--run-dir", dir, small(t, 2)); !strings.Contains(stderr, "no step was left to do") {
+		t.Errorf("it says\n%s", stderr)
 	}
 }
 

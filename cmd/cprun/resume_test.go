@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -67,7 +68,7 @@ func TestDamagedCheckpointsAreNotReplaced(t *testing.T) {
 		}
 	}
 	damage(t, dir, 2)
-	refused(t, dir, []string{"none whole", "step-00000002", "step-00000004", "another --run-dir"}, "--run-dir", dir, config)
+	refused(t, dir, []string{"all of them damaged", "step-00000002", "step-00000004", "another --run-dir"}, "--run-dir", dir, config)
 }
 
 func TestCheckpointsThatCannotBeReadAreRefused(t *testing.T) {
@@ -77,7 +78,7 @@ func TestCheckpointsThatCannotBeReadAreRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(manifest, []byte(strings.Replace(string(text), `"version": 1`, `"version": 7`, 1)), 0o666); err != nil {
+	if err := os.WriteFile(manifest, []byte(strings.Replace(string(text), `"version": 2`, `"version": 7`, 1)), 0o666); err != nil {
 		t.Fatal(err)
 	}
 	refused(t, dir, []string{"version 7", "another --run-dir"}, "--run-dir", dir, config)
@@ -156,23 +157,30 @@ func TestASecondRunInTheDirectoryIsRefused(t *testing.T) {
 	}
 }
 
-// The config is a pipe that nothing comes from, so that the input is being checked for as long
-// as the test wants.
+// The text is a terabyte of nothing, in which the ends of documents are looked for, so that the input
+// is being checked for as long as the test wants.
 func TestSignalsWhileInputIsChecked(t *testing.T) {
+	text := filepath.Join(t.TempDir(), "text.txt")
+	if err := errors.Join(os.WriteFile(text, nil, 0o600), os.Truncate(text, 1<<40)); err != nil {
+		t.Fatal(err)
+	}
 	for _, sig := range []syscall.Signal{syscall.SIGUSR1, syscall.SIGTERM, syscall.SIGINT} {
-		config := filepath.Join(t.TempDir(), "train.yaml")
-		if err := syscall.Mkfifo(config, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		s := start(t, filepath.Join(t.TempDir(), "run"), config)
-		pipe, err := os.OpenFile(config, os.O_WRONLY, 0) // returns when cprun reads
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := start(t, filepath.Join(t.TempDir(), "run"), "--set", "data.path="+text, "--set", "data.pack_documents=true", "--set", "data.eos_token_id=1", small(t, 1))
+		s.until("the text is read", func() bool { return opened(s.Process.Pid, text) })
 		signal(t, s.Process.Pid, sig)
 		if code := s.wait(); code != 75 || !strings.Contains(s.said(), "before training began") {
 			t.Errorf("%v: exit status %d, want 75\n%s", sig, code, s.said())
 		}
-		pipe.Close()
 	}
+}
+
+// opened says that a process has a file open.
+func opened(pid int, path string) bool {
+	fds, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+	for _, fd := range fds {
+		if to, err := os.Readlink(fd); err == nil && to == path {
+			return true
+		}
+	}
+	return false
 }

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/cprun/cprun/comm"
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/tensor"
 )
 
 // NewGroup makes a world of len(compute) ranks, rank r ordered against compute[r]. The suite
@@ -39,7 +39,7 @@ func TestCommunicator(t *testing.T, newGroup NewGroup) {
 // TestDevices runs the suite with views of any device.
 func TestDevices(t *testing.T, setup Setup) {
 	s := suite{setup}
-	for _, n := range []int{1, 2, 3, 4, 5, 8} {
+	for _, n := range []int{1, 2, 3, 4, 5, 8, 9} {
 		t.Run(fmt.Sprintf("ranks=%d", n), func(t *testing.T) { s.testCalls(t, n) })
 	}
 	t.Run("order", s.testStreamOrder)

@@ -4,7 +4,7 @@ import (
 	"testing"
 
 	"github.com/cprun/cprun/comm"
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/tensor"
 )
 
 // Setup is a kind of communicator and the devices that its views lie on.
@@ -25,8 +25,9 @@ type Setup struct {
 
 // Device is where views of a rank lie, and its compute stream. One goroutine uses it at a time.
 type Device interface {
+	// Stream returns the compute stream.
 	Stream() tensor.Stream
-	// New is a dense view of zeros.
+	// New returns a dense view of zeros.
 	New(d tensor.DType, shape ...int) tensor.View
 	// Upload queues a copy of a dense host view, which may be changed as soon as it returns.
 	Upload(dst, src tensor.View)
@@ -35,6 +36,7 @@ type Device interface {
 	Download(dst, src tensor.View)
 	// Fail queues an error of the compute stream.
 	Fail(err error)
+	// Close gives the device back. Nothing is queued any more.
 	Close() error
 }
 

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/cprun/cprun/comm"
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/tensor"
 )
 
 // calls are all ways to wait for somebody. Each ends only with the other ranks' help.
@@ -175,7 +175,7 @@ func (s suite) testGroupDeadline(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		g, ok := c.(interface{ SetDeadline(time.Duration) })
+		g, ok := c.(comm.DeadlineSetter)
 		if !ok {
 			return nil // a communicator with one deadline for all
 		}

@@ -79,6 +79,13 @@ func (f *faulty) before(call Call) error {
 	return err
 }
 
+// SetDeadline passes on to communicators that know it. No rule is about it.
+func (f *faulty) SetDeadline(d time.Duration) {
+	if c, ok := f.Communicator.(comm.DeadlineSetter); ok {
+		c.SetDeadline(d)
+	}
+}
+
 func (f *faulty) Exchange(send, recv []comm.Message) (comm.Pending, error) {
 	if err := f.before(Exchange); err != nil {
 		return nil, err

@@ -10,7 +10,7 @@ import (
 
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/comm/commtest"
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/tensor"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

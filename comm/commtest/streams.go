@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/cprun/cprun/comm"
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/tensor"
 )
 
 // testStreamOrder queues slow work, transfers and work again, many times, on buffers that

@@ -13,7 +13,7 @@ import (
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/device"
 	"github.com/cprun/cprun/internal/safetensors"
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/tensor"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -115,6 +115,7 @@ func run(t *testing.T, path string, ranks int, s Spec) (map[string][]float32, *R
 			}
 			defer c.Close()
 			dev := device.CPU(streams[r], s.Backend)
+			defer dev.Close()
 			rep, err := c.Run(context.Background(), s, world[r], &dev)
 			if r == 0 {
 				report = rep

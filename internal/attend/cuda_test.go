@@ -13,13 +13,14 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cprun/cprun/comm"
-	"github.com/cprun/cprun/internal/backend"
+	commdevice "github.com/cprun/cprun/comm/device"
 	"github.com/cprun/cprun/internal/cuda"
 	"github.com/cprun/cprun/internal/device"
+	"github.com/cprun/cprun/internal/machine"
 )
 
 // runGPU runs a case with each rank on a GPU of its own.
-func runGPU(t *testing.T, m backend.Machine, path string, ranks int, s Spec) map[string][]float32 {
+func runGPU(t *testing.T, m machine.Machine, path string, ranks int, s Spec) map[string][]float32 {
 	t.Helper()
 	s.In, s.Out, s.Device, s.Machine = path, filepath.Join(t.TempDir(), "out.safetensors"), "cuda", m
 	hosts := comm.NewLocal(ranks, nil, comm.Options{})
@@ -44,7 +45,7 @@ func runGPU(t *testing.T, m backend.Machine, path string, ranks int, s Spec) map
 			if err != nil {
 				return err
 			}
-			world, err := comm.NewDevice(context.Background(), hosts[r], dev.Stream.(*cuda.Stream), comm.DeviceOptions{})
+			world, err := commdevice.New(context.Background(), hosts[r], dev.Stream.(*cuda.Stream), commdevice.Options{})
 			if err != nil {
 				return err
 			}
@@ -64,7 +65,7 @@ func runGPU(t *testing.T, m backend.Machine, path string, ranks int, s Spec) map
 // bound is on the root of the mean square of the error, relative to that of the tensor: bfloat16
 // has 8 bits.
 func TestFixturesOnGPUs(t *testing.T) {
-	m, gpus, err := backend.Find()
+	m, gpus, err := machine.Find()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -80,6 +81,7 @@ func TestFixturesOnGPUs(t *testing.T) {
 		for ranks := 1; ranks <= min(len(gpus), 4); ranks *= 2 {
 			for _, s := range []Spec{
 				{Layout: "zigzag", Algorithm: "ring", Backend: "reference", DType: "fp32"},
+				{Layout: "zigzag", Algorithm: "ring", Backend: "flash", DType: "fp32"},
 				{Layout: "zigzag", Algorithm: "ring", Backend: "flash", DType: "bf16"},
 				{Layout: "striped", Algorithm: "allgather", Backend: "flash", DType: "bf16"},
 				{Layout: "zigzag", Algorithm: "ring", Backend: "fused", DType: "bf16"},

@@ -9,13 +9,14 @@ import (
 	"time"
 
 	"github.com/cprun/cprun/attention"
+	rules "github.com/cprun/cprun/attention/backends"
 	"github.com/cprun/cprun/comm"
-	"github.com/cprun/cprun/internal/backend"
 	"github.com/cprun/cprun/internal/device"
+	"github.com/cprun/cprun/internal/machine"
 	"github.com/cprun/cprun/internal/safetensors"
-	"github.com/cprun/cprun/internal/tensor"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/ring"
+	"github.com/cprun/cprun/tensor"
 )
 
 // Spec is how a case is run.
@@ -26,7 +27,9 @@ type Spec struct {
 	Backend   string // one of the device's
 	DType     string // fp64, fp32, bf16, fp16: what is computed in
 	Device    string // cpu or cuda
-	Machine   backend.Machine
+	Machine   machine.Machine
+	// Remedies are what the choice of Backend relies on.
+	Remedies []rules.RemedyKind `json:",omitempty"`
 }
 
 // Report is what rank 0 knows at the end: what `cprun attention --json` prints.
@@ -42,7 +45,10 @@ type Report struct {
 	Hops      int     `json:"hops"`    // of rank 0
 	Balance   float64 `json:"balance"` // mean over maximum of the ranks' visible pairs
 	Pairs     int     `json:"pairs"`   // visible (query, key) pairs of one head
-	Seconds   float64 `json:"seconds"` // forward and backward, the slowest rank
+	// QKVLayout is how the file holds q, k and v, by the names of package qkv.
+	QKVLayout         string  `json:"qkv_layout"`
+	QKVLayoutDeclared bool    `json:"qkv_layout_declared"` // by the metadata; else detected
+	Seconds           float64 `json:"seconds"`             // forward and backward, the slowest rank
 }
 
 // shape is the case's partition over that many ranks.
@@ -86,7 +92,7 @@ var types = map[string]map[string]tensor.DType{
 // backends are what each device has.
 var backends = map[string][]string{"cpu": {"flash", "reference"}, "cuda": {"fused", "flash", "reference"}}
 
-// Element is the element type that is computed in.
+// Element returns the element type that is computed in.
 func (s Spec) Element() (tensor.DType, error) {
 	t, ok := types[s.Device][s.DType]
 	if !ok {
@@ -103,7 +109,7 @@ func (s Spec) where() string {
 	return "a CPU"
 }
 
-// View is a strided window onto device memory; see internal/tensor.
+// View is a strided window onto device memory; see package tensor.
 type View = tensor.View
 
 // Run computes this rank's part of the case and, on rank 0, gathers and writes the result.
@@ -140,7 +146,7 @@ func (c *Case) Run(ctx context.Context, s Spec, world comm.Communicator, dev *de
 	return &Report{
 		In: s.In, Out: s.Out, Ranks: world.Size(), Layout: s.Layout, Algorithm: s.Algorithm, Backend: s.Backend,
 		DType: s.DType, Device: dev.Name, Hops: len(schedule.Forward), Balance: partition.Balance(work), Pairs: pairs,
-		Seconds: tensor.Data[float64](slowest)[0],
+		QKVLayout: c.Input.Layout.String(), QKVLayoutDeclared: c.Input.Declared, Seconds: tensor.Data[float64](slowest)[0],
 	}, nil
 }
 
@@ -227,15 +233,25 @@ func (c *Case) load(ctx context.Context, s Spec, shape partition.Shape, rank int
 	nq, nk := partition.Count(qs), partition.Count(ks)
 	q, k := [4]int{c.Batch, nq, c.Heads, c.HeadDim}, [4]int{c.Batch, nk, c.KVHeads, c.HeadDim}
 	v, o := [4]int{c.Batch, nk, c.KVHeads, c.HeadDimV}, [4]int{c.Batch, nq, c.Heads, c.HeadDimV}
+	three, err := c.own(wide(dtype), qs, ks)
+	if err != nil {
+		return nil, err
+	}
 	l := &local{}
 	type input struct {
 		name  string
 		dst   *View
 		shape [4]int
-		spans []partition.Span
-		seq   int
+		fill  func(host View) error
 	}
-	inputs := []input{{"q", &l.q, q, qs, c.SeqQ}, {"k", &l.k, k, ks, c.SeqKV}, {"v", &l.v, v, ks, c.SeqKV}}
+	part := func(of func(q, k, v View) View) func(View) error {
+		return func(host View) error { unpack(host, three, of); return nil }
+	}
+	inputs := []input{
+		{"q", &l.q, q, part(func(q, _, _ View) View { return q })},
+		{"k", &l.k, k, part(func(_, k, _ View) View { return k })},
+		{"v", &l.v, v, part(func(_, _, v View) View { return v })},
+	}
 	type output struct {
 		dst   *result
 		dtype tensor.DType
@@ -243,13 +259,14 @@ func (c *Case) load(ctx context.Context, s Spec, shape partition.Shape, rank int
 	}
 	outputs := []output{{&l.out, dtype, o}, {&l.lse, wide(dtype), [4]int{c.Batch, nq, c.Heads, 1}}}
 	if c.Backward {
-		inputs = append(inputs, input{"dout", &l.do, o, qs, c.SeqQ})
+		dout := func(host View) error { return c.rows("dout", host, qs, c.SeqQ) }
+		inputs = append(inputs, input{"dout", &l.do, o, dout})
 		outputs = append(outputs, output{&l.dq, wide(dtype), q}, output{&l.dk, wide(dtype), k}, output{&l.dv, wide(dtype), v})
 	}
 	for _, in := range inputs {
 		r, err := places(dev, dtype, in.shape)
 		if err == nil {
-			err = c.rows(in.name, r.host, in.spans, in.seq)
+			err = in.fill(r.host)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", in.name, err)
@@ -287,23 +304,6 @@ func places(dev *device.Device, dtype tensor.DType, shape [4]int) (r result, err
 		*v = v.Reshape(shape)
 	}
 	return r, nil
-}
-
-// rows reads the rows at spans, of every batch element, into dst.
-func (c *Case) rows(name string, dst View, spans []partition.Span, seq int) error {
-	row := int64(dst.Cols())
-	for b := range dst.Len(tensor.Batch) {
-		at := 0
-		err := eachRun(spans, func(start, n int) error {
-			part := dst.Slice(tensor.Batch, b, b+1).Slice(tensor.Seq, at, at+n)
-			at += n
-			return c.file.ReadInto(name, part, (int64(b)*int64(seq)+int64(start))*row)
-		})
-		if err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // eachRun calls f with every run of neighbouring positions.

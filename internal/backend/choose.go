@@ -1,113 +1,164 @@
+// Package backend asks package attention/backends which backend a run of a config gets: it turns a
+// resolved config and a machine into parameters, and the answers for all layers into one choice.
 package backend
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 
-	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/attention/backends"
 	"github.com/cprun/cprun/internal/config"
+	"github.com/cprun/cprun/internal/machine"
 )
 
-// Choice is the backend of all layers of a run.
+// Choice is the backend of all attentions of a run.
 type Choice struct {
-	Backend  attention.Backend
+	Backend  backends.Backend
 	Reason   string
-	Rejected []attention.Rejection // of all layers, each once; Hop names the layers where not all are meant
-	Remedies []attention.Applied
-	// Layers are the answers for each distinct window, the widest first.
-	Layers []*attention.Choice
+	Rejected []backends.Rejection // of all layers, each once; Hop names the layers where not all are meant
+	Remedies []backends.Applied
+	// Layers are the answers for each request, in training for each distinct window, the widest first.
+	Layers []*backends.Choice
+	of     []string // Request.Of of each
 }
 
-// NoneError is that no backend can do what a config asks for.
-type NoneError struct {
-	Want    attention.Backend
-	Machine Machine
-	Window  string // which layers; "" where all are alike
-	Err     error  // *attention.NoBackendError, or what is wrong with the parameters
+// Kinds returns the kinds of remedies that the device carries out, each once.
+func (c *Choice) Kinds() []backends.RemedyKind { return backends.KindsOf(c.Remedies) }
 
-	cfg *config.Config
+// NoneError says that no backend can do what is asked for.
+type NoneError struct {
+	Want    backends.Backend
+	Machine machine.Machine
+	Of      string // which attention of the run; "" where all are alike
+	Err     error  // *backends.NoBackendError, or what is wrong with the parameters
 }
 
 func (e *NoneError) Error() string {
 	of := ""
-	if e.Window != "" {
-		of = " for " + e.Window
+	if e.Of != "" {
+		of = " for " + e.Of
 	}
-	return e.cfg.Fault("attention.backend", fmt.Errorf("%s%s on %s: %w", e.Want, of, e.Machine, e.Err)).Error()
+	return fmt.Sprintf("%s%s on %s: %v", e.Want, of, e.Machine, e.Err)
 }
 
 func (e *NoneError) Unwrap() error { return e.Err }
 
 // selector keeps the answers of this process, which plans a config more than once.
-var selector attention.Selector
+var selector backends.Selector
 
-// Choose is the one backend that serves every layer of a resolved config on a machine. A
-// model whose layers have different windows gets the best that all of them can use, so that
-// one set of kernels is loaded and one order of sums is used throughout.
-func Choose(cfg *config.Config, m Machine, disabled uint8) (*Choice, error) {
-	ws := windows(cfg)
-	params := make([]attention.Params, len(ws))
-	layers := make([]*attention.Choice, len(ws))
-	for i, w := range ws {
-		var err error
-		if params[i], err = Params(cfg, m, w, disabled); err != nil {
-			return nil, err
-		}
-		if layers[i], err = selector.Select(params[i]); err != nil {
-			return nil, &NoneError{params[i].Want, m, layersOf(w, len(ws)), err, cfg}
-		}
+// Choose selects a backend for the layers of a resolved config. Its errors name the key.
+func Choose(cfg *config.Config, m machine.Machine, disabled uint8) (*Choice, error) {
+	requests, err := Requests(cfg)
+	if err != nil {
+		return nil, err
 	}
-	first := layers[0].Backend
-	if slices.ContainsFunc(layers, func(c *attention.Choice) bool { return c.Backend != first }) {
-		var err error
-		if layers, err = common(params, layers); err != nil {
-			return nil, &NoneError{params[0].Want, m, "layers with different windows together", err, cfg}
-		}
+	c, err := Select(m, disabled, requests...)
+	if err != nil {
+		return nil, &keyError{cfg.Fault("attention.backend", err).Error(), err}
 	}
-	return merge(ws, layers), nil
+	return c, nil
 }
 
-// common finds one backend for layers whose own best ones differ: of those that every layer
-// can use, the one that comes first where the widest window is.
-func common(params []attention.Params, best []*attention.Choice) ([]*attention.Choice, error) {
+// keyError is an error with the place of its key in a config.
+type keyError struct {
+	text string
+	err  error
+}
+
+func (e *keyError) Error() string { return e.text }
+func (e *keyError) Unwrap() error { return e.err }
+
+// Select returns the one backend that serves every attention of a run on a machine: the best that
+// all can use, so that one set of kernels is loaded and one order of sums is used throughout. It
+// relies on what this build has. For a machine that is assumed, if that is nothing, the answer is a
+// backend with remedies that rules describe and this build lacks, and says so; never unfused, which no
+// device has.
+func Select(m machine.Machine, disabled uint8, requests ...Request) (*Choice, error) {
+	params := make([]backends.Params, len(requests))
+	for i := range requests {
+		var err error
+		if params[i], err = requests[i].params(m, disabled); err != nil {
+			return nil, err
+		}
+	}
+	c, err := choose(m, requests, params)
+	if err == nil || !m.Assumed || !errors.As(err, new(*backends.NoBackendError)) {
+		return c, err
+	}
+	for i := range params {
+		params[i].Unbuilt = true
+	}
+	c, unbuilt := choose(m, requests, params)
+	if unbuilt != nil || c.Backend == backends.Unfused {
+		return nil, err
+	}
+	c.Reason += "; not in this build, which has nothing for it"
+	return c, nil
+}
+
+func choose(m machine.Machine, requests []Request, params []backends.Params) (*Choice, error) {
+	each := make([]*backends.Choice, len(requests))
+	for i := range requests {
+		var err error
+		if each[i], err = selector.Select(params[i]); err != nil {
+			return nil, &NoneError{params[i].Want, m, requests[i].Of, err}
+		}
+	}
+	first := each[0].Backend
+	if slices.ContainsFunc(each, func(c *backends.Choice) bool { return c.Backend != first }) {
+		var err error
+		if each, err = common(params, each); err != nil {
+			return nil, &NoneError{params[0].Want, m, "all of a run together", err}
+		}
+	}
+	return merge(requests, each), nil
+}
+
+// common finds one backend for attentions whose own best ones differ: of those that each can use,
+// the one that comes first for the first.
+func common(params []backends.Params, best []*backends.Choice) ([]*backends.Choice, error) {
 	for _, b := range best[0].Able {
-		if slices.ContainsFunc(best, func(c *attention.Choice) bool { return !slices.Contains(c.Able, b) }) {
+		if slices.ContainsFunc(best, func(c *backends.Choice) bool { return !slices.Contains(c.Able, b) }) {
 			continue
 		}
-		out := make([]*attention.Choice, len(params))
+		out := make([]*backends.Choice, len(params))
 		for i, p := range params {
 			p.Want = b
 			c, err := selector.Select(p)
 			if err != nil {
 				return nil, err
 			}
-			// What each kind of layer alone would have got says what speaks against the rest.
+			// What each alone would have got says which rules reject the rest.
 			all := *c
-			all.Reason = "the fastest that layers of every window can use"
-			all.Rejected = best[i].Rejected
+			all.Reason = "the fastest that all attentions of the run can use"
+			all.Rejected, all.Named = best[i].Rejected, best[i].Named
 			out[i] = &all
 		}
 		return out, nil
 	}
-	var all []attention.Rejection
+	var all []backends.Rejection
 	for _, c := range best {
 		all = append(all, c.Rejected...)
 	}
-	return nil, &attention.NoBackendError{Params: params[0], Rejected: all}
+	return nil, &backends.NoBackendError{Params: params[0], Rejected: all}
 }
 
-// merge is the answers for all windows as one.
-func merge(ws []int, layers []*attention.Choice) *Choice {
+// merge is the answers for all attentions of a run as one.
+func merge(requests []Request, layers []*backends.Choice) *Choice {
 	c := &Choice{Backend: layers[0].Backend, Reason: layers[0].Reason, Layers: layers}
+	for i := range requests {
+		c.of = append(c.of, requests[i].Of)
+	}
 	type key struct {
-		backend   attention.Backend
+		backend   backends.Backend
 		rule, hop string
 	}
 	spoke, cured := map[key]bool{}, map[key]bool{}
 	for i, l := range layers {
 		of := ""
 		if i > 0 {
-			of = layersOf(ws[i], len(ws))
+			of = requests[i].Of
 		}
 		for _, r := range l.Rejected {
 			if k := (key{r.Backend, r.Rule, r.Hop}); r.Backend != c.Backend && !spoke[k] {

@@ -2,15 +2,18 @@ package backend
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
-	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/attention/backends"
+	"github.com/cprun/cprun/attention/qkv"
 	"github.com/cprun/cprun/internal/config"
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/internal/machine"
+	"github.com/cprun/cprun/tensor"
 )
 
-func load(t *testing.T, name string, ranks int, m Machine, set ...string) *config.Config {
+func load(t *testing.T, name string, ranks int, m machine.Machine, set ...string) *config.Config {
 	t.Helper()
 	cfg, err := config.Load("../../examples/"+name, config.Options{Ranks: ranks, Device: m.Device(), Set: set, NoFiles: true})
 	if err != nil {
@@ -19,31 +22,41 @@ func load(t *testing.T, name string, ranks int, m Machine, set ...string) *confi
 	return cfg
 }
 
-func gpu(arch int, cudnn attention.Version) Machine {
-	return Machine{Arch: arch, CUDNN: cudnn, Flash: BuiltFlash, Assumed: true}
+func gpu(arch int, cudnn backends.Version) machine.Machine {
+	return machine.Machine{Arch: arch, CUDNN: cudnn, Flash: machine.BuiltFlash, Assumed: true}
 }
 
 func TestParamsAreTheRuns(t *testing.T) {
-	m := gpu(90, attention.V(9, 10, 2))
+	m := gpu(90, backends.V(9, 10, 2))
 	cfg := load(t, "cases/windows.yaml", 8, m, "train.deterministic=true", "attention.backend=fused")
-	got, err := Params(cfg, m, 4095, Disabled(true, false, true))
-	want := attention.Params{
-		Arch: 90, CUDNN: attention.V(9, 10, 2), Flash: BuiltFlash, Disabled: 1<<attention.Flash | 1<<attention.Unfused, Want: attention.Fused,
-		DType: tensor.BF16, Format: attention.BSHD, Packing: attention.Separate, Contiguous: true,
+	got, err := params(cfg, m, 4095, Disabled(true, false, true))
+	want := backends.Params{
+		Arch: 90, CUDNN: backends.V(9, 10, 2), Flash: machine.BuiltFlash, Disabled: 1<<backends.Flash | 1<<backends.Unfused, Want: backends.Fused,
+		DType: tensor.BF16, Format: qkv.BSHD, Packing: qkv.Separate, Contiguous: true,
 		Batch: 1, SeqQ: 131072, SeqKV: 131072, Heads: 32, KVHeads: 8, HeadDim: 128, HeadDimV: 128,
 		Causal: true, WindowLeft: 4095, Training: true, Deterministic: true, ContextSize: 8, Algorithm: "ring", Layout: "zigzag",
 	}
 	if err != nil || got != want {
 		t.Errorf("%+v, %v\nwant %+v", got, err, want)
 	}
-	cfg = load(t, "opticks.yaml", 4, CPU(), "data.pack_documents=true", "parallel.layout=document")
-	if got, err = Params(cfg, CPU(), -1, 0); err != nil || got.DType != tensor.F32 || !got.Documents || got.Arch != 0 || got.Want != attention.Auto {
+	cfg = load(t, "opticks.yaml", 4, machine.CPU(), "data.pack_documents=true", "parallel.layout=document")
+	if got, err = params(cfg, machine.CPU(), -1, 0); err != nil || got.DType != tensor.F32 || !got.Documents || got.Arch != 0 || got.Want != backends.Auto {
 		t.Errorf("on a CPU: %+v, %v", got, err)
 	}
 }
 
+// params is what the rules are asked of the layers with that window.
+func params(cfg *config.Config, m machine.Machine, window int, disabled uint8) (backends.Params, error) {
+	requests, err := Requests(cfg)
+	if err != nil {
+		return backends.Params{}, err
+	}
+	i := slices.IndexFunc(requests, func(r Request) bool { return r.Window == window })
+	return requests[i].params(m, disabled)
+}
+
 func TestWindowsOfLayers(t *testing.T) {
-	m := gpu(90, attention.V(9, 10, 2))
+	m := gpu(90, backends.V(9, 10, 2))
 	if got := windows(load(t, "cases/windows.yaml", 8, m)); len(got) != 2 || got[0] != -1 || got[1] != 4095 {
 		t.Errorf("windows %v, want all and 4095", got)
 	}
@@ -52,24 +65,24 @@ func TestWindowsOfLayers(t *testing.T) {
 // One backend serves all layers: where cuDNN cannot run the windowed ones, neither do the
 // others get it, and what spoke against it names the layers.
 func TestLayersShareABackend(t *testing.T) {
-	m := gpu(90, attention.V(9, 1, 0)) // no sliding window before 9.2.0
+	m := gpu(90, backends.V(9, 1, 0)) // no sliding window before 9.2.0
 	cfg := load(t, "cases/windows.yaml", 8, m)
 	c, err := Choose(cfg, m, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c.Backend != attention.Flash || len(c.Layers) != 2 || c.Layers[0].Backend != attention.Flash || c.Layers[1].Backend != attention.Flash {
+	if c.Backend != backends.Flash || len(c.Layers) != 2 || c.Layers[0].Backend != backends.Flash || c.Layers[1].Backend != backends.Flash {
 		t.Fatalf("chose %s: %+v", c.Backend, c.Layers)
 	}
 	found := false
 	for _, r := range c.Rejected {
-		found = found || r.Backend == attention.Fused && strings.Contains(r.Hop, "window of 4096 keys")
+		found = found || r.Backend == backends.Fused && strings.Contains(r.Hop, "window of 4096 keys")
 	}
 	if !found {
 		t.Errorf("nothing says that fused cannot run the windowed layers: %+v", c.Rejected)
 	}
 	full := load(t, "cases/windows.yaml", 8, m, "model.sliding_window=null", "model.layer_types=null")
-	if c, err := Choose(full, m, 0); err != nil || c.Backend != attention.Fused {
+	if c, err := Choose(full, m, 0); err != nil || c.Backend != backends.Fused {
 		t.Errorf("without windows: %v, %v; want fused, first on sm90", c, err)
 	}
 	cfg.Attention.Backend = "fused"
@@ -81,56 +94,161 @@ func TestLayersShareABackend(t *testing.T) {
 }
 
 func TestNothingIsLeft(t *testing.T) {
-	_, err := Choose(load(t, "opticks.yaml", 2, CPU()), CPU(), Disabled(true, true, true))
+	_, err := Choose(load(t, "opticks.yaml", 2, machine.CPU()), machine.CPU(), Disabled(true, true, true))
 	if err != nil { // the reference is left on a CPU
 		t.Error(err)
 	}
-	cfg := load(t, "opticks.yaml", 2, CPU())
+	cfg := load(t, "opticks.yaml", 2, machine.CPU())
 	cfg.Attention.Backend = "flash"
-	_, err = Choose(cfg, CPU(), Disabled(true, false, false))
-	var none *attention.NoBackendError
-	if !errors.As(err, &none) || none.Want != attention.Flash || len(none.Rejected) == 0 {
+	_, err = Choose(cfg, machine.CPU(), Disabled(true, false, false))
+	var none *backends.NoBackendError
+	if !errors.As(err, &none) || none.Want != backends.Flash || len(none.Rejected) == 0 {
 		t.Errorf("flash, switched off: %v", err)
 	}
 }
 
 func TestRoofline(t *testing.T) {
-	if _, ok := RooflineOf(CPU(), tensor.F32); ok {
+	if _, ok := machine.RooflineOf(machine.CPU(), tensor.F32); ok {
 		t.Error("a CPU has a roofline")
 	}
-	r, ok := RooflineOf(Machine{Arch: 90}, tensor.BF16)
-	if !ok || r.FLOPs != 989e12*Efficiency || r.Link != 450e9 {
+	r, ok := machine.RooflineOf(machine.Machine{Arch: 90}, tensor.BF16)
+	if !ok || r.FLOPs != 989e12*machine.Efficiency || r.Link != 450e9 {
 		t.Errorf("%+v", r)
 	}
-	if r, _ = RooflineOf(Machine{Arch: 90, Link: 1 << 30}, tensor.F32); r.Link != 1<<30 || r.FLOPs != 67e12*Efficiency {
+	if r, _ = machine.RooflineOf(machine.Machine{Arch: 90, Link: 1 << 30}, tensor.F32); r.Link != 1<<30 || r.FLOPs != 67e12*machine.Efficiency {
 		t.Errorf("%+v", r)
 	}
-	if p, ok := PeakOf(87); !ok || p.Arch != 86 {
+	if p, ok := machine.PeakOf(87); !ok || p.Arch != 86 {
 		t.Errorf("sm87 is taken as %+v", p)
 	}
-	if _, ok := PeakOf(70); ok {
+	if _, ok := machine.PeakOf(70); ok {
 		t.Error("sm70 has a peak")
 	}
 }
 
 func TestFits(t *testing.T) {
 	size := func(n int64) string { return "x" }
-	if s, ok := (Machine{}).Fits(1, 4, size); s != "" || !ok {
+	if s, ok := (machine.Machine{}).Fits(1, 4, size); s != "" || !ok {
 		t.Errorf("not said: %q, %t", s, ok)
 	}
-	if s, ok := (Machine{Arch: 90, Memory: 10}).Fits(10, 4, size); !ok || !strings.HasPrefix(s, "fits") {
+	if s, ok := (machine.Machine{Arch: 90, Memory: 10}).Fits(10, 4, size); !ok || !strings.HasPrefix(s, "fits") {
 		t.Errorf("%q, %t", s, ok)
 	}
-	if s, ok := (Machine{Arch: 90, Memory: 10}).Fits(11, 4, size); ok || !strings.Contains(s, "NOT") {
+	if s, ok := (machine.Machine{Arch: 90, Memory: 10}).Fits(11, 4, size); ok || !strings.Contains(s, "NOT") {
 		t.Errorf("%q, %t", s, ok)
 	}
 	// The ranks of a CPU share its memory.
-	if s, ok := (Machine{Memory: 12}).Fits(3, 4, size); !ok || !strings.HasPrefix(s, "fits") {
+	if s, ok := (machine.Machine{Memory: 12}).Fits(3, 4, size); !ok || !strings.HasPrefix(s, "fits") {
 		t.Errorf("%q, %t", s, ok)
 	}
 	for _, total := range []int64{4, 1 << 62} {
-		if s, ok := (Machine{Memory: 12}).Fits(total, 4, size); ok || !strings.Contains(s, "with 4 in all") {
+		if s, ok := (machine.Machine{Memory: 12}).Fits(total, 4, size); ok || !strings.Contains(s, "with 4 in all") {
 			t.Errorf("%q, %t", s, ok)
 		}
+	}
+}
+
+// A run relies on what is built alone; the plan of a machine that is assumed says what else would
+// help, where nothing else does, and marks it.
+func TestChoicesRelyOnWhatIsBuilt(t *testing.T) {
+	found := gpu(90, backends.V(8, 9, 7))
+	found.Assumed = false
+	r := Request{
+		Want: "fused", DType: tensor.BF16, Batch: 1, SeqQ: 1000, SeqKV: 1000, Heads: 4, KVHeads: 4, HeadDim: 64, HeadDimV: 64,
+		Causal: true, Window: -1, Training: true, Ranks: 1, Algorithm: "ring", Layout: "zigzag",
+	}
+	_, err := Select(found, 0, r)
+	var none *backends.NoBackendError
+	if !errors.As(err, &none) || !strings.Contains(err.Error(), "fused-seq-multiple-64") {
+		t.Errorf("lengths that need padding: %v", err)
+	}
+	c, err := Select(gpu(90, backends.V(8, 9, 7)), 0, r)
+	if err != nil || c.Backend != backends.Fused || len(c.Remedies) == 0 || c.Remedies[0].Built || !strings.Contains(c.Reason, "not in this build") {
+		t.Errorf("assumed: %+v, %v", c, err)
+	}
+	// Where this build has something, that is the answer, assumed or not.
+	r.Want = "auto"
+	for _, assumed := range []bool{false, true} {
+		m := gpu(90, backends.V(8, 9, 7))
+		m.Assumed = assumed
+		if c, err := Select(m, 0, r); err != nil || c.Backend != backends.Flash || len(c.Remedies) != 0 {
+			t.Errorf("assumed %t: %+v, %v; want flash as it is", assumed, c, err)
+		}
+	}
+	r.HeadDim, r.HeadDimV, r.Want = 100, 100, "flash"
+	if _, err := Select(found, 0, r); !errors.As(err, &none) {
+		t.Errorf("head dim 100 on flash: %v", err)
+	}
+}
+
+// Float32 on a GPU runs on flash. What is said of it names every other backend and why it was not taken;
+// where flash is off, the error does. That is so for machines that are assumed, too, and for unfused,
+// which no device has.
+func TestFloat32OnAGPUNamesEveryBackend(t *testing.T) {
+	for _, ranks := range []int{1, 4} {
+		for _, assumed := range []bool{false, true} {
+			m := gpu(90, backends.V(9, 19, 0))
+			m.Assumed = assumed
+			r := Request{
+				Want: "auto", DType: tensor.F32, Batch: 1, SeqQ: 1024, SeqKV: 1024, Heads: 4, KVHeads: 4, HeadDim: 64, HeadDimV: 64,
+				Causal: true, Window: -1, Training: true, Ranks: ranks, Algorithm: "ring", Layout: "zigzag",
+			}
+			c, err := Select(m, 0, r)
+			if err != nil || c.Backend != backends.Flash || len(c.Remedies) != 0 {
+				t.Fatalf("%d ranks, assumed %t: %+v, %v; want flash as it is", ranks, assumed, c, err)
+			}
+			var said strings.Builder
+			c.Explain(&said, 2)
+			for _, w := range []string{"attention: flash: next on sm90: fused cannot run this (fused-dtype)", "fused: fused-dtype", "unfused: unfused-not-built", "reference: It can run this", "Fix: Set attention.backend to reference."} {
+				if !strings.Contains(said.String(), w) {
+					t.Errorf("%d ranks, assumed %t: %s; want %q", ranks, assumed, said.String(), w)
+				}
+			}
+			_, err = Select(m, 1<<backends.Flash, r)
+			for _, w := range []string{"flash-disabled", "fused-dtype", "unfused-not-built", "reference: It can run this", "Fix: Set attention.backend to reference."} {
+				if err == nil || !strings.Contains(err.Error(), w) {
+					t.Errorf("%d ranks, assumed %t: %v; want %q", ranks, assumed, err, w)
+				}
+			}
+			if err != nil && strings.Contains(err.Error(), "unfused-context") {
+				t.Errorf("%d ranks, assumed %t: advice on a backend that is not built: %v", ranks, assumed, err)
+			}
+			r.Want = "unfused"
+			if _, err := Select(m, 0, r); err == nil || !strings.Contains(err.Error(), "Use flash, fused or reference") {
+				t.Errorf("%d ranks, assumed %t: unfused: %v", ranks, assumed, err)
+			}
+			if _, err := Select(machine.CPU(), 0, r); err == nil || !strings.Contains(err.Error(), "unfused-gpu-only") {
+				t.Errorf("%d ranks on a CPU: unfused: %v", ranks, err)
+			}
+			r.Want = "reference"
+			if c, err := Select(m, 0, r); err != nil || c.Backend != backends.Reference {
+				t.Errorf("%d ranks, assumed %t: reference: %+v, %v", ranks, assumed, c, err)
+			}
+		}
+	}
+}
+
+// The attentions of one run get one backend, and remedies that any of them needs.
+func TestOneBackendForAllRequests(t *testing.T) {
+	m := gpu(90, backends.V(9, 5, 0)) // no band in one call before 9.6.0
+	r := Request{
+		Of: "short", DType: tensor.BF16, Batch: 1, SeqQ: 1024, SeqKV: 1024, Heads: 4, KVHeads: 4, HeadDim: 64, HeadDimV: 64,
+		Causal: true, Window: -1, Training: true, Ranks: 2, Algorithm: "ring", Layout: "zigzag",
+	}
+	windowed := r
+	windowed.Of, windowed.Window, windowed.Algorithm = "windowed", 100, "allgather"
+	c, err := Select(m, 0, r, windowed)
+	if err != nil || c.Backend != c.Layers[1].Backend || len(c.Layers) != 2 {
+		t.Fatalf("%+v, %v", c, err)
+	}
+	alone, err := Select(m, 0, r)
+	if err != nil || alone.Backend != backends.Fused || c.Backend != backends.Flash {
+		t.Errorf("alone %+v, with a window beside it %s; %v", alone, c.Backend, err)
+	}
+	m.Arch, m.CUDNN, m.Assumed = 90, backends.V(9, 17, 0), false
+	r.Documents, r.Want = true, "fused"
+	c, err = Select(m, 0, r)
+	if err != nil || !slices.Equal(c.Kinds(), []backends.RemedyKind{backends.ZeroWorkspace}) {
+		t.Errorf("documents: %+v, %v", c, err)
 	}
 }

@@ -5,17 +5,19 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/cprun/cprun/attention"
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/attention/backends"
+	"github.com/cprun/cprun/attention/qkv"
+	"github.com/cprun/cprun/internal/machine"
+	"github.com/cprun/cprun/tensor"
 )
 
 //go:generate go test . -run TestDocument -update
 
-// Common is one ordinary run, of which the matrix changes one thing in each row, and which
+// Common returns one ordinary run, of which the matrix changes one thing in each row, and which
 // doctor tries on the machine that is there.
-func Common() attention.Params {
-	return attention.Params{
-		DType: tensor.BF16, Format: attention.BSHD, Packing: attention.Separate, Contiguous: true,
+func Common() backends.Params {
+	return backends.Params{
+		DType: tensor.BF16, Format: qkv.BSHD, Packing: qkv.Separate, Contiguous: true,
 		Batch: 1, SeqQ: 32768, SeqKV: 32768, Heads: 32, KVHeads: 8, HeadDim: 128, HeadDimV: 128,
 		Causal: true, WindowLeft: -1, Training: true, ContextSize: 8, Algorithm: "ring", Layout: "zigzag",
 	}
@@ -23,50 +25,50 @@ func Common() attention.Params {
 
 // Feature is a row of the matrix: what is asked for beyond Common.
 type Feature struct {
-	Name string
-	Set  func(p *attention.Params)
+	Name string                   // what the row is called in the docs
+	Set  func(p *backends.Params) // changes Common to it
 }
 
 // Features are the rows of the matrix of docs/backends.md.
 var Features = []Feature{
-	{"bf16, causal, 32:8 heads, head dim 128, training, ring over 8", func(*attention.Params) {}},
-	{"one rank", func(p *attention.Params) { p.ContextSize = 1 }},
-	{"all-gather instead of a ring", func(p *attention.Params) { p.Algorithm = "allgather" }},
-	{"layout striped", func(p *attention.Params) { p.Layout = "striped" }},
-	{"layout contiguous", func(p *attention.Params) { p.Layout = "contiguous" }},
-	{"a length that is no multiple of 64 on a rank (32776)", func(p *attention.Params) { p.SeqQ, p.SeqKV = 32776, 32776 }},
-	{"fp16", func(p *attention.Params) { p.DType = tensor.F16 }},
-	{"fp32", func(p *attention.Params) { p.DType = tensor.F32 }},
-	{"no mask", func(p *attention.Params) { p.Causal, p.WindowRight = false, -1 }},
-	{"as many KV heads as query heads", func(p *attention.Params) { p.KVHeads = p.Heads }},
-	{"one KV head", func(p *attention.Params) { p.KVHeads = 1 }},
-	{"head dim 64", func(p *attention.Params) { p.HeadDim, p.HeadDimV = 64, 64 }},
-	{"head dim 192", func(p *attention.Params) { p.HeadDim, p.HeadDimV = 192, 192 }},
-	{"head dim 256", func(p *attention.Params) { p.HeadDim, p.HeadDimV = 256, 256 }},
-	{"head dim 256, inference", func(p *attention.Params) { p.HeadDim, p.HeadDimV, p.Training = 256, 256, false }},
-	{"head dim 100", func(p *attention.Params) { p.HeadDim, p.HeadDimV = 100, 100 }},
-	{"q/k head dim 192, v 128", func(p *attention.Params) { p.HeadDim, p.HeadDimV, p.KVHeads = 192, 128, p.Heads }},
-	{"q/k head dim 192, v 128, inference", func(p *attention.Params) { p.HeadDim, p.HeadDimV, p.KVHeads, p.Training = 192, 128, p.Heads, false }},
-	{"sliding window of 4096", func(p *attention.Params) { p.WindowLeft = 4095 }},
-	{"sliding window of 4096, all-gather", func(p *attention.Params) { p.WindowLeft, p.Algorithm = 4095, "allgather" }},
-	{"sliding window of 4096, one rank", func(p *attention.Params) { p.WindowLeft, p.ContextSize = 4095, 1 }},
-	{"packed documents", func(p *attention.Params) { p.Documents, p.Layout = true, "document" }},
-	{"packed documents, one rank", func(p *attention.Params) { p.Documents, p.Layout, p.ContextSize = true, "document", 1 }},
-	{"deterministic", func(p *attention.Params) { p.Deterministic = true }},
-	{"dropout, one rank", func(p *attention.Params) { p.Dropout, p.ContextSize = true, 1 }},
-	{"softcap", func(p *attention.Params) { p.Softcap = true }},
-	{"attention sinks (learnable softmax)", func(p *attention.Params) { p.Softmax = attention.Learnable }},
-	{"bias after scaling, one rank", func(p *attention.Params) { p.Bias, p.ContextSize = attention.PostScaleBias, 1 }},
-	{"ALiBi, one rank", func(p *attention.Params) { p.Bias, p.ContextSize = attention.ALiBi, 1 }},
-	{"FP8, delayed scaling", func(p *attention.Params) { p.FP8 = attention.DelayedScaling }},
-	{"FP8, current scaling", func(p *attention.Params) { p.FP8 = attention.CurrentScaling }},
-	{"MXFP8", func(p *attention.Params) { p.FP8 = attention.MXFP8 }},
+	{"bf16, causal, 32:8 heads, head dim 128, training, ring over 8", func(*backends.Params) {}},
+	{"one rank", func(p *backends.Params) { p.ContextSize = 1 }},
+	{"all-gather instead of a ring", func(p *backends.Params) { p.Algorithm = "allgather" }},
+	{"layout striped", func(p *backends.Params) { p.Layout = "striped" }},
+	{"layout contiguous", func(p *backends.Params) { p.Layout = "contiguous" }},
+	{"a length that is no multiple of 64 on a rank (32776)", func(p *backends.Params) { p.SeqQ, p.SeqKV = 32776, 32776 }},
+	{"fp16", func(p *backends.Params) { p.DType = tensor.F16 }},
+	{"fp32", func(p *backends.Params) { p.DType = tensor.F32 }},
+	{"no mask", func(p *backends.Params) { p.Causal, p.WindowRight = false, -1 }},
+	{"as many KV heads as query heads", func(p *backends.Params) { p.KVHeads = p.Heads }},
+	{"one KV head", func(p *backends.Params) { p.KVHeads = 1 }},
+	{"head dim 64", func(p *backends.Params) { p.HeadDim, p.HeadDimV = 64, 64 }},
+	{"head dim 192", func(p *backends.Params) { p.HeadDim, p.HeadDimV = 192, 192 }},
+	{"head dim 256", func(p *backends.Params) { p.HeadDim, p.HeadDimV = 256, 256 }},
+	{"head dim 256, inference", func(p *backends.Params) { p.HeadDim, p.HeadDimV, p.Training = 256, 256, false }},
+	{"head dim 100", func(p *backends.Params) { p.HeadDim, p.HeadDimV = 100, 100 }},
+	{"q/k head dim 192, v 128", func(p *backends.Params) { p.HeadDim, p.HeadDimV, p.KVHeads = 192, 128, p.Heads }},
+	{"q/k head dim 192, v 128, inference", func(p *backends.Params) { p.HeadDim, p.HeadDimV, p.KVHeads, p.Training = 192, 128, p.Heads, false }},
+	{"sliding window of 4096", func(p *backends.Params) { p.WindowLeft = 4095 }},
+	{"sliding window of 4096, all-gather", func(p *backends.Params) { p.WindowLeft, p.Algorithm = 4095, "allgather" }},
+	{"sliding window of 4096, one rank", func(p *backends.Params) { p.WindowLeft, p.ContextSize = 4095, 1 }},
+	{"packed documents", func(p *backends.Params) { p.Documents, p.Layout = true, "document" }},
+	{"packed documents, one rank", func(p *backends.Params) { p.Documents, p.Layout, p.ContextSize = true, "document", 1 }},
+	{"deterministic", func(p *backends.Params) { p.Deterministic = true }},
+	{"dropout, one rank", func(p *backends.Params) { p.Dropout, p.ContextSize = true, 1 }},
+	{"softcap", func(p *backends.Params) { p.Softcap = true }},
+	{"attention sinks (learnable softmax)", func(p *backends.Params) { p.Softmax = backends.Learnable }},
+	{"bias after scaling, one rank", func(p *backends.Params) { p.Bias, p.ContextSize = backends.PostScaleBias, 1 }},
+	{"ALiBi, one rank", func(p *backends.Params) { p.Bias, p.ContextSize = backends.ALiBi, 1 }},
+	{"FP8, delayed scaling", func(p *backends.Params) { p.FP8 = backends.DelayedScaling }},
+	{"FP8, current scaling", func(p *backends.Params) { p.FP8 = backends.CurrentScaling }},
+	{"MXFP8", func(p *backends.Params) { p.FP8 = backends.MXFP8 }},
 }
 
 // matrixArchs are the architectures whose cuDNN column the matrix has.
 var matrixArchs = []int{80, 90, 100}
 
-// Matrix is the support matrix as Markdown, evaluated from the rules.
+// Matrix returns the support matrix as Markdown, evaluated from the rules.
 func Matrix() string {
 	var b strings.Builder
 	b.WriteString("| | CPU | flash, sm80 and later |")
@@ -76,24 +78,25 @@ func Matrix() string {
 	b.WriteString(" unfused, one rank |\n|---|---|---|" + strings.Repeat("---|", len(matrixArchs)+1) + "\n")
 	for _, f := range Features {
 		p := Common()
+		p.Unbuilt = true // what this build lacks is marked
 		f.Set(&p)
 		cpu, gpu := p, p
 		cpu.DType = tensor.F32 // what a CPU computes in
-		gpu.Arch, gpu.Flash = 80, BuiltFlash
-		fmt.Fprintf(&b, "| %s | %s | %s |", f.Name, able(cpu), cell(gpu, attention.Flash))
+		gpu.Arch, gpu.Flash = 80, machine.BuiltFlash
+		fmt.Fprintf(&b, "| %s | %s | %s |", f.Name, able(cpu), cell(gpu, backends.Flash))
 		for _, a := range matrixArchs {
 			gpu.Arch = a
 			fmt.Fprintf(&b, " %s |", cudnnRange(gpu))
 		}
 		gpu.Arch, gpu.ContextSize = 80, 1
-		fmt.Fprintf(&b, " %s |\n", cell(gpu, attention.Unfused))
+		fmt.Fprintf(&b, " %s |\n", cell(gpu, backends.Unfused))
 	}
 	return b.String()
 }
 
 // able lists the backends that can run p.
-func able(p attention.Params) string {
-	c, err := attention.Select(p)
+func able(p backends.Params) string {
+	c, err := backends.Select(p)
 	if err != nil {
 		return "no"
 	}
@@ -104,35 +107,39 @@ func able(p attention.Params) string {
 	return strings.Join(names, ", ")
 }
 
-// try reports whether a backend can run p, and what it takes.
-func try(p attention.Params, b attention.Backend) (remedies string, ok bool) {
+// try reports whether a backend can run p, and what it takes, such as " with pad-head-dims": ", not
+// built" stands behind what this build cannot.
+func try(p backends.Params, b backends.Backend) (with string, ok bool) {
 	p.Want = b
-	c, err := attention.Select(p)
+	c, err := backends.Select(p)
 	if err != nil {
 		return "", false
 	}
 	var kinds []string
-	for _, r := range c.Remedies {
-		if k := r.Kind.String(); !slices.Contains(kinds, k) {
-			kinds = append(kinds, k)
-		}
+	for _, k := range c.Kinds() {
+		kinds = append(kinds, k.String())
 	}
-	return strings.Join(kinds, ", "), true
+	if len(kinds) > 0 {
+		with = " with " + strings.Join(kinds, ", ")
+	}
+	p.Unbuilt = false
+	if _, err := backends.Select(p); err != nil {
+		with += ", not built"
+	}
+	return with, true
 }
 
-func cell(p attention.Params, b attention.Backend) string {
-	switch with, ok := try(p, b); {
-	case !ok:
+func cell(p backends.Params, b backends.Backend) string {
+	with, ok := try(p, b)
+	if !ok {
 		return "no: " + strings.Join(against(p, b), ", ")
-	case with != "":
-		return "with " + with
 	}
-	return "yes"
+	return "yes" + with
 }
 
 // against is the rules that speak against a backend, as links.
-func against(p attention.Params, b attention.Backend) []string {
-	all, err := attention.Evaluate(p)
+func against(p backends.Params, b backends.Backend) []string {
+	all, err := backends.Evaluate(p)
 	if err != nil {
 		return []string{err.Error()}
 	}
@@ -146,9 +153,9 @@ func against(p attention.Params, b attention.Backend) []string {
 }
 
 // cudnnRange is the versions of cuDNN that run p, with the remedies that they need.
-func cudnnRange(p attention.Params) string {
+func cudnnRange(p backends.Params) string {
 	type span struct {
-		from, to attention.Version // [from, to); to 0: open
+		from, to backends.Version // [from, to); to 0: open
 		with     string
 	}
 	var spans []span
@@ -156,7 +163,7 @@ func cudnnRange(p attention.Params) string {
 	open := false
 	for _, v := range versions {
 		p.CUDNN = v
-		with, ok := try(p, attention.Fused)
+		with, ok := try(p, backends.Fused)
 		switch {
 		case ok && open && spans[len(spans)-1].with == with:
 		case ok:
@@ -172,7 +179,7 @@ func cudnnRange(p attention.Params) string {
 	}
 	if len(spans) == 0 {
 		p.CUDNN = versions[len(versions)-1]
-		return "no: " + strings.Join(against(p, attention.Fused), ", ")
+		return "no: " + strings.Join(against(p, backends.Fused), ", ")
 	}
 	var parts []string
 	for _, s := range spans {
@@ -180,23 +187,17 @@ func cudnnRange(p attention.Params) string {
 		if s.to != 0 {
 			text = fmt.Sprintf("%s to before %s", s.from, s.to)
 		}
-		if s.with != "" {
-			text += " with " + s.with
-		}
-		parts = append(parts, text)
+		parts = append(parts, text+s.with)
 	}
 	return strings.Join(parts, "; ")
 }
 
-// oldestCUDNN is the oldest version that the rules know.
-var oldestCUDNN = attention.V(8, 9, 0)
-
 // cudnnVersions are the versions at which an answer can change.
-func cudnnVersions() []attention.Version {
-	vs := []attention.Version{oldestCUDNN}
-	for _, r := range attention.Rules() {
-		for _, v := range []attention.Version{r.Since, r.Until} {
-			if r.Backend == attention.Fused && v > oldestCUDNN {
+func cudnnVersions() []backends.Version {
+	vs := []backends.Version{backends.OldestCUDNN}
+	for _, r := range backends.Rules() {
+		for _, v := range []backends.Version{r.Since, r.Until} {
+			if r.Backend == backends.Fused && v > backends.OldestCUDNN {
 				vs = append(vs, v)
 			}
 		}
@@ -205,17 +206,19 @@ func cudnnVersions() []attention.Version {
 	return slices.Compact(vs)
 }
 
-// RuleTable is the rules of one backend as Markdown.
-func RuleTable(b attention.Backend) string {
+// RuleTable returns the rules of one backend as Markdown.
+func RuleTable(b backends.Backend) string {
 	var out strings.Builder
 	out.WriteString("| rule | versions | reason | fix | remedy | source |\n|---|---|---|---|---|---|\n")
-	for _, r := range attention.Rules() {
+	for _, r := range backends.Rules() {
 		if r.Backend != b {
 			continue
 		}
 		remedy := ""
-		if r.Remedy != (attention.Remedy{}) {
-			remedy = r.Remedy.Kind.String()
+		if r.Remedy != (backends.Remedy{}) {
+			if remedy = r.Remedy.Kind.String(); !r.Remedy.Built {
+				remedy += " (not built)"
+			}
 		}
 		fmt.Fprintf(&out, "| <a id=\"%s\"></a>`%s` | %s | %s | %s | %s | %s |\n", r.ID, r.ID, versionsOf(r), bar(r.Reason), bar(r.Fix), remedy, bar(r.Source))
 	}
@@ -225,7 +228,7 @@ func RuleTable(b attention.Backend) string {
 // bar keeps a sentence inside its cell.
 func bar(s string) string { return strings.ReplaceAll(s, "|", "\\|") }
 
-func versionsOf(r attention.Rule) string {
+func versionsOf(r backends.Rule) string {
 	switch {
 	case r.Since == 0 && r.Until == 0:
 		return "all"
@@ -237,21 +240,21 @@ func versionsOf(r attention.Rule) string {
 	return fmt.Sprintf("%s to before %s", r.Since, r.Until)
 }
 
-// PeakTable is the rates behind estimates of time, as Markdown.
+// PeakTable returns the rates behind estimates of time, as Markdown.
 func PeakTable() string {
 	var b strings.Builder
 	b.WriteString("| architecture | GPU | bf16, fp16 TFLOP/s | fp32 TFLOP/s | link GB/s | source |\n|---|---|---|---|---|---|\n")
-	for _, p := range Peaks {
+	for _, p := range machine.Peaks {
 		fmt.Fprintf(&b, "| sm%d | %s | %g | %g | %g | %s |\n", p.Arch, p.GPU, p.BF16/1e12, p.FP32/1e12, p.Link/1e9, p.Source)
 	}
 	return b.String()
 }
 
-// OrderTable is the preference among backends, as Markdown.
+// OrderTable returns the preference among backends, as Markdown.
 func OrderTable() string {
 	var b strings.Builder
 	b.WriteString("| machine | order | source |\n|---|---|---|\n")
-	for _, o := range attention.Orders {
+	for _, o := range backends.Orders {
 		var names []string
 		for _, x := range o.Backends {
 			names = append(names, x.String())
@@ -273,14 +276,14 @@ func archRange(since, until int) string {
 	return fmt.Sprintf("sm%d to before sm%d", since, until)
 }
 
-// RemedyTable is the remedies with what they cost, as Markdown.
+// RemedyTable returns the remedies with what they cost, as Markdown.
 func RemedyTable() string {
 	var b strings.Builder
-	b.WriteString("| remedy | what is done | cost | rules |\n|---|---|---|---|\n")
-	var order []attention.Remedy
-	rules := map[attention.Remedy][]string{}
-	for _, r := range attention.Rules() {
-		if r.Remedy.Kind == attention.NoRemedy {
+	b.WriteString("| remedy | built | what is done | cost | rules |\n|---|---|---|---|---|\n")
+	var order []backends.Remedy
+	rules := map[backends.Remedy][]string{}
+	for _, r := range backends.Rules() {
+		if r.Remedy.Kind == backends.NoRemedy {
 			continue
 		}
 		if rules[r.Remedy] == nil {
@@ -288,9 +291,9 @@ func RemedyTable() string {
 		}
 		rules[r.Remedy] = append(rules[r.Remedy], fmt.Sprintf("[%s](#%s)", r.ID, r.ID))
 	}
-	slices.SortStableFunc(order, func(a, b attention.Remedy) int { return int(a.Kind) - int(b.Kind) })
+	slices.SortStableFunc(order, func(a, b backends.Remedy) int { return int(a.Kind) - int(b.Kind) })
 	for _, r := range order {
-		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", r.Kind, r.Text, r.Cost, strings.Join(rules[r], ", "))
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |\n", r.Kind, map[bool]string{true: "yes", false: "no"}[r.Built], r.Text, r.Cost, strings.Join(rules[r], ", "))
 	}
 	return b.String()
 }

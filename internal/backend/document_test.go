@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/attention/backends"
 )
 
 var update = flag.Bool("update", false, "rewrite the tables of docs/backends.md")
@@ -21,10 +21,10 @@ func TestDocument(t *testing.T) {
 	doc := string(text)
 	for name, table := range map[string]func() string{
 		"matrix": Matrix, "order": OrderTable, "remedies": RemedyTable, "peaks": PeakTable,
-		"fused":     func() string { return RuleTable(attention.Fused) },
-		"flash":     func() string { return RuleTable(attention.Flash) },
-		"unfused":   func() string { return RuleTable(attention.Unfused) },
-		"reference": func() string { return RuleTable(attention.BackendReference) },
+		"fused":     func() string { return RuleTable(backends.Fused) },
+		"flash":     func() string { return RuleTable(backends.Flash) },
+		"unfused":   func() string { return RuleTable(backends.Unfused) },
+		"reference": func() string { return RuleTable(backends.Reference) },
 	} {
 		begin, end := "<!-- "+name+": written by go generate ./internal/backend -->\n\n", "\n<!-- end of "+name+" -->"
 		before, rest, ok := strings.Cut(doc, begin)

@@ -4,9 +4,10 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/cprun/cprun/attention"
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/attention/backends"
+	"github.com/cprun/cprun/attention/qkv"
 	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/tensor"
 )
 
 // Explain writes what was chosen and why, at level 1 in a few lines, at level 2 with every
@@ -14,7 +15,7 @@ import (
 // layers of each window are explained by themselves.
 func (c *Choice) Explain(w io.Writer, level int) {
 	for i, l := range c.Layers {
-		if of := layersOf(l.Params.WindowLeft, len(c.Layers)); of != "" && level > 0 {
+		if of := c.of[i]; of != "" && level > 0 {
 			fmt.Fprintf(w, "attention: %s\n", of)
 		}
 		l.Explain(w, level)
@@ -24,14 +25,14 @@ func (c *Choice) Explain(w io.Writer, level int) {
 	}
 }
 
-// Layout is the layout of q, k and v that a run's kernels are given.
-func Layout(p *attention.Params) attention.QKVLayout {
-	return attention.QKVLayout{Q: p.Format, KV: p.Format, Packing: p.Packing}
+// Layout returns the layout of q, k and v that a run's kernels are given.
+func Layout(p *backends.Params) qkv.Layout {
+	return qkv.Layout{Q: p.Format, KV: p.Format, Packing: p.Packing}
 }
 
 // writeLayout is where the model's q, k and v of rank 0 lie in memory: three dense tensors of
 // its tokens.
-func writeLayout(w io.Writer, p *attention.Params) {
+func writeLayout(w io.Writer, p *backends.Params) {
 	fmt.Fprintf(w, "attention: layout %s, three tensors in memory\n", Layout(p))
 	layout, err := partition.New(p.Layout, []int{p.SeqQ})
 	if err != nil {

@@ -4,20 +4,20 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/attention/backends"
 	"github.com/cprun/cprun/internal/config"
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/tensor"
 )
 
 // computeTypes are the words of precision.compute once it is resolved.
 var computeTypes = map[string]tensor.DType{"bf16": tensor.BF16, "fp16": tensor.F16, "fp32": tensor.F32}
 
-// DType is the type that a resolved config computes in.
+// DType returns the type that a resolved config computes in.
 func DType(cfg *config.Config) tensor.DType {
 	return typeOf("precision.compute", cfg.Precision.Compute)
 }
 
-// WireType is the type in which keys and values travel.
+// WireType returns the type in which keys and values travel.
 func WireType(cfg *config.Config) tensor.DType {
 	return typeOf("precision.kv_wire", cfg.Precision.KVWire)
 }
@@ -31,8 +31,8 @@ func typeOf(key, word string) tensor.DType {
 }
 
 // recipe is the recipe of a word of precision.fp8.
-func recipe(word string) (attention.Recipe, error) {
-	for r := attention.NoFP8; r <= attention.NVFP4; r++ {
+func recipe(word string) (backends.Recipe, error) {
+	for r := backends.NoFP8; r <= backends.NVFP4; r++ {
 		if r.String() == word {
 			return r, nil
 		}
@@ -40,29 +40,27 @@ func recipe(word string) (attention.Recipe, error) {
 	return 0, fmt.Errorf("precision.fp8: no recipe %q", word)
 }
 
-// Params is what decides on the backend of the layers with that window, -1 for those that
-// see every key before a query's own. The model keeps q, k and v as three dense tensors
-// [batch, seq, heads, head dim], so nothing about memory is left to detect.
-func Params(cfg *config.Config, m Machine, window int, disabled uint8) (attention.Params, error) {
-	want, err := attention.ParseBackend(cfg.Attention.Backend)
-	if err != nil {
-		return attention.Params{}, fmt.Errorf("attention.backend: %w", err)
-	}
+// Requests returns the attentions of a resolved config, one for each distinct window of its layers, the
+// widest first.
+func Requests(cfg *config.Config) ([]Request, error) {
 	fp8, err := recipe(cfg.Precision.FP8)
 	if err != nil {
-		return attention.Params{}, err
+		return nil, err
 	}
-	return attention.Params{
-		Arch: m.Arch, CUDNN: m.CUDNN, Flash: m.Flash, Memory: m.Memory, Disabled: disabled, Want: want,
-		DType: DType(cfg), Format: attention.BSHD, Packing: attention.Separate, Contiguous: true,
-		Batch: cfg.Train.MicroBatchSize, SeqQ: cfg.Data.SeqLen, SeqKV: cfg.Data.SeqLen,
-		Heads: cfg.Model.NumAttentionHeads, KVHeads: cfg.Model.NumKeyValueHeads,
-		HeadDim: cfg.Model.HeadDim, HeadDimV: cfg.Model.HeadDim,
-		Causal: true, WindowLeft: window, WindowRight: 0,
-		Softmax: attention.Vanilla, Bias: attention.NoBias,
-		Documents: cfg.Data.PackDocuments, Training: true, Deterministic: cfg.Train.Deterministic, FP8: fp8,
-		ContextSize: cfg.Parallel.Context, Algorithm: cfg.Parallel.Algorithm, Layout: cfg.Parallel.Layout,
-	}, nil
+	var list []Request
+	ws := windows(cfg)
+	for _, w := range ws {
+		list = append(list, Request{
+			Of: layersOf(w, len(ws)), Want: cfg.Attention.Backend, DType: DType(cfg),
+			Batch: cfg.Train.MicroBatchSize, SeqQ: cfg.Data.SeqLen, SeqKV: cfg.Data.SeqLen,
+			Heads: cfg.Model.NumAttentionHeads, KVHeads: cfg.Model.NumKeyValueHeads,
+			HeadDim: cfg.Model.HeadDim, HeadDimV: cfg.Model.HeadDim,
+			Causal: true, Window: w, Documents: cfg.Data.PackDocuments, FP8: fp8,
+			Training: true, Deterministic: cfg.Train.Deterministic,
+			Ranks: cfg.Parallel.Context, Algorithm: cfg.Parallel.Algorithm, Layout: cfg.Parallel.Layout,
+		})
+	}
+	return list, nil
 }
 
 // windows are the distinct windows of a model's layers, the widest first.
@@ -85,10 +83,10 @@ func width(window int) int {
 	return window
 }
 
-// Disabled is the bits of attention.Params for backends that are switched off.
+// Disabled returns the bits of backends.Params for backends that are switched off.
 func Disabled(flash, fused, unfused bool) uint8 {
 	var bits uint8
-	for b, off := range map[attention.Backend]bool{attention.Flash: flash, attention.Fused: fused, attention.Unfused: unfused} {
+	for b, off := range map[backends.Backend]bool{backends.Flash: flash, backends.Fused: fused, backends.Unfused: unfused} {
 		if off {
 			bits |= 1 << b
 		}

@@ -8,12 +8,13 @@ import (
 	"slices"
 
 	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/attention/backends"
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/device"
-	"github.com/cprun/cprun/internal/tensor"
-	"github.com/cprun/cprun/kernels"
+	"github.com/cprun/cprun/kernels/gpu"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/ring"
+	"github.com/cprun/cprun/tensor"
 )
 
 // AttentionSpec is what `bench attention` measures: every algorithm over every length.
@@ -109,6 +110,7 @@ func (r *Rank) Attention(ctx context.Context, s AttentionSpec, emit func(Attenti
 		for _, algorithm := range s.Algorithms {
 			row, err := t.row(ctx, algorithm, seq)
 			if err != nil {
+				//lint:ignore ST1005 S is the length of the sequence
 				return fmt.Errorf("S=%s, %s: %w", sizeText(int64(seq)), algorithm, err)
 			}
 			if r.World.Rank() == 0 {
@@ -121,11 +123,11 @@ func (r *Rank) Attention(ctx context.Context, s AttentionSpec, emit func(Attenti
 	return nil
 }
 
-// Workspace is the device memory that the backend works in, in bytes, on the rank that needs
+// Workspace returns the device memory that the backend works in, in bytes, on the rank that needs
 // most. matrix: to be deterministic, cuDNN keeps the matrix of all pairs of a call.
 func (s *AttentionSpec) Workspace(ranks int, matrix bool) int64 {
 	most := int64(0)
-	if s.Backend != attention.Fused.String() {
+	if s.Backend != backends.Fused.String() {
 		return most
 	}
 	for _, seq := range s.Seq {
@@ -134,7 +136,7 @@ func (s *AttentionSpec) Workspace(ranks int, matrix bool) int64 {
 		if slices.Contains(s.Algorithms, "allgather") {
 			keys = seq
 		}
-		most = max(most, kernels.FusedWorkspace(kernels.FusedShape{
+		most = max(most, gpu.FusedWorkspace(gpu.FusedShape{
 			Batch: 1, SeqQ: local, SeqK: keys, Heads: s.Heads, KVHeads: s.KVHeads, Dim: s.HeadDim, DimV: s.HeadDim,
 			Calls: ranks, Training: true, Deterministic: s.Deterministic && matrix,
 		}))
@@ -246,7 +248,7 @@ func (t *attentionRun) row(ctx context.Context, algorithm string, seq int) (*Att
 		return nil, fmt.Errorf("forward: %w", err)
 	}
 	row.Forward, row.Iters = rate(row.FLOPs, seconds, ranks), n
-	if seconds, n, err = t.measure(ctx, s.Warmup, s.Iters, p.both); err != nil {
+	if seconds, _, err = t.measure(ctx, s.Warmup, s.Iters, p.both); err != nil {
 		return nil, fmt.Errorf("forward and backward: %w", err)
 	}
 	row.Both = rate(bothOfForward*row.FLOPs, seconds, ranks)
@@ -261,7 +263,7 @@ func (t *attentionRun) row(ctx context.Context, algorithm string, seq int) (*Att
 }
 
 // load makes a pass with random data that runs over those ranks.
-func (t *attentionRun) load(ctx context.Context, algorithm string, shape partition.Shape, rank int, world ring.Exchanger) (*pass, error) {
+func (t *attentionRun) load(ctx context.Context, algorithm string, shape partition.Shape, rank int, world comm.Exchanger) (*pass, error) {
 	p, err := t.pass(algorithm, shape, rank, t.arena)
 	if err != nil {
 		return nil, err

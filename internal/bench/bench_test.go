@@ -19,7 +19,7 @@ import (
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/device"
 	"github.com/cprun/cprun/internal/metrics"
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/tensor"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -139,10 +139,9 @@ func ranks(t *testing.T, n int, f func(r *Rank) error) {
 	errs := make(chan error, n)
 	for i, g := range groups {
 		go func() {
-			errs <- f(&Rank{
-				Device: device.CPU(streams[i].(*tensor.HostStream), "flash"), World: g, Control: g,
-				Transports: []Transport{{"local", g}},
-			})
+			dev := device.CPU(streams[i].(*tensor.HostStream), "flash")
+			err := f(&Rank{Device: dev, World: g, Control: g, Transports: []Transport{{Name: "local", Comm: g}}})
+			errs <- errors.Join(err, dev.Close())
 		}()
 	}
 	for range n {
@@ -228,10 +227,11 @@ func TestEveryOperationIsMeasured(t *testing.T) {
 	ranks(t, 1, func(r *Rank) error {
 		return r.Ops(t.Context(), spec, func(row Operation) error { rows = append(rows, row); return nil })
 	})
+	Compare(rows)
 	names := make(map[string]bool)
 	for _, r := range rows {
 		names[r.Name] = true
-		if !(r.Rate > 0) || !(r.Share > 0) {
+		if !(r.Rate > 0) || !(r.Share > 0) || r.Share > 1 {
 			t.Errorf("%+v", r)
 		}
 	}
@@ -277,11 +277,11 @@ func TestHopsAreTakenApart(t *testing.T) {
 	span := func(lane, name, label string, from, to int) tensor.Span {
 		return tensor.Span{Lane: lane, Name: name, Label: label, Start: at(from), Took: at(to).Sub(at(from))}
 	}
-	got := takeApart([]string{"forward hop 0 owner 1", "forward hop 1 owner 0"}, []tensor.Span{
-		span("compute", "attention", "forward hop 0 owner 1", 10, 14),
-		span("compute", "wait", "forward hop 0 owner 1", 14, 18),
-		span("compute", "attention", "forward hop 1 owner 0", 18, 21),
-		span("compute", "add", "forward hop 1 owner 0", 22, 23),
+	got := takeApart([]string{"forward/hop 0 owner 1", "forward/hop 1 owner 0"}, []tensor.Span{
+		span("compute", "attention", "forward/hop 0 owner 1", 10, 14),
+		span("compute", "wait", "forward/hop 0 owner 1", 14, 18),
+		span("compute", "attention", "forward/hop 1 owner 0", 18, 21),
+		span("compute", "add", "forward/hop 1 owner 0", 22, 23),
 		span("compute", "other work", "layer 3", 30, 40),
 	})
 	want := []HopTimes{

@@ -20,7 +20,7 @@ type Chart struct {
 // Line is one line of a chart. Dashed ones are what others are compared with.
 type Line struct {
 	Name   string
-	Points [][2]float64
+	Points [][2]float64 // x, y
 	Dashed bool
 }
 

@@ -8,17 +8,17 @@ import (
 
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/device"
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/tensor"
 )
 
-// View is a strided window onto device memory; see internal/tensor.
+// View is a strided window onto device memory; see package tensor.
 type View = tensor.View
 
 // Lane is a stream that can be traced.
 type Lane interface {
 	tensor.Stream
-	Name() string
-	Trace(f func(tensor.Span))
+	Name() string              // as in traces: "compute", "comm"
+	Trace(f func(tensor.Span)) // calls f with each piece of work that ends; nil: no longer
 }
 
 // Rank is one process of a benchmark.
@@ -37,14 +37,15 @@ type Rank struct {
 
 // Transport is a way between the ranks.
 type Transport struct {
-	Name string
-	Comm comm.Communicator
+	Name     string
+	Comm     comm.Communicator
+	NoReduce bool // reductions are not measured: they go another way
 }
 
 // types are the element types of attention, by the names of --dtype.
 var types = map[string]tensor.DType{"bf16": tensor.BF16, "fp16": tensor.F16, "fp32": tensor.F32, "fp64": tensor.F64}
 
-// DType is the element type of a name of --dtype. A CPU computes in the last two.
+// DType returns the element type of a name of --dtype. A CPU computes in the last two.
 func DType(name string, cpu bool) (tensor.DType, error) {
 	t, ok := types[name]
 	if half := t.Size() == 2; !ok || cpu && half || !cpu && t == tensor.F64 {

@@ -10,7 +10,7 @@ import (
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/device"
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/tensor"
 )
 
 // trace is what the compute stream did in one pass.
@@ -72,10 +72,10 @@ func middle(rounds [][]HopTimes, hop int) (compute, wait float64) {
 func (p *pass) order() []string {
 	var order []string
 	for _, h := range p.schedule.Forward {
-		order = append(order, "forward "+h.Label)
+		order = append(order, "forward/"+h.Label)
 	}
 	for _, h := range p.schedule.Backward {
-		order = append(order, "backward "+h.Label)
+		order = append(order, "backward/"+h.Label)
 	}
 	return order
 }
@@ -93,9 +93,9 @@ func (t *attentionRun) traced(ctx context.Context, p *pass) ([]HopTimes, error) 
 	lane := t.Device.Stream.(Lane)
 	lane.Trace(all.add)
 	defer lane.Trace(nil)
-	p.ring.Label = "forward "
+	p.ring.Label = "forward"
 	err := p.forward()
-	p.ring.Label = "backward "
+	p.ring.Label = "backward"
 	if err == nil {
 		err = p.backward()
 	}
@@ -116,7 +116,7 @@ func takeApart(order []string, spans []tensor.Span) []HopTimes {
 	index := make(map[string]int, len(order))
 	for i, label := range order {
 		index[label] = i
-		hops[i].Pass, hops[i].Label, _ = strings.Cut(label, " ")
+		hops[i].Pass, hops[i].Label, _ = strings.Cut(label, "/")
 	}
 	for _, s := range spans {
 		i, ok := index[s.Label]

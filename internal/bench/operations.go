@@ -7,7 +7,7 @@ import (
 	"github.com/cprun/cprun/internal/device"
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/optim"
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/tensor"
 )
 
 // OpsSpec is the shape at which `bench ops` measures: one rank's part of a model.
@@ -25,7 +25,7 @@ type OpsSpec struct {
 	DType        string `json:"dtype"`      // of activations
 }
 
-// Default is the shape for a device: of llama-3.2-3B at 32K tokens, or what a CPU does in a
+// Default returns the shape for a device: of llama-3.2-3B at 32K tokens, or what a CPU does in a
 // moment.
 func (s *OpsSpec) Default(device string) {
 	*s = OpsSpec{
@@ -66,8 +66,7 @@ func (r *Rank) Ops(ctx context.Context, s OpsSpec, emit func(Operation) error) (
 	if b.arena, err = r.Device.Arena("tensors of operations", s.bytes()); err != nil {
 		return err
 	}
-	var copied, product float64 // the ceilings: bytes and FLOPs per second
-	for i, make := range b.all() {
+	for _, make := range b.all() {
 		start := b.arena.Mark()
 		o := make()
 		if b.err != nil {
@@ -78,24 +77,31 @@ func (r *Rank) Ops(ctx context.Context, s OpsSpec, emit func(Operation) error) (
 			return fmt.Errorf("%s: %w", o.name, err)
 		}
 		b.arena.Release(start)
-		switch i {
-		case 0:
-			copied = o.bytes / seconds
-		case 1:
-			product = o.flops / seconds
-		}
 		if r.World.Rank() != 0 {
 			continue
 		}
-		row := Operation{Name: o.name, Shape: o.shape, Seconds: seconds, Rate: o.bytes / seconds / 1e9, Unit: "GB/s", Share: o.bytes / seconds / copied}
+		row := Operation{Name: o.name, Shape: o.shape, Seconds: seconds, Rate: o.bytes / seconds / 1e9, Unit: "GB/s"}
 		if o.flops > 0 {
-			row.Rate, row.Unit, row.Share = o.flops/seconds/1e12, "TFLOP/s", o.flops/seconds/product
+			row.Rate, row.Unit = o.flops/seconds/1e12, "TFLOP/s"
 		}
 		if err := emit(row); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// Compare sets the share of each operation of the ceiling of its kind: the fastest of all that were
+// measured. The copy and the large product, which come first, are it on a GPU; on a CPU smaller
+// ones, whose data stay in its caches, may be faster.
+func Compare(rows []Operation) {
+	fastest := map[string]float64{} // by unit
+	for _, r := range rows {
+		fastest[r.Unit] = max(fastest[r.Unit], r.Rate)
+	}
+	for i := range rows {
+		rows[i].Share = rows[i].Rate / fastest[rows[i].Unit]
+	}
 }
 
 // opsRun makes the operations' tensors.
@@ -128,9 +134,7 @@ func (b *opsRun) noise(t tensor.DType, shape ...int) View {
 // scalar is a float64 0.
 func (b *opsRun) scalar() View {
 	v := b.arena.Alloc(tensor.F64, 1)
-	if err := b.ops.Zero(v); err != nil && b.err == nil {
-		b.err = err
-	}
+	b.ops.Zero(v)
 	return v
 }
 
@@ -143,7 +147,9 @@ func (b *opsRun) ids(rows int) View {
 			tensor.Data[int32](host)[i] = int32(i * 7919 % b.s.Vocab)
 		}
 		b.Device.Store.Upload(v, host.Reshape(v.Shape()))
-		err = b.Device.Stream.Sync(b.ctx)
+		if err = b.Device.Stream.Sync(b.ctx); err == nil {
+			b.Device.FreeHostVector(host)
+		}
 	}
 	if err != nil && b.err == nil {
 		b.err = err
@@ -151,7 +157,7 @@ func (b *opsRun) ids(rows int) View {
 	return v
 }
 
-// all is every operation; the first two are the ceilings.
+// all is every operation; the first two are made to be the ceilings.
 func (b *opsRun) all() []func() operation {
 	out := []func() operation{b.copyAll, b.product}
 	out = append(out, b.linears()...)
@@ -282,11 +288,7 @@ func (b *opsRun) optimizer() []func() operation {
 	return []func() operation{
 		func() operation {
 			dst, src := b.f32(n), b.f32(n)
-			return operation{name: "accumulate", shape: sizeText(int64(n)), bytes: 12 * float64(n), run: func() {
-				if err := b.ops.Add(dst, src); err != nil && b.err == nil {
-					b.err = err
-				}
-			}}
+			return operation{name: "accumulate", shape: sizeText(int64(n)), bytes: 12 * float64(n), run: func() { b.ops.Add(dst, src) }}
 		},
 		func() operation {
 			sum, g := b.scalar(), b.f32(n)
@@ -294,9 +296,7 @@ func (b *opsRun) optimizer() []func() operation {
 		},
 		func() operation {
 			p, g, m, v, sum := b.f32(n), b.f32(n), b.f32(n), b.arena.Alloc(tensor.F32, n), b.scalar()
-			if err := b.ops.Zero(v); err != nil && b.err == nil {
-				b.err = err
-			}
+			b.ops.Zero(v)
 			c, traffic := View{}, 28.0
 			if b.t != tensor.F32 {
 				c, traffic = b.noise(b.t, n), 28+float64(b.t.Size())

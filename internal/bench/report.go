@@ -9,7 +9,8 @@ import (
 	"github.com/cprun/cprun/internal/metrics"
 )
 
-// Report is what `cprun bench` finds: what --json writes. One of the last four is set.
+// Report is what `cprun bench` finds: what --json writes. Of Attention, Comm, Train and Ops the one that
+// Bench names is set.
 type Report struct {
 	Bench   string    `json:"bench"`   // attention, comm, train, ops
 	Command []string  `json:"command"` // as given, without the program
@@ -31,7 +32,7 @@ type Machine struct {
 	Versions map[string]string `json:"versions,omitempty"` // of libraries and the driver
 }
 
-// Attention is the rows of `bench attention`, and what they have in common.
+// Attention is the Rows of `bench attention`, and the Spec that they have in common.
 type Attention struct {
 	Spec AttentionSpec  `json:"spec"`
 	Rows []AttentionRow `json:"rows"`
@@ -70,7 +71,7 @@ type AttentionRow struct {
 // Rate is a time and what it amounts to on each device.
 type Rate struct {
 	Seconds float64 `json:"seconds"`
-	TFLOPs  float64 `json:"tflops_per_device"`
+	TFLOPs  float64 `json:"tflops_per_device"` // 10^12 floating point operations a second
 }
 
 // HopTimes is one hop of a traced pass, in seconds.
@@ -103,7 +104,7 @@ type Operation struct {
 	Seconds float64 `json:"seconds"`
 	Rate    float64 `json:"rate"`
 	Unit    string  `json:"unit"`            // GB/s or TFLOP/s
-	Share   float64 `json:"share,omitempty"` // of the ceiling measured in the same run; 0: not known
+	Share   float64 `json:"share,omitempty"` // of the fastest of its unit in the same run; 0: not known
 }
 
 // Training is the steps of `bench train`.
@@ -127,7 +128,7 @@ type Training struct {
 	Loss            []metrics.Float `json:"loss"`
 }
 
-// Rows is how many figures there are.
+// Rows returns how many figures there are.
 func (r *Report) Rows() int {
 	n := len(r.Comm) + len(r.Ops)
 	if r.Attention != nil {

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// Tables are the report for a terminal.
+// Tables returns the report for a terminal.
 func (r *Report) Tables() []Table {
 	on := fmt.Sprintf("%d x %s", r.Ranks, r.Machine.Device)
 	switch {
@@ -20,7 +20,7 @@ func (r *Report) Tables() []Table {
 	return []Table{operationTable(r.Machine.Device, r.Ops)}
 }
 
-// Chart is the report as a picture.
+// Chart returns the report as a picture.
 func (r *Report) Chart() Chart {
 	on := fmt.Sprintf(", %d x %s", r.Ranks, r.Machine.Device)
 	switch {
@@ -64,7 +64,7 @@ func (a *Attention) unit() (unit string, scale float64) {
 	return flopUnit(most)
 }
 
-// Line is the row in one line, for whoever waits for the table.
+// Line returns the row in one line, for whoever waits for the table.
 func (r *AttentionRow) Line() string {
 	unit, scale := flopUnit(max(r.Forward.TFLOPs, r.Both.TFLOPs))
 	return fmt.Sprintf("S=%s %s: forward %s, forward and backward %s %s per device",

@@ -2,7 +2,7 @@ package bench
 
 import "slices"
 
-// Median is the middle of xs, or the mean of the two in the middle; 0 of none.
+// Median returns the middle of xs, or the mean of the two in the middle; 0 of none.
 func Median(xs []float64) float64 {
 	if len(xs) == 0 {
 		return 0
@@ -12,8 +12,8 @@ func Median(xs []float64) float64 {
 	return (s[(n-1)/2] + s[n/2]) / 2
 }
 
-// FLOPs is a forward pass of attention over that many visible (query, key) pairs of a head:
-// two products, over dim and over dimV. A causal sequence of S tokens has S(S+1)/2 pairs.
+// FLOPs returns the floating-point operations of a forward pass of attention over that many visible
+// (query, key) pairs of a head: two products, over dim and over dimV. A causal sequence of S tokens has S(S+1)/2 pairs.
 func FLOPs(pairs, heads, dim, dimV int) float64 {
 	return 2 * float64(pairs) * float64(heads) * float64(dim+dimV)
 }

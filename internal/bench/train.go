@@ -4,11 +4,11 @@ import (
 	"bufio"
 	"encoding/binary"
 	"encoding/json"
-	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
-	"os"
 
+	"github.com/cprun/cprun/internal/files"
 	"github.com/cprun/cprun/internal/metrics"
 )
 
@@ -46,7 +46,7 @@ func (t *Training) Summarise(steps []metrics.Step) error {
 
 // ReadMetrics reads a metrics.jsonl.
 func ReadMetrics(path string) ([]metrics.Step, error) {
-	f, err := os.Open(path)
+	f, err := files.Open(path)
 	if err != nil {
 		return nil, fmt.Errorf("metrics: %w", err)
 	}
@@ -68,17 +68,17 @@ func ReadMetrics(path string) ([]metrics.Step, error) {
 
 // WriteTokens writes a file of n random tokens of a vocabulary, in llm.c's format: a header of
 // 1024 bytes (magic, version, count), then uint32 tokens.
-func WriteTokens(path string, n, vocab int, seed uint64) (err error) {
-	const header, magic, version = 1024, 20240801, 7
-	f, err := os.Create(path)
+func WriteTokens(path string, n, vocab int, seed uint64) error {
+	err := files.WriteTo(path, func(f *files.Draft) error { return writeTokens(f, n, vocab, seed) })
 	if err != nil {
 		return fmt.Errorf("random tokens: %w", err)
 	}
-	defer func() {
-		if e := f.Close(); e != nil || err != nil {
-			err = fmt.Errorf("random tokens: %w", errors.Join(err, e))
-		}
-	}()
+	return nil
+}
+
+// writeTokens writes what WriteTokens says.
+func writeTokens(f io.Writer, n, vocab int, seed uint64) error {
+	const header, magic, version = 1024, 20240801, 7
 	w := bufio.NewWriterSize(f, 1<<20)
 	le := binary.LittleEndian
 	var head [header]byte

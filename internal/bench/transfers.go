@@ -7,7 +7,7 @@ import (
 
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/device"
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/tensor"
 )
 
 // CommSpec is what `bench comm` measures: every call in every size over every transport.
@@ -74,8 +74,8 @@ func (r *Rank) Comm(ctx context.Context, s CommSpec, emit func(Transfer) error) 
 	for _, call := range s.Calls {
 		for _, size := range s.Sizes {
 			for _, t := range r.Transports {
-				if t.Name == comm.TransportCopy && (call == "all_reduce" || call == "reduce_scatter") {
-					continue // copy engines cannot add; such a group reduces over NCCL, which has a row
+				if t.NoReduce && (call == "all_reduce" || call == "reduce_scatter") {
+					continue
 				}
 				row, err := r.transfer(ctx, &s, t, call, size, dst, src)
 				if err != nil {

@@ -1,68 +1,119 @@
 package checkpoint
 
 import (
+	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
-	"path/filepath"
-
-	"github.com/cprun/cprun/internal/safetensors"
+	"strings"
 )
 
 // commit is rank 0's part of a save, after all ranks have written: check, write the manifest,
-// give the directory its name. Either the checkpoint is whole afterwards, or there is an error
+// give the directory its name. Either the checkpoint is whole afterwards, or there are faults
 // and everything that was there before still is.
-func (s *Saver) commit(snap Snapshot, own report, blobs [][]byte) error {
-	tmp := s.tmpDir(snap.Meta.Step)
-	if err := s.writeManifest(tmp, snap, own, blobs); err != nil {
-		return errors.Join(err, os.RemoveAll(tmp))
+func (s *Saver) commit(ctx context.Context, snap Snapshot, own report, blobs [][]byte) faults {
+	tmp := s.tmpName(snap.Meta.Step)
+	written, fs := filesOf(own, blobs)
+	if len(fs) > 0 {
+		if err := again(s.dir, func() error { return s.dir.RemoveAll(tmp) }); err != nil {
+			s.o.Warn(fmt.Errorf("remains of a save: %w", err))
+		}
+		return fs
+	}
+	if err := s.complete(ctx, tmp, snap, written); err != nil {
+		return faults{{0, advised(err)}}
+	}
+	return nil
+}
+
+// complete makes a checkpoint of the files that the ranks have written to tmp. It looks whether a newer
+// start has begun after it has made what it is about to rename: that start has removed it then, or is
+// seen.
+func (s *Saver) complete(ctx context.Context, tmp string, snap Snapshot, written []FileInfo) error {
+	if err := s.writeManifest(ctx, tmp, snap, written); err != nil {
+		return errors.Join(err, s.dir.RemoveAll(tmp))
+	}
+	if err := s.newest(); err != nil {
+		return errors.Join(err, s.dir.RemoveAll(tmp))
 	}
 	name := dirName(snap.Meta.Step)
-	if err := s.rename(tmp, filepath.Join(s.o.Dir, name)); err != nil {
+	if err := s.rename(tmp, name); err != nil {
 		return err
 	}
 	if err := s.setLatest(name); err != nil {
 		return fmt.Errorf("%s: %w", latestName, err)
 	}
-	s.clean(true)
+	if err := s.clean(true); err != nil {
+		s.o.Warn(err)
+	}
 	s.prune(snap.Meta.Step)
 	return s.at("pruned")
 }
 
-func (s *Saver) writeManifest(tmp string, snap Snapshot, own report, blobs [][]byte) error {
+func (s *Saver) writeManifest(ctx context.Context, tmp string, snap Snapshot, written []FileInfo) error {
 	m := newManifest(snap.Meta, snap.Params, snap.Fields)
-	var err error
-	if m.Files, err = filesOf(own, blobs); err != nil {
-		return err
-	}
+	m.Files, m.Generation = written, s.generation
 	if _, err := m.index(); err != nil {
-		return fmt.Errorf("the ranks' ranges do not fit together: %w", err)
+		return fmt.Errorf("the ranks' parts do not make the whole state: %w", err)
 	}
 	if err := s.at("gathered"); err != nil {
 		return err
 	}
-	if err := checkDir(tmp, m); err != nil {
+	dir, err := s.dir.Sub(tmp) // a model without elements has no shard
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	if err := checkDir(ctx, dir, m); err != nil {
 		return err
 	}
 	data, err := m.encode()
 	if err != nil {
 		return err
 	}
-	if err := writeSynced(filepath.Join(tmp, manifestName), data); err != nil {
+	if err := s.writeSynced(dir, manifestName, data, func() error { return nil }); err != nil {
 		return err
 	}
 	if err := s.at("manifest written"); err != nil {
 		return err
 	}
-	return safetensors.SyncDir(tmp)
+	return again(dir, dir.Sync)
+}
+
+// tempName is a name for a file that is not whole, which no other process knows before and which says
+// whose it is.
+func (s *Saver) tempName(name string) string {
+	return fmt.Sprintf("%s.tmp-%s.%s", name, s.o.RunID, rand.Text())
+}
+
+// writeSynced writes a file, waits until it is on the disk, and gives it its name. between is called
+// before the last.
+func (s *Saver) writeSynced(dir store, name string, data []byte, between func() error) error {
+	return again(dir, func() error {
+		d, err := dir.Create(s.tempName(name), name)
+		if err != nil {
+			return err
+		}
+		_, err = d.Write(data)
+		if err == nil {
+			err = d.Sync()
+		}
+		if err == nil {
+			err = between()
+		}
+		if err != nil {
+			return errors.Join(err, d.Discard())
+		}
+		return d.Commit()
+	})
 }
 
 // filesOf is the shards in the ranks' reports, or all that went wrong on any of them.
-func filesOf(own report, blobs [][]byte) ([]FileInfo, error) {
+func filesOf(own report, blobs [][]byte) ([]FileInfo, faults) {
 	files := []FileInfo{}
-	var errs []error
+	var fs faults
 	for rank, blob := range blobs {
 		var r report
 		err := json.Unmarshal(blob, &r)
@@ -73,84 +124,84 @@ func filesOf(own report, blobs [][]byte) ([]FileInfo, error) {
 			err = own.err // the error itself, with its causes
 		case r.Error != "":
 			err = errors.New(r.Error)
-		case own.err == nil && (r.Rank != rank || r.Step != own.Step || r.Layout != own.Layout):
-			err = fmt.Errorf("saves step %d of layout %.8s as rank %d, and rank 0 step %d of layout %.8s", r.Step, r.Layout, r.Rank, own.Step, own.Layout)
+		case own.err == nil && (r.Rank != rank || r.Run != own.Run || r.Step != own.Step || r.Layout != own.Layout):
+			err = fmt.Errorf("saves step %d of layout %.8s as rank %d of start %.64s, and rank 0 step %d of layout %.8s of start %s", r.Step, r.Layout, r.Rank, r.Run, own.Step, own.Layout, own.Run)
 		}
 		if err != nil {
-			errs = append(errs, fmt.Errorf("rank %d: %w", rank, err))
+			fs = append(fs, &RankError{rank, err})
 		} else if r.File != nil {
 			files = append(files, *r.File)
 		}
 	}
-	return files, errors.Join(errs...)
+	return files, fs
 }
 
 // checkDir makes sure that rank 0 sees what the others say they wrote, and removes what an
 // earlier attempt at the same step has left.
-func checkDir(tmp string, m *Manifest) error {
-	if err := os.MkdirAll(tmp, 0o755); err != nil { // a model without elements has no shard
-		return err
-	}
-	sizes := map[string]int64{}
+func checkDir(ctx context.Context, tmp store, m *Manifest) error {
+	ours := map[string]bool{}
 	for _, f := range m.Files {
-		st, err := os.Stat(filepath.Join(tmp, f.Name))
+		ours[f.Name] = true
+		err := await(ctx, tmp, longWait, func() error { return sized(tmp, f) })
+		if errors.Is(err, fs.ErrNotExist) {
+			err = fmt.Errorf("rank 0 does not see a shard that another rank wrote; the run directory must lie on a file system that all nodes share: %w", err)
+		}
 		if err != nil {
-			return fmt.Errorf("rank 0 does not see a shard that another rank wrote; the run directory must lie on a file system that all nodes share: %w", err)
+			return err
 		}
-		if st.Size() != f.Bytes {
-			return fmt.Errorf("shard %s has %d bytes for rank 0 and %d for the rank that wrote it", f.Name, st.Size(), f.Bytes)
-		}
-		sizes[f.Name] = f.Bytes
 	}
-	entries, err := os.ReadDir(tmp)
+	entries, err := tmp.List()
 	if err != nil {
 		return err
 	}
 	for _, e := range entries {
-		if _, ours := sizes[e.Name()]; !ours {
-			err = errors.Join(err, os.RemoveAll(filepath.Join(tmp, e.Name())))
+		if !ours[e.Name()] && !silly(e.Name()) {
+			err = errors.Join(err, tmp.RemoveAll(e.Name()))
 		}
 	}
 	return err
 }
 
+// silly says that a name is what a client of NFS makes of a file that was removed while it was open
+// there. It goes when the file is closed.
+func silly(name string) bool { return strings.HasPrefix(name, ".nfs") }
+
 // rename gives a directory its name. A checkpoint of the same step, from before a run went
 // back, is set aside for the moment in between.
 func (s *Saver) rename(tmp, final string) error {
 	aside := final + ".old-" + s.o.RunID
-	err := os.Rename(final, aside)
+	err := s.dir.Rename(final, aside)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	if err == nil {
+	moved := err == nil
+	if moved {
 		if err := s.at("set aside"); err != nil {
 			return err
 		}
 	}
-	if err := os.Rename(tmp, final); err != nil {
+	if err := again(s.dir, func() error { return s.dir.Rename(tmp, final) }); err != nil {
+		if moved {
+			err = errors.Join(err, s.dir.Rename(aside, final))
+		}
 		return err
 	}
 	if err := s.at("renamed"); err != nil {
 		return err
 	}
-	return safetensors.SyncDir(s.o.Dir)
+	return again(s.dir, s.dir.Sync)
 }
 
 // setLatest makes the file latest name a checkpoint.
 func (s *Saver) setLatest(name string) error {
-	path := filepath.Join(s.o.Dir, latestName)
-	beside := path + ".tmp-" + s.o.RunID
-	if err := writeSynced(beside, []byte(name+"\n")); err != nil {
-		return err
-	}
-	if err := s.at("latest written"); err != nil {
-		return err
-	}
-	if err := os.Rename(beside, path); err != nil {
+	err := s.writeSynced(s.dir, latestName, []byte(name+"\n"), func() error {
+		return errors.Join(s.newest(), s.at("latest written"))
+	})
+	if err != nil {
 		return err
 	}
 	if err := s.at("latest renamed"); err != nil {
 		return err
 	}
-	return safetensors.SyncDir(s.o.Dir)
+	return again(s.dir, s.dir.Sync)
 }

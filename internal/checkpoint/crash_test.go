@@ -45,7 +45,7 @@ func child(dir, point string, die int64) error {
 	if point == "set aside" {
 		first = die // a step that is there
 	}
-	f, err := newFleet(params, ranges, Options{Dir: dir, RunID: fmt.Sprintf("pid-%d", os.Getpid()), Keep: 2, Async: true})
+	f, err := newFleet(params, ranges, Options{Dir: rooted(dir), RunID: fmt.Sprintf("pid-%d", os.Getpid()), Keep: 2, Async: true, Local: *childLocal})
 	if err != nil {
 		return err
 	}
@@ -101,13 +101,13 @@ func (l *lines) last() int64 {
 	return step
 }
 
-func childCommand(t *testing.T, dir, point string, step int64) (*exec.Cmd, *lines) {
+func childCommand(t *testing.T, dir, point string, step int64, more ...string) (*exec.Cmd, *lines) {
 	t.Helper()
 	exe, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := exec.Command(exe, "-child-dir="+dir, "-child-point="+point, fmt.Sprintf("-child-step=%d", step))
+	c := exec.Command(exe, append(more, "-child-dir="+dir, "-child-point="+point, fmt.Sprintf("-child-step=%d", step))...)
 	out := &lines{got: make(chan struct{}, 1)}
 	c.Stdout, c.Stderr = out, os.Stderr
 	return c, out
@@ -143,6 +143,32 @@ func TestKillPoints(t *testing.T) {
 		want := []string{"latest", dirName(childSteps - 1), dirName(childSteps)}
 		if got := names(t, dir); !slices.Equal(got, want) {
 			t.Errorf("after a kill at %q: the directory holds %q, want %q", point, got, want)
+		}
+	}
+}
+
+// TestKillWhileCopying kills a process whose shards are on its node, or on their way from there: the
+// checkpoint before stays the newest, and the next process removes what was left on the node.
+func TestKillWhileCopying(t *testing.T) {
+	for _, point := range []string{"shard synced", "uploaded", "renamed"} {
+		dir, params := saved(t, Options{}, 1, 2)
+		local := t.TempDir()
+		c, _ := childCommand(t, dir, point, 3, "-child-local="+local)
+		if err := c.Run(); !killed(err) {
+			t.Fatalf("killed at %q: the child ended with %v", point, err)
+		}
+		if got := inLocal(t, local); len(got) == 0 {
+			t.Errorf("killed at %q: nothing was on the node", point)
+		}
+		if step, reasons := latestStep(t, dir, params); step != 2 {
+			t.Errorf("killed at %q: latest step is %d, want 2; passed over %q", point, step, reasons)
+		}
+		c, out := childCommand(t, dir, "none", 0, "-child-local="+local)
+		if err := c.Run(); err != nil || out.last() != childSteps {
+			t.Fatalf("after a kill at %q: the next child ended with %v after step %d", point, err, out.last())
+		}
+		if left := names(t, local); len(left) > 0 {
+			t.Errorf("after a kill at %q: %q are left on the node", point, left)
 		}
 	}
 }

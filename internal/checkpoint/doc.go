@@ -20,4 +20,8 @@
 // 0 gathers names and checksums, writes and syncs the manifest, renames the directory, syncs
 // the parent and replaces latest. What has no manifest was never a checkpoint. docs/formats.md
 // describes the files for readers that are not cprun.
+//
+// The file system is one that many hosts may share, and is trusted with little: docs/checkpoints.md
+// says with what. Each start of a run has a generation, and commits nothing once a newer one has
+// begun.
 package checkpoint

@@ -15,6 +15,8 @@ type Group interface {
 	Gather(ctx context.Context, blob []byte) ([][]byte, error)
 	// Broadcast brings rank 0's blob to every rank. The others' is ignored.
 	Broadcast(ctx context.Context, blob []byte) ([]byte, error)
+	// All tells every rank whether all say yes. Every rank calls it.
+	All(ctx context.Context, yes bool) (bool, error)
 }
 
 // NewLocal makes a Group of n ranks that are goroutines of one process, in rank order. One
@@ -62,6 +64,25 @@ func (l *local) Broadcast(ctx context.Context, blob []byte) ([]byte, error) {
 		}
 	}
 	return blob, nil
+}
+
+func (l *local) All(ctx context.Context, yes bool) (bool, error) {
+	votes, err := l.Gather(ctx, []byte{toByte(yes)})
+	if err != nil {
+		return false, err
+	}
+	for _, v := range votes { // rank 0 alone has any
+		yes = yes && v[0] == 1
+	}
+	blob, err := l.Broadcast(ctx, []byte{toByte(yes)})
+	return err == nil && blob[0] == 1, err
+}
+
+func toByte(yes bool) byte {
+	if yes {
+		return 1
+	}
+	return 0
 }
 
 func (l *local) send(ctx context.Context, c chan<- []byte, blob []byte, peer int) error {

@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
+
+	"github.com/cprun/cprun/internal/files"
 )
 
 // The test binary runs itself as a child that saves and is killed; see crash_test.go.
@@ -20,6 +22,7 @@ var (
 	childDir   = flag.String("child-dir", "", "save checkpoints into this directory, as a child of a test")
 	childPoint = flag.String("child-point", "", "the point of a save to die at")
 	childStep  = flag.Int64("child-step", 0, "the step to die at")
+	childLocal = flag.String("child-local", "", "write shards there first")
 )
 
 func TestMain(m *testing.M) {
@@ -32,6 +35,15 @@ func TestMain(m *testing.M) {
 		os.Exit(0)
 	}
 	goleak.VerifyTestMain(m)
+}
+
+// rooted opens a directory, and makes it where it is not there.
+func rooted(dir string) *os.Root {
+	root, err := files.Make(dir)
+	if err != nil {
+		panic(err)
+	}
+	return root
 }
 
 var fieldNames = []string{FieldParam, "exp_avg", "exp_avg_sq"}
@@ -164,8 +176,8 @@ func small(n int) ([]Param, []Range) {
 func saved(t *testing.T, o Options, steps ...int64) (dir string, params []Param) {
 	t.Helper()
 	params, ranges := small(2)
-	if o.Dir == "" {
-		o.Dir = filepath.Join(t.TempDir(), "checkpoints")
+	if o.Dir == nil {
+		o.Dir = rooted(filepath.Join(t.TempDir(), "checkpoints"))
 	}
 	if o.RunID == "" {
 		o.RunID = "first"
@@ -182,11 +194,17 @@ func saved(t *testing.T, o Options, steps ...int64) (dir string, params []Param)
 	if err := f.close(); err != nil {
 		t.Fatal(err)
 	}
-	return o.Dir, params
+	return o.Dir.Name(), params
 }
 
 // checkContent fails unless all elements of c are those of its step.
 func checkContent(t *testing.T, c *Checkpoint, params []Param) {
+	t.Helper()
+	checkState(t, c, params, c.Manifest.Step)
+}
+
+// checkState fails unless all elements of c are those that fill gives for a step.
+func checkState(t *testing.T, c *Checkpoint, params []Param, step int64) {
 	t.Helper()
 	var total int64
 	for _, p := range params {
@@ -194,7 +212,7 @@ func checkContent(t *testing.T, c *Checkpoint, params []Param) {
 		total = max(total, span.Hi)
 	}
 	all := Range{0, total}
-	want := fill(params, all, c.Manifest.Step)
+	want := fill(params, all, step)
 	got := make([]Field, len(want))
 	for i, f := range want {
 		got[i] = Field{f.Name, slices.Repeat([]float32{-1}, len(f.Data))}
@@ -221,7 +239,7 @@ func latestStep(t *testing.T, dir string, params []Param) (int64, []string) {
 	return c.Manifest.Step, reasons
 }
 
-// names lists what is in dir, without the lock.
+// names lists what is in dir, without the lock and the record of the start.
 func names(t *testing.T, dir string) []string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
@@ -230,7 +248,7 @@ func names(t *testing.T, dir string) []string {
 	}
 	var all []string
 	for _, e := range entries {
-		if e.Name() != ".lock" {
+		if e.Name() != lockName && !generationPattern.MatchString(e.Name()) {
 			all = append(all, e.Name())
 		}
 	}

@@ -10,14 +10,15 @@ import (
 	"strings"
 
 	"github.com/cprun/cprun/internal/safetensors"
+	"github.com/cprun/cprun/internal/terminal"
 )
 
 // FieldParam is the field of the weights. Its tensors have the parameters' own names; those
 // of another field are called "<parameter>.<field>".
 const FieldParam = "param"
 
-// Param is a parameter and its place in the flat space: elements Offset up to Offset plus the
-// product of Shape, in row-major order.
+// Param is a parameter, by its Hugging Face Name, and its place in the flat space: elements Offset up
+// to Offset plus the product of Shape, in row-major order.
 type Param struct {
 	Name   string
 	Shape  []int
@@ -27,14 +28,14 @@ type Param struct {
 // Range is the elements Lo to Hi, without Hi, of the flat space.
 type Range struct{ Lo, Hi int64 }
 
-// Len is the number of elements.
+// Len returns the number of elements.
 func (r Range) Len() int64 { return r.Hi - r.Lo }
 
 // overlap is what r and s share; of length 0 or less when that is nothing.
 func (r Range) overlap(s Range) Range { return Range{max(r.Lo, s.Lo), min(r.Hi, s.Hi)} }
 
-// Field is a named slice of the state of one rank: the elements of the rank's ranges, one
-// range after the other.
+// Field is one kind of state of one rank, such as the weights. Name is the field's, FieldParam or such
+// as "exp_avg". Data is the elements of the rank's ranges, one range after the other.
 type Field struct {
 	Name string
 	Data []float32
@@ -55,6 +56,9 @@ func (p Param) span() (Range, error) {
 // elements is the product of a shape. Shapes come from files, so overflow is noticed, also of
 // the four bytes that each element has.
 func elements(shape []int) (int64, error) {
+	if len(shape) > maxDims {
+		return 0, fmt.Errorf("a shape of %d axes; %d at most are read", len(shape), maxDims)
+	}
 	n := uint64(1)
 	for _, d := range shape {
 		if d < 0 {
@@ -83,7 +87,7 @@ func checkLayout(params []Param, own []Range, fields []Field) error {
 	at, n := int64(0), int64(0)
 	for _, r := range own {
 		if r.Lo < at || r.Hi < r.Lo {
-			return fmt.Errorf("range [%d, %d) of the flat space is not one, or not behind the one before", r.Lo, r.Hi)
+			return fmt.Errorf("range [%d, %d) of the flat space ends before it begins, or overlaps the one before", r.Lo, r.Hi)
 		}
 		at = r.Hi
 		n += r.Len()
@@ -140,7 +144,7 @@ func shardOf(params []Param, own []Range, fields []Field) ([]Entry, []safetensor
 			at += r.Len()
 		}
 		if parts > 1 { // a shard has one tensor of each name
-			return nil, nil, fmt.Errorf("parameter %q lies in %d ranges of one rank", p.Name, parts)
+			return nil, nil, fmt.Errorf("parameter %q is cut into %d ranges of one rank", p.Name, parts)
 		}
 	}
 	return entries, tensors, nil
@@ -157,7 +161,7 @@ func (c *Checkpoint) Fits(params []Param) error {
 
 // compare lists every way in which the parameters of a model and a checkpoint differ.
 func compare(model []Param, saved []ParamInfo) error {
-	var faults []string
+	var faults terminal.Faults
 	have := map[string]ParamInfo{}
 	for _, s := range saved {
 		have[s.Name] = s
@@ -166,19 +170,23 @@ func compare(model []Param, saved []ParamInfo) error {
 		s, ok := have[p.Name]
 		switch {
 		case !ok:
-			faults = append(faults, fmt.Sprintf("%s %v is missing in the checkpoint", p.Name, p.Shape))
+			faults.Addf("%s %v is missing in the checkpoint", p.Name, p.Shape)
 		case !slices.Equal(s.Shape, p.Shape):
-			faults = append(faults, fmt.Sprintf("%s is %v in the checkpoint and %v in the model", p.Name, s.Shape, p.Shape))
+			faults.Addf("%s is %v in the checkpoint and %v in the model", p.Name, s.Shape, p.Shape)
 		}
 		delete(have, p.Name)
 	}
 	for _, s := range saved {
 		if _, extra := have[s.Name]; extra {
-			faults = append(faults, fmt.Sprintf("%s %v is not in the model", s.Name, s.Shape))
+			faults.Addf("%s %v is not in the model", terminal.Name(s.Name), s.Shape)
 		}
 	}
-	if faults == nil {
+	err := faults.Err()
+	if err == nil {
 		return nil
 	}
-	return errors.New("the checkpoint is of another model; use the config it was saved with, or start anew in another --run-dir:\n  " + strings.Join(faults, "\n  "))
+	return errors.New("the checkpoint is of another model; use the config it was saved with, or start anew in another --run-dir:\n  " + strings.ReplaceAll(err.Error(), "\n", "\n  "))
 }
+
+// maxDims is more axes than the parameters of any model have.
+const maxDims = 32

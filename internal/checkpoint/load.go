@@ -38,7 +38,7 @@ func (c *Checkpoint) Load(ctx context.Context, params []Param, want Range, field
 	return nil
 }
 
-// Load is Open, Load and Close of the checkpoint in a directory.
+// Load opens the checkpoint in a directory, loads from it and closes it.
 func Load(ctx context.Context, dir string, params []Param, want Range, fields ...Field) error {
 	c, err := Open(dir)
 	if err != nil {
@@ -64,10 +64,16 @@ func (c *Checkpoint) Read(ctx context.Context, param, field string, offset int64
 		}
 		p := pieces[at]
 		n := min(int64(len(dst)), p.offset+p.length-offset)
-		t, err := c.tensors(ctx, p.file)
-		if err == nil {
-			err = t.ReadFloat32(name, dst[:n], offset-p.offset)
-		}
+		err := again(c.root, func() error {
+			t, err := c.tensors(ctx, p.file)
+			if err == nil {
+				err = t.ReadFloat32(name, dst[:n], offset-p.offset)
+			}
+			if passing(err) {
+				c.drop(p.file)
+			}
+			return err
+		})
 		if err != nil && ctx.Err() == nil {
 			err = fmt.Errorf("%w: %w", ErrNotWhole, err)
 		}

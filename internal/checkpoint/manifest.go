@@ -10,14 +10,19 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+	"strings"
+
+	"github.com/cprun/cprun/internal/files"
+	"github.com/cprun/cprun/internal/safetensors"
+	"github.com/cprun/cprun/internal/terminal"
 )
 
 const (
 	manifestName   = "manifest.json"
 	manifestFormat = "cprun-checkpoint"
 	// Version is the newest version of the manifest that this package reads, and the one
-	// that it writes.
-	Version = 1
+	// that it writes. Since version 2 a manifest holds its own checksum.
+	Version = 2
 	// maxCount is more tokens than any run trains on, and what a JSON number holds exactly.
 	maxCount = 1 << 53
 )
@@ -43,7 +48,8 @@ type Meta struct {
 	Extra map[string]json.RawMessage `json:"extra,omitempty"`
 }
 
-// World is how the ranks that saved were arranged. Loading does not depend on it.
+// World is how the ranks that saved were arranged: Size of them, Context ranks a sequence, in Data groups,
+// under Algorithm and Layout of the config. Loading does not depend on it.
 type World struct {
 	Size      int    `json:"size"`
 	Context   int    `json:"context"`
@@ -52,15 +58,19 @@ type World struct {
 	Layout    string `json:"layout"`
 }
 
-// Manifest is manifest.json: what a checkpoint holds and where.
+// Manifest is manifest.json: what a checkpoint holds and where. See docs/formats.md.
 type Manifest struct {
-	Format  string `json:"format"`
-	Version int    `json:"version"`
+	Format  string `json:"format"`  // "cprun-checkpoint"
+	Version int    `json:"version"` // of the format: 1
 	Meta
-	ConfigSHA256 string      `json:"config_sha256"`
-	Fields       []string    `json:"fields"`
+	// Generation is the number of the start that wrote it, from 1 on; 0 in those of older versions.
+	Generation   int64       `json:"generation,omitempty"`
+	ConfigSHA256 string      `json:"config_sha256"` // of Meta.Config, lower-case hex
+	Fields       []string    `json:"fields"`        // names: param, exp_avg, exp_avg_sq
 	Params       []ParamInfo `json:"params"`
-	Files        []FileInfo  `json:"files"`
+	Files        []FileInfo  `json:"files"` // one for each shard
+	// SHA256 is of the text of the manifest with zeros in the place of these digits.
+	SHA256 string `json:"sha256,omitempty"`
 }
 
 // ParamInfo is the global shape of a parameter.
@@ -78,8 +88,8 @@ type FileInfo struct {
 	Entries []Entry `json:"entries"`
 }
 
-// Entry says that a tensor of a shard, a vector, is the elements Offset to Offset + Length of
-// a flattened parameter's field.
+// Entry says that Tensor of a shard, a vector, is the elements Offset to Offset + Length of a
+// flattened parameter's field.
 type Entry struct {
 	Tensor string `json:"tensor"`
 	Offset int64  `json:"offset"`
@@ -103,20 +113,47 @@ func sum(s string) string {
 	return hex.EncodeToString(h[:])
 }
 
-// encode is the text of manifest.json.
+// noSum stands in a text whose checksum is taken.
+var noSum = strings.Repeat("0", 2*sha256.Size)
+
+// encode is the text of manifest.json, in this version.
 func (m *Manifest) encode() ([]byte, error) {
+	m.Version, m.SHA256 = Version, noSum
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
 	e.SetEscapeHTML(false)
 	e.SetIndent("", " ")
-	err := e.Encode(m)
-	return b.Bytes(), err
+	if err := e.Encode(m); err != nil {
+		return nil, err
+	}
+	text := b.Bytes()
+	m.SHA256 = sum(string(text))
+	copy(text[bytes.LastIndex(text, []byte(noSum)):], m.SHA256)
+	return text, nil
+}
+
+// checkSum holds the text of a manifest against the checksum in it. A bit that has flipped can
+// change what no other check sees: the tokens so far, a seed.
+func (m *Manifest) checkSum(data []byte) error {
+	at := bytes.LastIndex(data, []byte(m.SHA256))
+	if len(m.SHA256) != len(noSum) || at < 0 {
+		return fmt.Errorf("version %d without its own checksum", m.Version)
+	}
+	text := bytes.Clone(data)
+	copy(text[at:], noSum)
+	if got := sum(string(text)); got != m.SHA256 {
+		return fmt.Errorf("it has changed since it was written: its checksum is %.12s…, and it says %.12s…", got, m.SHA256)
+	}
+	return nil
 }
 
 // ParseManifest reads the text of manifest.json and checks it whole: after it, every element
 // of every field stands in exactly one shard. Keys that it does not know are ignored within
 // a version; a newer version is refused with ErrVersion.
 func ParseManifest(data []byte) (*Manifest, error) {
+	if err := files.Modest(data, maxValues); err != nil {
+		return nil, fmt.Errorf("%s: %w", manifestName, err)
+	}
 	var head struct {
 		Format       string `json:"format"`
 		Version      int    `json:"version"`
@@ -127,9 +164,9 @@ func ParseManifest(data []byte) (*Manifest, error) {
 	}
 	switch {
 	case head.Format != manifestFormat:
-		return nil, fmt.Errorf("%s: format %q is not %q", manifestName, head.Format, manifestFormat)
+		return nil, fmt.Errorf("%s: format %.64q is not %q", manifestName, head.Format, manifestFormat)
 	case head.Version > Version:
-		return nil, fmt.Errorf("%s: %w: version %d by cprun %q, this one reads up to %d; use that cprun or a later one",
+		return nil, fmt.Errorf("%s: %w: version %d by cprun %.64q, this one reads up to %d; use that cprun or a later one",
 			manifestName, ErrVersion, head.Version, head.CPRunVersion, Version)
 	case head.Version < 1:
 		return nil, fmt.Errorf("%s: version %d does not exist", manifestName, head.Version)
@@ -138,11 +175,19 @@ func ParseManifest(data []byte) (*Manifest, error) {
 	if err := json.Unmarshal(data, m); err != nil {
 		return nil, fmt.Errorf("%s: %w", manifestName, err)
 	}
+	if m.Version > 1 {
+		if err := m.checkSum(data); err != nil {
+			return nil, fmt.Errorf("%s: %w", manifestName, err)
+		}
+	}
 	if _, err := m.index(); err != nil {
 		return nil, fmt.Errorf("%s: %w", manifestName, err)
 	}
 	return m, nil
 }
+
+// elementSize is the bytes of an element in a shard.
+const elementSize = 4
 
 // piece is a part of a flattened field of a parameter.
 type piece struct {
@@ -154,10 +199,13 @@ type piece struct {
 func (m *Manifest) index() (map[string][]piece, error) {
 	// A step consumes a sample or more, and a sample has a token or more.
 	if m.Step < 0 || m.Samples < m.Step || m.Tokens < m.Samples || m.Tokens > maxCount {
-		return nil, fmt.Errorf("step %d, samples %d and tokens %d: no run has these", m.Step, m.Samples, m.Tokens)
+		return nil, fmt.Errorf("step %d, samples %d and tokens %d: want step <= samples <= tokens", m.Step, m.Samples, m.Tokens)
+	}
+	if m.Generation < 0 {
+		return nil, fmt.Errorf("generation %d: want 1 or more", m.Generation)
 	}
 	if m.ConfigSHA256 != sum(m.Config) {
-		return nil, errors.New("config_sha256 is not that of config")
+		return nil, errors.New("config_sha256 does not match config")
 	}
 	sizes, err := m.sizes()
 	if err != nil {
@@ -167,23 +215,29 @@ func (m *Manifest) index() (map[string][]piece, error) {
 	names := map[string]bool{manifestName: true}
 	for i, f := range m.Files {
 		if names[f.Name] || f.Name == "" || !filepath.IsLocal(f.Name) || filepath.Base(f.Name) != f.Name || f.Name == "." {
-			return nil, fmt.Errorf("file name %q stands twice or is not a plain name", f.Name)
+			return nil, fmt.Errorf("file name %.255q is listed twice or is not a plain name", f.Name)
 		}
 		names[f.Name] = true
 		if raw, err := hex.DecodeString(f.SHA256); err != nil || len(raw) != sha256.Size || f.Bytes < 0 {
-			return nil, fmt.Errorf("file %s: %d bytes with checksum %q", f.Name, f.Bytes, f.SHA256)
+			return nil, fmt.Errorf("file %s: %d bytes with checksum %.70q are not a size and a SHA-256", terminal.Name(f.Name), f.Bytes, f.SHA256)
 		}
-		seen := map[string]bool{}
+		seen, held := map[string]bool{}, int64(0)
 		for _, e := range f.Entries {
 			size, known := sizes[e.Tensor]
 			if !known || seen[e.Tensor] {
-				return nil, fmt.Errorf("file %s: tensor %q stands twice or is of no parameter", f.Name, e.Tensor)
+				return nil, fmt.Errorf("file %s: tensor %.255q is listed twice or is of no parameter", terminal.Name(f.Name), e.Tensor)
 			}
 			seen[e.Tensor] = true
 			if e.Offset < 0 || e.Length <= 0 || e.Length > size || e.Offset > size-e.Length {
-				return nil, fmt.Errorf("file %s: tensor %q: %d elements from %d on, of %d", f.Name, e.Tensor, e.Length, e.Offset, size)
+				return nil, fmt.Errorf("file %s: tensor %.255q: %d elements from %d on are not in its %d", terminal.Name(f.Name), e.Tensor, e.Length, e.Offset, size)
+			}
+			if held += e.Length; held > f.Bytes/elementSize { // each is at most 2^61, and so the sum does not overflow
+				return nil, fmt.Errorf("file %s: its tensors have more elements than its %d bytes hold", terminal.Name(f.Name), f.Bytes)
 			}
 			pieces[e.Tensor] = append(pieces[e.Tensor], piece{i, e.Offset, e.Length})
+		}
+		if rest := f.Bytes - held*elementSize; rest > safetensors.MaxHeader+8 {
+			return nil, fmt.Errorf("file %s: %d of its bytes belong to no tensor", terminal.Name(f.Name), rest)
 		}
 	}
 	return pieces, cover(sizes, pieces)
@@ -195,20 +249,20 @@ func (m *Manifest) sizes() (map[string]int64, error) {
 	fields := slices.Clone(m.Fields)
 	slices.Sort(fields)
 	if len(fields) == 0 || slices.Contains(fields, "") || len(slices.Compact(fields)) != len(m.Fields) {
-		return nil, fmt.Errorf("fields %q are none, empty or twice the same", m.Fields)
+		return nil, fmt.Errorf("fields %.64q: want one or more different names", m.Fields[:min(len(m.Fields), 16)])
 	}
 	for _, p := range m.Params {
 		n, err := elements(p.Shape)
 		if err == nil && p.DType != "F32" {
-			err = fmt.Errorf("element type %q is not F32", p.DType)
+			err = fmt.Errorf("element type %.64q is not F32", p.DType)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("parameter %q: %w", p.Name, err)
+			return nil, fmt.Errorf("parameter %.255q: %w", p.Name, err)
 		}
 		for _, f := range m.Fields {
 			name := tensorName(p.Name, f)
 			if _, twice := sizes[name]; twice || p.Name == "" {
-				return nil, fmt.Errorf("tensor name %q of parameter %q stands twice or is empty", name, p.Name)
+				return nil, fmt.Errorf("tensor name %.255q of parameter %.255q is listed twice or empty", name, p.Name)
 			}
 			sizes[name] = n
 		}
@@ -224,12 +278,12 @@ func cover(sizes map[string]int64, pieces map[string][]piece) error {
 		at := int64(0)
 		for _, p := range list {
 			if p.offset != at {
-				return fmt.Errorf("tensor %q: the shards' parts go on at element %d where %d is next", name, p.offset, at)
+				return fmt.Errorf("tensor %.255q: the next part in the shards begins at element %d, not at %d", name, p.offset, at)
 			}
 			at += p.length
 		}
 		if at != size {
-			return fmt.Errorf("tensor %q: the shards hold %d of %d elements", name, at, size)
+			return fmt.Errorf("tensor %.255q: the shards hold %d of %d elements", name, at, size)
 		}
 	}
 	return nil

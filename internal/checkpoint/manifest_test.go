@@ -9,22 +9,29 @@ import (
 	"testing"
 )
 
-// golden is the manifest of a small checkpoint, as docs/formats.md shows one.
-func golden(t testing.TB) []byte {
+// golden is the manifest of a small checkpoint in version 1, which has no checksum of its own.
+func golden(t testing.TB) []byte { return manifestFile(t, "manifest-1.json") }
+
+func manifestFile(t testing.TB, name string) []byte {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join("testdata", manifestName))
+	data, err := os.ReadFile(filepath.Join("testdata", name))
 	if err != nil {
 		t.Fatal(err)
 	}
 	return data
 }
 
-// TestGolden holds that what version 1 wrote is read, and written again to the byte.
+// TestGolden holds that what version 1 wrote is read, and what version 2 wrote is written again to
+// the byte.
 func TestGolden(t *testing.T) {
-	data := golden(t)
+	data := manifestFile(t, "manifest-2.json")
 	m, err := ParseManifest(data)
 	if err != nil {
 		t.Fatal(err)
+	}
+	old, err := ParseManifest(golden(t))
+	if err != nil || !reflect.DeepEqual(old.Meta, m.Meta) || !reflect.DeepEqual(old.Files, m.Files) {
+		t.Errorf("version 1 is read as %+v, %v", old, err)
 	}
 	if m.Step != 100 || m.Seeds["train"] != 1 || len(m.Files) != 2 || m.Files[1].Entries[0] != (Entry{"model.norm.weight", 2, 2}) {
 		t.Errorf("ParseManifest = %+v", m)
@@ -42,8 +49,8 @@ func TestManifestRefuses(t *testing.T) {
 		{"a newer version", `"version": 1`, `"version": 7`, "version 7"},
 		{"a negative step", `"step": 100`, `"step": -1`, "step -1"},
 		{"fewer samples than steps", `"samples": 200`, `"samples": 99`, "samples 99"},
-		{"more samples than tokens", `"samples": 200`, `"samples": 4611686018427387904`, "no run has these"},
-		{"more tokens than there are", `"tokens": 819200`, `"tokens": 9223372036854775807`, "no run has these"},
+		{"more samples than tokens", `"samples": 200`, `"samples": 4611686018427387904`, "step <= samples <= tokens"},
+		{"more tokens than there are", `"tokens": 819200`, `"tokens": 9223372036854775807`, "step <= samples <= tokens"},
 		{"another config", `cosine`, `linear`, "config_sha256"},
 		{"a shape that overflows", `[
     4
@@ -55,14 +62,14 @@ func TestManifestRefuses(t *testing.T) {
 		{"a file elsewhere", `shard-00000-of-00002.safetensors`, `../x`, "plain name"},
 		{"an absolute file", `shard-00000-of-00002.safetensors`, `/etc/passwd`, "plain name"},
 		{"the manifest as a shard", `shard-00000-of-00002.safetensors`, `manifest.json`, "plain name"},
-		{"a file twice", `shard-00000-of-00002`, `shard-00001-of-00002`, "stands twice"},
+		{"a file twice", `shard-00000-of-00002`, `shard-00001-of-00002`, "listed twice"},
 		{"a checksum that is none", `"sha256": "0`, `"sha256": "g`, "checksum"},
 		{"negative bytes", `"bytes": 88`, `"bytes": -88`, "-88 bytes"},
 		{"an unknown tensor", `"tensor": "model.norm.weight"`, `"tensor": "model.norm.bias"`, "of no parameter"},
-		{"a part outside", `"length": 2`, `"length": 5`, "5 elements from 0 on, of 4"},
-		{"a part that overflows", `"offset": 2`, `"offset": 9223372036854775807`, "of 4"},
-		{"a gap", `"length": 2`, `"length": 1`, "go on at element 2 where 1 is next"},
-		{"an overlap", `"offset": 2`, `"offset": 1`, "go on at element 1 where 2 is next"},
+		{"a part outside", `"length": 2`, `"length": 5`, "5 elements from 0 on are not in its 4"},
+		{"a part that overflows", `"offset": 2`, `"offset": 9223372036854775807`, "not in its 4"},
+		{"a gap", `"length": 2`, `"length": 1`, "begins at element 2, not at 1"},
+		{"an overlap", `"offset": 2`, `"offset": 1`, "begins at element 1, not at 2"},
 		{"no fields", `[
   "param",
   "exp_avg"
@@ -86,6 +93,20 @@ func TestManifestRefuses(t *testing.T) {
 	}
 }
 
+// TestEveryBit holds that a manifest with any one bit flipped is refused.
+func TestEveryBit(t *testing.T) {
+	data := manifestFile(t, "manifest-2.json")
+	for i := range data {
+		for bit := range 8 {
+			data[i] ^= 1 << bit
+			if _, err := ParseManifest(data); err == nil {
+				t.Fatalf("bit %d of byte %d: %s is taken", bit, i, data[max(i-20, 0):min(i+20, len(data))])
+			}
+			data[i] ^= 1 << bit
+		}
+	}
+}
+
 // TestTensorNames holds that a parameter cannot hide behind another's field.
 func TestTensorNames(t *testing.T) {
 	m := newManifest(Meta{}, []Param{{Name: "a", Shape: []int{0}}, {Name: "a.exp_avg", Shape: []int{0}}}, []Field{{Name: FieldParam}, {Name: "exp_avg"}})
@@ -98,6 +119,7 @@ func TestTensorNames(t *testing.T) {
 // same when it is written and read again.
 func FuzzManifest(f *testing.F) {
 	f.Add(golden(f))
+	f.Add(manifestFile(f, "manifest-2.json"))
 	f.Add([]byte(`{"format":"cprun-checkpoint","version":1}`))
 	f.Add([]byte(`{"format":"cprun-checkpoint","version":99}`))
 	f.Add([]byte(`{"format":"cprun-checkpoint","version":1,"config_sha256":"e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855","fields":["param"],"params":[{"name":"a","shape":[0],"dtype":"F32"}],"extra":{"data":{"a":[1, 2]}}}`))

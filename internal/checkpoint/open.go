@@ -2,18 +2,16 @@ package checkpoint
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
+	"time"
 
-	"golang.org/x/sync/errgroup"
-
+	"github.com/cprun/cprun/internal/files"
 	"github.com/cprun/cprun/internal/safetensors"
 )
 
@@ -21,25 +19,28 @@ import (
 // written.
 var ErrNotWhole = errors.New("checkpoint is not whole")
 
-// maxManifest bounds the memory that a damaged manifest can take, in bytes. A manifest of a
-// thousand shards of a thousand parameters has a tenth of it.
-const maxManifest = 1 << 30
+// maxManifest and maxValues bound the memory that a manifest can take: its bytes, and the values in
+// it. One of a thousand ranks, each with a part of a hundred buckets, has half of either.
+const (
+	maxManifest = 64 << 20
+	maxValues   = 2 << 20
+)
 
-// Checkpoint is an open checkpoint. While it is open, no run removes it. It is used from one
-// goroutine.
+// Checkpoint is the open checkpoint in directory Dir, with its Manifest. While it is open, no run removes
+// it. It is used from one goroutine.
 type Checkpoint struct {
 	Manifest *Manifest
 	Dir      string
 
 	pieces   map[string][]piece // by tensor name
-	root     *os.Root           // no name in a manifest leads out of it
-	manifest *os.File           // holds the lock
+	root     store              // no name in a manifest leads out of it
+	manifest file               // holds the lock
 	shards   []shard            // like Manifest.Files
 }
 
 // shard is a file of a checkpoint, opened when it is first read.
 type shard struct {
-	f        *os.File
+	f        file
 	tensors  *safetensors.File
 	verified bool // the checksum of f, or of a file of that name, was right
 }
@@ -48,8 +49,47 @@ type shard struct {
 // every shard; checksums are verified by Verify or, shard by shard, by the first read. The
 // error is ErrNotWhole when something is missing, and ErrVersion when a newer cprun wrote it.
 func Open(dir string) (*Checkpoint, error) {
-	c := &Checkpoint{Dir: dir}
-	if err := c.open(); err != nil {
+	root, err := diskOf(files.OpenDir(dir))
+	return opened(dir, root, err)
+}
+
+// OpenTold opens a checkpoint that another process has said is there. Where other hosts write, what
+// they have done is waited for until it is seen here.
+func OpenTold(ctx context.Context, dir string) (c *Checkpoint, err error) {
+	parent, err := diskOf(files.OpenDir(filepath.Dir(dir)))
+	if err != nil {
+		return nil, fmt.Errorf("checkpoints: %w", err)
+	}
+	defer parent.Close()
+	return openTold(ctx, parent, filepath.Base(dir), longWait)
+}
+
+// openTold is OpenTold in a directory that is open.
+func openTold(ctx context.Context, dir store, name string, limit time.Duration) (c *Checkpoint, err error) {
+	err = await(ctx, dir, limit, func() error {
+		c, err = openIn(dir, name)
+		return err
+	})
+	return c, err
+}
+
+// openIn is Open of a checkpoint in a directory that is open.
+func openIn(dir store, name string) (c *Checkpoint, err error) {
+	err = again(dir, func() error {
+		root, bad := dir.Dir(name)
+		c, err = opened(at(dir, name), root, bad)
+		return err
+	})
+	return c, err
+}
+
+// opened is the checkpoint in a directory that was opened.
+func opened(dir string, root store, err error) (*Checkpoint, error) {
+	c := &Checkpoint{Dir: dir, root: root}
+	if err == nil {
+		err = c.open()
+	}
+	if err != nil {
 		c.Close()
 		if !errors.Is(err, ErrVersion) {
 			err = fmt.Errorf("%w: %w", ErrNotWhole, err)
@@ -61,16 +101,13 @@ func Open(dir string) (*Checkpoint, error) {
 
 func (c *Checkpoint) open() error {
 	var err error
-	if c.root, err = os.OpenRoot(c.Dir); err != nil {
-		return err
-	}
 	if c.manifest, err = c.regular(manifestName); err != nil {
 		return err
 	}
 	if err := lockFile(c.manifest, syscall.LOCK_SH); err != nil {
 		return fmt.Errorf("%s: %w, which removes it", manifestName, err)
 	}
-	data, err := io.ReadAll(io.LimitReader(c.manifest, maxManifest))
+	data, err := files.All(c.manifest, maxManifest)
 	if err != nil {
 		return fmt.Errorf("%s: %w", manifestName, err)
 	}
@@ -79,34 +116,50 @@ func (c *Checkpoint) open() error {
 	}
 	name, _, _ := strings.Cut(filepath.Base(c.Dir), ".old-")
 	if dirPattern.MatchString(name) && name != dirName(c.Manifest.Step) {
-		return fmt.Errorf("%s: it is of step %d, which is not the directory's", manifestName, c.Manifest.Step)
+		return fmt.Errorf("%s: its step is %d, not that of the directory's name", manifestName, c.Manifest.Step)
 	}
 	if c.pieces, err = c.Manifest.index(); err != nil {
 		return err
 	}
 	c.shards = make([]shard, len(c.Manifest.Files))
 	for _, f := range c.Manifest.Files {
-		st, err := c.root.Lstat(f.Name)
-		switch {
-		case err != nil:
+		if err := sized(c.root, f); err != nil {
 			return err
-		case !st.Mode().IsRegular():
-			return fmt.Errorf("%s: not a regular file", f.Name)
-		case st.Size() != f.Bytes:
-			return fmt.Errorf("%s: %d bytes, the manifest says %d", f.Name, st.Size(), f.Bytes)
 		}
 	}
 	return nil
 }
 
+// sized looks at the size of a shard. One that seems to be another's is opened: only that asks a server
+// what another host has written.
+func sized(dir store, want FileInfo) error {
+	st, err := dir.Lstat(want.Name)
+	if dir.Remote() && (errors.Is(err, fs.ErrNotExist) || err == nil && st.Mode().IsRegular() && st.Size() != want.Bytes) {
+		var f file
+		if f, err = dir.Open(want.Name); err == nil {
+			st, err = f.Stat()
+			f.Close()
+		}
+	}
+	switch {
+	case err != nil:
+		return err
+	case !st.Mode().IsRegular():
+		return fmt.Errorf("%s: not a regular file", want.Name)
+	case st.Size() != want.Bytes:
+		return &behind{fmt.Errorf("%s: %d bytes, the manifest says %d", want.Name, st.Size(), want.Bytes)}
+	}
+	return nil
+}
+
 // regular opens a regular file of the checkpoint.
-func (c *Checkpoint) regular(name string) (*os.File, error) {
-	st, err := c.root.Lstat(name) // a pipe would block an open
+func (c *Checkpoint) regular(name string) (file, error) {
+	st, err := c.root.Lstat(name) // no link either: a manifest names what lies beside it
 	if err != nil {
 		return nil, err
 	}
 	if !st.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s: not a regular file", name)
+		return nil, fmt.Errorf("%s: %w", name, files.ErrIrregular)
 	}
 	return c.root.Open(name)
 }
@@ -129,52 +182,6 @@ func (c *Checkpoint) Close() error {
 	return errors.Join(errs...)
 }
 
-// verifyAtOnce is how many shards are hashed in parallel: enough to keep a disk busy, few
-// enough to leave a machine usable.
-const verifyAtOnce = 4
-
-// Verify reads every shard that was not verified yet and compares its checksum.
-func (c *Checkpoint) Verify(ctx context.Context) error {
-	g, all := errgroup.WithContext(ctx)
-	g.SetLimit(verifyAtOnce)
-	for i := range c.shards {
-		if c.shards[i].verified {
-			continue
-		}
-		g.Go(func() error {
-			f, err := c.regular(c.Manifest.Files[i].Name)
-			if err == nil {
-				err = errors.Join(c.verify(all, f, c.Manifest.Files[i]), f.Close())
-			}
-			c.shards[i].verified = err == nil
-			return err
-		})
-	}
-	if err := g.Wait(); err != nil {
-		if ctx.Err() == nil {
-			err = fmt.Errorf("%w: %w", ErrNotWhole, err)
-		}
-		return fmt.Errorf("%s: %w", c.Dir, err)
-	}
-	return nil
-}
-
-// verify compares the size and the checksum of an open shard with the manifest's.
-func (c *Checkpoint) verify(ctx context.Context, f *os.File, want FileInfo) error {
-	h := sha256.New()
-	n, err := io.Copy(&cancelled{ctx: ctx, w: h}, f)
-	if err != nil {
-		return fmt.Errorf("%s: %w", want.Name, err)
-	}
-	if n != want.Bytes {
-		return fmt.Errorf("%s: %d bytes, the manifest says %d", want.Name, n, want.Bytes)
-	}
-	if got := hex.EncodeToString(h.Sum(nil)); got != want.SHA256 {
-		return fmt.Errorf("%s: its checksum is %.12s…, the manifest says %.12s…", want.Name, got, want.SHA256)
-	}
-	return nil
-}
-
 // tensors is a shard, opened and verified.
 func (c *Checkpoint) tensors(ctx context.Context, i int) (*safetensors.File, error) {
 	s, info := &c.shards[i], c.Manifest.Files[i]
@@ -185,21 +192,32 @@ func (c *Checkpoint) tensors(ctx context.Context, i int) (*safetensors.File, err
 	if err != nil {
 		return nil, err
 	}
-	if !s.verified {
-		err = c.verify(ctx, f, info)
-	}
-	var t *safetensors.File
-	if err == nil {
-		t, err = safetensors.New(info.Name, f, info.Bytes)
-	}
-	if err == nil {
-		err = checkTensors(t, info)
+	t, err := header(f, info)
+	if err == nil && !s.verified {
+		err = verify(ctx, f, info)
 	}
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
 	s.f, s.tensors, s.verified = f, t, true
 	return t, nil
+}
+
+// drop closes a shard whose handle is of no more use.
+func (c *Checkpoint) drop(i int) {
+	if s := &c.shards[i]; s.f != nil {
+		s.f.Close()
+		s.f, s.tensors = nil, nil
+	}
+}
+
+// header reads the header of a shard, which says what the manifest does.
+func header(f file, info FileInfo) (*safetensors.File, error) {
+	t, err := safetensors.New(info.Name, f, info.Bytes)
+	if err != nil {
+		return nil, err
+	}
+	return t, checkTensors(t, info)
 }
 
 // checkTensors compares a shard's own header with the manifest.

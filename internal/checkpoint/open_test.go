@@ -40,8 +40,8 @@ func TestDamage(t *testing.T) {
 		reason string
 	}{
 		{"a bit of the data", flip(func(n int) int { return n - 3 }), "checksum"},
-		{"a bit of a shard's header", flip(func(int) int { return 20 }), "checksum"},
-		{"a bit of a shard's length", flip(func(int) int { return 0 }), "checksum"},
+		{"a bit of a shard's header", flip(func(int) int { return 20 }), "safetensors file shard-00001"},
+		{"a bit of a shard's length", flip(func(int) int { return 0 }), "safetensors file shard-00001"},
 		{"a shard cut short", func(t *testing.T, dir string) {
 			edit(t, filepath.Join(dir, shard1), func(b []byte) []byte { return b[:len(b)-4] })
 		}, "bytes, the manifest says"},
@@ -64,17 +64,23 @@ func TestDamage(t *testing.T) {
 			edit(t, filepath.Join(dir, manifestName), func(b []byte) []byte { return make([]byte, len(b)) })
 		}, "invalid character"},
 		{"a manifest of another step", func(t *testing.T, dir string) {
-			edit(t, filepath.Join(dir, manifestName), func(b []byte) []byte {
-				return bytes.Replace(b, []byte(`"step": 2`), []byte(`"step": 1`), 1)
+			edit(t, filepath.Join(dir, manifestName), func([]byte) []byte {
+				b, _ := os.ReadFile(filepath.Join(filepath.Dir(dir), dirName(1), manifestName))
+				return b
 			})
-		}, "it is of step 1"},
+		}, "its step is 1"},
+		{"a bit of the manifest that nothing else knows", func(t *testing.T, dir string) {
+			edit(t, filepath.Join(dir, manifestName), func(b []byte) []byte {
+				return bytes.Replace(b, []byte(`"tokens": 256`), []byte(`"tokens": 257`), 1)
+			})
+		}, "it has changed since it was written"},
 		{"a shard of the step before", func(t *testing.T, dir string) {
 			edit(t, filepath.Join(dir, shard1), func([]byte) []byte {
 				b, _ := os.ReadFile(filepath.Join(filepath.Dir(dir), dirName(1), shard1))
 				return b
 			})
 		}, "checksum"},
-		{"nothing of it left", func(t *testing.T, dir string) { os.RemoveAll(dir) }, "which is not there"},
+		{"nothing of it left", func(t *testing.T, dir string) { os.RemoveAll(dir) }, "which does not exist"},
 	} {
 		dir, params := saved(t, Options{}, 1, 2)
 		newest := filepath.Join(dir, dirName(2))
@@ -92,6 +98,22 @@ func TestDamage(t *testing.T) {
 		if err := Load(t.Context(), newest, params, own, fill(nil, own, 0)...); !errors.Is(err, ErrNotWhole) {
 			t.Errorf("%s: Load = %v, want ErrNotWhole", c.name, err)
 		}
+	}
+}
+
+// TestBefore goes on in a directory that was written before starts had generations.
+func TestBefore(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.CopyFS(dir, os.DirFS(filepath.Join("testdata", "before"))); err != nil {
+		t.Fatal(err)
+	}
+	params, _ := small(2)
+	if step, reasons := latestStep(t, dir, params); step != 2 || len(reasons) > 0 {
+		t.Errorf("latest step is %d, passed over %q", step, reasons)
+	}
+	saved(t, Options{Dir: rooted(dir), RunID: "after-0"}, 3)
+	if step, reasons := latestStep(t, dir, params); step != 3 || len(reasons) > 0 {
+		t.Errorf("latest step after a save is %d, passed over %q", step, reasons)
 	}
 }
 
@@ -185,13 +207,13 @@ func TestLatestNone(t *testing.T) {
 func TestNewerVersion(t *testing.T) {
 	dir, _ := saved(t, Options{}, 1, 2)
 	edit(t, filepath.Join(dir, dirName(2), manifestName), func(b []byte) []byte {
-		return bytes.Replace(b, []byte(`"version": 1`), []byte(`"version": 2`), 1)
+		return bytes.Replace(b, []byte(`"version": 2`), []byte(`"version": 3`), 1)
 	})
 	for name, err := range map[string]error{
 		"Open":   func() error { _, err := Open(filepath.Join(dir, dirName(2))); return err }(),
 		"Latest": func() error { _, _, err := Latest(t.Context(), dir); return err }(),
 	} {
-		if !errors.Is(err, ErrVersion) || errors.Is(err, ErrNotWhole) || !strings.Contains(fmt.Sprint(err), "version 2") {
+		if !errors.Is(err, ErrVersion) || errors.Is(err, ErrNotWhole) || !strings.Contains(fmt.Sprint(err), "version 3") {
 			t.Errorf("%s = %v, want ErrVersion", name, err)
 		}
 	}
@@ -199,7 +221,7 @@ func TestNewerVersion(t *testing.T) {
 
 func TestFind(t *testing.T) {
 	run := t.TempDir()
-	dir, params := saved(t, Options{Dir: filepath.Join(run, "checkpoints")}, 1, 2)
+	dir, params := saved(t, Options{Dir: rooted(filepath.Join(run, "checkpoints"))}, 1, 2)
 	for path, want := range map[string]int64{run: 2, dir: 2, filepath.Join(dir, latestName): 2, filepath.Join(dir, dirName(1)): 1} {
 		c, _, err := Find(t.Context(), path)
 		if err != nil {

@@ -16,6 +16,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 )
 
 // TestReshard saves with some number of ranks, ranges and places in the flat space, and loads
@@ -32,14 +33,14 @@ func TestReshard(t *testing.T) {
 			shapes[string(rune('a'+r.IntN(26)))+".w"] = shape
 		}
 		params, total := place(r, shapes)
-		f, err := newFleet(params, cut(r, total, 1+r.IntN(5)), Options{Dir: t.TempDir(), RunID: "run", Async: seed%2 == 0})
+		f, err := newFleet(params, cut(r, total, 1+r.IntN(5)), Options{Dir: rooted(t.TempDir()), RunID: "run", Async: seed%2 == 0})
 		if err != nil {
 			t.Fatal(err)
 		}
 		if err := f.each(func(rank int, s *Saver) error { return s.Save(t.Context(), f.snapshot(rank, 3)) }); err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
 		}
-		dir := f.savers[0].o.Dir
+		dir := f.savers[0].o.Dir.Name()
 		if err := f.close(); err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
 		}
@@ -79,7 +80,7 @@ func TestBits(t *testing.T) {
 		data[i] = math.Float32frombits(b)
 	}
 	params := []Param{{Name: "w", Shape: []int{2, 4}}}
-	s, err := NewSaver(NewLocal(1)[0], Options{Dir: t.TempDir(), RunID: "run"})
+	s, err := NewSaver(NewLocal(1)[0], Options{Dir: rooted(t.TempDir()), RunID: "run"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -89,7 +90,7 @@ func TestBits(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := make([]float32, 8)
-	if err := Load(t.Context(), filepath.Join(s.o.Dir, dirName(0)), params, own, Field{FieldParam, got}); err != nil {
+	if err := Load(t.Context(), filepath.Join(s.o.Dir.Name(), dirName(0)), params, own, Field{FieldParam, got}); err != nil {
 		t.Fatal(err)
 	}
 	for i := range got {
@@ -102,7 +103,7 @@ func TestBits(t *testing.T) {
 func TestAsyncCopies(t *testing.T) {
 	params, ranges := small(2)
 	dir := t.TempDir()
-	f, err := newFleet(params, ranges, Options{Dir: dir, RunID: "run", Async: true})
+	f, err := newFleet(params, ranges, Options{Dir: rooted(dir), RunID: "run", Async: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -157,7 +158,7 @@ func TestDiskFull(t *testing.T) {
 		for _, async := range []bool{false, true} {
 			dir, params := saved(t, Options{}, 1, 2)
 			_, ranges := small(2)
-			f, err := newFleet(params, ranges, Options{Dir: dir, RunID: "second", Keep: 1, Async: async})
+			f, err := newFleet(params, ranges, Options{Dir: rooted(dir), RunID: "second", Keep: 1, Async: async})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -181,6 +182,10 @@ func TestDiskFull(t *testing.T) {
 				if err == nil || !strings.Contains(err.Error(), "step 3") || !strings.Contains(err.Error(), "no space left") {
 					t.Errorf("rank %d of a disk that is full for rank %d: %v", rank, broken, err)
 				}
+			}
+			var fault *RankError
+			if !errors.As(errs[1-broken], &fault) || fault.Rank != broken || errors.As(errs[broken], &fault) && fault.Rank != broken {
+				t.Errorf("rank %d does not name rank %d: %v", 1-broken, broken, errs[1-broken])
 			}
 			if !errors.Is(errs[broken], syscall.ENOSPC) {
 				t.Errorf("rank %d: %v is not ENOSPC", broken, errs[broken])
@@ -219,7 +224,7 @@ func TestSaveRefuses(t *testing.T) {
 					s.Fields[i].Data = s.Fields[i].Data[2:]
 				}
 			}
-		}, "do not fit together"},
+		}, "do not make the whole state"},
 		{"ranges that overlap", func(rank int, s *Snapshot) {
 			if rank == 1 {
 				s.Ranges[0].Lo -= 2
@@ -227,22 +232,22 @@ func TestSaveRefuses(t *testing.T) {
 					s.Fields[i].Data = append(s.Fields[i].Data, 0, 0)
 				}
 			}
-		}, "do not fit together"},
+		}, "do not make the whole state"},
 		{"a parameter in two ranges", func(_ int, s *Snapshot) {
 			r := s.Ranges[0]
 			s.Ranges = []Range{{r.Lo, r.Lo + 1}, {r.Lo + 1, r.Hi}}
-		}, "lies in 2 ranges"},
+		}, "is cut into 2 ranges"},
 		{"ranges out of order", func(_ int, s *Snapshot) {
 			r := s.Ranges[0]
 			s.Ranges = []Range{{r.Lo + 1, r.Hi}, {r.Lo, r.Lo + 1}}
-		}, "not behind the one before"},
+		}, "overlaps the one before"},
 		{"a slice that is too short", func(rank int, s *Snapshot) { s.Fields[1].Data = s.Fields[1].Data[1:] }, "exp_avg"},
 		{"parameters that overlap", func(rank int, s *Snapshot) { s.Params = overlap }, "overlap"},
 		{"other steps", func(rank int, s *Snapshot) { s.Meta.Step += int64(rank) }, "rank 1: saves step 2"},
 		{"other fields", func(rank int, s *Snapshot) { s.Fields = s.Fields[:3-rank] }, "of layout"},
 	} {
 		dir := t.TempDir()
-		f, err := newFleet(params, ranges, Options{Dir: dir, RunID: "run"})
+		f, err := newFleet(params, ranges, Options{Dir: rooted(dir), RunID: "run"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -265,7 +270,7 @@ func TestSaveRefuses(t *testing.T) {
 
 func TestLostRank(t *testing.T) {
 	params, ranges := small(2)
-	f, err := newFleet(params, ranges, Options{Dir: t.TempDir(), RunID: "run", Async: true})
+	f, err := newFleet(params, ranges, Options{Dir: rooted(t.TempDir()), RunID: "run", Async: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -283,19 +288,68 @@ func TestLostRank(t *testing.T) {
 	}
 }
 
+// A directory in the place of the file latest is found before training, not at the first save.
+func TestLatestIsNoFile(t *testing.T) {
+	dir, _ := saved(t, Options{}, 1)
+	if err := os.Remove(filepath.Join(dir, latestName)); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(filepath.Join(dir, latestName), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if f, err := Lock(rooted(dir), ""); err == nil || !strings.Contains(err.Error(), latestName) {
+		f.Close()
+		t.Errorf("Lock = %v, want a fault of latest", err)
+	}
+	if _, err := NewSaver(NewLocal(1)[0], Options{Dir: rooted(dir), RunID: "run"}); err == nil {
+		t.Error("a saver begins where it cannot end")
+	}
+}
+
+// A disk that does not come to an end is that rank's own fault, and ends its save. When it goes on after
+// all, it finds everything closed.
+func TestDiskThatHangs(t *testing.T) {
+	for _, local := range []string{"", t.TempDir()} {
+		params, ranges := small(2)
+		f, err := newFleet(params, ranges, Options{Dir: rooted(t.TempDir()), RunID: "run", Local: local, Beat: time.Millisecond, Limit: 20 * time.Millisecond})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancelCause(t.Context())
+		hung := make(chan struct{})
+		f.savers[1].wrap = func(w io.Writer) io.Writer {
+			<-hung
+			return w
+		}
+		errs := make([]error, 2)
+		f.each(func(rank int, s *Saver) error {
+			errs[rank] = errors.Join(s.Save(ctx, f.snapshot(rank, 1)), s.Wait())
+			cancel(errs[rank]) // as a run does, which tells the others
+			return nil
+		})
+		if errs[1] == nil || !strings.Contains(errs[1].Error(), "not done its part in 20ms") || errs[0] == nil {
+			t.Errorf("a disk that hangs ended in %v", errs)
+		}
+		if err := f.close(); err != nil {
+			t.Error(err)
+		}
+		close(hung)
+	}
+}
+
 func TestTwoRuns(t *testing.T) {
 	dir := t.TempDir()
-	first, err := NewSaver(NewLocal(1)[0], Options{Dir: dir, RunID: "first"})
+	first, err := NewSaver(NewLocal(1)[0], Options{Dir: rooted(dir), RunID: "first"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := NewSaver(NewLocal(1)[0], Options{Dir: dir, RunID: "second"}); !errors.Is(err, errLocked) {
+	if _, err := NewSaver(NewLocal(1)[0], Options{Dir: rooted(dir), RunID: "second"}); !errors.Is(err, errLocked) {
 		t.Errorf("a second run in the same directory: %v, want that it is locked", err)
 	}
-	if _, err := Lock(dir); !errors.Is(err, errLocked) {
+	if _, err := Lock(rooted(dir), ""); !errors.Is(err, errLocked) {
 		t.Errorf("Lock beside a run: %v, want that it is locked", err)
 	}
-	worker, err := NewSaver(NewLocal(1)[0], Options{Dir: dir, RunID: "first-1", Locked: true})
+	worker, err := NewSaver(NewLocal(1)[0], Options{Dir: rooted(dir), RunID: "first-1", Locked: true})
 	if err != nil {
 		t.Fatalf("where the launcher holds the lock: %v", err)
 	}
@@ -305,14 +359,14 @@ func TestTwoRuns(t *testing.T) {
 	if err := first.Close(); err != nil {
 		t.Fatal(err)
 	}
-	again, err := NewSaver(NewLocal(1)[0], Options{Dir: dir, RunID: "second"})
+	again, err := NewSaver(NewLocal(1)[0], Options{Dir: rooted(dir), RunID: "second"})
 	if err != nil {
 		t.Fatalf("after the first run's end: %v", err)
 	}
 	if err := again.Close(); err != nil {
 		t.Error(err)
 	}
-	if _, err := NewSaver(NewLocal(1)[0], Options{Dir: dir, RunID: "a/../b"}); err == nil {
+	if _, err := NewSaver(NewLocal(1)[0], Options{Dir: rooted(dir), RunID: "a/../b"}); err == nil {
 		t.Error("a run id with a path in it was taken")
 	}
 }
@@ -348,7 +402,7 @@ func TestKeepWhileLoading(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	saved(t, Options{Dir: dir, RunID: "second", Keep: 1}, 3)
+	saved(t, Options{Dir: rooted(dir), RunID: "second", Keep: 1}, 3)
 	if got, want := names(t, dir), []string{"latest", "step-00000001", "step-00000003"}; !slices.Equal(got, want) {
 		t.Errorf("while step 1 is open the directory holds %q, want %q", got, want)
 	}
@@ -356,7 +410,7 @@ func TestKeepWhileLoading(t *testing.T) {
 	if err := c.Close(); err != nil {
 		t.Fatal(err)
 	}
-	saved(t, Options{Dir: dir, RunID: "third", Keep: 1}, 4)
+	saved(t, Options{Dir: rooted(dir), RunID: "third", Keep: 1}, 4)
 	if got, want := names(t, dir), []string{"latest", "step-00000004"}; !slices.Equal(got, want) {
 		t.Errorf("afterwards it holds %q, want %q", got, want)
 	}
@@ -368,7 +422,7 @@ func TestKeepCountsWhole(t *testing.T) {
 	if err := os.Remove(filepath.Join(dir, dirName(3), manifestName)); err != nil {
 		t.Fatal(err)
 	}
-	saved(t, Options{Dir: dir, RunID: "second", Keep: 2}, 4)
+	saved(t, Options{Dir: rooted(dir), RunID: "second", Keep: 2}, 4)
 	if got, want := names(t, dir), []string{"latest", "step-00000002", "step-00000003", "step-00000004"}; !slices.Equal(got, want) {
 		t.Errorf("directory holds %q, want %q", got, want)
 	}

@@ -9,8 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
-	"path/filepath"
 
 	"github.com/cprun/cprun/internal/safetensors"
 )
@@ -18,6 +16,7 @@ import (
 // report is what a rank tells rank 0 of its part of a save.
 type report struct {
 	Rank   int       `json:"rank"`
+	Run    string    `json:"run"` // RunID: of no other start
 	Step   int64     `json:"step"`
 	Layout string    `json:"layout"` // checksum of parameters and fields, the same on every rank
 	File   *FileInfo `json:"file"`   // nil for a rank that owns nothing
@@ -34,10 +33,17 @@ func (r report) encode() []byte {
 	return b
 }
 
-// writeShard writes what this rank owns, and waits until it is on the disk.
+// writeShard writes what this rank owns, and waits until it is on the disk: on this node's own where
+// there is one to be used, else where all ranks write.
 func (s *Saver) writeShard(ctx context.Context, snap Snapshot) report {
-	r := report{Rank: s.group.Rank(), Step: snap.Meta.Step}
+	r := report{Rank: s.group.Rank(), Run: s.o.RunID, Step: snap.Meta.Step}
 	r.Layout, r.File, r.err = s.tryShard(ctx, snap)
+	return r.failed(r.err)
+}
+
+// failed is the report with an error, or with none.
+func (r report) failed(err error) report {
+	r.err = advised(err)
 	r.Error = errText(r.err)
 	return r
 }
@@ -45,6 +51,11 @@ func (s *Saver) writeShard(ctx context.Context, snap Snapshot) report {
 func (s *Saver) tryShard(ctx context.Context, snap Snapshot) (string, *FileInfo, error) {
 	if err := checkLayout(snap.Params, snap.Ranges, snap.Fields); err != nil {
 		return "", nil, err
+	}
+	if s.group.Rank() == 0 {
+		if err := s.newest(); err != nil { // the others need not wait for what will not be committed
+			return "", nil, err
+		}
 	}
 	names := make([]string, len(snap.Fields))
 	for i, f := range snap.Fields {
@@ -58,26 +69,44 @@ func (s *Saver) tryShard(ctx context.Context, snap Snapshot) (string, *FileInfo,
 	if err != nil || len(entries) == 0 {
 		return sum(string(layout)), nil, err
 	}
-	tmp := s.tmpDir(snap.Meta.Step)
-	if err := os.MkdirAll(tmp, 0o755); err != nil {
-		return "", nil, err
-	}
 	info := &FileInfo{
 		Name:    fmt.Sprintf("shard-%05d-of-%05d.safetensors", s.group.Rank(), s.group.Size()),
 		Entries: entries,
 	}
-	if err := s.writeFile(ctx, filepath.Join(tmp, info.Name), info, tensors); err != nil {
+	write := func(dir store) error { return s.writeFile(ctx, dir, info, tensors) }
+	if s.local != nil {
+		err = again(s.local.dir, func() error { return write(s.local.dir) })
+	} else {
+		err = s.inTemp(snap.Meta.Step, write)
+	}
+	if err != nil {
 		return "", nil, fmt.Errorf("shard %s: %w", info.Name, err)
 	}
-	// Rank 0 syncs this directory too, but on a network file system each client has its own
-	// idea of what is on the disk.
-	return sum(string(layout)), info, safetensors.SyncDir(tmp)
+	return sum(string(layout)), info, nil
+}
+
+// inTemp has f write into the directory of a step that has no name yet, anew where its handle becomes
+// stale.
+func (s *Saver) inTemp(step int64, f func(dir store) error) error {
+	return again(s.dir, func() error {
+		tmp, err := s.dir.Sub(s.tmpName(step))
+		if err != nil {
+			return err
+		}
+		defer tmp.Close()
+		if err := f(tmp); err != nil {
+			return err
+		}
+		// Rank 0 syncs this directory too, but on a network file system each client has its own
+		// idea of what is on the disk.
+		return tmp.Sync()
+	})
 }
 
 // writeFile writes the tensors and sets the size and the checksum of info, which is computed
 // on the way, so that the file is not read again.
-func (s *Saver) writeFile(ctx context.Context, path string, info *FileInfo, tensors []safetensors.Entry) error {
-	f, err := os.Create(path)
+func (s *Saver) writeFile(ctx context.Context, dir store, info *FileInfo, tensors []safetensors.Entry) error {
+	f, err := dir.Create(s.tempName(info.Name), info.Name)
 	if err != nil {
 		return err
 	}
@@ -94,7 +123,10 @@ func (s *Saver) writeFile(ctx context.Context, path string, info *FileInfo, tens
 	if err == nil {
 		err = f.Sync()
 	}
-	if err := errors.Join(err, f.Close()); err != nil {
+	if err != nil {
+		return errors.Join(err, f.Discard())
+	}
+	if err := f.Commit(); err != nil {
 		return err
 	}
 	info.Bytes, info.SHA256 = c.n, hex.EncodeToString(hash.Sum(nil))

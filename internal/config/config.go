@@ -4,6 +4,7 @@
 package config
 
 import (
+	"cmp"
 	"time"
 
 	"github.com/cprun/cprun/internal/hf"
@@ -11,6 +12,7 @@ import (
 
 // Config is a resolved train.yaml.
 type Config struct {
+	// The sections, as docs/config.md lists their keys.
 	Model      Model
 	Data       Data
 	Train      Train
@@ -38,8 +40,8 @@ type Model struct {
 
 // Data is where tokens come from.
 type Data struct {
-	Path          string // glob of files, absolute
-	Tokenizer     string // "bytes" or the path of a tokenizer.json; for text only
+	Path          Files
+	Tokenizer     string // Bytes or the absolute path of a tokenizer.json; "" where the model has none, and text is refused
 	SeqLen        int    // global tokens of one sample
 	Shuffle       bool
 	PackDocuments bool
@@ -48,10 +50,10 @@ type Data struct {
 	Validation    Validation
 }
 
-// Validation is the held-out loss: every so many steps (0: never), over so many batches.
+// Validation is the held-out loss: every so many steps (0: never), over so many samples (0: all).
 type Validation struct {
-	Path         string // glob of files, absolute; "" where Every is 0
-	Every, Steps int
+	Path           string // glob of files, absolute; "" where Every is 0
+	Every, Samples int
 }
 
 // Train is the length and the batches of the run.
@@ -87,6 +89,9 @@ type Parallel struct {
 	Data      int    // groups of such ranks
 	Algorithm string // ring, allgather, ulysses, hierarchical, auto
 	Layout    string // zigzag, striped, contiguous, document, auto
+	Transport string // nccl, copy, auto; stays auto
+
+	Deadline time.Duration // how long a rank may stand still; 0: auto
 }
 
 // Attention is the kernel's backend.
@@ -111,10 +116,14 @@ type Memory struct {
 	Offload   string // off
 }
 
-// Checkpoint is how often state is saved (0: only at the end and on SIGTERM) and kept.
+// Checkpoint is how often state is saved and how many checkpoints are kept. It is saved at the end and on
+// a request to stop, too.
 type Checkpoint struct {
-	Every, Keep int
-	Async       bool
+	Every    int           // optimizer steps between two; 0: not by steps
+	Interval time.Duration // since the last; 0: not by time
+	Keep     int           // newest that stay; 0: all
+	Async    bool          // written while training goes on
+	Local    string        // directory of each node where shards are written first; "" for none
 }
 
 // Log is what is reported while training.
@@ -125,5 +134,9 @@ type Log struct {
 	TraceSteps  int
 }
 
-// Deadline is how long a rank waits for another in one transfer before it reports it.
+// Deadline is how long a rank waits for another in one transfer before it reports it, where
+// parallel.deadline is auto and no steps have been timed.
 const Deadline = 5 * time.Minute
+
+// Patience returns how long a rank waits for another, from the start on.
+func (p *Parallel) Patience() time.Duration { return cmp.Or(p.Deadline, Deadline) }

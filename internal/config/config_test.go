@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -56,11 +57,11 @@ func TestPaths(t *testing.T) {
 				t.Errorf("Load(%s) with path %s, flag %s: %v", name, tt.path, tt.flag, err)
 				continue
 			}
-			if want := filepath.Join(dir, tt.want); c.Data.Path != want {
-				t.Errorf("Load(%s) with path %s, flag %s: data.path %s, want %s", name, tt.path, tt.flag, c.Data.Path, want)
+			if want := filepath.Join(dir, tt.want); c.Data.Path[0].Path != want {
+				t.Errorf("Load(%s) with path %s, flag %s: data.path %v, want %s", name, tt.path, tt.flag, c.Data.Path, want)
 			}
-			if m, err := filepath.Glob(c.Data.Path); err != nil || len(m) != 1 {
-				t.Errorf("%s matches %q, %v, want one file", c.Data.Path, m, err)
+			if m, err := filepath.Glob(c.Data.Path[0].Path); err != nil || len(m) != 1 {
+				t.Errorf("%s matches %q, %v, want one file", c.Data.Path[0].Path, m, err)
 			}
 		}
 	}
@@ -118,18 +119,18 @@ func TestResolve(t *testing.T) {
 		chunk              int
 		fault              string
 	}{
-		{"one rank", "", "", 1, Parallel{1, 1, "ring", "zigzag"}, 1024, ""},
-		{"all ranks share", "", "cpu", 3, Parallel{3, 1, "ring", "zigzag"}, 1024, ""},
-		{"context given", "parallel: {context: 2}\ntrain: {global_batch_size: 4, micro_batch_size: 2}", "cpu", 4, Parallel{2, 2, "ring", "zigzag"}, 1024, ""},
-		{"data given", "parallel: {data: 2, algorithm: allgather, layout: striped}\ntrain: {global_batch_size: 2}", "cpu", 8, Parallel{4, 2, "allgather", "striped"}, 1024, ""},
-		{"both given", "parallel: {context: 1, data: 2}\ntrain: {global_batch_size: 2}\nmemory: {loss_chunk: 7}", "cpu", 2, Parallel{1, 2, "ring", "zigzag"}, 7, ""},
-		{"more ranks than cuts", "", "cpu", 5000, Parallel{5000, 1, "ring", "zigzag"}, 1, ""},
+		{"one rank", "", "", 1, Parallel{Context: 1, Data: 1, Algorithm: "ring", Layout: "zigzag", Transport: "auto"}, 1024, ""},
+		{"all ranks share", "", "cpu", 3, Parallel{Context: 3, Data: 1, Algorithm: "ring", Layout: "zigzag", Transport: "auto"}, 1024, ""},
+		{"context given", "parallel: {context: 2}\ntrain: {global_batch_size: 4, micro_batch_size: 2}", "cpu", 4, Parallel{Context: 2, Data: 2, Algorithm: "ring", Layout: "zigzag", Transport: "auto"}, 1024, ""},
+		{"data given", "parallel: {data: 2, algorithm: allgather, layout: striped}\ntrain: {global_batch_size: 2}", "cpu", 8, Parallel{Context: 4, Data: 2, Algorithm: "allgather", Layout: "striped", Transport: "auto"}, 1024, ""},
+		{"both given", "parallel: {context: 1, data: 2}\ntrain: {global_batch_size: 2}\nmemory: {loss_chunk: 7}", "cpu", 2, Parallel{Context: 1, Data: 2, Algorithm: "ring", Layout: "zigzag", Transport: "auto"}, 7, ""},
+		{"more ranks than cuts", "", "cpu", 5000, Parallel{Context: 5000, Data: 1, Algorithm: "ring", Layout: "zigzag", Transport: "auto"}, 1, ""},
 		{"batch", "parallel: {data: 2}", "cpu", 2, Parallel{}, 0, "train.global_batch_size: 1 is not a multiple of micro_batch_size 1 x parallel.data 2; take 2"},
-		{"product", "parallel: {data: 2, context: 2}", "cpu", 8, Parallel{}, 0, "parallel.context: context 2 x data 2 is 4 ranks, and there are 8"},
+		{"product", "parallel: {data: 2, context: 2}", "cpu", 8, Parallel{}, 0, "parallel.context: context 2 x data 2 is 4 ranks, but the run has 8"},
 		{"bf16", "precision: {compute: bf16}", "cpu", 1, Parallel{}, 0, "precision.compute: bf16 needs CUDA"},
-		{"fp16 on CUDA", "precision: {compute: fp16}\nattention: {backend: fused}", "cuda", 2, Parallel{2, 1, "ring", "zigzag"}, 0, ""},
+		{"fp16 on CUDA", "precision: {compute: fp16}\nattention: {backend: fused}", "cuda", 2, Parallel{Context: 2, Data: 1, Algorithm: "ring", Layout: "zigzag", Transport: "auto"}, 0, ""},
 		{"bf16 wire", "precision: {grad_wire: bf16}", "cuda", 2, Parallel{}, 0, "precision.grad_wire: bf16 is not in this build"},
-		{"another wire", "precision: {kv_wire: fp16}", "cuda", 2, Parallel{}, 0, "precision.kv_wire: fp16 is not in this build: keys and values travel in what is computed in, bf16"},
+		{"another wire", "precision: {kv_wire: fp16}", "cuda", 2, Parallel{}, 0, "precision.kv_wire: fp16 is not in this build: keys and values travel in the compute type, bf16"},
 	}
 	for _, tt := range tests {
 		c, err := load("t.yaml", []byte(leastModel+"data: {path: a.txt}\n"+tt.yaml), Options{NoFiles: true}, osDisk{})
@@ -149,7 +150,7 @@ func TestResolve(t *testing.T) {
 		}
 		// The backend is left to package backend, which knows the GPU and its libraries, and on a
 		// GPU what depends on its memory to package plan.
-		text := strings.Replace(string(c.YAML()), "backend: auto", "", 1)
+		text := strings.NewReplacer("backend: auto", "", "deadline: auto", "", "transport: auto", "").Replace(string(c.YAML())) // deadline waits for steps
 		if tt.device == "cuda" {
 			text = strings.NewReplacer("recompute: auto", "", "loss_chunk: auto", "").Replace(text)
 		}
@@ -242,7 +243,7 @@ func countFields(of reflect.Type) int {
 	for f := range of.Fields() {
 		kind := f.Type
 		switch {
-		case f.Name == "Warnings" || f.Name == "TokenIDs" || !f.IsExported():
+		case f.Name == "Warnings" || f.Name == "TokenIDs" || f.Name == "DType" || !f.IsExported():
 			continue
 		case kind.Kind() == reflect.Pointer && kind.Elem().Kind() == reflect.Struct:
 			kind = kind.Elem()
@@ -271,6 +272,30 @@ func TestParseSize(t *testing.T) {
 	for s, want := range bad {
 		if got, err := ParseSize(s); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("ParseSize(%q) = %d, %v, want an error with %q", s, got, err, want)
+		}
+	}
+}
+
+func TestParseTime(t *testing.T) {
+	good := map[string]time.Duration{"0": 0, "0s": 0, "30s": 30 * time.Second, "15m": 15 * time.Minute, "1h30m": 90 * time.Minute, "2h": 2 * time.Hour, "1.5s": 1500 * time.Millisecond}
+	for s, want := range good {
+		got, err := parseTime(s)
+		if err != nil || got != want {
+			t.Errorf("parseTime(%q) = %v, %v, want %v", s, got, err, want)
+		}
+		if again, err := parseTime(formatTime(got)); err != nil || again != got {
+			t.Errorf("%v is written %q and read %v, %v", got, formatTime(got), again, err)
+		}
+	}
+	bad := map[string]string{"": "not a time", "15": "write 15s, 15m or 15h", "-3s": "negative", "3 s": "not a time", "5d": "not a time", "20000h": "the most is 10000h", "9999999999h": "not a time"}
+	for s, want := range bad {
+		if got, err := parseTime(s); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("parseTime(%q) = %v, %v, want an error with %q", s, got, err, want)
+		}
+	}
+	for d, want := range map[time.Duration]string{0: "0s", 15 * time.Minute: "15m", 2 * time.Hour: "2h", 90 * time.Minute: "1h30m", time.Hour + time.Second: "1h0m1s", 10 * time.Second: "10s", 20 * time.Minute: "20m"} {
+		if got := formatTime(d); got != want {
+			t.Errorf("formatTime(%v) = %q, want %q", int64(d), got, want)
 		}
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/cprun/cprun/internal/terminal"
 )
 
 // Fault is one thing wrong with a config: where it stands, which key, and what to write instead.
@@ -14,15 +16,15 @@ type Fault struct {
 	Msg  string
 }
 
-// String is "file:line: key: message", without the parts that are not known.
+// String returns "file:line: key: message", without the parts that are not known.
 func (f Fault) String() string {
 	var b strings.Builder
-	b.WriteString(f.File)
+	b.WriteString(terminal.Name(f.File))
 	if f.Line > 0 {
 		fmt.Fprintf(&b, ":%d", f.Line)
 	}
 	if f.Key != "" {
-		b.WriteString(": " + f.Key)
+		b.WriteString(": " + terminal.Name(f.Key))
 	}
 	return b.String() + ": " + f.Msg
 }
@@ -30,7 +32,7 @@ func (f Fault) String() string {
 // Errors is every fault of a config: those of the file by line, then those of flags.
 type Errors []Fault
 
-// Error is one line for each fault.
+// Error returns one line for each fault.
 func (e Errors) Error() string {
 	lines := make([]string, len(e))
 	for i, f := range e {
@@ -89,8 +91,8 @@ func (f *faults) err() error {
 	return list
 }
 
-// Fault is what was found wrong with a key after loading, in what a file it names holds: an
-// error that names the place of the key, as those of Load do.
+// Fault returns err with the place of the key in front, as the errors of Load have it. It is for what
+// is found after loading, such as in a file that the key names.
 func (c *Config) Fault(key string, err error) error {
 	f := newFaults(c.where)
 	f.add(key, "%s", err)

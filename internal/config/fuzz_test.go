@@ -31,6 +31,8 @@ func (d memDisk) glob(pattern string) (matches []string, err error) {
 	return matches, nil
 }
 
+func (d memDisk) eos(dir string) (int, error) { return -1, nil }
+
 func (d memDisk) readConfig(dir string) (*hf.Config, error) {
 	c := *d[dir]
 	return &c, nil
@@ -64,7 +66,7 @@ func FuzzLoad(f *testing.F) {
 		f.Fatal(err)
 	}
 	for _, set := range []string{"train.steps=1K", "model.from=hf", "data.path=odd[1].txt", "model.rope_scaling={type: yarn, factor: 2, original_max_position_embeddings: 9}",
-		"model.rope_scaling.mscale=0", "log.prometheus=:1", "optimizer.betas=[0,0]", "=", "a.b.c=1", "model.rope_scaling=null", "optimizer.lr=-0.0", "\x9d.\xff=\xfe"} {
+		"model.rope_scaling.mscale=0", "log.prometheus=:1", "optimizer.betas=[0,0]", "=", "a.b.c=1", "model.rope_scaling=null", "optimizer.lr=-0.0", "\x9d.\xff=\xfe", "\xff\x00t\xc7.="} {
 		f.Add(least, set, 6, true)
 	}
 	disk := fuzzDisk()

@@ -3,12 +3,15 @@ package config
 import (
 	"math"
 	"strings"
+	"time"
+
+	"github.com/cprun/cprun/internal/hf"
 )
 
 // A key is one line of train.yaml, as data. Decoding, defaults, bounds, suggestions, writing
 // and docs/config.md all follow from it. Its type is that of the field which at returns:
-// *int, *int64, *float64, *bool, *string, *[2]float64, *[]string, and **float64 or **bool
-// for what may be left unsaid.
+// *int, *int64, *float64, *bool, *string, *time.Duration, *[2]float64, *[]string, and **float64 or
+// **bool for what may be left unsaid.
 type key struct {
 	path string
 	def  string // as in YAML; "" for a key that must be given
@@ -20,11 +23,22 @@ type key struct {
 	word   string
 	wordIs int
 
+	least time.Duration // of times, but for 0 where that is allowed
+
 	choices  []string
-	min, max int64  // of integers; max 0: maxInt
-	within   string // of numbers, an interval: "(0, 1]"
-	rope     string // types of rope scaling that have the key; of rope_scaling alone
-	needs    string // those of them in which it must be given
+	known    func() []string // in the place of choices: those that are registered
+	min, max int64           // of integers; max 0: maxInt
+	within   string          // of numbers, an interval: "(0, 1]"
+	rope     string          // types of rope scaling that have the key; of rope_scaling alone
+	needs    string          // those of them in which it must be given
+}
+
+// allowed lists the words of a key that takes one of several.
+func (k *key) allowed() []string {
+	if k.known != nil {
+		return k.known()
+	}
+	return k.choices
 }
 
 const (
@@ -37,8 +51,8 @@ const (
 
 // sections are the mappings of train.yaml, outer before inner.
 var sections = []struct{ path, doc string }{
-	{"model", "The shape of the model, under the names of a Hugging Face `config.json`. With `from` every key comes from its `config.json`, and what stands here overrides it; without, the keys marked *needed* must be given."},
-	{"model.rope_scaling", "How rotary frequencies are stretched beyond the trained length, as in `config.json`; `null` for not at all. Given at all, it replaces that of `from` whole. `rope_parameters` of newer transformers (with `rope_theta` in it) is read too, and `type` for `rope_type`."},
+	{"model", "The shape of the model, under the names of a Hugging Face `config.json`. With `from`, keys come from its `config.json`, and those given here override it. Without, give the keys marked *needed*."},
+	{"model.rope_scaling", "How rotary frequencies are stretched beyond the trained length, as in `config.json`. `null`: not at all. If given, it replaces the whole section of `from`. `rope_parameters` of transformers 5 (with `rope_theta` in it) is read, too, and `type` for `rope_type`."},
 	{"data", "Where tokens come from."},
 	{"data.validation", "The loss on held-out text."},
 	{"train", "The length and the batches of the run."},
@@ -46,9 +60,9 @@ var sections = []struct{ path, doc string }{
 	{"lr_schedule", "The learning rate over the steps."},
 	{"parallel", "How ranks are grouped: `context` x `data` is the number of ranks."},
 	{"attention", "The attention kernels."},
-	{"precision", "What is computed and sent in."},
+	{"precision", "The types that are computed and sent."},
 	{"memory", "What is kept, recomputed, chunked and sharded."},
-	{"checkpoint", "How often state is saved. It is also saved at the end, and at a SIGTERM or Ctrl-C."},
+	{"checkpoint", "How often state is saved. A run also saves at its end and on SIGTERM or Ctrl-C."},
 	{"log", "What is reported while training."},
 }
 
@@ -57,8 +71,8 @@ var keys = append(modelKeys, runKeys...)
 var modelKeys = []key{
 	{path: "model.from", def: "null", word: "null", at: func(c *Config) any { return &c.Model.From },
 		doc: "Hugging Face directory with `config.json` and `*.safetensors`; null: random weights"},
-	{path: "model.architecture", def: "llama", choices: []string{"llama", "qwen3"}, at: func(c *Config) any { return &c.Model.Architecture },
-		doc: "qwen3 is llama with an RMSNorm on each query and key head"},
+	{path: "model.architecture", def: "llama", known: hf.Families, at: func(c *Config) any { return &c.Model.Architecture },
+		doc: hf.About()},
 	{path: "model.vocab_size", min: 1, at: func(c *Config) any { return &c.Model.VocabSize },
 		doc: "rows of the embedding"},
 	{path: "model.hidden_size", min: 1, at: func(c *Config) any { return &c.Model.HiddenSize },
@@ -77,20 +91,20 @@ var modelKeys = []key{
 		doc: "base of the rotary frequencies"},
 	{path: "model.rope_scaling.rope_type", choices: []string{"linear", "llama3", "yarn", "default"},
 		rope: "linear llama3 yarn", needs: "linear llama3 yarn", at: func(c *Config) any { return &c.Model.RopeScaling.Type },
-		doc: "linear (positions divided by the factor), llama3, yarn (arXiv:2309.00071); default is none"},
+		doc: "linear (positions divided by the factor), llama3, yarn (arXiv:2309.00071); default: no scaling"},
 	{path: "model.rope_scaling.factor", within: "[1, inf)",
 		rope: "linear llama3 yarn", needs: "linear llama3 yarn", at: func(c *Config) any { return &c.Model.RopeScaling.Factor },
 		doc: "how many times the trained length"},
 	{path: "model.rope_scaling.low_freq_factor", within: "(0, inf)", rope: "llama3", needs: "llama3",
-		at: func(c *Config) any { return &c.Model.RopeScaling.LowFreqFactor }, doc: "wavelengths above trained length / this are stretched whole"},
+		at: func(c *Config) any { return &c.Model.RopeScaling.LowFreqFactor }, doc: "wavelengths above trained length / this are stretched by the whole factor"},
 	{path: "model.rope_scaling.high_freq_factor", within: "(0, inf)", rope: "llama3", needs: "llama3",
-		at: func(c *Config) any { return &c.Model.RopeScaling.HighFreqFactor }, doc: "wavelengths below trained length / this are left; above low_freq_factor"},
+		at: func(c *Config) any { return &c.Model.RopeScaling.HighFreqFactor }, doc: "wavelengths below trained length / this stay; above low_freq_factor"},
 	{path: "model.rope_scaling.original_max_position_embeddings", min: 1, rope: "llama3 yarn", needs: "llama3",
-		at: func(c *Config) any { return &c.Model.RopeScaling.OriginalMax }, doc: "trained length, tokens; for yarn max_position_embeddings where not given"},
+		at: func(c *Config) any { return &c.Model.RopeScaling.OriginalMax }, doc: "trained length, tokens; yarn without it takes max_position_embeddings"},
 	{path: "model.rope_scaling.beta_fast", def: "32.0", within: "(0, inf)", rope: "yarn",
-		at: func(c *Config) any { return &c.Model.RopeScaling.BetaFast }, doc: "frequencies with more turns than this over the trained length are left"},
+		at: func(c *Config) any { return &c.Model.RopeScaling.BetaFast }, doc: "frequencies with more turns than this over the trained length stay"},
 	{path: "model.rope_scaling.beta_slow", def: "1.0", within: "(0, inf)", rope: "yarn",
-		at: func(c *Config) any { return &c.Model.RopeScaling.BetaSlow }, doc: "frequencies with fewer turns than this are stretched whole; below beta_fast"},
+		at: func(c *Config) any { return &c.Model.RopeScaling.BetaSlow }, doc: "frequencies with fewer turns than this are stretched by the whole factor; below beta_fast"},
 	{path: "model.rope_scaling.attention_factor", def: "null", word: "null", within: "(0, inf)", rope: "yarn",
 		at: func(c *Config) any { return &c.Model.RopeScaling.AttentionFactor }, doc: "scale of queries and keys; null: from mscale, else 0.1 ln(factor) + 1"},
 	{path: "model.rope_scaling.mscale", def: "null", word: "null", within: "(0, inf)", rope: "yarn",
@@ -104,100 +118,107 @@ var modelKeys = []key{
 	{path: "model.tie_word_embeddings", def: "false", at: func(c *Config) any { return &c.Model.TieWordEmbeddings },
 		doc: "the output matrix is the embedding"},
 	{path: "model.max_position_embeddings", def: "null", word: "null", min: 1, max: maxLen, at: func(c *Config) any { return &c.Model.MaxPositionEmbedding },
-		doc: "longest trained length; a longer seq_len without rope_scaling is warned of; null: not said, and an export says what seq_len and rope_scaling reach"},
+		doc: "longest trained length, tokens; a longer seq_len without rope_scaling gives a warning; null: unknown, and an export writes what seq_len and rope_scaling reach"},
 	{path: "model.initializer_range", def: "0.02", within: "[0, inf)", at: func(c *Config) any { return &c.Model.InitializerRange },
 		doc: "standard deviation of random weights"},
 	{path: "model.sliding_window", def: "null", word: "null", min: 1, max: maxLen, at: func(c *Config) any { return &c.Model.SlidingWindow },
 		doc: "a token sees itself and the sliding_window - 1 tokens before it; null: all before it"},
 	{path: "model.layer_types", def: "null", word: "null", choices: []string{"full_attention", "sliding_attention"}, at: func(c *Config) any { return &c.Model.LayerTypes },
-		doc: "which layers slide, one word each; null: every layer, where sliding_window is set"},
+		doc: "one word for each layer; null: every layer slides if sliding_window is set"},
 }
 
 var runKeys = []key{
 	{path: "data.path", at: func(c *Config) any { return &c.Data.Path },
-		doc: "files, a glob of one kind: llm.c `.bin`, Megatron `.bin` with its `.idx`, raw text, or `.jsonl` with `text`"},
-	{path: "data.tokenizer", def: "bytes", at: func(c *Config) any { return &c.Data.Tokenizer },
-		doc: "of text: `bytes`, or the path of a Hugging Face `tokenizer.json` (not in this build)"},
+		doc: "file or glob, of one kind: llm.c `.bin`, Megatron `.bin` with its `.idx`, raw text, or `.jsonl` with `text`, or `input_ids` and maybe `labels`; or a list of globs, which are read one after the other; or a list of `{path: …, weight: …}`, which are mixed"},
+	{path: "data.tokenizer", def: "auto", word: "auto", at: func(c *Config) any { return &c.Data.Tokenizer },
+		doc: "for text: `bytes`, or the path of a Hugging Face `tokenizer.json` or of its directory; auto: that of `model.from`, `bytes` where the model is made by this config"},
 	{path: "data.seq_len", def: "4096", min: 1, max: maxLen, at: func(c *Config) any { return &c.Data.SeqLen },
-		doc: "global tokens of one sample; any length, spans may be uneven"},
+		doc: "tokens of one sample, over all ranks; any length, the ranks need not divide it"},
 	{path: "data.shuffle", def: "true", at: func(c *Config) any { return &c.Data.Shuffle },
 		doc: "false: sample i is tokens [i*seq_len, (i+1)*seq_len], targets shifted by one"},
 	{path: "data.pack_documents", def: "false", at: func(c *Config) any { return &c.Data.PackDocuments },
-		doc: "attention and positions stay inside documents: cut at eos_token_id; without one at the files and lines of text, and where Megatron's `.idx` says"},
+		doc: "attention and positions stay inside documents. `.bin` files end them at eos_token_id, and those without that token where Megatron's `.idx` says; text ends them at the end of a file or `.jsonl` line"},
 	{path: "data.eos_token_id", def: "null", word: "null", wordIs: -1, at: func(c *Config) any { return &c.Data.EOSTokenID },
-		doc: "token that ends a document; below vocab_size; needed to pack documents of `.bin` files without an `.idx`"},
+		doc: "token that ends a document; below vocab_size; needed to pack documents of `.bin` files without an `.idx`; null: that of `model.from` (of its `config.json`, `generation_config.json` or tokenizer; with `bytes` only one above 255), else none"},
 	{path: "data.seed", def: "1", max: maxSeed, at: func(c *Config) any { return &c.Data.Seed },
-		doc: "of the shuffle"},
+		doc: "seed of the shuffle"},
 	{path: "data.validation.path", def: "null", word: "null", at: func(c *Config) any { return &c.Data.Validation.Path },
-		doc: "held-out files, a glob; needed where every is above 0"},
+		doc: "held-out file or glob; needed if every is above 0"},
 	{path: "data.validation.every", def: "0", at: func(c *Config) any { return &c.Data.Validation.Every },
 		doc: "optimizer steps between two validations; 0: never"},
-	{path: "data.validation.steps", def: "0", at: func(c *Config) any { return &c.Data.Validation.Steps },
-		doc: "batches of one validation, each of micro_batch_size x data samples; at least 1 where every is above 0"},
+	{path: "data.validation.samples", def: "0", at: func(c *Config) any { return &c.Data.Validation.Samples },
+		doc: "samples of one validation, the first of the files, the same for every number of ranks; 0: all"},
 
 	{path: "train.steps", def: "100", min: 1, at: func(c *Config) any { return &c.Train.Steps },
 		doc: "optimizer steps"},
 	{path: "train.global_batch_size", def: "1", min: 1, at: func(c *Config) any { return &c.Train.GlobalBatchSize },
 		doc: "samples of one optimizer step, over all data-parallel groups"},
 	{path: "train.micro_batch_size", def: "1", min: 1, at: func(c *Config) any { return &c.Train.MicroBatchSize },
-		doc: "samples of one pass of one group; the rest is gradient accumulation"},
+		doc: "samples of one pass of one group; further samples are accumulated"},
 	{path: "train.seed", def: "1", max: maxSeed, at: func(c *Config) any { return &c.Train.Seed },
-		doc: "of random weights"},
+		doc: "seed of random weights"},
 	{path: "train.deterministic", def: "false", at: func(c *Config) any { return &c.Train.Deterministic },
-		doc: "the same config and ranks give the same bits"},
+		doc: "the same config on as many ranks gives the same bits"},
 
-	{path: "optimizer.name", def: "adamw", choices: []string{"adamw"}, at: func(c *Config) any { return &c.Optimizer.Name }, doc: "the rule"},
+	{path: "optimizer.name", def: "adamw", choices: []string{"adamw"}, at: func(c *Config) any { return &c.Optimizer.Name }, doc: "the algorithm"},
 	{path: "optimizer.lr", def: "3.0e-4", within: "[0, inf)", at: func(c *Config) any { return &c.Optimizer.LR }, doc: "highest learning rate"},
 	{path: "optimizer.betas", def: "[0.9, 0.95]", within: "[0, 1)", at: func(c *Config) any { return &c.Optimizer.Betas },
-		doc: "decay of the means of the gradient and of its square"},
-	{path: "optimizer.eps", def: "1.0e-8", within: "(0, inf)", at: func(c *Config) any { return &c.Optimizer.Eps }, doc: "added to the root of the mean square"},
-	{path: "optimizer.weight_decay", def: "0.1", within: "[0, inf)", at: func(c *Config) any { return &c.Optimizer.WeightDecay }, doc: "times the learning rate"},
+		doc: "decay of the running means of the gradient and of its square"},
+	{path: "optimizer.eps", def: "1.0e-8", within: "(0, inf)", at: func(c *Config) any { return &c.Optimizer.Eps }, doc: "added to the root of the running mean square"},
+	{path: "optimizer.weight_decay", def: "0.1", within: "[0, inf)", at: func(c *Config) any { return &c.Optimizer.WeightDecay }, doc: "a step takes this x learning rate of each weight off it"},
 	{path: "optimizer.grad_clip", def: "1.0", within: "[0, inf)", at: func(c *Config) any { return &c.Optimizer.GradClip }, doc: "largest global norm of the gradient; 0: off"},
 
 	{path: "lr_schedule.name", def: "cosine", choices: []string{"cosine", "linear", "constant", "wsd"}, at: func(c *Config) any { return &c.LRSchedule.Name },
 		doc: "wsd is warmup, stable, decay"},
-	{path: "lr_schedule.warmup_steps", def: "0", at: func(c *Config) any { return &c.LRSchedule.WarmupSteps }, doc: "steps from 0 up to lr; at most train.steps"},
+	{path: "lr_schedule.warmup_steps", def: "0", at: func(c *Config) any { return &c.LRSchedule.WarmupSteps }, doc: "steps in which the rate rises from 0 to lr; at most train.steps"},
 	{path: "lr_schedule.min_lr", def: "3.0e-5", within: "[0, inf)", at: func(c *Config) any { return &c.LRSchedule.MinLR },
-		doc: "what the rate falls to, not of constant: reached one step after the last, as in llm.c, transformers and torchtitan; where not given, at most lr"},
+		doc: "the rate falls to this (not with constant), one step after the last, as in llm.c, transformers and torchtitan; the default is never above lr"},
 
 	{path: "parallel.context", def: "auto", word: "auto", min: 1, max: maxRanks, at: func(c *Config) any { return &c.Parallel.Context },
 		doc: "ranks that share one sequence; auto: all ranks / data"},
 	{path: "parallel.data", def: "auto", word: "auto", min: 1, max: maxRanks, at: func(c *Config) any { return &c.Parallel.Data },
 		doc: "groups of such ranks; auto: all ranks / context"},
 	{path: "parallel.algorithm", def: "auto", choices: []string{"ring", "allgather", "ulysses", "hierarchical", "auto"}, at: func(c *Config) any { return &c.Parallel.Algorithm },
-		doc: "how keys and values meet queries; auto: ring; ulysses and hierarchical are not in this build"},
+		doc: "how keys and values reach the queries; auto: ring; ulysses and hierarchical are not in this build"},
 	{path: "parallel.layout", def: "auto", choices: []string{"zigzag", "striped", "contiguous", "document", "auto"}, at: func(c *Config) any { return &c.Parallel.Layout },
 		doc: "which rank holds which positions; auto: zigzag, or document with pack_documents"},
+	{path: "parallel.transport", def: "auto", choices: []string{"nccl", "copy", "auto"}, at: func(c *Config) any { return &c.Parallel.Transport },
+		doc: "what moves keys and values between GPUs: nccl, or copy (copy engines, of one host); auto: copy where the GPUs reach each other's memory; on CPU write auto"},
+	{path: "parallel.deadline", def: "auto", word: "auto", least: time.Second, at: func(c *Config) any { return &c.Parallel.Deadline },
+		doc: "how long a rank may stall before the others name it and end the run; auto: 5m until steps have been timed, then 20 times the longest step, from 2m to 5m, and never less than 5 steps"},
 
 	{path: "attention.backend", def: "auto", choices: []string{"flash", "fused", "unfused", "reference", "auto"}, at: func(c *Config) any { return &c.Attention.Backend },
-		doc: "flash (tiles), fused (cuDNN), unfused (matrix products), reference (slow and plain); auto: the fastest that can run, see docs/backends.md; fused and unfused need CUDA"},
+		doc: "flash (our kernels), fused (cuDNN, needs CUDA), reference (float64, slow), unfused (not in this build); auto: the fastest that can run, see docs/backends.md"},
 	{path: "attention.debug", def: "0", max: 2, at: func(c *Config) any { return &c.Attention.Debug },
-		doc: "0 quiet, 1 what was chosen, 2 every rule that spoke"},
+		doc: "0: quiet; 1: what was chosen; 2: also every rule that rejected a backend"},
 
 	{path: "precision.compute", def: "auto", choices: []string{"bf16", "fp16", "fp32", "auto"}, at: func(c *Config) any { return &c.Precision.Compute },
-		doc: "auto: bf16 on CUDA, fp32 on CPU, which has no other; with fp16 the loss is scaled, so that small gradients do not become 0"},
+		doc: "auto: bf16 on CUDA, fp32 on CPU, which has no other; fp16 scales the loss, so that small gradients do not become 0"},
 	{path: "precision.grad_wire", def: "fp32", choices: []string{"fp32", "bf16"}, at: func(c *Config) any { return &c.Precision.GradWire },
 		doc: "gradients between ranks; bf16 is not in this build"},
 	{path: "precision.kv_wire", def: "auto", choices: []string{"bf16", "fp16", "fp32", "auto"}, at: func(c *Config) any { return &c.Precision.KVWire },
-		doc: "keys and values between ranks; auto: as compute, which is all that this build has"},
-	{path: "precision.fp8", def: "off", choices: []string{"off"}, at: func(c *Config) any { return &c.Precision.FP8 }, doc: "no recipe is in this build"},
+		doc: "keys and values between ranks; auto: as compute; nothing else is in this build"},
+	{path: "precision.fp8", def: "off", choices: []string{"off"}, at: func(c *Config) any { return &c.Precision.FP8 }, doc: "FP8 is not in this build"},
 
 	{path: "memory.recompute", def: "auto", choices: []string{"none", "selective", "full", "auto"}, at: func(c *Config) any { return &c.Memory.Recompute },
-		doc: "activations computed again in the backward pass; auto: none on CPU; on CUDA none, else selective, else full, whichever fits the memory first"},
+		doc: "activations that the backward pass computes again; auto: none on CPU; on CUDA the first of none, selective, full that fits the memory"},
 	{path: "memory.loss_chunk", def: "auto", word: "auto", min: 1, max: maxLen, at: func(c *Config) any { return &c.Memory.LossChunk },
-		doc: "tokens whose logits stand in memory at once; auto: a rank's tokens of one pass, at most 1024; on CUDA 8192, less where memory is short"},
+		doc: "tokens whose logits are in memory at once; auto: a rank's tokens of one pass, at most 1024; on CUDA at most 8192, less if memory is short"},
 	{path: "memory.shard", def: "auto", choices: []string{"none", "optimizer", "gradients", "parameters", "auto"}, at: func(c *Config) any { return &c.Memory.Shard },
-		doc: "what is spread over the ranks; gradients include the optimizer; auto: none on CPU and on one rank, gradients on CUDA; parameters are not in this build"},
-	{path: "memory.offload", def: "off", choices: []string{"off"}, at: func(c *Config) any { return &c.Memory.Offload }, doc: "nothing is moved to host memory in this build"},
+		doc: "what is spread over the ranks; gradients: optimizer state and gradients; auto: gradients on several GPUs, else none; parameters is not in this build"},
+	{path: "memory.offload", def: "off", choices: []string{"off"}, at: func(c *Config) any { return &c.Memory.Offload }, doc: "offload to host memory is not in this build"},
 
-	{path: "checkpoint.every", def: "0", at: func(c *Config) any { return &c.Checkpoint.Every }, doc: "optimizer steps between two checkpoints; 0: only at the end"},
-	{path: "checkpoint.keep", def: "3", at: func(c *Config) any { return &c.Checkpoint.Keep }, doc: "newest checkpoints that stay; 0: all"},
-	{path: "checkpoint.async", def: "true", at: func(c *Config) any { return &c.Checkpoint.Async }, doc: "written while training goes on"},
+	{path: "checkpoint.every", def: "0", at: func(c *Config) any { return &c.Checkpoint.Every }, doc: "optimizer steps between two checkpoints; 0: as interval says"},
+	{path: "checkpoint.interval", def: "15m", at: func(c *Config) any { return &c.Checkpoint.Interval }, doc: "most time between two checkpoints; 0: no limit"},
+	{path: "checkpoint.keep", def: "3", at: func(c *Config) any { return &c.Checkpoint.Keep }, doc: "how many of the newest checkpoints stay; 0: all"},
+	{path: "checkpoint.async", def: "true", at: func(c *Config) any { return &c.Checkpoint.Async }, doc: "write while training goes on"},
+	{path: "checkpoint.local", def: "null", word: "null", at: func(c *Config) any { return &c.Checkpoint.Local },
+		doc: "directory on a disk of each node, such as `/scratch`: shards are written there first, and copied to the run directory while training goes on; null: they are written to the run directory"},
 
 	{path: "log.every", def: "1", min: 1, at: func(c *Config) any { return &c.Log.Every }, doc: "optimizer steps between two lines"},
-	{path: "log.tensorboard", def: "true", at: func(c *Config) any { return &c.Log.TensorBoard }, doc: "TensorBoard event files in the run directory"},
+	{path: "log.tensorboard", def: "true", at: func(c *Config) any { return &c.Log.TensorBoard }, doc: "write TensorBoard event files to the run directory"},
 	{path: "log.prometheus", def: `""`, at: func(c *Config) any { return &c.Log.Prometheus }, doc: "address to serve metrics on, such as `:9090`; empty: none"},
-	{path: "log.trace_steps", def: "0", at: func(c *Config) any { return &c.Log.TraceSteps }, doc: "steps recorded in `trace.json`"},
+	{path: "log.trace_steps", def: "0", at: func(c *Config) any { return &c.Log.TraceSteps }, doc: "steps to record in `trace.json`"},
 }
 
 // What follows from the table, for lookups.

@@ -3,12 +3,11 @@ package config
 import (
 	"errors"
 	"fmt"
-	"io"
-	"os"
 	"reflect"
 	"slices"
 	"strings"
 
+	"github.com/cprun/cprun/internal/files"
 	"github.com/cprun/cprun/internal/hf"
 )
 
@@ -29,16 +28,20 @@ type Options struct {
 // Relative paths in the file are relative to its directory if they exist there, else to the
 // working directory; those of flags the other way round. In the result they are absolute.
 func Load(path string, opts Options) (*Config, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, Errors{{File: path, Msg: fmt.Sprintf("the config is not readable: %v", err)}}
+	text, err := files.Read(path, maxFile)
+	if errors.Is(err, files.ErrTooLong) {
+		err = fmt.Errorf("it is longer than the %d bytes that a config may have", maxFile)
 	}
-	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, maxFile+1))
 	if err != nil {
 		return nil, Errors{{File: path, Msg: fmt.Sprintf("the config is not readable: %v", err)}}
 	}
 	return load(path, text, opts, osDisk{})
+}
+
+// Parse does what Load does with a text that was read, such as a resolved config that was handed on.
+// The name is for errors; relative paths are relative to its directory.
+func Parse(name string, text []byte, opts Options) (*Config, error) {
+	return load(name, text, opts, osDisk{})
 }
 
 // A loader turns a source into a Config.
@@ -73,6 +76,8 @@ func load(name string, text []byte, opts Options, disk disk) (*Config, error) {
 	l.derive()
 	l.bounds()
 	l.resolvePaths()
+	l.resolveTokenizer()
+	l.ownEOS()
 	rules(l.cfg, f)
 	l.checkData()
 	if opts.Ranks > 0 {
@@ -125,7 +130,7 @@ func (l *loader) decodeFrom() {
 	}
 	dir, tried := l.find(l.cfg.Model.From, l.where.of(k.path).line == 0, l.disk.isDir)
 	l.cfg.Model.From = dir
-	if tried != "" && l.opts.NoFiles {
+	if tried != "" && l.opts.NoFiles && l.modelGiven() {
 		return
 	}
 	if tried != "" {
@@ -157,6 +162,17 @@ func (l *loader) decodeFrom() {
 	}
 }
 
+// modelGiven reports whether every key of the model stands in the file that is needed without
+// model.from.
+func (l *loader) modelGiven() bool {
+	for i := range keys {
+		if k := &keys[i]; strings.HasPrefix(k.path, "model.") && k.def == "" && k.rope == "" && l.values[k.path] == nil {
+			return false
+		}
+	}
+	return true
+}
+
 // eachRope visits the keys of rope_scaling.
 func (l *loader) eachRope(visit func(*key)) {
 	for i := range keys {
@@ -185,7 +201,7 @@ func (l *loader) decodeRope() {
 	l.cfg.Model.RopeScaling = r
 	typeKey := keyAt[ropeSection+".rope_type"]
 	if n := l.values[typeKey.path]; n == nil {
-		l.add(typeKey.path, "missing; write one of %s", strings.Join(typeKey.choices, ", "))
+		l.add(typeKey.path, "missing; write one of %s", strings.Join(typeKey.allowed(), ", "))
 	} else {
 		l.decodeKey(typeKey)
 	}

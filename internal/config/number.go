@@ -6,6 +6,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"time"
 )
 
 var (
@@ -97,6 +98,37 @@ func formatFloat(v float64) string {
 		return mantissa + "e" + exponent
 	}
 	return mantissa
+}
+
+// longest is more than any run takes.
+const longest = 10000 * time.Hour
+
+// parseTime reads a time such as 30s, 5m or 1h30m; 0 needs no unit.
+func parseTime(s string) (time.Duration, error) {
+	d, err := time.ParseDuration(s)
+	switch {
+	case err != nil && floatRE.MatchString(s):
+		return 0, fmt.Errorf("%s has no unit; write %ss, %sm or %sh", short(s), short(s), short(s), short(s))
+	case err != nil:
+		return 0, fmt.Errorf("%s is not a time; write one such as 30s, 5m or 2h", found(s))
+	case d < 0:
+		return 0, fmt.Errorf("%s is negative", short(s))
+	case d > longest:
+		return 0, fmt.Errorf("%s is too long; the most is %s", short(s), formatTime(longest))
+	}
+	return d, nil
+}
+
+// formatTime writes a time without units of which there are none: 15m, where Go has 15m0s.
+func formatTime(d time.Duration) string {
+	s := d.String()
+	if strings.HasSuffix(s, "m0s") {
+		s = strings.TrimSuffix(s, "0s")
+	}
+	if strings.HasSuffix(s, "h0m") {
+		s = strings.TrimSuffix(s, "0m")
+	}
+	return s
 }
 
 // short is a word of the user's, cut where it would fill the terminal.

@@ -17,6 +17,7 @@ type disk interface {
 	glob(pattern string) ([]string, error)
 	workDir() string
 	readConfig(dir string) (*hf.Config, error)
+	eos(dir string) (int, error)
 }
 
 type osDisk struct{}
@@ -40,6 +41,8 @@ func (osDisk) workDir() string {
 	}
 	return dir
 }
+
+func (osDisk) eos(dir string) (int, error) { return hf.EOS(dir) }
 
 func (osDisk) readConfig(dir string) (*hf.Config, error) { return hf.ReadConfig(dir) }
 
@@ -121,23 +124,35 @@ var dataPaths = []string{"data.path", "data.validation.path"}
 // resolvePaths makes the paths of data absolute and reports those that lead nowhere.
 func (l *loader) resolvePaths() {
 	for _, path := range dataPaths {
-		field := keyAt[path].at(l.cfg).(*string)
-		if *field == "" {
-			if path == "data.path" && l.ok(path) {
-				l.add(path, "it is empty; %s", dataWanted)
+		for _, field := range l.globsOf(path) {
+			if !l.ok(path) {
+				break
 			}
-			continue
+			given := *field
+			if given == "" {
+				l.add(path, "it is empty; %s", dataWanted)
+				break
+			}
+			abs, tried := l.findGlob(given, l.where.of(path).line == 0)
+			if *field = abs; tried != "" && !l.opts.NoFiles {
+				l.add(path, "%s", l.globFault(given, abs, tried))
+			}
 		}
-		if !l.ok(path) {
-			continue
-		}
-		given := *field
-		abs, tried := l.findGlob(given, l.where.of(path).line == 0)
-		if *field = abs; tried == "" || l.opts.NoFiles {
-			continue
-		}
-		l.add(path, "%s", l.globFault(given, abs, tried))
 	}
+}
+
+// globsOf is the fields of a key that hold globs.
+func (l *loader) globsOf(path string) (globs []*string) {
+	if path != "data.path" {
+		if v := &l.cfg.Data.Validation.Path; *v != "" {
+			return []*string{v}
+		}
+		return nil
+	}
+	for i := range l.cfg.Data.Path {
+		globs = append(globs, &l.cfg.Data.Path[i].Path)
+	}
+	return globs
 }
 
 // globFault says why a pattern matches no file.
@@ -163,15 +178,18 @@ const dataWanted = "name files of tokens or text, such as corpus/*.bin"
 // checkData checks what the paths of data lead to, by the endings of the files.
 func (l *loader) checkData() {
 	for _, path := range dataPaths {
-		pattern := *keyAt[path].at(l.cfg).(*string)
-		if pattern == "" || !l.ok(path) {
-			continue
+		for _, pattern := range l.globsOf(path) {
+			if !l.ok(path) {
+				break
+			}
+			files := l.files(*pattern)
+			if l.opts.NoFiles {
+				files = []string{*pattern}
+			}
+			tokens := l.areTokens(path, files)
+			text := !tokens && len(files) > 0 && filepath.Ext(files[0]) != ".jsonl"
+			dataRules(l.cfg, l.faults, path, tokens, l.indexed(*pattern), text, l.fromRead)
 		}
-		files := l.files(pattern)
-		if l.opts.NoFiles {
-			files = []string{pattern}
-		}
-		dataRules(l.cfg, l.faults, path, l.areTokens(path, files), l.indexed(pattern))
 	}
 }
 

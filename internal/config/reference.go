@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// Reference is every key with its type, default and meaning, section by section, as Markdown.
+// Reference returns every key with its type, default and meaning, section by section, as Markdown.
 // docs/config.md holds it.
 func Reference() string {
 	var b strings.Builder

@@ -1,10 +1,11 @@
 package config
 
 // Resolve replaces every auto by what the number of ranks and the device ("cuda", or anything
-// else for the CPU) make of it, and checks the rules that depend on them. Three autos stay,
-// which depend on more: attention.backend on the GPU and its libraries, which package backend
-// knows; on a GPU, memory.recompute and memory.loss_chunk on what its memory has room for,
-// which package plan knows. The error is Errors.
+// else for the CPU) make of it, and checks the rules that depend on them. Five autos stay,
+// which depend on more: parallel.deadline on the time that steps take; parallel.transport on how the
+// GPUs are connected; attention.backend on the GPU and its libraries, which package backend knows; on
+// a GPU, memory.recompute and memory.loss_chunk on what its memory has room for, which package plan
+// knows. The error is Errors.
 func (c *Config) Resolve(ranks int, device string) error {
 	f := newFaults(c.where)
 	c.resolve(ranks, device, f)
@@ -58,14 +59,14 @@ func (c *Config) resolveGroups(ranks int, f *faults) {
 		return
 	}
 	if ranks > maxRanks {
-		f.add(contextKey, "there are %d ranks; the most is %d", ranks, maxRanks)
+		f.add(contextKey, "%d ranks are too many; the most is %d", ranks, maxRanks)
 		return
 	}
 	const fix = "write auto, or start another number of processes with --nproc"
 	switch {
 	case p.Context > 0 && p.Data > 0:
 		if p.Context*p.Data != ranks {
-			f.add(contextKey, "context %d x data %d is %d ranks, and there are %d; %s", p.Context, p.Data, p.Context*p.Data, ranks, fix)
+			f.add(contextKey, "context %d x data %d is %d ranks, but the run has %d; %s", p.Context, p.Data, p.Context*p.Data, ranks, fix)
 			return
 		}
 	case p.Context > 0:
@@ -89,7 +90,7 @@ func (c *Config) resolveGroups(ranks int, f *faults) {
 	}
 	if h, kv := c.Model.NumAttentionHeads, c.Model.NumKeyValueHeads; p.Algorithm == "ulysses" && (h%p.Context != 0 || kv%p.Context != 0) &&
 		f.ok("model.from", "model.num_attention_heads", "model.num_key_value_heads") {
-		f.add("parallel.algorithm", "ulysses gives each of %d ranks whole heads, and %d query and %d key-value heads do not divide by that; write ring", p.Context, h, kv)
+		f.add("parallel.algorithm", "ulysses needs heads that divide by %d ranks, and there are %d query and %d key-value heads; write ring", p.Context, h, kv)
 	}
 }
 
@@ -104,9 +105,11 @@ func cpuRules(c *Config, f *faults) {
 			f.add(at.path, "%s needs CUDA; on CPU write fp32", at.value)
 		}
 	}
-	if b := c.Attention.Backend; f.ok("attention.backend") && (b == "fused" || b == "unfused") {
-		library := map[string]string{"fused": "cuDNN", "unfused": "matrix products of cuBLASLt"}[b]
-		f.add("attention.backend", "%s is %s and needs CUDA; on CPU write flash or reference", b, library)
+	if t := c.Parallel.Transport; f.ok("parallel.transport") && t != "auto" {
+		f.add("parallel.transport", "%s moves data between GPUs; on CPU write auto", t)
+	}
+	if why := map[string]string{"fused": "is cuDNN and needs CUDA", "unfused": "is not in this build"}[c.Attention.Backend]; why != "" && f.ok("attention.backend") {
+		f.add("attention.backend", "%s %s; on CPU write flash or reference", c.Attention.Backend, why)
 	}
 }
 
@@ -114,9 +117,9 @@ func cpuRules(c *Config, f *faults) {
 func wireRules(c *Config, f *faults) {
 	p := &c.Precision
 	if f.ok("precision.grad_wire") && p.GradWire != "fp32" {
-		f.add("precision.grad_wire", "%s is not in this build: gradients are summed and sent in fp32; write that", p.GradWire)
+		f.add("precision.grad_wire", "%s is not in this build; write fp32", p.GradWire)
 	}
 	if f.ok("precision.kv_wire", "precision.compute") && p.KVWire != "auto" && p.KVWire != p.Compute {
-		f.add("precision.kv_wire", "%s is not in this build: keys and values travel in what is computed in, %s; write auto", p.KVWire, p.Compute)
+		f.add("precision.kv_wire", "%s is not in this build: keys and values travel in the compute type, %s; write auto", p.KVWire, p.Compute)
 	}
 }

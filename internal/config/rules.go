@@ -1,7 +1,9 @@
 package config
 
 import (
+	"fmt"
 	"net"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -34,14 +36,14 @@ func modelRules(c *Config, f *faults) {
 		if !f.where.given(path) && m.From == "" {
 			path, from = "model.hidden_size", " (hidden_size / num_attention_heads)"
 		}
-		f.add(path, "head_dim is %d%s; rope turns pairs, so it must be even", m.HeadDim, from)
+		f.add(path, "head_dim is %d%s, but must be even, since rope rotates pairs", m.HeadDim, from)
 	}
 	types := m.LayerTypes
 	if len(types) == 0 || !f.ok("model.layer_types", "model.num_hidden_layers") {
 		return
 	}
 	if len(types) != m.NumHiddenLayers {
-		f.add("model.layer_types", "it has %d entries; num_hidden_layers is %d", len(types), m.NumHiddenLayers)
+		f.add("model.layer_types", "has %d entries for %d layers; give one for each", len(types), m.NumHiddenLayers)
 	} else if m.SlidingWindow == 0 && f.ok("model.sliding_window") && slices.Contains(types, "sliding_attention") {
 		f.add("model.layer_types", "layer %d is sliding_attention, and sliding_window is null; give it a number of tokens", slices.Index(types, "sliding_attention"))
 	}
@@ -79,16 +81,16 @@ func trainRules(c *Config, f *faults) {
 		f.add("data.eos_token_id", "token %d is outside the vocabulary; vocab_size is %d", d.EOSTokenID, c.Model.VocabSize)
 	}
 	if f.ok("parallel.layout", "data.pack_documents") && c.Parallel.Layout == "document" && !d.PackDocuments {
-		f.add("parallel.layout", "document cuts at documents, and data.pack_documents is false; set it, or write zigzag")
+		f.add("parallel.layout", "document needs data.pack_documents: true; set it, or write zigzag")
 	}
 	v := &d.Validation
 	if v.Every > 0 && f.ok("data.validation.every") {
 		if v.Path == "" && f.ok("data.validation.path") {
-			f.add("data.validation.path", "missing; validation.every is %d, so name held-out files", v.Every)
+			f.add("data.validation.path", "missing, since validation.every is %d; name held-out files, or set every to 0", v.Every)
 		}
-		if v.Steps == 0 && f.ok("data.validation.steps") {
-			f.add("data.validation.steps", "missing or 0; validation.every is %d, so give the batches of one validation, at least 1", v.Every)
-		}
+	}
+	if p := c.Checkpoint.Local; f.ok("checkpoint.local") && p != "" && !filepath.IsAbs(p) {
+		f.add("checkpoint.local", "%s is a relative path, and every node has its own disk; write an absolute one such as /scratch", found(p))
 	}
 	if p := c.Log.Prometheus; f.ok("log.prometheus") && p != "" {
 		_, port, err := net.SplitHostPort(p)
@@ -99,30 +101,32 @@ func trainRules(c *Config, f *faults) {
 }
 
 // dataRules checks the keys that depend on what the files hold, tokens or text. indexed: where
-// documents of tokens end is known without a token that says so.
-func dataRules(c *Config, f *faults, path string, tokens, indexed bool) {
+// documents of tokens end is known without a token that says so. text: they cannot hold ids either.
+// read: the directory of the model was.
+func dataRules(c *Config, f *faults, path string, tokens, indexed, text, read bool) {
 	switch {
+	case text && read && c.Data.Tokenizer == "" && f.ok("model.from", tokenizerKey):
+		f.add(tokenizerKey, "%s", c.NoTokenizer())
 	case tokens && !indexed && c.Data.PackDocuments && c.Data.EOSTokenID < 0 && f.ok("data.pack_documents", "data.eos_token_id"):
-		f.add("data.pack_documents", "documents of .bin files without an .idx end at data.eos_token_id, which is null; give it the token's number")
-	case !tokens && c.Data.Tokenizer == "bytes" && c.Model.VocabSize < 256 && f.ok("model.from", "model.vocab_size", "data.tokenizer"):
-		f.add("model.vocab_size", "%d is too small for the text of %s: bytes are 256 tokens", c.Model.VocabSize, path)
+		f.add("data.pack_documents", "documents of .bin files without an .idx end at data.eos_token_id, which is null; set it to the token's number")
+	case text && c.Data.Tokenizer == Bytes && c.Model.VocabSize < 256 && f.ok("model.from", "model.vocab_size", "data.tokenizer"):
+		f.add("model.vocab_size", "%d is too small for the text of %s; bytes need 256 tokens", c.Model.VocabSize, path)
 	}
+}
+
+// NoTokenizer says why text cannot be trained on where model.from has no tokenizer.json.
+func (c *Config) NoTokenizer() string {
+	return fmt.Sprintf("there is no tokenizer.json in %s, and text needs the tokenizer that the model was trained with; transformers writes one "+
+		"(AutoTokenizer.from_pretrained(dir).save_pretrained(dir)), or name it here, or write bytes if the model is to learn bytes", short(c.Model.From))
 }
 
 // unbuilt refuses what the keys allow and this build does not have on any device.
 func unbuilt(c *Config, f *faults) {
-	if t := c.Data.Tokenizer; f.ok("data.tokenizer") && t != "bytes" {
-		msg := found(t) + " is not read in this build; write bytes, or give data.path .bin files of tokens, llm.c's or Megatron's"
-		if nearest(t, []string{"bytes"}) != "" {
-			msg = found(t) + " is not a choice; did you mean bytes?"
-		}
-		f.add("data.tokenizer", "%s", msg)
-	}
 	if a := c.Parallel.Algorithm; f.ok("parallel.algorithm") && (a == "ulysses" || a == "hierarchical") {
 		f.add("parallel.algorithm", "%s is not in this build; write ring or allgather", a)
 	}
 	if s := c.Memory.Shard; f.ok("memory.shard") && s == "parameters" {
-		f.add("memory.shard", "%s are not sharded in this build; write gradients, optimizer or none", s)
+		f.add("memory.shard", "%s is not in this build; write gradients, optimizer or none", s)
 	}
 }
 
@@ -131,13 +135,13 @@ func warnings(c *Config) Errors {
 	f := newFaults(c.where)
 	m := &c.Model
 	if m.From != "" && m.RopeScaling == nil && m.MaxPositionEmbedding > 0 && c.Data.SeqLen > m.MaxPositionEmbedding {
-		f.add("data.seq_len", "%d is longer than the %d positions that the model was trained on; rope_scaling stretches them", c.Data.SeqLen, m.MaxPositionEmbedding)
+		f.add("data.seq_len", "%d is longer than the %d positions that the model was trained on; set model.rope_scaling to stretch them", c.Data.SeqLen, m.MaxPositionEmbedding)
 	}
 	if caveat := m.Caveat(); caveat != "" {
 		f.add("model.sliding_window", "%s", caveat)
 	}
-	if v := &c.Data.Validation; v.Every == 0 && (v.Path != "" || v.Steps > 0) {
-		f.add("data.validation.every", "it is 0, so nothing is validated; give the steps between two validations")
+	if v := &c.Data.Validation; v.Every == 0 && (v.Path != "" || v.Samples > 0) {
+		f.add("data.validation.every", "is 0, so nothing is validated; give the steps between two validations")
 	}
 	return f.list
 }

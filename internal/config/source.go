@@ -17,7 +17,10 @@ import (
 
 // maxFile is more than any train.yaml needs, and little enough to be read by a parser whose
 // tree takes a hundred times the text.
-const maxFile = 1 << 20
+const maxFile = MaxFile
+
+// MaxFile is the longest config that is read, in bytes.
+const MaxFile = 1 << 20
 
 // A source is what was given, before it means anything: the value of each key by path. Later
 // passes (flags) replace what earlier ones (the file) gave.
@@ -163,6 +166,10 @@ func (s *source) mapping(n *yaml.Node, section string) {
 // assign takes in one key or section.
 func (s *source) assign(path, section, name string, value *yaml.Node, at position) {
 	if keyAt[path] == nil && !isSection[path] {
+		if len(s.list) > maxFaults { // it is counted; what each was meant to be takes long to find
+			s.addAt(at, section, "unknown")
+			return
+		}
 		msg, meant := unknownKey(section, name)
 		s.addAt(at, join(section, short(name)), "%s", msg)
 		s.meant = append(s.meant, meant...)
@@ -261,10 +268,18 @@ func flagValue(path, text string) (*yaml.Node, error) {
 	}
 	if k := keyAt[path]; k != nil {
 		if _, isText := k.at(whole()).(*string); isText && text != "null" {
-			return &yaml.Node{Kind: yaml.ScalarNode, Style: yaml.DoubleQuotedStyle, Tag: "!!str", Value: text}, nil
+			return textNode(text), nil
+		}
+		if _, isFiles := k.at(whole()).(*Files); isFiles && !strings.HasPrefix(text, "[") {
+			return textNode(text), nil
 		}
 	}
 	return parseValue(text)
+}
+
+// textNode is a text as if it stood in quotes.
+func textNode(text string) *yaml.Node {
+	return &yaml.Node{Kind: yaml.ScalarNode, Style: yaml.DoubleQuotedStyle, Tag: "!!str", Value: text}
 }
 
 // parseValue reads one YAML value, such as a default of the table.

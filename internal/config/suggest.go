@@ -30,7 +30,7 @@ func distance(a, b string) int {
 	return last[len(b)]
 }
 
-// Nearest is the choice that a mistyped word was probably meant to be, or "".
+// Nearest returns the choice that a mistyped word was probably meant to be, or "".
 func Nearest(word string, choices []string) string { return nearest(word, choices) }
 
 // nearest is the choice closest to a word, or "" where none is close: a third of the letters

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 	"unicode"
 	"unicode/utf8"
 
@@ -20,7 +21,7 @@ func (k *key) decode(n *yaml.Node, c *Config) error {
 	field := k.at(c)
 	if isNull(n) || k.word == "auto" && n.Kind == yaml.ScalarNode && n.Value == "auto" {
 		if word := map[bool]string{true: "null", false: "auto"}[isNull(n)]; k.word != word {
-			return fmt.Errorf("found nothing; want %s", k.kind())
+			return fmt.Errorf("has no value; want %s", k.kind())
 		}
 		k.unset(field)
 		return nil
@@ -51,10 +52,14 @@ func (k *key) read(n *yaml.Node, field any) error {
 		return store(*p, n, k.boolean)
 	case *string:
 		return store(p, n, k.text)
+	case *time.Duration:
+		return store(p, n, k.duration)
 	case *[2]float64:
 		return k.pair(n, p)
 	case *[]string:
 		return k.list(n, p)
+	case *Files:
+		return k.files(n, p)
 	}
 	panic(fmt.Sprintf("config: key %s has a field of type %T", k.path, field))
 }
@@ -104,6 +109,13 @@ func (k *key) number(n *yaml.Node) (float64, error) {
 	return parseFloat(n.Value)
 }
 
+func (k *key) duration(n *yaml.Node) (time.Duration, error) {
+	if n.Kind != yaml.ScalarNode {
+		return 0, k.mistyped(n)
+	}
+	return parseTime(n.Value)
+}
+
 func (k *key) boolean(n *yaml.Node) (bool, error) {
 	if isPlain(n) && (n.Value == "true" || n.Value == "false") {
 		return n.Value == "true", nil
@@ -123,30 +135,30 @@ func (k *key) text(n *yaml.Node) (string, error) {
 	if n.Kind != yaml.ScalarNode {
 		return "", k.mistyped(n)
 	}
-	if len(k.choices) > 0 {
+	if len(k.allowed()) > 0 {
 		return n.Value, k.choose(n.Value)
 	}
 	if isPlain(n) && n.ShortTag() != "!!str" {
 		return "", fmt.Errorf("found %s; want text: put it in quotes", describe(n))
 	}
 	if !utf8.ValidString(n.Value) || strings.ContainsFunc(n.Value, unicode.IsControl) {
-		return "", fmt.Errorf("%s holds a character that no path or address has", found(n.Value))
+		return "", fmt.Errorf("%s holds a control character or is not UTF-8; remove it", found(n.Value))
 	}
 	return n.Value, nil
 }
 
 // choose checks a word against the key's choices.
 func (k *key) choose(word string) error {
-	if slices.Contains(k.choices, word) {
+	if slices.Contains(k.allowed(), word) {
 		return nil
 	}
-	wanted := strings.Join(k.choices, ", ")
-	if len(k.choices) == 1 {
+	wanted := strings.Join(k.allowed(), ", ")
+	if len(k.allowed()) == 1 {
 		return fmt.Errorf("%s is not a choice; write %s, the only one in this build", found(word), wanted)
 	}
 	s := otherWords[strings.ToLower(word)]
-	if !slices.Contains(k.choices, s) {
-		s = nearest(word, k.choices)
+	if !slices.Contains(k.allowed(), s) {
+		s = nearest(word, k.allowed())
 	}
 	if s != "" {
 		return fmt.Errorf("%s is not a choice; did you mean %s? (one of %s)", found(word), s, wanted)
@@ -204,14 +216,18 @@ func (k *key) kind() string {
 		kind = "number"
 	case *bool, **bool:
 		kind = "true or false"
+	case *time.Duration:
+		kind = "time"
 	case *[2]float64:
 		kind = "list of two numbers"
 	case *[]string:
-		kind = "list of " + strings.Join(k.choices, ", ")
+		kind = "list of " + strings.Join(k.allowed(), ", ")
+	case *Files:
+		return "text or a list of texts or of {path, weight}"
 	case *string:
 		kind = "text"
-		if len(k.choices) > 0 {
-			return "one of " + strings.Join(k.choices, ", ")
+		if len(k.allowed()) > 0 {
+			return "one of " + strings.Join(k.allowed(), ", ")
 		}
 	}
 	switch {
@@ -219,7 +235,7 @@ func (k *key) kind() string {
 		kind += " or " + k.word
 	case kind == "integer":
 		return "an integer"
-	case kind == "number" || strings.HasPrefix(kind, "list"):
+	case kind == "number" || kind == "time" || strings.HasPrefix(kind, "list"):
 		return "a " + kind
 	}
 	return kind
@@ -236,6 +252,8 @@ func (k *key) checkBounds(field any) error {
 		return k.checkFloat(*p)
 	case **float64:
 		return k.checkFloat(**p)
+	case *time.Duration:
+		return k.checkTime(*p)
 	case *[2]float64:
 		return cmp.Or(k.checkFloat(p[0]), k.checkFloat(p[1]))
 	case *[]string:
@@ -245,7 +263,7 @@ func (k *key) checkBounds(field any) error {
 			}
 		}
 	case *string:
-		if len(k.choices) > 0 {
+		if len(k.allowed()) > 0 {
 			return k.choose(*p)
 		}
 	}
@@ -258,6 +276,14 @@ func (k *key) checkInt(v int64) error {
 		return fmt.Errorf("%d is too small; the least is %d", v, k.min)
 	case v > k.max:
 		return fmt.Errorf("%d is too large; the most is %d", v, k.max)
+	}
+	return nil
+}
+
+// checkTime: a key that takes a word has that for what 0 would mean.
+func (k *key) checkTime(d time.Duration) error {
+	if d < k.least && (d != 0 || k.word != "") {
+		return fmt.Errorf("%s is too short; the least is %s", formatTime(d), formatTime(k.least))
 	}
 	return nil
 }

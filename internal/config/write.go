@@ -2,12 +2,15 @@ package config
 
 import (
 	"bytes"
+	"maps"
+	"slices"
 	"strconv"
+	"time"
 
 	"go.yaml.in/yaml/v3"
 )
 
-// YAML is the config as a train.yaml with every key, which Load reads back as an equal Config.
+// YAML returns the config as a train.yaml with every key, which Load reads back as an equal Config.
 func (c *Config) YAML() []byte {
 	root := &yaml.Node{Kind: yaml.MappingNode}
 	mappings := map[string]*yaml.Node{"": root}
@@ -30,7 +33,7 @@ func (c *Config) YAML() []byte {
 	return b.Bytes()
 }
 
-// Map is the config as JSON has it, with the keys of train.yaml.
+// Map returns the config as JSON has it, with the keys of train.yaml.
 func (c *Config) Map() map[string]any {
 	root := map[string]any{}
 	mappings := map[string]map[string]any{"": root}
@@ -106,6 +109,8 @@ func (k *key) value(c *Config) any {
 		return **p
 	case *string:
 		return *p
+	case *time.Duration:
+		return formatTime(*p)
 	case *[2]float64:
 		return []any{p[0], p[1]}
 	case *[]string:
@@ -114,6 +119,9 @@ func (k *key) value(c *Config) any {
 			list[i] = s
 		}
 		return list
+	}
+	if p, ok := field.(*Files); ok {
+		return p.value()
 	}
 	panic("config: key " + k.path + " has a field of a type that is not written")
 }
@@ -129,6 +137,12 @@ func valueNode(value any) *yaml.Node {
 		return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!bool", Value: strconv.FormatBool(v)}
 	case string:
 		return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: v}
+	case map[string]any: // of Files
+		m := &yaml.Node{Kind: yaml.MappingNode, Style: yaml.FlowStyle}
+		for _, name := range slices.Sorted(maps.Keys(v)) {
+			m.Content = append(m.Content, &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: name}, valueNode(v[name]))
+		}
+		return m
 	case []any:
 		list := &yaml.Node{Kind: yaml.SequenceNode, Style: yaml.FlowStyle}
 		for _, e := range v {

@@ -16,7 +16,7 @@ type Clock struct {
 	events []C.CUevent
 }
 
-// NewClock is a clock with that many points. The caller closes it.
+// NewClock returns a clock with that many points. The caller closes it.
 func (s *Stream) NewClock(points int) (*Clock, error) {
 	c := &Clock{s: s, events: make([]C.CUevent, points)}
 	for i := range c.events {
@@ -35,7 +35,7 @@ func (c *Clock) Mark(i int) {
 	c.s.Fail(c.s.dev.check("cuEventRecord", C.cprun_event_record(c.s.dev.ctx, c.events[i], c.s.handle)))
 }
 
-// Between is the seconds from point i to point j. The stream has been waited for since.
+// Between returns the seconds from point i to point j. The stream has been waited for since.
 func (c *Clock) Between(i, j int) (float64, error) {
 	var ms C.float
 	if err := c.s.dev.check("cuEventElapsedTime", C.cprun_event_elapsed(c.s.dev.ctx, &ms, c.events[i], c.events[j])); err != nil {

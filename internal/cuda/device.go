@@ -6,13 +6,15 @@ package cuda
 import "C"
 
 import (
+	"errors"
 	"fmt"
 	"runtime"
 	"sync"
 
 	"gorgonia.org/cu"
 
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/internal/cuda/driver"
+	"github.com/cprun/cprun/tensor"
 )
 
 // Error is a failed call of the driver.
@@ -49,8 +51,14 @@ type Device struct {
 	allocs []alloc // guarded by mu; every allocation of the driver's, for IPC
 }
 
-// Count is the number of GPUs that this process sees.
+// Count returns the number of GPUs that this process sees. On a machine without the driver it
+// fails with driver.ErrAbsent.
 func Count() (int, error) {
+	if err := driver.Load(); errors.Is(err, driver.ErrNoDevice) {
+		return 0, nil
+	} else if err != nil {
+		return 0, err
+	}
 	n, err := cu.NumDevices()
 	if err != nil {
 		return 0, fmt.Errorf("counting GPUs: %w", err)
@@ -60,6 +68,9 @@ func Count() (int, error) {
 
 // Open retains the primary context of a GPU. Close lets go of it.
 func Open(ordinal int) (*Device, error) {
+	if err := driver.Load(); err != nil {
+		return nil, fmt.Errorf("GPU %d: %w", ordinal, err)
+	}
 	dev, err := cu.GetDevice(ordinal)
 	if err != nil {
 		return nil, fmt.Errorf("GPU %d: %w", ordinal, err)
@@ -103,7 +114,7 @@ func (d *Device) Close() error {
 	return nil
 }
 
-// Place is the device as views name it.
+// Place returns the device as views name it.
 func (d *Device) Place() tensor.Device { return tensor.Device{Kind: "cuda", Index: d.Ordinal} }
 
 func (d *Device) String() string { return fmt.Sprintf("cuda:%d (%s)", d.Ordinal, d.Name) }
@@ -118,7 +129,7 @@ func (d *Device) With(f func() error) error {
 	return f()
 }
 
-// MemInfo is the free and the whole memory of the device, in bytes, of all processes.
+// MemInfo returns the free and the whole memory of the device, in bytes, of all processes.
 func (d *Device) MemInfo() (free, total int64, err error) {
 	err = d.With(func() (err error) {
 		free, total, err = cu.MemInfo()

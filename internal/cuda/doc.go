@@ -1,6 +1,6 @@
 // Package cuda is what cprun needs of the CUDA driver, above gorgonia.org/cu where that
 // has it and in thin C of its own where it has not: the primary context of a device, one
-// static pool of its memory, pinned host memory, streams and events as internal/tensor wants
+// static pool of its memory, pinned host memory, streams and events as tensor wants
 // them, modules, and launches with any arguments. It is empty without the build tag cuda.
 //
 // A call makes the context it needs current by itself, so any goroutine may call. Errors

@@ -18,6 +18,12 @@ static inline CUresult cprun_ipc_open(CUcontext ctx, CUdeviceptr *p, const void 
 	CPRUN_IN(ctx, cuIpcOpenMemHandle(p, h, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));
 }
 static inline CUresult cprun_ipc_close(CUcontext ctx, CUdeviceptr p) { CPRUN_IN(ctx, cuIpcCloseMemHandle(p)); }
+static inline CUresult cprun_range(CUcontext ctx, CUdeviceptr *base, size_t *bytes, CUdeviceptr p) {
+	CUresult r = cprun_use(ctx);
+	if (r == CUDA_SUCCESS) r = cuPointerGetAttribute(base, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, p);
+	if (r == CUDA_SUCCESS) r = cuPointerGetAttribute(bytes, CU_POINTER_ATTRIBUTE_RANGE_SIZE, p);
+	return r;
+}
 static inline CUresult cprun_peer(CUcontext ctx, CUdeviceptr p) {
 	CUcontext other;
 	CUresult r = cprun_use(ctx);
@@ -33,7 +39,7 @@ import "unsafe"
 // IPCHandle names an allocation of the driver's to the other processes of the host.
 type IPCHandle [C.sizeof_CUipcMemHandle]byte
 
-// Allocation is the allocation of this device that addr lies in: all of what Reserve took
+// Allocation returns the allocation of this device that addr lies in: all of what Reserve took
 // counts as one. It stays where it is until Close.
 func (d *Device) Allocation(addr uint64) (base uint64, bytes int64, ok bool) {
 	d.mu.Lock()
@@ -58,6 +64,15 @@ func (d *Device) Import(h IPCHandle) (addr uint64, err error) {
 	var a C.CUdeviceptr
 	err = d.check("cuIpcOpenMemHandle", C.cprun_ipc_open(d.ctx, &a, unsafe.Pointer(&h)))
 	return uint64(a), err
+}
+
+// Range returns where the allocation of addr begins, and its size: of memory that this process has
+// allocated, on whatever device, or imported.
+func (d *Device) Range(addr uint64) (base uint64, bytes int64, err error) {
+	var at C.CUdeviceptr
+	var size C.size_t
+	err = d.check("cuPointerGetAttribute", C.cprun_range(d.ctx, &at, &size, C.CUdeviceptr(addr)))
+	return uint64(at), int64(size), err
 }
 
 // CloseImport unmaps what Import mapped. The device must be done with it.

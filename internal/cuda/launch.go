@@ -16,7 +16,7 @@ import (
 	"math"
 	"unsafe"
 
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/tensor"
 )
 
 // Module is compiled code on a device.
@@ -33,7 +33,7 @@ func (d *Device) Load(cubin []byte) (*Module, error) {
 	return m, d.check("cuModuleLoadData", C.cprun_module_load(d.ctx, &m.m, image))
 }
 
-// Function is a kernel.
+// Function is a kernel that is loaded, by its Name in the program.
 type Function struct {
 	dev  *Device
 	f    C.CUfunction
@@ -58,14 +58,14 @@ func (m *Module) Function(name string, shared int) (*Function, error) {
 	return f, nil
 }
 
-// Blocks is how many blocks of that many threads an SM holds at once.
+// Blocks returns how many blocks of that many threads an SM holds at once.
 func (f *Function) Blocks(threads, shared int) (int, error) {
 	var n C.int
 	err := f.dev.check("occupancy of "+f.Name, C.cprun_occupancy(f.dev.ctx, &n, f.f, C.int(threads), C.size_t(shared)))
 	return int(n), err
 }
 
-// Dim is the extent of a grid, a block or a cluster; 0 in Y or Z is 1.
+// Dim is the extent of a grid, a block or a cluster along X, Y and Z; 0 in Y or Z is 1.
 type Dim struct{ X, Y, Z int }
 
 func (d Dim) c() [3]C.uint {
@@ -110,9 +110,8 @@ func (s *Stream) Launch(f *Function, l Launch, a *Args) {
 	}
 }
 
-// Args are the arguments of a kernel, laid out as C does, in the order of the calls. Several
-// calls may fill one parameter that is a struct, unless an argument is aligned to more than 16
-// bytes, as a tensor map is: then each call is a parameter.
+// Args are the arguments of a kernel, laid out as C does, in the order of the calls: each call is a
+// parameter.
 type Args struct {
 	buf [1024]byte
 	n   int
@@ -165,6 +164,14 @@ func (a *Args) Float(x float64) *Args {
 // Double adds a double.
 func (a *Args) Double(x float64) *Args {
 	binary.LittleEndian.PutUint64(a.room(8, 8), math.Float64bits(x))
+	return a
+}
+
+// Struct adds a parameter that is a struct, and returns a. The fields of *x are those of C, in size
+// and order, and hold no Go pointers; the bytes are copied.
+func Struct[T any](a *Args, x *T) *Args {
+	size := int(unsafe.Sizeof(*x))
+	copy(a.room(size, int(unsafe.Alignof(*x))), unsafe.Slice((*byte)(unsafe.Pointer(x)), size))
 	return a
 }
 

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/tensor"
 )
 
 func TestArguments(t *testing.T) {
@@ -26,6 +26,32 @@ extern "C" __global__ void arguments(double *out, int a, long long b, int c, flo
 	want := []float64{-1, 1 << 40, 3, 0.5, 1e100, 6, 7, 256, 1, 9}
 	if got := get[float64](t, s, out.addr, 10); !slices.Equal(got, want) {
 		t.Errorf("the kernel got %v, want %v", got, want)
+	}
+}
+
+// A struct lies where its fields would, one by one, and begins at a multiple of its largest one.
+func TestStructArgument(t *testing.T) {
+	x := struct {
+		At    uint64
+		Scale float64
+		Few   [2]struct{ Lo, Hi int32 }
+		Unit  float32
+		Rows  int32
+	}{At: 1 << 40, Scale: 1e100, Unit: 0.5, Rows: -3}
+	x.Few[1].Lo, x.Few[1].Hi = 7, -8
+	got := Struct(new(Args).Int(2), &x).Int(9)
+	want := new(Args).Int(2).Addr(x.At).Double(x.Scale).Int(0).Int(0).Int(7).Int(-8).Float(0.5).Int(-3).Int(9)
+	if got.n != want.n || got.buf != want.buf || got.apart {
+		t.Errorf("%d bytes %x, want %d bytes %x", got.n, got.buf[:got.n], want.n, want.buf[:want.n])
+	}
+	if got.count != 3 || got.at[1] != 8 {
+		t.Errorf("%d parameters, the second at %d; want 3, at 8", got.count, got.at[1])
+	}
+	if n := testing.AllocsPerRun(100, func() {
+		var a Args
+		Struct(&a, &x)
+	}); n != 0 {
+		t.Errorf("a struct takes %v allocations", n)
 	}
 }
 

@@ -33,7 +33,8 @@ const (
 	memOps64Old = cu.DeviceAttribute(C.CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS_V1)
 )
 
-// MemOps is nil where WaitValue and WriteValue work on this device, and says why where not.
+// MemOps returns nil where WaitValue and WriteValue work on this device, else an error that says why
+// they do not.
 func (d *Device) MemOps() error {
 	var faults []error
 	for _, a := range []cu.DeviceAttribute{memOps64, memOps64Old} {
@@ -70,7 +71,7 @@ func (s *Stream) WaitValue(addr, v uint64) {
 	if s.failed.Load() {
 		return
 	}
-	defer s.spans.begin(s, "wait")()
+	defer s.spans.begin(s, "wait", "")()
 	s.Fail(s.dev.check("cuStreamWaitValue64", C.cprun_wait_value(s.dev.ctx, s.handle, C.CUdeviceptr(addr), C.cuuint64_t(v))))
 }
 

@@ -11,7 +11,7 @@ import (
 
 	"gorgonia.org/cu"
 
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/tensor"
 )
 
 // Memory is device memory. It implements tensor.Memory; Ptr is an address on the device,
@@ -22,13 +22,13 @@ type Memory struct {
 	bytes int64
 }
 
-// Device is the place it lies on.
+// Device returns the place it lies on.
 func (m *Memory) Device() tensor.Device { return m.dev.Place() }
 
-// Bytes is its length.
+// Bytes returns its length in bytes.
 func (m *Memory) Bytes() int64 { return m.bytes }
 
-// Ptr is the address as tensor.Memory has it.
+// Ptr returns the address as tensor.Memory has it.
 func (m *Memory) Ptr() unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(&m.addr)) }
 
 // alloc is an allocation of the driver's.
@@ -57,7 +57,7 @@ func (d *Device) Reserve(bytes int64) error {
 	return nil
 }
 
-// Alloc is memory of what was reserved, or of the driver's where nothing was or too little is
+// Alloc returns memory out of what was reserved, or of the driver's where nothing was or too little is
 // left. Its content is undefined.
 func (d *Device) Alloc(bytes int64) (*Memory, error) {
 	d.mu.Lock()
@@ -114,7 +114,7 @@ type Pinned struct {
 	bytes int64
 }
 
-// AllocHost is pinned host memory, zeroed. Free gives it back.
+// AllocHost returns pinned host memory, zeroed. Free gives it back.
 func (d *Device) AllocHost(bytes int64) (*Pinned, error) {
 	p := &Pinned{dev: d, bytes: (bytes + 7) / 8 * 8}
 	if err := d.check("cuMemHostAlloc", C.cprun_host_alloc(d.ctx, &p.ptr, C.size_t(max(p.bytes, 8)))); err != nil {
@@ -129,7 +129,7 @@ func (p *Pinned) Free() error {
 	return p.dev.check("cuMemFreeHost", C.cprun_host_free(p.dev.ctx, p.ptr))
 }
 
-// Addr is the device address of a view's first element.
+// Addr returns the device address of a view's first element.
 func Addr(v tensor.View) uint64 {
 	if v.IsZero() {
 		return 0
@@ -137,5 +137,5 @@ func Addr(v tensor.View) uint64 {
 	return uint64(uintptr(v.Memory().Ptr())) + uint64(v.Offset()*int64(v.DType().Size()))
 }
 
-// Host is the memory as host memory of internal/tensor.
+// Host returns the memory as host memory of tensor.
 func (p *Pinned) Host() *tensor.Host { return tensor.HostAt(p.ptr, p.bytes) }

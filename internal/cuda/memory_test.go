@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/tensor"
 )
 
 func TestReserveIsHandedOut(t *testing.T) {

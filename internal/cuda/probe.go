@@ -72,9 +72,3 @@ func probe(ordinal int, dev cu.Device, all []cu.Device) (d Info, err error) {
 	}
 	return d, nil
 }
-
-// DriverVersion is the newest CUDA that the driver can run, such as "13.0".
-func DriverVersion() string {
-	v := cu.Version()
-	return fmt.Sprintf("%d.%d", v/1000, v%1000/10)
-}

@@ -71,6 +71,10 @@ func TestIPCChild(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// A driver may hand out more than was asked for.
+	if base, bytes, err := d.Range(addr + offset); err != nil || base != addr || bytes < 1<<20 {
+		t.Errorf("the imported allocation is %d bytes at %#x (%v), want %d at %#x", bytes, base, err, 1<<20, addr)
+	}
 	xs := get[int64](t, s, addr+offset, 4)
 	for i := range xs {
 		if xs[i] != int64(i+1) {

@@ -8,6 +8,7 @@ import "C"
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -15,7 +16,7 @@ import (
 
 	"gorgonia.org/cu"
 
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/tensor"
 )
 
 // Stream is a tensor.Stream of a GPU. Methods that queue are called by one goroutine at a
@@ -25,6 +26,7 @@ type Stream struct {
 	name   string
 	handle C.CUstream
 	label  string
+	last   string // name and detail of what was queued last, while traced
 
 	events [eventRing]C.CUevent // a ring: the n-th Record uses events[n % eventRing]; set before seq counts it
 	seq    atomic.Uint64        // Records so far; written by Record and Close
@@ -79,19 +81,25 @@ func (s *Stream) Close() error {
 	return err
 }
 
-// Device is the GPU that the stream belongs to.
+// Device returns the GPU that the stream belongs to.
 func (s *Stream) Device() *Device { return s.dev }
 
-// Name is the stream's lane in traces.
+// Name returns the stream's lane in traces.
 func (s *Stream) Name() string { return s.name }
 
-// Handle is the CUstream, for libraries.
+// Handle returns the CUstream, for libraries.
 func (s *Stream) Handle() unsafe.Pointer { return unsafe.Pointer(s.handle) }
 
 // Label names what is queued from here on, for traces.
 func (s *Stream) Label(name string) { s.label = name }
 
-// Err is the error that poisoned the stream, or nil.
+// Labelled returns that name.
+func (s *Stream) Labelled() string { return s.label }
+
+// Traced reports whether Trace has given it a function to call.
+func (s *Stream) Traced() bool { return s.spans.listen.Load() != nil }
+
+// Err returns the error that poisoned the stream, or nil.
 func (s *Stream) Err() error {
 	if !s.failed.Load() {
 		return nil
@@ -127,11 +135,18 @@ func (s *Stream) OnFail(f func(error)) {
 
 // Do calls queue, which queues work on the stream, unless the stream is poisoned, and
 // poisons it with queue's error. The name says what it is in traces.
-func (s *Stream) Do(name string, queue func() error) {
+func (s *Stream) Do(name string, queue func() error) { s.DoDetailed(name, "", queue) }
+
+// DoDetailed does what Do does, with the detail of its span. Events recorded behind it have name and detail for
+// those that wait.
+func (s *Stream) DoDetailed(name, detail string, queue func() error) {
 	if s.failed.Load() {
 		return
 	}
-	end := s.spans.begin(s, name)
+	end := s.spans.begin(s, name, detail)
+	if s.Traced() {
+		s.last = strings.TrimSuffix(name+": "+detail, ": ")
+	}
 	if err := queue(); err != nil {
 		s.Fail(fmt.Errorf("%s: %w", name, err))
 	}
@@ -143,12 +158,14 @@ type event struct {
 	s   *Stream
 	seq uint64
 	err error // the stream was poisoned by then
+
+	last string // name and detail of the work before it, where the stream is traced
 }
 
 // Record returns an event that completes when all that is queued so far is done.
 func (s *Stream) Record() tensor.Event {
 	n := s.seq.Load()
-	e := &event{s: s, seq: n, err: s.Err()}
+	e := &event{s: s, seq: n, err: s.Err(), last: s.last}
 	if e.err != nil {
 		return e
 	}
@@ -239,15 +256,29 @@ func (e *event) Sync(ctx context.Context) error {
 // Wait makes what is queued later wait for e, of this or another stream of the device. If e's
 // stream has failed, this one fails with the same error.
 func (s *Stream) Wait(e tensor.Event) {
-	ev := e.(*event)
-	if ev.err != nil {
-		s.Fail(ev.err)
+	if ev := e.(*event); s.waitsFor(ev) {
+		defer s.waits.begin(s)()
+		s.follow(ev)
 	}
-	if s.failed.Load() || ev.s == s || ev.stale() {
-		return
+}
+
+// Follow does what Wait does, and Waited does not count it.
+func (s *Stream) Follow(e tensor.Event) {
+	if ev := e.(*event); s.waitsFor(ev) {
+		s.follow(ev)
 	}
-	defer s.waits.begin(s)()
-	defer s.spans.begin(s, "wait")()
+}
+
+// waitsFor says whether there is anything to wait for, and fails the stream where e's has failed.
+func (s *Stream) waitsFor(e *event) bool {
+	if e.err != nil {
+		s.Fail(e.err)
+	}
+	return !s.failed.Load() && e.s != s && !e.stale()
+}
+
+func (s *Stream) follow(ev *event) {
+	defer s.spans.begin(s, "wait", ev.last)()
 	s.Fail(s.dev.check("cuStreamWaitEvent", C.cprun_stream_wait(s.dev.ctx, s.handle, ev.handle())))
 }
 

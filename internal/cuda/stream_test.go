@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/tensor"
 )
 
 func TestEventsOrderStreams(t *testing.T) {

@@ -29,7 +29,7 @@ import (
 	"fmt"
 	"unsafe"
 
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/tensor"
 )
 
 // TensorMap says to the copy engine of an SM (TMA, from sm_90 on) how a tensor lies in device

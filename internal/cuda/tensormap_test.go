@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/tensor"
 )
 
 // fetchSource copies a box to out. mapKinds says what stands for PARAMETER, MAP and FENCE.

@@ -9,7 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/tensor"
 )
 
 // spans times what a stream does by pairs of events, whose times are read when the stream
@@ -23,8 +23,8 @@ type spans struct {
 }
 
 type span struct {
-	name, label string
-	from, to    C.CUevent
+	name, label, detail string
+	from, to            C.CUevent
 }
 
 func nothing() {}
@@ -47,11 +47,11 @@ func (s *Stream) Trace(f func(tensor.Span)) {
 }
 
 // begin records the start of a span; what it returns records the end.
-func (p *spans) begin(s *Stream, name string) func() {
+func (p *spans) begin(s *Stream, name, detail string) func() {
 	if p.listen.Load() == nil {
 		return nothing
 	}
-	sp := span{name: name, label: s.label, from: p.event(s), to: p.event(s)}
+	sp := span{name: name, label: s.label, detail: detail, from: p.event(s), to: p.event(s)}
 	C.cprun_event_record(s.dev.ctx, sp.from, s.handle)
 	return func() {
 		C.cprun_event_record(s.dev.ctx, sp.to, s.handle)
@@ -82,7 +82,7 @@ func (p *spans) flush(s *Stream) {
 			C.cprun_event_elapsed(s.dev.ctx, &took, sp.from, sp.to) == C.CUDA_SUCCESS
 		if f := p.listen.Load(); ok && f != nil {
 			(*f)(tensor.Span{
-				Lane: s.name, Name: sp.name, Label: sp.label,
+				Lane: s.name, Name: sp.name, Label: sp.label, Detail: sp.detail,
 				Start: p.zero.Add(milliseconds(at)), Took: milliseconds(took),
 			})
 		}

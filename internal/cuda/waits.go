@@ -24,7 +24,7 @@ const waitsOpen = 512
 // CountWaits has Waited count from here on. It costs two events for each wait.
 func (s *Stream) CountWaits() { s.waits.counting = true }
 
-// Waited is how long the stream has stood still for other streams since CountWaits, as far as
+// Waited returns how long the stream has stood still for other streams since CountWaits, as far as
 // the device has come. It is for the goroutine that queues.
 func (s *Stream) Waited() time.Duration {
 	w := &s.waits

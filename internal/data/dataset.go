@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"sort"
 )
 
@@ -11,7 +12,6 @@ import (
 // concurrently. It holds no file open, so that a corpus may have any number of them.
 type Dataset struct {
 	source Source
-	kind   string // "tokens", "text" or "jsonl"
 	parts  []part
 	open   func(path string) (file, error)
 }
@@ -25,7 +25,7 @@ type part struct {
 
 func (p part) end() int64 { return p.start + p.codec.tokens() }
 
-// Len is the number of tokens.
+// Len returns the number of tokens.
 func (d *Dataset) Len() int64 {
 	if len(d.parts) == 0 {
 		return 0
@@ -37,8 +37,13 @@ func (d *Dataset) Len() int64 {
 // but the rest of a .jsonl line.
 func (d *Dataset) ReadTokens(dst []int32, at int64) error {
 	if n := int64(len(dst)); at < 0 || n > d.Len() || at > d.Len()-n {
-		return fmt.Errorf("data %s: tokens %d to %d of %d asked for", d.source.Path, at, at+n, d.Len())
+		return fmt.Errorf("data %s: tokens %d to %d of %d asked for", d.source.name(), at, at+n, d.Len())
 	}
+	return d.each(dst, at, d.readPart)
+}
+
+// each calls read with the parts that a range lies in, and what of it lies there.
+func (d *Dataset) each(dst []int32, at int64, read func(p part, dst []int32, at int64) error) error {
 	k := sort.Search(len(d.parts), func(k int) bool { return d.parts[k].end() > at })
 	for ; len(dst) > 0; k++ {
 		p := d.parts[k]
@@ -46,7 +51,7 @@ func (d *Dataset) ReadTokens(dst []int32, at int64) error {
 		if n == 0 {
 			continue // an empty file
 		}
-		if err := d.readPart(p, dst[:n], at-p.start); err != nil {
+		if err := read(p, dst[:n], at-p.start); err != nil {
 			return fmt.Errorf("data file %s: %w", p.path, err)
 		}
 		dst, at = dst[n:], at+n
@@ -54,7 +59,30 @@ func (d *Dataset) ReadTokens(dst []int32, at int64) error {
 	return nil
 }
 
+// labelled reports whether some token asks for another one than itself, or for none.
+func (d *Dataset) labelled() bool {
+	return slices.ContainsFunc(d.parts, func(p part) bool {
+		h, ok := p.codec.(*held)
+		return ok && h.labels != nil
+	})
+}
+
+// readLabels fills dst with what the tokens from the at-th on ask for. All of them exist.
+func (d *Dataset) readLabels(dst []int32, at int64) error {
+	return d.each(dst, at, func(p part, dst []int32, at int64) error {
+		if h, ok := p.codec.(*held); ok && h.labels != nil {
+			copy(dst, h.labels[at:])
+			return nil
+		}
+		return d.readPart(p, dst, at)
+	})
+}
+
+// readPart reads tokens of one part, and checks them.
 func (d *Dataset) readPart(p part, dst []int32, at int64) error {
+	if h, ok := p.codec.(*held); ok { // they were checked when they were made
+		return h.read(nil, dst, at)
+	}
 	f, err := d.open(p.path)
 	if err != nil {
 		return reason(err)
@@ -89,11 +117,11 @@ func (d *Dataset) outside(f io.ReaderAt, p part, at int64, id int32) error {
 // scanChunk is how many tokens are read at a time, at most.
 const scanChunk = 1 << 16
 
-// scan calls f with all tokens in order.
-func (d *Dataset) scan(f func(tokens []int32, at int64)) error {
-	buf := make([]int32, min(scanChunk, d.Len()))
-	for at := int64(0); at < d.Len(); {
-		tokens := buf[:min(int64(len(buf)), d.Len()-at)]
+// scan calls f with all tokens of a range in order.
+func (d *Dataset) scan(from, to int64, f func(tokens []int32, at int64)) error {
+	buf := make([]int32, min(scanChunk, to-from))
+	for at := from; at < to; {
+		tokens := buf[:min(int64(len(buf)), to-at)]
 		if err := d.ReadTokens(tokens, at); err != nil {
 			return err
 		}
@@ -105,33 +133,41 @@ func (d *Dataset) scan(f func(tokens []int32, at int64)) error {
 
 // Check reads everything once, so that a token id outside the vocabulary or an unreadable
 // file is found before training starts and not in its middle.
-func (d *Dataset) Check() error { return d.scan(func([]int32, int64) {}) }
+func (d *Dataset) Check() error { return d.scan(0, d.Len(), func([]int32, int64) {}) }
 
-// documents lists where documents end: the number of tokens up to and with the last of each.
-// With an EOS token that takes reading everything once; without, documents are the files or
-// lines of text, or those of Megatron's index. The tokens after the last end are one more document.
+// documents lists where documents end: the number of tokens up to and with the last of each. Files
+// are cut at the EOS token, which takes reading them once. Where there is none, in a source or in
+// a file, documents are the files or lines of text, or those of Megatron's index; those of text
+// that a tokenizer has encoded always are. The tokens after the last end are one more document.
 func (d *Dataset) documents() ([]int64, error) {
 	var ends []int64
-	if d.source.EOS < 0 {
-		for _, p := range d.parts {
-			if t, ok := p.codec.(tokenFile); ok && t.docs == nil {
-				return nil, fmt.Errorf("data file %s: pack_documents needs eos_token_id: token files are cut into documents at that token", p.path)
-			}
-			for end := range p.codec.ends() {
-				ends = append(ends, p.start+end)
+	for _, p := range d.parts {
+		t, tokens := p.codec.(tokenFile)
+		if tokens && t.docs == nil && d.source.EOS < 0 {
+			return nil, fmt.Errorf("data file %s: pack_documents needs eos_token_id: token files are cut into documents at that token", p.path)
+		}
+		known := len(ends)
+		if _, whole := p.codec.(*held); !whole && d.source.EOS >= 0 {
+			// Bytes have the token too: it was appended to each document.
+			err := d.scan(p.start, p.end(), func(ids []int32, at int64) {
+				for i, id := range ids {
+					if int(id) == d.source.EOS {
+						ends = append(ends, at+int64(i)+1)
+					}
+				}
+			})
+			if err != nil {
+				return nil, err
 			}
 		}
-		return ends, nil
+		if len(ends) > known {
+			continue
+		}
+		for end := range p.codec.ends() {
+			ends = append(ends, p.start+end)
+		}
 	}
-	// Text has the token too: it was appended to each document.
-	err := d.scan(func(tokens []int32, at int64) {
-		for i, id := range tokens {
-			if int(id) == d.source.EOS {
-				ends = append(ends, at+int64(i)+1)
-			}
-		}
-	})
-	return ends, err
+	return ends, nil
 }
 
 // readFull fills p. A ReaderAt may return io.EOF with the last bytes.

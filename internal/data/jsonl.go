@@ -2,21 +2,18 @@ package data
 
 import (
 	"bufio"
-	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"iter"
 	"sort"
 	"sync"
-	"unicode/utf8"
 )
 
 // maxLine is the longest line of a .jsonl file, in bytes.
 const maxLine = 64 << 20
 
-// jsonl is a file with a document in the "text" of each line. Its index is 16 bytes a
+// jsonl is a file with a document of bytes in the "text" of each line. Its index is 16 bytes a
 // document. Lines are parsed again when they are read.
 type jsonl struct {
 	size int64
@@ -76,29 +73,20 @@ func readLine(r *bufio.Reader, buf []byte) ([]byte, error) {
 	}
 }
 
+// errIDs is for a line that has ids and not text.
+var errIDs = errors.New(`it has "input_ids"`)
+
 // parseLine is the text of a line; nothing for a blank one.
 func parseLine(line []byte) ([]byte, error) {
-	line = bytes.TrimSpace(line)
-	if len(line) == 0 {
-		return nil, nil
+	keys, err := fields(line)
+	if err != nil || keys == nil {
+		return nil, err
 	}
-	if !utf8.Valid(line) { // the JSON parser would put U+FFFD there without a word
-		return nil, errors.New("not UTF-8")
+	if _, ok := keys["input_ids"]; ok {
+		return nil, errIDs
 	}
-	// A struct would also take "Text" or "TEXT".
-	var keys map[string]json.RawMessage
-	if err := json.Unmarshal(line, &keys); err != nil {
-		return nil, fmt.Errorf("not a JSON object: %w", err)
-	}
-	raw, ok := keys["text"]
-	if !ok {
-		return nil, errors.New(`no key "text"`)
-	}
-	var s *string
-	if err := json.Unmarshal(raw, &s); err != nil || s == nil {
-		return nil, errors.New(`the value of "text" is not a string`)
-	}
-	return []byte(*s), nil
+	s, err := textOf(keys)
+	return []byte(s), err
 }
 
 func (j *jsonl) count(text []byte) int64 {

@@ -23,18 +23,19 @@ type Loader struct {
 	plan    Plan
 	samples int64
 	ends    []int64 // of documents, ascending; only with PackDocuments
+	valid   []int32 // targets of each sample; nil where no label takes any away
 }
 
 // New cuts a dataset into samples. With PackDocuments and an EOS token it reads the dataset
 // once, to know where documents end: 8 bytes of memory a document.
 func New(d *Dataset, p Plan) (*Loader, error) {
 	if p.SeqLen < 1 {
-		return nil, fmt.Errorf("data %s: seq_len %d is not positive", d.source.Path, p.SeqLen)
+		return nil, fmt.Errorf("data %s: seq_len %d is not positive", d.source.name(), p.SeqLen)
 	}
 	l := &Loader{data: d, plan: p, samples: (d.Len() - 1) / int64(p.SeqLen)}
 	if l.samples < 1 {
 		return nil, fmt.Errorf("data %s: %d tokens make no sample of seq_len %d, which needs %d (one more, for the last target); lower data.seq_len or add data",
-			d.source.Path, d.Len(), p.SeqLen, int64(p.SeqLen)+1)
+			d.source.name(), d.Len(), p.SeqLen, int64(p.SeqLen)+1)
 	}
 	if p.PackDocuments {
 		var err error
@@ -42,14 +43,41 @@ func New(d *Dataset, p Plan) (*Loader, error) {
 			return nil, err
 		}
 	}
+	if d.labelled() {
+		return l, l.count()
+	}
 	return l, nil
 }
 
-// Samples is the number of samples of an epoch. The tokens that are left over at the end
+// count finds the targets of each sample, which labels make fewer.
+func (l *Loader) count() error {
+	l.valid = make([]int32, l.samples)
+	labels := make([]int32, l.plan.SeqLen)
+	for s := range l.samples {
+		first := s*int64(l.plan.SeqLen) + 1 // the first token that is a target
+		if err := l.data.readLabels(labels, first); err != nil {
+			return err
+		}
+		for _, end := range l.within(s) { // the token behind an end is no target
+			labels[end-first] = Ignore
+		}
+		for _, label := range labels {
+			if label != Ignore {
+				l.valid[s]++
+			}
+		}
+	}
+	return nil
+}
+
+// Alike reports whether all samples have the same documents and number of targets.
+func (l *Loader) Alike() bool { return !l.plan.PackDocuments && l.valid == nil }
+
+// Samples returns the number of samples of an epoch. The tokens that are left over at the end
 // belong to none.
 func (l *Loader) Samples() int64 { return l.samples }
 
-// Index is the sample that is the n-th to be consumed since training began, counted from 0.
+// Index returns the sample that is the n-th to be consumed since training began, counted from 0.
 // Every epoch has every sample once; shuffled, in an order of its own.
 func (l *Loader) Index(n int64) int64 {
 	if n < 0 {
@@ -73,7 +101,7 @@ func (l *Loader) within(sample int64) []int64 {
 	return l.ends[lo:hi]
 }
 
-// Docs is the lengths of the documents in a sample, or of the parts of them that lie in it;
+// Docs returns the lengths of the documents in a sample, or of the parts of them that lie in it;
 // they sum to SeqLen. It reads nothing, so every rank knows it. Without PackDocuments a
 // sample is one document.
 func (l *Loader) Docs(sample int64) []int {
@@ -90,13 +118,18 @@ func (l *Loader) Docs(sample int64) []int {
 	return docs
 }
 
-// Valid is the number of targets of a whole sample, over all ranks. It reads nothing.
-func (l *Loader) Valid(sample int64) int { return l.plan.SeqLen - len(l.within(sample)) }
+// Valid returns the number of targets of a whole sample, over all ranks. It reads nothing.
+func (l *Loader) Valid(sample int64) int {
+	if l.valid != nil {
+		return int(l.valid[sample])
+	}
+	return l.plan.SeqLen - len(l.within(sample))
+}
 
 // Load reads what one rank holds of a sample: the tokens at spans, in that order, the token
 // after each as its target, and their positions for rotary embeddings. With PackDocuments
 // positions count from 0 in each document, and the target of a document's last token is -1,
-// since the token after it belongs to another. ids, targets and positions have the length of
+// since the token after it belongs to another. It is -1, too, where a label asks for none. ids, targets and positions have the length of
 // the spans (partition.Count).
 func (l *Loader) Load(sample int64, spans []partition.Span, ids, targets []int32, positions []int) error {
 	n := partition.Count(spans)
@@ -104,11 +137,15 @@ func (l *Loader) Load(sample int64, spans []partition.Span, ids, targets []int32
 		panic(fmt.Sprintf("data: %d ids, %d targets and %d positions for %d tokens", len(ids), len(targets), len(positions), n))
 	}
 	buf := make([]int32, min(scanChunk, l.plan.SeqLen+1))
+	var labels []int32
+	if l.valid != nil {
+		labels = make([]int32, len(buf))
+	}
 	for _, s := range spans {
 		if s.Start < 0 || s.Len < 1 || s.Stride < 1 || s.Start+(s.Len-1)*s.Stride >= l.plan.SeqLen {
 			panic(fmt.Sprintf("data: span %+v in a sample of %d tokens", s, l.plan.SeqLen))
 		}
-		if err := l.loadSpan(sample, s, buf, ids, targets, positions); err != nil {
+		if err := l.loadSpan(sample, s, buf, labels, ids, targets, positions); err != nil {
 			return err
 		}
 		ids, targets, positions = ids[s.Len:], targets[s.Len:], positions[s.Len:]
@@ -116,9 +153,9 @@ func (l *Loader) Load(sample int64, spans []partition.Span, ids, targets []int32
 	return nil
 }
 
-// loadSpan reads one span by way of buf. A strided span reads the range that it covers: a
+// loadSpan reads one span by way of buf and, where there are any, labels. A strided span reads the range that it covers: a
 // read for each token would be slower.
-func (l *Loader) loadSpan(sample int64, s partition.Span, buf, ids, targets []int32, positions []int) error {
+func (l *Loader) loadSpan(sample int64, s partition.Span, buf, labels, ids, targets []int32, positions []int) error {
 	base := sample * int64(l.plan.SeqLen)
 	ends := l.within(sample)
 	doc := 0         // documents that end at or before the token
@@ -130,6 +167,13 @@ func (l *Loader) loadSpan(sample int64, s partition.Span, buf, ids, targets []in
 		if err := l.data.ReadTokens(tokens, from); err != nil {
 			return err
 		}
+		asked := tokens
+		if labels != nil {
+			asked = labels[:len(tokens)]
+			if err := l.data.readLabels(asked, from); err != nil {
+				return err
+			}
+		}
 		for i := range n {
 			at := from + int64(i)*int64(s.Stride)
 			for doc < len(ends) && ends[doc] <= at {
@@ -137,8 +181,8 @@ func (l *Loader) loadSpan(sample int64, s partition.Span, buf, ids, targets []in
 				doc++
 			}
 			k := done + i
-			ids[k], targets[k], positions[k] = tokens[i*s.Stride], tokens[i*s.Stride+1], int(at-docStart)
-			if doc < len(ends) && ends[doc] == at+1 {
+			ids[k], targets[k], positions[k] = tokens[i*s.Stride], asked[i*s.Stride+1], int(at-docStart)
+			if targets[k] == Ignore || doc < len(ends) && ends[doc] == at+1 {
 				targets[k] = -1
 			}
 		}

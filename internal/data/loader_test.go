@@ -27,7 +27,7 @@ func openTokens(t testing.TB, eos int, tokens ...uint16) *Dataset {
 	// Two files, so that samples cross from one into the other.
 	half := len(tokens) / 2
 	dir := put(t, map[string]string{"a.bin": v1(tokens[:half]...), "b.bin": v1(tokens[half:]...)})
-	d, err := Open(Source{Path: filepath.Join(dir, "*.bin"), EOS: eos, Vocab: 1 << 16})
+	d, err := Open(Source{Paths: []string{filepath.Join(dir, "*.bin")}, EOS: eos, Vocab: 1 << 16})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -197,7 +197,7 @@ func TestDocumentsEndWhereTheFilesSay(t *testing.T) {
 		{"*.jsonl", lines, 0, 7, "[4 3]", "[98 99 0 -1 101 0 -1]"},
 	} {
 		t.Run(fmt.Sprint(tc.glob, tc.eos), func(t *testing.T) {
-			d, err := Open(Source{Path: filepath.Join(put(t, tc.files), tc.glob), Tokenizer: "bytes", EOS: tc.eos, Vocab: 256})
+			d, err := Open(Source{Paths: []string{filepath.Join(put(t, tc.files), tc.glob)}, Tokenizer: asBytes, EOS: tc.eos, Vocab: 256})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -237,7 +237,7 @@ func TestPlansThatCannotBe(t *testing.T) {
 
 func TestLoadsMayRunConcurrently(t *testing.T) {
 	dir := put(t, map[string]string{"a.jsonl": strings.Repeat("{\"text\":\"some words\"}\n{\"text\":\"and others\"}\n", 50)})
-	d, err := Open(Source{Path: filepath.Join(dir, "a.jsonl"), Tokenizer: "bytes", EOS: 0, Vocab: 256})
+	d, err := Open(Source{Paths: []string{filepath.Join(dir, "a.jsonl")}, Tokenizer: asBytes, EOS: 0, Vocab: 256})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,8 +8,9 @@ import (
 	"io"
 	"io/fs"
 	"math"
-	"os"
 	"strings"
+
+	"github.com/cprun/cprun/internal/files"
 )
 
 const (
@@ -23,10 +24,13 @@ var megatronTypes = map[byte]tokenFile{
 	4: {width: 4, signed: true}, 5: {width: 8, signed: true}, 8: {width: 2},
 }
 
+// maxEmpty is how many sequences without tokens an index may have.
+const maxEmpty = 1 << 20
+
 // megatron reads the .idx beside a .bin; nil where there is none.
 func megatron(path string, size int64) (codec, error) {
 	idx := strings.TrimSuffix(path, ".bin") + ".idx"
-	f, err := os.Open(idx)
+	f, err := files.Open(idx)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -35,9 +39,6 @@ func megatron(path string, size int64) (codec, error) {
 	}
 	defer f.Close()
 	st, err := f.Stat()
-	if err == nil && !st.Mode().IsRegular() {
-		err = errors.New("not a regular file")
-	}
 	var t tokenFile
 	if err == nil {
 		t, err = parseMegatron(f, st.Size(), size)
@@ -76,6 +77,7 @@ func parseMegatron(r io.Reader, size, binSize int64) (t tokenFile, err error) {
 	// Back to back means that a pointer is the bytes of all sequences before it. All lengths
 	// come before the first pointer.
 	lengths := make([]int32, 0, min(sequences, 1<<20))
+	empty, left := 0, binSize/t.width
 	for k := range sequences {
 		var b [4]byte
 		if _, err := io.ReadFull(br, b[:]); err != nil {
@@ -84,6 +86,15 @@ func parseMegatron(r io.Reader, size, binSize int64) (t tokenFile, err error) {
 		n := int32(le.Uint32(b[:]))
 		if n < 0 {
 			return t, fmt.Errorf("sequence %d has %d tokens", k, n)
+		}
+		if left -= int64(n); left < 0 {
+			return t, fmt.Errorf("sequences up to %d have more tokens of %d bytes than fit, but the .bin has %d bytes", k, t.width, binSize)
+		}
+		if n == 0 {
+			empty++ // a file of holes has nothing else
+		}
+		if empty > maxEmpty {
+			return t, fmt.Errorf("more than %d of its sequences have no tokens", maxEmpty)
 		}
 		lengths = append(lengths, n)
 	}

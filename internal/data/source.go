@@ -9,18 +9,21 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/cprun/cprun/internal/files"
 )
 
 // Source says where tokens come from.
 type Source struct {
-	// Path is a file or a glob (path/filepath.Match). The extension tells the kind: .bin is
-	// an llm.c token file, or Megatron's where an .idx of the same name lies beside it;
-	// .jsonl has a document in the "text" of each line; anything else is raw text.
-	Path string
-	// Tokenizer is "bytes": one byte of text is one token. Token files need none.
-	Tokenizer string
+	// Paths are files or globs (path/filepath.Match), which are read one after the other, each of one
+	// kind. The extension tells the kind: .bin is an llm.c token file, or Megatron's where an
+	// .idx of the same name lies beside it; .jsonl has a document in each line, its "text" or its
+	// "input_ids" with maybe "labels"; anything else is raw text.
+	Paths []string
+	// Tokenizer is that of text. Token files need none.
+	Tokenizer *Tokenizer
 	// EOS is the token that ends a document; -1 for none. Text has it appended to each
-	// document: a file, or a line of .jsonl. Token files contain it already.
+	// document: a file, or a line of .jsonl. Token files and input_ids contain it already.
 	EOS int
 	// Vocab is the number of token ids: an id that is not below it is an error.
 	Vocab int
@@ -42,25 +45,62 @@ type codec interface {
 // files, sizes of text files, and the lines of .jsonl, which it passes over once.
 func Open(s Source) (*Dataset, error) {
 	if s.Vocab < 1 {
-		return nil, fmt.Errorf("data %s: a vocabulary of %d tokens", s.Path, s.Vocab)
+		return nil, fmt.Errorf("data %s: a vocabulary of %d tokens", s.name(), s.Vocab)
 	}
 	if s.EOS >= s.Vocab || s.EOS < -1 {
-		return nil, fmt.Errorf("data %s: eos_token_id %d is not below vocab_size %d", s.Path, s.EOS, s.Vocab)
+		return nil, fmt.Errorf("data %s: eos_token_id %d is not below vocab_size %d", s.name(), s.EOS, s.Vocab)
 	}
-	paths, kind, err := find(s.Path)
-	if err != nil {
-		return nil, fmt.Errorf("data %s: %w", s.Path, err)
-	}
-	if kind != "tokens" && s.Tokenizer != "bytes" {
-		return nil, fmt.Errorf("data %s: tokenizer %q; text is read with the tokenizer \"bytes\", other tokenizers' output as token files (.bin)", s.Path, s.Tokenizer)
-	}
-	d := &Dataset{source: s, kind: kind, open: openFile}
-	for _, path := range paths {
-		if err := d.add(path); err != nil {
-			return nil, fmt.Errorf("data file %s: %w", path, err)
+	d := &Dataset{source: s, open: openFile}
+	for _, glob := range s.Paths {
+		paths, kind, err := find(glob)
+		if err == nil {
+			err = d.addAll(paths, kind)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("data %s: %w", glob, err)
 		}
 	}
 	return d, nil
+}
+
+// name is the paths as errors have them.
+func (s Source) name() string { return strings.Join(s.Paths, ", ") }
+
+// addAll appends files of one kind. Text that is not bytes is read and encoded now.
+func (d *Dataset) addAll(paths []string, kind string) error {
+	if kind != "tokens" && !d.source.Tokenizer.bytes() {
+		return d.addHeld(paths)
+	}
+	for _, path := range paths {
+		err := d.add(path, kind)
+		if errors.Is(err, errIDs) { // among bytes
+			err = d.addHeld([]string{path})
+		} else if err != nil {
+			err = fmt.Errorf("data file %s: %w", path, err)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// addHeld appends files whose ids are held in memory.
+func (d *Dataset) addHeld(paths []string) error {
+	files, err := d.hold(paths)
+	if err != nil {
+		return err
+	}
+	for i, h := range files {
+		d.parts = append(d.parts, part{paths[i], d.Len(), h})
+	}
+	return nil
+}
+
+// Find lists the files of a glob, sorted by name: of text where text says so, else of tokens.
+func Find(glob string) (paths []string, text bool, err error) {
+	paths, kind, err := find(glob)
+	return paths, kind != "tokens", err
 }
 
 // find lists the files of a glob and their one kind.
@@ -125,29 +165,25 @@ type file interface {
 	io.Closer
 }
 
-func openFile(path string) (file, error) { return os.Open(path) }
+func openFile(path string) (file, error) { return files.Open(path) }
 
 // add appends a file to the dataset.
-func (d *Dataset) add(path string) error {
-	f, err := os.Open(path)
-	if err != nil {
-		return reason(err)
-	}
-	defer f.Close()
-	st, err := f.Stat()
+func (d *Dataset) add(path, kind string) error {
+	f, size, err := openSized(path)
 	if err != nil {
 		return err
 	}
+	defer f.Close()
 	var c codec
-	switch d.kind {
+	switch kind {
 	case "tokens":
-		if c, err = megatron(path, st.Size()); c == nil && err == nil {
-			c, err = llmc(f, st.Size(), d.source.Vocab)
+		if c, err = megatron(path, size); c == nil && err == nil {
+			c, err = llmc(f, size, d.source.Vocab)
 		}
 	case "jsonl":
-		c, err = indexJSONL(f, st.Size(), d.source.EOS)
+		c, err = indexJSONL(f, size, d.source.EOS)
 	default:
-		c, err = text{size: st.Size(), eos: d.source.EOS}, readable(f, path, st.Size())
+		c, err = text{size: size, eos: d.source.EOS}, readable(f, path, size)
 	}
 	if err != nil {
 		return err

@@ -110,7 +110,7 @@ func TestFormatsByteByByte(t *testing.T) {
 		{"a name with brackets", map[string]string{"a[1].txt": "x"}, "a[1].txt", -1, 256, []int32{'x'}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			d, err := Open(Source{Path: filepath.Join(put(t, tc.files), tc.glob), Tokenizer: "bytes", EOS: tc.eos, Vocab: tc.vocab})
+			d, err := Open(Source{Paths: []string{filepath.Join(put(t, tc.files), tc.glob)}, Tokenizer: asBytes, EOS: tc.eos, Vocab: tc.vocab})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -174,15 +174,18 @@ func TestWrongSourcesAreExplained(t *testing.T) {
 		{"megatron negative", map[string]string{"a.bin": "", "a.idx": idx(8, 2, -1)}, "*", -1, 256, "sequence 0 has -1 tokens"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			_, err := Open(Source{Path: filepath.Join(put(t, tc.files), tc.glob), Tokenizer: "bytes", EOS: tc.eos, Vocab: tc.vocab})
+			_, err := Open(Source{Paths: []string{filepath.Join(put(t, tc.files), tc.glob)}, Tokenizer: asBytes, EOS: tc.eos, Vocab: tc.vocab})
 			if err == nil || !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("got %v, want %q", err, tc.want)
 			}
 		})
 	}
-	dir := put(t, map[string]string{"a.txt": "a"})
-	if _, err := Open(Source{Path: filepath.Join(dir, "a.txt"), Tokenizer: "tokenizer.json", EOS: -1, Vocab: 256}); err == nil || !strings.Contains(err.Error(), `tokenizer "tokenizer.json"`) {
-		t.Errorf("tokenizer: %v", err)
+	dir := put(t, map[string]string{"a.txt": "a", "tokenizer.json": "{}"})
+	for path, want := range map[string]string{"": "there is no tokenizer", filepath.Join(dir, "tokenizer.json"): "tokenizer.json: model: it is missing"} {
+		_, err := Open(Source{Paths: []string{filepath.Join(dir, "a.txt")}, Tokenizer: NewTokenizer(path, 0), EOS: -1, Vocab: 256})
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("tokenizer %q: %v, want %q", path, err, want)
+		}
 	}
 }
 
@@ -202,7 +205,7 @@ func TestTokensOutsideTheVocabularyAreFound(t *testing.T) {
 				"e.bin": "\xff", "e.idx": idx(2, 1, 1), "f.bin": "\xfb" + strings.Repeat("\xff", 7), "f.idx": idx(5, 8, 1),
 				"g.bin": strings.Repeat("\x00", 13) + "\x01\x00\x00", "g.idx": idx(5, 8, 2),
 			})
-			d, err := Open(Source{Path: filepath.Join(dir, name), Tokenizer: "bytes", EOS: -1, Vocab: 100})
+			d, err := Open(Source{Paths: []string{filepath.Join(dir, name)}, Tokenizer: asBytes, EOS: -1, Vocab: 100})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -216,7 +219,7 @@ func TestTokensOutsideTheVocabularyAreFound(t *testing.T) {
 func TestFilesThatChangeAreErrors(t *testing.T) {
 	dir := put(t, map[string]string{"a.txt": "hello", "b.jsonl": `{"text":"hello"}`})
 	open := func(name string) *Dataset {
-		d, err := Open(Source{Path: filepath.Join(dir, name), Tokenizer: "bytes", EOS: -1, Vocab: 256})
+		d, err := Open(Source{Paths: []string{filepath.Join(dir, name)}, Tokenizer: asBytes, EOS: -1, Vocab: 256})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -328,3 +331,6 @@ func FuzzJSONL(f *testing.F) {
 		}
 	})
 }
+
+// asBytes takes each byte for a token.
+var asBytes = NewTokenizer(Bytes, 0)

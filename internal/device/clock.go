@@ -3,7 +3,7 @@ package device
 import (
 	"time"
 
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/tensor"
 )
 
 // Clock takes the device's time at points of its stream, without a wait between them.

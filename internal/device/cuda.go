@@ -5,17 +5,19 @@ package device
 import (
 	"errors"
 	"fmt"
+	"unsafe"
 
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cprun/cprun/attention"
-	"github.com/cprun/cprun/internal/backend"
+	"github.com/cprun/cprun/attention/backends"
 	"github.com/cprun/cprun/internal/cuda"
 	"github.com/cprun/cprun/internal/cuda/blas"
 	"github.com/cprun/cprun/internal/cuda/dnn"
+	"github.com/cprun/cprun/internal/machine"
 	"github.com/cprun/cprun/internal/nccl"
-	"github.com/cprun/cprun/internal/tensor"
-	"github.com/cprun/cprun/kernels"
+	"github.com/cprun/cprun/kernels/gpu"
+	"github.com/cprun/cprun/tensor"
 )
 
 // reserveSlack is for what is rounded up in the pieces of a reservation.
@@ -54,11 +56,12 @@ func CUDA(o CUDAOptions) (d Device, err error) {
 		return Device{}, err
 	}
 	d = Device{
-		Name: s.dev.String(), Stream: s.stream, Ops: ops, Kernel: kernel, Optim: ops, Store: s,
-		Compute: o.Compute, Masters: o.Compute != tensor.F32, ScaleLoss: o.Compute == tensor.F16, RunAhead: 1, Machine: o.Machine, NewClock: s.clock,
+		Name: s.dev.String(), Stream: s.stream, Copies: s.copies.streams(), Ops: ops, Kernel: kernel, Optim: ops, Store: s,
+		Compute: o.Compute, Masters: o.Compute != tensor.F32, ScaleLoss: o.Compute == tensor.F16, RunAhead: 1, Machine: o.Machine,
+		NewStream: s.further, NewClock: s.clock,
 		close: func() error { return closeAll(closers) },
 	}
-	if peak, ok := backend.PeakOf(s.dev.Arch); ok {
+	if peak, ok := machine.PeakOf(s.dev.Arch); ok {
 		d.PeakTFLOPs = peak.BF16 / 1e12
 		if o.Compute == tensor.F32 {
 			d.PeakTFLOPs = peak.FP32 / 1e12
@@ -74,7 +77,7 @@ func openGPU(o CUDAOptions, closers *[]func() error) (*cudaStore, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &cudaStore{dev: gpu}
+	s := newCUDAStore(gpu)
 	*closers = append(*closers, gpu.Close, s.free)
 	if o.Reserve > 0 {
 		if err := gpu.Reserve(o.Reserve + reserveSlack); err != nil {
@@ -85,6 +88,10 @@ func openGPU(o CUDAOptions, closers *[]func() error) (*cudaStore, error) {
 		return nil, err
 	}
 	*closers = append(*closers, s.stream.Close)
+	if s.copies, err = s.newCopies(); err != nil {
+		return nil, err
+	}
+	*closers = append(*closers, s.copies.close)
 	return s, nil
 }
 
@@ -100,13 +107,13 @@ func tooLarge(gpu *cuda.Device, bytes int64, err error) error {
 }
 
 // cudaOps are the operations and the attention of a step, loaded beside each other.
-func cudaOps(o CUDAOptions, s *cudaStore, closers *[]func() error) (*kernels.CUDA, attention.Kernel, error) {
+func cudaOps(o CUDAOptions, s *cudaStore, closers *[]func() error) (*gpu.Ops, attention.Kernel, error) {
 	defer o.timed("kernels")()
-	loader, err := kernels.NewLoader(s.dev)
+	loader, err := gpu.NewLoader(s.dev)
 	if err != nil {
 		return nil, nil, err
 	}
-	ops, err := kernels.NewCUDA(s.stream, loader)
+	ops, err := gpu.NewOps(s.stream, loader)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -116,7 +123,7 @@ func cudaOps(o CUDAOptions, s *cudaStore, closers *[]func() error) (*kernels.CUD
 		return nil, nil, err
 	}
 	*closers = append(*closers, end)
-	err = preload(ops, kernel, o.HeadDim)
+	err = preload(ops, kernel, o.Compute, o.HeadDim)
 	if fault := loader.Fault(); fault != nil {
 		o.note("compiled kernels are not kept, so every start compiles them: %v", fault)
 	}
@@ -124,10 +131,11 @@ func cudaOps(o CUDAOptions, s *cudaStore, closers *[]func() error) (*kernels.CUD
 }
 
 // load begins to load the libraries, hundreds of megabytes each, while the driver makes the
-// context. Who needs one waits for it, and hears if it cannot be had.
+// context. Callers block until the library they need has loaded, and get its
+// error.
 func load(o CUDAOptions) {
 	libraries := []func() (int, error){blas.Version, nccl.Version}
-	if o.Backend == attention.Fused.String() {
+	if o.Backend == backends.Fused.String() {
 		libraries = append(libraries, dnn.Version)
 	}
 	for _, version := range libraries {
@@ -145,23 +153,27 @@ func closeAll(closers []func() error) error {
 }
 
 // cudaKernel is the kernel of a backend, and what closes it.
-func cudaKernel(o CUDAOptions, s *cuda.Stream, l *kernels.Loader) (attention.Kernel, func() error, error) {
+func cudaKernel(o CUDAOptions, s *cuda.Stream, l *gpu.Loader) (attention.Kernel, func() error, error) {
 	nothing := func() error { return nil }
+	asked, err := o.remedies()
+	if err != nil {
+		return nil, nil, err
+	}
 	switch o.Backend {
 	case "fused":
-		k, err := kernels.NewFused(s, l, kernels.FusedOptions{
-			Deterministic: o.Deterministic, Packed: o.Packed && kernels.FusedPacks(o.Machine.Arch, o.Machine.CUDNN), Workspace: o.Workspace,
-			ZeroWorkspace: o.Packed && o.Machine.Arch == 90 && o.Machine.CUDNN < attention.V(9, 18, 0),
+		k, err := gpu.NewFused(s, l, gpu.FusedOptions{
+			Deterministic: o.Deterministic, Packed: o.Packed && backends.Packs(o.Machine.Arch, o.Machine.CUDNN), Workspace: o.Workspace,
+			ZeroWorkspace: asked.zeroWorkspace,
 		})
 		if err != nil {
 			return nil, nil, err
 		}
 		return k, k.Close, nil
 	case "flash":
-		k, err := kernels.NewFlash(s, l, o.Deterministic)
+		k, err := gpu.NewFlash(s, l, o.Deterministic)
 		return k, nothing, err
 	case "reference":
-		k, err := kernels.NewDeviceReference(s, l)
+		k, err := gpu.NewReference(s, l)
 		return k, nothing, err
 	}
 	return nil, nil, fmt.Errorf("attention backend %s is not in this build; take fused, flash or reference", o.Backend)
@@ -169,20 +181,40 @@ func cudaKernel(o CUDAOptions, s *cuda.Stream, l *kernels.Loader) (attention.Ker
 
 // preload loads the kernels of a step, which are compiled beside each other where they are not on
 // disk, so that the first step does not wait for one after the other.
-func preload(ops *kernels.CUDA, kernel attention.Kernel, dim int) error {
+func preload(ops *gpu.Ops, kernel attention.Kernel, compute tensor.DType, dim int) error {
 	var g errgroup.Group
 	g.Go(ops.Preload)
-	if f, ok := kernel.(*kernels.Flash); ok && dim > 0 {
-		g.Go(func() error { return f.Preload(dim, dim) })
+	if f, ok := kernel.(*gpu.Flash); ok && dim > 0 {
+		g.Go(func() error { return f.Preload(compute, dim, dim) })
 	}
 	return g.Wait()
 }
 
 // cudaStore is the memory of a GPU.
 type cudaStore struct {
+	*copies
 	dev    *cuda.Device
 	stream *cuda.Stream
-	pinned []*cuda.Pinned
+	pinned []*cuda.Pinned // the blocks of host
+	host   *tensor.Heap
+	out    map[*tensor.Host]View // of host, by what AllocHost returned
+}
+
+// pinnedBlock is the bytes of pinned memory that are taken of the driver at once, which takes it a
+// millisecond however few they are.
+const pinnedBlock = 1 << 20
+
+func newCUDAStore(dev *cuda.Device) *cudaStore {
+	s := &cudaStore{dev: dev, out: make(map[*tensor.Host]View)}
+	s.host = tensor.NewHeap(pinnedBlock, func(n int64) (tensor.Memory, error) {
+		p, err := dev.AllocHost(n)
+		if err != nil {
+			return nil, err
+		}
+		s.pinned = append(s.pinned, p)
+		return p.Host(), nil
+	})
+	return s
 }
 
 func (s *cudaStore) Alloc(n int64) (tensor.Memory, error) {
@@ -194,28 +226,57 @@ func (s *cudaStore) Alloc(n int64) (tensor.Memory, error) {
 }
 
 func (s *cudaStore) AllocHost(n int64) (*tensor.Host, error) {
-	p, err := s.dev.AllocHost(n)
+	v, err := s.host.Alloc(tensor.F64, int(n+7)/8)
 	if err != nil {
 		return nil, err
 	}
-	s.pinned = append(s.pinned, p)
-	return p.Host(), nil
+	words := tensor.Data[float64](v)
+	clear(words)
+	h := tensor.HostAt(unsafe.Pointer(unsafe.SliceData(words)), int64(len(words))*8)
+	s.out[h] = v
+	return h, nil
 }
 
-func (s *cudaStore) Upload(dst, src View)   { s.copy("upload", dst, src) }
-func (s *cudaStore) Download(dst, src View) { s.copy("download", dst, src) }
+func (s *cudaStore) FreeHost(h *tensor.Host) {
+	s.host.Free(s.out[h])
+	delete(s.out, h)
+}
 
-func (s *cudaStore) copy(name string, dst, src View) {
+// further makes a further stream.
+func (s *cudaStore) further(name string) (Stream, error) {
+	stream, err := s.dev.NewStream(name, false)
+	if err != nil {
+		return nil, err
+	}
+	return stream, nil
+}
+
+// newCopies makes the streams for copies.
+func (s *cudaStore) newCopies() (*copies, error) {
+	up, err := s.further("upload")
+	if err != nil {
+		return nil, err
+	}
+	down, err := s.further("download")
+	if err != nil {
+		return nil, errors.Join(err, up.Close())
+	}
+	return &copies{compute: s.stream, up: up, down: down, queue: copyCUDA, follow: s.stream.Follow}, nil
+}
+
+// copyCUDA queues a copy on a stream of a GPU.
+func copyCUDA(to Stream, name string, dst, src View) {
 	if dst.DType() != src.DType() || dst.Size() != src.Size() || !dst.IsDense() || !src.IsDense() {
 		panic(fmt.Sprintf("device: %s of %v to %v", name, src, dst))
 	}
-	s.stream.Do(name, func() error {
-		s.stream.Copy(cuda.Addr(dst), cuda.Addr(src), int64(src.Size())*int64(src.DType().Size()))
+	s := to.(*cuda.Stream)
+	s.Do(name, func() error {
+		s.Copy(cuda.Addr(dst), cuda.Addr(src), int64(src.Size())*int64(src.DType().Size()))
 		return nil
 	})
 }
 
-// MemoryBytes is what is taken of the GPU, by whomever: one process runs on each.
+// MemoryBytes returns the bytes that are taken of the GPU, by whomever: one process runs on each.
 func (s *cudaStore) MemoryBytes() int64 {
 	free, total, err := s.dev.MemInfo()
 	if err != nil {

@@ -7,20 +7,22 @@ import (
 	"fmt"
 
 	"github.com/cprun/cprun/attention"
-	"github.com/cprun/cprun/internal/backend"
+	"github.com/cprun/cprun/internal/machine"
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/optim"
-	"github.com/cprun/cprun/internal/tensor"
-	"github.com/cprun/cprun/kernels"
+	"github.com/cprun/cprun/kernels/cpu"
+	"github.com/cprun/cprun/tensor"
 )
 
-// View is a strided window onto device memory; see internal/tensor.
+// View is a strided window onto device memory; see package tensor.
 type View = tensor.View
 
-// Device is what a rank computes on. Everything in it queues on Stream.
+// Device is what a rank computes on. Everything in it queues on Stream, but for copies to and from
+// the host: they run on Copies, ordered with Stream by events.
 type Device struct {
 	Name   string // "cpu", "cuda:0 (NVIDIA H200)"
 	Stream tensor.Stream
+	Copies []tensor.Stream // of the store; for traces
 	Ops    model.Ops
 	Kernel attention.Kernel
 	Optim  optim.Device
@@ -36,17 +38,20 @@ type Device struct {
 	// 0 the device is idle while the host logs a step and reads the data of the next.
 	RunAhead int
 	// Machine is the GPU as plans know it; zero for the host.
-	Machine backend.Machine
+	Machine machine.Machine
 	// PeakTFLOPs is the rate that MFU is a share of; 0: not known.
 	PeakTFLOPs float64
+	// NewStream makes a further stream, whose name is its lane in traces. Events order it with Stream
+	// and with others of the device.
+	NewStream func(name string) (Stream, error)
 	// NewClock makes a clock of that many points of Stream.
 	NewClock func(points int) (Clock, error)
 
 	close func() error
 }
 
-// Close gives everything back. Nothing is queued any more. The stream of a CPU belongs to the
-// caller.
+// Close gives everything back. Nothing is queued any more. The compute stream of a CPU belongs to the
+// caller, who closes it later.
 func (d *Device) Close() error {
 	if d.close == nil {
 		return nil
@@ -61,20 +66,31 @@ type Store interface {
 	// AllocHost is zeroed memory of the host that Upload and Download take: pinned where the
 	// device wants that.
 	AllocHost(bytes int64) (*tensor.Host, error)
+	// FreeHost gives back what AllocHost returned. No copy that uses it is under way. What is not given
+	// back lives as long as the device.
+	FreeHost(h *tensor.Host)
 	// Upload queues a copy of a host view to one of the device, Download the other way. Both
-	// are dense, of one type and size. The host view must stay as it is until then.
+	// are dense, of one type and size. The copy comes behind all that is queued on the device's
+	// Stream, and what is queued there later comes behind the copy, as if it was queued there. The
+	// host view must stay as it is until then.
 	Upload(dst, src View)
 	Download(dst, src View)
+	// Prefetch is an Upload that does not wait for what is queued, and so runs beside it. Nothing that
+	// is queued may use dst, or write src, any more.
+	Prefetch(dst, src View)
 	// MemoryBytes is the most that this process has had of the memory that is scarce: the
 	// host's where that is the device, else what is taken of the GPU's.
 	MemoryBytes() int64
 }
 
-// CPU is the host as a device. The backend is flash, or reference, the slow definition of
+// CPU returns the host as a device. The backend is flash, or reference, the slow definition of
 // attention that flash is checked against.
 func CPU(stream *tensor.HostStream, backend string) Device {
-	cpu := kernels.NewCPU(stream)
-	d := Device{Name: "cpu", Stream: stream, Ops: cpu, Kernel: cpu, Optim: cpu, Store: hostStore{stream}, Compute: tensor.F32, NewClock: hostClocks(stream)}
+	ops, copies := cpu.New(stream), hostCopies(stream)
+	d := Device{
+		Name: "cpu", Stream: stream, Copies: copies.streams(), Ops: ops, Kernel: ops, Optim: ops, Store: hostStore{copies},
+		Compute: tensor.F32, NewStream: hostStream, NewClock: hostClocks(stream), close: copies.close,
+	}
 	if backend == "reference" {
 		d.Kernel = attention.NewReference[float64](stream.Do)
 	}
@@ -82,22 +98,14 @@ func CPU(stream *tensor.HostStream, backend string) Device {
 }
 
 // hostStore is the host's memory.
-type hostStore struct{ stream *tensor.HostStream }
+type hostStore struct{ *copies }
 
 func (hostStore) Alloc(n int64) (tensor.Memory, error)    { return tensor.NewHost(n), nil }
 func (hostStore) AllocHost(n int64) (*tensor.Host, error) { return tensor.NewHost(n), nil }
-func (s hostStore) Upload(dst, src View)                  { s.copy("upload", dst, src) }
-func (s hostStore) Download(dst, src View)                { s.copy("download", dst, src) }
+func (hostStore) FreeHost(*tensor.Host)                   {} // the garbage collector finds it
 func (hostStore) MemoryBytes() int64                      { return int64(residentBytes()) }
 
-func (s hostStore) copy(name string, dst, src View) {
-	s.stream.Do(name, func() error {
-		tensor.Copy(dst, src)
-		return nil
-	})
-}
-
-// Vector is n elements of the device, uninitialised. what names it in errors.
+// Vector returns n elements of the device, uninitialised. what names it in errors.
 func (d *Device) Vector(what string, t tensor.DType, n int) (View, error) {
 	mem, err := d.Store.Alloc(int64(n) * int64(t.Size()))
 	if err != nil {
@@ -106,7 +114,7 @@ func (d *Device) Vector(what string, t tensor.DType, n int) (View, error) {
 	return tensor.Dense(mem, t, 0, [4]int{1, 1, 1, n}), nil
 }
 
-// HostVector is n zeros of the host that Upload and Download take.
+// HostVector returns n zeros of the host that Upload and Download take.
 func (d *Device) HostVector(t tensor.DType, n int) (View, error) {
 	mem, err := d.Store.AllocHost(int64(n) * int64(t.Size()))
 	if err != nil {
@@ -115,11 +123,14 @@ func (d *Device) HostVector(t tensor.DType, n int) (View, error) {
 	return tensor.Dense(mem, t, 0, [4]int{1, 1, 1, n}), nil
 }
 
+// FreeHostVector gives back what HostVector returned, as FreeHost does.
+func (d *Device) FreeHostVector(v View) { d.Store.FreeHost(v.Memory().(*tensor.Host)) }
+
 // outOfMemory is the panic of an arena that could not grow in the middle of a pass, where no
 // call returns an error. Caught turns it into one.
 type outOfMemory struct{ err error }
 
-// Arena is a stack of the device's memory. Where it has to grow and cannot, Alloc panics with
+// Arena returns a stack of the device's memory. Where it has to grow and cannot, Alloc panics with
 // what Caught makes an error of.
 func (d *Device) Arena(what string, bytes int64) (a *tensor.Arena, err error) {
 	defer Caught(&err)
@@ -132,7 +143,7 @@ func (d *Device) Arena(what string, bytes int64) (a *tensor.Arena, err error) {
 	}), nil
 }
 
-// Caught, deferred, sets err where an arena could not grow.
+// Caught sets err where an arena could not grow. It is to be deferred.
 func Caught(err *error) {
 	switch p := recover().(type) {
 	case nil:

@@ -3,16 +3,19 @@ package device
 import (
 	"fmt"
 
-	"github.com/cprun/cprun/internal/backend"
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/attention/backends"
+	"github.com/cprun/cprun/internal/machine"
+	"github.com/cprun/cprun/tensor"
 )
 
 // CUDAOptions are which GPU is used, and how.
 type CUDAOptions struct {
 	Ordinal int    // of the GPUs that this process sees
 	Backend string // of attention: fused, flash or reference
-	Compute tensor.DType
-	Machine backend.Machine // what backend.Find says of it
+	// Remedies are what the choice of Backend relies on, as the launcher made it.
+	Remedies []backends.RemedyKind
+	Compute  tensor.DType
+	Machine  machine.Machine // what backend.Find says of it
 	// Reserve is the bytes that the device takes in one piece before anything else; Alloc hands
 	// them out.
 	Reserve int64
@@ -24,9 +27,9 @@ type CUDAOptions struct {
 	// packed documents.
 	Deterministic, Packed bool
 
-	// Beside is called when there is a stream, while libraries and kernels are loaded: for what
-	// takes as long and queues nothing on it. Where the device then cannot be had for another
-	// reason, undo is called with that. It may be nil.
+	// Beside, if not nil, is called when there is a stream, while libraries and kernels are loaded:
+	// for work that takes as long and queues nothing on it. If the device then fails to start for
+	// another reason, undo is called with that cause.
 	Beside func(stream tensor.Stream) (undo func(cause error), err error)
 	// Timed is told when a part of the start begins, and calls what it returns at the end. It
 	// may be nil, and is called by several goroutines.
@@ -46,4 +49,27 @@ func (o *CUDAOptions) timed(part string) (end func()) {
 		return func() {}
 	}
 	return o.Timed(part)
+}
+
+// remedied is what remedies ask of a kernel beyond what it does by itself.
+type remedied struct {
+	zeroWorkspace bool // clear the workspace before each backward call
+}
+
+// remedies returns what is asked of the kernel, or an error that names a remedy that nothing here
+// carries out: the choice of a launcher that knows more than this binary.
+func (o *CUDAOptions) remedies() (r remedied, err error) {
+	for _, kind := range o.Remedies {
+		switch {
+		case kind == backends.ZeroWorkspace && o.Backend == backends.Fused.String():
+			r.zeroWorkspace = true
+		case kind == backends.GrantWorkspace && o.Backend == backends.Fused.String():
+			// The kernel gives every call the workspace that its plan asks for.
+		case kind == backends.SplitCall && o.Backend == backends.Fused.String():
+			// The kernel cuts every band into what cuDNN has.
+		default:
+			return r, fmt.Errorf("attention backend %s with the remedy %s is not in this build", o.Backend, kind)
+		}
+	}
+	return r, nil
 }

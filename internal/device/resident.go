@@ -1,16 +1,17 @@
 package device
 
 import (
-	"os"
 	"runtime"
 	"strconv"
 	"strings"
+
+	"github.com/cprun/cprun/internal/files"
 )
 
 // residentBytes is the most that this process has had resident, as the kernel counts it;
 // where it does not, what Go has taken from the system.
 func residentBytes() float64 {
-	status, err := os.ReadFile("/proc/self/status")
+	status, err := files.Read("/proc/self/status", 1<<20)
 	if err == nil {
 		if n, ok := peakResident(string(status)); ok {
 			return n

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"math"
+	"slices"
 )
 
 // maxLayers bounds what a file may claim before it has shown any weight.
@@ -13,8 +14,8 @@ const maxLayers = 1 << 16
 // can be built.
 func (c *Config) Check() []Fault {
 	var f faults
-	if classes[c.Architecture] == "" {
-		f.add("architecture", "%q is not known; llama and qwen3 are", c.Architecture)
+	if families[c.Architecture] == nil {
+		f.add("architecture", "%.64q is not supported; cprun trains %s", c.Architecture, and(Families()...))
 	}
 	for _, p := range []struct {
 		key   string
@@ -64,8 +65,11 @@ func (c *Config) checkRope(f *faults) {
 	if s.Type != "linear" && s.OriginalMax < 1 {
 		add("original_max_position_embeddings", "%d is not positive", s.OriginalMax)
 	}
+	kinds := families[c.Architecture].ropes()
+	if !slices.Contains(kinds, s.Type) {
+		add("rope_type", "%.64q is not supported; cprun has %s", s.Type, and(append([]string{"default"}, kinds...)...))
+	}
 	switch s.Type {
-	case "linear":
 	case "llama3":
 		if !(s.LowFreqFactor > 0) {
 			add("low_freq_factor", "%v is not positive", s.LowFreqFactor)
@@ -81,8 +85,6 @@ func (c *Config) checkRope(f *faults) {
 		if !(slow > 0 && fast >= slow) || math.IsInf(fast, 0) {
 			add("beta_fast", "%v is below beta_slow %v, or one is not positive", fast, slow)
 		}
-	default:
-		add("rope_type", "%q is not computed; default, linear, llama3 and yarn are", s.Type)
 	}
 }
 
@@ -94,9 +96,12 @@ func (c *Config) checkWindow(f *faults) {
 		f.add("layer_types", "%d entries for num_hidden_layers %d", len(c.LayerTypes), c.NumHiddenLayers)
 	}
 	for i, t := range c.LayerTypes {
+		if f.has("layer_types") {
+			break // one entry tells of all
+		}
 		switch {
 		case t != FullAttention && t != SlidingAttention:
-			f.add("layer_types", "entry %d is %q; full_attention and sliding_attention are computed", i, t)
+			f.add("layer_types", "entry %d is %.64q; full_attention and sliding_attention are computed", i, t)
 		case t == SlidingAttention && c.SlidingWindow == 0:
 			f.add("sliding_window", "missing or switched off, yet layer_types has sliding_attention at entry %d", i)
 		}
@@ -106,8 +111,8 @@ func (c *Config) checkWindow(f *faults) {
 // Caveat says what transformers would compute differently from cprun with an export of this
 // config; empty for nothing.
 func (c *Config) Caveat() string {
-	if c.Architecture == Llama && c.SlidingWindow > 0 {
-		return fmt.Sprintf("transformers has no sliding window in its llama and will ignore sliding_window %d; cprun reads it", c.SlidingWindow)
+	if f := c.Family(); f.Windows.Foreign && c.SlidingWindow > 0 {
+		return fmt.Sprintf("transformers has no sliding window in its %s and will ignore sliding_window %d; cprun reads it", f.Name, c.SlidingWindow)
 	}
 	return ""
 }

@@ -13,7 +13,7 @@ import (
 
 // Config is the shape of a model, under the names of config.json.
 type Config struct {
-	Architecture         string  // "llama" or "qwen3"
+	Architecture         string  // the name of a Family
 	VocabSize            int     `json:"vocab_size"`
 	HiddenSize           int     `json:"hidden_size"`
 	IntermediateSize     int     `json:"intermediate_size"`
@@ -37,13 +37,11 @@ type Config struct {
 	// TokenIDs are bos_token_id, eos_token_id and pad_token_id as config.json spells them.
 	// Training does not use them; they are kept so that an export has what the source had.
 	TokenIDs map[string]json.RawMessage
-}
 
-// Values of Config.Architecture.
-const (
-	Llama = "llama"
-	Qwen3 = "qwen3"
-)
+	// DType is the element type of the weights as config.json names it, such as "bfloat16"; ""
+	// where it does not. Training does not use it; an export does.
+	DType string
+}
 
 // Values in Config.LayerTypes.
 const (
@@ -69,10 +67,10 @@ type RopeScaling struct {
 	Truncate        *bool    `json:"truncate"`         // yarn; nil: true
 }
 
-// SoftmaxScale is what scores are multiplied by before the softmax.
+// SoftmaxScale returns what scores are multiplied by before the softmax.
 func (c *Config) SoftmaxScale() float64 { return 1 / math.Sqrt(float64(c.HeadDim)) }
 
-// Window is the keys before its own that a query of that layer sees; -1 for all.
+// Window returns the keys before its own that a query of that layer sees; -1 for all.
 func (c *Config) Window(layer int) int {
 	if c.SlidingWindow <= 0 {
 		return -1

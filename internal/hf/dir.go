@@ -6,6 +6,10 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
+
+	"github.com/cprun/cprun/internal/files"
+	"github.com/cprun/cprun/internal/terminal"
 )
 
 // dir opens files of a model directory by their base name. Symbolic links may not lead out
@@ -21,7 +25,7 @@ type dir struct {
 func openDir(path string) (*dir, error) {
 	abs, err := filepath.Abs(path)
 	if err != nil {
-		return nil, fmt.Errorf("model directory %s: %w", path, err)
+		return nil, fmt.Errorf("model directory %s: %w", terminal.Name(path), err)
 	}
 	top, sub := abs, "."
 	if snapshots := filepath.Dir(abs); filepath.Base(snapshots) == "snapshots" {
@@ -30,34 +34,27 @@ func openDir(path string) (*dir, error) {
 			top, sub = repo, filepath.Join("snapshots", filepath.Base(abs))
 		}
 	}
-	root, err := os.OpenRoot(top)
+	root, err := files.OpenDir(top)
 	if err != nil {
-		return nil, fmt.Errorf("model directory %s: %w", path, err)
+		return nil, fmt.Errorf("model directory %s: %w", terminal.Name(path), err)
 	}
-	return &dir{path, root, sub}, nil
+	return &dir{terminal.Name(path), root, sub}, nil
 }
 
 func (d *dir) Close() error { return d.root.Close() }
 
 // open opens a regular file.
 func (d *dir) open(name string) (*os.File, error) {
-	if name == "" || name == "." || name == ".." || filepath.Base(name) != name {
-		return nil, fmt.Errorf("model directory %s: %q is not the name of a file in it", d.path, name)
+	base := strings.TrimPrefix(name, templatesDir+"/")
+	if base == "" || base == "." || base == ".." || filepath.Base(base) != base {
+		return nil, fmt.Errorf("model directory %s: %.255q is not a plain file name", d.path, name)
 	}
-	st, err := d.root.Stat(filepath.Join(d.sub, name))
-	if err == nil && !st.Mode().IsRegular() { // opening a pipe would wait for its writer
-		err = errors.New("not a regular file")
-	}
-	var f *os.File
-	if err == nil {
-		f, err = d.root.Open(filepath.Join(d.sub, name))
-	}
+	f, err := files.OpenIn(d.root, filepath.Join(d.sub, name))
 	if err != nil {
-		var pe *fs.PathError
-		if errors.As(err, &pe) {
-			err = pe.Err // its path is relative to the root
+		if pe := (*fs.PathError)(nil); errors.As(err, &pe) {
+			err = pe.Err // its path is that of the root
 		}
-		return nil, fmt.Errorf("%s: %w", filepath.Join(d.path, name), err)
+		return nil, fmt.Errorf("%s: %w", terminal.Name(filepath.Join(d.path, name)), err)
 	}
 	return f, nil
 }

@@ -6,11 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"strconv"
 
+	"github.com/cprun/cprun/internal/files"
 	"github.com/cprun/cprun/internal/safetensors"
+	"github.com/cprun/cprun/internal/terminal"
 )
 
 // ShardLimit is how large a file of weights is before another is begun: 5 GB, as
@@ -22,67 +25,58 @@ type Model struct {
 	Config  *Config
 	DType   safetensors.DType // F32, BF16 or F16
 	Tensors []Tensor          // in the order of the model, which is that of the shards
-	// Read fills dst with all elements of a tensor. It is called once for each, one at a
-	// time, so that no more than one stands in memory.
-	Read func(t Tensor, dst []float32) error
+	// Read fills dst with the elements of a tensor from off on. It is called for each in turn, piece
+	// by piece, so that no more than a piece stands in memory, however long a tensor claims to be.
+	Read func(t Tensor, off int64, dst []float32) error
 
 	From       string   // model directory that training began with; "" for none
 	Companions []string // files of From that the export has too
+
+	// Bytes says that the tokens are bytes, so that the export gets a tokenizer for them. EOS is the
+	// token that ends a document, -1 for none.
+	Bytes bool
+	EOS   int
 }
 
 // Export writes a model directory that transformers loads: config.json, the companions, and
 // model.safetensors, or shards of at most limit bytes with their index. The directory
 // appears whole or not at all; one that is there and has files in it is left alone.
 func Export(path string, m Model, limit int64) (err error) {
-	if left, err := os.ReadDir(path); err == nil && len(left) > 0 {
-		return fmt.Errorf("export directory %s: has files in it; name another or empty it", path)
-	} else if err != nil && !errors.Is(err, os.ErrNotExist) {
+	if empty, err := files.Empty(path); err != nil {
 		return fmt.Errorf("export directory: %w", err)
+	} else if !empty {
+		return fmt.Errorf("export directory %s: has files in it; name another or empty it", terminal.Name(path))
 	}
 	if path, err = filepath.Abs(path); err != nil {
 		return fmt.Errorf("export directory: %w", err)
 	}
-	parent := filepath.Dir(path)
-	if err := os.MkdirAll(parent, 0o755); err != nil {
-		return fmt.Errorf("export directory: %w", err)
-	}
-	tmp, err := os.MkdirTemp(parent, "."+filepath.Base(path)+".tmp-*")
+	parent, err := files.Make(filepath.Dir(path))
 	if err != nil {
 		return fmt.Errorf("export directory: %w", err)
 	}
-	defer func() {
-		if err != nil {
-			os.RemoveAll(tmp)
-			err = fmt.Errorf("export directory %s: %w", path, err)
+	defer parent.Close()
+	err = files.WriteDir(parent, filepath.Base(path), func(dir *os.Root) error {
+		if err := WriteConfig(dir, m.Config, m.DType); err != nil {
+			return err
 		}
-	}()
-	if err := WriteConfig(tmp, m.Config, m.DType); err != nil {
-		return err
+		if err := m.bring(dir); err != nil {
+			return err
+		}
+		if m.Bytes {
+			if err := writeBytes(dir, m.EOS); err != nil {
+				return err
+			}
+		}
+		return m.write(dir, limit)
+	})
+	if err != nil {
+		return fmt.Errorf("export directory %s: %w", terminal.Name(path), err)
 	}
-	if err := m.bring(tmp); err != nil {
-		return err
-	}
-	if err := m.write(tmp, limit); err != nil {
-		return err
-	}
-	if err := os.Chmod(tmp, 0o755); err != nil { // MkdirTemp makes it 0700
-		return err
-	}
-	if err := safetensors.SyncDir(tmp); err != nil {
-		return err
-	}
-	// An empty directory makes way; Remove fails if files have come into it meanwhile.
-	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
-	}
-	if err := os.Rename(tmp, path); err != nil {
-		return err
-	}
-	return safetensors.SyncDir(parent)
+	return nil
 }
 
 // write writes the files of weights into dir.
-func (m Model) write(dir string, limit int64) error {
+func (m Model) write(dir *os.Root, limit int64) error {
 	shards := m.shards(limit)
 	total := int64(0)
 	weightMap := map[string]string{}
@@ -99,14 +93,14 @@ func (m Model) write(dir string, limit int64) error {
 		}
 		// Without this metadata older transformers refuse the file.
 		meta := map[string]string{"format": "pt"}
-		if err := safetensors.WriteFile(filepath.Join(dir, name), meta, entries); err != nil {
+		if err := safetensors.WriteIn(dir, name, meta, entries); err != nil {
 			return err
 		}
 	}
 	if len(shards) == 1 {
 		return nil
 	}
-	return writeJSON(filepath.Join(dir, indexFile), map[string]any{
+	return writeJSON(dir, indexFile, map[string]any{
 		"metadata": map[string]int64{"total_size": total}, "weight_map": weightMap,
 	})
 }
@@ -137,14 +131,24 @@ func (m Model) shards(limit int64) [][]Tensor {
 	return append(all, now)
 }
 
+// pieceSize is how many elements of a tensor stand in memory at once.
+const pieceSize = 4 << 20
+
 // entry asks for a tensor's elements when its turn in the file comes.
 func (m Model) entry(t Tensor) safetensors.Entry {
 	return safetensors.Entry{Name: t.Name, DType: m.DType, Shape: t.Shape, Data: func(w io.Writer) error {
-		data := make([]float32, m.elements(t))
-		if err := m.Read(t, data); err != nil {
-			return err
+		total := m.elements(t)
+		data := make([]float32, min(total, pieceSize))
+		for off := int64(0); off < total; off += int64(len(data)) {
+			data = data[:min(int64(len(data)), total-off)]
+			if err := m.Read(t, off, data); err != nil {
+				return err
+			}
+			if err := safetensors.Floats(t.Name, m.DType, t.Shape, data).Data(w); err != nil {
+				return err
+			}
 		}
-		return safetensors.Floats(t.Name, m.DType, t.Shape, data).Data(w)
+		return nil
 	}}
 }
 
@@ -153,18 +157,29 @@ var torchNames = map[safetensors.DType]string{
 	safetensors.F32: "float32", safetensors.F16: "float16", safetensors.BF16: "bfloat16",
 }
 
+// ElementType returns the type that config.json names so; ok is false for any other name.
+func ElementType(name string) (_ safetensors.DType, ok bool) {
+	for t, n := range torchNames {
+		if n == name {
+			return t, true
+		}
+	}
+	return "", false
+}
+
 // WriteConfig writes config.json, in a form that transformers 4 and 5 both read: the rotary
 // settings and the element type stand there twice.
-func WriteConfig(dir string, c *Config, dtype safetensors.DType) error {
+func WriteConfig(dir *os.Root, c *Config, dtype safetensors.DType) error {
 	if faults := c.Check(); len(faults) > 0 {
-		return &ConfigError{filepath.Join(dir, "config.json"), faults}
+		return &ConfigError{terminal.Name(filepath.Join(dir.Name(), "config.json")), faults}
 	}
 	name, ok := torchNames[dtype]
 	if !ok {
 		return fmt.Errorf("weights are exported as F32, F16 or BF16, not as %q", dtype)
 	}
+	f := c.Family()
 	m := map[string]any{
-		"architectures": []string{classes[c.Architecture]}, "model_type": c.Architecture,
+		"architectures": []string{f.Class}, "model_type": c.Architecture,
 		"dtype": name, "torch_dtype": name,
 		"vocab_size": c.VocabSize, "hidden_size": c.HiddenSize, "intermediate_size": c.IntermediateSize,
 		"num_hidden_layers": c.NumHiddenLayers, "num_attention_heads": c.NumAttentionHeads,
@@ -176,9 +191,7 @@ func WriteConfig(dir string, c *Config, dtype safetensors.DType) error {
 		"bos_token_id": nil, "eos_token_id": nil, "pad_token_id": nil,
 		"use_cache": true,
 	}
-	if c.Architecture == Llama {
-		m["mlp_bias"] = false
-	}
+	maps.Copy(m, f.Export)
 	if c.MaxPositionEmbedding > 0 {
 		m["max_position_embeddings"] = c.MaxPositionEmbedding
 	}
@@ -187,7 +200,7 @@ func WriteConfig(dir string, c *Config, dtype safetensors.DType) error {
 	}
 	writeRope(m, c)
 	writeWindow(m, c)
-	return writeJSON(filepath.Join(dir, "config.json"), m)
+	return writeJSON(dir, "config.json", m)
 }
 
 func writeRope(m map[string]any, c *Config) {
@@ -227,7 +240,7 @@ func writeRope(m map[string]any, c *Config) {
 // writeWindow writes the window. layer_types and max_window_layers say the same to newer
 // and older transformers, as far as the older can be told.
 func writeWindow(m map[string]any, c *Config) {
-	if c.Architecture == Llama && c.SlidingWindow == 0 {
+	if c.SlidingWindow == 0 && c.Family().Windows.Default == 0 {
 		return
 	}
 	types, full := make([]string, c.NumHiddenLayers), 0
@@ -256,15 +269,14 @@ func number(x float64) json.RawMessage {
 	return append(b, '.', '0')
 }
 
-func writeJSON(path string, v any) error {
+// writeJSON writes a file of JSON.
+func writeJSON(dir *os.Root, name string, v any) error {
 	b, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {
-		return fmt.Errorf("%s: %w", path, err)
+		return fmt.Errorf("%s: %w", name, err)
 	}
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(append(b, '\n'))
-	return errors.Join(err, f.Sync(), f.Close())
+	return files.Write(dir, name, func(f *files.Draft) error {
+		_, err := f.Write(append(b, '\n'))
+		return errors.Join(err, f.Sync())
+	})
 }

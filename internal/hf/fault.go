@@ -12,13 +12,13 @@ type Fault struct {
 	Msg string
 }
 
-// ConfigError is every fault of a config.json.
+// ConfigError is all Faults of the config.json at Path.
 type ConfigError struct {
 	Path   string
 	Faults []Fault
 }
 
-// Error is one line a fault, each with the file.
+// Error returns one line a fault, each with the file.
 func (e *ConfigError) Error() string {
 	lines := make([]string, len(e.Faults))
 	for i, f := range e.Faults {

@@ -4,14 +4,24 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
+	"io/fs"
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/cprun/cprun/internal/files"
+	"github.com/cprun/cprun/internal/safetensors"
+	"github.com/cprun/cprun/internal/terminal"
 )
 
-// maxJSON bounds config.json and the weight index: the largest known are a few megabytes.
-const maxJSON = 64 << 20
+// Bounds of config.json, of which the largest known are some kilobytes, and of the index of
+// weights, where they are a few megabytes: their bytes, and the values in them.
+const (
+	maxConfig       = 4 << 20
+	maxConfigValues = 1 << 18
+	maxIndex        = 64 << 20
+	maxIndexValues  = 3 * safetensors.MaxTensors
+)
 
 // ReadConfig reads config.json of a model directory. A file whose contents are wrong, or
 // describe what cprun does not compute, gives a *ConfigError with every fault.
@@ -21,29 +31,32 @@ func ReadConfig(dir string) (*Config, error) {
 		return nil, err
 	}
 	defer d.Close()
-	raw, err := d.readJSON("config.json")
+	raw, err := d.readJSON("config.json", maxConfig, maxConfigValues)
 	if err != nil {
 		return nil, err
 	}
 	c, faults := parseConfig(raw)
 	if len(faults) > 0 {
-		return nil, &ConfigError{filepath.Join(dir, "config.json"), faults}
+		return nil, &ConfigError{terminal.Name(filepath.Join(dir, "config.json")), faults}
 	}
 	return c, nil
 }
 
 // readJSON is a whole small file.
-func (d *dir) readJSON(name string) ([]byte, error) {
+func (d *dir) readJSON(name string, most int64, values int) ([]byte, error) {
 	f, err := d.open(name)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	raw, err := io.ReadAll(io.LimitReader(f, maxJSON+1))
-	if err == nil && len(raw) > maxJSON {
-		err = errors.New("longer than 64 MiB")
+	raw, err := files.All(f, most)
+	if err == nil {
+		err = files.Modest(raw, values)
 	}
 	if err != nil {
+		if pe := (*fs.PathError)(nil); errors.As(err, &pe) {
+			err = pe.Err
+		}
 		return nil, fmt.Errorf("%s: %w", filepath.Join(d.path, name), err)
 	}
 	return raw, nil
@@ -71,6 +84,12 @@ func parseConfig(raw []byte) (*Config, []Fault) {
 			c.TokenIDs[key] = raw
 		}
 	}
+	for _, key := range []string{"dtype", "torch_dtype"} { // of transformers 5 and 4
+		var name string
+		if raw, ok := o.keys[key]; ok && c.DType == "" && json.Unmarshal(raw, &name) == nil {
+			c.DType = strings.TrimPrefix(name, "torch.")
+		}
+	}
 	for _, f := range c.Check() {
 		if key, ok := strings.CutPrefix(f.Key, "rope_scaling."); ok {
 			f.Key = rope + key // the form that this file has
@@ -83,9 +102,7 @@ func parseConfig(raw []byte) (*Config, []Fault) {
 	return c, nil
 }
 
-var classes = map[string]string{Llama: "LlamaForCausalLM", Qwen3: "Qwen3ForCausalLM"}
-
-// architecture is "llama" or "qwen3"; a fault and "" for any other.
+// architecture is the name of the family that a file is of; a fault and "" where it is of none.
 func architecture(o object) string {
 	kind := o.text("model_type", "")
 	var names []string
@@ -94,58 +111,57 @@ func architecture(o object) string {
 		return ""
 	}
 	if kind == "" {
-		for k, class := range classes {
-			if slices.Contains(names, class) {
-				kind = k
+		for _, name := range Families() {
+			if slices.Contains(names, families[name].Class) {
+				kind = name
 			}
 		}
 	}
-	class, ok := classes[kind]
+	f, known := families[kind], and(Families()...)
 	switch {
 	case kind == "" && len(names) == 0:
-		o.fault("model_type", "missing; llama and qwen3 are known")
+		o.fault("model_type", "missing; cprun trains %s", known)
 	case kind == "":
-		o.fault("architectures", "%q is not known; LlamaForCausalLM and Qwen3ForCausalLM are", names)
-	case kind == "mistral":
-		o.fault("model_type", "\"mistral\" is not known; llama and qwen3 are. Its tensors are named like llama's, but its "+
-			"defaults differ (sliding_window 4096 on every layer where the key is absent). To train it, copy the "+
-			"directory and set model_type llama, architectures [LlamaForCausalLM], and every key that it left out")
-	case !ok:
-		o.fault("model_type", "%q is not known; llama and qwen3 are", kind)
-	case len(names) > 0 && !slices.Contains(names, class):
-		o.fault("architectures", "%q has another head than the %s that cprun trains", names, class)
-		return ""
+		o.fault("architectures", "%.64q is not supported; cprun trains %s", few(names), and(classes()...))
+	case f == nil && strangers[kind] != "":
+		o.fault("model_type", "%.64q is not supported; cprun trains %s. %s", kind, known, strangers[kind])
+	case f == nil:
+		o.fault("model_type", "%.64q is not supported; cprun trains %s", kind, known)
+	case len(names) > 0 && !slices.Contains(names, f.Class):
+		o.fault("architectures", "%.64q is not supported; cprun trains the language model, %s", few(names), f.Class)
+	default:
+		return kind
 	}
-	if !ok {
-		return ""
-	}
-	return kind
+	return ""
 }
+
+// few are the first of a list, as many as a reader reads.
+func few[T any](list []T) []T { return list[:min(len(list), 8)] }
 
 // refuse reports what changes the computation in a way that cprun does not follow.
 func refuse(o object) {
 	for _, key := range []string{"attention_bias", "mlp_bias"} {
 		if o.boolean(key, false) {
-			o.fault(key, "true is not computed: projections have no bias")
+			o.fault(key, "true is not supported: cprun has no bias in projections")
 		}
 	}
 	if act := o.text("hidden_act", "silu"); act != "silu" {
-		o.fault("hidden_act", "%q is not computed; silu is", act)
+		o.fault("hidden_act", "%.64q is not supported; cprun has silu", act)
 	}
 	if p := o.number("attention_dropout", 0); p != 0 {
-		o.fault("attention_dropout", "%v is not computed; set it to 0", p)
+		o.fault("attention_dropout", "%v is not supported; set it to 0", p)
 	}
 	if p := o.number("partial_rotary_factor", 1); p != 1 {
-		o.fault("partial_rotary_factor", "%v is not computed; all of a head's dimensions turn", p)
+		o.fault("partial_rotary_factor", "%v is not supported; cprun rotates all dimensions of a head", p)
 	}
 	for _, key := range []string{"num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok", "moe_intermediate_size"} {
 		if o.integer(key, 0) != 0 {
-			o.fault(key, "mixtures of experts are not computed")
+			o.fault(key, "mixtures of experts are not supported")
 		}
 	}
 	for _, key := range []string{"attn_logit_softcapping", "final_logit_softcapping"} {
 		if o.number(key, 0) != 0 {
-			o.fault(key, "softcapping in a model is not computed")
+			o.fault(key, "softcapping in a model is not supported")
 		}
 	}
 	if o.has("quantization_config") {
@@ -153,7 +169,7 @@ func refuse(o object) {
 	}
 }
 
-// readShape reads the sizes, with the defaults that transformers gives each architecture.
+// readShape reads the sizes, with the defaults that transformers gives each family.
 func readShape(c *Config, o object) {
 	for _, f := range []struct {
 		key string
@@ -170,26 +186,25 @@ func readShape(c *Config, o object) {
 		*f.to = o.integer(f.key, 0)
 	}
 	c.NumKeyValueHeads = o.integer("num_key_value_heads", c.NumAttentionHeads)
-	headDim, maxPositions := 0, 2048
-	if c.NumAttentionHeads > 0 {
-		headDim = c.HiddenSize / c.NumAttentionHeads
+	missing := c.Family().Defaults
+	if _, ok := o.keys["num_key_value_heads"]; !ok && missing.KVHeads > 0 { // a null means as many as heads
+		c.NumKeyValueHeads = missing.KVHeads
 	}
-	if c.Architecture == Qwen3 {
-		headDim, maxPositions = 128, 32768
-		if _, ok := o.keys["num_key_value_heads"]; !ok { // a null means as many as heads
-			c.NumKeyValueHeads = 32
+	headDim := missing.HeadDim
+	if headDim == 0 && c.NumAttentionHeads > 0 {
+		headDim = c.HiddenSize / c.NumAttentionHeads
+		if !o.has("head_dim") && c.HiddenSize%c.NumAttentionHeads != 0 {
+			o.fault("head_dim", "missing, and hidden_size %d is no multiple of num_attention_heads %d", c.HiddenSize, c.NumAttentionHeads)
 		}
-	} else if !o.has("head_dim") && c.NumAttentionHeads > 0 && c.HiddenSize%c.NumAttentionHeads != 0 {
-		o.fault("head_dim", "missing, and hidden_size %d is no multiple of num_attention_heads %d", c.HiddenSize, c.NumAttentionHeads)
 	}
 	c.HeadDim = o.integer("head_dim", headDim)
 	c.RMSNormEps = o.number("rms_norm_eps", 1e-6)
 	c.InitializerRange = o.number("initializer_range", 0.02)
-	c.MaxPositionEmbedding = o.integer("max_position_embeddings", maxPositions)
+	c.MaxPositionEmbedding = o.integer("max_position_embeddings", missing.Positions)
 	if c.MaxPositionEmbedding == 0 {
 		o.fault("max_position_embeddings", "0 is not positive")
 	}
-	c.TieWordEmbeddings = o.boolean("tie_word_embeddings", false)
+	c.TieWordEmbeddings = o.boolean("tie_word_embeddings", missing.TieWordEmbeddings)
 }
 
 // readWindow resolves which layers slide. transformers' llama has no window and ignores the
@@ -200,20 +215,19 @@ func readWindow(c *Config, o object) {
 		o.fault("sliding_window", "0 hides every token from itself; null is no window")
 	}
 	o.get("layer_types", "a list of strings", &c.LayerTypes)
-	use := o.boolean("use_sliding_window", c.Architecture == Llama)
-	from := o.integer("max_window_layers", 28)
-	if c.Architecture == Qwen3 {
-		if _, ok := o.keys["sliding_window"]; !ok {
-			window = 4096
-		}
-		if c.LayerTypes == nil && use && window > 0 && !o.faults.has("num_hidden_layers") {
-			for i := range min(c.NumHiddenLayers, maxLayers) {
-				kind := FullAttention
-				if i >= from {
-					kind = SlidingAttention
-				}
-				c.LayerTypes = append(c.LayerTypes, kind)
+	family := c.Family().Windows
+	use := o.boolean("use_sliding_window", !family.Asked)
+	from := o.integer("max_window_layers", family.From)
+	if _, ok := o.keys["sliding_window"]; !ok {
+		window = family.Default
+	}
+	if family.From > 0 && c.LayerTypes == nil && use && window > 0 && !o.faults.has("num_hidden_layers") {
+		for i := range min(c.NumHiddenLayers, maxLayers) {
+			kind := FullAttention
+			if i >= from {
+				kind = SlidingAttention
 			}
+			c.LayerTypes = append(c.LayerTypes, kind)
 		}
 	}
 	if use {

@@ -12,7 +12,7 @@ func readRope(c *Config, o object) string {
 	}
 	for _, kind := range []string{FullAttention, SlidingAttention} {
 		if r.has(kind) {
-			r.fault(kind, "rotary settings that differ by layer are not computed")
+			r.fault(kind, "rotary settings that differ by layer are not supported")
 			return r.prefix
 		}
 	}
@@ -21,10 +21,10 @@ func readRope(c *Config, o object) string {
 		c.RopeTheta = r.number("rope_theta", 0)
 	}
 	if p := r.number("partial_rotary_factor", 1); p != 1 {
-		r.fault("partial_rotary_factor", "%v is not computed; all of a head's dimensions turn", p)
+		r.fault("partial_rotary_factor", "%v is not supported; cprun rotates all dimensions of a head", p)
 	}
 	if r.has("mrope_section") {
-		r.fault("mrope_section", "rotation by image coordinates is not computed")
+		r.fault("mrope_section", "rotation by image coordinates is not supported")
 	}
 	s := &RopeScaling{Type: r.text("rope_type", r.text("type", "default"))}
 	trained := o.integer("original_max_position_embeddings", r.integer("original_max_position_embeddings", c.MaxPositionEmbedding))
@@ -44,7 +44,7 @@ func readRope(c *Config, o object) string {
 		if !r.has(key) {
 			key = "type"
 		}
-		r.fault(key, "%q is not computed; default, linear, llama3 and yarn are", s.Type)
+		r.fault(key, "%.64q is not supported; cprun has %s", s.Type, and(append([]string{"default"}, c.Family().ropes()...)...))
 		return r.prefix
 	}
 	c.RopeScaling = s
@@ -83,7 +83,7 @@ func (o object) required(key string) float64 {
 	return o.number(key, 0)
 }
 
-// Positions is max_position_embeddings of a model that does not say it and was trained on samples
+// Positions returns max_position_embeddings of a model that does not say it and was trained on samples
 // of that length: what its rotary settings reach, and no less than the samples. For yarn it is the
 // first alone, since transformers takes the factor to be its ratio to the trained length.
 func (c *Config) Positions(seqLen int) int {

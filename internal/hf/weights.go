@@ -10,15 +10,15 @@ import (
 	"strings"
 
 	"github.com/cprun/cprun/internal/safetensors"
+	"github.com/cprun/cprun/internal/terminal"
 )
 
 const (
 	singleFile = "model.safetensors"
 	indexFile  = "model.safetensors.index.json"
-	lmHead     = "lm_head.weight"
 )
 
-// Tensor is a parameter that a model has.
+// Tensor is the Name and Shape of a parameter that a model has.
 type Tensor struct {
 	Name  string
 	Shape []int
@@ -31,6 +31,9 @@ type Weights struct {
 	files []*os.File
 	where map[string]*safetensors.File // by tensor
 	names []string
+
+	headers int64 // bytes of all headers
+	tensors int   // in all files
 }
 
 // OpenWeights opens model.safetensors, or the shards that model.safetensors.index.json names,
@@ -41,14 +44,14 @@ func OpenWeights(path string) (*Weights, error) {
 		return nil, err
 	}
 	defer d.Close()
-	w := &Weights{path: path, where: map[string]*safetensors.File{}}
+	w := &Weights{path: d.path, where: map[string]*safetensors.File{}}
 	switch {
 	case d.exists(singleFile):
 		err = w.openFile(d)
 	case d.exists(indexFile):
 		err = w.openShards(d)
 	default:
-		err = fmt.Errorf("model directory %s: neither %s nor %s in it", path, singleFile, indexFile)
+		err = fmt.Errorf("model directory %s: neither %s nor %s in it; model.from needs weights in safetensors", d.path, singleFile, indexFile)
 		if d.exists("pytorch_model.bin") || d.exists("pytorch_model.bin.index.json") {
 			err = fmt.Errorf("%w; pytorch_model.bin is a pickle, which can run code and is not read: load it in transformers and save_pretrained with safetensors", err)
 		}
@@ -64,6 +67,13 @@ func OpenWeights(path string) (*Weights, error) {
 	return w, nil
 }
 
+// Bounds of a model in shards, whose files may be links to one: descriptors, and the memory of all
+// headers together. The largest known models have 200 shards and 10 MB of headers.
+const (
+	maxShards  = 2048
+	maxHeaders = 2 * safetensors.MaxHeader
+)
+
 // openShard opens one file of the directory.
 func (w *Weights) openShard(d *dir, name string) (*safetensors.File, error) {
 	f, err := d.open(name)
@@ -75,7 +85,17 @@ func (w *Weights) openShard(d *dir, name string) (*safetensors.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("model directory %s: %w", w.path, err)
 	}
-	return safetensors.New(filepath.Join(w.path, name), f, st.Size())
+	s, err := safetensors.New(filepath.Join(d.path, name), f, st.Size())
+	if err != nil {
+		return nil, err
+	}
+	w.headers += s.HeaderBytes()
+	w.tensors += len(s.Names())
+	if w.headers > maxHeaders || w.tensors > safetensors.MaxTensors {
+		return nil, fmt.Errorf("model directory %s: the headers up to %s have %d bytes and %d tensors; at most %d and %d are read",
+			w.path, terminal.Name(name), w.headers, w.tensors, maxHeaders, safetensors.MaxTensors)
+	}
+	return s, nil
 }
 
 func (w *Weights) openFile(d *dir) error {
@@ -89,47 +109,69 @@ func (w *Weights) openFile(d *dir) error {
 	return nil
 }
 
-// openShards opens every shard of the index and checks that index and shards agree.
+// openShards opens every shard of the index and checks that index and shards agree. It gives up
+// when as many faults were found as are told.
 func (w *Weights) openShards(d *dir) error {
-	raw, err := d.readJSON(indexFile)
+	index, err := d.readIndex()
 	if err != nil {
 		return err
 	}
 	path := filepath.Join(w.path, indexFile)
-	var index struct {
-		WeightMap map[string]string `json:"weight_map"`
-	}
-	if err := json.Unmarshal(raw, &index); err != nil {
-		return fmt.Errorf("%s: %w", path, err)
-	}
-	if len(index.WeightMap) == 0 {
-		return fmt.Errorf("%s: weight_map: missing or empty", path)
-	}
 	byFile := map[string][]string{}
-	for tensor, file := range index.WeightMap {
+	for tensor, file := range index {
 		byFile[file] = append(byFile[file], tensor)
 	}
-	var faults []error
+	if len(byFile) > maxShards {
+		return fmt.Errorf("%s: weight_map: it names %d files; at most %d are opened", path, len(byFile), maxShards)
+	}
+	var faults terminal.Faults
+	left := len(byFile)
 	for _, file := range sortedKeys(byFile) {
+		if faults.Full() {
+			break
+		}
+		left--
 		s, err := w.openShard(d, file)
 		if err != nil {
-			faults = append(faults, fmt.Errorf("%s: weight_map: %w", path, err))
+			faults.Addf("%s: weight_map: %w", path, err)
 			continue
 		}
 		slices.Sort(byFile[file])
 		for _, tensor := range byFile[file] {
 			if _, ok := s.Info(tensor); !ok {
-				faults = append(faults, fmt.Errorf("%s: weight_map: tensor %q is not in %s", path, tensor, file))
+				faults.Addf("%s: weight_map: tensor %.255q is not in %s; fetch the model again", path, tensor, terminal.Name(file))
 			}
 			w.where[tensor] = s
 		}
 		for _, tensor := range s.Names() {
-			if index.WeightMap[tensor] != file {
-				faults = append(faults, fmt.Errorf("%s: weight_map: does not place tensor %q in %s, which has it", path, tensor, file))
+			if index[tensor] != file {
+				faults.Addf("%s: weight_map: tensor %.255q is in %s, but not listed for it; fetch the model again", path, tensor, terminal.Name(file))
 			}
 		}
 	}
-	return errors.Join(faults...)
+	if err := faults.Err(); err != nil && left > 0 {
+		return fmt.Errorf("%w\n%s: %d more files that weight_map names were not looked at", err, path, left)
+	}
+	return faults.Err()
+}
+
+// readIndex returns the file of every tensor that the index names.
+func (d *dir) readIndex() (map[string]string, error) {
+	raw, err := d.readJSON(indexFile, maxIndex, maxIndexValues)
+	if err != nil {
+		return nil, err
+	}
+	path := filepath.Join(d.path, indexFile)
+	var index struct {
+		WeightMap map[string]string `json:"weight_map"`
+	}
+	if err := json.Unmarshal(raw, &index); err != nil {
+		return nil, fmt.Errorf("%s: %s", path, terminal.Clip(err.Error(), 200))
+	}
+	if len(index.WeightMap) == 0 {
+		return nil, fmt.Errorf("%s: weight_map: missing or empty", path)
+	}
+	return index.WeightMap, nil
 }
 
 func sortedKeys[V any](m map[string]V) []string {
@@ -150,45 +192,44 @@ func (w *Weights) Close() error {
 	return errors.Join(errs...)
 }
 
-// Check compares the files with the tensors of a model: every one that is missing, has
-// another shape or a type that is not a float is in the error, and every one that the model
-// does not have. Two kinds may be there in vain: rotary_emb.inv_freq, which old files carry,
-// and the lm_head.weight of a model that is tied to its embeddings.
-func (w *Weights) Check(want []Tensor) error {
-	var faults []error
-	known := map[string]bool{lmHead: true}
+// Check compares the files with the tensors of a model of a family: every one that is missing,
+// has another shape or a type that is not a float is in the error, and every one that the model
+// does not have. Two kinds may be there in vain: rotary_emb.inv_freq, which old files carry, and
+// the head of a model that is tied to its embeddings.
+func (w *Weights) Check(f *Family, want []Tensor) error {
+	var faults terminal.Faults
+	head := f.Tensors.Head
+	known := map[string]bool{head: true}
 	for _, t := range want {
 		known[t.Name] = true
-		if err := w.check(t); err != nil {
-			faults = append(faults, err)
+		err := w.check(t)
+		if w.where[t.Name] == nil && t.Name == head {
+			err = fmt.Errorf("%w; or set model.tie_word_embeddings to true, if the model has no output matrix of its own", err)
 		}
+		faults.Add(err)
 	}
 	for _, name := range w.names {
 		if !known[name] && !strings.HasSuffix(name, "rotary_emb.inv_freq") {
-			faults = append(faults, fmt.Errorf("model directory %s: tensor %q: the model of config.json has none of that name", w.path, name))
+			faults.Addf("model directory %s: tensor %.255q: config.json describes a model without it", w.path, name)
 		}
 	}
-	return errors.Join(faults...)
+	return faults.Err()
 }
 
 func (w *Weights) check(t Tensor) error {
 	s, ok := w.where[t.Name]
 	if !ok {
-		err := fmt.Errorf("model directory %s: tensor %q: missing, shape %v is needed", w.path, t.Name, t.Shape)
-		if t.Name == lmHead {
-			err = fmt.Errorf("%w; without it the embeddings must be tied: tie_word_embeddings true", err)
-		}
-		return err
+		return fmt.Errorf("model directory %s: tensor %q: missing; config.json needs it with shape %v", w.path, t.Name, t.Shape)
 	}
 	i, _ := s.Info(t.Name)
 	if !slices.Equal(i.Shape, t.Shape) {
-		return fmt.Errorf("model directory %s: tensor %q: shape %v, config.json asks for %v", w.path, t.Name, i.Shape, t.Shape)
+		return fmt.Errorf("model directory %s: tensor %q: shape %v, but config.json needs %v", w.path, t.Name, i.Shape, t.Shape)
 	}
 	switch i.DType {
 	case safetensors.F64, safetensors.F32, safetensors.F16, safetensors.BF16:
 		return nil
 	}
-	return fmt.Errorf("model directory %s: tensor %q: type %s; F64, F32, F16 and BF16 are read", w.path, t.Name, i.DType)
+	return fmt.Errorf("model directory %s: tensor %q: type %.64s is not supported; convert it to F64, F32, F16 or BF16", w.path, t.Name, i.DType)
 }
 
 // Read fills dst with the elements of a tensor, row-major, from element off on: all of it,

@@ -38,13 +38,13 @@ func tensors(c *Config) []Tensor {
 }
 
 // fill gives every element of every tensor a value of its own kind, exact in bfloat16.
-func fill(t Tensor, dst []float32) error {
+func fill(t Tensor, off int64, dst []float32) error {
 	seed := 0
 	for _, b := range t.Name {
 		seed = (seed*31 + int(b)) % 251
 	}
 	for i := range dst {
-		dst[i] = float32((seed+7*i)%251-125) / 1024
+		dst[i] = float32((seed+7*(int(off)+i))%251-125) / 1024
 	}
 	return nil
 }
@@ -57,7 +57,7 @@ func model(t testing.TB, name string, dtype safetensors.DType) Model {
 	return Model{Config: c, DType: dtype, Tensors: tensors(c), Read: fill}
 }
 
-func files(t testing.TB, dir string) []string {
+func names(t testing.TB, dir string) []string {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		t.Fatal(err)
@@ -87,10 +87,10 @@ func TestExportedWeightsAreReadBack(t *testing.T) {
 			if err := Export(dir, m, tc.limit); err != nil {
 				t.Fatal(err)
 			}
-			if got := files(t, dir); len(got) != tc.files {
+			if got := names(t, dir); len(got) != tc.files {
 				t.Errorf("files %v, want %d", got, tc.files)
 			}
-			if got := files(t, filepath.Dir(dir)); len(got) != 1 {
+			if got := names(t, filepath.Dir(dir)); len(got) != 1 {
 				t.Errorf("left beside it: %v", got)
 			}
 			w, err := OpenWeights(dir)
@@ -98,12 +98,12 @@ func TestExportedWeightsAreReadBack(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer w.Close()
-			if err := w.Check(m.Tensors); err != nil {
+			if err := w.Check(m.Config.Family(), m.Tensors); err != nil {
 				t.Fatal(err)
 			}
 			for _, ts := range m.Tensors {
 				want := make([]float32, m.elements(ts))
-				_ = fill(ts, want)
+				_ = fill(ts, 0, want)
 				got, part := make([]float32, len(want)), make([]float32, len(want)/3)
 				if err := errors.Join(w.Read(ts, got, 0), w.Read(ts, part, 5)); err != nil {
 					t.Fatal(err)
@@ -112,7 +112,7 @@ func TestExportedWeightsAreReadBack(t *testing.T) {
 					t.Errorf("%s differs", ts.Name)
 				}
 			}
-			for _, f := range files(t, dir) {
+			for _, f := range names(t, dir) {
 				if st, _ := os.Stat(filepath.Join(dir, f)); strings.HasSuffix(f, ".safetensors") && tc.limit > 1 && st.Size() > tc.limit+4096 {
 					t.Errorf("%s has %d bytes", f, st.Size())
 				}
@@ -131,12 +131,12 @@ func TestExportLeavesOthersFilesAlone(t *testing.T) {
 		t.Errorf("over an export: %v", err)
 	}
 	broken := errors.New("rank 3 is gone")
-	m.Read = func(Tensor, []float32) error { return broken }
+	m.Read = func(Tensor, int64, []float32) error { return broken }
 	parent := t.TempDir()
 	if err := Export(filepath.Join(parent, "out"), m, ShardLimit); !errors.Is(err, broken) {
 		t.Errorf("got %v", err)
 	}
-	if got := files(t, parent); len(got) != 0 {
+	if got := names(t, parent); len(got) != 0 {
 		t.Errorf("left behind: %v", got)
 	}
 	m.DType = safetensors.F64
@@ -164,7 +164,7 @@ func TestExportBringsTheTokenizer(t *testing.T) {
 	if err := Export(dir, m, ShardLimit); err != nil {
 		t.Fatal(err)
 	}
-	if got, want := files(t, dir), []string{"config.json", "generation_config.json", "model.safetensors", "tokenizer.json"}; !slices.Equal(got, want) {
+	if got, want := names(t, dir), []string{"config.json", "generation_config.json", "model.safetensors", "tokenizer.json"}; !slices.Equal(got, want) {
 		t.Errorf("files %v, want %v", got, want)
 	}
 	if text, err := os.ReadFile(filepath.Join(dir, "tokenizer.json")); err != nil || string(text) != "text of tokenizer.json" {
@@ -192,9 +192,9 @@ func TestWrongWeightsAreNamedAllAtOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer w.Close()
-	err = w.Check([]Tensor{{"a", []int{2}}, {"b", []int{1, 3}}, {"c", []int{1}}, {"d", []int{1}}, {"i", []int{1}}})
+	err = w.Check(families[Llama], []Tensor{{"a", []int{2}}, {"b", []int{1, 3}}, {"c", []int{1}}, {"d", []int{1}}, {"i", []int{1}}})
 	for _, want := range []string{
-		`"b": shape [3], config.json asks for [1 3]`, `"c": missing`, `"d": missing`, `"i": type I32`, `"x": the model of config.json has none`, `"y": the model`,
+		`"b": shape [3], but config.json needs [1 3]`, `"c": missing`, `"d": missing`, `"i": type I32`, `"x": config.json describes a model without it`, `"y": config.json describes`,
 	} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("no %s in\n%v", want, err)
@@ -206,7 +206,7 @@ func TestWrongWeightsAreNamedAllAtOnce(t *testing.T) {
 	if err := w.Read(Tensor{"a", []int{3}}, make([]float32, 3), 0); err == nil {
 		t.Error("read with a wrong shape")
 	}
-	missing := w.Check([]Tensor{{"a", []int{2}}})
+	missing := w.Check(families[Llama], []Tensor{{"a", []int{2}}})
 	if missing == nil {
 		t.Error("unknown tensors accepted")
 	}
@@ -222,12 +222,12 @@ func TestIndexMustAgreeWithShards(t *testing.T) {
 	for _, tc := range []struct {
 		name, from, to, want string
 	}{
-		{"path escape", shard, "../" + shard, `"../` + shard + `" is not the name of a file in it`},
-		{"absolute", shard, "/etc/passwd", "is not the name of a file in it"},
-		{"up", shard, "..", "is not the name of a file in it"},
+		{"path escape", shard, "../" + shard, `"../` + shard + `" is not a plain file name`},
+		{"absolute", shard, "/etc/passwd", "is not a plain file name"},
+		{"up", shard, "..", "is not a plain file name"},
 		{"missing shard", shard, "none.safetensors", "none.safetensors: no such file"},
 		{"unknown tensor", `"lm_head.weight"`, `"lm_tail.weight"`, `tensor "lm_tail.weight" is not in`},
-		{"unplaced tensor", `"lm_head.weight"`, `"lm_tail.weight"`, `does not place tensor "lm_head.weight"`},
+		{"unplaced tensor", `"lm_head.weight"`, `"lm_tail.weight"`, `tensor "lm_head.weight" is in`},
 		{"no map", "weight_map", "weights", "weight_map: missing or empty"},
 		{"bad JSON", "{", "[", "cannot unmarshal"},
 		{"not safetensors", shard, "config.json", "safetensors file"},
@@ -299,7 +299,7 @@ func TestLinksMayNotLeadOutOfTheDirectory(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer w.Close()
-	if err := w.Check(m.Tensors); err != nil {
+	if err := w.Check(m.Config.Family(), m.Tensors); err != nil {
 		t.Error(err)
 	}
 }

@@ -22,6 +22,7 @@ const exitGraces = 6
 // attempt is one start of all workers, until none is left. Its methods run on loop.
 type attempt struct {
 	*agent
+	Start
 	children []*child
 	inbox    chan message
 	live     int  // workers that have not ended
@@ -31,43 +32,57 @@ type attempt struct {
 	ended    bool  // the context has
 	err      error // of the launcher itself
 	oom      int64 // out-of-memory kills before the start; -1: not known
-	failures []Failure
 
-	failing bool // a rank has failed, and the others are being ended
+	told       bool // the workers were asked to stop
+	introduced bool // the workers know where all ranks are
+	failing    bool // a rank has failed, here or elsewhere, and the others are being ended
+
+	inquiry  inquiry // the table that is being made
+	timedOut bool    // one of them has waited for too long
 
 	// escalation is what follows when the timer fires.
 	escalation func()
 	timer      <-chan time.Time
 }
 
-func (a *agent) attempt(ctx context.Context, restart int) *attempt {
-	t := &attempt{agent: a, inbox: make(chan message), oom: -1}
+func (a *agent) attempt(ctx context.Context, s Start) *attempt {
+	t := &attempt{agent: a, Start: s, inbox: make(chan message), oom: -1}
 	if n, ok := oomKills("/proc/self/cgroup", "/sys/fs/cgroup"); ok {
 		t.oom = n
 	}
-	t.start(restart)
-	end := ctx.Done()
+	t.start()
+	if t.asked != "" { // together with the start
+		t.cohort.Say(News{Stop: t.asked})
+		t.stop(t.asked)
+	}
+	end, news := ctx.Done(), a.cohort.News()
 	for t.live > 0 && !t.gaveUp {
 		select {
 		case m := <-t.inbox:
 			t.handle(m)
 		case sig := <-a.signals.c:
 			t.onSignal(sig)
+		case n := <-news:
+			t.onNews(n)
 		case <-t.timer:
 			t.escalation()
+		case <-t.inquiry.timer:
+			t.show()
 		case <-end:
 			end, t.ended = nil, true
 			t.killAll()
 		}
 	}
-	t.failures = t.rank()
+	if t.inquiry.timer != nil {
+		t.show()
+	}
 	return t
 }
 
 // start starts the workers; after one that cannot be started, no more of them.
-func (t *attempt) start(restart int) {
+func (t *attempt) start() {
 	for local := range t.job.NProc {
-		c, greeting, err := t.newChild(local, restart)
+		c, greeting, err := t.newChild(local, &t.Start)
 		if err != nil {
 			t.err = err
 			t.killAll()
@@ -123,6 +138,8 @@ func (t *attempt) onEvent(c *child, e Event) {
 		t.maxStep = max(t.maxStep, e.Step)
 	}
 	switch e.Kind {
+	case EventListening:
+		t.listening(c, e)
 	case EventDone, EventStopped:
 		c.seen.finished = e.Kind
 		t.awaitExits()
@@ -132,8 +149,15 @@ func (t *attempt) onEvent(c *child, e Event) {
 			report = &FailureReport{Error: fmt.Sprintf("failure report: %v", err)}
 		}
 		report.Error, report.Phase = cleanText(report.Error), cleanPhase(report.Phase)
+		if report.Standing != nil {
+			report.Standing.Clean()
+		}
 		c.seen.report = report
+		t.timeOut(report)
 		t.failed(c)
+	case EventStanding:
+		t.answered(c, e)
+		return
 	}
 	if call := t.job.OnEvent; call != nil {
 		t.mail.put(e.Kind == EventProgress, func() { call(c.rank, e) })
@@ -149,14 +173,36 @@ func (t *attempt) failed(c *child) {
 	}
 	t.order++
 	c.seen.order = t.order
+	t.cohort.Say(News{Failed: &c.rank})
+	t.fail(c.rank, "")
+}
+
+// fail ends the workers that live, since a rank has failed, here or elsewhere. why is the cause, where
+// the ranks cannot hear it from each other.
+func (t *attempt) fail(rank int, why string) {
 	if t.failing {
 		return
 	}
 	t.failing = true
+	if !t.timedOut {
+		t.inquireAnew(false) // one that hangs does not say by itself what it is at
+	}
+	t.tell(command{Kind: commandFailed, Rank: rank, Reason: why})
+	t.killStopped()
 	t.after(t.job.Settle, func() {
 		t.signalAll(unix.SIGTERM)
 		t.after(t.job.Grace, t.killAll)
 	})
+}
+
+// tell sends a command to the workers that live. Each kind is sent once at most, and has room.
+func (t *attempt) tell(c command) {
+	frame, err := encodeFrame(c)
+	for _, to := range t.children {
+		if err == nil && !to.ended {
+			to.commands <- frame
+		}
+	}
 }
 
 // awaitExits gives workers that are all done a time to exit: one that hangs after its work
@@ -207,27 +253,26 @@ func (t *attempt) onSignal(sig os.Signal) {
 	name := signalName(sig.(syscall.Signal))
 	switch t.policy.on(sig, time.Now()) {
 	case actStop:
-		t.asked = sig
-		frame, err := encodeFrame(command{Kind: commandStop, Reason: name})
-		for _, c := range t.children {
-			if err == nil && !c.ended {
-				c.commands <- frame // its room is for this one
-			}
-		}
-		t.notice("%s: the workers are asked for a checkpoint and a clean end; Ctrl-C ends at once", name)
+		t.cohort.Say(News{Stop: name})
+		t.stop(name)
 	case actKill:
+		t.cohort.Say(News{Kill: true})
 		t.forced = true
 		t.killAll()
-	case actDump:
-		for _, c := range t.children {
-			if !c.ended {
-				c.seen.dumped = true
-				c.signal(unix.SIGQUIT, false)
-			}
-		}
-		t.notice("SIGQUIT: the workers write their stacks to %s and end", t.job.LogDir)
+	case actTell:
+		t.table(true)
 	case actNone:
 	}
+}
+
+// stop asks the workers for a checkpoint and a clean end. by says what has asked.
+func (t *attempt) stop(by string) {
+	if t.told {
+		return
+	}
+	t.told, t.asked = true, by
+	t.tell(command{Kind: commandStop, Reason: by})
+	t.notice("%s: the workers are asked for a checkpoint and a clean end; Ctrl-C ends at once", by)
 }
 
 // cleanPhase keeps a short, plain word.

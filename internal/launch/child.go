@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/cprun/cprun/internal/launch/standing"
 )
 
 // flushTime is how long the ends of a dead worker's pipe and socket are waited for. They end
@@ -24,7 +26,7 @@ type child struct {
 	pid             int
 	log             string
 	conn            net.Conn
-	commands        chan []byte   // read by send; room for the hello and one stop
+	commands        chan []byte   // read by send; tell is sent when it is empty, the others have room
 	received        chan struct{} // closed when no event can come any more
 	relay           *relay
 
@@ -35,7 +37,10 @@ type child struct {
 	// What follows belongs to loop.
 	seen     seen
 	lastStep int64
+	addr     string // at which ranks of other nodes reach it; "": not known
 	ended    bool
+	state    string             // why it can tell nothing; "" where that was not seen
+	told     *standing.Standing // what it has said that it waits for, since it was asked
 }
 
 // message is what the goroutines of a child tell loop.
@@ -85,7 +90,7 @@ func (c *child) start(greeting []byte, inbox chan<- message) error {
 	c.pid, c.conn, c.relay.src = c.cmd.Process.Pid, conn, out
 	c.sent = map[syscall.Signal]bool{}
 	c.received = make(chan struct{})
-	c.commands = make(chan []byte, 2)
+	c.commands = make(chan []byte, commandKinds+1)
 	c.commands <- greeting
 	go c.relay.run()
 	go c.receive(inbox)
@@ -105,6 +110,8 @@ func (c *child) receive(inbox chan<- message) {
 			e, err = decodeEvent(line)
 		}
 		switch {
+		case err == nil && e.Kind == EventStacks:
+			c.keepStacks(e.Data) // not on loop, which must not wait for a disk
 		case err == nil:
 			inbox <- message{child: c, event: &e}
 		case errors.Is(err, errFrameLength) || line != nil:
@@ -116,7 +123,7 @@ func (c *child) receive(inbox chan<- message) {
 	}
 }
 
-// send writes what the worker is told. A worker that does not read holds up nobody else.
+// send writes what the worker is told. A worker that does not read does not delay the others.
 func (c *child) send() {
 	for frame := range c.commands {
 		if _, err := c.conn.Write(frame); err != nil {

@@ -3,10 +3,12 @@ package launch
 import (
 	"fmt"
 	"io"
+
+	"github.com/cprun/cprun/internal/terminal"
 )
 
 // console writes to the launcher's stderr, in whole lines and on a goroutine of its own, so
-// that nobody has to stand in a write that may never end.
+// that no caller blocks in a write that may never end.
 type console struct {
 	w     io.Writer
 	queue chan []byte
@@ -48,8 +50,9 @@ func (c *console) write(b []byte, abandon <-chan struct{}) {
 	}
 }
 
+// printf queues text, without what a terminal obeys.
 func (c *console) printf(format string, args ...any) {
-	c.write(fmt.Appendf(nil, format, args...), nil)
+	c.write([]byte(terminal.Text(fmt.Sprintf(format, args...))), nil)
 }
 
 // close writes what is queued.

@@ -1,6 +1,7 @@
 package launch
 
 import (
+	"cmp"
 	"os"
 	"runtime"
 	"slices"
@@ -8,6 +9,9 @@ import (
 	"strings"
 
 	"golang.org/x/term"
+
+	"github.com/cprun/cprun/internal/files"
+	"github.com/cprun/cprun/internal/place"
 )
 
 // Environment variables that the launcher sets for its workers. The first five have the
@@ -26,6 +30,9 @@ const (
 	envTerm           = "TERM"
 	envVisible        = "CUDA_VISIBLE_DEVICES"
 	envMulticast      = "NCCL_NVLS_ENABLE"
+	envLaunchOrder    = "NCCL_LAUNCH_ORDER_IMPLICIT"
+	envNCCLNetwork    = "NCCL_SOCKET_IFNAME"
+	envNCCLFamily     = "NCCL_SOCKET_FAMILY"
 	envQueues         = "CUDA_DEVICE_MAX_CONNECTIONS"
 	envCacheDir       = "XDG_CACHE_HOME"
 )
@@ -33,12 +40,18 @@ const (
 // Variable is one environment variable that cprun reads.
 type Variable struct {
 	Name    string
-	Value   string
+	Value   string // "" where it is not Set
 	Set     bool
-	Meaning string
+	Meaning string // one line, for cprun doctor
 
 	changes bool // what a run computes with, so that it is told at the start
 }
+
+// EnvKeyFile names the file with the key of a job of several nodes.
+const EnvKeyFile = "CPRUN_KEY_FILE"
+
+// Getenv returns a variable of the environment, one that Environment lists.
+func Getenv(name string) string { return os.Getenv(name) }
 
 // Environment lists every variable that cprun reads, set or not.
 func Environment() []Variable {
@@ -51,9 +64,18 @@ func Environment() []Variable {
 		{Name: envTerm, Meaning: "dumb: plain progress lines on a terminal too"},
 		{Name: envVisible, changes: true, Meaning: "which GPUs are used, in which order; read by the CUDA driver"},
 		{Name: envMulticast, changes: true, Meaning: "NCCL's use of NVLink multicast; cprun sets 0 for its workers where it is not set"},
+		{Name: envLaunchOrder, changes: true, Meaning: "whether kernels of several NCCL communicators start in the order of the calls; a worker sets 1 before it loads NCCL where it is not set"},
 		{Name: envQueues, changes: true, Meaning: "queues between a process and its GPU; cprun sets 32 for its workers where it is not set"},
+		{Name: envNCCLNetwork, changes: true, Meaning: "the interface of NCCL between hosts; in a job of several, cprun sets that of --interface, or towards the rendezvous, where it is not set"},
+		{Name: envNCCLFamily, changes: true, Meaning: "IPv4 or IPv6 there; set together with it"},
 		{Name: envCacheDir, Meaning: "compiled GPU kernels are kept in cprun/kernels below it; default ~/.cache"},
+		{Name: EnvKeyFile, Meaning: "the file with the secret of a job of several nodes, which nobody but the user may read"},
 		{Name: envRunID, Meaning: "set by cprun for its workers: the job they belong to"},
+	}
+	for _, v := range place.VariableList() {
+		if v.Name != envVisible { // which has other meanings, too
+			vars = append(vars, Variable{Name: v.Name, Meaning: v.Meaning})
+		}
 	}
 	for _, v := range nvteVariables {
 		vars = append(vars, Variable{Name: v.name, Meaning: v.meaning, changes: true})
@@ -101,7 +123,17 @@ func workerEnv(base []string, h hello) []string {
 		// Without this every worker would start a thread for each core of the node.
 		// At least two, so that transfers run while a kernel computes: with one, a transfer
 		// begins when the kernel that it was to hide behind lets go of the processor.
-		set[envMaxProcs] = strconv.Itoa(max(2, runtime.GOMAXPROCS(0)/h.LocalWorldSize))
+		set[envMaxProcs] = strconv.Itoa(max(2, runtime.GOMAXPROCS(0)/h.sharers()))
+	}
+	if h.Interface != "" && !given(envNCCLNetwork) {
+		// Left alone, NCCL takes the first interface by name, which may lead nowhere.
+		set[envNCCLNetwork] = "=" + h.Interface
+		if !given(envNCCLFamily) {
+			set[envNCCLFamily] = "AF_INET"
+			if strings.Contains(h.Listen, ":") {
+				set[envNCCLFamily] = "AF_INET6"
+			}
+		}
 	}
 	env := slices.DeleteFunc(slices.Clone(base), func(v string) bool {
 		name, _, _ := strings.Cut(v, "=")
@@ -113,6 +145,40 @@ func workerEnv(base []string, h hello) []string {
 	}
 	slices.Sort(env)
 	return env
+}
+
+// sharers is how many ranks share the cores that the launcher may use: those that it has started, and,
+// where a batch system has started one launcher for each rank and bound none of them to cores of its own,
+// all of this host.
+func (h *hello) sharers() int {
+	if h.Rank >= len(h.Hosts) || runtime.NumCPU() < hostCores() {
+		return h.LocalWorldSize
+	}
+	n := 0
+	for _, host := range h.Hosts {
+		if host == h.Hosts[h.Rank] {
+			n++
+		}
+	}
+	return n
+}
+
+// hostCores counts the cores of this host that are on, as the kernel lists them: 0-3,6; 0: not known.
+func hostCores() (n int) {
+	text, err := files.Read("/sys/devices/system/cpu/online", maxKernelFile)
+	if err != nil {
+		return 0
+	}
+	for part := range strings.SplitSeq(strings.TrimSpace(string(text)), ",") {
+		first, last, _ := strings.Cut(part, "-")
+		a, err := strconv.Atoi(first)
+		b, err2 := strconv.Atoi(cmp.Or(last, first))
+		if err != nil || err2 != nil {
+			return 0
+		}
+		n += b - a + 1
+	}
+	return n
 }
 
 // runtimeBases are the folders in which the private directory of a job may be made, the

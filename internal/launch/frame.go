@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+
+	"github.com/cprun/cprun/internal/launch/standing"
 )
 
 // maxFrame is the longest frame, newline included, that either side sends or accepts.
@@ -17,11 +19,14 @@ var errFrameLength = fmt.Errorf("frame is longer than %d bytes", maxFrame)
 // Kinds of events that the launcher knows; any other kind is passed to Job.OnEvent as well.
 const (
 	EventReady      = "ready"      // attached; sent by Attach
+	EventListening  = "listening"  // Data is the address at which ranks of other nodes reach it
 	EventProgress   = "progress"   // Step has been reached
 	EventCheckpoint = "checkpoint" // a checkpoint of Step is complete
 	EventStopped    = "stopped"    // about to exit on request, with a checkpoint
 	EventDone       = "done"       // about to exit, all work done
 	EventFailed     = "failed"     // about to exit; Data is a FailureReport
+	EventStanding   = "standing"   // Data is what it is at and waits for; the launcher keeps it
+	EventStacks     = "stacks"     // Data is text for the worker's log; the launcher keeps it
 )
 
 // Event is what a worker tells the launcher.
@@ -37,37 +42,56 @@ type FailureReport struct {
 	Remote bool   `json:"remote"` // the cause came from another rank
 	Phase  string `json:"phase,omitempty"`
 	Step   int64  `json:"step,omitempty"`
+	// TimedOut says that some rank has waited for another for too long; Standing is what this one is
+	// at and waits for, nil where it cannot tell.
+	TimedOut bool               `json:"timed_out,omitempty"`
+	Standing *standing.Standing `json:"standing,omitempty"`
 }
 
-// command is what the launcher tells a worker: first one hello, later at most one stop.
+// command is what the launcher tells a worker: first one hello, later at most one each of the others, but
+// for any number of tell.
 type command struct {
-	Kind   string `json:"kind"`
-	Hello  *hello `json:"hello,omitempty"`
-	Reason string `json:"reason,omitempty"` // of a stop: the name of the signal
+	Kind   string   `json:"kind"`
+	Hello  *hello   `json:"hello,omitempty"`
+	Reason string   `json:"reason,omitempty"` // of a stop: the name of the signal; of failed: why, where ranks cannot hear it
+	Rank   int      `json:"rank,omitempty"`   // of failed: which
+	Addrs  []string `json:"addrs,omitempty"`  // of peers: by rank; "": of this node
+	Stacks bool     `json:"stacks,omitempty"` // of tell: the stacks of all goroutines as well
 }
 
 const (
-	commandHello = "hello"
-	commandStop  = "stop"
+	commandHello  = "hello"
+	commandStop   = "stop"
+	commandFailed = "failed"
+	commandPeers  = "peers"
+	commandTell   = "tell" // what are you at, and what do you wait for?
 )
 
+// commandKinds is how many kinds of commands a worker is told once.
+const commandKinds = 4
+
 type hello struct {
-	RunID          string `json:"run_id"`
-	Rank           int    `json:"rank"`
-	WorldSize      int    `json:"world_size"`
-	LocalRank      int    `json:"local_rank"`
-	LocalWorldSize int    `json:"local_world_size"`
-	NodeRank       int    `json:"node_rank"`
-	Restart        int    `json:"restart"`
-	SocketDir      string `json:"socket_dir"`
-	Secret         []byte `json:"secret"`
-	Payload        []byte `json:"payload"`
+	RunID          string   `json:"run_id"`
+	Rank           int      `json:"rank"`
+	WorldSize      int      `json:"world_size"`
+	LocalRank      int      `json:"local_rank"`
+	LocalWorldSize int      `json:"local_world_size"`
+	NodeRank       int      `json:"node_rank"`
+	Node           string   `json:"node"`
+	Device         int      `json:"device"`
+	Interface      string   `json:"interface,omitempty"`
+	Restart        int      `json:"restart"`
+	SocketDir      string   `json:"socket_dir"`
+	Listen         string   `json:"listen,omitempty"`
+	Hosts          []string `json:"hosts,omitempty"`
+	Secret         []byte   `json:"secret"`
+	Payload        []byte   `json:"payload"`
 }
 
 func (h *hello) check() error {
 	switch {
 	case h.RunID == "" || h.SocketDir == "":
-		return errors.New("hello without run id or socket directory")
+		return errors.New("hello has no run id or no socket directory")
 	case h.Rank < 0 || h.Rank >= h.WorldSize:
 		return fmt.Errorf("hello with rank %d of %d", h.Rank, h.WorldSize)
 	case h.LocalRank < 0 || h.LocalRank >= h.LocalWorldSize || h.LocalWorldSize > h.WorldSize:
@@ -152,7 +176,7 @@ func decodeCommand(line []byte) (command, error) {
 		if err := c.Hello.check(); err != nil {
 			return command{}, fmt.Errorf("command frame: %w", err)
 		}
-	case commandStop:
+	case commandStop, commandFailed, commandPeers, commandTell:
 	default:
 		return command{}, fmt.Errorf("command frame: unknown kind %q", c.Kind)
 	}

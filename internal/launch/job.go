@@ -5,9 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/cprun/cprun/internal/launch/standing"
+	"github.com/cprun/cprun/internal/terminal"
 )
 
 // Exit statuses of a job; Result.ExitCode is one of them.
@@ -44,14 +48,29 @@ type Job struct {
 	Argv  []string // of the worker, without the program: []string{"worker", "train"}
 	// Payload is handed to every worker as it is; at most 512 KiB.
 	Payload []byte
-	LogDir  string // rank-0003.log and so on; made if it is not there
-	Stderr  io.Writer
-	Show    Show
+	// Logs is the directory of rank-0003.log and so on. It stays the caller's, and open.
+	Logs   *os.Root
+	Stderr io.Writer
+	Show   Show
 	// OnEvent is called for each event of each worker, in the order of each worker, never
 	// twice at once; nil: none. While it is slow, progress events may be left out.
 	OnEvent     func(rank int, e Event)
 	MaxRestarts int
-	// Signals are those that were caught before the job; nil: Run catches them.
+	// Node names this node in messages; "": the name of the host.
+	Node string
+	// Cohort is the nodes of the job; nil: this one is all, and MaxRestarts its own. With a Cohort,
+	// Place and Payload come with each start.
+	Cohort Cohort
+	// Device is the number of the first worker's GPU among those that this process sees.
+	Device int
+	// Interface is the network interface towards the other nodes; "": there are none.
+	Interface string
+	// OnStart is called before each start, and may complete it; nil: none. Its error ends the job.
+	OnStart func(*Start) error
+	// Patient: a second SIGTERM is no demand to end at once. Batch systems send several.
+	Patient bool
+	// Signals are those that were caught before the job, and stay caught: one that comes when Run
+	// has ended ends the program, with the status that Run returned. nil: Run catches them.
 	Signals *Signals
 	// Settle is how long the other ranks get to end by themselves, and to give their reasons,
 	// after the first failure; 0: 2 s.
@@ -78,21 +97,32 @@ type Result struct {
 // Failure is how one rank failed.
 type Failure struct {
 	Rank, LocalRank int
-	Host            string
-	PID             int            // 0: it was never started
-	ExitCode        int            // -1: ended by a signal, or not started
-	Signal          syscall.Signal // 0: none
-	Cause           string         // one line or several
-	Hint            string         // what to do; may be empty
-	Phase           string         // of the step; may be empty
-	Step            int64          // 0: not known
-	Log             string         // path of its log
-	Remote          bool           // it is a victim: the cause came from another rank
+	// Ranks is how many ranks from Rank on have failed together, with their node; 0: Rank alone.
+	Ranks    int
+	Host     string
+	PID      int            // 0: it was never started
+	ExitCode int            // -1: ended by a signal, or not started
+	Signal   syscall.Signal // 0: none
+	Cause    string         // one line or several
+	Hint     string         // what to do; may be empty
+	Phase    string         // of the step; may be empty
+	Step     int64          // 0: not known
+	Log      string         // path of its log
+	Remote   bool           // it is a victim: the cause came from another rank
+	Class    Class          // how likely it is to be the cause of the others
+	Order    int            // of the first signs of failure, from 1; 0: not known
+	TimedOut bool           // it, or one that it has heard of, has waited for too long
+	// Standing is what it was at and waited for; nil: nothing is known.
+	Standing *standing.Standing
+	Tail     []string // the last lines of its output, unless they were shown as they came
 }
 
-// Error is the first line of the report.
+// Error returns the first line of the report.
 func (f *Failure) Error() string {
 	line, _, _ := strings.Cut(f.Cause, "\n")
+	if f.Ranks > 0 {
+		return fmt.Sprintf("node %s with %s: %s", f.Host, RanksOf(f.Rank, f.Ranks), line)
+	}
 	pid := ""
 	if f.PID != 0 {
 		pid = fmt.Sprintf(" (pid %d)", f.PID)
@@ -100,7 +130,15 @@ func (f *Failure) Error() string {
 	return fmt.Sprintf("rank %d failed on host %s%s: %s", f.Rank, f.Host, pid, line)
 }
 
-// Report is the block that ends a failed run on stderr.
+// RanksOf returns "rank 3" or "ranks 4 to 7": so many from the first on.
+func RanksOf(first, count int) string {
+	if count == 1 {
+		return fmt.Sprintf("rank %d", first)
+	}
+	return fmt.Sprintf("ranks %d to %d", first, first+count-1)
+}
+
+// Report returns the block that ends a failed run on stderr.
 func (f *Failure) Report() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "cprun: %s\n", f.Error())
@@ -145,16 +183,32 @@ func (j *Job) resolve() error {
 	if j.Place.WorldSize == 0 {
 		j.Place.WorldSize = j.Place.FirstRank + j.NProc
 	}
+	if j.Node == "" {
+		var err error
+		if j.Node, err = os.Hostname(); err != nil {
+			j.Node = "localhost"
+		}
+	}
 	switch {
 	case j.NProc < 1:
 		return fmt.Errorf("number of processes %d: at least 1 is needed", j.NProc)
-	case j.Place.FirstRank < 0 || j.Place.FirstRank+j.NProc > j.Place.WorldSize:
-		return fmt.Errorf("ranks %d to %d of this node: outside a world of %d", j.Place.FirstRank, j.Place.FirstRank+j.NProc-1, j.Place.WorldSize)
 	case len(j.Argv) == 0:
 		return errors.New("arguments of the worker: none given")
-	case len(j.Payload) > maxPayload:
-		return fmt.Errorf("payload for the workers: %d bytes, at most %d are allowed", len(j.Payload), maxPayload)
-	case j.LogDir == "":
+	case j.Cohort != nil: // it brings the rest
+		return nil
+	}
+	return j.fits(&Start{Place: j.Place, Payload: j.Payload, Logs: j.Logs})
+}
+
+// fits refuses a start that this node has no place in.
+func (j *Job) fits(s *Start) error {
+	p := s.Place
+	switch {
+	case p.FirstRank < 0 || p.FirstRank+j.NProc > p.WorldSize:
+		return fmt.Errorf("ranks %d to %d of this node: outside a world of %d", p.FirstRank, p.FirstRank+j.NProc-1, p.WorldSize)
+	case len(s.Payload) > maxPayload:
+		return fmt.Errorf("payload for the workers: %d bytes, at most %d are allowed", len(s.Payload), maxPayload)
+	case s.Logs == nil:
 		return errors.New("log directory: none given")
 	}
 	return nil
@@ -167,10 +221,11 @@ func Run(ctx context.Context, job Job) Result {
 	a, err := newAgent(job)
 	if err != nil {
 		if job.Stderr != nil {
-			fmt.Fprintf(job.Stderr, "cprun: %v\n", err)
+			fmt.Fprintf(job.Stderr, "cprun: %s\n", terminal.Message(err))
 		}
 		return Result{ExitCode: ExitFailed, Err: err}
 	}
-	defer a.close()
-	return a.run(ctx)
+	r := a.run(ctx)
+	a.close(r.ExitCode)
+	return r
 }

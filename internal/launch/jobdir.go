@@ -16,7 +16,7 @@ import (
 const (
 	secretSize = 32
 	// dirPrefix is how the private directories of all jobs begin; the janitor looks for it.
-	// Both names are odd enough that nobody's own directory has them by chance.
+	// Both names are so odd that no directory of a user has them by chance.
 	dirPrefix  = "cprun-job-"
 	markerName = ".cprun-launcher"
 	// A socket's path has to fit in sockaddr_un with its zero byte. socketNameRoom of it is
@@ -123,8 +123,8 @@ func ownedPrivate(path string) bool {
 	return ok && int(st.Uid) == os.Getuid()
 }
 
-// newRunID is a name that no other job has: the time, for people, and 32 random bits.
-func newRunID(now time.Time) string {
+// NewRunID returns a name that no other job has: the time, for people, and 32 random bits.
+func NewRunID(now time.Time) string {
 	var b [4]byte
 	rand.Read(b[:])
 	return fmt.Sprintf("%s-%x", now.UTC().Format("20060102-150405"), b)

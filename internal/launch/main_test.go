@@ -20,6 +20,9 @@ import (
 
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
+
+	"github.com/cprun/cprun/internal/files"
+	"github.com/cprun/cprun/internal/launch/standing"
 )
 
 // The test binary is launcher and worker too, as cprun is.
@@ -45,8 +48,12 @@ func agentMain(args []string) int {
 	if err != nil {
 		return 2
 	}
+	logs, err := files.Make(args[2])
+	if err != nil {
+		return 2
+	}
 	job := Job{
-		NProc: n, Argv: []string{"worker", args[0]}, LogDir: args[2], Stderr: os.Stderr,
+		NProc: n, Argv: []string{"worker", args[0]}, Logs: logs, Stderr: os.Stderr,
 		Settle: 300 * time.Millisecond, Grace: 300 * time.Millisecond,
 		OnEvent: func(rank int, e Event) { fmt.Printf("%d %s %s\n", rank, e.Kind, e.Data) },
 	}
@@ -68,6 +75,17 @@ func workerMain(scenario string) int {
 	}
 	fmt.Fprintln(os.Stderr, "no such scenario")
 	return 4
+}
+
+// logsIn opens a directory for logs, until the test ends.
+func logsIn(t *testing.T, dir string) *os.Root {
+	t.Helper()
+	root, err := files.Make(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { root.Close() })
+	return root
 }
 
 // hang is a worker that waits for something that never comes, and ignores every request.
@@ -121,11 +139,52 @@ func kill(sig syscall.Signal) func(*Worker) int {
 func fail(text string, remote bool, wait time.Duration) func(*Worker) int {
 	return func(w *Worker) int {
 		time.Sleep(wait)
-		if w.Fail(errors.New(text), remote, "backward", 12) != nil {
+		if w.Fail(FailureReport{Error: text, Remote: remote, Phase: "backward", Step: 12}) != nil {
 			return 3
 		}
 		return 1
 	}
+}
+
+// chained is what a rank says that waits for the one after it; the last of three is at work.
+func chained(w *Worker) standing.Standing {
+	s := standing.Standing{Rank: 99, Step: 6, Phase: "step", In: time.Minute}
+	if w.Rank < 2 {
+		s.Waits = []standing.Wait{{
+			Op: "exchange", Label: "step 7/forward/layer 3/hop 1 owner 0", Bytes: 4096, Stood: 30 * time.Second,
+			Open: []standing.Open{{Peer: w.Rank + 1, Bytes: 4096, Stood: 30 * time.Second}},
+		}}
+	}
+	return s
+}
+
+// wait tells the other ranks that this one goes on to f, which never ends.
+func wait(w *Worker, f func(*Worker) int) int {
+	if os.WriteFile(filepath.Join(w.SocketDir, "new"), []byte(strconv.Itoa(os.Getpid())), 0o600) != nil ||
+		os.Rename(filepath.Join(w.SocketDir, "new"), filepath.Join(w.SocketDir, "waiting")) != nil {
+		return 3
+	}
+	return f(w)
+}
+
+// waiting is the process that has come to wait.
+func waiting(w *Worker) int {
+	for {
+		b, err := os.ReadFile(filepath.Join(w.SocketDir, "waiting"))
+		if pid, bad := strconv.Atoi(string(b)); err == nil && bad == nil {
+			return pid
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// timesOut fails, since it has waited for too long.
+func timesOut(w *Worker) int {
+	s := chained(w)
+	if w.Fail(FailureReport{Error: "rank 2: no progress", Remote: true, Phase: "step", Step: 7, TimedOut: true, Standing: &s}) != nil {
+		return 3
+	}
+	return 1
 }
 
 var scenarios = map[string]func(*Worker) int{
@@ -138,7 +197,12 @@ var scenarios = map[string]func(*Worker) int{
 		w.Send(Event{Kind: "asked"})
 		return hang(w)
 	},
-	"kill2":     at(2, kill(syscall.SIGKILL), fail("lost rank 2", true, 0)),
+	"kill2": at(2, kill(syscall.SIGKILL), fail("lost rank 2", true, 0)),
+	"meeting": at(1, kill(syscall.SIGKILL), func(w *Worker) int {
+		return fail(fmt.Sprintf("heard of rank %d", (<-w.Failed()).Rank), true, 0)(w)
+	}),
+	"stopped":   at(1, kill(syscall.SIGSTOP), fail("rank 1 stands still", true, 50*time.Millisecond)),
+	"sigsys":    at(1, kill(syscall.SIGSYS), hang),
 	"late-kill": at(2, func(w *Worker) int { time.Sleep(100 * time.Millisecond); return kill(syscall.SIGKILL)(w) }, fail("lost rank 2", true, 0)),
 	"own-late":  at(1, fail("corpus.bin: short read\n\x1b[31mat byte 12", false, 100*time.Millisecond), fail("lost rank 1", true, 0)),
 	"stubborn":  at(0, fail("wrong shape", false, 0), hang),
@@ -147,6 +211,26 @@ var scenarios = map[string]func(*Worker) int{
 	"panic":     at(1, func(w *Worker) int { var p *Worker; return p.Rank }, hang),
 	"garbage":   at(1, func(w *Worker) int { w.conn.Write([]byte("{\"kind\":3}\n")); return hang(w) }, hang),
 	"linger":    at(1, func(w *Worker) int { w.Done(); return hang(w) }, done),
+	"chain": func(w *Worker) int {
+		w.OnTell(func() standing.Standing { return chained(w) })
+		return awaitStop(w)
+	},
+	"timeout": at(2, func(w *Worker) int { return wait(w, kill(syscall.SIGSTOP)) }, func(w *Worker) int {
+		w.OnTell(func() standing.Standing { return chained(w) })
+		pid := waiting(w)
+		for s := state(pid); s != 'T' && s != 'Z' && s != 0; s = state(pid) { // another may have had it killed by then
+			time.Sleep(time.Millisecond)
+		}
+		return timesOut(w)
+	}),
+	"stuck": at(2, func(w *Worker) int {
+		w.OnTell(func() standing.Standing { return chained(w) })
+		return wait(w, hang)
+	}, func(w *Worker) int {
+		w.OnTell(func() standing.Standing { return chained(w) })
+		waiting(w)
+		return timesOut(w)
+	}),
 	"late-done": at(1, func(w *Worker) int { w.Done(); return 5 }, done),
 	"direct-stop": func(w *Worker) int {
 		unix.Kill(os.Getpid(), syscall.SIGUSR1)
@@ -207,7 +291,7 @@ var scenarios = map[string]func(*Worker) int{
 		if err := w.Send(Event{}); err == nil {
 			return 3
 		}
-		w.Fail(errors.New(strings.Repeat("e", maxFrame)), false, "", -1)
+		w.Fail(FailureReport{Error: strings.Repeat("e", maxFrame), Step: -1})
 		return 1
 	},
 }
@@ -229,7 +313,7 @@ func play(t *testing.T, scenario string, n int, change ...func(*Job)) *ran {
 	r := &ran{logs: filepath.Join(t.TempDir(), "logs")}
 	var out bytes.Buffer
 	job := Job{
-		NProc: n, Argv: []string{"worker", scenario}, LogDir: r.logs, Stderr: &out,
+		NProc: n, Argv: []string{"worker", scenario}, Logs: logsIn(t, r.logs), Stderr: &out,
 		Settle: 300 * time.Millisecond, Grace: 300 * time.Millisecond,
 		OnEvent: r.event,
 	}

@@ -1,15 +1,19 @@
 package launch
 
 import (
-	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/cprun/cprun/internal/files"
 )
 
-// HostMemory is the memory of this node in bytes, and how much of it the processes of a job may
+// maxKernelFile is more than any file of the kernel that is read has, in bytes.
+const maxKernelFile = 1 << 20
+
+// HostMemory returns the memory of this node in bytes, and how much of it the processes of a job may
 // use together, which control groups (a container, a job step) may bound; 0: not known.
 func HostMemory() (total, usable int64) {
 	var info unix.Sysinfo_t
@@ -31,7 +35,7 @@ func memoryLimit(selfCgroup, root string) (least int64) {
 			file = "memory.limit_in_bytes"
 		}
 		for path := g.path; ; path = filepath.Dir(path) {
-			text, err := os.ReadFile(filepath.Join(g.mount, path, file))
+			text, err := files.Read(filepath.Join(g.mount, path, file), maxKernelFile)
 			if err == nil { // where the path is the host's, the container's own group is at the root
 				n, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64) // or "max"
 				if err == nil && n > 0 && (least == 0 || n < least) {
@@ -54,7 +58,7 @@ type group struct {
 
 // memoryGroups reads /proc/self/cgroup.
 func memoryGroups(selfCgroup, root string) (groups []group) {
-	text, err := os.ReadFile(selfCgroup)
+	text, err := files.Read(selfCgroup, maxKernelFile)
 	if err != nil {
 		return nil
 	}

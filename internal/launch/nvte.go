@@ -31,7 +31,7 @@ var nvteVariables = []struct {
 }{
 	{envFlashAttn, "0: attention.backend flash is not chosen; 1 is the default", func(e *AttentionEnv, n int) { e.NoFlash = n == 0 }},
 	{envFusedAttn, "0: attention.backend fused (cuDNN) is not chosen; 1 is the default", func(e *AttentionEnv, n int) { e.NoFused = n == 0 }},
-	{envUnfusedAttn, "0: attention.backend unfused is not chosen; 1 is the default", func(e *AttentionEnv, n int) { e.NoUnfused = n == 0 }},
+	{envUnfusedAttn, "accepted; attention.backend unfused is not in this build", func(e *AttentionEnv, n int) { e.NoUnfused = n == 0 }},
 	{envDebug, "1: NVTE_DEBUG_LEVEL counts", func(e *AttentionEnv, n int) { e.Debug = n }},
 	{envDebugLevel, "with NVTE_DEBUG=1: at least that much is said about the choice of a backend, as attention.debug 0, 1 or 2",
 		func(e *AttentionEnv, n int) {
@@ -68,7 +68,7 @@ func attentionEnv(lookup func(string) (string, bool)) (AttentionEnv, error) {
 	return e, errors.Join(faults...)
 }
 
-// Honoured is one line on the variables that are set and that change what a run does, "" where
+// Honoured returns one line on the variables that are set and that change what a run does, "" where
 // none is.
 func Honoured() string {
 	var set []string

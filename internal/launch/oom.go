@@ -1,10 +1,11 @@
 package launch
 
 import (
-	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+
+	"github.com/cprun/cprun/internal/files"
 )
 
 // oomKills is how many processes of this control group the kernel has killed for want of
@@ -29,7 +30,7 @@ func oomKills(selfCgroup, root string) (n int64, ok bool) {
 
 // keyValue reads one "key number" line of a file.
 func keyValue(path, key string) (int64, bool) {
-	text, err := os.ReadFile(path)
+	text, err := files.Read(path, maxKernelFile)
 	if err != nil {
 		return 0, false
 	}

@@ -8,29 +8,21 @@ import (
 	"strings"
 )
 
-// outcome is the exit status of the attempt.
-func (t *attempt) outcome(ctx context.Context) (code int, stopped bool, err error) {
-	switch {
-	case t.err != nil:
-		return ExitFailed, false, t.err
-	case t.forced && len(t.failures) > 0:
-		return ExitInterrupted, false, nil
-	case t.ended && len(t.failures) > 0:
-		if err = context.Cause(ctx); err == nil {
-			err = errEnded
-		}
-		return ExitFailed, false, err
-	case len(t.failures) > 0:
-		return ExitFailed, false, nil
-	case slices.ContainsFunc(t.children, func(c *child) bool { return c.seen.finished == EventStopped }):
-		return ExitStopped, true, nil
+// ending is how the start has ended here.
+func (t *attempt) ending(ctx context.Context) Ending {
+	e := Ending{
+		Failures: t.failures(), Asked: t.asked != "", Forced: t.forced, Hung: t.live > 0, Step: t.maxStep, Err: t.err,
+		Stopped: slices.ContainsFunc(t.children, func(c *child) bool { return c.seen.finished == EventStopped }),
 	}
-	return ExitDone, false, nil
+	if t.err == nil && t.ended && len(e.Failures) > 0 {
+		e.Err, e.Quiet = cmp.Or(context.Cause(ctx), errEnded), true
+	}
+	return e
 }
 
-// rank lists the failures of the attempt, the cause of the others first.
-func (t *attempt) rank() []Failure {
-	var fs []ranked
+// failures lists the failures of this node's workers, the cause of the others first.
+func (t *attempt) failures() []Failure {
+	var fs []Failure
 	for _, c := range t.children {
 		v := judge(c.seen)
 		if !c.ended {
@@ -40,48 +32,74 @@ func (t *attempt) rank() []Failure {
 			continue
 		}
 		f := Failure{
-			Rank: c.rank, LocalRank: c.localRank, Host: t.host, PID: c.pid,
+			Rank: c.rank, LocalRank: c.localRank, Host: t.job.Node, PID: c.pid,
 			ExitCode: c.seen.exit.code, Signal: c.seen.exit.signal,
 			Cause: v.cause, Hint: v.hint, Log: c.log,
 			Remote: v.class == classRemote || v.class == classOurs,
+			Class:  v.class, Order: c.seen.order, Tail: c.lastLines(),
 			// Only some ranks tell their steps; the others were at about the same one.
 			Step: cmp.Or(c.lastStep, t.maxStep),
 		}
+		s := t.row(c)
+		f.Standing = &s
 		if r := c.seen.report; r != nil {
+			f.TimedOut = r.TimedOut
 			f.Phase, f.Step = r.Phase, cmp.Or(r.Step, f.Step)
 		}
 		if c.seen.startErr != nil {
 			f.ExitCode = -1
 		}
-		fs = append(fs, ranked{f, v.class, c.seen.order})
+		fs = append(fs, f)
 	}
-	return rankFailures(fs)
+	rank(fs)
+	return fs
 }
 
-// report says how the attempt ended. Of a failure, the block about the first rank comes last.
-func (t *attempt) report(code int) {
+// lastLines are the end of the worker's output, unless it was shown as it came.
+func (c *child) lastLines() (lines []string) {
+	if c.relay.show {
+		return nil
+	}
+	tail, _ := c.relay.ended()
+	for _, line := range tail {
+		lines = append(lines, string(line))
+	}
+	return lines
+}
+
+// report says how a start has ended. Of a failure, the block about the first rank comes last.
+func (t *attempt) report(v Verdict) {
+	for _, note := range v.Notes {
+		t.say("cprun: " + note + "\n")
+	}
 	switch {
-	case code == ExitStopped:
-		t.notice("stopped after a checkpoint; the same command goes on from there")
-	case t.err != nil:
-		t.say(fmt.Sprintf("cprun: %v\n", t.err))
-	case code == ExitInterrupted:
-		if !t.failures[0].Remote {
-			t.say(t.lastLines() + t.failures[0].Report())
+	case v.Told && v.ExitCode == ExitFailed && v.First != nil:
+		t.notice("%s; the node of rank 0 tells more", v.First.Error())
+	case v.Told:
+	case v.ExitCode == ExitStopped:
+		t.notice("all workers have ended after a checkpoint")
+	case v.Err != nil && t.ended:
+		t.notice("ended by its caller")
+	case v.Err != nil:
+		t.say(fmt.Sprintf("cprun: %v\n", v.Err))
+	case v.ExitCode == ExitInterrupted:
+		if !v.First.Remote {
+			t.say(v.First.lastLines() + v.First.Report())
 		}
 		t.say("cprun: interrupted twice: all workers were ended at once\n")
-	case t.ended:
-		t.notice("ended by its caller")
-	case code == ExitFailed:
-		t.say(t.others() + t.lastLines() + t.failures[0].Report())
+	case v.ExitCode == ExitFailed:
+		t.say(waited(v.Failures) + others(v.Failures[1:]) + v.First.lastLines() + v.First.Report())
+	}
+	for _, note := range v.Last {
+		t.say("cprun: " + note + "\n")
 	}
 }
 
 // others are one line for each rank that failed by itself as well, and one for all the rest.
-func (t *attempt) others() string {
+func others(fs []Failure) string {
 	var b strings.Builder
 	var victims []int
-	for _, f := range t.failures[1:] {
+	for _, f := range fs {
 		if f.Remote {
 			victims = append(victims, f.Rank)
 		} else {
@@ -96,17 +114,11 @@ func (t *attempt) others() string {
 	return b.String()
 }
 
-// lastLines is the end of the first failing rank's output, unless it was shown as it came.
-func (t *attempt) lastLines() string {
+// lastLines is the end of the rank's output, as its lines are shown.
+func (f *Failure) lastLines() string {
 	var b strings.Builder
-	for _, c := range t.children {
-		if c.rank != t.failures[0].Rank || c.relay.show {
-			continue
-		}
-		tail, _ := c.relay.ended()
-		for _, line := range tail {
-			fmt.Fprintf(&b, "[%s] %s\n", c.relay.prefix, line)
-		}
+	for _, line := range f.Tail {
+		fmt.Fprintf(&b, "[rank %d] %s\n", f.Rank, line)
 	}
 	return b.String()
 }

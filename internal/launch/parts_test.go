@@ -7,6 +7,8 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -188,8 +190,8 @@ func shortTempDir(t *testing.T) string {
 	return dir
 }
 
-// files is a directory, and what writes a file in it and returns its path.
-func files(t *testing.T) (root string, write func(name, text string) string) {
+// tree is a directory, and what writes a file in it and returns its path.
+func tree(t *testing.T) (root string, write func(name, text string) string) {
 	t.Helper()
 	root = t.TempDir()
 	return root, func(name, text string) string {
@@ -203,7 +205,7 @@ func files(t *testing.T) (root string, write func(name, text string) string) {
 }
 
 func TestOOMKills(t *testing.T) {
-	root, write := files(t)
+	root, write := tree(t)
 	write("job/a/memory.events", "low 0\nmax 7\noom 3\noom_kill 2\noom_group_kill 1\n")
 	write("memory/slurm/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 5\n")
 	write("memory.events", "oom_kill x\n")
@@ -228,7 +230,7 @@ func TestOOMKills(t *testing.T) {
 }
 
 func TestMemoryLimit(t *testing.T) {
-	root, write := files(t)
+	root, write := tree(t)
 	write("job/memory.max", "3000\n")
 	write("job/a/memory.max", "max\n")
 	write("job/b/memory.max", "2000\n")
@@ -271,14 +273,14 @@ func TestEnvironment(t *testing.T) {
 
 // What libraries of the GPU read is set for workers, unless the user has.
 func TestWorkerEnvironmentOfGPUs(t *testing.T) {
-	for name, want := range map[string]string{envMulticast: "0", envQueues: "32"} {
+	for name, want := range map[string]string{envMulticast: "0", envQueues: "32", envNCCLNetwork: "=ib0", envNCCLFamily: "AF_INET6"} {
 		for _, c := range []struct{ base, want []string }{
 			{nil, []string{name + "=" + want}},
 			{[]string{name + "="}, []string{name + "=" + want}},
 			{[]string{name + "=7"}, []string{name + "=7"}},
 		} {
 			var got []string
-			for _, v := range workerEnv(c.base, hello{LocalWorldSize: 1}) {
+			for _, v := range workerEnv(c.base, hello{LocalWorldSize: 1, Interface: "ib0", Listen: "fd00::1"}) {
 				if strings.HasPrefix(v, name+"=") {
 					got = append(got, v)
 				}
@@ -290,15 +292,29 @@ func TestWorkerEnvironmentOfGPUs(t *testing.T) {
 	}
 }
 
+// Ranks share the cores of their host, also where each has a launcher of its own that is bound to none.
+func TestSharers(t *testing.T) {
+	if n := (&hello{LocalWorldSize: 3}).sharers(); n != 3 {
+		t.Errorf("on one node: %d, want 3", n)
+	}
+	h := hello{LocalWorldSize: 1, Rank: 2, Hosts: []string{"a", "a", "b", "b", "b"}}
+	want := 3
+	if runtime.NumCPU() < hostCores() {
+		want = 1 // this process is bound
+	}
+	if n := h.sharers(); n != want {
+		t.Errorf("one of three on a host: %d, want %d", n, want)
+	}
+}
+
 func TestRunRefuses(t *testing.T) {
-	good := Job{NProc: 1, Argv: []string{"worker", "done"}, LogDir: t.TempDir()}
+	good := Job{NProc: 1, Argv: []string{"worker", "done"}, Logs: logsIn(t, t.TempDir())}
 	for want, change := range map[string]func(*Job){
 		"number of processes 0":   func(j *Job) { j.NProc = 0 },
 		"ranks 0 to 1 of this":    func(j *Job) { j.NProc = 2; j.Place.WorldSize = 1 },
 		"arguments of the worker": func(j *Job) { j.Argv = nil },
 		"payload for the workers": func(j *Job) { j.Payload = make([]byte, maxPayload+1) },
-		"log directory: none":     func(j *Job) { j.LogDir = "" },
-		"log directory: mkdir":    func(j *Job) { j.LogDir = "/dev/null/logs" },
+		"log directory: none":     func(j *Job) { j.Logs = nil },
 	} {
 		job := good
 		var out bytes.Buffer
@@ -330,11 +346,28 @@ func TestMailboxLeavesOutProgressOnly(t *testing.T) {
 
 func TestRunIDs(t *testing.T) {
 	now := time.Unix(1, 0)
-	a, b := newRunID(now), newRunID(now)
+	a, b := NewRunID(now), NewRunID(now)
 	if a == b || !strings.HasPrefix(a, "19700101-000001-") {
 		t.Errorf("%q, %q", a, b)
 	}
 	if slices.Equal(newSecret(), newSecret()) {
 		t.Error("two secrets are the same")
+	}
+}
+
+// What C code sets for a library in its own process is listed too.
+func TestEnvironmentListsWhatIsSetInC(t *testing.T) {
+	src, err := os.ReadFile("../nccl/nccl.c")
+	if err != nil {
+		t.Fatal(err)
+	}
+	set := regexp.MustCompile(`setenv\("([^"]+)"`).FindAllSubmatch(src, -1)
+	if len(set) == 0 {
+		t.Fatal("nccl.c sets nothing: this test looks in the wrong place")
+	}
+	for _, m := range set {
+		if !slices.ContainsFunc(Environment(), func(v Variable) bool { return v.Name == string(m[1]) }) {
+			t.Errorf("%s is not in Environment", m[1])
+		}
 	}
 }

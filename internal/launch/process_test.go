@@ -37,6 +37,8 @@ func TestFailures(t *testing.T) {
 	}{
 		{"kill2", 4, 2, "killed by SIGKILL (not by cprun: likely the kernel's out-of-memory killer, or a user)", "", true},
 		{"late-kill", 4, 2, "killed by SIGKILL (not by cprun: likely the kernel's out-of-memory killer, or a user)", "", true},
+		{"meeting", 4, 1, "killed by SIGKILL", "", true}, // the others wait for the launcher's word
+		{"sigsys", 2, 1, "SIGSYS: bad system call", "", false},
 		{"own-late", 3, 1, "corpus.bin: short read\nat byte 12", "backward", true},
 		{"stubborn", 3, 0, "wrong shape", "backward", false},
 		{"early", 2, 1, "exit status 0 before its work was done", "", false},
@@ -65,6 +67,14 @@ func TestFailures(t *testing.T) {
 				t.Errorf("stderr ends %q, want %q", r.stderr, f.Report())
 			}
 		})
+	}
+}
+
+// A rank that is stopped cannot end by itself, and is not given the time to.
+func TestAStoppedRankIsKilled(t *testing.T) {
+	r := play(t, "stopped", 3, func(j *Job) { j.Settle = time.Hour })
+	if r.ExitCode != ExitFailed || r.First == nil || !strings.Contains(r.First.Cause, "rank 1 stands still") {
+		t.Errorf("%+v", r.Result)
 	}
 }
 
@@ -186,7 +196,7 @@ func TestContextEndsWorkers(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	var pid int
 	r := Run(ctx, Job{
-		NProc: 1, Argv: []string{"worker", "hang"}, LogDir: t.TempDir(),
+		NProc: 1, Argv: []string{"worker", "hang"}, Logs: logsIn(t, t.TempDir()),
 		OnEvent: func(_ int, e Event) {
 			if e.Kind == "pid" {
 				json.Unmarshal(e.Data, &pid)
@@ -202,9 +212,9 @@ func TestContextEndsWorkers(t *testing.T) {
 func TestTwoJobsAtOnce(t *testing.T) {
 	results := make(chan Result)
 	for range 2 {
-		dir := t.TempDir()
+		dir := logsIn(t, t.TempDir())
 		go func() {
-			results <- Run(t.Context(), Job{NProc: 2, Argv: []string{"worker", "done"}, LogDir: dir})
+			results <- Run(t.Context(), Job{NProc: 2, Argv: []string{"worker", "done"}, Logs: dir})
 		}()
 	}
 	for range 2 {
@@ -220,7 +230,7 @@ func TestLauncherSignals(t *testing.T) {
 			t.Parallel()
 			a := startAgent(t, "stop", 2)
 			a.signal(t, sig)
-			if text := a.wait(t, ExitStopped); !strings.Contains(text, "stopped after a checkpoint") {
+			if text := a.wait(t, ExitStopped); !strings.Contains(text, "ended after a checkpoint") {
 				t.Errorf("stderr %q", text)
 			}
 		})
@@ -250,20 +260,6 @@ func TestStderrIsGone(t *testing.T) {
 	read.Close()
 	a.signal(t, syscall.SIGTERM)
 	a.wait(t, ExitStopped)
-}
-
-func TestQuitWritesStacks(t *testing.T) {
-	t.Parallel()
-	a := startAgent(t, "hang", 2)
-	a.signal(t, syscall.SIGQUIT)
-	text := a.wait(t, ExitFailed)
-	if !strings.Contains(text, "ended by SIGQUIT, on request") {
-		t.Errorf("stderr %q", text)
-	}
-	log, err := os.ReadFile(filepath.Join(a.cmd.Args[4], "rank-0001.log"))
-	if err != nil || !strings.Contains(string(log), "launch.workerMain(") {
-		t.Errorf("log %.200q, %v", log, err)
-	}
 }
 
 func TestKilledLauncherLeavesNothing(t *testing.T) {

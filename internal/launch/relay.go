@@ -4,9 +4,10 @@ import (
 	"bytes"
 	"fmt"
 	"os"
-	"path/filepath"
+	"regexp"
 
-	"golang.org/x/sys/unix"
+	"github.com/cprun/cprun/internal/files"
+	"github.com/cprun/cprun/internal/terminal"
 )
 
 const (
@@ -15,8 +16,13 @@ const (
 	maxTail   = 4 << 10 // bytes of one of those lines
 )
 
-// relay takes the output of one worker: all of it, as it is, to the log file, and line by
-// line, sanitised, to the console or to the tail that is kept for the report of a failure.
+// crashLine is how Go's runtime begins to say why it ends a program: a panic, a fault of its own,
+// or a signal that it does not survive, as in "SIGSYS: bad system call".
+var crashLine = regexp.MustCompile(`^(panic|fatal error|SIG[A-Z0-9]{2,8}): `)
+
+// relay takes the output of one worker: all of it to the log file, and line by line to the console
+// or to the tail that is kept for the report of a failure. Both get it without what a terminal
+// obeys, since logs are read on one, too.
 type relay struct {
 	src    *os.File
 	log    *os.File
@@ -29,7 +35,7 @@ type relay struct {
 	done    chan struct{} // closed when src has ended; what follows is then safe to read
 
 	tail   [][]byte
-	crash  string // first line of a Go panic or fatal error
+	crash  string // first line of what Go's runtime says of a crash
 	line   []byte // of the current line, at most maxLine
 	cut    int    // bytes of the current line beyond that
 	logErr error
@@ -37,48 +43,51 @@ type relay struct {
 
 // openLog opens a rank's log to append. Logs are private, since they may hold text of the
 // corpus; a link in their place is refused, since it could point anywhere.
-func openLog(dir string, rank int) (*os.File, error) {
-	path := filepath.Join(dir, fmt.Sprintf("rank-%04d.log", rank))
-	f, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
+func openLog(dir *os.Root, rank int) (*os.File, error) {
+	f, err := files.Append(dir, logName(rank))
 	if err != nil {
-		return nil, fmt.Errorf("log of rank %d: %w", rank, err)
-	}
-	info, err := f.Stat()
-	if err == nil && !info.Mode().IsRegular() {
-		err = fmt.Errorf("%s is not a regular file", path)
-	}
-	if err != nil {
-		f.Close()
 		return nil, fmt.Errorf("log of rank %d: %w", rank, err)
 	}
 	return f, nil
 }
 
+// logName is the name of a rank's log.
+func logName(rank int) string { return fmt.Sprintf("rank-%04d.log", rank) }
+
 // run ends with the pipe. It never stops reading before, since a worker that cannot write
 // its output stands still.
 func (r *relay) run() {
 	defer close(r.done)
-	defer r.log.Close()
+	defer func() { r.incomplete(r.log.Close()) }() // a network file system may tell of an error of a write then
 	defer r.src.Close()
+	log := terminal.NewWriter(r.log)
 	buf := make([]byte, 64<<10)
 	for {
 		n, err := r.src.Read(buf)
 		if n > 0 {
-			if _, e := r.log.Write(buf[:n]); e != nil && r.logErr == nil {
-				r.logErr = e
-				r.con.write(fmt.Appendf(nil, "cprun: log of %s is incomplete: %v\n", r.prefix, e), r.abandon)
-			}
+			_, e := log.Write(buf[:n])
+			r.incomplete(e)
 			r.split(buf[:n])
 		}
 		if err != nil {
 			break
 		}
 	}
+	r.incomplete(log.Flush())
 	if len(r.line)+r.cut > 0 {
 		r.flush()
 	}
 }
 
+// incomplete says, once, that the log could not be written.
+func (r *relay) incomplete(err error) {
+	if err != nil && r.logErr == nil {
+		r.logErr = err
+		r.con.write(fmt.Appendf(nil, "cprun: log of %s is incomplete: %v\n", r.prefix, err), r.abandon)
+	}
+}
+
+// split cuts what came into lines.
 func (r *relay) split(b []byte) {
 	for {
 		i := bytes.IndexByte(b, '\n')
@@ -99,11 +108,11 @@ func (r *relay) collect(b []byte) {
 }
 
 func (r *relay) flush() {
-	text := sanitize(r.line)
+	text := terminal.Line(r.line)
 	if r.cut > 0 {
 		text = fmt.Appendf(text, " [%d bytes more in the log]", r.cut)
 	}
-	if r.crash == "" && (bytes.HasPrefix(text, []byte("panic: ")) || bytes.HasPrefix(text, []byte("fatal error: "))) {
+	if r.crash == "" && crashLine.Match(text) {
 		r.crash = string(clip(text, maxTail))
 	}
 	if r.show {

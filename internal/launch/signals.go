@@ -6,6 +6,7 @@ import (
 	"math"
 	"os"
 	"os/signal"
+	"sync"
 	"syscall"
 	"time"
 
@@ -27,12 +28,13 @@ const (
 	actNone action = iota
 	actStop        // ask the workers for a checkpoint and a clean end
 	actKill        // end at once
-	actDump        // pass SIGQUIT on: the workers print their stacks and end
+	actTell        // show what the workers wait for; they go on
 )
 
 // stopPolicy decides what a signal at the launcher means. It is told the time, so that it can
 // be tested without any.
 type stopPolicy struct {
+	patient   bool // SIGTERM never ends at once
 	asked     bool
 	first     os.Signal // of SIGINT and SIGTERM
 	forceable time.Time // when it came
@@ -40,11 +42,11 @@ type stopPolicy struct {
 
 func (p *stopPolicy) on(sig os.Signal, now time.Time) action {
 	if sig == syscall.SIGQUIT {
-		return actDump
+		return actTell
 	}
 	again := p.asked
 	p.asked = true
-	if sig == syscall.SIGINT || sig == syscall.SIGTERM {
+	if sig == syscall.SIGINT || sig == syscall.SIGTERM && !p.patient {
 		same := sameTerm
 		switch {
 		case p.first == nil:
@@ -71,12 +73,16 @@ func signalName(sig syscall.Signal) string {
 }
 
 // Signals are the requests to stop that a launcher gets: SIGINT, SIGTERM, SIGUSR1, SIGHUP.
-type Signals struct{ c chan os.Signal }
+type Signals struct {
+	c        chan os.Signal
+	released chan struct{}
+	release  sync.Once
+}
 
 // CatchSignals keeps the requests to stop from now on, for Before and for the Job that is
 // given them. SIGHUP stays ignored where the program was started so (nohup).
 func CatchSignals() *Signals {
-	s := &Signals{make(chan os.Signal, 16)}
+	s := &Signals{c: make(chan os.Signal, 16), released: make(chan struct{})}
 	sigs := []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGUSR1}
 	if !signal.Ignored(syscall.SIGHUP) {
 		sigs = append(sigs, syscall.SIGHUP)
@@ -90,7 +96,38 @@ func CatchSignals() *Signals {
 }
 
 // Release gives the signals their default effects back.
-func (s *Signals) Release() { signal.Stop(s.c) }
+func (s *Signals) Release() {
+	s.release.Do(func() {
+		signal.Stop(s.c)
+		close(s.released)
+	})
+}
+
+// concludeTime is what a program that is done gets to say so once a signal has come.
+const concludeTime = 2 * time.Second
+
+// Conclude says that all is done and the program is about to end with that status. A signal that
+// still comes does not make it another one: it hurries what is left, such as a terminal that takes
+// no more output, and a second one ends the program at once. Release takes it back.
+func (s *Signals) Conclude(status int, exit func(status int)) {
+	go func() { // ended by Release, or the end of the program
+		var late <-chan time.Time
+		for signals := 0; ; {
+			select {
+			case <-s.c:
+				if signals++; signals == 1 {
+					late = time.After(concludeTime)
+					continue
+				}
+			case <-late:
+			case <-s.released:
+				return
+			}
+			exit(status)
+			return
+		}
+	}()
+}
 
 // Before runs check, and waits for it unless a request to stop comes first: then asked names
 // it. The caller is to end the process, since check goes on.

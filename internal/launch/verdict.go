@@ -9,6 +9,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/cprun/cprun/internal/terminal"
 )
 
 // seen is all that the launcher knows about how one worker ended.
@@ -21,17 +23,17 @@ type seen struct {
 	exit      exitState
 	ours      bool   // it ended after a signal of the launcher
 	lingers   bool   // it was done and did not exit
-	dumped    bool   // it was sent SIGQUIT on the user's behalf
-	crash     string // first line of a Go panic in its output
+	crash     string // first line of a crash in its output
 	oomKilled bool   // the kernel's count for this control group has risen
 }
 
-// class orders failures by how likely they are to be the cause of the others.
-type class int
+// Class orders failures by how likely they are to be the cause of the others.
+type Class int
 
+// The classes, which only this package tells apart; a node that is gone is of classSignal.
 const (
 	// A signal that the launcher did not send is never a consequence of another rank's failure.
-	classSignal class = iota
+	classSignal Class = iota
 	classOwn
 	classRemote // it says itself that the cause came from another rank
 	classOurs   // ended by the launcher because others had failed
@@ -39,7 +41,7 @@ const (
 )
 
 type verdict struct {
-	class       class
+	class       Class
 	cause, hint string
 }
 
@@ -51,14 +53,14 @@ func judge(s seen) verdict {
 		return verdict{classOwn, s.startErr.Error(), startHint(s.startErr)}
 	case sig == 0 && s.exit.code == 0 && s.finished != "" && s.fault == nil && s.report == nil:
 		return verdict{class: classNone}
-	case s.dumped && s.report == nil && (sig == unix.SIGQUIT || s.exit.code == 2):
-		return verdict{classOwn, "ended by SIGQUIT, on request", "the stacks of its goroutines are in its log"}
 	case sig != 0 && !s.ours:
 		cause, hint := explainSignal(sig, s.oomKilled)
 		if s.report != nil { // it came to say why before it was killed
 			cause += "; before that: " + s.report.Error
 		}
 		return verdict{classSignal, cause, hint}
+	case s.report != nil && s.report.Remote && s.report.TimedOut:
+		return verdict{classRemote, s.report.Error, "the table above tells who held up whom; see the log of that rank"}
 	case s.report != nil && s.report.Remote:
 		return verdict{classRemote, s.report.Error, "the cause came from another rank; see the logs of the others"}
 	case s.report != nil:
@@ -70,11 +72,20 @@ func judge(s seen) verdict {
 	case s.ours:
 		return verdict{classOurs, "ended by the launcher after another rank had failed", ""}
 	case s.crash != "":
-		return verdict{classOwn, s.crash, "the stack is in its log"}
+		return verdict{classOwn, s.crash, crashHint(s.crash)}
 	case s.exit.code == 0:
 		return verdict{classOwn, "exit status 0 before its work was done", "the last lines of its log say how far it came"}
 	}
 	return verdict{classOwn, fmt.Sprintf("exit status %d", s.exit.code), "the last lines of its log may say why"}
+}
+
+// crashHint is what to do about what Go's runtime says.
+func crashHint(crash string) string {
+	const hint = "the stack is in its log"
+	if limit, ok := addressSpace(); ok && strings.Contains(crash, "out of memory") {
+		return fmt.Sprintf("the limit of address space is %d KiB: raise it (ulimit -v unlimited); %s", limit>>10, hint)
+	}
+	return hint
 }
 
 // startHint is what to do about a process that could not be started.
@@ -104,24 +115,12 @@ func explainSignal(sig syscall.Signal, oomKilled bool) (cause, hint string) {
 	return cause + " (not by cprun)", ""
 }
 
-// ranked is a failure with what orders it.
-type ranked struct {
-	Failure
-	class class
-	order int
-}
-
-// rankFailures puts the failure that the others followed from first: by class, then by the
-// order in which the launcher saw them.
-func rankFailures(fs []ranked) []Failure {
-	slices.SortStableFunc(fs, func(a, b ranked) int {
-		return cmp.Or(cmp.Compare(a.class, b.class), cmp.Compare(a.order, b.order))
+// rank puts the failure that the others followed from first: by class, then by the order in which
+// the launchers saw them.
+func rank(fs []Failure) {
+	slices.SortStableFunc(fs, func(a, b Failure) int {
+		return cmp.Or(cmp.Compare(a.Class, b.Class), cmp.Compare(a.Order, b.Order))
 	})
-	var out []Failure
-	for _, f := range fs {
-		out = append(out, f.Failure)
-	}
-	return out
 }
 
 // cleanText is text of a worker made fit for the report: sanitised lines, no empty ones, and
@@ -130,7 +129,7 @@ func cleanText(s string) string {
 	const most = 12
 	var lines []string
 	for line := range strings.Lines(s) {
-		text := strings.TrimRight(string(clip(sanitize([]byte(line)), maxTail)), " ")
+		text := strings.TrimRight(string(clip(terminal.Line([]byte(line)), maxTail)), " ")
 		if text != "" {
 			lines = append(lines, text)
 		}

@@ -17,7 +17,7 @@ func TestJudge(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		seen  seen
-		class class
+		class Class
 		cause string
 	}{
 		{"done", seen{finished: EventDone}, classNone, ""},
@@ -40,7 +40,7 @@ func TestJudge(t *testing.T) {
 		{"panic", seen{crash: "panic: x", exit: exitState{code: 2}}, classOwn, "panic: x"},
 		{"exit 0", seen{}, classOwn, "exit status 0 before"},
 		{"exit 9", seen{exit: exitState{code: 9}}, classOwn, "exit status 9"},
-		{"dump", seen{dumped: true, exit: exitState{code: 2}}, classOwn, "SIGQUIT, on request"},
+		{"quit", seen{crash: "SIGQUIT: quit", exit: exitState{code: 2}}, classOwn, "SIGQUIT: quit"},
 	} {
 		v := judge(c.seen)
 		if v.class != c.class || !strings.Contains(v.cause, c.cause) {
@@ -61,10 +61,11 @@ func TestHintOfAProcessThatIsNotStarted(t *testing.T) {
 }
 
 func TestRankFailures(t *testing.T) {
-	fs := rankFailures([]ranked{
-		{Failure{Rank: 0}, classRemote, 1}, {Failure{Rank: 1}, classOurs, 2}, {Failure{Rank: 2}, classOwn, 4},
-		{Failure{Rank: 3}, classOwn, 3}, {Failure{Rank: 4}, classSignal, 5},
-	})
+	fs := []Failure{
+		{Rank: 0, Class: classRemote, Order: 1}, {Rank: 1, Class: classOurs, Order: 2}, {Rank: 2, Class: classOwn, Order: 4},
+		{Rank: 3, Class: classOwn, Order: 3}, {Rank: 4, Class: classSignal, Order: 5},
+	}
+	rank(fs)
 	var got []int
 	for _, f := range fs {
 		got = append(got, f.Rank)
@@ -120,7 +121,7 @@ func TestStopPolicy(t *testing.T) {
 		"usr1 is never force":      {{syscall.SIGTERM, 0, actStop}, {syscall.SIGUSR1, 5000 * ms, actNone}, {syscall.SIGHUP, 6000 * ms, actNone}},
 		"term, then ctrl-c":        {{syscall.SIGTERM, 0, actStop}, {syscall.SIGINT, 0, actKill}},
 		"ctrl-c, then term":        {{syscall.SIGINT, 0, actStop}, {syscall.SIGTERM, 90 * ms, actNone}, {syscall.SIGTERM, 110 * ms, actKill}},
-		"quit does not count":      {{syscall.SIGQUIT, 0, actDump}, {syscall.SIGINT, 100 * ms, actStop}},
+		"quit does not count":      {{syscall.SIGQUIT, 0, actTell}, {syscall.SIGINT, 100 * ms, actStop}},
 	} {
 		var p stopPolicy
 		start := time.Unix(0, 0)

@@ -9,10 +9,13 @@ import (
 	"os"
 	"os/signal"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/cprun/cprun/internal/launch/standing"
 )
 
 const (
@@ -33,10 +36,10 @@ type Secret []byte
 // String and the two after it keep the secret out of messages and files.
 func (Secret) String() string { return "(secret)" }
 
-// GoString is for %#v.
+// GoString hides it from %#v.
 func (Secret) GoString() string { return "(secret)" }
 
-// MarshalJSON is for files.
+// MarshalJSON hides it from files.
 func (Secret) MarshalJSON() ([]byte, error) { return []byte(`"(secret)"`), nil }
 
 // Worker is a worker's side of its launcher. Its methods may be called from any goroutine.
@@ -47,15 +50,26 @@ type Worker struct {
 	LocalRank      int // on this node
 	LocalWorldSize int
 	NodeRank       int
+	Node           string // its name, for messages
+	Device         int    // the number of its GPU among those that it sees
 	Restart        int    // how often the job was started again before
 	SocketDir      string // private to the job; names in it may have 40 bytes
-	Secret         Secret // for the workers to know each other by
-	Payload        []byte // as given in Job.Payload
+	// Listen is the address of this host at which ranks of other nodes reach this one; "": there
+	// are none.
+	Listen  string
+	Hosts   []string // by rank, on which host it is; nil: all share one
+	Secret  Secret   // for the workers to know each other by
+	Payload []byte   // as given in Job.Payload
 
 	conn     net.Conn
 	stop     chan struct{}
+	failed   chan Failed   // room for one
+	peers    chan []string // room for one
 	stopOnce sync.Once
 	signals  chan os.Signal
+
+	tell    atomic.Pointer[func() standing.Standing] // set by OnTell
+	dumping atomic.Bool                              // stacks are being sent
 
 	mu     sync.Mutex
 	closed bool // guarded by mu
@@ -133,9 +147,9 @@ func greet(conn net.Conn, runID string) (*Worker, *frameReader, error) {
 	h := c.Hello
 	return &Worker{
 		RunID: h.RunID, Rank: h.Rank, WorldSize: h.WorldSize, LocalRank: h.LocalRank,
-		LocalWorldSize: h.LocalWorldSize, NodeRank: h.NodeRank, Restart: h.Restart,
-		SocketDir: h.SocketDir, Secret: h.Secret, Payload: h.Payload,
-		conn: conn, stop: make(chan struct{}), signals: make(chan os.Signal, 4),
+		LocalWorldSize: h.LocalWorldSize, NodeRank: h.NodeRank, Node: h.Node, Device: h.Device, Restart: h.Restart,
+		SocketDir: h.SocketDir, Listen: h.Listen, Hosts: h.Hosts, Secret: h.Secret, Payload: h.Payload,
+		conn: conn, stop: make(chan struct{}), failed: make(chan Failed, 1), peers: make(chan []string, 1), signals: make(chan os.Signal, 4),
 	}, frames, nil
 }
 
@@ -146,7 +160,7 @@ func (w *Worker) receive(frames *frameReader, lost func(error)) {
 		if err == nil {
 			c, err = decodeCommand(line)
 		}
-		if err == nil && c.Kind != commandStop {
+		if err == nil && c.Kind == commandHello {
 			err = fmt.Errorf("second %s", c.Kind)
 		}
 		if err != nil {
@@ -161,7 +175,22 @@ func (w *Worker) receive(frames *frameReader, lost func(error)) {
 			}
 			return
 		}
-		w.requestStop()
+		switch c.Kind {
+		case commandStop:
+			w.requestStop()
+		case commandTell:
+			go w.answer(c) // ends by itself
+		case commandPeers:
+			select {
+			case w.peers <- c.Addrs:
+			default: // one is enough
+			}
+		case commandFailed:
+			select {
+			case w.failed <- Failed{c.Rank, c.Reason}:
+			default:
+			}
+		}
 	}
 }
 
@@ -173,9 +202,27 @@ func (w *Worker) onSignals() {
 
 func (w *Worker) requestStop() { w.stopOnce.Do(func() { close(w.stop) }) }
 
-// Stop is closed at the first request to write a checkpoint and end. The ranks see it at
-// different times and have to agree on the step.
+// Stop returns a channel that is closed at the first request to write a checkpoint and end. The ranks
+// see it at different times and have to agree on the step.
 func (w *Worker) Stop() <-chan struct{} { return w.stop }
+
+// Failed is what the launcher knows of the first rank that has failed.
+type Failed struct {
+	Rank   int    // -1: no one rank
+	Reason string // of the failure; "": the ranks hear it from each other
+}
+
+// Failed returns a channel that gets the first rank that has failed. Ranks that have met hear of it
+// from each other, and sooner; it is for those that still wait to meet, or whose peers are gone without a
+// word.
+func (w *Worker) Failed() <-chan Failed { return w.failed }
+
+// Listening tells the launcher the address at which ranks of other nodes reach this one, "host:port".
+func (w *Worker) Listening(addr string) error { return w.SendData(EventListening, 0, addr) }
+
+// Peers returns a channel that gets the addresses of all ranks, by rank, once all listen; "" is one of
+// this node.
+func (w *Worker) Peers() <-chan []string { return w.peers }
 
 // Send tells the launcher something. It returns when the event is in the kernel's hands, so
 // that it arrives even if the process ends right after.
@@ -196,7 +243,7 @@ func (w *Worker) Send(e Event) error {
 	return nil
 }
 
-// SendData is Send with data that is marshalled to JSON.
+// SendData sends like Send, with data that is marshalled to JSON.
 func (w *Worker) SendData(kind string, step int64, data any) error {
 	raw, err := json.Marshal(data)
 	if err != nil {
@@ -205,13 +252,10 @@ func (w *Worker) SendData(kind string, step int64, data any) error {
 	return w.Send(Event{Kind: kind, Step: step, Data: raw})
 }
 
-// Fail reports why this worker is about to exit with a status other than 0. remote says that
-// the cause came from another rank, such as a lost connection, so that the launcher looks for
-// the rank to blame elsewhere. Phase and step may be "" and 0.
-func (w *Worker) Fail(cause error, remote bool, phase string, step int64) error {
-	text := string(clip([]byte(cause.Error()), maxReport))
-	step = max(step, 0)
-	return w.SendData(EventFailed, step, FailureReport{Error: text, Remote: remote, Phase: phase, Step: step})
+// Fail reports why this worker is about to exit with a status other than 0.
+func (w *Worker) Fail(r FailureReport) error {
+	r.Error, r.Step = string(clip([]byte(r.Error), maxReport)), max(r.Step, 0)
+	return w.SendData(EventFailed, r.Step, r)
 }
 
 // Done says that all work is done: the worker is about to exit with status 0.

@@ -9,29 +9,93 @@ import (
 	"io"
 	"io/fs"
 	"os"
+
+	"github.com/cprun/cprun/internal/files"
 )
 
-// JSONL appends steps to a file of JSON lines. Each line is one write to a file opened with
-// O_APPEND, so that a reader (tail -f) never sees half a line of a run that is alive, and a
-// run that is killed loses nothing it has logged.
+const (
+	// MaxJSONL is the longest metrics.jsonl that is read, in bytes: three million steps.
+	MaxJSONL = 1 << 30
+	// maxStep is the longest line of it; those that a run writes have 500 bytes.
+	maxStep = 64 << 10
+	// maxForeign is how many lines of a file may be none of metrics before it is taken for
+	// another kind of file. A crash leaves one.
+	maxForeign = 1000
+)
+
+// JSONL appends steps to a file of JSON lines. Each line is one write at the end, so that a reader
+// (tail -f) never sees half a line of a run that is alive, and a run that is killed loses nothing
+// it has logged. A file that was removed meanwhile is written again, whole.
 type JSONL struct {
-	f   *os.File
-	buf bytes.Buffer
+	f    *os.File
+	dir  *os.Root
+	name string
+	warn func(string)
+	buf  bytes.Buffer
 }
 
-// OpenJSONL opens path for the steps after resumed. Lines of later steps, which a run wrote
-// after its last checkpoint and which are trained again now, are dropped first, and so is a
-// line torn by a crash: the file holds each step once. The file is replaced by renaming, so
-// a crash here leaves the old or the new one.
-func OpenJSONL(path string, resumed int64) (*JSONL, error) {
-	if err := truncateJSONL(path, resumed); err != nil {
-		return nil, fmt.Errorf("metrics of the steps before %d: %w", resumed+1, err)
+// OpenJSONL opens a file of a run directory for the steps after resumed. Lines of later steps,
+// which a run wrote after its last checkpoint and which are trained again now, are left out, and
+// so is a line torn by a crash: the file holds each step once. It is written anew beside and
+// renamed, so that a crash here leaves the old or the new one, and whatever else the name was
+// stays as it is. dir stays open as long as the file. warn is told of a file that had to be
+// written again; nil ignores it.
+func OpenJSONL(dir *os.Root, name string, resumed int64, warn func(string)) (*JSONL, error) {
+	if warn == nil {
+		warn = func(string) {}
 	}
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
+
+	d, err := files.Create(dir, name)
 	if err != nil {
 		return nil, fmt.Errorf("metrics file: %w", err)
 	}
-	return &JSONL{f: f}, nil
+	err = copyJSONL(d, dir, name, resumed)
+	if err == nil {
+		err = d.Sync()
+	}
+	if err == nil {
+		err = d.Rename()
+	}
+	if err == nil { // a checkpoint counts on what Sync puts on the disk, name and all
+		err = files.Sync(dir)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("metrics of the steps before %d: %w", resumed+1, err), d.Discard())
+	}
+	return &JSONL{f: d.File, dir: dir, name: name, warn: warn}, nil
+}
+
+// restore writes the file again where its name is gone. A name that another file has is left to it,
+// and is an error: what the run logs would be in no file that has a name.
+func (j *JSONL) restore() error {
+	now, err := j.dir.Stat(j.name)
+	if err == nil {
+		mine, err := j.f.Stat()
+		if err == nil && !os.SameFile(now, mine) {
+			err = fmt.Errorf("%s is another file than the run writes; give it another name", j.name)
+		}
+		return err
+	}
+	if !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	d, err := files.Create(j.dir, j.name)
+	if err != nil {
+		return err
+	}
+	if _, err = j.f.Seek(0, io.SeekStart); err == nil {
+		_, err = io.Copy(d, j.f)
+	}
+	if err == nil {
+		err = d.Rename()
+	}
+	if err != nil {
+		return errors.Join(err, d.Discard())
+	}
+	j.warn(j.name + " was removed while the run writes it; it is written again, with all steps")
+	old := j.f
+	j.f = d.File
+	return old.Close()
 }
 
 // Write appends one line.
@@ -40,24 +104,40 @@ func (j *JSONL) Write(s Step) error {
 	if err := json.NewEncoder(&j.buf).Encode(s); err != nil {
 		return fmt.Errorf("metrics of step %d: %w", s.Step, err)
 	}
-	if _, err := j.f.Write(j.buf.Bytes()); err != nil {
+	err := j.restore()
+	if err == nil {
+		_, err = j.f.Write(j.buf.Bytes())
+	}
+	if err != nil {
 		return fmt.Errorf("metrics of step %d: %w", s.Step, err)
+	}
+	return nil
+}
+
+// Sync waits until the lines are on the disk.
+func (j *JSONL) Sync() error {
+	err := j.restore()
+	if err == nil {
+		err = j.f.Sync()
+	}
+	if err != nil {
+		return fmt.Errorf("metrics file: %w", err)
 	}
 	return nil
 }
 
 // Close closes the file.
 func (j *JSONL) Close() error {
-	if err := j.f.Close(); err != nil {
+	if err := errors.Join(j.restore(), j.f.Close()); err != nil {
 		return fmt.Errorf("metrics file: %w", err)
 	}
 	return nil
 }
 
-// truncateJSONL rewrites path without the lines of steps after last, and without what is not
-// a line of metrics. A file that holds nothing of the kind is left as it is.
-func truncateJSONL(path string, last int64) error {
-	src, err := os.Open(path)
+// copyJSONL copies the lines of steps up to last from the file that is there to the one that takes
+// its place.
+func copyJSONL(dst io.Writer, dir *os.Root, name string, last int64) error {
+	src, err := files.OpenIn(dir, name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -65,49 +145,78 @@ func truncateJSONL(path string, last int64) error {
 		return err
 	}
 	defer src.Close()
-	beside := path + ".tmp"
-	dst, err := os.Create(beside)
-	if err != nil {
+	if st, err := src.Stat(); err != nil {
 		return err
+	} else if st.Size() > MaxJSONL {
+		return fmt.Errorf("%s has more than %d bytes; move it away", name, MaxJSONL)
 	}
-	dropped, err := copyLines(dst, src, last)
-	if err == nil && dropped {
-		err = dst.Sync()
+	err = copyLines(dst, src, last)
+	if err != nil {
+		err = fmt.Errorf("%s: %w", name, err)
 	}
-	err = errors.Join(err, dst.Close())
-	if err != nil || !dropped {
-		return errors.Join(err, os.Remove(beside))
-	}
-	return os.Rename(beside, path)
+	return err
 }
 
-func copyLines(dst io.Writer, src io.Reader, last int64) (dropped bool, err error) {
-	r, w := bufio.NewReader(src), bufio.NewWriter(dst)
-	for {
-		line, err := r.ReadBytes('\n')
-		if err != nil && err != io.EOF {
-			return false, err
-		}
-		if len(line) > 0 {
-			if keepLine(line, last) {
-				if _, err := w.Write(line); err != nil {
-					return false, err
-				}
-			} else {
-				dropped = true
+// copyLines copies the lines of steps up to last.
+func copyLines(dst io.Writer, src io.Reader, last int64) error {
+	w, foreign := bufio.NewWriter(dst), 0
+	err := eachLine(src, maxStep, func(line []byte) error {
+		step, ok := stepOf(line)
+		switch {
+		case ok && step <= last:
+			_, err := w.Write(line)
+			return err
+		case !ok:
+			if foreign++; foreign > maxForeign {
+				return fmt.Errorf("more than %d lines of it are no metrics; move it away", maxForeign)
 			}
 		}
-		if err == io.EOF {
-			return dropped, w.Flush()
-		}
-	}
+		return nil
+	})
+	return errors.Join(err, w.Flush())
 }
 
-// keepLine reports whether line is a whole line of a step up to last.
-func keepLine(line []byte, last int64) bool {
+// stepOf is the step of a whole line of metrics.
+func stepOf(line []byte) (step int64, ok bool) {
 	var s struct {
 		Step *int64 `json:"step"`
 	}
-	whole := line[len(line)-1] == '\n'
-	return whole && json.Unmarshal(line, &s) == nil && s.Step != nil && *s.Step <= last
+	if len(line) == 0 || line[0] != '{' || line[len(line)-1] != '\n' || json.Unmarshal(line, &s) != nil || s.Step == nil {
+		return 0, false
+	}
+	return *s.Step, true
+}
+
+// eachLine calls f with every line and its end. One of more than most bytes comes as nil.
+func eachLine(src io.Reader, most int, f func(line []byte) error) error {
+	r := bufio.NewReaderSize(src, 64<<10)
+	var line []byte
+	long := false
+	for {
+		part, err := r.ReadSlice('\n')
+		if long = long || len(line)+len(part) > most; long {
+			line = line[:0]
+		} else {
+			line = append(line, part...)
+		}
+		if err == bufio.ErrBufferFull {
+			continue
+		}
+		if err != nil && err != io.EOF {
+			return err
+		}
+		if long || len(line) > 0 {
+			given := line
+			if long {
+				given = nil
+			}
+			if err := f(given); err != nil {
+				return err
+			}
+		}
+		if err == io.EOF {
+			return nil
+		}
+		line, long = line[:0], false
+	}
 }

@@ -6,8 +6,9 @@ package metrics
 import (
 	"errors"
 	"math"
-	"path/filepath"
+	"os"
 	"strconv"
+	"time"
 )
 
 // Float is a number that may be absent. JSON has neither NaN nor infinities, so every value
@@ -48,10 +49,32 @@ func (f *Float) UnmarshalJSON(data []byte) error {
 	return err
 }
 
+// Time is a moment, written in UTC to the millisecond as RFC 3339 has it.
+type Time time.Time
+
+// MarshalJSON writes it.
+func (t Time) MarshalJSON() ([]byte, error) {
+	return []byte(time.Time(t).UTC().Format(`"2006-01-02T15:04:05.000Z"`)), nil
+}
+
+// UnmarshalJSON reads any time of RFC 3339.
+func (t *Time) UnmarshalJSON(data []byte) error { return (*time.Time)(t).UnmarshalJSON(data) }
+
+// Untrained returns the line of a validation before the first step.
+func Untrained(at time.Time, valLoss, memoryBytes float64) Step {
+	v := Float(valLoss)
+	return Step{
+		Time: Time(at), Loss: Absent, GradNorm: Absent, LR: Absent, StepSeconds: Absent, TokensPerSecond: Absent, TokensPerSecondPerDevice: Absent,
+		TFLOPsPerDevice: Absent, MFU: Absent, MemoryBytes: int64(memoryBytes), CommWaitSeconds: Absent, ValLoss: &v,
+	}
+}
+
 // Step is one line of metrics.jsonl: what one optimizer step did. The order of the fields is
 // the order in the file.
 type Step struct {
-	Step     int64 `json:"step"`      // 1 is the first
+	Time     Time  `json:"time"`      // when it was logged
+	Step     int64 `json:"step"`      // 1 is the first; 0 is the validation before it, and has no other values
+	Epoch    Float `json:"epoch"`     // samples consumed over the samples of the data: 1.5 is half through the second time
 	Loss     Float `json:"loss"`      // mean over all valid target tokens of the step, before the update, in nats
 	GradNorm Float `json:"grad_norm"` // global, before clipping
 	LR       Float `json:"lr"`
@@ -72,27 +95,31 @@ type Step struct {
 // concurrent use.
 type Writer interface {
 	Write(Step) error
-	Close() error
+	// Sync returns when the steps so far outlast a loss of power, where they go to a disk.
+	Sync() error
+	Close() error // ends the file or server; everything is written by then
 }
 
 // Options says which writers a run has.
 type Options struct {
-	Dir         string // run directory; it exists
-	Resumed     int64  // step of the checkpoint that the run goes on from; 0 for a new run
+	Dir         *os.Root // run directory; it stays the caller's, and open for as long as the Writer
+	Resumed     int64    // step of the checkpoint that the run goes on from; 0 for a new run
 	TensorBoard bool
-	Prometheus  string // "host:port" to serve on, ":port" for loopback only, "" for none
+	Config      string       // the resolved config, as TensorBoard shows it; "" for none
+	Prometheus  string       // "host:port" to serve on, ":port" for loopback only, "" for none
+	Warn        func(string) // told of what the user should know; nil ignores it
 }
 
 // Open makes the writers of one run: metrics.jsonl and what the options ask for.
 func Open(o Options) (Writer, error) {
 	var all multi
-	jsonl, err := OpenJSONL(filepath.Join(o.Dir, "metrics.jsonl"), o.Resumed)
+	jsonl, err := OpenJSONL(o.Dir, "metrics.jsonl", o.Resumed, o.Warn)
 	if err != nil {
 		return nil, err
 	}
 	all = append(all, jsonl)
 	if o.TensorBoard {
-		tb, err := CreateTensorBoard(o.Dir, o.Resumed)
+		tb, err := CreateTensorBoard(o.Dir, o.Resumed, o.Config)
 		if err != nil {
 			return nil, errors.Join(err, all.Close())
 		}
@@ -115,6 +142,14 @@ func (m multi) Write(s Step) error {
 	var errs []error
 	for _, w := range m {
 		errs = append(errs, w.Write(s))
+	}
+	return errors.Join(errs...)
+}
+
+func (m multi) Sync() error {
+	var errs []error
+	for _, w := range m {
+		errs = append(errs, w.Sync())
 	}
 	return errors.Join(errs...)
 }

@@ -1,22 +1,39 @@
 package metrics
 
 import (
+	"bytes"
 	"encoding/json"
+	"errors"
 	"math"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+
+	"github.com/cprun/cprun/internal/files"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+// rootAt opens a directory, until the test ends.
+func rootAt(t testing.TB, dir string) *os.Root {
+	t.Helper()
+	root, err := files.Make(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { root.Close() })
+	return root
+}
+
 func step(n int64) Step {
 	return Step{
-		Step: n, Loss: 5.5 - Float(n)/8, GradNorm: 1.25, LR: 3e-4, Tokens: 4096 * n, StepSeconds: 0.5,
+		Time: Time(time.Unix(1700000000, 250000000)), Step: n, Epoch: Absent, Loss: 5.5 - Float(n)/8, GradNorm: 1.25, LR: 3e-4, Tokens: 4096 * n, StepSeconds: 0.5,
 		TokensPerSecond: 8192, TokensPerSecondPerDevice: 2048, TFLOPsPerDevice: 0.125, MFU: Absent,
 		MemoryBytes: 3 << 30, CommWaitSeconds: 0.0625,
 	}
@@ -26,7 +43,7 @@ func TestStepJSON(t *testing.T) {
 	val := Float(2.5)
 	nan := Absent
 	full := step(3)
-	full.ValLoss = &val
+	full.ValLoss, full.Epoch = &val, 0.75
 	diverged := step(4)
 	diverged.Loss, diverged.GradNorm, diverged.ValLoss = Float(math.NaN()), Float(math.Inf(1)), &nan
 	tiny := step(5)
@@ -36,10 +53,11 @@ func TestStepJSON(t *testing.T) {
 		step Step
 		want string
 	}{
-		{"plain", step(1), `{"step":1,"loss":5.375,"grad_norm":1.25,"lr":0.0003,"tokens":4096,"step_seconds":0.5,"tokens_per_second":8192,"tokens_per_second_per_device":2048,"tflops_per_device":0.125,"mfu":null,"memory_bytes":3221225472,"comm_wait_seconds":0.0625}`},
-		{"validation", full, `{"step":3,"loss":5.125,"grad_norm":1.25,"lr":0.0003,"tokens":12288,"step_seconds":0.5,"tokens_per_second":8192,"tokens_per_second_per_device":2048,"tflops_per_device":0.125,"mfu":null,"memory_bytes":3221225472,"comm_wait_seconds":0.0625,"val_loss":2.5}`},
-		{"diverged", diverged, `{"step":4,"loss":null,"grad_norm":null,"lr":0.0003,"tokens":16384,"step_seconds":0.5,"tokens_per_second":8192,"tokens_per_second_per_device":2048,"tflops_per_device":0.125,"mfu":null,"memory_bytes":3221225472,"comm_wait_seconds":0.0625,"val_loss":null}`},
-		{"tiny", tiny, `{"step":5,"loss":4.875,"grad_norm":1.25,"lr":1e-09,"tokens":20480,"step_seconds":0.5,"tokens_per_second":8192,"tokens_per_second_per_device":2048,"tflops_per_device":0.125,"mfu":0.5,"memory_bytes":3221225472,"comm_wait_seconds":0.0625}`},
+		{"plain", step(1), `{"time":"2023-11-14T22:13:20.250Z","step":1,"epoch":null,"loss":5.375,"grad_norm":1.25,"lr":0.0003,"tokens":4096,"step_seconds":0.5,"tokens_per_second":8192,"tokens_per_second_per_device":2048,"tflops_per_device":0.125,"mfu":null,"memory_bytes":3221225472,"comm_wait_seconds":0.0625}`},
+		{"validation", full, `{"time":"2023-11-14T22:13:20.250Z","step":3,"epoch":0.75,"loss":5.125,"grad_norm":1.25,"lr":0.0003,"tokens":12288,"step_seconds":0.5,"tokens_per_second":8192,"tokens_per_second_per_device":2048,"tflops_per_device":0.125,"mfu":null,"memory_bytes":3221225472,"comm_wait_seconds":0.0625,"val_loss":2.5}`},
+		{"diverged", diverged, `{"time":"2023-11-14T22:13:20.250Z","step":4,"epoch":null,"loss":null,"grad_norm":null,"lr":0.0003,"tokens":16384,"step_seconds":0.5,"tokens_per_second":8192,"tokens_per_second_per_device":2048,"tflops_per_device":0.125,"mfu":null,"memory_bytes":3221225472,"comm_wait_seconds":0.0625,"val_loss":null}`},
+		{"tiny", tiny, `{"time":"2023-11-14T22:13:20.250Z","step":5,"epoch":null,"loss":4.875,"grad_norm":1.25,"lr":1e-09,"tokens":20480,"step_seconds":0.5,"tokens_per_second":8192,"tokens_per_second_per_device":2048,"tflops_per_device":0.125,"mfu":0.5,"memory_bytes":3221225472,"comm_wait_seconds":0.0625}`},
+		{"before the first step", Untrained(time.Unix(1700000000, 0), 5.5, 7), `{"time":"2023-11-14T22:13:20.000Z","step":0,"epoch":0,"loss":null,"grad_norm":null,"lr":null,"tokens":0,"step_seconds":null,"tokens_per_second":null,"tokens_per_second_per_device":null,"tflops_per_device":null,"mfu":null,"memory_bytes":7,"comm_wait_seconds":null,"val_loss":5.5}`},
 	} {
 		got, err := json.Marshal(c.step)
 		if err != nil || string(got) != c.want {
@@ -101,7 +119,7 @@ func TestJSONLResume(t *testing.T) {
 	} {
 		path := filepath.Join(t.TempDir(), "metrics.jsonl")
 		write := func(resumed int64, n int64) {
-			j, err := OpenJSONL(path, resumed)
+			j, err := OpenJSONL(rootAt(t, filepath.Dir(path)), filepath.Base(path), resumed, nil)
 			if err != nil {
 				t.Fatalf("%s: %v", c.name, err)
 			}
@@ -137,7 +155,7 @@ func TestJSONLResume(t *testing.T) {
 
 func TestOpen(t *testing.T) {
 	dir := t.TempDir()
-	w, err := Open(Options{Dir: dir, TensorBoard: true, Prometheus: ":0"})
+	w, err := Open(Options{Dir: rootAt(t, dir), TensorBoard: true, Prometheus: ":0"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -150,14 +168,18 @@ func TestOpen(t *testing.T) {
 	if got := readSteps(t, filepath.Join(dir, "metrics.jsonl")); !slices.Equal(got, []int64{1}) {
 		t.Errorf("metrics.jsonl holds steps %v, want 1", got)
 	}
-	if files, _ := filepath.Glob(filepath.Join(dir, "*tfevents*")); len(files) != 1 {
-		t.Errorf("event files %v, want one", files)
+	if events, _ := filepath.Glob(filepath.Join(dir, "*tfevents*")); len(events) != 1 {
+		t.Errorf("event files %v, want one", events)
 	}
-	if _, err := Open(Options{Dir: dir, Prometheus: "nowhere:port:"}); err == nil || !strings.Contains(err.Error(), "log.prometheus") {
+	if _, err := Open(Options{Dir: rootAt(t, dir), Prometheus: "nowhere:port:"}); err == nil || !strings.Contains(err.Error(), "log.prometheus") {
 		t.Errorf("Open with a bad address = %v, want an error that names log.prometheus", err)
 	}
-	if _, err := Open(Options{Dir: filepath.Join(dir, "none")}); err == nil {
-		t.Error("Open of a directory that is not there gave no error")
+	gone := rootAt(t, filepath.Join(dir, "gone"))
+	if err := os.RemoveAll(filepath.Join(dir, "gone")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(Options{Dir: gone}); err == nil {
+		t.Error("Open of a directory that is not there any more gave no error")
 	}
 }
 
@@ -207,4 +229,106 @@ func TestETA(t *testing.T) {
 	if left, _ := e.Left(math.MaxInt64); left <= 0 {
 		t.Errorf("Left of very many steps = %v, want a positive time", left)
 	}
+}
+
+// What stands in a run directory may be anybody's.
+func TestJSONLOfSomebodyElse(t *testing.T) {
+	outside := filepath.Join(t.TempDir(), "outside")
+	if err := os.WriteFile(outside, []byte("{\"step\":1}\nprecious"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for what, make := range map[string]func(path string) error{
+		"a link":        func(path string) error { return os.Symlink(outside, path) },
+		"a hard link":   func(path string) error { return os.Link(outside, path) },
+		"a directory":   func(path string) error { return os.Mkdir(path, 0o700) },
+		"a pipe":        func(path string) error { return unix.Mkfifo(path, 0o600) },
+		"one long line": func(path string) error { return os.WriteFile(path, bytes.Repeat([]byte("{"), 1<<20), 0o600) },
+		"another file":  func(path string) error { return os.WriteFile(path, bytes.Repeat([]byte("{}\n"), 2000), 0o600) },
+		"a huge file": func(path string) error {
+			return errors.Join(os.WriteFile(path, nil, 0o600), os.Truncate(path, MaxJSONL+1))
+		},
+	} {
+		dir := t.TempDir()
+		if err := make(filepath.Join(dir, "metrics.jsonl")); err != nil {
+			t.Fatal(err)
+		}
+		j, err := OpenJSONL(rootAt(t, dir), "metrics.jsonl", 5, nil)
+		good := what == "a hard link" || what == "one long line" // the name gets a file of its own
+		if good != (err == nil) {
+			t.Errorf("%s: %v", what, err)
+		}
+		if err == nil {
+			j.Close()
+		}
+	}
+	if text, err := os.ReadFile(outside); err != nil || string(text) != "{\"step\":1}\nprecious" {
+		t.Errorf("the file outside holds %q, %v", text, err)
+	}
+}
+
+// What a run goes on with are whole lines of steps up to its checkpoint.
+// A file that is removed under a run is written again, whole, also after the last step. One that
+// has taken its place is left alone, and the run hears of it.
+func TestRemovedJSONLIsWrittenAgain(t *testing.T) {
+	for _, after := range []int64{1, 2, 3} { // steps
+		dir := t.TempDir()
+		path, told := filepath.Join(dir, "metrics.jsonl"), 0
+		j, err := OpenJSONL(rootAt(t, dir), "metrics.jsonl", 0, func(string) { told++ })
+		if err != nil {
+			t.Fatal(err)
+		}
+		for n := int64(1); n <= 3; n++ {
+			if err := j.Write(step(n)); err != nil {
+				t.Fatal(err)
+			}
+			if n == after {
+				if err := os.Remove(path); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		if err := j.Close(); err != nil {
+			t.Error(err)
+		}
+		if got := readSteps(t, path); !slices.Equal(got, []int64{1, 2, 3}) || told != 1 {
+			t.Errorf("removed after step %d: the file has %v, told %d times", after, got, told)
+		}
+	}
+	dir := t.TempDir()
+	path := filepath.Join(dir, "metrics.jsonl")
+	j, err := OpenJSONL(rootAt(t, dir), "metrics.jsonl", 0, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.Remove(path), os.WriteFile(path, []byte("mine"), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	if err := j.Write(step(1)); err == nil || !strings.Contains(err.Error(), "another file") {
+		t.Errorf("Write = %v", err)
+	}
+	if text, err := os.ReadFile(path); err != nil || string(text) != "mine" {
+		t.Errorf("the other file is %q, %v", text, err)
+	}
+	if err := errors.Join(os.RemoveAll(dir)); err != nil {
+		t.Fatal(err)
+	}
+	if err := j.Close(); err == nil {
+		t.Error("the directory is gone, and nobody hears of it")
+	}
+}
+
+func FuzzOpenJSONL(f *testing.F) {
+	f.Add([]byte("{\"step\":1}\n{\"step\":9}\n{\"step\":"), int64(3))
+	f.Add([]byte("\n\x00{}\n{\"step\":null}\n{\"step\":2} x\n"), int64(2))
+	f.Fuzz(func(t *testing.T, text []byte, last int64) {
+		var out bytes.Buffer
+		if err := copyLines(&out, bytes.NewReader(text), last); err != nil {
+			return
+		}
+		for line := range bytes.Lines(out.Bytes()) {
+			if step, ok := stepOf(line); !ok || step > last || !bytes.Contains(text, line) {
+				t.Errorf("%q keeps %q", text, line)
+			}
+		}
+	})
 }

@@ -7,7 +7,6 @@ import (
 	"net"
 	"net/http"
 	"strings"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -32,9 +31,6 @@ type gauge struct {
 	prometheus.Gauge
 	value func(Step) Float
 }
-
-// shutdownTime is how long a scrape under way may take when the run ends.
-const shutdownTime = 2 * time.Second
 
 // ServePrometheus listens on "host:port" and serves until Close. ":port" and "port" listen on
 // the loopback interface only, since the endpoint has no access control: a host must be named
@@ -61,10 +57,10 @@ func ServePrometheus(address string, resumed int64) (*Prometheus, error) {
 	p.step = resumed
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
-	p.server = &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute}
+	p.server = newServer(mux)
 	p.addr = l.Addr()
 	p.served = make(chan error, 1)
-	go func() { p.served <- p.server.Serve(l) }()
+	go func() { p.served <- p.server.Serve(limit(l, maxScrapes)) }()
 	return p, nil
 }
 
@@ -108,7 +104,7 @@ func (p *Prometheus) gauge(r *prometheus.Registry, name, help string, value func
 	p.gauges = append(p.gauges, gauge{g, value})
 }
 
-// Addr is the address that is served.
+// Addr returns the address that is served.
 func (p *Prometheus) Addr() string { return p.addr.String() }
 
 // Write makes s what the next scrape sees.
@@ -135,13 +131,20 @@ func (p *Prometheus) Write(s Step) error {
 	return nil
 }
 
-// Close stops the server, letting a scrape under way end.
+// Sync does nothing: nothing of it is on a disk.
+func (p *Prometheus) Sync() error { return nil }
+
+// Close stops the server, letting a scrape under way end. What else is connected is cut off: it is
+// no fault of the run.
 func (p *Prometheus) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), shutdownTime)
 	defer cancel()
 	err := p.server.Shutdown(ctx)
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = p.server.Close()
+	}
 	if err != nil {
-		err = errors.Join(fmt.Errorf("metrics server shutdown: %w", err), p.server.Close())
+		err = fmt.Errorf("metrics server shutdown: %w", err)
 	}
 	if serve := <-p.served; !errors.Is(serve, http.ErrServerClosed) {
 		err = errors.Join(err, fmt.Errorf("metrics server: %w", serve))

@@ -4,6 +4,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"strings"
 	"testing"
 )
@@ -66,5 +67,87 @@ func TestPrometheus(t *testing.T) {
 	if c, err := net.Dial("tcp", p.Addr()); err == nil {
 		c.Close()
 		t.Error("the address is still served after Close")
+	}
+}
+
+// descriptors counts those of this process.
+func descriptors(t *testing.T) int {
+	t.Helper()
+	open, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Skip("no /proc here")
+	}
+	return len(open)
+}
+
+// Connections that are held, that send half a request or read no answer, cost a run no more than
+// a few descriptors, and do not keep it from its end.
+func TestPrometheusAmongStrangers(t *testing.T) {
+	const strangers = 300
+	p, err := ServePrometheus(":0", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := descriptors(t)
+	var held []net.Conn
+	for i := range strangers {
+		c, err := net.Dial("tcp", p.Addr())
+		if err != nil {
+			t.Fatal(err)
+		}
+		held = append(held, c)
+		switch i % 3 {
+		case 1:
+			io.WriteString(c, "GET /metrics HTTP/1.1\r\nHost: x\r\nX-Slow: ")
+		case 2:
+			io.WriteString(c, strings.Repeat("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", 100))
+		}
+	}
+	if taken := descriptors(t) - before - strangers; taken > maxScrapes+4 {
+		t.Errorf("the server holds %d descriptors for %d connections, want at most %d", taken, strangers, maxScrapes)
+	}
+	if err := p.Write(step(1)); err != nil {
+		t.Error(err)
+	}
+	for _, c := range held[:strangers-20] {
+		c.Close()
+	}
+	if got := scrape(t, p.Addr()); !strings.Contains(got, "cprun_step 1\n") { // now or when the others' time is over
+		t.Errorf("scrape among strangers:\n%s", got)
+	}
+	if err := p.Close(); err != nil {
+		t.Errorf("the end of the run: %v", err)
+	}
+	for _, c := range held {
+		c.Close()
+	}
+}
+
+// A header beyond the bound, and a method or a path that is not served, are answered and over.
+func TestPrometheusRefuses(t *testing.T) {
+	p, err := ServePrometheus(":0", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for request, want := range map[string]string{
+		"GET /metrics HTTP/1.1\r\nHost: x\r\nX: " + strings.Repeat("x", 64<<10) + "\r\n\r\n": "431 ",
+		"POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 9999999999\r\n\r\n":            "405 ",
+		"GET /secret HTTP/1.1\r\nHost: x\r\n\r\n":                                            "404 ",
+		"\x1b[31m\r\n\r\n": "400 ",
+	} {
+		c, err := net.Dial("tcp", p.Addr())
+		if err != nil {
+			t.Fatal(err)
+		}
+		io.WriteString(c, request)
+		answer := make([]byte, 64)
+		n, err := io.ReadAtLeast(c, answer, 16)
+		if !strings.Contains(string(answer[:n]), want) {
+			t.Errorf("%.40q is answered %q, %v; want %s", request, answer[:n], err, want)
+		}
+		c.Close()
+	}
+	if err := p.Close(); err != nil {
+		t.Error(err)
 	}
 }

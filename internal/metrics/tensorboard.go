@@ -2,6 +2,7 @@ package metrics
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"hash/crc32"
 	"math"
@@ -9,10 +10,14 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/cprun/cprun/internal/files"
 )
 
 // TensorBoard writes an event file: TFRecords of Event protobufs, of which only the fields
-// below are needed, so they are encoded by hand.
+// below are needed, so there are no generated types.
 //
 // Tags are those of torchtitan where it has one, so that runs of both lie on the same plots;
 // docs/formats.md lists them.
@@ -21,27 +26,31 @@ type TensorBoard struct {
 	buf []byte
 }
 
-// CreateTensorBoard creates dir/events.out.tfevents.<unix>.<host>.<pid>. resumed is the step
+// CreateTensorBoard creates events.out.tfevents.<unix>.<host>.<pid>. resumed is the step
 // of the checkpoint that the run goes on from, 0 for a new run: TensorBoard then forgets the
-// later steps of earlier files in dir.
-func CreateTensorBoard(dir string, resumed int64) (*TensorBoard, error) {
+// later steps of earlier files in dir. config, where it is given, is shown as text.
+func CreateTensorBoard(dir *os.Root, resumed int64, config string) (*TensorBoard, error) {
 	host, err := os.Hostname()
 	if err != nil {
 		host = "localhost" // the name only tells files apart
 	}
 	now := time.Now()
 	name := fmt.Sprintf("events.out.tfevents.%010d.%s.%d", now.Unix(), strings.ReplaceAll(host, string(filepath.Separator), "_"), os.Getpid())
-	f, err := os.OpenFile(filepath.Join(dir, name), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
+	d, err := files.Create(dir, name)
 	if err != nil {
 		return nil, fmt.Errorf("TensorBoard event file: %w", err)
 	}
-	t := &TensorBoard{f: f}
-	version := appendEventHead(nil, now, 0)
-	version = appendBytes(version, fieldFileVersion, []byte("brain.Event:2"))
-	session := appendEventHead(nil, now, resumed+1)
-	session = appendBytes(session, fieldSessionLog, appendVarint([]byte{sessionStatus<<3 | wireVarint}, sessionStart))
-	if err := t.records(version, session); err != nil {
-		return nil, fmt.Errorf("%w (close: %v)", err, f.Close())
+	t := &TensorBoard{f: d.File}
+	head := [][]byte{versionEvent(now), sessionEvent(now, resumed)}
+	if config != "" {
+		head = append(head, textEvent(now, resumed, "config", config))
+	}
+	err = t.records(head...)
+	if err == nil {
+		err = d.Rename()
+	}
+	if err != nil {
+		return nil, errors.Join(err, d.Discard())
 	}
 	return t, nil
 }
@@ -49,19 +58,14 @@ func CreateTensorBoard(dir string, resumed int64) (*TensorBoard, error) {
 // Write appends one event with a value for each tag that the step has. A loss of NaN is
 // written as NaN, which TensorBoard marks; values that are absent are left out.
 func (t *TensorBoard) Write(s Step) error {
-	var summary []byte
-	for _, v := range scalars(s) {
-		value := appendBytes(nil, valueTag, []byte(v.tag))
-		value = append(value, valueSimple<<3|wireFixed32)
-		value = binary.LittleEndian.AppendUint32(value, math.Float32bits(float32(v.value)))
-		summary = appendBytes(summary, summaryValue, value)
-	}
-	event := appendBytes(appendEventHead(nil, time.Now(), s.Step), fieldSummary, summary)
-	if err := t.records(event); err != nil {
+	if err := t.records(stepEvent(time.Now(), s)); err != nil {
 		return fmt.Errorf("step %d: %w", s.Step, err)
 	}
 	return nil
 }
+
+// Sync does nothing: a resumed run needs none of its events.
+func (t *TensorBoard) Sync() error { return nil }
 
 // Close closes the file.
 func (t *TensorBoard) Close() error {
@@ -77,6 +81,9 @@ type scalar struct {
 }
 
 func scalars(s Step) []scalar {
+	if s.Step == 0 { // the validation before the first step has no other value
+		return []scalar{{"validation_metrics/loss", *s.ValLoss}}
+	}
 	all := []scalar{
 		{"loss_metrics/global_avg_loss", s.Loss},
 		{"grad_norm", s.GradNorm},
@@ -84,6 +91,7 @@ func scalars(s Step) []scalar {
 		{"n_tokens_seen", Float(s.Tokens)},
 	}
 	optional := []scalar{
+		{"epoch", s.Epoch},
 		{"time_metrics/end_to_end(s)", s.StepSeconds},
 		{"time_metrics/comm_wait(s)", s.CommWaitSeconds},
 		{"throughput_total(tps)", s.TokensPerSecond},
@@ -113,25 +121,65 @@ const (
 	summaryValue     = 1 // repeated Summary.Value
 	valueTag         = 1 // string
 	valueSimple      = 2 // float
+	valueTensor      = 8 // TensorProto
+	valueMetadata    = 9 // SummaryMetadata
+	metadataPlugin   = 1 // PluginData
+	pluginName       = 1 // string
+	tensorType       = 1 // enum
+	tensorString     = 8 // repeated bytes
+	typeString       = 7 // DataType.DT_STRING
 	sessionStatus    = 1 // enum
 	sessionStart     = 1 // SessionLog.START
 
-	wireVarint, wireFixed64, wireBytes, wireFixed32 = 0, 1, 2, 5
 )
 
-func appendEventHead(b []byte, wall time.Time, step int64) []byte {
-	b = append(b, fieldWallTime<<3|wireFixed64)
-	b = binary.LittleEndian.AppendUint64(b, math.Float64bits(float64(wall.UnixNano())/1e9))
-	b = append(b, fieldStep<<3|wireVarint)
-	return appendVarint(b, uint64(step))
+// versionEvent is the Event that a file begins with.
+func versionEvent(wall time.Time) []byte {
+	version := appendEventHead(nil, wall, 0)
+	return appendBytes(version, fieldFileVersion, []byte("brain.Event:2"))
 }
 
-func appendVarint(b []byte, x uint64) []byte { return binary.AppendUvarint(b, x) }
+// sessionEvent is the Event of a run that goes on from a step.
+func sessionEvent(wall time.Time, resumed int64) []byte {
+	session := appendEventHead(nil, wall, resumed+1)
+	return appendBytes(session, fieldSessionLog, appendVarint(nil, sessionStatus, sessionStart))
+}
 
-func appendBytes(b []byte, field byte, data []byte) []byte {
-	b = append(b, field<<3|wireBytes)
-	b = appendVarint(b, uint64(len(data)))
-	return append(b, data...)
+// stepEvent is the Event of a step.
+func stepEvent(wall time.Time, s Step) []byte {
+	var summary []byte
+	for _, v := range scalars(s) {
+		value := appendBytes(nil, valueTag, []byte(v.tag))
+		value = protowire.AppendTag(value, valueSimple, protowire.Fixed32Type)
+		value = protowire.AppendFixed32(value, math.Float32bits(float32(v.value)))
+		summary = appendBytes(summary, summaryValue, value)
+	}
+	return appendBytes(appendEventHead(nil, wall, s.Step), fieldSummary, summary)
+}
+
+// textEvent is the Event of a text, which TensorBoard's text plugin shows as Markdown: four spaces
+// before each line keep it as it is.
+func textEvent(wall time.Time, step int64, tag, text string) []byte {
+	text = "    " + strings.ReplaceAll(strings.TrimRight(text, "\n"), "\n", "\n    ")
+	value := appendBytes(nil, valueTag, []byte(tag))
+	value = appendBytes(value, valueTensor, appendBytes(appendVarint(nil, tensorType, typeString), tensorString, []byte(text)))
+	value = appendBytes(value, valueMetadata, appendBytes(nil, metadataPlugin, appendBytes(nil, pluginName, []byte("text"))))
+	return appendBytes(appendEventHead(nil, wall, step), fieldSummary, appendBytes(nil, summaryValue, value))
+}
+
+// appendEventHead appends the time and the step, which every Event begins with.
+func appendEventHead(b []byte, wall time.Time, step int64) []byte {
+	b = protowire.AppendTag(b, fieldWallTime, protowire.Fixed64Type)
+	b = protowire.AppendFixed64(b, math.Float64bits(float64(wall.UnixNano())/1e9))
+	return appendVarint(b, fieldStep, uint64(step))
+}
+
+func appendVarint(b []byte, field protowire.Number, x uint64) []byte {
+	return protowire.AppendVarint(protowire.AppendTag(b, field, protowire.VarintType), x)
+}
+
+func appendBytes(b []byte, field protowire.Number, data []byte) []byte {
+	return protowire.AppendBytes(protowire.AppendTag(b, field, protowire.BytesType), data)
 }
 
 // records appends TFRecords in one write: length, its checksum, data, its checksum.

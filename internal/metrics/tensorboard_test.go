@@ -1,15 +1,20 @@
 package metrics
 
 import (
+	"bytes"
 	"encoding/binary"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"io"
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
+	"time"
+
+	"google.golang.org/protobuf/encoding/protowire"
 )
 
 // event is what decodeEvents reads of one record.
@@ -80,28 +85,32 @@ func (e *event) value(_ int, _ uint64, data []byte) error {
 
 func decodeFields(data []byte, f func(field int, num uint64, data []byte) error) error {
 	for len(data) > 0 {
-		key, n := binary.Uvarint(data)
-		if n <= 0 {
-			return errors.New("bad field key")
+		field, kind, n := protowire.ConsumeTag(data)
+		if n < 0 {
+			return protowire.ParseError(n)
 		}
 		data = data[n:]
 		var num uint64
 		var body []byte
-		switch key & 7 {
-		case wireVarint:
-			num, n = binary.Uvarint(data)
-			data = data[n:]
-		case wireFixed64:
-			num, data = binary.LittleEndian.Uint64(data), data[8:]
-		case wireFixed32:
-			num, data = uint64(binary.LittleEndian.Uint32(data)), data[4:]
-		case wireBytes:
-			size, n := binary.Uvarint(data)
-			body, data = data[n:n+int(size)], data[n+int(size):]
+		switch kind {
+		case protowire.VarintType:
+			num, n = protowire.ConsumeVarint(data)
+		case protowire.Fixed64Type:
+			num, n = protowire.ConsumeFixed64(data)
+		case protowire.Fixed32Type:
+			var x uint32
+			x, n = protowire.ConsumeFixed32(data)
+			num = uint64(x)
+		case protowire.BytesType:
+			body, n = protowire.ConsumeBytes(data)
 		default:
-			return fmt.Errorf("wire type %d", key&7)
+			return fmt.Errorf("wire type %d", kind)
 		}
-		if err := f(int(key>>3), num, body); err != nil {
+		if n < 0 {
+			return protowire.ParseError(n)
+		}
+		data = data[n:]
+		if err := f(int(field), num, body); err != nil {
 			return err
 		}
 	}
@@ -110,7 +119,7 @@ func decodeFields(data []byte, f func(field int, num uint64, data []byte) error)
 
 func TestTensorBoard(t *testing.T) {
 	dir := t.TempDir()
-	tb, err := CreateTensorBoard(dir, 300)
+	tb, err := CreateTensorBoard(rootAt(t, dir), 300, "train:\n  steps: 3\n")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -138,9 +147,14 @@ func TestTensorBoard(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(events) != 4 {
-		t.Fatalf("%d events, want 4", len(events))
+	if len(events) != 5 {
+		t.Fatalf("%d events, want 5", len(events))
 	}
+	// As TensorBoard itself writes it with tf.summary.text, but for its display name.
+	if text := textEvent(time.Unix(1, 0), 7, "config", "a\nb\n"); !bytes.HasSuffix(text, []byte("\n\x06config"+"B\x0f\x08\x07B\x0b    a\n    b"+"J\x08\n\x06\n\x04text")) || !bytes.Contains(data, []byte("      steps: 3")) {
+		t.Errorf("a text is %q", text)
+	}
+	events = slices.Delete(events, 2, 3)
 	if events[0].version != "brain.Event:2" || events[0].wall < 1e9 {
 		t.Errorf("first event is %+v, want the file version and a time", events[0])
 	}
@@ -170,5 +184,33 @@ func TestMaskedCRC(t *testing.T) {
 	got := hex.EncodeToString(binary.LittleEndian.AppendUint32(nil, maskedCRC(length)))
 	if want := "a37f4b22"; got != want {
 		t.Errorf("maskedCRC(24) = %s, want %s", got, want)
+	}
+}
+
+// TestEventBytes holds events against the bytes that were written before protowire encoded them.
+func TestEventBytes(t *testing.T) {
+	wall := time.Unix(1700000000, 250000000)
+	long := step(1 << 40)
+	long.Loss, long.MFU = Absent, 0.5
+	var got strings.Builder
+	for _, event := range []struct {
+		name string
+		data []byte
+	}{
+		{"version", versionEvent(wall)},
+		{"new session", sessionEvent(wall, 0)},
+		{"session", sessionEvent(wall, 300)},
+		{"step", stepEvent(wall, step(301))},
+		{"large step", stepEvent(wall, long)},
+		{"negative step", stepEvent(wall, Step{Step: -1, Epoch: Absent, Loss: Float(math.Inf(-1)), StepSeconds: Absent})},
+	} {
+		fmt.Fprintf(&got, "%s: %x\n", event.name, event.data)
+	}
+	want, err := os.ReadFile("testdata/events.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.String() != string(want) {
+		t.Errorf("events are\n%swant\n%s", got.String(), want)
 	}
 }

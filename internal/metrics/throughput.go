@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// PerSecond is n / seconds, Absent when no time has passed.
+// PerSecond returns n / seconds, Absent when no time has passed.
 func PerSecond(n, seconds float64) Float {
 	if !(seconds > 0) {
 		return Absent
@@ -13,7 +13,7 @@ func PerSecond(n, seconds float64) Float {
 	return Float(n / seconds)
 }
 
-// PerDevice is a rate of the whole run divided by its devices, Absent without devices.
+// PerDevice returns a rate of the whole run divided by its devices, Absent without devices.
 func PerDevice(total Float, devices int) Float {
 	if devices <= 0 {
 		return Absent
@@ -21,13 +21,13 @@ func PerDevice(total Float, devices int) Float {
 	return total / Float(devices)
 }
 
-// TFLOPs is 1e12 model FLOPs per second and device of a step that took seconds, flops being
-// those of the whole step over all devices.
+// TFLOPs returns the speed of a step that took seconds, in TFLOP/s of each device. flops are the model
+// FLOPs of the whole step over all devices.
 func TFLOPs(flops, seconds float64, devices int) Float {
 	return PerDevice(PerSecond(flops/1e12, seconds), devices)
 }
 
-// MFU is the fraction of the device's peak, both in TFLOP/s; Absent where the peak is not
+// MFU returns the fraction of the device's peak, both in TFLOP/s; Absent where the peak is not
 // known (0), as on CPUs, whose figure would be made up.
 func MFU(tflopsPerDevice Float, peakTFLOPs float64) Float {
 	if !(peakTFLOPs > 0) {
@@ -52,10 +52,10 @@ func (e ETA) Add(seconds float64) ETA {
 	return ETA{sum: e.sum*etaDecay + seconds, weight: e.weight*etaDecay + 1}
 }
 
-// StepSeconds is the smoothed time of a step, Absent before the first.
+// StepSeconds returns the smoothed time of a step, Absent before the first.
 func (e ETA) StepSeconds() Float { return PerSecond(e.sum, e.weight) }
 
-// Left is the time that the remaining steps will take, and false before the first step.
+// Left returns the time that the remaining steps will take, and false before the first step.
 func (e ETA) Left(steps int64) (time.Duration, bool) {
 	s := e.StepSeconds()
 	if !s.Known() {

@@ -8,17 +8,18 @@ import (
 	"io"
 	"math"
 	"os"
-	"path/filepath"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/internal/files"
+	"github.com/cprun/cprun/tensor"
 )
 
 // Trace writes the spans of one rank's streams as a Chrome trace, which Perfetto and
-// chrome://tracing open: a process per rank, a thread per stream (lane), and a slice per
-// piece of work with its label as an argument.
+// chrome://tracing open: a process per rank, a thread per stream (lane), a slice per piece of
+// work, and around it a slice for each part of its label: the step, the pass, the layer, the hop.
 //
 // The file has one event per line and is written as it comes, so that what a killed rank
 // leaves can be read up to its last whole line. Times are microseconds since the trace was
@@ -28,10 +29,23 @@ type Trace struct {
 	base time.Time
 
 	mu    sync.Mutex
-	f     *os.File       // guarded by mu
-	w     *bufio.Writer  // guarded by mu
-	lanes map[string]int // guarded by mu; tid by name
-	err   error          // guarded by mu; the first one
+	f     *os.File              // guarded by mu
+	w     *bufio.Writer         // guarded by mu
+	lanes map[string]*traceLane // guarded by mu; by name
+	err   error                 // guarded by mu; the first one
+}
+
+// traceLane is a stream in a trace.
+type traceLane struct {
+	tid  int
+	open []openSlice // parts of the label of the last span, the whole first
+	last time.Time   // its end
+}
+
+// openSlice is a slice that goes on as long as spans with its part of a label come.
+type openSlice struct {
+	name  string
+	began time.Time
 }
 
 // traceEvent is an event of the Trace Event Format. Field order is that of the file.
@@ -69,13 +83,16 @@ const traceHeader = `{"displayTimeUnit":"ms","otherData":{"clock_start_unix_ns":
 
 const traceFooter = "\n]}\n"
 
-// CreateTrace creates the trace of one rank, logs/trace-rank-0003.json in a run directory.
-func CreateTrace(path string, rank int) (*Trace, error) {
-	f, err := os.Create(path)
+// CreateTrace creates the trace of one rank in a directory, in place of an earlier one.
+func CreateTrace(dir *os.Root, name string, rank int) (*Trace, error) {
+	d, err := files.Create(dir, name)
+	if err == nil {
+		err = d.Rename()
+	}
 	if err != nil {
 		return nil, fmt.Errorf("trace of rank %d: %w", rank, err)
 	}
-	t := &Trace{rank: rank, base: time.Now(), f: f, w: bufio.NewWriterSize(f, 1<<16), lanes: map[string]int{}}
+	t := &Trace{rank: rank, base: time.Now(), f: d.File, w: bufio.NewWriterSize(d, 1<<16), lanes: map[string]*traceLane{}}
 	fmt.Fprintf(t.w, traceHeader, t.base.UnixNano())
 	t.event(traceEvent{Phase: "M", Name: "process_name", PID: rank, Args: map[string]any{"name": fmt.Sprintf("rank %d", rank)}}, "")
 	t.event(traceEvent{Phase: "M", Name: "process_sort_index", PID: rank, Args: map[string]any{"sort_index": rank}}, ",\n")
@@ -91,19 +108,46 @@ func (t *Trace) Span(s tensor.Span) {
 	if t.f == nil {
 		return
 	}
-	tid, seen := t.lanes[s.Lane]
-	if !seen {
-		tid = len(t.lanes) + 1
-		t.lanes[s.Lane] = tid
-		t.event(traceEvent{Phase: "M", Name: "thread_name", PID: t.rank, TID: tid, Args: map[string]any{"name": s.Lane}}, ",\n")
-		t.event(traceEvent{Phase: "M", Name: "thread_sort_index", PID: t.rank, TID: tid, Args: map[string]any{"sort_index": tid}}, ",\n")
+	l := t.lanes[s.Lane]
+	if l == nil {
+		l = &traceLane{tid: len(t.lanes) + 1}
+		t.lanes[s.Lane] = l
+		t.event(traceEvent{Phase: "M", Name: "thread_name", PID: t.rank, TID: l.tid, Args: map[string]any{"name": s.Lane}}, ",\n")
+		t.event(traceEvent{Phase: "M", Name: "thread_sort_index", PID: t.rank, TID: l.tid, Args: map[string]any{"sort_index": l.tid}}, ",\n")
 	}
-	dur := micros(s.Took)
-	e := traceEvent{Phase: "X", Name: s.Name, Category: s.Lane, PID: t.rank, TID: tid, TS: micros(s.Start.Sub(t.base)), Dur: &dur}
+	parts := strings.FieldsFunc(s.Label, func(r rune) bool { return r == '/' })
+	same := 0
+	for same < min(len(parts), len(l.open)) && l.open[same].name == parts[same] {
+		same++
+	}
+	t.shut(s.Lane, l, same)
+	for _, p := range parts[same:] {
+		l.open = append(l.open, openSlice{p, s.Start})
+	}
+	args := map[string]any{}
 	if s.Label != "" {
-		e.Args = map[string]any{"label": s.Label}
+		args["label"] = s.Label
 	}
-	t.event(e, ",\n")
+	if s.Detail != "" {
+		args["detail"] = s.Detail
+	}
+	t.slice(s.Lane, l, s.Name, s.Start, s.Took, args)
+	l.last = s.Start.Add(s.Took)
+}
+
+// shut writes the slices of a lane that are open, all but the first so many: they ended with the
+// last span.
+func (t *Trace) shut(lane string, l *traceLane, keep int) {
+	for len(l.open) > keep {
+		s := l.open[len(l.open)-1]
+		l.open = l.open[:len(l.open)-1]
+		t.slice(lane, l, s.name, s.began, l.last.Sub(s.began), nil)
+	}
+}
+
+func (t *Trace) slice(lane string, l *traceLane, name string, at time.Time, took time.Duration, args map[string]any) {
+	dur := micros(took)
+	t.event(traceEvent{Phase: "X", Name: name, Category: lane, PID: t.rank, TID: l.tid, TS: micros(at.Sub(t.base)), Dur: &dur, Args: args}, ",\n")
 }
 
 // event writes e behind sep and keeps the first error for Close.
@@ -127,6 +171,9 @@ func (t *Trace) Close() error {
 	if t.f == nil {
 		return nil
 	}
+	for name, l := range t.lanes {
+		t.shut(name, l, 0)
+	}
 	_, err := t.w.WriteString(traceFooter)
 	err = errors.Join(t.err, err, t.w.Flush(), t.f.Close())
 	t.f = nil
@@ -136,54 +183,55 @@ func (t *Trace) Close() error {
 	return nil
 }
 
-// MergeTraces writes the events of several ranks' traces to one file, on the clock of the
-// earliest. Lines that are not whole, which a killed rank leaves, are left out, and a rank
-// without a trace is skipped: a trace is read most when something went wrong. The file is
-// written beside and renamed, and may be one of the paths. It is an error when none of the
-// paths is a trace.
-func MergeTraces(out string, paths ...string) error {
-	starts := make([]int64, len(paths))
+// maxEvent is the longest line of a trace that is read, in bytes.
+const maxEvent = 64 << 10
+
+// MergeTraces writes the events of several ranks' traces, all in one directory, to one file there,
+// on the clock of the earliest. Lines that are not whole, which a killed rank leaves, are left out,
+// and a rank without a trace is skipped: a trace is read most when something went wrong. The file
+// is written beside and renamed, and may be one of the names. It is an error when none of them is
+// a trace.
+func MergeTraces(dir *os.Root, out string, names ...string) error {
+	starts := make([]int64, len(names))
 	first := int64(0)
-	for i, path := range paths {
-		starts[i] = traceStart(path)
+	for i, name := range names {
+		starts[i] = traceStart(dir, name)
 		if starts[i] != 0 && (first == 0 || starts[i] < first) {
 			first = starts[i]
 		}
 	}
 	if first == 0 {
-		return fmt.Errorf("merged trace %s: none of %d files is a trace of cprun: %w", out, len(paths), os.ErrNotExist)
+		return fmt.Errorf("merged trace %s: none of %d files is a trace of cprun: %w", out, len(names), os.ErrNotExist)
 	}
-	f, err := os.CreateTemp(filepath.Dir(out), filepath.Base(out)+".tmp-*")
+	err := files.Write(dir, out, func(dst *files.Draft) error {
+		w := bufio.NewWriterSize(dst, 1<<16)
+		fmt.Fprintf(w, traceHeader, first)
+		sep := ""
+		for i, name := range names {
+			if starts[i] == 0 {
+				continue
+			}
+			if err := appendTrace(w, dir, name, micros(starts[i]-first), &sep); err != nil {
+				return err
+			}
+		}
+		w.WriteString(traceFooter) // a bufio.Writer keeps its error for Flush
+		return w.Flush()
+	})
 	if err != nil {
 		return fmt.Errorf("merged trace: %w", err)
-	}
-	w := bufio.NewWriterSize(f, 1<<16)
-	fmt.Fprintf(w, traceHeader, first)
-	sep := ""
-	for i, path := range paths {
-		if err == nil && starts[i] != 0 {
-			err = appendTrace(w, path, micros(starts[i]-first), &sep)
-		}
-	}
-	w.WriteString(traceFooter) // a bufio.Writer keeps its error for Flush
-	err = errors.Join(err, w.Flush(), f.Chmod(0o644), f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), out)
-	}
-	if err != nil {
-		return fmt.Errorf("merged trace: %w", errors.Join(err, os.Remove(f.Name())))
 	}
 	return nil
 }
 
 // traceStart is the clock in a trace's first line, or 0 where there is none.
-func traceStart(path string) int64 {
-	f, err := os.Open(path)
+func traceStart(dir *os.Root, name string) int64 {
+	f, err := files.OpenIn(dir, name)
 	if err != nil {
 		return 0
 	}
 	defer f.Close()
-	line, err := bufio.NewReader(f).ReadString('\n')
+	line, err := bufio.NewReader(io.LimitReader(f, maxEvent)).ReadString('\n')
 	var start int64
 	if _, scan := fmt.Sscanf(line, traceHeader, &start); err != nil || scan != nil {
 		return 0
@@ -191,34 +239,30 @@ func traceStart(path string) int64 {
 	return start
 }
 
-func appendTrace(w *bufio.Writer, path string, shift micros, sep *string) error {
-	f, err := os.Open(path)
+// appendTrace writes the events of a trace, moved to another clock.
+func appendTrace(w *bufio.Writer, dir *os.Root, name string, shift micros, sep *string) error {
+	f, err := files.OpenIn(dir, name)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	r := bufio.NewReader(f)
-	for {
-		line, err := r.ReadBytes('\n')
-		if err != nil && err != io.EOF {
-			return err
-		}
-		if e, ok := parseEvent(line); ok {
-			if e.Phase != "M" {
-				e.TS += shift
-			}
-			moved, err := json.Marshal(e)
-			if err != nil {
-				return err
-			}
-			w.WriteString(*sep)
-			w.Write(moved) // a bufio.Writer keeps its error for Flush
-			*sep = ",\n"
-		}
-		if err == io.EOF {
+	return eachLine(f, maxEvent, func(line []byte) error {
+		e, ok := parseEvent(line)
+		if !ok {
 			return nil
 		}
-	}
+		if e.Phase != "M" {
+			e.TS += shift
+		}
+		moved, err := json.Marshal(e)
+		if err != nil {
+			return err
+		}
+		w.WriteString(*sep)
+		_, err = w.Write(moved)
+		*sep = ",\n"
+		return err
+	})
 }
 
 // parseEvent reads one line of a trace, which ends in a comma unless it is the last.

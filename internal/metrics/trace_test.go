@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/tensor"
 )
 
 // traceFile is a trace as a viewer reads it.
@@ -38,7 +38,7 @@ func readTrace(t *testing.T, path string) traceFile {
 // writeTrace writes a trace with n spans in each of two lanes, from a goroutine per lane.
 func writeTrace(t *testing.T, path string, rank, n int, base time.Time) {
 	t.Helper()
-	tr, err := CreateTrace(path, rank)
+	tr, err := CreateTrace(rootAt(t, filepath.Dir(path)), filepath.Base(path), rank)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,7 +71,7 @@ func TestTrace(t *testing.T) {
 		switch {
 		case e.Name == "thread_name":
 			lanes[e.TID] = e.Args["name"].(string)
-		case e.Ph == "X":
+		case e.Ph == "X" && e.Name == "work":
 			slices[lanes[e.TID]]++
 			if e.Dur != 1.5 || e.Args["label"] == nil {
 				t.Errorf("slice %+v, want 1.5 microseconds and a label", e)
@@ -81,6 +81,62 @@ func TestTrace(t *testing.T) {
 	if slices["compute"] != 20 || slices["transfer"] != 20 {
 		t.Errorf("slices by lane: %v, want 20 in compute and transfer", slices)
 	}
+}
+
+// Around the slices of work there is one for each part of a label, from the first piece of work
+// with it to the last in a row.
+func TestTraceNests(t *testing.T) {
+	path, base := filepath.Join(t.TempDir(), "trace.json"), time.Now()
+	tr, err := CreateTrace(rootAt(t, filepath.Dir(path)), filepath.Base(path), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, s := range []struct{ label, name, detail string }{
+		{"", "early", ""},
+		{"step 1/forward/layer 0", "norm", ""},
+		{"step 1/forward/layer 0/hop 0 owner 1", "attention", ""},
+		{"step 1/forward/layer 0/hop 1 owner 0", "wait", "exchange: 8 bytes from rank 0"},
+		{"step 1/forward/layer 1", "norm", ""},
+		{"step 1/optimizer", "update", ""},
+		{"step 2/forward/layer 1", "norm", ""},
+	} {
+		tr.Span(tensor.Span{Lane: "compute", Name: s.name, Label: s.label, Detail: s.detail, Start: base.Add(time.Duration(10*i) * time.Millisecond), Took: 4 * time.Millisecond})
+	}
+	if err := tr.Close(); err != nil {
+		t.Fatal(err)
+	}
+	got, from := map[string]bool{}, 0.0
+	for _, e := range readTrace(t, path).TraceEvents {
+		if e.Name == "early" {
+			from = e.TS
+		}
+		if e.Ph == "X" {
+			got[fmt.Sprintf("%s %.0f+%.0f %v", e.Name, (e.TS-from)/1000, e.Dur/1000, e.Args["detail"])] = true
+		}
+	}
+	for _, want := range []string{
+		"early 0+4 <nil>", "step 1 10+44 <nil>", "forward 10+34 <nil>", "layer 0 10+24 <nil>", "norm 10+4 <nil>", "hop 0 owner 1 20+4 <nil>", "attention 20+4 <nil>",
+		"hop 1 owner 0 30+4 <nil>", "wait 30+4 exchange: 8 bytes from rank 0", "layer 1 40+4 <nil>", "norm 40+4 <nil>", "optimizer 50+4 <nil>", "update 50+4 <nil>",
+		"step 2 60+4 <nil>", "forward 60+4 <nil>", "layer 1 60+4 <nil>", "norm 60+4 <nil>",
+	} {
+		if !got[want] {
+			t.Errorf("no slice %q", want)
+		}
+		delete(got, want)
+	}
+	if len(got) > 0 {
+		t.Errorf("slices too many: %v", got)
+	}
+}
+
+// merge is MergeTraces of paths in one directory.
+func merge(t *testing.T, out string, paths ...string) error {
+	t.Helper()
+	names := make([]string, len(paths))
+	for i, p := range paths {
+		names[i] = filepath.Base(p)
+	}
+	return MergeTraces(rootAt(t, filepath.Dir(out)), filepath.Base(out), names...)
 }
 
 func TestMergeTraces(t *testing.T) {
@@ -102,12 +158,12 @@ func TestMergeTraces(t *testing.T) {
 		if err := os.WriteFile(path(1), data[:cut], 0o644); err != nil {
 			t.Fatal(err)
 		}
-		if err := MergeTraces(out, paths...); err != nil {
+		if err := merge(t, out, paths...); err != nil {
 			t.Fatalf("cut at %d: %v", cut, err)
 		}
 		count, first := map[int]int{}, map[int]float64{}
 		for _, e := range readTrace(t, out).TraceEvents {
-			if e.Ph == "X" {
+			if e.Ph == "X" && e.Name == "work" {
 				if count[e.PID] == 0 {
 					first[e.PID] = e.TS
 				}
@@ -131,7 +187,7 @@ func TestMergeTraces(t *testing.T) {
 	if left, _ := filepath.Glob(out + ".tmp*"); len(left) > 0 {
 		t.Errorf("left behind %v", left)
 	}
-	if err := MergeTraces(out, filepath.Join(dir, "none")); err == nil {
+	if err := merge(t, out, filepath.Join(dir, "none")); err == nil {
 		t.Error("a merge of nothing gave no error")
 	}
 }
@@ -146,7 +202,7 @@ func FuzzMergeTraces(f *testing.F) {
 			t.Fatal(err)
 		}
 		out := in + ".out"
-		if err := MergeTraces(out, in); err == nil {
+		if err := merge(t, out, in); err == nil {
 			merged, err := os.ReadFile(out)
 			if err != nil || !json.Valid(merged) {
 				t.Errorf("merge of %q is not JSON: %q, %v", data, merged, err)

@@ -2,8 +2,7 @@ package model
 
 import (
 	"github.com/cprun/cprun/attention"
-	"github.com/cprun/cprun/internal/hf"
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/tensor"
 )
 
 // acts are the activations of one layer that its backward pass reads. Which of them live
@@ -14,9 +13,9 @@ type acts struct {
 	x        View // [B, S, 1, E], the layer's input
 	inv1, n1 View // [B, S, 1, 1] and [B, S, 1, E], its norm
 
-	// qwen3 normalises the heads of q and k; these are before that. Elsewhere they are q, k.
+	// Where the heads of q and k are normalised, these are before that. Elsewhere they are q, k.
 	qRaw, kRaw View
-	qInv, kInv View              // [B, S, H, 1], [B, S, K, 1], qwen3 only
+	qInv, kInv View              // [B, S, H, 1], [B, S, K, 1], of head norms
 	q, k, v    View              // [B, S, H, D], [B, S, K, D], [B, S, K, D], rotated
 	out        attention.Partial // [B, S, H, D] in the type of activations, and [B, S, H, 1]
 
@@ -60,7 +59,7 @@ func (m *Model) alloc(a *tensor.Arena, b Batch, s *acts, e extent) {
 		}
 	}
 
-	// Of qwen3's q and k the raw ones are kept: to get back to them from the rotated ones
+	// Of normalised q and k the raw ones are kept: to get back to them from the rotated ones
 	// would take the projections again, the other way takes a norm and a rotation.
 	need(&s.qRaw, m.dtype, H, D)
 	need(&s.kRaw, m.dtype, K, D)
@@ -92,5 +91,5 @@ func (m *Model) alloc(a *tensor.Arena, b Batch, s *acts, e extent) {
 	need(&s.y, m.dtype, 1, F)
 }
 
-// headNorm reports whether the heads of q and k are normalised, as in qwen3.
-func (m *Model) headNorm() bool { return m.cfg.Architecture == hf.Qwen3 }
+// headNorm reports whether the heads of q and k are normalised.
+func (m *Model) headNorm() bool { return m.cfg.Family().HasHeadNorms() }

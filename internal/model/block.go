@@ -2,7 +2,7 @@ package model
 
 import (
 	"github.com/cprun/cprun/attention"
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/tensor"
 )
 
 // layerForward sets out to layer i of s.x and fills s:

@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/cprun/cprun/internal/hf"
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/tensor"
 )
 
 // testCase is a model, its weights and a batch on one device.

@@ -8,14 +8,14 @@ import (
 	"testing"
 
 	"github.com/cprun/cprun/attention"
-	"github.com/cprun/cprun/internal/tensor"
-	"github.com/cprun/cprun/kernels"
+	"github.com/cprun/cprun/kernels/cpu"
 	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/tensor"
 )
 
 // cpuAttention is attention of one rank with the CPU's kernel.
 type cpuAttention struct {
-	kernel *kernels.CPU
+	kernel *cpu.Kernels
 	docs   []int // lengths
 	window func(int) int
 }
@@ -38,23 +38,35 @@ func softmax(q View) attention.Softmax {
 	return attention.Softmax{Scale: 1 / math.Sqrt(float64(q.Len(tensor.Dim)))}
 }
 
-func (c cpuAttention) Forward(layer int, acc attention.Partial, q, k, v View) error {
-	if err := c.kernel.Reset(acc); err != nil {
+func (c cpuAttention) Forward(layer int, out attention.Partial, q, k, v View) error {
+	pass, err := c.kernel.Forward(out.O, out, q, softmax(q))
+	if err != nil {
 		return err
 	}
-	return c.kernel.Forward(acc, q, k, v, c.tiles(layer), softmax(q))
+	if err := pass.Block(c.block(layer, k, v)); err != nil {
+		return err
+	}
+	return pass.End()
 }
 
-func (c cpuAttention) Backward(layer int, g attention.Grads, do, q, k, v View, acc attention.Partial) error {
-	if err := c.kernel.Zero(g.DQ, g.DK, g.DV); err != nil {
+func (c cpuAttention) block(layer int, k, v View) attention.Block {
+	return attention.Block{K: k, V: v, Tiles: c.tiles(layer), First: true, Last: true}
+}
+
+func (c cpuAttention) Backward(layer int, g attention.Grads, do, q, k, v View, out attention.Partial) error {
+	s := out.LSE.Shape()
+	saved := attention.Saved{O: out.O, LSE: out.LSE, Delta: tensor.New(out.LSE.DType(), s[:]...)}
+	pass, err := c.kernel.Backward(g.DQ, do, q, saved, softmax(q))
+	if err != nil {
 		return err
 	}
-	s := acc.LSE.Shape()
-	delta := tensor.New(acc.LSE.DType(), s[:]...)
-	if err := c.kernel.Delta(delta, do, acc.O); err != nil {
+	b := attention.GradBlock{
+		Block: c.block(layer, k, v), KeyGrads: attention.KeyGrads{DK: g.DK, DV: g.DV}, Fresh: partition.Range{Hi: k.Len(tensor.Seq)},
+	}
+	if err := pass.Block(b); err != nil {
 		return err
 	}
-	return c.kernel.Backward(g, do, q, k, v, attention.Saved{O: acc.O, LSE: acc.LSE, Delta: delta}, c.tiles(layer), softmax(q))
+	return pass.End()
 }
 
 // The model on the CPU's kernels and their stream gives what it gives on the definitions,
@@ -88,7 +100,7 @@ func trainOnCPU(t *testing.T, c *testCase, mode Recompute) (loss float64, grads 
 	t.Helper()
 	stream := tensor.NewHostStream("compute")
 	defer stream.Close()
-	cpu := kernels.NewCPU(stream)
+	cpu := cpu.New(stream)
 	att := cpuAttention{kernel: cpu, docs: []int{4, 3}, window: c.cfg.Window}
 	opt := Options{Recompute: mode, LossChunk: 3}
 	a, sum := c.arena(), tensor.New(tensor.F64, 1)

@@ -9,7 +9,7 @@ import (
 
 	"github.com/cprun/cprun/internal/hf"
 	"github.com/cprun/cprun/internal/safetensors"
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/tensor"
 )
 
 // fixture is a directory that scripts/oracle/parity.py wrote.

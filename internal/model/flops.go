@@ -2,7 +2,7 @@ package model
 
 import "github.com/cprun/cprun/internal/hf"
 
-// FLOPs is the model FLOPs of a forward and a backward pass over one sequence that consists
+// FLOPs returns the model FLOPs of a forward and a backward pass over one sequence that consists
 // of documents of the given lengths (one, where documents are not told apart). It counts
 // what the model needs, so neither recomputed activations nor the embedding lookup:
 //
@@ -19,7 +19,7 @@ func FLOPs(cfg *hf.Config, docs []int) float64 {
 	flops := 6 * float64(matmulWeights(cfg)) * float64(tokens)
 	for layer := range cfg.NumHiddenLayers {
 		pairs := VisiblePairs(docs, cfg.Window(layer))
-		flops += 12 * float64(cfg.NumAttentionHeads) * float64(cfg.HeadDim) * float64(pairs)
+		flops += 12 * float64(cfg.NumAttentionHeads) * float64(cfg.HeadDim) * pairs
 	}
 	return flops
 }
@@ -27,26 +27,32 @@ func FLOPs(cfg *hf.Config, docs []int) float64 {
 // matmulWeights is the elements of the matrices that a token is multiplied with. A tied
 // embedding serves as lm_head and counts, a separate one is only looked up.
 func matmulWeights(cfg *hf.Config) int64 {
-	n := int64(0)
-	for _, p := range Layout(cfg) {
-		if len(p.Shape) == 2 && (p.Name != "model.embed_tokens.weight" || cfg.TieWordEmbeddings) {
+	n, flat := int64(0), NewLayout(cfg, 1)
+	for i, p := range flat.Params {
+		if len(p.Shape) == 2 && (flat.Of(i) != Embedding || cfg.TieWordEmbeddings) {
 			n += int64(p.Size())
 		}
 	}
 	return n
 }
 
-// VisiblePairs is the (query, key) pairs of causal attention inside documents, where a query
-// sees itself and window keys before it; -1: all before it.
-func VisiblePairs(docs []int, window int) int64 {
-	pairs := int64(0)
+// VisiblePairs counts the (query, key) pairs of causal attention inside documents, where a query
+// sees itself and window keys before it; -1: all before it. It is exact up to 2^53.
+func VisiblePairs(docs []int, window int) float64 {
+	pairs := 0.0
 	for _, n := range docs {
-		l := int64(n)
-		pairs += l * (l + 1) / 2
+		pairs += triangle(n)
 		if window >= 0 && n > window+1 {
-			hidden := l - int64(window) - 1 // keys out of sight of the last query
-			pairs -= hidden * (hidden + 1) / 2
+			pairs -= triangle(n - window - 1) // keys out of sight of the last query
 		}
 	}
 	return pairs
+}
+
+// triangle is 1 + 2 + ... + n, which may not fit an integer.
+func triangle(n int) float64 {
+	if n%2 == 0 {
+		return float64(n/2) * float64(n+1)
+	}
+	return float64(n) * float64((n+1)/2)
 }

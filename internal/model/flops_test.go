@@ -9,7 +9,7 @@ import (
 func TestVisiblePairsAreCounted(t *testing.T) {
 	for _, docs := range [][]int{nil, {1}, {5}, {9}, {3, 1, 7, 2}} {
 		for window := -1; window < 11; window++ {
-			want := int64(0)
+			want := 0.0
 			for _, n := range docs {
 				for i := range n {
 					for j := range i + 1 {
@@ -20,7 +20,7 @@ func TestVisiblePairsAreCounted(t *testing.T) {
 				}
 			}
 			if got := VisiblePairs(docs, window); got != want {
-				t.Errorf("%v with window %d: %d pairs, want %d", docs, window, got, want)
+				t.Errorf("%v with window %d: %v pairs, want %v", docs, window, got, want)
 			}
 		}
 	}
@@ -47,7 +47,7 @@ func TestFLOPsOfSlidingLayersAndTiedHeads(t *testing.T) {
 	docs := []int{7}
 	matrices := 3*(8*12+2*8*4+12*8+3*8*12) + 11*8
 	pairs := VisiblePairs(docs, -1) + 2*VisiblePairs(docs, 2)
-	near(t, "FLOPs", FLOPs(&cfg, docs), float64(6*matrices*7)+12*3*4*float64(pairs), 0)
+	near(t, "FLOPs", FLOPs(&cfg, docs), float64(6*matrices*7)+12*3*4*pairs, 0)
 	separate := FLOPs(&cfg, docs)
 	cfg.TieWordEmbeddings = true
 	near(t, "FLOPs of a tied model", FLOPs(&cfg, docs), separate, 0)

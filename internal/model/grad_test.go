@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/cprun/cprun/attention"
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/tensor"
 )
 
 // Every gradient of every parameter against the slope of the loss, in float64.

@@ -1,18 +1,14 @@
 package model
 
-import (
-	"fmt"
+import "github.com/cprun/cprun/internal/hf"
 
-	"github.com/cprun/cprun/internal/hf"
-)
-
-// Bucket is a contiguous range of the flat buffers whose parameters are needed at the same
-// time of a pass: what is gathered and reduced in one piece. Bucket 0 is the embedding, 1 to L
+// Bucket is elements [Lo, Hi) of the flat buffers, whose parameters are needed at the same time of a
+// pass: what is gathered and reduced in one piece. Bucket 0 is the embedding, 1 to L
 // are the matrices of the layers, L+1 is the head, empty where it is tied to the embedding,
 // and L+2 is all vectors, which are the only parameters without weight decay.
 type Bucket struct{ Lo, Hi int64 }
 
-// Size is the elements of the bucket.
+// Size returns the elements of the bucket.
 func (b Bucket) Size() int64 { return b.Hi - b.Lo }
 
 // FlatLayout is where every parameter lies in the flat buffers.
@@ -23,7 +19,7 @@ type FlatLayout struct {
 	unit    int64 // what the sizes of buckets are multiples of
 }
 
-// NewLayout is the layout for that many ranks: every bucket can be cut into as many equal
+// NewLayout returns the layout for that many ranks: every bucket can be cut into as many equal
 // parts, each a multiple of Align.
 func NewLayout(cfg *hf.Config, ranks int) *FlatLayout {
 	l := &FlatLayout{unit: Align * int64(max(ranks, 1))}
@@ -34,37 +30,36 @@ func NewLayout(cfg *hf.Config, ranks int) *FlatLayout {
 	e, d, f := cfg.HiddenSize, cfg.HeadDim, cfg.IntermediateSize
 	q, kv := cfg.NumAttentionHeads*d, cfg.NumKeyValueHeads*d
 	matrix := func(name string, out, in int) {
-		l.add(Param{Name: name + ".weight", Shape: []int{out, in}, Decay: true, Std: std})
+		l.add(Param{Name: name, Shape: []int{out, in}, Decay: true, Std: std})
 	}
-	vector := func(name string, n int) { l.add(Param{Name: name + ".weight", Shape: []int{n}}) }
+	vector := func(name string, n int) { l.add(Param{Name: name, Shape: []int{n}}) }
 
-	matrix("model.embed_tokens", cfg.VocabSize, e)
+	names := &cfg.Family().Tensors
+	matrix(names.Embedding, cfg.VocabSize, e)
 	l.close()
 	for i := range cfg.NumHiddenLayers {
-		p := fmt.Sprintf("model.layers.%d.", i)
-		matrix(p+"self_attn.q_proj", q, e)
-		matrix(p+"self_attn.k_proj", kv, e)
-		matrix(p+"self_attn.v_proj", kv, e)
-		matrix(p+"self_attn.o_proj", e, q)
-		matrix(p+"mlp.gate_proj", f, e)
-		matrix(p+"mlp.up_proj", f, e)
-		matrix(p+"mlp.down_proj", e, f)
+		matrix(names.InLayer(i, names.Query), q, e)
+		matrix(names.InLayer(i, names.Key), kv, e)
+		matrix(names.InLayer(i, names.Value), kv, e)
+		matrix(names.InLayer(i, names.Output), e, q)
+		matrix(names.InLayer(i, names.Gate), f, e)
+		matrix(names.InLayer(i, names.Up), f, e)
+		matrix(names.InLayer(i, names.Down), e, f)
 		l.close()
 	}
 	if !cfg.TieWordEmbeddings {
-		matrix("lm_head", cfg.VocabSize, e)
+		matrix(names.Head, cfg.VocabSize, e)
 	}
 	l.close()
 	for i := range cfg.NumHiddenLayers {
-		p := fmt.Sprintf("model.layers.%d.", i)
-		vector(p+"input_layernorm", e)
-		if cfg.Architecture == hf.Qwen3 {
-			vector(p+"self_attn.q_norm", d)
-			vector(p+"self_attn.k_norm", d)
+		vector(names.InLayer(i, names.InputNorm), e)
+		if cfg.Family().HasHeadNorms() {
+			vector(names.InLayer(i, names.QueryNorm), d)
+			vector(names.InLayer(i, names.KeyNorm), d)
 		}
-		vector(p+"post_attention_layernorm", e)
+		vector(names.InLayer(i, names.PostNorm), e)
 	}
-	vector("model.norm", e)
+	vector(names.Norm, e)
 	l.close()
 	return l
 }
@@ -89,7 +84,7 @@ func (l *FlatLayout) close() {
 	l.Buckets = append(l.Buckets, b)
 }
 
-// Size is the elements of a flat buffer.
+// Size returns the elements of a flat buffer.
 func (l *FlatLayout) Size() int64 {
 	if len(l.Buckets) == 0 {
 		return 0
@@ -97,19 +92,19 @@ func (l *FlatLayout) Size() int64 {
 	return l.Buckets[len(l.Buckets)-1].Hi
 }
 
-// Of is the bucket of the i-th parameter.
+// Of returns the bucket of the i-th parameter.
 func (l *FlatLayout) Of(i int) int { return l.owner[i] }
 
-// Head is the number of the head's bucket.
+// Head returns the number of the head's bucket.
 func (l *FlatLayout) Head() int { return len(l.Buckets) - 2 }
 
-// Vectors is the number of the bucket of all vectors.
+// Vectors returns the number of the bucket of all vectors.
 func (l *FlatLayout) Vectors() int { return len(l.Buckets) - 1 }
 
 // Embedding is the number of the embedding's bucket.
 const Embedding = 0
 
-// Layer is the number of a layer's bucket.
+// Layer returns the number of a layer's bucket.
 func Layer(i int) int { return i + 1 }
 
 // Hooks tell of the passes' way through the buckets, so that weights can arrive, and gradients

@@ -1,6 +1,6 @@
 package model
 
-import "github.com/cprun/cprun/internal/tensor"
+import "github.com/cprun/cprun/tensor"
 
 // The loss goes over the tokens in chunks: of the logits, [tokens, V] in all, which for a
 // long sequence are larger than every activation together, one chunk stands at a time. In
@@ -10,7 +10,11 @@ import "github.com/cprun/cprun/internal/tensor"
 func (m *Model) lossForward(a *tensor.Arena, b Batch, loss, x View) {
 	m.chunks(a, b, x, func(c chunk) {
 		m.logits(c)
-		m.ops.CrossEntropy(loss, c.logits, c.targets, 1, false)
+		sum := loss
+		if len(b.Parts) > 0 {
+			sum = loss.Slice(tensor.Dim, c.sum, c.sum+1)
+		}
+		m.ops.CrossEntropy(sum, c.logits, c.targets, 1, false)
 	})
 }
 
@@ -32,6 +36,7 @@ func (m *Model) lossBackward(a *tensor.Arena, b Batch, loss, d, x View, scale fl
 // chunk is some of the tokens, T of them: lo to hi.
 type chunk struct {
 	lo, hi  int
+	sum     int  // of which part
 	x       View // [1, T, 1, E]
 	targets View // [1, T, 1, 1]
 	inv, n  View // [1, T, 1, 1] and [1, T, 1, E], the last norm
@@ -44,15 +49,23 @@ func (m *Model) logits(c chunk) {
 	m.ops.Linear(c.logits, c.n, m.head.w, View{})
 }
 
-// chunks calls f for each chunk, all in the same memory. Without tokens there is none.
+// chunks calls f for each chunk, all in the same memory. Without tokens there is none. No chunk
+// has rows of two parts.
 func (m *Model) chunks(a *tensor.Arena, b Batch, x View, f func(chunk)) {
 	x, targets := rows(x), rows(b.Targets)
-	tokens := x.Len(tensor.Seq)
-	for lo := 0; lo < tokens; lo += m.opt.LossChunk {
-		hi := min(lo+m.opt.LossChunk, tokens)
+	tokens, part := x.Len(tensor.Seq), 0
+	for lo, hi := 0, 0; lo < tokens; lo = hi {
+		hi = min(lo+m.opt.LossChunk, tokens)
+		sum := 0
+		if len(b.Parts) > 0 {
+			for b.Parts[part].Hi <= lo {
+				part++
+			}
+			hi, sum = min(hi, b.Parts[part].Hi), b.Parts[part].Sum
+		}
 		mark := a.Mark()
 		f(chunk{
-			lo: lo, hi: hi,
+			lo: lo, hi: hi, sum: sum,
 			x:       x.Slice(tensor.Seq, lo, hi),
 			targets: targets.Slice(tensor.Seq, lo, hi),
 			inv:     a.Alloc(m.accum, 1, hi-lo, 1, 1),
@@ -60,6 +73,9 @@ func (m *Model) chunks(a *tensor.Arena, b Batch, x View, f func(chunk)) {
 			logits:  a.Alloc(m.dtype, 1, hi-lo, 1, m.cfg.VocabSize),
 		})
 		a.Release(mark)
+		if m.planned {
+			return // none of the others is larger, and a very long sequence has very many
+		}
 	}
 }
 

@@ -1,4 +1,4 @@
-// Package model is the transformer: llama and qwen3, written once over the operations of a
+// Package model is the transformer of the families of package hf, written once over the operations of a
 // device (Ops) and an attention that spans ranks (Attention), with the backward pass beside
 // the forward pass. It queues work and reads no result, so it is the same code on a CPU, on a
 // GPU, and on a plan that only counts memory.
@@ -8,7 +8,7 @@ import (
 	"fmt"
 
 	"github.com/cprun/cprun/internal/hf"
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/tensor"
 )
 
 // Recompute says which activations a forward pass keeps for the backward pass. All three give
@@ -45,7 +45,15 @@ type Batch struct {
 	Targets View // int32 [batch, seq, 1, 1]; negative: no target
 	Cos     View // float32 [batch, seq, 1, headDim/2]; see Rope.Fill
 	Sin     View // likewise
+
+	// Parts, where they are given, cut the rows of the batch, which Forward then sums the losses
+	// of apart.
+	Parts []Part
 }
+
+// Part is rows of a batch, up to Hi and from the Hi of the part before, whose losses are added to
+// element Sum of the vector of sums.
+type Part struct{ Hi, Sum int }
 
 // Model is a transformer of the llama family. Its methods queue work and wait for nothing.
 //
@@ -58,6 +66,8 @@ type Model struct {
 	opt   Options
 	dtype tensor.DType // of activations
 	accum tensor.DType // of what is accumulated: float32, or float64 for activations in that
+
+	planned bool // nothing is computed: Plan looks at what memory a pass takes
 
 	flat   *FlatLayout
 	embed  weight // [V, E]
@@ -73,14 +83,14 @@ type weight struct{ w, g View }
 type layer struct {
 	inputNorm     weight // [E]
 	q, k, v       weight // [H*D, E], [K*D, E], [K*D, E]
-	qNorm, kNorm  weight // [D], qwen3 only
+	qNorm, kNorm  weight // [D], where heads are normalised
 	o             weight // [E, H*D]
 	postAttention weight // [E]
 	gate, up      weight // [F, E]
 	down          weight // [E, F]
 }
 
-// New is a model over the given parameters. cfg is resolved and valid; the parameters have
+// New returns a model over the given parameters. cfg is resolved and valid; the parameters have
 // the layout of cfg.
 func New(cfg *hf.Config, ops Ops, att Attention, params Params, opt Options) *Model {
 	if opt.LossChunk <= 0 {
@@ -105,25 +115,28 @@ func New(cfg *hf.Config, ops Ops, att Attention, params Params, opt Options) *Mo
 	for i, p := range m.flat.Params {
 		byName[p.Name] = params.weight(i, p)
 	}
-	m.embed, m.norm, m.head = byName["model.embed_tokens.weight"], byName["model.norm.weight"], byName["lm_head.weight"]
+	names := &cfg.Family().Tensors
+	m.embed, m.norm, m.head = byName[names.Embedding], byName[names.Norm], byName[names.Head]
 	if cfg.TieWordEmbeddings {
 		m.head = m.embed
 	}
 	for i := range cfg.NumHiddenLayers {
-		get := func(name string) weight { return byName[fmt.Sprintf("model.layers.%d.%s.weight", i, name)] }
-		m.layers = append(m.layers, layer{
-			inputNorm: get("input_layernorm"),
-			q:         get("self_attn.q_proj"), k: get("self_attn.k_proj"), v: get("self_attn.v_proj"),
-			qNorm: get("self_attn.q_norm"), kNorm: get("self_attn.k_norm"),
-			o:             get("self_attn.o_proj"),
-			postAttention: get("post_attention_layernorm"),
-			gate:          get("mlp.gate_proj"), up: get("mlp.up_proj"), down: get("mlp.down_proj"),
-		})
+		get := func(name string) weight { return byName[names.InLayer(i, name)] }
+		l := layer{
+			inputNorm: get(names.InputNorm), postAttention: get(names.PostNorm),
+			q: get(names.Query), k: get(names.Key), v: get(names.Value), o: get(names.Output),
+			gate: get(names.Gate), up: get(names.Up), down: get(names.Down),
+		}
+		if m.headNorm() {
+			l.qNorm, l.kNorm = get(names.QueryNorm), get(names.KeyNorm)
+		}
+		m.layers = append(m.layers, l)
 	}
 	return m
 }
 
-// Forward adds the sum of -log p(target) over the batch's targets to loss, a float64 scalar.
+// Forward adds the sum of -log p(target) over the batch's targets to loss, a float64 scalar; of a
+// batch in parts to the elements of a float64 vector.
 // Nothing is kept; the arena is as before when it returns.
 func (m *Model) Forward(a *tensor.Arena, b Batch, loss View) error {
 	defer a.Release(a.Mark())

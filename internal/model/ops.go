@@ -2,21 +2,33 @@ package model
 
 import (
 	"github.com/cprun/cprun/attention"
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/tensor"
 )
 
-// View is a strided window onto device memory; see internal/tensor.
+// View is a strided window onto device memory; see package tensor.
 type View = tensor.View
 
-// Ops is what the model asks of a device: every operation of a training step but attention
-// and communication. kernels implements it for the CPU, and a GPU will; opstest is the
-// suite that each runs. Calls are queued on the device's stream and wait for nothing.
+// Ops is what the model asks of a device: every operation of a training step but attention and
+// communication, by topic. kernels/cpu and kernels/gpu implement it; opstest is the suite that each
+// runs. Calls are queued on the device's stream and wait for nothing.
+//
+// No call returns an error. A fault of shape or type is a mistake of the caller: it panics before
+// anything is queued. What goes wrong later, such as a token outside the vocabulary or a fault of
+// the device, comes out of the stream's Sync.
 //
 // An activation is [batch, seq, heads, dim], taken as a matrix of batch*seq rows and
 // heads*dim columns. A weight is [1, out, 1, in]. Activations have the compute type;
 // parameters that the step updates, gradients of parameters, norms and losses are float32.
-// Views are dense.
+// Views are dense, but those of Add, Zero and Copy.
 type Ops interface {
+	Products
+	Norms
+	Tokens
+	Elementwise
+}
+
+// Products are the matrix products.
+type Products interface {
 	// Linear sets y [rows, out] to x [rows, in] times w transposed, plus add, of the shape of y,
 	// which may be the zero View: nothing is added.
 	Linear(y, x, w, add View)
@@ -24,7 +36,10 @@ type Ops interface {
 	LinearDX(dx, dy, w View, accumulate bool)
 	// LinearDW adds dy transposed times x to dw [out, in].
 	LinearDW(dw, dy, x View)
+}
 
+// Norms are RMSNorms, of rows and of heads, and the rotation that follows those of heads.
+type Norms interface {
 	// RMSNorm normalises over the last axis: y = x * inv * w with inv = 1 / sqrt(mean(x^2)
 	// + eps), kept as float32 [batch, seq, heads, 1] for the backward pass. w: [1, 1, 1, dim].
 	RMSNorm(y, inv, x, w View, eps float64)
@@ -42,12 +57,10 @@ type Ops interface {
 	// float32, and adds that of w to dw. dx may be dy, if they agree in type. With the zero View
 	// as w, inv, x and dw are not used.
 	NormRopeBackward(dx, dw, dy, x, inv, w, cos, sin View)
+}
 
-	// SwiGLU sets y = silu(gate) * up.
-	SwiGLU(y, gate, up View)
-	// SwiGLUBackward sets dgate and dup; they may be gate and up.
-	SwiGLUBackward(dgate, dup, dy, gate, up View)
-
+// Tokens are the two ends of the model, where tokens come in and where they are guessed.
+type Tokens interface {
 	// Embed sets row i of y to row ids[i] of table [vocab, hidden]. ids: int32 [batch, seq, 1, 1].
 	Embed(y, table, ids View)
 	// EmbedBackward adds row i of dy to row ids[i] of dtable.
@@ -57,11 +70,18 @@ type Ops interface {
 	// over rows with target >= 0. With grad, logits becomes scale times the gradient of that
 	// sum; rows without target become 0. targets: int32 [batch, seq, 1, 1].
 	CrossEntropy(loss, logits, targets View, scale float64, grad bool)
+}
 
-	// Add adds src to dst.
-	Add(dst, src View) error
-	// Zero sets views to 0.
-	Zero(vs ...View) error
+// Elementwise are the operations that know of no rows.
+type Elementwise interface {
+	// SwiGLU sets y = silu(gate) * up.
+	SwiGLU(y, gate, up View)
+	// SwiGLUBackward sets dgate and dup; they may be gate and up.
+	SwiGLUBackward(dgate, dup, dy, gate, up View)
+	// Add adds src to dst, of one shape and type.
+	Add(dst, src View)
+	// Zero sets views of any type to 0.
+	Zero(vs ...View)
 	// Copy copies src to dst, converting between float types.
 	Copy(dst, src View)
 }

@@ -5,7 +5,7 @@ import (
 	"math/rand/v2"
 
 	"github.com/cprun/cprun/internal/hf"
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/tensor"
 )
 
 // Param is one tensor of the model and its place in the flat buffers that hold all weights,
@@ -29,7 +29,7 @@ const Align = 64
 // matrices of each layer, the head, and then all vectors, which are few and small.
 func Layout(cfg *hf.Config) []Param { return NewLayout(cfg, 1).Params }
 
-// FlatSize is the elements of a flat buffer for a layout, a multiple of Align.
+// FlatSize returns the elements of a flat buffer for a layout, a multiple of Align.
 func FlatSize(params []Param) int64 {
 	if len(params) == 0 {
 		return 0
@@ -40,7 +40,7 @@ func FlatSize(params []Param) int64 {
 
 func roundUp(n, unit int64) int64 { return (n + unit - 1) / unit * unit }
 
-// Count is the number of parameters, without the gaps of the flat buffer.
+// Count returns the number of parameters, without the gaps of the flat buffer.
 func Count(params []Param) int64 {
 	n := int64(0)
 	for _, p := range params {
@@ -49,7 +49,7 @@ func Count(params []Param) int64 {
 	return n
 }
 
-// Size is the number of elements.
+// Size returns the number of elements.
 func (p Param) Size() int {
 	n := 1
 	for _, s := range p.Shape {
@@ -58,7 +58,7 @@ func (p Param) Size() int {
 	return n
 }
 
-// View is the parameter's window onto a flat buffer: [1, out, 1, in], or [1, 1, 1, n].
+// View returns the parameter's window onto a flat buffer: [1, out, 1, in], or [1, 1, 1, n].
 func (p Param) View(flat View) View {
 	v := flat.Reshape([4]int{1, 1, 1, flat.Size()}).Slice(tensor.Dim, int(p.Offset), int(p.Offset)+p.Size())
 	if len(p.Shape) == 2 {

@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/cprun/cprun/internal/hf"
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/tensor"
 )
 
 func TestLayoutHasNoOverlapAndIsAligned(t *testing.T) {
@@ -105,7 +105,7 @@ func TestInitDependsOnSeedAndNameAlone(t *testing.T) {
 		near(t, "mean of "+p.Name, mean, 0, 5*0.05/math.Sqrt(n))
 		near(t, "deviation of "+p.Name, std, 0.05, 5*0.05/math.Sqrt(2*n))
 	}
-	if def := Layout(&hf.Config{VocabSize: 1, HiddenSize: 1})[0].Std; def != 0.02 {
+	if def := Layout(&hf.Config{Architecture: hf.Llama, VocabSize: 1, HiddenSize: 1})[0].Std; def != 0.02 {
 		t.Errorf("default deviation %v", def)
 	}
 }

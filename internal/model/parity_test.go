@@ -4,7 +4,7 @@ import (
 	"math"
 	"testing"
 
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/tensor"
 )
 
 // recorder keeps the logits that come by.

@@ -3,7 +3,7 @@ package model
 import (
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/internal/hf"
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/tensor"
 )
 
 // Memory is what a model takes of one device, in bytes, apart from the optimizer's states
@@ -18,7 +18,7 @@ type Memory struct {
 	Validation int64
 }
 
-// PeakBytes is the most that all of it takes at once.
+// PeakBytes returns the most that all of it takes at once.
 func (m Memory) PeakBytes() int64 {
 	return m.Weights + m.Compute + m.Grads + max(m.Activations, m.Validation)
 }
@@ -37,6 +37,7 @@ func Plan(cfg *hf.Config, opt Options, batch, localTokens int, dtype tensor.DTyp
 	}
 
 	m := New(cfg, nopOps{}, nopAttention{}, params, opt)
+	m.planned = true
 	ids := phantom(tensor.I32, batch, localTokens, 1, 1)
 	table := phantom(tensor.F32, batch, localTokens, 1, cfg.HeadDim/2)
 	b := Batch{IDs: ids, Targets: ids, Cos: table, Sin: table}
@@ -72,8 +73,8 @@ func (nopOps) SwiGLUBackward(_, _, _, _, _ View)             {}
 func (nopOps) Embed(_, _, _ View)                            {}
 func (nopOps) EmbedBackward(_, _, _ View)                    {}
 func (nopOps) CrossEntropy(_, _, _ View, _ float64, _ bool)  {}
-func (nopOps) Add(_, _ View) error                           { return nil }
-func (nopOps) Zero(_ ...View) error                          { return nil }
+func (nopOps) Add(_, _ View)                                 {}
+func (nopOps) Zero(_ ...View)                                {}
 func (nopOps) Copy(_, _ View)                                {}
 
 type nopAttention struct{}

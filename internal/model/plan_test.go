@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"github.com/cprun/cprun/internal/hf"
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/tensor"
 )
 
 // The plan is what a run then takes, to the byte, also where the run's arena had to grow.

@@ -5,7 +5,7 @@ import (
 	"math"
 
 	"github.com/cprun/cprun/attention"
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/tensor"
 )
 
 // refOps are the operations as their definitions read: in float64, one loop each, rounded
@@ -264,20 +264,18 @@ func (refOps) CrossEntropy(loss, logits, targets View, scale float64, grad bool)
 	}
 }
 
-func (refOps) Add(dst, src View) error {
+func (refOps) Add(dst, src View) {
 	D := get(dst)
 	for i, x := range get(src) {
 		D[i] += x
 	}
 	put(dst, D)
-	return nil
 }
 
-func (refOps) Zero(vs ...View) error {
+func (refOps) Zero(vs ...View) {
 	for _, v := range vs {
 		put(v, make([]float64, v.Size()))
 	}
-	return nil
 }
 
 func (refOps) Copy(dst, src View) { put(dst, get(src)) }

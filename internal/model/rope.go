@@ -5,7 +5,7 @@ import (
 	"math"
 
 	"github.com/cprun/cprun/internal/hf"
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/tensor"
 )
 
 // Rope is a model's rotary position embedding (RoFormer, arXiv:2104.09864): pair i of a head

@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/cprun/cprun/internal/hf"
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/tensor"
 )
 
 // testdata/rope.json is written by scripts/oracle/rope.py from transformers.

@@ -21,7 +21,7 @@ import (
 	"unsafe"
 
 	"github.com/cprun/cprun/internal/cuda"
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/tensor"
 )
 
 // Oldest is the first version of NCCL that this package works with, as Version counts:
@@ -53,7 +53,7 @@ func Version() (int, error) {
 	return l.version, l.err
 }
 
-// VersionText is 2.28.9 for 22809.
+// VersionText returns 2.28.9 for 22809.
 func VersionText(v int) string { return fmt.Sprintf("%d.%d.%d", v/10000, v/100%100, v%100) }
 
 // Error is a failed call.
@@ -216,8 +216,8 @@ func (c *Comm) Destroy() error {
 type Message struct {
 	Addr  uint64
 	Bytes int64
-	Peer  int
-	Send  bool
+	Peer  int  // rank of the communicator
+	Send  bool // to Peer; else from it
 }
 
 // Exchange queues messages as one group.

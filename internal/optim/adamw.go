@@ -5,7 +5,8 @@ package optim
 import (
 	"fmt"
 
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/kernels"
+	"github.com/cprun/cprun/tensor"
 )
 
 // Device is what the optimizer asks of a device. Calls are queued on the device's stream.
@@ -20,16 +21,8 @@ type Device interface {
 	AdamW(p, c, g, m, v, sum tensor.View, h AdamStep)
 }
 
-// AdamStep are the numbers of one step. It is an alias of an unnamed type so that a package
-// of device code can have the same type without importing this one.
-type AdamStep = struct {
-	LR, Beta1, Beta2, Eps, Decay float64
-	MaxNorm                      float64 // the gradient is scaled by min(1, MaxNorm/(norm+1e-6)); 0: it is not
-	Step                         int     // counted from 0
-	// Scale is what the gradient was multiplied by, which is undone before all else. A step
-	// whose sum is not finite then changes nothing: it is skipped. 0: neither.
-	Scale float64
-}
+// AdamStep is the numbers of one step.
+type AdamStep = kernels.AdamStep
 
 // Segment is the elements [Lo, Hi) of the flat vector of parameters, with or without decay.
 // Matrices and embeddings decay; vectors, such as the weights of norms, do not.

@@ -8,7 +8,7 @@ import (
 // Schedule is the learning rate of an optimizer step, counted from 0.
 type Schedule func(step int) float64
 
-// NewSchedule is the schedule called name over total steps:
+// NewSchedule returns the schedule called name over total steps:
 //
 //   - "constant" stays at lr; minLR is not used,
 //   - "cosine" falls from lr to minLR along half a cosine (arXiv:1608.03983),

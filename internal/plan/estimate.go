@@ -3,6 +3,7 @@ package plan
 import (
 	"github.com/cprun/cprun/internal/backend"
 	"github.com/cprun/cprun/internal/config"
+	"github.com/cprun/cprun/internal/machine"
 	"github.com/cprun/cprun/internal/model"
 )
 
@@ -37,10 +38,10 @@ func (p *Plan) estimate(cfg *config.Config, ranks int, o Options) {
 	attention := 0.0
 	for l := range cfg.Model.NumHiddenLayers {
 		pairs := model.VisiblePairs([]int{n}, cfg.Model.Window(l))
-		attention += 12 * float64(cfg.Model.NumAttentionHeads*cfg.Model.HeadDim) * float64(pairs) * float64(cfg.Train.GlobalBatchSize)
+		attention += 12 * float64(cfg.Model.NumAttentionHeads*cfg.Model.HeadDim) * pairs * float64(cfg.Train.GlobalBatchSize)
 	}
 	e.AttentionShare = attention / e.FLOPsPerStep
-	if roof, ok := backend.RooflineOf(o.Machine, backend.DType(cfg)); ok {
+	if roof, ok := machine.RooflineOf(o.Machine, backend.DType(cfg)); ok {
 		c := &p.Communication
 		e.FLOPsPerSecond, e.LinkPerSecond = roof.FLOPs, roof.Link
 		e.Source = roof.Source

@@ -3,8 +3,8 @@ package plan
 import (
 	"fmt"
 
-	"github.com/cprun/cprun/internal/backend"
 	"github.com/cprun/cprun/internal/config"
+	"github.com/cprun/cprun/internal/machine"
 	"github.com/cprun/cprun/partition"
 )
 
@@ -20,12 +20,19 @@ const headroom = 0.03
 
 // Fit decides memory.recompute and memory.loss_chunk where a resolved config for a GPU leaves
 // them auto: the least recompute that fits the machine's memory, then the largest chunk; full
-// recompute where nothing fits, or selective where the memory is not known.
-func Fit(cfg *config.Config, ranks int, machine backend.Machine) error {
-	auto := cfg.Memory
-	if auto.Recompute != "auto" && auto.LossChunk > 0 {
-		return nil
+// recompute where nothing fits, or selective where the memory is not known. It returns the memory
+// that the run then takes, which may not fit: see Memory.Check.
+func Fit(cfg *config.Config, ranks int, machine machine.Machine) (Memory, error) {
+	d, err := demandOf(cfg, machine, nil)
+	if err != nil {
+		return Memory{}, err
 	}
+	return fit(cfg, ranks, machine, d)
+}
+
+// fit is Fit where the demand of the schedules is known.
+func fit(cfg *config.Config, ranks int, machine machine.Machine, d *demand) (m Memory, err error) {
+	auto := cfg.Memory
 	recomputes, chunks := []string{auto.Recompute}, []int{auto.LossChunk}
 	if auto.Recompute == "auto" {
 		recomputes = []string{"none", "selective", "full"}
@@ -37,7 +44,7 @@ func Fit(cfg *config.Config, ranks int, machine backend.Machine) error {
 	if auto.LossChunk == 0 {
 		tokens, err := mostTokens(cfg)
 		if err != nil {
-			return err
+			return m, err
 		}
 		chunks, good = upTo(max(1, tokens)), goodChunks
 	}
@@ -49,22 +56,21 @@ func Fit(cfg *config.Config, ranks int, machine backend.Machine) error {
 		}
 		for _, n := range try {
 			cfg.Memory.Recompute, cfg.Memory.LossChunk = r, n
-			m, err := MemoryOf(cfg, ranks, machine)
+			m, err = memoryOf(cfg, ranks, machine, d)
 			if err != nil || machine.Memory == 0 || m.Total <= room {
-				return err
+				return m, err
 			}
 		}
 	}
-	return nil // the last is the smallest; whether it fits is said by the plan
+	return m, nil // the last is the smallest
 }
 
-// Room finds that a run does not fit the machine's memory.
-func Room(cfg *config.Config, ranks int, machine backend.Machine) error {
-	m, err := MemoryOf(cfg, ranks, machine)
-	if err == nil && !m.Fits {
-		err = fmt.Errorf("this run %s; cprun plan lists what it takes", m.Verdict())
+// Check returns an error if the run does not fit the machine's memory.
+func (m *Memory) Check() error {
+	if m.Fits {
+		return nil
 	}
-	return err
+	return fmt.Errorf("this run %s; cprun plan lists what it takes", m.Verdict())
 }
 
 // upTo is the chunks for that many tokens of one pass.

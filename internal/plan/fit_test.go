@@ -3,9 +3,10 @@ package plan
 import (
 	"testing"
 
-	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/attention/backends"
 	"github.com/cprun/cprun/internal/backend"
 	"github.com/cprun/cprun/internal/config"
+	"github.com/cprun/cprun/internal/machine"
 )
 
 // The less memory a GPU has, the more is computed again, and then the smaller the chunks; what a
@@ -18,18 +19,30 @@ func TestFitTakesWhatTheMemoryHasRoomFor(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		m := backend.Machine{Arch: 90, CUDNN: attention.V(9, 19, 0), Flash: backend.BuiltFlash, GPUs: ranks, Memory: memory}
+		m := machine.Machine{Arch: 90, CUDNN: backends.V(9, 19, 0), Flash: machine.BuiltFlash, GPUs: ranks, Memory: memory}
 		choice, err := backend.Choose(cfg, m, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
 		cfg.Attention.Backend = choice.Backend.String()
-		if err := Fit(cfg, ranks, m); err != nil {
-			t.Fatal(err)
-		}
-		mem, err := MemoryOf(cfg, ranks, m)
+		undecided := *cfg
+		p, err := Make(&undecided, ranks, Options{Machine: m, Choice: choice})
 		if err != nil {
 			t.Fatal(err)
+		}
+		mem, err := Fit(cfg, ranks, m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, err := MemoryOf(cfg, ranks, m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !cfg.Equal(&undecided) || mem != p.Memory || mem != again {
+			t.Errorf("Make decides %+v with %+v, Fit %+v with %+v, of which MemoryOf says %+v", undecided.Memory, p.Memory, cfg.Memory, mem, again)
+		}
+		if said := p.Config["memory"].(map[string]any)["recompute"]; said != cfg.Memory.Recompute {
+			t.Errorf("the plan's config has recompute %v, Fit took %s", said, cfg.Memory.Recompute)
 		}
 		return cfg, mem
 	}

@@ -1,17 +1,14 @@
 package plan
 
 import (
-	"context"
-
-	"github.com/cprun/cprun/attention"
-	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/attention/backends"
 	"github.com/cprun/cprun/internal/backend"
 	"github.com/cprun/cprun/internal/config"
+	"github.com/cprun/cprun/internal/machine"
 	"github.com/cprun/cprun/internal/model"
-	"github.com/cprun/cprun/internal/tensor"
-	"github.com/cprun/cprun/kernels"
-	"github.com/cprun/cprun/partition"
-	"github.com/cprun/cprun/ring"
+	"github.com/cprun/cprun/internal/state"
+	"github.com/cprun/cprun/kernels/gpu"
+	"github.com/cprun/cprun/tensor"
 )
 
 // Memory is bytes on the rank that needs most. The items up to Batches are what a run takes of
@@ -31,17 +28,24 @@ type Memory struct {
 	Device      int64 `json:"device"` // bytes of one device, of a CPU those that all ranks share; 0: not said
 	Fits        bool  `json:"fits"`   // or not known
 	fits        string
+	tokens      int   // of one batch, on the rank with most
+	validation  int64 // activations of a forward pass alone
 }
 
-// Planned is what a run takes of the device by itself.
+// Planned returns what a run takes of the device by itself.
 func (m *Memory) Planned() int64 {
 	return m.Weights + m.Compute + m.Gradients + m.Optimizer + m.Activations + m.RingBuffers + m.Batches + m.Workspace
 }
 
-// Verdict is a sentence on whether it fits the device; "" where that is not known.
+// Room returns the part of it that a run grows when it must.
+func (m *Memory) Room() state.Room {
+	return state.Room{Activations: m.Activations, RingBuffers: m.RingBuffers, Tokens: m.tokens}
+}
+
+// Verdict returns a sentence on whether it fits the device; "" where that is not known.
 func (m *Memory) Verdict() string { return m.fits }
 
-// Fused is the bytes of Workspace that are fused attention's.
+// Fused returns the bytes of Workspace that are fused attention's.
 func (m *Memory) Fused() int64 { return m.fused }
 
 // What a process has of a GPU beside what it asked for: memory_bytes of metrics.jsonl, less
@@ -71,181 +75,85 @@ func contextOf(ranks, context int) int64 {
 // one document, where samples are cut document by document.
 const packedSlack = 0.02
 
-// MemoryOf is the memory of a run of a resolved config on a machine.
-func MemoryOf(cfg *config.Config, ranks int, machine backend.Machine) (Memory, error) {
-	shape, err := Shape(cfg)
+// MemoryOf returns the memory of a run of a resolved config on a machine.
+func MemoryOf(cfg *config.Config, ranks int, machine machine.Machine) (Memory, error) {
+	d, err := demandOf(cfg, machine, nil)
 	if err != nil {
 		return Memory{}, err
 	}
-	schedules, err := ring.All(cfg.Parallel.Algorithm, shape)
-	if err != nil {
-		return Memory{}, err
-	}
-	return memoryOf(cfg, ranks, machine, shape, schedules)
+	return memoryOf(cfg, ranks, machine, d)
 }
 
-func memoryOf(cfg *config.Config, ranks int, machine backend.Machine, shape partition.Shape, schedules []*ring.Schedule) (Memory, error) {
-	m := Memory{Device: machine.Memory}
-	dtype, batch, most := backend.DType(cfg), cfg.Train.MicroBatchSize, 0
-	if cfg.Data.PackDocuments { // packed samples go one by one
-		batch = 1
-	}
-	for _, s := range schedules {
-		tokens := localTokens(cfg, machine, shape, s.Rank)
-		most = max(most, tokens)
-		bytes, err := workspace(cfg, s, batch, tokens, dtype)
-		if err != nil {
-			return m, err
-		}
-		m.RingBuffers = max(m.RingBuffers, bytes)
-	}
+func memoryOf(cfg *config.Config, ranks int, machine machine.Machine, d *demand) (Memory, error) {
+	m := Memory{Device: machine.Memory, RingBuffers: d.buffers}
+	dtype, batch := backend.DType(cfg), sequences(cfg)
 	opt := model.Options{Recompute: model.Recompute(cfg.Memory.Recompute), LossChunk: cfg.Memory.LossChunk}
-	acts := model.Plan(&cfg.Model.Config, opt, batch, most, dtype)
-	m.Activations = max(acts.Activations, acts.Validation)
-	m.Batches = batches(cfg, batch*most)
-	m.state(cfg, ranks, dtype)
+	acts := model.Plan(&cfg.Model.Config, opt, batch, d.tokens, dtype)
+	m.Activations, m.validation = max(acts.Activations, acts.Validation), acts.Validation
+	m.tokens = batch * d.tokens
+	if err := m.state(cfg, ranks, m.tokens, dtype); err != nil {
+		return m, err
+	}
 	if machine.Arch != 0 {
 		m.Context = contextOf(ranks, cfg.Parallel.Context)
-		m.fused = fusedBytes(cfg, machine, schedules, batch, most)
-		m.Workspace = libraryBytes + m.fused
+		m.fused = fusedBytes(cfg, machine, d, batch)
+		m.Workspace = gpu.LinearWorkspace + gpu.OpsWorkspace + m.fused
 	}
-	m.Total = m.Planned() + m.Context
-	m.fits, m.Fits = machine.Fits(m.Total, ranks, Bytes)
+	m.total(machine, ranks)
 	return m, nil
 }
 
-// localTokens is the tokens of a sample on a rank.
-func localTokens(cfg *config.Config, machine backend.Machine, shape partition.Shape, rank int) int {
-	n := partition.Count(shape.Layout.Spans(shape.SeqQ, shape.Size, rank))
-	if cfg.Data.PackDocuments && machine.Arch != 0 {
-		n = min(n+int(float64(n)*packedSlack)+64, shape.SeqQ)
-	}
-	return n
+// total adds up what there is, and compares it with the machine.
+func (m *Memory) total(machine machine.Machine, ranks int) {
+	m.Total = m.Planned() + m.Context
+	m.fits, m.Fits = machine.Fits(m.Total, ranks, Bytes)
 }
 
-// state is the weights, the gradients and the optimizer: what package train keeps of them.
-func (m *Memory) state(cfg *config.Config, ranks int, dtype tensor.DType) {
-	flat := model.NewLayout(&cfg.Model.Config, ranks)
-	all := flat.Size()
-	held, shard := all, cfg.Memory.Shard
-	sharded := ranks > 1 && (shard == "optimizer" || shard == "gradients")
-	if sharded {
-		held /= int64(ranks)
+// EvalMemoryOf returns the memory of an evaluation, which has no gradients and no moments.
+func EvalMemoryOf(cfg *config.Config, ranks int, machine machine.Machine) (Memory, error) {
+	m, err := MemoryOf(cfg, ranks, machine)
+	if err == nil {
+		m.Gradients, m.Optimizer, m.Activations = 0, 0, m.validation
+		m.total(machine, ranks)
 	}
-	m.Weights, m.Gradients, m.Optimizer = 4*all, 4*all, 8*held
-	if dtype != tensor.F32 {
-		m.Weights, m.Compute = 4*held, int64(dtype.Size())*all
-		if sharded {
-			m.Compute += 4 * flat.Buckets[flat.Vectors()].Size()
-		}
-	}
-	if sharded && shard == "gradients" {
-		m.Gradients = 4 * held
-		for _, n := range Staging(flat) {
-			m.Gradients += 4 * n
-		}
-	}
+	return m, err
 }
 
-// Stages is the number of memories in which gradients wait for their reduction.
-const Stages = 4
-
-// StageOf is the one that a bucket's gradients are staged in: layers take turns with two, so
-// that one is reduced while the next is computed; the embedding and the head, of which the one
-// comes last and the other first, share a third; the vectors are in use all along.
-func StageOf(flat *model.FlatLayout, bucket int) int {
-	switch bucket {
-	case model.Embedding, flat.Head():
-		return 2
-	case flat.Vectors():
-		return 3
+// sequences is how many samples go through the model at once.
+func sequences(cfg *config.Config) int {
+	if cfg.Data.PackDocuments { // packed samples go one by one
+		return 1
 	}
-	return bucket % 2
+	return cfg.Train.MicroBatchSize
 }
 
-// Staging is the elements of each.
-func Staging(flat *model.FlatLayout) (n [Stages]int64) {
-	for b, bucket := range flat.Buckets {
-		n[StageOf(flat, b)] = max(n[StageOf(flat, b)], bucket.Size())
+// state is what a run allocates of weights, gradients, moments and batches.
+func (m *Memory) state(cfg *config.Config, ranks, batch int, dtype tensor.DType) error {
+	flat, meter := model.NewLayout(&cfg.Model.Config, ranks), state.Meter{}
+	_, err := state.New(meter, state.Options{
+		Layout: flat, Groups: state.Groups(flat, state.Group{Size: ranks}), Shard: state.ShardingOf(cfg.Memory.Shard), Compute: dtype,
+	})
+	if err != nil {
+		return err
 	}
-	return n
-}
-
-// batches is the memory of two batches of tokens and the tables of one, or, with packed
-// documents, of both.
-func batches(cfg *config.Config, tokens int) int64 {
-	table := int64(tokens) * int64(cfg.Model.HeadDim) * 4 // cos and sin of half a head each
-	lists := 2 * int64(tokens) * 2 * 4
-	if cfg.Data.PackDocuments {
-		return lists + 2*table
+	format := state.Format{Pairs: cfg.Model.HeadDim / 2, Packed: cfg.Data.PackDocuments}
+	if _, err := state.NewBatches(meter, format, batch); err != nil {
+		return err
 	}
-	return lists + table
+	m.Weights, m.Compute, m.Gradients = meter[state.Weights], meter[state.Compute], meter[state.Gradients]
+	m.Optimizer, m.Batches = meter[state.Moments], meter[state.Inputs]
+	return nil
 }
-
-// workspace is what a ring takes of its arena for one layer, forward and backward.
-func workspace(cfg *config.Config, s *ring.Schedule, batch, tokens int, dtype tensor.DType) (int64, error) {
-	return Attend(cfg, s, batch, tokens, dtype, attention.Idle{})
-}
-
-// Attend runs the loops of a layer's attention, forward and backward, as a run does: on a kernel, over
-// views without memory. It returns what they take of the ring's arena at most.
-func Attend(cfg *config.Config, s *ring.Schedule, batch, tokens int, dtype tensor.DType, kernel attention.Kernel) (int64, error) {
-	meter, data := tensor.NewMeter(), tensor.NewMeter()
-	r := ring.Ring{Kernel: kernel, Comm: noTransfer{}, Stream: noStream{}, Arena: meter}
-	m := &cfg.Model.Config
-	// A schedule speaks of as many rows as the rank holds, which may be fewer than tokens.
-	tokens = max(tokens, s.KVRows[0])
-	q := data.Alloc(dtype, batch, tokens, m.NumAttentionHeads, m.HeadDim)
-	k := data.Alloc(dtype, batch, tokens, m.NumKeyValueHeads, m.HeadDim)
-	out := attention.Partial{O: q, LSE: data.Alloc(tensor.F32, batch, tokens, m.NumAttentionHeads, 1)}
-	dq := data.Alloc(tensor.F32, batch, tokens, m.NumAttentionHeads, m.HeadDim)
-	dk := data.Alloc(tensor.F32, batch, tokens, m.NumKeyValueHeads, m.HeadDim)
-	p := attention.Softmax{Scale: m.SoftmaxScale()}
-	if err := r.Forward(out, q, k, k, s, p); err != nil {
-		return 0, err
-	}
-	err := r.Backward(attention.Grads{DQ: dq, DK: dk, DV: dk}, q, q, k, k, out, s, p)
-	return meter.Peak(), err
-}
-
-// noStream and noTransfer do nothing.
-type (
-	noStream   struct{}
-	noTransfer struct{}
-)
-
-func (noStream) Record() tensor.Event       { return nil }
-func (noStream) Wait(tensor.Event)          {}
-func (noStream) Label(string)               {}
-func (noStream) Sync(context.Context) error { return nil }
-
-func (noTransfer) Exchange(_, _ []comm.Message) (comm.Pending, error) { return noTransfer{}, nil }
-func (noTransfer) Wait()                                              {}
-func (noTransfer) Sync(context.Context) error                         { return nil }
-
-// libraryBytes is the workspace of matrix products and of the other operations:
-// kernels.LinearWorkspace and kernels.OpsWorkspace.
-const libraryBytes = 96 << 20
 
 // fusedBytes is what fused attention works in: 0 for other backends.
-func fusedBytes(cfg *config.Config, machine backend.Machine, schedules []*ring.Schedule, batch, tokens int) int64 {
-	if cfg.Attention.Backend != attention.Fused.String() {
+func fusedBytes(cfg *config.Config, machine machine.Machine, d *demand, batch int) int64 {
+	if cfg.Attention.Backend != backends.Fused.String() {
 		return 0
 	}
-	m, calls, keys := &cfg.Model.Config, 1, tokens
-	for _, s := range schedules {
-		n := 0
-		for _, h := range s.Forward {
-			keys = max(keys, h.Keys.Hi-h.Keys.Lo)
-			if len(h.Tiles) > 0 {
-				n++
-			}
-		}
-		calls = max(calls, n)
-	}
-	return kernels.FusedWorkspace(kernels.FusedShape{
-		Batch: batch, SeqQ: tokens, SeqK: keys, Heads: m.NumAttentionHeads, KVHeads: m.NumKeyValueHeads,
-		Dim: m.HeadDim, DimV: m.HeadDim, Calls: calls, Training: true, Packed: cfg.Data.PackDocuments && kernels.FusedPacks(machine.Arch, machine.CUDNN),
-		Deterministic: cfg.Train.Deterministic && machine.Arch == 90 && machine.CUDNN < attention.V(9, 25, 0),
+	m := &cfg.Model.Config
+	return gpu.FusedWorkspace(gpu.FusedShape{
+		Batch: batch, SeqQ: d.tokens, SeqK: d.keys, Heads: m.NumAttentionHeads, KVHeads: m.NumKeyValueHeads,
+		Dim: m.HeadDim, DimV: m.HeadDim, Calls: d.calls, Training: true, Packed: cfg.Data.PackDocuments && backends.Packs(machine.Arch, machine.CUDNN),
+		Deterministic: cfg.Train.Deterministic && backends.KeepsMatrix(machine.Arch, machine.CUDNN),
 	})
 }

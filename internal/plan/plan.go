@@ -6,8 +6,8 @@ package plan
 import (
 	"github.com/cprun/cprun/internal/backend"
 	"github.com/cprun/cprun/internal/config"
+	"github.com/cprun/cprun/internal/machine"
 	"github.com/cprun/cprun/internal/model"
-	"github.com/cprun/cprun/internal/tensor"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/ring"
 )
@@ -22,6 +22,8 @@ type Plan struct {
 	Memory        Memory         `json:"memory"`
 	Communication Communication  `json:"communication"`
 	Estimate      Estimate       `json:"estimate"`
+	Warnings      []string       `json:"warnings"` // that a run of the config would show
+	Refused       []string       `json:"refused"`  // why a run on this machine would not begin
 
 	machine string // for a reader
 }
@@ -53,7 +55,7 @@ type Span struct {
 	Stride int `json:"stride"`
 }
 
-// RankHops is the forward ring of one rank.
+// RankHops is the Hops of one rank's forward pass.
 type RankHops struct {
 	Rank int   `json:"rank"`
 	Hops []Hop `json:"hops"`
@@ -61,13 +63,12 @@ type RankHops struct {
 
 // Hop is one turn of the ring.
 type Hop struct {
-	Label     string           `json:"label"`
-	Tiles     []partition.Tile `json:"-"`
-	TileCount int              `json:"tiles"`
-	Pairs     int              `json:"pairs"`
-	SendTo    []int            `json:"send_to"`
-	RecvFrom  []int            `json:"recv_from"`
-	SendBytes int64            `json:"send_bytes"` // keys and values of one layer, one micro batch
+	Label     string `json:"label"`
+	TileCount int    `json:"tiles"`
+	Pairs     int    `json:"pairs"`
+	SendTo    []int  `json:"send_to"`
+	RecvFrom  []int  `json:"recv_from"`
+	SendBytes int64  `json:"send_bytes"` // keys and values of one layer, one micro batch
 }
 
 // Communication is bytes that the rank that sends most sends in one optimizer step.
@@ -80,44 +81,45 @@ type Communication struct {
 
 // Options is what a plan is made with besides the config.
 type Options struct {
-	Machine backend.Machine
+	Machine machine.Machine
 	Choice  *backend.Choice // nil: the plan is silent about attention's backend
 	// GFLOPs is the measured rate of one process's matrix products when all ranks compute at
 	// once, for a plan of a CPU; 0 leaves the time out.
 	GFLOPs float64
+	// Refused is why a run on this machine would not begin, of what a plan can do without.
+	Refused []string
 }
 
-// Make plans a resolved config for that many ranks.
+// Make plans a resolved config for that many ranks, of which it decides what Fit decides. It goes over the
+// schedules of all ranks once.
 func Make(cfg *config.Config, ranks int, o Options) (*Plan, error) {
 	shape, err := Shape(cfg)
 	if err != nil {
 		return nil, err
 	}
 	p := &Plan{
-		Config: cfg.Map(), Machine: o.Machine.Flag(), machine: o.Machine.String(), Partition: partitionOf(cfg, ranks, shape), Attention: attentionOf(o.Choice),
+		Machine: o.Machine.Flag(), machine: o.Machine.String(), Partition: partitionOf(cfg, ranks, shape), Attention: attentionOf(o.Choice),
+		Warnings: []string{}, Refused: append([]string{}, o.Refused...),
 	}
-	row := int64(cfg.Train.MicroBatchSize*cfg.Model.NumKeyValueHeads*cfg.Model.HeadDim) * 2
-	// Gradients are summed on their way, so they travel in the type that sums are kept in.
-	kvRow, gradRow := int64(backend.WireType(cfg).Size())*row, int64(tensor.F32.Size())*row
-	var most [2]int64
-	schedules, err := ring.All(cfg.Parallel.Algorithm, shape)
+	for _, w := range cfg.Warnings {
+		p.Warnings = append(p.Warnings, w.String())
+	}
+	kvRow, _ := wireRows(cfg)
+	p.Hops = make([]RankHops, shape.Size)
+	d, err := demandOf(cfg, o.Machine, func(s *ring.Schedule) { p.Hops[s.Rank] = hopsOf(s, kvRow) })
 	if err != nil {
 		return nil, err
 	}
-	for _, s := range schedules {
-		p.Hops = append(p.Hops, hopsOf(s, kvRow))
-		f, b := s.Bytes(kvRow, gradRow)
-		most[0], most[1] = max(most[0], f), max(most[1], b)
-	}
-	if p.Memory, err = memoryOf(cfg, ranks, o.Machine, shape, schedules); err != nil {
+	if p.Memory, err = fit(cfg, ranks, o.Machine, d); err != nil {
 		return nil, err
 	}
-	p.communication(cfg, ranks, most)
+	p.Config = cfg.Map()
+	p.communication(cfg, ranks, d)
 	p.estimate(cfg, ranks, o)
 	return p, nil
 }
 
-// Shape is the partition of one unpacked sequence of the config over a context group.
+// Shape returns the partition of one unpacked sequence of the config over a context group.
 func Shape(cfg *config.Config) (partition.Shape, error) {
 	n := cfg.Data.SeqLen
 	layout, err := partition.New(cfg.Parallel.Layout, []int{n})
@@ -160,21 +162,29 @@ func partitionOf(cfg *config.Config, ranks int, shape partition.Shape) Partition
 
 func hopsOf(s *ring.Schedule, kvRow int64) RankHops {
 	r := RankHops{Rank: s.Rank}
-	for _, h := range s.Forward {
-		hop := Hop{Label: h.Label, Tiles: h.Tiles, TileCount: len(h.Tiles), SendTo: []int{}, RecvFrom: []int{}}
-		for _, t := range h.Tiles {
-			hop.Pairs += t.Pairs()
+	if len(s.Forward) > 0 {
+		r.Hops = make([]Hop, len(s.Forward))
+	}
+	for i := range s.Forward {
+		h, hop := &s.Forward[i], &r.Hops[i]
+		*hop = Hop{Label: h.Label, SendTo: peers(h.SendKV), RecvFrom: peers(h.RecvKV)}
+		for call := range h.Calls {
+			hop.TileCount += len(call.Tiles)
+			hop.Pairs += partition.Pairs(call.Tiles)
 		}
 		for _, m := range h.SendKV {
-			hop.SendTo = append(hop.SendTo, m.Peer)
 			hop.SendBytes += int64(m.Block.Hi-m.Block.Lo) * kvRow
 		}
-		for _, m := range h.RecvKV {
-			hop.RecvFrom = append(hop.RecvFrom, m.Peer)
-		}
-		r.Hops = append(r.Hops, hop)
 	}
 	return r
+}
+
+func peers(moves []ring.Move) []int {
+	p := make([]int, len(moves))
+	for i := range moves {
+		p[i] = moves[i].Peer
+	}
+	return p
 }
 
 // stateBytes is what a rank sends of gradients and weights in a step of so many micro batches. A
@@ -192,14 +202,14 @@ func stateBytes(cfg *config.Config, ranks int, micro int64) int64 {
 	return total * int64(ranks-1) / int64(ranks)
 }
 
-func (p *Plan) communication(cfg *config.Config, ranks int, perLayer [2]int64) {
+func (p *Plan) communication(cfg *config.Config, ranks int, d *demand) {
 	micro := int64(cfg.Train.GlobalBatchSize / (cfg.Train.MicroBatchSize * p.Partition.Data))
 	passes := micro * int64(cfg.Model.NumHiddenLayers)
-	forward := passes * perLayer[0]
+	forward := passes * d.forward
 	if cfg.Memory.Recompute == "full" {
 		forward *= 2
 	}
 	grads := stateBytes(cfg, ranks, micro)
-	p.Communication = Communication{AttentionForward: forward, AttentionBackward: passes * perLayer[1], Gradients: grads}
+	p.Communication = Communication{AttentionForward: forward, AttentionBackward: passes * d.backward, Gradients: grads}
 	p.Communication.Total = forward + p.Communication.AttentionBackward + grads
 }

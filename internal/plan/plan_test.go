@@ -8,8 +8,14 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/internal/backend"
 	"github.com/cprun/cprun/internal/config"
+	"github.com/cprun/cprun/internal/machine"
+	"github.com/cprun/cprun/internal/rehearse"
+	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/ring"
+	"github.com/cprun/cprun/tensor"
 )
 
 func load(t *testing.T, ranks int, set ...string) *config.Config {
@@ -23,11 +29,11 @@ func load(t *testing.T, ranks int, set ...string) *config.Config {
 
 func onCPU(t *testing.T, cfg *config.Config, gflops float64) Options {
 	t.Helper()
-	c, err := backend.Choose(cfg, backend.CPU(), 0)
+	c, err := backend.Choose(cfg, machine.CPU(), 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return Options{Machine: backend.CPU(), Choice: c, GFLOPs: gflops}
+	return Options{Machine: machine.CPU(), Choice: c, GFLOPs: gflops}
 }
 
 func make4(t *testing.T, set ...string) *Plan {
@@ -87,6 +93,54 @@ func TestMoreRanksTakeFewerActivations(t *testing.T) {
 	}
 	if one.Communication.Total != 0 {
 		t.Errorf("a single rank sends %d bytes", one.Communication.Total)
+	}
+}
+
+// The memory of the loops is taken before the first hop, so that it is found without the hops.
+func TestWorkspaceNeedsNoHops(t *testing.T) {
+	for _, algorithm := range []string{"ring", "allgather"} {
+		cfg := load(t, 8, "data.seq_len=1001", "parallel.algorithm="+algorithm)
+		shape, err := Shape(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all, err := ring.All(algorithm, shape)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range all {
+			want, err := rehearse.Layer(attention.Idle{}, &cfg.Model.Config, s, 2, 0, tensor.F32)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got, err := workspace(cfg, s, 2, 0, tensor.F32); err != nil || got != want || got == 0 {
+				t.Errorf("%s: rank %d takes %d bytes, %v; running its hops %d", algorithm, s.Rank, got, err, want)
+			}
+		}
+	}
+}
+
+// The picture shows what each position says for itself.
+func TestPictureMarksEveryPosition(t *testing.T) {
+	for _, n := range []int{1, 7, 63, 64, 65, 100, 1000, 4099} {
+		for _, layout := range []partition.Layout{partition.Contiguous{}, partition.Zigzag{}, partition.Striped{}} {
+			for _, size := range []int{1, 3, 8, 100} {
+				for rank := range size {
+					columns := min(pictureColumns, n)
+					want, part := bytes.Repeat([]byte("."), columns), RankPart{}
+					spans := layout.Spans(n, size, rank)
+					for _, s := range spans {
+						part.Spans = append(part.Spans, Span(s))
+					}
+					for _, x := range partition.Positions(spans) {
+						want[x*columns/n] = '#'
+					}
+					if got := part.row(n); !bytes.Equal(got, want) {
+						t.Fatalf("%s, %d of %d ranks, %d positions: %s, want %s", layout.Name(), rank, size, n, got, want)
+					}
+				}
+			}
+		}
 	}
 }
 

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/cprun/cprun/internal/backend"
+	"github.com/cprun/cprun/internal/machine"
 )
 
 // pictureColumns is the width of the partition picture: what fits a terminal of 80 columns
@@ -46,13 +46,20 @@ func (p *Plan) attention(b *strings.Builder) {
 	fmt.Fprintf(b, "            q, k, v in layout %s\n", a.Layout)
 	for i, r := range a.Remedies {
 		if first, hops := together(a.Remedies, i, func(x *Remedy) (string, string) { return x.Kind + x.Text, x.Hop }); first {
-			fmt.Fprintf(b, "            with %s%s: %s\n              costs %s\n", r.Kind, hops, r.Text, r.Cost)
+			absent := ""
+			if !r.Built {
+				absent = "\n              not in this build"
+			}
+			fmt.Fprintf(b, "            with %s%s: %s\n              costs %s%s\n", r.Kind, hops, r.Text, r.Cost, absent)
 		}
 	}
 	for i, r := range a.Rejected {
 		if first, hops := together(a.Rejected, i, func(x *Rejected) (string, string) { return x.Backend + " " + x.Rule, x.Hop }); first {
 			fmt.Fprintf(b, "            not %s, %s%s: %s\n              fix: %s\n", r.Backend, r.Rule, hops, r.Reason, r.Fix)
 		}
+	}
+	for _, n := range a.Named {
+		fmt.Fprintf(b, "            not %s: %s\n              fix: %s\n", n.Backend, n.Reason, n.Fix)
 	}
 }
 
@@ -116,7 +123,7 @@ func (p *Plan) costs(b *strings.Builder) {
 		fmt.Fprintf(b, "            about %.2g s a step: computing %.2g s beside %.2g s of attention's transfers, then %.2g s of gradients\n",
 			e.SecondsPerStep, e.ComputeSeconds, e.TransferSeconds, e.GradientSeconds)
 		fmt.Fprintf(b, "            at %.0f TFLOP/s (%.0f%% of the peak of %s) and %.0f GB/s a GPU, see docs/backends.md\n",
-			e.FLOPsPerSecond/1e12, 100*backend.Efficiency, e.Source, e.LinkPerSecond/1e9)
+			e.FLOPsPerSecond/1e12, 100*machine.Efficiency, e.Source, e.LinkPerSecond/1e9)
 	case e.SecondsPerStep > 0:
 		fmt.Fprintf(b, "            at least %.2g s a step: a matrix product on this machine reaches %.1f GFLOP/s a rank\n", e.SecondsPerStep, e.GFLOPsMeasured)
 	}
@@ -124,17 +131,27 @@ func (p *Plan) costs(b *strings.Builder) {
 
 // picture draws which rank holds which part of the sequence, one row a rank.
 func (p *Plan) picture(b *strings.Builder) {
-	n := p.Partition.SeqLen
-	columns := min(pictureColumns, n)
 	for _, r := range p.Partition.PerRank {
-		row := []byte(strings.Repeat(".", columns))
-		for _, s := range r.Spans {
-			for i := range s.Len {
-				row[(s.Start+i*s.Stride)*columns/n] = '#'
-			}
-		}
-		fmt.Fprintf(b, "  rank %-4d %s %d tokens\n", r.Rank, row, r.Tokens)
+		fmt.Fprintf(b, "  rank %-4d %s %d tokens\n", r.Rank, r.row(p.Partition.SeqLen), r.Tokens)
 	}
+}
+
+// row marks the columns in which the rank holds any of n positions. Position x is in column
+// x*columns/n.
+func (r *RankPart) row(n int) []byte {
+	columns := min(pictureColumns, n)
+	row := []byte(strings.Repeat(".", columns))
+	for _, s := range r.Spans {
+		at := func(i int) int { return (s.Start + i*s.Stride) * columns / n }
+		for i := 0; i < s.Len; {
+			c := at(i)
+			row[c] = '#'
+			// The next column begins at the first x with x*columns >= (c+1)*n.
+			x := ((c+1)*n + columns - 1) / columns
+			i = max(i+1, (x-s.Start+s.Stride-1)/s.Stride)
+		}
+	}
+	return row
 }
 
 func (p *Plan) hops(b *strings.Builder) {
@@ -173,7 +190,7 @@ func plural(n int) string {
 
 func ranks(rs []int) string { return strings.Trim(strings.ReplaceAll(fmt.Sprint(rs), " ", ", "), "[]") }
 
-// Bytes is a size in binary units: "3.2 MiB".
+// Bytes writes a size in binary units: "3.2 MiB".
 func Bytes(n int64) string {
 	units := []string{"B", "KiB", "MiB", "GiB", "TiB"}
 	x, u := float64(n), 0

@@ -3,7 +3,7 @@ package safetensors
 import (
 	"slices"
 
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/tensor"
 )
 
 // DType is an element type, as the header spells it.
@@ -49,7 +49,7 @@ func (d DType) rank() int {
 // Known reports whether the format has this type.
 func (d DType) Known() bool { return d.rank() >= 0 }
 
-// Bits is the size of one element; 0 for an unknown type.
+// Bits returns the size of one element; 0 for an unknown type.
 func (d DType) Bits() int64 {
 	if r := d.rank(); r >= 0 {
 		return dtypes[r].bits
@@ -57,7 +57,7 @@ func (d DType) Bits() int64 {
 	return 0
 }
 
-// Tensor is the type of internal/tensor with the same elements, Invalid where it has none.
+// Tensor returns the type of tensor with the same elements, Invalid where it has none.
 func (d DType) Tensor() tensor.DType {
 	switch d {
 	case F64:

@@ -5,10 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/internal/files"
+	"github.com/cprun/cprun/internal/terminal"
+	"github.com/cprun/cprun/tensor"
 )
 
 // File is an open safetensors file. Its methods may be called from several goroutines.
@@ -16,25 +17,24 @@ type File struct {
 	name  string // for errors
 	r     io.ReaderAt
 	close func() error
-	data  int64 // offset of the data in the file
-	meta  map[string]string
-	infos map[string]Info
-	names []string
+	// written is how many bytes of the file are on the disk; nil where that is not known.
+	written func() (int64, error)
+	data    int64 // offset of the data in the file
+	meta    map[string]string
+	infos   map[string]Info
+	names   []string
 }
 
 // Open reads and checks the header of the file at path. The caller closes it.
 func Open(path string) (*File, error) {
-	f, err := os.Open(path)
+	f, err := files.Open(path)
 	if err != nil {
 		return nil, fmt.Errorf("safetensors file: %w", err)
 	}
 	st, err := f.Stat()
-	if err == nil && !st.Mode().IsRegular() {
-		err = errors.New("not a regular file")
-	}
 	if err != nil {
 		f.Close()
-		return nil, fmt.Errorf("safetensors file %s: %w", path, err)
+		return nil, fmt.Errorf("safetensors file: %w", err)
 	}
 	s, err := New(path, f, st.Size())
 	if err != nil {
@@ -42,11 +42,13 @@ func Open(path string) (*File, error) {
 		return nil, err
 	}
 	s.close = f.Close
+	s.written = func() (int64, error) { return files.Written(f) }
 	return s, nil
 }
 
 // New reads and checks the header of a file of size bytes behind r. The name is for errors.
 func New(name string, r io.ReaderAt, size int64) (*File, error) {
+	name = terminal.Name(name)
 	f := &File{name: name, r: r, close: func() error { return nil }, infos: map[string]Info{}}
 	if err := f.open(size); err != nil {
 		return nil, fmt.Errorf("safetensors file %s: %w", name, err)
@@ -64,7 +66,7 @@ func (f *File) open(size int64) error {
 	}
 	n := binary.LittleEndian.Uint64(length[:])
 	if n > MaxHeader {
-		return fmt.Errorf("the header claims %d bytes; the format allows %d", n, MaxHeader)
+		return fmt.Errorf("the header claims %d bytes; at most %d are read", n, MaxHeader)
 	}
 	if int64(n) > size-8 {
 		return fmt.Errorf("the header claims %d bytes of a file of %d", n, size)
@@ -102,13 +104,31 @@ func readFull(r io.ReaderAt, p []byte, off int64) error {
 // Close closes what Open opened.
 func (f *File) Close() error { return f.close() }
 
+// Holes reports whether most of the data, where there is much, are holes that nobody has written: a
+// file that claims far more than it took to make.
+func (f *File) Holes() bool {
+	const much = 64 << 20
+	size := f.data
+	for _, i := range f.infos {
+		size = max(size, f.data+i.End)
+	}
+	if f.written == nil || size < much {
+		return false
+	}
+	n, err := f.written()
+	return err == nil && n < size/2
+}
+
+// HeaderBytes returns the length of the header: what a file of any size takes of memory grows with it.
+func (f *File) HeaderBytes() int64 { return f.data - 8 }
+
 // Names lists the tensors, sorted. The caller must not change it.
 func (f *File) Names() []string { return f.names }
 
-// Metadata is the header's free text; nil where it has none. The caller must not change it.
+// Metadata returns the header's free text; nil where it has none. The caller must not change it.
 func (f *File) Metadata() map[string]string { return f.meta }
 
-// Info is what the header says of a tensor.
+// Info returns what the header says of a tensor.
 func (f *File) Info(name string) (Info, bool) {
 	i, ok := f.infos[name]
 	return i, ok
@@ -123,7 +143,7 @@ func (f *File) ReadFloat32(name string, dst []float32, off int64) error {
 	return read(f, name, dst, off)
 }
 
-// ReadFloat64 is ReadFloat32 in double precision.
+// ReadFloat64 reads like ReadFloat32, in double precision.
 func (f *File) ReadFloat64(name string, dst []float64, off int64) error {
 	return read(f, name, dst, off)
 }

@@ -14,8 +14,17 @@ import (
 	"unicode/utf8"
 )
 
-// MaxHeader is the longest header that the format allows, in bytes.
-const MaxHeader = 100_000_000
+// Bounds of a header, so that a small file does not become much memory. The format allows 100 MB;
+// the largest known models have a tenth of MaxTensors in all of their files together.
+const (
+	MaxHeader  = 32 << 20 // bytes
+	MaxTensors = 1 << 18
+
+	maxDims     = 32 // axes of a tensor
+	maxName     = 512
+	maxMetadata = 1 << 12 // keys
+	maxFields   = 8       // keys of a tensor; the format has 3
+)
 
 const metadataKey = "__metadata__"
 
@@ -28,7 +37,7 @@ type Info struct {
 	Begin, End int64
 }
 
-// Elements is the number of elements.
+// Elements returns the number of elements.
 func (i Info) Elements() int64 {
 	n := int64(1)
 	for _, d := range i.Shape {
@@ -37,13 +46,16 @@ func (i Info) Elements() int64 {
 	return n
 }
 
-// Bytes is the size of the elements.
+// Bytes returns the size of the elements.
 func (i Info) Bytes() int64 { return i.End - i.Begin }
 
 // byteSize is the size of a tensor, with every overflow noticed.
 func byteSize(d DType, shape []int) (int64, error) {
 	if !d.Known() {
-		return 0, fmt.Errorf("unknown element type %q", d)
+		return 0, fmt.Errorf("unknown element type %.64q", d)
+	}
+	if len(shape) > maxDims {
+		return 0, fmt.Errorf("a shape of %d axes; at most %d are read", len(shape), maxDims)
 	}
 	n := uint64(1)
 	for _, dim := range shape {
@@ -79,7 +91,7 @@ func parseHeader(raw []byte, dataSize int64) (map[string]string, []Info, error) 
 	p.dec.UseNumber()
 	var meta map[string]string
 	var infos []Info
-	err := p.object(func(key string) (err error) {
+	err := p.object(MaxTensors+1, func(key string) (err error) {
 		if key == metadataKey {
 			meta, err = p.metadata()
 			return wrapKey(key, err)
@@ -125,11 +137,11 @@ func wrapKey(key string, err error) error {
 	if err == nil {
 		return nil
 	}
-	return fmt.Errorf("header key %q: %w", key, err)
+	return fmt.Errorf("header key %.255q: %w", key, err)
 }
 
 // parser walks JSON by tokens, since decoding into a map or struct would keep the last of
-// two equal keys without a word.
+// two equal keys silently.
 type parser struct{ dec *json.Decoder }
 
 func (p parser) token() (json.Token, error) {
@@ -146,13 +158,13 @@ func (p parser) token() (json.Token, error) {
 func (p parser) delim(want json.Delim) error {
 	t, err := p.token()
 	if err == nil && t != want {
-		err = fmt.Errorf("header JSON at byte %d: %v where %v belongs", p.dec.InputOffset(), t, want)
+		err = fmt.Errorf("header JSON at byte %d: %.64v where %v belongs", p.dec.InputOffset(), t, want)
 	}
 	return err
 }
 
-// object calls f at the value of each key.
-func (p parser) object(f func(key string) error) error {
+// object calls f at the value of each key, of which there are no more than most.
+func (p parser) object(most int, f func(key string) error) error {
 	if err := p.delim('{'); err != nil {
 		return err
 	}
@@ -164,10 +176,15 @@ func (p parser) object(f func(key string) error) error {
 		}
 		key, ok := t.(string)
 		if !ok {
-			return fmt.Errorf("header JSON at byte %d: %v where a key belongs", p.dec.InputOffset(), t)
+			return fmt.Errorf("header JSON at byte %d: %.64v where a key belongs", p.dec.InputOffset(), t)
 		}
-		if seen[key] {
-			return fmt.Errorf("header key %q stands twice", key)
+		switch {
+		case seen[key]:
+			return fmt.Errorf("header key %.255q stands twice", key)
+		case len(key) > maxName:
+			return fmt.Errorf("header key %.64q... has %d bytes; at most %d are read", key, len(key), maxName)
+		case len(seen) >= most:
+			return fmt.Errorf("the header has more than %d keys in one object", most)
 		}
 		seen[key] = true
 		if err := f(key); err != nil {
@@ -179,7 +196,7 @@ func (p parser) object(f func(key string) error) error {
 
 func (p parser) metadata() (map[string]string, error) {
 	m := map[string]string{}
-	err := p.object(func(key string) (err error) {
+	err := p.object(maxMetadata, func(key string) (err error) {
 		m[key], err = p.str()
 		return wrapKey(key, err)
 	})
@@ -193,7 +210,7 @@ func (p parser) str() (string, error) {
 	}
 	s, ok := t.(string)
 	if !ok {
-		return "", fmt.Errorf("%v where a string belongs", t)
+		return "", fmt.Errorf("%.64v where a string belongs", t)
 	}
 	return s, nil
 }
@@ -205,17 +222,20 @@ func (p parser) ints() ([]int64, error) {
 	}
 	xs := []int64{}
 	for p.dec.More() {
+		if len(xs) == maxDims {
+			return nil, fmt.Errorf("more than %d numbers in a list", maxDims)
+		}
 		t, err := p.token()
 		if err != nil {
 			return nil, err
 		}
 		n, ok := t.(json.Number)
 		if !ok {
-			return nil, fmt.Errorf("%v where an integer belongs", t)
+			return nil, fmt.Errorf("%.64v where an integer belongs", t)
 		}
 		x, err := strconv.ParseUint(n.String(), 10, 63)
 		if err != nil {
-			return nil, fmt.Errorf("%s where an integer of at most 63 bits, not negative, belongs", n)
+			return nil, fmt.Errorf("%.64s where an integer of at most 63 bits, not negative, belongs", n)
 		}
 		xs = append(xs, int64(x))
 	}
@@ -227,7 +247,7 @@ func (p parser) info(name string) (Info, error) {
 	i := Info{Name: name}
 	var offsets []int64
 	seen := 0
-	err := p.object(func(key string) error {
+	err := p.object(maxFields, func(key string) error {
 		seen++
 		switch key {
 		case "dtype":
@@ -249,7 +269,7 @@ func (p parser) info(name string) (Info, error) {
 			offsets, err = p.ints()
 			return wrapKey(key, err)
 		}
-		return fmt.Errorf("unknown key %q", key)
+		return fmt.Errorf("unknown key %.64q", key)
 	})
 	if err == nil && seen != 3 {
 		err = errors.New("needs the keys dtype, shape and data_offsets")

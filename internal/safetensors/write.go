@@ -13,6 +13,9 @@ import (
 	"path/filepath"
 	"slices"
 	"unicode/utf8"
+
+	"github.com/cprun/cprun/internal/files"
+	"github.com/cprun/cprun/internal/terminal"
 )
 
 // Entry is one tensor to write.
@@ -25,7 +28,7 @@ type Entry struct {
 	Data func(w io.Writer) error
 }
 
-// Floats is an entry that converts data to F64, F32, F16 or BF16 as it is written. Half
+// Floats returns an entry that converts data to F64, F32, F16 or BF16 as it is written. Half
 // precision is rounded from float32, to nearest even.
 func Floats[T Float](name string, dtype DType, shape []int, data []T) Entry {
 	return Entry{Name: name, DType: dtype, Shape: shape, Data: func(w io.Writer) error {
@@ -45,7 +48,7 @@ func Floats[T Float](name string, dtype DType, shape []int, data []T) Entry {
 	}}
 }
 
-// Raw is an entry of bytes that are in the file's form already.
+// Raw returns an entry of bytes that are in the file's form already.
 func Raw(name string, dtype DType, shape []int, data []byte) Entry {
 	return Entry{Name: name, DType: dtype, Shape: shape, Data: func(w io.Writer) error {
 		_, err := w.Write(data)
@@ -104,6 +107,8 @@ func header(metadata map[string]string, entries []Entry) ([]byte, []int64, error
 			err = errors.New("the name is not UTF-8")
 		case seen[e.Name]:
 			err = errors.New("the name stands twice")
+		case len(e.Name) > maxName || len(entries) > MaxTensors:
+			err = fmt.Errorf("a name of %d bytes, or one of %d tensors; at most %d and %d are read", len(e.Name), len(entries), maxName, MaxTensors)
 		case at+size < at:
 			err = errors.New("the file is too long")
 		}
@@ -126,7 +131,7 @@ func header(metadata map[string]string, entries []Entry) ([]byte, []int64, error
 		b = append(b, ' ')
 	}
 	if len(b)-8 > MaxHeader {
-		return nil, nil, fmt.Errorf("%d bytes are more than the %d that the format allows", len(b)-8, MaxHeader)
+		return nil, nil, fmt.Errorf("%d bytes are more than the %d that are read", len(b)-8, MaxHeader)
 	}
 	binary.LittleEndian.PutUint64(b, uint64(len(b)-8))
 	return b, sizes, nil
@@ -161,46 +166,31 @@ func (c *counter) Write(p []byte) (int, error) {
 // WriteFile writes a file at path so that a crash leaves the old file or the new one, never
 // a part: it writes beside it, syncs, renames, and syncs the directory.
 func WriteFile(path string, metadata map[string]string, entries []Entry) (err error) {
-	dir := filepath.Dir(path)
-	f, err := os.CreateTemp(dir, "."+filepath.Base(path)+".tmp-*")
+	dir, err := files.OpenDir(filepath.Dir(path))
 	if err != nil {
-		return fmt.Errorf("safetensors file %s: %w", path, err)
+		return fmt.Errorf("safetensors file %s: %w", terminal.Name(path), err)
 	}
-	defer func() {
-		if err != nil {
-			f.Close()
-			os.Remove(f.Name())
-			err = fmt.Errorf("safetensors file %s: %w", path, err)
-		}
-	}()
-	w := bufio.NewWriterSize(f, chunk)
-	if err := Write(w, metadata, entries); err != nil {
-		return err
-	}
-	if err := w.Flush(); err != nil {
-		return err
-	}
-	if err := f.Chmod(0o644); err != nil { // CreateTemp makes it 0600
-		return err
-	}
-	if err := f.Sync(); err != nil {
-		return err
-	}
-	if err := f.Close(); err != nil {
-		return err
-	}
-	if err := os.Rename(f.Name(), path); err != nil {
-		return err
-	}
-	return SyncDir(dir)
+	defer dir.Close()
+	return WriteIn(dir, filepath.Base(path), metadata, entries)
 }
 
-// SyncDir waits until the names in a directory are on the disk, which a rename alone does not.
-func SyncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
+// WriteIn writes a file as WriteFile does, in a directory which no link leads out of.
+func WriteIn(dir *os.Root, name string, metadata map[string]string, entries []Entry) error {
+	err := files.Write(dir, name, func(f *files.Draft) error {
+		w := bufio.NewWriterSize(f, chunk)
+		if err := Write(w, metadata, entries); err != nil {
+			return err
+		}
+		if err := w.Flush(); err != nil {
+			return err
+		}
+		return f.Sync()
+	})
+	if err == nil {
+		err = files.Sync(dir)
 	}
-	defer d.Close()
-	return d.Sync()
+	if err != nil {
+		return fmt.Errorf("safetensors file %s: %w", terminal.Name(filepath.Join(dir.Name(), name)), err)
+	}
+	return nil
 }

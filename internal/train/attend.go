@@ -6,7 +6,7 @@ import (
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/internal/hf"
 	"github.com/cprun/cprun/internal/model"
-	"github.com/cprun/cprun/internal/plan"
+	"github.com/cprun/cprun/internal/rehearse"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/ring"
 )
@@ -20,7 +20,8 @@ type attend struct {
 	rank      int
 	shape     partition.Shape // of the present batch; its mask is filled in by window
 	softmax   attention.Softmax
-	schedules map[int]*ring.Schedule
+	schedules map[int]*ring.Schedule // of the present batch, by window
+	cache     *ring.Cache            // and of batches before it, for those that come again
 }
 
 func newAttend(r *ring.Ring, cfg *hf.Config, algorithm string, shape partition.Shape, rank int) *attend {
@@ -28,27 +29,30 @@ func newAttend(r *ring.Ring, cfg *hf.Config, algorithm string, shape partition.S
 		ring: r, cfg: cfg, algorithm: algorithm, rank: rank, shape: shape,
 		softmax:   attention.Softmax{Scale: cfg.SoftmaxScale()},
 		schedules: make(map[int]*ring.Schedule),
+		cache:     ring.NewCache(ring.CacheBytes),
 	}
 }
 
 // rehearse has the attention kernel make ready what steps will ask of it, where that takes the host
-// long. Packed documents, whose lengths nobody knows, are left out.
+// long. Packed documents are left out, since their lengths are not known yet.
 func (t *Trainer) rehearse(o *Options) error {
 	k, ok := t.dev.Kernel.(attention.Planner)
 	if !ok || t.cfg.Data.PackDocuments {
 		return nil
 	}
 	defer o.timed("attention plans")()
-	shape, err := plan.Shape(t.cfg)
+	n := t.cfg.Data.SeqLen
+	layout, err := partition.New(t.cfg.Parallel.Layout, []int{n})
 	if err != nil {
 		return err
 	}
+	shape := partition.Shape{SeqQ: n, SeqKV: n, Size: t.cfg.Parallel.Context, Layout: layout}
 	a := newAttend(nil, &t.cfg.Model.Config, t.cfg.Parallel.Algorithm, shape, t.mesh.world.Rank()%t.cfg.Parallel.Context)
 	for layer := range t.cfg.Model.NumHiddenLayers {
 		known := len(a.schedules)
 		s, err := a.schedule(layer)
 		if err == nil && len(a.schedules) > known {
-			_, err = plan.Attend(t.cfg, s, t.cfg.Train.MicroBatchSize, 0, t.dev.Compute, k.Planning())
+			_, err = rehearse.Layer(k.Planning(), a.cfg, s, t.cfg.Train.MicroBatchSize, 0, t.dev.Compute)
 		}
 		if err != nil {
 			return fmt.Errorf("attention of layer %d: %w", layer, err)
@@ -80,7 +84,7 @@ func (a *attend) schedule(layer int) (*ring.Schedule, error) {
 		return nil, fmt.Errorf("layer %d: %w", layer, err)
 	}
 	shape.Mask = mask
-	s, err := ring.New(a.algorithm, shape, a.rank)
+	s, err := a.cache.New(a.algorithm, shape, a.rank)
 	if err != nil {
 		return nil, err
 	}
@@ -94,7 +98,6 @@ func (a *attend) Forward(layer int, acc attention.Partial, q, k, v View) error {
 	if err != nil {
 		return err
 	}
-	a.ring.Label = fmt.Sprintf("layer %d ", layer)
 	return a.ring.Forward(acc, q, k, v, s, a.softmax)
 }
 
@@ -104,7 +107,6 @@ func (a *attend) Backward(layer int, g attention.Grads, do, q, k, v View, acc at
 	if err != nil {
 		return err
 	}
-	a.ring.Label = fmt.Sprintf("layer %d ", layer)
 	return a.ring.Backward(g, do, q, k, v, acc, s, a.softmax)
 }
 

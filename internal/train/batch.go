@@ -7,13 +7,14 @@ import (
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/data"
 	"github.com/cprun/cprun/internal/model"
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/internal/state"
 	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/tensor"
 )
 
 // feed turns samples into micro batches of this rank's tokens.
 type feed struct {
-	loader *data.Loader
+	loader samples
 	rope   *model.Rope
 	layout string
 	packed bool
@@ -23,14 +24,15 @@ type feed struct {
 	inputs *inputs
 }
 
-func newFeed(cfg *config.Config, path string, shuffle bool, m *mesh, in *inputs) (*feed, error) {
-	ds, err := data.Open(source(cfg, path))
+// newFeed opens files.
+func newFeed(cfg *config.Config, files config.Files, tok *data.Tokenizer, shuffle bool, m *mesh, in *inputs) (*feed, error) {
+	sources, err := openData(cfg, files, tok)
 	if err != nil {
 		return nil, err
 	}
-	l, err := data.New(ds, cut(cfg, shuffle))
+	l, err := cutData(cfg, files, sources, shuffle)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
+		return nil, err
 	}
 	return &feed{
 		loader: l, rope: model.NewRope(&cfg.Model.Config), layout: cfg.Parallel.Layout, packed: cfg.Data.PackDocuments,
@@ -38,11 +40,23 @@ func newFeed(cfg *config.Config, path string, shuffle bool, m *mesh, in *inputs)
 	}, nil
 }
 
+// total is the samples of a validation.
+func (f *feed) total(cfg *config.Config) int64 {
+	if n := cfg.Data.Validation.Samples; n > 0 {
+		return min(f.loader.Samples(), int64(n))
+	}
+	return f.loader.Samples()
+}
+
 // microBatch is some samples of one layout, and what the schedules need to know of them.
 type microBatch struct {
 	model.Batch
 	layout partition.Layout
 	docs   []int // of the only sample; none where documents are not told apart
+
+	// What the host knows of the rows until done: their positions, and which have a target.
+	positions []int
+	targets   []int32
 
 	slot *slot
 }
@@ -75,10 +89,10 @@ func (f *feed) batch(ctx context.Context, samples []int64) (*microBatch, error) 
 	}
 	spans := b.layout.Spans(f.seqLen, f.size, f.rank)
 	n, count := partition.Count(spans), len(samples)
-	if b.slot, err = f.inputs.take(ctx, count*n, f.packed); err != nil {
+	if b.slot, err = f.inputs.take(ctx, count*n); err != nil {
 		return nil, err
 	}
-	h := b.slot.host.views(count, n, f.inputs.pairs, f.packed)
+	h := f.inputs.mem.Views(b.slot.host, count, n)
 	ids, targets := tensor.Data[int32](h.IDs), tensor.Data[int32](h.Targets)
 	positions := make([]int, count*n)
 	for i, sample := range samples {
@@ -87,11 +101,12 @@ func (f *feed) batch(ctx context.Context, samples []int64) (*microBatch, error) 
 			return nil, fmt.Errorf("sample %d: %w", sample, err)
 		}
 	}
+	b.positions, b.targets = positions, targets
 	if f.packed {
 		f.rope.Fill(h.Cos, h.Sin, positions)
 	}
-	f.inputs.upload(b.slot, count*n, f.packed)
-	b.Batch = b.slot.device.views(count, n, f.inputs.pairs, f.packed)
+	f.inputs.upload(b.slot, count*n)
+	b.Batch = f.inputs.mem.Views(f.inputs.mem.Blocks[b.slot.block].Memory(), count, n)
 	if !f.packed {
 		b.Cos, b.Sin, err = f.inputs.tables(f.rope, count, n, positions)
 	}
@@ -101,59 +116,31 @@ func (f *feed) batch(ctx context.Context, samples []int64) (*microBatch, error) 
 // inputs is the memory through which batches go to the device. While one is computed the next
 // is read from the disk and copied.
 type inputs struct {
-	dev   *Device
-	pairs int // of a head: columns of cos and sin
-	slots [2]slot
-	next  int
-
-	// Without packed documents the positions of all samples are the same, and so are the tables
-	// of every batch as large.
-	cos, sin View
+	dev    *Device
+	mem    *state.Batches
+	slots  [2]slot
+	next   int
+	tabled int // tokens whose tables are on the device
 }
 
-// slot is the memory of one batch, here and there.
+// slot is a block of the device's memory, and its twin on the host.
 type slot struct {
-	dev          *Device
-	host, device block
-	tokens       int          // that there is room for
-	busy         tensor.Event // until then the batch is in use; nil: it never was
+	dev   *Device
+	block int
+	host  *tensor.Host
+	busy  tensor.Event // until then the batch is in use; nil: it never was
+}
+
+func newInputs(dev *Device, cfg *config.Config, tokens int) (*inputs, error) {
+	mem, err := state.NewBatches(dev, state.Format{Pairs: cfg.Model.HeadDim / 2, Packed: cfg.Data.PackDocuments}, tokens)
+	return &inputs{dev: dev, mem: mem, slots: [2]slot{{dev: dev, block: 0}, {dev: dev, block: 1}}}, err
 }
 
 // done marks the present end of the compute stream as the end of the batch's use.
 func (b *microBatch) done() { b.slot.busy = b.slot.dev.Stream.Record() }
 
-// block is ids, targets and, with packed documents, cos and sin, one behind the other.
-type block struct{ mem tensor.Memory }
-
-const blockAlign = 64 // words of four bytes: where each of the four begins
-
-// blockWords is the words of a block's parts: of ids or targets, and of cos or sin.
-func blockWords(tokens, pairs int, packed bool) (list, table int) {
-	list = (tokens + blockAlign - 1) / blockAlign * blockAlign
-	if packed {
-		table = list * pairs
-	}
-	return list, table
-}
-
-// views are the parts of a block for count samples of n tokens; cos and sin with packed
-// documents only.
-func (b block) views(count, n, pairs int, packed bool) model.Batch {
-	list, table := blockWords(count*n, pairs, packed)
-	view := func(t tensor.DType, off, dim int) View {
-		return tensor.Dense(b.mem, t, int64(off), [4]int{count, n, 1, dim})
-	}
-	out := model.Batch{IDs: view(tensor.I32, 0, 1), Targets: view(tensor.I32, list, 1)}
-	if packed {
-		out.Cos, out.Sin = view(tensor.F32, 2*list, pairs), view(tensor.F32, 2*list+table, pairs)
-	}
-	return out
-}
-
-func (b block) words(n int) View { return tensor.Dense(b.mem, tensor.I32, 0, [4]int{1, 1, 1, n}) }
-
 // take is the slot of the next batch, with room for that many tokens.
-func (in *inputs) take(ctx context.Context, tokens int, packed bool) (*slot, error) {
+func (in *inputs) take(ctx context.Context, tokens int) (*slot, error) {
 	s := &in.slots[in.next]
 	in.next = (in.next + 1) % len(in.slots)
 	if s.busy != nil {
@@ -161,58 +148,51 @@ func (in *inputs) take(ctx context.Context, tokens int, packed bool) (*slot, err
 			return nil, err
 		}
 	}
-	if s.host.mem != nil && tokens <= s.tokens {
+	if err := in.mem.Grow(s.block, tokens); err != nil {
+		return nil, fmt.Errorf("a batch of %d tokens: %w", tokens, err)
+	}
+	bytes := int64(in.mem.Blocks[s.block].Size()) * 4
+	if s.host != nil && s.host.Bytes() >= bytes {
 		return s, nil
 	}
-	list, table := blockWords(tokens, in.pairs, packed)
-	bytes := int64(max(1, 2*list+2*table)) * 4
-	host, err := in.dev.Store.AllocHost(bytes)
-	if err != nil {
-		return nil, err
+	if s.host != nil { // too small, and no longer in use
+		in.dev.Store.FreeHost(s.host)
+		s.host = nil
 	}
-	device, err := in.dev.Store.Alloc(bytes)
-	if err != nil {
-		return nil, fmt.Errorf("batch of %d tokens: %w", tokens, err)
-	}
-	*s = slot{dev: in.dev, host: block{host}, device: block{device}, tokens: tokens}
-	return s, nil
+	var err error
+	s.host, err = in.dev.Store.AllocHost(bytes)
+	return s, err
 }
 
-// upload queues the copy of a slot's batch.
-func (in *inputs) upload(s *slot, tokens int, packed bool) {
-	list, table := blockWords(tokens, in.pairs, packed)
-	if n := 2*list + 2*table; n > 0 {
-		in.dev.Store.Upload(s.device.words(n), s.host.words(n))
+// upload queues the copy of a slot's batch. It runs beside the batch before: take has waited for the
+// slot's last one.
+func (in *inputs) upload(s *slot, tokens int) {
+	if n := in.mem.Words(tokens); n > 0 {
+		host := tensor.Dense(s.host, tensor.I32, 0, [4]int{1, 1, 1, n})
+		in.dev.Store.Prefetch(state.Part(in.mem.Blocks[s.block], 0, n), host)
 	}
 }
 
 // tables are cos and sin of the positions of count samples of n tokens, all alike.
 func (in *inputs) tables(r *model.Rope, count, n int, positions []int) (cos, sin View, err error) {
-	if in.cos.IsZero() || in.cos.Len(tensor.Batch) < count {
-		if in.cos, err = in.table(count, n); err != nil {
+	tokens, pairs := count*n, in.mem.Pairs
+	shape := [4]int{count, n, 1, pairs}
+	if tokens > in.tabled || in.mem.Cos.IsZero() {
+		if err := in.mem.GrowTables(tokens); err != nil {
 			return cos, sin, err
 		}
-		if in.sin, err = in.table(count, n); err != nil {
-			return cos, sin, err
-		}
-		size := in.cos.Size()
-		host, err := in.dev.HostVector(tensor.F32, 2*size)
+	}
+	cos, sin = state.Part(in.mem.Cos, 0, tokens*pairs).Reshape(shape), state.Part(in.mem.Sin, 0, tokens*pairs).Reshape(shape)
+	if tokens > in.tabled {
+		host, err := in.dev.HostVector(tensor.F32, 2*tokens*pairs)
 		if err != nil {
 			return cos, sin, err
 		}
-		shape := in.cos.Shape()
-		c, s := part(host, 0, size).Reshape(shape), part(host, size, 2*size).Reshape(shape)
+		c, s := state.Part(host, 0, cos.Size()).Reshape(shape), state.Part(host, cos.Size(), 2*cos.Size()).Reshape(shape)
 		r.Fill(c, s, positions)
-		in.dev.Store.Upload(in.cos, c)
-		in.dev.Store.Upload(in.sin, s)
+		in.dev.Store.Upload(cos, c)
+		in.dev.Store.Upload(sin, s)
+		in.tabled = tokens
 	}
-	return in.cos.Slice(tensor.Batch, 0, count), in.sin.Slice(tensor.Batch, 0, count), nil
-}
-
-func (in *inputs) table(count, n int) (View, error) {
-	v, err := in.dev.Vector("rope tables", tensor.F32, count*n*in.pairs)
-	if err != nil {
-		return View{}, err
-	}
-	return v.Reshape([4]int{count, n, 1, in.pairs}), nil
+	return cos, sin, nil
 }

@@ -6,7 +6,7 @@ import (
 
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/checkpoint"
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/tensor"
 )
 
 // blobs moves byte strings over a communicator of tensors; checkpoints agree through it.
@@ -18,10 +18,10 @@ var _ checkpoint.Group = blobs{}
 // names every tensor of a shard, far below it.
 const maxBlob = 1 << 30
 
-// Rank is this rank.
+// Rank returns this rank.
 func (b blobs) Rank() int { return b.group.Rank() }
 
-// Size is the number of ranks.
+// Size returns the number of ranks.
 func (b blobs) Size() int { return b.group.Size() }
 
 func (b blobs) sizes(ctx context.Context, n int) ([]int64, error) {
@@ -96,4 +96,17 @@ func (b blobs) Broadcast(ctx context.Context, blob []byte) ([]byte, error) {
 		return nil, err
 	}
 	return tensor.Bytes(v), nil
+}
+
+// All tells every rank whether all say yes.
+func (b blobs) All(ctx context.Context, yes bool) (bool, error) {
+	v := tensor.New(tensor.I64, 1)
+	if yes {
+		tensor.Data[int64](v)[0] = 1
+	}
+	p, err := b.group.AllReduce(v, comm.Min)
+	if err == nil {
+		err = p.Sync(ctx)
+	}
+	return err == nil && tensor.Data[int64](v)[0] == 1, err
 }

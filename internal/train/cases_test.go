@@ -4,9 +4,10 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/attention/backends"
 	"github.com/cprun/cprun/internal/backend"
 	"github.com/cprun/cprun/internal/config"
+	"github.com/cprun/cprun/internal/machine"
 	"github.com/cprun/cprun/internal/plan"
 )
 
@@ -41,9 +42,11 @@ var gpuCases = []gpuCase{
 
 // A machine with GPUs takes every case, so that a test there fails for what it tests.
 func TestGPUCasesAreValid(t *testing.T) {
-	m := backend.Machine{Arch: 90, CUDNN: attention.V(9, 19, 0), Flash: backend.BuiltFlash, GPUs: 4, Memory: 140 << 30}
+	m := machine.Machine{Arch: 90, CUDNN: backends.V(9, 19, 0), Flash: machine.BuiltFlash, GPUs: 4, Memory: 140 << 30}
 	for _, c := range gpuCases {
-		for _, v := range [][]string{{"precision.compute=fp32", "attention.backend=reference"}, {"precision.compute=bf16", "attention.backend=" + c.backend()}} {
+		for _, v := range [][]string{
+			{"precision.compute=fp32", "attention.backend=reference"}, {"precision.compute=fp32", "attention.backend=flash"}, {"precision.compute=bf16", "attention.backend=" + c.backend()},
+		} {
 			set := slices.Concat([]string{"model.head_dim=64"}, c.set, v)
 			cfg, err := config.Load(writeYAML(t, tiny(t)), config.Options{Set: set, Ranks: 4, Device: "cuda"})
 			if err != nil {
@@ -56,7 +59,7 @@ func TestGPUCasesAreValid(t *testing.T) {
 				continue
 			}
 			cfg.Attention.Backend = choice.Backend.String()
-			if err := plan.Fit(cfg, 4, m); err != nil {
+			if _, err := plan.Fit(cfg, 4, m); err != nil {
 				t.Errorf("%s: %v", c.name, err)
 			}
 		}

@@ -2,6 +2,8 @@ package train
 
 import (
 	"errors"
+	"fmt"
+	"slices"
 
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/data"
@@ -20,9 +22,19 @@ func Check(cfg *config.Config) error {
 			all = append(all, faults...)
 		}
 	}
-	note("data.path", checkData(cfg, cfg.Data.Path))
-	if v := cfg.Data.Validation; v.Every > 0 && v.Path != "" {
-		note("data.validation.path", checkData(cfg, v.Path))
+	tok := tokenizerOf(cfg)
+	check := func(key string, files config.Files) {
+		err := checkData(cfg, files, tok)
+		if bad := (*data.TokenizerError)(nil); errors.As(err, &bad) {
+			key = "data.tokenizer"
+		} else if errors.Is(err, data.ErrNoTokenizer) {
+			key, err = "data.tokenizer", fmt.Errorf("%w: %s", err, cfg.NoTokenizer())
+		}
+		note(key, err)
+	}
+	check("data.path", cfg.Data.Path)
+	if v := cfg.Data.Validation; v.Every > 0 && v.Path != "" && !slices.ContainsFunc(all, func(f config.Fault) bool { return f.Key == "data.tokenizer" }) {
+		check("data.validation.path", config.Files{{Path: v.Path}})
 	}
 	if cfg.Model.From != "" {
 		note("model.from", checkWeights(cfg))
@@ -39,31 +51,30 @@ func checkWeights(cfg *config.Config) error {
 		return err
 	}
 	defer w.Close()
-	return w.Check(Tensors(model.Layout(&cfg.Model.Config)))
+	return w.Check(cfg.Model.Family(), Tensors(model.Layout(&cfg.Model.Config)))
 }
 
 // checkedTokens is how much of a dataset is read before training to find tokens outside the
 // vocabulary: what takes a moment. The rest is checked as it is read.
 const checkedTokens = 64 << 20
 
-func checkData(cfg *config.Config, path string) error {
-	ds, err := data.Open(source(cfg, path))
+// checkData opens files as a run does, and reads them if they are not too many.
+func checkData(cfg *config.Config, files config.Files, tok *data.Tokenizer) error {
+	sources, err := openData(cfg, files, tok)
 	if err != nil {
 		return err
 	}
-	if _, err := data.New(ds, cut(cfg, false)); err != nil {
+	if _, err := cutData(cfg, files, sources, false); err != nil {
 		return err
 	}
-	if ds.Len() > checkedTokens {
-		return nil
+	left := int64(checkedTokens)
+	for _, ds := range sources {
+		if left -= ds.Len(); left < 0 {
+			return nil
+		}
+		if err := ds.Check(); err != nil {
+			return err
+		}
 	}
-	return ds.Check()
-}
-
-func source(cfg *config.Config, path string) data.Source {
-	return data.Source{Path: path, Tokenizer: cfg.Data.Tokenizer, EOS: cfg.Data.EOSTokenID, Vocab: cfg.Model.VocabSize}
-}
-
-func cut(cfg *config.Config, shuffle bool) data.Plan {
-	return data.Plan{SeqLen: cfg.Data.SeqLen, Shuffle: shuffle, Seed: cfg.Data.Seed, PackDocuments: cfg.Data.PackDocuments}
+	return nil
 }

@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/cprun/cprun/internal/device"
-	"github.com/cprun/cprun/internal/tensor"
 	"github.com/cprun/cprun/internal/train"
+	"github.com/cprun/cprun/tensor"
 )
 
 // fakeClock is the clock of a device on which a step takes 10 s, and which stands idle for 1 s

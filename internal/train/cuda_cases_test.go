@@ -12,7 +12,7 @@ import (
 // Every way of training gives on GPUs the curve that it gives on the CPU, up to rounding: in
 // float32 with the reference attention, and in bfloat16 with that of a run.
 func TestCasesOnGPUs(t *testing.T) {
-	m := machine(t)
+	m := here(t)
 	ranks := slices.Max(ranksOf(m))
 	for _, c := range gpuCases {
 		if ranks < c.ranks {
@@ -31,6 +31,7 @@ func TestCasesOnGPUs(t *testing.T) {
 			tol  float64
 		}{
 			{"fp32", []string{"precision.compute=fp32", "attention.backend=reference"}, 2e-3},
+			{"fp32, flash", []string{"precision.compute=fp32", "attention.backend=flash"}, 2e-3},
 			{"bf16", []string{"precision.compute=bf16", "attention.backend=" + c.backend()}, 2e-2},
 		} {
 			t.Run(c.name+"/"+v.name, func(t *testing.T) {

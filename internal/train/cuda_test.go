@@ -17,20 +17,22 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cprun/cprun/comm"
+	commdevice "github.com/cprun/cprun/comm/device"
 	"github.com/cprun/cprun/internal/backend"
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/cuda"
 	"github.com/cprun/cprun/internal/device"
+	"github.com/cprun/cprun/internal/machine"
 	"github.com/cprun/cprun/internal/metrics"
 	"github.com/cprun/cprun/internal/plan"
 	"github.com/cprun/cprun/internal/train"
-	"github.com/cprun/cprun/kernels"
+	"github.com/cprun/cprun/kernels/gpu"
 )
 
-// machine is the GPUs of this machine; a test without one fails.
-func machine(t *testing.T) backend.Machine {
+// here returns the GPUs of this machine; a test without one fails.
+func here(t *testing.T) machine.Machine {
 	t.Helper()
-	m, gpus, err := backend.Find()
+	m, gpus, err := machine.Find()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,7 +43,7 @@ func machine(t *testing.T) backend.Machine {
 }
 
 // loadGPU is a config for GPUs, without an auto.
-func loadGPU(t *testing.T, m backend.Machine, yaml string, ranks int, set ...string) *config.Config {
+func loadGPU(t *testing.T, m machine.Machine, yaml string, ranks int, set ...string) *config.Config {
 	t.Helper()
 	cfg, err := config.Load(writeYAML(t, yaml), config.Options{Set: set, Ranks: ranks, Device: "cuda"})
 	if err != nil {
@@ -55,14 +57,14 @@ func loadGPU(t *testing.T, m backend.Machine, yaml string, ranks int, set ...str
 		t.Fatal(err)
 	}
 	cfg.Attention.Backend = choice.Backend.String()
-	if err := plan.Fit(cfg, ranks, m); err != nil {
+	if _, err := plan.Fit(cfg, ranks, m); err != nil {
 		t.Fatal(err)
 	}
 	return cfg
 }
 
 // runGPU trains with every rank in this process, each on a GPU of its own.
-func runGPU(t *testing.T, m backend.Machine, cfg *config.Config, ranks int, o train.Options) outcome {
+func runGPU(t *testing.T, m machine.Machine, cfg *config.Config, ranks int, o train.Options) outcome {
 	t.Helper()
 	if o.RunDir == "" {
 		o.RunDir = t.TempDir()
@@ -75,6 +77,7 @@ func runGPU(t *testing.T, m backend.Machine, cfg *config.Config, ranks int, o tr
 	if err != nil {
 		t.Fatal(err)
 	}
+	o.Room = mem.Room()
 	var mu sync.Mutex
 	out := outcome{dir: o.RunDir}
 	inner := o.Report
@@ -94,11 +97,11 @@ func runGPU(t *testing.T, m backend.Machine, cfg *config.Config, ranks int, o tr
 			if err != nil {
 				return err
 			}
-			world, err := comm.NewDevice(context.Background(), hosts[r], dev.Stream.(*cuda.Stream), comm.DeviceOptions{})
+			world, err := commdevice.New(context.Background(), hosts[r], dev.Stream.(*cuda.Stream), commdevice.Options{})
 			if err != nil {
 				return err
 			}
-			fused, _ := dev.Kernel.(*kernels.Fused)
+			fused, _ := dev.Kernel.(*gpu.Fused)
 			rehearsed := 0
 			o := o
 			o.Report = func(rep train.Report) {
@@ -134,7 +137,7 @@ func runGPU(t *testing.T, m backend.Machine, cfg *config.Config, ranks int, o tr
 }
 
 // ranksOf are the numbers of ranks that there are GPUs for.
-func ranksOf(m backend.Machine) (ranks []int) {
+func ranksOf(m machine.Machine) (ranks []int) {
 	for n := 1; n <= min(m.GPUs, 4); n *= 2 {
 		ranks = append(ranks, n)
 	}
@@ -165,7 +168,7 @@ func follows(t *testing.T, what string, got []metrics.Step, e expect, tol float6
 // Every fixture on every number of GPUs, in float32, bfloat16 and float16, under every sharding
 // and backend that takes its head dim.
 func TestParityOnGPUs(t *testing.T) {
-	m := machine(t)
+	m := here(t)
 	for _, name := range []string{"tiny-llama", "tiny-llama-tied-clip"} {
 		e := readExpect(t, name)
 		for _, ranks := range ranksOf(m) {
@@ -176,6 +179,8 @@ func TestParityOnGPUs(t *testing.T) {
 				{[]string{"precision.compute=fp32", "attention.backend=reference"}, 2e-3},
 				{[]string{"precision.compute=fp32", "attention.backend=reference", "memory.shard=none"}, 2e-3},
 				{[]string{"precision.compute=fp32", "attention.backend=reference", "memory.shard=optimizer", "parallel.algorithm=allgather"}, 2e-3},
+				{[]string{"precision.compute=fp32", "attention.backend=auto"}, 2e-3},
+				{[]string{"precision.compute=fp32", "attention.backend=flash", "memory.recompute=full", "memory.shard=optimizer"}, 2e-3},
 				{[]string{"attention.backend=reference"}, 2e-2},
 				{[]string{"attention.backend=auto"}, 2e-2},
 				{[]string{"attention.backend=flash", "memory.recompute=full", "memory.shard=optimizer"}, 2e-2},
@@ -196,7 +201,7 @@ func TestParityOnGPUs(t *testing.T) {
 // Steps whose gradients overflow in float16 change nothing, and the run goes on with a scale at
 // which they do not.
 func TestOverflowOnGPUs(t *testing.T) {
-	m := machine(t)
+	m := here(t)
 	yaml := parityYAML("tiny-llama", readExpect(t, "tiny-llama"))
 	for _, ranks := range ranksOf(m) {
 		set := []string{"precision.compute=fp16", "data.seq_len=64", "checkpoint.every=1", "checkpoint.keep=0"}
@@ -245,7 +250,7 @@ func raiseScale(t *testing.T, checkpoint string) {
 
 // A run that was stopped and gone on has the bits of one that was not.
 func TestStopAndResumeOnGPUs(t *testing.T) {
-	m := machine(t)
+	m := here(t)
 	for _, ranks := range ranksOf(m) {
 		cfg := loadGPU(t, m, tiny(t), ranks, "model.head_dim=64", "train.steps=12", "train.deterministic=true", "train.global_batch_size=2", "checkpoint.async=true")
 		want := runGPU(t, m, cfg, ranks, train.Options{}).steps
@@ -264,7 +269,7 @@ func TestStopAndResumeOnGPUs(t *testing.T) {
 
 // A checkpoint of GPUs goes on on the CPU, and back, up to the rounding of bfloat16.
 func TestCheckpointsMoveBetweenDevices(t *testing.T) {
-	m := machine(t)
+	m := here(t)
 	e := readExpect(t, "tiny-llama")
 	half := parityYAML("tiny-llama", e)
 	gpu := loadGPU(t, m, half, 1, "train.steps=5", "attention.backend=reference", "precision.compute=fp32")

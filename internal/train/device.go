@@ -6,11 +6,15 @@ package train
 
 import (
 	"github.com/cprun/cprun/internal/device"
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/internal/metrics"
+	"github.com/cprun/cprun/tensor"
 )
 
-// View is a strided window onto device memory; see internal/tensor.
+// View is a strided window onto device memory; see package tensor.
 type View = tensor.View
+
+// Float is a number that may be absent; see package metrics.
+type Float = metrics.Float
 
 // Device is what a rank computes on.
 type Device = device.Device

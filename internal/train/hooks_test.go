@@ -7,9 +7,9 @@ import (
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/internal/hf"
 	"github.com/cprun/cprun/internal/model"
-	"github.com/cprun/cprun/internal/plan"
-	"github.com/cprun/cprun/internal/tensor"
-	"github.com/cprun/cprun/kernels"
+	"github.com/cprun/cprun/internal/state"
+	"github.com/cprun/cprun/kernels/cpu"
+	"github.com/cprun/cprun/tensor"
 )
 
 // noAttention is one that leaves its results as they are.
@@ -31,9 +31,9 @@ func TestHooksComeInTheOrderOfTheTransfers(t *testing.T) {
 			NumAttentionHeads: 2, NumKeyValueHeads: 1, HeadDim: 4, RMSNormEps: 1e-6, TieWordEmbeddings: tied,
 		}
 		stream := tensor.NewHostStream("compute")
-		dev := Device{Stream: stream, Ops: kernels.NewCPU(stream), Compute: tensor.F32}
+		dev := Device{Stream: stream, Ops: cpu.New(stream), Compute: tensor.F32}
 		flat := model.NewLayout(cfg, 2)
-		x := newSharing(&dev, &state{flat: flat, size: 2}, nil)
+		x := newSharing(&dev, &state.State{Flat: flat})
 		var used, open []int
 		ended := map[int]bool{}
 		slot := map[int]int{} // the memory of each open bucket
@@ -44,11 +44,11 @@ func TestHooksComeInTheOrderOfTheTransfers(t *testing.T) {
 					t.Errorf("tied %t: bucket %d begins twice", tied, b)
 				}
 				for _, other := range open {
-					if flat.Buckets[b].Size() > 0 && flat.Buckets[other].Size() > 0 && slot[other] == plan.StageOf(flat, b) {
+					if flat.Buckets[b].Size() > 0 && flat.Buckets[other].Size() > 0 && slot[other] == state.StageOf(flat, b) {
 						t.Errorf("tied %t: buckets %d and %d are staged in one memory", tied, b, other)
 					}
 				}
-				open, slot[b] = append(open, b), plan.StageOf(flat, b)
+				open, slot[b] = append(open, b), state.StageOf(flat, b)
 				return nil
 			},
 			Done: func(b int) error {
@@ -66,7 +66,7 @@ func TestHooksComeInTheOrderOfTheTransfers(t *testing.T) {
 		ids := tensor.New(tensor.I32, 1, 3, 1, 1)
 		table := tensor.New(tensor.F32, 1, 3, 1, 2)
 		b := model.Batch{IDs: ids, Targets: ids, Cos: table, Sin: table}
-		arena := tensor.NewArena(0, func(n int64) tensor.Memory { return tensor.NewHost(n) })
+		arena := tensor.NewHostArena(0)
 		if err := m.ForwardBackward(arena, b, tensor.New(tensor.F64, 1), 1); err != nil {
 			t.Fatal(err)
 		}

@@ -17,9 +17,11 @@ import (
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/device"
+	"github.com/cprun/cprun/internal/machine"
 	"github.com/cprun/cprun/internal/metrics"
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/internal/plan"
 	"github.com/cprun/cprun/internal/train"
+	"github.com/cprun/cprun/tensor"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -112,6 +114,11 @@ func runOn(t *testing.T, cfg *config.Config, ranks int, o train.Options, change 
 		t.Fatal(err)
 	}
 	o.ConfigYAML = string(cfg.YAML())
+	mem, err := plan.MemoryOf(cfg, ranks, machine.Machine{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.Room = mem.Room()
 	out := outcome{dir: o.RunDir}
 	var mu sync.Mutex
 	streams := make([]*tensor.HostStream, ranks)
@@ -149,6 +156,7 @@ func runOn(t *testing.T, cfg *config.Config, ranks int, o train.Options, change 
 				world[r].Abort(err)
 			}
 			world[r].Close()
+			dev.Close()
 			streams[r].Close()
 			return err
 		})

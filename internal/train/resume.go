@@ -3,7 +3,6 @@ package train
 import (
 	"context"
 	"errors"
-	"fmt"
 	"runtime"
 
 	"golang.org/x/sync/errgroup"
@@ -23,9 +22,9 @@ const (
 // random from the seed. Each rank sets what it holds; the model is the same on any number.
 func (t *Trainer) initialise(ctx context.Context) error {
 	from := t.cfg.Model.From
-	params := t.share.flat.Params
+	params := t.share.Flat.Params
 	if from == "" {
-		return t.fill(ctx, t.share.masters, t.random())
+		return t.fill(ctx, t.share.Masters, t.random())
 	}
 	w, err := hf.OpenWeights(from)
 	if err != nil {
@@ -33,16 +32,16 @@ func (t *Trainer) initialise(ctx context.Context) error {
 	}
 	defer w.Close()
 	want := Tensors(params)
-	if err := w.Check(want); err != nil {
+	if err := w.Check(t.cfg.Model.Family(), want); err != nil {
 		return err
 	}
-	return t.fill(ctx, t.share.masters, func(i int, offset int64, dst []float32) error { return w.Read(want[i], dst, offset) })
+	return t.fill(ctx, t.share.Masters, func(i int, offset int64, dst []float32) error { return w.Read(want[i], dst, offset) })
 }
 
 // random is a source of first values. Blocks that a piece needs only a part of are made whole.
 func (t *Trainer) random() source32 {
 	return func(i int, offset int64, dst []float32) error {
-		p := t.share.flat.Params[i]
+		p := t.share.Flat.Params[i]
 		end := offset + int64(len(dst))
 		var g errgroup.Group
 		g.SetLimit(runtime.GOMAXPROCS(0))
@@ -70,11 +69,11 @@ type source32 func(i int, offset int64, dst []float32) error
 // fill sets what this rank holds of a flat buffer of the optimizer. What lies between
 // parameters becomes 0.
 func (t *Trainer) fill(ctx context.Context, v View, from source32) error {
-	params := t.share.flat.Params
+	params := t.share.Flat.Params
 	at := 0 // the first parameter that may not be filled yet
-	for b := range t.share.flat.Buckets {
-		held := t.share.heldRange(b)
-		err := t.stage.write(ctx, t.share.held(v, b), func(lo int, data []float32) error {
+	for b := range t.share.Flat.Buckets {
+		held := t.share.HeldRange(b)
+		err := t.stage.write(ctx, t.share.Held(v, b), func(lo int, data []float32) error {
 			from64, to := held.Lo+int64(lo), held.Lo+int64(lo+len(data))
 			for ; at < len(params) && params[at].Offset+int64(params[at].Size()) <= from64; at++ {
 			}
@@ -98,7 +97,7 @@ func (t *Trainer) fill(ctx context.Context, v View, from source32) error {
 	return nil
 }
 
-// Tensors is a layout as Hugging Face directories name it.
+// Tensors returns a layout as Hugging Face directories name it.
 func Tensors(params []model.Param) []hf.Tensor {
 	out := make([]hf.Tensor, len(params))
 	for i, p := range params {
@@ -107,7 +106,7 @@ func Tensors(params []model.Param) []hf.Tensor {
 	return out
 }
 
-// CheckpointParams is a layout as checkpoints name it.
+// CheckpointParams returns a layout as checkpoints name it.
 func CheckpointParams(params []model.Param) []checkpoint.Param {
 	out := make([]checkpoint.Param, len(params))
 	for i, p := range params {
@@ -118,12 +117,12 @@ func CheckpointParams(params []model.Param) []checkpoint.Param {
 
 // restore goes on from a checkpoint. Each rank reads what it holds.
 func (t *Trainer) restore(ctx context.Context, dir string) error {
-	c, err := checkpoint.Open(dir)
+	c, err := checkpoint.OpenTold(ctx, dir)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	params := t.share.flat.Params
+	params := t.share.Flat.Params
 	if err := c.Fits(CheckpointParams(params)); err != nil {
 		return err
 	}
@@ -134,6 +133,9 @@ func (t *Trainer) restore(ctx context.Context, dir string) error {
 		if err != nil {
 			return err
 		}
+	}
+	if t.share.M.IsZero() {
+		return nil
 	}
 	t.step, t.consumed, t.tokens = int(c.Manifest.Step), c.Manifest.Samples, c.Manifest.Tokens
 	return t.scaler.restore(c.Manifest.Extra, t.step)
@@ -146,7 +148,10 @@ type field struct {
 }
 
 func (t *Trainer) fields() []field {
-	return []field{{checkpoint.FieldParam, t.share.masters}, {fieldM, t.share.m}, {fieldV, t.share.v}}
+	if t.share.M.IsZero() { // frozen
+		return []field{{checkpoint.FieldParam, t.share.Masters}}
+	}
+	return []field{{checkpoint.FieldParam, t.share.Masters}, {fieldM, t.share.M}, {fieldV, t.share.V}}
 }
 
 // find names the checkpoint to go on from: the newest whole one of the run itself, or the one
@@ -154,26 +159,16 @@ func (t *Trainer) fields() []field {
 func (t *Trainer) find(ctx context.Context, o Options) (string, error) {
 	group := blobs{t.mesh.saves}
 	var name []byte
-	var failed error
-	if group.Rank() == 0 {
-		name, failed = o.newest(ctx)
-		if failed != nil {
-			name = append([]byte{'!'}, failed.Error()...)
-		} else {
-			name = append([]byte{'='}, name...)
+	err := checkpoint.Together(ctx, group, beat(t.cfg), 0, func() (err error) {
+		if group.Rank() == 0 {
+			name, err = o.newest(ctx)
 		}
+		return err
+	})
+	if err == nil {
+		name, err = group.Broadcast(ctx, name)
 	}
-	name, err := group.Broadcast(ctx, name)
-	if err != nil {
-		return "", err
-	}
-	if failed != nil {
-		return "", failed
-	}
-	if name[0] == '!' {
-		return "", fmt.Errorf("rank 0: %s", name[1:])
-	}
-	return string(name[1:]), nil
+	return string(name), err
 }
 
 func (o *Options) newest(ctx context.Context) ([]byte, error) {
@@ -205,30 +200,29 @@ func (t *Trainer) snapshot(ctx context.Context, o *Options) (checkpoint.Snapshot
 	s := checkpoint.Snapshot{
 		Meta: checkpoint.Meta{
 			Step: int64(t.step), Samples: t.consumed, Tokens: t.tokens,
-			World:  checkpoint.World{Size: t.share.size, Context: p.Context, Data: p.Data, Algorithm: p.Algorithm, Layout: p.Layout},
+			World:  checkpoint.World{Size: t.mesh.world.Size(), Context: p.Context, Data: p.Data, Algorithm: p.Algorithm, Layout: p.Layout},
 			Config: o.ConfigYAML, CPRunVersion: o.Version,
 			Seeds: map[string]int64{"train": t.cfg.Train.Seed, "data": t.cfg.Data.Seed},
 			Extra: extra,
 		},
-		Params: CheckpointParams(t.share.flat.Params), Owned: true,
+		Params: CheckpointParams(t.share.Flat.Params), Owned: true,
 	}
-	for b, bucket := range t.share.flat.Buckets {
+	for b, bucket := range t.share.Flat.Buckets {
 		if bucket.Size() > 0 {
-			s.Ranges = append(s.Ranges, t.share.share(b))
+			s.Ranges = append(s.Ranges, checkpoint.Range(t.share.Share(b)))
 		}
 	}
-	fields := t.fields()
+	fields, owned := t.fields(), t.share.Owned()
 	if t.saved == nil {
 		t.saved = make([][]float32, len(fields))
 	}
 	t.share.settle() // weights on their way are not to be touched
 	for i, f := range fields {
 		if t.saved[i] == nil {
-			t.saved[i] = make([]float32, t.share.flat.Size()/int64(t.share.size))
+			t.saved[i] = make([]float32, owned[len(owned)-1].Hi)
 		}
-		for b, bucket := range t.share.flat.Buckets {
-			lo, n := bucket.Lo/int64(t.share.size), bucket.Size()/int64(t.share.size)
-			if err := t.stage.read(ctx, t.saved[i][lo:lo+n], t.share.own(f.view, b)); err != nil {
+		for b, at := range owned {
+			if err := t.stage.read(ctx, t.saved[i][at.Lo:at.Hi], t.share.Own(f.view, b)); err != nil {
 				return s, err
 			}
 		}

@@ -5,16 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"runtime"
-	"slices"
 	"time"
-
-	"golang.org/x/sync/errgroup"
 
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/checkpoint"
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/metrics"
+	"github.com/cprun/cprun/internal/state"
 )
 
 // Options is what a run has beside its config.
@@ -27,16 +24,24 @@ type Options struct {
 	Resume bool   // go on from the newest checkpoint of the run directory, where there is one
 	From   string // else from this checkpoint; "" for new weights
 
+	Room state.Room // the memory that is taken before the first step
+
 	NoSave bool // write no checkpoint: the run is a measurement
+	Frozen bool // nothing is trained: the rank holds weights alone
 	Locked bool // the launcher holds the lock of the run directory's checkpoints
+	// Start is which start of the run directory this is; the zero value is the next.
+	Start Start
 
 	Stop   <-chan struct{} // closed when this rank is asked to stop
-	Report func(Report)    // called on every rank, in order; nil: nobody listens
+	Report func(Report)    // called on every rank, in order; may be nil
 
 	// Timed is told when a part of the start begins, and calls what it returns at the end. It
 	// may be nil, and is called by several goroutines.
 	Timed func(part string) (end func())
 }
+
+// Start is which start of a run this is, as its launcher counts them.
+type Start = checkpoint.Start
 
 func (o *Options) timed(part string) (end func()) {
 	if o.Timed == nil {
@@ -78,6 +83,9 @@ type Report struct {
 	Loss    float64
 	Metrics metrics.Step  // of Progressed, on rank 0
 	Left    time.Duration // until the last step; negative: not known
+	// Of Saved: from the beginning of the save until it was seen to be whole, and for how long
+	// training stood still for it.
+	Took, Stood time.Duration
 }
 
 // run is a trainer with its outputs.
@@ -85,6 +93,7 @@ type run struct {
 	*Trainer
 	opts   Options
 	saver  *checkpoint.Saver
+	dirs   runDirs
 	out    metrics.Writer // rank 0
 	trace  *metrics.Trace
 	eta    metrics.ETA
@@ -92,7 +101,18 @@ type run struct {
 	logged int           // the step of that log
 	began  int           // steps done before this run
 	own    bool          // it goes on from a checkpoint of its own run directory
-	saving int           // the step of a save that was begun and is not known to be whole; 0: none
+	saving saving        // the save that was begun and is not known to be whole
+
+	savedAt  time.Time     // when the last save began, or the run
+	longest  time.Duration // of the steps that count for the deadline
+	deadline time.Duration // that was set for it; 0: none
+}
+
+// saving is a save that goes on.
+type saving struct {
+	step  int // 0: there is none
+	began time.Time
+	stood time.Duration // for how long training stood still for it
 }
 
 // Run trains on this rank until the config's steps are done or some rank is asked to stop.
@@ -106,19 +126,40 @@ func Run(ctx context.Context, cfg *config.Config, dev Device, world comm.Communi
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	r := &run{Trainer: t, opts: o}
+	return (&run{Trainer: t, opts: o}).run(ctx, cancel)
+}
+
+// together is an error that every rank meets at the same point of the run, such as a loss that is
+// not finite. The ranks go on together to the end of what they have begun.
+type together struct{ error }
+
+// Unwrap returns the error.
+func (e together) Unwrap() error { return e.error }
+
+// leaveTime is how long a run that has failed waits for its own writes to be given up.
+const leaveTime = 2 * time.Second
+
+// run is all of it, from its first to its last write. cancel ends what it does beside the steps.
+func (r *run) run(ctx context.Context, cancel context.CancelCauseFunc) (stopped bool, err error) {
 	if err = r.open(ctx); err == nil {
 		stopped, err = r.loop(ctx)
 	}
 	if err == nil {
-		err = t.clock.Close()
+		err = r.clock.Close()
 	}
-	// A save that was begun is finished also when training failed, while the peers live.
-	// Without them it cannot become whole, and writing it would only hold up the report.
-	if comm.IsRemote(err) {
-		cancel(err)
+	if err == nil || errors.As(err, &together{}) {
+		return stopped, errors.Join(append([]error{err}, r.close(r.saver.Close)...)...)
 	}
-	return stopped, errors.Join(err, r.close())
+	// The others stand in the next transfer until they know, and their part of a save that was
+	// begun with them: so they are told first, and nothing more is waited for.
+	r.mesh.world.Abort(err)
+	cancel(err)
+	for _, e := range r.close(r.leave) {
+		if e != nil && !comm.IsRemote(e) && !errors.Is(e, comm.ErrAborted) && !errors.Is(e, err) { // a fault of its own
+			err = errors.Join(err, e)
+		}
+	}
+	return false, err
 }
 
 // open opens what the run writes.
@@ -130,9 +171,13 @@ func (r *run) open(ctx context.Context) (err error) {
 	if from != "" {
 		r.opts.notice(fmt.Sprintf("going on from step %d of %s", r.step, from))
 	}
+	if r.dirs, err = openDirs(r.opts.RunDir); err != nil {
+		return fmt.Errorf("run directory: %w", err)
+	}
 	c := r.cfg.Checkpoint
 	r.saver, err = checkpoint.NewSaver(blobs{r.mesh.saves}, checkpoint.Options{
-		Dir: r.opts.checkpoints(), RunID: r.opts.RunID, Keep: c.Keep, Async: c.Async, Locked: r.opts.Locked,
+		Dir: r.dirs.checkpoints, RunID: r.opts.RunID, Keep: c.Keep, Async: c.Async, Locked: r.opts.Locked, Beat: beat(r.cfg),
+		Start: r.opts.Start, Local: c.Local,
 		Warn: func(err error) { r.opts.notice(err.Error()) },
 	})
 	if err != nil {
@@ -140,7 +185,7 @@ func (r *run) open(ctx context.Context) (err error) {
 	}
 	if r.mesh.world.Rank() == 0 {
 		l := r.cfg.Log
-		r.out, err = metrics.Open(metrics.Options{Dir: r.opts.RunDir, Resumed: int64(r.step), TensorBoard: l.TensorBoard, Prometheus: l.Prometheus})
+		r.out, err = metrics.Open(metrics.Options{Dir: r.dirs.run, Resumed: int64(r.step), TensorBoard: l.TensorBoard, Config: r.opts.ConfigYAML, Prometheus: l.Prometheus, Warn: r.opts.notice})
 		if err != nil {
 			return fmt.Errorf("metrics: %w", err)
 		}
@@ -148,10 +193,10 @@ func (r *run) open(ctx context.Context) (err error) {
 	return r.openTrace(ctx)
 }
 
-func (r *run) close() error {
-	var errs []error
+// close ends what open has opened, saves by the given function, and returns what went wrong.
+func (r *run) close(saves func() error) (errs []error) {
 	if r.saver != nil {
-		err := r.saver.Close()
+		err := r.blamed(saves())
 		if err == nil {
 			r.whole()
 		}
@@ -163,7 +208,7 @@ func (r *run) close() error {
 	if r.trace != nil {
 		errs = append(errs, r.closeTrace(context.Background(), false))
 	}
-	return errors.Join(errs...)
+	return append(errs, r.dirs.close())
 }
 
 func (r *run) asked() bool {
@@ -184,11 +229,17 @@ func (r *run) loop(ctx context.Context) (stopped bool, err error) {
 		}
 		r.opts.report(Report{Kind: Validated, Step: int64(r.step), Loss: loss})
 		r.opts.notice(fmt.Sprintf("validation loss at step %d: %.4f", r.step, loss))
+		if r.step == 0 && r.out != nil {
+			if err := r.out.Write(metrics.Untrained(time.Now(), loss, float64(r.dev.Store.MemoryBytes()))); err != nil {
+				return false, err
+			}
+		}
 	}
 	var queue []*flight
-	done := r.step // steps finished
+	done, due := r.step, false // steps finished; a checkpoint is due by time
+	r.savedAt = time.Now()
 	for done < steps {
-		for !stopped && len(queue) <= r.dev.RunAhead && r.step < steps && (len(queue) == 0 || !r.drains(r.step)) {
+		for !stopped && !due && len(queue) <= r.dev.RunAhead && r.step < steps && (len(queue) == 0 || !r.drains(r.step)) {
 			r.opts.report(Report{Kind: Phase, Text: "step", Step: int64(r.step)})
 			f, err := r.queue(ctx)
 			if err != nil {
@@ -206,15 +257,19 @@ func (r *run) loop(ctx context.Context) (stopped bool, err error) {
 		if err := r.after(ctx, res); err != nil {
 			return false, err
 		}
-		// Steps that are queued behind this one are finished before the run stops.
-		stopped = stopped || res.Stop
+		if err := r.poll(); err != nil {
+			return false, err
+		}
+		// Steps that are queued behind this one are finished before the run stops or saves.
+		stopped, due = stopped || res.Stop, due || res.Due
 		if len(queue) > 0 {
 			continue
 		}
-		if stopped || r.saves(done) {
+		if stopped || due || r.saves(done) {
 			if err := r.save(ctx, stopped || done == steps); err != nil {
 				return false, err
 			}
+			due = false
 		}
 		if stopped && done < steps {
 			r.opts.report(Report{Kind: Stopped, Step: int64(done)})
@@ -234,7 +289,18 @@ func (r *run) queue(ctx context.Context) (*flight, error) {
 	if r.step == r.began {
 		defer r.opts.timed("queueing it")() // products get their algorithms then, and peers are reached
 	}
-	return r.begin(ctx, r.asked())
+	return r.begin(ctx, r.asked(), r.due())
+}
+
+// due says that the time for a checkpoint has come. Rank 0's clock decides.
+func (r *run) due() bool {
+	every := r.cfg.Checkpoint.Interval
+	return every > 0 && !r.opts.NoSave && r.mesh.world.Rank() == 0 && r.saving.step == 0 && time.Since(r.savedAt) >= every
+}
+
+// epoch is how many times the data has been gone through after so many steps.
+func (r *run) epoch(steps int) float64 {
+	return float64(steps) * float64(r.cfg.Train.GlobalBatchSize) / float64(r.train.loader.Samples())
 }
 
 // validates says that a validation follows a step, the n-th of the run; saves that a checkpoint
@@ -253,67 +319,6 @@ func (r *run) drains(n int) bool {
 	return r.validates(n) || r.saves(n) || r.trace != nil && n-r.began == r.cfg.Log.TraceSteps
 }
 
-// save begins a checkpoint, and waits for it if asked to.
-func (r *run) save(ctx context.Context, wait bool) error {
-	if r.opts.NoSave {
-		return nil
-	}
-	r.opts.report(Report{Kind: Phase, Text: "checkpoint", Step: int64(r.step)})
-	if err := r.saver.Wait(); err != nil { // what it writes is about to be overwritten
-		return err // it names its step
-	}
-	r.whole()
-	snap, err := r.snapshot(ctx, &r.opts)
-	if err != nil {
-		return err
-	}
-	if err := wholesome(snap); err != nil {
-		return fmt.Errorf("checkpoint of step %d: %w", r.step, err)
-	}
-	if err := r.saver.Save(ctx, snap); err != nil {
-		return err
-	}
-	r.saving = r.step
-	if wait {
-		if err := r.saver.Wait(); err != nil {
-			return err
-		}
-	}
-	if wait || !r.cfg.Checkpoint.Async {
-		r.whole()
-	}
-	return nil
-}
-
-// whole reports that the save that was begun has come to a good end.
-func (r *run) whole() {
-	if r.saving > 0 {
-		r.opts.report(Report{Kind: Saved, Step: int64(r.saving)})
-	}
-	r.saving = 0
-}
-
-// wholesome is an error for weights that are not finite: a step may spoil them with a gradient
-// that was finite, and a checkpoint of them would push out a good one.
-func wholesome(s checkpoint.Snapshot) error {
-	const piece = 1 << 22
-	var g errgroup.Group
-	g.SetLimit(runtime.GOMAXPROCS(0))
-	for _, f := range s.Fields {
-		for data := range slices.Chunk(f.Data, piece) {
-			g.Go(func() error {
-				for _, x := range data {
-					if x-x != 0 { // neither NaN nor an infinity equals itself less itself
-						return fmt.Errorf("%w: %s holds %v; older checkpoints are left as they are: lower optimizer.lr, or set optimizer.grad_clip", errDiverged, f.Name, x)
-					}
-				}
-				return nil
-			})
-		}
-	}
-	return g.Wait()
-}
-
 func (r *run) validate(ctx context.Context) (float64, error) {
 	r.opts.report(Report{Kind: Phase, Text: "validation", Step: int64(r.step)})
 	return r.Validate(ctx)
@@ -322,6 +327,9 @@ func (r *run) validate(ctx context.Context) (float64, error) {
 // after logs a step, with the validation that is due.
 func (r *run) after(ctx context.Context, res Result) error {
 	r.eta = r.eta.Add(res.Took.Seconds())
+	if res.Step-r.began > 1 { // the first sets things up
+		r.longest = max(r.longest, res.Took)
+	}
 	steps, world := r.cfg.Train.Steps, r.mesh.world
 	var val *metrics.Float
 	if r.validates(res.Step) {
@@ -332,7 +340,10 @@ func (r *run) after(ctx context.Context, res Result) error {
 		f := metrics.Float(loss)
 		val = &f
 	}
-	finite := res.finite()
+	var finite error
+	if err := res.finite(); err != nil {
+		finite = together{err} // by numbers that are the same on every rank
+	}
 	if finite == nil && res.Lowered > 0 {
 		r.opts.notice(fmt.Sprintf("step %d: gradients overflowed in fp16, the step is skipped; loss scale %.0f", res.Step, res.Lowered))
 	}
@@ -349,11 +360,12 @@ func (r *run) after(ctx context.Context, res Result) error {
 	if told {
 		mean = (waited - r.waited).Seconds() / float64(res.Step-r.logged) // of the steps since the last log
 	}
-	most, err := maximum(ctx, world, float64(r.dev.Store.MemoryBytes()), mean)
+	most, err := maximum(ctx, world, float64(r.dev.Store.MemoryBytes()), mean, r.longest.Seconds())
 	r.waited, r.logged = waited, res.Step
 	if err != nil {
 		return fmt.Errorf("metrics of step %d: %w", res.Step, err)
 	}
+	r.hurry(res.Step, time.Duration(most[2]*float64(time.Second)))
 	if world.Rank() != 0 {
 		return finite
 	}
@@ -364,7 +376,7 @@ func (r *run) after(ctx context.Context, res Result) error {
 	tps := metrics.PerSecond(float64(res.Tokens), res.Took.Seconds())
 	tflops := metrics.TFLOPs(res.FLOPs, res.Took.Seconds(), world.Size())
 	m := metrics.Step{
-		Step: int64(res.Step), Loss: metrics.Float(res.Loss), GradNorm: metrics.Float(res.GradNorm), LR: metrics.Float(res.LR),
+		Time: metrics.Time(time.Now()), Step: int64(res.Step), Epoch: metrics.Float(r.epoch(res.Step)), Loss: metrics.Float(res.Loss), GradNorm: metrics.Float(res.GradNorm), LR: metrics.Float(res.LR),
 		Tokens: res.Trained, StepSeconds: metrics.Float(res.Took.Seconds()), TokensPerSecond: tps,
 		TokensPerSecondPerDevice: metrics.PerDevice(tps, world.Size()), TFLOPsPerDevice: tflops,
 		MFU: metrics.MFU(tflops, r.dev.PeakTFLOPs), MemoryBytes: int64(most[0]), CommWaitSeconds: wait, ValLoss: val,

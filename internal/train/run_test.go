@@ -1,13 +1,16 @@
 package train_test
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cprun/cprun/internal/checkpoint"
 	"github.com/cprun/cprun/internal/config"
@@ -83,36 +86,65 @@ func textFile(t *testing.T) string {
 	return path
 }
 
+// Validation is counted in samples, and takes the same ones however the ranks are grouped: all of
+// them where their number is 0.
 func TestValidationIsTheSameOnAnyRanks(t *testing.T) {
 	val := textFile(t)
-	set := []string{"data.validation={path: " + val + ", every: 2, steps: 3}", "train.global_batch_size=2"}
-	var want []float64
-	for _, r := range []struct {
-		ranks int
-		set   string
-	}{{1, "parallel.data=1"}, {3, "parallel.data=1"}, {2, "parallel.data=2"}, {4, "parallel.data=2"}} {
-		cfg := load(t, tiny(t), r.ranks, append(set, r.set)...)
-		var got []float64
-		for _, s := range mustRun(t, cfg, r.ranks, train.Options{}).steps {
-			if s.ValLoss != nil {
-				got = append(got, float64(*s.ValLoss))
+	for _, samples := range []int{3, 0} {
+		set := []string{fmt.Sprintf("data.validation={path: %s, every: 2, samples: %d}", val, samples), "train.global_batch_size=4"}
+		var want []float64
+		for _, r := range []struct {
+			ranks int
+			set   []string
+		}{
+			{1, []string{"parallel.data=1"}}, {3, []string{"parallel.data=1"}}, {2, []string{"parallel.data=2"}},
+			{4, []string{"parallel.data=2", "train.micro_batch_size=2"}}, {4, []string{"parallel.data=4"}},
+		} {
+			cfg := load(t, tiny(t), r.ranks, append(set, r.set...)...)
+			var got []float64
+			for _, s := range mustRun(t, cfg, r.ranks, train.Options{}).steps {
+				if s.ValLoss != nil {
+					got = append(got, float64(*s.ValLoss))
+				}
+			}
+			if len(got) != 2 {
+				t.Fatalf("%d ranks: %d validations in 4 steps, want 2", r.ranks, len(got))
+			}
+			if want == nil {
+				want = got
+			}
+			for i := range got {
+				if !(math.Abs(got[i]-want[i]) <= 1e-5) {
+					t.Errorf("%d samples, %d ranks, %v: validation %d = %v, want %v", samples, r.ranks, r.set, i, got[i], want[i])
+				}
 			}
 		}
-		if len(got) != 2 {
-			t.Fatalf("%d ranks: %d validations in 4 steps, want 2", r.ranks, len(got))
+	}
+}
+
+// The file of metrics has the validation before the first step too, and how often the data has
+// been gone through.
+func TestMetricsBeginAtStep0(t *testing.T) {
+	cfg := load(t, tiny(t), 2, fmt.Sprintf("data.validation={path: %s, every: 2}", textFile(t)))
+	dir := mustRun(t, cfg, 2, train.Options{}).dir
+	text, err := os.ReadFile(filepath.Join(dir, "metrics.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for line := range strings.Lines(string(text)) {
+		var s metrics.Step
+		if err := json.Unmarshal([]byte(line), &s); err != nil {
+			t.Fatal(err)
 		}
-		if want == nil {
-			want = got
+		if since := time.Since(time.Time(s.Time)); since < 0 || since > time.Hour {
+			t.Errorf("step %d is of %v", s.Step, time.Time(s.Time))
 		}
-		for i := range got {
-			// One sample a group and step, so more groups see more of the data.
-			if r.set == "parallel.data=1" && !(math.Abs(got[i]-want[i]) <= 1e-5) {
-				t.Errorf("%d ranks: validation %d = %v, want %v", r.ranks, i, got[i], want[i])
-			}
-			if !(got[i] > 0 && got[i] < 7) {
-				t.Errorf("%d ranks, %s: validation %d = %v", r.ranks, r.set, i, got[i])
-			}
-		}
+		got = append(got, fmt.Sprintf("%d %t %.3f %t", s.Step, s.Loss.Known(), float64(s.Epoch), s.ValLoss != nil))
+	}
+	// Two samples of 37 tokens are in 78 bytes of text.
+	if want := []string{"0 false 0.000 true", "1 true 0.500 false", "2 true 1.000 true", "3 true 1.500 false", "4 true 2.000 true"}; !slices.Equal(got, want) {
+		t.Errorf("step, loss, epoch, validation: %q, want %q", got, want)
 	}
 }
 
@@ -211,7 +243,7 @@ func TestStepsWithoutTargetsHaveNoLoss(t *testing.T) {
 	if err := os.WriteFile(path, []byte(text), 0o666); err != nil {
 		t.Fatal(err)
 	}
-	cfg := load(t, tiny(t), 2, "data={path: "+path+", pack_documents: true, eos_token_id: 97, shuffle: false, validation: {path: "+path+", every: 2, steps: 1}}", "train.steps=2")
+	cfg := load(t, tiny(t), 2, "data={path: "+path+", pack_documents: true, eos_token_id: 97, shuffle: false, validation: {path: "+path+", every: 2, samples: 1}}", "train.steps=2")
 	steps := mustRun(t, cfg, 2, train.Options{}).steps
 	if len(steps) != 2 || steps[0].Loss.Known() || steps[0].GradNorm != 0 || !(steps[1].Loss > 0) {
 		t.Errorf("steps %+v, want one without a loss and one with", steps)
@@ -249,7 +281,7 @@ func TestCheckFindsWhatIsWrongWithTheFiles(t *testing.T) {
 func TestCheckNamesEveryPlace(t *testing.T) {
 	cfg := load(t, tiny(t), 1)
 	cfg.Data.SeqLen = 1 << 20
-	cfg.Data.Validation = config.Validation{Path: cfg.Data.Path, Every: 1, Steps: 1}
+	cfg.Data.Validation = config.Validation{Path: cfg.Data.Path[0].Path, Every: 1, Samples: 1}
 	var faults config.Errors
 	if err := train.Check(cfg); !errors.As(err, &faults) || len(faults) != 2 {
 		t.Fatalf("Check = %v, want two faults", err)

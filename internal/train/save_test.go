@@ -1,9 +1,11 @@
 package train_test
 
 import (
+	"encoding/json"
 	"errors"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -14,8 +16,12 @@ import (
 
 // A checkpoint is reported once it is whole, also where it is written beside the training.
 func TestSavedIsReportedOfWholeCheckpoints(t *testing.T) {
-	for _, async := range []string{"true", "false"} {
-		cfg := load(t, tiny(t), 2, "train.steps=7", "checkpoint.every=2", "checkpoint.keep=0", "checkpoint.async="+async)
+	local := t.TempDir()
+	for _, set := range [][]string{
+		{"checkpoint.async=true"}, {"checkpoint.async=false"},
+		{"checkpoint.async=true", "checkpoint.local=" + local}, {"checkpoint.async=false", "checkpoint.local=" + local},
+	} {
+		cfg := load(t, tiny(t), 2, append(set, "train.steps=7", "checkpoint.every=2", "checkpoint.keep=0")...)
 		dir := t.TempDir()
 		var saved []int64
 		mustRun(t, cfg, 2, train.Options{RunDir: dir, Report: func(r train.Report) {
@@ -25,16 +31,43 @@ func TestSavedIsReportedOfWholeCheckpoints(t *testing.T) {
 			saved = append(saved, r.Step)
 			c, reasons, err := checkpoint.Latest(t.Context(), filepath.Join(dir, "checkpoints"))
 			if err != nil {
-				t.Errorf("async %s: step %d is reported, and %v %v", async, r.Step, err, reasons)
+				t.Errorf("%v: step %d is reported, and %v %v", set, r.Step, err, reasons)
 				return
 			}
 			defer c.Close()
 			if c.Manifest.Step < r.Step {
-				t.Errorf("async %s: step %d is reported, and the newest whole checkpoint is of step %d", async, r.Step, c.Manifest.Step)
+				t.Errorf("%v: step %d is reported, and the newest whole checkpoint is of step %d", set, r.Step, c.Manifest.Step)
 			}
 		}})
 		if want := []int64{2, 4, 6, 7}; !slices.Equal(saved, want) {
-			t.Errorf("async %s: reported %v, want %v", async, saved, want)
+			t.Errorf("%v: reported %v, want %v", set, saved, want)
+		}
+		if left, err := os.ReadDir(local); err != nil || len(left) > 0 {
+			t.Errorf("%v: the directory of the node holds %v, %v", set, left, err)
+		}
+	}
+}
+
+// A checkpoint is due by time, too, on all ranks at once, and a save that goes on is not overtaken.
+func TestCheckpointsByTime(t *testing.T) {
+	for _, c := range []struct {
+		set  []string
+		want []int64 // steps
+	}{
+		{[]string{"checkpoint.interval=1ns", "checkpoint.async=false"}, []int64{1, 2, 3, 4, 5}},
+		{[]string{"checkpoint.interval=1ns", "checkpoint.every=2", "checkpoint.async=false"}, []int64{1, 2, 3, 4, 5}},
+		{[]string{"checkpoint.interval=1h"}, []int64{5}},
+		{[]string{"checkpoint.interval=0", "checkpoint.every=3"}, []int64{3, 5}},
+	} {
+		cfg := load(t, tiny(t), 3, append(c.set, "train.steps=5", "checkpoint.keep=0")...)
+		var saved []int64
+		mustRun(t, cfg, 3, train.Options{Report: func(r train.Report) {
+			if r.Kind == train.Saved {
+				saved = append(saved, r.Step)
+			}
+		}})
+		if !slices.Equal(saved, c.want) {
+			t.Errorf("%v: checkpoints of steps %v, want %v", c.set, saved, c.want)
 		}
 	}
 }
@@ -75,6 +108,59 @@ func TestDamagedCheckpointsAreNotReplaced(t *testing.T) {
 	}
 	if _, err := runLocal(t, cfg, 1, train.Options{RunDir: first.dir, RunID: "b", Resume: true}); !errors.Is(err, checkpoint.ErrNoneWhole) {
 		t.Errorf("going on from damaged checkpoints: %v, want ErrNoneWhole", err)
+	}
+}
+
+// A trace says of all work in a step what it is a part of, of every transfer its peers and bytes,
+// and of every wait for one whom the rank waited for.
+func TestTraceTellsAStory(t *testing.T) {
+	dir := t.TempDir()
+	cfg := load(t, tiny(t), 3, "log.trace_steps=2", "data.pack_documents=true", "parallel.layout=zigzag")
+	mustRun(t, cfg, 3, train.Options{RunDir: dir})
+	text, err := os.ReadFile(filepath.Join(dir, "logs", "trace-rank-0001.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var file struct {
+		TraceEvents []struct {
+			Ph, Name, Cat string
+			Args          *struct{ Label, Detail string }
+		}
+	}
+	if err := json.Unmarshal(text, &file); err != nil {
+		t.Fatal(err)
+	}
+	labels := regexp.MustCompile(`^step [12](/(forward|backward)/(embedding|head|layer [01](/(hop \d owner \d|gradients home))?)|/optimizer)?$`)
+	peers := regexp.MustCompile(`^(\d+ bytes (to|from) rank [02](, )?)+$|^\d+ bytes over 3 ranks$`)
+	exchanges, waits := 0, 0
+	parts := map[string]bool{}
+	for _, e := range file.TraceEvents {
+		switch {
+		case e.Ph != "X":
+			continue
+		case e.Args == nil:
+			parts[e.Name] = true
+			continue
+		case !labels.MatchString(e.Args.Label):
+			t.Errorf("%s of %s is labelled %q", e.Name, e.Cat, e.Args.Label)
+		}
+		if e.Name == "exchange" || e.Name == "all-reduce" {
+			exchanges++
+			if !peers.MatchString(e.Args.Detail) {
+				t.Errorf("%s is told as %q", e.Name, e.Args.Detail)
+			}
+		}
+		if e.Name == "wait" && strings.HasPrefix(e.Args.Detail, "exchange: ") && strings.Contains(e.Args.Detail, "from rank") {
+			waits++
+		}
+	}
+	if exchanges == 0 || waits == 0 {
+		t.Errorf("%d transfers, %d waits for one", exchanges, waits)
+	}
+	for _, part := range []string{"step 1", "step 2", "forward", "backward", "optimizer", "embedding", "layer 1", "head"} {
+		if !parts[part] {
+			t.Errorf("no slice %q around the work", part)
+		}
 	}
 }
 

@@ -15,8 +15,8 @@ import (
 	"github.com/cprun/cprun/internal/device"
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/optim"
-	"github.com/cprun/cprun/internal/tensor"
 	"github.com/cprun/cprun/internal/train"
+	"github.com/cprun/cprun/tensor"
 )
 
 // scaled has a device scale its loss, though its gradients do not need it.
@@ -239,7 +239,7 @@ func TestStopAmongOverflows(t *testing.T) {
 				t.Errorf("%d ahead, stopped after step %d: %t\n%s\nwant\n%s", ahead, stop, first.stopped, got, want)
 			}
 		}
-		drained := load(t, tiny(t), ranks, append(set, "data.validation={path: "+textFile(t)+", every: 1, steps: 1}")...)
+		drained := load(t, tiny(t), ranks, append(set, "data.validation={path: "+textFile(t)+", every: 1, samples: 1}")...)
 		if got := losses(run(drained, 0, train.Options{}).steps); got != want {
 			t.Errorf("%d ahead, with validations\n%s\nwant\n%s", ahead, got, want)
 		}

@@ -91,7 +91,7 @@ func TestCheckpointsMoveBetweenShardings(t *testing.T) {
 // validations and stops fall where they do on one that does not; a stop is a step late at most.
 func TestRunningAheadLeavesNoTrace(t *testing.T) {
 	set := []string{"train.steps=9", "checkpoint.every=4", "checkpoint.keep=0", "checkpoint.async=true", "memory.shard=gradients", "train.global_batch_size=2"}
-	val := "data.validation={path: " + textFile(t) + ", every: 3, steps: 2}"
+	val := "data.validation={path: " + textFile(t) + ", every: 3, samples: 2}"
 	for _, ranks := range []int{1, 3} {
 		cfg := load(t, tiny(t), ranks, append(set, val)...)
 		want := mustRun(t, cfg, ranks, train.Options{})

@@ -6,17 +6,21 @@ import (
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/optim"
-	"github.com/cprun/cprun/internal/plan"
+	"github.com/cprun/cprun/internal/state"
+	"github.com/cprun/cprun/tensor"
 )
 
 // sharing is what the ranks do with gradients and weights, bucket by bucket, while passes go
 // on: gradients are reduced as soon as a backward pass is done with a bucket, and weights are
 // gathered after a step in the order in which the next forward pass wants them. The transfers
-// run on a communicator of their own, so that the ring's do not stand behind them.
+// run on communicators of their own, so that the ring's do not stand behind them.
 type sharing struct {
-	*state
-	dev   *Device
-	group comm.Communicator
+	*state.State
+	dev    *Device
+	world  comm.Communicator   // all ranks, for what is summed over every gradient
+	groups []comm.Communicator // of each bucket: the ranks that share its gradients and weights
+
+	label labels // of what is queued
 
 	gathers []comm.Pending // of each bucket's weights; nil where they are there
 	reduces []reduction    // of each bucket, or of each memory in staging
@@ -31,13 +35,25 @@ type reduction struct {
 	add          bool // to grads, when they have arrived
 }
 
-func newSharing(d *Device, s *state, group comm.Communicator) *sharing {
-	x := &sharing{state: s, dev: d, group: group, gathers: make([]comm.Pending, len(s.flat.Buckets))}
-	x.reduces = make([]reduction, len(s.flat.Buckets))
-	if s.staging != nil {
-		x.reduces = x.reduces[:plan.Stages]
+func newSharing(d *Device, s *state.State) *sharing {
+	x := &sharing{State: s, dev: d, label: labels{flat: s.Flat, streams: append([]tensor.Stream{d.Stream}, d.Copies...)}, gathers: make([]comm.Pending, len(s.Flat.Buckets))}
+	x.reduces = make([]reduction, len(s.Flat.Buckets))
+	if s.Staging != nil {
+		x.reduces = x.reduces[:state.Stages]
 	}
 	return x
+}
+
+// join says over which groups it is shared, that of each bucket as State was told. It comes before
+// the first pass.
+func (x *sharing) join(world comm.Communicator, groups []comm.Communicator) error {
+	for b, g := range groups {
+		if have := (state.Group{Rank: g.Rank(), Size: g.Size()}); have != x.Group(b) {
+			return fmt.Errorf("bucket %d is reduced as %+v, and laid out for %+v", b, have, x.Group(b))
+		}
+	}
+	x.world, x.groups = world, groups
+	return nil
 }
 
 // hooks are called by the model's passes.
@@ -45,6 +61,7 @@ func (x *sharing) hooks() model.Hooks { return model.Hooks{Use: x.use, Begin: x.
 
 // use makes the compute stream wait for a bucket's weights.
 func (x *sharing) use(bucket int) error {
+	x.label.part("forward", bucket)
 	if p := x.gathers[bucket]; p != nil {
 		p.Wait()
 		x.gathers[bucket] = nil
@@ -54,35 +71,37 @@ func (x *sharing) use(bucket int) error {
 
 // begin makes room for a bucket's gradients.
 func (x *sharing) begin(bucket int) error {
-	if x.staging == nil || x.staging[bucket].Size() == 0 {
+	x.label.part("backward", bucket)
+	if x.Staging == nil || x.Staging[bucket].Size() == 0 {
 		return nil
 	}
-	if err := x.land(plan.StageOf(x.flat, bucket)); err != nil {
-		return err
-	}
-	return x.dev.Ops.Zero(x.staging[bucket])
+	x.land(state.StageOf(x.Flat, bucket))
+	x.dev.Ops.Zero(x.Staging[bucket])
+	return nil
 }
 
 // done begins the reduction of a bucket's gradients: after every pass where they are staged,
 // else after the last.
-func (x *sharing) done(bucket int) error {
-	if x.size == 1 || x.flat.Buckets[bucket].Size() == 0 || x.staging == nil && !x.last {
+func (x *sharing) done(bucket int) (err error) {
+	if x.Flat.Buckets[bucket].Size() == 0 || x.Staging == nil && !x.last {
 		return nil
 	}
-	at, r := bucket, reduction{bucket: bucket}
-	var err error
+	at, r, group := bucket, reduction{bucket: bucket}, x.groups[bucket]
 	switch {
-	case x.shard == shardNone:
-		r.Pending, err = x.group.AllReduce(x.whole(x.grads, bucket), comm.Sum)
-	case x.staging == nil:
-		r.Pending, err = x.group.ReduceScatter(x.own(x.grads, bucket), x.whole(x.grads, bucket), comm.Sum)
-	default:
-		at, r.add = plan.StageOf(x.flat, bucket), !x.first
-		dst := x.own(x.grads, bucket)
+	case group.Size() == 1:
+		x.keep(bucket)
+		return nil
+	case x.Staging != nil:
+		at, r.add = state.StageOf(x.Flat, bucket), !x.first
+		dst := x.Own(x.Grads, bucket)
 		if r.add {
-			dst = x.staged(bucket)
+			dst = x.Staged(bucket)
 		}
-		r.Pending, err = x.group.ReduceScatter(dst, x.staging[bucket], comm.Sum)
+		r.Pending, err = group.ReduceScatter(dst, x.Staging[bucket], comm.Sum)
+	case x.Sharded():
+		r.Pending, err = group.ReduceScatter(x.Own(x.Grads, bucket), x.Whole(x.Grads, bucket), comm.Sum)
+	default:
+		r.Pending, err = group.AllReduce(x.Whole(x.Grads, bucket), comm.Sum)
 	}
 	if err != nil {
 		return fmt.Errorf("gradient reduction: %w", err)
@@ -91,38 +110,41 @@ func (x *sharing) done(bucket int) error {
 	return nil
 }
 
-// staged is this rank's part of a bucket's staged gradients.
-func (x *sharing) staged(bucket int) View {
-	n := x.staging[bucket].Size() / x.size
-	return part(x.staging[bucket], x.rank*n, (x.rank+1)*n)
+// keep brings the gradients of a bucket that no other rank has to where they belong.
+func (x *sharing) keep(bucket int) {
+	switch {
+	case x.Staging == nil: // they are there
+	case x.first:
+		x.dev.Ops.Copy(x.Own(x.Grads, bucket), x.Staging[bucket])
+	default:
+		x.dev.Ops.Add(x.Own(x.Grads, bucket), x.Staging[bucket])
+	}
 }
 
 // land makes the compute stream wait for a reduction, and adds up what it brought.
-func (x *sharing) land(at int) error {
+func (x *sharing) land(at int) {
 	r := x.reduces[at]
 	x.reduces[at] = reduction{}
 	if r.Pending == nil {
-		return nil
+		return
 	}
 	r.Wait()
 	if r.add {
-		return x.dev.Ops.Add(x.own(x.grads, r.bucket), x.staged(r.bucket))
+		x.dev.Ops.Add(x.Own(x.Grads, r.bucket), x.Staged(r.bucket))
 	}
-	return nil
 }
 
 // start prepares the gradients for the passes of a step.
-func (x *sharing) start() error {
-	if x.staging != nil { // the first pass's are written over what was there
-		return nil
+func (x *sharing) start() {
+	if x.Staging == nil { // else the first pass's are written over what was there
+		x.dev.Ops.Zero(x.Grads)
 	}
-	return x.dev.Ops.Zero(x.grads)
 }
 
 // order is the buckets in the order in which a forward pass uses them.
 func (x *sharing) order() []int {
-	buckets := []int{model.Embedding, x.flat.Vectors()}
-	for b := model.Layer(0); b <= x.flat.Head(); b++ {
+	buckets := []int{model.Embedding, x.Flat.Vectors()}
+	for b := model.Layer(0); b <= x.Flat.Head(); b++ {
 		buckets = append(buckets, b)
 	}
 	return buckets
@@ -132,22 +154,20 @@ func (x *sharing) order() []int {
 // which norm2 is a part, up over the ranks, clips, updates, and begins to gather the weights.
 // norm2 then holds the square of the gradient's norm before clipping, with its scale.
 func (x *sharing) step(sums, norm2 View, u optim.Update) error {
-	x.dev.Stream.Label("optimizer")
-	defer x.dev.Stream.Label("")
+	x.label.part("optimizer", -1)
+	defer x.label.part("", -1)
 	for at := range x.reduces {
-		if err := x.land(at); err != nil {
-			return err
-		}
+		x.land(at)
 	}
-	x.sumSquares(x.dev.Optim, norm2)
+	x.SumSquares(x.dev.Optim, norm2)
 	if err := x.sum(sums); err != nil {
 		return fmt.Errorf("loss and gradient norm: %w", err)
 	}
 	for _, b := range x.order() {
-		if x.flat.Buckets[b].Size() == 0 {
+		if x.Flat.Buckets[b].Size() == 0 {
 			continue
 		}
-		x.update(x.dev.Optim, b, norm2, u)
+		x.Update(x.dev.Optim, b, norm2, u)
 		if err := x.gather(b); err != nil {
 			return err
 		}
@@ -155,21 +175,21 @@ func (x *sharing) step(sums, norm2 View, u optim.Update) error {
 	return nil
 }
 
-// sum adds v up over the ranks.
+// sum adds v up over all ranks.
 func (x *sharing) sum(v View) error {
-	if x.size == 1 {
+	if x.world.Size() == 1 {
 		return nil
 	}
-	return ordered(x.group.AllReduce(v, comm.Sum))
+	return ordered(x.world.AllReduce(v, comm.Sum))
 }
 
 // publish makes weights that were loaded known to the model, here and on the other ranks.
 func (x *sharing) publish() error {
 	for _, b := range x.order() {
-		if x.flat.Buckets[b].Size() == 0 {
+		if x.Flat.Buckets[b].Size() == 0 {
 			continue
 		}
-		x.copyCompute(x.dev.Ops, b)
+		x.CopyCompute(x.dev.Ops, b)
 		if err := x.gather(b); err != nil {
 			return err
 		}
@@ -179,11 +199,15 @@ func (x *sharing) publish() error {
 
 // gather begins to bring the ranks' parts of a bucket's weights together.
 func (x *sharing) gather(bucket int) error {
-	dst, src := x.gathered(bucket)
-	if dst.IsZero() {
+	dst, src := x.Gathered(bucket)
+	if dst.IsZero() || dst == src {
 		return nil
 	}
-	p, err := x.group.AllGather(dst, src)
+	if x.groups[bucket].Size() == 1 {
+		x.dev.Ops.Copy(dst, src)
+		return nil
+	}
+	p, err := x.groups[bucket].AllGather(dst, src)
 	if err != nil {
 		return fmt.Errorf("gathering weights: %w", err)
 	}

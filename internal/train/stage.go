@@ -4,7 +4,8 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/internal/state"
+	"github.com/cprun/cprun/tensor"
 )
 
 // stage is the host memory by way of which state comes to the device and leaves it, in pieces:
@@ -89,7 +90,7 @@ func (s *stage) each(ctx context.Context, v View, f func(i, lo int, host, part V
 			return context.Cause(ctx)
 		}
 		hi := min(lo+n, v.Size())
-		if err := f(i, lo, part(s.piece[i], 0, hi-lo), part(v, lo, hi)); err != nil {
+		if err := f(i, lo, state.Part(s.piece[i], 0, hi-lo), state.Part(v, lo, hi)); err != nil {
 			return err
 		}
 	}

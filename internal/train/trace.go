@@ -3,33 +3,50 @@ package train
 import (
 	"context"
 	"fmt"
+	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/metrics"
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/tensor"
 )
 
 // traced is a stream whose work can be watched.
 type traced interface {
 	tensor.Stream
+	Name() string
 	// Trace has f called after pieces of work, at the latest in Sync; nil turns it off.
 	Trace(f func(tensor.Span))
 }
 
-// streams are the lanes of a trace.
-func (r *run) streams() []traced {
-	var out []traced
-	add := func(s tensor.Stream) {
+// lane is a stream, and what it is called in a trace, in which no two have one name.
+type lane struct {
+	traced
+	name string
+}
+
+// lanes are the streams whose work a trace shows.
+func (r *run) lanes() []lane {
+	var out []lane
+	add := func(s tensor.Stream, of string) {
 		if t, ok := s.(traced); ok {
-			out = append(out, t)
+			out = append(out, lane{t, strings.TrimSpace(of + " " + t.Name())})
 		}
 	}
-	add(r.dev.Stream)
-	for _, c := range []comm.Communicator{r.mesh.state, r.mesh.context} {
-		for _, s := range lanes(c) {
-			add(s)
+	add(r.dev.Stream, "")
+	for _, s := range r.dev.Copies {
+		add(s, "")
+	}
+	for _, c := range []struct {
+		group comm.Communicator
+		of    string
+	}{{r.mesh.context, "attention"}, {r.mesh.state, "weights"}} {
+		if g, ok := c.group.(comm.Streamer); ok {
+			for _, s := range g.Streams() {
+				add(s, c.of)
+			}
 		}
 	}
 	return out
@@ -37,14 +54,14 @@ func (r *run) streams() []traced {
 
 // countWaits has the compute stream tell how long it waits, where it does so only when asked.
 func (r *run) countWaits() {
-	if s, ok := r.dev.Stream.(interface{ CountWaits() }); ok {
+	if s, ok := r.dev.Stream.(tensor.WaitCounter); ok {
 		s.CountWaits()
 	}
 }
 
 // waitedFor is the time that the compute stream has waited for transfers, where it tells.
 func (r *run) waitedFor() (time.Duration, bool) {
-	s, ok := r.dev.Stream.(interface{ Waited() time.Duration })
+	s, ok := r.dev.Stream.(tensor.WaitCounter)
 	if !ok {
 		return 0, false
 	}
@@ -61,20 +78,22 @@ func (r *run) openTrace(ctx context.Context) error {
 		return err
 	}
 	rank := r.mesh.world.Rank()
-	t, err := metrics.CreateTrace(tracePath(r.opts.RunDir, rank), rank)
+	t, err := metrics.CreateTrace(r.dirs.logs, traceName(rank), rank)
 	if err != nil {
 		return fmt.Errorf("trace: %w", err)
 	}
 	r.trace = t
-	for _, s := range r.streams() {
-		s.Trace(t.Span)
+	for _, s := range r.lanes() {
+		s.Trace(func(sp tensor.Span) {
+			sp.Lane = s.name
+			t.Span(sp)
+		})
 	}
 	return nil
 }
 
-func tracePath(runDir string, rank int) string {
-	return filepath.Join(runDir, "logs", fmt.Sprintf("trace-rank-%04d.json", rank))
-}
+// traceName is the name of a rank's trace in the logs of a run.
+func traceName(rank int) string { return fmt.Sprintf("trace-rank-%04d.json", rank) }
 
 // closeTrace ends the trace. whole: its steps are finished, so that what they queued can be
 // waited for.
@@ -82,7 +101,7 @@ func (r *run) closeTrace(ctx context.Context, whole bool) error {
 	if whole {
 		_ = r.settle(ctx) // how it ended is known to the loop
 	}
-	for _, s := range r.streams() {
+	for _, s := range r.lanes() {
 		if whole {
 			_ = s.Sync(ctx) // so that all is told
 		}
@@ -97,10 +116,10 @@ func (r *run) closeTrace(ctx context.Context, whole bool) error {
 }
 
 // MergeTraces makes trace.json of the traces that the ranks of a run have left.
-func MergeTraces(runDir string, ranks int) error {
-	var paths []string
+func MergeTraces(run *os.Root, ranks int) error {
+	var names []string
 	for rank := range ranks {
-		paths = append(paths, tracePath(runDir, rank))
+		names = append(names, filepath.Join("logs", traceName(rank)))
 	}
-	return metrics.MergeTraces(filepath.Join(runDir, "trace.json"), paths...)
+	return metrics.MergeTraces(run, "trace.json", names...)
 }

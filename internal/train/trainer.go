@@ -11,14 +11,15 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/internal/checkpoint"
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/device"
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/optim"
-	"github.com/cprun/cprun/internal/plan"
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/internal/state"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/ring"
+	"github.com/cprun/cprun/tensor"
 )
 
 // Trainer is one rank's part of a run.
@@ -37,8 +38,8 @@ type Trainer struct {
 	train    *feed
 	val      *feed // nil without validation
 
-	// sums is what the ranks add up in a step: the loss, how many were asked to stop, and the
-	// square of the gradient's norm.
+	// sums is what the ranks add up in a step: the loss, how many were asked to stop and see a
+	// checkpoint due, and the square of the gradient's norm.
 	sums  View
 	slips []slip // of the steps that are queued, by their number, modulo
 
@@ -57,6 +58,7 @@ type Trainer struct {
 const (
 	sumLoss = iota
 	sumStop
+	sumDue
 	sumNorm
 	sumCount
 )
@@ -72,6 +74,7 @@ func newTrainer(ctx context.Context, cfg *config.Config, dev Device, world comm.
 	if t.mesh, err = newMesh(ctx, world, cfg.Parallel.Context); err != nil {
 		return nil, err
 	}
+	t.mesh.setDeadline(cfg.Parallel.Patience())
 	if t.from, err = t.find(ctx, *o); err != nil {
 		return nil, fmt.Errorf("checkpoint to go on from: %w", err)
 	}
@@ -89,7 +92,7 @@ func newTrainer(ctx context.Context, cfg *config.Config, dev Device, world comm.
 		return nil, err
 	}
 	defer o.timed("buffers")()
-	if err := t.build(); err != nil {
+	if err := t.build(o.Room); err != nil {
 		return nil, err
 	}
 	return t, t.share.publish()
@@ -101,11 +104,15 @@ func (t *Trainer) hold(o *Options) error {
 	c, world := t.cfg.Optimizer, t.mesh.world
 	adamw := optim.AdamW{Beta1: c.Betas[0], Beta2: c.Betas[1], Eps: c.Eps, WeightDecay: c.WeightDecay, MaxNorm: c.GradClip}
 	flat := model.NewLayout(&t.cfg.Model.Config, world.Size())
-	state, err := newState(t.dev, flat, adamw, world.Rank(), world.Size(), shardingOf(t.cfg.Memory.Shard, world.Size()))
+	s, err := state.New(t.dev, state.Options{
+		Layout: flat, Groups: t.mesh.places(flat),
+		Shard: state.ShardingOf(t.cfg.Memory.Shard), Compute: t.dev.Compute, Masters: t.dev.Masters, AdamW: adamw, Frozen: o.Frozen,
+	})
 	if err != nil {
 		return err
 	}
-	t.share = newSharing(t.dev, state, nil)
+	s.Zero(t.dev.Ops)
+	t.share = newSharing(t.dev, s)
 	t.stage, err = newStage(t.dev, int(flat.Size()))
 	return err
 }
@@ -120,29 +127,34 @@ func (t *Trainer) populate(ctx context.Context, o *Options) error {
 	})
 	g.Go(func() error {
 		defer o.timed("weights")()
-		if t.from != "" {
-			return t.restore(setting, t.from)
-		}
-		return t.initialise(setting)
+		return checkpoint.Together(setting, blobs{t.mesh.saves}, beat(t.cfg), 0, func() error {
+			if t.from != "" {
+				return t.restore(setting, t.from)
+			}
+			return t.initialise(setting)
+		})
 	})
 	g.Go(func() error { return t.rehearse(o) })
 	if err := g.Wait(); err != nil {
 		return err
 	}
-	t.share.group = t.mesh.state
-	return nil
+	return t.share.join(t.mesh.state, t.mesh.reducing(t.share.Flat))
 }
 
 // feeds opens the data.
 func (t *Trainer) feeds(o *Options) (err error) {
 	defer o.timed("data")()
 	cfg := t.cfg
-	in := &inputs{dev: t.dev, pairs: cfg.Model.HeadDim / 2}
-	if t.train, err = newFeed(cfg, cfg.Data.Path, cfg.Data.Shuffle, t.mesh, in); err != nil {
+	in, err := newInputs(t.dev, cfg, o.Room.Tokens)
+	if err != nil {
+		return err
+	}
+	tok := tokenizerOf(cfg)
+	if t.train, err = newFeed(cfg, cfg.Data.Path, tok, cfg.Data.Shuffle, t.mesh, in); err != nil {
 		return err
 	}
 	if v := cfg.Data.Validation; v.Every > 0 && v.Path != "" {
-		if t.val, err = newFeed(cfg, v.Path, false, t.mesh, in); err != nil {
+		if t.val, err = newFeed(cfg, config.Files{{Path: v.Path}}, tok, false, t.mesh, in); err != nil {
 			return fmt.Errorf("validation: %w", err)
 		}
 	}
@@ -150,24 +162,21 @@ func (t *Trainer) feeds(o *Options) (err error) {
 }
 
 // build allocates all else that the rank computes in.
-func (t *Trainer) build() error {
+func (t *Trainer) build(room state.Room) (err error) {
 	cfg, shape := t.cfg, &t.cfg.Model.Config
 	opt := model.Options{Recompute: model.Recompute(cfg.Memory.Recompute), LossChunk: cfg.Memory.LossChunk, Hooks: t.share.hooks()}
-	mem, err := plan.MemoryOf(cfg, t.share.size, t.dev.Machine)
-	if err != nil {
+	if t.arena, err = t.dev.Arena("activations", room.Activations); err != nil {
 		return err
 	}
-	if t.arena, err = t.dev.Arena("activations", mem.Activations); err != nil {
-		return err
-	}
-	workspace, err := t.dev.Arena("buffers of the ring", mem.RingBuffers)
+	workspace, err := t.dev.Arena("buffers of the ring", room.RingBuffers)
 	if err != nil {
 		return err
 	}
 	n := cfg.Data.SeqLen
 	t.att = newAttend(&ring.Ring{Kernel: t.dev.Kernel, Comm: t.mesh.context, Stream: t.dev.Stream, Arena: workspace},
 		shape, cfg.Parallel.Algorithm, partition.Shape{SeqQ: n, SeqKV: n, Size: t.mesh.context.Size()}, t.mesh.context.Rank())
-	t.model = model.New(shape, t.dev.Ops, t.att, t.share.params(), opt)
+	t.share.label.ring = t.att.ring
+	t.model = model.New(shape, t.dev.Ops, t.att, t.share.Params(), opt)
 	if t.sums, err = t.dev.Vector("sums of a step", tensor.F64, sumCount); err != nil {
 		return err
 	}
@@ -195,6 +204,7 @@ type Result struct {
 	Tokens   int     // of all ranks
 	Trained  int64   // tokens of all ranks, in all steps so far
 	Stop     bool    // some rank was asked to stop
+	Due      bool    // some rank's clock says that a checkpoint is due
 	Blank    bool    // no token of it has a target: its loss is NaN, as PyTorch has it
 	Skipped  bool    // its scaled gradients overflowed, so it changed nothing
 	Lowered  float64 // the loss scale that it has lowered to; 0: it has not
@@ -231,7 +241,7 @@ func (t *Trainer) samplesOf(micro int) []int64 {
 // every rank finds the same without reading the data of others.
 func (t *Trainer) totals() (valid int, flops float64) {
 	n, loader := t.cfg.Train.GlobalBatchSize, t.train.loader
-	if !t.train.packed { // all samples are alike
+	if loader.Alike() {
 		return n * loader.Valid(0), float64(n) * model.FLOPs(&t.cfg.Model.Config, loader.Docs(0))
 	}
 	for i := range n {
@@ -244,7 +254,7 @@ func (t *Trainer) totals() (valid int, flops float64) {
 
 // Step runs one optimizer step. stop says that this rank was asked to stop.
 func (t *Trainer) Step(ctx context.Context, stop bool) (Result, error) {
-	f, err := t.begin(ctx, stop)
+	f, err := t.begin(ctx, stop, false)
 	if err != nil {
 		return Result{}, err
 	}
@@ -253,8 +263,10 @@ func (t *Trainer) Step(ctx context.Context, stop bool) (Result, error) {
 
 // begin queues an optimizer step; at most RunAhead others may be unfinished. The host waits
 // for nothing but the memory of a batch, which is free when the one before the last is done.
-func (t *Trainer) begin(ctx context.Context, stop bool) (f *flight, err error) {
+func (t *Trainer) begin(ctx context.Context, stop, due bool) (f *flight, err error) {
 	defer device.Caught(&err)
+	t.share.label.begin("step %d", t.step+1)
+	defer t.share.label.end()
 	slip, scaling := t.slips[t.step%len(t.slips)], t.scaler.begin(t.waiting)
 	f = &flight{out: slip.out, since: t.begins(t.step), scale: scaling.Scale}
 	if t.waiting > 0 {
@@ -269,16 +281,17 @@ func (t *Trainer) begin(ctx context.Context, stop bool) (f *flight, err error) {
 	if stop {
 		in[sumStop] = 1
 	}
-	t.dev.Store.Upload(t.sums, slip.in)
-	if err := t.share.start(); err != nil {
-		return nil, err
+	if due {
+		in[sumDue] = 1
 	}
+	t.dev.Store.Upload(t.sums, slip.in)
+	t.share.start()
 	if err := t.passes(ctx, cmp.Or(f.scale, 1)/float64(max(f.valid, 1))); err != nil {
 		return nil, err
 	}
 	// Skipped steps do not count in the moments' bias, as far as the host knows of them.
 	u := optim.Update{LR: f.r.LR, Scale: f.scale, Step: t.step - scaling.Skipped}
-	if err := t.share.step(t.sums, part(t.sums, sumNorm, sumNorm+1), u); err != nil {
+	if err := t.share.step(t.sums, state.Part(t.sums, sumNorm, sumNorm+1), u); err != nil {
 		return nil, err
 	}
 	t.dev.Store.Download(slip.out, t.sums)
@@ -300,7 +313,7 @@ func (t *Trainer) finish(ctx context.Context, f *flight) (Result, error) {
 	f.r.Loss, f.r.Blank = out[sumLoss]/float64(f.valid), f.valid == 0
 	f.r.GradNorm = math.Sqrt(out[sumNorm]) / cmp.Or(f.scale, 1)
 	f.r.Skipped, f.r.Lowered = t.scaler.finish(f.scale, f.r.GradNorm)
-	f.r.Stop = out[sumStop] > 0
+	f.r.Stop, f.r.Due = out[sumStop] > 0, out[sumDue] > 0
 	t.waiting--
 	seconds, err := t.clock.Between(f.since, t.ends(f.r.Step-1))
 	if err != nil {
@@ -321,7 +334,7 @@ func (t *Trainer) ends(n int) int   { return t.begins(n) + 1 }
 // times the sum of the losses.
 func (t *Trainer) passes(ctx context.Context, scale float64) error {
 	micros := t.cfg.Train.GlobalBatchSize / (t.cfg.Train.MicroBatchSize * t.mesh.dataSize)
-	loss := part(t.sums, sumLoss, sumLoss+1)
+	loss := state.Part(t.sums, sumLoss, sumLoss+1)
 	for m := range micros {
 		groups := t.train.groups(t.samplesOf(m))
 		for i, g := range groups {
@@ -340,18 +353,18 @@ func (t *Trainer) passes(ctx context.Context, scale float64) error {
 	return nil
 }
 
-// Validate is the mean loss over the first samples of the validation data, the same ones
+// Validate returns the mean loss over the first samples of the validation data, the same ones
 // each time; NaN if no token of them has a target. Samples are dealt out to the data groups; a group without one has no part. Every
 // step that was queued is finished.
 func (t *Trainer) Validate(ctx context.Context) (loss float64, err error) {
 	defer device.Caught(&err)
-	t.dev.Stream.Label("validation")
-	defer t.dev.Stream.Label("")
+	t.share.label.begin("validation after step %d", t.step)
+	defer t.share.label.end()
 	slip := t.slips[0]
 	clear(tensor.Data[float64](slip.in))
 	t.dev.Store.Upload(t.sums, slip.in)
 	size, valid := t.cfg.Train.MicroBatchSize, 0
-	total := min(int64(t.cfg.Data.Validation.Steps*size*t.mesh.dataSize), t.val.loader.Samples())
+	total := t.val.total(t.cfg)
 	for first := int64(0); first < total; first += int64(size) {
 		var samples []int64
 		for s := first; s < min(total, first+int64(size)); s++ {
@@ -367,7 +380,7 @@ func (t *Trainer) Validate(ctx context.Context) (loss float64, err error) {
 				return 0, err
 			}
 			t.att.begin(b.layout, b.docs)
-			if err := t.model.Forward(t.arena, b.Batch, part(t.sums, sumLoss, sumLoss+1)); err != nil {
+			if err := t.model.Forward(t.arena, b.Batch, state.Part(t.sums, sumLoss, sumLoss+1)); err != nil {
 				return 0, err
 			}
 			b.done()

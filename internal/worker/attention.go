@@ -3,13 +3,13 @@ package worker
 import (
 	"context"
 
-	"github.com/cprun/cprun/internal/agent"
 	"github.com/cprun/cprun/internal/attend"
 	"github.com/cprun/cprun/internal/device"
+	"github.com/cprun/cprun/internal/job"
 )
 
 func (p *process) attention(ctx context.Context) error {
-	p.phase = "attention"
+	p.where.enter("attention")
 	var spec attend.Spec
 	if err := p.payload(&spec); err != nil {
 		return err
@@ -23,14 +23,16 @@ func (p *process) attention(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	dev, world, done, err := p.device(ctx, device.CUDAOptions{Backend: spec.Backend, Compute: dtype, Machine: spec.Machine, Packed: len(c.Docs) > 0})
+	dev, world, done, err := p.device(ctx, device.CUDAOptions{
+		Backend: spec.Backend, Remedies: spec.Remedies, Compute: dtype, Machine: spec.Machine, Packed: len(c.Docs) > 0,
+	})
 	if err != nil {
 		return err
 	}
-	p.phase = "attention"
+	p.where.enter("attention")
 	report, err := c.Run(ctx, spec, world, &dev)
 	if err == nil && p.Rank == 0 {
-		err = p.SendData(agent.EventReport, 0, report)
+		err = p.SendData(job.EventReport, 0, report)
 	}
 	if err != nil {
 		return err

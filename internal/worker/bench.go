@@ -6,22 +6,22 @@ import (
 	"fmt"
 	"net"
 
-	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/attention/backends"
 	"github.com/cprun/cprun/comm"
-	"github.com/cprun/cprun/internal/agent"
-	"github.com/cprun/cprun/internal/backend"
 	"github.com/cprun/cprun/internal/bench"
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/device"
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/internal/job"
+	"github.com/cprun/cprun/internal/machine"
+	"github.com/cprun/cprun/tensor"
 )
 
 func (p *process) bench(ctx context.Context) (err error) {
-	var job agent.BenchJob
-	if err := p.payload(&job); err != nil {
+	var task job.Bench
+	if err := p.payload(&task); err != nil {
 		return err
 	}
-	o, err := benchDevice(&job, p.WorldSize)
+	o, err := benchDevice(&task, p.WorldSize)
 	if err != nil {
 		return err
 	}
@@ -34,48 +34,49 @@ func (p *process) bench(ctx context.Context) (err error) {
 			err = done()
 		}
 	}()
-	p.phase = "benchmark"
+	p.where.enter("benchmark")
 	r := &bench.Rank{Device: dev, World: world, Control: world}
 	switch {
-	case job.Attention != nil:
-		return r.Attention(ctx, *job.Attention, func(row bench.AttentionRow) error {
-			return p.SendData(agent.EventBench, 0, agent.BenchRow{Attention: &row})
+	case task.Attention != nil:
+		return r.Attention(ctx, *task.Attention, func(row bench.AttentionRow) error {
+			return p.SendData(job.EventBench, 0, job.BenchRow{Attention: &row})
 		})
-	case job.Comm != nil:
-		return p.benchComm(ctx, r, job)
+	case task.Comm != nil:
+		return p.benchComm(ctx, r, task)
 	}
-	return r.Ops(ctx, *job.Ops, func(row bench.Operation) error {
-		return p.SendData(agent.EventBench, 0, agent.BenchRow{Ops: &row})
+	return r.Ops(ctx, *task.Ops, func(row bench.Operation) error {
+		return p.SendData(job.EventBench, 0, job.BenchRow{Ops: &row})
 	})
 }
 
 // benchDevice is what a benchmark needs of a device.
-func benchDevice(job *agent.BenchJob, ranks int) (o device.CUDAOptions, err error) {
-	cpu := job.Machine.Arch == 0
-	o = device.CUDAOptions{Machine: job.Machine, Backend: attention.BackendReference.String(), Compute: tensor.BF16} // the quickest to load
+func benchDevice(task *job.Bench, ranks int) (o device.CUDAOptions, err error) {
+	cpu := task.Machine.Arch == 0
+	o = device.CUDAOptions{Machine: task.Machine, Backend: backends.Reference.String(), Compute: tensor.BF16} // the quickest to load
 	switch {
-	case job.Attention != nil:
-		s := job.Attention
-		matrix := job.Machine.Arch == 90 && job.Machine.CUDNN < attention.V(9, 25, 0) // see kernels.FusedShape
+	case task.Attention != nil:
+		s := task.Attention
+		matrix := backends.KeepsMatrix(task.Machine.Arch, task.Machine.CUDNN)
+		o.Remedies = task.Remedies
 		o.Backend, o.Deterministic, o.Workspace = s.Backend, s.Deterministic, s.Workspace(ranks, matrix)
 		o.Compute, err = bench.DType(s.DType, cpu)
-	case job.Ops != nil:
-		o.Compute, err = bench.DType(job.Ops.DType, cpu)
+	case task.Ops != nil:
+		o.Compute, err = bench.DType(task.Ops.DType, cpu)
 	}
 	return o, err
 }
 
-func (p *process) benchComm(ctx context.Context, r *bench.Rank, job agent.BenchJob) error {
+func (p *process) benchComm(ctx context.Context, r *bench.Rank, task job.Bench) error {
 	transports, end, err := p.transports(ctx, r)
 	if err != nil {
 		return err
 	}
 	r.Transports = transports
-	if peak, ok := backend.PeakOf(job.Machine.Arch); ok {
+	if peak, ok := machine.PeakOf(task.Machine.Arch); ok {
 		r.LinkGBps = peak.Link / 1e9
 	}
-	err = r.Comm(ctx, *job.Comm, func(row bench.Transfer) error {
-		return p.SendData(agent.EventBench, 0, agent.BenchRow{Comm: &row})
+	err = r.Comm(ctx, *task.Comm, func(row bench.Transfer) error {
+		return p.SendData(job.EventBench, 0, job.BenchRow{Comm: &row})
 	})
 	if err != nil {
 		return err // ends every group

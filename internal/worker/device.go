@@ -11,8 +11,9 @@ import (
 // with it. done ends both in good order.
 func (p *process) device(ctx context.Context, o device.CUDAOptions) (dev device.Device, world comm.Communicator, done func() error, err error) {
 	if o.Machine.Arch != 0 {
-		p.phase = "taking the GPU into use"
+		p.where.enter("taking the GPU into use")
 		return p.gpu(ctx, o)
 	}
-	return device.CPU(p.stream, o.Backend), p.world, func() error { return nil }, nil
+	dev = device.CPU(p.stream, o.Backend)
+	return dev, p.world, dev.Close, nil
 }

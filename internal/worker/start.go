@@ -35,7 +35,7 @@ func (s *start) time(name string) (end func()) {
 	}
 }
 
-// String is a line for the log: "first step done in 3.21 s: context 0.90, weights 1.10, ...".
+// String returns a line for the log: "first step done in 3.21 s: context 0.90, weights 1.10, ...".
 func (s *start) String() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()

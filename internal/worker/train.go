@@ -1,14 +1,16 @@
 package worker
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
+	"path/filepath"
 
-	"github.com/cprun/cprun/internal/agent"
 	"github.com/cprun/cprun/internal/backend"
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/device"
+	"github.com/cprun/cprun/internal/job"
 	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/launch/progress"
 	"github.com/cprun/cprun/internal/plan"
@@ -16,13 +18,7 @@ import (
 )
 
 func (p *process) train(ctx context.Context) (err error) {
-	p.phase, p.start = "setup", newStart()
-	var job agent.TrainJob
-	if err := p.payload(&job); err != nil {
-		return err
-	}
-	p.started = job.Machine.Arch == 0 // a CPU's start has no parts worth a line
-	cfg, err := config.Load(job.Config, config.Options{Ranks: p.WorldSize, Device: job.Machine.Device()})
+	job, cfg, err := p.task()
 	if err != nil {
 		return err
 	}
@@ -30,11 +26,7 @@ func (p *process) train(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	dev, world, done, err := p.device(ctx, device.CUDAOptions{
-		Backend: cfg.Attention.Backend, Compute: backend.DType(cfg), Machine: job.Machine,
-		Reserve: mem.Planned(), Workspace: mem.Fused(), HeadDim: cfg.Model.HeadDim, Deterministic: cfg.Train.Deterministic, Packed: cfg.Data.PackDocuments,
-		Timed: p.start.time,
-	})
+	dev, world, done, err := p.device(ctx, p.deviceFor(job, cfg, &mem))
 	if err != nil {
 		return err
 	}
@@ -43,14 +35,65 @@ func (p *process) train(ctx context.Context) (err error) {
 			err = done()
 		}
 	}()
+	start := train.Start{Job: p.RunID, First: job.Generation, Generation: job.Generation + cmp.Or(job.World, int64(p.Restart))}
 	stopped, err := train.Run(ctx, cfg, dev, world, train.Options{
-		RunDir: job.RunDir, RunID: fmt.Sprintf("%s-%d", p.RunID, p.Restart), Version: job.Version, ConfigYAML: string(cfg.YAML()),
+		RunDir: job.RunDir, RunID: fmt.Sprintf("%s-%d", p.RunID, start.Generation), Version: job.Version, ConfigYAML: string(cfg.YAML()),
 		// The launcher has found where a job begins. A restarted one goes on from what it had.
 		Resume: p.Restart > 0, From: job.From, Locked: true,
-		Stop: p.Stop(), Report: p.report, NoSave: job.NoSave, Timed: p.start.time,
+		Start: start,
+		Room:  mem.Room(),
+		Stop:  p.Stop(), Report: p.report, NoSave: job.NoSave, Timed: p.start.time,
 	})
 	p.quiet = stopped
 	return err
+}
+
+// eval computes the loss of a model, which rank 0 reports.
+func (p *process) eval(ctx context.Context) (err error) {
+	task, cfg, err := p.task()
+	if err != nil {
+		return err
+	}
+	mem, err := plan.EvalMemoryOf(cfg, p.WorldSize, task.Machine)
+	if err != nil {
+		return err
+	}
+	dev, world, done, err := p.device(ctx, p.deviceFor(task, cfg, &mem))
+	if err != nil {
+		return err
+	}
+	e, err := train.Eval(ctx, cfg, dev, world, train.Options{From: task.From, Room: mem.Room(), Report: p.report, Timed: p.start.time})
+	if err == nil && p.Rank == 0 {
+		err = p.SendData(job.EventReport, 0, e)
+	}
+	if err != nil {
+		return err
+	}
+	return done()
+}
+
+// task is what the launcher has told this rank, and the config in it.
+func (p *process) task() (task job.Train, cfg *config.Config, err error) {
+	p.where.enter("setup")
+	p.start = newStart()
+	if err := p.payload(&task); err != nil {
+		return task, nil, err
+	}
+	p.started = task.Machine.Arch == 0 // a CPU's start has no parts worth a line
+	cfg, err = config.Parse(filepath.Join(task.RunDir, "config.yaml"), []byte(task.Config), config.Options{Ranks: p.WorldSize, Device: task.Machine.Device()})
+	if err == nil {
+		p.moves = cfg.Parallel.Transport
+	}
+	return task, cfg, err
+}
+
+// deviceFor is what a task needs of the device.
+func (p *process) deviceFor(task job.Train, cfg *config.Config, mem *plan.Memory) device.CUDAOptions {
+	return device.CUDAOptions{
+		Backend: cfg.Attention.Backend, Remedies: task.Remedies, Compute: backend.DType(cfg), Machine: task.Machine,
+		Reserve: mem.Planned(), Workspace: mem.Fused(), HeadDim: cfg.Model.HeadDim, Deterministic: cfg.Train.Deterministic, Packed: cfg.Data.PackDocuments,
+		Timed: p.start.time,
+	}
 }
 
 // report passes on what the trainer tells. An event that cannot be sent means that the
@@ -59,19 +102,20 @@ func (p *process) report(r train.Report) {
 	switch r.Kind {
 	case train.Notice:
 		if p.Rank == 0 {
-			_ = p.SendData(agent.EventNotice, 0, r.Text)
+			_ = p.SendData(job.EventNotice, 0, r.Text)
 		}
 	case train.Phase:
-		p.phase, p.step = r.Text, r.Step
+		p.where.enter(r.Text)
+		p.where.reach(r.Step)
 		if r.Text == "step" && p.first == nil {
 			p.first = p.start.time("first step")
 		}
 	case train.Validated:
 		if p.Rank == 0 {
-			_ = p.SendData(agent.EventValidation, r.Step, progress.Number(r.Loss))
+			_ = p.SendData(job.EventValidation, r.Step, progress.Number(r.Loss))
 		}
 	case train.Advanced:
-		p.step = r.Step
+		p.where.reach(r.Step)
 		if !p.started {
 			p.started = true
 			p.first()
@@ -80,8 +124,11 @@ func (p *process) report(r train.Report) {
 		_ = p.Send(launch.Event{Kind: launch.EventProgress, Step: r.Step})
 	case train.Saved:
 		_ = p.Send(launch.Event{Kind: launch.EventCheckpoint, Step: r.Step})
+		if p.Rank == 0 {
+			_ = p.SendData(job.EventNotice, 0, fmt.Sprintf("checkpoint of step %d: whole after %.1f s, of which training stood still for %.1f s", r.Step, r.Took.Seconds(), r.Stood.Seconds()))
+		}
 	case train.Stopped:
-		p.step = r.Step
+		p.where.reach(r.Step)
 	case train.Progressed:
 		m := r.Metrics
 		s := progress.Step{

@@ -9,21 +9,24 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"time"
 
 	"github.com/cprun/cprun/comm"
-	"github.com/cprun/cprun/internal/agent"
+	commdevice "github.com/cprun/cprun/comm/device"
 	"github.com/cprun/cprun/internal/config"
+	"github.com/cprun/cprun/internal/job"
 	"github.com/cprun/cprun/internal/launch"
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/tensor"
 )
 
 // process is what every role has.
 type process struct {
 	*launch.Worker
 	world  *comm.Group
+	gpus   *commdevice.Group // over world; nil on CPUs
+	moves  string            // what moves data between GPUs, as commdevice.Options has it; "": it chooses
 	stream *tensor.HostStream
-	phase  string // what the rank is at, for reports of failures
-	step   int64
+	where  whereabouts
 
 	start   *start // of a training run
 	first   func() // ends the time of the first step; nil before it
@@ -32,8 +35,8 @@ type process struct {
 	quiet bool // stopped on request: the role has said so itself
 }
 
-// Run is the whole life of a worker. exit ends the process; it is called at once when the
-// launcher is gone.
+// Run does all that a worker does, from its start to its end. exit ends the process; it is called at
+// once when the launcher is gone.
 func Run(role string, exit func(status int)) int {
 	w, err := launch.Attach(func(cause error) {
 		fmt.Fprintf(os.Stderr, "cprun worker: %v\n", cause)
@@ -43,18 +46,19 @@ func Run(role string, exit func(status int)) int {
 		fmt.Fprintf(os.Stderr, "cprun: %v\n", err)
 		return 2
 	}
-	p := &process{Worker: w, phase: "joining the ranks"}
-	if err := p.run(agent.Role(role)); err != nil {
+	p := &process{Worker: w, stream: tensor.NewHostStream("compute")}
+	p.where.enter("joining the ranks")
+	w.OnTell(p.standing)
+	if err := p.run(job.Role(role)); err != nil {
 		fmt.Fprintf(os.Stderr, "cprun worker: rank %d: %v\n", w.Rank, err)
-		if report := w.Fail(err, comm.IsRemote(err), p.phase, p.step); report != nil {
-			fmt.Fprintf(os.Stderr, "cprun worker: %v\n", report)
-		}
+		p.fail(err)
 		return launch.ExitFailed
 	}
 	if !p.quiet {
 		err = w.Done()
 	} else {
-		err = w.Stopped(p.step)
+		_, step := p.where.at()
+		err = w.Stopped(step)
 	}
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "cprun worker: %v\n", err)
@@ -63,17 +67,33 @@ func Run(role string, exit func(status int)) int {
 	return 0
 }
 
-func (p *process) run(role agent.Role) (err error) {
+// fail tells the launcher why this rank ends. When some rank has waited for too long, each says what
+// it waited for, and writes it to its log.
+func (p *process) fail(err error) {
+	s := p.standing()
+	late := errors.Is(err, comm.ErrDeadline)
+	if late {
+		logWaits(&s)
+	}
+	r := launch.FailureReport{Error: err.Error(), Remote: comm.IsRemote(err), TimedOut: late, Standing: &s}
+	r.Phase, r.Step = p.where.at()
+	if err := p.Fail(r); err != nil {
+		fmt.Fprintf(os.Stderr, "cprun worker: %v\n", err)
+	}
+}
+
+func (p *process) run(role job.Role) (err error) {
 	ctx := context.Background()
-	p.stream = tensor.NewHostStream("compute")
 	var joining history
-	p.world, err = comm.ConnectUnix(ctx, comm.Mesh{
-		Dir: p.SocketDir, Rank: p.Rank, Size: p.WorldSize, Secret: p.Secret, RunID: p.RunID,
-	}, p.stream, comm.Options{Deadline: config.Deadline, Log: joining.add})
+	meeting, met := p.meeting(ctx)
+	p.world, err = p.join(meeting, comm.Options{Deadline: config.Deadline, Log: joining.add})
+	met()
 	if err != nil {
 		joining.print()
 		return fmt.Errorf("connecting %d ranks: %w", p.WorldSize, err)
 	}
+	p.where.join(p.world)
+	go p.abort() // ends with the process
 	defer func() {
 		if err != nil {
 			// The others learn the cause from this rank, not just that it is gone.
@@ -83,14 +103,85 @@ func (p *process) run(role agent.Role) (err error) {
 		err = errors.Join(p.world.Close(), p.stream.Close())
 	}()
 	switch role {
-	case agent.RoleTrain:
+	case job.RoleTrain:
 		return p.train(ctx)
-	case agent.RoleAttention:
+	case job.RoleEval:
+		return p.eval(ctx)
+	case job.RoleAttention:
 		return p.attention(ctx)
-	case agent.RoleBench:
+	case job.RoleBench:
 		return p.bench(ctx)
 	}
 	return fmt.Errorf("no role %q", role)
+}
+
+// join connects this rank with the others: with those of its node over Unix sockets, with those of
+// other nodes over TCP, once the launchers have told each other where all listen.
+func (p *process) join(ctx context.Context, opts comm.Options) (*comm.Group, error) {
+	mesh := comm.Mesh{Dir: p.SocketDir, Rank: p.Rank, Size: p.WorldSize, Secret: p.Secret, RunID: p.RunID}
+	if p.Listen == "" {
+		return comm.ConnectUnix(ctx, mesh, p.stream, opts)
+	}
+	mesh.Name = fmt.Sprintf("pid %d on %s", os.Getpid(), p.Node)
+	mesh.Nodes = nodes(p.Hosts)
+	ln, err := comm.Listen(ctx, p.Listen)
+	if err != nil {
+		return nil, fmt.Errorf("listening for ranks of other nodes: %w; --interface names the address of this host", err)
+	}
+	if err := p.Listening(ln.Addr().String()); err != nil {
+		return nil, errors.Join(err, ln.Close())
+	}
+	select {
+	case mesh.Addrs = <-p.Peers():
+	case <-ctx.Done():
+		return nil, errors.Join(context.Cause(ctx), ln.Close())
+	}
+	mesh.Listener = ln
+	return comm.Connect(ctx, mesh, p.stream, opts)
+}
+
+// nodes numbers the hosts of all ranks.
+func nodes(hosts []string) []int {
+	number := map[string]int{}
+	var by []int
+	for _, h := range hosts {
+		if _, ok := number[h]; !ok {
+			number[h] = len(number)
+		}
+		by = append(by, number[h])
+	}
+	return by
+}
+
+// abortTime is how long a rank waits to hear of a failure from the others, who know the cause.
+const abortTime = time.Second
+
+// abort ends the world when the launcher knows of a failure that this rank has not heard of: of a node
+// that is gone without a word.
+func (p *process) abort() {
+	failed := <-p.Failed()
+	time.Sleep(abortTime)
+	cause := errors.New("it has failed, by word of the launcher")
+	if failed.Reason != "" {
+		cause = errors.New(failed.Reason)
+	}
+	p.world.Abort(&comm.PeerError{Rank: failed.Rank, Name: fmt.Sprintf("rank %d", failed.Rank), Op: "wait", Cause: cause})
+}
+
+// errFailedJoining is the cause where a rank fails before all have met.
+var errFailedJoining = errors.New("it has failed before the ranks had met")
+
+// meeting is ctx until some rank has failed, which the launcher tells; met ends the watch.
+func (p *process) meeting(ctx context.Context) (_ context.Context, met func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	go func() { // ended by met
+		select {
+		case f := <-p.Failed():
+			cancel(&comm.PeerError{Rank: f.Rank, Name: fmt.Sprintf("rank %d", f.Rank), Op: "connect", Cause: errFailedJoining})
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() { cancel(nil) }
 }
 
 func (p *process) payload(v any) error {

@@ -9,9 +9,10 @@ import (
 // FlashShape is how the flash kernels are cut for head dims up to QK, of queries and keys, and V.
 // Warps are of 32 threads.
 type FlashShape struct {
-	QK, V int
-	// The forward pass: blocks of FlashQueries queries, and of Warps, take Step keys at once.
-	Step, Warps int
+	Float32 bool // for float32; else for bfloat16 and float16
+	QK, V   int
+	// The forward pass: blocks of Rows queries, and of Warps, take Step keys at once.
+	Rows, Step, Warps int
 	// The backward pass: blocks of Keys keys, and of BackwardWarps, walk over blocks of Queries
 	// queries, which Stages buffers hold. What the warps divide among them differs from product to
 	// product; these are how many are stacked on the queries of S, the keys of dK and dV, the
@@ -19,75 +20,52 @@ type FlashShape struct {
 	Queries, Keys, Stages     int
 	BackwardWarps             int
 	SWarps, KeyWarps, DQWarps int
+	// The kernel for dQ in a fixed order: blocks of OrderedRows queries, and of OrderedWarps, take
+	// OrderedStep keys at once.
+	OrderedRows, OrderedStep, OrderedWarps int
 }
 
-// What the shapes have in common.
-const (
-	FlashQueries   = 128 // of a block of the forward pass
-	FlashDQQueries = 64  // of a block of the kernel for dQ in a certain order
-	FlashDQWarps   = 4
-	FlashTiles     = 12 // that are passed as arguments; more lie in memory
-)
+// FlashTiles is how many tiles are passed as arguments; more lie in memory.
+const FlashTiles = 12
 
 // SmallShared is the shared memory of a block, in bytes, on sm_86, sm_89 and sm_120, the least of
 // all GPUs that the flash kernels are for.
 const SmallShared = 99 << 10
 
-// FlashShapes are the shapes that are compiled, the smallest head dims first. Where there are two
-// for the same, the second is for GPUs that have no room for the first, and takes no more than
-// SmallShared. Other head dims are padded with zeros, in shared memory alone.
-var FlashShapes = []FlashShape{
-	{QK: 32, V: 32, Step: 64, Warps: 4, Queries: 64, Keys: 128, Stages: 2, BackwardWarps: 8, SWarps: 2, KeyWarps: 4, DQWarps: 4},
-	{QK: 64, V: 64, Step: 64, Warps: 4, Queries: 64, Keys: 128, Stages: 2, BackwardWarps: 8, SWarps: 2, KeyWarps: 4, DQWarps: 4},
-	{QK: 96, V: 96, Step: 64, Warps: 4, Queries: 64, Keys: 128, Stages: 2, BackwardWarps: 8, SWarps: 2, KeyWarps: 4, DQWarps: 4},
-	{QK: 96, V: 96, Step: 64, Warps: 4, Queries: 64, Keys: 64, Stages: 2, BackwardWarps: 8, SWarps: 4, KeyWarps: 4, DQWarps: 4},
-	{QK: 128, V: 128, Step: 64, Warps: 4, Queries: 64, Keys: 128, Stages: 2, BackwardWarps: 8, SWarps: 2, KeyWarps: 4, DQWarps: 2},
-	{QK: 128, V: 128, Step: 64, Warps: 4, Queries: 32, Keys: 128, Stages: 1, BackwardWarps: 8, SWarps: 2, KeyWarps: 4, DQWarps: 2},
-	{QK: 192, V: 128, Step: 64, Warps: 4, Queries: 64, Keys: 64, Stages: 2, BackwardWarps: 8, SWarps: 4, KeyWarps: 2, DQWarps: 2},
-	{QK: 192, V: 128, Step: 64, Warps: 4, Queries: 64, Keys: 64, Stages: 1, BackwardWarps: 8, SWarps: 4, KeyWarps: 2, DQWarps: 2},
-	{QK: 192, V: 192, Step: 64, Warps: 8, Queries: 64, Keys: 64, Stages: 2, BackwardWarps: 8, SWarps: 4, KeyWarps: 2, DQWarps: 2},
-	{QK: 192, V: 192, Step: 64, Warps: 8, Queries: 32, Keys: 64, Stages: 1, BackwardWarps: 8, SWarps: 2, KeyWarps: 2, DQWarps: 2},
-	{QK: 256, V: 256, Step: 64, Warps: 8, Queries: 64, Keys: 64, Stages: 1, BackwardWarps: 8, SWarps: 4, KeyWarps: 2, DQWarps: 2},
-	{QK: 256, V: 256, Step: 32, Warps: 8, Queries: 32, Keys: 32, Stages: 1, BackwardWarps: 4, SWarps: 2, KeyWarps: 1, DQWarps: 1},
-}
+// FlashShapes are the shapes that are compiled, for each kind of float the smallest head dims first.
+// Where there are two for the same, the second is for GPUs that have no room for the first, and takes
+// no more than SmallShared. Other head dims are padded with zeros, in shared memory alone.
+var FlashShapes = slices.Concat(flashHalf, flashSingle)
 
 // FlashMaxDim is the largest head dim that there are shapes for.
 const FlashMaxDim = 256
 
-// FlashShapeFor is the first shape for these head dims of which a pass needs no more than shared
+// FlashShapeFor returns the first shape for these head dims, in float32 or in 16 bits, of which a pass needs no more than shared
 // bytes of shared memory a block; ok is false where there is none. needs is what a pass needs, such
 // as FlashShape.ForwardShared.
-func FlashShapeFor(qk, v, shared int, needs func(FlashShape) int) (s FlashShape, ok bool) {
+func FlashShapeFor(float32 bool, qk, v, shared int, needs func(FlashShape) int) (s FlashShape, ok bool) {
 	for _, s := range FlashShapes {
-		if qk <= s.QK && v <= s.V && needs(s) <= shared {
+		if s.Float32 == float32 && qk <= s.QK && v <= s.V && needs(s) <= shared {
 			return s, true
 		}
 	}
 	return FlashShape{}, false
 }
 
-// Forward is the program of the forward pass.
+// Forward returns the program of the forward pass.
 func (s FlashShape) Forward() Program {
-	return s.program("flash_forward", fmt.Sprintf("%dx%d", FlashQueries, s.Step), define{"BM", FlashQueries}, define{"BN", s.Step}, define{"WARPS", s.Warps})
+	return s.program("flash_forward", fmt.Sprintf("%dx%d", s.Rows, s.Step), define{"BM", s.Rows}, define{"BN", s.Step}, define{"WARPS", s.Warps})
 }
 
-// Backward is the program of the backward pass.
+// Backward returns the program of the backward pass.
 func (s FlashShape) Backward() Program {
 	return s.program("flash_backward", fmt.Sprintf("%dx%dx%d", s.Queries, s.Keys, s.Stages), define{"BM", s.Queries}, define{"BN", s.Keys}, define{"STAGES", s.Stages},
 		define{"WARPS", s.BackwardWarps}, define{"S_WARPS", s.SWarps}, define{"K_WARPS", s.KeyWarps}, define{"Q_WARPS", s.DQWarps})
 }
 
-// DQ is the program of dQ in a certain order.
+// DQ returns the program that adds up dQ in a fixed order.
 func (s FlashShape) DQ() Program {
-	return s.program("flash_dq", fmt.Sprintf("%dx%d", FlashDQQueries, s.dqKeys()), define{"BM", FlashDQQueries}, define{"BN", s.dqKeys()}, define{"WARPS", FlashDQWarps})
-}
-
-// dqKeys is how many keys DQ takes at once: fewer where registers would not do.
-func (s FlashShape) dqKeys() int {
-	if s.QK > 192 {
-		return 32
-	}
-	return 64
+	return s.program("flash_dq", fmt.Sprintf("%dx%d", s.OrderedRows, s.OrderedStep), define{"BM", s.OrderedRows}, define{"BN", s.OrderedStep}, define{"WARPS", s.OrderedWarps})
 }
 
 type define struct {
@@ -97,33 +75,54 @@ type define struct {
 
 // program is a file for the head dims; cut tells its name from those of other shapes for the same.
 func (s FlashShape) program(file string, cut string, defines ...define) Program {
-	p := Program{Name: fmt.Sprintf("%s_%d_%d_%s", file, s.QK, s.V, cut), File: file + ".cu"}
+	name := file
+	if s.Float32 {
+		name, defines = file+"_fp32", append(defines, define{"FLOAT32", 1})
+	}
+	p := Program{Name: fmt.Sprintf("%s_%d_%d_%s", name, s.QK, s.V, cut), File: file + ".cu"}
 	for _, d := range append([]define{{"HEAD_QK", s.QK}, {"HEAD_V", s.V}, {"INLINE_TILES", FlashTiles}}, defines...) {
 		p.Defines = append(p.Defines, fmt.Sprintf("%s=%d", d.name, d.value))
 	}
 	return p
 }
 
-// ForwardShared is the shared memory of a block of the forward pass, in bytes: Q, K and V.
-func (s FlashShape) ForwardShared() int {
-	return 2 * (FlashQueries*s.QK + s.Step*(s.QK+s.V))
+// size is that of an element in shared memory, in bytes.
+func (s FlashShape) size() int {
+	if s.Float32 {
+		return 4
+	}
+	return 2
 }
 
-// BackwardShared is that of the backward pass: K, V, P and dS, and Q, dO, LSE and delta of each
+// passed is the shared memory that a warp's rows by step scores take on their way from a product to
+// the next: none in 16 bits, where they stay in registers.
+func (s FlashShape) passed(rows, step int) int {
+	if s.Float32 {
+		return rows * step * s.size()
+	}
+	return 0
+}
+
+// ForwardShared returns the shared memory of a block of the forward pass, in bytes: Q, K, V and P.
+func (s FlashShape) ForwardShared() int {
+	return s.size()*(s.Rows*s.QK+s.Step*(s.QK+s.V)) + s.passed(s.Rows, s.Step)
+}
+
+// BackwardShared returns that of the backward pass: K, V, P and dS, and Q, dO, LSE and delta of each
 // stage.
 func (s FlashShape) BackwardShared() int {
-	return 2*(s.Keys*(s.QK+s.V)+2*s.Queries*s.Keys) + s.Stages*s.Queries*(2*(s.QK+s.V)+2*4)
+	return s.size()*(s.Keys*(s.QK+s.V)+2*s.Queries*s.Keys) + s.Stages*s.Queries*(s.size()*(s.QK+s.V)+2*4)
 }
 
-// DQShared is that of DQ: Q, dO, K and V.
+// DQShared returns that of DQ: Q, dO, K, V and dS.
 func (s FlashShape) DQShared() int {
-	return 2 * (FlashDQQueries + s.dqKeys()) * (s.QK + s.V)
+	return s.size()*(s.OrderedRows+s.OrderedStep)*(s.QK+s.V) + s.passed(s.OrderedRows, s.OrderedStep)
 }
 
 // ReferenceSlots are the head dims, over 32, that the reference kernel is compiled for.
 var ReferenceSlots = []int{1, 4, 8}
 
-// Reference is the program of the reference for head dims up to 32 times slots.
+// Reference returns the program of the reference for head dims up to 32 times slots.
 func Reference(slots int) Program {
 	return Program{Name: fmt.Sprintf("reference_%d", 32*slots), File: "reference.cu", Defines: []string{fmt.Sprintf("SLOTS=%d", slots)}}
 }

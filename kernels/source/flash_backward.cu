@@ -2,35 +2,37 @@
 // owns BN keys of a KV head, walks over blocks of BM queries of all heads that read it, and
 // keeps dK and dV in registers until the end. Each block of queries takes five products,
 //   S = Q K', dP = dO V', dV += P' dO, dK += dS' Q, dQ = dS K,
-// with P and dS passed through shared memory in 16 bits. dQ is added to global memory
+// with P and dS passed through shared memory, in the type of Q. dQ is added to global memory
 // indivisibly, in no certain order; with ORDERED it is left to flash_dq.cu.
 //
 // Compiled with HEAD_QK and HEAD_V, the head dims rounded up, BM, BN, STAGES of Q and dO, and
 // how many of the WARPS lie along the queries of S (S_WARPS), the keys of dK and dV (K_WARPS) and
 // the queries of dQ (Q_WARPS).
-#include "flash.cuh"
+#include "flash_products.cuh"
 
 constexpr int THREADS = WARPS * 32;
 
-// Part is a warp's share of a product of ROWS by COLS that DOWN of the warps are stacked on.
-template <int ROWS, int COLS, int DOWN> struct Part {
-  static constexpr int HEIGHT = ROWS / DOWN, WIDTH = COLS / (WARPS / DOWN), MT = HEIGHT / 16, NT = WIDTH / 8;
-  static_assert(HEIGHT % 16 == 0 && WIDTH % 16 == 0, "a warp's part is made of 16 by 16");
-  using Sum = float[MT][NT][4];
+// Part is a warp's share of a product of ROWS by COLS that DOWN of the warps are stacked on. TRANS_A
+// and TRANS_B say that an operand lies in shared memory turned round.
+template <int ROWS, int COLS, int DOWN, bool TRANS_A, bool TRANS_B> struct Part {
+  static constexpr int HEIGHT = ROWS / DOWN, WIDTH = COLS / (WARPS / DOWN);
+  using Sum = Fragment<HEIGHT, WIDTH, TRANS_A, TRANS_B>;
   static __device__ __forceinline__ int row() { return threadIdx.x / 32 % DOWN * HEIGHT; }
   static __device__ __forceinline__ int col() { return threadIdx.x / 32 / DOWN * WIDTH; }
 };
 
-using PartS = Part<BM, BN, S_WARPS>;
-using PartK = Part<BN, HEAD_QK, K_WARPS>;
-using PartV = Part<BN, HEAD_V, K_WARPS>;
-using PartQ = Part<BM, HEAD_QK, Q_WARPS>;
+using PartS = Part<BM, BN, S_WARPS, false, false>;
+using PartK = Part<BN, HEAD_QK, K_WARPS, true, true>;
+using PartV = Part<BN, HEAD_V, K_WARPS, true, true>;
+using PartQ = Part<BM, HEAD_QK, Q_WARPS, false, true>;
 using KeyWalk = Walk<BN, BM>; // own rows are keys, others queries
 
 // Shared is the layout of shared memory.
 struct Shared {
-  static constexpr int K = 0, V = K + BN * HEAD_QK * 2, P = V + BN * HEAD_V * 2, DS = P + BM * BN * 2, STAGE = DS + BM * BN * 2;
-  static constexpr int DO = BM * HEAD_QK * 2, LSE = DO + BM * HEAD_V * 2, DELTA = LSE + BM * 4, STAGE_BYTES = DELTA + BM * 4; // of a stage
+  static constexpr int K = 0, V = K + Operand<BN, HEAD_QK>::BYTES, P = V + Operand<BN, HEAD_V>::BYTES;
+  static constexpr int DS = P + Operand<BM, BN>::BYTES, STAGE = DS + Operand<BM, BN>::BYTES;
+  // Of a stage.
+  static constexpr int DO = Operand<BM, HEAD_QK>::BYTES, LSE = DO + Operand<BM, HEAD_V>::BYTES, DELTA = LSE + BM * 4, STAGE_BYTES = DELTA + BM * 4;
   static constexpr int BYTES = STAGE + STAGES * STAGE_BYTES;
 };
 
@@ -53,8 +55,8 @@ struct Queries {
 
   __device__ __forceinline__ void fetch(unsigned stage) const {
     const bool aligned = p.flags & ALIGNED;
-    load<BM, HEAD_QK, THREADS>(stage, head_of<unsigned short>(p.q, blockIdx.y, head), p.q.seq, walk.other, 0, walk.end, p.dim, aligned);
-    load<BM, HEAD_V, THREADS>(stage + Shared::DO, head_of<unsigned short>(p.dout, blockIdx.y, head), p.dout.seq, walk.other, 0, walk.end, p.dim_v, aligned);
+    load<BM, HEAD_QK, THREADS>(stage, head_of<Stored>(p.q, blockIdx.y, head), p.q.seq, walk.other, 0, walk.end, p.dim, aligned);
+    load<BM, HEAD_V, THREADS>(stage + Shared::DO, head_of<Stored>(p.dout, blockIdx.y, head), p.dout.seq, walk.other, 0, walk.end, p.dim_v, aligned);
     for (int i = threadIdx.x; i < BM; i += THREADS) {
       bool valid = walk.other + i < walk.end;
       copy4(stage + Shared::LSE + 4 * i, head_of<float>(p.lse, blockIdx.y, head) + (walk.other + i) * p.lse.seq, valid);
@@ -70,7 +72,7 @@ template <int COLS> __device__ __forceinline__ void blank(unsigned smem, const K
     if (walk.covers(walk.own + j)) {
       continue;
     }
-    for (int col = 0; col < COLS; col += 8) {
+    for (int col = 0; col < COLS; col += Operand<BN, COLS>::PIECE) {
       store_shared(smem + Operand<BN, COLS>::offset(j, col), 0, 0, 0, 0);
     }
   }
@@ -80,15 +82,15 @@ template <int COLS> __device__ __forceinline__ void blank(unsigned smem, const K
 __device__ __forceinline__ void hide(PartS::Sum& s, PartS::Sum& dp, const KeyWalk& walk) {
   const Tile& tile = walk.tile();
 #pragma unroll
-  for (int r = 0; r < PartS::MT * 2; r++) {
-    int m = r / 2, h = r % 2 * 2;
-    int i = walk.other + PartS::row() + m * 16 + r % 2 * 8 + threadIdx.x % 32 / 4, column = walk.own + PartS::col() + threadIdx.x % 4 * 2;
+  for (int r = 0; r < PartS::Sum::ROWS; r++) {
+    const unsigned lane = threadIdx.x % 32;
+    int i = walk.other + PartS::row() + PartS::Sum::row(r) + PartS::Sum::first_row(lane), column = walk.own + PartS::col() + PartS::Sum::first_col(lane);
     int lo = max(tile.own_lo, i - tile.hi) - column, hi = (i < walk.end ? min(tile.own_hi, i - tile.lo + 1) : 0) - column;
 #pragma unroll
-    for (int n = 0; n < PartS::NT * 2; n++) {
-      int j = n / 2 * 8 + n % 2;
+    for (int c = 0; c < PartS::Sum::COLS; c++) {
+      int j = PartS::Sum::col(c);
       bool seen = j >= lo && j < hi;
-      float &x = s[m][n / 2][h + n % 2], &y = dp[m][n / 2][h + n % 2];
+      float &x = s.at(r, c), &y = dp.at(r, c);
       x = seen ? x : -INF;
       y = seen ? y : 0;
     }
@@ -98,13 +100,13 @@ __device__ __forceinline__ void hide(PartS::Sum& s, PartS::Sum& dp, const KeyWal
 // differentiate turns scores S into probabilities P, and dP into dS, except for its factor scale.
 template <bool CAP> __device__ __forceinline__ void differentiate(PartS::Sum& s, PartS::Sum& dp, const FlashParams& p, unsigned stage) {
 #pragma unroll
-  for (int r = 0; r < PartS::MT * 2; r++) {
-    int m = r / 2, h = r % 2 * 2, at = PartS::row() + m * 16 + r % 2 * 8 + threadIdx.x % 32 / 4;
+  for (int r = 0; r < PartS::Sum::ROWS; r++) {
+    int at = PartS::row() + PartS::Sum::row(r) + PartS::Sum::first_row(threadIdx.x % 32);
     float lse = load_shared(stage + Shared::LSE + 4 * at), delta = load_shared(stage + Shared::DELTA + 4 * at);
     float base = lse == -INF ? INF : lse * LOG2E; // a row that saw nothing has probabilities 0
 #pragma unroll
-    for (int n = 0; n < PartS::NT * 2; n++) {
-      float &x = s[m][n / 2][h + n % 2], &y = dp[m][n / 2][h + n % 2];
+    for (int c = 0; c < PartS::Sum::COLS; c++) {
+      float &x = s.at(r, c), &y = dp.at(r, c);
       float t = x * p.inverse, slope = CAP ? fmaxf(1 - t * t, 0) : 1; // tanh' = 1 - tanh^2; x may be -inf
       x = exp2_fast(x * p.unit - base);
       y = x * (y - delta) * slope;
@@ -112,70 +114,43 @@ template <bool CAP> __device__ __forceinline__ void differentiate(PartS::Sum& s,
   }
 }
 
-// keep stores a part of P or dS to shared memory.
-template <class T> __device__ __forceinline__ void keep(unsigned smem, const PartS::Sum& x) {
-  int row = PartS::row() + threadIdx.x % 32 / 4, col = PartS::col() + threadIdx.x % 4 * 2;
-#pragma unroll
-  for (int m = 0; m < PartS::MT; m++) {
-#pragma unroll
-    for (int n = 0; n < PartS::NT; n++) {
-      store_shared(smem + Operand<BM, BN>::offset(row + m * 16, col + n * 8), pack<T>(x[m][n][0], x[m][n][1]));
-      store_shared(smem + Operand<BM, BN>::offset(row + m * 16 + 8, col + n * 8), pack<T>(x[m][n][2], x[m][n][3]));
-    }
-  }
-}
-
-// add_queries adds scale times x to dQ. Two neighbouring lanes hold four floats in two
-// rows; they exchange halves, so that each adds four in one row.
+// add_queries adds scale times x to dQ.
 __device__ __forceinline__ void add_queries(const FlashParams& p, PartQ::Sum& x, const KeyWalk& walk, int head) {
   float* dq = head_of<float>(p.dq, blockIdx.y, head);
-  const int lane = threadIdx.x % 32, odd = lane % 2, i = walk.other + PartQ::row() + lane / 4;
+  x.each_four(p.scale, walk.other + PartQ::row(), PartQ::col(), walk.end, [&](int row, int col, const float (&z)[4]) {
+    float* y = dq + row * p.dq.seq + col;
+    if ((p.flags & ALIGNED_O) && col < p.dim) {
+      add_global4(y, z[0], z[1], z[2], z[3]);
+      return;
+    }
 #pragma unroll
-  for (int m = 0; m < PartQ::MT; m++) {
-#pragma unroll
-    for (int n = 0; n < PartQ::NT; n++) {
-      float(&c)[4] = x[m][n];
-#pragma unroll
-      for (int j = 0; j < 4; j++) {
-        c[j] *= p.scale;
-      }
-      float a = __shfl_xor_sync(0xffffffff, odd ? c[0] : c[2], 1), b = __shfl_xor_sync(0xffffffff, odd ? c[1] : c[3], 1);
-      int row = i + m * 16 + odd * 8, col = PartQ::col() + n * 8 + (lane % 4 - odd) * 2;
-      if (row >= walk.end) {
-        continue;
-      }
-      float* y = dq + row * p.dq.seq + col;
-      float z[4] = {odd ? a : c[0], odd ? b : c[1], odd ? c[2] : a, odd ? c[3] : b};
-      if ((p.flags & ALIGNED_O) && col < p.dim) {
-        add_global4(y, z[0], z[1], z[2], z[3]);
-        continue;
-      }
-#pragma unroll
-      for (int j = 0; j < 4; j++) {
-        if (col + j < p.dim) {
-          add_global(y + j, z[j]);
-        }
+    for (int j = 0; j < 4; j++) {
+      if (col + j < p.dim) {
+        add_global(y + j, z[j]);
       }
     }
-  }
+  });
 }
 
 // add_keys adds factor times x to dK or dV, whose rows this block owns.
 template <class P> __device__ __forceinline__ void add_keys(const FlashParams& p, const Strided& d, typename P::Sum& x, float factor, int dim, const KeyWalk& walk) {
   float* to = head_of<float>(d, blockIdx.y, blockIdx.x);
-  const int lane = threadIdx.x % 32;
+  using Sum = typename P::Sum;
+  const unsigned lane = threadIdx.x % 32;
+  const bool aligned = p.flags & ALIGNED_O;
 #pragma unroll
-  for (int r = 0; r < P::MT * 2; r++) {
-    int j = walk.own + P::row() + r / 2 * 16 + r % 2 * 8 + lane / 4;
+  for (int r = 0; r < Sum::ROWS; r++) {
+    int j = walk.own + P::row() + Sum::row(r) + Sum::first_row(lane);
     if (!walk.covers(j)) {
       continue;
     }
+    float* row = to + j * d.seq;
 #pragma unroll
-    for (int n = 0; n < P::NT; n++) {
-      const float a = factor * x[r / 2][n][r % 2 * 2], b = factor * x[r / 2][n][r % 2 * 2 + 1];
-      int col = P::col() + n * 8 + lane % 4 * 2;
-      float* y = to + j * d.seq + col;
-      if ((p.flags & ALIGNED_O) && col < dim) {
+    for (int c = 0; c < Sum::COLS; c += 2) {
+      const float a = factor * x.at(r, c), b = factor * x.at(r, c + 1);
+      int col = P::col() + Sum::col(c) + Sum::first_col(lane);
+      float* y = row + col;
+      if (aligned && col < dim) {
         float2 old = *(const float2*)y;
         *(float2*)y = {old.x + a, old.y + b};
       } else {
@@ -201,8 +176,8 @@ template <class T, bool ORDERED> __device__ __forceinline__ void backward(const 
   if (!at.next()) {
     return;
   }
-  load<BN, HEAD_QK, THREADS>(k, head_of<unsigned short>(p.k, blockIdx.y, kv_head), p.k.seq, own, 0, p.seq_k, p.dim, aligned);
-  load<BN, HEAD_V, THREADS>(v, head_of<unsigned short>(p.v, blockIdx.y, kv_head), p.v.seq, own, 0, p.seq_k, p.dim_v, aligned);
+  load<BN, HEAD_QK, THREADS>(k, head_of<Stored>(p.k, blockIdx.y, kv_head), p.k.seq, own, 0, p.seq_k, p.dim, aligned);
+  load<BN, HEAD_V, THREADS>(v, head_of<Stored>(p.v, blockIdx.y, kv_head), p.v.seq, own, 0, p.seq_k, p.dim_v, aligned);
   unsigned stage = base + Shared::STAGE;
   at.fetch(stage);
   copies_wait<0>();
@@ -240,8 +215,8 @@ template <class T, bool ORDERED> __device__ __forceinline__ void backward(const 
     } else {
       differentiate<false>(s, dp, p, present);
     }
-    keep<T>(ps, s);
-    keep<T>(ds, dp);
+    keep<T, BM, BN>(ps, s, PartS::row(), PartS::col());
+    keep<T, BM, BN>(ds, dp, PartS::row(), PartS::col());
     __syncthreads(); // P and dS are there
     multiply<T, BM>(dv, InShared<BM, BN, true, PartV::HEIGHT>(ps, PartV::row()), InShared<BM, HEAD_V, true, PartV::WIDTH>(present + Shared::DO, PartV::col()));
     multiply<T, BM>(dk, InShared<BM, BN, true, PartK::HEIGHT>(ds, PartK::row()), InShared<BM, HEAD_QK, true, PartK::WIDTH>(present, PartK::col()));
@@ -263,10 +238,7 @@ template <class T, bool ORDERED> __device__ __forceinline__ void backward(const 
   add_keys<PartV>(p, p.dv, dv, 1, p.dim_v, at.walk);
 }
 
-#define ENTRY(name, T, ORDERED) \
+#define KERNEL(name, T, ORDERED) \
   extern "C" __global__ void __launch_bounds__(THREADS, 1) name(const __grid_constant__ FlashParams p) { backward<T, ORDERED>(p); }
-
-ENTRY(flash_backward_bf16, bf16_t, false)
-ENTRY(flash_backward_fp16, fp16_t, false)
-ENTRY(flash_backward_ordered_bf16, bf16_t, true)
-ENTRY(flash_backward_ordered_fp16, fp16_t, true)
+#define ENTRY(name, T) KERNEL(flash_backward_##name, T, false) KERNEL(flash_backward_ordered_##name, T, true)
+FOR_TYPES(ENTRY)

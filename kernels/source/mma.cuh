@@ -45,6 +45,10 @@ __device__ __forceinline__ void store_shared(unsigned address, unsigned x) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
 }
 
+__device__ __forceinline__ void store_shared(unsigned address, unsigned a, unsigned b) {
+  asm volatile("st.shared.v2.b32 [%0], {%1,%2};" ::"r"(address), "r"(a), "r"(b) : "memory");
+}
+
 __device__ __forceinline__ void store_shared(unsigned address, unsigned a, unsigned b, unsigned c, unsigned d) {
   asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
@@ -53,6 +57,10 @@ __device__ __forceinline__ float load_shared(unsigned address) {
   float x;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(address) : "memory");
   return x;
+}
+
+__device__ __forceinline__ void load_shared(unsigned address, float (&x)[4]) {
+  asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3]) : "r"(address) : "memory");
 }
 
 // copy16 starts a copy of 16 bytes to shared memory, of zeros unless valid; src is not read then.

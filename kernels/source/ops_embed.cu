@@ -48,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(256) embed_2(unsigned short* y, con
 //     differ, and the place of a key is how many are less. Comparing each with each is quicker, for
 //     chunks of some thousands, than anything that passes over them several times.
 //  2. embed_sum has a block for SEGMENT keys in order and some columns. A run of one id that begins
-//     in the segment is added to dtable, by nobody else; one that began before it goes to carry.
+//     in the segment is added to dtable, by this block only; one that began before it goes to carry.
 //  3. embed_carry adds up what has been carried of a run, in order, in the block of the segment where
 //     the run began.
 constexpr int SEGMENT = 64;

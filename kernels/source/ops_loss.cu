@@ -2,14 +2,14 @@
 #include "ops.cuh"
 
 constexpr float LOG2E = 1.4426950408889634f;
-#define INFINITE __int_as_float(0x7f800000)
+#define INF __int_as_float(0x7f800000)
 
 // Softmax is the largest of some logits and the sum of exp(logit - top).
 struct Softmax {
   float top, sum;
 
   // floor is what is taken from a logit: 0 where all are -infinite, so that no NaN comes of them.
-  __device__ __forceinline__ static float floor(float top) { return top == -INFINITE ? 0 : top; }
+  __device__ __forceinline__ static float floor(float top) { return top == -INF ? 0 : top; }
 
   // add takes N more logits in. A NaN is left out of top, and makes sum one.
   template <int N> __device__ __forceinline__ void add(const float (&x)[N]) {
@@ -64,7 +64,7 @@ __device__ __forceinline__ void cross_entropy(double* losses, T* logits, const i
   }
   float hit = threadIdx.x == 0 && target < n ? to_float(row.at[target]) : 0;
 
-  Softmax s{-INFINITE, 0};
+  Softmax s{-INF, 0};
   for (int i = threadIdx.x; i < row.vecs; i += U * step) {
     Vec<T> v[U];
 #pragma unroll

@@ -24,7 +24,7 @@ struct Params {
   int tile_count, seq_q, seq_k, heads, kv_heads, dim, dim_v, unused;
   double scale, softcap;
 };
-static_assert(sizeof(Params) == 376, "kernels/devref.go lays it out so");
+static_assert(sizeof(Params) == 376, "ReferenceParams of params.go is laid out so");
 
 template <class T> __device__ T* row_of(const Strided& s, int batch, int row, int head) {
   return (T*)s.at + batch * s.batch + row * s.seq + head * s.head;

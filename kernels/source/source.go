@@ -2,8 +2,20 @@
 // it. A program is a file with its constants; it is compiled at run time for the GPU that is
 // found, and in CI for every architecture, which needs no GPU.
 //
-// NVRTC has no headers of the C or CUDA libraries; what a file includes lies beside it. Kernels
-// are extern "C", with the element types in the name: rmsnorm_bf16.
+// NVRTC has no headers of the C or CUDA libraries; what a file includes lies beside it.
+//
+// All files are written in one style:
+//
+//   - A file begins with what it computes and how it is cut into blocks. A comment stands before what
+//     it is about, and says why where the code does not.
+//   - Two spaces. Types are WordCase, functions, variables and fields snake_case, constants, template
+//     values and macros UPPER_CASE. The star stands beside the type: const float* x.
+//   - An integer that may exceed 2^31 is a long long.
+//   - Kernels are extern "C" and named by what they do and the element types, bf16, fp16, fp32 or
+//     fp64: rmsnorm_bf16, copy_fp32_bf16. The rest of a name tells variants for other sizes or
+//     alignments apart. Macros at the end of a file stamp out the types.
+//   - A struct that is an argument has no gaps, and a twin in params.go, whose fields have the same
+//     names.
 package source
 
 import (
@@ -42,7 +54,7 @@ type Entry struct {
 // B200. The letter is for instructions that only that one has, such as wgmma.
 var Archs = []string{"sm_80", "sm_90a", "sm_100a"}
 
-// Arch is the architecture to compile for on a GPU of that compute capability, times 10.
+// Arch returns the architecture to compile for on a GPU of that compute capability, times 10.
 func Arch(capability int) string {
 	if capability >= 90 {
 		return fmt.Sprintf("sm_%da", capability)
@@ -53,7 +65,7 @@ func Arch(capability int) string {
 // For reports whether the program is for an architecture.
 func (p Program) For(arch string) bool { return p.Archs == nil || slices.Contains(p.Archs, arch) }
 
-// Options are the compiler's for an architecture. Line numbers cost nothing at run time and
+// Options returns the compiler's options for an architecture. Line numbers cost nothing at run time and
 // tell profilers and the sanitizer where they are.
 func (p Program) Options(arch string) []string {
 	o := []string{"--gpu-architecture=" + arch, "--std=c++17", "-lineinfo", "--ptxas-options=-v"}
@@ -63,10 +75,10 @@ func (p Program) Options(arch string) []string {
 	return o
 }
 
-// Programs is the catalogue, the lists of all topics.
+// Programs returns the catalogue, the lists of all topics.
 func Programs() []Program { return slices.Concat(topics...) }
 
-// Find is the program of that name.
+// Find returns the program of that name.
 func Find(name string) (Program, error) {
 	all := Programs()
 	i := slices.IndexFunc(all, func(p Program) bool { return p.Name == name })
@@ -78,7 +90,7 @@ func Find(name string) (Program, error) {
 
 var include = regexp.MustCompile(`(?m)^\s*#\s*include\s+"([^"]+)"`)
 
-// Source is the text of the program's file and of every header that it includes, whether
+// Source returns the text of the program's file and of every header that it includes, whether
 // directly or not, by the name it is included by.
 func (p Program) Source() (code []byte, headers map[string][]byte, err error) {
 	if code, err = files.ReadFile(p.File); err != nil {

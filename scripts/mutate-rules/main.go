@@ -1,4 +1,4 @@
-// Command mutate-rules proves that every rule of package attention is held by a test: it runs
+// Command mutate-rules proves that every rule of package attention/backends is held by a test: it runs
 // the package's tests with one rule removed, and with its condition inverted, and ends with
 // status 1 if any such change goes unnoticed. Run it as
 //
@@ -18,7 +18,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/attention/backends"
 )
 
 // Almost every mutation falls to the tables, which take a tenth of a second; what gets past
@@ -56,7 +56,7 @@ func run(only string) error {
 		return errors.New("the tests pass with -mutate=no-such-rule:remove, so they do not read the flag")
 	}
 	var mutations []string
-	for _, r := range attention.Rules() {
+	for _, r := range backends.Rules() {
 		if strings.Contains(r.ID, only) {
 			mutations = append(mutations, r.ID+":remove", r.ID+":invert")
 		}
@@ -72,16 +72,16 @@ func run(only string) error {
 	return nil
 }
 
-// suite is the compiled tests of package attention.
+// suite is the compiled tests of package attention/backends.
 type suite struct{ binary, dir string }
 
 func build(dir string) (suite, error) {
-	root, err := exec.Command("go", "list", "-f", "{{.Dir}}", "github.com/cprun/cprun/attention").Output()
+	root, err := exec.Command("go", "list", "-f", "{{.Dir}}", "github.com/cprun/cprun/attention/backends").Output()
 	if err != nil {
-		return suite{}, fmt.Errorf("package attention, from here: %w", err)
+		return suite{}, fmt.Errorf("package attention/backends, from here: %w", err)
 	}
-	s := suite{binary: filepath.Join(dir, "attention.test"), dir: strings.TrimSpace(string(root))}
-	if out, err := exec.Command("go", "test", "-c", "-o", s.binary, "github.com/cprun/cprun/attention").CombinedOutput(); err != nil {
+	s := suite{binary: filepath.Join(dir, "backends.test"), dir: strings.TrimSpace(string(root))}
+	if out, err := exec.Command("go", "test", "-c", "-o", s.binary, "github.com/cprun/cprun/attention/backends").CombinedOutput(); err != nil {
 		return s, fmt.Errorf("the tests do not compile: %w\n%s", err, out)
 	}
 	return s, nil

@@ -17,7 +17,7 @@ import (
 	"unsafe"
 
 	"github.com/cprun/cprun/internal/cuda"
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/tensor"
 )
 
 var library struct {
@@ -102,7 +102,7 @@ func (h *Handle) Close() error {
 	})
 }
 
-// Plans is how many problems it has met.
+// Plans returns how many problems it has met.
 func (h *Handle) Plans() int { return len(h.plans) }
 
 // plan is what was chosen for a problem.

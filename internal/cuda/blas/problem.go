@@ -4,10 +4,10 @@ import (
 	"fmt"
 	"math/bits"
 
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/tensor"
 )
 
-// Matrix is an operand as it lies in device memory, row-major: row i begins Stride elements
+// Matrix is an operand at address Addr of device memory, row-major: row i begins Stride elements
 // behind row i-1. Its number of rows and columns follows from the problem.
 type Matrix struct {
 	Addr   uint64

@@ -3,7 +3,7 @@ package blas
 import (
 	"testing"
 
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/tensor"
 )
 
 func TestAlignment(t *testing.T) {

@@ -5,7 +5,7 @@ import "github.com/cprun/cprun/partition"
 // NoMask hides nothing.
 var NoMask = Mask{Left: -1, Right: -1}
 
-// Piece is a rectangle of queries and keys under a mask that cuDNN has. Every query of it sees a
+// Piece is a rectangle of queries Q and keys K under a Mask that cuDNN has. Every query of it sees a
 // key.
 type Piece struct {
 	Q, K partition.Range

@@ -3,7 +3,7 @@ package dnn
 import (
 	"fmt"
 
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/tensor"
 )
 
 // Tensor names a tensor of a problem.
@@ -31,7 +31,7 @@ const (
 // begins at, and two vectors of lengths, [batch] int32.
 type Pointers [2*Tensors + 2]uint64
 
-// Offsets is where the address of the offsets of t stands.
+// Offsets returns where the address of the offsets of t stands.
 func Offsets(t Tensor) Tensor { return Tensors + t }
 
 // Where the addresses of the lengths stand.

@@ -17,7 +17,7 @@ import (
 	"unsafe"
 
 	"github.com/cprun/cprun/internal/cuda"
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/tensor"
 )
 
 // Oldest is the first version of cuDNN that this package works with, as Version counts.
@@ -91,10 +91,10 @@ func (h *Handle) Close() error {
 	})
 }
 
-// Built is how many plans have been built.
+// Built returns how many plans have been built.
 func (h *Handle) Built() int { return len(h.plans) }
 
-// Workspaces are the bytes that each plan asks for.
+// Workspaces returns the bytes that each plan asks for.
 func (h *Handle) Workspaces() map[Desc]int64 {
 	m := map[Desc]int64{}
 	for d, p := range h.plans {
@@ -111,7 +111,7 @@ type Plan struct {
 	desc      Desc
 }
 
-// Plan is the plan of a problem: built at the first call, which takes cuDNN up to a second, and
+// Plan returns the plan of a problem: built at the first call, which takes cuDNN up to a second, and
 // kept. The error says what cuDNN has against the problem.
 func (h *Handle) Plan(d Desc) (*Plan, error) {
 	if p := h.plans[d]; p != nil {

@@ -17,6 +17,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+
+	"github.com/cprun/cprun/internal/files"
 )
 
 // Cache compiles, and keeps cubins in a folder by a hash of all that they depend on: the
@@ -32,10 +34,10 @@ type Cache struct {
 	fault    error // guarded by mu
 }
 
-// Compiled is how many programs were not found and have been compiled.
+// Compiled returns how many programs were not found and have been compiled.
 func (c *Cache) Compiled() int { return int(c.compiled.Load()) }
 
-// Fault is the first error of the folder. Programs are compiled in spite of it, each time.
+// Fault returns the first error of the folder. Programs are compiled in spite of it, each time.
 func (c *Cache) Fault() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -50,7 +52,7 @@ func (c *Cache) blame(err error) {
 	}
 }
 
-// Compile is Compiler.Compile, from the folder where it has the cubin.
+// Compile does what Compiler.Compile does, or takes the cubin from the folder where it is there.
 func (c *Cache) Compile(name string, src []byte, headers map[string][]byte, opts []string) ([]byte, error) {
 	if c.Dir == "" {
 		return c.compile(name, src, headers, opts)
@@ -81,7 +83,7 @@ func (c *Cache) compile(name string, src []byte, headers map[string][]byte, opts
 	return cubin, err
 }
 
-// Key is the hash by which a cubin is found again.
+// Key returns the hash by which a cubin is found again.
 func Key(version, name string, src []byte, headers map[string][]byte, opts []string) string {
 	h := sha256.New()
 	add := func(b []byte) { // with its length, so that no two lists of parts are the same bytes
@@ -105,9 +107,12 @@ func Key(version, name string, src []byte, headers map[string][]byte, opts []str
 // An entry is this line, the SHA-256 of the cubin, and the cubin.
 const magic = "cprun cubin 1\n"
 
+// maxCubin is more than any entry has, in bytes.
+const maxCubin = 256 << 20
+
 // read is false for what is not a whole entry.
 func read(path string) ([]byte, bool) {
-	data, err := os.ReadFile(path)
+	data, err := files.Read(path, maxCubin)
 	if err != nil || !bytes.HasPrefix(data, []byte(magic)) || len(data) < len(magic)+sha256.Size {
 		return nil, false
 	}

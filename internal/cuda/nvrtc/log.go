@@ -61,7 +61,7 @@ func number(s string) int {
 // register counts that it ignores: C7508, C7510 and their relatives.
 var slow = regexp.MustCompile(`\(C75\d\d\)|Potential Performance Loss|setmaxnreg ignored|'setmaxnreg' ignored`)
 
-// Warnings are the lines of a log that complain, with the assembler's remarks about code that
+// Warnings returns the lines of a log that complain, with the assembler's remarks about code that
 // is needlessly slow among them.
 func Warnings(log string) []string {
 	var all []string

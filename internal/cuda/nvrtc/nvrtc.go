@@ -74,10 +74,10 @@ func (c *Compiler) open() error {
 	return nil
 }
 
-// Version is that of CUDA which NVRTC belongs to, such as "13.0".
+// Version returns the version of CUDA that NVRTC belongs to, such as "13.0".
 func (c *Compiler) Version() string { return fmt.Sprintf("%d.%d", c.major, c.minor) }
 
-// Path is the library as it was loaded.
+// Path returns the path that the library was loaded from.
 func (c *Compiler) Path() string { return c.path }
 
 func (c *Compiler) check(call string, r C.nvrtcResult) error {

@@ -50,7 +50,7 @@ func (n *Number) UnmarshalJSON(b []byte) error {
 	return err
 }
 
-// Line is a step as one plain line, which scripts can split at two spaces.
+// Line returns a step as one plain line, which scripts can split at two spaces.
 func Line(s Step) string {
 	parts := []string{
 		"step " + count(s), "loss " + loss(s.Loss),
@@ -68,7 +68,7 @@ func Line(s Step) string {
 
 // bar is what stands before the bar on a terminal; it is kept narrow.
 func bar(s Step) string {
-	text := fmt.Sprintf("step %s  loss %s  %s", count(s), loss(s.Loss), Rate(float64(s.TokensPerSecond)))
+	text := fmt.Sprintf("step %s  loss %s  grad_norm %.3g  %s", count(s), loss(s.Loss), float64(s.GradNorm), Rate(float64(s.TokensPerSecond)))
 	if s.ETASeconds >= 0 {
 		text += "  eta " + Duration(seconds(s.ETASeconds))
 	}
@@ -84,7 +84,7 @@ func count(s Step) string {
 
 func loss(n Number) string { return strconv.FormatFloat(float64(n), 'f', 4, 64) }
 
-// Rate is tokens per second with separators of thousands: "5,312 tok/s"; below 10 with one
+// Rate returns tokens per second with separators of thousands: "5,312 tok/s"; below 10 with one
 // decimal.
 func Rate(perSecond float64) string {
 	switch {
@@ -96,7 +96,7 @@ func Rate(perSecond float64) string {
 	return Thousands(int64(math.Round(min(perSecond, 1e18)))) + " tok/s"
 }
 
-// Thousands is n with commas: 1,234,567.
+// Thousands returns n with commas: 1,234,567.
 func Thousands(n int64) string {
 	digits := strconv.FormatInt(n, 10)
 	sign := ""
@@ -109,7 +109,7 @@ func Thousands(n int64) string {
 	return sign + digits
 }
 
-// Duration is d in its two largest units: 48s, 1m23s, 2h05m, 3d04h.
+// Duration returns d in its two largest units: 48s, 1m23s, 2h05m, 3d04h.
 func Duration(d time.Duration) string {
 	d = max(d, 0).Round(time.Second)
 	s := int64(d / time.Second)

@@ -115,7 +115,7 @@ func TestPrinterTerminal(t *testing.T) {
 	p.Step(Step{Step: 1, Steps: 2, Loss: 3, TokensPerSecond: 100, ETASeconds: 9})
 	p.Note("a checkpoint")
 	p.Step(Step{Step: 2, Steps: 2, Loss: 2.5, TokensPerSecond: 100, ETASeconds: 0})
-	if got := screen(b.String()); len(got) != 2 || got[0] != "a checkpoint" || !strings.HasPrefix(got[1], "step 2/2  loss 2.5000  100 tok/s  eta 0s") {
+	if got := screen(b.String()); len(got) != 2 || got[0] != "a checkpoint" || !strings.HasPrefix(got[1], "step 2/2  loss 2.5000  grad_norm 0  100 tok/s  eta 0s") {
 		t.Errorf("screen is %q", got)
 	}
 	p.Write([]byte("cprun: rank 1 failed\n"))
@@ -171,4 +171,36 @@ func screen(s string) []string {
 		out = append(out, strings.TrimRight(string(l), " "))
 	}
 	return out
+}
+
+func TestMeterLines(t *testing.T) {
+	for want, line := range map[string]string{
+		"tokenize 25%  1.0 of 4.0 MB  0.5 MB/s  eta 6s": MeterLine("tokenize", 1e6, 4e6, 2*time.Second),
+		"tokenize 0%  0.0 of 0.0 MB":                    MeterLine("tokenize", 0, 0, time.Second),
+		"tokenize 100%  4.0 of 4.0 MB":                  MeterLine("tokenize", 4e6, 4e6, 0),
+	} {
+		if line != want {
+			t.Errorf("%q, want %q", line, want)
+		}
+	}
+}
+
+// A meter writes nothing where it is quiet or done at once, and takes its bar away.
+func TestMetersAreQuiet(t *testing.T) {
+	var b strings.Builder
+	for _, o := range []Options{{}, {Quiet: true}, {Quiet: true, Terminal: true}} {
+		m := NewMeter(&b, o, "x", 10)
+		m.Add(10)
+		m.Close()
+	}
+	if b.Len() > 0 {
+		t.Errorf("%q", b.String())
+	}
+	m := NewMeter(&b, Options{Terminal: true}, "x", 10)
+	m.Add(4)
+	m.Add(20) // a file that has grown
+	m.Close()
+	if !strings.Contains(b.String(), "x") {
+		t.Errorf("%q", b.String())
+	}
 }

@@ -1,8 +1,6 @@
 package opstest
 
-import (
-	"github.com/cprun/cprun/internal/tensor"
-)
+import "github.com/cprun/cprun/tensor"
 
 // testLinear covers one row, no rows, odd sizes, sizes beyond one tile of any kernel, and sums
 // over nothing, which are 0.
@@ -235,14 +233,10 @@ func testAddZero(r *rig) {
 		for _, dtype := range []tensor.DType{r.act, r.par} {
 			dst, dsts := r.random(dtype, s[0], s[1], s[2], s[3])
 			src, srcs := r.random(dtype, s[0], s[1], s[2], s[3])
-			if err := r.ops.Add(dst, src); err != nil {
-				r.t.Fatal(err)
-			}
+			r.ops.Add(dst, src)
 			r.close("sum", dst, plus(dsts, srcs))
 			bad := r.garbage(dtype, s[0], s[1], s[2], s[3])
-			if err := r.ops.Zero(dst, bad); err != nil {
-				r.t.Fatal(err)
-			}
+			r.ops.Zero(dst, bad)
 			r.equal("zero", dst, zeros(len(dsts)))
 			r.equal("zero of NaN", bad, zeros(len(dsts)))
 		}

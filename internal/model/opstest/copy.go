@@ -3,7 +3,7 @@ package opstest
 import (
 	"math"
 
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/tensor"
 )
 
 // testCopy copies between all float types: values at the edges of each type, where rounding

@@ -9,11 +9,11 @@ import (
 
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/model/opstest"
-	"github.com/cprun/cprun/internal/tensor"
-	"github.com/cprun/cprun/kernels"
+	"github.com/cprun/cprun/kernels/cpu"
+	"github.com/cprun/cprun/tensor"
 )
 
-var _ model.Ops = (*kernels.CPU)(nil)
+var _ model.Ops = (*cpu.Kernels)(nil)
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
@@ -21,7 +21,7 @@ func newCPU(t *testing.T) opstest.Device {
 	stream := tensor.NewHostStream("test")
 	t.Cleanup(func() { stream.Close() })
 	return opstest.Device{
-		Ops:      kernels.NewCPU(stream),
+		Ops:      cpu.New(stream),
 		Upload:   func(host opstest.View) opstest.View { return host },
 		Download: func(v opstest.View) (opstest.View, error) { return v, stream.Sync(context.Background()) },
 	}

@@ -4,10 +4,10 @@ import (
 	"crypto/sha256"
 	"testing"
 
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/tensor"
 )
 
-// Digest is the hash of the bits that every operation gives on fixed inputs large enough to
+// Digest returns the hash of the bits that every operation gives on fixed inputs large enough to
 // be split. It is the same for every run on a device, and on the CPU for every number of
 // goroutines.
 func Digest(t *testing.T, dev Device, activations tensor.DType) [sha256.Size]byte {

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"math"
 
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/tensor"
 )
 
 // epsilon is the largest relative error of rounding to dtype.
@@ -69,7 +69,8 @@ func round(x float64, bits, minExp int) float64 {
 	return math.Copysign(math.RoundToEven(x/step)*step, x)
 }
 
-// halfBits is a float16 that x, already rounded, is exactly; from 65536 on it is infinite.
+// halfBits is a float16 that x, already rounded, is exactly; from 65536 on it is infinite. It and
+// halfValue are not those of package tensor, so that a fault there shows.
 func halfBits(x float64) uint16 {
 	sign := uint16(0)
 	if math.Signbit(x) {

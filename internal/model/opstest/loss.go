@@ -3,7 +3,7 @@ package opstest
 import (
 	"math"
 
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/tensor"
 )
 
 func testCrossEntropy(r *rig) {

@@ -12,10 +12,10 @@ import (
 	"testing"
 
 	"github.com/cprun/cprun/internal/optim"
-	"github.com/cprun/cprun/internal/tensor"
+	"github.com/cprun/cprun/tensor"
 )
 
-// View is a strided window onto device memory; see internal/tensor.
+// View is a strided window onto device memory; see package tensor.
 type View = tensor.View
 
 // Device is a device under test.

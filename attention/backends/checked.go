@@ -1,0 +1,96 @@
+package backends
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/cprun/cprun/attention/qkv"
+	"github.com/cprun/cprun/tensor"
+)
+
+// maxRanks bounds the ranks of a context group, and maxLength every size, so that products
+// of a few of them do not overflow.
+const (
+	maxRanks  = 4096
+	maxLength = 1 << 40
+	maxSmall  = 1 << 16 // heads, head dims
+)
+
+// checked is p with its defaults filled in, or all that is wrong with it.
+func (p Params) checked() (Params, error) {
+	if p.ContextSize == 0 {
+		p.ContextSize = 1
+	}
+	if p.InnerSize == 0 && (p.Algorithm != "hierarchical" || p.ContextSize == 1) {
+		p.InnerSize = 1
+	}
+	if p.Algorithm == "" {
+		p.Algorithm = "ring"
+	}
+	if p.Layout == "" {
+		p.Layout = "zigzag"
+	}
+	if p.Format == qkv.THD {
+		p.Documents = true
+	}
+	if p.Causal {
+		p.WindowRight = 0
+	}
+	c := paramsChecker{}
+	c.sizes(&p)
+	c.enums(&p)
+	if !slices.Contains([]string{"ring", "allgather", "ulysses", "hierarchical"}, p.Algorithm) {
+		c.fault("algorithm %q is none of ring, allgather, ulysses, hierarchical", p.Algorithm)
+	}
+	if !slices.Contains([]string{"contiguous", "zigzag", "striped", "document"}, p.Layout) {
+		c.fault("layout %q is none of contiguous, zigzag, striped, document", p.Layout)
+	}
+	if p.Documents && p.SeqQ != p.SeqKV {
+		c.fault("documents need as many queries (%d) as keys (%d)", p.SeqQ, p.SeqKV)
+	}
+	return p, errors.Join(c.faults...)
+}
+
+type paramsChecker struct{ faults []error }
+
+func (c *paramsChecker) fault(format string, args ...any) {
+	c.faults = append(c.faults, fmt.Errorf("attention parameters: "+format, args...))
+}
+
+func (c *paramsChecker) between(name string, n, lo, hi int) {
+	if n < lo || n > hi {
+		c.fault("%s is %d, not between %d and %d", name, n, lo, hi)
+	}
+}
+
+func (c *paramsChecker) sizes(p *Params) {
+	c.between("batch", p.Batch, 1, maxLength)
+	c.between("queries", p.SeqQ, 1, maxLength)
+	c.between("keys", p.SeqKV, 1, maxLength)
+	c.between("heads", p.Heads, 1, maxSmall)
+	c.between("KV heads", p.KVHeads, 1, maxSmall)
+	c.between("head dim", p.HeadDim, 1, maxSmall)
+	c.between("head dim of v", p.HeadDimV, 1, maxSmall)
+	c.between("window on the left", p.WindowLeft, -1, maxLength)
+	c.between("window on the right", p.WindowRight, -1, maxLength)
+	c.between("context size", p.ContextSize, 1, maxRanks)
+	c.between("inner size", p.InnerSize, 1, p.ContextSize)
+	c.between("architecture", p.Arch, 0, 9999)
+	if p.KVHeads > 0 && p.Heads%p.KVHeads != 0 {
+		c.fault("%d query heads are not a multiple of %d KV heads", p.Heads, p.KVHeads)
+	}
+	if p.Algorithm == "hierarchical" && p.InnerSize > 0 && p.ContextSize%p.InnerSize != 0 {
+		c.fault("%d ranks are not a multiple of the %d that exchange heads", p.ContextSize, p.InnerSize)
+	}
+}
+
+func (c *paramsChecker) enums(p *Params) {
+	c.between("backend", int(p.Want), 0, int(Reference))
+	c.between("element type", int(p.DType), int(tensor.Invalid)+1, int(tensor.U8))
+	c.between("format", int(p.Format), 0, int(qkv.THD))
+	c.between("packing", int(p.Packing), 0, int(qkv.QKVGroups))
+	c.between("softmax type", int(p.Softmax), 0, int(Learnable))
+	c.between("bias", int(p.Bias), 0, int(ALiBi))
+	c.between("FP8 recipe", int(p.FP8), 0, int(NVFP4))
+}

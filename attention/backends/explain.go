@@ -1,0 +1,89 @@
+package backends
+
+import (
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/cprun/cprun/attention/qkv"
+)
+
+// Explain writes why the choice was made. Level 0 writes nothing; 1 the choice and what it
+// takes; 2 also the run, what each hop asks for and every rule that rejected a backend. It ignores errors of w.
+func (c *Choice) Explain(w io.Writer, level int) {
+	if level < 1 {
+		return
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "attention: %s: %s\n", c.Backend, c.Reason)
+	for _, a := range c.Remedies {
+		fmt.Fprintf(&b, "attention: remedy %s for %s%s: %s; costs %s%s\n", a.Kind, a.Rule, inHop(a.Hop), a.Text, a.Cost, a.Remedy.absent())
+	}
+	if n := c.Workspace(); n > 0 {
+		fmt.Fprintf(&b, "attention: workspace of %.1f MiB for each layer's call\n", float64(n)/(1<<20))
+	}
+	if level > 1 {
+		c.Params.describe(&b)
+		for i := range c.Hops {
+			fmt.Fprintf(&b, "attention: hop %q: %s\n", c.Hops[i].Hop, &c.Hops[i])
+		}
+		for _, r := range c.Rejected {
+			fmt.Fprintf(&b, "attention: %s\n", r)
+			if r.Remedy.Kind != NoRemedy {
+				fmt.Fprintf(&b, "attention:   remedy: %s%s\n", r.Remedy.Text, r.Remedy.absent())
+			}
+		}
+		for _, n := range c.Named {
+			reason, fix := ToName(n, c.Params.Arch)
+			fmt.Fprintf(&b, "attention: %s: %s Fix: %s\n", n, reason, fix)
+		}
+		fmt.Fprintf(&b, "attention: able: %s\n", names(c.Able))
+	}
+	io.WriteString(w, b.String())
+}
+
+// absent is what is said behind a remedy that this build does not carry out.
+func (r Remedy) absent() string {
+	if r.Built {
+		return ""
+	}
+	return " (not in this build)"
+}
+
+func inHop(hop string) string {
+	if hop == "" {
+		return ""
+	}
+	return fmt.Sprintf(" in hop %q", hop)
+}
+
+func names(bs []Backend) string {
+	s := make([]string, len(bs))
+	for i, b := range bs {
+		s[i] = b.String()
+	}
+	return strings.Join(s, ", ")
+}
+
+// describe writes everything that decides, one line for each concern.
+func (p *Params) describe(b *strings.Builder) {
+	line := func(format string, args ...any) { fmt.Fprintf(b, "attention: "+format+"\n", args...) }
+	line("machine: %s, cuDNN %s, flash %s", archName(p.Arch), p.CUDNN, p.Flash)
+	line("q %v, k %v, v %v, %s, %s %s, contiguous %t", p.axes(p.SeqQ, p.Heads, p.HeadDim),
+		p.axes(p.SeqKV, p.KVHeads, p.HeadDim), p.axes(p.SeqKV, p.KVHeads, p.HeadDimV), p.DType, p.Format, p.Packing, p.Contiguous)
+	line("causal %t, window (%d, %d), documents %t", p.Causal, p.WindowLeft, p.WindowRight, p.Documents)
+	line("softmax %s, softcap %t, bias %s (gradient %t), dropout %t", p.Softmax, p.Softcap, p.Bias, p.BiasGrad, p.Dropout)
+	line("training %t, deterministic %t, CUDA graph %t, FP8 %s", p.Training, p.Deterministic, p.CUDAGraph, p.FP8)
+	line("ranks %d, algorithm %s, layout %s", p.ContextSize, p.Algorithm, p.Layout)
+}
+
+// axes is the global shape of a tensor in the order of the format.
+func (p *Params) axes(seq, heads, dim int) []int {
+	switch p.Format {
+	case qkv.SBHD:
+		return []int{seq, p.Batch, heads, dim}
+	case qkv.THD:
+		return []int{p.Batch * seq, heads, dim}
+	}
+	return []int{p.Batch, seq, heads, dim}
+}

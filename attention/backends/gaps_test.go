@@ -1,0 +1,263 @@
+package backends
+
+import (
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cprun/cprun/attention/qkv"
+	"github.com/cprun/cprun/tensor"
+)
+
+// The ten gaps of the peer's selector, section 1.4 of the reference, and that ours has none.
+
+func refused(t *testing.T, p Params) *NoBackendError {
+	t.Helper()
+	c, err := Select(p)
+	var none *NoBackendError
+	if !errors.As(err, &none) {
+		t.Fatalf("Select(%+v) = %v, %v; want a *NoBackendError", p, c, err)
+	}
+	return none
+}
+
+func chosen(t *testing.T, p Params) *Choice {
+	t.Helper()
+	c, err := Select(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func find(t *testing.T, all []Rejection, rule string) Rejection {
+	t.Helper()
+	for _, r := range all {
+		if r.Rule == rule {
+			return r
+		}
+	}
+	t.Fatalf("rule %s did not speak; these did: %v", rule, all)
+	return Rejection{}
+}
+
+// Gap 1. The peer tests heads % 2 when it selects, and heads % cp in an assertion when it
+// runs: all-to-all over 8 ranks with 2 KV heads is selected and dies.
+func TestGap1HeadsAreDividedByTheRealRanks(t *testing.T) {
+	none := refused(t, with("cp=8 alg=ulysses h=16 g=2"))
+	for _, b := range Backends {
+		find(t, none.Rejected, b.String()+"-ulysses-heads")
+	}
+	if c := chosen(t, with("cp=2 alg=ulysses h=16 g=2")); c.Hops[0].Heads != 8 || c.Hops[0].KVHeads != 1 {
+		t.Errorf("a rank of 2 has %d heads and %d KV heads, want 8 and 1", c.Hops[0].Heads, c.Hops[0].KVHeads)
+	}
+}
+
+// Gap 2. The peer selects flash for a sliding window in a ring and asserts when it runs. Our
+// ring computes it: the window is a band of each hop, and the rules see that band.
+func TestGap2WindowInARing(t *testing.T) {
+	c := chosen(t, with("cp=4 window=512 want=flash"))
+	if !slices.ContainsFunc(c.Hops, func(h Call) bool { return h.Hop == "off-diagonal band" && h.Windowed() }) {
+		t.Errorf("no hop has a band off the diagonal: %v", hopNames(c.Hops))
+	}
+	none := refused(t, with("cp=4 window=512 want=fused cudnn=9.1.0"))
+	if r := find(t, none.Rejected, "fused-window-9.2.0"); r.Hop == "" {
+		t.Errorf("%v names no hop", r)
+	}
+}
+
+// Gap 3. Padding masks on bshd pass the peer's selector under context parallelism and fail in
+// the backend. Ours judges documents by what they need, in any format.
+func TestGap3DocumentsInAnyFormat(t *testing.T) {
+	of := map[Backend]bool{Fused: true, Flash: true}
+	for _, v := range []string{"9.0.0", "9.5.0", "9.19.0"} {
+		thd := spoken(t, with("cp=2 format=thd g=4 cudnn="+v), of)
+		for _, f := range []string{"bshd", "sbhd"} {
+			if got := spoken(t, with("cp=2 docs=1 g=4 format="+f+" cudnn="+v), of); !slices.Equal(got, thd) {
+				t.Errorf("documents in %s, cuDNN %s: %v; in thd %v", f, v, got, thd)
+			}
+		}
+	}
+	find(t, refused(t, with("cp=2 docs=1 want=fused cudnn=9.0.0")).Rejected, "fused-documents-9.1.0")
+}
+
+// Gap 4. The peer probes once, with global lengths and the user's mask, and then asks cuDNN
+// for halves, for other masks and for other lengths.
+func TestGap4EveryHopIsProbed(t *testing.T) {
+	if c := chosen(t, with("cudnn=8.9.5 want=fused")); c.Backend != Fused {
+		t.Fatalf("one rank: %s", c.Backend)
+	}
+	none := refused(t, with("cudnn=8.9.5 want=fused cp=2"))
+	if r := find(t, none.Rejected, "fused-mask-causal-8.9.6"); r.Hop != "half keys" && r.Hop != "half queries" {
+		t.Errorf("rejected in hop %q, want a half", r.Hop)
+	}
+	// 8256 tokens are a multiple of 64, and the quarter that half a rank holds is not.
+	c := chosen(t, with("cudnn=8.9.7 s=8256 cp=2"))
+	if r := find(t, c.Rejected, "fused-seq-multiple-64"); !strings.Contains(r.Example, "4128") {
+		t.Errorf("the example %q has no local length", r.Example)
+	}
+	// Bottom right, which all-gather of the peer needs, is a full and a causal tile here.
+	if c := chosen(t, with("cudnn=9.2.0 cp=2 alg=allgather")); c.Backend != Fused {
+		t.Errorf("all-gather with cuDNN 9.2.0: %s", c.Backend)
+	}
+}
+
+// Gap 5. FlashAttention-2 with packed documents under all-gather is not rejected by the peer
+// and not supported either. Our kernels take a tile for each document, so it works, and the
+// hops say so.
+func TestGap5DocumentsUnderAllGather(t *testing.T) {
+	c := chosen(t, with("cp=4 alg=allgather docs=1 want=flash"))
+	if got := hopNames(c.Hops); !slices.Equal(got, []string{"documents", "documents off the diagonal"}) {
+		t.Errorf("hops %q", got)
+	}
+}
+
+// Gap 6. The peer's ring takes no softmax type, so that only a gate keeps it from computing
+// the plain softmax for a sink. Every backend of ours that has no sinks says so itself.
+func TestGap6NoSilentPlainSoftmax(t *testing.T) {
+	for _, s := range []string{"off-by-one", "learnable"} {
+		for _, alg := range []string{"ring", "allgather"} {
+			none := refused(t, with("cp=2 softmax="+s+" alg="+alg))
+			for _, rule := range []string{"flash-softmax", "fused-sink-context", "unfused-context", "reference-softmax"} {
+				find(t, none.Rejected, rule)
+			}
+		}
+		if c := chosen(t, with("arch=80 softmax="+s)); c.Backend != Fused {
+			t.Errorf("softmax %s on sm80: %s", s, c.Backend)
+		}
+	}
+}
+
+// Gap 7. The peer asks again when it runs, with other arguments: the forward pass as not
+// deterministic, the backward pass as training. With our rules what can train in a
+// deterministic way can also run each pass by itself.
+func TestGap7TrainingImpliesItsPasses(t *testing.T) {
+	rng := rand.New(rand.NewPCG(11, 12))
+	able := 0
+	for range 6000 {
+		p := randomParams(rng)
+		p.Training = true
+		for _, b := range []Backend{Flash, Fused} {
+			p.Want = b
+			if _, err := Select(p); err != nil {
+				continue
+			}
+			able++
+			q := p
+			q.Deterministic = false
+			if _, err := Select(q); err != nil {
+				t.Errorf("%+v is possible deterministic only: %v", p, err)
+			}
+			q.Training = false
+			if _, err := Select(q); err != nil {
+				t.Errorf("%+v trains and has no forward pass: %v", p, err)
+			}
+		}
+	}
+	if able < 500 {
+		t.Errorf("only %d parameters could be tried", able)
+	}
+}
+
+// Gap 8. A rule of the peer about flash is reached only while another library is installed.
+// Ours are independent of each other.
+func TestGap8RulesOfABackendStandAlone(t *testing.T) {
+	rng := rand.New(rand.NewPCG(13, 14))
+	for range 2000 {
+		p := randomParams(rng)
+		q := p
+		q.CUDNN, q.Disabled, q.Want = V(8, 9, 7), 1<<Fused, Flash
+		flash := map[Backend]bool{Flash: true}
+		p.Disabled, p.Want = 0, Auto
+		if a, b := spoken(t, p, flash), spoken(t, q, flash); !slices.Equal(a, b) {
+			t.Fatalf("%+v: flash %v, with another cuDNN %v", p, a, b)
+		}
+		q = p
+		q.Flash, q.Disabled = 0, 1<<Flash
+		fused := map[Backend]bool{Fused: true}
+		if a, b := spoken(t, p, fused), spoken(t, q, fused); !slices.Equal(a, b) {
+			t.Fatalf("%+v: fused %v, without flash %v", p, a, b)
+		}
+	}
+	// The case itself: a window, aligned at the bottom right, over another number of keys.
+	if h := Hops(with("window=100 sq=1024 skv=4096")); h[0].Mask != BottomRightMask || h[0].Left != 100 {
+		t.Errorf("asked as %s", &h[0])
+	}
+}
+
+// Gap 9. Without a group the peer runs as one rank, whatever algorithm was asked for, and
+// trains on the local slice alone. Here the ranks are a number, and what does not fit it is
+// an error.
+func TestGap9NoSilentSingleRank(t *testing.T) {
+	for _, bad := range []string{"cp=4 alg=hierarchical", "cp=-1", "cp=4 alg=hierarchical inner=3", "cp=4 alg=a2a", "cp=4 layout=none", "cp=4 inner=8"} {
+		p := with(bad)
+		var none *NoBackendError
+		if c, err := Select(p); err == nil || errors.As(err, &none) {
+			t.Errorf("Select(%s) = %v, %v; want a fault of the parameters", bad, c, err)
+		}
+	}
+	if c := chosen(t, with("cp=0")); c.Params.ContextSize != 1 {
+		t.Errorf("0 ranks are %d", c.Params.ContextSize)
+	}
+}
+
+// Gap 10. With FP8 tensors and flash forced, the peer falls into the branch without context
+// parallelism. A backend that is asked for here either runs what was asked or is an error.
+func TestGap10ForcedFlashWithFP8(t *testing.T) {
+	none := refused(t, with("cp=2 fp8=delayed want=flash"))
+	if none.Want != Flash || !strings.Contains(none.Error(), "flash-fp8") || strings.Contains(none.Error(), "unfused-") {
+		t.Errorf("%v", none)
+	}
+}
+
+// randomParams is parameters of which many are possible.
+func randomParams(rng *rand.Rand) Params {
+	p := defaults()
+	one := func(n int) bool { return rng.IntN(n) == 0 }
+	pick := func(xs ...int) int { return xs[rng.IntN(len(xs))] }
+	p.Arch = pick(80, 86, 90, 90, 100, 103, 120)
+	p.CUDNN = V(9, rng.IntN(28), rng.IntN(3))
+	if one(3) {
+		p.CUDNN = V(8, 9, rng.IntN(9))
+	}
+	p.DType = []tensor.DType{tensor.BF16, tensor.BF16, tensor.F16, tensor.F32}[rng.IntN(4)]
+	p.Batch = pick(1, 1, 2)
+	p.SeqQ = pick(64, 1000, 1024, 4096, 5000, 65536)
+	p.SeqKV = p.SeqQ
+	if p.Documents = one(4); !p.Documents && one(4) {
+		p.SeqKV = pick(1, 64, 1000, 2048, 4100)
+	}
+	p.HeadDim = pick(64, 96, 100, 128, 192, 256, 320)
+	p.HeadDimV = p.HeadDim
+	if one(4) {
+		p.HeadDimV = pick(64, 128, 200)
+	}
+	p.KVHeads = pick(16, 16, 4, 1)
+	p.Causal = !one(3)
+	if p.WindowRight = 0; !p.Causal {
+		p.WindowRight = pick(-1, -1, 0, 100)
+	}
+	p.WindowLeft = pick(-1, -1, -1, 0, 100, 2000)
+	p.Packing = qkv.Packing(pick(0, 0, 0, 1, 3, 5))
+	p.Contiguous, p.MixedFormats = !one(6), one(12)
+	p.Softcap, p.Dropout, p.CUDAGraph = one(12), one(8), one(6)
+	p.Training, p.Deterministic, p.BiasGrad = !one(3), one(4), one(3)
+	if one(8) {
+		p.Softmax = SoftmaxType(1 + rng.IntN(2))
+	}
+	if one(8) {
+		p.Bias = Bias(1 + rng.IntN(2))
+	}
+	if one(5) {
+		p.FP8 = Recipe(1 + rng.IntN(5))
+	}
+	p.ContextSize = pick(1, 1, 2, 3, 4)
+	p.Algorithm = []string{"ring", "ring", "allgather", "ulysses", "hierarchical"}[rng.IntN(5)]
+	if p.Algorithm == "hierarchical" {
+		p.InnerSize = p.ContextSize
+	}
+	p.Layout = []string{"zigzag", "zigzag", "striped", "contiguous", "document"}[rng.IntN(5)]
+	return p
+}

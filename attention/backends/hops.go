@@ -1,0 +1,261 @@
+package backends
+
+import (
+	"fmt"
+
+	"github.com/cprun/cprun/partition"
+)
+
+// MaskKind is a mask by the name that library kernels have for it.
+type MaskKind uint8
+
+// The kinds. Left and Right of a Call narrow them.
+const (
+	FullMask        MaskKind = iota
+	CausalMask               // query i sees keys up to i
+	BottomRightMask          // query i sees keys up to i + SeqKV - SeqQ, which is more than i
+	BandMask                 // query i sees keys i-Left to i+Right, -1: all
+)
+
+func (m MaskKind) String() string {
+	return [...]string{"full", "causal", "bottom-right causal", "band"}[m]
+}
+
+// Call is one kernel call of one hop: what a backend is asked for when the run goes on. Its
+// lengths and heads, in Params, are those of the call, not of the run.
+type Call struct {
+	Params
+	Hop         string // "whole", "diagonal", "half keys", "half queries", "full", "off-diagonal band", "documents"
+	Rank, Owner int    // an example: these queries, those keys
+	// QAt and KAt are where the rows of the call begin, in the block of the rank and of
+	// the owner.
+	QAt, KAt int
+	Mask     MaskKind
+	// Left and Right are the window: how many keys before and behind the one that the
+	// mask aligns with a query are visible, -1: all, 0 on the right of a causal mask.
+	Left, Right int
+	// Rects is how many rectangles such as this one the hop has. A kernel of ours takes
+	// them all in one call.
+	Rects int
+	// MixedBands is set where documents of one hop have bands that differ.
+	MixedBands bool
+	// PaddedKeys is set by a remedy: keys were added that a padding mask must hide.
+	PaddedKeys bool
+	// ZeroedWorkspace is set by a remedy: the workspace is cleared before each call.
+	ZeroedWorkspace bool
+	// GrantedWorkspace is set by a remedy: the workspace may be as large as it needs to be.
+	GrantedWorkspace bool
+
+	RunHeads, RunKVHeads int // before ranks shared them
+	done                 int // remedies already tried, a bit each
+}
+
+// Windowed reports whether a bound other than the causal one hides keys.
+func (c *Call) Windowed() bool {
+	return c.Left >= 0 || c.Mask == BandMask
+}
+
+// Padding reports whether the call needs a padding mask: packed documents, or padded keys.
+func (c *Call) Padding() bool { return c.Documents || c.PaddedKeys }
+
+func (c *Call) String() string {
+	mask := c.Mask.String()
+	if c.Windowed() {
+		mask += fmt.Sprintf(" window (%d, %d)", c.Left, c.Right)
+	}
+	if c.Documents {
+		mask += ", by document"
+	}
+	s := fmt.Sprintf("%d queries by %d keys, %s", c.SeqQ, c.SeqKV, mask)
+	if c.ContextSize > 1 {
+		s = fmt.Sprintf("rank %d with the keys of rank %d: %s", c.Rank, c.Owner, s)
+	}
+	return s
+}
+
+// Hops returns the distinct kernel calls of a run over all ranks, each with an example; nil for
+// parameters that Select refuses.
+func Hops(p Params) []Call {
+	p, err := p.checked()
+	if err != nil {
+		return nil
+	}
+	return hopsOf(p)
+}
+
+func hopsOf(p Params) []Call {
+	ring, heads := p.ContextSize, 1
+	switch p.Algorithm {
+	case "ulysses":
+		ring, heads = 1, p.ContextSize
+	case "hierarchical":
+		ring, heads = max(1, p.ContextSize/p.InnerSize), p.InnerSize
+	}
+	c := Call{Params: p, RunHeads: p.Heads, RunKVHeads: p.KVHeads}
+	c.Heads, c.KVHeads = max(1, p.Heads/heads), max(1, p.KVHeads/heads)
+	w := walker{base: c, shape: p.shape(ring), ranks: ring, seen: map[rankPair]bool{}, calls: map[callKey]bool{}}
+	w.walk()
+	return w.out
+}
+
+// shape is the partition of one sequence. Documents are cut at lengths that are not known
+// here; the sequence stands for the longest.
+func (p Params) shape(ranks int) partition.Shape {
+	layout, err := partition.New(p.Layout, []int{p.SeqQ})
+	if err != nil || p.SeqQ != p.SeqKV && p.Layout == "document" {
+		layout = partition.Zigzag{}
+	}
+	shift := p.SeqKV - p.SeqQ
+	band := partition.Full()
+	if p.WindowLeft >= 0 {
+		band.Lo = shift - p.WindowLeft
+	}
+	if p.WindowRight >= 0 {
+		band.Hi = shift + p.WindowRight
+	}
+	return partition.Shape{SeqQ: p.SeqQ, SeqKV: p.SeqKV, Size: ranks, Layout: layout, Mask: partition.Mask{Band: band}}
+}
+
+// walker visits every pair of a rank and an owner and keeps the calls that differ.
+type walker struct {
+	base  Call
+	shape partition.Shape
+	ranks int
+	seen  map[rankPair]bool
+	calls map[callKey]bool
+	out   []Call
+}
+
+// rankPair holds all that the tiles of a rank and an owner follow from: the lengths of their
+// spans, and how far apart these stand, where it matters. Equal pairs have equal tiles, so
+// that many ranks cost few plans.
+type rankPair struct {
+	own  bool
+	q, k [2]int
+	far  [2][2]int
+}
+
+type callKey struct {
+	hop         string
+	q, k        int
+	mask        MaskKind
+	left, right int
+	rects       int
+	mixed       bool
+}
+
+func (w *walker) walk() {
+	q, k := w.spans(w.shape.SeqQ), w.spans(w.shape.SeqKV)
+	for owner := range w.ranks {
+		for rank := range w.ranks {
+			key := rankPair{own: rank == owner}
+			for i, s := range q[rank] {
+				key.q[i] = s.Len
+				for j, t := range k[owner] {
+					key.k[j] = t.Len
+					key.far[i][j] = apart(w.shape.Mask.Band, s, t)
+				}
+			}
+			if !w.seen[key] {
+				w.seen[key] = true
+				w.pair(rank, owner)
+			}
+		}
+	}
+}
+
+func (w *walker) spans(n int) [][]partition.Span {
+	out := make([][]partition.Span, w.ranks)
+	for r := range out {
+		out[r] = w.shape.Layout.Spans(n, w.ranks, r)
+	}
+	return out
+}
+
+// apart is how far span t of keys begins behind span s of queries; one value stands for all
+// distances at which everything is visible, and one for those at which nothing is.
+func apart(b partition.Band, s, t partition.Span) int {
+	const all, none = 1 << 62, 1<<62 + 1
+	least := t.Start - s.Start - (s.Len-1)*s.Stride
+	most := t.Start - s.Start + (t.Len-1)*t.Stride
+	switch {
+	case b.Lo <= least && most <= b.Hi:
+		return all
+	case least > b.Hi || most < b.Lo:
+		return none
+	}
+	return t.Start - s.Start
+}
+
+func (w *walker) pair(rank, owner int) {
+	tiles := partition.Plan(w.shape, rank, owner)
+	for _, t := range tiles {
+		c := w.base
+		c.Rank, c.Owner, c.Rects = rank, owner, len(tiles)
+		c.QAt, c.KAt, c.SeqQ, c.SeqKV = t.Q.Lo, t.K.Lo, t.Q.Len(), t.K.Len()
+		if c.Documents { // documents split a hop in any case, into one call with their lengths
+			c.Rects = 1
+		}
+		c.masked(t.Band.Lo-t.K.Lo+t.Q.Lo, t.Band.Hi-t.K.Lo+t.Q.Lo)
+		c.MixedBands = c.Documents && (c.Windowed() || len(tiles) > 1)
+		if w.ranks == 1 {
+			c.MixedBands = false
+		}
+		c.Hop = w.name(&c)
+		key := callKey{c.Hop, c.SeqQ, c.SeqKV, c.Mask, c.Left, c.Right, c.Rects, c.MixedBands}
+		if !w.calls[key] {
+			w.calls[key] = true
+			w.out = append(w.out, c)
+		}
+	}
+}
+
+// masked sets the mask to keys lo <= j-i <= hi, indices from the call's first query and key.
+// The band is trimmed: lo <= 0 <= hi, and a bound that hides nothing is at a corner.
+func (c *Call) masked(lo, hi int) {
+	c.Left, c.Right = -lo, hi
+	if lo <= -(c.SeqQ - 1) {
+		c.Left = -1
+	}
+	if hi >= c.SeqKV-1 {
+		c.Right = -1
+	}
+	switch shift := c.SeqKV - c.SeqQ; {
+	case c.Right < 0 && c.Left < 0:
+		c.Mask = FullMask
+	case c.Right == 0:
+		c.Mask = CausalMask
+	case c.Right > 0 && c.Right == shift:
+		c.Mask, c.Right = BottomRightMask, 0
+		if c.Left >= 0 {
+			c.Left += shift
+		}
+	default:
+		c.Mask = BandMask
+	}
+}
+
+// name is what a reader calls this call: its place in the square of ranks, and its shape.
+func (w *walker) name(c *Call) string {
+	ownQ := partition.Count(w.shape.Layout.Spans(w.shape.SeqQ, w.ranks, c.Rank))
+	ownK := partition.Count(w.shape.Layout.Spans(w.shape.SeqKV, w.ranks, c.Owner))
+	switch {
+	case c.Documents && c.Rank == c.Owner:
+		return "documents"
+	case c.Documents:
+		return "documents off the diagonal"
+	case w.ranks == 1:
+		return "whole"
+	case c.Mask != FullMask && c.Rank != c.Owner:
+		return "off-diagonal band"
+	case c.Rank == c.Owner && (c.Mask != FullMask || c.SeqQ == ownQ && c.SeqKV == ownK):
+		return "diagonal"
+	case c.SeqKV < ownK && c.SeqQ == ownQ:
+		return "half keys"
+	case c.SeqQ < ownQ && c.SeqKV == ownK:
+		return "half queries"
+	case c.SeqQ == ownQ && c.SeqKV == ownK:
+		return "full"
+	}
+	return "block"
+}

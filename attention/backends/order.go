@@ -1,0 +1,45 @@
+package backends
+
+import "slices"
+
+// Order is the preference among the backends on a range of architectures, fastest first.
+type Order struct {
+	Since, Until int // architectures [Since, Until), as in Params.Arch
+	Backends     []Backend
+	// Cheap is the rules whose remedies were measured to leave a backend faster than the next one
+	// without any. With others it comes behind those that need none.
+	Cheap  []string
+	Source string
+}
+
+// Orders is the table of preferences. Unfused writes a score matrix of the square of the length, so
+// it comes last of what runs on a GPU. On a GPU the reference runs only if named: it is slow, and
+// as an answer to auto it would hide that nothing else can run.
+var Orders = []Order{
+	{0, 1, []Backend{Flash, Reference, Unfused, Fused}, nil,
+		"CPU: the tiled kernels are the only fast ones; the reference is what they are tested against"},
+	{1, 90, []Backend{Flash, Fused, Unfused}, nil,
+		"U103, U104: on sm80, sm86 and sm89 fused attention is no faster than flash"},
+	{90, 1 << 30, []Backend{Fused, Flash, Unfused}, []string{"fused-one-rectangle"},
+		"U103, H03: fused attention is faster on Hopper and later; measured 593 TFLOP/s forward with cuDNN 9.19 and 350 with FlashAttention-2 on H200; " +
+			"with a window of 4,096, in several calls, 421 forward and backward at 32K over 2 H200, and 227 with our flash"},
+}
+
+func orderOf(arch int) Order {
+	for _, o := range Orders {
+		if o.Since <= arch && arch < o.Until {
+			return o
+		}
+	}
+	return Orders[0]
+}
+
+// plain reports whether a backend runs as it is, or with what costs little.
+func (o *Order) plain(v verdict) bool {
+	for _, a := range v.applied {
+		if !slices.Contains(o.Cheap, a.Rule) {
+			return false
+		}
+	}
+	return true
+}

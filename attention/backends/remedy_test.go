@@ -1,0 +1,271 @@
+package backends
+
+import (
+	"encoding/binary"
+	"errors"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cprun/cprun/attention/qkv"
+	"github.com/cprun/cprun/tensor"
+)
+
+// checkChoice holds what every choice promises.
+func checkChoice(t *testing.T, p Params) {
+	t.Helper()
+	c, err := Select(p)
+	again, errAgain := Select(p)
+	if !reflect.DeepEqual(c, again) || (err == nil) != (errAgain == nil) {
+		t.Fatalf("%+v: two selections differ", p)
+	}
+	var none *NoBackendError
+	if errors.As(err, &none) {
+		if len(none.Rejected) == 0 || none.Error() == "" {
+			t.Fatalf("%+v: refused without a rule", p)
+		}
+		for _, r := range none.Rejected {
+			noise := r.Backend == Unfused && !p.Unbuilt && p.Arch > 0 && r.Rule != unfusedNotBuilt
+			if r.Reason == "" || r.Fix == "" || strings.Contains(none.Error(), " "+r.Rule) == noise && p.Want == Auto {
+				t.Fatalf("%+v: the error does not explain %s", p, r.Rule)
+			}
+		}
+		return
+	}
+	if err != nil {
+		return // the parameters make no sense
+	}
+	if p.Want != Auto && c.Backend != p.Want {
+		t.Fatalf("%+v: chose %s", p, c.Backend)
+	}
+	if !slices.Contains(c.Able, c.Backend) || c.Reason == "" {
+		t.Fatalf("%+v: chose %s, able are %v, reason %q", p, c.Backend, c.Able, c.Reason)
+	}
+	checkCured(t, c)
+	if !p.Unbuilt {
+		checkBuilt(t, c)
+	}
+	for _, b := range Backends {
+		v := judge(b, c.Params, c.Hops)
+		for _, id := range v.blocked {
+			if !slices.ContainsFunc(v.spoke, func(r Rejection) bool { return r.Rule == id }) {
+				t.Fatalf("%+v: %s is said to block %s and is not among the rejections", p, id, b)
+			}
+		}
+	}
+	var out strings.Builder
+	c.Explain(&out, 2)
+	if !strings.Contains(out.String(), c.Backend.String()) {
+		t.Fatalf("explained without the choice: %s", &out)
+	}
+}
+
+// checkBuilt holds that a choice for this build relies on nothing that is not in it, and that one
+// with all that rules describe could have been made too.
+func checkBuilt(t *testing.T, c *Choice) {
+	t.Helper()
+	for _, a := range c.Remedies {
+		if !a.Built {
+			t.Fatalf("%+v: %s relies on %s, which is not built", c.Params, c.Backend, a.Kind)
+		}
+	}
+	if c.Backend == Unfused {
+		t.Fatalf("%+v: unfused was chosen, which is not built", c.Params)
+	}
+	p := c.Params
+	p.Unbuilt, p.Want = true, c.Backend
+	if _, err := Select(p); err != nil {
+		t.Fatalf("%+v: this build runs %s and one that has more does not: %v", p, c.Backend, err)
+	}
+}
+
+// checkCured replays the remedies of a choice on its hops: with the remedies that it names,
+// and no others, no rule speaks any more.
+func checkCured(t *testing.T, c *Choice) {
+	t.Helper()
+	work := slices.Clone(c.Hops)
+	for steps := 0; len(work) > 0; steps++ {
+		at := work[0]
+		bad := against(c.Backend, &at)
+		if len(bad) == 0 {
+			work = work[1:]
+			continue
+		}
+		rule, calls := cure(bad, at)
+		known := slices.ContainsFunc(c.Remedies, func(a Applied) bool { return rule != nil && a.Rule == rule.ID })
+		if calls == nil || !known || steps > 10000 {
+			t.Fatalf("%+v: %s chosen, and %v speaks in %s", c.Params, c.Backend, bad[0].ID, &at)
+		}
+		work = append(slices.Clone(calls), work[1:]...)
+	}
+}
+
+func TestRandomChoicesHold(t *testing.T) {
+	rng := rand.New(rand.NewPCG(15, 16))
+	remedied := map[string]int{}
+	for range 5000 {
+		p := randomParams(rng)
+		p.Want = Backend(rng.IntN(4))
+		checkChoice(t, p)
+		_, kinds := outcomeOf(t, p)
+		p.Unbuilt = false
+		checkChoice(t, p)
+		for _, k := range kinds {
+			remedied[k]++
+		}
+	}
+	for k := PadHeadDims; k <= ZeroWorkspace; k++ {
+		if remedied[k.String()] < 5 {
+			t.Errorf("remedy %s was applied %d times", k, remedied[k.String()])
+		}
+	}
+}
+
+func FuzzSelect(f *testing.F) {
+	rng := rand.New(rand.NewPCG(17, 18))
+	for range 40 {
+		b := make([]byte, 64)
+		for i := range b {
+			b[i] = byte(rng.Uint32())
+		}
+		f.Add(b)
+	}
+	f.Add([]byte{})
+	f.Fuzz(func(t *testing.T, b []byte) { checkChoice(t, fuzzParams(b)) })
+}
+
+// fuzzParams reads parameters, sensible or not, from bytes.
+func fuzzParams(b []byte) Params {
+	next := func() int {
+		if len(b) < 2 {
+			return 0
+		}
+		n := int(int16(binary.LittleEndian.Uint16(b)))
+		b = b[2:]
+		return n
+	}
+	few := func(n int) int { return (next()%n + n) % n }
+	small := func() int { return next() % 300 }
+	return Params{
+		Unbuilt: few(2) == 0, ScaleNotAbove0: few(9) == 0,
+		Arch: []int{0, 75, 80, 86, 90, 100, 103, 110, 120, -1, 1000}[few(11)], CUDNN: V(8+few(2), few(30), few(5)), Flash: Version(few(2)),
+		//lint:ignore SA4000 these are two draws
+		Disabled: uint8(few(256) & few(256)), Want: Backend(few(6)),
+		DType: tensor.DType(few(9)), Format: qkv.Format(few(4)), Packing: qkv.Packing(few(8)),
+		MixedFormats: few(5) == 0, Contiguous: few(5) > 0, Memory: int64(next()),
+		Batch: few(4), SeqQ: next(), SeqKV: next(), Heads: few(40), KVHeads: few(10), HeadDim: small(), HeadDimV: small(),
+		Causal: few(2) == 0, WindowLeft: small(), WindowRight: small(), Softcap: few(9) == 0, Dropout: few(5) == 0,
+		Softmax: SoftmaxType(few(4)), Bias: Bias(few(4)), BiasGrad: few(2) == 0, Documents: few(3) == 0,
+		Training: few(2) == 0, Deterministic: few(2) == 0, CUDAGraph: few(3) == 0, FP8: Recipe(few(7)),
+		ContextSize: few(12) - 1, InnerSize: few(5) - 1,
+		Algorithm: []string{"", "ring", "allgather", "ulysses", "hierarchical", "tree"}[few(6)],
+		Layout:    []string{"", "zigzag", "striped", "contiguous", "document", "spiral"}[few(6)],
+	}
+}
+
+// TestRemediesCompose needs two for one call: cut at the bottom right, and pad what is left.
+func TestRemediesCompose(t *testing.T) {
+	c := chosen(t, with("sq=1000 skv=4096 cudnn=8.9.7 want=fused strided=1"))
+	var kinds []RemedyKind
+	for _, a := range c.Remedies {
+		kinds = append(kinds, a.Kind)
+		if a.Text == "" || a.Cost == "" || a.Rule == "" {
+			t.Errorf("remedy %+v does not say what it does and costs", a)
+		}
+	}
+	slices.Sort(kinds)
+	if !slices.Equal(slices.Compact(kinds), []RemedyKind{PadSequence, MakeContiguous, SplitCall}) {
+		t.Errorf("remedies %v", kinds)
+	}
+}
+
+func TestNoBackendErrorListsAll(t *testing.T) {
+	msg := refused(t, with("cp=2 cudnn=8.9.5 flash=none off=reference docs=1")).Error()
+	for _, want := range []string{
+		"no attention backend", "fused-documents-9.1.0", "flash-not-built", "unfused-context", "reference-disabled",
+		`in hop "documents"`, "Fix: Install cuDNN",
+	} {
+		if !strings.Contains(msg, want) {
+			t.Errorf("%q is not in:\n%s", want, msg)
+		}
+	}
+}
+
+func TestExplain(t *testing.T) {
+	c := chosen(t, with("cudnn=9.1.0 d=192 dv=128 cp=2"))
+	said := func(level int) string {
+		var b strings.Builder
+		c.Explain(&b, level)
+		return b.String()
+	}
+	if said(0) != "" {
+		t.Errorf("level 0 says %q", said(0))
+	}
+	if s := said(1); !strings.Contains(s, "attention: flash") || !strings.Contains(s, "pad-head-dims") || strings.Contains(s, "hop") {
+		t.Errorf("level 1 says %q", s)
+	}
+	for _, want := range []string{"sm90, cuDNN 9.1.0", "[1 4096 16 192]", "fused-head-dim-sm90-training-9.5.0", "half keys", "able: flash"} {
+		if !strings.Contains(said(2), want) {
+			t.Errorf("level 2 has no %q:\n%s", want, said(2))
+		}
+	}
+}
+
+// TestRulesAreWellFormed: ids in kebab case and unique, one sentence each of reason and fix.
+func TestRulesAreWellFormed(t *testing.T) {
+	seen := map[string]bool{}
+	for _, r := range Rules() {
+		if seen[r.ID] || !strings.HasPrefix(r.ID, r.Backend.String()+"-") || strings.Trim(r.ID, "abcdefghijklmnopqrstuvwxyz0123456789-.") != "" {
+			t.Errorf("id %q is taken, has no backend or is not in kebab case", r.ID)
+		}
+		seen[r.ID] = true
+		for _, s := range []string{r.Reason, r.Fix} {
+			if !strings.HasSuffix(s, ".") || strings.Count(s, ". ") > 0 {
+				t.Errorf("%s: %q is not one sentence", r.ID, s)
+			}
+		}
+		if r.Source == "" || r.Until != 0 && r.Until <= r.Since {
+			t.Errorf("%s: source %q, versions %s to %s", r.ID, r.Source, r.Since, r.Until)
+		}
+	}
+}
+
+// TestOrdersCoverEveryArchitecture: one order each, with every backend in it once, but for the
+// reference, which is no answer to auto on a GPU.
+func TestOrdersCoverEveryArchitecture(t *testing.T) {
+	next := 0
+	for _, o := range Orders {
+		if o.Since != next || o.Source == "" {
+			t.Errorf("order from %d follows one up to %d; source %q", o.Since, next, o.Source)
+		}
+		next = o.Until
+		bs := slices.Clone(o.Backends)
+		if o.Since > 0 {
+			bs = append(bs, Reference)
+		}
+		if slices.Sort(bs); !slices.Equal(bs, Backends) {
+			t.Errorf("order from %d has %v", o.Since, o.Backends)
+		}
+	}
+}
+
+func TestWorkspace(t *testing.T) {
+	for params, want := range map[string]int64{
+		"want=flash":                    0,
+		"train=0":                       0,
+		"want=unfused h=2 s=1024":       2 * 2 * 2 * 1024 * 1024,
+		"want=unfused h=2 s=10 train=0": 2 * 2 * 10 * 10,
+		"h=2 s=1024":                    4*2*1024*128 + 4*2*1024,
+		"h=2 s=1000 batch=3 d=64":       3 * (4*2*1000*64 + 4*2*1000),
+		"h=2 s=1024 cp=2":               4*2*512*128 + 4*2*512,
+		"h=4 g=2 s=1024 docs=1":         4*4*1024*128 + 4*4*1024 + 2*4*1024*256,
+		"h=2 s=1000 det=1 cudnn=9.24.0": 4*2*1000*128 + 4*2*1000 + 2*2*1024*1024,
+		"h=2 s=1000 det=1 cudnn=9.25.0": 4*2*1000*128 + 4*2*1000,
+	} {
+		if got := chosen(t, with(params)).Workspace(); got != want {
+			t.Errorf("%s: workspace of %d bytes, want %d", params, got, want)
+		}
+	}
+}

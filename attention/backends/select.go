@@ -1,0 +1,210 @@
+package backends
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Rejection is one rule that rejects one backend.
+type Rejection struct {
+	Backend Backend
+	Rule    string // the rule's id
+	Reason  string
+	Fix     string
+	// Hop names the kernel call that the rule rejects, such as "half keys"; it is empty for a rule
+	// about the run as a whole. Example is one such call, with its rank, its lengths and its mask.
+	Hop     string
+	Example string
+	// Remedy is what makes the backend run it, if there is one.
+	Remedy Remedy
+}
+
+// Applied is a remedy that the choice relies on: the caller must carry it out.
+type Applied struct {
+	Remedy
+	Rule string // the rule that asked for it
+	Hop  string // as in Rejection
+	// Calls is what replaces the call, the first one of a hop of that name: padded, or cut in
+	// parts.
+	Calls []Call
+}
+
+// Choice is the outcome of a selection. It is shared between callers and read only.
+type Choice struct {
+	Backend Backend
+	Reason  string
+	// Rejected is every rule that rejects a backend that was not chosen, with a remedy or without;
+	// Remedies is what the chosen one needs.
+	Rejected []Rejection
+	Remedies []Applied
+	// Able is the backends that could run this, in the order of preference. Named could too, but auto
+	// does not take them on this machine: they run where they are named.
+	Able   []Backend
+	Named  []Backend
+	Params Params
+	Hops   []Call
+}
+
+// NoBackendError says that no backend that may be used can run what is asked for.
+type NoBackendError struct {
+	Want     Backend // Auto: all were tried
+	Params   Params
+	Rejected []Rejection
+	Named    []Backend // can run it, but only if named: auto does not take them
+}
+
+// Error lists the rules that reject the backend that was named, or every backend, with their fixes. Of
+// unfused it says only that it is not in this build, since no other fix would help.
+func (e *NoBackendError) Error() string {
+	var b strings.Builder
+	if e.Want == Auto {
+		b.WriteString("no attention backend can run this:")
+	} else {
+		fmt.Fprintf(&b, "attention backend %s cannot run this:", e.Want)
+	}
+	notBuilt := slices.ContainsFunc(e.Rejected, func(r Rejection) bool { return r.Rule == unfusedNotBuilt })
+	for _, r := range e.Rejected {
+		asked := e.Want == Auto || r.Backend == e.Want
+		if helps := r.Backend != Unfused || !notBuilt || r.Rule == unfusedNotBuilt; asked && helps {
+			fmt.Fprintf(&b, "\n  %s", r)
+		}
+	}
+	for _, n := range e.Named {
+		reason, fix := ToName(n, e.Params.Arch)
+		fmt.Fprintf(&b, "\n  %s: %s Fix: %s", n, reason, fix)
+	}
+	return b.String()
+}
+
+// ToName returns why auto does not take a backend that could run this, and what does, as the reason and
+// the fix of a rule.
+func ToName(b Backend, arch int) (reason, fix string) {
+	return fmt.Sprintf("It can run this, slowly; auto does not take it on %s.", archName(arch)), fmt.Sprintf("Set attention.backend to %s.", b)
+}
+
+func (r Rejection) String() string {
+	hop := ""
+	if r.Hop != "" {
+		hop = fmt.Sprintf(" in hop %q (%s)", r.Hop, r.Example)
+	}
+	return fmt.Sprintf("%s: %s%s: %s Fix: %s", r.Backend, r.Rule, hop, r.Reason, r.Fix)
+}
+
+// Kinds returns the kinds of the remedies that the choice relies on, each once, in order: what the
+// device is told.
+func (c *Choice) Kinds() []RemedyKind { return KindsOf(c.Remedies) }
+
+// KindsOf returns the kinds of remedies, each once, in order.
+func KindsOf(applied []Applied) []RemedyKind {
+	var kinds []RemedyKind
+	for _, a := range applied {
+		kinds = append(kinds, a.Kind)
+	}
+	slices.Sort(kinds)
+	return slices.Compact(kinds)
+}
+
+// Select chooses the backend for p: the first in the order of the architecture that every
+// hop of every rank can run, those that need no remedy before those that do. The error is a
+// *NoBackendError, or says what is wrong with p itself.
+func Select(p Params) (*Choice, error) {
+	p, err := p.checked()
+	if err != nil {
+		return nil, err
+	}
+	c := &Choice{Params: p, Hops: hopsOf(p)}
+	verdicts := make(map[Backend]verdict, len(Backends))
+	for _, b := range Backends {
+		verdicts[b] = judge(b, p, c.Hops)
+	}
+	order := orderOf(p.Arch)
+	for _, b := range order.Backends {
+		if verdicts[b].ok {
+			c.Able = append(c.Able, b)
+		}
+	}
+	if p.Want != Auto && verdicts[p.Want].ok && !slices.Contains(c.Able, p.Want) {
+		c.Able = append(c.Able, p.Want) // the reference on a GPU runs where it is named
+	}
+	c.Backend, c.Reason = pick(p, order, verdicts)
+	for _, b := range Backends {
+		if b != c.Backend {
+			c.Rejected = append(c.Rejected, verdicts[b].spoke...)
+		}
+	}
+	for _, b := range Backends {
+		if p.Want == Auto && verdicts[b].ok && !slices.Contains(c.Able, b) {
+			c.Named = append(c.Named, b)
+		}
+	}
+	if c.Backend == Auto {
+		return nil, &NoBackendError{Want: p.Want, Params: p, Rejected: c.Rejected, Named: c.Named}
+	}
+	c.Remedies = verdicts[c.Backend].applied
+	return c, nil
+}
+
+// Evaluate returns every rule that rejects any backend for p, over all hops, before and after
+// remedies. The error says what is wrong with p.
+func Evaluate(p Params) ([]Rejection, error) {
+	p, err := p.checked()
+	if err != nil {
+		return nil, err
+	}
+	var all []Rejection
+	hops := hopsOf(p)
+	for _, b := range Backends {
+		all = append(all, judge(b, p, hops).spoke...)
+	}
+	return all, nil
+}
+
+// pick is the backend asked for if it can run, or the best of those that can; Auto if none.
+func pick(p Params, order Order, verdicts map[Backend]verdict) (Backend, string) {
+	if p.Want != Auto {
+		if !verdicts[p.Want].ok {
+			return Auto, ""
+		}
+		return p.Want, "asked for" + verdicts[p.Want].remedied()
+	}
+	for _, tier := range [][]Backend{{Flash, Fused}, {Unfused}, {Reference}} {
+		for _, plain := range []bool{true, false} {
+			for _, b := range order.Backends {
+				v := verdicts[b]
+				if v.ok && slices.Contains(tier, b) && order.plain(v) == plain {
+					return b, reason(b, p, order, verdicts)
+				}
+			}
+		}
+	}
+	return Auto, ""
+}
+
+// reason says why b was picked: its place in the order, and what passed over those before.
+func reason(b Backend, p Params, order Order, verdicts map[Backend]verdict) string {
+	var before []string
+	for _, o := range order.Backends {
+		if o == b {
+			break
+		}
+		v := verdicts[o]
+		if v.ok {
+			before = append(before, fmt.Sprintf("%s needs %s", o, v.cures()))
+		} else {
+			before = append(before, fmt.Sprintf("%s cannot run this (%s)", o, v.blocking()))
+		}
+	}
+	s := fmt.Sprintf("first on %s", archName(p.Arch))
+	if len(before) > 0 {
+		s = fmt.Sprintf("next on %s: %s", archName(p.Arch), strings.Join(before, "; "))
+	}
+	return s + verdicts[b].remedied()
+}
+
+func archName(arch int) string {
+	if arch == 0 {
+		return "a CPU"
+	}
+	return fmt.Sprintf("sm%d", arch)
+}

@@ -1,0 +1,377 @@
+package backends
+
+import (
+	"bufio"
+	"flag"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/cprun/cprun/attention/qkv"
+	"github.com/cprun/cprun/tensor"
+)
+
+// mutate changes one rule before the tests run, and they must then fail: scripts/mutate-rules
+// proves that for every rule.
+var mutate = flag.String("mutate", "", "`id:remove` or id:invert: spoil one rule of the table")
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if *mutate != "" {
+		if err := spoil(*mutate); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(2)
+		}
+	}
+	os.Exit(m.Run())
+}
+
+func spoil(spec string) error {
+	id, how, _ := strings.Cut(spec, ":")
+	i := slices.IndexFunc(rules, func(r Rule) bool { return r.ID == id })
+	if i < 0 {
+		return fmt.Errorf("mutate %q: no such rule", id)
+	}
+	speaks := rules[i].Speaks
+	switch how {
+	case "remove":
+		rules[i].Speaks = func(*Call) bool { return false }
+	case "invert":
+		rules[i].Speaks = func(c *Call) bool { return !speaks(c) }
+	default:
+		return fmt.Errorf("mutate %q: want remove or invert", spec)
+	}
+	return nil
+}
+
+// row is one line of testdata/select.txt.
+type row struct {
+	line   int
+	text   string
+	params Params
+	answer
+	built answer // of the same question to this build
+	rules []string
+}
+
+// answer is a backend, Auto for none, and the kinds of remedies that it needs.
+type answer struct {
+	backend  Backend
+	remedies []string
+}
+
+// defaults asks as if all that rules describe were built, so that all of it is asked.
+func defaults() Params {
+	return Params{
+		Unbuilt: true,
+		Arch:    90, CUDNN: V(9, 19, 0), Flash: V(1, 0, 0), DType: tensor.BF16, Contiguous: true,
+		Batch: 1, SeqQ: 4096, SeqKV: 4096, Heads: 16, KVHeads: 16, HeadDim: 128, HeadDimV: 128,
+		Causal: true, WindowLeft: -1, WindowRight: 0, Training: true, ContextSize: 1,
+		Algorithm: "ring", Layout: "zigzag",
+	}
+}
+
+func with(changes string) Params {
+	p := defaults()
+	if err := set1(&p, changes); err != nil {
+		panic(err)
+	}
+	return p
+}
+
+func set1(p *Params, changes string) error {
+	for _, f := range strings.Fields(changes) {
+		k, v, _ := strings.Cut(f, "=")
+		if err := setField(p, k, v); err != nil {
+			return fmt.Errorf("%s: %w", f, err)
+		}
+	}
+	return nil
+}
+
+func setField(p *Params, k, v string) error {
+	n, notInt := strconv.Atoi(v)
+	ints := map[string][]*int{
+		"arch": {&p.Arch}, "batch": {&p.Batch}, "s": {&p.SeqQ, &p.SeqKV}, "sq": {&p.SeqQ}, "skv": {&p.SeqKV},
+		"h": {&p.Heads, &p.KVHeads}, "g": {&p.KVHeads}, "d": {&p.HeadDim, &p.HeadDimV}, "dv": {&p.HeadDimV},
+		"cp": {&p.ContextSize}, "inner": {&p.InnerSize},
+	}
+	bools := map[string]*bool{
+		"softcap": &p.Softcap, "dropout": &p.Dropout, "biasgrad": &p.BiasGrad, "docs": &p.Documents,
+		"train": &p.Training, "det": &p.Deterministic, "graph": &p.CUDAGraph,
+		"mixed": &p.MixedFormats, "scale0": &p.ScaleNotAbove0,
+	}
+	if at, ok := ints[k]; ok {
+		for _, i := range at {
+			*i = n
+		}
+		return notInt
+	}
+	if at, ok := bools[k]; ok {
+		*at = n == 1
+		return notInt
+	}
+	return setName(p, k, v)
+}
+
+func setName(p *Params, k, v string) (err error) {
+	switch k {
+	case "cudnn":
+		p.CUDNN, err = ParseVersion(v)
+	case "flash":
+		p.Flash, err = ParseVersion(v)
+	case "build":
+		if v != "this" {
+			return fmt.Errorf("%q: want this", v)
+		}
+		p.Unbuilt = false
+	case "mem":
+		p.Memory, err = strconv.ParseInt(v, 10, 64)
+	case "alg":
+		p.Algorithm = v
+	case "layout":
+		p.Layout = v
+	case "want":
+		p.Want, err = ParseBackend(v)
+	case "strided":
+		p.Contiguous = v != "1"
+	case "off":
+		for _, s := range strings.Split(v, ",") {
+			var b Backend
+			b, err = ParseBackend(s)
+			p.Disabled |= 1 << b
+		}
+	case "mask":
+		p.Causal = v == "causal"
+		if p.WindowRight = -1; p.Causal {
+			p.WindowRight = 0
+		}
+	case "window":
+		l, r, both := strings.Cut(v, ",")
+		if p.WindowLeft, err = strconv.Atoi(l); both && err == nil {
+			p.WindowRight, err = strconv.Atoi(r)
+		}
+	default:
+		return setEnum(p, k, v)
+	}
+	return err
+}
+
+func setEnum(p *Params, k, v string) error {
+	switch k {
+	case "dtype":
+		p.DType = map[string]tensor.DType{"bf16": tensor.BF16, "fp16": tensor.F16, "fp32": tensor.F32,
+			"fp64": tensor.F64, "int32": tensor.I32}[v]
+		return nil
+	case "format":
+		return enum(&p.Format, v, qkv.BSHD, qkv.SBHD, qkv.THD)
+	case "packing":
+		if v == "separate" {
+			v = qkv.Separate.String()
+		}
+		return enum(&p.Packing, v, qkv.Separate, qkv.QKV3HD, qkv.QKVH3D, qkv.KV2HD, qkv.KVH2D, qkv.QKVHeads, qkv.QKVGroups)
+	case "softmax":
+		return enum(&p.Softmax, v, Vanilla, OffByOne, Learnable)
+	case "bias":
+		return enum(&p.Bias, v, NoBias, PostScaleBias, ALiBi)
+	case "fp8":
+		return enum(&p.FP8, v, NoFP8, DelayedScaling, CurrentScaling, MXFP8, BlockScaling, NVFP4)
+	}
+	return fmt.Errorf("no key %q", k)
+}
+
+func enum[T fmt.Stringer](at *T, v string, all ...T) error {
+	for _, x := range all {
+		if x.String() == v {
+			*at = x
+			return nil
+		}
+	}
+	return fmt.Errorf("%q is none of %v", v, all)
+}
+
+func readRows(t testing.TB) []row {
+	t.Helper()
+	f, err := os.Open("testdata/select.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	var rows []row
+	s := bufio.NewScanner(f)
+	for n := 1; s.Scan(); n++ {
+		line := strings.TrimSpace(s.Text())
+		if line == "" || line[0] == '#' {
+			continue
+		}
+		r, err := parseRow(line)
+		if err != nil {
+			t.Fatalf("testdata/select.txt:%d: %v", n, err)
+		}
+		r.line = n
+		rows = append(rows, r)
+	}
+	if err := s.Err(); err != nil {
+		t.Fatal(err)
+	}
+	return rows
+}
+
+func parseRow(line string) (r row, err error) {
+	in, out, ok := strings.Cut(line, "=>")
+	if !ok {
+		return r, fmt.Errorf("no =>")
+	}
+	r.text, r.params = line, defaults()
+	if err := set1(&r.params, in); err != nil {
+		return r, err
+	}
+	head, ids, _ := strings.Cut(out, ";")
+	all, built, differs := strings.Cut(head, "/")
+	if r.answer, err = parseAnswer(all); err != nil {
+		return r, err
+	}
+	if r.built = r.answer; differs {
+		r.built, err = parseAnswer(built)
+	}
+	r.rules = strings.Fields(ids)
+	slices.Sort(r.rules)
+	return r, err
+}
+
+// parseAnswer reads "flash", "fused +pad-sequence,split-call" or "none".
+func parseAnswer(s string) (a answer, err error) {
+	backend, remedies, cured := strings.Cut(strings.TrimSpace(s), " +")
+	if backend != "none" {
+		a.backend, err = ParseBackend(backend)
+	}
+	if cured {
+		a.remedies = strings.Split(remedies, ",")
+	}
+	return a, err
+}
+
+// spoken is the ids of the rules that speak, sorted, of the backends in the set.
+func spoken(t testing.TB, p Params, of map[Backend]bool) []string {
+	t.Helper()
+	all, err := Evaluate(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ids []string
+	for _, r := range all {
+		if of[r.Backend] && !slices.Contains(ids, r.Rule) {
+			ids = append(ids, r.Rule)
+		}
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// named is the backends whose rules a row lists in full.
+func (r *row) named() map[Backend]bool {
+	of := map[Backend]bool{Flash: true, Fused: true, r.backend: true}
+	for _, b := range Backends {
+		for _, id := range r.rules {
+			if strings.HasPrefix(id, b.String()+"-") {
+				of[b] = true
+			}
+		}
+	}
+	return of
+}
+
+func TestSelectTable(t *testing.T) {
+	rows := readRows(t)
+	if len(rows) < 250 {
+		t.Errorf("%d rows, want at least 250", len(rows))
+	}
+	for _, r := range rows {
+		at := fmt.Sprintf("select.txt:%d: %s", r.line, r.text)
+		if got := spoken(t, r.params, r.named()); !slices.Equal(got, r.rules) {
+			t.Errorf("%s\n got rules %s", at, strings.Join(got, " "))
+		}
+		for _, unbuilt := range []bool{r.params.Unbuilt, false} {
+			p, want := r.params, r.answer
+			if p.Unbuilt = unbuilt; !unbuilt {
+				want = r.built
+			}
+			if got, remedies := outcomeOf(t, p); got != want.backend || !slices.Equal(remedies, want.remedies) {
+				t.Errorf("%s\n with what is not built %t: got backend %s, remedies %v", at, unbuilt, got, remedies)
+			}
+		}
+	}
+}
+
+func outcomeOf(t testing.TB, p Params) (Backend, []string) {
+	t.Helper()
+	c, err := Select(p)
+	if err != nil {
+		if _, ok := err.(*NoBackendError); !ok {
+			t.Fatal(err)
+		}
+		return Auto, nil
+	}
+	var kinds []string
+	for _, a := range c.Remedies {
+		if !slices.Contains(kinds, a.Kind.String()) {
+			kinds = append(kinds, a.Kind.String())
+		}
+	}
+	slices.Sort(kinds)
+	return c.Backend, kinds
+}
+
+// TestEveryRuleIsInTheTable holds that each rule speaks in one row and is silent in another
+// that lists the rules of its backend: one just beyond its condition.
+func TestEveryRuleIsInTheTable(t *testing.T) {
+	rows := readRows(t)
+	for _, rule := range rules {
+		speaks, silent := false, false
+		for _, r := range rows {
+			if slices.Contains(r.rules, rule.ID) {
+				speaks = true
+			} else if r.named()[rule.Backend] {
+				silent = true
+			}
+		}
+		if !speaks || !silent {
+			t.Errorf("rule %s: speaks in a row: %t, is silent in one: %t", rule.ID, speaks, silent)
+		}
+	}
+	for _, r := range rows {
+		for _, id := range r.rules {
+			if !slices.ContainsFunc(rules, func(x Rule) bool { return x.ID == id }) {
+				t.Errorf("select.txt:%d: no rule %s", r.line, id)
+			}
+		}
+	}
+}
+
+// TestBothSidesOfEveryVersion holds that for each version of a rule some row stands at it, and
+// would have another outcome for that rule one patch before.
+func TestBothSidesOfEveryVersion(t *testing.T) {
+	rows := readRows(t)
+	for _, rule := range rules {
+		for _, v := range []Version{rule.Since, rule.Until} {
+			if v == 0 {
+				continue
+			}
+			found := slices.ContainsFunc(rows, func(r row) bool {
+				if r.params.CUDNN != v {
+					return false
+				}
+				before := r.params
+				before.CUDNN = v - 1
+				own := map[Backend]bool{rule.Backend: true}
+				return slices.Contains(r.rules, rule.ID) != slices.Contains(spoken(t, before, own), rule.ID)
+			})
+			if !found {
+				t.Errorf("rule %s: no row at version %s that differs from the one before", rule.ID, v)
+			}
+		}
+	}
+}

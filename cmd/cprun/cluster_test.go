@@ -1,0 +1,285 @@
+//go:build cluster
+
+package main
+
+import (
+	"encoding/json"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cprun/cprun/internal/lan"
+)
+
+var (
+	clusterFaults = flag.Int("cluster.faults", len(clusterKinds), "faults that TestCluster puts into a run, kind by kind")
+	clusterOnly   = flag.String("cluster.kind", "", "the one kind, by a part of its name")
+	clusterSeed   = flag.Uint64("cluster.seed", 1, "of their moments and nodes")
+)
+
+const clusterNodes = 4
+
+// nodes is a job on hosts of a network of its own.
+type nodes struct {
+	*testing.T
+	net    *lan.Switch
+	hosts  []*lan.Host
+	agents []*started // by node; one that has died is started again, as a batch system does
+	args   []string
+	dir    string
+	work   string
+}
+
+// newNodes makes the hosts, and a key for the job.
+func newNodes(t *testing.T, args ...string) *nodes {
+	work := t.TempDir()
+	n := &nodes{
+		T: t, net: lan.New(netip.MustParsePrefix("10.77.0.0/24")), agents: make([]*started, clusterNodes), work: work, dir: filepath.Join(work, "run"),
+	}
+	t.Cleanup(func() {
+		for _, a := range n.agents {
+			if a != nil {
+				a.Process.Kill()
+			}
+		}
+		n.net.Close()
+	})
+	for i := range clusterNodes {
+		h, err := n.net.Host(fmt.Sprintf("node%02d", i))
+		if err != nil {
+			t.Fatal(err)
+		}
+		n.hosts = append(n.hosts, h)
+	}
+	if err := os.WriteFile(filepath.Join(work, "key"), []byte(strings.Repeat("0123456789abcdef", 4)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n.args = append([]string{
+		"--nproc", "1", "--nnodes", strconv.Itoa(clusterNodes), "--rendezvous", n.hosts[0].Addr.String() + ":29400",
+		"--run-dir", n.dir, "--max-restarts", "1000",
+	}, args...)
+	return n
+}
+
+// boot starts the agent of a node.
+func (n *nodes) boot(node int) {
+	n.Helper()
+	s := &started{Cmd: process(n.T, append([]string{"--node-rank", strconv.Itoa(node)}, n.args...)...), t: n.T, dir: n.dir}
+	s.Stderr = &s.stderr
+	s.Env = append(s.Env, "CPRUN_KEY_FILE="+filepath.Join(n.work, "key"), fmt.Sprintf("%s=0 while 0 0 %s", diskEnv, n.diskFull(node)))
+	if old := n.agents[node]; old != nil {
+		fmt.Fprintf(&s.stderr, "%s--- started again\n", old.said())
+	}
+	if err := n.hosts[node].Start(s.Cmd); err != nil {
+		n.Fatal(err)
+	}
+	n.agents[node] = s
+}
+
+// diskFull is the file whose presence fills the disk of a node.
+func (n *nodes) diskFull(node int) string { return filepath.Join(n.work, fmt.Sprintf("full-%d", node)) }
+
+// worker is the worker of a node; 0: there is none.
+func (n *nodes) worker(node int) int {
+	if pids := n.agents[node].workers(); len(pids) > 0 {
+		return pids[0]
+	}
+	return 0
+}
+
+// step is the last step that is in the metrics.
+func (n *nodes) step() int {
+	text, _ := os.ReadFile(filepath.Join(n.dir, "metrics.jsonl"))
+	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
+	var m struct{ Step int }
+	if json.Unmarshal([]byte(lines[len(lines)-1]), &m) != nil {
+		return 0
+	}
+	return m.Step
+}
+
+// until polls for a state of the job.
+func (n *nodes) until(what string, limit time.Duration, ok func() bool) time.Duration {
+	n.Helper()
+	began := time.Now()
+	for !ok() {
+		if time.Since(began) > limit {
+			n.Fatalf("no %s after %v\n%s", what, limit, n.said())
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	return time.Since(began)
+}
+
+// said is the end of what all agents have printed.
+func (n *nodes) said() string {
+	var b strings.Builder
+	for i, a := range n.agents {
+		lines := strings.Split(a.said(), "\n")
+		fmt.Fprintf(&b, "=== node %d\n%s\n", i, strings.Join(lines[max(0, len(lines)-30):], "\n"))
+	}
+	return b.String()
+}
+
+// clusterKind is a kind of fault that strikes a node.
+type clusterKind struct {
+	name   string
+	strike func(n *nodes, node int)
+	heal   func(n *nodes, node int)
+	limit  time.Duration // until all workers of the other nodes have ended; 0: they may go on
+	lasts  time.Duration // of one that they may survive, unless they do not
+}
+
+const (
+	died   = 5 * time.Second
+	silent = 10 * time.Second
+)
+
+var whole = lan.Path{}
+
+var clusterKinds = []clusterKind{
+	{name: "a worker is killed", limit: died, strike: func(n *nodes, i int) { syscall.Kill(n.worker(i), syscall.SIGKILL) }},
+	{name: "a worker stands still", limit: silent, strike: func(n *nodes, i int) { syscall.Kill(n.worker(i), syscall.SIGSTOP) }},
+	{name: "an agent is killed", limit: died, strike: func(n *nodes, i int) { n.agents[i].Process.Kill() }, heal: (*nodes).again},
+	{name: "an agent stands still", limit: silent, strike: func(n *nodes, i int) { n.agents[i].Process.Signal(syscall.SIGSTOP) }, heal: func(n *nodes, i int) { n.agents[i].Process.Signal(syscall.SIGCONT) }},
+	{name: "a node has no network", limit: silent, strike: around(lan.Path{Cut: true}), heal: around(whole)},
+	{name: "a node hears nothing", limit: silent, strike: oneWay(true), heal: around(whole)},
+	{name: "a node is not heard", limit: silent, strike: oneWay(false), heal: around(whole)},
+	{name: "30 % of packets are lost", lasts: 6 * time.Second, strike: around(lan.Path{Loss: 0.3}), heal: around(whole)},
+	{name: "packets are 200 ms late", lasts: 6 * time.Second, strike: around(lan.Path{Delay: 200 * time.Millisecond}), heal: around(whole)},
+	{name: "a node's disk is full", limit: 0, strike: func(n *nodes, i int) {
+		if err := os.WriteFile(n.diskFull(i), nil, 0o600); err != nil {
+			n.Error(err)
+		}
+	}, heal: func(n *nodes, i int) { os.Remove(n.diskFull(i)) }, lasts: 4 * time.Second},
+}
+
+func around(p lan.Path) func(*nodes, int) {
+	return func(n *nodes, i int) { n.net.Around(n.hosts[i], p) }
+}
+
+func oneWay(deaf bool) func(*nodes, int) {
+	return func(n *nodes, i int) {
+		for _, h := range n.hosts {
+			if deaf {
+				n.net.Set(h, n.hosts[i], lan.Path{Cut: true})
+			} else {
+				n.net.Set(n.hosts[i], h, lan.Path{Cut: true})
+			}
+		}
+	}
+}
+
+// again starts the agent of a node again.
+func (n *nodes) again(node int) {
+	n.agents[node].Wait()
+	n.boot(node)
+}
+
+// A run on four hosts that are struck again and again: what strikes one is noticed by all within its
+// limit, the run goes on from its last checkpoint, and its losses are those of a run on one host that
+// nothing has struck, bit for bit.
+func TestCluster(t *testing.T) {
+	config := small(t, endless)
+	flags := []string{"--set", "checkpoint.every=3", "--set", "parallel.deadline=6s", config}
+	n := newNodes(t, flags...)
+	rng := rand.New(rand.NewPCG(*clusterSeed, 0))
+	for i := range n.hosts {
+		n.boot(i)
+	}
+	began := n.until("first step", watchdog, func() bool { return n.step() > 0 })
+	t.Logf("first step after %v", began.Round(time.Millisecond))
+	kinds := slices.DeleteFunc(slices.Clone(clusterKinds), func(k clusterKind) bool { return !strings.Contains(k.name, *clusterOnly) })
+	noticed, back := map[string][]time.Duration{}, map[string][]time.Duration{}
+	for f := range *clusterFaults {
+		kind, node := &kinds[f%len(kinds)], rng.IntN(clusterNodes)
+		n.until("progress", watchdog, func() bool { return n.step() > 1+rng.IntN(3) })
+		time.Sleep(time.Duration(rng.IntN(200)) * time.Millisecond)
+		seen, recovered := n.strike(kind, node)
+		if seen > 0 {
+			noticed[kind.name] = append(noticed[kind.name], seen)
+			back[kind.name] = append(back[kind.name], recovered)
+		}
+		t.Logf("%2d %-26s node %d: noticed after %v, next step %v later", f, kind.name, node, seen.Round(time.Millisecond), recovered.Round(time.Millisecond))
+	}
+	var workers []int
+	for i := range n.agents {
+		workers = append(workers, n.worker(i))
+	}
+	n.agents[rng.IntN(clusterNodes)].Process.Signal(syscall.SIGTERM)
+	for i, a := range n.agents {
+		if code := a.wait(); code != 75 {
+			t.Errorf("node %d: status %d, want 75\n%s", i, code, n.said())
+		}
+	}
+	gone(t, workers)
+	for _, k := range clusterKinds {
+		if len(noticed[k.name]) > 0 {
+			t.Logf("%-26s %2d times: noticed after %s; next step after %s more", k.name, len(noticed[k.name]), spread(noticed[k.name]), spread(back[k.name]))
+		}
+	}
+	got := metricsOf(t, n.dir)
+	one := filepath.Join(t.TempDir(), "one")
+	must(t, "--nproc", strconv.Itoa(clusterNodes), "--run-dir", one, "--set", fmt.Sprintf("train.steps=%d", len(got)), config)
+	if got, want := curve(got), curve(metricsOf(t, one)); got != want {
+		t.Errorf("the losses are not those of one host that nothing has struck:\n%swant\n%s", got, want)
+	}
+	t.Logf("%d steps", len(got))
+}
+
+// strike has a fault strike a node, and the job go on. seen is how long the others took to end, 0 where
+// they did not.
+func (n *nodes) strike(k *clusterKind, node int) (seen, recovered time.Duration) {
+	n.Helper()
+	before := map[int]int{}
+	for i := range n.agents {
+		before[i] = n.worker(i)
+	}
+	others := func() bool {
+		for i, pid := range before {
+			if i != node && running(pid) {
+				return false
+			}
+		}
+		return true
+	}
+	began := time.Now()
+	k.strike(n, node)
+	if k.limit > 0 {
+		n.until("end of the other nodes' workers", 2*k.limit, others)
+	} else {
+		for !others() && time.Since(began) < k.lasts {
+			time.Sleep(5 * time.Millisecond)
+		}
+	}
+	if others() {
+		seen = time.Since(began)
+	}
+	if k.limit > 0 && seen > k.limit {
+		n.Errorf("%s, node %d: noticed after %v, want at most %v\n%s", k.name, node, seen, k.limit, n.said())
+	}
+	if k.heal != nil {
+		k.heal(n, node)
+	}
+	step := n.step()
+	recovered = n.until("step after "+k.name, watchdog, func() bool { return n.step() > step })
+	if pid := before[node]; others() && running(pid) && slices.Contains(children(n.T, n.agents[node].Process.Pid), pid) {
+		n.Errorf("%s: the worker of node %d outlives the start", k.name, node)
+	}
+	return seen, recovered
+}
+
+// spread is the middle and the end of a distribution.
+func spread(ds []time.Duration) string {
+	slices.Sort(ds)
+	return fmt.Sprintf("%v, at most %v", ds[len(ds)/2].Round(time.Millisecond), ds[len(ds)-1].Round(time.Millisecond))
+}

@@ -1,0 +1,330 @@
+package main
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cprun/cprun/internal/checkpoint"
+	"github.com/cprun/cprun/internal/launch/progress"
+)
+
+var (
+	crashTrials = flag.Int("crash.trials", len(crashes), "faults that TestCrash puts into runs, kind by kind")
+	crashSeed   = flag.Uint64("crash.seed", 1, "of their moments")
+)
+
+const (
+	crashRanks = 3
+	crashSteps = 24
+)
+
+// crash is a kind of fault that strikes a run at a random moment.
+type crash struct {
+	name string
+	// env is what the workers are told before they start; strike is what is done to the run.
+	env    func(c *trial) string
+	strike func(c *trial)
+	after  func(c *trial) // and to what it has left
+	want   []int          // exit statuses, beside 0 where the fault came too late
+	says   func(c *trial) []string
+}
+
+// trial is one fault.
+type trial struct {
+	*testing.T
+	rng   *rand.Rand
+	s     *started
+	dir   string
+	rank  int           // that the fault is of
+	pids  []int         // of the workers, by rank
+	spent time.Duration // from the fault to the end of the run
+	back  time.Duration // from the start after it to the first step
+}
+
+func names(cause string) func(*trial) []string {
+	return func(c *trial) []string { return []string{fmt.Sprintf("cprun: rank %d failed on host", c.rank), cause} }
+}
+
+func kill(sig syscall.Signal) func(*trial) {
+	return func(c *trial) { syscall.Kill(c.pids[c.rank], sig) }
+}
+
+func atLauncher(sig syscall.Signal) func(*trial) {
+	return func(c *trial) { c.s.Process.Signal(sig) }
+}
+
+// atDisk has the disk of a rank fail in some checkpoint, after some bytes.
+func atDisk(how string) func(*trial) string {
+	return func(c *trial) string {
+		return fmt.Sprintf("%d %s %d %d", c.rank, how, 1+c.rng.IntN(4), c.rng.IntN(40000))
+	}
+}
+
+var crashes = []crash{
+	{name: "a rank is killed", strike: kill(syscall.SIGKILL), want: []int{1}, says: names("killed by SIGKILL")},
+	{name: "a rank crashes", strike: kill(syscall.SIGSEGV), want: []int{1}, says: names("SIGSEGV")},
+	{name: "a rank stands still", strike: kill(syscall.SIGSTOP), want: []int{1}, says: func(c *trial) []string {
+		return []string{fmt.Sprintf("rank %d (pid %d)", c.rank, c.pids[c.rank]), "no progress for 1s, the deadline"}
+	}},
+	{name: "the launcher is killed", strike: atLauncher(syscall.SIGKILL), want: []int{-1}},
+	{name: "a request to stop", strike: atLauncher(syscall.SIGTERM), want: []int{75}},
+	{name: "a rank's disk is full", env: atDisk("full"), want: []int{1}, says: names("no space left on device")},
+	{name: "a rank's disk fails", env: atDisk("broken"), want: []int{1}, says: names("input/output error")},
+	{name: "a rank panics in a save", env: atDisk("panic"), want: []int{1}, says: names("panic: ")},
+	{name: "the run directory is removed", strike: func(c *trial) { os.RemoveAll(c.dir) }, want: []int{1}, after: func(c *trial) { os.RemoveAll(c.dir) }, says: func(*trial) []string { return []string{"no such file or directory"} }},
+	{name: "a bit of a checkpoint flips", strike: atLauncher(syscall.SIGKILL), after: flipBit, want: []int{-1}},
+	{name: "a file of a checkpoint is gone", strike: atLauncher(syscall.SIGTERM), after: removeFile, want: []int{75}},
+	{name: "a file of a checkpoint is cut short", strike: atLauncher(syscall.SIGKILL), after: cutFile, want: []int{-1}},
+}
+
+// newest lists the files of the newest checkpoint.
+func newest(c *trial) []string {
+	steps, _ := filepath.Glob(filepath.Join(c.dir, "checkpoints", "step-????????"))
+	if len(steps) == 0 {
+		return nil
+	}
+	files, _ := filepath.Glob(filepath.Join(slices.Max(steps), "*"))
+	return append(files, filepath.Join(c.dir, "checkpoints", "latest"))
+}
+
+func damageOne(c *trial, how func(path string)) {
+	if files := newest(c); len(files) > 0 {
+		how(files[c.rng.IntN(len(files))])
+	}
+}
+
+func flipBit(c *trial) {
+	damageOne(c, func(path string) {
+		if b, err := os.ReadFile(path); err == nil && len(b) > 0 {
+			b[c.rng.IntN(len(b))] ^= 1 << c.rng.IntN(8)
+			if err := os.WriteFile(path, b, 0o644); err != nil {
+				c.Error(err)
+			}
+		}
+	})
+}
+
+func removeFile(c *trial) { damageOne(c, func(path string) { os.Remove(path) }) }
+
+func cutFile(c *trial) {
+	damageOne(c, func(path string) {
+		if info, err := os.Stat(path); err == nil {
+			os.Truncate(path, c.rng.Int64N(info.Size()+1))
+		}
+	})
+}
+
+// diskEnv tells a worker how its disk fails: "RANK full|broken|panic FILE BYTES", or "0 while 0 0 PATH"
+// for one that is full while that file is there, whatever the rank.
+const diskEnv = "CPRUN_TEST_DISK"
+
+// badDisk has the disk of this process fail as the environment says, where it is of that rank.
+func badDisk() {
+	var rank, file, after int
+	var how string
+	_, err := fmt.Sscan(os.Getenv(diskEnv), &rank, &how, &file, &after)
+	if how == "while" {
+		fields := strings.Fields(os.Getenv(diskEnv))
+		checkpoint.Disk = func(w io.Writer) io.Writer { return &fullWhile{w, fields[len(fields)-1]} }
+		return
+	}
+	if err != nil || os.Getenv("RANK") != strconv.Itoa(rank) {
+		return
+	}
+	var mu sync.Mutex
+	files := 0
+	checkpoint.Disk = func(w io.Writer) io.Writer {
+		mu.Lock()
+		defer mu.Unlock()
+		if files++; files < file {
+			return w
+		}
+		return &badWriter{w, how, after}
+	}
+}
+
+// fullWhile is a full disk while a file is there.
+type fullWhile struct {
+	w    io.Writer
+	path string
+}
+
+func (f *fullWhile) Write(p []byte) (int, error) {
+	if _, err := os.Stat(f.path); err == nil {
+		return 0, syscall.ENOSPC
+	}
+	return f.w.Write(p)
+}
+
+// badWriter fails after some bytes.
+type badWriter struct {
+	w    io.Writer
+	how  string
+	left int
+}
+
+func (b *badWriter) Write(p []byte) (int, error) {
+	if b.left -= len(p); b.left >= 0 {
+		return b.w.Write(p)
+	}
+	switch b.how {
+	case "full":
+		return 0, syscall.ENOSPC
+	case "broken":
+		return 0, syscall.EIO
+	}
+	panic("a test of a crash in a save")
+}
+
+// Whatever strikes a run at whatever moment: it ends by itself with the status and the rank that
+// are right, no process is left, and the same command goes on to the same losses, bit for bit.
+func TestCrash(t *testing.T) {
+	config := small(t, crashSteps)
+	whole := filepath.Join(t.TempDir(), "whole")
+	must(t, "--nproc", strconv.Itoa(crashRanks), "--run-dir", whole, config)
+	want := curve(metricsOf(t, whole))
+	var mu sync.Mutex
+	times := map[string][]time.Duration{} // from a fault to the end of the run, by kind
+	var back []time.Duration
+	late, refused := 0, 0
+	t.Run("trials", func(t *testing.T) {
+		for i := range *crashTrials {
+			kind := crashes[i%len(crashes)]
+			t.Run(fmt.Sprintf("%d %s", i, kind.name), func(t *testing.T) {
+				t.Parallel()
+				rng := rand.New(rand.NewPCG(*crashSeed, uint64(i)))
+				c := &trial{T: t, rng: rng, rank: rng.IntN(crashRanks), dir: filepath.Join(t.TempDir(), "run")}
+				ended, goesOn := c.run(&kind, config, want)
+				mu.Lock()
+				defer mu.Unlock()
+				switch {
+				case !ended:
+					late++
+				case !goesOn:
+					refused++
+				}
+				if ended && goesOn {
+					back = append(back, c.back)
+				}
+				if ended && kind.strike != nil {
+					times[kind.name] = append(times[kind.name], c.spent)
+				}
+			})
+		}
+	})
+	t.Logf("%d faults; %d came too late; %d left no whole checkpoint, and the run was refused", *crashTrials, late, refused)
+	slices.Sort(back)
+	t.Logf("from the next start to its first step: %v, at most %v", back[len(back)/2], back[len(back)-1])
+	for _, k := range crashes {
+		if ds := times[k.name]; len(ds) > 0 {
+			slices.Sort(ds)
+			t.Logf("%-36s %3d times; ended after %v, at most %v", k.name, len(ds), ds[len(ds)/2].Round(time.Millisecond), ds[len(ds)-1].Round(time.Millisecond))
+		}
+	}
+}
+
+// run has a fault strike a run, and the run go on. ended: it was struck before its end; goesOn: it
+// had a checkpoint to go on from, or began anew where it had none.
+func (c *trial) run(kind *crash, config, want string) (ended, goesOn bool) {
+	args := []string{
+		"--nproc", strconv.Itoa(crashRanks), "--run-dir", c.dir, "--set", fmt.Sprintf("checkpoint.every=%d", 1+c.rng.IntN(4)),
+		"--set", fmt.Sprintf("checkpoint.async=%t", c.rng.IntN(2) == 0), "--set", "parallel.deadline=1s", config,
+	}
+	c.s = &started{Cmd: process(c.T, args...), t: c.T, dir: c.dir}
+	c.s.Stderr = &c.s.stderr
+	if kind.env != nil {
+		c.s.Env = append(c.s.Env, diskEnv+"="+kind.env(c))
+	}
+	if err := c.s.Start(); err != nil {
+		c.Fatal(err)
+	}
+	over := make(chan int, 1)
+	c.pids = c.s.workers()
+	if kind.strike != nil {
+		c.s.afterStep(1 + c.rng.IntN(crashSteps/2))
+		c.pids = c.s.workers()
+		go func() { over <- c.s.wait() }()
+		time.Sleep(time.Duration(c.rng.IntN(30)) * time.Millisecond)
+		if len(c.pids) == crashRanks {
+			kind.strike(c)
+		}
+	} else {
+		go func() { over <- c.s.wait() }()
+	}
+	struck := time.Now()
+	var code int
+	select {
+	case code = <-over:
+	case <-time.After(watchdog):
+		c.s.Process.Kill()
+		c.Fatalf("it does not end:\n%s", c.s.said())
+	}
+	c.spent = time.Since(struck)
+	gone(c.T, c.pids)
+	said := c.s.said()
+	if code != 0 && !slices.Contains(kind.want, code) {
+		c.Errorf("status %d, want %v\n%s", code, kind.want, said)
+	}
+	if code == 1 {
+		for _, text := range kind.says(c) {
+			if !strings.Contains(said, text) {
+				c.Errorf("it does not say %q:\n%s", text, said)
+			}
+		}
+	}
+	if kind.after != nil {
+		kind.after(c)
+	}
+	again, _, stderr := cprun(c.T, args...)
+	if again == 2 && kind.after != nil && strings.Contains(stderr, "all of them damaged") {
+		return code != 0, false
+	}
+	if again != 0 {
+		c.Errorf("going on: status %d\n%s\nafter\n%s", again, stderr, said)
+		return code != 0, true
+	}
+	if got := curve(metricsOf(c.T, c.dir)); got != want {
+		c.Errorf("struck and gone on:\n%swant\n%s\n%s", got, want, stderr)
+	}
+	if code != 0 {
+		c.back = firstStep(c)
+	}
+	if left, _ := filepath.Glob(filepath.Join(c.dir, "checkpoints", "*.tmp-*")); len(left) > 0 {
+		c.Errorf("left behind: %q", left)
+	}
+	if text, err := os.ReadFile(filepath.Join(c.dir, "checkpoints", "latest")); err != nil || !bytes.Equal(text, fmt.Appendf(nil, "step-%08d\n", crashSteps)) {
+		c.Errorf("latest is %q, %v", text, err)
+	}
+	return code != 0, true
+}
+
+// firstStep is the time from the last start of a run to its first step, by the launcher's log.
+func firstStep(c *trial) time.Duration {
+	text, err := os.ReadFile(filepath.Join(c.dir, "logs", "launcher.log"))
+	if err != nil {
+		c.Error(err)
+	}
+	_, last, _ := strings.Cut(string(text[bytes.LastIndex(text, []byte("--- ")):]), "--- ")
+	began, err := time.Parse(progress.Stamp, last[:len(progress.Stamp)])
+	for line := range strings.Lines(last) {
+		if at, what, ok := strings.Cut(line, " "); err == nil && ok && strings.HasPrefix(what, "step ") {
+			var first time.Time
+			first, err = time.Parse(progress.Stamp, at)
+			return first.Sub(began)
+		}
+	}
+	c.Errorf("launcher.log tells of no step (%v):\n%s", err, last)
+	return 0
+}

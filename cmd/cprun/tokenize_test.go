@@ -1,0 +1,196 @@
+package main
+
+import (
+	"compress/gzip"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cprun/cprun/internal/data"
+)
+
+// model makes a Hugging Face directory with a small llama and, where with is given, a tokenizer of that
+// kind.
+func model(t *testing.T, with string) string {
+	t.Helper()
+	const parity = "../../internal/model/testdata/parity/tiny-llama"
+	dir := t.TempDir()
+	if err := os.CopyFS(dir, os.DirFS(parity)); err != nil {
+		t.Fatal(err)
+	}
+	if with == "" {
+		return dir
+	}
+	f, err := os.Open("../../internal/tokenizer/testdata/" + with + ".json.gz")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var o struct{ Tokenizer json.RawMessage }
+	if err := json.NewDecoder(z).Decode(&o); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "tokenizer.json"), o.Tokenizer, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// bytesOnly is a tokenizer.json that fits the 256 rows of the small llama.
+const bytesOnly = `{"added_tokens":[{"id":2,"content":"</s>","special":true,"normalized":false}],
+	"pre_tokenizer":{"type":"ByteLevel","add_prefix_space":false},"model":{"type":"BPE","merges":[],"vocab":{%s}}}`
+
+// fitting makes a model directory whose tokenizer has as many tokens as the model, letters from 3 on.
+func fitting(t *testing.T) string {
+	t.Helper()
+	dir := model(t, "")
+	vocab := []string{`"<unk>":0`, `"<s>":1`, `"</s>":2`}
+	for c := '!'; c <= '~'; c++ {
+		vocab = append(vocab, fmt.Sprintf("%q:%d", string(c), len(vocab)))
+	}
+	vocab = append(vocab, `"Ġ":97`, `"Ċ":98`, `"Ã":99`, `"©":100`)
+	if err := os.WriteFile(filepath.Join(dir, "tokenizer.json"), fmt.Appendf(nil, bytesOnly, strings.Join(vocab, ",")), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// write puts a file into a directory and returns its path.
+func write(t *testing.T, dir, name, text string) string {
+	t.Helper()
+	path := filepath.Join(dir, name)
+	if err := os.WriteFile(path, []byte(text), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// tokensOf reads a pair.
+func tokensOf(t *testing.T, path string) []int32 {
+	t.Helper()
+	d, err := data.Open(data.Source{Paths: []string{path}, EOS: -1, Vocab: 1 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ids := make([]int32, d.Len())
+	if err := d.ReadTokens(ids, 0); err != nil {
+		t.Fatal(err)
+	}
+	return ids
+}
+
+func TestTokenizeWritesWhatTrainingReads(t *testing.T) {
+	hf, dir := fitting(t), t.TempDir()
+	text := strings.Repeat("to be, or not to be</s>that is the question! ", 40)
+	a, b := write(t, dir, "a.txt", text), write(t, dir, "b.jsonl", `{"text":"ends</s>"}`+"\n"+`{"text":"caf\u00e9"}`+"\n"+`{"input_ids":[5,6]}`)
+	out := filepath.Join(dir, "out")
+	said, _ := must(t, "tokenize", "--tokenizer", hf, "--to", out, a, b)
+	if !strings.Contains(said, "4 documents") || !strings.Contains(said, out+".bin") {
+		t.Error(said)
+	}
+	ids := tokensOf(t, out+".bin")
+	tail := []int32{'e' - 30, 'n' - 30, 'd' - 30, 's' - 30, 2, 'c' - 30, 'a' - 30, 'f' - 30, 99, 100, 2, 5, 6}
+	if len(ids) < 50 || ids[0] != 't'-30 || ids[2] != 97 || !slices.Equal(ids[len(ids)-len(tail):], tail) || ids[len(ids)-len(tail)-1] != 2 {
+		t.Errorf("%v", ids)
+	}
+	// Text, and the files made of it, train to the same bits, and the model's own tokenizer and EOS are
+	// what text is read with.
+	curves := map[string]string{}
+	for name, path := range map[string]string{"text": "[" + a + ", " + b + "]", "pair": out + ".bin"} {
+		run := filepath.Join(dir, name)
+		yaml := write(t, dir, name+".yaml", fmt.Sprintf("model: {from: %s}\ndata: {path: %s, seq_len: 64, pack_documents: %v}\ntrain: {steps: 3, deterministic: true}\n", hf, path, false))
+		must(t, "--nproc", "2", "--run-dir", run, yaml)
+		curves[name] = curve(metricsOf(t, run))
+		config, err := os.ReadFile(filepath.Join(run, "config.yaml"))
+		if err != nil || !strings.Contains(string(config), "eos_token_id: 2") || !strings.Contains(string(config), "tokenizer: "+filepath.Join(hf, "tokenizer.json")) {
+			t.Errorf("%s\n%v", config, err)
+		}
+	}
+	if curves["text"] != curves["pair"] || len(curves["text"]) == 0 {
+		t.Errorf("text:\n%spair:\n%s", curves["text"], curves["pair"])
+	}
+	// The file alone, and no EOS.
+	must(t, "tokenize", "--quiet", "--tokenizer", filepath.Join(hf, "tokenizer.json"), "--eos=false", "--to", out+"2", b)
+	if got := tokensOf(t, out+"2.bin"); !slices.Equal(got, append(slices.Clone(tail[:10]), 5, 6)) {
+		t.Errorf("%v", got)
+	}
+	must(t, "tokenize", "--tokenizer", "bytes", "--to", out+"3", a)
+	if got := tokensOf(t, out+"3.bin"); len(got) != len(text) {
+		t.Errorf("%d tokens of %d bytes", len(got), len(text))
+	}
+}
+
+func TestWrongTokenizeIsRefused(t *testing.T) {
+	hf, bare, dir := fitting(t), t.TempDir(), t.TempDir()
+	good := write(t, dir, "a.txt", "some text")
+	if err := os.Rename(write(t, dir, "t.json", `{"model":{"type":"WordLevel","vocab":{"a":0}}}`), filepath.Join(bare, "tokenizer.json")); err != nil {
+		t.Fatal(err)
+	}
+	out := filepath.Join(dir, "out")
+	write(t, dir, "there.bin", "")
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"--tokenizer", hf, "--to", out}, "no file is named"},
+		{[]string{"--to", out, good}, "--tokenizer is missing"},
+		{[]string{"--tokenizer", hf, good}, "--to is missing"},
+		{[]string{"--tokenizer", dir, "--to", out, good}, "tokenizer.json: it is not there; transformers writes one"},
+		{[]string{"--tokenizer", good, "--to", out, good}, "not a tokenizer.json"},
+		{[]string{"--tokenizer", bare, "--to", out, good}, "write --eos=false"},
+		{[]string{"--tokenizer", bare, "--eos=false", "--to", out, good}, `a.txt: "some text" is no token`},
+		{[]string{"--tokenizer", hf, "--to", out, filepath.Join(dir, "none.txt")}, "none.txt: no such file"},
+		{[]string{"--tokenizer", hf, "--to", out, filepath.Join(dir, "there.bin")}, "are tokens already"},
+		{[]string{"--tokenizer", hf, "--to", filepath.Join(dir, "there"), good}, "there.bin: it is there already"},
+		{[]string{"--tokenizer", hf, "--to", filepath.Join(dir, "no", "out"), good}, "no such file or directory"},
+		{[]string{"--tokenizer", hf, "--to", out, write(t, dir, "b.txt", "caf\xe9")}, "b.txt: not UTF-8 at byte 3"},
+		{[]string{"--tokenizer", hf, "--to", out, good, write(t, dir, "c.jsonl", "{\"text\":\"a\"}\n{}")}, `c.jsonl: line 2: no key "text"`},
+		{[]string{"--tokenizer", hf, "--to", out, write(t, dir, "d.jsonl", `{"input_ids":[1],"labels":[-100]}`)}, "it has labels, which token files have no place for"},
+		{[]string{"--tokenizer", hf, "--to", out, write(t, dir, "e.txt", "")}, "no text in these files"},
+	} {
+		code, _, stderr := cprun(t, append([]string{"tokenize"}, c.args...)...)
+		if code != 2 || !strings.Contains(stderr, c.want) {
+			t.Errorf("%v: %d, %s; want %q", c.args, code, stderr, c.want)
+		}
+	}
+	list, err := filepath.Glob(filepath.Join(dir, "*out*"))
+	hidden, _ := filepath.Glob(filepath.Join(dir, ".*tmp*"))
+	if err != nil || len(list)+len(hidden) > 0 {
+		t.Errorf("left are %v, %v", list, hidden)
+	}
+}
+
+// Row by row what a user of a Hugging Face model could do wrong with text.
+func TestTextIsNeverBytesByMistake(t *testing.T) {
+	text := write(t, t.TempDir(), "a.jsonl", strings.Repeat(`{"text":"some words"}`+"\n", 30))
+	none, other := model(t, ""), model(t, "gpt2")
+	config := func(from, more string) string {
+		return write(t, t.TempDir(), "train.yaml", fmt.Sprintf("model: {from: %s}\ndata:\n  path: %s\n  seq_len: 32\n%strain: {steps: 1}\n", from, text, more))
+	}
+	for _, c := range []struct{ yaml, want string }{
+		{config(none, ""), "train.yaml:2: data.tokenizer: data " + text},
+		{config(none, "  tokenizer: auto\n"), "train.yaml:5: data.tokenizer: data " + text},
+		{config(none, ""), "or write bytes if the model is to learn bytes"},
+		{config(other, ""), "train.yaml:2: data.tokenizer: data " + text},
+		{config(other, ""), "it has 600 tokens, and vocab_size is 256"},
+		{config(none, "  tokenizer: none.json\n"), "train.yaml:5: data.tokenizer: no tokenizer none.json in"},
+	} {
+		dir := filepath.Join(t.TempDir(), "run")
+		code, _, stderr := cprun(t, "--run-dir", dir, c.yaml)
+		if code != 2 || !strings.Contains(stderr, c.want) {
+			t.Errorf("%d, %s; want %q", code, stderr, c.want)
+		}
+		if _, err := os.Stat(dir); err == nil {
+			t.Errorf("%s: a run directory was made", c.want)
+		}
+	}
+	must(t, "--run-dir", filepath.Join(t.TempDir(), "run"), config(none, "  tokenizer: bytes\n"))
+}

@@ -1,0 +1,83 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// SIGQUIT in the middle of a run shows what each rank waits for. The run goes on, to the same losses.
+func TestQuitShowsTheRanksAndTheRunGoesOn(t *testing.T) {
+	const steps = 200
+	whole := filepath.Join(t.TempDir(), "whole")
+	must(t, "--nproc", "3", "--run-dir", whole, small(t, steps))
+	dir := filepath.Join(t.TempDir(), "run")
+	s := start(t, dir, "--nproc", "3", small(t, steps))
+	s.afterStep(3)
+	row := regexp.MustCompile(`(?m)^ +[012]  \S+ +\d+ +\d+  (forward|backward|optimizer|-) .* \d+\.\d$`)
+	asked := 0
+	s.until("table with a row of each rank", func() bool {
+		if text := s.said(); strings.Count(text, "cprun: what each rank waits for") == asked { // again, where one was too busy to answer
+			asked++
+			signal(t, s.Process.Pid, syscall.SIGQUIT)
+		}
+		_, last, _ := strings.Cut(s.said(), "cprun: what each rank waits for")
+		return len(row.FindAllString(last, -1)) >= 3
+	})
+	if code := s.wait(); code != 0 {
+		t.Fatalf("exit status %d\n%s", code, s.stderr.String())
+	}
+	if got, want := curve(metricsOf(t, dir)), curve(metricsOf(t, whole)); got != want {
+		t.Errorf("asked in the middle:\n%swant\n%s", got, want)
+	}
+	if text := s.stderr.String(); strings.Contains(text, "goroutine ") {
+		t.Errorf("stacks on the terminal:\n%s", text)
+	}
+	for rank := range 3 {
+		log, err := os.ReadFile(filepath.Join(dir, "logs", fmt.Sprintf("rank-%04d.log", rank)))
+		if want := fmt.Sprintf("--- stacks of rank %d, ", rank); err != nil || !strings.Contains(string(log), want) || !strings.Contains(string(log), "internal/train.") {
+			t.Errorf("log of rank %d: %v\n%s", rank, err, log)
+		}
+	}
+}
+
+// When a rank is stopped for longer than the deadline, the others say in their logs what they waited for,
+// and the table names it.
+func TestATimeOutShowsWhoHeldUpWhom(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "run")
+	s := start(t, dir, "--nproc", "3", "--set", "parallel.deadline=2s", small(t, endless))
+	s.afterStep(3)
+	workers := s.workers()
+	victim := workers[len(workers)-1]
+	rank := rankOf(t, victim)
+	signal(t, victim, syscall.SIGSTOP)
+	if code := s.wait(); code != 1 {
+		t.Errorf("exit status %d, want 1", code)
+	}
+	gone(t, workers)
+	text := s.stderr.String()
+	for _, want := range []string{
+		`(?m)^cprun: what each rank waited for$`,
+		fmt.Sprintf(`(?m)^ +%d  \S+ +%d  .*  is stopped by a signal or a debugger( +-)*$`, rank, victim),
+		fmt.Sprintf(`(?m)^cprun: rank %d holds up rank.*: it is stopped by a signal or a debugger$`, rank),
+		`(?m)^ +\d  \S+ +\d+ +\d+  \w+ .*  \d+(, \d+)* +[\d,]+ +\d+\.\d$`,
+	} {
+		if !regexp.MustCompile(want).MatchString(text) {
+			t.Errorf("stderr has no %s", want)
+		}
+	}
+	for other := range 3 {
+		log, err := os.ReadFile(filepath.Join(dir, "logs", fmt.Sprintf("rank-%04d.log", other)))
+		want := fmt.Sprintf(`(?m)^cprun worker: rank %d, step \d+, .* s without progress; [\d,]+ bytes (from|to) rank \d`, other)
+		if other != rank && (err != nil || !regexp.MustCompile(want).Match(log)) {
+			t.Errorf("log of rank %d has no %s: %v", other, want, err)
+		}
+	}
+	if t.Failed() {
+		t.Log(text)
+	}
+}

@@ -1,0 +1,280 @@
+//go:build cuda
+
+package copyengine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/comm/commtest"
+	"github.com/cprun/cprun/internal/cuda"
+	"github.com/cprun/cprun/tensor"
+)
+
+func init() { kinds["copy-gpu"] = commtest.ProcessKind{Open: ringOf(gpuProcess)} }
+
+// gpuRig is a GPU under test.
+type gpuRig struct {
+	dev     *cuda.Device
+	compute *cuda.Stream
+	pinned  *cuda.Pinned // where views are copied to, to be looked at
+	used    int
+	checks  []gpuCheck
+	wrong   error
+}
+
+// gpuCheck is a view's copy that should hold nothing but x.
+type gpuCheck struct {
+	what     string
+	off, end int
+	x        byte
+}
+
+const gpuPinned = 32 << 20
+
+func newGPURig(rank int, reserve int64) (*gpuRig, error) {
+	n, err := cuda.Count()
+	if err != nil {
+		return nil, err
+	}
+	if n == 0 {
+		return nil, errors.New("no GPU")
+	}
+	g := &gpuRig{}
+	if g.dev, err = cuda.Open(rank % n); err != nil {
+		return nil, err
+	}
+	if err := g.dev.Reserve(reserve); err != nil {
+		return nil, err
+	}
+	if g.compute, err = g.dev.NewStream(fmt.Sprintf("compute %d", rank), false); err != nil {
+		return nil, err
+	}
+	g.pinned, err = g.dev.AllocHost(gpuPinned)
+	return g, err
+}
+
+func (g *gpuRig) close() error {
+	_ = g.compute.Close() // it may have been poisoned on purpose
+	return errors.Join(g.pinned.Free(), g.dev.Close())
+}
+
+func (g *gpuRig) stream() tensor.Stream { return g.compute }
+
+func (g *gpuRig) bytes(n int) (tensor.View, error) {
+	m, err := g.dev.Alloc(int64(n))
+	if err != nil {
+		return tensor.View{}, err
+	}
+	return tensor.Dense(m, tensor.U8, 0, [4]int{1, 1, 1, n}), nil
+}
+
+func (g *gpuRig) set(v tensor.View, x byte) {
+	g.compute.Memset(cuda.Addr(v), x, int64(v.Size()))
+}
+
+// host is the pinned memory.
+func (g *gpuRig) host() *tensor.Host { return g.pinned.Host() }
+
+func (g *gpuRig) check(what string, v tensor.View, x byte) {
+	n := v.Size()
+	if g.used+n > gpuPinned {
+		g.wrong = errors.Join(g.wrong, g.result(context.Background()))
+	}
+	at := uint64(uintptr(g.host().Ptr())) + uint64(g.used)
+	g.compute.Copy(at, cuda.Addr(v), int64(n))
+	g.checks = append(g.checks, gpuCheck{what, g.used, g.used + n, x})
+	g.used += n
+}
+
+func (g *gpuRig) result(ctx context.Context) error {
+	if err := g.compute.Sync(ctx); err != nil {
+		return err
+	}
+	all := unsafe.Slice((*byte)(g.host().Ptr()), gpuPinned)
+	for _, c := range g.checks {
+		for i, x := range all[c.off:c.end] {
+			if x != c.x && g.wrong == nil {
+				g.wrong = fmt.Errorf("%s: byte %d of %d is %d, want %d", c.what, i, c.end-c.off, x, c.x)
+			}
+		}
+	}
+	g.checks, g.used = g.checks[:0], 0
+	return g.wrong
+}
+
+// gpuConfig is the engine of a rank.
+func gpuConfig(host *comm.Group, g *gpuRig, lanes int) config {
+	return config{
+		host: host, dev: &cudaCopies{dev: g.dev}, compute: g.compute, using: new(sync.Mutex),
+		limit: host.Options().Deadline, lanes: lanes, split: 64 << 10, share: sharedFile{},
+	}
+}
+
+// gpuProcess is a rank with a GPU, in a process of its own.
+func gpuProcess(ctx context.Context, host *comm.Group, _ string) (*Rank, error) {
+	g, err := newGPURig(host.Rank(), 64<<20)
+	if err != nil {
+		return nil, err
+	}
+	w, err := newWorld(ctx, gpuConfig(host, g, 1))
+	if err != nil {
+		return nil, err
+	}
+	return &Rank{world: w, rig: g}, nil
+}
+
+// gpuRanks makes n ranks of this process, on as many GPUs as there are.
+func gpuRanks(t testing.TB, n, lanes int, reserve int64) []*Rank {
+	hosts, rigs := comm.NewLocal(n, nil, comm.Options{}), make([]*gpuRig, n)
+	for r := range n {
+		var err error
+		if rigs[r], err = newGPURig(r, reserve); err != nil {
+			t.Fatal(err)
+		}
+	}
+	worlds, errs := connectAll(func(r int) config { return gpuConfig(hosts[r], rigs[r], lanes) }, n)
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+	ranks := make([]*Rank, n)
+	for r := range n {
+		ranks[r] = &Rank{world: worlds[r], rig: rigs[r]}
+	}
+	t.Cleanup(func() {
+		for _, r := range ranks {
+			if err := r.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+		for _, g := range rigs {
+			if err := g.close(); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	return ranks
+}
+
+// Several ranks share a GPU where there are fewer GPUs, and with it the queues of the device.
+func TestCopyEngineGPUCases(t *testing.T) {
+	for _, n := range []int{1, 2, 3, 4} {
+		for _, lanes := range []int{1, 2} {
+			t.Run(fmt.Sprintf("ranks=%d, lanes=%d", n, lanes), func(t *testing.T) {
+				ctx := testContext(t)
+				eachRank(t, gpuRanks(t, n, lanes, 64<<20), func(r *Rank) error {
+					if err := r.Ring(ctx, 3000, 5000); err != nil {
+						return fmt.Errorf("ring: %w", err)
+					}
+					if err := r.Ring(ctx, 100, 4<<20); err != nil {
+						return fmt.Errorf("ring of large messages: %w", err)
+					}
+					if err := r.AllPairs(ctx, 500, 20_000); err != nil {
+						return fmt.Errorf("all pairs: %w", err)
+					}
+					if n == 1 {
+						return nil
+					}
+					if err := errors.Join(r.Ahead(ctx, 300, 2), r.Ahead(ctx, 5, 3*postRing+1)); err != nil {
+						return fmt.Errorf("ahead: %w", err)
+					}
+					if err := r.HandOn(ctx, 300, 100_000); err != nil {
+						return fmt.Errorf("hand on: %w", err)
+					}
+					if err := r.Groupings(ctx, 100); err != nil {
+						return fmt.Errorf("groupings: %w", err)
+					}
+					return nil
+				})
+			})
+		}
+	}
+}
+
+// A rank aborts while another rank's compute stream waits for a copy that never comes.
+func TestCopyEngineGPUAbort(t *testing.T) {
+	ctx := testContext(t)
+	boom := errors.New("the loss is not a number")
+	ranks := gpuRanks(t, 2, 1, 8<<20)
+	eachRank(t, ranks, func(r *Rank) error {
+		v, err := r.rig.bytes(1 << 20)
+		if err != nil {
+			return err
+		}
+		if r.Rank() == 0 {
+			p, err := r.Exchange(nil, []comm.Message{{Peer: 1, View: v}})
+			if err != nil {
+				return err
+			}
+			// As if rank 1 had queued its copy and had died before its device came to it.
+			g := r.rig.(*gpuRig)
+			r.e.mu.Lock()
+			r.e.end.wait(r.e.board.flag(0, 1, flagArrived), 1)
+			r.e.dev.hold(g.compute, r.e.end)
+			r.e.mu.Unlock()
+			err = p.Sync(ctx)
+			if !errors.Is(err, comm.ErrAborted) || !comm.IsRemote(err) {
+				return fmt.Errorf("the receive ended with %w", err)
+			}
+			for !g.compute.Idle() {
+				if ctx.Err() != nil {
+					return errors.New("the compute stream waits for ever")
+				}
+				time.Sleep(time.Millisecond)
+			}
+			return nil
+		}
+		time.Sleep(20 * time.Millisecond)
+		r.Abort(boom)
+		return nil
+	})
+}
+
+// BenchmarkCopyEngineRing is the rate of a ring of neighbours in each direction, and the time
+// from call to arrival of small messages.
+func BenchmarkCopyEngineRing(b *testing.B) {
+	n, err := cuda.Count()
+	if err != nil || n < 2 {
+		b.Skip("needs two GPUs")
+	}
+	for _, lanes := range []int{1, 2, 3} {
+		ranks := gpuRanks(b, n, lanes, 3<<30)
+		for _, size := range []int{8, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30} {
+			b.Run(fmt.Sprintf("gpus=%d/lanes=%d/bytes=%d", n, lanes, size), func(b *testing.B) {
+				b.SetBytes(int64(size))
+				var wg sync.WaitGroup
+				for _, r := range ranks {
+					wg.Go(func() {
+						g := r.rig.(*gpuRig)
+						all, err := r.memory(2 << 30)
+						if err != nil {
+							b.Error(err)
+							return
+						}
+						out, in := all.Slice(3, 0, size), all.Slice(3, 1<<30, 1<<30+size)
+						send := []comm.Message{{Peer: (r.Rank() + 1) % n, View: out}}
+						recv := []comm.Message{{Peer: (r.Rank() + n - 1) % n, View: in}}
+						for range b.N {
+							p, err := r.Exchange(send, recv)
+							if err != nil {
+								b.Error(err)
+								return
+							}
+							p.Wait()
+						}
+						if err := g.compute.Sync(context.Background()); err != nil {
+							b.Error(err)
+						}
+					})
+				}
+				wg.Wait()
+			})
+		}
+	}
+}

@@ -1,0 +1,387 @@
+// Package copyengine moves exchanges between the devices of one host by their copy engines.
+package copyengine
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/comm/internal/check"
+	"github.com/cprun/cprun/comm/internal/pace"
+	"github.com/cprun/cprun/tensor"
+)
+
+// Engine moves messages between the devices of one host by their copy engines, straight
+// from the sender's view into the receiver's. No processor of a device takes part, so a
+// transfer beside a kernel costs the kernel nothing but memory bandwidth.
+//
+// A message goes like this:
+//
+//	receiver   compute stream ──event──> post lane: ready = n;   host: posts n on the board
+//	sender     compute stream ──event──> post lane: begun = n
+//	           copy lane: wait begun, ready >= n; copy; sent = n, arrived = n;   host: queued = n
+//	both       Pending.Wait: end lane: wait sent, or arrived, >= n ──event──> compute stream
+//
+// The words are flags in host memory that all ranks map (board). Devices write them with
+// a system-wide fence and wait for them without a kernel. The host reads them to find out who
+// stands still, and writes its own rank's to end waits when the group has failed.
+//
+// The compute stream itself waits for events alone. Waiting for a flag costs a stream some 10 µs
+// even where the flag is there already, an event that is over next to nothing, and mostly the
+// data has arrived long before it is needed. One end lane does for all calls, in whatever order
+// they are waited for: its waits come in the order of the compute stream's own, so whatever an
+// event comes behind on the lane, the compute stream is behind already.
+//
+// One rule keeps this from locking up: a wait is given to the driver only after the write
+// that ends it has been, on whatever rank. The order in which work is given to the drivers of
+// all ranks is then an order in which all of it can be done. So it does no harm that streams
+// share queues of the device, that queues are full, or that a call such as the first launch of a
+// kernel waits for all that is queued. To keep the rule a receive is posted after its ready is
+// queued, and Pending.Wait waits for the peers' hosts, never for a device, until they have
+// made the same call.
+type Engine struct {
+	rank    int
+	host    *comm.Group // the same ranks; tells of failures, names peers
+	compute Compute
+	using   sync.Locker // held by who uses compute; before mu
+	dev     device
+	limit   atomic.Int64 // a time.Duration: how long a message may stand still
+	split   int64        // the least bytes that are worth a lane of their own
+	share   boardSource
+	board   *board
+	same    []bool // per rank: it is of this process
+
+	cause  atomic.Pointer[error]       // what ended the group
+	stood  atomic.Pointer[[]comm.Wait] // what was waited for then; nil before
+	failed chan struct{}               // closed then
+	wake   chan struct{}               // there is work for the watch
+	ending chan struct{}               // closed by close
+	ended  chan struct{}               // closed when the watch has ended
+
+	mu       sync.Mutex
+	closed   bool      // guarded by mu, as all below
+	gone     bool      // the lanes and the board are no longer to be touched
+	dozing   bool      // the watch waits for wake alone
+	calls    uint64    // of Exchange
+	deferred []call    // not begun yet, in order
+	post     lane      // writes begun and ready behind the compute stream
+	order    lane      // writes them for deferred calls
+	end      lane      // waits for what the compute stream is to come behind
+	lanes    [][]lane  // per peer, what copies to it
+	sends    []backlog // per peer
+	receives []backlog // per peer
+}
+
+// Compute is the stream that an engine's calls are ordered against.
+type Compute interface {
+	tensor.Stream
+	// Fail ends what comes behind the group's transfers, when the group has failed.
+	Fail(err error)
+}
+
+// device is what the engine needs of a device. Addresses are the device's own.
+type device interface {
+	// attach has the device know the flags, which live until detach.
+	attach(flags []uint64) error
+	detach() error
+	// lane makes a stream for copies.
+	lane(name string) (lane, error)
+	// probe is some memory of the device that peers can try to reach.
+	probe() (location, error)
+	// local checks that v is memory of this device and returns where it begins.
+	local(v tensor.View) (uint64, error)
+	// export says how the peers find the memory at addr, which is this device's.
+	export(addr uint64) (location, error)
+	// reach returns the allocation of a peer, as this device finds it, that p lies in by its own word.
+	reach(p *location, sameProcess bool) (region, error)
+	// hold makes compute wait for all that l has been given.
+	hold(compute tensor.Stream, l lane)
+}
+
+// lane is a stream of a device. Its methods are called under the engine's lock, but for
+// fail. What has been queued is carried out also after fail, what is queued later is not.
+type lane interface {
+	after(e tensor.Event)
+	record() tensor.Event
+	wait(flag *uint64, n uint64)
+	write(flag *uint64, n uint64)
+	copy(dst, src uint64, bytes int64, peer int)
+	fail(err error)
+	onFail(f func(error))
+	idle() bool
+	stream() tensor.Stream // for traces
+	close() error
+}
+
+// message is one end of a message.
+type message struct {
+	n        uint64
+	call     uint64 // whose it is
+	bytes    int64
+	src, dst uint64   // dst only of messages to the own rank
+	place    location // of a receive
+	label    string   // what asked for it, for traces
+}
+
+// backlog is the messages to or from one peer.
+type backlog struct {
+	last uint64    // the number of the newest message
+	free uint64    // that of the newest one that the compute stream has not waited for, or 0
+	todo []message // not queued on a lane, or not posted, yet
+	open []message // not known to be over, for errors
+	at   standstill
+}
+
+// lastOf is the last of a pending call's messages to or from a peer.
+type lastOf struct {
+	peer int
+	n    uint64
+}
+
+// pending is a call in flight.
+type pending struct {
+	e           *Engine
+	sent, recvd []lastOf
+	over        bool // guarded by e.mu; it has been seen to be complete
+}
+
+// Exchange queues messages; see comm.Exchanger. The caller holds the compute stream.
+func (e *Engine) Exchange(send, recv []comm.Message) (comm.Pending, error) {
+	p, err := e.queue(send, recv)
+	if err != nil {
+		e.tell()
+		return nil, err
+	}
+	return p, nil
+}
+
+func (e *Engine) queue(send, recv []comm.Message) (*pending, error) {
+	if err := check.Exchange(e.rules(), send, recv); err != nil {
+		return nil, err
+	}
+	outs, own, err := e.locateAll("send", send)
+	if err != nil {
+		return nil, err
+	}
+	ins, into, err := e.locateAll("receive", recv)
+	if err != nil {
+		return nil, err
+	}
+	for i := range own {
+		own[i].dst = into[i].src
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if err := e.err(); err != nil {
+		return nil, err
+	}
+	e.calls++
+	label := ""
+	if l, ok := e.compute.(tensor.Labelled); ok {
+		label = l.Labelled()
+	}
+	c := call{n: e.calls, ins: ins, outs: append(outs, own...), p: &pending{e: e}}
+	for i := range c.ins {
+		in := &c.ins[i]
+		in.call, in.label = c.n, label
+		e.receives[in.peer].number(&in.message)
+		c.p.recvd = ends(c.p.recvd, in.peer, in.n)
+	}
+	for i := range c.outs {
+		out := &c.outs[i]
+		out.call, out.label = c.n, label
+		e.sends[out.peer].number(&out.message)
+		c.p.sent = ends(c.p.sent, out.peer, out.n)
+	}
+	e.post.after(e.compute.Record())
+	if len(e.deferred) == 0 && !e.loose() {
+		e.begin(&c, e.post)
+	} else {
+		e.post.write(e.board.flag(e.rank, e.rank, flagCalled), c.n)
+		e.deferred = append(e.deferred, c)
+	}
+	if e.progress() || e.dozing {
+		select {
+		case e.wake <- struct{}{}:
+		default:
+		}
+	}
+	return c.p, nil
+}
+
+// ends raises the peer's last message.
+func ends(all []lastOf, peer int, n uint64) []lastOf {
+	for i := range all {
+		if all[i].peer == peer {
+			all[i].n = n
+			return all
+		}
+	}
+	return append(all, lastOf{peer, n})
+}
+
+// number gives a message its number.
+func (q *backlog) number(m *message) {
+	q.last++
+	m.n = q.last
+	q.open = append(q.open, *m)
+}
+
+// call is a call of Exchange.
+type call struct {
+	n         uint64
+	ins, outs []peerMessage
+	p         *pending
+}
+
+// peerMessage is a message and the rank it goes to or comes from.
+type peerMessage struct {
+	peer int
+	message
+}
+
+// Streams returns the streams that copy, for traces. They may be waited for while nothing is in
+// flight.
+func (e *Engine) Streams() (all []tensor.Stream) {
+	for _, lanes := range e.lanes {
+		for _, l := range lanes {
+			all = append(all, l.stream())
+		}
+	}
+	return all
+}
+
+// rules are those that messages keep. Where a view lies is for the device to say.
+func (e *Engine) rules() check.Rules {
+	return check.Rules{Rank: e.rank, Size: e.board.ranks, Memory: func(tensor.View) error { return nil }}
+}
+
+// locateAll finds out where the views of checked messages lie, and sorts out those of the own
+// rank.
+func (e *Engine) locateAll(verb string, ms []comm.Message) (others, own []peerMessage, err error) {
+	fault := func(i int, err error) ([]peerMessage, []peerMessage, error) {
+		return nil, nil, fmt.Errorf("the view of %s %d (rank %d): %w", verb, i, ms[i].Peer, err)
+	}
+	for i, m := range ms {
+		p := peerMessage{m.Peer, message{bytes: check.Bytes(m.View)}}
+		if p.bytes > 0 {
+			if p.src, err = e.dev.local(m.View); err != nil {
+				return fault(i, err)
+			}
+		}
+		if m.Peer == e.rank {
+			own = append(own, p)
+			continue
+		}
+		if verb == "receive" && p.bytes > 0 {
+			if p.place, err = e.dev.export(p.src); err != nil {
+				return fault(i, err)
+			}
+		}
+		others = append(others, p)
+	}
+	return others, own, nil
+}
+
+// Wait makes the compute stream wait for the transfer. Until the peers' hosts have made the
+// same call it blocks the caller, but it waits for no device.
+func (p *pending) Wait() {
+	e := p.e
+	for pause := (pace.Backoff{}); ; pause.Wait() {
+		if ready, err := p.tryWait(); err != nil {
+			e.tell()
+			e.compute.Fail(e.fault(err))
+			return
+		} else if ready {
+			return
+		}
+	}
+}
+
+// tryWait makes the compute stream wait once all the writes that end the waits are queued.
+func (p *pending) tryWait() (bool, error) {
+	e := p.e
+	e.using.Lock()
+	defer e.using.Unlock()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if p.over || e.complete(p) {
+		return true, nil
+	}
+	if err := e.err(); err != nil {
+		return false, err
+	}
+	e.progress()
+	for _, s := range p.sent {
+		if !e.promised(s.peer, s.n, true) {
+			return false, e.err()
+		}
+	}
+	for _, r := range p.recvd {
+		if !e.promised(r.peer, r.n, false) {
+			return false, e.err()
+		}
+	}
+	for _, s := range p.sent {
+		e.end.wait(e.board.flag(e.rank, s.peer, flagSent), s.n)
+		e.sends[s.peer].tie(s.n)
+	}
+	for _, r := range p.recvd {
+		e.end.wait(e.board.flag(e.rank, r.peer, flagArrived), r.n)
+		e.receives[r.peer].tie(r.n)
+	}
+	e.dev.hold(e.compute, e.end)
+	return true, nil
+}
+
+// tie notes that the compute stream waits for message n.
+func (q *backlog) tie(n uint64) {
+	if q.free <= n {
+		q.free = 0
+	}
+}
+
+// Sync blocks until the transfer has ended.
+func (p *pending) Sync(ctx context.Context) error {
+	e := p.e
+	for pause := (pace.Backoff{}); ; pause.Wait() {
+		e.mu.Lock()
+		over := p.over || e.complete(p)
+		err := e.err()
+		if !over && err == nil {
+			e.progress()
+		}
+		e.mu.Unlock()
+		switch {
+		case over:
+			return nil
+		case err != nil:
+			e.tell()
+			return e.fault(err)
+		case ctx.Err() != nil:
+			return e.fault(context.Cause(ctx))
+		}
+	}
+}
+
+// complete reports whether all of a call's messages have been copied, and not only been given
+// up. e.mu is held.
+func (e *Engine) complete(p *pending) bool {
+	if e.gone {
+		return false
+	}
+	for _, s := range p.sent {
+		if at := e.board.at(e.rank, s.peer, flagSent); at < s.n || at == flagOver {
+			return false
+		}
+	}
+	for _, r := range p.recvd {
+		if at := e.board.at(e.rank, r.peer, flagArrived); at < r.n || at == flagOver {
+			return false
+		}
+	}
+	p.over = true
+	return true
+}

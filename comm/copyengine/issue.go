@@ -1,0 +1,217 @@
+package copyengine
+
+import (
+	"fmt"
+	"sync/atomic"
+
+	"github.com/cprun/cprun/comm/internal/blame"
+)
+
+const (
+	// lanesPerPeer is how many streams copy to one peer at once; BenchmarkCopyEngineRing compares.
+	lanesPerPeer = 1
+	// splitBytes is the least of a message that each of several streams gets.
+	splitBytes = 8 << 20
+	splitAlign = 4096
+)
+
+// progress gives the device and the peers what they can take by now, and reports whether
+// something is left that waits for a peer's host. It waits for nothing. e.mu is held.
+func (e *Engine) progress() (waiting bool) {
+	for {
+		for p := range e.board.ranks {
+			e.publish(p)
+			e.issue(p)
+		}
+		if len(e.deferred) == 0 || !e.freeQueued() || e.err() != nil {
+			break
+		}
+		c := &e.deferred[0]
+		e.order.wait(e.board.flag(e.rank, e.rank, flagCalled), c.n)
+		for p := range e.board.ranks {
+			if n := e.sends[p].free; n > 0 {
+				e.order.wait(e.board.flag(e.rank, p, flagSent), n)
+			}
+			if n := e.receives[p].free; n > 0 {
+				e.order.wait(e.board.flag(e.rank, p, flagArrived), n)
+			}
+		}
+		e.begin(c, e.order)
+		e.deferred = append(e.deferred[:0], e.deferred[1:]...)
+	}
+	for p := range e.board.ranks {
+		waiting = waiting || len(e.receives[p].todo) > 0 || len(e.sends[p].todo) > 0
+	}
+	return waiting || len(e.deferred) > 0
+}
+
+// begin has a lane tell the devices of a call, and its messages queued by progress.
+func (e *Engine) begin(c *call, lane lane) {
+	for _, r := range c.p.recvd {
+		lane.write(e.board.flag(r.peer, e.rank, flagReady), r.n)
+		e.receives[r.peer].free = r.n
+	}
+	for _, s := range c.p.sent {
+		lane.write(e.board.flag(e.rank, s.peer, flagBegun), s.n)
+		e.sends[s.peer].free = s.n
+	}
+	for _, m := range c.ins {
+		e.receives[m.peer].todo = append(e.receives[m.peer].todo, m.message)
+	}
+	for _, m := range c.outs {
+		e.sends[m.peer].todo = append(e.sends[m.peer].todo, m.message)
+	}
+}
+
+// loose reports whether earlier messages are still under way, as far as the host can see, that
+// the compute stream does not wait for.
+func (e *Engine) loose() bool {
+	for p := range e.board.ranks {
+		if n := e.sends[p].free; n > 0 && !reached(e.board.at(e.rank, p, flagSent), n) {
+			return true
+		}
+		if n := e.receives[p].free; n > 0 && !reached(e.board.at(e.rank, p, flagArrived), n) {
+			return true
+		}
+	}
+	return false
+}
+
+// freeQueued reports whether the copies of all messages that the compute stream does not wait
+// for are queued.
+func (e *Engine) freeQueued() bool {
+	for p := range e.board.ranks {
+		if !e.promised(p, e.sends[p].free, true) || !e.promised(p, e.receives[p].free, false) {
+			return false
+		}
+	}
+	return true
+}
+
+// promised reports whether the copy of a message to or from a peer is queued, so that it will
+// be done whatever the peer's host does.
+func (e *Engine) promised(peer int, n uint64, send bool) bool {
+	s, r := e.rank, peer
+	if !send {
+		s, r = peer, e.rank
+	}
+	return reached(atomic.LoadUint64(e.board.queued(s, r)), n)
+}
+
+// publish posts receives from a peer as far as the ring has room.
+func (e *Engine) publish(peer int) {
+	q := &e.receives[peer]
+	for len(q.todo) > 0 && e.err() == nil {
+		m := &q.todo[0]
+		post := notice{bytes: uint64(m.bytes), place: m.place}
+		if !e.board.put(peer, e.rank, m.n, &post) {
+			return
+		}
+		q.pop(1)
+	}
+}
+
+// issue queues the copies to a peer whose receives are posted.
+func (e *Engine) issue(peer int) {
+	q := &e.sends[peer]
+	for len(q.todo) > 0 && e.err() == nil {
+		n := e.taken(peer, q.todo)
+		if n == 0 {
+			return
+		}
+		err := e.copyAll(peer, q.todo[:n])
+		if err != nil {
+			e.fail(err)
+		}
+		if e.err() != nil { // nothing more is said of copies that may not be queued
+			return
+		}
+		atomic.StoreUint64(e.board.queued(e.rank, peer), q.todo[n-1].n)
+		q.pop(n)
+	}
+}
+
+// taken is how many of the messages the peer has posted its receives of. They go behind one
+// wait: all are of one call, here and there, because a call begins when the copies of those
+// before it are queued.
+func (e *Engine) taken(peer int, todo []message) int {
+	if peer == e.rank {
+		return len(todo)
+	}
+	posted, n := atomic.LoadUint64(e.board.posted(e.rank, peer)), 0
+	for n < len(todo) && reached(posted, todo[n].n) {
+		n++
+	}
+	return n
+}
+
+// copyAll queues the copies of a batch between its waits and the writes that report it.
+func (e *Engine) copyAll(peer int, ms []message) error {
+	for i := range ms {
+		if err := e.locate(peer, &ms[i]); err != nil {
+			return err
+		}
+	}
+	last := ms[len(ms)-1].n
+	lanes := e.lanes[peer]
+	for _, l := range lanes {
+		l.wait(e.board.flag(e.rank, peer, flagBegun), last)
+		if peer != e.rank {
+			l.wait(e.board.flag(e.rank, peer, flagReady), last)
+		}
+	}
+	for _, m := range ms {
+		lo, part := int64(0), m.bytes
+		if len(lanes) > 1 && m.bytes >= int64(len(lanes))*e.split {
+			part = (m.bytes/int64(len(lanes)) + splitAlign - 1) / splitAlign * splitAlign
+		}
+		for i := 0; lo < m.bytes; i++ {
+			size := min(part, m.bytes-lo)
+			lanes[i].stream().Label(m.label)
+			lanes[i].copy(m.dst+uint64(lo), m.src+uint64(lo), size, peer)
+			lo += size
+		}
+	}
+	for _, l := range lanes[1:] {
+		lanes[0].after(l.record())
+	}
+	lanes[0].write(e.board.flag(e.rank, peer, flagSent), last)
+	if peer != e.rank {
+		lanes[0].write(e.board.flag(peer, e.rank, flagArrived), last)
+	}
+	return nil
+}
+
+// locate finds out where a message goes.
+func (e *Engine) locate(peer int, m *message) error {
+	if peer == e.rank {
+		return nil
+	}
+	post := *e.board.post(e.rank, peer, m.n) // what is checked is used, whatever the peer writes meanwhile
+	if post.bytes != uint64(m.bytes) {
+		return e.blame(peer, describe(m, true).What, blame.Mismatch(true, int(post.bytes)))
+	}
+	if m.bytes == 0 {
+		return nil
+	}
+	r, err := e.dev.reach(&post.place, e.same[peer])
+	if err == nil {
+		m.dst, err = r.at(post.place.offset, post.bytes)
+	}
+	if err != nil {
+		return fmt.Errorf("memory of %s: %w", e.peerName(peer), err)
+	}
+	return nil
+}
+
+// pop takes n messages off the front, and keeps the memory.
+func (q *backlog) pop(n int) { q.todo = append(q.todo[:0], q.todo[n:]...) }
+
+// settle forgets the messages that are over. at is the flag that says so.
+func (q *backlog) settle(at uint64) {
+	n := 0
+	for n < len(q.open) && reached(at, q.open[n].n) {
+		n++
+	}
+	q.open = append(q.open[:0], q.open[n:]...)
+}

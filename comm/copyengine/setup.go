@@ -1,0 +1,281 @@
+package copyengine
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/tensor"
+)
+
+// config is what an engine is made of.
+type config struct {
+	host    *comm.Group // a host group of the same ranks, all of one host
+	dev     device
+	compute Compute
+	using   sync.Locker   // held by who uses the compute stream
+	limit   time.Duration // comm.Options.Deadline
+	lanes   int           // streams a peer
+	split   int64         // bytes of a message for each of them, at least
+	share   boardSource
+}
+
+// boardSource makes the memory that the ranks share.
+type boardSource interface {
+	open(ctx context.Context, host *comm.Group) (*board, error)
+	done(b *board) error
+}
+
+// process tells ranks of this process from those of others.
+var process = sync.OnceValue(func() uint64 {
+	var b [8]byte
+	rand.Read(b[:])
+	return binary.NativeEndian.Uint64(b[:]) | 1
+})
+
+// connect joins the ranks of c.host. All of them call it; if it fails on one it
+// fails on all, and nothing is left behind.
+func connect(ctx context.Context, c config) (*Engine, error) {
+	board, err := c.share.open(ctx, c.host)
+	if err != nil {
+		return nil, fmt.Errorf("copy engines: %w", err)
+	}
+	n := board.ranks
+	e := &Engine{
+		rank: c.host.Rank(), host: c.host, compute: c.compute, using: c.using, dev: c.dev, split: c.split,
+		share: c.share, board: board, same: make([]bool, n),
+		failed: make(chan struct{}), wake: make(chan struct{}, 1),
+		ending: make(chan struct{}), ended: make(chan struct{}),
+		lanes: make([][]lane, n), sends: make([]backlog, n), receives: make([]backlog, n),
+	}
+	e.limit.Store(int64(c.limit))
+	places, err := e.introduce(ctx, e.open(c.lanes))
+	if err == nil {
+		err = agree(ctx, c.host, e.reachAll(places))
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("copy engines: %w", err), e.giveBack())
+	}
+	for l := range e.streams {
+		l.onFail(e.fail)
+	}
+	go e.watch() // ends after close, or a failure
+	return e, nil
+}
+
+// open makes the streams now: later a device that waits for a flag could hold that up.
+func (e *Engine) open(lanes int) (err error) {
+	if err := e.dev.attach(e.board.flags()); err != nil {
+		return err
+	}
+	if e.post, err = e.dev.lane("comm post"); err != nil {
+		return err
+	}
+	if e.order, err = e.dev.lane("comm order"); err != nil {
+		return err
+	}
+	if e.end, err = e.dev.lane("comm end"); err != nil {
+		return err
+	}
+	for p := range e.lanes {
+		for i := range lanes {
+			name := fmt.Sprintf("comm to rank %d", p)
+			if i > 0 {
+				name += fmt.Sprintf(" (%d)", i)
+			}
+			l, err := e.dev.lane(name)
+			if err != nil {
+				return err
+			}
+			e.lanes[p] = append(e.lanes[p], l)
+		}
+	}
+	return nil
+}
+
+// streams goes through all lanes that there are.
+func (e *Engine) streams(yield func(lane) bool) {
+	for _, lanes := range append([][]lane{{e.post, e.order, e.end}}, e.lanes...) {
+		for _, l := range lanes {
+			if l != nil && !yield(l) {
+				return
+			}
+		}
+	}
+}
+
+// giveBack returns what the engine holds. The lanes have no work.
+func (e *Engine) giveBack() error {
+	var errs []error
+	for l := range e.streams {
+		errs = append(errs, l.close())
+	}
+	return errors.Join(append(errs, e.dev.detach(), e.share.done(e.board))...)
+}
+
+// introduce tells the ranks where each has some memory, unless err says that something has
+// failed before.
+func (e *Engine) introduce(ctx context.Context, err error) ([]location, error) {
+	var place location
+	if err == nil {
+		place, err = e.dev.probe()
+	}
+	const words = 1 + int(unsafe.Sizeof(place)/8)
+	mine := make([]int64, words)
+	mine[0] = int64(process())
+	*(*location)(unsafe.Pointer(&mine[1])) = place
+	all, gatherErr := gather(ctx, e.host, mine)
+	if gatherErr != nil {
+		return nil, errors.Join(err, gatherErr)
+	}
+	places := make([]location, e.board.ranks)
+	for p := range places {
+		e.same[p] = all[p*words] == mine[0]
+		places[p] = *(*location)(unsafe.Pointer(&all[p*words+1]))
+	}
+	return places, agree(ctx, e.host, err)
+}
+
+// reachAll tries to reach the other devices, so that a host on which they cannot reach each
+// other is noticed now.
+func (e *Engine) reachAll(places []location) error {
+	for p := range places {
+		if p == e.rank {
+			continue
+		}
+		if _, err := e.dev.reach(&places[p], e.same[p]); err != nil {
+			return fmt.Errorf("the device of %s cannot be reached from this one: %w", e.peerName(p), err)
+		}
+	}
+	return nil
+}
+
+// gather collects the ranks' words, in rank order.
+func gather(ctx context.Context, host *comm.Group, mine []int64) ([]int64, error) {
+	all := tensor.New(tensor.I64, host.Size(), len(mine))
+	p, err := host.AllGather(all, tensor.FromSlice(mine, len(mine)))
+	if err != nil {
+		return nil, err
+	}
+	if err := p.Sync(ctx); err != nil {
+		return nil, err
+	}
+	return tensor.Data[int64](all), nil
+}
+
+// agree returns an error on all ranks if one has one: the own, or who has one.
+func agree(ctx context.Context, host *comm.Group, own error) error {
+	mine := int64(0)
+	if own != nil {
+		mine = 1
+	}
+	all, err := gather(ctx, host, []int64{mine})
+	if own != nil || err != nil {
+		return errors.Join(own, err)
+	}
+	var faulty []string
+	for r, x := range all {
+		if x != 0 {
+			faulty = append(faulty, host.PeerName(r))
+		}
+	}
+	if len(faulty) > 0 {
+		return fmt.Errorf("%s could not set them up", strings.Join(faulty, ", "))
+	}
+	return nil
+}
+
+// sharedFile is the boardSource of processes: a file in memory that rank 0 makes, all map, and
+// nobody finds afterwards.
+type sharedFile struct{}
+
+// shmDir holds files in memory. On another file system devices may not be allowed to write to
+// the mapped pages.
+const shmDir = "/dev/shm"
+
+// maxShmName bounds what rank 0 tells the others.
+const maxShmName = 256
+
+func (sharedFile) open(ctx context.Context, host *comm.Group) (b *board, err error) {
+	size := boardWords(host.Size()) * 8
+	name := tensor.New(tensor.U8, maxShmName)
+	var f *os.File
+	if host.Rank() == 0 {
+		if f, err = newShm(size); err == nil {
+			defer os.Remove(f.Name())
+			copy(tensor.Bytes(name), f.Name())
+		}
+	}
+	p, castErr := host.Broadcast(name, 0)
+	if castErr == nil {
+		castErr = p.Sync(ctx)
+	}
+	if host.Rank() != 0 && castErr == nil {
+		if path := strings.TrimRight(string(tensor.Bytes(name)), "\x00"); path != "" {
+			f, err = os.OpenFile(path, os.O_RDWR|syscall.O_NONBLOCK|syscall.O_NOFOLLOW, 0)
+		}
+	}
+	if f != nil {
+		defer f.Close()
+		if castErr == nil {
+			b, err = mapBoard(f, host.Size())
+		}
+	}
+	if castErr != nil {
+		return nil, errors.Join(err, castErr)
+	}
+	if err := agree(ctx, host, err); err != nil {
+		if b != nil {
+			return nil, errors.Join(err, sharedFile{}.done(b))
+		}
+		return nil, err
+	}
+	return b, nil
+}
+
+// newShm makes a file of zeros that is this user's alone.
+func newShm(size int) (*os.File, error) {
+	f, err := os.CreateTemp(shmDir, "cprun-*")
+	if err != nil {
+		return nil, fmt.Errorf("shared memory of %d bytes (is a tmpfs mounted on %s?): %w", size, shmDir, err)
+	}
+	// Unlike Truncate this takes the memory now. A page that is not there when it is first
+	// touched would end the process.
+	if err := syscall.Fallocate(int(f.Fd()), 0, 0, int64(size)); err != nil {
+		f.Close()
+		return nil, errors.Join(fmt.Errorf("shared memory of %d bytes in %s: %w", size, shmDir, err), os.Remove(f.Name()))
+	}
+	return f, nil
+}
+
+// mapBoard maps a file that has room for a board. Touching a page behind the end of a file would end
+// the process.
+func mapBoard(f *os.File, ranks int) (*board, error) {
+	n := boardWords(ranks)
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() || info.Size() < int64(n)*8 {
+		return nil, fmt.Errorf("%s is no shared memory of %d bytes: %v, %d bytes", f.Name(), n*8, info.Mode(), info.Size())
+	}
+	m, err := syscall.Mmap(int(f.Fd()), 0, n*8, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("mapping %s: %w", f.Name(), err)
+	}
+	return &board{words: unsafe.Slice((*uint64)(unsafe.Pointer(unsafe.SliceData(m))), n), ranks: ranks}, nil
+}
+
+// done unmaps the board.
+func (sharedFile) done(b *board) error {
+	return syscall.Munmap(unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(b.words))), len(b.words)*8))
+}

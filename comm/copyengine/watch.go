@@ -1,0 +1,372 @@
+package copyengine
+
+import (
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/comm/internal/blame"
+	"github.com/cprun/cprun/comm/internal/pace"
+)
+
+const (
+	// graceOver is how long a failed group's streams may end by themselves, as they do unless
+	// a peer has died. Then the rank's own flags are written, and by that time the peers have
+	// been told, so that nobody uses what is copied from then on.
+	graceOver = 250 * time.Millisecond
+	// drainBound is when streams that do not end are left behind.
+	drainBound = 10 * time.Second
+	// closeBound is how long close waits for the streams; they are given back later then.
+	closeBound = 2 * time.Second
+)
+
+// watch is the engine's goroutine, one for its whole life: it does what callers are not there
+// to do, and notices who stands still. It ends after close, or after a failure.
+func (e *Engine) watch() {
+	defer close(e.ended)
+	last, fast := time.Now(), minTick
+	for {
+		if !e.seize() {
+			e.drain()
+			return
+		}
+		waiting := e.progress()
+		now := time.Now()
+		open := e.inspect(now.Sub(last))
+		last, e.dozing = now, !waiting && !open
+		dozing := e.dozing
+		e.mu.Unlock()
+		var tick <-chan time.Time
+		switch {
+		case waiting:
+			tick, fast = time.After(fast), min(2*fast, maxTick)
+		case open:
+			tick, fast = time.After(e.tick()), minTick
+		}
+		select {
+		case <-e.failed:
+			e.drain()
+			return
+		case <-e.ending:
+			e.finish()
+			return
+		case <-e.wake:
+			if fast = minTick; dozing {
+				last = time.Now() // nobody has stood still while nothing was under way
+			}
+		case <-tick:
+		}
+	}
+}
+
+// seize locks e.mu for the watch, or reports false because the group has failed. Who holds the lock
+// may stand in the driver, whose queues are full behind a wait for a peer. In a live world that ends
+// by itself; where it lasts as long as a message may stand still, it is one that does.
+func (e *Engine) seize() bool {
+	last, stood := time.Now(), time.Duration(0)
+	for pause := (pace.Backoff{}); !e.mu.TryLock(); pause.Wait() {
+		select {
+		case <-e.failed:
+			return false
+		default:
+		}
+		now := time.Now()
+		stood, last = stood+e.awake(now.Sub(last)), now
+		if limit := e.deadline(); limit > 0 && stood >= limit {
+			e.fail(e.stuck())
+		}
+	}
+	return true
+}
+
+// awake is took, or less where it is so long that the process has been stopped in the meantime.
+func (e *Engine) awake(took time.Duration) time.Duration {
+	if limit := e.deadline(); limit > 0 {
+		return min(took, max(limit/4, maxTick))
+	}
+	return took
+}
+
+// stuck is the error of a device that has long taken no more work.
+func (e *Engine) stuck() error {
+	const op = "calls behind a full queue of the device"
+	if rank := blame.Last(boardWaits{e}, e.rank, e.rank); rank >= 0 {
+		return e.blame(rank, op, blame.Deadline(e.deadline()))
+	}
+	return fmt.Errorf("%s: %w", op, blame.Deadline(e.deadline()))
+}
+
+// How often the watch looks whether a peer's host has come to a call.
+const (
+	minTick = 50 * time.Microsecond
+	maxTick = 2 * time.Millisecond
+)
+
+// tick is how often to look at messages that only devices have to do with.
+func (e *Engine) tick() time.Duration {
+	limit := e.deadline()
+	if limit < 0 {
+		return time.Second
+	}
+	return max(min(limit/8, 100*time.Millisecond), maxTick)
+}
+
+func (e *Engine) deadline() time.Duration { return time.Duration(e.limit.Load()) }
+
+// SetDeadline changes how long a message may stand still. Negative means for ever.
+func (e *Engine) SetDeadline(d time.Duration) { e.limit.Store(int64(d)) }
+
+// standstill is how long the next message of a queue has not been copied although this rank's
+// device has come to it. Before that it is this rank that is late.
+type standstill struct {
+	at    uint64
+	stood time.Duration
+}
+
+// inspect reports whether some message is not over, and ends the group when one has stood still
+// for too long. The last look was took ago. e.mu is held.
+func (e *Engine) inspect(took time.Duration) (open bool) {
+	if e.err() != nil {
+		return false
+	}
+	took = e.awake(took)
+	b := e.board
+	for p := range b.ranks {
+		in, out := &e.receives[p], &e.sends[p]
+		e.examine(p, out, true, b.at(e.rank, p, flagBegun), b.at(e.rank, p, flagSent), took)
+		e.examine(p, in, false, b.at(p, e.rank, flagReady), b.at(e.rank, p, flagArrived), took)
+		open = open || len(in.open) > 0 || len(out.open) > 0
+	}
+	return open
+}
+
+// examine looks at the messages to or from a peer. mine is how far this rank's device has come,
+// done what has been copied.
+func (e *Engine) examine(peer int, q *backlog, send bool, mine, done uint64, took time.Duration) {
+	q.settle(done)
+	if len(q.open) == 0 {
+		q.at = standstill{}
+		return
+	}
+	m := &q.open[0]
+	if atomic.LoadUint64(e.board.left(peer)) != 0 && peer != e.rank && !e.promised(peer, m.n, send) {
+		e.fail(e.blame(peer, describe(m, send).What, comm.ErrPeerLeft))
+		return
+	}
+	if mine <= done || q.at.at != m.n {
+		q.at = standstill{at: m.n}
+		return
+	}
+	q.at.stood += took
+	if limit := e.deadline(); limit > 0 && q.at.stood >= limit {
+		e.fail(e.stalled(peer, m, send))
+	}
+}
+
+// describe names a message in errors.
+func describe(m *message, send bool) blame.Op {
+	op := blame.Message(send, int(m.bytes))
+	op.What += fmt.Sprintf(" (message %d)", m.n)
+	return op
+}
+
+// stalled is the error of a message that has stood still for too long. In a ring the neighbour
+// stands still because its own neighbour does; the board shows who began.
+func (e *Engine) stalled(peer int, m *message, send bool) error {
+	return e.world(blame.Stalled(boardWaits{e}, e.rank, []int{peer}, describe(m, send), e.deadline()))
+}
+
+// boardWaits says who waits for whom, by what the devices have written on the board. Ranks are
+// those of the group.
+type boardWaits struct{ *Engine }
+
+func (w boardWaits) Ranks() int               { return w.board.ranks }
+func (w boardWaits) PeerName(rank int) string { return w.peerName(rank) }
+
+// WaitsFor returns a rank that has not come to a message which the given rank's device has come
+// to, or -1.
+func (w boardWaits) WaitsFor(rank int) int {
+	b := w.board
+	for p := range b.ranks {
+		if p == rank {
+			continue
+		}
+		sent, arrived := b.at(rank, p, flagSent), b.at(rank, p, flagArrived)
+		if b.at(rank, p, flagBegun) > sent && b.at(rank, p, flagReady) <= sent ||
+			b.at(p, rank, flagReady) > arrived && b.at(p, rank, flagBegun) <= arrived {
+			return p
+		}
+	}
+	return -1
+}
+
+func (e *Engine) peerName(peer int) string { return e.host.PeerName(peer) }
+
+// blame is an error about a rank of the group.
+func (e *Engine) blame(peer int, op string, cause error) error {
+	return e.world(blame.On(boardWaits{e}, peer, op, cause))
+}
+
+// world has an error name a rank by its number in the world.
+func (e *Engine) world(err *comm.PeerError) error {
+	err.Rank = e.host.WorldRank(err.Rank)
+	return err
+}
+
+func (e *Engine) fault(err error) error {
+	return blame.InCall("exchange", e.rank, e.board.ranks, err)
+}
+
+// err is why nothing can be exchanged any more, or nil. e.mu is held.
+func (e *Engine) err() error {
+	if c := e.cause.Load(); c != nil {
+		return *c
+	}
+	if e.closed {
+		return comm.ErrClosed
+	}
+	return nil
+}
+
+// Abort fails all pending and later calls. Any goroutine may call it; it does not block.
+func (e *Engine) Abort(cause error) { e.fail(cause) }
+
+// fail ends the group with its first cause. What is queued on the lanes goes on, so that peers
+// who are not told yet get what they were promised; the watch sees to it that it ends.
+func (e *Engine) fail(cause error) {
+	cause = blame.OwnForm(cause)
+	if !e.cause.CompareAndSwap(nil, &cause) {
+		return
+	}
+	for l := range e.streams {
+		l.fail(cause)
+	}
+	close(e.failed)
+}
+
+// tell returns when the other ranks know of a failure, as far as they can be reached. Only then
+// are callers told, by errors and the compute stream: what they do next may be to exit, and the
+// end of a connection without a word is taken for a death. The wait is bounded; no lock that the
+// watch needs is held.
+func (e *Engine) tell() {
+	if cause := e.cause.Load(); cause != nil {
+		e.host.Abort(*cause)
+	}
+}
+
+// drain tells the other ranks of a failure, then the compute stream, and ends the waits of this
+// rank's streams. Until then they go on waiting for what has not come, so that nothing is
+// computed from it.
+//
+// The flags are written again and again: a peer's device may still write to them what it
+// was told to before. The board stays mapped after a failure, because nobody can tell when the
+// compute stream, or a device that hangs, has looked at it for the last time.
+func (e *Engine) drain() {
+	e.tell()
+	stood := e.Waits() // before the waits end
+	e.stood.Store(&stood)
+	e.compute.Fail(*e.cause.Load())
+	for start := time.Now(); ; time.Sleep(time.Millisecond) {
+		took := time.Since(start)
+		if took > graceOver {
+			e.release() // without the lock, whose holder may stand in the driver until a wait ends
+		}
+		if e.drained(took) || took > drainBound {
+			return
+		}
+	}
+}
+
+// drained gives the lanes back when they have come to their end.
+func (e *Engine) drained(took time.Duration) bool {
+	if !e.mu.TryLock() {
+		return false
+	}
+	defer e.mu.Unlock()
+	if !e.idle() || took <= graceOver && !e.settled() {
+		return false
+	}
+	e.gone = true
+	for l := range e.streams {
+		_ = l.close() // what it says is the cause
+	}
+	return true
+}
+
+// release writes to all flags that this rank's streams wait for.
+func (e *Engine) release() {
+	for p := range e.board.ranks {
+		for kind := flagBegun; kind <= flagCalled; kind++ {
+			atomic.StoreUint64(e.board.flag(e.rank, p, kind), flagOver)
+		}
+	}
+}
+
+// settled reports whether every message of this rank has been copied. e.mu is held.
+func (e *Engine) settled() bool {
+	for p := range e.board.ranks {
+		if !reached(e.board.at(e.rank, p, flagSent), e.sends[p].last) || !reached(e.board.at(e.rank, p, flagArrived), e.receives[p].last) {
+			return false
+		}
+	}
+	return true
+}
+
+// idle reports whether the lanes have done all that they were given. e.mu is held.
+func (e *Engine) idle() bool {
+	for l := range e.streams {
+		if !l.idle() {
+			return false
+		}
+	}
+	return true
+}
+
+// Close leaves the group. Messages that are queued on both sides are still copied; all other
+// pending calls fail.
+func (e *Engine) Close() error {
+	e.leave()
+	select {
+	case <-e.ended:
+	case <-time.After(closeBound):
+	}
+	return nil
+}
+
+func (e *Engine) leave() {
+	e.using.Lock()
+	defer e.using.Unlock()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed {
+		return
+	}
+	e.closed = true
+	if e.cause.Load() == nil {
+		// When the post lane has come here, the compute stream is past all its waits.
+		e.post.after(e.compute.Record())
+		atomic.StoreUint64(e.board.left(e.rank), 1)
+	}
+	close(e.ending)
+}
+
+// finish gives everything back when the lanes are done.
+func (e *Engine) finish() {
+	for pause := (pace.Backoff{}); ; pause.Wait() {
+		if e.cause.Load() != nil {
+			e.drain()
+			return
+		}
+		e.mu.Lock()
+		if e.idle() {
+			break
+		}
+		e.mu.Unlock()
+	}
+	defer e.mu.Unlock()
+	e.gone = true
+	if err := e.giveBack(); err != nil {
+		e.host.Options().Log("rank %d: end of the copy engines: %v", e.rank, err)
+	}
+}

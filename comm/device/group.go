@@ -1,0 +1,233 @@
+// Package device joins GPUs: a Group is a Communicator of ranks that compute on a device each, on
+// top of the group that their hosts are in. Exchanges go by copy engines (package copyengine) or
+// by NCCL, which also does the collectives.
+package device
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/comm/internal/blame"
+	"github.com/cprun/cprun/comm/internal/check"
+	"github.com/cprun/cprun/tensor"
+)
+
+// Group is a comm.Communicator of ranks that compute on a device each. Views of the device
+// move between the devices; views of the host move over the host's group, which also is what
+// ranks meet over, learn of failures by, and blame each other through.
+//
+// Work is queued on a stream of the group's own behind an event of the compute stream. One
+// goroutine watches what is in flight. When the host's group fails, because a peer has died or
+// has aborted, when a transfer stands still beyond the deadline of the host's group, or when
+// the library reports an error, the watch ends everything under way on the device and poisons
+// both streams with the cause, so that nothing waits for what will never come.
+//
+// Where two groups of one device have calls in flight at once, their kernels wait for those of
+// other devices and must fit on the device together: see Options.MaxCTAs. Whatever the
+// number of groups, all ranks should make the calls of all groups in the same order.
+//
+// Three things are different from a comm.Group: Max and Min of floats pass over a NaN that only
+// some ranks have; sizes of messages are not compared between the ranks by NCCL, so that a
+// mismatch ends at the deadline; and the first message between two ranks connects them, until
+// which the call does not return. Wait for a call on views of the host blocks the caller.
+type Group struct {
+	host   *comm.Group
+	kit    *kit
+	opts   Options
+	stream gpuStream
+	lib    collectives
+	copies *engines // nil where exchanges go over lib
+	rules  check.Rules
+	limit  atomic.Int64
+
+	issuing sync.Mutex   // one call at a time
+	events  sync.RWMutex // held by who uses the stream's events: locked to close the stream
+	shut    bool         // guarded by events; the stream is closed
+
+	mu       sync.Mutex
+	flights  []*flight   // guarded by mu; oldest first
+	calls    uint64      // guarded by mu; so far
+	cause    error       // guarded by mu; what ended the group
+	ended    []comm.Wait // guarded by mu; what was in flight then
+	closed   bool        // guarded by mu
+	children []*Group    // guarded by mu
+
+	life   context.Context // done when cause is set
+	die    context.CancelCauseFunc
+	wake   chan struct{} // something is in flight
+	quit   chan struct{} // closed by Close
+	over   chan struct{} // closed when the watch has ended
+	ending sync.WaitGroup
+}
+
+var (
+	_ comm.Communicator   = (*Group)(nil)
+	_ comm.DeadlineSetter = (*Group)(nil)
+	_ comm.Streamer       = (*Group)(nil)
+	_ comm.Hosted         = (*Group)(nil)
+)
+
+// newGroup joins the devices of host's ranks. It takes host over, also where it fails.
+func newGroup(ctx context.Context, host *comm.Group, kit *kit, opts Options) (*Group, error) {
+	d := &Group{
+		host: host, kit: kit, opts: opts,
+		wake: make(chan struct{}, 1), quit: make(chan struct{}), over: make(chan struct{}),
+	}
+	d.life, d.die = context.WithCancelCause(context.Background())
+	d.rules = check.Rules{Rank: d.Rank(), Size: d.Size(), Memory: d.onDevice}
+	d.limit.Store(int64(host.Options().Deadline))
+	err := d.connect(ctx)
+	if err != nil {
+		host.Abort(d.fault("connect devices", err)) // the others may stand in the same call
+	} else {
+		err = d.connectEngines(ctx) // who fails in this knows that all do
+	}
+	if err != nil {
+		d.die(err)
+		if d.lib != nil {
+			d.lib.abort()
+		}
+		if d.stream != nil {
+			_ = d.stream.Close()
+		}
+		host.Close()
+		return nil, d.fault("connect devices", err)
+	}
+	go d.watch() // until Close, or a failure
+	return d, nil
+}
+
+func (d *Group) connect(ctx context.Context) (err error) {
+	if d.opts, err = d.opts.withDefaults(); err != nil {
+		return err
+	}
+	if d.stream, err = d.kit.newStream("comm"); err != nil {
+		return err
+	}
+	if d.Size() == 1 {
+		d.lib = solo{d.kit, d.stream}
+		return nil
+	}
+	d.lib, err = d.kit.connect(ctx, d.host, d.stream, d.opts, d.host.Link().Failed())
+	return err
+}
+
+// connectEngines fails on all ranks or on none.
+func (d *Group) connectEngines(ctx context.Context) (err error) {
+	if d.Size() == 1 || d.opts.Transport == TransportNCCL {
+		return nil
+	}
+	if d.kit.engine == nil {
+		if d.opts.Transport == TransportCopy {
+			return fmt.Errorf("transport copy: %v has no copy engines", d.kit.place)
+		}
+		return nil
+	}
+	if d.opts.Transport == TransportCopy {
+		if err := apart(d.host); err != nil {
+			return err
+		}
+	}
+	here, near, err := reach(ctx, d.host)
+	if err != nil || here.Size() == 1 {
+		return err // alone on a node, it has nobody to reach
+	}
+	m, err := d.kit.engine(ctx, here)
+	if err == nil {
+		d.copies = &engines{m, near}
+	} else if d.opts.Transport == TransportAuto && d.host.Err() == nil {
+		d.host.Options().Log("rank %d: exchanges go over NCCL: %v", d.Rank(), err)
+		return nil
+	}
+	return err
+}
+
+// Rank returns this rank within the group.
+func (d *Group) Rank() int { return d.host.Rank() }
+
+// Size returns the number of ranks of the group.
+func (d *Group) Size() int { return d.host.Size() }
+
+// Host returns the group of the same ranks that moves views of the host. Its calls wait for nothing
+// that is queued on the device.
+func (d *Group) Host() *comm.Group { return d.host }
+
+// Transport returns what exchanges go over: "nccl", "copy", or "copy and nccl" where the ranks are on several
+// nodes and this one's has copy engines for messages within it.
+func (d *Group) Transport() string {
+	switch {
+	case d.copies.everywhere():
+		return TransportCopy
+	case d.copies != nil:
+		return TransportBoth
+	}
+	return TransportNCCL
+}
+
+// SetDeadline changes how long a transfer may stand still, for calls made after it; see
+// Group.SetDeadline.
+func (d *Group) SetDeadline(limit time.Duration) {
+	d.limit.Store(int64(limit))
+	d.host.SetDeadline(limit)
+	if d.copies != nil {
+		d.copies.SetDeadline(limit)
+	}
+}
+
+// Streams returns the streams that the group's work runs on: that of collectives, and of exchanges
+// over NCCL, then those of the copy engines.
+func (d *Group) Streams() []tensor.Stream {
+	all := []tensor.Stream{d.stream}
+	if d.copies != nil {
+		all = append(all, d.copies.Streams()...)
+	}
+	return all
+}
+
+// fault names rank and call in front of an error.
+func (d *Group) fault(call string, err error) error {
+	return blame.InCall(call, d.Rank(), d.Size(), err)
+}
+
+// PeerName returns how errors name a rank of the group.
+func (d *Group) PeerName(rank int) string { return d.host.PeerName(rank) }
+
+// Err returns the cause that ended the group, or nil.
+func (d *Group) Err() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.cause == nil {
+		return d.host.Err()
+	}
+	return d.cause
+}
+
+// Barrier blocks the caller until every rank has called it. No stream has a part in it.
+func (d *Group) Barrier(ctx context.Context) error { return d.host.Barrier(ctx) }
+
+// Split makes groups of the ranks with the same colour, ordered by key, then by rank.
+func (d *Group) Split(ctx context.Context, colour, key int) (comm.Communicator, error) {
+	host, err := d.host.Subgroup(ctx, colour, key, d.host.Compute())
+	if err != nil {
+		return nil, err
+	}
+	c, err := newGroup(ctx, host, d.kit, d.opts)
+	if err != nil {
+		return nil, d.fault("split", err)
+	}
+	d.mu.Lock()
+	closed := d.closed
+	if !closed {
+		d.children = append(d.children, c)
+	}
+	d.mu.Unlock()
+	if closed {
+		c.Close()
+		return nil, d.fault("split", comm.ErrClosed)
+	}
+	return c, nil
+}

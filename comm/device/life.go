@@ -1,0 +1,107 @@
+package device
+
+import (
+	"errors"
+	"time"
+
+	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/comm/internal/blame"
+)
+
+// Abort fails every pending and later call on all groups of the world, here and on the other
+// ranks. It returns when the other ranks have been told, or after half a second.
+func (d *Group) Abort(cause error) { d.fail(cause) }
+
+// fail ends the world of the group, unless that has ended already.
+func (d *Group) fail(cause error) {
+	d.host.Link().Fail(blame.OwnForm(cause))
+	cause = d.host.Link().Err()
+	if cause == nil {
+		cause = comm.ErrAborted
+	}
+	d.end(cause, true)
+}
+
+// end fails what is pending and what comes later here. Where something is under way, the device
+// is made to end it, and what waits for it on the compute stream is dropped. All that comes
+// after the other ranks have been told why, if they can be: what this rank's callers do with the
+// error may be to exit, and a connection that ends without a word is taken for a death.
+func (d *Group) end(cause error, busy bool) {
+	d.host.Link().AwaitTold()
+	d.markDone()
+	waits := d.waits()
+	d.mu.Lock()
+	if d.cause != nil {
+		d.mu.Unlock()
+		return
+	}
+	d.cause, d.ended = cause, waits
+	d.flights = nil
+	d.mu.Unlock()
+	d.die(cause)
+	if busy {
+		d.kit.compute.Fail(cause)
+		d.stream.Fail(cause)
+	}
+	d.ending.Go(func() {
+		if busy {
+			if d.copies != nil {
+				d.copies.Abort(cause)
+			}
+			d.lib.abort()
+		}
+		if d.copies != nil {
+			d.log(d.copies.Close())
+		}
+		if !busy {
+			d.log(d.lib.close())
+		}
+		d.issuing.Lock()
+		defer d.issuing.Unlock()
+		d.events.Lock()
+		defer d.events.Unlock()
+		d.shut = true
+		// What it says is the cause, which everybody has been told.
+		_ = d.stream.Close()
+	})
+}
+
+func (d *Group) log(err error) {
+	if err != nil {
+		d.host.Options().Log("rank %d: end of a device group: %v", d.Rank(), err)
+	}
+}
+
+// endingBound is how long Close waits for the device to give back what the group held.
+const endingBound = 5 * time.Second
+
+// Close ends the group and those split from it, and the host's group. Calls still pending
+// fail.
+func (d *Group) Close() error {
+	d.mu.Lock()
+	if d.closed {
+		d.mu.Unlock()
+		return nil
+	}
+	d.closed = true
+	children := d.children
+	d.children = nil
+	d.mu.Unlock()
+	for _, c := range children {
+		c.Close()
+	}
+	close(d.quit)
+	<-d.over
+	d.end(comm.ErrClosed, d.inFlight() > 0)
+	ended := make(chan struct{})
+	go func() { // ends when the device lets it
+		d.ending.Wait()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+	case <-time.After(endingBound):
+		d.log(errors.New("the device does not let go of it; it is left behind"))
+	}
+	return d.host.Close()
+}

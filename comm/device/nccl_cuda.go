@@ -1,0 +1,155 @@
+//go:build cuda
+
+package device
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/comm/copyengine"
+	"github.com/cprun/cprun/comm/internal/check"
+	"github.com/cprun/cprun/comm/internal/pace"
+	"github.com/cprun/cprun/internal/cuda"
+	"github.com/cprun/cprun/internal/nccl"
+	"github.com/cprun/cprun/tensor"
+)
+
+// New joins the GPUs of host's ranks, one a rank and each another. Calls are ordered
+// against compute, and a failure of the group poisons it. host should have no compute stream;
+// the new group takes it over, with its deadline, and closes it, also where this fails. Close
+// the new group before compute and its device.
+func New(ctx context.Context, host *comm.Group, compute *cuda.Stream, opts Options) (*Group, error) {
+	dev := compute.Device()
+	kit := &kit{
+		place: dev.Place(), compute: compute,
+		newStream: func(name string) (gpuStream, error) { return dev.NewStream(name, true) },
+		copy: func(s gpuStream, dst, src tensor.View) {
+			s.(*cuda.Stream).Copy(cuda.Addr(dst), cuda.Addr(src), check.Bytes(src))
+		},
+		connect: func(ctx context.Context, host *comm.Group, s gpuStream, opts Options, stop <-chan struct{}) (collectives, error) {
+			n, err := connectNCCL(ctx, host, s.(*cuda.Stream), opts, stop)
+			if err != nil {
+				return nil, err
+			}
+			return n, nil
+		},
+	}
+	kit.engine = func(ctx context.Context, host *comm.Group) (mover, error) {
+		e, err := copyengine.New(ctx, host, dev, compute, &kit.order)
+		if err != nil {
+			return nil, err
+		}
+		return e, nil
+	}
+	return newGroup(ctx, host, kit, opts)
+}
+
+// ncclCalls are the collectives of NCCL.
+type ncclCalls struct {
+	c      *nccl.Comm
+	stream *cuda.Stream
+	stop   <-chan struct{} // closed when the host's group has failed
+	ended  chan struct{}   // closed by abort
+}
+
+// connectNCCL makes a communicator of host's ranks. Rank 0 makes the id.
+func connectNCCL(ctx context.Context, host *comm.Group, s *cuda.Stream, opts Options, stop <-chan struct{}) (*ncclCalls, error) {
+	id, err := shareID(ctx, host, nccl.IDBytes, func() ([]byte, error) {
+		id, err := nccl.NewID()
+		return id[:], err
+	})
+	if err != nil {
+		return nil, err
+	}
+	c, err := nccl.Init(s.Device(), nccl.ID(id), host.Rank(), host.Size(), nccl.Config{
+		MaxCTAs: opts.MaxCTAs, Name: fmt.Sprintf("cprun %016x", host.ID()),
+	})
+	if err != nil {
+		return nil, err
+	}
+	n := &ncclCalls{c: c, stream: s, stop: stop, ended: make(chan struct{})}
+	if err := n.wait(ctx); err != nil {
+		n.abort()
+		return nil, fmt.Errorf("ncclCommInitRankConfig: %w", err)
+	}
+	return n, nil
+}
+
+// launchTime is how long NCCL is watched without a pause. It makes a call on a thread that it
+// starts for it, within 50 to 150 µs; to sleep in between would take as long again.
+const launchTime = 300 * time.Microsecond
+
+// wait returns when what was begun has been done by NCCL.
+func (n *ncclCalls) wait(ctx context.Context) error {
+	for pause := (pace.Backoff{Spin: launchTime}); ; pause.Wait() {
+		if busy, err := n.c.Busy(); err != nil || !busy {
+			return err
+		}
+		select {
+		case <-n.stop:
+			return comm.ErrAborted
+		case <-n.ended:
+			return comm.ErrAborted
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		default:
+		}
+	}
+}
+
+// done ends a call when its work is on the stream.
+func (n *ncclCalls) done(err error) error {
+	if err != nil {
+		return err
+	}
+	return n.wait(context.Background())
+}
+
+func (n *ncclCalls) exchange(send, recv []comm.Message) error {
+	ms := make([]nccl.Message, 0, len(send)+len(recv))
+	for _, m := range send {
+		ms = append(ms, nccl.Message{Addr: cuda.Addr(m.View), Bytes: check.Bytes(m.View), Peer: m.Peer, Send: true})
+	}
+	for _, m := range recv {
+		ms = append(ms, nccl.Message{Addr: cuda.Addr(m.View), Bytes: check.Bytes(m.View), Peer: m.Peer})
+	}
+	return n.done(n.c.Exchange(n.stream, ms))
+}
+
+var ncclOps = map[comm.Op]nccl.Op{comm.Sum: nccl.Sum, comm.Max: nccl.Max, comm.Min: nccl.Min}
+
+func (n *ncclCalls) allReduce(v tensor.View, op comm.Op) error {
+	return n.done(n.c.AllReduce(n.stream, cuda.Addr(v), v.Size(), v.DType(), ncclOps[op]))
+}
+
+func (n *ncclCalls) allGather(dst, src tensor.View) error {
+	return n.done(n.c.AllGather(n.stream, cuda.Addr(dst), cuda.Addr(src), check.Bytes(src)))
+}
+
+func (n *ncclCalls) reduceScatter(dst, src tensor.View, op comm.Op) error {
+	return n.done(n.c.ReduceScatter(n.stream, cuda.Addr(dst), cuda.Addr(src), dst.Size(), dst.DType(), ncclOps[op]))
+}
+
+func (n *ncclCalls) broadcast(v tensor.View, root int) error {
+	return n.done(n.c.Broadcast(n.stream, cuda.Addr(v), check.Bytes(v), root))
+}
+
+func (n *ncclCalls) err() error {
+	_, err := n.c.Busy()
+	if errors.Is(err, nccl.ErrGone) {
+		return nil // it was ended here, for a reason that is known
+	}
+	return err
+}
+
+func (n *ncclCalls) abort() {
+	close(n.ended)
+	n.c.Abort()
+}
+
+func (n *ncclCalls) close() error { return n.c.Destroy() }
+
+var _ gpuStream = (*cuda.Stream)(nil)

@@ -1,0 +1,414 @@
+package device
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/comm/internal/blame"
+	"github.com/cprun/cprun/comm/internal/pace"
+	"github.com/cprun/cprun/tensor"
+)
+
+// flight is a call that is in flight on the device.
+type flight struct {
+	name  string
+	told  string // what a trace says of it
+	label string // of the compute stream at the call
+	peers []int  // ranks of the group that it needs
+	bytes int64
+	limit time.Duration // how long it may stand still
+
+	// Guarded by the group's mu. Events are nil while the call is being issued.
+	number     uint64 // among the calls of the group
+	start, end tensor.Event
+	done       bool
+	needed     bool // the compute stream was made to wait for it
+	called     bool // a caller waits for it, or has
+
+	began time.Time // when it was seen to be able to move; written by the watch, guarded by the group's mu
+
+	// Of the watch alone.
+	announced time.Time // when the other ranks were told that this one stands
+	left      time.Time // when one of the peers was seen to have left
+}
+
+// with adds a message.
+func (f *flight) with(peer int, bytes int64) {
+	f.bytes += bytes
+	for _, p := range f.peers {
+		if p == peer {
+			return
+		}
+	}
+	f.peers = append(f.peers, peer)
+}
+
+// maxFlights bounds how far the host runs ahead of the device.
+const maxFlights = 1024
+
+// issue queues a call behind the compute stream's present work and behind the group's earlier
+// calls.
+func (d *Group) issue(f *flight, queue func() error) (comm.Pending, error) {
+	d.issuing.Lock()
+	defer d.issuing.Unlock()
+	if p, err := d.admit(f); p != nil || err != nil {
+		return p, err
+	}
+	for pause := (pace.Backoff{}); d.inFlight() >= maxFlights; pause.Wait() {
+	}
+	d.kit.order.Lock()
+	if l, ok := d.kit.compute.(tensor.Labelled); ok {
+		f.label = l.Labelled()
+	}
+	e := d.kit.compute.Record()
+	d.events.RLock()
+	d.stream.Wait(e)
+	start := d.stream.Record()
+	d.events.RUnlock()
+	d.kit.order.Unlock()
+	if !d.register(f, start) {
+		return &devicePending{d, f}, nil
+	}
+	var err error
+	tensor.Follow(d.stream, d.kit.compute)
+	d.stream.DoDetailed(f.name, f.told, func() error {
+		err = queue()
+		return err
+	})
+	if err != nil {
+		d.accuse(f, err)
+		return &devicePending{d, f}, nil
+	}
+	d.events.RLock()
+	end := d.stream.Record()
+	d.events.RUnlock()
+	d.mu.Lock()
+	f.end = end
+	d.mu.Unlock()
+	return &devicePending{d, f}, nil
+}
+
+// admit returns a Pending, or an error, where a call cannot begin.
+func (d *Group) admit(f *flight) (comm.Pending, error) {
+	f.limit = time.Duration(d.limit.Load())
+	if err := d.failure(); err != nil {
+		return nil, d.fault(f.name, err)
+	}
+	if err := d.kit.compute.Err(); err != nil {
+		// The error of a call on the compute stream is an error of what waits for it.
+		d.fail(err)
+		return &devicePending{d, f}, nil
+	}
+	if err := d.departed(f); err != nil {
+		// The call before may be over here and about to be over on the other ranks.
+		time.Sleep(partTime)
+		d.fail(err)
+		return nil, d.fault(f.name, d.failure())
+	}
+	return nil, nil
+}
+
+// failure is the cause that ended the group, also where the watch has not come to it yet.
+func (d *Group) failure() error {
+	if err := d.host.Link().Err(); err != nil {
+		d.end(err, true)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.cause
+}
+
+// departed is an error about a peer that has left, or nil.
+func (d *Group) departed(f *flight) error {
+	for _, p := range f.peers {
+		if w := d.host.WorldRank(p); d.host.Link().HasLeft(w) {
+			return blame.On(d.host.Link(), w, f.op(), comm.ErrPeerLeft)
+		}
+	}
+	return nil
+}
+
+// op says what a call was waiting for, in errors.
+func (f *flight) op() string { return fmt.Sprintf("%s of %d bytes", f.name, f.bytes) }
+
+// register puts a call before the watch. It is false where the group has ended.
+func (d *Group) register(f *flight, start tensor.Event) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.cause != nil {
+		return false
+	}
+	d.calls++
+	f.number, f.start = d.calls, start
+	d.flights = append(d.flights, f)
+	select {
+	case d.wake <- struct{}{}:
+	default:
+	}
+	return true
+}
+
+// inFlight is the number of calls that are not over.
+func (d *Group) inFlight() int {
+	d.settleFlights()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return len(d.flights)
+}
+
+// settleFlights forgets calls that are over, and returns the oldest that is not, or nil.
+func (d *Group) settleFlights() *flight {
+	for {
+		d.mu.Lock()
+		if len(d.flights) == 0 {
+			d.mu.Unlock()
+			return nil
+		}
+		f := d.flights[0]
+		d.mu.Unlock()
+		if done, err := d.finished(f); !done || err != nil {
+			return f
+		}
+		d.mu.Lock()
+		if len(d.flights) > 0 && d.flights[0] == f {
+			d.flights = d.flights[1:]
+		}
+		d.mu.Unlock()
+	}
+}
+
+// finished reports whether a call is over, or what ended the group before it was.
+func (d *Group) finished(f *flight) (bool, error) {
+	d.mu.Lock()
+	done, end, cause := f.done, f.end, d.cause
+	d.mu.Unlock()
+	if done || cause != nil || end == nil {
+		return done, cause
+	}
+	over, err := d.reached(end)
+	if err != nil {
+		d.accuse(f, err)
+		return false, d.failure()
+	}
+	if !over {
+		return false, nil
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.cause != nil { // then the device was made to end it
+		return false, d.cause
+	}
+	f.done = true
+	return true, nil
+}
+
+// markDone marks the calls that have ended well although nobody has announced yet. It is for the last
+// moment in which that can be told, before the device is made to end the others.
+func (d *Group) markDone() {
+	d.mu.Lock()
+	flights := slices.Clone(d.flights)
+	d.mu.Unlock()
+	for _, f := range flights {
+		d.mu.Lock()
+		end, cause := f.end, d.cause
+		d.mu.Unlock()
+		if end == nil || cause != nil {
+			return
+		}
+		if over, err := d.reached(end); !over || err != nil {
+			return
+		}
+		d.mu.Lock()
+		f.done = true
+		d.mu.Unlock()
+	}
+}
+
+// reached reports whether the group's stream has come to e, and the error that it has met.
+func (d *Group) reached(e tensor.Event) (bool, error) {
+	d.events.RLock()
+	defer d.events.RUnlock()
+	if d.shut || !e.Done() {
+		return false, nil
+	}
+	return true, e.Sync(context.Background()) // returns at once
+}
+
+const (
+	// watchTick is how often calls in flight are announced at, for their deadlines and for errors
+	// of the library. Who waits for a call looks more often.
+	watchTick = 2 * time.Millisecond
+	// newsTime is how long an error of the library may turn out to be the death of a peer. The
+	// host's group tells that within milliseconds, and names who died.
+	newsTime = 300 * time.Millisecond
+	// leaveTime is what a call gets to end after one of its peers has left: it may have all it
+	// needs by then.
+	leaveTime = time.Second
+	// partTime is how much later than here a call may end on other ranks.
+	partTime = 50 * time.Millisecond
+)
+
+// watch is the group's goroutine. It ends with the group.
+func (d *Group) watch() {
+	defer close(d.over)
+	var waiting *flight
+	for {
+		var tick <-chan time.Time
+		f := d.settleFlights()
+		if waiting != nil && waiting != f {
+			waiting = nil
+			d.host.Link().AnnounceWait(d, -1)
+		}
+		if f != nil {
+			if !f.announced.IsZero() {
+				waiting = f
+			}
+			tick = time.After(watchTick)
+			d.inspect(f)
+		}
+		select {
+		case <-d.host.Link().Failed():
+			d.failure()
+			return
+		case <-d.life.Done():
+			return
+		case <-d.quit:
+			return
+		case <-d.wake:
+		case <-tick:
+		}
+	}
+}
+
+// inspect looks for what could keep the oldest call in flight from ever being over.
+func (d *Group) inspect(f *flight) {
+	d.mu.Lock()
+	start, issued := f.start, f.end != nil
+	d.mu.Unlock()
+	if err := d.kit.compute.Err(); err != nil {
+		d.fail(err)
+		return
+	}
+	if issued { // until then whoever issues it asks the library
+		if err := d.lib.err(); err != nil {
+			d.accuse(f, err)
+			return
+		}
+	}
+	now := time.Now()
+	switch err := d.departed(f); {
+	case err == nil:
+		f.left = time.Time{}
+	case f.left.IsZero():
+		f.left = now
+	case now.Sub(f.left) > leaveTime:
+		d.fail(err)
+		return
+	}
+	if f.began.IsZero() {
+		if over, _ := d.reached(start); !over && issued {
+			return
+		}
+		d.mu.Lock()
+		f.began = now
+		d.mu.Unlock()
+	}
+	d.checkDeadline(f, now)
+}
+
+// checkDeadline ends the group when a call has stood still for too long. Before that the ranks tell each
+// other whom they stand waiting for, so that the one which stopped is blamed.
+func (d *Group) checkDeadline(f *flight, now time.Time) {
+	switch {
+	case f.limit < 0 || now.Sub(f.began) < f.limit:
+	case f.announced.IsZero():
+		f.announced = now
+		stand := -1
+		if len(f.peers) > 0 {
+			stand = d.host.WorldRank(f.peers[0])
+		}
+		d.host.Link().AnnounceWait(d, stand)
+	case now.Sub(f.announced) >= min(blame.SecondLook, f.limit):
+		if done, err := d.finished(f); !done && err == nil {
+			d.fail(d.stalled(f))
+		}
+	}
+}
+
+// stalled is the error of a call that has stood still for too long.
+func (d *Group) stalled(f *flight) error {
+	if len(f.peers) == 0 {
+		return fmt.Errorf("%s: %w", f.op(), blame.Deadline(f.limit))
+	}
+	peers := make([]int, len(f.peers))
+	for i, p := range f.peers {
+		peers[i] = d.host.WorldRank(p)
+	}
+	return blame.Stalled(d.host.Link(), d.host.WorldRank(d.Rank()), peers, blame.Op{What: f.op(), Way: "with"}, f.limit)
+}
+
+// accuse ends the group for an error that the device or the library has met in a call. The death
+// of a peer shows as one; who has died is known to the host's group.
+func (d *Group) accuse(f *flight, err error) {
+	select {
+	case <-d.host.Link().Failed():
+	case <-d.life.Done():
+	case <-time.After(newsTime):
+	}
+	if left := d.departed(f); left != nil {
+		err = left
+	}
+	d.fail(err)
+}
+
+// devicePending is a call on views of the device.
+type devicePending struct {
+	d *Group
+	f *flight
+}
+
+// Wait makes the compute stream wait for the transfer.
+func (p *devicePending) Wait() {
+	d := p.d
+	d.mu.Lock()
+	p.f.needed = true
+	end, cause := p.f.end, d.cause
+	done := p.f.done
+	d.mu.Unlock()
+	switch {
+	case done:
+	case cause != nil:
+		d.kit.compute.Fail(cause)
+	case end != nil:
+		d.kit.order.Lock()
+		defer d.kit.order.Unlock()
+		d.events.RLock() // and not more: the driver may keep us here, and the watch looks at events, too
+		defer d.events.RUnlock()
+		if d.shut {
+			d.kit.compute.Fail(d.Err())
+			return
+		}
+		d.kit.compute.Wait(end)
+	}
+}
+
+// Sync blocks until the transfer has ended.
+func (p *devicePending) Sync(ctx context.Context) error {
+	p.d.mu.Lock()
+	p.f.called = true
+	p.d.mu.Unlock()
+	for pause := (pace.Backoff{}); ; pause.Wait() {
+		done, err := p.d.finished(p.f)
+		switch {
+		case done:
+			return nil
+		case err != nil:
+			return p.d.fault(p.f.name, err)
+		case ctx.Err() != nil:
+			return p.d.fault(p.f.name, context.Cause(ctx))
+		}
+	}
+}

@@ -1,0 +1,248 @@
+package comm
+
+import (
+	"math/bits"
+
+	"github.com/cprun/cprun/tensor"
+)
+
+// Collectives of groups that are too large for connections between all pairs. A rank talks to
+// those at distances of 1, 2, 4 and so on, link.Neighbours, and to no others. Results are those of
+// the direct form bit for bit, because sums are made in rank order here, too.
+//
+// A rank that stays away is met by few. The others wait for ranks that wait themselves, and find
+// it at the end of that chain (blame.Stalled). No chain is a circle: in every form below a rank
+// waits for one that has not come as far as itself.
+
+const (
+	// gatherReduce is the size of all ranks' vectors together up to which each rank gathers
+	// them and combines them itself: 2·log2 n steps at most, where a chain takes 2n.
+	gatherReduce = 1 << 20
+	// minPiece and maxPiece bound the pieces that go along a chain. Smaller ones cost more
+	// steps than they save waiting, larger ones more memory than they save steps.
+	minPiece = 64 << 10
+	maxPiece = 1 << 20
+)
+
+// few reports whether collectives of the group go over few neighbours.
+func (g *Group) few() bool { return g.link.Few(len(g.ranks)) }
+
+// around returns the rank at that distance from rank, backwards where it is negative.
+func (g *Group) around(rank, distance int) int {
+	n := len(g.ranks)
+	return ((rank+distance)%n + n) % n
+}
+
+// disseminate returns when every rank has called it: in step k each hears of 2^k more ranks.
+func (g *Group) disseminate() error {
+	for d := 1; d < len(g.ranks); d *= 2 {
+		if err := g.exchange([]part{{peer: g.around(g.rank, d)}}, []part{{peer: g.around(g.rank, -d)}}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// doubling completes every rank's n blocks, of which a rank has its own: in step k it has got
+// 2^k and gets as many again (Bruck et al. 1997). Block i is that of the i-th rank from first on, and
+// span returns the memory of the blocks from lo to below hi. full: rank first has all blocks.
+func (g *Group) doubling(first int, full bool, span func(lo, hi int) []byte) error {
+	n := len(g.ranks)
+	own := g.around(g.rank, -first)
+	for have := 1; have < n; have *= 2 {
+		count := min(have, n-have)
+		var sends, recvs []part
+		if !full || own != have { // the receiver is not rank first
+			sends = blocks(g.around(g.rank, -have), own, count, n, span)
+		}
+		if !full || own != 0 {
+			recvs = blocks(g.around(g.rank, have), own+have, count, n, span)
+		}
+		if err := g.exchange(sends, recvs); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// blocks are the messages of count blocks from block at on, which go on from the last to the first.
+func blocks(peer, at, count, n int, span func(lo, hi int) []byte) []part {
+	at %= n
+	if at+count <= n {
+		return []part{{peer, span(at, at+count)}}
+	}
+	return []part{{peer, span(at, n)}, {peer, span(0, at+count-n)}}
+}
+
+// tree sends blocks from root down a binomial tree, in which each rank is at a distance of a power
+// of two from the one above it. Each gets those of its own and of all ranks below it, which follow
+// it; blocks and span are those of doubling.
+func (g *Group) tree(root int, span func(lo, hi int) []byte) error {
+	n := len(g.ranks)
+	own := g.around(g.rank, -root)
+	reach := own & -own // how many ranks stand here and below
+	if own == 0 {
+		reach = 1 << bits.Len(uint(n-1))
+	} else if err := g.exchange(nil, []part{{g.around(g.rank, -reach), span(own, min(own+reach, n))}}); err != nil {
+		return err
+	}
+	var sends []part
+	for d := reach / 2; d > 0; d /= 2 {
+		if own+d < n {
+			sends = append(sends, part{g.around(g.rank, d), span(own+d, min(own+2*d, n))})
+		}
+	}
+	return g.exchange(sends, nil)
+}
+
+// broadcastFew copies root's b to every rank. A large one goes out in parts, as in the direct form.
+func (g *Group) broadcastFew(d tensor.DType, b []byte, root int) error {
+	if len(b) <= smallBroadcast {
+		return g.tree(root, func(int, int) []byte { return b })
+	}
+	span := func(lo, hi int) []byte {
+		return b[shareStart(len(b), d.Size(), len(g.ranks), lo):shareStart(len(b), d.Size(), len(g.ranks), hi)]
+	}
+	if err := g.tree(root, span); err != nil {
+		return err
+	}
+	return g.doubling(root, true, span)
+}
+
+// shareStart is where the share of rank r begins of n bytes; that of the first rank behind the
+// last is n.
+func shareStart(n, size, ranks, r int) int { return n / size * r / ranks * size }
+
+// gatherWhole gathers the ranks' b into the group's scratch memory.
+func (g *Group) gatherWhole(b []byte) (slot func(r int) []byte, err error) {
+	size := padded(len(b))
+	all := g.scratchBytes(len(g.ranks) * size)
+	copy(all[g.rank*size:], b)
+	err = g.doubling(0, false, func(lo, hi int) []byte { return all[lo*size : hi*size] })
+	return func(r int) []byte { return all[r*size:][:len(b)] }, err
+}
+
+// allReduceFew combines b over the ranks, in place.
+func (g *Group) allReduceFew(d tensor.DType, op Op, b []byte) error {
+	n := len(g.ranks)
+	if n*len(b) <= gatherReduce {
+		slot, err := g.gatherWhole(b)
+		if err == nil {
+			combineAll(d, op, b, n, slot)
+		}
+		return err
+	}
+	size := pieceSize(len(b), n)
+	whole := func(q int) []byte { return b[q*size : min((q+1)*size, len(b))] }
+	c := chain{
+		pieces: (len(b) + size - 1) / size, size: size,
+		own: whole, keep: whole, end: func(int) int { return 0 },
+	}
+	return c.run(g, func(acc, own []byte) { combine(d, op, acc, own) })
+}
+
+// reduceScatterFew combines the ranks' src and leaves part Rank in dst, which may be that part of src.
+func (g *Group) reduceScatterFew(d tensor.DType, op Op, dst, src []byte) error {
+	n := len(g.ranks)
+	if len(dst) == 0 {
+		return nil
+	}
+	if n*len(src) <= gatherReduce {
+		slot, err := g.gatherWhole(src)
+		if err == nil {
+			combineAll(d, op, dst, n, func(r int) []byte { return slot(r)[g.rank*len(dst):][:len(dst)] })
+		}
+		return err
+	}
+	size := min(pieceSize(len(src), n), padded(len(dst)))
+	each := (len(dst) + size - 1) / size // pieces of a part
+	piece := func(q int) (lo, hi int) { return q % each * size, min((q%each+1)*size, len(dst)) }
+	c := chain{
+		pieces: n * each, size: size,
+		own: func(q int) []byte {
+			lo, hi := piece(q)
+			return src[q/each*len(dst):][lo:hi]
+		},
+		keep: func(q int) []byte {
+			if q/each != g.rank {
+				return nil
+			}
+			lo, hi := piece(q)
+			return dst[lo:hi]
+		},
+		end: func(q int) int { return q / each },
+	}
+	return c.run(g, func(acc, own []byte) { combine(d, op, acc, own) })
+}
+
+// combineAll sets dst to what the ranks' slots come to, in rank order.
+func combineAll(d tensor.DType, op Op, dst []byte, ranks int, slot func(r int) []byte) {
+	copy(dst, slot(0))
+	for r := 1; r < ranks; r++ {
+		combine(d, op, dst, slot(r))
+	}
+}
+
+// pieceSize is that of a vector of so many bytes on its way along n ranks: as many pieces as there
+// are steps to fill, within bounds, and aligned for every element type.
+func pieceSize(bytes, n int) int { return padded(min(max(bytes/(2*n), minPiece), maxPiece)) }
+
+// chain combines vectors in rank order: their pieces go up from rank 0 to the last, each rank adding
+// its own, one piece behind the other, and the results come back down to those who need them. All
+// ranks take their steps together: a piece goes from one rank to the next in one step, in both
+// directions, so that no rank waits for one that is as far as itself.
+type chain struct {
+	pieces, size int
+	own          func(q int) []byte // this rank's piece q; not written after it has been combined
+	keep         func(q int) []byte // where its result is kept, or nil; may be that of own
+	end          func(q int) int    // the lowest rank that needs it
+}
+
+// run takes this rank's steps. add combines a rank's own piece into what has come.
+func (c *chain) run(g *Group, add func(acc, own []byte)) error {
+	last := len(g.ranks) - 1
+	scratch := g.scratchBytes(4 * c.size)
+	buffer := func(way, q int) []byte { return scratch[(2*way+q%2)*c.size:][:len(c.own(q))] }
+	above := func(q int) []byte { // where piece q lies that has come down
+		if k := c.keep(q); k != nil {
+			return k
+		}
+		return buffer(1, q)
+	}
+	// A result that this rank gets in step q+back has gone to the last rank and come back by then.
+	back := 2 * (last - g.rank)
+	for s := range c.pieces + back + 1 {
+		var sends, recvs []part
+		up, down := s, s-back // the pieces that come in this step; those before them are passed on
+		if up < c.pieces && g.rank > 0 {
+			recvs = append(recvs, part{g.rank - 1, buffer(0, up)})
+		}
+		if q := up - 1; q >= 0 && q < c.pieces && g.rank < last {
+			from := c.own(q)
+			if g.rank > 0 {
+				from = buffer(0, q)
+			}
+			sends = append(sends, part{g.rank + 1, from})
+		}
+		if down >= 0 && down < c.pieces && g.rank < last && g.rank >= c.end(down) {
+			recvs = append(recvs, part{g.rank + 1, above(down)})
+		}
+		if q := down - 1; q >= 0 && q < c.pieces && g.rank > c.end(q) {
+			from := above(q)
+			if g.rank == last {
+				from = buffer(0, q)
+			}
+			sends = append(sends, part{g.rank - 1, from})
+		}
+		if err := g.exchange(sends, recvs); err != nil {
+			return err
+		}
+		if up < c.pieces && g.rank > 0 {
+			add(buffer(0, up), c.own(up))
+			if k := c.keep(up); k != nil && g.rank == last {
+				copy(k, buffer(0, up))
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,113 @@
+package comm_test
+
+import (
+	"bytes"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/comm/commtest"
+	"github.com/cprun/cprun/tensor"
+)
+
+// fewRanks are sizes of worlds that tests have do as large ones do: the smallest, powers of two and
+// others, and those from 6 on in which not all pairs are connected.
+var fewRanks = []int{2, 3, 4, 5, 6, 8, 9, 17}
+
+// TestFewLocal runs the suite with collectives over few neighbours.
+func TestFewLocal(t *testing.T) {
+	commtest.TestCommunicator(t, func(t *testing.T, compute []tensor.Stream, opts comm.Options) []comm.Communicator {
+		return communicators(comm.NewLocalFew(len(compute), 1, compute, opts))
+	})
+}
+
+// TestFewSumsAreDirectSums reduces numbers whose sums depend on their order, over few neighbours and
+// over all pairs: the bits are the same, for all types, reductions and kinds of sizes.
+func TestFewSumsAreDirectSums(t *testing.T) {
+	for _, n := range fewRanks {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			t.Parallel()
+			direct, few := comm.NewLocal(n, nil, comm.Options{}), comm.NewLocalFew(n, 1, nil, comm.Options{})
+			defer closeAll(direct)
+			defer closeAll(few)
+			for _, d := range []tensor.DType{tensor.F32, tensor.F64, tensor.I32, tensor.I64} {
+				// Nothing, less than one each, what is gathered, what just goes in pieces, many of them and
+				// the last one short.
+				for _, size := range []int{0, 1, n - 1, 1000, (1<<20)/n/d.Size() + 1, 50_001 + 400_000/n} {
+					in := make([]tensor.View, n)
+					for r := range in {
+						in[r] = numbers(d, size, r)
+					}
+					for _, op := range []comm.Op{comm.Sum, comm.Max, comm.Min} {
+						one, other := reduceBoth(t, direct, in, op), reduceBoth(t, few, in, op)
+						for r := range one {
+							if !bytes.Equal(one[r], other[r]) {
+								t.Errorf("%s of %d %s: rank %d has other bits over few neighbours", op, size, d, r)
+							}
+						}
+					}
+				}
+			}
+		})
+	}
+}
+
+// reduceBoth has the ranks reduce what is in to all and in parts, and returns the bytes that each gets.
+func reduceBoth(t *testing.T, groups []*comm.Group, in []tensor.View, op comm.Op) [][]byte {
+	t.Helper()
+	n, got := len(groups), make([][]byte, len(groups))
+	everyone(t, groups, func(g *comm.Group) error {
+		d, part := in[g.Rank()].DType(), in[g.Rank()].Size()/n
+		all, parts, dst := tensor.New(d, in[g.Rank()].Size()), tensor.New(d, n*part), tensor.New(d, part)
+		copy(tensor.Bytes(all), tensor.Bytes(in[g.Rank()]))
+		copy(tensor.Bytes(parts), tensor.Bytes(in[g.Rank()]))
+		if op == comm.Max { // the own part of src is allowed as dst
+			dst = parts.Slice(tensor.Dim, g.Rank()*part, (g.Rank()+1)*part)
+		}
+		p, err := g.AllReduce(all, op)
+		if err := finish(t.Context(), p, err); err != nil {
+			return err
+		}
+		p, err = g.ReduceScatter(dst, parts, op)
+		if err := finish(t.Context(), p, err); err != nil {
+			return err
+		}
+		got[g.Rank()] = slices.Concat(tensor.Bytes(all), tensor.Bytes(dst))
+		return nil
+	})
+	return got
+}
+
+// numbers are n of very different sizes, among them NaN of different bits in the types that have it.
+func numbers(d tensor.DType, n, rank int) tensor.View {
+	v, rng := tensor.New(d, n), rand.New(rand.NewPCG(uint64(rank), uint64(n)))
+	float := func() float64 { return (rng.Float64() - 0.5) * float64(uint64(1)<<rng.IntN(40)) }
+	switch d {
+	case tensor.F32:
+		for i := range tensor.Data[float32](v) {
+			tensor.Data[float32](v)[i] = float32(float())
+			if i%97 == rank {
+				tensor.Data[float32](v)[i] = math.Float32frombits(0x7fc00000 + uint32(rank))
+			}
+		}
+	case tensor.F64:
+		for i := range tensor.Data[float64](v) {
+			tensor.Data[float64](v)[i] = float()
+			if i%97 < 2 {
+				tensor.Data[float64](v)[i] = math.Float64frombits(0x7ff8000000000000 + uint64(rank))
+			}
+		}
+	case tensor.I32:
+		for i := range tensor.Data[int32](v) {
+			tensor.Data[int32](v)[i] = int32(rng.Uint32())
+		}
+	case tensor.I64:
+		for i := range tensor.Data[int64](v) {
+			tensor.Data[int64](v)[i] = int64(rng.Uint64())
+		}
+	}
+	return v
+}

@@ -1,0 +1,165 @@
+// Package check refuses wrong arguments of a communicator's calls, in the same words on every
+// transport: ranks out of range, views that cannot be moved, parts that do not fit.
+package check
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cprun/cprun/tensor"
+)
+
+// View is a strided window onto device memory.
+type View = tensor.View
+
+// Op is a reduction.
+type Op interface {
+	// Valid reports whether there is such a reduction.
+	Valid() bool
+	// String returns its name in errors.
+	String() string
+}
+
+// Rules are those of one rank of a group.
+type Rules struct {
+	Rank, Size int
+	// Memory checks where a view lies. Its error begins with a verb: the view is named in
+	// front of it.
+	Memory func(v View) error
+}
+
+// OnHost checks that a view lies in memory of the host: the Memory of groups that move that.
+func OnHost(v View) error {
+	if _, ok := v.Memory().(*tensor.Host); !ok {
+		return fmt.Errorf("is not host memory (%v): this group moves host memory only", v)
+	}
+	return nil
+}
+
+// view checks one view.
+func (r Rules) view(v View) error {
+	switch {
+	case v.IsZero():
+		return errors.New("is an empty View without memory")
+	case v.DType() == tensor.Invalid:
+		return errors.New("has no element type")
+	case !v.IsDense():
+		return fmt.Errorf("is not dense (%v): copy it to a dense view first", v)
+	}
+	return r.Memory(v)
+}
+
+func (r Rules) named(what string, v View) error {
+	if err := r.view(v); err != nil {
+		return fmt.Errorf("%s %w", what, err)
+	}
+	return nil
+}
+
+func (r Rules) pair(dst, src View) error {
+	if err := r.named("dst", dst); err != nil {
+		return err
+	}
+	return r.named("src", src)
+}
+
+// AllReduce checks the arguments of that call; so do the methods below.
+func (r Rules) AllReduce(v View, op Op) error {
+	if err := r.named("the view", v); err != nil {
+		return err
+	}
+	return reduction(v, op)
+}
+
+// AllGather checks that dst is as many parts as there are ranks, each like src.
+func (r Rules) AllGather(dst, src View) error {
+	if err := r.pair(dst, src); err != nil {
+		return err
+	}
+	return r.parts("dst", dst, "src", src)
+}
+
+// ReduceScatter checks that src is as many parts as there are ranks, each like dst.
+func (r Rules) ReduceScatter(dst, src View, op Op) error {
+	if err := r.pair(dst, src); err != nil {
+		return err
+	}
+	if err := r.parts("src", src, "dst", dst); err != nil {
+		return err
+	}
+	return reduction(src, op)
+}
+
+// AllToAll checks that both views are as many equal parts as there are ranks, and share none.
+func (r Rules) AllToAll(dst, src View) error {
+	if err := r.pair(dst, src); err != nil {
+		return err
+	}
+	switch {
+	case dst.DType() != src.DType() || dst.Size() != src.Size():
+		return fmt.Errorf("dst is %d elements of %s, src %d of %s: both need one size and type", dst.Size(), dst.DType(), src.Size(), src.DType())
+	case src.Size()%r.Size != 0:
+		return fmt.Errorf("src has %d elements: it needs a multiple of the %d ranks", src.Size(), r.Size)
+	case spanOf(dst).overlaps(spanOf(src)):
+		return errors.New("dst and src share memory: parts would be overwritten before they are sent")
+	}
+	return nil
+}
+
+// Broadcast checks the view and the rank that it comes from.
+func (r Rules) Broadcast(v View, root int) error {
+	if err := r.named("the view", v); err != nil {
+		return err
+	}
+	if root < 0 || root >= r.Size {
+		return fmt.Errorf("root %d of a group of %d", root, r.Size)
+	}
+	return nil
+}
+
+// parts checks that whole is a part like part for each rank, and that part lies in it, if it
+// does, as the rank's own part alone. Elsewhere it would be overwritten before it is sent, or
+// overwrite what is still to be sent.
+func (r Rules) parts(wholeName string, whole View, partName string, part View) error {
+	if whole.DType() != part.DType() {
+		return fmt.Errorf("%s is %s, %s is %s: both need one element type", wholeName, whole.DType(), partName, part.DType())
+	}
+	if whole.Size() != r.Size*part.Size() {
+		return fmt.Errorf("%s has %d elements, %s has %d: with %d ranks it needs %d",
+			wholeName, whole.Size(), partName, part.Size(), r.Size, r.Size*part.Size())
+	}
+	w, p := spanOf(whole), spanOf(part)
+	if w.overlaps(p) && p.lo != w.lo+uintptr(r.Rank)*(p.hi-p.lo) {
+		return fmt.Errorf("%s lies in %s and is not part %d of it: only this rank's own part may", partName, wholeName, r.Rank)
+	}
+	return nil
+}
+
+func reduction(v View, op Op) error {
+	if !op.Valid() {
+		return fmt.Errorf("reduction %d is unknown: use Sum, Max or Min", op)
+	}
+	switch v.DType() {
+	case tensor.F32, tensor.F64, tensor.I64, tensor.I32:
+		return nil
+	}
+	return fmt.Errorf("%s of %s: reductions know float32, float64, int64 and int32", op, v.DType())
+}
+
+// Bytes returns the size of a view's elements.
+func Bytes(v View) int64 { return int64(v.Size()) * int64(v.DType().Size()) }
+
+// Same reports whether two dense views are the same memory.
+func Same(a, b View) bool { return spanOf(a) == spanOf(b) }
+
+// span is the memory of a dense view, as addresses of whatever device it lies on.
+type span struct{ lo, hi uintptr }
+
+func spanOf(v View) span {
+	size := int64(v.DType().Size())
+	lo := uintptr(v.Memory().Ptr()) + uintptr(v.Offset()*size)
+	return span{lo, lo + uintptr(int64(v.Size())*size)}
+}
+
+// overlaps reports whether two views share memory.
+func (s span) overlaps(t span) bool { return s.lo < s.hi && t.lo < t.hi && s.lo < t.hi && t.lo < s.hi }

@@ -1,0 +1,130 @@
+// Package wire joins processes by sockets: frames, their sealing, flow control, the handshake,
+// connections at the start and on first use, and what ranks tell each other over them, which together
+// are a link.Link.
+package wire
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"time"
+)
+
+const (
+	maxRanks  = 1 << 16
+	minSecret = 16
+
+	// defaultPairs is how many ranks are all connected with each other: those of two nodes of
+	// eight GPUs. Up to there a barrier in one round takes no longer than one in log2 N, every rank
+	// sees every death itself, and all connections of a rank take about 1 MiB.
+	defaultPairs = 16
+)
+
+// Bounds of how many connections two ranks have over TCP.
+const (
+	DefaultConns = 1
+	MaxConns     = 16
+)
+
+// Mode is how frames travel on a connection after the handshake. Both ends must mean the same:
+// each says it in its hello, which the proofs cover, so that nobody in between can have a sealed
+// connection taken for a plain one.
+type Mode byte
+
+// The modes.
+const (
+	Plain  Mode = 'p' // as they are, for Unix sockets, which nobody but this user can reach
+	Signed Mode = 'a' // authenticated, for TCP in a network where others may read them
+	Sealed Mode = 's' // encrypted and authenticated, for TCP
+)
+
+func (m Mode) String() string {
+	switch m {
+	case Plain:
+		return "plain"
+	case Signed:
+		return "signed"
+	case Sealed:
+		return "sealed"
+	}
+	return fmt.Sprintf("mode %d", byte(m))
+}
+
+// Config says who takes part in a world of processes, and how this rank meets the others.
+type Config struct {
+	Rank, Size int
+	Secret     []byte // the job's own, at least 16 bytes; who has it can join
+	RunID      string // tells apart runs that share a secret
+	Name       string // goes into errors behind the rank; "" means the process id
+
+	Timeout time.Duration                    // for the ranks to find each other
+	Log     func(format string, args ...any) // is told of connections; not nil
+
+	// Pairs is up to how many ranks all are connected with each other; 0 means 16. In a larger
+	// world each is connected with its neighbours at first, link.Neighbours.
+	Pairs int
+
+	// Conns is how many connections two ranks have over TCP; 0 means DefaultConns. All ranks say
+	// the same. Over Unix sockets it is one.
+	Conns int
+
+	// Listeners are where the higher ranks reach this one. Connect takes them over.
+	Listeners []Listener
+	// Dial reaches a lower rank, which may not listen yet. It is called until the world ends.
+	Dial func(ctx context.Context, rank int) (net.Conn, Mode, error)
+}
+
+// Listener is where ranks connect. Mode says how they then speak.
+type Listener struct {
+	net.Listener
+	Mode Mode
+}
+
+// Check returns what is wrong with ranks, secret and name.
+func (c *Config) Check() error {
+	var faults []error
+	if c.Size < 1 || c.Size > maxRanks || c.Rank < 0 || c.Rank >= c.Size {
+		faults = append(faults, fmt.Errorf("rank %d of %d: a rank is from 0 to below the size, at most %d", c.Rank, c.Size, maxRanks))
+	}
+	if len(c.Secret) < minSecret {
+		faults = append(faults, fmt.Errorf("secret of %d bytes: it needs at least %d, from crypto/rand", len(c.Secret), minSecret))
+	}
+	if c.Conns < 0 || c.Conns > MaxConns {
+		faults = append(faults, fmt.Errorf("%d connections with each rank: there can be 1 to %d, and 0 means %d", c.Conns, MaxConns, DefaultConns))
+	}
+	if len(c.Name) > maxName {
+		faults = append(faults, fmt.Errorf("name of %d bytes: it may have %d", len(c.Name), maxName))
+	}
+	return errors.Join(faults...)
+}
+
+// pairs returns up to how many ranks all are connected with each other.
+func (c *Config) pairs() int {
+	if c.Pairs > 0 {
+		return c.Pairs
+	}
+	return defaultPairs
+}
+
+// conns returns how many connections two ranks have that speak in a mode.
+func (c *Config) conns(mode Mode) int {
+	switch {
+	case mode == Plain:
+		return 1
+	case c.Conns > 0:
+		return c.Conns
+	}
+	return DefaultConns
+}
+
+// identity returns what this rank says of itself.
+func (c *Config) identity() *identity {
+	name := c.Name
+	if name == "" {
+		name = fmt.Sprintf("pid %d", os.Getpid())
+	}
+	return &identity{rank: c.Rank, size: c.Size, run: sha256.Sum256([]byte(c.RunID)), name: name, secret: c.Secret}
+}

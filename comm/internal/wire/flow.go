@@ -1,0 +1,202 @@
+package wire
+
+import (
+	"fmt"
+
+	"github.com/cprun/cprun/comm/internal/blame"
+	"github.com/cprun/cprun/comm/internal/link"
+)
+
+// flow is what two ranks owe each other in one group. The peer's mutex guards it.
+type flow struct {
+	// As the sender.
+	credit  int                       // what is left of the eager window
+	waiting []*link.Transfer          // eager messages that the window has no room for, in order
+	offered map[uint64]*link.Transfer // large messages that are not accepted yet
+	accepts map[uint64]uint64         // accepted before they were posted here: their sizes
+
+	// As the receiver.
+	posted   map[uint64]*link.Transfer
+	early    map[uint64][]byte // eager messages that nobody has asked for yet
+	offers   map[uint64]uint64 // large ones, by their size
+	held     int               // cost of early
+	consumed int               // cost of what was taken and not given back yet
+
+	used bool // there is such a group here
+}
+
+func newFlow() *flow {
+	return &flow{
+		credit: eagerWindow, offered: map[uint64]*link.Transfer{}, accepts: map[uint64]uint64{},
+		posted: map[uint64]*link.Transfer{}, early: map[uint64][]byte{}, offers: map[uint64]uint64{},
+	}
+}
+
+// flow finds or makes the flow of a group that is there. p.mu is held.
+func (p *peer) flow(group uint64) *flow {
+	f := p.flows[group]
+	switch {
+	case f == nil:
+		f = newFlow()
+		p.flows[group] = f
+	case !f.used:
+		p.debts.unknown--
+	}
+	f.used = true
+	return f
+}
+
+// post starts a transfer with this peer.
+func (p *peer) post(t *link.Transfer) {
+	p.mu.Lock()
+	err, ended := p.start(t)
+	p.mu.Unlock()
+	if ended {
+		t.Finish(err)
+	}
+}
+
+// start reports whether t has ended already.
+func (p *peer) start(t *link.Transfer) (err error, ended bool) {
+	switch {
+	case p.ending:
+		return p.s.Err(), true
+	case p.left && !p.arrived(t): // what it sent before it left is still good
+		return p.blame("", blame.ErrPeerLeft), true
+	case t.Send:
+		return p.startSend(t)
+	}
+	return p.startReceive(t)
+}
+
+// arrived reports whether t is a receive whose message is here already. p.mu is held.
+func (p *peer) arrived(t *link.Transfer) bool {
+	if t.Send {
+		return false
+	}
+	_, ok := p.flow(t.ID.Group).early[t.ID.Seq]
+	return ok
+}
+
+func (p *peer) startSend(t *link.Transfer) (err error, ended bool) {
+	f := p.flow(t.ID.Group)
+	if len(t.Buf) <= maxEager {
+		f.waiting = append(f.waiting, t)
+		p.release(f)
+		return nil, false
+	}
+	size, ok := f.accepts[t.ID.Seq]
+	if !ok {
+		f.offered[t.ID.Seq] = t
+		p.control(header{kind: frameOffer, id: t.ID, size: uint64(len(t.Buf))})
+		return nil, false
+	}
+	delete(f.accepts, t.ID.Seq)
+	p.debts.notes--
+	if size != uint64(len(t.Buf)) {
+		return t.Mismatch(p.name(), int(size)), true
+	}
+	p.queue(t)
+	return nil, false
+}
+
+// release queues eager messages that the window has room for.
+func (p *peer) release(f *flow) {
+	n := 0
+	for _, t := range f.waiting {
+		if f.credit < cost(len(t.Buf)) {
+			break
+		}
+		f.credit -= cost(len(t.Buf))
+		p.queue(t)
+		n++
+	}
+	f.waiting = append(f.waiting[:0], f.waiting[n:]...)
+}
+
+func (p *peer) startReceive(t *link.Transfer) (err error, ended bool) {
+	f := p.flow(t.ID.Group)
+	if b, ok := f.early[t.ID.Seq]; ok {
+		delete(f.early, t.ID.Seq)
+		f.held -= cost(len(b))
+		p.debts.held -= kept(b)
+		defer giveBuffer(b)
+		if len(b) != len(t.Buf) {
+			return t.Mismatch(p.name(), len(b)), true
+		}
+		copy(t.Buf, b)
+		p.consume(f, t.ID.Group, len(b))
+		return nil, true
+	}
+	if size, ok := f.offers[t.ID.Seq]; ok {
+		delete(f.offers, t.ID.Seq)
+		p.debts.notes--
+		if size != uint64(len(t.Buf)) {
+			return t.Mismatch(p.name(), int(size)), true
+		}
+	}
+	f.posted[t.ID.Seq] = t
+	if len(t.Buf) > maxEager {
+		expectPieces(t)
+		p.control(header{kind: frameAccept, id: t.ID, size: uint64(len(t.Buf))})
+	}
+	return nil, false
+}
+
+// consume gives the sender its window back, in large steps.
+func (p *peer) consume(f *flow, group uint64, n int) {
+	f.consumed += cost(n)
+	if f.consumed >= eagerWindow/4 {
+		p.control(header{kind: frameCredit, id: link.MsgID{Group: group}, size: uint64(f.consumed)})
+		f.consumed = 0
+	}
+}
+
+// onOffer, onAccept and onCredit take what the peer says about a flow.
+func (p *peer) onOffer(h header) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	f, err := p.announced(h.id.Group)
+	if err != nil {
+		return err
+	}
+	if t, ok := f.posted[h.id.Seq]; !ok {
+		return p.note(f.offers, h.id.Seq, h.size)
+	} else if uint64(len(t.Buf)) != h.size {
+		return t.Mismatch(p.name(), int(h.size))
+	}
+	return nil
+}
+
+func (p *peer) onAccept(h header) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	f, err := p.announced(h.id.Group)
+	if err != nil {
+		return err
+	}
+	t, ok := f.offered[h.id.Seq]
+	if !ok {
+		return p.note(f.accepts, h.id.Seq, h.size)
+	}
+	if uint64(len(t.Buf)) != h.size {
+		return t.Mismatch(p.name(), int(h.size))
+	}
+	delete(f.offered, h.id.Seq)
+	p.queue(t)
+	return nil
+}
+
+func (p *peer) onCredit(h header) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	f := p.flows[h.id.Group]
+	if f == nil { // the group has been closed since
+		return nil
+	}
+	if f.credit += int(h.size); f.credit > eagerWindow {
+		return fmt.Errorf("%w: credit of %d bytes that were not sent", blame.ErrProtocol, h.size)
+	}
+	p.release(f)
+	return nil
+}

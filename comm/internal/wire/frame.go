@@ -1,0 +1,231 @@
+package wire
+
+// The wire format. Every frame between two ranks begins with this header; integers are
+// big-endian:
+//
+//	byte  0..2   "CPF"
+//	byte  3      type
+//	byte  4..7   length of the payload behind the header, at most 262144
+//	byte  8..15  group id, 0 for the world
+//	byte 16..23  number of the message among those from the sending to the receiving rank of
+//	             the message in this group, from 0
+//	byte 24..31  size, by type
+//
+//	type        payload         size
+//	1 data      an eager        its bytes, at most 16384
+//	            message
+//	2 offer     none            bytes of a message that waits to be accepted
+//	3 accept    none            bytes that the receiver has room for, in place
+//	4 credit    none            bytes of the eager window given back; number is 0
+//	5 abort     see abortNote   0; group and number are 0
+//	6 goodbye   none            on which connections it is said, by bit; group and number are 0
+//	7 status    a name, or      1 + the rank that a rank has waited for up to its deadline, 0
+//	            nothing         when it waits no longer, 2^32 when it has left; group is the
+//	                            rank that says so, number counts what it has said. The name is
+//	                            that of the rank waited for, or of the one that has left
+//	8 call      none            1 on its way up, 2 on its way down; group is a rank that needs
+//	                            a connection with the higher one that is the number
+//	9 ready     none            0; group and number are 0. The first frame of who has dialled
+//	10 piece    a piece of a    where in the message it begins, at a multiple of 262144. It has
+//	            large message   262144 bytes, or goes to the end of the message
+//
+// A message of up to 16 KiB is eager: it is sent at once, as one data frame, as long as the
+// messages of its group that the receiver has not taken, with 32 bytes added for each, stay
+// within a window of 128 KiB. A larger one is sent once its receiver has accepted it, straight
+// into the destination. So no receiver has to hold back one group's frames for another's,
+// and what it buffers is bounded.
+//
+// Two ranks of one node have one connection, those of different nodes may have several. All frames go
+// over the first of these, but for pieces of a large message, of which only the first does and any
+// connection carries the others, and the last word, an abort or a goodbye, which each has. The first piece
+// comes behind the offer, so no message is whole before all that is said of it is there.
+//
+// On Unix sockets frames follow each other as they are. On TCP each header is sealed under
+// AES-256-GCM, to 48 bytes. The payload follows, sealed too, or as it is with a tag of 16 bytes
+// behind it, if the connection is only signed. The key is of one connection and direction, the nonce
+// counts its headers and payloads from 0 (4 zero bytes, then 8 bytes), and both ends count, so that
+// a frame is accepted once, in its place, on its connection.
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/cprun/cprun/comm/internal/blame"
+	"github.com/cprun/cprun/comm/internal/link"
+)
+
+type frameType uint8
+
+const (
+	frameData frameType = 1 + iota
+	frameOffer
+	frameAccept
+	frameCredit
+	frameAbort
+	frameGoodbye
+	frameStatus
+	frameCall
+	frameReady
+	framePiece
+)
+
+const (
+	headerSize  = 32
+	maxPayload  = 256 << 10
+	maxMessage  = 1 << 46
+	maxEager    = 16 << 10
+	eagerWindow = 128 << 10
+	maxNote     = 8 << 10
+
+	leftMark = 1 << 32 // the size of the last status of a rank that has left
+)
+
+// header is the fixed part of a frame.
+type header struct {
+	kind   frameType
+	length int
+	id     link.MsgID
+	size   uint64
+}
+
+func (h header) encode(b []byte) {
+	copy(b, "CPF")
+	b[3] = byte(h.kind)
+	binary.BigEndian.PutUint32(b[4:], uint32(h.length))
+	binary.BigEndian.PutUint64(b[8:], h.id.Group)
+	binary.BigEndian.PutUint64(b[16:], h.id.Seq)
+	binary.BigEndian.PutUint64(b[24:], h.size)
+}
+
+// decodeHeader reads a header and refuses all that no rank sends, before anything is
+// allocated for it.
+func decodeHeader(b []byte) (header, error) {
+	if len(b) < headerSize || string(b[:3]) != "CPF" {
+		return header{}, fmt.Errorf("%w: no frame header", blame.ErrProtocol)
+	}
+	length := binary.BigEndian.Uint32(b[4:])
+	h := header{
+		kind:   frameType(b[3]),
+		length: int(min(length, maxPayload+1)),
+		id:     link.MsgID{Group: binary.BigEndian.Uint64(b[8:]), Seq: binary.BigEndian.Uint64(b[16:])},
+		size:   binary.BigEndian.Uint64(b[24:]),
+	}
+	var ok bool
+	switch h.kind {
+	case frameData:
+		ok = h.length <= maxEager && uint64(h.length) == h.size
+	case frameOffer, frameAccept:
+		ok = h.length == 0 && h.size > maxEager && h.size <= maxMessage
+	case frameCredit:
+		ok = h.length == 0 && h.id.Seq == 0 && h.size > 0 && h.size <= eagerWindow
+	case frameAbort:
+		ok = h.length > 0 && h.length <= maxNote && h.id == link.MsgID{} && h.size == 0
+	case frameStatus:
+		ok = h.length <= maxName && h.id.Group < maxRanks && h.id.Seq > 0 &&
+			(h.size <= maxRanks || h.size == leftMark) && (h.id.Seq == lastWord) == (h.size == leftMark)
+	case frameCall:
+		ok = h.length == 0 && h.id.Group < h.id.Seq && h.id.Seq < maxRanks && (h.size == callUp || h.size == callDown)
+	case frameGoodbye:
+		ok = h.length == 0 && h.id == link.MsgID{} && h.size > 0 && h.size < 1<<MaxConns
+	case frameReady:
+		ok = h.length == 0 && h.id == link.MsgID{} && h.size == 0
+	case framePiece:
+		ok = h.length > 0 && h.length <= maxPayload && h.size%maxPayload == 0 && h.size <= maxMessage-uint64(h.length)
+	}
+	if !ok {
+		return header{}, fmt.Errorf("%w: frame of type %d with a payload of %d bytes and size %d", blame.ErrProtocol, b[3], length, h.size)
+	}
+	return h, nil
+}
+
+// causes are the sentinels that keep their identity from rank to rank, by their number on
+// the wire.
+var causes = [...]error{blame.ErrAborted, blame.ErrPeerLost, blame.ErrDeadline, blame.ErrPeerLeft, blame.ErrMismatch, blame.ErrProtocol}
+
+// encodeNote is the payload of an abort frame:
+//
+//	byte 0..3  the rank to blame
+//	byte 4     index of the cause: 0 aborted, 1 lost, 2 deadline, 3 left, 4 mismatch,
+//	           5 protocol, 255 none of these
+//	then       three strings, each 2 bytes of length and UTF-8: the name of that rank, what
+//	           was waiting, and the cause in words
+func encodeNote(e *blame.PeerError) []byte {
+	b := binary.BigEndian.AppendUint32(nil, uint32(e.Rank))
+	code := byte(255)
+	for i, c := range causes {
+		if errors.Is(e.Cause, c) {
+			code = byte(i)
+			break
+		}
+	}
+	b = append(b, code)
+	for _, s := range []string{e.Name, e.Op, e.Cause.Error()} {
+		s = clip(s, 2000)
+		b = binary.BigEndian.AppendUint16(b, uint16(len(s)))
+		b = append(b, s...)
+	}
+	return b
+}
+
+// clip cuts a string between runes.
+func clip(s string, n int) string {
+	if len(s) <= n {
+		return s
+	}
+	for n > 0 && !utf8.RuneStart(s[n]) {
+		n--
+	}
+	return s[:n]
+}
+
+// decodeNote reads what encodeNote wrote, in a world of the given size.
+func decodeNote(b []byte, size int) (*blame.PeerError, error) {
+	bad := fmt.Errorf("%w: malformed abort frame", blame.ErrProtocol)
+	if len(b) < 5 {
+		return nil, bad
+	}
+	rank, code := binary.BigEndian.Uint32(b), b[4]
+	b = b[5:]
+	var words [3]string
+	for i := range words {
+		if len(b) < 2 {
+			return nil, bad
+		}
+		n := int(binary.BigEndian.Uint16(b))
+		if b = b[2:]; len(b) < n || !utf8.Valid(b[:n]) {
+			return nil, bad
+		}
+		words[i], b = clean(string(b[:n])), b[n:]
+	}
+	if len(b) > 0 || uint64(rank) >= uint64(size) || int(code) >= len(causes) && code != 255 {
+		return nil, bad
+	}
+	var cause error
+	if code != 255 {
+		cause = causes[code]
+	}
+	return &blame.PeerError{Rank: int(rank), Name: words[0], Op: words[1], Cause: &notedError{words[2], cause}}, nil
+}
+
+// clean replaces what a terminal could take for a command: another rank's words are shown to users.
+func clean(s string) string {
+	return strings.Map(func(r rune) rune {
+		if r == '\n' || r == '\t' || unicode.IsPrint(r) {
+			return r
+		}
+		return unicode.ReplacementChar
+	}, s)
+}
+
+// notedError is a cause that another rank has put in words.
+type notedError struct {
+	text  string
+	cause error // one of causes, or nil
+}
+
+func (e *notedError) Error() string { return e.text }
+func (e *notedError) Unwrap() error { return e.cause }

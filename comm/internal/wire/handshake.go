@@ -1,0 +1,179 @@
+package wire
+
+// The handshake, before the first frame. The dialing rank is always the higher one.
+//
+//	dialer -> acceptor   hello: "CPRUNH4\n", rank (4 bytes), size (4), SHA-256 of the run id
+//	                     (32), fresh (32), mode (1: p plain, a signed, s sealed), number of this
+//	                     connection of the two ranks (1), how many they are to have (1), length of
+//	                     name (1), name, HMAC-SHA256(secret, "cprun hello" ‖ all of that)
+//	acceptor -> dialer   hello
+//	dialer -> acceptor   HMAC-SHA256(secret, "cprun dialer" ‖ dialer's hello ‖ acceptor's hello)
+//	acceptor -> dialer   HMAC-SHA256(secret, "cprun acceptor" ‖ dialer's hello ‖ acceptor's hello)
+//	dialer -> acceptor   a ready frame
+//
+// The code in a hello keeps out, at the cost of one message, all who have never met a rank; it proves
+// nothing, since it can be repeated. Each side proves that it has the secret over all of both hellos, in its
+// role, so that no proof can be replayed or reflected. What is fresh in a hello is never the same
+// again: random bytes on a plain connection, and otherwise an X25519 public key made for this
+// handshake alone. The acceptor speaks for itself
+// only to a dialer that has proved itself and whose place is still free; it refuses by closing.
+// A rank that is told of a connection's end takes the other for dead. So the dialer may give up until
+// it has sent the ready frame, and never after it; and the acceptor, once it has sent its proof, gives
+// up for nothing but the dialer's end or its own, and then says a last word.
+//
+// The keys of a connection that is not plain are HKDF-SHA256 of what the two X25519 keys have in
+// common and the secret, salted with SHA-256 of both hellos, one for each direction. Who learns the
+// secret later cannot read what was recorded before. Who has it while a job starts can take a rank's place.
+
+import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"time"
+
+	"github.com/cprun/cprun/comm/internal/blame"
+)
+
+const (
+	// helloBound is how long a stranger can say nothing, and handshakeBound how long who has said a
+	// hello can hold a connection open.
+	helloBound     = time.Second
+	handshakeBound = 10 * time.Second
+)
+
+// identity is what a rank knows before it meets another.
+type identity struct {
+	rank, size int
+	run        [sha256.Size]byte
+	name       string
+	secret     []byte
+}
+
+// check refuses a hello that belongs to another job, or that would speak another way.
+func (id *identity) check(h *hello, s speech) error {
+	switch {
+	case h.size != id.size:
+		return fmt.Errorf("it belongs to a world of %d ranks, this is one of %d", h.size, id.size)
+	case !hmac.Equal(h.run[:], id.run[:]):
+		return errors.New("it belongs to another run")
+	case h.mode != s.mode:
+		return fmt.Errorf("its frames are %v, on this connection they are %v", h.mode, s.mode)
+	case h.conns != s.conns:
+		return fmt.Errorf("it makes %d connections with each rank, this rank %d", h.conns, s.conns)
+	}
+	return nil
+}
+
+func (id *identity) proof(role string, dialer, acceptor *hello) []byte {
+	m := hmac.New(sha256.New, id.secret)
+	m.Write([]byte("cprun " + role))
+	m.Write(dialer.raw)
+	m.Write(acceptor.raw)
+	return m.Sum(nil)
+}
+
+var errProof = errors.New("it does not have this job's secret")
+
+// dial is the dialer's side of connection number with the rank that it wants: it meets that rank, or
+// fails. commit says whether the dialer may still say that it is ready. The channel of an error after
+// that can take a last word.
+func (id *identity) dial(conn net.Conn, s speech, want, number int, commit func() bool) (*channel, error) {
+	own, err := id.hello(s, number)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := conn.Write(own.raw); err != nil {
+		return nil, err
+	}
+	other, err := id.readHello(conn)
+	if err != nil {
+		return nil, hungUp(err)
+	}
+	if err := id.check(other, s); err != nil {
+		return nil, err
+	}
+	if other.rank != want || other.conn != number {
+		return nil, fmt.Errorf("it says it is connection %d of rank %d", other.conn, other.rank)
+	}
+	if _, err := conn.Write(id.proof("dialer", own, other)); err != nil {
+		return nil, err
+	}
+	if err := id.verify(conn, "acceptor", own, other); err != nil {
+		return nil, err
+	}
+	c, err := id.channel(conn, own, other)
+	if err != nil {
+		return nil, err
+	}
+	if !commit() {
+		return nil, errEnded
+	}
+	c.out.add(header{kind: frameReady}, nil)
+	return c, c.out.flush()
+}
+
+// accept is the acceptor's side. heard is called when the dialer has said hello. reserve takes the place
+// of a connection with a rank, or says why it cannot; the place is the caller's to give back if accept
+// returns an error after it. The channel of an error after that can take a last word.
+func (id *identity) accept(conn net.Conn, s speech, heard func(), reserve func(rank, number int) error) (*channel, error) {
+	other, err := id.readHello(conn)
+	if err != nil {
+		return nil, err
+	}
+	heard()
+	if err := id.check(other, s); err != nil {
+		return nil, err
+	}
+	if other.rank <= id.rank {
+		return nil, fmt.Errorf("it says it is rank %d, which does not dial rank %d", other.rank, id.rank)
+	}
+	own, err := id.hello(s, other.conn)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := conn.Write(own.raw); err != nil {
+		return nil, err
+	}
+	if err := id.verify(conn, "dialer", other, own); err != nil {
+		return nil, err
+	}
+	c, err := id.channel(conn, own, other)
+	if err != nil {
+		return nil, err
+	}
+	if err := reserve(other.rank, other.conn); err != nil {
+		return nil, err
+	}
+	if _, err := conn.Write(id.proof("acceptor", other, own)); err != nil {
+		return nil, err
+	}
+	switch h, err := c.in.next(); {
+	case err != nil:
+		return c, err
+	case h.kind != frameReady:
+		return c, fmt.Errorf("%w: its first frame is of type %d", blame.ErrProtocol, h.kind)
+	}
+	return c, nil
+}
+
+func (id *identity) verify(conn net.Conn, role string, dialer, acceptor *hello) error {
+	var got [sha256.Size]byte
+	if _, err := io.ReadFull(conn, got[:]); err != nil {
+		return hungUp(err)
+	}
+	if !hmac.Equal(got[:], id.proof(role, dialer, acceptor)) {
+		return errProof
+	}
+	return nil
+}
+
+// hungUp says what it can mean that the other side has ended a handshake.
+func hungUp(err error) error {
+	if errors.Is(err, io.EOF) {
+		return errors.New("it hung up: its secret or run may differ, or it has this rank already")
+	}
+	return err
+}

@@ -1,0 +1,287 @@
+package wire
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cprun/cprun/comm/internal/blame"
+	"github.com/cprun/cprun/comm/internal/link"
+)
+
+const (
+	firstPause, lastPause = 2 * time.Millisecond, 100 * time.Millisecond // between two attempts to dial
+
+	// callAgain is when a rank that has called another does so again.
+	callAgain = time.Second
+)
+
+// mesher makes the connections of one rank: it dials lower ranks and accepts higher ones. In a small
+// world it is done when all are there, in a large one when the world ends.
+type mesher struct {
+	*identity
+	s      *sockets
+	config *Config
+	known  strangers
+	refuse seldom         // logs who was sent away
+	wg     sync.WaitGroup // with s.mu held while the world has not ended, or before it begins
+
+	open    context.Context // ends when no more connections are accepted
+	dialing context.Context // ends when none are sought any more
+	cancel  context.CancelFunc
+}
+
+// newMesher returns the transport of a rank and what makes its connections.
+func newMesher(c *Config) *mesher {
+	id := c.identity()
+	m := &mesher{identity: id, s: newSockets(id.rank, id.size, id.name, c.pairs()), config: c}
+	m.refuse.log = c.Log
+	m.s.meets = m
+	m.open, m.cancel = context.WithCancel(context.Background())
+	var ended context.CancelFunc
+	m.dialing, ended = context.WithCancel(m.open)
+	m.wg.Go(func() {
+		select {
+		case <-m.s.dead:
+		case <-m.open.Done():
+		}
+		ended()
+	})
+	return m
+}
+
+// close ends all that makes connections, and returns when it has ended.
+func (m *mesher) close() {
+	m.cancel()
+	for _, ln := range m.config.Listeners {
+		ln.Close()
+	}
+	m.wg.Wait()
+}
+
+// Connect returns when the ranks that are to be connected at the start are, or says who did not come.
+// The config has been checked.
+func Connect(ctx context.Context, c Config) (link.Link, error) {
+	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
+	defer cancel()
+	m := newMesher(&c)
+	for _, ln := range c.Listeners {
+		m.wg.Go(func() { m.acceptAll(ln) })
+	}
+	for _, r := range m.s.near {
+		if r < m.rank {
+			m.s.want(m.s.peer(r))
+		}
+	}
+	var err error
+	select {
+	case <-m.s.complete:
+	case <-m.s.dead:
+		err = m.s.Err()
+	case <-ctx.Done():
+		err = m.absence(ctx)
+	}
+	if err != nil {
+		m.s.Fail(err)
+		m.s.Close()
+		return link.Link{}, fmt.Errorf("connect rank %d of %d: %w", m.rank, m.size, err)
+	}
+	if !m.s.few { // nobody is still to come
+		m.close()
+	}
+	return link.Link{Transport: m.s, Roster: m.s, Pairs: c.pairs()}, nil
+}
+
+// absence names the ranks that did not come.
+func (m *mesher) absence(ctx context.Context) error {
+	missing := m.s.missing()
+	if len(missing) == 0 || !errors.Is(context.Cause(ctx), context.DeadlineExceeded) {
+		return context.Cause(ctx)
+	}
+	names, why := make([]string, len(missing)), ""
+	for i, r := range missing {
+		names[i] = fmt.Sprint(r)
+		if err := m.s.Unreached(r); err != nil && why == "" {
+			why = fmt.Sprintf(" (rank %d: %v)", r, err)
+		}
+	}
+	word := "rank "
+	if len(names) > 1 {
+		word = "ranks "
+	}
+	return &blame.PeerError{
+		Rank: missing[0], Name: word + strings.Join(names, ", "), Op: "connect",
+		Cause: &notedError{fmt.Sprintf("did not come within %v%s", m.config.Timeout, why), blame.ErrDeadline},
+	}
+}
+
+// errCalled is why there is no connection with a higher rank.
+var errCalled = errors.New("it has been called and has not dialled")
+
+// seek gets the connections with a peer, which this rank dials or calls, until they are there, it has
+// left, or the world ends. How long that may take is for the deadlines of transfers to say.
+func (m *mesher) seek(p *peer) {
+	pause := firstPause
+	var met <-chan struct{}
+	if p.rank > m.rank {
+		met = p.ready
+	}
+	for !m.s.roster.hasLeft(p.rank) {
+		switch {
+		case p.rank > m.rank:
+			if p.met.Load() {
+				return // the rest is for the peer to dial
+			}
+			p.unreached(errCalled)
+			m.s.call(p.rank)
+			pause = callAgain
+		case p.whole():
+			return
+		case m.dial(p):
+			pause = firstPause
+			continue
+		default:
+			pause = min(2*pause, lastPause)
+		}
+		select {
+		case <-m.dialing.Done():
+			return
+		case <-met:
+		case <-time.After(pause):
+		}
+	}
+}
+
+// dial tries to make one more connection with a lower rank, and reports whether that came about.
+func (m *mesher) dial(p *peer) bool {
+	number := p.next()
+	if m.dialing.Err() != nil || !p.reserve(number) {
+		return false
+	}
+	conn, mode, err := m.config.Dial(m.dialing, p.rank)
+	if err == nil {
+		err = m.meet(conn, mode, handshakeBound, func(b bound) (*channel, error) {
+			return m.identity.dial(conn, m.speech(mode), p.rank, number, b.commit)
+		})
+		if err == nil {
+			return true
+		}
+		err = fmt.Errorf("handshake: %w", err)
+	}
+	if m.dialing.Err() != nil {
+		err = p.s.Unreached(p.rank) // what it was before the end
+	}
+	p.free(number, err)
+	return false
+}
+
+// speech returns how this rank speaks on connections of a mode.
+func (m *mesher) speech(mode Mode) speech { return speech{mode, m.config.conns(mode)} }
+
+// acceptAll takes connections until ln is closed. Whoever does not prove to be a rank that is
+// still to come is sent away, and harms nobody.
+func (m *mesher) acceptAll(ln Listener) {
+	for {
+		conn, err := ln.Accept()
+		if err != nil {
+			if m.open.Err() != nil || errors.Is(err, net.ErrClosed) {
+				return
+			}
+			m.refuse.say("rank %d: accept: %v", m.rank, err)
+			time.Sleep(10 * time.Millisecond) // out of descriptors, most likely
+			continue
+		}
+		m.known.admit(conn)
+		m.wg.Go(func() {
+			defer m.known.forget(conn)
+			m.welcome(conn, ln.Mode)
+		})
+	}
+}
+
+// welcome meets who has connected.
+func (m *mesher) welcome(conn net.Conn, mode Mode) {
+	var held *peer
+	place := 0
+	err := m.meet(conn, mode, helloBound, func(b bound) (*channel, error) {
+		return m.identity.accept(conn, m.speech(mode), func() { b.set(handshakeBound) }, func(rank, number int) error {
+			m.known.forget(conn)
+			p := m.s.peer(rank)
+			if !p.reserve(number) {
+				return fmt.Errorf("rank %d is connected already", rank)
+			}
+			held, place = p, number
+			if !b.commit() {
+				return errEnded
+			}
+			return nil
+		})
+	})
+	if err == nil {
+		return
+	}
+	if held != nil {
+		held.free(place, err)
+	}
+	if m.dialing.Err() == nil {
+		m.refuse.say("rank %d: refused a connection: %v", m.rank, err)
+	}
+}
+
+// errEnded is why no connection is made at the end.
+var errEnded = errors.New("the world has ended")
+
+// bound is how long a handshake may take.
+type bound struct {
+	set    func(time.Duration) // from now on
+	commit func() bool         // sets none: the other side counts on a last word. False at the end of the world
+}
+
+// meet runs a handshake within its bound, the first of which is given, and attaches the peer.
+func (m *mesher) meet(conn net.Conn, mode Mode, first time.Duration, shake func(b bound) (*channel, error)) error {
+	if network := conn.LocalAddr().Network(); mode == Plain && network != "unix" {
+		conn.Close()
+		return fmt.Errorf("%v frames over %s, where others can read them", mode, network)
+	}
+	until := func(t time.Time) {
+		conn.SetDeadline(t)
+		if m.dialing.Err() != nil { // it may have ended ahead of the line above
+			conn.SetDeadline(time.Now())
+		}
+	}
+	set := func(d time.Duration) { until(time.Now().Add(min(d, m.config.Timeout))) }
+	set(first)
+	fired := make(chan struct{})
+	stop := context.AfterFunc(m.dialing, func() {
+		conn.SetDeadline(time.Now())
+		close(fired)
+	})
+	committed := false
+	c, err := shake(bound{set, func() bool {
+		if committed = m.s.commit(); committed {
+			until(time.Time{})
+		}
+		return committed
+	}})
+	if !stop() {
+		<-fired
+	}
+	if committed {
+		defer m.s.committed.Done()
+	}
+	if err != nil && (c == nil || m.dialing.Err() == nil) {
+		conn.Close()
+		return err
+	}
+	conn.SetDeadline(time.Time{})
+	c.raw = tune(conn)
+	if c.number == 0 {
+		m.config.Log("rank %d: connected to rank %d (%s)", m.rank, c.rank, c.name)
+	}
+	m.s.attach(c)
+	return nil
+}

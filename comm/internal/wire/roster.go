@@ -1,0 +1,121 @@
+package wire
+
+import (
+	"math"
+	"sync"
+
+	"github.com/cprun/cprun/comm/internal/blame"
+	"github.com/cprun/cprun/comm/internal/link"
+)
+
+// roster is what a rank knows of all ranks of its world, from themselves or by word of others: their
+// names, whom they wait for, and who has left. What a rank says of itself is numbered, and only
+// the last of it counts, so that it does not matter which way news come, how often, and which are
+// left out because there are newer ones.
+type roster struct {
+	own   int
+	alarm blame.Alarm // rings when another rank says that it waits
+
+	mu     sync.Mutex
+	names  []string // guarded by mu; "" where it is not known
+	states []state  // guarded by mu
+	stand  blame.Standing
+}
+
+// state is what a rank has said last.
+type state struct {
+	seq   uint64 // of what it has said; lastWord has the highest
+	value uint64 // the size of a status frame
+}
+
+// lastWord is the number of a rank's word that it leaves.
+const lastWord = math.MaxUint64
+
+// newRoster returns what rank own of size knows at the start.
+func newRoster(own, size int, name string) *roster {
+	r := &roster{own: own, names: make([]string, size), states: make([]state, size)}
+	r.names[own] = name
+	return r
+}
+
+// name returns the name of a rank, or "".
+func (r *roster) name(rank int) string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.names[rank]
+}
+
+// introduce sets the name of a rank that has said it itself.
+func (r *roster) introduce(rank int, name string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.names[rank] = name
+}
+
+// hasLeft reports whether a rank has said that it leaves.
+func (r *roster) hasLeft(rank int) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.states[rank].seq == lastWord
+}
+
+// waitsFor returns whom a rank waits for, or -1.
+func (r *roster) waitsFor(rank int) int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if s := r.states[rank]; s.seq != lastWord {
+		return int(s.value) - 1
+	}
+	return -1
+}
+
+// say notes whom a part of the own rank waits for, or -1, and reports whether that is news.
+func (r *roster) say(who any, peer int) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s, value := &r.states[r.own], uint64(r.stand.Set(who, peer)+1)
+	if s.value == value {
+		return false
+	}
+	s.seq, s.value = s.seq+1, value
+	return true
+}
+
+// learn takes what a rank has said, and reports whether it is news. name is that of the rank that
+// it is about.
+func (r *roster) learn(rank int, s state, name string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if rank == r.own || s.seq <= r.states[rank].seq {
+		return false
+	}
+	before := r.states[rank]
+	r.states[rank] = s
+	r.alarm.Late(before.waits(), s.waits())
+	if about := s.about(rank); about >= 0 && r.names[about] == "" {
+		r.names[about] = name
+	}
+	return true
+}
+
+// waits reports whether it says that the rank waits.
+func (s state) waits() bool { return s.seq != lastWord && s.value > 0 }
+
+// about returns whose name goes with what a rank has said, or -1.
+func (s state) about(rank int) int {
+	if s.seq == lastWord {
+		return rank
+	}
+	return int(s.value) - 1
+}
+
+// status returns the frame that tells what a rank has said last.
+func (r *roster) status(rank int) (header, []byte) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s, name := r.states[rank], ""
+	if about := s.about(rank); about >= 0 {
+		name = r.names[about]
+	}
+	return header{kind: frameStatus, length: len(name), id: link.MsgID{Group: uint64(rank), Seq: s.seq}, size: s.value}, []byte(name)
+}

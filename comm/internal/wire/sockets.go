@@ -1,0 +1,273 @@
+package wire
+
+import (
+	"sync"
+	"sync/atomic"
+
+	"github.com/cprun/cprun/comm/internal/blame"
+	"github.com/cprun/cprun/comm/internal/link"
+)
+
+// sockets is the transport between processes. In a small world all ranks are connected at the start;
+// in a large one, few, each is connected with its neighbours then, and with others on first use.
+//
+// What ends the world needs no numbers on its way through the neighbours: the last frame of every
+// connection is an abort, with the rank to blame and the cause, or a goodbye, and a rank that gets an
+// abort ends with that cause itself. So it reaches all ranks, each once by every connection, and
+// always ahead of the ends of connections that it brings about.
+type sockets struct {
+	rank, size int
+	few        bool
+	roster     *roster
+	near       []int   // whose connections are made at the start
+	meets      *mesher // makes connections; nil where they are made by hand
+
+	mu     sync.Mutex
+	coming int   // guarded by mu; how many of near are still to come
+	cause  error // guarded by mu; as this rank reports it
+	closed bool  // guarded by mu
+
+	peers []atomic.Pointer[peer] // set under mu, on first use
+
+	// committed are the handshakes whose other side counts on a last word.
+	committed sync.WaitGroup // added to with mu held, while the world has not ended
+
+	watched  bool           // guarded by mu; there is something to watch
+	watching sync.WaitGroup // added to with mu held, while the world has not ended
+
+	complete chan struct{} // closed when those near are there
+	dead     chan struct{} // closed at the first failure, or at close
+	told     chan struct{} // closed when the peers know, and no transfer is left
+}
+
+// newSockets returns the transport of a rank without connections. In worlds of up to pairs ranks all
+// are near each other.
+func newSockets(rank, size int, name string, pairs int) *sockets {
+	s := &sockets{
+		rank: rank, size: size, few: size > pairs, roster: newRoster(rank, size, name),
+		peers:    make([]atomic.Pointer[peer], size),
+		complete: make(chan struct{}), dead: make(chan struct{}), told: make(chan struct{}),
+	}
+	add := func(r int) {
+		s.near = append(s.near, r)
+		s.peer(r).near = true
+	}
+	if s.few {
+		link.Neighbours(rank, size, add)
+	} else {
+		for r := range size {
+			if r != rank {
+				add(r)
+			}
+		}
+	}
+	if s.coming = len(s.near); s.coming == 0 {
+		close(s.complete)
+	}
+	return s
+}
+
+func (s *sockets) PeerName(rank int) string { return blame.RankName(rank, s.roster.name(rank)) }
+
+func (s *sockets) Err() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.cause == nil && s.closed {
+		return blame.ErrClosed
+	}
+	return s.cause
+}
+
+// peer finds or makes the peer of a rank.
+func (s *sockets) peer(rank int) *peer {
+	if p := s.peers[rank].Load(); p != nil {
+		return p
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p := s.peers[rank].Load()
+	if p == nil {
+		p = newPeer(s, rank)
+		// Either this sees that the rank has left, or who learns it sees the peer.
+		p.left, p.ending = s.roster.hasLeft(rank), s.cause != nil || s.closed
+		s.peers[rank].Store(p)
+	}
+	return p
+}
+
+// all calls f for every peer there is.
+func (s *sockets) all(f func(p *peer)) {
+	for i := range s.peers {
+		if p := s.peers[i].Load(); p != nil {
+			f(p)
+		}
+	}
+}
+
+func (s *sockets) Post(t *link.Transfer) {
+	p := s.peer(t.Peer)
+	p.post(t)
+	if !p.met.Load() {
+		s.want(p)
+	}
+}
+
+// want has a connection with a peer made, if that is not under way.
+func (s *sockets) want(p *peer) {
+	if s.meets == nil || p.wanted.Swap(true) {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.cause == nil && !s.closed {
+		s.meets.wg.Go(func() { s.meets.seek(p) })
+	}
+}
+
+// commit notes that the other side of a handshake will count on a last word from this one; the caller
+// calls committed.Done when it has it. It is refused when the world has ended.
+func (s *sockets) commit() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.cause != nil || s.closed {
+		return false
+	}
+	s.committed.Add(1)
+	return true
+}
+
+// attach begins to serve a connection of a peer that is reserved. From here on its end is noticed,
+// also while other ranks are still to come.
+func (s *sockets) attach(c *channel) {
+	s.roster.introduce(c.rank, c.name)
+	p := s.peer(c.rank)
+	p.mu.Lock()
+	s.mu.Lock()
+	last, note, over := s.lastFrame()
+	if !over {
+		p.serve(c)
+		if c.raw != nil && !s.watched {
+			s.watched = true
+			s.watching.Add(1)
+			go s.watch() // ends with the world; Close waits for it
+		}
+		if p.near && p.complete() {
+			if s.coming--; s.coming == 0 {
+				close(s.complete)
+			}
+		}
+	}
+	s.mu.Unlock()
+	p.mu.Unlock()
+	if over {
+		s.dismiss(c, last, note)
+	}
+}
+
+// dismiss tells a rank that has come after the end what it was.
+func (s *sockets) dismiss(c *channel, last header, note []byte) {
+	p := newPeer(s, c.rank)
+	p.mu.Lock()
+	p.serve(c)
+	p.mu.Unlock()
+	p.end(last, note)
+	p.quiet.Wait() // twice endBound at most
+}
+
+// lastFrame returns what the other ranks are told at the end, and whether it has come. s.mu is held.
+func (s *sockets) lastFrame() (last header, note []byte, over bool) {
+	if s.cause == nil {
+		return header{kind: frameGoodbye}, nil, s.closed // its size is for the peer to set
+	}
+	note = encodeNote(blame.PeerForm(s.rank, s.PeerName(s.rank), s.cause))
+	return header{kind: frameAbort, length: len(note)}, note, true
+}
+
+// missing lists the ranks that are to be connected at the start and are not, or not in full.
+func (s *sockets) missing() (ranks []int) {
+	for _, r := range s.near {
+		if !s.peer(r).whole() {
+			ranks = append(ranks, r)
+		}
+	}
+	return ranks
+}
+
+func (s *sockets) Fail(cause error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.cause != nil || s.closed {
+		return
+	}
+	s.cause = blame.OwnForm(cause)
+	close(s.dead)
+	// It ends within twice endBound, and AwaitTold and Close wait for it.
+	go s.windDown()
+}
+
+// windDown tells the peers, and only then this rank's callers: what they do next may be to
+// exit, and a connection that ends without a word is taken for a death.
+func (s *sockets) windDown() {
+	s.mu.Lock()
+	last, note, _ := s.lastFrame()
+	s.mu.Unlock()
+	s.all(func(p *peer) { p.end(last, note) })
+	s.all(func(p *peer) { p.quiet.Wait() })
+	s.committed.Wait() // those that are still in a handshake are dismissed
+	err := s.Err()
+	s.all(func(p *peer) {
+		for _, t := range p.abandon() {
+			t.Finish(err)
+		}
+	})
+	close(s.told)
+}
+
+func (s *sockets) AwaitTold() {
+	select {
+	case <-s.dead:
+		<-s.told
+	default:
+	}
+}
+
+func (s *sockets) Ranks() int              { return s.size }
+func (s *sockets) WaitsFor(rank int) int   { return s.roster.waitsFor(rank) }
+func (s *sockets) Failed() <-chan struct{} { return s.dead }
+
+func (s *sockets) Unreached(rank int) error {
+	p := s.peers[rank].Load()
+	if p == nil || p.met.Load() {
+		return nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.why
+}
+
+func (s *sockets) Forget(group uint64) {
+	s.all(func(p *peer) {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.forget(group)
+	})
+}
+
+func (s *sockets) Close() error {
+	s.mu.Lock()
+	first := s.cause == nil && !s.closed
+	s.closed = true
+	if first {
+		close(s.dead)
+	}
+	s.mu.Unlock()
+	if first {
+		s.windDown()
+	}
+	<-s.told
+	s.watching.Wait()
+	if s.meets != nil {
+		s.meets.close()
+	}
+	return nil
+}

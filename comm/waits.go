@@ -1,0 +1,190 @@
+package comm
+
+import (
+	"cmp"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cprun/cprun/comm/internal/link"
+	"github.com/cprun/cprun/tensor"
+)
+
+// Wait is a call of a group that is not over, and what it waits for.
+type Wait struct {
+	Op    string // "all-reduce"
+	Label string // of the compute stream at the call: "step 7/forward/layer 3/hop 2 owner 1"; "" for none
+	Group uint64 // the group's number, the same on all its ranks
+	Via   string // what moves its data, where that is not the host: "nccl", "copy"
+	Call  uint64 // the call's number among those that this rank has made in the group that way, from 1
+	// Begun says that the calls before it are over, and the work that it comes behind.
+	Begun bool
+	// Needed says that the compute stream stands until it is over. Groups of devices do not know how
+	// far that has come, and say so of all calls that it was made to wait for; copy engines of all
+	// that have begun. Called says that a caller of Pending.Sync stands. Other calls go on beside
+	// the work.
+	Needed, Called bool
+	// Open are its messages that are posted and not over, the one that stands for longest
+	// first. More is how many there are beyond the first of them. Where a call has begun and
+	// has none, it is this rank that is at work on it.
+	Open []Open
+	More int
+	// Vague says that Open names all that take part, since it is not known which of them have come.
+	Vague bool
+	Bytes int64     // of all open messages
+	Since time.Time // nothing of it has moved; zero where no message is open
+}
+
+// Open is a message that is posted here and not over.
+type Open struct {
+	Peer  int // world rank
+	Send  bool
+	Bytes int64     // 0 where they are told of the call alone
+	Moved bool      // some of it has moved; else nothing is known of the other end's being posted
+	Since time.Time // it has not moved
+}
+
+const (
+	// MaxWaits is how many calls of a group are told, besides those that are needed.
+	MaxWaits = 16
+	// MaxOpen is how many messages of a call are told: those with every other rank of a small
+	// group, and with every neighbour of one in a large group.
+	MaxOpen = 64
+)
+
+// ledger is what a group knows of its calls that are not over.
+type ledger struct {
+	mu          sync.Mutex
+	first, last *pending        // guarded by mu; a list of the calls in their order, which is that in which they end
+	made        uint64          // guarded by mu; calls so far
+	open        []link.Transfer // guarded by mu; those of the first call that are posted, until all have ended
+	ended       []Wait          // guarded by mu; what was waited for when the world failed
+	over        bool            // guarded by mu; the world has failed
+}
+
+// add notes a call.
+func (l *ledger) add(p *pending) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.made++
+	p.number = l.made
+	if l.first == nil {
+		l.first = p
+	} else {
+		l.last.next = p
+	}
+	l.last = p
+}
+
+// remove forgets the first call, which has ended.
+func (l *ledger) remove() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.over { // as it was then
+		return
+	}
+	if l.first = l.first.next; l.first == nil {
+		l.last = nil
+	}
+}
+
+// post notes the messages of the first call. Until clear nobody writes to what is read of them here.
+func (l *ledger) post(xs []link.Transfer) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.open = xs
+	if l.first != nil {
+		l.first.begun = true
+	}
+}
+
+// clear forgets the messages, which have ended.
+func (l *ledger) clear() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.open = nil
+}
+
+// Waits returns the calls of this group, and of all that were split from it, that are not over. Once
+// the world has failed it returns what was waited for at that moment. Any goroutine may call it, at any
+// time.
+func (g *Group) Waits() []Wait {
+	all := g.ledger.waits(g)
+	g.mu.Lock()
+	children := slices.Clone(g.children)
+	g.mu.Unlock()
+	for _, c := range children {
+		all = append(all, c.Waits()...)
+	}
+	return all
+}
+
+// keepWaits has Waits return from now on what it would return now: the world has failed, and what
+// was waited for ends for that reason.
+func (g *Group) keepWaits() {
+	now := g.ledger.waits(g)
+	g.ledger.mu.Lock()
+	defer g.ledger.mu.Unlock()
+	if !g.ledger.over {
+		g.ledger.over, g.ledger.ended = true, now
+	}
+}
+
+// waits lists the calls of g that are not over.
+func (l *ledger) waits(g *Group) (all []Wait) {
+	var at tensor.Event // what the compute stream stands waiting for
+	if s, ok := g.compute.(tensor.Worker); ok {
+		w, _ := s.At()
+		at = w.For
+	}
+	g.mu.Lock() // no call is being made
+	defer g.mu.Unlock()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.over {
+		return slices.Clone(l.ended)
+	}
+	n := 0
+	for p := l.first; p != nil; p = p.next {
+		needed, called := at != nil && at == p.event, p.callers.Load() > 0
+		if n++; n > MaxWaits && !needed && !called {
+			continue
+		}
+		w := Wait{Op: p.name, Label: p.label, Group: g.id, Call: p.number, Begun: p.begun, Needed: needed, Called: called}
+		if p == l.first && p.begun {
+			w.measure(l.open)
+		}
+		all = append(all, w)
+	}
+	return all
+}
+
+// measure sets what w says of its messages. One that has ended in an error is open: the world has
+// failed, and that ended it.
+func (w *Wait) measure(xs []link.Transfer) {
+	now := time.Now()
+	for i := range xs {
+		x := &xs[i]
+		if x.Ended() && x.Err() == nil {
+			continue
+		}
+		w.Bytes += int64(len(x.Buf))
+		w.Open = append(w.Open, Open{Peer: x.Peer, Send: x.Send, Bytes: int64(len(x.Buf)), Moved: x.HasMoved(), Since: now.Add(-x.Stood())})
+	}
+	slices.SortStableFunc(w.Open, func(a, b Open) int { return cmp.Or(a.Since.Compare(b.Since), cmp.Compare(a.Peer, b.Peer)) })
+	if len(w.Open) > 0 {
+		w.Since = w.Open[len(w.Open)-1].Since
+	}
+	w.More = max(len(w.Open)-MaxOpen, 0)
+	w.Open = w.Open[:len(w.Open)-w.More]
+}
+
+// entry is what a ledger knows of a call.
+type entry struct {
+	number  uint64 // of the call
+	label   string
+	callers atomic.Int32 // that stand in Sync
+	begun   bool         // guarded by the ledger's mu
+	next    *pending     // guarded by the ledger's mu
+}

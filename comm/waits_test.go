@@ -1,0 +1,221 @@
+package comm_test
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"runtime"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/tensor"
+)
+
+// await polls until the waits of g are as ok wants them.
+func await(t *testing.T, g *comm.Group, ok func([]comm.Wait) bool) []comm.Wait {
+	t.Helper()
+	for start := time.Now(); ; time.Sleep(time.Millisecond) {
+		ws := g.Waits()
+		if ok(ws) {
+			return ws
+		}
+		if time.Since(start) > 20*time.Second {
+			t.Fatalf("rank %d waits %+v", g.Rank(), ws)
+		}
+	}
+}
+
+// peers are those of a call's open messages, each once.
+func peers(w comm.Wait) []int {
+	all := map[int]bool{}
+	for _, o := range w.Open {
+		all[o.Peer] = true
+	}
+	return slices.Sorted(maps.Keys(all))
+}
+
+// held reports whether ws is one call that has begun and waits for these peers.
+func held(peer ...int) func(ws []comm.Wait) bool {
+	return func(ws []comm.Wait) bool {
+		return len(ws) == 1 && ws[0].Begun && (ws[0].Needed || ws[0].Called) && slices.Equal(peers(ws[0]), peer)
+	}
+}
+
+// TestWaitsNameWhoStaysAway has one rank stay away from a collective. All others say that they wait for
+// it and for nobody else; when it has come, nobody waits.
+func TestWaitsNameWhoStaysAway(t *testing.T) {
+	const n, away = 4, 3
+	for name, w := range map[string]world{"local": func(_ testing.TB, _ int, compute []tensor.Stream, opts comm.Options) []*comm.Group {
+		return comm.NewLocal(len(compute), compute, opts)
+	}, "unix": unixWorld, "tcp": tcpWorld} {
+		t.Run(name, func(t *testing.T) {
+			groups := w(t, 0, make([]tensor.Stream, n), comm.Options{})
+			defer closeAll(groups)
+			reduce := func(g *comm.Group) error {
+				p, err := g.AllReduce(tensor.New(tensor.F32, 1000), comm.Sum)
+				return finish(t.Context(), p, err)
+			}
+			everyone(t, groups, reduce)
+			var others sync.WaitGroup
+			for _, g := range groups[:away] {
+				others.Go(func() {
+					if err := reduce(g); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			for _, g := range groups[:away] {
+				got := await(t, g, held(away))[0]
+				if got.Op != "all-reduce" || got.Group != 0 || got.Call != 2 || got.Vague || got.Bytes < 4000 || got.Since.IsZero() {
+					t.Errorf("rank %d: %+v", g.Rank(), got)
+				}
+			}
+			if ws := groups[away].Waits(); len(ws) > 0 {
+				t.Errorf("rank %d, which stays away, waits %+v", away, ws)
+			}
+			if err := reduce(groups[away]); err != nil {
+				t.Error(err)
+			}
+			others.Wait()
+			for _, g := range groups {
+				if ws := g.Waits(); len(ws) > 0 {
+					t.Errorf("rank %d waits %+v when all is over", g.Rank(), ws)
+				}
+			}
+		})
+	}
+}
+
+// TestWaitsTellWhatIsNeeded has a call that the compute stream stands for, one behind it that nobody
+// needs yet, and one in a group that was split off. Each has the label of its moment.
+func TestWaitsTellWhatIsNeeded(t *testing.T) {
+	compute := []tensor.Stream{tensor.NewHostStream("compute"), tensor.NewHostStream("compute")}
+	groups := comm.NewLocal(2, compute, comm.Options{})
+	defer func() {
+		closeAll(groups)
+		for _, s := range compute {
+			s.(*tensor.HostStream).Close()
+		}
+	}()
+	apart := make([]comm.Communicator, 2)
+	everyone(t, groups, func(g *comm.Group) (err error) {
+		apart[g.Rank()], err = g.Split(t.Context(), 0, g.Rank())
+		return err
+	})
+	swap := func(c comm.Communicator) comm.Pending {
+		message := func() []comm.Message {
+			return []comm.Message{{Peer: 1 - c.Rank(), View: tensor.New(tensor.F32, 10)}}
+		}
+		p, err := c.Exchange(message(), message())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	compute[0].Label("step 3/forward/layer 1")
+	first := swap(groups[0])
+	first.Wait()
+	compute[0].Label("step 3/forward/layer 2")
+	second, third := swap(groups[0]), swap(apart[0])
+	ws := await(t, groups[0], func(ws []comm.Wait) bool { return len(ws) == 3 && ws[0].Begun && ws[0].Needed && !ws[0].Called })
+	if w := ws[0]; w.Label != "step 3/forward/layer 1" || len(w.Open) != 2 || w.Open[0].Peer != 1 || w.Open[0].Bytes != 40 || w.Bytes != 80 || w.Open[0].Send == w.Open[1].Send {
+		t.Errorf("the first call: %+v", w)
+	}
+	// Both lie behind the first, which the compute stream stands for.
+	for _, w := range ws[1:] {
+		if w.Begun || w.Needed || w.Called || w.Label != "step 3/forward/layer 2" || len(w.Open) > 0 {
+			t.Errorf("a later call: %+v", w)
+		}
+	}
+	if ws[1].Group != 0 || ws[1].Call != ws[0].Call+1 || ws[2].Group == 0 {
+		t.Errorf("calls of two groups: %+v", ws)
+	}
+	swap(groups[1])
+	swap(groups[1])
+	swap(apart[1])
+	for _, p := range []comm.Pending{first, second, third} {
+		if err := p.Sync(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestWaitsAreKept has a world fail by a deadline. Afterwards each rank says what it waited for then.
+func TestWaitsAreKept(t *testing.T) {
+	const n, away = 3, 1
+	groups := unixWorld(t, 0, make([]tensor.Stream, n), comm.Options{Deadline: 200 * time.Millisecond})
+	defer closeAll(groups)
+	var others sync.WaitGroup
+	for _, g := range []*comm.Group{groups[0], groups[2]} {
+		others.Go(func() {
+			if err := g.Barrier(t.Context()); !errors.Is(err, comm.ErrDeadline) {
+				t.Errorf("rank %d: %v", g.Rank(), err)
+			}
+		})
+	}
+	others.Wait()
+	for _, r := range []int{0, 2} {
+		ws := groups[r].Waits()
+		if !held(away)(ws) || ws[0].Op != "barrier" || time.Since(ws[0].Since) < 200*time.Millisecond {
+			t.Errorf("rank %d: %+v", r, ws)
+		}
+	}
+	if ws := groups[away].Waits(); len(ws) > 0 {
+		t.Errorf("rank %d: %+v", away, ws)
+	}
+}
+
+// TestWaitsAreBounded has a rank make more calls than are told, and one with more messages.
+func TestWaitsAreBounded(t *testing.T) {
+	const n = 100
+	groups := comm.NewLocal(n, nil, comm.Options{})
+	defer closeAll(groups)
+	for range n {
+		v := tensor.New(tensor.F32, n)
+		if _, err := groups[0].AllToAll(v, tensor.New(tensor.F32, n)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ws := await(t, groups[0], func(ws []comm.Wait) bool { return len(ws) > 0 && ws[0].Begun })
+	if len(ws) != 16 || len(ws[0].Open) != 64 || ws[0].More != 2*(n-1)-64 || ws[0].Bytes != 2*(n-1)*4 {
+		t.Errorf("%d calls, the first with %d messages, %d more, %d bytes", len(ws), len(ws[0].Open), ws[0].More, ws[0].Bytes)
+	}
+}
+
+// TestWaitsBesideCalls asks all the time, while calls of all kinds are made. It is for the race detector.
+func TestWaitsBesideCalls(t *testing.T) {
+	const n = 3
+	groups := unixWorld(t, 0, make([]tensor.Stream, n), comm.Options{})
+	defer closeAll(groups)
+	ctx, cancel := context.WithCancel(t.Context())
+	var asking sync.WaitGroup
+	for _, g := range groups {
+		asking.Go(func() {
+			for ctx.Err() == nil {
+				for _, w := range g.Waits() {
+					if w.Op == "" || w.Call == 0 || len(w.Open) > 2*(n-1) || len(w.Open) > 0 && !w.Begun {
+						t.Errorf("%+v", w)
+					}
+				}
+				runtime.Gosched()
+			}
+		})
+	}
+	everyone(t, groups, func(g *comm.Group) error {
+		for i := range 50 {
+			p, err := g.AllReduce(tensor.New(tensor.F32, 1+i*1000), comm.Sum)
+			if err == nil {
+				err = swap(ctx, g, (g.Rank()+1)%n, (g.Rank()+n-1)%n)
+			}
+			if err := finish(ctx, p, err); err != nil {
+				return err
+			}
+		}
+		return g.Barrier(ctx)
+	})
+	cancel()
+	asking.Wait()
+}

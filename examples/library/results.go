@@ -1,0 +1,65 @@
+package main
+
+import (
+	"fmt"
+	"log"
+	"math"
+	"math/rand/v2"
+
+	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/tensor"
+)
+
+const tolerance = 1e-5 // absolute, of values around 1 in float32
+
+// results is what a forward and a backward pass give: out, lse, dq, dk, dv.
+type results struct {
+	acc   attention.Partial
+	grads attention.Grads
+}
+
+// newResults returns room for the results of that many positions, float32.
+func newResults(rows int) results {
+	row := func(heads, dim int) tensor.View { return tensor.New(tensor.F32, rows, heads, dim) }
+	return results{
+		attention.Partial{O: row(heads, dim), LSE: row(heads, 1)},
+		attention.Grads{DQ: row(heads, dim), DK: row(kvHeads, dim), DV: row(kvHeads, dim)},
+	}
+}
+
+func (r results) views() [5]tensor.View {
+	return [5]tensor.View{r.acc.O, r.acc.LSE, r.grads.DQ, r.grads.DK, r.grads.DV}
+}
+
+// put copies the results of a part of the sequence to where its rows are in the whole.
+func (r results) put(part results, rows []int) {
+	from := part.views()
+	for i, whole := range r.views() {
+		tensor.Scatter(whole, from[i], rows)
+	}
+}
+
+// compare prints the largest difference of each result, float32, from what is wanted, float64. It ends
+// the program with status 1 where one is above the tolerance.
+func (r results) compare(want results) {
+	w := want.views()
+	for i, name := range []string{"out", "lse", "dq", "dk", "dv"} {
+		worst, got := 0.0, tensor.Data[float32](r.views()[i])
+		for j, x := range tensor.Data[float64](w[i]) {
+			worst = max(worst, math.Abs(float64(got[j])-x))
+		}
+		fmt.Printf("%-3s  largest error %.1e\n", name, worst)
+		if !(worst <= tolerance) { // NaN fails, too
+			log.Fatalf("%s is off by more than %.0e", name, tolerance)
+		}
+	}
+}
+
+// random returns rows of the whole sequence: float32 [1, seq, heads, dim].
+func random(heads int) tensor.View {
+	xs := make([]float32, seq*heads*dim)
+	for i := range xs {
+		xs[i] = float32(rand.NormFloat64())
+	}
+	return tensor.FromSlice(xs, seq, heads, dim)
+}

@@ -1,0 +1,87 @@
+package cprun_test
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// openers are the calls that open or make a file by its path. internal/files has the two that do it
+// for all: it refuses pipes and devices without waiting for them, bounds what is read, and follows
+// no link out of a run directory.
+var openers = map[string][]string{
+	"os":      {"Open", "OpenFile", "OpenInRoot", "ReadFile", "Create", "WriteFile", "DirFS", "Truncate", "OpenRoot"},
+	"ioutil":  {"ReadFile", "WriteFile", "TempFile"},
+	"syscall": {"Open", "Openat", "Creat"},
+	"unix":    {"Open", "Openat", "Openat2", "Creat"},
+}
+
+// rootOpeners are those of an os.Root that no embedded file system has.
+var rootOpeners = []string{"OpenFile", "WriteFile", "OpenRoot"}
+
+// openExceptions are the files that open others themselves, what they call, and why that is right.
+var openExceptions = map[string]struct{ calls, why string }{
+	"internal/files/read.go":       {"os.OpenFile root.OpenFile", "the one way to read"},
+	"internal/files/dir.go":        {"os.OpenRoot root.OpenFile root.OpenRoot", "the one way to write, and to open directories"},
+	"internal/files/shared.go":     {"os.OpenRoot root.OpenFile root.OpenRoot", "the one way to make a file that another host may make, too, and to open a directory again"},
+	"internal/launch/jobdir.go":    {"os.Open os.WriteFile", "locks directories of its own user that are closed to all others, and marks one that it has just made"},
+	"internal/cuda/nvrtc/cache.go": {"os.OpenFile", "locks a file in the user's own cache"},
+	"internal/lan/host.go":         {"unix.Open", "opens /dev/net/tun, in tests"},
+	"comm/copyengine/setup.go":     {"os.OpenFile", "maps a file in /dev/shm that rank 0 of the job has made and names over the authenticated mesh"},
+}
+
+func TestFilesAreOpenedInOnePlace(t *testing.T) {
+	used := map[string]map[string]bool{}
+	walk(t, func(path string, src []byte) {
+		if strings.HasSuffix(path, "_test.go") {
+			return
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), path, src, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ast.Inspect(file, func(n ast.Node) bool {
+			sel, ok := n.(*ast.SelectorExpr)
+			if !ok {
+				return true
+			}
+			if call := opens(sel); call != "" {
+				if used[path] == nil {
+					used[path] = map[string]bool{}
+				}
+				used[path][call] = true
+			}
+			return true
+		})
+	})
+	for path, calls := range used {
+		got := strings.Join(slices.Sorted(maps.Keys(calls)), " ")
+		if want := openExceptions[path]; got != want.calls {
+			t.Errorf("%s calls %s itself; internal/files opens and makes files (allowed here: %q)", path, got, want.calls)
+		}
+	}
+	for path := range openExceptions {
+		if used[path] == nil {
+			t.Errorf("%s opens no file any more; take it out of the table", filepath.ToSlash(path))
+		}
+	}
+}
+
+// opens is the call that a selector means, "" for one that opens nothing.
+func opens(sel *ast.SelectorExpr) string {
+	if pkg, ok := sel.X.(*ast.Ident); ok && slices.Contains(openers[pkg.Name], sel.Sel.Name) {
+		return pkg.Name + "." + sel.Sel.Name
+	}
+	if _, pkg := sel.X.(*ast.Ident); pkg && sel.X.(*ast.Ident).Name == "safetensors" {
+		return "" // its WriteFile goes through internal/files
+	}
+	if slices.Contains(rootOpeners, sel.Sel.Name) {
+		return "root." + sel.Sel.Name
+	}
+	return ""
+}

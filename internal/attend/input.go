@@ -1,0 +1,276 @@
+package attend
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/cprun/cprun/attention/qkv"
+	"github.com/cprun/cprun/internal/files"
+	"github.com/cprun/cprun/internal/safetensors"
+)
+
+// Input is how a file holds q, k and v.
+type Input struct {
+	Layout   qkv.Layout
+	Tensors  []string // in the file: q, k, v; q, kv; qkv
+	Declared bool     // by the metadata; else detected
+	shapes   [][]int
+}
+
+// floating is the element types that are read.
+var floating = map[safetensors.DType]bool{
+	safetensors.F64: true, safetensors.F32: true, safetensors.F16: true, safetensors.BF16: true,
+	safetensors.F8E4M3: true, safetensors.F8E5M2: true,
+}
+
+// few are the first of a list of names, as many as a reader reads.
+func few(names []string) []string { return names[:min(len(names), 16)] }
+
+// readable is the shape of a tensor whose elements can be read.
+func (c *Case) readable(name string) ([]int, error) {
+	info, ok := c.file.Info(name)
+	switch {
+	case !ok:
+		return nil, fmt.Errorf("%s: tensor %q is missing; it holds %.64q", c.Path, name, few(c.file.Names()))
+	case !floating[info.DType]:
+		return nil, fmt.Errorf("%s: tensor %q has elements of type %.64s; want F64, F32, F16 or BF16", c.Path, name, info.DType)
+	case slices.ContainsFunc(info.Shape, func(n int) bool { return n < 1 }):
+		return nil, fmt.Errorf("%s: tensor %q has shape %v with an empty axis", c.Path, name, info.Shape)
+	}
+	return info.Shape, nil
+}
+
+// tensors finds q, k and v, their layout and lengths, and dout.
+func (c *Case) tensors() error {
+	in := &c.Input
+	in.Tensors = []string{"q", "k", "v"}
+	if c.has("qkv") {
+		in.Tensors = []string{"qkv"}
+	} else if c.has("kv") {
+		in.Tensors = []string{"q", "kv"}
+	}
+	var errs []error
+	for _, name := range []string{"q", "k", "v"} {
+		if c.has(name) && !slices.Contains(in.Tensors, name) {
+			errs = append(errs, fmt.Errorf("%s: tensor %q stands beside %q, which holds it; leave one of them out",
+				c.Path, name, in.Tensors[len(in.Tensors)-1]))
+		}
+	}
+	for _, name := range in.Tensors {
+		s, err := c.readable(name)
+		errs = append(errs, err)
+		in.shapes = append(in.shapes, s)
+	}
+	var dout []int
+	if c.has("dout") {
+		s, err := c.readable("dout")
+		if err == nil && len(s) != 4 {
+			err = fmt.Errorf("%s: tensor \"dout\" has shape %v; want [batch, seq, heads, head_dim]", c.Path, s)
+		}
+		errs = append(errs, err)
+		dout, c.Backward = s, true
+	}
+	known, err := c.known()
+	if err := errors.Join(append(errs, err)...); err != nil {
+		return err
+	}
+	n, err := c.layoutOf(known, dout)
+	if err != nil {
+		return fmt.Errorf("%s: %w", c.Path, err)
+	}
+	c.Batch, c.SeqQ, c.SeqKV = n.Batch, n.SeqQ, n.SeqKV
+	c.Heads, c.KVHeads, c.HeadDim, c.HeadDimV = n.Heads, n.KVHeads, n.HeadDim, n.HeadDimV
+	if want := output(n); dout != nil && !slices.Equal(dout, want) {
+		return fmt.Errorf("%s: dout %v is not like the output %v", c.Path, dout, want)
+	}
+	return nil
+}
+
+func (c *Case) has(name string) bool {
+	_, ok := c.file.Info(name)
+	return ok
+}
+
+// output is the shape of the result.
+func output(n qkv.LayoutDims) []int { return []int{n.Batch, n.SeqQ, n.Heads, n.HeadDimV} }
+
+// known is what the metadata say of lengths.
+func (c *Case) known() (k qkv.Known, err error) {
+	var errs []error
+	for name, at := range map[string]*int{"heads": &k.Heads, "kv_heads": &k.KVHeads, "head_dim": &k.HeadDim} {
+		s := c.file.Metadata()[name]
+		if s == "" {
+			continue
+		}
+		if *at, err = strconv.Atoi(s); err != nil || *at < 1 {
+			errs = append(errs, fmt.Errorf("%s: metadata %q is %.64q; want a number of at least 1", c.Path, name, s))
+		}
+	}
+	return k, errors.Join(errs...)
+}
+
+// layoutOf finds the layout of the tensors, the one that the metadata name or the one whose axes
+// their shapes fit, and the lengths of the attention.
+func (c *Case) layoutOf(known qkv.Known, dout []int) (n qkv.LayoutDims, err error) {
+	in := &c.Input
+	if name := c.file.Metadata()["layout"]; name != "" {
+		in.Declared = true
+		if in.Layout, err = qkv.Named(name); err != nil {
+			return n, fmt.Errorf("metadata \"layout\": %w", err)
+		}
+		if !slices.Equal(in.Layout.Tensors(), in.Tensors) {
+			return n, fmt.Errorf("metadata \"layout\": %v has the tensors %v, and the file %v",
+				in.Layout, in.Layout.Tensors(), in.Tensors)
+		}
+		return c.dims(in.Layout, known, dout)
+	}
+	if len(in.Tensors) == 3 { // the order of axes is a rule here, not a guess
+		in.Layout = qkv.Layout{Q: qkv.THD, KV: qkv.THD}
+		if slices.ContainsFunc(in.shapes, func(s []int) bool { return len(s) != 3 }) {
+			in.Layout = qkv.Layout{}
+			if err := alike(in.shapes[0], in.shapes[1], in.shapes[2]); err != nil {
+				return n, err
+			}
+		}
+		return c.dims(in.Layout, known, dout)
+	}
+	return c.detect(known, dout)
+}
+
+// detect finds the one layout of a packed tensor whose axes the shapes fit. Layouts that give the
+// same addresses are one. Documents one behind another are looked for where the metadata have
+// documents.
+func (c *Case) detect(known qkv.Known, dout []int) (n qkv.LayoutDims, err error) {
+	in := &c.Input
+	docs := c.documents()
+	var fits []qkv.Layout
+	var names []string
+	var errs []error
+	batchFirst := map[qkv.Packing]bool{}
+	for _, l := range qkv.Layouts() {
+		if !slices.Equal(l.Tensors(), in.Tensors) || l.Q == qkv.THD && docs == 0 {
+			continue
+		}
+		m, err := c.dims(l, known, dout)
+		switch {
+		case err != nil:
+		case dout != nil && !slices.Equal(output(m), dout):
+			err = fmt.Errorf("layout %v gives an output %v, and dout is %v", l, output(m), dout)
+		case docs != 0 && docs != m.SeqQ:
+			err = fmt.Errorf("layout %v has %d tokens, and the documents %d", l, m.SeqQ, docs)
+		}
+		if err != nil && !errors.Is(err, qkv.ErrHeads) {
+			errs = append(errs, err)
+			continue
+		}
+		// The batch is first, as it is where q, k and v stand alone, unless the lengths deny it.
+		if l.Q == qkv.SBHD && batchFirst[l.Packing] {
+			continue
+		}
+		batchFirst[l.Packing] = batchFirst[l.Packing] || l.Q == qkv.BSHD
+		if err != nil { // it may be this one
+			names, errs = append(names, l.String()), append(errs, err)
+			continue
+		}
+		if slices.ContainsFunc(fits, func(f qkv.Layout) bool { return m == n && qkv.Alike(f, l, m) }) {
+			continue
+		}
+		fits, names, n = append(fits, l), append(names, l.String()), m
+	}
+	switch {
+	case len(names) > 1:
+		return n, fmt.Errorf("shapes %v of %v fit the layouts %s; name one as metadata \"layout\", or say heads, kv_heads and head_dim",
+			in.shapes, in.Tensors, strings.Join(names, " and "))
+	case len(fits) == 0:
+		return n, fmt.Errorf("shapes %v of %v fit no layout; name it as metadata \"layout\":\n%w",
+			in.shapes, in.Tensors, errors.Join(errs...))
+	}
+	in.Layout = fits[0]
+	return n, nil
+}
+
+// documents is how many tokens the documents of the metadata hold; 0: there are none, or others
+// than a list of lengths, which metadata finds.
+func (c *Case) documents() (tokens int) {
+	docs, err := lengths(c.file.Metadata()["docs"])
+	if err != nil {
+		return 0
+	}
+	for _, n := range docs {
+		if n < 0 || n > math.MaxInt-tokens {
+			return 0
+		}
+		tokens += n
+	}
+	return tokens
+}
+
+// maxDocs is how many documents a case may have.
+const maxDocs = 1 << 20
+
+// lengths reads a JSON list of document lengths.
+func lengths(text string) (docs []int, err error) {
+	if err := files.Modest([]byte(text), maxDocs+1); err != nil {
+		return nil, err
+	}
+	return docs, json.Unmarshal([]byte(text), &docs)
+}
+
+// alike is why shapes are not those of q, k and v [batch, seq, heads, head_dim].
+func alike(q, k, v []int) error {
+	var errs []error
+	fault := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	for i, s := range [][]int{q, k, v} {
+		if len(s) != 4 {
+			fault("tensor %q has shape %v; want [batch, seq, heads, head_dim], or metadata \"layout\"", "qkv"[i:i+1], s)
+		}
+	}
+	if len(errs) > 0 {
+		return errors.Join(errs...)
+	}
+	if k[0] != q[0] || k[3] != q[3] {
+		fault("k %v does not fit q %v: batch and head_dim must be the same", k, q)
+	}
+	if v[0] != k[0] || v[1] != k[1] || v[2] != k[2] {
+		fault("v %v does not fit k %v: batch, seq_kv and kv_heads must be the same", v, k)
+	}
+	if q[2]%k[2] != 0 {
+		fault("%d query heads are not a multiple of %d KV heads", q[2], k[2])
+	}
+	return errors.Join(errs...)
+}
+
+// dims is the lengths of the attention in a layout. Queries of documents one behind another (thd)
+// against keys of a batch are those of a batch whose documents are all as long: Batch and SeqQ are
+// then the keys'.
+func (c *Case) dims(l qkv.Layout, known qkv.Known, dout []int) (qkv.LayoutDims, error) {
+	if l.Packing == qkv.QKVHeads && known.Heads == 0 && known.KVHeads == 0 && dout != nil {
+		known.Heads = dout[2] // the output has as many heads as q
+	}
+	n, err := l.Dims(c.Input.shapes, known)
+	if err != nil || l.Q != qkv.THD || n.Batch == 1 {
+		return n, err
+	}
+	if n.SeqQ != n.Batch*n.SeqKV || c.file.Metadata()["docs"] == "" {
+		return n, fmt.Errorf("layout %v has %d queries of all documents and keys of batch %d by %d tokens: this build takes as many queries as keys in each, with metadata \"docs\" that say so",
+			l, n.SeqQ, n.Batch, n.SeqKV)
+	}
+	n.SeqQ = n.SeqKV
+	c.batches = true
+	return n, nil
+}
+
+// evenly is why documents are not the batch of k and v; where they are, the batch stands for them.
+func (c *Case) evenly() error {
+	if len(c.Docs) != c.Batch || slices.ContainsFunc(c.Docs, func(n int) bool { return n != c.SeqKV }) {
+		return fmt.Errorf("%s: metadata \"docs\": layout %v has %d documents of %d keys, and the queries' are %v (%d documents); others are not in this build",
+			c.Path, c.Input.Layout, c.Batch, c.SeqKV, c.Docs[:min(len(c.Docs), 16)], len(c.Docs))
+	}
+	c.Docs = nil
+	return nil
+}

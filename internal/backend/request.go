@@ -1,0 +1,61 @@
+package backend
+
+import (
+	"github.com/cprun/cprun/attention/backends"
+	"github.com/cprun/cprun/attention/qkv"
+	"github.com/cprun/cprun/internal/machine"
+	"github.com/cprun/cprun/tensor"
+)
+
+// Request is one attention of a run, as training, `cprun attention` and `cprun bench` alike ask for
+// it. Its q, k and v are three dense tensors [batch, seq, heads, head dim] on the device.
+type Request struct {
+	Of    string // what it is of, where a run asks for several: "layers without a window"
+	Want  string // name of a backend; "auto" and "": the best
+	DType tensor.DType
+
+	Batch, SeqQ, SeqKV int // global tokens
+	Heads, KVHeads     int
+	HeadDim, HeadDimV  int
+	Causal             bool
+	Window             int // keys before a query's own; -1: all
+	Softcap            bool
+	ScaleNotAbove0     bool
+	Documents          bool
+	FP8                backends.Recipe
+
+	Training, Deterministic bool
+
+	Ranks             int
+	Algorithm, Layout string // of ring.Algorithms; of package partition
+}
+
+// params returns what the rules are asked about r on a machine. All of a run's questions are put
+// together here.
+func (r *Request) params(m machine.Machine, disabled uint8) (backends.Params, error) {
+	want := backends.Auto
+	if r.Want != "" {
+		var err error
+		if want, err = backends.ParseBackend(r.Want); err != nil {
+			return backends.Params{}, err
+		}
+	}
+	right := -1
+	if r.Causal {
+		right = 0
+	}
+	return On(backends.Params{
+		Want: want, DType: r.DType, Format: qkv.BSHD, Packing: qkv.Separate, Contiguous: true,
+		Batch: r.Batch, SeqQ: r.SeqQ, SeqKV: r.SeqKV, Heads: r.Heads, KVHeads: r.KVHeads, HeadDim: r.HeadDim, HeadDimV: r.HeadDimV,
+		Causal: r.Causal, WindowLeft: r.Window, WindowRight: right, Softcap: r.Softcap, ScaleNotAbove0: r.ScaleNotAbove0,
+		Softmax: backends.Vanilla, Bias: backends.NoBias, Documents: r.Documents,
+		Training: r.Training, Deterministic: r.Deterministic, FP8: r.FP8,
+		ContextSize: r.Ranks, Algorithm: r.Algorithm, Layout: r.Layout,
+	}, m, disabled), nil
+}
+
+// On returns p on a machine, with the backends of disabled (see Disabled) switched off.
+func On(p backends.Params, m machine.Machine, disabled uint8) backends.Params {
+	p.Arch, p.CUDNN, p.Flash, p.Memory, p.Disabled = m.Arch, m.CUDNN, m.Flash, m.Memory, disabled
+	return p
+}

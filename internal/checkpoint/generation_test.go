@@ -1,0 +1,167 @@
+package checkpoint
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// beginner is a saver of one rank whose launcher has the lock, or believes to have it.
+func beginner(t *testing.T, dir, run string, generation int64) *fleet {
+	t.Helper()
+	params, ranges := small(1)
+	f, err := newFleet(params, ranges, Options{Dir: rooted(dir), RunID: run, Start: Start{Generation: generation}, Locked: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.close() })
+	return f
+}
+
+func (f *fleet) save(t *testing.T, step int64) error {
+	return f.each(func(rank int, s *Saver) error { return s.Save(t.Context(), f.snapshot(rank, step)) })
+}
+
+// A start that is cut off after it has looked for a newer one finds out all the same: the newer one has
+// taken away what it was about to rename.
+func TestCutOff(t *testing.T) {
+	for _, c := range []struct {
+		point string
+		left  int64 // the newest checkpoint then
+	}{{"manifest written", 1}, {"set aside", 1}, {"latest written", 1}} {
+		dir := t.TempDir()
+		old := beginner(t, dir, "old", 1)
+		if err := old.save(t, 1); err != nil {
+			t.Fatal(err)
+		}
+		var next *fleet
+		old.savers[0].at = func(p string) error {
+			if p == c.point && next == nil {
+				next = beginner(t, dir, "new", 2)
+			}
+			return nil
+		}
+		step := int64(2)
+		if c.point == "set aside" {
+			step = 1
+		}
+		if err := old.save(t, step); err == nil {
+			t.Errorf("%s: a checkpoint of the old start was committed", c.point)
+		}
+		if got, reasons := latestStep(t, dir, old.params); got != c.left {
+			t.Errorf("%s: latest step is %d, want %d (passed over: %q)", c.point, got, c.left, reasons)
+		}
+		if err := old.save(t, 3); !errors.Is(err, ErrSuperseded) || !strings.Contains(err.Error(), "job new, process") {
+			t.Errorf("%s: the save after that: %v", c.point, err)
+		}
+		if err := next.save(t, 2); err != nil {
+			t.Errorf("%s: a save of the new start: %v", c.point, err)
+		}
+		if got := names(t, dir); !slices.Equal(got, []string{"latest", "step-00000001", "step-00000002"}) {
+			t.Errorf("%s: the directory holds %q", c.point, got)
+		}
+	}
+}
+
+// Of two starts of one number, the second is refused; a number that is not given is the next.
+func TestGenerations(t *testing.T) {
+	dir := t.TempDir()
+	beginner(t, dir, "first", 3)
+	next, err := NextGeneration(rooted(dir))
+	if err != nil || next != 4 {
+		t.Fatalf("NextGeneration = %d, %v, want 4", next, err)
+	}
+	for generation, want := range map[int64]string{2: "number 3, by job first", 3: "generation 3 has been taken by job first"} {
+		_, err := NewSaver(NewLocal(1)[0], Options{Dir: rooted(dir), RunID: "other", Start: Start{Generation: generation}, Locked: true})
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("a start with number %d: %v, want %q", generation, err, want)
+		}
+	}
+	if s := beginner(t, dir, "second", 0).savers[0]; s.generation != 4 {
+		t.Errorf("the start after 3 is number %d", s.generation)
+	}
+	if _, err := os.Stat(filepath.Join(dir, generationName(3))); err == nil {
+		t.Error("the record of an older start was left")
+	}
+	if err := os.Remove(filepath.Join(dir, generationName(4))); err != nil {
+		t.Fatal(err)
+	}
+	late := beginner(t, dir, "third", 6)
+	if err := os.Remove(filepath.Join(dir, generationName(6))); err != nil {
+		t.Fatal(err)
+	}
+	if err := late.save(t, 1); !errors.Is(err, ErrSuperseded) || !strings.Contains(err.Error(), "no such file or directory") {
+		t.Errorf("without the record of the start: %v", err)
+	}
+}
+
+// Whatever stands in the record of a start, an error is of bounded length and shows no control character.
+func FuzzOrigin(f *testing.F) {
+	f.Add(newOrigin().encode())
+	f.Add([]byte(`{"host":"` + strings.Repeat("x", 3000) + "\\u001b\"}\n"))
+	f.Add([]byte("{}\n"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		o, err := parseOrigin(data[:min(len(data), maxOrigin)])
+		text := fmt.Sprint(o)
+		if err == nil && (len(text) > 4000 || strings.ContainsAny(text, "\x1b\n\r")) {
+			t.Errorf("%q: %q", data, text)
+		}
+	})
+}
+
+// A job that another has taken the run from does not take it back when its workers are started again.
+func TestJobsDoNotFight(t *testing.T) {
+	dir := t.TempDir()
+	begin := func(job string, first, restart int64) error {
+		s, err := NewSaver(NewLocal(1)[0], Options{
+			Dir: rooted(dir), RunID: fmt.Sprintf("%s-%d", job, restart), Start: Start{Job: job, First: first, Generation: first + restart}, Locked: true,
+		})
+		if err == nil {
+			err = s.Close()
+		}
+		return err
+	}
+	if err := errors.Join(begin("old", 1, 0), begin("old", 1, 1), begin("new", 3, 0)); err != nil {
+		t.Fatal(err)
+	}
+	for restart := range int64(5) {
+		if err := begin("old", 1, restart); !errors.Is(err, ErrSuperseded) && !errors.Is(err, os.ErrExist) {
+			t.Errorf("start %d of the old job: %v", 1+restart, err)
+		}
+	}
+	if err := begin("new", 3, 1); err != nil {
+		t.Errorf("the second start of the new job: %v", err)
+	}
+}
+
+// The lock says who holds it.
+func TestLockNamesItsHolder(t *testing.T) {
+	dir := rooted(t.TempDir())
+	first, err := Lock(dir, "mine")
+	if err != nil {
+		t.Fatal(err)
+	}
+	host, _ := os.Hostname()
+	_, err = Lock(dir, "")
+	if want := fmt.Sprintf("is in use by job mine, process %d on host %s", os.Getpid(), host); !errors.Is(err, errLocked) || !strings.Contains(err.Error(), want) {
+		t.Errorf("a second lock: %v, want %q", err, want)
+	}
+	if _, err := Lock(dir, "other"); !errors.Is(err, errLocked) {
+		t.Errorf("the lock of another job: %v", err)
+	}
+	if f, err := Lock(dir, "mine"); f != nil || err != nil {
+		t.Errorf("a second lock of the same job: %v, %v, want none, and no error", f, err)
+	}
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	again, err := Lock(dir, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	again.Close()
+}

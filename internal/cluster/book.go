@@ -1,0 +1,226 @@
+package cluster
+
+import (
+	"cmp"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/cprun/cprun/internal/launch"
+)
+
+// What the leader knows of a start: how it has ended on each agent, and so for the job.
+
+// run is the leader's book of a start.
+type run struct {
+	parts  map[string]*part
+	since  time.Time // when this agent began to keep it
+	over   bool      // the verdict is out
+	failed time.Time // when the first failure was heard of; zero: none
+	order  int       // of first signs of failure, by agent
+	stop   string    // what has asked for a stop, if anything has
+	met    bool      // the addresses are out
+	askers []string  // agents that have asked what the ranks wait for
+	// stillborn: agents were gone when it was decided. Such a start does not count as one.
+	stillborn bool
+}
+
+// part is what is known of the start on one agent.
+type part struct {
+	Member
+	addrs  []string
+	ended  *ended
+	lost   string // why it is lost; "": it is not
+	failed int    // order of the first sign of failure; 0: none
+	absent bool   // it has not come to this leader, who is new
+}
+
+// keep begins the book of a start that was just decided.
+func (m *machine) keep(d *decision) {
+	m.book(d)
+	for _, a := range d.World.Agents {
+		if a.Name != m.self.Name && !m.joined(a.Name) {
+			m.run.stillborn = true
+			m.strike(m.run.parts[a.Name], "it was gone before the start")
+		}
+	}
+	m.deliver()
+	m.settle()
+}
+
+// book makes an empty one.
+func (m *machine) book(d *decision) {
+	m.run = &run{parts: map[string]*part{}, since: m.now}
+	for _, a := range d.World.Agents {
+		m.run.parts[a.Name] = &part{Member: a}
+	}
+}
+
+// takeOver begins where the last leader has ended: the others come, and tell how the start has ended there.
+func (m *machine) takeOver() {
+	m.fx.log("this node leads the job now")
+	m.tally = m.reg.last.Tally
+	m.book(m.reg.last)
+	for _, p := range m.run.parts {
+		p.absent = p.Name != m.self.Name
+	}
+	if e := m.outcome(); e != nil {
+		m.onEnded(m.self.Name, e)
+	}
+	m.deliver()
+	m.settle()
+}
+
+// lost: a peer of this leader is gone.
+func (m *machine) lost(p *peer, why string) {
+	if r := m.run; r != nil && !r.over {
+		if part := r.parts[p.Name]; part != nil && part.ended == nil && part.lost == "" {
+			m.strike(part, why)
+			m.settle()
+		}
+	}
+}
+
+// strike counts an agent as lost to the start, and tells the others.
+func (m *machine) strike(p *part, why string) {
+	p.lost = why
+	m.sign(p)
+	m.relay("", launch.News{Failed: &p.FirstRank, Lost: name(p.Member, m.world()) + " is lost: " + why})
+}
+
+// sign notes the first sign of failure of an agent.
+func (m *machine) sign(p *part) {
+	r := m.run
+	if p.failed == 0 {
+		r.order++
+		p.failed = r.order
+	}
+	if r.failed.IsZero() {
+		r.failed = m.now
+	}
+}
+
+// onEnded: the start has ended on an agent.
+func (m *machine) onEnded(from string, e *ended) {
+	r := m.run
+	if m.role != leading || r == nil || r.over || e.Index != m.reg.index {
+		return
+	}
+	p := r.parts[from]
+	if p == nil || p.ended != nil || p.lost != "" {
+		return
+	}
+	p.ended, p.absent = e, false
+	if len(e.Ending.Failures) > 0 || e.Fault != "" {
+		m.sign(p)
+	}
+	m.settle()
+}
+
+// settle gives the verdict when the start has ended on all agents.
+func (m *machine) settle() {
+	r := m.run
+	if r == nil || r.over {
+		return
+	}
+	for _, p := range r.parts {
+		if p.ended == nil && p.lost == "" {
+			return
+		}
+	}
+	r.over = true
+	e := m.merge()
+	var lost []string
+	for _, p := range r.parts {
+		if p.lost != "" {
+			lost = append(lost, key(&p.Member))
+		}
+	}
+	cause := ""
+	if len(e.Failures) > 0 {
+		cause = m.placeOf(e.Failures[0].Rank)
+	}
+	t := m.tally
+	t.note(cause, lost)
+	v := m.judge(&t, e)
+	m.tally = t
+	m.gather = &gather{since: m.now, call: m.now}
+	if !v.Again {
+		m.conclusion(v)
+		return
+	}
+	m.gather.again = &again{m.reg.index, t, int64(v.After)}
+	msg := &message{Again: m.gather.again}
+	for _, a := range m.world().Agents {
+		if m.joined(a.Name) {
+			m.fx.send(msg, a.Name)
+		}
+	}
+	if m.local.ending {
+		m.local.ending = false
+		m.fx.verdict(v)
+	}
+	m.advance()
+}
+
+// judge says what follows an ending.
+func (m *machine) judge(t *tally, e launch.Ending) launch.Verdict {
+	if m.run.stillborn && !e.Asked && !e.Forced && !e.Hung && e.Err == nil {
+		v := launch.Verdict{Again: true}
+		v.ExitCode, v.Failures, v.Restarts = launch.ExitFailed, e.Failures, t.Retries.Done
+		if len(e.Failures) > 0 {
+			v.First = &e.Failures[0]
+		}
+		return v
+	}
+	return t.Retries.Verdict(e)
+}
+
+// placeOf is the key of the agent with that rank.
+func (m *machine) placeOf(rank int) string {
+	for _, a := range m.world().Agents {
+		if rank >= a.FirstRank && rank < a.FirstRank+a.NProc {
+			return key(&a)
+		}
+	}
+	return ""
+}
+
+// lost is how the loss of an agent stands in a report, for all its ranks.
+func (a *Member) lost(why string, order int) launch.Failure {
+	return launch.Failure{
+		Rank: a.FirstRank, Ranks: a.NProc, Host: a.Host, ExitCode: -1, Cause: why, Order: order,
+		Hint: "see whether the host is up, and its log of the time; the last lines of the other nodes say how far they came",
+	}
+}
+
+// merge makes one ending of those of all agents.
+func (m *machine) merge() launch.Ending {
+	var all []launch.Ending
+	parts := slices.Collect(func(yield func(*part) bool) {
+		for _, a := range m.world().Agents {
+			if !yield(m.run.parts[a.Name]) {
+				return
+			}
+		}
+	})
+	for _, p := range parts {
+		if p.lost != "" {
+			all = append(all, launch.Ending{Failures: []launch.Failure{p.Member.lost(p.lost, p.failed<<16)}})
+			continue
+		}
+		e := p.ended.Ending
+		e.Failures = slices.Clone(e.Failures)
+		for i := range e.Failures { // what the leader has heard of first comes first
+			e.Failures[i].Order += cmp.Or(p.failed, 1<<16) << 16
+		}
+		if p.ended.Fault != "" && e.Err == nil {
+			e.Err = errors.New(p.ended.Fault)
+		}
+		if p.Name == m.self.Name && m.local.quiet {
+			e.Quiet = true
+		}
+		all = append(all, e)
+	}
+	return launch.Merge(all...)
+}

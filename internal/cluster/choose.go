@@ -1,0 +1,136 @@
+package cluster
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/cprun/cprun/internal/launch"
+)
+
+const (
+	// firstCauses in a row, or losses, and a node is left out.
+	firstCauses = 3
+	losses      = 2
+)
+
+// tally is what a job remembers of its starts. It goes with each decision, to whoever leads next.
+type tally struct {
+	Retries launch.Retries `json:"retries"`
+	Cause   string         `json:"cause,omitempty"` // key of the node that failed first last time
+	InRow   int            `json:"in_row,omitempty"`
+	Lost    map[string]int `json:"lost,omitempty"` // how often a node was lost, by key
+	Target  int            `json:"target"`         // agents of the first world
+}
+
+// key names the place of an agent for the tally: it outlives the agent's process.
+func key(m *Member) string { return fmt.Sprintf("%s#%d", m.HostID, m.NodeRank) }
+
+// note counts how a start has ended in which cause, the place of the agent whose rank was first to fail, failed;
+// "" is none. lost are the places of those that were lost.
+func (t *tally) note(cause string, lost []string) {
+	if cause == "" || cause != t.Cause {
+		t.Cause, t.InRow = cause, 0
+	}
+	if cause != "" {
+		t.InRow++
+	}
+	counts := map[string]int{}
+	for k, n := range t.Lost {
+		counts[k] = n
+	}
+	for _, k := range lost {
+		counts[k]++
+	}
+	t.Lost = counts
+}
+
+// out says why the agent at that place is left out, or "".
+func (t *tally) out(key string) string {
+	switch {
+	case t.InRow >= firstCauses && t.Cause == key:
+		return fmt.Sprintf("its ranks were the first to fail %d times in a row", t.InRow)
+	case t.Lost[key] >= losses:
+		return fmt.Sprintf("it was lost %d times", t.Lost[key])
+	}
+	return ""
+}
+
+// candidate is an agent that may be in the next world. Its NodeRank is the one it wants, or -1.
+type candidate struct {
+	Member
+	joined int // order in which they came
+}
+
+// choose takes the agents of the next world out of those that are there: at most most, those of the last
+// world before others, and before those that the tally leaves out, which are taken if there are fewer than
+// least without them. left are the notes about those.
+func choose(there []candidate, last *World, t *tally, least, most int) (agents []Member, left []string) {
+	ranked := ranks(there, last)
+	var in, out []candidate
+	for _, c := range ranked {
+		if t.out(key(&c.Member)) == "" {
+			in = append(in, c)
+		} else {
+			out = append(out, c)
+		}
+	}
+	for len(in) < least && len(out) > 0 {
+		in, out = append(in, out[0]), out[1:]
+	}
+	for _, c := range out {
+		left = append(left, fmt.Sprintf("node %s (node rank %d) is left out: %s", c.Host, c.NodeRank, t.out(key(&c.Member))))
+	}
+	for _, c := range in[:min(len(in), most)] {
+		agents = append(agents, c.Member)
+	}
+	return agents, left
+}
+
+// ranks gives each agent a node rank, and sorts: those of the last world first, then those that want a rank,
+// then the others as they came. A rank that is wanted goes to who wants it; agents of the last world keep
+// theirs; the rest get the lowest that are free.
+func ranks(there []candidate, last *World) []candidate {
+	before := map[string]int{} // node ranks
+	for _, m := range last.Agents {
+		before[m.Name] = m.NodeRank
+	}
+	class := func(c *candidate) int {
+		_, was := before[c.Name]
+		switch {
+		case was:
+			return 0
+		case c.NodeRank >= 0:
+			return 1
+		}
+		return 2
+	}
+	all := slices.Clone(there)
+	slices.SortFunc(all, func(a, b candidate) int {
+		return cmp.Or(cmp.Compare(class(&a), class(&b)), cmp.Compare(a.joined, b.joined), cmp.Compare(a.Name, b.Name))
+	})
+	taken := map[int]bool{}
+	for _, c := range all {
+		if c.NodeRank >= 0 {
+			taken[c.NodeRank] = true
+		}
+	}
+	for i := range all {
+		c := &all[i]
+		if rank, was := before[c.Name]; c.NodeRank < 0 && was && !taken[rank] {
+			c.NodeRank = rank
+			taken[rank] = true
+		}
+	}
+	free := 0
+	for i := range all {
+		if all[i].NodeRank < 0 {
+			for taken[free] {
+				free++
+			}
+			all[i].NodeRank = free
+			taken[free] = true
+		}
+	}
+	return all
+}

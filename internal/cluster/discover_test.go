@@ -1,0 +1,30 @@
+package cluster
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/cprun/cprun/internal/launch"
+)
+
+// Agents agree over ports that carry gossip, too, and gossip finds them all.
+func TestAgentsFindEachOtherByGossip(t *testing.T) {
+	hosts := joinAll(t, 3, nil)
+	all(t, hosts, func(h *host) error {
+		if _, err := h.starts(t.Context()); err != nil {
+			return err
+		}
+		for len(h.disco.Peers()) < 2 {
+			select {
+			case <-h.disco.Changed():
+			case <-t.Context().Done():
+				return t.Context().Err()
+			}
+		}
+		v := h.End(t.Context(), launch.Ending{})
+		if v.ExitCode != launch.ExitDone {
+			return fmt.Errorf("verdict %+v", v)
+		}
+		return h.Close(v.ExitCode)
+	})
+}

@@ -1,0 +1,100 @@
+package cluster
+
+import (
+	"encoding/json"
+	"reflect"
+	"testing"
+	"time"
+
+	"github.com/cprun/cprun/internal/launch"
+)
+
+// samples are messages as agents send them.
+func samples() []*message {
+	rank, index, text := 3, 2, "why"
+	at := Found{"a-1", "10.0.0.1:29400"}
+	w := World{Generation: 2, Restart: 1, Size: 4, Agents: []Member{
+		{Name: "a-1", Host: "a", HostID: "x", NodeRank: 0, FirstRank: 0, NProc: 2, Addr: "10.0.0.1:29400"},
+		{Name: "b-2", Host: "b", HostID: "y", NodeRank: 1, FirstRank: 2, NProc: 2, Addr: "[fe80::1]:29400"},
+	}}
+	d := decision{
+		Index: 2, Leader: at, World: w, Payload: []byte("payload"), Secret: []byte("secret"),
+		Tally: tally{Retries: launch.Retries{Max: 3, Done: 1, Reached: 7}, Cause: "x#0", InRow: 1, Lost: map[string]int{"y#1": 1}, Target: 2},
+	}
+	end := d
+	end.End = &outcome{ExitCode: 1, Restarts: 1, First: &launch.Failure{Rank: 3, Cause: "killed", Tail: []string{"x"}}}
+	e := &ended{2, launch.Ending{Failures: []launch.Failure{{Rank: 3}}, Step: 7}, "fault"}
+	return []*message{
+		{Status: &status{2, at, ballot{1, "a-1"}}}, {Status: &status{}}, {Join: &join{}}, {Join: &join{e}}, {Refuse: &text}, {Note: &text},
+		{Prepare: &prepare{3, ballot{1, "a-1"}}}, {Promise: &promise{Index: 3, Ballot: ballot{1, "a-1"}, Accepted: &d, At: first("a-1")}},
+		{Accept: &accept{first("a-1"), d}}, {Accepted: &accepted{2, first("a-1")}}, {Nack: &nack{2, ballot{4, "b-2"}, at}},
+		{Decided: &d}, {Decided: &end}, {News: &relayed{2, launch.News{Failed: &rank, Lost: "gone"}}}, {Ended: e},
+		{Again: &again{2, d.Tally, 1e9}}, {Told: &index}, {Bye: &bye{75, "asked", true}},
+	}
+}
+
+func TestMessagesArriveAsTheyWere(t *testing.T) {
+	for _, m := range samples() {
+		raw, err := json.Marshal(m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := decodeMessage(raw)
+		if err != nil || !reflect.DeepEqual(got, m) {
+			t.Errorf("%s: %+v, %v", raw, got, err)
+		}
+	}
+}
+
+func FuzzMessage(f *testing.F) {
+	for _, m := range samples() {
+		raw, err := json.Marshal(m)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(raw)
+	}
+	f.Add([]byte(`{"status":{"index":1},"told":1}`))
+	f.Add([]byte(`{"decided":{"index":1,"leader":{"Name":"a","Addr":"10.0.0.1:1"},"world":{"generation":1,"agents":[{"name":"a"}]}}}`))
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		m, err := decodeMessage(raw)
+		if err != nil {
+			return
+		}
+		again, err := json.Marshal(m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := decodeMessage(again); err != nil {
+			t.Errorf("%s is refused: %v", again, err)
+		}
+		// An agent in the midst of a start takes anything that passes.
+		s := newSim(1)
+		a := s.add(simConfig(2, 3), func(c *Config) { c.Port = 1 })
+		b := s.add(simConfig(2, 3), nil)
+		s.until(s.between(3e9, 3e9), s.everyone)
+		for _, x := range []*simAgent{a, b} {
+			other := a
+			if x == a {
+				other = b
+			}
+			x.do(func() { x.m.receive(other.m.self.Name, m) })
+		}
+	})
+}
+
+func FuzzHello(f *testing.F) {
+	m := newMachine(&Config{Program: "v1", Inputs: "x"}, Member{Name: "a-1", Host: "a", HostID: "a", NodeRank: -1, NProc: 1, Addr: "10.0.0.1:1"}, nil, time.Time{})
+	raw, err := json.Marshal(m.hello())
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(raw)
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		if h, err := decodeHello(raw); err == nil {
+			if err := h.Agent.check(); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}

@@ -1,0 +1,178 @@
+package gossip
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/memberlist"
+)
+
+// Config says who joins which job's gossip, and how.
+type Config struct {
+	Job  string // names the job: its gossip meets no other's
+	Key  []byte // the job's secret, at least 16 bytes
+	Self Peer
+	// Listen is the address of this host on the job's network, at which others reach it. Port is for
+	// UDP and TCP; 0: any. It is the port of seeds that name none.
+	Listen string
+	Port   int
+	// Seeds are addresses of agents, host:port or host, of which one is enough. They need not be
+	// there yet, and this agent may be among them.
+	Seeds []string
+	// Transport carries packets and streams, until the agent leaves: a Port, which is not closed with
+	// it. nil: UDP and TCP at Listen.
+	Transport memberlist.Transport
+	// Log takes lines that are safe to print; nil: nobody does.
+	Log func(format string, args ...any)
+}
+
+const (
+	// leaveBound is how long Close waits until others have been told.
+	leaveBound = 500 * time.Millisecond
+	// tellPause is how long changes are collected.
+	tellPause = 20 * time.Millisecond
+)
+
+// Members are the agents of a job that this one knows of.
+type Members struct {
+	list    *memberlist.Memberlist
+	self    string
+	addr    netip.AddrPort
+	log     *seldom
+	port    io.Closer // closed with this; one that does nothing if others have it
+	changed chan struct{}
+
+	stop  context.CancelFunc // ends seek
+	wait  sync.WaitGroup
+	close sync.Once
+	err   error // of Close
+
+	mu      sync.Mutex
+	peers   map[string]member // guarded by mu; those alive
+	telling bool              // guarded by mu; changed is about to be told
+}
+
+// member is a peer and the address of its gossip.
+type member struct {
+	Peer
+	addr netip.AddrPort
+}
+
+// Join makes this agent a member, alone at first, and returns. The seeds are asked in the
+// background, again and again until somebody answers or ctx ends; Close leaves.
+func Join(ctx context.Context, c Config) (*Members, error) {
+	if c.Log == nil {
+		c.Log = func(string, ...any) {}
+	}
+	seal, label, err := derive(c.Key, c.Job)
+	if err != nil {
+		return nil, err
+	}
+	meta, err := c.Self.encode()
+	if err != nil {
+		return nil, fmt.Errorf("gossip: %w", err)
+	}
+	seeds, err := parseSeeds(c.Seeds, c.Port)
+	if err != nil {
+		return nil, err
+	}
+	port := io.Closer(io.NopCloser(nil))
+	if c.Transport == nil {
+		own, err := Bind(net.JoinHostPort(c.Listen, strconv.Itoa(c.Port)))
+		if err != nil {
+			return nil, fmt.Errorf("gossip: %w", err)
+		}
+		c.Transport, port = own, own
+	}
+	m := &Members{
+		self:    c.Self.Name,
+		log:     &seldom{log: c.Log},
+		port:    port,
+		changed: make(chan struct{}, 1),
+		peers:   map[string]member{},
+	}
+	conf := tuned(c.Self.Name, label, seal)
+	guard := newGuard(c.Transport, label, &seldom{log: c.Log})
+	conf.Transport = guard
+	conf.Logger = log.New(logger{m.log}, "", 0)
+	d := delegate{m, meta}
+	conf.Delegate, conf.Events, conf.Alive, conf.Conflict = d, d, d, d
+	if m.list, err = memberlist.Create(conf); err != nil {
+		return nil, errors.Join(fmt.Errorf("gossip: %w", err), guard.Shutdown(), port.Close())
+	}
+	local := m.list.LocalNode()
+	m.addr = addrOf(local)
+	ctx, m.stop = context.WithCancel(ctx)
+	m.wait.Go(func() { m.seek(ctx, seeds) })
+	m.wait.Go(func() { m.mingle(ctx) })
+	return m, nil
+}
+
+// Addr returns the address of this agent's gossip, for others to have as a seed.
+func (m *Members) Addr() string { return m.addr.String() }
+
+// Peers returns the agents that are alive, by name, this one included.
+func (m *Members) Peers() []Peer {
+	m.mu.Lock()
+	peers := make([]Peer, 0, len(m.peers))
+	for _, p := range m.peers {
+		peers = append(peers, p.Peer)
+	}
+	m.mu.Unlock()
+	slices.SortFunc(peers, func(a, b Peer) int { return strings.Compare(a.Name, b.Name) })
+	return peers
+}
+
+// Changed returns a channel that has something to read when Peers may have changed since it was
+// last read.
+func (m *Members) Changed() <-chan struct{} { return m.changed }
+
+// Close tells the others that this agent leaves, and frees the port.
+func (m *Members) Close() error {
+	m.close.Do(func() {
+		m.stop()
+		// At the end of a job nobody may be left to be told. Whoever is finds out by itself.
+		_ = m.list.Leave(leaveBound)
+		m.err = errors.Join(m.list.Shutdown(), m.port.Close())
+		m.wait.Wait()
+	})
+	return m.err
+}
+
+// change applies f to the peers, and tells the reader of Changed: once for all changes within
+// tellPause, since hundreds of agents may come in a moment.
+func (m *Members) change(f func(peers map[string]member)) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	f(m.peers)
+	if !m.telling {
+		m.telling = true
+		time.AfterFunc(tellPause, m.tell)
+	}
+}
+
+func (m *Members) tell() {
+	m.mu.Lock()
+	m.telling = false
+	m.mu.Unlock()
+	select {
+	case m.changed <- struct{}{}:
+	default:
+	}
+}
+
+// addrOf returns the address of a node's gossip.
+func addrOf(n *memberlist.Node) netip.AddrPort {
+	ip, _ := netip.AddrFromSlice(n.Addr)
+	return netip.AddrPortFrom(ip.Unmap(), n.Port)
+}

@@ -1,0 +1,174 @@
+package gossip
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+)
+
+const (
+	// seekPause is between two rounds while this agent is alone; it doubles up to maxSeekPause.
+	seekPause    = 200 * time.Millisecond
+	maxSeekPause = 2 * time.Second
+	// idlePause is between looks for seeds that are no members: after the network was cut in two for
+	// long, each side knows none of the other, and none of them is alone.
+	idlePause = 10 * time.Second
+	// lookupBound is for the address of a seed.
+	lookupBound = 5 * time.Second
+	maxSeeds    = 64
+	// An agent that has just found others exchanges all it knows with mingles of them, one each
+	// minglePause. When all agents of a job start together, packets alone would take 18 s to tell
+	// each of 1,024 of all; they are made to tell of few changes.
+	mingles     = 6
+	minglePause = 500 * time.Millisecond
+	// maxAddresses are tried of one seed.
+	maxAddresses = 8
+)
+
+// seed is an address at which an agent may be.
+type seed struct {
+	host string
+	port uint16
+}
+
+func (s seed) String() string { return net.JoinHostPort(s.host, strconv.Itoa(int(s.port))) }
+
+// parseSeeds reads the addresses of seeds. port is for those without one.
+func parseSeeds(list []string, port int) ([]seed, error) {
+	if len(list) > maxSeeds {
+		return nil, fmt.Errorf("gossip: %d seeds; give at most %d, since one is enough", len(list), maxSeeds)
+	}
+	seeds := make([]seed, 0, len(list))
+	for _, text := range list {
+		host, digits, err := net.SplitHostPort(text)
+		if err != nil {
+			host, digits = text, strconv.Itoa(port)
+		}
+		n, err := strconv.ParseUint(digits, 10, 16)
+		if err != nil || n == 0 || host == "" || !printable(host) {
+			return nil, fmt.Errorf("gossip: the seed %.80q is not host:port", text)
+		}
+		seeds = append(seeds, seed{host, uint16(n)})
+	}
+	return seeds, nil
+}
+
+// seek asks seeds until somebody answers, and goes on while this agent is alone or a seed is no
+// member. It ends with ctx.
+func (m *Members) seek(ctx context.Context, seeds []seed) {
+	pause := seekPause
+	for len(seeds) > 0 && ctx.Err() == nil {
+		m.ask(ctx, seeds)
+		switch alone := m.alone(); {
+		case !alone:
+			pause = idlePause
+		case pause == idlePause:
+			pause = seekPause
+		default:
+			pause = min(2*pause, maxSeekPause)
+		}
+		// Agents that were started together do not ask together for ever.
+		if !sleep(ctx, pause/2+rand.N(pause)) {
+			return
+		}
+	}
+}
+
+// mingle exchanges what is known with random members, once this agent is not alone any more.
+func (m *Members) mingle(ctx context.Context) {
+	for done := 0; done < mingles; {
+		if !sleep(ctx, minglePause/2+rand.N(minglePause)) {
+			return
+		}
+		if at, ok := m.anyone(); ok {
+			_, _ = m.list.Join([]string{at.String()}) // if it is gone, memberlist finds that out
+			done++
+		}
+	}
+}
+
+// anyone returns the address of a random member, if there is another than this agent.
+func (m *Members) anyone() (at netip.AddrPort, ok bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	seen := 0
+	for name, p := range m.peers {
+		if name == m.self {
+			continue
+		}
+		if seen++; rand.N(seen) == 0 {
+			at = p.addr
+		}
+	}
+	return at, seen > 0
+}
+
+// alone reports whether no other agent is known.
+func (m *Members) alone() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	_, self := m.peers[m.self]
+	return len(m.peers) == 0 || self && len(m.peers) == 1
+}
+
+// ask exchanges what is known with each seed that is no member, all at the same time.
+func (m *Members) ask(ctx context.Context, seeds []seed) {
+	var wait sync.WaitGroup
+	defer wait.Wait()
+	for _, s := range seeds {
+		wait.Go(func() {
+			at, err := s.lookup(ctx, m.addr.Addr().Is4())
+			if err != nil || ctx.Err() != nil || m.knows(at) {
+				return // a name may come to be known, and a host that is not there may start
+			}
+			_, _ = m.list.Join(at) // whoever is not there now is asked again
+		})
+	}
+}
+
+// lookup returns the addresses of a seed that an agent with an address of this kind can reach.
+func (s seed) lookup(ctx context.Context, is4 bool) ([]string, error) {
+	if ip, err := netip.ParseAddr(s.host); err == nil {
+		return []string{netip.AddrPortFrom(ip.Unmap(), s.port).String()}, nil
+	}
+	ctx, stop := context.WithTimeout(ctx, lookupBound)
+	defer stop()
+	ips, err := net.DefaultResolver.LookupNetIP(ctx, "ip", s.host)
+	var list []string
+	for _, ip := range ips {
+		if ip = ip.Unmap(); ip.Is4() == is4 && len(list) < maxAddresses {
+			list = append(list, netip.AddrPortFrom(ip, s.port).String())
+		}
+	}
+	return list, err
+}
+
+// knows reports whether a member has one of these addresses.
+func (m *Members) knows(list []string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, p := range m.peers {
+		if slices.Contains(list, p.addr.String()) {
+			return true
+		}
+	}
+	return slices.Contains(list, m.addr.String())
+}
+
+// sleep waits, and returns false at once when ctx ends.
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

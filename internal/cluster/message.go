@@ -1,0 +1,149 @@
+package cluster
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"reflect"
+
+	"github.com/cprun/cprun/internal/launch"
+)
+
+// hello is what an agent tells of itself in a handshake.
+type hello struct {
+	Agent   Member `json:"agent"` // NodeRank as it is wanted, FirstRank 0
+	Program string `json:"program"`
+	Inputs  string `json:"inputs"`
+	Status  status `json:"status"`
+}
+
+// message is what agents tell each other after it. One field is set.
+type message struct {
+	Status   *status   `json:"status,omitempty"`
+	Join     *join     `json:"join,omitempty"`
+	Refuse   *string   `json:"refuse,omitempty"` // the leader does not take the agent: why
+	Note     *string   `json:"note,omitempty"`   // the leader tells the user of another node
+	Prepare  *prepare  `json:"prepare,omitempty"`
+	Promise  *promise  `json:"promise,omitempty"`
+	Accept   *accept   `json:"accept,omitempty"`
+	Accepted *accepted `json:"accepted,omitempty"`
+	Nack     *nack     `json:"nack,omitempty"`
+	Decided  *decision `json:"decided,omitempty"`
+	News     *relayed  `json:"news,omitempty"`
+	Ended    *ended    `json:"ended,omitempty"`
+	Again    *again    `json:"again,omitempty"`
+	Told     *int      `json:"told,omitempty"` // the end was heard: index of the decision
+	Bye      *bye      `json:"bye,omitempty"`
+}
+
+// status is what an agent knows: the index of the last decision, and who leads.
+type status struct {
+	Index  int    `json:"index"`
+	Leader Found  `json:"leader"` // Name "": nobody that it knows of
+	Ballot ballot `json:"ballot"` // under which it leads itself
+}
+
+// join asks an agent that leads to be taken in, or back.
+type join struct {
+	// Ended is how the start of the last decision has ended there, if it has.
+	Ended *ended `json:"ended,omitempty"`
+}
+
+// relayed is news of a start: from an agent to the leader, and from it to the others.
+type relayed struct {
+	Index int         `json:"index"`
+	News  launch.News `json:"news"`
+}
+
+// ended is how a start has ended on one node.
+type ended struct {
+	Index  int           `json:"index"`
+	Ending launch.Ending `json:"ending"`
+	Fault  string        `json:"fault,omitempty"` // Ending.Err
+}
+
+// again says that another start follows.
+type again struct {
+	Index int   `json:"index"` // of the start that has ended
+	Tally tally `json:"tally"`
+	After int64 `json:"after"` // ns
+}
+
+// bye is the last message of an agent.
+type bye struct {
+	Status int    `json:"status"`
+	Why    string `json:"why,omitempty"`
+	All    bool   `json:"all,omitempty"` // those that follow it give up, too
+}
+
+// decision is one link of the chain of a job: its next start, or its end. What counts as agreed is in
+// register.go.
+type decision struct {
+	Index   int      `json:"index"`
+	Leader  Found    `json:"leader"` // who has put it forward
+	World   World    `json:"world"`  // at the end, the last one
+	Payload []byte   `json:"payload,omitempty"`
+	Secret  []byte   `json:"secret,omitempty"`
+	Tally   tally    `json:"tally"`
+	End     *outcome `json:"end,omitempty"` // nil: a start
+}
+
+// outcome is how a job ends.
+type outcome struct {
+	ExitCode int             `json:"exit_code"`
+	Stopped  bool            `json:"stopped,omitempty"`
+	Restarts int             `json:"restarts,omitempty"`
+	First    *launch.Failure `json:"first,omitempty"`
+	Why      string          `json:"why,omitempty"` // where no rank is to blame
+}
+
+// result is the outcome as internal/launch has it.
+func (o *outcome) result() launch.Result {
+	r := launch.Result{ExitCode: o.ExitCode, Stopped: o.Stopped, Restarts: o.Restarts, First: o.First}
+	if o.First != nil {
+		r.Failures = []launch.Failure{*o.First}
+	}
+	if o.Why != "" && o.First == nil && o.ExitCode != launch.ExitStopped {
+		r.Err = errors.New(o.Why)
+	}
+	return r
+}
+
+// over is how the job is over for an agent that waits, which prints why.
+func over(r launch.Result, why string) *launch.Over {
+	r.Err = nil
+	return &launch.Over{Result: r, Why: why}
+}
+
+// decodeStrict reads one JSON value with known fields, and nothing after it.
+func decodeStrict(raw []byte, into any) error {
+	dec := json.NewDecoder(bytes.NewReader(raw))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(into); err != nil {
+		return err
+	}
+	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
+		return errors.New("more behind its end")
+	}
+	return nil
+}
+
+// decodeMessage reads a message of an agent, and refuses what no agent sends.
+func decodeMessage(raw []byte) (*message, error) {
+	m := new(message)
+	if err := decodeStrict(raw, m); err != nil {
+		return nil, fmt.Errorf("message: %w", err)
+	}
+	set := 0
+	for _, f := range reflect.ValueOf(m).Elem().Fields() {
+		if !f.IsNil() {
+			set++
+		}
+	}
+	if set != 1 {
+		return nil, fmt.Errorf("message: %d fields are set, want one", set)
+	}
+	return m, m.check()
+}

@@ -1,0 +1,229 @@
+package netsim
+
+import (
+	"io"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+)
+
+const (
+	// window is how many bytes of a stream may be on their way, or wait to be read.
+	window = 256 << 10
+	// segment is the most that one part of a stream has.
+	segment = 16 << 10
+)
+
+// part is a part of a stream on its way. The last one has no bytes.
+type part struct {
+	at   time.Time // when it arrives, if the link is open then
+	data []byte
+	last bool
+}
+
+// half is one direction of a stream: from writes, to reads.
+type half struct {
+	from, to *Host
+	back     *half // the other direction
+
+	mu     sync.Mutex
+	moved  *sync.Cond     // something has changed below
+	onWay  []part         // guarded by mu; in order
+	ready  []byte         // guarded by mu; has arrived
+	bytes  int            // guarded by mu; in onWay and ready
+	ended  bool           // guarded by mu; the last part has arrived
+	unread bool           // guarded by mu; the reader has closed
+	broken bool           // guarded by mu; the writer has closed, or knows that the reader has
+	read   time.Time      // guarded by mu; deadlines
+	write  time.Time      // guarded by mu
+	timers [2]*time.Timer // guarded by mu; of the deadlines
+}
+
+// conn is one end of a stream.
+type conn struct {
+	host          *Host
+	in, out       *half
+	local, remote net.Addr
+	once          sync.Once
+}
+
+// pair returns the two ends of a stream.
+func pair(near, far *Host, at, to net.Addr) (*conn, *conn) {
+	there := &half{from: near, to: far}
+	back := &half{from: far, to: near, back: there}
+	there.back = back
+	there.moved, back.moved = sync.NewCond(&there.mu), sync.NewCond(&back.mu)
+	return &conn{host: near, in: back, out: there, local: at, remote: to}, &conn{host: far, in: there, out: back, local: to, remote: at}
+}
+
+func (c *conn) Read(p []byte) (int, error) {
+	h := c.in
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for {
+		switch {
+		case h.unread:
+			return 0, c.fault("read", net.ErrClosed)
+		case len(h.ready) > 0:
+			n := copy(p, h.ready)
+			h.ready = h.ready[n:]
+			h.bytes -= n
+			h.moved.Broadcast()
+			return n, nil
+		case h.ended:
+			return 0, io.EOF
+		case late(h.read):
+			return 0, c.fault("read", os.ErrDeadlineExceeded)
+		}
+		h.moved.Wait()
+	}
+}
+
+func (c *conn) Write(p []byte) (int, error) {
+	done := 0
+	for done < len(p) {
+		n, err := c.writePart(p[done:])
+		done += n
+		if err != nil {
+			return done, err
+		}
+	}
+	return done, nil
+}
+
+// writePart sends as much as one part has.
+func (c *conn) writePart(p []byte) (int, error) {
+	h := c.out
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for {
+		switch {
+		case h.broken:
+			return 0, c.fault("write", syscall.EPIPE)
+		case late(h.write):
+			return 0, c.fault("write", os.ErrDeadlineExceeded)
+		case h.bytes < window:
+			n := min(len(p), segment, window-h.bytes)
+			h.bytes += n
+			h.send(part{data: append([]byte(nil), p[:n]...)})
+			c.host.sent.streamBytes.Add(int64(n))
+			return n, nil
+		}
+		h.moved.Wait()
+	}
+}
+
+// send puts a part on its way. Parts do not pass each other. h.mu is held.
+func (h *half) send(p part) {
+	now := time.Now()
+	p.at = now.Add(h.from.net.part())
+	if n := len(h.onWay); n > 0 && h.onWay[n-1].at.After(p.at) {
+		p.at = h.onWay[n-1].at
+	}
+	h.onWay = append(h.onWay, p)
+	time.AfterFunc(p.at.Sub(now), h.arrive)
+}
+
+// arrive hands what is due to the reader, or has it wait for the link.
+func (h *half) arrive() {
+	if !h.from.net.carries(h.from, h.to) && h.from.net.hold(h) {
+		return
+	}
+	h.mu.Lock()
+	last := false
+	for len(h.onWay) > 0 && !h.onWay[0].at.After(time.Now()) {
+		p := h.onWay[0]
+		h.onWay = h.onWay[1:]
+		if h.unread {
+			h.bytes -= len(p.data)
+		} else {
+			h.ready = append(h.ready, p.data...)
+		}
+		last = last || p.last
+	}
+	h.ended = h.ended || last
+	h.moved.Broadcast()
+	h.mu.Unlock()
+	if last { // whoever reads this will write in vain
+		h.back.shut(func(b *half) { b.broken = true })
+	}
+}
+
+// shut changes a half and wakes who waits for it.
+func (h *half) shut(change func(*half)) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	change(h)
+	h.moved.Broadcast()
+}
+
+// Close ends the stream in both directions. What was written before still arrives.
+func (c *conn) Close() error {
+	c.once.Do(func() {
+		c.host.mu.Lock()
+		delete(c.host.conns, c)
+		c.host.mu.Unlock()
+		c.in.shut(func(h *half) {
+			h.unread, h.ready = true, nil
+			h.stopTimer(0)
+		})
+		c.out.shut(func(h *half) {
+			h.broken = true
+			h.stopTimer(1)
+			h.send(part{last: true})
+		})
+	})
+	return nil
+}
+
+func (c *conn) LocalAddr() net.Addr  { return c.local }
+func (c *conn) RemoteAddr() net.Addr { return c.remote }
+
+func (c *conn) SetDeadline(t time.Time) error {
+	return firstOf(c.SetReadDeadline(t), c.SetWriteDeadline(t))
+}
+
+func (c *conn) SetReadDeadline(t time.Time) error {
+	c.in.shut(func(h *half) {
+		h.read = t
+		h.startTimer(0, t)
+	})
+	return nil
+}
+
+func (c *conn) SetWriteDeadline(t time.Time) error {
+	c.out.shut(func(h *half) {
+		h.write = t
+		h.startTimer(1, t)
+	})
+	return nil
+}
+
+// startTimer wakes who waits when a deadline has come. h.mu is held.
+func (h *half) startTimer(which int, t time.Time) {
+	h.stopTimer(which)
+	if !t.IsZero() {
+		h.timers[which] = time.AfterFunc(time.Until(t), func() { h.shut(func(*half) {}) })
+	}
+}
+
+func (h *half) stopTimer(which int) {
+	if h.timers[which] != nil {
+		h.timers[which].Stop()
+	}
+}
+
+func (c *conn) fault(op string, err error) error {
+	return &net.OpError{Op: op, Net: "tcp", Source: c.local, Addr: c.remote, Err: err}
+}
+
+func late(deadline time.Time) bool { return !deadline.IsZero() && !time.Now().Before(deadline) }
+
+func firstOf(a, b error) error {
+	if a != nil {
+		return a
+	}
+	return b
+}

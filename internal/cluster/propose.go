@@ -1,0 +1,273 @@
+package cluster
+
+import (
+	"fmt"
+	"hash/fnv"
+	"time"
+)
+
+// round is how long an agent waits for promises before it asks anew.
+const round = 1500 * time.Millisecond
+
+// proposal is this agent's try to make the next decision, or, before it has a value, to lead. Once a
+// ballot has carried a value it carries no other.
+type proposal struct {
+	ballot  ballot
+	value   *decision // nil: to lead is all that is wanted yet
+	asking  bool      // for promises; else for acceptance, or, without a value, for nothing
+	yes     map[string]bool
+	best    *decision // of the highest ballot that was accepted before, as far as the promises tell
+	bestAt  ballot
+	asked   time.Time
+	pending time.Time // since when it has a value, or asks
+}
+
+// stand makes this agent a candidate.
+func (m *machine) stand() {
+	m.setRole(campaigning, "")
+	m.prop = &proposal{pending: m.now}
+	m.ask()
+}
+
+// campaign asks those who are not connected yet, and anew when a round is over.
+func (m *machine) campaign() {
+	m.press()
+	m.giveUp()
+}
+
+// propose puts a value forward for the next decision. This agent leads.
+func (m *machine) propose(d *decision) {
+	d.Index, d.Leader = m.reg.index+1, m.found()
+	p := m.prop
+	switch {
+	case p != nil && p.value != nil: // it has to be decided first
+		return
+	case m.reg.index == 0: // nobody else decides yet
+		m.decided(d)
+	case p != nil && !p.asking: // elected, and the promises hold
+		p.value, p.pending = d, m.now
+		m.offer()
+	case m.reg.last.Leader.Name == m.self.Name && m.reg.promised == ballot{}:
+		m.prop = &proposal{ballot: first(m.self.Name), value: d, pending: m.now}
+		m.offer()
+	default:
+		m.prop = &proposal{value: d, pending: m.now}
+		m.ask()
+	}
+}
+
+// ask asks for promises under a ballot above all that this agent has heard of.
+func (m *machine) ask() {
+	p := m.prop
+	p.ballot = ballot{max(m.rival, m.reg.promised.N) + 1, m.self.Name}
+	p.asking, p.yes, p.asked = true, map[string]bool{}, m.now
+	mine, no := m.reg.prepare(&prepare{m.reg.index + 1, p.ballot})
+	if no == nil {
+		m.count(m.self.Name, mine)
+	}
+	m.reach()
+}
+
+// offer asks to accept the value under the ballot that has the promises.
+func (m *machine) offer() {
+	p := m.prop
+	p.asking, p.yes, p.asked = false, map[string]bool{}, m.now
+	mine, no := m.reg.accept(&accept{p.ballot, *p.value})
+	if no != nil { // it has promised more since
+		m.ask()
+		return
+	}
+	m.reach()
+	m.accepted(m.self.Name, mine)
+}
+
+// reach sends what is asked for to all voters that are connected, and connects to the others.
+func (m *machine) reach() {
+	for _, v := range m.reg.voters() {
+		if p := m.peers[v.Name]; p != nil {
+			m.solicit(p)
+		} else if v.Name != m.self.Name {
+			m.dial(v.Addr)
+		}
+	}
+}
+
+// solicit asks one voter that has not said yes.
+func (m *machine) solicit(p *peer) {
+	switch prop := m.prop; {
+	case prop == nil || prop.yes[p.Name] || m.world().index(p.Name) < 0:
+	case prop.asking:
+		m.fx.send(&message{Prepare: &prepare{m.reg.index + 1, prop.ballot}}, p.Name)
+	case prop.value != nil:
+		m.fx.send(&message{Accept: &accept{prop.ballot, *prop.value}}, p.Name)
+	}
+}
+
+// press goes on with a proposal that has no quorum yet.
+func (m *machine) press() {
+	p := m.prop
+	if p == nil || !p.asking && p.value == nil {
+		return
+	}
+	for _, v := range m.reg.voters() {
+		if m.peers[v.Name] == nil && v.Name != m.self.Name {
+			m.dial(v.Addr)
+		}
+	}
+	if p.asking && m.now.Sub(p.asked) >= round+m.jitter() {
+		m.ask()
+	}
+}
+
+// jitter keeps two candidates from asking at the same time again and again.
+func (m *machine) jitter() time.Duration {
+	h := fnv.New32a()
+	fmt.Fprintf(h, "%s %d", m.self.Name, m.prop.ballot.N)
+	return time.Duration(h.Sum32()%1000) * time.Millisecond
+}
+
+// onPrepare promises, unless an agent leads that this one can hear: who has lost its leader alone disturbs
+// nobody.
+func (m *machine) onPrepare(p *peer, req *prepare) {
+	if req.Index <= m.reg.index {
+		p.status.Index = req.Index - 1
+		m.teach(p)
+		return
+	}
+	if m.role == leading || m.role == following && m.leader != p.Name {
+		no := m.reg.nack()
+		no.Leader = m.status().Leader
+		m.fx.send(&message{Nack: no}, p.Name)
+		return
+	}
+	yes, no := m.reg.prepare(req)
+	if no != nil {
+		m.fx.send(&message{Nack: no}, p.Name)
+		return
+	}
+	m.rival = max(m.rival, req.Ballot.N)
+	if m.role == campaigning {
+		m.setRole(seeking, "")
+	}
+	m.yield = m.now.Add(2 * round)
+	m.fx.send(&message{Promise: yes}, p.Name)
+}
+
+func (m *machine) onAccept(p *peer, req *accept) {
+	if req.Decision.Index <= m.reg.index {
+		p.status.Index = req.Decision.Index - 1
+		m.teach(p)
+		return
+	}
+	yes, no := m.reg.accept(req)
+	if no != nil {
+		m.fx.send(&message{Nack: no}, p.Name)
+		return
+	}
+	m.fx.send(&message{Accepted: yes}, p.Name)
+}
+
+func (m *machine) onPromise(p *peer, yes *promise) {
+	if m.prop != nil && m.prop.asking && yes.Index == m.reg.index+1 && yes.Ballot == m.prop.ballot {
+		m.count(p.Name, yes)
+	}
+}
+
+// count notes a promise. With a quorum of them this agent leads, and puts forward what may have been
+// decided before.
+func (m *machine) count(from string, yes *promise) {
+	p := m.prop
+	p.yes[from] = true
+	if yes.Accepted != nil && (p.best == nil || yes.At.compare(p.bestAt) > 0) {
+		p.best, p.bestAt = yes.Accepted, yes.At
+	}
+	if !quorum(m.reg.voters(), func(name string) bool { return p.yes[name] }) {
+		return
+	}
+	p.asking, m.under = false, p.ballot
+	if p.best != nil {
+		p.value = p.best
+	}
+	if m.role == campaigning {
+		m.setRole(leading, m.self.Name)
+		m.takeOver()
+	}
+	if p.value != nil {
+		m.offer()
+	}
+}
+
+func (m *machine) onAccepted(p *peer, yes *accepted) { m.accepted(p.Name, yes) }
+
+// accepted notes that an agent has accepted the value. A quorum of them decides.
+func (m *machine) accepted(from string, yes *accepted) {
+	p := m.prop
+	if p == nil || p.asking || p.value == nil || yes.Index != m.reg.index+1 || yes.Ballot != p.ballot {
+		return
+	}
+	p.yes[from] = true
+	if quorum(m.reg.voters(), func(name string) bool { return p.yes[name] }) {
+		m.decided(p.value)
+	}
+}
+
+func (m *machine) onNack(p *peer, no *nack) {
+	switch prop := m.prop; {
+	case no.Index < m.reg.index:
+		p.status.Index = no.Index
+		m.teach(p)
+		m.solicit(p)
+	case prop == nil || no.Index > m.reg.index:
+	case no.Leader.Name != "":
+		m.dial(no.Leader.Addr)
+	case no.Promised.compare(prop.ballot) > 0:
+		m.rival = max(m.rival, no.Promised.N)
+		if !prop.asking && prop.value != nil {
+			m.ask()
+		}
+	}
+}
+
+// decided: a decision is made, and this agent is the first to know.
+func (m *machine) decided(d *decision) {
+	if !m.reg.learn(d) {
+		return
+	}
+	m.prop, m.gather, m.local.early = nil, nil, nil
+	if d.Leader.Name == m.self.Name {
+		m.under = first(m.self.Name)
+	}
+	msg := &message{Decided: d}
+	for _, p := range m.sorted() {
+		p.status.Index = d.Index
+		m.fx.send(msg, p.Name)
+	}
+	m.tally = d.Tally
+	if d.End != nil {
+		m.conclude(d)
+		return
+	}
+	m.keep(d)
+}
+
+// onDecided: another agent tells of a decision.
+func (m *machine) onDecided(p *peer, d *decision) {
+	p.status.Index = max(p.status.Index, d.Index)
+	if !m.reg.learn(d) {
+		return
+	}
+	m.prop, m.tally, m.local.early = nil, d.Tally, nil
+	if d.End != nil {
+		m.fx.send(&message{Told: &d.Index}, p.Name)
+		m.ended(d)
+		return
+	}
+	if m.role == leading || m.role == campaigning {
+		m.setRole(seeking, "")
+	}
+	if m.role == seeking {
+		m.dial(d.Leader.Addr)
+	}
+	m.doom("the other nodes went on without this one", -1)
+	m.deliver()
+}

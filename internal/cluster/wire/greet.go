@@ -1,0 +1,253 @@
+package wire
+
+import (
+	"bytes"
+	"context"
+	"crypto/ed25519"
+	"crypto/hkdf"
+	"crypto/hmac"
+	"crypto/sha256"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"time"
+)
+
+// Party is what an agent brings to a handshake.
+type Party struct {
+	Identity *Identity
+	Job      string
+	Key      []byte
+	// Hello is what this agent tells of itself, to peers that have proven the key: at most 12 KiB.
+	Hello func() []byte
+	// Check looks at a peer's hello. Its error refuses the peer, which is told the text.
+	Check func(from net.Addr, key ed25519.PublicKey, hello []byte) error
+	// Silence is how long a peer may be silent until it counts as lost.
+	Silence time.Duration
+}
+
+// Patience is how long a handshake may take.
+const Patience = 5 * time.Second
+
+// Refusal is the error of a handshake where one side does not want the other.
+type Refusal struct {
+	Peer   string // its address
+	Text   string
+	Theirs bool // the peer has refused this agent
+	Proven bool // after it had proven the key
+	Both   bool // two agents dial each other, and the other connection is the one that stays
+}
+
+func (r *Refusal) Error() string {
+	if r.Theirs {
+		return fmt.Sprintf("the agent at %s refuses this one: %s", r.Peer, r.Text)
+	}
+	return fmt.Sprintf("the agent at %s is refused: %s", r.Peer, r.Text)
+}
+
+// ErrSelf is the error of a handshake of an agent with itself.
+var ErrSelf = errors.New("it is this agent")
+
+// ErrBoth is what Check says where two agents dial each other at the same time, to end one of the two
+// connections.
+var ErrBoth = errors.New("the two agents dial each other")
+
+// greeting is a frame of the handshake. After TLS the dialer sends its proof, then the other; then each
+// its hello; at last the dialer's yes. One that refuses sends the reason instead, and ends.
+type greeting struct {
+	Job     string          `json:"job,omitempty"`
+	Proof   []byte          `json:"proof,omitempty"`
+	Hello   json.RawMessage `json:"hello,omitempty"`
+	Refused string          `json:"refused,omitempty"`
+	Both    bool            `json:"both,omitempty"`
+}
+
+// The roles stand in the proofs, so that none can be sent back to the one who made it.
+const (
+	dialer   = "dials"
+	acceptor = "accepts"
+)
+
+// Dial does the dialer's side of the handshake. It closes conn if that fails.
+func Dial(ctx context.Context, conn net.Conn, p *Party) (*Link, error) {
+	return p.greet(ctx, tls.Client(conn, p.Identity.tls()), dialer, acceptor)
+}
+
+// Accept does the other side. It closes conn if that fails.
+func Accept(ctx context.Context, conn net.Conn, p *Party) (*Link, error) {
+	return p.greet(ctx, tls.Server(conn, p.Identity.tls()), acceptor, dialer)
+}
+
+func (p *Party) greet(ctx context.Context, conn *tls.Conn, mine, theirs string) (*Link, error) {
+	ctx, cancel := context.WithTimeout(ctx, Patience)
+	defer cancel()
+	stop := context.AfterFunc(ctx, func() { conn.NetConn().Close() })
+	l, err := p.shake(ctx, conn, mine, theirs)
+	if !stop() && err == nil {
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		conn.NetConn().Close()
+		if refusal := (*Refusal)(nil); !errors.As(err, &refusal) {
+			err = fmt.Errorf("agent at %s: handshake: %w", conn.RemoteAddr(), cmpErr(context.Cause(ctx), err))
+		}
+		return nil, err
+	}
+	return newLink(conn, l, p.Silence), nil
+}
+
+// cmpErr returns the first error that is one.
+func cmpErr(errs ...error) error {
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// peer is what a handshake has found.
+type peer struct {
+	key   ed25519.PublicKey
+	hello []byte
+}
+
+func (p *Party) shake(ctx context.Context, conn *tls.Conn, mine, theirs string) (peer, error) {
+	if err := conn.HandshakeContext(ctx); err != nil {
+		return peer{}, err
+	}
+	state := conn.ConnectionState()
+	key, err := publicKey(state)
+	if err != nil {
+		return peer{}, err
+	}
+	if key.Equal(p.Identity.public) {
+		return peer{}, ErrSelf
+	}
+	s := shake{p, conn, state}
+	var got greeting
+	steps := []func() error{
+		func() error { return s.send(greeting{Job: p.Job, Proof: p.proof(state, mine, p.Job)}) },
+		func() error { return s.receive(&got, false, func() error { return p.verify(state, theirs, &got) }) },
+		func() error { return s.send(greeting{Hello: p.Hello()}) },
+		func() error {
+			return s.receive(&got, true, func() error { return p.Check(conn.RemoteAddr(), key, got.Hello) })
+		},
+	}
+	// The dialer speaks first, and last.
+	order := []int{0, 1, 2, 3}
+	if mine == acceptor {
+		order = []int{1, 0, 3, 2}
+	}
+	for _, i := range order {
+		if err := steps[i](); err != nil {
+			return peer{}, err
+		}
+	}
+	var yes greeting
+	if mine == dialer {
+		err = s.send(greeting{})
+	} else {
+		err = s.receive(&yes, true, func() error { return nil })
+	}
+	return peer{key, got.Hello}, err
+}
+
+// proof shows that its maker has the job's key, on this connection and in this role alone.
+func (p *Party) proof(state tls.ConnectionState, role, job string) []byte {
+	bound, err := state.ExportKeyingMaterial("EXPORTER-cprun-agents", nil, 32)
+	if err != nil {
+		return nil // never in TLS 1.3; verify refuses it
+	}
+	key, err := hkdf.Key(sha256.New, p.Key, nil, "cprun agents: proof of the key", 32)
+	if err != nil {
+		return nil
+	}
+	mac := hmac.New(sha256.New, key)
+	fmt.Fprintf(mac, "%s\x00%d\x00%s\x00", role, len(job), job)
+	mac.Write(bound)
+	return mac.Sum(nil)
+}
+
+// verify says why a peer's proof does not do.
+func (p *Party) verify(state tls.ConnectionState, role string, g *greeting) error {
+	want := p.proof(state, role, g.Job)
+	switch {
+	case len(want) == 0 || !hmac.Equal(want, g.Proof):
+		return errors.New("the keys of the two differ: all agents of a job need the same key file")
+	case g.Job != p.Job:
+		return fmt.Errorf("it belongs to job %q, and the other to job %q", g.Job, p.Job)
+	}
+	return nil
+}
+
+// shake is one handshake.
+type shake struct {
+	*Party
+	conn  *tls.Conn
+	state tls.ConnectionState
+}
+
+func (s *shake) send(g greeting) error {
+	message, err := json.Marshal(g)
+	if err != nil {
+		return err
+	}
+	f, err := NewFrame(message)
+	if err != nil {
+		return err
+	}
+	_, err = s.conn.Write(f)
+	return err
+}
+
+// receive reads a greeting and looks at it. A fault that check finds goes to the peer as well.
+func (s *shake) receive(g *greeting, proven bool, check func() error) error {
+	if err := readGreeting(s.conn, g); err != nil {
+		return err
+	}
+	from := s.conn.RemoteAddr().String()
+	if g.Refused != "" {
+		return &Refusal{Peer: from, Text: clean(g.Refused), Theirs: true, Proven: proven, Both: g.Both}
+	}
+	if fault := check(); fault != nil {
+		both := errors.Is(fault, ErrBoth)
+		s.send(greeting{Refused: fault.Error(), Both: both}) // it hears of it, or is gone
+		return &Refusal{Peer: from, Text: clean(fault.Error()), Proven: proven, Both: both}
+	}
+	return nil
+}
+
+// readGreeting reads a frame of the handshake.
+func readGreeting(r io.Reader, g *greeting) error {
+	message, err := readFrame(r, maxGreeting)
+	if err != nil {
+		return err
+	}
+	*g = greeting{}
+	dec := json.NewDecoder(bytes.NewReader(message))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(g); err != nil {
+		return fmt.Errorf("greeting: %w", err)
+	}
+	return nil
+}
+
+// clean makes a peer's text fit for one line of a message.
+func clean(text string) string {
+	const most = 512
+	out := make([]rune, 0, min(len(text), most))
+	for _, r := range text {
+		if len(out) == most {
+			break
+		}
+		if r < ' ' || r == 0x7f {
+			r = ' '
+		}
+		out = append(out, r)
+	}
+	return string(out)
+}

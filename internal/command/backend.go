@@ -1,0 +1,62 @@
+package command
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/cprun/cprun/internal/backend"
+	"github.com/cprun/cprun/internal/config"
+	"github.com/cprun/cprun/internal/launch"
+	"github.com/cprun/cprun/internal/machine"
+)
+
+// chosen is the attention backend of a run, and what is said about it.
+type chosen struct {
+	*backend.Choice
+	notes []string // lines for the user, at the start
+}
+
+// choose decides the attention backend of a resolved config on a machine and writes it into
+// the config, so that workers and plan.json have no auto left.
+func choose(cfg *config.Config, m machine.Machine) (chosen, error) {
+	c, err := ask(cfg.Attention.Debug, func(disabled uint8) (*backend.Choice, error) { return backend.Choose(cfg, m, disabled) })
+	if err == nil {
+		cfg.Attention.Backend = c.Backend.String()
+	}
+	return c, err
+}
+
+// ask makes a choice without the backends that the environment switches off. debug is the level of
+// attention.debug; the environment may ask for more. Where no backend can be had the error is an
+// InputError that names the backends, the rules and their fixes.
+func ask(debug int, choose func(disabled uint8) (*backend.Choice, error)) (chosen, error) {
+	env, err := launch.Attention()
+	if err != nil {
+		return chosen{}, &InputError{err}
+	}
+	c, err := choose(backend.Disabled(env.NoFlash, env.NoFused, env.NoUnfused))
+	if err != nil {
+		if line := launch.Honoured(); line != "" {
+			err = fmt.Errorf("%w\n%s", err, line)
+		}
+		return chosen{}, &InputError{err}
+	}
+	return chosen{Choice: c, notes: notesOf(min(2, max(debug, env.Debug)), c.Explain)}, nil
+}
+
+// notesOf is what is told at the start: the variables that count, and the choice at a level.
+func notesOf(level int, explain func(io.Writer, int)) (notes []string) {
+	if line := launch.Honoured(); line != "" {
+		notes = append(notes, line)
+	}
+	if level > 0 {
+		var b bytes.Buffer
+		explain(&b, level)
+		for line := range strings.Lines(b.String()) {
+			notes = append(notes, strings.TrimRight(line, "\n"))
+		}
+	}
+	return notes
+}

@@ -1,0 +1,192 @@
+package command
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"time"
+
+	"github.com/cprun/cprun/internal/backend"
+	"github.com/cprun/cprun/internal/bench"
+	"github.com/cprun/cprun/internal/files"
+	"github.com/cprun/cprun/internal/job"
+	"github.com/cprun/cprun/internal/launch"
+	"github.com/cprun/cprun/internal/machine"
+	"github.com/cprun/cprun/internal/terminal"
+)
+
+// BenchOptions are the flags that all benchmarks share.
+type BenchOptions struct {
+	Options
+	JSON    string   // file to write the report to; "-" is standard output, in place of the tables
+	Plot    string   // file to draw the chart to
+	Command []string // as given, for the report
+}
+
+// Bench measures attention, transfers or operations, and returns the exit status.
+func Bench(ctx context.Context, task job.Bench, o BenchOptions) (int, error) {
+	ranks, device, err := o.spawns()
+	if err != nil {
+		return 0, err
+	}
+	task.Machine = o.machine
+	r := &bench.Report{Ranks: ranks, Machine: machineOf(o.machine)}
+	switch {
+	case task.Attention != nil:
+		task.Attention.Default(device)
+		if err = task.Attention.Check(ranks); err == nil {
+			err = o.chooseBackend(&task, ranks)
+		}
+		r.Bench, r.Attention = "attention", &bench.Attention{Spec: *task.Attention}
+	case task.Comm != nil:
+		task.Comm.Default(device)
+		r.Bench, err = "comm", task.Comm.Check(ranks)
+	default:
+		task.Ops = &bench.OpsSpec{}
+		task.Ops.Default(device)
+		r.Bench = "ops"
+	}
+	if err == nil {
+		err = o.checkOutputs()
+	}
+	if err != nil {
+		return 0, &InputError{err}
+	}
+	dir, logs, err := scratchLogs("cprun-bench-")
+	if err != nil {
+		return 0, err
+	}
+	defer logs.Close()
+	out := o.printer()
+	res := launch.Run(ctx, launch.Job{
+		NProc: ranks, Argv: []string{"worker", string(job.RoleBench)}, Logs: logs, Payload: payload(task),
+		Stderr: out, Show: o.show(),
+		OnEvent: func(_ int, e launch.Event) {
+			var row job.BenchRow
+			if e.Kind == job.EventBench && json.Unmarshal(e.Data, &row) == nil {
+				add(r, row)
+				out.Note(lineOf(&row))
+			}
+		},
+	})
+	out.Close()
+	dir.end(res.ExitCode)
+	if res.ExitCode != launch.ExitDone && r.Rows() == 0 {
+		return res.ExitCode, res.Err
+	}
+	bench.Compare(r.Ops)
+	if err := o.present(r); err != nil { // what was found before a failure too
+		return launch.ExitFailed, err
+	}
+	return res.ExitCode, res.Err
+}
+
+func add(r *bench.Report, row job.BenchRow) {
+	switch {
+	case row.Attention != nil:
+		r.Attention.Rows = append(r.Attention.Rows, *row.Attention)
+	case row.Comm != nil:
+		r.Comm = append(r.Comm, *row.Comm)
+	case row.Ops != nil:
+		r.Ops = append(r.Ops, *row.Ops)
+	}
+}
+
+// lineOf returns the progress that a row means.
+func lineOf(b *job.BenchRow) string {
+	switch {
+	case b.Attention != nil:
+		return b.Attention.Line()
+	case b.Comm != nil:
+		return fmt.Sprintf("%s of %d bytes over %s: %.3g GB/s", b.Comm.Call, b.Comm.Bytes, b.Comm.Transport, b.Comm.GBps)
+	case b.Ops != nil:
+		return fmt.Sprintf("%s: %.3g %s", b.Ops.Name, b.Ops.Rate, b.Ops.Unit)
+	}
+	return ""
+}
+
+// chooseBackend decides what computes every length and algorithm of the task, on this machine.
+func (o *BenchOptions) chooseBackend(task *job.Bench, ranks int) error {
+	s := task.Attention
+	dtype, err := bench.DType(s.DType, task.Machine.Arch == 0)
+	if err != nil {
+		return err
+	}
+	var requests []backend.Request
+	for _, seq := range s.Seq {
+		for _, algorithm := range s.Algorithms {
+			requests = append(requests, backend.Request{
+				Of: fmt.Sprintf("%d tokens, %s", seq, algorithm), Want: s.Backend, DType: dtype,
+				Batch: 1, SeqQ: seq, SeqKV: seq, Heads: s.Heads, KVHeads: s.KVHeads, HeadDim: s.HeadDim, HeadDimV: s.HeadDim,
+				Causal: s.Causal, Window: s.Window, Training: true, Deterministic: s.Deterministic,
+				Ranks: ranks, Algorithm: algorithm, Layout: s.Layout,
+			})
+		}
+	}
+	choice, err := ask(0, func(disabled uint8) (*backend.Choice, error) {
+		return backend.Select(task.Machine, disabled, requests...)
+	})
+	if err != nil {
+		return err
+	}
+	s.Backend, task.Remedies = choice.Backend.String(), choice.Kinds()
+	return nil
+}
+
+// machineOf is what a report tells of the machine.
+func machineOf(m machine.Machine) bench.Machine {
+	out := bench.Machine{Device: "cpu", Cores: runtime.NumCPU()}
+	if m.Arch == 0 {
+		return out
+	}
+	out.Device, out.Versions = m.String(), make(map[string]string)
+	if _, gpus, err := machine.Find(); err == nil && len(gpus) > 0 {
+		out.Device = gpus[0].Name
+	}
+	for _, l := range machine.Libraries() {
+		out.Versions[l.Name] = l.Version
+	}
+	return out
+}
+
+// checkOutputs finds that a file cannot be written before anything is measured.
+func (o *BenchOptions) checkOutputs() error {
+	for _, f := range []struct{ flag, path string }{{"--json", o.JSON}, {"--plot", o.Plot}} {
+		if f.path == "" || f.path == "-" {
+			continue
+		}
+		if info, err := os.Stat(filepath.Dir(f.path)); err != nil || !info.IsDir() {
+			return fmt.Errorf("%s: %s is not a directory", f.flag, terminal.Name(filepath.Dir(f.path)))
+		}
+		if ext := filepath.Ext(f.path); f.flag == "--plot" && ext != "" && !strings.EqualFold(ext, ".svg") {
+			return fmt.Errorf("--plot %s: charts are drawn as SVG; name it %s.svg", terminal.Name(f.path), terminal.Name(strings.TrimSuffix(f.path, ext)))
+		}
+	}
+	return nil
+}
+
+// present writes a report where the flags ask for it.
+func (o *BenchOptions) present(r *bench.Report) error {
+	r.Command, r.Version, r.Date = o.Command, o.Version, time.Now().UTC().Truncate(time.Second)
+	if o.JSON == "-" {
+		if err := r.Encode(terminal.JSON(o.Stdout)); err != nil {
+			return err
+		}
+	} else if err := r.Print(o.Stdout); err != nil {
+		return err
+	}
+	for path, write := range map[string]func(io.Writer) error{o.JSON: r.Encode, o.Plot: r.Draw} {
+		if path == "" || path == "-" {
+			continue
+		}
+		if err := files.WriteTo(path, func(f *files.Draft) error { return write(f) }); err != nil {
+			return fmt.Errorf("%s: %w", terminal.Name(path), err)
+		}
+	}
+	return nil
+}

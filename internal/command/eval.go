@@ -1,0 +1,201 @@
+package command
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"text/tabwriter"
+
+	"github.com/cprun/cprun/internal/checkpoint"
+	"github.com/cprun/cprun/internal/config"
+	"github.com/cprun/cprun/internal/job"
+	"github.com/cprun/cprun/internal/launch"
+	"github.com/cprun/cprun/internal/launch/progress"
+	"github.com/cprun/cprun/internal/plan"
+	"github.com/cprun/cprun/internal/terminal"
+	"github.com/cprun/cprun/internal/train"
+)
+
+// EvalOptions are the flags of `cprun eval`.
+type EvalOptions struct {
+	Options
+	Data    string // what the model is evaluated on
+	SeqLen  string // tokens of a sample; "": those of the run, else 4096
+	Samples int    // 0: all
+	Step    int64  // of the checkpoint of a run; 0: the newest
+	Set     []string
+	JSON    bool
+}
+
+// evaluation is a train.Evaluation, and of what.
+type evaluation struct {
+	Model string `json:"model"`
+	Step  int64  `json:"step"` // of the checkpoint; 0: a Hugging Face directory
+	Data  string `json:"data"`
+	train.Evaluation
+	Perplexity train.Float `json:"perplexity"`
+}
+
+// Eval computes the loss of a run's checkpoint, or of a Hugging Face directory, over data.
+func Eval(ctx context.Context, path string, o EvalOptions) (int, error) {
+	ranks, device, err := o.spawns()
+	if err != nil {
+		return 0, err
+	}
+	if o.Data == "" {
+		return 0, inputf("--data is missing: cprun eval RUN --data PATH")
+	}
+	e := evaluation{Model: path, Data: o.Data}
+	task := job.Train{Version: o.Version, Machine: o.machine}
+	cfg, note, err := o.prepare(ctx, path, ranks, device, &e, &task)
+	if err != nil {
+		return 0, err
+	}
+	dir, logs, err := scratchLogs("cprun-eval-")
+	if err != nil {
+		return 0, err
+	}
+	defer logs.Close()
+	out := o.printer()
+	for _, line := range note {
+		out.Note(line)
+	}
+	task.Config, task.RunDir = string(cfg.YAML()), dir.path
+	var report []byte
+	res := launch.Run(ctx, launch.Job{
+		NProc: ranks, Argv: []string{"worker", string(job.RoleEval)}, Logs: logs, Payload: payload(task),
+		Stderr: out, Show: o.show(), OnEvent: func(rank int, ev launch.Event) {
+			var text string
+			switch {
+			case ev.Kind == job.EventReport:
+				report = ev.Data
+			case ev.Kind == job.EventNotice && json.Unmarshal(ev.Data, &text) == nil:
+				out.Note(text)
+			}
+		},
+	})
+	out.Close()
+	dir.end(res.ExitCode)
+	if res.ExitCode != launch.ExitDone {
+		return res.ExitCode, res.Err
+	}
+	if err := json.Unmarshal(report, &e.Evaluation); err != nil {
+		return launch.ExitFailed, fmt.Errorf("report of rank 0: %w", err)
+	}
+	e.Perplexity = train.Float(math.Exp(float64(e.Loss)))
+	return 0, o.write(&e)
+}
+
+// prepare makes the config of an evaluation, and finds every fault of the input.
+func (o *EvalOptions) prepare(ctx context.Context, path string, ranks int, device string, e *evaluation, task *job.Train) (cfg *config.Config, notes []string, err error) {
+	name, base, set, err := o.base(ctx, path, e, task, &notes)
+	if err != nil {
+		return nil, nil, err
+	}
+	seqLen := []string{}
+	if o.SeqLen != "" {
+		seqLen = append(seqLen, "data.seq_len="+o.SeqLen)
+	}
+	for _, list := range [][]string{{
+		"data.path=" + o.Data, "data.validation={every: 1}", "data.validation.path=" + o.Data, fmt.Sprintf("data.validation.samples=%d", o.Samples), "data.shuffle=false",
+		"train.micro_batch_size=1", "train.global_batch_size=1", "parallel.context=auto", "parallel.data=auto", "parallel.layout=auto", "parallel.transport=auto",
+		"attention.backend=auto", "precision={compute: auto, kv_wire: auto}", "memory={recompute: auto, loss_chunk: auto, shard: auto}",
+	}, seqLen, o.Set} {
+		set = append(set, list...)
+	}
+	if cfg, err = config.Parse(name, []byte(base), config.Options{Set: set, Ranks: ranks, Device: device}); err != nil {
+		return nil, nil, once(err)
+	}
+	if cfg.Train.MicroBatchSize != 1 {
+		return nil, nil, inputf("train.micro_batch_size %d: samples are evaluated one by one; leave it out", cfg.Train.MicroBatchSize)
+	}
+	if err := train.Check(cfg); err != nil {
+		return nil, nil, once(err)
+	}
+	choice, err := choose(cfg, o.machine)
+	if err != nil {
+		return nil, nil, err
+	}
+	task.Remedies = choice.Kinds()
+	if _, err := plan.Fit(cfg, ranks, o.machine); err != nil {
+		return nil, nil, &InputError{err}
+	}
+	m, err := plan.EvalMemoryOf(cfg, ranks, o.machine)
+	if err == nil {
+		err = m.Check()
+	}
+	if err != nil {
+		return nil, nil, &InputError{err}
+	}
+	return cfg, append(notes, choice.notes...), nil
+}
+
+// once leaves out what is said of the data a second time: it is the training data too.
+func once(err error) error {
+	var faults config.Errors
+	if errors.As(err, &faults) {
+		twice := func(f config.Fault) bool { return f.Key == "data.validation.path" }
+		if left := slices.DeleteFunc(slices.Clone(faults), twice); len(left) > 0 {
+			err = left
+		}
+	}
+	return &InputError{err}
+}
+
+// base is the config to begin with, what errors call it, and what to set in it: of a run that of its
+// checkpoint, of a Hugging Face directory an empty one.
+func (o *EvalOptions) base(ctx context.Context, path string, e *evaluation, task *job.Train, notes *[]string) (name, text string, set []string, err error) {
+	name, text = path, "{}"
+	if _, err := os.Stat(filepath.Join(path, "config.json")); err == nil && o.Step == 0 {
+		set = []string{"model.from=" + path}
+	} else {
+		c, reasons, err := ofStep(ctx, path, o.Step)
+		if errors.Is(err, checkpoint.ErrNone) || errors.Is(err, fs.ErrNotExist) {
+			err = inputf("%w; name a run directory, a checkpoint, or a Hugging Face directory with config.json", err)
+		}
+		if err != nil {
+			return "", "", nil, err
+		}
+		defer c.Close()
+		for _, r := range reasons {
+			*notes = append(*notes, passed(r))
+		}
+		if task.From, err = filepath.Abs(c.Dir); err != nil {
+			return "", "", nil, err
+		}
+		name, text, e.Step = filepath.Join(c.Dir, "manifest.json"), c.Manifest.Config, c.Manifest.Step
+		if cfg, err := checkpointConfig(c); err == nil && cfg.Model.From != "" {
+			if _, err := os.Stat(cfg.Model.From); err != nil { // all keys of the model are in the config
+				set = []string{"model.from=null"}
+			}
+		}
+	}
+	return name, text, set, nil
+}
+
+// write prints an evaluation.
+func (o *EvalOptions) write(e *evaluation) error {
+	if o.JSON {
+		enc := json.NewEncoder(terminal.JSON(o.Stdout))
+		enc.SetIndent("", "  ")
+		return enc.Encode(e)
+	}
+	what := terminal.Name(e.Model)
+	if e.Step > 0 {
+		what = fmt.Sprintf("%s, step %d", terminal.Name(e.Model), e.Step)
+	}
+	fmt.Fprintf(o.Stdout, "%s: loss %.4f, perplexity %.4g over %s tokens of %s samples of %s, in %.1f s\n\n",
+		what, float64(e.Loss), float64(e.Perplexity), progress.Thousands(e.Targets), progress.Thousands(e.Samples), progress.Thousands(int64(e.SeqLen)), e.Seconds)
+	w := tabwriter.NewWriter(o.Stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(w, "positions\ttokens\tloss\tperplexity\t")
+	for _, b := range e.Buckets {
+		fmt.Fprintf(w, "%d to %d\t%s\t%.4f\t%.4g\t\n", b.From, b.To-1, progress.Thousands(b.Targets), float64(b.Loss), math.Exp(float64(b.Loss)))
+	}
+	return w.Flush()
+}

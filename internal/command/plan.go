@@ -1,0 +1,174 @@
+package command
+
+import (
+	"encoding/json"
+	"fmt"
+	"runtime"
+	"strings"
+	"time"
+
+	"gonum.org/v1/gonum/blas"
+	"gonum.org/v1/gonum/blas/gonum"
+
+	"github.com/cprun/cprun/internal/backend"
+	"github.com/cprun/cprun/internal/config"
+	"github.com/cprun/cprun/internal/machine"
+	"github.com/cprun/cprun/internal/plan"
+	"github.com/cprun/cprun/internal/terminal"
+	"github.com/cprun/cprun/internal/train"
+)
+
+// PlanOptions are the flags of `cprun plan`.
+type PlanOptions struct {
+	Options
+	Set    []string
+	Assume []string // what the machine would be
+	JSON   bool
+}
+
+// Plan prints what a run of a config would do, on this machine or on the one that is assumed.
+func Plan(path string, o PlanOptions) (int, error) {
+	machine, ranks, err := o.where()
+	if err != nil {
+		return 0, err
+	}
+	cfg, err := config.Load(path, config.Options{Set: o.Set, Ranks: ranks, Device: machine.Device(), NoFiles: true})
+	if err != nil {
+		return 0, &InputError{err}
+	}
+	choice, err := choose(cfg, machine)
+	if err != nil {
+		return 0, err
+	}
+	for _, line := range choice.notes {
+		fmt.Fprintln(o.Stderr, terminal.Text(line))
+	}
+	opts := planOptions(machine, choice.Choice, ranks)
+	refusal := o.refusal(path, ranks, machine)
+	opts.Refused = lines(refusal)
+	p, err := plan.Make(cfg, ranks, opts)
+	if err != nil {
+		return 0, &InputError{err}
+	}
+	if len(o.Assume) == 0 { // the plan shows it too, and is for other machines as well
+		p.Refused = append(p.Refused, lines(p.Memory.Check())...)
+	}
+	if err := o.write(path, cfg, p); err != nil {
+		return 0, err
+	}
+	for _, w := range cfg.Warnings {
+		fmt.Fprintln(o.Stderr, "warning: "+w.String())
+	}
+	if len(o.Assume) == 0 && refusal != nil { // as the run would end
+		return 0, &InputError{refusal}
+	}
+	for _, line := range p.Refused {
+		fmt.Fprintln(o.Stderr, "a run on this machine would be refused: "+line)
+	}
+	return 0, nil
+}
+
+// write prints the plan, as JSON or for a reader.
+func (o *PlanOptions) write(path string, cfg *config.Config, p *plan.Plan) error {
+	if o.JSON {
+		enc := json.NewEncoder(terminal.JSON(o.Stdout))
+		enc.SetIndent("", "  ")
+		return enc.Encode(p)
+	}
+	fmt.Fprintf(o.Stdout, "config      %s, resolved\n", terminal.Name(path))
+	for line := range strings.Lines(string(cfg.YAML())) {
+		fmt.Fprint(o.Stdout, "  ", line)
+	}
+	fmt.Fprintln(o.Stdout)
+	return p.Write(o.Stdout)
+}
+
+// refusal is what is wrong with the files that the config names. A plan can be made without them,
+// and a run does not begin.
+func (o *PlanOptions) refusal(path string, ranks int, machine machine.Machine) error {
+	whole, err := config.Load(path, config.Options{Set: o.Set, Ranks: ranks, Device: machine.Device()})
+	if err == nil {
+		err = train.Check(whole)
+	}
+	return err
+}
+
+// lines are those of an error, none of no error.
+func lines(err error) []string {
+	if err == nil {
+		return nil
+	}
+	return strings.Split(err.Error(), "\n")
+}
+
+// planOptions are what a plan is made with, whether it is printed or kept with a run.
+func planOptions(machine machine.Machine, choice *backend.Choice, ranks int) plan.Options {
+	o := plan.Options{Machine: machine, Choice: choice}
+	if machine.Arch == 0 {
+		o.GFLOPs = matmulRate() * min(1, float64(runtime.NumCPU())/float64(machine.PerHost(ranks)))
+	}
+	return o
+}
+
+// where is the machine that is planned for and its ranks. A plan is for any machine, so the
+// bounds of this one do not hold.
+func (o *PlanOptions) where() (m machine.Machine, ranks int, err error) {
+	if m, err = machine.Assume(o.Assume); err != nil {
+		return m, 0, &InputError{err}
+	}
+	if len(o.Assume) == 0 && machine.Built && o.Device != "cpu" {
+		if m, err = found(o.Device); err != nil {
+			return m, 0, err
+		}
+	}
+	if len(o.Assume) == 0 && m.Arch == 0 {
+		m = onCPU()
+	}
+	switch device := o.Device; {
+	case device == "cuda" && m.Arch == 0:
+		return m, 0, inputf("--device cuda: no GPU of this machine can be used by this binary; say which one is meant, such as --assume arch=sm90")
+	case device == "cpu" && m.Arch != 0:
+		return m, 0, inputf("--device cpu: --assume says arch=sm%d; leave one of the two out", m.Arch)
+	case device == "cuda":
+	case device != "auto" && device != "cpu":
+		return m, 0, inputf("--device %q: want auto, cpu or cuda", device)
+	}
+	check := o.Options
+	check.NProc, check.Device = "auto", "cpu" // the machine is known
+	if _, _, err := check.resolve(); err != nil {
+		return m, 0, err
+	}
+	nproc := o.NProc
+	switch {
+	case nproc != "auto":
+		if ranks, err = count(nproc); err == nil && m.Assumed && m.GPUs > 0 && ranks > m.GPUs {
+			err = inputf("--nproc %d: one process runs on each GPU, and --assume says gpus=%d; leave --nproc out, or assume more", ranks, m.GPUs)
+		}
+		return m, ranks, err
+	case m.GPUs > 0:
+		return m, m.GPUs, nil
+	}
+	return m, 1, nil
+}
+
+// matmulTime is how long the rate of matrix products is looked for: long enough that a busy machine
+// has a quiet moment in it.
+const matmulTime = 100 * time.Millisecond
+
+// matmulRate measures the GFLOP/s of one thread's matrix product at its fastest, from which the plan
+// derives a lower bound of a step's time.
+func matmulRate() float64 {
+	const n = 128
+	a, b, c := make([]float32, n*n), make([]float32, n*n), make([]float32, n*n)
+	for i := range a {
+		a[i], b[i] = float32(i%7)-3, float32(i%5)-2
+	}
+	impl := gonum.Implementation{}
+	best := time.Duration(1 << 62)
+	for began := time.Now(); time.Since(began) < matmulTime; {
+		start := time.Now()
+		impl.Sgemm(blas.NoTrans, blas.NoTrans, n, n, n, 1, a, n, b, n, 0, c, n)
+		best = min(best, time.Since(start))
+	}
+	return 2 * n * n * n / best.Seconds() / 1e9
+}

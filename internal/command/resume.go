@@ -1,0 +1,162 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/cprun/cprun/internal/checkpoint"
+	"github.com/cprun/cprun/internal/config"
+	"github.com/cprun/cprun/internal/hf"
+	"github.com/cprun/cprun/internal/model"
+	"github.com/cprun/cprun/internal/terminal"
+	"github.com/cprun/cprun/internal/train"
+)
+
+// origin is the checkpoint that a run goes on from, and what is to be said of it.
+type origin struct {
+	dir   string
+	notes []string
+}
+
+// named is the checkpoint that --resume names, nil where it names none.
+func (o *TrainOptions) named(ctx context.Context, cfg *config.Config) (*origin, error) {
+	if o.Resume == "auto" || o.Resume == "never" {
+		return nil, nil
+	}
+	c, reasons, err := checkpoint.Find(ctx, o.Resume)
+	if err != nil {
+		return nil, inputf("--resume %s: %w%s", terminal.Name(o.Resume), err, because(reasons))
+	}
+	defer c.Close()
+	from, err := begin(c, reasons, cfg)
+	if err != nil {
+		return nil, inputf("--resume: %w", err)
+	}
+	return from, nil
+}
+
+// own is the newest whole checkpoint of the run directory itself, which this process has
+// locked; nil where it holds none.
+func (o *TrainOptions) own(ctx context.Context, dir *os.Root, cfg *config.Config) (*origin, error) {
+	if o.Resume == "never" {
+		if len(steps(filepath.Dir(dir.Name()))) > 0 {
+			return nil, inputf("--resume never: %s holds checkpoints of an earlier run, which this one would replace; name another --run-dir, or leave --resume out to go on from them", terminal.Name(dir.Name()))
+		}
+		return nil, nil
+	}
+	c, reasons, err := checkpoint.LatestIn(ctx, dir)
+	if errors.Is(err, checkpoint.ErrNone) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, inputf("%w%s; to begin anew, name another --run-dir", err, because(reasons))
+	}
+	defer c.Close()
+	from, err := begin(c, reasons, cfg)
+	if err != nil {
+		return nil, inputf("--run-dir: %w", err)
+	}
+	return from, nil
+}
+
+// steps are the checkpoints in a run directory, whole or not.
+func steps(runDir string) (names []string) {
+	entries, _ := os.ReadDir(checkpointsOf(runDir)) // what cannot be read is found when it is locked
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), "step-") {
+			names = append(names, e.Name())
+		}
+	}
+	return names
+}
+
+// checkpointsName is the directory of checkpoints in that of a run.
+const checkpointsName = "checkpoints"
+
+func checkpointsOf(runDir string) string { return filepath.Join(runDir, checkpointsName) }
+
+// begin checks that a run can go on from a checkpoint.
+func begin(c *checkpoint.Checkpoint, passedOver []string, cfg *config.Config) (*origin, error) {
+	dir, err := filepath.Abs(c.Dir)
+	if err != nil {
+		return nil, err
+	}
+	from := &origin{dir: dir}
+	for _, r := range passedOver {
+		from.notes = append(from.notes, passed(r))
+	}
+	note, err := compare(c, cfg)
+	if err != nil {
+		return nil, err
+	}
+	if note != "" {
+		from.notes = append(from.notes, note)
+	}
+	return from, c.Fits(train.CheckpointParams(model.Layout(&cfg.Model.Config)))
+}
+
+// passed is how a checkpoint that could not be used is told of.
+func passed(reason string) string { return "checkpoint passed over: " + reason }
+
+// Keys of the model that change nothing of what it computes, and those that say which tokens
+// are the n-th sample.
+var (
+	freeKeys = []string{"model.from", "model.initializer_range", "model.max_position_embeddings"}
+	dataKeys = []string{"data.path", "data.tokenizer", "data.seq_len", "data.shuffle", "data.pack_documents", "data.eos_token_id", "data.seed", "train.global_batch_size"}
+)
+
+// compare holds a config against the one that a checkpoint was saved with: another model is an
+// error, other data are worth a note.
+func compare(c *checkpoint.Checkpoint, cfg *config.Config) (note string, err error) {
+	was, err := checkpointConfig(c)
+	if err != nil { // of a cprun with other rules; the weights' shapes are compared all the same
+		return fmt.Sprintf("the model's keys and the data are not compared with the checkpoint's: %v", err), nil
+	}
+	var faults, moved []string
+	for _, d := range cfg.Differences(was) {
+		line := fmt.Sprintf("%s is %s in the checkpoint and %s here", d.Key, d.Old, d.New)
+		switch {
+		case slices.Contains(dataKeys, d.Key):
+			moved = append(moved, line)
+		case strings.HasPrefix(d.Key, "model.") && !slices.Contains(freeKeys, d.Key) && !alike(d.Key, &was.Model.Config, &cfg.Model.Config):
+			faults = append(faults, line)
+		}
+	}
+	if len(faults) > 0 {
+		return "", fmt.Errorf("%s: the checkpoint is of another model; use the config it was saved with, start anew in another --run-dir, or begin with its weights: cprun export, then model.from\n  %s", c.Dir, strings.Join(faults, "\n  "))
+	}
+	if len(moved) > 0 {
+		return fmt.Sprintf("warning: other data than the checkpoint's: %s; training goes on at sample %d of what they are here", strings.Join(moved, ", "), c.Manifest.Samples), nil
+	}
+	return "", nil
+}
+
+// alike says that a key of two models says the same in other words: which keys their layers see,
+// or how positions turn.
+func alike(key string, a, b *hf.Config) bool {
+	switch {
+	case key == "model.layer_types" || key == "model.sliding_window":
+		for l := range min(a.NumHiddenLayers, b.NumHiddenLayers) {
+			if a.Window(l) != b.Window(l) {
+				return false
+			}
+		}
+		return a.NumHiddenLayers == b.NumHiddenLayers
+	case strings.HasPrefix(key, "model.rope_"):
+		ra, rb := model.NewRope(a), model.NewRope(b)
+		return slices.Equal(ra.InvFreq, rb.InvFreq) && ra.Factor == rb.Factor
+	}
+	return false
+}
+
+func because(reasons []string) string {
+	if len(reasons) == 0 {
+		return ""
+	}
+	return " (" + strings.Join(reasons, "; ") + ")"
+}

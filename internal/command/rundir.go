@@ -1,0 +1,152 @@
+package command
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cprun/cprun/internal/backend"
+	"github.com/cprun/cprun/internal/config"
+	"github.com/cprun/cprun/internal/files"
+	"github.com/cprun/cprun/internal/launch/progress"
+	"github.com/cprun/cprun/internal/machine"
+	"github.com/cprun/cprun/internal/plan"
+	"github.com/cprun/cprun/internal/terminal"
+)
+
+// prepare writes what a run directory holds before the first step. Where it holds the config of an
+// earlier start with other values, that one is kept, and changes say which keys have changed.
+func prepare(dir *os.Root, cfg *config.Config, ranks int, choice *backend.Choice, machine machine.Machine) (changes []string, err error) {
+	p, err := plan.Make(cfg, ranks, planOptions(machine, choice, ranks))
+	if err != nil {
+		return nil, &InputError{err}
+	}
+	text, err := json.MarshalIndent(p, "", "  ")
+	if err != nil {
+		return nil, fmt.Errorf("plan: %w", err)
+	}
+	if changes, err = keepConfig(dir, cfg); err != nil {
+		return nil, inputf("run directory: %w", err)
+	}
+	for name, data := range map[string][]byte{"config.yaml": cfg.YAML(), "plan.json": append(text, '\n')} {
+		if err := replace(dir, name, data); err != nil {
+			return nil, inputf("run directory: %w", err)
+		}
+	}
+	return changes, nil
+}
+
+// keepConfig gives the config of an earlier start another name, config-1.yaml and so on, where
+// this one has other values, and lists them.
+func keepConfig(dir *os.Root, cfg *config.Config) (changes []string, err error) {
+	text, err := files.ReadIn(dir, "config.yaml", config.MaxFile)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && bytes.Equal(text, cfg.YAML()) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	kept := ""
+	for i, err := 1, fs.ErrExist; errors.Is(err, fs.ErrExist); i++ { // whether a name is free, a network file system tells when it is made
+		kept = fmt.Sprintf("config-%d.yaml", i)
+		if err = files.Exclusive(dir, kept, text); err != nil && !errors.Is(err, fs.ErrExist) {
+			return nil, err
+		}
+	}
+	was, err := config.Parse(filepath.Join(dir.Name(), kept), text, config.Options{NoFiles: true})
+	if err != nil { // of a cprun with other keys, or changed by hand
+		return []string{fmt.Sprintf("config.yaml of the last start is kept as %s; it is not compared: %v", kept, err)}, nil
+	}
+	for _, d := range cfg.Differences(was) {
+		changes = append(changes, fmt.Sprintf("  %s: %s -> %s", d.Key, d.Old, d.New))
+	}
+	return append([]string{"changed since the last start, whose config is kept as " + kept + ":"}, changes...), nil
+}
+
+// replace writes a file, unless it holds the same already.
+func replace(dir *os.Root, name string, data []byte) error {
+	if old, err := files.ReadIn(dir, name, int64(len(data))); err == nil && bytes.Equal(old, data) {
+		return nil
+	}
+	return write(dir, name, data)
+}
+
+// write writes a file, so that a reader sees the old or the new one.
+func write(dir *os.Root, name string, data []byte) error {
+	return files.Write(dir, name, func(f *files.Draft) error {
+		_, err := f.Write(data)
+		return err
+	})
+}
+
+// launcherLog is logs/launcher.log: all that a launcher has printed, of every start.
+type launcherLog struct {
+	f    *os.File
+	name string
+	out  *progress.Printer
+}
+
+// openLog begins to keep what out prints.
+func openLog(logs *os.Root, name string, out *progress.Printer, o *TrainOptions) (*launcherLog, error) {
+	f, err := files.Append(logs, name)
+	if err != nil {
+		return nil, inputf("run directory: %w", err)
+	}
+	fmt.Fprintf(f, "--- %s cprun %s: %s\n", time.Now().UTC().Format(progress.Stamp), o.Version, terminal.Name(shell(o.Args)))
+	out.Log(f)
+	return &launcherLog{f, name, out}, nil
+}
+
+// note puts an error that ends the command, and is printed by the caller, into the log, if there is
+// one.
+func (l *launcherLog) note(err error) error {
+	if err != nil && l != nil {
+		fmt.Fprintf(l.f, "%s cprun: %s\n", time.Now().UTC().Format(progress.Stamp), terminal.Message(err))
+	}
+	return err
+}
+
+// close ends the log. What is missing in it is told.
+func (l *launcherLog) close() {
+	if err := errors.Join(l.out.LogErr(), l.f.Close()); err != nil {
+		l.out.Note("logs/" + l.name + " is incomplete: " + err.Error())
+	}
+}
+
+// again is the command that goes on in a run directory from its newest checkpoint.
+func (o *TrainOptions) again(dir string) string {
+	args := slices.Clone(o.Args)
+	for i := 1; i < len(args); i++ { // to begin anew there would be refused
+		switch {
+		case args[i] == "--resume=never":
+			args = slices.Delete(args, i, i+1)
+			i--
+		case args[i] == "--resume" && i+1 < len(args) && args[i+1] == "never":
+			args = slices.Delete(args, i, i+2)
+			i--
+		}
+	}
+	if o.RunDir == "" && len(args) > 0 {
+		args = slices.Insert(args, 1, "--run-dir", dir)
+	}
+	return shell(args)
+}
+
+// shell is a command line as a shell reads it.
+func shell(args []string) string {
+	quoted := make([]string, len(args))
+	for i, a := range args {
+		if a == "" || strings.Trim(a, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789%+,-./:=@_") != "" {
+			a = "'" + strings.ReplaceAll(a, "'", `'\''`) + "'"
+		}
+		quoted[i] = a
+	}
+	return strings.Join(quoted, " ")
+}

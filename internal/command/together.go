@@ -1,0 +1,305 @@
+package command
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/cprun/cprun/internal/cluster"
+	"github.com/cprun/cprun/internal/config"
+	"github.com/cprun/cprun/internal/files"
+	"github.com/cprun/cprun/internal/job"
+	"github.com/cprun/cprun/internal/launch"
+	"github.com/cprun/cprun/internal/launch/progress"
+	"github.com/cprun/cprun/internal/place"
+	"github.com/cprun/cprun/internal/terminal"
+)
+
+// together is a training run of several agents, on one of them. The agent that leads makes the run
+// directory and tells the others; after its loss another one leads.
+type together struct {
+	*TrainOptions
+	ctx     context.Context
+	path    string // of the config
+	at      *place.Place
+	workers int // of this agent
+	device  string
+	out     *progress.Printer
+	track   *tracker
+
+	firstDevice int        // the number of the first worker's GPU
+	addr        netip.Addr // of this host, for the others
+	secret      []byte     // of the job
+	closeKey    func()     // ends its spreading
+
+	dir        string // of the run; "": not known yet, as the next two
+	runID      string
+	generation int64
+	lead       begun // what this agent has begun as the leader of the present start; empty otherwise
+	logs       *os.Root
+	log        *launcherLog
+	leads      bool
+}
+
+// together checks all that can be checked before the agents have met, and gets the job's key.
+func (o *TrainOptions) together(ctx context.Context, path string, at *place.Place, out *progress.Printer) (*together, error) {
+	workers, device, err := o.resolve()
+	if err != nil {
+		return nil, err
+	}
+	t := &together{
+		TrainOptions: o, ctx: ctx, path: path, at: at, workers: cmp.Or(at.Workers, workers), device: device, out: out,
+		track: &tracker{out: out, start: time.Now(), measures: o.noSave, advanced: o.advanced},
+	}
+	if err := t.check(); err != nil {
+		return nil, err
+	}
+	if t.firstDevice, err = firstDevice(at, t.workers, o.machine.GPUs); err != nil {
+		return nil, err
+	}
+	if t.addr, err = ownAddress(o.Interface, at.Rendezvous); err != nil {
+		return nil, err
+	}
+	t.secret, t.closeKey, err = t.key(ctx)
+	return t, err
+}
+
+// check finds the faults of the input, for as many agents as there may be, or else for as few.
+func (t *together) check() (err error) {
+	o := *t.TrainOptions
+	for _, agents := range []int{t.at.MaxAgents, t.at.MinAgents} {
+		o.machine.Hosts = hosts(t.at, agents)
+		if _, err = o.checkInput(t.ctx, t.path, agents*t.workers, t.device); err == nil {
+			return nil
+		}
+	}
+	return err
+}
+
+// hosts is how many hosts so many agents are on, as far as it is known before they meet.
+func hosts(at *place.Place, agents int) int {
+	perHost := max(1, at.LocalAgents)
+	return (agents + perHost - 1) / perHost
+}
+
+// train runs this agent's part of the run, and returns the exit status.
+func (t *together) train(signals *launch.Signals) (int, error) {
+	defer t.closeKey()
+	defer t.close()
+	cohort, err := t.join()
+	if err != nil {
+		return 0, err
+	}
+	res := launch.Run(t.ctx, launch.Job{
+		NProc: t.workers, Device: t.firstDevice, Interface: interfaceOf(t.addr), Argv: []string{"worker", string(job.RoleTrain)},
+		Stderr: t.out, Show: t.show(), OnEvent: t.track.event, Node: t.at.Node, Cohort: cohort, OnStart: t.open, Patient: t.at.SlurmJob != "", Signals: signals,
+	})
+	why := ""
+	if res.Err != nil {
+		why = res.Err.Error()
+	}
+	if err := cohort.Leave(res.ExitCode, why); err != nil {
+		t.out.Note(err.Error())
+	}
+	t.out.Close()
+	if t.leads {
+		t.lead.merge(t.out)
+		t.track.summary(res)
+	}
+	return res.ExitCode, t.log.note(res.Err)
+}
+
+// exitInput is the status of all nodes where one has found wrong input.
+const exitInput = 2
+
+// firstDevice is the number of the first GPU of this agent among those that it sees: where the agents of
+// a node see all of its GPUs, each takes its own.
+func firstDevice(at *place.Place, workers, gpus int) (int, error) {
+	if gpus <= workers || at.LocalAgents < 2 {
+		return 0, nil // it sees its own alone, or all are its own, or none is used
+	}
+	if gpus < workers*at.LocalAgents {
+		return 0, inputf("%d tasks on this node see %d GPUs, and %d are needed: ask for more, as with srun --gpus-per-task %d", at.LocalAgents, gpus, workers*at.LocalAgents, workers)
+	}
+	return workers * at.LocalRank, nil
+}
+
+// join makes this agent one of the job's.
+func (t *together) join() (*cluster.Cohort, error) {
+	inputs, err := t.inputs()
+	if err != nil {
+		return nil, err
+	}
+	id, err := hostID()
+	if err != nil {
+		return nil, err
+	}
+	c := cluster.Config{
+		Job: t.at.Job, Key: t.secret, Program: t.Version, Inputs: inputs,
+		NodeRank: t.at.Rank, Min: t.at.MinAgents, Max: t.at.MaxAgents, NProc: t.workers,
+		Host: t.at.Node, HostID: id, Listen: t.addr.String(), Meets: t.at.Rank == 0, Seeds: []string{t.at.Rendezvous},
+		MaxRestarts: t.MaxRestarts, Prepare: t.prepare, Log: t.note,
+	}
+	if t.at.Rank <= 0 { // it may be the one at the rendezvous
+		if c.Port, err = portOf(t.at.Rendezvous); err != nil {
+			return nil, err
+		}
+	}
+	return cluster.Join(t.ctx, c)
+}
+
+// note prints a line of the agents' talk.
+func (t *together) note(format string, args ...any) { t.out.Note(fmt.Sprintf(format, args...)) }
+
+// inputs is a digest of what all agents must have been given alike.
+func (t *together) inputs() (string, error) {
+	text, err := files.Read(t.path, config.MaxFile)
+	if err != nil {
+		return "", inputf("%w", err)
+	}
+	sum := sha256.Sum256(payload([]any{string(text), t.Set, t.RunDir, t.Resume, t.device}))
+	return hex.EncodeToString(sum[:]), nil
+}
+
+// hostID is the same text for all agents of one host, and another on every other.
+func hostID() (string, error) {
+	boot, err := files.Read("/proc/sys/kernel/random/boot_id", 1<<10)
+	if err != nil {
+		return "", fmt.Errorf("identity of this host: %w", err)
+	}
+	network, err := os.Readlink("/proc/self/ns/net") // of a container
+	if err != nil {
+		return "", fmt.Errorf("identity of this host: %w", err)
+	}
+	return strings.TrimSpace(string(boot)) + " " + network, nil
+}
+
+// portOf is the port at which the agents meet.
+func portOf(rendezvous string) (int, error) {
+	_, port, err := net.SplitHostPort(rendezvous)
+	if err != nil {
+		return 0, inputf("--rendezvous %s: %w", terminal.Name(rendezvous), err)
+	}
+	return strconv.Atoi(port)
+}
+
+// prepare makes the run directory ready for a start of so many ranks, and says what the workers are
+// told. It is called where this agent leads.
+func (t *together) prepare(ctx context.Context, w cluster.World) ([]byte, error) {
+	t.close()
+	o := *t.TrainOptions
+	ids := map[string]bool{}
+	for _, a := range w.Agents {
+		ids[a.HostID] = true
+	}
+	o.machine.Hosts = len(ids)
+	if t.dir != "" { // of the starts before, whoever led
+		o.RunDir, o.Resume = t.dir, "auto"
+	}
+	t.runID = cmp.Or(t.runID, launch.NewRunID(time.Now()))
+	o.job = t.runID
+	r, err := o.checkFor(ctx, t.path, w.Size, t.device)
+	if err == nil {
+		t.lead, err = o.begin(r, t.out)
+	} else {
+		t.lead.ready = r
+	}
+	if input := (*InputError)(nil); errors.As(err, &input) {
+		return nil, &launch.Over{Result: launch.Result{ExitCode: exitInput}, Why: err.Error()}
+	}
+	if err != nil {
+		return nil, err
+	}
+	if t.generation == 0 {
+		t.generation = r.generation
+	}
+	t.dir = r.dir
+	t.lead.task.RunID, t.lead.task.Generation, t.lead.task.World = t.runID, t.generation, int64(w.Generation)
+	return payload(t.lead.task), nil
+}
+
+// open makes the run directory that the leader has named ready for this agent's workers.
+func (t *together) open(s *launch.Start) error {
+	var task job.Train
+	if err := json.Unmarshal(s.Payload, &task); err != nil {
+		return fmt.Errorf("what the leader has told: %w", err)
+	}
+	t.dir, t.runID, t.generation, s.RunID = task.RunDir, task.RunID, task.Generation, task.RunID
+	t.leads = t.lead.root != nil && s.Place.FirstRank == 0
+	if t.leads {
+		s.Logs, t.log = t.lead.logs, t.lead.log
+		t.track.root, t.track.again = t.lead.root, t.again(t.dir)
+		return nil
+	}
+	t.close()
+	root, err := t.shared(&task)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	if t.logs, err = files.Private(root, "logs"); err != nil {
+		return fmt.Errorf("run directory: %w", err)
+	}
+	s.Logs = t.logs
+	t.log, err = openLog(t.logs, fmt.Sprintf("launcher-%04d.log", s.Place.NodeRank), t.out, t.TrainOptions)
+	return err
+}
+
+// How long what one node has written may be unseen by another: NFS keeps what it knows of a directory
+// for up to a minute.
+const (
+	sharedTime = 90 * time.Second
+	sharedPoll = 100 * time.Millisecond
+)
+
+// shared opens the run directory that the leader has made on its node, and makes sure that it is the
+// same one.
+func (t *together) shared(task *job.Train) (*os.Root, error) {
+	for end := time.Now().Add(sharedTime); ; {
+		root, err := files.OpenDir(task.RunDir)
+		if err == nil {
+			var text []byte
+			if text, err = files.ReadIn(root, "config.yaml", config.MaxFile); err == nil && string(text) == task.Config {
+				return root, nil
+			}
+			if err == nil {
+				err = fmt.Errorf("%s is another one", terminal.Name(filepath.Join(task.RunDir, "config.yaml")))
+			}
+			root.Close()
+		}
+		if time.Now().After(end) {
+			return nil, fmt.Errorf("the run directory that the node of rank 0 has made is not to be seen here: %w; "+
+				"it must be on a file system that all nodes share: name one with --run-dir", err)
+		}
+		select {
+		case <-time.After(sharedPoll):
+		case <-t.ctx.Done():
+			return nil, context.Cause(t.ctx)
+		}
+	}
+}
+
+// close closes what this agent has open of a start.
+func (t *together) close() {
+	if t.lead.root != nil {
+		t.lead.close()
+	} else if t.log != nil {
+		t.log.close()
+	}
+	t.lead.ready.close()
+	if t.logs != nil {
+		t.logs.Close()
+	}
+	t.lead, t.logs, t.log, t.leads = begun{}, nil, nil, false
+}

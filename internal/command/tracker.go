@@ -1,0 +1,109 @@
+package command
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/cprun/cprun/internal/files"
+	"github.com/cprun/cprun/internal/job"
+	"github.com/cprun/cprun/internal/launch"
+	"github.com/cprun/cprun/internal/launch/progress"
+	"github.com/cprun/cprun/internal/terminal"
+)
+
+// tracker shows what the workers report.
+type tracker struct {
+	out   *progress.Printer
+	start time.Time
+	root  *os.Root         // the run directory
+	first *progress.Number // validation loss at the first and at the newest validation
+	last  *progress.Number
+	loss  progress.Number
+	steps int64
+
+	again    string           // the command that goes on after a stop
+	measures bool             // dir is removed afterwards
+	advanced func(step int64) // or nil
+}
+
+func (t *tracker) event(rank int, e launch.Event) {
+	if rank != 0 {
+		return
+	}
+	switch e.Kind {
+	case launch.EventProgress:
+		if t.advanced != nil {
+			t.advanced(e.Step)
+		}
+		var s progress.Step
+		if len(e.Data) == 0 || json.Unmarshal(e.Data, &s) != nil {
+			return // a step that was not logged; the launcher notes that it was reached
+		}
+		if s.ValLoss != nil {
+			t.last = s.ValLoss
+			if t.first == nil {
+				t.first = s.ValLoss
+			}
+		}
+		t.loss, t.steps = s.Loss, s.Step
+		t.out.Step(s)
+	case job.EventNotice:
+		var text string
+		if json.Unmarshal(e.Data, &text) == nil {
+			t.out.Note(text)
+		}
+	case job.EventValidation:
+		var n progress.Number
+		if json.Unmarshal(e.Data, &n) == nil {
+			t.first, t.last = &n, &n
+		}
+	}
+}
+
+// maxLatest is more than the name of any checkpoint has, in bytes.
+const maxLatest = 4 << 10
+
+// summary says how a run ended and what it wrote. Failures have been reported already.
+func (t *tracker) summary(res launch.Result) {
+	switch {
+	case res.ExitCode == launch.ExitDone:
+		line := fmt.Sprintf("done in %s", progress.Duration(time.Since(t.start)))
+		if t.steps > 0 {
+			line += fmt.Sprintf(": loss %.4f", float64(t.loss))
+		} else {
+			line += ": no step was left to do"
+		}
+		if t.first != nil && t.last != nil {
+			line += fmt.Sprintf(", validation loss %.4f -> %.4f", float64(*t.first), float64(*t.last))
+		}
+		t.out.Note(line)
+	case res.Stopped && t.measures:
+		t.out.Note("stopped; a measurement writes no checkpoint")
+	case res.Stopped:
+		t.out.Note("stopped after a checkpoint; go on with: " + t.again)
+	default:
+		return
+	}
+	if t.measures {
+		return
+	}
+	for _, f := range []struct{ label, name string }{
+		{"metrics", "metrics.jsonl"}, {"checkpoint", "checkpoints/latest"}, {"logs", "logs"}, {"trace", "trace.json"},
+	} {
+		name := f.name
+		if f.label == "checkpoint" {
+			data, err := files.ReadIn(t.root, name, maxLatest)
+			if err != nil {
+				continue
+			}
+			name = filepath.Join(checkpointsName, filepath.Base(strings.TrimSpace(string(data))))
+		}
+		if _, err := t.root.Stat(name); err == nil {
+			t.out.Note(fmt.Sprintf("  %-11s %s", f.label, terminal.Name(filepath.Join(t.root.Name(), name))))
+		}
+	}
+}

@@ -1,0 +1,124 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// Files is what data comes from: one glob; several, which are one after the other; or several that are
+// mixed by weight.
+type Files []File
+
+// File is a glob of files, absolute.
+type File struct {
+	Path   string
+	Weight float64 // its share of the samples, relative to the others'; 0: none was given
+}
+
+// Mixed reports whether samples are drawn by weight.
+func (f Files) Mixed() bool {
+	for _, e := range f {
+		if e.Weight > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// Globs lists the paths.
+func (f Files) Globs() []string {
+	var globs []string
+	for _, e := range f {
+		globs = append(globs, e.Path)
+	}
+	return globs
+}
+
+// maxFiles bounds a list of data.
+const maxFiles = 1000
+
+// files reads a path, or a list of paths and of {path, weight}.
+func (k *key) files(n *yaml.Node, f *Files) error {
+	if n.Kind == yaml.ScalarNode {
+		path, err := k.text(n)
+		*f = Files{{Path: path}}
+		return err
+	}
+	if n.Kind != yaml.SequenceNode {
+		return fmt.Errorf("found %s; want %s", describe(n), k.kind())
+	}
+	if len(n.Content) == 0 || len(n.Content) > maxFiles {
+		return fmt.Errorf("found a list of %d; want 1 to %d paths", len(n.Content), maxFiles)
+	}
+	list := make(Files, len(n.Content))
+	for i, e := range n.Content {
+		if err := k.file(e, &list[i]); err != nil {
+			return fmt.Errorf("entry %d: %w", i+1, err)
+		}
+	}
+	if list.Mixed() {
+		for i := range list {
+			if list[i].Weight == 0 {
+				list[i].Weight = 1
+			}
+		}
+	}
+	*f = list
+	return nil
+}
+
+// file reads one entry.
+func (k *key) file(n *yaml.Node, f *File) (err error) {
+	if n.Kind == yaml.ScalarNode {
+		f.Path, err = k.text(n)
+		return err
+	}
+	if n.Kind != yaml.MappingNode {
+		return fmt.Errorf("found %s; want a path, or {path: …, weight: …}", describe(n))
+	}
+	seen := map[string]bool{}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		name, value := n.Content[i].Value, n.Content[i+1]
+		if seen[name] {
+			return fmt.Errorf("%s is given twice", short(name))
+		}
+		seen[name] = true
+		switch name {
+		case "path":
+			f.Path, err = k.text(value)
+		case "weight":
+			f.Weight, err = k.number(value)
+			if err == nil && !(f.Weight > 0 && f.Weight <= maxWeight) {
+				err = fmt.Errorf("weight %g is out of range; want a number in (0, %g]", f.Weight, float64(maxWeight))
+			}
+		default:
+			err = fmt.Errorf("%s is no key of an entry; path and weight are", found(name))
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if !seen["path"] {
+		return errors.New("it has no path")
+	}
+	return nil
+}
+
+// maxWeight keeps shares within what a float64 tells apart.
+const maxWeight = 1e9
+
+// value is the entries as JSON has them.
+func (f Files) value() any {
+	if len(f) == 1 && f[0].Weight == 0 {
+		return f[0].Path
+	}
+	list := make([]any, len(f))
+	for i, e := range f {
+		if list[i] = e.Path; e.Weight > 0 {
+			list[i] = map[string]any{"path": e.Path, "weight": e.Weight}
+		}
+	}
+	return list
+}

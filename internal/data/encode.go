@@ -1,0 +1,231 @@
+package data
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"strings"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sync/semaphore"
+)
+
+// Encoding says how files of text become documents.
+type Encoding struct {
+	Tokenizer *Tokenizer
+	// EOS is appended to each text that does not end in it; -1: nothing is. Lines of input_ids stay as
+	// they are.
+	EOS int
+	// Vocab is what ids must be below; 0: anything.
+	Vocab int
+	// Read is told how many bytes were read since the last call; nil: nobody listens.
+	Read func(bytes int64)
+}
+
+// What is read at a time, and what may be on its way through all goroutines.
+const (
+	batchBytes = 1 << 20
+	batchLines = 4096
+	pending    = 256 << 20
+	maxText    = 1 << 30
+)
+
+// batch is some texts of one file on their way.
+type batch struct {
+	file  int
+	first int // the number of its first line; 0: it is a file of text
+	lines [][]byte
+	text  string // of a file of text
+	size  int64
+	docs  []Document
+	err   error
+	done  chan struct{}
+}
+
+// Each reads files of text, and lines of .jsonl, on all cores, and calls emit with their documents in
+// order; file is the place of the document's in paths. A text that is empty is none. At most some
+// hundred megabytes are on their way at a time, or one text that is longer.
+func (e *Encoding) Each(ctx context.Context, paths []string, emit func(file int, d Document) error) error {
+	workers := runtime.GOMAXPROCS(0)
+	g, ctx := errgroup.WithContext(ctx)
+	room := semaphore.NewWeighted(pending)
+	jobs, order := make(chan *batch), make(chan *batch, 4*workers)
+	g.Go(func() error {
+		defer close(jobs)
+		defer close(order)
+		return e.split(ctx, paths, func(b *batch) error {
+			b.done, b.size = make(chan struct{}), min(b.size, pending)
+			if err := room.Acquire(ctx, b.size); err != nil {
+				return err
+			}
+			for _, to := range []chan *batch{order, jobs} {
+				select {
+				case to <- b:
+				case <-ctx.Done():
+					return ctx.Err()
+				}
+			}
+			return nil
+		})
+	})
+	for range workers {
+		g.Go(func() error { return e.work(jobs) })
+	}
+	g.Go(func() error {
+		for b := range order {
+			select {
+			case <-b.done:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+			if b.err != nil {
+				return fmt.Errorf("data file %s: %w", paths[b.file], b.err)
+			}
+			for _, d := range b.docs {
+				if err := emit(b.file, d); err != nil {
+					return err
+				}
+			}
+			room.Release(b.size)
+		}
+		return nil
+	})
+	return g.Wait()
+}
+
+// split cuts files into batches.
+func (e *Encoding) split(ctx context.Context, paths []string, give func(*batch) error) error {
+	for file, path := range paths {
+		if err := e.splitFile(file, path, give); err != nil {
+			if ctx.Err() != nil {
+				return err // the cause is another's
+			}
+			return fmt.Errorf("data file %s: %w", path, err)
+		}
+	}
+	return nil
+}
+
+// splitFile cuts one file.
+func (e *Encoding) splitFile(file int, path string, give func(*batch) error) error {
+	f, size, err := openSized(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if kindOf(path) == "jsonl" {
+		return e.splitLines(file, f, give)
+	}
+	if err := readable(f, path, size); err != nil {
+		return err
+	}
+	if size > maxText {
+		return fmt.Errorf("one text of %d bytes; at most %d are one document: cut it into files, or write its documents as .jsonl", size, maxText)
+	}
+	var text strings.Builder
+	text.Grow(int(size))
+	if _, err := io.Copy(&text, io.LimitReader(f, maxText+1)); err != nil {
+		return reason(err)
+	}
+	e.note(int64(text.Len()))
+	return give(&batch{file: file, lines: [][]byte{nil}, text: text.String(), size: int64(text.Len())})
+}
+
+// splitLines cuts a .jsonl.
+func (e *Encoding) splitLines(file int, f *os.File, give func(*batch) error) error {
+	r := bufio.NewReaderSize(f, 256<<10)
+	b := &batch{file: file, first: 1}
+	for n := 1; ; n++ {
+		line, err := readLine(r, nil)
+		if err != nil && !errors.Is(err, io.EOF) {
+			return fmt.Errorf("line %d: %w", n, reason(err))
+		}
+		b.lines = append(b.lines, line)
+		b.size += int64(len(line))
+		last := errors.Is(err, io.EOF)
+		if last || b.size >= batchBytes || len(b.lines) == batchLines {
+			e.note(b.size)
+			if err := give(b); err != nil {
+				return err
+			}
+			b = &batch{file: file, first: n + 1}
+		}
+		if last {
+			return nil
+		}
+	}
+}
+
+// note tells the reader of progress.
+func (e *Encoding) note(bytes int64) {
+	if e.Read != nil {
+		e.Read(bytes)
+	}
+}
+
+// work encodes batches until there are no more. What is wrong with one is told when its turn has come.
+func (e *Encoding) work(jobs <-chan *batch) error {
+	var text encoder
+	for b := range jobs {
+		for i, line := range b.lines {
+			d, err := e.document(&text, b, line)
+			if err != nil {
+				if b.err = err; b.first > 0 {
+					b.err = fmt.Errorf("line %d: %w", b.first+i, err)
+				}
+				break
+			}
+			if len(d.IDs) > 0 {
+				b.docs = append(b.docs, d)
+			}
+			b.lines[i] = nil
+		}
+		close(b.done)
+	}
+	return nil
+}
+
+// document encodes one text or line.
+func (e *Encoding) document(text *encoder, b *batch, line []byte) (d Document, err error) {
+	r := record{}
+	if b.first == 0 {
+		r.text, b.text = b.text, ""
+	} else if len(bytes.TrimSpace(line)) == 0 {
+		return d, nil
+	} else if r, err = parseRecord(line, e.Vocab); err != nil {
+		return d, err
+	}
+	if r.ids != nil {
+		return Document{r.ids, r.labels}, nil
+	}
+	if r.text == "" {
+		return d, nil
+	}
+	if *text == nil {
+		if *text, err = e.Tokenizer.encoder(); err != nil {
+			return d, err
+		}
+	}
+	if d.IDs, err = (*text)(make([]int32, 0, len(r.text)/4+8), r.text); err != nil {
+		return d, err
+	}
+	if n := len(d.IDs); e.EOS >= 0 && (n == 0 || int(d.IDs[n-1]) != e.EOS || e.Tokenizer.bytes()) {
+		d.IDs = append(d.IDs, int32(e.EOS))
+	}
+	return d, e.check(d.IDs)
+}
+
+// check finds an id that the model does not have.
+func (e *Encoding) check(ids []int32) error {
+	for _, id := range ids {
+		if e.Vocab > 0 && int(id) >= e.Vocab {
+			return fmt.Errorf("token id %d is not below vocab_size %d", id, e.Vocab)
+		}
+	}
+	return nil
+}

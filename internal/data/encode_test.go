@@ -1,0 +1,211 @@
+package data
+
+import (
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cprun/cprun/partition"
+)
+
+// llama is the path of a small tokenizer.json, which has <|begin|> 0 in front of each text.
+func llama(t testing.TB) string {
+	t.Helper()
+	f, err := os.Open("../tokenizer/testdata/llama3.json.gz")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var o struct{ Tokenizer json.RawMessage }
+	if err := json.NewDecoder(z).Decode(&o); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "tokenizer.json")
+	if err := os.WriteFile(path, o.Tokenizer, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+const llamaVocab = 603
+
+// direct is the ids of a text.
+func direct(t testing.TB, path, text string) []int32 {
+	t.Helper()
+	tok, err := LoadTokenizer(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ids, err := tok.NewEncoder().Append(nil, text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ids
+}
+
+func TestTextIsWhatTheTokenizerMakesOfIt(t *testing.T) {
+	path := llama(t)
+	long := strings.Repeat("many words of light, ", 20000) // several batches
+	lines := []string{`{"text":"the first"}`, "", `{"text":"` + long + `"}`, `{"text":""}`, `{"text":"ends<|end|>"}`, `{"input_ids":[5,6,7]}`}
+	dir := put(t, map[string]string{"a.txt": "a text\nof lines", "b.txt": "", "c.jsonl": strings.Join(lines, "\n")})
+	const end = 1 // <|end|>
+	var want []int32
+	var docs []int64
+	note := func(ids ...int32) {
+		want = append(want, ids...)
+		docs = append(docs, int64(len(want)))
+	}
+	note(append(direct(t, path, "a text\nof lines"), end)...)
+	note(append(direct(t, path, "the first"), end)...)
+	note(append(direct(t, path, long), end)...)
+	note(direct(t, path, "ends<|end|>")...)
+	note(5, 6, 7)
+	d, err := Open(Source{Paths: []string{filepath.Join(dir, "*.txt"), filepath.Join(dir, "c.jsonl")}, Tokenizer: NewTokenizer(path, llamaVocab), EOS: end, Vocab: llamaVocab})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := all(t, d); !slices.Equal(got, want) {
+		t.Errorf("%d ids, want %d, or others", len(got), len(want))
+	}
+	if got, err := d.documents(); err != nil || !slices.Equal(got, docs) {
+		t.Errorf("documents end at %v (%v), want %v", got, err, docs)
+	}
+	if err := d.Check(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestBytesMayStandBesideIDs(t *testing.T) {
+	dir := put(t, map[string]string{"a.jsonl": `{"text":"ab"}` + "\n" + `{"input_ids":[7],"labels":[-100]}`, "b.jsonl": `{"text":"c"}`})
+	d, err := Open(Source{Paths: []string{filepath.Join(dir, "*.jsonl")}, Tokenizer: asBytes, EOS: 256, Vocab: 257})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := all(t, d), []int32{'a', 'b', 256, 7, 'c', 256}; !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+}
+
+func TestTextThatCannotBeEncodedIsExplained(t *testing.T) {
+	path := llama(t)
+	for _, tc := range []struct{ name, content, want string }{
+		{"a.txt", "caf\xe9", "a.txt: not UTF-8 at byte 3; convert it"},
+		{"a.jsonl", `{"text":"x"}` + "\n" + `{"text":2}`, `a.jsonl: line 2: the value of "text" is not a string`},
+		{"a.jsonl", `{"tokens":[1]}`, `line 1: no key "text", and no "input_ids"`},
+		{"a.jsonl", `{"text":"x","input_ids":[1]}`, `both "text" and "input_ids"`},
+		{"a.jsonl", `{"text":"x","labels":[1]}`, `"labels" without "input_ids"`},
+		{"a.jsonl", `{"input_ids":[1,603]}`, "input_ids[1] is 603; want an id below vocab_size 603"},
+		{"a.jsonl", `{"input_ids":[1,-100]}`, "input_ids[1] is -100"},
+		{"a.jsonl", `{"input_ids":[1.5]}`, `"input_ids" is not a list of integers`},
+		{"a.jsonl", `{"input_ids":null}`, `"input_ids" is not a list of integers`},
+		{"a.jsonl", `{"input_ids":[1],"labels":[-1]}`, "labels[0] is -1; want an id below vocab_size 603, or -100 for none"},
+		{"a.jsonl", `{"input_ids":[1,2],"labels":[1]}`, "1 labels for 2 input_ids"},
+		{"a.jsonl.gz", "x", "is compressed"},
+	} {
+		dir := put(t, map[string]string{tc.name: tc.content})
+		_, err := Open(Source{Paths: []string{filepath.Join(dir, tc.name)}, Tokenizer: NewTokenizer(path, llamaVocab), EOS: -1, Vocab: llamaVocab})
+		if err == nil || !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%s: got %v, want %q", tc.content, err, tc.want)
+		}
+	}
+	dir := put(t, map[string]string{"a.txt": "x"})
+	_, err := Open(Source{Paths: []string{filepath.Join(dir, "a.txt")}, Tokenizer: NewTokenizer(path, 599), EOS: -1, Vocab: 599})
+	if bad := (*TokenizerError)(nil); !errors.As(err, &bad) || !strings.Contains(err.Error(), "it has 600 tokens, and vocab_size is 599") {
+		t.Errorf("a model with fewer tokens: %v", err)
+	}
+	// Tokens that were added to a tokenizer need no row until a text has them.
+	for text, want := range map[string]string{"x": "", "x lonely x": "token id 601 is not below vocab_size 600"} {
+		dir := put(t, map[string]string{"a.txt": text})
+		_, err := Open(Source{Paths: []string{filepath.Join(dir, "a.txt")}, Tokenizer: NewTokenizer(path, 600), EOS: -1, Vocab: 600})
+		if fmt.Sprint(err) != "<nil>" != (want != "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", text, err, want)
+		}
+	}
+}
+
+func TestEncodingStopsWhereItsReaderDoes(t *testing.T) {
+	path := llama(t)
+	dir := put(t, map[string]string{"a.jsonl": strings.Repeat(`{"text":"some words of a line"}`+"\n", 100_000)})
+	e := Encoding{Tokenizer: NewTokenizer(path, 0), EOS: -1}
+	stop, n := errors.New("enough"), 0
+	err := e.Each(context.Background(), []string{filepath.Join(dir, "a.jsonl")}, func(int, Document) error {
+		if n++; n == 10 {
+			return stop
+		}
+		return nil
+	})
+	if !errors.Is(err, stop) {
+		t.Error(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if err := e.Each(ctx, []string{filepath.Join(dir, "a.jsonl")}, func(int, Document) error { return nil }); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}
+
+// A target is the label of the next place; -100 asks for none. Every layout sees the same.
+func TestLabelsAreTheTargets(t *testing.T) {
+	lines := `{"input_ids":[1,2,3,4],"labels":[-100,-100,3,4]}` + "\n" + `{"input_ids":[5,6,7],"labels":[5,-100,9]}` + "\n" + `{"input_ids":[8,9,10,11,12]}` + "\n"
+	dir := put(t, map[string]string{"a.jsonl": lines})
+	for _, tc := range []struct {
+		pack    bool
+		targets string // of both samples
+		valid   [2]int
+	}{
+		{false, "[-1 3 4 5 -1] [9 8 9 10 11]", [2]int{3, 5}},
+		{true, "[-1 3 4 -1 -1] [9 -1 9 10 11]", [2]int{2, 4}},
+	} {
+		d, err := Open(Source{Paths: []string{filepath.Join(dir, "a.jsonl")}, Tokenizer: NewTokenizer("", 0), EOS: -1, Vocab: 20})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l, err := New(d, Plan{SeqLen: 5, PackDocuments: tc.pack})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if l.Samples() != 2 || l.Valid(0) != tc.valid[0] || l.Valid(1) != tc.valid[1] || l.Alike() {
+			t.Errorf("pack %v: %d samples, %d and %d targets, alike %v", tc.pack, l.Samples(), l.Valid(0), l.Valid(1), l.Alike())
+		}
+		for name, layout := range map[string]partition.Layout{"zigzag": partition.Zigzag{}, "striped": partition.Striped{}, "contiguous": partition.Contiguous{}} {
+			for size := 1; size <= 4; size++ {
+				got := fmt.Sprint(gather(t, l, 0, layout, size).targets, gather(t, l, 1, layout, size).targets)
+				if got != tc.targets {
+					t.Errorf("pack %v, %s, %d ranks: %s, want %s", tc.pack, name, size, got, tc.targets)
+				}
+			}
+		}
+	}
+}
+
+// FuzzRecord: a line that is taken has a text, or ids within the vocabulary and as many labels.
+func FuzzRecord(f *testing.F) {
+	f.Add([]byte(`{"text":"a"}`))
+	f.Add([]byte(`{"input_ids":[1,2],"labels":[-100,2]}`))
+	f.Add([]byte(`{"input_ids":[1e2]}`))
+	f.Fuzz(func(t *testing.T, line []byte) {
+		r, err := parseRecord(line, 1000)
+		if err != nil {
+			return
+		}
+		if r.ids != nil && r.text != "" || r.labels != nil && len(r.labels) != len(r.ids) {
+			t.Fatalf("%+v", r)
+		}
+		for i, id := range r.ids {
+			if id < 0 || id >= 1000 || r.labels != nil && r.labels[i] != Ignore && (r.labels[i] < 0 || r.labels[i] >= 1000) {
+				t.Fatalf("%+v", r)
+			}
+		}
+	})
+}

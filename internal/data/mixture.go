@@ -1,0 +1,119 @@
+package data
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"sort"
+
+	"github.com/cprun/cprun/partition"
+)
+
+// Mixture draws samples from several loaders by weight. The n-th sample is a function of n alone, as
+// of a Loader: samples are drawn in blocks, each with the shares of the weights, whose order
+// the seed gives. A loader that runs out begins its next epoch; an epoch of the mixture is as many
+// samples as all of them have together.
+type Mixture struct {
+	parts  []*Loader
+	starts []int64   // number of each part's first sample, and last that of all
+	shares []float64 // of the weights; they sum to 1
+	most   int       // the part with the largest share
+	block  int64
+	seed   int64
+}
+
+// minBlock is how many samples are drawn together, at least: a share has a precision of 1 in that
+// many.
+const minBlock = 1024
+
+// Mix makes a mixture.
+func Mix(parts []*Loader, weights []float64, seed int64) (*Mixture, error) {
+	if len(parts) == 0 || len(parts) != len(weights) {
+		return nil, fmt.Errorf("data: a mixture of %d parts with %d weights", len(parts), len(weights))
+	}
+	m := &Mixture{parts: parts, starts: []int64{0}, shares: slices.Clone(weights), seed: seed}
+	sum := 0.0
+	for k, w := range weights {
+		if !(w > 0) || math.IsInf(w, 0) {
+			return nil, fmt.Errorf("data: the weight %v of part %d", w, k)
+		}
+		sum += w
+		m.starts = append(m.starts, m.starts[k]+parts[k].Samples())
+		if w > weights[m.most] {
+			m.most = k
+		}
+	}
+	for k := range m.shares {
+		m.shares[k] /= sum
+	}
+	// The largest share makes up for what the others are rounded by, so a block has room for that.
+	m.block = max(minBlock, int64(len(parts)*len(parts)))
+	return m, nil
+}
+
+// Samples returns the samples of an epoch.
+func (m *Mixture) Samples() int64 { return m.starts[len(m.parts)] }
+
+// before is how many samples of a part are in all blocks before one.
+func (m *Mixture) before(part int, block int64) int64 {
+	if part != m.most {
+		return int64(m.shares[part] * float64(block*m.block))
+	}
+	n := block * m.block
+	for k := range m.parts {
+		if k != part {
+			n -= m.before(k, block)
+		}
+	}
+	return n
+}
+
+// Index returns the sample that is the n-th to be consumed since training began, counted from 0.
+func (m *Mixture) Index(n int64) int64 {
+	if n < 0 {
+		panic(fmt.Sprintf("data: sample %d in the order of training", n))
+	}
+	block := n / m.block
+	at := newOrder(m.block, m.seed, block).at(n % m.block)
+	for k, p := range m.parts {
+		before := m.before(k, block)
+		if here := m.before(k, block+1) - before; at >= here {
+			at -= here
+			continue
+		}
+		return m.starts[k] + p.Index(before+at)
+	}
+	panic("data: the shares of a block do not fill it")
+}
+
+// part is the loader that has a sample, and the sample's number there.
+func (m *Mixture) part(sample int64) (*Loader, int64) {
+	if sample < 0 || sample >= m.Samples() {
+		panic(fmt.Sprintf("data: sample %d of %d", sample, m.Samples()))
+	}
+	k := sort.Search(len(m.parts), func(k int) bool { return m.starts[k+1] > sample })
+	return m.parts[k], sample - m.starts[k]
+}
+
+// Docs returns what Loader.Docs does.
+func (m *Mixture) Docs(sample int64) []int {
+	l, s := m.part(sample)
+	return l.Docs(s)
+}
+
+// Valid returns what Loader.Valid does.
+func (m *Mixture) Valid(sample int64) int {
+	l, s := m.part(sample)
+	return l.Valid(s)
+}
+
+// Alike reports whether all samples have the same documents and number of targets.
+func (m *Mixture) Alike() bool {
+	return !slices.ContainsFunc(m.parts, func(l *Loader) bool { return !l.Alike() })
+}
+
+// Load reads what Loader.Load does.
+func (m *Mixture) Load(sample int64, spans []partition.Span, ids, targets []int32, positions []int) error {
+	l, s := m.part(sample)
+	return l.Load(s, spans, ids, targets, positions)
+}

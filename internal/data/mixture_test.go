@@ -1,0 +1,136 @@
+package data
+
+import (
+	"fmt"
+	"math"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cprun/cprun/partition"
+)
+
+// loaders are sources of one token each, as many samples as said, of 4 tokens.
+func loaders(t testing.TB, samples ...int) (parts []*Loader) {
+	t.Helper()
+	for k, n := range samples {
+		tokens := make([]uint16, 4*n+1)
+		for i := range tokens {
+			tokens[i] = uint16(k)
+		}
+		dir := put(t, map[string]string{"a.bin": v1(tokens...)})
+		d, err := Open(Source{Paths: []string{filepath.Join(dir, "a.bin")}, EOS: -1, Vocab: 100})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l, err := New(d, Plan{SeqLen: 4, Shuffle: true, Seed: int64(k)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		parts = append(parts, l)
+	}
+	return parts
+}
+
+// In any stretch from the start the shares are those of the weights, to within a block; each source
+// is drawn from in its own order, every sample of it once an epoch; and the n-th sample depends on
+// nothing but n.
+func TestMixturesKeepTheirWeights(t *testing.T) {
+	for _, tc := range []struct {
+		samples []int
+		weights []float64
+	}{
+		{[]int{10, 10}, []float64{1, 1}},
+		{[]int{7, 300, 2}, []float64{0.5, 0.2, 0.3}},
+		{[]int{50, 50, 50, 50}, []float64{1e-6, 3, 1, 1e-3}},
+		{[]int{5}, []float64{2}},
+	} {
+		parts := loaders(t, tc.samples...)
+		m, err := Mix(parts, tc.weights, 3)
+		if err != nil {
+			t.Fatal(err)
+		}
+		total, sum := 0, 0.0
+		for k := range tc.samples {
+			total, sum = total+tc.samples[k], sum+tc.weights[k]
+		}
+		if m.Samples() != int64(total) {
+			t.Errorf("%v: %d samples", tc, m.Samples())
+		}
+		const n = 20_000
+		drawn := make([]map[int64]int, len(parts)) // by part: how often each of its samples
+		counts := make([]int64, len(parts))
+		for k := range drawn {
+			drawn[k] = map[int64]int{}
+		}
+		for i := range int64(n) {
+			sample := m.Index(i)
+			if m.Index(i) != sample {
+				t.Fatal("not a function of its argument")
+			}
+			var k int
+			for sample >= m.starts[k+1] {
+				k++
+			}
+			drawn[k][sample]++
+			counts[k]++
+			if i%m.block == m.block-1 {
+				for k, c := range counts {
+					if want := float64(i+1) * tc.weights[k] / sum; math.Abs(float64(c)-want) > float64(len(parts)) {
+						t.Fatalf("%v: after %d samples %d of part %d, want %.1f", tc, i+1, c, k, want)
+					}
+				}
+			}
+		}
+		for k := range parts {
+			epochs := counts[k] / parts[k].Samples()
+			for s, c := range drawn[k] {
+				// The block that is not whole is drawn in an order of its own.
+				if int64(c) < epochs-m.block/parts[k].Samples()-1 || int64(c) > epochs+m.block/parts[k].Samples()+2 {
+					t.Errorf("%v: sample %d of part %d was drawn %d times in %d epochs", tc, s, k, c, epochs)
+				}
+			}
+		}
+	}
+}
+
+func TestMixturesReadWhatTheyDraw(t *testing.T) {
+	m, err := Mix(loaders(t, 3, 5), []float64{1, 2}, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	spans := partition.Contiguous{}.Spans(4, 1, 0)
+	ids, targets, positions := make([]int32, 4), make([]int32, 4), make([]int, 4)
+	for s := range m.Samples() {
+		if err := m.Load(s, spans, ids, targets, positions); err != nil {
+			t.Fatal(err)
+		}
+		want := int32(0)
+		if s >= 3 {
+			want = 1
+		}
+		if ids[0] != want || fmt.Sprint(m.Docs(s)) != "[4]" || m.Valid(s) != 4 {
+			t.Errorf("sample %d is of part %d, %v, %d", s, ids[0], m.Docs(s), m.Valid(s))
+		}
+	}
+	if !m.Alike() {
+		t.Error("samples without documents are alike")
+	}
+	first := fmt.Sprint(m.Index(0), m.Index(1), m.Index(2), m.Index(3), m.Index(4), m.Index(5))
+	other, err := Mix(loaders(t, 3, 5), []float64{1, 2}, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if fmt.Sprint(other.Index(0), other.Index(1), other.Index(2), other.Index(3), other.Index(4), other.Index(5)) == first {
+		t.Error("another seed draws the same")
+	}
+}
+
+func TestWrongMixturesAreExplained(t *testing.T) {
+	parts := loaders(t, 1, 1)
+	for _, weights := range [][]float64{nil, {1}, {1, 0}, {1, math.NaN()}, {1, math.Inf(1)}, {-1, 2}} {
+		if _, err := Mix(parts, weights, 1); err == nil || !strings.HasPrefix(err.Error(), "data: ") {
+			t.Errorf("%v: %v", weights, err)
+		}
+	}
+}

@@ -1,0 +1,98 @@
+package data
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// entries are the names in a directory.
+func entries(t testing.TB, dir string) (names []string) {
+	t.Helper()
+	list, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range list {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+func TestPairsReadAsTheyWereWritten(t *testing.T) {
+	docs := [][]int32{{1, 2, 3}, {}, {4}, {65499, 0}}
+	for _, vocab := range []int{65499, 65500, 70000} {
+		dir := t.TempDir()
+		p, err := NewPair(filepath.Join(dir, "out.bin"), vocab)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var want []int32
+		for _, d := range docs {
+			if err := p.Add(d); err != nil {
+				t.Fatal(err)
+			}
+			want = append(want, d...)
+		}
+		if n, tokens := p.Counts(); n != 4 || tokens != 6 {
+			t.Errorf("%d documents, %d tokens", n, tokens)
+		}
+		if err := p.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if got := entries(t, dir); !slices.Equal(got, []string{"out.bin", "out.idx"}) {
+			t.Errorf("left are %v", got)
+		}
+		d, err := Open(Source{Paths: []string{filepath.Join(dir, "out.bin")}, EOS: -1, Vocab: 70000})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := all(t, d); !slices.Equal(got, want) {
+			t.Errorf("vocabulary %d: %v, want %v", vocab, got, want)
+		}
+		if ends, err := d.documents(); err != nil || !slices.Equal(ends, []int64{3, 4, 6}) {
+			t.Errorf("documents end at %v, %v", ends, err)
+		}
+		st, err := os.Stat(filepath.Join(dir, "out.bin"))
+		if size := map[bool]int64{true: 12, false: 24}[vocab < 65500]; err != nil || st.Size() != size || st.Mode().Perm() != 0o644 {
+			t.Errorf("%v, %v", st, err)
+		}
+	}
+}
+
+func TestPairsLeaveNothingBehind(t *testing.T) {
+	dir := t.TempDir()
+	p, err := NewPair(filepath.Join(dir, "out"), 10)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Add([]int32{1}); err != nil {
+		t.Fatal(err)
+	}
+	p.Remove()
+	if got := entries(t, dir); len(got) > 0 {
+		t.Errorf("left are %v", got)
+	}
+	// The name of the .bin is taken in the meantime, by what no file can replace.
+	if p, err = NewPair(filepath.Join(dir, "out"), 10); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(filepath.Join(dir, "out.bin", "x"), 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Close(); err == nil {
+		t.Error("a directory was replaced")
+	}
+	if got := entries(t, dir); !slices.Equal(got, []string{"out.bin"}) {
+		t.Errorf("left are %v", got)
+	}
+	if _, err := NewPair(filepath.Join(dir, "out"), 10); !errors.Is(err, ErrExists) || !strings.Contains(err.Error(), "name another, or remove it") {
+		t.Error(err)
+	}
+	if _, err := NewPair(filepath.Join(dir, "none", "out"), 10); err == nil {
+		t.Error("a directory that is not there was written to")
+	}
+}

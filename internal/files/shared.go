@@ -1,0 +1,157 @@
+package files
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cprun/cprun/internal/terminal"
+)
+
+// Refresh has a network file system look at a directory anew: what other hosts have made, renamed and
+// closed in it before is seen from then on. To open a directory by its path is what asks the server,
+// where a look-up below an open one may be answered from names, and from names that were not there, of
+// seconds ago. Where the handle is stale the new one is returned, and the old one closed. made says
+// which directory it was: another that has its path now is not taken for it.
+func Refresh(root *os.Root, made fs.FileInfo) (*os.Root, error) {
+	_, stale := root.Stat(".")
+	again, err := reopen(root.Name(), made)
+	if err == nil && stale != nil {
+		root.Close()
+		return again, nil
+	}
+	if err == nil {
+		again.Close()
+	}
+	return root, lead(root, ".", stale)
+}
+
+// Again opens an open directory once more.
+func Again(root *os.Root) (*os.Root, error) {
+	made, err := root.Stat(".")
+	if err != nil {
+		return nil, lead(root, ".", err)
+	}
+	again, err := reopen(root.Name(), made)
+	if err != nil { // it has another path by now, or none
+		again, err = root.OpenRoot(".")
+	}
+	return again, lead(root, ".", err)
+}
+
+// reopen opens a path if it is still that of a directory.
+func reopen(path string, made fs.FileInfo) (*os.Root, error) {
+	root, err := os.OpenRoot(path)
+	if err != nil {
+		return nil, err
+	}
+	if st, err := root.Stat("."); err != nil || !os.SameFile(st, made) {
+		return nil, errors.Join(fs.ErrNotExist, err, root.Close())
+	}
+	return root, nil
+}
+
+// Rename gives a file or a directory another name. A network file system may send a request twice, and
+// answer the second time that the old name is gone: that is no error where the new name has it.
+func Rename(root *os.Root, from, to string) error {
+	made, err := root.Lstat(from)
+	if err == nil {
+		err = rename(root, from, to, made)
+	}
+	return lead(root, from, err)
+}
+
+// rename renames what made tells from others.
+func rename(root *os.Root, from, to string, made fs.FileInfo) error {
+	err := root.Rename(from, to)
+	if errors.Is(err, fs.ErrNotExist) {
+		if st, there := root.Lstat(to); there == nil && os.SameFile(st, made) {
+			return nil
+		}
+	}
+	return err
+}
+
+// Exclusive makes a file that was not there, with its content, and waits until it is on the disk. Of
+// several that try, on any host, one succeeds. What an error leaves may be there without its content.
+func Exclusive(root *os.Root, name string, data []byte) error {
+	f, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, fileMode)
+	if err != nil {
+		return lead(root, name, err)
+	}
+	_, err = f.Write(data)
+	if err == nil {
+		err = f.Sync()
+	}
+	return lead(root, name, errors.Join(err, f.Close()))
+}
+
+// Uncache drops what the kernel holds of a file in memory, so that it is read from the disk or the
+// server. It does what it can.
+func Uncache(f *os.File) { _ = unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED) }
+
+// local are the file systems that one kernel alone writes to, by their numbers.
+var local = map[int64]bool{
+	unix.EXT4_SUPER_MAGIC: true, unix.XFS_SUPER_MAGIC: true, unix.BTRFS_SUPER_MAGIC: true, unix.TMPFS_MAGIC: true,
+	unix.OVERLAYFS_SUPER_MAGIC: true, unix.F2FS_SUPER_MAGIC: true, unix.RAMFS_MAGIC: true, unix.BCACHEFS_SUPER_MAGIC: true,
+	zfsMagic: true,
+}
+
+// zfsMagic is the number of ZFS, which the kernel's headers do not have.
+const zfsMagic = 0x2fc12fc1
+
+// Remote reports whether other hosts may write to the file system of a path, or of the nearest
+// directory above it that is there: whether it is none of those known to be of this host alone.
+func Remote(path string) bool {
+	st, err := statfs(path)
+	return err != nil || !local[int64(st.Type)]
+}
+
+// Free returns the bytes that a user may still write to the file system of a path, or of the nearest
+// directory above it that is there.
+func Free(path string) (int64, error) {
+	st, err := statfs(path)
+	if err != nil {
+		return 0, &fs.PathError{Op: "statfs", Path: terminal.Name(path), Err: err}
+	}
+	return int64(st.Bavail) * st.Bsize, nil
+}
+
+// statfs describes the file system of a path, or of the nearest directory above it that is there.
+func statfs(path string) (st unix.Statfs_t, err error) {
+	for {
+		err = unix.Statfs(path, &st)
+		up := filepath.Dir(path)
+		if !errors.Is(err, unix.ENOENT) || up == path {
+			return st, err
+		}
+		path = up
+	}
+}
+
+// Own makes and opens a directory in another that only this user may enter.
+func Own(root *os.Root, name string) (*os.Root, error) {
+	if err := root.Mkdir(name, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return nil, lead(root, name, err)
+	}
+	return Owned(root, name)
+}
+
+// Owned opens a directory in another that is there. One that is another user's, or open to others, is
+// refused: they may write beside this one.
+func Owned(root *os.Root, name string) (*os.Root, error) {
+	st, err := root.Lstat(name)
+	if err != nil {
+		return nil, lead(root, name, err)
+	}
+	sys, ok := st.Sys().(*syscall.Stat_t)
+	if !st.IsDir() || st.Mode().Perm()&0o077 != 0 || ok && int(sys.Uid) != os.Geteuid() {
+		return nil, lead(root, name, &fs.PathError{Op: "open", Path: name, Err: fmt.Errorf("it is %v, not a directory that this user alone may enter; remove it", st.Mode())})
+	}
+	return OpenDirIn(root, name)
+}

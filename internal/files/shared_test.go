@@ -1,0 +1,125 @@
+package files
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// Another directory at the path of an open one is not taken for it, and one that has lost its path is
+// still the same.
+func TestRefresh(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "run")
+	root, err := Make(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	made, err := root.Stat(".")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, change := range []func() error{
+		func() error { return nil },
+		func() error { return os.Rename(path, path+".moved") },
+		func() error { return os.Mkdir(path, 0o755) },
+	} {
+		if err := change(); err != nil {
+			t.Fatal(err)
+		}
+		got, err := Refresh(root, made)
+		if err != nil || got != root {
+			t.Fatalf("Refresh = %v, %v, want the root itself", got, err)
+		}
+		if st, err := got.Stat("."); err != nil || !os.SameFile(st, made) {
+			t.Fatalf("the root is another directory now: %v", err)
+		}
+	}
+}
+
+func TestExclusive(t *testing.T) {
+	root, err := Make(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	if err := Exclusive(root, "mine", []byte("first")); err != nil {
+		t.Fatal(err)
+	}
+	if err := Exclusive(root, "mine", []byte("second")); !errors.Is(err, fs.ErrExist) {
+		t.Errorf("a second file of that name: %v", err)
+	}
+	if data, err := ReadIn(root, "mine", 100); err != nil || string(data) != "first" {
+		t.Errorf("it holds %q, %v", data, err)
+	}
+}
+
+// The answer to a request that was sent twice is that the old name is gone.
+func TestRenameSentTwice(t *testing.T) {
+	root, err := Make(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	if err := root.Mkdir("a", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	made, err := root.Lstat("a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := Rename(root, "a", "b"); err != nil {
+		t.Fatal(err)
+	}
+	if err := rename(root, "a", "b", made); err != nil {
+		t.Errorf("the same request again: %v", err)
+	}
+	if err := Rename(root, "a", "b"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("another request: %v, want that there is none", err)
+	}
+}
+
+// A directory that others may enter is not used for what nobody else may write.
+func TestOwn(t *testing.T) {
+	root, err := Make(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	for range 2 { // made, and there
+		dir, err := Own(root, "own")
+		if err != nil {
+			t.Fatal(err)
+		}
+		dir.Close()
+	}
+	if err := errors.Join(root.Mkdir("open", 0o777), root.Chmod("open", 0o777), root.Symlink("own", "link")); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"open", "link"} {
+		if dir, err := Own(root, name); err == nil || !strings.Contains(err.Error(), "remove it") {
+			t.Errorf("%s was taken: %v, %v", name, dir, err)
+		}
+	}
+}
+
+// What is asked of a file system is asked of the nearest directory that is there.
+func TestFree(t *testing.T) {
+	dir := t.TempDir()
+	here, err := Free(dir)
+	if err != nil || here < 0 {
+		t.Fatalf("Free = %d, %v", here, err)
+	}
+	if _, err := Free(filepath.Join(dir, "not", "there")); err != nil {
+		t.Errorf("of a directory that is not there: %v", err)
+	}
+	if Remote(dir) != Remote(filepath.Join(dir, "not", "there")) {
+		t.Error("a directory that is not there is on another file system than the one above it")
+	}
+	if !Remote("/proc") {
+		t.Error("a file system that is not known to be this host's alone counts as one")
+	}
+}

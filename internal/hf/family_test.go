@@ -1,0 +1,32 @@
+package hf
+
+import (
+	"slices"
+	"testing"
+)
+
+func TestFamiliesAreRegisteredOnceAndWhole(t *testing.T) {
+	if got := Families(); !slices.Equal(got, []string{Llama, Qwen3}) {
+		t.Errorf("families are %v", got)
+	}
+	nameless := *families[Llama]
+	nameless.Name, nameless.Tensors.Down = "nameless", ""
+	for what, f := range map[string]Family{"a family twice": *families[Llama], "a family without a tensor's name": nameless} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("%s was registered", what)
+				}
+			}()
+			Register(f)
+		}()
+	}
+}
+
+func TestAnd(t *testing.T) {
+	for want, words := range map[string][]string{"": nil, "a": {"a"}, "a and b": {"a", "b"}, "a, b and c": {"a", "b", "c"}} {
+		if got := and(words...); got != want {
+			t.Errorf("%v: %q, want %q", words, got, want)
+		}
+	}
+}

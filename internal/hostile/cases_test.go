@@ -1,0 +1,131 @@
+package hostile
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+)
+
+// quarter is a header of q, k and v of 8 tokens, with metadata.
+func quarter(metadata map[string]string) string {
+	meta, err := json.Marshal(metadata)
+	if err != nil {
+		panic(err)
+	}
+	return fmt.Sprintf(`{"__metadata__":%s,"q":{"dtype":"F32","shape":[1,8,2,4],"data_offsets":[0,256]},"k":{"dtype":"F32","shape":[1,8,1,4],"data_offsets":[256,384]},"v":{"dtype":"F32","shape":[1,8,1,4],"data_offsets":[384,512]}}`, meta)
+}
+
+// tensorsOf is a header of float32 tensors with these shapes, and the bytes that they claim.
+func tensorsOf(shapes map[string][]int64) (string, int64) {
+	var parts []string
+	at := int64(0)
+	for _, name := range slices.Sorted(maps.Keys(shapes)) {
+		n := int64(4)
+		for _, d := range shapes[name] {
+			n *= d
+		}
+		list, _ := json.Marshal(shapes[name]) // a list of integers
+		parts = append(parts, fmt.Sprintf(`"%s":{"dtype":"F32","shape":%s,"data_offsets":[%d,%d]}`, name, list, at, at+n))
+		at += n
+	}
+	return "{" + strings.Join(parts, ",") + "}", at
+}
+
+// cases are inputs of cprun attention.
+func cases() (all []input) {
+	run := func(p *place) []string {
+		return []string{"attention", "--nproc", "2", "--in", "case.safetensors", "--out", "out.safetensors"}
+	}
+	add := func(name string, says []string, make func(p *place)) {
+		all = append(all, input{kind: "attention", name: name, says: says, make: func(p *place) []string {
+			make(p)
+			return run(p)
+		}})
+	}
+	for name, h := range headers() {
+		add("header "+name, []string{"case.safetensors"}, func(p *place) { p.raw("case.safetensors", h.text(), h.data) })
+	}
+	for name, n := range lengths {
+		add("length "+name, []string{"case.safetensors"}, func(p *place) { p.write("case.safetensors", binary.LittleEndian.AppendUint64(nil, n)) })
+	}
+	for _, kind := range unreadable {
+		add("a "+kind, []string{"case.safetensors"}, func(p *place) { p.must(irregular[kind](p, p.path("case.safetensors"))) })
+	}
+	for name, meta := range map[string]map[string]string{
+		"documents overflow":       {"docs": "[9223372036854775807,9223372036854775807,10]"},
+		"documents overflow again": {"docs": "[4611686018427387904,4611686018427387904,4611686018427387904,4611686018427387904,8]"},
+		"negative documents":       {"docs": "[-8,16]"},
+		"empty documents":          {"docs": "[0,8]"},
+		"documents too long":       {"docs": "[4,5]"},
+		"documents too short":      {"docs": "[4,3]"},
+		"documents of floats":      {"docs": "[1e308,8]"},
+		"documents of strings":     {"docs": `["\u001b[2J"]`},
+		"deep documents":           {"docs": strings.Repeat("[", 5_000_000)},
+		"many documents":           {"docs": "[" + strings.Repeat("1,", 5_000_000) + "1]"},
+		"a million documents":      {"docs": "[" + strings.Repeat("1,", 1_000_000) + "1]"},
+		"an escape":                {"causal": escape},
+		"an escape in window":      {"window": escape},
+		"an escape in scale":       {"scale": escape},
+		"an escape in layout":      {"layout": escape},
+		"an escape in a name":      {"mask" + escape: "x"},
+		"a long word":              {"causal": strings.Repeat("x", 20<<20)},
+		"a long layout":            {"layout": strings.Repeat("x", 20<<20)},
+		"a break":                  {"causal": "x\nFORGED"},
+		"a break in a name":        {"mask\nFORGED": "x"},
+		"window":                   {"window": "99999999999999999999"},
+		"window of words":          {"window": "all"},
+		"scale":                    {"scale": "1e999"},
+		"scale nan":                {"scale": "nan"},
+		"softcap":                  {"softcap": "-1"},
+		"heads":                    {"heads": "9223372036854775807", "layout": "sbhd"},
+		"slices":                   {"slices": "[[0,9,0,9,\"full\"]]"},
+	} {
+		add("metadata "+name, []string{"case.safetensors"}, func(p *place) { p.raw("case.safetensors", quarter(meta), 512) })
+	}
+	for name, meta := range map[string]map[string]string{
+		"least window": {"window": "-9223372036854775808"}, "large window": {"window": "1099511627776", "causal": "true"},
+		"each a document": {"docs": "[1,1,1,1,1,1,1,1]", "causal": "true"},
+	} {
+		add("good metadata "+name, nil, func(p *place) { p.raw("case.safetensors", quarter(meta), 512) })
+		all[len(all)-1].good = true
+	}
+	for name, shapes := range map[string]map[string][]int64{
+		"a terabyte":        {"q": {1, 1 << 30, 8, 32}, "k": {1, 1 << 30, 8, 32}, "v": {1, 1 << 30, 8, 32}},
+		"8 terabytes":       {"q": {1, 1 << 33, 8, 32}, "k": {1, 1, 8, 32}, "v": {1, 1, 8, 32}},
+		"no tensors":        {},
+		"no axes":           {"q": {}, "k": {}, "v": {}},
+		"32 axes":           {"q": slices.Repeat([]int64{1}, 32), "k": {1}, "v": {1}},
+		"heads do not fit":  {"q": {1, 8, 3, 4}, "k": {1, 8, 2, 4}, "v": {1, 8, 2, 4}},
+		"an empty sequence": {"q": {1, 0, 2, 4}, "k": {1, 0, 1, 4}, "v": {1, 0, 1, 4}},
+		"a stranger":        {"q": {1, 8, 2, 4}, "k": {1, 8, 1, 4}, "v": {1, 8, 1, 4}, "score_mod": {1}},
+		"packed":            {"qkv": {1, 8, 3, 3, 3}},
+		"twice":             {"qkv": {1, 8, 3, 2, 4}, "q": {1, 8, 2, 4}},
+	} {
+		header, n := tensorsOf(shapes)
+		add("shapes "+name, []string{"case.safetensors"}, func(p *place) { p.raw("case.safetensors", header, n) })
+	}
+	for _, kind := range []string{"pipe", "folder", "zero", "socket"} {
+		add("the result is a "+kind, []string{"out.safetensors"}, func(p *place) {
+			p.raw("case.safetensors", quarter(map[string]string{}), 512)
+			p.must(irregular[kind](p, p.path("out.safetensors")))
+		})
+	}
+	for _, kind := range []string{"link", "target", "hard", "gone", "loop"} { // it is replaced, and not what it leads to
+		add("the result is a "+kind, nil, func(p *place) {
+			p.raw("case.safetensors", quarter(map[string]string{}), 512)
+			p.must(irregular[kind](p, p.path("out.safetensors")))
+		})
+		all[len(all)-1].good = true
+	}
+	all = append(all, input{kind: "attention", name: "the result is the case", says: []string{"also --in"}, make: func(p *place) []string {
+		p.raw("case.safetensors", quarter(map[string]string{}), 512)
+		p.must(os.Link(p.path("case.safetensors"), p.path("out.safetensors")))
+		return run(p)
+	}})
+	sortInputs(all)
+	return all
+}

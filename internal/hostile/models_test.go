@@ -1,0 +1,181 @@
+package hostile
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+)
+
+// raw is a safetensors file with that header, and so many bytes of data, which take no room.
+func (p *place) raw(name, header string, data int64) string {
+	path := p.write(name, append(binary.LittleEndian.AppendUint64(nil, uint64(len(header))), header...))
+	p.must(os.Truncate(path, int64(8+len(header))+data))
+	return path
+}
+
+// header is one of a safetensors file, which may be long and so is made when it is needed, and how
+// many bytes of data follow.
+type header struct {
+	text func() string
+	data int64
+}
+
+// headers are headers of safetensors files.
+func headers() map[string]header {
+	many := func(n int, format string) string {
+		return "{" + strings.TrimSuffix(numbered(format+",", n), ",") + "}"
+	}
+	return map[string]header{
+		"empty":        {func() string { return "" }, 0},
+		"no JSON":      {func() string { return "{{{{" }, 0},
+		"an array":     {func() string { return "[]" }, 0},
+		"deep":         {func() string { return `{"a":` + strings.Repeat("[", 1_000_000) }, 0},
+		"deep objects": {func() string { return strings.Repeat(`{"a":`, 500_000) }, 0},
+		"a long name": {func() string {
+			return `{"` + strings.Repeat("n", 20<<20) + `":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}`
+		}, 4},
+		"an odd name":   {func() string { return `{"\u001b[2J\u009b31m\u202e":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}` }, 4},
+		"a broken name": {func() string { return `{"x\nFORGED":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}` }, 4},
+		"an odd type": {func() string {
+			return `{"q":{"dtype":"\u001b[2J` + strings.Repeat("x", 1<<20) + `","shape":[1],"data_offsets":[0,4]}}`
+		}, 4},
+		"many axes": {func() string {
+			return `{"q":{"dtype":"F32","shape":[` + strings.Repeat("1,", 10<<20) + `1],"data_offsets":[0,4]}}`
+		}, 4},
+		"many offsets": {func() string {
+			return `{"q":{"dtype":"F32","shape":[1],"data_offsets":[` + strings.Repeat("0,", 10<<20) + `4]}}`
+		}, 4},
+		"many keys":      {func() string { return `{"q":` + many(1_000_000, `"%d":0`) + `}` }, 0},
+		"many metadata":  {func() string { return `{"__metadata__":` + many(1_000_000, `"%d":"x"`) + `}` }, 0},
+		"long metadata":  {func() string { return `{"__metadata__":{"docs":"` + strings.Repeat("1,", 15<<20) + `"}}` }, 0},
+		"many tensors":   {func() string { return many(600_000, `"%d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}`) }, 0},
+		"tensors at max": {func() string { return many(260_000, `"%d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}`) }, 0},
+		"overflow": {func() string {
+			return `{"q":{"dtype":"F32","shape":[4294967296,4294967296,4294967296],"data_offsets":[0,4]}}`
+		}, 4},
+		"overflow to 0": {func() string {
+			return `{"q":{"dtype":"F32","shape":[0,9223372036854775807,9223372036854775807],"data_offsets":[0,0]}}`
+		}, 0},
+		"negative":  {func() string { return `{"q":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}}` }, 4},
+		"backwards": {func() string { return `{"q":{"dtype":"F32","shape":[1],"data_offsets":[4,0]}}` }, 4},
+		"beyond":    {func() string { return `{"q":{"dtype":"F32","shape":[1099511627776],"data_offsets":[0,4398046511104]}}` }, 4},
+		"overlap": {func() string {
+			return `{"q":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"k":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}`
+		}, 4},
+		"twice": {func() string {
+			return `{"q":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"q":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}`
+		}, 8},
+		"long number": {func() string {
+			return `{"q":{"dtype":"F32","shape":[` + strings.Repeat("9", 20<<20) + `],"data_offsets":[0,4]}}`
+		}, 4},
+		"spaces":        {func() string { return `{` + strings.Repeat(" ", 30<<20) + `}` }, 0},
+		"no UTF-8":      {func() string { return "{\"\xff\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}" }, 4},
+		"long header":   {func() string { return `{"__metadata__":{"a":"` + strings.Repeat("x", 60<<20) + `"}}` }, 0},
+		"long but read": {func() string { return `{"__metadata__":{"a":"` + strings.Repeat("x", 33_000_000) + `"}}` }, 0},
+		"escapes":       {func() string { return `{"__metadata__":{"a":"` + strings.Repeat(`\u001b`, 5_000_000) + `"}}` }, 0},
+	}
+}
+
+// lengths are claims of a header's length.
+var lengths = map[string]uint64{"2^63": 1 << 63, "2^64-1": 1<<64 - 1, "2^62": 1 << 62, "100 MB": 100_000_000, "one more": 1}
+
+// shape is a config.json of the model of the small config.
+const shape = `{"model_type":"llama","architectures":["LlamaForCausalLM"],"vocab_size":256,"hidden_size":16,"intermediate_size":32,"num_hidden_layers":1,` +
+	`"num_attention_heads":2,"num_key_value_heads":1,"max_position_embeddings":512,"rms_norm_eps":1e-5`
+
+// fromModel is a command that trains from the directory m, on bytes unless it has a tokenizer.
+func fromModel(p *place) []string {
+	path := p.small()
+	text := strings.Replace(yaml, yaml[:strings.Index(yaml, "\n")], "model: {from: m}", 1)
+	if _, err := os.Lstat(p.path("m/tokenizer.json")); err == nil {
+		text = strings.Replace(text, "tokenizer: bytes, ", "", 1)
+	}
+	p.must(os.WriteFile(path, []byte(text), 0o644))
+	return []string{"--run-dir", "run", path}
+}
+
+// models are Hugging Face directories.
+func models() (all []input) {
+	add := func(name string, says []string, make func(p *place)) {
+		all = append(all, input{kind: "model", name: name, says: says, make: func(p *place) []string {
+			p.must(os.Mkdir(p.path("m"), 0o755))
+			p.write("m/config.json", []byte(shape+"}"))
+			make(p)
+			return fromModel(p)
+		}})
+	}
+	for name, h := range headers() {
+		add("header "+name, []string{"/m"}, func(p *place) { p.raw("m/model.safetensors", h.text(), h.data) })
+	}
+	for name, n := range lengths {
+		add("length "+name, []string{"model.safetensors"}, func(p *place) { p.write("m/model.safetensors", binary.LittleEndian.AppendUint64(nil, n)) })
+	}
+	for _, kind := range unreadable {
+		for _, name := range []string{"config.json", "model.safetensors", "model.safetensors.index.json"} {
+			add(name+" is a "+kind, []string{name}, func(p *place) {
+				_ = os.Remove(p.path("m/config.json"))
+				if name != "config.json" {
+					p.write("m/config.json", []byte(shape+"}"))
+				}
+				p.must(irregular[kind](p, p.path("m/"+name)))
+			})
+		}
+	}
+	for name, text := range map[string]string{
+		"empty": "", "array": "[]", "null": "null", "deep": strings.Repeat("[", 3_000_000), "deep objects": strings.Repeat(`{"a":`, 800_000), "a long string": `{"model_type":"` + strings.Repeat("x", 3<<20) + `"}`,
+		"escape": `{"model_type":"\u001b[2J\u009b\u202e"}`, "escape in architectures": `{"architectures":["\u001b[2J\u009b\u202e"]}`, "break": `{"model_type":"x\nFORGED"}`,
+		"many architectures": `{"architectures":[` + strings.Repeat(`"x",`, 200_000) + `"x"]}`, "many keys": "{" + strings.TrimSuffix(numbered(`"%d":0,`, 300_000), ",") + "}",
+		"values": `{"x":[` + strings.Repeat("0,", 2_000_000) + `0]}`, "too long": strings.Repeat(" ", 5<<20), "huge vocab": strings.Replace(shape, "256", "2147483648", 1) + "}",
+		"huge everything": strings.NewReplacer("256", "2147483647", ":16", ":2147483646", ":32", ":2147483647", `layers":1`, `layers":65536`).Replace(shape) + "}",
+		"many layers":     strings.Replace(shape, `layers":1`, `layers":65536`, 1) + "}", "layers": strings.Replace(shape, `layers":1`, `layers":999999999`, 1) + "}",
+		"layer types": shape + `,"layer_types":[` + strings.Repeat(`"\u001b[2J",`, 100_000) + `"x"]}`, "layer types at most": strings.Replace(shape, `layers":1`, `layers":65536`, 1) + `,"layer_types":[` + strings.Repeat(`"x",`, 65_535) + `"x"]}`,
+		"numbers": shape + `,"rope_theta":1e999}`, "long number": shape + `,"rope_theta":` + strings.Repeat("9", 1<<20) + `}`, "negative": strings.Replace(shape, "256", "-256", 1) + "}",
+		"float": strings.Replace(shape, "256", "256.5", 1) + "}", "rope": shape + `,"rope_scaling":{"rope_type":"yarn","factor":1e300,"original_max_position_embeddings":2147483647}}`,
+		"twice": shape + `,"vocab_size":9223372036854775807}`, "tokens": shape + `,"eos_token_id":"\u001b[2J","bos_token_id":[` + strings.Repeat("1,", 100_000) + `1]}`,
+	} {
+		add("config.json "+name, nil, func(p *place) { p.write("m/config.json", []byte(text)) })
+		all[len(all)-1].says = []string{"m"}
+	}
+	one := `{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}`
+	for name, index := range map[string]string{
+		"empty": "", "deep": strings.Repeat("[", 3_000_000), "deep map": `{"weight_map":` + strings.Repeat(`{"a":`, 800_000), "values": `{"weight_map":{` + strings.TrimSuffix(numbered(`"%d":"x",`, 2_000_000), ",") + "}}",
+		"missing shards": `{"weight_map":{` + strings.TrimSuffix(numbered(`"%d":"gone-%[1]d.safetensors",`, 100_000), ",") + "}}", "some missing": `{"weight_map":{` + strings.TrimSuffix(numbered(`"%d":"gone-%[1]d.safetensors",`, 1500), ",") + "}}",
+		"strangers": `{"weight_map":{` + strings.TrimSuffix(numbered(`"%d":"one.safetensors",`, 250_000), ",") + "}}", "escape": `{"weight_map":{"\u001b[2J\u009b":"\u001b[2J\u009b"}}`,
+		"outside": `{"weight_map":{"a":"../../outside/precious","b":"/etc/passwd","c":"..","d":".","e":""}}`, "break": `{"weight_map":{"a\nFORGED":"x\nFORGED"}}`,
+		"long names": `{"weight_map":{"` + strings.Repeat("n", 20<<20) + `":"` + strings.Repeat("f", 20<<20) + `"}}`, "too long": strings.Repeat(" ", 65<<20), "number": `{"weight_map":{"a":` + strings.Repeat("9", 8<<20) + `}}`,
+		"a pipe": `{"weight_map":{"a":"pipe.safetensors"}}`, "a folder": `{"weight_map":{"a":"folder"}}`, "config": `{"weight_map":{"a":"config.json"}}`, "itself": `{"weight_map":{"a":"model.safetensors.index.json"}}`,
+	} {
+		add("index "+name, []string{"index.json"}, func(p *place) {
+			p.write("m/model.safetensors.index.json", []byte(index))
+			p.raw("m/one.safetensors", one, 4)
+			p.must(errors.Join(irregular["pipe"](p, p.path("m/pipe.safetensors")), os.Mkdir(p.path("m/folder"), 0o755)))
+		})
+	}
+	for name, links := range map[string]int{"1500 links": 1500, "5000 links": 5000} {
+		add(name+" to one shard", []string{"index.json"}, func(p *place) {
+			p.raw("m/0.safetensors", `{"__metadata__":{"a":"`+strings.Repeat("x", 1<<20)+`"},"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}`, 4)
+			for i := 1; i < links; i++ {
+				p.must(os.Link(p.path("m/0.safetensors"), p.path(fmt.Sprintf("m/%d.safetensors", i))))
+			}
+			p.write("m/model.safetensors.index.json", []byte(`{"weight_map":{`+strings.TrimSuffix(numbered(`"%d":"%[1]d.safetensors",`, links), ",")+"}}"))
+		})
+	}
+	add("links that lead out", []string{"leads out"}, func(p *place) {
+		p.must(os.Symlink(p.outside+"/precious", p.path("m/model.safetensors")))
+	})
+	for name, text := range map[string]string{
+		"empty": "", "array": "[]", "deep": strings.Repeat("[", 3_000_000), "deep objects": strings.Repeat(`{"a":`, 500_000), "escape": `{"model":{"type":"\u001b[2J\u009b\u202e"}}`,
+		"break": `{"model":{"type":"x\nFORGED"}}`, "huge vocabulary": `{"model":{"type":"BPE","vocab":{` + strings.TrimSuffix(numbered(`"%d":%[1]d,`, 2_000_000), ",") + `},"merges":[]}}`,
+		"huge merges": `{"model":{"type":"BPE","vocab":{"a":0},"merges":[` + strings.Repeat(`"a a",`, 2_000_000) + `"a a"]}}`, "values": `{"x":[` + strings.Repeat("0,", 20_000_000) + `0]}`,
+	} {
+		add("tokenizer.json "+name, []string{"tokenizer"}, func(p *place) { p.write("m/tokenizer.json", []byte(text)) })
+	}
+	for _, kind := range unreadable {
+		add("tokenizer.json is a "+kind, []string{"tokenizer"}, func(p *place) { p.must(irregular[kind](p, p.path("m/tokenizer.json"))) })
+	}
+	add("a pickle", []string{"pickle"}, func(p *place) { p.write("m/pytorch_model.bin", []byte("\x80\x02")) })
+	sortInputs(all)
+	return all
+}

@@ -1,0 +1,100 @@
+package hostile
+
+import (
+	"cmp"
+	"os"
+	"slices"
+	"strings"
+	"unicode/utf8"
+)
+
+// sortInputs puts inputs in one order, as they come out of maps.
+func sortInputs(all []input) {
+	slices.SortStableFunc(all, func(a, b input) int { return cmp.Compare(a.name, b.name) })
+}
+
+// badNames are names of files that a terminal obeys, or that look like lines of cprun's own.
+var badNames = []string{
+	"x" + escape + ".yaml", "a\nFORGED done in 0s", "\rcprun: done", "\xff\xfe.yaml", strings.Repeat("long", 60) + ".yaml", "a\tb\x7f.yaml", "-", "--", "a\u2028b.yaml", "\x1b",
+}
+
+// names are arguments of those names, for every command that takes one.
+func names() (all []input) {
+	for _, bad := range badNames {
+		for name, args := range map[string][]string{
+			"train":           {"./" + bad},
+			"plan":            {"plan", "./" + bad},
+			"export":          {"export", "./" + bad, "--to", "out"},
+			"export to":       {"export", "run", "--to", bad + "/x/y"},
+			"eval":            {"eval", "./" + bad, "--data", "text.txt"},
+			"eval data":       {"eval", "run", "--data", bad},
+			"resume":          {"--resume", bad, "--run-dir", "run", "train.yaml"},
+			"attention in":    {"attention", "--in", bad, "--out", "out"},
+			"attention out":   {"attention", "--in", "case", "--out", bad + "/x"},
+			"bench json":      {"bench", "ops", "--json", bad + "/x/y"},
+			"bench plot":      {"bench", "ops", "--plot", bad + ".png"},
+			"set":             {"plan", "--set", bad, "train.yaml"},
+			"set key":         {"plan", "--set", "model." + bad + "=1", "train.yaml"},
+			"set path":        {"plan", "--set", "data.path=" + bad, "--set", "train.steps=x", "train.yaml"},
+			"set from":        {"plan", "--set", "model.from=" + bad, "--set", "train.steps=x", "train.yaml"},
+			"command":         {bad, bad},
+			"flag":            {"--" + bad, "train.yaml"},
+			"flag's value":    {"--nproc", bad, "train.yaml"},
+			"device":          {"--device", bad, "train.yaml"},
+			"level":           {"--log-level", bad, "train.yaml"},
+			"rendezvous":      {"--rendezvous", bad, "train.yaml"},
+			"nnodes":          {"--nnodes", bad, "train.yaml"},
+			"assume":          {"plan", "--assume", bad, "train.yaml"},
+			"dtype":           {"export", "run", "--to", "out", "--dtype", bad},
+			"help":            {"help", bad},
+			"bench":           {"bench", bad},
+			"bench sizes":     {"bench", "comm", "--sizes", bad},
+			"attention words": {"attention", "--in", "x", "--out", "y", "--layout", bad, "--backend", bad},
+		} {
+			all = append(all, input{kind: "name", name: name + " " + bad, fail: true, make: func(p *place) []string {
+				p.small()
+				return args
+			}})
+		}
+		// A file of that name that is there.
+		text := utf8.ValidString(bad)
+		all = append(all, input{kind: "name", name: "a real " + bad, good: text, fail: !text, make: func(p *place) []string {
+			p.small()
+			p.must(os.Rename(p.path("train.yaml"), p.path(bad)))
+			return []string{"--run-dir", "./run" + bad, "./" + bad}
+		}})
+	}
+	for i := range all {
+		all[i].name = clean.Replace(all[i].name)
+	}
+	sortInputs(all)
+	return all
+}
+
+// clean makes a name one of a test.
+var clean = strings.NewReplacer("/", "_", "\n", "_")
+
+// environments are hostile values of variables that are read.
+func environments() (all []input) {
+	for _, name := range []string{"NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_DEBUG", "NVTE_DEBUG_LEVEL"} {
+		for _, value := range []string{escape, "", "99999999999999999999", "0\nFORGED", strings.Repeat("9", 100_000)} {
+			all = append(all, input{kind: "environment", name: name, says: []string{name}, env: []string{name + "=" + value}, make: func(p *place) []string {
+				return []string{"plan", p.small()}
+			}})
+		}
+	}
+	for _, set := range [][]string{
+		{"NVTE_DEBUG=1", "NVTE_DEBUG_LEVEL=2147483647"}, {"CUDA_VISIBLE_DEVICES=" + escape}, {"TERM=" + escape}, {"XDG_RUNTIME_DIR=/proc"}, {"XDG_CACHE_HOME=" + escape},
+		{"CPRUN_RUN_ID=" + escape}, {"RANK=" + escape, "WORLD_SIZE=-1"}, {"GOMEMLIMIT=1GiB"}, {"XDG_RUNTIME_DIR=" + strings.Repeat("/x", 2000)},
+	} {
+		all = append(all, input{kind: "environment", name: "train with " + strings.Split(set[0], "=")[0], good: true, env: set, make: func(p *place) []string {
+			return []string{"--nproc", "2", "--run-dir", "run", p.small()}
+		}}, input{kind: "environment", name: "doctor with " + strings.Split(set[0], "=")[0], fail: true, env: set, make: func(*place) []string {
+			return []string{"doctor"}
+		}})
+	}
+	for _, role := range []string{"train", "bench", escape, ""} { // only a launcher starts these
+		all = append(all, input{kind: "environment", name: "worker", env: []string{"CPRUN_RUN_ID=x"}, make: func(*place) []string { return []string{"worker", role} }})
+	}
+	return all
+}

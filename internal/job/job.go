@@ -1,0 +1,75 @@
+// Package job holds what the launcher and the workers of a run say to each other: what a worker is
+// spawned to do, what it is told, and the events that it sends back. Both sides import it, neither
+// the other.
+package job
+
+import (
+	"github.com/cprun/cprun/attention/backends"
+	"github.com/cprun/cprun/internal/bench"
+	"github.com/cprun/cprun/internal/machine"
+)
+
+// Role is what a worker is spawned to do.
+type Role string
+
+// The roles, which are arguments of the hidden command `cprun worker`.
+const (
+	RoleTrain     Role = "train"
+	RoleAttention Role = "attention"
+	RoleBench     Role = "bench"
+	RoleEval      Role = "eval"
+)
+
+// Train is what the workers of a training run or an evaluation are told.
+type Train struct {
+	// Config is the resolved config itself: the file in the run directory may be changed by then.
+	Config  string `json:"config"`
+	RunDir  string `json:"run_dir"`
+	From    string `json:"from"` // the checkpoint to go on from; "": new weights
+	Version string `json:"version"`
+	// RunID names the run on all nodes; "": the launcher's own name for it.
+	RunID string `json:"run_id,omitempty"`
+	// Machine is what the ranks run on, as the launcher has found it.
+	Machine machine.Machine `json:"machine"`
+	// Remedies are what the choice of the backend relies on.
+	Remedies []backends.RemedyKind `json:"remedies,omitempty"`
+
+	// Generation is the number of the first start of this job's workers among all of its run directory;
+	// each restart counts one further.
+	Generation int64 `json:"generation,omitempty"`
+	// World counts the starts of a job of several nodes, from 1, those that came to nothing, too; 0: the
+	// restarts count.
+	World int64 `json:"world,omitempty"`
+
+	NoSave bool `json:"no_save,omitempty"` // write no checkpoint: the run is a measurement
+}
+
+// EventNotice is a line for the user, from a worker; EventValidation a validation loss
+// before training.
+const (
+	EventNotice     = "notice"
+	EventValidation = "validation"
+)
+
+// Bench is what the workers of a benchmark are told; one of the last three is set.
+type Bench struct {
+	Machine   machine.Machine       `json:"machine"`
+	Remedies  []backends.RemedyKind `json:"remedies,omitempty"` // of attention
+	Attention *bench.AttentionSpec  `json:"attention,omitempty"`
+	Comm      *bench.CommSpec       `json:"comm,omitempty"`
+	Ops       *bench.OpsSpec        `json:"ops,omitempty"`
+}
+
+// EventBench carries a BenchRow of rank 0.
+const EventBench = "bench"
+
+// BenchRow is what a benchmark has found since the row before. The field of that benchmark is set:
+// Attention, Comm or Ops.
+type BenchRow struct {
+	Attention *bench.AttentionRow `json:"attention,omitempty"`
+	Comm      *bench.Transfer     `json:"comm,omitempty"`
+	Ops       *bench.Operation    `json:"ops,omitempty"`
+}
+
+// EventReport carries the attend.Report of rank 0, or the train.Evaluation.
+const EventReport = "report"

@@ -1,0 +1,135 @@
+// Package standing is what each rank of a job is at and waits for, and the table that tells from it who
+// holds up whom.
+package standing
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/cprun/cprun/internal/terminal"
+)
+
+// Standing is what one rank is at, and what it waits for. A rank tells it of itself; its launcher adds
+// where it runs, and makes up one for a rank that does not answer.
+type Standing struct {
+	Rank  int           `json:"rank"`
+	Host  string        `json:"host,omitempty"`
+	PID   int           `json:"pid,omitempty"`
+	State string        `json:"state,omitempty"` // why it tells nothing of itself: "does not answer"; "" where it does
+	Step  int64         `json:"step,omitempty"`  // the last that is done; 0: none
+	Phase string        `json:"phase,omitempty"` // what it has begun last: "step", "checkpoint"
+	In    time.Duration `json:"in,omitempty"`    // that phase, for how long
+	Work  *Work         `json:"work,omitempty"`  // what its device is at; nil: nothing, or nobody knows
+	// Waits are the calls without which it does not go on.
+	Waits []Wait `json:"waits,omitempty"`
+	// Beside is how many calls are on their way that it does not stand for.
+	Beside int `json:"beside,omitempty"`
+}
+
+// Work is a piece of work that is being done.
+type Work struct {
+	Name  string        `json:"name"`            // "attention forward"
+	Label string        `json:"label,omitempty"` // "step 7/forward/layer 3/hop 2 owner 1"
+	For   time.Duration `json:"for"`             // how long it has been at it
+}
+
+// Wait is a call between ranks that is not over.
+type Wait struct {
+	Op    string `json:"op"`
+	Label string `json:"label,omitempty"` // as that of Work
+	Group uint64 `json:"group"`           // the same on all ranks of the group
+	Via   string `json:"via,omitempty"`   // "nccl", "copy"; "": sockets
+	Call  uint64 `json:"call"`            // the number among the calls of that group that go that way
+	// Open are its messages that are not over; More is how many are left out.
+	Open []Open `json:"open,omitempty"`
+	More int    `json:"more,omitempty"`
+	// Vague: Open names all that take part, since it is not known which of them have come.
+	Vague bool          `json:"vague,omitempty"`
+	Bytes int64         `json:"bytes,omitempty"` // of all open messages
+	Stood time.Duration `json:"stood"`           // for how long nothing of it has moved
+}
+
+// Open is a message that is not over.
+type Open struct {
+	Peer  int           `json:"peer"` // world rank
+	Send  bool          `json:"send,omitempty"`
+	Bytes int64         `json:"bytes,omitempty"`
+	Moved bool          `json:"moved,omitempty"` // some of it has: the peer has come to it
+	Stood time.Duration `json:"stood"`           // for how long it has not moved
+}
+
+// Bounds of what a rank tells.
+const (
+	MaxWaits = 3
+	MaxOpen  = 64
+	maxText  = 96 // bytes of a name or a label
+)
+
+// Decode reads the standing that a rank has told, and makes it fit to be shown.
+func Decode(data []byte) (s Standing, err error) {
+	if err := json.Unmarshal(data, &s); err != nil {
+		return Standing{}, fmt.Errorf("standing: %w", err)
+	}
+	s.Clean()
+	return s, nil
+}
+
+// Clean bounds what another process has told, and makes it fit to be shown.
+func (s *Standing) Clean() {
+	s.Rank, s.PID, s.Step, s.Beside = max(s.Rank, 0), max(s.PID, 0), max(s.Step, 0), max(s.Beside, 0)
+	s.Host, s.State, s.Phase, s.In = word(s.Host), word(s.State), word(s.Phase), max(s.In, 0)
+	if w := s.Work; w != nil {
+		w.Name, w.Label, w.For = word(w.Name), word(w.Label), max(w.For, 0)
+	}
+	s.Waits = s.Waits[:min(len(s.Waits), MaxWaits)]
+	for i := range s.Waits {
+		w := &s.Waits[i]
+		w.Op, w.Label, w.Via, w.Stood = word(w.Op), word(w.Label), word(w.Via), max(w.Stood, 0)
+		w.More, w.Bytes = max(w.More, 0), max(w.Bytes, 0)
+		w.Open = w.Open[:min(len(w.Open), MaxOpen)]
+		for j := range w.Open {
+			o := &w.Open[j]
+			o.Peer, o.Bytes, o.Stood = max(o.Peer, 0), max(o.Bytes, 0), max(o.Stood, 0)
+		}
+	}
+}
+
+// word is a short text on one line.
+func word(s string) string {
+	s = strings.ReplaceAll(terminal.Clip(string(terminal.Line([]byte(s))), maxText), "\t", " ")
+	return strings.TrimSpace(s)
+}
+
+// String returns what the rank waits for, in one line, as its log has it.
+func (s *Standing) String() string {
+	p := s.place()
+	text := strings.TrimSuffix(fmt.Sprintf("rank %d, %s", s.Rank, p), ", ")
+	switch {
+	case s.State != "":
+		return text + ": " + s.State
+	case len(s.Waits) == 0:
+		return fmt.Sprintf("%s: waits for no other rank", text)
+	}
+	w := &s.Waits[0]
+	text += fmt.Sprintf(": %s, %s s without progress", w.Op, seconds(w.Stood))
+	for i := range w.Open {
+		o := &w.Open[i]
+		switch {
+		case w.Vague:
+			text += fmt.Sprintf("; with rank %d", o.Peer)
+		case o.Send:
+			text += fmt.Sprintf("; %s bytes to rank %d for %s s", grouped(o.Bytes), o.Peer, seconds(o.Stood))
+		default:
+			text += fmt.Sprintf("; %s bytes from rank %d for %s s", grouped(o.Bytes), o.Peer, seconds(o.Stood))
+		}
+		if i == maxTold-1 && len(w.Open)+w.More > maxTold {
+			return text + fmt.Sprintf("; %d more", len(w.Open)+w.More-maxTold)
+		}
+	}
+	return text
+}
+
+// maxTold is how many messages of a call are told in one line.
+const maxTold = 8

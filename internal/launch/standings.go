@@ -1,0 +1,87 @@
+package launch
+
+import (
+	"bytes"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cprun/cprun/internal/files"
+	"github.com/cprun/cprun/internal/launch/standing"
+)
+
+// What is said of ranks that say nothing themselves.
+const (
+	stateStopped = "is stopped by a signal or a debugger"
+	stateKernel  = "does not answer, and waits in the kernel"
+	stateSilent  = "does not answer"
+	stateEnded   = "has ended"
+)
+
+// row is what a worker has said of itself, or what can be seen of it from here.
+func (t *attempt) row(c *child) standing.Standing {
+	s := standing.Standing{Step: c.lastStep, State: c.state}
+	switch {
+	case c.seen.report != nil && c.seen.report.Standing != nil:
+		s = *c.seen.report.Standing
+	case c.told != nil:
+		s = *c.told
+	case s.State != "":
+	case c.ended:
+		s.State = stateEnded
+	default:
+		s.State = silence(c.pid)
+	}
+	s.Rank, s.Host, s.PID = c.rank, t.job.Node, c.pid
+	return s
+}
+
+// silence says why a process may not answer.
+func silence(pid int) string {
+	switch state(pid) {
+	case 'T', 't':
+		return stateStopped
+	case 'D':
+		return stateKernel
+	case 'Z', 'X':
+		return stateEnded
+	}
+	return stateSilent
+}
+
+// waited is the table of a start in which a rank has waited for too long; "" where none has.
+func waited(fs []Failure) string {
+	var rows []standing.Standing
+	timedOut := false
+	for i := range fs {
+		timedOut = timedOut || fs[i].TimedOut
+		if s := fs[i].Standing; s != nil {
+			s.Clean() // it may come from another node
+			rows = append(rows, *s)
+		}
+	}
+	if !timedOut || len(rows) == 0 {
+		return ""
+	}
+	return "cprun: what each rank waited for\n" + standing.Table(rows)
+}
+
+// killStopped ends the workers that are stopped, since they cannot end by themselves.
+func (t *attempt) killStopped() {
+	for _, c := range t.children {
+		if !c.ended && silence(c.pid) == stateStopped {
+			c.state = stateStopped
+			c.signal(unix.SIGKILL, true)
+		}
+	}
+}
+
+// state is what the kernel says that a process is at, such as 'T' for one that is stopped; 0: not known.
+func state(pid int) byte {
+	stat, err := files.Read(fmt.Sprintf("/proc/%d/stat", pid), maxKernelFile)
+	_, state, ok := bytes.Cut(stat, []byte(") ")) // behind its name, which may hold anything
+	if err != nil || !ok || len(state) == 0 {
+		return 0
+	}
+	return state[0]
+}

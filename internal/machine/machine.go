@@ -1,0 +1,105 @@
+// Package machine says what there is to compute on: the GPUs and libraries that are found here, or a
+// machine that --assume describes, with its memory, links and published rates.
+package machine
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/cprun/cprun/attention/backends"
+)
+
+// Machine is what decides on a backend and on the time of a step, of one device.
+type Machine struct {
+	Arch   int              // 10 times the compute capability; 0: a CPU
+	CUDNN  backends.Version // 0: not there
+	Flash  backends.Version // of the CUDA kernels; 0: not built. A CPU always has its own.
+	GPUs   int              // 0: not said
+	Hosts  int              // of this kind, that the ranks are spread over; 0: one
+	Memory int64            // bytes of one device, of a CPU those that all ranks of a host share; 0: not said
+	Link   int64            // bytes a second that one device sends; 0: not said
+	// Assumed: described by --assume, not looked at.
+	Assumed bool
+}
+
+// BuiltFlash is the version of the CUDA kernels of this source, which are compiled for the
+// GPU found.
+var BuiltFlash = backends.V(1, 0, 0)
+
+// CPU returns a machine without a GPU.
+func CPU() Machine { return Machine{} }
+
+// Device returns the machine as config.Options calls it.
+func (m Machine) Device() string {
+	if m.Arch == 0 {
+		return "cpu"
+	}
+	return "cuda"
+}
+
+func (m Machine) String() string {
+	if m.Arch == 0 {
+		return "a CPU"
+	}
+	flash := "no flash kernels"
+	if m.Flash != 0 {
+		flash = "flash kernels"
+	}
+	cudnn := "no cuDNN"
+	if m.CUDNN != 0 {
+		cudnn = "cuDNN " + m.CUDNN.String()
+	}
+	return fmt.Sprintf("sm%d, %s, %s", m.Arch, cudnn, flash)
+}
+
+// PerHost returns how many of so many ranks one host has at most.
+func (m Machine) PerHost(ranks int) int {
+	hosts := max(1, m.Hosts)
+	return (ranks + hosts - 1) / hosts
+}
+
+// Fits returns a sentence on whether ranks that take so many bytes each fit the memory of one device,
+// or on a CPU together that of the machine, and whether they do; "" where the memory is not known.
+func (m Machine) Fits(total int64, ranks int, bytes func(int64) string) (string, bool) {
+	ranks = m.PerHost(ranks)
+	switch {
+	case m.Memory == 0:
+		return "", true
+	case m.Arch == 0 && total <= m.Memory/int64(ranks):
+		return fmt.Sprintf("fits the %s of the machine, which all ranks share", bytes(m.Memory)), true
+	case m.Arch == 0:
+		return fmt.Sprintf("does NOT fit the %s of the machine: it takes %s a rank, with %d in all; use memory.recompute full, a shorter data.seq_len, or a machine with more",
+			bytes(m.Memory), bytes(total), ranks), false
+	case total <= m.Memory:
+		return fmt.Sprintf("fits the %s of one device", bytes(m.Memory)), true
+	}
+	return fmt.Sprintf("does NOT fit the %s of one device: %s too much; use more ranks, memory.recompute full or a shorter data.seq_len",
+		bytes(m.Memory), bytes(total-m.Memory)), false
+}
+
+// Flag returns the value of --assume that describes the machine.
+func (m Machine) Flag() string {
+	var parts []string
+	add := func(format string, args ...any) { parts = append(parts, fmt.Sprintf(format, args...)) }
+	switch {
+	case m.Arch == 0 && m.GPUs == 0:
+		add("arch=cpu")
+	case m.Arch != 0:
+		add("arch=sm%d", m.Arch)
+		add("cudnn=%s", m.CUDNN)
+		if m.Flash != 0 {
+			add("flash=built")
+		} else {
+			add("flash=none")
+		}
+	}
+	for _, f := range []struct {
+		name string
+		n    int64
+	}{{"gpus", int64(m.GPUs)}, {"memory", m.Memory}, {"link", m.Link}} {
+		if f.n != 0 {
+			add("%s=%d", f.name, f.n)
+		}
+	}
+	return strings.Join(parts, ",")
+}

@@ -1,0 +1,174 @@
+package place
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// offer ends messages about Slurm's variables that cannot be understood.
+const offer = "Start cprun with srun itself, and pass the environment on (--export=ALL); for a run by itself on this node, env -u " + envProcID + " cprun"
+
+// Slurm has ids for the batch shell, an interactive shell and others from here on; those of srun are below.
+const specialSteps = 0xfffffff0
+
+// A step is a call of srun, as one of its tasks sees it.
+type step struct {
+	label, id           string // of the job and the step; of the step
+	port                int
+	tasks, nodes        int
+	rank, local, nodeID int // of this task
+	hosts               []string
+	counts              []int // tasks on each node
+	name                string
+}
+
+// findStep reads the variables of a task. nil: this process is none.
+func findStep(e env, a allocation) (*step, error) {
+	id, err := strconv.ParseUint(e.text(envStepID), 10, 32)
+	if err != nil || id >= specialSteps {
+		return nil, lostTask(e)
+	}
+	if !e.has(envProcID) {
+		return nil, nil
+	}
+	n := numbers{env: e}
+	s := &step{id: strconv.FormatUint(id, 10)}
+	a.step = s
+	s.label = a.label()
+	job, _ := strconv.ParseUint(a.job, 10, 64)
+	s.port = stepPort(job, id)
+	s.tasks = n.get(envStepTasks, 1, maxTasks)
+	if n.err != nil {
+		return nil, n.err
+	}
+	if s.name, err = e.word(envNodeName); err != nil || s.tasks == 1 {
+		return s, err
+	}
+	if size := e.guess(envHetSize); size > 1 {
+		return nil, fmt.Errorf("%s: cprun does not run in jobs of several components. Submit the nodes that train as a job of one component", set(envHetSize, size))
+	}
+	s.nodes = n.get(envStepNodes, 1, maxNodes)
+	s.rank = n.get(envProcID, 0, s.tasks-1)
+	s.local = n.get(envLocalID, 0, s.tasks-1)
+	s.nodeID = n.get(envNodeID, 0, max(s.nodes-1, 0))
+	if n.err != nil {
+		return nil, n.err
+	}
+	if err := s.readLists(e); err != nil {
+		return nil, fmt.Errorf("%w. %s", err, offer)
+	}
+	return s, nil
+}
+
+// readLists reads the nodes and what runs on each, and checks all numbers against them.
+func (s *step) readLists(e env) error {
+	hosts, counts := show(envStepHosts, e.text(envStepHosts)), show(envStepCounts, e.text(envStepCounts))
+	var err error
+	if s.hosts, err = Hosts(e.text(envStepHosts)); err != nil {
+		return fmt.Errorf("%s: %w", envStepHosts, err)
+	}
+	if s.counts, err = Counts(e.text(envStepCounts)); err != nil {
+		return fmt.Errorf("%s: %w", envStepCounts, err)
+	}
+	sum := 0
+	for _, n := range s.counts {
+		sum += n
+	}
+	switch {
+	case len(s.hosts) != s.nodes:
+		return fmt.Errorf("%s names %d nodes, and %s", hosts, len(s.hosts), set(envStepNodes, s.nodes))
+	case len(s.counts) != s.nodes || sum != s.tasks:
+		return fmt.Errorf("%s stands for %d tasks on %d nodes, and %s, %s", counts, sum, len(s.counts), set(envStepTasks, s.tasks), set(envStepNodes, s.nodes))
+	case slices.Min(s.counts) == 0:
+		return fmt.Errorf("%s: a node has no task, and its devices would stand idle; pass --ntasks-per-node, or fewer nodes", counts)
+	case s.local >= s.counts[s.nodeID]:
+		return fmt.Errorf("%s, and %s gives node %d only %d tasks", set(envLocalID, s.local), counts, s.nodeID, s.counts[s.nodeID])
+	case s.name != s.hosts[s.nodeID]:
+		return fmt.Errorf("%s, and %s has %s at %s: the variables are not all of this step", show(envNodeName, s.name), hosts, s.hosts[s.nodeID], set(envNodeID, s.nodeID))
+	}
+	return nil
+}
+
+// place is where a task of several stands.
+func (s *step) place(e env, want request) (Place, error) {
+	here := s.counts[s.nodeID]
+	least, err := started{
+		by: "srun", tasks: s.tasks, evidence: set(envStepTasks, s.tasks), nodes: s.nodes, node: s.nodeID, local: here,
+		even: slices.Max(s.counts) == slices.Min(s.counts),
+	}.agree(want)
+	if err != nil {
+		return Place{}, err
+	}
+	p := Place{
+		Source: Slurm, Job: s.label, MinAgents: least, MaxAgents: s.tasks,
+		LocalRank: s.local, LocalAgents: here, NodeRank: s.nodeID, Node: s.name, Hosts: s.hosts, Tasks: s.counts,
+	}
+	// Nodes are in order and their tasks side by side, whatever the distribution of Slurm's own ranks: the
+	// first host then has rank 0, and neighbours in a ring share a node.
+	for _, n := range s.counts[:s.nodeID] {
+		p.Rank += n
+	}
+	p.Rank += s.local
+	if p.Rank != s.rank {
+		p.note("task %d of Slurm has rank %d here, since the ranks of a node follow each other: srun --distribution=block numbers both alike", s.rank, p.Rank)
+	}
+	if s.tasks > s.nodes {
+		p.Workers = 1
+		gpuNotes(e, &p)
+	}
+	p.Rendezvous, err = s.meet(e, want, &p)
+	return p, err
+}
+
+// gpuNotes tells of tasks that cannot reach the memory of each other's GPUs.
+func gpuNotes(e env, p *Place) {
+	visible := e.text(envVisible)
+	if p.LocalAgents < 2 || visible == "" || strings.Contains(visible, ",") {
+		return
+	}
+	why := show(envVisible, visible)
+	if given := e.text(envGPUsPerTask); given != "" {
+		why += ", " + show(envGPUsPerTask, given)
+	}
+	p.note("each task sees one GPU alone (%s), so that those of a node may exchange through the host's memory: "+
+		"add --gpu-bind=none to srun, or start one task on each node", why)
+}
+
+// meet returns where the agents of a step meet.
+func (s *step) meet(e env, want request, p *Place) (string, error) {
+	if want.meet != "" {
+		return want.meet, nil
+	}
+	port := s.port
+	if reserved := reservedPort(e.text(envStepPorts)); reserved > 0 {
+		port = reserved
+	}
+	addr, from, err := e.master(envMasterAddr)
+	switch {
+	case err != nil:
+		return "", err
+	case s.nodes == 1:
+		return join("127.0.0.1", port), nil
+	case addr != "" && !loopback(addr):
+		return addr, nil
+	case addr != "":
+		p.note("%s leads each of the %d nodes to itself, and is not used: they meet at %s", from, s.nodes, s.hosts[0])
+	}
+	return join(s.hosts[0], port), nil
+}
+
+// reservedPort reads what srun --resv-ports has reserved, such as 12000-12003,12010, and returns the first
+// port that has the next one, too. 0: the port that is made from the job's number does as well.
+func reservedPort(text string) int {
+	for entry := range strings.SplitSeq(strings.Trim(text, "[]"), ",") {
+		lo, hi, _ := strings.Cut(entry, "-")
+		first, err1 := strconv.Atoi(lo)
+		last, err2 := strconv.Atoi(hi)
+		if err1 == nil && err2 == nil && first > 0 && first < last && last <= 65535 {
+			return first
+		}
+	}
+	return 0
+}

@@ -1,0 +1,205 @@
+package place
+
+import (
+	"cmp"
+	"fmt"
+	"net"
+)
+
+// A launcher is one that starts each process by itself, and the variables in which it tells them.
+type launcher struct {
+	source, name                 string
+	rank, size, local, localSize string
+	needs                        string   // it started this only where this is set, too; "": the rank suffices
+	id                           []string // variables that name the job
+	perNode                      bool     // a task that is alone on its node has all devices of it
+	bySlurm                      bool     // srun, or a script that it runs, sets these, too
+}
+
+// The variables of torchrun's workers.
+const (
+	envRank           = "RANK"
+	envWorldSize      = "WORLD_SIZE"
+	envLocalRank      = "LOCAL_RANK"
+	envLocalWorldSize = "LOCAL_WORLD_SIZE"
+	envGroupRank      = "GROUP_RANK"
+	envElasticRun     = "TORCHELASTIC_RUN_ID"
+	envElasticCount   = "TORCHELASTIC_RESTART_COUNT"
+	envElasticStore   = "TORCHELASTIC_USE_AGENT_STORE"
+)
+
+// envPMIxRank is all that a launcher of PMIx tells, if it is none of MPI.
+const envPMIxRank = "PMIX_RANK"
+
+// launchers lists them, the innermost first: torchrun may run under mpirun, and not the other way round.
+func launchers() []launcher {
+	return []launcher{
+		{
+			source: Torchrun, name: "torchrun", rank: envRank, size: envWorldSize, local: envLocalRank, localSize: envLocalWorldSize,
+			needs: envLocalRank, id: []string{envElasticRun}, bySlurm: true,
+		},
+		{
+			source: OpenMPI, name: "mpirun of Open MPI", rank: "OMPI_COMM_WORLD_RANK", size: "OMPI_COMM_WORLD_SIZE",
+			local: "OMPI_COMM_WORLD_LOCAL_RANK", localSize: "OMPI_COMM_WORLD_LOCAL_SIZE",
+			id: []string{"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"}, perNode: true,
+		},
+		{
+			source: MVAPICH, name: "mpirun of MVAPICH", rank: "MV2_COMM_WORLD_RANK", size: "MV2_COMM_WORLD_SIZE",
+			local: "MV2_COMM_WORLD_LOCAL_RANK", localSize: "MV2_COMM_WORLD_LOCAL_SIZE", perNode: true,
+		},
+		{
+			source: PMI, name: "mpiexec of MPICH or Intel MPI", rank: "PMI_RANK", size: "PMI_SIZE",
+			local: "MPI_LOCALRANKID", localSize: "MPI_LOCALNRANKS", perNode: true, bySlurm: true,
+		},
+	}
+}
+
+// task is one of several processes that a launcher has started.
+type task struct {
+	launcher
+	at, of           int // its rank, and the number of tasks
+	localAt, localOf int
+}
+
+// tasks finds the launcher of this process; nil: none has started several.
+func (e env) tasks() (*task, error) {
+	for _, l := range launchers() {
+		if !e.has(l.rank, l.size) || l.needs != "" && !e.has(l.needs) {
+			continue
+		}
+		n := numbers{env: e}
+		t := &task{launcher: l, of: n.get(l.size, 1, maxTasks)}
+		t.at = n.get(l.rank, 0, max(t.of-1, 0))
+		if n.err != nil {
+			return nil, n.err
+		}
+		if t.of > 1 {
+			return t, nil
+		}
+	}
+	return nil, nil
+}
+
+// lostPMIx refuses a task of which nothing says how many there are.
+func (e env) lostPMIx() error {
+	if !e.has(envPMIxRank) {
+		return nil
+	}
+	for _, l := range launchers() {
+		if e.has(l.size) {
+			return nil
+		}
+	}
+	return fmt.Errorf("%s: a launcher of PMIx has started this as one of its tasks, and does not say how many there are. "+
+		"Use mpirun or srun, or pass --nnodes, --node-rank and --rendezvous; for a run by itself, env -u %s cprun",
+		show(envPMIxRank, e.text(envPMIxRank)), envPMIxRank)
+}
+
+// innermost decides between a launcher's variables and the Slurm step around them: nil stands for the
+// step. srun itself sets those of PMI, and scripts set torchrun's from Slurm's.
+func innermost(e env, t *task, s *step) (*task, error) {
+	if !t.bySlurm || s.tasks < 2 || t.of != s.tasks || e.has(envElasticRun) {
+		return t, nil
+	}
+	if t.at == s.rank {
+		return nil, nil
+	}
+	return nil, fmt.Errorf("%s and %s, of %d tasks both: %s was exported before srun, or is another launcher's. Take it away (env -u %s), since cprun reads Slurm's own",
+		set(t.rank, t.at), set(envProcID, s.rank), s.tasks, t.rank, t.rank)
+}
+
+// place is where a task stands.
+func (t *task) place(e env, want request) (Place, error) {
+	n := numbers{env: e}
+	t.localOf = n.get(t.localSize, 1, t.of)
+	t.localAt = n.get(t.local, 0, max(t.localOf-1, 0))
+	group := t.node()
+	if t.source == Torchrun && e.has(envGroupRank) {
+		group = n.get(envGroupRank, 0, t.of-1)
+	}
+	if n.err != nil {
+		return Place{}, n.err
+	}
+	p := Place{Source: t.source, Rank: t.at, LocalRank: t.localAt, LocalAgents: t.localOf, MaxAgents: t.of, NodeRank: group, Node: want.host, Workers: 1}
+	if t.perNode && t.localOf == 1 {
+		p.Workers = 0
+	}
+	if t.source == Torchrun {
+		p.Restart = e.guess(envElasticCount)
+	}
+	st := started{by: t.name, tasks: t.of, evidence: set(t.size, t.of), node: p.NodeRank, local: t.localOf}
+	if t.of%t.localOf == 0 {
+		st.nodes, st.even = t.of/t.localOf, true
+	}
+	var err error
+	if p.MinAgents, err = st.agree(want); err != nil {
+		return Place{}, err
+	}
+	id, err := t.job(e)
+	if err != nil {
+		return Place{}, err
+	}
+	if p.Rendezvous, err = t.meet(e, want, id); err != nil {
+		return Place{}, err
+	}
+	p.Job = t.source + ":" + cmp.Or(id, p.Rendezvous)
+	return p, nil
+}
+
+// node is the rank of this node; -1: the tasks do not show it.
+func (t *task) node() int {
+	switch {
+	case t.localOf == 0 || t.oneHost():
+		return 0
+	case t.of%t.localOf == 0 && t.at%t.localOf == t.localAt:
+		return t.at / t.localOf // ranks that follow each other on a node, as they do by default
+	}
+	return -1
+}
+
+// job names what the launcher has started, where it has a name for it.
+func (t *task) job(e env) (string, error) {
+	name, _ := e.first(t.id...)
+	if name == "" {
+		return "", nil
+	}
+	return e.word(name)
+}
+
+// oneHost reports whether all tasks are on this host.
+func (t *task) oneHost() bool { return t.localOf == t.of }
+
+// meet returns where the tasks meet.
+func (t *task) meet(e env, want request, id string) (string, error) {
+	addr, from, err := e.master(envMasterAddr)
+	switch {
+	case want.meet != "":
+		addr, from = want.meet, "--rendezvous "+want.meet
+	case err != nil:
+		return "", err
+	case addr != "" && t.source == Torchrun && e.text(envElasticStore) == "True":
+		// torchrun itself listens at that port.
+		host, _, _ := net.SplitHostPort(addr)
+		addr = join(host, namedPort(addr+" "+id))
+	case addr == "" && t.oneHost() && id != "":
+		addr = join("127.0.0.1", namedPort(t.source+" "+id))
+	case addr == "":
+		return "", t.nowhere()
+	}
+	if !t.oneHost() && loopback(addr) {
+		return "", fmt.Errorf("%s leads every host to itself, and %d tasks on several hosts (%s, %s) cannot meet there. Give the host of rank 0",
+			from, t.of, set(t.size, t.of), set(t.localSize, t.localOf))
+	}
+	return addr, nil
+}
+
+// nowhere is the error where nothing says where tasks meet.
+func (t *task) nowhere() error {
+	host := "HOST:PORT with the host of rank 0"
+	if t.oneHost() {
+		host = join("127.0.0.1", rendezvousPort)
+	}
+	return fmt.Errorf("this is task %d of %d that %s has started (%s, %s), and nothing says where they meet. Pass --rendezvous %s, or set %s and %s. "+
+		"For runs that have nothing to do with each other, take the variables away: env -u %s cprun",
+		t.at, t.of, t.name, set(t.rank, t.at), set(t.size, t.of), host, envMasterAddr, envMasterPort, t.rank)
+}

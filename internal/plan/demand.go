@@ -1,0 +1,102 @@
+package plan
+
+import (
+	"runtime"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/internal/backend"
+	"github.com/cprun/cprun/internal/config"
+	"github.com/cprun/cprun/internal/machine"
+	"github.com/cprun/cprun/internal/rehearse"
+	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/ring"
+	"github.com/cprun/cprun/tensor"
+)
+
+// demand is what the schedules of a context group ask for: of each, that of the rank that asks for
+// most. What is recomputed and how the loss is cut does not matter to it, so that Fit, which tries
+// several, finds it once.
+type demand struct {
+	tokens            int   // of a sample
+	buffers           int64 // bytes of the ring's arena, for one layer, forward and backward
+	calls             int   // of the kernel in one forward pass
+	keys              int   // rows of keys of one call, at least tokens
+	forward, backward int64 // bytes sent for one layer and micro batch
+}
+
+// demandOf looks at the schedules of all ranks, several at a time, and shows them to see, if it is
+// not nil.
+func demandOf(cfg *config.Config, machine machine.Machine, see func(*ring.Schedule)) (*demand, error) {
+	shape, err := Shape(cfg)
+	if err != nil {
+		return nil, err
+	}
+	planner, err := ring.NewPlanner(cfg.Parallel.Algorithm, shape)
+	if err != nil {
+		return nil, err
+	}
+	ranks := make([]demand, shape.Size)
+	var g errgroup.Group
+	g.SetLimit(runtime.GOMAXPROCS(0))
+	for r := range ranks {
+		g.Go(func() error {
+			s := planner.Schedule(r)
+			if see != nil {
+				see(s)
+			}
+			return ranks[r].of(cfg, s, localTokens(cfg, machine, shape, r))
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return nil, err
+	}
+	d := &demand{calls: 1}
+	for i := range ranks {
+		r := &ranks[i]
+		d.tokens, d.buffers = max(d.tokens, r.tokens), max(d.buffers, r.buffers)
+		d.calls, d.keys = max(d.calls, r.calls), max(d.keys, r.keys)
+		d.forward, d.backward = max(d.forward, r.forward), max(d.backward, r.backward)
+	}
+	d.keys = max(d.keys, d.tokens)
+	return d, nil
+}
+
+// of fills in what one rank's schedule asks for.
+func (d *demand) of(cfg *config.Config, s *ring.Schedule, tokens int) (err error) {
+	d.tokens = tokens
+	for i := range s.Forward {
+		for call := range s.Forward[i].Calls {
+			d.calls++
+			d.keys = max(d.keys, call.Keys.Hi-call.Keys.Lo)
+		}
+	}
+	d.forward, d.backward = s.Bytes(wireRows(cfg))
+	d.buffers, err = workspace(cfg, s, sequences(cfg), tokens, backend.DType(cfg))
+	return err
+}
+
+// wireRows is the bytes of a row of K and V, and of one of dK and dV, of a micro batch. Gradients
+// are summed on their way, so they travel in the type that sums are kept in.
+func wireRows(cfg *config.Config) (kv, grad int64) {
+	row := int64(cfg.Train.MicroBatchSize*cfg.Model.NumKeyValueHeads*cfg.Model.HeadDim) * 2
+	return int64(backend.WireType(cfg).Size()) * row, int64(tensor.F32.Size()) * row
+}
+
+// workspace is what a ring takes of its arena for one layer, forward and backward. The loops take
+// it before the first hop, so that they need not run through the hops of every rank.
+func workspace(cfg *config.Config, s *ring.Schedule, batch, tokens int, dtype tensor.DType) (int64, error) {
+	still := *s
+	still.Forward, still.Backward = nil, nil
+	return rehearse.Layer(attention.Idle{}, &cfg.Model.Config, &still, batch, tokens, dtype)
+}
+
+// localTokens is the tokens of a sample on a rank.
+func localTokens(cfg *config.Config, machine machine.Machine, shape partition.Shape, rank int) int {
+	n := partition.Count(shape.Layout.Spans(shape.SeqQ, shape.Size, rank))
+	if cfg.Data.PackDocuments && machine.Arch != 0 {
+		n = min(n+int(float64(n)*packedSlack)+64, shape.SeqQ)
+	}
+	return n
+}

@@ -1,0 +1,96 @@
+package state
+
+import (
+	"github.com/cprun/cprun/internal/model"
+	"github.com/cprun/cprun/tensor"
+)
+
+// Format is what a batch consists of: ids and targets and, with packed documents, cos and sin of
+// each token, one behind the other.
+type Format struct {
+	Pairs  int  // of a head: columns of cos and sin
+	Packed bool // samples are packed documents
+}
+
+const partAlign = 64 // words of four bytes: where each of the four begins
+
+// parts is the words of ids or targets, and of cos or sin.
+func (f Format) parts(tokens int) (list, table int) {
+	list = (tokens + partAlign - 1) / partAlign * partAlign
+	if f.Packed {
+		table = list * f.Pairs
+	}
+	return list, table
+}
+
+// Words returns the four-byte words of a batch of that many tokens.
+func (f Format) Words(tokens int) int {
+	list, table := f.parts(tokens)
+	return 2*list + 2*table
+}
+
+// Views returns the parts of a batch of count samples of n tokens that begins where mem does; cos
+// and sin with packed documents only.
+func (f Format) Views(mem tensor.Memory, count, n int) model.Batch {
+	list, table := f.parts(count * n)
+	view := func(t tensor.DType, off, dim int) View {
+		return tensor.Dense(mem, t, int64(off), [4]int{count, n, 1, dim})
+	}
+	out := model.Batch{IDs: view(tensor.I32, 0, 1), Targets: view(tensor.I32, list, 1)}
+	if f.Packed {
+		out.Cos, out.Sin = view(tensor.F32, 2*list, f.Pairs), view(tensor.F32, 2*list+table, f.Pairs)
+	}
+	return out
+}
+
+// Batches is the memory of batches: of two, so that one is read and copied while the other is
+// computed, and without packed documents of one pair of tables. The positions of all samples are
+// the same then, and so are the tables of every batch.
+type Batches struct {
+	Format
+	Blocks   [2]View // int32
+	Cos, Sin View    // float32 vectors; zero with packed documents
+
+	from Allocator
+}
+
+// NewBatches allocates the memory of batches of that many tokens.
+func NewBatches(a Allocator, f Format, tokens int) (*Batches, error) {
+	b := &Batches{Format: f, from: a}
+	for i := range b.Blocks {
+		if err := b.Grow(i, tokens); err != nil {
+			return nil, err
+		}
+	}
+	if f.Packed {
+		return b, nil
+	}
+	return b, b.GrowTables(tokens)
+}
+
+// Grow makes room for that many tokens in a block, whose content is lost.
+func (b *Batches) Grow(block, tokens int) error {
+	v := &b.Blocks[block]
+	n := max(1, b.Words(tokens))
+	if !v.IsZero() && v.Size() >= n {
+		return nil
+	}
+	var err error
+	*v, err = b.from.Vector(Inputs, tensor.I32, n)
+	return err
+}
+
+// GrowTables makes room for the tables of that many tokens, whose content is lost.
+func (b *Batches) GrowTables(tokens int) error {
+	n := tokens * b.Pairs
+	for _, v := range []*View{&b.Cos, &b.Sin} {
+		if !v.IsZero() && v.Size() >= n {
+			continue
+		}
+		var err error
+		if *v, err = b.from.Vector(Inputs, tensor.F32, n); err != nil {
+			return err
+		}
+	}
+	return nil
+}

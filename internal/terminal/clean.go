@@ -1,0 +1,123 @@
+package terminal
+
+import (
+	"unicode"
+	"unicode/utf8"
+)
+
+// Line returns a line made safe: escape sequences and control characters are left out, so are the
+// characters that reverse the reading order, and bytes that are not UTF-8 become U+FFFD. Tabs stay.
+func Line(line []byte) []byte {
+	out, _ := clean(make([]byte, 0, len(line)), line, mode{end: true})
+	return out
+}
+
+// Text makes text of several lines safe, as Line does one: line breaks stay too.
+func Text(s string) string {
+	if plain(s) {
+		return s
+	}
+	out, _ := clean(make([]byte, 0, len(s)), []byte(s), mode{end: true, lines: true})
+	return string(out)
+}
+
+// plain says that there is nothing to clean, which is nearly always so.
+func plain(s string) bool {
+	for i := range len(s) {
+		if c := s[i]; c < 0x20 && c != '\n' && c != '\t' || c >= 0x7f {
+			return false
+		}
+	}
+	return true
+}
+
+// mode says how clean works.
+type mode struct {
+	lines bool // line breaks stay
+	end   bool // nothing follows: what is not finished is not kept for later
+}
+
+// clean appends what of b is safe to out. rest is the end of b that only what follows can tell.
+func clean(out, b []byte, m mode) (_, rest []byte) {
+	for len(b) > 0 {
+		if b[0] == 0x1b {
+			n, whole := escape(b)
+			if !whole && !m.end {
+				return out, b
+			}
+			b = b[n:]
+			continue
+		}
+		if !m.end && !utf8.FullRune(b) {
+			return out, b
+		}
+		r, n := utf8.DecodeRune(b)
+		switch {
+		case r == '\t' || r == '\n' && m.lines:
+			out = append(out, b[0])
+		case r == utf8.RuneError && n == 1:
+			out = utf8.AppendRune(out, utf8.RuneError)
+		case unsafe(r):
+		default:
+			out = append(out, b[:n]...)
+		}
+		b = b[n:]
+	}
+	return out, nil
+}
+
+// unsafe reports control characters, and those that change the order or the number of lines.
+func unsafe(r rune) bool {
+	return unicode.IsControl(r) || reverses(r) || r == 0x2028 || r == 0x2029
+}
+
+// reverses reports the bidirectional overrides and isolates (CVE-2021-42574).
+func reverses(r rune) bool {
+	return r >= 0x202a && r <= 0x202e || r >= 0x2066 && r <= 0x2069 || r == 0x200e || r == 0x200f || r == 0x061c
+}
+
+// escape returns the length of the escape sequence at the start of b (ECMA-48): a control sequence,
+// an operating system command or other string, or a short one. Nothing goes on behind the end of a
+// line. whole is false where b ends inside the sequence.
+func escape(b []byte) (n int, whole bool) {
+	if len(b) < 2 {
+		return len(b), false
+	}
+	switch b[1] {
+	case '[':
+		for i := 2; i < len(b); i++ {
+			if b[i] >= 0x40 && b[i] <= 0x7e {
+				return i + 1, true
+			}
+			if b[i] < 0x20 || b[i] > 0x7e {
+				return i, true // not a control sequence after all: keep what follows
+			}
+		}
+		return len(b), false
+	case ']', 'P', '_', '^', 'X':
+		for i := 2; i < len(b); i++ {
+			switch {
+			case b[i] == '\n':
+				return i, true
+			case b[i] == 0x07:
+				return i + 1, true
+			case b[i] == 0x1b && i+1 < len(b) && b[i+1] == '\\':
+				return i + 2, true
+			}
+		}
+		return len(b), false
+	}
+	if b[1] >= 0x20 && b[1] <= 0x2f { // an intermediate byte and a final one, as in the choice of a character set
+		if len(b) == 2 {
+			return 2, false
+		}
+		if b[2] >= 0x20 {
+			return 3, true
+		}
+		return 2, true
+	}
+	if b[1] >= 0x20 && b[1] < 0x80 {
+		return 2, true
+	}
+	return 1, true
+}

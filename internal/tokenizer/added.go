@@ -1,0 +1,133 @@
+package tokenizer
+
+import (
+	"fmt"
+	"strings"
+	"unicode/utf8"
+)
+
+// addedToken is a token that is looked for in the text before the model sees it.
+type addedToken struct {
+	Content    string `json:"content"`
+	SingleWord bool   `json:"single_word"`
+	LStrip     bool   `json:"lstrip"`
+	RStrip     bool   `json:"rstrip"`
+	Normalized *bool  `json:"normalized"` // looked for in the normalized text
+	Special    bool   `json:"special"`
+	ID         int32  `json:"id"`
+}
+
+// normalized reports where a token is looked for.
+func (a *addedToken) normalized() bool {
+	return a.Normalized == nil && !a.Special || a.Normalized != nil && *a.Normalized
+}
+
+// finder finds added tokens in a text: at each place the longest, from the left.
+type finder struct {
+	tokens []*addedToken
+	starts [256]bool
+	next   map[uint64]int32 // in a trie: a node by its parent's number and a byte
+	token  []int32          // of each node, into tokens; -1: none ends there
+}
+
+// add adds a token by the text that is looked for.
+func (f *finder) add(text string, t *addedToken) error {
+	if text == "" {
+		return fmt.Errorf("the added token %.40q is empty once it is normalized", t.Content)
+	}
+	if len(text) > maxToken {
+		return fmt.Errorf("the added token %.40q has %d bytes; at most %d are looked for", t.Content, len(text), maxToken)
+	}
+	if f.next == nil {
+		f.next, f.token = map[uint64]int32{}, []int32{-1}
+	}
+	f.starts[text[0]] = true
+	at := int32(0)
+	for i := range len(text) {
+		key := pair(at, int32(text[i]))
+		to, ok := f.next[key]
+		if !ok {
+			to = int32(len(f.token))
+			f.next[key] = to
+			f.token = append(f.token, -1)
+		}
+		at = to
+	}
+	if f.token[at] >= 0 {
+		return fmt.Errorf("the added tokens %.40q and %.40q are looked for as the same text", f.tokens[f.token[at]].Content, t.Content)
+	}
+	f.token[at] = int32(len(f.tokens))
+	f.tokens = append(f.tokens, t)
+	return nil
+}
+
+// find returns the first match from a place on; nil where there is none.
+func (f *finder) find(text string, at int) (t *addedToken, from, to int) {
+	for ; at < len(text); at++ {
+		if !f.starts[text[at]] {
+			continue
+		}
+		node := int32(0)
+		for end := at; end < len(text); {
+			var ok bool
+			if node, ok = f.next[pair(node, int32(text[end]))]; !ok {
+				break
+			}
+			end++
+			if k := f.token[node]; k >= 0 {
+				t, to = f.tokens[k], end
+			}
+		}
+		if t != nil {
+			return t, at, to
+		}
+	}
+	return nil, 0, 0
+}
+
+// each calls token with the ids of the tokens in a text, and stretch with what lies between them.
+func (f *finder) each(p piece, token func(id int32), stretch func(piece) error) error {
+	give := func(from, to int) error {
+		if from >= to {
+			return nil
+		}
+		return stretch(piece{p.text[from:to], p.first && from == 0})
+	}
+	done := 0
+	for at := 0; f.next != nil; {
+		t, from, to := f.find(p.text, at)
+		if t == nil {
+			break
+		}
+		at = to
+		if t.SingleWord && (endsWord(p.text[:from]) || startsWord(p.text[to:])) {
+			continue
+		}
+		if t.LStrip {
+			from = max(done, len(strings.TrimRightFunc(p.text[:from], isSpace)))
+		}
+		if t.RStrip {
+			to = len(p.text) - len(strings.TrimLeftFunc(p.text[to:], isSpace))
+		}
+		if err := give(done, from); err != nil {
+			return err
+		}
+		if from < to {
+			token(t.ID)
+		}
+		done = to
+	}
+	return give(done, len(p.text))
+}
+
+// endsWord reports whether a text ends in the middle of a word.
+func endsWord(s string) bool {
+	r, n := utf8.DecodeLastRuneInString(s)
+	return n > 0 && wordClass().has(r)
+}
+
+// startsWord reports whether a text begins in the middle of a word.
+func startsWord(s string) bool {
+	r, n := utf8.DecodeRuneInString(s)
+	return n > 0 && wordClass().has(r)
+}

@@ -1,0 +1,304 @@
+package tokenizer
+
+import (
+	"fmt"
+	"strings"
+	"unicode/utf8"
+)
+
+// bpe merges neighbours, the pair that was learned first before others.
+type bpe struct {
+	vocabulary
+	merges                map[uint64]merge
+	unk                   *string
+	prefix, suffix        string
+	fuseUnk, ignoreMerges bool
+	fallback              bool
+	bytes                 [256]int32
+	runes                 map[rune]int32 // tokens of one rune; only where there is no prefix or suffix
+	// joins is the pairs of runes that stand side by side in a token that a merge makes. Between
+	// others a word is cut before anything is merged: no merge would cross that place.
+	joins map[uint64]struct{} // nil: words are not cut
+}
+
+// merge is what a pair becomes, and when.
+type merge struct {
+	rank uint32
+	id   int32
+}
+
+// symbol is a token of a word that is being merged.
+type symbol struct {
+	id         int32
+	prev, next int32
+	gone       bool
+}
+
+// candidate is a merge that may be done.
+type candidate struct {
+	rank    uint32
+	pos, id int32
+}
+
+func (a candidate) before(b candidate) bool {
+	return a.rank < b.rank || a.rank == b.rank && a.pos < b.pos
+}
+
+// pair is the key of two neighbours.
+func pair(a, b int32) uint64 { return uint64(uint32(a))<<32 | uint64(uint32(b)) }
+
+// init prepares the tables of the pairs.
+func (b *bpe) init(pairs [][2]string) error {
+	b.merges = make(map[uint64]merge, len(pairs))
+	ids, all := b.byteTokens()
+	b.bytes = ids
+	cuts := b.prefix == "" && b.suffix == "" && (!b.fallback || all)
+	b.joins = map[uint64]struct{}{}
+	for rank, p := range pairs {
+		left, ok := b.vocabulary[p[0]]
+		right, ok2 := b.vocabulary[p[1]]
+		if !ok || !ok2 {
+			return fmt.Errorf("merge %d, %.40q and %.40q: one of them is no token", rank, p[0], p[1])
+		}
+		if len(p[1]) < len(b.prefix) {
+			return fmt.Errorf("merge %d: %.40q is shorter than continuing_subword_prefix", rank, p[1])
+		}
+		whole := p[0] + p[1][len(b.prefix):]
+		id, ok := b.vocabulary[whole]
+		if !ok {
+			return fmt.Errorf("merge %d: %.40q is no token", rank, whole)
+		}
+		b.merges[pair(left, right)] = merge{uint32(rank), id}
+		if cuts {
+			cuts = b.join(p, whole)
+		}
+	}
+	if !cuts {
+		b.joins = nil
+	}
+	if b.prefix == "" && b.suffix == "" {
+		b.runes = map[rune]int32{}
+		for token, id := range b.vocabulary {
+			if r, n := utf8.DecodeRuneInString(token); n == len(token) && n > 0 {
+				b.runes[r] = id
+			}
+		}
+	}
+	return nil
+}
+
+// join notes the neighbours in what a merge makes. It reports false where bytes of runes without a
+// token are merged, whose neighbours its text does not show.
+func (b *bpe) join(p [2]string, whole string) bool {
+	for _, side := range p {
+		if b.fallback && len(side) == 6 && strings.HasPrefix(side, "<0x") {
+			return false
+		}
+	}
+	last := rune(-1)
+	for _, r := range whole {
+		if last >= 0 {
+			b.joins[pair(last, r)] = struct{}{}
+		}
+		last = r
+	}
+	return true
+}
+
+func (b *bpe) cached() bool { return true }
+
+// longWord is how long a word is, in bytes, that is cut where no merge can cross.
+const longWord = 32
+
+func (b *bpe) encode(w *work, dst []int32, word string) ([]int32, error) {
+	if b.whole(word) {
+		return append(dst, b.vocabulary[word]), nil
+	}
+	return b.merge(w, dst, word)
+}
+
+// whole reports whether a word is a token that needs no merges.
+func (b *bpe) whole(word string) bool {
+	_, ok := b.vocabulary[word]
+	return ok && b.ignoreMerges
+}
+
+// merge appends the ids of a word that is put together from its runes.
+func (b *bpe) merge(w *work, dst []int32, word string) ([]int32, error) {
+	if err := b.begin(w, word); err != nil {
+		return dst, err
+	}
+	b.mergeAll(w)
+	for _, s := range w.symbols {
+		if !s.gone {
+			dst = append(dst, s.id)
+		}
+	}
+	return dst, nil
+}
+
+// parts calls f with the parts of a long word between which nothing can merge.
+func (b *bpe) parts(word string, f func(part string) error) error {
+	start, last, known := 0, rune(-1), false
+	for at, r := range word {
+		_, is := b.runes[r]
+		is = is || b.fallback // init made sure that each byte has a token
+		if known && is {
+			if _, joins := b.joins[pair(last, r)]; !joins {
+				if err := f(word[start:at]); err != nil {
+					return err
+				}
+				start = at
+			}
+		}
+		last, known = r, is
+	}
+	return f(word[start:])
+}
+
+// begin makes the symbols that merging starts with: the tokens of the runes.
+func (b *bpe) begin(w *work, word string) error {
+	w.symbols = w.symbols[:0]
+	unknown := false // the last rune was, and its token is not written yet
+	for at := 0; at < len(word); {
+		r, n := runeAt(word, at)
+		id, ok := b.rune(word, at, n, r)
+		if ok {
+			if err := b.unknown(w, &unknown); err != nil {
+				return err
+			}
+			w.add(id)
+		} else if ok = b.fallback && b.appendBytes(w, b.dress(word, at, n)); !ok && b.unk != nil {
+			if unknown && !b.fuseUnk {
+				if err := b.unknown(w, &unknown); err != nil {
+					return err
+				}
+			}
+			unknown = true
+		}
+		at += n
+	}
+	return b.unknown(w, &unknown)
+}
+
+// rune is the token of the rune at a place.
+func (b *bpe) rune(word string, at, n int, r rune) (int32, bool) {
+	if b.runes != nil {
+		id, ok := b.runes[r]
+		return id, ok
+	}
+	id, ok := b.vocabulary[b.dress(word, at, n)]
+	return id, ok
+}
+
+// dress is a rune with the prefix that it has inside of a word, and the suffix at its end.
+func (b *bpe) dress(word string, at, n int) string {
+	s := word[at : at+n]
+	if at > 0 {
+		s = b.prefix + s
+	}
+	if at+n == len(word) {
+		s += b.suffix
+	}
+	return s
+}
+
+// appendBytes adds the tokens of bytes, if all of them are there.
+func (b *bpe) appendBytes(w *work, text string) (ok bool) {
+	if w.ids, ok = appendBytes(w.ids[:0], &b.bytes, text); ok {
+		for _, id := range w.ids {
+			w.add(id)
+		}
+	}
+	return ok
+}
+
+// unknown writes the token of unknown runes, if it is due.
+func (b *bpe) unknown(w *work, due *bool) error {
+	if !*due {
+		return nil
+	}
+	id, ok := b.vocabulary[*b.unk]
+	if !ok {
+		return fmt.Errorf("unk_token %.40q is no token", *b.unk)
+	}
+	w.add(id)
+	*due = false
+	return nil
+}
+
+// add appends a symbol.
+func (w *work) add(id int32) {
+	n := int32(len(w.symbols))
+	w.symbols = append(w.symbols, symbol{id: id, prev: n - 1, next: n + 1})
+}
+
+// mergeAll merges until no pair of neighbours has a merge. A candidate that is out of date is
+// done all the same where its place has come to make the same token, as the library does it.
+func (b *bpe) mergeAll(w *work) {
+	s := w.symbols
+	w.queue = w.queue[:0]
+	for i := 0; i+1 < len(s); i++ {
+		b.propose(w, int32(i), s[i].id, s[i+1].id)
+	}
+	for len(w.queue) > 0 {
+		top := w.pop()
+		at := &s[top.pos]
+		if at.gone || int(at.next) >= len(s) {
+			continue
+		}
+		right := &s[at.next]
+		if m, ok := b.merges[pair(at.id, right.id)]; !ok || m.id != top.id {
+			continue
+		}
+		at.id, at.next, right.gone = top.id, right.next, true
+		if int(at.next) < len(s) {
+			s[at.next].prev = top.pos
+		}
+		if at.prev >= 0 {
+			b.propose(w, at.prev, s[at.prev].id, at.id)
+		}
+		if int(at.next) < len(s) {
+			b.propose(w, top.pos, at.id, s[at.next].id)
+		}
+	}
+}
+
+// propose queues the merge of two neighbours, if there is one.
+func (b *bpe) propose(w *work, pos, left, right int32) {
+	if m, ok := b.merges[pair(left, right)]; ok {
+		w.push(candidate{m.rank, pos, m.id})
+	}
+}
+
+// push adds to the queue, a binary heap.
+func (w *work) push(c candidate) {
+	w.queue = append(w.queue, c)
+	q, i := w.queue, len(w.queue)-1
+	for i > 0 && c.before(q[(i-1)/2]) {
+		q[i] = q[(i-1)/2]
+		i = (i - 1) / 2
+	}
+	q[i] = c
+}
+
+// pop takes the first candidate off the queue.
+func (w *work) pop() candidate {
+	q := w.queue
+	top, last := q[0], q[len(q)-1]
+	q = q[:len(q)-1]
+	w.queue = q
+	for i := 0; len(q) > 0; {
+		k := 2*i + 1
+		if k+1 < len(q) && q[k+1].before(q[k]) {
+			k++
+		}
+		if k >= len(q) || !q[k].before(last) {
+			q[i] = last
+			break
+		}
+		q[i] = q[k]
+		i = k
+	}
+	return top
+}

@@ -1,0 +1,133 @@
+package tokenizer
+
+import (
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"golang.org/x/text/unicode/norm"
+)
+
+// form is one of the four Unicode normal forms, as the library makes it: by an older Unicode, in
+// which newer runes are letters that nothing happens to, and without the limit of 30 marks on
+// a letter that golang.org/x/text keeps.
+type form struct {
+	form    norm.Form
+	compose bool
+}
+
+var (
+	nfc  = form{norm.NFC, true}
+	nfd  = form{norm.NFD, false}
+	nfkc = form{norm.NFKC, true}
+	nfkd = form{norm.NFKD, false}
+)
+
+// manyMarks is how many marks in a row are left to golang.org/x/text, whose limit is 30 after
+// they are taken apart, into at most three each.
+const manyMarks = 8
+
+// active is the runes that normalization touches in the library's Unicode.
+var active = newClassOnce("active")
+
+// normalizeText makes the form of a text.
+func (f form) normalizeText(s string) string {
+	k := 0
+	for k < len(s) && s[k] < utf8.RuneSelf {
+		k++
+	}
+	if k == len(s) {
+		return s
+	}
+	var b strings.Builder
+	b.Grow(len(s) + len(s)/8)
+	start, marks, slow := 0, 0, false // of the stretch without newer runes
+	for at := max(k-1, 0); at < len(s); {
+		r, n := runeAt(s, at)
+		switch {
+		case r < utf8.RuneSelf:
+			marks = 0
+		case !active().has(r) && touched(f.form, s[at:at+n]):
+			b.WriteString(f.stretch(s[start:at], slow))
+			b.WriteString(s[at : at+n])
+			start, marks, slow = at+n, 0, false
+		default:
+			p := norm.NFKD.PropertiesString(s[at : at+n])
+			if marks++; p.CCC() == 0 && p.LeadCCC() == 0 && p.TrailCCC() == 0 {
+				marks = 0
+			}
+			slow = slow || marks > manyMarks
+		}
+		at += n
+	}
+	b.WriteString(f.stretch(s[start:], slow))
+	return b.String()
+}
+
+// touched reports whether golang.org/x/text does anything with a rune.
+func touched(f norm.Form, s string) bool {
+	p := norm.NFKD.PropertiesString(s)
+	return p.CCC() != 0 || p.Decomposition() != nil || !p.BoundaryBefore() || !norm.NFC.PropertiesString(s).BoundaryBefore() || !norm.NFC.PropertiesString(s).BoundaryAfter()
+}
+
+// stretch makes the form of a text without newer runes.
+func (f form) stretch(s string, slow bool) string {
+	if !slow {
+		return f.form.String(s)
+	}
+	apart := norm.NFD
+	if f == nfkc || f == nfkd {
+		apart = norm.NFKD
+	}
+	type mark struct {
+		r   rune
+		ccc uint8
+	}
+	var marks []mark
+	for _, r := range s {
+		for _, d := range apart.String(string(r)) {
+			marks = append(marks, mark{d, norm.NFD.PropertiesString(string(d)).CCC()})
+		}
+	}
+	for at := 0; at < len(marks); {
+		end := at + 1
+		if marks[at].ccc != 0 {
+			for end < len(marks) && marks[end].ccc != 0 {
+				end++
+			}
+			slices.SortStableFunc(marks[at:end], func(a, b mark) int { return int(a.ccc) - int(b.ccc) })
+		}
+		at = end
+	}
+	out := marks
+	if f.compose {
+		out = out[:0:0]
+		starter, last := -1, -1 // in out; the class of the last rune behind it, -1 for none
+		for _, m := range marks {
+			if starter >= 0 && last < int(m.ccc) {
+				if c, ok := composed(out[starter].r, m.r); ok {
+					out[starter].r = c
+					continue
+				}
+			}
+			if m.ccc == 0 {
+				starter, last = len(out), -1
+			} else {
+				last = int(m.ccc)
+			}
+			out = append(out, m)
+		}
+	}
+	var b strings.Builder
+	for _, m := range out {
+		b.WriteRune(m.r)
+	}
+	return b.String()
+}
+
+// composed is the one rune that two make.
+func composed(a, b rune) (rune, bool) {
+	s := norm.NFC.String(string(a) + string(b))
+	r, n := utf8.DecodeRuneInString(s)
+	return r, n == len(s)
+}

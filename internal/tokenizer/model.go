@@ -1,0 +1,167 @@
+package tokenizer
+
+import "fmt"
+
+// model turns a word into ids. Its tables are shared and never change; what a call needs beside
+// them lies in work.
+type model interface {
+	// encode appends the ids of a word that is not empty.
+	encode(w *work, dst []int32, word string) ([]int32, error)
+	// id is that of a token by its text.
+	id(token string) (int32, bool)
+	// size is the number of tokens.
+	size() int
+	// top is the highest id.
+	top() int32
+	// whole says that words are looked up again and again, and a cache of them helps.
+	cached() bool
+}
+
+// work is memory that a model uses from word to word.
+type work struct {
+	matcher
+	symbols []symbol
+	queue   []candidate
+	nodes   []pathNode
+	ids     []int32
+}
+
+// vocabulary is tokens by their text.
+type vocabulary map[string]int32
+
+func (v vocabulary) id(token string) (int32, bool) {
+	id, ok := v[token]
+	return id, ok
+}
+
+func (v vocabulary) size() int { return len(v) }
+
+func (v vocabulary) top() (most int32) {
+	for _, id := range v {
+		most = max(most, id)
+	}
+	return most
+}
+
+// check refuses ids that are negative, and those that two tokens share.
+func (v vocabulary) check() error {
+	seen := make(map[int32]string, len(v))
+	for token, id := range v {
+		if id < 0 {
+			return fmt.Errorf("the token %.40q has the id %d", token, id)
+		}
+		if other, ok := seen[id]; ok {
+			return fmt.Errorf("the tokens %.40q and %.40q have the same id %d", min(token, other), max(token, other), id)
+		}
+		seen[id] = token
+	}
+	return nil
+}
+
+// maxToken is the longest token that is looked for at each place of a text, in bytes.
+const maxToken = 1024
+
+// short refuses tokens that are too long to be looked for at each place.
+func short(token string) error {
+	if len(token) > maxToken {
+		return fmt.Errorf("the token %.40q… has %d bytes; at most %d are looked for", token, len(token), maxToken)
+	}
+	return nil
+}
+
+// byteTokens are the ids of <0x00> to <0xFF>; ok where all are there.
+func (v vocabulary) byteTokens() (ids [256]int32, ok bool) {
+	ok = true
+	for b := range ids {
+		id, is := v[byteToken(b)]
+		if ids[b] = id; !is {
+			ids[b], ok = -1, false
+		}
+	}
+	return ids, ok
+}
+
+// byteToken is the text of the token of a byte.
+func byteToken(b int) string { return fmt.Sprintf("<0x%02X>", b) }
+
+// appendBytes appends the tokens of the bytes of a text, if all of them are there.
+func appendBytes(dst []int32, ids *[256]int32, text string) ([]int32, bool) {
+	start := len(dst)
+	for i := range len(text) {
+		id := ids[text[i]]
+		if id < 0 {
+			return dst[:start], false
+		}
+		dst = append(dst, id)
+	}
+	return dst, true
+}
+
+// wordLevel is a model that looks words up.
+type wordLevel struct {
+	vocabulary
+	unk string
+}
+
+func (w *wordLevel) cached() bool { return false }
+
+func (w *wordLevel) encode(_ *work, dst []int32, word string) ([]int32, error) {
+	id, ok := w.vocabulary[word]
+	if !ok {
+		if id, ok = w.vocabulary[w.unk]; !ok {
+			return dst, fmt.Errorf("%.40q is no token, and neither is unk_token %.40q", word, w.unk)
+		}
+	}
+	return append(dst, id), nil
+}
+
+// wordPiece is BERT's model: the longest token first, then the longest that goes on.
+type wordPiece struct {
+	vocabulary
+	unk, prefix string
+	maxRunes    int // of a word; a longer one is unknown
+	longest     int // token, in bytes
+}
+
+func (w *wordPiece) cached() bool { return true }
+
+func (w *wordPiece) encode(_ *work, dst []int32, word string) ([]int32, error) {
+	start := len(dst)
+	count := 0
+	for range word {
+		count++
+	}
+	for at := 0; at < len(word) && count <= w.maxRunes; {
+		end, id := w.next(word, at)
+		if end < 0 {
+			count = w.maxRunes + 1
+			break
+		}
+		dst, at = append(dst, id), end
+	}
+	if count <= w.maxRunes {
+		return dst, nil
+	}
+	id, ok := w.vocabulary[w.unk]
+	if !ok {
+		return dst, fmt.Errorf("%.40q is unknown, and unk_token %.40q is no token", word, w.unk)
+	}
+	return append(dst[:start], id), nil
+}
+
+// next is the longest token at a place.
+func (w *wordPiece) next(word string, at int) (end int, id int32) {
+	prefix := ""
+	if at > 0 {
+		prefix = w.prefix
+	}
+	for end = min(len(word), at+w.longest); end > at; end-- {
+		if end < len(word) && word[end]&0xc0 == 0x80 { // inside of a rune
+			continue
+		}
+		if id, ok := w.vocabulary[prefix+word[at:end]]; ok {
+			return end, id
+		}
+	}
+	return -1, 0
+}

@@ -1,0 +1,268 @@
+package tokenizer
+
+import (
+	"fmt"
+	"strings"
+	"unicode/utf8"
+)
+
+// piece is a stretch of text on its way to the model.
+type piece struct {
+	text string
+	// first: it begins with what the whole text began with. The library knows where in the original
+	// text each rune came from; this is all of it that any id depends on.
+	first bool
+}
+
+// normalizer rewrites text before it is cut.
+type normalizer interface {
+	normalize(m *matcher, p piece) (piece, error)
+}
+
+// rewrite is a normalizer that keeps what the first rune came from.
+type rewrite func(string) string
+
+func (f rewrite) normalize(_ *matcher, p piece) (piece, error) {
+	p.text = f(p.text)
+	return p, nil
+}
+
+// filter drops runes.
+type filter func(r rune) bool
+
+func (drop filter) normalize(_ *matcher, p piece) (piece, error) {
+	r, _ := utf8.DecodeRuneInString(p.text)
+	return piece{strings.Map(func(r rune) rune {
+		if drop(r) {
+			return -1
+		}
+		return r
+	}, p.text), p.first && !drop(r)}, nil
+}
+
+// normalizers are several, in order.
+type normalizers []normalizer
+
+func (ns normalizers) normalize(m *matcher, p piece) (piece, error) {
+	before := len(p.text)
+	for _, n := range ns {
+		var err error
+		if p, err = n.normalize(m, p); err == nil {
+			err = grown(before, len(p.text))
+		}
+		if err != nil {
+			return p, err
+		}
+	}
+	return p, nil
+}
+
+// What a text may grow by: more than any letter's normal form, and a prefix.
+const (
+	growTimes = 32
+	growBytes = 1 << 20
+)
+
+// grown is an error for a normalizer that would fill the memory.
+func grown(before, after int) error {
+	if after > growTimes*before+growBytes {
+		return fmt.Errorf("the normalizer makes %d bytes and more of %d", after, before)
+	}
+	return nil
+}
+
+// strip takes white space off the ends.
+type strip struct{ left, right bool }
+
+func (s strip) normalize(_ *matcher, p piece) (piece, error) {
+	if s.left {
+		rest := strings.TrimLeftFunc(p.text, isSpace)
+		p.first = p.first && len(rest) == len(p.text)
+		p.text = rest
+	}
+	if s.right {
+		p.text = strings.TrimRightFunc(p.text, isSpace)
+	}
+	return p, nil
+}
+
+// replace puts a text in place of each match.
+type replace struct {
+	pattern pattern
+	content string
+}
+
+func (r replace) normalize(m *matcher, p piece) (piece, error) {
+	var b strings.Builder
+	first, found := p.first, false
+	err := r.pattern.each(m, p.text, func(from, to int, match bool) error {
+		if !match {
+			b.WriteString(p.text[from:to])
+			return nil
+		}
+		found = true
+		if from == 0 && to > 0 { // what replaces a stretch comes from its last rune
+			_, n := utf8.DecodeRuneInString(p.text)
+			first = first && to == n && r.content != ""
+		}
+		b.WriteString(r.content)
+		return grown(len(p.text), b.Len())
+	})
+	if err != nil || !found {
+		return p, err
+	}
+	return piece{b.String(), first}, nil
+}
+
+// isSpace reports whether a rune is white space to the library.
+func isSpace(r rune) bool {
+	switch {
+	case r < 0x80:
+		return r == ' ' || r >= 9 && r <= 13
+	case r < 0x1680:
+		return r == 0x85 || r == 0xa0
+	}
+	return r == 0x1680 || r >= 0x2000 && r <= 0x200a || r == 0x2028 || r == 0x2029 || r == 0x202f || r == 0x205f || r == 0x3000
+}
+
+// lowercase is each rune in lower case, whatever stands around it.
+func lowercase(s string) string {
+	lower := unicodeTables().lower
+	var b strings.Builder
+	b.Grow(len(s))
+	for _, r := range s {
+		switch {
+		case r < 'A' || r > 'Z' && r < 0x80:
+			b.WriteByte(byte(r))
+		case r <= 'Z':
+			b.WriteByte(byte(r) | 0x20)
+		default:
+			if to, ok := lower[r]; ok {
+				b.WriteString(to)
+			} else {
+				b.WriteRune(r)
+			}
+		}
+	}
+	return b.String()
+}
+
+// nmt is the cleaning of the old NMT scripts.
+func nmt() normalizer {
+	return normalizers{
+		filter(func(r rune) bool {
+			return r >= 1 && r <= 8 || r == 0xb || r >= 0xe && r <= 0x1f || r == 0x7f || r == 0x8f || r == 0x9f
+		}),
+		rewrite(func(s string) string {
+			return strings.Map(func(r rune) rune {
+				switch {
+				case r == 9, r == 0xa, r == 0xc, r == 0xd, r == 0x1680, r >= 0x200b && r <= 0x200f, r == 0x2028, r == 0x2029, r == 0x2581, r == 0xfeff, r == 0xfffd:
+					return ' '
+				}
+				return r
+			}, s)
+		}),
+	}
+}
+
+// bert is BertNormalizer.
+func bert(clean, chinese, accents, lower bool) normalizer {
+	var ns normalizers
+	if clean {
+		control := newClass(union(unicodeTables().sets["bert_control"], set{{0, 0}, {0xfffd, 0xfffd}}))
+		ns = append(ns, filter(control.has), rewrite(func(s string) string {
+			return strings.Map(func(r rune) rune {
+				if isSpace(r) {
+					return ' '
+				}
+				return r
+			}, s)
+		}))
+	}
+	if chinese {
+		ns = append(ns, rewrite(spaceChinese))
+	}
+	if accents {
+		ns = append(ns, rewrite(nfd.normalizeText), filter(newClass(unicodeTables().sets["bert_accent"]).has))
+	}
+	if lower {
+		ns = append(ns, rewrite(lowercase))
+	}
+	return ns
+}
+
+// chinese is what BERT cuts out rune by rune.
+var chinese = set{{0x3400, 0x4dbf}, {0x4e00, 0x9fff}, {0xf900, 0xfaff}, {0x20000, 0x2a6df}, {0x2a700, 0x2b81f}, {0x2b920, 0x2ceaf}, {0x2f800, 0x2fa1f}}
+
+// spaceChinese puts spaces around Chinese characters.
+func spaceChinese(s string) string {
+	var b strings.Builder
+	for _, r := range s {
+		if r >= 0x3400 && chinese.has(r) {
+			b.WriteByte(' ')
+			b.WriteRune(r)
+			b.WriteByte(' ')
+		} else {
+			b.WriteRune(r)
+		}
+	}
+	return b.String()
+}
+
+// prepend puts a text in front of any that is not empty.
+func prepend(with string) normalizer {
+	return rewrite(func(s string) string {
+		if s == "" {
+			return s
+		}
+		return with + s
+	})
+}
+
+// pattern is a literal text or a program.
+type pattern struct {
+	literal string
+	program *program
+}
+
+// newPattern reads {"String": ...} or {"Regex": ...}.
+func newPattern(raw map[string]string) (pattern, error) {
+	if s, ok := raw["String"]; ok && len(raw) == 1 {
+		if s == "" {
+			return pattern{}, fmt.Errorf("an empty pattern")
+		}
+		return pattern{literal: s}, nil
+	}
+	if s, ok := raw["Regex"]; ok && len(raw) == 1 {
+		p, err := compile(s)
+		return pattern{program: p}, err
+	}
+	return pattern{}, fmt.Errorf(`a pattern that is neither {"String": …} nor {"Regex": …}`)
+}
+
+// each calls f with matches and what lies between, all that is not empty.
+func (p pattern) each(m *matcher, text string, f func(from, to int, match bool) error) error {
+	if p.program != nil {
+		return m.each(p.program, text, f)
+	}
+	at := 0
+	for {
+		k := strings.Index(text[at:], p.literal)
+		if k < 0 {
+			break
+		}
+		if k > 0 {
+			if err := f(at, at+k, false); err != nil {
+				return err
+			}
+		}
+		if err := f(at+k, at+k+len(p.literal), true); err != nil {
+			return err
+		}
+		at += k + len(p.literal)
+	}
+	if at < len(text) {
+		return f(at, len(text), false)
+	}
+	return nil
+}

@@ -1,0 +1,161 @@
+package tokenizer
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+)
+
+// MaxFile is the longest tokenizer.json that is read, in bytes; the largest known have 40 MB.
+const MaxFile = 256 << 20
+
+// file is a tokenizer.json. The entries truncation, padding and decoder change no ids here.
+type file struct {
+	Version       string          `json:"version"`
+	AddedTokens   []addedToken    `json:"added_tokens"`
+	Normalizer    json.RawMessage `json:"normalizer"`
+	PreTokenizer  json.RawMessage `json:"pre_tokenizer"`
+	PostProcessor json.RawMessage `json:"post_processor"`
+	Model         json.RawMessage `json:"model"`
+}
+
+// Parse reads a tokenizer.json.
+func Parse(raw []byte) (*Tokenizer, error) {
+	if len(raw) > MaxFile {
+		return nil, fmt.Errorf("%d bytes; at most %d are read", len(raw), MaxFile)
+	}
+	var f file
+	if err := json.Unmarshal(raw, &f); err != nil {
+		return nil, fmt.Errorf("not a tokenizer.json: %w", err)
+	}
+	if f.Version != "" && f.Version != "1.0" {
+		return nil, fmt.Errorf("version %.40q; version 1.0 is known", f.Version)
+	}
+	t := &Tokenizer{added: map[string]int32{}}
+	var err error
+	if t.model, err = parseModel(f.Model); err != nil {
+		return nil, fmt.Errorf("model: %w", err)
+	}
+	if !null(f.Normalizer) {
+		if t.normalizer, err = parseNormalizer(f.Normalizer, 0); err != nil {
+			return nil, fmt.Errorf("normalizer: %w", err)
+		}
+	}
+	if !null(f.PreTokenizer) {
+		if t.cutter, err = parseCutter(f.PreTokenizer, 0); err != nil {
+			return nil, fmt.Errorf("pre_tokenizer: %w", err)
+		}
+		t.cutter, t.visible = lastVisible(t.cutter)
+	}
+	if err = t.add(f.AddedTokens); err != nil {
+		return nil, fmt.Errorf("added_tokens: %w", err)
+	}
+	if !null(f.PostProcessor) {
+		if t.head, t.tail, err = parseProcessor(f.PostProcessor, 0); err != nil {
+			return nil, fmt.Errorf("post_processor: %w", err)
+		}
+	}
+	return t, nil
+}
+
+// add gives added tokens their ids, as the library does: that of the model where it has the token,
+// else the next that is free, whatever the file says.
+func (t *Tokenizer) add(tokens []addedToken) error {
+	next := int32(t.model.size())
+	byID := map[int32]*addedToken{}
+	for i := range tokens {
+		a := &tokens[i]
+		if a.Content == "" {
+			continue
+		}
+		id, ok := t.ID(a.Content)
+		if !ok {
+			id = int(next)
+			next++
+		}
+		said := a.ID
+		if a.ID = int32(id); said != a.ID {
+			return fmt.Errorf("the token %.40q has the id %d, and %d by the order of the file", a.Content, said, a.ID)
+		}
+		t.added[a.Content] = a.ID
+		byID[a.ID] = a // the last of that id
+	}
+	for i := range tokens {
+		a := &tokens[i]
+		if byID[a.ID] != a {
+			continue
+		}
+		if !a.normalized() {
+			if err := t.raw.add(a.Content, a); err != nil {
+				return err
+			}
+			continue
+		}
+		text := a.Content
+		if t.normalizer != nil {
+			p, err := t.normalizer.normalize(&matcher{}, piece{text, true})
+			if err != nil {
+				return err
+			}
+			text = p.text
+		}
+		if err := t.normal.add(text, a); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// null reports whether there is nothing.
+func null(raw json.RawMessage) bool { return len(raw) == 0 || string(raw) == "null" }
+
+// maxParts is how many components stand in one another.
+const maxParts = 8
+
+// kindOf is the type of a component.
+func kindOf(raw json.RawMessage, depth int) (string, error) {
+	var k struct {
+		Type string `json:"type"`
+	}
+	if depth > maxParts {
+		return "", fmt.Errorf("components stand in one another more than %d deep", maxParts)
+	}
+	if err := json.Unmarshal(raw, &k); err != nil {
+		return "", err
+	}
+	if k.Type == "" {
+		return "", errors.New("it has no type")
+	}
+	return k.Type, nil
+}
+
+// named puts the name of a component before its error.
+func named(kind string, err error) error {
+	if err != nil {
+		return fmt.Errorf("%s: %w", kind, err)
+	}
+	return nil
+}
+
+// lastVisible takes a ByteLevel that comes last off, as far as it makes bytes visible: words are
+// looked up before that.
+func lastVisible(c cutter) (cutter, bool) {
+	switch c := c.(type) {
+	case *byteLevel:
+		if c.split != nil && !c.prefix {
+			return c.split, true
+		}
+		return &byteLevel{prefix: c.prefix, split: c.split, hidden: true}, true
+	case cutters:
+		if len(c) == 0 {
+			return c, false
+		}
+		last, ok := lastVisible(c[len(c)-1])
+		if !ok {
+			return c, false
+		}
+		return append(slices.Clone(c[:len(c)-1]), last), true
+	}
+	return c, false
+}

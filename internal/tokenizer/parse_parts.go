@@ -1,0 +1,194 @@
+package tokenizer
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+)
+
+// parseNormalizer reads a normalizer.
+func parseNormalizer(raw json.RawMessage, depth int) (normalizer, error) {
+	kind, err := kindOf(raw, depth)
+	if err != nil {
+		return nil, err
+	}
+	var k struct {
+		Normalizers        []json.RawMessage `json:"normalizers"`
+		StripLeft          bool              `json:"strip_left"`
+		StripRight         bool              `json:"strip_right"`
+		Prepend            *string           `json:"prepend"`
+		Pattern            map[string]string `json:"pattern"`
+		Content            *string           `json:"content"`
+		Charsmap           string            `json:"precompiled_charsmap"`
+		CleanText          bool              `json:"clean_text"`
+		HandleChineseChars bool              `json:"handle_chinese_chars"`
+		StripAccents       *bool             `json:"strip_accents"`
+		Lowercase          bool              `json:"lowercase"`
+	}
+	if err := json.Unmarshal(raw, &k); err != nil {
+		return nil, named(kind, err)
+	}
+	switch kind {
+	case "Sequence":
+		var ns normalizers
+		for _, raw := range k.Normalizers {
+			n, err := parseNormalizer(raw, depth+1)
+			if err != nil {
+				return nil, err
+			}
+			ns = append(ns, n)
+		}
+		return ns, nil
+	case "NFC":
+		return rewrite(nfc.normalizeText), nil
+	case "NFD":
+		return rewrite(nfd.normalizeText), nil
+	case "NFKC":
+		return rewrite(nfkc.normalizeText), nil
+	case "NFKD":
+		return rewrite(nfkd.normalizeText), nil
+	case "Lowercase":
+		return rewrite(lowercase), nil
+	case "StripAccents":
+		return filter(newClass(unicodeTables().sets["mark"]).has), nil
+	case "Strip":
+		return strip{k.StripLeft, k.StripRight}, nil
+	case "Nmt":
+		return nmt(), nil
+	case "ByteLevel":
+		return rewrite(visible), nil
+	case "BertNormalizer":
+		accents := k.Lowercase
+		if k.StripAccents != nil {
+			accents = *k.StripAccents
+		}
+		return bert(k.CleanText, k.HandleChineseChars, accents, k.Lowercase), nil
+	case "Prepend":
+		if k.Prepend == nil {
+			return nil, named(kind, errors.New("no prepend"))
+		}
+		return prepend(*k.Prepend), nil
+	case "Replace":
+		p, err := newPattern(k.Pattern)
+		if err == nil && k.Content == nil {
+			err = errors.New("no content")
+		}
+		if err != nil {
+			return nil, named(kind, err)
+		}
+		return replace{p, *k.Content}, nil
+	case "Precompiled":
+		p, err := newPrecompiled(k.Charsmap)
+		return p, named(kind, err)
+	}
+	return nil, fmt.Errorf("the type %.40q is not known", kind)
+}
+
+// parseCutter reads a pre-tokenizer.
+func parseCutter(raw json.RawMessage, depth int) (cutter, error) {
+	kind, err := kindOf(raw, depth)
+	if err != nil {
+		return nil, err
+	}
+	var k struct {
+		PreTokenizers    []json.RawMessage `json:"pretokenizers"`
+		Pattern          map[string]string `json:"pattern"`
+		Behavior         string            `json:"behavior"`
+		Invert           bool              `json:"invert"`
+		AddPrefixSpace   *bool             `json:"add_prefix_space"`
+		UseRegex         *bool             `json:"use_regex"`
+		IndividualDigits bool              `json:"individual_digits"`
+		Delimiter        string            `json:"delimiter"`
+		Length           *int              `json:"length"`
+		Replacement      string            `json:"replacement"`
+		PrependScheme    string            `json:"prepend_scheme"`
+		Split            *bool             `json:"split"`
+	}
+	if err := json.Unmarshal(raw, &k); err != nil {
+		return nil, named(kind, err)
+	}
+	switch kind {
+	case "Sequence":
+		cs := cutters{}
+		for _, raw := range k.PreTokenizers {
+			c, err := parseCutter(raw, depth+1)
+			if err != nil {
+				return nil, err
+			}
+			cs = append(cs, c)
+		}
+		return cs, nil
+	case "ByteLevel":
+		c, err := newByteLevel(k.AddPrefixSpace == nil || *k.AddPrefixSpace, k.UseRegex == nil || *k.UseRegex)
+		return c, named(kind, err)
+	case "Split":
+		p, err := newPattern(k.Pattern)
+		b, ok := behaviors[k.Behavior]
+		if err == nil && !ok {
+			err = fmt.Errorf("the behavior %.40q is not known", k.Behavior)
+		}
+		return &split{at: p, invert: k.Invert, behavior: b}, named(kind, err)
+	case "Metaspace":
+		c, err := newMetaspace(k.Replacement, k.PrependScheme, k.AddPrefixSpace, k.Split == nil || *k.Split)
+		return c, named(kind, err)
+	case "Whitespace":
+		return words{}, nil
+	case "WhitespaceSplit":
+		return &split{at: runes(isSpace), behavior: removed}, nil
+	case "CharDelimiterSplit", "Delimiter":
+		r, err := oneRune(k.Delimiter)
+		return &split{at: runes(func(x rune) bool { return x == r }), behavior: removed}, named(kind, err)
+	case "Digits":
+		b := contiguous
+		if k.IndividualDigits {
+			b = isolated
+		}
+		return &split{at: runes(newClass(unicodeTables().sets["rust_numeric"]).has), behavior: b}, nil
+	case "Punctuation":
+		b, ok := behaviors[k.Behavior]
+		if k.Behavior == "" {
+			b, ok = isolated, true
+		}
+		if !ok {
+			return nil, named(kind, fmt.Errorf("the behavior %.40q is not known", k.Behavior))
+		}
+		return &split{at: runes(newClass(unicodeTables().sets["punctuation"]).has), behavior: b}, nil
+	case "BertPreTokenizer":
+		return cutters{&split{at: runes(isSpace), behavior: removed},
+			&split{at: runes(newClass(unicodeTables().sets["punctuation"]).has), behavior: isolated}}, nil
+	case "FixedLength":
+		n := 5
+		if k.Length != nil {
+			n = *k.Length
+		}
+		if n < 1 {
+			return nil, named(kind, fmt.Errorf("the length %d", n))
+		}
+		return fixed(n), nil
+	}
+	return nil, fmt.Errorf("the type %.40q is not known", kind)
+}
+
+// newMetaspace is the pre-tokenizer Metaspace, in its form of today and in the older one that has
+// add_prefix_space.
+func newMetaspace(mark, scheme string, prefix *bool, cuts bool) (cutter, error) {
+	r, err := oneRune(mark)
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case scheme == "" && prefix != nil && !*prefix:
+		return nil, errors.New("add_prefix_space false without prepend_scheme never")
+	case scheme == "":
+		scheme = "always"
+	case scheme != "always" && scheme != "first" && scheme != "never":
+		return nil, fmt.Errorf("the prepend_scheme %.40q is not known", scheme)
+	case prefix != nil && !*prefix && scheme != "never":
+		return nil, fmt.Errorf("add_prefix_space false with prepend_scheme %s", scheme)
+	}
+	m := &metaspace{mark: mark, scheme: scheme}
+	if cuts {
+		m.split = &split{at: runes(func(x rune) bool { return x == r }), behavior: mergedWithNext}
+	}
+	return m, nil
+}

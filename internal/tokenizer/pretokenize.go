@@ -1,0 +1,281 @@
+package tokenizer
+
+import (
+	"fmt"
+	"strings"
+	"unicode/utf8"
+)
+
+// cutter cuts a piece of text into smaller ones, none of them empty. yield must not keep them.
+type cutter interface {
+	cut(m *matcher, p piece, yield func(piece) error) error
+}
+
+// cutters cut one after the other, each what the one before it has left.
+type cutters []cutter
+
+func (cs cutters) cut(m *matcher, p piece, yield func(piece) error) error {
+	if len(cs) == 0 {
+		return yield(p)
+	}
+	if len(cs) == 1 {
+		return cs[0].cut(m, p, yield)
+	}
+	return cs[0].cut(m, p, func(p piece) error { return cs[1:].cut(m, p, yield) })
+}
+
+// delimiters finds where a text may be cut: matches, and what lies between them.
+type delimiters interface {
+	each(m *matcher, text string, f func(from, to int, match bool) error) error
+}
+
+// runes are delimiters of one rune each.
+type runes func(rune) bool
+
+func (is runes) each(_ *matcher, text string, f func(from, to int, match bool) error) error {
+	prev := 0
+	for at := 0; at < len(text); {
+		r, n := runeAt(text, at)
+		if is(r) {
+			if prev < at {
+				if err := f(prev, at, false); err != nil {
+					return err
+				}
+			}
+			if err := f(at, at+n, true); err != nil {
+				return err
+			}
+			prev = at + n
+		}
+		at += n
+	}
+	if prev < len(text) {
+		return f(prev, len(text), false)
+	}
+	return nil
+}
+
+// split cuts at delimiters.
+type split struct {
+	at       delimiters
+	invert   bool // delimiters are what lies between the matches
+	behavior behavior
+}
+
+// behavior is what becomes of a delimiter.
+type behavior int
+
+const (
+	removed behavior = iota
+	isolated
+	mergedWithPrevious
+	mergedWithNext
+	contiguous
+)
+
+var behaviors = map[string]behavior{
+	"Removed": removed, "Isolated": isolated, "MergedWithPrevious": mergedWithPrevious, "MergedWithNext": mergedWithNext, "Contiguous": contiguous,
+}
+
+func (s *split) cut(m *matcher, p piece, yield func(piece) error) error {
+	give := func(from, to int) error {
+		if from == to {
+			return nil
+		}
+		return yield(piece{p.text[from:to], p.first && from == 0})
+	}
+	if s.behavior == removed || s.behavior == isolated {
+		return s.at.each(m, p.text, func(from, to int, match bool) error {
+			if s.behavior == removed && match != s.invert {
+				return nil
+			}
+			return give(from, to)
+		})
+	}
+	// The others join a stretch to the one before it, which waits for that.
+	start, end, before, waits := 0, 0, false, false
+	err := s.at.each(m, p.text, func(from, to int, match bool) error {
+		match = match != s.invert
+		join := waits && s.joins(before, match)
+		before = match
+		if !join && waits {
+			if err := give(start, end); err != nil {
+				return err
+			}
+		}
+		if !join {
+			start = from
+		}
+		end, waits = to, true
+		return nil
+	})
+	if err != nil || !waits {
+		return err
+	}
+	return give(start, end)
+}
+
+// joins reports whether a stretch goes to the one before it.
+func (s *split) joins(before, match bool) bool {
+	switch s.behavior {
+	case mergedWithPrevious:
+		return match && !before
+	case mergedWithNext:
+		return before && !match
+	}
+	return before == match
+}
+
+// words is the pre-tokenizer Whitespace: runs of word characters, and runs of others that are no
+// space.
+type words struct{}
+
+var wordClass = newClassOnce("rust_word")
+
+func (words) cut(_ *matcher, p piece, yield func(piece) error) error {
+	word := wordClass()
+	kind := func(r rune) int {
+		switch {
+		case word.has(r):
+			return 1
+		case isSpace(r):
+			return 0
+		}
+		return 2
+	}
+	for at := 0; at < len(p.text); {
+		r, n := runeAt(p.text, at)
+		k, start := kind(r), at
+		for at += n; at < len(p.text); at += n {
+			if r, n = runeAt(p.text, at); kind(r) != k {
+				break
+			}
+		}
+		if k != 0 {
+			if err := yield(piece{p.text[start:at], p.first && start == 0}); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// metaspace marks spaces, and puts a mark in front.
+type metaspace struct {
+	mark   string
+	scheme string // first, always, never
+	split  *split // before each mark; nil: not at all
+}
+
+func (s *metaspace) cut(m *matcher, p piece, yield func(piece) error) error {
+	p.text = strings.ReplaceAll(p.text, " ", s.mark)
+	if !strings.HasPrefix(p.text, s.mark) && (s.scheme == "always" || s.scheme == "first" && p.first) {
+		p.text = s.mark + p.text
+	}
+	if s.split == nil {
+		return yield(p)
+	}
+	return s.split.cut(m, p, yield)
+}
+
+// fixed cuts every so many runes.
+type fixed int
+
+func (n fixed) cut(_ *matcher, p piece, yield func(piece) error) error {
+	start, count := 0, 0
+	for at := range p.text {
+		if count == int(n) {
+			if err := yield(piece{p.text[start:at], p.first && start == 0}); err != nil {
+				return err
+			}
+			start, count = at, 0
+		}
+		count++
+	}
+	return yield(piece{p.text[start:], p.first && start == 0})
+}
+
+// gpt2 is the pattern of ByteLevel.
+const gpt2 = `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`
+
+// byteLevel puts a space in front of each piece that has none, cuts by GPT-2's pattern, and writes
+// each byte as a character that can be seen.
+type byteLevel struct {
+	prefix bool
+	split  *split // nil: nothing is cut
+	hidden bool   // bytes stay as they are
+}
+
+func (b *byteLevel) cut(m *matcher, p piece, yield func(piece) error) error {
+	if b.prefix && !strings.HasPrefix(p.text, " ") {
+		p.text = " " + p.text
+	}
+	seen := yield
+	if !b.hidden {
+		seen = func(p piece) error {
+			p.text = visible(p.text)
+			return yield(p)
+		}
+	}
+	if b.split == nil {
+		return seen(p)
+	}
+	return b.split.cut(m, p, seen)
+}
+
+// byteRunes is a rune for each byte: itself where it can be seen, one from U+0100 on otherwise.
+var byteRunes = func() (t [256]rune) {
+	next := rune(256)
+	for b := range t {
+		if t[b] = rune(b); !(b >= '!' && b <= '~' || b >= 0xa1 && b <= 0xac || b >= 0xae) {
+			t[b] = next
+			next++
+		}
+	}
+	return t
+}()
+
+// byteTexts is byteRunes as text.
+var byteTexts = func() (t [256]string) {
+	for b, r := range byteRunes {
+		t[b] = string(r)
+	}
+	return t
+}()
+
+// visible writes each byte as its rune.
+func visible(s string) string {
+	k := 0
+	for k < len(s) && s[k] >= '!' && s[k] <= '~' {
+		k++
+	}
+	if k == len(s) {
+		return s
+	}
+	var b strings.Builder
+	b.Grow(len(s) + 8)
+	for i := range len(s) {
+		b.WriteString(byteTexts[s[i]])
+	}
+	return b.String()
+}
+
+// newByteLevel is the pre-tokenizer ByteLevel.
+func newByteLevel(prefix, cuts bool) (*byteLevel, error) {
+	b := &byteLevel{prefix: prefix}
+	if !cuts {
+		return b, nil
+	}
+	p, err := compile(gpt2)
+	b.split = &split{at: pattern{program: p}, behavior: isolated}
+	return b, err
+}
+
+// oneRune checks that a text is one character.
+func oneRune(s string) (rune, error) {
+	r, n := utf8.DecodeRuneInString(s)
+	if n != len(s) || n == 0 {
+		return 0, fmt.Errorf("%.20q is not one character", s)
+	}
+	return r, nil
+}

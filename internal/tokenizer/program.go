@@ -1,0 +1,312 @@
+package tokenizer
+
+import (
+	"errors"
+	"fmt"
+	"unicode/utf8"
+)
+
+// program is a compiled pattern. It is matched by trying one way after the other, as in the library,
+// which takes long for some texts; so the steps are counted, and too many are an error and no
+// hanging process.
+type program struct {
+	code    []instr
+	pattern string
+	classes map[string]*class // while it is compiled, by their spans: a pattern names few, often
+}
+
+// instr is one instruction. next is the place of the instruction behind it.
+type instr struct {
+	op       op
+	class    *class
+	next     int
+	other    int // opSplit: tried when next has led nowhere; opLook, opAtomic: the part's first instruction
+	min, max int // opMany
+	possess  bool
+	negative bool
+}
+
+type op int
+
+const (
+	opMatch op = iota
+	opOne      // a rune of class
+	opMany     // min to max runes of class, as many as lead to a match
+	opSplit
+	opLook
+	opAtomic
+	opLineStart
+	opLineEnd
+	opTextStart
+	opTextEnd
+)
+
+// maxCode bounds what repeats of repeats grow to.
+const maxCode = 1 << 14
+
+// compile makes a program of a pattern.
+func compile(pattern string) (*program, error) {
+	n, err := parsePattern(pattern)
+	if err != nil {
+		return nil, err
+	}
+	p := &program{pattern: pattern, classes: map[string]*class{}}
+	end := p.add(instr{op: opMatch})
+	start := p.compile(n, end)
+	if len(p.code) > maxCode {
+		return nil, fmt.Errorf("pattern %.200q: its repeats multiply to more than %d parts", pattern, maxCode)
+	}
+	p.code = append(p.code, p.code[start]) // matching begins at the last
+	p.classes = nil
+	return p, nil
+}
+
+// class is that of a set, made once.
+func (p *program) class(s set) *class {
+	key := fmt.Sprint(s)
+	if p.classes[key] == nil {
+		p.classes[key] = newClass(s)
+	}
+	return p.classes[key]
+}
+
+// add appends an instruction and returns its place.
+func (p *program) add(i instr) int {
+	if len(p.code) > maxCode { // the error comes at the end
+		return 0
+	}
+	p.code = append(p.code, i)
+	return len(p.code) - 1
+}
+
+// compile adds a node that goes on at next, and returns its first instruction.
+func (p *program) compile(n *node, next int) int {
+	switch n.kind {
+	case nodeSet:
+		return p.add(instr{op: opOne, class: p.class(n.set), next: next})
+	case nodeSequence:
+		for i := len(n.sub) - 1; i >= 0; i-- {
+			next = p.compile(n.sub[i], next)
+		}
+		return next
+	case nodeChoice:
+		at := p.compile(n.sub[len(n.sub)-1], next)
+		for i := len(n.sub) - 2; i >= 0; i-- {
+			at = p.add(instr{op: opSplit, next: p.compile(n.sub[i], next), other: at})
+		}
+		return at
+	case nodeRepeat:
+		return p.repeat(n, next)
+	case nodeLook, nodeAtomic:
+		op := map[nodeKind]op{nodeLook: opLook, nodeAtomic: opAtomic}[n.kind]
+		return p.add(instr{op: op, other: p.compile(n.sub[0], 0), next: next, negative: n.negative})
+	}
+	return p.add(instr{op: opLineStart + op(n.kind-nodeLineStart), next: next})
+}
+
+// repeat adds a repeat. Of one rune it is one instruction.
+func (p *program) repeat(n *node, next int) int {
+	sub := n.sub[0]
+	if sub.kind == nodeSet && n.mode != 'l' {
+		return p.add(instr{op: opMany, class: p.class(sub.set), min: n.min, max: n.max, possess: n.mode == 'p', next: next})
+	}
+	if n.mode == 'p' {
+		greedy := *n
+		greedy.mode = 'g'
+		return p.compile(&node{kind: nodeAtomic, sub: []*node{&greedy}}, next)
+	}
+	split := func(in int) int {
+		if n.mode == 'l' {
+			return p.add(instr{op: opSplit, next: next, other: in})
+		}
+		return p.add(instr{op: opSplit, next: in, other: next})
+	}
+	at := next
+	if n.max < 0 {
+		at = split(0)
+		in := p.compile(sub, at)
+		if n.mode == 'l' {
+			p.code[at].other = in
+		} else {
+			p.code[at].next = in
+		}
+	}
+	for range max(n.max-n.min, 0) {
+		at = split(p.compile(sub, at))
+		if len(p.code) > maxCode {
+			return at
+		}
+	}
+	for range n.min {
+		if len(p.code) > maxCode {
+			return at
+		}
+		at = p.compile(sub, at)
+	}
+	return at
+}
+
+// errSteps is for a text on which a pattern tries too many ways.
+var errSteps = errors.New("the pattern tries too many ways on this text")
+
+// Steps that a whole text may take: many times what patterns of tokenizers take on any text of
+// words.
+const (
+	baseSteps = 1 << 22
+	byteSteps = 1 << 13
+)
+
+// frame is a way that was not tried: at pos, and where lo is below it also from each rune before
+// that down to lo.
+type frame struct{ at, pos, lo int }
+
+// matcher runs programs. It is not for concurrent use.
+type matcher struct {
+	stack []frame
+	steps int
+}
+
+// each calls f with the matches of a program in a text one after the other, and with what lies
+// between them.
+func (m *matcher) each(p *program, text string, f func(from, to int, match bool) error) error {
+	defer func(outer int) { m.steps = outer }(m.steps) // f may match, too
+	m.steps = baseSteps + byteSteps*len(text)
+	last, prev := -1, 0 // the end of the last match, and of what f has seen
+	for at := 0; at <= len(text); {
+		end := m.match(p, text, at)
+		if m.steps < 0 {
+			return fmt.Errorf("pattern %.200q: %w", p.pattern, errSteps)
+		}
+		switch {
+		case end < 0 || end == at && last == at: // no empty match right behind a match
+			_, n := utf8.DecodeRuneInString(text[at:])
+			at += max(n, 1)
+			continue
+		case prev < at:
+			if err := f(prev, at, false); err != nil {
+				return err
+			}
+		}
+		if err := f(at, end, true); err != nil {
+			return err
+		}
+		prev, last, at = end, end, end
+	}
+	if prev < len(text) {
+		return f(prev, len(text), false)
+	}
+	return nil
+}
+
+// match returns the end of the match at a place, -1 for none.
+func (m *matcher) match(p *program, text string, pos int) int {
+	return m.run(p, len(p.code)-1, text, pos)
+}
+
+// run matches from an instruction on. What lies on the stack already is another's.
+func (m *matcher) run(p *program, at int, text string, pos int) int {
+	base := len(m.stack)
+	for {
+		if m.steps--; m.steps < 0 {
+			m.stack = m.stack[:base]
+			return -1
+		}
+		i := &p.code[at]
+		ok := true
+		switch i.op {
+		case opMatch:
+			m.stack = m.stack[:base]
+			return pos
+		case opOne:
+			r, n := runeAt(text, pos)
+			if ok = n > 0 && i.class.has(r); ok {
+				pos += n
+			}
+		case opMany:
+			var least int
+			if least, pos, ok = m.many(i, text, pos); ok && !i.possess && least < pos {
+				m.stack = append(m.stack, frame{i.next, pos, least})
+			}
+		case opSplit:
+			m.stack = append(m.stack, frame{i.other, pos, pos})
+		case opLook:
+			ok = m.run(p, i.other, text, pos) >= 0 != i.negative
+		case opAtomic:
+			end := m.run(p, i.other, text, pos)
+			if ok = end >= 0; ok {
+				pos = end
+			}
+		default:
+			ok = i.here(text, pos)
+		}
+		if at = i.next; ok {
+			continue
+		}
+		if len(m.stack) == base {
+			return -1
+		}
+		at, pos = m.pop(text)
+	}
+}
+
+// many takes as many runes of a class as there are, and says where the fewest allowed end.
+func (m *matcher) many(i *instr, text string, pos int) (least, most int, ok bool) {
+	least, count := -1, 0
+	for ; i.max < 0 || count < i.max; count++ {
+		if count == i.min {
+			least = pos
+		}
+		r, n := runeAt(text, pos)
+		if n == 0 || !i.class.has(r) {
+			break
+		}
+		pos += n
+	}
+	m.steps -= count
+	if count == i.min {
+		least = pos
+	}
+	return least, pos, count >= i.min
+}
+
+// pop takes up the way that was left last.
+func (m *matcher) pop(text string) (at, pos int) {
+	top := &m.stack[len(m.stack)-1]
+	at = top.at
+	if top.pos == top.lo { // a split
+		pos = top.pos
+		m.stack = m.stack[:len(m.stack)-1]
+		return at, pos
+	}
+	_, n := utf8.DecodeLastRuneInString(text[:top.pos])
+	top.pos -= n
+	pos = top.pos
+	if top.pos == top.lo {
+		m.stack = m.stack[:len(m.stack)-1]
+	}
+	return at, pos
+}
+
+// here reports whether an anchor holds at a place.
+func (i *instr) here(text string, pos int) bool {
+	switch i.op {
+	case opLineStart:
+		return pos == 0 || text[pos-1] == '\n' && pos < len(text)
+	case opLineEnd:
+		return pos == len(text) || text[pos] == '\n'
+	case opTextStart:
+		return pos == 0
+	}
+	return pos == len(text)
+}
+
+// runeAt decodes a rune; n is 0 at the end.
+func runeAt(text string, pos int) (r rune, n int) {
+	if pos >= len(text) {
+		return 0, 0
+	}
+	if b := text[pos]; b < utf8.RuneSelf {
+		return rune(b), 1
+	}
+	return utf8.DecodeRuneInString(text[pos:])
+}

@@ -1,0 +1,121 @@
+package tokenizer
+
+import (
+	"slices"
+	"sort"
+)
+
+// span is the runes lo to hi, both included.
+type span struct{ lo, hi rune }
+
+// set is runes, as spans that rise and do not touch.
+type set []span
+
+const maxRune = 0x10ffff
+
+// has reports whether a rune is in the set.
+func (s set) has(r rune) bool {
+	k := sort.Search(len(s), func(k int) bool { return s[k].hi >= r })
+	return k < len(s) && s[k].lo <= r
+}
+
+// union is the runes of any of the sets.
+func union(sets ...set) set {
+	var all []span
+	for _, s := range sets {
+		all = append(all, s...)
+	}
+	slices.SortFunc(all, func(a, b span) int { return int(a.lo - b.lo) })
+	var out set
+	for _, s := range all {
+		if n := len(out); n > 0 && s.lo <= out[n-1].hi+1 {
+			out[n-1].hi = max(out[n-1].hi, s.hi)
+		} else {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+// not is all runes that are not in the set.
+func (s set) not() set {
+	var out set
+	at := rune(0)
+	for _, x := range s {
+		if x.lo > at {
+			out = append(out, span{at, x.lo - 1})
+		}
+		at = x.hi + 1
+	}
+	if at <= maxRune {
+		out = append(out, span{at, maxRune})
+	}
+	return out
+}
+
+// and is the runes of both sets.
+func (s set) and(o set) set { return union(s.not(), o.not()).not() }
+
+// class is a set that is quick to ask: by a bit for each byte of ASCII; above it by pages of 256
+// runes, of which those that are all in or all out take no memory, or, of a few spans, by those.
+type class struct {
+	ascii [4]uint32
+	pages []*[8]uint32 // nil: few
+	few   set
+}
+
+// fewSpans is how many spans are asked one after the other.
+const fewSpans = 4
+
+var fullPage, emptyPage = &[8]uint32{^uint32(0), ^uint32(0), ^uint32(0), ^uint32(0), ^uint32(0), ^uint32(0), ^uint32(0), ^uint32(0)}, &[8]uint32{}
+
+// newClass prepares a set.
+func newClass(s set) *class {
+	c := &class{few: s}
+	if len(s) <= fewSpans {
+		for r := range rune(128) {
+			if s.has(r) {
+				c.ascii[r/32] |= 1 << (r & 31)
+			}
+		}
+		return c
+	}
+	c.pages, c.few = make([]*[8]uint32, (maxRune+1)/256), nil
+	for i := range c.pages {
+		c.pages[i] = emptyPage
+	}
+	for _, x := range s {
+		for at := x.lo; at <= x.hi; {
+			page, end := at/256, min(x.hi, at|255)
+			if at&255 == 0 && end&255 == 255 {
+				c.pages[page] = fullPage
+			} else {
+				if c.pages[page] == emptyPage {
+					c.pages[page] = new([8]uint32)
+				}
+				for r := at; r <= end; r++ {
+					c.pages[page][r&255/32] |= 1 << (r & 31)
+				}
+			}
+			at = end + 1
+		}
+	}
+	copy(c.ascii[:], c.pages[0][:4])
+	return c
+}
+
+// has reports whether a rune is in the class.
+func (c *class) has(r rune) bool {
+	if r < 128 {
+		return c.ascii[r/32]>>(r&31)&1 != 0
+	}
+	if c.pages != nil {
+		return c.pages[r>>8][r&255/32]>>(r&31)&1 != 0
+	}
+	for _, s := range c.few {
+		if r <= s.hi {
+			return r >= s.lo
+		}
+	}
+	return false
+}

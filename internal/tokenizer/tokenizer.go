@@ -1,0 +1,179 @@
+package tokenizer
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"unicode/utf8"
+)
+
+// Tokenizer is a tokenizer.json. It never changes, and may be used concurrently by way of
+// encoders.
+type Tokenizer struct {
+	raw, normal finder // added tokens that are looked for before and after normalization
+	added       map[string]int32
+	normalizer  normalizer // nil: none
+	cutter      cutter     // nil: none
+	visible     bool       // words are written byte by byte, which the last cutter would do
+	model       model
+	head, tail  []int32 // around each text
+}
+
+// Size returns the ids that a vocabulary needs: one more than the highest.
+func (t *Tokenizer) Size() int {
+	top := t.model.top()
+	for _, id := range t.added {
+		top = max(top, id)
+	}
+	for _, id := range append(t.head[:len(t.head):len(t.head)], t.tail...) {
+		top = max(top, id)
+	}
+	return int(top) + 1
+}
+
+// Base returns the ids that the model's own tokens need, without those that were added to it. A model
+// may have rows for no more: some tokenizers have added tokens that it never saw.
+func (t *Tokenizer) Base() int { return int(t.model.top()) + 1 }
+
+// ID returns the id of a token by its text.
+func (t *Tokenizer) ID(token string) (int, bool) {
+	if id, ok := t.added[token]; ok {
+		return int(id), true
+	}
+	id, ok := t.model.id(token)
+	return int(id), ok
+}
+
+// Encoder turns texts into ids. It is not for concurrent use; each goroutine makes its own.
+type Encoder struct {
+	t     *Tokenizer
+	work  work
+	words cache // by the text that the pre-tokenizer has cut
+	parts cache // of long words
+	out   []int32
+}
+
+// NewEncoder returns an encoder.
+func (t *Tokenizer) NewEncoder() *Encoder { return &Encoder{t: t} }
+
+// ErrUTF8 is for a text that is not UTF-8.
+var ErrUTF8 = errors.New("not UTF-8")
+
+// Append appends the ids of a text to dst, with the special tokens that belong around it.
+func (e *Encoder) Append(dst []int32, text string) ([]int32, error) {
+	if !utf8.ValidString(text) {
+		at := 0
+		for r, n := rune(0), 0; ; at += n {
+			if r, n = utf8.DecodeRuneInString(text[at:]); r == utf8.RuneError && n <= 1 {
+				break
+			}
+		}
+		return dst, fmt.Errorf("%w at byte %d", ErrUTF8, at)
+	}
+	e.out = append(dst, e.t.head...)
+	token := func(id int32) { e.out = append(e.out, id) }
+	err := e.t.raw.each(piece{text, true}, token, func(p piece) error {
+		if e.t.normalizer != nil {
+			var err error
+			if p, err = e.t.normalizer.normalize(&e.work.matcher, p); err != nil {
+				return err
+			}
+		}
+		return e.t.normal.each(p, token, e.cut)
+	})
+	out := e.out
+	e.out = nil
+	if err != nil {
+		return dst, err
+	}
+	return append(out, e.t.tail...), nil
+}
+
+// cut cuts a stretch into words and encodes them.
+func (e *Encoder) cut(p piece) error {
+	if e.t.cutter == nil {
+		return e.word(p)
+	}
+	return e.t.cutter.cut(&e.work.matcher, p, e.word)
+}
+
+// word encodes one word.
+func (e *Encoder) word(p piece) (err error) {
+	if p.text == "" {
+		return nil
+	}
+	if b, ok := e.t.model.(*bpe); ok && b.joins != nil && len(p.text) > longWord {
+		text := e.seen(p.text)
+		if !b.whole(text) {
+			return b.parts(text, e.part)
+		}
+	}
+	if ids, ok := e.words.get(p.text); ok {
+		e.out = append(e.out, ids...)
+		return nil
+	}
+	start := len(e.out)
+	if e.out, err = e.t.model.encode(&e.work, e.out, e.seen(p.text)); err == nil && e.t.model.cached() {
+		e.words.put(p.text, e.out[start:])
+	}
+	return err
+}
+
+// seen is a word as the model knows it.
+func (e *Encoder) seen(word string) string {
+	if e.t.visible {
+		return visible(word)
+	}
+	return word
+}
+
+// part encodes a part of a long word, which is no word: a token of the same text is not taken for
+// it as a whole.
+func (e *Encoder) part(text string) (err error) {
+	if ids, ok := e.parts.get(text); ok {
+		e.out = append(e.out, ids...)
+		return nil
+	}
+	start := len(e.out)
+	if e.out, err = e.t.model.(*bpe).merge(&e.work, e.out, text); err == nil {
+		e.parts.put(text, e.out[start:])
+	}
+	return err
+}
+
+// cache remembers the ids of words.
+type cache struct {
+	ids  map[string][]int32
+	slab []int32 // what the ids lie in
+}
+
+// A cache holds so many words, of at most so many bytes.
+const (
+	cachedWords = 1 << 16
+	cachedBytes = 64
+)
+
+// get finds a word.
+func (c *cache) get(word string) ([]int32, bool) {
+	if len(word) > cachedBytes {
+		return nil, false
+	}
+	ids, ok := c.ids[word]
+	return ids, ok
+}
+
+// put remembers a word, unless it is long. A full cache begins anew.
+func (c *cache) put(word string, ids []int32) {
+	if len(word) > cachedBytes {
+		return
+	}
+	if c.ids == nil || len(c.ids) >= cachedWords {
+		c.ids, c.slab = map[string][]int32{}, nil
+	}
+	if cap(c.slab)-len(c.slab) < len(ids) {
+		c.slab = make([]int32, 0, max(4096, len(ids)))
+	}
+	n := len(c.slab)
+	c.slab = append(c.slab, ids...)
+	c.ids[strings.Clone(word)] = c.slab[n:len(c.slab):len(c.slab)]
+}

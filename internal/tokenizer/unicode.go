@@ -1,0 +1,130 @@
+package tokenizer
+
+import (
+	_ "embed"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+)
+
+// unicodeText is the classes of runes as the Python library has them, several versions of Unicode
+// at once; those of Go's package unicode change with the version of Go.
+//
+//go:embed unicode.txt
+var unicodeText string
+
+// tables is what unicodeText says.
+type tables struct {
+	sets  map[string]set
+	lower map[rune]string
+}
+
+// unicodeTables reads unicodeText once.
+var unicodeTables = sync.OnceValue(func() *tables {
+	t := &tables{sets: map[string]set{}, lower: map[rune]string{}}
+	for line := range strings.Lines(unicodeText) {
+		name, rest, _ := strings.Cut(strings.TrimSpace(line), " ")
+		switch name {
+		case "#":
+		case "lower":
+			t.readLower(rest)
+		default:
+			t.sets[name] = readSet(rest)
+		}
+	}
+	t.derive()
+	return t
+})
+
+// derive makes the sets that are made of others.
+func (t *tables) derive() {
+	var all []set
+	for _, group := range []string{"L Lu Ll Lt Lm Lo", "M Mn Mc Me", "N Nd Nl No", "P Pc Pd Ps Pe Pi Pf Po", "S Sm Sc Sk So", "Z Zs Zl Zp"} {
+		names := strings.Fields(group)
+		var parts []set
+		for _, n := range names[1:] {
+			parts = append(parts, t.sets[n])
+		}
+		t.sets[names[0]] = union(parts...)
+		all = append(all, t.sets[names[0]])
+	}
+	surrogates := set{{0xd800, 0xdfff}}
+	t.sets["Cs"] = surrogates
+	t.sets["Cn"] = union(append(all, t.sets["Cc"], t.sets["Cf"], t.sets["Co"], surrogates)...).not()
+	t.sets["C"] = union(t.sets["Cc"], t.sets["Cf"], t.sets["Co"], t.sets["Cn"], surrogates)
+	t.sets["space"] = union(set{{9, 13}, {0x85, 0x85}}, t.sets["Z"])
+}
+
+// readSet reads "41-5a 61-7a aa".
+func readSet(text string) set {
+	var s set
+	for field := range strings.FieldsSeq(text) {
+		lo, hi, is := strings.Cut(field, "-")
+		if !is {
+			hi = lo
+		}
+		s = append(s, span{hexRune(lo), hexRune(hi)})
+	}
+	return s
+}
+
+// readLower reads "41:61 130:69,307".
+func (t *tables) readLower(text string) {
+	for field := range strings.FieldsSeq(text) {
+		from, to, _ := strings.Cut(field, ":")
+		var s []rune
+		for r := range strings.SplitSeq(to, ",") {
+			s = append(s, hexRune(r))
+		}
+		t.lower[hexRune(from)] = string(s)
+	}
+}
+
+// hexRune reads the number of a rune of the embedded file.
+func hexRune(s string) rune {
+	v, err := strconv.ParseUint(s, 16, 21)
+	if err != nil {
+		panic("tokenizer: unicode.txt: " + err.Error())
+	}
+	return rune(v)
+}
+
+// property is the set of \p{name}.
+func property(name string) (set, error) {
+	t := unicodeTables()
+	key := strings.NewReplacer(" ", "", "_", "", "-", "").Replace(name)
+	if long, ok := longNames[strings.ToLower(key)]; ok {
+		key = long
+	}
+	for _, n := range []string{key, capital(key)} {
+		if s, ok := t.sets[n]; ok && !slices.Contains(notProperties, n) {
+			return s, nil
+		}
+	}
+	return nil, fmt.Errorf(`the class \p{%.40s} is not known here`, name)
+}
+
+// notProperties are sets of unicode.txt that no pattern names.
+var notProperties = []string{"rust_word", "rust_numeric", "punctuation", "mark", "bert_control", "bert_accent", "active"}
+
+// longNames are other names of properties, in lower case.
+var longNames = map[string]string{
+	"letter": "L", "uppercaseletter": "Lu", "lowercaseletter": "Ll", "titlecaseletter": "Lt", "modifierletter": "Lm", "otherletter": "Lo",
+	"mark": "M", "number": "N", "decimalnumber": "Nd", "punctuation": "P", "symbol": "S", "separator": "Z", "other": "C", "control": "Cc",
+	"digit": "Nd", "space": "space", "whitespace": "space", "word": "word",
+}
+
+// capital writes a name as HAN and han are meant: Han.
+func capital(s string) string {
+	if s == "" {
+		return s
+	}
+	return strings.ToUpper(s[:1]) + strings.ToLower(s[1:])
+}
+
+// newClassOnce makes a class of unicode.txt when it is first asked for.
+func newClassOnce(name string) func() *class {
+	return sync.OnceValue(func() *class { return newClass(unicodeTables().sets[name]) })
+}

@@ -1,0 +1,149 @@
+package tokenizer
+
+import (
+	"errors"
+	"math"
+	"slices"
+)
+
+// unigram finds the most likely way to write a word in tokens.
+type unigram struct {
+	vocabulary
+	scores   []float64
+	unk      int32 // -1: none
+	unkScore float64
+	fallback bool
+	bytes    [256]int32
+	trie     map[uint64]int32 // a node by its parent's number and a byte
+	token    []int32          // of each node; -1: none ends there
+}
+
+// unkPenalty is how much less likely an unknown rune is than the least likely token.
+const unkPenalty = 10
+
+// pathNode is the best way to a place of the word.
+type pathNode struct {
+	id    int32
+	from  int32 // -1: none was found
+	score float64
+}
+
+// newUnigram prepares a vocabulary, whose ids are its places.
+func newUnigram(tokens []string, scores []float64, unk int32, fallback bool) *unigram {
+	u := &unigram{
+		vocabulary: make(vocabulary, len(tokens)), scores: scores, unk: unk, fallback: fallback,
+		unkScore: math.Inf(1), trie: map[uint64]int32{}, token: []int32{-1},
+	}
+	for id, t := range tokens {
+		u.vocabulary[t] = int32(id)
+		u.unkScore = min(u.unkScore, scores[id])
+	}
+	u.unkScore -= unkPenalty
+	u.bytes, _ = u.byteTokens()
+	for t, id := range u.vocabulary {
+		at := int32(0)
+		for i := range len(t) {
+			key := pair(at, int32(t[i]))
+			next, ok := u.trie[key]
+			if !ok {
+				next = int32(len(u.token))
+				u.trie[key] = next
+				u.token = append(u.token, -1)
+			}
+			at = next
+		}
+		if t != "" {
+			u.token[at] = id
+		}
+	}
+	return u
+}
+
+func (u *unigram) size() int { return len(u.scores) }
+
+func (u *unigram) top() int32 { return int32(len(u.scores)) - 1 }
+
+func (u *unigram) cached() bool { return true }
+
+var errNoUnk = errors.New("a character that no token has, and the model has no unk_id")
+
+func (u *unigram) encode(w *work, dst []int32, word string) ([]int32, error) {
+	if err := u.search(w, word); err != nil {
+		return dst, err
+	}
+	// The way is found from its end. Unknown stretches side by side are one.
+	start := len(dst)
+	for end := len(word); end > 0; {
+		n := &w.nodes[end]
+		from := int(n.from)
+		if n.id == u.unk {
+			for from > 0 && w.nodes[from].id == u.unk {
+				from = int(w.nodes[from].from)
+			}
+			var err error
+			if dst, err = u.unknown(w, dst, word[from:end]); err != nil {
+				return dst, err
+			}
+		} else {
+			dst = append(dst, n.id)
+		}
+		end = from
+	}
+	slices.Reverse(dst[start:])
+	return dst, nil
+}
+
+// unknown appends the ids of an unknown stretch, last first.
+func (u *unigram) unknown(w *work, dst []int32, text string) ([]int32, error) {
+	if id, ok := u.vocabulary[text]; ok {
+		return append(dst, id), nil
+	}
+	if u.fallback {
+		var ok bool
+		if w.ids, ok = appendBytes(w.ids[:0], &u.bytes, text); ok {
+			slices.Reverse(w.ids)
+			return append(dst, w.ids...), nil
+		}
+	}
+	if u.unk < 0 {
+		return dst, errNoUnk
+	}
+	return append(dst, u.unk), nil
+}
+
+// search finds the best way to each place.
+func (u *unigram) search(w *work, word string) error {
+	w.nodes = slices.Grow(w.nodes[:0], len(word)+1)[:len(word)+1]
+	for i := range w.nodes {
+		w.nodes[i] = pathNode{from: -1}
+	}
+	for at := 0; at < len(word); {
+		_, n := runeAt(word, at)
+		here, single := w.nodes[at].score, false
+		reach := func(end int, id int32, score float64) {
+			if to := &w.nodes[end]; to.from < 0 || score > to.score {
+				*to = pathNode{id, int32(at), score}
+			}
+		}
+		node := int32(0)
+		for end := at; end < len(word); {
+			var ok bool
+			if node, ok = u.trie[pair(node, int32(word[end]))]; !ok {
+				break
+			}
+			end++
+			if id := u.token[node]; id >= 0 {
+				reach(end, id, u.scores[id]+here)
+				single = single || end == at+n
+			}
+		}
+		if !single {
+			if u.unk < 0 {
+				return errNoUnk
+			}
+			reach(at+n, u.unk, u.unkScore+here)
+		}
+		at += n
+	}
+	return nil
+}

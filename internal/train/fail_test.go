@@ -1,0 +1,173 @@
+package train
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/internal/backend"
+	"github.com/cprun/cprun/internal/checkpoint"
+	"github.com/cprun/cprun/internal/config"
+	"github.com/cprun/cprun/internal/device"
+	"github.com/cprun/cprun/internal/machine"
+	"github.com/cprun/cprun/internal/metrics"
+	"github.com/cprun/cprun/internal/plan"
+	"github.com/cprun/cprun/tensor"
+)
+
+// runRanks runs whole runs on some ranks of this process, and returns how each ended. change may
+// spoil a rank's run before it begins.
+func runRanks(t *testing.T, ranks int, set []string, o Options, change func(rank int, r *run)) []error {
+	t.Helper()
+	cfg, err := config.Load("../../examples/opticks.yaml", config.Options{Ranks: ranks, Device: "cpu", Set: append([]string{"data.seq_len=64", "data.validation.every=0"}, set...)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := plan.MemoryOf(cfg, ranks, machine.Machine{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	streams := make([]tensor.Stream, ranks)
+	for r := range streams {
+		streams[r] = tensor.NewHostStream("compute")
+	}
+	// Should the ranks stand in each other's way, the test fails by this deadline.
+	world := comm.NewLocal(ranks, streams, comm.Options{Deadline: 20 * time.Second})
+	ended := make([]error, ranks)
+	var g errgroup.Group
+	for r := range ranks {
+		g.Go(func() error {
+			defer streams[r].(*tensor.HostStream).Close()
+			defer world[r].Close()
+			dev := device.CPU(streams[r].(*tensor.HostStream), "flash")
+			defer dev.Close()
+			dev.Compute = backend.DType(cfg)
+			o := o
+			o.Room, o.ConfigYAML, o.Version = m.Room(), string(cfg.YAML()), "test"
+			tr, err := newTrainer(context.Background(), cfg, dev, world[r], &o)
+			if err != nil {
+				world[r].Abort(err)
+				return err
+			}
+			ctx, cancel := context.WithCancelCause(context.Background())
+			defer cancel(nil)
+			job := &run{Trainer: tr, opts: o}
+			change(r, job)
+			if _, ended[r] = job.run(ctx, cancel); ended[r] == nil {
+				return world[r].Barrier(ctx)
+			}
+			world[r].Abort(ended[r])
+			return nil
+		})
+	}
+	if err := g.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	return ended
+}
+
+// afterStep calls f on a rank when it has done a step.
+func (r *run) afterStep(step int64, f func()) {
+	r.opts.Report = func(rep Report) {
+		if rep.Kind == Advanced && rep.Step == step {
+			f()
+		}
+	}
+}
+
+// A rank with an error of its own, while a checkpoint is written beside the training, tells the
+// others first. They stand in a transfer with it, and their part of the checkpoint stands behind
+// that, so that to wait for the checkpoint would be to wait for each other.
+func TestOwnErrorBesideASave(t *testing.T) {
+	const ranks, culprit = 3, 1
+	o := Options{RunDir: t.TempDir(), RunID: "a"}
+	ended := runRanks(t, ranks, []string{"train.steps=50", "checkpoint.every=1"}, o, func(rank int, r *run) {
+		if rank == culprit {
+			r.afterStep(3, func() { r.train.layout = "of no kind" })
+		}
+	})
+	for rank, err := range ended {
+		if err == nil || errors.Is(err, comm.ErrDeadline) || !strings.Contains(err.Error(), "of no kind") {
+			t.Errorf("rank %d ended with %v, want the cause of rank %d", rank, err, culprit)
+		}
+		if own := rank == culprit; comm.IsRemote(err) == own {
+			t.Errorf("rank %d: told of as the error of another rank: %t, want %t: %v", rank, comm.IsRemote(err), !own, err)
+		}
+		var peer *comm.PeerError
+		if errors.As(err, &peer) && peer.Rank != culprit {
+			t.Errorf("rank %d blames rank %d, want %d: %v", rank, peer.Rank, culprit, err)
+		}
+	}
+	if _, _, err := checkpoint.Latest(t.Context(), filepath.Join(o.RunDir, "checkpoints")); err != nil {
+		t.Errorf("the checkpoints from before are gone: %v", err)
+	}
+}
+
+// A disk that fails under one rank is that rank's error, and told of as such by all others.
+func TestSaveBlamesTheRankWhoseDiskFails(t *testing.T) {
+	const ranks, culprit = 3, 2
+	for _, async := range []bool{true, false} {
+		dir := t.TempDir()
+		// A directory in the place of its shard is a fault of this rank alone.
+		shard := filepath.Join(dir, "checkpoints", "step-00000001.tmp-a", fmt.Sprintf("shard-%05d-of-%05d.safetensors", culprit, ranks))
+		ended := runRanks(t, ranks, []string{"train.steps=9", "checkpoint.every=1", fmt.Sprintf("checkpoint.async=%t", async)}, Options{RunDir: dir, RunID: "a"}, func(rank int, r *run) {
+			if err := os.MkdirAll(shard, 0o755); err != nil {
+				t.Error(err)
+			}
+			r.opts.Report = func(rep Report) {
+				if rep.Kind == Saved {
+					t.Errorf("async %t, rank %d: step %d is reported as saved", async, rank, rep.Step)
+				}
+			}
+		})
+		for rank, err := range ended {
+			var peer *comm.PeerError
+			if own := rank == culprit; err == nil || errors.As(err, &peer) == own || peer != nil && peer.Rank != culprit {
+				t.Errorf("async %t, rank %d: %v; want the fault of rank %d", async, rank, err, culprit)
+			}
+		}
+	}
+}
+
+// synced notes whether the metrics have been synced since the last line.
+type synced struct {
+	metrics.Writer
+	yes *bool
+}
+
+func (s synced) Write(m metrics.Step) error { *s.yes = false; return s.Writer.Write(m) }
+
+func (s synced) Sync() error { *s.yes = true; return s.Writer.Sync() }
+
+// The metrics of the steps before a checkpoint are on the disk before any of it is: a loss of power
+// that leaves the checkpoint leaves them, too.
+func TestMetricsAreSyncedBeforeACheckpoint(t *testing.T) {
+	yes, wrote := false, 0
+	checkpoint.Disk = func(w io.Writer) io.Writer {
+		wrote++
+		if !yes {
+			t.Error("a checkpoint is written while metrics are not on the disk")
+		}
+		return w
+	}
+	defer func() { checkpoint.Disk = func(w io.Writer) io.Writer { return w } }()
+	ended := runRanks(t, 1, []string{"train.steps=6", "checkpoint.every=2", "checkpoint.async=false"}, Options{RunDir: t.TempDir(), RunID: "a"}, func(_ int, r *run) {
+		r.opts.Report = func(rep Report) {
+			if _, ours := r.out.(synced); r.out != nil && !ours {
+				r.out = synced{r.out, &yes}
+			}
+		}
+	})
+	if ended[0] != nil || wrote != 3 {
+		t.Errorf("%v; %d shards were written, want 3", ended[0], wrote)
+	}
+}

@@ -1,0 +1,145 @@
+package cpu
+
+import (
+	"context"
+	"math"
+	"runtime"
+	"slices"
+	"testing"
+
+	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/attention/attentiontest"
+	"github.com/cprun/cprun/tensor"
+)
+
+func newCPU(t testing.TB) *Kernels {
+	stream := tensor.NewHostStream("compute")
+	t.Cleanup(func() {
+		if err := stream.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return New(stream)
+}
+
+func TestAttention(t *testing.T) {
+	attentiontest.TestKernel(t, func(t testing.TB) attentiontest.Rig {
+		c := newCPU(t)
+		return attentiontest.Rig{Kernel: c, Sync: c.Stream().Sync}
+	}, attentiontest.Options{DTypes: []tensor.DType{tensor.F32, tensor.F64}})
+}
+
+func TestAttentionFixtures(t *testing.T) {
+	attentiontest.TestFixtures(t, func(t testing.TB) attentiontest.Rig {
+		c := newCPU(t)
+		return attentiontest.Rig{Kernel: c, Sync: c.Stream().Sync}
+	})
+}
+
+// TestAttentionBits holds that results do not depend on how many goroutines share the work,
+// nor on what an earlier call left in the scratch memory.
+func TestAttentionBits(t *testing.T) {
+	run := func(procs int) [][]float32 {
+		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(procs))
+		c, x := newCPU(t), newProblem(300, 24)
+		for range 2 {
+			x.forward(t, c)
+			x.backward(t, c)
+			check(t, c.Stream().Sync(context.Background()))
+		}
+		var all [][]float32
+		for _, v := range []View{x.acc.O, x.acc.LSE, x.grads.DQ, x.grads.DK, x.grads.DV} {
+			all = append(all, tensor.Data[float32](v))
+		}
+		return all
+	}
+	want := run(1)
+	for _, procs := range []int{2, 3, 7} {
+		for i, got := range run(procs) {
+			if !slices.Equal(got, want[i]) {
+				t.Errorf("result %d with %d goroutines differs from that with one", i, procs)
+			}
+		}
+	}
+}
+
+// TestAttentionNaN holds that NaN in an input reaches the results and is not taken for an
+// empty row, and that the score of a hidden pair is not looked at.
+func TestAttentionNaN(t *testing.T) {
+	c, x := newCPU(t), newProblem(200, 16)
+	nan := float32(math.NaN())
+	q, k := tensor.Data[float32](x.q), tensor.Data[float32](x.k)
+	q[150*8*16] = nan    // query 150, head 0
+	k[199*2*16+16] = nan // key 199, KV head 1: seen by query 199 alone
+	x.forward(t, c)
+	check(t, c.Stream().Sync(context.Background()))
+	lse, o := tensor.Data[float32](x.acc.LSE), tensor.Data[float32](x.acc.O)
+	isNaN := func(x float32) bool { return x != x }
+	for i := range 200 {
+		for h := range 8 {
+			want := i == 150 && h == 0 || i == 199 && h >= 4
+			if got := isNaN(lse[i*8+h]); got != want {
+				t.Errorf("LSE of query %d, head %d is NaN: %t, want %t", i, h, got, want)
+			}
+			if got := isNaN(o[(i*8+h)*16+1]); got != want {
+				t.Errorf("O of query %d, head %d is NaN: %t, want %t", i, h, got, want)
+			}
+		}
+	}
+}
+
+// TestAttentionAllocates holds that a call's allocations do not grow with the problem once
+// the scratch memory is there.
+func TestAttentionAllocates(t *testing.T) {
+	count := func(seq int) float64 {
+		c, x := newCPU(t), newProblem(seq, 16)
+		return testing.AllocsPerRun(5, func() {
+			x.forward(t, c)
+			x.backward(t, c)
+			check(t, c.Stream().Sync(context.Background()))
+		})
+	}
+	if small, large := count(64), count(512); large > small+60 {
+		t.Errorf("%.0f allocations for 64 tokens, %.0f for 512", small, large)
+	}
+}
+
+func TestAttentionFaults(t *testing.T) {
+	c, x := newCPU(t), newProblem(8, 4)
+	half := tensor.New(tensor.BF16, 1, 8, 8, 4)
+	if _, err := c.Backward(x.grads.DQ, half, x.q, attention.Saved{O: x.acc.O, LSE: x.acc.LSE, Delta: x.delta}, x.p); err == nil {
+		t.Error("Backward took bfloat16, which the CPU does not compute in")
+	}
+	if _, err := c.Forward(x.acc.O, attention.Partial{O: x.acc.O, LSE: half}, x.q, x.p); err == nil {
+		t.Error("Forward took an LSE of bfloat16")
+	}
+}
+
+func TestAddStrided(t *testing.T) {
+	c := newCPU(t)
+	for _, dtype := range []tensor.DType{tensor.F32, tensor.F64} {
+		whole, part := tensor.New(dtype, 2, 5, 3, 4), tensor.New(dtype, 2, 2, 3, 4)
+		fillAny(whole, 1)
+		fillAny(part, 2)
+		c.Add(whole.Slice(tensor.Seq, 1, 3), part)
+		c.Zero(whole.Slice(tensor.Seq, 4, 5))
+		check(t, c.Stream().Sync(context.Background()))
+		for s, want := range []float64{1, 3, 3, 1, 0} {
+			row := tensor.New(dtype, 2, 1, 3, 4)
+			fillAny(row, want)
+			attentiontest.Compare(t, "row", whole.Slice(tensor.Seq, s, s+1), row, 0)
+		}
+	}
+}
+
+// FuzzAttention runs random cases: a hop of a random layout under a random mask.
+func FuzzAttention(f *testing.F) {
+	for seed := range uint64(30) {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, seed uint64) {
+		c := newCPU(t)
+		rig := attentiontest.Rig{Kernel: c, Sync: c.Stream().Sync}
+		attentiontest.Check(t, rig, attentiontest.RandomCase(seed), tensor.F32)
+	})
+}

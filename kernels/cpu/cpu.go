@@ -1,0 +1,144 @@
+// Package cpu computes attention and the operations of a model on the host, in float32 or float64.
+// Work is queued on a stream and split over goroutines in pieces that do not depend on their
+// number, so that results are the same bits on any machine.
+package cpu
+
+import (
+	"fmt"
+
+	"github.com/cprun/cprun/kernels/internal/shape"
+	"github.com/cprun/cprun/tensor"
+)
+
+// View is a strided window onto memory; see package tensor.
+type View = tensor.View
+
+// Kernels computes on the host. Its methods queue work on its stream and return at once. Faults of
+// shape or type are found before anything is queued: a pass of attention returns them, as
+// attention.Kernel has it, and an operation panics, as model.Ops has it.
+type Kernels struct {
+	stream  *tensor.HostStream
+	scratch []*scratch // one a worker; only work on the stream touches it, one piece at a time
+	ops     opsScratch
+
+	forward  forwardPass // the pass under way
+	backward backwardPass
+}
+
+// New returns kernels that compute on stream, which the caller closes.
+func New(stream *tensor.HostStream) *Kernels { return &Kernels{stream: stream} }
+
+// Stream returns the stream that the work is queued on.
+func (c *Kernels) Stream() *tensor.HostStream { return c.stream }
+
+// Zero sets views of any element type to 0.
+func (c *Kernels) Zero(vs ...View) {
+	mustBeHere("zero", vs...)
+	for _, v := range vs {
+		c.queue("zero", func() { fillAny(v, 0) })
+	}
+}
+
+// Add adds src to dst, element by element: float32 or float64, of one shape.
+func (c *Kernels) Add(dst, src View) {
+	mustBeHere("add", dst, src)
+	t := dst.DType()
+	shape.Must(shape.SameShape(dst, src) && src.DType() == t && (t == tensor.F32 || t == tensor.F64), "add", dst, src)
+	if t == tensor.F64 {
+		c.queue("add", func() { c.each(dst.Rows(), addRow[float64](dst, src)) })
+		return
+	}
+	c.queue("add", func() { c.each(dst.Rows(), addRow[float32](dst, src)) })
+}
+
+// addRow adds one row, an index of batch and seq together.
+func addRow[T tensor.Float](dst, src View) func(row int) {
+	if dst.Size() == 0 {
+		return func(int) {}
+	}
+	d, s := tensor.Data[T](dst), tensor.Data[T](src)
+	seq, heads, dim := dst.Len(tensor.Seq), dst.Len(tensor.Heads), int64(dst.Len(tensor.Dim))
+	dn, sn := dst.Stride(tensor.Dim), src.Stride(tensor.Dim)
+	return func(row int) {
+		for h := range heads {
+			do, so := at(dst, row/seq, row%seq, h), at(src, row/seq, row%seq, h)
+			if dn == 1 && sn == 1 {
+				y, x := d[do:do+dim], s[so:so+dim]
+				for i := range y {
+					y[i] += x[i]
+				}
+				continue
+			}
+			for i := range dim {
+				d[do+i*dn] += s[so+i*sn]
+			}
+		}
+	}
+}
+
+// fillAny sets every element to x, which is 0 where the elements are not floats.
+func fillAny(v View, x float64) {
+	switch v.DType() {
+	case tensor.F64:
+		fill(v, x)
+	case tensor.F32:
+		fill(v, float32(x))
+	case tensor.F16, tensor.BF16:
+		fill(v, uint16(0))
+	case tensor.I64:
+		fill(v, int64(0))
+	case tensor.I32:
+		fill(v, int32(0))
+	case tensor.U8:
+		fill(v, uint8(0))
+	}
+}
+
+func fill[T tensor.Element](v View, x T) {
+	if v.Size() == 0 {
+		return
+	}
+	data := tensor.Data[T](v)
+	if v.IsDense() {
+		for i := range data {
+			data[i] = x
+		}
+		return
+	}
+	n, stride := int64(v.Len(tensor.Dim)), v.Stride(tensor.Dim)
+	for b := range v.Len(tensor.Batch) {
+		for s := range v.Len(tensor.Seq) {
+			for h := range v.Len(tensor.Heads) {
+				o := at(v, b, s, h)
+				for i := range n {
+					data[o+i*stride] = x
+				}
+			}
+		}
+	}
+}
+
+// at is the index, in tensor.Data, of the first element of [b, s, h].
+func at(v View, b, s, h int) int64 {
+	return int64(b)*v.Stride(tensor.Batch) + int64(s)*v.Stride(tensor.Seq) + int64(h)*v.Stride(tensor.Heads)
+}
+
+// mustBeHere panics where onHost has an error.
+func mustBeHere(what string, vs ...View) {
+	if err := onHost(what, vs...); err != nil {
+		panic("kernels: " + err.Error())
+	}
+}
+
+// onHost is an error that names the first view that this process cannot read.
+func onHost(what string, vs ...View) error {
+	for _, v := range vs {
+		if v.IsZero() {
+			return fmt.Errorf("%s: a view without memory", what)
+		}
+		if _, ok := v.Memory().(*tensor.Host); !ok {
+			return fmt.Errorf("%s: %v is not host memory", what, v)
+		}
+	}
+	return nil
+}

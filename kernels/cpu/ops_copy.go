@@ -1,0 +1,78 @@
+package cpu
+
+import (
+	"github.com/cprun/cprun/kernels/internal/shape"
+	"github.com/cprun/cprun/tensor"
+)
+
+// Copy copies src to dst, of one shape, converting between float types: rounded to the
+// nearest, ties to even, float64 to a 16-bit type by way of float32. Views may be strided.
+func (c *Kernels) Copy(dst, src View) {
+	shape.Must(shape.SameShape(dst, src), "copy", dst, src)
+	if dst.DType() == src.DType() {
+		mustBeHere("copy", dst, src)
+		c.queue("copy", func() {
+			c.each(dst.Rows(), func(r int) { tensor.Copy(rowOf(dst, r), rowOf(src, r)) })
+		})
+		return
+	}
+	load, store := loader(src), storer(dst)
+	shape.Must(load != nil && store != nil, "copy", dst, src)
+	heads, dim := dst.Len(tensor.Heads), dst.Len(tensor.Dim)
+	seq, dn, sn := dst.Len(tensor.Seq), dst.Stride(tensor.Dim), src.Stride(tensor.Dim)
+	c.queue("copy", func() {
+		c.each(dst.Rows(), func(r int) {
+			for h := range heads {
+				do, so := at(dst, r/seq, r%seq, h), at(src, r/seq, r%seq, h)
+				for i := range int64(dim) {
+					store(do+i*dn, load(so+i*sn))
+				}
+			}
+		})
+	})
+}
+
+// rowOf is row r of batch and seq together.
+func rowOf(v View, r int) View {
+	b, s := r/v.Len(tensor.Seq), r%v.Len(tensor.Seq)
+	return v.Slice(tensor.Batch, b, b+1).Slice(tensor.Seq, s, s+1)
+}
+
+// loader reads elements of v as float64, which holds every other float exactly; nil where
+// v is not of a float type.
+func loader(v View) func(i int64) float64 {
+	switch v.DType() {
+	case tensor.F64:
+		xs := tensor.Data[float64](v)
+		return func(i int64) float64 { return xs[i] }
+	case tensor.F32:
+		xs := tensor.Data[float32](v)
+		return func(i int64) float64 { return float64(xs[i]) }
+	case tensor.BF16:
+		xs := tensor.Data[uint16](v)
+		return func(i int64) float64 { return float64(tensor.FromBFloat(xs[i])) }
+	case tensor.F16:
+		xs := tensor.Data[uint16](v)
+		return func(i int64) float64 { return float64(tensor.FromHalf(xs[i])) }
+	}
+	return nil
+}
+
+// storer writes elements of v; nil where v is not of a float type.
+func storer(v View) func(i int64, x float64) {
+	switch v.DType() {
+	case tensor.F64:
+		xs := tensor.Data[float64](v)
+		return func(i int64, x float64) { xs[i] = x }
+	case tensor.F32:
+		xs := tensor.Data[float32](v)
+		return func(i int64, x float64) { xs[i] = float32(x) }
+	case tensor.BF16:
+		xs := tensor.Data[uint16](v)
+		return func(i int64, x float64) { xs[i] = tensor.ToBFloat(float32(x)) }
+	case tensor.F16:
+		xs := tensor.Data[uint16](v)
+		return func(i int64, x float64) { xs[i] = tensor.ToHalf(float32(x)) }
+	}
+	return nil
+}

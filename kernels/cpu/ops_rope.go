@@ -1,0 +1,109 @@
+package cpu
+
+import (
+	"math"
+
+	"github.com/cprun/cprun/kernels/internal/shape"
+	"github.com/cprun/cprun/tensor"
+)
+
+// NormRope sets y [batch, seq, heads, dim] to the rotation (arXiv:2104.09864) of RMSNorm(x),
+// halves against halves as Hugging Face does: (x1*cos - x2*sin, x2*cos + x1*sin). cos, sin:
+// [batch, seq, 1, dim/2]; inv: [batch, seq, heads, 1], kept as by RMSNorm. With the zero View
+// as w there is no norm, and y may be x.
+func (c *Kernels) NormRope(y, inv, x, w, cos, sin View, eps float64) {
+	checkRope("rope", w, cos, sin, y, x)
+	if !w.IsZero() {
+		checkNorm("norm and rope", inv, w, y, x)
+	}
+	if x.DType() == tensor.F64 {
+		normRope[float64](c, y, inv, x, w, cos, sin, eps)
+		return
+	}
+	normRope[float32](c, y, inv, x, w, cos, sin, eps)
+}
+
+func checkRope(op string, w, cos, sin View, xs ...View) {
+	x := xs[0]
+	all := append([]View{cos, sin}, xs...)
+	dense(op, x.DType(), all...)
+	shape.Must(shape.SameShape(cos, sin) && shape.SameShape(xs...) && cos.Rows() == x.Rows() && 2*cos.Cols() == x.Len(tensor.Dim), op, all...)
+}
+
+func normRope[T tensor.Float](c *Kernels, y, inv, x, w, cos, sin View, eps float64) {
+	r := newRotation[T](x, cos, sin)
+	ys, xs := tensor.Data[T](y), tensor.Data[T](x)
+	var is, ws []T
+	if !w.IsZero() {
+		is, ws = tensor.Data[T](inv), tensor.Data[T](w)
+	}
+	n := 2 * r.half
+	c.queue("norm and rope", func() {
+		c.blocks(x.Rows(), rowBlock(x.Cols()), func(_, lo, hi int) {
+			for h := lo * r.heads; h < hi*r.heads; h++ {
+				from, to := xs[h*n:(h+1)*n], ys[h*n:(h+1)*n]
+				if is != nil {
+					scale := T(1 / math.Sqrt(sumSquares(from)/float64(n)+eps))
+					is[h] = scale
+					for i, v := range from {
+						to[i] = v * scale * ws[i]
+					}
+					from = to
+				}
+				r.turn(to, from, h, 1)
+			}
+		})
+	})
+}
+
+// NormRopeBackward sets dx to the gradient of x given that of y, dy, and adds that of w to
+// dw. dx may be dy. With the zero View as w, dw, x and inv are not used.
+func (c *Kernels) NormRopeBackward(dx, dw, dy, x, inv, w, cos, sin View) {
+	checkRope("rope backward", w, cos, sin, dx, dy)
+	if !w.IsZero() {
+		checkNorm("norm and rope backward", inv, w, dx, dy, x)
+		shape.Must(dw.Size() == w.Size() && dw.DType() == w.DType() && dw.IsDense(), "norm and rope backward", dw, w)
+	}
+	if dx.DType() == tensor.F64 {
+		normRopeBackward[float64](c, dx, dw, dy, x, inv, w, cos, sin)
+		return
+	}
+	normRopeBackward[float32](c, dx, dw, dy, x, inv, w, cos, sin)
+}
+
+func normRopeBackward[T tensor.Float](c *Kernels, dx, dw, dy, x, inv, w, cos, sin View) {
+	r := newRotation[T](dx, cos, sin)
+	dxs, dys := tensor.Data[T](dx), tensor.Data[T](dy)
+	n := 2 * r.half
+	c.queue("rope backward", func() {
+		c.blocks(dx.Rows(), rowBlock(dx.Cols()), func(_, lo, hi int) {
+			for h := lo * r.heads; h < hi*r.heads; h++ {
+				r.turn(dxs[h*n:(h+1)*n], dys[h*n:(h+1)*n], h, -1)
+			}
+		})
+	})
+	if !w.IsZero() {
+		rmsNormBackward[T](c, dx, dw, dx, x, inv, w, false)
+	}
+}
+
+// rotation is the angles of the rows of a tensor.
+type rotation[T tensor.Float] struct {
+	cos, sin    []T
+	heads, half int
+}
+
+func newRotation[T tensor.Float](x, cos, sin View) rotation[T] {
+	return rotation[T]{tensor.Data[T](cos), tensor.Data[T](sin), x.Len(tensor.Heads), cos.Cols()}
+}
+
+// turn sets y to head h of all rows, x, turned by its row's angles, or back with sign -1. y may be x.
+func (r rotation[T]) turn(y, x []T, h int, sign T) {
+	row := h / r.heads
+	cos, sin := r.cos[row*r.half:(row+1)*r.half], r.sin[row*r.half:(row+1)*r.half]
+	x1, x2, y1, y2 := x[:r.half], x[r.half:], y[:r.half], y[r.half:]
+	for i, co := range cos {
+		si, a, b := sign*sin[i], x1[i], x2[i]
+		y1[i], y2[i] = a*co-b*si, b*co+a*si
+	}
+}

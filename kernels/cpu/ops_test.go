@@ -1,0 +1,203 @@
+package cpu
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cprun/cprun/kernels"
+	"github.com/cprun/cprun/tensor"
+)
+
+// The numbers of the operations are tested by internal/model/opstest and internal/optim;
+// here are the faults, and what is particular to the CPU.
+
+func newTestCPU(t testing.TB) *Kernels {
+	stream := tensor.NewHostStream("test")
+	t.Cleanup(func() { stream.Close() })
+	return New(stream)
+}
+
+func settle(t testing.TB, c *Kernels) {
+	t.Helper()
+	if err := c.stream.Sync(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func normal(rng *rand.Rand, shape ...int) View {
+	v := tensor.New(tensor.F32, shape...)
+	for i := range tensor.Data[float32](v) {
+		tensor.Data[float32](v)[i] = float32(rng.NormFloat64())
+	}
+	return v
+}
+
+// TestShapeFaults: views that do not fit panic with their shapes, before anything is queued.
+func TestShapeFaults(t *testing.T) {
+	c := newTestCPU(t)
+	f := func(shape ...int) View { return tensor.New(tensor.F32, shape...) }
+	i32 := func(shape ...int) View { return tensor.New(tensor.I32, shape...) }
+	loss := tensor.New(tensor.F64, 1)
+	strided := f(2, 4, 1, 6).Slice(tensor.Dim, 0, 3)
+	tests := map[string]struct {
+		call func()
+		want []string
+	}{
+		"inner":          {func() { c.Linear(f(2, 5), f(2, 3), f(5, 4), View{}) }, []string{"linear", "[1 1 2 3]", "[1 1 5 4]"}},
+		"rows":           {func() { c.Linear(f(1, 2, 1, 5), f(1, 3, 1, 4), f(1, 5, 1, 4), View{}) }, []string{"[1 2 1 5]", "[1 3 1 4]"}},
+		"linear dx":      {func() { c.LinearDX(f(1, 2, 1, 5), f(1, 2, 1, 4), f(1, 5, 1, 4), false) }, []string{"linear dx", "[1 2 1 5]", "[1 2 1 4]"}},
+		"linear dw":      {func() { c.LinearDW(f(1, 5, 1, 4), f(1, 2, 1, 4), f(1, 2, 1, 5)) }, []string{"linear dw", "[1 5 1 4]"}},
+		"not dense":      {func() { c.SwiGLU(strided, f(2, 4, 1, 3), f(2, 4, 1, 3)) }, []string{"swiglu", "strides [24 6 6 1]"}},
+		"type":           {func() { c.SwiGLU(tensor.New(tensor.BF16, 3), f(3), f(3)) }, []string{"swiglu", "bfloat16"}},
+		"mixed types":    {func() { c.SwiGLU(f(3), tensor.New(tensor.F64, 3), f(3)) }, []string{"float32", "float64"}},
+		"norm weight":    {func() { c.RMSNorm(f(2, 4), f(2, 1), f(2, 4), f(3), 1) }, []string{"rmsnorm", "[1 1 1 3]", "[1 1 2 4]"}},
+		"norm inv":       {func() { c.RMSNorm(f(2, 4), f(3, 1), f(2, 4), f(4), 1) }, []string{"[1 1 3 1]", "[1 1 2 4]"}},
+		"norm sum":       {func() { c.AddRMSNorm(f(2, 4), f(2, 1), f(2, 4), f(2, 4), f(3, 4), f(4), 1) }, []string{"[1 1 3 4]"}},
+		"norm dw":        {func() { c.RMSNormBackward(f(2, 4), f(5), f(2, 4), f(2, 4), f(2, 1), f(4), false) }, []string{"[1 1 1 5]", "[1 1 1 4]"}},
+		"odd rope":       {func() { c.NormRope(f(1, 2, 3, 5), View{}, f(1, 2, 3, 5), View{}, f(1, 2, 1, 2), f(1, 2, 1, 2), 0) }, []string{"rope", "[1 2 3 5]", "[1 2 1 2]"}},
+		"embed ids":      {func() { c.Embed(f(1, 2, 1, 4), f(1, 9, 1, 4), i32(1, 3, 1, 1)) }, []string{"embed", "[1 3 1 1]"}},
+		"embed ids type": {func() { c.EmbedBackward(f(1, 9, 1, 4), f(1, 2, 1, 4), f(1, 2, 1, 1)) }, []string{"embed backward", "[1 2 1 1]"}},
+		"loss type":      {func() { c.CrossEntropy(f(1), f(1, 2, 1, 4), i32(1, 2, 1, 1), 1, false) }, []string{"cross entropy", "float32[1 1 1 1]"}},
+		"targets":        {func() { c.CrossEntropy(loss, f(1, 2, 1, 4), i32(1, 3, 1, 1), 1, false) }, []string{"[1 2 1 4]", "[1 3 1 1]"}},
+		"copy shape":     {func() { c.Copy(f(2, 3), f(3, 2)) }, []string{"copy", "[1 1 2 3]", "[1 1 3 2]"}},
+		"copy type":      {func() { c.Copy(f(2), i32(2)) }, []string{"copy", "int32"}},
+		"add shape":      {func() { c.Add(f(2, 3), f(3, 2)) }, []string{"add", "[1 1 2 3]", "[1 1 3 2]"}},
+		"add types":      {func() { c.Add(f(2), tensor.New(tensor.F64, 2)) }, []string{"add", "float32", "float64"}},
+		"add type":       {func() { c.Add(i32(2), i32(2)) }, []string{"add", "int32"}},
+		"zero":           {func() { c.Zero(f(2), View{}) }, []string{"zero", "without memory"}},
+		"adamw":          {func() { c.AdamW(f(4), View{}, f(4), f(3), f(4), View{}, kernels.AdamStep{}) }, []string{"adamw", "[1 1 1 3]"}},
+		"adamw no norm":  {func() { c.AdamW(f(4), View{}, f(4), f(4), f(4), f(1), kernels.AdamStep{MaxNorm: 1}) }, []string{"adamw", "float32"}},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			defer func() {
+				message := fmt.Sprint(recover())
+				for _, want := range test.want {
+					if !strings.Contains(message, want) {
+						t.Errorf("panic %q does not contain %q", message, want)
+					}
+				}
+			}()
+			test.call()
+		})
+	}
+	settle(t, c)
+}
+
+// TestOutsideVocabulary: a token or target that does not exist is a fault of the data, and
+// comes out of Sync.
+func TestOutsideVocabulary(t *testing.T) {
+	table, x := tensor.New(tensor.F32, 1, 4, 1, 2), tensor.New(tensor.F32, 1, 3, 1, 2)
+	high, low := tensor.FromSlice([]int32{0, 3, 4}, 1, 3, 1, 1), tensor.FromSlice([]int32{0, -1, 9}, 1, 3, 1, 1)
+	tests := map[string]struct {
+		call func(c *Kernels)
+		want string
+	}{
+		"embed":          {func(c *Kernels) { c.Embed(x, table, high) }, "token id 4 at position 2"},
+		"negative":       {func(c *Kernels) { c.Embed(x, table, low) }, "token id -1 at position 1"},
+		"embed backward": {func(c *Kernels) { c.EmbedBackward(table, x, high) }, "token id 4 at position 2"},
+		"target": {func(c *Kernels) { c.CrossEntropy(tensor.New(tensor.F64, 1), x, low, 1, true) },
+			"target 9 at position 2 of this rank is outside the vocabulary of 2"},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			c := newTestCPU(t)
+			test.call(c)
+			if err := c.stream.Sync(context.Background()); err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("error %v, want %q", err, test.want)
+			}
+		})
+	}
+}
+
+// TestRowsAlone: the product for a row is the same bits whatever rows are beside it and
+// wherever its memory lies, so that a sequence split over ranks meets the same numbers.
+func TestRowsAlone(t *testing.T) {
+	c, rng := newTestCPU(t), rand.New(rand.NewPCG(1, 1))
+	const rows, in, out = 131, 301, 195
+	x, w := normal(rng, 1, rows, 1, in), normal(rng, 1, out, 1, in)
+	whole, part := tensor.New(tensor.F32, 1, rows, 1, out), tensor.New(tensor.F32, 1, rows, 1, out)
+	c.Linear(whole, x, w, View{})
+	for lo := 0; lo < rows; lo += 7 {
+		hi := min(rows, lo+7)
+		c.Linear(part.Slice(tensor.Seq, lo, hi), x.Slice(tensor.Seq, lo, hi), w, View{})
+	}
+	settle(t, c)
+	if !slices.Equal(tensor.Data[float32](whole), tensor.Data[float32](part)) {
+		t.Error("rows computed by sevens are not the bits of all rows at once")
+	}
+}
+
+// TestSumSquaresBits: the norm is the same bits for every number of goroutines.
+func TestSumSquaresBits(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))
+	rng := rand.New(rand.NewPCG(1, 1))
+	g := normal(rng, 5*elementBlock+37)
+	want := 0.0
+	for _, x := range tensor.Data[float32](g) {
+		want += float64(x) * float64(x)
+	}
+	var first float64
+	for _, n := range []int{1, 2, 4} {
+		runtime.GOMAXPROCS(n)
+		c, sum := newTestCPU(t), tensor.FromSlice([]float64{1000}, 1)
+		c.SumSquares(sum, g)
+		settle(t, c)
+		got := tensor.Data[float64](sum)[0]
+		if first == 0 {
+			first = got
+		}
+		if got != first || !(math.Abs(got-1000-want) <= 1e-12*want) {
+			t.Errorf("GOMAXPROCS %d: sum %v, with 1 %v, want near %v", n, got, first, want+1000)
+		}
+	}
+}
+
+// TestCopyStrided copies between views with gaps, of other types and of the same.
+func TestCopyStrided(t *testing.T) {
+	c, rng := newTestCPU(t), rand.New(rand.NewPCG(1, 1))
+	for _, dtype := range []tensor.DType{tensor.F32, tensor.F64} {
+		src := normal(rng, 2, 3, 4, 5).Slice(tensor.Heads, 1, 3).Slice(tensor.Seq, 1, 3)
+		whole := tensor.New(dtype, 2, 2, 3, 6)
+		dst := whole.Slice(tensor.Heads, 1, 3).Slice(tensor.Dim, 1, 6)
+		back := tensor.New(tensor.F32, 2, 2, 2, 5)
+		want := tensor.New(tensor.F32, 2, 2, 2, 5)
+		c.Copy(dst, src)
+		c.Copy(back, dst)
+		settle(t, c)
+		tensor.Copy(want, src)
+		if !slices.Equal(tensor.Data[float32](back), tensor.Data[float32](want)) {
+			t.Errorf("%v: copy there and back changed the values", dtype)
+		}
+	}
+}
+
+// TestHalfRoundTrip takes every 16-bit float to float64 and back.
+func TestHalfRoundTrip(t *testing.T) {
+	c := newTestCPU(t)
+	for _, dtype := range []tensor.DType{tensor.F16, tensor.BF16} {
+		half, wide, back := tensor.New(dtype, 1<<16), tensor.New(tensor.F64, 1<<16), tensor.New(dtype, 1<<16)
+		for i := range 1 << 16 {
+			tensor.Data[uint16](half)[i] = uint16(i)
+		}
+		c.Copy(wide, half)
+		c.Copy(back, wide)
+		settle(t, c)
+		for i, got := range tensor.Data[uint16](back) {
+			x := tensor.Data[float64](wide)[i]
+			if !math.IsNaN(x) && int(got) != i {
+				t.Fatalf("%v %#04x is %g, which came back as %#04x", dtype, i, x, got)
+			}
+			if math.IsNaN(x) && !math.IsNaN(map[tensor.DType]float64{tensor.F16: float64(tensor.FromHalf(got)),
+				tensor.BF16: float64(tensor.FromBFloat(got))}[dtype]) {
+				t.Fatalf("%v %#04x is NaN, which came back as %#04x", dtype, i, got)
+			}
+		}
+	}
+}

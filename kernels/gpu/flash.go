@@ -1,0 +1,146 @@
+//go:build cuda
+
+package gpu
+
+import (
+	"fmt"
+
+	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/internal/cuda"
+	"github.com/cprun/cprun/kernels/internal/call"
+	"github.com/cprun/cprun/kernels/source"
+	"github.com/cprun/cprun/tensor"
+)
+
+// Flash is attention by our own kernels, for every GPU from sm_80 on: float32, bfloat16 and float16
+// inputs, float32 accumulators, head dims up to 256 of any kind, any tiles, strides and soft cap. A
+// call is one launch, whatever its tiles. It implements attention.Kernel. One goroutine calls it.
+//
+// Programs for a pair of head dims are loaded when they are first used; Preload does it earlier.
+type Flash struct {
+	deviceAttention
+	deterministic bool
+	shared        int // bytes of shared memory that a block may have
+}
+
+// NewFlash computes on stream. Deterministic repeats gradients bit for bit, for two products
+// more of the five that a backward pass takes.
+func NewFlash(stream *cuda.Stream, loader *Loader, deterministic bool) (*Flash, error) {
+	d, err := newDeviceAttention(stream, loader)
+	return &Flash{deviceAttention: d, deterministic: deterministic, shared: loader.Device().SharedPerBlock}, err
+}
+
+// Preload loads, and where they are not on disk compiles, the programs for q, k and v of a type, and
+// these head dims of q and k, and of v.
+func (f *Flash) Preload(t tensor.DType, dim, dimV int) error {
+	forward, err := f.shapeFor("flash attention forward", t, dim, dimV, source.FlashShape.ForwardShared)
+	if err != nil {
+		return err
+	}
+	backward, err := f.shapeFor("flash attention backward", t, dim, dimV, f.backwardShared)
+	if err != nil {
+		return err
+	}
+	names := []string{commonProgram, forward.Forward().Name, backward.Backward().Name}
+	if f.deterministic {
+		names = append(names, backward.DQ().Name)
+	}
+	return f.loader.Preload(names...)
+}
+
+// shapeFor is the shape for a pass of that type, which needs so much shared memory a block.
+func (f *Flash) shapeFor(what string, t tensor.DType, dim, dimV int, needs func(source.FlashShape) int) (source.FlashShape, error) {
+	s, ok := source.FlashShapeFor(t == tensor.F32, dim, dimV, f.shared, needs)
+	switch {
+	case ok:
+		return s, nil
+	case max(dim, dimV) > source.FlashMaxDim:
+		return s, fmt.Errorf("%s with head dims %d and %d: up to %d are compiled; use the reference backend", what, dim, dimV, source.FlashMaxDim)
+	}
+	return s, fmt.Errorf("%s with head dims %d and %d: what is compiled takes more than the %d bytes of shared memory that a block has on %v; use the reference backend",
+		what, dim, dimV, f.shared, f.loader.Device())
+}
+
+// backwardShared is what the kernels of a backward pass need.
+func (f *Flash) backwardShared(s source.FlashShape) int {
+	if f.deterministic {
+		return max(s.BackwardShared(), s.DQShared())
+	}
+	return s.BackwardShared()
+}
+
+// Forward begins a forward pass; see attention.Kernel.
+func (f *Flash) Forward(o View, acc attention.Partial, q View, p attention.Softmax) (attention.ForwardPass, error) {
+	return f.begin(f, o, acc, q, p)
+}
+
+// Backward begins a backward pass; see attention.Kernel.
+func (f *Flash) Backward(dq, do, q View, s attention.Saved, p attention.Softmax) (attention.BackwardPass, error) {
+	return f.beginBackward(f, dq, do, q, s, p)
+}
+
+func (f *Flash) forwardBlock(x *deviceForward, b attention.Block) error {
+	c := call.Flash{Tensors: call.Tensors{Q: x.q, K: b.K, V: b.V, O: x.acc.O, LSE: x.acc.LSE}, Softmax: x.p, Tiles: b.Tiles}
+	if err := f.usable("flash attention forward", &c, source.FlashShape.ForwardShared, x.acc.O, x.acc.LSE); err != nil {
+		return err
+	}
+	f.run("attention forward", c.Forward())
+	return nil
+}
+
+func (f *Flash) backwardBlock(x *deviceBackward, b attention.GradBlock) error {
+	c := call.Flash{
+		Tensors: call.Tensors{Q: x.q, K: b.K, V: b.V, DO: x.do, LSE: x.s.LSE, Delta: x.s.Delta, DQ: x.dq, DK: b.DK, DV: b.DV},
+		Softmax: x.p, Tiles: b.Tiles,
+	}
+	if err := f.usable("flash attention backward", &c, f.backwardShared, x.do, x.s.LSE, x.s.Delta, x.dq, b.DK, b.DV); err != nil {
+		return err
+	}
+	f.run("attention backward", c.Backward(f.deterministic))
+	return nil
+}
+
+// usable sets the call's shape, of a pass that needs so much shared memory a block, and is what is
+// wrong with its inputs beyond what attention checks.
+func (f *Flash) usable(what string, c *call.Flash, needs func(source.FlashShape) int, others ...View) error {
+	if t := c.Q.DType(); !call.TakesFlash(t) {
+		return fmt.Errorf("%s in %v: it computes in float32, bfloat16 and float16; use the CPU", what, t)
+	}
+	var err error
+	if c.Shape, err = f.shapeFor(what, c.Q.DType(), c.Q.Len(tensor.Dim), c.V.Len(tensor.Dim), needs); err != nil {
+		return err
+	}
+	if n, most := max(c.Q.Len(tensor.Seq), c.K.Len(tensor.Seq)), call.MaxFlashRows(c.Shape); n > most {
+		return fmt.Errorf("%s of %d positions: up to %d a rank; use more ranks", what, n, most)
+	}
+	return f.onDevice(what, append([]View{c.Q, c.K, c.V}, others...)...)
+}
+
+// run queues launches, if there are any, as one piece of work of the stream.
+func (f *Flash) run(what string, launches []call.Launch) {
+	if len(launches) == 0 {
+		return
+	}
+	f.stream.Do(what, func() error {
+		for i := range launches {
+			if err := f.call(&launches[i]); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// call launches a kernel.
+func (f *Flash) call(l *call.Launch) error {
+	if l.Tiles != nil {
+		var err error
+		if l.Params.Tiles, err = f.upload(call.Words(l.Tiles), len(l.Tiles)); err != nil {
+			return err
+		}
+	}
+	grid := cuda.Dim{X: l.Grid[0], Y: l.Grid[1], Z: l.Grid[2]}
+	return f.launch(l.Program, l.Kernel, cuda.Launch{Grid: grid, Block: cuda.Dim{X: l.Threads}, Shared: l.Shared}, cuda.Struct(&cuda.Args{}, &l.Params))
+}
+
+var _ attention.Kernel = (*Flash)(nil)

@@ -1,0 +1,69 @@
+//go:build cuda
+
+package gpu
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/cprun/cprun/partition"
+)
+
+// TestFusedPackedVariants compares packed calls with calls of one piece each. It holds that the
+// way that they are made by default is right, and logs how far off the others are: a version of
+// cuDNN may allow more than packing says, or less.
+func TestFusedPackedVariants(t *testing.T) {
+	want := map[int]results{}
+	at := func(dim int) fusedCase {
+		c := fusedCases(t)["documents, 2 ranks"]
+		c.dim = dim
+		return c
+	}
+	dims := []int{64, 120, 128, 256}
+	for _, dim := range dims {
+		t.Run(fmt.Sprintf("head dim %d, one by one", dim), func(t *testing.T) {
+			c := at(dim)
+			c.ranks, c.layout = 1, partition.Contiguous{}
+			want[dim] = c.run(t, newFused(t, FusedOptions{}), func() {})
+		})
+		t.Run(fmt.Sprintf("head dim %d", dim), func(t *testing.T) {
+			at(dim).packed(t, defaultPacking).near(t, want[dim], 4)
+		})
+	}
+	for _, dim := range dims { // last, since one of them may break the device
+		for _, p := range packings(dim) {
+			t.Run(fmt.Sprintf("head dim %d, %+v", dim, p), func(t *testing.T) {
+				for _, d := range at(dim).packed(t, p).from(want[dim]) {
+					t.Logf("%-3s off by %.3g of %.3g: %.2f roundings", d.name, d.worst, d.largest, 256*d.worst/d.largest)
+				}
+			})
+		}
+	}
+}
+
+// packed is what packed calls that are made like that give.
+func (c fusedCase) packed(t *testing.T, p packing) results {
+	t.Helper()
+	r := newFused(t, FusedOptions{Packed: true})
+	r.packing = p
+	return c.run(t, r, func() {})
+}
+
+// packings are what differs from the default and makes a difference at dim.
+func packings(dim int) []packing {
+	var all []packing
+	p := defaultPacking
+	p.widest = max(p.widest, dim)
+	for dim%p.multiple != 0 {
+		p.multiple /= 2
+	}
+	for _, least := range []int{64, 128, 256} {
+		for _, loose := range []bool{false, true} {
+			p.least, p.loose = least, loose
+			if p != defaultPacking {
+				all = append(all, p)
+			}
+		}
+	}
+	return all
+}

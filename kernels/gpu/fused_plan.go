@@ -1,0 +1,78 @@
+// Package gpu computes attention and the operations of a model on NVIDIA GPUs: by our own CUDA
+// kernels, whose source is in kernels/source, by cuDNN and by cuBLASLt. What a plan needs to know
+// builds everywhere; the rest is under the build tag cuda.
+package gpu
+
+// FusedShape is the attention of one rank, in tokens, heads and elements.
+type FusedShape struct {
+	Batch, SeqQ    int // local queries
+	SeqK           int // keys of the largest call
+	Heads, KVHeads int
+	Dim, DimV      int
+	Calls          int // blocks of one pass: the hops with work
+	Training       bool
+	Packed         bool // FusedOptions.Packed
+	// Deterministic is FusedOptions.Deterministic where cuDNN keeps the matrix of all pairs of a
+	// call for it, as backends.KeepsMatrix says.
+	Deterministic bool
+}
+
+// packing is how packed problems are made.
+type packing struct {
+	least  int // what the longest sequence counts as at least: where it is 1, cuDNN gives a wrong LSE
+	widest int // head dim up to which gradients are packed; beyond, they lack all keys behind the 128th
+	// multiple is what head dims are multiples of where gradients are packed. With others
+	// cudnn-frontend takes them as loose bounds in any case: gigabytes with many documents.
+	multiple int
+	loose    bool // workspace for as many sequences of the longest length, not for all rows together
+}
+
+var defaultPacking = packing{least: 128, widest: 192, multiple: 16}
+
+// grads says whether gradients of such head dims are packed.
+func (p packing) grads(dim, dimV int) bool {
+	return max(dim, dimV) <= p.widest && dim%p.multiple == 0 && dimV%p.multiple == 0
+}
+
+// maxHeld is how many partial results Fused keeps for one pass over the accumulator.
+const maxHeld = 4
+
+// FusedWorkspace returns the device memory that Fused takes for a shape, in bytes: partial results
+// that wait to be merged, and what a backward call of cuDNN needs. A forward call of cuDNN needs
+// next to nothing.
+func FusedWorkspace(s FusedShape) int64 {
+	rows := int64(s.Batch) * int64(s.SeqQ) * int64(s.Heads)
+	keys := int64(s.Batch) * int64(s.SeqK) * int64(s.KVHeads)
+	held := int64(min(max(s.Calls, 1), maxHeld))
+	forward := held * rows * int64(2*s.DimV+4)
+	if !s.Training {
+		return forward + fusedSlack
+	}
+	// The LSE and partial dQ; dK and dV; cuDNN's sums of do*o and its float32 dQ, or its dP.
+	backward := rows*4 + held*rows*int64(2*s.Dim) + keys*int64(2*(s.Dim+s.DimV)) + rows*4
+	if s.Deterministic {
+		backward += rows / int64(max(s.SeqQ, 1)) * roundUp64(int64(s.SeqQ), 64) * roundUp64(int64(s.SeqK), 64) * 2
+	} else {
+		backward += rows * int64(4*s.Dim)
+	}
+	if s.Packed && defaultPacking.grads(s.Dim, s.DimV) && s.Heads > s.KVHeads { // cuDNN's dK and dV of every query head
+		backward += int64(bucket(s.Batch*s.SeqK)) * int64(s.Heads) * int64(4*(s.Dim+s.DimV))
+	}
+	return max(forward, backward) + fusedSlack
+}
+
+// fusedSlack is for what is rounded up, and for the counters of cuDNN's kernels.
+const fusedSlack = 16 << 20
+
+func roundUp64(n, m int64) int64 { return (n + m - 1) / m * m }
+
+// bucket is the next number from n on that is a power of 2, or 3 times one.
+func bucket(n int) int {
+	b := 1
+	for ; b < n; b *= 2 {
+		if 3*b/2 >= n && b > 1 {
+			return 3 * b / 2
+		}
+	}
+	return b
+}

@@ -1,0 +1,140 @@
+package source
+
+// The structs that kernels take as arguments, as C lays them out: the host fills them in and passes
+// their bytes. A device address is a uint64. Fields are named as in C, TileCount for tile_count.
+// A field that is unused fills a gap, so that Go and C have none to fill differently. A test holds
+// size, offset and type of every field against what the compiler of the kernels says.
+
+// Strided is a tensor [batch, seq, heads, dim] in flash.cuh, reference.cu and attention_common.cu.
+// Strides count elements; that of dim is 1.
+type Strided struct {
+	At               uint64
+	Batch, Seq, Head int64
+}
+
+// FlashParams are the arguments of the flash kernels; see flash.cuh. A tensor that a kernel does not
+// use is zero.
+type FlashParams struct {
+	Q, K, V, Dout, O, LSE, Delta, DQ, DK, DV                Strided // O: the accumulator
+	Tiles                                                   uint64  // of FlashTile; 0: they are in Few
+	TileCount, SeqQ, SeqK, Heads, KVHeads, Dim, DimV, Flags int32
+	Unit, Inner, Outer, Inverse, Scale                      float32
+	Unused                                                  int32
+	Few                                                     [FlashTiles]FlashTile
+}
+
+// FlashTile is struct Tile of flash.cuh.
+type FlashTile struct {
+	OwnLo, OwnHi, OtherLo, OtherHi, Lo, Hi, Reach, Unused int32
+}
+
+// Bits of FlashParams.Flags; see flash.cuh.
+const (
+	FlashAligned      = 1
+	FlashAlignedFloat = 2
+	FlashScaled       = 4
+	FlashCapped       = 8
+)
+
+// ReferenceParams is struct Params of reference.cu, the arguments of the kernels that compute
+// attention as it is defined.
+type ReferenceParams struct {
+	Q, K, V, Dout, O, LSE, Delta, DQ, DK, DV                 Strided // O: the accumulator
+	Tiles                                                    uint64  // of ReferenceTile
+	TileCount, SeqQ, SeqK, Heads, KVHeads, Dim, DimV, Unused int32
+	Scale, Softcap                                           float64
+}
+
+// ReferenceTile is struct Tile of reference.cu.
+type ReferenceTile struct {
+	QLo, QHi, KLo, KHi, Lo, Hi int32
+}
+
+// Rows is what the kernels of attention_common.cu go over: Rows is batch times seqs times heads.
+type Rows struct {
+	Rows, Seqs, Heads, Dim, Width, Unused int32
+}
+
+// Words is what attention_store of attention_common.cu writes to memory.
+type Words struct {
+	X [224]uint32
+}
+
+// FusedStrides are struct Strides of fused.cu, those of [batch, seq, heads] in elements.
+type FusedStrides struct {
+	Batch, Seq, Head int64
+}
+
+// FusedMaxParts is how many partial results the kernels of fused.cu take at once.
+const FusedMaxParts = 4
+
+// FusedPart is struct Part of fused.cu, a partial result for rows [Lo, Hi).
+type FusedPart struct {
+	X, LSE uint64
+	L      FusedStrides // of the LSE
+	Lo, Hi int32
+}
+
+// FusedMerge is struct Merge of fused.cu, the arguments of fused_merge.
+type FusedMerge struct {
+	Parts                                                           [FusedMaxParts]FusedPart
+	State                                                           uint64
+	StateAt                                                         FusedStrides
+	LSE                                                             uint64
+	LSEAt                                                           FusedStrides
+	Out                                                             uint64
+	OutAt                                                           FusedStrides
+	Count, Fresh, All, Seq, Heads, Dim, RowsPerBlock, HeadsPerBlock int32
+}
+
+// FusedSum is struct Sum of fused.cu, one tensor of gradients.
+type FusedSum struct {
+	Parts                                                         [FusedMaxParts]FusedPart
+	Dst                                                           uint64
+	At                                                            FusedStrides
+	Src                                                           uint64
+	SrcAt                                                         FusedStrides
+	Count, Lo, Hi, Fresh0, Fresh1, Src0, Src1, Heads, Dim, Unused int32
+}
+
+// FusedSums is struct Sums of fused.cu, the arguments of fused_sum.
+type FusedSums struct {
+	Of [2]FusedSum
+}
+
+// FusedLSE is struct Lse of fused.cu, the arguments of fused_lse.
+type FusedLSE struct {
+	Src                       uint64
+	SrcAt                     FusedStrides
+	Dst                       uint64
+	DstAt                     FusedStrides
+	Rows, Heads, Open, Unused int32
+}
+
+// Matrix is struct Matrix of gemm_simple.cu: where it begins, and its strides in elements.
+type Matrix struct {
+	At          uint64
+	Row, Column int64
+}
+
+// Layout is that of ops_copy.cu, the shape of two views and their strides in elements.
+type Layout struct {
+	Shape    [4]int32
+	Dst, Src [4]int64
+}
+
+// Keys is that of ops_embed.cu: how ids and positions share 32 bits.
+type Keys struct {
+	Count, Bits, Vocab int32
+}
+
+// AdamStep is struct Step of ops_optim.cu, the numbers of a step of AdamW.
+type AdamStep struct {
+	MaxNorm                                          float64
+	Keep, Rate, Root, New1, Old2, New2, Eps, Unscale float32
+}
+
+// Rope is that of ops_rope.cu. Lanes are those of a head.
+type Rope struct {
+	Tokens, Heads, Half, Lanes int32
+}

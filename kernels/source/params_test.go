@@ -1,0 +1,128 @@
+package source
+
+import (
+	"fmt"
+	"reflect"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// params are the structs of Go and what they are called in C, with the file that has them.
+var params = []struct {
+	file, name string
+	fill       any
+}{
+	{"flash.cuh", "Strided", Strided{}},
+	{"flash.cuh", "Tile", FlashTile{}},
+	{"flash.cuh", "FlashParams", FlashParams{}},
+	{"reference.cu", "Strided", Strided{}},
+	{"reference.cu", "Tile", ReferenceTile{}},
+	{"reference.cu", "Params", ReferenceParams{}},
+	{"attention_common.cu", "Strided", Strided{}},
+	{"attention_common.cu", "Rows", Rows{}},
+	{"attention_common.cu", "Words", Words{}},
+	{"fused.cu", "Strides", FusedStrides{}},
+	{"fused.cu", "Part", FusedPart{}},
+	{"fused.cu", "Merge", FusedMerge{}},
+	{"fused.cu", "Sum", FusedSum{}},
+	{"fused.cu", "Sums", FusedSums{}},
+	{"fused.cu", "Lse", FusedLSE{}},
+	{"gemm_simple.cu", "Matrix<float>", Matrix{}},
+	{"ops_copy.cu", "Layout", Layout{}},
+	{"ops_embed.cu", "Keys", Keys{}},
+	{"ops_optim.cu", "Step", AdamStep{}},
+	{"ops_rope.cu", "Rope", Rope{}},
+}
+
+// layoutChecks is C++ that compiles only if the structs of a file are as in Go: their size and
+// alignment, and of every field the offset, the size and, where it is a number, the type.
+func layoutChecks(file string) string {
+	var b strings.Builder
+	b.WriteString(`
+#define OFFSET(S, F) __INTADDR__(&((S*)0)->F) // NVRTC has no offsetof
+template <class A, class B> struct Same { static constexpr bool yes = false; };
+template <class A> struct Same<A, A> { static constexpr bool yes = true; };
+template <class A> struct Pointer { static constexpr bool yes = false; };
+template <class A> struct Pointer<A*> { static constexpr bool yes = true; };
+template <class A> struct Element { typedef A Type; };
+template <class A, int N> struct Element<A[N]> { typedef A Type; };
+`)
+	for _, p := range params {
+		if p.file != file {
+			continue
+		}
+		t := reflect.TypeOf(p.fill)
+		check := func(format string, args ...any) {
+			condition := fmt.Sprintf(format, args...)
+			fmt.Fprintf(&b, "static_assert(%s, %q);\n", condition, t.Name()+": "+condition)
+		}
+		check("sizeof(%s) == %d", p.name, t.Size())
+		check("alignof(%s) == %d", p.name, t.Align())
+		for f := range fields(t) {
+			c := snake(f.Name)
+			check("OFFSET(%s, %s) == %d", p.name, c, f.Offset)
+			check("sizeof(%s::%s) == %d", p.name, c, f.Type.Size())
+			element := f.Type
+			if element.Kind() == reflect.Array {
+				element = element.Elem()
+			}
+			of := fmt.Sprintf("Element<decltype(%s::%s)>::Type", p.name, c)
+			switch element.Kind() {
+			case reflect.Uint64:
+				check("Pointer<%s>::yes", of)
+			case reflect.Struct: // has checks of its own
+			default:
+				check("Same<%s, %s>::yes", of, numbers[element.Kind()])
+			}
+		}
+	}
+	return b.String()
+}
+
+// numbers are the types of C.
+var numbers = map[reflect.Kind]string{
+	reflect.Int32: "int", reflect.Uint32: "unsigned", reflect.Int64: "long long", reflect.Float32: "float", reflect.Float64: "double",
+}
+
+func fields(t reflect.Type) func(func(reflect.StructField) bool) {
+	return func(yield func(reflect.StructField) bool) {
+		for i := range t.NumField() {
+			if !yield(t.Field(i)) {
+				return
+			}
+		}
+	}
+}
+
+var word = regexp.MustCompile(`([a-z0-9])([A-Z])|([A-Z])([A-Z][a-z])`)
+
+// snake is what C calls a field: TileCount is tile_count, and KVHeads kv_heads.
+func snake(name string) string {
+	return strings.ToLower(word.ReplaceAllString(name, "${1}${3}_${2}${4}"))
+}
+
+func TestSnake(t *testing.T) {
+	for name, want := range map[string]string{"TileCount": "tile_count", "KVHeads": "kv_heads", "SeqQ": "seq_q", "LSE": "lse", "LSEAt": "lse_at", "Src0": "src0"} {
+		if got := snake(name); got != want {
+			t.Errorf("snake(%s) = %s, want %s", name, got, want)
+		}
+	}
+}
+
+// Fields follow each other without gaps, so that the bytes of a struct are those of its fields. With
+// it, equal offsets and sizes leave no room for a field that only C has.
+func TestParamsHaveNoGaps(t *testing.T) {
+	for _, p := range params {
+		end, s := uintptr(0), reflect.TypeOf(p.fill)
+		for f := range fields(s) {
+			if f.Offset != end {
+				t.Errorf("%s: there is a gap before %s", s.Name(), f.Name)
+			}
+			end = f.Offset + f.Type.Size()
+		}
+		if end != s.Size() {
+			t.Errorf("%s: there is a gap at the end", s.Name())
+		}
+	}
+}

@@ -1,0 +1,248 @@
+package partition
+
+import (
+	"sort"
+	"sync"
+)
+
+// Index answers questions about pairs of ranks of one Shape. It cuts the spans of every rank at
+// the documents once, so that a pair costs the documents that both ranks have tokens of, and
+// never the positions. It is read-only once made: goroutines may share it.
+type Index struct {
+	band Band
+	q, k []pieces // of each rank
+}
+
+// NewIndex returns the index of s.
+func NewIndex(s Shape) *Index {
+	ends := s.Mask.ends()
+	x := &Index{band: s.Mask.Band, q: cutAll(s, s.SeqQ, ends)}
+	x.k = x.q
+	if s.SeqKV != s.SeqQ {
+		x.k = cutAll(s, s.SeqKV, ends)
+	}
+	return x
+}
+
+// Tiles returns the tiles between rank's queries and owner's keys, in local indices of the two,
+// trimmed and joined; nil when nothing is visible.
+func (x *Index) Tiles(rank, owner int) []Tile { return tilesOf(x.band, &x.q[rank], &x.k[owner]) }
+
+// Needs returns the smallest range of owner's keys that holds every key that a query of rank sees:
+// the hull of the K of Tiles, found without them. It is empty when nothing is visible.
+func (x *Index) Needs(rank, owner int) Range { return needs(x.band, &x.q[rank], &x.k[owner]) }
+
+// Keys returns the number of keys that owner holds.
+func (x *Index) Keys(owner int) int { return x.k[owner].rows }
+
+// piece is the part of a span that belongs to one document.
+type piece struct {
+	Span
+	at  int // the local index of its first position
+	doc int
+}
+
+// pieces is a rank's positions, document by document; inside a document, in the order in which the
+// rank stores them.
+type pieces struct {
+	list []piece
+	rows int
+	// ascend is set where local indices rise from document to document, so that the first
+	// visible key stands in the first document that shows any.
+	ascend bool
+}
+
+// ends is one past the last position of each document; none without documents.
+func (m *Mask) ends() []int {
+	if len(m.Docs) == 0 {
+		return nil
+	}
+	ends, n := make([]int, len(m.Docs)), 0
+	for i, d := range m.Docs {
+		n += d
+		ends[i] = n
+	}
+	return ends
+}
+
+func cutAll(s Shape, n int, ends []int) []pieces {
+	all := make([]pieces, s.Size)
+	for r := range all {
+		all[r] = cut(s.Layout.Spans(n, s.Size, r), ends)
+	}
+	return all
+}
+
+// cut cuts spans at the ends of documents. Without documents a span is one piece.
+func cut(spans []Span, ends []int) pieces {
+	p := pieces{list: make([]piece, 0, len(spans)), ascend: true}
+	for _, s := range spans {
+		p.add(s, ends)
+	}
+	sorted := sort.SliceIsSorted(p.list, func(i, j int) bool { return p.list[i].doc < p.list[j].doc })
+	if !sorted {
+		sort.SliceStable(p.list, func(i, j int) bool { return p.list[i].doc < p.list[j].doc })
+		p.ascend = false
+	}
+	return p
+}
+
+// add appends the pieces of a span. A span of few positions in many documents costs a search a
+// position, one of many positions in few documents a step a document.
+func (p *pieces) add(s Span, ends []int) {
+	at := p.rows
+	p.rows += s.Len
+	if len(ends) == 0 {
+		p.list = append(p.list, piece{Span: s, at: at})
+		return
+	}
+	doc := 0
+	for s.Len > 0 {
+		if doc++; doc >= len(ends) || ends[doc] <= s.Start || ends[doc-1] > s.Start {
+			doc = sort.SearchInts(ends, s.Start+1)
+		}
+		if doc == len(ends) {
+			return // positions behind the last document see nothing
+		}
+		part := s
+		part.Len = min(s.Len, ceilDiv(ends[doc]-s.Start, s.Stride))
+		p.list = append(p.list, piece{Span: part, at: at, doc: doc})
+		at += part.Len
+		s.Len -= part.Len
+		s.Start += part.Len * s.Stride
+	}
+}
+
+// meet is the first pieces, from i and j on, of a document that both have; ok is false if there
+// is none.
+func meet(q, k []piece, i, j int) (_, _ int, ok bool) {
+	for i < len(q) && j < len(k) {
+		switch a, b := q[i].doc, k[j].doc; {
+		case a == b:
+			return i, j, true
+		case a < b:
+			i = seek(q, i, b)
+		default:
+			j = seek(k, j, a)
+		}
+	}
+	return i, j, false
+}
+
+// seek is the first piece from i on of that document or one behind it. It doubles its steps, since
+// what is sought is mostly near.
+func seek(p []piece, i, doc int) int {
+	step := 1
+	for i+step < len(p) && p[i+step].doc < doc {
+		i += step
+		step *= 2
+	}
+	n := min(step, len(p)-1-i)
+	return i + 1 + sort.Search(n, func(d int) bool { return p[i+1+d].doc >= doc })
+}
+
+// run is one past the last piece of the document of piece i.
+func run(p []piece, i int) int {
+	n := i + 1
+	for n < len(p) && p[n].doc == p[i].doc {
+		n++
+	}
+	return n
+}
+
+// sees reports whether a query of a sees a key of b; both are of one document. Of two strides that
+// do not fit it may be wrong by saying yes.
+func sees(band Band, a, b *piece) bool {
+	return b.end()-1-a.Start >= band.Lo && b.Start-(a.end()-1) <= band.Hi
+}
+
+// tile is the pairs of a piece of queries and one of keys of the same document; ok is false where
+// none is visible.
+func tile(band Band, a, b *piece) (t Tile, ok bool) {
+	if !sees(band, a, b) {
+		return t, false
+	}
+	return Tile{
+		Q:    Range{a.at, a.at + a.Len},
+		K:    Range{b.at, b.at + b.Len},
+		Band: localBand(band, a.Span, b.Span).shift(b.at - a.at),
+	}.Trim()
+}
+
+// scratch is memory for tiles before they are joined.
+var scratch = sync.Pool{New: func() any { return new([]weighed) }}
+
+func tilesOf(band Band, q, k *pieces) []Tile {
+	s := scratch.Get().(*[]weighed)
+	defer scratch.Put(s)
+	tiles := (*s)[:0]
+	for i, j, ok := meet(q.list, k.list, 0, 0); ok; i, j, ok = meet(q.list, k.list, i, j) {
+		iEnd, jEnd := run(q.list, i), run(k.list, j)
+		for ; i < iEnd; i++ {
+			for b := j; b < jEnd; b++ {
+				if t, ok := tile(band, &q.list[i], &k.list[b]); ok {
+					tiles = append(tiles, weighed{Tile: t})
+				}
+			}
+		}
+		j = jEnd
+	}
+	*s = tiles
+	return joinAll(tiles)
+}
+
+func needs(band Band, q, k *pieces) Range {
+	var u Range
+	for i, j, ok := meet(q.list, k.list, 0, 0); ok; i, j, ok = meet(q.list, k.list, i, j) {
+		iEnd, jEnd := run(q.list, i), run(k.list, j)
+		u = u.Hull(within(band, q.list[i:iEnd], k.list[j:jEnd]))
+		i, j = iEnd, jEnd
+		if u.Len() > 0 && k.ascend {
+			return u.Hull(lastNeeds(band, q.list[i:], k.list[j:]))
+		}
+	}
+	return u
+}
+
+// lastNeeds is the keys that are visible in the last document that shows any.
+func lastNeeds(band Band, q, k []piece) Range {
+	for len(q) > 0 && len(k) > 0 {
+		i, j := len(q)-1, len(k)-1
+		switch a, b := q[i].doc, k[j].doc; {
+		case a > b:
+			q = q[:i]
+		case a < b:
+			k = k[:j]
+		default:
+			for i > 0 && q[i-1].doc == a {
+				i--
+			}
+			for j > 0 && k[j-1].doc == a {
+				j--
+			}
+			if u := within(band, q[i:], k[j:]); u.Len() > 0 {
+				return u
+			}
+			q, k = q[:i], k[:j]
+		}
+	}
+	return Range{}
+}
+
+// within is the keys of pieces of one document that its queries see: the K of the trimmed tiles.
+func within(band Band, q, k []piece) Range {
+	var u Range
+	for i := range q {
+		for j := range k {
+			a, b := &q[i], &k[j]
+			if !sees(band, a, b) {
+				continue
+			}
+			l := localBand(band, a.Span, b.Span)
+			if lo, hi := max(0, l.Lo), min(b.Len, a.Len+l.Hi); lo < hi && l.Lo <= l.Hi {
+				u = u.Hull(Range{b.at + lo, b.at + hi})
+			}
+		}
+	}
+	return u
+}

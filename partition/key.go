@@ -1,0 +1,31 @@
+package partition
+
+import (
+	"encoding/binary"
+	"fmt"
+)
+
+// Key returns a string that is equal for equal shapes: what caches know them by. It is not for
+// reading.
+func (s Shape) Key() string {
+	b := make([]byte, 0, 64+3*len(s.Mask.Docs))
+	for _, x := range []int{s.SeqQ, s.SeqKV, s.Size, s.Mask.Lo, s.Mask.Hi} {
+		b = binary.AppendVarint(b, int64(x))
+	}
+	b = appendList(b, s.Mask.Docs)
+	switch l := s.Layout.(type) {
+	case Document:
+		b = appendList(append(b, l.Name()...), l.Docs)
+	default:
+		b = fmt.Appendf(b, "%#v", l)
+	}
+	return string(b)
+}
+
+func appendList(b []byte, list []int) []byte {
+	b = binary.AppendVarint(b, int64(len(list)))
+	for _, x := range list {
+		b = binary.AppendVarint(b, int64(x))
+	}
+	return b
+}

@@ -1,0 +1,79 @@
+package ring
+
+import (
+	"container/list"
+	"sync"
+	"unsafe"
+
+	"github.com/cprun/cprun/partition"
+)
+
+// Cache keeps the schedules that were made last, so that a batch of a known shape costs a look-up.
+// Packed documents make a new shape with nearly every batch, so what it keeps is bounded. Goroutines
+// may share it. Callers must not change a schedule that comes from it.
+type Cache struct {
+	limit int64
+
+	mu    sync.Mutex
+	size  int64
+	known map[cacheKey]*list.Element
+	order list.List // of *cached, the latest used first
+}
+
+// CacheBytes is a bound for a Cache, in bytes: room for some hundred schedules of 64 ranks and 100 documents.
+const CacheBytes = 64 << 20
+
+type cacheKey struct {
+	algorithm, shape string
+	rank             int
+}
+
+type cached struct {
+	key      cacheKey
+	schedule *Schedule
+	size     int64
+}
+
+// NewCache returns a cache of schedules of about that many bytes together. It always keeps the
+// latest.
+func NewCache(bytes int64) *Cache {
+	return &Cache{limit: bytes, known: map[cacheKey]*list.Element{}}
+}
+
+// New returns what the function New returns.
+func (c *Cache) New(algorithm string, s partition.Shape, rank int) (*Schedule, error) {
+	key := cacheKey{algorithm, s.Key(), rank}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if e := c.known[key]; e != nil {
+		c.order.MoveToFront(e)
+		return e.Value.(*cached).schedule, nil
+	}
+	made, err := New(algorithm, s, rank)
+	if err != nil {
+		return nil, err
+	}
+	e := &cached{key: key, schedule: made, size: made.bytes() + int64(len(key.shape))}
+	c.known[key] = c.order.PushFront(e)
+	for c.size += e.size; c.size > c.limit && c.order.Len() > 1; {
+		old := c.order.Remove(c.order.Back()).(*cached)
+		delete(c.known, old.key)
+		c.size -= old.size
+	}
+	return made, nil
+}
+
+// bytes is about what a schedule takes of the host's memory. Forward shares what Backward points to.
+func (s *Schedule) bytes() int64 {
+	n := int64(len(s.Forward)+len(s.Backward)) * int64(unsafe.Sizeof(Hop{}))
+	for i := range s.Backward {
+		h := &s.Backward[i]
+		moves := len(h.SendKV) + len(h.RecvKV) + len(h.SendGrad) + len(h.RecvGrad) + 2*len(h.Fold)
+		for call := range h.Calls {
+			n += int64(len(call.Tiles)) * int64(unsafe.Sizeof(partition.Tile{}))
+			moves += len(call.SendKV) + len(call.RecvKV)
+		}
+		n += int64(len(h.Then))*int64(unsafe.Sizeof(Part{})) + int64(moves)*int64(unsafe.Sizeof(Move{}))
+	}
+	return n
+}

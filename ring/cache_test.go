@@ -1,0 +1,78 @@
+package ring
+
+import (
+	"math/rand/v2"
+	"reflect"
+	"sync"
+	"testing"
+
+	"github.com/cprun/cprun/partition"
+)
+
+func TestCacheGivesWhatNewGives(t *testing.T) {
+	rng := rand.New(rand.NewPCG(21, 22))
+	c := NewCache(1 << 16)
+	var shapes []partition.Shape
+	for range 60 {
+		shapes = append(shapes, randomShape(rng))
+	}
+	var wg sync.WaitGroup
+	for i := range 600 {
+		s, algorithm := shapes[rng.IntN(len(shapes))], Algorithms[i%len(Algorithms)]
+		rank := rng.IntN(s.Size)
+		wg.Go(func() {
+			got, err := c.New(algorithm, s, rank)
+			want, _ := New(algorithm, s, rank)
+			if err != nil || !reflect.DeepEqual(got, want) {
+				t.Errorf("%s of %+v, rank %d: %+v, %v, want %+v", algorithm, s, rank, got, err, want)
+			}
+		})
+	}
+	wg.Wait()
+	size := int64(0)
+	for e := c.order.Front(); e != nil; e = e.Next() {
+		size += e.Value.(*cached).size
+	}
+	if size != c.size || size > c.limit || c.order.Len() != len(c.known) {
+		t.Errorf("%d schedules, %d known, of %d bytes, counted as %d, at most %d", c.order.Len(), len(c.known), size, c.size, c.limit)
+	}
+}
+
+func TestCacheKeepsTheLatest(t *testing.T) {
+	docs := func(n ...int) partition.Shape {
+		m, err := partition.NewMask(true, -1, 16, 16, n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return partition.Shape{SeqQ: 16, SeqKV: 16, Size: 2, Layout: partition.Document{Docs: n}, Mask: m}
+	}
+	a, b := docs(16), docs(7, 9)
+	c := NewCache(1) // room for one
+	get := func(s partition.Shape) *Schedule {
+		t.Helper()
+		got, err := c.New("ring", s, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return got
+	}
+	first := get(a)
+	if get(a) != first {
+		t.Error("the same shape gives another schedule")
+	}
+	if get(b) == first || get(a) == first || len(c.known) != 1 {
+		t.Error("the cache keeps more than it has room for")
+	}
+	if _, err := c.New("spiral", a, 0); err == nil {
+		t.Error("an unknown algorithm: no error")
+	}
+}
+
+func BenchmarkCache(b *testing.B) {
+	c, s := NewCache(CacheBytes), benchShape(b, "document", 64, 100)
+	for b.Loop() {
+		if _, err := c.New("ring", s, 3); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,88 @@
+package ring
+
+import "github.com/cprun/cprun/partition"
+
+// stop is one visit of an owner's block at a rank: who needs which of its rows.
+type stop struct {
+	before, here, after partition.Range // the ranks it visited before, this rank, those behind it
+	last                int             // the last hop in which anybody computes with the block; 0: none
+}
+
+// summed is the rows of the gradient that this rank and those before it have added to.
+func (s *stop) summed() partition.Range { return s.before.Hull(s.here) }
+
+// carried is the rows that must arrive here: what this rank or anybody behind it needs.
+func (s *stop) carried() partition.Range { return s.here.Hull(s.after) }
+
+// stops is what rank sees pass: in hop h the block of the rank h before it.
+func (p *Planner) stops(rank int) []stop {
+	seen := make([]stop, p.size)
+	for h := range seen {
+		owner := (rank - h + p.size) % p.size
+		if p.table != nil {
+			seen[h] = p.table[owner][h]
+		} else {
+			seen[h] = p.stop(owner, h)
+		}
+	}
+	return seen
+}
+
+// need is the rows of owner's block that the rank h behind it needs. The owner itself needs no
+// transfer.
+func (p *Planner) need(owner, h int) partition.Range {
+	if h == 0 {
+		return partition.Range{}
+	}
+	return p.index.Needs((owner+h)%p.size, owner)
+}
+
+// stop asks for one stop of owner's block. Ranks are asked until the answer cannot change any more,
+// which is soon: under most masks somebody near needs the whole block.
+func (p *Planner) stop(owner, h int) stop {
+	s := stop{here: p.need(owner, h), last: p.size - 1}
+	for s.last > h && p.need(owner, s.last).Len() == 0 {
+		s.last--
+	}
+	if s.last == h && s.here.Len() == 0 {
+		for s.last > 0 && p.need(owner, s.last).Len() == 0 {
+			s.last--
+		}
+	}
+	whole := partition.Range{Lo: 0, Hi: p.index.Keys(owner)}
+	for j := 1; j < h && s.before != whole; j++ {
+		s.before = s.before.Hull(p.need(owner, j))
+	}
+	for j := h + 1; j <= s.last && s.after != whole; j++ {
+		s.after = s.after.Hull(p.need(owner, j))
+	}
+	return s
+}
+
+// remember keeps the stops of all blocks, for a caller that asks for every rank. It asks for each
+// pair of ranks once.
+func (p *Planner) remember() {
+	p.table = make([][]stop, p.size)
+	for owner := range p.table {
+		p.table[owner] = p.visits(owner)
+	}
+}
+
+// visits is the stops of owner's block, hop by hop.
+func (p *Planner) visits(owner int) []stop {
+	stops := make([]stop, p.size)
+	last := 0
+	for h := 1; h < p.size; h++ {
+		stops[h] = stop{before: stops[h-1].summed(), here: p.need(owner, h)}
+		if stops[h].here.Len() > 0 {
+			last = h
+		}
+	}
+	for h := p.size - 2; h >= 0; h-- {
+		stops[h].after = stops[h+1].carried()
+	}
+	for h := range stops {
+		stops[h].last = last
+	}
+	return stops
+}

@@ -1,0 +1,77 @@
+package ring
+
+import (
+	"math/rand/v2"
+	"reflect"
+	"testing"
+
+	"github.com/cprun/cprun/partition"
+)
+
+// slowStop is the definition of a stop: the keys of the tiles of every visitor.
+func slowStop(s partition.Shape, owner, h int) stop {
+	var want stop
+	for j := 1; j < s.Size; j++ {
+		var need partition.Range
+		for _, t := range partition.Plan(s, (owner+j)%s.Size, owner) {
+			need = need.Hull(t.K)
+		}
+		if need.Len() > 0 {
+			want.last = j
+		}
+		switch {
+		case j < h:
+			want.before = want.before.Hull(need)
+		case j == h:
+			want.here = need
+		default:
+			want.after = want.after.Hull(need)
+		}
+	}
+	return want
+}
+
+// What travels is the same whether one rank asks or all do, and what the definition says.
+func TestStopsAreTheDefinition(t *testing.T) {
+	rng := rand.New(rand.NewPCG(15, 16))
+	for range 400 {
+		s := randomShape(rng)
+		one, err := newPlanner("ring", s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all, err := NewPlanner("ring", s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for rank := range s.Size {
+			got, table := one.stops(rank), all.stops(rank)
+			for h := range s.Size {
+				want := slowStop(s, (rank-h+s.Size)%s.Size, h)
+				if got[h] != want || table[h] != want {
+					t.Fatalf("%+v: rank %d in hop %d has %+v, of all %+v, want %+v", s, rank, h, got[h], table[h], want)
+				}
+			}
+		}
+	}
+}
+
+// A planner of all ranks gives what each rank makes for itself.
+func TestPlannerIsWhatEachRankMakes(t *testing.T) {
+	rng := rand.New(rand.NewPCG(17, 18))
+	for range 200 {
+		s := randomShape(rng)
+		for _, algorithm := range Algorithms {
+			p, err := NewPlanner(algorithm, s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for rank := range s.Size {
+				want, err := New(algorithm, s, rank)
+				if got := p.Schedule(rank); err != nil || !reflect.DeepEqual(got, want) {
+					t.Fatalf("%s of %+v: schedule of rank %d is %+v, New makes %+v, %v", algorithm, s, rank, got, want, err)
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,447 @@
+package ring
+
+import (
+	"fmt"
+	"maps"
+	"sync"
+	"testing"
+
+	"github.com/cprun/cprun/partition"
+)
+
+// sim runs the schedules of all ranks on integers in place of tensors, [rows][heads]: an element of
+// q or of keys says which position and head it is, an element of an output or of a gradient is the
+// sum of numbers that stand for the pairs in it. It needs no kernel and no communicator, so it tests
+// the schedules alone.
+type sim struct {
+	shape   partition.Shape
+	heads   int // of q
+	kvHeads int
+	wires   [][]chan grid // [from][to], in order
+	mu      sync.Mutex
+	seen    map[pair]int
+	fault   string
+}
+
+// pair is a query and a key, by global positions, in one head of queries.
+type pair struct{ head, q, k int }
+
+// grid is a tensor, [rows][heads].
+type grid [][]int
+
+// unset stands in rows that were never written or are on their way, so that using one is seen.
+const unset = -1 << 60
+
+func newGrid(rows, heads, fill int) grid {
+	g := make(grid, rows)
+	for i := range g {
+		g[i] = make([]int, heads)
+		for j := range g[i] {
+			g[i][j] = fill
+		}
+	}
+	return g
+}
+
+// box is a view of rows and heads.
+func (g grid) box(b Box) grid {
+	out := make(grid, b.Rows.Len())
+	for i := range out {
+		out[i] = g[b.Rows.Lo+i][b.Heads.Lo:b.Heads.Hi]
+	}
+	return out
+}
+
+func (g grid) block(b Block) grid { return g[b.Lo:b.Hi] }
+
+func (g grid) set(f func(i, j, old int) int) {
+	for i := range g {
+		for j := range g[i] {
+			g[i][j] = f(i, j, g[i][j])
+		}
+	}
+}
+
+func (g grid) clone() grid {
+	c := make(grid, len(g))
+	for i := range g {
+		c[i] = append([]int(nil), g[i]...)
+	}
+	return c
+}
+
+// mark is a number that stands for a position in a head. Sums of different sets of them differ, all
+// but certainly.
+func mark(head, pos int) int {
+	x := uint64(head+1)*0x9e3779b97f4a7c15 ^ uint64(pos+1)*0xbf58476d1ce4e5b9
+	x ^= x >> 31
+	x *= 0x94d049bb133111eb
+	return int(x ^ x>>29)
+}
+
+func (s *sim) failf(format string, args ...any) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.fault == "" {
+		s.fault = fmt.Sprintf(format, args...)
+	}
+}
+
+// simulate runs one schedule a rank, forward and backward, and checks everything: each visible pair
+// is computed once for each head, with the right head of keys; each row of the output has the
+// pairs of its query and head; each part of a gradient of keys comes home once.
+func simulate(t *testing.T, what string, shape partition.Shape, heads, kvHeads int, all []*Schedule) {
+	t.Helper()
+	if fault := simulated(shape, heads, kvHeads, all); fault != "" {
+		t.Fatalf("%s of %+v, %d heads, %d of keys: %s", what, shape, heads, kvHeads, fault)
+	}
+}
+
+// simulated is the first fault, or "".
+func simulated(shape partition.Shape, heads, kvHeads int, all []*Schedule) string {
+	want := map[pair]int{}
+	for h := range heads {
+		for q := range shape.SeqQ {
+			for k := range shape.SeqKV {
+				if visible(shape.Mask, q, k) {
+					want[pair{h, q, k}] = 1
+				}
+			}
+		}
+	}
+	for _, backward := range []bool{false, true} {
+		if err := rendezvous(all, backward); err != nil {
+			return err.Error()
+		}
+		s := &sim{shape: shape, heads: heads, kvHeads: kvHeads, seen: map[pair]int{}, wires: make([][]chan grid, shape.Size)}
+		for i := range s.wires {
+			s.wires[i] = make([]chan grid, shape.Size)
+			for j := range s.wires[i] {
+				s.wires[i][j] = make(chan grid, 256)
+			}
+		}
+		out, grads := make([]grid, shape.Size), make([]grid, shape.Size)
+		var wg sync.WaitGroup
+		for r := range shape.Size {
+			wg.Go(func() { out[r], grads[r] = s.rank(all[r], backward) })
+		}
+		wg.Wait()
+		switch {
+		case s.fault != "":
+			return s.fault
+		case !maps.Equal(s.seen, want):
+			return difference(s.seen, want)
+		}
+		if fault := s.check(out, grads); fault != "" {
+			return fault
+		}
+	}
+	return ""
+}
+
+func difference(got, want map[pair]int) string {
+	for p, n := range want {
+		if got[p] != n {
+			return fmt.Sprintf("pair %+v is computed %d times, want %d", p, got[p], n)
+		}
+	}
+	for p := range got {
+		if want[p] == 0 {
+			return fmt.Sprintf("pair %+v is computed, and not visible", p)
+		}
+	}
+	return ""
+}
+
+// check compares outputs and gradients with sums over all visible pairs.
+func (s *sim) check(out, grads []grid) string {
+	o, dk := newGrid(s.shape.SeqQ, s.heads, 0), newGrid(s.shape.SeqKV, s.kvHeads, 0)
+	for p := range s.seen {
+		o[p.q][p.head] += mark(p.head, p.k)
+		dk[p.k][p.head*s.kvHeads/s.heads] += mark(p.head, p.q)
+	}
+	for r := range s.shape.Size {
+		q := s.shape.Layout.Spans(s.shape.SeqQ, s.shape.Size, r)
+		if i, h := differ(out[r], o, q); i >= 0 {
+			return fmt.Sprintf("rank %d has a wrong output of query %d, head %d", r, i, h)
+		}
+		kv := s.shape.Layout.Spans(s.shape.SeqKV, s.shape.Size, r)
+		if i, h := differ(grads[r], dk, kv); i >= 0 {
+			return fmt.Sprintf("rank %d has a wrong gradient of key %d, head %d", r, i, h)
+		}
+	}
+	return ""
+}
+
+// differ finds a position and head at which a rank's grid is not that of all positions; nil is not
+// looked at.
+func differ(got, want grid, spans []partition.Span) (pos, head int) {
+	if got == nil {
+		return -1, -1
+	}
+	for i, pos := range partition.Positions(spans) {
+		for h, x := range want[pos] {
+			if got[i][h] != x {
+				return pos, h
+			}
+		}
+	}
+	return -1, -1
+}
+
+// names is a rank's tensor of positions, each element named by its position and head.
+func names(spans []partition.Span, heads int) grid {
+	p := partition.Positions(spans)
+	g := newGrid(len(p), heads, 0)
+	g.set(func(i, j, _ int) int { return p[i]*heads + j })
+	return g
+}
+
+// rank runs a schedule as the loops of Ring do.
+func (s *sim) rank(sch *Schedule, backward bool) (out, dkv grid) {
+	q := names(s.shape.Layout.Spans(s.shape.SeqQ, s.shape.Size, sch.Rank), s.heads)
+	kv := names(s.shape.Layout.Spans(s.shape.SeqKV, s.shape.Size, sch.Rank), s.kvHeads)
+	rowsQ, rowsKV := len(q), len(kv)
+	s.give(sch, sch.Q, q)
+	s.give(sch, sch.KV, kv)
+	q, kv = s.take(sch, sch.Q, q), s.take(sch, sch.KV, kv)
+	p := pass{sim: s, sch: sch, q: q, o: newGrid(len(q), width(q, sch.Q, s.heads), 0)}
+	p.keys = buffersOf(sch.KVRows, width(kv, sch.KV, s.kvHeads))
+	copy(p.keys[0], kv)
+	p.grads = buffersOf(sch.GradRows, width(kv, sch.KV, s.kvHeads))
+	hops := sch.Forward
+	if backward {
+		hops = sch.Backward
+	}
+	for i := range hops {
+		p.hop(&hops[i], backward)
+	}
+	if p.calls > 0 && !p.ended {
+		s.failf("rank %d has no last call", sch.Rank)
+	}
+	s.giveBack(sch, sch.Q, p.o)
+	if backward {
+		s.giveBack(sch, sch.KV, p.grads[0])
+	}
+	out = s.takeBack(sch, sch.Q, p.o, rowsQ, s.heads)
+	if backward {
+		dkv = s.takeBack(sch, sch.KV, p.grads[0], rowsKV, s.kvHeads)
+	}
+	return out, dkv
+}
+
+// width is the heads that the hops work on; a grid without rows does not know.
+func width(g grid, x *Exchange, own int) int {
+	if x != nil {
+		return x.Heads
+	}
+	return own
+}
+
+func (s *sim) give(sch *Schedule, x *Exchange, own grid) {
+	if x != nil {
+		for _, m := range x.Send {
+			s.wires[sch.Rank][m.Peer] <- own.box(m.Box).clone()
+		}
+	}
+}
+
+func (s *sim) take(sch *Schedule, x *Exchange, own grid) grid {
+	if x == nil {
+		return own
+	}
+	all := newGrid(x.Rows, x.Heads, unset)
+	for _, m := range x.Recv {
+		s.arrive(sch.Rank, m.Peer, all.box(m.Box), func(old, came int) int {
+			if old != unset {
+				s.failf("rank %d gathers a box twice", sch.Rank)
+			}
+			return came
+		})
+	}
+	return all
+}
+
+func (s *sim) giveBack(sch *Schedule, x *Exchange, all grid) {
+	if x != nil {
+		for _, m := range x.Recv {
+			s.wires[sch.Rank][m.Peer] <- all.box(m.Box).clone()
+		}
+	}
+}
+
+func (s *sim) takeBack(sch *Schedule, x *Exchange, all grid, rows, heads int) grid {
+	if x == nil {
+		return all
+	}
+	own := newGrid(rows, heads, unset)
+	for _, m := range x.Send {
+		s.arrive(sch.Rank, m.Peer, own.box(m.Box), func(old, came int) int {
+			if (old == unset) == m.Adds {
+				s.failf("rank %d: box %+v adds to nothing, or lies over another", sch.Rank, m)
+			}
+			if m.Adds {
+				return old + came
+			}
+			return came
+		})
+	}
+	return own
+}
+
+// arrive puts what a peer has sent into dst.
+func (s *sim) arrive(rank, peer int, dst grid, put func(old, came int) int) {
+	came := <-s.wires[peer][rank]
+	if len(came) != len(dst) || len(came) > 0 && len(came[0]) != len(dst[0]) {
+		s.failf("rank %d got %d rows from %d, wants %d, or other heads", rank, len(came), peer, len(dst))
+		return
+	}
+	dst.set(func(i, j, old int) int { return put(old, came[i][j]) })
+}
+
+func buffersOf(rows []int, heads int) []grid {
+	b := make([]grid, len(rows))
+	for i, n := range rows {
+		b[i] = newGrid(n, heads, unset)
+	}
+	return b
+}
+
+// pass is the hops of one rank.
+type pass struct {
+	*sim
+	sch         *Schedule
+	q, o        grid
+	keys, grads []grid
+	calls       int
+	ended       bool // by a call that is marked last
+}
+
+func (p *pass) hop(h *Hop, backward bool) {
+	p.apart(h)
+	for i := range h.Then {
+		p.begin(h.Then[i].SendKV, h.Then[i].RecvKV, p.keys)
+	}
+	p.begin(h.SendKV, h.RecvKV, p.keys)
+	p.begin(h.SendGrad, h.RecvGrad, p.grads)
+	p.compute(&Part{Keys: h.Keys, Tiles: h.Tiles, First: h.First, Last: h.Last, Grads: h.Grads}, backward)
+	for i := range h.Then {
+		p.end(h.Then[i].RecvKV, p.keys)
+		p.compute(&h.Then[i], backward)
+	}
+	p.end(h.RecvKV, p.keys)
+	p.end(h.RecvGrad, p.grads)
+	for _, f := range h.Fold {
+		src := p.grads[f.Src.Buf].block(f.Src)
+		p.grads[f.Dst.Buf].block(f.Dst).set(func(i, j, old int) int { return old + src[i][j] })
+	}
+}
+
+// begin sends, and makes rows useless that something is on its way to.
+func (p *pass) begin(send, recv []Move, bufs []grid) {
+	for _, m := range send {
+		p.wires[p.sch.Rank][m.Peer] <- bufs[m.Block.Buf].block(m.Block).clone()
+	}
+	for _, m := range recv {
+		bufs[m.Block.Buf].block(m.Block).set(func(_, _, _ int) int { return unset })
+	}
+}
+
+func (p *pass) end(recv []Move, bufs []grid) {
+	for _, m := range recv {
+		p.arrive(p.sch.Rank, m.Peer, bufs[m.Block.Buf].block(m.Block), func(_, came int) int { return came })
+	}
+}
+
+// apart finds memory that two things use at once during a hop, one of them writing.
+func (p *pass) apart(h *Hop) {
+	var readKV, writtenKV, readGrads, writtenGrads []Block
+	add := func(to *[]Block, moves []Move) {
+		for _, m := range moves {
+			*to = append(*to, m.Block)
+		}
+	}
+	add(&readKV, h.SendKV)
+	add(&writtenKV, h.RecvKV)
+	add(&readGrads, h.SendGrad)
+	add(&writtenGrads, h.RecvGrad)
+	for i := range h.Then {
+		add(&readKV, h.Then[i].SendKV)
+		add(&writtenKV, h.Then[i].RecvKV)
+	}
+	for call := range h.Calls {
+		if call.Grads != (Block{}) {
+			writtenGrads = append(writtenGrads, call.Grads)
+		}
+	}
+	for _, x := range []struct{ read, written []Block }{{readKV, writtenKV}, {readGrads, writtenGrads}} {
+		for i, w := range x.written {
+			for _, o := range append(x.read[:len(x.read):len(x.read)], x.written[:i]...) {
+				if w.Buf == o.Buf && w.Lo < o.Hi && o.Lo < w.Hi {
+					p.failf("rank %d %s: %v is written while %v is in use", p.sch.Rank, h.Label, w, o)
+				}
+			}
+		}
+	}
+}
+
+// compute is one call. It sets the rows of its gradients, the own ones in the first hop also without
+// tiles.
+func (p *pass) compute(c *Part, backward bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var grads grid
+	if backward {
+		p.grads[c.Grads.Buf].block(c.Grads).set(func(_, _, _ int) int { return 0 })
+		grads = p.grads[c.Grads.Buf][:c.Grads.Hi]
+	}
+	if len(c.Tiles) == 0 {
+		return
+	}
+	if c.First != (p.calls == 0) || p.ended {
+		p.fault = fmt.Sprintf("rank %d: call %d is marked first %t, last %t", p.sch.Rank, p.calls, c.First, c.Last)
+	}
+	p.calls, p.ended = p.calls+1, c.Last
+	keys := p.keys[c.Keys.Buf][:c.Keys.Hi]
+	for _, t := range c.Tiles {
+		for i := t.Q.Lo; i < t.Q.Hi; i++ {
+			for j := t.K.Lo; j < t.K.Hi; j++ {
+				if t.Band.Sees(i, j) {
+					p.meet(i, j, keys, grads)
+				}
+			}
+		}
+	}
+}
+
+// meet is one pair of rows, in every head.
+func (p *pass) meet(i, j int, keys, grads grid) {
+	for a, name := range p.q[i] {
+		// A kernel gives each head of keys to as many heads of queries as the next.
+		b := a * len(keys[j]) / len(p.q[i])
+		head, q, k := name%p.heads, name/p.heads, keys[j][b]/p.kvHeads
+		if keys[j][b] < 0 || keys[j][b]%p.kvHeads != head*p.kvHeads/p.heads {
+			if p.fault == "" {
+				p.fault = fmt.Sprintf("rank %d computes query %d, head %d, with %d, which is no key of it", p.sch.Rank, q, head, keys[j][b])
+			}
+			continue
+		}
+		p.seen[pair{head, q, k}]++
+		p.o[i][a] += mark(head, k)
+		if grads != nil {
+			grads[j][b] += mark(head, q)
+		}
+	}
+}
+
+// visible is the mask by its definition, without bands over local indices or tiles.
+func visible(m partition.Mask, i, j int) bool {
+	lo := 0
+	for _, n := range m.Docs {
+		if i >= lo && i < lo+n && (j < lo || j >= lo+n) {
+			return false
+		}
+		lo += n
+	}
+	return m.Sees(i, j)
+}

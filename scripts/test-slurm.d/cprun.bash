@@ -1,0 +1,87 @@
+# shellcheck disable=SC2154 # small, small_node, job and out are of scripts.bash
+# The same as scripts.bash, with cprun.
+
+cprun=$WORK/cprun
+config=$TREE/scripts/test-slurm.d/train.yaml
+
+# losses RUN prints the step and the loss of each line of its metrics.
+losses() { jq -r 'select(.loss != null) | "\(.step) \(.loss)"' "$1/metrics.jsonl"; }
+
+# same_curve RUN RANKS compares a run's losses with those of as many processes in one task: the same steps, each once, the
+# losses within 1e-4.
+same_curve() {
+  local one=$JOBS/one-$2
+  [ -e "$one/metrics.jsonl" ] || srun --quiet -N1 -n1 -c4 "$cprun" --quiet --nproc "$2" --run-dir "$one" "$config" || fail "one node"
+  paste -d ' ' <(losses "$1") <(losses "$one") | awk '
+    { d = $2 - $4; if (d < 0) d = -d; if ($1 != $3 || d > 1e-4) { print "line " NR ": " $0; bad = 1; exit } }
+    END { exit bad || NR < 200 }' || fail "the curve of $1 is not that of $one"
+}
+
+case_cprun_one_node() {
+  stops_and_goes_on "$cprun" one-node any "$config" --nproc 2 --
+  same_curve "$JOBS/runs/cprun-$job" 2
+}
+
+case_cprun_nodes() {
+  stops_and_goes_on "$cprun" nodes any "$config" --nproc 2 --
+  same_curve "$JOBS/runs/cprun-$job" 4
+}
+
+case_cprun_tasks() {
+  stops_and_goes_on "$cprun" tasks any "$config" -- --ntasks-per-node=2
+  same_curve "$JOBS/runs/cprun-$job" 4
+}
+
+case_cprun_uneven_tasks() {
+  srun --quiet -N2 -n3 "$cprun" --quiet --run-dir "$JOBS/uneven" --set data.seq_len=516 "$config" || fail "status $?"
+  is "steps" "$(losses "$JOBS/uneven" | wc -l)" 200
+}
+
+case_cprun_requeue() {
+  requeues "$cprun" "$config" --nproc 1 --set train.steps=600 --
+}
+
+case_cprun_preempted() {
+  makes_way "$cprun" "$config" --nproc 1 --
+}
+
+case_cprun_array() {
+  local job k
+  job=$(CPRUN=$cprun submit -o lengths-%a.out "${small_node[@]}" --nodes=2 --array=0-1%1 "$TREE/scripts/slurm/array.sbatch" "$config" 512 1K)
+  for k in 0 1; do
+    finish "${job}_$k" 120 || continue
+    is "status of task $k" "$(status "${job}_$k")" 0:0
+  done
+  is "run directories" "$(cd "$JOBS" && ls -d "runs/scaling-$job"/*)" "runs/scaling-$job/1K
+runs/scaling-$job/512"
+}
+
+# A rank that dies is status 1 at every task, and the last lines name it and Slurm's name of its node.
+case_cprun_failure() {
+  start "$cprun" nodes "$config" --nproc 1 -- || return 0
+  kill -KILL "$(worker_on node02)"
+  finish "$job" 30 || return 0
+  is "status" "$(status "$job")" 1:0
+  has "report" "$(tail -n 15 "$out")" "rank 1 failed on host node02"
+}
+
+# worker_on NODE prints a worker's process on a node.
+worker_on() {
+  local p
+  for p in $(pgrep -f "$cprun worker"); do
+    if tr '\0' '\n' <"/proc/$p/environ" | grep -q "^SLURMD_NODENAME=$1$"; then echo "$p"; return; fi
+  done
+}
+
+# A config that is wrong is status 2 at every task, before any trains.
+case_cprun_wrong_config() {
+  local job
+  job=$(submit -N2 -n2 "${small[@]}" -o wrong.out --wrap "srun --kill-on-bad-exit=0 $cprun --set train.stepz=1 $config")
+  finish "$job"
+  is "status" "$(status "$job")" 2:0
+}
+
+# Without munge and without a file there is no key: every task says how to make one, with status 2.
+case_cprun_no_key() {
+  refuses "no key" "CPRUN_KEY_FILE" srun --quiet -N2 -n2 env PATH=/nowhere "$cprun" --run-dir "$JOBS/keyless" "$config"
+}

@@ -1,0 +1,51 @@
+// Command tokenizer-ids prints the ids of texts, for scripts/oracle/tokenizer_ids.py, which compares them with those of the
+// Python library: tokenizer-ids TOKENIZER.JSON <LINES, where each line is a JSON string, and so
+// is each result a JSON list, or a JSON string that says what went wrong.
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/cprun/cprun/internal/files"
+	"github.com/cprun/cprun/internal/tokenizer"
+)
+
+func main() {
+	if err := run(os.Args[1], os.Stdin, os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+// run encodes each line of in.
+func run(path string, in io.Reader, out io.Writer) error {
+	raw, err := files.Read(path, tokenizer.MaxFile)
+	if err != nil {
+		return err
+	}
+	t, err := tokenizer.Parse(raw)
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	e, w := t.NewEncoder(), bufio.NewWriter(out)
+	for lines := json.NewDecoder(in); ; {
+		var text string
+		if err := lines.Decode(&text); errors.Is(err, io.EOF) {
+			return w.Flush()
+		} else if err != nil {
+			return err
+		}
+		ids, err := e.Append([]int32{}, text)
+		if err := json.NewEncoder(w).Encode(ids); err != nil {
+			return err
+		}
+		if err != nil {
+			return fmt.Errorf("%.100q: %w", text, err)
+		}
+	}
+}

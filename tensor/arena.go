@@ -1,0 +1,85 @@
+package tensor
+
+import "unsafe"
+
+// Arena hands out dense views from blocks of one device's memory, the way a stack does:
+// Mark, allocate, Release. What a step allocates in the same order lies at the same place
+// in every step, so after the first step nothing is asked of the device until a step needs
+// more than any before it.
+type Arena struct {
+	alloc  func(bytes int64) Memory
+	blocks []Memory
+	at     Mark
+	peak   int64
+}
+
+// Mark is a place in an arena to release to.
+type Mark struct {
+	block int
+	off   int64
+	used  int64
+}
+
+const arenaAlign = 256 // bytes; what GPU vector loads and NCCL like
+
+// NewArena returns an arena that takes its blocks from alloc: a first one of size bytes, more
+// where that was too little.
+func NewArena(size int64, alloc func(bytes int64) Memory) *Arena {
+	return &Arena{alloc: alloc, blocks: []Memory{alloc(max(size, arenaAlign))}}
+}
+
+// NewHostArena returns an arena of host memory, which begins with a block of size bytes.
+func NewHostArena(size int64) *Arena {
+	return NewArena(size, func(n int64) Memory { return NewHost(n) })
+}
+
+// NewMeter returns an arena without memory. Its views cannot be read; its Peak is what a run of
+// the same code would use, which is how a memory plan is made.
+func NewMeter() *Arena {
+	return NewArena(1<<62, func(n int64) Memory { return virtual(n) })
+}
+
+// Alloc returns a dense view of uninitialised elements; New says how a short shape is padded.
+func (a *Arena) Alloc(dtype DType, shape ...int) View {
+	s := pad(shape)
+	n := int64(s[0]) * int64(s[1]) * int64(s[2]) * int64(s[3]) * int64(dtype.Size())
+	n = (n + arenaAlign - 1) / arenaAlign * arenaAlign
+	for a.at.off+n > a.blocks[a.at.block].Bytes() {
+		if a.at.block+1 == len(a.blocks) {
+			a.blocks = append(a.blocks, a.alloc(max(n, a.blocks[0].Bytes()/4)))
+		}
+		a.at.block, a.at.off = a.at.block+1, 0
+	}
+	v := Dense(a.blocks[a.at.block], dtype, a.at.off/int64(dtype.Size()), s)
+	a.at.off += n
+	a.at.used += n
+	a.peak = max(a.peak, a.at.used)
+	return v
+}
+
+// Mark returns the present place.
+func (a *Arena) Mark() Mark { return a.at }
+
+// Release gives back all that was allocated since m. The views made since must not be used
+// by work queued later; work queued before runs before whatever reuses the memory, as long
+// as one stream orders them.
+//
+// An arena that is given back whole and had grown to several blocks goes on with one that
+// holds its peak. Otherwise steps of changing sizes, such as those of packed documents, would
+// leave behind ever more blocks that are a little too small.
+func (a *Arena) Release(m Mark) {
+	a.at = m
+	if m == (Mark{}) && len(a.blocks) > 1 {
+		a.blocks = []Memory{a.alloc(a.peak)}
+	}
+}
+
+// Peak returns the most bytes that were in use at once.
+func (a *Arena) Peak() int64 { return a.peak }
+
+// virtual is memory that is only counted.
+type virtual int64
+
+func (virtual) Device() Device      { return Device{Kind: "none"} }
+func (v virtual) Bytes() int64      { return int64(v) }
+func (virtual) Ptr() unsafe.Pointer { return nil }

@@ -1,0 +1,66 @@
+package tensor
+
+import "math"
+
+// The 16-bit floats as float32, and back. Every value of either type is a float32 exactly. A NaN stays
+// one, with its sign and the upper bits of its payload.
+
+// FromBFloat returns the value of a bfloat16, the upper half of a float32.
+func FromBFloat(b uint16) float32 { return math.Float32frombits(uint32(b) << 16) }
+
+// ToBFloat returns the bfloat16 nearest to x, ties to even.
+func ToBFloat(x float32) uint16 {
+	b := math.Float32bits(x)
+	if x != x {
+		// The payload may lie in the half that is cut off; the quiet bit keeps it a NaN.
+		return uint16(b>>16) | 0x40
+	}
+	return uint16((b + 0x7fff + b>>16&1) >> 16)
+}
+
+// FromHalf returns the value of an IEEE 754 binary16: 1 sign, 5 exponent and 10 fraction bits.
+func FromHalf(h uint16) float32 {
+	sign := uint32(h&0x8000) << 16
+	exp, frac := uint32(h>>10&0x1f), uint32(h&0x3ff)
+	switch exp {
+	case 0: // zero or subnormal: frac * 2^-24
+		x := float32(frac) * 0x1p-24
+		return math.Float32frombits(math.Float32bits(x) | sign)
+	case 31: // infinity or NaN
+		return math.Float32frombits(sign | 0x7f800000 | frac<<13)
+	}
+	return math.Float32frombits(sign | (exp+127-15)<<23 | frac<<13)
+}
+
+// ToHalf returns the binary16 nearest to x, ties to even; what is 65520 or more becomes infinite.
+func ToHalf(x float32) uint16 {
+	b := math.Float32bits(x)
+	sign, abs := uint16(b>>16&0x8000), b&0x7fffffff
+	switch {
+	case abs > 0x7f800000: // NaN
+		return sign | 0x7e00 | uint16(abs>>13&0x3ff)
+	case abs >= 0x477ff000: // 65520
+		return sign | 0x7c00
+	case abs < 0x38800000: // below 2^-14: subnormal, a multiple of 2^-24
+		// Adding 0.5 puts the unit of float32 at 2^-24, so the addition rounds.
+		f := math.Float32frombits(abs) + 0.5
+		return sign | uint16(math.Float32bits(f)-0x3f000000)
+	}
+	abs -= (127 - 15) << 23
+	return sign | uint16((abs+0xfff+abs>>13&1)>>13)
+}
+
+// RoundToHalf rounds a float64 as ToHalf does a float32, once.
+func RoundToHalf(x float64) uint16 {
+	y := float32(x)
+	if float64(y) == x || x != x {
+		return ToHalf(y)
+	}
+	// Of the two float32 around x, the one with an odd last bit is no tie of binary16, and on the same
+	// side of each as x is. It has more bits than binary16 by enough.
+	b := math.Float32bits(y)
+	if math.Abs(float64(y)) > math.Abs(x) {
+		b-- // towards zero
+	}
+	return ToHalf(math.Float32frombits(b | 1))
+}

@@ -1,0 +1,138 @@
+package tensor
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+)
+
+// Heap hands out dense views from blocks of one device's memory and takes them back in any order.
+// Memory that is given back in the reverse order of its allocation belongs in an Arena, which never
+// has holes. Where a view lies depends only on the calls before. A Heap is used by one goroutine at
+// a time.
+type Heap struct {
+	alloc  func(bytes int64) (Memory, error)
+	least  int64 // bytes of a block
+	blocks []heapBlock
+	used   int64
+	peak   int64
+	extent int64
+}
+
+// heapBlock is a block of memory: each byte of it is in a gap or held.
+type heapBlock struct {
+	mem  Memory
+	gaps []gap           // by offset; no two touch
+	held map[int64]int64 // bytes of the views that are out, by offset
+	end  int64           // of the highest view so far
+}
+
+// gap is memory that is not handed out.
+type gap struct{ off, bytes int64 }
+
+const heapAlign = arenaAlign
+
+// NewHeap returns a heap that takes blocks from alloc when it needs them, each of at least the given
+// number of bytes. It keeps them.
+func NewHeap(block int64, alloc func(bytes int64) (Memory, error)) *Heap {
+	return &Heap{alloc: alloc, least: block}
+}
+
+// NewHeapMeter returns a heap without memory. Its views cannot be read; its Extent is the memory that
+// a run of the same calls needs in one block, which is how a memory plan is made.
+func NewHeapMeter() *Heap {
+	return NewHeap(1<<62, func(n int64) (Memory, error) { return virtual(n), nil })
+}
+
+// Alloc returns a dense view of uninitialised elements; New says how a short shape is padded. It lies in
+// the smallest gap that is large enough. The error is that of alloc.
+func (h *Heap) Alloc(dtype DType, shape ...int) (View, error) {
+	s := pad(shape)
+	n := int64(s[0]) * int64(s[1]) * int64(s[2]) * int64(s[3]) * int64(dtype.Size())
+	n = max(1, (n+heapAlign-1)/heapAlign) * heapAlign // an empty view has a place of its own too
+	b, i, ok := h.best(n)
+	if !ok {
+		mem, err := h.alloc(max(n, h.least))
+		if err != nil {
+			return View{}, err
+		}
+		h.blocks = append(h.blocks, heapBlock{mem: mem, gaps: []gap{{0, mem.Bytes()}}, held: make(map[int64]int64)})
+		b, i = len(h.blocks)-1, 0
+	}
+	off := h.blocks[b].take(i, n)
+	if end := h.blocks[b].end; off+n > end {
+		h.extent += off + n - end
+		h.blocks[b].end = off + n
+	}
+	h.used += n
+	h.peak = max(h.peak, h.used)
+	return Dense(h.blocks[b].mem, dtype, off/int64(dtype.Size()), s), nil
+}
+
+// best finds the smallest gap of n bytes or more, and the first of several alike.
+func (h *Heap) best(n int64) (block, index int, ok bool) {
+	least := int64(-1)
+	for b := range h.blocks {
+		for i, g := range h.blocks[b].gaps {
+			if g.bytes >= n && (least < 0 || g.bytes < least) {
+				block, index, least = b, i, g.bytes
+			}
+		}
+	}
+	return block, index, least >= 0
+}
+
+// take cuts n bytes from the front of gap i, and returns where they begin.
+func (b *heapBlock) take(i int, n int64) int64 {
+	off := b.gaps[i].off
+	b.gaps[i].off, b.gaps[i].bytes = off+n, b.gaps[i].bytes-n
+	if b.gaps[i].bytes == 0 {
+		b.gaps = slices.Delete(b.gaps, i, i+1)
+	}
+	b.held[off] = n
+	return off
+}
+
+// Free gives back what Alloc returned, in any shape that begins at the same element. The memory may be
+// handed out again at once: work that is queued and uses it must come before all later uses. Free
+// panics if the view is not of the heap, or was given back before.
+func (h *Heap) Free(v View) {
+	off := v.Offset() * int64(v.DType().Size())
+	for i := range h.blocks {
+		if b := &h.blocks[i]; b.mem == v.Memory() {
+			n, ok := b.held[off]
+			if !ok {
+				break
+			}
+			delete(b.held, off)
+			b.give(off, n)
+			h.used -= n
+			return
+		}
+	}
+	panic(fmt.Sprintf("tensor: heap has not handed out %v at byte %d, or has it back already", v, off))
+}
+
+// give adds n bytes at off to the gaps, and joins those that touch.
+func (b *heapBlock) give(off, n int64) {
+	i, _ := slices.BinarySearchFunc(b.gaps, off, func(g gap, off int64) int { return cmp.Compare(g.off, off) })
+	b.gaps = slices.Insert(b.gaps, i, gap{off, n})
+	if i+1 < len(b.gaps) && off+n == b.gaps[i+1].off {
+		b.gaps[i].bytes += b.gaps[i+1].bytes
+		b.gaps = slices.Delete(b.gaps, i+1, i+2)
+	}
+	if i > 0 && b.gaps[i-1].off+b.gaps[i-1].bytes == off {
+		b.gaps[i-1].bytes += b.gaps[i].bytes
+		b.gaps = slices.Delete(b.gaps, i, i+1)
+	}
+}
+
+// Used returns the bytes that are handed out.
+func (h *Heap) Used() int64 { return h.used }
+
+// Peak returns the most bytes that were handed out at once.
+func (h *Heap) Peak() int64 { return h.peak }
+
+// Extent returns the bytes from the beginning of each block to the end of the highest view that it ever
+// held, summed over the blocks: Peak, and the holes that the order of the calls has left.
+func (h *Heap) Extent() int64 { return h.extent }

@@ -1,0 +1,188 @@
+package tensor
+
+import (
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"testing"
+)
+
+// blocks is where a heap's blocks come from, and how many it has taken.
+func blocks(taken *int) func(int64) (Memory, error) {
+	return func(n int64) (Memory, error) {
+		*taken++
+		return NewHost(n), nil
+	}
+}
+
+func must(t *testing.T, h *Heap, n int) View {
+	t.Helper()
+	v, err := h.Alloc(U8, n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+func TestHeapTakesTheSmallestGap(t *testing.T) {
+	taken := 0
+	h := NewHeap(64*heapAlign, blocks(&taken))
+	large, a := must(t, h, 4*heapAlign), must(t, h, 1)
+	small, b := must(t, h, 2*heapAlign), must(t, h, 1)
+	h.Free(large)
+	h.Free(small)
+	if v := must(t, h, heapAlign+1); v.Offset() != small.Offset() {
+		t.Errorf("it lies at %d, the smallest gap at %d", v.Offset(), small.Offset())
+	}
+	if v := must(t, h, 3*heapAlign); v.Offset() != large.Offset() {
+		t.Errorf("it lies at %d, the gap that is left at %d", v.Offset(), large.Offset())
+	}
+	if a.Offset() == b.Offset() || taken != 1 {
+		t.Errorf("%d blocks", taken)
+	}
+}
+
+func TestHeapJoinsGaps(t *testing.T) {
+	for _, order := range [][3]int{{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}} {
+		taken := 0
+		h := NewHeap(3*heapAlign, blocks(&taken))
+		vs := [3]View{must(t, h, 1), must(t, h, 0), must(t, h, heapAlign)}
+		for _, i := range order {
+			h.Free(vs[i])
+		}
+		if v := must(t, h, 3*heapAlign); v.Offset() != 0 || taken != 1 {
+			t.Errorf("freed in order %v: the whole block is at %d, of %d blocks", order, v.Offset(), taken)
+		}
+	}
+}
+
+func TestHeapTakesBlocks(t *testing.T) {
+	taken := 0
+	h := NewHeap(heapAlign, blocks(&taken))
+	a := must(t, h, 10*heapAlign) // more than a block has
+	b := must(t, h, 1)
+	if taken != 2 || a.Memory() == b.Memory() || h.Used() != 11*heapAlign || h.Extent() != 11*heapAlign {
+		t.Errorf("%d blocks, %d bytes used, extent %d", taken, h.Used(), h.Extent())
+	}
+	h.Free(a.Reshape([4]int{10, heapAlign, 1, 1}))
+	h.Free(b)
+	if must(t, h, 10*heapAlign); taken != 2 || h.Peak() != 11*heapAlign {
+		t.Errorf("%d blocks, peak %d", taken, h.Peak())
+	}
+}
+
+func TestHeapTellsWhatItCannotHave(t *testing.T) {
+	full := errors.New("full")
+	h := NewHeap(1, func(int64) (Memory, error) { return nil, full })
+	if _, err := h.Alloc(F32, 3); err != full || h.Used() != 0 {
+		t.Errorf("%v, %d bytes used", err, h.Used())
+	}
+}
+
+func TestHeapTakesBackOnlyItsOwn(t *testing.T) {
+	taken := 0
+	h := NewHeap(1<<12, blocks(&taken))
+	v := must(t, h, 1000)
+	h.Free(v)
+	inside := must(t, h, 1000).Slice(Dim, 256, 512)
+	for name, wrong := range map[string]View{"twice": v.Slice(Dim, 300, 400), "foreign": New(U8, 10), "part": inside} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("%s: no panic", name)
+				}
+			}()
+			h.Free(wrong)
+		}()
+	}
+}
+
+// Whatever the order of calls, no two views overlap, all are aligned and inside their block, every byte
+// is in a gap or held, gaps do not touch, and the same calls give the same places, metered or not.
+func TestHeapInAnyOrder(t *testing.T) {
+	for seed := range uint64(200) {
+		rng := rand.New(rand.NewPCG(seed, 1))
+		taken := 0
+		h, again, meter := NewHeap(1<<14, blocks(&taken)), NewHeap(1<<14, blocks(new(int))), NewHeapMeter()
+		type triple struct{ v, again, meter View }
+		var out []triple
+		used, peak := int64(0), int64(0)
+		for range 300 {
+			if len(out) > 0 && rng.IntN(100) < 45 {
+				i := rng.IntN(len(out))
+				used -= rounded(out[i].v)
+				h.Free(out[i].v)
+				again.Free(out[i].again)
+				meter.Free(out[i].meter)
+				out = slices.Delete(out, i, i+1)
+			} else {
+				dtype, n := []DType{U8, BF16, F32, F64}[rng.IntN(4)], rng.IntN(1<<rng.IntN(12))
+				var x triple
+				for _, p := range []struct {
+					h *Heap
+					v *View
+				}{{h, &x.v}, {again, &x.again}, {meter, &x.meter}} {
+					var err error
+					if *p.v, err = p.h.Alloc(dtype, n); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if x.v.Offset() != x.again.Offset() {
+					t.Fatalf("seed %d: the same calls give %d and %d", seed, x.v.Offset(), x.again.Offset())
+				}
+				used += rounded(x.v)
+				out = append(out, x)
+			}
+			peak = max(peak, used)
+			check(t, seed, h)
+			check(t, seed, meter)
+		}
+		for _, x := range []*Heap{h, again, meter} {
+			if x.Used() != used || x.Peak() != peak || x.Extent() < peak {
+				t.Fatalf("seed %d: used %d, peak %d, extent %d; it is %d and %d", seed, x.Used(), x.Peak(), x.Extent(), used, peak)
+			}
+		}
+		for _, x := range out {
+			h.Free(x.v)
+		}
+		for i := range h.blocks {
+			if b := h.blocks[i]; len(b.gaps) != 1 || b.gaps[0] != (gap{0, b.mem.Bytes()}) {
+				t.Fatalf("seed %d: block %d of %d is not whole again: %v", seed, i, taken, b.gaps)
+			}
+		}
+	}
+}
+
+// rounded is the memory that a view takes.
+func rounded(v View) int64 {
+	n := int64(v.Size() * v.DType().Size())
+	return max(1, (n+heapAlign-1)/heapAlign) * heapAlign
+}
+
+// check goes over the blocks of a heap from end to end.
+func check(t *testing.T, seed uint64, h *Heap) {
+	t.Helper()
+	for i := range h.blocks {
+		b, at, views, gaps := &h.blocks[i], int64(0), 0, 0
+		for at < b.mem.Bytes() {
+			n, held := b.held[at]
+			switch {
+			case held:
+				views++
+			case gaps < len(b.gaps) && b.gaps[gaps].off == at:
+				n = b.gaps[gaps].bytes
+				gaps++
+				if gaps < len(b.gaps) && b.gaps[gaps].off <= at+n {
+					t.Fatalf("seed %d: gaps touch: %v", seed, b.gaps)
+				}
+			}
+			if n <= 0 || at%heapAlign != 0 {
+				t.Fatalf("seed %d: byte %d of block %d is nobody's", seed, at, i)
+			}
+			at += n
+		}
+		if at != b.mem.Bytes() || views != len(b.held) || gaps != len(b.gaps) {
+			t.Fatalf("seed %d: block %d of %d bytes: %d of %d views and %d of %d gaps come to %d", seed, i, b.mem.Bytes(), views, len(b.held), gaps, len(b.gaps), at)
+		}
+	}
+}

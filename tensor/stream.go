@@ -1,0 +1,285 @@
+package tensor
+
+import (
+	"context"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Stream is a queue of work that a device does in order. Host code queues and goes on; it waits
+// only in Sync. A stream is poisoned by the first error of its work: what is queued behind it is
+// not run, events still complete, streams that wait for them fail too, and Sync returns that error,
+// so that no caller hangs.
+type Stream interface {
+	// Record returns an event that completes when all that is queued so far is done.
+	Record() Event
+	// Wait makes what is queued later wait for e, while the caller goes on.
+	Wait(e Event)
+	// Label names what the work queued from here on is a part of, for traces, the whole first:
+	// "step 7/forward/layer 3/hop 2 owner 1". A string is all that a trace of any device can keep.
+	Label(name string)
+	// Sync blocks the caller until all that is queued is done, and returns the first
+	// error of the stream or ctx's.
+	Sync(ctx context.Context) error
+}
+
+// Event is a point in a stream. It is made by Record and only passed to Wait of a
+// stream of the same device.
+type Event interface {
+	// Done reports without blocking whether the point has been reached.
+	Done() bool
+	// Sync blocks the caller until it has been reached, and returns the stream's error at
+	// that point or ctx's. It bounds how far the host runs ahead of the device.
+	Sync(ctx context.Context) error
+}
+
+// Span is one piece of work that a stream did, for traces.
+type Span struct {
+	Lane  string // the stream's name
+	Name  string // "attention forward"
+	Label string // "step 7/forward/layer 3/hop 2 owner 1"
+	// Detail is the peers and bytes of a transfer, and the transfer that a wait is for; "" for none.
+	Detail string
+	Start  time.Time
+	Took   time.Duration
+}
+
+// HostStream is a Stream of the CPU: one goroutine, started by NewHostStream and
+// ended by Close, which runs closures in order.
+type HostStream struct {
+	name  string
+	label atomic.Pointer[string]
+	trace atomic.Pointer[func(Span)]
+
+	mu     sync.Mutex
+	cond   *sync.Cond
+	queue  []task      // guarded by mu
+	closed bool        // guarded by mu
+	err    error       // guarded by mu; the first error
+	at     Work        // guarded by mu; zero where there is nothing to do
+	last   string      // guarded by mu; name and detail of what was queued last, while traced
+	onFail func(error) // guarded by mu
+
+	done   chan struct{} // closed when the goroutine has ended
+	waited atomic.Int64  // ns spent in Wait for events of other streams
+}
+
+type task struct {
+	name, label string
+	detail      string
+	run         func() error // nil for an event of another stream
+	wait        *hostEvent
+	event       *hostEvent // that it completes; nil for other work
+	always      bool       // runs on a poisoned stream too
+}
+
+// NewHostStream starts a stream. The name is its lane in traces.
+func NewHostStream(name string) *HostStream {
+	s := &HostStream{name: name, done: make(chan struct{})}
+	s.cond = sync.NewCond(&s.mu)
+	empty := ""
+	s.label.Store(&empty)
+	go s.loop()
+	return s
+}
+
+// Do queues work. The name says what it is in traces and errors' context.
+func (s *HostStream) Do(name string, run func() error) { s.DoDetailed(name, "", run) }
+
+// DoDetailed queues work with the detail of its span. Events recorded behind it have name and
+// detail for those that wait.
+func (s *HostStream) DoDetailed(name, detail string, run func() error) {
+	s.push(task{name: name, label: *s.label.Load(), detail: detail, run: run})
+}
+
+// Name returns the stream's lane in traces.
+func (s *HostStream) Name() string { return s.name }
+
+// Label names what is queued from here on.
+func (s *HostStream) Label(name string) { s.label.Store(&name) }
+
+// Labelled returns that name.
+func (s *HostStream) Labelled() string { return *s.label.Load() }
+
+// Traced reports whether Trace has given it a function to call.
+func (s *HostStream) Traced() bool { return s.trace.Load() != nil }
+
+// Trace calls f, on the stream's goroutine, after each piece of work; nil turns it off.
+func (s *HostStream) Trace(f func(Span)) {
+	if f == nil {
+		s.trace.Store(nil)
+		return
+	}
+	s.trace.Store(&f)
+}
+
+// Waited returns the time that the stream has stood waiting for other streams.
+func (s *HostStream) Waited() time.Duration { return time.Duration(s.waited.Load()) }
+
+// Err returns the error that poisoned the stream, or nil.
+func (s *HostStream) Err() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.err
+}
+
+// Fail poisons the stream from outside: pending work is skipped.
+func (s *HostStream) Fail(err error) {
+	s.mu.Lock()
+	first, f := s.err == nil, s.onFail
+	if first {
+		s.err = err
+	}
+	s.mu.Unlock()
+	if first && f != nil {
+		f(err)
+	}
+}
+
+// OnFail calls f once, with the first error, on the goroutine that failed the stream. By it a
+// communicator tells the other ranks, since its own work is skipped by then.
+func (s *HostStream) OnFail(f func(error)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.onFail = f
+}
+
+type hostEvent struct {
+	done chan struct{}
+	err  error  // of the recording stream at that point; read after done is closed
+	last string // name and detail of the work before it, where the stream is traced
+}
+
+func (e *hostEvent) Done() bool {
+	select {
+	case <-e.done:
+		return true
+	default:
+		return false
+	}
+}
+
+func (e *hostEvent) Sync(ctx context.Context) error {
+	select {
+	case <-e.done:
+		return e.err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// Record returns an event that completes when all that is queued so far is done.
+func (s *HostStream) Record() Event {
+	e := &hostEvent{done: make(chan struct{})}
+	s.push(task{always: true, event: e, run: func() error {
+		e.err = s.Err()
+		close(e.done)
+		// With one processor whoever waits for e would start only when the next piece of work
+		// lets go of it, up to 10 ms later: a transfer would begin when what it was to hide
+		// behind is over.
+		runtime.Gosched()
+		return nil
+	}})
+	return e
+}
+
+// Wait makes what is queued later wait for e. If the stream that recorded e had failed
+// by then, this one fails with the same error: what it waited for will never be there.
+func (s *HostStream) Wait(e Event) {
+	he := e.(*hostEvent)
+	if he.Done() && he.err == nil {
+		return
+	}
+	s.push(task{name: "wait", label: *s.label.Load(), detail: he.last, wait: he})
+}
+
+// Sync blocks until all that is queued is done.
+func (s *HostStream) Sync(ctx context.Context) error {
+	return s.Record().Sync(ctx)
+}
+
+// Close ends the goroutine after the work that is queued, and returns the stream's error.
+func (s *HostStream) Close() error {
+	s.mu.Lock()
+	s.closed = true
+	s.cond.Signal()
+	s.mu.Unlock()
+	<-s.done
+	return s.Err()
+}
+
+func (s *HostStream) push(t task) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		panic("tensor: work queued on the closed stream " + s.name)
+	}
+	if t.event != nil {
+		t.event.last = s.last
+	} else if t.name != "" && s.Traced() {
+		s.last = strings.TrimSuffix(t.name+": "+t.detail, ": ")
+	}
+	s.queue = append(s.queue, t)
+	s.cond.Signal()
+}
+
+func (s *HostStream) loop() {
+	defer close(s.done)
+	var batch []task
+	for {
+		s.mu.Lock()
+		for len(s.queue) == 0 && !s.closed {
+			s.at = Work{}
+			s.cond.Wait()
+		}
+		if len(s.queue) == 0 {
+			s.at = Work{}
+			s.mu.Unlock()
+			return
+		}
+		batch, s.queue = s.queue, batch[:0]
+		s.mu.Unlock()
+		for i := range batch {
+			s.run(&batch[i])
+			batch[i] = task{} // the closure must not outlive its turn
+		}
+	}
+}
+
+func (s *HostStream) run(t *task) {
+	start := time.Now()
+	if !t.always && !s.begin(t, start) {
+		return
+	}
+	if t.wait != nil {
+		<-t.wait.done
+		s.waited.Add(int64(time.Since(start)))
+		if t.wait.err != nil {
+			s.Fail(t.wait.err)
+		}
+	} else if err := t.run(); err != nil {
+		s.Fail(err)
+	}
+	if f := s.trace.Load(); f != nil && t.name != "" {
+		(*f)(Span{Lane: s.name, Name: t.name, Label: t.label, Detail: t.detail, Start: start, Took: time.Since(start)})
+	}
+}
+
+// begin notes what the stream is at from now on. It is false where the stream has failed.
+func (s *HostStream) begin(t *task, now time.Time) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.err != nil {
+		return false
+	}
+	s.at = Work{Name: t.name, Label: t.label, Since: now}
+	if t.wait != nil {
+		s.at.For = t.wait
+	}
+	return true
+}
+
+var _ Stream = (*HostStream)(nil)

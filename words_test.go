@@ -1,0 +1,188 @@
+package cprun_test
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// sayByName are methods whose meaning their name fixes, so that a comment would repeat it.
+var sayByName = []string{"String", "Error", "Unwrap", "MarshalJSON", "UnmarshalJSON"}
+
+// articles may stand before a type's name: "A Kernel computes ...".
+var articles = []string{"A", "An", "The"}
+
+// TestCommentsBeginWithTheirName holds comments to what readers of Go expect. Those of exported functions
+// and methods begin with the name and a verb: "New returns ...", not "New is ...". Those of exported types,
+// constants and variables begin with the name. Groups of constants or variables, fields of exported structs
+// and methods of exported interfaces have a comment.
+func TestCommentsBeginWithTheirName(t *testing.T) {
+	walk(t, func(file string, src []byte) {
+		if strings.HasSuffix(file, "_test.go") {
+			return
+		}
+		files := token.NewFileSet()
+		f, err := parser.ParseFile(files, file, src, parser.ParseComments|parser.SkipObjectResolution)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		w := words{files: files, report: func(pos token.Pos, fault string) { t.Errorf("%s: %s", files.Position(pos), fault) }}
+		for _, d := range f.Decls {
+			switch d := d.(type) {
+			case *ast.FuncDecl:
+				if fault := commentFault(d); d.Name.IsExported() && fault != "" {
+					w.report(d.Pos(), fault)
+				}
+			case *ast.GenDecl:
+				w.declaration(d)
+			}
+		}
+	})
+}
+
+// words checks the comments of one file's declarations.
+type words struct {
+	files  *token.FileSet
+	report func(pos token.Pos, fault string)
+}
+
+// declaration checks the types, or the constants or variables, of d.
+func (w words) declaration(d *ast.GenDecl) {
+	for _, spec := range d.Specs {
+		switch s := spec.(type) {
+		case *ast.TypeSpec:
+			w.typ(s, first(s.Doc, d.Doc, s.Comment))
+		case *ast.ValueSpec:
+			w.value(s, d)
+		}
+	}
+}
+
+// typ checks the comment of an exported type, and those of its fields or methods.
+func (w words) typ(s *ast.TypeSpec, doc *ast.CommentGroup) {
+	if !s.Name.IsExported() {
+		return
+	}
+	if !names(doc, s.Name.Name) {
+		w.report(s.Pos(), "the comment of type "+s.Name.Name+" does not begin with its name")
+	}
+	switch x := s.Type.(type) {
+	case *ast.StructType:
+		w.members(s.Name.Name, x.Fields.List, doc)
+	case *ast.InterfaceType:
+		w.members(s.Name.Name, x.Methods.List, doc)
+	}
+}
+
+// members checks that each exported field or method is told of: by its type's comment, which names it, or
+// by a comment in its paragraph, since lines without an empty one between them share what is said. A
+// struct of a kernel's arguments is explained in the .cu file that its comment names.
+func (w words) members(owner string, list []*ast.Field, doc *ast.CommentGroup) {
+	if strings.Contains(doc.Text(), ".cu") {
+		return
+	}
+	said, last := false, -1
+	var open []*ast.Field
+	flush := func() {
+		for _, f := range open {
+			if !said && !regexp.MustCompile(`(?i)\b`+f.Names[0].Name+`\b`).MatchString(doc.Text()) {
+				w.report(f.Pos(), owner+"."+f.Names[0].Name+" has no comment")
+			}
+		}
+		open, said = nil, false
+	}
+	for _, f := range list {
+		begin := w.files.Position(f.Pos()).Line
+		if f.Doc != nil {
+			begin = w.files.Position(f.Doc.Pos()).Line
+		}
+		if begin > last+1 {
+			flush()
+		}
+		said = said || f.Doc != nil || f.Comment != nil
+		if len(f.Names) > 0 && f.Names[0].IsExported() {
+			open = append(open, f)
+		}
+		last = w.files.Position(f.End()).Line
+	}
+	flush()
+}
+
+// value checks constants or variables: one alone is named first, a group says what it is as a whole, or
+// each of its lines has a comment.
+func (w words) value(s *ast.ValueSpec, d *ast.GenDecl) {
+	if !s.Names[0].IsExported() {
+		return
+	}
+	name := s.Names[0].Name
+	switch doc := first(s.Doc, s.Comment); {
+	case !d.Lparen.IsValid() && !names(d.Doc, name):
+		w.report(s.Pos(), "the comment of "+name+" does not begin with its name")
+	case d.Lparen.IsValid() && d.Doc == nil && doc == nil:
+		w.report(s.Pos(), name+" has no comment, nor has its group")
+	case d.Lparen.IsValid() && s.Doc != nil && !names(s.Doc, name):
+		w.report(s.Pos(), "the comment of "+name+" does not begin with its name")
+	}
+}
+
+// first returns the first comment that is there, or nil.
+func first(groups ...*ast.CommentGroup) *ast.CommentGroup {
+	for _, g := range groups {
+		if g != nil {
+			return g
+		}
+	}
+	return nil
+}
+
+// names reports whether doc begins with name, an article left out.
+func names(doc *ast.CommentGroup, name string) bool {
+	w := strings.Fields(doc.Text())
+	if len(w) > 1 && slices.Contains(articles, w[0]) {
+		w = w[1:]
+	}
+	return len(w) > 0 && strings.TrimRight(w[0], ",.:") == name
+}
+
+// commentFault says what is wrong with the comment of an exported function, or "".
+func commentFault(fn *ast.FuncDecl) string {
+	name, words := fn.Name.Name, strings.Fields(fn.Doc.Text())
+	switch {
+	case len(words) == 0 && (hidden(fn) || slices.Contains(sayByName, name)):
+		return "" // what a method of a hidden type does, the interface says that it is there for
+	case len(words) == 0:
+		return name + " has no comment"
+	case words[0] != name:
+		return name + "'s comment begins with " + words[0]
+	case len(words) > 1 && (words[1] == "is" || words[1] == "are"):
+		return name + "'s comment says what it " + words[1] + ", not what it does"
+	}
+	return ""
+}
+
+// hidden reports whether fn is a method of a type that other packages cannot name.
+func hidden(fn *ast.FuncDecl) bool {
+	if fn.Recv == nil {
+		return false
+	}
+	receiver := fn.Recv.List[0].Type
+	for {
+		switch x := receiver.(type) {
+		case *ast.StarExpr:
+			receiver = x.X
+		case *ast.IndexExpr:
+			receiver = x.X
+		case *ast.IndexListExpr:
+			receiver = x.X
+		case *ast.Ident:
+			return !x.IsExported()
+		default:
+			return false
+		}
+	}
+}
