@@ -172,7 +172,8 @@ func (t *together) inputs() (string, error) {
 	return hex.EncodeToString(sum[:]), nil
 }
 
-// hostID is the same text for all agents of one host, and another on every other.
+// hostID is the same text for all agents of one host, and another on every other. What NCCL would take for
+// several hosts is several here too: its transfers between them are then those between hosts.
 func hostID() (string, error) {
 	boot, err := files.Read("/proc/sys/kernel/random/boot_id", 1<<10)
 	if err != nil {
@@ -182,7 +183,11 @@ func hostID() (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("identity of this host: %w", err)
 	}
-	return strings.TrimSpace(string(boot)) + " " + network, nil
+	id := strings.TrimSpace(string(boot)) + " " + network
+	if named := launch.Getenv(launch.EnvHostID); named != "" {
+		id += " " + named
+	}
+	return id, nil
 }
 
 // portOf is the port at which the agents meet.

@@ -50,6 +50,9 @@ type Variable struct {
 // EnvKeyFile names the file with the key of a job of several nodes.
 const EnvKeyFile = "CPRUN_KEY_FILE"
 
+// EnvHostID tells hosts apart where the system does not, for NCCL and for cprun.
+const EnvHostID = "NCCL_HOSTID"
+
 // Getenv returns a variable of the environment, one that Environment lists.
 func Getenv(name string) string { return os.Getenv(name) }
 
@@ -68,6 +71,7 @@ func Environment() []Variable {
 		{Name: envQueues, changes: true, Meaning: "queues between a process and its GPU; cprun sets 32 for its workers where it is not set"},
 		{Name: envNCCLNetwork, changes: true, Meaning: "the interface of NCCL between hosts; in a job of several, cprun sets that of --interface, or towards the rendezvous, where it is not set"},
 		{Name: envNCCLFamily, changes: true, Meaning: "IPv4 or IPv6 there; set together with it"},
+		{Name: EnvHostID, changes: true, Meaning: "agents on which it differs count as different hosts, whatever the system says; read by NCCL too"},
 		{Name: envCacheDir, Meaning: "compiled GPU kernels are kept in cprun/kernels below it; default ~/.cache"},
 		{Name: EnvKeyFile, Meaning: "the file with the secret of a job of several nodes, which nobody but the user may read"},
 		{Name: envRunID, Meaning: "set by cprun for its workers: the job they belong to"},
