@@ -245,17 +245,18 @@ func (e *Engine) fail(cause error) {
 	close(e.failed)
 }
 
-// tell returns when the other ranks know of a failure, as far as they can be reached. Only then
-// are callers told, by errors and the compute stream: what they do next may be to exit, and the
-// end of a connection without a word is taken for a death. The wait is bounded; no lock that the
-// watch needs is held.
+// tell returns when the other ranks know of a failure, as far as they can be reached, and the compute
+// stream does. Only then are callers told: what they do next may be to exit, and the end of a
+// connection without a word is taken for a death; or to wait for the stream, which must not end as
+// if all was well. The wait is bounded; no lock that the watch needs is held.
 func (e *Engine) tell() {
 	if cause := e.cause.Load(); cause != nil {
 		e.host.Abort(*cause)
+		e.compute.Fail(*cause)
 	}
 }
 
-// drain tells the other ranks of a failure, then the compute stream, and ends the waits of this
+// drain tells the other ranks and the compute stream of a failure, and ends the waits of this
 // rank's streams. Until then they go on waiting for what has not come, so that nothing is
 // computed from it.
 //
@@ -266,7 +267,6 @@ func (e *Engine) drain() {
 	e.tell()
 	stood := e.Waits() // before the waits end
 	e.stood.Store(&stood)
-	e.compute.Fail(*e.cause.Load())
 	for start := time.Now(); ; time.Sleep(time.Millisecond) {
 		took := time.Since(start)
 		if took > graceOver {

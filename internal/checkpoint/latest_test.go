@@ -1,7 +1,6 @@
 package checkpoint
 
 import (
-	"encoding/json"
 	"errors"
 	"os"
 	"path/filepath"
@@ -10,6 +9,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/cprun/cprun/internal/checkpoint/checkpointtest"
 )
 
 // FuzzLatest: whatever the file latest holds, the checkpoints that are there are tried, each once, and
@@ -124,20 +125,6 @@ func TestPipesAmongCheckpoints(t *testing.T) {
 	}
 }
 
-// summed is the text of a manifest with its own checksum, as anybody can make it.
-func summed(t *testing.T, text string) []byte {
-	t.Helper()
-	var m Manifest
-	if err := json.Unmarshal([]byte(text), &m); err != nil {
-		t.Fatal(err)
-	}
-	data, err := m.encode()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return data
-}
-
 // A manifest that claims more than its files hold is refused before anything is allocated for it.
 func TestManifestClaimsNoMoreThanItsFiles(t *testing.T) {
 	dir, _ := saved(t, Options{}, 1)
@@ -150,7 +137,7 @@ func TestManifestClaimsNoMoreThanItsFiles(t *testing.T) {
 	if big == string(text) {
 		t.Fatal("the manifest has no parameter of 4 elements")
 	}
-	if _, err := ParseManifest(summed(t, big)); err == nil || !strings.Contains(err.Error(), "more elements than its") {
+	if _, err := ParseManifest(checkpointtest.Summed([]byte(big))); err == nil || !strings.Contains(err.Error(), "more elements than its") {
 		t.Errorf("%v", err)
 	}
 	many := `{"format":"cprun-checkpoint","version":1,"fields":[` + strings.Repeat(`"",`, maxValues) + `""]}`

@@ -2,13 +2,14 @@ package hostile
 
 import (
 	"bytes"
-	"crypto/sha256"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
+
+	"github.com/cprun/cprun/internal/checkpoint/checkpointtest"
 )
 
 // trained makes a run of two ranks and two steps, once, and returns its directory.
@@ -49,18 +50,6 @@ var written = []string{
 
 // needed are those without which, or whose contents, a run goes on as well: they are written anew.
 var spoiled = map[string]bool{"plan.json": true, "trace.json": true, "checkpoints/latest": true}
-
-// summed is the text of a manifest with its own checksum, which is taken with zeros in its place.
-func summed(text []byte) []byte {
-	const digits = 2 * sha256.Size
-	at := bytes.LastIndex(text, []byte(`"sha256": "`)) + len(`"sha256": "`)
-	if at+digits > len(text) {
-		return text
-	}
-	copy(text[at:], strings.Repeat("0", digits))
-	copy(text[at:], fmt.Sprintf("%x", sha256.Sum256(text)))
-	return text
-}
 
 // runs are run directories and checkpoints.
 func runs() (all []input) {
@@ -125,7 +114,7 @@ func runs() (all []input) {
 				path := p.path("run/" + dir + "manifest.json")
 				text, err := os.ReadFile(path)
 				p.must(err)
-				p.must(os.WriteFile(path, summed(bytes.ReplaceAll(text, []byte(change[0]), []byte(change[1]))), 0o644))
+				p.must(os.WriteFile(path, checkpointtest.Summed(bytes.ReplaceAll(text, []byte(change[0]), []byte(change[1]))), 0o644))
 			}
 		}, resume, export)
 	}
@@ -143,7 +132,7 @@ func runs() (all []input) {
 			p.must(err)
 			st, err := os.Stat(shard)
 			p.must(err)
-			p.must(os.WriteFile(path, summed(bytes.Replace(text, fmt.Appendf(nil, `"bytes": %d`, st.Size()), []byte(`"bytes": 1099511627776`), 1)), 0o644))
+			p.must(os.WriteFile(path, checkpointtest.Summed(bytes.Replace(text, fmt.Appendf(nil, `"bytes": %d`, st.Size()), []byte(`"bytes": 1099511627776`), 1)), 0o644))
 			p.must(os.Truncate(shard, 1<<40))
 		}
 	}, resume, export)

@@ -31,7 +31,7 @@ func TestCasesOnGPUs(t *testing.T) {
 			tol  float64
 		}{
 			{"fp32", []string{"precision.compute=fp32", "attention.backend=reference"}, 2e-3},
-			{"fp32, flash", []string{"precision.compute=fp32", "attention.backend=flash"}, 2e-3},
+			{"fp32 flash", []string{"precision.compute=fp32", "attention.backend=flash"}, 2e-3},
 			{"bf16", []string{"precision.compute=bf16", "attention.backend=" + c.backend()}, 2e-2},
 		} {
 			t.Run(c.name+"/"+v.name, func(t *testing.T) {

@@ -19,6 +19,7 @@ import (
 	"github.com/cprun/cprun/comm"
 	commdevice "github.com/cprun/cprun/comm/device"
 	"github.com/cprun/cprun/internal/backend"
+	"github.com/cprun/cprun/internal/checkpoint/checkpointtest"
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/cuda"
 	"github.com/cprun/cprun/internal/device"
@@ -243,7 +244,7 @@ func raiseScale(t *testing.T, checkpoint string) {
 	if raised == string(text) {
 		t.Fatalf("the checkpoint has no loss scale of 65536:\n%s", text)
 	}
-	if err := os.WriteFile(path, []byte(raised), 0o666); err != nil {
+	if err := os.WriteFile(path, checkpointtest.Summed([]byte(raised)), 0o666); err != nil {
 		t.Fatal(err)
 	}
 }
