@@ -154,12 +154,27 @@ func (r *run) run(ctx context.Context, cancel context.CancelCauseFunc) (stopped 
 	// begun with them: so they are told first, and nothing more is waited for.
 	r.mesh.world.Abort(err)
 	cancel(err)
-	for _, e := range r.close(r.leave) {
-		if e != nil && !comm.IsRemote(e) && !errors.Is(e, comm.ErrAborted) && !errors.Is(e, err) { // a fault of its own
-			err = errors.Join(err, e)
+	return false, withOwn(err, r.close(r.leave))
+}
+
+// withOwn adds the faults of this rank's own that came to light when it closed what it writes. Where err is what
+// another rank says, it stays as text alone: a rank whose save has failed may hear of its fault from another
+// before it gets there itself, and is no victim for that.
+func withOwn(err error, closing []error) error {
+	var own []error
+	for _, e := range closing {
+		if e != nil && !comm.IsRemote(e) && !errors.Is(e, comm.ErrAborted) && !errors.Is(e, err) {
+			own = append(own, e)
 		}
 	}
-	return false, err
+	switch mine := errors.Join(own...); {
+	case mine == nil:
+		return err
+	case comm.IsRemote(err):
+		return fmt.Errorf("%w\n(as another rank tells it: %v)", mine, err)
+	default:
+		return errors.Join(err, mine)
+	}
 }
 
 // open opens what the run writes.
