@@ -84,18 +84,23 @@ func Hops(p Params) []Call {
 }
 
 func hopsOf(p Params) []Call {
-	ring, heads := p.ContextSize, 1
-	switch p.Algorithm {
-	case "ulysses":
-		ring, heads = 1, p.ContextSize
-	case "hierarchical":
-		ring, heads = max(1, p.ContextSize/p.InnerSize), p.InnerSize
-	}
+	ring, heads := p.sharing()
 	c := Call{Params: p, RunHeads: p.Heads, RunKVHeads: p.KVHeads}
 	c.Heads, c.KVHeads = max(1, p.Heads/heads), max(1, p.KVHeads/heads)
 	w := walker{base: c, shape: p.shape(ring), ranks: ring, seen: map[rankPair]bool{}, calls: map[callKey]bool{}}
 	w.walk()
 	return w.out
+}
+
+// sharing is how many ranks share a sequence while kernels run, and how many share its heads.
+func (p Params) sharing() (ring, heads int) {
+	switch p.Algorithm {
+	case "ulysses":
+		return 1, p.ContextSize
+	case "hierarchical":
+		return max(1, p.ContextSize/p.InnerSize), p.InnerSize
+	}
+	return p.ContextSize, 1
 }
 
 // shape is the partition of one sequence. Documents are cut at lengths that are not known

@@ -2,12 +2,14 @@ package backends
 
 import "slices"
 
-// Order is the preference among the backends on a range of architectures, fastest first.
+// Order is the preference among the backends on a range of architectures, fastest first: what holds
+// where the table of rates does not compare them.
 type Order struct {
 	Since, Until int // architectures [Since, Until), as in Params.Arch
 	Backends     []Backend
 	// Cheap is the rules whose remedies were measured to leave a backend faster than the next one
-	// without any. With others it comes behind those that need none.
+	// without any. With others it comes behind those that need none, whatever its rate: the rates are
+	// those of runs with cheap remedies at most, or they do not count what a remedy costs in memory.
 	Cheap  []string
 	Source string
 }

@@ -146,8 +146,10 @@ func raggedOffset(c *Call) int64 {
 // tokens and 128 heads: a remedy, which auto takes only where flash, which needs none, cannot run.
 const maxDPWorkspace = 256 << 20
 
-// dpWorkspace is the bytes of the dP matrix of a call: 16 bits for every query and key of
-// every head, in blocks of 64.
-func dpWorkspace(c *Call) float64 {
-	return 2 * float64(c.Batch) * float64(c.Heads) * float64(roundUp(c.SeqQ, 64)) * float64(roundUp(c.SeqKV, 64))
+// dpWorkspace is the bytes of the dP matrix of a call, as cudnn-frontend counts them: in blocks of 64.
+func dpWorkspace(c *Call) float64 { return dpBytes(c, 64) }
+
+// dpBytes is 16 bits for every query and key of every head, in blocks.
+func dpBytes(c *Call, block int) float64 {
+	return 2 * float64(c.Batch) * float64(c.Heads) * float64(roundUp(c.SeqQ, block)) * float64(roundUp(c.SeqKV, block))
 }

@@ -105,10 +105,12 @@ func KindsOf(applied []Applied) []RemedyKind {
 	return slices.Compact(kinds)
 }
 
-// Select chooses the backend for p: the first in the order of the architecture that every
-// hop of every rank can run, those that need no remedy before those that do. The error is a
-// *NoBackendError, or says what is wrong with p itself.
-func Select(p Params) (*Choice, error) {
+// Select chooses the backend for p: the fastest that every hop of every rank can run, by the measured
+// rates, and by the order of the architecture where these do not say; those that need no remedy, or a
+// cheap one, before those that do. The error is a *NoBackendError, or says what is wrong with p itself.
+func Select(p Params) (*Choice, error) { return choose(p, rateTable()) }
+
+func choose(p Params, table []Rate) (*Choice, error) {
 	p, err := p.checked()
 	if err != nil {
 		return nil, err
@@ -118,7 +120,9 @@ func Select(p Params) (*Choice, error) {
 	for _, b := range Backends {
 		verdicts[b] = judge(b, p, c.Hops)
 	}
+	m := measuredFor(p, table)
 	order := orderOf(p.Arch)
+	order.Backends = m.sort(order.Backends)
 	for _, b := range order.Backends {
 		if verdicts[b].ok {
 			c.Able = append(c.Able, b)
@@ -127,7 +131,7 @@ func Select(p Params) (*Choice, error) {
 	if p.Want != Auto && verdicts[p.Want].ok && !slices.Contains(c.Able, p.Want) {
 		c.Able = append(c.Able, p.Want) // the reference on a GPU runs where it is named
 	}
-	c.Backend, c.Reason = pick(p, order, verdicts)
+	c.Backend, c.Reason = pick(p, order, m, verdicts)
 	for _, b := range Backends {
 		if b != c.Backend {
 			c.Rejected = append(c.Rejected, verdicts[b].spoke...)
@@ -161,7 +165,7 @@ func Evaluate(p Params) ([]Rejection, error) {
 }
 
 // pick is the backend asked for if it can run, or the best of those that can; Auto if none.
-func pick(p Params, order Order, verdicts map[Backend]verdict) (Backend, string) {
+func pick(p Params, order Order, m measured, verdicts map[Backend]verdict) (Backend, string) {
 	if p.Want != Auto {
 		if !verdicts[p.Want].ok {
 			return Auto, ""
@@ -173,7 +177,7 @@ func pick(p Params, order Order, verdicts map[Backend]verdict) (Backend, string)
 			for _, b := range order.Backends {
 				v := verdicts[b]
 				if v.ok && slices.Contains(tier, b) && order.plain(v) == plain {
-					return b, reason(b, p, order, verdicts)
+					return b, reason(b, p, order, m, verdicts)
 				}
 			}
 		}
@@ -181,8 +185,9 @@ func pick(p Params, order Order, verdicts map[Backend]verdict) (Backend, string)
 	return Auto, ""
 }
 
-// reason says why b was picked: its place in the order, and what passed over those before.
-func reason(b Backend, p Params, order Order, verdicts map[Backend]verdict) string {
+// reason says why b was picked: its place in the order, what passed over those before, and the rates that
+// were compared.
+func reason(b Backend, p Params, order Order, m measured, verdicts map[Backend]verdict) string {
 	var before []string
 	for _, o := range order.Backends {
 		if o == b {
@@ -195,11 +200,18 @@ func reason(b Backend, p Params, order Order, verdicts map[Backend]verdict) stri
 			before = append(before, fmt.Sprintf("%s cannot run this (%s)", o, v.blocking()))
 		}
 	}
-	s := fmt.Sprintf("first on %s", archName(p.Arch))
-	if len(before) > 0 {
-		s = fmt.Sprintf("next on %s: %s", archName(p.Arch), strings.Join(before, "; "))
+	place, why := "first", before
+	if rates := m.about(b, order.Backends); rates != "" {
+		place, why = "fastest", append(why, rates)
 	}
-	return s + verdicts[b].remedied()
+	if len(before) > 0 {
+		place = "next"
+	}
+	s := fmt.Sprintf("%s on %s%s", place, archName(p.Arch), verdicts[b].remedied())
+	if len(why) > 0 {
+		s += ": " + strings.Join(why, "; ")
+	}
+	return s
 }
 
 func archName(arch int) string {

@@ -35,7 +35,8 @@ func (d *Group) waits() (all []comm.Wait) {
 		w, start, end, done := d.wait(f), f.start, f.end, f.done
 		d.mu.Unlock()
 		if end != nil && !done {
-			done, _ = d.reached(end)
+			over, err := d.reached(end)
+			done = over && err == nil // one that a failure has ended is what was waited for
 		}
 		if done {
 			continue

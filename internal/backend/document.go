@@ -264,6 +264,61 @@ func OrderTable() string {
 	return b.String()
 }
 
+// RateTable returns the measured rates and their sources, as Markdown.
+func RateTable() string {
+	rates := backends.Rates()
+	var columns []backends.Backend
+	for _, x := range backends.Backends {
+		if slices.ContainsFunc(rates, func(r backends.Rate) bool { return r.Backend == x }) {
+			columns = append(columns, x)
+		}
+	}
+	var b strings.Builder
+	b.WriteString("| architecture | type | mask | head dim | deterministic |")
+	for _, x := range columns {
+		fmt.Fprintf(&b, " %s |", x)
+	}
+	b.WriteString(" source |\n|---|---|---|---|---|" + strings.Repeat("---|", len(columns)+1) + "\n")
+	var sources []string
+	done := map[backends.RateKey]bool{}
+	for _, r := range rates {
+		if done[r.RateKey] {
+			continue
+		}
+		done[r.RateKey] = true
+		cells, from := make([]string, len(columns)), ""
+		for _, o := range rates {
+			if o.RateKey == r.RateKey {
+				cells[slices.Index(columns, o.Backend)] = fmt.Sprintf("%g, %g", o.Both, o.Forward)
+				sources, from = cite(sources, from, o.Source.String())
+			}
+		}
+		fmt.Fprintf(&b, "| sm%d | %s | %s | %d | %s | %s | %s |\n", r.Arch, r.DType, r.Mask.Text(), r.HeadDim,
+			map[bool]string{true: "yes", false: "no"}[r.Deterministic], strings.Join(cells, " | "), from)
+	}
+	b.WriteString("\nSources:\n\n")
+	for i, s := range sources {
+		fmt.Fprintf(&b, "%d. %s\n", i+1, s)
+	}
+	return b.String()
+}
+
+// cite adds a source to those of a table, and its number to the numbers in a cell, unless they are there.
+func cite(sources []string, cell, source string) ([]string, string) {
+	i := slices.Index(sources, source)
+	if i < 0 {
+		i, sources = len(sources), append(sources, source)
+	}
+	n := fmt.Sprint(i + 1)
+	switch {
+	case cell == "":
+		cell = n
+	case !slices.Contains(strings.Split(cell, ", "), n):
+		cell += ", " + n
+	}
+	return sources, cell
+}
+
 func archRange(since, until int) string {
 	switch {
 	case until == 1:

@@ -20,7 +20,7 @@ func TestDocument(t *testing.T) {
 	}
 	doc := string(text)
 	for name, table := range map[string]func() string{
-		"matrix": Matrix, "order": OrderTable, "remedies": RemedyTable, "peaks": PeakTable,
+		"matrix": Matrix, "order": OrderTable, "rates": RateTable, "remedies": RemedyTable, "peaks": PeakTable,
 		"fused":     func() string { return RuleTable(backends.Fused) },
 		"flash":     func() string { return RuleTable(backends.Flash) },
 		"unfused":   func() string { return RuleTable(backends.Unfused) },

@@ -28,6 +28,7 @@ type Report struct {
 // Machine is what a rank ran on.
 type Machine struct {
 	Device   string            `json:"device"`             // "NVIDIA H200", "cpu"
+	Arch     int               `json:"arch,omitempty"`     // of a GPU, 10 times its compute capability: 90
 	Cores    int               `json:"cores"`              // of the node
 	Versions map[string]string `json:"versions,omitempty"` // of libraries and the driver
 }

@@ -144,7 +144,7 @@ func machineOf(m machine.Machine) bench.Machine {
 	if m.Arch == 0 {
 		return out
 	}
-	out.Device, out.Versions = m.String(), make(map[string]string)
+	out.Device, out.Arch, out.Versions = m.String(), m.Arch, make(map[string]string)
 	if _, gpus, err := machine.Find(); err == nil && len(gpus) > 0 {
 		out.Device = gpus[0].Name
 	}

@@ -48,17 +48,42 @@ func FusedWorkspace(s FusedShape) int64 {
 	if !s.Training {
 		return forward + fusedSlack
 	}
-	// The LSE and partial dQ; dK and dV; cuDNN's sums of do*o and its float32 dQ, or its dP.
-	backward := rows*4 + held*rows*int64(2*s.Dim) + keys*int64(2*(s.Dim+s.DimV)) + rows*4
-	if s.Deterministic {
-		backward += rows / int64(max(s.SeqQ, 1)) * roundUp64(int64(s.SeqQ), 64) * roundUp64(int64(s.SeqK), 64) * 2
-	} else {
-		backward += rows * int64(4*s.Dim)
-	}
-	if s.Packed && defaultPacking.grads(s.Dim, s.DimV) && s.Heads > s.KVHeads { // cuDNN's dK and dV of every query head
-		backward += int64(bucket(s.Batch*s.SeqK)) * int64(s.Heads) * int64(4*(s.Dim+s.DimV))
-	}
+	// The LSE and partial dQ; dK and dV.
+	backward := rows*4 + held*rows*int64(2*s.Dim) + keys*int64(2*(s.Dim+s.DimV)) + backwardWorkspace(s)
 	return max(forward, backward) + fusedSlack
+}
+
+// backwardWorkspace bounds what a backward call asks cuDNN for, as attention/backends does: in
+// cudnn-frontend 1.23.0 (node/scaled_dot_product_flash_attention.h) the float32 sums of do*o and float32
+// dQ, and for packed documents with grouped heads dK and dV of every query head.
+//
+// A deterministic call has the matrix dP in place of dQ there. cuDNN adds to it what it does not tell: at
+// 32K tokens with 32 query and 8 KV heads of 128 it asked for more than the matrix, the sums and all that
+// Fused holds. So everything of the graph that is not the matrix counts as if it were kept in float32,
+// and the matrix in blocks of 128, the longest side of a tile.
+func backwardWorkspace(s FusedShape) int64 {
+	rows := int64(s.Batch) * int64(s.SeqQ) * int64(s.Heads)
+	n := rows*4 + rows*int64(4*s.Dim)
+	keys, grouped := int64(s.Batch)*int64(s.SeqK), s.Heads > s.KVHeads
+	if s.Deterministic {
+		n += int64(s.Batch) * int64(s.Heads) * roundUp64(int64(s.SeqQ), 128) * roundUp64(int64(s.SeqK), 128) * 2
+	}
+	switch {
+	case s.Packed && grouped && defaultPacking.grads(s.Dim, s.DimV):
+		keys = int64(bucket(s.Batch * s.SeqK))
+	case !s.Deterministic || !grouped:
+		return n
+	}
+	return n + keys*int64(s.Heads)*int64(4*(s.Dim+s.DimV))
+}
+
+// scratchGrowth is what is taken at most beyond what is needed where there is not enough: a workspace can
+// be most of the memory, so that half as much again is more than there is.
+const scratchGrowth = 256 << 20
+
+// grownScratch is how large scratch memory of size bytes is made for need bytes.
+func grownScratch(size, need int64) int64 {
+	return max(need, min(size*3/2, need+scratchGrowth))
 }
 
 // fusedSlack is for what is rounded up, and for the counters of cuDNN's kernels.

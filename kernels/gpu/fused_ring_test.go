@@ -11,6 +11,9 @@ import (
 	"testing"
 
 	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/attention/backends"
+	"github.com/cprun/cprun/internal/cuda"
+	"github.com/cprun/cprun/internal/cuda/dnn"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
 )
@@ -202,23 +205,37 @@ func TestFusedRing(t *testing.T) {
 	}
 }
 
+// keepsMatrix reports whether a deterministic backward pass keeps its matrix on this machine.
+func keepsMatrix(t *testing.T) bool {
+	t.Helper()
+	gpus, err := cuda.Probe()
+	check(t, err)
+	version, err := dnn.Version()
+	check(t, err)
+	return backends.KeepsMatrix(gpus[0].Arch, backends.Version(version))
+}
+
 // TestFusedWorkspaceIsEnough holds that nothing is taken beyond what FusedWorkspace says.
 func TestFusedWorkspaceIsEnough(t *testing.T) {
 	const seq, heads, kvHeads = 8192, 4, 2
 	docs := append([]int{seq / 2}, slices.Repeat([]int{64}, seq/2/64)...) // many, and one much longer
 	for _, c := range []struct {
-		ranks, dim int
-		docs       []int
-	}{{4, 128, nil}, {1, 128, docs}, {1, 120, docs}, {1, 256, docs}} {
-		t.Run(fmt.Sprintf("%d ranks, head dim %d, %d documents", c.ranks, c.dim, len(c.docs)), func(t *testing.T) {
+		ranks, dim    int
+		docs          []int
+		deterministic bool
+	}{
+		{4, 128, nil, false}, {1, 128, docs, false}, {1, 120, docs, false}, {1, 256, docs, false},
+		{1, 64, nil, true}, {1, 128, nil, true}, {1, 256, nil, true},
+	} {
+		t.Run(fmt.Sprintf("%d ranks, head dim %d, %d documents, deterministic %t", c.ranks, c.dim, len(c.docs), c.deterministic), func(t *testing.T) {
 			mask, err := partition.NewMask(true, -1, seq, seq, c.docs)
 			check(t, err)
 			rows, packed := seq/c.ranks, len(c.docs) > 0
 			n := FusedWorkspace(FusedShape{
 				Batch: 1, SeqQ: rows, SeqK: rows, Heads: heads, KVHeads: kvHeads, Dim: c.dim, DimV: c.dim,
-				Calls: c.ranks, Training: true, Packed: packed,
+				Calls: c.ranks, Training: true, Packed: packed, Deterministic: c.deterministic && keepsMatrix(t),
 			})
-			r := newFused(t, FusedOptions{Workspace: n, Packed: packed})
+			r := newFused(t, FusedOptions{Workspace: n, Packed: packed, Deterministic: c.deterministic})
 			fusedCase{c.ranks, seq, heads, kvHeads, c.dim, partition.Zigzag{}, mask}.run(t, r, func() {})
 			if got := r.Workspace(); got != n {
 				t.Errorf("the workspace is %d bytes, FusedWorkspace says %d", got, n)

@@ -43,7 +43,7 @@ func (s *fusedScratch) reserve(bytes int64) error {
 func (s *fusedScratch) alloc(bytes int64) (uint64, error) {
 	bytes = roundUp64(bytes, scratchAlign)
 	if s.at+bytes > s.size() {
-		if err := s.reserve(max(s.at+bytes, s.size()*3/2)); err != nil {
+		if err := s.reserve(grownScratch(s.size(), s.at+bytes)); err != nil {
 			return 0, err
 		}
 	}

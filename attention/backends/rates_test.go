@@ -1,0 +1,234 @@
+package backends
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cprun/cprun/tensor"
+)
+
+// testSource stands above the rows of tables made here.
+const testSource = sourceMark + "GPU; cuDNN 9.19.0; CUDA 13.0; commit 0123abc; 2026-01-02; a command\n"
+
+func ratesOf(t *testing.T, rows string) []Rate {
+	t.Helper()
+	rates, err := readRates(testSource + rows)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rates
+}
+
+// runOf is a run of the kind that a key is about, as scripts/gpu-rates measures it.
+func runOf(k RateKey, training bool, seq int) Params {
+	p := with(fmt.Sprintf("build=this arch=%d s=%d h=32 g=8 d=%d", k.Arch, seq, k.HeadDim))
+	p.DType, p.Deterministic, p.Training = k.DType, k.Deterministic, training
+	switch k.Mask {
+	case RateFull:
+		p.Causal, p.WindowRight = false, -1
+	case RateWindow:
+		p.WindowLeft = 4095
+	case RateWindowOverRanks:
+		p.WindowLeft, p.ContextSize = 4095, 2
+	}
+	return p
+}
+
+func TestRates(t *testing.T) {
+	rates := Rates()
+	if len(rates) == 0 {
+		t.Fatal("no rates")
+	}
+	for _, r := range rates {
+		if !slices.Contains(Backends, r.Backend) || r.Source == nil || r.Source.Commit == "" {
+			t.Errorf("%+v: a backend that is not there, or no source", r)
+		}
+		for _, training := range []bool{false, true} {
+			if k, ok := rateKey(runOf(r.RateKey, training, 32768)); !ok || k != r.RateKey {
+				t.Errorf("a run of %+v is looked up as %+v, %t", r.RateKey, k, ok)
+			}
+		}
+	}
+	rates[0] = Rate{}
+	if Rates()[0] == (Rate{}) {
+		t.Error("the table can be written through Rates")
+	}
+}
+
+// TestAutoTakesTheFastest holds that auto, for all that is measured, takes the fastest of what can run
+// without a costly remedy, and what the order says where there is nothing to compare.
+func TestAutoTakesTheFastest(t *testing.T) {
+	compared := 0
+	for _, r := range Rates() {
+		for _, training := range []bool{false, true} {
+			for _, seq := range []int{1024, 32768} { // with the short one no deterministic workspace is large
+				p := runOf(r.RateKey, training, seq)
+				got := chosen(t, p)
+				best, able := fastest(r.RateKey, p)
+				if len(able) < 2 {
+					if c, err := choose(p, nil); err != nil || c.Backend != got.Backend {
+						t.Errorf("%+v: auto takes %s, and without rates %v, %v", r.RateKey, got.Backend, c, err)
+					}
+					continue
+				}
+				compared++
+				if got.Backend != best {
+					t.Errorf("%+v, training %t, %d tokens: auto takes %s, the fastest is %s", r.RateKey, training, seq, got.Backend, best)
+				}
+				if !strings.Contains(got.Reason, "TFLOP/s") {
+					t.Errorf("%+v: the reason is %q", r.RateKey, got.Reason)
+				}
+			}
+		}
+	}
+	if compared == 0 {
+		t.Error("nothing was compared")
+	}
+}
+
+// fastest is the fastest of the backends that are measured at a key and can run p with cheap remedies.
+func fastest(k RateKey, p Params) (best Backend, able []Backend) {
+	order, top := orderOf(p.Arch), 0.0
+	for _, r := range Rates() {
+		p.Want = r.Backend
+		c, err := Select(p)
+		costly := func(a Applied) bool { return !slices.Contains(order.Cheap, a.Rule) }
+		if r.RateKey != k || err != nil || slices.ContainsFunc(c.Remedies, costly) {
+			continue
+		}
+		able = append(able, r.Backend)
+		rate := r.Forward
+		if p.Training {
+			rate = r.Both
+		}
+		if rate > top {
+			best, top = r.Backend, rate
+		}
+	}
+	return best, able
+}
+
+// A table in which flash and fused win in turn.
+const turns = `
+90 bf16 causal 64 no flash 500 100
+90 bf16 causal 64 no fused 400 200
+90 bf16 causal 128 no flash 400 300
+90 bf16 causal 128 no fused 500 200
+90 bf16 full 128 no flash 900 900
+90 bf16 window 128 no flash 400 300
+90 bf16 window 128 no fused 300 200
+90 bf16 window_over_ranks 128 no flash 300 200
+90 bf16 window_over_ranks 128 no fused 300 200
+90 bf16 causal 128 yes flash 400 200
+90 bf16 causal 128 yes fused 400 300
+80 bf16 causal 128 no flash 100 100
+80 bf16 causal 128 no fused 200 200
+`
+
+func TestChoiceByRates(t *testing.T) {
+	table := ratesOf(t, turns)
+	for _, c := range []struct {
+		params string
+		want   Backend
+		reason string
+	}{
+		{"", Flash, "fastest on sm90: measured 300 TFLOP/s at head dim 128, causal; fused 200"},
+		{"train=0", Fused, "fastest on sm90: measured 500 TFLOP/s at head dim 128, causal, forward; flash 400"},
+		{"d=64", Fused, "fastest on sm90: measured 200 TFLOP/s at head dim 64, causal; flash 100"},
+		{"d=64 train=0", Flash, "fastest on sm90: measured 500 TFLOP/s at head dim 64, causal, forward; fused 400"},
+		{"d=56", Fused, "fastest on sm90: measured 200 TFLOP/s at head dim 64, causal; flash 100"},
+		{"d=72", Flash, "fastest on sm90: measured 300 TFLOP/s at head dim 128, causal; fused 200"},
+		{"d=256", Flash, "fastest on sm90: measured 300 TFLOP/s at head dim 128, causal; fused 200"},
+		{"dtype=fp16", Flash, "fastest on sm90: measured 300 TFLOP/s at head dim 128, causal; fused 200"},
+		{"dtype=fp32", Flash, "next on sm90: fused cannot run this (fused-dtype)"},
+		{"cp=8 s=65536", Flash, "fastest on sm90: measured 300 TFLOP/s at head dim 128, causal; fused 200"},
+		{"mask=full", Fused, "first on sm90"}, // only one is measured
+		{"window=4095", Flash, "fastest on sm90: measured 300 TFLOP/s at head dim 128, window; fused 200"},
+		{"window=4095 cp=2 alg=ulysses", Flash, "fastest on sm90: measured 300 TFLOP/s at head dim 128, window; fused 200"},
+		{"window=100 mask=full", Fused, "first on sm90"}, // no right bound
+		// Equal rates leave the order.
+		{"window=4095 cp=2 s=65536", Fused, "fastest on sm90, with split-call: measured 200 TFLOP/s at head dim 128, window over ranks; flash 200"},
+		{"arch=80", Fused, "fastest on sm80: measured 200 TFLOP/s at head dim 128, causal; flash 100"},
+		{"arch=100", Fused, "first on sm100"},
+		{"arch=86", Flash, "first on sm86"},
+		// What is not measured goes by the order.
+		{"docs=1", Fused, "first on sm90"},
+		{"d=128 dv=64", Fused, "first on sm90"},
+		{"sq=1024 skv=4096", Fused, "first on sm90"},
+		// Rates do not count the memory that a remedy takes: with little of it, the fastest; with more, the next.
+		{"det=1 s=1024", Fused, "fastest on sm90: measured 300 TFLOP/s at head dim 128, causal, deterministic; flash 200"},
+		{"det=1 s=16384", Flash, "next on sm90: fused needs grant-workspace; measured 200 TFLOP/s at head dim 128, causal, deterministic; fused 300"},
+		{"off=flash", Fused, "next on sm90: flash cannot run this (flash-disabled); measured 200 TFLOP/s at head dim 128, causal; flash 300"},
+		{"want=fused", Fused, "asked for"},
+	} {
+		got, err := choose(with("build=this "+c.params), table)
+		if err != nil || got.Backend != c.want || got.Reason != c.reason {
+			t.Errorf("%q: %+v, %v\nwant %s: %s", c.params, got, err, c.want, c.reason)
+		}
+	}
+}
+
+// TestRatesReorderOnlyTheMeasured: backends without a rate stay where they are, and all stay able.
+func TestRatesReorderOnlyTheMeasured(t *testing.T) {
+	table := ratesOf(t, "90 bf16 causal 128 no unfused 9 9\n90 bf16 causal 128 no fused 5 5\n")
+	m := measuredFor(with(""), table)
+	if got := m.sort([]Backend{Fused, Flash, Unfused}); !slices.Equal(got, []Backend{Unfused, Flash, Fused}) {
+		t.Errorf("the order is %v", got)
+	}
+	for _, r := range Rates() {
+		p := runOf(r.RateKey, true, 1024)
+		a, b := chosen(t, p).Able, []Backend(nil)
+		if c, err := choose(p, nil); err == nil {
+			b = slices.Clone(c.Able)
+		}
+		a = slices.Clone(a)
+		slices.Sort(a)
+		slices.Sort(b)
+		if !slices.Equal(a, b) {
+			t.Errorf("%+v: able %v, without rates %v", r.RateKey, a, b)
+		}
+	}
+}
+
+func TestReadRates(t *testing.T) {
+	rates := ratesOf(t, "\n# a remark\n90 bf16 window_over_ranks 64 yes fused 250.5 158\n"+
+		sourceMark+"Other; cuDNN 9.25.0; CUDA 13.1; commit fff; 2026-02-03; x y\n100 fp32 full 8 no flash 1 2")
+	want := []Rate{
+		{RateKey{90, tensor.BF16, RateWindowOverRanks, 64, true}, Fused, 250.5, 158, rates[0].Source},
+		{RateKey{100, tensor.F32, RateFull, 8, false}, Flash, 1, 2, rates[1].Source},
+	}
+	if !slices.Equal(rates, want) {
+		t.Errorf("%+v", rates)
+	}
+	if s := *rates[1].Source; s != (RateSource{"Other", "9.25.0", "13.1", "fff", "2026-02-03", "x y"}) || rates[0].Source.GPU != "GPU" {
+		t.Errorf("sources %+v, %+v", rates[0].Source, s)
+	}
+	const row = "90 bf16 causal 64 no flash 1 2\n"
+	for _, c := range []struct{ text, want string }{
+		{row, "line 1: no line"},
+		{testSource + row + row, "line 3: measured in line 2 already"},
+		{testSource + "90 bf16 causal 64 no flash 1", "line 2: 7 fields, want 8: arch dtype"},
+		{testSource + row + "\nx bf16 causal 64 no flash 1 2", `line 4: arch "x"`},
+		{testSource + "0 bf16 causal 64 no flash 1 2", `line 2: arch "0"`},
+		{testSource + "90 fp16 causal 64 no flash 1 2", `line 2: dtype "fp16"`},
+		{testSource + "90 bf16 band 64 no flash 1 2", `line 2: mask "band"`},
+		{testSource + "90 bf16 causal -64 no flash 1 2", `line 2: head_dim "-64"`},
+		{testSource + "90 bf16 causal 64 maybe flash 1 2", `line 2: deterministic "maybe"`},
+		{testSource + "90 bf16 causal 64 no turbo 1 2", `line 2: backend "turbo"`},
+		{testSource + "90 bf16 causal 64 no auto 1 2", `line 2: backend "auto"`},
+		{testSource + "90 bf16 causal 64 no flash 0 2", `line 2: forward "0"`},
+		{testSource + "90 bf16 causal 64 no flash 1 NaN", `line 2: both "NaN"`},
+		{testSource + "90 bf16 causal 64 no flash 1 inf", `line 2: both "inf"`},
+		{sourceMark + "GPU; cuDNN 1; CUDA 2", "line 1: source: 3 fields, want GPU; cuDNN VERSION"},
+		{sourceMark + "GPU; 9.19; CUDA 2; commit a; 2026-01-02; x", `line 1: source: "9.19": want cuDNN`},
+		{sourceMark + "GPU; cuDNN 1; CUDA 2; commit ; 2026-01-02; x", `line 1: source: "commit ": want commit`},
+		{sourceMark + "GPU; cuDNN 1; CUDA 2; commit a; today; x", `line 1: source: date "today"`},
+		{sourceMark + "; cuDNN 1; CUDA 2; commit a; 2026-01-02; x", "line 1: source: want"},
+	} {
+		if rates, err := readRates(c.text); err == nil || !strings.HasPrefix(err.Error(), c.want) {
+			t.Errorf("%q: %v, %v; want %s", c.text, rates, err, c.want)
+		}
+	}
+}
