@@ -24,7 +24,7 @@ func (p *Planner) ring(rank int) *Schedule {
 	for h := range n {
 		hop, owner := &hops[h], (rank-h+n)%n
 		if h > 0 {
-			hop.Label = hopLabel(h, owner)
+			hop.Label = p.hopLabel(h, owner)
 			if here := stops[h].here; here.Len() > 0 {
 				hop.Tiles, hop.Keys = p.index.Tiles(rank, owner), Block{kvBuffer(h), 0, here.Hi}
 			}

@@ -1,6 +1,7 @@
 package ring_test
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -30,7 +31,13 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type problem struct {
 	q, k, v, do tensor.View
 	shape       partition.Shape
+	inner       int // ranks of a group that trades heads; 0: what ring.Inner says
 	softmax     attention.Softmax
+}
+
+func (p *problem) spec() ring.Spec {
+	h, kv := p.q.Len(tensor.Heads), p.k.Len(tensor.Heads)
+	return ring.Spec{Shape: p.shape, Heads: h, KVHeads: kv, Inner: cmp.Or(p.inner, partition.Inner(p.shape.Size, p.shape.Size, h, kv))}
 }
 
 // result is out, lse, dq, dk, dv in global order.
@@ -80,11 +87,11 @@ func run(t *testing.T, p problem, algorithm string, e engine) result {
 			rows := q.Len(tensor.Seq)
 			acc := attention.Partial{O: like(q, rows, h, dv), LSE: like(q, rows, h, 1)}
 			grads := attention.Grads{DQ: like(q, rows, h, q.Len(3)), DK: like(k, k.Len(1), k.Len(2), k.Len(3)), DV: like(v, v.Len(1), v.Len(2), dv)}
-			s, err := ring.New(algorithm, p.shape, r)
+			s, err := ring.New(algorithm, p.spec(), r)
 			if err != nil {
 				return err
 			}
-			rg := &ring.Ring{Kernel: e(streams[r]), Comm: world[r], Stream: streams[r], Arena: tensor.NewHostArena(0)}
+			rg := &ring.Ring{Kernel: e(streams[r]), Comm: world[r], Mover: cpu.New(streams[r]), Stream: streams[r], Arena: tensor.NewHostArena(0)}
 			for range 2 {
 				if err := rg.Forward(acc, q, k, v, s, p.softmax); err != nil {
 					return err

@@ -24,6 +24,7 @@ type Spec struct {
 	In, Out   string
 	Layout    string // contiguous, zigzag, striped, document
 	Algorithm string // one of ring.Algorithms
+	Inner     int    `json:",omitempty"` // of hierarchical: ranks that trade heads with each other
 	Backend   string // one of the device's
 	DType     string // fp64, fp32, bf16, fp16: what is computed in
 	Device    string // cpu or cuda
@@ -66,7 +67,8 @@ func (c *Case) shape(layout string, ranks int) (partition.Shape, error) {
 
 // Check finds what is wrong with a spec before any process is spawned.
 func (s Spec) Check(c *Case, ranks int) error {
-	if _, err := c.shape(s.Layout, ranks); err != nil {
+	shape, err := c.shape(s.Layout, ranks)
+	if err != nil {
 		return err
 	}
 	if _, err := s.Element(); err != nil {
@@ -75,12 +77,13 @@ func (s Spec) Check(c *Case, ranks int) error {
 	if has := backends[s.Device]; !slices.Contains(has, s.Backend) {
 		return fmt.Errorf("backend %q is none of %s, which are what %s has", s.Backend, strings.Join(has, ", "), s.where())
 	}
-	for _, a := range ring.Algorithms {
-		if a == s.Algorithm {
-			return nil
-		}
-	}
-	return fmt.Errorf("algorithm %q is none of %v", s.Algorithm, ring.Algorithms)
+	_, err = ring.New(s.Algorithm, s.spec(c, shape), 0)
+	return err
+}
+
+// spec is what a schedule is made of.
+func (s *Spec) spec(c *Case, shape partition.Shape) ring.Spec {
+	return ring.Spec{Shape: shape, Heads: c.Heads, KVHeads: c.KVHeads, Inner: s.Inner}
 }
 
 // types are what each device computes in, by the names of --dtype.
@@ -119,7 +122,7 @@ func (c *Case) Run(ctx context.Context, s Spec, world comm.Communicator, dev *de
 	if err != nil {
 		return nil, err
 	}
-	schedule, err := ring.New(s.Algorithm, shape, world.Rank())
+	schedule, err := ring.New(s.Algorithm, s.spec(c, shape), world.Rank())
 	if err != nil {
 		return nil, err
 	}
@@ -157,7 +160,7 @@ func (c *Case) compute(ctx context.Context, world comm.Communicator, dev *device
 	if err != nil {
 		return 0, err
 	}
-	r := &ring.Ring{Kernel: dev.Kernel, Comm: world, Stream: dev.Stream, Arena: arena}
+	r := &ring.Ring{Kernel: dev.Kernel, Comm: world, Mover: dev.Ops, Stream: dev.Stream, Arena: arena}
 	if err := world.Barrier(ctx); err != nil {
 		return 0, err
 	}

@@ -21,6 +21,7 @@ import (
 type AttentionSpec struct {
 	Seq           []int    `json:"seq"` // global tokens
 	Algorithms    []string `json:"algorithms"`
+	Inner         int      `json:"inner,omitempty"` // of hierarchical: ranks that trade heads with each other
 	Layout        string   `json:"layout"`
 	Backend       string   `json:"backend"`
 	DType         string   `json:"dtype"`
@@ -70,17 +71,18 @@ func (s *AttentionSpec) Check(ranks int) error {
 	if s.Layout == "document" {
 		return fmt.Errorf("--layout document: there are no documents here; want zigzag, striped or contiguous")
 	}
-	for _, a := range s.Algorithms {
-		if !slices.Contains(ring.Algorithms, a) {
-			return fmt.Errorf("--algorithm %q is none of %v", a, ring.Algorithms)
-		}
-	}
 	for _, n := range s.Seq {
 		if n < 2*ranks {
 			return fmt.Errorf("--seq %d: too short for %d ranks", n, ranks)
 		}
-		if _, err := s.shape(n, ranks); err != nil {
+		shape, err := s.shape(n, ranks)
+		if err != nil {
 			return err
+		}
+		for _, a := range s.Algorithms {
+			if _, err := ring.New(a, s.spec(shape), 0); err != nil {
+				return fmt.Errorf("--algorithm: %w", err)
+			}
 		}
 	}
 	return nil
@@ -93,6 +95,11 @@ func (s *AttentionSpec) shape(seq, ranks int) (partition.Shape, error) {
 	}
 	mask, err := partition.NewMask(s.Causal, s.Window, seq, seq, nil)
 	return partition.Shape{SeqQ: seq, SeqKV: seq, Size: ranks, Layout: l, Mask: mask}, err
+}
+
+// spec is what a schedule is made of.
+func (s *AttentionSpec) spec(shape partition.Shape) ring.Spec {
+	return ring.Spec{Shape: shape, Heads: s.Heads, KVHeads: s.KVHeads, Inner: s.Inner}
 }
 
 // Attention measures every row and hands it to emit on rank 0. Every rank calls it.
@@ -180,7 +187,7 @@ func (p *pass) backward() error {
 
 // pass makes room in arena for the rank's part of a shape.
 func (t *attentionRun) pass(algorithm string, shape partition.Shape, rank int, arena *tensor.Arena) (*pass, error) {
-	schedule, err := ring.New(algorithm, shape, rank)
+	schedule, err := ring.New(algorithm, t.spec.spec(shape), rank)
 	if err != nil {
 		return nil, err
 	}
@@ -213,7 +220,7 @@ func (t *attentionRun) plan() (int64, error) {
 			if err != nil {
 				return 0, err
 			}
-			p.ring.Kernel, p.ring.Comm, p.ring.Stream = attention.Idle{}, silent{}, silentStream{}
+			p.ring.Kernel, p.ring.Comm, p.ring.Mover, p.ring.Stream = attention.Idle{}, silent{}, silent{}, silentStream{}
 			if err := p.both(); err != nil {
 				return 0, err
 			}
@@ -268,7 +275,7 @@ func (t *attentionRun) load(ctx context.Context, algorithm string, shape partiti
 	if err != nil {
 		return nil, err
 	}
-	p.ring.Kernel, p.ring.Comm, p.ring.Stream = t.Device.Kernel, world, t.Device.Stream
+	p.ring.Kernel, p.ring.Comm, p.ring.Mover, p.ring.Stream = t.Device.Kernel, world, t.Device.Ops, t.Device.Stream
 	for i, v := range []View{p.q, p.k, p.v, p.do} {
 		if err := t.random(ctx, v, uint64(i+1)); err != nil {
 			return nil, err
@@ -307,7 +314,7 @@ func (t *attentionRun) baselines(ctx context.Context, row *AttentionRow, p *pass
 	if err != nil {
 		return err
 	}
-	if p, err = t.load(ctx, row.Algorithm, shape, 0, silent{}); err != nil {
+	if p, err = t.load(ctx, "ring", shape, 0, silent{}); err != nil {
 		return err
 	}
 	if seconds, _, err = t.measure(ctx, s.Warmup, s.Iters, p.both); err != nil {
@@ -320,10 +327,14 @@ func (t *attentionRun) baselines(ctx context.Context, row *AttentionRow, p *pass
 	return nil
 }
 
-// silent is an exchange in which nothing moves.
+// silent is exchanges and copies in which nothing moves.
 type silent struct{}
 
-func (silent) Exchange(_, _ []comm.Message) (comm.Pending, error) { return nil, nil }
+func (silent) Exchange(_, _ []comm.Message) (comm.Pending, error) { return silent{}, nil }
+func (silent) Wait()                                              {}
+func (silent) Sync(context.Context) error                         { return nil }
+func (silent) Copy(_, _ View)                                     {}
+func (silent) Add(_, _ View)                                      {}
 
 // silentStream takes no labels, which is all that a ring asks of a stream.
 type silentStream struct{ tensor.Stream }

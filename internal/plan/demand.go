@@ -33,7 +33,9 @@ func demandOf(cfg *config.Config, machine machine.Machine, see func(*ring.Schedu
 	if err != nil {
 		return nil, err
 	}
-	planner, err := ring.NewPlanner(cfg.Parallel.Algorithm, shape)
+	planner, err := ring.NewPlanner(cfg.Parallel.Algorithm, ring.Spec{
+		Shape: shape, Heads: cfg.Model.NumAttentionHeads, KVHeads: cfg.Model.NumKeyValueHeads, Inner: cfg.Parallel.Inner,
+	})
 	if err != nil {
 		return nil, err
 	}
