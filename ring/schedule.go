@@ -121,18 +121,6 @@ type Exchange struct {
 // none: they only give and take.
 func (s *Schedule) computes() bool { return s.Q == nil || s.Q.Heads > 0 }
 
-// Keys returns how many keys the rank itself holds.
-func (s *Schedule) Keys() int {
-	if s.KV == nil {
-		return s.KVRows[0]
-	}
-	n := 0
-	for _, m := range s.KV.Send {
-		n = max(n, m.Box.Rows.Hi)
-	}
-	return n
-}
-
 // Algorithms are the exchange patterns that New knows.
 var Algorithms = []string{"ring", "allgather", "ulysses", "hierarchical"}
 
@@ -330,27 +318,4 @@ func forwardOf(hops []Hop) []Hop {
 		}
 	}
 	return out
-}
-
-// Bytes returns what the rank sends in the hops of one forward and one backward pass, given the bytes
-// of one row of K and V, and of one row of dK and dV, of the heads that the hops work on.
-func (s *Schedule) Bytes(kvRow, gradRow int64) (forward, backward int64) {
-	kv, grads := int64(0), int64(0)
-	for i := range s.Backward {
-		h := &s.Backward[i]
-		kv += sent(h.SendKV)
-		grads += sent(h.SendGrad)
-		for j := range h.Then {
-			kv += sent(h.Then[j].SendKV)
-		}
-	}
-	return kv * kvRow, grads*gradRow + kv*kvRow
-}
-
-// sent counts the rows of moves.
-func sent(moves []Move) (rows int64) {
-	for i := range moves {
-		rows += int64(moves[i].Block.Hi - moves[i].Block.Lo)
-	}
-	return rows
 }

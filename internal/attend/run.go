@@ -1,6 +1,7 @@
 package attend
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -24,7 +25,7 @@ type Spec struct {
 	In, Out   string
 	Layout    string // contiguous, zigzag, striped, document
 	Algorithm string // one of ring.Algorithms
-	Inner     int    `json:",omitempty"` // of hierarchical: ranks that trade heads with each other
+	Inner     int    `json:",omitempty"` // of hierarchical: ranks that trade heads with each other; 0: see Groups
 	Backend   string // one of the device's
 	DType     string // fp64, fp32, bf16, fp16: what is computed in
 	Device    string // cpu or cuda
@@ -83,7 +84,16 @@ func (s Spec) Check(c *Case, ranks int) error {
 
 // spec is what a schedule is made of.
 func (s *Spec) spec(c *Case, shape partition.Shape) ring.Spec {
-	return ring.Spec{Shape: shape, Heads: c.Heads, KVHeads: c.KVHeads, Inner: s.Inner}
+	return ring.Spec{Shape: shape, Heads: c.Heads, KVHeads: c.KVHeads, Inner: s.Groups(c, shape.Size)}
+}
+
+// Groups returns how many ranks trade heads under hierarchical: Inner, or what the ranks of one host and
+// the heads make of it. With another algorithm it is 0.
+func (s *Spec) Groups(c *Case, ranks int) int {
+	if s.Algorithm != "hierarchical" {
+		return 0
+	}
+	return cmp.Or(s.Inner, partition.Inner(ranks, ranks, c.Heads, c.KVHeads))
 }
 
 // types are what each device computes in, by the names of --dtype.

@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"slices"
 
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/attention/backends"
@@ -21,7 +20,7 @@ import (
 type AttentionSpec struct {
 	Seq           []int    `json:"seq"` // global tokens
 	Algorithms    []string `json:"algorithms"`
-	Inner         int      `json:"inner,omitempty"` // of hierarchical: ranks that trade heads with each other
+	Inner         int      `json:"inner,omitempty"` // of hierarchical: ranks that trade heads with each other; 0: see Groups
 	Layout        string   `json:"layout"`
 	Backend       string   `json:"backend"`
 	DType         string   `json:"dtype"`
@@ -99,7 +98,13 @@ func (s *AttentionSpec) shape(seq, ranks int) (partition.Shape, error) {
 
 // spec is what a schedule is made of.
 func (s *AttentionSpec) spec(shape partition.Shape) ring.Spec {
-	return ring.Spec{Shape: shape, Heads: s.Heads, KVHeads: s.KVHeads, Inner: s.Inner}
+	return ring.Spec{Shape: shape, Heads: s.Heads, KVHeads: s.KVHeads, Inner: s.Groups(shape.Size)}
+}
+
+// Groups returns how many ranks trade heads under hierarchical: Inner, or what the ranks of one host and
+// the heads make of it.
+func (s *AttentionSpec) Groups(ranks int) int {
+	return cmp.Or(s.Inner, partition.Inner(ranks, ranks, s.Heads, s.KVHeads))
 }
 
 // Attention measures every row and hands it to emit on rank 0. Every rank calls it.
@@ -138,17 +143,28 @@ func (s *AttentionSpec) Workspace(ranks int, matrix bool) int64 {
 		return most
 	}
 	for _, seq := range s.Seq {
-		local := (seq + ranks - 1) / ranks
-		keys := local
-		if slices.Contains(s.Algorithms, "allgather") {
-			keys = seq
+		for _, algorithm := range s.Algorithms {
+			group := map[string]int{"ulysses": ranks, "hierarchical": s.Groups(ranks)}[algorithm]
+			for i := range max(min(group, s.Heads), 1) { // the ranks of a group may have different heads
+				most = max(most, gpu.FusedWorkspace(s.fused(algorithm, seq, ranks, max(group, 1), i, matrix)))
+			}
 		}
-		most = max(most, gpu.FusedWorkspace(gpu.FusedShape{
-			Batch: 1, SeqQ: local, SeqK: keys, Heads: s.Heads, KVHeads: s.KVHeads, Dim: s.HeadDim, DimV: s.HeadDim,
-			Calls: ranks, Training: true, Deterministic: s.Deterministic && matrix,
-		}))
 	}
 	return most
+}
+
+// fused is what member i of a group that trades heads asks of cuDNN.
+func (s *AttentionSpec) fused(algorithm string, seq, ranks, group, i int, matrix bool) gpu.FusedShape {
+	outer := ranks / group
+	mine := partition.Heads(s.Heads, group, i)
+	shape := gpu.FusedShape{
+		Batch: 1, SeqQ: (seq + outer - 1) / outer, Heads: mine.Len(), KVHeads: len(partition.KeyHeads(mine, s.Heads, s.KVHeads)),
+		Dim: s.HeadDim, DimV: s.HeadDim, Calls: outer, Training: true, Deterministic: s.Deterministic && matrix,
+	}
+	if shape.SeqK = shape.SeqQ; algorithm == "allgather" {
+		shape.SeqK = seq
+	}
+	return shape
 }
 
 // attentionRun is what the rows have in common.
@@ -286,8 +302,8 @@ func (t *attentionRun) load(ctx context.Context, algorithm string, shape partiti
 
 // share is how much of the row falls to the rank that has most.
 func (t *attentionRun) share(ctx context.Context, row *AttentionRow, p *pass) error {
-	width := int64(t.spec.KVHeads) * int64(t.spec.HeadDim) * 2 // of K and V together
-	forward, backward := p.schedule.Bytes(width*int64(t.dtype.Size()), width*int64(p.grads.DK.DType().Size()))
+	dim, in, sum := int64(t.spec.HeadDim), int64(t.dtype.Size()), int64(p.grads.DK.DType().Size())
+	forward, backward := p.schedule.Traffic(ring.HeadBytes{Q: dim * in, O: dim * in, LSE: sum, KV: 2 * dim * in, DQ: dim * sum, DKV: 2 * dim * sum}, t.spec.KVHeads)
 	most, err := t.slowest(ctx, float64(p.q.Len(tensor.Seq)), float64(forward), float64(backward))
 	if err == nil {
 		row.Tokens, row.SentForward, row.SentBackward = int(most[0]), int64(most[1]), int64(most[2])

@@ -4,6 +4,8 @@
 package plan
 
 import (
+	"slices"
+
 	"github.com/cprun/cprun/internal/backend"
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/machine"
@@ -104,9 +106,9 @@ func Make(cfg *config.Config, ranks int, o Options) (*Plan, error) {
 	for _, w := range cfg.Warnings {
 		p.Warnings = append(p.Warnings, w.String())
 	}
-	kvRow, _ := wireRows(cfg)
+	bytes, kv := wire(cfg), cfg.Model.NumKeyValueHeads
 	p.Hops = make([]RankHops, shape.Size)
-	d, err := demandOf(cfg, o.Machine, func(s *ring.Schedule) { p.Hops[s.Rank] = hopsOf(s, kvRow) })
+	d, err := demandOf(cfg, o.Machine, func(s *ring.Schedule) { p.Hops[s.Rank] = hopsOf(s, bytes, kv) })
 	if err != nil {
 		return nil, err
 	}
@@ -160,23 +162,60 @@ func partitionOf(cfg *config.Config, ranks int, shape partition.Shape) Partition
 	return p
 }
 
-func hopsOf(s *ring.Schedule, kvRow int64) RankHops {
+func hopsOf(s *ring.Schedule, bytes ring.HeadBytes, kvHeads int) RankHops {
 	r := RankHops{Rank: s.Rank}
 	if len(s.Forward) > 0 {
-		r.Hops = make([]Hop, len(s.Forward))
+		r.Hops = make([]Hop, 0, len(s.Forward)+2)
 	}
+	if s.Q != nil {
+		r.Hops = append(r.Hops, tradeOf(s, ring.LabelThere,
+			traded{s.Q.Send, s.Q.Recv, bytes.Q}, traded{s.KV.Send, s.KV.Recv, bytes.KV}))
+	}
+	_, _, kv := s.Work(0, 0, kvHeads)
 	for i := range s.Forward {
-		h, hop := &s.Forward[i], &r.Hops[i]
-		*hop = Hop{Label: h.Label, SendTo: peers(h.SendKV), RecvFrom: peers(h.RecvKV)}
+		h := &s.Forward[i]
+		hop := Hop{Label: h.Label, SendTo: peers(h.SendKV), RecvFrom: peers(h.RecvKV)}
 		for call := range h.Calls {
 			hop.TileCount += len(call.Tiles)
 			hop.Pairs += partition.Pairs(call.Tiles)
 		}
 		for _, m := range h.SendKV {
-			hop.SendBytes += int64(m.Block.Hi-m.Block.Lo) * kvRow
+			hop.SendBytes += int64(m.Block.Hi-m.Block.Lo) * bytes.KV * int64(kv)
 		}
+		r.Hops = append(r.Hops, hop)
+	}
+	if s.Q != nil {
+		r.Hops = append(r.Hops, tradeOf(s, ring.LabelBack, traded{s.Q.Recv, s.Q.Send, bytes.O + bytes.LSE}))
 	}
 	return r
+}
+
+// traded is the boxes of a trade of heads, and the bytes of a row of a head.
+type traded struct {
+	send, recv []ring.HeadMove
+	row        int64
+}
+
+// tradeOf is a trade of heads as a hop without pairs.
+func tradeOf(s *ring.Schedule, label string, list ...traded) Hop {
+	h := Hop{Label: label, SendTo: []int{}, RecvFrom: []int{}}
+	add := func(to *[]int, peer int) {
+		if peer != s.Rank && !slices.Contains(*to, peer) {
+			*to = append(*to, peer)
+		}
+	}
+	for _, t := range list {
+		for _, m := range t.send {
+			add(&h.SendTo, m.Peer)
+			if m.Peer != s.Rank {
+				h.SendBytes += int64(m.Box.Rows.Len()) * int64(m.Box.Heads.Len()) * t.row
+			}
+		}
+		for _, m := range t.recv {
+			add(&h.RecvFrom, m.Peer)
+		}
+	}
+	return h
 }
 
 func peers(moves []ring.Move) []int {
