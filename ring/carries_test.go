@@ -143,6 +143,56 @@ func TestSchedulesCarryAHalo(t *testing.T) {
 	}
 }
 
+// Under a window every algorithm fetches the rows in it in one hop, where they are no more than a ring
+// has room for.
+func TestWindowsAreFetchedInOneHop(t *testing.T) {
+	fetches := func(s *Schedule) (hops int) {
+		for _, h := range s.Forward {
+			if len(h.SendKV)+len(h.RecvKV) > 0 {
+				hops++
+			}
+		}
+		return hops
+	}
+	for _, c := range []struct {
+		layout partition.Layout
+		window int
+		one    bool
+	}{
+		{partition.Contiguous{}, 1, true}, {partition.Contiguous{}, 32, true}, {partition.Contiguous{}, 33, false},
+		{partition.Zigzag{}, 5, true}, {partition.Zigzag{}, 16, true}, {partition.Zigzag{}, 40, false}, {partition.Striped{}, 5, false},
+	} {
+		shape := causalShape(128, 8, c.layout, c.window)
+		for _, algorithm := range []string{"ring", "hierarchical"} {
+			all, err := All(algorithm, Spec{Shape: shape, Heads: 2, KVHeads: 1, Inner: 1})
+			if err != nil {
+				t.Fatal(err)
+			}
+			most, whole := 0, every(t, shape, (*Planner).allgather)
+			for r, s := range all {
+				most = max(most, fetches(s))
+				got, _ := s.Bytes(1, 1)
+				if want, _ := whole[r].Bytes(1, 1); c.one && got != want {
+					t.Errorf("%s, %s, window %d: rank %d sends %d rows, the halo has %d", algorithm, c.layout.Name(), c.window, r, got, want)
+				}
+				if room := s.KVRows[0] * 2; c.one && len(s.KVRows) > 1 && s.KVRows[1] > room {
+					t.Errorf("%s, %s, window %d: rank %d has room for %d rows, a ring for %d", algorithm, c.layout.Name(), c.window, r, s.KVRows[1], room)
+				}
+			}
+			if one := most == 1; one != c.one {
+				t.Errorf("%s, %s, window %d: keys travel in %d hops", algorithm, c.layout.Name(), c.window, most)
+			}
+			simulate(t, algorithm, shape, 2, 1, all)
+		}
+	}
+	// The same between groups that trade heads.
+	for _, s := range traders(t, causalShape(128, 8, partition.Contiguous{}, 20), 2, 4, 2) {
+		if n := fetches(s); n > 1 {
+			t.Errorf("rank %d of groups of 2: keys travel in %d hops", s.Rank, n)
+		}
+	}
+}
+
 // The simulation must see what is wrong: a gate that is missing, a head that goes to the wrong
 // place, a part of a gradient that is lost.
 func TestSimulationSeesFaults(t *testing.T) {

@@ -10,7 +10,13 @@ import "github.com/cprun/cprun/partition"
 // late: what rank r-1 finished in hop h-1 reaches rank r during hop h and is added to what r
 // computed meanwhile, so that no tile waits for a gradient. The last visitor sends the sum
 // home to the owner.
+//
+// Under a window that reaches no further than two blocks it is the all-gather, a halo: the rows in
+// the window come in one hop.
 func (p *Planner) ring(rank int) *Schedule {
+	if p.halo {
+		return p.allgather(rank)
+	}
 	n := p.size
 	stops := p.stops(rank)
 	next, before := (rank+1)%n, (rank-1+n)%n

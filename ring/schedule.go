@@ -161,6 +161,7 @@ type Planner struct {
 	inner     int              // ranks that trade heads; 1: none do
 	index     *partition.Index // of the groups of inner ranks
 	size      int              // how many they are
+	halo      bool             // what is needed of others is fetched in one hop
 	pattern   func(*Planner, int) *Schedule
 	table     [][]stop // of each owner and hop, where they are remembered
 }
@@ -169,7 +170,7 @@ type Planner struct {
 // schedules: there are ranks times ranks hops. It asks every pair of ranks once.
 func NewPlanner(algorithm string, s Spec) (*Planner, error) {
 	p, err := newPlanner(algorithm, s)
-	if err == nil && algorithm != "allgather" {
+	if err == nil && algorithm != "allgather" && !p.halo {
 		p.remember()
 	}
 	return p, err
@@ -206,6 +207,7 @@ func newPlanner(algorithm string, s Spec) (*Planner, error) {
 		shape.Size, shape.Layout = s.Size/p.inner, gathered{s.Layout, p.inner}
 	}
 	p.index, p.size = partition.NewIndex(shape), shape.Size
+	p.halo = windowed(shape) && p.nearby()
 	return p, nil
 }
 
