@@ -1,5 +1,10 @@
 package partition
 
+import (
+	"math"
+	"math/bits"
+)
+
 // Inner returns how many ranks trade heads with each other under hierarchical, where nobody has
 // said it: neighbours of one host, so that the trade stays inside it. It is the largest divisor of
 // ranks and of perHost that divides the heads of keys too, so that none is copied, and with groups of
@@ -49,4 +54,22 @@ func KeyHeads(q Range, heads, kvHeads int) []int {
 		}
 	}
 	return nil
+}
+
+// WorkOfHeads returns the work of each rank where groups of inner neighbours trade heads, given that of
+// the rows that each holds, as Work counts it: the pairs of its group times the heads that it computes.
+// A product too large for an int is the largest int.
+func WorkOfHeads(work []int, inner, heads int) []int {
+	out := make([]int, len(work))
+	for r := range work {
+		group, first := 0, r/inner*inner
+		for _, w := range work[first : first+inner] {
+			group += min(w, math.MaxInt-group)
+		}
+		hi, lo := bits.Mul64(uint64(group), uint64(Heads(heads, inner, r-first).Len()))
+		if out[r] = int(min(lo, math.MaxInt)); hi > 0 {
+			out[r] = math.MaxInt
+		}
+	}
+	return out
 }

@@ -1,6 +1,7 @@
 package partition
 
 import (
+	"math"
 	"reflect"
 	"testing"
 )
@@ -28,6 +29,24 @@ func TestHeadsOfKeysServeAlike(t *testing.T) {
 	} {
 		if got := KeyHeads(Range{Lo: c.lo, Hi: c.hi}, c.heads, c.kv); !reflect.DeepEqual(got, c.want) {
 			t.Errorf("heads %d to %d of %d over %d: %v, want %v", c.lo, c.hi, c.heads, c.kv, got, c.want)
+		}
+	}
+}
+
+func TestWorkOfHeads(t *testing.T) {
+	for _, c := range []struct {
+		work         []int
+		inner, heads int
+		want         []int
+	}{
+		{[]int{1, 2, 3, 4}, 1, 8, []int{8, 16, 24, 32}},
+		{[]int{1, 2, 3, 4}, 2, 8, []int{12, 12, 28, 28}},
+		{[]int{1, 2, 3, 4}, 4, 6, []int{10, 20, 10, 20}},
+		{[]int{1, 2, 3, 4}, 4, 3, []int{0, 10, 10, 10}},
+		{[]int{math.MaxInt, 1}, 2, 4, []int{math.MaxInt, math.MaxInt}},
+	} {
+		if got := WorkOfHeads(c.work, c.inner, c.heads); !reflect.DeepEqual(got, c.want) {
+			t.Errorf("WorkOfHeads(%v, %d, %d) = %v, want %v", c.work, c.inner, c.heads, got, c.want)
 		}
 	}
 }

@@ -176,6 +176,18 @@ func NewPlanner(algorithm string, s Spec) (*Planner, error) {
 	return p, err
 }
 
+// Traders returns how many ranks trade heads with each other: all, or inner, or with most algorithms
+// each with nobody but itself.
+func Traders(algorithm string, ranks, inner int) int {
+	switch algorithm {
+	case "ulysses":
+		return ranks
+	case "hierarchical":
+		return inner
+	}
+	return 1
+}
+
 // patterns are the Algorithms.
 var patterns = map[string]func(*Planner, int) *Schedule{
 	"ring":         (*Planner).ring,
@@ -189,13 +201,7 @@ func newPlanner(algorithm string, s Spec) (*Planner, error) {
 	if !ok {
 		return nil, fmt.Errorf("algorithm %q is none of %v", algorithm, Algorithms)
 	}
-	p := &Planner{algorithm: algorithm, spec: s, inner: 1, pattern: pattern}
-	switch algorithm {
-	case "ulysses":
-		p.inner = s.Size
-	case "hierarchical":
-		p.inner = s.Inner
-	}
+	p := &Planner{algorithm: algorithm, spec: s, inner: Traders(algorithm, s.Size, s.Inner), pattern: pattern}
 	if p.inner < 1 || s.Size%p.inner != 0 {
 		return nil, fmt.Errorf("algorithm %s: groups of %d ranks do not make up %d", algorithm, p.inner, s.Size)
 	}

@@ -45,7 +45,7 @@ type Report struct {
 	DType     string  `json:"dtype"`
 	Device    string  `json:"device"`
 	Hops      int     `json:"hops"`    // of rank 0
-	Balance   float64 `json:"balance"` // mean over maximum of the ranks' visible pairs
+	Balance   float64 `json:"balance"` // mean over maximum of the ranks' visible pairs in all heads
 	Pairs     int     `json:"pairs"`   // visible (query, key) pairs of one head
 	// QKVLayout is how the file holds q, k and v, by the names of package qkv.
 	QKVLayout         string  `json:"qkv_layout"`
@@ -152,13 +152,14 @@ func (c *Case) Run(ctx context.Context, s Spec, world comm.Communicator, dev *de
 		return nil, err
 	}
 	work := partition.Work(shape)
+	shared := partition.WorkOfHeads(work, ring.Traders(s.Algorithm, shape.Size, s.Groups(c, shape.Size)), c.Heads)
 	pairs := 0
 	for _, w := range work {
 		pairs += w
 	}
 	return &Report{
 		In: s.In, Out: s.Out, Ranks: world.Size(), Layout: s.Layout, Algorithm: s.Algorithm, Backend: s.Backend,
-		DType: s.DType, Device: dev.Name, Hops: len(schedule.Forward), Balance: partition.Balance(work), Pairs: pairs,
+		DType: s.DType, Device: dev.Name, Hops: len(schedule.Forward), Balance: partition.Balance(shared), Pairs: pairs,
 		QKVLayout: c.Input.Layout.String(), QKVLayoutDeclared: c.Input.Declared, Seconds: tensor.Data[float64](slowest)[0],
 	}, nil
 }

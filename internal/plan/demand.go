@@ -21,7 +21,7 @@ import (
 type demand struct {
 	tokens            int   // of a sample
 	buffers           int64 // bytes of the ring's arena, for one layer, forward and backward
-	forward, backward int64 // bytes sent for one layer and micro batch
+	forward, backward int64 // bytes sent for all layers of one micro batch
 	works             map[heads]work
 }
 
@@ -36,33 +36,36 @@ type work struct {
 	keys    int // rows of keys of one call, at least queries
 }
 
-// demandOf looks at the schedules of all ranks, several at a time, and shows them to see, if it is
-// not nil.
+// demandOf looks at the schedules of all ranks, several at a time, for each window of the model. It shows
+// those of the widest to see, if it is not nil.
 func demandOf(cfg *config.Config, machine machine.Machine, see func(*ring.Schedule)) (*demand, error) {
-	shape, err := Shape(cfg)
-	if err != nil {
-		return nil, err
-	}
-	planner, err := ring.NewPlanner(cfg.Parallel.Algorithm, ring.Spec{
-		Shape: shape, Heads: cfg.Model.NumAttentionHeads, KVHeads: cfg.Model.NumKeyValueHeads, Inner: cfg.Parallel.Inner,
-	})
-	if err != nil {
-		return nil, err
-	}
-	ranks := make([]demand, shape.Size)
-	var g errgroup.Group
-	g.SetLimit(runtime.GOMAXPROCS(0))
-	for r := range ranks {
-		g.Go(func() error {
-			s := planner.Schedule(r)
-			if see != nil {
-				see(s)
-			}
-			return ranks[r].of(cfg, s, localTokens(cfg, machine, shape, r))
+	ranks := make([]demand, cfg.Parallel.Context)
+	for _, w := range windowsOf(cfg) {
+		shape, err := shapeOf(cfg, w.window)
+		if err != nil {
+			return nil, err
+		}
+		planner, err := ring.NewPlanner(cfg.Parallel.Algorithm, ring.Spec{
+			Shape: shape, Heads: cfg.Model.NumAttentionHeads, KVHeads: cfg.Model.NumKeyValueHeads, Inner: cfg.Parallel.Inner,
 		})
-	}
-	if err := g.Wait(); err != nil {
-		return nil, err
+		if err != nil {
+			return nil, err
+		}
+		var g errgroup.Group
+		g.SetLimit(runtime.GOMAXPROCS(0))
+		for r := range ranks {
+			g.Go(func() error {
+				s := planner.Schedule(r)
+				if see != nil {
+					see(s)
+				}
+				return ranks[r].add(cfg, s, localTokens(cfg, machine, shape, r), w.layers)
+			})
+		}
+		if err := g.Wait(); err != nil {
+			return nil, err
+		}
+		see = nil
 	}
 	d := &demand{works: map[heads]work{}}
 	for i := range ranks {
@@ -70,15 +73,19 @@ func demandOf(cfg *config.Config, machine machine.Machine, see func(*ring.Schedu
 		d.tokens, d.buffers = max(d.tokens, r.tokens), max(d.buffers, r.buffers)
 		d.forward, d.backward = max(d.forward, r.forward), max(d.backward, r.backward)
 		for h, w := range r.works {
-			all := d.works[h]
-			d.works[h] = work{max(all.calls, w.calls), max(all.queries, w.queries), max(all.keys, w.keys, w.queries)}
+			d.works[h] = d.works[h].and(w)
 		}
 	}
 	return d, nil
 }
 
-// of fills in what one rank's schedule asks for.
-func (d *demand) of(cfg *config.Config, s *ring.Schedule, tokens int) (err error) {
+// and is a work that is enough for both.
+func (w work) and(b work) work {
+	return work{max(w.calls, b.calls), max(w.queries, b.queries), max(w.keys, b.keys)}
+}
+
+// add adds what one rank's schedule asks for, in so many layers.
+func (d *demand) add(cfg *config.Config, s *ring.Schedule, tokens int, layers int64) error {
 	d.tokens = tokens
 	var h heads
 	w := work{calls: 1}
@@ -89,11 +96,17 @@ func (d *demand) of(cfg *config.Config, s *ring.Schedule, tokens int) (err error
 			w.keys = max(w.keys, call.Keys.Hi-call.Keys.Lo)
 		}
 	}
-	if h.q > 0 {
-		d.works = map[heads]work{h: w}
+	w.keys = max(w.keys, w.queries)
+	if d.works == nil {
+		d.works = map[heads]work{}
 	}
-	d.forward, d.backward = s.Traffic(wire(cfg), cfg.Model.NumKeyValueHeads)
-	d.buffers, err = workspace(cfg, s, sequences(cfg), tokens, backend.DType(cfg))
+	if h.q > 0 {
+		d.works[h] = d.works[h].and(w)
+	}
+	forward, backward := s.Traffic(wire(cfg), cfg.Model.NumKeyValueHeads)
+	d.forward, d.backward = d.forward+layers*forward, d.backward+layers*backward
+	buffers, err := workspace(cfg, s, sequences(cfg), tokens, backend.DType(cfg))
+	d.buffers = max(d.buffers, buffers)
 	return err
 }
 

@@ -4,6 +4,7 @@
 package plan
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/cprun/cprun/internal/backend"
@@ -37,7 +38,7 @@ type Partition struct {
 	Data     int        `json:"data"`
 	Layout   string     `json:"layout"`
 	SeqLen   int        `json:"seq_len"` // global tokens
-	Balance  float64    `json:"balance"` // mean over maximum of the ranks' visible pairs
+	Balance  float64    `json:"balance"` // mean over maximum of the ranks' visible pairs in all heads
 	PerRank  []RankPart `json:"per_rank"`
 	Document bool       `json:"documents"` // cut by sample: the picture shows one document
 }
@@ -121,35 +122,50 @@ func Make(cfg *config.Config, ranks int, o Options) (*Plan, error) {
 	return p, nil
 }
 
-// Shape returns the partition of one unpacked sequence of the config over a context group.
+// Shape returns the partition of one unpacked sequence of the config over a context group, with the mask
+// of the layer that sees most.
 func Shape(cfg *config.Config) (partition.Shape, error) {
+	return shapeOf(cfg, windowsOf(cfg)[0].window)
+}
+
+func shapeOf(cfg *config.Config, window int) (partition.Shape, error) {
 	n := cfg.Data.SeqLen
 	layout, err := partition.New(cfg.Parallel.Layout, []int{n})
 	if err != nil {
 		return partition.Shape{}, err
 	}
-	mask, err := partition.NewMask(true, widestWindow(cfg), n, n, nil)
+	mask, err := partition.NewMask(true, window, n, n, nil)
 	return partition.Shape{SeqQ: n, SeqKV: n, Size: cfg.Parallel.Context, Layout: layout, Mask: mask}, err
 }
 
-// widestWindow is the mask of the layer that sees most.
-func widestWindow(cfg *config.Config) int {
-	widest := 0
+// windowed is layers of one window.
+type windowed struct {
+	window int // -1: none
+	layers int64
+}
+
+// windowsOf are the windows of a model, the widest first.
+func windowsOf(cfg *config.Config) []windowed {
+	var list []windowed
 	for l := range cfg.Model.NumHiddenLayers {
 		w := cfg.Model.Window(l)
-		if w < 0 {
-			return -1
+		i := slices.IndexFunc(list, func(x windowed) bool { return x.window == w })
+		if i < 0 {
+			i, list = len(list), append(list, windowed{window: w})
 		}
-		widest = max(widest, w)
+		list[i].layers++
 	}
-	return widest
+	slices.SortFunc(list, func(a, b windowed) int { return cmp.Compare(uint(b.window), uint(a.window)) }) // -1 is the largest
+	return list
 }
 
 func partitionOf(cfg *config.Config, ranks int, shape partition.Shape) Partition {
 	work := partition.Work(shape)
+	traders := ring.Traders(cfg.Parallel.Algorithm, shape.Size, cfg.Parallel.Inner)
 	p := Partition{
 		Ranks: ranks, Context: shape.Size, Data: ranks / shape.Size, Layout: shape.Layout.Name(), SeqLen: shape.SeqQ,
-		Balance: partition.Balance(work), Document: cfg.Data.PackDocuments,
+		Balance:  partition.Balance(partition.WorkOfHeads(work, traders, cfg.Model.NumAttentionHeads)),
+		Document: cfg.Data.PackDocuments,
 	}
 	for r, w := range work {
 		part := RankPart{Rank: r, Pairs: w}
@@ -243,12 +259,11 @@ func stateBytes(cfg *config.Config, ranks int, micro int64) int64 {
 
 func (p *Plan) communication(cfg *config.Config, ranks int, d *demand) {
 	micro := int64(cfg.Train.GlobalBatchSize / (cfg.Train.MicroBatchSize * p.Partition.Data))
-	passes := micro * int64(cfg.Model.NumHiddenLayers)
-	forward := passes * d.forward
+	forward := micro * d.forward
 	if cfg.Memory.Recompute == "full" {
 		forward *= 2
 	}
 	grads := stateBytes(cfg, ranks, micro)
-	p.Communication = Communication{AttentionForward: forward, AttentionBackward: passes * d.backward, Gradients: grads}
+	p.Communication = Communication{AttentionForward: forward, AttentionBackward: micro * d.backward, Gradients: grads}
 	p.Communication.Total = forward + p.Communication.AttentionBackward + grads
 }
