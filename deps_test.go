@@ -56,7 +56,7 @@ var allowed = map[string]string{
 
 	"internal/safetensors":               "internal/files internal/terminal tensor",
 	"internal/hf":                        "internal/files internal/safetensors internal/terminal",
-	"internal/config":                    "internal/files internal/hf internal/terminal",
+	"internal/config":                    "internal/files internal/hf internal/terminal partition",
 	"internal/tokenizer":                 "",
 	"internal/data":                      "internal/files internal/tokenizer partition",
 	"internal/metrics":                   "internal/files tensor",

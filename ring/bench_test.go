@@ -42,7 +42,7 @@ func BenchmarkNew(b *testing.B) {
 				b.Run(fmt.Sprintf("%s/docs=%d/ranks=%d", layout, docs, ranks), func(b *testing.B) {
 					shape := benchShape(b, layout, ranks, docs)
 					for b.Loop() {
-						if _, err := New("ring", shape, ranks/2); err != nil {
+						if _, err := New("ring", specOf(shape), ranks/2); err != nil {
 							b.Fatal(err)
 						}
 					}
@@ -59,7 +59,7 @@ func BenchmarkAll(b *testing.B) {
 			b.Run(fmt.Sprintf("%s/ranks=%d", algorithm, ranks), func(b *testing.B) {
 				shape := benchShape(b, "zigzag", ranks, 1)
 				for b.Loop() {
-					if _, err := All(algorithm, shape); err != nil {
+					if _, err := All(algorithm, specOf(shape)); err != nil {
 						b.Fatal(err)
 					}
 				}

@@ -1,6 +1,8 @@
 package ring
 
 import (
+	"context"
+
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/partition"
@@ -14,18 +16,18 @@ func (b kv) rows(lo, hi int) kv {
 	return kv{b.k.Slice(tensor.Seq, lo, hi), b.v.Slice(tensor.Seq, lo, hi)}
 }
 
-// block is the call of a forward hop.
-func (h *Hop) block(bufs []kv) attention.Block {
-	b := bufs[h.Keys.Buf].rows(0, h.Keys.Hi)
-	return attention.Block{K: b.k, V: b.v, Tiles: h.Tiles, First: h.First, Last: h.Last}
+// block is a call of a forward hop.
+func (c *Part) block(bufs []kv) attention.Block {
+	b := bufs[c.Keys.Buf].rows(0, c.Keys.Hi)
+	return attention.Block{K: b.k, V: b.v, Tiles: c.Tiles, First: c.First, Last: c.Last}
 }
 
-// gradBlock is the call of a backward hop. Its gradients have the rows that others summed, too,
+// gradBlock is a call of a backward hop. Its gradients have the rows that others summed, too,
 // which may be more than it has keys.
-func (h *Hop) gradBlock(bufs, grads []kv) attention.GradBlock {
+func (c *Part) gradBlock(bufs, grads []kv, foldNext bool) attention.GradBlock {
 	return attention.GradBlock{
-		Block: h.block(bufs), KeyGrads: grads[h.Grads.Buf].grads(max(h.Keys.Hi, h.Grads.Hi)),
-		Fresh: partition.Range{Lo: h.Grads.Lo, Hi: h.Grads.Hi}, FoldNext: h.foldsFirst(),
+		Block: c.block(bufs), KeyGrads: grads[c.Grads.Buf].grads(max(c.Keys.Hi, c.Grads.Hi)),
+		Fresh: partition.Range{Lo: c.Grads.Lo, Hi: c.Grads.Hi}, FoldNext: foldNext,
 	}
 }
 
@@ -54,6 +56,20 @@ func messages(out []comm.Message, moves []Move, bufs []kv) []comm.Message {
 	}
 	return out
 }
+
+// exchange begins a transfer, if there is anything to move.
+func (r *Ring) exchange(send, recv []comm.Message) (comm.Pending, error) {
+	if len(send)+len(recv) == 0 {
+		return nothing{}, nil
+	}
+	return r.Comm.Exchange(send, recv)
+}
+
+// nothing is a transfer of nothing.
+type nothing struct{}
+
+func (nothing) Wait()                      {}
+func (nothing) Sync(context.Context) error { return nil }
 
 // buffers is own as buffer 0, and workspace of that many rows for the others.
 func (r *Ring) buffers(own kv, rows []int) []kv {

@@ -24,8 +24,8 @@ type Cache struct {
 const CacheBytes = 64 << 20
 
 type cacheKey struct {
-	algorithm, shape string
-	rank             int
+	algorithm, shape            string
+	heads, kvHeads, inner, rank int
 }
 
 type cached struct {
@@ -41,8 +41,8 @@ func NewCache(bytes int64) *Cache {
 }
 
 // New returns what the function New returns.
-func (c *Cache) New(algorithm string, s partition.Shape, rank int) (*Schedule, error) {
-	key := cacheKey{algorithm, s.Key(), rank}
+func (c *Cache) New(algorithm string, s Spec, rank int) (*Schedule, error) {
+	key := cacheKey{algorithm, s.Key(), s.Heads, s.KVHeads, s.Inner, rank}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if e := c.known[key]; e != nil {
@@ -74,6 +74,11 @@ func (s *Schedule) bytes() int64 {
 			moves += len(call.SendKV) + len(call.RecvKV)
 		}
 		n += int64(len(h.Then))*int64(unsafe.Sizeof(Part{})) + int64(moves)*int64(unsafe.Sizeof(Move{}))
+	}
+	for _, x := range []*Exchange{s.Q, s.KV} {
+		if x != nil {
+			n += int64(len(x.Send)+len(x.Recv)) * int64(unsafe.Sizeof(HeadMove{}))
+		}
 	}
 	return n
 }

@@ -21,8 +21,8 @@ func TestCacheGivesWhatNewGives(t *testing.T) {
 		s, algorithm := shapes[rng.IntN(len(shapes))], Algorithms[i%len(Algorithms)]
 		rank := rng.IntN(s.Size)
 		wg.Go(func() {
-			got, err := c.New(algorithm, s, rank)
-			want, _ := New(algorithm, s, rank)
+			got, err := c.New(algorithm, specOf(s), rank)
+			want, _ := New(algorithm, specOf(s), rank)
 			if err != nil || !reflect.DeepEqual(got, want) {
 				t.Errorf("%s of %+v, rank %d: %+v, %v, want %+v", algorithm, s, rank, got, err, want)
 			}
@@ -50,7 +50,7 @@ func TestCacheKeepsTheLatest(t *testing.T) {
 	c := NewCache(1) // room for one
 	get := func(s partition.Shape) *Schedule {
 		t.Helper()
-		got, err := c.New("ring", s, 0)
+		got, err := c.New("ring", specOf(s), 0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -63,7 +63,7 @@ func TestCacheKeepsTheLatest(t *testing.T) {
 	if get(b) == first || get(a) == first || len(c.known) != 1 {
 		t.Error("the cache keeps more than it has room for")
 	}
-	if _, err := c.New("spiral", a, 0); err == nil {
+	if _, err := c.New("spiral", specOf(a), 0); err == nil {
 		t.Error("an unknown algorithm: no error")
 	}
 }
@@ -71,7 +71,7 @@ func TestCacheKeepsTheLatest(t *testing.T) {
 func BenchmarkCache(b *testing.B) {
 	c, s := NewCache(CacheBytes), benchShape(b, "document", 64, 100)
 	for b.Loop() {
-		if _, err := c.New("ring", s, 3); err != nil {
+		if _, err := c.New("ring", specOf(s), 3); err != nil {
 			b.Fatal(err)
 		}
 	}

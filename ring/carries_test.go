@@ -7,14 +7,12 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/partition"
-	"github.com/cprun/cprun/tensor"
 )
 
 func every(t *testing.T, s partition.Shape, pattern func(*Planner, int) *Schedule) []*Schedule {
 	t.Helper()
-	p := &Planner{index: partition.NewIndex(s), size: s.Size, pattern: pattern}
+	p := &Planner{spec: Spec{Shape: s}, inner: 1, index: partition.NewIndex(s), size: s.Size, pattern: pattern}
 	var all []*Schedule
 	for r := range s.Size {
 		all = append(all, p.Schedule(r))
@@ -24,7 +22,7 @@ func every(t *testing.T, s partition.Shape, pattern func(*Planner, int) *Schedul
 
 // Ulysses and every factoring of ranks into rings of groups, with heads that do not divide, and
 // fewer heads of keys than ranks, or of queries.
-func TestSchedulesCarryHeads(t *testing.T) {
+func TestSchedulesTradeHeads(t *testing.T) {
 	rng := rand.New(rand.NewPCG(31, 32))
 	heads := [][2]int{{4, 4}, {8, 2}, {6, 3}, {6, 1}, {5, 5}, {3, 1}, {12, 4}, {10, 5}, {2, 2}, {1, 1}}
 	for i := range 200 {
@@ -37,28 +35,37 @@ func TestSchedulesCarryHeads(t *testing.T) {
 			if shape.Size%inner != 0 {
 				continue
 			}
-			for _, algorithm := range Algorithms {
-				sorted := rng.IntN(2) == 0
-				all, err := hierarchical(algorithm, shape, inner, sorted, h[0], h[1])
+			all := traders(t, shape, inner, h[0], h[1])
+			simulate(t, fmt.Sprintf("%d groups of %d", shape.Size/inner, inner), shape, h[0], h[1], all)
+			if inner == shape.Size && inner > 1 {
+				ulysses, err := All("ulysses", Spec{Shape: shape, Heads: h[0], KVHeads: h[1]})
 				if err != nil {
 					t.Fatal(err)
 				}
-				what := fmt.Sprintf("%s over %d groups of %d, sorted %t", algorithm, shape.Size/inner, inner, sorted)
-				simulate(t, what, shape, h[0], h[1], all)
+				for r, s := range ulysses {
+					if s.Algorithm = "hierarchical"; !reflect.DeepEqual(s, all[r]) {
+						t.Fatalf("one group of %+v is not Ulysses on rank %d", shape, r)
+					}
+				}
 			}
 		}
 	}
 }
 
-// Ulysses is one call on all positions; and a gathered zigzag in the order of positions is a zigzag
-// of the groups, one call a hop.
+func traders(t *testing.T, shape partition.Shape, inner, heads, kvHeads int) []*Schedule {
+	t.Helper()
+	all, err := All("hierarchical", Spec{Shape: shape, Heads: heads, KVHeads: kvHeads, Inner: inner})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// Ulysses is one call on all positions; and a gathered zigzag is a zigzag of the groups, one call a
+// hop.
 func TestGatheredRowsAreOneCall(t *testing.T) {
 	for _, inner := range []int{1, 2, 4, 8} {
-		all, err := hierarchical("ring", causalShape(256, 8, partition.Zigzag{}, -1), inner, true, 8, 2)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, s := range all {
+		for _, s := range traders(t, causalShape(256, 8, partition.Zigzag{}, -1), inner, 8, 2) {
 			if len(s.Forward) != 8/inner {
 				t.Errorf("groups of %d: rank %d has %d hops", inner, s.Rank, len(s.Forward))
 			}
@@ -71,17 +78,18 @@ func TestGatheredRowsAreOneCall(t *testing.T) {
 	}
 }
 
-// The order of heads of keys must be one in which each serves as many heads of queries.
-func TestHeadsOfKeysServeAlike(t *testing.T) {
-	for _, c := range []struct {
-		lo, hi, heads, kv int
-		want              []int
-	}{
-		{0, 4, 8, 2, []int{0}}, {2, 4, 8, 8, []int{2, 3}}, {0, 8, 8, 2, []int{0, 1}},
-		{1, 3, 6, 3, []int{0, 1}}, {1, 4, 6, 3, []int{0, 1, 1}}, {3, 4, 6, 3, []int{1}}, {2, 2, 6, 3, nil},
+func TestSpecsThatDoNotFitAreRefused(t *testing.T) {
+	shape := causalShape(32, 4, partition.Zigzag{}, -1)
+	for name, s := range map[string]Spec{
+		"groups of 3":    {Shape: shape, Heads: 4, KVHeads: 2, Inner: 3},
+		"groups of 0":    {Shape: shape, Heads: 4, KVHeads: 2},
+		"4 of q":         {Shape: shape, Heads: 4, KVHeads: 3, Inner: 2},
+		"0 of k and v":   {Shape: shape, Inner: 2},
+		"groups of -4":   {Shape: shape, Heads: 4, KVHeads: 2, Inner: -4},
+		"do not make up": {Shape: shape, Heads: 4, KVHeads: 2, Inner: 8},
 	} {
-		if got := headsOf(partition.Range{Lo: c.lo, Hi: c.hi}, c.heads, c.kv); !reflect.DeepEqual(got, c.want) {
-			t.Errorf("heads %d to %d of %d over %d: %v, want %v", c.lo, c.hi, c.heads, c.kv, got, c.want)
+		if _, err := New("hierarchical", s, 0); err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s: New = %v", name, err)
 		}
 	}
 }
@@ -135,16 +143,62 @@ func TestSchedulesCarryAHalo(t *testing.T) {
 	}
 }
 
+// Under a window every algorithm fetches the rows in it in one hop, where they are no more than a ring
+// has room for.
+func TestWindowsAreFetchedInOneHop(t *testing.T) {
+	fetches := func(s *Schedule) (hops int) {
+		for _, h := range s.Forward {
+			if len(h.SendKV)+len(h.RecvKV) > 0 {
+				hops++
+			}
+		}
+		return hops
+	}
+	for _, c := range []struct {
+		layout partition.Layout
+		window int
+		one    bool
+	}{
+		{partition.Contiguous{}, 1, true}, {partition.Contiguous{}, 32, true}, {partition.Contiguous{}, 33, false},
+		{partition.Zigzag{}, 5, true}, {partition.Zigzag{}, 16, true}, {partition.Zigzag{}, 40, false}, {partition.Striped{}, 5, false},
+	} {
+		shape := causalShape(128, 8, c.layout, c.window)
+		for _, algorithm := range []string{"ring", "hierarchical"} {
+			all, err := All(algorithm, Spec{Shape: shape, Heads: 2, KVHeads: 1, Inner: 1})
+			if err != nil {
+				t.Fatal(err)
+			}
+			most, whole := 0, every(t, shape, (*Planner).allgather)
+			for r, s := range all {
+				most = max(most, fetches(s))
+				got, _ := s.Bytes(1, 1)
+				if want, _ := whole[r].Bytes(1, 1); c.one && got != want {
+					t.Errorf("%s, %s, window %d: rank %d sends %d rows, the halo has %d", algorithm, c.layout.Name(), c.window, r, got, want)
+				}
+				if room := s.KVRows[0] * 2; c.one && len(s.KVRows) > 1 && s.KVRows[1] > room {
+					t.Errorf("%s, %s, window %d: rank %d has room for %d rows, a ring for %d", algorithm, c.layout.Name(), c.window, r, s.KVRows[1], room)
+				}
+			}
+			if one := most == 1; one != c.one {
+				t.Errorf("%s, %s, window %d: keys travel in %d hops", algorithm, c.layout.Name(), c.window, most)
+			}
+			simulate(t, algorithm, shape, 2, 1, all)
+		}
+	}
+	// The same between groups that trade heads.
+	for _, s := range traders(t, causalShape(128, 8, partition.Contiguous{}, 20), 2, 4, 2) {
+		if n := fetches(s); n > 1 {
+			t.Errorf("rank %d of groups of 2: keys travel in %d hops", s.Rank, n)
+		}
+	}
+}
+
 // The simulation must see what is wrong: a gate that is missing, a head that goes to the wrong
 // place, a part of a gradient that is lost.
 func TestSimulationSeesFaults(t *testing.T) {
 	shape := causalShape(32, 4, partition.Zigzag{}, -1)
 	heads := func() []*Schedule {
-		all, err := hierarchical("ring", shape, 2, false, 4, 1)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return all
+		return traders(t, shape, 2, 4, 1)
 	}
 	faults := map[string]func() []*Schedule{
 		"a call before its rows": func() []*Schedule {
@@ -190,35 +244,6 @@ func TestSimulationSeesFaults(t *testing.T) {
 			t.Errorf("%s: the simulation finds nothing", name)
 		} else {
 			t.Logf("%s: %s", name, s)
-		}
-	}
-}
-
-// Ring must not run what it would only half do.
-func TestRingRefusesWhatItDoesNotDo(t *testing.T) {
-	shape := causalShape(32, 4, partition.Zigzag{}, -1)
-	gated := every(t, shape, (*Planner).gated)
-	heads, err := hierarchical("ring", shape, 2, true, 4, 2)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for want, s := range map[string]*Schedule{"further calls": gated[1], "exchanges heads": heads[1]} {
-		r := Ring{Arena: tensor.NewMeter()}
-		forward := r.Forward(attention.Partial{}, View{}, View{}, View{}, s, attention.Softmax{})
-		backward := r.Backward(attention.Grads{}, View{}, View{}, View{}, View{}, attention.Partial{}, s, attention.Softmax{})
-		for _, err := range []error{forward, backward} {
-			if err == nil || !strings.Contains(err.Error(), want) {
-				t.Errorf("Ring runs it: %v, want an error with %q", err, want)
-			}
-		}
-	}
-	for _, algorithm := range Algorithms {
-		s, err := New(algorithm, shape, 1)
-		if err == nil {
-			err = s.unsupported()
-		}
-		if err != nil {
-			t.Errorf("%s: %v", algorithm, err)
 		}
 	}
 }

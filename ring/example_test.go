@@ -11,7 +11,7 @@ import (
 // this is rank 1 in a forward pass.
 func ExampleNew() {
 	shape := partition.Shape{SeqQ: 12, SeqKV: 12, Size: 3, Layout: partition.Zigzag{}, Mask: partition.Mask{Band: partition.Causal()}}
-	s, err := ring.New("ring", shape, 1)
+	s, err := ring.New("ring", ring.Spec{Shape: shape}, 1)
 	if err != nil {
 		fmt.Println(err)
 		return

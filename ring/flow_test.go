@@ -36,11 +36,11 @@ func TestStopsAreTheDefinition(t *testing.T) {
 	rng := rand.New(rand.NewPCG(15, 16))
 	for range 400 {
 		s := randomShape(rng)
-		one, err := newPlanner("ring", s)
+		one, err := newPlanner("ring", specOf(s))
 		if err != nil {
 			t.Fatal(err)
 		}
-		all, err := NewPlanner("ring", s)
+		all, err := NewPlanner("ring", specOf(s))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -62,12 +62,12 @@ func TestPlannerIsWhatEachRankMakes(t *testing.T) {
 	for range 200 {
 		s := randomShape(rng)
 		for _, algorithm := range Algorithms {
-			p, err := NewPlanner(algorithm, s)
+			p, err := NewPlanner(algorithm, specOf(s))
 			if err != nil {
 				t.Fatal(err)
 			}
 			for rank := range s.Size {
-				want, err := New(algorithm, s, rank)
+				want, err := New(algorithm, specOf(s), rank)
 				if got := p.Schedule(rank); err != nil || !reflect.DeepEqual(got, want) {
 					t.Fatalf("%s of %+v: schedule of rank %d is %+v, New makes %+v, %v", algorithm, s, rank, got, want, err)
 				}

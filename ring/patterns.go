@@ -10,7 +10,13 @@ import "github.com/cprun/cprun/partition"
 // late: what rank r-1 finished in hop h-1 reaches rank r during hop h and is added to what r
 // computed meanwhile, so that no tile waits for a gradient. The last visitor sends the sum
 // home to the owner.
+//
+// Under a window that reaches no further than two blocks it is the all-gather, a halo: the rows in
+// the window come in one hop.
 func (p *Planner) ring(rank int) *Schedule {
+	if p.halo {
+		return p.allgather(rank)
+	}
 	n := p.size
 	stops := p.stops(rank)
 	next, before := (rank+1)%n, (rank-1+n)%n
@@ -24,7 +30,7 @@ func (p *Planner) ring(rank int) *Schedule {
 	for h := range n {
 		hop, owner := &hops[h], (rank-h+n)%n
 		if h > 0 {
-			hop.Label = hopLabel(h, owner)
+			hop.Label = p.hopLabel(h, owner)
 			if here := stops[h].here; here.Len() > 0 {
 				hop.Tiles, hop.Keys = p.index.Tiles(rank, owner), Block{kvBuffer(h), 0, here.Hi}
 			}

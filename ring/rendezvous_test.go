@@ -13,16 +13,18 @@ func swaps(s *Schedule, backward bool) []swap {
 			list = append(list, x)
 		}
 	}
-	heads := func(x *Exchange, back bool) {
-		if x == nil {
-			return
-		}
+	heads := func(back bool, exchanges ...*Exchange) {
 		var w swap
-		for _, m := range x.Send {
-			w.send = append(w.send, m.Peer)
-		}
-		for _, m := range x.Recv {
-			w.recv = append(w.recv, m.Peer)
+		for _, x := range exchanges {
+			if x == nil {
+				continue
+			}
+			for _, m := range x.Send {
+				w.send = append(w.send, m.Peer)
+			}
+			for _, m := range x.Recv {
+				w.recv = append(w.recv, m.Peer)
+			}
 		}
 		if back {
 			w.send, w.recv = w.recv, w.send
@@ -35,8 +37,7 @@ func swaps(s *Schedule, backward bool) []swap {
 		}
 		return p
 	}
-	heads(s.Q, false)
-	heads(s.KV, false)
+	heads(false, s.Q, s.KV)
 	hops := s.Forward
 	if backward {
 		hops = s.Backward
@@ -48,9 +49,10 @@ func swaps(s *Schedule, backward bool) []swap {
 		}
 		add(swap{peers(peers(nil, h.SendKV), h.SendGrad), peers(peers(nil, h.RecvKV), h.RecvGrad)})
 	}
-	heads(s.Q, true)
 	if backward {
-		heads(s.KV, true)
+		heads(true, s.Q, s.KV)
+	} else {
+		heads(true, s.Q)
 	}
 	return list
 }

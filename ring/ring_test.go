@@ -1,8 +1,10 @@
 package ring_test
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -30,7 +32,13 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type problem struct {
 	q, k, v, do tensor.View
 	shape       partition.Shape
+	inner       int // ranks of a group that trades heads; 0: what ring.Inner says
 	softmax     attention.Softmax
+}
+
+func (p *problem) spec() ring.Spec {
+	h, kv := p.q.Len(tensor.Heads), p.k.Len(tensor.Heads)
+	return ring.Spec{Shape: p.shape, Heads: h, KVHeads: kv, Inner: cmp.Or(p.inner, partition.Inner(p.shape.Size, p.shape.Size, h, kv))}
 }
 
 // result is out, lse, dq, dk, dv in global order.
@@ -80,11 +88,11 @@ func run(t *testing.T, p problem, algorithm string, e engine) result {
 			rows := q.Len(tensor.Seq)
 			acc := attention.Partial{O: like(q, rows, h, dv), LSE: like(q, rows, h, 1)}
 			grads := attention.Grads{DQ: like(q, rows, h, q.Len(3)), DK: like(k, k.Len(1), k.Len(2), k.Len(3)), DV: like(v, v.Len(1), v.Len(2), dv)}
-			s, err := ring.New(algorithm, p.shape, r)
+			s, err := ring.Make(algorithm, p.spec(), r)
 			if err != nil {
 				return err
 			}
-			rg := &ring.Ring{Kernel: e(streams[r]), Comm: world[r], Stream: streams[r], Arena: tensor.NewHostArena(0)}
+			rg := &ring.Ring{Kernel: e(streams[r]), Comm: world[r], Mover: cpu.New(streams[r]), Stream: streams[r], Arena: tensor.NewHostArena(0)}
 			for range 2 {
 				if err := rg.Forward(acc, q, k, v, s, p.softmax); err != nil {
 					return err
@@ -208,25 +216,58 @@ func (m maskCase) shapes(t *testing.T, size int) []partition.Shape {
 	return shapes
 }
 
-// In float64 the ring must equal one device: what remains is the order of the sums.
+var full = flag.Bool("ring.full", false, "TestRingEqualsOneDevice tries all that it takes a sample of: an hour")
+
+// conformance is what the ring is tried with: heads of q and of k and v, and the ranks.
+var (
+	conformanceHeads = [][2]int{{2, 1}, {4, 4}, {4, 2}, {6, 3}, {5, 1}, {3, 3}, {8, 2}, {12, 4}}
+	conformanceRanks = []int{1, 2, 3, 4, 6, 8}
+)
+
+// In float64 the ring must equal one device: what remains is the order of the sums. Each algorithm meets
+// each mask in each layout, with ranks, heads, groups and head dims that a seed draws.
 func TestRingEqualsOneDevice(t *testing.T) {
 	rng := rand.New(rand.NewPCG(7, 8))
 	for _, m := range masks {
-		for _, size := range []int{1, 2, 3, 4, 8} {
-			for _, shape := range m.shapes(t, size) {
-				for _, algorithm := range ring.Algorithms {
-					heads, kv := 2, 1
-					p := problem{
-						q: random(rng, tensor.F64, 2, m.sq, heads, 8), k: random(rng, tensor.F64, 2, m.skv, kv, 8),
-						v: random(rng, tensor.F64, 2, m.skv, kv, 6), do: random(rng, tensor.F64, 2, m.sq, heads, 6),
-						shape: shape, softmax: attention.Softmax{Scale: 0.4, Softcap: float64(size%2) * 2},
+		for _, algorithm := range append([]string{"gated", "both ways"}, ring.Algorithms...) {
+			for layout := range m.shapes(t, 1) {
+				if *full {
+					for _, size := range conformanceRanks {
+						for _, heads := range conformanceHeads {
+							for inner := 1; inner <= size; inner++ {
+								if inner == size || algorithm == "hierarchical" && size%inner == 0 {
+									equalsOneDevice(t, rng, m, m.shapes(t, size)[layout], algorithm, heads, inner)
+								}
+							}
+						}
 					}
-					what := fmt.Sprintf("%s, %s, %s, %d ranks", m.name, algorithm, shape.Layout.Name(), size)
-					compare(t, what, run(t, p, algorithm, reference), whole(p), 1e-11)
+					continue
+				}
+				for range 2 {
+					size, heads := conformanceRanks[rng.IntN(len(conformanceRanks))], conformanceHeads[rng.IntN(len(conformanceHeads))]
+					inner := 1 + rng.IntN(size)
+					for size%inner != 0 {
+						inner = 1 + rng.IntN(size)
+					}
+					equalsOneDevice(t, rng, m, m.shapes(t, size)[layout], algorithm, heads, inner)
 				}
 			}
 		}
 	}
+}
+
+func equalsOneDevice(t *testing.T, rng *rand.Rand, m maskCase, shape partition.Shape, algorithm string, heads [2]int, inner int) {
+	t.Helper()
+	dim, dimV := 1+rng.IntN(12), 1+rng.IntN(12)
+	batch := 1 + rng.IntN(2) // rows of a batch of one are dense, and travel without a copy
+	p := problem{
+		q: random(rng, tensor.F64, batch, m.sq, heads[0], dim), k: random(rng, tensor.F64, batch, m.skv, heads[1], dim),
+		v: random(rng, tensor.F64, batch, m.skv, heads[1], dimV), do: random(rng, tensor.F64, batch, m.sq, heads[0], dimV),
+		shape: shape, inner: inner, softmax: attention.Softmax{Scale: 0.4, Softcap: float64(rng.IntN(2)) * 2},
+	}
+	what := fmt.Sprintf("%s, %s, %s, %d ranks in groups of %d, %d heads, %d of keys, dims %d and %d, batch %d",
+		m.name, algorithm, shape.Layout.Name(), shape.Size, inner, heads[0], heads[1], dim, dimV, batch)
+	compare(t, what, run(t, p, algorithm, reference), whole(p), 1e-11)
 }
 
 // The same with the kernel that trains, in float32.
@@ -254,10 +295,10 @@ func TestRingRepeatsBitForBit(t *testing.T) {
 	rng := rand.New(rand.NewPCG(11, 12))
 	m := maskCase{"", true, -1, 61, 61, nil}
 	for _, shape := range m.shapes(t, 4) {
-		for _, algorithm := range ring.Algorithms {
-			p := problem{
-				q: random(rng, tensor.F32, 1, 61, 4, 16), k: random(rng, tensor.F32, 1, 61, 2, 16),
-				v: random(rng, tensor.F32, 1, 61, 2, 16), do: random(rng, tensor.F32, 1, 61, 4, 16),
+		for _, algorithm := range append([]string{"gated", "both ways"}, ring.Algorithms...) {
+			p := problem{ // gradients of keys are the sums of three ranks
+				q: random(rng, tensor.F32, 1, 61, 6, 16), k: random(rng, tensor.F32, 1, 61, 2, 16),
+				v: random(rng, tensor.F32, 1, 61, 2, 16), do: random(rng, tensor.F32, 1, 61, 6, 16),
 				shape: shape, softmax: attention.Softmax{Scale: 0.25},
 			}
 			compare(t, algorithm+" repeated", run(t, p, algorithm, onCPU), run(t, p, algorithm, onCPU), 0)
@@ -341,6 +382,9 @@ func TestFixtures(t *testing.T) {
 				}
 				p.shape.Size = size
 				for _, algorithm := range ring.Algorithms {
+					if trades := algorithm == "ulysses" || algorithm == "hierarchical"; trades && layout != "zigzag" {
+						continue // the layouts are tried above
+					}
 					what := fmt.Sprintf("%s, %s, %s, %d ranks", name, algorithm, layout, size)
 					compare(t, what, run(t, p, algorithm, onCPU), want, 1e-5)
 				}

@@ -56,8 +56,7 @@ type Hop struct {
 
 // Calls yields the kernel calls of a hop in order, that of Tiles first.
 func (h *Hop) Calls(yield func(*Part) bool) {
-	first := Part{Keys: h.Keys, Tiles: h.Tiles, First: h.First, Last: h.Last, Grads: h.Grads}
-	if len(h.Tiles) > 0 && !yield(&first) {
+	if len(h.Tiles) > 0 && !yield(h.own()) {
 		return
 	}
 	for i := range h.Then {
@@ -67,12 +66,18 @@ func (h *Hop) Calls(yield func(*Part) bool) {
 	}
 }
 
+// own is the hop's own call, the first.
+func (h *Hop) own() *Part {
+	return &Part{Keys: h.Keys, Tiles: h.Tiles, First: h.First, Last: h.Last, Grads: h.Grads}
+}
+
 func (h *Hop) empty() bool {
 	return len(h.Tiles)+len(h.SendKV)+len(h.RecvKV)+len(h.SendGrad)+len(h.RecvGrad)+len(h.Fold)+len(h.Then) == 0
 }
 
-// foldsFirst says that the gradients of the call are added to before anything else happens to them.
-func (h *Hop) foldsFirst() bool { return len(h.Fold) > 0 && h.Fold[0].Dst.Buf == h.Grads.Buf }
+// foldsFirst says that the gradients of c, the hop's last call, are added to before anything else
+// happens to them.
+func (h *Hop) foldsFirst(c *Part) bool { return len(h.Fold) > 0 && h.Fold[0].Dst.Buf == c.Grads.Buf }
 
 // Schedule is one rank's part of one attention over all ranks, as data: what the loops in
 // ring.go do, hop by hop. It is a pure function of the partition, so ranks need not exchange it.
@@ -107,30 +112,27 @@ type HeadMove struct {
 // there and dK and dV back.
 type Exchange struct {
 	Rows, Heads int
+	First       int        // of Q: the first of those heads, for what a softmax has for each head
 	Send        []HeadMove // boxes of the rank's own tensor; without those that add, they cover it once
 	Recv        []HeadMove // boxes of what is made; they cover it once
 }
 
-// unsupported finds what a schedule asks for that the loops of Ring do not do.
-func (s *Schedule) unsupported() error {
-	if s.Q != nil || s.KV != nil {
-		return fmt.Errorf("schedule %s of rank %d exchanges heads, which the ring does not do", s.Algorithm, s.Rank)
-	}
-	for _, hops := range [][]Hop{s.Forward, s.Backward} {
-		for i := range hops {
-			if n := len(hops[i].Then); n > 0 {
-				return fmt.Errorf("schedule %s of rank %d has %d further calls in %q, which the ring does not make", s.Algorithm, s.Rank, n, hops[i].Label)
-			}
-		}
-	}
-	return nil
-}
+// computes reports whether the rank has heads to compute with. With more ranks than heads some have
+// none: they only give and take.
+func (s *Schedule) computes() bool { return s.Q == nil || s.Q.Heads > 0 }
 
 // Algorithms are the exchange patterns that New knows.
-var Algorithms = []string{"ring", "allgather"}
+var Algorithms = []string{"ring", "allgather", "ulysses", "hierarchical"}
+
+// Spec is one attention over ranks: its positions, and its heads where an algorithm asks for them.
+type Spec struct {
+	partition.Shape
+	Heads, KVHeads int // of q, and of k and v; ulysses and hierarchical trade them
+	Inner          int // of hierarchical: neighbouring ranks that trade heads with each other, a divisor of Size
+}
 
 // New returns the schedule of rank under that algorithm.
-func New(algorithm string, s partition.Shape, rank int) (*Schedule, error) {
+func New(algorithm string, s Spec, rank int) (*Schedule, error) {
 	p, err := newPlanner(algorithm, s)
 	if err != nil {
 		return nil, err
@@ -139,7 +141,7 @@ func New(algorithm string, s partition.Shape, rank int) (*Schedule, error) {
 }
 
 // All returns the schedules of every rank.
-func All(algorithm string, s partition.Shape) ([]*Schedule, error) {
+func All(algorithm string, s Spec) ([]*Schedule, error) {
 	p, err := NewPlanner(algorithm, s)
 	if err != nil {
 		return nil, err
@@ -154,49 +156,87 @@ func All(algorithm string, s partition.Shape) ([]*Schedule, error) {
 // Planner makes the schedules of one partition. It makes each from what all ranks need of each
 // other. It is read-only: goroutines may share it.
 type Planner struct {
-	index   *partition.Index
-	size    int
-	pattern func(*Planner, int) *Schedule
-	table   [][]stop // of each owner and hop, where they are remembered
+	algorithm string
+	spec      Spec
+	inner     int              // ranks that trade heads; 1: none do
+	index     *partition.Index // of the groups of inner ranks
+	size      int              // how many they are
+	halo      bool             // what is needed of others is fetched in one hop
+	pattern   func(*Planner, int) *Schedule
+	table     [][]stop // of each owner and hop, where they are remembered
 }
 
 // NewPlanner returns a planner for a caller that asks for many ranks, and need not keep all their
 // schedules: there are ranks times ranks hops. It asks every pair of ranks once.
-func NewPlanner(algorithm string, s partition.Shape) (*Planner, error) {
+func NewPlanner(algorithm string, s Spec) (*Planner, error) {
 	p, err := newPlanner(algorithm, s)
-	if err == nil && algorithm == "ring" {
+	if err == nil && algorithm != "allgather" && !p.halo {
 		p.remember()
 	}
 	return p, err
 }
 
-// patterns are the Algorithms.
-var patterns = map[string]func(*Planner, int) *Schedule{
-	"ring":      (*Planner).ring,
-	"allgather": (*Planner).allgather,
+// Traders returns how many ranks trade heads with each other: all, or inner, or with most algorithms
+// each with nobody but itself.
+func Traders(algorithm string, ranks, inner int) int {
+	switch algorithm {
+	case "ulysses":
+		return ranks
+	case "hierarchical":
+		return inner
+	}
+	return 1
 }
 
-func newPlanner(algorithm string, s partition.Shape) (*Planner, error) {
+// patterns are the Algorithms.
+var patterns = map[string]func(*Planner, int) *Schedule{
+	"ring":         (*Planner).ring,
+	"allgather":    (*Planner).allgather,
+	"ulysses":      (*Planner).trading,
+	"hierarchical": (*Planner).trading,
+}
+
+func newPlanner(algorithm string, s Spec) (*Planner, error) {
 	pattern, ok := patterns[algorithm]
 	if !ok {
 		return nil, fmt.Errorf("algorithm %q is none of %v", algorithm, Algorithms)
 	}
-	return &Planner{index: partition.NewIndex(s), size: s.Size, pattern: pattern}, nil
+	p := &Planner{algorithm: algorithm, spec: s, inner: Traders(algorithm, s.Size, s.Inner), pattern: pattern}
+	if p.inner < 1 || s.Size%p.inner != 0 {
+		return nil, fmt.Errorf("algorithm %s: groups of %d ranks do not make up %d", algorithm, p.inner, s.Size)
+	}
+	shape := s.Shape
+	if p.inner > 1 {
+		if s.KVHeads < 1 || s.Heads%s.KVHeads != 0 || s.Heads < 1 {
+			return nil, fmt.Errorf("algorithm %s trades heads: %d of q are no multiple of %d of k and v", algorithm, s.Heads, s.KVHeads)
+		}
+		shape.Size, shape.Layout = s.Size/p.inner, gathered{s.Layout, p.inner}
+	}
+	p.index, p.size = partition.NewIndex(shape), shape.Size
+	p.halo = windowed(shape) && p.nearby()
+	return p, nil
 }
 
 // Schedule returns the schedule of rank, the same that New returns.
-func (p *Planner) Schedule(rank int) *Schedule { return p.pattern(p, rank) }
+func (p *Planner) Schedule(rank int) *Schedule {
+	s := p.pattern(p, rank)
+	s.Algorithm = p.algorithm
+	return s
+}
 
 // own is hop 0 of every algorithm: the rank's queries against its own keys.
 func (p *Planner) own(rank int) Hop {
 	whole := Block{0, 0, p.index.Keys(rank)}
-	return Hop{Label: hopLabel(0, rank), Keys: whole, Grads: whole, Tiles: p.index.Tiles(rank, rank)}
+	return Hop{Label: p.hopLabel(0, rank), Keys: whole, Grads: whole, Tiles: p.index.Tiles(rank, rank)}
 }
 
-func hopLabel(h, owner int) string {
+func (p *Planner) hopLabel(h, owner int) string {
 	var b [48]byte
-	label := strconv.AppendInt(append(b[:0], "hop "...), int64(h), 10)
-	return string(strconv.AppendInt(append(label, " owner "...), int64(owner), 10))
+	label, of := strconv.AppendInt(append(b[:0], "hop "...), int64(h), 10), " owner "
+	if p.inner > 1 {
+		of = " group "
+	}
+	return string(strconv.AppendInt(append(label, of...), int64(owner), 10))
 }
 
 func move(peer, buf int, r partition.Range) Move { return Move{peer, Block{buf, r.Lo, r.Hi}} }
@@ -286,27 +326,4 @@ func forwardOf(hops []Hop) []Hop {
 		}
 	}
 	return out
-}
-
-// Bytes returns what the rank sends in the hops of one forward and one backward pass, given the bytes
-// of one row of K and V, and of one row of dK and dV, of the heads that the hops work on.
-func (s *Schedule) Bytes(kvRow, gradRow int64) (forward, backward int64) {
-	kv, grads := int64(0), int64(0)
-	for i := range s.Backward {
-		h := &s.Backward[i]
-		kv += sent(h.SendKV)
-		grads += sent(h.SendGrad)
-		for j := range h.Then {
-			kv += sent(h.Then[j].SendKV)
-		}
-	}
-	return kv * kvRow, grads*gradRow + kv*kvRow
-}
-
-// sent counts the rows of moves.
-func sent(moves []Move) (rows int64) {
-	for i := range moves {
-		rows += int64(moves[i].Block.Hi - moves[i].Block.Lo)
-	}
-	return rows
 }

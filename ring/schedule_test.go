@@ -32,6 +32,11 @@ func randomShape(rng *rand.Rand) partition.Shape {
 	return s
 }
 
+// specOf is a shape with heads that every algorithm can share out.
+func specOf(s partition.Shape) Spec {
+	return Spec{Shape: s, Heads: 4, KVHeads: 2, Inner: partition.Inner(s.Size, s.Size, 4, 2)}
+}
+
 // Every schedule, on every rank, must compute each visible pair once, with the right key in
 // the right row, and bring every part of a key's gradient home.
 func TestSchedulesComputeEveryPairOnce(t *testing.T) {
@@ -39,11 +44,11 @@ func TestSchedulesComputeEveryPairOnce(t *testing.T) {
 	for range 600 {
 		shape := randomShape(rng)
 		for _, algorithm := range Algorithms {
-			all, err := All(algorithm, shape)
+			all, err := All(algorithm, specOf(shape))
 			if err != nil {
 				t.Fatal(err)
 			}
-			simulate(t, algorithm, shape, 1, 1, all)
+			simulate(t, algorithm, shape, 4, 2, all)
 		}
 	}
 }
@@ -57,7 +62,7 @@ func TestHopsWhereNothingIsVisibleAreSkipped(t *testing.T) {
 	// A window of one block's length: a contiguous rank reads its own block and the one
 	// before it, so the ring ends after one hop, whatever the number of ranks.
 	for rank := range 8 {
-		s, err := New("ring", causalShape(128, 8, partition.Contiguous{}, 16), rank)
+		s, err := New("ring", specOf(causalShape(128, 8, partition.Contiguous{}, 16)), rank)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -67,7 +72,7 @@ func TestHopsWhereNothingIsVisibleAreSkipped(t *testing.T) {
 	}
 	// Causal and contiguous: rank 0 sees only its own keys, and still passes none on that
 	// it does not own.
-	s, err := New("ring", causalShape(128, 8, partition.Contiguous{}, -1), 0)
+	s, err := New("ring", specOf(causalShape(128, 8, partition.Contiguous{}, -1)), 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,7 +84,7 @@ func TestHopsWhereNothingIsVisibleAreSkipped(t *testing.T) {
 }
 
 func TestOnlyNeededRowsTravel(t *testing.T) {
-	s, err := New("ring", causalShape(1024, 4, partition.Contiguous{}, 15), 1)
+	s, err := New("ring", specOf(causalShape(1024, 4, partition.Contiguous{}, 15)), 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -90,7 +95,7 @@ func TestOnlyNeededRowsTravel(t *testing.T) {
 
 func TestZigzagRingKeepsTwoBuffers(t *testing.T) {
 	for rank := range 8 {
-		s, err := New("ring", causalShape(256, 8, partition.Zigzag{}, -1), rank)
+		s, err := New("ring", specOf(causalShape(256, 8, partition.Zigzag{}, -1)), rank)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -116,23 +121,23 @@ func TestAllIsEveryRanksSchedule(t *testing.T) {
 	}
 	shape := partition.Shape{SeqQ: 61, SeqKV: 61, Size: 5, Layout: layout, Mask: mask}
 	for _, algorithm := range Algorithms {
-		all, err := All(algorithm, shape)
+		all, err := All(algorithm, specOf(shape))
 		if err != nil || len(all) != shape.Size {
 			t.Fatalf("All(%s) = %d schedules, %v", algorithm, len(all), err)
 		}
 		for r, got := range all {
-			if want, err := New(algorithm, shape, r); err != nil || !reflect.DeepEqual(got, want) {
+			if want, err := New(algorithm, specOf(shape), r); err != nil || !reflect.DeepEqual(got, want) {
 				t.Errorf("%s: schedule of rank %d is %+v, New makes %+v, %v", algorithm, r, got, want, err)
 			}
 		}
 	}
-	if _, err := All("spiral", shape); err == nil {
+	if _, err := All("spiral", specOf(shape)); err == nil {
 		t.Error("All of an unknown algorithm: no error")
 	}
 }
 
 func TestUnknownAlgorithmIsRefused(t *testing.T) {
-	_, err := New("spiral", causalShape(8, 2, partition.Zigzag{}, -1), 0)
+	_, err := New("spiral", specOf(causalShape(8, 2, partition.Zigzag{}, -1)), 0)
 	if err == nil || !strings.Contains(err.Error(), "allgather") {
 		t.Errorf("New(spiral) = %v, want an error that lists the choices", err)
 	}

@@ -44,14 +44,27 @@ func find(t *testing.T, all []Rejection, rule string) Rejection {
 }
 
 // Gap 1. The peer tests heads % 2 when it selects, and heads % cp in an assertion when it
-// runs: all-to-all over 8 ranks with 2 KV heads is selected and dies.
+// runs: all-to-all over 8 ranks with 2 KV heads is selected and dies. Here heads are shared out as
+// they are: KV heads are copied, and where heads do not divide, ranks have different calls.
 func TestGap1HeadsAreDividedByTheRealRanks(t *testing.T) {
-	none := refused(t, with("cp=8 alg=ulysses h=16 g=2"))
-	for _, b := range Backends {
-		find(t, none.Rejected, b.String()+"-ulysses-heads")
-	}
-	if c := chosen(t, with("cp=2 alg=ulysses h=16 g=2")); c.Hops[0].Heads != 8 || c.Hops[0].KVHeads != 1 {
-		t.Errorf("a rank of 2 has %d heads and %d KV heads, want 8 and 1", c.Hops[0].Heads, c.Hops[0].KVHeads)
+	for params, want := range map[string][][2]int{ // heads and KV heads of the calls
+		"cp=2 alg=ulysses h=16 g=2":               {{8, 1}},
+		"cp=8 alg=ulysses h=16 g=2":               {{2, 1}},
+		"cp=3 alg=ulysses h=16 g=16":              {{5, 5}, {6, 6}},
+		"cp=3 alg=ulysses h=8 g=2":                {{2, 1}, {3, 3}, {3, 1}}, // of the second, two heads read one KV head, and one the other
+		"cp=8 alg=ulysses h=4 g=1":                {{1, 1}},                 // four ranks have none
+		"cp=8 inner=4 alg=hierarchical h=16 g=2":  {{4, 1}},
+		"cp=6 inner=3 alg=hierarchical h=16 g=16": {{5, 5}, {6, 6}},
+	} {
+		var got [][2]int
+		for _, h := range chosen(t, with(params)).Hops {
+			if n := [2]int{h.Heads, h.KVHeads}; !slices.Contains(got, n) {
+				got = append(got, n)
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: heads and KV heads of the calls are %v, want %v", params, got, want)
+		}
 	}
 }
 

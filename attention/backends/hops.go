@@ -46,8 +46,7 @@ type Call struct {
 	// GrantedWorkspace is set by a remedy: the workspace may be as large as it needs to be.
 	GrantedWorkspace bool
 
-	RunHeads, RunKVHeads int // before ranks shared them
-	done                 int // remedies already tried, a bit each
+	done int // remedies already tried, a bit each
 }
 
 // Windowed reports whether a bound other than the causal one hides keys.
@@ -84,12 +83,36 @@ func Hops(p Params) []Call {
 }
 
 func hopsOf(p Params) []Call {
-	ring, heads := p.sharing()
-	c := Call{Params: p, RunHeads: p.Heads, RunKVHeads: p.KVHeads}
-	c.Heads, c.KVHeads = max(1, p.Heads/heads), max(1, p.KVHeads/heads)
-	w := walker{base: c, shape: p.shape(ring), ranks: ring, seen: map[rankPair]bool{}, calls: map[callKey]bool{}}
+	ranks, inner := p.sharing()
+	ring, rects := ranks, 1
+	if p.Layout == "striped" && inner > 1 {
+		// What a group holds is the stripes of its members side by side, so that a hop has the
+		// rectangles of each pair of members.
+		ring, rects = p.ContextSize, inner*inner
+	}
+	w := walker{base: Call{Params: p}, shape: p.shape(ring), ranks: ring, rects: rects, seen: map[rankPair]bool{}, calls: map[callKey]bool{}}
 	w.walk()
-	return w.out
+	return p.shares(inner, w.out)
+}
+
+// shares is the calls of each number of heads that a rank of a group of so many has: one unless heads do
+// not divide. A rank without heads makes no calls.
+func (p Params) shares(inner int, calls []Call) []Call {
+	var out []Call
+	seen := map[[2]int]bool{}
+	for i := range inner {
+		mine := partition.Heads(p.Heads, inner, i)
+		n := [2]int{mine.Len(), len(partition.KeyHeads(mine, p.Heads, p.KVHeads))}
+		if n[0] == 0 || seen[n] {
+			continue
+		}
+		seen[n] = true
+		for _, c := range calls {
+			c.Heads, c.KVHeads = n[0], n[1]
+			out = append(out, c)
+		}
+	}
+	return out
 }
 
 // sharing is how many ranks share a sequence while kernels run, and how many share its heads.
@@ -126,6 +149,7 @@ type walker struct {
 	base  Call
 	shape partition.Shape
 	ranks int
+	rects int // of a hop for each that is found here
 	seen  map[rankPair]bool
 	calls map[callKey]bool
 	out   []Call
@@ -196,7 +220,7 @@ func (w *walker) pair(rank, owner int) {
 	tiles := partition.Plan(w.shape, rank, owner)
 	for _, t := range tiles {
 		c := w.base
-		c.Rank, c.Owner, c.Rects = rank, owner, len(tiles)
+		c.Rank, c.Owner, c.Rects = rank, owner, len(tiles)*w.rects
 		c.QAt, c.KAt, c.SeqQ, c.SeqKV = t.Q.Lo, t.K.Lo, t.Q.Len(), t.K.Len()
 		if c.Documents { // documents split a hop in any case, into one call with their lengths
 			c.Rects = 1

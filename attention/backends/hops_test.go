@@ -30,6 +30,7 @@ func TestHopsAreNamedByWhatTheyAsk(t *testing.T) {
 		{"cp=4 alg=ulysses", []string{"whole"}},
 		{"cp=4 inner=2 alg=hierarchical", []string{"diagonal", "half keys", "half queries"}},
 		{"cp=4 inner=4 alg=hierarchical", []string{"whole"}},
+		{"cp=4 inner=2 alg=hierarchical layout=striped", []string{"diagonal", "off-diagonal band"}},
 		{"cp=4 layout=contiguous", []string{"diagonal", "full"}},
 		{"cp=4 layout=striped", []string{"diagonal", "off-diagonal band"}},
 		{"cp=4 mask=full", []string{"diagonal", "full"}},

@@ -2,6 +2,7 @@ package main
 
 import (
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -10,6 +11,7 @@ import (
 	"github.com/cprun/cprun/internal/command"
 	"github.com/cprun/cprun/internal/machine"
 	"github.com/cprun/cprun/internal/worker"
+	"github.com/cprun/cprun/ring"
 )
 
 func rootCommand() *cobra.Command {
@@ -112,7 +114,8 @@ shapes tell. What is not understood is refused; docs/formats.md lists what is.`,
 	f.StringVar(&spec.In, "in", "", "the `file` with q, k, v and dout")
 	f.StringVar(&spec.Out, "out", "", "the `file` to write")
 	f.StringVar(&spec.Layout, "layout", "auto", "zigzag, striped, contiguous, document or auto")
-	f.StringVar(&spec.Algorithm, "algorithm", "auto", "ring, allgather or auto")
+	f.StringVar(&spec.Algorithm, "algorithm", "auto", strings.Join(ring.Algorithms, ", ")+" or auto")
+	f.IntVar(&spec.Inner, "inner", 0, "with hierarchical: ranks that trade heads with each other; 0: as many as divide the heads")
 	f.StringVar(&spec.Backend, "backend", "auto", "flash, reference, on a GPU fused, or auto")
 	f.StringVar(&spec.DType, "dtype", "auto", "what is computed in: fp32, fp64 on a CPU, bf16, fp16, fp32 on a GPU, or auto")
 	f.BoolVar(&asJSON, "json", false, "print a JSON report")

@@ -49,7 +49,7 @@ func main() {
 
 // attend is what one rank does.
 func attend(c *comm.Group, s *tensor.HostStream, shape partition.Shape, p attention.Softmax, out results, q, k, v, do tensor.View) error {
-	schedule, err := ring.New("ring", shape, c.Rank())
+	schedule, err := ring.New("ring", ring.Spec{Shape: shape}, c.Rank())
 	if err != nil {
 		return err
 	}

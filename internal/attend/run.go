@@ -1,6 +1,7 @@
 package attend
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -24,6 +25,7 @@ type Spec struct {
 	In, Out   string
 	Layout    string // contiguous, zigzag, striped, document
 	Algorithm string // one of ring.Algorithms
+	Inner     int    `json:",omitempty"` // of hierarchical: ranks that trade heads with each other; 0: see Groups
 	Backend   string // one of the device's
 	DType     string // fp64, fp32, bf16, fp16: what is computed in
 	Device    string // cpu or cuda
@@ -43,7 +45,7 @@ type Report struct {
 	DType     string  `json:"dtype"`
 	Device    string  `json:"device"`
 	Hops      int     `json:"hops"`    // of rank 0
-	Balance   float64 `json:"balance"` // mean over maximum of the ranks' visible pairs
+	Balance   float64 `json:"balance"` // mean over maximum of the ranks' visible pairs in all heads
 	Pairs     int     `json:"pairs"`   // visible (query, key) pairs of one head
 	// QKVLayout is how the file holds q, k and v, by the names of package qkv.
 	QKVLayout         string  `json:"qkv_layout"`
@@ -66,7 +68,8 @@ func (c *Case) shape(layout string, ranks int) (partition.Shape, error) {
 
 // Check finds what is wrong with a spec before any process is spawned.
 func (s Spec) Check(c *Case, ranks int) error {
-	if _, err := c.shape(s.Layout, ranks); err != nil {
+	shape, err := c.shape(s.Layout, ranks)
+	if err != nil {
 		return err
 	}
 	if _, err := s.Element(); err != nil {
@@ -75,12 +78,22 @@ func (s Spec) Check(c *Case, ranks int) error {
 	if has := backends[s.Device]; !slices.Contains(has, s.Backend) {
 		return fmt.Errorf("backend %q is none of %s, which are what %s has", s.Backend, strings.Join(has, ", "), s.where())
 	}
-	for _, a := range ring.Algorithms {
-		if a == s.Algorithm {
-			return nil
-		}
+	_, err = ring.New(s.Algorithm, s.spec(c, shape), 0)
+	return err
+}
+
+// spec is what a schedule is made of.
+func (s *Spec) spec(c *Case, shape partition.Shape) ring.Spec {
+	return ring.Spec{Shape: shape, Heads: c.Heads, KVHeads: c.KVHeads, Inner: s.Groups(c, shape.Size)}
+}
+
+// Groups returns how many ranks trade heads under hierarchical: Inner, or what the ranks of one host and
+// the heads make of it. With another algorithm it is 0.
+func (s *Spec) Groups(c *Case, ranks int) int {
+	if s.Algorithm != "hierarchical" {
+		return 0
 	}
-	return fmt.Errorf("algorithm %q is none of %v", s.Algorithm, ring.Algorithms)
+	return cmp.Or(s.Inner, partition.Inner(ranks, ranks, c.Heads, c.KVHeads))
 }
 
 // types are what each device computes in, by the names of --dtype.
@@ -119,7 +132,7 @@ func (c *Case) Run(ctx context.Context, s Spec, world comm.Communicator, dev *de
 	if err != nil {
 		return nil, err
 	}
-	schedule, err := ring.New(s.Algorithm, shape, world.Rank())
+	schedule, err := ring.New(s.Algorithm, s.spec(c, shape), world.Rank())
 	if err != nil {
 		return nil, err
 	}
@@ -139,13 +152,14 @@ func (c *Case) Run(ctx context.Context, s Spec, world comm.Communicator, dev *de
 		return nil, err
 	}
 	work := partition.Work(shape)
+	shared := partition.WorkOfHeads(work, ring.Traders(s.Algorithm, shape.Size, s.Groups(c, shape.Size)), c.Heads)
 	pairs := 0
 	for _, w := range work {
 		pairs += w
 	}
 	return &Report{
 		In: s.In, Out: s.Out, Ranks: world.Size(), Layout: s.Layout, Algorithm: s.Algorithm, Backend: s.Backend,
-		DType: s.DType, Device: dev.Name, Hops: len(schedule.Forward), Balance: partition.Balance(work), Pairs: pairs,
+		DType: s.DType, Device: dev.Name, Hops: len(schedule.Forward), Balance: partition.Balance(shared), Pairs: pairs,
 		QKVLayout: c.Input.Layout.String(), QKVLayoutDeclared: c.Input.Declared, Seconds: tensor.Data[float64](slowest)[0],
 	}, nil
 }
@@ -157,7 +171,7 @@ func (c *Case) compute(ctx context.Context, world comm.Communicator, dev *device
 	if err != nil {
 		return 0, err
 	}
-	r := &ring.Ring{Kernel: dev.Kernel, Comm: world, Stream: dev.Stream, Arena: arena}
+	r := &ring.Ring{Kernel: dev.Kernel, Comm: world, Mover: dev.Ops, Stream: dev.Stream, Arena: arena}
 	if err := world.Barrier(ctx); err != nil {
 		return 0, err
 	}

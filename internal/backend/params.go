@@ -57,10 +57,18 @@ func Requests(cfg *config.Config) ([]Request, error) {
 			HeadDim: cfg.Model.HeadDim, HeadDimV: cfg.Model.HeadDim,
 			Causal: true, Window: w, Documents: cfg.Data.PackDocuments, FP8: fp8,
 			Training: true, Deterministic: cfg.Train.Deterministic,
-			Ranks: cfg.Parallel.Context, Algorithm: cfg.Parallel.Algorithm, Layout: cfg.Parallel.Layout,
+			Ranks: cfg.Parallel.Context, Inner: inner(cfg), Algorithm: cfg.Parallel.Algorithm, Layout: cfg.Parallel.Layout,
 		})
 	}
 	return list, nil
+}
+
+// inner is 0 where it is not asked for.
+func inner(cfg *config.Config) int {
+	if cfg.Parallel.Algorithm != "hierarchical" {
+		return 0
+	}
+	return cfg.Parallel.Inner
 }
 
 // windows are the distinct windows of a model's layers, the widest first.

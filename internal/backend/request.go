@@ -27,6 +27,7 @@ type Request struct {
 	Training, Deterministic bool
 
 	Ranks             int
+	Inner             int    // of hierarchical: ranks that trade heads
 	Algorithm, Layout string // of ring.Algorithms; of package partition
 }
 
@@ -50,7 +51,7 @@ func (r *Request) params(m machine.Machine, disabled uint8) (backends.Params, er
 		Causal: r.Causal, WindowLeft: r.Window, WindowRight: right, Softcap: r.Softcap, ScaleNotAbove0: r.ScaleNotAbove0,
 		Softmax: backends.Vanilla, Bias: backends.NoBias, Documents: r.Documents,
 		Training: r.Training, Deterministic: r.Deterministic, FP8: r.FP8,
-		ContextSize: r.Ranks, Algorithm: r.Algorithm, Layout: r.Layout,
+		ContextSize: r.Ranks, InnerSize: r.Inner, Algorithm: r.Algorithm, Layout: r.Layout,
 	}, m, disabled), nil
 }
 

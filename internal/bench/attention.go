@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"slices"
 
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/attention/backends"
@@ -21,6 +20,7 @@ import (
 type AttentionSpec struct {
 	Seq           []int    `json:"seq"` // global tokens
 	Algorithms    []string `json:"algorithms"`
+	Inner         int      `json:"inner,omitempty"` // of hierarchical: ranks that trade heads with each other; 0: see Groups
 	Layout        string   `json:"layout"`
 	Backend       string   `json:"backend"`
 	DType         string   `json:"dtype"`
@@ -70,17 +70,18 @@ func (s *AttentionSpec) Check(ranks int) error {
 	if s.Layout == "document" {
 		return fmt.Errorf("--layout document: there are no documents here; want zigzag, striped or contiguous")
 	}
-	for _, a := range s.Algorithms {
-		if !slices.Contains(ring.Algorithms, a) {
-			return fmt.Errorf("--algorithm %q is none of %v", a, ring.Algorithms)
-		}
-	}
 	for _, n := range s.Seq {
 		if n < 2*ranks {
 			return fmt.Errorf("--seq %d: too short for %d ranks", n, ranks)
 		}
-		if _, err := s.shape(n, ranks); err != nil {
+		shape, err := s.shape(n, ranks)
+		if err != nil {
 			return err
+		}
+		for _, a := range s.Algorithms {
+			if _, err := ring.New(a, s.spec(shape), 0); err != nil {
+				return fmt.Errorf("--algorithm: %w", err)
+			}
 		}
 	}
 	return nil
@@ -93,6 +94,17 @@ func (s *AttentionSpec) shape(seq, ranks int) (partition.Shape, error) {
 	}
 	mask, err := partition.NewMask(s.Causal, s.Window, seq, seq, nil)
 	return partition.Shape{SeqQ: seq, SeqKV: seq, Size: ranks, Layout: l, Mask: mask}, err
+}
+
+// spec is what a schedule is made of.
+func (s *AttentionSpec) spec(shape partition.Shape) ring.Spec {
+	return ring.Spec{Shape: shape, Heads: s.Heads, KVHeads: s.KVHeads, Inner: s.Groups(shape.Size)}
+}
+
+// Groups returns how many ranks trade heads under hierarchical: Inner, or what the ranks of one host and
+// the heads make of it.
+func (s *AttentionSpec) Groups(ranks int) int {
+	return cmp.Or(s.Inner, partition.Inner(ranks, ranks, s.Heads, s.KVHeads))
 }
 
 // Attention measures every row and hands it to emit on rank 0. Every rank calls it.
@@ -131,17 +143,28 @@ func (s *AttentionSpec) Workspace(ranks int, matrix bool) int64 {
 		return most
 	}
 	for _, seq := range s.Seq {
-		local := (seq + ranks - 1) / ranks
-		keys := local
-		if slices.Contains(s.Algorithms, "allgather") {
-			keys = seq
+		for _, algorithm := range s.Algorithms {
+			group := map[string]int{"ulysses": ranks, "hierarchical": s.Groups(ranks)}[algorithm]
+			for i := range max(min(group, s.Heads), 1) { // the ranks of a group may have different heads
+				most = max(most, gpu.FusedWorkspace(s.fused(algorithm, seq, ranks, max(group, 1), i, matrix)))
+			}
 		}
-		most = max(most, gpu.FusedWorkspace(gpu.FusedShape{
-			Batch: 1, SeqQ: local, SeqK: keys, Heads: s.Heads, KVHeads: s.KVHeads, Dim: s.HeadDim, DimV: s.HeadDim,
-			Calls: ranks, Training: true, Deterministic: s.Deterministic && matrix,
-		}))
 	}
 	return most
+}
+
+// fused is what member i of a group that trades heads asks of cuDNN.
+func (s *AttentionSpec) fused(algorithm string, seq, ranks, group, i int, matrix bool) gpu.FusedShape {
+	outer := ranks / group
+	mine := partition.Heads(s.Heads, group, i)
+	shape := gpu.FusedShape{
+		Batch: 1, SeqQ: (seq + outer - 1) / outer, Heads: mine.Len(), KVHeads: len(partition.KeyHeads(mine, s.Heads, s.KVHeads)),
+		Dim: s.HeadDim, DimV: s.HeadDim, Calls: outer, Training: true, Deterministic: s.Deterministic && matrix,
+	}
+	if shape.SeqK = shape.SeqQ; algorithm == "allgather" {
+		shape.SeqK = seq
+	}
+	return shape
 }
 
 // attentionRun is what the rows have in common.
@@ -180,7 +203,7 @@ func (p *pass) backward() error {
 
 // pass makes room in arena for the rank's part of a shape.
 func (t *attentionRun) pass(algorithm string, shape partition.Shape, rank int, arena *tensor.Arena) (*pass, error) {
-	schedule, err := ring.New(algorithm, shape, rank)
+	schedule, err := ring.New(algorithm, t.spec.spec(shape), rank)
 	if err != nil {
 		return nil, err
 	}
@@ -213,7 +236,7 @@ func (t *attentionRun) plan() (int64, error) {
 			if err != nil {
 				return 0, err
 			}
-			p.ring.Kernel, p.ring.Comm, p.ring.Stream = attention.Idle{}, silent{}, silentStream{}
+			p.ring.Kernel, p.ring.Comm, p.ring.Mover, p.ring.Stream = attention.Idle{}, silent{}, silent{}, silentStream{}
 			if err := p.both(); err != nil {
 				return 0, err
 			}
@@ -268,7 +291,7 @@ func (t *attentionRun) load(ctx context.Context, algorithm string, shape partiti
 	if err != nil {
 		return nil, err
 	}
-	p.ring.Kernel, p.ring.Comm, p.ring.Stream = t.Device.Kernel, world, t.Device.Stream
+	p.ring.Kernel, p.ring.Comm, p.ring.Mover, p.ring.Stream = t.Device.Kernel, world, t.Device.Ops, t.Device.Stream
 	for i, v := range []View{p.q, p.k, p.v, p.do} {
 		if err := t.random(ctx, v, uint64(i+1)); err != nil {
 			return nil, err
@@ -279,8 +302,8 @@ func (t *attentionRun) load(ctx context.Context, algorithm string, shape partiti
 
 // share is how much of the row falls to the rank that has most.
 func (t *attentionRun) share(ctx context.Context, row *AttentionRow, p *pass) error {
-	width := int64(t.spec.KVHeads) * int64(t.spec.HeadDim) * 2 // of K and V together
-	forward, backward := p.schedule.Bytes(width*int64(t.dtype.Size()), width*int64(p.grads.DK.DType().Size()))
+	dim, in, sum := int64(t.spec.HeadDim), int64(t.dtype.Size()), int64(p.grads.DK.DType().Size())
+	forward, backward := p.schedule.Traffic(ring.HeadBytes{Q: dim * in, O: dim * in, LSE: sum, KV: 2 * dim * in, DQ: dim * sum, DKV: 2 * dim * sum}, t.spec.KVHeads)
 	most, err := t.slowest(ctx, float64(p.q.Len(tensor.Seq)), float64(forward), float64(backward))
 	if err == nil {
 		row.Tokens, row.SentForward, row.SentBackward = int(most[0]), int64(most[1]), int64(most[2])
@@ -307,7 +330,7 @@ func (t *attentionRun) baselines(ctx context.Context, row *AttentionRow, p *pass
 	if err != nil {
 		return err
 	}
-	if p, err = t.load(ctx, row.Algorithm, shape, 0, silent{}); err != nil {
+	if p, err = t.load(ctx, "ring", shape, 0, silent{}); err != nil {
 		return err
 	}
 	if seconds, _, err = t.measure(ctx, s.Warmup, s.Iters, p.both); err != nil {
@@ -320,10 +343,14 @@ func (t *attentionRun) baselines(ctx context.Context, row *AttentionRow, p *pass
 	return nil
 }
 
-// silent is an exchange in which nothing moves.
+// silent is exchanges and copies in which nothing moves.
 type silent struct{}
 
-func (silent) Exchange(_, _ []comm.Message) (comm.Pending, error) { return nil, nil }
+func (silent) Exchange(_, _ []comm.Message) (comm.Pending, error) { return silent{}, nil }
+func (silent) Wait()                                              {}
+func (silent) Sync(context.Context) error                         { return nil }
+func (silent) Copy(_, _ View)                                     {}
+func (silent) Add(_, _ View)                                      {}
 
 // silentStream takes no labels, which is all that a ring asks of a stream.
 type silentStream struct{ tensor.Stream }

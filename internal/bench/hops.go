@@ -3,6 +3,7 @@ package bench
 import (
 	"context"
 	"encoding/json"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/device"
+	"github.com/cprun/cprun/ring"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -68,14 +70,22 @@ func middle(rounds [][]HopTimes, hop int) (compute, wait float64) {
 	return Median(computes), Median(waits)
 }
 
-// order is the hops of a forward and a backward pass.
+// order is the hops of a forward and a backward pass, and the trades of heads around them.
 func (p *pass) order() []string {
 	var order []string
-	for _, h := range p.schedule.Forward {
-		order = append(order, "forward/"+h.Label)
-	}
-	for _, h := range p.schedule.Backward {
-		order = append(order, "backward/"+h.Label)
+	for _, pass := range []struct {
+		name string
+		hops []ring.Hop
+	}{{"forward/", p.schedule.Forward}, {"backward/", p.schedule.Backward}} {
+		if p.schedule.Q != nil {
+			order = append(order, pass.name+ring.LabelThere)
+		}
+		for _, h := range pass.hops {
+			order = append(order, pass.name+h.Label)
+		}
+		if p.schedule.Q != nil {
+			order = append(order, pass.name+ring.LabelBack)
+		}
 	}
 	return order
 }
@@ -93,6 +103,17 @@ func (t *attentionRun) traced(ctx context.Context, p *pass) ([]HopTimes, error) 
 	lane := t.Device.Stream.(Lane)
 	lane.Trace(all.add)
 	defer lane.Trace(nil)
+	err := p.labelled()
+	if err == nil {
+		err = lane.Sync(ctx)
+	}
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	return takeApart(p.order(), all.spans), err
+}
+
+// labelled is both, with labels that say which of them a hop is of.
+func (p *pass) labelled() error {
 	p.ring.Label = "forward"
 	err := p.forward()
 	p.ring.Label = "backward"
@@ -100,12 +121,7 @@ func (t *attentionRun) traced(ctx context.Context, p *pass) ([]HopTimes, error) 
 		err = p.backward()
 	}
 	p.ring.Label = ""
-	if err == nil {
-		err = lane.Sync(ctx)
-	}
-	all.mu.Lock()
-	defer all.mu.Unlock()
-	return takeApart(p.order(), all.spans), err
+	return err
 }
 
 // takeApart adds up spans by hop. A hop lasts from its first kernel to the first kernel of the
@@ -148,17 +164,17 @@ func takeApart(order []string, spans []tensor.Span) []HopTimes {
 	return hops
 }
 
-// marker takes the time at every label, of which the ring gives one to each hop, and one to the
-// end of a pass.
+// marker takes the time at every label, of which the ring gives one to each hop and to each trade of
+// heads, and one to the end of the hops and of each trade.
 type marker struct {
 	tensor.Stream
 	clock  device.Clock
-	points int
+	labels []string // of each point
 }
 
-func (m *marker) Label(string) {
-	m.clock.Mark(m.points)
-	m.points++
+func (m *marker) Label(name string) {
+	m.clock.Mark(len(m.labels))
+	m.labels = append(m.labels, name)
 }
 
 // transfers is what the transfers of each hop take with no kernel beside them, in seconds.
@@ -166,28 +182,28 @@ func (t *attentionRun) transfers(ctx context.Context, p *pass) ([]float64, error
 	if err := t.Control.Barrier(ctx); err != nil {
 		return nil, err
 	}
-	hops := len(p.schedule.Forward) + len(p.schedule.Backward)
-	clock, err := t.Device.NewClock(hops + 2)
+	const ends = 2 + 4 // of the hops of both passes, and of the trades before and behind each
+	order := p.order()
+	clock, err := t.Device.NewClock(len(order) + ends)
 	if err != nil {
 		return nil, err
 	}
 	defer clock.Close()
 	bare := *p
-	bare.ring.Kernel, bare.ring.Stream = attention.Idle{}, &marker{Stream: t.Device.Stream, clock: clock}
-	if err := bare.both(); err != nil {
+	marks := &marker{Stream: t.Device.Stream, clock: clock}
+	bare.ring.Kernel, bare.ring.Stream = attention.Idle{}, marks
+	if err := bare.labelled(); err != nil {
 		return nil, err
 	}
 	if err := t.Device.Stream.Sync(ctx); err != nil {
 		return nil, err
 	}
-	moved := make([]float64, hops)
-	for i := range moved {
-		point := i
-		if i >= len(p.schedule.Forward) {
-			point++ // the end of the forward pass has one
-		}
-		if moved[i], err = clock.Between(point, point+1); err != nil {
-			return nil, err
+	moved := make([]float64, len(order))
+	for i, label := range order {
+		if at := slices.Index(marks.labels, label); at >= 0 {
+			if moved[i], err = clock.Between(at, at+1); err != nil {
+				return nil, err
+			}
 		}
 	}
 	return moved, nil

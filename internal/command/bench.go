@@ -120,11 +120,15 @@ func (o *BenchOptions) chooseBackend(task *job.Bench, ranks int) error {
 	var requests []backend.Request
 	for _, seq := range s.Seq {
 		for _, algorithm := range s.Algorithms {
+			inner := 0
+			if algorithm == "hierarchical" {
+				inner = s.Groups(ranks)
+			}
 			requests = append(requests, backend.Request{
 				Of: fmt.Sprintf("%d tokens, %s", seq, algorithm), Want: s.Backend, DType: dtype,
 				Batch: 1, SeqQ: seq, SeqKV: seq, Heads: s.Heads, KVHeads: s.KVHeads, HeadDim: s.HeadDim, HeadDimV: s.HeadDim,
 				Causal: s.Causal, Window: s.Window, Training: true, Deterministic: s.Deterministic,
-				Ranks: ranks, Algorithm: algorithm, Layout: s.Layout,
+				Ranks: ranks, Inner: inner, Algorithm: algorithm, Layout: s.Layout,
 			})
 		}
 	}

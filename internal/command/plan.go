@@ -32,7 +32,7 @@ func Plan(path string, o PlanOptions) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	cfg, err := config.Load(path, config.Options{Set: o.Set, Ranks: ranks, Device: machine.Device(), NoFiles: true})
+	cfg, err := config.Load(path, config.Options{Set: o.Set, Ranks: ranks, Hosts: machine.Hosts, Device: machine.Device(), NoFiles: true})
 	if err != nil {
 		return 0, &InputError{err}
 	}
@@ -86,7 +86,7 @@ func (o *PlanOptions) write(path string, cfg *config.Config, p *plan.Plan) error
 // refusal is what is wrong with the files that the config names. A plan can be made without them,
 // and a run does not begin.
 func (o *PlanOptions) refusal(path string, ranks int, machine machine.Machine) error {
-	whole, err := config.Load(path, config.Options{Set: o.Set, Ranks: ranks, Device: machine.Device()})
+	whole, err := config.Load(path, config.Options{Set: o.Set, Ranks: ranks, Hosts: machine.Hosts, Device: machine.Device()})
 	if err == nil {
 		err = train.Check(whole)
 	}

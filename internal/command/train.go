@@ -132,7 +132,7 @@ func (o *TrainOptions) checkFor(ctx context.Context, path string, ranks int, dev
 
 // checkInput is the part of check that makes nothing.
 func (o *TrainOptions) checkInput(ctx context.Context, path string, ranks int, device string) (r ready, err error) {
-	cfg, err := config.Load(path, config.Options{Set: o.Set, Ranks: ranks, Device: device})
+	cfg, err := config.Load(path, config.Options{Set: o.Set, Ranks: ranks, Hosts: o.machine.Hosts, Device: device})
 	if err != nil {
 		return r, &InputError{err}
 	}

@@ -88,6 +88,7 @@ type Parallel struct {
 	Context   int    // ranks that share one sequence
 	Data      int    // groups of such ranks
 	Algorithm string // ring, allgather, ulysses, hierarchical, auto
+	Inner     int    // of hierarchical: ranks that trade heads with each other; stays 0 with another
 	Layout    string // zigzag, striped, contiguous, document, auto
 	Transport string // nccl, copy, auto; stays auto
 

@@ -15,6 +15,7 @@ import (
 type Options struct {
 	Set    []string // key.path=value, in order; each replaces what the file or an earlier one gave
 	Ranks  int      // number of ranks, for Resolve; 0: not known, autos stay
+	Hosts  int      // that the ranks are spread over evenly; 0: one
 	Device string   // "cpu" or "cuda"; "" is cpu where Ranks is given, else not known
 
 	// NoFiles allows that the data is not there, and model.from neither if all model keys are
@@ -81,7 +82,7 @@ func load(name string, text []byte, opts Options, disk disk) (*Config, error) {
 	rules(l.cfg, f)
 	l.checkData()
 	if opts.Ranks > 0 {
-		l.cfg.resolve(opts.Ranks, opts.Device, f)
+		l.cfg.resolve(opts.Ranks, opts.Hosts, opts.Device, f)
 	} else if opts.Device == "cpu" {
 		cpuRules(l.cfg, f)
 	}

@@ -1,23 +1,26 @@
 package config
 
+import "github.com/cprun/cprun/partition"
+
 // Resolve replaces every auto by what the number of ranks and the device ("cuda", or anything
-// else for the CPU) make of it, and checks the rules that depend on them. Five autos stay,
-// which depend on more: parallel.deadline on the time that steps take; parallel.transport on how the
+// else for the CPU) make of it, and checks the rules that depend on them. parallel.inner stays auto
+// without hierarchical. Five more stay, which depend on more: parallel.deadline on the time that steps take; parallel.transport on how the
 // GPUs are connected; attention.backend on the GPU and its libraries, which package backend knows; on
 // a GPU, memory.recompute and memory.loss_chunk on what its memory has room for, which package plan
 // knows. The error is Errors.
 func (c *Config) Resolve(ranks int, device string) error {
 	f := newFaults(c.where)
-	c.resolve(ranks, device, f)
+	c.resolve(ranks, 1, device, f)
 	return f.err()
 }
 
-func (c *Config) resolve(ranks int, device string, f *faults) {
+func (c *Config) resolve(ranks, hosts int, device string, f *faults) {
 	if device != "cuda" {
 		cpuRules(c, f)
 	}
 	c.resolveGroups(ranks, f)
 	auto(&c.Parallel.Algorithm, "ring")
+	c.resolveInner(ranks, hosts, f)
 	layout, compute, shard := "zigzag", "fp32", "none"
 	if c.Data.PackDocuments {
 		layout = "document"
@@ -88,10 +91,31 @@ func (c *Config) resolveGroups(ranks int, f *faults) {
 		f.add("train.global_batch_size", "%d is not a multiple of micro_batch_size %d x parallel.data %d; take %s",
 			c.Train.GlobalBatchSize, c.Train.MicroBatchSize, p.Data, multiples(c.Train.GlobalBatchSize, unit))
 	}
-	if h, kv := c.Model.NumAttentionHeads, c.Model.NumKeyValueHeads; p.Algorithm == "ulysses" && (h%p.Context != 0 || kv%p.Context != 0) &&
-		f.ok("model.from", "model.num_attention_heads", "model.num_key_value_heads") {
-		f.add("parallel.algorithm", "ulysses needs heads that divide by %d ranks, and there are %d query and %d key-value heads; write ring", p.Context, h, kv)
+}
+
+// resolveInner decides parallel.inner, which divides parallel.context.
+func (c *Config) resolveInner(ranks, hosts int, f *faults) {
+	const innerKey = "parallel.inner"
+	p := &c.Parallel
+	if p.Algorithm != "hierarchical" || p.Context < 1 || !f.ok("parallel.context", innerKey) {
+		return
 	}
+	if p.Inner > 0 {
+		if p.Context%p.Inner != 0 {
+			f.add(innerKey, "%d does not divide the %d ranks of parallel.context; take one of %s, or write auto", p.Inner, p.Context, divisors(p.Context))
+		}
+		return
+	}
+	if !f.ok("model.from", "model.num_attention_heads", "model.num_key_value_heads") {
+		return
+	}
+	perHost := ranks
+	if hosts > 1 {
+		if perHost = 1; ranks%hosts == 0 {
+			perHost = ranks / hosts
+		}
+	}
+	p.Inner = partition.Inner(p.Context, perHost, c.Model.NumAttentionHeads, c.Model.NumKeyValueHeads)
 }
 
 // cpuRules refuses what only a GPU has. It runs before autos are filled, so that a kv_wire

@@ -122,9 +122,6 @@ func (c *Config) NoTokenizer() string {
 
 // unbuilt refuses what the keys allow and this build does not have on any device.
 func unbuilt(c *Config, f *faults) {
-	if a := c.Parallel.Algorithm; f.ok("parallel.algorithm") && (a == "ulysses" || a == "hierarchical") {
-		f.add("parallel.algorithm", "%s is not in this build; write ring or allgather", a)
-	}
 	if s := c.Memory.Shard; f.ok("memory.shard") && s == "parameters" {
 		f.add("memory.shard", "%s is not in this build; write gradients, optimizer or none", s)
 	}
@@ -140,13 +137,26 @@ func warnings(c *Config) Errors {
 	if caveat := m.Caveat(); caveat != "" {
 		f.add("model.sliding_window", "%s", caveat)
 	}
+	groupWarnings(c, f)
 	if v := &c.Data.Validation; v.Every == 0 && (v.Path != "" || v.Samples > 0) {
 		f.add("data.validation.every", "is 0, so nothing is validated; give the steps between two validations")
 	}
 	return f.list
 }
 
-// divisors lists the divisors of a count of heads.
+// groupWarnings is what ranks that trade heads may be asked for in vain.
+func groupWarnings(c *Config, f *faults) {
+	p := &c.Parallel
+	group := map[string]int{"ulysses": p.Context, "hierarchical": p.Inner}[p.Algorithm]
+	if h := c.Model.NumAttentionHeads; group > h {
+		f.add("parallel.algorithm", "%s over groups of %d ranks leaves %d of them without any of the %d query heads, and those compute no attention", p.Algorithm, group, group-h, h)
+	}
+	if group > 1 && p.Layout == "striped" {
+		f.add("parallel.layout", "striped makes %s compute %d x %d small rectangles in each hop; zigzag makes one", p.Algorithm, group, group)
+	}
+}
+
+// divisors lists the divisors of a count of heads or of ranks.
 func divisors(n int) string {
 	var list []string
 	for d := 1; d <= n && d <= 1<<16; d++ {

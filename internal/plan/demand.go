@@ -21,67 +21,102 @@ import (
 type demand struct {
 	tokens            int   // of a sample
 	buffers           int64 // bytes of the ring's arena, for one layer, forward and backward
-	calls             int   // of the kernel in one forward pass
-	keys              int   // rows of keys of one call, at least tokens
-	forward, backward int64 // bytes sent for one layer and micro batch
+	forward, backward int64 // bytes sent for all layers of one micro batch
+	works             map[heads]work
 }
 
-// demandOf looks at the schedules of all ranks, several at a time, and shows them to see, if it is
-// not nil.
+// heads is how many a rank computes with, of queries and of keys. It is the same on all ranks unless
+// they trade heads, and these do not divide.
+type heads struct{ q, kv int }
+
+// work is what the ranks with so many heads ask of the kernel.
+type work struct {
+	calls   int // in one forward pass
+	queries int // rows of them
+	keys    int // rows of keys of one call, at least queries
+}
+
+// demandOf looks at the schedules of all ranks, several at a time, for each window of the model. It shows
+// those of the widest to see, if it is not nil.
 func demandOf(cfg *config.Config, machine machine.Machine, see func(*ring.Schedule)) (*demand, error) {
-	shape, err := Shape(cfg)
-	if err != nil {
-		return nil, err
-	}
-	planner, err := ring.NewPlanner(cfg.Parallel.Algorithm, shape)
-	if err != nil {
-		return nil, err
-	}
-	ranks := make([]demand, shape.Size)
-	var g errgroup.Group
-	g.SetLimit(runtime.GOMAXPROCS(0))
-	for r := range ranks {
-		g.Go(func() error {
-			s := planner.Schedule(r)
-			if see != nil {
-				see(s)
-			}
-			return ranks[r].of(cfg, s, localTokens(cfg, machine, shape, r))
+	ranks := make([]demand, cfg.Parallel.Context)
+	for _, w := range windowsOf(cfg) {
+		shape, err := shapeOf(cfg, w.window)
+		if err != nil {
+			return nil, err
+		}
+		planner, err := ring.NewPlanner(cfg.Parallel.Algorithm, ring.Spec{
+			Shape: shape, Heads: cfg.Model.NumAttentionHeads, KVHeads: cfg.Model.NumKeyValueHeads, Inner: cfg.Parallel.Inner,
 		})
+		if err != nil {
+			return nil, err
+		}
+		var g errgroup.Group
+		g.SetLimit(runtime.GOMAXPROCS(0))
+		for r := range ranks {
+			g.Go(func() error {
+				s := planner.Schedule(r)
+				if see != nil {
+					see(s)
+				}
+				return ranks[r].add(cfg, s, localTokens(cfg, machine, shape, r), w.layers)
+			})
+		}
+		if err := g.Wait(); err != nil {
+			return nil, err
+		}
+		see = nil
 	}
-	if err := g.Wait(); err != nil {
-		return nil, err
-	}
-	d := &demand{calls: 1}
+	d := &demand{works: map[heads]work{}}
 	for i := range ranks {
 		r := &ranks[i]
 		d.tokens, d.buffers = max(d.tokens, r.tokens), max(d.buffers, r.buffers)
-		d.calls, d.keys = max(d.calls, r.calls), max(d.keys, r.keys)
 		d.forward, d.backward = max(d.forward, r.forward), max(d.backward, r.backward)
+		for h, w := range r.works {
+			d.works[h] = d.works[h].and(w)
+		}
 	}
-	d.keys = max(d.keys, d.tokens)
 	return d, nil
 }
 
-// of fills in what one rank's schedule asks for.
-func (d *demand) of(cfg *config.Config, s *ring.Schedule, tokens int) (err error) {
+// and is a work that is enough for both.
+func (w work) and(b work) work {
+	return work{max(w.calls, b.calls), max(w.queries, b.queries), max(w.keys, b.keys)}
+}
+
+// add adds what one rank's schedule asks for, in so many layers.
+func (d *demand) add(cfg *config.Config, s *ring.Schedule, tokens int, layers int64) error {
 	d.tokens = tokens
+	var h heads
+	w := work{calls: 1}
+	w.queries, h.q, h.kv = s.Work(tokens, cfg.Model.NumAttentionHeads, cfg.Model.NumKeyValueHeads)
 	for i := range s.Forward {
 		for call := range s.Forward[i].Calls {
-			d.calls++
-			d.keys = max(d.keys, call.Keys.Hi-call.Keys.Lo)
+			w.calls++
+			w.keys = max(w.keys, call.Keys.Hi-call.Keys.Lo)
 		}
 	}
-	d.forward, d.backward = s.Bytes(wireRows(cfg))
-	d.buffers, err = workspace(cfg, s, sequences(cfg), tokens, backend.DType(cfg))
+	w.keys = max(w.keys, w.queries)
+	if d.works == nil {
+		d.works = map[heads]work{}
+	}
+	if h.q > 0 {
+		d.works[h] = d.works[h].and(w)
+	}
+	forward, backward := s.Traffic(wire(cfg), cfg.Model.NumKeyValueHeads)
+	d.forward, d.backward = d.forward+layers*forward, d.backward+layers*backward
+	buffers, err := workspace(cfg, s, sequences(cfg), tokens, backend.DType(cfg))
+	d.buffers = max(d.buffers, buffers)
 	return err
 }
 
-// wireRows is the bytes of a row of K and V, and of one of dK and dV, of a micro batch. Gradients
-// are summed on their way, so they travel in the type that sums are kept in.
-func wireRows(cfg *config.Config) (kv, grad int64) {
-	row := int64(cfg.Train.MicroBatchSize*cfg.Model.NumKeyValueHeads*cfg.Model.HeadDim) * 2
-	return int64(backend.WireType(cfg).Size()) * row, int64(tensor.F32.Size()) * row
+// wire is the bytes of a row of each head that travels, of a micro batch. Gradients are summed on
+// their way, so they travel in the type that sums are kept in.
+func wire(cfg *config.Config) ring.HeadBytes {
+	rows := int64(cfg.Train.MicroBatchSize)
+	row, sum := rows*int64(cfg.Model.HeadDim), int64(tensor.F32.Size())
+	in := int64(backend.WireType(cfg).Size())
+	return ring.HeadBytes{Q: row * in, O: row * in, LSE: rows * sum, KV: 2 * row * in, DQ: row * sum, DKV: 2 * row * sum}
 }
 
 // workspace is what a ring takes of its arena for one layer, forward and backward. The loops take

@@ -150,10 +150,13 @@ func fusedBytes(cfg *config.Config, machine machine.Machine, d *demand, batch in
 	if cfg.Attention.Backend != backends.Fused.String() {
 		return 0
 	}
-	m := &cfg.Model.Config
-	return gpu.FusedWorkspace(gpu.FusedShape{
-		Batch: batch, SeqQ: d.tokens, SeqK: d.keys, Heads: m.NumAttentionHeads, KVHeads: m.NumKeyValueHeads,
-		Dim: m.HeadDim, DimV: m.HeadDim, Calls: d.calls, Training: true, Packed: cfg.Data.PackDocuments && backends.Packs(machine.Arch, machine.CUDNN),
-		Deterministic: cfg.Train.Deterministic && backends.KeepsMatrix(machine.Arch, machine.CUDNN),
-	})
+	m, most := &cfg.Model.Config, int64(0)
+	for h, w := range d.works {
+		most = max(most, gpu.FusedWorkspace(gpu.FusedShape{
+			Batch: batch, SeqQ: w.queries, SeqK: w.keys, Heads: h.q, KVHeads: h.kv,
+			Dim: m.HeadDim, DimV: m.HeadDim, Calls: w.calls, Training: true, Packed: cfg.Data.PackDocuments && backends.Packs(machine.Arch, machine.CUDNN),
+			Deterministic: cfg.Train.Deterministic && backends.KeepsMatrix(machine.Arch, machine.CUDNN),
+		}))
+	}
+	return most
 }

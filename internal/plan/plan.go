@@ -4,6 +4,9 @@
 package plan
 
 import (
+	"cmp"
+	"slices"
+
 	"github.com/cprun/cprun/internal/backend"
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/machine"
@@ -35,7 +38,7 @@ type Partition struct {
 	Data     int        `json:"data"`
 	Layout   string     `json:"layout"`
 	SeqLen   int        `json:"seq_len"` // global tokens
-	Balance  float64    `json:"balance"` // mean over maximum of the ranks' visible pairs
+	Balance  float64    `json:"balance"` // mean over maximum of the ranks' visible pairs in all heads
 	PerRank  []RankPart `json:"per_rank"`
 	Document bool       `json:"documents"` // cut by sample: the picture shows one document
 }
@@ -104,9 +107,9 @@ func Make(cfg *config.Config, ranks int, o Options) (*Plan, error) {
 	for _, w := range cfg.Warnings {
 		p.Warnings = append(p.Warnings, w.String())
 	}
-	kvRow, _ := wireRows(cfg)
+	bytes, kv := wire(cfg), cfg.Model.NumKeyValueHeads
 	p.Hops = make([]RankHops, shape.Size)
-	d, err := demandOf(cfg, o.Machine, func(s *ring.Schedule) { p.Hops[s.Rank] = hopsOf(s, kvRow) })
+	d, err := demandOf(cfg, o.Machine, func(s *ring.Schedule) { p.Hops[s.Rank] = hopsOf(s, bytes, kv) })
 	if err != nil {
 		return nil, err
 	}
@@ -119,35 +122,50 @@ func Make(cfg *config.Config, ranks int, o Options) (*Plan, error) {
 	return p, nil
 }
 
-// Shape returns the partition of one unpacked sequence of the config over a context group.
+// Shape returns the partition of one unpacked sequence of the config over a context group, with the mask
+// of the layer that sees most.
 func Shape(cfg *config.Config) (partition.Shape, error) {
+	return shapeOf(cfg, windowsOf(cfg)[0].window)
+}
+
+func shapeOf(cfg *config.Config, window int) (partition.Shape, error) {
 	n := cfg.Data.SeqLen
 	layout, err := partition.New(cfg.Parallel.Layout, []int{n})
 	if err != nil {
 		return partition.Shape{}, err
 	}
-	mask, err := partition.NewMask(true, widestWindow(cfg), n, n, nil)
+	mask, err := partition.NewMask(true, window, n, n, nil)
 	return partition.Shape{SeqQ: n, SeqKV: n, Size: cfg.Parallel.Context, Layout: layout, Mask: mask}, err
 }
 
-// widestWindow is the mask of the layer that sees most.
-func widestWindow(cfg *config.Config) int {
-	widest := 0
+// windowed is layers of one window.
+type windowed struct {
+	window int // -1: none
+	layers int64
+}
+
+// windowsOf are the windows of a model, the widest first.
+func windowsOf(cfg *config.Config) []windowed {
+	var list []windowed
 	for l := range cfg.Model.NumHiddenLayers {
 		w := cfg.Model.Window(l)
-		if w < 0 {
-			return -1
+		i := slices.IndexFunc(list, func(x windowed) bool { return x.window == w })
+		if i < 0 {
+			i, list = len(list), append(list, windowed{window: w})
 		}
-		widest = max(widest, w)
+		list[i].layers++
 	}
-	return widest
+	slices.SortFunc(list, func(a, b windowed) int { return cmp.Compare(uint(b.window), uint(a.window)) }) // -1 is the largest
+	return list
 }
 
 func partitionOf(cfg *config.Config, ranks int, shape partition.Shape) Partition {
 	work := partition.Work(shape)
+	traders := ring.Traders(cfg.Parallel.Algorithm, shape.Size, cfg.Parallel.Inner)
 	p := Partition{
 		Ranks: ranks, Context: shape.Size, Data: ranks / shape.Size, Layout: shape.Layout.Name(), SeqLen: shape.SeqQ,
-		Balance: partition.Balance(work), Document: cfg.Data.PackDocuments,
+		Balance:  partition.Balance(partition.WorkOfHeads(work, traders, cfg.Model.NumAttentionHeads)),
+		Document: cfg.Data.PackDocuments,
 	}
 	for r, w := range work {
 		part := RankPart{Rank: r, Pairs: w}
@@ -160,23 +178,60 @@ func partitionOf(cfg *config.Config, ranks int, shape partition.Shape) Partition
 	return p
 }
 
-func hopsOf(s *ring.Schedule, kvRow int64) RankHops {
+func hopsOf(s *ring.Schedule, bytes ring.HeadBytes, kvHeads int) RankHops {
 	r := RankHops{Rank: s.Rank}
 	if len(s.Forward) > 0 {
-		r.Hops = make([]Hop, len(s.Forward))
+		r.Hops = make([]Hop, 0, len(s.Forward)+2)
 	}
+	if s.Q != nil {
+		r.Hops = append(r.Hops, tradeOf(s, ring.LabelThere,
+			traded{s.Q.Send, s.Q.Recv, bytes.Q}, traded{s.KV.Send, s.KV.Recv, bytes.KV}))
+	}
+	_, _, kv := s.Work(0, 0, kvHeads)
 	for i := range s.Forward {
-		h, hop := &s.Forward[i], &r.Hops[i]
-		*hop = Hop{Label: h.Label, SendTo: peers(h.SendKV), RecvFrom: peers(h.RecvKV)}
+		h := &s.Forward[i]
+		hop := Hop{Label: h.Label, SendTo: peers(h.SendKV), RecvFrom: peers(h.RecvKV)}
 		for call := range h.Calls {
 			hop.TileCount += len(call.Tiles)
 			hop.Pairs += partition.Pairs(call.Tiles)
 		}
 		for _, m := range h.SendKV {
-			hop.SendBytes += int64(m.Block.Hi-m.Block.Lo) * kvRow
+			hop.SendBytes += int64(m.Block.Hi-m.Block.Lo) * bytes.KV * int64(kv)
 		}
+		r.Hops = append(r.Hops, hop)
+	}
+	if s.Q != nil {
+		r.Hops = append(r.Hops, tradeOf(s, ring.LabelBack, traded{s.Q.Recv, s.Q.Send, bytes.O + bytes.LSE}))
 	}
 	return r
+}
+
+// traded is the boxes of a trade of heads, and the bytes of a row of a head.
+type traded struct {
+	send, recv []ring.HeadMove
+	row        int64
+}
+
+// tradeOf is a trade of heads as a hop without pairs.
+func tradeOf(s *ring.Schedule, label string, list ...traded) Hop {
+	h := Hop{Label: label, SendTo: []int{}, RecvFrom: []int{}}
+	add := func(to *[]int, peer int) {
+		if peer != s.Rank && !slices.Contains(*to, peer) {
+			*to = append(*to, peer)
+		}
+	}
+	for _, t := range list {
+		for _, m := range t.send {
+			add(&h.SendTo, m.Peer)
+			if m.Peer != s.Rank {
+				h.SendBytes += int64(m.Box.Rows.Len()) * int64(m.Box.Heads.Len()) * t.row
+			}
+		}
+		for _, m := range t.recv {
+			add(&h.RecvFrom, m.Peer)
+		}
+	}
+	return h
 }
 
 func peers(moves []ring.Move) []int {
@@ -204,12 +259,11 @@ func stateBytes(cfg *config.Config, ranks int, micro int64) int64 {
 
 func (p *Plan) communication(cfg *config.Config, ranks int, d *demand) {
 	micro := int64(cfg.Train.GlobalBatchSize / (cfg.Train.MicroBatchSize * p.Partition.Data))
-	passes := micro * int64(cfg.Model.NumHiddenLayers)
-	forward := passes * d.forward
+	forward := micro * d.forward
 	if cfg.Memory.Recompute == "full" {
 		forward *= 2
 	}
 	grads := stateBytes(cfg, ranks, micro)
-	p.Communication = Communication{AttentionForward: forward, AttentionBackward: passes * d.backward, Gradients: grads}
+	p.Communication = Communication{AttentionForward: forward, AttentionBackward: micro * d.backward, Gradients: grads}
 	p.Communication.Total = forward + p.Communication.AttentionBackward + grads
 }

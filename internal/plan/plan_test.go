@@ -98,13 +98,13 @@ func TestMoreRanksTakeFewerActivations(t *testing.T) {
 
 // The memory of the loops is taken before the first hop, so that it is found without the hops.
 func TestWorkspaceNeedsNoHops(t *testing.T) {
-	for _, algorithm := range []string{"ring", "allgather"} {
-		cfg := load(t, 8, "data.seq_len=1001", "parallel.algorithm="+algorithm)
+	for _, algorithm := range ring.Algorithms {
+		cfg := load(t, 8, "data.seq_len=1001", "parallel.algorithm=ring")
 		shape, err := Shape(cfg)
 		if err != nil {
 			t.Fatal(err)
 		}
-		all, err := ring.All(algorithm, shape)
+		all, err := ring.All(algorithm, ring.Spec{Shape: shape, Heads: cfg.Model.NumAttentionHeads, KVHeads: cfg.Model.NumKeyValueHeads, Inner: 2})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -18,8 +18,8 @@ import (
 // these are more. It returns the bytes that the ring takes of its arena at most.
 func Layer(kernel attention.Kernel, m *hf.Config, s *ring.Schedule, batch, tokens int, dtype tensor.DType) (int64, error) {
 	meter, data := tensor.NewMeter(), tensor.NewMeter()
-	r := ring.Ring{Kernel: kernel, Comm: noTransfer{}, Stream: noStream{}, Arena: meter}
-	tokens = max(tokens, s.KVRows[0])
+	r := ring.Ring{Kernel: kernel, Comm: noTransfer{}, Mover: noMover{}, Stream: noStream{}, Arena: meter}
+	tokens = max(tokens, s.Keys())
 	q := data.Alloc(dtype, batch, tokens, m.NumAttentionHeads, m.HeadDim)
 	k := data.Alloc(dtype, batch, tokens, m.NumKeyValueHeads, m.HeadDim)
 	out := attention.Partial{O: q, LSE: data.Alloc(tensor.F32, batch, tokens, m.NumAttentionHeads, 1)}
@@ -33,11 +33,15 @@ func Layer(kernel attention.Kernel, m *hf.Config, s *ring.Schedule, batch, token
 	return meter.Peak(), err
 }
 
-// noStream and noTransfer do nothing.
+// noStream, noTransfer and noMover do nothing.
 type (
 	noStream   struct{}
 	noTransfer struct{}
+	noMover    struct{}
 )
+
+func (noMover) Copy(_, _ tensor.View) {}
+func (noMover) Add(_, _ tensor.View)  {}
 
 func (noStream) Record() tensor.Event       { return nil }
 func (noStream) Wait(tensor.Event)          {}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/hf"
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/rehearse"
@@ -18,16 +19,21 @@ type attend struct {
 	cfg       *hf.Config
 	algorithm string
 	rank      int
-	shape     partition.Shape // of the present batch; its mask is filled in by window
+	spec      ring.Spec // of the present batch; its mask is filled in by window
 	softmax   attention.Softmax
 	schedules map[int]*ring.Schedule // of the present batch, by window
 	cache     *ring.Cache            // and of batches before it, for those that come again
 }
 
-func newAttend(r *ring.Ring, cfg *hf.Config, algorithm string, shape partition.Shape, rank int) *attend {
+func newAttend(r *ring.Ring, cfg *config.Config, layout partition.Layout, rank int) *attend {
+	n, m := cfg.Data.SeqLen, &cfg.Model.Config
 	return &attend{
-		ring: r, cfg: cfg, algorithm: algorithm, rank: rank, shape: shape,
-		softmax:   attention.Softmax{Scale: cfg.SoftmaxScale()},
+		ring: r, cfg: m, algorithm: cfg.Parallel.Algorithm, rank: rank,
+		spec: ring.Spec{
+			Shape: partition.Shape{SeqQ: n, SeqKV: n, Size: cfg.Parallel.Context, Layout: layout},
+			Heads: m.NumAttentionHeads, KVHeads: m.NumKeyValueHeads, Inner: cfg.Parallel.Inner,
+		},
+		softmax:   attention.Softmax{Scale: m.SoftmaxScale()},
 		schedules: make(map[int]*ring.Schedule),
 		cache:     ring.NewCache(ring.CacheBytes),
 	}
@@ -41,13 +47,11 @@ func (t *Trainer) rehearse(o *Options) error {
 		return nil
 	}
 	defer o.timed("attention plans")()
-	n := t.cfg.Data.SeqLen
-	layout, err := partition.New(t.cfg.Parallel.Layout, []int{n})
+	layout, err := partition.New(t.cfg.Parallel.Layout, []int{t.cfg.Data.SeqLen})
 	if err != nil {
 		return err
 	}
-	shape := partition.Shape{SeqQ: n, SeqKV: n, Size: t.cfg.Parallel.Context, Layout: layout}
-	a := newAttend(nil, &t.cfg.Model.Config, t.cfg.Parallel.Algorithm, shape, t.mesh.world.Rank()%t.cfg.Parallel.Context)
+	a := newAttend(nil, t.cfg, layout, t.mesh.world.Rank()%t.cfg.Parallel.Context)
 	for layer := range t.cfg.Model.NumHiddenLayers {
 		known := len(a.schedules)
 		s, err := a.schedule(layer)
@@ -65,10 +69,10 @@ func (t *Trainer) rehearse(o *Options) error {
 // shape are kept.
 func (a *attend) begin(layout partition.Layout, docs []int) {
 	// Without documents the layout is the same all along, so the mask alone decides.
-	if a.shape.Layout != nil && len(docs) == 0 && len(a.shape.Mask.Docs) == 0 {
+	if a.spec.Layout != nil && len(docs) == 0 && len(a.spec.Mask.Docs) == 0 {
 		return
 	}
-	a.shape.Layout, a.shape.Mask.Docs = layout, docs
+	a.spec.Layout, a.spec.Mask.Docs = layout, docs
 	clear(a.schedules)
 }
 
@@ -78,13 +82,13 @@ func (a *attend) schedule(layer int) (*ring.Schedule, error) {
 	if s, ok := a.schedules[window]; ok {
 		return s, nil
 	}
-	shape := a.shape
-	mask, err := partition.NewMask(true, window, shape.SeqQ, shape.SeqKV, shape.Mask.Docs)
+	spec := a.spec
+	mask, err := partition.NewMask(true, window, spec.SeqQ, spec.SeqKV, spec.Mask.Docs)
 	if err != nil {
 		return nil, fmt.Errorf("layer %d: %w", layer, err)
 	}
-	shape.Mask = mask
-	s, err := a.cache.New(a.algorithm, shape, a.rank)
+	spec.Mask = mask
+	s, err := a.cache.New(a.algorithm, spec, a.rank)
 	if err != nil {
 		return nil, err
 	}

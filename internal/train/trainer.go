@@ -17,7 +17,6 @@ import (
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/optim"
 	"github.com/cprun/cprun/internal/state"
-	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/ring"
 	"github.com/cprun/cprun/tensor"
 )
@@ -172,9 +171,8 @@ func (t *Trainer) build(room state.Room) (err error) {
 	if err != nil {
 		return err
 	}
-	n := cfg.Data.SeqLen
-	t.att = newAttend(&ring.Ring{Kernel: t.dev.Kernel, Comm: t.mesh.context, Stream: t.dev.Stream, Arena: workspace},
-		shape, cfg.Parallel.Algorithm, partition.Shape{SeqQ: n, SeqKV: n, Size: t.mesh.context.Size()}, t.mesh.context.Rank())
+	t.att = newAttend(&ring.Ring{Kernel: t.dev.Kernel, Comm: t.mesh.context, Mover: t.dev.Ops, Stream: t.dev.Stream, Arena: workspace},
+		cfg, nil, t.mesh.context.Rank())
 	t.share.label.ring = t.att.ring
 	t.model = model.New(shape, t.dev.Ops, t.att, t.share.Params(), opt)
 	if t.sums, err = t.dev.Vector("sums of a step", tensor.F64, sumCount); err != nil {

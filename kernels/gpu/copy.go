@@ -24,7 +24,8 @@ func (c *Ops) Copy(dst, src View) {
 			c.stream.Copy(cuda.Addr(dst), cuda.Addr(src), int64(dst.Size())*int64(dst.DType().Size()))
 			return nil
 		case same:
-			return c.strided(fmt.Sprintf("move_strided_%d", dst.DType().Size()), dst, src)
+			wide := shape.Wide(dst, src)
+			return c.stridedBy(wide, fmt.Sprintf("move_strided_%d", wide*dst.DType().Size()), dst, src)
 		case flatly:
 			return c.pairwise("copy_"+to+"_"+of, dst, src)
 		}
@@ -73,10 +74,18 @@ func (c *Ops) pairwise(name string, dst, src View) error {
 }
 
 // strided queues a kernel of ops_copy.cu with an element a thread; src may be the zero View.
-func (c *Ops) strided(name string, dst, src View) error {
-	n, layout := dst.Size(), source.Layout{Dst: dst.Strides(), Src: src.Strides()}
+func (c *Ops) strided(name string, dst, src View) error { return c.stridedBy(1, name, dst, src) }
+
+// stridedBy is strided with so many neighbouring elements as one.
+func (c *Ops) stridedBy(wide int, name string, dst, src View) error {
+	n, layout := dst.Size()/wide, source.Layout{Dst: dst.Strides(), Src: src.Strides()}
 	for axis := range layout.Shape {
 		layout.Shape[axis] = length(dst, tensor.Axis(axis))
+	}
+	layout.Shape[tensor.Dim] /= int32(wide)
+	for axis := tensor.Batch; axis < tensor.Dim; axis++ {
+		layout.Dst[axis] /= int64(wide)
+		layout.Src[axis] /= int64(wide)
 	}
 	args := cuda.Struct(new(cuda.Args).View(dst).View(src), &layout).Int64(int64(n))
 	return c.launch("ops_copy", name, cuda.Dim{X: ceilDiv(n, flatThreads)}, cuda.Dim{X: flatThreads}, args)

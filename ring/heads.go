@@ -1,0 +1,100 @@
+package ring
+
+import (
+	"slices"
+
+	"github.com/cprun/cprun/partition"
+)
+
+// headRun is neighbouring heads, of the tensor and of what is gathered.
+type headRun struct {
+	from, to partition.Range
+	adds     bool
+}
+
+// headRuns cuts a list of heads into runs of neighbours that are known, or are not, and makes them known.
+func headRuns(list []int, known map[int]bool) (out []headRun) {
+	for i, h := range list {
+		if k := len(out) - 1; k >= 0 && out[k].from.Hi == h && out[k].adds == known[h] {
+			out[k].from.Hi, out[k].to.Hi = h+1, i+1
+		} else {
+			out = append(out, headRun{from: partition.Range{Lo: h, Hi: h + 1}, to: partition.Range{Lo: i, Hi: i + 1}, adds: known[h]})
+		}
+		known[h] = true
+	}
+	return out
+}
+
+// trades makes the exchanges of member i of a group: lists are the heads that each member wants, and
+// places where the rows of the members lie.
+func trades(places []place, inner, group, i int, lists [][]int) *Exchange {
+	x, known := &Exchange{Heads: len(lists[i])}, map[int]bool{}
+	for to := range lists {
+		for _, run := range headRuns(lists[to], known) {
+			for _, p := range places {
+				if p.member == i {
+					x.Send = append(x.Send, HeadMove{Peer: group*inner + to, Box: Box{p.own, run.from}, Adds: run.adds})
+				}
+				if to == i {
+					x.Recv = append(x.Recv, HeadMove{Peer: group*inner + p.member, Box: Box{p.rows, run.to}})
+				}
+			}
+		}
+	}
+	for _, p := range places {
+		x.Rows += p.span.Len
+	}
+	return x
+}
+
+// trading is the ring over groups of p.inner ranks, inside of which ranks trade heads: each holds all
+// rows of its group for some heads, and exchanges keys with the ranks of the other groups that hold
+// the same heads (USP, arXiv:2405.07719; LoongTrain, arXiv:2406.18485). With one group it is Ulysses
+// (Jacobs et al., arXiv:2309.14509), with groups of one rank it is the ring.
+func (p *Planner) trading(rank int) *Schedule {
+	if p.inner == 1 {
+		return p.ring(rank)
+	}
+	group, i := rank/p.inner, rank%p.inner
+	s := p.ring(group)
+	s.Rank = rank
+	peersOf(s.Forward, p.inner, i)
+	peersOf(s.Backward, p.inner, i)
+	g, outer := gathered{p.spec.Layout, p.inner}, p.spec.Size/p.inner
+	var q, kv [][]int
+	for j := range p.inner {
+		mine := partition.Heads(p.spec.Heads, p.inner, j)
+		list := make([]int, 0, mine.Len())
+		for h := mine.Lo; h < mine.Hi; h++ {
+			list = append(list, h)
+		}
+		q, kv = append(q, list), append(kv, partition.KeyHeads(mine, p.spec.Heads, p.spec.KVHeads))
+	}
+	s.Q = trades(g.places(p.spec.SeqQ, outer, group), p.inner, group, i, q)
+	s.KV = trades(g.places(p.spec.SeqKV, outer, group), p.inner, group, i, kv)
+	s.Q.First = partition.Heads(p.spec.Heads, p.inner, i).Lo
+	if s.Q.Heads == 0 {
+		s.Forward, s.Backward, s.KVRows, s.GradRows = nil, nil, []int{0}, []int{0}
+	}
+	return s
+}
+
+// peersOf makes hops between groups hops between the i-th members of them.
+func peersOf(hops []Hop, inner, i int) {
+	of := func(lists ...*[]Move) {
+		for _, moves := range lists {
+			*moves = slices.Clone(*moves) // hops of the two passes share them
+			for m := range *moves {
+				(*moves)[m].Peer = (*moves)[m].Peer*inner + i
+			}
+		}
+	}
+	for h := range hops {
+		hop := &hops[h]
+		of(&hop.SendKV, &hop.RecvKV, &hop.SendGrad, &hop.RecvGrad)
+		hop.Then = slices.Clone(hop.Then)
+		for j := range hop.Then {
+			of(&hop.Then[j].SendKV, &hop.Then[j].RecvKV)
+		}
+	}
+}

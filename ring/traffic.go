@@ -1,0 +1,73 @@
+package ring
+
+// Keys returns how many keys the rank itself holds.
+func (s *Schedule) Keys() int {
+	if s.KV == nil {
+		return s.KVRows[0]
+	}
+	n := 0
+	for _, m := range s.KV.Send {
+		n = max(n, m.Box.Rows.Hi)
+	}
+	return n
+}
+
+// Work returns what the hops work on, of a rank that has so many queries of so many heads: those, or what
+// it has traded for them.
+func (s *Schedule) Work(queries, heads, kvHeads int) (q, h, kv int) {
+	if s.Q == nil {
+		return queries, heads, kvHeads
+	}
+	return s.Q.Rows, s.Q.Heads, s.KV.Heads
+}
+
+// HeadBytes is the bytes of one row of one head of what travels: q, O (dO is of its type), LSE, K and V
+// together, dQ, and dK and dV together.
+type HeadBytes struct{ Q, O, LSE, KV, DQ, DKV int64 }
+
+// Traffic returns the bytes that the rank sends in one forward and one backward pass, in the trades of
+// heads and in the hops, where it has so many heads of keys itself.
+func (s *Schedule) Traffic(b HeadBytes, kvHeads int) (forward, backward int64) {
+	_, _, kv := s.Work(0, 0, kvHeads)
+	forward, backward = s.Bytes(b.KV*int64(kv), b.DKV*int64(kv))
+	if s.Q != nil {
+		q, keys := s.sent(s.Q.Send), s.sent(s.KV.Send)
+		o, dkv := s.sent(s.Q.Recv), s.sent(s.KV.Recv)
+		forward += q*b.Q + keys*b.KV + o*(b.O+b.LSE)
+		backward += q*(b.Q+2*b.O+b.LSE) + keys*b.KV + o*b.DQ + dkv*b.DKV
+	}
+	return forward, backward
+}
+
+// sent counts rows times heads of boxes that go to others.
+func (s *Schedule) sent(moves []HeadMove) (n int64) {
+	for _, m := range moves {
+		if m.Peer != s.Rank {
+			n += int64(m.Box.Rows.Len()) * int64(m.Box.Heads.Len())
+		}
+	}
+	return n
+}
+
+// Bytes returns what the rank sends in the hops of one forward and one backward pass, given the bytes
+// of one row of K and V, and of one row of dK and dV, of the heads that the hops work on.
+func (s *Schedule) Bytes(kvRow, gradRow int64) (forward, backward int64) {
+	kv, grads := int64(0), int64(0)
+	for i := range s.Backward {
+		h := &s.Backward[i]
+		kv += sent(h.SendKV)
+		grads += sent(h.SendGrad)
+		for j := range h.Then {
+			kv += sent(h.Then[j].SendKV)
+		}
+	}
+	return kv * kvRow, grads*gradRow + kv*kvRow
+}
+
+// sent counts the rows of moves.
+func sent(moves []Move) (rows int64) {
+	for i := range moves {
+		rows += int64(moves[i].Block.Hi - moves[i].Block.Lo)
+	}
+	return rows
+}
