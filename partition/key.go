@@ -16,6 +16,11 @@ func (s Shape) Key() string {
 	switch l := s.Layout.(type) {
 	case Document:
 		b = appendList(append(b, l.Name()...), l.Docs)
+		for _, x := range l.Bands {
+			b = binary.AppendVarint(binary.AppendVarint(b, int64(x.Lo)), int64(x.Hi))
+		}
+	case DocumentZigzag:
+		b = appendList(append(b, l.Name()...), l.Docs)
 	default:
 		b = fmt.Appendf(b, "%#v", l)
 	}

@@ -111,7 +111,7 @@ shapes tell. What is not understood is refused; docs/formats.md lists what is.`,
 	f := c.Flags()
 	f.StringVar(&spec.In, "in", "", "the `file` with q, k, v and dout")
 	f.StringVar(&spec.Out, "out", "", "the `file` to write")
-	f.StringVar(&spec.Layout, "layout", "auto", "zigzag, striped, contiguous, document or auto")
+	f.StringVar(&spec.Layout, "layout", "auto", "zigzag, striped, contiguous, document, document-zigzag or auto")
 	f.StringVar(&spec.Algorithm, "algorithm", "auto", "ring, allgather or auto")
 	f.StringVar(&spec.Backend, "backend", "auto", "flash, reference, on a GPU fused, or auto")
 	f.StringVar(&spec.DType, "dtype", "auto", "what is computed in: fp32, fp64 on a CPU, bf16, fp16, fp32 on a GPU, or auto")

@@ -88,7 +88,7 @@ type Parallel struct {
 	Context   int    // ranks that share one sequence
 	Data      int    // groups of such ranks
 	Algorithm string // ring, allgather, ulysses, hierarchical, auto
-	Layout    string // zigzag, striped, contiguous, document, auto
+	Layout    string // zigzag, striped, contiguous, document, document-zigzag, auto
 	Transport string // nccl, copy, auto; stays auto
 
 	Deadline time.Duration // how long a rank may stand still; 0: auto

@@ -122,7 +122,7 @@ func Make(cfg *config.Config, ranks int, o Options) (*Plan, error) {
 // Shape returns the partition of one unpacked sequence of the config over a context group.
 func Shape(cfg *config.Config) (partition.Shape, error) {
 	n := cfg.Data.SeqLen
-	layout, err := partition.New(cfg.Parallel.Layout, []int{n})
+	layout, err := partition.New(cfg.Parallel.Layout, []int{n}, partition.Windows(cfg.Model.Windows())...)
 	if err != nil {
 		return partition.Shape{}, err
 	}

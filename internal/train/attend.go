@@ -42,7 +42,7 @@ func (t *Trainer) rehearse(o *Options) error {
 	}
 	defer o.timed("attention plans")()
 	n := t.cfg.Data.SeqLen
-	layout, err := partition.New(t.cfg.Parallel.Layout, []int{n})
+	layout, err := partition.New(t.cfg.Parallel.Layout, []int{n}, partition.Windows(t.cfg.Model.Windows())...)
 	if err != nil {
 		return err
 	}
