@@ -299,3 +299,30 @@ func (h *hand) spans() []Span {
 	}
 	return s
 }
+
+// Ready returns a layout that answers like l, at once for sequences of that length over that many
+// ranks: it has dealt the documents out.
+func Ready(l Layout, seqLen, size int) Layout {
+	if _, ok := l.(Document); !ok {
+		return l // the others answer from the numbers alone
+	}
+	return ready{Layout: l, seqLen: seqLen, size: size, all: AllSpans(l, seqLen, size)}
+}
+
+// ready is a layout with its answers.
+type ready struct {
+	Layout
+	seqLen, size int
+	all          [][]Span
+}
+
+// Spans returns those of one rank.
+func (d ready) Spans(seqLen, size, rank int) []Span { return d.AllSpans(seqLen, size)[rank] }
+
+// AllSpans returns those of every rank.
+func (d ready) AllSpans(seqLen, size int) [][]Span {
+	if seqLen == d.seqLen && size == d.size {
+		return d.all
+	}
+	return AllSpans(d.Layout, seqLen, size)
+}

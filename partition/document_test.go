@@ -108,6 +108,18 @@ func TestDealingIsAFunctionOfTheLengths(t *testing.T) {
 			}
 		}
 	}
+	lengths := longTail(rng, 5000)
+	plain := documentShape(lengths, 4, Mask{Band: Causal()})
+	dealt := plain
+	dealt.Layout = Ready(plain.Layout, 5000, 4)
+	if dealt.Key() != plain.Key() || dealt.Layout.Name() != "document" {
+		t.Error("a layout that has its answers is another")
+	}
+	for _, size := range []int{4, 3} {
+		if got, want := AllSpans(dealt.Layout, 5000, size), AllSpans(plain.Layout, 5000, size); !reflect.DeepEqual(got, want) {
+			t.Errorf("over %d ranks a layout that has its answers gives %v, want %v", size, got, want)
+		}
+	}
 	a, b := documentShape([]int{5, 7}, 2, Mask{Band: Causal()}), documentShape([]int{5, 7}, 2, Mask{Band: Causal()})
 	b.Layout = Document{Docs: []int{5, 7}, Bands: []Band{{-3, 0}}}
 	if a.Key() == b.Key() {

@@ -20,8 +20,9 @@ type attend struct {
 	rank      int
 	shape     partition.Shape // of the present batch; its mask is filled in by window
 	softmax   attention.Softmax
+	wire      wire
 	schedules map[int]*ring.Schedule // of the present batch, by window
-	cache     *ring.Cache            // and of batches before it, for those that come again
+	cache     *ring.Cache            // and of other batches: of those that come again, and of the next
 }
 
 func newAttend(r *ring.Ring, cfg *hf.Config, algorithm string, shape partition.Shape, rank int) *attend {
@@ -78,18 +79,62 @@ func (a *attend) schedule(layer int) (*ring.Schedule, error) {
 	if s, ok := a.schedules[window]; ok {
 		return s, nil
 	}
-	shape := a.shape
-	mask, err := partition.NewMask(true, window, shape.SeqQ, shape.SeqKV, shape.Mask.Docs)
+	shape, err := masked(a.shape, window)
 	if err != nil {
 		return nil, fmt.Errorf("layer %d: %w", layer, err)
 	}
-	shape.Mask = mask
 	s, err := a.cache.New(a.algorithm, shape, a.rank)
 	if err != nil {
 		return nil, err
 	}
 	a.schedules[window] = s
 	return s, nil
+}
+
+// masked is a shape with the mask of the layers of that window.
+func masked(shape partition.Shape, window int) (partition.Shape, error) {
+	mask, err := partition.NewMask(true, window, shape.SeqQ, shape.SeqKV, shape.Mask.Docs)
+	shape.Mask = mask
+	return shape, err
+}
+
+// prepare makes the schedules of a batch to come, while the present one is computed.
+func (a *attend) prepare(layout partition.Layout, docs []int) error {
+	for _, window := range a.cfg.Windows() {
+		shape := a.shape
+		shape.Layout, shape.Mask.Docs = layout, docs
+		shape, err := masked(shape, window)
+		if err == nil {
+			_, err = a.cache.New(a.algorithm, shape, a.rank)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// load is what the layers ask of the ranks for a sequence of the present batch.
+func (a *attend) load() (total load, err error) {
+	known := make(map[int]load, 2)
+	for layer := range a.cfg.NumHiddenLayers {
+		window := a.cfg.Window(layer)
+		l, ok := known[window]
+		if !ok {
+			s, err := a.schedule(layer)
+			if err != nil {
+				return total, err
+			}
+			shape, err := masked(a.shape, window)
+			if err != nil {
+				return total, err
+			}
+			l = a.wire.of(s, shape)
+			known[window] = l
+		}
+		total.add(l, 1)
+	}
+	return total, nil
 }
 
 // Forward sets acc to causal attention over the ranks of the group.
