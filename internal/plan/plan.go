@@ -17,7 +17,8 @@ type Plan struct {
 	Config        map[string]any `json:"config"`
 	Machine       string         `json:"machine"` // as --assume describes it
 	Partition     Partition      `json:"partition"`
-	Hops          []RankHops     `json:"hops"` // of a layer that attends to everything before a token
+	Packed        *Packed        `json:"packed,omitempty"` // of the data's first sample, with packed documents
+	Hops          []RankHops     `json:"hops"`             // of a layer that attends to everything before a token
 	Attention     Attention      `json:"attention"`
 	Memory        Memory         `json:"memory"`
 	Communication Communication  `json:"communication"`
@@ -86,6 +87,9 @@ type Options struct {
 	// GFLOPs is the measured rate of one process's matrix products when all ranks compute at
 	// once, for a plan of a CPU; 0 leaves the time out.
 	GFLOPs float64
+	// Docs is the lengths of the documents of the first sample that is trained on; nil where documents
+	// are not told apart, or the data is not there.
+	Docs []int
 	// Refused is why a run on this machine would not begin, of what a plan can do without.
 	Refused []string
 }
@@ -103,6 +107,9 @@ func Make(cfg *config.Config, ranks int, o Options) (*Plan, error) {
 	}
 	for _, w := range cfg.Warnings {
 		p.Warnings = append(p.Warnings, w.String())
+	}
+	if p.Packed, err = packedOf(cfg, o.Docs); err != nil {
+		return nil, err
 	}
 	kvRow, _ := wireRows(cfg)
 	p.Hops = make([]RankHops, shape.Size)
