@@ -81,7 +81,7 @@ func TestTilesAreTheMask(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 6))
 	q, k, v, do := draw(rng, 1, seq, 2, 4), draw(rng, 1, seq, 1, 4), draw(rng, 1, seq, 1, 4), draw(rng, 1, seq, 2, 4)
 	docs := []int{9, 1, 20, 7}
-	for _, layout := range []partition.Layout{partition.Contiguous{}, partition.Zigzag{}, partition.Striped{}, partition.Document{Docs: docs}} {
+	for _, layout := range []partition.Layout{partition.Contiguous{}, partition.Zigzag{}, partition.Striped{}, partition.Document{Docs: docs}, partition.DocumentZigzag{Docs: docs}} {
 		for _, mask := range []partition.Mask{
 			{Band: partition.Full()}, {Band: partition.Band{Lo: -partition.Unbounded, Hi: 0}},
 			{Band: partition.Band{Lo: -5, Hi: 0}}, {Band: partition.Band{Lo: -partition.Unbounded, Hi: 0}, Docs: docs},

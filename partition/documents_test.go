@@ -83,13 +83,13 @@ func FuzzDocuments(f *testing.F) {
 		}
 		n := 0
 		for r := range 3 {
-			for _, s := range (Document{docs}).Spans(seq, 3, r) {
+			for _, s := range (Document{Docs: docs}).Spans(seq, 3, r) {
 				if s.Start < 0 || s.Len < 1 || s.end() > seq || s.end() < 0 {
 					t.Fatalf("documents %v of %d: span %+v", docs, seq, s)
 				}
 				n += s.Len
 			}
-			Plan(Shape{SeqQ: seq, SeqKV: seq, Size: 3, Layout: Document{docs}, Mask: m}, r, 0)
+			Plan(Shape{SeqQ: seq, SeqKV: seq, Size: 3, Layout: Document{Docs: docs}, Mask: m}, r, 0)
 		}
 		if n != seq {
 			t.Errorf("documents %v of %d: %d positions", docs, seq, n)

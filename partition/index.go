@@ -1,6 +1,7 @@
 package partition
 
 import (
+	"slices"
 	"sort"
 	"sync"
 )
@@ -31,6 +32,13 @@ func (x *Index) Tiles(rank, owner int) []Tile { return tilesOf(x.band, &x.q[rank
 // Needs returns the smallest range of owner's keys that holds every key that a query of rank sees:
 // the hull of the K of Tiles, found without them. It is empty when nothing is visible.
 func (x *Index) Needs(rank, owner int) Range { return needs(x.band, &x.q[rank], &x.k[owner]) }
+
+// NeedRanges returns the rows of owner's keys that queries of rank see, and no others: the least
+// ranges, in order, with a gap between any two. They are the K of Tiles, found without them. It is
+// empty when nothing is visible.
+func (x *Index) NeedRanges(rank, owner int) []Range {
+	return needRanges(x.band, &x.q[rank], &x.k[owner])
+}
 
 // Keys returns the number of keys that owner holds.
 func (x *Index) Keys(owner int) int { return x.k[owner].rows }
@@ -67,8 +75,8 @@ func (m *Mask) ends() []int {
 
 func cutAll(s Shape, n int, ends []int) []pieces {
 	all := make([]pieces, s.Size)
-	for r := range all {
-		all[r] = cut(s.Layout.Spans(n, s.Size, r), ends)
+	for r, spans := range AllSpans(s.Layout, n, s.Size) {
+		all[r] = cut(spans, ends)
 	}
 	return all
 }
@@ -202,6 +210,38 @@ func needs(band Band, q, k *pieces) Range {
 		}
 	}
 	return u
+}
+
+// needRanges is the union of what within would take the hull of. A query sees keys without a gap in
+// each piece, and the next query the ones beside them.
+func needRanges(band Band, q, k *pieces) []Range {
+	var all []Range
+	for i, j, ok := meet(q.list, k.list, 0, 0); ok; i, j, ok = meet(q.list, k.list, i, j) {
+		iEnd, jEnd := run(q.list, i), run(k.list, j)
+		for b := j; b < jEnd; b++ {
+			for a := i; a < iEnd; a++ {
+				if u := within(band, q.list[a:a+1], k.list[b:b+1]); u.Len() > 0 {
+					all = append(all, u)
+				}
+			}
+		}
+		i, j = iEnd, jEnd
+	}
+	return union(all)
+}
+
+// union is ranges in order, without those that touch. It works in the memory of r.
+func union(r []Range) []Range {
+	slices.SortFunc(r, func(a, b Range) int { return a.Lo - b.Lo })
+	out := r[:0]
+	for _, x := range r {
+		if n := len(out); n > 0 && x.Lo <= out[n-1].Hi {
+			out[n-1].Hi = max(out[n-1].Hi, x.Hi)
+			continue
+		}
+		out = append(out, x)
+	}
+	return out
 }
 
 // lastNeeds is the keys that are visible in the last document that shows any.

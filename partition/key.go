@@ -13,8 +13,17 @@ func (s Shape) Key() string {
 		b = binary.AppendVarint(b, int64(x))
 	}
 	b = appendList(b, s.Mask.Docs)
-	switch l := s.Layout.(type) {
+	layout := s.Layout
+	if r, ok := layout.(ready); ok {
+		layout = r.Layout
+	}
+	switch l := layout.(type) {
 	case Document:
+		b = appendList(append(b, l.Name()...), l.Docs)
+		for _, x := range l.Bands {
+			b = binary.AppendVarint(binary.AppendVarint(b, int64(x.Lo)), int64(x.Hi))
+		}
+	case DocumentZigzag:
 		b = appendList(append(b, l.Name()...), l.Docs)
 	default:
 		b = fmt.Appendf(b, "%#v", l)

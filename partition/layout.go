@@ -6,6 +6,7 @@ package partition
 import (
 	"fmt"
 	"math/bits"
+	"strings"
 )
 
 // Span is the global positions Start, Start+Stride, ..., Len of them.
@@ -16,7 +17,7 @@ func (s Span) end() int { return s.Start + (s.Len-1)*s.Stride + 1 }
 
 // A Layout gives every position of a sequence to exactly one rank.
 type Layout interface {
-	// Name is the value in the config: "contiguous", "zigzag", "striped", "document".
+	// Name is the value in the config: an entry of Names.
 	Name() string
 	// Spans lists the positions of one rank in the order in which it stores them: any
 	// order, though neighbours that ascend make fewer tiles. No span is empty; a rank
@@ -66,16 +67,18 @@ func (Striped) Spans(seqLen, size, rank int) []Span {
 	return []Span{{Start: rank, Len: (seqLen - rank + size - 1) / size, Stride: size}}
 }
 
-// Document is zigzag inside each document, so that documents of any length are balanced,
-// each on its own. Docs are their lengths in tokens, which sum to the sequence length.
-type Document struct{ Docs []int }
+// DocumentZigzag is zigzag inside each document, so that documents of any length are balanced,
+// each on its own (TransformerEngine and Megatron-LM lay packed documents out like this). It cuts
+// each in 2*size parts, short ones too, whose keys all travel; Document does not. Docs are their
+// lengths in tokens, which sum to the sequence length.
+type DocumentZigzag struct{ Docs []int }
 
-// Name returns "document".
-func (Document) Name() string { return "document" }
+// Name returns "document-zigzag".
+func (DocumentZigzag) Name() string { return "document-zigzag" }
 
 // Spans returns up to two spans a document. The chunks of successive documents begin at
 // successive ranks, so that the odd tokens of short documents do not pile up on one rank.
-func (d Document) Spans(seqLen, size, rank int) []Span {
+func (d DocumentZigzag) Spans(seqLen, size, rank int) []Span {
 	if err := fits(d.Docs, seqLen); err != nil {
 		panic("partition: " + err.Error())
 	}
@@ -114,9 +117,16 @@ func share(length, c, n int) int {
 	return int(q)
 }
 
-// New returns the layout of that name. Only "document" uses docs, the lengths in tokens. The error
-// of another name lists those that there are.
-func New(name string, docs []int) (Layout, error) {
+// Names are the layouts that New knows.
+var Names = []string{"contiguous", "zigzag", "striped", "document", "document-zigzag"}
+
+// ByDocument reports whether the layout of that name follows from the lengths of documents.
+func ByDocument(name string) bool { return name == "document" || name == "document-zigzag" }
+
+// New returns the layout of that name. Only those of documents use docs, the lengths in tokens, and
+// only "document" bands, what the layers of a model show, each once; causal where there is none.
+// The error of another name lists those that there are.
+func New(name string, docs []int, bands ...Band) (Layout, error) {
 	switch name {
 	case "contiguous":
 		return Contiguous{}, nil
@@ -125,9 +135,11 @@ func New(name string, docs []int) (Layout, error) {
 	case "striped":
 		return Striped{}, nil
 	case "document":
-		return Document{Docs: docs}, nil
+		return Document{Docs: docs, Bands: bands}, nil
+	case "document-zigzag":
+		return DocumentZigzag{Docs: docs}, nil
 	}
-	return nil, fmt.Errorf("layout %q is none of contiguous, zigzag, striped, document", name)
+	return nil, fmt.Errorf("layout %q is none of %s", name, strings.Join(Names, ", "))
 }
 
 // Count returns the number of positions in spans: the local sequence length.

@@ -65,7 +65,7 @@ func checkCover(t *testing.T, s Shape) {
 func layouts(docs []int) []Layout {
 	l := []Layout{Contiguous{}, Zigzag{}, Striped{}}
 	if len(docs) > 0 {
-		l = append(l, Document{Docs: docs})
+		l = append(l, Document{Docs: docs}, DocumentZigzag{Docs: docs})
 	}
 	return l
 }
@@ -130,7 +130,7 @@ func TestLayoutsGiveEveryPositionOnce(t *testing.T) {
 	for n := range 70 {
 		for size := 1; size <= 9; size++ {
 			docs := randomDocs(rand.New(rand.NewPCG(uint64(n), uint64(size))), n)
-			for _, l := range append(layouts(nil), Document{Docs: docs}) {
+			for _, l := range append(layouts(nil), Document{Docs: docs}, DocumentZigzag{Docs: docs}) {
 				seen := make([]int, n)
 				for r := range size {
 					last := -1
@@ -279,7 +279,7 @@ func TestHugeWindowHidesNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, l := range layouts([]int{13}) {
-			if l.Name() != "document" || n.q == n.kv {
+			if !ByDocument(l.Name()) || n.q == n.kv {
 				checkCover(t, Shape{SeqQ: n.q, SeqKV: n.kv, Size: 3, Layout: l, Mask: m})
 			}
 		}

@@ -150,6 +150,15 @@ func TestIndexIsTheDefinition(t *testing.T) {
 	}
 }
 
+// least is how balanced the work of a long sequence is. The document layout stops where less would
+// be gained than more keys cost.
+func least(l Layout) float64 {
+	if l.Name() == "document" {
+		return 1 / (1 + evenEnough)
+	}
+	return 0.999
+}
+
 // Pairs of a very long sequence do not fit 64 bits; what follows from them is still right.
 func TestVeryLongSequences(t *testing.T) {
 	const n = 1 << 34
@@ -163,7 +172,7 @@ func TestVeryLongSequences(t *testing.T) {
 		if want := product(n, n+1).half(); total != want {
 			t.Errorf("%s: %d ranks do %v pairs, want %v", l.Name(), s.Size, total, want)
 		}
-		if b := Balance(work); l.Name() != "contiguous" && (b < 0.999 || b > 1) {
+		if b := Balance(work); l.Name() != "contiguous" && (b < least(l) || b > 1) {
 			t.Errorf("%s: balance %v", l.Name(), b)
 		}
 		x := NewIndex(s)

@@ -70,6 +70,19 @@ func NewMask(causal bool, window, seqQ, seqKV int, docs []int) (Mask, error) {
 	return Mask{Band: b, Docs: docs}, nil
 }
 
+// Windows returns the bands of causal masks with these windows, as in NewMask, over as many queries as
+// keys: what the layers of a model show.
+func Windows(windows []int) []Band {
+	bands := make([]Band, len(windows))
+	for i, w := range windows {
+		bands[i] = Causal()
+		if w >= 0 {
+			bands[i].Lo = -min(w, Unbounded)
+		}
+	}
+	return bands
+}
+
 // Tile is a rectangle of work in local indices: the pairs of a query in Q and a key in K
 // that Band lets see each other. The band speaks of the same local indices as the ranges,
 // so a tile may be cut at will without changing its band.
@@ -232,9 +245,9 @@ func localBand(b Band, q, k Span) Band {
 // their mean by their maximum. Every key is on some rank, so only the queries matter.
 func Work(s Shape) []int {
 	w, ends := make([]int, s.Size), s.Mask.ends()
-	for r := range w {
+	for r, spans := range AllSpans(s.Layout, s.SeqQ, s.Size) {
 		total := count{}
-		for _, p := range cut(s.Layout.Spans(s.SeqQ, s.Size, r), ends).list {
+		for _, p := range cut(spans, ends).list {
 			lo, hi := 0, s.SeqKV
 			if len(ends) > 0 {
 				hi = min(hi, ends[p.doc])

@@ -36,7 +36,7 @@ func benchShape(tb testing.TB, layout string, ranks, docs int) partition.Shape {
 
 // The schedule of one rank, as a worker makes it for each shape of batch.
 func BenchmarkNew(b *testing.B) {
-	for _, layout := range []string{"contiguous", "zigzag", "striped", "document"} {
+	for _, layout := range partition.Names {
 		for _, docs := range []int{1, 100, 1000} {
 			for _, ranks := range []int{8, 64, 1024} {
 				b.Run(fmt.Sprintf("%s/docs=%d/ranks=%d", layout, docs, ranks), func(b *testing.B) {

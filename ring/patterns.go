@@ -110,7 +110,7 @@ func (p *Planner) ringHome(hops []Hop, rank int, s *stop) {
 }
 
 // allgather fetches at once, while the own block is computed, all rows of other blocks that
-// the rank needs, and computes them in one kernel call. It is the faster one where links
+// the rank needs and no others, and computes them in one kernel call. It is the faster one where links
 // are quick to start and the memory for all keys is there (Llama 3, arXiv:2407.21783, section
 // 3.3.2).
 func (p *Planner) allgather(rank int) *Schedule {
@@ -122,18 +122,21 @@ func (p *Planner) allgather(rank int) *Schedule {
 	for d := 1; d < p.size; d++ {
 		// Rank r talks to r+d and r-d in turn d, so that no rank is the first peer of all.
 		to, from := (rank+d)%p.size, ((rank-d)%p.size+p.size)%p.size
-		if need := p.index.Needs(to, rank); need.Len() > 0 {
+		for _, need := range p.index.NeedRanges(to, rank) {
 			first.SendKV = append(first.SendKV, move(to, 0, need))
 			b := Block{returned, back, back + need.Len()}
 			back = b.Hi
 			third.RecvGrad = append(third.RecvGrad, Move{to, b})
 			third.Fold = append(third.Fold, Fold{Block{0, need.Lo, need.Hi}, b})
 		}
-		if need := p.index.Needs(rank, from); need.Len() > 0 {
+		needs := p.index.NeedRanges(rank, from)
+		if len(needs) > 0 {
+			second.Tiles = append(second.Tiles, placed(p.index.Tiles(rank, from), needs, rows)...)
+		}
+		for _, need := range needs {
 			b := Block{fetched, rows, rows + need.Len()}
 			first.RecvKV = append(first.RecvKV, Move{from, b})
 			third.SendGrad = append(third.SendGrad, Move{from, b})
-			second.Tiles = append(second.Tiles, shifted(p.index.Tiles(rank, from), rows-need.Lo)...)
 			rows = b.Hi
 		}
 	}

@@ -207,7 +207,7 @@ func (m maskCase) shapes(t *testing.T, size int) []partition.Shape {
 	}
 	layouts := []partition.Layout{partition.Contiguous{}, partition.Zigzag{}, partition.Striped{}}
 	if m.docs != nil {
-		layouts = append(layouts, partition.Document{Docs: m.docs})
+		layouts = append(layouts, partition.Document{Docs: m.docs}, partition.DocumentZigzag{Docs: m.docs})
 	}
 	var shapes []partition.Shape
 	for _, l := range layouts {
@@ -372,7 +372,7 @@ func TestFixtures(t *testing.T) {
 		name := strings.TrimSuffix(filepath.Base(file), ".safetensors")
 		p, want := fixture(t, file)
 		for _, size := range sizes {
-			for _, layout := range []string{"zigzag", "striped", "contiguous", "document"} {
+			for _, layout := range partition.Names {
 				docs := p.shape.Mask.Docs
 				if len(docs) == 0 {
 					docs = []int{p.shape.SeqQ}

@@ -26,7 +26,7 @@ func randomShape(rng *rand.Rand) partition.Shape {
 	s.Mask, _ = partition.NewMask(rng.IntN(3) > 0, rng.IntN(12)-4, s.SeqQ, s.SeqKV, docs)
 	all := []partition.Layout{partition.Contiguous{}, partition.Zigzag{}, partition.Striped{}}
 	if docs != nil {
-		all = append(all, partition.Document{Docs: docs})
+		all = append(all, partition.Document{Docs: docs}, partition.DocumentZigzag{Docs: docs})
 	}
 	s.Layout = all[rng.IntN(len(all))]
 	return s
@@ -49,6 +49,32 @@ func TestSchedulesComputeEveryPairOnce(t *testing.T) {
 				t.Fatal(err)
 			}
 			simulate(t, algorithm, shape, 4, 2, all)
+		}
+	}
+}
+
+// Packed documents of a long tail, over more ranks than some have positions.
+func TestSchedulesOfDocumentsComputeEveryPairOnce(t *testing.T) {
+	rng := rand.New(rand.NewPCG(15, 16))
+	for _, size := range []int{1, 2, 3, 4, 6, 8} {
+		for range 8 {
+			n := 1 + rng.IntN(120)
+			var docs []int
+			for left := n; left > 0; left -= docs[len(docs)-1] {
+				docs = append(docs, min(left, 1+rng.IntN(1+rng.IntN(n))))
+			}
+			m, err := partition.NewMask(rng.IntN(3) > 0, rng.IntN(30)-10, n, n, docs)
+			if err != nil {
+				t.Fatal(err)
+			}
+			shape := partition.Shape{SeqQ: n, SeqKV: n, Size: size, Layout: partition.Document{Docs: docs, Bands: []partition.Band{m.Band}}, Mask: m}
+			for _, algorithm := range Algorithms {
+				all, err := All(algorithm, Spec{Shape: shape, Heads: 2, KVHeads: 1, Inner: 1})
+				if err != nil {
+					t.Fatal(err)
+				}
+				simulate(t, algorithm, shape, 2, 1, all)
+			}
 		}
 	}
 }

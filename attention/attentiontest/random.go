@@ -19,7 +19,7 @@ func RandomCase(seed uint64) Case {
 		docs = append(docs, n)
 		left -= n
 	}
-	layout := []partition.Layout{partition.Contiguous{}, partition.Zigzag{}, partition.Striped{}, partition.Document{Docs: docs}}[rng.IntN(4)]
+	layout := []partition.Layout{partition.Contiguous{}, partition.Zigzag{}, partition.Striped{}, partition.Document{Docs: docs}, partition.DocumentZigzag{Docs: docs}}[rng.IntN(5)]
 	mask := partition.Mask{Band: partition.Full()}
 	if rng.IntN(3) > 0 {
 		mask.Hi = rng.IntN(21) - 10

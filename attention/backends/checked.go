@@ -4,8 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/cprun/cprun/attention/qkv"
+	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -43,8 +45,8 @@ func (p Params) checked() (Params, error) {
 	if !slices.Contains([]string{"ring", "allgather", "ulysses", "hierarchical"}, p.Algorithm) {
 		c.fault("algorithm %q is none of ring, allgather, ulysses, hierarchical", p.Algorithm)
 	}
-	if !slices.Contains([]string{"contiguous", "zigzag", "striped", "document"}, p.Layout) {
-		c.fault("layout %q is none of contiguous, zigzag, striped, document", p.Layout)
+	if !slices.Contains(partition.Names, p.Layout) {
+		c.fault("layout %q is none of %s", p.Layout, strings.Join(partition.Names, ", "))
 	}
 	if p.Documents && p.SeqQ != p.SeqKV {
 		c.fault("documents need as many queries (%d) as keys (%d)", p.SeqQ, p.SeqKV)

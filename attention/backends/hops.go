@@ -127,10 +127,11 @@ func (p Params) sharing() (ring, heads int) {
 }
 
 // shape is the partition of one sequence. Documents are cut at lengths that are not known
-// here; the sequence stands for the longest.
+// here; the sequence stands for the longest, and a zigzag for what layouts of documents make of it: the
+// document layout has more such rectangles, which are no wider.
 func (p Params) shape(ranks int) partition.Shape {
 	layout, err := partition.New(p.Layout, []int{p.SeqQ})
-	if err != nil || p.SeqQ != p.SeqKV && p.Layout == "document" {
+	if err != nil || partition.ByDocument(p.Layout) {
 		layout = partition.Zigzag{}
 	}
 	shift := p.SeqKV - p.SeqQ

@@ -166,5 +166,5 @@ type Params struct {
 	ContextSize int    // ranks that share the sequence; 0 is 1
 	InnerSize   int    // of them, those that exchange heads; hierarchical needs it
 	Algorithm   string // ring, allgather, ulysses, hierarchical
-	Layout      string // of the partition: zigzag, striped, contiguous, document
+	Layout      string // of partition.Names
 }

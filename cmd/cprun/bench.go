@@ -12,6 +12,7 @@ import (
 	"github.com/cprun/cprun/internal/command"
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/job"
+	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/ring"
 )
 
@@ -79,7 +80,8 @@ func benchAttentionCommand() *cobra.Command {
 		Use:   "attention",
 		Short: "attention over the ranks on random data, forward and backward, and its hops",
 		Example: "  cprun bench attention --nproc 4 --seq 32K,128K,512K\n" +
-			"  cprun bench attention --nproc 4 --seq 128K --algorithm ring,allgather --backend flash --deterministic",
+			"  cprun bench attention --nproc 4 --seq 128K --algorithm ring,allgather --backend flash --deterministic\n" +
+			"  cprun bench attention --nproc 8 --documents magi --layout document,document-zigzag --algorithm ring,allgather --iters 20",
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			return finish(command.Bench(c.Context(), job.Bench{Attention: s}, o))
@@ -92,7 +94,9 @@ func benchAttentionCommand() *cobra.Command {
 	f.IntVar(&s.HeadDim, "head-dim", 0, "width of a head (default 128, and 32 on a CPU)")
 	f.BoolVar(&s.Causal, "causal", true, "a query sees the keys up to its own position; --causal=false: all")
 	f.IntVar(&s.Window, "window", -1, "a query sees that many keys before its own; -1: all")
-	f.StringVar(&s.Layout, "layout", "zigzag", "zigzag, striped or contiguous")
+	f.StringSliceVar(&s.Layouts, "layout", nil, strings.Join(partition.Names, ", ")+": `NAME,...` (default zigzag, and document with --documents)")
+	f.StringVar(&s.Documents, "documents", "", "packed documents: those of MagiAttention's benchmark (magi), or a JSON `FILE`, a list of lists of lengths")
+	f.IntVar(&s.PackCount, "packs", 20, "packs of documents at most")
 	f.StringSliceVar(&s.Algorithms, "algorithm", []string{"ring"}, strings.Join(ring.Algorithms, ", ")+": `NAME,...`")
 	f.IntVar(&s.Inner, "inner", 0, "with hierarchical: ranks that trade heads with each other; 0: as many as divide the heads")
 	f.StringVar(&s.Backend, "backend", "auto", "fused, flash, reference or auto")

@@ -112,6 +112,7 @@ func TestBenchmarksCheckTheirFlags(t *testing.T) {
 		{[]string{"bench", "attention", "--json", "/no/such/dir/x"}, "--json"},
 		{[]string{"bench", "attention", "--plot", "x.png"}, "name it x.svg"},
 		{[]string{"bench", "attention", "--layout", "document"}, "zigzag, striped or contiguous"},
+		{[]string{"bench", "attention", "--documents", "none.json"}, "--documents"},
 		{[]string{"bench", "comm"}, "--nproc 1"},
 		{[]string{"bench", "comm", "--nproc", "2", "--calls", "gossip"}, "gossip"},
 		{[]string{"bench", "train"}, "a config"},

@@ -113,7 +113,7 @@ shapes tell. What is not understood is refused; docs/formats.md lists what is.`,
 	f := c.Flags()
 	f.StringVar(&spec.In, "in", "", "the `file` with q, k, v and dout")
 	f.StringVar(&spec.Out, "out", "", "the `file` to write")
-	f.StringVar(&spec.Layout, "layout", "auto", "zigzag, striped, contiguous, document or auto")
+	f.StringVar(&spec.Layout, "layout", "auto", "zigzag, striped, contiguous, document, document-zigzag or auto")
 	f.StringVar(&spec.Algorithm, "algorithm", "auto", strings.Join(ring.Algorithms, ", ")+" or auto")
 	f.IntVar(&spec.Inner, "inner", 0, "with hierarchical: ranks that trade heads with each other; 0: as many as divide the heads")
 	f.StringVar(&spec.Backend, "backend", "auto", "flash, reference, on a GPU fused, or auto")

@@ -35,7 +35,7 @@ func TestTrainWritesTheRunDirectory(t *testing.T) {
 	if len(ms) != 10 {
 		t.Fatalf("%d lines of metrics, want 10", len(ms))
 	}
-	for _, key := range []string{"step", "loss", "grad_norm", "lr", "tokens", "step_seconds", "tokens_per_second", "tokens_per_second_per_device", "tflops_per_device", "mfu", "memory_bytes", "comm_wait_seconds"} {
+	for _, key := range []string{"step", "loss", "grad_norm", "lr", "tokens", "step_seconds", "tokens_per_second", "tokens_per_second_per_device", "tflops_per_device", "mfu", "memory_bytes", "comm_wait_seconds", "attention_imbalance", "attention_bytes"} {
 		if _, ok := ms[0][key]; !ok {
 			t.Errorf("metrics have no %s: %v", key, ms[0])
 		}

@@ -23,7 +23,7 @@ import (
 // Spec is how a case is run.
 type Spec struct {
 	In, Out   string
-	Layout    string // contiguous, zigzag, striped, document
+	Layout    string // of partition.Names
 	Algorithm string // one of ring.Algorithms
 	Inner     int    `json:",omitempty"` // of hierarchical: ranks that trade heads with each other; 0: see Groups
 	Backend   string // one of the device's
@@ -56,13 +56,13 @@ type Report struct {
 // shape is the case's partition over that many ranks.
 func (c *Case) shape(layout string, ranks int) (partition.Shape, error) {
 	docs := c.Docs
-	if layout == "document" && len(docs) == 0 {
+	if partition.ByDocument(layout) && len(docs) == 0 {
 		if c.SeqQ != c.SeqKV {
-			return partition.Shape{}, fmt.Errorf("layout document needs as many queries (%d) as keys (%d); use zigzag", c.SeqQ, c.SeqKV)
+			return partition.Shape{}, fmt.Errorf("layout %s needs as many queries (%d) as keys (%d); use zigzag", layout, c.SeqQ, c.SeqKV)
 		}
 		docs = []int{c.SeqQ}
 	}
-	l, err := partition.New(layout, docs)
+	l, err := partition.New(layout, docs, c.Mask.Band)
 	return partition.Shape{SeqQ: c.SeqQ, SeqKV: c.SeqKV, Size: ranks, Layout: l, Mask: c.Mask}, err
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/cprun/cprun/attention/backends"
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/device"
+	"github.com/cprun/cprun/internal/terminal"
 	"github.com/cprun/cprun/kernels/gpu"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/ring"
@@ -21,7 +22,7 @@ type AttentionSpec struct {
 	Seq           []int    `json:"seq"` // global tokens
 	Algorithms    []string `json:"algorithms"`
 	Inner         int      `json:"inner,omitempty"` // of hierarchical: ranks that trade heads with each other; 0: see Groups
-	Layout        string   `json:"layout"`
+	Layouts       []string `json:"layouts"`
 	Backend       string   `json:"backend"`
 	DType         string   `json:"dtype"`
 	Heads         int      `json:"heads"`
@@ -32,13 +33,29 @@ type AttentionSpec struct {
 	Deterministic bool     `json:"deterministic"`
 	Iters         int      `json:"iters"` // 0: as many as take two seconds
 	Warmup        int      `json:"warmup"`
+
+	// Documents is where packs of documents come from: "magi", or a file; "" for one sequence without. At
+	// most PackCount are measured.
+	Documents string  `json:"documents,omitempty"`
+	PackCount int     `json:"pack_count,omitempty"`
+	Packs     [][]int `json:"packs,omitempty"` // lengths of the documents of each, by Load
 }
 
-// Default fills what was left open with what a device can do in some seconds.
-func (s *AttentionSpec) Default(device string) {
-	d := AttentionSpec{Seq: []int{512, 1 << 10}, Heads: 4, KVHeads: 2, HeadDim: 32, DType: "fp32"}
+// Default fills what was left open with what a device can do in some seconds. Packed documents are as
+// MagiAttention's benchmark has them, and shorter on a CPU.
+func (s *AttentionSpec) Default(device string, ranks int) {
+	d := AttentionSpec{Seq: []int{512, 1 << 10}, Heads: 4, KVHeads: 2, HeadDim: 32, DType: "fp32", Layouts: []string{"zigzag"}}
+	if s.Documents != "" {
+		d.Seq, d.Layouts = []int{512 * ranks}, []string{"document"}
+	}
 	if device != "cpu" {
-		d = AttentionSpec{Seq: []int{32 << 10, 128 << 10, 512 << 10}, Heads: 32, KVHeads: 8, HeadDim: 128, DType: "bf16"}
+		d.Seq, d.Heads, d.KVHeads, d.HeadDim, d.DType = []int{32 << 10, 128 << 10, 512 << 10}, 32, 8, 128, "bf16"
+		if s.Documents != "" {
+			d.Seq, d.Heads = []int{8192 * ranks}, 64
+		}
+	}
+	if len(s.Layouts) == 0 {
+		s.Layouts = d.Layouts
 	}
 	if len(s.Seq) == 0 {
 		s.Seq = d.Seq
@@ -67,28 +84,46 @@ func (s *AttentionSpec) Check(ranks int) error {
 	case s.Iters < 0 || s.Warmup < 0:
 		return fmt.Errorf("--iters %d --warmup %d: want 0 or more", s.Iters, s.Warmup)
 	}
-	if s.Layout == "document" {
-		return fmt.Errorf("--layout document: there are no documents here; want zigzag, striped or contiguous")
+	for _, l := range s.Layouts {
+		if _, err := partition.New(l, nil); err != nil {
+			return fmt.Errorf("--layout: %w", err)
+		}
+		if partition.ByDocument(l) && s.Documents == "" {
+			return fmt.Errorf("--layout %s: there are no documents here; want --documents, or zigzag, striped or contiguous", l)
+		}
+	}
+	if s.Documents != "" && len(s.Packs) == 0 {
+		return fmt.Errorf("--documents %s: there is no pack", terminal.Name(s.Documents))
+	}
+	for i, docs := range s.Packs {
+		if _, err := s.packShape("zigzag", docs, ranks); err != nil {
+			return fmt.Errorf("--documents %s: pack %d: %w", terminal.Name(s.Documents), i+1, err)
+		}
 	}
 	for _, n := range s.Seq {
 		if n < 2*ranks {
 			return fmt.Errorf("--seq %d: too short for %d ranks", n, ranks)
 		}
-		shape, err := s.shape(n, ranks)
-		if err != nil {
-			return err
+		if s.Documents != "" {
+			continue
 		}
-		for _, a := range s.Algorithms {
-			if _, err := ring.New(a, s.spec(shape), 0); err != nil {
-				return fmt.Errorf("--algorithm: %w", err)
+		for _, l := range s.Layouts {
+			shape, err := s.shape(l, n, ranks)
+			if err != nil {
+				return err
+			}
+			for _, a := range s.Algorithms {
+				if _, err := ring.New(a, s.spec(shape), 0); err != nil {
+					return fmt.Errorf("--algorithm: %w", err)
+				}
 			}
 		}
 	}
 	return nil
 }
 
-func (s *AttentionSpec) shape(seq, ranks int) (partition.Shape, error) {
-	l, err := partition.New(s.Layout, []int{seq})
+func (s *AttentionSpec) shape(layout string, seq, ranks int) (partition.Shape, error) {
+	l, err := partition.New(layout, []int{seq})
 	if err != nil {
 		return partition.Shape{}, fmt.Errorf("--layout: %w", err)
 	}
@@ -110,29 +145,59 @@ func (s *AttentionSpec) Groups(ranks int) int {
 // Attention measures every row and hands it to emit on rank 0. Every rank calls it.
 func (r *Rank) Attention(ctx context.Context, s AttentionSpec, emit func(AttentionRow) error) (err error) {
 	defer device.Caught(&err)
-	t := &attentionRun{Rank: r, spec: s, dtype: types[s.DType], softmax: attention.Softmax{Scale: 1 / math.Sqrt(float64(s.HeadDim))}}
-	bytes, err := t.plan()
+	t, err := r.attentionRun(s)
 	if err != nil {
 		return err
 	}
-	if t.arena, err = r.Device.Arena("tensors of attention", bytes); err != nil {
-		return err
-	}
+	return s.each(func(layout, algorithm string, seq int) error {
+		row, err := t.row(ctx, layout, algorithm, seq)
+		if err != nil {
+			//lint:ignore ST1005 S is the length of the sequence
+			return fmt.Errorf("S=%s, %s, %s: %w", sizeText(int64(seq)), layout, algorithm, err)
+		}
+		if r.World.Rank() != 0 {
+			return nil
+		}
+		return emit(*row)
+	})
+}
+
+// each calls f for every row of sequences without documents.
+func (s *AttentionSpec) each(f func(layout, algorithm string, seq int) error) error {
 	for _, seq := range s.Seq {
-		for _, algorithm := range s.Algorithms {
-			row, err := t.row(ctx, algorithm, seq)
-			if err != nil {
-				//lint:ignore ST1005 S is the length of the sequence
-				return fmt.Errorf("S=%s, %s: %w", sizeText(int64(seq)), algorithm, err)
-			}
-			if r.World.Rank() == 0 {
-				if err := emit(*row); err != nil {
-					return err
-				}
+		for _, w := range s.Ways() {
+			if err := f(w.Layout, w.Algorithm, seq); err != nil {
+				return err
 			}
 		}
 	}
 	return nil
+}
+
+// Way is how a sequence is laid out and what ranks exchange.
+type Way struct {
+	Layout    string // of partition.Names
+	Algorithm string // of ring.Algorithms
+}
+
+// Ways lists every layout with every algorithm.
+func (s *AttentionSpec) Ways() (all []Way) {
+	for _, layout := range s.Layouts {
+		for _, algorithm := range s.Algorithms {
+			all = append(all, Way{layout, algorithm})
+		}
+	}
+	return all
+}
+
+// attentionRun is a run with memory for its largest row.
+func (r *Rank) attentionRun(s AttentionSpec) (*attentionRun, error) {
+	t := &attentionRun{Rank: r, spec: s, dtype: types[s.DType], softmax: attention.Softmax{Scale: 1 / math.Sqrt(float64(s.HeadDim))}}
+	bytes, err := t.plan()
+	if err == nil {
+		t.arena, err = r.Device.Arena("tensors of attention", bytes)
+	}
+	return t, err
 }
 
 // Workspace returns the device memory that the backend works in, in bytes, on the rank that needs
@@ -225,30 +290,47 @@ func (t *attentionRun) pass(algorithm string, shape partition.Shape, rank int, a
 // plan is the bytes of the largest row, found by running it over an arena that only counts.
 func (t *attentionRun) plan() (int64, error) {
 	most := int64(0)
-	for _, seq := range t.spec.Seq {
-		shape, err := t.spec.shape(seq, t.World.Size())
+	count := func(algorithm string, shape partition.Shape) error {
+		meter := tensor.NewMeter()
+		p, err := t.pass(algorithm, shape, t.World.Rank(), meter)
 		if err != nil {
-			return 0, err
+			return err
 		}
-		for _, algorithm := range t.spec.Algorithms {
-			meter := tensor.NewMeter()
-			p, err := t.pass(algorithm, shape, t.World.Rank(), meter)
+		p.ring.Kernel, p.ring.Comm, p.ring.Mover, p.ring.Stream = attention.Idle{}, silent{}, silent{}, silentStream{}
+		err = p.both()
+		most = max(most, meter.Peak())
+		return err
+	}
+	ranks := t.World.Size()
+	for _, docs := range t.spec.Packs {
+		for _, layout := range t.spec.Layouts {
+			shape, err := t.spec.packShape(layout, docs, ranks)
+			for _, algorithm := range t.spec.Algorithms {
+				if err == nil {
+					err = count(algorithm, shape)
+				}
+			}
 			if err != nil {
 				return 0, err
 			}
-			p.ring.Kernel, p.ring.Comm, p.ring.Mover, p.ring.Stream = attention.Idle{}, silent{}, silent{}, silentStream{}
-			if err := p.both(); err != nil {
-				return 0, err
-			}
-			most = max(most, meter.Peak())
 		}
 	}
-	return most, nil
+	if len(t.spec.Packs) > 0 {
+		return most, nil
+	}
+	err := t.spec.each(func(layout, algorithm string, seq int) error {
+		shape, err := t.spec.shape(layout, seq, ranks)
+		if err != nil {
+			return err
+		}
+		return count(algorithm, shape)
+	})
+	return most, err
 }
 
-func (t *attentionRun) row(ctx context.Context, algorithm string, seq int) (*AttentionRow, error) {
+func (t *attentionRun) row(ctx context.Context, layout, algorithm string, seq int) (*AttentionRow, error) {
 	s, ranks := &t.spec, t.World.Size()
-	shape, err := s.shape(seq, ranks)
+	shape, err := s.shape(layout, seq, ranks)
 	if err != nil {
 		return nil, err
 	}
@@ -262,7 +344,7 @@ func (t *attentionRun) row(ctx context.Context, algorithm string, seq int) (*Att
 	for _, w := range partition.Work(shape) {
 		pairs += w
 	}
-	row := &AttentionRow{Seq: seq, Algorithm: algorithm, Layout: s.Layout, Backend: s.Backend, Ranks: ranks, FLOPs: FLOPs(pairs, s.Heads, s.HeadDim, s.HeadDim)}
+	row := &AttentionRow{Seq: seq, Algorithm: algorithm, Layout: layout, Backend: s.Backend, Ranks: ranks, FLOPs: FLOPs(pairs, s.Heads, s.HeadDim, s.HeadDim)}
 	if err := t.share(ctx, row, p); err != nil {
 		return nil, err
 	}
@@ -302,13 +384,18 @@ func (t *attentionRun) load(ctx context.Context, algorithm string, shape partiti
 
 // share is how much of the row falls to the rank that has most.
 func (t *attentionRun) share(ctx context.Context, row *AttentionRow, p *pass) error {
-	dim, in, sum := int64(t.spec.HeadDim), int64(t.dtype.Size()), int64(p.grads.DK.DType().Size())
-	forward, backward := p.schedule.Traffic(ring.HeadBytes{Q: dim * in, O: dim * in, LSE: sum, KV: 2 * dim * in, DQ: dim * sum, DKV: 2 * dim * sum}, t.spec.KVHeads)
+	forward, backward := t.traffic(p)
 	most, err := t.slowest(ctx, float64(p.q.Len(tensor.Seq)), float64(forward), float64(backward))
 	if err == nil {
 		row.Tokens, row.SentForward, row.SentBackward = int(most[0]), int64(most[1]), int64(most[2])
 	}
 	return err
+}
+
+// traffic is the bytes that this rank sends in the two passes.
+func (t *attentionRun) traffic(p *pass) (forward, backward int64) {
+	dim, in, sum := int64(t.spec.HeadDim), int64(t.dtype.Size()), int64(p.grads.DK.DType().Size())
+	return p.schedule.Traffic(ring.HeadBytes{Q: dim * in, O: dim * in, LSE: sum, KV: 2 * dim * in, DQ: dim * sum, DKV: 2 * dim * sum}, t.spec.KVHeads)
 }
 
 // baselines are what the row is compared with: the same calls without transfers, and one rank
@@ -326,7 +413,7 @@ func (t *attentionRun) baselines(ctx context.Context, row *AttentionRow, p *pass
 	row.Local = &local
 
 	t.arena.Release(tensor.Mark{})
-	shape, err := s.shape(row.Tokens, 1)
+	shape, err := s.shape(row.Layout, row.Tokens, 1)
 	if err != nil {
 		return err
 	}

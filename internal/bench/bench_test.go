@@ -157,7 +157,7 @@ func ranks(t *testing.T, n int, f func(r *Rank) error) {
 
 func TestAttentionOfOneAndTwoRanks(t *testing.T) {
 	for _, n := range []int{1, 2} {
-		spec := AttentionSpec{Seq: []int{64, 96}, Algorithms: []string{"ring", "allgather"}, Layout: "zigzag", Backend: "flash", DType: "fp32",
+		spec := AttentionSpec{Seq: []int{64, 96}, Algorithms: []string{"ring", "allgather"}, Layouts: []string{"zigzag"}, Backend: "flash", DType: "fp32",
 			Heads: 4, KVHeads: 2, HeadDim: 16, Causal: true, Window: -1, Iters: 2}
 		if err := spec.Check(n); err != nil {
 			t.Fatal(err)
@@ -334,13 +334,13 @@ func TestTrainingIsSummarised(t *testing.T) {
 }
 
 func TestSpecsAreChecked(t *testing.T) {
-	good := AttentionSpec{Seq: []int{64}, Algorithms: []string{"ring"}, Layout: "zigzag", Heads: 4, KVHeads: 2, HeadDim: 16, Causal: true, Window: -1}
+	good := AttentionSpec{Seq: []int{64}, Algorithms: []string{"ring"}, Layouts: []string{"zigzag"}, Heads: 4, KVHeads: 2, HeadDim: 16, Causal: true, Window: -1}
 	for want, spoil := range map[string]func(*AttentionSpec){
 		"--heads":     func(s *AttentionSpec) { s.KVHeads = 3 },
 		"--seq":       func(s *AttentionSpec) { s.Seq = []int{3} },
 		"--window":    func(s *AttentionSpec) { s.Window, s.Causal = 5, false },
 		"--algorithm": func(s *AttentionSpec) { s.Algorithms = []string{"star"} },
-		"--layout":    func(s *AttentionSpec) { s.Layout = "spiral" },
+		"--layout":    func(s *AttentionSpec) { s.Layouts = []string{"spiral"} },
 		"--iters":     func(s *AttentionSpec) { s.Iters = -1 },
 		"--head-dim":  func(s *AttentionSpec) { s.HeadDim = 0 },
 	} {

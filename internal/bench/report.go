@@ -37,6 +37,8 @@ type Machine struct {
 type Attention struct {
 	Spec AttentionSpec  `json:"spec"`
 	Rows []AttentionRow `json:"rows"`
+	// Packed is in place of Rows where there are documents.
+	Packed []PackedRow `json:"packed,omitempty"`
 }
 
 // AttentionRow is attention over one sequence. Seconds and rates are of the slowest rank; FLOPs
@@ -133,7 +135,7 @@ type Training struct {
 func (r *Report) Rows() int {
 	n := len(r.Comm) + len(r.Ops)
 	if r.Attention != nil {
-		n += len(r.Attention.Rows)
+		n += len(r.Attention.Rows) + len(r.Attention.Packed)
 	}
 	if r.Train != nil {
 		n += len(r.Train.Steps)

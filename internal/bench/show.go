@@ -72,9 +72,12 @@ func (r *AttentionRow) Line() string {
 }
 
 func (a *Attention) tables(on string) []Table {
+	if len(a.Packed) > 0 {
+		return []Table{a.packTable(on)}
+	}
 	unit, scale := a.unit()
 	t := Table{
-		Title: fmt.Sprintf("%s, %s layout; %s; %s per device, the slowest rank", a.Spec.what(), a.Spec.Layout, on, unit),
+		Title: fmt.Sprintf("%s, %s layout; %s; %s per device, the slowest rank", a.Spec.what(), strings.Join(a.Spec.Layouts, ", "), on, unit),
 		Head:  []string{"S", "pattern", "backend", "forward ms", unit, "both ms", unit, "no transfers", "alone", "loss", "sent", "memory"},
 		Notes: []string{
 			"both: forward and backward, 3.5 times the FLOPs of forward. no transfers: the same kernel calls alone.",
@@ -86,7 +89,7 @@ func (a *Attention) tables(on string) []Table {
 		if r.Local != nil && r.Alone != nil && r.Loss != nil {
 			local, alone, loss = digits(scale*r.Local.TFLOPs), digits(scale*r.Alone.TFLOPs), percent(*r.Loss)
 		}
-		t.Add(sizeText(int64(r.Seq)), r.Algorithm, r.Backend, milliseconds(r.Forward.Seconds), digits(scale*r.Forward.TFLOPs),
+		t.Add(sizeText(int64(r.Seq)), a.way(&r), r.Backend, milliseconds(r.Forward.Seconds), digits(scale*r.Forward.TFLOPs),
 			milliseconds(r.Both.Seconds), digits(scale*r.Both.TFLOPs), local, alone, loss,
 			bytesText(r.SentForward+r.SentBackward), bytesText(r.Memory))
 	}
@@ -97,6 +100,14 @@ func (a *Attention) tables(on string) []Table {
 		}
 	}
 	return out
+}
+
+// way names the layout of a row, where there are several, and its algorithm.
+func (a *Attention) way(r *AttentionRow) string {
+	if len(a.Spec.Layouts) > 1 {
+		return r.Layout + ", " + r.Algorithm
+	}
+	return r.Algorithm
 }
 
 func (r *AttentionRow) hopTable() Table {
@@ -112,15 +123,24 @@ func (r *AttentionRow) hopTable() Table {
 }
 
 func (a *Attention) chart(on string) Chart {
+	if len(a.Packed) > 0 {
+		return a.packChart(on)
+	}
 	unit, scale := a.unit()
 	c := Chart{
 		Title: a.Spec.what() + on, X: "global tokens S", Y: unit + " per device", LogX: true,
 		TickX: func(x float64) string { return sizeText(int64(x)) },
 	}
-	for _, algorithm := range a.Spec.Algorithms {
-		forward, both, alone := Line{Name: algorithm + ", forward"}, Line{Name: algorithm + ", forward+backward"}, Line{Name: "alone, forward+backward", Dashed: true}
+	var names []string // of the lines, in the order of the rows
+	for i := range a.Rows {
+		if name := a.way(&a.Rows[i]); !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	for i, name := range names {
+		forward, both, alone := Line{Name: name + ", forward"}, Line{Name: name + ", forward+backward"}, Line{Name: "alone, forward+backward", Dashed: true}
 		for _, r := range a.Rows {
-			if r.Algorithm != algorithm {
+			if a.way(&r) != name {
 				continue
 			}
 			x := float64(r.Seq)
@@ -131,7 +151,7 @@ func (a *Attention) chart(on string) Chart {
 			}
 		}
 		c.Lines = append(c.Lines, forward, both)
-		if len(alone.Points) > 0 && algorithm == a.Spec.Algorithms[0] {
+		if len(alone.Points) > 0 && i == 0 {
 			c.Lines = append(c.Lines, alone)
 		}
 	}

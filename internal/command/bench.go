@@ -38,8 +38,11 @@ func Bench(ctx context.Context, task job.Bench, o BenchOptions) (int, error) {
 	r := &bench.Report{Ranks: ranks, Machine: machineOf(o.machine)}
 	switch {
 	case task.Attention != nil:
-		task.Attention.Default(device)
-		if err = task.Attention.Check(ranks); err == nil {
+		task.Attention.Default(device, ranks)
+		if err = task.Attention.Load(); err == nil {
+			err = task.Attention.Check(ranks)
+		}
+		if err == nil {
 			err = o.chooseBackend(&task, ranks)
 		}
 		r.Bench, r.Attention = "attention", &bench.Attention{Spec: *task.Attention}
@@ -90,6 +93,8 @@ func add(r *bench.Report, row job.BenchRow) {
 	switch {
 	case row.Attention != nil:
 		r.Attention.Rows = append(r.Attention.Rows, *row.Attention)
+	case row.Packed != nil:
+		r.Attention.Packed = append(r.Attention.Packed, *row.Packed)
 	case row.Comm != nil:
 		r.Comm = append(r.Comm, *row.Comm)
 	case row.Ops != nil:
@@ -102,6 +107,8 @@ func lineOf(b *job.BenchRow) string {
 	switch {
 	case b.Attention != nil:
 		return b.Attention.Line()
+	case b.Packed != nil:
+		return b.Packed.Line()
 	case b.Comm != nil:
 		return fmt.Sprintf("%s of %d bytes over %s: %.3g GB/s", b.Comm.Call, b.Comm.Bytes, b.Comm.Transport, b.Comm.GBps)
 	case b.Ops != nil:
@@ -119,16 +126,16 @@ func (o *BenchOptions) chooseBackend(task *job.Bench, ranks int) error {
 	}
 	var requests []backend.Request
 	for _, seq := range s.Seq {
-		for _, algorithm := range s.Algorithms {
+		for _, way := range s.Ways() {
 			inner := 0
-			if algorithm == "hierarchical" {
+			if way.Algorithm == "hierarchical" {
 				inner = s.Groups(ranks)
 			}
 			requests = append(requests, backend.Request{
-				Of: fmt.Sprintf("%d tokens, %s", seq, algorithm), Want: s.Backend, DType: dtype,
+				Of: fmt.Sprintf("%d tokens, %s, %s", seq, way.Layout, way.Algorithm), Want: s.Backend, DType: dtype,
 				Batch: 1, SeqQ: seq, SeqKV: seq, Heads: s.Heads, KVHeads: s.KVHeads, HeadDim: s.HeadDim, HeadDimV: s.HeadDim,
 				Causal: s.Causal, Window: s.Window, Training: true, Deterministic: s.Deterministic,
-				Ranks: ranks, Inner: inner, Algorithm: algorithm, Layout: s.Layout,
+				Ranks: ranks, Inner: inner, Algorithm: way.Algorithm, Layout: way.Layout, Documents: s.Documents != "",
 			})
 		}
 	}

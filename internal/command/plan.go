@@ -44,7 +44,10 @@ func Plan(path string, o PlanOptions) (int, error) {
 		fmt.Fprintln(o.Stderr, terminal.Text(line))
 	}
 	opts := planOptions(machine, choice.Choice, ranks)
-	refusal := o.refusal(path, ranks, machine)
+	whole, refusal := o.refusal(path, ranks, machine)
+	if refusal == nil {
+		opts.Docs, refusal = train.FirstDocuments(whole)
+	}
 	opts.Refused = lines(refusal)
 	p, err := plan.Make(cfg, ranks, opts)
 	if err != nil {
@@ -85,12 +88,12 @@ func (o *PlanOptions) write(path string, cfg *config.Config, p *plan.Plan) error
 
 // refusal is what is wrong with the files that the config names. A plan can be made without them,
 // and a run does not begin.
-func (o *PlanOptions) refusal(path string, ranks int, machine machine.Machine) error {
+func (o *PlanOptions) refusal(path string, ranks int, machine machine.Machine) (*config.Config, error) {
 	whole, err := config.Load(path, config.Options{Set: o.Set, Ranks: ranks, Hosts: machine.Hosts, Device: machine.Device()})
 	if err == nil {
 		err = train.Check(whole)
 	}
-	return err
+	return whole, err
 }
 
 // lines are those of an error, none of no error.

@@ -80,8 +80,8 @@ func trainRules(c *Config, f *faults) {
 	if f.ok("data.eos_token_id", "model.vocab_size", "model.from") && d.EOSTokenID >= c.Model.VocabSize {
 		f.add("data.eos_token_id", "token %d is outside the vocabulary; vocab_size is %d", d.EOSTokenID, c.Model.VocabSize)
 	}
-	if f.ok("parallel.layout", "data.pack_documents") && c.Parallel.Layout == "document" && !d.PackDocuments {
-		f.add("parallel.layout", "document needs data.pack_documents: true; set it, or write zigzag")
+	if f.ok("parallel.layout", "data.pack_documents") && strings.HasPrefix(c.Parallel.Layout, "document") && !d.PackDocuments {
+		f.add("parallel.layout", "%s needs data.pack_documents: true; set it, or write zigzag", c.Parallel.Layout)
 	}
 	v := &d.Validation
 	if v.Every > 0 && f.ok("data.validation.every") {

@@ -84,7 +84,7 @@ func TestRanksTogetherLoadTheSample(t *testing.T) {
 			if got := l.Valid(i); got != want.valid {
 				t.Fatalf("%d valid targets, want %d", got, want.valid)
 			}
-			for _, name := range []string{"contiguous", "zigzag", "striped", "document"} {
+			for _, name := range partition.Names {
 				layout, err := partition.New(name, l.Docs(i))
 				if err != nil {
 					t.Fatal(err)

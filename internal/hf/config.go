@@ -9,6 +9,7 @@ package hf
 import (
 	"encoding/json"
 	"math"
+	"slices"
 )
 
 // Config is the shape of a model, under the names of config.json.
@@ -69,6 +70,17 @@ type RopeScaling struct {
 
 // SoftmaxScale returns what scores are multiplied by before the softmax.
 func (c *Config) SoftmaxScale() float64 { return 1 / math.Sqrt(float64(c.HeadDim)) }
+
+// Windows lists the windows of the layers, each once, in the order of the layers.
+func (c *Config) Windows() []int {
+	var all []int
+	for layer := range c.NumHiddenLayers {
+		if w := c.Window(layer); !slices.Contains(all, w) {
+			all = append(all, w)
+		}
+	}
+	return all
+}
 
 // Window returns the keys before its own that a query of that layer sees; -1 for all.
 func (c *Config) Window(layer int) int {

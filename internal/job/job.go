@@ -64,9 +64,10 @@ type Bench struct {
 const EventBench = "bench"
 
 // BenchRow is what a benchmark has found since the row before. The field of that benchmark is set:
-// Attention, Comm or Ops.
+// Attention, Packed, Comm or Ops.
 type BenchRow struct {
 	Attention *bench.AttentionRow `json:"attention,omitempty"`
+	Packed    *bench.PackedRow    `json:"packed,omitempty"`
 	Comm      *bench.Transfer     `json:"comm,omitempty"`
 	Ops       *bench.Operation    `json:"ops,omitempty"`
 }

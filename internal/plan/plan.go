@@ -20,7 +20,8 @@ type Plan struct {
 	Config        map[string]any `json:"config"`
 	Machine       string         `json:"machine"` // as --assume describes it
 	Partition     Partition      `json:"partition"`
-	Hops          []RankHops     `json:"hops"` // of a layer that attends to everything before a token
+	Packed        *Packed        `json:"packed,omitempty"` // of the data's first sample, with packed documents
+	Hops          []RankHops     `json:"hops"`             // of a layer that attends to everything before a token
 	Attention     Attention      `json:"attention"`
 	Memory        Memory         `json:"memory"`
 	Communication Communication  `json:"communication"`
@@ -89,6 +90,9 @@ type Options struct {
 	// GFLOPs is the measured rate of one process's matrix products when all ranks compute at
 	// once, for a plan of a CPU; 0 leaves the time out.
 	GFLOPs float64
+	// Docs is the lengths of the documents of the first sample that is trained on; nil where documents
+	// are not told apart, or the data is not there.
+	Docs []int
 	// Refused is why a run on this machine would not begin, of what a plan can do without.
 	Refused []string
 }
@@ -106,6 +110,9 @@ func Make(cfg *config.Config, ranks int, o Options) (*Plan, error) {
 	}
 	for _, w := range cfg.Warnings {
 		p.Warnings = append(p.Warnings, w.String())
+	}
+	if p.Packed, err = packedOf(cfg, o.Docs); err != nil {
+		return nil, err
 	}
 	bytes, kv := wire(cfg), cfg.Model.NumKeyValueHeads
 	p.Hops = make([]RankHops, shape.Size)
@@ -130,7 +137,7 @@ func Shape(cfg *config.Config) (partition.Shape, error) {
 
 func shapeOf(cfg *config.Config, window int) (partition.Shape, error) {
 	n := cfg.Data.SeqLen
-	layout, err := partition.New(cfg.Parallel.Layout, []int{n})
+	layout, err := partition.New(cfg.Parallel.Layout, []int{n}, partition.Windows(cfg.Model.Windows())...)
 	if err != nil {
 		return partition.Shape{}, err
 	}

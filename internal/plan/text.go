@@ -29,9 +29,12 @@ func (p *Plan) Write(w io.Writer) error {
 	}
 	fmt.Fprintf(&b, "; balance %.2f\n", pt.Balance)
 	if pt.Document {
-		b.WriteString("            documents are cut sample by sample; the picture shows one document\n")
+		b.WriteString("            documents are cut sample by sample; this shows one document\n")
 	}
 	p.picture(&b)
+	if p.Packed != nil {
+		p.Packed.write(&b)
+	}
 	fmt.Fprintf(&b, "\nhops        algorithm %s, forward, one layer\n", p.Config["parallel"].(map[string]any)["algorithm"])
 	p.hops(&b)
 	p.attention(&b)

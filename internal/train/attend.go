@@ -21,8 +21,9 @@ type attend struct {
 	rank      int
 	spec      ring.Spec // of the present batch; its mask is filled in by window
 	softmax   attention.Softmax
+	wire      wire
 	schedules map[int]*ring.Schedule // of the present batch, by window
-	cache     *ring.Cache            // and of batches before it, for those that come again
+	cache     *ring.Cache            // and of other batches: of those that come again, and of the next
 }
 
 func newAttend(r *ring.Ring, cfg *config.Config, layout partition.Layout, rank int) *attend {
@@ -47,7 +48,8 @@ func (t *Trainer) rehearse(o *Options) error {
 		return nil
 	}
 	defer o.timed("attention plans")()
-	layout, err := partition.New(t.cfg.Parallel.Layout, []int{t.cfg.Data.SeqLen})
+	n := t.cfg.Data.SeqLen
+	layout, err := partition.New(t.cfg.Parallel.Layout, []int{n}, partition.Windows(t.cfg.Model.Windows())...)
 	if err != nil {
 		return err
 	}
@@ -83,17 +85,62 @@ func (a *attend) schedule(layer int) (*ring.Schedule, error) {
 		return s, nil
 	}
 	spec := a.spec
-	mask, err := partition.NewMask(true, window, spec.SeqQ, spec.SeqKV, spec.Mask.Docs)
-	if err != nil {
+	var err error
+	if spec.Shape, err = masked(spec.Shape, window); err != nil {
 		return nil, fmt.Errorf("layer %d: %w", layer, err)
 	}
-	spec.Mask = mask
 	s, err := a.cache.New(a.algorithm, spec, a.rank)
 	if err != nil {
 		return nil, err
 	}
 	a.schedules[window] = s
 	return s, nil
+}
+
+// masked is a shape with the mask of the layers of that window.
+func masked(shape partition.Shape, window int) (partition.Shape, error) {
+	mask, err := partition.NewMask(true, window, shape.SeqQ, shape.SeqKV, shape.Mask.Docs)
+	shape.Mask = mask
+	return shape, err
+}
+
+// prepare makes the schedules of a batch to come, while the present one is computed.
+func (a *attend) prepare(layout partition.Layout, docs []int) error {
+	for _, window := range a.cfg.Windows() {
+		spec := a.spec
+		spec.Layout, spec.Mask.Docs = layout, docs
+		var err error
+		if spec.Shape, err = masked(spec.Shape, window); err == nil {
+			_, err = a.cache.New(a.algorithm, spec, a.rank)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// load is what the layers ask of the ranks for a sequence of the present batch.
+func (a *attend) load() (total load, err error) {
+	known := make(map[int]load, 2)
+	for layer := range a.cfg.NumHiddenLayers {
+		window := a.cfg.Window(layer)
+		l, ok := known[window]
+		if !ok {
+			s, err := a.schedule(layer)
+			if err != nil {
+				return total, err
+			}
+			shape, err := masked(a.spec.Shape, window)
+			if err != nil {
+				return total, err
+			}
+			l = a.wire.of(s, shape)
+			known[window] = l
+		}
+		total.add(l, 1)
+	}
+	return total, nil
 }
 
 // Forward sets acc to causal attention over the ranks of the group.

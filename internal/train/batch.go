@@ -17,11 +17,20 @@ type feed struct {
 	loader samples
 	rope   *model.Rope
 	layout string
+	bands  []partition.Band // of the layers
 	packed bool
 	seqLen int // global tokens
 	size   int // ranks that share a sequence, and this one among them
 	rank   int
 	inputs *inputs
+	next   laid // out before its time, by prepare
+}
+
+// laid is a sample whose positions have been given to ranks.
+type laid struct {
+	sample int64
+	docs   []int
+	layout partition.Layout // nil: none
 }
 
 // newFeed opens files.
@@ -35,7 +44,8 @@ func newFeed(cfg *config.Config, files config.Files, tok *data.Tokenizer, shuffl
 		return nil, err
 	}
 	return &feed{
-		loader: l, rope: model.NewRope(&cfg.Model.Config), layout: cfg.Parallel.Layout, packed: cfg.Data.PackDocuments,
+		loader: l, rope: model.NewRope(&cfg.Model.Config), layout: cfg.Parallel.Layout,
+		bands: partition.Windows(cfg.Model.Windows()), packed: cfg.Data.PackDocuments,
 		seqLen: cfg.Data.SeqLen, size: m.context.Size(), rank: m.context.Rank(), inputs: in,
 	}, nil
 }
@@ -74,18 +84,37 @@ func (f *feed) groups(samples []int64) [][]int64 {
 	return g
 }
 
+// lay gives the positions of a sample to ranks.
+func (f *feed) lay(sample int64) (laid, error) {
+	if f.next.layout != nil && f.next.sample == sample {
+		return f.next, nil
+	}
+	docs := f.loader.Docs(sample)
+	layout, err := partition.New(f.layout, docs, f.bands...)
+	if err != nil {
+		return laid{}, err
+	}
+	return laid{sample, docs, partition.Ready(layout, f.seqLen, f.size)}, nil
+}
+
+// prepare lays out a sample that a batch to come begins with.
+func (f *feed) prepare(sample int64) (err error) {
+	f.next, err = f.lay(sample)
+	return err
+}
+
 // batch reads this rank's tokens of the samples of a group and queues their way to the device.
 // It waits until the memory of the batch before the last is free again. The caller calls done
 // on the result once all that reads it is queued.
 func (f *feed) batch(ctx context.Context, samples []int64) (*microBatch, error) {
 	b := &microBatch{}
-	docs := f.loader.Docs(samples[0])
-	var err error
-	if b.layout, err = partition.New(f.layout, docs); err != nil {
+	laid, err := f.lay(samples[0])
+	if err != nil {
 		return nil, err
 	}
+	b.layout = laid.layout
 	if f.packed {
-		b.docs = docs
+		b.docs = laid.docs
 	}
 	spans := b.layout.Spans(f.seqLen, f.size, f.rank)
 	n, count := partition.Count(spans), len(samples)

@@ -54,6 +54,23 @@ func checkWeights(cfg *config.Config) error {
 	return w.Check(cfg.Model.Family(), Tensors(model.Layout(&cfg.Model.Config)))
 }
 
+// FirstDocuments returns the lengths of the documents of the first sample that a run of a config whose files
+// were checked trains on; nil where documents are not told apart.
+func FirstDocuments(cfg *config.Config) ([]int, error) {
+	if !cfg.Data.PackDocuments {
+		return nil, nil
+	}
+	sources, err := openData(cfg, cfg.Data.Path, tokenizerOf(cfg))
+	if err != nil {
+		return nil, err
+	}
+	l, err := cutData(cfg, cfg.Data.Path, sources, cfg.Data.Shuffle)
+	if err != nil {
+		return nil, err
+	}
+	return l.Docs(l.Index(0)), nil
+}
+
 // checkedTokens is how much of a dataset is read before training to find tokens outside the
 // vocabulary: what takes a moment. The rest is checked as it is read.
 const checkedTokens = 64 << 20

@@ -375,7 +375,7 @@ func (r *run) after(ctx context.Context, res Result) error {
 	if told {
 		mean = (waited - r.waited).Seconds() / float64(res.Step-r.logged) // of the steps since the last log
 	}
-	most, err := maximum(ctx, world, float64(r.dev.Store.MemoryBytes()), mean, r.longest.Seconds())
+	most, err := maximum(ctx, world, float64(r.dev.Store.MemoryBytes()), mean, r.longest.Seconds(), res.Load.imbalance(), float64(res.Load.sent))
 	r.waited, r.logged = waited, res.Step
 	if err != nil {
 		return fmt.Errorf("metrics of step %d: %w", res.Step, err)
@@ -394,7 +394,8 @@ func (r *run) after(ctx context.Context, res Result) error {
 		Time: metrics.Time(time.Now()), Step: int64(res.Step), Epoch: metrics.Float(r.epoch(res.Step)), Loss: metrics.Float(res.Loss), GradNorm: metrics.Float(res.GradNorm), LR: metrics.Float(res.LR),
 		Tokens: res.Trained, StepSeconds: metrics.Float(res.Took.Seconds()), TokensPerSecond: tps,
 		TokensPerSecondPerDevice: metrics.PerDevice(tps, world.Size()), TFLOPsPerDevice: tflops,
-		MFU: metrics.MFU(tflops, r.dev.PeakTFLOPs), MemoryBytes: int64(most[0]), CommWaitSeconds: wait, ValLoss: val,
+		MFU: metrics.MFU(tflops, r.dev.PeakTFLOPs), MemoryBytes: int64(most[0]), CommWaitSeconds: wait,
+		AttentionImbalance: metrics.Float(most[3]), AttentionBytes: metrics.Float(most[4]), ValLoss: val,
 	}
 	if err := r.out.Write(m); err != nil {
 		return fmt.Errorf("metrics of step %d: %w", res.Step, err)

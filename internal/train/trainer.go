@@ -173,6 +173,7 @@ func (t *Trainer) build(room state.Room) (err error) {
 	}
 	t.att = newAttend(&ring.Ring{Kernel: t.dev.Kernel, Comm: t.mesh.context, Mover: t.dev.Ops, Stream: t.dev.Stream, Arena: workspace},
 		cfg, nil, t.mesh.context.Rank())
+	t.att.wire = wireOf(cfg, t.dev.Compute)
 	t.share.label.ring = t.att.ring
 	t.model = model.New(shape, t.dev.Ops, t.att, t.share.Params(), opt)
 	if t.sums, err = t.dev.Vector("sums of a step", tensor.F64, sumCount); err != nil {
@@ -200,6 +201,7 @@ type Result struct {
 	LR       float64
 	FLOPs    float64 // model FLOPs of all ranks
 	Tokens   int     // of all ranks
+	Load     load    // of the attention of this rank's sequences
 	Trained  int64   // tokens of all ranks, in all steps so far
 	Stop     bool    // some rank was asked to stop
 	Due      bool    // some rank's clock says that a checkpoint is due
@@ -284,7 +286,7 @@ func (t *Trainer) begin(ctx context.Context, stop, due bool) (f *flight, err err
 	}
 	t.dev.Store.Upload(t.sums, slip.in)
 	t.share.start()
-	if err := t.passes(ctx, cmp.Or(f.scale, 1)/float64(max(f.valid, 1))); err != nil {
+	if f.r.Load, err = t.passes(ctx, cmp.Or(f.scale, 1)/float64(max(f.valid, 1))); err != nil {
 		return nil, err
 	}
 	// Skipped steps do not count in the moments' bias, as far as the host knows of them.
@@ -299,7 +301,7 @@ func (t *Trainer) begin(ctx context.Context, stop, due bool) (f *flight, err err
 	t.step++
 	t.consumed += int64(t.cfg.Train.GlobalBatchSize)
 	t.tokens = f.r.Trained
-	return f, nil
+	return f, t.prepare()
 }
 
 // finish waits for a step.
@@ -329,8 +331,8 @@ func (t *Trainer) begins(n int) int { return 2 * (n % t.clocked()) }
 func (t *Trainer) ends(n int) int   { return t.begins(n) + 1 }
 
 // passes queues the forward and backward passes of a step. The gradients are those of scale
-// times the sum of the losses.
-func (t *Trainer) passes(ctx context.Context, scale float64) error {
+// times the sum of the losses. The load is that of the sequences.
+func (t *Trainer) passes(ctx context.Context, scale float64) (total load, err error) {
 	micros := t.cfg.Train.GlobalBatchSize / (t.cfg.Train.MicroBatchSize * t.mesh.dataSize)
 	loss := state.Part(t.sums, sumLoss, sumLoss+1)
 	for m := range micros {
@@ -338,17 +340,35 @@ func (t *Trainer) passes(ctx context.Context, scale float64) error {
 		for i, g := range groups {
 			b, err := t.train.batch(ctx, g)
 			if err != nil {
-				return err
+				return total, err
 			}
 			t.share.first, t.share.last = m == 0 && i == 0, m == micros-1 && i == len(groups)-1
 			t.att.begin(b.layout, b.docs)
 			if err := t.model.ForwardBackward(t.arena, b.Batch, loss, scale); err != nil {
-				return err
+				return total, err
 			}
 			b.done()
+			load, err := t.att.load()
+			if err != nil {
+				return total, err
+			}
+			total.add(load, len(g))
 		}
 	}
-	return nil
+	return total, nil
+}
+
+// prepare deals out the documents of the next step's first sequence and makes its schedules: the host
+// has queued this step, and the device is computing it. Those of later micro batches are made
+// like this as they are, since the host is ahead of the device by a batch.
+func (t *Trainer) prepare() error {
+	if !t.train.packed {
+		return nil
+	}
+	if err := t.train.prepare(t.samplesOf(0)[0]); err != nil {
+		return err
+	}
+	return t.att.prepare(t.train.next.layout, t.train.next.docs)
 }
 
 // Validate returns the mean loss over the first samples of the validation data, the same ones

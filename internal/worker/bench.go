@@ -37,6 +37,10 @@ func (p *process) bench(ctx context.Context) (err error) {
 	p.where.enter("benchmark")
 	r := &bench.Rank{Device: dev, World: world, Control: world}
 	switch {
+	case task.Attention != nil && len(task.Attention.Packs) > 0:
+		return r.Packed(ctx, *task.Attention, func(row bench.PackedRow) error {
+			return p.SendData(job.EventBench, 0, job.BenchRow{Packed: &row})
+		})
 	case task.Attention != nil:
 		return r.Attention(ctx, *task.Attention, func(row bench.AttentionRow) error {
 			return p.SendData(job.EventBench, 0, job.BenchRow{Attention: &row})

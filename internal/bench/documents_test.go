@@ -1,0 +1,79 @@
+package bench
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// packsFile is a file of packs.
+func packsFile(t *testing.T, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "packs.json")
+	if err := os.WriteFile(path, []byte(text), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// Packs of documents are measured under each layout and algorithm, and what is counted is what is visible.
+func TestPackedDocumentsAreMeasured(t *testing.T) {
+	spec := AttentionSpec{Algorithms: []string{"ring", "allgather"}, Layouts: []string{"document", "document-zigzag"}, Backend: "flash",
+		Heads: 4, KVHeads: 2, HeadDim: 16, Causal: true, Window: -1, Iters: 2, PackCount: 2, Documents: packsFile(t, "[[40,3,21],[9,9,32,10],[1]]")}
+	if err := spec.Load(); err != nil {
+		t.Fatal(err)
+	}
+	spec.Default("cpu", 2)
+	spec.DType = "fp32"
+	if err := spec.Check(2); err != nil {
+		t.Fatal(err)
+	}
+	if len(spec.Packs) != 2 {
+		t.Fatalf("%d packs, want 2", len(spec.Packs))
+	}
+	var rows []PackedRow
+	ranks(t, 2, func(r *Rank) error {
+		return r.Packed(t.Context(), spec, func(row PackedRow) error { rows = append(rows, row); return nil })
+	})
+	if len(rows) != 4 {
+		t.Fatalf("%d rows, want 4", len(rows))
+	}
+	triangle := func(n int) int { return n * (n + 1) / 2 }
+	first, second := triangle(40)+triangle(3)+triangle(21), 2*triangle(9)+triangle(32)+triangle(10)
+	want := (FLOPs(first, 4, 16, 16) + FLOPs(second, 4, 16, 16)) / 2
+	for _, r := range rows {
+		if r.FLOPs != want || !(r.Forward.TFLOPs > 0) || !(r.Both.Seconds > 0) || !(r.UserSeconds >= 0) || r.Imbalance < 1 || r.WorstImbalance < r.Imbalance ||
+			r.Sent == 0 || r.Packs != 2 || r.Tokens != 64 || r.Iters != 2 || !(r.Dispatch > 0) {
+			t.Errorf("row %+v; want %g FLOPs", r, want)
+		}
+	}
+	if of := rows[0]; of.Layout != "document" || rows[3].Layout != "document-zigzag" || rows[1].Sent >= rows[3].Sent {
+		t.Errorf("rows %+v", rows)
+	}
+	check(t, &Report{Bench: "attention", Ranks: 2, Machine: Machine{Device: "cpu"}, Attention: &Attention{Spec: spec, Packed: rows}})
+}
+
+func TestPacksAreChecked(t *testing.T) {
+	for want, text := range map[string]string{
+		"no pack":             "[]",
+		"want magi or a JSON": "[3,4]",
+		"document 1 has":      "[[3,0,4]]",
+		"document 0 has -3":   "[[-3,4]]",
+		"unexpected end":      "[[3,",
+	} {
+		s := AttentionSpec{Documents: packsFile(t, text), PackCount: 20, Algorithms: []string{"ring"}, Causal: true, Window: -1}
+		err := s.Load()
+		if err == nil {
+			s.Default("cpu", 2)
+			err = s.Check(2)
+		}
+		if err == nil || !strings.Contains(err.Error(), "--documents") || !strings.Contains(err.Error(), want) {
+			t.Errorf("packs %s: %v, want %q", text, err, want)
+		}
+	}
+	s := AttentionSpec{Documents: MagiName, Seq: []int{1024, 2048}}
+	if err := s.Load(); err == nil || !strings.Contains(err.Error(), "one --seq") {
+		t.Errorf("packs of two lengths: %v", err)
+	}
+}

@@ -1,0 +1,79 @@
+package plan
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/cprun/cprun/internal/config"
+	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/ring"
+)
+
+// Packed is what one sample of packed documents asks of the ranks that share it.
+type Packed struct {
+	Documents []int `json:"documents"` // lengths
+	// Imbalance is the visible pairs of the slowest rank over those of the mean one.
+	Imbalance float64      `json:"imbalance"`
+	PerRank   []PackedPart `json:"per_rank"`
+}
+
+// PackedPart is what falls to one rank: in a layer that attends to everything before a token.
+type PackedPart struct {
+	Rank      int   `json:"rank"`
+	Tokens    int   `json:"tokens"`
+	Spans     int   `json:"spans"`      // of neighbouring tokens
+	Pairs     int   `json:"pairs"`      // visible (query, key) pairs of one head
+	SendBytes int64 `json:"send_bytes"` // keys and values of one layer, forward
+}
+
+// packedOf is the sample of documents of these lengths; nil where there is none.
+func packedOf(cfg *config.Config, docs []int) (*Packed, error) {
+	if len(docs) == 0 {
+		return nil, nil
+	}
+	n, size := cfg.Data.SeqLen, cfg.Parallel.Context
+	layout, err := partition.New(cfg.Parallel.Layout, docs, partition.Windows(cfg.Model.Windows())...)
+	if err != nil {
+		return nil, err
+	}
+	mask, err := partition.NewMask(true, windowsOf(cfg)[0].window, n, n, docs)
+	if err != nil {
+		return nil, fmt.Errorf("documents of the first sample: %w", err)
+	}
+	shape := partition.Shape{SeqQ: n, SeqKV: n, Size: size, Layout: partition.Ready(layout, n, size), Mask: mask}
+	planner, err := ring.NewPlanner(cfg.Parallel.Algorithm, ring.Spec{Shape: shape, Heads: cfg.Model.NumAttentionHeads, KVHeads: cfg.Model.NumKeyValueHeads, Inner: cfg.Parallel.Inner})
+	if err != nil {
+		return nil, err
+	}
+	work := partition.Work(shape)
+	share := partition.WorkOfHeads(work, ring.Traders(cfg.Parallel.Algorithm, size, cfg.Parallel.Inner), cfg.Model.NumAttentionHeads)
+	p := &Packed{Documents: docs, Imbalance: 1 / partition.Balance(share)}
+	bytes, samples := wire(cfg), int64(cfg.Train.MicroBatchSize) // samples with documents go one by one
+	for r, spans := range partition.AllSpans(shape.Layout, n, size) {
+		forward, _ := planner.Schedule(r).Traffic(bytes, cfg.Model.NumKeyValueHeads)
+		p.PerRank = append(p.PerRank, PackedPart{Rank: r, Tokens: partition.Count(spans), Spans: len(spans), Pairs: work[r], SendBytes: forward / samples})
+	}
+	return p, nil
+}
+
+// barColumns is the width of the bar of the rank with most work.
+const barColumns = 32
+
+// write draws the work of each rank as a bar.
+func (p *Packed) write(b *strings.Builder) {
+	fmt.Fprintf(b, "\npacked      the first sample: %d document%s of %d to %d tokens; the slowest rank has %.3f of the mean work\n",
+		len(p.Documents), plural(len(p.Documents)), slices.Min(p.Documents), slices.Max(p.Documents), p.Imbalance)
+	most := 1
+	for _, r := range p.PerRank {
+		most = max(most, r.Pairs)
+	}
+	for _, r := range p.PerRank {
+		bar := strings.Repeat("#", int(float64(barColumns)*float64(r.Pairs)/float64(most)+0.5))
+		fmt.Fprintf(b, "  rank %-4d %-*s %d pairs, %d tokens in %d part%s", r.Rank, barColumns, bar, r.Pairs, r.Tokens, r.Spans, plural(r.Spans))
+		if r.SendBytes > 0 {
+			fmt.Fprintf(b, ", sends %s", Bytes(r.SendBytes))
+		}
+		b.WriteByte('\n')
+	}
+}

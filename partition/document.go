@@ -1,0 +1,328 @@
+package partition
+
+import (
+	"cmp"
+	"math"
+	"slices"
+)
+
+// Document deals packed documents out by the work in them. It cuts each into chunks, which stay
+// whole where a document is shorter, and gives the chunk with most visible pairs first to the rank
+// that it makes least busy. Every rank holds as many positions as the others, to within one, since
+// the rest of a model costs the same for each of them; documents may have any length.
+//
+// A rank is as busy as
+//
+//	its visible pairs / the mean of all ranks  +  the rows of keys that it newly needs / all rows,
+//
+// both without a unit. The first is what MagiAttention's dispatch balances by a heap (SandAI,
+// magi_attention/meta/solver/dispatch_solver.py; arXiv:2505.13211); the second keeps the chunks of a
+// document together as far as balance allows, so that fewer keys travel. Chunks of a document that
+// a rank has already fetched the keys of cost nothing more.
+type Document struct {
+	Docs []int // lengths in tokens, which sum to the sequence length
+	// Bands are the masks of the layers whose pairs are balanced, each once; none: a causal one.
+	Bands []Band
+}
+
+const (
+	// ChunkRows is the most positions of a chunk, unless a sequence would have too many chunks.
+	ChunkRows = 512
+	// chunksPerRank is how many chunks a rank has at least of a sequence of one document, so that
+	// the last ones even out what the first ones leave.
+	chunksPerRank = 16
+	// dealings bounds chunks times ranks, which is what dealing costs, for very long sequences.
+	dealings = 1 << 20
+)
+
+// Name returns "document".
+func (Document) Name() string { return "document" }
+
+// Spans returns the chunks of one rank, joined where they are neighbours. A caller that wants those of
+// several ranks asks AllSpans.
+func (d Document) Spans(seqLen, size, rank int) []Span { return d.AllSpans(seqLen, size)[rank] }
+
+// AllSpans returns the Spans of every rank.
+func (d Document) AllSpans(seqLen, size int) [][]Span {
+	if err := fits(d.Docs, seqLen); err != nil {
+		panic("partition: " + err.Error())
+	}
+	ranks, all := d.deal(seqLen, size), make([][]Span, size)
+	for r := range ranks {
+		all[r] = ranks[r].spans()
+	}
+	return all
+}
+
+// AllSpans returns the spans of every rank, at once where a layout can.
+func AllSpans(l Layout, seqLen, size int) [][]Span {
+	if a, ok := l.(interface {
+		AllSpans(seqLen, size int) [][]Span
+	}); ok {
+		return a.AllSpans(seqLen, size)
+	}
+	all := make([][]Span, size)
+	for r := range all {
+		all[r] = l.Spans(seqLen, size, r)
+	}
+	return all
+}
+
+// chunk is neighbouring positions of a document, the work of their queries, and the keys that these
+// see.
+type chunk struct {
+	at   Range
+	doc  int
+	work float64 // visible pairs; exact up to 2^53
+	keys Range
+	// of is what the chunk is a part of, for one that is cut.
+	of *document
+}
+
+// document is what the work of its chunks follows from.
+type document struct {
+	Range
+	bands []Band
+}
+
+// chunkRows is the length of chunks. Sequences of few positions have shorter ones, so that each rank
+// has some; those of very many have longer ones.
+func chunkRows(seqLen, size int) int {
+	most := max(chunksPerRank*size, dealings/size)
+	return max(min(ChunkRows, ceilDiv(seqLen, chunksPerRank*size)), ceilDiv(seqLen, most), 1)
+}
+
+// chunks lists the chunks of all documents, those of most work first.
+func (d Document) chunks(seqLen, size int) []chunk {
+	rows, bands := chunkRows(seqLen, size), d.Bands
+	if len(bands) == 0 {
+		bands = []Band{Causal()}
+	}
+	all := make([]chunk, 0, len(d.Docs)+seqLen/rows)
+	of := make([]document, len(d.Docs))
+	at := 0
+	for i, n := range d.Docs {
+		of[i] = document{Range{at, at + n}, bands}
+		for end := at + n; at < end; {
+			stop := min(end, at+rows)
+			all = append(all, of[i].chunk(i, Range{at, stop}))
+			at = stop
+		}
+	}
+	slices.SortFunc(all, func(a, b chunk) int {
+		return cmp.Or(cmp.Compare(b.work, a.work), cmp.Compare(a.at.Lo, b.at.Lo))
+	})
+	return all
+}
+
+// chunk is the positions at of the i-th document.
+func (d *document) chunk(i int, at Range) chunk {
+	c := chunk{at: at, doc: i, of: d}
+	work := count{}
+	for _, b := range d.bands {
+		work = work.plus(strip{first: at.Lo - d.Lo, stride: 1, m: at.Len(), n: d.Len()}.pairs(b))
+		if b.Lo <= b.Hi {
+			c.keys = c.keys.Hull(Range{max(d.Lo, at.Lo+b.Lo), min(d.Hi, at.Hi+b.Hi)})
+		}
+	}
+	c.work = work.float()
+	return c
+}
+
+// deal is chunks being dealt out.
+type deal struct {
+	rows, mean float64 // all positions; the mean work of a rank
+	ranks      []hand
+	place      []int // of each rank, 1 + its place among the holders of the present chunk's document
+}
+
+// hand is what a rank has got.
+type hand struct {
+	work float64
+	room int // positions that it has still to get
+	got  []piled
+}
+
+// piled is a chunk that a rank has got.
+type piled struct {
+	Range
+	work float64
+}
+
+// deal gives chunks, those of most work first, to ranks.
+func (d Document) deal(seqLen, size int) []hand {
+	all := d.chunks(seqLen, size)
+	t := &deal{rows: float64(seqLen), ranks: make([]hand, size), place: make([]int, size)}
+	for i := range all {
+		t.mean += all[i].work / float64(size)
+	}
+	for r := range t.ranks {
+		t.ranks[r].room = share(seqLen, r+1, size) - share(seqLen, r, size)
+	}
+	holders := make([][]holder, len(d.Docs))
+	for i := range all {
+		t.give(&all[i], &holders[all[i].doc])
+	}
+	t.even()
+	return t.ranks
+}
+
+// holder is a rank that has chunks of a document, and the hull of the keys that it has or needs of it.
+type holder struct {
+	rank int
+	keys Range
+}
+
+// give deals one chunk out. Where no rank has room for it, the one that would be the best gets as
+// much as fits, and the rest is dealt out in turn: that happens at the end, to chunks of little
+// work, and less than once for each rank.
+func (t *deal) give(c *chunk, holders *[]holder) {
+	for i := range *holders {
+		t.place[(*holders)[i].rank] = i + 1
+	}
+	for {
+		r, fits := t.best(c, *holders)
+		part := *c
+		if !fits {
+			part = c.of.chunk(c.doc, Range{c.at.Lo, c.at.Lo + t.ranks[r].room})
+			*c = c.of.chunk(c.doc, Range{part.at.Hi, c.at.Hi})
+		}
+		to := &t.ranks[r]
+		to.work += part.work
+		to.room -= part.at.Len()
+		to.got = append(to.got, piled{part.at, part.work})
+		if whole := part.keys.Hull(part.at); t.place[r] > 0 {
+			keys := &(*holders)[t.place[r]-1].keys
+			*keys = keys.Hull(whole)
+		} else {
+			*holders = append(*holders, holder{r, whole})
+			t.place[r] = len(*holders)
+		}
+		if fits {
+			break
+		}
+	}
+	for _, h := range *holders {
+		t.place[h.rank] = 0
+	}
+}
+
+// best is the rank that a chunk costs least, the first of several; of those that have room for it,
+// if any has. Only quotients are added here, so that no machine rounds otherwise by multiplying
+// and adding in one.
+func (t *deal) best(c *chunk, holders []holder) (rank int, fits bool) {
+	rank, least := -1, 0.0
+	own := float64(c.keys.Hull(c.at).Len()-c.at.Len()) / t.rows
+	for r := range t.ranks {
+		to := &t.ranks[r]
+		fit := to.room >= c.at.Len()
+		if to.room == 0 || fits && !fit {
+			continue
+		}
+		cost := own
+		if i := t.place[r]; i > 0 {
+			cost = float64(grown(holders[i-1].keys, c)) / t.rows
+		}
+		if t.mean > 0 {
+			cost += (to.work + c.work) / t.mean
+		}
+		if rank < 0 || fit && !fits || cost < least {
+			rank, least, fits = r, cost, fit
+		}
+	}
+	return rank, fits
+}
+
+// grown is the rows that a chunk adds to keys of its document, without its own.
+func grown(keys Range, c *chunk) int {
+	whole := c.keys.Hull(c.at)
+	return min(keys.Hull(whole).Len()-keys.Len(), whole.Len()-c.at.Len())
+}
+
+const (
+	// evenEnough is how much more than the mean a rank may have, as a share, without a swap: a swap
+	// makes more keys travel.
+	evenEnough = 0.01
+	// swaps bounds the swaps for each rank, swapped the chunks that are looked at, those of most work.
+	swaps, swapped = 8, 64
+)
+
+// even swaps chunks of one length between the rank with most work and the one with least. Where all
+// documents are long, ranks that have their positions early leave what remains to the others.
+func (t *deal) even() {
+	for range swaps * len(t.ranks) {
+		most, least := &t.ranks[0], &t.ranks[0]
+		for r := range t.ranks {
+			if h := &t.ranks[r]; h.work > most.work {
+				most = h
+			} else if h.work < least.work {
+				least = h
+			}
+		}
+		if most.work-t.mean <= evenEnough*t.mean || !most.swap(least) {
+			return
+		}
+	}
+}
+
+// swap swaps the two chunks that leave the least between the work of both.
+func (h *hand) swap(with *hand) bool {
+	gap := h.work - with.work
+	a, b, left := -1, -1, gap/2
+	for i := range h.got[:min(len(h.got), swapped)] {
+		for j := range with.got[:min(len(with.got), swapped)] {
+			x, y := &h.got[i], &with.got[j]
+			if d := math.Abs(gap/2 - (x.work - y.work)); x.Len() == y.Len() && d < left {
+				a, b, left = i, j, d
+			}
+		}
+	}
+	if a < 0 {
+		return false
+	}
+	d := h.got[a].work - with.got[b].work
+	h.work, with.work = h.work-d, with.work+d
+	h.got[a], with.got[b] = with.got[b], h.got[a]
+	return true
+}
+
+// spans is the positions that a rank has got, in order, with neighbours joined.
+func (h *hand) spans() []Span {
+	slices.SortFunc(h.got, func(a, b piled) int { return a.Lo - b.Lo })
+	var s []Span
+	for _, r := range h.got {
+		if k := len(s) - 1; k >= 0 && s[k].Start+s[k].Len == r.Lo {
+			s[k].Len += r.Len()
+			continue
+		}
+		s = append(s, Span{Start: r.Lo, Len: r.Len(), Stride: 1})
+	}
+	return s
+}
+
+// Ready returns a layout that answers like l, at once for sequences of that length over that many
+// ranks: it has dealt the documents out.
+func Ready(l Layout, seqLen, size int) Layout {
+	if _, ok := l.(Document); !ok {
+		return l // the others answer from the numbers alone
+	}
+	return ready{Layout: l, seqLen: seqLen, size: size, all: AllSpans(l, seqLen, size)}
+}
+
+// ready is a layout with its answers.
+type ready struct {
+	Layout
+	seqLen, size int
+	all          [][]Span
+}
+
+// Spans returns those of one rank.
+func (d ready) Spans(seqLen, size, rank int) []Span { return d.AllSpans(seqLen, size)[rank] }
+
+// AllSpans returns those of every rank.
+func (d ready) AllSpans(seqLen, size int) [][]Span {
+	if seqLen == d.seqLen && size == d.size {
+		return d.all
+	}
+	return AllSpans(d.Layout, seqLen, size)
+}
