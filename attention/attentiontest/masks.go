@@ -1,0 +1,150 @@
+package attentiontest
+
+import (
+	"math/rand/v2"
+
+	"github.com/cprun/cprun/partition"
+)
+
+// Definition is a mask by what it means, pair by pair, which what package partition makes of it is held
+// against: documents, each with a diagonal of its own; or slices, in place of both.
+type Definition struct {
+	SeqQ, SeqKV  int
+	Diagonal     partition.Diagonal
+	Docs, DocsKV []int // no DocsKV: the same as Docs
+	Slices       []partition.Slice
+}
+
+// Mask returns what package partition makes of it.
+func (d Definition) Mask() (partition.Mask, error) {
+	if d.Slices != nil {
+		return partition.SliceMaskOf(d.SeqQ, d.SeqKV, d.Slices)
+	}
+	return d.Diagonal.Mask(d.SeqQ, d.SeqKV, d.Docs, d.DocsKV)
+}
+
+// Sees reports whether query i sees key j.
+func (d Definition) Sees(i, j int) bool {
+	if d.Slices != nil {
+		for _, s := range d.Slices {
+			if sliceSees(s, i, j) {
+				return true
+			}
+		}
+		return false
+	}
+	docs, docsKV := d.Docs, d.DocsKV
+	if docs == nil {
+		docs, docsKV = []int{d.SeqQ}, []int{d.SeqKV}
+	}
+	if docsKV == nil {
+		docsKV = docs
+	}
+	for n := range docs {
+		if i < docs[n] && j < docsKV[n] && i >= 0 && j >= 0 {
+			return d.diagonalSees(i, j, docs[n], docsKV[n])
+		}
+		i, j = i-docs[n], j-docsKV[n]
+	}
+	return false
+}
+
+// diagonalSees is the diagonal of m queries and n keys.
+func (d Definition) diagonalSees(i, j, m, n int) bool {
+	at := i + n - m // the key at which query i stands
+	if d.Diagonal.TopLeft {
+		at = i
+	}
+	switch {
+	case d.Diagonal.Causal && j > at:
+		return false
+	case d.Diagonal.Left >= 0 && at-j > d.Diagonal.Left:
+		return false
+	case d.Diagonal.Right >= 0 && j-at > d.Diagonal.Right:
+		return false
+	}
+	return true
+}
+
+func sliceSees(s partition.Slice, i, j int) bool {
+	if i < s.Q.Lo || i >= s.Q.Hi || j < s.K.Lo || j >= s.K.Hi {
+		return false
+	}
+	i, j = i-s.Q.Lo, j-s.K.Lo
+	fromEnd := s.K.Len() - s.Q.Len()
+	switch s.Mask {
+	case partition.SliceCausal:
+		return j <= i+fromEnd
+	case partition.SliceInvCausal:
+		return j >= i
+	case partition.SliceBiCausal:
+		return j >= i && j <= i+fromEnd
+	}
+	return true
+}
+
+// Rows returns the mask that the definition gives pair by pair: a slice for each run of keys that a
+// query sees.
+func (d Definition) Rows() partition.Mask {
+	m := partition.Mask{Band: partition.Band{Lo: 1, Hi: 0}} // hides everything
+	for i := range d.SeqQ {
+		for j := 0; j < d.SeqKV; j++ {
+			lo := j
+			for j < d.SeqKV && d.Sees(i, j) {
+				j++
+			}
+			if lo < j {
+				m.Slices = append(m.Slices, tile(i, i+1, lo, j, partition.Full()))
+			}
+		}
+	}
+	return m
+}
+
+// RandomDefinition returns a mask over at most that many queries and keys: any seed is a valid one.
+func RandomDefinition(seed uint64, most int) Definition {
+	rng := rand.New(rand.NewPCG(seed, 23))
+	d := Definition{SeqQ: 1 + rng.IntN(most), SeqKV: 1 + rng.IntN(most)}
+	bound := func() int { return rng.IntN(most/2+2) - 1 } // -1: all
+	d.Diagonal = partition.Diagonal{Causal: rng.IntN(2) == 0, TopLeft: rng.IntN(3) == 0, Left: -1, Right: -1}
+	if rng.IntN(2) == 0 {
+		d.Diagonal.Left, d.Diagonal.Right = bound(), bound()
+	}
+	switch rng.IntN(4) {
+	case 0:
+		n := 1 + rng.IntN(7)
+		d.Docs, d.DocsKV = lengths(rng, d.SeqQ, n), lengths(rng, d.SeqKV, n)
+	case 1:
+		d.SeqKV = d.SeqQ
+		d.Docs = lengths(rng, d.SeqQ, 1+rng.IntN(7))
+	case 2:
+		d.Slices = randomSlices(rng, d.SeqQ, d.SeqKV)
+	}
+	return d
+}
+
+// lengths cuts a length into n parts, some of them 0.
+func lengths(rng *rand.Rand, length, n int) []int {
+	out := make([]int, n)
+	for i := range out[1:] {
+		if rng.IntN(3) > 0 {
+			out[i] = rng.IntN(length + 1)
+		}
+		length -= out[i]
+	}
+	out[n-1] = length
+	rng.Shuffle(n, func(i, j int) { out[i], out[j] = out[j], out[i] })
+	return out
+}
+
+func randomSlices(rng *rand.Rand, seqQ, seqKV int) []partition.Slice {
+	within := func(n int) partition.Range {
+		a, b := rng.IntN(n+1), rng.IntN(n+1)
+		return partition.Range{Lo: min(a, b), Hi: max(a, b)}
+	}
+	out := []partition.Slice{}
+	for range rng.IntN(9) {
+		out = append(out, partition.Slice{Q: within(seqQ), K: within(seqKV), Mask: partition.SliceMask(rng.IntN(4))})
+	}
+	return out
+}
