@@ -99,13 +99,17 @@ func hopsOf(p Params) []Call {
 }
 
 // shape is the partition of one sequence. Documents are cut at lengths that are not known
-// here; the sequence stands for the longest.
+// here; the sequence stands for the longest. Slices are not known either, and one over the whole
+// sequence stands for them.
 func (p Params) shape(ranks int) partition.Shape {
 	layout, err := partition.New(p.Layout, []int{p.SeqQ})
 	if err != nil || p.SeqQ != p.SeqKV && p.Layout == "document" {
 		layout = partition.Zigzag{}
 	}
 	shift := p.SeqKV - p.SeqQ
+	if p.TopLeft {
+		shift = 0
+	}
 	band := partition.Full()
 	if p.WindowLeft >= 0 {
 		band.Lo = shift - p.WindowLeft
@@ -200,6 +204,9 @@ func (w *walker) pair(rank, owner int) {
 		c.MixedBands = c.Documents && (c.Windowed() || len(tiles) > 1)
 		if w.ranks == 1 {
 			c.MixedBands = false
+		}
+		if c.DocumentKeys && (c.WindowLeft >= 0 || c.WindowRight >= 0) { // 0 under a causal mask
+			c.MixedBands = true
 		}
 		c.Hop = w.name(&c)
 		key := callKey{c.Hop, c.SeqQ, c.SeqKV, c.Mask, c.Left, c.Right, c.Rects, c.MixedBands}
