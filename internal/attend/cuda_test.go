@@ -41,7 +41,7 @@ func runGPU(t *testing.T, m machine.Machine, path string, ranks int, s Spec) map
 			if err != nil {
 				return err
 			}
-			dev, err := device.CUDA(device.CUDAOptions{Ordinal: r, Backend: s.Backend, Compute: dtype, Machine: m, Packed: len(c.Docs) > 0})
+			dev, err := device.CUDA(device.CUDAOptions{Ordinal: r, Backend: s.Backend, Compute: dtype, Machine: m, Packed: c.Masks.Docs != nil})
 			if err != nil {
 				return err
 			}
