@@ -25,6 +25,27 @@ type Masks struct {
 // Apart reports whether samples may have masks that differ.
 func (m *Masks) Apart() bool { return len(m.of) > 1 }
 
+// String returns the mask in words: "causal from the top left, window (9, 5), documents of each sample".
+func (m *Masks) String() string {
+	var words []string
+	add := func(is bool, format string, args ...any) {
+		if is {
+			words = append(words, fmt.Sprintf(format, args...))
+		}
+	}
+	from := map[bool]string{true: " from the top left"}[m.TopLeft]
+	each := map[bool]string{true: " of each sample"}[len(m.Docs) > 1]
+	add(m.Slices != nil, "slices: %d", len(m.Slices))
+	add(m.Causal, "causal%s", from)
+	add(m.Left >= 0 || m.Right >= 0, "window (%d, %d)", m.Left, m.Right)
+	add(m.Docs != nil, "documents%s", each)
+	add(m.DocsKV != nil, "their lengths in keys")
+	if len(words) == 0 {
+		return "full"
+	}
+	return strings.Join(words, ", ")
+}
+
 // readMasks reads the masks of a case whose lengths are known. All that is wrong with them is in the error.
 func (c *Case) readMasks() (m Masks, err error) {
 	r := reader{path: c.Path, metadata: c.file.Metadata()}

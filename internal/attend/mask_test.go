@@ -243,6 +243,12 @@ func TestMaskFixtures(t *testing.T) {
 	if err != nil || len(paths) != 16 {
 		t.Fatalf("%d fixtures, %v", len(paths), err)
 	}
+	words := []string{
+		"causal, documents", "causal, window (6, -1), documents, their lengths in keys", "window (4, 2), documents, their lengths in keys",
+		"causal from the top left, documents, their lengths in keys", "causal, documents of each sample",
+		"causal, window (8, -1), documents of each sample, their lengths in keys", "slices: 5", "slices: 5", "slices: 6", "slices: 2",
+		"causal from the top left, window (12, -1)", "causal from the top left", "window (-1, 3)", "window (6, -1)", "window (7, 4)", "window (9, 5)",
+	}
 	for i, path := range paths {
 		want := results(t, path)
 		for ranks := 1; ranks <= 5; ranks++ {
@@ -250,7 +256,10 @@ func TestMaskFixtures(t *testing.T) {
 				Layout: []string{"zigzag", "striped", "contiguous"}[(i+ranks)%3], Algorithm: []string{"ring", "allgather"}[ranks/2%2],
 				Backend: "flash", DType: "fp32",
 			}
-			got, _ := run(t, path, ranks, spec)
+			got, report := run(t, path, ranks, spec)
+			if report.Mask != words[i] {
+				t.Errorf("%s: the mask is %q, want %q", filepath.Base(path), report.Mask, words[i])
+			}
 			for _, name := range []string{"out", "lse", "dq", "dk", "dv"} {
 				if err := near(got[name], want[name], 3e-6); err != nil {
 					t.Errorf("%s, %d ranks, %s, %s: %s: %v", filepath.Base(path), ranks, spec.Layout, spec.Algorithm, name, err)

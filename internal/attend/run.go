@@ -46,7 +46,8 @@ type Report struct {
 	Balance   float64 `json:"balance"` // mean over maximum of the ranks' visible pairs
 	// Pairs counts the visible (query, key) pairs of one head of one sample; of all samples where these have documents
 	// of their own.
-	Pairs int `json:"pairs"`
+	Pairs int    `json:"pairs"`
+	Mask  string `json:"mask"` // in words
 	// QKVLayout is how the file holds q, k and v, by the names of package qkv.
 	QKVLayout         string  `json:"qkv_layout"`
 	QKVLayoutDeclared bool    `json:"qkv_layout_declared"` // by the metadata; else detected
@@ -147,7 +148,7 @@ func (c *Case) Run(ctx context.Context, s Spec, world comm.Communicator, dev *de
 	}
 	return &Report{
 		In: s.In, Out: s.Out, Ranks: world.Size(), Layout: s.Layout, Algorithm: s.Algorithm, Backend: s.Backend,
-		DType: s.DType, Device: dev.Name, Hops: len(groups[0].schedule.Forward), Balance: partition.Balance(work), Pairs: pairs,
+		DType: s.DType, Device: dev.Name, Hops: len(groups[0].schedule.Forward), Balance: partition.Balance(work), Pairs: pairs, Mask: c.Masks.String(),
 		QKVLayout: c.Input.Layout.String(), QKVLayoutDeclared: c.Input.Declared, Seconds: tensor.Data[float64](slowest)[0],
 	}, nil
 }

@@ -11,7 +11,7 @@ import sys
 import numpy as np
 from safetensors.numpy import save_file
 
-HEADS, KV_HEADS, DIM, DIM_V = 2, 1, 8, 4
+HEADS, KV_HEADS, DIM, DIM_V = 2, 1, 8, 8  # which every backend takes
 SCALE = 0.3
 
 
