@@ -130,7 +130,7 @@ func (c *Case) layoutOf(known qkv.Known, dout []int) (n qkv.LayoutDims, err erro
 		in.Layout = qkv.Layout{Q: qkv.THD, KV: qkv.THD}
 		if slices.ContainsFunc(in.shapes, func(s []int) bool { return len(s) != 3 }) {
 			in.Layout = qkv.Layout{}
-			if err := alike(in.shapes[0], in.shapes[1], in.shapes[2]); err != nil {
+			if err := fitting(in.shapes[0], in.shapes[1], in.shapes[2]); err != nil {
 				return n, err
 			}
 		}
@@ -192,8 +192,8 @@ func (c *Case) detect(known qkv.Known, dout []int) (n qkv.LayoutDims, err error)
 	return n, nil
 }
 
-// alike is why shapes are not those of q, k and v [batch, seq, heads, head_dim].
-func alike(q, k, v []int) error {
+// fitting is why shapes are not those of q, k and v [batch, seq, heads, head_dim].
+func fitting(q, k, v []int) error {
 	var errs []error
 	fault := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	for i, s := range [][]int{q, k, v} {

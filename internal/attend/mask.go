@@ -166,6 +166,12 @@ func (c *Case) documentsOf(m *Masks, queries, keys documents) ([]partition.Mask,
 		return nil, errors.New("\"docs\" and \"docs_kv\" must both be lists of lengths, or both have a list for each sample")
 	}
 	m.Docs, m.DocsKV = queries.lists, keys.lists
+	if slices.EqualFunc(m.Docs, m.DocsKV, slices.Equal) && c.SeqQ == c.SeqKV {
+		m.DocsKV = nil
+	}
+	if alike(m.Docs) && alike(m.DocsKV) {
+		m.Docs, m.DocsKV = m.Docs[:min(1, len(m.Docs))], m.DocsKV[:min(1, len(m.DocsKV))]
+	}
 	if m.Docs == nil {
 		mask, err := m.Diagonal.Mask(c.SeqQ, c.SeqKV, nil, nil)
 		return []partition.Mask{mask}, err
@@ -187,12 +193,14 @@ func (c *Case) documentsOf(m *Masks, queries, keys documents) ([]partition.Mask,
 	return masks, nil
 }
 
+// alike reports whether all samples have the same documents.
+func alike(lists [][]int) bool {
+	return !slices.ContainsFunc(lists, func(l []int) bool { return !slices.Equal(l, lists[0]) })
+}
+
 func (m *Masks) documentMask(c *Case, docs, docsKV []int) (partition.Mask, error) {
 	if len(docs) == 0 {
 		return partition.Mask{}, errors.New("there are no documents")
-	}
-	if slices.Equal(docs, docsKV) && c.SeqQ == c.SeqKV {
-		docsKV = nil
 	}
 	return m.Diagonal.Mask(c.SeqQ, c.SeqKV, docs, docsKV)
 }
