@@ -19,6 +19,10 @@ func (s Shape) Key() string {
 			b = binary.AppendVarint(b, int64(x))
 		}
 	}
+	b = binary.AppendVarint(b, int64(len(s.Mask.Stands)))
+	for _, x := range s.Mask.Stands {
+		b = binary.AppendVarint(binary.AppendVarint(b, int64(x.End)), int64(x.Ahead))
+	}
 	switch l := s.Layout.(type) {
 	case Document:
 		b = appendList(append(b, l.Name()...), l.Docs)

@@ -1,6 +1,9 @@
 package partition
 
-import "fmt"
+import (
+	"fmt"
+	"sort"
+)
 
 // Mask is what a query of the whole sequence may see, in global positions: the band, inside
 // documents where there are any; or slices, in place of both.
@@ -10,8 +13,25 @@ type Mask struct {
 	// length. A query sees keys of its own document alone. Empty: one document.
 	Docs []int
 	// Slices are rectangles of the sequence, each with a band of its own: what none of them shows is
-	// hidden. No pair is in two of them. Where there are any, Band and Docs say nothing.
+	// hidden. No pair is in two of them. Where there are any, Band only bounds theirs, and there are
+	// no Docs.
 	Slices []Tile
+	// Stands says at which keys queries stand where documents, or an alignment at the top left, decide;
+	// see Shape.Aligned. It changes nothing of what is visible.
+	Stands []Stand
+}
+
+// Stand says that queries from the End of the one before on, below its own, stand at the key Ahead further on:
+// query i at key i + Ahead.
+type Stand struct{ End, Ahead int }
+
+// Aligned returns the key at which query i stands, from which windows and distances are counted: that
+// which a causal mask of its document lets it see last. It may be none that there is.
+func (s *Shape) Aligned(i int) int {
+	if n := sort.Search(len(s.Mask.Stands), func(n int) bool { return i < s.Mask.Stands[n].End }); n < len(s.Mask.Stands) {
+		return i + s.Mask.Stands[n].Ahead
+	}
+	return i + s.SeqKV - s.SeqQ
 }
 
 // Diagonal is a mask of attention by its distances from a diagonal, whatever the lengths. The
@@ -24,12 +44,17 @@ type Diagonal struct {
 	Left, Right int
 }
 
+// ahead is how far the key that a query stands at is from the key of its own number.
+func (d Diagonal) ahead(queries, keys int) int {
+	if d.TopLeft {
+		return 0
+	}
+	return keys - queries
+}
+
 // band is the diagonal as a band of j-i over those lengths.
 func (d Diagonal) band(queries, keys int) Band {
-	at := keys - queries
-	if d.TopLeft {
-		at = 0
-	}
+	at := d.ahead(queries, keys)
 	b := Full()
 	if d.Right >= 0 {
 		b.Hi = at + min(d.Right, Unbounded)
@@ -55,7 +80,11 @@ func NewMask(causal bool, window, seqQ, seqKV int, docs []int) (Mask, error) {
 // its own two lengths, any of which may be 0. No docs: one document.
 func (d Diagonal) Mask(seqQ, seqKV int, docs, docsKV []int) (Mask, error) {
 	if len(docs) == 0 && len(docsKV) == 0 {
-		return Mask{Band: d.band(seqQ, seqKV)}, nil
+		m := Mask{Band: d.band(seqQ, seqKV)}
+		if d.TopLeft && seqQ != seqKV {
+			m.Stands = []Stand{{seqQ, 0}}
+		}
+		return m, nil
 	}
 	if docsKV == nil {
 		if seqQ != seqKV {
@@ -76,15 +105,19 @@ func (d Diagonal) Mask(seqQ, seqKV int, docs, docsKV []int) (Mask, error) {
 		return Mask{}, fmt.Errorf("lengths in keys: %w", err)
 	}
 	var tiles []Tile
+	stands := make([]Stand, len(docs))
 	q, k := 0, 0
 	for i := range docs {
+		stands[i] = Stand{q + docs[i], k - q + d.ahead(docs[i], docsKV[i])}
 		t := Tile{Q: Range{0, docs[i]}, K: Range{0, docsKV[i]}, Band: d.band(docs[i], docsKV[i])}
 		if t, ok := t.Trim(); ok {
 			tiles = append(tiles, t.move(q, k))
 		}
 		q, k = q+docs[i], k+docsKV[i]
 	}
-	return sliced(tiles), nil
+	m := sliced(tiles)
+	m.Stands = stands
+	return m, nil
 }
 
 // sliced is the mask of tiles that share no pair.
@@ -92,7 +125,11 @@ func sliced(tiles []Tile) Mask {
 	if len(tiles) == 0 {
 		return Mask{Band: Band{1, 0}} // hides everything
 	}
-	return Mask{Slices: tiles}
+	m := Mask{Band: tiles[0].Band, Slices: tiles}
+	for _, t := range tiles {
+		m.Band = Band{min(m.Lo, t.Band.Lo), max(m.Hi, t.Band.Hi)}
+	}
+	return m
 }
 
 // move is the tile at another place: q queries and k keys further on.

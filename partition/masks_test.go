@@ -45,6 +45,11 @@ func checkDefinition(t *testing.T, d attentiontest.Definition, l partition.Layou
 			t.Fatalf("%+v, %s over %d: rank %d has %d pairs by Work, %d by its tiles", d, l.Name(), size, r, work[r], pairs)
 		}
 	}
+	for i := range d.SeqQ {
+		if got, want := s.Aligned(i), d.Aligned(i); got != want {
+			t.Fatalf("%+v: query %d stands at key %d, want %d", d, i, got, want)
+		}
+	}
 	for at, n := range seen {
 		i, j := at/d.SeqKV, at%d.SeqKV
 		if want := d.Sees(i, j); n > 1 || want != (n == 1) {
@@ -244,8 +249,12 @@ func TestKeysTellSlicesApart(t *testing.T) {
 			seen[s.Key()]++
 		}
 	}
-	if len(seen) != 15 { // seven tiles once and twice, and no tile
-		t.Errorf("%d keys of 15 shapes", len(seen))
+	for _, stand := range []partition.Stand{{End: 9}, {End: 8}, {End: 9, Ahead: 1}} {
+		s := partition.Shape{SeqQ: 9, SeqKV: 9, Size: 2, Layout: partition.Zigzag{}, Mask: partition.Mask{Stands: []partition.Stand{stand}}}
+		seen[s.Key()]++
+	}
+	if len(seen) != 18 { // seven tiles once and twice, no tile, and three stands
+		t.Errorf("%d keys of 18 shapes", len(seen))
 	}
 }
 

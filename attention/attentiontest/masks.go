@@ -33,28 +33,51 @@ func (d Definition) Sees(i, j int) bool {
 		}
 		return false
 	}
-	docs, docsKV := d.Docs, d.DocsKV
+	docs, docsKV := d.documents()
+	q, k := i, j
+	for n := range docs {
+		if q < docs[n] && k < docsKV[n] && q >= 0 && k >= 0 {
+			return d.diagonalSees(d.Aligned(i), j)
+		}
+		q, k = q-docs[n], k-docsKV[n]
+	}
+	return false
+}
+
+// documents are their lengths in queries and in keys.
+func (d Definition) documents() (docs, docsKV []int) {
+	docs, docsKV = d.Docs, d.DocsKV
 	if docs == nil {
 		docs, docsKV = []int{d.SeqQ}, []int{d.SeqKV}
 	}
 	if docsKV == nil {
 		docsKV = docs
 	}
-	for n := range docs {
-		if i < docs[n] && j < docsKV[n] && i >= 0 && j >= 0 {
-			return d.diagonalSees(i, j, docs[n], docsKV[n])
-		}
-		i, j = i-docs[n], j-docsKV[n]
-	}
-	return false
+	return docs, docsKV
 }
 
-// diagonalSees is the diagonal of m queries and n keys.
-func (d Definition) diagonalSees(i, j, m, n int) bool {
-	at := i + n - m // the key at which query i stands
-	if d.Diagonal.TopLeft {
-		at = i
+// Aligned returns the key at which query i stands in its document. Slices say nothing of it: then the
+// sequence is the document, aligned at the bottom right.
+func (d Definition) Aligned(i int) int {
+	if d.Slices != nil {
+		return i + d.SeqKV - d.SeqQ
 	}
+	docs, docsKV := d.documents()
+	q, k := 0, 0 // where the document begins
+	for n := range docs {
+		if i < q+docs[n] {
+			if d.Diagonal.TopLeft {
+				return k + i - q
+			}
+			return k + docsKV[n] - (q + docs[n] - i)
+		}
+		q, k = q+docs[n], k+docsKV[n]
+	}
+	panic("attentiontest: a query beyond all documents")
+}
+
+// diagonalSees is what a query that stands at a key sees of its document.
+func (d Definition) diagonalSees(at, j int) bool {
 	switch {
 	case d.Diagonal.Causal && j > at:
 		return false

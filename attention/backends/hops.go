@@ -106,18 +106,9 @@ func (p Params) shape(ranks int) partition.Shape {
 	if err != nil || p.SeqQ != p.SeqKV && p.Layout == "document" {
 		layout = partition.Zigzag{}
 	}
-	shift := p.SeqKV - p.SeqQ
-	if p.TopLeft {
-		shift = 0
-	}
-	band := partition.Full()
-	if p.WindowLeft >= 0 {
-		band.Lo = shift - p.WindowLeft
-	}
-	if p.WindowRight >= 0 {
-		band.Hi = shift + p.WindowRight
-	}
-	return partition.Shape{SeqQ: p.SeqQ, SeqKV: p.SeqKV, Size: ranks, Layout: layout, Mask: partition.Mask{Band: band}}
+	// Without documents no mask is an error.
+	mask, _ := partition.Diagonal{TopLeft: p.TopLeft, Left: p.WindowLeft, Right: p.WindowRight}.Mask(p.SeqQ, p.SeqKV, nil, nil)
+	return partition.Shape{SeqQ: p.SeqQ, SeqKV: p.SeqKV, Size: ranks, Layout: layout, Mask: mask}
 }
 
 // walker visits every pair of a rank and an owner and keeps the calls that differ.
