@@ -8,7 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/cprun/cprun/attention"
 	rules "github.com/cprun/cprun/attention/backends"
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/device"
@@ -166,7 +165,17 @@ func (c *Case) compute(ctx context.Context, world comm.Communicator, dev *device
 	}
 	start := time.Now()
 	for _, g := range groups {
-		if err := c.pass(r, l.of(g), g.schedule); err != nil {
+		x := l.of(g)
+		if err := r.Forward(x.partial(), x.q, x.k, x.v, g.schedule, c.Softmax); err != nil {
+			return 0, err
+		}
+	}
+	for _, g := range groups {
+		if !c.Backward {
+			break
+		}
+		x := l.of(g)
+		if err := r.Backward(x.grads(), x.do, x.q, x.k, x.v, x.partial(), g.schedule, c.Softmax); err != nil {
 			return 0, err
 		}
 	}
@@ -181,15 +190,6 @@ func (c *Case) compute(ctx context.Context, world comm.Communicator, dev *device
 		dev.Store.Download(r.host, r.wide)
 	}
 	return took, dev.Stream.Sync(ctx)
-}
-
-// pass runs samples of one mask through the ring, forward and backward.
-func (c *Case) pass(r *ring.Ring, l local, s *ring.Schedule) error {
-	acc := attention.Partial{O: l.out.dev, LSE: l.lse.dev}
-	if err := r.Forward(acc, l.q, l.k, l.v, s, c.Softmax); err != nil || !c.Backward {
-		return err
-	}
-	return r.Backward(attention.Grads{DQ: l.dq.dev, DK: l.dk.dev, DV: l.dv.dev}, l.do, l.q, l.k, l.v, acc, s, c.Softmax)
 }
 
 // wait blocks for a transfer that has just been begun.

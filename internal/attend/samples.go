@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/ring"
 	"github.com/cprun/cprun/tensor"
@@ -54,6 +55,12 @@ func (l *local) of(g group) local {
 		}
 	}
 	return part
+}
+
+func (l *local) partial() attention.Partial { return attention.Partial{O: l.out.dev, LSE: l.lse.dev} }
+
+func (l *local) grads() attention.Grads {
+	return attention.Grads{DQ: l.dq.dev, DK: l.dk.dev, DV: l.dv.dev}
 }
 
 // work returns the visible pairs of every rank: of a sample where all have one mask, else of all samples.
