@@ -1,6 +1,7 @@
 package attentiontest
 
 import (
+	"fmt"
 	"math/rand/v2"
 
 	"github.com/cprun/cprun/partition"
@@ -122,6 +123,36 @@ func (d Definition) Rows() partition.Mask {
 		}
 	}
 	return m
+}
+
+// maskCases are masks of slices, which overlap, and of documents with lengths in keys of their own: whole, and a
+// hop of them.
+func maskCases() []Case {
+	r := func(lo, hi int) partition.Range { return partition.Range{Lo: lo, Hi: hi} }
+	slices := Definition{SeqQ: 150, SeqKV: 190, Slices: []partition.Slice{
+		{Q: r(0, 150), K: r(0, 40)}, {Q: r(20, 110), K: r(30, 150), Mask: partition.SliceCausal},
+		{Q: r(70, 150), K: r(100, 190), Mask: partition.SliceBiCausal}, {Q: r(0, 60), K: r(90, 190), Mask: partition.SliceInvCausal},
+	}}
+	docs := Definition{
+		SeqQ: 150, SeqKV: 190, Diagonal: partition.Diagonal{Causal: true, Left: 50, Right: -1},
+		Docs: []int{1, 60, 0, 59, 30}, DocsKV: []int{40, 90, 7, 0, 53},
+	}
+	var cs []Case
+	for i, d := range []Definition{slices, docs} {
+		name := []string{"slices that overlap", "documents with lengths in keys of their own"}[i]
+		mask, err := d.Mask()
+		if err != nil {
+			panic(err)
+		}
+		for _, size := range []int{1, 3} {
+			c, l := base(fmt.Sprintf("%s, %d ranks", name, size)), partition.Zigzag{}
+			s := partition.Shape{SeqQ: d.SeqQ, SeqKV: d.SeqKV, Size: size, Layout: l, Mask: mask}
+			c.Tiles = partition.Plan(s, size/2, 0)
+			c.SeqQ, c.SeqK = partition.Count(l.Spans(d.SeqQ, size, size/2)), partition.Count(l.Spans(d.SeqKV, size, 0))
+			cs = append(cs, c)
+		}
+	}
+	return cs
 }
 
 // RandomDefinition returns a mask over at most that many queries and keys: any seed is a valid one.
