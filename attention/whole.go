@@ -34,8 +34,11 @@ func Whole[A tensor.Float](q, k, v, do View, mask partition.Mask, p Softmax) (Pa
 	return acc, grads
 }
 
-// masked is the predicate that a mask stands for: the band, inside one document.
+// masked is the predicate that a mask stands for: the band, inside one document; or its slices.
 func masked(m partition.Mask) func(i, j int) bool {
+	if len(m.Slices) > 0 {
+		return visible(m.Slices)
+	}
 	var doc []int // the document of each position
 	for d, n := range m.Docs {
 		doc = append(doc, slices.Repeat([]int{d}, n)...)

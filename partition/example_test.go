@@ -40,3 +40,23 @@ func ExampleBalance() {
 	// zigzag     1.00
 	// striped    0.99
 }
+
+// Slices say what no band does: two tokens that all see, two more that see each other, and two of causal
+// text. Pairs that several slices show count once.
+func ExampleSliceMaskOf() {
+	span := func(lo, hi int) partition.Range { return partition.Range{Lo: lo, Hi: hi} }
+	mask, err := partition.SliceMaskOf(6, 6, []partition.Slice{
+		{Q: span(0, 6), K: span(0, 2)},
+		{Q: span(2, 4), K: span(2, 4)},
+		{Q: span(4, 6), K: span(0, 6), Mask: partition.SliceCausal},
+	})
+	fmt.Println(err)
+	for _, t := range mask.Slices {
+		fmt.Printf("queries %v, keys %v: %d pairs\n", t.Q, t.K, t.Pairs())
+	}
+	// Output:
+	// <nil>
+	// queries {0 6}, keys {0 2}: 12 pairs
+	// queries {2 4}, keys {2 4}: 4 pairs
+	// queries {4 6}, keys {2 6}: 7 pairs
+}

@@ -7,51 +7,51 @@ import (
 )
 
 // Index answers questions about pairs of ranks of one Shape. It cuts the spans of every rank at
-// the documents once, so that a pair costs the documents that both ranks have tokens of, and
+// the documents or slices once, so that a pair costs those that both ranks have tokens of, and
 // never the positions. It is read-only once made: goroutines may share it.
 type Index struct {
-	band Band
-	q, k []pieces // of each rank
+	bands bands
+	q, k  []pieces // of each rank
 }
 
 // NewIndex returns the index of s.
 func NewIndex(s Shape) *Index {
-	ends := s.Mask.ends()
-	x := &Index{band: s.Mask.Band, q: cutAll(s, s.SeqQ, ends)}
+	byQ, byK := s.Mask.cuts()
+	x := &Index{bands: s.Mask.bands(), q: cutAll(s, s.SeqQ, byQ)}
 	x.k = x.q
-	if s.SeqKV != s.SeqQ {
-		x.k = cutAll(s, s.SeqKV, ends)
+	if s.SeqKV != s.SeqQ || len(s.Mask.Slices) > 0 {
+		x.k = cutAll(s, s.SeqKV, byK)
 	}
 	return x
 }
 
 // Tiles returns the tiles between rank's queries and owner's keys, in local indices of the two,
 // trimmed and joined; nil when nothing is visible.
-func (x *Index) Tiles(rank, owner int) []Tile { return tilesOf(x.band, &x.q[rank], &x.k[owner]) }
+func (x *Index) Tiles(rank, owner int) []Tile { return tilesOf(x.bands, &x.q[rank], &x.k[owner]) }
 
 // Needs returns the smallest range of owner's keys that holds every key that a query of rank sees:
 // the hull of the K of Tiles, found without them. It is empty when nothing is visible.
-func (x *Index) Needs(rank, owner int) Range { return needs(x.band, &x.q[rank], &x.k[owner]) }
+func (x *Index) Needs(rank, owner int) Range { return needs(x.bands, &x.q[rank], &x.k[owner]) }
 
 // NeedRanges returns the rows of owner's keys that queries of rank see, and no others: the least
 // ranges, in order, with a gap between any two. They are the K of Tiles, found without them. It is
 // empty when nothing is visible.
 func (x *Index) NeedRanges(rank, owner int) []Range {
-	return needRanges(x.band, &x.q[rank], &x.k[owner])
+	return needRanges(x.bands, &x.q[rank], &x.k[owner])
 }
 
 // Keys returns the number of keys that owner holds.
 func (x *Index) Keys(owner int) int { return x.k[owner].rows }
 
-// piece is the part of a span that belongs to one document.
+// piece is the part of a span that belongs to one document, or to one slice of a mask.
 type piece struct {
 	Span
 	at  int // the local index of its first position
-	doc int
+	doc int // its document; or its slice, which is treated like one
 }
 
 // pieces is a rank's positions, document by document; inside a document, in the order in which the
-// rank stores them.
+// rank stores them. A position that several slices have stands in each.
 type pieces struct {
 	list []piece
 	rows int
@@ -60,39 +60,12 @@ type pieces struct {
 	ascend bool
 }
 
-// ends is one past the last position of each document; none without documents.
-func (m *Mask) ends() []int {
-	if len(m.Docs) == 0 {
-		return nil
-	}
-	ends, n := make([]int, len(m.Docs)), 0
-	for i, d := range m.Docs {
-		n += d
-		ends[i] = n
-	}
-	return ends
-}
-
-func cutAll(s Shape, n int, ends []int) []pieces {
+func cutAll(s Shape, n int, c cuts) []pieces {
 	all := make([]pieces, s.Size)
 	for r, spans := range AllSpans(s.Layout, n, s.Size) {
-		all[r] = cut(spans, ends)
+		all[r] = c.cut(spans)
 	}
 	return all
-}
-
-// cut cuts spans at the ends of documents. Without documents a span is one piece.
-func cut(spans []Span, ends []int) pieces {
-	p := pieces{list: make([]piece, 0, len(spans)), ascend: true}
-	for _, s := range spans {
-		p.add(s, ends)
-	}
-	sorted := sort.SliceIsSorted(p.list, func(i, j int) bool { return p.list[i].doc < p.list[j].doc })
-	if !sorted {
-		sort.SliceStable(p.list, func(i, j int) bool { return p.list[i].doc < p.list[j].doc })
-		p.ascend = false
-	}
-	return p
 }
 
 // add appends the pieces of a span. A span of few positions in many documents costs a search a
@@ -180,12 +153,12 @@ func tile(band Band, a, b *piece) (t Tile, ok bool) {
 // scratch is memory for tiles before they are joined.
 var scratch = sync.Pool{New: func() any { return new([]weighed) }}
 
-func tilesOf(band Band, q, k *pieces) []Tile {
+func tilesOf(bands bands, q, k *pieces) []Tile {
 	s := scratch.Get().(*[]weighed)
 	defer scratch.Put(s)
 	tiles := (*s)[:0]
 	for i, j, ok := meet(q.list, k.list, 0, 0); ok; i, j, ok = meet(q.list, k.list, i, j) {
-		iEnd, jEnd := run(q.list, i), run(k.list, j)
+		iEnd, jEnd, band := run(q.list, i), run(k.list, j), bands.of(q.list[i].doc)
 		for ; i < iEnd; i++ {
 			for b := j; b < jEnd; b++ {
 				if t, ok := tile(band, &q.list[i], &k.list[b]); ok {
@@ -199,14 +172,14 @@ func tilesOf(band Band, q, k *pieces) []Tile {
 	return joinAll(tiles)
 }
 
-func needs(band Band, q, k *pieces) Range {
+func needs(bands bands, q, k *pieces) Range {
 	var u Range
 	for i, j, ok := meet(q.list, k.list, 0, 0); ok; i, j, ok = meet(q.list, k.list, i, j) {
 		iEnd, jEnd := run(q.list, i), run(k.list, j)
-		u = u.Hull(within(band, q.list[i:iEnd], k.list[j:jEnd]))
+		u = u.Hull(within(bands.of(q.list[i].doc), q.list[i:iEnd], k.list[j:jEnd]))
 		i, j = iEnd, jEnd
 		if u.Len() > 0 && k.ascend {
-			return u.Hull(lastNeeds(band, q.list[i:], k.list[j:]))
+			return u.Hull(lastNeeds(bands, q.list[i:], k.list[j:]))
 		}
 	}
 	return u
@@ -214,10 +187,10 @@ func needs(band Band, q, k *pieces) Range {
 
 // needRanges is the union of what within would take the hull of. A query sees keys without a gap in
 // each piece, and the next query the ones beside them.
-func needRanges(band Band, q, k *pieces) []Range {
+func needRanges(bands bands, q, k *pieces) []Range {
 	var all []Range
 	for i, j, ok := meet(q.list, k.list, 0, 0); ok; i, j, ok = meet(q.list, k.list, i, j) {
-		iEnd, jEnd := run(q.list, i), run(k.list, j)
+		iEnd, jEnd, band := run(q.list, i), run(k.list, j), bands.of(q.list[i].doc)
 		for b := j; b < jEnd; b++ {
 			for a := i; a < iEnd; a++ {
 				if u := within(band, q.list[a:a+1], k.list[b:b+1]); u.Len() > 0 {
@@ -245,7 +218,7 @@ func union(r []Range) []Range {
 }
 
 // lastNeeds is the keys that are visible in the last document that shows any.
-func lastNeeds(band Band, q, k []piece) Range {
+func lastNeeds(bands bands, q, k []piece) Range {
 	for len(q) > 0 && len(k) > 0 {
 		i, j := len(q)-1, len(k)-1
 		switch a, b := q[i].doc, k[j].doc; {
@@ -260,7 +233,7 @@ func lastNeeds(band Band, q, k []piece) Range {
 			for j > 0 && k[j-1].doc == a {
 				j--
 			}
-			if u := within(band, q[i:], k[j:]); u.Len() > 0 {
+			if u := within(bands.of(a), q[i:], k[j:]); u.Len() > 0 {
 				return u
 			}
 			q, k = q[:i], k[:j]

@@ -167,7 +167,7 @@ func Positions(spans []Span) []int {
 func fits(docs []int, seqLen int) error {
 	left := seqLen
 	for i, n := range docs {
-		if n <= 0 {
+		if n < 0 {
 			return fmt.Errorf("document %d has %d tokens", i, n)
 		}
 		if n > left {

@@ -264,7 +264,7 @@ func TestNewMaskRefuses(t *testing.T) {
 	for _, c := range []struct {
 		sq, sk int
 		docs   []int
-	}{{8, 8, []int{3, 4}}, {8, 8, []int{8, 0}}, {8, 8, []int{9, -1}}, {8, 9, []int{8}}} {
+	}{{8, 8, []int{3, 4}}, {8, 8, []int{9, -1}}, {8, 8, []int{9, 0}}, {8, 9, []int{8}}} {
 		if m, err := NewMask(true, -1, c.sq, c.sk, c.docs); err == nil {
 			t.Errorf("NewMask(%v) = %v, want an error", c, m)
 		}

@@ -40,36 +40,6 @@ func Causal() Band { return Band{-Unbounded, 0} }
 // Sees reports whether query i sees key j.
 func (b Band) Sees(i, j int) bool { return b.Lo <= j-i && j-i <= b.Hi }
 
-// Mask is what a query of the whole sequence may see, in global positions.
-type Mask struct {
-	Band
-	// Docs are the lengths of packed documents, in order; they sum to the sequence
-	// length. A query sees keys of its own document alone. Empty: one document.
-	Docs []int
-}
-
-// NewMask returns the mask of a config: causal or full, with a window of so many keys before
-// a query's own (negative: no window), aligned at the bottom right where there are more
-// keys than queries or fewer: query i stands at key i + seqKV - seqQ.
-func NewMask(causal bool, window, seqQ, seqKV int, docs []int) (Mask, error) {
-	if len(docs) > 0 {
-		if seqQ != seqKV {
-			return Mask{}, fmt.Errorf("documents need as many queries (%d) as keys (%d)", seqQ, seqKV)
-		}
-		if err := fits(docs, seqQ); err != nil {
-			return Mask{}, err
-		}
-	}
-	b := Full()
-	if causal {
-		b.Hi = seqKV - seqQ
-	}
-	if window >= 0 {
-		b.Lo = seqKV - seqQ - min(window, Unbounded)
-	}
-	return Mask{Band: b, Docs: docs}, nil
-}
-
 // Windows returns the bands of causal masks with these windows, as in NewMask, over as many queries as
 // keys: what the layers of a model show.
 func Windows(windows []int) []Band {
@@ -219,10 +189,10 @@ type Shape struct {
 // Plan lists the tiles between rank's queries and owner's keys, in local indices of the
 // two, trimmed and joined; nil when nothing is visible. An Index answers for many pairs.
 func Plan(s Shape, rank, owner int) []Tile {
-	ends := s.Mask.ends()
-	q := cut(s.Layout.Spans(s.SeqQ, s.Size, rank), ends)
-	k := cut(s.Layout.Spans(s.SeqKV, s.Size, owner), ends)
-	return tilesOf(s.Mask.Band, &q, &k)
+	byQ, byK := s.Mask.cuts()
+	q := byQ.cut(s.Layout.Spans(s.SeqQ, s.Size, rank))
+	k := byK.cut(s.Layout.Spans(s.SeqKV, s.Size, owner))
+	return tilesOf(s.Mask.bands(), &q, &k)
 }
 
 func (b Band) shift(d int) Band { return Band{b.Lo + d, b.Hi + d} }
@@ -244,16 +214,14 @@ func localBand(b Band, q, k Span) Band {
 // Work returns the visible pairs of every rank, each at most the largest integer: Balance divides
 // their mean by their maximum. Every key is on some rank, so only the queries matter.
 func Work(s Shape) []int {
-	w, ends := make([]int, s.Size), s.Mask.ends()
+	w, bands := make([]int, s.Size), s.Mask.bands()
+	byQ, byK := s.Mask.cuts()
 	for r, spans := range AllSpans(s.Layout, s.SeqQ, s.Size) {
 		total := count{}
-		for _, p := range cut(spans, ends).list {
-			lo, hi := 0, s.SeqKV
-			if len(ends) > 0 {
-				hi = min(hi, ends[p.doc])
-				lo = min(hi, ends[p.doc]-s.Mask.Docs[p.doc])
-			}
-			total = total.plus(strip{first: p.Start - lo, stride: p.Stride, m: p.Len, n: hi - lo}.pairs(s.Mask.Band))
+		for _, p := range byQ.cut(spans).list {
+			lo, hi := byK.bounds(p.doc, s.SeqKV)
+			band := bands.of(p.doc)
+			total = total.plus(strip{first: p.Start - lo, stride: p.Stride, m: p.Len, n: hi - lo}.pairs(band))
 		}
 		w[r] = total.int()
 	}

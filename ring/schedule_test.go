@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cprun/cprun/attention/attentiontest"
 	"github.com/cprun/cprun/partition"
 )
 
@@ -24,6 +25,10 @@ func randomShape(rng *rand.Rand) partition.Shape {
 		s.SeqKV = 1 + rng.IntN(40)
 	}
 	s.Mask, _ = partition.NewMask(rng.IntN(3) > 0, rng.IntN(12)-4, s.SeqQ, s.SeqKV, docs)
+	if d := attentiontest.RandomDefinition(rng.Uint64(), 40); docs == nil && rng.IntN(2) == 0 {
+		s.SeqQ, s.SeqKV = d.SeqQ, d.SeqKV
+		s.Mask, _ = d.Mask()
+	}
 	all := []partition.Layout{partition.Contiguous{}, partition.Zigzag{}, partition.Striped{}}
 	if docs != nil {
 		all = append(all, partition.Document{Docs: docs}, partition.DocumentZigzag{Docs: docs})

@@ -3,6 +3,7 @@ package ring
 import (
 	"fmt"
 	"maps"
+	"slices"
 	"sync"
 	"testing"
 
@@ -436,6 +437,11 @@ func (p *pass) meet(i, j int, keys, grads grid) {
 
 // visible is the mask by its definition, without bands over local indices or tiles.
 func visible(m partition.Mask, i, j int) bool {
+	if len(m.Slices) > 0 {
+		return slices.ContainsFunc(m.Slices, func(t partition.Tile) bool {
+			return i >= t.Q.Lo && i < t.Q.Hi && j >= t.K.Lo && j < t.K.Hi && t.Band.Sees(i, j)
+		})
+	}
 	lo := 0
 	for _, n := range m.Docs {
 		if i >= lo && i < lo+n && (j < lo || j >= lo+n) {

@@ -62,7 +62,7 @@ func base(name string) Case {
 
 // Cases returns the suite. Every case has a name of its own, which seeds its numbers.
 func Cases() []Case {
-	return slices.Concat(headCases(), bandCases(), tileCases(), layoutCases(), valueCases(), foldCases(), emptyCases())
+	return slices.Concat(headCases(), bandCases(), tileCases(), maskCases(), layoutCases(), valueCases(), foldCases(), emptyCases())
 }
 
 func headCases() []Case {

@@ -48,8 +48,14 @@ func (p Params) checked() (Params, error) {
 	if !slices.Contains(partition.Names, p.Layout) {
 		c.fault("layout %q is none of %s", p.Layout, strings.Join(partition.Names, ", "))
 	}
-	if p.Documents && p.SeqQ != p.SeqKV {
+	if p.Documents && !p.DocumentKeys && p.SeqQ != p.SeqKV {
 		c.fault("documents need as many queries (%d) as keys (%d)", p.SeqQ, p.SeqKV)
+	}
+	if p.DocumentKeys && !p.Documents {
+		c.fault("lengths of documents in keys need documents")
+	}
+	if p.Slices && (p.Causal || p.WindowLeft >= 0 || p.WindowRight >= 0 || p.Documents) {
+		c.fault("slices stand in place of a causal mask, a window and documents")
 	}
 	return p, errors.Join(c.faults...)
 }

@@ -128,21 +128,16 @@ func (p Params) sharing() (ring, heads int) {
 
 // shape is the partition of one sequence. Documents are cut at lengths that are not known
 // here; the sequence stands for the longest, and a zigzag for what layouts of documents make of it: the
-// document layout has more such rectangles, which are no wider.
+// document layout has more such rectangles, which are no wider. Slices are not known either, and one over
+// the whole sequence stands for them.
 func (p Params) shape(ranks int) partition.Shape {
 	layout, err := partition.New(p.Layout, []int{p.SeqQ})
 	if err != nil || partition.ByDocument(p.Layout) {
 		layout = partition.Zigzag{}
 	}
-	shift := p.SeqKV - p.SeqQ
-	band := partition.Full()
-	if p.WindowLeft >= 0 {
-		band.Lo = shift - p.WindowLeft
-	}
-	if p.WindowRight >= 0 {
-		band.Hi = shift + p.WindowRight
-	}
-	return partition.Shape{SeqQ: p.SeqQ, SeqKV: p.SeqKV, Size: ranks, Layout: layout, Mask: partition.Mask{Band: band}}
+	// Without documents no mask is an error.
+	mask, _ := partition.Diagonal{TopLeft: p.TopLeft, Left: p.WindowLeft, Right: p.WindowRight}.Mask(p.SeqQ, p.SeqKV, nil, nil)
+	return partition.Shape{SeqQ: p.SeqQ, SeqKV: p.SeqKV, Size: ranks, Layout: layout, Mask: mask}
 }
 
 // walker visits every pair of a rank and an owner and keeps the calls that differ.
@@ -230,6 +225,9 @@ func (w *walker) pair(rank, owner int) {
 		c.MixedBands = c.Documents && (c.Windowed() || len(tiles) > 1)
 		if w.ranks == 1 {
 			c.MixedBands = false
+		}
+		if c.DocumentKeys && (c.WindowLeft >= 0 || c.WindowRight >= 0) { // 0 under a causal mask
+			c.MixedBands = true
 		}
 		c.Hop = w.name(&c)
 		key := callKey{c.Hop, c.SeqQ, c.SeqKV, c.Mask, c.Left, c.Right, c.Rects, c.MixedBands}

@@ -145,7 +145,8 @@ type Params struct {
 	KVHeads        int
 	HeadDim        int // of q and k
 	HeadDimV       int
-	Causal         bool // aligned at the bottom right where SeqQ != SeqKV
+	Causal         bool // aligned at the bottom right where SeqQ != SeqKV, or as TopLeft says
+	TopLeft        bool // masks and windows are aligned at the top left
 	WindowLeft     int  // keys before a query's own; -1: all
 	WindowRight    int  // keys behind it; -1: all, 0 under a causal mask
 	Softcap        bool
@@ -155,6 +156,8 @@ type Params struct {
 	Bias           Bias
 	BiasGrad       bool
 	Documents      bool // packed: a query sees its own document alone
+	DocumentKeys   bool // documents have lengths in keys of their own, and a diagonal each
+	Slices         bool // rectangles of the sequence with a mask each, in place of all other masks
 	Training       bool
 	Deterministic  bool
 	CUDAGraph      bool

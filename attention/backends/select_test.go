@@ -103,6 +103,7 @@ func setField(p *Params, k, v string) error {
 		"softcap": &p.Softcap, "dropout": &p.Dropout, "biasgrad": &p.BiasGrad, "docs": &p.Documents,
 		"train": &p.Training, "det": &p.Deterministic, "graph": &p.CUDAGraph,
 		"mixed": &p.MixedFormats, "scale0": &p.ScaleNotAbove0,
+		"topleft": &p.TopLeft, "dockeys": &p.DocumentKeys, "slices": &p.Slices,
 	}
 	if at, ok := ints[k]; ok {
 		for _, i := range at {

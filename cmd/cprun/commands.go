@@ -100,10 +100,11 @@ func attentionCommand() *cobra.Command {
 		Use:   "attention --in case.safetensors --out result.safetensors",
 		Short: "run one distributed attention, forward and backward, on given tensors",
 		Long: `Reads q, k, v and dout from a safetensors file in global order, with the mask in
-the file's metadata (causal, window, docs, softcap, scale), spreads them over the
-ranks, and writes out, lse, dq, dk and dv, float32, in global order. q, k and v may
-be packed as qkv, or k and v as kv, in any of 25 layouts, which metadata name or
-shapes tell. What is not understood is refused; docs/formats.md lists what is.`,
+the file's metadata (causal, window, docs, docs_kv, or slices; softcap, scale), spreads
+them over the ranks, and writes out, lse, dq, dk and dv, float32, in global order.
+q, k and v may be packed as qkv, or k and v as kv, in any of 25 layouts, which
+metadata name or shapes tell. What is not understood is refused; docs/formats.md
+lists what is.`,
 		Example: "  cprun attention --in attention/attentiontest/testdata/causal_gqa.safetensors --out /tmp/result.safetensors --nproc 4 --layout zigzag",
 		Args:    noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {

@@ -77,7 +77,6 @@ func TestOpenNamesEveryFault(t *testing.T) {
 			[]string{`"windw"`, "mean window?", `"Causal"`, "mean causal?", `"softmax_scale"`, "mean scale?", `"is_causal"`, `"window_size"`}},
 		{"docs", good, map[string]string{"docs": "[4, 4]"}, []string{`"docs"`, "8", "9"}},
 		{"docs text", good, map[string]string{"docs": "four"}, []string{`"docs"`, "JSON"}},
-		{"empty document", good, map[string]string{"docs": "[9, 0]"}, []string{"document 1"}},
 	} {
 		path := write(t, c.shapes, c.meta)
 		_, err := Open(path)

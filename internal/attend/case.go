@@ -12,7 +12,6 @@ import (
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/internal/safetensors"
 	"github.com/cprun/cprun/internal/terminal"
-	"github.com/cprun/cprun/partition"
 )
 
 // Case is an open input: q, k and v in one of the layouts of package qkv, dout [batch, seq, heads,
@@ -22,10 +21,7 @@ type Case struct {
 	Batch, SeqQ, SeqKV int
 	Heads, KVHeads     int
 	HeadDim, HeadDimV  int
-	Causal             bool
-	Window             int // keys before a query's own; -1: all
-	Docs               []int
-	Mask               partition.Mask
+	Masks              Masks
 	Softmax            attention.Softmax
 	Backward           bool // dout is there
 	Input              Input
@@ -82,34 +78,14 @@ func (c *Case) metadata() error {
 		errs = append(errs, fmt.Errorf("%s: metadata %q is %s; want %s", c.Path, key, terminal.Clip(strconv.Quote(m[key]), 80), want))
 	}
 	var err error
-	if s := m["causal"]; s != "" {
-		if c.Causal, err = strconv.ParseBool(s); err != nil {
-			fault("causal", "true or false; a mask from the top left is not in this build")
-		}
-	}
-	c.Window = -1
-	if s := m["window"]; s != "" {
-		if c.Window, err = strconv.Atoi(s); err != nil {
-			fault("window", "the number of keys before a query's own, or nothing; a bound behind it is not in this build")
-		}
-		c.Window = max(c.Window, -1)
-	}
-	if s := m["docs"]; s != "" {
-		if c.Docs, err = lengths(s); err != nil {
-			fault("docs", "a JSON list of document lengths; lists for each sample are not in this build")
-		}
-		if len(c.Docs) > 0 && c.batches {
-			errs = append(errs, c.evenly())
-		}
+	if c.Masks, err = c.readMasks(); err != nil {
+		errs = append(errs, err)
 	}
 	c.Softmax.Scale = 1 / math.Sqrt(float64(max(c.HeadDim, 1)))
 	c.Softmax.Scale = number(m["scale"], c.Softmax.Scale, func() { fault("scale", "a finite number") })
 	c.Softmax.Softcap = number(m["softcap"], 0, func() { fault("softcap", "a number of at least 0") })
 	if c.Softmax.Softcap < 0 {
 		fault("softcap", "a number of at least 0")
-	}
-	if c.Mask, err = partition.NewMask(c.Causal, c.Window, c.SeqQ, c.SeqKV, c.Docs); err != nil {
-		errs = append(errs, fmt.Errorf("%s: metadata \"docs\": %w", c.Path, err))
 	}
 	return errors.Join(errs...)
 }

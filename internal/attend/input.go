@@ -1,16 +1,13 @@
 package attend
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/cprun/cprun/attention/qkv"
-	"github.com/cprun/cprun/internal/files"
 	"github.com/cprun/cprun/internal/safetensors"
 )
 
@@ -133,7 +130,7 @@ func (c *Case) layoutOf(known qkv.Known, dout []int) (n qkv.LayoutDims, err erro
 		in.Layout = qkv.Layout{Q: qkv.THD, KV: qkv.THD}
 		if slices.ContainsFunc(in.shapes, func(s []int) bool { return len(s) != 3 }) {
 			in.Layout = qkv.Layout{}
-			if err := alike(in.shapes[0], in.shapes[1], in.shapes[2]); err != nil {
+			if err := fitting(in.shapes[0], in.shapes[1], in.shapes[2]); err != nil {
 				return n, err
 			}
 		}
@@ -147,7 +144,8 @@ func (c *Case) layoutOf(known qkv.Known, dout []int) (n qkv.LayoutDims, err erro
 // documents.
 func (c *Case) detect(known qkv.Known, dout []int) (n qkv.LayoutDims, err error) {
 	in := &c.Input
-	docs := c.documents()
+	given, _ := parseDocuments(c.file.Metadata()["docs"]) // what is wrong with them, readMasks says
+	docs := given.tokens()
 	var fits []qkv.Layout
 	var names []string
 	var errs []error
@@ -194,35 +192,8 @@ func (c *Case) detect(known qkv.Known, dout []int) (n qkv.LayoutDims, err error)
 	return n, nil
 }
 
-// documents is how many tokens the documents of the metadata hold; 0: there are none, or others
-// than a list of lengths, which metadata finds.
-func (c *Case) documents() (tokens int) {
-	docs, err := lengths(c.file.Metadata()["docs"])
-	if err != nil {
-		return 0
-	}
-	for _, n := range docs {
-		if n < 0 || n > math.MaxInt-tokens {
-			return 0
-		}
-		tokens += n
-	}
-	return tokens
-}
-
-// maxDocs is how many documents a case may have.
-const maxDocs = 1 << 20
-
-// lengths reads a JSON list of document lengths.
-func lengths(text string) (docs []int, err error) {
-	if err := files.Modest([]byte(text), maxDocs+1); err != nil {
-		return nil, err
-	}
-	return docs, json.Unmarshal([]byte(text), &docs)
-}
-
-// alike is why shapes are not those of q, k and v [batch, seq, heads, head_dim].
-func alike(q, k, v []int) error {
+// fitting is why shapes are not those of q, k and v [batch, seq, heads, head_dim].
+func fitting(q, k, v []int) error {
 	var errs []error
 	fault := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	for i, s := range [][]int{q, k, v} {
@@ -263,14 +234,4 @@ func (c *Case) dims(l qkv.Layout, known qkv.Known, dout []int) (qkv.LayoutDims, 
 	n.SeqQ = n.SeqKV
 	c.batches = true
 	return n, nil
-}
-
-// evenly is why documents are not the batch of k and v; where they are, the batch stands for them.
-func (c *Case) evenly() error {
-	if len(c.Docs) != c.Batch || slices.ContainsFunc(c.Docs, func(n int) bool { return n != c.SeqKV }) {
-		return fmt.Errorf("%s: metadata \"docs\": layout %v has %d documents of %d keys, and the queries' are %v (%d documents); others are not in this build",
-			c.Path, c.Input.Layout, c.Batch, c.SeqKV, c.Docs[:min(len(c.Docs), 16)], len(c.Docs))
-	}
-	c.Docs = nil
-	return nil
 }

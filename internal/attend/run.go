@@ -9,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/cprun/cprun/attention"
 	rules "github.com/cprun/cprun/attention/backends"
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/device"
@@ -44,26 +43,30 @@ type Report struct {
 	Backend   string  `json:"backend"`
 	DType     string  `json:"dtype"`
 	Device    string  `json:"device"`
-	Hops      int     `json:"hops"`    // of rank 0
+	Hops      int     `json:"hops"`    // of rank 0, for the first sample
 	Balance   float64 `json:"balance"` // mean over maximum of the ranks' visible pairs in all heads
-	Pairs     int     `json:"pairs"`   // visible (query, key) pairs of one head
+	// Pairs counts the visible (query, key) pairs of one head of one sample; of all samples where these have documents
+	// of their own.
+	Pairs int    `json:"pairs"`
+	Mask  string `json:"mask"` // in words
 	// QKVLayout is how the file holds q, k and v, by the names of package qkv.
 	QKVLayout         string  `json:"qkv_layout"`
 	QKVLayoutDeclared bool    `json:"qkv_layout_declared"` // by the metadata; else detected
 	Seconds           float64 `json:"seconds"`             // forward and backward, the slowest rank
 }
 
-// shape is the case's partition over that many ranks.
+// shape is the case's partition over that many ranks, with the mask of the first sample.
 func (c *Case) shape(layout string, ranks int) (partition.Shape, error) {
-	docs := c.Docs
-	if partition.ByDocument(layout) && len(docs) == 0 {
-		if c.SeqQ != c.SeqKV {
-			return partition.Shape{}, fmt.Errorf("layout %s needs as many queries (%d) as keys (%d); use zigzag", layout, c.SeqQ, c.SeqKV)
+	var docs []int
+	if partition.ByDocument(layout) {
+		var err error
+		if docs, err = c.layoutDocs(layout); err != nil {
+			return partition.Shape{}, err
 		}
-		docs = []int{c.SeqQ}
 	}
-	l, err := partition.New(layout, docs, c.Mask.Band)
-	return partition.Shape{SeqQ: c.SeqQ, SeqKV: c.SeqKV, Size: ranks, Layout: l, Mask: c.Mask}, err
+	mask := c.Masks.of[0]
+	l, err := partition.New(layout, docs, mask.Band)
+	return partition.Shape{SeqQ: c.SeqQ, SeqKV: c.SeqKV, Size: ranks, Layout: l, Mask: mask}, err
 }
 
 // Check finds what is wrong with a spec before any process is spawned.
@@ -132,7 +135,7 @@ func (c *Case) Run(ctx context.Context, s Spec, world comm.Communicator, dev *de
 	if err != nil {
 		return nil, err
 	}
-	schedule, err := ring.New(s.Algorithm, s.spec(c, shape), world.Rank())
+	groups, err := s.groups(c, shape, world.Rank())
 	if err != nil {
 		return nil, err
 	}
@@ -140,7 +143,7 @@ func (c *Case) Run(ctx context.Context, s Spec, world comm.Communicator, dev *de
 	if err != nil {
 		return nil, err
 	}
-	took, err := c.compute(ctx, world, dev, schedule, l)
+	took, err := c.compute(ctx, world, dev, groups, l)
 	if err != nil {
 		return nil, err
 	}
@@ -151,7 +154,7 @@ func (c *Case) Run(ctx context.Context, s Spec, world comm.Communicator, dev *de
 	if err := c.write(ctx, s, shape, world, l); err != nil {
 		return nil, err
 	}
-	work := partition.Work(shape)
+	work := c.work(groups)
 	shared := partition.WorkOfHeads(work, ring.Traders(s.Algorithm, shape.Size, s.Groups(c, shape.Size)), c.Heads)
 	pairs := 0
 	for _, w := range work {
@@ -159,13 +162,13 @@ func (c *Case) Run(ctx context.Context, s Spec, world comm.Communicator, dev *de
 	}
 	return &Report{
 		In: s.In, Out: s.Out, Ranks: world.Size(), Layout: s.Layout, Algorithm: s.Algorithm, Backend: s.Backend,
-		DType: s.DType, Device: dev.Name, Hops: len(schedule.Forward), Balance: partition.Balance(shared), Pairs: pairs,
+		DType: s.DType, Device: dev.Name, Hops: len(groups[0].schedule.Forward), Balance: partition.Balance(shared), Pairs: pairs, Mask: c.Masks.String(),
 		QKVLayout: c.Input.Layout.String(), QKVLayoutDeclared: c.Input.Declared, Seconds: tensor.Data[float64](slowest)[0],
 	}, nil
 }
 
 // compute runs the ring, and brings its results to the host.
-func (c *Case) compute(ctx context.Context, world comm.Communicator, dev *device.Device, schedule *ring.Schedule, l *local) (took time.Duration, err error) {
+func (c *Case) compute(ctx context.Context, world comm.Communicator, dev *device.Device, groups []group, l *local) (took time.Duration, err error) {
 	defer device.Caught(&err)
 	arena, err := dev.Arena("buffers of the ring", 0)
 	if err != nil {
@@ -176,13 +179,18 @@ func (c *Case) compute(ctx context.Context, world comm.Communicator, dev *device
 		return 0, err
 	}
 	start := time.Now()
-	acc := attention.Partial{O: l.out.dev, LSE: l.lse.dev}
-	if err := r.Forward(acc, l.q, l.k, l.v, schedule, c.Softmax); err != nil {
-		return 0, err
+	for _, g := range groups {
+		x := l.of(g)
+		if err := r.Forward(x.partial(), x.q, x.k, x.v, g.schedule, c.Softmax); err != nil {
+			return 0, err
+		}
 	}
-	if c.Backward {
-		g := attention.Grads{DQ: l.dq.dev, DK: l.dk.dev, DV: l.dv.dev}
-		if err := r.Backward(g, l.do, l.q, l.k, l.v, acc, schedule, c.Softmax); err != nil {
+	for _, g := range groups {
+		if !c.Backward {
+			break
+		}
+		x := l.of(g)
+		if err := r.Backward(x.grads(), x.do, x.q, x.k, x.v, x.partial(), g.schedule, c.Softmax); err != nil {
 			return 0, err
 		}
 	}

@@ -52,8 +52,15 @@ var Features = []Feature{
 	{"sliding window of 4096", func(p *backends.Params) { p.WindowLeft = 4095 }},
 	{"sliding window of 4096, all-gather", func(p *backends.Params) { p.WindowLeft, p.Algorithm = 4095, "allgather" }},
 	{"sliding window of 4096, one rank", func(p *backends.Params) { p.WindowLeft, p.ContextSize = 4095, 1 }},
+	{"a window of two sides, 2047 before and 2048 behind", func(p *backends.Params) { p.Causal, p.WindowLeft, p.WindowRight = false, 2047, 2048 }},
+	{"causal from the top left, a quarter of the queries", func(p *backends.Params) { p.TopLeft, p.SeqQ = true, 8192 }},
+	{"slices", func(p *backends.Params) { p.Causal, p.WindowRight, p.Slices = false, -1, true }},
 	{"packed documents", func(p *backends.Params) { p.Documents, p.Layout = true, "document" }},
 	{"packed documents, one rank", func(p *backends.Params) { p.Documents, p.Layout, p.ContextSize = true, "document", 1 }},
+	{"packed documents with lengths in keys of their own", func(p *backends.Params) { p.Documents, p.DocumentKeys = true, true }},
+	{"packed documents with lengths in keys of their own, no mask", func(p *backends.Params) {
+		p.Documents, p.DocumentKeys, p.Causal, p.WindowRight = true, true, false, -1
+	}},
 	{"deterministic", func(p *backends.Params) { p.Deterministic = true }},
 	{"dropout, one rank", func(p *backends.Params) { p.Dropout, p.ContextSize = true, 1 }},
 	{"softcap", func(p *backends.Params) { p.Softcap = true }},

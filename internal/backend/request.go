@@ -18,10 +18,15 @@ type Request struct {
 	Heads, KVHeads     int
 	HeadDim, HeadDimV  int
 	Causal             bool
-	Window             int // keys before a query's own; -1: all
+	TopLeft            bool // the mask's alignment, where SeqQ is not SeqKV
+	Window             int  // keys before a query's own; -1: all
+	Ahead              int  // keys behind it, where BoundedAhead says so; else all
+	BoundedAhead       bool
 	Softcap            bool
 	ScaleNotAbove0     bool
 	Documents          bool
+	DocumentKeys       bool // documents have lengths in keys of their own
+	Slices             bool // in place of all other masks
 	FP8                backends.Recipe
 
 	Training, Deterministic bool
@@ -42,14 +47,17 @@ func (r *Request) params(m machine.Machine, disabled uint8) (backends.Params, er
 		}
 	}
 	right := -1
+	if r.BoundedAhead {
+		right = r.Ahead
+	}
 	if r.Causal {
 		right = 0
 	}
 	return On(backends.Params{
 		Want: want, DType: r.DType, Format: qkv.BSHD, Packing: qkv.Separate, Contiguous: true,
 		Batch: r.Batch, SeqQ: r.SeqQ, SeqKV: r.SeqKV, Heads: r.Heads, KVHeads: r.KVHeads, HeadDim: r.HeadDim, HeadDimV: r.HeadDimV,
-		Causal: r.Causal, WindowLeft: r.Window, WindowRight: right, Softcap: r.Softcap, ScaleNotAbove0: r.ScaleNotAbove0,
-		Softmax: backends.Vanilla, Bias: backends.NoBias, Documents: r.Documents,
+		Causal: r.Causal, TopLeft: r.TopLeft, WindowLeft: r.Window, WindowRight: right, Softcap: r.Softcap, ScaleNotAbove0: r.ScaleNotAbove0,
+		Softmax: backends.Vanilla, Bias: backends.NoBias, Documents: r.Documents, DocumentKeys: r.DocumentKeys, Slices: r.Slices,
 		Training: r.Training, Deterministic: r.Deterministic, FP8: r.FP8,
 		ContextSize: r.Ranks, InnerSize: r.Inner, Algorithm: r.Algorithm, Layout: r.Layout,
 	}, m, disabled), nil

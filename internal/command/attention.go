@@ -157,12 +157,16 @@ func chooseFor(spec *attend.Spec, c *attend.Case, ranks int) (notes []string, er
 	if err != nil {
 		return nil, err
 	}
+	m, batch := &c.Masks, c.Batch
+	if m.Apart() { // samples with masks of their own are computed one by one
+		batch = 1
+	}
 	choice, err := ask(0, func(disabled uint8) (*backend.Choice, error) {
 		return backend.Select(spec.Machine, disabled, backend.Request{
 			Want: want, DType: dtype,
-			Batch: c.Batch, SeqQ: c.SeqQ, SeqKV: c.SeqKV, Heads: c.Heads, KVHeads: c.KVHeads, HeadDim: c.HeadDim, HeadDimV: c.HeadDimV,
-			Causal: c.Causal, Window: c.Window, Softcap: c.Softmax.Softcap != 0, ScaleNotAbove0: !(c.Softmax.Scale > 0),
-			Documents: len(c.Docs) > 0, Training: c.Backward,
+			Batch: batch, SeqQ: c.SeqQ, SeqKV: c.SeqKV, Heads: c.Heads, KVHeads: c.KVHeads, HeadDim: c.HeadDim, HeadDimV: c.HeadDimV,
+			Causal: m.Causal, TopLeft: m.TopLeft, Window: m.Left, Ahead: m.Right, BoundedAhead: m.Right >= 0, Slices: m.Slices != nil, Softcap: c.Softmax.Softcap != 0, ScaleNotAbove0: !(c.Softmax.Scale > 0),
+			Documents: m.Docs != nil, DocumentKeys: m.DocsKV != nil, Training: c.Backward,
 			Ranks: ranks, Inner: spec.Groups(c, ranks), Algorithm: spec.Algorithm, Layout: spec.Layout,
 		})
 	})

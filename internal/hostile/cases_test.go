@@ -59,7 +59,6 @@ func cases() (all []input) {
 		"documents overflow":       {"docs": "[9223372036854775807,9223372036854775807,10]"},
 		"documents overflow again": {"docs": "[4611686018427387904,4611686018427387904,4611686018427387904,4611686018427387904,8]"},
 		"negative documents":       {"docs": "[-8,16]"},
-		"empty documents":          {"docs": "[0,8]"},
 		"documents too long":       {"docs": "[4,5]"},
 		"documents too short":      {"docs": "[4,3]"},
 		"documents of floats":      {"docs": "[1e308,8]"},
@@ -82,13 +81,24 @@ func cases() (all []input) {
 		"scale nan":                {"scale": "nan"},
 		"softcap":                  {"softcap": "-1"},
 		"heads":                    {"heads": "9223372036854775807", "layout": "sbhd"},
-		"slices":                   {"slices": "[[0,9,0,9,\"full\"]]"},
+		"slices outside":           {"slices": "[[0,9,0,9,\"full\"]]"},
+		"slices turned round":      {"slices": "[[5,4,0,8,\"full\"]]"},
+		"slices of other masks":    {"slices": "[[0,8,0,8,\"\u001b[2J\"]]"},
+		"deep slices":              {"slices": strings.Repeat("[", 5_000_000)},
+		"many slices":              {"slices": "[" + strings.Repeat("[0,8,0,8,\"bi_causal\"],", 600_000) + "[0,8,0,8,\"full\"]]"},
+		"slices and documents":     {"slices": "[[0,8,0,8,\"full\"]]", "docs": "[8]"},
+		"lengths in keys overflow": {"docs": "[4,4]", "docs_kv": "[9223372036854775807,9223372036854775807]"},
+		"lengths in keys alone":    {"docs_kv": "[8]"},
+		"documents of 2 samples":   {"docs": "[[8],[8]]"},
+		"documents of nulls":       {"docs": "[null,8]"},
+		"window of three sides":    {"window": "1,2,3"},
+		"a window below -1":        {"window": "3,-2"},
 	} {
 		add("metadata "+name, []string{"case.safetensors"}, func(p *place) { p.raw("case.safetensors", quarter(meta), 512) })
 	}
 	for name, meta := range map[string]map[string]string{
 		"least window": {"window": "-9223372036854775808"}, "large window": {"window": "1099511627776", "causal": "true"},
-		"each a document": {"docs": "[1,1,1,1,1,1,1,1]", "causal": "true"},
+		"empty documents": {"docs": "[0,8,0]"}, "slices": {"slices": `[[0,8,0,8,"full"],[2,5,1,8,"bi_causal"]]`}, "each a document": {"docs": "[1,1,1,1,1,1,1,1]", "causal": "true"},
 	} {
 		add("good metadata "+name, nil, func(p *place) { p.raw("case.safetensors", quarter(meta), 512) })
 		all[len(all)-1].good = true

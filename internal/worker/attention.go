@@ -24,7 +24,7 @@ func (p *process) attention(ctx context.Context) error {
 		return err
 	}
 	dev, world, done, err := p.device(ctx, device.CUDAOptions{
-		Backend: spec.Backend, Remedies: spec.Remedies, Compute: dtype, Machine: spec.Machine, Packed: len(c.Docs) > 0,
+		Backend: spec.Backend, Remedies: spec.Remedies, Compute: dtype, Machine: spec.Machine, Packed: c.Masks.Docs != nil,
 	})
 	if err != nil {
 		return err

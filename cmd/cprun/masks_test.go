@@ -1,0 +1,56 @@
+package main
+
+import (
+	"encoding/json"
+	"math"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cprun/cprun/internal/safetensors"
+)
+
+// Every kind of mask goes through processes as it does through goroutines, and the report names it.
+func TestAttentionOfMasks(t *testing.T) {
+	for name, mask := range map[string]string{
+		"slices_overlap": "slices: 6", "documents_of_samples_keys": "causal, window (8, -1), documents of each sample, their lengths in keys",
+		"top_left_of_fewer_keys": "causal from the top left",
+	} {
+		in := "../../internal/attend/testdata/masks/" + name + ".safetensors"
+		out := filepath.Join(t.TempDir(), "result.safetensors")
+		stdout, _ := must(t, "attention", "--in", in, "--out", out, "--nproc", "3", "--json")
+		var report struct{ Mask string }
+		if err := json.Unmarshal([]byte(stdout), &report); err != nil || report.Mask != mask {
+			t.Errorf("%s: the report's mask is %q, %v", name, report.Mask, err)
+		}
+		for _, tensor := range []string{"out", "lse", "dq", "dk", "dv"} {
+			got, want := read(t, out, tensor), read(t, in, tensor)
+			for i, w := range want {
+				if d := math.Abs(float64(got[i]) - float64(w)); got[i] != w && !(d <= 1e-5) {
+					t.Fatalf("%s: %s[%d] is %v, want %v", name, tensor, i, got[i], w)
+				}
+			}
+		}
+	}
+}
+
+// A mask that is malformed ends with status 2, and names its key.
+func TestAttentionRefusesMasks(t *testing.T) {
+	x := make([]float32, 16)
+	for key, value := range map[string]string{
+		"causal": "bottom", "window": "1;2", "docs": "[[4,4]]", "docs_kv": "[8]", "slices": `[[0,8,0,9,"full"]]`,
+	} {
+		in := filepath.Join(t.TempDir(), "case.safetensors")
+		var entries []safetensors.Entry
+		for _, name := range []string{"q", "k", "v"} {
+			entries = append(entries, safetensors.Floats(name, safetensors.F32, []int{2, 8, 1, 1}, x))
+		}
+		if err := safetensors.WriteFile(in, map[string]string{key: value}, entries); err != nil {
+			t.Fatal(err)
+		}
+		code, _, stderr := cprun(t, "attention", "--in", in, "--out", in+".out")
+		if code != 2 || !strings.Contains(stderr, `metadata "`+key+`"`) {
+			t.Errorf("%s %s: exit status %d:\n%s", key, value, code, stderr)
+		}
+	}
+}

@@ -1,0 +1,159 @@
+package partition
+
+import (
+	"fmt"
+	"sort"
+)
+
+// Mask is what a query of the whole sequence may see, in global positions: the band, inside
+// documents where there are any; or slices, in place of both.
+type Mask struct {
+	Band
+	// Docs are the lengths of packed documents, in order; they sum to the sequence
+	// length. A query sees keys of its own document alone. Empty: one document.
+	Docs []int
+	// Slices are rectangles of the sequence, each with a band of its own: what none of them shows is
+	// hidden. No pair is in two of them. Where there are any, Band only bounds theirs, and there are
+	// no Docs.
+	Slices []Tile
+	// Stands says at which keys queries stand where documents, or an alignment at the top left, decide;
+	// see Shape.Aligned. It changes nothing of what is visible.
+	Stands []Stand
+}
+
+// Stand says that queries from the End of the one before on, below its own, stand at the key Ahead further on:
+// query i at key i + Ahead.
+type Stand struct{ End, Ahead int }
+
+// Aligned returns the key at which query i stands, from which windows and distances are counted: that
+// which a causal mask of its document lets it see last. It may be none that there is.
+func (s *Shape) Aligned(i int) int {
+	if n := sort.Search(len(s.Mask.Stands), func(n int) bool { return i < s.Mask.Stands[n].End }); n < len(s.Mask.Stands) {
+		return i + s.Mask.Stands[n].Ahead
+	}
+	return i + s.SeqKV - s.SeqQ
+}
+
+// Diagonal is a mask of attention by its distances from a diagonal, whatever the lengths. The
+// diagonal ends at the bottom right corner: of m queries and n keys, query i stands at key i + n - m.
+// With TopLeft it begins at the top left one, and query i stands at key i.
+type Diagonal struct {
+	Causal  bool // a query sees no key behind the one it stands at
+	TopLeft bool
+	// Left and Right are the window: how many keys before and behind that one it sees; negative: all.
+	Left, Right int
+}
+
+// ahead is how far the key that a query stands at is from the key of its own number.
+func (d Diagonal) ahead(queries, keys int) int {
+	if d.TopLeft {
+		return 0
+	}
+	return keys - queries
+}
+
+// band is the diagonal as a band of j-i over those lengths.
+func (d Diagonal) band(queries, keys int) Band {
+	at := d.ahead(queries, keys)
+	b := Full()
+	if d.Right >= 0 {
+		b.Hi = at + min(d.Right, Unbounded)
+	}
+	if d.Causal {
+		b.Hi = min(b.Hi, at)
+	}
+	if d.Left >= 0 {
+		b.Lo = at - min(d.Left, Unbounded)
+	}
+	return b
+}
+
+// NewMask returns the mask of a config: causal or full, with a window of so many keys before
+// a query's own (negative: no window), aligned at the bottom right where there are more
+// keys than queries or fewer: query i stands at key i + seqKV - seqQ.
+func NewMask(causal bool, window, seqQ, seqKV int, docs []int) (Mask, error) {
+	return Diagonal{Causal: causal, Left: window, Right: -1}.Mask(seqQ, seqKV, docs, nil)
+}
+
+// Mask returns the mask over seqQ queries and seqKV keys. Docs are the lengths of packed documents in
+// queries, docsKV in keys; without docsKV they are the same. The diagonal is that of each document, by
+// its own two lengths, any of which may be 0. No docs: one document.
+func (d Diagonal) Mask(seqQ, seqKV int, docs, docsKV []int) (Mask, error) {
+	if len(docs) == 0 && len(docsKV) == 0 {
+		m := Mask{Band: d.band(seqQ, seqKV)}
+		if d.TopLeft && seqQ != seqKV {
+			m.Stands = []Stand{{seqQ, 0}}
+		}
+		return m, nil
+	}
+	if docsKV == nil {
+		if seqQ != seqKV {
+			return Mask{}, fmt.Errorf("documents need as many queries (%d) as keys (%d), or lengths in keys of their own", seqQ, seqKV)
+		}
+		if err := fits(docs, seqQ); err != nil {
+			return Mask{}, err
+		}
+		return Mask{Band: d.band(seqQ, seqKV), Docs: docs}, nil
+	}
+	if len(docs) != len(docsKV) {
+		return Mask{}, fmt.Errorf("there are %d documents by their lengths in queries, and %d by those in keys", len(docs), len(docsKV))
+	}
+	if err := fits(docs, seqQ); err != nil {
+		return Mask{}, fmt.Errorf("lengths in queries: %w", err)
+	}
+	if err := fits(docsKV, seqKV); err != nil {
+		return Mask{}, fmt.Errorf("lengths in keys: %w", err)
+	}
+	var tiles []Tile
+	stands := make([]Stand, len(docs))
+	q, k := 0, 0
+	for i := range docs {
+		stands[i] = Stand{q + docs[i], k - q + d.ahead(docs[i], docsKV[i])}
+		t := Tile{Q: Range{0, docs[i]}, K: Range{0, docsKV[i]}, Band: d.band(docs[i], docsKV[i])}
+		if t, ok := t.Trim(); ok {
+			tiles = append(tiles, t.move(q, k))
+		}
+		q, k = q+docs[i], k+docsKV[i]
+	}
+	m := sliced(tiles)
+	m.Stands = stands
+	return m, nil
+}
+
+// sliced is the mask of tiles that share no pair.
+func sliced(tiles []Tile) Mask {
+	if len(tiles) == 0 {
+		return Mask{Band: Band{1, 0}} // hides everything
+	}
+	m := Mask{Band: tiles[0].Band, Slices: tiles}
+	for _, t := range tiles {
+		m.Band = Band{min(m.Lo, t.Band.Lo), max(m.Hi, t.Band.Hi)}
+	}
+	return m
+}
+
+// move is the tile at another place: q queries and k keys further on.
+func (t Tile) move(q, k int) Tile {
+	return Tile{Q: Range{t.Q.Lo + q, t.Q.Hi + q}, K: Range{t.K.Lo + k, t.K.Hi + k}, Band: t.Band.shift(k - q)}
+}
+
+// bands are the bands of a mask by document or slice; one stands for all.
+type bands []Band
+
+func (b bands) of(doc int) Band {
+	if len(b) == 1 {
+		return b[0]
+	}
+	return b[doc]
+}
+
+func (m *Mask) bands() bands {
+	if len(m.Slices) == 0 {
+		return bands{m.Band}
+	}
+	b := make(bands, len(m.Slices))
+	for i, t := range m.Slices {
+		b[i] = t.Band
+	}
+	return b
+}

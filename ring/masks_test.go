@@ -1,0 +1,66 @@
+package ring_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/attention/attentiontest"
+	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/ring"
+	"github.com/cprun/cprun/tensor"
+)
+
+// TestRandomMasks holds the ring in float64, under every algorithm, against one device that asks the definition
+// of the mask for each pair: windows of two sides, both alignments, documents with lengths in keys of their own and
+// of 0, slices that overlap.
+func TestRandomMasks(t *testing.T) {
+	for seed := range uint64(120) {
+		d := attentiontest.RandomDefinition(seed, 36)
+		mask, err := d.Mask()
+		if err != nil {
+			t.Fatal(err)
+		}
+		layouts := []partition.Layout{partition.Contiguous{}, partition.Zigzag{}, partition.Striped{}}
+		if d.Docs != nil && d.DocsKV == nil {
+			layouts = append(layouts, partition.Document{Docs: d.Docs})
+		}
+		rng := rand.New(rand.NewPCG(seed, 24))
+		p := problem{
+			q: random(rng, tensor.F64, 2, d.SeqQ, 4, 5), k: random(rng, tensor.F64, 2, d.SeqKV, 2, 5),
+			v: random(rng, tensor.F64, 2, d.SeqKV, 2, 3), do: random(rng, tensor.F64, 2, d.SeqQ, 4, 3),
+			softmax: attention.Softmax{Scale: 0.4},
+		}
+		p.shape = partition.Shape{SeqQ: d.SeqQ, SeqKV: d.SeqKV, Mask: d.Rows()}
+		want := whole(p)
+		p.shape.Mask = mask
+		p.shape.Size, p.shape.Layout = 1+int(seed%6), layouts[seed/6%uint64(len(layouts))]
+		for _, algorithm := range ring.Algorithms {
+			what := fmt.Sprintf("%+v, %s, %s, %d ranks", d, algorithm, p.shape.Layout.Name(), p.shape.Size)
+			compare(t, what, run(t, p, algorithm, reference), want, 1e-11)
+		}
+	}
+}
+
+// The kernel of the CPU computes them too.
+func TestRandomMasksOnTheCPU(t *testing.T) {
+	for seed := range uint64(40) {
+		d := attentiontest.RandomDefinition(1000+seed, 90)
+		mask, err := d.Mask()
+		if err != nil {
+			t.Fatal(err)
+		}
+		rng := rand.New(rand.NewPCG(seed, 25))
+		p := problem{
+			q: random(rng, tensor.F32, 1, d.SeqQ, 2, 16), k: random(rng, tensor.F32, 1, d.SeqKV, 1, 16),
+			v: random(rng, tensor.F32, 1, d.SeqKV, 1, 16), do: random(rng, tensor.F32, 1, d.SeqQ, 2, 16),
+			softmax: attention.Softmax{Scale: 0.25},
+		}
+		p.shape = partition.Shape{SeqQ: d.SeqQ, SeqKV: d.SeqKV, Mask: d.Rows()}
+		want := whole(p)
+		p.shape.Mask, p.shape.Size, p.shape.Layout = mask, 1+int(seed%4), partition.Zigzag{}
+		algorithm := ring.Algorithms[seed%uint64(len(ring.Algorithms))]
+		compare(t, fmt.Sprintf("%+v, %s, %d ranks", d, algorithm, p.shape.Size), run(t, p, algorithm, onCPU), want, 1e-5)
+	}
+}
