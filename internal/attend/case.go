@@ -27,6 +27,7 @@ type Case struct {
 	Docs               []int
 	Mask               partition.Mask
 	Softmax            attention.Softmax
+	Scores             Scores
 	Backward           bool // dout is there
 	Input              Input
 	file               *safetensors.File
@@ -57,7 +58,7 @@ func read(path string, f *safetensors.File) (*Case, error) {
 	if err := errors.Join(c.understood(), c.tensors()); err != nil {
 		return nil, err
 	}
-	return c, c.metadata()
+	return c, errors.Join(c.metadata(), c.scores())
 }
 
 // Needs returns about how many bytes the tensors and the results take, over all ranks. It is no integer,

@@ -166,6 +166,16 @@ func (c *Case) compute(ctx context.Context, world comm.Communicator, dev *device
 	if err := r.Forward(acc, l.q, l.k, l.v, schedule, c.Softmax); err != nil {
 		return 0, err
 	}
+	if !l.sink.IsZero() {
+		if err := dev.Sinks.FoldSink(acc.O, acc.LSE, l.sink); err != nil {
+			return 0, err
+		}
+	}
+	if c.dsink() {
+		if err := dev.Sinks.SinkGrad(l.grad.dev, l.do, acc.O, acc.LSE, l.sink); err != nil {
+			return 0, err
+		}
+	}
 	if c.Backward {
 		g := attention.Grads{DQ: l.dq.dev, DK: l.dk.dev, DV: l.dv.dev}
 		if err := r.Backward(g, l.do, l.q, l.k, l.v, acc, schedule, c.Softmax); err != nil {
@@ -199,6 +209,7 @@ func wait(ctx context.Context) func(comm.Pending, error) error {
 type local struct {
 	q, k, v, do          View
 	out, lse, dq, dk, dv result
+	sinks
 }
 
 // result is a tensor that is computed: on the device, there in the type that is written, and on
@@ -207,10 +218,14 @@ type result struct{ dev, wide, host View }
 
 // results are those that there are, in the order in which they are written.
 func (l *local) results(backward bool) []*result {
-	if !backward {
-		return []*result{&l.out, &l.lse}
+	list := []*result{&l.out, &l.lse}
+	if backward {
+		list = append(list, &l.dq, &l.dk, &l.dv)
 	}
-	return []*result{&l.out, &l.lse, &l.dq, &l.dk, &l.dv}
+	if !l.grad.dev.IsZero() {
+		list = append(list, &l.grad)
+	}
+	return list
 }
 
 // wide is the type that a case is read and written in: float32, or float64 where that is
@@ -238,6 +253,9 @@ func (c *Case) load(ctx context.Context, s Spec, shape partition.Shape, rank int
 		return nil, err
 	}
 	l := &local{}
+	if l.sinks, err = c.loadSinks(wide(dtype), dev); err != nil {
+		return nil, err
+	}
 	type input struct {
 		name  string
 		dst   *View
@@ -352,6 +370,13 @@ func (c *Case) write(ctx context.Context, s Spec, shape partition.Shape, world c
 			dims = []int{c.Batch, c.Heads, c.SeqQ}
 		}
 		entries = append(entries, safetensors.Floats(r.name, safetensors.F32, dims, data))
+	}
+	if c.dsink() {
+		dsink, err := c.sumOverRanks(ctx, world, "dsink", l.grad.host)
+		if err != nil {
+			return err
+		}
+		entries = append(entries, dsink)
 	}
 	if world.Rank() != 0 {
 		return nil

@@ -162,7 +162,7 @@ func chooseFor(spec *attend.Spec, c *attend.Case, ranks int) (notes []string, er
 			Want: want, DType: dtype,
 			Batch: c.Batch, SeqQ: c.SeqQ, SeqKV: c.SeqKV, Heads: c.Heads, KVHeads: c.KVHeads, HeadDim: c.HeadDim, HeadDimV: c.HeadDimV,
 			Causal: c.Causal, Window: c.Window, Softcap: c.Softmax.Softcap != 0, ScaleNotAbove0: !(c.Softmax.Scale > 0),
-			Documents: len(c.Docs) > 0, Training: c.Backward,
+			Documents: len(c.Docs) > 0, Training: c.Backward, Softmax: c.Scores.Sink,
 			Ranks: ranks, Algorithm: spec.Algorithm, Layout: spec.Layout,
 		})
 	})

@@ -14,7 +14,7 @@
 #define __grid_constant__
 
 struct Index { unsigned x, y, z; };
-extern Index threadIdx, blockIdx, gridDim;
+extern Index threadIdx, blockIdx, blockDim, gridDim;
 
 struct float2 { float x, y; };
 

@@ -14,7 +14,7 @@
 #include <cstdlib>
 #include <vector>
 
-Index threadIdx, blockIdx, gridDim;
+Index threadIdx, blockIdx, blockDim, gridDim;
 
 constexpr unsigned MAX_SHARED = 227 << 10, MAX_THREADS = 1024, STACK = 256 << 10;
 constexpr unsigned SHARED_BASE = 1024; // address of the first byte: addresses are offsets nowhere
@@ -199,6 +199,7 @@ static void run() {
     fail("a launch that no GPU takes; threads", launch.threads);
   }
   gridDim = {(unsigned)launch.grid[0], (unsigned)launch.grid[1], (unsigned)launch.grid[2]};
+  blockDim = {(unsigned)launch.threads, 1, 1};
   for (blockIdx.z = 0; blockIdx.z < gridDim.z; blockIdx.z++) {
     for (blockIdx.y = 0; blockIdx.y < gridDim.y; blockIdx.y++) {
       for (blockIdx.x = 0; blockIdx.x < gridDim.x; blockIdx.x++) {

@@ -1,0 +1,108 @@
+package attend
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cprun/cprun/ring"
+)
+
+// scoreCases are the files of scripts/oracle/scores.py: their results were computed in float64 over the
+// whole matrix of scores.
+func scoreCases(t *testing.T) []string {
+	t.Helper()
+	paths, err := filepath.Glob("testdata/*.safetensors")
+	if err != nil || len(paths) == 0 {
+		t.Fatal("no cases", err)
+	}
+	return paths
+}
+
+// stored are the results that a case holds.
+func stored(t *testing.T, path string) map[string][]float32 {
+	t.Helper()
+	all := results(t, path)
+	maps.DeleteFunc(all, func(name string, _ []float32) bool { return !slices.Contains(resultTensors, name) })
+	return all
+}
+
+// Every result of every case, whatever ranks, layout, algorithm and backend.
+func TestScores(t *testing.T) {
+	for _, path := range scoreCases(t) {
+		want := stored(t, path)
+		for ranks := 1; ranks <= 6; ranks++ {
+			for _, layout := range []string{"contiguous", "zigzag", "striped", "document"} {
+				if layout == "document" && strings.Contains(path, "cross") {
+					continue // it has as many queries as keys
+				}
+				for _, algorithm := range ring.Algorithms {
+					for backend, dtype := range map[string]string{"flash": "fp32", "reference": "fp64"} {
+						s := Spec{Layout: layout, Algorithm: algorithm, Backend: backend, DType: dtype}
+						got, _ := run(t, path, ranks, s)
+						same(t, fmt.Sprintf("%s, %d ranks, %+v", filepath.Base(path), ranks, s), got, want, 2e-5)
+					}
+				}
+			}
+		}
+	}
+}
+
+// same holds results to those that are wanted, to within a part of the largest of each tensor.
+func same(t *testing.T, what string, got, want map[string][]float32, tolerance float64) {
+	t.Helper()
+	if !slices.Equal(slices.Sorted(maps.Keys(got)), slices.Sorted(maps.Keys(want))) {
+		t.Fatalf("%s: results %v, want %v", what, slices.Sorted(maps.Keys(got)), slices.Sorted(maps.Keys(want)))
+	}
+	for name, w := range want {
+		most := 0.0
+		for _, x := range w {
+			if a := math.Abs(float64(x)); !math.IsInf(a, 0) {
+				most = max(most, a)
+			}
+		}
+		for i := range w {
+			if d := math.Abs(float64(got[name][i]) - float64(w[i])); got[name][i] != w[i] && !(d <= tolerance*most) {
+				t.Fatalf("%s: %s[%d] = %v, want %v", what, name, i, got[name][i], w[i])
+			}
+		}
+	}
+}
+
+func TestMalformedScores(t *testing.T) {
+	for _, c := range []struct {
+		what   string
+		shapes shapes
+		meta   map[string]string
+		says   []string
+	}{
+		{"a sink of three heads", good.with("sink", 3), nil, []string{`tensor "sink"`, "[3]", "[4]"}},
+		{"a sink of one axis more", good.with("sink", 1, 4), nil, []string{`tensor "sink"`, "[1 4]"}},
+		{"a sink without elements", good.with("sink", 0), nil, []string{`tensor "sink"`, "empty"}},
+		{"a sink and the word", good.with("sink", 4), map[string]string{"sink": "off_by_one"}, []string{`tensor "sink"`, `metadata "sink"`}},
+		{"another word", good, map[string]string{"sink": "learnable"}, []string{`metadata "sink"`, "off_by_one"}},
+	} {
+		_, err := Open(write(t, c.shapes, c.meta))
+		if err == nil {
+			t.Errorf("%s: not refused", c.what)
+			continue
+		}
+		for _, w := range c.says {
+			if !strings.Contains(err.Error(), w) {
+				t.Errorf("%s: %v does not say %q", c.what, err, w)
+			}
+		}
+	}
+}
+
+// Without dout there is no gradient of a sink.
+func TestSinkWithoutDout(t *testing.T) {
+	got, _ := run(t, write(t, good.with("dout").with("sink", 4), nil), 2, Spec{Layout: "zigzag", Algorithm: "ring", Backend: "flash", DType: "fp32"})
+	if len(got) != 2 || got["out"] == nil || got["lse"] == nil {
+		t.Errorf("results %v, want out and lse alone", slices.Sorted(maps.Keys(got)))
+	}
+}
