@@ -203,6 +203,9 @@ type Shape struct {
 	Mask        Mask
 }
 
+// Aligned returns where query i stands among the keys: the last key that a causal mask lets it see.
+func (s *Shape) Aligned(i int) int { return i + s.SeqKV - s.SeqQ }
+
 // Plan lists the tiles between rank's queries and owner's keys, in local indices of the
 // two, trimmed and joined; nil when nothing is visible. An Index answers for many pairs.
 func Plan(s Shape, rank, owner int) []Tile {

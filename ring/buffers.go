@@ -15,16 +15,16 @@ func (b kv) rows(lo, hi int) kv {
 }
 
 // block is the call of a forward hop.
-func (h *Hop) block(bufs []kv) attention.Block {
+func (h *Hop) block(bufs []kv, at *positions) attention.Block {
 	b := bufs[h.Keys.Buf].rows(0, h.Keys.Hi)
-	return attention.Block{K: b.k, V: b.v, Tiles: h.Tiles, First: h.First, Last: h.Last}
+	return attention.Block{K: b.k, V: b.v, Tiles: h.Tiles, Columns: at.of(h.From), First: h.First, Last: h.Last}
 }
 
 // gradBlock is the call of a backward hop. Its gradients have the rows that others summed, too,
 // which may be more than it has keys.
-func (h *Hop) gradBlock(bufs, grads []kv) attention.GradBlock {
+func (h *Hop) gradBlock(bufs, grads []kv, at *positions) attention.GradBlock {
 	return attention.GradBlock{
-		Block: h.block(bufs), KeyGrads: grads[h.Grads.Buf].grads(max(h.Keys.Hi, h.Grads.Hi)),
+		Block: h.block(bufs, at), KeyGrads: grads[h.Grads.Buf].grads(max(h.Keys.Hi, h.Grads.Hi)),
 		Fresh: partition.Range{Lo: h.Grads.Lo, Hi: h.Grads.Hi}, FoldNext: h.foldsFirst(),
 	}
 }

@@ -27,6 +27,7 @@ func (p *Planner) ring(rank int) *Schedule {
 			hop.Label = hopLabel(h, owner)
 			if here := stops[h].here; here.Len() > 0 {
 				hop.Tiles, hop.Keys = p.index.Tiles(rank, owner), Block{kvBuffer(h), 0, here.Hi}
+				hop.From = p.from(owner, here.Hi)
 			}
 		}
 		if h+1 < n {
@@ -127,6 +128,7 @@ func (p *Planner) allgather(rank int) *Schedule {
 			b := Block{fetched, rows, rows + need.Len()}
 			first.RecvKV = append(first.RecvKV, Move{from, b})
 			third.SendGrad = append(third.SendGrad, Move{from, b})
+			second.From = append(second.From, Source{Rank: from, Rows: need})
 			second.Tiles = append(second.Tiles, shifted(p.index.Tiles(rank, from), rows-need.Lo)...)
 			rows = b.Hi
 		}

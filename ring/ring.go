@@ -34,6 +34,10 @@ func (r *Ring) Forward(out attention.Partial, q, k, v View, s *Schedule, p atten
 	mark := r.Arena.Mark()
 	defer r.Arena.Release(mark) // every transfer has been waited for by then
 	bufs := r.buffers(kv{k, v}, s.KVRows)
+	p, at, err := s.place(p)
+	if err != nil {
+		return err
+	}
 	pass, err := r.Kernel.Forward(out.O, r.accumulator(out), q, p)
 	if err != nil {
 		return err
@@ -45,7 +49,7 @@ func (r *Ring) Forward(out attention.Partial, q, k, v View, s *Schedule, p atten
 			if len(hop.Tiles) == 0 {
 				return nil
 			}
-			return pass.Block(hop.block(bufs))
+			return pass.Block(hop.block(bufs, at))
 		})
 		if err != nil {
 			return fmt.Errorf("forward %s: %w", hop.Label, err)
@@ -65,6 +69,10 @@ func (r *Ring) Backward(g attention.Grads, do, q, k, v View, out attention.Parti
 	defer r.Arena.Release(mark)
 	bufs := r.buffers(kv{k, v}, s.KVRows)
 	grads := r.buffers(kv{g.DK, g.DV}, s.GradRows)
+	p, at, err := s.place(p)
+	if err != nil {
+		return err
+	}
 	saved := attention.Saved{O: out.O, LSE: out.LSE, Delta: r.alloc(out.LSE.DType(), out.LSE)}
 	pass, err := r.Kernel.Backward(g.DQ, do, q, saved, p)
 	if err != nil {
@@ -75,7 +83,7 @@ func (r *Ring) Backward(g attention.Grads, do, q, k, v View, out attention.Parti
 		r.Stream.Label(r.part(hop.Label))
 		err := r.beside(hop, bufs, grads, func() error {
 			if hop.Grads.Hi > 0 { // without tiles, too: the own gradients are to be set
-				if err := pass.Block(hop.gradBlock(bufs, grads)); err != nil {
+				if err := pass.Block(hop.gradBlock(bufs, grads, at)); err != nil {
 					return err
 				}
 			}

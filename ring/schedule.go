@@ -39,6 +39,7 @@ type Hop struct {
 	Label string
 	Keys  Block            // the rows that Tiles index, as a whole block of Buf
 	Tiles []partition.Tile // none: no kernel call, but for the own gradients, which are set all the same
+	From  []Source         // whose keys the rows of Keys are, in order
 	// First says that no call with tiles comes before this one, Last that none comes after.
 	First, Last bool
 
@@ -79,6 +80,7 @@ func (h *Hop) foldsFirst() bool { return len(h.Fold) > 0 && h.Fold[0].Dst.Buf ==
 type Schedule struct {
 	Algorithm string
 	Rank      int
+	Shape     partition.Shape // what Rank and the sources of hops are ranks of
 	Forward   []Hop
 	Backward  []Hop
 	KVRows    []int // rows of each K/V buffer; KVRows[0] is the own block
@@ -156,6 +158,7 @@ func All(algorithm string, s partition.Shape) ([]*Schedule, error) {
 type Planner struct {
 	index   *partition.Index
 	size    int
+	shape   partition.Shape
 	pattern func(*Planner, int) *Schedule
 	table   [][]stop // of each owner and hop, where they are remembered
 }
@@ -181,7 +184,7 @@ func newPlanner(algorithm string, s partition.Shape) (*Planner, error) {
 	if !ok {
 		return nil, fmt.Errorf("algorithm %q is none of %v", algorithm, Algorithms)
 	}
-	return &Planner{index: partition.NewIndex(s), size: s.Size, pattern: pattern}, nil
+	return &Planner{index: partition.NewIndex(s), size: s.Size, shape: s, pattern: pattern}, nil
 }
 
 // Schedule returns the schedule of rank, the same that New returns.
@@ -190,7 +193,12 @@ func (p *Planner) Schedule(rank int) *Schedule { return p.pattern(p, rank) }
 // own is hop 0 of every algorithm: the rank's queries against its own keys.
 func (p *Planner) own(rank int) Hop {
 	whole := Block{0, 0, p.index.Keys(rank)}
-	return Hop{Label: hopLabel(0, rank), Keys: whole, Grads: whole, Tiles: p.index.Tiles(rank, rank)}
+	return Hop{Label: hopLabel(0, rank), Keys: whole, Grads: whole, Tiles: p.index.Tiles(rank, rank), From: p.from(rank, whole.Hi)}
+}
+
+// from is the first rows of an owner's keys, as they lie in a buffer.
+func (p *Planner) from(owner, rows int) []Source {
+	return []Source{{Rank: owner, Rows: partition.Range{Hi: rows}}}
 }
 
 func hopLabel(h, owner int) string {
@@ -229,6 +237,7 @@ func (p *Planner) finish(s *Schedule) *Schedule {
 	s.Backward = s.Backward[:1+len(compact(s.Backward[1:]))]
 	markEnds(s.Forward)
 	markEnds(s.Backward)
+	s.Shape = p.shape
 	kv, grads := rows{p.index.Keys(s.Rank)}, rows{p.index.Keys(s.Rank)}
 	for i := range s.Backward {
 		h := &s.Backward[i]
@@ -279,7 +288,7 @@ func forwardOf(hops []Hop) []Hop {
 	out := make([]Hop, len(hops))
 	for i := range hops {
 		h := &hops[i]
-		out[i] = Hop{Label: h.Label, Keys: h.Keys, Tiles: h.Tiles, SendKV: h.SendKV, RecvKV: h.RecvKV}
+		out[i] = Hop{Label: h.Label, Keys: h.Keys, Tiles: h.Tiles, From: h.From, SendKV: h.SendKV, RecvKV: h.RecvKV}
 		for _, p := range h.Then {
 			p.Grads = Block{}
 			out[i].Then = append(out[i].Then, p)

@@ -154,6 +154,7 @@ type Params struct {
 	Softmax        SoftmaxType
 	Bias           Bias
 	BiasGrad       bool
+	MaxLogit       bool // the largest score of each head is a result
 	Documents      bool // packed: a query sees its own document alone
 	Training       bool
 	Deterministic  bool

@@ -67,6 +67,9 @@ func (c *Case) Needs() float64 {
 	q := float64(c.Batch) * float64(c.SeqQ) * float64(c.Heads)
 	k := float64(c.Batch) * float64(c.SeqKV) * float64(c.KVHeads)
 	n := (q + k) * (float64(c.HeadDim) + float64(c.HeadDimV))
+	if b := c.Scores.Bias; b != nil {
+		n += float64(b[0]) * float64(b[1]) * float64(c.SeqQ) * float64(c.SeqKV)
+	}
 	if c.Backward {
 		n *= 2
 	}

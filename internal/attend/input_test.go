@@ -212,12 +212,12 @@ func TestNothingIsIgnored(t *testing.T) {
 			}
 		}
 	}
-	for _, name := range []string{"bias", "attn_bias", "sinks", "alibi_slopes", "mask", "attn_mask", "key_padding_mask", "cu_seqlens_q", "Q", "dqkv", "x"} {
+	for _, name := range []string{"attn_bias", "sinks", "slopes", "mask", "attn_mask", "key_padding_mask", "cu_seqlens_q", "Q", "dqkv", "x"} {
 		refused(good.with(name, 1, 1, 9, 9), nil, `tensor "`+name+`"`, "qkv", "dout")
 	}
 	for key, value := range map[string]string{
 		"bias": "alibi", "mask": "causal", "attn_mask": "x", "window_size": "3", "window_size_left": "3", "cu_seqlens": "[0,9]", "cu_seqlens_q": "[0,9]",
-		"dropout_p": "0.1", "docs_kv": "[9]", "slices": "[]", "max_logit": "true", "q_ranges": "[]", "block_mask": "x",
+		"dropout_p": "0.1", "docs_kv": "[9]", "slices": "[]", "q_ranges": "[]", "block_mask": "x",
 		"score_mod": "x", "alibi_slopes": "x", "softmax_type": "learnable", "prefix": "4", "Heads": "4", "causl": "true", "is_causal": "true", "softmax_scale": "2",
 	} {
 		refused(good, map[string]string{key: value}, `metadata "`+key+`"`, "causal, window, docs")

@@ -162,23 +162,16 @@ func (c *Case) compute(ctx context.Context, world comm.Communicator, dev *device
 		return 0, err
 	}
 	start := time.Now()
-	acc := attention.Partial{O: l.out.dev, LSE: l.lse.dev}
-	if err := r.Forward(acc, l.q, l.k, l.v, schedule, c.Softmax); err != nil {
+	acc, softmax := attention.Partial{O: l.out.dev, LSE: l.lse.dev}, l.softmax(c.Softmax)
+	if err := r.Forward(acc, l.q, l.k, l.v, schedule, softmax); err != nil {
 		return 0, err
 	}
-	if !l.sink.IsZero() {
-		if err := dev.Sinks.FoldSink(acc.O, acc.LSE, l.sink); err != nil {
-			return 0, err
-		}
-	}
-	if c.dsink() {
-		if err := dev.Sinks.SinkGrad(l.grad.dev, l.do, acc.O, acc.LSE, l.sink); err != nil {
-			return 0, err
-		}
+	if err := l.sinks(dev.Sinks, acc); err != nil {
+		return 0, err
 	}
 	if c.Backward {
 		g := attention.Grads{DQ: l.dq.dev, DK: l.dk.dev, DV: l.dv.dev}
-		if err := r.Backward(g, l.do, l.q, l.k, l.v, acc, schedule, c.Softmax); err != nil {
+		if err := r.Backward(g, l.do, l.q, l.k, l.v, acc, schedule, softmax); err != nil {
 			return 0, err
 		}
 	}
@@ -209,7 +202,7 @@ func wait(ctx context.Context) func(comm.Pending, error) error {
 type local struct {
 	q, k, v, do          View
 	out, lse, dq, dk, dv result
-	sinks
+	terms
 }
 
 // result is a tensor that is computed: on the device, there in the type that is written, and on
@@ -222,10 +215,7 @@ func (l *local) results(backward bool) []*result {
 	if backward {
 		list = append(list, &l.dq, &l.dk, &l.dv)
 	}
-	if !l.grad.dev.IsZero() {
-		list = append(list, &l.grad)
-	}
-	return list
+	return append(list, l.terms.results()...)
 }
 
 // wide is the type that a case is read and written in: float32, or float64 where that is
@@ -253,7 +243,7 @@ func (c *Case) load(ctx context.Context, s Spec, shape partition.Shape, rank int
 		return nil, err
 	}
 	l := &local{}
-	if l.sinks, err = c.loadSinks(wide(dtype), dev); err != nil {
+	if l.terms, err = c.loadTerms(wide(dtype), qs, dev); err != nil {
 		return nil, err
 	}
 	type input struct {
@@ -371,13 +361,11 @@ func (c *Case) write(ctx context.Context, s Spec, shape partition.Shape, world c
 		}
 		entries = append(entries, safetensors.Floats(r.name, safetensors.F32, dims, data))
 	}
-	if c.dsink() {
-		dsink, err := c.sumOverRanks(ctx, world, "dsink", l.grad.host)
-		if err != nil {
-			return err
-		}
-		entries = append(entries, dsink)
+	more, err := c.writeTerms(ctx, world, shape, &l.terms)
+	if err != nil {
+		return err
 	}
+	entries = append(entries, more...)
 	if world.Rank() != 0 {
 		return nil
 	}

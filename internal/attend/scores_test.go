@@ -40,9 +40,10 @@ func TestScores(t *testing.T) {
 				if layout == "document" && strings.Contains(path, "cross") {
 					continue // it has as many queries as keys
 				}
-				for _, algorithm := range ring.Algorithms {
-					for backend, dtype := range map[string]string{"flash": "fp32", "reference": "fp64"} {
-						s := Spec{Layout: layout, Algorithm: algorithm, Backend: backend, DType: dtype}
+				for i, algorithm := range ring.Algorithms {
+					specs := []Spec{{Backend: "flash", DType: "fp32"}, {Backend: "reference", DType: "fp64"}}
+					for _, s := range specs[:1+(ranks+i)%2] { // the slow one with every other number of ranks
+						s.Layout, s.Algorithm = layout, algorithm
 						got, _ := run(t, path, ranks, s)
 						same(t, fmt.Sprintf("%s, %d ranks, %+v", filepath.Base(path), ranks, s), got, want, 2e-5)
 					}
@@ -84,6 +85,12 @@ func TestMalformedScores(t *testing.T) {
 		{"a sink of one axis more", good.with("sink", 1, 4), nil, []string{`tensor "sink"`, "[1 4]"}},
 		{"a sink without elements", good.with("sink", 0), nil, []string{`tensor "sink"`, "empty"}},
 		{"a sink and the word", good.with("sink", 4), map[string]string{"sink": "off_by_one"}, []string{`tensor "sink"`, `metadata "sink"`}},
+		{"slopes of another length", good.with("alibi_slopes", 2), nil, []string{`tensor "alibi_slopes"`, "[2]", "[4]"}},
+		{"a bias of three axes", good.with("bias", 4, 9, 9), nil, []string{`tensor "bias"`, "[4 9 9]", "seq_kv"}},
+		{"a bias of two heads", good.with("bias", 2, 2, 9, 9), nil, []string{`tensor "bias"`, "1 or 4"}},
+		{"a bias of another batch", good.with("bias", 3, 4, 9, 9), nil, []string{`tensor "bias"`, "1 or 2"}},
+		{"a bias of fewer keys", good.with("bias", 1, 1, 9, 8), nil, []string{`tensor "bias"`, "[1 1 9 8]"}},
+		{"a largest logit of what", good, map[string]string{"max_logit": "all"}, []string{`metadata "max_logit"`, "true or false"}},
 		{"another word", good, map[string]string{"sink": "learnable"}, []string{`metadata "sink"`, "off_by_one"}},
 	} {
 		_, err := Open(write(t, c.shapes, c.meta))

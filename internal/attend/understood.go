@@ -12,7 +12,7 @@ import (
 
 // metadataKeys are the metadata that are read: the mask and the softmax, and what is said of the
 // tensors.
-var metadataKeys = []string{"causal", "window", "docs", "softcap", "scale", "layout", "heads", "kv_heads", "head_dim", "sink"}
+var metadataKeys = []string{"causal", "window", "docs", "softcap", "scale", "layout", "heads", "kv_heads", "head_dim", "sink", "max_logit"}
 
 // harmless are metadata that cprun attention writes itself, and words that hold one of attentionWords
 // and change no result.
@@ -28,14 +28,14 @@ var attentionWords = []string{
 // unbuilt are metadata whose meaning is known and that this build does not compute. Their values in
 // the list mean nothing is asked for.
 var unbuilt = map[string][]string{
-	"docs_kv": {""}, "slices": {""}, "max_logit": {"", "false"},
+	"docs_kv": {""}, "slices": {""},
 }
 
 // inputTensors are the tensors that are read, resultTensors those that `cprun attention` writes: a file may hold
 // them to be compared with.
 var (
 	inputTensors  = slices.Concat([]string{"q", "k", "v", "kv", "qkv", "dout"}, scoreTensors)
-	resultTensors = []string{"out", "lse", "dq", "dk", "dv", "dsink"}
+	resultTensors = []string{"out", "lse", "dq", "dk", "dv", "dsink", "dbias", "max_logit"}
 )
 
 // understood finds tensors that are not read, and metadata that are not and are named like what

@@ -24,6 +24,8 @@ type Request struct {
 	Documents          bool
 	FP8                backends.Recipe
 	Softmax            backends.SoftmaxType // a sink
+	Bias               backends.Bias
+	BiasGrad, MaxLogit bool
 
 	Training, Deterministic bool
 
@@ -49,7 +51,7 @@ func (r *Request) params(m machine.Machine, disabled uint8) (backends.Params, er
 		Want: want, DType: r.DType, Format: qkv.BSHD, Packing: qkv.Separate, Contiguous: true,
 		Batch: r.Batch, SeqQ: r.SeqQ, SeqKV: r.SeqKV, Heads: r.Heads, KVHeads: r.KVHeads, HeadDim: r.HeadDim, HeadDimV: r.HeadDimV,
 		Causal: r.Causal, WindowLeft: r.Window, WindowRight: right, Softcap: r.Softcap, ScaleNotAbove0: r.ScaleNotAbove0,
-		Softmax: r.Softmax, Bias: backends.NoBias, Documents: r.Documents,
+		Softmax: r.Softmax, Bias: r.Bias, BiasGrad: r.BiasGrad, MaxLogit: r.MaxLogit, Documents: r.Documents,
 		Training: r.Training, Deterministic: r.Deterministic, FP8: r.FP8,
 		ContextSize: r.Ranks, Algorithm: r.Algorithm, Layout: r.Layout,
 	}, m, disabled), nil

@@ -163,6 +163,7 @@ func chooseFor(spec *attend.Spec, c *attend.Case, ranks int) (notes []string, er
 			Batch: c.Batch, SeqQ: c.SeqQ, SeqKV: c.SeqKV, Heads: c.Heads, KVHeads: c.KVHeads, HeadDim: c.HeadDim, HeadDimV: c.HeadDimV,
 			Causal: c.Causal, Window: c.Window, Softcap: c.Softmax.Softcap != 0, ScaleNotAbove0: !(c.Softmax.Scale > 0),
 			Documents: len(c.Docs) > 0, Training: c.Backward, Softmax: c.Scores.Sink,
+			Bias: c.Scores.Kind(), BiasGrad: c.Scores.Bias != nil && c.Backward, MaxLogit: c.Scores.MaxLogit,
 			Ranks: ranks, Algorithm: spec.Algorithm, Layout: spec.Layout,
 		})
 	})

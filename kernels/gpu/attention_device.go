@@ -88,7 +88,7 @@ func (d *deviceAttention) begin(k blockKernel, o View, acc attention.Partial, q 
 
 // Block folds a block in.
 func (f *deviceForward) Block(b attention.Block) error {
-	if err := attention.CheckBlock(f.acc.O, f.q, b); err != nil {
+	if err := attention.CheckBlock(f.acc.O, f.q, b, f.p); err != nil {
 		return err
 	}
 	return f.k.forwardBlock(f, b)
@@ -139,7 +139,7 @@ func (d *deviceAttention) beginBackward(k blockKernel, dq, do, q View, s attenti
 
 // Block adds the gradients of a block.
 func (f *deviceBackward) Block(b attention.GradBlock) error {
-	if err := attention.CheckGradBlock(f.do, f.q, b); err != nil {
+	if err := attention.CheckGradBlock(f.do, f.q, b, f.p); err != nil {
 		return err
 	}
 	fresh := b.KeyGrads.Rows(b.Fresh.Lo, b.Fresh.Hi)

@@ -28,11 +28,17 @@ func NewReference(stream *cuda.Stream, loader *Loader) (*Reference, error) {
 
 // Forward begins a forward pass; see attention.Kernel.
 func (r *Reference) Forward(o View, acc attention.Partial, q View, p attention.Softmax) (attention.ForwardPass, error) {
+	if err := p.Plain("reference attention forward"); err != nil {
+		return nil, err
+	}
 	return r.begin(r, o, acc, q, p)
 }
 
 // Backward begins a backward pass; see attention.Kernel.
 func (r *Reference) Backward(dq, do, q View, s attention.Saved, p attention.Softmax) (attention.BackwardPass, error) {
+	if err := p.Plain("reference attention backward"); err != nil {
+		return nil, err
+	}
 	return r.beginBackward(r, dq, do, q, s, p)
 }
 

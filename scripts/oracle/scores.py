@@ -106,6 +106,17 @@ CASES = [
     dict(BASE, name="sink_cross", seq_kv=21),  # the first rows see the sink alone
     dict(BASE, name="off_by_one", causal=False, sink="off_by_one"),
     dict(BASE, name="off_by_one_window", window=9, sink="off_by_one", kv_heads=4),
+    dict(BASE, name="max_logit", max_logit=True, softcap=4.0),
+    dict(BASE, name="max_logit_docs", max_logit=True, docs=[1, 30, 6], window=4, causal=False),
+    dict(BASE, name="alibi", alibi=True),
+    dict(BASE, name="alibi_docs", alibi=True, causal=False, docs=[9, 1, 20, 7], softcap=2.5),
+    dict(BASE, name="alibi_cross", alibi=True, seq_kv=50, window=20),
+    dict(BASE, name="bias", bias=(2, 4, 37, 37)),
+    dict(BASE, name="bias_shared", bias=(1, 1, 37, 37), causal=False, window=8, softcap=3.0),
+    dict(BASE, name="bias_heads_cross", bias=(1, 4, 37, 29), seq_kv=29, causal=False),
+    dict(BASE, name="bias_batch_docs", bias=(2, 1, 37, 37), docs=[12, 25]),
+    dict(BASE, name="all_cross", learnable=True, alibi=True, bias=(1, 4, 37, 45), seq_kv=45, max_logit=True, softcap=5.0, window=30),
+    dict(BASE, name="all", learnable=True, alibi=True, bias=(2, 1, 37, 37), docs=[5, 20, 12], max_logit=True, softcap=5.0),
 ]
 
 

@@ -62,7 +62,7 @@ type hostForward struct {
 }
 
 func (f *hostForward) Block(b attention.Block) error {
-	if err := attention.CheckBlock(f.acc.O, f.q, b); err != nil {
+	if err := attention.CheckBlock(f.acc.O, f.q, b, f.p); err != nil {
 		return err
 	}
 	c := Flash{Tensors: Tensors{Q: f.q, K: b.K, V: b.V, O: f.acc.O, LSE: f.acc.LSE}, Softmax: f.p, Tiles: b.Tiles}
@@ -101,7 +101,7 @@ type hostBackward struct {
 }
 
 func (f *hostBackward) Block(b attention.GradBlock) error {
-	if err := attention.CheckGradBlock(f.do, f.q, b); err != nil {
+	if err := attention.CheckGradBlock(f.do, f.q, b, f.p); err != nil {
 		return err
 	}
 	fresh := b.KeyGrads.Rows(b.Fresh.Lo, b.Fresh.Hi)
