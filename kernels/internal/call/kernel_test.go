@@ -48,6 +48,9 @@ func (k *hostFlash) Forward(o View, acc attention.Partial, q View, p attention.S
 	if err := attention.CheckForward(o, acc, q, p); err != nil {
 		return nil, err
 	}
+	if err := p.Plain("flash attention forward"); err != nil {
+		return nil, err
+	}
 	each(acc.O, func(x float32, _ [4]int) float32 { return 0 })
 	each(acc.LSE, func(x float32, _ [4]int) float32 { return float32(math.Inf(-1)) })
 	return &hostForward{k, o, acc, q, p}, nil
@@ -80,6 +83,9 @@ func (f *hostForward) End() error {
 // Backward begins a backward pass.
 func (k *hostFlash) Backward(dq, do, q View, s attention.Saved, p attention.Softmax) (attention.BackwardPass, error) {
 	if err := attention.CheckBackward(dq, do, q, s, p); err != nil {
+		return nil, err
+	}
+	if err := p.Plain("flash attention backward"); err != nil {
 		return nil, err
 	}
 	clear32(dq)
