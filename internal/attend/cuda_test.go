@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	rules "github.com/cprun/cprun/attention/backends"
 	"github.com/cprun/cprun/comm"
 	commdevice "github.com/cprun/cprun/comm/device"
 	"github.com/cprun/cprun/internal/cuda"
@@ -94,6 +95,41 @@ func TestFixturesOnGPUs(t *testing.T) {
 							t.Errorf("%s is off by %.3g relative, want at most %g", name, e, bound)
 						} else {
 							t.Logf("%s is off by %.3g relative", name, e)
+						}
+					}
+				})
+			}
+		}
+	}
+}
+
+// TestScoresOnGPUs runs the cases of what is added to scores on the backends that have it.
+func TestScoresOnGPUs(t *testing.T) {
+	m, gpus, err := machine.Find()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(gpus) == 0 {
+		t.Fatal("no GPU is seen: the tag cuda tests GPUs")
+	}
+	for _, path := range scoreCases(t) {
+		want := stored(t, path)
+		specs := []Spec{{Layout: "zigzag", Algorithm: "ring", Backend: "reference", DType: "fp32"}, {Layout: "striped", Algorithm: "allgather", Backend: "reference", DType: "fp32"}}
+		c, err := Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c.Scores.Kind() == rules.NoBias && !c.Scores.MaxLogit {
+			specs = append(specs, Spec{Layout: "zigzag", Algorithm: "ring", Backend: "flash", DType: "fp32"})
+		}
+		c.Close()
+		for ranks := 1; ranks <= min(len(gpus), 4); ranks *= 2 {
+			for _, s := range specs {
+				t.Run(fmt.Sprintf("%s/%d/%s-%s", filepath.Base(path), ranks, s.Backend, s.Layout), func(t *testing.T) {
+					got := runGPU(t, m, path, ranks, s)
+					for name, w := range want {
+						if e := relative(got[name], w); !(e <= 1e-4) {
+							t.Errorf("%s is off by %.3g relative", name, e)
 						}
 					}
 				})

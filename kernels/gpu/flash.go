@@ -141,7 +141,7 @@ func (f *Flash) run(what string, launches []call.Launch) {
 func (f *Flash) call(l *call.Launch) error {
 	if l.Tiles != nil {
 		var err error
-		if l.Params.Tiles, err = f.upload(call.Words(l.Tiles), len(l.Tiles)); err != nil {
+		if l.Params.Tiles, err = f.upload(call.Words(l.Tiles)); err != nil {
 			return err
 		}
 	}

@@ -40,10 +40,12 @@ const (
 // ReferenceParams is struct Params of reference.cu, the arguments of the kernels that compute
 // attention as it is defined.
 type ReferenceParams struct {
-	Q, K, V, Dout, O, LSE, Delta, DQ, DK, DV                 Strided // O: the accumulator
-	Tiles                                                    uint64  // of ReferenceTile
-	TileCount, SeqQ, SeqK, Heads, KVHeads, Dim, DimV, Unused int32
-	Scale, Softcap                                           float64
+	Q, K, V, Dout, O, LSE, Delta, DQ, DK, DV                                      Strided // O: the accumulator
+	Bias, Dbias, Largest                                                          Strided // zero: there is none
+	Tiles                                                                         uint64  // of ReferenceTile
+	Rows, Columns, Slopes                                                         uint64
+	TileCount, SeqQ, SeqK, Heads, KVHeads, Dim, DimV, Batch, BiasBatch, BiasHeads int32
+	Scale, Softcap                                                                float64
 }
 
 // ReferenceTile is struct Tile of reference.cu.

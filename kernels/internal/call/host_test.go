@@ -89,7 +89,7 @@ func (h *host) launch(l Launch) error {
 	}
 	p := &l.Params
 	h.move(&p.Q.At, &p.K.At, &p.V.At, &p.Dout.At, &p.O.At, &p.LSE.At, &p.Delta.At, &p.DQ.At, &p.DK.At, &p.DV.At, &p.Tiles)
-	return h.start(l.Program, l.Kernel, l.Grid, l.Threads, l.Shared, arguments{*p})
+	return h.start(l.Program, l.Kernel, l.Grid, [2]int{l.Threads, 1}, l.Shared, arguments{*p})
 }
 
 // arguments is the largest struct that a kernel takes. A smaller one lies at its beginning, where a
@@ -97,7 +97,7 @@ func (h *host) launch(l Launch) error {
 type arguments struct{ source.FlashParams }
 
 // start runs a kernel of a program, whose arguments have addresses of the other process.
-func (h *host) start(program, kernel string, grid [3]int, threads, shared int, a arguments) error {
+func (h *host) start(program, kernel string, grid [3]int, block [2]int, shared int, a arguments) error {
 	library, err := h.compiler.program(program)
 	if err != nil {
 		return err
@@ -106,10 +106,10 @@ func (h *host) start(program, kernel string, grid [3]int, threads, shared int, a
 		Library [256]byte
 		Kernel  [64]byte
 		Grid    [3]int32
-		Threads, Shared,
-		Descending int32
+		Threads, Columns, Shared,
+		Descending, Unused int32
 		Params arguments
-	}{Threads: int32(threads), Shared: int32(shared), Descending: int32(h.started % 2), Params: a}
+	}{Threads: int32(block[0] * block[1]), Columns: int32(block[0]), Shared: int32(shared), Descending: int32(h.started % 2), Params: a}
 	h.started++
 	h.ran[program] = true
 	copy(message.Library[:255], library)

@@ -38,7 +38,7 @@ func (k hostSinks) run(l SinkLaunch, err error) error {
 	k.move(&p.O.At, &p.Dout.At, &p.LSE.At, &p.Sink, &p.Dsink)
 	var a arguments
 	*(*source.SinkParams)(unsafe.Pointer(&a)) = *p
-	return k.start(SinkProgram, l.Kernel, l.Grid, l.Threads, l.Shared, a)
+	return k.start(SinkProgram, l.Kernel, l.Grid, [2]int{l.Threads, 1}, l.Shared, a)
 }
 
 // TestSinksOnHost runs the conformance suite of sinks on the kernels of a GPU.
