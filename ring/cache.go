@@ -68,10 +68,9 @@ func (s *Schedule) bytes() int64 {
 	n := int64(len(s.Forward)+len(s.Backward)) * int64(unsafe.Sizeof(Hop{}))
 	for i := range s.Backward {
 		h := &s.Backward[i]
-		n += int64(len(h.From)) * int64(unsafe.Sizeof(Source{}))
 		moves := len(h.SendKV) + len(h.RecvKV) + len(h.SendGrad) + len(h.RecvGrad) + 2*len(h.Fold)
 		for call := range h.Calls {
-			n += int64(len(call.Tiles)) * int64(unsafe.Sizeof(partition.Tile{}))
+			n += int64(len(call.Tiles))*int64(unsafe.Sizeof(partition.Tile{})) + int64(len(call.From))*int64(unsafe.Sizeof(Source{}))
 			moves += len(call.SendKV) + len(call.RecvKV)
 		}
 		n += int64(len(h.Then))*int64(unsafe.Sizeof(Part{})) + int64(moves)*int64(unsafe.Sizeof(Move{}))

@@ -26,6 +26,7 @@ type Fold struct{ Dst, Src Block }
 type Part struct {
 	Keys        Block
 	Tiles       []partition.Tile // none: only transfers
+	From        []Source         // as in Hop
 	First, Last bool             // as in Hop
 
 	SendKV, RecvKV []Move // ended before the call begins
@@ -57,7 +58,7 @@ type Hop struct {
 
 // Calls yields the kernel calls of a hop in order, that of Tiles first.
 func (h *Hop) Calls(yield func(*Part) bool) {
-	first := Part{Keys: h.Keys, Tiles: h.Tiles, First: h.First, Last: h.Last, Grads: h.Grads}
+	first := Part{Keys: h.Keys, Tiles: h.Tiles, From: h.From, First: h.First, Last: h.Last, Grads: h.Grads}
 	if len(h.Tiles) > 0 && !yield(&first) {
 		return
 	}

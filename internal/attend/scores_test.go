@@ -113,3 +113,23 @@ func TestSinkWithoutDout(t *testing.T) {
 		t.Errorf("results %v, want out and lse alone", slices.Sorted(maps.Keys(got)))
 	}
 }
+
+// Ranks without rows have nothing to add to scores and nothing to keep.
+func TestScoresOfRanksWithoutRows(t *testing.T) {
+	few := shapes{
+		"q": {2, 3, 4, 8}, "k": {2, 3, 2, 8}, "v": {2, 3, 2, 6}, "dout": {2, 3, 4, 6},
+		"sink": {4}, "alibi_slopes": {4}, "bias": {1, 4, 3, 3},
+	}
+	path := write(t, few, map[string]string{"causal": "true", "max_logit": "true"})
+	want, _ := run(t, path, 1, Spec{Layout: "contiguous", Algorithm: "ring", Backend: "reference", DType: "fp64"})
+	if len(want) != len(resultTensors) {
+		t.Fatalf("results %v, want %v", slices.Sorted(maps.Keys(want)), resultTensors)
+	}
+	for _, algorithm := range ring.Algorithms {
+		for _, backend := range []string{"flash", "reference"} {
+			s := Spec{Layout: "striped", Algorithm: algorithm, Backend: backend, DType: "fp32"}
+			got, _ := run(t, path, 6, s)
+			same(t, fmt.Sprintf("%+v", s), got, want, 2e-5)
+		}
+	}
+}
