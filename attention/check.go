@@ -28,13 +28,15 @@ func CheckForward(o View, acc Partial, q View, p Softmax) error {
 	c.view("LSE", acc.LSE, t, rowShape(q))
 	c.float("o", o)
 	c.view("o", o, o.DType(), shape)
+	c.scores(q, p.Scores, false)
 	return errors.Join(c.faults...)
 }
 
 // CheckBlock returns all that is wrong with a block of a pass over queries q into O, or nil.
-func CheckBlock(O, q View, b Block) error {
+func CheckBlock(O, q View, b Block, p Softmax) error {
 	c := checker{call: "attention forward"}
 	c.keys(q, b)
+	c.columns(b.K, b, p.Scores)
 	c.view("O", O, O.DType(), outShape(q, b.V))
 	return errors.Join(c.faults...)
 }
@@ -53,13 +55,15 @@ func CheckBackward(dq, do, q View, s Saved, p Softmax) error {
 	c.view("LSE", s.LSE, t, rowShape(q))
 	c.view("delta", s.Delta, t, rowShape(q))
 	c.view("DQ", dq, t, q.Shape())
+	c.scores(q, p.Scores, true)
 	return errors.Join(c.faults...)
 }
 
 // CheckGradBlock returns all that is wrong with a block of a backward pass, or nil.
-func CheckGradBlock(do, q View, b GradBlock) error {
+func CheckGradBlock(do, q View, b GradBlock, p Softmax) error {
 	c := checker{call: "attention backward"}
 	c.keys(q, b.Block)
+	c.columns(b.K, b.Block, p.Scores)
 	c.view("do", do, do.DType(), outShape(q, b.V))
 	t := AccumulatorType(q.DType())
 	rows := max(b.K.Len(tensor.Seq), b.DK.Len(tensor.Seq))

@@ -124,6 +124,96 @@ func TestTilesAreTheMask(t *testing.T) {
 	}
 }
 
+// TestScoreGradients holds the gradients of a bias, of sinks, and of q, k and v beside them, against
+// central differences of sum(out * do).
+func TestScoreGradients(t *testing.T) {
+	const batch, heads = 2, 4
+	for _, c := range []struct {
+		name        string
+		seqQ, seqK  int
+		mask        partition.Mask
+		softcap     float64
+		bias        [2]int // batches, heads
+		alibi, sink bool
+	}{
+		{"sink", 5, 6, partition.Mask{Band: partition.Full()}, 0, [2]int{}, false, true},
+		{"sink, rows that see nothing", 6, 4, partition.Mask{Band: partition.Band{Lo: -partition.Unbounded, Hi: -2}}, 2, [2]int{}, false, true},
+		{"slopes", 6, 6, partition.Mask{Band: partition.Causal()}, 1.5, [2]int{}, true, false},
+		{"bias", 5, 6, partition.Mask{Band: partition.Full()}, 1.5, [2]int{batch, heads}, false, false},
+		{"bias of all heads, documents", 7, 7, partition.Mask{Band: partition.Band{Lo: -1, Hi: 0}, Docs: []int{3, 1, 3}}, 0, [2]int{batch, 1}, true, true},
+		{"bias of all batches", 4, 6, partition.Mask{Band: partition.Band{Lo: -partition.Unbounded, Hi: 2}}, 2, [2]int{1, heads}, true, true},
+		{"one bias", 4, 4, partition.Mask{Band: partition.Causal()}, 0, [2]int{1, 1}, false, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(13, 14))
+			q, k, v := draw(rng, batch, c.seqQ, heads, 3), draw(rng, batch, c.seqK, 2, 3), draw(rng, batch, c.seqK, 2, 2)
+			do, sink, dsink := draw(rng, batch, c.seqQ, heads, 2), draw(rng, 1, 1, heads, 1), tensor.New(tensor.F64, 1, 1, heads, 1)
+			p := attention.Softmax{Scale: 0.8, Softcap: c.softcap, Scores: &attention.Scores{}}
+			if c.alibi {
+				p.Scores.Slopes = draw(rng, 1, 1, heads, 1)
+			}
+			if c.bias[0] > 0 {
+				p.Scores.Bias = draw(rng, c.bias[0], c.seqQ, c.bias[1], c.seqK)
+				p.Scores.DBias = draw(rng, c.bias[0], c.seqQ, c.bias[1], c.seqK)
+			}
+			kernel := attention.NewReference[float64](nil)
+			tiles := partition.Plan(partition.Shape{SeqQ: c.seqQ, SeqKV: c.seqK, Size: 1, Layout: partition.Contiguous{}, Mask: c.mask}, 0, 0)
+			acc := attention.Partial{O: tensor.New(tensor.F64, batch, c.seqQ, heads, 2), LSE: tensor.New(tensor.F64, batch, c.seqQ, heads, 1)}
+			for i := range c.seqQ {
+				p.Scores.Rows = append(p.Scores.Rows, i+c.seqK-c.seqQ)
+			}
+			block := attention.Block{K: k, V: v, Tiles: tiles}
+			for j := range c.seqK {
+				block.Columns = append(block.Columns, j)
+			}
+			loss := func() float64 {
+				pass, err := kernel.Forward(acc.O, acc, q, p)
+				check(t, err)
+				check(t, pass.Block(block))
+				check(t, pass.End())
+				if c.sink {
+					check(t, kernel.FoldSink(acc.O, acc.LSE, sink))
+				}
+				sum := 0.0
+				for i, y := range tensor.Data[float64](acc.O) {
+					sum += y * tensor.Data[float64](do)[i]
+				}
+				return sum
+			}
+			loss()
+			dq, dk, dv := tensor.New(tensor.F64, batch, c.seqQ, heads, 3), tensor.New(tensor.F64, batch, c.seqK, 2, 3), tensor.New(tensor.F64, batch, c.seqK, 2, 2)
+			pass, err := kernel.Backward(dq, do, q, attention.Saved{O: acc.O, LSE: acc.LSE, Delta: tensor.New(tensor.F64, batch, c.seqQ, heads, 1)}, p)
+			check(t, err)
+			check(t, pass.Block(attention.GradBlock{Block: block, KeyGrads: attention.KeyGrads{DK: dk, DV: dv}, Fresh: partition.Range{Hi: c.seqK}}))
+			check(t, pass.End())
+			grads := map[string][2]attention.View{"dq": {q, dq}, "dk": {k, dk}, "dv": {v, dv}}
+			if c.sink {
+				check(t, kernel.SinkGrad(dsink, do, acc.O, acc.LSE, sink))
+				grads["dsink"] = [2]attention.View{sink, dsink}
+			}
+			if c.bias[0] > 0 {
+				grads["dbias"] = [2]attention.View{p.Scores.Bias, p.Scores.DBias}
+			}
+			for name, g := range grads {
+				x := tensor.Data[float64](g[0])
+				for i := range x {
+					const h = 1e-5
+					at := x[i]
+					x[i] = at + h
+					up := loss()
+					x[i] = at - h
+					down := loss()
+					x[i] = at
+					got, want := tensor.Data[float64](g[1])[i], (up-down)/(2*h)
+					if !(math.Abs(got-want) <= 1e-8) {
+						t.Fatalf("%s[%d] = %v, the difference quotient is %v", name, i, got, want)
+					}
+				}
+			}
+		})
+	}
+}
+
 func check(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {

@@ -17,6 +17,7 @@ type View = tensor.View
 type Softmax struct {
 	Scale   float64
 	Softcap float64 // 0 turns it off
+	Scores  *Scores // nil: nothing is added to scores, and nothing kept of them
 }
 
 // Partial is the state of a forward pass over some of the keys. O: [batch, seqQ, heads,
@@ -66,6 +67,8 @@ type Kernel interface {
 type Block struct {
 	K, V  View
 	Tiles []partition.Tile
+	// Columns is the position in the whole sequence of each key; nil where nothing is added to scores.
+	Columns []int
 	// First says that no block with tiles came before in the pass, so that the state of every
 	// row is that before any key; Last, that none comes after.
 	First, Last bool

@@ -39,6 +39,9 @@ func (r *Reference[A]) Forward(o View, acc Partial, q View, p Softmax) (ForwardP
 	return &referenceForward[A]{r, o, acc, q, p}, r.do("attention reset", func() {
 		set(acc.O, 0)
 		set(acc.LSE, math.Inf(-1))
+		if p.Scores != nil && !p.Scores.Max.IsZero() {
+			set(p.Scores.Max, math.Inf(-1))
+		}
 	})
 }
 
@@ -53,13 +56,18 @@ type referenceForward[A tensor.Float] struct {
 // Block folds a block into acc. The old state counts as one more key, whose score is its LSE
 // and whose value is its O.
 func (f *referenceForward[A]) Block(b Block) error {
-	if err := CheckBlock(f.acc.O, f.q, b); err != nil {
+	if err := CheckBlock(f.acc.O, f.q, b, f.p); err != nil {
 		return err
 	}
-	tiles, acc := slices.Clone(b.Tiles), f.acc
+	tiles, acc, columns := slices.Clone(b.Tiles), f.acc, slices.Clone(b.Columns)
 	return f.r.do("attention forward", func() {
 		o, lse := load[A](acc.O), load[A](acc.LSE)
-		forward(o, lse, load[A](f.q), load[A](b.K), load[A](b.V), visible(tiles), f.p)
+		extra, done := termsOf[A](f.p.Scores, columns), func() {}
+		if extra != nil {
+			extra.max, done = held[A](f.p.Scores.Max)
+		}
+		forward(o, lse, load[A](f.q), load[A](b.K), load[A](b.V), visible(tiles), f.p, extra)
+		done()
 		o.store(acc.O)
 		lse.store(acc.LSE)
 	})
@@ -80,6 +88,9 @@ func (r *Reference[A]) Backward(dq, do, q View, s Saved, p Softmax) (BackwardPas
 	}
 	return &referenceBackward[A]{r, dq, do, q, s, p}, r.do("attention delta", func() {
 		set(dq, 0)
+		if p.Scores != nil && !p.Scores.DBias.IsZero() {
+			set(p.Scores.DBias, 0)
+		}
 		d := load[A](s.Delta)
 		rowDot(d, load[A](do), load[A](s.O))
 		d.store(s.Delta)
@@ -95,15 +106,20 @@ type referenceBackward[A tensor.Float] struct {
 
 // Block adds the gradients of a block.
 func (f *referenceBackward[A]) Block(b GradBlock) error {
-	if err := CheckGradBlock(f.do, f.q, b); err != nil {
+	if err := CheckGradBlock(f.do, f.q, b, f.p); err != nil {
 		return err
 	}
-	tiles, fresh := slices.Clone(b.Tiles), b.KeyGrads.Rows(b.Fresh.Lo, b.Fresh.Hi)
+	tiles, columns, fresh := slices.Clone(b.Tiles), slices.Clone(b.Columns), b.KeyGrads.Rows(b.Fresh.Lo, b.Fresh.Hi)
 	return f.r.do("attention backward", func() {
 		set(fresh.DK, 0)
 		set(fresh.DV, 0)
 		dq, dk, dv := load[A](f.dq), load[A](b.DK), load[A](b.DV)
-		backward(dq, dk, dv, load[A](f.do), load[A](f.q), load[A](b.K), load[A](b.V), load[A](f.s.LSE), load[A](f.s.Delta), visible(tiles), f.p)
+		extra, done := termsOf[A](f.p.Scores, columns), func() {}
+		if extra != nil {
+			extra.dbias, done = held[A](f.p.Scores.DBias)
+		}
+		backward(dq, dk, dv, load[A](f.do), load[A](f.q), load[A](b.K), load[A](b.V), load[A](f.s.LSE), load[A](f.s.Delta), visible(tiles), f.p, extra)
+		done()
 		dq.store(f.dq)
 		dk.store(b.DK)
 		dv.store(b.DV)
@@ -139,13 +155,14 @@ func visible(tiles []partition.Tile) func(i, j int) bool {
 
 // forward is FlashAttention-2 (arXiv:2307.08691), section 3.1, with every block one key:
 // m = max s, l = sum exp(s - m), O = sum exp(s - m) v / l, LSE = m + ln l.
-func forward[A tensor.Float](o, lse, q, k, v array[A], visible func(i, j int) bool, p Softmax) {
+func forward[A tensor.Float](o, lse, q, k, v array[A], visible func(i, j int) bool, p Softmax, extra *terms[A]) {
 	group := q.shape[tensor.Heads] / k.shape[tensor.Heads]
 	eachRow(q, k, visible, func(b, i, h int, keys []int) {
 		out, old := o.row(b, i, h), &lse.row(b, i, h)[0]
 		s, m := make([]A, len(keys)), *old
 		for n, j := range keys {
-			s[n] = score(dot(q.row(b, i, h), k.row(b, j, h/group)), p)
+			s[n] = extra.add(score(dot(q.row(b, i, h), k.row(b, j, h/group)), p), b, i, h, j)
+			extra.keep(s[n], b, i, h)
 			m = max(m, s[n])
 		}
 		if math.IsInf(float64(m), -1) {
@@ -165,7 +182,7 @@ func forward[A tensor.Float](o, lse, q, k, v array[A], visible func(i, j int) bo
 
 // backward is algorithm 2 of the same paper: P = exp(S - LSE), dV += P' dO, dP = dO V',
 // dS = P * (dP - D), dQ += dS K, dK += dS' Q.
-func backward[A tensor.Float](dq, dk, dv, do, q, k, v, lse, delta array[A], visible func(i, j int) bool, p Softmax) {
+func backward[A tensor.Float](dq, dk, dv, do, q, k, v, lse, delta array[A], visible func(i, j int) bool, p Softmax, extra *terms[A]) {
 	group := q.shape[tensor.Heads] / k.shape[tensor.Heads]
 	eachRow(q, k, visible, func(b, i, h int, keys []int) {
 		g, z := h/group, lse.row(b, i, h)[0]
@@ -174,9 +191,11 @@ func backward[A tensor.Float](dq, dk, dv, do, q, k, v, lse, delta array[A], visi
 		}
 		for _, j := range keys {
 			s := score(dot(q.row(b, i, h), k.row(b, j, g)), p)
-			w := exp(s - z)
+			w := exp(extra.add(s, b, i, h, j) - z)
 			dp := dot(do.row(b, i, h), v.row(b, j, g))
-			ds := w * (dp - delta.row(b, i, h)[0]) * A(p.Scale)
+			ds := w * (dp - delta.row(b, i, h)[0])
+			extra.grad(ds, b, i, h, j)
+			ds *= A(p.Scale)
 			if p.Softcap > 0 {
 				t := s / A(p.Softcap) // tanh' = 1 - tanh^2
 				ds *= 1 - t*t

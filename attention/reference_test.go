@@ -50,3 +50,9 @@ func TestWholeFixtures(t *testing.T) {
 		})
 	}
 }
+
+func TestReferenceSinks(t *testing.T) {
+	attentiontest.TestSinks(t, func(testing.TB) (attentiontest.Rig, attention.Sinks) {
+		return attentiontest.Rig{}, attention.NewReference[float64](nil)
+	}, tensor.F64, tensor.F32, tensor.F16, tensor.BF16)
+}

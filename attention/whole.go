@@ -10,7 +10,7 @@ import (
 
 // Whole computes attention of a whole sequence on one device, forward and backward, in global
 // order: the oracle for everything that cuts sequences up. It asks the mask for each pair, so it
-// does not depend on the tiles of package partition. The results are dense float64 views; the
+// does not depend on the tiles of package partition. DBias and Max of p.Scores are set. The results are dense float64 views; the
 // arithmetic is A's.
 func Whole[A tensor.Float](q, k, v, do View, mask partition.Mask, p Softmax) (Partial, Grads) {
 	out := outShape(q, v)
@@ -18,20 +18,54 @@ func Whole[A tensor.Float](q, k, v, do View, mask partition.Mask, p Softmax) (Pa
 	grads := Grads{DQ: like(q.Shape()), DK: like(k.Shape()), DV: like(v.Shape())}
 	set(acc.LSE, math.Inf(-1))
 	sees := masked(mask)
+	extra, done := wholeTerms[A](p.Scores, q, k, mask)
 	qa, ka, va, doa := load[A](q), load[A](k), load[A](v), load[A](do)
 	o, lse := load[A](acc.O), load[A](acc.LSE)
-	forward(o, lse, qa, ka, va, sees, p)
+	forward(o, lse, qa, ka, va, sees, p, extra)
 	delta := load[A](like(rowShape(q)))
 	rowDot(delta, doa, o)
 	dq, dk, dv := load[A](grads.DQ), load[A](grads.DK), load[A](grads.DV)
-	backward(dq, dk, dv, doa, qa, ka, va, lse, delta, sees, p)
+	backward(dq, dk, dv, doa, qa, ka, va, lse, delta, sees, p, extra)
 	for _, s := range []struct {
 		from array[A]
 		to   View
 	}{{o, acc.O}, {lse, acc.LSE}, {dq, grads.DQ}, {dk, grads.DK}, {dv, grads.DV}} {
 		s.from.store(s.to)
 	}
+	done()
 	return acc, grads
+}
+
+// wholeTerms is what p adds to scores where every key stands at its index, and queries as the mask aligns
+// them. The function stores what has been kept. Rows of p are not read.
+func wholeTerms[A tensor.Float](s *Scores, q, k View, mask partition.Mask) (*terms[A], func()) {
+	if s == nil {
+		return nil, func() {}
+	}
+	n, m := q.Len(tensor.Seq), k.Len(tensor.Seq)
+	shape := partition.Shape{SeqQ: n, SeqKV: m, Mask: mask}
+	whole := *s
+	whole.Rows = make([]int, n)
+	for i := range whole.Rows {
+		whole.Rows[i] = shape.Aligned(i)
+	}
+	columns := make([]int, m)
+	for j := range columns {
+		columns[j] = j
+	}
+	var kept [2]func()
+	extra := termsOf[A](&whole, columns)
+	for i, x := range []struct {
+		v    View
+		to   **array[A]
+		none float64
+	}{{s.Max, &extra.max, math.Inf(-1)}, {s.DBias, &extra.dbias, 0}} {
+		if !x.v.IsZero() {
+			set(x.v, x.none)
+		}
+		*x.to, kept[i] = held[A](x.v)
+	}
+	return extra, func() { kept[0](); kept[1]() }
 }
 
 // masked is the predicate that a mask stands for: the band, inside one document; or its slices.

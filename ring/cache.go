@@ -70,7 +70,7 @@ func (s *Schedule) bytes() int64 {
 		h := &s.Backward[i]
 		moves := len(h.SendKV) + len(h.RecvKV) + len(h.SendGrad) + len(h.RecvGrad) + 2*len(h.Fold)
 		for call := range h.Calls {
-			n += int64(len(call.Tiles)) * int64(unsafe.Sizeof(partition.Tile{}))
+			n += int64(len(call.Tiles))*int64(unsafe.Sizeof(partition.Tile{})) + int64(len(call.From))*int64(unsafe.Sizeof(Source{}))
 			moves += len(call.SendKV) + len(call.RecvKV)
 		}
 		n += int64(len(h.Then))*int64(unsafe.Sizeof(Part{})) + int64(moves)*int64(unsafe.Sizeof(Move{}))

@@ -33,6 +33,7 @@ func (p *Planner) ring(rank int) *Schedule {
 			hop.Label = p.hopLabel(h, owner)
 			if here := stops[h].here; here.Len() > 0 {
 				hop.Tiles, hop.Keys = p.index.Tiles(rank, owner), Block{kvBuffer(h), 0, here.Hi}
+				hop.From = p.from(owner, here.Hi)
 			}
 		}
 		if h+1 < n {
@@ -137,6 +138,7 @@ func (p *Planner) allgather(rank int) *Schedule {
 			b := Block{fetched, rows, rows + need.Len()}
 			first.RecvKV = append(first.RecvKV, Move{from, b})
 			third.SendGrad = append(third.SendGrad, Move{from, b})
+			second.From = append(second.From, Source{Rank: from, Rows: need})
 			rows = b.Hi
 		}
 	}

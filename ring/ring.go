@@ -46,6 +46,10 @@ func (r *Ring) Forward(out attention.Partial, q, k, v View, s *Schedule, p atten
 // forward runs the hops on what has been gathered.
 func (r *Ring) forward(out attention.Partial, q, k, v View, s *Schedule, p attention.Softmax) error {
 	bufs := r.buffers(kv{k, v}, s.KVRows)
+	p, at, err := s.place(p)
+	if err != nil {
+		return err
+	}
 	pass, err := r.Kernel.Forward(out.O, r.accumulator(out), q, p)
 	if err != nil {
 		return err
@@ -57,7 +61,7 @@ func (r *Ring) forward(out attention.Partial, q, k, v View, s *Schedule, p atten
 			if len(c.Tiles) == 0 {
 				return nil
 			}
-			return pass.Block(c.block(bufs))
+			return pass.Block(c.block(bufs, at))
 		})
 		if err != nil {
 			return fmt.Errorf("forward %s: %w", hop.Label, err)
@@ -90,6 +94,10 @@ func (r *Ring) Backward(g attention.Grads, do, q, k, v View, out attention.Parti
 func (r *Ring) backward(g attention.Grads, do, q, k, v View, out attention.Partial, s *Schedule, p attention.Softmax) error {
 	bufs := r.buffers(kv{k, v}, s.KVRows)
 	grads := r.buffers(kv{g.DK, g.DV}, s.GradRows)
+	p, at, err := s.place(p)
+	if err != nil {
+		return err
+	}
 	saved := attention.Saved{O: out.O, LSE: out.LSE, Delta: r.alloc(out.LSE.DType(), out.LSE)}
 	pass, err := r.Kernel.Backward(g.DQ, do, q, saved, p)
 	if err != nil {
@@ -100,7 +108,7 @@ func (r *Ring) backward(g attention.Grads, do, q, k, v View, out attention.Parti
 		r.Stream.Label(r.part(hop.Label))
 		err := r.beside(hop, bufs, grads, func(c *Part, last bool) error {
 			if c.Grads.Hi > 0 { // without tiles, too: the own gradients are to be set
-				if err := pass.Block(c.gradBlock(bufs, grads, last && hop.foldsFirst(c))); err != nil {
+				if err := pass.Block(c.gradBlock(bufs, grads, at, last && hop.foldsFirst(c))); err != nil {
 					return err
 				}
 			}

@@ -26,6 +26,7 @@ type Fold struct{ Dst, Src Block }
 type Part struct {
 	Keys        Block
 	Tiles       []partition.Tile // none: only transfers
+	From        []Source         // as in Hop
 	First, Last bool             // as in Hop
 
 	SendKV, RecvKV []Move // ended before the call begins
@@ -39,6 +40,7 @@ type Hop struct {
 	Label string
 	Keys  Block            // the rows that Tiles index, as a whole block of Buf
 	Tiles []partition.Tile // none: no kernel call, but for the own gradients, which are set all the same
+	From  []Source         // whose keys the rows of Keys are, in order
 	// First says that no call with tiles comes before this one, Last that none comes after.
 	First, Last bool
 
@@ -68,7 +70,7 @@ func (h *Hop) Calls(yield func(*Part) bool) {
 
 // own is the hop's own call, the first.
 func (h *Hop) own() *Part {
-	return &Part{Keys: h.Keys, Tiles: h.Tiles, First: h.First, Last: h.Last, Grads: h.Grads}
+	return &Part{Keys: h.Keys, Tiles: h.Tiles, From: h.From, First: h.First, Last: h.Last, Grads: h.Grads}
 }
 
 func (h *Hop) empty() bool {
@@ -84,6 +86,7 @@ func (h *Hop) foldsFirst(c *Part) bool { return len(h.Fold) > 0 && h.Fold[0].Dst
 type Schedule struct {
 	Algorithm string
 	Rank      int
+	Shape     partition.Shape // what Rank and the sources of hops are ranks of
 	Forward   []Hop
 	Backward  []Hop
 	KVRows    []int // rows of each K/V buffer; KVRows[0] is the own block
@@ -227,7 +230,12 @@ func (p *Planner) Schedule(rank int) *Schedule {
 // own is hop 0 of every algorithm: the rank's queries against its own keys.
 func (p *Planner) own(rank int) Hop {
 	whole := Block{0, 0, p.index.Keys(rank)}
-	return Hop{Label: p.hopLabel(0, rank), Keys: whole, Grads: whole, Tiles: p.index.Tiles(rank, rank)}
+	return Hop{Label: p.hopLabel(0, rank), Keys: whole, Grads: whole, Tiles: p.index.Tiles(rank, rank), From: p.from(rank, whole.Hi)}
+}
+
+// from is the first rows of an owner's keys, as they lie in a buffer.
+func (p *Planner) from(owner, rows int) []Source {
+	return []Source{{Rank: owner, Rows: partition.Range{Hi: rows}}}
 }
 
 func (p *Planner) hopLabel(h, owner int) string {
@@ -269,6 +277,7 @@ func (p *Planner) finish(s *Schedule) *Schedule {
 	s.Backward = s.Backward[:1+len(compact(s.Backward[1:]))]
 	markEnds(s.Forward)
 	markEnds(s.Backward)
+	s.Shape = p.spec.Shape
 	kv, grads := rows{p.index.Keys(s.Rank)}, rows{p.index.Keys(s.Rank)}
 	for i := range s.Backward {
 		h := &s.Backward[i]
@@ -319,7 +328,7 @@ func forwardOf(hops []Hop) []Hop {
 	out := make([]Hop, len(hops))
 	for i := range hops {
 		h := &hops[i]
-		out[i] = Hop{Label: h.Label, Keys: h.Keys, Tiles: h.Tiles, SendKV: h.SendKV, RecvKV: h.RecvKV}
+		out[i] = Hop{Label: h.Label, Keys: h.Keys, Tiles: h.Tiles, From: h.From, SendKV: h.SendKV, RecvKV: h.RecvKV}
 		for _, p := range h.Then {
 			p.Grads = Block{}
 			out[i].Then = append(out[i].Then, p)

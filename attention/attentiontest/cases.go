@@ -25,6 +25,7 @@ type Case struct {
 	Reversed       bool    // the blocks of keys come last to first
 	Started        bool    // DK and DV hold something before the backward pass
 	PartFresh      bool    // with Started: the middle third of their rows does not
+	Scores         *Scores // nil: nothing is added to scores, and nothing kept of them
 	Folded         bool    // gradients from elsewhere are folded into all but the first quarter of them
 }
 
@@ -62,7 +63,7 @@ func base(name string) Case {
 
 // Cases returns the suite. Every case has a name of its own, which seeds its numbers.
 func Cases() []Case {
-	return slices.Concat(headCases(), bandCases(), tileCases(), maskCases(), layoutCases(), valueCases(), foldCases(), emptyCases())
+	return slices.Concat(headCases(), bandCases(), tileCases(), maskCases(), layoutCases(), valueCases(), foldCases(), emptyCases(), scoreCases())
 }
 
 func headCases() []Case {
@@ -245,8 +246,9 @@ func emptyCases() []Case {
 
 // call is one block of keys [lo, hi) and its tiles, in indices of the block.
 type call struct {
-	lo, hi int
-	tiles  []partition.Tile
+	lo, hi  int
+	tiles   []partition.Tile
+	columns []int
 }
 
 // block is the i-th call as the block of a pass.
@@ -255,7 +257,7 @@ func (c call) block(s *set, calls []call, i int) attention.Block {
 		return slices.ContainsFunc(calls, func(c call) bool { return len(c.tiles) > 0 })
 	}
 	return attention.Block{
-		K: c.of(s.k), V: c.of(s.v), Tiles: c.tiles,
+		K: c.of(s.k), V: c.of(s.v), Tiles: c.tiles, Columns: c.columns,
 		First: len(c.tiles) > 0 && !tiles(calls[:i]), Last: len(c.tiles) > 0 && !tiles(calls[i+1:]),
 	}
 }
@@ -293,6 +295,9 @@ func (c Case) calls() []call {
 	var calls []call
 	for i := range n {
 		b := call{lo: i * c.SeqK / n, hi: (i + 1) * c.SeqK / n}
+		if c.Scores != nil {
+			b.columns = c.columns()[b.lo:b.hi]
+		}
 		for _, t := range c.Tiles {
 			lo, hi := max(t.K.Lo, b.lo), min(t.K.Hi, b.hi)
 			if lo < hi || n == 1 {

@@ -77,6 +77,7 @@ func (c Case) termSizes(in inputs, oracle *set) (dq, dk float64) {
 		if limit := c.Softmax.Softcap; limit > 0 {
 			score = limit * math.Tanh(score/limit)
 		}
+		score += c.extra(in, b, i, h, j)
 		for d, x := range in.v[key*c.DimV:][:c.DimV] {
 			dp += x * in.do[row*c.DimV+d]
 		}

@@ -17,6 +17,7 @@ type inputs struct {
 	q, k, v, do      []float64
 	dk, dv           []float64 // what gradients hold before the backward pass, where they hold something
 	otherDK, otherDV []float64 // what is folded into them
+	slopes, bias     []float64 // what is added to scores
 	started, folded  bool
 	fresh            partition.Range
 }
@@ -40,6 +41,7 @@ func (c Case) inputs(rng *rand.Rand, dtype tensor.DType) inputs {
 		dk: draw(k, 1, acc), dv: draw(v, 1, acc), otherDK: draw(k, 1, acc), otherDV: draw(v, 1, acc),
 		started: c.Started, folded: c.Folded, fresh: c.fresh(),
 	}
+	in.slopes, in.bias = c.scoreInputs(rng, acc)
 	return in
 }
 
@@ -75,7 +77,8 @@ type set struct {
 	delta       View
 	grads       attention.Grads
 	other       attention.KeyGrads // from elsewhere, to be folded
-	buffers     []*tensor.Host
+	scored
+	buffers []*tensor.Host
 }
 
 func newSet(c Case, l Layout, dtype tensor.DType) *set {
@@ -92,6 +95,7 @@ func newSet(c Case, l Layout, dtype tensor.DType) *set {
 	s.do, s.delta = s.place(l, dtype, o), s.place(l, acc, row)
 	s.acc = attention.Partial{O: s.place(l, acc, o), LSE: s.place(l, acc, row)}
 	s.other = attention.KeyGrads{DK: s.place(l, acc, k), DV: s.place(l, acc, v)}
+	s.placeScores(c, l, acc)
 	s.out = s.acc.O
 	if dtype != acc {
 		s.out = s.place(l, dtype, o)
@@ -147,6 +151,12 @@ func (s *set) fill(in inputs) {
 	write(s.k, in.k)
 	write(s.v, in.v)
 	write(s.do, in.do)
+	if !s.slopes.IsZero() {
+		write(s.slopes, in.slopes)
+	}
+	if !s.bias.IsZero() {
+		write(s.bias, in.bias)
+	}
 	if in.folded {
 		write(s.other.DK, in.otherDK)
 		write(s.other.DV, in.otherDV)
@@ -164,7 +174,7 @@ func (s *set) fill(in inputs) {
 }
 
 func (s *set) views() []*View {
-	return []*View{&s.q, &s.k, &s.v, &s.do, &s.delta, &s.acc.O, &s.out, &s.acc.LSE, &s.grads.DQ, &s.grads.DK, &s.grads.DV, &s.other.DK, &s.other.DV}
+	return append(s.scored.views(), &s.q, &s.k, &s.v, &s.do, &s.delta, &s.acc.O, &s.out, &s.acc.LSE, &s.grads.DQ, &s.grads.DK, &s.grads.DV, &s.other.DK, &s.other.DV)
 }
 
 // upload is the set on the rig's device; on the host it is the set itself.
@@ -210,7 +220,14 @@ type result struct {
 }
 
 func (s *set) results() []result {
-	return []result{{"out", s.out}, {"lse", s.acc.LSE}, {"delta", s.delta}, {"dq", s.grads.DQ}, {"dk", s.grads.DK}, {"dv", s.grads.DV}}
+	list := []result{{"out", s.out}, {"lse", s.acc.LSE}, {"delta", s.delta}, {"dq", s.grads.DQ}, {"dk", s.grads.DK}, {"dv", s.grads.DV}}
+	if !s.dbias.IsZero() {
+		list = append(list, result{"dbias", s.dbias})
+	}
+	if !s.largest.IsZero() {
+		list = append(list, result{"max", s.largest})
+	}
+	return list
 }
 
 // checkSentinels fails where anything was written between or around the views.

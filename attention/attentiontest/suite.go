@@ -39,6 +39,9 @@ type Options struct {
 	// Leaves names further cases that are beyond the kernel, such as bands that a library
 	// has no mask for; nil: none.
 	Leaves func(Case) bool
+	// NoScores says that the kernel adds nothing to scores and keeps nothing of them, and so refuses what
+	// asks for it.
+	NoScores bool
 	// NoDelta says that a backward pass leaves Saved.Delta alone, as it does without.
 	NoDelta bool
 }
@@ -58,6 +61,9 @@ func TestKernel(t *testing.T, newRig func(testing.TB) Rig, opts Options) {
 				if tooWide || opts.SameHeadDim && c.Dim != c.DimV {
 					continue
 				}
+				if opts.NoScores && c.Scores != nil {
+					continue
+				}
 				if opts.Leaves != nil && opts.Leaves(c) {
 					continue
 				}
@@ -66,6 +72,9 @@ func TestKernel(t *testing.T, newRig func(testing.TB) Rig, opts Options) {
 		})
 	}
 	t.Run("faults", func(t *testing.T) { checkFaults(t, rig) })
+	if opts.NoScores {
+		t.Run("scores are refused", func(t *testing.T) { checkRefused(t, rig, opts.DTypes[0]) })
+	}
 }
 
 // Check runs one case with inputs of one type.
@@ -122,7 +131,7 @@ func check(t *testing.T, rig Rig, c Case, dtype tensor.DType, noDelta bool) {
 
 // run is a training step: a forward pass and a backward pass.
 func (c Case) run(rig Rig, s *set) error {
-	forward, err := rig.Kernel.Forward(s.out, s.acc, s.q, c.Softmax)
+	forward, err := rig.Kernel.Forward(s.out, s.acc, s.q, c.softmax(s))
 	if err != nil {
 		return err
 	}
@@ -136,7 +145,7 @@ func (c Case) run(rig Rig, s *set) error {
 	if err := forward.End(); err != nil {
 		return err
 	}
-	backward, err := rig.Kernel.Backward(s.grads.DQ, s.do, s.q, attention.Saved{O: s.out, LSE: s.acc.LSE, Delta: s.delta}, c.Softmax)
+	backward, err := rig.Kernel.Backward(s.grads.DQ, s.do, s.q, attention.Saved{O: s.out, LSE: s.acc.LSE, Delta: s.delta}, c.softmax(s))
 	if err != nil {
 		return err
 	}
@@ -234,6 +243,19 @@ func checkFaults(t *testing.T, rig Rig) {
 				t.Error("a forward pass took it without an error")
 			}
 		})
+	}
+}
+
+// checkRefused holds that a kernel that adds nothing to scores says so, in both passes.
+func checkRefused(t *testing.T, rig Rig, dtype tensor.DType) {
+	c := Case{Batch: 1, SeqQ: 4, SeqK: 4, Heads: 2, KVHeads: 2, Dim: 8, DimV: 8, Softmax: attention.Softmax{Scale: 1}, Scores: &Scores{Max: true}}
+	s, err := newSet(c, Dense, dtype).upload(rig)
+	must(t, err)
+	if _, err := rig.Kernel.Forward(s.out, s.acc, s.q, c.softmax(s)); err == nil {
+		t.Error("a forward pass took it without an error")
+	}
+	if _, err := rig.Kernel.Backward(s.grads.DQ, s.do, s.q, attention.Saved{O: s.out, LSE: s.acc.LSE, Delta: s.delta}, c.softmax(s)); err == nil {
+		t.Error("a backward pass took it without an error")
 	}
 }
 

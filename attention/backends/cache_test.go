@@ -8,7 +8,7 @@ import (
 
 func TestSelectorHitAllocatesNothing(t *testing.T) {
 	var s Selector
-	good, bad := with("cp=8 window=512"), with("cp=2 softmax=learnable")
+	good, bad := with("cp=8 window=512"), with("cp=2 dropout=1 docs=1 fp8=delayed")
 	want, err := s.Select(good)
 	if err != nil {
 		t.Fatal(err)
@@ -62,7 +62,7 @@ func TestSelectorIsBounded(t *testing.T) {
 
 func TestSelectorIsSafeForConcurrentUse(t *testing.T) {
 	var s Selector
-	shapes := []Params{with(""), with("cp=4"), with("arch=80"), with("d=100"), with("cp=2 softmax=learnable")}
+	shapes := []Params{with(""), with("cp=4"), with("arch=80"), with("d=100"), with("cp=2 dropout=1 docs=1 fp8=delayed")}
 	var wg sync.WaitGroup
 	for range 8 {
 		wg.Go(func() {

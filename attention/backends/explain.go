@@ -72,7 +72,7 @@ func (p *Params) describe(b *strings.Builder) {
 	line("q %v, k %v, v %v, %s, %s %s, contiguous %t", p.axes(p.SeqQ, p.Heads, p.HeadDim),
 		p.axes(p.SeqKV, p.KVHeads, p.HeadDim), p.axes(p.SeqKV, p.KVHeads, p.HeadDimV), p.DType, p.Format, p.Packing, p.Contiguous)
 	line("causal %t, window (%d, %d), documents %t", p.Causal, p.WindowLeft, p.WindowRight, p.Documents)
-	line("softmax %s, softcap %t, bias %s (gradient %t), dropout %t", p.Softmax, p.Softcap, p.Bias, p.BiasGrad, p.Dropout)
+	line("softmax %s, softcap %t, bias %s (gradient %t), dropout %t, largest logit %t", p.Softmax, p.Softcap, p.Bias, p.BiasGrad, p.Dropout, p.MaxLogit)
 	line("training %t, deterministic %t, CUDA graph %t, FP8 %s", p.Training, p.Deterministic, p.CUDAGraph, p.FP8)
 	line("ranks %d, algorithm %s, layout %s", p.ContextSize, p.Algorithm, p.Layout)
 }

@@ -155,6 +155,7 @@ type Params struct {
 	Softmax        SoftmaxType
 	Bias           Bias
 	BiasGrad       bool
+	MaxLogit       bool // the largest score of each head is a result
 	Documents      bool // packed: a query sees its own document alone
 	DocumentKeys   bool // documents have lengths in keys of their own, and a diagonal each
 	Slices         bool // rectangles of the sequence with a mask each, in place of all other masks

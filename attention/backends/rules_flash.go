@@ -63,20 +63,32 @@ var flashRules = []Rule{
 		Fix:    "Set dropout to 0, or use fused.",
 		Source: "U60"},
 	{ID: "flash-bias", Backend: Flash,
-		Speaks: func(c *Call) bool { return c.Bias != NoBias },
-		Reason: "Our kernels add no bias to the scores.",
-		Fix:    "Drop the bias, or use fused.",
+		Speaks: func(c *Call) bool { return gpu(c) && c.Bias != NoBias },
+		Reason: "The CUDA kernels add no bias and no ALiBi to the scores.",
+		Fix:    "Set attention.backend to reference, or run on the CPU with --device cpu.",
 		Source: "U89, U90"},
-	{ID: "flash-softmax", Backend: Flash,
-		Speaks: sink,
-		Reason: "Our kernels have the plain softmax, without sinks.",
-		Fix:    "Drop the sinks, or use fused with parallel.context 1 or parallel.algorithm ulysses.",
-		Source: "U61"},
+	{ID: "flash-max-logit", Backend: Flash,
+		Speaks: func(c *Call) bool { return gpu(c) && c.MaxLogit },
+		Reason: "The CUDA kernels return no largest score.",
+		Fix:    "Set attention.backend to reference, or run on the CPU with --device cpu.",
+		Source: "kernels"},
+	{ID: "flash-scores-heads", Backend: Flash, Speaks: tradesScores, Reason: tradesReason, Fix: tradesFix, Source: "ring"},
 	{ID: "flash-fp8", Backend: Flash,
 		Speaks: fp8,
 		Reason: "Our kernels do not compute in FP8.",
 		Fix:    "Use fused, or set precision.fp8 to off.",
 		Source: "U12"},
 }
+
+// tradesScores reports whether a schedule trades heads for rows of what is kept for own rows and all
+// heads. A sink is folded in behind the schedule, and is not.
+func tradesScores(c *Call) bool {
+	return (c.Bias != NoBias || c.MaxLogit) && c.ContextSize > 1 && (c.Algorithm == "ulysses" || c.Algorithm == "hierarchical")
+}
+
+const (
+	tradesReason = "Slopes, a bias and largest scores are of a rank's own rows and all heads, and this algorithm trades heads for rows."
+	tradesFix    = "Set parallel.algorithm to ring or allgather."
+)
 
 func gpu(c *Call) bool { return c.Arch > 0 }

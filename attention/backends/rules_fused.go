@@ -24,9 +24,9 @@ var fusedRunRules = []Rule{
 		Source: "C39"},
 	{ID: "fused-not-built", Backend: Fused,
 		Speaks: func(c *Call) bool {
-			return !c.Unbuilt && (c.Dropout || c.Bias != NoBias || sink(c) || fp8(c))
+			return !c.Unbuilt && (c.Dropout || c.Bias != NoBias || c.MaxLogit || sink(c) || fp8(c))
 		},
-		Reason: "This build asks cuDNN for no dropout, bias, sinks or FP8.",
+		Reason: "This build asks cuDNN for no dropout, bias, sinks, largest scores or FP8.",
 		Fix:    "Leave these out.",
 		Source: "kernels"},
 	{ID: "fused-scale", Backend: Fused,

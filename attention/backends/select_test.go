@@ -100,7 +100,7 @@ func setField(p *Params, k, v string) error {
 		"cp": {&p.ContextSize}, "inner": {&p.InnerSize},
 	}
 	bools := map[string]*bool{
-		"softcap": &p.Softcap, "dropout": &p.Dropout, "biasgrad": &p.BiasGrad, "docs": &p.Documents,
+		"softcap": &p.Softcap, "dropout": &p.Dropout, "biasgrad": &p.BiasGrad, "maxlogit": &p.MaxLogit, "docs": &p.Documents,
 		"train": &p.Training, "det": &p.Deterministic, "graph": &p.CUDAGraph,
 		"mixed": &p.MixedFormats, "scale0": &p.ScaleNotAbove0,
 		"topleft": &p.TopLeft, "dockeys": &p.DocumentKeys, "slices": &p.Slices,

@@ -23,6 +23,7 @@ type Case struct {
 	HeadDim, HeadDimV  int
 	Masks              Masks
 	Softmax            attention.Softmax
+	Scores             Scores
 	Backward           bool // dout is there
 	Input              Input
 	file               *safetensors.File
@@ -53,7 +54,7 @@ func read(path string, f *safetensors.File) (*Case, error) {
 	if err := errors.Join(c.understood(), c.tensors()); err != nil {
 		return nil, err
 	}
-	return c, c.metadata()
+	return c, errors.Join(c.metadata(), c.scores())
 }
 
 // Needs returns about how many bytes the tensors and the results take, over all ranks. It is no integer,
@@ -62,6 +63,9 @@ func (c *Case) Needs() float64 {
 	q := float64(c.Batch) * float64(c.SeqQ) * float64(c.Heads)
 	k := float64(c.Batch) * float64(c.SeqKV) * float64(c.KVHeads)
 	n := (q + k) * (float64(c.HeadDim) + float64(c.HeadDimV))
+	if b := c.Scores.Bias; b != nil {
+		n += float64(b[0]) * float64(b[1]) * float64(c.SeqQ) * float64(c.SeqKV)
+	}
 	if c.Backward {
 		n *= 2
 	}

@@ -8,10 +8,12 @@ import (
 	"fmt"
 	"math"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"golang.org/x/sync/errgroup"
 
+	rules "github.com/cprun/cprun/attention/backends"
 	"github.com/cprun/cprun/comm"
 	commdevice "github.com/cprun/cprun/comm/device"
 	"github.com/cprun/cprun/internal/cuda"
@@ -119,6 +121,45 @@ func takesTiles(t *testing.T, path string) bool {
 	}
 	defer c.Close()
 	return c.Masks.Slices != nil || c.Masks.DocsKV != nil
+}
+
+// TestScoresOnGPUs runs the cases of what is added to scores on the backends that have it.
+func TestScoresOnGPUs(t *testing.T) {
+	m, gpus, err := machine.Find()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(gpus) == 0 {
+		t.Fatal("no GPU is seen: the tag cuda tests GPUs")
+	}
+	for _, path := range scoreCases(t) {
+		want := stored(t, path)
+		specs := []Spec{{Layout: "zigzag", Algorithm: "ring", Backend: "reference", DType: "fp32"}, {Layout: "striped", Algorithm: "allgather", Backend: "reference", DType: "fp32"}}
+		c, err := Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c.Scores.Kind() == rules.NoBias && !c.Scores.MaxLogit {
+			specs = append(specs, Spec{Layout: "zigzag", Algorithm: "ring", Backend: "flash", DType: "fp32"})
+		}
+		c.Close()
+		if strings.HasSuffix(path, "sink_wide.safetensors") { // of head dims that cuDNN takes
+			specs = append(specs, Spec{Layout: "zigzag", Algorithm: "ring", Backend: "fused", DType: "bf16"}, Spec{Layout: "zigzag", Algorithm: "ring", Backend: "flash", DType: "bf16"})
+		}
+		for ranks := 1; ranks <= min(len(gpus), 4); ranks *= 2 {
+			for _, s := range specs {
+				t.Run(fmt.Sprintf("%s/%d/%s-%s-%s", filepath.Base(path), ranks, s.Backend, s.Layout, s.DType), func(t *testing.T) {
+					got := runGPU(t, m, path, ranks, s)
+					bound := map[string]float64{"fp32": 1e-4, "bf16": 2e-2}[s.DType]
+					for name, w := range want {
+						if e := relative(got[name], w); !(e <= bound) {
+							t.Errorf("%s is off by %.3g relative, want at most %g", name, e, bound)
+						}
+					}
+				})
+			}
+		}
+	}
 }
 
 // relative is the root of the mean square of got - want over that of want. Elements that are

@@ -212,12 +212,12 @@ func TestNothingIsIgnored(t *testing.T) {
 			}
 		}
 	}
-	for _, name := range []string{"bias", "attn_bias", "sink", "sinks", "alibi_slopes", "mask", "attn_mask", "key_padding_mask", "cu_seqlens_q", "Q", "dqkv", "x"} {
+	for _, name := range []string{"attn_bias", "sinks", "slopes", "mask", "attn_mask", "key_padding_mask", "cu_seqlens_q", "Q", "dqkv", "x"} {
 		refused(good.with(name, 1, 1, 9, 9), nil, `tensor "`+name+`"`, "qkv", "dout")
 	}
 	for key, value := range map[string]string{
 		"bias": "alibi", "mask": "causal", "attn_mask": "x", "window_size": "3", "window_size_left": "3", "cu_seqlens": "[0,9]", "cu_seqlens_q": "[0,9]",
-		"dropout_p": "0.1", "sink": "off_by_one", "max_logit": "true", "q_ranges": "[]", "block_mask": "x",
+		"dropout_p": "0.1", "q_ranges": "[]", "block_mask": "x",
 		"score_mod": "x", "alibi_slopes": "x", "softmax_type": "learnable", "prefix": "4", "Heads": "4", "causl": "true", "is_causal": "true", "softmax_scale": "2",
 	} {
 		refused(good, map[string]string{key: value}, `metadata "`+key+`"`, "causal, window, docs")
@@ -284,8 +284,7 @@ func FuzzMetadata(f *testing.F) {
 // accepted is what is wrong with a case that was not refused.
 func accepted(c *Case, meta map[string]string) error {
 	for key := range meta {
-		_, off := unbuilt[key]
-		known := off || slices.Contains(metadataKeys, key) || slices.Contains(harmless, key) || strings.HasPrefix(key, "__")
+		known := slices.Contains(metadataKeys, key) || slices.Contains(harmless, key) || strings.HasPrefix(key, "__")
 		if !known && (strings.Contains(key, "mask") || strings.Contains(key, "window") || strings.Contains(key, "causal")) {
 			return fmt.Errorf("metadata %q is taken", key)
 		}

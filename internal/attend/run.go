@@ -181,18 +181,22 @@ func (c *Case) compute(ctx context.Context, world comm.Communicator, dev *device
 	start := time.Now()
 	for _, g := range groups {
 		x := l.of(g)
-		if err := r.Forward(x.partial(), x.q, x.k, x.v, g.schedule, c.Softmax); err != nil {
+		if err := r.Forward(x.partial(), x.q, x.k, x.v, g.schedule, x.softmax(c.Softmax)); err != nil {
 			return 0, err
 		}
 	}
-	for _, g := range groups {
+	if err := l.sinks(dev.Sinks, l.partial()); err != nil {
+		return 0, err
+	}
+	for i, g := range groups {
 		if !c.Backward {
 			break
 		}
 		x := l.of(g)
-		if err := r.Backward(x.grads(), x.do, x.q, x.k, x.v, x.partial(), g.schedule, c.Softmax); err != nil {
+		if err := r.Backward(x.grads(), x.do, x.q, x.k, x.v, x.partial(), g.schedule, x.softmax(c.Softmax)); err != nil {
 			return 0, err
 		}
+		l.addBias(dev.Ops, i == 0)
 	}
 	if err := dev.Stream.Sync(ctx); err != nil {
 		return 0, err
@@ -221,6 +225,7 @@ func wait(ctx context.Context) func(comm.Pending, error) error {
 type local struct {
 	q, k, v, do          View
 	out, lse, dq, dk, dv result
+	terms
 }
 
 // result is a tensor that is computed: on the device, there in the type that is written, and on
@@ -229,10 +234,11 @@ type result struct{ dev, wide, host View }
 
 // results are those that there are, in the order in which they are written.
 func (l *local) results(backward bool) []*result {
-	if !backward {
-		return []*result{&l.out, &l.lse}
+	list := []*result{&l.out, &l.lse}
+	if backward {
+		list = append(list, &l.dq, &l.dk, &l.dv)
 	}
-	return []*result{&l.out, &l.lse, &l.dq, &l.dk, &l.dv}
+	return append(list, l.terms.results()...)
 }
 
 // wide is the type that a case is read and written in: float32, or float64 where that is
@@ -260,6 +266,9 @@ func (c *Case) load(ctx context.Context, s Spec, shape partition.Shape, rank int
 		return nil, err
 	}
 	l := &local{}
+	if l.terms, err = c.loadTerms(wide(dtype), qs, dev); err != nil {
+		return nil, err
+	}
 	type input struct {
 		name  string
 		dst   *View
@@ -375,6 +384,11 @@ func (c *Case) write(ctx context.Context, s Spec, shape partition.Shape, world c
 		}
 		entries = append(entries, safetensors.Floats(r.name, safetensors.F32, dims, data))
 	}
+	more, err := c.writeTerms(ctx, world, shape, &l.terms)
+	if err != nil {
+		return err
+	}
+	entries = append(entries, more...)
 	if world.Rank() != 0 {
 		return nil
 	}

@@ -49,6 +49,7 @@ func (l *local) of(g group) local {
 		return *l
 	}
 	part := *l
+	part.terms = l.terms.of(g.lo, g.hi)
 	for _, v := range []*View{&part.q, &part.k, &part.v, &part.do, &part.out.dev, &part.lse.dev, &part.dq.dev, &part.dk.dev, &part.dv.dev} {
 		if v.Len(tensor.Batch) > 0 { // else it is not there
 			*v = v.Slice(tensor.Batch, g.lo, g.hi)

@@ -12,7 +12,7 @@ import (
 
 // metadataKeys are the metadata that are read: the mask and the softmax, and what is said of the
 // tensors.
-var metadataKeys = []string{"causal", "window", "docs", "docs_kv", "slices", "softcap", "scale", "layout", "heads", "kv_heads", "head_dim"}
+var metadataKeys = []string{"causal", "window", "docs", "docs_kv", "slices", "softcap", "scale", "layout", "heads", "kv_heads", "head_dim", "sink", "max_logit"}
 
 // harmless are metadata that cprun attention writes itself, and words that hold one of attentionWords
 // and change no result.
@@ -25,17 +25,11 @@ var attentionWords = []string{
 	"layout", "format", "head", "dim", "group", "batch", "q_", "k_", "v_", "kv", "query", "key", "value", "lse",
 }
 
-// unbuilt are metadata whose meaning is known and that this build does not compute. Their values in
-// the list mean nothing is asked for.
-var unbuilt = map[string][]string{
-	"sink": {""}, "max_logit": {"", "false"},
-}
-
 // inputTensors are the tensors that are read, resultTensors those that `cprun attention` writes: a file may hold
 // them to be compared with.
 var (
-	inputTensors  = []string{"q", "k", "v", "kv", "qkv", "dout"}
-	resultTensors = []string{"out", "lse", "dq", "dk", "dv"}
+	inputTensors  = slices.Concat([]string{"q", "k", "v", "kv", "qkv", "dout"}, scoreTensors)
+	resultTensors = []string{"out", "lse", "dq", "dk", "dv", "dsink", "dbias", "max_logit"}
 )
 
 // understood finds tensors that are not read, and metadata that are not and are named like what
@@ -50,7 +44,7 @@ func (c *Case) understood() error {
 	}
 	meta := c.file.Metadata()
 	for _, name := range slices.Sorted(maps.Keys(meta)) {
-		if err := understand(name, meta[name]); err != nil {
+		if err := understand(name); err != nil {
 			faults.Addf("%s: metadata %.255q %w", c.Path, name, err)
 		}
 	}
@@ -58,17 +52,11 @@ func (c *Case) understood() error {
 }
 
 // understand is why a key of the metadata cannot stand as it is.
-func understand(name, value string) error {
+func understand(name string) error {
 	if slices.Contains(metadataKeys, name) || slices.Contains(harmless, name) || strings.HasPrefix(name, "__") {
 		return nil
 	}
 	keys := strings.Join(metadataKeys, ", ")
-	if off, known := unbuilt[name]; known {
-		if slices.Contains(off, value) {
-			return nil
-		}
-		return fmt.Errorf("is not in this build; the keys are %s", keys)
-	}
 	if meant := meantBy(name); meant != "" {
 		return fmt.Errorf("is unknown; did you mean %s? (the keys are %s)", meant, keys)
 	}

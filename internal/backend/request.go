@@ -28,6 +28,9 @@ type Request struct {
 	DocumentKeys       bool // documents have lengths in keys of their own
 	Slices             bool // in place of all other masks
 	FP8                backends.Recipe
+	Softmax            backends.SoftmaxType // a sink
+	Bias               backends.Bias
+	BiasGrad, MaxLogit bool
 
 	Training, Deterministic bool
 
@@ -57,7 +60,7 @@ func (r *Request) params(m machine.Machine, disabled uint8) (backends.Params, er
 		Want: want, DType: r.DType, Format: qkv.BSHD, Packing: qkv.Separate, Contiguous: true,
 		Batch: r.Batch, SeqQ: r.SeqQ, SeqKV: r.SeqKV, Heads: r.Heads, KVHeads: r.KVHeads, HeadDim: r.HeadDim, HeadDimV: r.HeadDimV,
 		Causal: r.Causal, TopLeft: r.TopLeft, WindowLeft: r.Window, WindowRight: right, Softcap: r.Softcap, ScaleNotAbove0: r.ScaleNotAbove0,
-		Softmax: backends.Vanilla, Bias: backends.NoBias, Documents: r.Documents, DocumentKeys: r.DocumentKeys, Slices: r.Slices,
+		Softmax: r.Softmax, Bias: r.Bias, BiasGrad: r.BiasGrad, MaxLogit: r.MaxLogit, Documents: r.Documents, DocumentKeys: r.DocumentKeys, Slices: r.Slices,
 		Training: r.Training, Deterministic: r.Deterministic, FP8: r.FP8,
 		ContextSize: r.Ranks, InnerSize: r.Inner, Algorithm: r.Algorithm, Layout: r.Layout,
 	}, m, disabled), nil

@@ -212,6 +212,9 @@ func (t *attentionRun) pack(ctx context.Context, c *packed, docs []int) error {
 
 // packShape is a pack over the ranks.
 func (s *AttentionSpec) packShape(layout string, docs []int, ranks int) (partition.Shape, error) {
+	if i := slices.IndexFunc(docs, func(d int) bool { return d < 1 }); i >= 0 {
+		return partition.Shape{}, fmt.Errorf("document %d has %d tokens", i, docs[i])
+	}
 	n := sum(docs)
 	mask, err := partition.NewMask(s.Causal, s.Window, n, n, docs)
 	if err != nil {

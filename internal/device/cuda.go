@@ -56,7 +56,7 @@ func CUDA(o CUDAOptions) (d Device, err error) {
 		return Device{}, err
 	}
 	d = Device{
-		Name: s.dev.String(), Stream: s.stream, Copies: s.copies.streams(), Ops: ops, Kernel: kernel, Optim: ops, Store: s,
+		Name: s.dev.String(), Stream: s.stream, Copies: s.copies.streams(), Ops: ops, Kernel: kernel, Sinks: ops, Optim: ops, Store: s,
 		Compute: o.Compute, Masters: o.Compute != tensor.F32, ScaleLoss: o.Compute == tensor.F16, RunAhead: 1, Machine: o.Machine,
 		NewStream: s.further, NewClock: s.clock,
 		close: func() error { return closeAll(closers) },

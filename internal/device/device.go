@@ -25,6 +25,7 @@ type Device struct {
 	Copies []tensor.Stream // of the store; for traces
 	Ops    model.Ops
 	Kernel attention.Kernel
+	Sinks  attention.Sinks // for what Kernel computes
 	Optim  optim.Device
 	Store  Store
 	// Compute is the type of activations, and of the copy of the weights that they meet.
@@ -88,11 +89,12 @@ type Store interface {
 func CPU(stream *tensor.HostStream, backend string) Device {
 	ops, copies := cpu.New(stream), hostCopies(stream)
 	d := Device{
-		Name: "cpu", Stream: stream, Copies: copies.streams(), Ops: ops, Kernel: ops, Optim: ops, Store: hostStore{copies},
+		Name: "cpu", Stream: stream, Copies: copies.streams(), Ops: ops, Kernel: ops, Sinks: ops, Optim: ops, Store: hostStore{copies},
 		Compute: tensor.F32, NewStream: hostStream, NewClock: hostClocks(stream), close: copies.close,
 	}
 	if backend == "reference" {
-		d.Kernel = attention.NewReference[float64](stream.Do)
+		r := attention.NewReference[float64](stream.Do)
+		d.Kernel, d.Sinks = r, r
 	}
 	return d
 }

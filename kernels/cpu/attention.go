@@ -15,7 +15,7 @@ func (c *Kernels) Forward(o View, acc attention.Partial, q View, p attention.Sof
 	if err := attention.CheckForward(o, acc, q, p); err != nil {
 		return nil, err
 	}
-	if err := computable("attention forward", q, o, acc.O, acc.LSE); err != nil {
+	if err := computable("attention forward", append([]View{q, o, acc.O, acc.LSE}, views(p.Scores)...)...); err != nil {
 		return nil, err
 	}
 	c.stream.Do("attention reset", func() error {
@@ -23,6 +23,7 @@ func (c *Kernels) Forward(o View, acc attention.Partial, q View, p attention.Sof
 		fillAny(acc.LSE, math.Inf(-1))
 		return nil
 	})
+	c.begun(p.Scores)
 	c.forward = forwardPass{c, o, acc, q, p}
 	return &c.forward, nil
 }
@@ -39,14 +40,14 @@ type forwardPass struct {
 
 // Block folds a block of keys into the accumulator.
 func (f *forwardPass) Block(b attention.Block) error {
-	if err := attention.CheckBlock(f.acc.O, f.q, b); err != nil {
+	if err := attention.CheckBlock(f.acc.O, f.q, b, f.p); err != nil {
 		return err
 	}
 	if err := computable("attention forward", f.q, b.K, b.V); err != nil {
 		return err
 	}
 	x := *f
-	b.Tiles = slices.Clone(b.Tiles)
+	b.Tiles, b.Columns = slices.Clone(b.Tiles), slices.Clone(b.Columns)
 	x.c.stream.Do("attention forward", func() error {
 		if x.q.DType() == tensor.F64 {
 			forward[float64](&x, b)
@@ -72,10 +73,13 @@ func (c *Kernels) Backward(dq, do, q View, s attention.Saved, p attention.Softma
 	if err := attention.CheckBackward(dq, do, q, s, p); err != nil {
 		return nil, err
 	}
-	if err := computable("attention backward", q, do, s.O, s.LSE, s.Delta, dq); err != nil {
+	if err := computable("attention backward", append([]View{q, do, s.O, s.LSE, s.Delta, dq}, views(p.Scores)...)...); err != nil {
 		return nil, err
 	}
 	c.Zero(dq)
+	if p.Scores != nil && !p.Scores.DBias.IsZero() {
+		c.Zero(p.Scores.DBias)
+	}
 	c.stream.Do("attention delta", func() error {
 		if q.DType() == tensor.F64 {
 			rowDots[float64](c, s.Delta, do, s.O)
@@ -98,7 +102,7 @@ type backwardPass struct {
 
 // Block adds the gradients of a block.
 func (f *backwardPass) Block(b attention.GradBlock) error {
-	if err := attention.CheckGradBlock(f.do, f.q, b); err != nil {
+	if err := attention.CheckGradBlock(f.do, f.q, b, f.p); err != nil {
 		return err
 	}
 	if err := computable("attention backward", f.q, b.K, b.V, b.DK, b.DV); err != nil {
@@ -110,7 +114,7 @@ func (f *backwardPass) Block(b attention.GradBlock) error {
 		return nil
 	}
 	x := *f
-	b.Tiles = slices.Clone(b.Tiles)
+	b.Tiles, b.Columns = slices.Clone(b.Tiles), slices.Clone(b.Columns)
 	x.c.stream.Do("attention backward", func() error {
 		if x.q.DType() == tensor.F64 {
 			backward[float64](&x, b)

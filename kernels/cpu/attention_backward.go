@@ -21,7 +21,8 @@ type backwardCall[T tensor.Float] struct {
 	tiles                               []partition.Tile
 	byQuery                             [][]partition.Tile // the tiles that touch each block of queries
 	p                                   attention.Softmax
-	group                               int // query heads of a KV head
+	scores                              *scores[T] // nil: nothing is added to scores
+	group                               int        // query heads of a KV head
 	batch, seqQ, seqK, kvHeads          int
 }
 
@@ -33,7 +34,7 @@ func backward[T tensor.Float](pass *backwardPass, b attention.GradBlock) {
 	f := &backwardCall[T]{
 		arith: arithOf[T](), dq: rowsOf[T](pass.dq), dk: rowsOf[T](b.DK), dv: rowsOf[T](b.DV),
 		do: rowsOf[T](pass.do), q: rowsOf[T](q), k: rowsOf[T](k), v: rowsOf[T](v),
-		lse: rowsOf[T](pass.s.LSE), delta: rowsOf[T](pass.s.Delta), tiles: tiles, p: pass.p,
+		lse: rowsOf[T](pass.s.LSE), delta: rowsOf[T](pass.s.Delta), tiles: tiles, p: pass.p, scores: scoresOf[T](pass.p.Scores, b.Columns),
 		group: q.Len(tensor.Heads) / k.Len(tensor.Heads), batch: q.Len(tensor.Batch),
 		seqQ: q.Len(tensor.Seq), seqK: k.Len(tensor.Seq), kvHeads: k.Len(tensor.Heads),
 	}
@@ -49,6 +50,14 @@ func backward[T tensor.Float](pass *backwardPass, b attention.GradBlock) {
 			}
 		}
 		per := f.batch * f.kvHeads
+		if f.scores.alone(f.batch, q.Len(tensor.Heads)) {
+			pass.c.split(len(cells), func(s *scratch, w int) {
+				for n := range per {
+					f.cell(s, n/f.kvHeads, n%f.kvHeads, cells[w][0], cells[w][1])
+				}
+			})
+			continue
+		}
 		pass.c.split(len(cells)*per, func(s *scratch, w int) {
 			f.cell(s, w%per/f.kvHeads, w%f.kvHeads, cells[w/per][0], cells[w/per][1])
 		})
@@ -157,6 +166,7 @@ func (x *backwardBlock[T]) probabilities(t partition.Tile, h int) {
 		if x.p.Softcap > 0 {
 			softcap(s[lo:hi], x.capSlope[i*blockK+lo:], x.p.Softcap)
 		}
+		x.scores.add(s[lo:hi], x.b, t.Q.Lo+i, h, t.K.Lo+lo)
 		x.expRow(s[lo:hi], lse)
 	}
 }
@@ -175,6 +185,7 @@ func (x *backwardBlock[T]) scoreGrads(t partition.Tile, h int) {
 		for j := range s {
 			s[j] *= dp[j] - delta
 		}
+		x.scores.grad(s, x.b, t.Q.Lo+i, h, t.K.Lo+lo)
 		if x.p.Softcap > 0 {
 			slope := x.capSlope[i*blockK+lo:][:len(s)]
 			for j := range s {

@@ -18,8 +18,9 @@ type forwardCall[T tensor.Float] struct {
 	o, lse, q, k, v rows[T]
 	tiles           []partition.Tile
 	p               attention.Softmax
-	group           int // query heads of a KV head
-	chunks          int // pieces of a group
+	scores          *scores[T] // nil: nothing is added to scores, and nothing kept of them
+	group           int        // query heads of a KV head
+	chunks          int        // pieces of a group
 	seqQ, kvHeads   int
 }
 
@@ -45,7 +46,7 @@ func forward[T tensor.Float](pass *forwardPass, b attention.Block) {
 	}
 	f := &forwardCall[T]{
 		arith: arithOf[T](), o: rowsOf[T](pass.acc.O), lse: rowsOf[T](pass.acc.LSE),
-		q: rowsOf[T](q), k: rowsOf[T](k), v: rowsOf[T](v), tiles: tiles, p: pass.p,
+		q: rowsOf[T](q), k: rowsOf[T](k), v: rowsOf[T](v), tiles: tiles, p: pass.p, scores: scoresOf[T](pass.p.Scores, b.Columns),
 		group: q.Len(tensor.Heads) / k.Len(tensor.Heads), seqQ: q.Len(tensor.Seq), kvHeads: k.Len(tensor.Heads),
 	}
 	f.chunks = blocks(f.group, groupHeads)
@@ -115,7 +116,15 @@ func (x *forwardBlock[T]) keys(t partition.Tile) {
 		x.mul(blas.NoTrans, blas.NoTrans, m, n, dim, T(x.p.Scale), x.q[row*dim:], dim, x.kT, blockK, 0, x.s, blockK)
 		for i := range m {
 			lo, hi := columns(t.Band, t.Q.Lo+i, t.K.Lo, n)
-			x.shrink[i] = x.softmax(x.s[i*blockK:][:n], lo, hi, row+i)
+			s := x.s[i*blockK:][:n]
+			if x.p.Softcap > 0 && lo < hi {
+				softcap(s[lo:hi], nil, x.p.Softcap)
+			}
+			if x.scores != nil && lo < hi {
+				x.scores.add(s[lo:hi], x.b, t.Q.Lo+i, x.h0+h, t.K.Lo+lo)
+				x.scores.keep(rowMax(s[lo:hi]), x.b, t.Q.Lo+i, x.h0+h)
+			}
+			x.shrink[i] = x.softmax(s, lo, hi, row+i)
 		}
 		x.mul(blas.NoTrans, blas.Trans, m, dimV, n, 1, x.s, blockK, x.vT, blockK, 0, x.pv, dimV)
 		for i := range m {
@@ -137,9 +146,6 @@ func (x *forwardBlock[T]) softmax(s []T, lo, hi, row int) T {
 	clear(s[:lo])
 	clear(s[hi:])
 	seen := s[lo:hi]
-	if x.p.Softcap > 0 {
-		softcap(seen, nil, x.p.Softcap)
-	}
 	m := max(x.m[row], rowMax(seen))
 	if math.IsInf(float64(m), -1) {
 		clear(seen) // every score is -Inf; exp(s - m) would be NaN

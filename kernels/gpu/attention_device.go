@@ -88,7 +88,7 @@ func (d *deviceAttention) begin(k blockKernel, o View, acc attention.Partial, q 
 
 // Block folds a block in.
 func (f *deviceForward) Block(b attention.Block) error {
-	if err := attention.CheckBlock(f.acc.O, f.q, b); err != nil {
+	if err := attention.CheckBlock(f.acc.O, f.q, b, f.p); err != nil {
 		return err
 	}
 	return f.k.forwardBlock(f, b)
@@ -139,7 +139,7 @@ func (d *deviceAttention) beginBackward(k blockKernel, dq, do, q View, s attenti
 
 // Block adds the gradients of a block.
 func (f *deviceBackward) Block(b attention.GradBlock) error {
-	if err := attention.CheckGradBlock(f.do, f.q, b); err != nil {
+	if err := attention.CheckGradBlock(f.do, f.q, b, f.p); err != nil {
 		return err
 	}
 	fresh := b.KeyGrads.Rows(b.Fresh.Lo, b.Fresh.Hi)
@@ -231,15 +231,15 @@ func (d *deviceAttention) rowsWith(name string, more func(*cuda.Args), views ...
 	return d.launch(commonProgram, fmt.Sprintf("%s_%d", name, piece), cuda.Launch{Grid: grid, Block: cuda.Dim{X: threads}}, a)
 }
 
-// upload puts the words of so many tiles on the device for the next kernel, and is their address. The
+// upload puts the words of tiles, and of positions, on the device for the next kernel, and is their address. The
 // memory is used again by the next call: the stream keeps them apart. They travel
 // as arguments, a few hundred at a time, so that no host memory has to outlive the call.
-func (d *deviceAttention) upload(words []uint32, tiles int) (uint64, error) {
+func (d *deviceAttention) upload(words []uint32) (uint64, error) {
 	const most = len(source.Words{}.X)
 	if bytes := int64(len(words)) * 4; bytes > d.tiles.Bytes() {
 		grown, err := d.loader.Device().Alloc(2 * bytes)
 		if err != nil {
-			return 0, fmt.Errorf("a list of %d tiles: %w", tiles, err)
+			return 0, fmt.Errorf("lists of tiles of %d bytes: %w", bytes, err)
 		}
 		d.tiles = grown
 	}

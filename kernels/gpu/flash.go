@@ -71,11 +71,17 @@ func (f *Flash) backwardShared(s source.FlashShape) int {
 
 // Forward begins a forward pass; see attention.Kernel.
 func (f *Flash) Forward(o View, acc attention.Partial, q View, p attention.Softmax) (attention.ForwardPass, error) {
+	if err := p.Plain("flash attention forward"); err != nil {
+		return nil, err
+	}
 	return f.begin(f, o, acc, q, p)
 }
 
 // Backward begins a backward pass; see attention.Kernel.
 func (f *Flash) Backward(dq, do, q View, s attention.Saved, p attention.Softmax) (attention.BackwardPass, error) {
+	if err := p.Plain("flash attention backward"); err != nil {
+		return nil, err
+	}
 	return f.beginBackward(f, dq, do, q, s, p)
 }
 
@@ -135,7 +141,7 @@ func (f *Flash) run(what string, launches []call.Launch) {
 func (f *Flash) call(l *call.Launch) error {
 	if l.Tiles != nil {
 		var err error
-		if l.Params.Tiles, err = f.upload(call.Words(l.Tiles), len(l.Tiles)); err != nil {
+		if l.Params.Tiles, err = f.upload(call.Words(l.Tiles)); err != nil {
 			return err
 		}
 	}

@@ -82,6 +82,9 @@ func (f *Fused) usable(q View, p attention.Softmax, views ...View) error {
 	if !(p.Scale > 0) {
 		return fmt.Errorf("fused attention with scale %v: cuDNN's gradients fault at 0, and its largest score is that before scaling; use the flash backend", p.Scale)
 	}
+	if err := p.Plain("fused attention"); err != nil {
+		return err
+	}
 	return fusedAligned("fused attention", views...)
 }
 

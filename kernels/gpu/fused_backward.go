@@ -41,7 +41,7 @@ func (f *Fused) Backward(dq, do, q View, s attention.Saved, p attention.Softmax)
 // Block has cuDNN compute the gradients of the tiles. Those of k and v are added at once, unless a
 // fold follows, those of q held back.
 func (x *fusedBackward) Block(b attention.GradBlock) error {
-	if err := attention.CheckGradBlock(x.do, x.q, b); err != nil {
+	if err := attention.CheckGradBlock(x.do, x.q, b, x.p); err != nil {
 		return err
 	}
 	if err := fusedAligned("fused attention", b.K, b.V, b.DK, b.DV); err != nil {

@@ -46,7 +46,7 @@ func (f *Fused) Forward(o View, acc attention.Partial, q View, p attention.Softm
 
 // Block has cuDNN compute the tiles and holds the results back.
 func (x *fusedForward) Block(b attention.Block) error {
-	if err := attention.CheckBlock(x.acc.O, x.q, b); err != nil {
+	if err := attention.CheckBlock(x.acc.O, x.q, b, x.p); err != nil {
 		return err
 	}
 	if err := fusedAligned("fused attention", b.K, b.V); err != nil {

@@ -98,7 +98,7 @@ func beyondAnyDims(c attentiontest.Case) bool {
 }
 
 // Each shape of a case costs a plan, so that not every case is run in every way.
-var fusedSuite = attentiontest.Options{DTypes: []tensor.DType{tensor.BF16}, MaxHeadDim: 256, NoDelta: true, Leaves: beyondFused}
+var fusedSuite = attentiontest.Options{DTypes: []tensor.DType{tensor.BF16}, MaxHeadDim: 256, NoDelta: true, NoScores: true, Leaves: beyondFused}
 
 func TestFused(t *testing.T) {
 	attentiontest.TestKernel(t, func(t testing.TB) attentiontest.Rig { return newFused(t, FusedOptions{}).rig() }, fusedSuite)

@@ -131,7 +131,7 @@ func Reference(slots int) Program {
 var flash = flashPrograms()
 
 func flashPrograms() []Program {
-	list := []Program{{Name: "attention_common", File: "attention_common.cu"}}
+	list := []Program{{Name: "attention_common", File: "attention_common.cu"}, {Name: "attention_sink", File: "attention_sink.cu"}}
 	for _, s := range FlashShapes {
 		for _, p := range []Program{s.Forward(), s.Backward(), s.DQ()} {
 			same := func(q Program) bool { return reflect.DeepEqual(p, q) } // two shapes may differ in one pass alone

@@ -5,7 +5,8 @@ package source
 // A field that is unused fills a gap, so that Go and C have none to fill differently. A test holds
 // size, offset and type of every field against what the compiler of the kernels says.
 
-// Strided is a tensor [batch, seq, heads, dim] in flash.cuh, reference.cu and attention_common.cu.
+// Strided is a tensor [batch, seq, heads, dim] in flash.cuh, reference.cu, attention_common.cu
+// and attention_sink.cu.
 // Strides count elements; that of dim is 1.
 type Strided struct {
 	At               uint64
@@ -39,10 +40,12 @@ const (
 // ReferenceParams is struct Params of reference.cu, the arguments of the kernels that compute
 // attention as it is defined.
 type ReferenceParams struct {
-	Q, K, V, Dout, O, LSE, Delta, DQ, DK, DV                 Strided // O: the accumulator
-	Tiles                                                    uint64  // of ReferenceTile
-	TileCount, SeqQ, SeqK, Heads, KVHeads, Dim, DimV, Unused int32
-	Scale, Softcap                                           float64
+	Q, K, V, Dout, O, LSE, Delta, DQ, DK, DV                                      Strided // O: the accumulator
+	Bias, Dbias, Largest                                                          Strided // zero: there is none
+	Tiles                                                                         uint64  // of ReferenceTile
+	Rows, Columns, Slopes                                                         uint64
+	TileCount, SeqQ, SeqK, Heads, KVHeads, Dim, DimV, Batch, BiasBatch, BiasHeads int32
+	Scale, Softcap                                                                float64
 }
 
 // ReferenceTile is struct Tile of reference.cu.
@@ -53,6 +56,13 @@ type ReferenceTile struct {
 // Rows is what the kernels of attention_common.cu go over: Rows is batch times seqs times heads.
 type Rows struct {
 	Rows, Seqs, Heads, Dim, Width, Unused int32
+}
+
+// SinkParams are the arguments of the kernels of attention_sink.cu.
+type SinkParams struct {
+	O, Dout, LSE            Strided
+	Sink, Dsink             uint64
+	Batch, Seqs, Heads, Dim int32
 }
 
 // Words is what attention_store of attention_common.cu writes to memory.

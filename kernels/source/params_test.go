@@ -22,6 +22,8 @@ var params = []struct {
 	{"attention_common.cu", "Strided", Strided{}},
 	{"attention_common.cu", "Rows", Rows{}},
 	{"attention_common.cu", "Words", Words{}},
+	{"attention_sink.cu", "Strided", Strided{}},
+	{"attention_sink.cu", "SinkParams", SinkParams{}},
 	{"fused.cu", "Strides", FusedStrides{}},
 	{"fused.cu", "Part", FusedPart{}},
 	{"fused.cu", "Merge", FusedMerge{}},

@@ -20,11 +20,16 @@ struct Tile {
 
 struct Params {
   Strided q, k, v, dout, o, lse, delta, dq, dk, dv; // o: the accumulator
+  // What is added to scores and kept of them, as attention.Scores has it; null: nothing. An axis that a
+  // bias shares has stride 0.
+  Strided bias, dbias, largest;
   const Tile* tiles;
-  int tile_count, seq_q, seq_k, heads, kv_heads, dim, dim_v, unused;
+  const int *rows, *columns; // of each query, of each key
+  const float* slopes;       // of each head
+  int tile_count, seq_q, seq_k, heads, kv_heads, dim, dim_v, batch, bias_batch, bias_heads;
   double scale, softcap;
 };
-static_assert(sizeof(Params) == 376, "ReferenceParams of params.go is laid out so");
+static_assert(sizeof(Params) == 504, "ReferenceParams of params.go is laid out so");
 
 template <class T> __device__ T* row_of(const Strided& s, int batch, int row, int head) {
   return (T*)s.at + batch * s.batch + row * s.seq + head * s.head;
@@ -94,6 +99,19 @@ __device__ double score(double x, const Params& p) {
   return p.softcap > 0 ? p.softcap * tanh(x / p.softcap) : x;
 }
 
+// added is what is added to the score of a pair.
+__device__ double added(const Params& p, int batch, int head, int i, int j) {
+  double sum = 0;
+  if (p.slopes) {
+    const int far = p.rows[i] - p.columns[j];
+    sum -= (double)p.slopes[head] * max(far, -far);
+  }
+  if (p.bias.at) {
+    sum += row_of<float>(p.bias, batch, i, head)[p.columns[j]];
+  }
+  return sum;
+}
+
 // slope is the derivative of score at a score s.
 __device__ double slope(double s, const Params& p) {
   double t = p.softcap > 0 ? s / p.softcap : 0;
@@ -134,11 +152,12 @@ template <class T> __device__ void forward(const Params& p) {
   float* lse = row_of<float>(p.lse, batch, i, head);
   const Row q = load<T>(p.q, batch, i, head, p.dim);
   Row o = load<float>(p.o, batch, i, head, p.dim_v);
-  double most = *lse, sum = most == -INF ? 0 : 1;
+  double most = *lse, sum = most == -INF ? 0 : 1, largest = -INF;
   bool any = false;
   each_key(p, i, [&](int j) {
     any = true;
-    const double s = score(dot(q, load<T>(p.k, batch, j, kv_head, p.dim)), p);
+    const double s = score(dot(q, load<T>(p.k, batch, j, kv_head, p.dim)), p) + added(p, batch, head, i, j);
+    largest = s > largest ? s : largest;
     if (!(s <= most)) { // NaN too
       const double shrink = sum == 0 ? 0 : exp(most - s);
       sum *= shrink;
@@ -149,6 +168,10 @@ template <class T> __device__ void forward(const Params& p) {
     sum += w;
     axpy(w, load<T>(p.v, batch, j, kv_head, p.dim_v), o);
   });
+  if (p.largest.at && threadIdx.x == 0) {
+    float* kept = row_of<float>(p.largest, batch, i, head);
+    *kept = largest > *kept ? (float)largest : *kept;
+  }
   if (!any || most == -INF) {
     return; // it saw no key that has any weight, in this block or before it
   }
@@ -160,14 +183,15 @@ template <class T> __device__ void forward(const Params& p) {
   }
 }
 
-// gradient is P and dS of one pair, by algorithm 2 of FlashAttention-2 (arXiv:2307.08691).
+// gradient is P of one pair, the gradient of its score behind all that is added to it, and dS, that of
+// the dot product, by algorithm 2 of FlashAttention-2 (arXiv:2307.08691).
 struct Gradient {
-  double p, ds;
+  double p, score, ds;
 };
 
-__device__ Gradient gradient(const Params& p, const Row& q, const Row& k, const Row& v, const Row& dout, double lse, double delta) {
-  const double s = score(dot(q, k), p), prob = exp(s - lse);
-  return {prob, prob * (dot(dout, v) - delta) * slope(s, p)};
+__device__ Gradient gradient(const Params& p, const Row& q, const Row& k, const Row& v, const Row& dout, double lse, double delta, double more) {
+  const double s = score(dot(q, k), p), prob = exp(s + more - lse), grad = prob * (dot(dout, v) - delta);
+  return {prob, grad, grad * slope(s, p)};
 }
 
 template <class T, class D> __device__ void queries(const Params& p) {
@@ -185,7 +209,7 @@ template <class T, class D> __device__ void queries(const Params& p) {
   each_key(p, i, [&](int j) {
     any = true;
     const Row k = load<T>(p.k, batch, j, kv_head, p.dim);
-    axpy(gradient(p, q, k, load<T>(p.v, batch, j, kv_head, p.dim_v), dout, lse, delta).ds, k, dq);
+    axpy(gradient(p, q, k, load<T>(p.v, batch, j, kv_head, p.dim_v), dout, lse, delta, added(p, batch, head, i, j)).ds, k, dq);
   });
   if (any) {
     store(p.dq, batch, i, head, p.dim, dq);
@@ -208,7 +232,7 @@ template <class T, class D> __device__ void keys(const Params& p) {
       }
       any = true;
       const Row q = load<T>(p.q, batch, i, head, p.dim), dout = load<D>(p.dout, batch, i, head, p.dim_v);
-      const Gradient g = gradient(p, q, k, v, dout, lse, delta);
+      const Gradient g = gradient(p, q, k, v, dout, lse, delta, added(p, batch, head, i, j));
       axpy(g.p, dout, dv);
       axpy(g.ds, q, dk);
     });
@@ -219,12 +243,40 @@ template <class T, class D> __device__ void keys(const Params& p) {
   }
 }
 
+// bias_rows adds to the gradient of a bias: a warp takes a query of a row of it, and all batches and heads
+// that share the row one after the other.
+template <class T, class D> __device__ void bias_rows(const Params& p) {
+  const int i = blockIdx.x * blockDim.y + threadIdx.y;
+  if (i >= p.seq_q) {
+    return;
+  }
+  float* dbias = row_of<float>(p.dbias, blockIdx.z, i, blockIdx.y);
+  for (int batch = blockIdx.z; batch < p.batch; batch += p.bias_batch) {
+    for (int head = blockIdx.y; head < p.heads; head += p.bias_heads) {
+      const int kv_head = head / (p.heads / p.kv_heads);
+      const double lse = *row_of<float>(p.lse, batch, i, head), delta = *row_of<float>(p.delta, batch, i, head);
+      if (lse == -INF) {
+        continue;
+      }
+      const Row q = load<T>(p.q, batch, i, head, p.dim), dout = load<D>(p.dout, batch, i, head, p.dim_v);
+      each_key(p, i, [&](int j) {
+        const Row k = load<T>(p.k, batch, j, kv_head, p.dim), v = load<T>(p.v, batch, j, kv_head, p.dim_v);
+        const double grad = gradient(p, q, k, v, dout, lse, delta, added(p, batch, head, i, j)).score;
+        if (threadIdx.x == 0) {
+          dbias[p.columns[j]] += (float)grad;
+        }
+      });
+    }
+  }
+}
+
 #define KERNEL extern "C" __global__ void __launch_bounds__(128, 3)
 
 #define FOR_T(name, T) \
   KERNEL reference_forward_##name(const __grid_constant__ Params p) { forward<T>(p); } \
   KERNEL reference_queries_##name(const __grid_constant__ Params p) { queries<T, T>(p); } \
-  KERNEL reference_keys_##name(const __grid_constant__ Params p) { keys<T, T>(p); }
+  KERNEL reference_keys_##name(const __grid_constant__ Params p) { keys<T, T>(p); } \
+  KERNEL reference_bias_##name(const __grid_constant__ Params p) { bias_rows<T, T>(p); }
 
 FOR_T(fp32, float)
 FOR_T(bf16, bf16_t)

@@ -104,7 +104,7 @@ func (c *compiler) program(name string) (string, error) {
 	}
 	c.mu.Lock()
 	for file, text := range headers {
-		if _, there := os.Lstat(filepath.Join(c.dir, file)); there == nil || file == "element.cuh" {
+		if _, there := os.Lstat(filepath.Join(c.dir, file)); there == nil {
 			continue
 		}
 		if err = os.WriteFile(filepath.Join(c.dir, file), text, 0o600); err != nil {

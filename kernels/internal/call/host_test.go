@@ -76,12 +76,8 @@ func (h *host) alloc(bytes int64) (*tensor.Host, error) {
 	return tensor.HostAt(unsafe.Pointer(&h.memory[at]), bytes), nil
 }
 
-// launch runs a kernel.
+// launch runs a flash kernel.
 func (h *host) launch(l Launch) error {
-	library, err := h.compiler.program(l.Program)
-	if err != nil {
-		return err
-	}
 	if l.Tiles != nil {
 		words := Words(l.Tiles)
 		m, err := h.alloc(int64(4 * len(words)))
@@ -91,20 +87,34 @@ func (h *host) launch(l Launch) error {
 		copy(unsafe.Slice((*uint32)(m.Ptr()), len(words)), words)
 		l.Params.Tiles = uint64(uintptr(m.Ptr()))
 	}
-	h.move(&l.Params)
+	p := &l.Params
+	h.move(&p.Q.At, &p.K.At, &p.V.At, &p.Dout.At, &p.O.At, &p.LSE.At, &p.Delta.At, &p.DQ.At, &p.DK.At, &p.DV.At, &p.Tiles)
+	return h.start(l.Program, l.Kernel, l.Grid, [2]int{l.Threads, 1}, l.Shared, arguments{*p})
+}
+
+// arguments is the largest struct that a kernel takes. A smaller one lies at its beginning, where a
+// function that takes it by value looks for it.
+type arguments struct{ source.FlashParams }
+
+// start runs a kernel of a program, whose arguments have addresses of the other process.
+func (h *host) start(program, kernel string, grid [3]int, block [2]int, shared int, a arguments) error {
+	library, err := h.compiler.program(program)
+	if err != nil {
+		return err
+	}
 	message := struct {
 		Library [256]byte
 		Kernel  [64]byte
 		Grid    [3]int32
-		Threads, Shared,
-		Descending int32
-		Params source.FlashParams
-	}{Threads: int32(l.Threads), Shared: int32(l.Shared), Descending: int32(h.started % 2), Params: l.Params}
+		Threads, Columns, Shared,
+		Descending, Unused int32
+		Params arguments
+	}{Threads: int32(block[0] * block[1]), Columns: int32(block[0]), Shared: int32(shared), Descending: int32(h.started % 2), Params: a}
 	h.started++
-	h.ran[l.Program] = true
+	h.ran[program] = true
 	copy(message.Library[:255], library)
-	copy(message.Kernel[:63], l.Kernel)
-	for i, n := range l.Grid {
+	copy(message.Kernel[:63], kernel)
+	for i, n := range grid {
 		message.Grid[i] = int32(n)
 	}
 	err = binary.Write(h.in, binary.NativeEndian, &message)
@@ -113,17 +123,15 @@ func (h *host) launch(l Launch) error {
 	}
 	if err != nil {
 		h.cmd.Wait()
-		return fmt.Errorf("%s: %w: %s", l.Program, err, h.faults)
+		return fmt.Errorf("%s: %w: %s", program, err, h.faults)
 	}
 	return nil
 }
 
 // move turns addresses of this process into those of the other.
-func (h *host) move(p *source.FlashParams) {
+func (h *host) move(addresses ...*uint64) {
 	here := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(h.memory))))
-	for _, at := range []*uint64{
-		&p.Q.At, &p.K.At, &p.V.At, &p.Dout.At, &p.O.At, &p.LSE.At, &p.Delta.At, &p.DQ.At, &p.DK.At, &p.DV.At, &p.Tiles,
-	} {
+	for _, at := range addresses {
 		if *at != 0 {
 			*at += h.base - here
 		}

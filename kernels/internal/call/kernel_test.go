@@ -48,6 +48,9 @@ func (k *hostFlash) Forward(o View, acc attention.Partial, q View, p attention.S
 	if err := attention.CheckForward(o, acc, q, p); err != nil {
 		return nil, err
 	}
+	if err := p.Plain("flash attention forward"); err != nil {
+		return nil, err
+	}
 	each(acc.O, func(x float32, _ [4]int) float32 { return 0 })
 	each(acc.LSE, func(x float32, _ [4]int) float32 { return float32(math.Inf(-1)) })
 	return &hostForward{k, o, acc, q, p}, nil
@@ -62,7 +65,7 @@ type hostForward struct {
 }
 
 func (f *hostForward) Block(b attention.Block) error {
-	if err := attention.CheckBlock(f.acc.O, f.q, b); err != nil {
+	if err := attention.CheckBlock(f.acc.O, f.q, b, f.p); err != nil {
 		return err
 	}
 	c := Flash{Tensors: Tensors{Q: f.q, K: b.K, V: b.V, O: f.acc.O, LSE: f.acc.LSE}, Softmax: f.p, Tiles: b.Tiles}
@@ -80,6 +83,9 @@ func (f *hostForward) End() error {
 // Backward begins a backward pass.
 func (k *hostFlash) Backward(dq, do, q View, s attention.Saved, p attention.Softmax) (attention.BackwardPass, error) {
 	if err := attention.CheckBackward(dq, do, q, s, p); err != nil {
+		return nil, err
+	}
+	if err := p.Plain("flash attention backward"); err != nil {
 		return nil, err
 	}
 	clear32(dq)
@@ -101,7 +107,7 @@ type hostBackward struct {
 }
 
 func (f *hostBackward) Block(b attention.GradBlock) error {
-	if err := attention.CheckGradBlock(f.do, f.q, b); err != nil {
+	if err := attention.CheckGradBlock(f.do, f.q, b, f.p); err != nil {
 		return err
 	}
 	fresh := b.KeyGrads.Rows(b.Fresh.Lo, b.Fresh.Hi)

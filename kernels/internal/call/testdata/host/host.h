@@ -14,7 +14,7 @@
 #define __grid_constant__
 
 struct Index { unsigned x, y, z; };
-extern Index threadIdx, blockIdx, gridDim;
+extern Index threadIdx, blockIdx, blockDim, gridDim;
 
 struct float2 { float x, y; };
 
@@ -53,6 +53,9 @@ template <class X, class F> auto exchange(const X& mine, F f) {
 inline float __shfl_xor_sync(unsigned, float x, int mask) {
   return exchange(x, [=](auto of) { return of(threadIdx.x % 32 ^ mask); });
 }
+inline double __shfl_xor_sync(unsigned, double x, int mask) {
+  return exchange(x, [=](auto of) { return of(threadIdx.x % 32 ^ mask); });
+}
 inline bool __any_sync(unsigned, bool x) {
   return exchange(x, [](auto of) {
     bool any = false;
@@ -66,6 +69,7 @@ inline bool __any_sync(unsigned, bool x) {
 inline float __int_as_float(int x) { float y; memcpy(&y, &x, 4); return y; }
 inline float __uint_as_float(unsigned x) { float y; memcpy(&y, &x, 4); return y; }
 inline unsigned __float_as_uint(float x) { unsigned y; memcpy(&y, &x, 4); return y; }
+inline double __longlong_as_double(long long x) { double y; memcpy(&y, &x, 8); return y; }
 inline float __fdividef(float x, float y) { return x / y; }
 inline float __log2f(float x) { return log2f(x); }
 inline int min(int a, int b) { return a < b ? a : b; }

@@ -14,7 +14,7 @@
 #include <cstdlib>
 #include <vector>
 
-Index threadIdx, blockIdx, gridDim;
+Index threadIdx, blockIdx, blockDim, gridDim;
 
 constexpr unsigned MAX_SHARED = 227 << 10, MAX_THREADS = 1024, STACK = 256 << 10;
 constexpr unsigned SHARED_BASE = 1024; // address of the first byte: addresses are offsets nowhere
@@ -25,7 +25,7 @@ struct Params { alignas(8) char bytes[768]; };
 
 struct Launch {
   char library[256], kernel[64];
-  int grid[3], threads, shared, descending;
+  int grid[3], threads, columns, shared, descending, unused; // columns: of the threads, blockDim.x
   Params params;
 };
 
@@ -51,11 +51,12 @@ struct Thread {
 static Launch launch;
 static void (*kernel)(Params);
 static Thread threads[MAX_THREADS];
+static unsigned current; // the thread that runs
 alignas(64) static char slots[MAX_THREADS][64];
 static jmp_buf scheduler;
 
 void fail(const char* what, unsigned long long value) {
-  fprintf(stderr, "%s, block (%u, %u, %u), thread %u: %s: %#llx\n", launch.kernel, blockIdx.x, blockIdx.y, blockIdx.z, threadIdx.x, what, value);
+  fprintf(stderr, "%s, block (%u, %u, %u), thread %u: %s: %#llx\n", launch.kernel, blockIdx.x, blockIdx.y, blockIdx.z, current, what, value);
   _exit(1);
 }
 
@@ -77,16 +78,16 @@ void start_copy(unsigned dst, const void* src, unsigned bytes, bool valid) {
   if (valid && (uintptr_t)src % bytes) {
     fail("a copy from an address that is not aligned", (uintptr_t)src);
   }
-  threads[threadIdx.x].copies.push_back({dst, src, bytes, valid});
+  threads[current].copies.push_back({dst, src, bytes, valid});
 }
 
 void commit_copies() {
-  Thread& t = threads[threadIdx.x];
+  Thread& t = threads[current];
   t.groups.push_back(t.copies.size());
 }
 
 void wait_copies(int pending) {
-  Thread& t = threads[threadIdx.x];
+  Thread& t = threads[current];
   if ((int)t.groups.size() <= pending) {
     return;
   }
@@ -107,7 +108,7 @@ void wait_copies(int pending) {
 }
 
 static void yield(State s) {
-  Thread& t = threads[threadIdx.x];
+  Thread& t = threads[current];
   t.state = s;
   if (!_setjmp(t.at)) {
     _longjmp(scheduler, 1);
@@ -116,7 +117,7 @@ static void yield(State s) {
 
 void warp_wait() { yield(AT_WARP); }
 void block_wait() { yield(AT_BLOCK); }
-void* lane_slot(unsigned lane) { return slots[threadIdx.x / 32 * 32 + lane]; }
+void* lane_slot(unsigned lane) { return slots[current / 32 * 32 + lane]; }
 
 static void body() {
   kernel(launch.params);
@@ -126,7 +127,8 @@ static void body() {
 // resume runs a thread until it waits.
 static void resume(unsigned i) {
   Thread& t = threads[i];
-  threadIdx.x = i;
+  current = i;
+  threadIdx = {i % blockDim.x, i / blockDim.x, 0};
   if (_setjmp(scheduler)) {
     return;
   }
@@ -199,6 +201,7 @@ static void run() {
     fail("a launch that no GPU takes; threads", launch.threads);
   }
   gridDim = {(unsigned)launch.grid[0], (unsigned)launch.grid[1], (unsigned)launch.grid[2]};
+  blockDim = {(unsigned)launch.columns, (unsigned)(launch.threads / launch.columns), 1};
   for (blockIdx.z = 0; blockIdx.z < gridDim.z; blockIdx.z++) {
     for (blockIdx.y = 0; blockIdx.y < gridDim.y; blockIdx.y++) {
       for (blockIdx.x = 0; blockIdx.x < gridDim.x; blockIdx.x++) {

@@ -1,0 +1,155 @@
+package attentiontest
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/tensor"
+)
+
+// TestSinks runs the suite of attention.Sinks on those from newRig, over element types of o and do.
+// Results are held against sums over scores in float64, which know nothing of the fold.
+func TestSinks(t *testing.T, newRig func(testing.TB) (Rig, attention.Sinks), dtypes ...tensor.DType) {
+	rig, sinks := newRig(t)
+	for _, dtype := range dtypes {
+		for n, c := range []struct {
+			batch, seq, heads, dim int
+			layout                 Layout
+			sink                   float64 // of head 0; others are drawn
+		}{
+			{1, 1, 1, 1, Dense, 0}, {2, 37, 3, 40, Dense, 1.5}, {2, 37, 3, 40, HeadsFirst, -3}, {2, 70, 5, 33, Padded, 0},
+			{1, 300, 2, 128, Dense, -200}, {1, 9, 2, 8, Dense, 300}, {1, 9, 2, 8, Dense, math.Inf(-1)}, {1, 0, 2, 8, Dense, 0},
+		} {
+			t.Run(fmt.Sprintf("%v/%d", dtype, n), func(t *testing.T) {
+				s := newSinkSet(rand.New(rand.NewPCG(uint64(n), 3)), c.layout, dtype, [4]int{c.batch, c.seq, c.heads, c.dim}, c.sink)
+				s.check(t, rig, sinks)
+			})
+		}
+	}
+	t.Run("faults", func(t *testing.T) {
+		s := newSinkSet(rand.New(rand.NewPCG(9, 3)), Dense, tensor.F32, [4]int{1, 4, 2, 8}, 0)
+		device, err := s.upload(rig)
+		must(t, err)
+		if sinks.FoldSink(device.o, device.lse, device.sink.Slice(tensor.Heads, 0, 1)) == nil {
+			t.Error("FoldSink took a sink of fewer heads")
+		}
+		if sinks.SinkGrad(device.dsink, device.do.Slice(tensor.Seq, 0, 3), device.o, device.lse, device.sink) == nil {
+			t.Error("SinkGrad took a do of fewer rows")
+		}
+	})
+}
+
+// sinkSet is the tensors of a case. There are no keys: any o and lse are those of some.
+type sinkSet struct {
+	set
+	o, do, lse, sink, dsink View
+}
+
+func newSinkSet(rng *rand.Rand, l Layout, dtype tensor.DType, shape [4]int, first float64) *sinkSet {
+	acc := attention.AccumulatorType(dtype)
+	s := &sinkSet{}
+	row := shape
+	row[3] = 1
+	heads := [4]int{1, 1, shape[2], 1}
+	s.o, s.do, s.lse = s.place(l, dtype, shape), s.place(l, dtype, shape), s.place(l, acc, row)
+	s.sink, s.dsink = s.place(Dense, acc, heads), s.place(Dense, acc, heads)
+	draw := func(v View, spread float64) {
+		xs := make([]float64, v.Size())
+		for i := range xs {
+			xs[i] = round(rng.NormFloat64()*spread, v.DType())
+		}
+		if v == s.sink {
+			xs[0] = first
+		}
+		write(v, xs)
+	}
+	draw(s.o, 1)
+	draw(s.do, 1)
+	draw(s.lse, 3)
+	draw(s.sink, 2)
+	if shape[1] > 2 { // a row that saw no key
+		write(s.lse.Slice(tensor.Seq, 1, 2), constant(s.lse.Slice(tensor.Seq, 1, 2), math.Inf(-1)))
+		write(s.o.Slice(tensor.Seq, 1, 2), constant(s.o.Slice(tensor.Seq, 1, 2), 0))
+	}
+	return s
+}
+
+func constant(v View, x float64) []float64 {
+	xs := make([]float64, v.Size())
+	for i := range xs {
+		xs[i] = x
+	}
+	return xs
+}
+
+func (s *sinkSet) upload(rig Rig) (*sinkSet, error) {
+	d := *s
+	if rig.Upload == nil {
+		return &d, nil
+	}
+	there := map[tensor.Memory]tensor.Memory{}
+	for _, h := range s.buffers {
+		mem, err := rig.Upload(h)
+		if err != nil {
+			return nil, err
+		}
+		there[h] = mem
+	}
+	for _, v := range []*View{&d.o, &d.do, &d.lse, &d.sink, &d.dsink} {
+		*v = tensor.NewView(there[v.Memory()], v.DType(), v.Offset(), v.Shape(), v.Strides())
+	}
+	return &d, nil
+}
+
+// want is o, lse and dsink, from the sums of exponentials.
+func (s *sinkSet) want() (o, lse, dsink []float64) {
+	o, lse = read(s.o), read(s.lse)
+	do, sink := read(s.do), read(s.sink)
+	n := s.o.Shape()
+	dsink = make([]float64, n[2])
+	for row := range lse {
+		h := row % n[2]
+		m := max(lse[row], sink[h])
+		if math.IsInf(m, -1) {
+			continue
+		}
+		keys, extra := math.Exp(lse[row]-m), math.Exp(sink[h]-m)
+		sum := 0.0
+		for d := range n[3] {
+			o[row*n[3]+d] *= keys / (keys + extra)
+			sum += o[row*n[3]+d] * do[row*n[3]+d]
+		}
+		lse[row] = m + math.Log(keys+extra)
+		dsink[h] -= extra / (keys + extra) * sum
+	}
+	return o, lse, dsink
+}
+
+func (s *sinkSet) check(t *testing.T, rig Rig, sinks attention.Sinks) {
+	t.Helper()
+	o, lse, dsink := s.want()
+	device, err := s.upload(rig)
+	must(t, err)
+	must(t, sinks.FoldSink(device.o, device.lse, device.sink))
+	must(t, sinks.SinkGrad(device.dsink, device.do, device.o, device.lse, device.sink))
+	if rig.Sync != nil {
+		must(t, rig.Sync(context.Background()))
+	}
+	if rig.Download != nil {
+		for i, v := range []View{s.o, s.do, s.lse, s.sink, s.dsink} {
+			from := []View{device.o, device.do, device.lse, device.sink, device.dsink}[i]
+			must(t, rig.Download(v.Memory().(*tensor.Host), from.Memory()))
+		}
+	}
+	tolerance := map[tensor.DType]float64{tensor.F64: 1e-13, tensor.F32: 4e-6, tensor.F16: 2e-3, tensor.BF16: 1e-2}[s.o.DType()]
+	if s.o.Size() > 0 {
+		report(t, "o", s.o, read(s.o), o, largest(o), func([4]int) float64 { return tolerance })
+		report(t, "lse", s.lse, read(s.lse), lse, largest(lse), func([4]int) float64 { return tolerance })
+	}
+	scale := largest(dsink) + math.Sqrt(float64(s.o.Rows()))
+	report(t, "dsink", s.dsink, read(s.dsink), dsink, scale, func([4]int) float64 { return tolerance })
+}

@@ -1,0 +1,161 @@
+package attention
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/cprun/cprun/tensor"
+)
+
+// Scores is what a pass does with scores beside Softmax's scale and soft cap. The zero value of a field
+// leaves it out. Terms are added behind the scale and the soft cap:
+//
+//	s = cap(Scale q.k) - Slopes[h] |Rows[i] - Columns[j]| + Bias[b, i, h, Columns[j]]
+//
+// Tiles are in local indices, which do not tell where a query or a key stands. So Rows and
+// Block.Columns say it: any layout, and any keys that are gathered in one block, have a list.
+type Scores struct {
+	// Slopes [1, 1, heads, 1] are those of ALiBi (Press et al., arXiv:2108.12409).
+	Slopes View
+	// Bias [1 or batch, seqQ, 1 or heads, columns] has a row for each local query and a column for each
+	// key of the whole sequence. It is shared by what its axes of 1 leave out.
+	Bias View
+	// DBias is like Bias. A backward pass sets it to the gradient of Bias, 0 for pairs that no query of
+	// the rank sees.
+	DBias View
+	// Max [batch, seqQ, heads, 1] is set by a forward pass to the largest score that each row sees, -Inf
+	// where it sees none. A sink is no score.
+	Max View
+	// Rows is where each query stands among the keys: that of the key that a causal mask lets it see last.
+	// It may be nil without Slopes.
+	Rows []int
+}
+
+// Positions reports whether blocks of the pass need Columns.
+func (s *Scores) Positions() bool { return s != nil && !(s.Slopes.IsZero() && s.Bias.IsZero()) }
+
+// Plain returns an error where p asks for more than scale and soft cap. Kernels that have no more call it.
+func (p Softmax) Plain(what string) error {
+	if p.Scores == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: these kernels add nothing to scores and return no largest one; use the reference backend", what)
+}
+
+// scores finds what is wrong with the Scores of a pass; dbias says that it is a backward pass.
+func (c *checker) scores(q View, s *Scores, backward bool) {
+	if s == nil {
+		return
+	}
+	t, n := AccumulatorType(q.DType()), q.Shape()
+	if !s.Slopes.IsZero() {
+		c.view("slopes", s.Slopes, t, [4]int{1, 1, n[2], 1})
+		if len(s.Rows) != n[1] {
+			c.fault("%d rows for %d queries", len(s.Rows), n[1])
+		}
+	}
+	if b := s.Bias; !b.IsZero() {
+		want := [4]int{n[0], n[1], n[2], b.Len(tensor.Dim)}
+		for _, a := range []tensor.Axis{tensor.Batch, tensor.Heads} {
+			if b.Len(a) == 1 {
+				want[a] = 1
+			}
+		}
+		c.view("bias", b, t, want)
+		if backward && !s.DBias.IsZero() {
+			c.view("dbias", s.DBias, t, want)
+		}
+	} else if !s.DBias.IsZero() {
+		c.fault("dbias without a bias")
+	}
+	if !backward && !s.Max.IsZero() {
+		c.view("the largest scores", s.Max, t, rowShape(q))
+	}
+}
+
+// columns finds what is wrong with the columns of a block.
+func (c *checker) columns(k View, b Block, s *Scores) {
+	if !s.Positions() || len(b.Tiles) == 0 {
+		return
+	}
+	if n := k.Len(tensor.Seq); len(b.Columns) < n {
+		c.fault("%d columns for %d keys", len(b.Columns), n)
+		return
+	}
+	if s.Bias.IsZero() {
+		return
+	}
+	for _, j := range b.Columns {
+		if j < 0 || j >= s.Bias.Len(tensor.Dim) {
+			c.fault("column %d outside a bias of %d", j, s.Bias.Len(tensor.Dim))
+			return
+		}
+	}
+}
+
+// terms is what a pass of the reference adds to scores.
+type terms[A tensor.Float] struct {
+	slopes, bias  array[A]
+	rows, columns []int
+	max, dbias    *array[A]
+}
+
+// termsOf is nil where nothing is added or kept.
+func termsOf[A tensor.Float](s *Scores, columns []int) *terms[A] {
+	if s == nil {
+		return nil
+	}
+	t := &terms[A]{rows: s.Rows, columns: columns}
+	for _, x := range []struct {
+		from View
+		to   *array[A]
+	}{{s.Slopes, &t.slopes}, {s.Bias, &t.bias}} {
+		if !x.from.IsZero() {
+			*x.to = load[A](x.from)
+		}
+	}
+	return t
+}
+
+// shared is the row of a tensor whose axes of 1 stand for all batches or heads.
+func (a array[A]) shared(b, i, h int) []A {
+	return a.row(min(b, a.shape[tensor.Batch]-1), i, min(h, a.shape[tensor.Heads]-1))
+}
+
+// add is a score s of a pair with what is added to it.
+func (t *terms[A]) add(s A, b, i, h, j int) A {
+	if t == nil {
+		return s
+	}
+	if t.slopes.data != nil {
+		s -= t.slopes.row(0, 0, h)[0] * A(math.Abs(float64(t.rows[i]-t.columns[j])))
+	}
+	if t.bias.data != nil {
+		s += t.bias.shared(b, i, h)[t.columns[j]]
+	}
+	return s
+}
+
+// keep keeps the largest score of a row.
+func (t *terms[A]) keep(s A, b, i, h int) {
+	if t != nil && t.max != nil {
+		m := &t.max.row(b, i, h)[0]
+		*m = max(*m, s)
+	}
+}
+
+// grad adds the gradient of a score to that of its bias.
+func (t *terms[A]) grad(ds A, b, i, h, j int) {
+	if t != nil && t.dbias != nil {
+		t.dbias.shared(b, i, h)[t.columns[j]] += ds
+	}
+}
+
+// held is v loaded, unless it is zero, and what puts it back.
+func held[A tensor.Float](v View) (*array[A], func()) {
+	if v.IsZero() {
+		return nil, func() {}
+	}
+	a := load[A](v)
+	return &a, func() { a.store(v) }
+}

@@ -1,0 +1,151 @@
+package attend
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	rules "github.com/cprun/cprun/attention/backends"
+	"github.com/cprun/cprun/ring"
+)
+
+// scoreCases are the files of scripts/oracle/scores.py: their results were computed in float64 over the
+// whole matrix of scores.
+func scoreCases(t *testing.T) []string {
+	t.Helper()
+	paths, err := filepath.Glob("testdata/*.safetensors")
+	if err != nil || len(paths) == 0 {
+		t.Fatal("no cases", err)
+	}
+	return paths
+}
+
+// stored are the results that a case holds.
+func stored(t *testing.T, path string) map[string][]float32 {
+	t.Helper()
+	all := results(t, path)
+	maps.DeleteFunc(all, func(name string, _ []float32) bool { return !slices.Contains(resultTensors, name) })
+	return all
+}
+
+// algorithmsOf are those that a case can be computed with: a sink is folded in behind all of them; slopes, a
+// bias and the largest scores stay with their heads.
+func algorithmsOf(t *testing.T, path string) []string {
+	t.Helper()
+	c, err := Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if c.Scores.Kind() == rules.NoBias && !c.Scores.MaxLogit {
+		return ring.Algorithms
+	}
+	return slices.DeleteFunc(slices.Clone(ring.Algorithms), func(a string) bool { return ring.Traders(a, 2, 2) > 1 })
+}
+
+// Every result of every case, whatever ranks, layout, algorithm and backend.
+func TestScores(t *testing.T) {
+	for _, path := range scoreCases(t) {
+		want := stored(t, path)
+		for ranks := 1; ranks <= 6; ranks++ {
+			for _, layout := range []string{"contiguous", "zigzag", "striped", "document"} {
+				if layout == "document" && strings.Contains(path, "cross") {
+					continue // it has as many queries as keys
+				}
+				for i, algorithm := range algorithmsOf(t, path) {
+					specs := []Spec{{Backend: "flash", DType: "fp32"}, {Backend: "reference", DType: "fp64"}}
+					for _, s := range specs[:1+(ranks+i)%2] { // the slow one with every other number of ranks
+						s.Layout, s.Algorithm = layout, algorithm
+						got, _ := run(t, path, ranks, s)
+						same(t, fmt.Sprintf("%s, %d ranks, %+v", filepath.Base(path), ranks, s), got, want, 2e-5)
+					}
+				}
+			}
+		}
+	}
+}
+
+// same holds results to those that are wanted, to within a part of the largest of each tensor.
+func same(t *testing.T, what string, got, want map[string][]float32, tolerance float64) {
+	t.Helper()
+	if !slices.Equal(slices.Sorted(maps.Keys(got)), slices.Sorted(maps.Keys(want))) {
+		t.Fatalf("%s: results %v, want %v", what, slices.Sorted(maps.Keys(got)), slices.Sorted(maps.Keys(want)))
+	}
+	for name, w := range want {
+		most := 0.0
+		for _, x := range w {
+			if a := math.Abs(float64(x)); !math.IsInf(a, 0) {
+				most = max(most, a)
+			}
+		}
+		for i := range w {
+			if d := math.Abs(float64(got[name][i]) - float64(w[i])); got[name][i] != w[i] && !(d <= tolerance*most) {
+				t.Fatalf("%s: %s[%d] = %v, want %v", what, name, i, got[name][i], w[i])
+			}
+		}
+	}
+}
+
+func TestMalformedScores(t *testing.T) {
+	for _, c := range []struct {
+		what   string
+		shapes shapes
+		meta   map[string]string
+		says   []string
+	}{
+		{"a sink of three heads", good.with("sink", 3), nil, []string{`tensor "sink"`, "[3]", "[4]"}},
+		{"a sink of one axis more", good.with("sink", 1, 4), nil, []string{`tensor "sink"`, "[1 4]"}},
+		{"a sink without elements", good.with("sink", 0), nil, []string{`tensor "sink"`, "empty"}},
+		{"a sink and the word", good.with("sink", 4), map[string]string{"sink": "off_by_one"}, []string{`tensor "sink"`, `metadata "sink"`}},
+		{"slopes of another length", good.with("alibi_slopes", 2), nil, []string{`tensor "alibi_slopes"`, "[2]", "[4]"}},
+		{"a bias of three axes", good.with("bias", 4, 9, 9), nil, []string{`tensor "bias"`, "[4 9 9]", "seq_kv"}},
+		{"a bias of two heads", good.with("bias", 2, 2, 9, 9), nil, []string{`tensor "bias"`, "1 or 4"}},
+		{"a bias of another batch", good.with("bias", 3, 4, 9, 9), nil, []string{`tensor "bias"`, "1 or 2"}},
+		{"a bias of fewer keys", good.with("bias", 1, 1, 9, 8), nil, []string{`tensor "bias"`, "[1 1 9 8]"}},
+		{"a largest logit of what", good, map[string]string{"max_logit": "all"}, []string{`metadata "max_logit"`, "true or false"}},
+		{"another word", good, map[string]string{"sink": "learnable"}, []string{`metadata "sink"`, "off_by_one"}},
+	} {
+		_, err := Open(write(t, c.shapes, c.meta))
+		if err == nil {
+			t.Errorf("%s: not refused", c.what)
+			continue
+		}
+		for _, w := range c.says {
+			if !strings.Contains(err.Error(), w) {
+				t.Errorf("%s: %v does not say %q", c.what, err, w)
+			}
+		}
+	}
+}
+
+// Without dout there is no gradient of a sink.
+func TestSinkWithoutDout(t *testing.T) {
+	got, _ := run(t, write(t, good.with("dout").with("sink", 4), nil), 2, Spec{Layout: "zigzag", Algorithm: "ring", Backend: "flash", DType: "fp32"})
+	if len(got) != 2 || got["out"] == nil || got["lse"] == nil {
+		t.Errorf("results %v, want out and lse alone", slices.Sorted(maps.Keys(got)))
+	}
+}
+
+// Ranks without rows have nothing to add to scores and nothing to keep.
+func TestScoresOfRanksWithoutRows(t *testing.T) {
+	few := shapes{
+		"q": {2, 3, 4, 8}, "k": {2, 3, 2, 8}, "v": {2, 3, 2, 6}, "dout": {2, 3, 4, 6},
+		"sink": {4}, "alibi_slopes": {4}, "bias": {1, 4, 3, 3},
+	}
+	path := write(t, few, map[string]string{"causal": "true", "max_logit": "true"})
+	want, _ := run(t, path, 1, Spec{Layout: "contiguous", Algorithm: "ring", Backend: "reference", DType: "fp64"})
+	if len(want) != len(resultTensors) {
+		t.Fatalf("results %v, want %v", slices.Sorted(maps.Keys(want)), resultTensors)
+	}
+	for _, algorithm := range algorithmsOf(t, path) {
+		for _, backend := range []string{"flash", "reference"} {
+			s := Spec{Layout: "striped", Algorithm: algorithm, Backend: backend, DType: "fp32"}
+			got, _ := run(t, path, 6, s)
+			same(t, fmt.Sprintf("%+v", s), got, want, 2e-5)
+		}
+	}
+}
