@@ -17,6 +17,8 @@ type Mover interface {
 	Add(dst, src View)
 }
 
+var errNoMover = errors.New("ring: a schedule moves some heads of a tensor, and there is no Mover")
+
 // traded is a tensor and what an exchange makes of it. Without an exchange both are the same.
 type traded struct {
 	x        *Exchange
@@ -79,7 +81,7 @@ func (r *Ring) trade(s *Schedule, label string, list []traded, sides func(*trade
 			continue
 		}
 		if r.Mover == nil {
-			return errors.New("ring: a schedule trades heads, and there is no Mover")
+			return errNoMover
 		}
 		from, to := sides(&list[i])
 		out, in := r.parcels(&from, s.Rank, false), r.parcels(&to, s.Rank, add)
