@@ -108,7 +108,7 @@ func (m *keys) prefetch(g int) (err error) {
 		return nil
 	}
 	bufs := m.bufs(g)
-	if len(m.groups) > 1 {
+	if len(m.groups) > 1 && m.own.k.Len(tensor.Seq) > 0 {
 		m.ring.Mover.Copy(bufs[0].k, of(m.own.k, m.groups[g].kv))
 		m.ring.Mover.Copy(bufs[0].v, of(m.own.v, m.groups[g].kv))
 	}
