@@ -217,7 +217,7 @@ func (m maskCase) shapes(t *testing.T, size int) []partition.Shape {
 	return shapes
 }
 
-var full = flag.Bool("ring.full", false, "TestRingEqualsOneDevice tries all that it takes a sample of: an hour")
+var full = flag.Bool("ring.full", false, "TestRingEqualsOneDevice tries all that it takes a sample of: minutes")
 
 // conformance is what the ring is tried with: heads of q and of k and v, and the ranks.
 var (
