@@ -61,6 +61,21 @@ func traders(t *testing.T, shape partition.Shape, inner, heads, kvHeads int) []*
 	return all
 }
 
+// An all-gather of some heads at a time computes and returns what one of all heads does.
+func TestSchedulesGatherHeadsInGroups(t *testing.T) {
+	rng := rand.New(rand.NewPCG(35, 36))
+	for range 150 {
+		shape := randomShape(rng)
+		kv := 1 + rng.IntN(5)
+		n := rng.IntN(kv + 2)
+		all, err := All("allgather", Spec{Shape: shape, Heads: 2 * kv, KVHeads: kv, GatherHeads: n})
+		if err != nil {
+			t.Fatal(err)
+		}
+		simulate(t, fmt.Sprintf("%d heads at a time", n), shape, 2*kv, kv, all)
+	}
+}
+
 // Ulysses is one call on all positions; and a gathered zigzag is a zigzag of the groups, one call a
 // hop.
 func TestGatheredRowsAreOneCall(t *testing.T) {

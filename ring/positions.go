@@ -23,8 +23,8 @@ func (s *Schedule) place(p attention.Softmax) (attention.Softmax, *positions, er
 	if p.Scores == nil {
 		return p, nil, nil
 	}
-	if s.Q != nil || s.KV != nil {
-		return p, nil, fmt.Errorf("schedule %s of rank %d trades heads for rows, and slopes, a bias and largest scores stay where they are", s.Algorithm, s.Rank)
+	if s.Q != nil || s.KV != nil || s.GatherHeads > 0 {
+		return p, nil, fmt.Errorf("schedule %s of rank %d trades heads for rows, or takes some at a time, and slopes, a bias and largest scores are of all heads", s.Algorithm, s.Rank)
 	}
 	if !p.Scores.Positions() {
 		return p, nil, nil

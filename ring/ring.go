@@ -43,31 +43,47 @@ func (r *Ring) Forward(out attention.Partial, q, k, v View, s *Schedule, p atten
 	return r.back(s, o, lse)
 }
 
-// forward runs the hops on what has been gathered.
+// forward runs the hops on what has been gathered, once for each group of heads.
 func (r *Ring) forward(out attention.Partial, q, k, v View, s *Schedule, p attention.Softmax) error {
-	bufs := r.buffers(kv{k, v}, s.KVRows)
 	p, at, err := s.place(p)
 	if err != nil {
 		return err
 	}
+	keys, err := r.keys(s, s.Forward, q, k, v, at)
+	for g := 0; g < len(keys.groups) && err == nil; g++ {
+		err = r.forwardOf(keys, g, keys.groups[g].partial(out), of(q, keys.groups[g].q), p)
+	}
+	r.Stream.Label(r.Label)
+	return err
+}
+
+func (r *Ring) forwardOf(keys *keys, g int, out attention.Partial, q View, p attention.Softmax) error {
+	mark := r.Arena.Mark()
+	defer r.Arena.Release(mark)
+	bufs := keys.bufs(g)
 	pass, err := r.Kernel.Forward(out.O, r.accumulator(out), q, p)
 	if err != nil {
 		return err
 	}
-	for i := range s.Forward {
-		hop := &s.Forward[i]
-		r.Stream.Label(r.part(hop.Label))
-		err := r.beside(hop, bufs, nil, func(c *Part, _ bool) error {
-			if len(c.Tiles) == 0 {
-				return nil
-			}
-			return pass.Block(c.block(bufs, at))
-		})
+	for i := range keys.hops {
+		hop := &keys.hops[i]
+		r.Stream.Label(r.part(keys.labels[g] + hop.Label))
+		moving, err := keys.begin(i, bufs, nil)
+		if err == nil {
+			err = hop.beside(moving, func(c *Part, _ bool) error {
+				if len(c.Tiles) == 0 {
+					return nil
+				}
+				return pass.Block(c.block(bufs, keys.at))
+			})
+		}
+		if err == nil && i == 0 {
+			err = keys.prefetch(g + 1)
+		}
 		if err != nil {
 			return fmt.Errorf("forward %s: %w", hop.Label, err)
 		}
 	}
-	r.Stream.Label(r.Label)
 	return pass.End()
 }
 
@@ -90,33 +106,50 @@ func (r *Ring) Backward(g attention.Grads, do, q, k, v View, out attention.Parti
 	return r.back(s, dq, dk, dv)
 }
 
-// backward runs the hops on what has been gathered.
+// backward runs the hops on what has been gathered, once for each group of heads.
 func (r *Ring) backward(g attention.Grads, do, q, k, v View, out attention.Partial, s *Schedule, p attention.Softmax) error {
-	bufs := r.buffers(kv{k, v}, s.KVRows)
-	grads := r.buffers(kv{g.DK, g.DV}, s.GradRows)
 	p, at, err := s.place(p)
 	if err != nil {
 		return err
 	}
+	keys, err := r.keys(s, s.Backward, q, k, v, at)
+	for i := 0; i < len(keys.groups) && err == nil; i++ {
+		h := keys.groups[i]
+		err = r.backwardOf(keys, i, h.grads(g), of(do, h.q), of(q, h.q), h.partial(out), s.GradRows, p)
+	}
+	r.Stream.Label(r.Label)
+	return err
+}
+
+func (r *Ring) backwardOf(keys *keys, g int, own attention.Grads, do, q View, out attention.Partial, rows []int, p attention.Softmax) error {
+	mark := r.Arena.Mark()
+	defer r.Arena.Release(mark)
+	bufs, grads := keys.bufs(g), r.buffers(kv{own.DK, own.DV}, rows)
 	saved := attention.Saved{O: out.O, LSE: out.LSE, Delta: r.alloc(out.LSE.DType(), out.LSE)}
-	pass, err := r.Kernel.Backward(g.DQ, do, q, saved, p)
+	pass, err := r.Kernel.Backward(own.DQ, do, q, saved, p)
 	if err != nil {
 		return err
 	}
-	for i := range s.Backward {
-		hop := &s.Backward[i]
-		r.Stream.Label(r.part(hop.Label))
-		err := r.beside(hop, bufs, grads, func(c *Part, last bool) error {
-			if c.Grads.Hi > 0 { // without tiles, too: the own gradients are to be set
-				if err := pass.Block(c.gradBlock(bufs, grads, at, last && hop.foldsFirst(c))); err != nil {
-					return err
+	for i := range keys.hops {
+		hop := &keys.hops[i]
+		r.Stream.Label(r.part(keys.labels[g] + hop.Label))
+		moving, err := keys.begin(i, bufs, grads)
+		if err == nil {
+			err = hop.beside(moving, func(c *Part, last bool) error {
+				if c.Grads.Hi > 0 { // without tiles, too: the own gradients are to be set
+					if err := pass.Block(c.gradBlock(bufs, grads, keys.at, last && hop.foldsFirst(c))); err != nil {
+						return err
+					}
 				}
-			}
-			if last && i == len(s.Backward)-1 {
-				return pass.End() // beside the gradients on their way home
-			}
-			return nil
-		})
+				if last && i == len(keys.hops)-1 {
+					return pass.End() // beside the gradients on their way home
+				}
+				return nil
+			})
+		}
+		if err == nil && i == 0 {
+			err = keys.prefetch(g + 1)
+		}
 		for _, f := range hop.Fold {
 			if err == nil {
 				err = pass.Fold(f.of(grads))
@@ -126,36 +159,23 @@ func (r *Ring) backward(g attention.Grads, do, q, k, v View, out attention.Parti
 			return fmt.Errorf("backward %s: %w", hop.Label, err)
 		}
 	}
-	r.Stream.Label(r.Label)
 	return nil
 }
 
-// beside begins the hop's transfers, queues its kernel calls, each behind the rows that it waits
-// for, and makes the stream wait for the rest. The host waits for no device here; comm.Pending
-// says for what it may wait. call is told which call is the last of the hop.
-func (r *Ring) beside(hop *Hop, bufs, grads []kv, call func(c *Part, last bool) error) error {
-	gates := make([]comm.Pending, len(hop.Then))
-	for i := range hop.Then {
-		var err error
-		if gates[i], err = r.exchange(messages(nil, hop.Then[i].SendKV, bufs), messages(nil, hop.Then[i].RecvKV, bufs)); err != nil {
+// beside queues the hop's kernel calls beside its transfers, each behind the rows that it waits for, and
+// makes the stream wait for the rest. The host waits for no device here; comm.Pending says for what
+// it may wait. call is told which call is the last of the hop.
+func (h *Hop) beside(moving flight, call func(c *Part, last bool) error) error {
+	if err := call(h.own(), len(h.Then) == 0); err != nil {
+		return err
+	}
+	for i := range h.Then {
+		moving.gates[i].Wait()
+		if err := call(&h.Then[i], i == len(h.Then)-1); err != nil {
 			return err
 		}
 	}
-	rest, err := r.exchange(messages(messages(nil, hop.SendKV, bufs), hop.SendGrad, grads),
-		messages(messages(nil, hop.RecvKV, bufs), hop.RecvGrad, grads))
-	if err != nil {
-		return err
-	}
-	if err := call(hop.own(), len(hop.Then) == 0); err != nil {
-		return err
-	}
-	for i := range hop.Then {
-		gates[i].Wait()
-		if err := call(&hop.Then[i], i == len(hop.Then)-1); err != nil {
-			return err
-		}
-	}
-	rest.Wait()
+	moving.rest.Wait()
 	return nil
 }
 

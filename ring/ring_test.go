@@ -32,13 +32,14 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type problem struct {
 	q, k, v, do tensor.View
 	shape       partition.Shape
-	inner       int // ranks of a group that trades heads; 0: what ring.Inner says
+	inner       int // ranks of a group that trades heads; 0: what partition.Inner says
+	gather      int // heads of keys at a time; 0: all
 	softmax     attention.Softmax
 }
 
 func (p *problem) spec() ring.Spec {
 	h, kv := p.q.Len(tensor.Heads), p.k.Len(tensor.Heads)
-	return ring.Spec{Shape: p.shape, Heads: h, KVHeads: kv, Inner: cmp.Or(p.inner, partition.Inner(p.shape.Size, p.shape.Size, h, kv))}
+	return ring.Spec{Shape: p.shape, Heads: h, KVHeads: kv, Inner: cmp.Or(p.inner, partition.Inner(p.shape.Size, p.shape.Size, h, kv)), GatherHeads: p.gather}
 }
 
 // result is out, lse, dq, dk, dv in global order.
@@ -216,7 +217,7 @@ func (m maskCase) shapes(t *testing.T, size int) []partition.Shape {
 	return shapes
 }
 
-var full = flag.Bool("ring.full", false, "TestRingEqualsOneDevice tries all that it takes a sample of: an hour")
+var full = flag.Bool("ring.full", false, "TestRingEqualsOneDevice tries all that it takes a sample of: minutes")
 
 // conformance is what the ring is tried with: heads of q and of k and v, and the ranks.
 var (
@@ -263,10 +264,10 @@ func equalsOneDevice(t *testing.T, rng *rand.Rand, m maskCase, shape partition.S
 	p := problem{
 		q: random(rng, tensor.F64, batch, m.sq, heads[0], dim), k: random(rng, tensor.F64, batch, m.skv, heads[1], dim),
 		v: random(rng, tensor.F64, batch, m.skv, heads[1], dimV), do: random(rng, tensor.F64, batch, m.sq, heads[0], dimV),
-		shape: shape, inner: inner, softmax: attention.Softmax{Scale: 0.4, Softcap: float64(rng.IntN(2)) * 2},
+		shape: shape, inner: inner, gather: rng.IntN(heads[1] + 1), softmax: attention.Softmax{Scale: 0.4, Softcap: float64(rng.IntN(2)) * 2},
 	}
-	what := fmt.Sprintf("%s, %s, %s, %d ranks in groups of %d, %d heads, %d of keys, dims %d and %d, batch %d",
-		m.name, algorithm, shape.Layout.Name(), shape.Size, inner, heads[0], heads[1], dim, dimV, batch)
+	what := fmt.Sprintf("%s, %s, %s, %d ranks in groups of %d, %d heads, %d of keys, dims %d and %d, batch %d, %d heads at a time",
+		m.name, algorithm, shape.Layout.Name(), shape.Size, inner, heads[0], heads[1], dim, dimV, batch, p.gather)
 	compare(t, what, run(t, p, algorithm, reference), whole(p), 1e-11)
 }
 
@@ -299,7 +300,7 @@ func TestRingRepeatsBitForBit(t *testing.T) {
 			p := problem{ // gradients of keys are the sums of three ranks
 				q: random(rng, tensor.F32, 1, 61, 6, 16), k: random(rng, tensor.F32, 1, 61, 2, 16),
 				v: random(rng, tensor.F32, 1, 61, 2, 16), do: random(rng, tensor.F32, 1, 61, 6, 16),
-				shape: shape, softmax: attention.Softmax{Scale: 0.25},
+				shape: shape, gather: 1, softmax: attention.Softmax{Scale: 0.25},
 			}
 			compare(t, algorithm+" repeated", run(t, p, algorithm, onCPU), run(t, p, algorithm, onCPU), 0)
 		}

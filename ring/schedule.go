@@ -95,6 +95,11 @@ type Schedule struct {
 	// Q and KV trade heads for rows before the hops, and back behind them: what the hops call own
 	// is then what has been gathered. nil: the hops work on the rank's own rows and on all heads.
 	Q, KV *Exchange
+
+	// GatherHeads is how many heads of keys the hops work on at a time: they run once for each group of
+	// so many, and the transfers of a group's first hop run beside the calls of the group before. 0:
+	// all. The first hops of both passes move no gradients then.
+	GatherHeads int
 }
 
 // Box is rows of some heads.
@@ -132,6 +137,7 @@ type Spec struct {
 	partition.Shape
 	Heads, KVHeads int // of q, and of k and v; ulysses and hierarchical trade them
 	Inner          int // of hierarchical: neighbouring ranks that trade heads with each other, a divisor of Size
+	GatherHeads    int // of allgather: heads of k and v that are gathered at a time; 0: all
 }
 
 // New returns the schedule of rank under that algorithm.
@@ -223,7 +229,9 @@ func newPlanner(algorithm string, s Spec) (*Planner, error) {
 // Schedule returns the schedule of rank, the same that New returns.
 func (p *Planner) Schedule(rank int) *Schedule {
 	s := p.pattern(p, rank)
-	s.Algorithm = p.algorithm
+	if s.Algorithm = p.algorithm; s.Algorithm == "allgather" && p.size > 1 {
+		s.GatherHeads = p.spec.GatherHeads
+	}
 	return s
 }
 

@@ -53,6 +53,11 @@ func (g grid) box(b Box) grid {
 	return out
 }
 
+// heads is a view of all rows.
+func (g grid) heads(h partition.Range) grid {
+	return g.box(Box{Rows: partition.Range{Hi: len(g)}, Heads: h})
+}
+
 func (g grid) block(b Block) grid { return g[b.Lo:b.Hi] }
 
 func (g grid) set(f func(i, j, old int) int) {
@@ -111,7 +116,7 @@ func simulated(shape partition.Shape, heads, kvHeads int, all []*Schedule) strin
 		}
 	}
 	for _, backward := range []bool{false, true} {
-		if err := rendezvous(all, backward); err != nil {
+		if err := rendezvous(all, kvHeads, backward); err != nil {
 			return err.Error()
 		}
 		s := &sim{shape: shape, heads: heads, kvHeads: kvHeads, seen: map[pair]int{}, wires: make([][]chan grid, shape.Size)}
@@ -206,29 +211,51 @@ func (s *sim) rank(sch *Schedule, backward bool) (out, dkv grid) {
 	s.give(sch, sch.Q, q)
 	s.give(sch, sch.KV, kv)
 	q, kv = s.take(sch, sch.Q, q), s.take(sch, sch.KV, kv)
-	p := pass{sim: s, sch: sch, q: q, o: newGrid(len(q), width(q, sch.Q, s.heads), 0)}
-	p.keys = buffersOf(sch.KVRows, width(kv, sch.KV, s.kvHeads))
-	copy(p.keys[0], kv)
-	p.grads = buffersOf(sch.GradRows, width(kv, sch.KV, s.kvHeads))
+	o := newGrid(len(q), width(q, sch.Q, s.heads), 0)
+	grads := newGrid(sch.GradRows[0], width(kv, sch.KV, s.kvHeads), unset)
+	s.passes(sch, backward, q, o, kv, grads)
+	s.giveBack(sch, sch.Q, o)
+	if backward {
+		s.giveBack(sch, sch.KV, grads)
+	}
+	out = s.takeBack(sch, sch.Q, o, rowsQ, s.heads)
+	if backward {
+		dkv = s.takeBack(sch, sch.KV, grads, rowsKV, s.kvHeads)
+	}
+	return out, dkv
+}
+
+// passes runs the hops for each group of heads. A group's first transfers begin when the first hop of the
+// group before is over.
+func (s *sim) passes(sch *Schedule, backward bool, q, o, kv, grads grid) {
 	hops := sch.Forward
 	if backward {
 		hops = sch.Backward
 	}
-	for i := range hops {
-		p.hop(&hops[i], backward)
+	var list []*pass
+	in := inbox{map[int]int{}, map[int][]grid{}}
+	for _, h := range sch.groups(width(q, sch.Q, s.heads), width(kv, sch.KV, s.kvHeads)) {
+		p := &pass{sim: s, sch: sch, inbox: in, turn: map[*Move]int{}, q: q.heads(h.q), o: o.heads(h.q)}
+		p.keys, p.grads = buffersOf(sch.KVRows, h.kv.Len()), buffersOf(sch.GradRows, h.kv.Len())
+		copy(p.keys[0], kv.heads(h.kv).clone())
+		p.grads[0] = grads.heads(h.kv)
+		list = append(list, p)
 	}
-	if p.calls > 0 && !p.ended {
-		s.failf("rank %d has no last call", sch.Rank)
+	for g, p := range list {
+		for i := range hops {
+			if g == 0 || i > 0 {
+				p.start(&hops[i])
+			}
+			p.hop(&hops[i], backward)
+			if i == 0 && g+1 < len(list) {
+				list[g+1].start(&hops[0])
+			}
+			p.fold(&hops[i])
+		}
+		if p.calls > 0 && !p.ended {
+			s.failf("rank %d has no last call", sch.Rank)
+		}
 	}
-	s.giveBack(sch, sch.Q, p.o)
-	if backward {
-		s.giveBack(sch, sch.KV, p.grads[0])
-	}
-	out = s.takeBack(sch, sch.Q, p.o, rowsQ, s.heads)
-	if backward {
-		dkv = s.takeBack(sch, sch.KV, p.grads[0], rowsKV, s.kvHeads)
-	}
-	return out, dkv
 }
 
 // width is the heads that the hops work on; a grid without rows does not know.
@@ -292,7 +319,10 @@ func (s *sim) takeBack(sch *Schedule, x *Exchange, all grid, rows, heads int) gr
 
 // arrive puts what a peer has sent into dst.
 func (s *sim) arrive(rank, peer int, dst grid, put func(old, came int) int) {
-	came := <-s.wires[peer][rank]
+	s.put(rank, peer, <-s.wires[peer][rank], dst, put)
+}
+
+func (s *sim) put(rank, peer int, came, dst grid, put func(old, came int) int) {
 	if len(came) != len(dst) || len(came) > 0 && len(came[0]) != len(dst[0]) {
 		s.failf("rank %d got %d rows from %d, wants %d, or other heads", rank, len(came), peer, len(dst))
 		return
@@ -308,23 +338,36 @@ func buffersOf(rows []int, heads int) []grid {
 	return b
 }
 
-// pass is the hops of one rank.
+// inbox is the messages of the hops of a rank, by peer: the first that is asked for is the first that is
+// sent, whichever is needed first.
+type inbox struct {
+	asked map[int]int
+	came  map[int][]grid
+}
+
+// pass is the hops of one rank, for one group of heads.
 type pass struct {
 	*sim
 	sch         *Schedule
 	q, o        grid
 	keys, grads []grid
 	calls       int
-	ended       bool // by a call that is marked last
+	inbox
+	turn  map[*Move]int // of what is on its way: which of its peer's messages it is
+	ended bool          // by a call that is marked last
 }
 
-func (p *pass) hop(h *Hop, backward bool) {
+// start begins the transfers of a hop.
+func (p *pass) start(h *Hop) {
 	p.apart(h)
 	for i := range h.Then {
 		p.begin(h.Then[i].SendKV, h.Then[i].RecvKV, p.keys)
 	}
 	p.begin(h.SendKV, h.RecvKV, p.keys)
 	p.begin(h.SendGrad, h.RecvGrad, p.grads)
+}
+
+func (p *pass) hop(h *Hop, backward bool) {
 	p.compute(&Part{Keys: h.Keys, Tiles: h.Tiles, First: h.First, Last: h.Last, Grads: h.Grads}, backward)
 	for i := range h.Then {
 		p.end(h.Then[i].RecvKV, p.keys)
@@ -332,6 +375,9 @@ func (p *pass) hop(h *Hop, backward bool) {
 	}
 	p.end(h.RecvKV, p.keys)
 	p.end(h.RecvGrad, p.grads)
+}
+
+func (p *pass) fold(h *Hop) {
 	for _, f := range h.Fold {
 		src := p.grads[f.Src.Buf].block(f.Src)
 		p.grads[f.Dst.Buf].block(f.Dst).set(func(i, j, old int) int { return old + src[i][j] })
@@ -343,14 +389,21 @@ func (p *pass) begin(send, recv []Move, bufs []grid) {
 	for _, m := range send {
 		p.wires[p.sch.Rank][m.Peer] <- bufs[m.Block.Buf].block(m.Block).clone()
 	}
-	for _, m := range recv {
+	for i := range recv {
+		m := &recv[i]
+		p.turn[m] = p.asked[m.Peer]
+		p.asked[m.Peer]++
 		bufs[m.Block.Buf].block(m.Block).set(func(_, _, _ int) int { return unset })
 	}
 }
 
 func (p *pass) end(recv []Move, bufs []grid) {
-	for _, m := range recv {
-		p.arrive(p.sch.Rank, m.Peer, bufs[m.Block.Buf].block(m.Block), func(_, came int) int { return came })
+	for i := range recv {
+		m := &recv[i]
+		for len(p.came[m.Peer]) <= p.turn[m] {
+			p.came[m.Peer] = append(p.came[m.Peer], <-p.wires[m.Peer][p.sch.Rank])
+		}
+		p.put(p.sch.Rank, m.Peer, p.came[m.Peer][p.turn[m]], bufs[m.Block.Buf].block(m.Block), func(_, came int) int { return came })
 	}
 }
 

@@ -17,6 +17,8 @@ type Mover interface {
 	Add(dst, src View)
 }
 
+var errNoMover = errors.New("ring: a schedule moves some heads of a tensor, and there is no Mover")
+
 // traded is a tensor and what an exchange makes of it. Without an exchange both are the same.
 type traded struct {
 	x        *Exchange
@@ -40,14 +42,14 @@ const (
 // there fills what is gathered of each tensor, in one exchange.
 func (r *Ring) there(s *Schedule, list ...traded) error {
 	return r.trade(s, LabelThere, list, func(t *traded) (from, to side) {
-		return side{t.own, t.x.Send}, side{t.all, t.x.Recv}
+		return side{t.own, joined(t.x.Send, s.Rank)}, side{t.all, joined(t.x.Recv, s.Rank)}
 	}, false)
 }
 
 // back is there in reverse. Boxes that add are added, in the order of the list.
 func (r *Ring) back(s *Schedule, list ...traded) error {
 	return r.trade(s, LabelBack, list, func(t *traded) (from, to side) {
-		return side{t.all, t.x.Recv}, side{t.own, t.x.Send}
+		return side{t.all, joined(t.x.Recv, s.Rank)}, side{t.own, joined(t.x.Send, s.Rank)}
 	}, true)
 }
 
@@ -55,6 +57,24 @@ func (r *Ring) back(s *Schedule, list ...traded) error {
 type side struct {
 	view  View
 	boxes []HeadMove
+}
+
+// joined is boxes with neighbours made one, which saves copies. Those of the rank itself stay, since they are
+// paired one by one.
+func joined(moves []HeadMove, rank int) (out []HeadMove) {
+	for _, m := range moves {
+		if k := len(out) - 1; k >= 0 && m.Peer != rank && out[k].continues(m) {
+			out[k].Box.Rows.Hi = m.Box.Rows.Hi
+		} else {
+			out = append(out, m)
+		}
+	}
+	return out
+}
+
+// continues reports whether b is the rows behind those of m, and alike in all else.
+func (m HeadMove) continues(b HeadMove) bool {
+	return m.Peer == b.Peer && m.Adds == b.Adds && m.Box.Heads == b.Box.Heads && m.Box.Rows.Hi == b.Box.Rows.Lo
 }
 
 func (s *side) box(i int) View {
@@ -79,7 +99,7 @@ func (r *Ring) trade(s *Schedule, label string, list []traded, sides func(*trade
 			continue
 		}
 		if r.Mover == nil {
-			return errors.New("ring: a schedule trades heads, and there is no Mover")
+			return errNoMover
 		}
 		from, to := sides(&list[i])
 		out, in := r.parcels(&from, s.Rank, false), r.parcels(&to, s.Rank, add)
@@ -144,8 +164,8 @@ func (r *Ring) parcels(s *side, rank int, add bool) parcels {
 			continue
 		}
 		seen[peer] = true
-		view, inPlace := s.whole(i, peer, add)
-		if !inPlace {
+		view := s.box(i)
+		if !s.whole(i, add) {
 			view = r.pack(s, i, peer, p.boxes)
 		}
 		p.messages = append(p.messages, comm.Message{Peer: peer, View: view})
@@ -153,23 +173,15 @@ func (r *Ring) parcels(s *side, rank int, add bool) parcels {
 	return p
 }
 
-// whole is a peer's boxes, from box i on, as one view, if they are neighbours and lie densely.
-func (s *side) whole(i, peer int, add bool) (v View, ok bool) {
-	all := s.boxes[i].Box
-	for j := i; j < len(s.boxes); j++ {
-		m := s.boxes[j]
-		switch {
-		case m.Peer != peer:
-			continue
-		case add && m.Adds:
-			return v, false
-		case j > i && (m.Box.Heads != all.Heads || m.Box.Rows.Lo != all.Rows.Hi):
-			return v, false
+// whole reports whether box i is all that travels with its peer, and lies as it travels.
+func (s *side) whole(i int, add bool) bool {
+	m := s.boxes[i]
+	for _, b := range s.boxes[i+1:] {
+		if b.Peer == m.Peer {
+			return false
 		}
-		all.Rows.Hi = m.Box.Rows.Hi
 	}
-	v = (&side{s.view, []HeadMove{{Box: all}}}).box(0)
-	return v, v.IsDense()
+	return !(add && m.Adds) && s.box(i).IsDense()
 }
 
 // pack is scratch for a peer's boxes, from box i on; boxes gets the place of each in it.

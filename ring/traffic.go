@@ -12,13 +12,26 @@ func (s *Schedule) Keys() int {
 	return n
 }
 
-// Work returns what the hops work on, of a rank that has so many queries of so many heads: those, or what
-// it has traded for them.
-func (s *Schedule) Work(queries, heads, kvHeads int) (q, h, kv int) {
-	if s.Q == nil {
-		return queries, heads, kvHeads
+// Work is what the kernel is asked for at a time: so many queries, and so many heads of queries and keys. The
+// hops run Groups times.
+type Work struct{ Queries, Heads, KVHeads, Groups int }
+
+// Work returns the work of a rank that has so many queries of so many heads: those, or what it has traded
+// for them, or the largest group of heads that it gathers.
+func (s *Schedule) Work(queries, heads, kvHeads int) Work {
+	if s.Q != nil {
+		queries, heads, kvHeads = s.Q.Rows, s.Q.Heads, s.KV.Heads
 	}
-	return s.Q.Rows, s.Q.Heads, s.KV.Heads
+	list := s.groups(heads, kvHeads)
+	return Work{queries, list[0].q.Len(), list[0].kv.Len(), len(list)}
+}
+
+// keyHeads is the heads of keys of all groups.
+func (s *Schedule) keyHeads(own int) int {
+	if s.KV == nil {
+		return own
+	}
+	return s.KV.Heads
 }
 
 // HeadBytes is the bytes of one row of one head of what travels: q, O (dO is of its type), LSE, K and V
@@ -28,8 +41,8 @@ type HeadBytes struct{ Q, O, LSE, KV, DQ, DKV int64 }
 // Traffic returns the bytes that the rank sends in one forward and one backward pass, in the trades of
 // heads and in the hops, where it has so many heads of keys itself.
 func (s *Schedule) Traffic(b HeadBytes, kvHeads int) (forward, backward int64) {
-	_, _, kv := s.Work(0, 0, kvHeads)
-	forward, backward = s.Bytes(b.KV*int64(kv), b.DKV*int64(kv))
+	kv := int64(s.keyHeads(kvHeads))
+	forward, backward = s.Bytes(b.KV*kv, b.DKV*kv)
 	if s.Q != nil {
 		q, keys := s.sent(s.Q.Send), s.sent(s.KV.Send)
 		o, dkv := s.sent(s.Q.Recv), s.sent(s.KV.Recv)

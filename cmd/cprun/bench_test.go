@@ -20,7 +20,7 @@ func TestBenchmarksEndToEnd(t *testing.T) {
 		want []string // in the table
 		rows int
 	}{
-		"attention": {[]string{"--nproc", "2", "--seq", "64,128", "--iters", "1", "--algorithm", "ring,allgather"}, []string{"causal", "4:2 heads of 32", "allgather", "hop 0", "gradients home"}, 4},
+		"attention": {[]string{"--nproc", "2", "--seq", "64,128", "--iters", "1", "--algorithm", "ring,ulysses"}, []string{"causal", "4:2 heads of 32", "ulysses", "heads for rows", "hop 0", "gradients home"}, 4},
 		"comm":      {[]string{"--nproc", "2", "--sizes", "4K", "--iters", "2"}, []string{"unix", "tcp", "exchange", "all_reduce"}, 8},
 		"train":     {[]string{"--nproc", "2", "--steps", "2", "--warmup", "1", small(t, 1)}, []string{"train.yaml", "S=200", "random tokens", "planned"}, 3},
 	} {

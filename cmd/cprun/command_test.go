@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/cprun/cprun/internal/safetensors"
+	"github.com/cprun/cprun/ring"
 )
 
 func TestUsageEndsWithStatus2BeforeAnythingIsSpawned(t *testing.T) {
@@ -291,7 +292,7 @@ func TestAttentionMatchesTheFixtures(t *testing.T) {
 	for i, in := range files {
 		out := filepath.Join(t.TempDir(), "result.safetensors")
 		layout := []string{"zigzag", "striped", "contiguous"}[i%3]
-		algorithm := []string{"ring", "allgather"}[i%2]
+		algorithm := ring.Algorithms[i%len(ring.Algorithms)]
 		must(t, "attention", "--in", in, "--out", out, "--nproc", "3", "--layout", layout, "--algorithm", algorithm)
 		for _, name := range []string{"out", "lse", "dq", "dk", "dv"} {
 			got, want := read(t, out, name), read(t, in, name)

@@ -25,10 +25,12 @@ type Spec struct {
 	Layout    string // of partition.Names
 	Algorithm string // one of ring.Algorithms
 	Inner     int    `json:",omitempty"` // of hierarchical: ranks that trade heads with each other; 0: see Groups
-	Backend   string // one of the device's
-	DType     string // fp64, fp32, bf16, fp16: what is computed in
-	Device    string // cpu or cuda
-	Machine   machine.Machine
+	// GatherHeads is how many heads of keys allgather gathers at a time; 0: all.
+	GatherHeads int    `json:",omitempty"`
+	Backend     string // one of the device's
+	DType       string // fp64, fp32, bf16, fp16: what is computed in
+	Device      string // cpu or cuda
+	Machine     machine.Machine
 	// Remedies are what the choice of Backend relies on.
 	Remedies []rules.RemedyKind `json:",omitempty"`
 }
@@ -81,13 +83,19 @@ func (s Spec) Check(c *Case, ranks int) error {
 	if has := backends[s.Device]; !slices.Contains(has, s.Backend) {
 		return fmt.Errorf("backend %q is none of %s, which are what %s has", s.Backend, strings.Join(has, ", "), s.where())
 	}
+	if s.Inner < 0 || s.GatherHeads < 0 {
+		return fmt.Errorf("--inner %d --gather-heads %d: want 0 or more", s.Inner, s.GatherHeads)
+	}
+	if s.GatherHeads > 0 && (c.Scores.Kind() != rules.NoBias || c.Scores.MaxLogit) {
+		return fmt.Errorf("--gather-heads %d: slopes, a bias and max_logit are of all heads; leave it out", s.GatherHeads)
+	}
 	_, err = ring.New(s.Algorithm, s.spec(c, shape), 0)
 	return err
 }
 
 // spec is what a schedule is made of.
 func (s *Spec) spec(c *Case, shape partition.Shape) ring.Spec {
-	return ring.Spec{Shape: shape, Heads: c.Heads, KVHeads: c.KVHeads, Inner: s.Groups(c, shape.Size)}
+	return ring.Spec{Shape: shape, Heads: c.Heads, KVHeads: c.KVHeads, Inner: s.Groups(c, shape.Size), GatherHeads: s.GatherHeads}
 }
 
 // Groups returns how many ranks trade heads under hierarchical: Inner, or what the ranks of one host and

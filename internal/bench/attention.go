@@ -21,7 +21,8 @@ import (
 type AttentionSpec struct {
 	Seq           []int    `json:"seq"` // global tokens
 	Algorithms    []string `json:"algorithms"`
-	Inner         int      `json:"inner,omitempty"` // of hierarchical: ranks that trade heads with each other; 0: see Groups
+	Inner         int      `json:"inner,omitempty"`        // of hierarchical: ranks that trade heads with each other; 0: see Groups
+	GatherHeads   int      `json:"gather_heads,omitempty"` // of allgather: heads of keys at a time; 0: all
 	Layouts       []string `json:"layouts"`
 	Backend       string   `json:"backend"`
 	DType         string   `json:"dtype"`
@@ -77,6 +78,8 @@ func (s *AttentionSpec) Check(ranks int) error {
 		return fmt.Errorf("--seq: no length given")
 	case s.Heads < 1 || s.KVHeads < 1 || s.Heads%s.KVHeads != 0:
 		return fmt.Errorf("--heads %d --kv-heads %d: the first must be a multiple of the second", s.Heads, s.KVHeads)
+	case s.Inner < 0 || s.GatherHeads < 0:
+		return fmt.Errorf("--inner %d --gather-heads %d: want 0 or more", s.Inner, s.GatherHeads)
 	case s.HeadDim < 1:
 		return fmt.Errorf("--head-dim %d: want at least 1", s.HeadDim)
 	case s.Window < -1 || s.Window >= 0 && !s.Causal:
@@ -133,7 +136,7 @@ func (s *AttentionSpec) shape(layout string, seq, ranks int) (partition.Shape, e
 
 // spec is what a schedule is made of.
 func (s *AttentionSpec) spec(shape partition.Shape) ring.Spec {
-	return ring.Spec{Shape: shape, Heads: s.Heads, KVHeads: s.KVHeads, Inner: s.Groups(shape.Size)}
+	return ring.Spec{Shape: shape, Heads: s.Heads, KVHeads: s.KVHeads, Inner: s.Groups(shape.Size), GatherHeads: s.GatherHeads}
 }
 
 // Groups returns how many ranks trade heads under hierarchical: Inner, or what the ranks of one host and
@@ -228,6 +231,9 @@ func (s *AttentionSpec) fused(algorithm string, seq, ranks, group, i int, matrix
 	}
 	if shape.SeqK = shape.SeqQ; algorithm == "allgather" {
 		shape.SeqK = seq
+		if n := s.GatherHeads; n > 0 && n < s.KVHeads {
+			shape.Heads, shape.KVHeads = n*(s.Heads/s.KVHeads), n
+		}
 	}
 	return shape
 }

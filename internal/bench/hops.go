@@ -73,20 +73,13 @@ func middle(rounds [][]HopTimes, hop int) (compute, wait float64) {
 // order is the hops of a forward and a backward pass, and the trades of heads around them.
 func (p *pass) order() []string {
 	var order []string
-	for _, pass := range []struct {
-		name string
-		hops []ring.Hop
-	}{{"forward/", p.schedule.Forward}, {"backward/", p.schedule.Backward}} {
-		if p.schedule.Q != nil {
-			order = append(order, pass.name+ring.LabelThere)
-		}
-		for _, h := range pass.hops {
-			order = append(order, pass.name+h.Label)
-		}
-		if p.schedule.Q != nil {
-			order = append(order, pass.name+ring.LabelBack)
+	add := func(pass string, hops []ring.Hop) {
+		for _, label := range p.schedule.Labels(hops, p.k.Len(tensor.Heads)) {
+			order = append(order, pass+label)
 		}
 	}
+	add("forward/", p.schedule.Forward)
+	add("backward/", p.schedule.Backward)
 	return order
 }
 

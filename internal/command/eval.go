@@ -104,12 +104,12 @@ func (o *EvalOptions) prepare(ctx context.Context, path string, ranks int, devic
 	}
 	for _, list := range [][]string{{
 		"data.path=" + o.Data, "data.validation={every: 1}", "data.validation.path=" + o.Data, fmt.Sprintf("data.validation.samples=%d", o.Samples), "data.shuffle=false",
-		"train.micro_batch_size=1", "train.global_batch_size=1", "parallel.context=auto", "parallel.data=auto", "parallel.layout=auto", "parallel.transport=auto",
+		"train.micro_batch_size=1", "train.global_batch_size=1", "parallel.context=auto", "parallel.data=auto", "parallel.inner=auto", "parallel.layout=auto", "parallel.transport=auto",
 		"attention.backend=auto", "precision={compute: auto, kv_wire: auto}", "memory={recompute: auto, loss_chunk: auto, shard: auto}",
 	}, seqLen, o.Set} {
 		set = append(set, list...)
 	}
-	if cfg, err = config.Parse(name, []byte(base), config.Options{Set: set, Ranks: ranks, Device: device}); err != nil {
+	if cfg, err = config.Parse(name, []byte(base), config.Options{Set: set, Ranks: ranks, Hosts: o.machine.Hosts, Device: device}); err != nil {
 		return nil, nil, once(err)
 	}
 	if cfg.Train.MicroBatchSize != 1 {

@@ -89,8 +89,10 @@ type Parallel struct {
 	Data      int    // groups of such ranks
 	Algorithm string // ring, allgather, ulysses, hierarchical, auto
 	Inner     int    // of hierarchical: ranks that trade heads with each other; stays 0 with another
-	Layout    string // zigzag, striped, contiguous, document, document-zigzag, auto
-	Transport string // nccl, copy, auto; stays auto
+	// GatherHeads is how many key-value heads allgather gathers at a time; 0: all.
+	GatherHeads int
+	Layout      string // zigzag, striped, contiguous, document, document-zigzag, auto
+	Transport   string // nccl, copy, auto; stays auto
 
 	Deadline time.Duration // how long a rank may stand still; 0: auto
 }

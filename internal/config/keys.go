@@ -182,6 +182,8 @@ var runKeys = []key{
 		doc: "how keys and values reach the queries: ring (from rank to rank), allgather (all at once), ulysses (ranks trade rows for heads), hierarchical (ulysses in groups of inner ranks, a ring over groups); auto: ring"},
 	{path: "parallel.inner", def: "auto", word: "auto", min: 1, max: maxRanks, at: func(c *Config) any { return &c.Parallel.Inner },
 		doc: "of hierarchical: neighbouring ranks that trade heads, a divisor of context; auto: the most that are on one host and divide the key-value heads, else the query heads"},
+	{path: "parallel.gather_heads", def: "0", max: maxHeads, at: func(c *Config) any { return &c.Parallel.GatherHeads },
+		doc: "of allgather: key-value heads that are gathered at a time, the next ones behind the attention of these; fewer take less memory; 0: all"},
 	{path: "parallel.layout", def: "auto", choices: []string{"zigzag", "striped", "contiguous", "document", "document-zigzag", "auto"}, at: func(c *Config) any { return &c.Parallel.Layout },
 		doc: "which rank holds which positions; document deals documents out by their work, document-zigzag cuts each like zigzag; auto: zigzag, or document with pack_documents"},
 	{path: "parallel.transport", def: "auto", choices: []string{"nccl", "copy", "auto"}, at: func(c *Config) any { return &c.Parallel.Transport },

@@ -47,6 +47,7 @@ func demandOf(cfg *config.Config, machine machine.Machine, see func(*ring.Schedu
 		}
 		planner, err := ring.NewPlanner(cfg.Parallel.Algorithm, ring.Spec{
 			Shape: shape, Heads: cfg.Model.NumAttentionHeads, KVHeads: cfg.Model.NumKeyValueHeads, Inner: cfg.Parallel.Inner,
+			GatherHeads: cfg.Parallel.GatherHeads,
 		})
 		if err != nil {
 			return nil, err
@@ -87,12 +88,11 @@ func (w work) and(b work) work {
 // add adds what one rank's schedule asks for, in so many layers.
 func (d *demand) add(cfg *config.Config, s *ring.Schedule, tokens int, layers int64) error {
 	d.tokens = tokens
-	var h heads
-	w := work{calls: 1}
-	w.queries, h.q, h.kv = s.Work(tokens, cfg.Model.NumAttentionHeads, cfg.Model.NumKeyValueHeads)
+	of := s.Work(tokens, cfg.Model.NumAttentionHeads, cfg.Model.NumKeyValueHeads)
+	h, w := heads{of.Heads, of.KVHeads}, work{calls: 1, queries: of.Queries}
 	for i := range s.Forward {
 		for call := range s.Forward[i].Calls {
-			w.calls++
+			w.calls++ // of one group of heads: the next is another pass
 			w.keys = max(w.keys, call.Keys.Hi-call.Keys.Lo)
 		}
 	}

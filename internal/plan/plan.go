@@ -194,7 +194,9 @@ func hopsOf(s *ring.Schedule, bytes ring.HeadBytes, kvHeads int) RankHops {
 		r.Hops = append(r.Hops, tradeOf(s, ring.LabelThere,
 			traded{s.Q.Send, s.Q.Recv, bytes.Q}, traded{s.KV.Send, s.KV.Recv, bytes.KV}))
 	}
-	_, _, kv := s.Work(0, 0, kvHeads)
+	if s.KV != nil {
+		kvHeads = s.KV.Heads
+	}
 	for i := range s.Forward {
 		h := &s.Forward[i]
 		hop := Hop{Label: h.Label, SendTo: peers(h.SendKV), RecvFrom: peers(h.RecvKV)}
@@ -203,7 +205,7 @@ func hopsOf(s *ring.Schedule, bytes ring.HeadBytes, kvHeads int) RankHops {
 			hop.Pairs += partition.Pairs(call.Tiles)
 		}
 		for _, m := range h.SendKV {
-			hop.SendBytes += int64(m.Block.Hi-m.Block.Lo) * bytes.KV * int64(kv)
+			hop.SendBytes += int64(m.Block.Hi-m.Block.Lo) * bytes.KV * int64(kvHeads)
 		}
 		r.Hops = append(r.Hops, hop)
 	}

@@ -252,7 +252,7 @@ func TestVariantsFollowTheSameCurve(t *testing.T) {
 		set   string
 	}{
 		{2, "memory.recompute=selective"}, {2, "memory.recompute=full"}, {3, "memory.loss_chunk=17"},
-		{4, "memory.shard=optimizer"}, {3, "memory.shard=optimizer"}, {2, "attention.backend=reference"},
+		{4, "parallel={algorithm: allgather, gather_heads: 1}"}, {4, "memory.shard=optimizer"}, {3, "memory.shard=optimizer"}, {2, "attention.backend=reference"},
 	} {
 		cfg := load(t, parityYAML(name, e), v.ranks, v.set)
 		checkCurve(t, v.set, mustRun(t, cfg, v.ranks, train.Options{}).steps, e)
