@@ -179,7 +179,7 @@ var runKeys = []key{
 	{path: "parallel.data", def: "auto", word: "auto", min: 1, max: maxRanks, at: func(c *Config) any { return &c.Parallel.Data },
 		doc: "groups of such ranks; auto: all ranks / context"},
 	{path: "parallel.algorithm", def: "auto", choices: []string{"ring", "allgather", "ulysses", "hierarchical", "auto"}, at: func(c *Config) any { return &c.Parallel.Algorithm },
-		doc: "how keys and values reach the queries; auto: ring; ulysses and hierarchical are not in this build"},
+		doc: "how keys and values reach the queries; auto: ring, or allgather with layout document on a CPU; ulysses and hierarchical are not in this build"},
 	{path: "parallel.layout", def: "auto", choices: []string{"zigzag", "striped", "contiguous", "document", "document-zigzag", "auto"}, at: func(c *Config) any { return &c.Parallel.Layout },
 		doc: "which rank holds which positions; document deals documents out by their work, document-zigzag cuts each like zigzag; auto: zigzag, or document with pack_documents"},
 	{path: "parallel.transport", def: "auto", choices: []string{"nccl", "copy", "auto"}, at: func(c *Config) any { return &c.Parallel.Transport },

@@ -17,7 +17,6 @@ func (c *Config) resolve(ranks int, device string, f *faults) {
 		cpuRules(c, f)
 	}
 	c.resolveGroups(ranks, f)
-	auto(&c.Parallel.Algorithm, "ring")
 	layout, compute, shard := "zigzag", "fp32", "none"
 	if c.Data.PackDocuments {
 		layout = "document"
@@ -29,6 +28,11 @@ func (c *Config) resolve(ranks int, device string, f *faults) {
 		}
 	}
 	auto(&c.Parallel.Layout, layout)
+	algorithm := "ring"
+	if c.Parallel.Layout == "document" && device != "cuda" {
+		algorithm = "allgather" // a ring sends three times as much of documents, see docs/ring.md; not yet measured on GPUs
+	}
+	auto(&c.Parallel.Algorithm, algorithm)
 	auto(&c.Precision.Compute, compute)
 	if device == "cuda" {
 		wireRules(c, f)
