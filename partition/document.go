@@ -140,7 +140,6 @@ type deal struct {
 // hand is what a rank has got.
 type hand struct {
 	work float64
-	keys int // rows that it needs and has not got, at most
 	room int // positions that it has still to get
 	got  []piled
 }
@@ -149,6 +148,8 @@ type hand struct {
 type piled struct {
 	Range
 	work float64
+	doc  int
+	keys Range // that it needs, and its own rows
 }
 
 // patiences are what the work of ranks is divided by, in turn: with more, a rank takes more of the
@@ -194,17 +195,6 @@ func (d Document) dealt(all []chunk, seqLen, size int, patience float64) *deal {
 	for i := range all {
 		t.give(&all[i], &holders[all[i].doc])
 	}
-	for _, list := range holders {
-		for _, h := range list {
-			t.ranks[h.rank].keys += h.keys.Len()
-		}
-	}
-	for r := range t.ranks {
-		h := &t.ranks[r]
-		for _, x := range h.got {
-			h.keys -= x.Len()
-		}
-	}
 	t.even()
 	return t
 }
@@ -222,13 +212,30 @@ func (t *deal) over() float64 {
 func (t *deal) cost() float64 {
 	keys := 0
 	for r := range t.ranks {
-		keys += t.ranks[r].keys
+		keys += t.ranks[r].fetches()
 	}
 	cost := float64(keys) / t.rows / float64(len(t.ranks))
 	if t.mean > 0 {
 		cost += t.over() / t.mean
 	}
 	return cost
+}
+
+// fetches is the rows of keys that a rank needs and has not got: of each document those between the
+// first and the last that it needs.
+func (h *hand) fetches() int {
+	slices.SortFunc(h.got, func(a, b piled) int { return a.Lo - b.Lo })
+	rows, doc, whole := 0, -1, Range{}
+	for i := range h.got {
+		x := &h.got[i]
+		if x.doc != doc {
+			rows += whole.Len()
+			doc, whole = x.doc, Range{}
+		}
+		whole = whole.Hull(x.keys)
+		rows -= x.Len()
+	}
+	return rows + whole.Len()
 }
 
 // holder is a rank that has chunks of a document, and the hull of the keys that it has or needs of it.
@@ -254,8 +261,9 @@ func (t *deal) give(c *chunk, holders *[]holder) {
 		to := &t.ranks[r]
 		to.work += part.work
 		to.room -= part.at.Len()
-		to.got = append(to.got, piled{part.at, part.work})
-		if whole := part.keys.Hull(part.at); t.place[r] > 0 {
+		whole := part.keys.Hull(part.at)
+		to.got = append(to.got, piled{part.at, part.work, part.doc, whole})
+		if t.place[r] > 0 {
 			keys := &(*holders)[t.place[r]-1].keys
 			*keys = keys.Hull(whole)
 		} else {
