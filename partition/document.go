@@ -15,7 +15,7 @@ import (
 //
 //	its visible pairs / the mean of all ranks  +  the rows of keys that it newly needs / all rows,
 //
-// both without a unit. The first is what MagiAttention's dispatch balances by a heap (SandAI,
+// both without a unit; where it is better in the end, the first counts for less on the way. The first is what MagiAttention's dispatch balances by a heap (SandAI,
 // magi_attention/meta/solver/dispatch_solver.py; arXiv:2505.13211); the second keeps the chunks of a
 // document together as far as balance allows, so that fewer keys travel. Chunks of a document that
 // a rank has already fetched the keys of cost nothing more.
@@ -132,6 +132,7 @@ func (d *document) chunk(i int, at Range) chunk {
 // deal is chunks being dealt out.
 type deal struct {
 	rows, mean float64 // all positions; the mean work of a rank
+	patience   float64 // divides the work of ranks where it is weighed against keys
 	ranks      []hand
 	place      []int // of each rank, 1 + its place among the holders of the present chunk's document
 }
@@ -147,12 +148,43 @@ type hand struct {
 type piled struct {
 	Range
 	work float64
+	doc  int
+	keys Range // that it needs, and its own rows
 }
 
-// deal gives chunks, those of most work first, to ranks.
+// patiences are what the work of ranks is divided by, in turn: with more, a rank takes more of the
+// neighbouring chunks of a document before another has any, which a window rewards.
+var patiences = []float64{1, 4, 16}
+
+const (
+	// several is the chunks times ranks up to which all patiences are tried.
+	several = 1 << 18
+	// uneven is how much more work a rank may have for fewer keys, as a share of the mean.
+	uneven = 0.01
+)
+
+// deal gives chunks, those of most work first, to ranks: in the way in which the most work of a
+// rank and the mean of the keys that ranks need are least together.
 func (d Document) deal(seqLen, size int) []hand {
-	all := d.chunks(seqLen, size)
-	t := &deal{rows: float64(seqLen), ranks: make([]hand, size), place: make([]int, size)}
+	chunks := d.chunks(seqLen, size)
+	var first, best *deal
+	for _, patience := range patiences {
+		t := d.dealt(slices.Clone(chunks), seqLen, size, patience)
+		if first == nil {
+			first, best = t, t
+		} else if t.over()-first.over() <= uneven*t.mean && t.cost() < best.cost() {
+			best = t
+		}
+		if len(chunks)*size > several {
+			break
+		}
+	}
+	return best.ranks
+}
+
+// dealt is all chunks dealt out.
+func (d Document) dealt(all []chunk, seqLen, size int, patience float64) *deal {
+	t := &deal{rows: float64(seqLen), patience: patience, ranks: make([]hand, size), place: make([]int, size)}
 	for i := range all {
 		t.mean += all[i].work / float64(size)
 	}
@@ -164,7 +196,46 @@ func (d Document) deal(seqLen, size int) []hand {
 		t.give(&all[i], &holders[all[i].doc])
 	}
 	t.even()
-	return t.ranks
+	return t
+}
+
+// over is the work of the rank with most, above the mean.
+func (t *deal) over() float64 {
+	most := 0.0
+	for r := range t.ranks {
+		most = max(most, t.ranks[r].work-t.mean)
+	}
+	return most
+}
+
+// cost is the work of the rank with most over the mean, and the keys of the mean rank over all rows.
+func (t *deal) cost() float64 {
+	keys := 0
+	for r := range t.ranks {
+		keys += t.ranks[r].fetches()
+	}
+	cost := float64(keys) / t.rows / float64(len(t.ranks))
+	if t.mean > 0 {
+		cost += t.over() / t.mean
+	}
+	return cost
+}
+
+// fetches is the rows of keys that a rank needs and has not got: of each document those between the
+// first and the last that it needs.
+func (h *hand) fetches() int {
+	slices.SortFunc(h.got, func(a, b piled) int { return a.Lo - b.Lo })
+	rows, doc, whole := 0, -1, Range{}
+	for i := range h.got {
+		x := &h.got[i]
+		if x.doc != doc {
+			rows += whole.Len()
+			doc, whole = x.doc, Range{}
+		}
+		whole = whole.Hull(x.keys)
+		rows -= x.Len()
+	}
+	return rows + whole.Len()
 }
 
 // holder is a rank that has chunks of a document, and the hull of the keys that it has or needs of it.
@@ -190,8 +261,9 @@ func (t *deal) give(c *chunk, holders *[]holder) {
 		to := &t.ranks[r]
 		to.work += part.work
 		to.room -= part.at.Len()
-		to.got = append(to.got, piled{part.at, part.work})
-		if whole := part.keys.Hull(part.at); t.place[r] > 0 {
+		whole := part.keys.Hull(part.at)
+		to.got = append(to.got, piled{part.at, part.work, part.doc, whole})
+		if t.place[r] > 0 {
 			keys := &(*holders)[t.place[r]-1].keys
 			*keys = keys.Hull(whole)
 		} else {
@@ -224,7 +296,7 @@ func (t *deal) best(c *chunk, holders []holder) (rank int, fits bool) {
 			cost = float64(grown(holders[i-1].keys, c)) / t.rows
 		}
 		if t.mean > 0 {
-			cost += (to.work + c.work) / t.mean
+			cost += (to.work + c.work) / t.mean / t.patience
 		}
 		if rank < 0 || fit && !fits || cost < least {
 			rank, least, fits = r, cost, fit

@@ -179,7 +179,7 @@ var runKeys = []key{
 	{path: "parallel.data", def: "auto", word: "auto", min: 1, max: maxRanks, at: func(c *Config) any { return &c.Parallel.Data },
 		doc: "groups of such ranks; auto: all ranks / context"},
 	{path: "parallel.algorithm", def: "auto", choices: []string{"ring", "allgather", "ulysses", "hierarchical", "auto"}, at: func(c *Config) any { return &c.Parallel.Algorithm },
-		doc: "how keys and values reach the queries: ring (from rank to rank), allgather (all at once), ulysses (ranks trade rows for heads), hierarchical (ulysses in groups of inner ranks, a ring over groups); auto: ring"},
+		doc: "how keys and values reach the queries: ring (from rank to rank), allgather (all at once), ulysses (ranks trade rows for heads), hierarchical (ulysses in groups of inner ranks, a ring over groups); auto: ring, or allgather with layout document on a CPU"},
 	{path: "parallel.inner", def: "auto", word: "auto", min: 1, max: maxRanks, at: func(c *Config) any { return &c.Parallel.Inner },
 		doc: "of hierarchical: neighbouring ranks that trade heads, a divisor of context; auto: the most that are on one host and divide the key-value heads, else the query heads"},
 	{path: "parallel.gather_heads", def: "0", max: maxHeads, at: func(c *Config) any { return &c.Parallel.GatherHeads },

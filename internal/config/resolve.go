@@ -19,8 +19,6 @@ func (c *Config) resolve(ranks, hosts int, device string, f *faults) {
 		cpuRules(c, f)
 	}
 	c.resolveGroups(ranks, f)
-	auto(&c.Parallel.Algorithm, "ring")
-	c.resolveInner(ranks, hosts, f)
 	layout, compute, shard := "zigzag", "fp32", "none"
 	if c.Data.PackDocuments {
 		layout = "document"
@@ -32,6 +30,12 @@ func (c *Config) resolve(ranks, hosts int, device string, f *faults) {
 		}
 	}
 	auto(&c.Parallel.Layout, layout)
+	algorithm := "ring"
+	if c.Parallel.Layout == "document" && device != "cuda" {
+		algorithm = "allgather" // a ring sends three times as much of documents, see docs/ring.md; not yet measured on GPUs
+	}
+	auto(&c.Parallel.Algorithm, algorithm)
+	c.resolveInner(ranks, hosts, f)
 	auto(&c.Precision.Compute, compute)
 	if device == "cuda" {
 		wireRules(c, f)
