@@ -27,8 +27,7 @@ func (c *Call) workspace(b Backend) float64 {
 
 // fusedWorkspace is what cudnn-frontend asks for in the backward pass, as kernels/gpu reserves it: dQ in
 // float32, the row sums of dO*O, for grouped heads of documents dK and dV of every query head, and where
-// the deterministic algorithm of Hopper is the old one, a bound: the matrix dP in blocks of 128, and all
-// of these in float32.
+// the deterministic algorithm of Hopper is the old one, the matrix dP, in blocks of 128 at most.
 func (c *Call) fusedWorkspace() float64 {
 	if !c.Training {
 		return 0
@@ -36,11 +35,10 @@ func (c *Call) fusedWorkspace() float64 {
 	rowsQ := float64(c.Batch) * float64(c.Heads) * float64(c.SeqQ)
 	rowsK := float64(c.Batch) * float64(c.Heads) * float64(c.SeqKV)
 	n := 4*rowsQ*float64(c.HeadDim) + 4*rowsQ
-	matrix := c.Deterministic && KeepsMatrix(c.Arch, c.CUDNN)
-	if matrix {
+	if c.Deterministic && KeepsMatrix(c.Arch, c.CUDNN) {
 		n += dpBytes(c, 128)
 	}
-	if (c.Documents || matrix) && c.KVHeads != c.Heads {
+	if c.Documents && c.KVHeads != c.Heads {
 		n += 4 * rowsK * float64(c.HeadDim+c.HeadDimV)
 	}
 	return n

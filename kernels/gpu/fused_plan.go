@@ -57,24 +57,18 @@ func FusedWorkspace(s FusedShape) int64 {
 // cudnn-frontend 1.23.0 (node/scaled_dot_product_flash_attention.h) the float32 sums of do*o and float32
 // dQ, and for packed documents with grouped heads dK and dV of every query head.
 //
-// A deterministic call has the matrix dP in place of dQ there. cuDNN adds to it what it does not tell: at
-// 32K tokens with 32 query and 8 KV heads of 128 it asked for more than the matrix, the sums and all that
-// Fused holds. So everything of the graph that is not the matrix counts as if it were kept in float32,
-// and the matrix in blocks of 128, the longest side of a tile.
+// A deterministic call has the matrix dP beside them, in 16 bits: cuDNN 9.19 asked for these to the byte at 8K tokens
+// and head dims of 64, 128 and 256. Its blocks count as 128 long, the longest side of a tile.
 func backwardWorkspace(s FusedShape) int64 {
 	rows := int64(s.Batch) * int64(s.SeqQ) * int64(s.Heads)
 	n := rows*4 + rows*int64(4*s.Dim)
-	keys, grouped := int64(s.Batch)*int64(s.SeqK), s.Heads > s.KVHeads
 	if s.Deterministic {
 		n += int64(s.Batch) * int64(s.Heads) * roundUp64(int64(s.SeqQ), 128) * roundUp64(int64(s.SeqK), 128) * 2
 	}
-	switch {
-	case s.Packed && grouped && defaultPacking.grads(s.Dim, s.DimV):
-		keys = int64(bucket(s.Batch * s.SeqK))
-	case !s.Deterministic || !grouped:
-		return n
+	if s.Packed && s.Heads > s.KVHeads && defaultPacking.grads(s.Dim, s.DimV) {
+		n += int64(bucket(s.Batch*s.SeqK)) * int64(s.Heads) * int64(4*(s.Dim+s.DimV))
 	}
-	return n + keys*int64(s.Heads)*int64(4*(s.Dim+s.DimV))
+	return n
 }
 
 // scratchGrowth is what is taken at most beyond what is needed where there is not enough: a workspace can
