@@ -180,21 +180,26 @@ func (s *set) views() []*View {
 // upload is the set on the rig's device; on the host it is the set itself.
 func (s *set) upload(rig Rig) (*set, error) {
 	d := *s
-	if rig.Upload == nil {
-		return &d, nil
+	return &d, rig.move(s.buffers, d.views())
+}
+
+// move brings buffers to the device, and has views of them be views of what is there.
+func (r *Rig) move(buffers []*tensor.Host, views []*View) error {
+	if r.Upload == nil {
+		return nil
 	}
 	there := map[tensor.Memory]tensor.Memory{}
-	for _, h := range s.buffers {
-		mem, err := rig.Upload(h)
+	for _, h := range buffers {
+		mem, err := r.Upload(h)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		there[h] = mem
 	}
-	for _, v := range d.views() {
+	for _, v := range views {
 		*v = tensor.NewView(there[v.Memory()], v.DType(), v.Offset(), v.Shape(), v.Strides())
 	}
-	return &d, nil
+	return nil
 }
 
 func (s *set) download(rig Rig, device *set) error {

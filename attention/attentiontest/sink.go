@@ -88,21 +88,7 @@ func constant(v View, x float64) []float64 {
 
 func (s *sinkSet) upload(rig Rig) (*sinkSet, error) {
 	d := *s
-	if rig.Upload == nil {
-		return &d, nil
-	}
-	there := map[tensor.Memory]tensor.Memory{}
-	for _, h := range s.buffers {
-		mem, err := rig.Upload(h)
-		if err != nil {
-			return nil, err
-		}
-		there[h] = mem
-	}
-	for _, v := range []*View{&d.o, &d.do, &d.lse, &d.sink, &d.dsink} {
-		*v = tensor.NewView(there[v.Memory()], v.DType(), v.Offset(), v.Shape(), v.Strides())
-	}
-	return &d, nil
+	return &d, rig.move(s.buffers, []*View{&d.o, &d.do, &d.lse, &d.sink, &d.dsink})
 }
 
 // want is o, lse and dsink, from the sums of exponentials.

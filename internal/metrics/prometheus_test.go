@@ -75,7 +75,7 @@ func descriptors(t *testing.T) int {
 	t.Helper()
 	open, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
-		t.Skip("no /proc here")
+		t.Fatal(err)
 	}
 	return len(open)
 }

@@ -26,8 +26,7 @@ func (a *addedToken) normalized() bool {
 type finder struct {
 	tokens []*addedToken
 	starts [256]bool
-	next   map[uint64]int32 // in a trie: a node by its parent's number and a byte
-	token  []int32          // of each node, into tokens; -1: none ends there
+	texts  trie // into tokens
 }
 
 // add adds a token by the text that is looked for.
@@ -38,25 +37,12 @@ func (f *finder) add(text string, t *addedToken) error {
 	if len(text) > maxToken {
 		return fmt.Errorf("the added token %.40q has %d bytes; at most %d are looked for", t.Content, len(text), maxToken)
 	}
-	if f.next == nil {
-		f.next, f.token = map[uint64]int32{}, []int32{-1}
-	}
 	f.starts[text[0]] = true
-	at := int32(0)
-	for i := range len(text) {
-		key := pair(at, int32(text[i]))
-		to, ok := f.next[key]
-		if !ok {
-			to = int32(len(f.token))
-			f.next[key] = to
-			f.token = append(f.token, -1)
-		}
-		at = to
+	at := f.texts.node(text)
+	if f.texts.ends[at] >= 0 {
+		return fmt.Errorf("the added tokens %.40q and %.40q are looked for as the same text", f.tokens[f.texts.ends[at]].Content, t.Content)
 	}
-	if f.token[at] >= 0 {
-		return fmt.Errorf("the added tokens %.40q and %.40q are looked for as the same text", f.tokens[f.token[at]].Content, t.Content)
-	}
-	f.token[at] = int32(len(f.tokens))
+	f.texts.ends[at] = int32(len(f.tokens))
 	f.tokens = append(f.tokens, t)
 	return nil
 }
@@ -70,11 +56,11 @@ func (f *finder) find(text string, at int) (t *addedToken, from, to int) {
 		node := int32(0)
 		for end := at; end < len(text); {
 			var ok bool
-			if node, ok = f.next[pair(node, int32(text[end]))]; !ok {
+			if node, ok = f.texts.next[pair(node, int32(text[end]))]; !ok {
 				break
 			}
 			end++
-			if k := f.token[node]; k >= 0 {
+			if k := f.texts.ends[node]; k >= 0 {
 				t, to = f.tokens[k], end
 			}
 		}
@@ -94,7 +80,7 @@ func (f *finder) each(p piece, token func(id int32), stretch func(piece) error) 
 		return stretch(piece{p.text[from:to], p.first && from == 0})
 	}
 	done := 0
-	for at := 0; f.next != nil; {
+	for at := 0; f.texts.next != nil; {
 		t, from, to := f.find(p.text, at)
 		if t == nil {
 			break

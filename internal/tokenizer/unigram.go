@@ -14,8 +14,7 @@ type unigram struct {
 	unkScore float64
 	fallback bool
 	bytes    [256]int32
-	trie     map[uint64]int32 // a node by its parent's number and a byte
-	token    []int32          // of each node; -1: none ends there
+	texts    trie // into vocabulary
 }
 
 // unkPenalty is how much less likely an unknown rune is than the least likely token.
@@ -32,7 +31,7 @@ type pathNode struct {
 func newUnigram(tokens []string, scores []float64, unk int32, fallback bool) *unigram {
 	u := &unigram{
 		vocabulary: make(vocabulary, len(tokens)), scores: scores, unk: unk, fallback: fallback,
-		unkScore: math.Inf(1), trie: map[uint64]int32{}, token: []int32{-1},
+		unkScore: math.Inf(1),
 	}
 	for id, t := range tokens {
 		u.vocabulary[t] = int32(id)
@@ -41,19 +40,9 @@ func newUnigram(tokens []string, scores []float64, unk int32, fallback bool) *un
 	u.unkScore -= unkPenalty
 	u.bytes, _ = u.byteTokens()
 	for t, id := range u.vocabulary {
-		at := int32(0)
-		for i := range len(t) {
-			key := pair(at, int32(t[i]))
-			next, ok := u.trie[key]
-			if !ok {
-				next = int32(len(u.token))
-				u.trie[key] = next
-				u.token = append(u.token, -1)
-			}
-			at = next
-		}
 		if t != "" {
-			u.token[at] = id
+			at := u.texts.node(t)
+			u.texts.ends[at] = id
 		}
 	}
 	return u
@@ -128,11 +117,11 @@ func (u *unigram) search(w *work, word string) error {
 		node := int32(0)
 		for end := at; end < len(word); {
 			var ok bool
-			if node, ok = u.trie[pair(node, int32(word[end]))]; !ok {
+			if node, ok = u.texts.next[pair(node, int32(word[end]))]; !ok {
 				break
 			}
 			end++
-			if id := u.token[node]; id >= 0 {
+			if id := u.texts.ends[node]; id >= 0 {
 				reach(end, id, u.scores[id]+here)
 				single = single || end == at+n
 			}
