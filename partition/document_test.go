@@ -2,6 +2,7 @@ package partition
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"reflect"
@@ -202,6 +203,55 @@ func TestNeedRangesAreWhatIsRead(t *testing.T) {
 	}
 	if scattered == 0 {
 		t.Error("nothing was scattered")
+	}
+}
+
+// What a rank gathers is each row that its queries see, once, in the order of the sequence, and the tiles on
+// it show each query the keys that the mask shows it, once.
+func TestGatherIsWhatIsRead(t *testing.T) {
+	rng := rand.New(rand.NewPCG(63, 64))
+	for range 200 {
+		s, all := randomShape(rng, 60)
+		for _, s.Layout = range all {
+			x := NewIndex(s)
+			for r := range s.Size {
+				g := x.Gather(r)
+				at := make([]int, 0, g.Rows) // positions
+				for _, run := range g.Runs {
+					owned := Positions(s.Layout.Spans(s.SeqKV, s.Size, run.Owner))
+					if run.At != len(at) || run.Rows.Len() < 1 || owned[run.Rows.Lo] != run.Start {
+						t.Fatalf("%+v: %d gathers %+v", s, r, g.Runs)
+					}
+					at = append(at, owned[run.Rows.Lo:run.Rows.Hi]...)
+				}
+				got, want := map[[2]int]int{}, map[[2]int]int{}
+				queries := Positions(s.Layout.Spans(s.SeqQ, s.Size, r))
+				for _, tile := range g.Tiles {
+					for i := tile.Q.Lo; i < tile.Q.Hi; i++ {
+						for j := tile.K.Lo; j < tile.K.Hi; j++ {
+							if tile.Band.Sees(i, j) {
+								got[[2]int{queries[i], at[j]}]++
+							}
+						}
+					}
+				}
+				for owner := range s.Size {
+					keys := Positions(s.Layout.Spans(s.SeqKV, s.Size, owner))
+					for _, tile := range slowTiles(s, r, owner) {
+						for i := tile.Q.Lo; i < tile.Q.Hi; i++ {
+							for j := tile.K.Lo; j < tile.K.Hi; j++ {
+								if tile.Band.Sees(i, j) {
+									want[[2]int{queries[i], keys[j]}]++
+								}
+							}
+						}
+					}
+				}
+				if !maps.Equal(got, want) || g.Rows != len(at) {
+					t.Fatalf("%+v: rank %d gathers %+v and computes %v, want %v", s, r, g, got, want)
+				}
+			}
+		}
 	}
 }
 

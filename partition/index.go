@@ -10,17 +10,22 @@ import (
 // the documents or slices once, so that a pair costs those that both ranks have tokens of, and
 // never the positions. It is read-only once made: goroutines may share it.
 type Index struct {
-	bands bands
-	q, k  []pieces // of each rank
+	bands    bands
+	windowed bool     // keys are hidden on both sides of a query
+	spans    [][]Span // of the keys of each rank
+	q, k     []pieces // of each rank
 }
 
 // NewIndex returns the index of s.
 func NewIndex(s Shape) *Index {
 	byQ, byK := s.Mask.cuts()
-	x := &Index{bands: s.Mask.bands(), q: cutAll(s, s.SeqQ, byQ)}
+	x := &Index{bands: s.Mask.bands(), spans: AllSpans(s.Layout, s.SeqQ, s.Size)}
+	x.windowed = s.Mask.Lo > 1-s.SeqQ && s.Mask.Hi < s.SeqKV-1
+	x.q = cutAll(x.spans, byQ)
 	x.k = x.q
 	if s.SeqKV != s.SeqQ || len(s.Mask.Slices) > 0 {
-		x.k = cutAll(s, s.SeqKV, byK)
+		x.spans = AllSpans(s.Layout, s.SeqKV, s.Size)
+		x.k = cutAll(x.spans, byK)
 	}
 	return x
 }
@@ -60,10 +65,10 @@ type pieces struct {
 	ascend bool
 }
 
-func cutAll(s Shape, n int, c cuts) []pieces {
-	all := make([]pieces, s.Size)
-	for r, spans := range AllSpans(s.Layout, n, s.Size) {
-		all[r] = c.cut(spans)
+func cutAll(spans [][]Span, c cuts) []pieces {
+	all := make([]pieces, len(spans))
+	for r := range spans {
+		all[r] = c.cut(spans[r])
 	}
 	return all
 }

@@ -33,7 +33,7 @@ func (c *Part) gradBlock(bufs, grads []kv, at *positions, foldNext bool) attenti
 
 // of is the fold of rows of these buffers.
 func (f *Fold) of(grads []kv) attention.Fold {
-	src := grads[f.Src.Buf].rows(f.Src.Lo, f.Src.Hi)
+	src := f.Src.of(grads)
 	return attention.Fold{Dst: grads[f.Dst.Buf].grads(f.Dst.Hi), Lo: f.Dst.Lo, Src: attention.KeyGrads{DK: src.k, DV: src.v}}
 }
 
@@ -43,15 +43,21 @@ func (b kv) grads(n int) attention.KeyGrads {
 	return attention.KeyGrads{DK: x.k, DV: x.v}
 }
 
-// messages appends the views of moves: K then V of each batch element, since rows of one
-// element are dense and rows of several are not.
-func messages(out []comm.Message, moves []Move, bufs []kv) []comm.Message {
-	for _, m := range moves {
-		b := bufs[m.Block.Buf].rows(m.Block.Lo, m.Block.Hi)
+// of is the rows of a block.
+func (b Block) of(bufs []kv) kv { return bufs[b.Buf].rows(b.Lo, b.Hi) }
+
+// messages appends the views of moves to and from others: K then V of each batch element, since rows of
+// one element are dense and rows of several are not.
+func (m *keys) messages(out []comm.Message, moves []Move, bufs []kv) []comm.Message {
+	for _, move := range moves {
+		if move.Peer == m.rank {
+			continue
+		}
+		b := move.Block.of(bufs)
 		for i := range b.k.Len(tensor.Batch) {
 			out = append(out,
-				comm.Message{Peer: m.Peer, View: b.k.Slice(tensor.Batch, i, i+1)},
-				comm.Message{Peer: m.Peer, View: b.v.Slice(tensor.Batch, i, i+1)})
+				comm.Message{Peer: move.Peer, View: b.k.Slice(tensor.Batch, i, i+1)},
+				comm.Message{Peer: move.Peer, View: b.v.Slice(tensor.Batch, i, i+1)})
 		}
 	}
 	return out

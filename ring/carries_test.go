@@ -179,7 +179,7 @@ func TestWindowsAreFetchedInOneHop(t *testing.T) {
 	} {
 		shape := causalShape(128, 8, c.layout, c.window)
 		for _, algorithm := range []string{"ring", "hierarchical"} {
-			all, err := All(algorithm, Spec{Shape: shape, Heads: 2, KVHeads: 1, Inner: 1})
+			all, err := All(As(algorithm, Spec{Shape: shape, Heads: 2, KVHeads: 1, Inner: 1}))
 			if err != nil {
 				t.Fatal(err)
 			}

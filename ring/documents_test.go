@@ -44,7 +44,7 @@ func TestDocumentsEqualOneDevice(t *testing.T) {
 				p.shape = partition.Shape{SeqQ: n, SeqKV: n, Layout: partition.Document{Docs: docs, Bands: []partition.Band{mask.Band}}, Mask: mask}
 				want := whole(p)
 				for _, p.shape.Size = range []int{1, 2, 3, 4, 6, 8} {
-					for _, algorithm := range ring.Algorithms {
+					for _, algorithm := range ring.Variants {
 						what := fmt.Sprintf("documents %v, causal %t, window %d, heads %v, %s, %d ranks", docs, c.causal, c.window, heads, algorithm, p.shape.Size)
 						compare(t, what, run(t, p, algorithm, onCPU), want, 1e-11)
 					}

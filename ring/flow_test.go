@@ -61,13 +61,13 @@ func TestPlannerIsWhatEachRankMakes(t *testing.T) {
 	rng := rand.New(rand.NewPCG(17, 18))
 	for range 200 {
 		s := randomShape(rng)
-		for _, algorithm := range Algorithms {
-			p, err := NewPlanner(algorithm, specOf(s))
+		for _, algorithm := range Variants {
+			p, err := NewPlanner(As(algorithm, specOf(s)))
 			if err != nil {
 				t.Fatal(err)
 			}
 			for rank := range s.Size {
-				want, err := New(algorithm, specOf(s), rank)
+				want, err := Make(algorithm, specOf(s), rank)
 				if got := p.Schedule(rank); err != nil || !reflect.DeepEqual(got, want) {
 					t.Fatalf("%s of %+v: schedule of rank %d is %+v, New makes %+v, %v", algorithm, s, rank, got, want, err)
 				}

@@ -74,6 +74,7 @@ func (h heads) grads(g attention.Grads) attention.Grads {
 // transfers of a group's first hop run beside the calls of the group before.
 type keys struct {
 	ring   *Ring
+	rank   int
 	hops   []Hop
 	own    kv
 	groups []heads
@@ -85,7 +86,7 @@ type keys struct {
 
 // keys makes room, and begins the transfers of the first group's first hop.
 func (r *Ring) keys(s *Schedule, hops []Hop, q, k, v View, at *positions) (*keys, error) {
-	m := &keys{ring: r, hops: hops, own: kv{k, v}, at: at, groups: s.groups(q.Len(tensor.Heads), k.Len(tensor.Heads))}
+	m := &keys{ring: r, rank: s.Rank, hops: hops, own: kv{k, v}, at: at, groups: s.groups(q.Len(tensor.Heads), k.Len(tensor.Heads))}
 	m.labels = labels(m.groups)
 	if len(m.groups) > 1 && r.Mover == nil {
 		return m, errNoMover
@@ -113,7 +114,7 @@ func (m *keys) prefetch(g int) (err error) {
 		m.ring.Mover.Copy(bufs[0].k, of(m.own.k, m.groups[g].kv))
 		m.ring.Mover.Copy(bufs[0].v, of(m.own.v, m.groups[g].kv))
 	}
-	m.next, err = m.ring.begin(&m.hops[0], bufs, nil)
+	m.next, err = m.transfers(&m.hops[0], bufs, nil)
 	return err
 }
 
@@ -143,7 +144,7 @@ func (m *keys) begin(i int, bufs, grads []kv) (flight, error) {
 	if i == 0 {
 		return m.next, nil
 	}
-	return m.ring.begin(&m.hops[i], bufs, grads)
+	return m.transfers(&m.hops[i], bufs, grads)
 }
 
 // flight is the transfers of a hop that have begun.
@@ -152,15 +153,43 @@ type flight struct {
 	rest  comm.Pending
 }
 
-// begin begins the transfers of a hop: those of its further calls in order, then its own.
-func (r *Ring) begin(hop *Hop, bufs, grads []kv) (f flight, err error) {
+// transfers begins those of a hop: of its further calls in order, then its own, and copies beside them.
+func (m *keys) transfers(hop *Hop, bufs, grads []kv) (f flight, err error) {
+	r := m.ring
 	f.gates = make([]comm.Pending, len(hop.Then))
 	for i := range hop.Then {
-		if f.gates[i], err = r.exchange(messages(nil, hop.Then[i].SendKV, bufs), messages(nil, hop.Then[i].RecvKV, bufs)); err != nil {
+		if f.gates[i], err = r.exchange(m.messages(nil, hop.Then[i].SendKV, bufs), m.messages(nil, hop.Then[i].RecvKV, bufs)); err != nil {
 			return f, err
 		}
 	}
-	f.rest, err = r.exchange(messages(messages(nil, hop.SendKV, bufs), hop.SendGrad, grads),
-		messages(messages(nil, hop.RecvKV, bufs), hop.RecvGrad, grads))
+	f.rest, err = r.exchange(m.messages(m.messages(nil, hop.SendKV, bufs), hop.SendGrad, grads),
+		m.messages(m.messages(nil, hop.RecvKV, bufs), hop.RecvGrad, grads))
+	if err == nil {
+		err = m.copies(hop.SendKV, hop.RecvKV, bufs)
+	}
+	if err == nil {
+		err = m.copies(hop.SendGrad, hop.RecvGrad, grads)
+	}
 	return f, err
+}
+
+// copies makes the moves of the rank to itself: the first that it sends is the first that it receives.
+func (m *keys) copies(send, recv []Move, bufs []kv) error {
+	j := 0
+	for i := range send {
+		if send[i].Peer != m.rank {
+			continue
+		}
+		for recv[j].Peer != m.rank {
+			j++
+		}
+		if m.ring.Mover == nil {
+			return errNoMover
+		}
+		src, dst := send[i].Block.of(bufs), recv[j].Block.of(bufs)
+		m.ring.Mover.Copy(dst.k, src.k)
+		m.ring.Mover.Copy(dst.v, src.v)
+		j++
+	}
+	return nil
 }

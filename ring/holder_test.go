@@ -112,7 +112,7 @@ func TestRingTellsAKernelWhatComesNext(t *testing.T) {
 	for _, m := range masks {
 		for _, size := range []int{1, 3, 4} {
 			for _, shape := range m.shapes(t, size) {
-				for _, algorithm := range ring.Algorithms {
+				for _, algorithm := range ring.Variants {
 					p := problem{
 						q: random(rng, tensor.F64, 2, m.sq, 2, 8), k: random(rng, tensor.F64, 2, m.skv, 1, 8),
 						v: random(rng, tensor.F64, 2, m.skv, 1, 6), do: random(rng, tensor.F64, 2, m.sq, 2, 6),

@@ -36,7 +36,7 @@ func TestRandomMasks(t *testing.T) {
 		want := whole(p)
 		p.shape.Mask = mask
 		p.shape.Size, p.shape.Layout = 1+int(seed%6), layouts[seed/6%uint64(len(layouts))]
-		for _, algorithm := range ring.Algorithms {
+		for _, algorithm := range ring.Variants {
 			what := fmt.Sprintf("%+v, %s, %s, %d ranks", d, algorithm, p.shape.Layout.Name(), p.shape.Size)
 			compare(t, what, run(t, p, algorithm, reference), want, 1e-11)
 		}
@@ -60,7 +60,7 @@ func TestRandomMasksOnTheCPU(t *testing.T) {
 		p.shape = partition.Shape{SeqQ: d.SeqQ, SeqKV: d.SeqKV, Mask: d.Rows()}
 		want := whole(p)
 		p.shape.Mask, p.shape.Size, p.shape.Layout = mask, 1+int(seed%4), partition.Zigzag{}
-		algorithm := ring.Algorithms[seed%uint64(len(ring.Algorithms))]
+		algorithm := ring.Variants[seed%uint64(len(ring.Variants))]
 		compare(t, fmt.Sprintf("%+v, %s, %d ranks", d, algorithm, p.shape.Size), run(t, p, algorithm, onCPU), want, 1e-5)
 	}
 }

@@ -115,6 +115,9 @@ func (p *Planner) ringHome(hops []Hop, rank int, s *stop) {
 // are quick to start and the memory for all keys is there (Llama 3, arXiv:2407.21783, section
 // 3.3.2).
 func (p *Planner) allgather(rank int) *Schedule {
+	if p.gathers && p.size > 1 {
+		return p.before(rank)
+	}
 	const fetched, returned = 1, 2
 	first := p.own(rank)
 	second := Hop{Label: "hop 1 all others"}

@@ -18,7 +18,7 @@ type View = tensor.View
 type Ring struct {
 	Kernel attention.Kernel
 	Comm   comm.Exchanger
-	Mover  Mover // packs heads that travel; needed by schedules that trade them
+	Mover  Mover // packs heads that travel, and copies own rows; for schedules that do so
 	Stream tensor.Stream
 	Arena  *tensor.Arena // workspace: borrowed during a call
 	Label  string        // what the calls are a part of, in traces: "step 7/forward/layer 3"

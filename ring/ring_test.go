@@ -230,7 +230,7 @@ var (
 func TestRingEqualsOneDevice(t *testing.T) {
 	rng := rand.New(rand.NewPCG(7, 8))
 	for _, m := range masks {
-		for _, algorithm := range append([]string{"gated", "both ways"}, ring.Algorithms...) {
+		for _, algorithm := range append([]string{"gated", "both ways"}, ring.Variants...) {
 			for layout := range m.shapes(t, 1) {
 				if *full {
 					for _, size := range conformanceRanks {
@@ -277,7 +277,7 @@ func TestRingWithTheCPUKernel(t *testing.T) {
 	for _, m := range masks {
 		for _, size := range []int{1, 3, 4} {
 			for _, shape := range m.shapes(t, size) {
-				for _, algorithm := range ring.Algorithms {
+				for _, algorithm := range ring.Variants {
 					p := problem{
 						q: random(rng, tensor.F32, 1, m.sq, 4, 16), k: random(rng, tensor.F32, 1, m.skv, 2, 16),
 						v: random(rng, tensor.F32, 1, m.skv, 2, 24), do: random(rng, tensor.F32, 1, m.sq, 4, 24),
@@ -296,7 +296,7 @@ func TestRingRepeatsBitForBit(t *testing.T) {
 	rng := rand.New(rand.NewPCG(11, 12))
 	m := maskCase{"", true, -1, 61, 61, nil}
 	for _, shape := range m.shapes(t, 4) {
-		for _, algorithm := range append([]string{"gated", "both ways"}, ring.Algorithms...) {
+		for _, algorithm := range append([]string{"gated", "both ways"}, ring.Variants...) {
 			p := problem{ // gradients of keys are the sums of three ranks
 				q: random(rng, tensor.F32, 1, 61, 6, 16), k: random(rng, tensor.F32, 1, 61, 2, 16),
 				v: random(rng, tensor.F32, 1, 61, 2, 16), do: random(rng, tensor.F32, 1, 61, 6, 16),
@@ -382,7 +382,7 @@ func TestFixtures(t *testing.T) {
 					t.Fatal(err)
 				}
 				p.shape.Size = size
-				for _, algorithm := range ring.Algorithms {
+				for _, algorithm := range ring.Variants {
 					if trades := algorithm == "ulysses" || algorithm == "hierarchical"; trades && layout != "zigzag" {
 						continue // the layouts are tried above
 					}

@@ -12,7 +12,7 @@ import (
 // is the rank's own block; the others are workspace.
 type Block struct{ Buf, Lo, Hi int }
 
-// Move is a block to or from a peer.
+// Move is a block to or from a peer. One of a rank to itself is a copy, for which the rank needs a Mover.
 type Move struct {
 	Peer  int
 	Block Block
@@ -138,7 +138,24 @@ type Spec struct {
 	Heads, KVHeads int // of q, and of k and v; ulysses and hierarchical trade them
 	Inner          int // of hierarchical: neighbouring ranks that trade heads with each other, a divisor of Size
 	GatherHeads    int // of allgather: heads of k and v that are gathered at a time; 0: all
+	// Gather says when rows that are fetched in one hop, by allgather or in a window, travel: Beside, which ""
+	// means, Before or Auto.
+	Gather string
 }
+
+// When rows travel that are fetched in one hop.
+const (
+	// Beside is while the rank computes with its own keys. A second kernel call computes with what came.
+	Beside = "beside"
+	// Before is before the only kernel call. Rows of others and copies of the own ones stand together, in the order
+	// of the sequence, and the rank needs a Mover.
+	Before = "before"
+	// Auto is Before in a window and for packed documents, where few rows travel, and Beside otherwise.
+	Auto = "auto"
+)
+
+// Gathers are the values of Spec.Gather.
+var Gathers = []string{Beside, Before, Auto}
 
 // New returns the schedule of rank under that algorithm.
 func New(algorithm string, s Spec, rank int) (*Schedule, error) {
@@ -171,6 +188,7 @@ type Planner struct {
 	index     *partition.Index // of the groups of inner ranks
 	size      int              // how many they are
 	halo      bool             // what is needed of others is fetched in one hop
+	gathers   bool             // and before the kernel call
 	pattern   func(*Planner, int) *Schedule
 	table     [][]stop // of each owner and hop, where they are remembered
 }
@@ -222,7 +240,16 @@ func newPlanner(algorithm string, s Spec) (*Planner, error) {
 		shape.Size, shape.Layout = s.Size/p.inner, gathered{s.Layout, p.inner}
 	}
 	p.index, p.size = partition.NewIndex(shape), shape.Size
-	p.halo = windowed(shape) && p.nearby()
+	p.halo = p.index.Halo()
+	switch s.Gather {
+	case Before:
+		p.gathers = true
+	case Auto:
+		p.gathers = p.halo || len(shape.Mask.Docs) > 1
+	case Beside, "":
+	default:
+		return nil, fmt.Errorf("rows that are gathered travel %q; want one of %v", s.Gather, Gathers)
+	}
 	return p, nil
 }
 

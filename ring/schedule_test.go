@@ -48,8 +48,8 @@ func TestSchedulesComputeEveryPairOnce(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 6))
 	for range 600 {
 		shape := randomShape(rng)
-		for _, algorithm := range Algorithms {
-			all, err := All(algorithm, specOf(shape))
+		for _, algorithm := range Variants {
+			all, err := All(As(algorithm, specOf(shape)))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -73,8 +73,8 @@ func TestSchedulesOfDocumentsComputeEveryPairOnce(t *testing.T) {
 				t.Fatal(err)
 			}
 			shape := partition.Shape{SeqQ: n, SeqKV: n, Size: size, Layout: partition.Document{Docs: docs, Bands: []partition.Band{m.Band}}, Mask: m}
-			for _, algorithm := range Algorithms {
-				all, err := All(algorithm, Spec{Shape: shape, Heads: 2, KVHeads: 1, Inner: 1})
+			for _, algorithm := range Variants {
+				all, err := All(As(algorithm, Spec{Shape: shape, Heads: 2, KVHeads: 1, Inner: 1}))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -151,13 +151,13 @@ func TestAllIsEveryRanksSchedule(t *testing.T) {
 		t.Fatal(err)
 	}
 	shape := partition.Shape{SeqQ: 61, SeqKV: 61, Size: 5, Layout: layout, Mask: mask}
-	for _, algorithm := range Algorithms {
-		all, err := All(algorithm, specOf(shape))
+	for _, algorithm := range Variants {
+		all, err := All(As(algorithm, specOf(shape)))
 		if err != nil || len(all) != shape.Size {
 			t.Fatalf("All(%s) = %d schedules, %v", algorithm, len(all), err)
 		}
 		for r, got := range all {
-			if want, err := New(algorithm, specOf(shape), r); err != nil || !reflect.DeepEqual(got, want) {
+			if want, err := Make(algorithm, specOf(shape), r); err != nil || !reflect.DeepEqual(got, want) {
 				t.Errorf("%s: schedule of rank %d is %+v, New makes %+v, %v", algorithm, r, got, want, err)
 			}
 		}

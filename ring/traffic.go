@@ -68,19 +68,21 @@ func (s *Schedule) Bytes(kvRow, gradRow int64) (forward, backward int64) {
 	kv, grads := int64(0), int64(0)
 	for i := range s.Backward {
 		h := &s.Backward[i]
-		kv += sent(h.SendKV)
-		grads += sent(h.SendGrad)
+		kv += s.rows(h.SendKV)
+		grads += s.rows(h.SendGrad)
 		for j := range h.Then {
-			kv += sent(h.Then[j].SendKV)
+			kv += s.rows(h.Then[j].SendKV)
 		}
 	}
 	return kv * kvRow, grads*gradRow + kv*kvRow
 }
 
-// sent counts the rows of moves.
-func sent(moves []Move) (rows int64) {
+// rows counts the rows of moves to others.
+func (s *Schedule) rows(moves []Move) (rows int64) {
 	for i := range moves {
-		rows += int64(moves[i].Block.Hi - moves[i].Block.Lo)
+		if moves[i].Peer != s.Rank {
+			rows += int64(moves[i].Block.Hi - moves[i].Block.Lo)
+		}
 	}
 	return rows
 }

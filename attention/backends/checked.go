@@ -42,6 +42,12 @@ func (p Params) checked() (Params, error) {
 	c := paramsChecker{}
 	c.sizes(&p)
 	c.enums(&p)
+	if p.Gather == "" {
+		p.Gather = "beside"
+	}
+	if !slices.Contains([]string{"beside", "before", "auto"}, p.Gather) {
+		c.fault("gather %q is none of beside, before, auto", p.Gather)
+	}
 	if !slices.Contains([]string{"ring", "allgather", "ulysses", "hierarchical"}, p.Algorithm) {
 		c.fault("algorithm %q is none of ring, allgather, ulysses, hierarchical", p.Algorithm)
 	}

@@ -74,7 +74,7 @@ func (p *Params) describe(b *strings.Builder) {
 	line("causal %t, window (%d, %d), documents %t", p.Causal, p.WindowLeft, p.WindowRight, p.Documents)
 	line("softmax %s, softcap %t, bias %s (gradient %t), dropout %t, largest logit %t", p.Softmax, p.Softcap, p.Bias, p.BiasGrad, p.Dropout, p.MaxLogit)
 	line("training %t, deterministic %t, CUDA graph %t, FP8 %s", p.Training, p.Deterministic, p.CUDAGraph, p.FP8)
-	line("ranks %d, algorithm %s, layout %s", p.ContextSize, p.Algorithm, p.Layout)
+	line("ranks %d, algorithm %s, gather %s, layout %s", p.ContextSize, p.Algorithm, p.Gather, p.Layout)
 }
 
 // axes is the global shape of a tensor in the order of the format.

@@ -2,6 +2,7 @@ package backends
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/cprun/cprun/partition"
 )
@@ -25,7 +26,7 @@ func (m MaskKind) String() string {
 // lengths and heads, in Params, are those of the call, not of the run.
 type Call struct {
 	Params
-	Hop         string // "whole", "diagonal", "half keys", "half queries", "full", "off-diagonal band", "documents"
+	Hop         string // "whole", "diagonal", "half keys", "half queries", "full", "off-diagonal band", "documents", "gathered"
 	Rank, Owner int    // an example: these queries, those keys
 	// QAt and KAt are where the rows of the call begin, in the block of the rank and of
 	// the owner.
@@ -66,7 +67,10 @@ func (c *Call) String() string {
 		mask += ", by document"
 	}
 	s := fmt.Sprintf("%d queries by %d keys, %s", c.SeqQ, c.SeqKV, mask)
-	if c.ContextSize > 1 {
+	switch {
+	case strings.HasSuffix(c.Hop, "gathered"):
+		s = fmt.Sprintf("rank %d with all keys that it reads: %s", c.Rank, s)
+	case c.ContextSize > 1:
 		s = fmt.Sprintf("rank %d with the keys of rank %d: %s", c.Rank, c.Owner, s)
 	}
 	return s
@@ -91,7 +95,11 @@ func hopsOf(p Params) []Call {
 		ring, rects = p.ContextSize, inner*inner
 	}
 	w := walker{base: Call{Params: p}, shape: p.shape(ring), ranks: ring, rects: rects, seen: map[rankPair]bool{}, calls: map[callKey]bool{}}
-	w.walk()
+	if index := partition.NewIndex(w.shape); p.gathers(index, ring) {
+		w.gather(index)
+	} else {
+		w.walk()
+	}
 	return p.shares(inner, w.out)
 }
 
@@ -149,6 +157,8 @@ type walker struct {
 	seen  map[rankPair]bool
 	calls map[callKey]bool
 	out   []Call
+
+	gathered bool // the keys of a call are all that the rank reads
 }
 
 // rankPair holds all that the tiles of a rank and an owner follow from: the lengths of their
@@ -212,8 +222,34 @@ func apart(b partition.Band, s, t partition.Span) int {
 	return t.Start - s.Start
 }
 
-func (w *walker) pair(rank, owner int) {
-	tiles := partition.Plan(w.shape, rank, owner)
+func (w *walker) pair(rank, owner int) { w.block(rank, owner, partition.Plan(w.shape, rank, owner)) }
+
+// gathers reports whether all keys that a rank reads are there before its only call; as package ring does it.
+func (p Params) gathers(x *partition.Index, ring int) bool {
+	switch halo := x.Halo(); {
+	case ring == 1 || p.Algorithm != "allgather" && !halo:
+		return false
+	case p.Gather == "auto":
+		return halo || p.Documents
+	default:
+		return p.Gather == "before"
+	}
+}
+
+// gather visits every rank, with all keys that it reads. Of very many it visits those at both ends, since the others
+// are like their neighbours.
+func (w *walker) gather(x *partition.Index) {
+	const ends = 64
+	w.gathered = true
+	for rank := range w.ranks {
+		if rank < ends || rank >= w.ranks-ends {
+			w.block(rank, rank, x.Gather(rank).Tiles)
+		}
+	}
+}
+
+// block is the calls of a rank with a block of keys.
+func (w *walker) block(rank, owner int, tiles []partition.Tile) {
 	for _, t := range tiles {
 		c := w.base
 		c.Rank, c.Owner, c.Rects = rank, owner, len(tiles)*w.rects
@@ -268,6 +304,10 @@ func (w *walker) name(c *Call) string {
 	ownQ := partition.Count(w.shape.Layout.Spans(w.shape.SeqQ, w.ranks, c.Rank))
 	ownK := partition.Count(w.shape.Layout.Spans(w.shape.SeqKV, w.ranks, c.Owner))
 	switch {
+	case w.gathered && c.Documents:
+		return "documents gathered"
+	case w.gathered:
+		return "gathered"
 	case c.Documents && c.Rank == c.Owner:
 		return "documents"
 	case c.Documents:

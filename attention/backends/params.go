@@ -170,5 +170,6 @@ type Params struct {
 	ContextSize int    // ranks that share the sequence; 0 is 1
 	InnerSize   int    // of them, those that exchange heads; hierarchical needs it
 	Algorithm   string // ring, allgather, ulysses, hierarchical
+	Gather      string // when rows travel that are fetched in one hop: beside, before, auto; "" is beside
 	Layout      string // of partition.Names
 }

@@ -118,6 +118,7 @@ lists what is.`,
 	f.StringVar(&spec.Algorithm, "algorithm", "auto", strings.Join(ring.Algorithms, ", ")+" or auto")
 	f.IntVar(&spec.Inner, "inner", 0, "with hierarchical: ranks that trade heads with each other; 0: as many as divide the heads")
 	f.IntVar(&spec.GatherHeads, "gather-heads", 0, "with allgather: key and value heads that are gathered at a time; 0: all")
+	f.StringVar(&spec.Gather, "gather", ring.Auto, "with allgather and in windows, when rows of other ranks travel: "+strings.Join(ring.Gathers, ", "))
 	f.StringVar(&spec.Backend, "backend", "auto", "flash, reference, on a GPU fused, or auto")
 	f.StringVar(&spec.DType, "dtype", "auto", "what is computed in: fp32, fp64 on a CPU, bf16, fp16, fp32 on a GPU, or auto")
 	f.BoolVar(&asJSON, "json", false, "print a JSON report")

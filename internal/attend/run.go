@@ -27,6 +27,7 @@ type Spec struct {
 	Inner     int    `json:",omitempty"` // of hierarchical: ranks that trade heads with each other; 0: see Groups
 	// GatherHeads is how many heads of keys allgather gathers at a time; 0: all.
 	GatherHeads int    `json:",omitempty"`
+	Gather      string `json:",omitempty"` // of ring.Gathers
 	Backend     string // one of the device's
 	DType       string // fp64, fp32, bf16, fp16: what is computed in
 	Device      string // cpu or cuda
@@ -89,13 +90,15 @@ func (s Spec) Check(c *Case, ranks int) error {
 	if s.GatherHeads > 0 && (c.Scores.Kind() != rules.NoBias || c.Scores.MaxLogit) {
 		return fmt.Errorf("--gather-heads %d: slopes, a bias and max_logit are of all heads; leave it out", s.GatherHeads)
 	}
-	_, err = ring.New(s.Algorithm, s.spec(c, shape), 0)
+	if _, err = ring.New(s.Algorithm, s.spec(c, shape), 0); err != nil && !slices.Contains(ring.Gathers, s.Gather) {
+		return fmt.Errorf("--gather %q: want one of %s", s.Gather, strings.Join(ring.Gathers, ", "))
+	}
 	return err
 }
 
 // spec is what a schedule is made of.
 func (s *Spec) spec(c *Case, shape partition.Shape) ring.Spec {
-	return ring.Spec{Shape: shape, Heads: c.Heads, KVHeads: c.KVHeads, Inner: s.Groups(c, shape.Size), GatherHeads: s.GatherHeads}
+	return ring.Spec{Shape: shape, Heads: c.Heads, KVHeads: c.KVHeads, Inner: s.Groups(c, shape.Size), GatherHeads: s.GatherHeads, Gather: s.Gather}
 }
 
 // Groups returns how many ranks trade heads under hierarchical: Inner, or what the ranks of one host and

@@ -34,7 +34,7 @@ func TestParamsAreTheRuns(t *testing.T) {
 		Arch: 90, CUDNN: backends.V(9, 10, 2), Flash: machine.BuiltFlash, Disabled: 1<<backends.Flash | 1<<backends.Unfused, Want: backends.Fused,
 		DType: tensor.BF16, Format: qkv.BSHD, Packing: qkv.Separate, Contiguous: true,
 		Batch: 1, SeqQ: 131072, SeqKV: 131072, Heads: 32, KVHeads: 8, HeadDim: 128, HeadDimV: 128,
-		Causal: true, WindowLeft: 4095, Training: true, Deterministic: true, ContextSize: 8, Algorithm: "ring", Layout: "zigzag",
+		Causal: true, WindowLeft: 4095, Training: true, Deterministic: true, ContextSize: 8, Algorithm: "ring", Gather: "auto", Layout: "zigzag",
 	}
 	if err != nil || got != want {
 		t.Errorf("%+v, %v\nwant %+v", got, err, want)
@@ -155,7 +155,7 @@ func TestChoicesRelyOnWhatIsBuilt(t *testing.T) {
 	found.Assumed = false
 	r := Request{
 		Want: "fused", DType: tensor.BF16, Batch: 1, SeqQ: 1000, SeqKV: 1000, Heads: 4, KVHeads: 4, HeadDim: 64, HeadDimV: 64,
-		Causal: true, Window: -1, Training: true, Ranks: 1, Algorithm: "ring", Layout: "zigzag",
+		Causal: true, Window: -1, Training: true, Ranks: 1, Algorithm: "ring", Gather: "auto", Layout: "zigzag",
 	}
 	_, err := Select(found, 0, r)
 	var none *backends.NoBackendError
@@ -191,7 +191,7 @@ func TestFloat32OnAGPUNamesEveryBackend(t *testing.T) {
 			m.Assumed = assumed
 			r := Request{
 				Want: "auto", DType: tensor.F32, Batch: 1, SeqQ: 1024, SeqKV: 1024, Heads: 4, KVHeads: 4, HeadDim: 64, HeadDimV: 64,
-				Causal: true, Window: -1, Training: true, Ranks: ranks, Algorithm: "ring", Layout: "zigzag",
+				Causal: true, Window: -1, Training: true, Ranks: ranks, Algorithm: "ring", Gather: "auto", Layout: "zigzag",
 			}
 			c, err := Select(m, 0, r)
 			if err != nil || c.Backend != backends.Flash || len(c.Remedies) != 0 {
@@ -233,7 +233,7 @@ func TestOneBackendForAllRequests(t *testing.T) {
 	m := gpu(90, backends.V(9, 5, 0)) // no band in one call before 9.6.0
 	r := Request{
 		Of: "short", DType: tensor.BF16, Batch: 1, SeqQ: 1024, SeqKV: 1024, Heads: 4, KVHeads: 4, HeadDim: 64, HeadDimV: 64,
-		Causal: true, Window: -1, Training: true, Ranks: 2, Algorithm: "ring", Layout: "zigzag",
+		Causal: true, Window: -1, Training: true, Ranks: 2, Algorithm: "ring", Gather: "auto", Layout: "zigzag",
 	}
 	windowed := r
 	windowed.Of, windowed.Window, windowed.Algorithm = "windowed", 100, "allgather"

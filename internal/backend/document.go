@@ -19,7 +19,7 @@ func Common() backends.Params {
 	return backends.Params{
 		DType: tensor.BF16, Format: qkv.BSHD, Packing: qkv.Separate, Contiguous: true,
 		Batch: 1, SeqQ: 32768, SeqKV: 32768, Heads: 32, KVHeads: 8, HeadDim: 128, HeadDimV: 128,
-		Causal: true, WindowLeft: -1, Training: true, ContextSize: 8, Algorithm: "ring", Layout: "zigzag",
+		Causal: true, WindowLeft: -1, Training: true, ContextSize: 8, Algorithm: "ring", Gather: "auto", Layout: "zigzag",
 	}
 }
 

@@ -57,7 +57,7 @@ func Requests(cfg *config.Config) ([]Request, error) {
 			HeadDim: cfg.Model.HeadDim, HeadDimV: cfg.Model.HeadDim,
 			Causal: true, Window: w, Documents: cfg.Data.PackDocuments, FP8: fp8,
 			Training: true, Deterministic: cfg.Train.Deterministic,
-			Ranks: cfg.Parallel.Context, Inner: inner(cfg), Algorithm: cfg.Parallel.Algorithm, Layout: cfg.Parallel.Layout,
+			Ranks: cfg.Parallel.Context, Inner: inner(cfg), Algorithm: cfg.Parallel.Algorithm, Gather: cfg.Parallel.Gather, Layout: cfg.Parallel.Layout,
 		})
 	}
 	return list, nil

@@ -37,6 +37,7 @@ type Request struct {
 	Ranks             int
 	Inner             int    // of hierarchical: ranks that trade heads
 	Algorithm, Layout string // of ring.Algorithms; of package partition
+	Gather            string // of ring.Gathers
 }
 
 // params returns what the rules are asked about r on a machine. All of a run's questions are put
@@ -62,7 +63,7 @@ func (r *Request) params(m machine.Machine, disabled uint8) (backends.Params, er
 		Causal: r.Causal, TopLeft: r.TopLeft, WindowLeft: r.Window, WindowRight: right, Softcap: r.Softcap, ScaleNotAbove0: r.ScaleNotAbove0,
 		Softmax: r.Softmax, Bias: r.Bias, BiasGrad: r.BiasGrad, MaxLogit: r.MaxLogit, Documents: r.Documents, DocumentKeys: r.DocumentKeys, Slices: r.Slices,
 		Training: r.Training, Deterministic: r.Deterministic, FP8: r.FP8,
-		ContextSize: r.Ranks, InnerSize: r.Inner, Algorithm: r.Algorithm, Layout: r.Layout,
+		ContextSize: r.Ranks, InnerSize: r.Inner, Algorithm: r.Algorithm, Gather: r.Gather, Layout: r.Layout,
 	}, m, disabled), nil
 }
 

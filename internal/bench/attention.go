@@ -23,6 +23,7 @@ type AttentionSpec struct {
 	Algorithms    []string `json:"algorithms"`
 	Inner         int      `json:"inner,omitempty"`        // of hierarchical: ranks that trade heads with each other; 0: see Groups
 	GatherHeads   int      `json:"gather_heads,omitempty"` // of allgather: heads of keys at a time; 0: all
+	Gather        string   `json:"gather,omitempty"`       // of ring.Gathers
 	Layouts       []string `json:"layouts"`
 	Backend       string   `json:"backend"`
 	DType         string   `json:"dtype"`
@@ -136,7 +137,7 @@ func (s *AttentionSpec) shape(layout string, seq, ranks int) (partition.Shape, e
 
 // spec is what a schedule is made of.
 func (s *AttentionSpec) spec(shape partition.Shape) ring.Spec {
-	return ring.Spec{Shape: shape, Heads: s.Heads, KVHeads: s.KVHeads, Inner: s.Groups(shape.Size), GatherHeads: s.GatherHeads}
+	return ring.Spec{Shape: shape, Heads: s.Heads, KVHeads: s.KVHeads, Inner: s.Groups(shape.Size), GatherHeads: s.GatherHeads, Gather: s.Gather}
 }
 
 // Groups returns how many ranks trade heads under hierarchical: Inner, or what the ranks of one host and

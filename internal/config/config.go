@@ -91,6 +91,7 @@ type Parallel struct {
 	Inner     int    // of hierarchical: ranks that trade heads with each other; stays 0 with another
 	// GatherHeads is how many key-value heads allgather gathers at a time; 0: all.
 	GatherHeads int
+	Gather      string // beside, before, auto; stays auto
 	Layout      string // zigzag, striped, contiguous, document, document-zigzag, auto
 	Transport   string // nccl, copy, auto; stays auto
 

@@ -4,7 +4,7 @@ import "github.com/cprun/cprun/partition"
 
 // Resolve replaces every auto by what the number of ranks and the device ("cuda", or anything
 // else for the CPU) make of it, and checks the rules that depend on them. parallel.inner stays auto
-// without hierarchical. Five more stay, which depend on more: parallel.deadline on the time that steps take; parallel.transport on how the
+// without hierarchical, and parallel.gather where all ranks are on one host, since layers may differ. Five more stay, which depend on more: parallel.deadline on the time that steps take; parallel.transport on how the
 // GPUs are connected; attention.backend on the GPU and its libraries, which package backend knows; on
 // a GPU, memory.recompute and memory.loss_chunk on what its memory has room for, which package plan
 // knows. The error is Errors.
@@ -36,6 +36,9 @@ func (c *Config) resolve(ranks, hosts int, device string, f *faults) {
 	}
 	auto(&c.Parallel.Algorithm, algorithm)
 	c.resolveInner(ranks, hosts, f)
+	if hosts > 1 {
+		auto(&c.Parallel.Gather, "beside") // links between hosts are slower, and there is more to hide
+	}
 	auto(&c.Precision.Compute, compute)
 	if device == "cuda" {
 		wireRules(c, f)

@@ -47,7 +47,7 @@ func demandOf(cfg *config.Config, machine machine.Machine, see func(*ring.Schedu
 		}
 		planner, err := ring.NewPlanner(cfg.Parallel.Algorithm, ring.Spec{
 			Shape: shape, Heads: cfg.Model.NumAttentionHeads, KVHeads: cfg.Model.NumKeyValueHeads, Inner: cfg.Parallel.Inner,
-			GatherHeads: cfg.Parallel.GatherHeads,
+			GatherHeads: cfg.Parallel.GatherHeads, Gather: cfg.Parallel.Gather,
 		})
 		if err != nil {
 			return nil, err

@@ -42,7 +42,7 @@ func packedOf(cfg *config.Config, docs []int) (*Packed, error) {
 		return nil, fmt.Errorf("documents of the first sample: %w", err)
 	}
 	shape := partition.Shape{SeqQ: n, SeqKV: n, Size: size, Layout: partition.Ready(layout, n, size), Mask: mask}
-	planner, err := ring.NewPlanner(cfg.Parallel.Algorithm, ring.Spec{Shape: shape, Heads: cfg.Model.NumAttentionHeads, KVHeads: cfg.Model.NumKeyValueHeads, Inner: cfg.Parallel.Inner})
+	planner, err := ring.NewPlanner(cfg.Parallel.Algorithm, ring.Spec{Shape: shape, Heads: cfg.Model.NumAttentionHeads, KVHeads: cfg.Model.NumKeyValueHeads, Inner: cfg.Parallel.Inner, Gather: cfg.Parallel.Gather})
 	if err != nil {
 		return nil, err
 	}

@@ -199,13 +199,15 @@ func hopsOf(s *ring.Schedule, bytes ring.HeadBytes, kvHeads int) RankHops {
 	}
 	for i := range s.Forward {
 		h := &s.Forward[i]
-		hop := Hop{Label: h.Label, SendTo: peers(h.SendKV), RecvFrom: peers(h.RecvKV)}
+		hop := Hop{Label: h.Label, SendTo: peers(s.Rank, h.SendKV), RecvFrom: peers(s.Rank, h.RecvKV)}
 		for call := range h.Calls {
 			hop.TileCount += len(call.Tiles)
 			hop.Pairs += partition.Pairs(call.Tiles)
 		}
 		for _, m := range h.SendKV {
-			hop.SendBytes += int64(m.Block.Hi-m.Block.Lo) * bytes.KV * int64(kvHeads)
+			if m.Peer != s.Rank {
+				hop.SendBytes += int64(m.Block.Hi-m.Block.Lo) * bytes.KV * int64(kvHeads)
+			}
 		}
 		r.Hops = append(r.Hops, hop)
 	}
@@ -243,10 +245,13 @@ func tradeOf(s *ring.Schedule, label string, list ...traded) Hop {
 	return h
 }
 
-func peers(moves []ring.Move) []int {
-	p := make([]int, len(moves))
+// peers is the other ends of moves, without those of a rank to itself.
+func peers(rank int, moves []ring.Move) []int {
+	p := make([]int, 0, len(moves))
 	for i := range moves {
-		p[i] = moves[i].Peer
+		if moves[i].Peer != rank {
+			p = append(p, moves[i].Peer)
+		}
 	}
 	return p
 }

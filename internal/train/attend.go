@@ -32,7 +32,7 @@ func newAttend(r *ring.Ring, cfg *config.Config, layout partition.Layout, rank i
 		ring: r, cfg: m, algorithm: cfg.Parallel.Algorithm, rank: rank,
 		spec: ring.Spec{
 			Shape: partition.Shape{SeqQ: n, SeqKV: n, Size: cfg.Parallel.Context, Layout: layout},
-			Heads: m.NumAttentionHeads, KVHeads: m.NumKeyValueHeads, Inner: cfg.Parallel.Inner, GatherHeads: cfg.Parallel.GatherHeads,
+			Heads: m.NumAttentionHeads, KVHeads: m.NumKeyValueHeads, Inner: cfg.Parallel.Inner, GatherHeads: cfg.Parallel.GatherHeads, Gather: cfg.Parallel.Gather,
 		},
 		softmax:   attention.Softmax{Scale: m.SoftmaxScale()},
 		schedules: make(map[int]*ring.Schedule),

@@ -1,0 +1,97 @@
+package partition
+
+import (
+	"cmp"
+	"slices"
+	"sort"
+)
+
+// Run is rows of the keys that a rank owns, neighbours in its block and in the sequence.
+type Run struct {
+	Owner int
+	Rows  Range
+	Start int // the position of the first row
+	At    int // where the first row stands among what is gathered
+}
+
+// Gathered is all keys that queries of a rank see, its own and others', side by side in the order of the
+// sequence. What a query sees is in one piece there, whoever owns it.
+type Gathered struct {
+	Runs  []Run // each begins where the one before ends
+	Rows  int
+	Tiles []Tile // of the rank's queries and the gathered rows, trimmed and joined
+}
+
+// Runs returns the rows of owner's keys that queries of rank see, in the order of the sequence. They are not
+// placed: At is 0.
+func (x *Index) Runs(rank, owner int) []Run {
+	var runs []Run
+	needs, at := x.NeedRanges(rank, owner), 0
+	for _, s := range x.spans[owner] {
+		for i := sort.Search(len(needs), func(i int) bool { return needs[i].Hi > at }); i < len(needs) && needs[i].Lo < at+s.Len; i++ {
+			lo, hi := max(needs[i].Lo, at), min(needs[i].Hi, at+s.Len)
+			runs = append(runs, Run{Owner: owner, Rows: Range{lo, hi}, Start: s.Start + (lo-at)*s.Stride})
+		}
+		at += s.Len
+	}
+	slices.SortFunc(runs, func(a, b Run) int { return a.Start - b.Start })
+	return runs
+}
+
+// Gather returns what queries of rank see, and no other rows.
+func (x *Index) Gather(rank int) Gathered {
+	var g Gathered
+	for owner := range x.k {
+		g.Runs = append(g.Runs, x.Runs(rank, owner)...)
+	}
+	slices.SortStableFunc(g.Runs, func(a, b Run) int { return a.Start - b.Start })
+	of := make([][]Run, len(x.k))
+	for i := range g.Runs {
+		r := &g.Runs[i]
+		r.At = g.Rows
+		g.Rows += r.Rows.Len()
+		of[r.Owner] = append(of[r.Owner], *r)
+	}
+	keys := pieces{rows: g.Rows}
+	for owner, runs := range of {
+		slices.SortFunc(runs, func(a, b Run) int { return a.Rows.Lo - b.Rows.Lo })
+		for i := range x.k[owner].list {
+			keys.list = x.k[owner].list[i].placed(keys.list, runs)
+		}
+	}
+	keys.join()
+	g.Tiles = tilesOf(x.bands, &x.q[rank], &keys)
+	return g
+}
+
+// placed appends the parts of p that runs have, where they are gathered. Runs are of one owner, in the order
+// of its rows.
+func (p *piece) placed(to []piece, runs []Run) []piece {
+	i := sort.Search(len(runs), func(i int) bool { return runs[i].Rows.Hi > p.at })
+	for ; i < len(runs) && runs[i].Rows.Lo < p.at+p.Len; i++ {
+		r := &runs[i]
+		lo, hi := max(p.at, r.Rows.Lo), min(p.at+p.Len, r.Rows.Hi)
+		part := Span{Start: p.Start + (lo-p.at)*p.Stride, Len: hi - lo, Stride: p.Stride}
+		to = append(to, piece{Span: part, at: r.At + lo - r.Rows.Lo, doc: p.doc})
+	}
+	return to
+}
+
+// join puts pieces in order, and makes one of those that owners had parted.
+func (p *pieces) join() {
+	slices.SortFunc(p.list, func(a, b piece) int { return cmp.Or(a.doc-b.doc, a.at-b.at) })
+	out := p.list[:0]
+	for _, next := range p.list {
+		if n := len(out); n > 0 && out[n-1].continues(next) {
+			out[n-1].Len += next.Len
+			continue
+		}
+		out = append(out, next)
+	}
+	p.list, p.ascend = out, rises(out)
+}
+
+// continues reports whether b is what comes next, in the sequence and in memory.
+func (p *piece) continues(b piece) bool {
+	return p.doc == b.doc && p.Stride == 1 && b.Stride == 1 && p.end() == b.Start && p.at+p.Len == b.at
+}

@@ -1,0 +1,48 @@
+package ring
+
+// before is the all-gather with one kernel call: the rows that the rank needs arrive first, and stand with copies of
+// its own in the order of the sequence. Nothing hides the transfer. It is the faster one where few rows
+// travel, in a window or of packed documents: a second call would be small, would cut what a query sees in two,
+// and its results would have to be merged with those of the first. MagiAttention's authors, too, found stages
+// slower than none where links are fast (SandAI-org/MagiAttention#353).
+//
+// The gradients of what was gathered go home in one hop, those of the rank's own rows as copies. A rank that reads
+// no rows of others computes with its own where they are.
+func (p *Planner) before(rank int) *Schedule {
+	const gathered, returned = 1, 2
+	g := p.index.Gather(rank)
+	first, call, home := Hop{Label: "gather"}, Hop{Label: p.hopLabel(0, rank) + " and others"}, Hop{Label: "gradients home"}
+	call.Keys = Block{gathered, 0, g.Rows}
+	call.Grads, call.Tiles = call.Keys, g.Tiles
+	own := 0
+	for _, r := range g.Runs {
+		here := Block{gathered, r.At, r.At + r.Rows.Len()}
+		call.From = append(call.From, Source{Rank: r.Owner, Rows: r.Rows})
+		first.RecvKV = append(first.RecvKV, Move{r.Owner, here})
+		home.SendGrad = append(home.SendGrad, Move{r.Owner, here})
+		if r.Owner == rank {
+			own += r.Rows.Len()
+			first.SendKV = append(first.SendKV, move(rank, 0, r.Rows))
+			home.RecvGrad = append(home.RecvGrad, move(rank, 0, r.Rows))
+		}
+	}
+	switch all := p.index.Keys(rank); {
+	case own == g.Rows:
+		first, call, home = p.own(rank), Hop{}, Hop{Label: home.Label}
+	case own < all:
+		first.Grads = Block{0, 0, all} // nothing may come for some rows, so that all are set
+	}
+	back := 0
+	for d := 1; d < p.size; d++ {
+		to := (rank + d) % p.size
+		for _, r := range p.index.Runs(to, rank) {
+			b := Block{returned, back, back + r.Rows.Len()}
+			back = b.Hi
+			first.SendKV = append(first.SendKV, move(to, 0, r.Rows))
+			home.RecvGrad = append(home.RecvGrad, Move{to, b})
+			home.Fold = append(home.Fold, Fold{Block{0, r.Rows.Lo, r.Rows.Hi}, b})
+		}
+	}
+	hops := []Hop{first, call, home}
+	return p.finish(&Schedule{Algorithm: "allgather", Rank: rank, Forward: forwardOf(hops), Backward: hops})
+}
