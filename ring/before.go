@@ -1,14 +1,14 @@
 package ring
 
-// before is the all-gather with one kernel call: the rows that the rank needs arrive first, and stand with copies of
-// its own in the order of the sequence. Nothing hides the transfer. It is the faster one where few rows
-// travel, in a window or of packed documents: a second call would be small, would cut what a query sees in two,
+// gatherBefore is the hops of a backward pass with one kernel call: the rows that the rank needs arrive first, and stand
+// with copies of its own in the order of the sequence. Nothing hides the transfer. It is the faster one where few rows
+// travel: a second call would be small, would cut what a query sees in two,
 // and its results would have to be merged with those of the first. MagiAttention's authors, too, found stages
 // slower than none where links are fast (SandAI-org/MagiAttention#353).
 //
 // The gradients of what was gathered go home in one hop, those of the rank's own rows as copies. A rank that reads
 // no rows of others computes with its own where they are.
-func (p *Planner) before(rank int) *Schedule {
+func (p *Planner) gatherBefore(rank int) []Hop {
 	const gathered, returned = 1, 2
 	g := p.index.Gather(rank)
 	first, call, home := Hop{Label: "gather"}, Hop{Label: p.hopLabel(0, rank) + " and others"}, Hop{Label: "gradients home"}
@@ -43,6 +43,5 @@ func (p *Planner) before(rank int) *Schedule {
 			home.Fold = append(home.Fold, Fold{Block{0, r.Rows.Lo, r.Rows.Hi}, b})
 		}
 	}
-	hops := []Hop{first, call, home}
-	return p.finish(&Schedule{Algorithm: "allgather", Rank: rank, Forward: forwardOf(hops), Backward: hops})
+	return []Hop{first, call, home}
 }

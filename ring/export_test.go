@@ -3,14 +3,12 @@ package ring
 import "strings"
 
 // Variants are the Algorithms, and those that fetch rows in one hop with these before the first call.
-var Variants = append([]string{"allgather before", "hierarchical before"}, Algorithms...)
+var Variants = append([]string{"allgather before", "hierarchical before", "allgather auto"}, Algorithms...)
 
 // As is the algorithm of a variant, and its spec.
 func As(variant string, s Spec) (string, Spec) {
-	algorithm, before := strings.CutSuffix(variant, " before")
-	if before {
-		s.Gather = Before
-	}
+	algorithm, gather, _ := strings.Cut(variant, " ")
+	s.Gather = gather
 	return algorithm, s
 }
 

@@ -110,14 +110,27 @@ func (p *Planner) ringHome(hops []Hop, rank int, s *stop) {
 	hop.Fold = append(hop.Fold, Fold{Block{0, all.Lo, all.Hi}, Block{buf, all.Lo, all.Hi}})
 }
 
-// allgather fetches at once, while the own block is computed, all rows of other blocks that
-// the rank needs and no others, and computes them in one kernel call. It is the faster one where links
+// allgather fetches at once all rows of other blocks that the rank needs and no others: while the own
+// block is computed, which makes two kernel calls, or before the only one. It is the faster algorithm where links
 // are quick to start and the memory for all keys is there (Llama 3, arXiv:2407.21783, section
 // 3.3.2).
 func (p *Planner) allgather(rank int) *Schedule {
-	if p.gathers && p.size > 1 {
-		return p.before(rank)
+	s := &Schedule{Algorithm: "allgather", Rank: rank}
+	if p.before.forward {
+		s.Forward = forwardOf(p.gatherBefore(rank))
+	} else {
+		s.Forward = forwardOf(p.gatherBeside(rank))
 	}
+	if p.before.backward {
+		s.Backward = p.gatherBefore(rank)
+	} else {
+		s.Backward = p.gatherBeside(rank)
+	}
+	return p.finish(s)
+}
+
+// gatherBeside is the hops of a backward pass in which rows travel beside a first call.
+func (p *Planner) gatherBeside(rank int) []Hop {
 	const fetched, returned = 1, 2
 	first := p.own(rank)
 	second := Hop{Label: "hop 1 all others"}
@@ -149,8 +162,7 @@ func (p *Planner) allgather(rank int) *Schedule {
 		second.Keys = Block{fetched, 0, rows}
 		second.Grads = second.Keys
 	}
-	hops := []Hop{first, second, third}
-	return p.finish(&Schedule{Algorithm: "allgather", Rank: rank, Forward: forwardOf(hops), Backward: hops})
+	return []Hop{first, second, third}
 }
 
 // shifted is the tiles with their keys d rows further on.

@@ -150,7 +150,9 @@ const (
 	// Before is before the only kernel call. Rows of others and copies of the own ones stand together, in the order
 	// of the sequence, and the rank needs a Mover.
 	Before = "before"
-	// Auto is Before in a window and for packed documents, where few rows travel, and Beside otherwise.
+	// Auto is Before in the forward pass of packed documents, and Beside otherwise. Few rows of documents travel,
+	// and one call beside none is faster than two. cuDNN's backward pass is not: it computes all pairs of a
+	// rectangle whose keys are more than its queries, masked ones too.
 	Auto = "auto"
 )
 
@@ -184,11 +186,11 @@ func All(algorithm string, s Spec) ([]*Schedule, error) {
 type Planner struct {
 	algorithm string
 	spec      Spec
-	inner     int              // ranks that trade heads; 1: none do
-	index     *partition.Index // of the groups of inner ranks
-	size      int              // how many they are
-	halo      bool             // what is needed of others is fetched in one hop
-	gathers   bool             // and before the kernel call
+	inner     int                              // ranks that trade heads; 1: none do
+	index     *partition.Index                 // of the groups of inner ranks
+	size      int                              // how many they are
+	halo      bool                             // what is needed of others is fetched in one hop
+	before    struct{ forward, backward bool } // ... and before the only kernel call of that pass
 	pattern   func(*Planner, int) *Schedule
 	table     [][]stop // of each owner and hop, where they are remembered
 }
@@ -243,9 +245,9 @@ func newPlanner(algorithm string, s Spec) (*Planner, error) {
 	p.halo = p.index.Halo()
 	switch s.Gather {
 	case Before:
-		p.gathers = true
+		p.before.forward, p.before.backward = p.size > 1, p.size > 1
 	case Auto:
-		p.gathers = p.halo || len(shape.Mask.Docs) > 1
+		p.before.forward = p.size > 1 && len(shape.Mask.Docs) > 1
 	case Beside, "":
 	default:
 		return nil, fmt.Errorf("rows that are gathered travel %q; want one of %v", s.Gather, Gathers)
@@ -314,20 +316,26 @@ func (p *Planner) finish(s *Schedule) *Schedule {
 	markEnds(s.Backward)
 	s.Shape = p.spec.Shape
 	kv, grads := rows{p.index.Keys(s.Rank)}, rows{p.index.Keys(s.Rank)}
-	for i := range s.Backward {
-		h := &s.Backward[i]
-		kv.hold(h.Keys)
-		kv.holdAll(h.SendKV, h.RecvKV)
-		grads.hold(h.Grads)
-		grads.holdAll(h.SendGrad, h.RecvGrad)
-		for j := range h.Then {
-			kv.hold(h.Then[j].Keys)
-			kv.holdAll(h.Then[j].SendKV, h.Then[j].RecvKV)
-			grads.hold(h.Then[j].Grads)
+	for _, hops := range [][]Hop{s.Forward, s.Backward} {
+		for i := range hops {
+			hops[i].hold(&kv, &grads)
 		}
 	}
 	s.KVRows, s.GradRows = kv, grads
 	return s
+}
+
+// hold makes room for the blocks of a hop.
+func (h *Hop) hold(kv, grads *rows) {
+	kv.hold(h.Keys)
+	kv.holdAll(h.SendKV, h.RecvKV)
+	grads.hold(h.Grads)
+	grads.holdAll(h.SendGrad, h.RecvGrad)
+	for j := range h.Then {
+		kv.hold(h.Then[j].Keys)
+		kv.holdAll(h.Then[j].SendKV, h.Then[j].RecvKV)
+		grads.hold(h.Then[j].Grads)
+	}
 }
 
 // compact moves the hops that are not empty together.

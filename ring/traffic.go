@@ -65,16 +65,22 @@ func (s *Schedule) sent(moves []HeadMove) (n int64) {
 // Bytes returns what the rank sends in the hops of one forward and one backward pass, given the bytes
 // of one row of K and V, and of one row of dK and dV, of the heads that the hops work on.
 func (s *Schedule) Bytes(kvRow, gradRow int64) (forward, backward int64) {
-	kv, grads := int64(0), int64(0)
-	for i := range s.Backward {
-		h := &s.Backward[i]
+	kv, _ := s.moved(s.Forward)
+	again, grads := s.moved(s.Backward)
+	return kv * kvRow, grads*gradRow + again*kvRow
+}
+
+// moved counts the rows that the rank sends in hops, of keys and of gradients.
+func (s *Schedule) moved(hops []Hop) (kv, grads int64) {
+	for i := range hops {
+		h := &hops[i]
 		kv += s.rows(h.SendKV)
 		grads += s.rows(h.SendGrad)
 		for j := range h.Then {
 			kv += s.rows(h.Then[j].SendKV)
 		}
 	}
-	return kv * kvRow, grads*gradRow + kv*kvRow
+	return kv, grads
 }
 
 // rows counts the rows of moves to others.

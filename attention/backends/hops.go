@@ -95,11 +95,7 @@ func hopsOf(p Params) []Call {
 		ring, rects = p.ContextSize, inner*inner
 	}
 	w := walker{base: Call{Params: p}, shape: p.shape(ring), ranks: ring, rects: rects, seen: map[rankPair]bool{}, calls: map[callKey]bool{}}
-	if index := partition.NewIndex(w.shape); p.gathers(index, ring) {
-		w.gather(index)
-	} else {
-		w.walk()
-	}
+	w.walkAll(ring)
 	return p.shares(inner, w.out)
 }
 
@@ -224,16 +220,22 @@ func apart(b partition.Band, s, t partition.Span) int {
 
 func (w *walker) pair(rank, owner int) { w.block(rank, owner, partition.Plan(w.shape, rank, owner)) }
 
-// gathers reports whether all keys that a rank reads are there before its only call; as package ring does it.
-func (p Params) gathers(x *partition.Index, ring int) bool {
-	switch halo := x.Halo(); {
-	case ring == 1 || p.Algorithm != "allgather" && !halo:
-		return false
-	case p.Gather == "auto":
-		return halo || p.Documents
-	default:
-		return p.Gather == "before"
+// walkAll visits pairs of ranks; or each rank where all keys that it reads are there before its only call, in both
+// passes, or in the forward pass alone. Package ring decides that alike.
+func (w *walker) walkAll(ring int) {
+	index := partition.NewIndex(w.shape)
+	once := ring > 1 && (w.base.Algorithm == "allgather" || index.Halo())
+	switch {
+	case once && w.base.Gather == "before":
+		w.gather(index)
+		return
+	case once && w.base.Gather == "auto" && w.base.Documents:
+		training := w.base.Training
+		w.base.Training = false
+		w.gather(index)
+		w.base.Training, w.gathered = training, false
 	}
+	w.walk()
 }
 
 // gather visits every rank, with all keys that it reads. Of very many it visits those at both ends, since the others
@@ -258,7 +260,7 @@ func (w *walker) block(rank, owner int, tiles []partition.Tile) {
 			c.Rects = 1
 		}
 		c.masked(t.Band.Lo-t.K.Lo+t.Q.Lo, t.Band.Hi-t.K.Lo+t.Q.Lo)
-		c.MixedBands = c.Documents && (c.Windowed() || len(tiles) > 1)
+		c.MixedBands = c.Documents && (c.Windowed() || len(tiles) > 1 && !w.gathered)
 		if w.ranks == 1 {
 			c.MixedBands = false
 		}

@@ -8,6 +8,7 @@ import (
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/internal/cuda"
 	"github.com/cprun/cprun/internal/cuda/dnn"
+	"github.com/cprun/cprun/kernels/source"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
 )
@@ -96,12 +97,9 @@ func (f *Fused) backwardGroup(c *fusedCall, g *fusedGroup, sum *keySum, last boo
 	if err != nil {
 		return err
 	}
-	if g.gaps() {
-		f.stream.Memset(dq, 0, bytes)
-	}
+	f.holdGrad(c, g, dq, bytes)
 	mark := f.scratch.at
 	defer func() { f.scratch.at = mark }()
-	f.held.parts = append(f.held.parts, fusedPart{x: dq, lo: g.rows.Lo, hi: g.rows.Hi})
 	if g.packed {
 		return f.backwardPacked(c, g, dq, sum, last)
 	}
@@ -113,6 +111,23 @@ func (f *Fused) backwardGroup(c *fusedCall, g *fusedGroup, sum *keySum, last boo
 		}
 	}
 	return nil
+}
+
+// holdGrad holds what a group is about to leave at dq: a part for each run of rows that it has, or, where there is no
+// place for so many or rows of one batch element do not lie behind those of another, one part with zeros between.
+func (f *Fused) holdGrad(c *fusedCall, g *fusedGroup, dq uint64, bytes int64) {
+	runs := []partition.Range{g.rows}
+	if g.gaps() {
+		if own := g.runs(); c.batch() == 1 && len(f.held.parts)+len(own) <= source.FusedMaxParts {
+			runs = own
+		} else {
+			f.stream.Memset(dq, 0, bytes)
+		}
+	}
+	for _, r := range runs {
+		at := dq + uint64(int64(r.Lo-g.rows.Lo)*int64(c.heads()*c.dim())*2)
+		f.held.parts = append(f.held.parts, fusedPart{x: at, lo: r.Lo, hi: r.Hi})
+	}
 }
 
 // backwardPiece is one call of cuDNN, and what it gives for k and v added.

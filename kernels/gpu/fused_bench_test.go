@@ -44,6 +44,36 @@ func BenchmarkFused(b *testing.B) {
 	}
 }
 
+// BenchmarkFusedDocuments times forward passes of packed documents, MagiAttention's first pack of 16K tokens with 64:8
+// heads of 128, by the most queries of a piece; one GPU, and the half of two that a layout gives the first.
+func BenchmarkFusedDocuments(b *testing.B) {
+	docs := []int{216, 1536, 1536, 762, 350, 75, 75, 150, 350, 150, 75, 30, 3072, 30, 4096, 3881}
+	const seq, heads = 16384, 64
+	mask, err := partition.NewMask(true, -1, seq, seq, docs)
+	check(b, err)
+	for _, ranks := range []int{1, 2} {
+		shape := partition.Shape{SeqQ: seq, SeqKV: seq, Size: ranks, Layout: partition.Document{Docs: docs}, Mask: mask}
+		g := partition.NewIndex(shape).Gather(0)
+		rows := partition.Count(shape.Layout.Spans(seq, ranks, 0))
+		for _, most := range []int{0, 4096, 2048, 1024, 512} {
+			b.Run(fmt.Sprintf("%d ranks/at most %d", ranks, most), func(b *testing.B) {
+				x := newFusedBenchOf(b, seq, heads, true)
+				x.packing.rows = most
+				q, o := x.q.Slice(tensor.Seq, 0, rows), x.o.Slice(tensor.Seq, 0, rows)
+				acc := attention.Partial{O: x.acc.O.Slice(tensor.Seq, 0, rows), LSE: x.acc.LSE.Slice(tensor.Seq, 0, rows)}
+				block := attention.Block{K: x.k.Slice(tensor.Seq, 0, g.Rows), V: x.v.Slice(tensor.Seq, 0, g.Rows), Tiles: g.Tiles, First: true, Last: true}
+				flops := 4 * float64(partition.Pairs(g.Tiles)) * heads * 128 / 1e12
+				x.time(b, flops, "TFLOP/s", func() {
+					pass, err := x.Forward(o, acc, q, x.p)
+					check(b, err)
+					check(b, pass.Block(block))
+					check(b, pass.End())
+				})
+			})
+		}
+	}
+}
+
 type fusedBench struct {
 	fusedRig
 	rankTensors
@@ -51,10 +81,12 @@ type fusedBench struct {
 	p     attention.Softmax
 }
 
-func newFusedBench(b *testing.B, seq int) *fusedBench {
-	const heads, kvHeads, dim = 32, 8, 128
-	x := &fusedBench{fusedRig: newFused(b, FusedOptions{Workspace: FusedWorkspace(FusedShape{
-		Batch: 1, SeqQ: seq, SeqK: seq, Heads: heads, KVHeads: kvHeads, Dim: dim, DimV: dim, Calls: 4, Training: true})})}
+func newFusedBench(b *testing.B, seq int) *fusedBench { return newFusedBenchOf(b, seq, 32, false) }
+
+func newFusedBenchOf(b *testing.B, seq, heads int, packed bool) *fusedBench {
+	const kvHeads, dim = 8, 128
+	x := &fusedBench{fusedRig: newFused(b, FusedOptions{Packed: packed, Workspace: FusedWorkspace(FusedShape{
+		Batch: 1, SeqQ: seq, SeqK: seq, Heads: heads, KVHeads: kvHeads, Dim: dim, DimV: dim, Calls: 4, Training: true, Packed: packed})})}
 	x.p.Scale = 1 / math.Sqrt(dim)
 	x.q, x.do, x.o = x.random(b, seq, heads, dim), x.random(b, seq, heads, dim), x.random(b, seq, heads, dim)
 	x.k, x.v = x.random(b, seq, kvHeads, dim), x.random(b, seq, kvHeads, dim)
@@ -138,7 +170,7 @@ func (x *fusedBench) backward(b *testing.B, t partition.Tile) {
 // backwardOf is the problem of a tile that is one piece.
 func (x *fusedBench) backwardOf(t partition.Tile) dnn.Desc {
 	c := fusedCall{q: x.q, k: x.k, v: x.v, do: x.do, saved: x.saved, dk: x.grads.DK, dv: x.grads.DV, scale: x.p.Scale, backward: true}
-	g := grouped(cutTiles([]partition.Tile{t}), false)[0]
+	g := grouped(cutTiles([]partition.Tile{t}), false, false)[0]
 	return x.piece(&c, g, g.pieces[0])
 }
 
@@ -213,7 +245,7 @@ func (x *fusedBench) addKeys(b *testing.B) {
 func (x *fusedBench) unified(b *testing.B) {
 	c := fusedCall{q: x.q, k: x.k, v: x.v, scale: x.p.Scale}
 	tile := partition.Tile{Q: partition.Range{Hi: x.q.Len(tensor.Seq)}, K: partition.Range{Hi: x.k.Len(tensor.Seq)}, Band: partition.Full()}
-	g := grouped(cutTiles([]partition.Tile{tile}), false)[0]
+	g := grouped(cutTiles([]partition.Tile{tile}), false, false)[0]
 	d := x.piece(&c, g, g.pieces[0])
 	d.Unified = true
 	if _, err := x.dnn.Plan(d); err != nil {

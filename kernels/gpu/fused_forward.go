@@ -94,7 +94,7 @@ func (x *fusedForward) End() error {
 
 // room folds what is held where there is no room for another part.
 func (f *Fused) room() {
-	if len(f.held.parts) == maxHeld {
+	if len(f.held.parts) >= maxHeld {
 		f.fold()
 	}
 }

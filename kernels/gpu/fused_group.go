@@ -12,18 +12,32 @@ import (
 )
 
 // fusedGroup is pieces whose queries do not overlap, so that their results are one part. In a packed
-// group the keys do not overlap either, and all have the mask of the group: cuDNN takes them
-// in one call.
+// group all have the mask of the group: cuDNN takes them in one call. Their keys do not overlap
+// backward, since each piece sets the gradients of its own.
 type fusedGroup struct {
-	pieces []dnn.Piece
-	rows   partition.Range // of the queries, from the first to the last
-	keys   partition.Range
-	mask   dnn.Mask
-	packed bool
+	pieces   []dnn.Piece
+	rows     partition.Range // of the queries, from the first to the last
+	keys     partition.Range
+	mask     dnn.Mask
+	packed   bool
+	backward bool
 }
 
-func newGroup(p dnn.Piece, packed bool) *fusedGroup {
-	return &fusedGroup{pieces: []dnn.Piece{p}, rows: p.Q, keys: p.K, mask: p.Mask, packed: packed}
+func newGroup(p dnn.Piece, packed, backward bool) *fusedGroup {
+	return &fusedGroup{pieces: []dnn.Piece{p}, rows: p.Q, keys: p.K, mask: p.Mask, packed: packed, backward: backward}
+}
+
+// runs are the rows of the pieces, neighbours joined.
+func (g *fusedGroup) runs() []partition.Range {
+	var out []partition.Range
+	for _, p := range g.pieces {
+		if n := len(out); n > 0 && out[n-1].Hi == p.Q.Lo {
+			out[n-1].Hi = p.Q.Hi
+			continue
+		}
+		out = append(out, p.Q)
+	}
+	return out
 }
 
 // gaps says whether rows between the pieces belong to none.
@@ -51,7 +65,7 @@ func (g *fusedGroup) take(p dnn.Piece) bool {
 	if p.Q.Lo < g.rows.Hi {
 		return false
 	}
-	if g.packed && (p.K.Lo < g.keys.Hi || !p.Fits(g.mask)) {
+	if g.packed && (g.backward && p.K.Lo < g.keys.Hi || !p.Fits(g.mask)) {
 		return false
 	}
 	g.pieces = append(g.pieces, p)
@@ -62,7 +76,10 @@ func (g *fusedGroup) take(p dnn.Piece) bool {
 // grouped is the calls of cuDNN that the tiles of c are made of.
 func (f *Fused) grouped(c *fusedCall, tiles []partition.Tile) []*fusedGroup {
 	packed := f.options.Packed && f.packing.takes(c)
-	groups := grouped(cutTiles(tiles), packed)
+	if packed && !c.backward {
+		tiles = short(tiles, f.packing.rows)
+	}
+	groups := grouped(cutTiles(tiles), packed, c.backward)
 	if packed && c.backward && c.batch() > 1 {
 		// Gradients of part of the rows would lie at other offsets than the rows do.
 		for _, g := range groups {
@@ -72,16 +89,32 @@ func (f *Fused) grouped(c *fusedCall, tiles []partition.Tile) []*fusedGroup {
 	return groups
 }
 
+// short is tiles of at most rows queries each; 0: as they are.
+func short(tiles []partition.Tile, rows int) []partition.Tile {
+	if rows == 0 {
+		return tiles
+	}
+	var out []partition.Tile
+	for _, t := range tiles {
+		for at := t.Q.Lo; at < t.Q.Hi; at += rows {
+			part := t
+			part.Q = partition.Range{Lo: at, Hi: min(at+rows, t.Q.Hi)}
+			out = append(out, part)
+		}
+	}
+	return out
+}
+
 // grouped puts pieces into as few groups as is easy.
-func grouped(pieces []dnn.Piece, packed bool) []*fusedGroup {
+func grouped(pieces []dnn.Piece, packed, backward bool) []*fusedGroup {
 	slices.SortStableFunc(pieces, func(a, b dnn.Piece) int { return cmp.Or(a.Q.Lo-b.Q.Lo, a.K.Lo-b.K.Lo) })
 	if packed {
-		return groupedByMask(pieces)
+		return groupedByMask(pieces, backward)
 	}
 	var groups []*fusedGroup
 	for _, p := range pieces {
 		if !slices.ContainsFunc(groups, func(g *fusedGroup) bool { return g.take(p) }) {
-			groups = append(groups, newGroup(p, false))
+			groups = append(groups, newGroup(p, false, backward))
 		}
 	}
 	return groups
@@ -89,7 +122,7 @@ func grouped(pieces []dnn.Piece, packed bool) []*fusedGroup {
 
 // groupedByMask makes packed groups, each around the largest piece that is left, since a mask
 // hides the least of short documents and those fit any.
-func groupedByMask(pieces []dnn.Piece) []*fusedGroup {
+func groupedByMask(pieces []dnn.Piece, backward bool) []*fusedGroup {
 	var groups []*fusedGroup
 	for len(pieces) > 0 {
 		largest := slices.MaxFunc(pieces, func(a, b dnn.Piece) int { return a.Q.Len()*a.K.Len() - b.Q.Len()*b.K.Len() })
@@ -98,7 +131,7 @@ func groupedByMask(pieces []dnn.Piece) []*fusedGroup {
 		for _, p := range pieces {
 			switch {
 			case g == nil && p.Fits(largest.Mask):
-				g = newGroup(p, true)
+				g = newGroup(p, true, backward)
 				g.mask = largest.Mask
 			case g == nil || !g.take(p):
 				left = append(left, p)

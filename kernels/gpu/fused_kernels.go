@@ -81,7 +81,7 @@ func (s axisStrides) c() source.FusedStrides {
 }
 
 // What is held fits into the arguments.
-var _ [source.FusedMaxParts]struct{} = [maxHeld]struct{}{}
+const _ = uint(source.FusedMaxParts - maxHeld)
 
 // cParts are the parts as the kernels have them.
 func cParts(parts []fusedPart) (c [source.FusedMaxParts]source.FusedPart) {

@@ -149,7 +149,7 @@ func packedTable(c *fusedCall, g *fusedGroup, n int) []byte {
 					row, from = p.K, g.keys.Lo
 				}
 				at := int64(batch)*s.at[0] + int64(row.Lo-from)*s.at[1]
-				out, end = binary.LittleEndian.AppendUint64(out, uint64(at)), at+int64(row.Len())*s.at[1]
+				out, end = binary.LittleEndian.AppendUint64(out, uint64(at)), max(end, at+int64(row.Len())*s.at[1])
 				continue
 			}
 			out = binary.LittleEndian.AppendUint64(out, uint64(end))

@@ -24,7 +24,10 @@ type packing struct {
 	// multiple is what head dims are multiples of where gradients are packed. With others
 	// cudnn-frontend takes them as loose bounds in any case: gigabytes with many documents.
 	multiple int
-	loose    bool // workspace for as many sequences of the longest length, not for all rows together
+	// rows is the most queries of a piece forward, 0: any. cuDNN starts blocks for as many rows of each piece as
+	// the longest one has, and most of them find nothing to do where few are long.
+	rows  int
+	loose bool // workspace for as many sequences of the longest length, not for all rows together
 }
 
 var defaultPacking = packing{least: 128, widest: 192, multiple: 16}
@@ -34,7 +37,8 @@ func (p packing) grads(dim, dimV int) bool {
 	return max(dim, dimV) <= p.widest && dim%p.multiple == 0 && dimV%p.multiple == 0
 }
 
-// maxHeld is how many partial results Fused keeps for one pass over the accumulator.
+// maxHeld is how many partial results Fused keeps for one pass over the accumulator. One may count as several
+// parts, of the rows that it has.
 const maxHeld = 4
 
 // FusedWorkspace returns the device memory that Fused takes for a shape, in bytes: partial results

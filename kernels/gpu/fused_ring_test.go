@@ -23,6 +23,7 @@ type fusedCase struct {
 	ranks, seq, heads, kvHeads, dim int
 	layout                          partition.Layout
 	mask                            partition.Mask
+	gathered                        bool // forward in one block of all keys that a rank reads
 }
 
 // rankTensors are the tensors of one rank, on the device.
@@ -111,9 +112,19 @@ func (c fusedCase) run(t testing.TB, r fusedRig, after func()) results {
 				K: r.put(t, k, theirs, c.kvHeads, c.dim), V: r.put(t, v, theirs, c.kvHeads, c.dim), Tiles: partition.Plan(shape, rank, owner),
 			}
 		}
+		if c.gathered {
+			g := partition.NewIndex(shape).Gather(rank)
+			var theirs []int
+			for _, run := range g.Runs {
+				theirs = append(theirs, partition.Positions(c.layout.Spans(c.seq, c.ranks, run.Owner))[run.Rows.Lo:run.Rows.Hi]...)
+			}
+			check(t, forward.Block(attention.Block{K: r.put(t, k, theirs, c.kvHeads, c.dim), V: r.put(t, v, theirs, c.kvHeads, c.dim), Tiles: g.Tiles, First: true, Last: true}))
+		}
 		for hop := range c.ranks {
-			check(t, forward.Block(block((rank-hop+c.ranks)%c.ranks)))
-			after()
+			if !c.gathered {
+				check(t, forward.Block(block((rank-hop+c.ranks)%c.ranks)))
+				after()
+			}
 		}
 		check(t, forward.End())
 		saved := attention.Saved{O: x.o, LSE: x.acc.LSE, Delta: r.empty(t, tensor.F32, 1, len(mine), c.heads, 1)}
@@ -176,7 +187,7 @@ func fusedCases(t testing.TB) map[string]fusedCase {
 	cases := map[string]fusedCase{}
 	for name, mask := range map[string]partition.Mask{"causal": causal, "window": window, "documents": docs} {
 		for _, ranks := range []int{2, 4, 8} { // with 8, results are folded on the way
-			cases[fmt.Sprintf("%s, %d ranks", name, ranks)] = fusedCase{ranks, 1024, 4, 2, 64, partition.Zigzag{}, mask}
+			cases[fmt.Sprintf("%s, %d ranks", name, ranks)] = fusedCase{ranks: ranks, seq: 1024, heads: 4, kvHeads: 2, dim: 64, layout: partition.Zigzag{}, mask: mask}
 		}
 	}
 	return cases
@@ -202,6 +213,27 @@ func TestFusedRing(t *testing.T) {
 				t.Errorf("the same run again built %d plans", n)
 			}
 		})
+	}
+}
+
+// TestFusedGathered holds that a forward pass over all keys that a rank reads, side by side, gives what one call does.
+// Chunks of one document see the same keys, so that pieces of a packed call overlap.
+func TestFusedGathered(t *testing.T) {
+	for name, c := range fusedCases(t) {
+		layouts := []partition.Layout{c.layout, partition.Contiguous{}}
+		if docs := c.mask.Docs; len(docs) > 0 {
+			layouts = append(layouts, partition.Document{Docs: docs}, partition.DocumentZigzag{Docs: docs})
+		}
+		for _, c.layout = range layouts {
+			t.Run(name+", "+c.layout.Name(), func(t *testing.T) {
+				r := newFused(t, FusedOptions{Packed: len(c.mask.Docs) > 0})
+				whole := c
+				whole.ranks, whole.layout = 1, partition.Contiguous{}
+				want := whole.run(t, r, func() {})
+				c.gathered = true
+				c.run(t, r, func() {}).near(t, want, 4)
+			})
+		}
 	}
 }
 
@@ -236,7 +268,7 @@ func TestFusedWorkspaceIsEnough(t *testing.T) {
 				Calls: c.ranks, Training: true, Packed: packed, Deterministic: c.deterministic && keepsMatrix(t),
 			})
 			r := newFused(t, FusedOptions{Workspace: n, Packed: packed, Deterministic: c.deterministic})
-			fusedCase{c.ranks, seq, heads, kvHeads, c.dim, partition.Zigzag{}, mask}.run(t, r, func() {})
+			fusedCase{ranks: c.ranks, seq: seq, heads: heads, kvHeads: kvHeads, dim: c.dim, layout: partition.Zigzag{}, mask: mask}.run(t, r, func() {})
 			if got := r.Workspace(); got != n {
 				t.Errorf("the workspace is %d bytes, FusedWorkspace says %d", got, n)
 			}

@@ -23,7 +23,7 @@ struct Part {
   __device__ bool has(int row) const { return row >= lo && row < hi; }
 };
 
-constexpr int MAX_PARTS = 4;
+constexpr int MAX_PARTS = 8;
 constexpr int PAIRS = 256; // of a row and a head, that a block of fused_merge weighs at most
 
 struct Merge {

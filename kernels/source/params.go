@@ -76,7 +76,7 @@ type FusedStrides struct {
 }
 
 // FusedMaxParts is how many partial results the kernels of fused.cu take at once.
-const FusedMaxParts = 4
+const FusedMaxParts = 8
 
 // FusedPart is struct Part of fused.cu, a partial result for rows [Lo, Hi).
 type FusedPart struct {
