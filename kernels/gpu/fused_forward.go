@@ -4,7 +4,6 @@ package gpu
 
 import (
 	"fmt"
-	"math"
 
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/internal/cuda"
@@ -172,26 +171,16 @@ func (f *Fused) plans(c *fusedCall, g *fusedGroup) error {
 
 // forwardGroup queues the calls of a group and holds their result.
 func (f *Fused) forwardGroup(c *fusedCall, g *fusedGroup) error {
-	rows := g.rows.Len()
-	x, err := f.place(c, g)
+	held, shared, err := f.place(c, g)
 	if err != nil {
 		return err
-	}
-	n := c.batch() * rows * c.heads()
-	lse, err := f.scratch.alloc(int64(n) * 4)
-	if err != nil {
-		return err
-	}
-	held := fusedPart{x: x, lse: lse, at: denseRows(rows, c.heads(), 1), lo: g.rows.Lo, hi: g.rows.Hi, gaps: g.gaps()}
-	if held.gaps {
-		f.kernels.fill32(f.stream, lse, n, math.Inf(-1))
 	}
 	mark := f.scratch.at
 	switch {
 	case g.packed:
 		err = f.forwardPacked(c, g, held)
 	case len(g.pieces) == 1: // cuDNN's order of axes is as good as any
-		held.at = headsFirst(rows, c.heads())
+		held.at = headsFirst(g.rows.Len(), c.heads())
 		err = f.forwardPiece(c, g, g.pieces[0], held.x, held.lse)
 	default:
 		for _, p := range g.pieces {
@@ -201,7 +190,9 @@ func (f *Fused) forwardGroup(c *fusedCall, g *fusedGroup) error {
 		}
 	}
 	f.scratch.at = mark
-	f.held.parts = append(f.held.parts, held)
+	if !shared {
+		f.held.parts = append(f.held.parts, held)
+	}
 	return err
 }
 

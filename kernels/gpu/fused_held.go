@@ -3,6 +3,8 @@
 package gpu
 
 import (
+	"math"
+
 	"github.com/cprun/cprun/internal/cuda"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
@@ -18,6 +20,8 @@ type heldParts struct {
 	dtype    tensor.DType // of the parts: that of q
 	stats    heldStats
 	base     int64 // where parts begin in the scratch memory
+	// direct is the rows that calls have left in into; they are parts[0].
+	direct []partition.Range
 }
 
 // heldStats is the LSE of a backward pass in the order of axes that cuDNN reads, for rows [lo, hi).
@@ -39,7 +43,7 @@ func (f *Fused) fold() {
 	} else {
 		f.kernels.mergeInto(f.stream, merging{h.dst, h.dst, h.lse, h.dtype, h.parts, h.fresh, h.fresh})
 	}
-	h.parts, h.fresh = h.parts[:0], false
+	h.parts, h.direct, h.fresh = h.parts[:0], nil, false
 	f.scratch.at = h.base
 }
 
@@ -53,13 +57,66 @@ func (f *Fused) sumHeld() {
 	f.kernels.total(f.stream, h.dtype, t)
 }
 
-// place is where cuDNN leaves O of a group.
-func (f *Fused) place(c *fusedCall, g *fusedGroup) (uint64, error) {
-	h, rows := &f.held, g.rows.Len()
-	if len(h.parts) == 0 && rows == c.q.Len(tensor.Seq) && !h.into.IsZero() && h.into.DType() == c.q.DType() {
-		return cuda.Addr(h.into), nil
+// place is where cuDNN leaves O and the LSE of a group: in into, where no row of the group is that of a call before, or
+// else in a part of its own. shared says that it is among the rows of parts[0].
+func (f *Fused) place(c *fusedCall, g *fusedGroup) (at fusedPart, shared bool, err error) {
+	h, rows, all := &f.held, g.rows.Len(), c.q.Len(tensor.Seq)
+	at = fusedPart{at: denseRows(rows, c.heads(), 1), lo: g.rows.Lo, hi: g.rows.Hi, gaps: g.gaps()}
+	room := func(rows, width int) (uint64, error) {
+		return f.scratch.alloc(int64(c.batch()*rows*c.heads()) * int64(width))
 	}
-	return f.scratch.alloc(int64(c.batch()*rows*c.heads()*c.dimV()) * 2)
+	into := !h.into.IsZero() && h.into.DType() == c.q.DType()
+	switch {
+	case into && g.packed && c.batch() == 1 && h.takes(g):
+		if len(h.parts) == 0 {
+			whole := fusedPart{x: cuda.Addr(h.into), at: denseRows(all, c.heads(), 1), hi: all}
+			if whole.lse, err = room(all, 4); err != nil {
+				return at, false, err
+			}
+			if g.covered() < all {
+				f.kernels.fill32(f.stream, whole.lse, all*c.heads(), math.Inf(-1))
+			}
+			h.parts = append(h.parts, whole)
+		}
+		h.direct = append(h.direct, g.runs()...)
+		h.parts[0].gaps = covered(h.direct) < all
+		first := uint64(g.rows.Lo * c.heads())
+		at.x, at.lse = h.parts[0].x+first*uint64(c.dimV()*2), h.parts[0].lse+first*4
+		return at, true, nil
+	case into && len(h.parts) == 0 && rows == all:
+		at.x = cuda.Addr(h.into)
+	default:
+		if at.x, err = room(rows, 2*c.dimV()); err != nil {
+			return at, false, err
+		}
+	}
+	if at.lse, err = room(rows, 4); err == nil && at.gaps {
+		f.kernels.fill32(f.stream, at.lse, c.batch()*rows*c.heads(), math.Inf(-1))
+	}
+	return at, false, err
+}
+
+// takes reports whether all that is held is in into, and no row of the group is.
+func (h *heldParts) takes(g *fusedGroup) bool {
+	if len(h.parts) > 0 && len(h.direct) == 0 {
+		return false
+	}
+	for _, r := range g.runs() {
+		for _, d := range h.direct {
+			if r.Lo < d.Hi && d.Lo < r.Hi {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// covered counts the rows of ranges that do not overlap.
+func covered(ranges []partition.Range) (n int) {
+	for _, r := range ranges {
+		n += r.Len()
+	}
+	return n
 }
 
 // done says that o holds the only part already, which has all rows. The LSE is still to be copied.
