@@ -226,19 +226,15 @@ func TestGatherIsWhatIsRead(t *testing.T) {
 				}
 				got, want := map[[2]int]int{}, map[[2]int]int{}
 				queries := Positions(s.Layout.Spans(s.SeqQ, s.Size, r))
-				seen := func(tiles []Tile, keys []int) {
-					for _, tile := range tiles {
-						for i := tile.Q.Lo; i < tile.Q.Hi; i++ {
-							for j := tile.K.Lo; j < tile.K.Hi; j++ {
-								if tile.Band.Sees(i, j) {
-									got[[2]int{queries[i], keys[j]}]++
-								}
+				for _, tile := range g.Tiles {
+					for i := tile.Q.Lo; i < tile.Q.Hi; i++ {
+						for j := tile.K.Lo; j < tile.K.Hi; j++ {
+							if tile.Band.Sees(i, j) {
+								got[[2]int{queries[i], at[j]}]++
 							}
 						}
 					}
 				}
-				seen(g.Tiles, at)
-				seen(g.Own, Positions(s.Layout.Spans(s.SeqKV, s.Size, r)))
 				for owner := range s.Size {
 					keys := Positions(s.Layout.Spans(s.SeqKV, s.Size, owner))
 					for _, tile := range slowTiles(s, r, owner) {

@@ -14,23 +14,19 @@ type Run struct {
 	At    int // where the first row stands among what is gathered
 }
 
-// Gathered is a rank's queries in two parts: those that see keys of its own alone, and all others. The
-// keys that the others see stand side by side in the order of the sequence, the rank's own among them, so that what a
-// query sees is in one piece, whoever owns it.
+// Gathered is all keys that queries of a rank see, its own and others', side by side in the order of the
+// sequence. What a query sees is in one piece there, whoever owns it.
 type Gathered struct {
-	Own   []Tile // of the queries that see no keys but the rank's own, and these
-	Runs  []Run  // what the other queries see; each begins where the one before ends
-	Rows  int    // of all runs
-	Tiles []Tile // of the other queries and the gathered rows
+	Runs  []Run // each begins where the one before ends
+	Rows  int
+	Tiles []Tile // of the rank's queries and the gathered rows, trimmed and joined
 }
 
-// Runs returns the rows of another owner's keys that queries of rank see, in the order of the sequence. They are not
+// Runs returns the rows of owner's keys that queries of rank see, in the order of the sequence. They are not
 // placed: At is 0.
-func (x *Index) Runs(rank, owner int) []Run { return x.runs(&x.q[rank], owner) }
-
-func (x *Index) runs(q *pieces, owner int) []Run {
+func (x *Index) Runs(rank, owner int) []Run {
 	var runs []Run
-	needs, at := needRanges(x.bands, q, &x.k[owner]), 0
+	needs, at := x.NeedRanges(rank, owner), 0
 	for _, s := range x.spans[owner] {
 		for i := sort.Search(len(needs), func(i int) bool { return needs[i].Hi > at }); i < len(needs) && needs[i].Lo < at+s.Len; i++ {
 			lo, hi := max(needs[i].Lo, at), min(needs[i].Hi, at+s.Len)
@@ -44,10 +40,9 @@ func (x *Index) runs(q *pieces, owner int) []Run {
 
 // Gather returns what queries of rank see, and no other rows.
 func (x *Index) Gather(rank int) Gathered {
-	own, others := x.parted(rank)
-	g := Gathered{Own: tilesOf(x.bands, &own, &x.k[rank])}
+	var g Gathered
 	for owner := range x.k {
-		g.Runs = append(g.Runs, x.runs(&others, owner)...)
+		g.Runs = append(g.Runs, x.Runs(rank, owner)...)
 	}
 	slices.SortStableFunc(g.Runs, func(a, b Run) int { return a.Start - b.Start })
 	of := make([][]Run, len(x.k))
@@ -65,35 +60,8 @@ func (x *Index) Gather(rank int) Gathered {
 		}
 	}
 	keys.join()
-	g.Tiles = tilesOf(x.bands, &others, &keys)
+	g.Tiles = tilesOf(x.bands, &x.q[rank], &keys)
 	return g
-}
-
-// parted is a rank's queries that see its own keys alone, and those that see others'.
-func (x *Index) parted(rank int) (own, others pieces) {
-	q := &x.q[rank]
-	own, others = pieces{rows: q.rows, ascend: q.ascend}, pieces{rows: q.rows, ascend: q.ascend}
-	for i := range q.list {
-		if x.seesOthers(rank, &q.list[i]) {
-			others.list = append(others.list, q.list[i])
-		} else {
-			own.list = append(own.list, q.list[i])
-		}
-	}
-	return own, others
-}
-
-// seesOthers reports whether queries of a piece see keys that rank does not own.
-func (x *Index) seesOthers(rank int, q *piece) bool {
-	for owner := range x.k {
-		k := x.k[owner].list
-		for i := sort.Search(len(k), func(i int) bool { return k[i].doc >= q.doc }); owner != rank && i < len(k) && k[i].doc == q.doc; i++ {
-			if sees(x.bands.of(q.doc), q, &k[i]) {
-				return true
-			}
-		}
-	}
-	return false
 }
 
 // placed appends the parts of p that runs have, where they are gathered. Runs are of one owner, in the order

@@ -1,29 +1,36 @@
 package ring
 
-// gatherBefore is the hops of a backward pass in which rows of others arrive before the call that reads them. Queries that
-// see the rank's own keys alone are computed meanwhile. The others wait, and then find all that they see side by
-// side in the order of the sequence, copies of own rows among it: no query is in two calls, so that nothing is merged, and what it
-// sees is not cut in two. MagiAttention's authors, too, found that stages cost more than they hide where links are
-// fast (SandAI-org/MagiAttention#353).
+// gatherBefore is the hops of a backward pass with one kernel call: the rows that the rank needs arrive first, and stand
+// with copies of its own in the order of the sequence. Nothing hides the transfer. It is the faster one where few rows
+// travel: a second call would be small, would cut what a query sees in two,
+// and its results would have to be merged with those of the first. MagiAttention's authors, too, found stages
+// slower than none where links are fast (SandAI-org/MagiAttention#353).
 //
-// The gradients of what was gathered go home in one hop.
+// The gradients of what was gathered go home in one hop, those of the rank's own rows as copies. A rank that reads
+// no rows of others computes with its own where they are.
 func (p *Planner) gatherBefore(rank int) []Hop {
 	const gathered, returned = 1, 2
 	g := p.index.Gather(rank)
-	first, call, home := p.own(rank), Hop{Label: "hop 1 all"}, Hop{Label: "gradients home"}
-	first.Tiles = g.Own
+	first, call, home := Hop{Label: "gather"}, Hop{Label: p.hopLabel(0, rank) + " and others"}, Hop{Label: "gradients home"}
 	call.Keys = Block{gathered, 0, g.Rows}
 	call.Grads, call.Tiles = call.Keys, g.Tiles
+	own := 0
 	for _, r := range g.Runs {
-		own, here := Block{0, r.Rows.Lo, r.Rows.Hi}, Block{gathered, r.At, r.At + r.Rows.Len()}
+		here := Block{gathered, r.At, r.At + r.Rows.Len()}
 		call.From = append(call.From, Source{Rank: r.Owner, Rows: r.Rows})
 		first.RecvKV = append(first.RecvKV, Move{r.Owner, here})
+		home.SendGrad = append(home.SendGrad, Move{r.Owner, here})
 		if r.Owner == rank {
-			first.SendKV = append(first.SendKV, Move{rank, own})
-			home.Fold = append(home.Fold, Fold{own, here})
-		} else {
-			home.SendGrad = append(home.SendGrad, Move{r.Owner, here})
+			own += r.Rows.Len()
+			first.SendKV = append(first.SendKV, move(rank, 0, r.Rows))
+			home.RecvGrad = append(home.RecvGrad, move(rank, 0, r.Rows))
 		}
+	}
+	switch all := p.index.Keys(rank); {
+	case own == g.Rows:
+		first, call, home = p.own(rank), Hop{}, Hop{Label: home.Label}
+	case own < all:
+		first.Grads = Block{0, 0, all} // nothing may come for some rows, so that all are set
 	}
 	back := 0
 	for d := 1; d < p.size; d++ {

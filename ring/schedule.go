@@ -147,8 +147,8 @@ type Spec struct {
 const (
 	// Beside is while the rank computes with its own keys. A second kernel call computes with what came.
 	Beside = "beside"
-	// Before is while the rank computes what sees its own keys alone, and before anything else is computed. Rows of
-	// others and copies of the own ones stand together then, in the order of the sequence; the rank needs a Mover.
+	// Before is before the only kernel call. Rows of others and copies of the own ones stand together, in the order
+	// of the sequence, and the rank needs a Mover.
 	Before = "before"
 	// Auto is Before in the forward pass of packed documents, and Beside otherwise. Few rows of documents travel,
 	// and one call beside none is faster than two. cuDNN's backward pass is not: it computes all pairs of a

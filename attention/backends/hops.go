@@ -238,16 +238,14 @@ func (w *walker) walkAll(ring int) {
 	w.walk()
 }
 
-// gather visits every rank: its queries that see its own keys alone, and the others with all keys that they see. Of very many it visits those at both ends, since the others
+// gather visits every rank, with all keys that it reads. Of very many it visits those at both ends, since the others
 // are like their neighbours.
 func (w *walker) gather(x *partition.Index) {
 	const ends = 64
 	w.gathered = true
 	for rank := range w.ranks {
 		if rank < ends || rank >= w.ranks-ends {
-			g := x.Gather(rank)
-			w.block(rank, rank, g.Own)
-			w.block(rank, rank, g.Tiles)
+			w.block(rank, rank, x.Gather(rank).Tiles)
 		}
 	}
 }

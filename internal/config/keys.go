@@ -185,7 +185,7 @@ var runKeys = []key{
 	{path: "parallel.gather_heads", def: "0", max: maxHeads, at: func(c *Config) any { return &c.Parallel.GatherHeads },
 		doc: "of allgather: key-value heads that are gathered at a time, the next ones behind the attention of these; fewer take less memory; 0: all"},
 	{path: "parallel.gather", def: "auto", choices: []string{"beside", "before", "auto"}, at: func(c *Config) any { return &c.Parallel.Gather },
-		doc: "of allgather and of windows: when rows of other ranks travel; beside (while a first kernel call computes with the rank's own keys, and a second one with these), before (all calls of the queries that see them); auto: before in the forward pass of packed documents on one host"},
+		doc: "of allgather and of windows: when rows of other ranks travel; beside (while a first kernel call computes with the rank's own), before (the only kernel call); auto: before in the forward pass of packed documents on one host"},
 	{path: "parallel.layout", def: "auto", choices: []string{"zigzag", "striped", "contiguous", "document", "document-zigzag", "auto"}, at: func(c *Config) any { return &c.Parallel.Layout },
 		doc: "which rank holds which positions; document deals documents out by their work, document-zigzag cuts each like zigzag; auto: zigzag, or document with pack_documents"},
 	{path: "parallel.transport", def: "auto", choices: []string{"nccl", "copy", "auto"}, at: func(c *Config) any { return &c.Parallel.Transport },

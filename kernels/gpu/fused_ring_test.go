@@ -118,9 +118,6 @@ func (c fusedCase) run(t testing.TB, r fusedRig, after func()) results {
 			for _, run := range g.Runs {
 				theirs = append(theirs, partition.Positions(c.layout.Spans(c.seq, c.ranks, run.Owner))[run.Rows.Lo:run.Rows.Hi]...)
 			}
-			own := block(rank)
-			own.Tiles = g.Own
-			check(t, forward.Block(own))
 			check(t, forward.Block(attention.Block{K: r.put(t, k, theirs, c.kvHeads, c.dim), V: r.put(t, v, theirs, c.kvHeads, c.dim), Tiles: g.Tiles}))
 		}
 		for hop := range c.ranks {
