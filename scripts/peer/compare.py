@@ -42,6 +42,19 @@ for row in (ours or {}).get("attention", {}).get("rows", []):
         rows.append([f"S={row['seq'] >> 10}K {row['algorithm']} {what}", number(mine), number(torch), best["rotate"] if best else "", ratio(mine, torch)])
 table(rows)
 
+rows = [["documents, TFLOP/s per GPU", "cprun", "torch", "of", "ratio"]]
+theirs = (load("peer-documents") or {}).get("packed", [])
+for size in ("8k", "32k"):
+    for row in ((load("documents-" + size) or {}).get("attention") or {}).get("packed", []):
+        same = [p for p in theirs if (p["tokens"], p["ranks"], p["packs"]) == (row["tokens"], row["ranks"], row["packs"])]
+        for what in ("forward", "backward", "forward_backward"):
+            best = max(same, key=lambda p: p[what]["tflops_per_device"], default=None)
+            torch = best[what]["tflops_per_device"] if best else 0
+            mine = row[what]["tflops_per_device"]
+            of = f"{best['algorithm']} {best['backend']}" if best else ""
+            rows.append([f"S={row['tokens'] >> 10}K {row['layout']} {row['algorithm']} {what}", number(mine), number(torch), of, ratio(mine, torch)])
+table(rows)
+
 rows = [["training step, per GPU", "cprun", "torch", "ratio", "first step s", "GiB", "planned", "torch GiB"]]
 for size in ("32k", "128k"):
     ours, theirs = (load("train-" + size) or {}).get("train"), load("peer-train-" + size)
