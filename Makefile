@@ -26,7 +26,8 @@ examples:
 	$(GO) run -C examples/library .
 
 # The race detector needs cgo and a C compiler. -short leaves out repetitions of the same work, for numbers
-# that `make test` looks at: steps 4 to 12 of loss curves, and ranks 2, 3 and 8 of the fixtures of package ring.
+# that `make test` looks at: steps 4 to 12 of loss curves, ranks 2, 3 and 8 of the fixtures of package ring, and
+# large collectives of other types and operations than sums of float32.
 # `make race RACE=` leaves out nothing. Every process that ends under the detector sleeps, for a second if not told
 # otherwise, and the tests start hundreds of them, one after the other.
 RACE ?= -short
