@@ -31,7 +31,8 @@ examples:
 
 # The race detector needs cgo and a C compiler. -short leaves out repetitions of the same work, for numbers
 # that `make test` looks at: steps 4 to 12 of loss curves, ranks 2, 3 and 8 of the fixtures of package ring, and
-# large collectives of other types and operations than sums of float32.
+# large collectives of other types and operations than sums of float32. Hostile inputs go to a program that is not
+# under the detector, so that a tenth does.
 # `make race RACE=` leaves out nothing. Every process that ends under the detector sleeps, for a second if not told
 # otherwise, and the tests start hundreds of them, one after the other.
 RACE ?= -short
