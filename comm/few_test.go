@@ -42,6 +42,9 @@ func TestFewSumsAreDirectSums(t *testing.T) {
 						in[r] = numbers(d, size, r)
 					}
 					for _, op := range []comm.Op{comm.Sum, comm.Max, comm.Min} {
+						if large := size > 1000; testing.Short() && large && (d != tensor.F32 || op != comm.Sum) {
+							continue // the same pieces over the same streams, added up otherwise
+						}
 						one, other := reduceBoth(t, direct, in, op), reduceBoth(t, few, in, op)
 						for r := range one {
 							if !bytes.Equal(one[r], other[r]) {

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Runs every fuzzer of the tree, one after the other, for a time or a number of inputs each:
-# scripts/fuzz.sh 30s, scripts/fuzz.sh 2000x. With --list it prints them, and a test of the tree
-# compares the list with what the Go sources have.
+# Runs every fuzzer of the tree for a time or a number of inputs each: scripts/fuzz.sh 30s, scripts/fuzz.sh 2000x.
+# With --list it prints them, and a test of the tree compares the list with what the Go sources have.
+# For a time each has the machine alone; for a number of inputs, where building takes longest, two packages go
+# beside each other.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 list() {
@@ -10,18 +11,29 @@ list() {
   done
 }
 if [ "${1:-}" = --list ]; then list; exit; fi
-time=${1:-30s}
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
-list | while read -r dir name; do
-  echo "== $dir $name ($time)"
-  if ! go test "$dir" -run '^$' -fuzz "^$name\$" -fuzztime "$time" -fuzzminimizetime 1x </dev/null >"$log" 2>&1; then
-    # Go's fuzzer sometimes reports the end of its own time as a failure. A real one says
-    # which input it has written.
-    if grep -q 'Failing input written' "$log" || ! grep -q 'context deadline exceeded' "$log"; then
-      cat "$log"
-      exit 1
+
+# fuzz DIR TIME: the fuzzers of a package, with one binary.
+fuzz() {
+  local dir=$1 time=$2 binary log name cache
+  binary=$(mktemp) log=$(mktemp)
+  # shellcheck disable=SC2064 # these files, not those of the next call
+  trap "rm -f '$binary' '$log'" EXIT
+  go test -c -o "$binary" -fuzz . "$dir"
+  cache=$(go env GOCACHE)/fuzz/$(go list "$dir")
+  for name in $(list | sed -n "s|^$dir ||p"); do
+    if ! (cd "$dir" && "$binary" -test.run '^$' -test.fuzz "^$name\$" -test.fuzztime "$time" -test.fuzzminimizetime 1x \
+      -test.fuzzcachedir "$cache" -test.timeout 0 </dev/null >"$log" 2>&1); then
+      # Go's fuzzer sometimes reports the end of its own time as a failure. A real one says
+      # which input it has written.
+      if grep -q 'Failing input written' "$log" || ! grep -q 'context deadline exceeded' "$log"; then
+        echo "== $dir $name ($time)" && cat "$log"
+        exit 1
+      fi
     fi
-  fi
-  grep -oE 'execs: [0-9]+' "$log" | tail -n 1 || tail -n 1 "$log"
-done
+    echo "== $dir $name ($time): $(grep -oE 'execs: [0-9]+' "$log" | tail -n 1 || tail -n 1 "$log")"
+  done
+}
+export -f list fuzz
+time=${1:-30s} beside=1
+[[ $time != *x ]] || beside=2
+list | cut -d' ' -f1 | sort -u | xargs -P "$beside" -I{} bash -euo pipefail -c 'fuzz "$@"' fuzz {} "$time"

@@ -50,8 +50,9 @@ type Entry struct {
 	Why   string
 }
 
-// Archs are the architectures that every kernel is compiled for in CI: A100, H100 and H200,
-// B200. The letter is for instructions that only that one has, such as wgmma.
+// Archs are the architectures that every kernel is compiled for in CI: A100, H100 and H200, B200. The letter
+// is for instructions that only that one has, such as wgmma. Shapes for little shared memory are compiled for
+// a GPU that has little instead.
 var Archs = []string{"sm_80", "sm_90a", "sm_100a"}
 
 // Arch returns the architecture to compile for on a GPU of that compute capability, times 10.
