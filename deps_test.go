@@ -83,6 +83,8 @@ var allowed = map[string]string{
 	"internal/bench": "attention attention/backends comm internal/device internal/files internal/metrics internal/model internal/optim internal/terminal" +
 		" kernels/gpu partition ring tensor",
 
+	"internal/experiment": "",
+
 	"internal/launch":          "internal/files internal/launch/standing internal/place internal/terminal",
 	"internal/launch/standing": "internal/terminal",
 	"internal/lan":             "",
