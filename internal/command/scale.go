@@ -157,7 +157,7 @@ func (s *scale) configs() error {
 		w.status = experiment.Pending
 		cfg, err := config.Load(s.e.BasePath, config.Options{Set: s.flags(i), NoFiles: s.PlanOnly || s.Slurm || s.Gather})
 		if err != nil {
-			w.status, w.why, faults = experiment.Refused, err, append(faults, err)
+			w.status, w.why, faults = experiment.Refused, s.e.Place(err), append(faults, err)
 		} else {
 			good++
 			w.config, w.steps = cfg.YAML(), cfg.Train.Steps

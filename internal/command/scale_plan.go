@@ -35,7 +35,7 @@ func (s *scale) plans() error {
 		}
 		w := &s.work[i]
 		if w.status == experiment.Pending {
-			w.why = s.plan(i, found)
+			w.why = s.e.Place(s.plan(i, found))
 		}
 		w.settle()
 		s.cells[i].Predict(w.plan)

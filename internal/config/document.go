@@ -36,24 +36,34 @@ func (d *Document) Faultf(n *yaml.Node, key, format string, args ...any) {
 	d.src.addAt(position{d.name, line}, key, format, args...)
 }
 
-// Add takes over the faults of a config that was loaded with flags out of this file: one of a flag gets
-// the line that the flag came from.
-func (d *Document) Add(err error, lineOf func(flag string) int) {
-	var list Errors
-	if !errors.As(err, &list) {
-		list = Errors{{File: d.name, Line: 1, Msg: err.Error()}}
-	}
+// Add takes over faults, each once.
+func (d *Document) Add(list Errors) {
 	for _, f := range list {
-		if flag, ok := strings.CutPrefix(f.File, "--set "); ok && f.Line == 0 {
-			path, _, _ := strings.Cut(flag, "=")
-			if line := lineOf(path); line > 0 {
-				f.File, f.Line = d.name, line
-			}
-		}
 		if !slices.Contains(d.src.list, f) {
 			d.src.list = append(d.src.list, f)
 		}
 	}
+}
+
+// Place returns the faults of a config that was loaded with flags out of this file: those of a flag have
+// the line that the flag came from.
+func (d *Document) Place(err error, lineOf func(key string) int) Errors {
+	var list Errors
+	if !errors.As(err, &list) {
+		return Errors{{File: d.name, Line: 1, Msg: err.Error()}}
+	}
+	list = slices.Clone(list)
+	for i := range list {
+		flag, ok := strings.CutPrefix(list[i].File, "--set ")
+		if !ok || list[i].Line > 0 {
+			continue
+		}
+		path, _, _ := strings.Cut(flag, "=")
+		if line := lineOf(path); line > 0 {
+			list[i].File, list[i].Line = d.name, line
+		}
+	}
+	return list
 }
 
 // Err returns the faults in order of their lines, as Errors, or nil.

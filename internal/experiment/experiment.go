@@ -366,11 +366,19 @@ func (e *Experiment) findBase() {
 	}
 }
 
-// Refuse returns the experiment's error for configs that no cell can run: faults of what the
-// experiment sets have its lines.
+// Place returns the faults of a cell's config with the lines of this file where it sets the key. What is no
+// fault of a config stays as it is.
+func (e *Experiment) Place(err error) error {
+	if list := (config.Errors)(nil); errors.As(err, &list) {
+		return e.doc.Place(err, e.lineOf)
+	}
+	return err
+}
+
+// Refuse returns the experiment's error for cells of which none can be run.
 func (e *Experiment) Refuse(faults ...error) error {
 	for _, err := range faults {
-		e.doc.Add(err, e.lineOf)
+		e.doc.Add(e.doc.Place(err, e.lineOf))
 	}
 	return e.doc.Err()
 }

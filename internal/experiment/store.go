@@ -79,36 +79,41 @@ type Options struct {
 
 // Open makes the directory of an experiment, or goes on with it. It fails with a ChangedError where
 // another experiment has been there.
-func Open(dir string, o Options) (s *Store, err error) {
+func Open(dir string, o Options) (*Store, error) {
 	root, err := files.Make(dir)
 	if err != nil {
 		return nil, err
 	}
-	s = &Store{Header: o.Header, root: root}
-	defer func() {
-		if err != nil {
-			s.Close()
-		}
-	}()
-	if err = s.lock(o.Share); err != nil {
+	s := &Store{Header: o.Header, root: root}
+	if err := s.open(o); err != nil {
+		s.Close()
 		return nil, err
 	}
+	return s, nil
+}
+
+// open locks the directory, and reads what it has.
+func (s *Store) open(o Options) error {
+	if err := s.lock(o.Share); err != nil {
+		return err
+	}
 	if o.Anew {
-		if err = s.clear(); err != nil {
-			return nil, err
+		if err := s.clear(); err != nil {
+			return err
 		}
 	}
 	name := logName
 	if o.Share > 0 {
 		name = fmt.Sprintf("cells-%04d.jsonl", o.Share)
 	}
-	if s.log, err = files.Lockable(root, name); err != nil {
-		return nil, err
+	var err error
+	if s.log, err = files.Lockable(s.root, name); err != nil {
+		return err
 	}
-	if err = s.repair(); err != nil {
-		return nil, err
+	if err := s.repair(); err != nil {
+		return err
 	}
-	return s, s.readAll()
+	return s.readAll()
 }
 
 // lock keeps other starts out: of all cells, or of this share.
