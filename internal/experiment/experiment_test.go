@@ -131,6 +131,11 @@ func TestOrderGivesAPictureEarly(t *testing.T) {
 	if got, want := e.Order(cells, cost), []int{5, 4, 0, 3, 2}; !slices.Equal(got, want) {
 		t.Errorf("order %v; want %v", got, want)
 	}
+	// A dear end waits for the cheap middle.
+	dear := &Experiment{Grid: []Axis{{"data.seq_len", []any{int64(1), int64(2), int64(3), int64(4), int64(5)}}}}
+	if got, want := dear.Order(dear.Cells(), func(i int) float64 { return float64(int(1) << (4 * i)) }), []int{0, 1, 2, 4, 3}; !slices.Equal(got, want) {
+		t.Errorf("order %v; want %v", got, want)
+	}
 	for n := 1; n < 40; n++ {
 		seen := map[int]int{}
 		for i := range n {

@@ -3,6 +3,7 @@ package experiment
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"math/bits"
 	"slices"
 	"strings"
@@ -77,10 +78,21 @@ func (e *Experiment) Saves() bool {
 	return slices.ContainsFunc(e.Grid, func(a Axis) bool { return strings.HasPrefix(a.Key, "checkpoint.") })
 }
 
-// Order returns the pending cells as indices, in an order that gives a picture early: first the ends of all
-// axes of numbers, then their middles, their quarters and so on. Among equals the cell with the smaller cost
-// comes first; cost may be 0 where it is not known.
+// patience is how many times as long a cell may take for each halving of the gaps that come before it.
+const patience = 4
+
+// Order returns the pending cells as indices, in an order that gives a picture early: the ends of all axes of
+// numbers before their middles, those before the quarters, and so on. cost is the predicted time of a cell, in
+// any unit: cheap cells come before dear ones of one level, and before those of the next levels as far as
+// patience says. Where the cost of any is not known, 0, levels alone count.
 func (e *Experiment) Order(cells []Cell, cost func(i int) float64) []int {
+	weight := func(i, depth int) float64 { return cost(i) * math.Pow(patience, float64(depth)) }
+	for i := range cells {
+		if cells[i].Status == Pending && cost(i) == 0 {
+			weight = func(_, depth int) float64 { return float64(depth) }
+			break
+		}
+	}
 	depth := map[int]int{}
 	var order []int
 	for i := range cells {
@@ -98,7 +110,7 @@ func (e *Experiment) Order(cells []Cell, cost func(i int) float64) []int {
 		}
 	}
 	slices.SortStableFunc(order, func(a, b int) int {
-		return cmp.Or(cmp.Compare(depth[a], depth[b]), cmp.Compare(cost(a), cost(b)))
+		return cmp.Or(cmp.Compare(weight(a, depth[a]), weight(b, depth[b])), cmp.Compare(depth[a], depth[b]))
 	})
 	return order
 }
