@@ -270,6 +270,19 @@ func TestScalePlansWithoutRunning(t *testing.T) {
 	}
 }
 
+// The examples are experiments that plans can be made for.
+func TestExamplesOfScale(t *testing.T) {
+	for name, flags := range map[string][]string{"opticks": nil, "h200": {"--assume", "arch=sm90,cudnn=9.19.0,memory=140G,link=450G"}} {
+		dir := filepath.Join(t.TempDir(), name)
+		must(t, append([]string{"scale", "--plan", "--out", dir, "../../examples/scale/" + name + ".yaml"}, flags...)...)
+		for _, row := range table(t, dir)[1:] {
+			if !slices.Contains(row, "planned") {
+				t.Errorf("%s: %v", name, row)
+			}
+		}
+	}
+}
+
 func TestScaleRefuses(t *testing.T) {
 	good := experimentFile(t, "base: %s\ngrid: {nproc: [1]}\nwarmup: 0\n")
 	for _, c := range []struct{ text, flags, want string }{

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -125,7 +126,9 @@ func (s *scale) check(path string) (err error) {
 		s.device, s.on = s.Device, "several nodes of a Slurm cluster"
 		return nil
 	}
-	if err := s.oneNode(); err != nil {
+	alone := s.Options
+	alone.Quiet = alone.Quiet || s.Share > 0 // a task's other nodes are for cells of several
+	if err := alone.oneNode(); err != nil {
 		return err
 	}
 	if s.Share > 0 {
@@ -249,6 +252,13 @@ func (s *scale) results() *experiment.Results {
 	r := &experiment.Results{
 		Version: experiment.Version, Name: s.e.Name, Command: shell(s.Args), Commit: s.Version, Machine: s.on, Device: s.device,
 		Created: time.Now().UTC().Truncate(time.Second), Base: s.e.Base, Grid: s.e.Grid, Set: s.e.Set, Cells: s.cells,
+	}
+	if len(s.Set) > 0 {
+		r.Set = maps.Clone(r.Set)
+	}
+	for _, flag := range s.Set {
+		key, value, _ := strings.Cut(flag, "=")
+		r.Set[strings.TrimSpace(key)] = value
 	}
 	if s.store != nil { // as the first start wrote it
 		h := &s.store.Header

@@ -70,17 +70,16 @@ func (s *scale) plan(i int, found machines) error {
 	if d := c.Text("device"); d != "" {
 		w.device = d
 	}
-	if n, ok := c.Number("nnodes"); ok {
-		w.nnodes = int(n)
-	}
 	m, err := s.machineOf(found, w.device)
 	if err != nil {
 		return err
 	}
+	if n, ok := c.Number("nnodes"); ok {
+		w.nnodes, m.Hosts = int(n), int(n)
+	}
 	if err := s.place(c, w, m); err != nil {
 		return err
 	}
-	m.Hosts = w.nnodes
 	ranks := w.nproc * w.nnodes
 	cfg, err := config.Load(s.e.BasePath, config.Options{Set: s.flags(i), Ranks: ranks, Hosts: m.Hosts, Device: m.Device(), NoFiles: s.PlanOnly})
 	if err == nil && !s.PlanOnly {
@@ -121,6 +120,8 @@ func (s *scale) place(c *experiment.Cell, w *cellWork, m machine.Machine) error 
 		w.nproc = int(n)
 	}
 	switch {
+	case s.PlanOnly && m.Assumed && w.nnodes == 1 && m.GPUs > 0 && w.nproc > m.GPUs:
+		return fmt.Errorf("nproc %d: one process runs on each GPU, and --assume says gpus=%d", w.nproc, m.GPUs)
 	case s.PlanOnly:
 		return nil
 	case m.GPUs > 0 && w.nproc > m.GPUs:

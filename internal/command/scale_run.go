@@ -134,7 +134,7 @@ func (s *scale) stop(p *launch.Program, asked, dir string, signals *launch.Signa
 			break
 		}
 		if time.Since(first) >= again && (more == "SIGINT" || more == "SIGTERM" && !underSlurm()) {
-			p.End()
+			p.Hurry()
 			code = launch.ExitInterrupted
 		}
 	}

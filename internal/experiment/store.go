@@ -185,7 +185,7 @@ func (s *Store) readAll() error {
 	if err != nil {
 		return err
 	}
-	own := s.Header
+	own, on := s.Header, s.Header
 	for _, name := range names {
 		text, err := files.ReadIn(s.root, name, maxLog)
 		if err != nil {
@@ -203,8 +203,13 @@ func (s *Store) readAll() error {
 		}
 		if name == logName {
 			s.Header = *h
+		} else {
+			on = *h
 		}
 		s.Runs = append(s.Runs, runs...)
+	}
+	if len(names) > 1 { // the nodes of an array's tasks have run the cells, and not the one that submitted it
+		s.Machine, s.Device = on.Machine, on.Device
 	}
 	return nil
 }

@@ -11,9 +11,9 @@ func TestOutOfMemoryIsTold(t *testing.T) {
 	killed, _ := explainSignal(unix.SIGKILL, true)
 	unknown, _ := explainSignal(unix.SIGKILL, false)
 	for report, want := range map[string]bool{
-		killed:  true,
-		unknown: false,
-		"fatal error: runtime: out of memory":                       true,
+		killed:                                true,
+		unknown:                               false,
+		"fatal error: runtime: out of memory": true,
 		"cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY: out of memory":       true,
 		"mmap: cannot allocate memory":                              true,
 		"attention: CUDA_ERROR_ILLEGAL_ADDRESS":                     false,

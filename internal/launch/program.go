@@ -67,11 +67,11 @@ func (p *Program) signal(sig syscall.Signal) {
 // Ask asks it to end by itself.
 func (p *Program) Ask() { p.signal(syscall.SIGTERM) }
 
-// End ends it at once.
-func (p *Program) End() { p.signal(syscall.SIGKILL) }
+// Hurry has it end its workers at once, and wait until they have given back their devices, once it was asked.
+func (p *Program) Hurry() { p.signal(syscall.SIGINT) }
 
 // Wait returns its exit status when it has ended, -1 where a signal ended it. After limit it is asked to end, and
-// is late; after grace more it is ended at once. A limit of 0 is none.
+// is late; after grace more it is hurried, and after grace more killed. A limit of 0 is none.
 func (p *Program) Wait(limit, grace time.Duration) (status int, late bool) {
 	var over <-chan time.Time
 	if limit > 0 {
@@ -79,19 +79,16 @@ func (p *Program) Wait(limit, grace time.Duration) (status int, late bool) {
 		defer timer.Stop()
 		over = timer.C
 	}
-	for {
+	for _, do := range []func(){p.Ask, p.Hurry, func() { p.signal(syscall.SIGKILL) }} {
 		select {
 		case <-p.ended:
 			return p.code, late
 		case <-over:
-			if late {
-				p.End()
-				over = nil
-				continue
-			}
 			late = true
-			p.Ask()
+			do()
 			over = time.After(grace)
 		}
 	}
+	<-p.ended
+	return p.code, late
 }
