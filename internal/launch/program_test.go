@@ -10,15 +10,15 @@ import (
 
 // heard is output, and says when the first of it has come.
 type heard struct {
-	bytes.Buffer
+	text  bytes.Buffer
 	first chan struct{}
 }
 
 func (h *heard) Write(b []byte) (int, error) {
-	if h.Len() == 0 {
+	if h.text.Len() == 0 {
 		close(h.first)
 	}
-	return h.Buffer.Write(b)
+	return h.text.Write(b)
 }
 
 // A shell stands in front of the program's path, as srun would.
@@ -46,8 +46,8 @@ func TestProgram(t *testing.T) {
 			}
 			<-out.first
 			status, late := p.Wait(c.limit, c.grace)
-			if status != c.status || late != c.late || out.String() != c.out {
-				t.Errorf("status %d, late %v, %q", status, late, out.String())
+			if status != c.status || late != c.late || out.text.String() != c.out {
+				t.Errorf("status %d, late %v, %q", status, late, out.text.String())
 			}
 			p.Ask() // its number may be somebody else's by now
 			if again, _ := p.Wait(0, 0); again != status {
