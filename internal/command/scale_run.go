@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cprun/cprun/internal/bench"
@@ -91,18 +92,18 @@ func (s *scale) one(i, round int, order []int, signals *launch.Signals) (int, er
 	if err != nil {
 		return launch.ExitFailed, err
 	}
-	out := &output{step: func(step int) { s.draw(i, round, step, order) }}
-	s.draw(i, round, 0, order)
-	began := time.Now()
+	out, began := &output{}, time.Now()
 	p, err := launch.StartProgram(s.before(w), s.arguments(w, dir, file), out)
 	if err != nil {
 		return launch.ExitFailed, fmt.Errorf("cell %s: %w", c.ID, err)
 	}
+	still := s.watch(func() { s.draw(i, round, int(out.step.Load()), time.Since(began), order) })
 	code, late := 0, false
 	asked, _ := signals.Before(func() error {
 		code, late = p.Wait(s.e.Limit, grace)
 		return nil
 	})
+	still()
 	if asked != "" {
 		return s.stop(p, asked, dir, signals)
 	}
@@ -120,6 +121,31 @@ func (s *scale) one(i, round int, order []int, signals *launch.Signals) (int, er
 		return launch.ExitDone, s.store.WriteResults(s.results(), nil)
 	}
 	return launch.ExitDone, nil
+}
+
+// redraw is the time between two drawings of the line about the run that is at work.
+const redraw = 500 * time.Millisecond
+
+// watch draws again and again, until what it returns is called.
+func (s *scale) watch(draw func()) (stop func()) {
+	quit, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		tick := time.NewTicker(redraw)
+		defer tick.Stop()
+		for {
+			draw()
+			select {
+			case <-tick.C:
+			case <-quit:
+				return
+			}
+		}
+	}()
+	return func() {
+		close(quit)
+		<-ended
+	}
 }
 
 // stop ends the run that is at work, on request, and says how to go on.
@@ -237,8 +263,9 @@ func (s *scale) measure(r *experiment.Run) {
 	}
 }
 
-// left is how long what is pending takes, as a text; "" where nothing is known.
-func (s *scale) left(order []int) string {
+// left is how long what is pending takes, of which a run has been at work for elapsed, as a text; "" where nothing
+// is known.
+func (s *scale) left(order []int, elapsed time.Duration) string {
 	limit := s.e.Limit.Seconds()
 	of := func(i int) experiment.Work {
 		return experiment.Work{Steps: s.work[i].steps, Predicted: s.work[i].plan.StepSeconds, Measured: s.cells[i].StepSeconds, Limit: limit}
@@ -263,6 +290,7 @@ func (s *scale) left(order []int) string {
 		}
 	}
 	seconds, ok := experiment.Left(ended, pending)
+	seconds = max(0, seconds-elapsed.Seconds())
 	if !ok || len(pending) == 0 {
 		return ""
 	}
@@ -295,13 +323,13 @@ func (s *scale) at(i, round int, order []int) string {
 }
 
 // draw shows the run that is at work.
-func (s *scale) draw(i, round, step int, order []int) {
+func (s *scale) draw(i, round, step int, elapsed time.Duration, order []int) {
 	text := s.at(i, round, order)
 	if step > 0 {
 		text += fmt.Sprintf("  step %d/%d", step, s.work[i].steps)
 	}
 	done, all := s.ended(order)
-	s.tally.Show(done, all, text+s.left(order))
+	s.tally.Show(done, all, text+s.left(order, elapsed))
 }
 
 // line says how a run has ended.
@@ -312,7 +340,7 @@ func (s *scale) line(i int, r *experiment.Run, order []int) string {
 	} else if r.Counted != nil {
 		text += fmt.Sprintf("  %s s a step  %s", figure(bench.Median(r.Counted.StepSeconds)), progress.Rate(bench.Median(r.Counted.TokensPerSecond)))
 	}
-	return text + s.left(order)
+	return text + s.left(order, 0)
 }
 
 // values are those of a cell's axes, for a line.
@@ -330,7 +358,7 @@ func (s *scale) values(i int) string {
 
 // output keeps the end of what a run prints, and sees its steps.
 type output struct {
-	step func(step int)
+	step atomic.Int64 // the last that was told
 
 	mu   sync.Mutex
 	text []byte // guarded by mu
@@ -344,28 +372,26 @@ var stepLine = regexp.MustCompile(`^step (\d+)/\d+ `)
 
 func (o *output) Write(b []byte) (int, error) {
 	o.mu.Lock()
+	defer o.mu.Unlock()
 	o.text = append(o.text, b...)
 	if extra := len(o.text) - maxTail; extra > 0 {
 		o.text = slices.Delete(o.text, 0, extra)
 	}
 	o.line = append(o.line, b...)
-	last := 0
 	for {
 		i := bytes.IndexByte(o.line, '\n')
 		if i < 0 {
 			break
 		}
 		if m := stepLine.FindSubmatch(o.line[:i]); m != nil {
-			last, _ = strconv.Atoi(string(m[1]))
+			if n, err := strconv.ParseInt(string(m[1]), 10, 64); err == nil {
+				o.step.Store(n)
+			}
 		}
 		o.line = o.line[i+1:]
 	}
 	if len(o.line) > maxTail {
 		o.line = nil
-	}
-	o.mu.Unlock()
-	if last > 0 {
-		o.step(last)
 	}
 	return len(b), nil
 }
