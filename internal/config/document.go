@@ -36,10 +36,13 @@ func (d *Document) Faultf(n *yaml.Node, key, format string, args ...any) {
 	d.src.addAt(position{d.name, line}, key, format, args...)
 }
 
+// Full reports whether there are more faults than are told. What else is wrong need not be looked for.
+func (d *Document) Full() bool { return len(d.src.list) > maxFaults }
+
 // Add takes over faults, each once.
 func (d *Document) Add(list Errors) {
 	for _, f := range list {
-		if !slices.Contains(d.src.list, f) {
+		if !d.Full() && !slices.Contains(d.src.list, f) {
 			d.src.list = append(d.src.list, f)
 		}
 	}

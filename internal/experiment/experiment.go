@@ -84,7 +84,7 @@ func parse(path string, text []byte) *Experiment {
 		return e
 	}
 	given := map[string]*yaml.Node{}
-	for i := 0; i+1 < len(e.doc.Root.Content); i += 2 {
+	for i := 0; i+1 < len(e.doc.Root.Content) && !e.doc.Full(); i += 2 {
 		name, value := e.doc.Root.Content[i], e.doc.Root.Content[i+1]
 		switch key := name.Value; {
 		case name.Kind != yaml.ScalarNode || !slices.Contains(fields, key):
@@ -172,7 +172,7 @@ func (e *Experiment) readSet(n *yaml.Node, section string) {
 		e.doc.Faultf(n, "set"+dot(section), "found %s; want keys of the config, such as {train.steps: 20}", config.Describe(n))
 		return
 	}
-	for i := 0; i+1 < len(n.Content); i += 2 {
+	for i := 0; i+1 < len(n.Content) && !e.doc.Full(); i += 2 {
 		name, value := n.Content[i], n.Content[i+1]
 		path := strings.TrimPrefix(dot(section)+dot(name.Value), ".")
 		if config.IsSection(path) && !config.IsNull(value) {
@@ -249,7 +249,7 @@ func (e *Experiment) readGrid(n *yaml.Node) {
 		return
 	}
 	cells := 1
-	for i := 0; i+1 < len(n.Content); i += 2 {
+	for i := 0; i+1 < len(n.Content) && !e.doc.Full(); i += 2 {
 		name, list := n.Content[i], n.Content[i+1]
 		key := name.Value
 		if e.lines["grid."+key] != nil {
@@ -268,7 +268,9 @@ func (e *Experiment) readGrid(n *yaml.Node) {
 		axis := Axis{Key: key}
 		e.gridFlags[key] = map[string]string{}
 		for _, v := range list.Content {
-			e.addValue(&axis, name, v)
+			if !e.doc.Full() {
+				e.addValue(&axis, name, v)
+			}
 		}
 		e.Grid = append(e.Grid, axis)
 		if cells *= max(1, len(axis.Values)); cells > maxCells {
@@ -339,6 +341,9 @@ func (e *Experiment) readSkip(n *yaml.Node) {
 		return
 	}
 	for _, c := range n.Content {
+		if e.doc.Full() {
+			return
+		}
 		if c.Kind != yaml.ScalarNode {
 			e.doc.Faultf(c, "skip", "found %s; want a condition, such as \"nproc == 1\"", config.Describe(c))
 			continue
