@@ -12,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/cprun/cprun/internal/experiment"
 )
@@ -240,10 +241,27 @@ func TestScaleStopsAndGoesOn(t *testing.T) {
 			runs, _ := filepath.Glob(filepath.Join(dirs[0], "cells", "2-*", "1", "metrics.jsonl"))
 			return len(runs) == 1
 		})
-		signal(t, s.Process.Pid, syscall.SIGTERM)
-		if code := s.wait(); code != 75 || strings.Contains(s.said(), "cell 1 of 2") {
-			t.Errorf("%v: exit status %d\n%s", cmd.Args, code, s.said())
+		if cmd == c {
+			signal(t, s.Process.Pid, syscall.SIGTERM)
+			if code := s.wait(); code != 75 || strings.Contains(s.said(), "cell 1 of 2") {
+				t.Errorf("%v: exit status %d\n%s", cmd.Args, code, s.said())
+			}
+			continue
 		}
+		// Workers that stand still do not end when they are asked; a second request does not wait for them.
+		launcher := s.workers()
+		pids := children(t, launcher[0])
+		for _, pid := range pids {
+			signal(t, pid, syscall.SIGSTOP)
+		}
+		signal(t, s.Process.Pid, syscall.SIGINT)
+		s.until("word of the first request", func() bool { return strings.Contains(s.said(), "a second request ends at once") })
+		time.Sleep(200 * time.Millisecond) // a copy of the first would come within half of that
+		signal(t, s.Process.Pid, syscall.SIGINT)
+		if code := s.wait(); code != 130 || len(pids) != 2 {
+			t.Errorf("interrupted twice: exit status %d, workers %v\n%s", code, pids, s.said())
+		}
+		gone(t, append(pids, launcher...))
 	}
 	if dirs, _ := filepath.Glob(filepath.Join(work, "runs", "*")); len(dirs) != 1 {
 		t.Errorf("the same command made another directory: %v", dirs)

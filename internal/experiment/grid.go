@@ -79,7 +79,7 @@ func (e *Experiment) Saves() bool {
 }
 
 // patience is how many times as long a cell may take for each halving of the gaps that come before it.
-const patience = 4
+const patience = 2
 
 // Order returns the pending cells as indices, in an order that gives a picture early: the ends of all axes of
 // numbers before their middles, those before the quarters, and so on. cost is the predicted time of a cell, in
