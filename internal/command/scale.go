@@ -124,6 +124,9 @@ func (s *scale) check(path string) (err error) {
 	}
 	if s.Slurm || s.Gather { // this machine is not that of the cells
 		s.device, s.on = s.Device, "several nodes of a Slurm cluster"
+		if job := s.queued(); s.Slurm && job != "" {
+			return inputf("--slurm: job %s, which runs the cells, has not ended; wait for it, or end it with scancel %s", job, job)
+		}
 		return nil
 	}
 	alone := s.Options

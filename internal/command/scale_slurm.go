@@ -88,11 +88,14 @@ func (s *scale) submit() (int, error) {
 		return 0, inputf("--slurm: there is no sbatch on this host; submit %s where there is one, then %s behind it",
 			terminal.Name(filepath.Join(b.Dir, arrayScript.Name())), terminal.Name(gatherScript.Name()))
 	}
-	s.store.Close() // the tasks lock the directory
 	array, err := s.sbatch(arrayScript.Name(), s.Sbatch...)
 	if err != nil {
 		return launch.ExitFailed, err
 	}
+	if err := s.store.Write(arrayName, func(w io.Writer) error { _, err := fmt.Fprintln(w, array); return err }); err != nil {
+		return launch.ExitFailed, err
+	}
+	s.store.Close() // the tasks lock the directory
 	gather, err := s.sbatch(gatherScript.Name(), append(partition(s.Sbatch), "--dependency=afterany:"+array)...)
 	if err != nil {
 		return launch.ExitFailed, fmt.Errorf("%w; job %s runs the cells: gather them with %s --gather when it has ended", err, array, command)
@@ -101,6 +104,23 @@ func (s *scale) submit() (int, error) {
 		fmt.Fprintf(s.Stdout, "submitted job %s, %d tasks for %d cells, and job %s, which gathers the results in %s\n", array, len(shares), len(left), gather, terminal.Name(b.Dir))
 	}
 	return launch.ExitDone, nil
+}
+
+// arrayName is the file with the number of the last array.
+const arrayName = "array.job"
+
+// queued is the last array of the directory where Slurm still has it; "" otherwise.
+func (s *scale) queued() string {
+	text, err := files.Read(filepath.Join(s.Out, arrayName), maxReason)
+	job := strings.TrimSpace(string(text))
+	if _, bad := strconv.ParseUint(job, 10, 64); err != nil || bad != nil {
+		return ""
+	}
+	// Of a job that it has forgotten squeue says that the number is invalid.
+	if out, err := exec.Command("squeue", "--noheader", "--jobs="+job, "--format=%i").Output(); err != nil || len(bytes.TrimSpace(out)) == 0 {
+		return ""
+	}
+	return job
 }
 
 // partition are those arguments of the array that say where a job of one task may run.

@@ -95,6 +95,7 @@ case_cprun_scale() {
   said=$("$cprun" scale --slurm --out "$dir" --sbatch=--time=5 --sbatch=--mem=1500 --sbatch=--cpus-per-task=1 "$file") || fail "scale: status $?"
   gather=$(sed -n 's/.* and job \([0-9]*\), .*/\1/p' <<<"$said")
   has "submission" "$said" "9 tasks for 9 cells"
+  refuses "submitted twice" "has not ended" "$cprun" scale --slurm --out "$dir" "$file"
   finish "$gather" 240 || { cat "$dir"/slurm-*.out >&2; return 0; }
   is "status" "$(status "$gather")" 0:0
   is "cells" "$(cut -d , -f 1-5 "$dir/results.csv" | tail -n +2)" "64,1,1,auto,ok
