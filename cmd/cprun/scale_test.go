@@ -33,7 +33,7 @@ skip:
   - model.vocab_size != 256 && (log.prometheus != '' || parallel.context != 2)
   - log.prometheus != '' && parallel.context != 2
 warmup: 1
-limit: 2s
+limit: 4s
 `
 
 // experimentFile writes an experiment over a small config.
@@ -100,7 +100,7 @@ func TestScale(t *testing.T) {
 	for key, want := range map[string][2]string{
 		"64 4 256  2":               {"ok", ""},
 		"128 4 256  2":              {"ok", ""},
-		"128 1000000 256  2":        {"timeout", "2s, the limit"},
+		"128 1000000 256  2":        {"timeout", "4s, the limit"},
 		"128 4 1073741824  2":       {"out_of_memory", "does NOT fit"},
 		"128 4 256 203.0.113.1:9 2": {"failed", "rank 0 failed"},
 		"128 4 256  3":              {"refused", "grid.yaml:8: parallel.context"},
