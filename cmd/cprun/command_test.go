@@ -30,9 +30,7 @@ func TestUsageEndsWithStatus2BeforeAnythingIsSpawned(t *testing.T) {
 		{[]string{"--nporc", "2", good}, []string{"--nporc", "did you mean --nproc?"}},
 		{[]string{"-nproc", "2", good}, []string{"did you mean --nproc?"}},
 		{[]string{"plan", "--asume", "arch=sm90", good}, []string{"did you mean --assume?"}},
-		{[]string{"scale", "-h"}, []string{"cprun scale is not in this build", "bench"}},
 		{[]string{"help", "nosuch"}, []string{`"nosuch" is no command`, "bench"}},
-		{[]string{"help", "scale"}, []string{`"scale" is no command`}},
 		{[]string{good, good}, []string{"one config"}},
 		{[]string{"bensch"}, []string{"bensch", "plan", "attention"}},
 		{[]string{"bensch", "comm"}, []string{`"bensch" is neither`}},
@@ -132,7 +130,7 @@ func integers(t *testing.T) string {
 }
 
 func TestHelpHasAnExampleEverywhere(t *testing.T) {
-	for _, args := range [][]string{{"-h"}, {"plan", "-h"}, {"attention", "-h"}, {"export", "-h"}, {"doctor", "-h"}, {"version", "-h"}} {
+	for _, args := range [][]string{{"-h"}, {"plan", "-h"}, {"attention", "-h"}, {"scale", "-h"}, {"export", "-h"}, {"doctor", "-h"}, {"version", "-h"}} {
 		stdout, _ := must(t, args...)
 		if !strings.Contains(stdout, "Examples:") {
 			t.Errorf("cprun %v has no example:\n%s", args, stdout)

@@ -50,8 +50,9 @@ ring whose transfers hide behind the kernels.`,
 	root.Flags().StringVar(&o.RunDir, "run-dir", "", "`directory` of the run (default runs/<name>-<time>)")
 	root.Flags().StringVar(&o.Resume, "resume", "auto", "auto: go on from the newest checkpoint of the run directory; never; or the `path` of a checkpoint or run, for a run directory without checkpoints of its own")
 	root.Flags().BoolVar(&o.DryRun, "dry-run", false, "check all that a start checks, say what it would do, and start nothing")
-	root.AddCommand(planCommand(), attentionCommand(), benchCommand(), exportCommand(), evalCommand(), tokenizeCommand(), doctorCommand(), versionCommand(), workerCommand())
-	root.AddCommand(unbuiltCommand("scale"))
+	root.Flags().BoolVar(&o.NoSave, "no-checkpoint", false, "write no checkpoint: the run is a measurement, as those of cprun scale are")
+	root.Flags().MarkHidden("no-checkpoint")
+	root.AddCommand(planCommand(), attentionCommand(), benchCommand(), scaleCommand(), exportCommand(), evalCommand(), tokenizeCommand(), doctorCommand(), versionCommand(), workerCommand())
 	return root
 }
 

@@ -32,19 +32,6 @@ func commandsOf(c *cobra.Command) string {
 	return strings.Join(names, ", ")
 }
 
-// unbuiltCommand stands for a command that is promised and not in this build, so that asking
-// for its help does not print that of another.
-func unbuiltCommand(name string) *cobra.Command {
-	return &cobra.Command{
-		Use:                name,
-		Hidden:             true,
-		DisableFlagParsing: true,
-		RunE: func(c *cobra.Command, _ []string) error {
-			return usagef("%s is not in this build; the commands are %s", c.CommandPath(), commandsOf(c.Root()))
-		},
-	}
-}
-
 // helpCommand is that of cobra, but that what is no command is an error.
 func helpCommand() *cobra.Command {
 	return &cobra.Command{

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"runtime"
 	"strings"
+	"sync"
 	"time"
 
 	"gonum.org/v1/gonum/blas"
@@ -158,9 +159,11 @@ func (o *PlanOptions) where() (m machine.Machine, ranks int, err error) {
 // has a quiet moment in it.
 const matmulTime = 100 * time.Millisecond
 
-// matmulRate measures the GFLOP/s of one thread's matrix product at its fastest, from which the plan
-// derives a lower bound of a step's time.
-func matmulRate() float64 {
+// matmulRate returns the GFLOP/s of one thread's matrix product at its fastest, from which the plan
+// derives a lower bound of a step's time. It is measured once.
+var matmulRate = sync.OnceValue(measureMatmul)
+
+func measureMatmul() float64 {
 	const n = 128
 	a, b, c := make([]float32, n*n), make([]float32, n*n), make([]float32, n*n)
 	for i := range a {

@@ -122,8 +122,17 @@ func (l *launcherLog) close() {
 
 // again is the command that goes on in a run directory from its newest checkpoint.
 func (o *TrainOptions) again(dir string) string {
-	args := slices.Clone(o.Args)
-	for i := 1; i < len(args); i++ { // to begin anew there would be refused
+	args := resuming(o.Args)
+	if o.RunDir == "" && len(args) > 0 {
+		args = slices.Insert(args, 1, "--run-dir", dir)
+	}
+	return shell(args)
+}
+
+// resuming is a command line without --resume never: to begin anew would be refused, or lose what is there.
+func resuming(args []string) []string {
+	args = slices.Clone(args)
+	for i := 1; i < len(args); i++ {
 		switch {
 		case args[i] == "--resume=never":
 			args = slices.Delete(args, i, i+1)
@@ -133,10 +142,7 @@ func (o *TrainOptions) again(dir string) string {
 			i--
 		}
 	}
-	if o.RunDir == "" && len(args) > 0 {
-		args = slices.Insert(args, 1, "--run-dir", dir)
-	}
-	return shell(args)
+	return args
 }
 
 // shell is a command line as a shell reads it.

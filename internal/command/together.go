@@ -60,7 +60,7 @@ func (o *TrainOptions) together(ctx context.Context, path string, at *place.Plac
 	}
 	t := &together{
 		TrainOptions: o, ctx: ctx, path: path, at: at, workers: cmp.Or(at.Workers, workers), device: device, out: out,
-		track: &tracker{out: out, start: time.Now(), measures: o.noSave, advanced: o.advanced},
+		track: &tracker{out: out, start: time.Now(), measures: o.NoSave, advanced: o.advanced},
 	}
 	if err := t.check(); err != nil {
 		return nil, err

@@ -32,14 +32,14 @@ type TrainOptions struct {
 	DryRun bool     // check all that a start checks, say what would be done, and start nothing
 
 	job      string           // the name of a job of several nodes; "": of one
-	noSave   bool             // write no checkpoint
+	NoSave   bool             // write no checkpoint
 	advanced func(step int64) // called when rank 0 has done a step; may be nil
 }
 
 // Train runs a training job and returns the exit status.
 func Train(ctx context.Context, path string, o TrainOptions) (int, error) {
 	signals := launch.CatchSignals() // from here on no request to stop is lost
-	if o.noSave {                    // else this is the program's last work, and what comes after it changes no status
+	if o.NoSave {                    // else this is the program's last work, and what comes after it changes no status
 		defer signals.Release()
 	}
 	out := o.printer()
@@ -168,7 +168,7 @@ func (o *TrainOptions) train(ctx context.Context, r ready, out *progress.Printer
 	if err != nil {
 		return 0, err
 	}
-	t := &tracker{out: out, start: time.Now(), root: r.root, measures: o.noSave, advanced: o.advanced, again: o.again(r.dir)}
+	t := &tracker{out: out, start: time.Now(), root: r.root, measures: o.NoSave, advanced: o.advanced, again: o.again(r.dir)}
 	res := launch.Run(ctx, launch.Job{
 		NProc: r.ranks, Argv: []string{"worker", string(job.RoleTrain)}, Logs: b.logs, Payload: payload(b.task),
 		Stderr: out, Show: o.show(), OnEvent: t.event, MaxRestarts: o.MaxRestarts, Signals: signals, Patient: underSlurm(),
@@ -202,12 +202,12 @@ func (o *TrainOptions) begin(r ready, out *progress.Printer) (b begun, err error
 		return b, b.log.note(err)
 	}
 	b.task = job.Train{
-		Config: string(r.cfg.YAML()), RunDir: r.dir, Version: o.Version, NoSave: o.noSave, Machine: o.machine, Remedies: r.choice.Kinds(), Generation: r.generation,
+		Config: string(r.cfg.YAML()), RunDir: r.dir, Version: o.Version, NoSave: o.NoSave, Machine: o.machine, Remedies: r.choice.Kinds(), Generation: r.generation,
 	}
 	for _, w := range r.cfg.Warnings {
 		out.Note("warning: " + w.String())
 	}
-	if !o.noSave {
+	if !o.NoSave {
 		out.Note("run directory " + terminal.Name(r.dir))
 	}
 	for _, line := range slices.Concat(changes, r.choice.notes) {

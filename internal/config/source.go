@@ -37,23 +37,34 @@ func newSource(f *faults) *source {
 	return &source{faults: f, values: map[string]*yaml.Node{}, passOf: map[string]int{}}
 }
 
+// leastConfig is what a file without anything in it lacks.
+const leastConfig = "the least config names data.path and the model, see docs/config.md"
+
 // readFile takes in the text of a file.
 func (s *source) readFile(name string, text []byte) {
-	s.inFile = func(n *yaml.Node) position { return position{name, max(n.Line, 1)} }
 	s.pass++
+	if root := s.parse(name, text, leastConfig, "sections, such as data: {path: corpus/*.bin}"); root != nil {
+		s.mapping(root, "")
+	}
+}
+
+// parse is the one mapping of a file; nil, with the faults that say why, where it is none. least is what
+// an empty file lacks, want what belongs into the mapping.
+func (s *source) parse(name string, text []byte, least, want string) *yaml.Node {
+	s.inFile = func(n *yaml.Node) position { return position{name, max(n.Line, 1)} }
 	first := position{name, 1}
 	if len(text) > maxFile {
 		s.addAt(first, "", "the file has %d bytes; a config has at most %d", len(text), maxFile)
-		return
+		return nil
 	}
 	dec := yaml.NewDecoder(bytes.NewReader(text))
 	var doc, next yaml.Node
 	if err := dec.Decode(&doc); errors.Is(err, io.EOF) {
-		s.addAt(first, "", "the file is empty; the least config names data.path and the model, see docs/config.md")
-		return
+		s.addAt(first, "", "the file is empty; %s", least)
+		return nil
 	} else if err != nil {
 		s.notYAML(name, text, err)
-		return
+		return nil
 	}
 	switch err := dec.Decode(&next); {
 	case err == nil:
@@ -63,15 +74,15 @@ func (s *source) readFile(name string, text []byte) {
 	}
 	root := doc.Content[0]
 	if isNull(root) {
-		s.addAt(s.inFile(root), "", "the file is empty; the least config names data.path and the model, see docs/config.md")
-		return
+		s.addAt(s.inFile(root), "", "the file is empty; %s", least)
+		return nil
 	}
 	if root.Kind != yaml.MappingNode {
-		s.addAt(s.inFile(root), "", "found %s; want sections, such as data: {path: corpus/*.bin}", describe(root))
-		return
+		s.addAt(s.inFile(root), "", "found %s; want %s", describe(root), want)
+		return nil
 	}
 	s.vet(root)
-	s.mapping(root, "")
+	return root
 }
 
 var (

@@ -2,6 +2,7 @@ package launch
 
 import (
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -41,4 +42,18 @@ func keyValue(path, key string) (int64, bool) {
 		}
 	}
 	return 0, false
+}
+
+// shortOfMemory are the words by which a failure's report says that memory was short: this package's
+// of the kernel's killer, Go's, the system's, and those of CUDA's libraries.
+var shortOfMemory = []string{
+	outOfMemoryKiller, "runtime: out of memory", "runtime: cannot allocate memory", "cannot allocate memory",
+	"CUDA_ERROR_OUT_OF_MEMORY", "cudaErrorMemoryAllocation", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED",
+	"DEVICE_ALLOCATION_FAILED", "HOST_ALLOCATION_FAILED", "out of memory",
+}
+
+// OutOfMemory reports whether a failure's report says that the memory of the host or of a device was too
+// small. A process that was killed, and nobody knows by whom, is none.
+func OutOfMemory(report string) bool {
+	return slices.ContainsFunc(shortOfMemory, func(words string) bool { return strings.Contains(report, words) })
 }

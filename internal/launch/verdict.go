@@ -96,11 +96,14 @@ func startHint(err error) string {
 	return "check the limits on processes and memory (ulimit -u, cgroup pids.max)"
 }
 
+// outOfMemoryKiller is the cause of a SIGKILL that the control group's count of them accounts for.
+const outOfMemoryKiller = "the kernel's out-of-memory killer: this control group reached its memory limit"
+
 func explainSignal(sig syscall.Signal, oomKilled bool) (cause, hint string) {
 	cause = "killed by " + signalName(sig)
 	switch {
 	case sig == unix.SIGKILL && oomKilled:
-		return cause + " (the kernel's out-of-memory killer: this control group reached its memory limit)",
+		return cause + " (" + outOfMemoryKiller + ")",
 			"lower train.micro_batch_size, data.seq_len or memory.loss_chunk, set memory.recompute: full, or raise the limit"
 	case sig == unix.SIGKILL:
 		return cause + " (not by cprun: likely the kernel's out-of-memory killer, or a user)",

@@ -85,3 +85,27 @@ case_cprun_wrong_config() {
 case_cprun_no_key() {
   refuses "no key" "CPRUN_KEY_FILE" srun --quiet -N2 -n2 env PATH=/nowhere "$cprun" --run-dir "$JOBS/keyless" "$config"
 }
+
+# An experiment is one array, whose tasks run the cells on one node and on two, and a job behind it that gathers. The same
+# command then has nothing left to run, and writes the results again.
+case_cprun_scale() {
+  local file=$WORK/lengths.yaml dir=$JOBS/scaled said gather
+  printf 'base: %s\nset: {train.steps: 4}\ngrid: {data.seq_len: [64, 128], nnodes: [1, 2], nproc: [1, 2], parallel.context: [auto, 3]}\nskip: ["parallel.context == 3 && (nproc == 1 || nnodes == 1 || data.seq_len == 64)"]\nwarmup: 1\n' \
+    "$config" >"$file"
+  said=$("$cprun" scale --slurm --out "$dir" --sbatch=--time=5 --sbatch=--mem=1500 --sbatch=--cpus-per-task=1 "$file") || fail "scale: status $?"
+  gather=$(sed -n 's/.* and job \([0-9]*\), .*/\1/p' <<<"$said")
+  has "submission" "$said" "9 tasks for 9 cells"
+  refuses "submitted twice" "has not ended" "$cprun" scale --slurm --out "$dir" "$file"
+  finish "$gather" 240 || { cat "$dir"/slurm-*.out >&2; return 0; }
+  is "status" "$(status "$gather")" 0:0
+  is "cells" "$(cut -d , -f 1-5 "$dir/results.csv" | tail -n +2)" "64,1,1,auto,ok
+64,1,2,auto,ok
+64,2,1,auto,ok
+64,2,2,auto,ok
+128,1,1,auto,ok
+128,1,2,auto,ok
+128,2,1,auto,ok
+128,2,2,auto,ok
+128,2,2,3,refused"
+  is "run again" "$("$cprun" scale --slurm --out "$dir" "$file" | tail -n 1)" "results     $dir"
+}

@@ -1,0 +1,337 @@
+package main
+
+import (
+	"bytes"
+	"encoding/csv"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cprun/cprun/internal/experiment"
+)
+
+// kinds is an experiment with a cell of each kind: two that end well, one whose rank 0 fails at its start,
+// one that no machine has memory for, one that takes too long, one that the rules refuse.
+const kinds = `
+base: %s
+grid:
+  data.seq_len: [64, 128]
+  train.steps: [4, 1000000]
+  model.vocab_size: [256, 1G]
+  log.prometheus: ["", "203.0.113.1:9"]
+  parallel.context: [2, 3]
+skip:
+  - data.seq_len == 64 && (train.steps != 4 || model.vocab_size != 256 || log.prometheus != '' || parallel.context != 2)
+  - train.steps != 4 && (model.vocab_size != 256 || log.prometheus != '' || parallel.context != 2)
+  - model.vocab_size != 256 && (log.prometheus != '' || parallel.context != 2)
+  - log.prometheus != '' && parallel.context != 2
+warmup: 1
+limit: 4s
+`
+
+// experimentFile writes an experiment over a small config.
+func experimentFile(t *testing.T, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "grid.yaml")
+	if err := os.WriteFile(path, fmt.Appendf(nil, text, small(t, 4)), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// table is results.csv, with "some" for figures that differ from run to run.
+func table(t *testing.T, dir string) [][]string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(dir, "results.csv"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows, err := csv.NewReader(bytes.NewReader(text)).ReadAll()
+	if err != nil {
+		t.Fatal(err)
+	}
+	measured := []string{
+		"tokens_per_second", "tokens_per_second_per_device", "tflops_per_device", "step_seconds", "step_seconds_min", "step_seconds_max",
+		"memory_bytes", "comm_wait_seconds", "predicted_step_seconds",
+	}
+	for _, row := range rows[1:] {
+		for i, name := range rows[0] {
+			if !slices.Contains(measured, name) || row[i] == "" {
+				continue
+			}
+			if x, err := strconv.ParseFloat(row[i], 64); err != nil || x < 0 || strings.ContainsAny(row[i], "eE") {
+				t.Errorf("%s is %q", name, row[i])
+			}
+			row[i] = "some"
+		}
+	}
+	return rows
+}
+
+// without is a table without its reasons, which name processes.
+func without(rows [][]string) (lines []string) {
+	for _, row := range rows {
+		lines = append(lines, strings.Join(row[:len(row)-1], ","))
+	}
+	return lines
+}
+
+func TestScale(t *testing.T) {
+	file := experimentFile(t, kinds)
+	dir := filepath.Join(t.TempDir(), "out")
+	stdout, _ := must(t, "scale", "--nproc", "2", "--out", dir, file)
+	rows := table(t, dir)
+	got := map[string]string{} // status by what is special about the cell
+	reason := map[string]string{}
+	for _, row := range rows[1:] {
+		key := strings.Join(row[:5], " ")
+		got[key], reason[key] = row[5], row[len(row)-1]
+		if row[5] == "ok" && slices.Contains(append(slices.Clone(row[6:9]), row[10:]...), "") && row[len(row)-1] != "" {
+			t.Errorf("a figure is missing: %v", row)
+		}
+	}
+	for key, want := range map[string][2]string{
+		"64 4 256  2":               {"ok", ""},
+		"128 4 256  2":              {"ok", ""},
+		"128 1000000 256  2":        {"timeout", "4s, the limit"},
+		"128 4 1073741824  2":       {"out_of_memory", "does NOT fit"},
+		"128 4 256 203.0.113.1:9 2": {"failed", "rank 0 failed"},
+		"128 4 256  3":              {"refused", "grid.yaml:8: parallel.context"},
+	} {
+		if got[key] != want[0] || !strings.Contains(reason[key], want[1]) {
+			t.Errorf("%s: %q, %q; want %q", key, got[key], reason[key], want)
+		}
+	}
+	if len(rows) != 7 {
+		t.Errorf("%d lines, want 7: %v", len(rows), rows)
+	}
+	for _, want := range []string{"data.seq_len", "step s", "timeout", "out_of_memory: this run does NOT fit"} {
+		if !strings.Contains(stdout, want) {
+			t.Errorf("the table does not say %q:\n%s", want, stdout)
+		}
+	}
+	if saved, _ := filepath.Glob(filepath.Join(dir, "cells", "*", "*", "checkpoints", "step-*")); len(saved) > 0 {
+		t.Errorf("cells wrote checkpoints: %v", saved)
+	}
+	f, err := os.Open(filepath.Join(dir, "results.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if r, err := experiment.Decode(f); err != nil || r.Name != "grid" || r.Device != "cpu" || len(r.Cells) != 32 || r.Cells[0].Memory == nil || r.Cells[0].PlannedMemoryBytes != r.Cells[0].Memory.Total() {
+		t.Errorf("results.json: %+v, %v", r, err)
+	}
+
+	// All is done, so nothing is run again; another experiment is refused.
+	log, err := os.ReadFile(filepath.Join(dir, "cells.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	must(t, "scale", "--nproc", "2", "--out", dir, file)
+	if again, err := os.ReadFile(filepath.Join(dir, "cells.jsonl")); err != nil || !bytes.Equal(log, again) {
+		t.Errorf("an experiment that was done was run again: %v", err)
+	}
+	if code, _, stderr := cprun(t, "scale", "--nproc", "2", "--set", "train.seed=2", "--out", dir, file); code != 2 || !strings.Contains(stderr, "differs in the cells' configs") {
+		t.Errorf("with another seed: %d\n%s", code, stderr)
+	}
+	interrupted(t, file, without(rows))
+}
+
+// interrupted kills an experiment in the middle, tears its file, and goes on: the results are those of one that was
+// left alone.
+func interrupted(t *testing.T, file string, want []string) {
+	dir := filepath.Join(t.TempDir(), "out")
+	log := filepath.Join(dir, "cells.jsonl")
+	s := scaling(t, dir, "scale", "--nproc", "2", "--out", dir, file)
+	var pids []int
+	s.until("the cell that takes too long", func() bool {
+		runs, _ := filepath.Glob(filepath.Join(dir, "cells", "*1000000*", "1", "metrics.jsonl"))
+		pids = s.workers()
+		return len(runs) == 1 && len(pids) == 1
+	})
+	pids = append(pids, children(t, pids[0])...)
+	signal(t, s.Process.Pid, syscall.SIGKILL)
+	s.wait()
+	gone(t, pids)
+	if len(pids) != 3 {
+		t.Errorf("processes %v; want a launcher and two workers", pids)
+	}
+	f, err := os.OpenFile(log, os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.WriteString(`{"cell":"torn`); err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+	must(t, "scale", "--nproc", "2", "--out", dir, file)
+	if got := without(table(t, dir)); !slices.Equal(got, want) {
+		t.Errorf("killed and gone on:\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+// scaling starts an experiment.
+func scaling(t *testing.T, dir string, args ...string) *started {
+	t.Helper()
+	s := &started{Cmd: process(t, args...), t: t, dir: dir}
+	s.Stderr = &s.stderr
+	if err := s.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Process.Kill() })
+	return s
+}
+
+// Ctrl-C ends the running cell, keeps what has ended, and names a command that goes on.
+func TestScaleStopsAndGoesOn(t *testing.T) {
+	file := experimentFile(t, "base: %s\ngrid: {train.steps: [4, 1000000]}\nwarmup: 0\nlimit: 1m\n")
+	work := t.TempDir()
+	s := &started{Cmd: process(t, "scale", "--nproc", "2", file), t: t}
+	s.Dir, s.Stderr = work, &s.stderr
+	if err := s.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Process.Kill() })
+	var pids []int
+	s.until("the endless cell", func() bool {
+		runs, _ := filepath.Glob(filepath.Join(work, "runs", "*", "cells", "2-*", "1", "metrics.jsonl"))
+		pids = s.workers()
+		return len(runs) == 1 && len(pids) == 1
+	})
+	pids = append(pids, children(t, pids[0])...)
+	signal(t, s.Process.Pid, syscall.SIGINT)
+	if code := s.wait(); code != 75 {
+		t.Fatalf("exit status %d, want 75\n%s", code, s.said())
+	}
+	gone(t, pids)
+	_, again, ok := strings.Cut(s.said(), "go on with: ")
+	if !ok {
+		t.Fatalf("no command is named:\n%s", s.said())
+	}
+	again, _, _ = strings.Cut(again, "\n")
+	dirs, _ := filepath.Glob(filepath.Join(work, "runs", "*"))
+	if len(dirs) != 1 {
+		t.Fatalf("directories %v", dirs)
+	}
+	if rows := without(table(t, dirs[0])); !strings.HasPrefix(rows[1], "4,ok,some") || !strings.HasPrefix(rows[2], "1000000,pending,,") {
+		t.Errorf("the results so far:\n%s", strings.Join(rows, "\n"))
+	}
+	if left, _ := filepath.Glob(filepath.Join(dirs[0], "cells", "2-*", "1")); len(left) > 0 {
+		t.Errorf("the run that was stopped is there: %v", left)
+	}
+	// The command that is named goes on with the second cell, and so does the same command.
+	c := exec.Command("sh", "-c", "exec "+again)
+	c.Dir, c.Env = work, s.Env
+	for _, cmd := range []*exec.Cmd{c, process(t, "scale", "--nproc", "2", file)} {
+		cmd.Dir = work
+		s := &started{Cmd: cmd, t: t}
+		s.Stderr = &s.stderr
+		if err := s.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { s.Process.Kill() })
+		s.until("the endless cell", func() bool {
+			runs, _ := filepath.Glob(filepath.Join(dirs[0], "cells", "2-*", "1", "metrics.jsonl"))
+			return len(runs) == 1
+		})
+		if cmd == c {
+			signal(t, s.Process.Pid, syscall.SIGTERM)
+			if code := s.wait(); code != 75 || strings.Contains(s.said(), "cell 1 of 2") {
+				t.Errorf("%v: exit status %d\n%s", cmd.Args, code, s.said())
+			}
+			continue
+		}
+		// Workers that stand still do not end when they are asked; a second request does not wait for them.
+		launcher := s.workers()
+		pids := children(t, launcher[0])
+		for _, pid := range pids {
+			signal(t, pid, syscall.SIGSTOP)
+		}
+		signal(t, s.Process.Pid, syscall.SIGINT)
+		s.until("word of the first request", func() bool { return strings.Contains(s.said(), "a second request ends at once") })
+		time.Sleep(200 * time.Millisecond) // a copy of the first would come within half of that
+		signal(t, s.Process.Pid, syscall.SIGINT)
+		if code := s.wait(); code != 130 || len(pids) != 2 {
+			t.Errorf("interrupted twice: exit status %d, workers %v\n%s", code, pids, s.said())
+		}
+		gone(t, append(pids, launcher...))
+	}
+	if dirs, _ := filepath.Glob(filepath.Join(work, "runs", "*")); len(dirs) != 1 {
+		t.Errorf("the same command made another directory: %v", dirs)
+	}
+}
+
+func TestScalePlansWithoutRunning(t *testing.T) {
+	file := experimentFile(t, "base: %s\ngrid: {data.seq_len: [200, 400], nproc: [4, 8], model.vocab_size: [256, 1G], parallel.context: [auto, 5]}\n"+
+		"set: {train.steps: 9}\nskip: [model.vocab_size != 256 && parallel.context == 5]\n")
+	dir := filepath.Join(t.TempDir(), "out")
+	must(t, "scale", "--plan", "--assume", "arch=sm90,cudnn=9.10.2,memory=80G,link=450G", "--out", dir, file)
+	count := map[string]int{}
+	for _, row := range table(t, dir)[1:] {
+		count[row[4]]++
+		if planned := row[4] == "planned"; planned != (row[len(row)-2] == "some") && row[4] != "out_of_memory" || planned && row[len(row)-4] == "" {
+			t.Errorf("a plan without figures, or figures without one: %v", row)
+		}
+	}
+	if count["planned"] != 4 || count["out_of_memory"] != 4 || count["refused"] != 4 || len(count) != 3 {
+		t.Errorf("statuses %v", count)
+	}
+	if runs, _ := filepath.Glob(filepath.Join(dir, "cells*")); len(runs) > 0 {
+		t.Errorf("a plan made %v", runs)
+	}
+}
+
+// The examples are experiments that plans can be made for.
+func TestExamplesOfScale(t *testing.T) {
+	for name, flags := range map[string][]string{"opticks": nil, "h200": {"--assume", "arch=sm90,cudnn=9.19.0,memory=140G,link=450G"}} {
+		dir := filepath.Join(t.TempDir(), name)
+		must(t, append([]string{"scale", "--plan", "--out", dir, "../../examples/scale/" + name + ".yaml"}, flags...)...)
+		for _, row := range table(t, dir)[1:] {
+			if !slices.Contains(row, "planned") {
+				t.Errorf("%s: %v", name, row)
+			}
+		}
+	}
+}
+
+func TestScaleRefuses(t *testing.T) {
+	good := experimentFile(t, "base: %s\ngrid: {nproc: [1]}\nwarmup: 0\n")
+	for _, c := range []struct{ text, flags, want string }{
+		{"base: %s\ngrid: {data.seq_lem: [1]}\n", "", "grid.yaml:2: data.seq_lem: unknown key; did you mean data.seq_len?"},
+		{"base: %s\ngrid: {data.seq_len: [1M, 2M]}\n", "", "make no sample"},
+		{"base: %s\ngrid: {parallel.context: [3, 5]}\n", "", "grid.yaml:2: parallel.context: 5 does not divide 1 ranks"},
+		{"base: %s\ngrid: {nproc: [100000]}\n", "", "at most"},
+		{"base: %s\ngrid: {nnodes: [2]}\n", "", "--slurm"},
+		{"base: %s\ngrid: {nproc: [1]}\nwarmup: 4\n", "", "grid.yaml:3: warmup: 4 steps are not counted, and train.steps is 4"},
+		{"base: %s\ngrid: {nproc: [1]}\nskip: [nproc == 1]\nwarmup: 0\n", "", "it leaves out every cell"},
+		{"", "--set nproc=1", "key of the grid"},
+		{"", "--set train.stepz=1", "train.steps"},
+		{"", "--assume arch=sm90", "--plan"},
+		{"", "--resume now", "want auto or never"},
+		{"", "--device tpu", "auto, cpu or cuda"},
+		{"", "--nproc many", "--nproc"},
+		{"", "--plan --slurm", "--slurm"},
+	} {
+		file, dir := good, filepath.Join(t.TempDir(), "out")
+		if c.text != "" {
+			file = experimentFile(t, c.text)
+		}
+		code, _, stderr := cprun(t, append([]string{"scale", "--out", dir, file}, strings.Fields(c.flags)...)...)
+		if code != 2 || !strings.Contains(stderr, c.want) {
+			t.Errorf("%q %s: exit status %d; want %q in\n%s", c.text, c.flags, code, c.want, stderr)
+		}
+		if _, err := os.Stat(dir); err == nil {
+			t.Errorf("%q %s: the directory was made", c.text, c.flags)
+		}
+	}
+	if code, _, stderr := cprun(t, "scale", filepath.Join(t.TempDir(), "none.yaml")); code != 2 || !strings.Contains(stderr, "none.yaml") {
+		t.Errorf("a file that is not there: %d, %s", code, stderr)
+	}
+}

@@ -1,0 +1,403 @@
+package command
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cprun/cprun/internal/bench"
+	"github.com/cprun/cprun/internal/config"
+	"github.com/cprun/cprun/internal/experiment"
+	"github.com/cprun/cprun/internal/launch"
+	"github.com/cprun/cprun/internal/launch/progress"
+	"github.com/cprun/cprun/internal/terminal"
+)
+
+// grace is what a run gets to end by itself, once it is asked to. It ends at a step, and one of a long
+// sequence takes a while.
+const grace = 20 * time.Second
+
+// again is the time after which a second request to stop is none that was sent twice.
+const again = 100 * time.Millisecond
+
+// run runs all cells that are left, and returns the exit status.
+func (s *scale) run(signals *launch.Signals) (int, error) {
+	if err := s.told(); err != nil {
+		return launch.ExitFailed, err
+	}
+	order := s.order()
+	s.tally = progress.NewTally(s.Stderr, progress.Options{
+		Quiet: s.Quiet || levels[s.LogLevel] < levels["info"], Terminal: launch.Terminal(s.Stderr),
+	})
+	defer s.tally.Close()
+	s.tally.Note("experiment directory " + terminal.Name(s.store.Dir()))
+	for round := 1; round <= s.e.Repeat; round++ { // a picture of all cells before the second run of any
+		for _, i := range order {
+			if s.cells[i].Done() || s.has(i, round) {
+				continue
+			}
+			if code, err := s.one(i, round, order, signals); code != launch.ExitDone || err != nil {
+				return code, err
+			}
+		}
+	}
+	s.tally.Close()
+	if s.Share > 0 { // the results are gathered when all shares are done
+		return launch.ExitDone, nil
+	}
+	return s.finish()
+}
+
+// told keeps what is known of the cells that are not run.
+func (s *scale) told() error {
+	for i := range s.cells {
+		w := &s.work[i]
+		if s.cells[i].Status != experiment.Pending || w.status == experiment.Pending || !s.mine(i) {
+			continue
+		}
+		err := s.store.Append(experiment.Run{
+			Cell: s.cells[i].ID, Run: 1, Status: w.status, Error: oneLine(w.why), Ended: time.Now().UTC(), Commit: s.Version, Plan: w.plan,
+		})
+		if err != nil {
+			return err
+		}
+	}
+	experiment.Settle(s.cells, s.store.Runs, s.e.Repeat)
+	return nil
+}
+
+// order is that of the pending cells.
+func (s *scale) order() []int {
+	order := s.e.Order(s.cells, func(i int) float64 { return s.work[i].plan.StepSeconds * float64(s.work[i].steps) })
+	return slices.DeleteFunc(order, func(i int) bool { return !s.mine(i) })
+}
+
+// has reports whether a run has ended.
+func (s *scale) has(i, round int) bool {
+	return slices.ContainsFunc(s.store.Runs, func(r experiment.Run) bool { return r.Cell == s.cells[i].ID && r.Run == round })
+}
+
+// one runs a cell once. The status is that of the command where it ends here.
+func (s *scale) one(i, round int, order []int, signals *launch.Signals) (int, error) {
+	c, w := &s.cells[i], &s.work[i]
+	dir, file, err := s.store.Prepare(c.ID, round, w.config)
+	if err != nil {
+		return launch.ExitFailed, err
+	}
+	out, began := &output{}, time.Now()
+	p, err := launch.StartProgram(s.before(w), s.arguments(w, dir, file), out)
+	if err != nil {
+		return launch.ExitFailed, fmt.Errorf("cell %s: %w", c.ID, err)
+	}
+	still := s.watch(func() { s.draw(i, round, int(out.step.Load()), time.Since(began), order) })
+	code, late := 0, false
+	asked, _ := signals.Before(func() error {
+		code, late = p.Wait(s.e.Limit, grace)
+		return nil
+	})
+	still()
+	if asked != "" {
+		return s.stop(p, asked, dir, signals)
+	}
+	r := experiment.Run{
+		Cell: c.ID, Run: round, Ended: time.Now().UTC().Truncate(time.Second), Seconds: time.Since(began).Seconds(), Commit: s.Version, Dir: dir, Plan: w.plan,
+	}
+	r.Status, r.Error = s.outcome(code, late, out.tail())
+	s.measure(&r)
+	if err := s.store.Append(r); err != nil {
+		return launch.ExitFailed, err
+	}
+	experiment.Settle(s.cells, s.store.Runs, s.e.Repeat)
+	s.tally.Note(s.line(i, &r, order))
+	if s.Share == 0 {
+		return launch.ExitDone, s.store.WriteResults(s.results(), nil)
+	}
+	return launch.ExitDone, nil
+}
+
+// redraw is the time between two drawings of the line about the run that is at work.
+const redraw = 500 * time.Millisecond
+
+// watch draws again and again, until what it returns is called.
+func (s *scale) watch(draw func()) (stop func()) {
+	quit, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		tick := time.NewTicker(redraw)
+		defer tick.Stop()
+		for {
+			draw()
+			select {
+			case <-tick.C:
+			case <-quit:
+				return
+			}
+		}
+	}()
+	return func() {
+		close(quit)
+		<-ended
+	}
+}
+
+// stop ends the run that is at work, on request, and says how to go on.
+func (s *scale) stop(p *launch.Program, asked, dir string, signals *launch.Signals) (int, error) {
+	first := time.Now()
+	s.tally.Note(asked + ": the running cell is ended; a second request ends at once")
+	p.Ask()
+	code := launch.ExitStopped
+	for {
+		more, _ := signals.Before(func() error { p.Wait(grace, grace); return nil })
+		if more == "" {
+			break
+		}
+		if time.Since(first) >= again && (more == "SIGINT" || more == "SIGTERM" && !underSlurm()) {
+			p.Hurry()
+			code = launch.ExitInterrupted
+		}
+	}
+	err := s.store.Remove(dir)
+	if s.Share == 0 {
+		err = errors.Join(err, s.store.WriteResults(s.results(), s.report()))
+	}
+	s.tally.Note("stopped; go on with: " + s.again())
+	return code, err
+}
+
+// again is the command that goes on.
+func (s *scale) again() string {
+	args := resuming(s.Args)
+	if !slices.ContainsFunc(args, func(a string) bool { return a == "--out" || strings.HasPrefix(a, "--out=") }) {
+		args = append(args, "--out", s.store.Dir())
+	}
+	return shell(args)
+}
+
+// arguments are those of a run.
+func (s *scale) arguments(w *cellWork, dir, file string) []string {
+	args := []string{
+		"--nproc", strconv.Itoa(w.nproc), "--device", w.device, "--resume", "never", "--run-dir", filepath.Join(s.store.Dir(), dir),
+	}
+	if !s.e.Saves() {
+		args = append(args, "--no-checkpoint")
+	}
+	return append(args, filepath.Join(s.store.Dir(), file))
+}
+
+// before is what starts a run on several nodes.
+func (s *scale) before(w *cellWork) []string {
+	if w.nnodes == 1 {
+		return nil
+	}
+	n := strconv.Itoa(w.nnodes)
+	return []string{"srun", "--nodes=" + n, "--ntasks=" + n, "--ntasks-per-node=1", "--cpu-bind=none", "--kill-on-bad-exit=0"}
+}
+
+// outcome is what a run's exit status and its last lines mean.
+func (s *scale) outcome(code int, late bool, tail string) (experiment.Status, string) {
+	reason := reasonOf(tail)
+	why := oneLine(errors.New(reason))
+	switch {
+	case code == launch.ExitDone:
+		return experiment.OK, ""
+	case late:
+		return experiment.Timeout, fmt.Sprintf("not done after %s, the limit", config.FormatTime(s.e.Limit))
+	case launch.OutOfMemory(reason) || strings.Contains(reason, "does NOT fit"):
+		return experiment.OutOfMemory, why
+	case code == exitInput:
+		return experiment.Refused, why
+	case code == launch.ExitStopped || code == launch.ExitInterrupted:
+		return experiment.Failed, "it was stopped from outside"
+	case why == "" && code < 0:
+		return experiment.Failed, "cprun itself was killed"
+	case why == "":
+		return experiment.Failed, fmt.Sprintf("exit status %d", code)
+	}
+	return experiment.Failed, why
+}
+
+// failedRank is how the report about the first failure begins.
+var failedRank = regexp.MustCompile(`^cprun: (rank \d+ failed|node )`)
+
+// reasonOf is the end of what a run has printed that says why it failed: from the report's first line on.
+func reasonOf(tail string) string {
+	lines := strings.Split(strings.TrimRight(tail, "\n"), "\n")
+	at := -1
+	for i, line := range lines {
+		if failedRank.MatchString(line) || strings.HasPrefix(line, "cprun: ") && (at < 0 || !failedRank.MatchString(lines[at])) {
+			at = i
+		}
+	}
+	if at < 0 {
+		return lines[len(lines)-1]
+	}
+	var reason []string
+	for i, line := range lines[at:] {
+		if i > 0 && strings.HasPrefix(line, "cprun: ") || strings.HasPrefix(line, "  log:") || strings.HasPrefix(line, "  hint:") {
+			break
+		}
+		reason = append(reason, strings.TrimPrefix(line, "cprun: "))
+	}
+	return strings.Join(reason, "\n")
+}
+
+// measure takes in what the run has written.
+func (s *scale) measure(r *experiment.Run) {
+	steps, err := bench.ReadMetrics(filepath.Join(s.store.Dir(), r.Dir, "metrics.jsonl"))
+	if err == nil {
+		r.Counted = experiment.Count(steps, s.e.Warmup)
+	}
+	if r.Status == experiment.OK && r.Counted == nil {
+		r.Status, r.Error = experiment.Failed, "it logged no step that counts"
+		if err != nil {
+			r.Error = oneLine(err)
+		}
+	}
+}
+
+// left is how long what is pending takes, of which a run has been at work for elapsed, as a text; "" where nothing
+// is known.
+func (s *scale) left(order []int, elapsed time.Duration) string {
+	limit := s.e.Limit.Seconds()
+	of := func(i int) experiment.Work {
+		return experiment.Work{Steps: s.work[i].steps, Predicted: s.work[i].plan.StepSeconds, Measured: s.cells[i].StepSeconds, Limit: limit}
+	}
+	at := map[string]int{}
+	for i := range s.cells {
+		at[s.cells[i].ID] = i
+	}
+	var ended, pending []experiment.Work
+	for _, r := range s.store.Runs {
+		if i, ok := at[r.Cell]; ok && r.Status == experiment.OK {
+			w := of(i)
+			w.Seconds = r.Seconds
+			ended = append(ended, w)
+		}
+	}
+	for _, i := range order {
+		for k := 1; !s.cells[i].Done() && k <= s.e.Repeat; k++ {
+			if !s.has(i, k) {
+				pending = append(pending, of(i))
+			}
+		}
+	}
+	seconds, ok := experiment.Left(ended, pending)
+	seconds = max(0, seconds-elapsed.Seconds())
+	if !ok || len(pending) == 0 {
+		return ""
+	}
+	return "  " + progress.Duration(time.Duration(seconds*float64(time.Second))) + " left"
+}
+
+// ended counts the runs of an order that have ended, and those that are to end.
+func (s *scale) ended(order []int) (done, all int) {
+	for _, i := range order {
+		for k := 1; k <= s.e.Repeat; k++ {
+			switch {
+			case s.has(i, k):
+				done++
+			case s.cells[i].Done():
+				continue // one that failed is not repeated
+			}
+			all++
+		}
+	}
+	return done, all
+}
+
+// at says which run of an order it is, and of which values.
+func (s *scale) at(i, round int, order []int) string {
+	text := fmt.Sprintf("cell %d of %d  %s", slices.Index(order, i)+1, len(order), s.values(i))
+	if s.e.Repeat > 1 {
+		text += fmt.Sprintf("  run %d of %d", round, s.e.Repeat)
+	}
+	return text
+}
+
+// draw shows the run that is at work.
+func (s *scale) draw(i, round, step int, elapsed time.Duration, order []int) {
+	text := s.at(i, round, order)
+	if step > 0 {
+		text += fmt.Sprintf("  step %d/%d", step, s.work[i].steps)
+	}
+	done, all := s.ended(order)
+	s.tally.Show(done, all, text+s.left(order, elapsed))
+}
+
+// line says how a run has ended.
+func (s *scale) line(i int, r *experiment.Run, order []int) string {
+	text := s.at(i, r.Run, order) + "  " + string(r.Status)
+	if r.Error != "" {
+		text += ": " + terminal.Clip(r.Error, 200)
+	} else if r.Counted != nil {
+		text += fmt.Sprintf("  %s s a step  %s", figure(bench.Median(r.Counted.StepSeconds)), progress.Rate(bench.Median(r.Counted.TokensPerSecond)))
+	}
+	return text + s.left(order, 0)
+}
+
+// values are those of a cell's axes, for a line.
+func (s *scale) values(i int) string {
+	var parts []string
+	for _, a := range s.e.Grid {
+		_, name, nested := strings.Cut(a.Key, ".")
+		if !nested {
+			name = a.Key
+		}
+		parts = append(parts, name+"="+sizeText(s.cells[i].Values[a.Key]))
+	}
+	return strings.Join(parts, " ")
+}
+
+// output keeps the end of what a run prints, and sees its steps.
+type output struct {
+	step atomic.Int64 // the last that was told
+
+	mu   sync.Mutex
+	text []byte // guarded by mu
+	line []byte // guarded by mu: the last one, which has not ended
+}
+
+// maxTail is what is kept, in bytes.
+const maxTail = 64 << 10
+
+var stepLine = regexp.MustCompile(`^step (\d+)/\d+ `)
+
+func (o *output) Write(b []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.text = append(o.text, b...)
+	if extra := len(o.text) - maxTail; extra > 0 {
+		o.text = slices.Delete(o.text, 0, extra)
+	}
+	o.line = append(o.line, b...)
+	for {
+		i := bytes.IndexByte(o.line, '\n')
+		if i < 0 {
+			break
+		}
+		if m := stepLine.FindSubmatch(o.line[:i]); m != nil {
+			if n, err := strconv.ParseInt(string(m[1]), 10, 64); err == nil {
+				o.step.Store(n)
+			}
+		}
+		o.line = o.line[i+1:]
+	}
+	if len(o.line) > maxTail {
+		o.line = nil
+	}
+	return len(b), nil
+}
+
+func (o *output) tail() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return string(o.text)
+}

@@ -1,0 +1,133 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// Document is a YAML file beside train.yaml that is read as strictly: no aliases, anchors, tags or second
+// documents, every fault with its line.
+type Document struct {
+	Root *yaml.Node // its mapping; nil where it has none, which is a fault
+	src  *source
+	name string
+}
+
+// ReadDocument reads the text of a file. least is what an empty file lacks, want what belongs into it, for
+// errors.
+func ReadDocument(name string, text []byte, least, want string) *Document {
+	src := newSource(newFaults(&positions{file: name, keys: map[string]position{}}))
+	d := &Document{src: src, name: name}
+	d.Root = src.parse(name, text, least, want)
+	return d
+}
+
+// Faultf adds a fault at the line of a node; nil is the first line.
+func (d *Document) Faultf(n *yaml.Node, key, format string, args ...any) {
+	line := 1
+	if n != nil {
+		line = max(n.Line, 1)
+	}
+	d.src.addAt(position{d.name, line}, key, format, args...)
+}
+
+// Full reports whether there are more faults than are told. What else is wrong need not be looked for.
+func (d *Document) Full() bool { return len(d.src.list) > maxFaults }
+
+// Add takes over faults, each once.
+func (d *Document) Add(list Errors) {
+	for _, f := range list {
+		if !d.Full() && !slices.Contains(d.src.list, f) {
+			d.src.list = append(d.src.list, f)
+		}
+	}
+}
+
+// Place returns the faults of a config that was loaded with flags out of this file: those of a flag have
+// the line that the flag came from.
+func (d *Document) Place(err error, lineOf func(key string) int) Errors {
+	var list Errors
+	if !errors.As(err, &list) {
+		return Errors{{File: d.name, Line: 1, Msg: err.Error()}}
+	}
+	list = slices.Clone(list)
+	for i := range list {
+		flag, ok := strings.CutPrefix(list[i].File, "--set ")
+		if !ok || list[i].Line > 0 {
+			continue
+		}
+		path, _, _ := strings.Cut(flag, "=")
+		if line := lineOf(path); line > 0 {
+			list[i].File, list[i].Line = d.name, line
+		}
+	}
+	return list
+}
+
+// Err returns the faults in order of their lines, as Errors, or nil.
+func (d *Document) Err() error { return d.src.err() }
+
+// Describe returns what a value is, in words, for a reader who wrote something else than was wanted.
+func Describe(n *yaml.Node) string { return describe(n) }
+
+// IsNull reports whether a value is none.
+func IsNull(n *yaml.Node) bool { return isNull(n) }
+
+// IsSection reports whether a path is that of a section of train.yaml.
+func IsSection(path string) bool { return isSection[path] }
+
+// UnknownKey returns what to say of a path that train.yaml does not have, with the nearest that it has;
+// "" for one that it has.
+func UnknownKey(path string) string {
+	if keyAt[path] != nil {
+		return ""
+	}
+	if isSection[path] {
+		return "it is a section; its keys are " + strings.Join(childrenOf[path], ", ")
+	}
+	section, name := split(path)
+	msg, _ := unknownKey(section, name)
+	return msg
+}
+
+// ReadValue reads a value of one key of train.yaml, as JSON has it, and as --set takes it. The error says
+// what was found and what is wanted.
+func ReadValue(path string, n *yaml.Node) (value any, flag string, err error) {
+	k := keyAt[path]
+	if k == nil {
+		return nil, "", errors.New(UnknownKey(path))
+	}
+	c := whole()
+	if err := k.decode(n, c); err != nil {
+		return nil, "", err
+	}
+	value = k.value(c)
+	if text, ok := value.(string); ok {
+		if flag = path + "=" + text; text == "null" { // a text of that name, which the flag would take for none
+			return nil, "", fmt.Errorf("found the text %s; want another", found(text))
+		}
+		return value, flag, nil
+	}
+	text, err := flow(valueNode(value))
+	return value, path + "=" + text, err
+}
+
+// flow is a value on one line, as valueNode makes it.
+func flow(n *yaml.Node) (string, error) {
+	text, err := yaml.Marshal(n)
+	return strings.TrimSpace(string(text)), err
+}
+
+// ParseTime reads a time such as 30s, 5m or 1h30m; 0 needs no unit.
+func ParseTime(s string) (time.Duration, error) { return parseTime(s) }
+
+// FormatTime returns a time as ParseTime reads it.
+func FormatTime(d time.Duration) string { return formatTime(d) }
+
+// ParseFloat reads a decimal number that is finite.
+func ParseFloat(s string) (float64, error) { return parseFloat(s) }

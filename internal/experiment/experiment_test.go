@@ -1,0 +1,226 @@
+package experiment
+
+import (
+	"encoding/csv"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// load reads an experiment of that text, whose base is there.
+func load(t *testing.T, text string) (*Experiment, error) {
+	t.Helper()
+	dir := t.TempDir()
+	for name, text := range map[string]string{"scale.yaml": text, "train.yaml": "", "text.txt": "text"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return Load(filepath.Join(dir, "scale.yaml"))
+}
+
+func TestLoad(t *testing.T) {
+	e, err := load(t, `
+base: train.yaml
+set: {train.steps: 20, data: {seed: 3, path: text.txt}, checkpoint.interval: 5m}
+grid:
+  data.seq_len: [1K, 2048]
+  nproc: [1, 2]
+  parallel.algorithm: [ring, allgather]
+  optimizer.betas: [[0.9, 0.95]]
+skip: ["nproc == 1 && parallel.algorithm == allgather"]
+warmup: 4
+repeat: 2
+limit: 90s
+`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	beside := filepath.Join(filepath.Dir(e.Path), "text.txt")
+	if want := (map[string]any{"train.steps": int64(20), "data.seed": int64(3), "data.path": beside, "checkpoint.interval": "5m"}); !reflect.DeepEqual(e.Set, want) {
+		t.Errorf("set is %v; want %v", e.Set, want)
+	}
+	if e.Name != "scale" || e.Warmup != 4 || e.Repeat != 2 || e.Limit != 90*time.Second || !e.Saves() {
+		t.Errorf("got %+v", e)
+	}
+	cells := e.Cells()
+	if len(cells) != 8 {
+		t.Fatalf("%d cells", len(cells))
+	}
+	var skipped []string
+	for i := range cells {
+		if cells[i].Status == Skipped {
+			skipped = append(skipped, cells[i].ID)
+		}
+	}
+	if want := []string{"2-1024-1-allgather-_0.9_0.95_", "6-2048-1-allgather-_0.9_0.95_"}; !slices.Equal(skipped, want) {
+		t.Errorf("skipped are %v; want %v", skipped, want)
+	}
+	flags := strings.Join(e.Flags(&cells[4], []string{"train.steps=30"}), " ")
+	want := "train.steps=20 data.seed=3 data.path=" + beside + " checkpoint.interval=5m train.steps=30 data.seq_len=2048 parallel.algorithm=ring optimizer.betas=[0.9, 0.95]"
+	if !strings.HasSuffix(flags, want) {
+		t.Errorf("flags are %s; want at the end %s", flags, want)
+	}
+}
+
+// All faults are told at once, each with its line, its key and what to write.
+func TestLoadTellsAllFaults(t *testing.T) {
+	_, err := load(t, `bas: train.yaml
+set: {train.stepz: 3, nproc: 2, train.seed: no}
+grid:
+  data.seq_lenn: [1K]
+  parallel.algorithm: [rign, ring, ring]
+  nprok: [1]
+  nproc: [0, two]
+  device: [gpu]
+  memory.shard: none
+  data.seq_len: []
+skip: [nproc == 1, "device == tpu", 3]
+warmup: x
+repeat: 0
+limit: 10
+extra: 1
+`)
+	if err == nil {
+		t.Fatal("no fault was found")
+	}
+	for _, want := range []string{
+		"scale.yaml:1: bas: unknown key; did you mean base?", "scale.yaml:1: base: missing",
+		"scale.yaml:2: train.stepz: unknown key; did you mean train.steps?", "scale.yaml:2: nproc: it is no key of a config", "scale.yaml:2: train.seed:",
+		"scale.yaml:4: data.seq_lenn: unknown key; did you mean data.seq_len?", `scale.yaml:5: parallel.algorithm: "rign" is not a choice; did you mean ring?`,
+		"scale.yaml:5: parallel.algorithm: \"ring\" is in the list twice", "scale.yaml:6: nprok: unknown key; did you mean nproc?",
+		"scale.yaml:7: nproc: 0 is out of range", "scale.yaml:7: nproc: \"two\" is not an integer", `scale.yaml:8: device: "gpu" is no device`,
+		"scale.yaml:9: memory.shard: found the text \"none\"; want a list", "scale.yaml:10: data.seq_len: found an empty list",
+		"scale.yaml:11: skip: device is never \"tpu\"", "scale.yaml:12: warmup:", "scale.yaml:13: repeat: 0 is out of range", "scale.yaml:14: limit: 10 has no unit",
+		"scale.yaml:15: extra: unknown key",
+	} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("it does not say %q:\n%v", want, err)
+		}
+	}
+	for text, want := range map[string]string{
+		"":                                       "the file is empty",
+		"- base":                                 "found a list",
+		"base: nothing.yaml\ngrid: {nproc: [1]}": "no file",
+		"base: train.yaml\nset: {train.steps: 3}\ngrid: {train.steps: [1, 2]}": "it is in set, too",
+		"base: train.yaml\ngrid: {nproc: [1]}\n---\nbase: x":                   "a second YAML document",
+		"base: train.yaml\ngrid: {model: [1]}":                                 "it is a section",
+	} {
+		if _, err := load(t, text); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v; want %q", text, err, want)
+		}
+	}
+}
+
+// The ends of an axis come before what is between them, and each new cell halves a gap.
+func TestOrderGivesAPictureEarly(t *testing.T) {
+	e := &Experiment{Grid: []Axis{{"data.seq_len", []any{int64(1), int64(2), int64(3), int64(4), int64(5), int64(6), int64(7), int64(8), int64(9)}}}}
+	if got, want := e.Order(e.Cells(), func(int) float64 { return 0 }), []int{0, 8, 4, 2, 6, 1, 3, 5, 7}; !slices.Equal(got, want) {
+		t.Errorf("order %v; want %v", got, want)
+	}
+	e.Grid = []Axis{{"data.seq_len", []any{int64(1), int64(2), int64(3)}}, {"parallel.algorithm", []any{"a", "b"}}}
+	cells := e.Cells()
+	cells[1].Status = OK
+	cost := func(i int) float64 { return float64(len(cells) - i) }
+	// Both ends for every word, the cheaper of them first, and then the middle; what is done is left out.
+	if got, want := e.Order(cells, cost), []int{5, 4, 0, 3, 2}; !slices.Equal(got, want) {
+		t.Errorf("order %v; want %v", got, want)
+	}
+	// A dear end waits for the cheap middle.
+	dear := &Experiment{Grid: []Axis{{"data.seq_len", []any{int64(1), int64(2), int64(3), int64(4), int64(5)}}}}
+	if got, want := dear.Order(dear.Cells(), func(i int) float64 { return float64(int(1) << (2 * i)) }), []int{0, 1, 2, 4, 3}; !slices.Equal(got, want) {
+		t.Errorf("order %v; want %v", got, want)
+	}
+	for n := 1; n < 40; n++ {
+		seen := map[int]int{}
+		for i := range n {
+			seen[level(i, n)]++
+		}
+		for depth, count := range seen {
+			if count > 1<<depth+1 || level(0, n) != 0 || level(n-1, n) != 0 {
+				t.Errorf("of %d values %d have level %d", n, count, depth)
+			}
+		}
+	}
+}
+
+func TestSettle(t *testing.T) {
+	cells := []Cell{{ID: "a", Status: Pending}, {ID: "b", Status: Pending}, {ID: "c", Status: Pending}, {ID: "d", Status: Skipped}}
+	count := func(steps ...float64) *Counted {
+		return &Counted{StepSeconds: steps, TokensPerSecond: []float64{10}, MemoryBytes: int64(steps[0])}
+	}
+	Settle(cells, []Run{
+		{Cell: "a", Run: 1, Status: Failed, Dir: "x", Counted: count(100)}, // written again below
+		{Cell: "a", Run: 2, Status: OK, Dir: "cells/a/2", Counted: count(5, 4)},
+		{Cell: "a", Run: 1, Status: OK, Dir: "cells/a/1", Counted: count(1, 3)},
+		{Cell: "b", Run: 1, Status: OK, Dir: "cells/b/1", Counted: count(1)},
+		{Cell: "c", Run: 1, Status: OutOfMemory, Error: "too much", Plan: Plan{Memory: &Memory{Weights: 3, Workspace: 4}}},
+	}, 2)
+	a, b, c := cells[0], cells[1], cells[2]
+	if a.Status != OK || a.StepSeconds != 3.5 || a.StepSecondsMin != 1 || a.StepSecondsMax != 5 || a.MemoryBytes != 5 || a.Runs != 2 ||
+		!slices.Equal(a.RunDirs, []string{"cells/a/1", "cells/a/2"}) || a.CommWaitSeconds != nil {
+		t.Errorf("two good runs: %+v", a)
+	}
+	if b.Status != Pending || b.Runs != 1 {
+		t.Errorf("one good run of two: %+v", b)
+	}
+	if c.Status != OutOfMemory || c.Error != "too much" || c.Runs != 0 || c.PlannedMemoryBytes != 7 {
+		t.Errorf("one that was not started: %+v", c)
+	}
+	if cells[3].Status != Skipped {
+		t.Errorf("one that is left out: %+v", cells[3])
+	}
+}
+
+func TestCSV(t *testing.T) {
+	wait := 0.0
+	r := &Results{Grid: []Axis{{"data.seq_len", nil}, {"nproc", nil}}, Cells: []Cell{
+		{Values: map[string]any{"data.seq_len": int64(131072), "nproc": int64(2)}, Status: OK, StepSeconds: 1e-7, TokensPerSecond: 1e9, MemoryBytes: 1 << 40, CommWaitSeconds: &wait},
+		{Values: map[string]any{"data.seq_len": int64(1), "nproc": int64(1)}, Status: Skipped},
+		{Values: map[string]any{"data.seq_len": int64(1), "nproc": int64(2)}, Status: Failed, Error: `a "quoted", long` + "\nreason"},
+	}}
+	var b strings.Builder
+	if err := r.WriteCSV(&b); err != nil {
+		t.Fatal(err)
+	}
+	rows, err := csv.NewReader(strings.NewReader(b.String())).ReadAll()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := [][]string{
+		strings.Split("data.seq_len,nproc,status,tokens_per_second,tokens_per_second_per_device,tflops_per_device,mfu,step_seconds,step_seconds_min,step_seconds_max,memory_bytes,planned_memory_bytes,comm_wait_seconds,predicted_step_seconds,error", ","),
+		{"131072", "2", "ok", "1000000000", "", "", "", "0.0000001", "", "", "1099511627776", "", "0", "", ""},
+		{"1", "2", "failed", "", "", "", "", "", "", "", "", "", "", "", "a \"quoted\", long\nreason"},
+	}
+	if !reflect.DeepEqual(rows, want) {
+		t.Errorf("got\n%v\nwant\n%v", rows, want)
+	}
+}
+
+func TestLeft(t *testing.T) {
+	// Of a run of 10 s, 10 steps took 8: a start takes 2. Steps take twice what was predicted.
+	ended := []Work{{Steps: 10, Predicted: 0.4, Measured: 0.8, Seconds: 10}}
+	for _, c := range []struct {
+		pending []Work
+		want    string
+	}{
+		{nil, "0 true"},
+		{[]Work{{Steps: 5, Predicted: 1}}, "12 true"},
+		{[]Work{{Steps: 5, Predicted: 1, Measured: 1}}, "7 true"},
+		{[]Work{{Steps: 5}}, "10 true"},
+		{[]Work{{Steps: 500, Predicted: 1, Limit: 60}, {Steps: 5, Measured: 1}}, "67 true"},
+	} {
+		s, ok := Left(ended, c.pending)
+		if got := fmt.Sprintf("%.4g %v", s, ok); got != c.want {
+			t.Errorf("%+v: %s; want %s", c.pending, got, c.want)
+		}
+	}
+	if _, ok := Left(nil, []Work{{Steps: 5}}); ok {
+		t.Error("nothing is known, and it tells a time")
+	}
+}

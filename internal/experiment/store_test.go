@@ -1,0 +1,150 @@
+package experiment
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func open(t *testing.T, dir string, o Options) *Store {
+	t.Helper()
+	if o.Header.Identity == nil {
+		o.Header = Header{Version: Version, Identity: Identity{"grid": "a"}, Commit: "one"}
+	}
+	s, err := Open(dir, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	return s
+}
+
+// ids lists the cells of the runs.
+func ids(runs []Run) (list []string) {
+	for _, r := range runs {
+		list = append(list, r.Cell)
+	}
+	return list
+}
+
+// Whatever a crash leaves of the last line, what was whole before is there, and what follows is.
+func TestTornLinesAreRepaired(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "out")
+	s := open(t, dir, Options{})
+	for _, id := range []string{"a", "b"} {
+		if err := s.Append(Run{Cell: id, Run: 1, Status: OK}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.Close()
+	path := filepath.Join(dir, logName)
+	whole, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	header := strings.IndexByte(string(whole), '\n') + 1
+	for n := range len(whole) + 1 {
+		if err := os.WriteFile(path, whole[:n], 0o666); err != nil {
+			t.Fatal(err)
+		}
+		want := []string{"a", "b"}[:max(0, strings.Count(string(whole[:n]), "\n")-1)]
+		if n >= header {
+			if got := ids(Peek(dir, Identity{"grid": "a"})); !slices.Equal(got, want) {
+				t.Fatalf("after %d bytes a look finds %v; want %v", n, got, want)
+			}
+		}
+		s := open(t, dir, Options{})
+		if !slices.Equal(ids(s.Runs), want) {
+			t.Fatalf("after %d bytes of %d there are %v; want %v", n, len(whole), ids(s.Runs), want)
+		}
+		if err := s.Append(Run{Cell: "c", Run: 1, Status: OK}); err != nil {
+			t.Fatal(err)
+		}
+		s.Close()
+		s = open(t, dir, Options{})
+		if got := ids(s.Runs); !slices.Equal(got, append(slices.Clone(want), "c")) {
+			t.Fatalf("after %d bytes and a line there are %v", n, got)
+		}
+		s.Close()
+	}
+}
+
+func TestStoreRefusesAnotherExperiment(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "out")
+	s := open(t, dir, Options{})
+	if _, _, err := s.Prepare("a", 1, []byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(dir, Options{Header: s.Header}); err == nil || !strings.Contains(err.Error(), "in use") {
+		t.Errorf("a second start: %v", err)
+	}
+	s.Close()
+	other := Header{Version: Version, Identity: Identity{"grid": "b", "repeat": "2"}}
+	_, err := Open(dir, Options{Header: other})
+	if changed := (*ChangedError)(nil); !errors.As(err, &changed) || !slices.Equal(changed.Keys, []string{"grid", "repeat"}) {
+		t.Errorf("another experiment: %v", err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "notes.txt"), nil, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	anew := open(t, dir, Options{Header: other, Anew: true})
+	left, err := os.ReadDir(dir)
+	if err != nil || len(anew.Runs) != 0 {
+		t.Fatal(err, anew.Runs)
+	}
+	var names []string
+	for _, e := range left {
+		names = append(names, e.Name())
+	}
+	if want := []string{".lock", "cells.jsonl", "notes.txt"}; !slices.Equal(names, want) {
+		t.Errorf("begun anew, there are %v; want %v", names, want)
+	}
+}
+
+// Tasks of an array write beside each other; a start of the whole sees what they did.
+func TestShares(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "out")
+	open(t, dir, Options{}).Close()
+	one, two := open(t, dir, Options{Share: 1}), open(t, dir, Options{Share: 2})
+	for _, s := range []*Store{one, two} {
+		if err := s.Append(Run{Cell: filepath.Base(s.log.Name()), Run: 1, Status: OK}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := Open(dir, Options{Header: one.Header, Share: 1}); err == nil {
+		t.Error("two tasks run one share")
+	}
+	if _, err := Open(dir, Options{Header: one.Header}); err == nil {
+		t.Error("a start of the whole runs beside a task")
+	}
+	one.Close()
+	two.Close()
+	s := open(t, dir, Options{})
+	if got := ids(s.Runs); !slices.Equal(got, []string{"cells-0001.jsonl", "cells-0002.jsonl"}) {
+		t.Errorf("the runs of the shares are %v", got)
+	}
+}
+
+func TestUnfinished(t *testing.T) {
+	base := t.TempDir()
+	id := Identity{"grid": "a"}
+	var dirs []string
+	for _, name := range []string{"x-1", "x-2", "x-3"} {
+		o := Options{Header: Header{Version: Version, Identity: id}}
+		if name == "x-3" {
+			o.Header.Identity = Identity{"grid": "b"}
+		}
+		dirs = append(dirs, filepath.Join(base, name))
+		open(t, filepath.Join(base, name), o).Close()
+	}
+	never := func([]Run) bool { return false }
+	if got := Unfinished(dirs, id, never); got != filepath.Join(base, "x-2") {
+		t.Errorf("the newest of the same is %q", got)
+	}
+	if got := Unfinished(dirs, id, func([]Run) bool { return true }); got != "" {
+		t.Errorf("all are done, and %q is not", got)
+	}
+}

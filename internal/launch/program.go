@@ -1,0 +1,94 @@
+package launch
+
+import (
+	"io"
+	"os"
+	"os/exec"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// Program is this program, started again with arguments of its own, such as one run of an experiment. The
+// kernel kills it when this process dies, however it dies; what it has started ends with it.
+type Program struct {
+	cmd   *exec.Cmd
+	spawn *spawner
+	ended chan struct{} // closed when it has ended
+
+	mu     sync.Mutex
+	reaped bool // guarded by mu: its number may belong to somebody else from now on
+	code   int  // once it has ended; -1: a signal ended it
+}
+
+// StartProgram starts it. What it prints goes to out. It is in a process group of its own, so that Ctrl-C
+// reaches this process only. before is what stands before the program on its command line, such as srun
+// with flags.
+func StartProgram(before, args []string, out io.Writer) (*Program, error) {
+	path, err := program()
+	if err != nil {
+		return nil, err
+	}
+	line := append(append(append([]string{}, before...), path), args...)
+	p := &Program{cmd: exec.Command(line[0], line[1:]...), spawn: newSpawner(), ended: make(chan struct{})}
+	p.cmd.Stdout, p.cmd.Stderr = out, out
+	p.cmd.WaitDelay = flushTime
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	if len(before) == 0 {
+		p.cmd.Args[0] = os.Args[0]
+	}
+	if err := p.spawn.do(p.cmd.Start); err != nil {
+		p.spawn.close()
+		return nil, err
+	}
+	go p.reap()
+	return p, nil
+}
+
+// reap waits for its end.
+func (p *Program) reap() {
+	_ = p.cmd.Wait() // the status tells; an output that could not be copied is not missed
+	p.mu.Lock()
+	p.reaped, p.code = true, p.cmd.ProcessState.ExitCode()
+	p.mu.Unlock()
+	p.spawn.close()
+	close(p.ended)
+}
+
+// signal sends one, unless it has ended.
+func (p *Program) signal(sig syscall.Signal) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.reaped {
+		_ = p.cmd.Process.Signal(sig) // it may have ended just now
+	}
+}
+
+// Ask asks it to end by itself.
+func (p *Program) Ask() { p.signal(syscall.SIGTERM) }
+
+// Hurry has it end its workers at once, and wait until they have given back their devices, once it was asked.
+func (p *Program) Hurry() { p.signal(syscall.SIGINT) }
+
+// Wait returns its exit status when it has ended, -1 where a signal ended it. After limit it is asked to end, and
+// is late; after grace more it is hurried, and after grace more killed. A limit of 0 is none.
+func (p *Program) Wait(limit, grace time.Duration) (status int, late bool) {
+	var over <-chan time.Time
+	if limit > 0 {
+		timer := time.NewTimer(limit)
+		defer timer.Stop()
+		over = timer.C
+	}
+	for _, do := range []func(){p.Ask, p.Hurry, func() { p.signal(syscall.SIGKILL) }} {
+		select {
+		case <-p.ended:
+			return p.code, late
+		case <-over:
+			late = true
+			do()
+			over = time.After(grace)
+		}
+	}
+	<-p.ended
+	return p.code, late
+}
