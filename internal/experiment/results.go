@@ -1,0 +1,149 @@
+// Package experiment is `cprun scale`: a grid of training runs, what became of each, and the files
+// that hold it. It reads experiment.yaml, puts the cells in order, keeps what has ended, and writes
+// results.csv and results.json. What a cell runs is the caller's.
+package experiment
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strconv"
+	"time"
+)
+
+// Version is the form of results.json.
+const Version = 1
+
+// Status says what became of a cell.
+type Status string
+
+// The statuses of a cell.
+const (
+	OK          Status = "ok"
+	Failed      Status = "failed"
+	OutOfMemory Status = "out_of_memory" // of a device or the host, in the run or by its plan
+	Timeout     Status = "timeout"       // the experiment's limit was over
+	Refused     Status = "refused"       // the config or the machine does not allow it; nothing was started
+	Skipped     Status = "skipped"       // left out by the experiment's skip
+	Pending     Status = "pending"       // not run yet
+	Planned     Status = "planned"       // predicted only
+)
+
+// Results is results.json.
+type Results struct {
+	Version int       `json:"version"`
+	Name    string    `json:"name"`    // of the experiment's file, without its ending
+	Command string    `json:"command"` // that ran it, as a shell reads it
+	Commit  string    `json:"commit"`  // the program's version, as cprun version has it
+	Machine string    `json:"machine"` // for a reader
+	Created time.Time `json:"created"` // when the experiment began, UTC
+	Base    string    `json:"base"`    // path of the config that the cells vary, as it was given
+	Device  string    `json:"device"`  // cpu or cuda
+
+	Grid  []Axis         `json:"grid"`  // in the order of the file
+	Set   map[string]any `json:"set"`   // keys of every cell, by path
+	Cells []Cell         `json:"cells"` // every combination, the last axis fastest
+}
+
+// Axis is one key of the grid.
+type Axis struct {
+	Key    string `json:"key"`    // path of a config's key, or nproc, nnodes or device
+	Values []any  `json:"values"` // in the order of the file; sizes are numbers
+}
+
+// Cell is one combination of the grid's values. A figure that is not known is 0 and is left out, but
+// for CommWaitSeconds, of which 0 is a measurement. Figures are those of the counted steps, and of the
+// runs that ended well where there are several.
+type Cell struct {
+	ID     string         `json:"id"`
+	Values map[string]any `json:"values"` // one for each axis, by its key
+	Status Status         `json:"status"`
+	Runs   int            `json:"runs"` // that ended, well or not
+
+	TokensPerSecond          float64  `json:"tokens_per_second,omitempty"`            // over all devices; tokens of a step over StepSeconds
+	TokensPerSecondPerDevice float64  `json:"tokens_per_second_per_device,omitempty"` //
+	TFLOPsPerDevice          float64  `json:"tflops_per_device,omitempty"`            // model FLOPs: causal attention halved, recompute not counted
+	MFU                      float64  `json:"mfu,omitempty"`                          // of 1
+	StepSeconds              float64  `json:"step_seconds,omitempty"`                 // median
+	StepSecondsMin           float64  `json:"step_seconds_min,omitempty"`
+	StepSecondsMax           float64  `json:"step_seconds_max,omitempty"`
+	MemoryBytes              int64    `json:"memory_bytes,omitempty"` // the most that a rank had, measured
+	PlannedMemoryBytes       int64    `json:"planned_memory_bytes,omitempty"`
+	CommWaitSeconds          *float64 `json:"comm_wait_seconds,omitempty"` // of a step, median: transfers that nothing hid
+	PredictedStepSeconds     float64  `json:"predicted_step_seconds,omitempty"`
+
+	Error   string   `json:"error,omitempty"` // one line; of a cell that is not ok
+	Memory  *Memory  `json:"memory,omitempty"`
+	RunDirs []string `json:"run_dirs,omitempty"` // of each run, relative to the directory of results.json
+}
+
+// Memory is the planned bytes of the rank that needs most, by kind. Its parts add up to the cell's
+// PlannedMemoryBytes.
+type Memory struct {
+	Weights     int64 `json:"weights"` // with the copies that the model reads
+	Gradients   int64 `json:"gradients"`
+	Optimizer   int64 `json:"optimizer"`
+	Activations int64 `json:"activations"`
+	Workspace   int64 `json:"workspace"` // buffers of transfers and batches, of kernels, libraries and the driver
+}
+
+// Done reports whether nothing is left to run of the cell.
+func (c *Cell) Done() bool { return c.Status != Pending }
+
+// Number returns the cell's value of a grid key as a number; ok is false where it is none.
+func (c *Cell) Number(key string) (n float64, ok bool) {
+	switch v := c.Values[key].(type) {
+	case float64:
+		return v, true
+	case int64:
+		return float64(v), true
+	case int:
+		return float64(v), true
+	}
+	return 0, false
+}
+
+// Text returns the cell's value of a grid key as results.csv has it; "" where it has none.
+func (c *Cell) Text(key string) string { return Text(c.Values[key]) }
+
+// Text returns a value of a grid as results.csv has it: numbers are plain decimals, a list is JSON.
+func Text(value any) string {
+	switch v := value.(type) {
+	case nil:
+		return ""
+	case string:
+		return v
+	case bool:
+		return strconv.FormatBool(v)
+	case int:
+		return strconv.Itoa(v)
+	case int64:
+		return strconv.FormatInt(v, 10)
+	case float64:
+		return strconv.FormatFloat(v, 'f', -1, 64)
+	}
+	text, err := json.Marshal(value)
+	if err != nil { // of what came from YAML or JSON, it cannot be
+		return fmt.Sprint(value)
+	}
+	return string(text)
+}
+
+// Decode reads a results.json. Numbers among the values of axes and cells are then float64.
+func Decode(r io.Reader) (*Results, error) {
+	var res Results
+	if err := json.NewDecoder(r).Decode(&res); err != nil {
+		return nil, fmt.Errorf("results of an experiment: %w", err)
+	}
+	if res.Version != Version {
+		return nil, fmt.Errorf("results of an experiment: version %d; this program reads version %d", res.Version, Version)
+	}
+	return &res, nil
+}
+
+// Encode writes a results.json.
+func (r *Results) Encode(w io.Writer) error {
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", " ")
+	return enc.Encode(r)
+}
