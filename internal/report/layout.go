@@ -134,8 +134,8 @@ func (r *Run) packedWork(source []string) *figure {
 		slices.SortStableFunc(parts, func(a, b rankPart) int { return int(b.Pairs - a.Pairs) })
 		parts = parts[:maxRanks]
 	}
-	f.Says = fmt.Sprintf("The first sample of the data: %d documents. Visible (query, key) pairs, tokens and sent bytes of each rank over the mean of the ranks; the slowest has %s times the mean's pairs.",
-		len(packed.Documents), thousands(packed.Imbalance))
+	f.Says = fmt.Sprintf("The first sample of the data: %d documents. Visible (query, key) pairs, tokens and sent bytes of each rank over the mean of the ranks; the slowest has %.3f times the mean's pairs.",
+		len(packed.Documents), packed.Imbalance)
 	for i, m := range []struct {
 		name string
 		of   func(rankPart) float64

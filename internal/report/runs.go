@@ -247,16 +247,15 @@ func facts(runs []Run) [][2]string {
 
 // summary is a table with a row for each run.
 func summary(runs []Run) *table {
-	t := &table{Caption: "Runs", Columns: []string{"run", "state", "parameters", "tokens a sample", "ranks", "algorithm", "layout", "backend",
-		"step", "tokens", "loss", "validation, best", "tokens/s", "TFLOP/s a device", "MFU", "memory", "waiting", "logged for"}}
+	t := &table{Caption: "Runs", Columns: []string{"run", "state", "parameters", "sample, tokens", "ranks", "attention",
+		"tokens", "loss", "validation, best", "tokens/s", "TFLOP/s a device", "MFU", "memory", "waiting", "logged for"}}
 	for _, r := range runs {
 		row := []cell{{Text: r.Name, Head: true}, text(r.state())}
 		var params, ranks, seq float64
 		if p := r.Plan; p != nil {
 			params, ranks, seq = p.Estimate.Parameters, float64(p.Partition.Ranks), float64(p.Partition.SeqLen)
 		}
-		row = append(row, known(params, parameters), known(seq, tokens), known(ranks, thousands), text(r.Plan.option("parallel.algorithm")),
-			text(r.Plan.option("parallel.layout")), text(r.Plan.option("attention.backend")))
+		row = append(row, known(params, parameters), known(seq, tokens), known(ranks, thousands), text(r.Plan.attention()))
 		last, took := metrics.Untrained(time.Time{}, 0, 0), math.NaN()
 		if n := len(r.Steps); n > 0 {
 			last, took = r.Steps[n-1], since(r.Steps[n-1], r.Steps[0]).Seconds()
@@ -270,7 +269,7 @@ func summary(runs []Run) *table {
 			}
 			return median(all)
 		}
-		row = append(row, known(float64(last.Step), plain), known(float64(last.Tokens), thousands), known(float64(last.Loss), loss), known(r.best(), loss),
+		row = append(row, known(float64(last.Tokens), thousands), known(float64(last.Loss), loss), known(r.best(), loss),
 			known(mid(func(s metrics.Step) metrics.Float { return s.TokensPerSecond }), thousands),
 			known(mid(func(s metrics.Step) metrics.Float { return s.TFLOPsPerDevice }), thousands),
 			known(mid(func(s metrics.Step) metrics.Float { return s.MFU }), percent),
@@ -283,6 +282,17 @@ func summary(runs []Run) *table {
 	return t
 }
 
+// attention is by what algorithm, layout and backend a plan computes it.
+func (p *Plan) attention() string {
+	var parts []string
+	for _, key := range []string{"parallel.algorithm", "parallel.layout", "attention.backend"} {
+		if v := p.option(key); v != "" {
+			parts = append(parts, v)
+		}
+	}
+	return strings.Join(parts, ", ")
+}
+
 // state says how far a run is.
 func (r *Run) state() string {
 	if len(r.Steps) == 0 {
@@ -291,7 +301,7 @@ func (r *Run) state() string {
 	last, all := fmt.Sprint(r.Steps[len(r.Steps)-1].Step), r.Plan.option("train.steps")
 	switch {
 	case r.Ended != "" || last == all:
-		return "done"
+		return "done, step " + last
 	case all == "":
 		return "at step " + last
 	}

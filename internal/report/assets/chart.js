@@ -64,6 +64,7 @@ function axisOption(a, range, small) {
     return Object.assign(o, { type: "log", min: lo, max: hi });
   }
   o.type = "value";
+  if (!a.kind && hi > lo && hi - lo < Math.abs(hi) / 5 && Math.abs(hi) < 1e4) o.axisLabel.formatter = fine(lo, hi);
   if (a.zero) { o.min = 0; o.max = hi > 0 ? niceUp(hi * 1.04) : 1; } else { o.scale = true; }
   if (a.max) hi = Math.min(hi, a.max);
   if (a.kind === "bytes" && a.zero && hi > 0) { // whole powers of two between the lines
@@ -89,7 +90,7 @@ function lineOption(view, s, state) {
   const color = colorOf(s), ideal = s.kind === "ideal", data = pointsOf(s, state).map(([x, y, i]) => ({ value: [x, y], i }));
   const shown = !ideal && s.symbol >= 0;
   return { type: s.kind === "points" ? "scatter" : "line", name: s.name, data, symbol: shown ? pick(symbols, s.symbol) : "circle", symbolSize: shown ? 8 : 5, showSymbol: shown || data.length === 1,
-    sampling: data.length > 3000 ? "lttb" : undefined, connectNulls: true, itemStyle: { color }, silent: ideal, z: ideal ? 1 : 3, animation: false,
+    sampling: data.length > 3000 ? "lttb" : undefined, connectNulls: true, itemStyle: { color }, silent: ideal, z: ideal && view.x.kind !== "text" ? 1 : 3, animation: false,
     lineStyle: { color, width: ideal ? 1.2 : 2, type: ideal && s.dash === 0 ? "solid" : pick(dashes, s.dash).length ? pick(dashes, s.dash) : "solid" }, emphasis: { scale: 1.4 } };
 }
 
@@ -135,7 +136,7 @@ function heatOption(view, s) {
   const top = Math.max(...s.lo), dense = view.x.text.length > 14 || view.y.text.length > 24, l = look();
   const seconds = view.panels[0].title === "seconds", write = seconds ? duration : view.panels[0].title === "bytes" ? bytes : short;
   const light = dark.matches && !printing ? ["#e7e9ec", "#14171a"] : ["#1a1d21", "#ffffff"];
-  return { type: "heatmap", name: s.name, animation: false, data: s.lo.map((v, i) => ({ value: [s.xs[i], s.ys[i], v], i, label: { color: light[v > top * .45 ? 1 : 0] } })),
+  return { type: "heatmap", progressive: 0, name: s.name, animation: false, data: s.lo.map((v, i) => ({ value: [s.xs[i], s.ys[i], v], i, label: { color: light[v > top * .6 ? 1 : 0] } })),
     label: { show: !dense, fontSize: 11, formatter: (p) => (p.value[2] === 0 ? "" : write(p.value[2])) }, itemStyle: { borderColor: l.paper, borderWidth: 1 } };
 }
 
@@ -175,6 +176,8 @@ function optionOf(figure, view, k, state, width) {
     x.min = "dataMin"; x.max = "dataMax"; x.axisLabel.showMaxLabel = false;
   }
   if (v.x.kind === "text" && !flat) x.axisLabel.interval = 0, x.axisLabel.rotate = v.x.text.length > (small ? 5 : 12) ? 45 : 0, x.axisLabel.hideOverlap = true;
+  const turned = x.axisLabel.rotate ? 16 : 0;
+  x.nameGap += turned;
   y.name = "";
   const series = [];
   for (const s of list) {
@@ -187,7 +190,7 @@ function optionOf(figure, view, k, state, width) {
     }
   }
   const o = { backgroundColor: "transparent", animation: false, textStyle: { fontFamily: getComputedStyle(document.body).fontFamily, color: l.ink }, aria: { enabled: false },
-    grid: { left: small ? 8 : 14, right: small ? 14 : 24, top: flat ? 8 : 38, bottom: 32, outerBoundsMode: "same", outerBoundsContain: "axisLabel", containLabel: true }, xAxis: x, yAxis: y, series, tooltip: tooltipOption(v, list, state) };
+    grid: { left: small ? 8 : 14, right: small ? 14 : 24, top: flat ? 8 : 38, bottom: 32 + turned, outerBoundsMode: "same", outerBoundsContain: "axisLabel", containLabel: true }, xAxis: x, yAxis: y, series, tooltip: tooltipOption(v, list, state) };
   if (!flat && v.y.name) o.title = { text: v.y.name, left: 0, top: 6, padding: 2, textStyle: { color: l.ink, fontSize: small ? 11.5 : 12.5, fontWeight: "normal" } };
   if (figure.kind === "heat") o.visualMap = { show: false, min: 0, max: Math.max(1e-12, ...list.flatMap((s) => s.lo)), dimension: 2, inRange: { color: l.heat } };
   if (figure.kind === "rects") o.dataZoom = [{ type: "inside", zoomOnMouseWheel: "ctrl", moveOnMouseWheel: false, start: state.zoom[0], end: state.zoom[1], filterMode: "none" }];

@@ -8,6 +8,12 @@ function thousands(x) {
   return x.toLocaleString("en-US", { maximumSignificantDigits: a >= 1000 ? 15 : 3, maximumFractionDigits: a >= 100 ? 0 : 6 });
 }
 
+// fine is the writer of an axis whose ends are near each other: with the digits that tell its marks apart.
+function fine(lo, hi) {
+  const digits = Math.max(0, Math.min(8, 1 - Math.floor(Math.log10((hi - lo) / 5))));
+  return (x) => x.toLocaleString("en-US", { maximumFractionDigits: digits });
+}
+
 function short(x) { // 1.5k, 20M: for axes
   const a = Math.abs(x);
   for (const [size, unit] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e4, "k"]]) {

@@ -3,7 +3,7 @@
 // told apart in black and white. The colors are those of Okabe and Ito (Color Universal Design, 2008).
 
 const looks = {
-  light: { ink: "#1a1d21", soft: "#5a626c", muted: "#c3c9d0", rule: "#e3e6ea", paper: "#ffffff", colors: ["#0072b2", "#d55e00", "#009e73", "#8f4e86", "#c98a00", "#3b9fd8", "#444444", "#111111"], heat: ["#f3f6f9", "#08306b"] },
+  light: { ink: "#1a1d21", soft: "#5a626c", muted: "#c3c9d0", rule: "#e3e6ea", paper: "#ffffff", colors: ["#0072b2", "#d55e00", "#009e73", "#8f4e86", "#c98a00", "#3b9fd8", "#444444", "#111111"], heat: ["#f3f6f9", "#1d5f9e"] },
   dark: { ink: "#e7e9ec", soft: "#a2abb6", muted: "#56606b", rule: "#30363d", paper: "#14171a", colors: ["#4fb0ea", "#ff8a3d", "#33c79a", "#d890cd", "#f0b53a", "#8bcdf5", "#bbbbbb", "#ffffff"], heat: ["#1d2126", "#9ccbff"] },
 };
 
