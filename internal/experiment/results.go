@@ -52,19 +52,19 @@ type Axis struct {
 }
 
 // Cell is one combination of the grid's values. A figure that is not known is 0 and is left out, but
-// for CommWaitSeconds, of which 0 is a measurement. Figures are those of the counted steps, and of the
-// runs that ended well where there are several.
+// for CommWaitSeconds, of which 0 is a measurement. Figures are those of the counted steps of
+// all runs; a cell that was ended by the limit may have some.
 type Cell struct {
 	ID     string         `json:"id"`
 	Values map[string]any `json:"values"` // one for each axis, by its key
 	Status Status         `json:"status"`
 	Runs   int            `json:"runs"` // that ended, well or not
 
-	TokensPerSecond          float64  `json:"tokens_per_second,omitempty"`            // over all devices; tokens of a step over StepSeconds
-	TokensPerSecondPerDevice float64  `json:"tokens_per_second_per_device,omitempty"` //
-	TFLOPsPerDevice          float64  `json:"tflops_per_device,omitempty"`            // model FLOPs: causal attention halved, recompute not counted
-	MFU                      float64  `json:"mfu,omitempty"`                          // of 1
-	StepSeconds              float64  `json:"step_seconds,omitempty"`                 // median
+	TokensPerSecond          float64  `json:"tokens_per_second,omitempty"` // over all devices; this and the next three are medians
+	TokensPerSecondPerDevice float64  `json:"tokens_per_second_per_device,omitempty"`
+	TFLOPsPerDevice          float64  `json:"tflops_per_device,omitempty"` // model FLOPs: causal attention halved, recompute not counted
+	MFU                      float64  `json:"mfu,omitempty"`               // of 1
+	StepSeconds              float64  `json:"step_seconds,omitempty"`      // median
 	StepSecondsMin           float64  `json:"step_seconds_min,omitempty"`
 	StepSecondsMax           float64  `json:"step_seconds_max,omitempty"`
 	MemoryBytes              int64    `json:"memory_bytes,omitempty"` // the most that a rank had, measured

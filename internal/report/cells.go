@@ -75,6 +75,9 @@ func (g *grid) matrix() *figure {
 		}
 		column := slices.IndexFunc(across.Values, func(v any) bool { return experiment.Text(v) == experiment.Text(g.value(c, across.Key)) })
 		field := status(c)
+		if c.Status == experiment.Planned && c.PredictedStepSeconds > 0 {
+			field.Text = seconds(c.PredictedStepSeconds) + " planned"
+		}
 		if s := speedOf(c); c.Status == experiment.OK && !math.IsNaN(s) {
 			field.Text, field.Number = thousands(s), true
 		}
@@ -149,7 +152,7 @@ func (g *grid) count() string {
 			parts = append(parts, fmt.Sprintf("%d %s", n[s], strings.TrimLeft(said[s], "✗… ")))
 		}
 	}
-	return fmt.Sprintf("%d cells: %s. A number is tokens a second and device, the median of the counted steps; each failure is a result, with its error below.", len(g.Cells), strings.Join(parts, ", "))
+	return fmt.Sprintf("%d cells: %s. A number is tokens a second and device, the median of the counted steps; each failure is a result, with its error in the list.", len(g.Cells), strings.Join(parts, ", "))
 }
 
 // best is, for each length and number of ranks, the fastest cell, and how far the others are behind.

@@ -46,10 +46,14 @@ func (p *page) experiment(e *experiment.Results, plans map[string]*Plan) {
 		p.Summary = append(p.Summary, t)
 	}
 	source := []string{e.Command + " · " + orUnknown(e.Commit, "commit") + " · " + orUnknown(e.Machine, "machine")}
+	planned := slices.ContainsFunc(e.Cells, func(c experiment.Cell) bool { return c.Status == experiment.Planned })
 	for _, f := range []*figure{
 		g.matrix(), g.against(keyLength), g.strong(), g.weak(), g.others(), g.memory(), g.exposed(keyLength), g.roofline(plans), g.predicted(),
 	} {
 		f.Source = source
+		if planned {
+			f.Says += " Cells that were planned only show what is predicted, not a measurement."
+		}
 		p.figure(f)
 	}
 	p.Files = append(p.Files, download{Name: e.Name + ".csv", Says: fmt.Sprintf("all %d cells", len(e.Cells)), Data: "data:text/csv;charset=utf-8;base64," + g.csv()})

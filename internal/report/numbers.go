@@ -78,7 +78,10 @@ func percent(x float64) string {
 	if math.IsNaN(x) {
 		return ""
 	}
-	return thousands(100*x) + " %"
+	if math.Abs(x) < .0095 {
+		return strconv.FormatFloat(100*x, 'f', 2, 64) + " %"
+	}
+	return strconv.FormatFloat(100*x, 'f', 1, 64) + " %"
 }
 
 // median returns the middle of what is known, NaN of nothing.

@@ -85,6 +85,16 @@ func (in *Input) openExperiment(root *os.Root, name string) error {
 	return nil
 }
 
+// OfExperiment returns the page of an experiment's results, with the plans that its directory has.
+func OfExperiment(dir string, res *experiment.Results) Input {
+	in := Input{Title: res.Name, Command: res.Command, Commit: res.Commit, Machine: res.Machine, Experiment: res}
+	if root, err := files.OpenDir(dir); err == nil { // without it the page has no roofline
+		defer root.Close()
+		in.Plans = Plans(root, res)
+	}
+	return in
+}
+
 // Plans returns the plan.json of the first run of each of the experiment's cells, as far as they are in its
 // directory.
 func Plans(root *os.Root, res *experiment.Results) map[string]*Plan {

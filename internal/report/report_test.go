@@ -378,7 +378,7 @@ func TestStrongScaling(t *testing.T) {
 	for i, rate := range map[int]float64{1: 100, 2: 90, 4: 80} {
 		for k, a := range []string{"ring", "ulysses"} {
 			r := rate / float64(k+1)
-			e.Cells = append(e.Cells, experiment.Cell{ID: fmt.Sprint(i, a), Values: map[string]any{"nproc": float64(i), "parallel.algorithm": a}, Status: experiment.OK, TokensPerSecondPerDevice: r, TokensPerSecond: r * float64(i)})
+			e.Cells = append(e.Cells, experiment.Cell{ID: fmt.Sprint(i, a), Values: map[string]any{"nproc": float64(i), "parallel.algorithm": a}, Status: experiment.OK, TokensPerSecondPerDevice: r, TokensPerSecond: r * float64(i), StepSeconds: 1 / r / float64(i)})
 		}
 	}
 	f := newGrid(e).strong()

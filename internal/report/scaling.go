@@ -28,15 +28,27 @@ func byTime(of func(*experiment.Cell) float64) func(*experiment.Cell) (y, lo, hi
 	}
 }
 
+// secondsOf is a step's time: measured, or predicted of a cell that was planned only; NaN for none.
+func secondsOf(c *experiment.Cell) float64 {
+	switch {
+	case c.Status == experiment.OK && c.StepSeconds > 0:
+		return c.StepSeconds
+	case c.Status == experiment.Planned && c.PredictedStepSeconds > 0:
+		return c.PredictedStepSeconds
+	}
+	return math.NaN()
+}
+
+// rates are what a cell reached, by time; tokens/s in all is the third.
 var rates = []quantity{
 	{"TFLOP/s a device", axis{Name: "TFLOP/s a device", Zero: true}, byTime(func(c *experiment.Cell) float64 { return c.TFLOPsPerDevice })},
 	{"tokens/s a device", axis{Name: "tokens/s a device", Log: true}, byTime(func(c *experiment.Cell) float64 { return c.TokensPerSecondPerDevice })},
 	{"tokens/s in all", axis{Name: "tokens/s", Log: true}, byTime(func(c *experiment.Cell) float64 { return c.TokensPerSecond })},
 	{"seconds a step", axis{Name: "seconds a step", Kind: "seconds", Log: true}, func(c *experiment.Cell) (y, lo, hi float64) {
 		if c.Status != experiment.OK {
-			return math.NaN(), math.NaN(), math.NaN()
+			return secondsOf(c), math.NaN(), math.NaN()
 		}
-		return c.StepSeconds, c.StepSecondsMin, c.StepSecondsMax
+		return secondsOf(c), c.StepSecondsMin, c.StepSecondsMax
 	}},
 	{"MFU", axis{Name: "share of the device's peak", Kind: "share", Zero: true}, byTime(func(c *experiment.Cell) float64 { return c.MFU })},
 }
@@ -116,9 +128,13 @@ func (g *grid) strong() *figure {
 		return f
 	}
 	rate := func(c *experiment.Cell) (x, y, lo, hi float64) {
-		return g.at(c, keyRanks), speedOf(c) * g.at(c, keyRanks), math.NaN(), math.NaN()
+		return g.at(c, keyRanks), 1 / secondsOf(c), math.NaN(), math.NaN()
 	}
-	speedup, efficiency, plain := g.lines([]string{keyRanks}, rate), g.lines([]string{keyRanks}, rate), g.lines([]string{keyRanks}, rate)
+	speedup, efficiency := g.lines([]string{keyRanks}, rate), g.lines([]string{keyRanks}, rate)
+	plain := g.lines([]string{keyRanks}, func(c *experiment.Cell) (x, y, lo, hi float64) {
+		y, lo, hi = rates[2].of(c)
+		return g.at(c, keyRanks), y, lo, hi
+	})
 	for i := range speedup {
 		n0, y0 := fewest(speedup[i].Series)
 		high := n0
@@ -131,7 +147,7 @@ func (g *grid) strong() *figure {
 			}
 		}
 		if high == n0 { // one number of ranks says nothing of scaling
-			speedup[i], efficiency[i], plain[i] = panel{}, panel{}, panel{}
+			speedup[i], efficiency[i] = panel{}, panel{}
 			continue
 		}
 		ideal := series{Name: "ideal", Kind: "ideal", X: []number{n0, high}, Y: []number{1, high / n0}}
