@@ -70,6 +70,7 @@ SHOTS ?=
 test-report: build
 	mkdir -p build/report
 	bin/cprun report internal/report/testdata/experiment --out build/report/experiment.html
+	bin/cprun report internal/report/testdata/hostile --out build/report/hostile.html
 	bin/cprun report internal/report/testdata/runs/ring-packed internal/report/testdata/runs/allgather --out build/report/runs.html
 	$(GO) test -C scripts/tools -count 1 ./browser -pages $(CURDIR)/build/report -shots $(CURDIR)/build/report/shots $(SHOTS)
 

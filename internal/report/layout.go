@@ -1,8 +1,10 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 )
 
 const (
@@ -103,7 +105,11 @@ func (r *Run) hops(source []string) *figure {
 		rows = append(rows, fmt.Sprintf("rank %d", h.Rank))
 		for k, hop := range h.Hops[:min(len(h.Hops), maxRanks)] {
 			if k == len(columns) {
-				columns = append(columns, fmt.Sprintf("hop %d", k))
+				name := hop.Label // such as "heads for rows"; that of a hop names its owner, who is another on each rank
+				if strings.HasPrefix(name, "hop ") || name == "" {
+					name = cmp.Or(hopOf(name), fmt.Sprintf("hop %d", k))
+				}
+				columns = append(columns, name)
 			}
 			for s, v := range map[*series]float64{&pairs: hop.Pairs, &sent: hop.SendBytes} {
 				s.X, s.Y, s.Lo = append(s.X, number(k)), append(s.Y, number(i)), append(s.Lo, number(v))

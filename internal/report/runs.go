@@ -182,7 +182,7 @@ func sourcesOf(runs []Run) []string {
 	}
 	const most = 4
 	if len(all) > most {
-		all = append(all[:most], fmt.Sprintf("and %d more runs, in the table at the top", len(all)-most))
+		all = append(all[:most], fmt.Sprintf("and %d more runs, whose commands are at the top", len(all)-most))
 	}
 	return all
 }
@@ -230,6 +230,9 @@ func facts(runs []Run) [][2]string {
 		return [][2]string{{"Command", r.Command}, {"Commit", r.Commit}, {"Machine", machineText(r.Machine)}}
 	}
 	var all [][2]string
+	for _, r := range runs {
+		all = append(all, [2]string{r.Name, r.Command})
+	}
 	for _, what := range []struct {
 		name string
 		of   func(Run) string

@@ -189,7 +189,8 @@ function optionOf(figure, view, k, state, width) {
       if (s.lo) series.push(spreadOption(s, state));
     }
   }
-  const o = { backgroundColor: "transparent", animation: false, textStyle: { fontFamily: getComputedStyle(document.body).fontFamily, color: l.ink }, aria: { enabled: false },
+  // The SVG of ECharts has the font in an attribute as it is: without quotes.
+  const o = { backgroundColor: "transparent", animation: false, textStyle: { fontFamily: getComputedStyle(document.body).fontFamily.replace(/"/g, ""), color: l.ink }, aria: { enabled: false },
     grid: { left: small ? 8 : 14, right: small ? 14 : 24, top: flat ? 8 : 38, bottom: 32 + turned, outerBoundsMode: "same", outerBoundsContain: "axisLabel", containLabel: true }, xAxis: x, yAxis: y, series, tooltip: tooltipOption(v, list, state) };
   if (!flat && v.y.name) o.title = { text: v.y.name, left: 0, top: 6, padding: 2, textStyle: { color: l.ink, fontSize: small ? 11.5 : 12.5, fontWeight: "normal" } };
   if (figure.kind === "heat") o.visualMap = { show: false, min: 0, max: Math.max(1e-12, ...list.flatMap((s) => s.lo)), dimension: 2, inRange: { color: l.heat } };

@@ -2,6 +2,8 @@ package browser
 
 import (
 	"context"
+	"encoding/csv"
+	"encoding/xml"
 	"flag"
 	"fmt"
 	"path/filepath"
@@ -115,7 +117,7 @@ func call[P, R any](t *testing.T, p *tab, cmd cdp.Command[P, R], params P) {
 // ask returns the value of an expression.
 func ask[T any](t *testing.T, p *tab, expression string) T {
 	t.Helper()
-	v, err := chromedp.Run(p, chromedp.Evaluate[T](expression))
+	v, err := chromedp.Run(p, chromedp.Evaluate[T](expression, chromedp.EvalAwaitPromise))
 	if err != nil {
 		t.Fatalf("%.60s: %v", expression, err)
 	}
@@ -149,6 +151,48 @@ const empty = `[...document.querySelectorAll("figure")].filter(f => f.querySelec
 
 // wide lists what makes the page scroll sideways.
 const wide = `document.documentElement.scrollWidth <= innerWidth ? [] : [...document.querySelectorAll("body *")].filter(e => e.getBoundingClientRect().right > innerWidth + 1 && !e.closest(".scroll")).slice(0, 5).map(e => e.tagName + " " + e.className + " " + e.textContent.slice(0, 40))`
+
+// saved presses every CSV and SVG button, and returns what each gives.
+const saved = `(async () => {
+  const files = [], all = [];
+  URL.createObjectURL = b => { files.push(b); return "blob:kept"; };
+  HTMLAnchorElement.prototype.click = () => {};
+  for (const b of document.querySelectorAll(".fill button")) {
+    files.length = 0;
+    b.click();
+    all.push({ Kind: b.textContent, Figure: b.closest("figure").querySelector("h3").textContent, Texts: await Promise.all(files.map(f => f.text())) });
+  }
+  return all;
+})()`
+
+// given is what a button of a figure saves.
+type given struct {
+	Kind, Figure string
+	Texts        []string
+}
+
+// check fails for a file that is not what its button says.
+func (g given) check(t *testing.T) {
+	t.Helper()
+	if len(g.Texts) == 0 {
+		t.Errorf("%s of %s gives nothing", g.Kind, g.Figure)
+	}
+	for _, text := range g.Texts {
+		var root struct{ XMLName xml.Name }
+		if g.Kind == "CSV" {
+			if rows, err := csv.NewReader(strings.NewReader(text)).ReadAll(); err != nil || len(rows) < 2 {
+				t.Errorf("CSV of %s: %d rows, %v", g.Figure, len(rows), err)
+			}
+			continue
+		}
+		if err := xml.Unmarshal([]byte(text), &root); err != nil || root.XMLName.Local != "svg" {
+			t.Errorf("SVG of %s: %v: %.200s", g.Figure, err, text)
+		}
+		if i := strings.Index(text, "NaN"); i >= 0 {
+			t.Errorf("SVG of %s: %.200s", g.Figure, text[max(0, i-100):])
+		}
+	}
+}
 
 // nth shows the n-th view of every figure that has so many, and returns how many have.
 const nth = `[...document.querySelectorAll('.bar .group[aria-label="What is shown"]')].map(g => g.children[%d]).filter(Boolean).map(b => b.click()).length`
@@ -245,6 +289,9 @@ func TestKeyboard(t *testing.T) {
 				if n == 0 {
 					t.Errorf("the %d. figure has no numbers", i+1)
 				}
+			}
+			for _, g := range ask[[]given](t, p, saved) {
+				g.check(t)
 			}
 			p.clean(t)
 		})
