@@ -6,7 +6,7 @@ ARGS   ?=
 
 export CGO_ENABLED ?= 0
 
-.PHONY: all build run test test-crash test-nfs test-hostile test-slurm test-cluster test-network simulate-cluster check-kubernetes examples race fuzz lint bench cuda vet-cuda test-kernels test-gpu gpu-pack install dist check-dist clean
+.PHONY: all build run test test-crash test-nfs test-hostile test-slurm test-cluster test-network simulate-cluster check-kubernetes test-report examples race fuzz lint bench cuda vet-cuda test-kernels test-gpu gpu-pack install dist check-dist clean
 
 all: build
 
@@ -72,6 +72,16 @@ test-cluster:
 # The batch scripts, steps and signals of a real Slurm of two nodes, in namespaces on this machine. Wants root.
 test-slurm:
 	scripts/test-slurm $(CASES)
+
+# The pages of `cprun report` in a headless Chromium: drawn, by keyboard, on a phone, in gray, and compared with
+# the screenshots in scripts/tools/browser/testdata, which SHOTS=-update stores anew. Wants Chromium (Debian: chromium).
+SHOTS ?=
+test-report: build
+	mkdir -p build/report
+	bin/cprun report internal/report/testdata/experiment --out build/report/experiment.html
+	bin/cprun report internal/report/testdata/hostile --out build/report/hostile.html
+	bin/cprun report internal/report/testdata/runs/ring-packed internal/report/testdata/runs/allgather --out build/report/runs.html
+	$(GO) test -C scripts/tools -count 1 ./browser -pages $(CURDIR)/build/report -shots $(CURDIR)/build/report/shots $(SHOTS)
 
 # The Job for Kubernetes against the published schemas. Wants Python and the network.
 check-kubernetes:

@@ -19,12 +19,17 @@ import (
 	"github.com/cprun/cprun/internal/machine"
 	"github.com/cprun/cprun/internal/plan"
 	"github.com/cprun/cprun/internal/terminal"
+	"github.com/cprun/cprun/internal/train"
 )
 
 // prepare writes what a run directory holds before the first step. Where it holds the config of an
 // earlier start with other values, that one is kept, and changes say which keys have changed.
 func prepare(dir *os.Root, cfg *config.Config, ranks int, choice *backend.Choice, machine machine.Machine) (changes []string, err error) {
-	p, err := plan.Make(cfg, ranks, planOptions(machine, choice, ranks))
+	opts := planOptions(machine, choice, ranks)
+	if opts.Docs, err = train.FirstDocuments(cfg); err != nil {
+		return nil, &InputError{err}
+	}
+	p, err := plan.Make(cfg, ranks, opts)
 	if err != nil {
 		return nil, &InputError{err}
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/launch/progress"
 	"github.com/cprun/cprun/internal/machine"
+	"github.com/cprun/cprun/internal/report"
 	"github.com/cprun/cprun/internal/terminal"
 )
 
@@ -33,10 +34,6 @@ type ScaleOptions struct {
 
 	Share  int  // of an array's task: which share it runs, from 1; 0: everything
 	Gather bool // write the results of what has ended, and run nothing
-
-	// Report writes report.html of an experiment in a directory, to which the run directories of its cells are
-	// relative; nil: none is written.
-	Report func(w io.Writer, dir string, r *experiment.Results) error
 }
 
 // scale is an experiment at work.
@@ -271,18 +268,15 @@ func (s *scale) results() *experiment.Results {
 	return r
 }
 
-// report is what writes report.html; nil: nothing does.
-func (s *scale) report() func(io.Writer, *experiment.Results) error {
-	if s.Report == nil {
-		return nil
-	}
-	return func(w io.Writer, r *experiment.Results) error { return s.Report(w, s.Out, r) }
+// report writes report.html.
+func (s *scale) report(w io.Writer, r *experiment.Results) error {
+	return report.Write(w, report.OfExperiment(s.Out, r))
 }
 
 // finish writes all results and shows them, and returns the exit status.
 func (s *scale) finish() (int, error) {
 	r := s.results()
-	if err := s.store.WriteResults(r, s.report()); err != nil {
+	if err := s.store.WriteResults(r, s.report); err != nil {
 		return launch.ExitFailed, err
 	}
 	if err := s.show(r); err != nil {

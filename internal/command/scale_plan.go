@@ -186,7 +186,7 @@ func (s *scale) planOnly() (int, error) {
 		return 0, inputf("--out: %w", err)
 	}
 	defer root.Close()
-	if err := experiment.WriteResults(root, r, s.report()); err != nil {
+	if err := experiment.WriteResults(root, r, s.report); err != nil {
 		return launch.ExitFailed, err
 	}
 	if err := s.show(r); err != nil || !any {

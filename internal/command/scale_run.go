@@ -166,7 +166,7 @@ func (s *scale) stop(p *launch.Program, asked, dir string, signals *launch.Signa
 	}
 	err := s.store.Remove(dir)
 	if s.Share == 0 {
-		err = errors.Join(err, s.store.WriteResults(s.results(), s.report()))
+		err = errors.Join(err, s.store.WriteResults(s.results(), s.report))
 	}
 	s.tally.Note("stopped; go on with: " + s.again())
 	return code, err

@@ -1,0 +1,55 @@
+package metrics
+
+import (
+	"encoding/json"
+	"io"
+	"time"
+)
+
+// EachStep calls f with every whole line of a metrics.jsonl, in the order of the file. Lines that are none
+// of metrics, such as the last of a run that was killed, are counted and left out.
+func EachStep(src io.Reader, f func(Step)) (torn int, err error) {
+	err = eachLine(src, maxStep, func(line []byte) error {
+		if _, ok := stepOf(line); !ok {
+			torn++
+			return nil
+		}
+		s := Untrained(time.Time{}, 0, 0)
+		s.ValLoss = nil
+		if json.Unmarshal(line, &s) != nil {
+			torn++
+			return nil
+		}
+		f(s)
+		return nil
+	})
+	return torn, err
+}
+
+// A Slice is one piece of work in a trace.
+type Slice struct {
+	Rank   int
+	Lane   string // the stream: compute, attention comm, ...
+	Name   string // what was done; "wait" is for another stream
+	Label  string // where in the step: "step 2/forward/layer 0/hop 1 owner 3"
+	Detail string // bytes and ranks of a transfer; of a wait, what it waited for
+	Start  float64
+	Took   float64 // seconds, as is Start, from the begin of the trace
+}
+
+// EachSlice calls f with every piece of work in a trace of this package, the slices around them
+// for parts of labels left out. A trace that a killed rank leaves is read up to its last whole line.
+func EachSlice(src io.Reader, f func(Slice)) error {
+	return eachLine(src, maxEvent, func(line []byte) error {
+		e, ok := parseEvent(line)
+		if !ok || e.Phase != "X" || e.Dur == nil || e.Args == nil {
+			return nil
+		}
+		text := func(key string) string { s, _ := e.Args[key].(string); return s }
+		f(Slice{
+			Rank: e.PID, Lane: e.Category, Name: e.Name, Label: text("label"), Detail: text("detail"),
+			Start: float64(e.TS) / 1e9, Took: float64(*e.Dur) / 1e9,
+		})
+		return nil
+	})
+}

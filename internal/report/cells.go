@@ -1,0 +1,259 @@
+package report
+
+import (
+	"bytes"
+	"encoding/base64"
+	"encoding/csv"
+	"fmt"
+	"math"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/cprun/cprun/internal/experiment"
+)
+
+// said is how a reader sees a status.
+var said = map[experiment.Status]string{
+	experiment.OK: "ok", experiment.Failed: "✗ failed", experiment.OutOfMemory: "✗ out of memory", experiment.Timeout: "✗ timeout",
+	experiment.Refused: "✗ refused", experiment.Skipped: "skipped", experiment.Pending: "… not yet", experiment.Planned: "planned",
+}
+
+// status is a cell's status for a reader.
+func status(c *experiment.Cell) cell {
+	s, ok := said[c.Status]
+	if !ok {
+		s = string(c.Status)
+	}
+	class := "bad"
+	switch c.Status {
+	case experiment.OK:
+		class = "ok"
+	case experiment.Skipped, experiment.Pending, experiment.Planned:
+		class = "none"
+	}
+	return cell{Text: s, Class: class, Explain: c.Error}
+}
+
+// speedOf is the tokens a second that a cell has, or that are predicted; NaN for none.
+func speedOf(c *experiment.Cell) float64 {
+	if c.Status == experiment.OK && c.TokensPerSecondPerDevice > 0 {
+		return c.TokensPerSecondPerDevice
+	}
+	return math.NaN()
+}
+
+// matrix shows what became of each cell: lengths, or the axis with most values, stand beside each other.
+func (g *grid) matrix() *figure {
+	across := experiment.Axis{}
+	for _, a := range g.axes {
+		if a.Key == keyLength && len(a.Values) > 1 {
+			across = a
+			break
+		}
+		if len(a.Values) > len(across.Values) {
+			across = a
+		}
+	}
+	down := g.telling(across.Key)
+	t := &table{Caption: "Tokens a second and device of each cell, or what became of it", Columns: []string{"cell"}}
+	for _, v := range across.Values {
+		t.Columns = append(t.Columns, label(across.Key, v))
+	}
+	rows := map[string]int{}
+	for i := range g.Cells {
+		c := &g.Cells[i]
+		name := g.names(c, down)
+		if name == "" {
+			name = g.Name
+		}
+		row, ok := rows[name]
+		if !ok {
+			row = len(t.Rows)
+			rows[name] = row
+			t.Rows = append(t.Rows, append([]cell{{Text: name, Head: true}}, make([]cell, len(across.Values))...))
+		}
+		column := slices.IndexFunc(across.Values, func(v any) bool { return experiment.Text(v) == experiment.Text(g.value(c, across.Key)) })
+		field := status(c)
+		if c.Status == experiment.Planned && c.PredictedStepSeconds > 0 {
+			field.Text = seconds(c.PredictedStepSeconds) + " planned"
+		}
+		if s := speedOf(c); c.Status == experiment.OK && !math.IsNaN(s) {
+			field.Text, field.Number = thousands(s), true
+		}
+		if column >= 0 {
+			t.Rows[row][column+1] = field
+		}
+	}
+	left := len(t.Rows)
+	t.Rows = slices.DeleteFunc(t.Rows, func(row []cell) bool {
+		return !slices.ContainsFunc(row[1:], func(c cell) bool { return c.Text != "" && c.Text != said[experiment.Skipped] })
+	})
+	left -= len(t.Rows)
+	for i := range t.Rows {
+		for k := range t.Rows[i] {
+			if t.Rows[i][k].Text == "" {
+				t.Rows[i][k] = cell{Text: "–", Class: "none"}
+			}
+		}
+	}
+	f := &figure{Title: "What became of each cell", Kind: "table", Section: overview, Table: t, Says: g.count(), Errors: g.errors()}
+	if left > 0 {
+		f.Says += fmt.Sprintf(" %d rows of skipped cells alone are left out.", left)
+	}
+	return f
+}
+
+var digits = regexp.MustCompile(`\d+(\.\d+)?`)
+
+// errors are those of the cells; of those that differ in numbers alone the first, with how many there are.
+func (g *grid) errors() []string {
+	type alike struct {
+		first string
+		cells int
+	}
+	var all []*alike
+	seen := map[string]*alike{}
+	for _, c := range g.Cells {
+		if c.Error == "" {
+			continue
+		}
+		line := said[c.Status] + ": " + c.Error
+		key := digits.ReplaceAllString(line, "0")
+		if seen[key] == nil {
+			seen[key] = &alike{first: line}
+			all = append(all, seen[key])
+		}
+		seen[key].cells++
+	}
+	const most = 12
+	var out []string
+	for i, e := range all {
+		if i == most {
+			return append(out, fmt.Sprintf("and %d more kinds of errors, in the CSV", len(all)-most))
+		}
+		if e.cells > 1 {
+			e.first += fmt.Sprintf(" (and %d more such cells)", e.cells-1)
+		}
+		out = append(out, e.first)
+	}
+	return out
+}
+
+// count says how many cells ended how.
+func (g *grid) count() string {
+	n := map[experiment.Status]int{}
+	for _, c := range g.Cells {
+		n[c.Status]++
+	}
+	var parts []string
+	for _, s := range []experiment.Status{experiment.OK, experiment.OutOfMemory, experiment.Failed, experiment.Timeout, experiment.Refused, experiment.Skipped, experiment.Planned, experiment.Pending} {
+		if n[s] > 0 {
+			parts = append(parts, fmt.Sprintf("%d %s", n[s], strings.TrimLeft(said[s], "✗… ")))
+		}
+	}
+	return fmt.Sprintf("%d cells: %s. A number is tokens a second and device, the median of the counted steps; each failure is a result, with its error in the list.", len(g.Cells), strings.Join(parts, ", "))
+}
+
+// best is, for each length and number of ranks, the fastest cell, and how far the others are behind.
+func (g *grid) best() *table {
+	type group struct {
+		name  string
+		cells []*experiment.Cell
+	}
+	var groups []*group
+	problem := []experiment.Axis{}
+	for _, a := range g.axes {
+		if slices.Contains([]string{keyLength, keyRanks, "base", "model.from", "device"}, a.Key) || strings.HasPrefix(a.Key, "model.") {
+			problem = append(problem, a)
+		}
+	}
+	choice := slices.DeleteFunc(g.telling(), func(a experiment.Axis) bool {
+		return slices.ContainsFunc(problem, func(b experiment.Axis) bool { return a.Key == b.Key })
+	})
+	for i := range g.Cells {
+		c := &g.Cells[i]
+		if math.IsNaN(speedOf(c)) {
+			continue
+		}
+		name := g.names(c, problem)
+		k := slices.IndexFunc(groups, func(o *group) bool { return o.name == name })
+		if k < 0 {
+			k, groups = len(groups), append(groups, &group{name: name})
+		}
+		groups[k].cells = append(groups[k].cells, c)
+	}
+	if len(groups) == 0 {
+		return nil
+	}
+	t := &table{Caption: "The fastest cell of each problem", Columns: []string{"problem", "fastest", "tokens/s", "tokens/s a device", "TFLOP/s a device", "MFU", "step", "memory", "waiting", "next best, time", "slowest, time"}}
+	for _, o := range groups {
+		slices.SortStableFunc(o.cells, func(a, b *experiment.Cell) int { return int(math.Copysign(1, speedOf(b)-speedOf(a))) })
+		first, last := o.cells[0], o.cells[len(o.cells)-1]
+		behind := func(c *experiment.Cell) cell {
+			if c == first {
+				return text("–")
+			}
+			return text(fmt.Sprintf("%s +%.1f %%", g.names(c, choice), 100*(speedOf(first)/speedOf(c)-1)))
+		}
+		next := first
+		if len(o.cells) > 1 {
+			next = o.cells[1]
+		}
+		name := g.names(first, choice)
+		if name == "" {
+			name = "–"
+		}
+		if o.name == "" {
+			o.name = g.Name
+		}
+		t.Rows = append(t.Rows, []cell{{Text: o.name, Head: true}, {Text: name, Class: "best"}, known(first.TokensPerSecond, thousands), known(first.TokensPerSecondPerDevice, thousands),
+			known(first.TFLOPsPerDevice, thousands), known(first.MFU, percent), known(first.StepSeconds, seconds), known(float64(first.MemoryBytes), binary),
+			known(share(first), percent), behind(next), behind(last)})
+	}
+	t.drop()
+	return t
+}
+
+// share is what of a step compute stood waiting for transfers; NaN where it is not known.
+func share(c *experiment.Cell) float64 {
+	if c.CommWaitSeconds == nil || c.StepSeconds == 0 || c.Status != experiment.OK {
+		return math.NaN()
+	}
+	return *c.CommWaitSeconds / c.StepSeconds
+}
+
+// csv is all cells, with the columns of results.csv, in base64.
+func (g *grid) csv() string {
+	var out bytes.Buffer
+	w := csv.NewWriter(&out)
+	var row []string
+	for _, a := range g.Grid {
+		row = append(row, a.Key)
+	}
+	row = append(row, "status", "tokens_per_second", "tokens_per_second_per_device", "tflops_per_device", "mfu", "step_seconds", "step_seconds_min", "step_seconds_max",
+		"memory_bytes", "planned_memory_bytes", "comm_wait_seconds", "predicted_step_seconds", "error")
+	w.Write(row) // a bytes.Buffer takes all
+	for _, c := range g.Cells {
+		row = row[:0]
+		for _, a := range g.Grid {
+			row = append(row, c.Text(a.Key))
+		}
+		row = append(row, string(c.Status))
+		wait := math.NaN()
+		if c.CommWaitSeconds != nil {
+			wait = *c.CommWaitSeconds
+		}
+		for _, x := range []float64{c.TokensPerSecond, c.TokensPerSecondPerDevice, c.TFLOPsPerDevice, c.MFU, c.StepSeconds, c.StepSecondsMin, c.StepSecondsMax,
+			float64(c.MemoryBytes), float64(c.PlannedMemoryBytes), wait, c.PredictedStepSeconds} {
+			field := ""
+			if !math.IsNaN(x) && (x != 0 || x == wait) {
+				field = experiment.Text(x)
+			}
+			row = append(row, field)
+		}
+		w.Write(append(row, c.Error))
+	}
+	w.Flush()
+	return base64.StdEncoding.EncodeToString(out.Bytes())
+}

@@ -1,0 +1,199 @@
+package report
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+)
+
+// page is what the template and the script make a page of.
+type page struct {
+	Title   string    `json:"title"`
+	Figures []*figure `json:"figures"`
+	// Steps are of each run the tokens, steps and hours of its points.
+	Steps [][3][]number `json:"steps,omitempty"`
+
+	Facts   [][2]string `json:"-"` // command, commit, machine, ...
+	Summary []*table    `json:"-"`
+	Notes   []string    `json:"-"`
+	Files   []download  `json:"-"`
+}
+
+// figure is one figure: what is drawn, and what is said of it. The first view is shown first.
+type figure struct {
+	ID      string   `json:"id"`
+	Title   string   `json:"title"`
+	Kind    string   `json:"kind"`               // lines, bars, rects or heat
+	Smooth  bool     `json:"smooth,omitempty"`   // offers a moving mean
+	BySteps bool     `json:"by_steps,omitempty"` // X is one of Steps, as the reader likes
+	Views   []view   `json:"views"`
+	Section string   `json:"-"`
+	Says    string   `json:"-"` // what it shows and how to read it
+	Source  []string `json:"-"` // command, commit and machine
+	Table   *table   `json:"-"` // shown in place of a chart, for what is a table by nature
+	Errors  []string `json:"-"` // listed below it
+}
+
+// view is one way to see a figure; buttons choose among several.
+type view struct {
+	Name   string  `json:"name"`
+	X      axis    `json:"x"`
+	Y      axis    `json:"y"`
+	Panels []panel `json:"panels"`
+}
+
+// axis is one direction of a chart. Kind says how numbers are written.
+type axis struct {
+	Name string   `json:"name"`
+	Kind string   `json:"kind"` // number, tokens, bytes, seconds, share, text
+	Log  bool     `json:"log,omitempty"`
+	Text []string `json:"text,omitempty"` // of an axis of kind text: its places
+	Zero bool     `json:"zero,omitempty"` // begins at 0
+	Max  number   `json:"max,omitempty"`  // ends there at most; 0: where the data ends
+}
+
+// panel is one chart of a view; the charts of a view share their axes.
+type panel struct {
+	Title  string   `json:"title"`
+	Series []series `json:"series"`
+	place  []int    // of its values on the grid's axes, to sort by
+}
+
+// series is one line, kind of bar, or kind of rectangle. Color, Dash and Symbol are places in the lists of the script, so that
+// what differs in color differs in dash or symbol, too.
+type series struct {
+	Name   string   `json:"name"`
+	Kind   string   `json:"kind,omitempty"` // "" a line, points, bar, ideal (a thin line without points), rects, heat
+	Color  int      `json:"color"`
+	Dash   int      `json:"dash"`
+	Symbol int      `json:"symbol"`
+	Of     int      `json:"of,omitempty"` // 1 for the first run, whose Steps are X; 0: X is its own
+	X      []number `json:"xs,omitempty"`
+	Y      []number `json:"ys"`
+	Lo     []number `json:"lo,omitempty"` // spread of Y
+	Hi     []number `json:"hi,omitempty"`
+	X2     []number `json:"x2,omitempty"` // ends of rectangles, which begin at X
+	Words  []string `json:"words,omitempty"`
+	Text   []int    `json:"text,omitempty"` // of each point: a place in Words
+}
+
+// say adds what is told of the newest point.
+func (s *series) say(words string, known map[string]int) {
+	i, ok := known[words]
+	if !ok {
+		i = len(s.Words)
+		known[words] = i
+		s.Words = append(s.Words, words)
+	}
+	s.Text = append(s.Text, i)
+}
+
+// add appends a point that is there, and reports whether it is.
+func (s *series) add(x, y float64) bool {
+	if math.IsNaN(x) || math.IsInf(x, 0) || math.IsNaN(y) || math.IsInf(y, 0) {
+		return false
+	}
+	s.X, s.Y = append(s.X, number(x)), append(s.Y, number(y))
+	return true
+}
+
+// number is a finite number, or null. In JSON it has seven digits, and all of them where it is whole.
+type number float64
+
+// MarshalJSON writes it.
+func (n number) MarshalJSON() ([]byte, error) {
+	x := float64(n)
+	switch {
+	case math.IsNaN(x) || math.IsInf(x, 0):
+		return []byte("null"), nil
+	case x == math.Trunc(x) && math.Abs(x) < 1<<53:
+		return strconv.AppendInt(nil, int64(x), 10), nil
+	}
+	return strconv.AppendFloat(nil, x, 'g', 7, 64), nil
+}
+
+// table is rows of text. A cell that is a number has the text of it, and stands to the right.
+type table struct {
+	Caption string
+	Columns []string
+	Rows    [][]cell
+}
+
+// cell is one field of a table.
+type cell struct {
+	Text    string
+	Number  bool
+	Head    bool   // names its row
+	Class   string // of the style: ok, bad, none, best
+	Explain string // said with it
+}
+
+func text(s string) cell { return cell{Text: s} }
+
+func numeral(s string) cell { return cell{Text: s, Number: true} }
+
+// download is a file that the page carries.
+type download struct{ Name, Says, Data string }
+
+// figure adds a figure, unless there is nothing in it.
+func (p *page) figure(f *figure) {
+	kept := f.Views[:0]
+	for _, v := range f.Views {
+		if v.any() {
+			kept = append(kept, v)
+		}
+	}
+	f.Views = kept
+	if len(f.Views) == 0 && f.Table == nil {
+		return
+	}
+	f.ID = fmt.Sprintf("figure-%d", len(p.Figures)+1)
+	p.Figures = append(p.Figures, f)
+}
+
+// any reports whether something is in a view. Panels without are taken out.
+func (v *view) any() bool {
+	kept := v.Panels[:0]
+	for _, p := range v.Panels {
+		n := 0
+		for _, s := range p.Series {
+			if s.Kind != "ideal" {
+				n += s.points()
+			}
+		}
+		if n > 0 {
+			kept = append(kept, p)
+		}
+	}
+	v.Panels = kept
+	return len(kept) > 0
+}
+
+// points is how many points of a series are there.
+func (s *series) points() (n int) {
+	for _, y := range s.Y {
+		if !math.IsNaN(float64(y)) && !math.IsInf(float64(y), 0) {
+			n++
+		}
+	}
+	return n
+}
+
+// Numeric reports whether a column has numbers; its title then stands to the right, too.
+func (t *table) Numeric(column int) bool {
+	return len(t.Rows) > 0 && column < len(t.Rows[0]) && t.Rows[0][column].Number
+}
+
+// drop takes out the columns in which nothing is known.
+func (t *table) drop() {
+	for i := len(t.Columns) - 1; i > 0; i-- {
+		if slices.ContainsFunc(t.Rows, func(row []cell) bool { return row[i].Text != "" && row[i].Text != "–" }) {
+			continue
+		}
+		t.Columns = slices.Delete(t.Columns, i, i+1)
+		for k := range t.Rows {
+			t.Rows[k] = slices.Delete(t.Rows[k], i, i+1)
+		}
+	}
+}

@@ -1,0 +1,150 @@
+package browser
+
+import (
+	"bytes"
+	"image"
+	"image/color"
+	"image/draw"
+	"image/png"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/chromedp/chromedp"
+)
+
+// A shot is a part of a page as somebody sees it.
+type shot struct {
+	name, page    string
+	width, height int64
+	as            media
+	title         string // of the figure; "": what the window shows at first
+}
+
+var all = []shot{
+	{"experiment-desk", "experiment.html", 1280, 800, media{kind: "screen", scheme: "light"}, ""},
+	{"scaling-gray-print", "experiment.html", 720, 1000, media{kind: "print", scheme: "light", gray: true}, "Strong scaling"},
+	{"memory-dark", "experiment.html", 1280, 800, media{kind: "screen", scheme: "dark"}, "Memory by kind"},
+	{"loss-phone", "runs.html", 390, 844, media{kind: "screen", scheme: "light"}, "Loss"},
+	{"step-desk", "runs.html", 1280, 800, media{kind: "screen", scheme: "light"}, "Step 2 by rank"},
+}
+
+const (
+	cells     = 48  // that a picture is compared in, across and down
+	mostMean  = 5.0 // difference of the pictures' cells, of 255 shades
+	mostFar   = .03 // share of cells that may differ
+	far       = 40  // shades by which a cell differs
+	mostWider = .1  // by which the sides of a picture may differ: fonts are the machine's
+)
+
+// What is seen is what was seen when somebody last looked: with -update, look at the pictures in testdata.
+// Cells of pictures are compared, in gray, so that the fonts of another machine are no fault and a chart that is
+// gone is.
+func TestScreenshots(t *testing.T) {
+	for _, s := range all {
+		t.Run(s.name, func(t *testing.T) {
+			data := s.take(t)
+			for _, dir := range []string{*shots, map[bool]string{true: "testdata"}[*update]} {
+				if dir == "" {
+					continue
+				}
+				if err := os.MkdirAll(dir, 0o755); err != nil {
+					t.Fatal(err)
+				}
+				if err := os.WriteFile(filepath.Join(dir, s.name+".png"), data, 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			stored, err := os.ReadFile(filepath.Join("testdata", s.name+".png"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			compare(t, decode(t, data), decode(t, stored))
+		})
+	}
+}
+
+// take is the picture, with few enough colors to be kept.
+func (s *shot) take(t *testing.T) []byte {
+	p := open(t, s.page, s.width, s.height, s.as)
+	picture := chromedp.CaptureScreenshot()
+	if s.title != "" {
+		id := ask[string](t, p, `[...document.querySelectorAll("figure")].find(f => f.querySelector("h3").textContent.startsWith("`+s.title+`")).id`)
+		picture = chromedp.Screenshot(chromedp.CSS("#" + id))
+	}
+	data, err := chromedp.Run(p, picture)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.clean(t)
+	return reduced(t, decode(t, data))
+}
+
+// reduced is a PNG of 216 colors.
+func reduced(t *testing.T, m image.Image) []byte {
+	var colors color.Palette
+	for r := range 6 {
+		for g := range 6 {
+			for b := range 6 {
+				colors = append(colors, color.RGBA{uint8(51 * r), uint8(51 * g), uint8(51 * b), 255})
+			}
+		}
+	}
+	out := image.NewPaletted(m.Bounds(), colors)
+	draw.Draw(out, m.Bounds(), m, m.Bounds().Min, draw.Src)
+	var data bytes.Buffer
+	if err := (&png.Encoder{CompressionLevel: png.BestCompression}).Encode(&data, out); err != nil {
+		t.Fatal(err)
+	}
+	return data.Bytes()
+}
+
+func decode(t *testing.T, data []byte) image.Image {
+	t.Helper()
+	m, err := png.Decode(bytes.NewReader(data))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+func compare(t *testing.T, got, want image.Image) {
+	t.Helper()
+	for i, side := range [][2]int{{got.Bounds().Dx(), want.Bounds().Dx()}, {got.Bounds().Dy(), want.Bounds().Dy()}} {
+		if d := float64(side[0]-side[1]) / float64(side[1]); d > mostWider || d < -mostWider {
+			t.Errorf("side %d has %d pixels, had %d", i, side[0], side[1])
+		}
+	}
+	a, b := means(got), means(want)
+	sum, differ := 0.0, 0
+	for i := range a {
+		d := a[i] - b[i]
+		if d < 0 {
+			d = -d
+		}
+		sum += d
+		if d > far {
+			differ++
+		}
+	}
+	if n := float64(len(a)); sum/n > mostMean || float64(differ)/n > mostFar {
+		t.Errorf("it looks another way: cells differ by %.1f shades, %d of %d by more than %d; look at it, then store it with -update", sum/n, differ, len(a), far)
+	}
+}
+
+// means are the mean shades of the cells of a picture.
+func means(m image.Image) []float64 {
+	sums, counts := make([]float64, cells*cells), make([]float64, cells*cells)
+	b := m.Bounds()
+	for y := range b.Dy() {
+		for x := range b.Dx() {
+			i := y*cells/b.Dy()*cells + x*cells/b.Dx()
+			sums[i] += float64(color.GrayModel.Convert(m.At(b.Min.X+x, b.Min.Y+y)).(color.Gray).Y)
+			counts[i]++
+		}
+	}
+	for i := range sums {
+		sums[i] /= max(1, counts[i])
+	}
+	return sums
+}
