@@ -85,6 +85,7 @@ var allowed = map[string]string{
 
 	"internal/launch":          "internal/files internal/launch/standing internal/place internal/terminal",
 	"internal/launch/standing": "internal/terminal",
+	"internal/launch/status":   "internal/files internal/launch/standing internal/terminal",
 	"internal/lan":             "",
 	"internal/launch/progress": "internal/terminal",
 	"internal/cluster":         "internal/cluster/gossip internal/cluster/wire internal/launch",
@@ -100,7 +101,7 @@ var allowed = map[string]string{
 	"internal/worker": "comm/device attention/backends comm internal/attend internal/backend internal/bench internal/config internal/device" +
 		" internal/job internal/launch internal/launch/progress internal/launch/standing internal/machine internal/plan internal/train tensor | internal/cuda",
 	"internal/command": "attention/backends internal/attend internal/backend internal/bench internal/checkpoint internal/cluster internal/files internal/terminal" +
-		" internal/config internal/data internal/hf internal/job internal/launch internal/launch/progress internal/machine internal/model" +
+		" internal/config internal/data internal/hf internal/job internal/launch internal/launch/progress internal/launch/standing internal/launch/status internal/machine internal/model" +
 		" internal/place internal/place/key internal/plan internal/safetensors internal/train tensor",
 	"cmd/cprun": "internal/attend internal/bench internal/command internal/config internal/job internal/machine internal/terminal internal/worker partition ring",
 

@@ -56,6 +56,8 @@ func (a *agent) attempt(ctx context.Context, s Start) *attempt {
 		t.stop(t.asked)
 	}
 	end, news := ctx.Done(), a.cohort.News()
+	look, unwatch := t.watch()
+	defer unwatch()
 	for t.live > 0 && !t.gaveUp {
 		select {
 		case m := <-t.inbox:
@@ -68,6 +70,8 @@ func (a *agent) attempt(ctx context.Context, s Start) *attempt {
 			t.escalation()
 		case <-t.inquiry.timer:
 			t.show()
+		case <-look:
+			t.look()
 		case <-end:
 			end, t.ended = nil, true
 			t.killAll()
