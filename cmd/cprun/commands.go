@@ -50,7 +50,7 @@ ring whose transfers hide behind the kernels.`,
 	root.Flags().StringVar(&o.RunDir, "run-dir", "", "`directory` of the run (default runs/<name>-<time>)")
 	root.Flags().StringVar(&o.Resume, "resume", "auto", "auto: go on from the newest checkpoint of the run directory; never; or the `path` of a checkpoint or run, for a run directory without checkpoints of its own")
 	root.Flags().BoolVar(&o.DryRun, "dry-run", false, "check all that a start checks, say what it would do, and start nothing")
-	root.AddCommand(planCommand(), attentionCommand(), benchCommand(), exportCommand(), evalCommand(), tokenizeCommand(), doctorCommand(), versionCommand(), workerCommand())
+	root.AddCommand(planCommand(), attentionCommand(), benchCommand(), exportCommand(), evalCommand(), tokenizeCommand(), topCommand(), doctorCommand(), versionCommand(), workerCommand())
 	root.AddCommand(unbuiltCommand("scale"))
 	return root
 }

@@ -28,7 +28,7 @@ const (
 // that a slow file system holds up nobody. What cannot be written is left out: it changes nothing about the run.
 type teller struct {
 	every      time.Duration
-	begun      chan struct{} // a start is to be told at once; room for one
+	wake       chan struct{} // there is something new to tell; room for one
 	quit, done chan struct{}
 
 	mu   sync.Mutex
@@ -39,7 +39,7 @@ type teller struct {
 // tell has a job told of, on so many nodes at most. where is asked at each start of the workers, for the run's id and the
 // directory of its logs, which stays the caller's.
 func tell(job *launch.Job, nodes int, where func() (runID string, logs *os.Root)) *teller {
-	t := &teller{every: max(tellEvery, time.Duration(nodes)*tellNode), begun: make(chan struct{}, 1), quit: make(chan struct{}), done: make(chan struct{})}
+	t := &teller{every: max(tellEvery, time.Duration(nodes)*tellNode), wake: make(chan struct{}, 1), quit: make(chan struct{}), done: make(chan struct{})}
 	host, err := os.Hostname()
 	if err != nil {
 		host = "localhost"
@@ -70,8 +70,13 @@ func (t *teller) start(s *launch.Start, where func() (string, *os.Root)) {
 	n.RunID, t.logs = where()
 	n.Start, n.Rows = s.Number, nil
 	n.Rank, n.FirstRank, n.WorldSize = s.Place.NodeRank, s.Place.FirstRank, s.Place.WorldSize
+	t.news()
+}
+
+// news has the file written soon.
+func (t *teller) news() {
 	select {
-	case t.begun <- struct{}{}:
+	case t.wake <- struct{}{}:
 	default:
 	}
 }
@@ -85,6 +90,7 @@ func (t *teller) standing(all []standing.Standing) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.node.Rows = rows
+	t.news()
 }
 
 // run writes until the end.
@@ -94,10 +100,11 @@ func (t *teller) run() {
 	defer ticker.Stop()
 	for {
 		select {
-		case <-ticker.C:
+		case <-ticker.C: // nothing is new, but that the launcher lives
 			t.write()
-		case <-t.begun:
+		case <-t.wake:
 			t.write()
+			ticker.Reset(t.every + t.every/2)
 		case <-t.quit:
 			t.write()
 			return

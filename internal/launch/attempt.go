@@ -37,6 +37,7 @@ type attempt struct {
 	introduced bool // the workers know where all ranks are
 	failing    bool // a rank has failed, here or elsewhere, and the others are being ended
 
+	looking  bool    // the workers were asked what they are at, for Job.OnStanding, which has not been told
 	inquiry  inquiry // the table that is being made
 	timedOut bool    // one of them has waited for too long
 

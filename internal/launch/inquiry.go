@@ -80,6 +80,7 @@ func (t *attempt) answered(c *child, e Event) {
 	if s, err := standing.Decode(e.Data); err == nil {
 		c.told, c.asked = &s, false
 		c.glimpse, c.glimpsed = &s, time.Now()
+		t.passOnWhenWhole()
 		t.showWhenWhole()
 	}
 }

@@ -25,14 +25,13 @@ func (t *attempt) watch() (look <-chan time.Time, end func()) {
 	}
 }
 
-// look passes on what the workers have said, and asks them anew. Whoever has not answered is not asked again, so that
-// nothing piles up at one that is stopped.
+// look asks the workers anew, and passes on what has come so far if some have not answered the last time. Whoever has
+// not is not asked again, so that nothing piles up at one that is stopped.
 func (t *attempt) look() {
-	rows := make([]standing.Standing, 0, len(t.children))
-	for _, c := range t.children {
-		rows = append(rows, t.glance(c))
+	if t.looking {
+		t.passOn()
 	}
-	t.mail.put(true, func() { t.job.OnStanding(rows) })
+	t.looking = true
 	frame, err := encodeFrame(command{Kind: commandTell})
 	for _, c := range t.children {
 		if err == nil && !c.ended && !c.asked && len(c.commands) == 0 {
@@ -40,6 +39,28 @@ func (t *attempt) look() {
 			c.commands <- frame
 		}
 	}
+}
+
+// passOnWhenWhole passes on what the workers have said when nobody is left who might answer.
+func (t *attempt) passOnWhenWhole() {
+	for _, c := range t.children {
+		if !c.ended && c.asked {
+			return
+		}
+	}
+	if t.looking {
+		t.passOn()
+	}
+}
+
+// passOn tells what can be seen of the workers.
+func (t *attempt) passOn() {
+	t.looking = false
+	rows := make([]standing.Standing, 0, len(t.children))
+	for _, c := range t.children {
+		rows = append(rows, t.glance(c))
+	}
+	t.mail.put(true, func() { t.job.OnStanding(rows) })
 }
 
 // glance is a worker's last answer, or what can be seen of it from here.
