@@ -117,3 +117,23 @@ func FuzzDecode(f *testing.F) {
 		}
 	})
 }
+
+// BenchmarkWrite is what telling costs the launcher, once a second, of 8 ranks that each wait for another.
+func BenchmarkWrite(b *testing.B) {
+	root, err := os.OpenRoot(b.TempDir())
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer root.Close()
+	n := node("a", 0, 0, 10)
+	wait := standing.Wait{Op: "exchange", Label: "step 15/backward/layer 0/hop 3 owner 3", Open: []standing.Open{{Peer: 2, Bytes: 65536}, {Peer: 3, Bytes: 65536}}}
+	n.Rows = nil
+	for rank := range 8 {
+		n.Rows = append(n.Rows, Row{Standing: standing.Standing{Rank: rank, Step: 3, Waits: []standing.Wait{wait}}, Resident: 4096})
+	}
+	for b.Loop() {
+		if err := Write(root, n); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
