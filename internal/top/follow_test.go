@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cprun/cprun/internal/metrics"
 )
@@ -141,15 +142,19 @@ func FuzzFollow(f *testing.F) {
 		lines{&whole.log}.Write(text)
 		lines{&parts.log}.Write(text[:cut])
 		lines{&parts.log}.Write(text[cut:])
-		if fmt.Sprint(whole.view) != fmt.Sprint(parts.view) {
-			t.Errorf("%q in two pieces, cut at %d:\n%v, whole\n%v", text, cut, parts.view, whole.view)
-		}
-		v := &whole.view
-		v.State, v.Now, v.At = Running, noon, v.Last.Step
-		for _, l := range Layout(v, 80, 24, Look{}) {
-			if l.width() > 80 {
-				t.Errorf("%q", l)
+		seen := func(s *Source) (all string) {
+			v := &s.view
+			v.State, v.Now, v.At, v.Steps = Running, noon, v.Last.Step, 100
+			s.estimate()
+			for _, l := range Layout(v, 80, 40, Look{Zone: time.UTC}) {
+				if all += l.String() + "\n"; l.width() > 80 {
+					t.Errorf("%q", l)
+				}
 			}
+			return all
+		}
+		if a, b := seen(&whole), seen(&parts); a != b {
+			t.Errorf("%q in two pieces, cut at %d:\n%s, whole\n%s", text, cut, b, a)
 		}
 	})
 }

@@ -205,6 +205,9 @@ func (p *picture) progress() []Line {
 			items = append(items, item{"epoch", fmt.Sprintf("%.2f", float64(p.Last.Epoch)), Plain})
 		}
 	}
+	if p.Saved > 0 {
+		items = append(items, item{"checkpoint", progress.Thousands(p.Saved), Plain})
+	}
 	if p.Starts > 0 {
 		items = append(items, item{"restarts", fmt.Sprint(p.Starts), Warn})
 	}

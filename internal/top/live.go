@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/gdamore/tcell/v3"
+	"github.com/gdamore/tcell/v3/color"
 )
 
 const (
@@ -180,10 +181,10 @@ var styles = map[Style]tcell.Style{
 	Plain:  tcell.StyleDefault,
 	Dim:    tcell.StyleDefault.Dim(true),
 	Bold:   tcell.StyleDefault.Bold(true),
-	Good:   tcell.StyleDefault.Bold(true).Foreground(tcell.ColorGreen),
-	Warn:   tcell.StyleDefault.Bold(true).Foreground(tcell.ColorOlive),
-	Bad:    tcell.StyleDefault.Bold(true).Foreground(tcell.ColorMaroon),
-	Accent: tcell.StyleDefault.Foreground(tcell.ColorTeal),
+	Good:   tcell.StyleDefault.Bold(true).Foreground(color.Green),
+	Warn:   tcell.StyleDefault.Bold(true).Foreground(color.Olive),
+	Bad:    tcell.StyleDefault.Bold(true).Foreground(color.Maroon),
+	Accent: tcell.StyleDefault.Foreground(color.Teal),
 }
 
 // draw draws the picture; what has not changed is not sent.
@@ -197,7 +198,7 @@ func (d *display) draw() {
 			for _, s := range line {
 				style := styles[s.Style]
 				if mono {
-					style = style.Foreground(tcell.ColorDefault)
+					style = style.Foreground(color.Default)
 				}
 				d.screen.PutStrStyled(x, y, s.Text, style)
 				x += width(s.Text)

@@ -102,6 +102,7 @@ func (s *Source) Look(now time.Time) *View {
 	v.Now, v.Faults, v.Nodes, v.Rows, v.Events, v.Why = now, nil, nil, nil, nil, ""
 	s.fault(s.log.poll())
 	configured := s.config()
+	v.Saved = s.saved()
 	logs, err := files.OpenDirIn(s.root, "logs")
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -148,6 +149,21 @@ func (s *Source) config() bool {
 	s.view.About = terminal.Clip(string(terminal.Line(fmt.Appendf(nil, "%s, %d layers of %d, sequences of %d tokens, %d a step",
 		c.Model.Architecture, c.Model.NumHiddenLayers, c.Model.HiddenSize, c.Data.SeqLen, c.Train.GlobalBatchSize))), maxText)
 	return true
+}
+
+// maxLatest is more than the name of any checkpoint has, in bytes.
+const maxLatest = 4 << 10
+
+// saved is the step of the newest checkpoint; 0 where there is none, or none of a name that a run gives.
+func (s *Source) saved() (step int64) {
+	text, err := files.ReadIn(s.root, "checkpoints/latest", maxLatest)
+	if err != nil {
+		return 0
+	}
+	if _, err := fmt.Sscanf(string(text), "step-%d", &step); err != nil {
+		return 0
+	}
+	return max(0, step)
 }
 
 // judge finds out how the run stands.

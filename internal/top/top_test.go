@@ -148,6 +148,10 @@ func example(t *testing.T) run {
 	for i := range 2 {
 		r.tell(node(i))
 	}
+	if err := os.Mkdir(filepath.Join(r.dir, "checkpoints"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	r.write("checkpoints/latest", "step-00000100\n")
 	r.write("logs/launcher.log", `--- 2026-11-22T11:58:00.000Z cprun v1: cprun --nnodes 2 --nproc 2 examples/opticks.yaml
 2026-11-22T11:58:00.100Z run directory runs/opticks-20261122-115800
 2026-11-22T11:58:10.000Z step 10/300  loss 3.1234  grad_norm 0.81  lr 3.0e-04  4,012 tok/s  eta 1m23s

@@ -50,6 +50,7 @@ type View struct {
 	Validated  bool
 	loss, rate series // of the logged steps: loss in nats, tokens a second
 
+	Saved  int64 // the step of the newest checkpoint; 0: there is none
 	Nodes  []status.Node
 	Rows   []status.Row // of all nodes, by rank
 	Starts int          // of all workers, before the present one
