@@ -231,3 +231,21 @@ func TestTopFindsTheNewestRun(t *testing.T) {
 		t.Errorf("%s", out)
 	}
 }
+
+// Each node of a job tells of its own ranks, in one run directory.
+func TestTopShowsAllNodes(t *testing.T) {
+	config, dir := small(t, 6), filepath.Join(t.TempDir(), "run")
+	codes, said := agents(t, []string{"--nproc", "1", "--run-dir", dir, config}, []string{"--nproc", "2", "--run-dir", dir, config})
+	if codes[0] != 0 || codes[1] != 0 {
+		t.Fatalf("statuses %v\n%s\n%s", codes, said[0], said[1])
+	}
+	for rank, want := range []string{`"node_rank":0,"first_rank":0,"ranks":1,"world_size":3,`, `"node_rank":1,"first_rank":1,"ranks":2,"world_size":3,`} {
+		text, err := os.ReadFile(filepath.Join(dir, "logs", fmt.Sprintf("status-%04d.json", rank)))
+		if err != nil || !strings.Contains(string(text), want) || !strings.Contains(string(text), `"state":"ended","exit_code":0`) {
+			t.Errorf("node %d: %v\n%s", rank, err, text)
+		}
+	}
+	if out, _ := must(t, "top", dir); !strings.HasPrefix(out, "run  done ") || !strings.Contains(out, "nodes   2: ") {
+		t.Errorf("\n%s", out)
+	}
+}
