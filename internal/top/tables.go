@@ -1,7 +1,9 @@
 package top
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/cprun/cprun/internal/launch/progress"
@@ -217,12 +219,8 @@ func several(hosts []string) string {
 
 // isLive reports whether a node's rows are among those that are shown.
 func (p *picture) isLive(n *status.Node) bool {
-	for i := range p.Rows {
-		if r := p.Rows[i].Rank; r >= n.FirstRank && r < n.FirstRank+n.Ranks {
-			return true
-		}
-	}
-	return false
+	at, _ := slices.BinarySearchFunc(p.Rows, n.FirstRank, func(r status.Row, rank int) int { return cmp.Compare(r.Rank, rank) })
+	return at < len(p.Rows) && p.Rows[at].Rank < n.FirstRank+n.Ranks
 }
 
 // counted is "1 rank" or "4 ranks".

@@ -311,3 +311,39 @@ func TestTimeLeftGoesByTheLastSteps(t *testing.T) {
 		t.Errorf("at %d, %v left (known: %v)", v.At, v.Left, v.Timed)
 	}
 }
+
+// BenchmarkPicture is a look at a run of 128 nodes with 8 ranks each, and its picture: what is done once a second.
+func BenchmarkPicture(b *testing.B) {
+	dir := b.TempDir()
+	if err := os.MkdirAll(filepath.Join(dir, "logs"), 0o700); err != nil {
+		b.Fatal(err)
+	}
+	logs, err := os.OpenRoot(filepath.Join(dir, "logs"))
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer logs.Close()
+	for i := range 128 {
+		n := node(0)
+		n.Version, n.Rank, n.FirstRank, n.Ranks, n.WorldSize = status.Version, i, 8*i, 8, 1024
+		like := n.Rows[0]
+		n.Rows = nil
+		for j := range 8 {
+			like.Rank = 8*i + j
+			n.Rows = append(n.Rows, like)
+		}
+		if err := status.Write(logs, &n); err != nil {
+			b.Fatal(err)
+		}
+	}
+	s, err := Open(dir)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer s.Close()
+	for b.Loop() {
+		if lines := Layout(s.Look(noon), 120, 40, Look{}); len(lines) == 0 {
+			b.Fatal("no picture")
+		}
+	}
+}
