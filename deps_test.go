@@ -88,6 +88,7 @@ var allowed = map[string]string{
 
 	"internal/launch":          "internal/files internal/launch/standing internal/place internal/terminal",
 	"internal/launch/standing": "internal/terminal",
+	"internal/launch/status":   "internal/files internal/launch/standing internal/terminal",
 	"internal/lan":             "",
 	"internal/launch/progress": "internal/terminal",
 	"internal/cluster":         "internal/cluster/gossip internal/cluster/wire internal/launch",
@@ -99,12 +100,14 @@ var allowed = map[string]string{
 	"internal/place/key":       "internal/files internal/place internal/terminal",
 	"internal/terminal":        "",
 	"internal/hostile":         "",
-	"internal/job":             "attention/backends internal/bench internal/machine",
+	"internal/top": "internal/config internal/files internal/launch internal/launch/progress internal/launch/standing internal/launch/status" +
+		" internal/metrics internal/terminal",
+	"internal/job": "attention/backends internal/bench internal/machine",
 	"internal/worker": "comm/device attention/backends comm internal/attend internal/backend internal/bench internal/config internal/device" +
 		" internal/job internal/launch internal/launch/progress internal/launch/standing internal/machine internal/plan internal/train tensor | internal/cuda",
 	"internal/command": "attention/backends internal/attend internal/backend internal/bench internal/checkpoint internal/cluster internal/experiment internal/files internal/terminal" +
-		" internal/config internal/data internal/hf internal/job internal/launch internal/launch/progress internal/machine internal/model" +
-		" internal/place internal/place/key internal/plan internal/report internal/safetensors internal/train tensor",
+		" internal/config internal/data internal/hf internal/job internal/launch internal/launch/progress internal/launch/standing internal/launch/status internal/machine internal/model" +
+		" internal/place internal/place/key internal/plan internal/report internal/safetensors internal/top internal/train tensor",
 	"cmd/cprun": "internal/attend internal/bench internal/command internal/config internal/job internal/machine internal/terminal internal/worker partition ring",
 
 	"scripts/mutate-rules":  "attention/backends",

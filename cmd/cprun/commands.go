@@ -52,7 +52,7 @@ ring whose transfers hide behind the kernels.`,
 	root.Flags().BoolVar(&o.DryRun, "dry-run", false, "check all that a start checks, say what it would do, and start nothing")
 	root.Flags().BoolVar(&o.NoSave, "no-checkpoint", false, "write no checkpoint: the run is a measurement, as those of cprun scale are")
 	root.Flags().MarkHidden("no-checkpoint")
-	root.AddCommand(planCommand(), attentionCommand(), benchCommand(), scaleCommand(), exportCommand(), evalCommand(), tokenizeCommand(), reportCommand(), doctorCommand(), versionCommand(), workerCommand())
+	root.AddCommand(planCommand(), attentionCommand(), benchCommand(), scaleCommand(), exportCommand(), evalCommand(), tokenizeCommand(), reportCommand(), topCommand(), doctorCommand(), versionCommand(), workerCommand())
 	return root
 }
 

@@ -101,10 +101,18 @@ func (t *together) train(signals *launch.Signals) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	res := launch.Run(t.ctx, launch.Job{
+	spec := launch.Job{
 		NProc: t.workers, Device: t.firstDevice, Interface: interfaceOf(t.addr), Argv: []string{"worker", string(job.RoleTrain)},
 		Stderr: t.out, Show: t.show(), OnEvent: t.track.event, Node: t.at.Node, Cohort: cohort, OnStart: t.open, Patient: t.at.SlurmJob != "", Signals: signals,
+	}
+	live := tell(&spec, t.at.MaxAgents, func() (string, *os.Root) {
+		if t.leads {
+			return t.runID, t.lead.logs
+		}
+		return t.runID, t.logs
 	})
+	res := launch.Run(t.ctx, spec)
+	live.end(res)
 	why := ""
 	if res.Err != nil {
 		why = res.Err.Error()

@@ -169,10 +169,16 @@ func (o *TrainOptions) train(ctx context.Context, r ready, out *progress.Printer
 		return 0, err
 	}
 	t := &tracker{out: out, start: time.Now(), root: r.root, measures: o.NoSave, advanced: o.advanced, again: o.again(r.dir)}
-	res := launch.Run(ctx, launch.Job{
-		NProc: r.ranks, Argv: []string{"worker", string(job.RoleTrain)}, Logs: b.logs, Payload: payload(b.task),
+	spec := launch.Job{
+		RunID: launch.NewRunID(time.Now()), NProc: r.ranks, Argv: []string{"worker", string(job.RoleTrain)}, Logs: b.logs, Payload: payload(b.task),
 		Stderr: out, Show: o.show(), OnEvent: t.event, MaxRestarts: o.MaxRestarts, Signals: signals, Patient: underSlurm(),
-	})
+	}
+	var live *teller
+	if !o.NoSave { // else the directory is removed afterwards
+		live = tell(&spec, 1, func() (string, *os.Root) { return spec.RunID, b.logs })
+	}
+	res := launch.Run(ctx, spec)
+	live.end(res)
 	out.Close()
 	b.merge(out)
 	t.summary(res)

@@ -27,6 +27,7 @@ func names() (all []input) {
 			"export":          {"export", "./" + bad, "--to", "out"},
 			"export to":       {"export", "run", "--to", bad + "/x/y"},
 			"eval":            {"eval", "./" + bad, "--data", "text.txt"},
+			"top":             {"top", "./" + bad},
 			"eval data":       {"eval", "run", "--data", bad},
 			"resume":          {"--resume", bad, "--run-dir", "run", "train.yaml"},
 			"attention in":    {"attention", "--in", bad, "--out", "out"},

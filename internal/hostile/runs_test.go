@@ -44,7 +44,7 @@ const first, second = "checkpoints/step-00000001/", "checkpoints/step-00000002/"
 
 // written are the names in a run directory that a run writes or reads.
 var written = []string{
-	"config.yaml", "plan.json", "metrics.jsonl", "trace.json", "logs", "logs/rank-0000.log", "logs/launcher.log", "logs/trace-rank-0001.json", "checkpoints", "checkpoints/latest", "checkpoints/.lock",
+	"config.yaml", "plan.json", "metrics.jsonl", "trace.json", "logs", "logs/rank-0000.log", "logs/launcher.log", "logs/status-0000.json", "logs/trace-rank-0001.json", "checkpoints", "checkpoints/latest", "checkpoints/.lock",
 	"checkpoints/step-00000002", "checkpoints/step-00000003", second + "manifest.json", second + "shard-00001-of-00002.safetensors",
 }
 
@@ -57,6 +57,7 @@ func runs() (all []input) {
 		return []string{"--nproc", "2", "--run-dir", "run", "--set", "train.steps=3", "--set", "log.trace_steps=1", "train.yaml"}
 	}
 	export := func(*place) []string { return []string{"export", "run", "--to", "hf"} }
+	watch := func(*place) []string { return []string{"top", "run"} }
 	add := func(name string, make func(p *place), commands ...func(*place) []string) {
 		for _, command := range commands {
 			all = append(all, input{kind: "run", name: name, fail: true, make: func(p *place) []string {
@@ -69,6 +70,10 @@ func runs() (all []input) {
 	for _, file := range written {
 		path := "run/" + file
 		for kind, make := range irregular {
+			add("top, and "+file+" is a "+kind, func(p *place) {
+				p.must(os.RemoveAll(p.path(path)))
+				p.must(make(p, p.path(path)))
+			}, watch)
 			add(file+" is a "+kind, func(p *place) {
 				p.must(os.RemoveAll(p.path(path)))
 				p.must(make(p, p.path(path)))
@@ -83,9 +88,25 @@ func runs() (all []input) {
 			add(file+" is "+kind, func(p *place) {
 				p.must(os.RemoveAll(p.path(path)))
 				p.write(path, data)
-			}, resume, export)
+			}, resume, export, watch)
 		}
 	}
+	for name, text := range map[string]string{
+		"words":   `{"version":1,"run_id":"` + `\u001b[2J","host":"\u009b2J\nFORGED","state":"\u202e","why":"\u001b]0;x\u0007","rows":[{"rank":0,"state":"\u001b[31m","host":"\u001b"}]}`,
+		"numbers": `{"version":1,"state":"running","pid":-1,"ranks":9223372036854775807,"first_rank":9223372036854775807,"start":-5,"world_size":9223372036854775807,"every_seconds":-1,"written":"9999-12-31T23:59:59Z","begun":"0001-01-01T00:00:00Z","rows":[{"rank":9223372036854775807,"pid":1,"resident_bytes":9223372036854775807,"in":-9223372036854775808}]}`,
+		"ranks":   `{"version":1,"state":"running","written":"9999-12-31T23:59:59Z","rows":[` + strings.TrimSuffix(numbered(`{"rank":%d},`, 100_000), ",") + "]}",
+	} {
+		add("status "+name, func(p *place) {
+			p.write("run/logs/status-0000.json", []byte(text))
+			p.write("run/logs/launcher.log", []byte("2026-11-22T11:58:00.000Z "+escape+"\n"+strings.Repeat("2026-11-22T11:58:00.000Z x\n", 100_000)))
+		}, watch)
+	}
+	add("many launchers", func(p *place) {
+		for i := range 20_000 {
+			p.write(fmt.Sprintf("run/logs/status-%05d.json", i), []byte(fmt.Sprintf(`{"version":1,"node_rank":%d,"host":"h%d"}`, i, i)))
+			p.write(fmt.Sprintf("run/logs/launcher-%05d.log", i), []byte("2026-11-22T11:58:00.000Z x\n"))
+		}
+	}, watch, resume)
 	for name, change := range map[string][2]string{
 		"length":      {`"length": 4`, `"length": 4611686018427387904`},
 		"bytes":       {`"bytes": `, `"bytes": 9`},

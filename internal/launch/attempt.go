@@ -37,6 +37,7 @@ type attempt struct {
 	introduced bool // the workers know where all ranks are
 	failing    bool // a rank has failed, here or elsewhere, and the others are being ended
 
+	looking  bool    // the workers were asked what they are at, for Job.OnStanding, which has not been told
 	inquiry  inquiry // the table that is being made
 	timedOut bool    // one of them has waited for too long
 
@@ -56,6 +57,8 @@ func (a *agent) attempt(ctx context.Context, s Start) *attempt {
 		t.stop(t.asked)
 	}
 	end, news := ctx.Done(), a.cohort.News()
+	look, unwatch := t.watch()
+	defer unwatch()
 	for t.live > 0 && !t.gaveUp {
 		select {
 		case m := <-t.inbox:
@@ -68,6 +71,8 @@ func (a *agent) attempt(ctx context.Context, s Start) *attempt {
 			t.escalation()
 		case <-t.inquiry.timer:
 			t.show()
+		case <-look:
+			t.look()
 		case <-end:
 			end, t.ended = nil, true
 			t.killAll()

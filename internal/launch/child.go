@@ -41,6 +41,9 @@ type child struct {
 	ended    bool
 	state    string             // why it can tell nothing; "" where that was not seen
 	told     *standing.Standing // what it has said that it waits for, since it was asked
+	asked    bool               // by look, and has not answered
+	glimpse  *standing.Standing // its last answer, to whatever request
+	glimpsed time.Time          // when it came
 }
 
 // message is what the goroutines of a child tell loop.

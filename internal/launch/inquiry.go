@@ -78,7 +78,9 @@ func (t *attempt) table(ours bool) {
 // answered notes what a worker says that it waits for.
 func (t *attempt) answered(c *child, e Event) {
 	if s, err := standing.Decode(e.Data); err == nil {
-		c.told = &s
+		c.told, c.asked = &s, false
+		c.glimpse, c.glimpsed = &s, time.Now()
+		t.passOnWhenWhole()
 		t.showWhenWhole()
 	}
 }

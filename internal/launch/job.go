@@ -54,7 +54,11 @@ type Job struct {
 	Show   Show
 	// OnEvent is called for each event of each worker, in the order of each worker, never
 	// twice at once; nil: none. While it is slow, progress events may be left out.
-	OnEvent     func(rank int, e Event)
+	OnEvent func(rank int, e Event)
+	// OnStanding is called every Watch with what the workers of this node are at, without waiting for those
+	// that do not answer, and with nothing when a start has ended. It is called as OnEvent is; nil: never.
+	OnStanding  func(rows []standing.Standing)
+	Watch       time.Duration
 	MaxRestarts int
 	// Node names this node in messages; "": the name of the host.
 	Node string

@@ -215,6 +215,10 @@ var scenarios = map[string]func(*Worker) int{
 		w.OnTell(func() standing.Standing { return chained(w) })
 		return awaitStop(w)
 	},
+	"watched": at(2, kill(syscall.SIGSTOP), func(w *Worker) int {
+		w.OnTell(func() standing.Standing { return chained(w) })
+		return awaitStop(w)
+	}),
 	"timeout": at(2, func(w *Worker) int { return wait(w, kill(syscall.SIGSTOP)) }, func(w *Worker) int {
 		w.OnTell(func() standing.Standing { return chained(w) })
 		pid := waiting(w)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 	"unicode/utf8"
 )
 
@@ -50,31 +51,71 @@ func Table(all []Standing) string {
 	return b.String()
 }
 
-// row is what a rank is at. A rank that waits for others shows the first call that it stands for.
-func (g *graph) row(s *Standing) []string {
-	p := s.place()
-	row := []string{fmt.Sprint(s.Rank), s.Host, fmt.Sprint(s.PID), p.step, p.pass, p.layer, p.hop, "", "", "", ""}
-	if s.PID == 0 {
-		row[2] = ""
+// Row is what one rank is at, in words. A part is "" where it is not known, or there is none.
+type Row struct {
+	// Step to Hop say where in the run the rank is.
+	Step, Pass, Layer, Hop string
+	Operation              string        // the call that it stands for, or its own work
+	WaitsFor               string        // ranks that have not come to that call: "0-2, 5"
+	Waits                  bool          // Operation is a call between ranks
+	Known                  bool          // it tells of itself; otherwise Operation is why not
+	Bytes                  int64         // what is open of the call
+	For                    time.Duration // without progress of the call, or at its own work
+}
+
+// Rows returns what each rank is at, in the order of all. A rank that waits for others shows the first call that
+// it stands for.
+func Rows(all []Standing) []Row {
+	g := newGraph(all)
+	rows := make([]Row, len(all))
+	for i := range all {
+		rows[i] = g.look(&all[i])
 	}
-	rest := row[7:]
-	if s.State != "" {
-		rest[0] = s.State
-		return row
+	return rows
+}
+
+// Blame returns lines that say who holds up whom; none where no rank has waited for as long as least.
+func Blame(all []Standing, least time.Duration) []string {
+	long := func(s Standing) bool { return len(s.Waits) > 0 && s.Waits[0].Stood >= least }
+	if !slices.ContainsFunc(all, long) {
+		return nil
+	}
+	return newGraph(all).blame()
+}
+
+// look is what a rank is at.
+func (g *graph) look(s *Standing) Row {
+	p := s.place()
+	r := Row{Step: p.step, Pass: p.pass, Layer: p.layer, Hop: p.hop, Known: s.State == "", Operation: s.State}
+	if !r.Known {
+		return r
 	}
 	if len(s.Waits) == 0 {
-		what, since := s.doing()
-		rest[0], rest[3] = what, seconds(since)
-		return row
+		r.Operation, r.For = s.doing()
+		return r
 	}
 	w := &s.Waits[0]
-	rest[0], rest[2], rest[3] = w.Op, grouped(w.Bytes), seconds(w.Stood)
+	r.Operation, r.Waits, r.Bytes, r.For = w.Op, true, w.Bytes, w.Stood
 	peers := map[int]bool{}
 	for _, o := range g.missing(s.Rank, w) {
 		peers[o.Peer] = true
 	}
-	if len(peers) > 0 {
-		rest[1] = ranks(sortedKeys(peers))
+	r.WaitsFor = ranks(sortedKeys(peers))
+	return r
+}
+
+// row is what the table shows of a rank.
+func (g *graph) row(s *Standing) []string {
+	r := g.look(s)
+	row := []string{fmt.Sprint(s.Rank), s.Host, fmt.Sprint(s.PID), r.Step, r.Pass, r.Layer, r.Hop, r.Operation, r.WaitsFor, "", ""}
+	if s.PID == 0 {
+		row[2] = ""
+	}
+	if r.Waits {
+		row[9] = grouped(r.Bytes)
+	}
+	if r.Known {
+		row[10] = seconds(r.For)
 	}
 	return row
 }

@@ -1,0 +1,105 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// learns fails unless the validation loss of a run has fallen.
+func learns(t *testing.T, dir string) {
+	t.Helper()
+	var values []float64
+	for _, m := range metricsOf(t, dir) {
+		if text, ok := m["val_loss"]; ok {
+			v, err := strconv.ParseFloat(string(text), 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			values = append(values, v)
+		}
+	}
+	if len(values) < 2 || !(values[len(values)-1] < values[0]) {
+		t.Errorf("%s: validation losses %v", dir, values)
+	}
+}
+
+// few are flags that make an example a matter of seconds.
+var few = []string{"--nproc", "2", "--set", "train.steps=6", "--set", "data.validation.samples=2", "--set", "log.every=1"}
+
+// The examples of one machine train at a small size.
+func TestExamplesLearn(t *testing.T) {
+	for _, name := range []string{"opticks.yaml", "documents.yaml"} {
+		t.Run(name, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "run")
+			must(t, append(few, "--run-dir", dir, filepath.Join("../../examples", name))...)
+			learns(t, dir)
+		})
+	}
+}
+
+// Continued training at a longer context, from a Hugging Face directory to one, as its script has it.
+func TestExamplesContinueAtALongerContext(t *testing.T) {
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for family, rope := range map[string]string{"llama": "llama3", "qwen3": "yarn"} {
+		t.Run(family, func(t *testing.T) {
+			out := filepath.Join(t.TempDir(), "hf")
+			c := exec.Command("../../examples/hf/run", append([]string{family}, few...)...)
+			c.Env = append(os.Environ(), actAsProgram+"=1", "CPRUN="+exe, "OUT="+out)
+			text, err := c.CombinedOutput()
+			if err != nil {
+				t.Fatalf("%v\n%s", err, text)
+			}
+			learns(t, filepath.Join(out, family+"-base-run"))
+			learns(t, filepath.Join(out, family+"-longer"))
+			if n := strings.Count(string(text), "  512 to 1023 "); n != 2 {
+				t.Errorf("%d evaluations to 1,024 tokens\n%s", n, text)
+			}
+			config, err := os.ReadFile(filepath.Join(out, family+"-longer-hf", "config.json"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			var c2 struct {
+				Type string `json:"model_type"`
+				Max  int    `json:"max_position_embeddings"`
+				Rope struct {
+					Type   string  `json:"rope_type"`
+					Factor float64 `json:"factor"`
+				} `json:"rope_scaling"`
+			}
+			if err := json.Unmarshal(config, &c2); err != nil || c2.Type != family || c2.Max != 1024 || c2.Rope.Type != rope || c2.Rope.Factor != 4 {
+				t.Errorf("%v, %+v\n%s", err, c2, config)
+			}
+		})
+	}
+}
+
+// examples/README.md names each example, and nothing that is not there.
+func TestExamplesAreListed(t *testing.T) {
+	text, err := os.ReadFile("../../examples/README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range regexp.MustCompile(`\]\(([^)#:]+)\)`).FindAllStringSubmatch(string(text), -1) {
+		if _, err := os.Stat(filepath.Join("../../examples", m[1])); err != nil {
+			t.Errorf("it links to %s: %v", m[1], err)
+		}
+	}
+	all, err := filepath.Glob("../../examples/*")
+	if err != nil || len(all) == 0 {
+		t.Fatal(all, err)
+	}
+	for _, path := range all {
+		if name := filepath.Base(path); name != "README.md" && !strings.Contains(string(text), "]("+name) {
+			t.Errorf("it does not name %s", name)
+		}
+	}
+}

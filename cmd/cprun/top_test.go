@@ -1,0 +1,251 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// pty is a terminal that a test looks at.
+type pty struct {
+	*exec.Cmd
+	t     *testing.T
+	ctl   *os.File
+	tty   *os.File
+	out   lockedBuffer
+	ended chan struct{} // the reader has
+	was   unix.Termios
+}
+
+// onTerminal starts cprun on a terminal of its own.
+func onTerminal(t *testing.T, w, h int, args ...string) *pty {
+	t.Helper()
+	ctl, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.IoctlSetPointerInt(int(ctl.Fd()), unix.TIOCSPTLCK, 0); err != nil {
+		t.Fatal(err)
+	}
+	n, err := unix.IoctlGetInt(int(ctl.Fd()), unix.TIOCGPTN)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tty, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &pty{Cmd: process(t, args...), t: t, ctl: ctl, tty: tty, ended: make(chan struct{})}
+	p.resize(w, h)
+	p.was = p.mode()
+	p.Env = append(p.Env, "TERM=xterm-256color", "LC_ALL=C.UTF-8", "NO_COLOR=")
+	p.Stdin, p.Stdout, p.Stderr = tty, tty, tty
+	p.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
+	if err := p.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() { // ends when the terminal is closed
+		defer close(p.ended)
+		b := make([]byte, 1<<16)
+		for {
+			n, err := ctl.Read(b)
+			p.out.Write(b[:n])
+			if err != nil {
+				return
+			}
+		}
+	}()
+	t.Cleanup(func() {
+		p.Process.Kill()
+		tty.Close()
+		ctl.Close()
+		<-p.ended
+	})
+	return p
+}
+
+func (p *pty) mode() unix.Termios {
+	p.t.Helper()
+	m, err := unix.IoctlGetTermios(int(p.tty.Fd()), unix.TCGETS)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return *m
+}
+
+func (p *pty) resize(w, h int) {
+	p.t.Helper()
+	if err := unix.IoctlSetWinsize(int(p.ctl.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: uint16(h), Col: uint16(w)}); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// sent are the characters and the commands to a terminal. Of the commands, those that move the cursor and those that clear
+// the screen count here.
+var sent = regexp.MustCompile(`\x1b\[(\d*);?(\d*)H|\x1b\[J|\x1b(?:\[[0-9;?>=]*[a-zA-Z]|\][^\x1b]*\x1b\\|[()][A-Z0-9]|[=>])|[^\x1b\r\n]`)
+
+// picture is what stands on the terminal.
+func (p *pty) picture() string {
+	grid := map[[2]int]string{}
+	row, col := 1, 1
+	for _, m := range sent.FindAllStringSubmatch(p.out.String(), -1) {
+		switch {
+		case m[0] == "\x1b[J":
+			clear(grid)
+		case strings.HasSuffix(m[0], "H") && strings.HasPrefix(m[0], "\x1b["):
+			row, col = 1, 1
+			fmt.Sscan(m[1], &row)
+			fmt.Sscan(m[2], &col)
+		case m[0][0] != 0x1b:
+			grid[[2]int{row, col}] = m[0]
+			col++
+		}
+	}
+	var b strings.Builder
+	for r := range 60 {
+		var line strings.Builder
+		for c := range 200 {
+			line.WriteString(cmp.Or(grid[[2]int{r + 1, c + 1}], " "))
+		}
+		b.WriteString(strings.TrimRight(line.String(), " ") + "\n")
+	}
+	return strings.TrimRight(b.String(), "\n")
+}
+
+// shows waits until the picture matches.
+func (p *pty) shows(want string) {
+	p.t.Helper()
+	re := regexp.MustCompile(want)
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+		if re.MatchString(p.picture()) {
+			return
+		}
+	}
+	p.t.Fatalf("it does not show %q:\n%s", want, p.picture())
+}
+
+// ends waits for its end, with that status, and looks whether the terminal is as it was.
+func (p *pty) ends(code int) {
+	p.t.Helper()
+	p.Wait()
+	if got := p.ProcessState.ExitCode(); got != code {
+		p.t.Errorf("exit status %d (%v), want %d", got, p.ProcessState, code)
+	}
+	for end := time.Now().Add(time.Minute); !strings.Contains(p.out.String(), "\x1b[?1049l"); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			p.t.Fatal("it does not leave the alternate screen")
+		}
+	}
+	if p.mode() != p.was {
+		p.t.Errorf("the terminal's mode is %+v, and was %+v", p.mode(), p.was)
+	}
+}
+
+// A run is watched on a terminal: as it goes on, in other sizes, when its launcher is killed, and when another start goes on
+// from its checkpoint.
+func TestTopWatchesARun(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "run")
+	yaml := small(t, endless)
+	s := start(t, dir, "--nproc", "2", "--set", "checkpoint.every=2", yaml)
+	s.afterStep(3)
+	p := onTerminal(t, 100, 40, "top", dir)
+	p.shows(`^run  running (.*\n)+loss  (.*\n)+2 ranks\n(.*\n)   0 .* (forward|backward|optimizer|its own work)`)
+	p.resize(60, 20)
+	p.shows(`(?m)^q quit   up/down ranks$`)
+	p.resize(200, 50)
+	p.shows(`bytes  operation +waits for`)
+	s.Process.Kill()
+	s.Wait()
+	p.shows(`^run  dead: its launcher is gone for`)
+	if out, _ := must(t, "top", dir); !strings.Contains(out, "run  dead: ") || strings.ContainsAny(out, "\x1b\r") {
+		t.Errorf("elsewhere:\n%s", out)
+	}
+	again := start(t, dir, "--nproc", "2", "--set", "checkpoint.every=2", yaml)
+	p.shows(`^run  running `)
+	signal(t, again.Process.Pid, syscall.SIGTERM)
+	if code := again.wait(); code != 75 {
+		t.Errorf("exit status %d", code)
+	}
+	p.shows(`^run  stopped `)
+	if _, err := p.ctl.WriteString("q"); err != nil {
+		t.Fatal(err)
+	}
+	p.ends(0)
+}
+
+// SIGTERM and a hang-up leave the terminal as it was; --once prints lines there.
+func TestTopEndsOnSignals(t *testing.T) {
+	dir := t.TempDir()
+	for _, sig := range []os.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP} {
+		p := onTerminal(t, 80, 24, "top", dir)
+		p.shows("  not started")
+		if err := p.Process.Signal(sig); err != nil {
+			t.Fatal(err)
+		}
+		p.ends(0)
+	}
+	p := onTerminal(t, 80, 24, "top", "--once", dir)
+	p.shows("  not started")
+	if p.Wait(); strings.Contains(p.out.String(), "\x1b") {
+		t.Errorf("--once: %q", p.out.String())
+	}
+}
+
+func TestTopRefusesWhatIsNoDirectory(t *testing.T) {
+	t.Chdir(t.TempDir())
+	for _, args := range [][]string{{"top"}, {"top", "none"}, {"top", os.Args[0]}, {"top", "a", "b"}} {
+		if code, _, stderr := cprun(t, args...); code != 2 || !bytes.Contains([]byte(stderr), []byte("cprun: ")) {
+			t.Errorf("%v: exit status %d\n%s", args, code, stderr)
+		}
+	}
+}
+
+// Without a name it shows the newest of runs/.
+func TestTopFindsTheNewestRun(t *testing.T) {
+	t.Chdir(t.TempDir())
+	for i, name := range []string{"older", "newer", "oldest"} {
+		dir := filepath.Join("runs", name)
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		file := filepath.Join(dir, "config.yaml")
+		when := time.Now().Add(-time.Duration([]int{2, 1, 3}[i]) * time.Hour)
+		if err := os.WriteFile(file, nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chtimes(file, when, when); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if out, _ := must(t, "top"); !strings.HasPrefix(out, "newer  ") {
+		t.Errorf("%s", out)
+	}
+}
+
+// Each node of a job tells of its own ranks, in one run directory.
+func TestTopShowsAllNodes(t *testing.T) {
+	config, dir := small(t, 6), filepath.Join(t.TempDir(), "run")
+	codes, said := agents(t, []string{"--nproc", "1", "--run-dir", dir, config}, []string{"--nproc", "2", "--run-dir", dir, config})
+	if codes[0] != 0 || codes[1] != 0 {
+		t.Fatalf("statuses %v\n%s\n%s", codes, said[0], said[1])
+	}
+	for rank, want := range []string{`"node_rank":0,"first_rank":0,"ranks":1,"world_size":3,`, `"node_rank":1,"first_rank":1,"ranks":2,"world_size":3,`} {
+		text, err := os.ReadFile(filepath.Join(dir, "logs", fmt.Sprintf("status-%04d.json", rank)))
+		if err != nil || !strings.Contains(string(text), want) || !strings.Contains(string(text), `"state":"ended","exit_code":0`) {
+			t.Errorf("node %d: %v\n%s", rank, err, text)
+		}
+	}
+	if out, _ := must(t, "top", dir); !strings.HasPrefix(out, "run  done ") || !strings.Contains(out, "nodes   2: ") {
+		t.Errorf("\n%s", out)
+	}
+}

@@ -1,0 +1,180 @@
+// Package status is what a launcher tells of a run while it goes on, to whoever looks into its run directory, also on
+// another host: one small file for each node, written anew every second or so. It has no secret in it. Who reads it
+// trusts nothing of it: it may be torn, old, or somebody else's.
+package status
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cprun/cprun/internal/files"
+	"github.com/cprun/cprun/internal/launch/standing"
+	"github.com/cprun/cprun/internal/terminal"
+)
+
+// Version is that of the file's format.
+const Version = 1
+
+// States of a launcher, as it tells them itself. One that was killed stays Running; see Node.Written.
+const (
+	Running = "running"
+	Ended   = "ended"
+)
+
+// Bounds of what is read.
+const (
+	maxFile  = 4 << 20 // bytes: 4,096 ranks that each wait for some others
+	maxNodes = 4096
+	maxRows  = 4096
+	maxWhy   = 400 // bytes
+)
+
+// Node is what the launcher of one node tells.
+type Node struct {
+	Version   int       `json:"version"`
+	RunID     string    `json:"run_id"` // the same on all nodes of a run, and new at its next start by a user
+	Host      string    `json:"host"`
+	PID       int       `json:"pid"` // of the launcher
+	Rank      int       `json:"node_rank"`
+	FirstRank int       `json:"first_rank"`
+	Ranks     int       `json:"ranks"`      // of this node
+	WorldSize int       `json:"world_size"` // of all nodes
+	Start     int       `json:"start"`      // starts of all workers before this one
+	Begun     time.Time `json:"begun"`      // when the launcher was started
+	Written   time.Time `json:"written"`
+	Every     float64   `json:"every_seconds"` // between two writings
+	State     string    `json:"state"`
+	ExitCode  int       `json:"exit_code"`     // of an Ended one
+	Why       string    `json:"why,omitempty"` // it has failed
+	// Rows are its workers, by rank; none between two starts.
+	Rows []Row `json:"rows,omitempty"`
+}
+
+// Row is what a rank is at and waits for.
+type Row struct {
+	standing.Standing
+	// Resident is the host memory of its process, in bytes; 0: not known.
+	Resident int64 `json:"resident_bytes,omitempty"`
+}
+
+// name is that of a node's file, in the directory of the logs, which is private to the user.
+func name(rank int) string { return fmt.Sprintf("status-%04d.json", rank) }
+
+// Write replaces a node's file, so that a reader sees the old or the new one. It does not wait for the disk. One goroutine
+// of one process writes a node's file: the new one has a name that an earlier process may have left behind.
+func Write(logs *os.Root, n *Node) error {
+	text, err := json.Marshal(n)
+	if err != nil {
+		return fmt.Errorf("status: %w", err)
+	}
+	temp := name(n.Rank) + ".new"
+	_ = logs.Remove(temp) // mostly there is none; what stays there is told by the next line
+	d, err := files.CreateAs(logs, temp, name(n.Rank))
+	if err != nil {
+		return err
+	}
+	_, err = d.Write(append(text, '\n'))
+	if err = errors.Join(err, d.Close()); err == nil {
+		err = d.Rename()
+	}
+	if err != nil {
+		return errors.Join(err, d.Discard())
+	}
+	return nil
+}
+
+// Read returns the nodes of the run that wrote last, by their ranks; none where nobody has told anything. A file that
+// cannot be read is passed over where there are others.
+func Read(logs *os.Root) ([]Node, error) {
+	names, err := list(logs)
+	if err != nil {
+		return nil, err
+	}
+	var nodes []Node
+	var faults []error
+	for _, name := range names {
+		text, err := files.ReadIn(logs, name, maxFile)
+		if err == nil {
+			var n Node
+			if n, err = Decode(text); err == nil {
+				nodes = append(nodes, n)
+				continue
+			}
+		}
+		if !errors.Is(err, fs.ErrNotExist) {
+			faults = append(faults, err)
+		}
+	}
+	if len(nodes) == 0 {
+		return nil, errors.Join(faults...)
+	}
+	return present(nodes), nil
+}
+
+// list returns the names of the nodes' files.
+func list(logs *os.Root) ([]string, error) {
+	dir, err := logs.Open(".")
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	all, err := dir.Readdirnames(-1)
+	if err != nil {
+		return nil, err
+	}
+	all = slices.DeleteFunc(all, func(s string) bool {
+		return !strings.HasPrefix(s, "status-") || !strings.HasSuffix(s, ".json")
+	})
+	slices.Sort(all)
+	return all[:min(len(all), maxNodes)], nil
+}
+
+// present keeps the nodes of the run that wrote last. A node that its newest start does without stays, without ranks.
+func present(nodes []Node) []Node {
+	last := slices.MaxFunc(nodes, func(a, b Node) int { return a.Written.Compare(b.Written) })
+	nodes = slices.DeleteFunc(nodes, func(n Node) bool { return n.RunID != last.RunID })
+	start := slices.MaxFunc(nodes, func(a, b Node) int { return a.Start - b.Start }).Start
+	for i := range nodes {
+		if n := &nodes[i]; n.Start < start {
+			n.Rows, n.Ranks = nil, 0
+		}
+	}
+	slices.SortStableFunc(nodes, func(a, b Node) int { return a.Rank - b.Rank })
+	return nodes
+}
+
+// Decode reads one file, and makes what it says fit to be shown.
+func Decode(text []byte) (n Node, err error) {
+	if err := json.Unmarshal(text, &n); err != nil {
+		return Node{}, fmt.Errorf("status: %w", err)
+	}
+	if n.Version != Version {
+		return Node{}, fmt.Errorf("status: of version %d, and this cprun reads %d", n.Version, Version)
+	}
+	n.RunID, n.Host, n.State = word(n.RunID), word(n.Host), word(n.State)
+	n.Why = terminal.Clip(strings.TrimSpace(string(terminal.Line([]byte(n.Why)))), maxWhy)
+	for _, v := range []*int{&n.PID, &n.Rank, &n.FirstRank, &n.Ranks, &n.WorldSize, &n.Start} {
+		*v = max(*v, 0)
+	}
+	if !(n.Every > 0 && n.Every < 3600) {
+		n.Every = 1
+	}
+	n.Rows = n.Rows[:min(len(n.Rows), maxRows)]
+	for i := range n.Rows {
+		r := &n.Rows[i]
+		r.Clean()
+		r.Resident = max(r.Resident, 0)
+	}
+	return n, nil
+}
+
+// word is a short text on one line.
+func word(s string) string {
+	return strings.TrimSpace(strings.ReplaceAll(terminal.Clip(string(terminal.Line([]byte(s))), 96), "\t", " "))
+}

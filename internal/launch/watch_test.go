@@ -1,0 +1,39 @@
+package launch
+
+import (
+	"bytes"
+	"context"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/cprun/cprun/internal/launch/standing"
+)
+
+// What the workers are at is told again and again, of one that is stopped too, and at the end there is nothing.
+func TestWatchTellsWhatTheWorkersAreAt(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var out bytes.Buffer
+	whole, last := 0, []standing.Standing{{}}
+	job := Job{
+		NProc: 3, Argv: []string{"worker", "watched"}, Logs: logsIn(t, filepath.Join(t.TempDir(), "logs")), Stderr: &out, Node: "node-a", Watch: 5 * time.Millisecond,
+		OnStanding: func(rows []standing.Standing) {
+			last = rows
+			if len(rows) != 3 || rows[2].State != stateStopped || len(rows[0].Waits) == 0 || len(rows[1].Waits) == 0 {
+				return // they have not come so far, or were too busy to answer
+			}
+			for i, s := range rows {
+				if s.Rank != i || s.Host != "node-a" || s.PID == 0 {
+					t.Errorf("row %d is of rank %d on %q, pid %d", i, s.Rank, s.Host, s.PID)
+				}
+			}
+			if whole++; whole == 3 {
+				cancel()
+			}
+		},
+	}
+	if r := Run(ctx, job); whole < 3 || last != nil || r.Err == nil {
+		t.Errorf("seen whole %d times, at the end %v; %+v\n%s", whole, last, r, out.String())
+	}
+}

@@ -1,0 +1,109 @@
+package top
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+
+	"github.com/cprun/cprun/internal/files"
+	"github.com/cprun/cprun/internal/metrics"
+)
+
+const (
+	// maxBehind is how much of the end of a long metrics.jsonl is read at first, in bytes: 130,000 steps.
+	maxBehind = 64 << 20
+	// maxLine is the longest line that is taken for one of metrics; those that a run writes have 500 bytes.
+	maxLine = 64 << 10
+)
+
+// follower reads what a run appends to its metrics.jsonl. The run may be on another host, and the file may be replaced
+// (a run that goes on from a checkpoint leaves out the steps after it), cut, or gone.
+type follower struct {
+	root   *os.Root
+	add    func(metrics.Step)
+	forget func() // all that came before: the file is another one
+
+	file   fs.FileInfo // that was read last; nil: none
+	offset int64       // what follows has not been read
+	begun  []byte      // a line without its end
+	skip   bool        // the line that has begun is none: too long, or its beginning was left out
+}
+
+// poll reads what is new. A file that is not there is no error.
+func (f *follower) poll() error {
+	file, err := files.OpenIn(f.root, "metrics.jsonl") // opened each time, since only then a network file system looks anew
+	if errors.Is(err, fs.ErrNotExist) {
+		f.reset(nil)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	now, err := file.Stat()
+	if err != nil {
+		return fmt.Errorf("metrics.jsonl: %w", err)
+	}
+	if f.file == nil || !os.SameFile(now, f.file) || now.Size() < f.offset {
+		f.reset(now)
+		if f.offset = max(0, now.Size()-maxBehind); f.offset > 0 {
+			f.skip = true
+		}
+	}
+	if now.Size() == f.offset {
+		return nil
+	}
+	if _, err := file.Seek(f.offset, io.SeekStart); err != nil {
+		return fmt.Errorf("metrics.jsonl: %w", err)
+	}
+	n, err := io.Copy(lines{f}, io.LimitReader(file, maxBehind))
+	f.offset += n
+	if err != nil {
+		return fmt.Errorf("metrics.jsonl: %w", err)
+	}
+	return nil
+}
+
+// reset begins with another file.
+func (f *follower) reset(now fs.FileInfo) {
+	if f.file != nil {
+		f.forget()
+	}
+	f.file, f.offset, f.begun, f.skip = now, 0, nil, false
+}
+
+// lines is the writer that cuts what it gets into lines.
+type lines struct{ *follower }
+
+func (l lines) Write(p []byte) (int, error) {
+	for rest := p; ; {
+		line, after, whole := bytes.Cut(rest, []byte("\n"))
+		if !l.skip {
+			l.begun = append(l.begun, line...)
+			l.skip = len(l.begun) > maxLine
+		}
+		if !whole {
+			return len(p), nil
+		}
+		if s, ok := stepOf(l.begun); ok && !l.skip {
+			l.add(s)
+		}
+		l.begun, l.skip, rest = l.begun[:0], false, after
+	}
+}
+
+// stepOf reads a line of metrics. A crash may have torn it.
+func stepOf(line []byte) (s metrics.Step, ok bool) {
+	if len(line) < 2 || line[0] != '{' || line[len(line)-1] != '}' {
+		return s, false
+	}
+	s = metrics.Step{
+		Loss: metrics.Absent, GradNorm: metrics.Absent, LR: metrics.Absent, StepSeconds: metrics.Absent, TokensPerSecond: metrics.Absent,
+		TokensPerSecondPerDevice: metrics.Absent, TFLOPsPerDevice: metrics.Absent, MFU: metrics.Absent, CommWaitSeconds: metrics.Absent,
+	}
+	return s, json.Unmarshal(line, &s) == nil && s.Step >= 0
+}

@@ -1,0 +1,209 @@
+package top
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"runtime/debug"
+	"syscall"
+	"time"
+
+	"github.com/gdamore/tcell/v3"
+	"github.com/gdamore/tcell/v3/color"
+)
+
+const (
+	// lookEvery is the time between two looks at a run that lives, and lookSeldom at one that does not.
+	lookEvery  = time.Second
+	lookSeldom = 3 * time.Second
+	// plainWidth is the width of a picture that no terminal shows.
+	plainWidth = 100
+	// page is how far page up and page down go, in ranks.
+	page = 10
+)
+
+// Print writes what is known now, as lines.
+func Print(w io.Writer, s *Source) error {
+	for _, line := range Layout(s.Look(time.Now()), plainWidth, 0, Look{}) {
+		if _, err := fmt.Fprintln(w, line.String()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// NewScreen returns the screen of this process's terminal. It asks the terminal nothing, whose answers could be left in
+// the input of a shell.
+func NewScreen() (tcell.Screen, error) {
+	return tcell.NewTerminfoScreenFromTty(nil, tcell.OptNegotiation(false), tcell.OptKeyboardProtocol(tcell.LegacyKeyboard))
+}
+
+// Live draws a run on a screen until q or Ctrl-C is pressed, a signal comes or ctx ends. However it ends, the terminal is
+// as it was. Quitting is no error.
+func Live(ctx context.Context, s *Source, screen tcell.Screen, signals <-chan os.Signal) error {
+	if err := screen.Init(); err != nil {
+		return fmt.Errorf("terminal: %w", err)
+	}
+	defer screen.Fini() // in a panic, too
+	ctx, cancel := context.WithCancel(ctx)
+	views, faults := make(chan *View, 1), make(chan error, 1)
+	go watch(ctx, s, views, faults) // ends with ctx, and with the process where the file system hangs
+	defer cancel()
+	d := display{screen: screen, look: Look{Keys: true, Plain: screen.CharacterSet() != "UTF-8"}}
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-signals:
+			return nil
+		case err := <-faults:
+			return err
+		case v := <-views:
+			d.view = v
+		case ev := <-screen.EventQ():
+			if d.on(ev) {
+				return nil
+			}
+			for more := true; more; { // a window that is dragged sends many
+				select {
+				case ev = <-screen.EventQ():
+					if d.on(ev) {
+						return nil
+					}
+				default:
+					more = false
+				}
+			}
+		}
+		d.draw()
+	}
+}
+
+// watch reads again and again. It has a goroutine of its own, so that a file system that hangs keeps nobody from
+// quitting. What panics here must not leave the terminal as it is.
+func watch(ctx context.Context, s *Source, views chan<- *View, faults chan<- error) {
+	defer func() {
+		if r := recover(); r != nil {
+			faults <- fmt.Errorf("panic: %v\n%s", r, debug.Stack())
+		}
+	}()
+	for {
+		v := s.Look(time.Now())
+		select {
+		case views <- v:
+		case <-ctx.Done():
+			return
+		}
+		wait := lookEvery
+		if !v.State.lives() {
+			wait = lookSeldom
+		}
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// display is what stands on the screen.
+type display struct {
+	screen tcell.Screen
+	view   *View // nil before the first look
+	look   Look
+}
+
+// on does what a key or the terminal asks for, and reports whether it is to quit.
+func (d *display) on(ev tcell.Event) (quit bool) {
+	switch ev := ev.(type) {
+	case *tcell.EventResize:
+		d.screen.Sync()
+	case *tcell.EventKey:
+		return d.key(ev)
+	}
+	return false
+}
+
+// key does what a key asks for.
+func (d *display) key(ev *tcell.EventKey) (quit bool) {
+	switch ev.Key() {
+	case tcell.KeyCtrlC:
+		return true
+	case tcell.KeyCtrlZ:
+		d.suspend()
+	case tcell.KeyCtrlL:
+		d.screen.Sync()
+	case tcell.KeyUp:
+		d.scroll(-1)
+	case tcell.KeyDown:
+		d.scroll(1)
+	case tcell.KeyPgUp:
+		d.scroll(-page)
+	case tcell.KeyPgDn:
+		d.scroll(page)
+	case tcell.KeyHome:
+		d.look.Scroll = 0
+	case tcell.KeyRune:
+		switch ev.Str() {
+		case "q", "Q":
+			return true
+		case "k":
+			d.scroll(-1)
+		case "j":
+			d.scroll(1)
+		}
+	}
+	return false
+}
+
+// scroll shows other ranks.
+func (d *display) scroll(by int) {
+	most := 0
+	if d.view != nil {
+		most = len(d.view.Rows) - 1
+	}
+	d.look.Scroll = max(0, min(d.look.Scroll+by, most))
+}
+
+// suspend gives the terminal back to the shell, and goes on when the shell says so.
+func (d *display) suspend() {
+	if d.screen.Suspend() != nil {
+		return
+	}
+	_ = syscall.Kill(0, syscall.SIGTSTP) // the whole job, as Ctrl-Z does
+	time.Sleep(100 * time.Millisecond)   // it is stopped somewhere in here
+	_ = d.screen.Resume()                // if that fails, so does the next thing that is drawn
+}
+
+// styles are how a terminal shows them.
+var styles = map[Style]tcell.Style{
+	Plain:  tcell.StyleDefault,
+	Dim:    tcell.StyleDefault.Dim(true),
+	Bold:   tcell.StyleDefault.Bold(true),
+	Good:   tcell.StyleDefault.Bold(true).Foreground(color.Green),
+	Warn:   tcell.StyleDefault.Bold(true).Foreground(color.Olive),
+	Bad:    tcell.StyleDefault.Bold(true).Foreground(color.Maroon),
+	Accent: tcell.StyleDefault.Foreground(color.Teal),
+}
+
+// draw draws the picture; what has not changed is not sent.
+func (d *display) draw() {
+	w, h := d.screen.Size()
+	d.screen.Clear()
+	mono := d.screen.Colors() == 0 // where a colour would be drawn as reversed
+	if d.view != nil {
+		for y, line := range Layout(d.view, w, h, d.look) {
+			x := 0
+			for _, s := range line {
+				style := styles[s.Style]
+				if mono {
+					style = style.Foreground(color.Default)
+				}
+				d.screen.PutStrStyled(x, y, s.Text, style)
+				x += width(s.Text)
+			}
+		}
+	}
+	d.screen.Show()
+}
