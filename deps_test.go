@@ -76,8 +76,8 @@ var allowed = map[string]string{
 		" | internal/cuda internal/cuda/blas internal/cuda/dnn internal/nccl kernels/gpu",
 	"internal/state":    "internal/model internal/optim tensor",
 	"internal/rehearse": "attention comm internal/hf ring tensor",
-	"internal/plan": "attention attention/backends internal/backend internal/config internal/machine internal/model internal/rehearse" +
-		" internal/state kernels/gpu partition ring tensor",
+	"internal/plan": "attention attention/backends internal/backend internal/config internal/cost internal/machine internal/model internal/planner" +
+		" internal/rehearse internal/state kernels/gpu partition ring tensor",
 	"internal/train": "attention comm internal/checkpoint internal/config internal/data internal/device internal/files internal/hf internal/metrics" +
 		" internal/model internal/optim internal/rehearse internal/state partition ring tensor",
 	"internal/attend": "attention attention/backends attention/qkv comm internal/config internal/device internal/files internal/machine" +

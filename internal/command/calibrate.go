@@ -35,7 +35,9 @@ func Calibrate(ctx context.Context, o BenchOptions) (int, error) {
 		Version: cost.Version, Machine: costMachine(o.machine), Program: o.Version, Date: time.Now().UTC().Format(time.RFC3339),
 		Command: "cprun " + strings.Join(o.Command, " "), Source: "measured",
 	}
-	t.Machine.Count = min(o.machine.GPUs, most)
+	if t.Machine.Count = min(o.machine.GPUs, most); device == "cpu" {
+		t.CoreGFLOPs = matmulRate()
+	}
 	began := time.Now()
 	for _, ranks := range numbers {
 		set := cost.Set{Ranks: ranks}
@@ -140,16 +142,4 @@ func costMachine(m machine.Machine) cost.Machine {
 		c.Device = machine.CPUName()
 	}
 	return c
-}
-
-// costs returns the cost table of a machine and what to say of it: the user's own, else the one that ships.
-func (o *Options) costs(m machine.Machine) (*cost.Table, bool, error) {
-	of := cost.Machine{Device: m.Name, Arch: m.Arch, Cores: runtime.NumCPU(), Count: m.GPUs}
-	if m.Arch == 0 {
-		of.Device = machine.CPUName()
-	}
-	if t, err := cost.Own(o.Version, of); t != nil || err != nil {
-		return t, true, err
-	}
-	return cost.Reference(of)
 }

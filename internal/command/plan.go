@@ -12,6 +12,7 @@ import (
 
 	"github.com/cprun/cprun/internal/backend"
 	"github.com/cprun/cprun/internal/config"
+	"github.com/cprun/cprun/internal/cost"
 	"github.com/cprun/cprun/internal/machine"
 	"github.com/cprun/cprun/internal/plan"
 	"github.com/cprun/cprun/internal/terminal"
@@ -43,7 +44,7 @@ func Plan(path string, o PlanOptions) (int, error) {
 	for _, line := range choice.notes {
 		fmt.Fprintln(o.Stderr, terminal.Text(line))
 	}
-	opts := planOptions(machine, choice.Choice, ranks)
+	opts := planOptions(machine, choice.Choice, o.costs(machine))
 	whole, refusal := o.refusal(path, ranks, machine)
 	if refusal == nil {
 		opts.Docs, refusal = train.FirstDocuments(whole)
@@ -105,12 +106,30 @@ func lines(err error) []string {
 }
 
 // planOptions are what a plan is made with, whether it is printed or kept with a run.
-func planOptions(machine machine.Machine, choice *backend.Choice, ranks int) plan.Options {
-	o := plan.Options{Machine: machine, Choice: choice}
-	if machine.Arch == 0 {
-		o.GFLOPs = matmulRate() * min(1, float64(runtime.NumCPU())/float64(machine.PerHost(ranks)))
+func planOptions(machine machine.Machine, choice *backend.Choice, costs plan.Costs) plan.Options {
+	return plan.Options{Machine: machine, Choice: choice, Costs: costs}
+}
+
+// costs returns what a plan reckons with: the table that was measured here, else that of the reference machine which is
+// most like this one. What is wrong with a table is told, and the plan goes without.
+func (o *Options) costs(m machine.Machine) plan.Costs {
+	of := cost.Machine{Device: m.Name, Arch: m.Arch, Cores: runtime.NumCPU(), Count: m.GPUs}
+	c := plan.Costs{}
+	if m.Arch == 0 {
+		of.Device, c.Cores = machine.CPUName(), of.Cores
 	}
-	return o
+	var err error
+	if c.Table, err = cost.Own(o.Version, of); c.Table != nil {
+		c.Exact = true
+	} else if err == nil {
+		c.Table, c.Exact, err = cost.Reference(of)
+	}
+	if err != nil {
+		fmt.Fprintln(o.Stderr, "warning: no estimate of time: "+terminal.Text(err.Error()))
+	} else if !c.Exact && m.Arch == 0 && c.Table != nil && c.Table.CoreGFLOPs > 0 {
+		c.Rate = matmulRate() / c.Table.CoreGFLOPs
+	}
+	return c
 }
 
 // where is the machine that is planned for and its ranks. A plan is for any machine, so the
@@ -158,8 +177,8 @@ func (o *PlanOptions) where() (m machine.Machine, ranks int, err error) {
 // has a quiet moment in it.
 const matmulTime = 100 * time.Millisecond
 
-// matmulRate measures the GFLOP/s of one thread's matrix product at its fastest, from which the plan
-// derives a lower bound of a step's time.
+// matmulRate measures the GFLOP/s of one thread's matrix product at its fastest, by which a CPU without a table of its own
+// is compared with one that has it.
 func matmulRate() float64 {
 	const n = 128
 	a, b, c := make([]float32, n*n), make([]float32, n*n), make([]float32, n*n)

@@ -44,7 +44,18 @@ func (m *Model) move(pair, call string, bytes int64, messages int) float64 {
 	if !ok {
 		return 0
 	}
+	if pair == SameHost {
+		r += m.linkTimes()
+	}
 	return more + max(start, float64(bytes)/math.Exp(r))*m.slow
+}
+
+// linkTimes is the logarithm of the job's.
+func (m *Model) linkTimes() float64 {
+	if m.job.LinkTimes > 0 {
+		return math.Log(m.job.LinkTimes)
+	}
+	return 0
 }
 
 // peak is the fastest rate of a curve.
@@ -91,6 +102,7 @@ func (m *Model) Reduce(call string, ranks int, bytes int64) float64 {
 		k, ok := m.link(SameHost, call)
 		if ok && m.job.Link == 0 {
 			r, _ := m.links[k].look(at(float64(bytes)))
+			r += m.linkTimes()
 			measured := float64(k.ranks-1) / float64(k.ranks)
 			return max(m.least[k], float64(bytes)/math.Exp(r)*share/measured) * m.slow
 		}

@@ -17,6 +17,8 @@ type Job struct {
 	Cores int
 	// Link and Net are bytes a second that one rank sends to others of its host, and to other hosts; 0: as measured.
 	Link, Net float64
+	// LinkTimes is how many times as fast as the table's the links of a host are; 0: as fast.
+	LinkTimes float64
 	// FLOPs is how many times the device computes as fast as that of the table, Memory how many times its memory is as
 	// fast; 0: as fast.
 	FLOPs, Memory float64

@@ -27,7 +27,9 @@ type Table struct {
 	Date    string  `json:"date"`    // RFC 3339
 	Command string  `json:"command"` // that made it
 	Source  string  `json:"source"`  // where the figures come from, for a reader
-	Sets    []Set   `json:"sets"`
+	// CoreGFLOPs is the rate of a matrix product on one core of a CPU, for machines that have no table; 0: a GPU.
+	CoreGFLOPs float64 `json:"core_gflops,omitempty"`
+	Sets       []Set   `json:"sets"`
 }
 
 // Machine is what a table holds for.
@@ -151,6 +153,8 @@ func (t *Table) check() error {
 		return fmt.Errorf("version %d, want %d; measure again with cprun bench calibrate", t.Version, Version)
 	case t.Machine.Device == "":
 		return errors.New("machine.device is missing")
+	case !(t.CoreGFLOPs >= 0 && t.CoreGFLOPs < 1e6):
+		return errors.New("core_gflops is no rate of a core")
 	case len(t.Sets) == 0:
 		return errors.New("no sets")
 	}
