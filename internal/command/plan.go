@@ -25,6 +25,9 @@ type PlanOptions struct {
 	Set    []string
 	Assume []string // what the machine would be
 	JSON   bool
+	// Longest plans for the longest sequence that fits; Grid for every combination of values, each key=value,value.
+	Longest bool
+	Grid    []string
 }
 
 // Plan prints what a run of a config would do, on this machine or on the one that is assumed.
@@ -32,6 +35,14 @@ func Plan(path string, o PlanOptions) (int, error) {
 	machine, ranks, err := o.where()
 	if err != nil {
 		return 0, err
+	}
+	if len(o.Grid) > 0 {
+		return o.grid(path)
+	}
+	if o.Longest {
+		if err := o.stretch(path, machine, ranks); err != nil {
+			return 0, err
+		}
 	}
 	cfg, err := config.Load(path, config.Options{Set: o.Set, Ranks: ranks, Hosts: machine.Hosts, Device: machine.Device(), NoFiles: true})
 	if err != nil {
@@ -166,11 +177,11 @@ func (o *PlanOptions) where() (m machine.Machine, ranks int, err error) {
 		if ranks, err = count(nproc); err == nil && m.Assumed && m.GPUs > 0 && ranks > m.GPUs {
 			err = inputf("--nproc %d: one process runs on each GPU, and --assume says gpus=%d; leave --nproc out, or assume more", ranks, m.GPUs)
 		}
-		return m, ranks, err
+		return m, ranks * max(1, m.Hosts), err
 	case m.GPUs > 0:
-		return m, m.GPUs, nil
+		return m, m.GPUs * max(1, m.Hosts), nil
 	}
-	return m, 1, nil
+	return m, max(1, m.Hosts), nil
 }
 
 // matmulTime is how long the rate of matrix products is looked for: long enough that a busy machine

@@ -79,19 +79,14 @@ func (s *step) shape(window int) (partition.Shape, error) {
 
 // schedules are those of the ranks that are looked at.
 func (s *step) schedules(shape partition.Shape) ([]*ring.Schedule, error) {
-	cfg := s.cfg
-	spec := ring.Spec{
-		Shape: shape, Heads: cfg.Model.NumAttentionHeads, KVHeads: cfg.Model.NumKeyValueHeads, Inner: cfg.Parallel.Inner, GatherHeads: cfg.Parallel.GatherHeads,
-	}
 	n := min(shape.Size, sampledRanks)
+	schedule, err := schedulesOf(s.cfg, shape, n == shape.Size)
+	if err != nil {
+		return nil, err
+	}
 	all := make([]*ring.Schedule, n)
-	for i := range all {
-		var err error
-		rank := 0
-		if n > 1 {
-			rank = i * (shape.Size - 1) / (n - 1)
-		}
-		if all[i], err = ring.New(cfg.Parallel.Algorithm, spec, rank); err != nil {
+	for i, rank := range evenly(shape.Size, n) {
+		if all[i], err = schedule(rank); err != nil {
 			return nil, err
 		}
 	}

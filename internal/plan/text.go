@@ -5,7 +5,6 @@ import (
 	"io"
 	"slices"
 	"strings"
-
 )
 
 // pictureColumns is the width of the partition picture: what fits a terminal of 80 columns
@@ -108,7 +107,10 @@ func (p *Plan) costs(b *strings.Builder) {
 	rows = append(rows, row{"gradients", m.Gradients}, row{"optimizer", m.Optimizer}, row{"activations", m.Activations},
 		row{"ring buffers", m.RingBuffers}, row{"batches", m.Batches})
 	if m.Context > 0 {
-		rows = append(rows, row{"workspace", m.Workspace}, row{"context", m.Context})
+		if m.Workspace > 0 {
+			rows = append(rows, row{"workspace", m.Workspace})
+		}
+		rows = append(rows, row{"context", m.Context})
 	}
 	table(append(rows, row{"total", m.Total}))
 	if m.fits != "" {
@@ -127,7 +129,7 @@ func (p *Plan) costs(b *strings.Builder) {
 
 // times are the seconds of a step, by part.
 func (e *Estimate) times(b *strings.Builder) {
-	fmt.Fprintf(b, "            about %s a step, %s tokens/s, %s a device", seconds(e.SecondsPerStep), count(int64(e.TokensPerSecond)), flops(e.TFLOPsPerDevice))
+	fmt.Fprintf(b, "            about %s a step, %s tokens/s, %s a device", Seconds(e.SecondsPerStep), count(int64(e.TokensPerSecond)), FLOPs(e.TFLOPsPerDevice))
 	if e.MFU > 0 {
 		fmt.Fprintf(b, ", MFU %.1f%%", 100*e.MFU)
 	}
@@ -140,7 +142,7 @@ func (e *Estimate) times(b *strings.Builder) {
 		{"gradients", e.Parts.Gradients}, {"optimizer", e.Parts.Optimizer}, {"host", e.Parts.Host},
 	} {
 		if part.t > 0 {
-			fmt.Fprintf(b, "            %-14s %10s %5.1f%%\n", part.name, seconds(part.t), 100*part.t/e.SecondsPerStep)
+			fmt.Fprintf(b, "            %-14s %10s %5.1f%%\n", part.name, Seconds(part.t), 100*part.t/e.SecondsPerStep)
 		}
 	}
 	scaled := ""
@@ -150,8 +152,8 @@ func (e *Estimate) times(b *strings.Builder) {
 	fmt.Fprintf(b, "            by the cost table of %s, %.10s%s\n", e.Table, e.Date, scaled)
 }
 
-// seconds is a time to three digits.
-func seconds(s float64) string {
+// Seconds writes a time to three digits.
+func Seconds(s float64) string {
 	switch {
 	case s >= 1:
 		return fmt.Sprintf("%.3g s", s)
@@ -161,8 +163,8 @@ func seconds(s float64) string {
 	return fmt.Sprintf("%.3g µs", 1e6*s)
 }
 
-// flops is a rate, given in 1e12 a second.
-func flops(t float64) string {
+// FLOPs writes a rate, given in 1e12 a second.
+func FLOPs(t float64) string {
 	if t < 0.5 {
 		return fmt.Sprintf("%.3g GFLOP/s", 1e3*t)
 	}
