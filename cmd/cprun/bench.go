@@ -171,7 +171,7 @@ func benchOpsCommand() *cobra.Command {
 }
 
 func benchCalibrateCommand() *cobra.Command {
-	o := command.BenchOptions{}
+	o, cpuTime := command.BenchOptions{}, false
 	c := &cobra.Command{
 		Use:   "calibrate",
 		Short: "measure the cost table that cprun plan reckons with, and keep it",
@@ -185,12 +185,13 @@ docs/planner.md says what is in it.`,
 		Example: "  cprun bench calibrate\n  cprun bench calibrate --nproc 2 --json table.json",
 		Args:    noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			return finish(command.Calibrate(c.Context(), o))
+			return finish(command.Calibrate(c.Context(), o, cpuTime))
 		},
 	}
 	f := c.Flags()
 	f.StringVar(&o.JSON, "json", "", "`file` to write the table to; - is standard output, in place of what is shown")
 	deviceFlags(f, &o.Options)
+	f.BoolVar(&cpuTime, "cpu-time", false, "measure the processor's time in place of the clock's: for a CPU that others use, too")
 	f.BoolVar(&o.Quiet, "quiet", false, "print the table and failures only")
 	f.StringVar(&o.LogLevel, "log-level", "info", "error, warn, info or debug (debug shows the output of every rank)")
 	f.SortFlags = false

@@ -34,6 +34,8 @@ type CalibrateSpec struct {
 	Links      []int64 `json:"links"`  // bytes
 	// Budget is the seconds that one figure may take, Iters its iterations at most.
 	Budget float64 `json:"budget"`
+	// CPUTime measures the processor's time, see Rank.
+	CPUTime bool `json:"cpu_time"`
 }
 
 // Default fills the sizes with what a device does in a minute.
@@ -68,7 +70,7 @@ func (s *CalibrateSpec) Workspace(matrix bool) int64 {
 // Calibrate measures all of it, and hands the parts of the set to emit on rank 0. Every rank calls it.
 func (r *Rank) Calibrate(ctx context.Context, s CalibrateSpec, emit func(cost.Set) error) (err error) {
 	defer device.Caught(&err)
-	r.Budget = s.Budget
+	r.Budget, r.CPUTime = s.Budget, s.CPUTime
 	c := &calibration{Rank: r, spec: s, dtype: types[s.DType]}
 	parts := []func(context.Context) (cost.Set, error){c.attention}
 	if s.Operations {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"syscall"
 
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/device"
@@ -34,6 +35,9 @@ type Rank struct {
 	LinkGBps float64
 	// Budget is the seconds that a measurement whose iterations are not given takes; 0: two.
 	Budget float64
+	// CPUTime measures the time of the processor that this process has used in place of the clock's: what work takes on
+	// a machine that others use, too, if it is as many ranks as cores.
+	CPUTime bool
 
 	staging View // of the host, for random
 }
@@ -94,7 +98,12 @@ func (r *Rank) measure(ctx context.Context, warmup, iters int, work func() error
 	if err := r.Control.Barrier(ctx); err != nil {
 		return 0, 0, err
 	}
-	if took, err = r.times(ctx, iters, work); err != nil {
+	if r.CPUTime {
+		took, err = r.used(ctx, iters, work)
+	} else {
+		took, err = r.times(ctx, iters, work)
+	}
+	if err != nil {
 		return 0, 0, err
 	}
 	most, err := r.slowest(ctx, Median(took))
@@ -102,6 +111,33 @@ func (r *Rank) measure(ctx context.Context, warmup, iters int, work func() error
 		return 0, 0, err
 	}
 	return most[0], iters, nil
+}
+
+// used is the mean of the processor's time that a turn of work took.
+func (r *Rank) used(ctx context.Context, n int, work func() error) ([]float64, error) {
+	before, err := processorTime()
+	if err != nil {
+		return nil, err
+	}
+	for range n {
+		if err := work(); err != nil {
+			return nil, err
+		}
+	}
+	if err := r.Device.Stream.Sync(ctx); err != nil {
+		return nil, err
+	}
+	after, err := processorTime()
+	return []float64{(after - before) / float64(n)}, err
+}
+
+// processorTime is what this process has used so far, in seconds.
+func processorTime() (float64, error) {
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		return 0, fmt.Errorf("time of the processor: %w", err)
+	}
+	return float64(u.Utime.Nano()+u.Stime.Nano()) / 1e9, nil
 }
 
 // times is how long each of n turns of work took on the stream.

@@ -19,7 +19,9 @@ import (
 )
 
 // Calibrate measures this machine's cost table, shows it and keeps it, and returns the exit status.
-func Calibrate(ctx context.Context, o BenchOptions) (int, error) {
+//
+// With cpuTime the processor's time of as many ranks as there are cores stands for the clock's.
+func Calibrate(ctx context.Context, o BenchOptions, cpuTime bool) (int, error) {
 	most, device, err := o.spawns()
 	if err != nil {
 		return 0, err
@@ -31,9 +33,18 @@ func Calibrate(ctx context.Context, o BenchOptions) (int, error) {
 	if device == "cpu" && o.NProc == "auto" {
 		numbers = []int{1, runtime.NumCPU(), 2 * runtime.NumCPU()}
 	}
+	if cpuTime {
+		if device != "cpu" || o.NProc != "auto" {
+			return 0, inputf("--cpu-time: it is for a CPU, with as many ranks as there are cores; leave --nproc out and write --device cpu")
+		}
+		numbers = []int{runtime.NumCPU()}
+	}
 	t := &cost.Table{
 		Version: cost.Version, Machine: costMachine(o.machine), Program: o.Version, Date: time.Now().UTC().Format(time.RFC3339),
 		Command: "cprun " + strings.Join(o.Command, " "), Source: "measured",
+	}
+	if cpuTime {
+		t.Source = "measured, the time of the processor"
 	}
 	if t.Machine.Count = min(o.machine.GPUs, most); device == "cpu" {
 		t.CoreGFLOPs = matmulRate()
@@ -44,7 +55,7 @@ func Calibrate(ctx context.Context, o BenchOptions) (int, error) {
 		for i, name := range costBackends(o.machine) {
 			s := &bench.CalibrateSpec{}
 			s.Default(device)
-			s.Backend, s.Operations = name, i == 0
+			s.Backend, s.Operations, s.CPUTime = name, i == 0, cpuTime
 			if code, err := o.calibrate(ctx, ranks, s, &set); code != 0 || err != nil {
 				return code, err
 			}

@@ -75,9 +75,8 @@ func (t *Table) For(job Job) *Model {
 		products: map[productKey]*grid{}, passes: map[productKey]*grid{}, links: map[linkKey]*grid{}, least: map[linkKey]float64{},
 	}
 	if job.Cores > 0 {
-		// Ranks that share cores are as much slower as they are more.
-		busy := func(ranks int) float64 { return max(1, float64(ranks)/float64(job.Cores)) }
-		m.slow = busy(min(job.Ranks, max(job.PerHost, 1))) / busy(s.Ranks)
+		// Ranks share all cores, however few they are, so that they are as much slower as they are more.
+		m.slow = float64(min(job.Ranks, max(job.PerHost, 1))) / float64(s.Ranks)
 	}
 	m.indexAttention()
 	for _, p := range s.Products {

@@ -71,9 +71,12 @@ func contextOf(ranks, context int) int64 {
 	return n
 }
 
-// processBytes is what a process on a CPU has of memory beside what it asked for: the program, Go's own, connections. It was
-// measured with 2 ranks, from 0.4 M to 5 M parameters.
+// processBytes is what a process on a CPU has of memory beside what it asked for: the program and Go's own. It was measured
+// with 1 to 4 ranks, from 0.4 M to 5 M parameters.
 const processBytes = 21 << 20
+
+// meshBytes is what its connections with other ranks take.
+const meshBytes = 1 << 20
 
 // stagedBytes is what the state has gone through on its way to where it is: two pieces of host memory, of up to 32 MiB each
 // (train.newStage), of which a start touches what the largest bucket takes.
@@ -115,6 +118,9 @@ func memoryOf(cfg *config.Config, ranks int, machine machine.Machine, d *demand)
 		m.Workspace = gpu.LinearWorkspace + gpu.OpsWorkspace + m.fused
 	} else {
 		m.Context = processBytes + stagedBytes(cfg, ranks)
+		if ranks > 1 {
+			m.Context += meshBytes
+		}
 	}
 	m.total(machine, ranks)
 	return m, nil
