@@ -42,7 +42,7 @@ type CalibrateSpec struct {
 func (s *CalibrateSpec) Default(device string) {
 	if device == "cpu" {
 		*s = CalibrateSpec{
-			Backend: "flash", DType: "fp32", Heads: 2, KVHeads: 1, Dims: []int{32, 128}, Sizes: []int{16, 64, 192, 512}, Further: 192,
+			Backend: "flash", DType: "fp32", Heads: 2, KVHeads: 1, Dims: []int{32, 128}, Sizes: []int{16, 64, 256, 1024}, Further: 256,
 			Operations: true, Rows: []int{16, 128, 512}, Sides: []int{64, 256, 768}, Passes: []int{16, 128, 512},
 			Links: []int64{1 << 10, 16 << 10, 256 << 10, 4 << 20}, Budget: 0.03,
 		}

@@ -113,22 +113,33 @@ func (r *Rank) measure(ctx context.Context, warmup, iters int, work func() error
 	return most[0], iters, nil
 }
 
-// used is the mean of the processor's time that a turn of work took.
+// usedGroups is how many times the processor's time is taken of one piece of work.
+const usedGroups = 5
+
+// used is the processor's time that a turn of work took, of each of some groups of n turns in all.
 func (r *Rank) used(ctx context.Context, n int, work func() error) ([]float64, error) {
-	before, err := processorTime()
-	if err != nil {
-		return nil, err
-	}
-	for range n {
-		if err := work(); err != nil {
+	var took []float64
+	turns := max(1, n/usedGroups)
+	for range min(n, usedGroups) {
+		before, err := processorTime()
+		if err != nil {
 			return nil, err
 		}
+		for range turns {
+			if err := work(); err != nil {
+				return nil, err
+			}
+		}
+		if err := r.Device.Stream.Sync(ctx); err != nil {
+			return nil, err
+		}
+		after, err := processorTime()
+		if err != nil {
+			return nil, err
+		}
+		took = append(took, (after-before)/float64(turns))
 	}
-	if err := r.Device.Stream.Sync(ctx); err != nil {
-		return nil, err
-	}
-	after, err := processorTime()
-	return []float64{(after - before) / float64(n)}, err
+	return took, nil
 }
 
 // processorTime is what this process has used so far, in seconds.
