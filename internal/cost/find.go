@@ -77,7 +77,7 @@ func clean(s string) string {
 }
 
 // Own returns the table that the user has measured on a machine with a version of cprun; nil where there is none. The
-// table of as many GPUs is best, and one of another number of them will do.
+// table of as many GPUs is best; one of one GPU will do if it knows of links.
 func Own(program string, m Machine) (*Table, error) {
 	path, err := Path(program, m)
 	if err != nil {
@@ -87,7 +87,10 @@ func Own(program string, m Machine) (*Table, error) {
 	if errors.Is(err, fs.ErrNotExist) && m.Arch != 0 && m.Count != 1 {
 		one := m
 		one.Count = 1
-		return Own(program, one)
+		if t, err = Own(program, one); t != nil && len(t.Sets[0].Links) == 0 {
+			t = nil // of one GPU, which says nothing of the links between several
+		}
+		return t, err
 	}
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -113,7 +116,7 @@ func (t *Table) Keep() (string, error) {
 }
 
 // Reference returns the shipped table of the machine that is most like m: of its name, else of its kind, else of the
-// nearest architecture. The second result says that it is of that very device.
+// nearest architecture. The second result says that it is of that very GPU; the names of processors say too little.
 func Reference(m Machine) (*Table, bool, error) {
 	all, err := Shipped()
 	if err != nil {
@@ -121,7 +124,7 @@ func Reference(m Machine) (*Table, bool, error) {
 	}
 	var best *Table
 	for _, t := range all {
-		if t.Machine.Device == m.Device && t.Machine.Arch == m.Arch && (m.Arch != 0 || t.Machine.Cores == m.Cores) {
+		if m.Arch != 0 && t.Machine.Device == m.Device && t.Machine.Arch == m.Arch {
 			return t, true, nil
 		}
 		if (t.Machine.Arch == 0) != (m.Arch == 0) {
