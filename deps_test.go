@@ -67,21 +67,23 @@ var allowed = map[string]string{
 	"internal/model":                     "attention internal/hf tensor",
 	"internal/model/opstest":             "internal/model tensor",
 
-	"internal/machine": "attention/backends internal/config internal/cuda/driver tensor" +
+	"internal/planner": "partition tensor",
+	"internal/cost":    "internal/files internal/planner kernels partition tensor",
+	"internal/machine": "attention/backends internal/config internal/cuda/driver internal/files tensor" +
 		" | internal/cuda internal/cuda/blas internal/cuda/dnn internal/cuda/nvrtc internal/nccl",
 	"internal/backend": "attention/backends attention/qkv internal/config internal/machine partition tensor",
 	"internal/device": "attention attention/backends internal/files internal/machine internal/model internal/optim kernels/cpu tensor" +
 		" | internal/cuda internal/cuda/blas internal/cuda/dnn internal/nccl kernels/gpu",
 	"internal/state":    "internal/model internal/optim tensor",
 	"internal/rehearse": "attention comm internal/hf ring tensor",
-	"internal/plan": "attention attention/backends internal/backend internal/config internal/machine internal/model internal/rehearse" +
-		" internal/state kernels/gpu partition ring tensor",
+	"internal/plan": "attention attention/backends internal/backend internal/config internal/cost internal/machine internal/model internal/planner" +
+		" internal/rehearse internal/state kernels/gpu partition ring tensor",
 	"internal/train": "attention comm internal/checkpoint internal/config internal/data internal/device internal/files internal/hf internal/metrics" +
 		" internal/model internal/optim internal/rehearse internal/state partition ring tensor",
 	"internal/attend": "attention attention/backends attention/qkv comm internal/config internal/device internal/files internal/machine" +
 		" internal/safetensors internal/terminal partition ring tensor",
 	"internal/report": "internal/experiment internal/files internal/machine internal/metrics internal/terminal",
-	"internal/bench": "attention attention/backends comm internal/device internal/files internal/metrics internal/model internal/optim internal/terminal" +
+	"internal/bench": "attention attention/backends comm internal/cost internal/device internal/files internal/metrics internal/model internal/optim internal/terminal" +
 		" kernels/gpu partition ring tensor",
 
 	"internal/experiment": "internal/bench internal/config internal/files internal/metrics internal/terminal",
@@ -102,10 +104,10 @@ var allowed = map[string]string{
 	"internal/hostile":         "",
 	"internal/top": "internal/config internal/files internal/launch internal/launch/progress internal/launch/standing internal/launch/status" +
 		" internal/metrics internal/terminal",
-	"internal/job": "attention/backends internal/bench internal/machine",
-	"internal/worker": "comm/device attention/backends comm internal/attend internal/backend internal/bench internal/config internal/device" +
+	"internal/job": "attention/backends internal/bench internal/cost internal/machine",
+	"internal/worker": "comm/device attention/backends comm internal/attend internal/backend internal/bench internal/config internal/cost internal/device" +
 		" internal/job internal/launch internal/launch/progress internal/launch/standing internal/machine internal/plan internal/train tensor | internal/cuda",
-	"internal/command": "attention/backends internal/attend internal/backend internal/bench internal/checkpoint internal/cluster internal/experiment internal/files internal/terminal" +
+	"internal/command": "attention/backends internal/attend internal/backend internal/bench internal/checkpoint internal/cluster internal/cost internal/experiment internal/files internal/terminal" +
 		" internal/config internal/data internal/hf internal/job internal/launch internal/launch/progress internal/launch/standing internal/launch/status internal/machine internal/model" +
 		" internal/place internal/place/key internal/plan internal/report internal/safetensors internal/top internal/train tensor",
 	"cmd/cprun": "internal/attend internal/bench internal/command internal/config internal/job internal/machine internal/terminal internal/worker partition ring",

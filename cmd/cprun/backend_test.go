@@ -27,7 +27,13 @@ type planned struct {
 		Fits                                              bool
 	}
 	Communication struct{ AttentionForward, AttentionBackward int64 }
-	Estimate      struct{ SecondsPerStep, GFLOPsMeasured, FLOPsPerSecond, LinkBytesPerSecond float64 }
+	Estimate      struct {
+		SecondsPerStep  float64
+		TokensPerSecond float64
+		MFU             float64
+		Scaled          bool
+		Table           string
+	}
 }
 
 func plan(t *testing.T, args ...string) planned {
@@ -192,7 +198,7 @@ func TestAssumedMachine(t *testing.T) {
 		t.Errorf("memory %+v", p.Memory)
 	}
 	e := p.Estimate
-	if e.GFLOPsMeasured != 0 || e.SecondsPerStep <= 0 || e.LinkBytesPerSecond != 450<<30 {
+	if e.SecondsPerStep <= 0 || e.TokensPerSecond <= 0 || e.MFU <= 0 || !e.Scaled || e.Table != "NVIDIA H200" {
 		t.Errorf("estimate %+v", e)
 	}
 	// In the other direction what travels is float32 on its way back and bf16 on its way there.
@@ -204,7 +210,7 @@ func TestAssumedMachine(t *testing.T) {
 		t.Errorf("machines %q and %q", cpu.Machine, p.Machine)
 	}
 	out, _ := must(t, "plan", "../../examples/opticks.yaml", "--assume", "arch=sm90,gpus=8,memory=16M", "--set", "data.seq_len=64K")
-	for _, w := range []string{"does NOT fit the 16.0 MiB", "peak of H100", "backend flash on sm90, no cuDNN"} {
+	for _, w := range []string{"does NOT fit the 16.0 MiB", "cost table of NVIDIA H200", "backend flash on sm90, no cuDNN"} {
 		if !strings.Contains(out, w) {
 			t.Errorf("the plan does not say %q:\n%s", w, out)
 		}

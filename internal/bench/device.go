@@ -1,10 +1,12 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"syscall"
 
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/device"
@@ -31,6 +33,11 @@ type Rank struct {
 	Transports []Transport
 	// LinkGBps is what a link between two devices can do in each direction; 0: not known.
 	LinkGBps float64
+	// Budget is the seconds that a measurement whose iterations are not given takes; 0: two.
+	Budget float64
+	// CPUTime measures the time of the processor that this process has used in place of the clock's: what work takes on
+	// a machine that others use, too, if it is as many ranks as cores.
+	CPUTime bool
 
 	staging View // of the host, for random
 }
@@ -69,7 +76,7 @@ func (r *Rank) slowest(ctx context.Context, xs ...float64) ([]float64, error) {
 
 // Of measurements whose number is not given: long enough for a median, short enough to wait for.
 const (
-	budget   = 2.0 // seconds
+	budget   = 2.0 // seconds, unless the rank has another
 	minIters = 3
 	maxIters = 30
 )
@@ -86,12 +93,17 @@ func (r *Rank) measure(ctx context.Context, warmup, iters int, work func() error
 		if err != nil {
 			return 0, 0, err
 		}
-		iters = min(max(int(budget/max(last[0], 1e-9)), minIters), maxIters)
+		iters = min(max(int(cmp.Or(r.Budget, budget)/max(last[0], 1e-9)), minIters), maxIters)
 	}
 	if err := r.Control.Barrier(ctx); err != nil {
 		return 0, 0, err
 	}
-	if took, err = r.times(ctx, iters, work); err != nil {
+	if r.CPUTime {
+		took, err = r.used(ctx, iters, work)
+	} else {
+		took, err = r.times(ctx, iters, work)
+	}
+	if err != nil {
 		return 0, 0, err
 	}
 	most, err := r.slowest(ctx, Median(took))
@@ -99,6 +111,44 @@ func (r *Rank) measure(ctx context.Context, warmup, iters int, work func() error
 		return 0, 0, err
 	}
 	return most[0], iters, nil
+}
+
+// usedGroups is how many times the processor's time is taken of one piece of work.
+const usedGroups = 5
+
+// used is the processor's time that a turn of work took, of each of some groups of n turns in all.
+func (r *Rank) used(ctx context.Context, n int, work func() error) ([]float64, error) {
+	var took []float64
+	turns := max(1, n/usedGroups)
+	for range min(n, usedGroups) {
+		before, err := processorTime()
+		if err != nil {
+			return nil, err
+		}
+		for range turns {
+			if err := work(); err != nil {
+				return nil, err
+			}
+		}
+		if err := r.Device.Stream.Sync(ctx); err != nil {
+			return nil, err
+		}
+		after, err := processorTime()
+		if err != nil {
+			return nil, err
+		}
+		took = append(took, (after-before)/float64(turns))
+	}
+	return took, nil
+}
+
+// processorTime is what this process has used so far, in seconds.
+func processorTime() (float64, error) {
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		return 0, fmt.Errorf("time of the processor: %w", err)
+	}
+	return float64(u.Utime.Nano()+u.Stime.Nano()) / 1e9, nil
 }
 
 // times is how long each of n turns of work took on the stream.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/cprun/cprun/internal/backend"
 	"github.com/cprun/cprun/internal/config"
+	"github.com/cprun/cprun/internal/cost"
 	"github.com/cprun/cprun/internal/machine"
 	"github.com/cprun/cprun/internal/plan"
 	"github.com/cprun/cprun/internal/terminal"
@@ -25,6 +26,9 @@ type PlanOptions struct {
 	Set    []string
 	Assume []string // what the machine would be
 	JSON   bool
+	// Longest plans for the longest sequence that fits; Grid for every combination of values, each key=value,value.
+	Longest bool
+	Grid    []string
 }
 
 // Plan prints what a run of a config would do, on this machine or on the one that is assumed.
@@ -32,6 +36,14 @@ func Plan(path string, o PlanOptions) (int, error) {
 	machine, ranks, err := o.where()
 	if err != nil {
 		return 0, err
+	}
+	if len(o.Grid) > 0 {
+		return o.grid(path)
+	}
+	if o.Longest {
+		if err := o.stretch(path, machine, ranks); err != nil {
+			return 0, err
+		}
 	}
 	cfg, err := config.Load(path, config.Options{Set: o.Set, Ranks: ranks, Hosts: machine.Hosts, Device: machine.Device(), NoFiles: true})
 	if err != nil {
@@ -44,7 +56,7 @@ func Plan(path string, o PlanOptions) (int, error) {
 	for _, line := range choice.notes {
 		fmt.Fprintln(o.Stderr, terminal.Text(line))
 	}
-	opts := planOptions(machine, choice.Choice, ranks)
+	opts := planOptions(machine, choice.Choice, o.costs(machine))
 	whole, refusal := o.refusal(path, ranks, machine)
 	if refusal == nil {
 		opts.Docs, refusal = train.FirstDocuments(whole)
@@ -106,12 +118,41 @@ func lines(err error) []string {
 }
 
 // planOptions are what a plan is made with, whether it is printed or kept with a run.
-func planOptions(machine machine.Machine, choice *backend.Choice, ranks int) plan.Options {
-	o := plan.Options{Machine: machine, Choice: choice}
-	if machine.Arch == 0 {
-		o.GFLOPs = matmulRate() * min(1, float64(runtime.NumCPU())/float64(machine.PerHost(ranks)))
+func planOptions(machine machine.Machine, choice *backend.Choice, costs plan.Costs) plan.Options {
+	return plan.Options{Machine: machine, Choice: choice, Costs: costs}
+}
+
+// costsOf keeps the costs of machines, for many plans.
+type costsOf map[string]plan.Costs
+
+func (c costsOf) of(o *Options, m machine.Machine) plan.Costs {
+	name := m.Flag() + m.Device()
+	if _, ok := c[name]; !ok {
+		c[name] = o.costs(m)
 	}
-	return o
+	return c[name]
+}
+
+// costs returns what a plan reckons with: the table that was measured here, else that of the reference machine which is
+// most like this one. What is wrong with a table is told, and the plan goes without.
+func (o *Options) costs(m machine.Machine) plan.Costs {
+	of := cost.Machine{Device: m.Name, Arch: m.Arch, Cores: runtime.NumCPU(), Count: m.GPUs}
+	c := plan.Costs{}
+	if m.Arch == 0 {
+		of.Device, c.Cores = machine.CPUName(), of.Cores
+	}
+	var err error
+	if c.Table, err = cost.Own(o.Version, of); c.Table != nil {
+		c.Exact = true
+	} else if err == nil {
+		c.Table, c.Exact, err = cost.Reference(of)
+	}
+	if err != nil {
+		fmt.Fprintln(o.Stderr, "warning: no estimate of time: "+terminal.Text(err.Error()))
+	} else if !c.Exact && m.Arch == 0 && c.Table != nil && c.Table.CoreGFLOPs > 0 {
+		c.Rate = matmulRate() / c.Table.CoreGFLOPs
+	}
+	return c
 }
 
 // where is the machine that is planned for and its ranks. A plan is for any machine, so the
@@ -148,19 +189,19 @@ func (o *PlanOptions) where() (m machine.Machine, ranks int, err error) {
 		if ranks, err = count(nproc); err == nil && m.Assumed && m.GPUs > 0 && ranks > m.GPUs {
 			err = inputf("--nproc %d: one process runs on each GPU, and --assume says gpus=%d; leave --nproc out, or assume more", ranks, m.GPUs)
 		}
-		return m, ranks, err
+		return m, ranks * max(1, m.Hosts), err
 	case m.GPUs > 0:
-		return m, m.GPUs, nil
+		return m, m.GPUs * max(1, m.Hosts), nil
 	}
-	return m, 1, nil
+	return m, max(1, m.Hosts), nil
 }
 
 // matmulTime is how long the rate of matrix products is looked for: long enough that a busy machine
 // has a quiet moment in it.
 const matmulTime = 100 * time.Millisecond
 
-// matmulRate returns the GFLOP/s of one thread's matrix product at its fastest, from which the plan
-// derives a lower bound of a step's time. It is measured once.
+// matmulRate returns the GFLOP/s of one thread's matrix product at its fastest, by which a CPU without a table of its own
+// is compared with one that has it. It is measured once.
 var matmulRate = sync.OnceValue(measureMatmul)
 
 func measureMatmul() float64 {

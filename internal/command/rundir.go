@@ -24,8 +24,8 @@ import (
 
 // prepare writes what a run directory holds before the first step. Where it holds the config of an
 // earlier start with other values, that one is kept, and changes say which keys have changed.
-func prepare(dir *os.Root, cfg *config.Config, ranks int, choice *backend.Choice, machine machine.Machine) (changes []string, err error) {
-	opts := planOptions(machine, choice, ranks)
+func prepare(dir *os.Root, cfg *config.Config, ranks int, choice *backend.Choice, machine machine.Machine, costs plan.Costs) (changes []string, err error) {
+	opts := planOptions(machine, choice, costs)
 	if opts.Docs, err = train.FirstDocuments(cfg); err != nil {
 		return nil, &InputError{err}
 	}

@@ -48,6 +48,7 @@ type scale struct {
 	store  *experiment.Store
 	tally  *progress.Tally
 	share  map[string]bool // the cells of this task of an array; nil: all
+	costs  costsOf
 }
 
 // cellWork is what a run of a cell needs.
@@ -65,7 +66,7 @@ type cellWork struct {
 func Scale(path string, o ScaleOptions) (int, error) {
 	signals := launch.CatchSignals()
 	defer signals.Release()
-	s := &scale{ScaleOptions: &o}
+	s := &scale{ScaleOptions: &o, costs: costsOf{}}
 	asked, err := signals.Before(func() error { return s.check(path) })
 	if asked != "" {
 		fmt.Fprintf(o.Stderr, "cprun: %s: stopped before a cell was run; run the same command again\n", asked)

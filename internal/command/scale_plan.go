@@ -92,7 +92,7 @@ func (s *scale) plan(i int, found machines) error {
 	if err != nil {
 		return err
 	}
-	p, err := plan.Make(cfg, ranks, planOptions(m, choice.Choice, ranks))
+	p, err := plan.Make(cfg, ranks, planOptions(m, choice.Choice, s.costs.of(&s.Options, m)))
 	if err != nil {
 		return err
 	}

@@ -203,7 +203,7 @@ func (o *TrainOptions) begin(r ready, out *progress.Printer) (b begun, err error
 	if b.log, err = openLog(b.logs, "launcher.log", out, o); err != nil {
 		return b, err
 	}
-	changes, err := prepare(r.root, r.cfg, r.ranks, r.choice.Choice, o.machine)
+	changes, err := prepare(r.root, r.cfg, r.ranks, r.choice.Choice, o.machine, o.costs(o.machine))
 	if err != nil {
 		return b, b.log.note(err)
 	}

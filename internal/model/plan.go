@@ -38,10 +38,7 @@ func Plan(cfg *hf.Config, opt Options, batch, localTokens int, dtype tensor.DTyp
 
 	m := New(cfg, nopOps{}, nopAttention{}, params, opt)
 	m.planned = true
-	ids := phantom(tensor.I32, batch, localTokens, 1, 1)
-	table := phantom(tensor.F32, batch, localTokens, 1, cfg.HeadDim/2)
-	b := Batch{IDs: ids, Targets: ids, Cos: table, Sin: table}
-	loss := phantom(tensor.F64, 1, 1, 1, 1)
+	b, loss := phantomBatch(cfg, batch, localTokens)
 
 	train, validate := tensor.NewMeter(), tensor.NewMeter()
 	if err := m.ForwardBackward(train, b, loss, 1); err != nil {
@@ -52,6 +49,23 @@ func Plan(cfg *hf.Config, opt Options, batch, localTokens int, dtype tensor.DTyp
 	}
 	plan.Activations, plan.Validation = train.Peak(), validate.Peak()
 	return plan
+}
+
+// Rehearse runs a forward and a backward pass, as a run does, over an arena without memory: ops and att are told what a
+// run would ask of them.
+func Rehearse(cfg *hf.Config, opt Options, batch, localTokens int, dtype tensor.DType, ops Ops, att Attention) error {
+	n := FlatSize(Layout(cfg))
+	params := Params{Weights: phantom(tensor.F32, 1, 1, 1, int(n)), Grads: phantom(tensor.F32, 1, 1, 1, int(n))}
+	params.Compute = phantom(dtype, 1, 1, 1, int(n))
+	b, loss := phantomBatch(cfg, batch, localTokens)
+	return New(cfg, ops, att, params, opt).ForwardBackward(tensor.NewMeter(), b, loss, 1)
+}
+
+// phantomBatch is a batch without memory, and a sum of losses.
+func phantomBatch(cfg *hf.Config, batch, tokens int) (b Batch, loss View) {
+	ids := phantom(tensor.I32, batch, tokens, 1, 1)
+	table := phantom(tensor.F32, batch, tokens, 1, cfg.HeadDim/2)
+	return Batch{IDs: ids, Targets: ids, Cos: table, Sin: table}, phantom(tensor.F64, 1, 1, 1, 1)
 }
 
 // phantom is a view without memory.

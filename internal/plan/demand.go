@@ -39,28 +39,29 @@ type work struct {
 // demandOf looks at the schedules of all ranks, several at a time, for each window of the model. It shows
 // those of the widest to see, if it is not nil.
 func demandOf(cfg *config.Config, machine machine.Machine, see func(*ring.Schedule)) (*demand, error) {
-	ranks := make([]demand, cfg.Parallel.Context)
+	list := looked(cfg.Parallel.Context, see == nil)
+	ranks := make([]demand, len(list))
 	for _, w := range windowsOf(cfg) {
 		shape, err := shapeOf(cfg, w.window)
 		if err != nil {
 			return nil, err
 		}
-		planner, err := ring.NewPlanner(cfg.Parallel.Algorithm, ring.Spec{
-			Shape: shape, Heads: cfg.Model.NumAttentionHeads, KVHeads: cfg.Model.NumKeyValueHeads, Inner: cfg.Parallel.Inner,
-			GatherHeads: cfg.Parallel.GatherHeads, Gather: cfg.Parallel.Gather,
-		})
+		schedule, err := schedulesOf(cfg, shape, len(list) == cfg.Parallel.Context)
 		if err != nil {
 			return nil, err
 		}
 		var g errgroup.Group
 		g.SetLimit(runtime.GOMAXPROCS(0))
-		for r := range ranks {
+		for i, r := range list {
 			g.Go(func() error {
-				s := planner.Schedule(r)
+				s, err := schedule(r)
+				if err != nil {
+					return err
+				}
 				if see != nil {
 					see(s)
 				}
-				return ranks[r].add(cfg, s, localTokens(cfg, machine, shape, r), w.layers)
+				return ranks[i].add(cfg, s, localTokens(cfg, machine, shape, r), w.layers)
 			})
 		}
 		if err := g.Wait(); err != nil {
@@ -78,6 +79,52 @@ func demandOf(cfg *config.Config, machine machine.Machine, see func(*ring.Schedu
 		}
 	}
 	return d, nil
+}
+
+// manyRanks of a context group are not all looked at where nobody is to see their schedules.
+const manyRanks = 64
+
+// looked lists the ranks of a group of that size whose schedules are looked at: all, or of many some that lie evenly among
+// them, the first and the last too. The ranks of a layout differ little.
+func looked(size int, some bool) []int {
+	n := size
+	if some && size > manyRanks {
+		n = sampledRanks
+	}
+	return evenly(size, n)
+}
+
+// evenly is n of size ranks.
+func evenly(size, n int) []int {
+	list := make([]int, n)
+	for i := range list {
+		if n > 1 {
+			list[i] = i * (size - 1) / (n - 1)
+		}
+	}
+	return list
+}
+
+// schedulesOf returns what makes the schedule of a rank; all says that every rank's is asked for.
+func schedulesOf(cfg *config.Config, shape partition.Shape, all bool) (func(rank int) (*ring.Schedule, error), error) {
+	spec := specOf(cfg, shape)
+	if !all {
+		return func(rank int) (*ring.Schedule, error) { return ring.New(cfg.Parallel.Algorithm, spec, rank) }, nil
+	}
+	p, err := ring.NewPlanner(cfg.Parallel.Algorithm, spec)
+	if err != nil {
+		return nil, err
+	}
+	return func(rank int) (*ring.Schedule, error) { return p.Schedule(rank), nil }, nil
+}
+
+// specOf is an attention of the config over ranks.
+func specOf(cfg *config.Config, shape partition.Shape) ring.Spec {
+	p := &cfg.Parallel
+	return ring.Spec{
+		Shape: shape, Heads: cfg.Model.NumAttentionHeads, KVHeads: cfg.Model.NumKeyValueHeads,
+		Inner: p.Inner, GatherHeads: p.GatherHeads, Gather: p.Gather,
+	}
 }
 
 // and is a work that is enough for both.

@@ -33,16 +33,11 @@ func packedOf(cfg *config.Config, docs []int) (*Packed, error) {
 		return nil, nil
 	}
 	n, size := cfg.Data.SeqLen, cfg.Parallel.Context
-	layout, err := partition.New(cfg.Parallel.Layout, docs, partition.Windows(cfg.Model.Windows())...)
+	shape, err := packedShape(cfg, docs, windowsOf(cfg)[0].window)
 	if err != nil {
 		return nil, err
 	}
-	mask, err := partition.NewMask(true, windowsOf(cfg)[0].window, n, n, docs)
-	if err != nil {
-		return nil, fmt.Errorf("documents of the first sample: %w", err)
-	}
-	shape := partition.Shape{SeqQ: n, SeqKV: n, Size: size, Layout: partition.Ready(layout, n, size), Mask: mask}
-	planner, err := ring.NewPlanner(cfg.Parallel.Algorithm, ring.Spec{Shape: shape, Heads: cfg.Model.NumAttentionHeads, KVHeads: cfg.Model.NumKeyValueHeads, Inner: cfg.Parallel.Inner, Gather: cfg.Parallel.Gather})
+	planner, err := ring.NewPlanner(cfg.Parallel.Algorithm, specOf(cfg, shape))
 	if err != nil {
 		return nil, err
 	}
@@ -55,6 +50,20 @@ func packedOf(cfg *config.Config, docs []int) (*Packed, error) {
 		p.PerRank = append(p.PerRank, PackedPart{Rank: r, Tokens: partition.Count(spans), Spans: len(spans), Pairs: work[r], SendBytes: forward / samples})
 	}
 	return p, nil
+}
+
+// packedShape is the partition of a sample of documents of these lengths.
+func packedShape(cfg *config.Config, docs []int, window int) (partition.Shape, error) {
+	n, size := cfg.Data.SeqLen, cfg.Parallel.Context
+	layout, err := partition.New(cfg.Parallel.Layout, docs, partition.Windows(cfg.Model.Windows())...)
+	if err != nil {
+		return partition.Shape{}, err
+	}
+	mask, err := partition.NewMask(true, window, n, n, docs)
+	if err != nil {
+		return partition.Shape{}, fmt.Errorf("documents of the first sample: %w", err)
+	}
+	return partition.Shape{SeqQ: n, SeqKV: n, Size: size, Layout: partition.Ready(layout, n, size), Mask: mask}, nil
 }
 
 // barColumns is the width of the bar of the rank with most work.

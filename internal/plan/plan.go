@@ -87,12 +87,13 @@ type Communication struct {
 type Options struct {
 	Machine machine.Machine
 	Choice  *backend.Choice // nil: the plan is silent about attention's backend
-	// GFLOPs is the measured rate of one process's matrix products when all ranks compute at
-	// once, for a plan of a CPU; 0 leaves the time out.
-	GFLOPs float64
+	// Costs is what the work of a step takes; without a table the time is left out.
+	Costs Costs
 	// Docs is the lengths of the documents of the first sample that is trained on; nil where documents
 	// are not told apart, or the data is not there.
 	Docs []int
+	// Quick leaves the hops out, and of many ranks looks at some.
+	Quick bool
 	// Refused is why a run on this machine would not begin, of what a plan can do without.
 	Refused []string
 }
@@ -115,8 +116,11 @@ func Make(cfg *config.Config, ranks int, o Options) (*Plan, error) {
 		return nil, err
 	}
 	bytes, kv := wire(cfg), cfg.Model.NumKeyValueHeads
-	p.Hops = make([]RankHops, shape.Size)
-	d, err := demandOf(cfg, o.Machine, func(s *ring.Schedule) { p.Hops[s.Rank] = hopsOf(s, bytes, kv) })
+	see := func(s *ring.Schedule) { p.Hops[s.Rank] = hopsOf(s, bytes, kv) }
+	if p.Hops = make([]RankHops, shape.Size); o.Quick {
+		see, p.Hops = nil, []RankHops{}
+	}
+	d, err := demandOf(cfg, o.Machine, see)
 	if err != nil {
 		return nil, err
 	}
@@ -125,8 +129,7 @@ func Make(cfg *config.Config, ranks int, o Options) (*Plan, error) {
 	}
 	p.Config = cfg.Map()
 	p.communication(cfg, ranks, d)
-	p.estimate(cfg, ranks, o)
-	return p, nil
+	return p, p.estimate(cfg, ranks, o)
 }
 
 // Shape returns the partition of one unpacked sequence of the config over a context group, with the mask

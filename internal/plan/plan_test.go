@@ -27,18 +27,18 @@ func load(t *testing.T, ranks int, set ...string) *config.Config {
 	return cfg
 }
 
-func onCPU(t *testing.T, cfg *config.Config, gflops float64) Options {
+func onCPU(t *testing.T, cfg *config.Config) Options {
 	t.Helper()
 	c, err := backend.Choose(cfg, machine.CPU(), 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return Options{Machine: machine.CPU(), Choice: c, GFLOPs: gflops}
+	return Options{Machine: machine.CPU(), Choice: c}
 }
 
 func make4(t *testing.T, set ...string) *Plan {
 	t.Helper()
-	p, err := Make(load(t, 4, set...), 4, onCPU(t, load(t, 4, set...), 0))
+	p, err := Make(load(t, 4, set...), 4, onCPU(t, load(t, 4, set...)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -83,7 +83,7 @@ func TestShardingHalvesTheOptimizer(t *testing.T) {
 }
 
 func TestMoreRanksTakeFewerActivations(t *testing.T) {
-	one, err := Make(load(t, 1), 1, onCPU(t, load(t, 1), 0))
+	one, err := Make(load(t, 1), 1, onCPU(t, load(t, 1)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -152,7 +152,9 @@ var update = flag.Bool("update", false, "rewrite testdata")
 // The text is what a user reads; a change of it is looked at in review.
 func TestText(t *testing.T) {
 	cfg := load(t, 4, "data.seq_len=1000", "parallel.layout=zigzag", "parallel.algorithm=ring")
-	p, err := Make(cfg, 4, onCPU(t, cfg, 10))
+	o := onCPU(t, cfg)
+	o.Costs = Costs{Table: round(), Cores: 2}
+	p, err := Make(cfg, 4, o)
 	if err != nil {
 		t.Fatal(err)
 	}

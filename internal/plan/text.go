@@ -5,8 +5,6 @@ import (
 	"io"
 	"slices"
 	"strings"
-
-	"github.com/cprun/cprun/internal/machine"
 )
 
 // pictureColumns is the width of the partition picture: what fits a terminal of 80 columns
@@ -109,7 +107,10 @@ func (p *Plan) costs(b *strings.Builder) {
 	rows = append(rows, row{"gradients", m.Gradients}, row{"optimizer", m.Optimizer}, row{"activations", m.Activations},
 		row{"ring buffers", m.RingBuffers}, row{"batches", m.Batches})
 	if m.Context > 0 {
-		rows = append(rows, row{"workspace", m.Workspace}, row{"context", m.Context})
+		if m.Workspace > 0 {
+			rows = append(rows, row{"workspace", m.Workspace})
+		}
+		rows = append(rows, row{"context", m.Context})
 	}
 	table(append(rows, row{"total", m.Total}))
 	if m.fits != "" {
@@ -121,15 +122,53 @@ func (p *Plan) costs(b *strings.Builder) {
 	e := &p.Estimate
 	fmt.Fprintf(b, "\nestimate    %s parameters, %s tokens and %.3g FLOPs a step, %.0f%% of them attention\n",
 		count(e.Parameters), count(int64(e.TokensPerStep)), e.FLOPsPerStep, 100*e.AttentionShare)
-	switch {
-	case e.FLOPsPerSecond > 0:
-		fmt.Fprintf(b, "            about %.2g s a step: computing %.2g s beside %.2g s of attention's transfers, then %.2g s of gradients\n",
-			e.SecondsPerStep, e.ComputeSeconds, e.TransferSeconds, e.GradientSeconds)
-		fmt.Fprintf(b, "            at %.0f TFLOP/s (%.0f%% of the peak of %s) and %.0f GB/s a GPU, see docs/backends.md\n",
-			e.FLOPsPerSecond/1e12, 100*machine.Efficiency, e.Source, e.LinkPerSecond/1e9)
-	case e.SecondsPerStep > 0:
-		fmt.Fprintf(b, "            at least %.2g s a step: a matrix product on this machine reaches %.1f GFLOP/s a rank\n", e.SecondsPerStep, e.GFLOPsMeasured)
+	if e.Parts != nil {
+		e.times(b)
 	}
+}
+
+// times are the seconds of a step, by part.
+func (e *Estimate) times(b *strings.Builder) {
+	fmt.Fprintf(b, "            about %s a step, %s tokens/s, %s a device", Seconds(e.SecondsPerStep), count(int64(e.TokensPerSecond)), FLOPs(e.TFLOPsPerDevice))
+	if e.MFU > 0 {
+		fmt.Fprintf(b, ", MFU %.1f%%", 100*e.MFU)
+	}
+	b.WriteByte('\n')
+	for _, part := range []struct {
+		name string
+		t    float64
+	}{
+		{"products", e.Parts.Products}, {"attention", e.Parts.Attention}, {"its transfers", e.Parts.Transfers}, {"passes", e.Parts.Passes},
+		{"gradients", e.Parts.Gradients}, {"optimizer", e.Parts.Optimizer}, {"host", e.Parts.Host},
+	} {
+		if part.t > 0 {
+			fmt.Fprintf(b, "            %-14s %10s %5.1f%%\n", part.name, Seconds(part.t), 100*part.t/e.SecondsPerStep)
+		}
+	}
+	scaled := ""
+	if e.Scaled {
+		scaled = ", scaled to this machine; cprun bench calibrate measures it"
+	}
+	fmt.Fprintf(b, "            by the cost table of %s, %.10s%s\n", e.Table, e.Date, scaled)
+}
+
+// Seconds writes a time to three digits.
+func Seconds(s float64) string {
+	switch {
+	case s >= 1:
+		return fmt.Sprintf("%.3g s", s)
+	case s >= 1e-3:
+		return fmt.Sprintf("%.3g ms", 1e3*s)
+	}
+	return fmt.Sprintf("%.3g µs", 1e6*s)
+}
+
+// FLOPs writes a rate, given in 1e12 a second.
+func FLOPs(t float64) string {
+	if t < 0.5 {
+		return fmt.Sprintf("%.3g GFLOP/s", 1e3*t)
+	}
+	return fmt.Sprintf("%.3g TFLOP/s", t)
 }
 
 // picture draws which rank holds which part of the sequence, one row a rank.

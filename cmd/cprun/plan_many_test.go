@@ -1,0 +1,86 @@
+package main
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+)
+
+const bench3B = "../../examples/bench/llama-3.2-3b-128k.yaml"
+
+// The longest sequence fits, and the next one does not.
+func TestPlanLongest(t *testing.T) {
+	args := []string{"plan", bench3B, "--assume", "gpu=h200,gpus=4,hosts=2,net=50G,cudnn=9.19.0", "--json"}
+	type planned struct {
+		Partition struct {
+			SeqLen int `json:"seq_len"`
+			Ranks  int
+		}
+		Memory struct{ Fits bool }
+	}
+	run := func(more ...string) (p planned) {
+		out, _ := must(t, append(args, more...)...)
+		if err := json.Unmarshal([]byte(out), &p); err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	longest := run("--longest")
+	if !longest.Memory.Fits || longest.Partition.Ranks != 8 || longest.Partition.SeqLen%1024 != 0 || longest.Partition.SeqLen < 1<<20 {
+		t.Fatalf("%+v", longest)
+	}
+	seq := func(n int) string {
+		text, _ := json.Marshal(n)
+		return "data.seq_len=" + string(text)
+	}
+	if next := run("--set", seq(longest.Partition.SeqLen+1024)); next.Memory.Fits {
+		t.Errorf("%d tokens fit, and %d are the most", next.Partition.SeqLen, longest.Partition.SeqLen)
+	}
+}
+
+// A grid has a row for each combination, and says of those that cannot be why.
+func TestPlanGrid(t *testing.T) {
+	args := []string{"plan", bench3B, "--assume", "gpu=h200,gpus=2,cudnn=9.19.0", "--grid", "data.seq_len=32K,128K", "--grid", "nproc=1,2,4"}
+	out, _ := must(t, args...)
+	for _, w := range []string{"data.seq_len", "tokens/s", "128K", "no plan", "gpus=2"} {
+		if !strings.Contains(out, w) {
+			t.Errorf("the table does not say %q:\n%s", w, out)
+		}
+	}
+	out, _ = must(t, append(args, "--json")...)
+	var cells []struct {
+		Values   map[string]string
+		Ranks    int
+		Estimate struct {
+			Seconds float64 `json:"seconds_per_step"`
+		}
+		Error string
+	}
+	if err := json.Unmarshal([]byte(out), &cells); err != nil {
+		t.Fatal(err)
+	}
+	if len(cells) != 6 || cells[5].Values["nproc"] != "4" || cells[5].Error == "" || cells[0].Estimate.Seconds <= cells[1].Estimate.Seconds {
+		t.Errorf("%+v", cells)
+	}
+}
+
+func TestPlansOfManyCheckTheirFlags(t *testing.T) {
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"--assume", "arch=sm90", "--longest"}, "gpu=h200"},
+		{[]string{"--assume", "gpu=h200", "--longest", "--set", "data.seq_len=1K"}, "leave --set"},
+		{[]string{"--assume", "gpu=h200", "--longest", "--grid", "nproc=1"}, "leave one of the two out"},
+		{[]string{"--assume", "gpu=h200,memory=16M", "--longest"}, "not even"},
+		{[]string{"--grid", "nproc"}, "want key=value"},
+		{[]string{"--grid", "nproc=1,,2"}, "empty value"},
+		{[]string{"--grid", "nproc=1", "--grid", "nproc=2"}, "given twice"},
+		{[]string{"--grid", "data.seqlen=1K,2K"}, "no cell can be planned"},
+	} {
+		code, _, stderr := cprun(t, append([]string{"plan", bench3B}, c.args...)...)
+		if code != 2 || !strings.Contains(stderr, c.want) {
+			t.Errorf("%q: exit status %d, want 2 and %q:\n%s", c.args, code, c.want, stderr)
+		}
+	}
+}
