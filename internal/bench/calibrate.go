@@ -51,7 +51,8 @@ func (s *CalibrateSpec) Default(device string) {
 	*s = CalibrateSpec{
 		Backend: "flash", DType: "bf16", Heads: 32, KVHeads: 8, Dims: []int{64, 128}, Sizes: []int{256, 1024, 4096, 16384}, Further: 16384,
 		Operations: true, Rows: []int{128, 1024, 8192, 32768}, Sides: []int{1024, 4096, 16384}, Passes: []int{128, 2048, 32768},
-		Links: []int64{16 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20}, Budget: 0.05,
+		Links:  []int64{16 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20},
+		Budget: 0.2, // a card comes to its power limit in a tenth of a second; most figures take 30 iterations of far less
 	}
 }
 
