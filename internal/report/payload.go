@@ -5,6 +5,7 @@ import (
 	"math"
 	"slices"
 	"strconv"
+	"strings"
 )
 
 // page is what the template and the script make a page of.
@@ -148,6 +149,7 @@ func (p *page) figure(f *figure) {
 	if len(f.Views) == 0 && f.Table == nil {
 		return
 	}
+	f.Says = strings.ReplaceAll(f.Says, " %", "\u00a0%")
 	f.ID = fmt.Sprintf("figure-%d", len(p.Figures)+1)
 	p.Figures = append(p.Figures, f)
 }

@@ -20,13 +20,13 @@ import (
 )
 
 const (
-	maxSteps   = 50_000   // that are kept of a run
-	maxSlices  = 400_000  // pieces of work that are read of a trace
-	maxPlan    = 64 << 20 // bytes of a plan.json, which has a part for each rank
-	maxLog     = 16 << 20 // bytes of a launcher.log that are searched
-	maxTrace   = 2 << 30  // bytes of a trace.json
-	maxResults = 64 << 20 // bytes of a results.json
-	maxValues  = 4 << 20  // values in a JSON file
+	maxSteps   = 50_000    // that are kept of a run
+	maxSlices  = 1_000_000 // pieces of work that are kept of a trace: of its first ranks
+	maxPlan    = 64 << 20  // bytes of a plan.json, which has a part for each rank
+	maxLog     = 16 << 20  // bytes of a launcher.log that are searched
+	maxTrace   = 2 << 30   // bytes of a trace.json
+	maxResults = 64 << 20  // bytes of a results.json
+	maxValues  = 4 << 20   // values in a JSON file
 )
 
 // resultsFile is the file that makes a directory that of an experiment.
@@ -144,47 +144,20 @@ func (r *Run) readSteps(root *os.Root) error {
 		return err
 	}
 	defer f.Close()
+	kept, last := thinner{most: maxSteps}, int64(-1)
 	torn, err := metrics.EachStep(f, func(s metrics.Step) {
-		if n := len(r.Steps); n > 0 && s.Step <= r.Steps[n-1].Step {
+		if s.Step <= last {
 			return // a step is in the file once; what goes back is of no run
 		}
+		last = s.Step
 		r.Lines++
-		if r.Steps = append(r.Steps, s); len(r.Steps) >= 2*maxSteps {
-			r.Steps = thin(r.Steps, maxSteps)
-		}
+		kept.add(s)
 	})
+	r.Steps = kept.steps()
 	if torn > 0 {
 		r.Missing = append(r.Missing, fmt.Sprintf("metrics.jsonl: %d lines that are not whole are left out", torn))
 	}
 	return err
-}
-
-// thin leaves at most n steps, but for those with a validation: of each stretch those with the lowest and the highest
-// loss, so that no spike is lost.
-func thin(steps []metrics.Step, n int) []metrics.Step {
-	if len(steps) <= n {
-		return steps
-	}
-	stretches := max(1, n/2)
-	kept := make([]metrics.Step, 0, n)
-	for i := range stretches {
-		part := steps[i*len(steps)/stretches : (i+1)*len(steps)/stretches]
-		lo, hi := 0, len(part)-1
-		for k, s := range part {
-			if s.Loss < part[lo].Loss {
-				lo = k
-			}
-			if s.Loss > part[hi].Loss {
-				hi = k
-			}
-		}
-		for k, s := range part {
-			if k == lo || k == hi || s.ValLoss != nil {
-				kept = append(kept, s)
-			}
-		}
-	}
-	return kept
 }
 
 // readLog finds the newest start in launcher.log, "--- TIME cprun VERSION: COMMAND", and how it ended.
@@ -224,8 +197,14 @@ func (r *Run) readTrace(root *os.Root) error {
 	} else if st.Size() > maxTrace {
 		return fmt.Errorf("%d bytes are more than the %d that are read", st.Size(), maxTrace)
 	}
+	ranks := map[int]bool{} // true for those that are drawn
 	return metrics.EachSlice(f, func(s metrics.Slice) {
-		if len(r.Slices) < maxSlices {
+		drawn, seen := ranks[s.Rank]
+		if !seen {
+			drawn = len(ranks) < maxLanes
+			ranks[s.Rank], r.Traced = drawn, r.Traced+1
+		}
+		if _, ok := stepOf(s.Label); ok && drawn && len(r.Slices) < maxSlices {
 			r.Slices = append(r.Slices, s)
 		}
 	})

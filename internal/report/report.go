@@ -36,11 +36,12 @@ type Run struct {
 	Machine string
 	Ended   string // what the log says of its end; "" for one that goes on, or was killed
 
-	Steps   []metrics.Step // ascending, thinned where the file has more than a page could show
-	Lines   int            // steps in the file
-	Plan    *Plan          // nil: no plan.json
-	Slices  []metrics.Slice
-	Missing []string // files that are not there or cannot be read, and what is not shown therefore
+	Steps   []metrics.Step  // ascending, thinned where the file has more than a page could show
+	Lines   int             // steps in the file
+	Plan    *Plan           // nil: no plan.json
+	Slices  []metrics.Slice // of steps, and of the first ranks of the trace
+	Traced  int             // ranks of the trace
+	Missing []string        // files that are not there or cannot be read, and what is not shown therefore
 }
 
 // points is how many points of a run a figure has, when it is alone.

@@ -15,6 +15,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -272,6 +273,59 @@ func TestThin(t *testing.T) {
 	for _, want := range []int64{7_778, 5_002} {
 		if !found[want] {
 			t.Errorf("step %d is gone: a spike, or a validation", want)
+		}
+	}
+}
+
+// Steps that come one by one are thinned evenly: what is kept of the first half is as much as of the second.
+func TestThinnerIsEven(t *testing.T) {
+	for _, n := range []int{10, 1000, 1001, 50_000} {
+		k := thinner{most: 1000}
+		for _, s := range many(n, n/3).Steps {
+			k.add(s)
+		}
+		kept := k.steps()
+		first, spike := 0, false
+		for i, s := range kept {
+			if i > 0 && s.Step <= kept[i-1].Step {
+				t.Fatalf("%d steps: %d comes after %d", n, s.Step, kept[i-1].Step)
+			}
+			if s.Step <= int64(n/2) {
+				first++
+			}
+			spike = spike || s.Loss == 99
+		}
+		if n <= 1000 && len(kept) != n || len(kept) > 1000 || n > 1000 && len(kept) < 400 {
+			t.Errorf("%d of %d steps are kept", len(kept), n)
+		}
+		if d := 2*first - len(kept); !spike || d > len(kept)/10+2 || -d > len(kept)/10+2 {
+			t.Errorf("%d steps: %d kept, %d of them of the first half; spike kept: %v", n, len(kept), first, spike)
+		}
+	}
+}
+
+// Pieces of a timeline do not lie over one another, cover what was there, and are as few as asked for.
+func TestTimelineInPieces(t *testing.T) {
+	var row []span
+	at := 0.0
+	for i := range 1000 {
+		took := float64(1 + i%7)
+		row = append(row, span{Slice: metrics.Slice{Name: "work", Start: at, Took: took}, kind: work(i % 3)})
+		at += took
+	}
+	for _, least := range []float64{0, 3, 50, 1e6} {
+		pieces := join(slices.Clone(row), least)
+		for i := 1; i < len(pieces); i++ {
+			if a := pieces[i-1]; a.Start+a.Took > pieces[i].Start+1e-9 {
+				t.Fatalf("least %g: piece %d lies over the next", least, i)
+			}
+		}
+		last := pieces[len(pieces)-1]
+		if pieces[0].Start != 0 || last.Start+last.Took != at {
+			t.Errorf("least %g: from %g to %g, want 0 to %g", least, pieces[0].Start, last.Start+last.Took, at)
+		}
+		if most := 1 + at/max(1, least)*2; float64(len(pieces)) > most {
+			t.Errorf("least %g: %d pieces", least, len(pieces))
 		}
 	}
 }

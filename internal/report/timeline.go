@@ -11,8 +11,8 @@ import (
 )
 
 const (
-	maxLanes = 16   // ranks of a timeline: 32 rows
-	maxWork  = 5000 // rectangles of a view
+	maxLanes = 16    // ranks of a timeline: 32 rows
+	maxWork  = 12000 // rectangles of a view
 )
 
 // work is what a piece of a trace is drawn as.
@@ -67,13 +67,12 @@ func (p *page) timeline(r *Run) {
 		return
 	}
 	source, cut := sourcesOf([]Run{*r}), ""
-	shown := ranks
-	if len(ranks) > maxLanes {
-		shown = ranks[:maxLanes]
-		cut = fmt.Sprintf(" The first %d of %d ranks are drawn.", maxLanes, len(ranks))
+	shown := ranks[:min(len(ranks), maxLanes)]
+	if r.Traced > len(shown) {
+		cut = fmt.Sprintf(" The first %d of %d ranks are drawn.", len(shown), r.Traced)
 	}
 	f := &figure{Title: fmt.Sprintf("Step %d by rank, %s", step, r.Name), Kind: "rects", Section: timeline, Source: source,
-		Says: "Each rank has two rows: what its device computes, and what travels meanwhile. A transfer under work is hidden. Waits name the rank that was waited for." + cut}
+		Says: "Each rank has two rows: what its device computes, and what travels meanwhile. A transfer under work is hidden. Waits name the rank that was waited for. What is too short to draw is joined with its neighbours, and looks like what took most time of them." + cut}
 	f.Views = append(f.Views, timelineView("the whole step", spans, shown))
 	for _, pass := range []string{"forward", "backward"} {
 		if layer, ok := middle(spans, pass); ok {
@@ -173,25 +172,25 @@ func timelineView(name string, spans []span, ranks []int) view {
 		all[k] = series{Name: workNames[k], Kind: "rects", Color: k - 1} // -1 is muted: other work is the background
 		words[k] = map[string]int{}
 	}
-	for gap := (end - begin) / 4000; ; gap *= 2 {
-		merged := merge(spans, gap)
-		if len(merged) > maxWork && gap < end-begin {
-			continue
+	rows := byRow(spans, ranks)
+	var pieces [][]span
+	for least := (end - begin) / 4000; ; least *= 2 {
+		n := 0
+		pieces = pieces[:0]
+		for _, row := range rows {
+			pieces = append(pieces, join(row, least))
+			n += len(pieces[len(pieces)-1])
 		}
-		for _, s := range merged {
-			row := slices.Index(ranks, s.Rank)
-			if row < 0 {
-				continue
-			}
-			row *= 2
-			if s.kind == transfer {
-				row++
-			}
+		if n <= maxWork || least >= end-begin {
+			break
+		}
+	}
+	for row, list := range pieces {
+		for _, s := range list {
 			k := &all[s.kind]
 			k.X, k.X2, k.Y = append(k.X, number(s.Start-begin)), append(k.X2, number(s.Start-begin+s.Took)), append(k.Y, number(row))
 			k.say(s.words(), words[s.kind])
 		}
-		break
 	}
 	for _, s := range all {
 		if len(s.X) > 0 {
@@ -220,30 +219,61 @@ func (s span) words() string {
 	return what
 }
 
-// merge joins spans of a rank and kind between which there is at most gap.
-func merge(spans []span, gap float64) []span {
-	type key struct {
-		rank int
-		kind work
-		from string
-		hop  string
-	}
-	open := map[key]int{}
-	longest := map[int]float64{}
-	var out []span
+// byRow are the spans of each row: two for each rank, of what it computes and of what travels.
+func byRow(spans []span, ranks []int) [][]span {
+	rows := make([][]span, 2*len(ranks))
 	for _, s := range spans {
-		k := key{s.Rank, s.kind, s.from, hopOf(s.Label)}
-		i, ok := open[k]
-		if ok && s.Start-(out[i].Start+out[i].Took) <= gap {
-			out[i].Took = max(out[i].Took, s.Start+s.Took-out[i].Start)
-			if s.Took > longest[i] {
-				longest[i], out[i].Name, out[i].Label, out[i].Detail = s.Took, s.Name, s.Label, s.Detail
-			}
-			continue
+		row := 2 * slices.Index(ranks, s.Rank)
+		if s.kind == transfer {
+			row++
 		}
-		open[k], longest[len(out)] = len(out), s.Took
+		rows[row] = append(rows[row], s)
+	}
+	return rows
+}
+
+// join makes pieces of a row that are at least about so long: shorter spans become one with those after them, of
+// the kind, and with the words, that took most time. Neighbours that say the same become one, too.
+func join(row []span, least float64) []span {
+	var out, short []span
+	put := func(s span) {
+		if n := len(out) - 1; n >= 0 && out[n].kind == s.kind && out[n].from == s.from && hopOf(out[n].Label) == hopOf(s.Label) && s.Start-(out[n].Start+out[n].Took) <= least/4 {
+			out[n].Took = s.Start + s.Took - out[n].Start
+			return
+		}
 		out = append(out, s)
 	}
+	flush := func() {
+		if len(short) == 0 {
+			return
+		}
+		var took [kinds]float64
+		for _, s := range short {
+			took[s.kind] += s.Took
+		}
+		most := short[0]
+		for _, s := range short {
+			if took[s.kind] > took[most.kind] || s.kind == most.kind && s.Took > most.Took {
+				most = s
+			}
+		}
+		last := short[len(short)-1]
+		most.Start, most.Took = short[0].Start, last.Start+last.Took-short[0].Start
+		put(most)
+		short = short[:0]
+	}
+	for _, s := range row {
+		if len(short) > 0 && s.Start+s.Took-short[0].Start > least {
+			flush()
+		}
+		if s.Took >= least {
+			flush()
+			put(s)
+			continue
+		}
+		short = append(short, s)
+	}
+	flush()
 	return out
 }
 

@@ -20,7 +20,7 @@ function bounds(view, state) {
   return b;
 }
 
-const steps10 = [1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10];
+const steps10 = [1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10];
 
 function niceUp(v) { const p = 10 ** Math.floor(Math.log10(v)); return steps10.find((s) => s * p >= v * (1 - 1e-9)) * p; }
 
@@ -120,7 +120,7 @@ function wordsOf(text) {
 function rectOption(s, state) {
   const color = colorOf(s), decal = decalOf(s.color);
   const data = s.xs.map((x, i) => ({ value: [x, s.x2[i], s.ys[i]], i }));
-  return { type: "custom", name: s.name, data, animation: false, clip: true, encode: { x: [0, 1], y: 2 }, itemStyle: { color }, renderItem(params, api) {
+  return { type: "custom", name: s.name, data, animation: false, progressive: 0, clip: true, encode: { x: [0, 1], y: 2 }, itemStyle: { color }, renderItem(params, api) {
     const a = api.coord([api.value(0), api.value(2)]), b = api.coord([api.value(1), api.value(2)]), high = api.size([0, 1])[1] * .82, area = params.coordSys;
     const shape = echarts.graphic.clipRectByRect({ x: a[0], y: a[1] - high / 2, width: Math.max(.8, b[0] - a[0]), height: high }, { x: area.x, y: area.y, width: area.width, height: area.height });
     if (!shape) return undefined;

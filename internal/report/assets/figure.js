@@ -109,7 +109,7 @@ class Figure {
       const box = element("div", { class: "chart", tabindex: "0", role: "group", "aria-roledescription": "chart", "aria-label": this.label(p) });
       const named = p.title && p.title !== "seconds" && p.title !== "bytes";
       this.panels.append(element("div", { class: "panel" }, ...(named ? [element("h4", null, p.title)] : []), box));
-      if (this.data.kind === "rects" || this.data.kind === "heat") box.style.height = Math.max(120, 64 + this.view.y.text.length * (this.data.kind === "heat" ? 30 : 26)) + "px";
+      if (this.data.kind === "rects" || this.data.kind === "heat") box.style.height = Math.max(120, 64 + this.view.y.text.length * Math.max(11, Math.min(this.data.kind === "heat" ? 30 : 26, 1000 / this.view.y.text.length))) + "px";
       return box;
     });
     boxes.forEach((box, k) => { // now that the grid has all its columns
