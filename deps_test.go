@@ -74,6 +74,7 @@ var allowed = map[string]string{
 		" | internal/cuda internal/cuda/blas internal/cuda/dnn internal/nccl kernels/gpu",
 	"internal/state":    "internal/model internal/optim tensor",
 	"internal/rehearse": "attention comm internal/hf ring tensor",
+	"internal/planner":  "partition ring tensor",
 	"internal/plan": "attention attention/backends internal/backend internal/config internal/machine internal/model internal/rehearse" +
 		" internal/state kernels/gpu partition ring tensor",
 	"internal/train": "attention comm internal/checkpoint internal/config internal/data internal/device internal/files internal/hf internal/metrics" +
