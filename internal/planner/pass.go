@@ -3,6 +3,7 @@ package planner
 import (
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/cprun/cprun/ring"
 	"github.com/cprun/cprun/tensor"
@@ -115,18 +116,22 @@ type Span struct {
 // the ranks of its host, and to other hosts. Every time here is a maximum of sums of costs, so a higher cost
 // never makes a pass faster.
 func Pass(s Schedules, ranks int, a Attention, backward bool, at Place, c Costs) (Result, error) {
-	return pass(s, ranks, a, backward, at, c, false)
+	return pass(s, ranks, nil, a, backward, at, c, false)
 }
 
-// Timeline is Pass with the Spans of its ranks.
+// Timeline does what Pass does, and keeps the Spans of its ranks.
 func Timeline(s Schedules, ranks int, a Attention, backward bool, at Place, c Costs) (Result, error) {
-	return pass(s, ranks, a, backward, at, c, true)
+	return pass(s, ranks, nil, a, backward, at, c, true)
 }
 
-func pass(s Schedules, ranks int, a Attention, backward bool, at Place, c Costs, spans bool) (Result, error) {
+// pass follows the ranks of follow, each alone; nil: all together, or where these are too many some.
+func pass(s Schedules, ranks int, follow []int, a Attention, backward bool, at Place, c Costs, spans bool) (Result, error) {
 	k := &compiler{a: a, backward: backward, at: at, costs: c, host: c.Host(1), known: map[shapeKey]float64{}}
-	if ranks > ExactRanks {
-		return k.sampled(s, ranks, spans)
+	if follow == nil && ranks > ExactRanks {
+		follow = at.sample(ranks)
+	}
+	if follow != nil {
+		return k.sampled(s, follow, spans)
 	}
 	programs := make([]*program, ranks)
 	for r := range programs {
@@ -140,9 +145,9 @@ func pass(s Schedules, ranks int, a Attention, backward bool, at Place, c Costs,
 
 // sampled follows some ranks, each alone: in steps that all ranks take together the slowest link sets the
 // pace, and it is one of those at the edge of a host.
-func (k *compiler) sampled(s Schedules, ranks int, spans bool) (all Result, err error) {
+func (k *compiler) sampled(s Schedules, follow []int, spans bool) (all Result, err error) {
 	all.Sampled = true
-	for _, r := range k.sample(ranks) {
+	for _, r := range follow {
 		w := newWorld([]*program{k.compile(s.Schedule(r))}, spans)
 		w.alone = true
 		for w.advance() {
@@ -162,30 +167,26 @@ const samples = 4
 
 // sample is the ranks that are followed: the first and the last, both sides of the first edge between hosts,
 // and some between.
-func (k *compiler) sample(ranks int) (list []int) {
-	add := func(r int) {
-		for i, x := range list {
-			if x == r {
-				return
-			}
-			if x > r {
-				list = append(list[:i], append([]int{r}, list[i:]...)...)
-				return
-			}
-		}
-		list = append(list, r)
-	}
+func (p Place) sample(ranks int) (list []int) {
 	for i := range samples {
-		add(i * (ranks - 1) / (samples - 1))
+		list = append(list, i*(ranks-1)/(samples-1))
 	}
-	for r := 1; r < ranks; r++ {
-		if k.at.host(r) != k.at.host(r-1) {
-			add(r - 1)
-			add(r)
-			break
-		}
+	if edge := p.edge(ranks); edge > 0 {
+		list = append(list, edge-1, edge)
 	}
-	return list
+	slices.Sort(list)
+	return slices.Compact(list)
+}
+
+// edge is the first rank that stands on another host than rank 0; 0: there is none.
+func (p Place) edge(ranks int) int {
+	if p.PerHost <= 0 {
+		return 0
+	}
+	if edge := p.PerHost - p.First%p.PerHost; edge < ranks {
+		return edge
+	}
+	return 0
 }
 
 // worse is the larger of two times, or what is not known.

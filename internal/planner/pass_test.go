@@ -45,7 +45,7 @@ func specOf(t testing.TB, causal bool, window, tokens, ranks int, layout partiti
 	return ring.Spec{Shape: partition.Shape{SeqQ: tokens, SeqKV: tokens, Size: ranks, Layout: layout, Mask: mask}, Heads: 1, KVHeads: 1, Inner: 1}
 }
 
-func list(t testing.TB, algorithm string, s ring.Spec) List {
+func schedulesOf(t testing.TB, algorithm string, s ring.Spec) List {
 	t.Helper()
 	all, err := ring.All(algorithm, s)
 	if err != nil {
@@ -69,10 +69,10 @@ var one = Attention{Backend: "flash", DType: tensor.F32, Batch: 1, Heads: 1, KVH
 // of 4 pairs takes 4 seconds, and one on the diagonal of a causal mask 3.
 func TestByHand(t *testing.T) {
 	slow, fast := plain{pair: 1, byte: 0.5}, plain{pair: 1, byte: 0.125}
-	two := list(t, "ring", specOf(t, false, -1, 4, 2, partition.Contiguous{}))
-	two3 := list(t, "ring", specOf(t, true, -1, 4, 2, partition.Contiguous{}))
-	three := list(t, "ring", specOf(t, true, -1, 6, 3, partition.Contiguous{}))
-	gather := list(t, "allgather", specOf(t, false, -1, 6, 3, partition.Contiguous{}))
+	two := schedulesOf(t, "ring", specOf(t, false, -1, 4, 2, partition.Contiguous{}))
+	two3 := schedulesOf(t, "ring", specOf(t, true, -1, 4, 2, partition.Contiguous{}))
+	three := schedulesOf(t, "ring", specOf(t, true, -1, 6, 3, partition.Contiguous{}))
+	gather := schedulesOf(t, "allgather", specOf(t, false, -1, 6, 3, partition.Contiguous{}))
 	for _, c := range []struct {
 		name     string
 		s        List
@@ -110,7 +110,7 @@ func TestByHand(t *testing.T) {
 func TestTimelineNamesWhoIsWaitedFor(t *testing.T) {
 	// Under a causal mask ranks of a contiguous layout have more to do the later they stand, so that some wait.
 	s := specOf(t, true, -1, 6, 3, partition.Contiguous{})
-	r := run(t, list(t, "ring", s), one, true, plain{pair: 1, byte: 0.01})
+	r := run(t, schedulesOf(t, "ring", s), one, true, plain{pair: 1, byte: 0.01})
 	late := false
 	for _, x := range r.Spans {
 		if x.End < x.Begin || x.Exposed < 0 || x.Exposed > x.End-x.Begin+1e-9 {
@@ -125,7 +125,7 @@ func TestTimelineNamesWhoIsWaitedFor(t *testing.T) {
 
 // An all-gather that waits for all rows before its only call is a hop without tiles, and one with all.
 func TestPassOfAHopWithoutCalls(t *testing.T) {
-	s := list(t, "allgather", specOf(t, false, -1, 4, 2, partition.Contiguous{}))
+	s := schedulesOf(t, "allgather", specOf(t, false, -1, 4, 2, partition.Contiguous{}))
 	for _, x := range s {
 		h := x.Forward
 		h[1].Tiles = append(slices.Clone(h[0].Tiles), h[1].Tiles...)
@@ -137,7 +137,7 @@ func TestPassOfAHopWithoutCalls(t *testing.T) {
 }
 
 func TestRanksThatWaitForEachOther(t *testing.T) {
-	s := list(t, "ring", specOf(t, false, -1, 4, 2, partition.Contiguous{}))
+	s := schedulesOf(t, "ring", specOf(t, false, -1, 4, 2, partition.Contiguous{}))
 	s[1].Forward[0].SendKV = nil
 	if _, err := Pass(s, 2, one, false, Place{}, plain{}); err == nil {
 		t.Error("a message that nobody sends arrives")
@@ -179,7 +179,7 @@ func sampleOf(t testing.TB, rng *rand.Rand) (name string, s List, a Attention, c
 	c = plain{pair: rng.Float64() / 1000, start: rng.Float64() / 100, byte: rng.Float64() / 10000, latency: rng.Float64() / 100,
 		copied: rng.Float64() / 100000, queued: rng.Float64() / 1000}
 	name = fmt.Sprintf("%s, %s, %d tokens, %d ranks, window %d, documents %v, %d:%d heads", algorithm, layout.Name(), tokens, ranks, window, docs, spec.Heads, spec.KVHeads)
-	return name, list(t, algorithm, spec), a, c
+	return name, schedulesOf(t, algorithm, spec), a, c
 }
 
 // A pass takes as long as the calls of any rank, and as the bytes on any link; a higher cost never makes it
@@ -234,7 +234,7 @@ func mostOnALink(s List, a Attention, backward bool, byte float64) (most float64
 }
 
 func TestUnknownCostsTakeForEver(t *testing.T) {
-	s := list(t, "ring", specOf(t, true, -1, 64, 4, partition.Zigzag{}))
+	s := schedulesOf(t, "ring", specOf(t, true, -1, 64, 4, partition.Zigzag{}))
 	for _, unknown := range []float64{math.NaN(), math.Inf(1)} {
 		if r := run(t, s, one, false, plain{pair: unknown}); !math.IsInf(r.Seconds, 1) {
 			t.Errorf("a pass of calls that take %g takes %g", unknown, r.Seconds)
@@ -253,13 +253,13 @@ func TestSampledRanksStandForAll(t *testing.T) {
 		c := plain{pair: rng.Float64() / 1000, byte: rng.Float64() / 1e5, across: rng.Float64() / 1e4, perHost: perHost}
 		at := Place{PerHost: perHost}
 		for _, algorithm := range ring.Algorithms {
-			s := list(t, algorithm, spec)
+			s := schedulesOf(t, algorithm, spec)
 			whole, err := Pass(s, ranks, a, false, at, c)
 			if err != nil {
 				t.Fatal(err)
 			}
 			k := &compiler{a: a, at: at, costs: c, known: map[shapeKey]float64{}}
-			part, err := k.sampled(s, ranks, false)
+			part, err := k.sampled(s, at.sample(ranks), false)
 			if err != nil {
 				t.Fatal(err)
 			}
