@@ -75,8 +75,8 @@ var allowed = map[string]string{
 	"internal/state":    "internal/model internal/optim tensor",
 	"internal/rehearse": "attention comm internal/hf ring tensor",
 	"internal/planner":  "partition ring tensor",
-	"internal/plan": "attention attention/backends internal/backend internal/config internal/machine internal/model internal/rehearse" +
-		" internal/state kernels/gpu partition ring tensor",
+	"internal/plan": "attention attention/backends internal/backend internal/config internal/machine internal/model internal/planner" +
+		" internal/rehearse internal/state kernels/gpu partition ring tensor",
 	"internal/train": "attention comm internal/checkpoint internal/config internal/data internal/device internal/files internal/hf internal/metrics" +
 		" internal/model internal/optim internal/rehearse internal/state partition ring tensor",
 	"internal/attend": "attention attention/backends attention/qkv comm internal/config internal/device internal/files internal/machine" +
@@ -102,7 +102,7 @@ var allowed = map[string]string{
 		" internal/job internal/launch internal/launch/progress internal/launch/standing internal/machine internal/plan internal/train tensor | internal/cuda",
 	"internal/command": "attention/backends internal/attend internal/backend internal/bench internal/checkpoint internal/cluster internal/files internal/terminal" +
 		" internal/config internal/data internal/hf internal/job internal/launch internal/launch/progress internal/machine internal/model" +
-		" internal/place internal/place/key internal/plan internal/safetensors internal/train tensor",
+		" internal/place internal/place/key internal/plan internal/planner internal/safetensors internal/train tensor",
 	"cmd/cprun": "internal/attend internal/bench internal/command internal/config internal/job internal/machine internal/terminal internal/worker partition ring",
 
 	"scripts/mutate-rules":  "attention/backends",

@@ -23,8 +23,10 @@ import (
 
 // prepare writes what a run directory holds before the first step. Where it holds the config of an
 // earlier start with other values, that one is kept, and changes say which keys have changed.
-func prepare(dir *os.Root, cfg *config.Config, ranks int, choice *backend.Choice, machine machine.Machine) (changes []string, err error) {
-	p, err := plan.Make(cfg, ranks, planOptions(machine, choice, ranks))
+func prepare(dir *os.Root, cfg *config.Config, ranks int, choice *backend.Choice, chosen *plan.Chosen, machine machine.Machine) (changes []string, err error) {
+	opts := planOptions(machine, choice, ranks)
+	opts.Chosen = chosen
+	p, err := plan.Make(cfg, ranks, opts)
 	if err != nil {
 		return nil, &InputError{err}
 	}

@@ -23,6 +23,7 @@ type Plan struct {
 	Packed        *Packed        `json:"packed,omitempty"` // of the data's first sample, with packed documents
 	Hops          []RankHops     `json:"hops"`             // of a layer that attends to everything before a token
 	Attention     Attention      `json:"attention"`
+	Choice        *Chosen        `json:"choice,omitempty"` // by costs; absent where they are not known
 	Memory        Memory         `json:"memory"`
 	Communication Communication  `json:"communication"`
 	Estimate      Estimate       `json:"estimate"`
@@ -90,6 +91,8 @@ type Options struct {
 	// GFLOPs is the measured rate of one process's matrix products when all ranks compute at
 	// once, for a plan of a CPU; 0 leaves the time out.
 	GFLOPs float64
+	// Chosen is what was chosen by costs; nil: nothing.
+	Chosen *Chosen
 	// Docs is the lengths of the documents of the first sample that is trained on; nil where documents
 	// are not told apart, or the data is not there.
 	Docs []int
@@ -105,7 +108,7 @@ func Make(cfg *config.Config, ranks int, o Options) (*Plan, error) {
 		return nil, err
 	}
 	p := &Plan{
-		Machine: o.Machine.Flag(), machine: o.Machine.String(), Partition: partitionOf(cfg, ranks, shape), Attention: attentionOf(o.Choice),
+		Machine: o.Machine.Flag(), machine: o.Machine.String(), Partition: partitionOf(cfg, ranks, shape), Attention: attentionOf(o.Choice), Choice: o.Chosen,
 		Warnings: []string{}, Refused: append([]string{}, o.Refused...),
 	}
 	for _, w := range cfg.Warnings {

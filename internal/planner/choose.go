@@ -155,6 +155,33 @@ func choose(c Case, ways []Way, costs Costs, exact int) (Choice, error) {
 	return out, nil
 }
 
+// Best returns the one way that takes least in all layers, for a config that has one for all of them, and its
+// seconds. Layers of other kinds may be faster by the first of their own ranking.
+func (c *Choice) Best() (best Way, seconds float64) {
+	seconds = math.Inf(1)
+	for _, w := range c.Kinds[0].Ranked {
+		if m := c.Ranked[0]; w.Layout != m.Layout || w.Backend != m.Backend {
+			continue
+		}
+		if t := c.of(w.Way); t < seconds {
+			best, seconds = w.Way, t
+		}
+	}
+	return best, seconds
+}
+
+// of is the seconds of all layers by that way.
+func (c *Choice) of(w Way) (seconds float64) {
+	for _, k := range c.Kinds {
+		i := slices.IndexFunc(k.Ranked, func(t Timed) bool { return t.Way == w })
+		if i < 0 {
+			return math.Inf(1)
+		}
+		seconds += float64(k.Layers) * k.Ranked[i].Seconds
+	}
+	return seconds
+}
+
 // rank puts the first of those that are within the margin of the fastest in front, and the others in the order
 // of their times.
 func rank[T any](list []T, of func(T) float64) {
@@ -242,7 +269,7 @@ func (s *simulator) timeOf(shape partition.Shape, w Way) (float64, error) {
 	a := s.Attention
 	a.Backend = w.Backend
 	var follow []int
-	if s.Ranks > s.exact {
+	if s.Ranks > s.exact && !(s.At.Shared && s.Ranks <= fewRanks) { // of shared cores the average is of all
 		follow = s.follow(shape, w)
 	}
 	all, err := s.schedules(w, spec, follow)

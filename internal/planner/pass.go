@@ -24,6 +24,9 @@ type Attention struct {
 type Place struct {
 	First   int // the global rank of the group's rank 0; the others follow it
 	PerHost int // ranks of a host, which stand in order; 0: all on one
+	// Shared says that the ranks of a host share its cores, and costs are those of a time when all compute. One that
+	// has less to do leaves the cores to the others, so each takes as long for its calls as all do on average.
+	Shared bool
 }
 
 // host is the host of a rank of the group.
@@ -137,10 +140,39 @@ func pass(s Schedules, ranks int, follow []int, a Attention, backward bool, at P
 	for r := range programs {
 		programs[r] = k.compile(s.Schedule(r))
 	}
+	if at.Shared {
+		at.share(programs)
+	}
 	w := newWorld(programs, spans)
 	for w.advance() {
 	}
 	return w.result()
+}
+
+// share has the ranks of each host take as long as they do on average.
+func (p Place) share(programs []*program) {
+	total, ranks := map[int]float64{}, map[int]float64{}
+	own := make([]float64, len(programs))
+	for r, x := range programs {
+		for i := range x.steps {
+			if s := &x.steps[i]; s.kind == compute || s.kind == copies {
+				own[r] += s.seconds
+			}
+		}
+		total[p.host(r)] += own[r]
+		ranks[p.host(r)]++
+	}
+	for r, x := range programs {
+		if own[r] == 0 {
+			continue
+		}
+		mean := total[p.host(r)] / ranks[p.host(r)]
+		for i := range x.steps {
+			if s := &x.steps[i]; s.kind == compute || s.kind == copies {
+				s.seconds *= mean / own[r]
+			}
+		}
+	}
 }
 
 // sampled follows some ranks, each alone: in steps that all ranks take together the slowest link sets the

@@ -136,6 +136,15 @@ func TestPassOfAHopWithoutCalls(t *testing.T) {
 	}
 }
 
+// Ranks of 3 and 7 pairs on shared cores take 5 each.
+func TestSharedCores(t *testing.T) {
+	s := schedulesOf(t, "ring", specOf(t, true, -1, 4, 2, partition.Contiguous{}))
+	r, err := Pass(s, 2, one, false, Place{Shared: true}, plain{pair: 1})
+	if err != nil || math.Abs(r.Seconds-5) > 1e-12 || math.Abs(r.Ranks[1].Compute-5) > 1e-12 {
+		t.Errorf("%+v, %v", r, err)
+	}
+}
+
 func TestRanksThatWaitForEachOther(t *testing.T) {
 	s := schedulesOf(t, "ring", specOf(t, false, -1, 4, 2, partition.Contiguous{}))
 	s[1].Forward[0].SendKV = nil

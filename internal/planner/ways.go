@@ -21,6 +21,9 @@ func Ways(c Case, a Asked) (list []Way) {
 	if a.Documents {
 		layouts = []string{"document", "document-zigzag", "zigzag", "striped", "contiguous"}
 	}
+	if c.Ranks > ExactRanks {
+		layouts = layouts[:1] // ranks that are not balanced are not worth the time to find it out
+	}
 	if c.Ranks == 1 {
 		layouts, algorithms = layouts[:1], algorithms[:1] // all are the same
 	}
