@@ -81,7 +81,7 @@ var allowed = map[string]string{
 		" internal/model internal/optim internal/rehearse internal/state partition ring tensor",
 	"internal/attend": "attention attention/backends attention/qkv comm internal/config internal/device internal/files internal/machine" +
 		" internal/safetensors internal/terminal partition ring tensor",
-	"internal/bench": "attention attention/backends comm internal/device internal/files internal/metrics internal/model internal/optim internal/terminal" +
+	"internal/bench": "attention attention/backends comm internal/device internal/files internal/metrics internal/model internal/optim internal/planner internal/terminal" +
 		" kernels/gpu partition ring tensor",
 
 	"internal/launch":          "internal/files internal/launch/standing internal/place internal/terminal",
@@ -100,7 +100,7 @@ var allowed = map[string]string{
 	"internal/job":             "attention/backends internal/bench internal/machine",
 	"internal/worker": "comm/device attention/backends comm internal/attend internal/backend internal/bench internal/config internal/device" +
 		" internal/job internal/launch internal/launch/progress internal/launch/standing internal/machine internal/plan internal/train tensor | internal/cuda",
-	"internal/command": "attention/backends internal/attend internal/backend internal/bench internal/checkpoint internal/cluster internal/files internal/terminal" +
+	"internal/command": "attention/backends partition internal/attend internal/backend internal/bench internal/checkpoint internal/cluster internal/files internal/terminal" +
 		" internal/config internal/data internal/hf internal/job internal/launch internal/launch/progress internal/machine internal/model" +
 		" internal/place internal/place/key internal/plan internal/planner internal/safetensors internal/train tensor",
 	"cmd/cprun": "internal/attend internal/bench internal/command internal/config internal/job internal/machine internal/terminal internal/worker partition ring",
