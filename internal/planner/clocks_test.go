@@ -110,7 +110,7 @@ func (w *clocks) rank(s *ring.Schedule, backward bool) float64 {
 		if len(tiles) > 0 {
 			now += w.costs.Call(Call{Backward: backward, Batch: w.a.Batch, Heads: w.a.Heads, KVHeads: w.a.KVHeads, Dim: w.a.Dim, DimV: w.a.DimV, Tiles: tiles, First: first, Last: last})
 		} else if backward {
-			now += w.costs.Copy(int64((grads.Hi-grads.Lo)*w.a.KVHeads*w.a.Batch*(w.a.Dim+w.a.DimV)) * 2)
+			now += w.costs.Copy(int64((grads.Hi-grads.Lo)*w.a.KVHeads*w.a.Batch*(w.a.Dim+w.a.DimV)) * 4)
 		}
 	}
 	for i := range hops {
@@ -131,7 +131,7 @@ func (w *clocks) rank(s *ring.Schedule, backward bool) float64 {
 		}
 		now = w.end(s.Rank, now, rest)
 		for _, f := range h.Fold {
-			now += w.costs.Copy(int64((f.Src.Hi-f.Src.Lo)*w.a.KVHeads*w.a.Batch*(w.a.Dim+w.a.DimV)) * 4 * 3 / 2)
+			now += w.costs.Copy(int64((f.Src.Hi-f.Src.Lo)*w.a.KVHeads*w.a.Batch*(w.a.Dim+w.a.DimV)) * 4 * 3)
 		}
 	}
 	return now

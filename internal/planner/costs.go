@@ -28,7 +28,7 @@ type Costs interface {
 	// Exchange returns the seconds in which so many bytes, in so many messages of one exchange, go over
 	// the link from rank to rank (global ranks of the job), with its start-up.
 	Exchange(from, to int, bytes int64, messages int) float64
-	// Copy returns the seconds in which a device copies so many bytes of its own memory.
+	// Copy returns the seconds of a pass over device memory that reads and writes so many bytes together.
 	Copy(bytes int64) float64
 	// Host returns the seconds of host work to queue that many calls.
 	Host(calls int) float64

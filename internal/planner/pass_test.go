@@ -90,8 +90,8 @@ func TestByHand(t *testing.T) {
 		{"three, causal", three, false, slow, []float64{8, 16, 20}, []float64{5, 9, 9}},
 		// Two blocks come over a rank's link one behind the other, by 16; then 8 pairs.
 		{"three, all-gather", gather, false, slow, []float64{24, 24, 24}, []float64{12, 12, 12}},
-		// Gradients of 16 bytes go home behind the last call: 8, 12, then 20; folding them copies 24 bytes.
-		{"two, full, backward", two, true, plain{pair: 1, byte: 0.5, copied: 0.25}, []float64{26, 26}, []float64{12, 12}},
+		// Gradients of 16 bytes go home behind the last call: 8, 12, then 20; folding them moves 48 bytes.
+		{"two, full, backward", two, true, plain{pair: 1, byte: 0.5, copied: 0.125}, []float64{26, 26}, []float64{12, 12}},
 		// The host takes 3 seconds each for two calls and an exchange, longer than the device.
 		{"two, full, slow host", two, false, plain{pair: 1, byte: 0.125, queued: 3}, []float64{9, 9}, []float64{0, 0}},
 	} {

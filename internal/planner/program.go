@@ -131,7 +131,7 @@ func (k *compiler) hops(s *ring.Schedule) {
 				next = k.prefetch(s, &hops[0], groups, g+1)
 			}
 			for _, f := range h.Fold {
-				k.copy(k.grads(f.Src.Hi-f.Src.Lo, heads.kv) * 3 / 2) // two are read, one is written
+				k.copy(k.grads(f.Src.Hi-f.Src.Lo, heads.kv) * 3) // two are read, one is written
 			}
 			k.add(step{kind: leave})
 		}
@@ -141,7 +141,7 @@ func (k *compiler) hops(s *ring.Schedule) {
 // prefetch begins the exchanges of a group's first hop. The heads of several groups are copied for them.
 func (k *compiler) prefetch(s *ring.Schedule, h *ring.Hop, groups []group, g int) []int {
 	if len(groups) > 1 && s.KVRows[0] > 0 {
-		k.copy(k.keys(s.KVRows[0], groups[g].kv))
+		k.copy(2 * k.keys(s.KVRows[0], groups[g].kv))
 	}
 	return k.begin(h, groups[g].kv)
 }
@@ -241,7 +241,7 @@ func (k *compiler) beside(h *ring.Hop, heads group, flight []int) {
 func (k *compiler) call(tiles []partition.Tile, first, last bool, grads ring.Block, heads group) {
 	if len(tiles) == 0 {
 		if k.backward && grads.Hi > grads.Lo {
-			k.copy(k.grads(grads.Hi-grads.Lo, heads.kv) / 2) // written, not read
+			k.copy(k.grads(grads.Hi-grads.Lo, heads.kv)) // written, not read
 		}
 		return
 	}

@@ -60,7 +60,7 @@ func (k *compiler) trade(s *ring.Schedule, label string, list []tensorOf, back b
 			}
 			bytes := k.box(m, t.row)
 			if sent[m.Peer] += bytes; !k.whole(send, i, sends) {
-				k.copy(bytes)
+				k.copy(2 * bytes)
 			}
 		}
 		for i := range recv {
@@ -71,9 +71,9 @@ func (k *compiler) trade(s *ring.Schedule, label string, list []tensorOf, back b
 			}
 			switch {
 			case back && m.Adds:
-				placed = append(placed, bytes*3/2)
+				placed = append(placed, 3*bytes)
 			case m.Peer == s.Rank || !k.whole(recv, i, recvs):
-				placed = append(placed, bytes)
+				placed = append(placed, 2*bytes)
 			}
 		}
 		messages = k.peers(messages, send, s.Rank, true, sent)
