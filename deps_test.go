@@ -67,7 +67,8 @@ var allowed = map[string]string{
 	"internal/model":                     "attention internal/hf tensor",
 	"internal/model/opstest":             "internal/model tensor",
 
-	"internal/machine": "attention/backends internal/config internal/cuda/driver tensor" +
+	"internal/cost": "internal/files internal/planner kernels partition tensor",
+	"internal/machine": "attention/backends internal/config internal/cuda/driver internal/files tensor" +
 		" | internal/cuda internal/cuda/blas internal/cuda/dnn internal/cuda/nvrtc internal/nccl",
 	"internal/backend": "attention/backends attention/qkv internal/config internal/machine partition tensor",
 	"internal/device": "attention attention/backends internal/files internal/machine internal/model internal/optim kernels/cpu tensor" +
@@ -81,7 +82,7 @@ var allowed = map[string]string{
 		" internal/model internal/optim internal/rehearse internal/state partition ring tensor",
 	"internal/attend": "attention attention/backends attention/qkv comm internal/config internal/device internal/files internal/machine" +
 		" internal/safetensors internal/terminal partition ring tensor",
-	"internal/bench": "attention attention/backends comm internal/device internal/files internal/metrics internal/model internal/optim internal/planner internal/terminal" +
+	"internal/bench": "attention attention/backends comm internal/cost internal/device internal/files internal/metrics internal/model internal/optim internal/planner internal/terminal" +
 		" kernels/gpu partition ring tensor",
 
 	"internal/launch":          "internal/files internal/launch/standing internal/place internal/terminal",
@@ -97,10 +98,10 @@ var allowed = map[string]string{
 	"internal/place/key":       "internal/files internal/place internal/terminal",
 	"internal/terminal":        "",
 	"internal/hostile":         "",
-	"internal/job":             "attention/backends internal/bench internal/machine",
-	"internal/worker": "comm/device attention/backends comm internal/attend internal/backend internal/bench internal/config internal/device" +
+	"internal/job":             "attention/backends internal/bench internal/cost internal/machine",
+	"internal/worker": "comm/device attention/backends comm internal/attend internal/backend internal/bench internal/config internal/cost internal/device" +
 		" internal/job internal/launch internal/launch/progress internal/launch/standing internal/machine internal/plan internal/train tensor | internal/cuda",
-	"internal/command": "attention/backends partition internal/attend internal/backend internal/bench internal/checkpoint internal/cluster internal/files internal/terminal" +
+	"internal/command": "attention/backends partition internal/attend internal/backend internal/bench internal/checkpoint internal/cluster internal/cost internal/files internal/terminal" +
 		" internal/config internal/data internal/hf internal/job internal/launch internal/launch/progress internal/machine internal/model" +
 		" internal/place internal/place/key internal/plan internal/planner internal/safetensors internal/train tensor",
 	"cmd/cprun": "internal/attend internal/bench internal/command internal/config internal/job internal/machine internal/terminal internal/worker partition ring",

@@ -18,19 +18,19 @@ import (
 
 func benchCommand() *cobra.Command {
 	c := &cobra.Command{
-		Use:   "bench attention|comm|train|ops",
-		Short: "measure attention over the ranks, transfers, training steps or single operations",
+		Use:   "bench attention|comm|train|ops|calibrate",
+		Short: "measure attention over the ranks, transfers, training steps, single operations, or all that a plan reckons with",
 		Long: `Figures are medians by the device's own clock, of the slowest rank. Where no sizes are
 given, they are what the device does in some seconds.`,
 		Example: "  cprun bench attention --nproc 4 --seq 32K,128K,512K --plot attention.svg\n  cprun bench comm --nproc 4 --json comm.json\n  cprun bench train --nproc 4 examples/bench/llama-3.2-3b-128k.yaml",
 		RunE: func(c *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return usagef("%s takes what to measure: attention, comm, train or ops", c.CommandPath())
+				return usagef("%s takes what to measure: attention, comm, train, ops or calibrate", c.CommandPath())
 			}
-			return usagef("%s %q: want attention, comm, train or ops", c.CommandPath(), args[0])
+			return usagef("%s %q: want attention, comm, train, ops or calibrate", c.CommandPath(), args[0])
 		},
 	}
-	c.AddCommand(benchAttentionCommand(), benchCommCommand(), benchTrainCommand(), benchOpsCommand())
+	c.AddCommand(benchAttentionCommand(), benchCommCommand(), benchTrainCommand(), benchOpsCommand(), benchCalibrateCommand())
 	return c
 }
 
@@ -167,5 +167,33 @@ func benchOpsCommand() *cobra.Command {
 		},
 	}
 	benchFlags(c.Flags(), &o)
+	return c
+}
+
+func benchCalibrateCommand() *cobra.Command {
+	o := command.BenchOptions{}
+	c := &cobra.Command{
+		Use:   "calibrate",
+		Short: "measure the cost table that cprun plan reckons with, and keep it",
+		Long: `Measures this machine for cprun plan, in a minute or less: attention by tile, mask and
+head dim, matrix products, passes over memory, copies from and to the host, transfers by
+bytes. All ranks measure at once: on a CPU with 1 rank, with as many as there are cores
+and with twice as many, unless --nproc says how many; on GPUs one on each.
+
+The table is kept in the user's cache, for this machine and this version of cprun.
+docs/planner.md says what is in it.`,
+		Example: "  cprun bench calibrate\n  cprun bench calibrate --nproc 2 --json table.json",
+		Args:    noArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			return finish(command.Calibrate(c.Context(), o))
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&o.JSON, "json", "", "`file` to write the table to; - is standard output, in place of what is shown")
+	deviceFlags(f, &o.Options)
+	f.BoolVar(&o.Quiet, "quiet", false, "print the table and failures only")
+	f.StringVar(&o.LogLevel, "log-level", "info", "error, warn, info or debug (debug shows the output of every rank)")
+	f.SortFlags = false
+	o.NodeRank, o.Stdout, o.Stderr, o.Version, o.Command = -1, stdout, os.Stderr, versionString(), os.Args[1:]
 	return c
 }

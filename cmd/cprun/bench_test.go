@@ -91,7 +91,7 @@ func TestBenchTrainLeavesNothing(t *testing.T) {
 }
 
 func TestBenchHelpHasAnExampleEverywhere(t *testing.T) {
-	for _, name := range []string{"", "attention", "comm", "train", "ops"} {
+	for _, name := range []string{"", "attention", "comm", "train", "ops", "calibrate"} {
 		args := strings.Fields("bench " + name + " -h")
 		if stdout, _ := must(t, args...); !strings.Contains(stdout, "Examples:") {
 			t.Errorf("cprun %v has no example:\n%s", args, stdout)
@@ -105,7 +105,7 @@ func TestBenchmarksCheckTheirFlags(t *testing.T) {
 		args []string
 		want string
 	}{
-		{[]string{"bench"}, "attention, comm, train or ops"},
+		{[]string{"bench"}, "attention, comm, train, ops or calibrate"},
 		{[]string{"bench", "kernels"}, `"kernels"`},
 		{[]string{"bench", "attention", "--seq", "32k"}, "32K"},
 		{[]string{"bench", "attention", "--heads", "5", "--kv-heads", "2"}, "--heads"},

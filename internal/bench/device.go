@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -31,6 +32,8 @@ type Rank struct {
 	Transports []Transport
 	// LinkGBps is what a link between two devices can do in each direction; 0: not known.
 	LinkGBps float64
+	// Budget is the seconds that a measurement whose iterations are not given takes; 0: two.
+	Budget float64
 
 	staging View // of the host, for random
 }
@@ -69,7 +72,7 @@ func (r *Rank) slowest(ctx context.Context, xs ...float64) ([]float64, error) {
 
 // Of measurements whose number is not given: long enough for a median, short enough to wait for.
 const (
-	budget   = 2.0 // seconds
+	budget   = 2.0 // seconds, unless the rank has another
 	minIters = 3
 	maxIters = 30
 )
@@ -86,7 +89,7 @@ func (r *Rank) measure(ctx context.Context, warmup, iters int, work func() error
 		if err != nil {
 			return 0, 0, err
 		}
-		iters = min(max(int(budget/max(last[0], 1e-9)), minIters), maxIters)
+		iters = min(max(int(cmp.Or(r.Budget, budget)/max(last[0], 1e-9)), minIters), maxIters)
 	}
 	if err := r.Control.Barrier(ctx); err != nil {
 		return 0, 0, err

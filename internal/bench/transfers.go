@@ -60,6 +60,16 @@ func (s *CommSpec) Check(ranks int) error {
 // Comm measures every row and hands it to emit on rank 0. Every rank calls it.
 func (r *Rank) Comm(ctx context.Context, s CommSpec, emit func(Transfer) error) (err error) {
 	defer device.Caught(&err)
+	return r.comm(ctx, s, func(t Transfer) error {
+		if r.World.Rank() != 0 {
+			return nil
+		}
+		return emit(t)
+	})
+}
+
+// comm measures every row and hands it to emit on every rank.
+func (r *Rank) comm(ctx context.Context, s CommSpec, emit func(Transfer) error) error {
 	most := slices.Max(s.Sizes)
 	arena, err := r.Device.Arena("buffers", 2*most+1024)
 	if err != nil {
@@ -81,10 +91,8 @@ func (r *Rank) Comm(ctx context.Context, s CommSpec, emit func(Transfer) error) 
 				if err != nil {
 					return fmt.Errorf("%s of %s over %s: %w", call, bytesText(size), t.Name, err)
 				}
-				if r.World.Rank() == 0 {
-					if err := emit(*row); err != nil {
-						return err
-					}
+				if err := emit(*row); err != nil {
+					return err
 				}
 			}
 		}

@@ -39,16 +39,18 @@ func (o *BenchOptions) chooseWay(task *job.Bench, ranks int) error {
 		}
 	}
 	way := ruled
-	if o.Costs != nil {
-		if costs := o.Costs(task.Machine, ranks, ranks); costs != nil {
-			choice, err := o.compare(task, asked, ranks, costs)
-			if err != nil {
-				return err
-			}
-			if choice.Known {
-				s.Predicted = choice.Kinds[0].Ranked
-				way, s.Backend = s.Predicted[0].Way, s.Predicted[0].Backend
-			}
+	known, err := o.known(task.Machine)
+	if err != nil {
+		return err
+	}
+	if costs := known(ranks, ranks); costs != nil {
+		choice, err := o.compare(task, asked, ranks, costs)
+		if err != nil {
+			return err
+		}
+		if choice.Known {
+			s.Predicted = choice.Kinds[0].Ranked
+			way, s.Backend = s.Predicted[0].Way, s.Predicted[0].Backend
 		}
 	}
 	if autoLayout {

@@ -45,8 +45,8 @@ type Options struct {
 
 	Stdout io.Writer
 	Stderr *os.File
-	// Costs returns what is known of a machine's costs, for so many ranks with so many on a host; nil, or one that
-	// returns nil: nothing, and auto goes by the rules of package config.
+	// Costs returns what is known of a machine's costs, for so many ranks with so many on a host; nothing: auto goes by
+	// the rules of package config. nil stands for the user's own table, or the one that ships for this very device.
 	Costs func(m machine.Machine, ranks, perHost int) planner.Costs
 	// Version is the program's, for checkpoints.
 	Version string

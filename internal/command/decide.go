@@ -1,8 +1,11 @@
 package command
 
 import (
+	"runtime"
+
 	"github.com/cprun/cprun/internal/backend"
 	"github.com/cprun/cprun/internal/config"
+	"github.com/cprun/cprun/internal/cost"
 	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/machine"
 	"github.com/cprun/cprun/internal/plan"
@@ -13,16 +16,39 @@ import (
 // decider chooses what a config leaves auto, by the costs of a machine where these are known.
 func (o *Options) decider(m machine.Machine) (*plan.Decider, error) {
 	d := &plan.Decider{Machine: m, Docs: documents}
-	if o.Costs == nil {
-		return d, nil
+	known, err := o.known(m)
+	if err != nil {
+		return nil, &InputError{err}
 	}
 	env, err := launch.Attention()
 	if err != nil {
 		return nil, &InputError{err}
 	}
 	d.Disabled = backend.Disabled(env.NoFlash, env.NoFused, env.NoUnfused)
-	d.Costs = func(ranks, perHost int) planner.Costs { return o.Costs(m, ranks, perHost) }
+	d.Costs = known
 	return d, nil
+}
+
+// known is the costs of a machine; it returns nil where there is no table of it.
+func (o *Options) known(m machine.Machine) (func(ranks, perHost int) planner.Costs, error) {
+	if o.Costs != nil {
+		return func(ranks, perHost int) planner.Costs { return o.Costs(m, ranks, perHost) }, nil
+	}
+	none := func(_, _ int) planner.Costs { return nil }
+	if m.Arch == 0 && m.Assumed {
+		return none, nil // no CPU in particular
+	}
+	table, same, err := o.costs(m)
+	if err != nil || table == nil || !same {
+		return none, err
+	}
+	return func(ranks, perHost int) planner.Costs {
+		job := cost.Job{Ranks: ranks, PerHost: perHost, Link: float64(m.Link), Net: float64(m.Net)}
+		if m.Arch == 0 {
+			job.Cores = runtime.NumCPU()
+		}
+		return table.For(job)
+	}, nil
 }
 
 // documents is those of the first sample; nil where the data is not there, which is said elsewhere.

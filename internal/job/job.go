@@ -6,6 +6,7 @@ package job
 import (
 	"github.com/cprun/cprun/attention/backends"
 	"github.com/cprun/cprun/internal/bench"
+	"github.com/cprun/cprun/internal/cost"
 	"github.com/cprun/cprun/internal/machine"
 )
 
@@ -51,25 +52,27 @@ const (
 	EventValidation = "validation"
 )
 
-// Bench is what the workers of a benchmark are told; one of the last three is set.
+// Bench is what the workers of a benchmark are told; one of the last four is set.
 type Bench struct {
 	Machine   machine.Machine       `json:"machine"`
 	Remedies  []backends.RemedyKind `json:"remedies,omitempty"` // of attention
 	Attention *bench.AttentionSpec  `json:"attention,omitempty"`
 	Comm      *bench.CommSpec       `json:"comm,omitempty"`
 	Ops       *bench.OpsSpec        `json:"ops,omitempty"`
+	Calibrate *bench.CalibrateSpec  `json:"calibrate,omitempty"`
 }
 
 // EventBench carries a BenchRow of rank 0.
 const EventBench = "bench"
 
 // BenchRow is what a benchmark has found since the row before. The field of that benchmark is set:
-// Attention, Packed, Comm or Ops.
+// Attention, Packed, Comm, Ops or Calibrate.
 type BenchRow struct {
 	Attention *bench.AttentionRow `json:"attention,omitempty"`
 	Packed    *bench.PackedRow    `json:"packed,omitempty"`
 	Comm      *bench.Transfer     `json:"comm,omitempty"`
 	Ops       *bench.Operation    `json:"ops,omitempty"`
+	Calibrate *cost.Set           `json:"calibrate,omitempty"`
 }
 
 // EventReport carries the attend.Report of rank 0, or the train.Evaluation.

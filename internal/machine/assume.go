@@ -21,12 +21,18 @@ type assumption struct {
 // assumptions in the order of the help text. The ranges are what machines can have: a value
 // outside is a slip of the keyboard.
 var assumptions = []assumption{
+	{"gpu", "the name of a card such as h200, h100, a100 or b200", true, setCard},
 	{"arch", "sm90, 90 or cpu", false, setArch},
 	{"cudnn", "a version of cuDNN such as 9.1.0, or none", true, setCUDNN},
 	{"flash", "built or none", true, setFlash},
-	{"gpus", "a number of GPUs, 1 to 65536", true, func(m *Machine, v string) (err error) {
+	{"gpus", "a number of GPUs of one host, 1 to 65536", true, func(m *Machine, v string) (err error) {
 		n, err := size(v, 1, 1<<16)
 		m.GPUs = int(n)
+		return err
+	}},
+	{"hosts", "a number of hosts, 1 to 65536", false, func(m *Machine, v string) (err error) {
+		n, err := size(v, 1, 1<<16)
+		m.Hosts = int(n)
 		return err
 	}},
 	{"memory", "bytes of one device, or of a machine without, such as 80G, 16M to 65536G", false, func(m *Machine, v string) (err error) {
@@ -37,10 +43,14 @@ var assumptions = []assumption{
 		m.Link, err = size(v, 1<<20, 1<<46)
 		return err
 	}},
+	{"net", "bytes a second that one device sends to other hosts such as 50G, 1M to 65536G", false, func(m *Machine, v string) (err error) {
+		m.Net, err = size(v, 1<<20, 1<<46)
+		return err
+	}},
 }
 
 // AssumeHelp is the keys of --assume for a help text.
-const AssumeHelp = "plan for another machine: arch=sm90,cudnn=9.1.0,flash=built,gpus=8,memory=80G,link=450G as `k=v,...` (repeatable)"
+const AssumeHelp = "plan for another machine: gpu=h200 (or arch=sm90),cudnn=9.1.0,flash=built,gpus=8,hosts=16,memory=80G,link=450G,net=50G as `k=v,...` (repeatable)"
 
 // AssumeError says with Msg what is wrong with the --assume flag Arg.
 type AssumeError struct{ Arg, Msg string }
@@ -63,8 +73,9 @@ func Assume(args []string) (Machine, error) {
 			order = append(order, pair)
 		}
 	}
-	missing := map[string]string{"": "none is named; add arch=sm90 or whichever it is", "cpu": "arch=cpu has none; leave one of the two out"}
-	if why, ok := missing[given["arch"]]; ok {
+	faults = append(faults, m.describe(given)...)
+	missing := map[string]string{"": "none is named; add gpu=h200, arch=sm90 or whichever it is", "cpu": "arch=cpu has none; leave one of the two out"}
+	if why, ok := missing[given["arch"]]; ok && m.Arch == 0 {
 		for _, pair := range order {
 			name, value, _ := strings.Cut(pair, "=")
 			count := name == "gpus" && given["arch"] == "" // of ranks, of whatever kind
@@ -77,6 +88,39 @@ func Assume(args []string) (Machine, error) {
 		m.Flash = BuiltFlash
 	}
 	return m, errors.Join(faults...)
+}
+
+// describe fills what a card that is named says, where it is not said otherwise.
+func (m *Machine) describe(given map[string]string) []error {
+	card, ok := CardOf(m.Name)
+	if !ok {
+		return nil
+	}
+	if m.Arch != 0 && m.Arch != card.Arch || given["arch"] == "cpu" {
+		return []error{&AssumeError{"gpu=" + given["gpu"], fmt.Sprintf("it has arch=sm%d, not %s; leave one of the two out", card.Arch, given["arch"])}}
+	}
+	m.Arch = card.Arch
+	if m.Memory == 0 {
+		m.Memory = card.Memory
+	}
+	if m.Link == 0 {
+		m.Link = int64(card.Link)
+	}
+	return nil
+}
+
+// setCard takes the name of a card.
+func setCard(m *Machine, v string) error {
+	card, ok := CardOf(v)
+	if !ok {
+		keys := CardKeys()
+		if meant := config.Nearest(v, keys); meant != "" {
+			return fmt.Errorf("no such card here; did you mean %s?", meant)
+		}
+		return errors.New("no such card here; the cards are " + strings.Join(keys, ", ") + ", and arch=, memory= and link= describe others")
+	}
+	m.Name = card.Name
+	return nil
 }
 
 // assume takes one key=value.

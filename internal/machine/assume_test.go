@@ -22,6 +22,10 @@ func TestAssume(t *testing.T) {
 		{[]string{"arch=cpu,memory=16G"}, Machine{Memory: 16 << 30, Assumed: true}},
 		{[]string{"arch=cpu,cudnn=none,flash=none"}, Machine{Assumed: true}},
 		{[]string{"gpus=4"}, Machine{GPUs: 4, Assumed: true}},
+		{[]string{"gpu=h200,gpus=8,hosts=16,net=50G"},
+			Machine{Name: "NVIDIA H200", Arch: 90, Flash: BuiltFlash, GPUs: 8, Hosts: 16, Memory: 139 << 30, Link: 450e9, Net: 50 << 30, Assumed: true}},
+		{[]string{"memory=120G,gpu=H200,arch=90"}, Machine{Name: "NVIDIA H200", Arch: 90, Flash: BuiltFlash, Memory: 120 << 30, Link: 450e9, Assumed: true}},
+		{[]string{"arch=cpu,hosts=2,net=1G"}, Machine{Hosts: 2, Net: 1 << 30, Assumed: true}},
 		{[]string{"memory=16G"}, Machine{Memory: 16 << 30, Assumed: true}},
 		{[]string{"arch=sm89,cudnn=9.5"}, Machine{Arch: 89, CUDNN: backends.V(9, 5, 0), Flash: BuiltFlash, Assumed: true}},
 	} {
@@ -41,7 +45,7 @@ func TestAssumeFaults(t *testing.T) {
 		{"arch=sm90,", []string{"empty"}},
 		{"arc=sm90", []string{"did you mean arch?"}},
 		{"cuddn=9.1.0,arch=sm90", []string{"did you mean cudnn?"}},
-		{"colour=red", []string{"the keys are arch, cudnn, flash, gpus, memory, link"}},
+		{"colour=red", []string{"the keys are gpu, arch, cudnn, flash, gpus, hosts, memory, link, net"}},
 		{"arch", []string{"no value", "sm90"}},
 		{"arch=", []string{"no value"}},
 		{"arch=sm90,arch=sm80", []string{"given before as arch=sm90"}},
@@ -65,6 +69,11 @@ func TestAssumeFaults(t *testing.T) {
 		{"flash=built", []string{"arch=sm90"}},
 		{"arch=cpu,cudnn=9.1.0", []string{"arch=cpu has none"}},
 		{"arch=cpu,gpus=8", []string{"arch=cpu has none"}},
+		{"gpu=h20", []string{"did you mean h200?"}},
+		{"gpu=voodoo", []string{"the cards are a100"}},
+		{"gpu=h100,arch=sm80", []string{"it has arch=sm90"}},
+		{"gpu=h100,arch=cpu", []string{"it has arch=sm90"}},
+		{"hosts=0", []string{"out of range"}},
 		{"arch=sm1,gpus=0,flash=2", []string{"sm1 is no GPU", "out of range", "built or none"}},
 	} {
 		_, err := Assume([]string{c.arg})
@@ -85,7 +94,7 @@ func TestAssumeFaults(t *testing.T) {
 func FuzzAssume(f *testing.F) {
 	for _, s := range []string{
 		"arch=sm90,cudnn=9.1.0", "arch=cpu", "arch=sm_100a,flash=none", "gpus=8,memory=80G,link=450G", "arch=,=,,", "arch=sm90,arch=80",
-		"cudnn=9.5.0", "arch=120,cudnn=none", "memory=99999999999G", "arch=sm90\x00", "ärch=1", "link=1_000_000K",
+		"cudnn=9.5.0", "gpu=h200,hosts=16,net=50G", "gpu=a100,memory=40G,arch=80", "arch=120,cudnn=none", "memory=99999999999G", "arch=sm90\x00", "ärch=1", "link=1_000_000K",
 	} {
 		f.Add(s)
 	}

@@ -11,13 +11,15 @@ import (
 
 // Machine is what decides on a backend and on the time of a step, of one device.
 type Machine struct {
+	Name   string           // of a GPU, as its driver or a Card has it; "": not said
 	Arch   int              // 10 times the compute capability; 0: a CPU
 	CUDNN  backends.Version // 0: not there
 	Flash  backends.Version // of the CUDA kernels; 0: not built. A CPU always has its own.
-	GPUs   int              // 0: not said
+	GPUs   int              // of one host; 0: not said
 	Hosts  int              // of this kind, that the ranks are spread over; 0: one
 	Memory int64            // bytes of one device, of a CPU those that all ranks of a host share; 0: not said
 	Link   int64            // bytes a second that one device sends; 0: not said
+	Net    int64            // bytes a second that one device sends to other hosts; 0: not said
 	// Assumed: described by --assume, not looked at.
 	Assumed bool
 }
@@ -49,7 +51,11 @@ func (m Machine) String() string {
 	if m.CUDNN != 0 {
 		cudnn = "cuDNN " + m.CUDNN.String()
 	}
-	return fmt.Sprintf("sm%d, %s, %s", m.Arch, cudnn, flash)
+	name := fmt.Sprintf("sm%d", m.Arch)
+	if m.Assumed && m.Name != "" {
+		name = m.Name + ", " + name
+	}
+	return fmt.Sprintf("%s, %s, %s", name, cudnn, flash)
 }
 
 // PerHost returns how many of so many ranks one host has at most.
@@ -85,7 +91,11 @@ func (m Machine) Flag() string {
 	case m.Arch == 0 && m.GPUs == 0:
 		add("arch=cpu")
 	case m.Arch != 0:
-		add("arch=sm%d", m.Arch)
+		if card, ok := CardOf(m.Name); ok && m.Assumed {
+			add("gpu=%s", card.Key)
+		} else {
+			add("arch=sm%d", m.Arch)
+		}
 		add("cudnn=%s", m.CUDNN)
 		if m.Flash != 0 {
 			add("flash=built")
@@ -96,7 +106,7 @@ func (m Machine) Flag() string {
 	for _, f := range []struct {
 		name string
 		n    int64
-	}{{"gpus", int64(m.GPUs)}, {"memory", m.Memory}, {"link", m.Link}} {
+	}{{"gpus", int64(m.GPUs)}, {"hosts", int64(m.Hosts)}, {"memory", m.Memory}, {"link", m.Link}, {"net", m.Net}} {
 		if f.n != 0 {
 			add("%s=%d", f.name, f.n)
 		}

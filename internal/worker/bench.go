@@ -10,6 +10,7 @@ import (
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/bench"
 	"github.com/cprun/cprun/internal/config"
+	"github.com/cprun/cprun/internal/cost"
 	"github.com/cprun/cprun/internal/device"
 	"github.com/cprun/cprun/internal/job"
 	"github.com/cprun/cprun/internal/machine"
@@ -47,6 +48,8 @@ func (p *process) bench(ctx context.Context) (err error) {
 		})
 	case task.Comm != nil:
 		return p.benchComm(ctx, r, task)
+	case task.Calibrate != nil:
+		return p.calibrate(ctx, r, *task.Calibrate)
 	}
 	return r.Ops(ctx, *task.Ops, func(row bench.Operation) error {
 		return p.SendData(job.EventBench, 0, job.BenchRow{Ops: &row})
@@ -63,6 +66,11 @@ func benchDevice(task *job.Bench, ranks int) (o device.CUDAOptions, err error) {
 		matrix := backends.KeepsMatrix(task.Machine.Arch, task.Machine.CUDNN)
 		o.Remedies = task.Remedies
 		o.Backend, o.Deterministic, o.Workspace = s.Backend, s.Deterministic, s.Workspace(ranks, matrix)
+		o.Compute, err = bench.DType(s.DType, cpu)
+	case task.Calibrate != nil:
+		s := task.Calibrate
+		o.Remedies, o.Backend, o.Deterministic = task.Remedies, s.Backend, s.Deterministic
+		o.Workspace = s.Workspace(backends.KeepsMatrix(task.Machine.Arch, task.Machine.CUDNN))
 		o.Compute, err = bench.DType(s.DType, cpu)
 	case task.Ops != nil:
 		o.Compute, err = bench.DType(task.Ops.DType, cpu)
@@ -81,6 +89,24 @@ func (p *process) benchComm(ctx context.Context, r *bench.Rank, task job.Bench) 
 	}
 	err = r.Comm(ctx, *task.Comm, func(row bench.Transfer) error {
 		return p.SendData(job.EventBench, 0, job.BenchRow{Comm: &row})
+	})
+	if err != nil {
+		return err // ends every group
+	}
+	return end()
+}
+
+// calibrate measures for a cost table.
+func (p *process) calibrate(ctx context.Context, r *bench.Rank, s bench.CalibrateSpec) error {
+	end := func() error { return nil }
+	if p.WorldSize > 1 && s.Operations {
+		var err error
+		if r.Transports, end, err = p.transports(ctx, r); err != nil {
+			return err
+		}
+	}
+	err := r.Calibrate(ctx, s, func(set cost.Set) error {
+		return p.SendData(job.EventBench, 0, job.BenchRow{Calibrate: &set})
 	})
 	if err != nil {
 		return err // ends every group

@@ -1,0 +1,397 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/internal/cost"
+	"github.com/cprun/cprun/internal/device"
+	"github.com/cprun/cprun/kernels/gpu"
+	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/tensor"
+)
+
+// CalibrateSpec is what `bench calibrate` measures with one backend of attention, for a cost table. All ranks
+// measure at once.
+type CalibrateSpec struct {
+	Backend       string `json:"backend"`
+	DType         string `json:"dtype"` // of attention and activations
+	Deterministic bool   `json:"deterministic"`
+	Heads         int    `json:"heads"`
+	KVHeads       int    `json:"kv_heads"`
+	Dims          []int  `json:"dims"`  // of a head
+	Sizes         []int  `json:"sizes"` // queries, and keys, of a tile: every pair of them
+	Further       int    `json:"further"`
+	// Operations of the model and transfers are measured, too.
+	Operations bool    `json:"operations"`
+	Rows       []int   `json:"rows"` // of matrix products
+	Sides      []int   `json:"sides"`
+	Passes     []int   `json:"passes"` // tokens of passes over memory
+	Links      []int64 `json:"links"`  // bytes
+	// Budget is the seconds that one figure may take, Iters its iterations at most.
+	Budget float64 `json:"budget"`
+}
+
+// Default fills the sizes with what a device does in a minute.
+func (s *CalibrateSpec) Default(device string) {
+	if device == "cpu" {
+		*s = CalibrateSpec{
+			Backend: "flash", DType: "fp32", Heads: 2, KVHeads: 1, Dims: []int{32, 128}, Sizes: []int{16, 64, 192, 512}, Further: 192,
+			Operations: true, Rows: []int{16, 128, 512}, Sides: []int{64, 256, 768}, Passes: []int{16, 128, 512},
+			Links: []int64{1 << 10, 16 << 10, 256 << 10, 4 << 20}, Budget: 0.03,
+		}
+		return
+	}
+	*s = CalibrateSpec{
+		Backend: "flash", DType: "bf16", Heads: 32, KVHeads: 8, Dims: []int{64, 128}, Sizes: []int{256, 1024, 4096, 16384}, Further: 16384,
+		Operations: true, Rows: []int{128, 1024, 8192, 32768}, Sides: []int{1024, 4096, 16384}, Passes: []int{128, 2048, 32768},
+		Links: []int64{16 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20}, Budget: 0.05,
+	}
+}
+
+// Workspace returns the bytes that fused attention works in for the largest tile.
+func (s *CalibrateSpec) Workspace(matrix bool) int64 {
+	if s.Backend != "fused" {
+		return 0
+	}
+	n := slices.Max(s.Sizes)
+	return gpu.FusedWorkspace(gpu.FusedShape{
+		Batch: 1, SeqQ: n, SeqK: n, Heads: s.Heads, KVHeads: s.KVHeads, Dim: slices.Max(s.Dims), DimV: slices.Max(s.Dims),
+		Calls: 2, Training: true, Deterministic: s.Deterministic && matrix,
+	})
+}
+
+// Calibrate measures all of it, and hands the parts of the set to emit on rank 0. Every rank calls it.
+func (r *Rank) Calibrate(ctx context.Context, s CalibrateSpec, emit func(cost.Set) error) (err error) {
+	defer device.Caught(&err)
+	r.Budget = s.Budget
+	c := &calibration{Rank: r, spec: s, dtype: types[s.DType]}
+	parts := []func(context.Context) (cost.Set, error){c.attention}
+	if s.Operations {
+		parts = append(parts, c.products, c.passes, c.host, c.links)
+	}
+	for _, part := range parts {
+		set, err := part(ctx)
+		if err != nil {
+			return err
+		}
+		if set.Ranks = r.World.Size(); r.World.Rank() == 0 {
+			if err := emit(set); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// calibration is what the parts have in common.
+type calibration struct {
+	*Rank
+	spec  CalibrateSpec
+	dtype tensor.DType
+}
+
+// attention measures kernel calls by tile, mask and head dim.
+func (c *calibration) attention(ctx context.Context) (set cost.Set, err error) {
+	n, dim := slices.Max(c.spec.Sizes), slices.Max(c.spec.Dims)
+	arena, err := c.Device.Arena("tensors of attention", c.attentionBytes(n, dim))
+	if err != nil {
+		return set, err
+	}
+	for _, dim := range c.spec.Dims {
+		for _, q := range c.spec.Sizes {
+			for _, k := range c.spec.Sizes {
+				masks := []string{cost.Full}
+				if q == k {
+					masks = []string{cost.Full, cost.Causal, cost.Band}
+				}
+				for _, mask := range masks {
+					mark := arena.Mark()
+					rows, err := c.tile(ctx, arena, mask, q, k, dim)
+					arena.Release(mark)
+					if err != nil {
+						return set, fmt.Errorf("attention of %d queries and %d keys, %s, head dim %d: %w", q, k, mask, dim, err)
+					}
+					set.Attention = append(set.Attention, rows...)
+				}
+			}
+		}
+	}
+	return set, nil
+}
+
+// attentionBytes is what the tensors of the largest tile take.
+func (c *calibration) attentionBytes(n, dim int) int64 {
+	a := tensor.NewMeter()
+	c.call(a, n, n, dim)
+	return a.Peak()
+}
+
+// call is the tensors of a pass over one block, or over several with the same keys.
+type call struct {
+	q, k, v, o, do View
+	acc            attention.Partial
+	saved          attention.Saved
+	grads          attention.Grads
+	softmax        attention.Softmax
+	tiles          []partition.Tile
+}
+
+func (c *calibration) call(a *tensor.Arena, q, k, dim int) *call {
+	h, kv, sum := c.spec.Heads, c.spec.KVHeads, tensor.F32
+	of := func(t tensor.DType, n, heads int) View { return a.Alloc(t, 1, n, heads, dim) }
+	p := &call{
+		q: of(c.dtype, q, h), k: of(c.dtype, k, kv), v: of(c.dtype, k, kv), o: of(c.dtype, q, h), do: of(c.dtype, q, h),
+		grads:   attention.Grads{DQ: of(sum, q, h), DK: of(sum, k, kv), DV: of(sum, k, kv)},
+		softmax: attention.Softmax{Scale: 1 / math.Sqrt(float64(dim))},
+	}
+	p.acc = attention.Partial{O: p.o, LSE: a.Alloc(sum, 1, q, h, 1)}
+	if c.dtype != sum {
+		p.acc.O = of(sum, q, h)
+	}
+	p.saved = attention.Saved{O: p.o, LSE: p.acc.LSE, Delta: a.Alloc(sum, 1, q, h, 1)}
+	return p
+}
+
+// tile measures a tile forward and backward: a pass with one block, and what another block costs.
+func (c *calibration) tile(ctx context.Context, arena *tensor.Arena, mask string, q, k, dim int) ([]cost.Attention, error) {
+	p := c.call(arena, q, k, dim)
+	p.tiles = []partition.Tile{cost.Tile(mask, q, k)}
+	for i, v := range []View{p.q, p.k, p.v, p.do} {
+		if err := c.random(ctx, v, uint64(i+1)); err != nil {
+			return nil, err
+		}
+	}
+	row := cost.Attention{
+		Backend: c.spec.Backend, DType: c.spec.DType, Deterministic: c.spec.Deterministic, Mask: mask, Dim: dim,
+		Heads: c.spec.Heads, KVHeads: c.spec.KVHeads, Queries: q, Keys: k,
+	}
+	forward, backward := row, row
+	backward.Backward = true
+	for _, m := range []struct {
+		row  *cost.Attention
+		pass func(blocks int) error
+	}{
+		{&forward, func(n int) error { return p.forward(c.Device.Kernel, n) }},
+		{&backward, func(n int) error { return p.backward(c.Device.Kernel, n) }},
+	} {
+		seconds, _, err := c.measure(ctx, 1, 0, func() error { return m.pass(1) })
+		if err != nil {
+			return nil, err
+		}
+		m.row.Seconds = seconds
+		if mask != cost.Full || max(q, k) > c.spec.Further {
+			continue
+		}
+		both, _, err := c.measure(ctx, 1, 0, func() error { return m.pass(2) })
+		if err != nil {
+			return nil, err
+		}
+		m.row.Further = max(both-seconds, seconds/10) // noise is not less than nothing
+	}
+	return []cost.Attention{forward, backward}, nil
+}
+
+// block is one of so many equal blocks.
+func (p *call) block(i, n int) attention.Block {
+	return attention.Block{K: p.k, V: p.v, Tiles: p.tiles, First: i == 0, Last: i == n-1}
+}
+
+func (p *call) forward(kernel attention.Kernel, blocks int) error {
+	pass, err := kernel.Forward(p.o, p.acc, p.q, p.softmax)
+	for i := 0; i < blocks && err == nil; i++ {
+		err = pass.Block(p.block(i, blocks))
+	}
+	if err != nil {
+		return err
+	}
+	return pass.End()
+}
+
+func (p *call) backward(kernel attention.Kernel, blocks int) error {
+	pass, err := kernel.Backward(p.grads.DQ, p.do, p.q, p.saved, p.softmax)
+	for i := 0; i < blocks && err == nil; i++ {
+		err = pass.Block(attention.GradBlock{
+			Block: p.block(i, blocks), KeyGrads: attention.KeyGrads{DK: p.grads.DK, DV: p.grads.DV},
+			Fresh: partition.Range{Hi: p.k.Len(tensor.Seq)},
+		})
+	}
+	if err != nil {
+		return err
+	}
+	return pass.End()
+}
+
+// products measures matrix products of every size.
+func (c *calibration) products(ctx context.Context) (set cost.Set, err error) {
+	rows, side := slices.Max(c.spec.Rows), slices.Max(c.spec.Sides)
+	arena, err := c.Device.Arena("tensors of products", int64(c.dtype.Size())*int64(2*rows*side+side*side)+4*int64(side*side)+1<<20)
+	if err != nil {
+		return set, err
+	}
+	ops := c.Device.Ops
+	for _, n := range c.spec.Rows {
+		for _, in := range c.spec.Sides {
+			for _, out := range c.spec.Sides {
+				mark := arena.Mark()
+				of := func(shape ...int) View {
+					v := arena.Alloc(c.dtype, shape...)
+					if e := c.random(ctx, v, 1); e != nil && err == nil {
+						err = e
+					}
+					return v
+				}
+				x, y, w, dw := of(1, n, 1, in), of(1, n, 1, out), of(1, out, 1, in), arena.Alloc(tensor.F32, 1, out, 1, in)
+				ops.Zero(dw)
+				for _, op := range []struct {
+					kind string
+					run  func()
+				}{
+					{"linear", func() { ops.Linear(y, x, w, View{}) }},
+					{"linear dx", func() { ops.LinearDX(x, y, w, false) }},
+					{"linear dw", func() { ops.LinearDW(dw, y, x) }},
+				} {
+					seconds := 0.0
+					if err == nil {
+						seconds, _, err = c.measure(ctx, 1, 0, func() error { op.run(); return nil })
+					}
+					set.Products = append(set.Products, cost.Product{Kind: op.kind, DType: c.spec.DType, Rows: n, In: in, Out: out, Seconds: seconds})
+				}
+				if arena.Release(mark); err != nil {
+					return set, fmt.Errorf("product of %s: %w", dims(n, in, out), err)
+				}
+			}
+		}
+	}
+	return set, nil
+}
+
+// passes measures the operations of `bench ops` but for its products, at several lengths. What an operation
+// reads and writes is counted as a plan counts it.
+func (c *calibration) passes(ctx context.Context) (set cost.Set, err error) {
+	most := c.opsSpec(slices.Max(c.spec.Passes))
+	arena, err := c.Device.Arena("tensors of passes", most.bytes())
+	if err != nil {
+		return set, err
+	}
+	for _, tokens := range c.spec.Passes {
+		s := c.opsSpec(tokens)
+		b := &opsRun{Rank: c.Rank, ctx: ctx, s: s, t: c.dtype, ops: c.Device.Ops, arena: arena}
+		list := append([]func() operation{b.copyAll}, b.norms()...)
+		list = append(append(list, b.rest()...), b.optimizer()...)
+		for _, make := range list {
+			mark := arena.Mark()
+			o := make()
+			if b.err != nil {
+				return set, fmt.Errorf("%s: %w", o.name, b.err)
+			}
+			w := b.work(o)
+			seconds, _, err := c.measure(ctx, 1, 0, func() error { o.run(); return nil })
+			if err != nil {
+				return set, fmt.Errorf("%s: %w", o.name, err)
+			}
+			arena.Release(mark)
+			set.Passes = append(set.Passes, cost.Pass{Op: w.Op, DType: cost.Name(w.DType), Bytes: w.Bytes, Seconds: seconds})
+		}
+	}
+	return set, nil
+}
+
+// opsSpec is `bench ops` at some tokens of a rank.
+func (c *calibration) opsSpec(tokens int) OpsSpec {
+	s := OpsSpec{}
+	s.Default(c.Device.Machine.Device())
+	s.DType, s.Params = c.spec.DType, max(s.Params*tokens/s.Tokens, 1024)
+	s.Chunk = min(s.Chunk, tokens)
+	s.Tokens = tokens
+	return s
+}
+
+// work says what an operation is, in the words of a cost table, without doing it.
+func (b *opsRun) work(o operation) (w cost.Work) {
+	ops, optimizer := b.ops, b.Device.Optim
+	record := cost.Recorder(func(x cost.Work) { w = x })
+	b.ops, b.Device.Optim = record, record
+	o.run()
+	b.ops, b.Device.Optim = ops, optimizer
+	return w
+}
+
+// hostCopies are the sizes of copies from and to the host, in bytes.
+var hostCopies = []int{64 << 10, 1 << 20, 16 << 20}
+
+// host measures copies between the device and the host, and what the host takes to queue a call.
+func (c *calibration) host(ctx context.Context) (set cost.Set, err error) {
+	most := slices.Max(hostCopies)
+	arena, err := c.Device.Arena("copies", int64(most)+1<<10)
+	if err != nil {
+		return set, err
+	}
+	there, here := arena.Alloc(tensor.F32, most/4), View{}
+	if here, err = c.Device.HostVector(tensor.F32, most/4); err != nil {
+		return set, err
+	}
+	defer c.Device.FreeHostVector(here)
+	for _, n := range hostCopies {
+		d, h := there.Slice(tensor.Dim, 0, n/4), here.Slice(tensor.Dim, 0, n/4)
+		for _, op := range []struct {
+			name string
+			run  func()
+		}{{"upload", func() { c.Device.Store.Upload(d, h) }}, {"download", func() { c.Device.Store.Download(h, d) }}} {
+			seconds, _, err := c.measure(ctx, 1, 0, func() error { op.run(); return nil })
+			if err != nil {
+				return set, fmt.Errorf("%s of %s: %w", op.name, bytesText(int64(n)), err)
+			}
+			set.Passes = append(set.Passes, cost.Pass{Op: op.name, DType: "fp32", Bytes: int64(n), Seconds: seconds})
+		}
+	}
+	set.CallSeconds, err = c.queueing(ctx, there.Slice(tensor.Dim, 0, 1))
+	return set, err
+}
+
+// queued is how many calls are queued for the time of one.
+const queued = 256
+
+// queueing is the time in which the host queues one call of next to no work, on the slowest rank.
+func (c *calibration) queueing(ctx context.Context, v View) (float64, error) {
+	var took []float64
+	for range 5 {
+		if err := c.Device.Stream.Sync(ctx); err != nil {
+			return 0, err
+		}
+		start := time.Now()
+		for range queued {
+			c.Device.Ops.Zero(v)
+		}
+		took = append(took, time.Since(start).Seconds()/queued)
+	}
+	most, err := c.slowest(ctx, Median(took))
+	if err != nil {
+		return 0, err
+	}
+	return most[0], c.Device.Stream.Sync(ctx)
+}
+
+// otherHosts are the transports that ranks of several hosts use.
+var otherHosts = []string{"tcp"}
+
+// links measures transfers between neighbours and collectives, over every transport; of one rank there are none.
+func (c *calibration) links(ctx context.Context) (set cost.Set, err error) {
+	if c.World.Size() == 1 {
+		return set, nil
+	}
+	s := CommSpec{Sizes: c.spec.Links, Calls: Calls, Iters: minIters, Warmup: 1}
+	err = c.comm(ctx, s, func(t Transfer) error {
+		pair := cost.SameHost
+		if slices.Contains(otherHosts, t.Transport) {
+			pair = cost.OtherHost
+		}
+		set.Links = append(set.Links, cost.Link{Pair: pair, Transport: t.Transport, Call: t.Call, Ranks: c.World.Size(), Bytes: t.Bytes, Seconds: t.Seconds})
+		return nil
+	})
+	return set, err
+}

@@ -1,0 +1,79 @@
+package bench
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cprun/cprun/internal/cost"
+	"github.com/cprun/cprun/tensor"
+)
+
+// A calibration has every kind of work that a plan asks for, at the sizes that the spec names, and makes a table that
+// can be read.
+func TestCalibrate(t *testing.T) {
+	for _, n := range []int{1, 2} {
+		spec := CalibrateSpec{
+			Backend: "flash", DType: "fp32", Heads: 2, KVHeads: 1, Dims: []int{16}, Sizes: []int{8, 32}, Further: 8,
+			Operations: true, Rows: []int{4}, Sides: []int{8, 16}, Passes: []int{4}, Links: []int64{64, 4096}, Budget: 1e-4,
+		}
+		set := cost.Set{Ranks: n, StepSeconds: 0}
+		ranks(t, n, func(r *Rank) error {
+			return r.Calibrate(context.Background(), spec, func(s cost.Set) error {
+				set.Attention, set.Products = append(set.Attention, s.Attention...), append(set.Products, s.Products...)
+				set.Passes, set.Links = append(set.Passes, s.Passes...), append(set.Links, s.Links...)
+				set.CallSeconds = max(set.CallSeconds, s.CallSeconds)
+				return nil
+			})
+		})
+		// Four pairs of sizes, two of them squares with two masks more, forward and backward; three products of each shape.
+		if got := []int{len(set.Attention), len(set.Products), len(set.Links)}; !slices.Equal(got, []int{16, 12, 8 * (n - 1)}) {
+			t.Errorf("%d ranks: %v calls of attention, products and transfers", n, got)
+		}
+		var kinds []string
+		for _, p := range set.Passes {
+			kinds = append(kinds, p.Op)
+		}
+		for _, want := range []string{"copy", "rmsnorm", "swiglu backward", "cross entropy", "adamw", "upload", "download"} {
+			if !slices.Contains(kinds, want) {
+				t.Errorf("%d ranks: nothing says what %s takes: %v", n, want, kinds)
+			}
+		}
+		table := &cost.Table{Version: cost.Version, Machine: cost.Machine{Device: "test"}, Sets: []cost.Set{set}}
+		var text strings.Builder
+		if err := table.Encode(&text); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := cost.Decode([]byte(text.String())); err != nil {
+			t.Error(err)
+		}
+		shown := CostTables(table)
+		if len(shown) != 1 || len(shown[0].Rows) < 10 {
+			t.Errorf("%d ranks: %+v", n, shown)
+		}
+	}
+}
+
+// What an operation reads and writes is the same to the benchmark of operations and to a plan.
+func TestOperationsAreCountedAlike(t *testing.T) {
+	ranks(t, 1, func(r *Rank) error {
+		s := OpsSpec{}
+		s.Default("cpu")
+		arena, err := r.Device.Arena("tensors", s.bytes())
+		if err != nil {
+			return err
+		}
+		b := &opsRun{Rank: r, ctx: context.Background(), s: s, t: tensor.F32, ops: r.Device.Ops, arena: arena}
+		for _, make := range b.all() {
+			mark := arena.Mark()
+			o := make()
+			w := b.work(o)
+			if o.flops != w.FLOPs() || o.flops == 0 && int64(o.bytes) != w.Bytes {
+				t.Errorf("%s: the benchmark counts %.0f FLOPs and %.0f bytes, a plan %+v", o.name, o.flops, o.bytes, w)
+			}
+			arena.Release(mark)
+		}
+		return b.err
+	})
+}

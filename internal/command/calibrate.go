@@ -1,0 +1,155 @@
+package command
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"runtime"
+	"strings"
+	"time"
+
+	"github.com/cprun/cprun/internal/backend"
+	"github.com/cprun/cprun/internal/bench"
+	"github.com/cprun/cprun/internal/cost"
+	"github.com/cprun/cprun/internal/files"
+	"github.com/cprun/cprun/internal/job"
+	"github.com/cprun/cprun/internal/launch"
+	"github.com/cprun/cprun/internal/machine"
+	"github.com/cprun/cprun/internal/terminal"
+)
+
+// Calibrate measures this machine's cost table, shows it and keeps it, and returns the exit status.
+func Calibrate(ctx context.Context, o BenchOptions) (int, error) {
+	most, device, err := o.spawns()
+	if err != nil {
+		return 0, err
+	}
+	if err := o.checkOutputs(); err != nil {
+		return 0, &InputError{err}
+	}
+	numbers := []int{most}
+	if device == "cpu" && o.NProc == "auto" {
+		numbers = []int{1, runtime.NumCPU(), 2 * runtime.NumCPU()}
+	}
+	t := &cost.Table{
+		Version: cost.Version, Machine: costMachine(o.machine), Program: o.Version, Date: time.Now().UTC().Format(time.RFC3339),
+		Command: "cprun " + strings.Join(o.Command, " "), Source: "measured",
+	}
+	t.Machine.Count = min(o.machine.GPUs, most)
+	began := time.Now()
+	for _, ranks := range numbers {
+		set := cost.Set{Ranks: ranks}
+		for i, name := range costBackends(o.machine) {
+			s := &bench.CalibrateSpec{}
+			s.Default(device)
+			s.Backend, s.Operations = name, i == 0
+			if code, err := o.calibrate(ctx, ranks, s, &set); code != 0 || err != nil {
+				return code, err
+			}
+		}
+		t.Sets = append(t.Sets, set)
+	}
+	return o.keep(t, time.Since(began))
+}
+
+// costBackends are the backends of attention that this machine runs, the fastest first.
+func costBackends(m machine.Machine) []string {
+	if m.Arch != 0 && m.CUDNN != 0 {
+		return []string{"fused", "flash"}
+	}
+	return []string{"flash"}
+}
+
+// calibrate runs the processes of one measurement, and adds what they found to the set.
+func (o *BenchOptions) calibrate(ctx context.Context, ranks int, s *bench.CalibrateSpec, set *cost.Set) (int, error) {
+	task := job.Bench{Machine: o.machine, Calibrate: s}
+	dtype, err := bench.DType(s.DType, o.machine.Arch == 0)
+	if err != nil {
+		return 0, &InputError{err}
+	}
+	choice, err := backend.Select(o.machine, 0, backend.Request{
+		Of: "calibration", Want: s.Backend, DType: dtype, Batch: 1, SeqQ: s.Sizes[0], SeqKV: s.Sizes[0], Heads: s.Heads, KVHeads: s.KVHeads,
+		HeadDim: s.Dims[0], HeadDimV: s.Dims[0], Causal: true, Window: -1, Training: true, Ranks: 1, Algorithm: "ring", Layout: "zigzag",
+	})
+	if err != nil {
+		return 0, &InputError{err}
+	}
+	task.Remedies = choice.Kinds()
+	dir, logs, err := scratchLogs("cprun-bench-")
+	if err != nil {
+		return 0, err
+	}
+	defer logs.Close()
+	out := o.printer()
+	res := launch.Run(ctx, launch.Job{
+		NProc: ranks, Argv: []string{"worker", string(job.RoleBench)}, Logs: logs, Payload: payload(task), Stderr: out, Show: o.show(),
+		OnEvent: func(_ int, e launch.Event) {
+			var row job.BenchRow
+			if e.Kind == job.EventBench && json.Unmarshal(e.Data, &row) == nil && row.Calibrate != nil {
+				merge(set, row.Calibrate)
+				out.Note(fmt.Sprintf("%d ranks: %d calls of attention, %d products, %d passes, %d transfers", ranks, len(set.Attention), len(set.Products), len(set.Passes), len(set.Links)))
+			}
+		},
+	})
+	out.Close()
+	dir.end(res.ExitCode)
+	return res.ExitCode, res.Err
+}
+
+// merge adds the parts that b has to a.
+func merge(a, b *cost.Set) {
+	a.Attention, a.Products = append(a.Attention, b.Attention...), append(a.Products, b.Products...)
+	a.Passes, a.Links = append(a.Passes, b.Passes...), append(a.Links, b.Links...)
+	a.CallSeconds = max(a.CallSeconds, b.CallSeconds)
+}
+
+// keep shows a table, and stores it.
+func (o *BenchOptions) keep(t *cost.Table, took time.Duration) (int, error) {
+	if o.JSON == "-" {
+		if err := t.Encode(terminal.JSON(o.Stdout)); err != nil {
+			return launch.ExitFailed, err
+		}
+	} else {
+		for i, table := range bench.CostTables(t) {
+			if i > 0 {
+				fmt.Fprintln(o.Stdout)
+			}
+			if _, err := table.WriteTo(o.Stdout); err != nil {
+				return launch.ExitFailed, err
+			}
+		}
+	}
+	path, err := t.Keep()
+	if err == nil && o.JSON != "" && o.JSON != "-" {
+		err = files.WriteTo(o.JSON, func(f *files.Draft) error { return t.Encode(f) })
+	}
+	if err != nil {
+		return launch.ExitFailed, fmt.Errorf("cost table: %w", err)
+	}
+	if !o.Quiet {
+		fmt.Fprintf(o.Stderr, "measured in %.0f s; kept in %s, where cprun plan looks\n", took.Seconds(), terminal.Name(path))
+	}
+	return 0, nil
+}
+
+// costMachine is a machine as a cost table knows it.
+func costMachine(m machine.Machine) cost.Machine {
+	of := machineOf(m)
+	c := cost.Machine{Device: of.Device, Arch: m.Arch, Cores: of.Cores, Count: m.GPUs, Versions: of.Versions}
+	if m.Arch == 0 {
+		c.Device = machine.CPUName()
+	}
+	return c
+}
+
+// costs returns the cost table of a machine and what to say of it: the user's own, else the one that ships.
+func (o *Options) costs(m machine.Machine) (*cost.Table, bool, error) {
+	of := cost.Machine{Device: m.Name, Arch: m.Arch, Cores: runtime.NumCPU(), Count: m.GPUs}
+	if m.Arch == 0 {
+		of.Device = machine.CPUName()
+	}
+	if t, err := cost.Own(o.Version, of); t != nil || err != nil {
+		return t, true, err
+	}
+	return cost.Reference(of)
+}

@@ -1,0 +1,227 @@
+package cost
+
+import (
+	"bytes"
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/cprun/cprun/internal/planner"
+	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/tensor"
+)
+
+// rates is a table of one kernel that computes 1e12 FLOP/s but for its start, and of links of 1e9 bytes/s.
+func rates(start float64) *Table {
+	s := Set{Ranks: 2, CallSeconds: 1e-7}
+	for _, q := range []int{64, 256, 1024} {
+		for _, k := range []int{64, 256, 1024} {
+			for _, mask := range []string{Full, Causal, Band} {
+				if mask != Full && q != k {
+					continue
+				}
+				pairs := float64(Tile(mask, q, k).Pairs())
+				s.Attention = append(s.Attention, Attention{
+					Backend: "flash", DType: "bf16", Mask: mask, Dim: 64, Heads: 4, KVHeads: 4, Queries: q, Keys: k,
+					Seconds: start + attentionFLOPs(pairs, 4, 64, 64)/1e12,
+				})
+			}
+		}
+	}
+	for _, n := range []int64{1 << 10, 1 << 20, 1 << 30} {
+		for _, call := range []string{"exchange", "all_reduce"} {
+			s.Links = append(s.Links, Link{Pair: SameHost, Transport: "nccl", Call: call, Ranks: 2, Bytes: n, Seconds: 1e-5 + float64(n)/1e9})
+		}
+		s.Passes = append(s.Passes, Pass{Op: "copy", DType: "fp32", Bytes: n, Seconds: 1e-6 + float64(n)/1e12})
+	}
+	for _, n := range []int{64, 512, 4096} {
+		s.Products = append(s.Products, Product{Kind: "linear", DType: "bf16", Rows: n, In: n, Out: n, Seconds: 2 * math.Pow(float64(n), 3) / 1e14})
+	}
+	return &Table{Version: Version, Machine: Machine{Device: "test", Arch: 90}, Sets: []Set{s}}
+}
+
+func call(q, k int, band partition.Band) planner.Call {
+	return planner.Call{
+		Backend: "flash", DType: tensor.BF16, Batch: 1, Heads: 4, KVHeads: 4, Dim: 64, DimV: 64, First: true, Last: true,
+		Tiles: []partition.Tile{{Q: partition.Range{Hi: q}, K: partition.Range{Hi: k}, Band: band}},
+	}
+}
+
+// What was measured is what the table says.
+func TestPointsAreThemselves(t *testing.T) {
+	table := rates(20e-6)
+	m := table.For(Job{Ranks: 2, PerHost: 2})
+	for _, a := range table.Sets[0].Attention {
+		c := call(a.Queries, a.Keys, Tile(a.Mask, a.Queries, a.Keys).Band)
+		if got := m.Call(c); math.Abs(got/max(a.Seconds, m.floor[attentionKey{"flash", "bf16", Full, false, false}])-1) > 1e-9 {
+			t.Errorf("%s of %d x %d: %v s, measured %v", a.Mask, a.Queries, a.Keys, got, a.Seconds)
+		}
+	}
+	for _, l := range table.Sets[0].Links {
+		if l.Call == "exchange" {
+			if got := m.Exchange(0, 1, l.Bytes, 1); math.Abs(got/l.Seconds-1) > 1e-9 {
+				t.Errorf("%d bytes: %v s, measured %v", l.Bytes, got, l.Seconds)
+			}
+		}
+	}
+}
+
+// Between points a time lies between theirs; a small tile costs its start, and twice the tiles of a long one twice.
+func TestBetweenPoints(t *testing.T) {
+	m := rates(20e-6).For(Job{Ranks: 2, PerHost: 2})
+	last := 0.0
+	for n := 1; n <= 1<<16; n *= 2 {
+		got := m.Call(call(n, n, partition.Full()))
+		if got < last || got < 20e-6 {
+			t.Errorf("%d x %d: %v s, less than %v of a smaller one", n, n, got, last)
+		}
+		last = got
+	}
+	if one, four := m.Call(call(1<<14, 1<<14, partition.Full())), m.Call(call(1<<15, 1<<15, partition.Full())); math.Abs(four/one-4) > 0.01 {
+		t.Errorf("four times the pairs take %v times as long", four/one)
+	}
+	full, causal := m.Call(call(1024, 1024, partition.Full())), m.Call(call(1024, 1024, partition.Causal()))
+	if causal >= full || causal < full/2 {
+		t.Errorf("causal %v s, full %v", causal, full)
+	}
+	if m.Exchange(0, 1, 1<<20, 3) <= m.Exchange(0, 1, 1<<20, 1) {
+		t.Error("three messages start as fast as one")
+	}
+}
+
+// Ranks of other hosts are as far as the network says, and a collective goes as fast as its slowest link.
+func TestHosts(t *testing.T) {
+	m := rates(0).For(Job{Ranks: 4, PerHost: 2, Net: 1e6})
+	if near, far := m.Exchange(0, 1, 1<<20, 1), m.Exchange(1, 2, 1<<20, 1); far < 100*near {
+		t.Errorf("the same host %v s, another %v", near, far)
+	}
+	if near, far := m.Reduce("all_reduce", 2, 1<<20), m.Reduce("all_reduce", 4, 1<<20); far < 100*near {
+		t.Errorf("an all-reduce on one host %v s, on two %v", near, far)
+	}
+	fast := rates(0).For(Job{Ranks: 2, PerHost: 2, Link: 100e9})
+	if got := fast.Exchange(0, 1, 1<<30, 1); got > float64(1<<30)/50e9 {
+		t.Errorf("a link of 100 GB/s takes %v s for 1 GiB", got)
+	}
+}
+
+// Ranks that share cores are slower by their number, and a machine that is faster by that.
+func TestScales(t *testing.T) {
+	c := call(1024, 1024, partition.Full())
+	two := rates(0).For(Job{Ranks: 2, PerHost: 2, Cores: 2}).Call(c)
+	if eight := rates(0).For(Job{Ranks: 8, PerHost: 8, Cores: 2}).Call(c); math.Abs(eight/two-4) > 1e-9 {
+		t.Errorf("8 ranks on 2 cores take %v times as long as 2", eight/two)
+	}
+	if fast := rates(0).For(Job{Ranks: 2, PerHost: 2, FLOPs: 2}).Call(c); math.Abs(two/fast-2) > 1e-9 {
+		t.Errorf("twice the FLOP/s: %v times as fast", two/fast)
+	}
+}
+
+// Whatever a table lacks, something stands for it.
+func TestWhatIsNotThere(t *testing.T) {
+	m := rates(0).For(Job{Ranks: 1, PerHost: 1})
+	c := call(512, 512, partition.Full())
+	c.Backend, c.DType, c.Deterministic = "fused", tensor.F16, true
+	if m.Call(c) <= 0 {
+		t.Error("another backend takes no time")
+	}
+	for _, op := range []string{"linear", "linear dw"} {
+		if m.Work(Work{Op: op, DType: tensor.F16, Rows: 100, In: 100, Out: 100}) <= 0 {
+			t.Errorf("%s takes no time", op)
+		}
+	}
+	if m.Work(Work{Op: "swiglu", DType: tensor.BF16, Bytes: 1 << 20}) <= 0 {
+		t.Error("a pass takes no time")
+	}
+}
+
+func TestShippedTables(t *testing.T) {
+	all, err := Shipped()
+	if err != nil || len(all) == 0 {
+		t.Fatalf("%d tables, %v", len(all), err)
+	}
+	for _, table := range all {
+		if table.Date == "" || table.Command == "" || table.Source == "" || table.Program == "" {
+			t.Errorf("%s does not say where it comes from", table.Machine.Device)
+		}
+	}
+	h200, exact, err := Reference(Machine{Device: "NVIDIA H200", Arch: 90})
+	if err != nil || !exact {
+		t.Fatalf("no table of an H200: %v", err)
+	}
+	m := h200.For(Job{Ranks: 4, PerHost: 4})
+	// docs/benchmarks: a causal forward pass over 32K tokens, 611 TFLOP/s.
+	c := call(32<<10, 32<<10, partition.Causal())
+	c.Backend, c.Heads, c.KVHeads, c.Dim, c.DimV = "fused", 32, 8, 128, 128
+	flops := attentionFLOPs(float64(partition.Pairs(c.Tiles)), 32, 128, 128)
+	if rate := flops / m.Call(c) / 1e12; rate < 550 || rate > 680 {
+		t.Errorf("causal attention of 32K tokens: %.0f TFLOP/s", rate)
+	}
+	if table, exact, err := Reference(Machine{Device: "NVIDIA B200", Arch: 100}); err != nil || exact || table == nil {
+		t.Errorf("a B200: %v, %v", exact, err)
+	}
+}
+
+func TestKept(t *testing.T) {
+	t.Setenv("XDG_CACHE_HOME", t.TempDir())
+	table := rates(1e-6)
+	table.Program, table.Machine.Device, table.Machine.Count = "v1/../x", "GPU of ours", 2
+	if got, err := Own(table.Program, table.Machine); got != nil || err != nil {
+		t.Fatalf("before: %v, %v", got, err)
+	}
+	if _, err := table.Keep(); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := Own(table.Program, table.Machine); err != nil || got == nil || len(got.Sets[0].Attention) != len(table.Sets[0].Attention) {
+		t.Errorf("%v, %v", got, err)
+	}
+	if got, err := Own("v2", table.Machine); got != nil || err != nil {
+		t.Errorf("another version: %v, %v", got, err)
+	}
+}
+
+func TestDecodeFaults(t *testing.T) {
+	for text, want := range map[string]string{
+		`{"version":2}`: "version 2", `{"version":1}`: "machine.device", `{"version":1,"machine":{"device":"x"}}`: "no sets", `[`: "cost table",
+		`{"version":1,"machine":{"device":"x"},"sets":[{"ranks":0}]}`:                                                                          "0 ranks",
+		`{"version":1,"machine":{"device":"x"},"sets":[{"ranks":1,"links":[{"pair":"moon","bytes":1,"ranks":1,"seconds":1}]}]}`:                "link 1",
+		`{"version":1,"machine":{"device":"x"},"sets":[{"ranks":1,"products":[{"rows":1,"in":1,"out":-1,"seconds":1}]}]}`:                      "product 1",
+		`{"version":1,"machine":{"device":"x"},"sets":[{"ranks":1,"passes":[{"op":"copy","bytes":1,"seconds":0}]}]}`:                           "pass 1",
+		`{"version":1,"machine":{"device":"x"},"sets":[{"ranks":1,"attention":[{"mask":"full","dim":1,"heads":1,"kv_heads":2,"seconds":1}]}]}`: "attention 1",
+	} {
+		if _, err := Decode([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", text, err, want)
+		}
+	}
+}
+
+// What is read is a table that answers with times, and is written as it was.
+func FuzzDecode(f *testing.F) {
+	var b bytes.Buffer
+	if err := rates(1e-6).Encode(&b); err != nil {
+		f.Fatal(err)
+	}
+	f.Add(b.Bytes())
+	f.Add([]byte(`{"version":1,"machine":{"device":"x"},"sets":[{"ranks":1}],"later":3}`))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		table, err := Decode(text)
+		if err != nil {
+			return
+		}
+		m := table.For(Job{Ranks: 3, PerHost: 2, Cores: 2})
+		for what, s := range map[string]float64{
+			"call": m.Call(call(100, 50, partition.Causal())), "exchange": m.Exchange(0, 2, 1000, 2), "reduce": m.Reduce("all_reduce", 3, 1000),
+			"copy": m.Copy(1000), "product": m.Work(Work{Op: "linear", DType: tensor.F32, Rows: 3, In: 4, Out: 5}), "host": m.Host(7),
+		} {
+			if !(s >= 0) || math.IsInf(s, 0) {
+				t.Fatalf("%s takes %v s", what, s)
+			}
+		}
+		var out bytes.Buffer
+		if err := table.Encode(&out); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Decode(out.Bytes()); err != nil {
+			t.Fatal(err)
+		}
+	})
+}

@@ -1,0 +1,123 @@
+package cost
+
+import (
+	"math"
+	"slices"
+)
+
+// axes is the most sizes that a time depends on.
+const axes = 3
+
+// spot is a point of a grid: the logarithms of its sizes.
+type spot [axes]float64
+
+// at is the spot of some sizes.
+func at(sizes ...float64) (s spot) {
+	for i, x := range sizes {
+		s[i] = math.Log2(max(x, 1))
+	}
+	return s
+}
+
+// grid is the logarithm of a rate, or of a ratio, over the logarithms of sizes. Between the points it is linear in each
+// size; beyond them it is that of the border. Points may lack: the others of a cell then stand for them.
+type grid struct {
+	axis  [axes][]float64 // ascending
+	value map[[axes]int]float64
+	spots map[spot]float64
+}
+
+// add sets the value at a spot; of several the mean is wrong less often than the last, yet one is kept, the smallest:
+// noise only slows.
+func (g *grid) add(s spot, value float64) {
+	if g.spots == nil {
+		g.spots = map[spot]float64{}
+	}
+	if old, ok := g.spots[s]; !ok || value > old {
+		g.spots[s] = value
+	}
+}
+
+// build makes the grid ready.
+func (g *grid) build() {
+	for s := range g.spots {
+		for i, x := range s {
+			if !slices.Contains(g.axis[i], x) {
+				g.axis[i] = append(g.axis[i], x)
+			}
+		}
+	}
+	for i := range g.axis {
+		slices.Sort(g.axis[i])
+	}
+	g.value = make(map[[axes]int]float64, len(g.spots))
+	for s, v := range g.spots {
+		var n [axes]int
+		for i, x := range s {
+			n[i], _ = slices.BinarySearch(g.axis[i], x)
+		}
+		g.value[n] = v
+	}
+}
+
+// look returns the value at a spot; false where there is no point.
+func (g *grid) look(s spot) (float64, bool) {
+	if g == nil || len(g.value) == 0 {
+		return 0, false
+	}
+	var low [axes]int
+	var share [axes]float64 // of the upper neighbour
+	for i, x := range s {
+		low[i], share[i] = between(g.axis[i], x)
+	}
+	sum, weight := 0.0, 0.0
+	for corner := range 1 << axes {
+		n, w := low, 1.0
+		for i := range axes {
+			if corner>>i&1 == 1 {
+				n[i]++
+				w *= share[i]
+			} else {
+				w *= 1 - share[i]
+			}
+		}
+		if w == 0 {
+			continue
+		}
+		if v, ok := g.value[n]; ok {
+			sum, weight = sum+w*v, weight+w
+		}
+	}
+	if weight > 0 {
+		return sum / weight, true
+	}
+	return g.nearest(s), true
+}
+
+// between finds the interval of an axis that x lies in, and where.
+func between(axis []float64, x float64) (low int, share float64) {
+	i, _ := slices.BinarySearch(axis, x)
+	switch {
+	case i == 0:
+		return 0, 0
+	case i == len(axis):
+		return len(axis) - 1, 0
+	}
+	return i - 1, (x - axis[i-1]) / (axis[i] - axis[i-1])
+}
+
+// nearest is the value of the point that is nearest; of several as near the largest, so that it does not depend on
+// the order of a map.
+func (g *grid) nearest(s spot) float64 {
+	best, value := math.Inf(1), math.Inf(-1)
+	for p, v := range g.spots {
+		d := 0.0
+		for i := range p {
+			d += (p[i] - s[i]) * (p[i] - s[i])
+		}
+		if d < best || d == best && v > value {
+			best, value = d, v
+		}
+	}
+	return value
+}

@@ -1,0 +1,142 @@
+package cost
+
+import (
+	"github.com/cprun/cprun/kernels"
+	"github.com/cprun/cprun/tensor"
+)
+
+// View is a strided window onto device memory; see package tensor.
+type View = tensor.View
+
+// Work is one operation Op of a step, in elements of DType: a matrix product of Rows tokens from In to Out where Rows is
+// set, else a pass over Bytes of memory.
+type Work struct {
+	Op            string
+	DType         tensor.DType
+	Rows, In, Out int
+	Bytes         int64
+}
+
+// FLOPs returns the floating-point operations of a product.
+func (w Work) FLOPs() float64 { return 2 * float64(w.Rows) * float64(w.In) * float64(w.Out) }
+
+// Recorder is a device that computes nothing: it says what each operation of a model or an optimizer is. The same
+// code so counts what is measured and what is predicted. It implements model.Ops and optim.Device.
+type Recorder func(Work)
+
+func sizeOf(vs ...View) (n int64) {
+	for _, v := range vs {
+		if !v.IsZero() {
+			n += int64(v.Size()) * int64(v.DType().Size())
+		}
+	}
+	return n
+}
+
+// half is what an accumulation reads beside what it writes.
+func half(v View, accumulate bool) int64 {
+	if accumulate {
+		return sizeOf(v)
+	}
+	return 0
+}
+
+func (r Recorder) pass(op string, t tensor.DType, n int64) {
+	if n > 0 {
+		r(Work{Op: op, DType: t, Bytes: n})
+	}
+}
+
+func (r Recorder) product(op string, x View, in, out int) {
+	if x.Rows() > 0 {
+		r(Work{Op: op, DType: x.DType(), Rows: x.Rows(), In: in, Out: out})
+	}
+}
+
+// Linear and the others are as in model.Ops.
+func (r Recorder) Linear(y, x, _, _ View) { r.product("linear", x, x.Cols(), y.Cols()) }
+
+// LinearDX records the gradient of a product's input.
+func (r Recorder) LinearDX(dx, dy, _ View, _ bool) { r.product("linear dx", dy, dx.Cols(), dy.Cols()) }
+
+// LinearDW records the gradient of a product's weight.
+func (r Recorder) LinearDW(_, dy, x View) { r.product("linear dw", dy, x.Cols(), dy.Cols()) }
+
+// RMSNorm records a norm.
+func (r Recorder) RMSNorm(y, _, x, _ View, _ float64) { r.pass("rmsnorm", x.DType(), sizeOf(y, x)) }
+
+// AddRMSNorm records a sum and its norm.
+func (r Recorder) AddRMSNorm(y, _, sum, a, b, _ View, _ float64) {
+	r.pass("add rmsnorm", a.DType(), sizeOf(y, sum, a, b))
+}
+
+// RMSNormBackward records the gradients of a norm.
+func (r Recorder) RMSNormBackward(dx, _, dy, x, _, _ View, accumulate bool) {
+	r.pass("rmsnorm backward", x.DType(), sizeOf(dx, dy, x)+half(dx, accumulate))
+}
+
+// NormRope records a rotation, of normalised heads where w is given.
+func (r Recorder) NormRope(y, _, x, w, cos, sin View, _ float64) {
+	op := "norm rope"
+	if w.IsZero() {
+		op = "rope"
+	}
+	r.pass(op, x.DType(), sizeOf(y, x, cos, sin))
+}
+
+// NormRopeBackward records its gradients.
+func (r Recorder) NormRopeBackward(dx, _, dy, x, _, w, cos, sin View) {
+	op, n := "norm rope backward", sizeOf(dx, dy, cos, sin)
+	if w.IsZero() {
+		op = "rope backward"
+	} else {
+		n += sizeOf(x)
+	}
+	r.pass(op, dx.DType(), n)
+}
+
+// SwiGLU records the activation of an MLP.
+func (r Recorder) SwiGLU(y, gate, up View) { r.pass("swiglu", y.DType(), sizeOf(y, gate, up)) }
+
+// SwiGLUBackward records its gradients.
+func (r Recorder) SwiGLUBackward(dgate, dup, dy, gate, up View) {
+	r.pass("swiglu backward", dy.DType(), sizeOf(dgate, dup, dy, gate, up))
+}
+
+// Embed records a lookup of tokens.
+func (r Recorder) Embed(y, _, _ View) { r.pass("embed", y.DType(), 2*sizeOf(y)) }
+
+// EmbedBackward records its gradients.
+func (r Recorder) EmbedBackward(_, dy, _ View) {
+	r.pass("embed backward", dy.DType(), sizeOf(dy)+8*int64(dy.Size()))
+}
+
+// CrossEntropy records the loss of some tokens.
+func (r Recorder) CrossEntropy(_, logits, _ View, _ float64, grad bool) {
+	op, n := "cross entropy forward", sizeOf(logits)
+	if grad {
+		op, n = "cross entropy", 2*n
+	}
+	r.pass(op, logits.DType(), n)
+}
+
+// Add records a sum.
+func (r Recorder) Add(dst, src View) { r.pass("accumulate", dst.DType(), 2*sizeOf(dst)+sizeOf(src)) }
+
+// Zero records views set to 0.
+func (r Recorder) Zero(vs ...View) {
+	for _, v := range vs {
+		r.pass("zero", v.DType(), sizeOf(v))
+	}
+}
+
+// Copy records a copy.
+func (r Recorder) Copy(dst, src View) { r.pass("copy", dst.DType(), sizeOf(dst, src)) }
+
+// SumSquares records the norm of a gradient.
+func (r Recorder) SumSquares(_, g View) { r.pass("gradient norm", g.DType(), sizeOf(g)) }
+
+// AdamW records a step of the optimizer. p, m and v are read and written.
+func (r Recorder) AdamW(p, c, g, m, v, _ View, _ kernels.AdamStep) {
+	r.pass("adamw", p.DType(), 2*sizeOf(p, m, v)+sizeOf(g, c))
+}

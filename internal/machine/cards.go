@@ -1,0 +1,85 @@
+package machine
+
+import "strings"
+
+// Card is a GPU that --assume gpu= names, by what its data sheet promises.
+type Card struct {
+	Key       string // h200
+	Name      string // as the driver calls it
+	Arch      int
+	Memory    int64   // bytes that a process can have
+	Link      float64 // bytes/s that one GPU sends to others of its host
+	BF16      float64 // FLOP/s of tensor cores, dense
+	FP32      float64 // FLOP/s outside tensor cores
+	Bandwidth float64 // bytes/s of its memory
+}
+
+const gib = 1 << 30
+
+// Cards by age. Sources: NVIDIA's data sheets of each. Memory is what the driver says there is, or the nominal size less
+// what ECC and the driver of such cards keep.
+var Cards = []Card{
+	{"a100-40g", "NVIDIA A100-SXM4-40GB", 80, 39 * gib, 300e9, 312e12, 19.5e12, 1555e9},
+	{"a100", "NVIDIA A100-SXM4-80GB", 80, 79 * gib, 300e9, 312e12, 19.5e12, 2039e9},
+	{"a40", "NVIDIA A40", 86, 44 * gib, 32e9, 149.7e12, 37.4e12, 696e9},
+	{"l40s", "NVIDIA L40S", 89, 44 * gib, 32e9, 362e12, 91.6e12, 864e9},
+	{"h100", "NVIDIA H100 80GB HBM3", 90, 79 * gib, 450e9, 989e12, 67e12, 3350e9},
+	{"h100-pcie", "NVIDIA H100 PCIe", 90, 79 * gib, 64e9, 756e12, 51e12, 2000e9},
+	{"h200", "NVIDIA H200", 90, 139 * gib, 450e9, 989e12, 67e12, 4800e9},
+	{"b200", "NVIDIA B200", 100, 178 * gib, 900e9, 2250e12, 75e12, 8000e9},
+	{"b300", "NVIDIA B300", 103, 267 * gib, 900e9, 2250e12, 75e12, 8000e9},
+	{"rtx-pro-6000", "NVIDIA RTX PRO 6000 Blackwell Server Edition", 120, 95 * gib, 64e9, 500e12, 125e12, 1597e9},
+}
+
+// CardOf returns the card of a key or of a driver's name.
+func CardOf(name string) (Card, bool) {
+	for _, c := range Cards {
+		if strings.EqualFold(c.Key, name) || c.Name == name {
+			return c, true
+		}
+	}
+	return Card{}, false
+}
+
+// CardKeys lists what gpu= takes.
+func CardKeys() []string {
+	keys := make([]string, len(Cards))
+	for i, c := range Cards {
+		keys[i] = c.Key
+	}
+	return keys
+}
+
+// card returns the card of a machine: that of its name, else the common one of its architecture.
+func (m Machine) card() (Card, bool) {
+	if c, ok := CardOf(m.Name); ok {
+		return c, true
+	}
+	p, ok := PeakOf(m.Arch)
+	if !ok || m.Arch == 0 {
+		return Card{}, false
+	}
+	for _, c := range Cards {
+		if c.Arch == p.Arch && c.BF16 == p.BF16 {
+			return c, true
+		}
+	}
+	return Card{}, false
+}
+
+// Against returns how many times as fast as another card this machine computes, and moves memory, by the data sheets; 1
+// where they do not say.
+func (m Machine) Against(name string) (flops, memory float64) {
+	mine, ok := m.card()
+	other, known := CardOf(name)
+	if !ok || !known {
+		return 1, 1
+	}
+	return mine.BF16 / other.BF16, mine.Bandwidth / other.Bandwidth
+}
+
+// Peak returns the FLOP/s that MFU is a share of, in bf16 and fp16; 0: not known.
+func (m Machine) Peak() float64 {
+	c, _ := m.card()
+	return c.BF16
+}
