@@ -83,7 +83,7 @@ func planCommand() *cobra.Command {
 		Example: "  cprun plan examples/opticks.yaml --nproc 8\n  cprun plan examples/opticks.yaml --nproc 4 --set data.seq_len=128K --json\n  cprun plan examples/opticks.yaml --assume arch=sm90,cudnn=9.10.2,gpus=8,memory=80G",
 		Args:    oneArg("a config"),
 		RunE: func(c *cobra.Command, args []string) error {
-			o.Stdout, o.Stderr, o.LogLevel = stdout, os.Stderr, "info"
+			o.Stdout, o.Stderr, o.LogLevel, o.Version = stdout, os.Stderr, "info", versionString()
 			return finish(command.Plan(args[0], o))
 		},
 	}

@@ -36,8 +36,8 @@ func (c *Chosen) write(b *strings.Builder) {
 		var list []string
 		for _, g := range c.Groups {
 			text := fmt.Sprintf("%d x %d ranks %s", g.Data, g.Context, milliseconds(g.Seconds))
-			if !g.Fits {
-				text += " (not tried for memory, or too large)"
+			if g.TooLarge {
+				text += " (memory has no room)"
 			}
 			list = append(list, text)
 		}

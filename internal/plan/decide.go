@@ -3,6 +3,7 @@ package plan
 import (
 	"cmp"
 	"errors"
+	"math"
 	"slices"
 
 	"github.com/cprun/cprun/attention/backends"
@@ -45,7 +46,8 @@ type Groups struct {
 	Context int     `json:"context"`
 	Data    int     `json:"data"`
 	Seconds float64 `json:"seconds_per_step"` // of attention
-	Fits    bool    `json:"fits"`             // the memory
+	// TooLarge says that the memory has no room for it. Of groups that would take longer nobody has asked.
+	TooLarge bool `json:"too_large,omitempty"`
 }
 
 // LayerWays are the ways of the layers with one window.
@@ -115,20 +117,28 @@ func (d *Decider) groups(cfg *config.Config, ranks, perHost int, costs planner.C
 			list = append(list, o)
 		}
 	}
-	slices.SortStableFunc(list, func(a, b option) int { return cmp.Compare(a.Seconds, b.Seconds) })
-	for i := range list {
-		if len(list) == 1 {
-			list[i].Fits = true // there is nothing to compare; whether it fits is said later
-			break
+	for len(list) > 1 { // the first that is as fast as any, of those that fit
+		least := math.Inf(1)
+		for _, o := range list {
+			if !o.TooLarge {
+				least = min(least, o.Seconds)
+			}
 		}
-		if list[i].Fits, err = d.fits(cfg, ranks, &list[i]); err != nil {
+		i := slices.IndexFunc(list, func(o option) bool { return !o.TooLarge && o.Seconds*(1-planner.Margin) <= least })
+		if i < 0 {
+			i = 0 // none fits, which is said later; most ranks a sequence take least
+			list[i].TooLarge = false
+		}
+		best := list[i]
+		fits, err := d.fits(cfg, ranks, &best)
+		if err != nil {
 			return nil, err
 		}
-		if list[i].Fits {
-			best := list[i]
-			copy(list[1:], list[:i])
-			list[0] = best
-			break
+		if list[i].TooLarge = !fits; fits || least == math.Inf(1) {
+			best.TooLarge = !fits
+			list = slices.Delete(list, i, i+1)
+			slices.SortStableFunc(list, func(a, b option) int { return cmp.Compare(a.Seconds, b.Seconds) })
+			return slices.Insert(list, 0, best), nil
 		}
 	}
 	return list, nil

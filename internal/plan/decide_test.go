@@ -73,13 +73,13 @@ func TestDecideSizesOfGroups(t *testing.T) {
 	slow := flat{pair: 1e-12, byte: 1e-9, start: 1e-5}
 	set := []string{"train.global_batch_size=8", "data.seq_len=4K"}
 	cfg, chosen := decided(t, slow, h200, 8, set...)
-	if cfg.Parallel.Data != 8 || len(chosen.Groups) != 4 || !chosen.Groups[0].Fits {
+	if cfg.Parallel.Data != 8 || len(chosen.Groups) != 4 || chosen.Groups[0].TooLarge {
 		t.Errorf("%+v, %+v", cfg.Parallel, chosen.Groups)
 	}
 	small := h200
 	small.Memory = 40 << 30
 	cfg, chosen = decided(t, slow, small, 8, "train.global_batch_size=8", "data.seq_len=128K")
-	if cfg.Parallel.Data == 8 || !chosen.Groups[0].Fits {
+	if cfg.Parallel.Data == 8 || chosen.Groups[0].TooLarge {
 		t.Errorf("40 GiB: %+v, %+v", cfg.Parallel, chosen.Groups)
 	}
 }

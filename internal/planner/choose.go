@@ -81,9 +81,9 @@ type Model struct {
 	Seconds float64 `json:"seconds"`
 }
 
-// margin is the share by which a way has to be faster than one before it in the list. Differences below it
+// Margin is the share by which a way has to be faster than one before it in the list. Differences below it
 // are not those of the machine, and would make the choice look arbitrary.
-const margin = 0.005
+const Margin = 0.005
 
 // Choose finds the way that takes the least time, for each kind of layers, among ways that have one layout
 // and one backend: activations lie in the layout, and one set of kernels is loaded. Among equals the first
@@ -182,7 +182,7 @@ func (c *Choice) of(w Way) (seconds float64) {
 	return seconds
 }
 
-// rank puts the first of those that are within the margin of the fastest in front, and the others in the order
+// rank puts the first of those that are within Margin of the fastest in front, and the others in the order
 // of their times.
 func rank[T any](list []T, of func(T) float64) {
 	if len(list) == 0 {
@@ -192,7 +192,7 @@ func rank[T any](list []T, of func(T) float64) {
 	for _, x := range list {
 		least = min(least, of(x))
 	}
-	i := slices.IndexFunc(list, func(x T) bool { return of(x)*(1-margin) <= least })
+	i := slices.IndexFunc(list, func(x T) bool { return of(x)*(1-Margin) <= least })
 	first := list[i]
 	list = append(slices.Delete(list, i, i+1), first)
 	copy(list[1:], list)

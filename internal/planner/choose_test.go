@@ -57,7 +57,7 @@ func TestChoiceIsTheFastestWay(t *testing.T) {
 					if err != nil {
 						t.Fatal(err)
 					}
-					if w.Layout == best.Layout && seconds < best.Seconds*(1-margin)-1e-15 {
+					if w.Layout == best.Layout && seconds < best.Seconds*(1-Margin)-1e-15 {
 						t.Errorf("%v: chose %s with %g s, %s takes %g s", c.Kinds[k], best.Way, best.Seconds, w, seconds)
 					}
 				}
@@ -151,7 +151,7 @@ func TestChoiceOfABackend(t *testing.T) {
 	if got := chosen(t, c, a, known{fastLinks, map[string]float64{"flash": 1.2, "fused": 1}}); got.Ranked[0].Backend != "flash" || len(got.Ranked) != 6 {
 		t.Errorf("%+v", got.Ranked)
 	}
-	if got := chosen(t, c, a, known{fastLinks, map[string]float64{"flash": 1 + margin/2, "fused": 1}}); got.Ranked[0].Backend != "fused" {
+	if got := chosen(t, c, a, known{fastLinks, map[string]float64{"flash": 1 + Margin/2, "fused": 1}}); got.Ranked[0].Backend != "fused" {
 		t.Errorf("a difference below the margin chose %+v", got.Ranked[0])
 	}
 	none, err := Choose(c, Ways(c, a), known{fastLinks, nil})
