@@ -3,6 +3,8 @@
 // is arithmetic on numbers that all ranks have, so they agree without a word.
 package planner
 
+//go:generate go test -run TestSimulation -update .
+
 import (
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"

@@ -62,9 +62,10 @@ func Ways(c Case, a Asked) (list []Way) {
 	return list
 }
 
-// gathers is how many heads may be gathered at a time: all, or parts that are alike.
+// gathers is how many heads may be gathered at a time: all, or parts that are alike. Where transfers and calls share
+// cores nothing is gained by parts, whose transfers run beside calls.
 func gathers(c Case, a Asked) []int {
-	if a.GatherHeads > 0 || a.Algorithm != "" || c.Ranks == 1 {
+	if a.GatherHeads > 0 || a.Algorithm != "" || c.Ranks == 1 || c.At.Shared {
 		return []int{a.GatherHeads}
 	}
 	list := []int{0}
