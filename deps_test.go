@@ -79,7 +79,7 @@ var allowed = map[string]string{
 	"internal/plan": "attention attention/backends internal/backend internal/config internal/machine internal/model internal/planner" +
 		" internal/rehearse internal/state kernels/gpu partition ring tensor",
 	"internal/train": "attention comm internal/checkpoint internal/config internal/data internal/device internal/files internal/hf internal/metrics" +
-		" internal/model internal/optim internal/rehearse internal/state partition ring tensor",
+		" internal/model internal/optim internal/planner internal/rehearse internal/state partition ring tensor",
 	"internal/attend": "attention attention/backends attention/qkv comm internal/config internal/device internal/files internal/machine" +
 		" internal/safetensors internal/terminal partition ring tensor",
 	"internal/bench": "attention attention/backends comm internal/cost internal/device internal/files internal/metrics internal/model internal/optim internal/planner internal/terminal" +
@@ -98,9 +98,9 @@ var allowed = map[string]string{
 	"internal/place/key":       "internal/files internal/place internal/terminal",
 	"internal/terminal":        "",
 	"internal/hostile":         "",
-	"internal/job":             "attention/backends internal/bench internal/cost internal/machine",
+	"internal/job":             "attention/backends internal/bench internal/cost internal/machine internal/planner",
 	"internal/worker": "comm/device attention/backends comm internal/attend internal/backend internal/bench internal/config internal/cost internal/device" +
-		" internal/job internal/launch internal/launch/progress internal/launch/standing internal/machine internal/plan internal/train tensor | internal/cuda",
+		" internal/job internal/launch internal/launch/progress internal/launch/standing internal/machine internal/plan internal/planner internal/train tensor | internal/cuda",
 	"internal/command": "attention/backends partition internal/attend internal/backend internal/bench internal/checkpoint internal/cluster internal/cost internal/files internal/terminal" +
 		" internal/config internal/data internal/hf internal/job internal/launch internal/launch/progress internal/machine internal/model" +
 		" internal/place internal/place/key internal/plan internal/planner internal/safetensors internal/train tensor",

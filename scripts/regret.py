@@ -21,6 +21,7 @@ import tempfile
 # Heads of q and of k and v, and their dim: of models.
 SHAPES = {
     "opticks": (8, 2, 32),
+    "tiny": (4, 4, 32),
     "llama-3.2-1b": (32, 8, 64),
     "llama-3.2-3b": (24, 8, 128),
     "qwen3-8b": (32, 8, 128),
@@ -29,11 +30,11 @@ SHAPES = {
 # Grids: shapes, tokens a rank, ranks, windows as a share of a sequence, documents as shares of one.
 LONG_TAIL = [0.42, 0.2, 0.11, 0.08, 0.05, 0.05, 0.03, 0.03, 0.02, 0.01]
 GRIDS = {
-    "cpu": {"shapes": ["opticks", "llama-3.2-1b"], "tokens": [256, 512], "ranks": [2, 4]},
+    "cpu": {"shapes": ["opticks", "tiny"], "tokens": [256, 512], "ranks": [1, 2, 4]},
     "gpu": {"shapes": ["llama-3.2-1b", "llama-3.2-3b", "qwen3-8b", "llama-2-7b"], "tokens": [4096, 16384, 65536], "ranks": [0]},
 }
 MASKS = ["causal", "window", "documents"]
-BEGIN, END = "<!-- regret {} -->", "<!-- end of regret {} -->"
+BEGIN, END = "<!-- {} -->", "<!-- end of {} -->"
 
 
 class Cell:
@@ -152,8 +153,22 @@ def medians(cell):
     return {w: statistics.median(f["rounds"]) for w, f in cell["ways"].items()}
 
 
-def table(cells, grid, command):
+def scaling(cells):
+    """A ring in a zigzag over more and more ranks, predicted and measured."""
+    lines = ["| cell | predicted, ms | measured, ms | |", "|---|--:|--:|--:|"]
+    for c in cells:
+        for way, found in c["ways"].items():
+            if c["cell"].endswith("causal") and way.startswith("ring, zigzag"):
+                ms, predicted = 1e3 * statistics.median(found["rounds"]), 1e3 * found["predicted"]
+                lines.append(f'| {c["cell"]} | {predicted:.3g} | {ms:.3g} | {100 * (predicted / ms - 1):+.0f} % |')
+    return "\n".join(lines) + "\n"
+
+
+def table(cells, command):
     """The section of the page: a row a cell."""
+    cells = [c for c in cells if len(c["ways"]) > 1]
+    if not cells:
+        return ""
     first = cells[0]
     loads = [c["load"] for c in cells]
     rounds = first["turns"]
@@ -185,10 +200,10 @@ def table(cells, grid, command):
     return "\n".join(lines) + "\n"
 
 
-def into(path, grid, section):
+def into(path, name, section):
     with open(path) as f:
         page = f.read()
-    begin, end = BEGIN.format(grid), END.format(grid)
+    begin, end = BEGIN.format(name), END.format(name)
     if begin not in page or end not in page:
         sys.exit(f"regret: {path} has no {begin} and {end}")
     head, tail = page.split(begin)[0], page.split(end)[1]
@@ -220,6 +235,8 @@ def main():
             for n in ranks:
                 for mask in MASKS:
                     cell = Cell(shape, tokens, n, mask)
+                    if n == 1 and mask != "causal":  # for the table of ranks; there is nothing to choose
+                        continue
                     if any(c["cell"] == cell.name() for c in done) or args.cells not in cell.name():
                         continue
                     with tempfile.TemporaryDirectory() as folder:
@@ -235,11 +252,13 @@ def main():
                         json.dump(done, f, indent=1)
     if not done:
         sys.exit("regret: nothing was measured")
-    section = table(done, args.grid, f"scripts/regret.py --grid {args.grid}")
+    section = table(done, f"scripts/regret.py --grid {args.grid} --rounds {args.rounds} --iters {args.iters}")
     if args.table:
-        into(args.table, args.grid, section)
+        into(args.table, f"regret {args.grid}", section)
+        into(args.table, f"ranks {args.grid}", scaling(done))
     else:
         print(section)
+        print(scaling(done))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import (
 	"github.com/cprun/cprun/internal/backend"
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/cost"
+	"github.com/cprun/cprun/internal/job"
 	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/machine"
 	"github.com/cprun/cprun/internal/plan"
@@ -42,13 +43,29 @@ func (o *Options) known(m machine.Machine) (func(ranks, perHost int) planner.Cos
 	if err != nil || table == nil || !same {
 		return none, err
 	}
-	return func(ranks, perHost int) planner.Costs {
-		job := cost.Job{Ranks: ranks, PerHost: perHost, Link: float64(m.Link), Net: float64(m.Net)}
-		if m.Arch == 0 {
-			job.Cores = runtime.NumCPU()
-		}
-		return table.For(job)
-	}, nil
+	return func(ranks, perHost int) planner.Costs { return table.For(jobOf(m, ranks, perHost)) }, nil
+}
+
+// jobOf is what a table is asked about for so many ranks.
+func jobOf(m machine.Machine, ranks, perHost int) cost.Job {
+	job := cost.Job{Ranks: ranks, PerHost: perHost, Link: float64(m.Link), Net: float64(m.Net)}
+	if m.Arch == 0 {
+		job.Cores = runtime.NumCPU()
+	}
+	return job
+}
+
+// packings is what workers choose by for each packing of documents. On GPUs they do not: memory and workspace are planned
+// for the algorithm of the config.
+func (o *TrainOptions) packings(chosen *plan.Chosen, ranks int) (*job.Packings, error) {
+	if chosen == nil || len(chosen.Packings) == 0 || o.machine.Arch != 0 || o.Costs != nil {
+		return nil, nil
+	}
+	table, same, err := o.costs(o.machine)
+	if err != nil || table == nil || !same {
+		return nil, err
+	}
+	return &job.Packings{Table: table, Job: jobOf(o.machine, ranks, o.machine.PerHost(ranks)), Ways: chosen.Packings, Shared: true}, nil
 }
 
 // documents is those of the first sample; nil where the data is not there, which is said elsewhere.

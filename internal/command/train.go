@@ -209,6 +209,9 @@ func (o *TrainOptions) begin(r ready, out *progress.Printer) (b begun, err error
 	b.task = job.Train{
 		Config: string(r.cfg.YAML()), RunDir: r.dir, Version: o.Version, NoSave: o.noSave, Machine: o.machine, Remedies: r.choice.Kinds(), Generation: r.generation,
 	}
+	if b.task.Packings, err = o.packings(r.chosen, r.ranks); err != nil {
+		return b, b.log.note(err)
+	}
 	for _, w := range r.cfg.Warnings {
 		out.Note("warning: " + w.String())
 	}

@@ -39,6 +39,8 @@ type Chosen struct {
 	Models []planner.Model `json:"models"`
 	// Layers are the ways of each kind of layers, likewise; seconds of one layer for one micro batch.
 	Layers []LayerWays `json:"layers"`
+	// Packings are the ways that each packing of documents chooses from; none: all run as the config says.
+	Packings []planner.Way `json:"packings,omitempty"`
 }
 
 // Groups are sizes of the groups of ranks.
@@ -87,6 +89,9 @@ func (d *Decider) Decide(cfg *config.Config, ranks, hosts int) error {
 	}
 	best := found[0]
 	d.Chosen = best.explained(found)
+	if cfg.Data.PackDocuments && cfg.Parallel.Algorithm == "auto" {
+		d.Chosen.Packings = planner.Shortlist(best.way)
+	}
 	best.apply(cfg)
 	return nil
 }
@@ -175,20 +180,27 @@ func (d *Decider) option(cfg *config.Config, o *option, perHost int, costs plann
 	return true, nil
 }
 
-func (d *Decider) caseOf(cfg *config.Config, context, perHost int) planner.Case {
+// Case returns the attention of a config's layers over a context group of so many ranks, of sequences without documents.
+func Case(cfg *config.Config, dtype tensor.DType, context int, at planner.Place) planner.Case {
 	c := planner.Case{
 		Attention: planner.Attention{
-			DType: computeType(cfg, d.Machine), Deterministic: cfg.Train.Deterministic, Batch: cfg.Train.MicroBatchSize,
+			DType: dtype, Deterministic: cfg.Train.Deterministic, Batch: cfg.Train.MicroBatchSize,
 			Heads: cfg.Model.NumAttentionHeads, KVHeads: cfg.Model.NumKeyValueHeads, Dim: cfg.Model.HeadDim, DimV: cfg.Model.HeadDim,
 		},
-		Tokens: cfg.Data.SeqLen, Ranks: context, At: planner.Place{PerHost: perHost, Shared: d.Machine.Arch == 0}, Recompute: cfg.Memory.Recompute == "full",
+		Tokens: cfg.Data.SeqLen, Ranks: context, At: at, Recompute: cfg.Memory.Recompute == "full",
 	}
 	if cfg.Data.PackDocuments {
-		c.Docs, c.Batch = d.docs, 1 // samples with documents go one by one
+		c.Batch = 1 // samples with documents go one by one
 	}
 	for _, w := range windowsOf(cfg) {
 		c.Kinds = append(c.Kinds, planner.Kind{Window: w.window, Layers: int(w.layers)})
 	}
+	return c
+}
+
+func (d *Decider) caseOf(cfg *config.Config, context, perHost int) planner.Case {
+	c := Case(cfg, computeType(cfg, d.Machine), context, planner.Place{PerHost: perHost, Shared: d.Machine.Arch == 0})
+	c.Docs = d.docs
 	return c
 }
 

@@ -81,9 +81,9 @@ type Model struct {
 	Seconds float64 `json:"seconds"`
 }
 
-// Margin is the share by which a way has to be faster than one before it in the list. Differences below it
-// are not those of the machine, and would make the choice look arbitrary.
-const Margin = 0.005
+// Margin is the share by which a way has to be faster than one before it in the list. Predictions do not tell smaller
+// differences apart, and a choice should not follow from what a table was measured beside.
+const Margin = 0.02
 
 // Choose finds the way that takes the least time, for each kind of layers, among ways that have one layout
 // and one backend: activations lie in the layout, and one set of kernels is loaded. Among equals the first
@@ -157,17 +157,15 @@ func choose(c Case, ways []Way, costs Costs, exact int) (Choice, error) {
 
 // Best returns the one way that takes least in all layers, for a config that has one for all of them, and its
 // seconds. Layers of other kinds may be faster by the first of their own ranking.
-func (c *Choice) Best() (best Way, seconds float64) {
-	seconds = math.Inf(1)
+func (c *Choice) Best() (Way, float64) {
+	var list []Timed
 	for _, w := range c.Kinds[0].Ranked {
-		if m := c.Ranked[0]; w.Layout != m.Layout || w.Backend != m.Backend {
-			continue
-		}
-		if t := c.of(w.Way); t < seconds {
-			best, seconds = w.Way, t
+		if m := c.Ranked[0]; w.Layout == m.Layout && w.Backend == m.Backend {
+			list = append(list, Timed{w.Way, c.of(w.Way)})
 		}
 	}
-	return best, seconds
+	rank(list, func(t Timed) float64 { return t.Seconds })
+	return list[0].Way, list[0].Seconds
 }
 
 // of is the seconds of all layers by that way.

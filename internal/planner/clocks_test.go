@@ -139,7 +139,7 @@ func (w *clocks) rank(s *ring.Schedule, backward bool) float64 {
 
 func TestPassIsWhatClocksShow(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 6))
-	for n := 0; n < 300; {
+	for n := 0; n < 120; {
 		name, s, a, c := sampleOf(t, rng)
 		if s[0].Q != nil || s[0].GatherHeads > 0 {
 			continue

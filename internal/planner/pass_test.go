@@ -195,7 +195,7 @@ func sampleOf(t testing.TB, rng *rand.Rand) (name string, s List, a Attention, c
 // faster, and costs in another unit make it another number of the same.
 func TestPassHasItsBounds(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
-	for range 400 {
+	for range 150 {
 		name, s, a, c := sampleOf(t, rng)
 		for _, backward := range []bool{false, true} {
 			r := run(t, s, a, backward, c)
@@ -254,7 +254,7 @@ func TestUnknownCostsTakeForEver(t *testing.T) {
 // Balanced ranks take the same steps together, so that following a few of them tells the time of all.
 func TestSampledRanksStandForAll(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
-	for range 40 {
+	for range 8 {
 		const ranks, perHost = 64, 8
 		spec := specOf(t, true, -1, 2048, ranks, partition.Zigzag{})
 		spec.Heads, spec.KVHeads, spec.Inner = 16, 8, 8
