@@ -119,6 +119,11 @@ def in_turns(args, cell, ways, folder):
     for layout, algorithm, *_ in ways:
         layouts += [layout] if layout not in layouts else []
         algorithms += [algorithm] if algorithm not in algorithms else []
+    backend = next(iter(ways))[4]
+    if "striped" not in layouts:  # which auto leaves out
+        layouts.append("striped")
+        for algorithm in ("ring", "allgather"):
+            ways[("striped", algorithm, 0, 0, backend)] = {"predicted": None, "rounds": []}
     inner = max(w[2] for w in ways)
     flags = cell.flags(folder, packs=args.rounds) + ["--layout", ",".join(layouts), "--algorithm", ",".join(algorithms)] + (["--inner", str(inner)] if inner else [])
     report = bench(args, flags + ["--iters", str(args.iters), "--warmup", "1"], folder)
@@ -139,6 +144,9 @@ def measure(args, cell, folder):
     load = os.getloadavg()[0]
     if args.grid == "cpu":
         in_turns(args, cell, ways, folder)
+    else:
+        for algorithm in ("ring", "allgather"):
+            ways.setdefault(("striped", algorithm, 0, 0, auto[4]), {"predicted": None, "rounds": []})
     for _ in range(0 if args.grid == "cpu" else args.rounds):
         for way, found in ways.items():
             try:

@@ -71,6 +71,8 @@ type Choice struct {
 	// Ranked is the best of each layout and backend for the whole model, the chosen one first.
 	Ranked []Model
 	Known  bool // there was a way with a known cost
+
+	margin float64 // by which they were compared
 }
 
 // Model is a layout and a backend, and what all layers take by the best way of each that has them.
@@ -85,6 +87,17 @@ type Model struct {
 // differences apart, and a choice should not follow from what a table was measured beside.
 const Margin = 0.02
 
+// SharedMargin is the Margin where ranks share cores: what they take follows from what else runs there.
+const SharedMargin = 0.1
+
+// margin is that of ranks which stand there.
+func (p Place) margin() float64 {
+	if p.Shared {
+		return SharedMargin
+	}
+	return Margin
+}
+
 // Choose finds the way that takes the least time, for each kind of layers, among ways that have one layout
 // and one backend: activations lie in the layout, and one set of kernels is loaded. Among equals the first
 // wins. It is a pure function of its arguments, so that ranks which have the same costs agree.
@@ -97,7 +110,7 @@ func Choose(c Case, ways []Way, costs Costs) (Choice, error) {
 func Quick(c Case, ways []Way, costs Costs) (Choice, error) { return choose(c, ways, costs, 1) }
 
 func choose(c Case, ways []Way, costs Costs, exact int) (Choice, error) {
-	var out Choice
+	out := Choice{margin: c.At.margin()}
 	times := make([][]float64, len(c.Kinds)) // of each kind and way
 	laid := map[string]partition.Layout{}    // every kind has the same
 	for k, kind := range c.Kinds {
@@ -132,7 +145,7 @@ func choose(c Case, ways []Way, costs Costs, exact int) (Choice, error) {
 	if len(out.Ranked) == 0 {
 		return out, nil
 	}
-	rank(out.Ranked, func(m Model) float64 { return m.Seconds })
+	rank(out.Ranked, c.At.margin(), func(m Model) float64 { return m.Seconds })
 	best := out.Ranked[0]
 	out.Known, out.Seconds = true, 0
 	for k, kind := range c.Kinds {
@@ -144,7 +157,7 @@ func choose(c Case, ways []Way, costs Costs, exact int) (Choice, error) {
 					list = append(list, Timed{w, times[k][i]})
 				}
 			}
-			rank(list, func(t Timed) float64 { return t.Seconds })
+			rank(list, c.At.margin(), func(t Timed) float64 { return t.Seconds })
 			choice.Ranked = append(choice.Ranked, list...)
 		}
 		tail := choice.Ranked[1:]
@@ -164,7 +177,7 @@ func (c *Choice) Best() (Way, float64) {
 			list = append(list, Timed{w.Way, c.of(w.Way)})
 		}
 	}
-	rank(list, func(t Timed) float64 { return t.Seconds })
+	rank(list, c.margin, func(t Timed) float64 { return t.Seconds })
 	return list[0].Way, list[0].Seconds
 }
 
@@ -180,9 +193,9 @@ func (c *Choice) of(w Way) (seconds float64) {
 	return seconds
 }
 
-// rank puts the first of those that are within Margin of the fastest in front, and the others in the order
+// rank puts the first of those that are within a margin of the fastest in front, and the others in the order
 // of their times.
-func rank[T any](list []T, of func(T) float64) {
+func rank[T any](list []T, margin float64, of func(T) float64) {
 	if len(list) == 0 {
 		return
 	}
@@ -190,7 +203,7 @@ func rank[T any](list []T, of func(T) float64) {
 	for _, x := range list {
 		least = min(least, of(x))
 	}
-	i := slices.IndexFunc(list, func(x T) bool { return of(x)*(1-Margin) <= least })
+	i := slices.IndexFunc(list, func(x T) bool { return of(x)*(1-margin) <= least })
 	first := list[i]
 	list = append(slices.Delete(list, i, i+1), first)
 	copy(list[1:], list)

@@ -69,14 +69,13 @@ func TestChoiceIsTheFastestWay(t *testing.T) {
 	}
 }
 
-// A striped layout costs as much as a zigzag here, which comes first.
 func TestChoiceOfALayout(t *testing.T) {
 	choice := chosen(t, caseOf(1<<16, 8, 8), flash, fastLinks)
 	if got := choice.Ranked[0].Layout; got != "zigzag" {
 		t.Errorf("chose %s", got)
 	}
 	// A contiguous ring takes half as long again; trading heads, which costs transfers, saves it from that.
-	if worst := choice.Ranked[2]; worst.Layout != "contiguous" || worst.Seconds < 1.05*choice.Seconds {
+	if worst := choice.Ranked[1]; worst.Layout != "contiguous" || worst.Seconds < 1.05*choice.Seconds {
 		t.Errorf("the worst is %+v, the best takes %g s", worst, choice.Seconds)
 	}
 }
@@ -148,7 +147,7 @@ func (k known) Call(c Call) float64 {
 func TestChoiceOfABackend(t *testing.T) {
 	a := Asked{Backends: []string{"fused", "flash", "unfused"}}
 	c := caseOf(1<<14, 4, 4, Kind{-1, 1}, Kind{512, 3})
-	if got := chosen(t, c, a, known{fastLinks, map[string]float64{"flash": 1.2, "fused": 1}}); got.Ranked[0].Backend != "flash" || len(got.Ranked) != 6 {
+	if got := chosen(t, c, a, known{fastLinks, map[string]float64{"flash": 1.2, "fused": 1}}); got.Ranked[0].Backend != "flash" || len(got.Ranked) != 4 {
 		t.Errorf("%+v", got.Ranked)
 	}
 	if got := chosen(t, c, a, known{fastLinks, map[string]float64{"flash": 1 + Margin/2, "fused": 1}}); got.Ranked[0].Backend != "fused" {
