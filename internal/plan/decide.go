@@ -122,6 +122,7 @@ func (d *Decider) groups(cfg *config.Config, ranks, perHost int, costs planner.C
 			list = append(list, o)
 		}
 	}
+	margin := planner.Place{Shared: d.Machine.Arch == 0}.Margin()
 	for len(list) > 1 { // the first that is as fast as any, of those that fit
 		least := math.Inf(1)
 		for _, o := range list {
@@ -129,7 +130,7 @@ func (d *Decider) groups(cfg *config.Config, ranks, perHost int, costs planner.C
 				least = min(least, o.Seconds)
 			}
 		}
-		i := slices.IndexFunc(list, func(o option) bool { return !o.TooLarge && o.Seconds*(1-planner.Margin) <= least })
+		i := slices.IndexFunc(list, func(o option) bool { return !o.TooLarge && o.Seconds*(1-margin) <= least })
 		if i < 0 {
 			i = 0 // none fits, which is said later; most ranks a sequence take least
 			list[i].TooLarge = false

@@ -90,8 +90,8 @@ const Margin = 0.02
 // SharedMargin is the Margin where ranks share cores: what they take follows from what else runs there.
 const SharedMargin = 0.1
 
-// margin is that of ranks which stand there.
-func (p Place) margin() float64 {
+// Margin returns that of ranks which stand there.
+func (p Place) Margin() float64 {
 	if p.Shared {
 		return SharedMargin
 	}
@@ -110,7 +110,7 @@ func Choose(c Case, ways []Way, costs Costs) (Choice, error) {
 func Quick(c Case, ways []Way, costs Costs) (Choice, error) { return choose(c, ways, costs, 1) }
 
 func choose(c Case, ways []Way, costs Costs, exact int) (Choice, error) {
-	out := Choice{margin: c.At.margin()}
+	out := Choice{margin: c.At.Margin()}
 	times := make([][]float64, len(c.Kinds)) // of each kind and way
 	laid := map[string]partition.Layout{}    // every kind has the same
 	for k, kind := range c.Kinds {
@@ -145,7 +145,7 @@ func choose(c Case, ways []Way, costs Costs, exact int) (Choice, error) {
 	if len(out.Ranked) == 0 {
 		return out, nil
 	}
-	rank(out.Ranked, c.At.margin(), func(m Model) float64 { return m.Seconds })
+	rank(out.Ranked, c.At.Margin(), func(m Model) float64 { return m.Seconds })
 	best := out.Ranked[0]
 	out.Known, out.Seconds = true, 0
 	for k, kind := range c.Kinds {
@@ -157,7 +157,7 @@ func choose(c Case, ways []Way, costs Costs, exact int) (Choice, error) {
 					list = append(list, Timed{w, times[k][i]})
 				}
 			}
-			rank(list, c.At.margin(), func(t Timed) float64 { return t.Seconds })
+			rank(list, c.At.Margin(), func(t Timed) float64 { return t.Seconds })
 			choice.Ranked = append(choice.Ranked, list...)
 		}
 		tail := choice.Ranked[1:]
