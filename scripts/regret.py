@@ -13,6 +13,7 @@ machine (`cprun bench calibrate`).
 import argparse
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -174,7 +175,7 @@ def twins(cell, ms):
 def scaling(cells):
     """A ring in a zigzag over more and more ranks, predicted and measured."""
     lines = ["| cell | predicted, ms | measured, ms | |", "|---|--:|--:|--:|"]
-    for c in cells:
+    for c in sorted(cells, key=lambda c: (c["cell"].split()[0], [int(n) for n in re.findall(r"(\d+) (?:ranks|tokens)", c["cell"])][::-1])):
         for way, found in c["ways"].items():
             if c["cell"].endswith("causal") and way.startswith("ring, zigzag"):
                 ms, predicted = 1e3 * statistics.median(found["rounds"]), 1e3 * found["predicted"]
