@@ -32,7 +32,7 @@ SHAPES = {
 LONG_TAIL = [0.42, 0.2, 0.11, 0.08, 0.05, 0.05, 0.03, 0.03, 0.02, 0.01]
 GRIDS = {
     "cpu": {"shapes": ["opticks", "tiny"], "tokens": [256, 512], "ranks": [1, 2, 4]},
-    "gpu": {"shapes": ["llama-3.2-1b", "llama-3.2-3b", "qwen3-8b", "llama-2-7b"], "tokens": [4096, 16384, 65536], "ranks": [0]},
+    "gpu": {"shapes": ["llama-3.2-3b", "qwen3-8b", "llama-2-7b"], "tokens": [8192, 65536], "ranks": [0]},
 }
 MASKS = ["causal", "window", "documents"]
 BEGIN, END = "<!-- {} -->", "<!-- end of {} -->"

@@ -145,6 +145,19 @@ func TestSharedCores(t *testing.T) {
 	}
 }
 
+// What a rank sends to itself is a copy of 16 bytes read and 16 written, before the transfer of 8 seconds.
+func TestMovesToItself(t *testing.T) {
+	s := schedulesOf(t, "allgather", specOf(t, false, -1, 4, 2, partition.Contiguous{}))
+	for r, x := range s {
+		h := &x.Forward[0]
+		own := ring.Move{Peer: r, Block: ring.Block{Buf: 0, Lo: 0, Hi: 2}}
+		h.SendKV, h.RecvKV = append(h.SendKV, own), append(h.RecvKV, own)
+	}
+	if r := run(t, s, one, false, plain{pair: 1, byte: 0.5, copied: 0.25}); r.Seconds != 8+8+4 || r.Ranks[0].Copies != 8 {
+		t.Errorf("%+v", r)
+	}
+}
+
 func TestRanksThatWaitForEachOther(t *testing.T) {
 	s := schedulesOf(t, "ring", specOf(t, false, -1, 4, 2, partition.Contiguous{}))
 	s[1].Forward[0].SendKV = nil

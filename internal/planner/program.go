@@ -169,6 +169,12 @@ func (k *compiler) begin(h *ring.Hop, kv int) (flight []int) {
 func (k *compiler) moves(list []message, moves []ring.Move, sends bool, row int64) []message {
 	for i := range moves {
 		m := &moves[i]
+		if m.Peer == k.p.rank { // a copy, counted where it arrives
+			if !sends {
+				k.copy(2 * int64(m.Block.Hi-m.Block.Lo) * row)
+			}
+			continue
+		}
 		list = k.toward(list, m.Peer, sends, int64(m.Block.Hi-m.Block.Lo)*row, 2*k.a.Batch)
 	}
 	return list
