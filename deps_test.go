@@ -67,8 +67,7 @@ var allowed = map[string]string{
 	"internal/model":                     "attention internal/hf tensor",
 	"internal/model/opstest":             "internal/model tensor",
 
-	"internal/planner": "partition tensor",
-	"internal/cost":    "internal/files internal/planner kernels partition tensor",
+	"internal/cost": "internal/files internal/planner kernels partition tensor",
 	"internal/machine": "attention/backends internal/config internal/cuda/driver internal/files tensor" +
 		" | internal/cuda internal/cuda/blas internal/cuda/dnn internal/cuda/nvrtc internal/nccl",
 	"internal/backend": "attention/backends attention/qkv internal/config internal/machine partition tensor",
@@ -76,14 +75,15 @@ var allowed = map[string]string{
 		" | internal/cuda internal/cuda/blas internal/cuda/dnn internal/nccl kernels/gpu",
 	"internal/state":    "internal/model internal/optim tensor",
 	"internal/rehearse": "attention comm internal/hf ring tensor",
+	"internal/planner":  "partition ring tensor",
 	"internal/plan": "attention attention/backends internal/backend internal/config internal/cost internal/machine internal/model internal/planner" +
 		" internal/rehearse internal/state kernels/gpu partition ring tensor",
 	"internal/train": "attention comm internal/checkpoint internal/config internal/data internal/device internal/files internal/hf internal/metrics" +
-		" internal/model internal/optim internal/rehearse internal/state partition ring tensor",
+		" internal/model internal/optim internal/planner internal/rehearse internal/state partition ring tensor",
 	"internal/attend": "attention attention/backends attention/qkv comm internal/config internal/device internal/files internal/machine" +
 		" internal/safetensors internal/terminal partition ring tensor",
 	"internal/report": "internal/experiment internal/files internal/machine internal/metrics internal/terminal",
-	"internal/bench": "attention attention/backends comm internal/cost internal/device internal/files internal/metrics internal/model internal/optim internal/terminal" +
+	"internal/bench": "attention attention/backends comm internal/cost internal/device internal/files internal/metrics internal/model internal/optim internal/planner internal/terminal" +
 		" kernels/gpu partition ring tensor",
 
 	"internal/experiment": "internal/bench internal/config internal/files internal/metrics internal/terminal",
@@ -104,12 +104,12 @@ var allowed = map[string]string{
 	"internal/hostile":         "",
 	"internal/top": "internal/config internal/files internal/launch internal/launch/progress internal/launch/standing internal/launch/status" +
 		" internal/metrics internal/terminal",
-	"internal/job": "attention/backends internal/bench internal/cost internal/machine",
+	"internal/job": "attention/backends internal/bench internal/cost internal/machine internal/planner",
 	"internal/worker": "comm/device attention/backends comm internal/attend internal/backend internal/bench internal/config internal/cost internal/device" +
-		" internal/job internal/launch internal/launch/progress internal/launch/standing internal/machine internal/plan internal/train tensor | internal/cuda",
-	"internal/command": "attention/backends internal/attend internal/backend internal/bench internal/checkpoint internal/cluster internal/cost internal/experiment internal/files internal/terminal" +
+		" internal/job internal/launch internal/launch/progress internal/launch/standing internal/machine internal/plan internal/planner internal/train tensor | internal/cuda",
+	"internal/command": "attention/backends partition internal/attend internal/backend internal/bench internal/checkpoint internal/cluster internal/cost internal/experiment internal/files internal/terminal" +
 		" internal/config internal/data internal/hf internal/job internal/launch internal/launch/progress internal/launch/standing internal/launch/status internal/machine internal/model" +
-		" internal/place internal/place/key internal/plan internal/report internal/safetensors internal/top internal/train tensor",
+		" internal/place internal/place/key internal/plan internal/planner internal/report internal/safetensors internal/top internal/train tensor",
 	"cmd/cprun": "internal/attend internal/bench internal/command internal/config internal/job internal/machine internal/terminal internal/worker partition ring",
 
 	"scripts/mutate-rules":  "attention/backends",

@@ -14,6 +14,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/cprun/cprun/internal/machine"
 )
 
 // The test binary is the program when this is set, so that real processes are tested
@@ -25,7 +27,23 @@ func TestMain(m *testing.M) {
 		badDisk()
 		main()
 	}
-	os.Exit(m.Run())
+	os.Exit(testAll(m))
+}
+
+// testAll runs the tests where no cost table of this machine is known, so that what auto stands for is the same
+// everywhere. On GPUs the user's cache stays: it has compiled kernels.
+func testAll(m *testing.M) int {
+	if !machine.Built {
+		dir, err := os.MkdirTemp("", "cprun-test-cache-")
+		if err != nil {
+			panic(err)
+		}
+		defer os.RemoveAll(dir)
+		if err := os.Setenv("XDG_CACHE_HOME", dir); err != nil {
+			panic(err)
+		}
+	}
+	return m.Run()
 }
 
 // process is cprun with those arguments.

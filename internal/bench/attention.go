@@ -10,6 +10,7 @@ import (
 	"github.com/cprun/cprun/attention/backends"
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/device"
+	"github.com/cprun/cprun/internal/planner"
 	"github.com/cprun/cprun/internal/terminal"
 	"github.com/cprun/cprun/kernels/gpu"
 	"github.com/cprun/cprun/partition"
@@ -35,6 +36,9 @@ type AttentionSpec struct {
 	Deterministic bool     `json:"deterministic"`
 	Iters         int      `json:"iters"` // 0: as many as take two seconds
 	Warmup        int      `json:"warmup"`
+
+	// Predicted is the ways that auto was chosen among, in order, with the seconds that costs say.
+	Predicted []planner.Timed `json:"predicted,omitempty"`
 
 	// Documents is where packs of documents come from: "magi", or a file; "" for one sequence without. At
 	// most PackCount are measured.

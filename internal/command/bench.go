@@ -40,6 +40,9 @@ func Bench(ctx context.Context, task job.Bench, o BenchOptions) (int, error) {
 	case task.Attention != nil:
 		task.Attention.Default(device, ranks)
 		if err = task.Attention.Load(); err == nil {
+			err = o.chooseWay(&task, ranks)
+		}
+		if err == nil {
 			err = task.Attention.Check(ranks)
 		}
 		if err == nil {

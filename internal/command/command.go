@@ -15,6 +15,7 @@ import (
 	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/launch/progress"
 	"github.com/cprun/cprun/internal/machine"
+	"github.com/cprun/cprun/internal/planner"
 )
 
 // InputError says with Err what is wrong with the user's input. It is found before any process is
@@ -44,6 +45,9 @@ type Options struct {
 
 	Stdout io.Writer
 	Stderr *os.File
+	// Costs returns what is known of a machine's costs, for so many ranks with so many on a host; nothing: auto goes by
+	// the rules of package config. nil stands for the user's own table, or the one that ships for this very device.
+	Costs func(m machine.Machine, ranks, perHost int) planner.Costs
 	// Version is the program's, for checkpoints.
 	Version string
 }

@@ -45,7 +45,11 @@ func Plan(path string, o PlanOptions) (int, error) {
 			return 0, err
 		}
 	}
-	cfg, err := config.Load(path, config.Options{Set: o.Set, Ranks: ranks, Hosts: machine.Hosts, Device: machine.Device(), NoFiles: true})
+	d, err := o.decider(machine)
+	if err != nil {
+		return 0, err
+	}
+	cfg, err := config.Load(path, config.Options{Set: o.Set, Ranks: ranks, Hosts: machine.Hosts, Device: machine.Device(), NoFiles: true, Decide: d.Decide})
 	if err != nil {
 		return 0, &InputError{err}
 	}
@@ -57,6 +61,7 @@ func Plan(path string, o PlanOptions) (int, error) {
 		fmt.Fprintln(o.Stderr, terminal.Text(line))
 	}
 	opts := planOptions(machine, choice.Choice, o.costs(machine))
+	opts.Chosen = d.Chosen
 	whole, refusal := o.refusal(path, ranks, machine)
 	if refusal == nil {
 		opts.Docs, refusal = train.FirstDocuments(whole)

@@ -24,11 +24,12 @@ import (
 
 // prepare writes what a run directory holds before the first step. Where it holds the config of an
 // earlier start with other values, that one is kept, and changes say which keys have changed.
-func prepare(dir *os.Root, cfg *config.Config, ranks int, choice *backend.Choice, machine machine.Machine, costs plan.Costs) (changes []string, err error) {
+func prepare(dir *os.Root, cfg *config.Config, ranks int, choice *backend.Choice, chosen *plan.Chosen, machine machine.Machine, costs plan.Costs) (changes []string, err error) {
 	opts := planOptions(machine, choice, costs)
 	if opts.Docs, err = train.FirstDocuments(cfg); err != nil {
 		return nil, &InputError{err}
 	}
+	opts.Chosen = chosen
 	p, err := plan.Make(cfg, ranks, opts)
 	if err != nil {
 		return nil, &InputError{err}

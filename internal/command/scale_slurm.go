@@ -96,7 +96,7 @@ func (s *scale) submit() (int, error) {
 		return launch.ExitFailed, err
 	}
 	s.store.Close() // the tasks lock the directory
-	gather, err := s.sbatch(gatherScript.Name(), append(partition(s.Sbatch), "--dependency=afterany:"+array)...)
+	gather, err := s.sbatch(gatherScript.Name(), append(queueOf(s.Sbatch), "--dependency=afterany:"+array)...)
 	if err != nil {
 		return launch.ExitFailed, fmt.Errorf("%w; job %s runs the cells: gather them with %s --gather when it has ended", err, array, command)
 	}
@@ -123,8 +123,8 @@ func (s *scale) queued() string {
 	return job
 }
 
-// partition are those arguments of the array that say where a job of one task may run.
-func partition(args []string) []string {
+// queueOf are those arguments of the array that say where a job of one task may run.
+func queueOf(args []string) []string {
 	return slices.DeleteFunc(slices.Clone(args), func(a string) bool {
 		name, _, _ := strings.Cut(a, "=")
 		return !slices.Contains([]string{"--partition", "--account", "--qos", "--time", "--mem", "-p", "-A", "-q", "-t"}, name)

@@ -78,6 +78,7 @@ type ready struct {
 	cfg    *config.Config
 	ranks  int
 	choice chosen
+	chosen *plan.Chosen // by costs; nil: nothing
 	dir    string
 	root   *os.Root // dir: what is written into it goes through no link that leads out of it
 	lock   *os.File // of the checkpoints in dir
@@ -132,14 +133,18 @@ func (o *TrainOptions) checkFor(ctx context.Context, path string, ranks int, dev
 
 // checkInput is the part of check that makes nothing.
 func (o *TrainOptions) checkInput(ctx context.Context, path string, ranks int, device string) (r ready, err error) {
-	cfg, err := config.Load(path, config.Options{Set: o.Set, Ranks: ranks, Hosts: o.machine.Hosts, Device: device})
+	d, err := o.decider(o.machine)
+	if err != nil {
+		return r, err
+	}
+	cfg, err := config.Load(path, config.Options{Set: o.Set, Ranks: ranks, Hosts: o.machine.Hosts, Device: device, Decide: d.Decide})
 	if err != nil {
 		return r, &InputError{err}
 	}
 	if err := train.Check(cfg); err != nil {
 		return r, &InputError{err}
 	}
-	r.cfg, r.ranks = cfg, ranks
+	r.cfg, r.ranks, r.chosen = cfg, ranks, d.Chosen
 	if r.choice, err = choose(cfg, o.machine); err != nil {
 		return r, err
 	}
@@ -203,12 +208,15 @@ func (o *TrainOptions) begin(r ready, out *progress.Printer) (b begun, err error
 	if b.log, err = openLog(b.logs, "launcher.log", out, o); err != nil {
 		return b, err
 	}
-	changes, err := prepare(r.root, r.cfg, r.ranks, r.choice.Choice, o.machine, o.costs(o.machine))
+	changes, err := prepare(r.root, r.cfg, r.ranks, r.choice.Choice, r.chosen, o.machine, o.costs(o.machine))
 	if err != nil {
 		return b, b.log.note(err)
 	}
 	b.task = job.Train{
 		Config: string(r.cfg.YAML()), RunDir: r.dir, Version: o.Version, NoSave: o.NoSave, Machine: o.machine, Remedies: r.choice.Kinds(), Generation: r.generation,
+	}
+	if b.task.Packings, err = o.packings(r.chosen, r.ranks); err != nil {
+		return b, b.log.note(err)
 	}
 	for _, w := range r.cfg.Warnings {
 		out.Note("warning: " + w.String())

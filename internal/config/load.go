@@ -18,6 +18,10 @@ type Options struct {
 	Hosts  int      // that the ranks are spread over evenly; 0: one
 	Device string   // "cpu" or "cuda"; "" is cpu where Ranks is given, else not known
 
+	// Decide may fill what is auto before the rules do, where the config has no fault and Ranks is given: by what it
+	// would cost. nil: the rules alone.
+	Decide func(c *Config, ranks, hosts int) error
+
 	// NoFiles allows that the data is not there, and model.from neither if all model keys are
 	// given (as a run's config.yaml gives them): for a plan or an export made elsewhere.
 	NoFiles bool
@@ -82,6 +86,11 @@ func load(name string, text []byte, opts Options, disk disk) (*Config, error) {
 	rules(l.cfg, f)
 	l.checkData()
 	if opts.Ranks > 0 {
+		if opts.Decide != nil && f.err() == nil {
+			if err := opts.Decide(l.cfg, opts.Ranks, opts.Hosts); err != nil {
+				return nil, err
+			}
+		}
 		l.cfg.resolve(opts.Ranks, opts.Hosts, opts.Device, f)
 	} else if opts.Device == "cpu" {
 		cpuRules(l.cfg, f)

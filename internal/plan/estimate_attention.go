@@ -163,6 +163,9 @@ func (s *step) pass(x *ring.Schedule, backward bool) (p passTime) {
 func (s *step) moves(rank int, list []ring.Move, row int64) float64 {
 	t := 0.0
 	for _, m := range list {
+		if m.Peer == rank {
+			continue // a copy, beside the others
+		}
 		t += s.costs.Exchange(rank, m.Peer, int64(m.Block.Hi-m.Block.Lo)*row, 1) // they share the rank's links
 	}
 	return t

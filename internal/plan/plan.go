@@ -23,6 +23,7 @@ type Plan struct {
 	Packed        *Packed        `json:"packed,omitempty"` // of the data's first sample, with packed documents
 	Hops          []RankHops     `json:"hops"`             // of a layer that attends to everything before a token
 	Attention     Attention      `json:"attention"`
+	Choice        *Chosen        `json:"choice,omitempty"` // by costs; absent where they are not known
 	Memory        Memory         `json:"memory"`
 	Communication Communication  `json:"communication"`
 	Estimate      Estimate       `json:"estimate"`
@@ -89,6 +90,8 @@ type Options struct {
 	Choice  *backend.Choice // nil: the plan is silent about attention's backend
 	// Costs is what the work of a step takes; without a table the time is left out.
 	Costs Costs
+	// Chosen is what was chosen by costs; nil: nothing.
+	Chosen *Chosen
 	// Docs is the lengths of the documents of the first sample that is trained on; nil where documents
 	// are not told apart, or the data is not there.
 	Docs []int
@@ -106,7 +109,7 @@ func Make(cfg *config.Config, ranks int, o Options) (*Plan, error) {
 		return nil, err
 	}
 	p := &Plan{
-		Machine: o.Machine.Flag(), machine: o.Machine.String(), Partition: partitionOf(cfg, ranks, shape), Attention: attentionOf(o.Choice),
+		Machine: o.Machine.Flag(), machine: o.Machine.String(), Partition: partitionOf(cfg, ranks, shape), Attention: attentionOf(o.Choice), Choice: o.Chosen,
 		Warnings: []string{}, Refused: append([]string{}, o.Refused...),
 	}
 	for _, w := range cfg.Warnings {

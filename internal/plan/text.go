@@ -36,6 +36,9 @@ func (p *Plan) Write(w io.Writer) error {
 	fmt.Fprintf(&b, "\nhops        algorithm %s, forward, one layer\n", p.Config["parallel"].(map[string]any)["algorithm"])
 	p.hops(&b)
 	p.attention(&b)
+	if p.Choice != nil {
+		p.Choice.write(&b)
+	}
 	p.costs(&b)
 	_, err := io.WriteString(w, b.String())
 	return err

@@ -24,6 +24,7 @@ type attend struct {
 	wire      wire
 	schedules map[int]*ring.Schedule // of the present batch, by window
 	cache     *ring.Cache            // and of other batches: of those that come again, and of the next
+	packings  *Packings              // nil: all run as the config says
 }
 
 func newAttend(r *ring.Ring, cfg *config.Config, layout partition.Layout, rank int) *attend {
@@ -89,12 +90,23 @@ func (a *attend) schedule(layer int) (*ring.Schedule, error) {
 	if spec.Shape, err = masked(spec.Shape, window); err != nil {
 		return nil, fmt.Errorf("layer %d: %w", layer, err)
 	}
-	s, err := a.cache.New(a.algorithm, spec, a.rank)
+	s, err := a.made(spec, window)
 	if err != nil {
 		return nil, err
 	}
 	a.schedules[window] = s
 	return s, nil
+}
+
+// made is the schedule of a shape, by the way that its packing takes.
+func (a *attend) made(spec ring.Spec, window int) (*ring.Schedule, error) {
+	algorithm := a.algorithm
+	if w, ok, err := a.packings.way(spec.Shape, window); err != nil {
+		return nil, err
+	} else if ok {
+		algorithm, spec.Inner, spec.GatherHeads = w.Algorithm, w.Inner, w.GatherHeads
+	}
+	return a.cache.New(algorithm, spec, a.rank)
 }
 
 // masked is a shape with the mask of the layers of that window.
@@ -111,7 +123,7 @@ func (a *attend) prepare(layout partition.Layout, docs []int) error {
 		spec.Layout, spec.Mask.Docs = layout, docs
 		var err error
 		if spec.Shape, err = masked(spec.Shape, window); err == nil {
-			_, err = a.cache.New(a.algorithm, spec, a.rank)
+			_, err = a.made(spec, window)
 		}
 		if err != nil {
 			return err

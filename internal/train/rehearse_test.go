@@ -11,13 +11,13 @@ import (
 	"github.com/cprun/cprun/internal/plan"
 )
 
-// planner is a kernel that counts the passes which it is told of beforehand.
-type planner struct {
+// planned is a kernel that counts the passes which it is told of beforehand.
+type planned struct {
 	attention.Kernel
 	passes *atomic.Int64
 }
 
-func (p planner) Planning() attention.Kernel { return planning{passes: p.passes} }
+func (p planned) Planning() attention.Kernel { return planning{passes: p.passes} }
 
 type planning struct {
 	attention.Idle
@@ -52,7 +52,7 @@ func TestKernelsGetReady(t *testing.T) {
 			t.Fatal(err)
 		}
 		var passes atomic.Int64
-		onRanks(t, ranks, cfg, m, func(d *device.Device) { d.Kernel = planner{d.Kernel, &passes} }, func(*Trainer, *counted) error { return nil })
+		onRanks(t, ranks, cfg, m, func(d *device.Device) { d.Kernel = planned{d.Kernel, &passes} }, func(*Trainer, *counted) error { return nil })
 		if got := passes.Load(); got != want*ranks {
 			t.Errorf("%s: told of %d passes on %d ranks, want %d on each", set, got, ranks, want)
 		}

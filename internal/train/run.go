@@ -24,6 +24,9 @@ type Options struct {
 	Resume bool   // go on from the newest checkpoint of the run directory, where there is one
 	From   string // else from this checkpoint; "" for new weights
 
+	// Packings chooses how attention of each packing of documents runs; nil: all as the config says.
+	Packings *Packings
+
 	Room state.Room // the memory that is taken before the first step
 
 	NoSave bool // write no checkpoint: the run is a measurement

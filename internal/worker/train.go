@@ -14,6 +14,7 @@ import (
 	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/launch/progress"
 	"github.com/cprun/cprun/internal/plan"
+	"github.com/cprun/cprun/internal/planner"
 	"github.com/cprun/cprun/internal/train"
 )
 
@@ -41,11 +42,21 @@ func (p *process) train(ctx context.Context) (err error) {
 		// The launcher has found where a job begins. A restarted one goes on from what it had.
 		Resume: p.Restart > 0, From: job.From, Locked: true,
 		Start: start,
-		Room:  mem.Room(),
-		Stop:  p.Stop(), Report: p.report, NoSave: job.NoSave, Timed: p.start.time,
+		Room:  mem.Room(), Packings: packings(&job, cfg, p.Rank),
+		Stop: p.Stop(), Report: p.report, NoSave: job.NoSave, Timed: p.start.time,
 	})
 	p.quiet = stopped
 	return err
+}
+
+// packings is what this rank's packings of documents choose by; nil: nothing.
+func packings(task *job.Train, cfg *config.Config, rank int) *train.Packings {
+	by := task.Packings
+	if by == nil || len(by.Ways) == 0 {
+		return nil
+	}
+	at := planner.Place{First: rank - rank%cfg.Parallel.Context, PerHost: by.Job.PerHost, Shared: by.Shared}
+	return train.NewPackings(by.Table.For(by.Job), plan.Case(cfg, backend.DType(cfg), cfg.Parallel.Context, at), by.Ways)
 }
 
 // eval computes the loss of a model, which rank 0 reports.

@@ -1,0 +1,51 @@
+package command
+
+import (
+	"bytes"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/cprun/cprun/internal/machine"
+	"github.com/cprun/cprun/internal/planner"
+	"github.com/cprun/cprun/partition"
+)
+
+// perPair is costs of a machine with quick links.
+type perPair struct{}
+
+func (perPair) Call(c planner.Call) float64 { return 1e-12 * float64(partition.Pairs(c.Tiles)*c.Heads) }
+func (perPair) Exchange(_, _ int, bytes int64, _ int) float64 {
+	return 1e-5 + float64(bytes)/450e9
+}
+func (perPair) Copy(bytes int64) float64 { return float64(bytes) / 3e12 }
+func (perPair) Host(int) float64         { return 0 }
+
+// `cprun plan` shows what was chosen by costs, and without costs goes by the rules.
+func TestPlanGoesByCosts(t *testing.T) {
+	for _, c := range []struct {
+		costs func(m machine.Machine, ranks, perHost int) planner.Costs
+		want  string
+	}{
+		{nil, ""},
+		{func(machine.Machine, int, int) planner.Costs { return nil }, ""},
+		{func(_ machine.Machine, ranks, perHost int) planner.Costs {
+			if ranks != 8 || perHost != 8 {
+				t.Errorf("%d ranks, %d a host", ranks, perHost)
+			}
+			return perPair{}
+		}, "choice      by the costs of this machine"},
+	} {
+		var out bytes.Buffer
+		_, err := Plan("../../examples/bench/llama-3.2-3b-32k.yaml", PlanOptions{
+			Options: Options{NProc: "auto", Device: "auto", NodeRank: -1, LogLevel: "info", Stdout: &out, Stderr: os.Stderr, Costs: c.costs},
+			Set:     []string{"parallel.algorithm=auto"}, Assume: []string{"arch=sm90,gpus=8"},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Contains(out.String(), "choice      "); got != (c.want != "") || !strings.Contains(out.String(), c.want) {
+			t.Errorf("want %q in\n%s", c.want, out.String())
+		}
+	}
+}

@@ -1,0 +1,65 @@
+package plan
+
+import (
+	"fmt"
+	"strings"
+)
+
+// runnersUp is how many ways the text shows besides the chosen one; --json has all.
+const runnersUp = 3
+
+// write tells what was chosen, the runners-up, and the slowest.
+func (c *Chosen) write(b *strings.Builder) {
+	fmt.Fprintf(b, "\nchoice      by the costs of this machine: attention takes %s of a step\n", milliseconds(c.Seconds))
+	for i, l := range c.Layers {
+		first := l.Ranked[0]
+		fmt.Fprintf(b, "            %s: %s, %s a layer\n", l.name(), first.Way, milliseconds(first.Seconds))
+		if l.Apart {
+			b.WriteString("              they run as the other layers do, which is faster in all\n")
+		}
+		for j, t := range l.Ranked[1:] {
+			if last := j == len(l.Ranked)-2; j < runnersUp || last {
+				fmt.Fprintf(b, "              %-44s %10s  %+.1f%%\n", t.Way, milliseconds(t.Seconds), 100*(t.Seconds/first.Seconds-1))
+			} else if j == runnersUp {
+				fmt.Fprintf(b, "              %d more\n", len(l.Ranked)-runnersUp-2)
+			}
+		}
+		if i == len(c.Layers)-1 && len(c.Models) > 1 {
+			var list []string
+			for _, m := range c.Models {
+				list = append(list, fmt.Sprintf("%s with %s %s", m.Layout, m.Backend, milliseconds(m.Seconds)))
+			}
+			fmt.Fprintf(b, "            layouts, all layers: %s\n", strings.Join(list, "; "))
+		}
+	}
+	if len(c.Groups) > 1 {
+		var list []string
+		for _, g := range c.Groups {
+			text := fmt.Sprintf("%d x %d ranks %s", g.Data, g.Context, milliseconds(g.Seconds))
+			if g.TooLarge {
+				text += " (memory has no room)"
+			}
+			list = append(list, text)
+		}
+		fmt.Fprintf(b, "            data x context, attention of a step: %s\n", strings.Join(list, "; "))
+	}
+}
+
+func (l *LayerWays) name() string {
+	if l.Window < 0 {
+		return fmt.Sprintf("%d layer%s without a window", l.Layers, plural(l.Layers))
+	}
+	return fmt.Sprintf("%d layer%s with a window of %d keys", l.Layers, plural(l.Layers), l.Window+1)
+}
+
+// milliseconds writes a time with three digits.
+func milliseconds(s float64) string {
+	switch ms := 1000 * s; {
+	case ms >= 100:
+		return fmt.Sprintf("%.0f ms", ms)
+	case ms >= 10:
+		return fmt.Sprintf("%.1f ms", ms)
+	default:
+		return fmt.Sprintf("%.3g ms", ms)
+	}
+}

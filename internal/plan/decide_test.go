@@ -1,0 +1,119 @@
+package plan
+
+import (
+	"bytes"
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/cprun/cprun/internal/config"
+	"github.com/cprun/cprun/internal/machine"
+	"github.com/cprun/cprun/internal/planner"
+	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/tensor"
+)
+
+// flat is costs of a machine that computes a pair of positions of a head in the same time whatever the shape.
+type flat struct{ pair, byte, start float64 }
+
+func (f flat) Call(c planner.Call) float64 {
+	return f.start + f.pair*float64(partition.Pairs(c.Tiles)*c.Heads*c.Batch)
+}
+func (f flat) Exchange(_, _ int, bytes int64, _ int) float64 { return f.start + f.byte*float64(bytes) }
+func (f flat) Copy(bytes int64) float64                      { return f.byte / 10 * float64(bytes) }
+func (f flat) Host(int) float64                              { return 0 }
+func (f flat) Has(backend string, _ tensor.DType) bool       { return backend != "reference" }
+
+func decided(t *testing.T, costs planner.Costs, m machine.Machine, ranks int, set ...string) (*config.Config, *Chosen) {
+	t.Helper()
+	d := &Decider{Machine: m, Costs: func(_, _ int) planner.Costs { return costs }}
+	if costs == nil {
+		d.Costs = func(_, _ int) planner.Costs { return nil }
+	}
+	cfg, err := config.Load("../../examples/bench/llama-3.2-3b-32k.yaml", config.Options{
+		Ranks: ranks, Hosts: m.Hosts, Device: m.Device(), NoFiles: true,
+		Set: append([]string{"parallel.algorithm=auto", "parallel.layout=auto"}, set...), Decide: d.Decide,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cfg, d.Chosen
+}
+
+var h200 = machine.Machine{Arch: 90, GPUs: 8, Memory: 140 << 30, Flash: machine.BuiltFlash}
+
+func TestDecideWithoutCostsKeepsTheRules(t *testing.T) {
+	cfg, chosen := decided(t, nil, h200, 8)
+	if p := cfg.Parallel; chosen != nil || p.Algorithm != "ring" || p.Layout != "zigzag" || p.Context != 8 || cfg.Attention.Backend != "auto" {
+		t.Errorf("%+v, %+v", chosen, p)
+	}
+}
+
+func TestDecideFillsWhatIsOpen(t *testing.T) {
+	fast, slow := flat{pair: 1e-12, byte: 1 / 450e9, start: 1e-5}, flat{pair: 1e-12, byte: 1e-9, start: 1e-5}
+	cfg, chosen := decided(t, fast, h200, 8)
+	if chosen == nil || cfg.Parallel.Layout != chosen.Layers[0].Ranked[0].Layout || cfg.Parallel.Algorithm != chosen.Layers[0].Ranked[0].Algorithm {
+		t.Fatalf("%+v, %+v", cfg.Parallel, chosen)
+	}
+	// Under slow links heads are traded, which sends fewer bytes; and what was asked for stays.
+	if cfg, _ := decided(t, slow, h200, 8); cfg.Parallel.Algorithm == "ring" {
+		t.Errorf("with slow links: %+v", cfg.Parallel)
+	}
+	cfg, chosen = decided(t, slow, h200, 8, "parallel.algorithm=ring", "parallel.layout=striped", "parallel.context=4", "parallel.data=2", "train.global_batch_size=2")
+	if p := cfg.Parallel; p.Algorithm != "ring" || p.Layout != "striped" || p.Context != 4 || p.Data != 2 || len(chosen.Groups) != 1 {
+		t.Errorf("asked for a striped ring of 4: %+v, %+v", p, chosen)
+	}
+	if cfg, chosen := decided(t, slow, h200, 8, "parallel.algorithm=hierarchical"); cfg.Parallel.Inner < 2 || len(chosen.Layers[0].Ranked) < 2 {
+		t.Errorf("hierarchical: %+v", cfg.Parallel)
+	}
+}
+
+// Eight samples on eight ranks need no transfers where each has its own, if one device has room for a whole one.
+func TestDecideSizesOfGroups(t *testing.T) {
+	slow := flat{pair: 1e-12, byte: 1e-9, start: 1e-5}
+	set := []string{"train.global_batch_size=8", "data.seq_len=4K"}
+	cfg, chosen := decided(t, slow, h200, 8, set...)
+	if cfg.Parallel.Data != 8 || len(chosen.Groups) != 4 || chosen.Groups[0].TooLarge {
+		t.Errorf("%+v, %+v", cfg.Parallel, chosen.Groups)
+	}
+	small := h200
+	small.Memory = 40 << 30
+	cfg, chosen = decided(t, slow, small, 8, "train.global_batch_size=8", "data.seq_len=128K")
+	if cfg.Parallel.Data == 8 || chosen.Groups[0].TooLarge {
+		t.Errorf("40 GiB: %+v, %+v", cfg.Parallel, chosen.Groups)
+	}
+}
+
+func TestPlanTellsOfTheChoice(t *testing.T) {
+	cfg, chosen := decided(t, flat{pair: 1e-12, byte: 1 / 450e9, start: 1e-5}, h200, 8)
+	p, err := Make(cfg, 8, Options{Machine: h200, Chosen: chosen})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b bytes.Buffer
+	if err := p.Write(&b); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"choice      by the costs", "28 layers without a window: ", "layouts, all layers: ", " more\n", "contiguous"} {
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("no %q in\n%s", want, b.String())
+		}
+	}
+	text, err := json.Marshal(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var back struct {
+		Choice struct {
+			Layers []struct {
+				Ranked []struct {
+					Algorithm string
+					Seconds   float64
+				}
+			}
+		}
+	}
+	if err := json.Unmarshal(text, &back); err != nil || len(back.Choice.Layers) != 1 || back.Choice.Layers[0].Ranked[0].Seconds <= 0 {
+		t.Errorf("%+v, %v", back, err)
+	}
+}

@@ -1,0 +1,235 @@
+package planner
+
+import (
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/cprun/cprun/ring"
+	"github.com/cprun/cprun/tensor"
+)
+
+// Attention is what one attention over ranks computes, apart from its schedule.
+type Attention struct {
+	Backend       string       // of package attention/backends
+	DType         tensor.DType // of q, k and v, and of what travels of them
+	Deterministic bool
+	Batch         int // samples that go through at once
+	Heads         int // of q
+	KVHeads       int // of k and v
+	Dim, DimV     int // of a head of k, and of v
+}
+
+// Place is where the ranks of a context group stand.
+type Place struct {
+	First   int // the global rank of the group's rank 0; the others follow it
+	PerHost int // ranks of a host, which stand in order; 0: all on one
+	// Shared says that the ranks of a host share its cores, and costs are those of a time when all compute. One that
+	// has less to do leaves the cores to the others, so each takes as long for its calls as all do on average.
+	Shared bool
+}
+
+// host is the host of a rank of the group.
+func (p Place) host(rank int) int {
+	if p.PerHost <= 0 {
+		return 0
+	}
+	return (p.First + rank) / p.PerHost
+}
+
+// Schedules answers for every rank of a context group. A ring.Planner does.
+type Schedules interface {
+	// Schedule returns the schedule of a rank.
+	Schedule(rank int) *ring.Schedule
+}
+
+// List is schedules that are there, one a rank.
+type List []*ring.Schedule
+
+// Schedule returns that of a rank.
+func (l List) Schedule(rank int) *ring.Schedule { return l[rank] }
+
+// NewSchedules returns the schedules of all ranks as Pass asks for them: it makes each when it is asked for, and asks
+// all pairs of ranks only where each rank is followed.
+func NewSchedules(algorithm string, s ring.Spec) (Schedules, error) {
+	if s.Size <= ExactRanks {
+		return ring.NewPlanner(algorithm, s)
+	}
+	if _, err := ring.New(algorithm, s, 0); err != nil {
+		return nil, err
+	}
+	return each{algorithm, s}, nil
+}
+
+// each makes one schedule at a time, as ring.New does.
+type each struct {
+	algorithm string
+	spec      ring.Spec
+}
+
+func (e each) Schedule(rank int) *ring.Schedule {
+	s, err := ring.New(e.algorithm, e.spec, rank)
+	if err != nil {
+		panic("planner: " + err.Error()) // NewSchedules has made one of it
+	}
+	return s
+}
+
+// ExactRanks is the most ranks of which Pass follows each one.
+const ExactRanks = 64
+
+// Result is what Pass finds.
+type Result struct {
+	Seconds float64 // of the slowest rank
+	Ranks   []Rank  // of those that were followed, in order
+	// Sampled says that there were too many ranks to follow each. Those of Ranks were, each as if its peers
+	// began every exchange when it did.
+	Sampled bool
+	Spans   []Span // of the ranks, hop by hop; only where they were asked for
+}
+
+// Rank is what one rank does in a pass, in seconds.
+type Rank struct {
+	Rank    int
+	Compute float64 // of kernel calls
+	Copies  float64 // of packing, and of folds of gradients
+	Host    float64 // that the host takes longer to queue the pass than the device to run it
+	Exposed float64 // in which it waits for transfers
+	End     float64 // from the pass's begin
+}
+
+// Span is one hop of a rank, or one trade of its heads.
+type Span struct {
+	Rank       int
+	Hop        string  // its label
+	Begin, End float64 // seconds from the pass's begin
+	Exposed    float64 // of it, seconds in which the rank waits for transfers
+	// For is the peer that the rank waited for in the end, as it had begun last; -1: for no one, or for bytes on
+	// the link.
+	For int
+}
+
+// Pass simulates one attention pass, forward or backward, of the ranks of a context group. Each rank queues what
+// the loops of package ring do: the exchanges of a hop begin before its first call, further calls wait for
+// theirs, the rest are waited for at the end of the hop; trades of heads come before and behind; with groups of heads,
+// the first exchanges of the next group begin behind the first hop of the one before.
+//
+// A message goes when both its ends have begun, and each direction of a link carries one at a time, in the
+// order in which its rank has them. A message whose peer is late holds up no other. A rank has two links: to
+// the ranks of its host, and to other hosts. Every time here is a maximum of sums of costs, so a higher cost
+// never makes a pass faster.
+func Pass(s Schedules, ranks int, a Attention, backward bool, at Place, c Costs) (Result, error) {
+	return pass(s, ranks, nil, a, backward, at, c, false)
+}
+
+// Timeline does what Pass does, and keeps the Spans of its ranks.
+func Timeline(s Schedules, ranks int, a Attention, backward bool, at Place, c Costs) (Result, error) {
+	return pass(s, ranks, nil, a, backward, at, c, true)
+}
+
+// pass follows the ranks of follow, each alone; nil: all together, or where these are too many some.
+func pass(s Schedules, ranks int, follow []int, a Attention, backward bool, at Place, c Costs, spans bool) (Result, error) {
+	k := &compiler{a: a, backward: backward, at: at, costs: c, host: c.Host(1), known: map[shapeKey]float64{}}
+	if follow == nil && ranks > ExactRanks {
+		follow = at.sample(ranks)
+	}
+	if follow != nil {
+		return k.sampled(s, follow, spans)
+	}
+	programs := make([]*program, ranks)
+	for r := range programs {
+		programs[r] = k.compile(s.Schedule(r))
+	}
+	if at.Shared {
+		at.share(programs)
+	}
+	w := newWorld(programs, spans)
+	for w.advance() {
+	}
+	return w.result()
+}
+
+// share has the ranks of each host take as long as they do on average.
+func (p Place) share(programs []*program) {
+	total, ranks := map[int]float64{}, map[int]float64{}
+	own := make([]float64, len(programs))
+	for r, x := range programs {
+		for i := range x.steps {
+			if s := &x.steps[i]; s.kind == compute || s.kind == copies {
+				own[r] += s.seconds
+			}
+		}
+		total[p.host(r)] += own[r]
+		ranks[p.host(r)]++
+	}
+	for r, x := range programs {
+		if own[r] == 0 {
+			continue
+		}
+		mean := total[p.host(r)] / ranks[p.host(r)]
+		for i := range x.steps {
+			if s := &x.steps[i]; s.kind == compute || s.kind == copies {
+				s.seconds *= mean / own[r]
+			}
+		}
+	}
+}
+
+// sampled follows some ranks, each alone: in steps that all ranks take together the slowest link sets the
+// pace, and it is one of those at the edge of a host.
+func (k *compiler) sampled(s Schedules, follow []int, spans bool) (all Result, err error) {
+	all.Sampled = true
+	for _, r := range follow {
+		w := newWorld([]*program{k.compile(s.Schedule(r))}, spans)
+		w.alone = true
+		for w.advance() {
+		}
+		one, err := w.result()
+		if err != nil {
+			return all, err
+		}
+		all.Seconds = worse(all.Seconds, one.Seconds)
+		all.Ranks, all.Spans = append(all.Ranks, one.Ranks...), append(all.Spans, one.Spans...)
+	}
+	return all, nil
+}
+
+// samples is how many ranks are followed, apart from those at edges.
+const samples = 4
+
+// sample is the ranks that are followed: the first and the last, both sides of the first edge between hosts,
+// and some between.
+func (p Place) sample(ranks int) (list []int) {
+	for i := range samples {
+		list = append(list, i*(ranks-1)/(samples-1))
+	}
+	if edge := p.edge(ranks); edge > 0 {
+		list = append(list, edge-1, edge)
+	}
+	slices.Sort(list)
+	return slices.Compact(list)
+}
+
+// edge is the first rank that stands on another host than rank 0; 0: there is none.
+func (p Place) edge(ranks int) int {
+	if p.PerHost <= 0 {
+		return 0
+	}
+	if edge := p.PerHost - p.First%p.PerHost; edge < ranks {
+		return edge
+	}
+	return 0
+}
+
+// worse is the larger of two times, or what is not known.
+func worse(a, b float64) float64 {
+	if math.IsNaN(a) || math.IsNaN(b) {
+		return math.Inf(1)
+	}
+	return max(a, b)
+}
+
+// errStuck says that ranks wait for each other. No schedule of package ring does that.
+func errStuck(rank int, hop string) error {
+	return fmt.Errorf("planner: rank %d waits for ever in %q: the schedules of its peers do not have its messages", rank, hop)
+}

@@ -1,0 +1,314 @@
+package planner
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/ring"
+	"github.com/cprun/cprun/tensor"
+)
+
+// plain is costs that are easy to add up by hand.
+type plain struct {
+	pair, start    float64 // of a call: seconds a pair and head of queries, and its start
+	byte, latency  float64 // of a message within a host
+	across         float64 // seconds a byte to another host, if not 0
+	copied, queued float64 // of a byte, and of a call
+	perHost        int
+}
+
+func (p plain) Call(c Call) float64 {
+	return p.start + p.pair*float64(partition.Pairs(c.Tiles)*c.Heads*c.Batch)
+}
+
+func (p plain) Exchange(from, to int, bytes int64, messages int) float64 {
+	b := p.byte
+	if p.across > 0 && p.perHost > 0 && from/p.perHost != to/p.perHost {
+		b = p.across
+	}
+	return p.latency + b*float64(bytes)
+}
+
+func (p plain) Copy(bytes int64) float64 { return p.copied * float64(bytes) }
+func (p plain) Host(calls int) float64   { return p.queued * float64(calls) }
+
+func specOf(t testing.TB, causal bool, window, tokens, ranks int, layout partition.Layout, docs ...int) ring.Spec {
+	t.Helper()
+	mask, err := partition.NewMask(causal, window, tokens, tokens, docs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ring.Spec{Shape: partition.Shape{SeqQ: tokens, SeqKV: tokens, Size: ranks, Layout: layout, Mask: mask}, Heads: 1, KVHeads: 1, Inner: 1}
+}
+
+func schedulesOf(t testing.TB, algorithm string, s ring.Spec) List {
+	t.Helper()
+	all, err := ring.All(algorithm, s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+func run(t testing.TB, s List, a Attention, backward bool, c Costs) Result {
+	t.Helper()
+	r, err := Timeline(s, len(s), a, backward, Place{}, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+var one = Attention{Backend: "flash", DType: tensor.F32, Batch: 1, Heads: 1, KVHeads: 1, Dim: 1, DimV: 1}
+
+// Each rank has two rows, so a block of keys and values is 16 bytes: half a second a byte makes 8 seconds. A block
+// of 4 pairs takes 4 seconds, and one on the diagonal of a causal mask 3.
+func TestByHand(t *testing.T) {
+	slow, fast := plain{pair: 1, byte: 0.5}, plain{pair: 1, byte: 0.125}
+	two := schedulesOf(t, "ring", specOf(t, false, -1, 4, 2, partition.Contiguous{}))
+	two3 := schedulesOf(t, "ring", specOf(t, true, -1, 4, 2, partition.Contiguous{}))
+	three := schedulesOf(t, "ring", specOf(t, true, -1, 6, 3, partition.Contiguous{}))
+	gather := schedulesOf(t, "allgather", specOf(t, false, -1, 6, 3, partition.Contiguous{}))
+	for _, c := range []struct {
+		name     string
+		s        List
+		backward bool
+		costs    plain
+		ends     []float64 // of each rank
+		exposed  []float64
+	}{
+		// Hop 0: 4 beside 8. Hop 1: 4.
+		{"two, full, slow link", two, false, slow, []float64{12, 12}, []float64{4, 4}},
+		{"two, full, fast link", two, false, fast, []float64{8, 8}, []float64{0, 0}},
+		// Rank 0 sees 3 pairs, and its block is on its way until 8. Rank 1 then sees 4 more.
+		{"two, causal", two3, false, slow, []float64{8, 12}, []float64{5, 5}},
+		// Block 0 reaches rank 1 at 8 and rank 2 at 16; block 1 reaches rank 2 at 8.
+		{"three, causal", three, false, slow, []float64{8, 16, 20}, []float64{5, 9, 9}},
+		// Two blocks come over a rank's link one behind the other, by 16; then 8 pairs.
+		{"three, all-gather", gather, false, slow, []float64{24, 24, 24}, []float64{12, 12, 12}},
+		// Gradients of 16 bytes go home behind the last call: 8, 12, then 20; folding them moves 48 bytes.
+		{"two, full, backward", two, true, plain{pair: 1, byte: 0.5, copied: 0.125}, []float64{26, 26}, []float64{12, 12}},
+		// The host takes 3 seconds each for two calls and an exchange, longer than the device.
+		{"two, full, slow host", two, false, plain{pair: 1, byte: 0.125, queued: 3}, []float64{9, 9}, []float64{0, 0}},
+	} {
+		r := run(t, c.s, one, c.backward, c.costs)
+		for i, x := range r.Ranks {
+			if x.End != c.ends[i] || x.Exposed != c.exposed[i] {
+				t.Errorf("%s: rank %d ends at %g with %g exposed, want %g and %g", c.name, i, x.End, x.Exposed, c.ends[i], c.exposed[i])
+			}
+		}
+		if r.Seconds != slices.Max(c.ends) {
+			t.Errorf("%s: %g seconds, want %g", c.name, r.Seconds, slices.Max(c.ends))
+		}
+	}
+}
+
+func TestTimelineNamesWhoIsWaitedFor(t *testing.T) {
+	// Under a causal mask ranks of a contiguous layout have more to do the later they stand, so that some wait.
+	s := specOf(t, true, -1, 6, 3, partition.Contiguous{})
+	r := run(t, schedulesOf(t, "ring", s), one, true, plain{pair: 1, byte: 0.01})
+	late := false
+	for _, x := range r.Spans {
+		if x.End < x.Begin || x.Exposed < 0 || x.Exposed > x.End-x.Begin+1e-9 {
+			t.Errorf("span %+v", x)
+		}
+		late = late || x.For >= 0
+	}
+	if !late {
+		t.Errorf("nobody waits for anybody in %+v", r.Spans)
+	}
+}
+
+// An all-gather that waits for all rows before its only call is a hop without tiles, and one with all.
+func TestPassOfAHopWithoutCalls(t *testing.T) {
+	s := schedulesOf(t, "allgather", specOf(t, false, -1, 4, 2, partition.Contiguous{}))
+	for _, x := range s {
+		h := x.Forward
+		h[1].Tiles = append(slices.Clone(h[0].Tiles), h[1].Tiles...)
+		h[0].Tiles = nil
+	}
+	if r := run(t, s, one, false, plain{pair: 1, byte: 0.5}); r.Seconds != 16 {
+		t.Errorf("%g seconds, want 8 of transfers and then 8", r.Seconds)
+	}
+}
+
+// Ranks of 3 and 7 pairs on shared cores take 5 each.
+func TestSharedCores(t *testing.T) {
+	s := schedulesOf(t, "ring", specOf(t, true, -1, 4, 2, partition.Contiguous{}))
+	r, err := Pass(s, 2, one, false, Place{Shared: true}, plain{pair: 1})
+	if err != nil || math.Abs(r.Seconds-5) > 1e-12 || math.Abs(r.Ranks[1].Compute-5) > 1e-12 {
+		t.Errorf("%+v, %v", r, err)
+	}
+}
+
+// What a rank sends to itself is a copy of 16 bytes read and 16 written, before the transfer of 8 seconds.
+func TestMovesToItself(t *testing.T) {
+	s := schedulesOf(t, "allgather", specOf(t, false, -1, 4, 2, partition.Contiguous{}))
+	for r, x := range s {
+		h := &x.Forward[0]
+		own := ring.Move{Peer: r, Block: ring.Block{Buf: 0, Lo: 0, Hi: 2}}
+		h.SendKV, h.RecvKV = append(h.SendKV, own), append(h.RecvKV, own)
+	}
+	if r := run(t, s, one, false, plain{pair: 1, byte: 0.5, copied: 0.25}); r.Seconds != 8+8+4 || r.Ranks[0].Copies != 8 {
+		t.Errorf("%+v", r)
+	}
+}
+
+func TestRanksThatWaitForEachOther(t *testing.T) {
+	s := schedulesOf(t, "ring", specOf(t, false, -1, 4, 2, partition.Contiguous{}))
+	s[1].Forward[0].SendKV = nil
+	if _, err := Pass(s, 2, one, false, Place{}, plain{}); err == nil {
+		t.Error("a message that nobody sends arrives")
+	}
+}
+
+// sampleOf draws an attention, its schedules and costs.
+func sampleOf(t testing.TB, rng *rand.Rand) (name string, s List, a Attention, c plain) {
+	t.Helper()
+	ranks := 1 + rng.IntN(8)
+	tokens := 2*ranks + rng.IntN(200)
+	var docs []int
+	layouts := []string{"zigzag", "striped", "contiguous"}
+	if rng.IntN(2) == 0 {
+		for left := tokens; left > 0; {
+			n := 1 + rng.IntN(left)
+			docs, left = append(docs, n), left-n
+		}
+		layouts = append(layouts, "document", "document-zigzag")
+	}
+	layout, err := partition.New(layouts[rng.IntN(len(layouts))], docs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	window := -1
+	if rng.IntN(3) == 0 {
+		window = rng.IntN(tokens)
+	}
+	spec := specOf(t, true, window, tokens, ranks, layout, docs...)
+	spec.KVHeads = []int{1, 2, 4}[rng.IntN(3)]
+	spec.Heads = spec.KVHeads * (1 + rng.IntN(3))
+	spec.Inner = []int{1, ranks}[rng.IntN(2)]
+	if ranks%2 == 0 {
+		spec.Inner = 2
+	}
+	spec.GatherHeads = rng.IntN(3)
+	algorithm := ring.Algorithms[rng.IntN(len(ring.Algorithms))]
+	a = Attention{Backend: "flash", DType: tensor.F32, Batch: 1 + rng.IntN(2), Heads: spec.Heads, KVHeads: spec.KVHeads, Dim: 4, DimV: 4}
+	c = plain{pair: rng.Float64() / 1000, start: rng.Float64() / 100, byte: rng.Float64() / 10000, latency: rng.Float64() / 100,
+		copied: rng.Float64() / 100000, queued: rng.Float64() / 1000}
+	name = fmt.Sprintf("%s, %s, %d tokens, %d ranks, window %d, documents %v, %d:%d heads", algorithm, layout.Name(), tokens, ranks, window, docs, spec.Heads, spec.KVHeads)
+	return name, schedulesOf(t, algorithm, spec), a, c
+}
+
+// A pass takes as long as the calls of any rank, and as the bytes on any link; a higher cost never makes it
+// faster, and costs in another unit make it another number of the same.
+func TestPassHasItsBounds(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	for range 150 {
+		name, s, a, c := sampleOf(t, rng)
+		for _, backward := range []bool{false, true} {
+			r := run(t, s, a, backward, c)
+			for _, x := range r.Ranks {
+				if r.Seconds < x.Compute+x.Copies-1e-12 || math.Abs(x.Compute+x.Copies+x.Exposed+x.Host-x.End) > 1e-9 {
+					t.Fatalf("%s: %g seconds, but rank %+v", name, r.Seconds, x)
+				}
+			}
+			if b := mostOnALink(s, a, backward, c.byte); r.Seconds < b-1e-12 {
+				t.Fatalf("%s: %g seconds, and %g of bytes on one link", name, r.Seconds, b)
+			}
+			higher := c
+			for _, f := range []*float64{&higher.pair, &higher.start, &higher.byte, &higher.latency, &higher.copied, &higher.queued} {
+				*f *= 1 + rng.Float64()
+				if h := run(t, s, a, backward, higher); h.Seconds < r.Seconds-1e-12 {
+					t.Fatalf("%s: %g seconds with higher costs, %g before", name, h.Seconds, r.Seconds)
+				}
+			}
+			if again := run(t, s, a, backward, c); again.Seconds != r.Seconds || !slices.Equal(again.Ranks, r.Ranks) {
+				t.Fatalf("%s: %v, and %v for the same", name, again, r)
+			}
+			twice := plain{pair: 2 * c.pair, start: 2 * c.start, byte: 2 * c.byte, latency: 2 * c.latency, copied: 2 * c.copied, queued: 2 * c.queued}
+			if x := run(t, s, a, backward, twice); math.Abs(x.Seconds-2*r.Seconds) > 1e-9 {
+				t.Fatalf("%s: %g seconds, and %g of half the size", name, r.Seconds, x.Seconds)
+			}
+		}
+	}
+}
+
+// mostOnALink is the seconds of the hops' bytes of the rank that sends most.
+func mostOnALink(s List, a Attention, backward bool, byte float64) (most float64) {
+	row := int64(a.KVHeads * a.Batch * (a.Dim + a.DimV) * 4)
+	for _, x := range s {
+		n := row
+		if x.KV != nil {
+			n = int64(x.KV.Heads * a.Batch * (a.Dim + a.DimV) * 4)
+		}
+		f, b := x.Bytes(n, n)
+		if backward {
+			f = b
+		}
+		most = max(most, float64(f)*byte)
+	}
+	return most
+}
+
+func TestUnknownCostsTakeForEver(t *testing.T) {
+	s := schedulesOf(t, "ring", specOf(t, true, -1, 64, 4, partition.Zigzag{}))
+	for _, unknown := range []float64{math.NaN(), math.Inf(1)} {
+		if r := run(t, s, one, false, plain{pair: unknown}); !math.IsInf(r.Seconds, 1) {
+			t.Errorf("a pass of calls that take %g takes %g", unknown, r.Seconds)
+		}
+	}
+}
+
+// Balanced ranks take the same steps together, so that following a few of them tells the time of all.
+func TestSampledRanksStandForAll(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 4))
+	for range 8 {
+		const ranks, perHost = 64, 8
+		spec := specOf(t, true, -1, 2048, ranks, partition.Zigzag{})
+		spec.Heads, spec.KVHeads, spec.Inner = 16, 8, 8
+		a := Attention{Backend: "flash", DType: tensor.BF16, Batch: 1, Heads: 16, KVHeads: 8, Dim: 8, DimV: 8}
+		c := plain{pair: rng.Float64() / 1000, byte: rng.Float64() / 1e5, across: rng.Float64() / 1e4, perHost: perHost}
+		at := Place{PerHost: perHost}
+		for _, algorithm := range ring.Algorithms {
+			s := schedulesOf(t, algorithm, spec)
+			whole, err := Pass(s, ranks, a, false, at, c)
+			if err != nil {
+				t.Fatal(err)
+			}
+			k := &compiler{a: a, at: at, costs: c, known: map[shapeKey]float64{}}
+			part, err := k.sampled(s, at.sample(ranks), false)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if d := part.Seconds/whole.Seconds - 1; math.Abs(d) > 0.05 {
+				t.Errorf("%s with %+v: %g seconds, by samples %g: %+.1f %%", algorithm, c, whole.Seconds, part.Seconds, 100*d)
+			}
+		}
+	}
+}
+
+func BenchmarkPass(b *testing.B) {
+	for _, ranks := range []int{8, 64, 1024} {
+		for _, algorithm := range []string{"ring", "allgather", "hierarchical"} {
+			b.Run(fmt.Sprintf("%s/%d", algorithm, ranks), func(b *testing.B) {
+				spec := specOf(b, true, -1, 1<<20, ranks, partition.Zigzag{})
+				spec.Heads, spec.KVHeads, spec.Inner = 32, 8, 8
+				a := Attention{Backend: "flash", DType: tensor.BF16, Batch: 1, Heads: 32, KVHeads: 8, Dim: 128, DimV: 128}
+				for b.Loop() {
+					s, err := NewSchedules(algorithm, spec)
+					if err != nil {
+						b.Fatal(err)
+					}
+					if _, err := Pass(s, ranks, a, true, Place{PerHost: 8}, plain{pair: 1e-12, byte: 1e-11}); err != nil {
+						b.Fatal(err)
+					}
+				}
+			})
+		}
+	}
+}

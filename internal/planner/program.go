@@ -1,0 +1,298 @@
+package planner
+
+import (
+	"math"
+
+	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/ring"
+	"github.com/cprun/cprun/tensor"
+)
+
+// kind is what a step of a program does.
+type kind uint8
+
+const (
+	compute kind = iota // for so many seconds
+	copies              // likewise, of memory
+	begin               // an exchange
+	wait                // for an exchange
+	enter               // a hop
+	leave               // it
+)
+
+// step is what a rank queues.
+type step struct {
+	kind     kind
+	exchange int     // of begin and wait
+	seconds  float64 // of compute and copies
+	label    string  // of enter
+}
+
+// message is what one exchange moves between two ranks, one way.
+type message struct {
+	peer    int
+	sends   bool
+	link    int // of the rank: 0 to its host, 1 to others
+	seconds float64
+	bytes   int64
+}
+
+// program is all that a rank does in a pass, in order.
+type program struct {
+	rank      int
+	host      float64 // seconds to queue one thing
+	steps     []step
+	exchanges [][]message
+}
+
+// compiler makes programs of schedules. It asks for the cost of equal calls once.
+type compiler struct {
+	a        Attention
+	backward bool
+	at       Place
+	costs    Costs
+	host     float64
+	known    map[shapeKey]float64
+
+	p *program
+}
+
+// fewTiles is how many tiles a call has whose cost is remembered. Those of documents have more, and are
+// seldom alike.
+const fewTiles = 4
+
+// shapeKey is all that the cost of a call follows from.
+type shapeKey struct {
+	n              int
+	tiles          [fewTiles]partition.Tile
+	heads, kvHeads int
+	first, last    bool
+}
+
+func (k *compiler) compile(s *ring.Schedule) *program {
+	k.p = &program{rank: s.Rank, host: k.host}
+	if s.Q != nil {
+		k.there(s)
+	}
+	if s.Q == nil || s.Q.Heads > 0 {
+		k.hops(s)
+	}
+	if s.Q != nil {
+		k.back(s)
+	}
+	return k.p
+}
+
+func (k *compiler) add(s step) { k.p.steps = append(k.p.steps, s) }
+
+// group is the heads that hops run with at a time.
+type group struct{ q, kv int }
+
+func (k *compiler) groups(s *ring.Schedule) []group {
+	q, kv := k.a.Heads, k.a.KVHeads
+	if s.Q != nil {
+		q, kv = s.Q.Heads, s.KV.Heads
+	}
+	n := s.GatherHeads
+	if n <= 0 || n >= kv {
+		return []group{{q, kv}}
+	}
+	var list []group
+	for lo := 0; lo < kv; lo += n {
+		m := min(n, kv-lo)
+		list = append(list, group{m * (q / kv), m})
+	}
+	return list
+}
+
+// hops queues the loops of package ring.
+func (k *compiler) hops(s *ring.Schedule) {
+	hops := s.Forward
+	if k.backward {
+		hops = s.Backward
+	}
+	if len(hops) == 0 {
+		return
+	}
+	groups := k.groups(s)
+	k.add(step{kind: enter, label: hops[0].Label})
+	next := k.prefetch(s, &hops[0], groups, 0)
+	for g, heads := range groups {
+		for i := range hops {
+			h, flight := &hops[i], next
+			if i > 0 || g > 0 {
+				k.add(step{kind: enter, label: h.Label})
+			}
+			if i > 0 {
+				flight = k.begin(h, heads.kv)
+			}
+			k.beside(h, heads, flight)
+			if i == 0 && g+1 < len(groups) {
+				next = k.prefetch(s, &hops[0], groups, g+1)
+			}
+			for _, f := range h.Fold {
+				k.copy(k.grads(f.Src.Hi-f.Src.Lo, heads.kv) * 3) // two are read, one is written
+			}
+			k.add(step{kind: leave})
+		}
+	}
+}
+
+// prefetch begins the exchanges of a group's first hop. The heads of several groups are copied for them.
+func (k *compiler) prefetch(s *ring.Schedule, h *ring.Hop, groups []group, g int) []int {
+	if len(groups) > 1 && s.KVRows[0] > 0 {
+		k.copy(2 * k.keys(s.KVRows[0], groups[g].kv))
+	}
+	return k.begin(h, groups[g].kv)
+}
+
+// begin begins the exchanges of a hop, those of further calls first, and returns them; -1 stands for one of
+// nothing.
+func (k *compiler) begin(h *ring.Hop, kv int) (flight []int) {
+	for i := range h.Then {
+		var list []message
+		list = k.moves(list, h.Then[i].SendKV, true, k.keys(1, kv))
+		flight = append(flight, k.exchange(k.moves(list, h.Then[i].RecvKV, false, k.keys(1, kv))))
+	}
+	var list []message
+	list = k.moves(list, h.SendKV, true, k.keys(1, kv))
+	list = k.moves(list, h.RecvKV, false, k.keys(1, kv))
+	if k.backward {
+		list = k.moves(list, h.SendGrad, true, k.grads(1, kv))
+		list = k.moves(list, h.RecvGrad, false, k.grads(1, kv))
+	}
+	return append(flight, k.exchange(list))
+}
+
+// moves adds what is sent or received, one message for each peer, in the order of the first move to it. The
+// count of messages waits in seconds until exchange.
+func (k *compiler) moves(list []message, moves []ring.Move, sends bool, row int64) []message {
+	for i := range moves {
+		m := &moves[i]
+		if m.Peer == k.p.rank { // a copy, counted where it arrives
+			if !sends {
+				k.copy(2 * int64(m.Block.Hi-m.Block.Lo) * row)
+			}
+			continue
+		}
+		list = k.toward(list, m.Peer, sends, int64(m.Block.Hi-m.Block.Lo)*row, 2*k.a.Batch)
+	}
+	return list
+}
+
+func (k *compiler) toward(list []message, peer int, sends bool, bytes int64, messages int) []message {
+	n := len(list)
+	if n == 0 || list[n-1].peer != peer || list[n-1].sends != sends {
+		n = -1
+		if len(list) <= 2*ExactRanks { // beyond that peers come in turn, and not again
+			for i := range list {
+				if list[i].peer == peer && list[i].sends == sends {
+					n = i
+				}
+			}
+		}
+	} else {
+		n--
+	}
+	if n < 0 {
+		n = len(list)
+		list = append(list, message{peer: peer, sends: sends})
+	}
+	list[n].bytes += bytes
+	list[n].seconds += float64(messages)
+	return list
+}
+
+// exchange is the number of an exchange that begins here, or -1 where nothing moves.
+func (k *compiler) exchange(list []message) int {
+	if len(list) == 0 {
+		return -1
+	}
+	own := k.at.host(k.p.rank)
+	for i := range list {
+		m := &list[i]
+		from, to := k.p.rank, m.peer
+		if !m.sends {
+			from, to = to, from
+		}
+		if k.at.host(m.peer) != own {
+			m.link = 1
+		}
+		m.seconds = k.costs.Exchange(k.at.First+from, k.at.First+to, m.bytes, int(m.seconds))
+	}
+	k.p.exchanges = append(k.p.exchanges, list)
+	n := len(k.p.exchanges) - 1
+	k.add(step{kind: begin, exchange: n})
+	return n
+}
+
+func (k *compiler) wait(exchange int) {
+	if exchange >= 0 {
+		k.add(step{kind: wait, exchange: exchange})
+	}
+}
+
+// beside queues a hop's calls beside its exchanges, as Hop.beside does.
+func (k *compiler) beside(h *ring.Hop, heads group, flight []int) {
+	k.call(h.Tiles, h.First, h.Last, h.Grads, heads)
+	for i := range h.Then {
+		t := &h.Then[i]
+		k.wait(flight[i])
+		k.call(t.Tiles, t.First, t.Last, t.Grads, heads)
+	}
+	k.wait(flight[len(flight)-1])
+}
+
+// call queues one kernel call. A backward one without tiles sets gradients to zero.
+func (k *compiler) call(tiles []partition.Tile, first, last bool, grads ring.Block, heads group) {
+	if len(tiles) == 0 {
+		if k.backward && grads.Hi > grads.Lo {
+			k.copy(k.grads(grads.Hi-grads.Lo, heads.kv)) // written, not read
+		}
+		return
+	}
+	key := shapeKey{n: len(tiles), heads: heads.q, kvHeads: heads.kv, first: first, last: last}
+	if len(tiles) <= fewTiles {
+		copy(key.tiles[:], tiles)
+		if t, ok := k.known[key]; ok {
+			k.add(step{kind: compute, seconds: t})
+			return
+		}
+	}
+	a := &k.a
+	t := k.costs.Call(Call{
+		Backend: a.Backend, DType: a.DType, Backward: k.backward, Deterministic: a.Deterministic,
+		Batch: a.Batch, Heads: heads.q, KVHeads: heads.kv, Dim: a.Dim, DimV: a.DimV, Tiles: tiles, First: first, Last: last,
+	})
+	if math.IsNaN(t) {
+		t = math.Inf(1)
+	}
+	if len(tiles) <= fewTiles {
+		k.known[key] = t
+	}
+	k.add(step{kind: compute, seconds: t})
+}
+
+func (k *compiler) copy(bytes int64) {
+	if bytes > 0 {
+		k.add(step{kind: copies, seconds: k.costs.Copy(bytes)})
+	}
+}
+
+// sum is the bytes of an element of what is summed: gradients and LSE.
+func (a *Attention) sum() int64 {
+	if a.DType == tensor.F64 {
+		return int64(tensor.F64.Size())
+	}
+	return int64(tensor.F32.Size())
+}
+
+// keys is the bytes of rows of K and V of so many heads.
+func (k *compiler) keys(rows, heads int) int64 {
+	return int64(rows) * int64(heads) * int64(k.a.Batch) * int64(k.a.Dim+k.a.DimV) * int64(k.a.DType.Size())
+}
+
+// grads is the bytes of rows of dK and dV of so many heads.
+func (k *compiler) grads(rows, heads int) int64 {
+	return int64(rows) * int64(heads) * int64(k.a.Batch) * int64(k.a.Dim+k.a.DimV) * k.a.sum()
+}

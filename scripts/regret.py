@@ -1,0 +1,287 @@
+"""How much slower the way that auto chooses is than the best fixed way, measured.
+
+    scripts/regret.py --cprun bin/cprun --grid cpu --out regret.json
+    scripts/regret.py --cprun bin/cprun --grid cpu --out regret.json --table docs/planner.md   # writes the section, too
+
+Each cell of the grid is a shape of heads, a length, a mask and a number of ranks. `cprun bench attention --layout auto
+--algorithm auto` says what auto chooses there and what the costs of the machine predict for every other way. Then all ways
+are measured in turns, forward and backward, ROUNDS times, and a way's time is the median of its rounds; its rounds also give
+a spread, below which two ways are as good as each other. Needs Python's standard library, cprun, and a cost table of the
+machine (`cprun bench calibrate`).
+"""
+
+import argparse
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+
+# Heads of q and of k and v, and their dim: of models.
+SHAPES = {
+    "opticks": (8, 2, 32),
+    "tiny": (4, 4, 32),
+    "llama-3.2-1b": (32, 8, 64),
+    "llama-3.2-3b": (24, 8, 128),
+    "qwen3-8b": (32, 8, 128),
+    "llama-2-7b": (32, 32, 128),
+}
+# Grids: shapes, tokens a rank, ranks, windows as a share of a sequence, documents as shares of one.
+LONG_TAIL = [0.42, 0.2, 0.11, 0.08, 0.05, 0.05, 0.03, 0.03, 0.02, 0.01]
+GRIDS = {
+    "cpu": {"shapes": ["opticks", "tiny"], "tokens": [256, 512], "ranks": [1, 2, 4]},
+    "gpu": {"shapes": ["llama-3.2-3b", "qwen3-8b", "llama-2-7b"], "tokens": [8192, 65536], "ranks": [0]},
+}
+MASKS = ["causal", "window", "documents"]
+BEGIN, END = "<!-- {} -->", "<!-- end of {} -->"
+
+
+class Cell:
+    def __init__(self, shape, tokens, ranks, mask):
+        self.shape, self.tokens, self.ranks, self.mask = shape, tokens, ranks, mask
+
+    @property
+    def seq(self):
+        return self.tokens * self.ranks
+
+    def name(self):
+        heads, kv, dim = SHAPES[self.shape]
+        return f"{self.shape} {heads}:{kv}x{dim}, {self.seq} tokens, {self.ranks} ranks, {self.mask}"
+
+    def documents(self):
+        """Lengths that sum to the sequence."""
+        lengths = [max(1, int(x * self.seq)) for x in LONG_TAIL]
+        lengths[0] += self.seq - sum(lengths)
+        return lengths
+
+    def flags(self, folder, packs=0):
+        """Of the benchmark; with packs, of so many packs of one document that is the sequence."""
+        heads, kv, dim = SHAPES[self.shape]
+        flags = ["--nproc", str(self.ranks), "--heads", str(heads), "--kv-heads", str(kv), "--head-dim", str(dim)]
+        if self.mask == "window":
+            flags += ["--window", str(self.seq // 8)]
+        if self.mask == "documents" or packs:
+            path = os.path.join(folder, "documents.json")
+            with open(path, "w") as f:
+                json.dump([self.documents() if self.mask == "documents" else [self.seq]] * max(packs, 1), f)
+            return flags + ["--documents", path, "--packs", str(max(packs, 1))]
+        return flags + ["--seq", str(self.seq)]
+
+
+def bench(args, flags, folder):
+    """The report of one `cprun bench attention`."""
+    path = os.path.join(folder, "report.json")
+    run = subprocess.run([args.cprun, "bench", "attention", "--quiet", "--device", "cpu" if args.grid == "cpu" else "cuda", "--json", path, *flags],
+                         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=args.limit)
+    if run.returncode != 0:
+        raise RuntimeError((run.stderr.strip().splitlines() or ["no message"])[-1])
+    with open(path) as f:
+        return json.load(f)
+
+
+def way_of(timed):
+    return (timed["layout"], timed["algorithm"], timed.get("inner", 0), timed.get("gather_heads", 0), timed["backend"])
+
+
+def text(way):
+    layout, algorithm, inner, gather, backend = way
+    extra = f" (inner {inner})" if inner else f" (gather_heads {gather})" if gather else ""
+    return f"{algorithm}{extra}, {layout}, {backend}"
+
+
+def ways_flags(way):
+    layout, algorithm, inner, gather, backend = way
+    flags = ["--layout", layout, "--algorithm", algorithm, "--backend", backend]
+    return flags + (["--inner", str(inner)] if inner else []) + (["--gather-heads", str(gather)] if gather else [])
+
+
+def seconds(report):
+    attention = report["attention"]
+    return (attention.get("rows") or attention.get("packed"))[0]["forward_backward"]["seconds"]
+
+
+def selected(predicted, most):
+    """The ways that are measured: the best of each layout and algorithm, and those with the least predicted time."""
+    best, rest = {}, []
+    for timed in predicted:  # in order: auto's own first
+        key = (timed["layout"], timed["algorithm"], timed["backend"])
+        if key in best:
+            rest.append(timed)
+        else:
+            best[key] = timed
+    return (list(best.values()) + rest)[:most]
+
+
+def in_turns(args, cell, ways, folder):
+    """Measures ways in one process, pack by pack, where starting one for each costs more than it takes: a CPU."""
+    layouts, algorithms = [], []
+    for layout, algorithm, *_ in ways:
+        layouts += [layout] if layout not in layouts else []
+        algorithms += [algorithm] if algorithm not in algorithms else []
+    backend = next(iter(ways))[4]
+    if "striped" not in layouts:  # which auto leaves out
+        layouts.append("striped")
+        for algorithm in ("ring", "allgather"):
+            ways[("striped", algorithm, 0, 0, backend)] = {"predicted": None, "rounds": []}
+    inner = max(w[2] for w in ways)
+    flags = cell.flags(folder, packs=args.rounds) + ["--layout", ",".join(layouts), "--algorithm", ",".join(algorithms)] + (["--inner", str(inner)] if inner else [])
+    report = bench(args, flags + ["--iters", str(args.iters), "--warmup", "1"], folder)
+    for row in report["attention"]["packed"]:
+        for way, found in ways.items():
+            if way[:2] == (row["layout"], row["algorithm"]):
+                found["rounds"] = [row["forward_backward"]["seconds"]]
+
+
+def measure(args, cell, folder):
+    flags = cell.flags(folder)
+    report = bench(args, flags + ["--layout", "auto", "--algorithm", "auto", "--iters", "1", "--warmup", "0"], folder)
+    predicted = report["attention"]["spec"].get("predicted")
+    if not predicted:
+        sys.exit("regret: no costs of this machine are known; run cprun bench calibrate with this binary")
+    ways = {way_of(t): {"predicted": t["seconds"], "rounds": []} for t in selected(predicted, args.ways)}
+    auto = way_of(predicted[0])
+    load = os.getloadavg()[0]
+    if args.grid == "cpu":
+        in_turns(args, cell, ways, folder)
+    else:
+        for algorithm in ("ring", "allgather"):
+            ways.setdefault(("striped", algorithm, 0, 0, auto[4]), {"predicted": None, "rounds": []})
+    for _ in range(0 if args.grid == "cpu" else args.rounds):
+        for way, found in ways.items():
+            try:
+                found["rounds"].append(seconds(bench(args, flags + ways_flags(way) + ["--iters", str(args.iters), "--warmup", "1"], folder)))
+            except (RuntimeError, subprocess.TimeoutExpired) as fault:
+                print(f"  {text(way)}: {fault}", file=sys.stderr)
+    return {"cell": cell.name(), "auto": text(auto), "load": load, "turns": args.rounds, "machine": report["machine"], "version": report["version"], "date": report["date"],
+            "ways": {text(w): f for w, f in ways.items() if f["rounds"]}}
+
+
+def medians(cell):
+    return {w: statistics.median(f["rounds"]) for w, f in cell["ways"].items()}
+
+
+def twins(cell, ms):
+    """How far apart a ring and an all-gather of one layout were measured that are predicted alike, since they are one schedule."""
+    out = []
+    for way, found in cell["ways"].items():
+        other = way.replace("ring, ", "allgather, ", 1)
+        if way.startswith("ring, ") and other in ms and found["predicted"] and found["predicted"] == cell["ways"][other]["predicted"]:
+            out.append(max(ms[way], ms[other]) / min(ms[way], ms[other]) - 1)
+    return out
+
+
+def scaling(cells):
+    """A ring in a zigzag over more and more ranks, predicted and measured."""
+    lines = ["| cell | predicted, ms | measured, ms | |", "|---|--:|--:|--:|"]
+    for c in sorted(cells, key=lambda c: (c["cell"].split()[0], [int(n) for n in re.findall(r"(\d+) (?:ranks|tokens)", c["cell"])][::-1])):
+        for way, found in c["ways"].items():
+            if c["cell"].endswith("causal") and way.startswith("ring, zigzag"):
+                ms, predicted = 1e3 * statistics.median(found["rounds"]), 1e3 * found["predicted"]
+                lines.append(f'| {c["cell"]} | {predicted:.3g} | {ms:.3g} | {100 * (predicted / ms - 1):+.0f} % |')
+    return "\n".join(lines) + "\n"
+
+
+def table(cells, command):
+    """The section of the page: a row a cell."""
+    cells = [c for c in cells if ", 1 ranks, " not in c["cell"]]
+    if not cells:
+        return ""
+    first = cells[0]
+    loads = [c["load"] for c in cells]
+    rounds = first["turns"]
+    lines = [
+        f'`{command}` on {first["machine"]["device"]}, {first["machine"]["cores"]} cores, {first["version"]}, {first["date"][:10]}: medians of {rounds} rounds in turns, '
+        f"forward and backward, ms. Load of the machine meanwhile: {min(loads):.1f} to {max(loads):.1f}.", "",
+        "| cell | auto | predicted | measured | best fixed | ms | regret | worst | ms |", "|---|---|--:|--:|---|--:|--:|---|--:|",
+    ]
+    regrets, spreads, worsts, errors, noise = [], [], [], [], []
+    for c in cells:
+        ms = medians(c)
+        if c["auto"] not in ms:
+            lines.append(f'| {c["cell"]} | {c["auto"]} | | failed | | | | | |')
+            continue
+        auto, best, worst = ms[c["auto"]], min(ms, key=ms.get), max(ms, key=ms.get)
+        noise += twins(c, ms)
+        regret, own = auto / ms[best] - 1, c["ways"][c["auto"]]["rounds"]
+        regrets.append(regret)
+        worsts.append(ms[worst] / ms[best] - 1)
+        if len(own) > 1:
+            spreads.append((max(own) - min(own)) / auto)
+        predicted = c["ways"][c["auto"]]["predicted"]
+        errors.append(abs(predicted / auto - 1))
+        lines.append(f'| {c["cell"]} | {c["auto"]} | {1e3 * predicted:.3g} | {1e3 * auto:.3g} | {best} | {1e3 * ms[best]:.3g} | {100 * regret:.1f} % | {worst} | {1e3 * ms[worst]:.3g} |')
+    if regrets:
+        lines += ["", f"Regret of auto: {100 * statistics.mean(regrets):.1f} % in the mean, {100 * statistics.median(regrets):.1f} % in the median, {100 * max(regrets):.1f} % at most. The worst "
+                  f"way takes {100 * statistics.mean(worsts):.0f} % more than the best in the mean. Predictions differ from what was measured by {100 * statistics.median(errors):.0f} % in the median."]
+        if noise:
+            lines[-1] += f" Ways that are predicted to take the same were measured {100 * statistics.median(noise):.0f} % apart in the median, which is what this machine tells apart."
+        if spreads:
+            lines[-1] += f" The rounds of one way differ by {100 * statistics.median(spreads):.0f} % in the median."
+    return "\n".join(lines) + "\n"
+
+
+def into(path, name, section):
+    with open(path) as f:
+        page = f.read()
+    begin, end = BEGIN.format(name), END.format(name)
+    if begin not in page or end not in page:
+        sys.exit(f"regret: {path} has no {begin} and {end}")
+    head, tail = page.split(begin)[0], page.split(end)[1]
+    with open(path, "w") as f:
+        f.write(f"{head}{begin}\n{section}{end}{tail}")
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p.add_argument("--cprun", default="bin/cprun")
+    p.add_argument("--grid", choices=GRIDS, default="cpu")
+    p.add_argument("--ranks", default="", help="in place of the grid's: 2,4")
+    p.add_argument("--out", required=True, help="JSON of all that was measured; cells that it has are not measured again")
+    p.add_argument("--table", default="", help="the page whose section is written")
+    p.add_argument("--rounds", type=int, default=3)
+    p.add_argument("--iters", type=int, default=3)
+    p.add_argument("--ways", type=int, default=12, help="ways of a cell at most")
+    p.add_argument("--limit", type=float, default=120, help="seconds of one measurement")
+    p.add_argument("--cells", default="", help="only cells whose name has this")
+    args = p.parse_args()
+    grid = GRIDS[args.grid]
+    ranks = [int(n) for n in args.ranks.split(",")] if args.ranks else grid["ranks"]
+    done = []
+    if os.path.exists(args.out):
+        with open(args.out) as f:
+            done = json.load(f)
+    for shape in grid["shapes"]:
+        for tokens in grid["tokens"]:
+            for n in ranks:
+                for mask in MASKS:
+                    cell = Cell(shape, tokens, n, mask)
+                    if n == 1 and mask != "causal":  # for the table of ranks; there is nothing to choose
+                        continue
+                    if any(c["cell"] == cell.name() for c in done) or args.cells not in cell.name():
+                        continue
+                    with tempfile.TemporaryDirectory() as folder:
+                        try:
+                            found = measure(args, cell, folder)
+                        except (RuntimeError, subprocess.TimeoutExpired) as fault:
+                            print(f"{cell.name()}: {fault}", file=sys.stderr)
+                            continue
+                    done.append(found)
+                    ms = medians(found)
+                    print(f'{found["cell"]}: auto {found["auto"]} {1e3 * ms.get(found["auto"], float("nan")):.3g} ms, best {min(ms, key=ms.get)} {1e3 * min(ms.values()):.3g} ms', flush=True)
+                    with open(args.out, "w") as f:
+                        json.dump(done, f, indent=1)
+    if not done:
+        sys.exit("regret: nothing was measured")
+    section = table(done, f"scripts/regret.py --grid {args.grid} --rounds {args.rounds} --iters {args.iters}")
+    if args.table:
+        into(args.table, f"regret {args.grid}", section)
+        into(args.table, f"ranks {args.grid}", scaling(done))
+    else:
+        print(section)
+        print(scaling(done))
+
+
+if __name__ == "__main__":
+    main()
