@@ -49,10 +49,11 @@ type Set struct {
 	Products  []Product   `json:"products"`
 	Passes    []Pass      `json:"passes"`
 	Links     []Link      `json:"links"`
-	// CallSeconds is the host's time to queue one call; StepSeconds what a step takes beside its calls: the batch, the
-	// sums, the log.
+	// CallSeconds is the host's time to queue one call.
 	CallSeconds float64 `json:"call_seconds"`
-	StepSeconds float64 `json:"step_seconds"`
+	// Sustained is how many times as long products and attention take in a device that has been busy for seconds,
+	// and is at its power limit, as when each was measured alone; 0: not measured.
+	Sustained float64 `json:"sustained,omitempty"`
 }
 
 // Masks of Attention.
@@ -170,8 +171,11 @@ func (s *Set) check() error {
 	if s.Ranks < 1 || !counts(s.Ranks) {
 		return fmt.Errorf("%d ranks", s.Ranks)
 	}
-	if !(s.CallSeconds >= 0 && s.CallSeconds < 1 && s.StepSeconds >= 0 && s.StepSeconds < 60) {
-		return errors.New("call_seconds or step_seconds is no time of a call or a step")
+	if !(s.CallSeconds >= 0 && s.CallSeconds < 1) {
+		return errors.New("call_seconds is no time of a call")
+	}
+	if s.Sustained != 0 && !(s.Sustained > 0.5 && s.Sustained < 10) {
+		return fmt.Errorf("sustained is %v times as long", s.Sustained)
 	}
 	for i, a := range s.Attention {
 		if !time(a.Seconds) || a.Further != 0 && !time(a.Further) || !counts(a.Dim, a.Heads, a.KVHeads, a.Queries, a.Keys) || a.KVHeads > a.Heads ||

@@ -41,7 +41,7 @@ type Parts struct {
 	Passes    float64 `json:"passes"`              // norms, activations, the loss, copies
 	Gradients float64 `json:"gradients"`           // reducing them and gathering weights, as far as nothing hides that
 	Optimizer float64 `json:"optimizer"`
-	Host      float64 `json:"host"` // queueing work, as far as the device waits for it, and what a step takes beside its work
+	Host      float64 `json:"host"` // queueing work, as far as the device waits for it
 }
 
 // total is the seconds of the step.
@@ -101,6 +101,7 @@ func stepOf(cfg *config.Config, ranks int, o Options, kernel string) (*Parts, er
 	if err := s.passes(); err != nil {
 		return nil, err
 	}
+	s.Products, s.Attention = s.Products*s.costs.Sustained(), s.Attention*s.costs.Sustained()
 	s.state()
 	s.host()
 	return &s.Parts, nil
@@ -234,9 +235,8 @@ func exposed(transfers, work, tail float64, shared bool) float64 {
 
 // host adds what the host takes: a device that is done before the next call is queued waits.
 func (s *step) host() {
-	s.Host = s.costs.Step()
 	if !s.shared {
-		s.Host += max(0, s.costs.Host(s.calls)-s.Products-s.Passes-s.Attention-s.Optimizer)
+		s.Host = max(0, s.costs.Host(s.calls)-s.Products-s.Passes-s.Attention-s.Optimizer)
 	}
 }
 
