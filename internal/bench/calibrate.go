@@ -34,8 +34,6 @@ type CalibrateSpec struct {
 	Links      []int64 `json:"links"`  // bytes
 	// Budget is the seconds that one figure may take, Iters its iterations at most.
 	Budget float64 `json:"budget"`
-	// Sustain is the seconds for which a mix of work is kept up; 0: none, as on a CPU that others heat, too.
-	Sustain float64 `json:"sustain"`
 	// CPUTime measures the processor's time, see Rank.
 	CPUTime bool `json:"cpu_time"`
 }
@@ -53,9 +51,8 @@ func (s *CalibrateSpec) Default(device string) {
 	*s = CalibrateSpec{
 		Backend: "flash", DType: "bf16", Heads: 32, KVHeads: 8, Dims: []int{64, 128}, Sizes: []int{256, 1024, 4096, 16384}, Further: 16384,
 		Operations: true, Rows: []int{128, 1024, 8192, 32768}, Sides: []int{1024, 4096, 16384}, Passes: []int{128, 2048, 32768},
-		Links:   []int64{16 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20},
-		Sustain: 3,
-		Budget:  0.2, // a card comes to its power limit in a tenth of a second; most figures take 30 iterations of far less
+		Links:  []int64{16 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20},
+		Budget: 0.2, // a card comes to its power limit in a tenth of a second; most figures take 30 iterations of far less
 	}
 }
 
@@ -78,7 +75,7 @@ func (r *Rank) Calibrate(ctx context.Context, s CalibrateSpec, emit func(cost.Se
 	c := &calibration{Rank: r, spec: s, dtype: types[s.DType]}
 	parts := []func(context.Context) (cost.Set, error){c.attention}
 	if s.Operations {
-		parts = append(parts, c.products, c.passes, c.host, c.links, c.sustained)
+		parts = append(parts, c.products, c.passes, c.host, c.links)
 	}
 	for _, part := range parts {
 		set, err := part(ctx)
@@ -275,61 +272,6 @@ func (c *calibration) products(ctx context.Context) (set cost.Set, err error) {
 	}
 	return set, nil
 }
-
-// sustained keeps up a mix of attention and products, as a step has it, and compares it with the same calls measured
-// alone: a card that works for seconds comes to its power limit, and to a lower clock.
-func (c *calibration) sustained(ctx context.Context) (set cost.Set, err error) {
-	if c.spec.Sustain == 0 {
-		return set, nil
-	}
-	n, dim, rows, side := slices.Max(c.spec.Sizes), slices.Max(c.spec.Dims), slices.Max(c.spec.Rows), c.spec.Sides[len(c.spec.Sides)/2]
-	arena, err := c.Device.Arena("tensors of a mix", c.attentionBytes(n, dim)+int64(c.dtype.Size())*int64(2*rows*side+side*side)+4*int64(side*side)+1<<20)
-	if err != nil {
-		return set, err
-	}
-	p, ops := c.call(arena, n, n, dim), c.Device.Ops
-	p.tiles = []partition.Tile{cost.Tile(cost.Causal, n, n)}
-	x, y, w, dw := arena.Alloc(c.dtype, 1, rows, 1, side), arena.Alloc(c.dtype, 1, rows, 1, side), arena.Alloc(c.dtype, 1, side, 1, side), arena.Alloc(tensor.F32, 1, side, 1, side)
-	for i, v := range []View{p.q, p.k, p.v, p.do, x, y, w} {
-		if err := c.random(ctx, v, uint64(i+1)); err != nil {
-			return set, err
-		}
-	}
-	ops.Zero(dw)
-	list := []func() error{
-		func() error { return p.forward(c.Device.Kernel, 1) },
-		func() error { return p.backward(c.Device.Kernel, 1) },
-		func() error { ops.Linear(y, x, w, View{}); return nil },
-		func() error { ops.LinearDX(x, y, w, false); return nil },
-		func() error { ops.LinearDW(dw, y, x); return nil },
-	}
-	alone, mix := 0.0, []func() error{}
-	for i, run := range list {
-		turns := 1
-		if i > 1 {
-			turns = productTurns
-		}
-		seconds, _, err := c.measure(ctx, 1, 0, run)
-		if err != nil {
-			return set, err
-		}
-		alone += float64(turns) * seconds
-		mix = append(mix, slices.Repeat([]func() error{run}, turns)...)
-	}
-	together, _, err := c.measure(ctx, 1, max(minIters, int(c.spec.Sustain/alone)), func() error {
-		for _, run := range mix {
-			if err := run(); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	set.Sustained = together / alone
-	return set, err
-}
-
-// productTurns is how often each product of the mix is made for a pass of attention, so that about as much time goes to either.
-const productTurns = 3
 
 // passes measures the operations of `bench ops` but for its products, at several lengths. What an operation
 // reads and writes is counted as a plan counts it.

@@ -20,9 +20,6 @@ func CostTables(t *cost.Table) []Table {
 			table.Add(l.name, l.low.size, digits(1e6*l.low.seconds), digits(l.low.rate), l.high.size, digits(1e6*l.high.seconds), digits(l.high.rate), l.unit, fmt.Sprint(l.points))
 		}
 		table.Notes = []string{fmt.Sprintf("the host queues a call in %s µs", digits(1e6*s.CallSeconds))}
-		if s.Sustained > 0 {
-			table.Notes = append(table.Notes, fmt.Sprintf("kept up for seconds, products and attention take %.3f times as long", s.Sustained))
-		}
 		out = append(out, table)
 	}
 	return out

@@ -113,7 +113,7 @@ func (o *BenchOptions) calibrate(ctx context.Context, ranks int, s *bench.Calibr
 func merge(a, b *cost.Set) {
 	a.Attention, a.Products = append(a.Attention, b.Attention...), append(a.Products, b.Products...)
 	a.Passes, a.Links = append(a.Passes, b.Passes...), append(a.Links, b.Links...)
-	a.CallSeconds, a.Sustained = max(a.CallSeconds, b.CallSeconds), max(a.Sustained, b.Sustained)
+	a.CallSeconds = max(a.CallSeconds, b.CallSeconds)
 }
 
 // keep shows a table, and stores it.

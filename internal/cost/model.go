@@ -298,6 +298,3 @@ func (m *Model) Copy(n int64) float64 { return m.Work(Work{Op: "copy", DType: te
 
 // Host implements planner.Costs.
 func (m *Model) Host(calls int) float64 { return float64(calls) * m.set.CallSeconds * m.slow }
-
-// Sustained returns how many times as long products and attention take in a device at its power limit.
-func (m *Model) Sustained() float64 { return max(1, m.set.Sustained) }

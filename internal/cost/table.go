@@ -51,9 +51,6 @@ type Set struct {
 	Links     []Link      `json:"links"`
 	// CallSeconds is the host's time to queue one call.
 	CallSeconds float64 `json:"call_seconds"`
-	// Sustained is how many times as long products and attention take in a device that has been busy for seconds,
-	// and is at its power limit, as when each was measured alone; 0: not measured.
-	Sustained float64 `json:"sustained,omitempty"`
 }
 
 // Masks of Attention.
@@ -173,9 +170,6 @@ func (s *Set) check() error {
 	}
 	if !(s.CallSeconds >= 0 && s.CallSeconds < 1) {
 		return errors.New("call_seconds is no time of a call")
-	}
-	if s.Sustained != 0 && !(s.Sustained > 0.5 && s.Sustained < 10) {
-		return fmt.Errorf("sustained is %v times as long", s.Sustained)
 	}
 	for i, a := range s.Attention {
 		if !time(a.Seconds) || a.Further != 0 && !time(a.Further) || !counts(a.Dim, a.Heads, a.KVHeads, a.Queries, a.Keys) || a.KVHeads > a.Heads ||

@@ -101,7 +101,6 @@ func stepOf(cfg *config.Config, ranks int, o Options, kernel string) (*Parts, er
 	if err := s.passes(); err != nil {
 		return nil, err
 	}
-	s.Products, s.Attention = s.Products*s.costs.Sustained(), s.Attention*s.costs.Sustained()
 	s.state()
 	s.host()
 	return &s.Parts, nil
