@@ -73,7 +73,7 @@ func contextOf(ranks, context int) int64 {
 
 // processBytes is what a process on a CPU has of memory beside what it asked for: the program and Go's own. It was measured
 // with 1 to 4 ranks, from 0.4 M to 5 M parameters.
-const processBytes = 21 << 20
+const processBytes = 22<<20 + 512<<10
 
 // meshBytes is what its connections with other ranks take.
 const meshBytes = 1 << 20

@@ -189,15 +189,19 @@ func (g *grid) telling(not ...string) []experiment.Axis {
 // maxDashes is how many dashes are told apart in a chart.
 const maxDashes = 4
 
-// lines draws of each cell a point (x, y): one line for each combination of the other axes. What point returns
-// as lo and hi is the spread; NaN has none.
+// lines draws of each cell a point (x, y): one line for each combination of the other axes. Problems of another length have a
+// chart of their own, as times of one say nothing of another. What point returns as lo and hi is the spread; NaN has none.
 func (g *grid) lines(not []string, point func(c *experiment.Cell) (x, y, lo, hi float64)) []panel {
 	axes := g.telling(not...)
+	sized := func(a experiment.Axis) bool { return a.Key == keyLength || a.Key == keyPerRank }
 	var split []experiment.Axis // of panels
+	if i := slices.IndexFunc(axes, sized); i >= 0 {
+		split, axes = axes[i:i+1:i+1], slices.Delete(slices.Clone(axes), i, i+1)
+	}
 	if len(axes) > 1 && len(axes[1].Values) > maxDashes {
-		axes, split = axes[:1], axes[1:]
+		axes, split = axes[:1], append(split, axes[1:]...)
 	} else if len(axes) > 2 {
-		axes, split = axes[:2], axes[2:]
+		axes, split = axes[:2], append(split, axes[2:]...)
 	}
 	var panels []panel
 	for i := range g.Cells {
