@@ -63,7 +63,7 @@ func BenchTrain(ctx context.Context, path string, o BenchTrainOptions) (int, err
 	start, first := time.Now(), time.Duration(0)
 	run := filepath.Join(dir, "run")
 	code, err := Train(ctx, path, TrainOptions{
-		Options: o.Options, Set: set, RunDir: run, Resume: "never", NoSave: true,
+		Options: o.Options, Set: set, RunDir: run, Resume: "never", NoSave: true, Scratch: true,
 		advanced: func(step int64) {
 			if step == 1 {
 				first = time.Since(start)

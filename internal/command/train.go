@@ -33,6 +33,7 @@ type TrainOptions struct {
 
 	job      string           // the name of a job of several nodes; "": of one
 	NoSave   bool             // write no checkpoint
+	Scratch  bool             // the run directory is removed afterwards
 	advanced func(step int64) // called when rank 0 has done a step; may be nil
 }
 
@@ -179,7 +180,7 @@ func (o *TrainOptions) train(ctx context.Context, r ready, out *progress.Printer
 		Stderr: out, Show: o.show(), OnEvent: t.event, MaxRestarts: o.MaxRestarts, Signals: signals, Patient: underSlurm(),
 	}
 	var live *teller
-	if !o.NoSave { // else the directory is removed afterwards
+	if !o.Scratch {
 		live = tell(&spec, 1, func() (string, *os.Root) { return spec.RunID, b.logs })
 	}
 	res := launch.Run(ctx, spec)
