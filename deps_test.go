@@ -68,7 +68,7 @@ var allowed = map[string]string{
 	"internal/model/opstest":             "internal/model tensor",
 
 	"internal/cost": "internal/files internal/planner kernels partition tensor",
-	"internal/machine": "attention/backends internal/config internal/cuda/driver internal/files tensor" +
+	"internal/machine": "attention/backends internal/config internal/cuda/driver internal/files" +
 		" | internal/cuda internal/cuda/blas internal/cuda/dnn internal/cuda/nvrtc internal/nccl",
 	"internal/backend": "attention/backends attention/qkv internal/config internal/machine partition tensor",
 	"internal/device": "attention attention/backends internal/files internal/machine internal/model internal/optim kernels/cpu tensor" +

@@ -107,17 +107,7 @@ func TestNothingIsLeft(t *testing.T) {
 	}
 }
 
-func TestRoofline(t *testing.T) {
-	if _, ok := machine.RooflineOf(machine.CPU(), tensor.F32); ok {
-		t.Error("a CPU has a roofline")
-	}
-	r, ok := machine.RooflineOf(machine.Machine{Arch: 90}, tensor.BF16)
-	if !ok || r.FLOPs != 989e12*machine.Efficiency || r.Link != 450e9 {
-		t.Errorf("%+v", r)
-	}
-	if r, _ = machine.RooflineOf(machine.Machine{Arch: 90, Link: 1 << 30}, tensor.F32); r.Link != 1<<30 || r.FLOPs != 67e12*machine.Efficiency {
-		t.Errorf("%+v", r)
-	}
+func TestPeaks(t *testing.T) {
 	if p, ok := machine.PeakOf(87); !ok || p.Arch != 86 {
 		t.Errorf("sm87 is taken as %+v", p)
 	}

@@ -1,7 +1,5 @@
 package machine
 
-import "github.com/cprun/cprun/tensor"
-
 // Peak is what the data sheet of one common GPU of an architecture promises.
 type Peak struct {
 	Arch   int
@@ -23,13 +21,6 @@ var Peaks = []Peak{
 	{120, "RTX PRO 6000 Blackwell", 500e12, 125e12, 64e9, "NVIDIA RTX PRO 6000 Blackwell data sheet: 4 PFLOP/s of FP4 with sparsity, of which bf16 without is an eighth; PCIe 5.0 x16"},
 }
 
-// Efficiency is the share of the peak that model FLOPs of training reach: 380 TFLOP/s of
-// the 989 of an H100, at 131,072 tokens a sequence and 16 ranks a sequence.
-const (
-	Efficiency       = 0.38
-	EfficiencySource = "Llama 3 405B at 131,072 tokens, context parallel over 16: 380 TFLOP/s of an H100's 989 (arXiv:2407.21783, table 4)"
-)
-
 // PeakOf returns the row of an architecture, or of the newest one of those before it in the table
 // (a new GPU is at least as fast); false below the first.
 func PeakOf(arch int) (p Peak, ok bool) {
@@ -39,28 +30,4 @@ func PeakOf(arch int) (p Peak, ok bool) {
 		}
 	}
 	return p, ok
-}
-
-// Roofline is the rates that a plan reckons with.
-type Roofline struct {
-	FLOPs  float64 // a second of one GPU, with Efficiency taken off
-	Link   float64 // bytes a second that one GPU sends
-	Source string
-}
-
-// RooflineOf returns that of a machine that computes in dtype; false for a CPU, and where the
-// table has no such GPU.
-func RooflineOf(m Machine, dtype tensor.DType) (Roofline, bool) {
-	p, ok := PeakOf(m.Arch)
-	if !ok || m.Arch == 0 {
-		return Roofline{}, false
-	}
-	r := Roofline{FLOPs: p.BF16 * Efficiency, Link: p.Link, Source: p.GPU}
-	if dtype == tensor.F32 {
-		r.FLOPs = p.FP32 * Efficiency
-	}
-	if m.Link > 0 {
-		r.Link = float64(m.Link)
-	}
-	return r, true
 }

@@ -39,7 +39,7 @@ func TestFollower(t *testing.T) {
 	check(1)
 	r.add("metrics.jsonl", two[40:]+"not json\n{\"step\":\n[1]\n{\"step\":-4}\n"+strings.Repeat("{", 3*maxLine)+"\n"+line(3))
 	check(1, 2, 3)
-	r.add("metrics.jsonl", strings.Repeat("x", maxLine+7)) // without its end for now
+	r.add("metrics.jsonl", strings.Repeat("x", maxLine+7)) // its end comes with the next
 	check(1, 2, 3)
 	r.add("metrics.jsonl", "\n"+line(4))
 	check(1, 2, 3, 4)

@@ -76,9 +76,6 @@ func (g *fusedGroup) take(p dnn.Piece) bool {
 // grouped is the calls of cuDNN that the tiles of c are made of.
 func (f *Fused) grouped(c *fusedCall, tiles []partition.Tile) []*fusedGroup {
 	packed := f.options.Packed && f.packing.takes(c)
-	if packed && !c.backward {
-		tiles = short(tiles, f.packing.rows)
-	}
 	groups := grouped(cutTiles(tiles), packed, c.backward)
 	if packed && c.backward && c.batch() > 1 {
 		// Gradients of part of the rows would lie at other offsets than the rows do.
@@ -87,22 +84,6 @@ func (f *Fused) grouped(c *fusedCall, tiles []partition.Tile) []*fusedGroup {
 		}
 	}
 	return groups
-}
-
-// short is tiles of at most rows queries each; 0: as they are.
-func short(tiles []partition.Tile, rows int) []partition.Tile {
-	if rows == 0 {
-		return tiles
-	}
-	var out []partition.Tile
-	for _, t := range tiles {
-		for at := t.Q.Lo; at < t.Q.Hi; at += rows {
-			part := t
-			part.Q = partition.Range{Lo: at, Hi: min(at+rows, t.Q.Hi)}
-			out = append(out, part)
-		}
-	}
-	return out
 }
 
 // grouped puts pieces into as few groups as is easy.

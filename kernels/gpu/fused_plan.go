@@ -24,10 +24,7 @@ type packing struct {
 	// multiple is what head dims are multiples of where gradients are packed. With others
 	// cudnn-frontend takes them as loose bounds in any case: gigabytes with many documents.
 	multiple int
-	// rows is the most queries of a piece forward, 0: any. cuDNN starts blocks for as many rows of each piece as
-	// the longest one has, and most of them find nothing to do where few are long.
-	rows  int
-	loose bool // workspace for as many sequences of the longest length, not for all rows together
+	loose    bool // workspace for as many sequences of the longest length, not for all rows together
 }
 
 var defaultPacking = packing{least: 128, widest: 192, multiple: 16}

@@ -1,3 +1,3 @@
-// Package browser looks at the pages of `cprun report` in a real browser. `make test-report` makes the
+// Package browser looks at the pages of `cprun report` in Chromium. `make test-report` writes the
 // pages and runs its tests.
 package browser
