@@ -6,19 +6,22 @@ ARGS   ?=
 
 export CGO_ENABLED ?= 0
 
-.PHONY: all build run test test-crash test-nfs test-hostile test-slurm test-cluster test-network simulate-cluster check-kubernetes test-report examples race fuzz lint bench cuda vet-cuda test-kernels test-gpu gpu-pack install dist check-dist clean
+.PHONY: all build run test test-crash test-nfs test-hostile test-slurm test-cluster test-network simulate-cluster check-kubernetes test-report examples race fuzz lint asm bench cuda vet-cuda test-kernels test-gpu gpu-pack install dist check-dist clean
 
 all: build
 
 build:
 	$(GO) build -o bin/cprun ./cmd/cprun
 
+# Trains, and shows what the model writes behind the prompt.
+PROMPT ?= The Light
 run: build
 	bin/cprun --nproc $(NPROC) $(ARGS) $(CONFIG)
+	@run=$$(scripts/run-dir $(CONFIG) $(ARGS)) && { test -z "$$run" || bin/cprun generate "$$run" --echo --prompt '$(PROMPT)'; }
 
 # The packages that take longest come first, since what comes last runs beside nothing, and one package more runs
-# than there are cores, since some wait for processes and clocks.
-PACKAGES = -p $$(($$(nproc) + 1)) ./internal/train ./cmd/cprun ./comm ./ring ./...
+# than there are cores, since some wait for processes and clocks, as tests within a package do.
+PACKAGES = -p $$(($$(nproc) + 1)) -parallel $$((2 * $$(nproc))) ./internal/train ./cmd/cprun ./comm ./ring ./...
 
 test:
 	$(GO) vet ./...
@@ -107,8 +110,18 @@ lint:
 	$(GO) build -C scripts/tools -o $(CURDIR)/bin/staticcheck honnef.co/go/tools/cmd/staticcheck
 	$(CUDA) printf 'plain: CGO_ENABLED=0\ncuda: CGO_ENABLED=1 -tags=cuda\n' | bin/staticcheck -matrix ./...
 
+# Writes the assembly of the CPU kernels from kernels/cpu/internal/simd/gen, which is a module of its own.
+asm:
+	cd kernels/cpu/internal/simd/gen && $(GO) run .
+
+# Go benchmarks, then, where PYTHON has PyTorch, transformers and numpy, the CPU path beside OpenBLAS and PyTorch: ratios of runs in
+# turns. ROUNDS=5 for figures that are kept.
+PYTHON ?= python3
+ROUNDS ?= 1
 bench:
 	$(GO) test -run '^$$' -bench . ./partition ./ring ./internal/plan ./kernels/cpu ./comm ./attention/...
+	@if $(PYTHON) -c 'import numpy, torch, transformers' 2>/dev/null; then $(PYTHON) scripts/peer/cpu.py --rounds $(ROUNDS); \
+	else echo "no comparison with peers: PYTHON=$(PYTHON) lacks numpy, torch or transformers (scripts/peer/README.md)"; fi
 
 # With the tag cuda. scripts/cuda-env finds a toolkit, or has one's headers fetched.
 CUDA = eval "$$(scripts/cuda-env)" &&
@@ -117,9 +130,11 @@ cuda:
 	$(CUDA) $(GO) build -tags cuda -o bin/cprun ./cmd/cprun
 
 # The tests with the tag cuda that need no GPU: runs the flash kernels as C++ on the CPU, compiles every
-# kernel for every architecture and looks at what the compiler says of it, and loads made up drivers.
+# kernel for every architecture and looks at what the compiler says of it, and loads made up drivers. With SHORT=-short,
+# as in CI, each program is compiled for one architecture, in turns.
+SHORT ?=
 test-kernels:
-	$(CUDA) $(GO) test -tags cuda -timeout 30m ./kernels/internal/call ./kernels/source ./internal/cuda/nvrtc ./internal/cuda/driver
+	$(CUDA) $(GO) test -tags cuda $(SHORT) -timeout 30m ./kernels/internal/call ./kernels/source ./internal/cuda/nvrtc ./internal/cuda/driver
 
 vet-cuda:
 	$(CUDA) $(GO) vet -tags cuda ./...

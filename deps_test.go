@@ -27,23 +27,25 @@ var allowed = map[string]string{
 	"attention/attentiontest": "attention internal/safetensors partition tensor",
 	"attention/qkv":           "tensor",
 	"attention/backends":      "attention/qkv partition tensor",
-	"comm":                    "comm/internal/blame comm/internal/check comm/internal/link comm/internal/local comm/internal/wire tensor",
+	"comm":                    "comm/internal/blame comm/internal/check comm/internal/link comm/internal/local comm/internal/shm comm/internal/wire tensor",
 	"comm/internal/blame":     "",
 	"comm/internal/check":     "tensor",
 	"comm/internal/link":      "comm/internal/blame",
 	"comm/internal/local":     "comm/internal/blame comm/internal/link",
-	"comm/internal/wire":      "comm/internal/blame comm/internal/link comm/internal/pace",
+	"comm/internal/wire":      "comm/internal/blame comm/internal/link comm/internal/pace comm/internal/shm",
+	"comm/internal/shm":       "",
 	"comm/internal/pace":      "",
 	"comm/copyengine":         "comm comm/internal/blame comm/internal/check comm/internal/pace tensor | internal/cuda",
 	"comm/device":             "comm comm/internal/blame comm/internal/check comm/internal/pace tensor | comm/copyengine internal/cuda internal/nccl",
 	"comm/commtest":           "comm comm/internal/link comm/internal/local tensor",
 	"ring":                    "attention comm partition tensor",
 
-	"kernels":                "",
-	"kernels/internal/call":  "attention kernels/source partition tensor",
-	"kernels/internal/shape": "tensor",
-	"kernels/source":         "",
-	"kernels/cpu":            "attention kernels kernels/internal/shape partition tensor",
+	"kernels":                   "",
+	"kernels/internal/call":     "attention kernels/source partition tensor",
+	"kernels/internal/shape":    "tensor",
+	"kernels/source":            "",
+	"kernels/cpu":               "attention kernels kernels/cpu/internal/simd kernels/internal/shape partition tensor",
+	"kernels/cpu/internal/simd": "tensor",
 	"kernels/gpu": "| attention internal/cuda internal/cuda/blas internal/cuda/dnn internal/cuda/nvrtc kernels" +
 		" kernels/internal/call kernels/internal/shape kernels/source partition tensor",
 
@@ -66,6 +68,7 @@ var allowed = map[string]string{
 	"internal/optim/optimtest":           "internal/optim tensor",
 	"internal/model":                     "attention internal/hf tensor",
 	"internal/model/opstest":             "internal/model tensor",
+	"internal/generate":                  "attention internal/hf internal/model kernels/cpu partition tensor",
 
 	"internal/cost": "internal/files internal/planner kernels partition tensor",
 	"internal/machine": "attention/backends internal/config internal/cuda/driver internal/files" +
@@ -75,9 +78,9 @@ var allowed = map[string]string{
 		" | internal/cuda internal/cuda/blas internal/cuda/dnn internal/nccl kernels/gpu",
 	"internal/state":    "internal/model internal/optim tensor",
 	"internal/rehearse": "attention comm internal/hf ring tensor",
-	"internal/planner":  "partition ring tensor",
+	"internal/planner":  "attention/backends partition ring tensor",
 	"internal/plan": "attention attention/backends internal/backend internal/config internal/cost internal/machine internal/model internal/planner" +
-		" internal/rehearse internal/state kernels/gpu partition ring tensor",
+		" internal/rehearse internal/state kernels/cpu kernels/gpu partition ring tensor",
 	"internal/train": "attention comm internal/checkpoint internal/config internal/data internal/device internal/files internal/hf internal/metrics" +
 		" internal/model internal/optim internal/planner internal/rehearse internal/state partition ring tensor",
 	"internal/attend": "attention attention/backends attention/qkv comm internal/config internal/device internal/files internal/machine" +
@@ -107,9 +110,9 @@ var allowed = map[string]string{
 	"internal/job": "attention/backends internal/bench internal/cost internal/machine internal/planner",
 	"internal/worker": "comm/device attention/backends comm internal/attend internal/backend internal/bench internal/config internal/cost internal/device" +
 		" internal/job internal/launch internal/launch/progress internal/launch/standing internal/machine internal/plan internal/planner internal/train tensor | internal/cuda",
-	"internal/command": "attention/backends partition internal/attend internal/backend internal/bench internal/checkpoint internal/cluster internal/cost internal/experiment internal/files internal/terminal" +
+	"internal/command": "attention/backends comm partition internal/attend internal/backend internal/bench internal/checkpoint internal/cluster internal/cost internal/experiment internal/files internal/generate internal/terminal" +
 		" internal/config internal/data internal/hf internal/job internal/launch internal/launch/progress internal/launch/standing internal/launch/status internal/machine internal/model" +
-		" internal/place internal/place/key internal/plan internal/planner internal/report internal/safetensors internal/top internal/train tensor",
+		" internal/place internal/place/key internal/plan internal/planner internal/report internal/safetensors internal/tokenizer internal/top internal/train kernels/cpu tensor",
 	"cmd/cprun": "internal/attend internal/bench internal/command internal/config internal/job internal/machine internal/terminal internal/worker partition ring",
 
 	"scripts/mutate-rules":  "attention/backends",

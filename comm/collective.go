@@ -161,21 +161,18 @@ func (g *Group) reduceShares(d tensor.DType, op Op, dst []byte, of func(r int) [
 	n, own := len(g.ranks), of(g.rank)
 	size := padded(len(own))
 	all := g.scratchBytes(n * size)
-	slot := func(r int) []byte { return all[r*size:][:len(own)] }
+	slot := func(r int) []byte {
+		if r == g.rank {
+			return own
+		}
+		return all[r*size:][:len(own)]
+	}
 	sends, recvs := make([]part, n-1), make([]part, n-1)
 	g.others(func(i, peer int) { sends[i], recvs[i] = part{peer, of(peer)}, part{peer, slot(peer)} })
 	if err := g.exchange(sends, recvs); err != nil {
 		return err
 	}
-	if g.rank > 0 { // rank 0's share comes first, and dst may be the own share
-		copy(slot(g.rank), own)
-		copy(dst, slot(0))
-	} else {
-		copy(dst, own)
-	}
-	for r := 1; r < n; r++ {
-		combine(d, op, dst, slot(r))
-	}
+	combineAll(d, op, dst, n, slot)
 	return nil
 }
 

@@ -12,6 +12,7 @@
 //	comm/internal/link    what a group stands on: Transport moves data, Roster knows who is there
 //	comm/internal/local   that, in one process
 //	comm/internal/wire    that, by sockets: frames, sealing, flow control, handshake, mesh, silence
+//	comm/internal/shm     memory that two processes share, for the large messages of these
 //	comm/internal/blame   errors, and who stopped among many that wait for each other
 //	comm/internal/check   wrong arguments
 //	comm/internal/pace    looking again and again

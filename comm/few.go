@@ -175,14 +175,6 @@ func (g *Group) reduceScatterFew(d tensor.DType, op Op, dst, src []byte) error {
 	return c.run(g, func(acc, own []byte) { combine(d, op, acc, own) })
 }
 
-// combineAll sets dst to what the ranks' slots come to, in rank order.
-func combineAll(d tensor.DType, op Op, dst []byte, ranks int, slot func(r int) []byte) {
-	copy(dst, slot(0))
-	for r := 1; r < ranks; r++ {
-		combine(d, op, dst, slot(r))
-	}
-}
-
 // pieceSize is that of a vector of so many bytes on its way along n ranks: as many pieces as there
 // are steps to fill, within bounds, and aligned for every element type.
 func pieceSize(bytes, n int) int { return padded(min(max(bytes/(2*n), minPiece), maxPiece)) }

@@ -7,6 +7,7 @@ import (
 	"net"
 	"slices"
 
+	"github.com/cprun/cprun/comm/internal/shm"
 	"github.com/cprun/cprun/comm/internal/wire"
 	"github.com/cprun/cprun/tensor"
 )
@@ -47,15 +48,23 @@ type Mesh struct {
 	// it. All ranks say the same.
 	Streams int
 
+	// Alone has this rank share no memory with others of its node, so that all goes over the sockets.
+	// Large messages take longer then. Ranks need not say the same.
+	Alone bool
+
 	pairs int // up to how many ranks all are connected with each other; 0 means the default
 }
 
 func (m *Mesh) wire(opts Options) wire.Config {
 	return wire.Config{
 		Rank: m.Rank, Size: m.Size, Secret: m.Secret, RunID: m.RunID, Name: m.Name,
-		Timeout: opts.Connect, Log: opts.Log, Pairs: m.pairs, Conns: m.Streams,
+		Timeout: opts.Connect, Log: opts.Log, Pairs: m.pairs, Conns: m.Streams, Alone: m.Alone,
 	}
 }
+
+// SharesMemory returns nil where ranks of this node can share memory for their large messages, and else why
+// all goes over their sockets.
+func SharesMemory() error { return shm.Try() }
 
 // overTCP returns how frames travel over TCP.
 func (m *Mesh) overTCP() wire.Mode {

@@ -19,7 +19,11 @@ import (
 
 // kinds are worlds of processes, with all pairs connected and with few.
 var kinds = commtest.ProcessKinds{
-	"unix": {}, "mixed": {Connect: connectMixed},
+	"unix": {}, "alone": {Connect: func(ctx context.Context, m comm.Mesh, opts comm.Options) (*comm.Group, error) {
+		m.Alone = true
+		return comm.ConnectUnix(ctx, m, nil, opts)
+	}},
+	"mixed": {Connect: connectMixed},
 	"few-unix": {Connect: func(ctx context.Context, m comm.Mesh, opts comm.Options) (*comm.Group, error) {
 		return comm.ConnectUnix(ctx, m.Few(1), nil, opts)
 	}},

@@ -23,6 +23,22 @@ func combine(d tensor.DType, op Op, acc, src []byte) {
 	}
 }
 
+// combineAll sets dst to what the ranks' slots come to, in rank order. dst may be one of them: it is written
+// block by block, each when all ranks' parts of it are in. A block stays in the first cache meanwhile.
+func combineAll(d tensor.DType, op Op, dst []byte, ranks int, slot func(r int) []byte) {
+	var words [512]uint64 // so that any element type is aligned
+	block := unsafe.Slice((*byte)(unsafe.Pointer(&words)), unsafe.Sizeof(words))
+	for lo := 0; lo < len(dst); lo += len(block) {
+		hi := min(lo+len(block), len(dst))
+		acc := block[:hi-lo]
+		copy(acc, slot(0)[lo:])
+		for r := 1; r < ranks; r++ {
+			combine(d, op, acc, slot(r)[lo:hi])
+		}
+		copy(dst[lo:hi], acc)
+	}
+}
+
 // fold relies on the language: min and max of a NaN are NaN, so that no NaN is lost.
 func fold[T float32 | float64 | int64 | int32](op Op, acc, src []T) {
 	src = src[:len(acc)]

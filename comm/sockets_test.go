@@ -27,11 +27,18 @@ func listeners(t testing.TB, n int) (lns []net.Listener, addrs []string) {
 type world func(t testing.TB, pairs int, compute []tensor.Stream, opts comm.Options) []*comm.Group
 
 func unixWorld(t testing.TB, pairs int, compute []tensor.Stream, opts comm.Options) []*comm.Group {
-	dir, key := commtest.SocketDir(t), commtest.Secret()
-	return commtest.Join(t, len(compute), func(r int) (*comm.Group, error) {
-		m := comm.Mesh{Dir: dir, Rank: r, Size: len(compute), Secret: key, RunID: t.Name()}
-		return comm.ConnectUnix(context.Background(), m.Few(pairs), compute[r], opts)
-	})
+	return unixWorldOf(func(int) bool { return false })(t, pairs, compute, opts)
+}
+
+// unixWorldOf makes worlds of one node of which some ranks share no memory.
+func unixWorldOf(alone func(rank int) bool) world {
+	return func(t testing.TB, pairs int, compute []tensor.Stream, opts comm.Options) []*comm.Group {
+		dir, key := commtest.SocketDir(t), commtest.Secret()
+		return commtest.Join(t, len(compute), func(r int) (*comm.Group, error) {
+			m := comm.Mesh{Dir: dir, Rank: r, Size: len(compute), Secret: key, RunID: t.Name(), Alone: alone(r)}
+			return comm.ConnectUnix(context.Background(), m.Few(pairs), compute[r], opts)
+		})
+	}
 }
 
 func tcpWorld(t testing.TB, pairs int, compute []tensor.Stream, opts comm.Options) []*comm.Group {
@@ -79,6 +86,13 @@ func (w world) suite(t *testing.T, pairs int) {
 func TestMixed(t *testing.T) { world(mixedWorld).suite(t, 0) }
 func TestUnix(t *testing.T)  { world(unixWorld).suite(t, 0) }
 func TestTCP(t *testing.T)   { world(tcpWorld).suite(t, 0) }
+
+// The same over sockets alone, and with ranks of which some share memory: of the two ends of a connection
+// it is neither, the dialer, the acceptor, or both that do not.
+func TestAlone(t *testing.T) { unixWorldOf(func(int) bool { return true }).suite(t, 0) }
+func TestMixedAlone(t *testing.T) {
+	unixWorldOf(func(r int) bool { return r%2 == 1 }).suite(t, 0)
+}
 
 // The same with several connections between two ranks, and frames that are not encrypted.
 func TestStreams(t *testing.T) { tcpWorldOf(comm.Mesh{Streams: 2, Readable: true}).suite(t, 0) }

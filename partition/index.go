@@ -14,13 +14,18 @@ type Index struct {
 	windowed bool     // keys are hidden on both sides of a query
 	spans    [][]Span // of the keys of each rank
 	q, k     []pieces // of each rank
+	byK      cuts
+	seqQ     int
+	seqKV    int
+	held     [][][]held // of queries, and of keys where these lie elsewhere: who has part of each document
+	all      []Range    // the Needs of each rank and owner; nil: not prepared
 }
 
 // NewIndex returns the index of s.
 func NewIndex(s Shape) *Index {
 	byQ, byK := s.Mask.cuts()
-	x := &Index{bands: s.Mask.bands(), spans: AllSpans(s.Layout, s.SeqQ, s.Size)}
-	x.windowed = s.Mask.Lo > 1-s.SeqQ && s.Mask.Hi < s.SeqKV-1
+	x := &Index{bands: s.Mask.bands(), spans: AllSpans(s.Layout, s.SeqQ, s.Size), byK: byK, seqQ: s.SeqQ, seqKV: s.SeqKV}
+	x.windowed = s.Mask.windowed(s.SeqQ, s.SeqKV)
 	x.q = cutAll(x.spans, byQ)
 	x.k = x.q
 	if s.SeqKV != s.SeqQ || len(s.Mask.Slices) > 0 {
@@ -32,16 +37,32 @@ func NewIndex(s Shape) *Index {
 
 // Tiles returns the tiles between rank's queries and owner's keys, in local indices of the two,
 // trimmed and joined; nil when nothing is visible.
-func (x *Index) Tiles(rank, owner int) []Tile { return tilesOf(x.bands, &x.q[rank], &x.k[owner]) }
+func (x *Index) Tiles(rank, owner int) []Tile {
+	if x.apart(rank, owner) {
+		return nil
+	}
+	return tilesOf(x.bands, &x.q[rank], &x.k[owner])
+}
+
+// apart reports whether it is known that rank sees nothing of owner.
+func (x *Index) apart(rank, owner int) bool { return x.all != nil && x.Needs(rank, owner).Len() == 0 }
 
 // Needs returns the smallest range of owner's keys that holds every key that a query of rank sees:
 // the hull of the K of Tiles, found without them. It is empty when nothing is visible.
-func (x *Index) Needs(rank, owner int) Range { return needs(x.bands, &x.q[rank], &x.k[owner]) }
+func (x *Index) Needs(rank, owner int) Range {
+	if x.all != nil {
+		return x.all[rank*len(x.k)+owner]
+	}
+	return needs(x.bands, &x.q[rank], &x.k[owner])
+}
 
 // NeedRanges returns the rows of owner's keys that queries of rank see, and no others: the least
 // ranges, in order, with a gap between any two. They are the K of Tiles, found without them. It is
 // empty when nothing is visible.
 func (x *Index) NeedRanges(rank, owner int) []Range {
+	if x.apart(rank, owner) {
+		return nil
+	}
 	return needRanges(x.bands, &x.q[rank], &x.k[owner])
 }
 

@@ -20,7 +20,8 @@ func checkDefinition(t *testing.T, d attentiontest.Definition, l partition.Layou
 		t.Fatalf("%+v: %v", d, err)
 	}
 	s := partition.Shape{SeqQ: d.SeqQ, SeqKV: d.SeqKV, Size: size, Layout: l, Mask: mask}
-	x, work := partition.NewIndex(s), partition.Work(s)
+	x, work, prepared := partition.NewIndex(s), partition.Work(s), partition.NewIndex(s)
+	prepared.Prepare()
 	seen := make([]int, d.SeqQ*d.SeqKV)
 	for r := range size {
 		q, pairs := partition.Positions(l.Spans(d.SeqQ, size, r)), 0
@@ -36,6 +37,9 @@ func checkDefinition(t *testing.T, d attentiontest.Definition, l partition.Layou
 						}
 					}
 				}
+			}
+			if got := prepared.Needs(r, o); got != need {
+				t.Fatalf("%+v, %s over %d, prepared: rank %d needs rows %v of %d, want %v", d, l.Name(), size, r, got, o, need)
 			}
 			if got := x.Needs(r, o); got != need {
 				t.Fatalf("%+v, %s over %d: rank %d needs rows %v of %d, want %v", d, l.Name(), size, r, got, o, need)

@@ -118,7 +118,8 @@ func TestIndexIsTheDefinition(t *testing.T) {
 		}
 		s, all := randomShape(rng, most)
 		for _, s.Layout = range all {
-			x := NewIndex(s)
+			x, prepared := NewIndex(s), NewIndex(s)
+			prepared.Prepare()
 			work := make([]int, s.Size)
 			for r := range s.Size {
 				for o := range s.Size {
@@ -133,6 +134,9 @@ func TestIndexIsTheDefinition(t *testing.T) {
 					for _, w := range want {
 						need = need.Hull(w.K)
 						work[r] += w.Pairs()
+					}
+					if got := prepared.Needs(r, o); got != need {
+						t.Fatalf("%+v, prepared: %d needs rows %v of %d, want %v", s, r, got, o, need)
 					}
 					if got := x.Needs(r, o); got != need {
 						t.Fatalf("%+v: %d needs rows %v of %d, want %v", s, r, got, o, need)

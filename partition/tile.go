@@ -214,18 +214,7 @@ func localBand(b Band, q, k Span) Band {
 // Work returns the visible pairs of every rank, each at most the largest integer: Balance divides
 // their mean by their maximum. Every key is on some rank, so only the queries matter.
 func Work(s Shape) []int {
-	w, bands := make([]int, s.Size), s.Mask.bands()
-	byQ, byK := s.Mask.cuts()
-	for r, spans := range AllSpans(s.Layout, s.SeqQ, s.Size) {
-		total := count{}
-		for _, p := range byQ.cut(spans).list {
-			lo, hi := byK.bounds(p.doc, s.SeqKV)
-			band := bands.of(p.doc)
-			total = total.plus(strip{first: p.Start - lo, stride: p.Stride, m: p.Len, n: hi - lo}.pairs(band))
-		}
-		w[r] = total.int()
-	}
-	return w
+	return NewIndex(s).Work()
 }
 
 // Balance returns the mean over the maximum of the ranks' work: 1 when all work alike. A mask

@@ -24,7 +24,7 @@ type Cache struct {
 const CacheBytes = 64 << 20
 
 type cacheKey struct {
-	algorithm, shape                    string
+	algorithm, shape, when              string
 	heads, kvHeads, inner, gather, rank int
 }
 
@@ -42,7 +42,7 @@ func NewCache(bytes int64) *Cache {
 
 // New returns what the function New returns.
 func (c *Cache) New(algorithm string, s Spec, rank int) (*Schedule, error) {
-	key := cacheKey{algorithm, s.Key(), s.Heads, s.KVHeads, s.Inner, s.GatherHeads, rank}
+	key := cacheKey{algorithm, s.Key(), s.Gather, s.Heads, s.KVHeads, s.Inner, s.GatherHeads, rank}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if e := c.known[key]; e != nil {

@@ -59,9 +59,12 @@ func (p *Planner) stop(owner, h int) stop {
 	return s
 }
 
-// remember keeps the stops of all blocks, for a caller that asks for every rank. It asks for each
+// remember keeps the stops of all blocks, where there are any, for a caller that asks for every rank. It asks for each
 // pair of ranks once.
 func (p *Planner) remember() {
+	if p.algorithm == "allgather" || p.halo {
+		return
+	}
 	p.table = make([][]stop, p.size)
 	for owner := range p.table {
 		p.table[owner] = p.visits(owner)

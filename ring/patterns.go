@@ -116,15 +116,17 @@ func (p *Planner) ringHome(hops []Hop, rank int, s *stop) {
 // 3.3.2).
 func (p *Planner) allgather(rank int) *Schedule {
 	s := &Schedule{Algorithm: "allgather", Rank: rank}
-	if p.before.forward {
-		s.Forward = forwardOf(p.gatherBefore(rank))
-	} else {
-		s.Forward = forwardOf(p.gatherBeside(rank))
+	gather := func(before bool) []Hop {
+		if before {
+			return p.gatherBefore(rank)
+		}
+		return p.gatherBeside(rank)
 	}
-	if p.before.backward {
-		s.Backward = p.gatherBefore(rank)
+	s.Backward = gather(p.before.backward)
+	if p.before.forward == p.before.backward {
+		s.Forward = forwardOf(s.Backward)
 	} else {
-		s.Backward = p.gatherBeside(rank)
+		s.Forward = forwardOf(gather(p.before.forward))
 	}
 	return p.finish(s)
 }

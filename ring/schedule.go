@@ -199,7 +199,22 @@ type Planner struct {
 // schedules: there are ranks times ranks hops. It asks every pair of ranks once.
 func NewPlanner(algorithm string, s Spec) (*Planner, error) {
 	p, err := newPlanner(algorithm, s)
-	if err == nil && algorithm != "allgather" && !p.halo {
+	if err == nil {
+		p.remember()
+	}
+	return p, err
+}
+
+// NewIndexedPlanner returns a planner for a caller that asks under several algorithms. index is one of s.Shape, best a prepared
+// one; groups of ranks that trade heads have one of their own. all says that every rank is asked for.
+func NewIndexedPlanner(algorithm string, s Spec, index *partition.Index, all bool) (*Planner, error) {
+	p, err := newPlannerBy(algorithm, s, func(shape partition.Shape) *partition.Index {
+		if shape.Size == s.Size {
+			return index
+		}
+		return partition.NewIndex(shape)
+	})
+	if err == nil && all {
 		p.remember()
 	}
 	return p, err
@@ -226,6 +241,11 @@ var patterns = map[string]func(*Planner, int) *Schedule{
 }
 
 func newPlanner(algorithm string, s Spec) (*Planner, error) {
+	return newPlannerBy(algorithm, s, partition.NewIndex)
+}
+
+// newPlannerBy makes a planner by the index of the groups that trade heads.
+func newPlannerBy(algorithm string, s Spec, index func(partition.Shape) *partition.Index) (*Planner, error) {
 	pattern, ok := patterns[algorithm]
 	if !ok {
 		return nil, fmt.Errorf("algorithm %q is none of %v", algorithm, Algorithms)
@@ -241,7 +261,7 @@ func newPlanner(algorithm string, s Spec) (*Planner, error) {
 		}
 		shape.Size, shape.Layout = s.Size/p.inner, gathered{s.Layout, p.inner}
 	}
-	p.index, p.size = partition.NewIndex(shape), shape.Size
+	p.index, p.size = index(shape), shape.Size
 	p.halo = p.index.Halo()
 	switch s.Gather {
 	case Before:

@@ -1,13 +1,13 @@
 """How much slower the way that auto chooses is than the best fixed way, measured.
 
-    scripts/regret.py --cprun bin/cprun --grid cpu --out regret.json
-    scripts/regret.py --cprun bin/cprun --grid cpu --out regret.json --table docs/planner.md   # writes the section, too
+    scripts/regret.py                              # all of it on this machine's CPU, into regret-cpu.json
+    scripts/regret.py --table docs/planner.md      # writes the section of the page, too
 
 Each cell of the grid is a shape of heads, a length, a mask and a number of ranks. `cprun bench attention --layout auto
 --algorithm auto` says what auto chooses there and what the costs of the machine predict for every other way. Then all ways
 are measured in turns, forward and backward, ROUNDS times, and a way's time is the median of its rounds; its rounds also give
-a spread, below which two ways are as good as each other. Needs Python's standard library, cprun, and a cost table of the
-machine (`cprun bench calibrate`).
+a spread, below which two ways are as good as each other. Needs Python's standard library and cprun. Where no cost table of the machine is
+kept for this binary, `cprun bench calibrate` makes one first.
 """
 
 import argparse
@@ -82,19 +82,21 @@ def bench(args, flags, folder):
 
 
 def way_of(timed):
-    return (timed["layout"], timed["algorithm"], timed.get("inner", 0), timed.get("gather_heads", 0), timed["backend"])
+    return (timed["layout"], timed["algorithm"], timed.get("inner", 0), timed.get("gather_heads", 0), timed.get("gather", ""), timed["backend"])
 
 
 def text(way):
-    layout, algorithm, inner, gather, backend = way
-    extra = f" (inner {inner})" if inner else f" (gather_heads {gather})" if gather else ""
+    layout, algorithm, inner, heads, gather, backend = way
+    extra = f" (inner {inner})" if inner else f" (gather_heads {heads})" if heads else ""
+    if algorithm == "allgather":
+        extra += {"before": " (before)", "auto": " (before, forward)"}.get(gather, "")
     return f"{algorithm}{extra}, {layout}, {backend}"
 
 
 def ways_flags(way):
-    layout, algorithm, inner, gather, backend = way
-    flags = ["--layout", layout, "--algorithm", algorithm, "--backend", backend]
-    return flags + (["--inner", str(inner)] if inner else []) + (["--gather-heads", str(gather)] if gather else [])
+    layout, algorithm, inner, heads, gather, backend = way
+    flags = ["--layout", layout, "--algorithm", algorithm, "--backend", backend, "--gather", gather or "beside"]
+    return flags + (["--inner", str(inner)] if inner else []) + (["--gather-heads", str(heads)] if heads else [])
 
 
 def seconds(report):
@@ -106,7 +108,7 @@ def selected(predicted, most):
     """The ways that are measured: the best of each layout and algorithm, and those with the least predicted time."""
     best, rest = {}, []
     for timed in predicted:  # in order: auto's own first
-        key = (timed["layout"], timed["algorithm"], timed["backend"])
+        key = (timed["layout"], timed["algorithm"], timed.get("gather", ""), timed["backend"])
         if key in best:
             rest.append(timed)
         else:
@@ -115,31 +117,47 @@ def selected(predicted, most):
 
 
 def in_turns(args, cell, ways, folder):
-    """Measures ways in one process, pack by pack, where starting one for each costs more than it takes: a CPU."""
-    layouts, algorithms = [], []
-    for layout, algorithm, *_ in ways:
-        layouts += [layout] if layout not in layouts else []
-        algorithms += [algorithm] if algorithm not in algorithms else []
-    backend = next(iter(ways))[4]
-    if "striped" not in layouts:  # which auto leaves out
-        layouts.append("striped")
+    """Measures ways in one process, pack by pack, where starting one for each costs more than it takes: a CPU. One process has all
+    that fetch rows at the same time."""
+    *_, gather, backend = next(iter(ways))
+    if not any(w[0] == "striped" for w in ways):  # which auto leaves out
         for algorithm in ("ring", "allgather"):
-            ways[("striped", algorithm, 0, 0, backend)] = {"predicted": None, "rounds": []}
-    inner = max(w[2] for w in ways)
-    flags = cell.flags(folder, packs=args.rounds) + ["--layout", ",".join(layouts), "--algorithm", ",".join(algorithms)] + (["--inner", str(inner)] if inner else [])
-    report = bench(args, flags + ["--iters", str(args.iters), "--warmup", "1"], folder)
-    for row in report["attention"]["packed"]:
-        for way, found in ways.items():
-            if way[:2] == (row["layout"], row["algorithm"]):
-                found["rounds"] = [row["forward_backward"]["seconds"]]
+            ways[("striped", algorithm, 0, 0, gather, backend)] = {"predicted": None, "rounds": []}
+    for gather in dict.fromkeys(w[4] for w in ways):
+        same = {w: found for w, found in ways.items() if w[4] == gather}
+        inner = max(w[2] for w in same)
+        flags = cell.flags(folder, packs=args.rounds) + ["--gather", gather or "beside"] + (["--inner", str(inner)] if inner else [])
+        flags += ["--layout", ",".join(dict.fromkeys(w[0] for w in same)), "--algorithm", ",".join(dict.fromkeys(w[1] for w in same))]
+        report = bench(args, flags + ["--iters", str(args.iters), "--warmup", "1"], folder)
+        for row in report["attention"]["packed"]:
+            for way, found in same.items():
+                if way[:2] == (row["layout"], row["algorithm"]):
+                    found["rounds"] = [row["forward_backward"]["seconds"]]
+
+
+def calibrate(args):
+    """Measures the cost table of this machine, which cprun keeps where the benchmark looks."""
+    print("regret: no cost table of this machine yet; cprun bench calibrate measures it", file=sys.stderr)
+    device = "cpu" if args.grid == "cpu" else "cuda"
+    run = subprocess.run([args.cprun, "bench", "calibrate", "--quiet", "--device", device], stdout=subprocess.DEVNULL, timeout=10 * args.limit)
+    if run.returncode != 0:
+        sys.exit("regret: cprun bench calibrate failed")
+
+
+def predictions(args, flags, folder):
+    """What auto measures and the ways that it has compared, the chosen one first; none: nothing is known of this machine."""
+    report = bench(args, flags + ["--layout", "auto", "--algorithm", "auto", "--iters", "1", "--warmup", "0"], folder)
+    return report, report["attention"]["spec"].get("predicted")
 
 
 def measure(args, cell, folder):
     flags = cell.flags(folder)
-    report = bench(args, flags + ["--layout", "auto", "--algorithm", "auto", "--iters", "1", "--warmup", "0"], folder)
-    predicted = report["attention"]["spec"].get("predicted")
+    report, predicted = predictions(args, flags, folder)
     if not predicted:
-        sys.exit("regret: no costs of this machine are known; run cprun bench calibrate with this binary")
+        calibrate(args)
+        report, predicted = predictions(args, flags, folder)
+    if not predicted:
+        sys.exit("regret: no costs of this machine are known, although cprun bench calibrate has measured them")
     ways = {way_of(t): {"predicted": t["seconds"], "rounds": []} for t in selected(predicted, args.ways)}
     auto = way_of(predicted[0])
     load = os.getloadavg()[0]
@@ -147,7 +165,7 @@ def measure(args, cell, folder):
         in_turns(args, cell, ways, folder)
     else:
         for algorithm in ("ring", "allgather"):
-            ways.setdefault(("striped", algorithm, 0, 0, auto[4]), {"predicted": None, "rounds": []})
+            ways.setdefault(("striped", algorithm, 0, 0, auto[4], auto[5]), {"predicted": None, "rounds": []})
     for _ in range(0 if args.grid == "cpu" else args.rounds):
         for way, found in ways.items():
             try:
@@ -238,7 +256,7 @@ def main():
     p.add_argument("--cprun", default="bin/cprun")
     p.add_argument("--grid", choices=GRIDS, default="cpu")
     p.add_argument("--ranks", default="", help="in place of the grid's: 2,4")
-    p.add_argument("--out", required=True, help="JSON of all that was measured; cells that it has are not measured again")
+    p.add_argument("--out", default="", help="JSON of all that was measured, regret-GRID.json unless named; cells that it has are not measured again")
     p.add_argument("--table", default="", help="the page whose section is written")
     p.add_argument("--rounds", type=int, default=3)
     p.add_argument("--iters", type=int, default=3)
@@ -246,6 +264,7 @@ def main():
     p.add_argument("--limit", type=float, default=120, help="seconds of one measurement")
     p.add_argument("--cells", default="", help="only cells whose name has this")
     args = p.parse_args()
+    args.out = args.out or f"regret-{args.grid}.json"
     grid = GRIDS[args.grid]
     ranks = [int(n) for n in args.ranks.split(",")] if args.ranks else grid["ranks"]
     done = []

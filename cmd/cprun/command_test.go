@@ -130,7 +130,7 @@ func integers(t *testing.T) string {
 }
 
 func TestHelpHasAnExampleEverywhere(t *testing.T) {
-	for _, args := range [][]string{{"-h"}, {"plan", "-h"}, {"attention", "-h"}, {"scale", "-h"}, {"export", "-h"}, {"doctor", "-h"}, {"version", "-h"}} {
+	for _, args := range [][]string{{"-h"}, {"plan", "-h"}, {"attention", "-h"}, {"scale", "-h"}, {"export", "-h"}, {"generate", "-h"}, {"doctor", "-h"}, {"version", "-h"}} {
 		stdout, _ := must(t, args...)
 		if !strings.Contains(stdout, "Examples:") {
 			t.Errorf("cprun %v has no example:\n%s", args, stdout)
@@ -159,7 +159,7 @@ func TestVersionAndDoctor(t *testing.T) {
 		}
 	}
 	_, out, _ := cprun(t, "doctor")
-	for _, w := range []string{"cores", "memory", "GOMAXPROCS"} {
+	for _, w := range []string{"cores", "memory", "exchanges", "GOMAXPROCS"} {
 		if !strings.Contains(out, w) {
 			t.Errorf("doctor does not speak of %s:\n%s", w, out)
 		}

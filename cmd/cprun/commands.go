@@ -52,7 +52,7 @@ ring whose transfers hide behind the kernels.`,
 	root.Flags().BoolVar(&o.DryRun, "dry-run", false, "check all that a start checks, say what it would do, and start nothing")
 	root.Flags().BoolVar(&o.NoSave, "no-checkpoint", false, "write no checkpoint: the run is a measurement, as those of cprun scale are")
 	root.Flags().MarkHidden("no-checkpoint")
-	root.AddCommand(planCommand(), attentionCommand(), benchCommand(), scaleCommand(), exportCommand(), evalCommand(), tokenizeCommand(), reportCommand(), topCommand(), doctorCommand(), versionCommand(), workerCommand())
+	root.AddCommand(planCommand(), attentionCommand(), benchCommand(), scaleCommand(), exportCommand(), evalCommand(), generateCommand(), tokenizeCommand(), reportCommand(), topCommand(), doctorCommand(), versionCommand(), workerCommand())
 	return root
 }
 
@@ -123,7 +123,7 @@ lists what is.`,
 	f.IntVar(&spec.GatherHeads, "gather-heads", 0, "with allgather: key and value heads that are gathered at a time; 0: all")
 	f.StringVar(&spec.Gather, "gather", ring.Auto, "with allgather and in windows, when rows of other ranks travel: "+strings.Join(ring.Gathers, ", "))
 	f.StringVar(&spec.Backend, "backend", "auto", "flash, reference, on a GPU fused, or auto")
-	f.StringVar(&spec.DType, "dtype", "auto", "what is computed in: fp32, fp64 on a CPU, bf16, fp16, fp32 on a GPU, or auto")
+	f.StringVar(&spec.DType, "dtype", "auto", "what is computed in: bf16, fp16, fp32, on a CPU also fp64, or auto: bf16, and fp32 on a CPU")
 	f.BoolVar(&asJSON, "json", false, "print a JSON report")
 	launchFlags(f, &o)
 	return c

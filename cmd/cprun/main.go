@@ -37,7 +37,10 @@ func run(args []string) int {
 	root.SetOut(stdout)
 	defer stdout.Flush()
 	root.SetArgs(args)
-	err := root.ExecuteContext(context.Background())
+	err := command.UseInstructions()
+	if err == nil {
+		err = root.ExecuteContext(context.Background())
+	}
 	var s status
 	var input *command.InputError
 	switch {

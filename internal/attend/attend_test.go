@@ -113,7 +113,7 @@ func run(t *testing.T, path string, ranks int, s Spec) (map[string][]float32, *R
 				return err
 			}
 			defer c.Close()
-			dev := device.CPU(streams[r], s.Backend)
+			dev := device.CPU(streams[r], s.Backend, tensor.F32)
 			defer dev.Close()
 			rep, err := c.Run(context.Background(), s, world[r], &dev)
 			if r == 0 {
@@ -167,14 +167,22 @@ func TestSpecsAgree(t *testing.T) {
 			{Layout: "striped", Algorithm: "allgather", Backend: "flash", DType: "fp64"},
 			{Layout: "contiguous", Algorithm: "ring", Backend: "reference", DType: "fp32"},
 			{Layout: "document", Algorithm: "ring", Backend: "flash", DType: "fp32"},
+			{Layout: "zigzag", Algorithm: "ring", Backend: "flash", DType: "bf16"},
+			{Layout: "striped", Algorithm: "allgather", Backend: "flash", DType: "bf16"},
+			{Layout: "zigzag", Algorithm: "ring", Backend: "reference", DType: "bf16"},
+			{Layout: "zigzag", Algorithm: "ring", Backend: "flash", DType: "fp16"},
 		} {
 			got, report := run(t, path, 3, s)
 			if report.Ranks != 3 || report.Layout != s.Layout {
 				t.Errorf("report %+v", report)
 			}
+			bound, half := map[string]float64{"bf16": 2e-2, "fp16": 3e-3}[s.DType]
+			if !half {
+				bound = 2e-5
+			}
 			for name, w := range want {
 				for i := range w {
-					if d := math.Abs(float64(got[name][i] - w[i])); !(d <= 2e-5) {
+					if d := math.Abs(float64(got[name][i] - w[i])); !(d <= bound*math.Max(1, math.Abs(float64(w[i])))) {
 						t.Fatalf("%v, %+v: %s[%d] = %v, want %v", meta, s, name, i, got[name][i], w[i])
 					}
 				}

@@ -112,7 +112,7 @@ func (s *Spec) Groups(c *Case, ranks int) int {
 
 // types are what each device computes in, by the names of --dtype.
 var types = map[string]map[string]tensor.DType{
-	"cpu":  {"fp32": tensor.F32, "fp64": tensor.F64},
+	"cpu":  {"bf16": tensor.BF16, "fp16": tensor.F16, "fp32": tensor.F32, "fp64": tensor.F64},
 	"cuda": {"bf16": tensor.BF16, "fp16": tensor.F16, "fp32": tensor.F32},
 }
 

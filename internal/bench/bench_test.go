@@ -139,7 +139,7 @@ func ranks(t *testing.T, n int, f func(r *Rank) error) {
 	errs := make(chan error, n)
 	for i, g := range groups {
 		go func() {
-			dev := device.CPU(streams[i].(*tensor.HostStream), "flash")
+			dev := device.CPU(streams[i].(*tensor.HostStream), "flash", tensor.F32)
 			err := f(&Rank{Device: dev, World: g, Control: g, Transports: []Transport{{Name: "local", Comm: g}}})
 			errs <- errors.Join(err, dev.Close())
 		}()
@@ -156,8 +156,9 @@ func ranks(t *testing.T, n int, f func(r *Rank) error) {
 }
 
 func TestAttentionOfOneAndTwoRanks(t *testing.T) {
-	for _, n := range []int{1, 2} {
-		spec := AttentionSpec{Seq: []int{64, 96}, Algorithms: []string{"ring", "allgather"}, Layouts: []string{"zigzag"}, Backend: "flash", DType: "fp32",
+	for i, dtype := range []string{"fp32", "fp32", "bf16"} {
+		n := min(i+1, 2)
+		spec := AttentionSpec{Seq: []int{64, 96}, Algorithms: []string{"ring", "allgather"}, Layouts: []string{"zigzag"}, Backend: "flash", DType: dtype,
 			Heads: 4, KVHeads: 2, HeadDim: 16, Causal: true, Window: -1, Iters: 2}
 		if err := spec.Check(n); err != nil {
 			t.Fatal(err)
@@ -353,7 +354,7 @@ func TestSpecsAreChecked(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		cpu, ok bool
-	}{{"fp32", true, true}, {"fp64", true, true}, {"bf16", true, false}, {"bf16", false, true}, {"fp16", false, true}, {"fp32", false, true}, {"fp64", false, false}, {"int8", false, false}} {
+	}{{"fp32", true, true}, {"fp64", true, true}, {"bf16", true, true}, {"fp16", true, true}, {"bf16", false, true}, {"fp16", false, true}, {"fp32", false, true}, {"fp64", false, false}, {"int8", false, false}} {
 		if _, err := DType(c.name, c.cpu); (err == nil) != c.ok {
 			t.Errorf("--dtype %s, on a CPU %t: %v", c.name, c.cpu, err)
 		}

@@ -19,7 +19,9 @@ func CostTables(t *cost.Table) []Table {
 		for _, l := range linesOf(s) {
 			table.Add(l.name, l.low.size, digits(1e6*l.low.seconds), digits(l.low.rate), l.high.size, digits(1e6*l.high.seconds), digits(l.high.rate), l.unit, fmt.Sprint(l.points))
 		}
-		table.Notes = []string{fmt.Sprintf("the host queues a call in %s µs", digits(1e6*s.CallSeconds))}
+		if s.CallSeconds > 0 {
+			table.Notes = []string{fmt.Sprintf("the host queues a call in %s µs", digits(1e6*s.CallSeconds))}
+		}
 		out = append(out, table)
 	}
 	return out

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cprun/cprun/internal/cost"
 	"github.com/cprun/cprun/tensor"
@@ -16,7 +17,7 @@ func TestCalibrate(t *testing.T) {
 	for _, n := range []int{1, 2} {
 		spec := CalibrateSpec{
 			Backend: "flash", DType: "fp32", Heads: 2, KVHeads: 1, Dims: []int{16}, Sizes: []int{8, 32}, Further: 8,
-			Operations: true, Rows: []int{4}, Sides: []int{8, 16}, Passes: []int{4}, Links: []int64{64, 4096}, Budget: 1e-4,
+			Operations: true, Rows: []int{4}, Sides: []int{8, 16}, Passes: []int{4}, Links: []int64{64, 4096}, Budget: 1e-4, Tolerance: 0.5,
 		}
 		set := cost.Set{Ranks: n}
 		ranks(t, n, func(r *Rank) error {
@@ -51,6 +52,51 @@ func TestCalibrate(t *testing.T) {
 		shown := CostTables(table)
 		if len(shown) != 1 || len(shown[0].Rows) < 10 {
 			t.Errorf("%d ranks: %+v", n, shown)
+		}
+	}
+}
+
+// Work that is long is measured until two iterations agree, short work as often as ever, on all ranks alike.
+func TestMeasurementsSettle(t *testing.T) {
+	const long = 20 * time.Millisecond
+	made := make([]int, 2)
+	ranks(t, 2, func(r *Rank) error {
+		r.Budget, r.Tolerance = 1e-4, 1e6
+		seconds, n, err := r.measure(context.Background(), 1, 0, func() error {
+			made[r.World.Rank()]++
+			time.Sleep(long)
+			return nil
+		})
+		if n != 1 || seconds < long.Seconds() {
+			t.Errorf("%d iterations of %v s", n, seconds)
+		}
+		return err
+	})
+	if !slices.Equal(made, []int{2, 2}) {
+		t.Errorf("the ranks worked %v times", made)
+	}
+	ranks(t, 1, func(r *Rank) error {
+		r.Budget, r.Tolerance = 1e-4, 1e-12
+		work, n := 0, 0
+		_, n, err := r.measure(context.Background(), 1, 0, func() error {
+			work++
+			time.Sleep(time.Duration(work) * time.Millisecond) // no two agree
+			return nil
+		})
+		if n != minIters {
+			t.Errorf("%d iterations that do not agree", n)
+		}
+		return err
+	})
+}
+
+func TestSpread(t *testing.T) {
+	for _, c := range []struct {
+		xs   []float64
+		want float64
+	}{{nil, 0}, {[]float64{3}, 0}, {[]float64{2, 3, 2}, 0.5}, {[]float64{1, 4, 4, 5, 4, 100, 4, 6}, 0.25}} {
+		if got := Spread(c.xs); got != c.want {
+			t.Errorf("%v: %v, want %v", c.xs, got, c.want)
 		}
 	}
 }

@@ -35,6 +35,8 @@ type Rank struct {
 	LinkGBps float64
 	// Budget is the seconds that a measurement whose iterations are not given takes; 0: two.
 	Budget float64
+	// Tolerance ends a measurement whose iterations are not given when they differ by no more than that share; 0: none.
+	Tolerance float64
 	// CPUTime measures the time of the processor that this process has used in place of the clock's: what work takes on
 	// a machine that others use, too, if it is as many ranks as cores.
 	CPUTime bool
@@ -52,11 +54,11 @@ type Transport struct {
 // types are the element types of attention, by the names of --dtype.
 var types = map[string]tensor.DType{"bf16": tensor.BF16, "fp16": tensor.F16, "fp32": tensor.F32, "fp64": tensor.F64}
 
-// DType returns the element type of a name of --dtype. A CPU computes in the last two.
+// DType returns the element type of a name of --dtype. A GPU does not compute in the last.
 func DType(name string, cpu bool) (tensor.DType, error) {
 	t, ok := types[name]
-	if half := t.Size() == 2; !ok || cpu && half || !cpu && t == tensor.F64 {
-		return tensor.Invalid, fmt.Errorf("--dtype %q: want bf16, fp16 or fp32 on GPUs, fp32 or fp64 on a CPU", name)
+	if !ok || !cpu && t == tensor.F64 {
+		return tensor.Invalid, fmt.Errorf("--dtype %q: want bf16, fp16 or fp32, and on a CPU also fp64", name)
 	}
 	return t, nil
 }
@@ -88,6 +90,9 @@ func (r *Rank) measure(ctx context.Context, warmup, iters int, work func() error
 	if err != nil {
 		return 0, 0, err
 	}
+	if iters == 0 && r.Tolerance > 0 {
+		return r.settle(ctx, took[len(took)-1], work)
+	}
 	if iters == 0 {
 		last, err := r.slowest(ctx, took[len(took)-1])
 		if err != nil {
@@ -98,12 +103,7 @@ func (r *Rank) measure(ctx context.Context, warmup, iters int, work func() error
 	if err := r.Control.Barrier(ctx); err != nil {
 		return 0, 0, err
 	}
-	if r.CPUTime {
-		took, err = r.used(ctx, iters, work)
-	} else {
-		took, err = r.times(ctx, iters, work)
-	}
-	if err != nil {
+	if took, err = r.take(ctx, iters, work); err != nil {
 		return 0, 0, err
 	}
 	most, err := r.slowest(ctx, Median(took))
@@ -111,6 +111,56 @@ func (r *Rank) measure(ctx context.Context, warmup, iters int, work func() error
 		return 0, 0, err
 	}
 	return most[0], iters, nil
+}
+
+// take is how long each of some turns of work took, by the clock or of the processor.
+func (r *Rank) take(ctx context.Context, n int, work func() error) ([]float64, error) {
+	if r.CPUTime {
+		return r.used(ctx, n, work)
+	}
+	return r.times(ctx, n, work)
+}
+
+// fewIters is how many iterations are made before it is looked whether they agree.
+const fewIters = 3
+
+// settle is the median time of work, as measure finds it, of as few iterations as agree to within the tolerance on every rank.
+// first is what the warm-up took. Work that takes longer than the budget counts its first iteration: nothing of what a
+// cold start costs is felt there.
+func (r *Rank) settle(ctx context.Context, first float64, work func() error) (seconds float64, n int, err error) {
+	most, err := r.slowest(ctx, first)
+	if err != nil {
+		return 0, 0, err
+	}
+	room, batch := cmp.Or(r.Budget, budget), fewIters
+	limit := min(max(int(room/max(most[0], 1e-9)), minIters), maxIters)
+	if limit == maxIters {
+		batch = maxIters // of no time worth saving
+	} else if most[0] >= room {
+		batch = 1
+	}
+	if err := r.Control.Barrier(ctx); err != nil {
+		return 0, 0, err
+	}
+	var all []float64
+	for n < limit {
+		m := min(batch, limit-n)
+		took, err := r.take(ctx, m, work)
+		if err != nil {
+			return 0, 0, err
+		}
+		all, n = append(all, took...), n+m
+		if batch == 1 && n == 1 && !r.CPUTime {
+			all = append(all, first)
+		}
+		if most, err = r.slowest(ctx, Median(all), Spread(all)); err != nil {
+			return 0, 0, err
+		}
+		if len(all) > 1 && most[1] <= r.Tolerance {
+			break
+		}
+	}
+	return most[0], n, nil
 }
 
 // usedGroups is how many times the processor's time is taken of one piece of work.

@@ -12,6 +12,18 @@ func Median(xs []float64) float64 {
 	return (s[(n-1)/2] + s[n/2]) / 2
 }
 
+// Spread returns how far the middle half of xs lies apart, or all of few, as a share of their median; 0 of none.
+func Spread(xs []float64) float64 {
+	s := slices.Sorted(slices.Values(xs))
+	if quarter := len(s) / 4; quarter > 0 {
+		s = s[quarter : len(s)-quarter]
+	}
+	if m := Median(xs); m > 0 {
+		return (s[len(s)-1] - s[0]) / m
+	}
+	return 0
+}
+
 // FLOPs returns the floating-point operations of a forward pass of attention over that many visible
 // (query, key) pairs of a head: two products, over dim and over dimV. A causal sequence of S tokens has S(S+1)/2 pairs.
 func FLOPs(pairs, heads, dim, dimV int) float64 {

@@ -25,7 +25,7 @@ func (o *BenchOptions) chooseWay(task *job.Bench, ranks int) error {
 	if len(s.Seq) != 1 || !s.Causal || !autoLayout && len(s.Layouts) != 1 || !autoAlgorithm && len(s.Algorithms) != 1 {
 		return errors.New("--layout auto, --algorithm auto: want one length with a causal mask, and one of the other two")
 	}
-	asked := planner.Asked{Inner: s.Inner, GatherHeads: s.GatherHeads, Documents: s.Documents != ""}
+	asked := planner.Asked{Inner: s.Inner, GatherHeads: s.GatherHeads, Gather: s.Gather, Documents: s.Documents != ""}
 	if !autoLayout {
 		asked.Layout = s.Layouts[0]
 	}
@@ -58,6 +58,9 @@ func (o *BenchOptions) chooseWay(task *job.Bench, ranks int) error {
 	}
 	if autoAlgorithm {
 		s.Algorithms, s.Inner, s.GatherHeads = []string{way.Algorithm}, way.Inner, way.GatherHeads
+	}
+	if len(s.Predicted) > 0 && way.Algorithm == "allgather" {
+		s.Gather = way.When()
 	}
 	return nil
 }

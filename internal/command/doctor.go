@@ -11,8 +11,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/plan"
+	"github.com/cprun/cprun/kernels/cpu"
 )
 
 // finding is one line of the report; a fix makes it a problem.
@@ -25,7 +27,7 @@ type finding struct {
 func Doctor(w io.Writer) (int, error) {
 	problems := 0
 	gpus, machine := gpus()
-	for _, f := range slices.Concat([]finding{cores(), memory()}, gpus, []finding{openFiles(), processes(), temp(), text()}) {
+	for _, f := range slices.Concat([]finding{cores(), memory()}, gpus, []finding{exchanges(), openFiles(), processes(), temp(), text()}) {
 		mark := "ok"
 		if f.fix != "" {
 			mark = "PROBLEM"
@@ -57,7 +59,12 @@ func Doctor(w io.Writer) (int, error) {
 }
 
 func cores() finding {
-	return finding{"cores", fmt.Sprintf("%d, %s/%s, %s", runtime.NumCPU(), runtime.GOOS, runtime.GOARCH, runtime.Version()), ""}
+	used, best := cpu.Instructions()
+	kernels := used + " kernels"
+	if used != best {
+		kernels += fmt.Sprintf(" (%s asks for them; this machine has %s)", launch.EnvCPU, best)
+	}
+	return finding{"cores", fmt.Sprintf("%d, %s/%s, %s, %s", runtime.NumCPU(), runtime.GOOS, runtime.GOARCH, kernels, runtime.Version()), ""}
 }
 
 func memory() finding {
@@ -70,6 +77,14 @@ func memory() finding {
 		f.value += ", of which this cgroup may use " + plan.Bytes(usable)
 	}
 	return f
+}
+
+// exchanges is what ranks of this node exchange large messages by.
+func exchanges() finding {
+	if err := comm.SharesMemory(); err != nil {
+		return finding{"exchanges", "of this node's ranks by Unix sockets, since they can share no memory: " + err.Error(), ""}
+	}
+	return finding{"exchanges", "of this node's ranks by shared memory (memfd), small ones by Unix sockets", ""}
 }
 
 // enoughFiles covers the sockets between ranks, logs and data files.

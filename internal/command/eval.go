@@ -152,13 +152,10 @@ func once(err error) error {
 // checkpoint, of a Hugging Face directory an empty one.
 func (o *EvalOptions) base(ctx context.Context, path string, e *evaluation, task *job.Train, notes *[]string) (name, text string, set []string, err error) {
 	name, text = path, "{}"
-	if _, err := os.Stat(filepath.Join(path, "config.json")); err == nil && o.Step == 0 {
+	if isModel(path, o.Step) {
 		set = []string{"model.from=" + path}
 	} else {
-		c, reasons, err := ofStep(ctx, path, o.Step)
-		if errors.Is(err, checkpoint.ErrNone) || errors.Is(err, fs.ErrNotExist) {
-			err = inputf("%w; name a run directory, a checkpoint, or a Hugging Face directory with config.json", err)
-		}
+		c, reasons, err := checkpointOf(ctx, path, o.Step)
 		if err != nil {
 			return "", "", nil, err
 		}
@@ -177,6 +174,21 @@ func (o *EvalOptions) base(ctx context.Context, path string, e *evaluation, task
 		}
 	}
 	return name, text, set, nil
+}
+
+// isModel reports whether what a user names is a Hugging Face directory and not a run, where no step is asked for.
+func isModel(path string, step int64) bool {
+	_, err := os.Stat(filepath.Join(path, "config.json"))
+	return err == nil && step == 0
+}
+
+// checkpointOf is ofStep, where a Hugging Face directory may be named as well.
+func checkpointOf(ctx context.Context, path string, step int64) (*checkpoint.Checkpoint, []string, error) {
+	c, reasons, err := ofStep(ctx, path, step)
+	if errors.Is(err, checkpoint.ErrNone) || errors.Is(err, fs.ErrNotExist) {
+		err = inputf("%w; name a run directory, a checkpoint, or a Hugging Face directory with config.json", err)
+	}
+	return c, reasons, err
 }
 
 // write prints an evaluation.

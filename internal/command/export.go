@@ -86,11 +86,12 @@ func Export(ctx context.Context, run string, o ExportOptions) (int, error) {
 
 // ofStep opens the checkpoint of a step in a run, or what Find finds where step is 0.
 func ofStep(ctx context.Context, run string, step int64) (c *checkpoint.Checkpoint, reasons []string, err error) {
+	path := run
 	if step > 0 {
-		run, err = checkpoint.OfStep(run, step)
+		path, err = checkpoint.OfStep(run, step)
 	}
 	if err == nil {
-		c, reasons, err = checkpoint.Find(ctx, run)
+		c, reasons, err = checkpoint.Find(ctx, path)
 	}
 	if err != nil {
 		return nil, nil, inputf("%s: %w%s", terminal.Name(run), err, because(reasons))

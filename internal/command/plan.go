@@ -8,9 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"gonum.org/v1/gonum/blas"
-	"gonum.org/v1/gonum/blas/gonum"
-
 	"github.com/cprun/cprun/internal/backend"
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/cost"
@@ -18,6 +15,7 @@ import (
 	"github.com/cprun/cprun/internal/plan"
 	"github.com/cprun/cprun/internal/terminal"
 	"github.com/cprun/cprun/internal/train"
+	"github.com/cprun/cprun/kernels/cpu"
 )
 
 // PlanOptions are the flags of `cprun plan`.
@@ -64,7 +62,7 @@ func Plan(path string, o PlanOptions) (int, error) {
 	opts.Chosen = d.Chosen
 	whole, refusal := o.refusal(path, ranks, machine)
 	if refusal == nil {
-		opts.Docs, refusal = train.FirstDocuments(whole)
+		opts.Docs, refusal = firstDocuments(d.First(), whole)
 	}
 	opts.Refused = lines(refusal)
 	p, err := plan.Make(cfg, ranks, opts)
@@ -201,26 +199,9 @@ func (o *PlanOptions) where() (m machine.Machine, ranks int, err error) {
 	return m, max(1, m.Hosts), nil
 }
 
-// matmulTime is how long the rate of matrix products is looked for: long enough that a busy machine
-// has a quiet moment in it.
+// matmulTime is how long the rate of matrix products is looked for.
 const matmulTime = 100 * time.Millisecond
 
 // matmulRate returns the GFLOP/s of one thread's matrix product at its fastest, by which a CPU without a table of its own
 // is compared with one that has it. It is measured once.
-var matmulRate = sync.OnceValue(measureMatmul)
-
-func measureMatmul() float64 {
-	const n = 128
-	a, b, c := make([]float32, n*n), make([]float32, n*n), make([]float32, n*n)
-	for i := range a {
-		a[i], b[i] = float32(i%7)-3, float32(i%5)-2
-	}
-	impl := gonum.Implementation{}
-	best := time.Duration(1 << 62)
-	for began := time.Now(); time.Since(began) < matmulTime; {
-		start := time.Now()
-		impl.Sgemm(blas.NoTrans, blas.NoTrans, n, n, n, 1, a, n, b, n, 0, c, n)
-		best = min(best, time.Since(start))
-	}
-	return 2 * n * n * n / best.Seconds() / 1e9
-}
+var matmulRate = sync.OnceValue(func() float64 { return cpu.ProductRate(128, matmulTime) })

@@ -12,7 +12,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/cprun/cprun/internal/backend"
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/files"
 	"github.com/cprun/cprun/internal/launch/progress"
@@ -24,13 +23,14 @@ import (
 
 // prepare writes what a run directory holds before the first step. Where it holds the config of an
 // earlier start with other values, that one is kept, and changes say which keys have changed.
-func prepare(dir *os.Root, cfg *config.Config, ranks int, choice *backend.Choice, chosen *plan.Chosen, machine machine.Machine, costs plan.Costs) (changes []string, err error) {
-	opts := planOptions(machine, choice, costs)
-	if opts.Docs, err = train.FirstDocuments(cfg); err != nil {
+func prepare(r *ready, machine machine.Machine, costs plan.Costs) (changes []string, err error) {
+	dir, cfg := r.root, r.cfg
+	opts := planOptions(machine, r.choice.Choice, costs)
+	if opts.Docs, err = firstDocuments(r.docs, cfg); err != nil {
 		return nil, &InputError{err}
 	}
-	opts.Chosen = chosen
-	p, err := plan.Make(cfg, ranks, opts)
+	opts.Chosen = r.chosen
+	p, err := plan.Make(cfg, r.ranks, opts)
 	if err != nil {
 		return nil, &InputError{err}
 	}
@@ -47,6 +47,14 @@ func prepare(dir *os.Root, cfg *config.Config, ranks int, choice *backend.Choice
 		}
 	}
 	return changes, nil
+}
+
+// firstDocuments is those of the first sample: what the choice has read, which need not be read and tokenized again.
+func firstDocuments(known []int, cfg *config.Config) ([]int, error) {
+	if len(known) > 0 {
+		return known, nil
+	}
+	return train.FirstDocuments(cfg)
 }
 
 // keepConfig gives the config of an earlier start another name, config-1.yaml and so on, where
@@ -133,6 +141,14 @@ func (o *TrainOptions) again(dir string) string {
 		args = slices.Insert(args, 1, "--run-dir", dir)
 	}
 	return shell(args)
+}
+
+// writes is the command that shows what the model of a run writes; "" where its tokenizer is not known.
+func (o *TrainOptions) writes(dir string, cfg *config.Config) string {
+	if len(o.Args) == 0 || spoken(cfg) == "" {
+		return ""
+	}
+	return shell([]string{o.Args[0], "generate", dir, "--prompt", "The"})
 }
 
 // resuming is a command line without --resume never: to begin anew would be refused, or lose what is there.

@@ -252,7 +252,7 @@ func (t *together) open(s *launch.Start) error {
 	t.leads = t.lead.root != nil && s.Place.FirstRank == 0
 	if t.leads {
 		s.Logs, t.log = t.lead.logs, t.lead.log
-		t.track.root, t.track.again = t.lead.root, t.again(t.dir)
+		t.track.root, t.track.again, t.track.writes = t.lead.root, t.again(t.dir), t.writes(t.dir, t.lead.cfg)
 		return nil
 	}
 	t.close()

@@ -116,6 +116,14 @@ func textFiles(globs []string) (paths []string, size int64, err error) {
 	return paths, size, nil
 }
 
+// tokenizerFile is the tokenizer.json that a user names by its directory or itself; bytes stays.
+func tokenizerFile(path string) string {
+	if st, err := os.Stat(path); path != data.Bytes && err == nil && st.IsDir() {
+		return filepath.Join(path, "tokenizer.json")
+	}
+	return path
+}
+
 // encoding is how text becomes ids, which are below vocab.
 func (o *TokenizeOptions) encoding() (e *data.Encoding, vocab int, err error) {
 	path := o.Tokenizer
@@ -125,10 +133,8 @@ func (o *TokenizeOptions) encoding() (e *data.Encoding, vocab int, err error) {
 	case path == data.Bytes:
 		return &data.Encoding{Tokenizer: data.NewTokenizer(path, 0), EOS: -1, Vocab: 256}, 256, nil
 	}
+	path = tokenizerFile(path)
 	dir := filepath.Dir(path)
-	if st, err := os.Stat(path); err == nil && st.IsDir() {
-		dir, path = path, filepath.Join(path, "tokenizer.json")
-	}
 	t, err := data.LoadTokenizer(path)
 	if err != nil {
 		if errors.Is(err, os.ErrNotExist) {

@@ -26,6 +26,7 @@ type tracker struct {
 	steps int64
 
 	again    string           // the command that goes on after a stop
+	writes   string           // the command that has the model write, or ""
 	measures bool             // dir is removed afterwards
 	advanced func(step int64) // or nil
 }
@@ -91,6 +92,7 @@ func (t *tracker) summary(res launch.Result) {
 	if t.measures {
 		return
 	}
+	saved := false
 	for _, f := range []struct{ label, name string }{
 		{"metrics", "metrics.jsonl"}, {"checkpoint", "checkpoints/latest"}, {"logs", "logs"}, {"trace", "trace.json"},
 	} {
@@ -101,9 +103,13 @@ func (t *tracker) summary(res launch.Result) {
 				continue
 			}
 			name = filepath.Join(checkpointsName, filepath.Base(strings.TrimSpace(string(data))))
+			saved = true
 		}
 		if _, err := t.root.Stat(name); err == nil {
 			t.out.Note(fmt.Sprintf("  %-11s %s", f.label, terminal.Name(filepath.Join(t.root.Name(), name))))
 		}
+	}
+	if saved && t.writes != "" && res.ExitCode == launch.ExitDone { // else the last words are how to go on
+		t.out.Note(fmt.Sprintf("  %-11s %s", "its text", t.writes))
 	}
 }

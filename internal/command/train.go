@@ -80,6 +80,7 @@ type ready struct {
 	ranks  int
 	choice chosen
 	chosen *plan.Chosen // by costs; nil: nothing
+	docs   []int        // of the first sample, where the choice has read them
 	dir    string
 	root   *os.Root // dir: what is written into it goes through no link that leads out of it
 	lock   *os.File // of the checkpoints in dir
@@ -145,7 +146,7 @@ func (o *TrainOptions) checkInput(ctx context.Context, path string, ranks int, d
 	if err := train.Check(cfg); err != nil {
 		return r, &InputError{err}
 	}
-	r.cfg, r.ranks, r.chosen = cfg, ranks, d.Chosen
+	r.cfg, r.ranks, r.chosen, r.docs = cfg, ranks, d.Chosen, d.First()
 	if r.choice, err = choose(cfg, o.machine); err != nil {
 		return r, err
 	}
@@ -174,7 +175,7 @@ func (o *TrainOptions) train(ctx context.Context, r ready, out *progress.Printer
 	if err != nil {
 		return 0, err
 	}
-	t := &tracker{out: out, start: time.Now(), root: r.root, measures: o.NoSave, advanced: o.advanced, again: o.again(r.dir)}
+	t := &tracker{out: out, start: time.Now(), root: r.root, measures: o.NoSave, advanced: o.advanced, again: o.again(r.dir), writes: o.writes(r.dir, r.cfg)}
 	spec := launch.Job{
 		RunID: launch.NewRunID(time.Now()), NProc: r.ranks, Argv: []string{"worker", string(job.RoleTrain)}, Logs: b.logs, Payload: payload(b.task),
 		Stderr: out, Show: o.show(), OnEvent: t.event, MaxRestarts: o.MaxRestarts, Signals: signals, Patient: underSlurm(),
@@ -209,12 +210,15 @@ func (o *TrainOptions) begin(r ready, out *progress.Printer) (b begun, err error
 	if b.log, err = openLog(b.logs, "launcher.log", out, o); err != nil {
 		return b, err
 	}
-	changes, err := prepare(r.root, r.cfg, r.ranks, r.choice.Choice, r.chosen, o.machine, o.costs(o.machine))
+	changes, err := prepare(&r, o.machine, o.costs(o.machine))
 	if err != nil {
 		return b, b.log.note(err)
 	}
 	b.task = job.Train{
 		Config: string(r.cfg.YAML()), RunDir: r.dir, Version: o.Version, NoSave: o.NoSave, Machine: o.machine, Remedies: r.choice.Kinds(), Generation: r.generation,
+	}
+	if r.chosen != nil {
+		b.task.Kinds = r.chosen.Kinds
 	}
 	if b.task.Packings, err = o.packings(r.chosen, r.ranks); err != nil {
 		return b, b.log.note(err)

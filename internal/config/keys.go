@@ -185,7 +185,7 @@ var runKeys = []key{
 	{path: "parallel.gather_heads", def: "0", max: maxHeads, at: func(c *Config) any { return &c.Parallel.GatherHeads },
 		doc: "of allgather: key-value heads that are gathered at a time, the next ones behind the attention of these; fewer take less memory; 0: all, unless the algorithm is chosen by costs"},
 	{path: "parallel.gather", def: "auto", choices: []string{"beside", "before", "auto"}, at: func(c *Config) any { return &c.Parallel.Gather },
-		doc: "of allgather and of windows: when rows of other ranks travel; beside (while a first kernel call computes with the rank's own), before (the only kernel call); auto: before in the forward pass of packed documents on one host"},
+		doc: "of allgather and of windows: when rows of other ranks travel; beside (while a first kernel call computes with the rank's own), before (the only kernel call); auto: by costs where they choose an all-gather, else before in the forward pass of packed documents on one host"},
 	{path: "parallel.layout", def: "auto", choices: []string{"zigzag", "striped", "contiguous", "document", "document-zigzag", "auto"}, at: func(c *Config) any { return &c.Parallel.Layout },
 		doc: "which rank holds which positions; document deals documents out by their work, document-zigzag cuts each like zigzag; auto: by costs, else zigzag, or document with pack_documents"},
 	{path: "parallel.transport", def: "auto", choices: []string{"nccl", "copy", "auto"}, at: func(c *Config) any { return &c.Parallel.Transport },
@@ -199,7 +199,7 @@ var runKeys = []key{
 		doc: "0: quiet; 1: what was chosen; 2: also every rule that rejected a backend"},
 
 	{path: "precision.compute", def: "auto", choices: []string{"bf16", "fp16", "fp32", "auto"}, at: func(c *Config) any { return &c.Precision.Compute },
-		doc: "auto: bf16 on CUDA, fp32 on CPU, which has no other; fp16 scales the loss, so that small gradients do not become 0"},
+		doc: "auto: bf16 on CUDA, fp32 on CPU, where bf16 and fp16 halve activations but cost time; fp16 scales the loss, so that small gradients do not become 0"},
 	{path: "precision.grad_wire", def: "fp32", choices: []string{"fp32", "bf16"}, at: func(c *Config) any { return &c.Precision.GradWire },
 		doc: "gradients between ranks; bf16 is not in this build"},
 	{path: "precision.kv_wire", def: "auto", choices: []string{"bf16", "fp16", "fp32", "auto"}, at: func(c *Config) any { return &c.Precision.KVWire },

@@ -40,9 +40,7 @@ func (c *Config) resolve(ranks, hosts int, device string, f *faults) {
 		auto(&c.Parallel.Gather, "beside") // links between hosts are slower, and there is more to hide
 	}
 	auto(&c.Precision.Compute, compute)
-	if device == "cuda" {
-		wireRules(c, f)
-	}
+	wireRules(c, f)
 	auto(&c.Precision.KVWire, c.Precision.Compute)
 	auto(&c.Memory.Shard, shard)
 	if device == "cuda" {
@@ -125,17 +123,8 @@ func (c *Config) resolveInner(ranks, hosts int, f *faults) {
 	p.Inner = partition.Inner(p.Context, perHost, c.Model.NumAttentionHeads, c.Model.NumKeyValueHeads)
 }
 
-// cpuRules refuses what only a GPU has. It runs before autos are filled, so that a kv_wire
-// that follows compute is not reported beside it.
+// cpuRules refuses what only a GPU has.
 func cpuRules(c *Config, f *faults) {
-	p := &c.Precision
-	for _, at := range []struct{ path, value string }{
-		{"precision.compute", p.Compute}, {"precision.grad_wire", p.GradWire}, {"precision.kv_wire", p.KVWire},
-	} {
-		if f.ok(at.path) && (at.value == "bf16" || at.value == "fp16") {
-			f.add(at.path, "%s needs CUDA; on CPU write fp32", at.value)
-		}
-	}
 	if t := c.Parallel.Transport; f.ok("parallel.transport") && t != "auto" {
 		f.add("parallel.transport", "%s moves data between GPUs; on CPU write auto", t)
 	}
@@ -144,7 +133,7 @@ func cpuRules(c *Config, f *faults) {
 	}
 }
 
-// wireRules refuses what no GPU does in this build.
+// wireRules refuses what no device does in this build. It runs before a kv_wire of auto is filled, which follows compute.
 func wireRules(c *Config, f *faults) {
 	p := &c.Precision
 	if f.ok("precision.grad_wire") && p.GradWire != "fp32" {

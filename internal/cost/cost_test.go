@@ -116,6 +116,30 @@ func TestScales(t *testing.T) {
 	}
 }
 
+// Transfers of more ranks than cores are a set of their own, and their calls are those of as many ranks as cores.
+func TestSetsOfTransfersAlone(t *testing.T) {
+	table := rates(0)
+	four := Set{Ranks: 4}
+	for _, l := range table.Sets[0].Links {
+		l.Ranks, l.Seconds = 4, 5*l.Seconds
+		four.Links = append(four.Links, l)
+	}
+	one := table.Sets[0]
+	one.Ranks, one.Links = 1, nil
+	two := rates(0).For(Job{Ranks: 2, PerHost: 2, Cores: 2})
+	table.Sets = append(table.Sets, four, one)
+	m, c := table.For(Job{Ranks: 4, PerHost: 4, Cores: 2}), call(1024, 1024, partition.Full())
+	if got := m.Call(c) / two.Call(c); math.Abs(got-2) > 1e-9 {
+		t.Errorf("four ranks on two cores compute %v times as long as two", got)
+	}
+	if got := m.Exchange(0, 1, 1<<20, 1) / two.Exchange(0, 1, 1<<20, 1); math.Abs(got-5) > 1e-9 {
+		t.Errorf("a transfer of four takes %v times as long as of two, measured 5", got)
+	}
+	if !m.Has("flash", tensor.BF16) {
+		t.Error("four ranks have no backend")
+	}
+}
+
 // Whatever a table lacks, something stands for it.
 func TestWhatIsNotThere(t *testing.T) {
 	m := rates(0).For(Job{Ranks: 1, PerHost: 1})
@@ -131,6 +155,35 @@ func TestWhatIsNotThere(t *testing.T) {
 	}
 	if m.Work(Work{Op: "swiglu", DType: tensor.BF16, Bytes: 1 << 20}) <= 0 {
 		t.Error("a pass takes no time")
+	}
+}
+
+// A GPU that works for long is slower than short figures of it. What is kept up bounds all rates, and a second block is
+// not charged for the warmth of the card.
+func TestKeptUp(t *testing.T) {
+	table := rates(0)
+	flops := attentionFLOPs(1<<28, 4, 64, 64)
+	table.Sets[0].Attention = append(table.Sets[0].Attention, Attention{ // both blocks together at 0.8e12
+		Backend: "flash", DType: "bf16", Mask: Full, Dim: 64, Heads: 4, KVHeads: 4, Queries: 1 << 14, Keys: 1 << 14, Seconds: flops / 1e12, Further: 1.5 * flops / 1e12,
+	})
+	n := 1 << 13
+	table.Sets[0].Products = append(table.Sets[0].Products, Product{Kind: "linear", DType: "bf16", Rows: n, In: n, Out: n, Seconds: 2 * math.Pow(float64(n), 3) / 0.9e14})
+	gpu := table.For(Job{Ranks: 2, PerHost: 2})
+	long := call(1<<14, 1<<14, partition.Full())
+	if got := gpu.Call(long); math.Abs(got/(flops/0.8e12)-1) > 1e-9 {
+		t.Errorf("a call takes %v s, %v where it is kept up", got, flops/0.8e12)
+	}
+	long.First = false
+	if got := gpu.Call(long); math.Abs(got/(flops/0.8e12)-1) > 1e-9 {
+		t.Errorf("a further block takes %v s, the first %v", got, flops/0.8e12)
+	}
+	w := Work{Op: "linear", DType: tensor.BF16, Rows: 512, In: 512, Out: 512}
+	if got := gpu.Work(w); math.Abs(got/(w.FLOPs()/0.9e14)-1) > 1e-9 {
+		t.Errorf("a product takes %v s, %v where it is kept up", got, w.FLOPs()/0.9e14)
+	}
+	table.Machine.Arch = 0
+	if got := table.For(Job{Ranks: 2, PerHost: 2}).Work(w); math.Abs(got/(w.FLOPs()/1e14)-1) > 1e-9 {
+		t.Errorf("on a CPU a product takes %v s, measured %v", got, w.FLOPs()/1e14)
 	}
 }
 

@@ -23,8 +23,14 @@ func at(sizes ...float64) (s spot) {
 // size; beyond them it is that of the border. Points may lack: the others of a cell then stand for them.
 type grid struct {
 	axis  [axes][]float64 // ascending
-	value map[[axes]int]float64
+	value map[int]float64 // by place: a file may have axes whose combinations no memory holds
 	spots map[spot]float64
+	list  []point // the same
+}
+
+type point struct {
+	spot
+	value float64
 }
 
 // add sets the value at a spot; of several the mean is wrong less often than the last, yet one is kept, the smallest:
@@ -50,14 +56,23 @@ func (g *grid) build() {
 	for i := range g.axis {
 		slices.Sort(g.axis[i])
 	}
-	g.value = make(map[[axes]int]float64, len(g.spots))
+	g.value = make(map[int]float64, len(g.spots))
 	for s, v := range g.spots {
 		var n [axes]int
 		for i, x := range s {
 			n[i], _ = slices.BinarySearch(g.axis[i], x)
 		}
-		g.value[n] = v
+		g.value[g.place(n)] = v
+		g.list = append(g.list, point{s, v})
 	}
+}
+
+// place is where the value of a point stands, by its places on the axes.
+func (g *grid) place(n [axes]int) (at int) {
+	for i := range axes {
+		at = at*len(g.axis[i]) + n[i]
+	}
+	return at
 }
 
 // look returns the value at a spot; false where there is no point.
@@ -84,7 +99,7 @@ func (g *grid) look(s spot) (float64, bool) {
 		if w == 0 {
 			continue
 		}
-		if v, ok := g.value[n]; ok {
+		if v, ok := g.value[g.place(n)]; ok {
 			sum, weight = sum+w*v, weight+w
 		}
 	}
@@ -107,16 +122,16 @@ func between(axis []float64, x float64) (low int, share float64) {
 }
 
 // nearest is the value of the point that is nearest; of several as near the largest, so that it does not depend on
-// the order of a map.
+// their order.
 func (g *grid) nearest(s spot) float64 {
 	best, value := math.Inf(1), math.Inf(-1)
-	for p, v := range g.spots {
+	for _, p := range g.list {
 		d := 0.0
-		for i := range p {
-			d += (p[i] - s[i]) * (p[i] - s[i])
+		for i, x := range p.spot {
+			d += (x - s[i]) * (x - s[i])
 		}
-		if d < best || d == best && v > value {
-			best, value = d, v
+		if d < best || d == best && p.value > value {
+			best, value = d, p.value
 		}
 	}
 	return value

@@ -7,17 +7,23 @@ import (
 // host of a rank; ranks lie host by host.
 func (m *Model) host(rank int) int { return rank / max(m.job.PerHost, 1) }
 
-// Exchange implements planner.Costs.
-func (m *Model) Exchange(from, to int, bytes int64, messages int) float64 {
-	pair := SameHost
-	if m.host(from) != m.host(to) {
-		pair = OtherHost
-	}
-	return m.move(pair, "exchange", bytes, messages)
+// route is a curve of transfers that stands for a pair of ranks.
+type route struct {
+	*grid
+	ranks       int
+	least, peak float64 // seconds, and bytes a second
 }
 
-// move is the time of messages of a rank over a link, in both directions at once.
-func (m *Model) move(pair, call string, bytes int64, messages int) float64 {
+// Exchange implements planner.Costs.
+func (m *Model) Exchange(from, to int, bytes int64, messages int) float64 {
+	if m.host(from) != m.host(to) {
+		return m.move(OtherHost, m.toOther, bytes, messages)
+	}
+	return m.move(SameHost, m.toSame, bytes, messages)
+}
+
+// move is the time of messages of a rank over a link, in both directions at once; nil: of one that nothing is known of.
+func (m *Model) move(pair string, r *route, bytes int64, messages int) float64 {
 	if bytes <= 0 {
 		return 0
 	}
@@ -25,29 +31,28 @@ func (m *Model) move(pair, call string, bytes int64, messages int) float64 {
 	if pair == OtherHost {
 		assumed = m.job.Net
 	}
-	k, measured := m.link(pair, call)
 	start := netStart
-	if measured {
-		start = m.least[k]
+	if r != nil {
+		start = r.least
 	}
 	more := float64(max(messages, 1)-1) * start // besides the first's, which is in the curve
 	if assumed > 0 {
 		rate := assumed
-		if measured && pair == SameHost { // what a link reaches of its peak, by size
-			if r, ok := m.links[k].look(at(float64(bytes))); ok {
-				rate = min(rate, math.Exp(r)*max(1, assumed/m.peak(k)))
+		if r != nil && pair == SameHost { // what a link reaches of its peak, by size
+			if reached, ok := r.look(at(float64(bytes))); ok {
+				rate = min(rate, math.Exp(reached)*max(1, assumed/r.peak))
 			}
 		}
 		return start + more + float64(bytes)/rate
 	}
-	r, ok := m.links[k].look(at(float64(bytes)))
-	if !ok {
+	if r == nil {
 		return 0
 	}
+	rate, _ := r.look(at(float64(bytes)))
 	if pair == SameHost {
-		r += m.linkTimes()
+		rate += m.linkTimes()
 	}
-	return more + max(start, float64(bytes)/math.Exp(r))*m.slow
+	return more + max(start, float64(bytes)/math.Exp(rate))*m.slowLinks
 }
 
 // linkTimes is the logarithm of the job's.
@@ -58,18 +63,9 @@ func (m *Model) linkTimes() float64 {
 	return 0
 }
 
-// peak is the fastest rate of a curve.
-func (m *Model) peak(k linkKey) float64 {
-	top := 0.0
-	for _, v := range m.links[k].spots {
-		top = max(top, math.Exp(v))
-	}
-	return top
-}
-
 // link finds the curve of a call, of any number of ranks: of the job's where there is one, else of the most. A table
-// without other hosts has those of one stand for them.
-func (m *Model) link(pair, call string) (linkKey, bool) {
+// without other hosts has those of one stand for them. nil: there is none.
+func (m *Model) link(pair, call string) *route {
 	for _, p := range []string{pair, SameHost} {
 		best, ok := linkKey{}, false
 		for k := range m.links {
@@ -81,13 +77,17 @@ func (m *Model) link(pair, call string) (linkKey, bool) {
 			}
 		}
 		if ok {
-			return best, true
+			r := &route{grid: m.links[best], ranks: best.ranks, least: m.least[best]}
+			for _, v := range r.spots {
+				r.peak = max(r.peak, math.Exp(v))
+			}
+			return r
 		}
 		if pair == OtherHost && m.job.Net > 0 {
 			break
 		}
 	}
-	return linkKey{}, false
+	return nil
 }
 
 // Reduce returns the time of a collective over ranks of the job: all_reduce, reduce_scatter or all_gather, of bytes in
@@ -99,12 +99,11 @@ func (m *Model) Reduce(call string, ranks int, bytes int64) float64 {
 	}
 	share := float64(ranks-1) / float64(ranks)
 	if ranks <= max(m.job.PerHost, 1) {
-		k, ok := m.link(SameHost, call)
-		if ok && m.job.Link == 0 {
-			r, _ := m.links[k].look(at(float64(bytes)))
-			r += m.linkTimes()
-			measured := float64(k.ranks-1) / float64(k.ranks)
-			return max(m.least[k], float64(bytes)/math.Exp(r)*share/measured) * m.slow
+		if r := m.link(SameHost, call); r != nil && m.job.Link == 0 {
+			rate, _ := r.look(at(float64(bytes)))
+			rate += m.linkTimes()
+			measured := float64(r.ranks-1) / float64(r.ranks)
+			return max(r.least, float64(bytes)/math.Exp(rate)*share/measured) * m.slowLinks
 		}
 		return m.ring(SameHost, call, ranks, int64(share*float64(bytes)))
 	}
@@ -117,5 +116,5 @@ func (m *Model) ring(pair, call string, ranks int, bytes int64) float64 {
 		bytes *= 2
 	}
 	turns := int(math.Ceil(math.Log2(float64(ranks))))
-	return m.move(pair, "exchange", bytes, turns)
+	return m.move(pair, m.link(pair, "exchange"), bytes, turns)
 }

@@ -26,20 +26,27 @@ type Job struct {
 
 // Model answers what work takes, from a table, for the ranks of a job. It implements planner.Costs. It is read-only.
 type Model struct {
-	job    Job
-	slow   float64 // on cores that are shared: times the set's
-	flops  float64 // times the table's rate
-	memory float64
+	job  Job
+	slow float64 // on cores that are shared: times the set's
+	// slowLinks is slow of transfers, which may be of another set.
+	slowLinks float64
+	flops     float64 // times the table's rate
+	memory    float64
 
 	attention map[attentionKey]*grid // rate of full tiles, over rows of all heads, keys, dim
 	floor     map[attentionKey]float64
-	further   map[attentionKey]*grid // of a block that is not the first, to the first
-	masks     map[attentionKey]*grid // rate of masked tiles to that of full ones
+	further   map[attentionKey]*grid            // of a block that is not the first, to the first
+	masks     map[attentionKey]map[string]*grid // rate of masked tiles to that of full ones, by the key of these
 	products  map[productKey]*grid
 	passes    map[productKey]*grid
 	links     map[linkKey]*grid
 	least     map[linkKey]float64
-	set       *Set
+	// Exchanges with ranks of the same host, and of others; nil: not measured.
+	toSame, toOther *route
+	// Rates of work that is kept up, of a GPU: no full tile and no product of a step is faster.
+	keptCalls    map[attentionKey]float64
+	keptProducts map[productKey]float64
+	set          *Set
 }
 
 type attentionKey struct {
@@ -68,15 +75,20 @@ func Name(t tensor.DType) string { return names[t] }
 
 // For returns what the table says for the ranks of a job.
 func (t *Table) For(job Job) *Model {
-	s := t.set(min(job.Ranks, max(job.PerHost, 1)))
+	ranks := min(job.Ranks, max(job.PerHost, 1))
+	s, far := t.set(ranks, func(s *Set) int { return len(s.Attention) }), t.set(ranks, func(s *Set) int { return len(s.Links) })
 	m := &Model{
-		job: job, slow: 1, flops: cmp.Or(job.FLOPs, 1), memory: cmp.Or(job.Memory, 1), set: s,
-		attention: map[attentionKey]*grid{}, further: map[attentionKey]*grid{}, masks: map[attentionKey]*grid{}, floor: map[attentionKey]float64{},
+		job: job, slow: 1, slowLinks: 1, flops: cmp.Or(job.FLOPs, 1), memory: cmp.Or(job.Memory, 1), set: s,
+		attention: map[attentionKey]*grid{}, further: map[attentionKey]*grid{}, masks: map[attentionKey]map[string]*grid{}, floor: map[attentionKey]float64{},
 		products: map[productKey]*grid{}, passes: map[productKey]*grid{}, links: map[linkKey]*grid{}, least: map[linkKey]float64{},
+		keptCalls: map[attentionKey]float64{}, keptProducts: map[productKey]float64{},
 	}
 	if job.Cores > 0 {
 		// Ranks share all cores, however few they are, so that they are as much slower as they are more.
-		m.slow = float64(min(job.Ranks, max(job.PerHost, 1))) / float64(s.Ranks)
+		m.slow, m.slowLinks = float64(ranks)/float64(s.Ranks), float64(ranks)/float64(far.Ranks)
+	}
+	if t.Machine.Arch != 0 {
+		m.keep()
 	}
 	m.indexAttention()
 	for _, p := range s.Products {
@@ -86,7 +98,7 @@ func (t *Table) For(job Job) *Model {
 	for _, p := range s.Passes {
 		put(m.passes, productKey{p.Op, p.DType}, at(float64(p.Bytes)), math.Log(float64(p.Bytes)/p.Seconds))
 	}
-	for _, l := range s.Links {
+	for _, l := range far.Links {
 		k := linkKey{l.Pair, l.Call, l.Ranks}
 		put(m.links, k, at(float64(l.Bytes)), math.Log(float64(l.Bytes)/l.Seconds))
 		if old, ok := m.least[k]; !ok || l.Seconds < old {
@@ -95,20 +107,25 @@ func (t *Table) For(job Job) *Model {
 	}
 	build(m.attention)
 	build(m.further)
-	build(m.masks)
+	for _, g := range m.masks {
+		build(g)
+	}
 	build(m.products)
 	build(m.passes)
 	build(m.links)
+	m.toSame, m.toOther = m.link(SameHost, "exchange"), m.link(OtherHost, "exchange")
 	return m
 }
 
-// set is the one of as many ranks, or of nearly as many.
-func (t *Table) set(ranks int) *Set {
+// set is the one of as many ranks, or of nearly as many, of those that have what is counted, if any has.
+func (t *Table) set(ranks int, count func(*Set) int) *Set {
 	far := func(s *Set) float64 { return math.Abs(math.Log(float64(s.Ranks) / float64(max(ranks, 1)))) }
 	best := &t.Sets[0]
 	for i := range t.Sets {
-		if far(&t.Sets[i]) < far(best) {
-			best = &t.Sets[i]
+		switch s := &t.Sets[i]; {
+		case count(s) == 0 && count(best) > 0:
+		case count(s) > 0 && count(best) == 0, far(s) < far(best):
+			best = s
 		}
 	}
 	return best
@@ -130,10 +147,9 @@ func build[K comparable](m map[K]*grid) {
 // indexAttention makes the grids of attention: of full tiles first, which the others are compared with.
 func (m *Model) indexAttention() {
 	for _, a := range m.set.Attention {
-		k := attentionKey{a.Backend, a.DType, a.Mask, a.Backward, a.Deterministic}
-		s := at(float64(a.Queries*a.Heads), float64(a.Keys), float64(a.Dim))
+		k, s := a.key(), at(float64(a.Queries*a.Heads), float64(a.Keys), float64(a.Dim))
 		if a.Further > 0 {
-			put(m.further, k, s, math.Log(a.Further/a.Seconds))
+			put(m.further, k, s, math.Log(m.ratio(&a)))
 		}
 		if a.Mask == Full {
 			put(m.attention, k, s, math.Log(attentionFLOPs(float64(a.Queries*a.Keys), a.Heads, a.Dim, a.Dim)/a.Seconds))
@@ -147,14 +163,18 @@ func (m *Model) indexAttention() {
 		if a.Mask == Full {
 			continue
 		}
-		full, masked := attentionKey{a.Backend, a.DType, Full, a.Backward, a.Deterministic}, attentionKey{a.Backend, a.DType, a.Mask, a.Backward, a.Deterministic}
+		full := a.key()
+		full.mask = Full
 		s := at(float64(a.Queries*a.Heads), float64(a.Keys), float64(a.Dim))
 		rate, ok := m.attention[full].look(s)
 		if !ok {
 			continue
 		}
 		pairs := float64(Tile(a.Mask, a.Queries, a.Keys).Pairs())
-		put(m.masks, masked, s, math.Log(attentionFLOPs(pairs, a.Heads, a.Dim, a.Dim)/a.Seconds)-rate)
+		if m.masks[full] == nil {
+			m.masks[full] = map[string]*grid{}
+		}
+		put(m.masks[full], a.Mask, s, math.Log(attentionFLOPs(pairs, a.Heads, a.Dim, a.Dim)/a.Seconds)-rate)
 	}
 }
 
@@ -222,21 +242,20 @@ func (m *Model) Call(c planner.Call) float64 {
 	for i := range c.Tiles {
 		rows += c.Tiles[i].Q.Len()
 	}
+	full, masks, most := m.attention[k], m.masks[k], atMost(m.keptCalls, k, math.Inf(1))
 	total, biggest := 0.0, 0
 	var widest spot
 	for i := range c.Tiles {
 		t := &c.Tiles[i]
 		pairs, area := float64(t.Pairs()), float64(t.Q.Len())*float64(t.K.Len())
 		s := at(float64(rows*c.Heads*batch), float64(t.K.Len()), dim)
-		rate, _ := m.attention[k].look(s)
+		rate, _ := full.look(s)
 		if mask := maskOf(t, pairs, area); mask != Full {
-			masked := k
-			masked.mask = mask
-			if less, ok := m.masks[masked].look(s); ok {
+			if less, ok := masks[mask].look(s); ok {
 				rate += less
 			}
 		}
-		total += attentionFLOPs(pairs, c.Heads*batch, c.Dim, c.DimV) / math.Exp(rate)
+		total += attentionFLOPs(pairs, c.Heads*batch, c.Dim, c.DimV) / math.Exp(min(rate, most))
 		if i == 0 || int(pairs) > biggest {
 			biggest, widest = int(pairs), s
 		}
@@ -287,7 +306,7 @@ func (m *Model) product(w Work) float64 {
 	s := at(float64(w.Rows), float64(w.In), float64(w.Out))
 	for _, k := range []productKey{{w.Op, Name(w.DType)}, {"linear", Name(w.DType)}, {w.Op, "bf16"}, {"linear", "bf16"}, {"linear", "fp32"}} {
 		if rate, ok := m.products[k].look(s); ok {
-			return m.least0(w.FLOPs()/math.Exp(rate)) * m.slow / m.flops
+			return m.least0(w.FLOPs()/math.Exp(atMost(m.keptProducts, k, rate))) * m.slow / m.flops
 		}
 	}
 	return 0

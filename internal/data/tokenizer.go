@@ -103,6 +103,31 @@ func (t *Tokenizer) encoder() (encoder, error) {
 	}, nil
 }
 
+// Encode returns the ids of a text, as those of a document but for the EOS that ends one.
+func (t *Tokenizer) Encode(text string) ([]int32, error) {
+	encode, err := t.encoder()
+	if err != nil {
+		return nil, err
+	}
+	return encode(nil, text)
+}
+
+// NewDecoder returns what turns its ids back into text, at the start of one.
+func (t *Tokenizer) NewDecoder() (*tokenizer.Decoder, error) {
+	if t.bytes() {
+		return tokenizer.NewByteDecoder(), nil
+	}
+	tok, err := t.read()
+	if err != nil {
+		return nil, err
+	}
+	d, err := tok.NewDecoder()
+	if err != nil {
+		return nil, &TokenizerError{t.path, err}
+	}
+	return d, nil
+}
+
 // openSized opens a regular file and says how long it is.
 func openSized(path string) (*os.File, int64, error) {
 	f, err := files.Open(path)

@@ -24,7 +24,7 @@ type rig struct {
 // hostRig is that of a CPU.
 func hostRig(t *testing.T) (rig, *Device) {
 	s := tensor.NewHostStream("compute")
-	d := CPU(s, "flash")
+	d := CPU(s, "flash", tensor.F32)
 	t.Cleanup(func() {
 		d.Close() // a test that fails them looks at the error
 		s.Close()

@@ -84,13 +84,13 @@ type Store interface {
 	MemoryBytes() int64
 }
 
-// CPU returns the host as a device. The backend is flash, or reference, the slow definition of
-// attention that flash is checked against.
-func CPU(stream *tensor.HostStream, backend string) Device {
+// CPU returns the host as a device that computes in that type. The backend is flash, or reference,
+// the slow definition of attention that flash is checked against.
+func CPU(stream *tensor.HostStream, backend string, compute tensor.DType) Device {
 	ops, copies := cpu.New(stream), hostCopies(stream)
 	d := Device{
 		Name: "cpu", Stream: stream, Copies: copies.streams(), Ops: ops, Kernel: ops, Sinks: ops, Optim: ops, Store: hostStore{copies},
-		Compute: tensor.F32, NewStream: hostStream, NewClock: hostClocks(stream), close: copies.close,
+		Compute: compute, Masters: compute != tensor.F32, ScaleLoss: compute == tensor.F16, NewStream: hostStream, NewClock: hostClocks(stream), close: copies.close,
 	}
 	if backend == "reference" {
 		r := attention.NewReference[float64](stream.Do)

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"path/filepath"
+	"slices"
 )
 
 // Bounds of tokenizer.json, in bytes and in values: the largest known have 40 MB and a million
@@ -24,21 +25,49 @@ func EOS(path string) (int, error) {
 	}
 	defer d.Close()
 	for _, name := range []string{"config.json", "generation_config.json"} {
-		var c struct {
-			EOS json.RawMessage `json:"eos_token_id"`
-		}
-		if ok, err := d.decode(name, maxConfig, maxConfigValues, &c); err != nil {
+		if ids, err := d.ends(name); err != nil {
 			return -1, err
-		} else if !ok {
-			continue
-		}
-		if id, err := firstID(c.EOS); err != nil {
-			return -1, fmt.Errorf("%s: eos_token_id: %w", filepath.Join(path, name), err)
-		} else if id >= 0 {
-			return id, nil
+		} else if len(ids) > 0 {
+			return ids[0], nil
 		}
 	}
 	return d.eosOfTokenizer()
+}
+
+// Ends returns the ids at each of which a model in a directory stops to write, as generate of
+// transformers takes them: all of eos_token_id in generation_config.json, else of config.json, else the
+// eos_token of tokenizer_config.json. There may be none.
+func Ends(path string) ([]int, error) {
+	d, err := openDir(path)
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	for _, name := range []string{"generation_config.json", "config.json"} {
+		if ids, err := d.ends(name); err != nil || len(ids) > 0 {
+			return ids, err
+		}
+	}
+	id, err := d.eosOfTokenizer()
+	if err != nil || id < 0 {
+		return nil, err
+	}
+	return []int{id}, nil
+}
+
+// ends is eos_token_id of a file, if it is there.
+func (d *dir) ends(name string) ([]int, error) {
+	var c struct {
+		EOS json.RawMessage `json:"eos_token_id"`
+	}
+	if ok, err := d.decode(name, maxConfig, maxConfigValues, &c); !ok || err != nil {
+		return nil, err
+	}
+	ids, err := tokenIDs(c.EOS)
+	if err != nil {
+		return nil, fmt.Errorf("%s: eos_token_id: %w", filepath.Join(d.path, name), err)
+	}
+	return ids, nil
 }
 
 // decode reads a JSON file, if it is there.
@@ -56,25 +85,30 @@ func (d *dir) decode(name string, limit int64, values int, v any) (bool, error) 
 	return true, nil
 }
 
-// firstID is an id, or the first of a list of them; -1 for null and nothing.
-func firstID(raw json.RawMessage) (int, error) {
+// tokenIDs is an id, or a list of them; none of null and nothing.
+func tokenIDs(raw json.RawMessage) (ids []int, err error) {
 	if len(raw) == 0 || string(raw) == "null" {
-		return -1, nil
+		return nil, nil
 	}
-	ids := make([]int, 1)
-	var err error
 	if bytes.HasPrefix(raw, []byte("[")) {
 		err = json.Unmarshal(raw, &ids)
 	} else {
+		ids = make([]int, 1)
 		err = json.Unmarshal(raw, &ids[0])
 	}
-	if err != nil || len(ids) > 0 && ids[0] < 0 {
-		return -1, fmt.Errorf("%s is neither an id nor a list of them", clip(raw))
+	if err != nil || slices.ContainsFunc(ids, func(id int) bool { return id < 0 }) {
+		return nil, fmt.Errorf("%s is neither an id nor a list of them", clip(raw))
 	}
-	if len(ids) == 0 {
-		return -1, nil
+	return ids, nil
+}
+
+// SpecialIDs returns the ids of one of TokenIDs, such as "eos_token_id". There may be none.
+func (c *Config) SpecialIDs(key string) ([]int, error) {
+	ids, err := tokenIDs(c.TokenIDs[key])
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", key, err)
 	}
-	return ids[0], nil
+	return ids, nil
 }
 
 // eosOfTokenizer looks the eos_token of tokenizer_config.json up among the added tokens of

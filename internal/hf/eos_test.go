@@ -3,6 +3,7 @@ package hf
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -27,15 +28,41 @@ func TestEOSIsTheModelsOwn(t *testing.T) {
 		{map[string]string{"config.json": `{"eos_token_id": []}`}, -1, ""},
 		{map[string]string{"config.json": `nothing`}, -1, "config.json: invalid character"},
 	} {
-		dir := t.TempDir()
-		for name, text := range tc.files {
-			if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o666); err != nil {
-				t.Fatal(err)
-			}
-		}
-		got, err := EOS(dir)
+		got, err := EOS(dirOf(t, tc.files))
 		if got != tc.want || (err == nil) != (tc.fault == "") || err != nil && !strings.Contains(err.Error(), tc.fault) {
 			t.Errorf("%v: %d, %v; want %d, %q", tc.files, got, err, tc.want, tc.fault)
 		}
+	}
+}
+
+// dirOf is a directory with these files.
+func dirOf(t *testing.T, files map[string]string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, text := range files {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// transformers' generate stops at every id of generation_config.json, whatever config.json says.
+func TestEndsAreThoseOfGenerate(t *testing.T) {
+	for _, tc := range []struct {
+		files map[string]string
+		want  []int
+	}{
+		{nil, nil},
+		{map[string]string{"config.json": `{"eos_token_id": 2}`, "generation_config.json": `{"eos_token_id": [5, 6]}`}, []int{5, 6}},
+		{map[string]string{"config.json": `{"eos_token_id": [2, 3]}`, "generation_config.json": `{"eos_token_id": null}`}, []int{2, 3}},
+		{map[string]string{"tokenizer_config.json": `{"eos_token": "</s>"}`, "tokenizer.json": `{"added_tokens":[{"id":7,"content":"</s>"}]}`}, []int{7}},
+	} {
+		if got, err := Ends(dirOf(t, tc.files)); err != nil || !slices.Equal(got, tc.want) {
+			t.Errorf("%v: %v, %v; want %v", tc.files, got, err, tc.want)
+		}
+	}
+	if _, err := Ends(dirOf(t, map[string]string{"generation_config.json": `{"eos_token_id": [1, "x"]}`})); err == nil || !strings.Contains(err.Error(), "generation_config.json: eos_token_id") {
+		t.Errorf("an id that is none: %v", err)
 	}
 }

@@ -57,6 +57,9 @@ func runs() (all []input) {
 		return []string{"--nproc", "2", "--run-dir", "run", "--set", "train.steps=3", "--set", "log.trace_steps=1", "train.yaml"}
 	}
 	export := func(*place) []string { return []string{"export", "run", "--to", "hf"} }
+	write := func(*place) []string {
+		return []string{"generate", "run", "--prompt", "a", "--max-tokens", "1", "--temperature", "0"}
+	}
 	watch := func(*place) []string { return []string{"top", "run"} }
 	add := func(name string, make func(p *place), commands ...func(*place) []string) {
 		for _, command := range commands {
@@ -88,7 +91,7 @@ func runs() (all []input) {
 			add(file+" is "+kind, func(p *place) {
 				p.must(os.RemoveAll(p.path(path)))
 				p.write(path, data)
-			}, resume, export, watch)
+			}, resume, export, write, watch)
 		}
 	}
 	for name, text := range map[string]string{

@@ -45,6 +45,8 @@ type Train struct {
 
 	NoSave bool `json:"no_save,omitempty"` // write no checkpoint: the run is a measurement
 
+	// Kinds are the ways of layers, by window, that run by another algorithm than the config says.
+	Kinds map[int]planner.Way `json:"kinds,omitempty"`
 	// Packings is what packings of documents choose their way by; nil: all run as the config says.
 	Packings *Packings `json:"packings,omitempty"`
 }

@@ -23,6 +23,7 @@ const flushTime = 3 * time.Second
 type child struct {
 	rank, localRank int
 	cmd             *exec.Cmd
+	shares          bool // its core with other ranks
 	pid             int
 	log             string
 	conn            net.Conn
@@ -84,6 +85,9 @@ func (c *child) start(greeting []byte, inbox chan<- message) error {
 	c.cmd.SysProcAttr = &syscall.SysProcAttr{
 		Setpgid:   true, // so that Ctrl-C reaches the launcher only
 		Pdeathsig: syscall.SIGKILL,
+	}
+	if c.shares {
+		defer rarelyWoken()()
 	}
 	if err := c.cmd.Start(); err != nil {
 		out.Close()

@@ -50,6 +50,9 @@ type Variable struct {
 // EnvKeyFile names the file with the key of a job of several nodes.
 const EnvKeyFile = "CPRUN_KEY_FILE"
 
+// EnvCPU chooses the instructions of the CPU kernels.
+const EnvCPU = "CPRUN_CPU"
+
 // EnvHostID tells hosts apart where the system does not, for NCCL and for cprun.
 const EnvHostID = "NCCL_HOSTID"
 
@@ -59,7 +62,8 @@ func Getenv(name string) string { return os.Getenv(name) }
 // Environment lists every variable that cprun reads, set or not.
 func Environment() []Variable {
 	vars := []Variable{
-		{Name: envMaxProcs, changes: true, Meaning: "threads of one worker that compute at once; default: the cores of this node divided by its processes, at least 2"},
+		{Name: envMaxProcs, changes: true, Meaning: "threads of one worker that compute at once; default: the cores of this node divided by its processes, at least 2; if set, ranks on a CPU do not keep to cores"},
+		{Name: EnvCPU, changes: true, Meaning: "instructions of the CPU kernels: generic (plain Go), avx2 or avx512; default: the best that the machine has"},
 		{Name: "GOMEMLIMIT", changes: true, Meaning: "soft limit on a worker's memory, read by the Go runtime"},
 		{Name: "GOTRACEBACK", Meaning: "how much a crashing worker prints, read by the Go runtime"},
 		{Name: envRuntimeDir, Meaning: "where the private directory of a job is made, if it is a short path to a private directory of this user"},

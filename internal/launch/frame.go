@@ -84,6 +84,7 @@ type hello struct {
 	SocketDir      string   `json:"socket_dir"`
 	Listen         string   `json:"listen,omitempty"`
 	Hosts          []string `json:"hosts,omitempty"`
+	Core           *int     `json:"core,omitempty"` // that a rank on a CPU keeps to
 	Secret         []byte   `json:"secret"`
 	Payload        []byte   `json:"payload"`
 }
@@ -98,6 +99,8 @@ func (h *hello) check() error {
 		return fmt.Errorf("hello with local rank %d of %d in a world of %d", h.LocalRank, h.LocalWorldSize, h.WorldSize)
 	case h.NodeRank < 0 || h.Restart < 0:
 		return fmt.Errorf("hello with node rank %d, restart %d", h.NodeRank, h.Restart)
+	case h.Core != nil && (*h.Core < 0 || *h.Core >= maxCores):
+		return fmt.Errorf("hello with core %d, of at most %d", *h.Core, maxCores)
 	case len(h.Secret) != secretSize:
 		return fmt.Errorf("hello with a secret of %d bytes, %d are needed", len(h.Secret), secretSize)
 	}

@@ -61,6 +61,7 @@ type Worker struct {
 	Secret  Secret   // for the workers to know each other by
 	Payload []byte   // as given in Job.Payload
 
+	core     *int // that it is to keep to on a CPU, or nil
 	conn     net.Conn
 	stop     chan struct{}
 	failed   chan Failed   // room for one
@@ -149,6 +150,7 @@ func greet(conn net.Conn, runID string) (*Worker, *frameReader, error) {
 		RunID: h.RunID, Rank: h.Rank, WorldSize: h.WorldSize, LocalRank: h.LocalRank,
 		LocalWorldSize: h.LocalWorldSize, NodeRank: h.NodeRank, Node: h.Node, Device: h.Device, Restart: h.Restart,
 		SocketDir: h.SocketDir, Listen: h.Listen, Hosts: h.Hosts, Secret: h.Secret, Payload: h.Payload,
+		core: h.Core,
 		conn: conn, stop: make(chan struct{}), failed: make(chan Failed, 1), peers: make(chan []string, 1), signals: make(chan os.Signal, 4),
 	}, frames, nil
 }

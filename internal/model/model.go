@@ -140,9 +140,37 @@ func New(cfg *hf.Config, ops Ops, att Attention, params Params, opt Options) *Mo
 // Nothing is kept; the arena is as before when it returns.
 func (m *Model) Forward(a *tensor.Arena, b Batch, loss View) error {
 	defer a.Release(a.Mark())
+	x, err := m.layersForward(a, b)
+	if err != nil {
+		return err
+	}
+	m.lossForward(a, b, loss, x)
+	return nil
+}
+
+// Logits sets logits, [1, T, 1, V] of the type of activations, to those of the last T tokens of a
+// batch of one sequence, which needs no targets. Nothing is kept; the arena is as before when it returns.
+func (m *Model) Logits(a *tensor.Arena, b Batch, logits View) error {
+	defer a.Release(a.Mark())
+	x, err := m.layersForward(a, b)
+	if err != nil {
+		return err
+	}
+	last, n := logits.Len(tensor.Seq), x.Len(tensor.Seq)
+	m.logits(chunk{
+		x:      x.Slice(tensor.Seq, n-last, n),
+		inv:    a.Alloc(m.accum, 1, last, 1, 1),
+		n:      a.Alloc(m.dtype, 1, last, 1, m.cfg.HiddenSize),
+		logits: logits,
+	})
+	return nil
+}
+
+// layersForward is the last layer's output, [B, S, 1, E]. Of the layers nothing is kept.
+func (m *Model) layersForward(a *tensor.Arena, b Batch) (View, error) {
 	x, out := m.hidden(a, b), m.hidden(a, b)
 	if err := m.embedForward(b, x); err != nil {
-		return err
+		return View{}, err
 	}
 	for i := range m.layers {
 		mark := a.Mark()
@@ -150,19 +178,15 @@ func (m *Model) Forward(a *tensor.Arena, b Batch, loss View) error {
 		m.alloc(a, b, &s, everything)
 		s.x = x
 		if err := call(m.opt.Hooks.Use, Layer(i)); err != nil {
-			return err
+			return View{}, err
 		}
 		if err := m.layerForward(i, b, out, &s); err != nil {
-			return fmt.Errorf("layer %d forward: %w", i, err)
+			return View{}, fmt.Errorf("layer %d forward: %w", i, err)
 		}
 		a.Release(mark)
 		x, out = out, x
 	}
-	if err := call(m.opt.Hooks.Use, m.flat.Head()); err != nil {
-		return err
-	}
-	m.lossForward(a, b, loss, x)
-	return nil
+	return x, call(m.opt.Hooks.Use, m.flat.Head())
 }
 
 // embedForward: x = the rows of the embedding. Vectors are used from the first layer on.

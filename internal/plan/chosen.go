@@ -3,10 +3,20 @@ package plan
 import (
 	"fmt"
 	"strings"
+
+	"github.com/cprun/cprun/internal/planner"
 )
 
 // runnersUp is how many ways the text shows besides the chosen one; --json has all.
 const runnersUp = 3
+
+// kinds is Kinds, of nothing none.
+func (c *Chosen) kinds() map[int]planner.Way {
+	if c == nil {
+		return nil
+	}
+	return c.Kinds
+}
 
 // write tells what was chosen, the runners-up, and the slowest.
 func (c *Chosen) write(b *strings.Builder) {
@@ -14,7 +24,9 @@ func (c *Chosen) write(b *strings.Builder) {
 	for i, l := range c.Layers {
 		first := l.Ranked[0]
 		fmt.Fprintf(b, "            %s: %s, %s a layer\n", l.name(), first.Way, milliseconds(first.Seconds))
-		if l.Apart {
+		if l.Own {
+			b.WriteString("              these run by it, and others as the config says\n")
+		} else if l.Apart {
 			b.WriteString("              they run as the other layers do, which is faster in all\n")
 		}
 		for j, t := range l.Ranked[1:] {

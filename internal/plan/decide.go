@@ -11,6 +11,7 @@ import (
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/machine"
 	"github.com/cprun/cprun/internal/planner"
+	"github.com/cprun/cprun/ring"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -39,6 +40,8 @@ type Chosen struct {
 	Models []planner.Model `json:"models"`
 	// Layers are the ways of each kind of layers, likewise; seconds of one layer for one micro batch.
 	Layers []LayerWays `json:"layers"`
+	// Kinds are what the layers of some windows do that run by another algorithm than the config says; see KindsOf.
+	Kinds map[int]planner.Way `json:"kinds,omitempty"`
 	// Packings are the ways that each packing of documents chooses from; none: all run as the config says.
 	Packings []planner.Way `json:"packings,omitempty"`
 }
@@ -57,8 +60,10 @@ type LayerWays struct {
 	Window int             `json:"window"` // keys before a query's own; -1: all
 	Layers int             `json:"layers"`
 	Ranked []planner.Timed `json:"ranked"`
-	// Apart says that these layers would be faster by the first of Ranked, and run as the others do.
+	// Apart says that these layers would be faster by the first of Ranked, and run as the others do. Own says that they run by
+	// it, and the others as the config says.
 	Apart bool `json:"apart,omitempty"`
+	Own   bool `json:"own,omitempty"`
 }
 
 // Decide fills parallel.context, data, layout, algorithm, inner and gather_heads, and attention.backend, where a config
@@ -96,12 +101,21 @@ func (d *Decider) Decide(cfg *config.Config, ranks, hosts int) error {
 	return nil
 }
 
+// First returns the documents that Decide has gone by; nil: it asked for none, or there were none.
+func (d *Decider) First() []int {
+	if d == nil {
+		return nil
+	}
+	return d.docs
+}
+
 // option is one size of the groups, and the best that attention does with it.
 type option struct {
 	Groups
 	choice planner.Choice
-	way    planner.Way // of all layers
-	named  bool        // the backend is not what the rules would take
+	way    planner.Way         // of all layers
+	kinds  map[int]planner.Way // of those that run by another
+	named  bool                // the backend is not what the rules would take
 }
 
 // groups finds the best of each size of groups, the fastest that fits first.
@@ -157,8 +171,18 @@ func (d *Decider) fits(cfg *config.Config, ranks int, o *option) (bool, error) {
 	if err := c.Resolve(ranks, d.Machine.Device()); err != nil {
 		return false, nil // the option breaks a rule
 	}
-	m, err := Fit(&c, ranks, d.Machine)
+	demand, err := demandOf(&c, d.Machine, o.kinds, nil)
+	if err != nil {
+		return false, err
+	}
+	m, err := fit(&c, ranks, d.Machine, demand)
 	return m.Fits, err
+}
+
+// apart reports whether each kind of layers may run by an algorithm of its own. Packings of documents choose by themselves. On
+// GPUs one serves all: rules and remedies of backends are asked for the hops of one, and no run there has mixed them.
+func (d *Decider) apart(cfg *config.Config) bool {
+	return d.Machine.Arch == 0 && cfg.Parallel.Algorithm == "auto" && !cfg.Data.PackDocuments
 }
 
 // option chooses for groups of one size; false: nothing is known.
@@ -166,7 +190,7 @@ func (d *Decider) option(cfg *config.Config, o *option, perHost int, costs plann
 	c := d.caseOf(cfg, o.Context, perHost)
 	asked := planner.Asked{
 		Layout: word(cfg.Parallel.Layout), Algorithm: word(cfg.Parallel.Algorithm), Inner: cfg.Parallel.Inner,
-		GatherHeads: cfg.Parallel.GatherHeads, Documents: cfg.Data.PackDocuments,
+		GatherHeads: cfg.Parallel.GatherHeads, Gather: cfg.Parallel.Gather, Documents: cfg.Data.PackDocuments,
 	}
 	var preferred string
 	var err error
@@ -177,6 +201,9 @@ func (d *Decider) option(cfg *config.Config, o *option, perHost int, costs plann
 		return false, err
 	}
 	o.way, o.Seconds = o.choice.Best()
+	if d.apart(cfg) {
+		o.kinds, o.Seconds = o.choice.Apart(o.way)
+	}
 	o.named = o.way.Backend != preferred
 	return true, nil
 }
@@ -277,6 +304,9 @@ func (o *option) apply(cfg *config.Config) {
 	if p.Algorithm == "auto" {
 		p.Algorithm, p.GatherHeads = o.way.Algorithm, o.way.GatherHeads
 	}
+	if p.Algorithm == "allgather" && p.Gather == ring.Auto {
+		p.Gather = o.way.When()
+	}
 	if p.Algorithm == "hierarchical" && p.Inner == 0 {
 		p.Inner = o.way.Inner
 	}
@@ -287,12 +317,13 @@ func (o *option) apply(cfg *config.Config) {
 
 // explained is the option over the others.
 func (o *option) explained(all []option) *Chosen {
-	c := &Chosen{Seconds: o.Seconds, Models: o.choice.Ranked}
+	c := &Chosen{Seconds: o.Seconds, Models: o.choice.Ranked, Kinds: o.kinds}
 	for _, x := range all {
 		c.Groups = append(c.Groups, x.Groups)
 	}
 	for _, k := range o.choice.Kinds {
-		c.Layers = append(c.Layers, LayerWays{Window: k.Window, Layers: k.Layers, Ranked: k.Ranked, Apart: k.Ranked[0].Way != o.way})
+		_, own := o.kinds[k.Window]
+		c.Layers = append(c.Layers, LayerWays{Window: k.Window, Layers: k.Layers, Ranked: k.Ranked, Apart: !own && k.Ranked[0].Way != o.way, Own: own})
 	}
 	return c
 }

@@ -3,6 +3,7 @@ package plan
 import (
 	"bytes"
 	"encoding/json"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -115,5 +116,50 @@ func TestPlanTellsOfTheChoice(t *testing.T) {
 	}
 	if err := json.Unmarshal(text, &back); err != nil || len(back.Choice.Layers) != 1 || back.Choice.Layers[0].Ranked[0].Seconds <= 0 {
 		t.Errorf("%+v, %v", back, err)
+	}
+}
+
+// A model with full and windowed layers: each kind gets its algorithm on a CPU, all ranks the same, and the plan tells.
+func TestDecideForEachKind(t *testing.T) {
+	hosts := machine.Machine{Hosts: 2}
+	slow := flat{pair: 1e-12, byte: 1e-6, start: 1e-9}
+	set := []string{"model.num_hidden_layers=4", "model.num_key_value_heads=24", "model.layer_types=[full_attention, sliding_attention, sliding_attention, sliding_attention]", "model.sliding_window=64", "data.seq_len=4K"}
+	cfg, chosen := decided(t, slow, hosts, 4, set...)
+	if chosen == nil || len(chosen.Kinds) != 1 {
+		t.Fatalf("%+v, %+v", chosen, cfg.Parallel)
+	}
+	own := 0
+	for _, l := range chosen.Layers {
+		w, ok := chosen.Kinds[l.Window]
+		if ok != l.Own || ok && (w != l.Ranked[0].Way || w.Layout != cfg.Parallel.Layout || w.Algorithm == cfg.Parallel.Algorithm) {
+			t.Errorf("%+v by %+v, the config says %+v", l.Ranked[0], w, cfg.Parallel)
+		}
+		if ok {
+			own++
+		}
+	}
+	if _, again := decided(t, slow, hosts, 4, set...); own != 1 || !reflect.DeepEqual(chosen, again) {
+		t.Errorf("%d kinds apart; again %+v", own, again)
+	}
+	p, err := Make(cfg, 4, Options{Machine: hosts, Chosen: chosen, Costs: Costs{Table: round(), Cores: 2}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b bytes.Buffer
+	if err := p.Write(&b); err != nil || !strings.Contains(b.String(), "these run by it, and others as the config says") {
+		t.Errorf("%v in\n%s", err, b.String())
+	}
+	together, err := Make(cfg, 4, Options{Machine: hosts, Costs: Costs{Table: round(), Cores: 2}})
+	if err != nil || together.Estimate.Parts.Transfers == p.Estimate.Parts.Transfers || together.Communication == p.Communication {
+		t.Errorf("the plan counts what the config says of all: %+v", p.Estimate.Parts)
+	}
+	// Who asks for an algorithm gets it, and GPUs have one for all.
+	if _, chosen := decided(t, slow, hosts, 4, append(set, "parallel.algorithm=ring")...); len(chosen.Kinds) > 0 {
+		t.Errorf("a ring was asked for: %+v", chosen.Kinds)
+	}
+	gpus := h200
+	gpus.Hosts = 2
+	if _, chosen := decided(t, slow, gpus, 4, set...); chosen == nil || len(chosen.Kinds) > 0 {
+		t.Errorf("on GPUs: %+v", chosen)
 	}
 }

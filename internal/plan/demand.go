@@ -9,6 +9,7 @@ import (
 	"github.com/cprun/cprun/internal/backend"
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/machine"
+	"github.com/cprun/cprun/internal/planner"
 	"github.com/cprun/cprun/internal/rehearse"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/ring"
@@ -37,8 +38,8 @@ type work struct {
 }
 
 // demandOf looks at the schedules of all ranks, several at a time, for each window of the model. It shows
-// those of the widest to see, if it is not nil.
-func demandOf(cfg *config.Config, machine machine.Machine, see func(*ring.Schedule)) (*demand, error) {
+// those of the widest to see, if it is not nil. kinds is as in Chosen.
+func demandOf(cfg *config.Config, machine machine.Machine, kinds map[int]planner.Way, see func(*ring.Schedule)) (*demand, error) {
 	list := looked(cfg.Parallel.Context, see == nil)
 	ranks := make([]demand, len(list))
 	for _, w := range windowsOf(cfg) {
@@ -46,7 +47,7 @@ func demandOf(cfg *config.Config, machine machine.Machine, see func(*ring.Schedu
 		if err != nil {
 			return nil, err
 		}
-		schedule, err := schedulesOf(cfg, shape, len(list) == cfg.Parallel.Context)
+		schedule, err := schedulesOf(wayOf(cfg, kinds, w.window), shape, len(list) == cfg.Parallel.Context)
 		if err != nil {
 			return nil, err
 		}
@@ -84,6 +85,10 @@ func demandOf(cfg *config.Config, machine machine.Machine, see func(*ring.Schedu
 // manyRanks of a context group are not all looked at where nobody is to see their schedules.
 const manyRanks = 64
 
+// sampledRanks is how many ranks' schedules are looked at: of more, as many that lie evenly among them. The ranks of a
+// layout differ little, and the first and the last are among them.
+const sampledRanks = 16
+
 // looked lists the ranks of a group of that size whose schedules are looked at: all, or of many some that lie evenly among
 // them, the first and the last too. The ranks of a layout differ little.
 func looked(size int, some bool) []int {
@@ -116,6 +121,17 @@ func schedulesOf(cfg *config.Config, shape partition.Shape, all bool) (func(rank
 		return nil, err
 	}
 	return func(rank int) (*ring.Schedule, error) { return p.Schedule(rank), nil }, nil
+}
+
+// wayOf is a config that says of all layers what those of a window do.
+func wayOf(cfg *config.Config, kinds map[int]planner.Way, window int) *config.Config {
+	w, ok := kinds[window]
+	if !ok {
+		return cfg
+	}
+	c := *cfg
+	c.Parallel.Algorithm, c.Parallel.Inner, c.Parallel.GatherHeads, c.Parallel.Gather = w.Algorithm, w.Inner, w.GatherHeads, w.Gather
+	return &c
 }
 
 // specOf is an attention of the config over ranks.

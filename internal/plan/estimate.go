@@ -8,6 +8,7 @@ import (
 	"github.com/cprun/cprun/internal/cost"
 	"github.com/cprun/cprun/internal/machine"
 	"github.com/cprun/cprun/internal/model"
+	"github.com/cprun/cprun/internal/planner"
 	"github.com/cprun/cprun/internal/state"
 	"github.com/cprun/cprun/tensor"
 )
@@ -97,7 +98,7 @@ func (p *Plan) estimate(cfg *config.Config, ranks int, o Options) error {
 
 // stepOf adds up an optimizer step.
 func stepOf(cfg *config.Config, ranks int, o Options, kernel string) (*Parts, error) {
-	s := &step{cfg: cfg, ranks: ranks, kernel: kernel, docs: o.Docs, shared: o.Costs.Cores > 0, costs: o.Costs.Table.For(jobOf(ranks, &o))}
+	s := &step{cfg: cfg, ranks: ranks, kernel: kernel, docs: o.Docs, kinds: o.Chosen.kinds(), shared: o.Costs.Cores > 0, perHost: o.Machine.PerHost(ranks), costs: o.Costs.Table.For(jobOf(ranks, &o))}
 	if err := s.passes(); err != nil {
 		return nil, err
 	}
@@ -131,8 +132,11 @@ type step struct {
 	ranks  int
 	kernel string
 	docs   []int
-	shared bool // ranks share cores: what one sends another has no core for, so that nothing hides
-	costs  *cost.Model
+	kinds  map[int]planner.Way // as in Chosen
+	shared bool                // ranks share cores: what one sends another has no core for, so that nothing hides
+	// perHost is the ranks of a host.
+	perHost int
+	costs   *cost.Model
 
 	calls             int     // that the host queues
 	forward, backward float64 // device seconds of the passes, which reductions may hide behind

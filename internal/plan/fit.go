@@ -23,7 +23,7 @@ const headroom = 0.03
 // recompute where nothing fits, or selective where the memory is not known. It returns the memory
 // that the run then takes, which may not fit: see Memory.Check.
 func Fit(cfg *config.Config, ranks int, machine machine.Machine) (Memory, error) {
-	d, err := demandOf(cfg, machine, nil)
+	d, err := demandOf(cfg, machine, nil, nil)
 	if err != nil {
 		return Memory{}, err
 	}

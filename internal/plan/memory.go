@@ -6,7 +6,9 @@ import (
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/machine"
 	"github.com/cprun/cprun/internal/model"
+	"github.com/cprun/cprun/internal/planner"
 	"github.com/cprun/cprun/internal/state"
+	"github.com/cprun/cprun/kernels/cpu"
 	"github.com/cprun/cprun/kernels/gpu"
 	"github.com/cprun/cprun/tensor"
 )
@@ -75,8 +77,13 @@ func contextOf(ranks, context int) int64 {
 // with 1 to 4 ranks, from 0.4 M to 5 M parameters.
 const processBytes = 22<<20 + 512<<10
 
-// meshBytes is what its connections with other ranks take.
-const meshBytes = 1 << 20
+// meshBytes is what its connections with other ranks take, and sharedBytes the memory that it shares with each of its node,
+// of those that it is connected with from the start at most.
+const (
+	meshBytes   = 1 << 20
+	sharedBytes = 512 << 10
+	meshRanks   = 16
+)
 
 // stagedBytes is what the state has gone through on its way to where it is: two pieces of host memory, of up to 32 MiB each
 // (train.newStage), of which a start touches what the largest bucket takes.
@@ -95,7 +102,12 @@ const packedSlack = 0.02
 
 // MemoryOf returns the memory of a run of a resolved config on a machine.
 func MemoryOf(cfg *config.Config, ranks int, machine machine.Machine) (Memory, error) {
-	d, err := demandOf(cfg, machine, nil)
+	return MemoryOfKinds(cfg, ranks, machine, nil)
+}
+
+// MemoryOfKinds returns what MemoryOf does, of a run in which layers of some windows have ways of their own.
+func MemoryOfKinds(cfg *config.Config, ranks int, machine machine.Machine, kinds map[int]planner.Way) (Memory, error) {
+	d, err := demandOf(cfg, machine, kinds, nil)
 	if err != nil {
 		return Memory{}, err
 	}
@@ -119,7 +131,10 @@ func memoryOf(cfg *config.Config, ranks int, machine machine.Machine, d *demand)
 	} else {
 		m.Context = processBytes + stagedBytes(cfg, ranks)
 		if ranks > 1 {
-			m.Context += meshBytes
+			m.Context += meshBytes + sharedBytes*int64(min(ranks, meshRanks)-1) // as if all were of one node
+		}
+		if dtype.Size() == 2 {
+			m.Context += cpu.HalfWorkspace(cfg.Model.VocabSize)
 		}
 	}
 	m.total(machine, ranks)

@@ -123,7 +123,7 @@ func Make(cfg *config.Config, ranks int, o Options) (*Plan, error) {
 	if p.Hops = make([]RankHops, shape.Size); o.Quick {
 		see, p.Hops = nil, []RankHops{}
 	}
-	d, err := demandOf(cfg, o.Machine, see)
+	d, err := demandOf(cfg, o.Machine, o.Chosen.kinds(), see)
 	if err != nil {
 		return nil, err
 	}

@@ -69,7 +69,8 @@ func TestPartitionAndHopsOfTheExample(t *testing.T) {
 	}
 	// Rank 0 keeps chunks 0 and 7. Its hop 0 sends only chunk 0: no later rank in its half of
 	// the ring sees chunk 7, which nobody but its owner needs.
-	row := 4 * 2 * p.Config["model"].(map[string]any)["num_key_value_heads"].(int64) * 32
+	model := func(key string) int64 { return p.Config["model"].(map[string]any)[key].(int64) }
+	row := 4 * 2 * model("num_key_value_heads") * (model("hidden_size") / model("num_attention_heads"))
 	if got, want := p.Hops[0].Hops[0].SendBytes, 256*row; got != want {
 		t.Errorf("rank 0 sends %d bytes in hop 0, want the 256 rows of its first chunk, %d", got, want)
 	}

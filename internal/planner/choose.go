@@ -37,6 +37,7 @@ type Way struct {
 	Algorithm   string `json:"algorithm"`              // of ring.Algorithms
 	Inner       int    `json:"inner,omitempty"`        // of hierarchical: ranks that trade heads
 	GatherHeads int    `json:"gather_heads,omitempty"` // of allgather: heads at a time; 0: all
+	Gather      string `json:"gather,omitempty"`       // of ring.Gathers, of rows that are fetched in one hop; "": beside
 	Backend     string `json:"backend"`
 }
 
@@ -48,8 +49,14 @@ func (w Way) String() string {
 	case w.GatherHeads > 0:
 		s += fmt.Sprintf(" (gather_heads %d)", w.GatherHeads)
 	}
+	if w.Algorithm == "allgather" {
+		s += map[string]string{ring.Before: " (before)", ring.Auto: " (before, forward)"}[w.Gather]
+	}
 	return s + ", " + w.Layout + ", " + w.Backend
 }
+
+// When returns when rows travel that are fetched in one hop, as parallel.gather says it.
+func (w Way) When() string { return cmp.Or(w.Gather, ring.Beside) }
 
 // Timed is a way and the seconds of the forward and backward pass of one layer.
 type Timed struct {
@@ -112,10 +119,9 @@ func Quick(c Case, ways []Way, costs Costs) (Choice, error) { return choose(c, w
 func choose(c Case, ways []Way, costs Costs, exact int) (Choice, error) {
 	out := Choice{margin: c.At.Margin()}
 	times := make([][]float64, len(c.Kinds)) // of each kind and way
-	laid := map[string]partition.Layout{}    // every kind has the same
+	common := newCommon(costs)
 	for k, kind := range c.Kinds {
-		s := newSimulator(c, kind, costs, exact)
-		s.laid = laid
+		s := newSimulator(c, kind, common, exact)
 		for _, w := range ways {
 			t, err := s.time(w)
 			if err != nil {
@@ -181,6 +187,24 @@ func (c *Choice) Best() (Way, float64) {
 	return list[0].Way, list[0].Seconds
 }
 
+// Apart returns the kinds of layers, by window, that another way of the same layout and backend serves better than that of
+// all layers, by more than predictions tell apart, and the seconds of all layers if these run by it.
+func (c *Choice) Apart(all Way) (map[int]Way, float64) {
+	own, seconds := map[int]Way{}, 0.0
+	for _, k := range c.Kinds {
+		best, i := k.Ranked[0], slices.IndexFunc(k.Ranked, func(t Timed) bool { return t.Way == all })
+		if i < 0 {
+			return nil, math.Inf(1)
+		}
+		same := k.Ranked[i]
+		if best.Layout == all.Layout && best.Backend == all.Backend && best.Seconds <= same.Seconds*(1-c.margin) {
+			own[k.Window], same = best.Way, best
+		}
+		seconds += float64(k.Layers) * same.Seconds
+	}
+	return own, seconds
+}
+
 // of is the seconds of all layers by that way.
 func (c *Choice) of(w Way) (seconds float64) {
 	for _, k := range c.Kinds {
@@ -209,216 +233,4 @@ func rank[T any](list []T, margin float64, of func(T) float64) {
 	copy(list[1:], list)
 	list[0] = first
 	slices.SortStableFunc(list[1:], func(a, b T) int { return cmp.Compare(of(a), of(b)) })
-}
-
-// simulator times the ways of one kind of layers.
-type simulator struct {
-	Case
-	kind    Kind
-	costs   Costs
-	exact   int // ranks up to which each is followed
-	laid    map[string]partition.Layout
-	shapes  map[string]partition.Shape
-	follows map[followKey][]int
-	known   map[Way]Schedules
-}
-
-// followKey is what the work of ranks follows from.
-type followKey struct {
-	layout  string
-	traders int
-}
-
-func newSimulator(c Case, kind Kind, costs Costs, exact int) *simulator {
-	return &simulator{Case: c, kind: kind, costs: costs, exact: exact, laid: map[string]partition.Layout{}, shapes: map[string]partition.Shape{}, follows: map[followKey][]int{}, known: map[Way]Schedules{}}
-}
-
-// shape is that of a layout, made once.
-func (s *simulator) shape(name string) (partition.Shape, error) {
-	if x, ok := s.shapes[name]; ok {
-		return x, nil
-	}
-	docs := s.Docs
-	if len(docs) == 0 {
-		docs = []int{s.Tokens}
-	}
-	windows := make([]int, len(s.Kinds))
-	for i, k := range s.Kinds {
-		windows[i] = k.Window
-	}
-	layout := s.laid[name]
-	switch {
-	case layout != nil:
-	case s.Laid != nil && s.Laid.Name() == name:
-		layout = s.Laid
-	default:
-		made, err := partition.New(name, docs, partition.Windows(windows)...)
-		if err != nil {
-			return partition.Shape{}, err
-		}
-		layout = partition.Ready(made, s.Tokens, s.Ranks)
-	}
-	s.laid[name] = layout
-	mask, err := partition.NewMask(true, s.kind.Window, s.Tokens, s.Tokens, s.Docs)
-	x := partition.Shape{SeqQ: s.Tokens, SeqKV: s.Tokens, Size: s.Ranks, Layout: layout, Mask: mask}
-	s.shapes[name] = x
-	return x, err
-}
-
-// time is the seconds of a layer by that way, forward and backward.
-func (s *simulator) time(w Way) (float64, error) {
-	shape, err := s.shape(w.Layout)
-	if err != nil {
-		return 0, err
-	}
-	return s.timeOf(shape, w)
-}
-
-// timeOf is time, of a sequence that has been laid out.
-func (s *simulator) timeOf(shape partition.Shape, w Way) (float64, error) {
-	spec := ring.Spec{Shape: shape, Heads: s.Heads, KVHeads: s.KVHeads, Inner: w.Inner, GatherHeads: w.GatherHeads}
-	a := s.Attention
-	a.Backend = w.Backend
-	var follow []int
-	if s.Ranks > s.exact && !(s.At.Shared && s.Ranks <= fewRanks) { // of shared cores the average is of all
-		follow = s.follow(shape, w)
-	}
-	all, err := s.schedules(w, spec, follow)
-	if err != nil {
-		return 0, err
-	}
-	total := 0.0
-	for _, backward := range []bool{false, true} {
-		r, err := pass(all, s.Ranks, follow, a, backward, s.At, s.costs, false)
-		if err != nil {
-			return 0, err
-		}
-		total += r.Seconds
-		if !backward && s.Recompute {
-			total += r.Seconds
-		}
-	}
-	return total, nil
-}
-
-// schedules is those of a way, or of some ranks. Ways that gather other numbers of heads have the same.
-func (s *simulator) schedules(w Way, spec ring.Spec, follow []int) (all Schedules, err error) {
-	gather := w.GatherHeads
-	w.GatherHeads, w.Backend, spec.GatherHeads = 0, "", 0
-	all = s.known[w]
-	if all == nil {
-		if follow == nil {
-			all, err = ring.NewPlanner(w.Algorithm, spec)
-		} else {
-			all, err = some(w.Algorithm, spec, follow)
-		}
-		if err != nil {
-			return nil, err
-		}
-		s.known[w] = all
-	}
-	if gather > 0 {
-		return gathering{all, gather}, nil
-	}
-	return all, nil
-}
-
-// gathering is schedules that gather so many heads at a time.
-type gathering struct {
-	Schedules
-	heads int
-}
-
-func (g gathering) Schedule(rank int) *ring.Schedule {
-	s := *g.Schedules.Schedule(rank)
-	s.GatherHeads = g.heads
-	return &s
-}
-
-// fewRanks is how many ranks may ask each other in pairs, for the schedules of some of them.
-const fewRanks = 16
-
-// some is the schedules of some ranks.
-func some(algorithm string, spec ring.Spec, ranks []int) (Schedules, error) {
-	all := made{}
-	if spec.Size <= fewRanks { // what all ranks share costs less than to make it for each
-		p, err := ring.NewPlanner(algorithm, spec)
-		for _, r := range ranks {
-			if err == nil {
-				all[r] = p.Schedule(r)
-			}
-		}
-		return all, err
-	}
-	for _, r := range ranks {
-		s, err := ring.New(algorithm, spec, r)
-		if err != nil {
-			return nil, err
-		}
-		all[r] = s
-	}
-	return all, nil
-}
-
-type made map[int]*ring.Schedule
-
-func (m made) Schedule(rank int) *ring.Schedule { return m[rank] }
-
-// follow is the ranks that stand for all: that with most work, that whose keys take longest to come and to go, and those
-// at the edge of a host.
-func (s *simulator) follow(shape partition.Shape, w Way) []int {
-	traders := ring.Traders(w.Algorithm, s.Ranks, w.Inner)
-	key := followKey{w.Layout, traders}
-	if list, ok := s.follows[key]; ok {
-		return list
-	}
-	work := partition.WorkOfHeads(partition.Work(shape), traders, s.Heads)
-	most := 0
-	for r := range work {
-		if work[r] >= work[most] {
-			most = r
-		}
-	}
-	list := append([]int{most}, s.busiest(shape, w.Layout)...)
-	if edge := s.At.edge(s.Ranks); edge > 0 {
-		list = append(list, edge-1, edge)
-	}
-	slices.Sort(list)
-	list = slices.Compact(list)
-	s.follows[key] = list
-	return list
-}
-
-// busiest is the ranks whose keys take longest to come, and to go, if every rank sends what others need; none where
-// there are no documents, and all ranks need alike, or so many ranks that pairs of them are many.
-func (s *simulator) busiest(shape partition.Shape, layout string) []int {
-	if len(s.Docs) == 0 || s.Ranks > fewRanks {
-		return nil
-	}
-	key := followKey{layout, 0}
-	if list, ok := s.follows[key]; ok {
-		return list
-	}
-	index, row := partition.NewIndex(shape), int64(s.KVHeads*s.Batch*(s.Dim+s.DimV)*s.DType.Size())
-	came, gone := make([]float64, s.Ranks), make([]float64, s.Ranks)
-	for to := range s.Ranks {
-		for from := range s.Ranks {
-			if n := index.Needs(to, from).Len(); n > 0 && from != to {
-				t := s.costs.Exchange(s.At.First+from, s.At.First+to, int64(n)*row, 2)
-				came[to] += t
-				gone[from] += t
-			}
-		}
-	}
-	most, source := 0, 0
-	for r := range came {
-		if came[r] > came[most] {
-			most = r
-		}
-		if gone[r] > gone[source] {
-			source = r
-		}
-	}
-	s.follows[key] = []int{most, source}
-	return s.follows[key]
 }

@@ -50,7 +50,7 @@ func TestChoiceIsTheFastestWay(t *testing.T) {
 			ways := Ways(c, flash)
 			choice := chosen(t, c, flash, costs)
 			for k, kind := range choice.Kinds {
-				s := newSimulator(c, c.Kinds[k], costs, ExactRanks)
+				s := newSimulator(c, c.Kinds[k], newCommon(costs), ExactRanks)
 				best := kind.Ranked[0]
 				for _, w := range ways {
 					seconds, err := s.time(w)
@@ -122,7 +122,7 @@ func TestWaysAreOnes(t *testing.T) {
 				if slices.Contains(Ways(c, flash)[:i], w) {
 					t.Errorf("%d ranks: %s twice", ranks, w)
 				}
-				s := newSimulator(c, c.Kinds[0], fastLinks, 1)
+				s := newSimulator(c, c.Kinds[0], newCommon(fastLinks), 1)
 				if x, err := s.time(w); err != nil || math.IsInf(x, 1) || x <= 0 {
 					t.Errorf("%d ranks, %d a host, %s: %g, %v", ranks, perHost, w, x, err)
 				}
@@ -200,7 +200,7 @@ func TestQuickIsAsGood(t *testing.T) {
 		if err != nil || err2 != nil {
 			t.Fatal(err, err2)
 		}
-		s := newSimulator(c, c.Kinds[0], costs, ExactRanks)
+		s := newSimulator(c, c.Kinds[0], newCommon(costs), ExactRanks)
 		took, err := s.time(quick.Kinds[0].Ranked[0].Way)
 		if err != nil {
 			t.Fatal(err)
@@ -253,5 +253,65 @@ func BenchmarkQuick(b *testing.B) {
 				}
 			}
 		})
+	}
+}
+
+// Over a slow network full layers trade heads inside hosts, and a window fetches its rows at once.
+func TestKindsApart(t *testing.T) {
+	c := caseOf(1<<14, 8, 4, Kind{-1, 2}, Kind{256, 6})
+	c.KVHeads = c.Heads
+	choice := chosen(t, c, flash, slowLinks)
+	all, together := choice.Best()
+	own, seconds := choice.Apart(all)
+	if len(own) != 1 || seconds >= together {
+		t.Fatalf("all by %s in %g s, apart %v in %g s", all, together, own, seconds)
+	}
+	want := 0.0
+	for _, k := range choice.Kinds {
+		w, ok := own[k.Window]
+		if !ok {
+			w = all
+		} else if w != k.Ranked[0].Way || w.Layout != all.Layout || w.Backend != all.Backend {
+			t.Errorf("%v runs by %s, and is fastest by %s", k.Kind, w, k.Ranked[0].Way)
+		}
+		want += float64(k.Layers) * k.Ranked[slices.IndexFunc(k.Ranked, func(x Timed) bool { return x.Way == w })].Seconds
+	}
+	if seconds != want {
+		t.Errorf("%g s, want %g", seconds, want)
+	}
+	repeated := chosen(t, c, flash, slowLinks)
+	again, _ := repeated.Apart(all)
+	if !reflect.DeepEqual(own, again) {
+		t.Errorf("%v, and again %v", own, again)
+	}
+	one := chosen(t, caseOf(1<<14, 8, 4), flash, slowLinks)
+	if own, _ := one.Apart(one.Kinds[0].Ranked[0].Way); len(own) > 0 {
+		t.Errorf("layers of one kind are apart: %v", own)
+	}
+}
+
+// Where few rows travel and a call is slow to start, one call behind the transfer is faster than two beside it; where many travel, not.
+func TestChoiceOfWhenRowsTravel(t *testing.T) {
+	c := caseOf(4096, 4, 4, Kind{16, 1})
+	asked := Asked{Algorithm: "allgather", Backends: []string{"flash"}}
+	few, many := fastLinks, fastLinks
+	few.start, many.byte = 1e-3, 1e-8
+	if got := chosen(t, c, asked, few).Kinds[0].Ranked[0]; got.Gather != ring.Before || !strings.Contains(got.String(), "allgather (before)") {
+		t.Errorf("slow calls: %s", got)
+	}
+	if got := chosen(t, caseOf(1<<16, 4, 4), asked, many).Kinds[0].Ranked[0]; got.Gather != "" {
+		t.Errorf("slow links: %s", got)
+	}
+	asked.Gather = ring.Beside
+	for _, w := range Ways(c, asked) {
+		if w.Gather != ring.Beside {
+			t.Errorf("beside was asked for: %+v", w)
+		}
+	}
+	asked.Gather, asked.Backends, asked.Documents = ring.Auto, []string{"fused"}, true
+	for _, w := range Ways(c, asked) {
+		if w.Gather == ring.Before {
+			t.Errorf("cuDNN's backward pass has the rows of others in its call: %+v", w)
+		}
 	}
 }

@@ -25,7 +25,8 @@ type Place struct {
 	First   int // the global rank of the group's rank 0; the others follow it
 	PerHost int // ranks of a host, which stand in order; 0: all on one
 	// Shared says that the ranks of a host share its cores, and costs are those of a time when all compute. One that
-	// has less to do leaves the cores to the others, so each takes as long for its calls as all do on average.
+	// has less to do leaves the cores to the others, so each takes as long for its calls as all do on average. Cores
+	// carry messages, too, and compute nothing meanwhile.
 	Shared bool
 }
 
@@ -94,8 +95,9 @@ type Rank struct {
 	Compute float64 // of kernel calls
 	Copies  float64 // of packing, and of folds of gradients
 	Host    float64 // that the host takes longer to queue the pass than the device to run it
-	Exposed float64 // in which it waits for transfers
+	Exposed float64 // in which it waits for transfers, or its cores carry them
 	End     float64 // from the pass's begin
+	Calls   int     // that the host queues
 }
 
 // Span is one hop of a rank, or one trade of its heads.
@@ -119,29 +121,25 @@ type Span struct {
 // the ranks of its host, and to other hosts. Every time here is a maximum of sums of costs, so a higher cost
 // never makes a pass faster.
 func Pass(s Schedules, ranks int, a Attention, backward bool, at Place, c Costs) (Result, error) {
-	return pass(s, ranks, nil, a, backward, at, c, false)
+	return newCompiler(a, backward, at, c).pass(s, ranks, false)
 }
 
 // Timeline does what Pass does, and keeps the Spans of its ranks.
 func Timeline(s Schedules, ranks int, a Attention, backward bool, at Place, c Costs) (Result, error) {
-	return pass(s, ranks, nil, a, backward, at, c, true)
+	return newCompiler(a, backward, at, c).pass(s, ranks, true)
 }
 
-// pass follows the ranks of follow, each alone; nil: all together, or where these are too many some.
-func pass(s Schedules, ranks int, follow []int, a Attention, backward bool, at Place, c Costs, spans bool) (Result, error) {
-	k := &compiler{a: a, backward: backward, at: at, costs: c, host: c.Host(1), known: map[shapeKey]float64{}}
-	if follow == nil && ranks > ExactRanks {
-		follow = at.sample(ranks)
-	}
-	if follow != nil {
-		return k.sampled(s, follow, spans)
+// pass follows all ranks together, or where these are too many some, each alone.
+func (k *compiler) pass(s Schedules, ranks int, spans bool) (Result, error) {
+	if ranks > ExactRanks {
+		return k.sampled(s, k.at.sample(ranks), spans), nil
 	}
 	programs := make([]*program, ranks)
 	for r := range programs {
 		programs[r] = k.compile(s.Schedule(r))
 	}
-	if at.Shared {
-		at.share(programs)
+	if k.at.Shared {
+		k.at.share(programs)
 	}
 	w := newWorld(programs, spans)
 	for w.advance() {
@@ -149,13 +147,19 @@ func pass(s Schedules, ranks int, follow []int, a Attention, backward bool, at P
 	return w.result()
 }
 
-// share has the ranks of each host take as long as they do on average.
+// share has the ranks of each host take as long as they do on average: for calls, and for carrying messages.
 func (p Place) share(programs []*program) {
+	p.average(programs, func(s *step) bool { return s.kind == compute || s.kind == copies })
+	p.average(programs, func(s *step) bool { return s.kind == carry })
+}
+
+// average makes the sums of some steps alike on the ranks of each host.
+func (p Place) average(programs []*program, is func(*step) bool) {
 	total, ranks := map[int]float64{}, map[int]float64{}
 	own := make([]float64, len(programs))
 	for r, x := range programs {
 		for i := range x.steps {
-			if s := &x.steps[i]; s.kind == compute || s.kind == copies {
+			if s := &x.steps[i]; is(s) {
 				own[r] += s.seconds
 			}
 		}
@@ -168,7 +172,7 @@ func (p Place) share(programs []*program) {
 		}
 		mean := total[p.host(r)] / ranks[p.host(r)]
 		for i := range x.steps {
-			if s := &x.steps[i]; s.kind == compute || s.kind == copies {
+			if s := &x.steps[i]; is(s) {
 				s.seconds *= mean / own[r]
 			}
 		}
@@ -177,21 +181,15 @@ func (p Place) share(programs []*program) {
 
 // sampled follows some ranks, each alone: in steps that all ranks take together the slowest link sets the
 // pace, and it is one of those at the edge of a host.
-func (k *compiler) sampled(s Schedules, follow []int, spans bool) (all Result, err error) {
+func (k *compiler) sampled(s Schedules, follow []int, spans bool) (all Result) {
 	all.Sampled = true
 	for _, r := range follow {
-		w := newWorld([]*program{k.compile(s.Schedule(r))}, spans)
-		w.alone = true
-		for w.advance() {
-		}
-		one, err := w.result()
-		if err != nil {
-			return all, err
-		}
-		all.Seconds = worse(all.Seconds, one.Seconds)
-		all.Ranks, all.Spans = append(all.Ranks, one.Ranks...), append(all.Spans, one.Spans...)
+		w := lone{runner: runner{program: k.compile(s.Schedule(r)), times: Rank{Rank: r}}, spans: spans, ends: k.ends[:0]}
+		w.run()
+		k.ends, all.Spans = w.ends, append(all.Spans, w.all...)
+		all.add(w.end())
 	}
-	return all, nil
+	return all
 }
 
 // samples is how many ranks are followed, apart from those at edges.

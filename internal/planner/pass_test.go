@@ -145,6 +145,15 @@ func TestSharedCores(t *testing.T) {
 	}
 }
 
+// Shared cores carry the 16 bytes that each of two ranks sends, 8 seconds, and compute nothing beside: 8 and twice 4.
+func TestSharedCoresCarry(t *testing.T) {
+	s := schedulesOf(t, "ring", specOf(t, false, -1, 4, 2, partition.Contiguous{}))
+	r, err := Pass(s, 2, one, false, Place{Shared: true}, plain{pair: 1, byte: 0.5})
+	if err != nil || r.Seconds != 16 || r.Ranks[0].Exposed != 8 || r.Ranks[0].Calls != 3 {
+		t.Errorf("%+v, %v", r, err)
+	}
+}
+
 // What a rank sends to itself is a copy of 16 bytes read and 16 written, before the transfer of 8 seconds.
 func TestMovesToItself(t *testing.T) {
 	s := schedulesOf(t, "allgather", specOf(t, false, -1, 4, 2, partition.Contiguous{}))
@@ -280,11 +289,8 @@ func TestSampledRanksStandForAll(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			k := &compiler{a: a, at: at, costs: c, known: map[shapeKey]float64{}}
-			part, err := k.sampled(s, at.sample(ranks), false)
-			if err != nil {
-				t.Fatal(err)
-			}
+			k := newCompiler(a, false, at, c)
+			part := k.sampled(s, at.sample(ranks), false)
 			if d := part.Seconds/whole.Seconds - 1; math.Abs(d) > 0.05 {
 				t.Errorf("%s with %+v: %g seconds, by samples %g: %+.1f %%", algorithm, c, whole.Seconds, part.Seconds, 100*d)
 			}

@@ -14,6 +14,7 @@ type kind uint8
 const (
 	compute kind = iota // for so many seconds
 	copies              // likewise, of memory
+	carry               // likewise, of cores that send
 	begin               // an exchange
 	wait                // for an exchange
 	enter               // a hop
@@ -24,7 +25,7 @@ const (
 type step struct {
 	kind     kind
 	exchange int     // of begin and wait
-	seconds  float64 // of compute and copies
+	seconds  float64 // of compute, copies and carry
 	label    string  // of enter
 }
 
@@ -53,24 +54,39 @@ type compiler struct {
 	costs    Costs
 	host     float64
 	known    map[shapeKey]float64
+	reuse    bool // of the programs that it makes only the last is used
 
-	p *program
+	p    *program
+	room []message // of exchanges so far, and room for more
+	ends []float64 // for lone
 }
 
-// fewTiles is how many tiles a call has whose cost is remembered. Those of documents have more, and are
-// seldom alike.
+func newCompiler(a Attention, backward bool, at Place, c Costs) *compiler {
+	return &compiler{a: a, backward: backward, at: at, costs: c, host: c.Host(1), known: map[shapeKey]float64{}}
+}
+
+// fewTiles is how many tiles a call has that are compared one by one. Those of documents have more, and are
+// seldom alike but where groups of heads have the same.
 const fewTiles = 4
 
 // shapeKey is all that the cost of a call follows from.
 type shapeKey struct {
 	n              int
 	tiles          [fewTiles]partition.Tile
+	many           *partition.Tile // the first of more tiles
 	heads, kvHeads int
 	first, last    bool
+	backward       bool
+	backend        string
 }
 
 func (k *compiler) compile(s *ring.Schedule) *program {
-	k.p = &program{rank: s.Rank, host: k.host}
+	if k.p == nil || !k.reuse {
+		k.p = &program{}
+	} else {
+		k.room = k.room[:0]
+	}
+	*k.p = program{rank: s.Rank, host: k.host, steps: k.p.steps[:0], exchanges: k.p.exchanges[:0]}
 	if s.Q != nil {
 		k.there(s)
 	}
@@ -150,12 +166,10 @@ func (k *compiler) prefetch(s *ring.Schedule, h *ring.Hop, groups []group, g int
 // nothing.
 func (k *compiler) begin(h *ring.Hop, kv int) (flight []int) {
 	for i := range h.Then {
-		var list []message
-		list = k.moves(list, h.Then[i].SendKV, true, k.keys(1, kv))
+		list := k.moves(k.list(), h.Then[i].SendKV, true, k.keys(1, kv))
 		flight = append(flight, k.exchange(k.moves(list, h.Then[i].RecvKV, false, k.keys(1, kv))))
 	}
-	var list []message
-	list = k.moves(list, h.SendKV, true, k.keys(1, kv))
+	list := k.moves(k.list(), h.SendKV, true, k.keys(1, kv))
 	list = k.moves(list, h.RecvKV, false, k.keys(1, kv))
 	if k.backward {
 		list = k.moves(list, h.SendGrad, true, k.grads(1, kv))
@@ -203,6 +217,9 @@ func (k *compiler) toward(list []message, peer int, sends bool, bytes int64, mes
 	return list
 }
 
+// list is room for the messages of one more exchange.
+func (k *compiler) list() []message { return k.room[len(k.room):] }
+
 // exchange is the number of an exchange that begins here, or -1 where nothing moves.
 func (k *compiler) exchange(list []message) int {
 	if len(list) == 0 {
@@ -220,10 +237,30 @@ func (k *compiler) exchange(list []message) int {
 		}
 		m.seconds = k.costs.Exchange(k.at.First+from, k.at.First+to, m.bytes, int(m.seconds))
 	}
-	k.p.exchanges = append(k.p.exchanges, list)
+	if k.at.Shared {
+		k.carry(list)
+	}
+	if n := len(k.room) + len(list); n <= cap(k.room) {
+		k.room = k.room[:n]
+	} else {
+		k.room = list // it has grown out of it
+	}
+	k.p.exchanges = append(k.p.exchanges, list[:len(list):len(list)])
 	n := len(k.p.exchanges) - 1
 	k.add(step{kind: begin, exchange: n})
 	return n
+}
+
+// carry has the cores do what links do elsewhere: all that the rank sends, with no core left to compute beside it.
+func (k *compiler) carry(list []message) {
+	total := 0.0
+	for i := range list {
+		if list[i].sends {
+			total += list[i].seconds
+		}
+		list[i].seconds = 0
+	}
+	k.add(step{kind: carry, seconds: total})
 }
 
 func (k *compiler) wait(exchange int) {
@@ -251,15 +288,17 @@ func (k *compiler) call(tiles []partition.Tile, first, last bool, grads ring.Blo
 		}
 		return
 	}
-	key := shapeKey{n: len(tiles), heads: heads.q, kvHeads: heads.kv, first: first, last: last}
+	a := &k.a
+	key := shapeKey{n: len(tiles), heads: heads.q, kvHeads: heads.kv, first: first, last: last, backward: k.backward, backend: a.Backend}
 	if len(tiles) <= fewTiles {
 		copy(key.tiles[:], tiles)
-		if t, ok := k.known[key]; ok {
-			k.add(step{kind: compute, seconds: t})
-			return
-		}
+	} else {
+		key.many = &tiles[0]
 	}
-	a := &k.a
+	if t, ok := k.known[key]; ok {
+		k.add(step{kind: compute, seconds: t})
+		return
+	}
 	t := k.costs.Call(Call{
 		Backend: a.Backend, DType: a.DType, Backward: k.backward, Deterministic: a.Deterministic,
 		Batch: a.Batch, Heads: heads.q, KVHeads: heads.kv, Dim: a.Dim, DimV: a.DimV, Tiles: tiles, First: first, Last: last,
@@ -267,9 +306,7 @@ func (k *compiler) call(tiles []partition.Tile, first, last bool, grads ring.Blo
 	if math.IsNaN(t) {
 		t = math.Inf(1)
 	}
-	if len(tiles) <= fewTiles {
-		k.known[key] = t
-	}
+	k.known[key] = t
 	k.add(step{kind: compute, seconds: t})
 }
 

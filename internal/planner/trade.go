@@ -45,7 +45,7 @@ func (k *compiler) back(s *ring.Schedule) {
 // trade packs what is sent, exchanges it, and puts what comes in its place, as Ring.trade does.
 func (k *compiler) trade(s *ring.Schedule, label string, list []tensorOf, back bool) {
 	k.add(step{kind: enter, label: label})
-	var messages []message
+	messages := k.list()
 	var placed []int64
 	for _, t := range list {
 		send, recv, sends, recvs := t.x.Send, t.x.Recv, t.heads, t.x.Heads

@@ -3,13 +3,16 @@ package planner
 import (
 	"slices"
 
+	"github.com/cprun/cprun/attention/backends"
 	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/ring"
 )
 
 // Asked is what a config says of a way; what is left empty is to be chosen.
 type Asked struct {
 	Layout, Algorithm  string
 	Inner, GatherHeads int
+	Gather             string   // of ring.Gathers; auto and "": to be chosen
 	Backends           []string // that can run it, the preferred one first
 	Documents          bool     // sequences are packed documents that do not see each other
 }
@@ -38,13 +41,10 @@ func Ways(c Case, a Asked) (list []Way) {
 	for _, b := range a.Backends {
 		for _, layout := range layouts {
 			for _, algorithm := range algorithms {
-				w := Way{Layout: layout, Algorithm: algorithm, Backend: b}
+				w := Way{Layout: layout, Algorithm: algorithm, Backend: b, Gather: a.gather(c)}
 				switch algorithm {
 				case "allgather":
-					for _, n := range gathers(c, a) {
-						w.GatherHeads = n
-						list = append(list, w)
-					}
+					list = append(list, gathered(w, c, a)...)
 					continue
 				case "hierarchical":
 					for _, n := range inners(c, a) {
@@ -59,6 +59,45 @@ func Ways(c Case, a Asked) (list []Way) {
 				}
 				list = append(list, w)
 			}
+		}
+	}
+	return list
+}
+
+// gather is when rows travel that are fetched in one hop, where nothing is chosen: what was asked for, or what auto means.
+func (a *Asked) gather(c Case) string {
+	switch {
+	case a.Gather != "" && a.Gather != ring.Auto:
+		return a.Gather
+	case a.Documents && c.Ranks > 1 && c.At.edge(c.Ranks) == 0:
+		return ring.Auto
+	}
+	return ""
+}
+
+// gathered is the ways of an all-gather: of some heads, and with rows that travel before the only call.
+func gathered(w Way, c Case, a Asked) (list []Way) {
+	times := []string{w.Gather}
+	if open := a.Gather == "" || a.Gather == ring.Auto; open && c.Ranks > 1 {
+		times = befores(w, a.Documents)
+	}
+	for _, w.GatherHeads = range gathers(c, a) {
+		for _, w.Gather = range times {
+			if w.GatherHeads == 0 || w.Gather == times[0] {
+				list = append(list, w)
+			}
+		}
+	}
+	return list
+}
+
+// befores are the times at which rows may travel, that of the way first. cuDNN's backward pass computes the masked pairs of a rectangle with more keys
+// than queries, too, which no figure of a table shows, so that it never has the rows of others in its only call.
+func befores(w Way, documents bool) []string {
+	list := []string{w.Gather}
+	for _, x := range []string{"", ring.Auto, ring.Before} {
+		if x != w.Gather && (x != ring.Auto || documents) && (x != ring.Before || w.Backend != backends.Fused.String()) {
+			list = append(list, x)
 		}
 	}
 	return list
@@ -102,13 +141,18 @@ func inners(c Case, a Asked) (list []int) {
 }
 
 // Shortlist returns the few ways that a packing chooses from: those that the whole run has chosen for any kind of
-// layers, and a ring and an all-gather, of one layout and backend. Which rows travel and how they balance
+// layers, and a ring and an all-gather, beside the own keys or before the call, of one layout and backend. Which rows travel and how they balance
 // changes with the lengths of documents, and trading heads does not.
 func Shortlist(chosen Way, more ...Way) (list []Way) {
 	same := Way{Layout: chosen.Layout, Backend: chosen.Backend}
-	ring, gather := same, same
-	ring.Algorithm, gather.Algorithm = "ring", "allgather"
-	for _, w := range append(append([]Way{chosen}, more...), ring, gather) {
+	circle, gather := same, same
+	circle.Algorithm, gather.Algorithm = "ring", "allgather"
+	circle.Gather = chosen.Gather
+	few := append(append([]Way{chosen}, more...), circle)
+	for _, gather.Gather = range befores(chosen, true) {
+		few = append(few, gather)
+	}
+	for _, w := range few {
 		if w.Layout == same.Layout && w.Backend == same.Backend && !slices.Contains(list, w) {
 			list = append(list, w)
 		}

@@ -31,7 +31,6 @@ type runner struct {
 type world struct {
 	ranks []runner
 	lanes map[[2]int]*lane
-	alone bool // each rank's peers do as it does
 	spans bool
 	all   []Span
 }
@@ -58,14 +57,27 @@ func (w *world) advance() (moved bool) {
 
 // step runs one step; false: it has to wait for another rank to get on.
 func (w *world) step(r *runner) bool {
-	s := &r.steps[r.at]
+	switch s := &r.steps[r.at]; s.kind {
+	case begin:
+		r.queue()
+		w.begin(r, s.exchange)
+	case wait:
+		return w.wait(r, s.exchange)
+	default:
+		if r.work(s); s.kind == leave && w.spans {
+			w.all = append(w.all, r.span)
+		}
+	}
+	return true
+}
+
+// work runs a step that has nothing to do with other ranks.
+func (r *runner) work(s *step) {
 	switch s.kind {
 	case enter:
 		r.span = Span{Rank: r.rank, Hop: s.label, Begin: r.clock, Exposed: -r.times.Exposed, For: -1}
 	case leave:
-		if r.span.End, r.span.Exposed = r.clock, r.span.Exposed+r.times.Exposed; w.spans {
-			w.all = append(w.all, r.span)
-		}
+		r.span.End, r.span.Exposed = r.clock, r.span.Exposed+r.times.Exposed
 	case compute:
 		r.queue()
 		r.clock += s.seconds
@@ -74,17 +86,28 @@ func (w *world) step(r *runner) bool {
 		r.queue()
 		r.clock += s.seconds
 		r.times.Copies += s.seconds
-	case begin:
-		r.queue()
-		w.begin(r, s.exchange)
-	case wait:
-		return w.wait(r, s.exchange)
+	case carry:
+		r.clock += s.seconds
+		r.times.Exposed += s.seconds
 	}
-	return true
+}
+
+// carried is when the rank's link has carried a message that begins now, behind those before it.
+func (r *runner) carried(m *message) float64 {
+	way := 0
+	if !m.sends {
+		way = 1
+	}
+	free := &r.links[m.link][way]
+	*free = max(*free, r.clock) + m.seconds
+	return *free
 }
 
 // queue has the host queue one thing more.
-func (r *runner) queue() { r.host += r.program.host }
+func (r *runner) queue() {
+	r.host += r.program.host
+	r.times.Calls++
+}
 
 // begin gives the messages of an exchange to the rank's links, which carry them one behind another.
 func (w *world) begin(r *runner, exchange int) {
@@ -92,12 +115,11 @@ func (w *world) begin(r *runner, exchange int) {
 	spots := make([]spot, len(list))
 	for i := range list {
 		m := &list[i]
-		free, key := &r.links[m.link][0], [2]int{r.rank, m.peer}
+		key := [2]int{r.rank, m.peer}
 		if !m.sends {
-			free, key = &r.links[m.link][1], [2]int{m.peer, r.rank}
+			key = [2]int{m.peer, r.rank}
 		}
-		*free = max(*free, r.clock) + m.seconds
-		h := half{r.clock, *free}
+		h := half{r.clock, r.carried(m)}
 		l := w.lanes[key]
 		if l == nil {
 			l = &lane{}
@@ -122,15 +144,10 @@ func (w *world) wait(r *runner, exchange int) bool {
 		if !m.sends {
 			own, other = other, own
 		}
-		mine, peer := own[s.n], half{}
-		switch {
-		case w.alone:
-			peer = mine
-		case s.n >= len(other):
+		if s.n >= len(other) {
 			return false
-		default:
-			peer = other[s.n]
 		}
+		mine, peer := own[s.n], other[s.n]
 		through := worse(max(mine.end, peer.end), max(mine.begin, peer.begin)+m.seconds)
 		if through > end {
 			end, late = through, -1
@@ -155,14 +172,55 @@ func (w *world) result() (Result, error) {
 		if r.at < len(r.steps) {
 			return res, errStuck(r.rank, r.span.Hop)
 		}
-		// Passes follow each other, and the host is ahead of the device, unless it takes longer for a whole pass.
-		r.times.Host = max(0, r.host-r.clock)
-		r.times.End = r.clock + r.times.Host
-		if math.IsNaN(r.clock) {
-			r.times.End = math.Inf(1)
-		}
-		res.Seconds = worse(res.Seconds, r.times.End)
-		res.Ranks = append(res.Ranks, r.times)
+		res.add(r.end())
 	}
 	return res, nil
+}
+
+// end is the times of a rank that is done. Passes follow each other, and the host is ahead of the device, unless it takes
+// longer for a whole pass.
+func (r *runner) end() Rank {
+	r.times.Host = max(0, r.host-r.clock)
+	r.times.End = r.clock + r.times.Host
+	if math.IsNaN(r.clock) {
+		r.times.End = math.Inf(1)
+	}
+	return r.times
+}
+
+// add adds a rank.
+func (res *Result) add(r Rank) {
+	res.Seconds = worse(res.Seconds, r.End)
+	res.Ranks = append(res.Ranks, r)
+}
+
+// lone is a rank whose peers do as it does: its messages have come when its own links have carried them.
+type lone struct {
+	runner
+	ends  []float64 // of each exchange
+	spans bool
+	all   []Span
+}
+
+func (w *lone) run() {
+	w.ends = append(w.ends, make([]float64, len(w.exchanges))...)
+	for i := range w.steps {
+		switch s := &w.steps[i]; s.kind {
+		case begin:
+			w.queue()
+			for j := range w.exchanges[s.exchange] {
+				m := &w.exchanges[s.exchange][j]
+				w.ends[s.exchange] = worse(w.ends[s.exchange], w.carried(m))
+			}
+		case wait:
+			if end := w.ends[s.exchange]; end > w.clock {
+				w.times.Exposed += end - w.clock
+				w.clock = end
+			}
+		default:
+			if w.work(s); s.kind == leave && w.spans {
+				w.all = append(w.all, w.span)
+			}
+		}
+	}
 }

@@ -13,6 +13,8 @@ type model interface {
 	size() int
 	// top is the highest id.
 	top() int32
+	// each calls f with every token.
+	each(f func(token string, id int32))
 	// whole says that words are looked up again and again, and a cache of them helps.
 	cached() bool
 }
@@ -32,6 +34,12 @@ type vocabulary map[string]int32
 func (v vocabulary) id(token string) (int32, bool) {
 	id, ok := v[token]
 	return id, ok
+}
+
+func (v vocabulary) each(f func(token string, id int32)) {
+	for token, id := range v {
+		f(token, id)
+	}
 }
 
 func (v vocabulary) size() int { return len(v) }

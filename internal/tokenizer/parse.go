@@ -5,18 +5,20 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 )
 
 // MaxFile is the longest tokenizer.json that is read, in bytes; the largest known have 40 MB.
 const MaxFile = 256 << 20
 
-// file is a tokenizer.json. The entries truncation, padding and decoder change no ids here.
+// file is a tokenizer.json. The entries truncation and padding change no ids here.
 type file struct {
 	Version       string          `json:"version"`
 	AddedTokens   []addedToken    `json:"added_tokens"`
 	Normalizer    json.RawMessage `json:"normalizer"`
 	PreTokenizer  json.RawMessage `json:"pre_tokenizer"`
 	PostProcessor json.RawMessage `json:"post_processor"`
+	Decoder       json.RawMessage `json:"decoder"`
 	Model         json.RawMessage `json:"model"`
 }
 
@@ -32,7 +34,8 @@ func Parse(raw []byte) (*Tokenizer, error) {
 	if f.Version != "" && f.Version != "1.0" {
 		return nil, fmt.Errorf("version %.40q; version 1.0 is known", f.Version)
 	}
-	t := &Tokenizer{added: map[string]int32{}}
+	t := &Tokenizer{added: map[string]int32{}, decoder: f.Decoder}
+	t.texts = sync.OnceValue(t.invert)
 	var err error
 	if t.model, err = parseModel(f.Model); err != nil {
 		return nil, fmt.Errorf("model: %w", err)

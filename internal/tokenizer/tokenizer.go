@@ -1,6 +1,7 @@
 package tokenizer
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -17,6 +18,8 @@ type Tokenizer struct {
 	visible     bool       // words are written byte by byte, which the last cutter would do
 	model       model
 	head, tail  []int32 // around each text
+	decoder     json.RawMessage
+	texts       func() *texts // made when it is asked for the first time: training needs none
 }
 
 // Size returns the ids that a vocabulary needs: one more than the highest.

@@ -7,6 +7,7 @@ import (
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/hf"
 	"github.com/cprun/cprun/internal/model"
+	"github.com/cprun/cprun/internal/planner"
 	"github.com/cprun/cprun/internal/rehearse"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/ring"
@@ -25,6 +26,7 @@ type attend struct {
 	schedules map[int]*ring.Schedule // of the present batch, by window
 	cache     *ring.Cache            // and of other batches: of those that come again, and of the next
 	packings  *Packings              // nil: all run as the config says
+	kinds     map[int]planner.Way    // by window: what runs otherwise
 }
 
 func newAttend(r *ring.Ring, cfg *config.Config, layout partition.Layout, rank int) *attend {
@@ -55,6 +57,7 @@ func (t *Trainer) rehearse(o *Options) error {
 		return err
 	}
 	a := newAttend(nil, t.cfg, layout, t.mesh.world.Rank()%t.cfg.Parallel.Context)
+	a.kinds = o.Kinds
 	for layer := range t.cfg.Model.NumHiddenLayers {
 		known := len(a.schedules)
 		s, err := a.schedule(layer)
@@ -98,15 +101,26 @@ func (a *attend) schedule(layer int) (*ring.Schedule, error) {
 	return s, nil
 }
 
-// made is the schedule of a shape, by the way that its packing takes.
+// made is the schedule of a shape, by the way of its layers.
 func (a *attend) made(spec ring.Spec, window int) (*ring.Schedule, error) {
-	algorithm := a.algorithm
-	if w, ok, err := a.packings.way(spec.Shape, window); err != nil {
+	w, err := a.way(spec.Shape, window)
+	if err != nil {
 		return nil, err
-	} else if ok {
-		algorithm, spec.Inner, spec.GatherHeads = w.Algorithm, w.Inner, w.GatherHeads
 	}
-	return a.cache.New(algorithm, spec, a.rank)
+	spec.Inner, spec.GatherHeads, spec.Gather = w.Inner, w.GatherHeads, w.Gather
+	return a.cache.New(w.Algorithm, spec, a.rank)
+}
+
+// way is what layers of a window do: what their packing takes, or their kind, or the config says.
+func (a *attend) way(shape partition.Shape, window int) (planner.Way, error) {
+	w, ok, err := a.packings.way(shape, window)
+	if ok || err != nil {
+		return w, err
+	}
+	if w, ok := a.kinds[window]; ok {
+		return w, nil
+	}
+	return planner.Way{Algorithm: a.algorithm, Inner: a.spec.Inner, GatherHeads: a.spec.GatherHeads, Gather: a.spec.Gather}, nil
 }
 
 // masked is a shape with the mask of the layers of that window.
@@ -147,7 +161,11 @@ func (a *attend) load() (total load, err error) {
 			if err != nil {
 				return total, err
 			}
-			l = a.wire.of(s, shape)
+			w, err := a.way(shape, window)
+			if err != nil {
+				return total, err
+			}
+			l = a.wire.of(s, shape, ring.Traders(w.Algorithm, shape.Size, w.Inner))
 			known[window] = l
 		}
 		total.add(l, 1)

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -24,7 +23,6 @@ import (
 	"github.com/cprun/cprun/internal/cuda"
 	"github.com/cprun/cprun/internal/device"
 	"github.com/cprun/cprun/internal/machine"
-	"github.com/cprun/cprun/internal/metrics"
 	"github.com/cprun/cprun/internal/plan"
 	"github.com/cprun/cprun/internal/train"
 	"github.com/cprun/cprun/kernels/gpu"
@@ -143,27 +141,6 @@ func ranksOf(m machine.Machine) (ranks []int) {
 		ranks = append(ranks, n)
 	}
 	return ranks
-}
-
-// follows checks a curve against that of PyTorch in float32. It logs the worst.
-func follows(t *testing.T, what string, got []metrics.Step, e expect, tol float64) {
-	t.Helper()
-	if len(got) != len(e.Loss) {
-		t.Fatalf("%s: %d steps, want %d", what, len(got), len(e.Loss))
-	}
-	worst, norm := 0.0, 0.0
-	for i, s := range got {
-		d := math.Abs(float64(s.Loss) - e.Loss[i])
-		if !(d <= tol) {
-			t.Errorf("%s: loss of step %d = %.6f, want %.6f", what, i+1, float64(s.Loss), e.Loss[i])
-		}
-		n := math.Abs(float64(s.GradNorm)-e.GradNorm[i]) / e.GradNorm[i]
-		if !(n <= 10*tol) {
-			t.Errorf("%s: gradient norm of step %d = %.6f, want %.6f", what, i+1, float64(s.GradNorm), e.GradNorm[i])
-		}
-		worst, norm = max(worst, d), max(norm, n)
-	}
-	t.Logf("%s: worst loss off by %.2g, gradient norm by %.2g relative", what, worst, norm)
 }
 
 // Every fixture on every number of GPUs, in float32, bfloat16 and float16, under every sharding

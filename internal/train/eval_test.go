@@ -37,7 +37,7 @@ func evaluate(t *testing.T, cfg *config.Config, ranks int, from string) train.Ev
 			stream := compute[r].(*tensor.HostStream)
 			defer stream.Close()
 			defer world[r].Close()
-			dev := device.CPU(stream, "flash")
+			dev := device.CPU(stream, "flash", tensor.F32)
 			defer dev.Close()
 			results[r], err = train.Eval(context.Background(), cfg, dev, world[r], train.Options{From: from, Room: mem.Room()})
 			if err == nil {

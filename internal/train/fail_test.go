@@ -48,7 +48,7 @@ func runRanks(t *testing.T, ranks int, set []string, o Options, change func(rank
 		g.Go(func() error {
 			defer streams[r].(*tensor.HostStream).Close()
 			defer world[r].Close()
-			dev := device.CPU(streams[r].(*tensor.HostStream), "flash")
+			dev := device.CPU(streams[r].(*tensor.HostStream), "flash", tensor.F32)
 			defer dev.Close()
 			dev.Compute = backend.DType(cfg)
 			o := o

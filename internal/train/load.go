@@ -37,7 +37,6 @@ func (l *load) imbalance() float64 {
 type wire struct {
 	bytes          ring.HeadBytes
 	heads, kvHeads int
-	traders        int   // ranks that trade heads with each other
 	forwards       int64 // forward passes of a layer in a step
 }
 
@@ -49,7 +48,7 @@ func wireOf(cfg *config.Config, compute tensor.DType) wire {
 	w := wire{
 		bytes: ring.HeadBytes{Q: dim * in, O: dim * in, LSE: sum, KV: 2 * dim * in, DQ: dim * sum, DKV: 2 * dim * sum},
 		heads: cfg.Model.NumAttentionHeads, kvHeads: cfg.Model.NumKeyValueHeads,
-		traders: ring.Traders(cfg.Parallel.Algorithm, cfg.Parallel.Context, cfg.Parallel.Inner), forwards: 1,
+		forwards: 1,
 	}
 	if model.Recompute(cfg.Memory.Recompute) == model.RecomputeFull {
 		w.forwards = 2
@@ -57,9 +56,9 @@ func wireOf(cfg *config.Config, compute tensor.DType) wire {
 	return w
 }
 
-// of is the load of one layer by its schedule, for one sequence.
-func (w *wire) of(s *ring.Schedule, shape partition.Shape) load {
-	work := partition.WorkOfHeads(partition.Work(shape), w.traders, w.heads)
+// of is the load of one layer by its schedule, for one sequence, where so many ranks trade heads with each other.
+func (w *wire) of(s *ring.Schedule, shape partition.Shape, traders int) load {
+	work := partition.WorkOfHeads(partition.Work(shape), traders, w.heads)
 	forward, backward := s.Traffic(w.bytes, w.kvHeads)
 	l := load{slowest: float64(slices.Max(work)), sent: w.forwards*forward + backward}
 	for _, n := range work {

@@ -43,10 +43,10 @@ func onRanks(t *testing.T, ranks int, cfg *config.Config, room plan.Memory, chan
 		g.Go(func() error {
 			defer streams[r].Close()
 			defer world[r].Close()
-			dev := device.CPU(streams[r], "flash")
+			dev := device.CPU(streams[r], "flash", backend.DType(cfg))
 			defer dev.Close()
 			store := &counted{Store: dev.Store}
-			dev.Store, dev.Compute = store, backend.DType(cfg)
+			dev.Store = store
 			change(&dev)
 			tr, err := newTrainer(context.Background(), cfg, dev, world[r], &Options{Room: room.Room()})
 			if err == nil {
@@ -84,7 +84,7 @@ func TestThePlanIsWhatARunTakes(t *testing.T) {
 						"memory.shard=" + shard, "precision.compute=" + compute, fmt.Sprintf("data.pack_documents=%t", packed), "memory.recompute=" + recompute,
 						"memory.loss_chunk=50",
 					}
-					checkPlan(t, ranks, compute == "fp32" && !packed, set)
+					checkPlan(t, ranks, !packed, set)
 				}
 			}
 		}
@@ -105,7 +105,7 @@ func checkPlan(t *testing.T, ranks int, run bool, set []string) {
 	t.Helper()
 	on := "cpu"
 	if !run {
-		on = "cuda" // whose configs may have another type
+		on = "cuda"
 	}
 	cfg, err := config.Load("../../examples/opticks.yaml", config.Options{Ranks: ranks, Device: on, Set: set})
 	if err != nil {

@@ -24,8 +24,8 @@ func (byBytes) Host(int) float64   { return 0 }
 func TestPackingsTakeTheWayThatIsChosen(t *testing.T) {
 	const ranks = 3
 	set := []string{"data.pack_documents=true", "parallel.layout=document", "data.seq_len=61"}
-	run := func(algorithm string, p *train.Packings) [][3]any {
-		cfg := load(t, tiny(t), ranks, append(set, "parallel.algorithm="+algorithm)...)
+	run := func(algorithm string, p *train.Packings, more ...string) [][3]any {
+		cfg := load(t, tiny(t), ranks, append(append(more, set...), "parallel.algorithm="+algorithm)...)
 		var c [][3]any
 		for _, s := range mustRun(t, cfg, ranks, train.Options{Packings: p}).steps {
 			c = append(c, [3]any{s.Loss, s.GradNorm, s.AttentionBytes})
@@ -40,15 +40,16 @@ func TestPackingsTakeTheWayThatIsChosen(t *testing.T) {
 	for _, w := range cfg.Model.Windows() {
 		of.Kinds = append(of.Kinds, planner.Kind{Window: w, Layers: 1})
 	}
-	ring, gather := run("ring", nil), run("allgather", nil)
+	ring, gather := run("ring", nil), run("allgather", nil, "parallel.gather=beside")
 	if reflect.DeepEqual(ring, gather) {
 		t.Fatal("a ring and an all-gather cannot be told apart")
 	}
+	before := run("allgather", nil, "parallel.gather=before")
 	ways := planner.Shortlist(planner.Way{Layout: "document", Algorithm: "ring", Backend: "flash"})
 	for _, c := range []struct {
 		ways []planner.Way
 		want [][3]any
-	}{{ways[:1], ring}, {ways[1:], gather}, {ways, gather}} { // which sends what is read, and no more
+	}{{ways[:1], ring}, {ways[1:], gather}, {ways, gather}, {ways[len(ways)-1:], before}} { // which sends what is read, and no more
 		if got := run("ring", train.NewPackings(byBytes{}, of, c.ways)); !reflect.DeepEqual(got, c.want) {
 			t.Errorf("%v: %v, want %v", c.ways, got, c.want)
 		}

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/internal/backend"
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/device"
 	"github.com/cprun/cprun/internal/machine"
@@ -155,7 +156,7 @@ func runOn(t *testing.T, cfg *config.Config, ranks int, o train.Options, change 
 					inner(rep)
 				}
 			}
-			dev := device.CPU(streams[r], cfg.Attention.Backend)
+			dev := device.CPU(streams[r], cfg.Attention.Backend, backend.DType(cfg))
 			change(&dev)
 			stopped, err := train.Run(context.Background(), cfg, dev, world[r], o)
 			if r == 0 {

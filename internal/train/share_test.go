@@ -252,7 +252,7 @@ func inWorld(t *testing.T, f func(dev *Device, world comm.Communicator) error) {
 		g.Go(func() error {
 			defer streams[r].Close()
 			defer world[r].Close()
-			dev := device.CPU(streams[r], "flash")
+			dev := device.CPU(streams[r], "flash", tensor.F32)
 			defer dev.Close()
 			err := f(&dev, world[r])
 			if err != nil {

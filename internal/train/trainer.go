@@ -94,7 +94,7 @@ func newTrainer(ctx context.Context, cfg *config.Config, dev Device, world comm.
 	if err := t.build(o.Room); err != nil {
 		return nil, err
 	}
-	t.att.packings = o.Packings
+	t.att.kinds, t.att.packings = o.Kinds, o.Packings
 	return t, t.share.publish()
 }
 

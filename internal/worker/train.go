@@ -23,7 +23,7 @@ func (p *process) train(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	mem, err := plan.MemoryOf(cfg, p.WorldSize, job.Machine)
+	mem, err := plan.MemoryOfKinds(cfg, p.WorldSize, job.Machine, job.Kinds)
 	if err != nil {
 		return err
 	}
@@ -42,7 +42,7 @@ func (p *process) train(ctx context.Context) (err error) {
 		// The launcher has found where a job begins. A restarted one goes on from what it had.
 		Resume: p.Restart > 0, From: job.From, Locked: true,
 		Start: start,
-		Room:  mem.Room(), Packings: packings(&job, cfg, p.Rank),
+		Room:  mem.Room(), Kinds: job.Kinds, Packings: packings(&job, cfg, p.Rank),
 		Stop: p.Stop(), Report: p.report, NoSave: job.NoSave, Timed: p.start.time,
 	})
 	p.quiet = stopped

@@ -92,6 +92,9 @@ func (p *process) run(role job.Role) (err error) {
 		joining.print()
 		return fmt.Errorf("connecting %d ranks: %w", p.WorldSize, err)
 	}
+	if err := comm.SharesMemory(); err != nil && p.LocalRank == 1 { // a rank whose output a terminal shows to who debugs
+		fmt.Fprintf(os.Stderr, "ranks of this node share no memory, so all goes over their sockets: %v\n", err)
+	}
 	p.where.join(p.world)
 	go p.abort() // ends with the process
 	defer func() {

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/kernels/cpu/internal/simd"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
 )
@@ -63,7 +64,7 @@ func (f *forwardPass) Block(b attention.Block) error {
 func (f *forwardPass) End() error {
 	o, acc := f.o, f.acc.O
 	if o != acc {
-		f.c.stream.Do("attention finish", func() error { tensor.Copy(o, acc); return nil })
+		f.c.Copy(o, acc)
 	}
 	return nil
 }
@@ -145,15 +146,15 @@ func (f *backwardPass) Fold(x attention.Fold) error {
 
 var _ attention.Kernel = (*Kernels)(nil)
 
-// computable is an error where the views do not all lie in this process with one of the
-// types that the CPU computes in.
+// computable is an error where the views do not all lie in this process with types that the CPU computes with each
+// other: float64 with itself, and float32 with itself and with 16 bits.
 func computable(what string, vs ...View) error {
 	if err := onHost(what, vs...); err != nil {
 		return err
 	}
 	for _, v := range vs {
-		if t := v.DType(); t != vs[0].DType() || t != tensor.F32 && t != tensor.F64 {
-			return fmt.Errorf("%s: element types %v and %v; the CPU computes in float32 or float64 throughout",
+		if t := v.DType(); (t == tensor.F64) != (vs[0].DType() == tensor.F64) || t != tensor.F64 && t != tensor.F32 && !isHalf(t) {
+			return fmt.Errorf("%s: element types %v and %v; the CPU computes float64 with float64 alone, and float32, bfloat16 and float16 with each other",
 				what, vs[0].DType(), t)
 		}
 	}
@@ -162,16 +163,16 @@ func computable(what string, vs ...View) error {
 
 func rowDots[T tensor.Float](c *Kernels, delta, do, o View) {
 	d, x, y := rowsOf[T](delta), rowsOf[T](do), rowsOf[T](o)
-	seq := o.Len(tensor.Seq)
-	c.each(o.Rows(), func(row int) {
-		b, s := row/seq, row%seq
-		for h := range o.Len(tensor.Heads) {
-			sum := 0.0
-			yr := y.row(b, s, h)
-			for i, a := range x.row(b, s, h) {
-				sum += float64(a) * float64(yr[i])
+	seq, heads, l := o.Len(tensor.Seq), o.Len(tensor.Heads), simd.LoopsOf[T](c.level)
+	size := rowBlock(heads * x.dim)
+	c.split(blocks(o.Rows(), size), func(s *scratch, n int) {
+		mem := open[T](s, x.room(1), y.room(1))
+		xs, ys := mem.take(x.room(1)), mem.take(y.room(1))
+		for row := n * size; row < min((n+1)*size, o.Rows()); row++ {
+			b, i := row/seq, row%seq
+			for h := range heads {
+				d.row(b, i, h)[0] = T(l.Dot(x.read(xs, b, i, h), y.read(ys, b, i, h)))
 			}
-			d.row(b, s, h)[0] = T(sum)
 		}
 	})
 }
@@ -194,9 +195,3 @@ func block(n, size, length int) partition.Range {
 }
 
 func blocks(length, size int) int { return (length + size - 1) / size }
-
-// columns is the part [lo, hi) of a row of n scores, of keys from j0 on, that query i sees;
-// lo >= hi where it sees none. In a block that is wholly visible it is [0, n) for every row.
-func columns(b partition.Band, i, j0, n int) (lo, hi int) {
-	return max(0, i+b.Lo-j0), min(n, i+b.Hi+1-j0)
-}

@@ -3,9 +3,8 @@ package cpu
 import (
 	"math"
 
-	"gonum.org/v1/gonum/blas"
-
 	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/kernels/cpu/internal/simd"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
 )
@@ -16,15 +15,23 @@ import (
 // cells with (query block + key block) mod n = round. Rounds follow one another, and so every
 // element gets its terms in one order, however many goroutines there are.
 type backwardCall[T tensor.Float] struct {
-	arith[T]
+	loops                               simd.Loops[T]
 	dq, dk, dv, do, q, k, v, lse, delta rows[T]
 	tiles                               []partition.Tile
 	byQuery                             [][]partition.Tile // the tiles that touch each block of queries
-	p                                   attention.Softmax
+	params                              attention.Softmax
 	scores                              *scores[T] // nil: nothing is added to scores
 	group                               int        // query heads of a KV head
 	batch, seqQ, seqK, kvHeads          int
+	cellK                               int // keys of a piece of work
 }
+
+// A piece of work packs its queries once for up to cellBlocks blocks of keys. Shorter sequences have smaller pieces, so
+// that there are leastCells of them over the keys. The size depends on the shape alone, as the order of sums does.
+const (
+	cellBlocks = 6
+	leastCells = 8
+)
 
 func backward[T tensor.Float](pass *backwardPass, b attention.GradBlock) {
 	q, k, v, tiles := pass.q, b.K, b.V, b.Tiles
@@ -32,13 +39,14 @@ func backward[T tensor.Float](pass *backwardPass, b attention.GradBlock) {
 		return
 	}
 	f := &backwardCall[T]{
-		arith: arithOf[T](), dq: rowsOf[T](pass.dq), dk: rowsOf[T](b.DK), dv: rowsOf[T](b.DV),
+		loops: simd.LoopsOf[T](pass.c.level), dq: rowsOf[T](pass.dq), dk: rowsOf[T](b.DK), dv: rowsOf[T](b.DV),
 		do: rowsOf[T](pass.do), q: rowsOf[T](q), k: rowsOf[T](k), v: rowsOf[T](v),
-		lse: rowsOf[T](pass.s.LSE), delta: rowsOf[T](pass.s.Delta), tiles: tiles, p: pass.p, scores: scoresOf[T](pass.p.Scores, b.Columns),
+		lse: rowsOf[T](pass.s.LSE), delta: rowsOf[T](pass.s.Delta), tiles: tiles, params: pass.p, scores: scoresOf[T](pass.p.Scores, b.Columns),
 		group: q.Len(tensor.Heads) / k.Len(tensor.Heads), batch: q.Len(tensor.Batch),
 		seqQ: q.Len(tensor.Seq), seqK: k.Len(tensor.Seq), kvHeads: k.Len(tensor.Heads),
 	}
-	nq, nk := blocks(f.seqQ, blockQ), blocks(f.seqK, blockK)
+	f.cellK = min(cellBlocks, max(2, blocks(f.seqK, leastCells*blockK))) * blockK
+	nq, nk := blocks(f.seqQ, blockQ), blocks(f.seqK, f.cellK)
 	f.sortTiles(nq)
 	n := max(nq, nk)
 	cells := make([][2]int, 0, min(nq, nk))
@@ -81,7 +89,7 @@ func (f *backwardCall[T]) sortTiles(nq int) {
 
 func (f *backwardCall[T]) visible(i, j int) bool {
 	for _, t := range f.byQuery[i] {
-		if _, ok := clip(t, t.Q, block(j, blockK, f.seqK)); ok {
+		if _, ok := clip(t, t.Q, block(j, f.cellK, f.seqK)); ok {
 			return true
 		}
 	}
@@ -89,108 +97,198 @@ func (f *backwardCall[T]) visible(i, j int) bool {
 }
 
 func (f *backwardCall[T]) cell(s *scratch, b, g, i, j int) {
-	x := backwardBlock[T]{backwardCall: f, b: b, g: g}
+	x := backwardBlock[T]{backwardCall: f, b: b, g: g, at: block(i, blockQ, f.seqQ)}
 	x.begin(s)
 	for _, t := range f.byQuery[i] {
-		if t, ok := clip(t, t.Q, block(j, blockK, f.seqK)); ok {
+		if t, ok := clip(t, t.Q, block(j, f.cellK, f.seqK)); ok {
 			x.tile(t)
 		}
 	}
 }
 
 // backwardBlock is one piece of work: FlashAttention-2 (arXiv:2307.08691), algorithm 2.
-// Keys, values and their gradients are transposed, which makes all inner loops long.
 type backwardBlock[T tensor.Float] struct {
 	*backwardCall[T]
-	b, g int // batch, KV head
+	b, g int             // batch, KV head
+	at   partition.Range // queries
+	wide int             // queries and the columns that pad them
 
-	q, do    []T // [blockQ, dim], [blockQ, dimV]
-	dq       []T // [blockQ, dim]
-	kT, dkT  []T // [dim, blockK]
-	vT, dvT  []T // [dimV, blockK]
-	s, dp    []T // [blockQ, blockK]: scores, then P, then dS; dP
-	capSlope []T // [blockQ, blockK]: d score / d (scale q.k), with a soft cap alone
+	q, qT      []T // panels of queries, and of their transpose times the scale of scores
+	do, doT    []T
+	k          []T // panels of the keys of the piece
+	narrow     []T // keys, values, and what is packed, where these have 16 bits
+	p, ds      []T // [blockK, wide]: probabilities, and the gradients of scores
+	slope      []T // [blockK, wide]: d score / d (scale q.k), with a soft cap alone
+	lse, delta []T // by query
+	spare      []T
 }
 
 func (x *backwardBlock[T]) begin(s *scratch) {
-	dim, dimV, pairs := x.backwardCall.q.dim, x.v.dim, blockQ*blockK
-	mem := open[T](s, 2*(blockQ+blockK)*dim+(blockQ+2*blockK)*dimV+3*pairs)
-	x.q, x.dq, x.do = mem.take(blockQ*dim), mem.take(blockQ*dim), mem.take(blockQ*dimV)
-	x.kT, x.dkT = mem.take(dim*blockK), mem.take(dim*blockK)
-	x.vT, x.dvT = mem.take(dimV*blockK), mem.take(dimV*blockK)
-	x.s, x.dp, x.capSlope = mem.take(pairs), mem.take(pairs), mem.take(pairs)
+	l, dim, dimV := x.loops, x.backwardCall.q.dim, x.v.dim
+	x.wide = l.Padded(x.at.Len())
+	padded, paddedV, pairs, slopes := l.Padded(dim), l.Padded(dimV), blockK*x.wide, 0
+	if x.params.Softcap > 0 {
+		slopes = pairs
+	}
+	keys := min(x.cellK, x.seqK)
+	spare := max(blockK, x.wide) * max(padded, paddedV)
+	narrow := x.backwardCall.k.room(keys) + x.v.room(keys) + max(x.backwardCall.q.room(blockQ), x.backwardCall.do.room(blockQ))
+	mem := open[T](s, x.wide*padded, x.wide*dim, x.wide*paddedV, x.wide*dimV, keys*padded, pairs, pairs, slopes, x.wide, x.wide, spare, narrow)
+	x.q, x.qT, x.do, x.doT = mem.take(x.wide*padded), mem.take(x.wide*dim), mem.take(x.wide*paddedV), mem.take(x.wide*dimV)
+	x.k, x.p, x.ds, x.slope = mem.take(keys*padded), mem.take(pairs), mem.take(pairs), mem.take(slopes)
+	x.lse, x.delta, x.spare = mem.take(x.wide), mem.take(x.wide), mem.take(spare)
+	x.narrow = mem.take(narrow)
 }
 
-// tile adds the gradients of one tile of at most blockQ queries and blockK keys.
+// keysOf is keys and values of a tile, from key first on.
+type keysOf[T tensor.Float] struct {
+	k, v   matrix[T]
+	panels simd.Right[T] // of k
+	first  int
+}
+
+// tile adds the gradients of one tile of at most blockQ queries and cellK keys, a block of keys at a time.
 func (x *backwardBlock[T]) tile(t partition.Tile) {
-	f := x.backwardCall
-	m, n, dim, dimV, scale := t.Q.Len(), t.K.Len(), f.q.dim, f.v.dim, T(f.p.Scale)
-	f.k.packT(x.kT, x.b, t.K.Lo, t.K.Hi, x.g)
-	f.v.packT(x.vT, x.b, t.K.Lo, t.K.Hi, x.g)
-	clear(x.dkT)
-	clear(x.dvT)
+	f, l := x.backwardCall, x.loops
+	k, v := f.k.matrix(x.narrow, x.b, t.K, x.g), f.v.matrix(x.narrow[f.k.room(t.K.Len()):], x.b, t.K, x.g)
+	keys := keysOf[T]{k, v, k.panels(l, x.k, t.K.Len()), t.K.Lo}
 	for h := x.g * f.group; h < (x.g+1)*f.group; h++ {
-		f.q.pack(x.q, x.b, t.Q.Lo, t.Q.Hi, h)
-		f.do.pack(x.do, x.b, t.Q.Lo, t.Q.Hi, h)
-		f.mul(blas.NoTrans, blas.NoTrans, m, n, dim, scale, x.q, dim, x.kT, blockK, 0, x.s, blockK)
-		x.probabilities(t, h)
-		f.mul(blas.Trans, blas.NoTrans, dimV, n, m, 1, x.do, dimV, x.s, blockK, 1, x.dvT, blockK)
-		f.mul(blas.NoTrans, blas.NoTrans, m, n, dimV, 1, x.do, dimV, x.vT, blockK, 0, x.dp, blockK)
-		x.scoreGrads(t, h)
-		f.mul(blas.Trans, blas.NoTrans, dim, n, m, scale, x.q, dim, x.s, blockK, 1, x.dkT, blockK)
-		f.mul(blas.NoTrans, blas.Trans, m, dim, n, scale, x.s, blockK, x.kT, blockK, 0, x.dq, dim)
-		for i := range m {
-			dq := f.dq.row(x.b, t.Q.Lo+i, h)
-			for d, y := range x.dq[i*dim:][:dim] {
-				dq[d] += y
+		x.queries(h)
+		for j := t.K.Lo; j < t.K.Hi; j += blockK {
+			if part, ok := clip(t, t.Q, partition.Range{Lo: j, Hi: min(j+blockK, t.K.Hi)}); ok {
+				x.block(h, part, keys)
 			}
 		}
 	}
-	f.dk.addT(x.dkT, x.b, t.K.Lo, t.K.Hi, x.g)
-	f.dv.addT(x.dvT, x.b, t.K.Lo, t.K.Hi, x.g)
+}
+
+// block adds the gradients of one head and a tile of at most blockK keys.
+func (x *backwardBlock[T]) block(h int, t partition.Tile, keys keysOf[T]) {
+	var seen [blockQ]partition.Range // by panel of queries: the keys, from t.K.Lo on, that any of them sees
+	panels := 0
+	for lo := 0; lo < x.wide; lo += x.loops.Cols {
+		seen[panels] = x.panel(h, lo, t, keys)
+		panels++
+	}
+	x.keyGrads(h, t, seen[:panels])
+}
+
+// queries packs the queries of one head and what goes with them.
+func (x *backwardBlock[T]) queries(h int) {
+	f, l := x.backwardCall, x.loops
+	keys := min(f.cellK, f.seqK)
+	narrow := x.narrow[f.k.room(keys)+f.v.room(keys):]
+	q := f.q.matrix(narrow, x.b, x.at, h)
+	q.columns(l, x.qT, scoreScale(f.params, f.scores))
+	q.panels(l, x.q, x.wide)
+	do := f.do.matrix(narrow, x.b, x.at, h)
+	do.columns(l, x.doT, 1)
+	do.panels(l, x.do, x.wide)
+	lse, ld := f.lse.from(x.b, x.at.Lo, h)
+	delta, ldd := f.delta.from(x.b, x.at.Lo, h)
+	for i := range x.wide {
+		x.lse[i], x.delta[i] = T(math.Inf(1)), 0
+		if i < x.at.Len() && !math.IsInf(float64(lse[i*ld]), -1) {
+			x.lse[i], x.delta[i] = lse[i*ld]*log2e, delta[i*ldd]
+		}
+	}
+}
+
+// panel computes probabilities and gradients of scores of the panel of queries that begins at column lo, adds to the
+// gradients of these queries, and returns the keys of the tile that any of them sees.
+func (x *backwardBlock[T]) panel(h, lo int, t partition.Tile, keys keysOf[T]) partition.Range {
+	f, l, first := x.backwardCall, x.loops, x.at.Lo+lo
+	part, ok := clip(t, partition.Range{Lo: first, Hi: first + l.Cols}, t.K)
+	if !ok {
+		return partition.Range{}
+	}
+	dim, dimV, cols := f.q.dim, f.v.dim, min(l.Cols, x.wide-lo)
+	from, at, n := part.K.Lo-t.K.Lo, part.K.Lo-keys.first, part.K.Len()
+	corner := from*x.wide + lo
+	p := scoreTile[T]{simd.Scores[T]{S: x.p[corner:], Ld: x.wide, Keys: n, Cols: cols}, part, x.b, h, first}
+	ds := p
+	ds.S = x.ds[corner:]
+	l.Product(n, cols, dim, keys.k.left(at), simd.Right[T]{Panels: x.qT[lo*dim:], Rows: dim}, p.S, p.Ld, simd.Set, nil)
+	x.probabilities(p, corner, lo)
+	l.Product(n, cols, dimV, keys.v.left(at), simd.Right[T]{Panels: x.doT[lo*dimV:], Rows: dimV}, ds.S, ds.Ld, simd.Set, nil)
+	x.scoreGrads(ds, p.S, corner, lo)
+	keys.panels.From = at
+	own := min(cols, x.at.Hi-first)
+	accumulator[T]{f.dq, l, x.spare}.add(x.b, first, h, own, n, simd.Left[T]{A: ds.S, Ld: ds.Ld}, keys.panels)
+	return partition.Range{Lo: from, Hi: from + n}
 }
 
 // probabilities turns scores into P = exp(S - LSE), 0 where a pair is hidden or a row empty.
-func (x *backwardBlock[T]) probabilities(t partition.Tile, h int) {
-	n := t.K.Len()
-	for i := range t.Q.Len() {
-		s := x.s[i*blockK:][:n]
-		lse := x.lse.row(x.b, t.Q.Lo+i, h)[0]
-		lo, hi := columns(t.Band, t.Q.Lo+i, t.K.Lo, n)
-		if lo >= hi || math.IsInf(float64(lse), -1) {
-			clear(s)
-			continue
+func (x *backwardBlock[T]) probabilities(p scoreTile[T], corner, lo int) {
+	if x.params.Softcap > 0 {
+		softcap(p.Scores, x.slope[corner:], x.params.Softcap)
+	}
+	x.scores.add(p)
+	if changed(x.params, x.scores) {
+		p.Times(log2e)
+	}
+	hide(x.loops, p, T(math.Inf(-1)))
+	x.loops.Probabilities(p.Scores, x.lse[lo:])
+}
+
+// scoreGrads turns dP into dS = P * (dP - delta) * scale.
+func (x *backwardBlock[T]) scoreGrads(ds scoreTile[T], p []T, corner, lo int) {
+	if !changed(x.params, x.scores) {
+		x.loops.GradScores(ds.Scores, p, x.delta[lo:], T(x.params.Scale))
+		return
+	}
+	x.loops.GradScores(ds.Scores, p, x.delta[lo:], 1)
+	x.scores.grad(ds)
+	for j := range ds.Keys {
+		row := ds.S[j*ds.Ld:][:ds.Cols]
+		for i := range row {
+			row[i] *= T(x.params.Scale)
+			if x.params.Softcap > 0 {
+				row[i] *= x.slope[corner+j*ds.Ld+i]
+			}
 		}
-		clear(s[:lo])
-		clear(s[hi:])
-		if x.p.Softcap > 0 {
-			softcap(s[lo:hi], x.capSlope[i*blockK+lo:], x.p.Softcap)
-		}
-		x.scores.add(s[lo:hi], x.b, t.Q.Lo+i, h, t.K.Lo+lo)
-		x.expRow(s[lo:hi], lse)
 	}
 }
 
-// scoreGrads turns P into dS = P * (dP - delta), where P is not 0.
-func (x *backwardBlock[T]) scoreGrads(t partition.Tile, h int) {
-	n := t.K.Len()
-	for i := range t.Q.Len() {
-		lo, hi := columns(t.Band, t.Q.Lo+i, t.K.Lo, n)
-		if lo >= hi || math.IsInf(float64(x.lse.row(x.b, t.Q.Lo+i, h)[0]), -1) {
+// stripe is the keys that add to their gradients at once: whole micro-kernels, and few, so that little is computed for
+// pairs that nobody sees.
+const stripe = 48
+
+// keyGrads adds to the gradients of the keys and values of a tile. What a stripe of keys adds up goes from the first
+// to the last panel of queries that sees any of them; in between and at the edges, what was not computed is 0.
+func (x *backwardBlock[T]) keyGrads(h int, t partition.Tile, seen []partition.Range) {
+	f, l := x.backwardCall, x.loops
+	for j := 0; j < t.K.Len(); j += stripe {
+		at := partition.Range{Lo: j, Hi: min(j+stripe, t.K.Len())}
+		from, to := len(seen), 0
+		for n, r := range seen {
+			if r.Lo < at.Hi && at.Lo < r.Hi {
+				from, to = min(from, n), n+1
+			}
+		}
+		if from >= to {
 			continue
 		}
-		delta := x.delta.row(x.b, t.Q.Lo+i, h)[0]
-		s := x.s[i*blockK+lo : i*blockK+hi]
-		dp := x.dp[i*blockK+lo:][:len(s)]
-		for j := range s {
-			s[j] *= dp[j] - delta
+		for n := from; n < to; n++ {
+			x.clearOutside(at, seen[n], n*l.Cols)
 		}
-		x.scores.grad(s, x.b, t.Q.Lo+i, h, t.K.Lo+lo)
-		if x.p.Softcap > 0 {
-			slope := x.capSlope[i*blockK+lo:][:len(s)]
-			for j := range s {
-				s[j] *= slope[j]
-			}
+		lo, hi := from*l.Cols, min(to*l.Cols, x.wide)
+		add := func(grad rows[T], weights, right []T) {
+			left := simd.Left[T]{A: weights[at.Lo*x.wide+lo:], Ld: x.wide, Rows: true}
+			accumulator[T]{grad, l, x.spare}.add(x.b, t.K.Lo+at.Lo, x.g, at.Len(), hi-lo, left, simd.Right[T]{Panels: right, Rows: x.wide, From: lo})
+		}
+		add(f.dv, x.p, x.do)
+		add(f.dk, x.ds, x.q)
+	}
+}
+
+// clearOutside sets to 0 what a panel of queries did not compute of the stripe at.
+func (x *backwardBlock[T]) clearOutside(at, seen partition.Range, lo int) {
+	hi := min(lo+x.loops.Cols, x.wide)
+	for j := at.Lo; j < at.Hi; j++ {
+		if j < seen.Lo || j >= seen.Hi {
+			clear(x.p[j*x.wide+lo : j*x.wide+hi])
+			clear(x.ds[j*x.wide+lo : j*x.wide+hi])
 		}
 	}
 }

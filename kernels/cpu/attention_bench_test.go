@@ -78,19 +78,22 @@ func BenchmarkBackward(b *testing.B) { benchmark(b, 5, (*problem).backward) }
 
 // benchmark counts the floating point operations of visible pairs in so many matrix products.
 func benchmark(b *testing.B, products int, run func(*problem, testing.TB, *Kernels)) {
-	const seq = 1024
-	for _, dim := range []int{32, 64, 128} {
-		b.Run(fmt.Sprintf("seq=%d/dim=%d", seq, dim), func(b *testing.B) {
-			c, x := newCPU(b), newProblem(seq, dim)
-			x.forward(b, c)
-			check(b, c.Stream().Sync(context.Background()))
-			b.ReportAllocs()
-			for b.Loop() {
-				run(x, b, c)
-				check(b, c.Stream().Sync(context.Background()))
-			}
-			flop := float64(products) * 2 * float64(x.tiles[0].Pairs()) * 8 * float64(dim)
-			b.ReportMetric(flop*float64(b.N)/b.Elapsed().Seconds()/1e9, "GFLOP/s")
-		})
+	for _, seq := range []int{1024, 2048, 8192} {
+		for _, dim := range []int{32, 64, 128} {
+			b.Run(fmt.Sprintf("seq=%d/dim=%d", seq, dim), func(b *testing.B) { benchmarkShape(b, seq, dim, products, run) })
+		}
 	}
+}
+
+func benchmarkShape(b *testing.B, seq, dim, products int, run func(*problem, testing.TB, *Kernels)) {
+	c, x := newCPU(b), newProblem(seq, dim)
+	x.forward(b, c)
+	check(b, c.Stream().Sync(context.Background()))
+	b.ReportAllocs()
+	for b.Loop() {
+		run(x, b, c)
+		check(b, c.Stream().Sync(context.Background()))
+	}
+	flop := float64(products) * 2 * float64(x.tiles[0].Pairs()) * 8 * float64(dim)
+	b.ReportMetric(flop*float64(b.N)/b.Elapsed().Seconds()/1e9, "GFLOP/s")
 }

@@ -2,11 +2,9 @@ package cpu
 
 import (
 	"math"
-	"slices"
-
-	"gonum.org/v1/gonum/blas"
 
 	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/kernels/cpu/internal/simd"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
 )
@@ -14,14 +12,16 @@ import (
 // forwardCall is the folding of one block. A piece of work is a block of queries of up to
 // groupHeads heads of one KV head; it owns their rows of O and LSE.
 type forwardCall[T tensor.Float] struct {
-	arith[T]
-	o, lse, q, k, v rows[T]
-	tiles           []partition.Tile
-	p               attention.Softmax
-	scores          *scores[T] // nil: nothing is added to scores, and nothing kept of them
-	group           int        // query heads of a KV head
-	chunks          int        // pieces of a group
-	seqQ, kvHeads   int
+	loops         simd.Loops[T]
+	o, lse, q     rows[T]
+	k, v          rows[T]
+	tiles         []partition.Tile
+	p             attention.Softmax
+	scores        *scores[T] // nil: nothing is added to scores, and nothing kept of them
+	group         int        // query heads of a KV head
+	heads         int        // heads of a piece
+	chunks        int        // pieces of a group
+	seqQ, kvHeads int
 }
 
 // forwardBlock is the state of one piece of work: FlashAttention-2 (arXiv:2307.08691),
@@ -30,13 +30,17 @@ type forwardBlock[T tensor.Float] struct {
 	*forwardCall[T]
 	b, g, h0, h1 int             // batch, KV head, query heads
 	at           partition.Range // queries
+	wide         int             // queries and the columns that pad them
+	ldo          int             // elements of a row of o
 
-	q, o   []T       // by head, blockQ rows; o is not yet divided by sum
-	m      []T       // by head, blockQ: the largest score so far
-	sum    []float64 // by head, blockQ: sum of exp(score - m)
-	kT, vT []T       // [dim, blockK], [dimV, blockK]
-	s, pv  []T       // [blockQ, blockK] scores; [blockQ, dimV] what they add
-	shrink []T       // blockQ: exp(old m - new m)
+	q      []T       // by head, panels of the transposed queries
+	o      []T       // by head, wide rows, not yet divided by sum
+	top    []T       // by head and query: the largest score so far
+	sum    []float64 // by head and query: sum of 2^(score - top)
+	v      []T       // panels of the values
+	narrow []T       // keys, and what is packed, where these have 16 bits
+	s      []T       // scores of a panel of queries
+	shrink []T       // by query: 2^(old top - new top)
 }
 
 func forward[T tensor.Float](pass *forwardPass, b attention.Block) {
@@ -45,11 +49,12 @@ func forward[T tensor.Float](pass *forwardPass, b attention.Block) {
 		return
 	}
 	f := &forwardCall[T]{
-		arith: arithOf[T](), o: rowsOf[T](pass.acc.O), lse: rowsOf[T](pass.acc.LSE),
+		loops: simd.LoopsOf[T](pass.c.level), o: rowsOf[T](pass.acc.O), lse: rowsOf[T](pass.acc.LSE),
 		q: rowsOf[T](q), k: rowsOf[T](k), v: rowsOf[T](v), tiles: tiles, p: pass.p, scores: scoresOf[T](pass.p.Scores, b.Columns),
 		group: q.Len(tensor.Heads) / k.Len(tensor.Heads), seqQ: q.Len(tensor.Seq), kvHeads: k.Len(tensor.Heads),
 	}
-	f.chunks = blocks(f.group, groupHeads)
+	f.heads = min(groupHeads, f.group)
+	f.chunks = blocks(f.group, f.heads)
 	n := q.Len(tensor.Batch) * f.kvHeads * f.chunks * blocks(f.seqQ, blockQ)
 	pass.c.split(n, func(s *scratch, i int) { f.piece(s, i) })
 }
@@ -62,8 +67,8 @@ func (f *forwardCall[T]) piece(s *scratch, n int) {
 	n /= per
 	nq := blocks(f.seqQ, blockQ)
 	x := forwardBlock[T]{forwardCall: f, b: n / nq, g: head / f.chunks, at: block(nq-1-n%nq, blockQ, f.seqQ)}
-	x.h0 = x.g*f.group + head%f.chunks*groupHeads
-	x.h1 = min(x.h0+groupHeads, (x.g+1)*f.group)
+	x.h0 = x.g*f.group + head%f.chunks*f.heads
+	x.h1 = min(x.h0+f.heads, (x.g+1)*f.group)
 
 	begun := false
 	for _, t := range f.tiles {
@@ -86,125 +91,84 @@ func (f *forwardCall[T]) piece(s *scratch, n int) {
 	}
 }
 
-// begin loads the queries and the state. An LSE is the state (m = LSE, sum = 1); where it is
+// begin loads the queries and the state. An LSE is the state (top = LSE, sum = 1); where it is
 // -Inf, the first key shrinks that sum to 0.
 func (x *forwardBlock[T]) begin(s *scratch) {
-	heads, dim, dimV := x.h1-x.h0, x.forwardCall.q.dim, x.v.dim
-	mem := open[T](s, heads*blockQ*(dim+dimV+1)+(dim+dimV)*blockK+blockQ*(blockK+dimV+1))
-	x.q, x.o, x.m = mem.take(heads*blockQ*dim), mem.take(heads*blockQ*dimV), mem.take(heads*blockQ)
-	x.kT, x.vT = mem.take(dim*blockK), mem.take(dimV*blockK)
-	x.s, x.pv, x.shrink = mem.take(blockQ*blockK), mem.take(blockQ*dimV), mem.take(blockQ)
+	heads, dim, dimV, l := x.h1-x.h0, x.forwardCall.q.dim, x.forwardCall.v.dim, x.loops
+	x.wide, x.ldo = l.Padded(x.at.Len()), l.Padded(dimV)
+	nq, no, ns := heads*x.wide*dim, heads*x.wide*x.ldo, heads*x.wide
+	narrow := x.k.room(blockK) + max(x.forwardCall.q.room(blockQ), x.forwardCall.v.room(blockK))
+	mem := open[T](s, nq, no, ns, blockK*x.ldo, blockK*l.Cols, l.Cols, narrow)
+	x.q, x.o, x.top = mem.take(nq), mem.take(no), mem.take(ns)
+	x.v, x.s, x.shrink = mem.take(blockK*x.ldo), mem.take(blockK*l.Cols), mem.take(l.Cols)
+	x.narrow = mem.take(narrow)
 	x.sum = s.sum[:]
+	clear(x.o)
 	for h := x.h0; h < x.h1; h++ {
-		at := (h - x.h0) * blockQ
-		x.forwardCall.q.pack(x.q[at*dim:], x.b, x.at.Lo, x.at.Hi, h)
-		x.forwardCall.o.pack(x.o[at*dimV:], x.b, x.at.Lo, x.at.Hi, h)
-		for i := range x.at.Len() {
-			x.m[at+i], x.sum[at+i] = x.lse.row(x.b, x.at.Lo+i, h)[0], 1
+		at := (h - x.h0) * x.wide
+		x.forwardCall.q.matrix(x.narrow, x.b, x.at, h).columns(l, x.q[at*dim:], scoreScale(x.p, x.scores))
+		for i := range x.wide {
+			x.top[at+i], x.sum[at+i] = T(math.Inf(-1)), 1
+			if i < x.at.Len() {
+				x.top[at+i] = x.lse.row(x.b, x.at.Lo+i, h)[0] * log2e
+				if !math.IsInf(float64(x.top[at+i]), -1) { // otherwise no key has been seen, and o is 0
+					copy(x.o[(at+i)*x.ldo:], x.forwardCall.o.row(x.b, x.at.Lo+i, h))
+				}
+			}
 		}
 	}
 }
 
-// keys folds one tile of at most blockK keys.
+// keys folds one tile of at most blockK keys, a panel of queries at a time.
 func (x *forwardBlock[T]) keys(t partition.Tile) {
-	dim, dimV := x.forwardCall.q.dim, x.v.dim
-	n, m := t.K.Len(), t.Q.Len()
-	x.k.packT(x.kT, x.b, t.K.Lo, t.K.Hi, x.g)
-	x.v.packT(x.vT, x.b, t.K.Lo, t.K.Hi, x.g)
+	keys := x.k.matrix(x.narrow, x.b, t.K, x.g)
+	values := x.forwardCall.v.matrix(x.narrow[x.k.room(blockK):], x.b, t.K, x.g).panels(x.loops, x.v, t.K.Len())
 	for h := range x.h1 - x.h0 {
-		row := h*blockQ + t.Q.Lo - x.at.Lo
-		x.mul(blas.NoTrans, blas.NoTrans, m, n, dim, T(x.p.Scale), x.q[row*dim:], dim, x.kT, blockK, 0, x.s, blockK)
-		for i := range m {
-			lo, hi := columns(t.Band, t.Q.Lo+i, t.K.Lo, n)
-			s := x.s[i*blockK:][:n]
-			if x.p.Softcap > 0 && lo < hi {
-				softcap(s[lo:hi], nil, x.p.Softcap)
-			}
-			if x.scores != nil && lo < hi {
-				x.scores.add(s[lo:hi], x.b, t.Q.Lo+i, x.h0+h, t.K.Lo+lo)
-				x.scores.keep(rowMax(s[lo:hi]), x.b, t.Q.Lo+i, x.h0+h)
-			}
-			x.shrink[i] = x.softmax(s, lo, hi, row+i)
-		}
-		x.mul(blas.NoTrans, blas.Trans, m, dimV, n, 1, x.s, blockK, x.vT, blockK, 0, x.pv, dimV)
-		for i := range m {
-			o, pv, a := x.o[(row+i)*dimV:][:dimV], x.pv[i*dimV:][:dimV], x.shrink[i]
-			for d := range o {
-				o[d] = o[d]*a + pv[d]
+		for lo := (t.Q.Lo - x.at.Lo) / x.loops.Cols * x.loops.Cols; x.at.Lo+lo < t.Q.Hi; lo += x.loops.Cols {
+			first := x.at.Lo + lo
+			if part, ok := clip(t, partition.Range{Lo: first, Hi: first + x.loops.Cols}, t.K); ok {
+				values.From = part.K.Lo - t.K.Lo
+				x.panel(h, lo, part, keys.left(values.From), values)
 			}
 		}
 	}
 }
 
-// softmax turns a row of scores, of which [lo, hi) are visible, into exp(s - m) with the new
-// m, and returns what the row's earlier sums shrink by.
-func (x *forwardBlock[T]) softmax(s []T, lo, hi, row int) T {
-	if lo >= hi {
-		clear(s)
-		return 1
+// panel folds a tile whose queries are within the panel that begins at column lo of the block.
+func (x *forwardBlock[T]) panel(h, lo int, t partition.Tile, keys simd.Left[T], values simd.Right[T]) {
+	l, dim, dimV := x.loops, x.forwardCall.q.dim, x.forwardCall.v.dim
+	cols, n := min(l.Cols, x.wide-lo), t.K.Len()
+	s := simd.Scores[T]{S: x.s, Ld: cols, Keys: n, Cols: cols}
+	queries := simd.Right[T]{Panels: x.q[(h*x.wide+lo)*dim:], Rows: dim}
+	l.Product(n, cols, dim, keys, queries, s.S, cols, simd.Set, nil)
+	where := scoreTile[T]{s, t, x.b, x.h0 + h, x.at.Lo + lo}
+	if x.p.Softcap > 0 {
+		softcap(s, nil, x.p.Softcap)
 	}
-	clear(s[:lo])
-	clear(s[hi:])
-	seen := s[lo:hi]
-	m := max(x.m[row], rowMax(seen))
-	if math.IsInf(float64(m), -1) {
-		clear(seen) // every score is -Inf; exp(s - m) would be NaN
-		return 1
+	x.scores.add(where)
+	hide(l, where, T(math.Inf(-1)))
+	x.scores.keep(where)
+	if changed(x.p, x.scores) {
+		s.Times(log2e)
 	}
-	shrink := math.Exp(float64(x.m[row] - m))
-	x.sum[row] = x.sum[row]*shrink + x.expRow(seen, m)
-	x.m[row] = m
-	return T(shrink)
+	row := h*x.wide + lo
+	l.Softmax(s, x.top[row:], x.sum[row:], x.shrink)
+	l.Product(cols, dimV, n, simd.Left[T]{A: s.S, Ld: cols}, values, x.o[row*x.ldo:], x.ldo, simd.ScaleAdd, x.shrink)
 }
 
 // end divides by the sums and writes the state back.
 func (x *forwardBlock[T]) end() {
-	dimV := x.v.dim
 	for h := x.h0; h < x.h1; h++ {
 		for i := range x.at.Len() {
-			row := (h-x.h0)*blockQ + i
-			m, sum := x.m[row], x.sum[row]
-			if math.IsInf(float64(m), -1) {
-				continue // no key yet
+			row := (h-x.h0)*x.wide + i
+			top, sum := x.top[row], x.sum[row]
+			if math.IsInf(float64(top), -1) && sum == sum {
+				continue // no key yet; scores that are all NaN leave a sum of NaN
 			}
-			x.lse.row(x.b, x.at.Lo+i, h)[0] = m + T(math.Log(sum))
-			o := x.forwardCall.o.row(x.b, x.at.Lo+i, h)
+			x.lse.row(x.b, x.at.Lo+i, h)[0] = T((float64(top) + math.Log2(sum)) / log2e)
 			scale := T(1 / sum)
-			for d, y := range x.o[row*dimV:][:dimV] {
-				o[d] = y * scale
-			}
+			o := x.forwardCall.o.row(x.b, x.at.Lo+i, h)
+			x.loops.Scaled(o, x.o[row*x.ldo:], scale)
 		}
 	}
-}
-
-// rowMax is the maximum of s, whose NaNs count only where there is nothing but -Inf beside
-// them: elsewhere the sum of exponentials shows them. Four chains are faster than the built-in
-// max, which looks for NaN at every step.
-func rowMax[T tensor.Float](s []T) T {
-	inf := T(math.Inf(-1))
-	a, b, c, d := inf, inf, inf, inf
-	x := s
-	for ; len(x) >= 4; x = x[4:] {
-		if x[0] > a {
-			a = x[0]
-		}
-		if x[1] > b {
-			b = x[1]
-		}
-		if x[2] > c {
-			c = x[2]
-		}
-		if x[3] > d {
-			d = x[3]
-		}
-	}
-	for _, y := range x {
-		if y > a {
-			a = y
-		}
-	}
-	if m := max(a, b, c, d); m > inf {
-		return m
-	}
-	return slices.Max(s)
 }

@@ -37,45 +37,60 @@ func (r rows[T]) shared(b, s, h int) []T {
 	return r.row(min(b, r.view.Len(tensor.Batch)-1), s, min(h, r.view.Len(tensor.Heads)-1))
 }
 
-// add adds to the scores s of query i and the keys from j on.
-func (x *scores[T]) add(s []T, b, i, h, j int) {
+// add adds to the scores of a tile.
+func (x *scores[T]) add(t scoreTile[T]) {
 	if x == nil {
 		return
 	}
-	columns := x.columns
-	if len(columns) > 0 {
-		columns = columns[j : j+len(s)]
-	}
-	if x.slopes.data != nil {
-		slope, at := x.slopes.row(0, 0, h)[0], x.rows[i]
-		for n, c := range columns {
-			s[n] -= slope * T(max(at-c, c-at))
+	for j := range t.Keys {
+		column, lo, hi := 0, 0, 0
+		if lo, hi = t.seen(j); lo >= hi {
+			continue
 		}
-	}
-	if x.bias.data != nil {
-		bias := x.bias.shared(b, i, h)
-		for n, c := range columns {
-			s[n] += bias[c]
+		if len(x.columns) > 0 {
+			column = x.columns[t.tile.K.Lo+j]
+		}
+		s := t.S[j*t.Ld:][:hi]
+		if x.slopes.data != nil {
+			slope := x.slopes.row(0, 0, t.head)[0]
+			for i := lo; i < hi; i++ {
+				at := x.rows[t.first+i]
+				s[i] -= slope * T(max(at-column, column-at))
+			}
+		}
+		if x.bias.data != nil {
+			for i := lo; i < hi; i++ {
+				s[i] += x.bias.shared(t.b, t.first+i, t.head)[column]
+			}
 		}
 	}
 }
 
-// keep keeps the largest score of a row.
-func (x *scores[T]) keep(largest T, b, i, h int) {
-	if x != nil && x.max.data != nil {
-		m := &x.max.row(b, i, h)[0]
-		*m = max(*m, largest)
+// keep keeps the largest score of each query.
+func (x *scores[T]) keep(t scoreTile[T]) {
+	if x == nil || x.max.data == nil {
+		return
+	}
+	for j := range t.Keys {
+		lo, hi := t.seen(j)
+		for i := lo; i < hi; i++ {
+			if m, s := &x.max.row(t.b, t.first+i, t.head)[0], t.S[j*t.Ld+i]; s > *m { // NaN is left out
+				*m = s
+			}
+		}
 	}
 }
 
-// grad adds the gradients of the scores of query i and the keys from j on to those of their bias.
-func (x *scores[T]) grad(ds []T, b, i, h, j int) {
+// grad adds the gradients of scores to those of their bias.
+func (x *scores[T]) grad(t scoreTile[T]) {
 	if x == nil || x.dbias.data == nil {
 		return
 	}
-	grad := x.dbias.shared(b, i, h)
-	for n, c := range x.columns[j : j+len(ds)] {
-		grad[c] += ds[n]
+	for j := range t.Keys {
+		lo, hi := t.seen(j)
+		for i := lo; i < hi; i++ {
+			x.dbias.shared(t.b, t.first+i, t.head)[x.columns[t.tile.K.Lo+j]] += t.S[j*t.Ld+i]
+		}
 	}
 }
 

@@ -1,151 +1,160 @@
 package cpu
 
 import (
-	"math"
-
-	"gonum.org/v1/gonum/blas"
-	"gonum.org/v1/gonum/blas/gonum"
-
+	"github.com/cprun/cprun/kernels/cpu/internal/simd"
+	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
 )
 
-// The block of scores that is computed at once. The rows of packed keys and of scores are
-// blockK long, which is the length of every inner loop, whatever the head dim is.
+// The block of scores that is computed at once. Scores of a block stand with a key in each row and a query in each
+// column: what softmax does by query is then done to whole vectors, keys and values are read where they lie, and only
+// queries, which are a block, are ever transposed.
 const (
-	blockQ = 64
-	blockK = 128
-	// groupHeads is how many query heads of one KV head share a packed block of keys.
+	blockQ = 128
+	blockK = 192 // rows of the micro-kernels come out even
+	// groupHeads is how many query heads of one KV head share a packed block of values.
 	groupHeads = 4
 )
 
-// scratch is one worker's memory, kept between calls. It grows to the largest block that
-// was computed: some (2 blockQ + 4 blockK) rows of the head dim and two blocks of scores.
+// scratch is one worker's memory, kept between calls. It grows to the largest block that was computed.
 type scratch struct {
 	f32 []float32
 	f64 []float64
-	sum [groupHeads * blockQ]float64 // of exp(score - max), by head and query
+	sum [groupHeads * blockQ]float64 // of 2^(score - top), by head and query
 }
 
 // stack hands out pieces of a scratch.
 type stack[T tensor.Float] struct{ free []T }
 
-// open is a stack of n elements of uninitialised memory.
-func open[T tensor.Float](s *scratch, n int) stack[T] {
+const (
+	lineBytes = 64
+	pieceUnit = 16 // pieces begin at multiples of a vector, so that no load of one spans two cache lines
+)
+
+// open is a stack of uninitialised memory for the given pieces.
+func open[T tensor.Float](s *scratch, pieces ...int) stack[T] {
 	p, ok := any(&s.f32).(*[]T)
 	if !ok {
 		p = any(&s.f64).(*[]T)
 	}
-	if len(*p) < n {
-		*p = make([]T, n)
+	n := pieceUnit
+	for _, x := range pieces {
+		n += roundUp(x, pieceUnit)
 	}
-	return stack[T]{(*p)[:n]}
+	return stack[T]{aligned(grow(p, n))}
 }
 
 func (s *stack[T]) take(n int) []T {
 	x := s.free[:n:n]
-	s.free = s.free[n:]
+	s.free = s.free[min(roundUp(n, pieceUnit), len(s.free)):]
 	return x
 }
 
-// arith is what differs between the element types.
-type arith[T tensor.Float] struct {
-	// gemm is the BLAS routine: c = alpha op(a) op(b) + beta c, row-major. gonum's has SSE
-	// inner loops on amd64 and reached 11 to 15 GFLOP/s on these shapes where a 2 x 4 register
-	// tile in plain Go reached 7.
-	gemm func(ta, tb blas.Transpose, m, n, k int, alpha T, a []T, lda int, b []T, ldb int, beta T, c []T, ldc int)
-	// expRow replaces s by exp(s - m) and returns the sum.
-	expRow func(s []T, m T) float64
-}
-
-var (
-	arith32 = arith[float32]{gonum.Implementation{}.Sgemm, expRow32}
-	arith64 = arith[float64]{gonum.Implementation{}.Dgemm, expRow64}
-)
-
-func arithOf[T tensor.Float]() arith[T] {
-	if a, ok := any(arith32).(arith[T]); ok {
-		return a
-	}
-	return any(arith64).(arith[T])
-}
-
-// mul is gemm cut into pieces of at most 64 x 128, since gonum starts goroutines of its own
-// for products of four blocks of 64 x 64 and more, which here are busy already.
-func (f arith[T]) mul(ta, tb blas.Transpose, m, n, k int, alpha T, a []T, lda int, b []T, ldb int, beta T, c []T, ldc int) {
-	for i := 0; i < m; i += 64 {
-		ai := i * lda
-		if ta == blas.Trans {
-			ai = i
-		}
-		for j := 0; j < n; j += 128 {
-			bj := j
-			if tb == blas.Trans {
-				bj = j * ldb
-			}
-			f.gemm(ta, tb, min(64, m-i), min(128, n-j), k, alpha, a[ai:], lda, b[bj:], ldb, beta, c[i*ldc+j:], ldc)
-		}
-	}
-}
+func roundUp(n, unit int) int { return (n + unit - 1) / unit * unit }
 
 // rows reads a strided view row by row.
 type rows[T tensor.Float] struct {
-	data []T
+	memory[T]
 	view View
 	dim  int
 }
 
 func rowsOf[T tensor.Float](v View) rows[T] {
-	return rows[T]{tensor.Data[T](v), v, v.Len(tensor.Dim)}
+	return rows[T]{memoryOf[T](v), v, v.Len(tensor.Dim)}
 }
 
-// row is the elements of [b, s, h, :], in place.
+// row is the elements of [b, s, h, :], in place. They do not have 16 bits.
 func (r rows[T]) row(b, s, h int) []T {
 	o := at(r.view, b, s, h)
 	return r.data[o : o+int64(r.dim) : o+int64(r.dim)]
 }
 
-// pack copies rows lo to hi of one head, one after the other.
-func (r rows[T]) pack(dst []T, b, lo, hi, h int) {
-	for s := lo; s < hi; s++ {
-		copy(dst[(s-lo)*r.dim:], r.row(b, s, h))
+// read is the elements of [b, s, h, :]: in place, or where they have 16 bits in mem.
+func (r rows[T]) read(mem []T, b, s, h int) []T {
+	if !isHalf(r.dtype) {
+		return r.row(b, s, h)
+	}
+	r.load(mem[:r.dim], int(at(r.view, b, s, h)))
+	return mem[:r.dim]
+}
+
+// write sets the elements of [b, s, h, :] to what read returned, changed in place.
+func (r rows[T]) write(b, s, h int, x []T) {
+	if isHalf(r.dtype) {
+		r.store(int(at(r.view, b, s, h)), x)
 	}
 }
 
-// packT copies rows lo to hi of one head as columns of a matrix with rows of blockK.
-func (r rows[T]) packT(dst []T, b, lo, hi, h int) {
-	s := lo
-	for ; s+4 <= hi; s += 4 { // four at a time, so that a line of dst is visited less often
-		x0, x1, x2, x3 := r.row(b, s, h), r.row(b, s+1, h), r.row(b, s+2, h), r.row(b, s+3, h)
-		x1, x2, x3 = x1[:len(x0)], x2[:len(x0)], x3[:len(x0)]
-		for d := range x0 {
-			y := dst[d*blockK+s-lo:][:4]
-			y[0], y[1], y[2], y[3] = x0[d], x1[d], x2[d], x3[d]
-		}
-	}
-	for ; s < hi; s++ {
-		for d, x := range r.row(b, s, h) {
-			dst[d*blockK+s-lo] = x
-		}
-	}
+// from is the memory from row [b, s, h] on, and how far the next row is.
+func (r rows[T]) from(b, s, h int) (data []T, ld int) {
+	return r.data[at(r.view, b, s, h):], int(r.view.Stride(tensor.Seq))
 }
 
-// addT adds the columns that packT made to rows lo to hi of one head.
-func (r rows[T]) addT(src []T, b, lo, hi, h int) {
-	for s := lo; s < hi; s++ {
-		y := r.row(b, s, h)
-		for d := range y {
-			y[d] += src[d*blockK+s-lo]
-		}
-	}
+// matrix is rows of one head as products read them.
+type matrix[T tensor.Float] struct {
+	data          []T
+	ld, rows, dim int
 }
 
-// softcap replaces scores s by c tanh(s/c), and slope, where it is not nil, by the derivative.
-func softcap[T tensor.Float](s, slope []T, c float64) {
-	for i, x := range s {
-		t := math.Tanh(float64(x) / c)
-		s[i] = T(c * t)
-		if slope != nil {
-			slope[i] = T(1 - t*t)
+// matrix is the rows at of one head: where they lie, or where they have 16 bits in mem, which has room for so many.
+func (r rows[T]) matrix(mem []T, b int, at partition.Range, h int) matrix[T] {
+	m := matrix[T]{mem, r.dim, at.Len(), r.dim}
+	if !isHalf(r.dtype) {
+		m.data, m.ld = r.from(b, at.Lo, h)
+		return m
+	}
+	for i := range m.rows {
+		r.read(mem[i*r.dim:], b, at.Lo+i, h)
+	}
+	return m
+}
+
+// room is what matrix takes of scratch memory for n rows.
+func (r rows[T]) room(n int) int {
+	if isHalf(r.dtype) {
+		return n * r.dim
+	}
+	return 0
+}
+
+// left is rows from the i-th on as the left factor of a product.
+func (m matrix[T]) left(i int) simd.Left[T] {
+	return simd.Left[T]{A: m.data[i*m.ld:], Ld: m.ld, Rows: true}
+}
+
+// panels packs the rows, and rows of 0 behind them up to wide, as the right factor of a product.
+func (m matrix[T]) panels(l simd.Loops[T], dst []T, wide int) simd.Right[T] {
+	l.Pack(dst, m.data, m.ld, m.rows, m.dim, wide)
+	return simd.Right[T]{Panels: dst, Rows: wide}
+}
+
+// columns packs the rows, times scale, as the columns of the right factor of a product.
+func (m matrix[T]) columns(l simd.Loops[T], dst []T, scale T) simd.Right[T] {
+	l.PackTransposed(dst, m.data, m.ld, m.dim, m.rows, scale)
+	return simd.Right[T]{Panels: dst, Rows: m.dim}
+}
+
+// accumulator adds products to rows of a view. Where panels are wider than the rows, it goes by way of spare, which has
+// room for as many rows of full panels.
+type accumulator[T tensor.Float] struct {
+	rows  rows[T]
+	loops simd.Loops[T]
+	spare []T
+}
+
+// add adds a product of m rows over k to the rows from s on.
+func (x accumulator[T]) add(b, s, h, m, k int, left simd.Left[T], right simd.Right[T]) {
+	dim, padded := x.rows.dim, x.loops.Padded(x.rows.dim)
+	if dim == padded {
+		data, ld := x.rows.from(b, s, h)
+		x.loops.Product(m, dim, k, left, right, data, ld, simd.Add, nil)
+		return
+	}
+	x.loops.Product(m, dim, k, left, right, x.spare, padded, simd.Set, nil)
+	for i := range m {
+		y := x.rows.row(b, s+i, h)
+		for d, v := range x.spare[i*padded:][:dim] {
+			y[d] += v
 		}
 	}
 }

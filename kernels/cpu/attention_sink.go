@@ -16,7 +16,7 @@ func (c *Kernels) FoldSink(o, lse, sink View) error {
 		return err
 	}
 	c.queue("attention sink", func() {
-		if o.DType() == tensor.F64 {
+		if lse.DType() == tensor.F64 {
 			foldSink[float64](c, o, lse, sink)
 		} else {
 			foldSink[float32](c, o, lse, sink)
@@ -34,7 +34,7 @@ func (c *Kernels) SinkGrad(dsink, do, o, lse, sink View) error {
 		return err
 	}
 	c.queue("attention sink gradient", func() {
-		if o.DType() == tensor.F64 {
+		if lse.DType() == tensor.F64 {
 			sinkGrad[float64](c, dsink, do, o, lse, sink)
 		} else {
 			sinkGrad[float32](c, dsink, do, o, lse, sink)
@@ -48,8 +48,9 @@ var _ attention.Sinks = (*Kernels)(nil)
 func foldSink[T tensor.Float](c *Kernels, o, lse, sink View) {
 	out, z, s := rowsOf[T](o), rowsOf[T](lse), rowsOf[T](sink)
 	seq := max(o.Len(tensor.Seq), 1)
-	c.each(o.Rows(), func(row int) {
+	c.split(o.Rows(), func(mem *scratch, row int) {
 		b, i := row/seq, row%seq
+		buf := open[T](mem, out.room(1)).free
 		for h := range o.Len(tensor.Heads) {
 			old := &z.row(b, i, h)[0]
 			with := logAddExp(float64(*old), float64(s.row(0, 0, h)[0]))
@@ -57,10 +58,11 @@ func foldSink[T tensor.Float](c *Kernels, o, lse, sink View) {
 				continue // neither a key nor the sink has any weight
 			}
 			shrink := T(math.Exp(float64(*old) - with))
-			y := out.row(b, i, h)
+			y := out.read(buf, b, i, h)
 			for d := range y {
 				y[d] *= shrink
 			}
+			out.write(b, i, h, y)
 			*old = T(with)
 		}
 	})
@@ -69,7 +71,9 @@ func foldSink[T tensor.Float](c *Kernels, o, lse, sink View) {
 // sinkGrad adds up a head's rows in order, one head a worker, so that the sum is the same bits.
 func sinkGrad[T tensor.Float](c *Kernels, dsink, do, o, lse, sink View) {
 	grad, dy, y, z, s := rowsOf[T](dsink), rowsOf[T](do), rowsOf[T](o), rowsOf[T](lse), rowsOf[T](sink)
-	c.each(o.Len(tensor.Heads), func(h int) {
+	c.split(o.Len(tensor.Heads), func(mem *scratch, h int) {
+		room := open[T](mem, dy.room(1), y.room(1))
+		dys, ys := room.take(dy.room(1)), room.take(y.room(1))
 		at, total := float64(s.row(0, 0, h)[0]), 0.0
 		for b := range o.Len(tensor.Batch) {
 			for i := range o.Len(tensor.Seq) {
@@ -77,8 +81,8 @@ func sinkGrad[T tensor.Float](c *Kernels, dsink, do, o, lse, sink View) {
 				if math.IsInf(lse, -1) {
 					continue
 				}
-				sum, x := 0.0, y.row(b, i, h)
-				for d, g := range dy.row(b, i, h) {
+				sum, x := 0.0, y.read(ys, b, i, h)
+				for d, g := range dy.read(dys, b, i, h) {
 					sum += float64(g) * float64(x[d])
 				}
 				total -= math.Exp(at-lse) * sum

@@ -22,18 +22,27 @@ func newCPU(t testing.TB) *Kernels {
 	return New(stream)
 }
 
+func newRig(t testing.TB) attentiontest.Rig {
+	c := newCPU(t)
+	return attentiontest.Rig{Kernel: c, Sync: c.Stream().Sync}
+}
+
 func TestAttention(t *testing.T) {
-	attentiontest.TestKernel(t, func(t testing.TB) attentiontest.Rig {
-		c := newCPU(t)
-		return attentiontest.Rig{Kernel: c, Sync: c.Stream().Sync}
-	}, attentiontest.Options{DTypes: []tensor.DType{tensor.F32, tensor.F64}})
+	attentiontest.TestKernel(t, newRig, attentiontest.Options{DTypes: []tensor.DType{tensor.F32, tensor.F64, tensor.BF16, tensor.F16}})
+}
+
+// TestAttentionAtLevels runs the suite with the instructions that are not the best here, too. float64 has no levels, and 16
+// bits are converted alike at each.
+func TestAttentionAtLevels(t *testing.T) {
+	atLevels(t, func(t *testing.T) {
+		if used, best := Instructions(); used != best {
+			attentiontest.TestKernel(t, newRig, attentiontest.Options{DTypes: []tensor.DType{tensor.F32}})
+		}
+	})
 }
 
 func TestAttentionFixtures(t *testing.T) {
-	attentiontest.TestFixtures(t, func(t testing.TB) attentiontest.Rig {
-		c := newCPU(t)
-		return attentiontest.Rig{Kernel: c, Sync: c.Stream().Sync}
-	})
+	atLevels(t, func(t *testing.T) { attentiontest.TestFixtures(t, newRig) })
 }
 
 // TestAttentionBits holds that results do not depend on how many goroutines share the work,
@@ -106,9 +115,9 @@ func TestAttentionAllocates(t *testing.T) {
 
 func TestAttentionFaults(t *testing.T) {
 	c, x := newCPU(t), newProblem(8, 4)
-	half := tensor.New(tensor.BF16, 1, 8, 8, 4)
-	if _, err := c.Backward(x.grads.DQ, half, x.q, attention.Saved{O: x.acc.O, LSE: x.acc.LSE, Delta: x.delta}, x.p); err == nil {
-		t.Error("Backward took bfloat16, which the CPU does not compute in")
+	half, double := tensor.New(tensor.BF16, 1, 8, 8, 1), tensor.New(tensor.F64, 1, 8, 8, 4)
+	if _, err := c.Backward(x.grads.DQ, double, x.q, attention.Saved{O: x.acc.O, LSE: x.acc.LSE, Delta: x.delta}, x.p); err == nil {
+		t.Error("Backward took float64 beside float32")
 	}
 	if _, err := c.Forward(x.acc.O, attention.Partial{O: x.acc.O, LSE: half}, x.q, x.p); err == nil {
 		t.Error("Forward took an LSE of bfloat16")

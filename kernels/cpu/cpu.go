@@ -1,4 +1,5 @@
-// Package cpu computes attention and the operations of a model on the host, in float32 or float64.
+// Package cpu computes attention and the operations of a model on the host, in float32 or float64;
+// views of bfloat16 and float16 are read as float32, and rounded to the nearest, ties to even, as they are written.
 // Work is queued on a stream and split over goroutines in pieces that do not depend on their
 // number, so that results are the same bits on any machine.
 package cpu
@@ -6,6 +7,7 @@ package cpu
 import (
 	"fmt"
 
+	"github.com/cprun/cprun/kernels/cpu/internal/simd"
 	"github.com/cprun/cprun/kernels/internal/shape"
 	"github.com/cprun/cprun/tensor"
 )
@@ -18,15 +20,19 @@ type View = tensor.View
 // attention.Kernel has it, and an operation panics, as model.Ops has it.
 type Kernels struct {
 	stream  *tensor.HostStream
+	level   simd.Level // of the inner loops
 	scratch []*scratch // one a worker; only work on the stream touches it, one piece at a time
 	ops     opsScratch
+	slots   [halfSlots]View // float32, of operations on 16 bits
 
 	forward  forwardPass // the pass under way
 	backward backwardPass
 }
 
-// New returns kernels that compute on stream, which the caller closes.
-func New(stream *tensor.HostStream) *Kernels { return &Kernels{stream: stream} }
+// New returns kernels that compute on stream, which the caller closes, with the instructions of Use.
+func New(stream *tensor.HostStream) *Kernels {
+	return &Kernels{stream: stream, level: current()}
+}
 
 // Stream returns the stream that the work is queued on.
 func (c *Kernels) Stream() *tensor.HostStream { return c.stream }
@@ -39,41 +45,49 @@ func (c *Kernels) Zero(vs ...View) {
 	}
 }
 
-// Add adds src to dst, element by element: float32 or float64, of one shape.
+// Add adds src to dst, element by element, of one shape: views of one float type, or a 16-bit src to a float32 dst.
 func (c *Kernels) Add(dst, src View) {
+	if isHalf(src.DType()) {
+		c.halfAdd(dst, src)
+		return
+	}
 	mustBeHere("add", dst, src)
 	t := dst.DType()
 	shape.Must(shape.SameShape(dst, src) && src.DType() == t && (t == tensor.F32 || t == tensor.F64), "add", dst, src)
 	if t == tensor.F64 {
-		c.queue("add", func() { c.each(dst.Rows(), addRow[float64](dst, src)) })
+		add[float64](c, dst, src)
 		return
 	}
-	c.queue("add", func() { c.each(dst.Rows(), addRow[float32](dst, src)) })
+	add[float32](c, dst, src)
 }
 
-// addRow adds one row, an index of batch and seq together.
-func addRow[T tensor.Float](dst, src View) func(row int) {
+func add[T tensor.Float](c *Kernels, dst, src View) {
 	if dst.Size() == 0 {
-		return func(int) {}
+		return
 	}
-	d, s := tensor.Data[T](dst), tensor.Data[T](src)
-	seq, heads, dim := dst.Len(tensor.Seq), dst.Len(tensor.Heads), int64(dst.Len(tensor.Dim))
-	dn, sn := dst.Stride(tensor.Dim), src.Stride(tensor.Dim)
-	return func(row int) {
-		for h := range heads {
-			do, so := at(dst, row/seq, row%seq, h), at(src, row/seq, row%seq, h)
-			if dn == 1 && sn == 1 {
-				y, x := d[do:do+dim], s[so:so+dim]
-				for i := range y {
-					y[i] += x[i]
+	l, d, s := simd.LoopsOf[T](c.level), tensor.Data[T](dst), tensor.Data[T](src)
+	if dst.IsDense() && src.IsDense() {
+		c.queue("add", func() {
+			c.blocks(len(d), elementBlock, func(_, lo, hi int) { l.AddTo(d[lo:hi], d[lo:hi], s[lo:hi]) })
+		})
+		return
+	}
+	heads, dim := dst.Len(tensor.Heads), int64(dst.Len(tensor.Dim))
+	seq, dn, sn := dst.Len(tensor.Seq), dst.Stride(tensor.Dim), src.Stride(tensor.Dim)
+	c.queue("add", func() {
+		c.each(dst.Rows(), func(row int) {
+			for h := range heads {
+				do, so := at(dst, row/seq, row%seq, h), at(src, row/seq, row%seq, h)
+				if dn == 1 && sn == 1 {
+					l.AddTo(d[do:do+dim], d[do:do+dim], s[so:so+dim])
+					continue
 				}
-				continue
+				for i := range dim {
+					d[do+i*dn] += s[so+i*sn]
+				}
 			}
-			for i := range dim {
-				d[do+i*dn] += s[so+i*sn]
-			}
-		}
-	}
+		})
+	})
 }
 
 // fillAny sets every element to x, which is 0 where the elements are not floats.
@@ -100,6 +114,11 @@ func fill[T tensor.Element](v View, x T) {
 	}
 	data := tensor.Data[T](v)
 	if v.IsDense() {
+		var zero T
+		if x == zero { // -0 too, which becomes 0
+			clear(data)
+			return
+		}
 		for i := range data {
 			data[i] = x
 		}

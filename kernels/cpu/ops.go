@@ -5,16 +5,15 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// The operations of the model (internal/model.Ops) and of the optimizer. All compute in the
-// element type of the activations: float32, or float64 where every float view is float64,
-// which makes the CPU an oracle for itself. A fault of shape or type is a fault of the
-// caller and panics before anything is queued; a fault of the data, such as a token outside
-// the vocabulary, poisons the stream.
+// The operations of the model (internal/model.Ops) and of the optimizer. All compute in
+// float32, or in float64 where every float view is float64, which makes the CPU an oracle for
+// itself. Activations of 16 bits are converted by blocks; see ops_half.go. A fault of shape or
+// type is a fault of the caller and panics before anything is queued; a fault of the data, such as
+// a token outside the vocabulary, poisons the stream.
 
 // opsScratch is memory kept between operations. Only work on the stream touches it, one
 // piece at a time.
 type opsScratch struct {
-	f32 []float32
 	f64 []float64
 }
 
@@ -24,15 +23,6 @@ func grow[T any](buf *[]T, n int) []T {
 		*buf = make([]T, n)
 	}
 	return (*buf)[:n]
-}
-
-// scratchOf is n elements of scratch memory of type T.
-func scratchOf[T tensor.Float](s *opsScratch, n int) []T {
-	var zero T
-	if _, ok := any(zero).(float32); ok {
-		return any(grow(&s.f32, n)).([]T)
-	}
-	return any(grow(&s.f64, n)).([]T)
 }
 
 // queue queues work that cannot fail.
@@ -51,6 +41,22 @@ func dense(op string, dtype tensor.DType, vs ...View) {
 	shape.Must(dtype == tensor.F32 || dtype == tensor.F64, op, vs...)
 	for _, v := range vs {
 		shape.Must(v.DType() == dtype && v.IsDense(), op, vs...)
+	}
+}
+
+// denseActivations panics unless all views are dense and of one float type.
+func denseActivations(op string, vs ...View) {
+	if t := vs[0].DType(); !isHalf(t) {
+		dense(op, t, vs...)
+		return
+	}
+	denseHalves(op, vs...)
+}
+
+// denseHalves panics unless all views are dense and of one float type of 16 bits.
+func denseHalves(op string, vs ...View) {
+	for _, v := range vs {
+		shape.Must(isHalf(v.DType()) && v.DType() == vs[0].DType() && v.IsDense(), op, vs...)
 	}
 }
 

@@ -2,11 +2,9 @@ package cpu
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"testing"
-
-	"gonum.org/v1/gonum/blas"
-	"gonum.org/v1/gonum/blas/gonum"
 
 	"github.com/cprun/cprun/kernels"
 	"github.com/cprun/cprun/tensor"
@@ -21,37 +19,42 @@ func rate(b *testing.B, unit string, work int, f func()) {
 	b.ReportMetric(float64(work)*float64(b.N)/b.Elapsed().Seconds()/1e9, unit)
 }
 
-// BenchmarkLinear is the three products of a linear layer, and gonum's own three forms of
-// the whole product for comparison.
-func BenchmarkLinear(b *testing.B) {
+// BenchmarkLinear is the three products of a linear layer: of the example, and square ones for the peers of scripts/peer.
+func BenchmarkLinear(b *testing.B) { benchmarkLinear(b, tensor.F32) }
+
+// BenchmarkHalfLinear is the same with activations of 16 bits.
+func BenchmarkHalfLinear(b *testing.B) { benchmarkLinear(b, tensor.BF16) }
+
+func benchmarkLinear(b *testing.B, dtype tensor.DType) {
 	rng := rand.New(rand.NewPCG(1, 1))
-	for _, s := range [][3]int{{256, 128, 384}, {1024, 256, 688}, {1024, 688, 256}} {
+	for _, s := range [][3]int{{256, 128, 384}, {1024, 256, 688}, {1024, 688, 256}, {512, 512, 512}, {1024, 1024, 1024}, {2048, 2048, 2048}} {
 		m, k, n := s[0], s[1], s[2]
-		x, w, y := normal(rng, 1, m, 1, k), normal(rng, 1, n, 1, k), normal(rng, 1, m, 1, n)
-		xs, ws, ys := tensor.Data[float32](x), tensor.Data[float32](w), tensor.Data[float32](y)
-		name := fmt.Sprintf("%dx%dx%d/", m, k, n)
 		c := newTestCPU(b)
+		draw := func(rows, cols int) View {
+			v := tensor.New(dtype, 1, rows, 1, cols)
+			c.Copy(v, normal(rng, 1, rows, 1, cols))
+			return v
+		}
+		x, w, y, dw := draw(m, k), draw(n, k), draw(m, n), tensor.New(tensor.F32, 1, n, 1, k)
+		name := fmt.Sprintf("%dx%dx%d/", m, k, n)
 		run := func(what string, f func()) {
 			b.Run(name+what, func(b *testing.B) { rate(b, "GFLOP/s", 2*m*k*n, f) })
 		}
 		run("forward", func() { c.Linear(y, x, w, View{}); settle(b, c) })
 		run("dx", func() { c.LinearDX(x, y, w, false); settle(b, c) })
-		run("dw", func() { c.LinearDW(w, y, x); settle(b, c) })
-		g := gonum.Implementation{}
-		run("gonum-NN", func() { g.Sgemm(blas.NoTrans, blas.NoTrans, m, n, k, 1, xs, k, ws, n, 0, ys, n) })
-		run("gonum-NT", func() { g.Sgemm(blas.NoTrans, blas.Trans, m, n, k, 1, xs, k, ws, k, 0, ys, n) })
-		run("gonum-TN", func() { g.Sgemm(blas.Trans, blas.NoTrans, n, k, m, 1, ys, n, xs, k, 0, ws, k) })
+		run("dw", func() { c.LinearDW(dw, y, x); settle(b, c) })
 	}
 }
 
 // BenchmarkOps is the operations that memory bounds, by the bytes that they must move.
 func BenchmarkOps(b *testing.B) {
 	rng := rand.New(rand.NewPCG(1, 1))
-	const rows, n, vocab = 1024, 512, 2048
+	const rows, n, vocab, large = 1024, 512, 2048, 8192
 	view := func(n int) View { return normal(rng, 1, rows, 1, n) }
 	x, y, z, gate, up := view(n), view(n), view(n), view(n), view(n)
 	w, dw, inv := normal(rng, n), normal(rng, n), normal(rng, 1, rows, 1, 1)
-	logits, loss, sum := view(vocab), tensor.New(tensor.F64, 1), tensor.New(tensor.F64, 1)
+	logits, wide, half := view(vocab), view(large), tensor.New(tensor.BF16, 1<<20)
+	loss, sum := tensor.New(tensor.F64, 1), tensor.New(tensor.F64, 1)
 	table := normal(rng, 1, vocab, 1, n)
 	ids := tensor.New(tensor.I32, 1, rows, 1, 1)
 	for i := range rows {
@@ -59,6 +62,10 @@ func BenchmarkOps(b *testing.B) {
 	}
 	heads := [4]int{1, rows, n / 64, 64}
 	cos, sin := normal(rng, 1, rows, 1, 32), normal(rng, 1, rows, 1, 32)
+	for i, x := range tensor.Data[float32](cos) { // angles, so that turning again and again keeps the length
+		s, c := math.Sincos(float64(x))
+		tensor.Data[float32](sin)[i], tensor.Data[float32](cos)[i] = float32(s), float32(c)
+	}
 	p, g, m, v := normal(rng, 1<<20), normal(rng, 1<<20), tensor.New(tensor.F32, 1<<20), tensor.New(tensor.F32, 1<<20)
 	const bytes = 4 * rows * n
 	c := newTestCPU(b)
@@ -77,6 +84,11 @@ func BenchmarkOps(b *testing.B) {
 		{"EmbedBackward", 3 * bytes, func() { c.EmbedBackward(table, y, ids) }},
 		{"CrossEntropy", 4 * rows * vocab, func() { c.CrossEntropy(loss, logits, ids, 1, false) }},
 		{"CrossEntropyGrad", 8 * rows * vocab, func() { c.CrossEntropy(loss, logits, ids, 1, true) }},
+		{"CrossEntropyLarge", 4 * rows * large, func() { c.CrossEntropy(loss, wide, ids, 1, false) }},
+		{"CrossEntropyLargeGrad", 8 * rows * large, func() { c.CrossEntropy(loss, wide, ids, 1, true) }},
+		{"Add", 12 << 20, func() { c.Add(p, g) }},
+		{"ToBF16", 6 << 20, func() { c.Copy(half, p) }},
+		{"FromBF16", 6 << 20, func() { c.Copy(m, half) }},
 		{"SumSquares", 4 << 20, func() { c.SumSquares(sum, g) }},
 		{"AdamW", 28 << 20, func() {
 			c.AdamW(p, View{}, g, m, v, sum, kernels.AdamStep{LR: 1e-3, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, MaxNorm: 1})

@@ -16,6 +16,9 @@ func (c *Kernels) Copy(dst, src View) {
 		})
 		return
 	}
+	if c.convert(dst, src) {
+		return
+	}
 	load, store := loader(src), storer(dst)
 	shape.Must(load != nil && store != nil, "copy", dst, src)
 	heads, dim := dst.Len(tensor.Heads), dst.Len(tensor.Dim)
@@ -30,6 +33,47 @@ func (c *Kernels) Copy(dst, src View) {
 			}
 		})
 	})
+}
+
+// convert is Copy between float32 and a 16-bit type where elements of a head follow each other, and false elsewhere.
+func (c *Kernels) convert(dst, src View) bool {
+	l := c.level
+	switch [2]tensor.DType{dst.DType(), src.DType()} {
+	case [2]tensor.DType{tensor.BF16, tensor.F32}:
+		return runs(c, dst, src, l.ToBF16)
+	case [2]tensor.DType{tensor.F32, tensor.BF16}:
+		return runs(c, dst, src, l.FromBF16)
+	case [2]tensor.DType{tensor.F16, tensor.F32}:
+		return runs(c, dst, src, l.ToF16)
+	case [2]tensor.DType{tensor.F32, tensor.F16}:
+		return runs(c, dst, src, l.FromF16)
+	}
+	return false
+}
+
+// runs queues f for runs of elements, which cover dst and src: pieces of dense views, or heads. It is false where heads
+// have gaps.
+func runs[D, S tensor.Element](c *Kernels, dst, src View, f func(dst []D, src []S)) bool {
+	ds, ss := tensor.Data[D](dst), tensor.Data[S](src)
+	if dst.IsDense() && src.IsDense() {
+		c.queue("copy", func() {
+			c.blocks(len(ds), elementBlock, func(_, lo, hi int) { f(ds[lo:hi], ss[lo:hi]) })
+		})
+		return true
+	}
+	if dst.Stride(tensor.Dim) != 1 || src.Stride(tensor.Dim) != 1 || dst.Size() == 0 {
+		return false
+	}
+	heads, seq, dim := dst.Len(tensor.Heads), dst.Len(tensor.Seq), int64(dst.Len(tensor.Dim))
+	c.queue("copy", func() {
+		c.each(dst.Rows(), func(r int) {
+			for h := range heads {
+				do, so := at(dst, r/seq, r%seq, h), at(src, r/seq, r%seq, h)
+				f(ds[do:do+dim], ss[so:so+dim])
+			}
+		})
+	})
+	return true
 }
 
 // rowOf is row r of batch and seq together.

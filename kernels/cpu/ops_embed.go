@@ -3,6 +3,7 @@ package cpu
 import (
 	"fmt"
 
+	"github.com/cprun/cprun/kernels/cpu/internal/simd"
 	"github.com/cprun/cprun/kernels/internal/shape"
 	"github.com/cprun/cprun/tensor"
 )
@@ -10,6 +11,10 @@ import (
 // Embed sets row i of y to row ids[i] of table [vocab, hidden]. ids: int32. An id outside the
 // vocabulary poisons the stream.
 func (c *Kernels) Embed(y, table, ids View) {
+	if isHalf(y.DType()) {
+		c.halfEmbed(y, table, ids)
+		return
+	}
 	checkEmbed("embed", y, table, ids)
 	if y.DType() == tensor.F64 {
 		embed[float64](c, y, table, ids)
@@ -24,7 +29,7 @@ func checkEmbed(op string, x, table, ids View) {
 	shape.Must(x.Cols() == table.Cols() && ids.Size() == x.Rows() && ids.DType() == tensor.I32 && ids.IsDense(), op, x, table, ids)
 }
 
-func embed[T tensor.Float](c *Kernels, y, table, ids View) {
+func embed[T tensor.Element](c *Kernels, y, table, ids View) {
 	ys, ts, is := tensor.Data[T](y), tensor.Data[T](table), tensor.Data[int32](ids)
 	n, vocab := y.Cols(), table.Rows()
 	c.stream.Do("embed", func() error {
@@ -53,6 +58,10 @@ func inVocab(op string, ids []int32, vocab int) error {
 
 // EmbedBackward adds row i of dy to row ids[i] of dtable.
 func (c *Kernels) EmbedBackward(dtable, dy, ids View) {
+	if isHalf(dy.DType()) {
+		c.halfEmbedBackward(dtable, dy, ids)
+		return
+	}
 	checkEmbed("embed backward", dy, dtable, ids)
 	if dy.DType() == tensor.F64 {
 		embedBackward[float64](c, dtable, dy, ids)
@@ -66,7 +75,7 @@ func (c *Kernels) EmbedBackward(dtable, dy, ids View) {
 const embedCols = 64
 
 func embedBackward[T tensor.Float](c *Kernels, dtable, dy, ids View) {
-	ts, ys, is := tensor.Data[T](dtable), tensor.Data[T](dy), tensor.Data[int32](ids)
+	l, ts, ys, is := simd.LoopsOf[T](c.level), tensor.Data[T](dtable), tensor.Data[T](dy), tensor.Data[int32](ids)
 	n, vocab := dy.Cols(), dtable.Rows()
 	c.stream.Do("embed backward", func() error {
 		if err := inVocab("embed backward", is, vocab); err != nil {
@@ -74,10 +83,8 @@ func embedBackward[T tensor.Float](c *Kernels, dtable, dy, ids View) {
 		}
 		c.blocks(n, embedCols, func(_, lo, hi int) {
 			for r, id := range is {
-				from, to := ys[r*n+lo:r*n+hi], ts[int(id)*n+lo:int(id)*n+hi]
-				for i, v := range from {
-					to[i] += v
-				}
+				to := ts[int(id)*n+lo : int(id)*n+hi]
+				l.AddTo(to, to, ys[r*n+lo:r*n+hi])
 			}
 		})
 		return nil

@@ -4,6 +4,7 @@ import (
 	"math"
 
 	"github.com/cprun/cprun/kernels"
+	"github.com/cprun/cprun/kernels/cpu/internal/simd"
 	"github.com/cprun/cprun/kernels/internal/shape"
 	"github.com/cprun/cprun/tensor"
 )
@@ -20,11 +21,11 @@ func (c *Kernels) SumSquares(sum, g View) {
 }
 
 func addSquares[T tensor.Float](c *Kernels, sum, g View) {
-	total, gs := tensor.Data[float64](sum), tensor.Data[T](g)
+	l, total, gs := simd.LoopsOf[T](c.level), tensor.Data[float64](sum), tensor.Data[T](g)
 	c.queue("sum of squares", func() {
 		partial := grow(&c.ops.f64, (len(gs)+elementBlock-1)/elementBlock)
 		c.blocks(len(gs), elementBlock, func(block, lo, hi int) {
-			partial[block] = sumSquares(gs[lo:hi])
+			partial[block] = l.SumSquares(gs[lo:hi])
 		})
 		for _, s := range partial {
 			total[0] += s
@@ -53,31 +54,26 @@ func (c *Kernels) AdamW(p, copied, g, m, v, sum View, h kernels.AdamStep) {
 }
 
 func adamW[T tensor.Float](c *Kernels, p, g, m, v, sum View, h kernels.AdamStep) {
+	l := simd.LoopsOf[T](c.level)
 	ps, gs, ms, vs := tensor.Data[T](p), tensor.Data[T](g), tensor.Data[T](m), tensor.Data[T](v)
 	var norm2 []float64
 	if h.MaxNorm > 0 || h.Scale > 0 {
 		norm2 = tensor.Data[float64](sum)
 	}
 	t := float64(h.Step + 1)
-	keep := T(1 - h.LR*h.Decay)
-	rate := T(h.LR / (1 - math.Pow(h.Beta1, t)))
-	root := T(math.Sqrt(1 - math.Pow(h.Beta2, t)))
-	new1, old2, new2, eps := T(1-h.Beta1), T(h.Beta2), T(1-h.Beta2), T(h.Eps)
+	step := simd.AdamStep[T]{
+		New1: T(1 - h.Beta1), Old2: T(h.Beta2), New2: T(1 - h.Beta2),
+		Keep: T(1 - h.LR*h.Decay), Rate: T(h.LR / (1 - math.Pow(h.Beta1, t))),
+		Root: T(math.Sqrt(1 - math.Pow(h.Beta2, t))), Eps: T(h.Eps),
+	}
 	c.queue("adamw", func() {
 		f, ok := gradFactor(norm2, h)
 		if !ok {
 			return
 		}
-		factor := T(f)
+		step.Factor = T(f)
 		c.blocks(len(ps), elementBlock, func(_, lo, hi int) {
-			p, g, m, v := ps[lo:hi], gs[lo:hi], ms[lo:hi], vs[lo:hi]
-			for i := range p {
-				gi := g[i] * factor
-				mi := m[i] + (gi-m[i])*new1
-				vi := v[i]*old2 + gi*gi*new2
-				m[i], v[i] = mi, vi
-				p[i] = p[i]*keep - rate*mi/(T(math.Sqrt(float64(vi)))/root+eps)
-			}
+			l.AdamW(ps[lo:hi], gs[lo:hi], ms[lo:hi], vs[lo:hi], &step)
 		})
 	})
 }

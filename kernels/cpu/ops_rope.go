@@ -1,8 +1,7 @@
 package cpu
 
 import (
-	"math"
-
+	"github.com/cprun/cprun/kernels/cpu/internal/simd"
 	"github.com/cprun/cprun/kernels/internal/shape"
 	"github.com/cprun/cprun/tensor"
 )
@@ -12,6 +11,10 @@ import (
 // [batch, seq, 1, dim/2]; inv: [batch, seq, heads, 1], kept as by RMSNorm. With the zero View
 // as w there is no norm, and y may be x.
 func (c *Kernels) NormRope(y, inv, x, w, cos, sin View, eps float64) {
+	if isHalf(x.DType()) {
+		c.halfRope(y, inv, x, w, cos, sin, eps)
+		return
+	}
 	checkRope("rope", w, cos, sin, y, x)
 	if !w.IsZero() {
 		checkNorm("norm and rope", inv, w, y, x)
@@ -31,7 +34,7 @@ func checkRope(op string, w, cos, sin View, xs ...View) {
 }
 
 func normRope[T tensor.Float](c *Kernels, y, inv, x, w, cos, sin View, eps float64) {
-	r := newRotation[T](x, cos, sin)
+	r := newRotation[T](c, x, cos, sin)
 	ys, xs := tensor.Data[T](y), tensor.Data[T](x)
 	var is, ws []T
 	if !w.IsZero() {
@@ -40,17 +43,14 @@ func normRope[T tensor.Float](c *Kernels, y, inv, x, w, cos, sin View, eps float
 	n := 2 * r.half
 	c.queue("norm and rope", func() {
 		c.blocks(x.Rows(), rowBlock(x.Cols()), func(_, lo, hi int) {
-			for h := lo * r.heads; h < hi*r.heads; h++ {
-				from, to := xs[h*n:(h+1)*n], ys[h*n:(h+1)*n]
+			for row := lo; row < hi; row++ {
+				first, last := row*r.heads, (row+1)*r.heads
+				from, to := xs[first*n:last*n], ys[first*n:last*n]
 				if is != nil {
-					scale := T(1 / math.Sqrt(sumSquares(from)/float64(n)+eps))
-					is[h] = scale
-					for i, v := range from {
-						to[i] = v * scale * ws[i]
-					}
+					r.loops.RMSNorm(to, is[first:last], from, ws, eps)
 					from = to
 				}
-				r.turn(to, from, h, 1)
+				r.turn(to, from, row, 1)
 			}
 		})
 	})
@@ -59,6 +59,10 @@ func normRope[T tensor.Float](c *Kernels, y, inv, x, w, cos, sin View, eps float
 // NormRopeBackward sets dx to the gradient of x given that of y, dy, and adds that of w to
 // dw. dx may be dy. With the zero View as w, dw, x and inv are not used.
 func (c *Kernels) NormRopeBackward(dx, dw, dy, x, inv, w, cos, sin View) {
+	if isHalf(dx.DType()) {
+		c.halfRopeBackward(dx, dw, dy, x, inv, w, cos, sin)
+		return
+	}
 	checkRope("rope backward", w, cos, sin, dx, dy)
 	if !w.IsZero() {
 		checkNorm("norm and rope backward", inv, w, dx, dy, x)
@@ -72,13 +76,13 @@ func (c *Kernels) NormRopeBackward(dx, dw, dy, x, inv, w, cos, sin View) {
 }
 
 func normRopeBackward[T tensor.Float](c *Kernels, dx, dw, dy, x, inv, w, cos, sin View) {
-	r := newRotation[T](dx, cos, sin)
+	r := newRotation[T](c, dx, cos, sin)
 	dxs, dys := tensor.Data[T](dx), tensor.Data[T](dy)
-	n := 2 * r.half
+	n := dx.Cols()
 	c.queue("rope backward", func() {
-		c.blocks(dx.Rows(), rowBlock(dx.Cols()), func(_, lo, hi int) {
-			for h := lo * r.heads; h < hi*r.heads; h++ {
-				r.turn(dxs[h*n:(h+1)*n], dys[h*n:(h+1)*n], h, -1)
+		c.blocks(dx.Rows(), rowBlock(n), func(_, lo, hi int) {
+			for row := lo; row < hi; row++ {
+				r.turn(dxs[row*n:(row+1)*n], dys[row*n:(row+1)*n], row, -1)
 			}
 		})
 	})
@@ -89,21 +93,17 @@ func normRopeBackward[T tensor.Float](c *Kernels, dx, dw, dy, x, inv, w, cos, si
 
 // rotation is the angles of the rows of a tensor.
 type rotation[T tensor.Float] struct {
+	loops       simd.Loops[T]
 	cos, sin    []T
 	heads, half int
 }
 
-func newRotation[T tensor.Float](x, cos, sin View) rotation[T] {
-	return rotation[T]{tensor.Data[T](cos), tensor.Data[T](sin), x.Len(tensor.Heads), cos.Cols()}
+func newRotation[T tensor.Float](c *Kernels, x, cos, sin View) rotation[T] {
+	return rotation[T]{simd.LoopsOf[T](c.level), tensor.Data[T](cos), tensor.Data[T](sin), x.Len(tensor.Heads), cos.Cols()}
 }
 
-// turn sets y to head h of all rows, x, turned by its row's angles, or back with sign -1. y may be x.
-func (r rotation[T]) turn(y, x []T, h int, sign T) {
-	row := h / r.heads
-	cos, sin := r.cos[row*r.half:(row+1)*r.half], r.sin[row*r.half:(row+1)*r.half]
-	x1, x2, y1, y2 := x[:r.half], x[r.half:], y[:r.half], y[r.half:]
-	for i, co := range cos {
-		si, a, b := sign*sin[i], x1[i], x2[i]
-		y1[i], y2[i] = a*co-b*si, b*co+a*si
-	}
+// turn sets y to all heads of a row, x, turned by its angles, or back with sign -1. y may be x.
+func (r rotation[T]) turn(y, x []T, row int, sign T) {
+	lo, hi := row*r.half, (row+1)*r.half
+	r.loops.Turn(y, x, r.cos[lo:hi], r.sin[lo:hi], sign)
 }

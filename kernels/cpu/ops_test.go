@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/cprun/cprun/kernels"
+	"github.com/cprun/cprun/kernels/cpu/internal/simd"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -21,6 +22,19 @@ func newTestCPU(t testing.TB) *Kernels {
 	stream := tensor.NewHostStream("test")
 	t.Cleanup(func() { stream.Close() })
 	return New(stream)
+}
+
+// atLevels runs f with kernels of every level that this machine has.
+func atLevels(t *testing.T, f func(t *testing.T)) {
+	defer Use("")
+	for l := simd.Generic; l <= simd.Best(); l++ {
+		t.Run(l.String(), func(t *testing.T) {
+			if err := Use(l.String()); err != nil {
+				t.Fatal(err)
+			}
+			f(t)
+		})
+	}
 }
 
 func settle(t testing.TB, c *Kernels) {
@@ -135,7 +149,9 @@ func TestRowsAlone(t *testing.T) {
 }
 
 // TestSumSquaresBits: the norm is the same bits for every number of goroutines.
-func TestSumSquaresBits(t *testing.T) {
+func TestSumSquaresBits(t *testing.T) { atLevels(t, sumSquaresBits) }
+
+func sumSquaresBits(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))
 	rng := rand.New(rand.NewPCG(1, 1))
 	g := normal(rng, 5*elementBlock+37)
@@ -160,7 +176,9 @@ func TestSumSquaresBits(t *testing.T) {
 }
 
 // TestCopyStrided copies between views with gaps, of other types and of the same.
-func TestCopyStrided(t *testing.T) {
+func TestCopyStrided(t *testing.T) { atLevels(t, copyStrided) }
+
+func copyStrided(t *testing.T) {
 	c, rng := newTestCPU(t), rand.New(rand.NewPCG(1, 1))
 	for _, dtype := range []tensor.DType{tensor.F32, tensor.F64} {
 		src := normal(rng, 2, 3, 4, 5).Slice(tensor.Heads, 1, 3).Slice(tensor.Seq, 1, 3)
@@ -179,7 +197,9 @@ func TestCopyStrided(t *testing.T) {
 }
 
 // TestHalfRoundTrip takes every 16-bit float to float64 and back.
-func TestHalfRoundTrip(t *testing.T) {
+func TestHalfRoundTrip(t *testing.T) { atLevels(t, halfRoundTrip) }
+
+func halfRoundTrip(t *testing.T) {
 	c := newTestCPU(t)
 	for _, dtype := range []tensor.DType{tensor.F16, tensor.BF16} {
 		half, wide, back := tensor.New(dtype, 1<<16), tensor.New(tensor.F64, 1<<16), tensor.New(dtype, 1<<16)
@@ -197,6 +217,75 @@ func TestHalfRoundTrip(t *testing.T) {
 			if math.IsNaN(x) && !math.IsNaN(map[tensor.DType]float64{tensor.F16: float64(tensor.FromHalf(got)),
 				tensor.BF16: float64(tensor.FromBFloat(got))}[dtype]) {
 				t.Fatalf("%v %#04x is NaN, which came back as %#04x", dtype, i, got)
+			}
+		}
+	}
+}
+
+// TestCopyHalves copies between float32 and 16 bits: dense views, heads with gaps between them, elements with gaps.
+func TestCopyHalves(t *testing.T) { atLevels(t, copyHalves) }
+
+func copyHalves(t *testing.T) {
+	c, rng := newTestCPU(t), rand.New(rand.NewPCG(1, 1))
+	cut := func(v View) []View {
+		return []View{v, v.Slice(tensor.Seq, 1, 3), v.Slice(tensor.Heads, 1, 2), v.Slice(tensor.Dim, 3, 36), v.Slice(tensor.Dim, 5, 6)}
+	}
+	for _, dtype := range []tensor.DType{tensor.F16, tensor.BF16} {
+		src, half, back := normal(rng, 2, 4, 3, 37), tensor.New(dtype, 2, 4, 3, 37), tensor.New(tensor.F32, 2, 4, 3, 37)
+		for i, from := range cut(src) {
+			wide := tensor.New(tensor.F64, 2, 4, 3, 37)
+			c.Zero(half, back)
+			c.Copy(cut(half)[i], from)
+			c.Copy(cut(back)[i], cut(half)[i])
+			c.Copy(wide, half) // another way: one element at a time
+			settle(t, c)
+			for j, got := range tensor.Data[float32](back) {
+				if want := tensor.Data[float64](wide)[j]; float64(got) != want {
+					t.Fatalf("%v, view %d: element %d is %g, want %g", dtype, i, j, got, want)
+				}
+			}
+			wrong := 0
+			for j, x := range tensor.Data[float32](from) {
+				if got := tensor.Data[float32](cut(back)[i])[j]; got != 0 && math.Abs(float64(got-x)) > math.Abs(float64(x))/256 {
+					wrong++
+				}
+			}
+			if wrong > 0 {
+				t.Errorf("%v, view %d: %d elements are not near what they were", dtype, i, wrong)
+			}
+		}
+	}
+}
+
+// TestLossPieces: rows of many pieces, of which some have no logit but -Inf, have the loss and gradient of float64.
+func TestLossPieces(t *testing.T) { atLevels(t, lossPieces) }
+
+func lossPieces(t *testing.T) {
+	c, rng := newTestCPU(t), rand.New(rand.NewPCG(1, 1))
+	for _, n := range []int{1, 4096, 4097, 20000, 300000} {
+		x, wide := normal(rng, 1, 1, 1, n), tensor.New(tensor.F64, 1, 1, 1, n)
+		logits := tensor.Data[float32](x)
+		for i := range logits {
+			logits[i] = 10*logits[i] - 300
+			if n > 20000 && i >= 5000 && i < 17000 {
+				logits[i] = float32(math.Inf(-1))
+			}
+		}
+		c.Copy(wide, x)
+		losses, targets := [2]View{}, tensor.FromSlice([]int32{int32(n - 1)}, 1, 1, 1, 1)
+		for i, v := range []View{x, wide} {
+			losses[i] = tensor.New(tensor.F64, 1)
+			c.CrossEntropy(losses[i], v, targets, 1, false)
+			c.CrossEntropy(losses[i], v, targets, 1, true)
+		}
+		settle(t, c)
+		got, want := tensor.Data[float64](losses[0])[0], tensor.Data[float64](losses[1])[0]
+		if !(math.Abs(got-want) <= 1e-6*want) {
+			t.Errorf("%d logits: loss %v, want %v", n, got, want)
+		}
+		for i, want := range tensor.Data[float64](wide) {
+			if got := float64(logits[i]); !(math.Abs(got-want) <= 4e-7*math.Abs(want)+1e-38) {
+				t.Fatalf("%d logits: gradient %d is %g, want %g", n, i, got, want)
 			}
 		}
 	}

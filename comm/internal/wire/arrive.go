@@ -100,9 +100,15 @@ func (p *peer) onPiece(in frameReader, h header) error {
 	if err := in.payload(t.Buf[h.size:][:h.length]); err != nil {
 		return err
 	}
+	p.moved(t, h, h.length)
+	return nil
+}
+
+// moved notes that n more bytes of a message are there, and ends it with the last.
+func (p *peer) moved(t *link.Transfer, h header, n int) {
 	t.Touch()
 	p.mu.Lock()
-	t.Moved += h.length
+	t.Moved += n
 	done := t.Moved == len(t.Buf)
 	if done {
 		delete(p.flows[h.id.Group].posted, h.id.Seq)
@@ -111,16 +117,22 @@ func (p *peer) onPiece(in frameReader, h header) error {
 	if done {
 		t.Finish(nil)
 	}
-	return nil
+}
+
+// accepted returns the message that a piece is of. p.mu is held.
+func (p *peer) accepted(h header) (*link.Transfer, error) {
+	if f := p.flows[h.id.Group]; f != nil && f.posted[h.id.Seq] != nil {
+		return f.posted[h.id.Seq], nil
+	}
+	return nil, fmt.Errorf("%w: %d bytes of a message that was not accepted", blame.ErrProtocol, h.length)
 }
 
 // claim returns the message that a piece is of, and has nobody else bring this piece. p.mu is held.
 func (p *peer) claim(h header) (*link.Transfer, error) {
-	f := p.flows[h.id.Group]
-	if f == nil || f.posted[h.id.Seq] == nil {
-		return nil, fmt.Errorf("%w: %d bytes of a message that was not accepted", blame.ErrProtocol, h.length)
+	t, err := p.accepted(h)
+	if err != nil {
+		return nil, err
 	}
-	t := f.posted[h.id.Seq]
 	size := uint64(len(t.Buf))
 	if size <= maxEager || h.size >= size || uint64(h.length) != min(size-h.size, maxPayload) {
 		return nil, fmt.Errorf("%w: %d bytes at %d of a message of %d", blame.ErrProtocol, h.length, h.size, size)

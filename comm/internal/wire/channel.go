@@ -11,6 +11,7 @@ import (
 	"syscall"
 
 	"github.com/cprun/cprun/comm/internal/link"
+	"github.com/cprun/cprun/comm/internal/shm"
 )
 
 // channel is a connection after the handshake.
@@ -25,6 +26,9 @@ type channel struct {
 
 	raw   syscall.RawConn // over TCP, to be watched
 	hears hearing         // guarded by peer.mu
+
+	area    *shm.Area // memory that is shared with the other side, or nil
+	placing bool      // guarded by peer.mu; the other side reads from it
 
 	current []*link.Transfer // what the writer is sending, once for each piece; it alone uses this until peer.quiet
 }

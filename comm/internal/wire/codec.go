@@ -4,6 +4,8 @@ import (
 	"bufio"
 	"io"
 	"net"
+
+	"github.com/cprun/cprun/comm/internal/shm"
 )
 
 // A frameWriter collects frames and writes them with one system call. It is used by one
@@ -11,7 +13,7 @@ import (
 type frameWriter interface {
 	// add takes a frame; the payload is read until flush has returned.
 	add(h header, payload []byte)
-	flush() error
+	flush() error // sends what was added
 }
 
 // A frameReader reads frames one by one. It is used by one goroutine.
@@ -32,6 +34,9 @@ type plainWriter struct {
 	n    int
 	back [2 * maxBatch][]byte
 	bufs net.Buffers
+
+	ring   *shm.Ring // where placed pieces go
+	placed [][]byte
 }
 
 func (w *plainWriter) add(h header, payload []byte) {
@@ -42,13 +47,21 @@ func (w *plainWriter) add(h header, payload []byte) {
 	w.n++
 	h.encode(b)
 	w.bufs = append(w.bufs, b)
-	if len(payload) > 0 {
+	switch {
+	case h.kind == framePlaced:
+		w.placed = append(w.placed, payload)
+	case len(payload) > 0:
 		w.bufs = append(w.bufs, payload)
 	}
 }
 
 func (w *plainWriter) flush() error {
 	w.n = 0
+	for _, piece := range w.placed {
+		w.ring.Put(piece)
+	}
+	clear(w.placed)
+	w.placed = w.placed[:0]
 	_, err := w.bufs.WriteTo(w.conn)
 	clear(w.back[:])
 	return err

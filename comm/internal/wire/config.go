@@ -71,6 +71,9 @@ type Config struct {
 	// the same. Over Unix sockets it is one.
 	Conns int
 
+	// Alone has this rank share no memory with those of its node: all goes over the sockets.
+	Alone bool
+
 	// Listeners are where the higher ranks reach this one. Connect takes them over.
 	Listeners []Listener
 	// Dial reaches a lower rank, which may not listen yet. It is called until the world ends.
@@ -126,5 +129,8 @@ func (c *Config) identity() *identity {
 	if name == "" {
 		name = fmt.Sprintf("pid %d", os.Getpid())
 	}
-	return &identity{rank: c.Rank, size: c.Size, run: sha256.Sum256([]byte(c.RunID)), name: name, secret: c.Secret}
+	return &identity{
+		rank: c.Rank, size: c.Size, run: sha256.Sum256([]byte(c.RunID)), name: name, secret: c.Secret,
+		alone: c.Alone, log: c.Log,
+	}
 }

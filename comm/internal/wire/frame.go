@@ -28,6 +28,10 @@ package wire
 //	9 ready     none            0; group and number are 0. The first frame of who has dialled
 //	10 piece    a piece of a    where in the message it begins, at a multiple of 262144. It has
 //	            large message   262144 bytes, or goes to the end of the message
+//	11 share    none            0; group and number are 0. Who says so reads from the shared memory
+//	12 placed   none            where in the message a piece begins that lies in the shared memory:
+//	                            behind all before. It has 131072 bytes, or goes to the end
+//	13 room     none            0; group and number are 0. The shared memory has room again
 //
 // A message of up to 16 KiB is eager: it is sent at once, as one data frame, as long as the
 // messages of its group that the receiver has not taken, with 32 bytes added for each, stay
@@ -39,6 +43,12 @@ package wire
 // over the first of these, but for pieces of a large message, of which only the first does and any
 // connection carries the others, and the last word, an abort or a goodbye, which each has. The first piece
 // comes behind the offer, so no message is whole before all that is said of it is there.
+//
+// Two ranks of a node may share memory, a ring of bytes for each direction (comm/internal/shm). Who dials
+// attaches its descriptor to the ready frame, and who accepts and takes it says share. From there on both
+// put the pieces of large messages into their rings, in the order of their placed frames. All else
+// stays on the socket, which so tells what has come, and of the other rank's end. A writer that finds
+// no room says so in the memory, and the reader of the next piece sends a room frame.
 //
 // On Unix sockets frames follow each other as they are. On TCP each header is sealed under
 // AES-256-GCM, to 48 bytes. The payload follows, sealed too, or as it is with a tag of 16 bytes
@@ -71,11 +81,15 @@ const (
 	frameCall
 	frameReady
 	framePiece
+	frameShare
+	framePlaced
+	frameRoom
 )
 
 const (
 	headerSize  = 32
 	maxPayload  = 256 << 10
+	maxPlaced   = 128 << 10 // of a piece in shared memory: half of a ring, so that both sides copy at once
 	maxMessage  = 1 << 46
 	maxEager    = 16 << 10
 	eagerWindow = 128 << 10
@@ -131,7 +145,9 @@ func decodeHeader(b []byte) (header, error) {
 		ok = h.length == 0 && h.id.Group < h.id.Seq && h.id.Seq < maxRanks && (h.size == callUp || h.size == callDown)
 	case frameGoodbye:
 		ok = h.length == 0 && h.id == link.MsgID{} && h.size > 0 && h.size < 1<<MaxConns
-	case frameReady:
+	case framePlaced:
+		ok = h.length == 0 && h.size < maxMessage
+	case frameReady, frameShare, frameRoom:
 		ok = h.length == 0 && h.id == link.MsgID{} && h.size == 0
 	case framePiece:
 		ok = h.length > 0 && h.length <= maxPayload && h.size%maxPayload == 0 && h.size <= maxMessage-uint64(h.length)

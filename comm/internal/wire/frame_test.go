@@ -21,6 +21,7 @@ func TestFrameGolden(t *testing.T) {
 		{header{frameData, 5, link.MsgID{Group: 0x0102030405060708, Seq: 9}, 5}, "435046" + "01" + "00000005" + "0102030405060708" + "0000000000000009" + "0000000000000005"},
 		{header{framePiece, 5, link.MsgID{Group: 1, Seq: 2}, 1 << 18}, "435046" + "0a" + "00000005" + "0000000000000001" + "0000000000000002" + "0000000000040000"},
 		{header{frameOffer, 0, link.MsgID{Group: 1, Seq: 2}, 1 << 20}, "435046" + "02" + "00000000" + "0000000000000001" + "0000000000000002" + "0000000000100000"},
+		{header{framePlaced, 0, link.MsgID{Group: 1, Seq: 2}, 1 << 17}, "435046" + "0c" + "00000000" + "0000000000000001" + "0000000000000002" + "0000000000020000"},
 		{header{frameGoodbye, 0, link.MsgID{}, 1}, "435046" + "06" + strings.Repeat("00", 27) + "01"},
 	} {
 		b := make([]byte, headerSize)
@@ -52,6 +53,10 @@ func TestFrameRefused(t *testing.T) {
 		"empty piece":       {kind: framePiece},
 		"piece in between":  {kind: framePiece, length: 1, size: 1},
 		"piece too far":     {kind: framePiece, length: 1, size: maxMessage},
+		"placed bytes":      {kind: framePlaced, length: 1},
+		"placed too far":    {kind: framePlaced, size: maxMessage},
+		"share of data":     {kind: frameShare, length: 1},
+		"room of a group":   {kind: frameRoom, id: link.MsgID{Group: 1}},
 		"small offer":       {kind: frameOffer, size: maxEager},
 		"offer of data":     {kind: frameOffer, length: 1, size: 1 << 20},
 		"huge accept":       {kind: frameAccept, size: 1 << 60},
@@ -118,6 +123,7 @@ func FuzzDecodeFrame(f *testing.F) {
 		{frameData, 3, link.MsgID{Group: 1, Seq: 2}, 3}, {frameData, 0, link.MsgID{}, 0}, {framePiece, 9, link.MsgID{Group: 7, Seq: 8}, maxPayload}, {frameOffer, 0, link.MsgID{Group: 7, Seq: 8}, 1 << 20},
 		{frameAccept, 0, link.MsgID{Group: 7, Seq: 8}, 1 << 20}, {frameCredit, 0, link.MsgID{Group: 7}, 4096},
 		{frameAbort, len(note), link.MsgID{}, 0}, {frameGoodbye, 0, link.MsgID{}, 1}, {framePiece, maxPayload + 1, link.MsgID{}, 0},
+		{framePlaced, 0, link.MsgID{Group: 7, Seq: 8}, maxPlaced}, {frameShare, 0, link.MsgID{}, 0}, {frameRoom, 0, link.MsgID{}, 0},
 	} {
 		b := make([]byte, headerSize)
 		h.encode(b)

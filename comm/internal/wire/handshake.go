@@ -33,8 +33,6 @@ import (
 	"io"
 	"net"
 	"time"
-
-	"github.com/cprun/cprun/comm/internal/blame"
 )
 
 const (
@@ -50,6 +48,9 @@ type identity struct {
 	run        [sha256.Size]byte
 	name       string
 	secret     []byte
+
+	alone bool                             // shares no memory with other ranks
+	log   func(format string, args ...any) // not nil
 }
 
 // check refuses a hello that belongs to another job, or that would speak another way.
@@ -111,8 +112,7 @@ func (id *identity) dial(conn net.Conn, s speech, want, number int, commit func(
 	if !commit() {
 		return nil, errEnded
 	}
-	c.out.add(header{kind: frameReady}, nil)
-	return c, c.out.flush()
+	return c, id.ready(c)
 }
 
 // accept is the acceptor's side. heard is called when the dialer has said hello. reserve takes the place
@@ -150,13 +150,7 @@ func (id *identity) accept(conn net.Conn, s speech, heard func(), reserve func(r
 	if _, err := conn.Write(id.proof("acceptor", other, own)); err != nil {
 		return nil, err
 	}
-	switch h, err := c.in.next(); {
-	case err != nil:
-		return c, err
-	case h.kind != frameReady:
-		return c, fmt.Errorf("%w: its first frame is of type %d", blame.ErrProtocol, h.kind)
-	}
-	return c, nil
+	return c, id.awaitReady(c)
 }
 
 func (id *identity) verify(conn net.Conn, role string, dialer, acceptor *hello) error {

@@ -109,6 +109,7 @@ func TestHostilePeer(t *testing.T) {
 		"twice":            {append(frame(header{kind: frameData, id: link.MsgID{Group: 0, Seq: 5}}, ""), frame(header{kind: frameData, id: link.MsgID{Group: 0, Seq: 5}}, "")...), blame.ErrProtocol, "twice"},
 		"credit":           {frame(header{kind: frameCredit, size: 1}, ""), blame.ErrProtocol, "credit"},
 		"wait":             {frame(header{kind: frameStatus, id: link.MsgID{Group: 1, Seq: 1}, size: 9}, ""), blame.ErrProtocol, "rank 8 of 2"},
+		"nothing shared":   {frame(header{kind: frameShare}, ""), blame.ErrProtocol, "that it was not given"},
 		"malformed abort":  {frame(header{kind: frameAbort, length: 3}, "abc"), blame.ErrProtocol, "malformed"},
 		"goodbye":          {frame(header{kind: frameGoodbye, size: 1}, ""), blame.ErrPeerLeft, "receive of 4 bytes"},
 	} {
@@ -136,6 +137,7 @@ func TestHostilePieces(t *testing.T) {
 		"short":        {piece(0, whole[1:]), "262143 bytes at 0"},
 		"too long":     {piece(2*maxPayload, whole), "262144 bytes at 524288"},
 		"twice":        {append(piece(maxPayload, whole), piece(maxPayload, whole)...), "bytes at 262144 of a message twice"},
+		"not shared":   {frame(header{kind: framePlaced}, ""), "memory that is not shared"},
 		"eager":        {frame(header{kind: frameData, length: 1, size: 1}, "x"), "it sends 1"},
 		"after a mess": {append(piece(2*maxPayload, "last part"), "garbage garbage garbage garbage "...), "no frame header"},
 	} {

@@ -13,6 +13,7 @@ import (
 // readLoop takes what the peer sends on a connection until the end, then waits for the peer to end too,
 // so that what was written last is not lost with the connection.
 func (p *peer) readLoop(c *channel) {
+	defer c.area.Close()
 	if err := p.read(c); err != nil {
 		if err = p.verdict(c, err); err != nil {
 			p.s.Fail(err)
@@ -37,6 +38,12 @@ func (p *peer) read(c *channel) error {
 			err = p.onData(c.in, h)
 		case framePiece:
 			err = p.onPiece(c.in, h)
+		case framePlaced:
+			err = p.onPlaced(c, h)
+		case frameShare:
+			err = p.onShare(c)
+		case frameRoom:
+			p.onRoom()
 		case frameOffer:
 			err = p.onOffer(h)
 		case frameAccept:

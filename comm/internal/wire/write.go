@@ -13,6 +13,7 @@ type halfCloser interface{ CloseWrite() error }
 // this process exits then.
 func (p *peer) writeLoop(c *channel) {
 	defer p.quiet.Done()
+	defer c.area.Close()
 	for p.fill(c) {
 		if err := c.out.flush(); err != nil {
 			p.broken(c)
@@ -55,7 +56,7 @@ func (p *peer) fill(c *channel) bool {
 		p.addPieces(c, 1)
 		return true
 	}
-	for len(p.ctrl) == 0 && len(p.news) == 0 && len(p.small) == 0 && len(p.large) == 0 && !p.ending {
+	for len(p.ctrl) == 0 && len(p.news) == 0 && len(p.small) == 0 && !p.sendable(c) && !p.ending {
 		p.first.Wait()
 	}
 	if p.ending {
@@ -122,7 +123,8 @@ func (p *peer) shared() int {
 // addPieces adds pieces of large messages, up to most and up to the bytes of a whole one. Messages take
 // turns piece by piece, so that one does not hold up the others.
 func (p *peer) addPieces(c *channel, most int) {
-	for bytes := 0; most > 0 && bytes < maxPayload; most-- {
+	limit := c.pieceBytes()
+	for bytes := 0; most > 0 && bytes < limit; most-- {
 		next := p.shared()
 		if c.number == 0 && len(p.large) > 0 {
 			next = 0
@@ -131,10 +133,17 @@ func (p *peer) addPieces(c *channel, most int) {
 			break
 		}
 		t := p.large[next]
-		p.large = append(p.large[:next], p.large[next+1:]...)
 		from := t.Moved
-		piece := t.Buf[from:min(from+maxPayload, len(t.Buf))]
-		c.out.add(header{kind: framePiece, length: len(piece), id: t.ID, size: uint64(from)}, piece)
+		piece := t.Buf[from:min(from+limit, len(t.Buf))]
+		h := header{kind: framePiece, length: len(piece), id: t.ID, size: uint64(from)}
+		if c.placing {
+			if !c.area.Out.Reserve(len(piece)) {
+				break
+			}
+			h.kind, h.length = framePlaced, 0
+		}
+		p.large = append(p.large[:next], p.large[next+1:]...)
+		c.out.add(h, piece)
 		c.sending(t, len(piece))
 		if t.Moved < len(t.Buf) {
 			p.large = append(p.large, t)

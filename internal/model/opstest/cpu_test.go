@@ -27,14 +27,24 @@ func newCPU(t *testing.T) opstest.Device {
 	}
 }
 
+// levels are the sets of instructions that the kernels have; a machine may not have all.
+var levels = []string{"generic", "avx2", "avx512"}
+
 func TestCPU(t *testing.T) {
-	opstest.TestOps(t, newCPU, tensor.F32, tensor.F64)
+	defer cpu.Use("")
+	for _, level := range levels {
+		if err := cpu.Use(level); err != nil {
+			t.Log(err)
+			continue
+		}
+		t.Run(level, func(t *testing.T) { opstest.TestOps(t, newCPU, tensor.F32, tensor.F64, tensor.BF16, tensor.F16) })
+	}
 }
 
 // TestGOMAXPROCS holds the CPU to the same bits on any number of processors.
 func TestGOMAXPROCS(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))
-	for _, dtype := range []tensor.DType{tensor.F32, tensor.F64} {
+	for _, dtype := range []tensor.DType{tensor.F32, tensor.F64, tensor.BF16, tensor.F16} {
 		runtime.GOMAXPROCS(1)
 		want := opstest.Digest(t, newCPU(t), dtype)
 		for _, n := range []int{2, 3, 4} {

@@ -1,0 +1,168 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"unicode/utf8"
+)
+
+// generated is the text that a model writes, of which nothing is said.
+func generated(t *testing.T, args ...string) string {
+	t.Helper()
+	out, said := must(t, append([]string{"generate", "--quiet"}, args...)...)
+	if said != "" {
+		t.Errorf("generate --quiet %v says\n%s", args, said)
+	}
+	if !utf8.ValidString(out) {
+		t.Errorf("generate %v writes %q", args, out)
+	}
+	return out
+}
+
+// A run, its export and the checkpoint of a step write; where the prompt comes from does not matter.
+func TestGenerate(t *testing.T) {
+	_, dir := trained(t)
+	hf := filepath.Join(t.TempDir(), "hf")
+	must(t, "export", dir, "--to", hf)
+	want := generated(t, dir, "--prompt", "Four score", "--max-tokens", "60")
+	if n := utf8.RuneCountInString(want); n < 10 || n > 60 {
+		t.Errorf("60 tokens of a byte each are %d characters: %q", n, want)
+	}
+	file := write(t, t.TempDir(), "prompt", "Four score\n")
+	for _, args := range [][]string{
+		{dir, "--prompt", "Four score"}, {hf, "--prompt", "Four score"}, {dir, "--prompt-file", file},
+		{filepath.Join(dir, "checkpoints", "latest"), "--prompt", "Four score"}, {dir, "--prompt", "Four score", "--step", "4"},
+	} {
+		if got := generated(t, append(args, "--max-tokens", "60")...); got != want {
+			t.Errorf("%v: %q, want %q", args, got, want)
+		}
+	}
+	c := process(t, "generate", dir, "--prompt", "-", "--max-tokens", "60", "--echo")
+	c.Stdin = strings.NewReader("Four score\n")
+	var said bytes.Buffer
+	c.Stderr = &said
+	if got, err := c.Output(); err != nil || string(got) != "Four score"+want || !strings.Contains(said.String(), "tokens/s); text: 60 tokens in ") {
+		t.Errorf("from standard input: %q, %v, it says %q; want %q", got, err, said.String(), want)
+	}
+	for _, args := range [][]string{{"--seed", "2"}, {"--temperature", "0"}, {"--top-k", "1"}, {"--step", "2"}, {"--top-p", "0.01"}} {
+		if got := generated(t, append([]string{dir, "--prompt", "Four score", "--max-tokens", "60"}, args...)...); got == want {
+			t.Errorf("%v changes nothing", args)
+		}
+	}
+	if a, b := generated(t, dir, "--prompt", "x", "--temperature", "0"), generated(t, dir, "--prompt", "x", "--top-k", "1"); a == "" || a[0] != b[0] {
+		t.Errorf("the likeliest token: %q, and %q", a, b)
+	}
+	_, why := must(t, "generate", hf, "--prompt", strings.Repeat("a", 190), "--max-tokens", "60")
+	if !strings.Contains(why, "text: 10 tokens") || !strings.Contains(why, "as long as the model's 200 positions") {
+		t.Errorf("at the end of the positions it says %s", why)
+	}
+}
+
+func TestGenerateRefuses(t *testing.T) {
+	config, dir := trained(t)
+	hf := filepath.Join(t.TempDir(), "hf")
+	must(t, "export", dir, "--to", hf)
+	if err := os.Remove(filepath.Join(hf, "tokenizer.json")); err != nil {
+		t.Fatal(err)
+	}
+	ids := filepath.Join(t.TempDir(), "ids")
+	must(t, "tokenize", "--tokenizer", "bytes", "--to", ids, "../../examples/data/gettysburg.txt")
+	ofTokens := filepath.Join(t.TempDir(), "run")
+	must(t, "--run-dir", ofTokens, "--set", "data.path="+ids+".bin", "--set", "train.steps=1", config)
+	notUTF8 := write(t, t.TempDir(), "latin1", "caf\xe9")
+	words := model(t, "gpt2")
+	for _, c := range []struct {
+		want string
+		args []string
+	}{
+		{"--prompt is missing", []string{dir}},
+		{"one of them", []string{dir, "--prompt", "a", "--prompt-file", notUTF8}},
+		{"/nope: no such file", []string{dir, "--prompt-file", "/nope"}},
+		{"--max-tokens 0", []string{dir, "--prompt", "a", "--max-tokens", "0"}},
+		{"--top-p 1.5", []string{dir, "--prompt", "a", "--top-p", "1.5"}},
+		{"--step -1", []string{dir, "--prompt", "a", "--step", "-1"}},
+		{"no checkpoint of step 3; there are those of 2, 4", []string{dir, "--prompt", "a", "--step", "3"}},
+		{"name a run directory", []string{t.TempDir(), "--prompt", "a"}},
+		{"name a run directory", []string{"/nope", "--prompt", "a"}},
+		{"has no token to begin a text", []string{dir, "--prompt", ""}},
+		{"the prompt has 200 tokens, and the model 200 positions", []string{dir, "--prompt", strings.Repeat("a", 200)}},
+		{"its tokenizer " + filepath.Join(hf, "tokenizer.json") + " is not there; copy it there, or name one: --tokenizer", []string{hf, "--prompt", "a"}},
+		{"which tokenizer made its tokens; name it: --tokenizer", []string{ofTokens, "--prompt", "a"}},
+		{"vocab_size is 256: it is another model's; --tokenizer names", []string{words, "--prompt", "a"}},
+		{"not UTF-8 at byte 3; convert it", []string{fitting(t), "--prompt-file", notUTF8}},
+	} {
+		code, out, said := cprun(t, append([]string{"generate"}, c.args...)...)
+		if code != 2 || out != "" || strings.Count(said, "\n") != 1 || !strings.Contains(said, c.want) {
+			t.Errorf("generate %v: status %d, %q\n%s\nwant %q", c.args, code, out, said, c.want)
+		}
+	}
+	for _, d := range []string{ofTokens, hf} {
+		if generated(t, d, "--prompt", "a", "--tokenizer", "bytes", "--max-tokens", "20") == "" {
+			t.Errorf("%s writes nothing with the tokenizer that is named", d)
+		}
+	}
+}
+
+// A text ends at every id that generation_config.json names.
+func TestGenerateEndsWithTheText(t *testing.T) {
+	dir := fitting(t)
+	var all []string
+	for id := range 256 {
+		all = append(all, fmt.Sprint(id))
+	}
+	write(t, dir, "generation_config.json", `{"eos_token_id": [`+strings.Join(all, ",")+`]}`)
+	out, said := must(t, "generate", dir, "--prompt", "a", "--max-tokens", "20")
+	if out != "" || !strings.Contains(said, "text: 0 tokens") || !strings.Contains(said, "the model ended the text") {
+		t.Errorf("all tokens end a text: %q, %s", out, said)
+	}
+	if out := generated(t, dir, "--prompt", "a", "--max-tokens", "20", "--ignore-eos"); out == "" {
+		t.Error("--ignore-eos writes nothing")
+	}
+	if out := generated(t, dir, "--prompt", "", "--max-tokens", "20", "--ignore-eos"); out == "" {
+		t.Error("nothing follows the token that begins a text")
+	}
+}
+
+// Ctrl-C ends a text cleanly, and says what was written.
+func TestGenerateIsInterrupted(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "run")
+	must(t, "--run-dir", dir, "--set", "model.max_position_embeddings=200000", small(t, 1))
+	c := process(t, "generate", dir, "--prompt", "Four", "--max-tokens", "150000")
+	var said bytes.Buffer
+	c.Stderr = &said
+	out, err := c.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(out, make([]byte, 20)); err != nil {
+		t.Fatal(err)
+	}
+	signal(t, c.Process.Pid, syscall.SIGINT)
+	rest, err := io.ReadAll(out)
+	if err != nil || !utf8.Valid(bytes.TrimLeftFunc(rest, func(r rune) bool { return r == utf8.RuneError })) {
+		t.Errorf("%d bytes more, %v", len(rest), err)
+	}
+	c.Wait() // its error is the status
+	if code := c.ProcessState.ExitCode(); code != 130 || !strings.Contains(said.String(), "; interrupted") {
+		t.Errorf("status %d, it says\n%s", code, said.String())
+	}
+}
+
+// A run ends with the command that shows what was learnt.
+func TestARunNamesTheCommandThatWrites(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "run")
+	_, said := must(t, "--run-dir", dir, small(t, 1))
+	lines := strings.Split(strings.TrimSpace(said), "\n")
+	if want := " generate " + dir + " --prompt The"; !strings.HasSuffix(lines[len(lines)-1], want) {
+		t.Errorf("it ends with\n%s\nwant %q at the end", said, want)
+	}
+}

@@ -1,0 +1,64 @@
+package generate
+
+import (
+	"errors"
+
+	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/internal/hf"
+	"github.com/cprun/cprun/internal/model"
+	"github.com/cprun/cprun/kernels/cpu"
+	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/tensor"
+)
+
+// cache is attention that remembers: new queries see the keys of all that was read before, and their own.
+type cache struct {
+	cfg  *hf.Config
+	ops  *cpu.Kernels
+	k, v []View // of each layer, [1, room, KV heads, head dim], rotated
+	read int    // rows that are filled in every layer
+	room int
+}
+
+func newCache(cfg *hf.Config, ops *cpu.Kernels, room int) *cache {
+	c := &cache{cfg: cfg, ops: ops, room: room}
+	for range cfg.NumHiddenLayers {
+		c.k = append(c.k, tensor.New(tensor.F32, 1, room, cfg.NumKeyValueHeads, cfg.HeadDim))
+		c.v = append(c.v, tensor.New(tensor.F32, 1, room, cfg.NumKeyValueHeads, cfg.HeadDim))
+	}
+	return c
+}
+
+// Forward keeps k and v behind those that there are, and sets out to the attention of q over all of
+// them, as far as the layer's window lets it see.
+func (c *cache) Forward(layer int, out attention.Partial, q, k, v View) error {
+	rows := q.Len(tensor.Seq)
+	seen := c.read + rows
+	c.ops.Copy(c.k[layer].Slice(tensor.Seq, c.read, seen), k)
+	c.ops.Copy(c.v[layer].Slice(tensor.Seq, c.read, seen), v)
+	// More keys than queries: the mask is aligned at the end of both.
+	mask, err := partition.NewMask(true, c.cfg.Window(layer), rows, seen, nil)
+	if err != nil {
+		return err
+	}
+	shape := partition.Shape{SeqQ: rows, SeqKV: seen, Size: 1, Layout: partition.Contiguous{}, Mask: mask}
+	pass, err := c.ops.Forward(out.O, out, q, attention.Softmax{Scale: c.cfg.SoftmaxScale()})
+	if err != nil {
+		return err
+	}
+	err = pass.Block(attention.Block{
+		K: c.k[layer].Slice(tensor.Seq, 0, seen), V: c.v[layer].Slice(tensor.Seq, 0, seen),
+		Tiles: partition.Plan(shape, 0, 0), First: true, Last: true,
+	})
+	if err != nil {
+		return err
+	}
+	return pass.End()
+}
+
+// Backward returns an error: what writes does not learn.
+func (c *cache) Backward(int, attention.Grads, View, View, View, View, attention.Partial) error {
+	return errors.New("attention over a cache has no backward pass")
+}
+
+var _ model.Attention = (*cache)(nil)

@@ -1,0 +1,26 @@
+package simd
+
+import (
+	"math/rand/v2"
+	"testing"
+)
+
+// BenchmarkOps is operations on rows that stay in the first cache, by elements; inputs are copied there each time.
+func BenchmarkOps(b *testing.B) {
+	const n = 2048
+	for l := Generic; l <= Best(); l++ {
+		for _, o := range operations() {
+			_, rows := input(rand.New(rand.NewPCG(1, 1)), o.rows, n)
+			first := clones(rows)
+			b.Run(l.String()+"/"+o.name, func(b *testing.B) {
+				for b.Loop() {
+					for r := range rows[:o.results] {
+						copy(rows[r], first[r])
+					}
+					o.in32(LoopsOf[float32](l), rows)
+				}
+				b.ReportMetric(n*float64(b.N)/b.Elapsed().Seconds()/1e9, "Gelement/s")
+			})
+		}
+	}
+}

@@ -1,0 +1,149 @@
+package simd
+
+import (
+	"math"
+
+	"github.com/cprun/cprun/tensor"
+)
+
+// MaxOf returns the largest of x; -Inf where there is none. NaN is left out: it comes back through the exponential.
+func (l Loops[T]) MaxOf(x []T) T {
+	switch l.level {
+	case AVX512:
+		return T(maxOfAVX512(len(x), ptr(x)))
+	case AVX2:
+		return T(maxOfAVX2(len(x), ptr(x)))
+	}
+	return maxOf(x)
+}
+
+func maxOf[T tensor.Float](xs []T) T {
+	top := T(math.Inf(-1))
+	for _, x := range xs {
+		if x > top {
+			top = x
+		}
+	}
+	return top
+}
+
+// ExpSum sets dst to e^(x-top) and returns the sum of that, added up in float64. An exponential errs by less than 2
+// units in the last place, also where it is subnormal. dst may be x.
+func (l Loops[T]) ExpSum(dst, x []T, top T) float64 {
+	n := len(dst)
+	x = x[:n]
+	switch l.level {
+	case AVX512:
+		return expSumAVX512(n, ptr(dst), ptr(x), float32(top))
+	case AVX2:
+		return expSumAVX2(n, ptr(dst), ptr(x), float32(top))
+	}
+	return expSum(dst, x, top)
+}
+
+func expSum[T tensor.Float](dst, x []T, top T) float64 {
+	x = x[:len(dst)]
+	sum := 0.0
+	for lo := 0; lo < len(x); lo += piece {
+		hi := min(lo+piece, len(x))
+		exps(dst[lo:hi], x[lo:hi], top)
+		sum += total(dst[lo:hi])
+	}
+	return sum
+}
+
+// piece is the exponentials that plain Go has in a buffer at once.
+const piece = 256
+
+// total adds in two chains, which the processor runs side by side.
+func total[T tensor.Float](x []T) float64 {
+	var even, odd float64
+	for ; len(x) >= 2; x = x[2:] {
+		even, odd = even+float64(x[0]), odd+float64(x[1])
+	}
+	if len(x) > 0 {
+		even += float64(x[0])
+	}
+	return even + odd
+}
+
+// SumExp returns the sum of ExpSum alone, to the bit.
+func (l Loops[T]) SumExp(x []T, top T) float64 {
+	n := len(x)
+	switch l.level {
+	case AVX512:
+		return sumExpAVX512(n, ptr(x), float32(top))
+	case AVX2:
+		return sumExpAVX2(n, ptr(x), float32(top))
+	}
+	return sumExp(x, top)
+}
+
+func sumExp[T tensor.Float](x []T, top T) float64 {
+	var buf [piece]T
+	sum := 0.0
+	for lo := 0; lo < len(x); lo += piece {
+		e := buf[:min(piece, len(x)-lo)]
+		exps(e, x[lo:lo+len(e)], top)
+		sum += total(e)
+	}
+	return sum
+}
+
+// exps sets dst to e^(x-top).
+func exps[T tensor.Float](dst, x []T, top T) {
+	d, ok := any(dst).([]float32)
+	if !ok {
+		for i, v := range x {
+			dst[i] = T(math.Exp(float64(v - top)))
+		}
+		return
+	}
+	for i, v := range any(x).([]float32) {
+		if v -= float32(top); v >= expMin && v <= expMax {
+			d[i] = expFast(v)
+		} else {
+			d[i] = expEdge(v)
+		}
+	}
+}
+
+// The float32 exponential is exp(x) = 2^n exp(r) with n = round(x / ln 2) and r = x - n ln 2
+// in [-ln2/2, ln2/2], and a minimax polynomial for exp(r) (Cephes, expf.c, S. Moshier).
+// ln 2 is subtracted in two parts, of which the first has so few bits that n times it is
+// exact. It errs by less than 1.5 units in the last place over the whole range.
+const (
+	ln2Hi = 0.693359375 // 355/512
+	ln2Lo = -2.12194440054690583e-4
+
+	expP0 = 1.9875691500e-4
+	expP1 = 1.3981999507e-3
+	expP2 = 8.3334519073e-3
+	expP3 = 4.1665795894e-2
+	expP4 = 1.6666665459e-1
+	expP5 = 5.0000001201e-1
+
+	expMin  = -87.33654 // below it the result is subnormal and 2^n has no exponent of its own
+	expMax  = 88.37626  // above it n would be 128
+	expZero = -103.98   // below it the result rounds to 0; -Inf too
+
+	roundBias = 3 << 22 // added to a small float32 and taken away again, it rounds to an integer
+)
+
+// expFast is e to the x in [expMin, expMax]. It is small enough to be inlined.
+func expFast(x float32) float32 {
+	biased := x*math.Log2E + roundBias
+	n := biased - roundBias
+	r := x - n*ln2Hi - n*ln2Lo
+	y := (((((expP0*r+expP1)*r+expP2)*r+expP3)*r+expP4)*r+expP5)*(r*r) + r + 1
+	// The low bits of the biased number are n in two's complement: they go to the exponent.
+	return y * math.Float32frombits((math.Float32bits(biased)+127)<<23)
+}
+
+// expEdge is exp where the fast way has no exponent bits left, and for NaN and infinities.
+func expEdge(x float32) float32 {
+	if x < expZero {
+		return 0
+	}
+	return float32(math.Exp(float64(x)))
+}

@@ -1,0 +1,124 @@
+package main
+
+import (
+	. "github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+)
+
+// pair is a vector of float32 as float64, in two vectors.
+type pair [2]reg.VecVirtual
+
+// half is the register of half the width that v begins with.
+func (m machine) half(v reg.VecVirtual) reg.Register {
+	if m.wide {
+		return v.AsY()
+	}
+	return v.AsX()
+}
+
+// doubles is the float64 of v.
+func (m machine) doubles(v reg.VecVirtual) pair {
+	p := pair{m.vec(), m.vec()}
+	upper := m.vec()
+	m.upper(v, upper)
+	m.VCVTPS2PD(m.half(v), p[0])
+	m.VCVTPS2PD(m.half(upper), p[1])
+	return p
+}
+
+// upper sets the lower half of to to the upper half of v.
+func (m machine) upper(v, to reg.VecVirtual) {
+	if m.wide {
+		m.VEXTRACTF64X4(imm(1), v, to.AsY())
+		return
+	}
+	m.VEXTRACTF128(imm(1), v, to.AsX())
+}
+
+// loadDoubles is load as float64.
+func (p piece) loadDoubles(base reg.Register) pair {
+	if p.mask != nil {
+		return p.doubles(p.load(base))
+	}
+	v, from := pair{p.vec(), p.vec()}, p.memory(base)
+	p.VCVTPS2PD(from, v[0])
+	p.VCVTPS2PD(from.Offset(p.bytes()/2), v[1])
+	return v
+}
+
+// zeros is n pairs of 0.
+func (m machine) zeros(n int) []pair {
+	ps := make([]pair, n)
+	for i := range ps {
+		for j := range ps[i] {
+			ps[i][j] = m.vec()
+			m.zero(ps[i][j])
+		}
+	}
+	return ps
+}
+
+// sum is the sum of all elements of ps, in the lowest element. It changes them.
+func (m machine) sum(ps []pair) reg.VecVirtual {
+	var vs []reg.VecVirtual
+	for _, p := range ps {
+		vs = append(vs, p[:]...)
+	}
+	for ; len(vs) > 1; vs = vs[:len(vs)/2] {
+		for i := range len(vs) / 2 {
+			m.VADDPD(vs[i+len(vs)/2], vs[i], vs[i])
+		}
+	}
+	v, t := vs[0], m.vec()
+	if m.wide {
+		m.VEXTRACTF64X4(imm(1), v, t.AsY())
+		m.VADDPD(t.AsY(), v.AsY(), v.AsY())
+		m.VEXTRACTF64X2(imm(1), v.AsY(), t.AsX())
+	} else {
+		m.VEXTRACTF128(imm(1), v, t.AsX())
+	}
+	m.VADDPD(t.AsX(), v.AsX(), v.AsX())
+	m.VPERMILPD(imm(1), v.AsX(), t.AsX())
+	m.VADDSD(t.AsX(), v.AsX(), v.AsX())
+	return v
+}
+
+// addDoubles adds x*y to the float64s of the row that begins at base.
+func (p piece) addDoubles(base reg.Register, x pair, y reg.Register) {
+	for i := range x {
+		to := indexed(base, p.i, 8, (2*p.u+i)*p.bytes())
+		v := p.vec()
+		if p.mask == nil {
+			p.VMOVUPD(to, v)
+			p.VFMADD231PD(x[i], y, v)
+			p.VMOVUPD(v, to)
+			continue
+		}
+		if mask := p.maskDoubles(i); p.wide {
+			p.VMOVUPD_Z(to, mask, v)
+			p.VFMADD231PD(x[i], y, v)
+			p.VMOVUPD(v, mask, to)
+		} else {
+			p.VMASKMOVPD(to, mask, v)
+			p.VFMADD231PD(x[i], y, v)
+			p.VMASKMOVPD(v, mask, to)
+		}
+	}
+}
+
+// maskDoubles is the mask of a half of the elements, for float64.
+func (p piece) maskDoubles(half int) reg.Register {
+	if p.wide {
+		mask := p.K()
+		p.KSHIFTRW(U8(8*half), p.mask, mask)
+		return mask
+	}
+	mask := p.vec()
+	if half == 0 {
+		p.VPMOVSXDQ(p.mask.(reg.VecVirtual).AsX(), mask)
+		return mask
+	}
+	p.VEXTRACTI128(imm(1), p.mask, mask.AsX())
+	p.VPMOVSXDQ(mask.AsX(), mask)
+	return mask
+}

@@ -1,0 +1,242 @@
+package main
+
+import (
+	"fmt"
+
+	. "github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+)
+
+// gemm emits the products of a matrix with a packed panel: one function for each form of the left factor and each
+// number of vectors across. A micro-kernel keeps rows x vectors sums in registers; it reads a vector of the panel
+// once for all rows, and an element of the left factor once for all vectors, as a broadcast.
+func gemm(m machine) {
+	for _, byRow := range []bool{true, false} {
+		for vectors := 1; vectors <= 2; vectors++ {
+			panel(m, byRow, vectors)
+		}
+	}
+}
+
+// most rows of a micro-kernel: with two vectors across, the sums, the vectors of the panel and an element fill the registers.
+func most(m machine) int {
+	if m.wide {
+		return mostWide
+	}
+	return 6
+}
+
+var mostWide = 12
+
+func panel(m machine, byRow bool, vectors int) {
+	form := "Cols"
+	if byRow {
+		form = "Rows"
+	}
+	m.function(fmt.Sprintf("panel%s%d", form, vectors), "m, k int, a *float32, lda int, b, c *float32, ldc, mode int, scale *float32",
+		"computes m rows of a product; see Panel.")
+	p := &panelCode{machine: m, byRow: byRow, vectors: vectors,
+		a: m.argument("a"), lda: m.argument("lda"), c: m.argument("c")}
+	m.SHLQ(U8(2), p.lda)
+	for n := most(m); n > 0; n = next(n) {
+		p.loop(n)
+	}
+	m.end()
+}
+
+// next is the rows of the micro-kernel after that of n rows.
+func next(n int) int {
+	switch {
+	case n > 8:
+		return 8
+	case n > 4:
+		return 4
+	}
+	return n / 2
+}
+
+// panelCode is a function while it is emitted.
+type panelCode struct {
+	machine
+	byRow   bool
+	vectors int
+
+	a, lda, c reg.Register // what else is used once a block stays where the caller put it
+}
+
+// loop emits the rows that go in blocks of n.
+func (p *panelCode) loop(n int) {
+	top, end := fmt.Sprintf("rows%d", n), fmt.Sprintf("end%d", n)
+	p.Label(top)
+	rows := p.argument("m")
+	p.SUBQ(imm(n), rows)
+	p.JL(LabelRef(end))
+	p.Store(rows, p.Param("m"))
+	p.block(n)
+	p.JMP(LabelRef(top))
+	p.Label(end)
+}
+
+// block emits one micro-kernel of n rows and moves on by n rows.
+func (p *panelCode) block(n int) {
+	acc := make([][]reg.Register, n)
+	for i := range acc {
+		for range p.vectors {
+			v := p.vec()
+			p.zero(v)
+			acc[i] = append(acc[i], v)
+		}
+	}
+	p.inner(n, acc)
+	p.store(n, acc)
+	if p.byRow {
+		step := p.GP64()
+		p.IMUL3Q(imm(n), p.lda, step)
+		p.ADDQ(step, p.a)
+	} else {
+		p.ADDQ(imm(4*n), p.a)
+	}
+}
+
+// inner emits the loop over k, four steps at a time.
+func (p *panelCode) inner(n int, acc [][]reg.Register) {
+	const unroll = 4
+	left := p.leftFactor(n)
+	b, k := p.argument("b"), p.argument("k")
+	top, tail, done := fmt.Sprintf("k%d", n), fmt.Sprintf("tail%d", n), fmt.Sprintf("done%d", n)
+	p.Label(top)
+	p.CMPQ(k, imm(unroll))
+	p.JL(LabelRef(tail))
+	for u := range unroll {
+		p.step(left, u, b, acc)
+	}
+	left.advance(unroll)
+	p.ADDQ(imm(unroll*p.vectors*p.bytes()), b)
+	p.SUBQ(imm(unroll), k)
+	p.JMP(LabelRef(top))
+	p.Label(tail)
+	p.TESTQ(k, k)
+	p.JZ(LabelRef(done))
+	p.step(left, 0, b, acc)
+	left.advance(1)
+	p.ADDQ(imm(p.vectors*p.bytes()), b)
+	p.DECQ(k)
+	p.JMP(LabelRef(tail))
+	p.Label(done)
+}
+
+// step adds one product of a column and a row.
+func (p *panelCode) step(left *leftFactor, u int, b reg.Register, acc [][]reg.Register) {
+	row := make([]reg.Register, p.vectors)
+	for j := range row {
+		row[j] = p.vec()
+		p.VMOVUPS(at(b, (u*p.vectors+j)*p.bytes()), row[j])
+	}
+	for i := range acc {
+		x := p.vec()
+		p.VBROADCASTSS(left.element(i, u), x)
+		for j := range row {
+			p.VFMADD231PS(row[j], x, acc[i][j])
+		}
+	}
+}
+
+// store writes the sums to c, by mode: set, add, or scale the rows of c and add. It moves c and scale on.
+func (p *panelCode) store(n int, acc [][]reg.Register) {
+	scaled, add, end := fmt.Sprintf("scaled%d", n), fmt.Sprintf("add%d", n), fmt.Sprintf("stored%d", n)
+	mode, ldc := p.argument("mode"), p.argument("ldc")
+	p.SHLQ(U8(2), ldc)
+	rows := func(f func(i int)) {
+		for i := range n {
+			f(i)
+			for j, v := range acc[i] {
+				p.VMOVUPS(v, at(p.c, j*p.bytes()))
+			}
+			p.ADDQ(ldc, p.c)
+		}
+	}
+	p.CMPQ(mode, imm(1))
+	p.JE(LabelRef(add))
+	p.JG(LabelRef(scaled))
+	rows(func(int) {})
+	p.JMP(LabelRef(end))
+	p.Label(add)
+	rows(func(i int) {
+		for j, v := range acc[i] {
+			p.VADDPS(at(p.c, j*p.bytes()), v, v)
+		}
+	})
+	p.JMP(LabelRef(end))
+	p.Label(scaled)
+	scale := p.argument("scale")
+	rows(func(i int) {
+		x := p.vec()
+		p.VBROADCASTSS(at(scale, 4*i), x)
+		for j, v := range acc[i] {
+			p.VFMADD231PS(at(p.c, j*p.bytes()), x, v)
+		}
+	})
+	p.ADDQ(imm(4*n), scale)
+	p.Store(scale, p.Param("scale"))
+	p.Label(end)
+}
+
+// leftFactor addresses n rows of the left factor. By rows, row i is at i*lda and its elements follow each other: a
+// pointer for every three rows, since an address is base + index*{1, 2, 4, 8}. By columns, element i of column k is at
+// k*lda + i.
+type leftFactor struct {
+	p       *panelCode
+	base    []reg.Register
+	threeLd reg.Register
+}
+
+func (p *panelCode) leftFactor(n int) *leftFactor {
+	l := &leftFactor{p: p}
+	count := 1
+	if p.byRow {
+		count = (n + 2) / 3
+	}
+	l.base = make([]reg.Register, count)
+	for i := range l.base {
+		l.base[i] = p.GP64()
+	}
+	p.MOVQ(p.a, l.base[0])
+	if p.byRow {
+		for i := 1; i < count; i++ {
+			p.LEAQ(indexed(l.base[i-1], p.lda, 2, 0), l.base[i])
+			p.ADDQ(p.lda, l.base[i])
+		}
+		return l
+	}
+	l.threeLd = p.GP64()
+	p.LEAQ(indexed(p.lda, p.lda, 2, 0), l.threeLd)
+	return l
+}
+
+// element is the memory of row i, u steps from where the pointers are.
+func (l *leftFactor) element(i, u int) Mem {
+	if l.p.byRow {
+		if i%3 == 0 {
+			return at(l.base[i/3], 4*u)
+		}
+		return indexed(l.base[i/3], l.p.lda, uint8(i%3), 4*u)
+	}
+	switch u {
+	case 0:
+		return at(l.base[0], 4*i)
+	case 3:
+		return indexed(l.base[0], l.threeLd, 1, 4*i)
+	}
+	return indexed(l.base[0], l.p.lda, uint8(u), 4*i)
+}
+
+// advance moves the pointers by u steps, 1 or 4.
+func (l *leftFactor) advance(u int) {
+	if !l.p.byRow {
+		l.p.LEAQ(indexed(l.base[0], l.p.lda, uint8(u), 0), l.base[0])
+		return
+	}
+	for _, b := range l.base {
+		l.p.ADDQ(imm(4*u), b)
+	}
+}

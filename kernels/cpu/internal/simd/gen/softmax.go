@@ -1,0 +1,264 @@
+package main
+
+import (
+	"math"
+	"strconv"
+
+	. "github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+)
+
+// softmax emits what attention does with a tile of scores, keys down and queries across: a vector holds one key's
+// scores of several queries, so that nothing is ever summed within a vector.
+func softmax(m machine) {
+	shrinkColumns(m)
+	probabilities(m)
+	gradScores(m)
+	band(m)
+}
+
+// exp2 holds the constants of 2^x = 2^n p(x-n) with n = floor(x), and a minimax polynomial with p(0) = 1, which errs by
+// less than 1.1 units in the last place.
+type exp2 struct {
+	m            machine
+	least, most  reg.Register // of AVX2
+	coefficients []Op
+}
+
+var exp2Poly = []float32{2.1612914861179888e-4, 1.2467846972867846e-3, 9.675451554358006e-3, 5.5485282093286514e-2,
+	2.402293086051941e-1, 6.931470632553101e-1, 1}
+
+// newExp2 loads the constants. AVX2 has no instruction that multiplies by 2^n: n+127 becomes the exponent bits, which
+// are 0, and the result with them, at n = -127. So it has no subnormal results.
+func newExp2(m machine) *exp2 {
+	e := &exp2{m: m}
+	if !m.wide {
+		e.least, e.most = m.register(-127), m.register(128)
+	}
+	for _, c := range exp2Poly {
+		e.coefficients = append(e.coefficients, m.constant(c))
+	}
+	return e
+}
+
+// replace sets x to 2^x, which keeps NaN. With AVX-512 one instruction takes x - floor(x), which is 0 for infinities, and
+// one multiplies by 2^floor(x).
+func (e *exp2) replace(x reg.Register) {
+	m := e.m
+	const down = 1 // rounding towards -Inf
+	if m.wide {
+		r, p := m.vec(), m.vec()
+		m.VREDUCEPS(U8(down), x, r)
+		e.polynomial(r, p)
+		m.VSCALEFPS(x, p, x)
+		return
+	}
+	n, p := m.vec(), m.vec()
+	m.VMAXPS(x, e.least, x) // where an operand is NaN, the result is the second, which is x
+	m.VMINPS(x, e.most, x)
+	m.VROUNDPS(U8(down), x, n)
+	m.VSUBPS(n, x, x)
+	e.polynomial(x, p)
+	m.VCVTPS2DQ(n, n)
+	m.VPADDD(m.words(127), n, n)
+	m.VPSLLD(U8(23), n, n)
+	m.VMULPS(n, p, x)
+}
+
+// polynomial sets p to p(x).
+func (e *exp2) polynomial(x, p reg.Register) {
+	e.m.VMOVAPS(e.coefficients[0], p)
+	for _, c := range e.coefficients[1:] {
+		e.m.VFMADD213PS(c, x, p)
+	}
+}
+
+// columns emits a loop over the vectors across; x is the position in bytes.
+func (m machine) columns(f func(x reg.Register)) {
+	x, cols := m.GP64(), m.argument("cols")
+	m.SHLQ(U8(2), cols)
+	m.XORQ(x, x)
+	m.Label("columns")
+	f(x)
+	m.ADDQ(imm(m.bytes()), x)
+	m.CMPQ(x, cols)
+	m.JL(LabelRef("columns"))
+}
+
+// down emits a loop over the keys, unroll at a time and then one by one, with the address of each row.
+func (m machine) down(label string, unroll int, ld reg.Register, f func(i int), advance func(rows int)) {
+	keys := m.argument("keys")
+	for n := unroll; n > 0; n = min(n-1, 1) {
+		top, end := label+strconv.Itoa(n), label+"End"+strconv.Itoa(n)
+		m.Label(top)
+		m.CMPQ(keys, imm(n))
+		m.JL(LabelRef(end))
+		for i := range n {
+			f(i)
+			advance(1)
+		}
+		m.SUBQ(imm(n), keys)
+		m.JMP(LabelRef(top))
+		m.Label(end)
+	}
+}
+
+func shrinkColumns(m machine) {
+	m.function("softmax", "s *float32, ld, keys, cols int, top *float32, sum *float64, shrink *float32",
+		"turns columns of scores into exponentials; see Softmax.")
+	s, ld := m.argument("s"), m.argument("ld")
+	m.SHLQ(U8(2), ld)
+	e := newExp2(m)
+	infinity := m.constant(float32(math.Inf(-1)))
+	m.columns(func(x reg.Register) {
+		row := m.GP64()
+		next := func(int) { m.ADDQ(ld, row) }
+		m.LEAQ(indexed(s, x, 1, 0), row)
+		const chains = 4
+		var best [chains]reg.Register
+		for i := range best {
+			best[i] = m.vec()
+			m.VMOVAPS(infinity, best[i])
+		}
+		m.down("max", chains, ld, func(i int) { m.VMAXPS(at(row, 0), best[i], best[i]) }, next)
+		m.VMAXPS(best[1], best[0], best[0])
+		m.VMAXPS(best[3], best[2], best[2])
+		m.VMAXPS(best[2], best[0], best[0])
+
+		top := m.argument("top")
+		old, now := m.vec(), best[0]
+		m.VMOVUPS(indexed(top, x, 1, 0), old)
+		m.VMAXPS(old, now, now)
+		m.VMOVUPS(now, indexed(top, x, 1, 0))
+		m.zeroWhere(now, infinity)
+		m.VSUBPS(now, old, old)
+		e.replace(old)
+		m.VMOVUPS(old, indexed(m.argument("shrink"), x, 1, 0))
+
+		m.LEAQ(indexed(s, x, 1, 0), row)
+		var total [2]reg.Register
+		for i := range total {
+			total[i] = m.vec()
+			m.zero(total[i])
+		}
+		m.down("exp", 2, ld, func(i int) {
+			v := m.vec()
+			m.VMOVUPS(at(row, 0), v)
+			m.VSUBPS(now, v, v)
+			e.replace(v)
+			m.VMOVUPS(v, at(row, 0))
+			m.VADDPS(v, total[i], total[i])
+		}, next)
+		m.VADDPS(total[1], total[0], total[0])
+		m.foldSum(x, old, total[0])
+	})
+	m.end()
+}
+
+// foldSum sets the float64 sums at twice x to themselves times shrink plus total.
+func (m machine) foldSum(x, shrink, total reg.Register) {
+	sum := m.argument("sum")
+	half := func(v reg.Register, n int) reg.Register {
+		wide := m.vec()
+		if m.wide {
+			y := m.YMM()
+			if n == 0 {
+				m.VCVTPS2PD(v.(reg.VecVirtual).AsY(), wide)
+				return wide
+			}
+			m.VEXTRACTF32X8(U8(1), v, y)
+			m.VCVTPS2PD(y, wide)
+			return wide
+		}
+		y := m.XMM()
+		if n == 0 {
+			m.VCVTPS2PD(v.(reg.VecVirtual).AsX(), wide)
+			return wide
+		}
+		m.VEXTRACTF128(U8(1), v, y)
+		m.VCVTPS2PD(y, wide)
+		return wide
+	}
+	for n := range 2 {
+		a, b := half(shrink, n), half(total, n)
+		m.VFMADD132PD(indexed(sum, x, 2, n*m.bytes()), b, a)
+		m.VMOVUPD(a, indexed(sum, x, 2, n*m.bytes()))
+	}
+}
+
+func probabilities(m machine) {
+	m.function("probabilities", "s *float32, ld, keys, cols int, lse *float32", "turns columns of scores into probabilities; see Probabilities.")
+	s, ld := m.argument("s"), m.argument("ld")
+	m.SHLQ(U8(2), ld)
+	e := newExp2(m)
+	m.columns(func(x reg.Register) {
+		row, lse := m.GP64(), m.vec()
+		m.LEAQ(indexed(s, x, 1, 0), row)
+		m.VMOVUPS(indexed(m.argument("lse"), x, 1, 0), lse)
+		m.down("exp", 2, ld, func(int) {
+			v := m.vec()
+			m.VMOVUPS(at(row, 0), v)
+			m.VSUBPS(lse, v, v)
+			e.replace(v)
+			m.VMOVUPS(v, at(row, 0))
+		}, func(int) { m.ADDQ(ld, row) })
+	})
+	m.end()
+}
+
+func gradScores(m machine) {
+	m.function("gradScores", "dp, p *float32, ld, keys, cols int, delta *float32, scale float32",
+		"turns the gradients of probabilities into those of scores; see GradScores.")
+	dp, p, ld := m.argument("dp"), m.argument("p"), m.argument("ld")
+	m.SHLQ(U8(2), ld)
+	scale := m.vec()
+	m.VBROADCASTSS(m.address("scale"), scale)
+	m.columns(func(x reg.Register) {
+		to, from, delta := m.GP64(), m.GP64(), m.vec()
+		m.LEAQ(indexed(dp, x, 1, 0), to)
+		m.LEAQ(indexed(p, x, 1, 0), from)
+		m.VMOVUPS(indexed(m.argument("delta"), x, 1, 0), delta)
+		m.down("grad", 4, ld, func(int) {
+			v := m.vec()
+			m.VMOVUPS(at(to, 0), v)
+			m.VSUBPS(delta, v, v)
+			m.VMULPS(scale, v, v)
+			m.VMULPS(at(from, 0), v, v)
+			m.VMOVUPS(v, at(to, 0))
+		}, func(int) {
+			m.ADDQ(ld, to)
+			m.ADDQ(ld, from)
+		})
+	})
+	m.end()
+}
+
+// band emits the hiding of scores: in row j the columns from lo+j to hi+j stay, and the others become x.
+func band(m machine) {
+	m.function("band", "s *float32, ld, keys, cols, lo, hi int, x float32", "hides scores outside of a band; see Band.")
+	s, ld := m.argument("s"), m.argument("ld")
+	m.SHLQ(U8(2), ld)
+	hidden, step := m.vec(), m.words(1)
+	m.VBROADCASTSS(m.address("x"), hidden)
+	m.columns(func(x reg.Register) {
+		row, index := m.GP64(), m.GP64()
+		m.LEAQ(indexed(s, x, 1, 0), row)
+		// below counts lo+j-i and above i-hi-j: a score is hidden where one of them is above 0.
+		iota, first, below, above := m.vec(), m.vec(), m.vec(), m.vec()
+		m.VMOVUPS(m.iota(), iota)
+		m.MOVQ(x, index)
+		m.SHRQ(U8(2), index)
+		m.splat(index, first)
+		m.VPADDD(first, iota, iota)
+		m.splat(m.argument("lo"), below)
+		m.VPSUBD(iota, below, below)
+		m.splat(m.argument("hi"), above)
+		m.VPSUBD(above, iota, above)
+		m.down("row", 1, ld, func(int) {
+			m.storeWhereAbove(hidden, below, above, at(row, 0))
+			m.VPADDD(step, below, below)
+			m.VPSUBD(step, above, above)
+		}, func(int) { m.ADDQ(ld, row) })
+	})
+	m.end()
+}

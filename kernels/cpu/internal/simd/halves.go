@@ -1,0 +1,87 @@
+package simd
+
+import (
+	"math"
+
+	"github.com/cprun/cprun/tensor"
+)
+
+// ToBF16 sets dst to the bfloat16 nearest to src, as tensor.ToBFloat.
+func (l Level) ToBF16(dst []uint16, src []float32) {
+	n := l.whole(len(dst))
+	src = src[:len(dst)]
+	switch {
+	case n == 0:
+	case l == AVX512:
+		toBF16AVX512(n, &dst[0], &src[0])
+	default:
+		toBF16AVX2(n, &dst[0], &src[0])
+	}
+	for i, x := range src[n:] {
+		dst[n+i] = tensor.ToBFloat(x)
+	}
+}
+
+// FromBF16 sets dst to bfloat16 src.
+func (l Level) FromBF16(dst []float32, src []uint16) {
+	n := l.whole(len(dst))
+	src = src[:len(dst)]
+	switch {
+	case n == 0:
+	case l == AVX512:
+		fromBF16AVX512(n, &dst[0], &src[0])
+	default:
+		fromBF16AVX2(n, &dst[0], &src[0])
+	}
+	for i, b := range src[n:] {
+		dst[n+i] = tensor.FromBFloat(b)
+	}
+}
+
+// ToF16 sets dst to the binary16 nearest to src, as tensor.ToHalf.
+func (l Level) ToF16(dst []uint16, src []float32) {
+	n := l.whole(len(dst))
+	src = src[:len(dst)]
+	switch {
+	case n == 0:
+	case l == AVX512:
+		toF16AVX512(n, &dst[0], &src[0])
+	default:
+		toF16AVX2(n, &dst[0], &src[0])
+	}
+	for i, x := range src[n:] {
+		dst[n+i] = tensor.ToHalf(x)
+	}
+}
+
+// FromF16 sets dst to binary16 src. A signalling NaN becomes the quiet one, as the instruction has it.
+func (l Level) FromF16(dst []float32, src []uint16) {
+	n := l.whole(len(dst))
+	src = src[:len(dst)]
+	switch {
+	case n == 0:
+	case l == AVX512:
+		fromF16AVX512(n, &dst[0], &src[0])
+	default:
+		fromF16AVX2(n, &dst[0], &src[0])
+	}
+	for i, h := range src[n:] {
+		x := tensor.FromHalf(h)
+		if x != x {
+			x = math.Float32frombits(math.Float32bits(x) | 1<<22)
+		}
+		dst[n+i] = x
+	}
+}
+
+// whole is how many of n elements fill whole vectors. Conversions are exact in what they round to, so that the rest
+// may go in plain Go.
+func (l Level) whole(n int) int {
+	switch l {
+	case AVX512:
+		return n &^ 15
+	case AVX2:
+		return n &^ 7
+	}
+	return 0
+}

@@ -1,0 +1,78 @@
+package simd
+
+import (
+	"math"
+	"testing"
+
+	"github.com/cprun/cprun/tensor"
+)
+
+// TestHalves: every 16-bit number to float32 and back, and float32 of all kinds to 16 bits, are as package tensor has
+// them, whether a vector converts them or what comes behind it.
+func TestHalves(t *testing.T) {
+	const all = 1 << 16
+	kinds := []struct {
+		name string
+		to   func(l Level, dst []uint16, src []float32)
+		from func(l Level, dst []float32, src []uint16)
+		to1  func(x float32) uint16
+	}{
+		{"bfloat16", Level.ToBF16, Level.FromBF16, tensor.ToBFloat},
+		{"float16", Level.ToF16, Level.FromF16, tensor.ToHalf},
+	}
+	each(t, func(t *testing.T, loops Loops[float32]) {
+		l := loops.level
+		for _, k := range kinds {
+			half, wide, back := make([]uint16, all), make([]float32, all), make([]uint16, all)
+			for i := range half {
+				half[i] = uint16(i)
+			}
+			for _, n := range []int{0, 1, 15, 16, 17, 100, all - 1, all} {
+				k.from(l, wide[:n], half[:n])
+				k.to(l, back[:n], wide[:n])
+				for i, b := range back[:n] {
+					if b != half[i] && wide[i] == wide[i] || b != k.to1(wide[i]) {
+						t.Fatalf("%s %#04x is %g, which came back as %#04x", k.name, i, wide[i], b)
+					}
+				}
+			}
+			for high := range all {
+				for i := range 19 { // bits around what is cut off
+					wide[i] = math.Float32frombits(uint32(high<<16 + i<<12 + i*i*7))
+				}
+				k.to(l, back[:19], wide[:19])
+				for i, b := range back[:19] {
+					if want := k.to1(wide[i]); b != want {
+						t.Fatalf("%s of %x is %#04x, want %#04x", k.name, math.Float32bits(wide[i]), b, want)
+					}
+				}
+			}
+		}
+	})
+}
+
+// TestFromHalves: what 16-bit numbers are worth.
+func TestFromHalves(t *testing.T) {
+	each(t, func(t *testing.T, loops Loops[float32]) {
+		l := loops.level
+		var half [21]uint16
+		var x [21]float32
+		for high := 0; high < 1<<16; high += len(half) {
+			for i := range half {
+				half[i] = uint16(high + i)
+			}
+			l.FromBF16(x[:], half[:])
+			for i, got := range x {
+				if math.Float32bits(got) != uint32(half[i])<<16 {
+					t.Fatalf("bfloat16 %#04x is %g", half[i], got)
+				}
+			}
+			l.FromF16(x[:], half[:])
+			for i, got := range x {
+				if want := tensor.FromHalf(half[i]); got != want && want == want {
+					t.Fatalf("float16 %#04x is %g, want %g", half[i], got, want)
+				}
+			}
+		}
+	})
+}

@@ -1,0 +1,70 @@
+package cpu
+
+import (
+	"fmt"
+
+	"github.com/cprun/cprun/tensor"
+)
+
+// memory is the elements of a view: of T, which is computed in, or of 16 bits. Those become float32 as they are
+// read, each exactly, and are rounded to the nearest, ties to even, as they are written.
+type memory[T tensor.Float] struct {
+	data  []T
+	half  []uint16 // in place of data
+	dtype tensor.DType
+}
+
+// isHalf reports whether t is one of the floats of 16 bits.
+func isHalf(t tensor.DType) bool { return t == tensor.BF16 || t == tensor.F16 }
+
+func memoryOf[T tensor.Float](v View) memory[T] {
+	m := memory[T]{dtype: v.DType()}
+	if isHalf(m.dtype) {
+		m.half = tensor.Data[uint16](v)
+	} else {
+		m.data = tensor.Data[T](v)
+	}
+	return m
+}
+
+// load reads len(dst) elements from element at on.
+func (m memory[T]) load(dst []T, at int) {
+	if !isHalf(m.dtype) {
+		copy(dst, m.data[at:][:len(dst)])
+		return
+	}
+	widen(any(dst).([]float32), m.half[at:][:len(dst)], m.dtype)
+}
+
+// store writes len(src) elements from element at on.
+func (m memory[T]) store(at int, src []T) {
+	if !isHalf(m.dtype) {
+		copy(m.data[at:][:len(src)], src)
+		return
+	}
+	round(m.half[at:][:len(src)], any(src).([]float32), m.dtype)
+}
+
+// widen sets dst to src, as many floats of 16 bits. Conversions give the same bits at every level.
+func widen(dst []float32, src []uint16, t tensor.DType) {
+	switch t {
+	case tensor.BF16:
+		current().FromBF16(dst, src)
+	case tensor.F16:
+		current().FromF16(dst, src)
+	default:
+		panic(fmt.Sprintf("kernels: %v is no float of 16 bits", t))
+	}
+}
+
+// round sets dst to src, as many floats of 16 bits.
+func round(dst []uint16, src []float32, t tensor.DType) {
+	switch t {
+	case tensor.BF16:
+		current().ToBF16(dst, src)
+	case tensor.F16:
+		current().ToF16(dst, src)
+	default:
+		panic(fmt.Sprintf("kernels: %v is no float of 16 bits", t))
+	}
+}

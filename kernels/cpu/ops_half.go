@@ -1,0 +1,242 @@
+package cpu
+
+import (
+	"github.com/cprun/cprun/kernels/cpu/internal/simd"
+	"github.com/cprun/cprun/kernels/internal/shape"
+	"github.com/cprun/cprun/tensor"
+)
+
+// The operations on activations of 16 bits are those on float32, a block of rows at a time: what is read is converted
+// to float32 in memory that all blocks share and that stays in the cache, and results are rounded on their way out of
+// it. Blocks depend on shapes alone, so results are the same bits on any number of processors.
+
+const (
+	halfBlock     = 1 << 16 // elements of a block
+	leastHalfRows = 16      // of a block, so that long rows are work for several processors too
+	halfSlots     = 5       // views that an operation converts, at most
+)
+
+// HalfWorkspace returns the bytes that the operations on 16 bits keep on the host for rows of at most so many elements.
+func HalfWorkspace(widest int) int64 {
+	return 4 * int64((halfSlots-1)*halfBlock+max(halfBlock, leastHalfRows*widest))
+}
+
+// halfRows goes over rows of n elements by blocks.
+func halfRows(rows, n int, f func(b halfSpan)) {
+	size := max(halfBlock/max(n, 1), leastHalfRows)
+	for lo := 0; lo < rows; lo += size {
+		f(halfSpan{lo, min(lo+size, rows)})
+	}
+}
+
+// halfSpan is a block of rows. Its views have them on the Seq axis.
+type halfSpan struct{ lo, hi int }
+
+// of is the block of a dense view, whose rows are [heads, dim].
+func (b halfSpan) of(v View, heads, dim int) View {
+	if v.IsZero() {
+		return v
+	}
+	return v.Reshape([4]int{1, v.Size() / (heads * dim), heads, dim}).Slice(tensor.Seq, b.lo, b.hi)
+}
+
+// wide is uninitialised float32 memory for v. A slot is free again when the block is done.
+func (c *Kernels) wide(slot int, v View) View {
+	if c.slots[slot].IsZero() || c.slots[slot].Size() < v.Size() {
+		c.slots[slot] = tensor.New(tensor.F32, v.Size())
+	}
+	return c.slots[slot].Slice(tensor.Dim, 0, v.Size()).Reshape(v.Shape())
+}
+
+// widened is v as float32.
+func (c *Kernels) widened(slot int, v View) View {
+	w := c.wide(slot, v)
+	c.Copy(w, v)
+	return w
+}
+
+// extent is memory that only has a size.
+type extent struct{ tensor.Memory }
+
+func (extent) Bytes() int64 { return 1<<63 - 1 }
+
+// standIn is a float32 view of the shape of v, a dense one: what the checks of a float32 operation say of it goes for v.
+func standIn(v View) View { return tensor.Dense(extent{v.Memory()}, tensor.F32, 0, v.Shape()) }
+
+func standIns(vs ...View) []View {
+	for i, v := range vs {
+		vs[i] = standIn(v)
+	}
+	return vs
+}
+
+func (c *Kernels) halfNorm(y, inv, x, w View, eps float64) {
+	denseHalves("rmsnorm", y, x)
+	checkNorm("rmsnorm", inv, w, standIns(y, x)...)
+	n := x.Len(tensor.Dim)
+	halfRows(shape.RowsOver(x), n, func(b halfSpan) {
+		to := b.of(y, 1, n)
+		from, out := c.widened(0, b.of(x, 1, n)), c.wide(1, to)
+		c.RMSNorm(out, b.of(inv, 1, 1), from, w, eps)
+		c.Copy(to, out)
+	})
+}
+
+// halfAddNorm normalises the sum as it is rounded.
+func (c *Kernels) halfAddNorm(y, inv, sum, x, add, w View, eps float64) {
+	denseHalves("add rmsnorm", y, sum, x, add)
+	checkNorm("add rmsnorm", inv, w, standIns(y, sum, x, add)...)
+	n := x.Len(tensor.Dim)
+	halfRows(shape.RowsOver(x), n, func(b halfSpan) {
+		to, total := b.of(y, 1, n), b.of(sum, 1, n)
+		wide, out := c.widened(0, b.of(x, 1, n)), c.wide(1, to)
+		c.Add(wide, c.widened(2, b.of(add, 1, n)))
+		c.Copy(total, wide)
+		c.RMSNorm(out, b.of(inv, 1, 1), c.widened(0, total), w, eps)
+		c.Copy(to, out)
+	})
+}
+
+func (c *Kernels) halfNormBackward(dx, dw, dy, x, inv, w View, accumulate bool) {
+	denseHalves("rmsnorm backward", dx, dy, x)
+	checkNorm("rmsnorm backward", inv, w, standIns(dx, dy, x)...)
+	n := x.Len(tensor.Dim)
+	halfRows(shape.RowsOver(x), n, func(b halfSpan) {
+		to := b.of(dx, 1, n)
+		var out View
+		if accumulate {
+			out = c.widened(0, to)
+		} else {
+			out = c.wide(0, to)
+		}
+		from, grad := c.widened(1, b.of(x, 1, n)), c.widened(2, b.of(dy, 1, n))
+		c.RMSNormBackward(out, dw, grad, from, b.of(inv, 1, 1), w, accumulate)
+		c.Copy(to, out)
+	})
+}
+
+func (c *Kernels) halfRope(y, inv, x, w, cos, sin View, eps float64) {
+	denseHalves("rope", y, x)
+	checkRope("rope", w, cos, sin, standIns(y, x)...)
+	if w.IsZero() {
+		inv = View{} // not used, so its shape does not matter
+	} else {
+		checkNorm("norm and rope", inv, w, standIns(y, x)...)
+	}
+	heads, dim := x.Len(tensor.Heads), x.Len(tensor.Dim)
+	halfRows(x.Rows(), x.Cols(), func(b halfSpan) {
+		to := b.of(y, heads, dim)
+		from, out := c.widened(0, b.of(x, heads, dim)), c.wide(1, to)
+		if w.IsZero() {
+			out = from
+		}
+		c.NormRope(out, b.of(inv, heads, 1), from, w, b.of(cos, 1, dim/2), b.of(sin, 1, dim/2), eps)
+		c.Copy(to, out)
+	})
+}
+
+func (c *Kernels) halfRopeBackward(dx, dw, dy, x, inv, w, cos, sin View) {
+	const op = "rope backward"
+	denseHalves(op, dx)
+	shape.Must((dy.DType() == dx.DType() || dy.DType() == tensor.F32) && dy.IsDense(), op, dx, dy)
+	checkRope(op, w, cos, sin, standIns(dx, dy)...)
+	if w.IsZero() {
+		inv = View{}
+	} else {
+		denseHalves(op, dx, x)
+		checkNorm(op, inv, w, standIns(dx, dy, x)...)
+	}
+	heads, dim := dx.Len(tensor.Heads), dx.Len(tensor.Dim)
+	halfRows(dx.Rows(), dx.Cols(), func(b halfSpan) {
+		to, from, grad := b.of(dx, heads, dim), View{}, b.of(dy, heads, dim)
+		out := c.wide(0, to)
+		if isHalf(grad.DType()) {
+			grad = c.widened(1, grad)
+		}
+		if !w.IsZero() {
+			from = c.widened(2, b.of(x, heads, dim))
+		}
+		c.NormRopeBackward(out, dw, grad, from, b.of(inv, heads, 1), w, b.of(cos, 1, dim/2), b.of(sin, 1, dim/2))
+		c.Copy(to, out)
+	})
+}
+
+func (c *Kernels) halfSwiGLU(y, gate, up View) {
+	denseHalves("swiglu", y, gate, up)
+	shape.Must(shape.SameShape(y, gate, up), "swiglu", y, gate, up)
+	halfRows(y.Size(), 1, func(b halfSpan) {
+		to := b.of(y, 1, 1)
+		out := c.wide(0, to)
+		c.SwiGLU(out, c.widened(1, b.of(gate, 1, 1)), c.widened(2, b.of(up, 1, 1)))
+		c.Copy(to, out)
+	})
+}
+
+func (c *Kernels) halfSwiGLUBackward(dgate, dup, dy, gate, up View) {
+	denseHalves("swiglu backward", dgate, dup, dy, gate, up)
+	shape.Must(shape.SameShape(dgate, dup, dy, gate, up), "swiglu backward", dgate, dup, dy, gate, up)
+	halfRows(dy.Size(), 1, func(b halfSpan) {
+		toGate, toUp := b.of(dgate, 1, 1), b.of(dup, 1, 1)
+		outGate, outUp := c.wide(0, toGate), c.wide(1, toUp)
+		c.SwiGLUBackward(outGate, outUp, c.widened(2, b.of(dy, 1, 1)), c.widened(3, b.of(gate, 1, 1)), c.widened(4, b.of(up, 1, 1)))
+		c.Copy(toGate, outGate)
+		c.Copy(toUp, outUp)
+	})
+}
+
+func (c *Kernels) halfEmbed(y, table, ids View) {
+	denseHalves("embed", y, table)
+	checkEmbed("embed", standIn(y), standIn(table), ids)
+	embed[uint16](c, y, table, ids)
+}
+
+func (c *Kernels) halfEmbedBackward(dtable, dy, ids View) {
+	denseHalves("embed backward", dy)
+	checkEmbed("embed backward", standIn(dy), dtable, ids)
+	n, vocab := dy.Cols(), dtable.Rows()
+	c.stream.Do("embed backward", func() error { return inVocab("embed backward", tensor.Data[int32](ids), vocab) })
+	halfRows(dy.Rows(), n, func(b halfSpan) {
+		c.EmbedBackward(dtable, c.widened(0, b.of(dy, 1, n)), b.of(ids, 1, 1))
+	})
+}
+
+func (c *Kernels) halfCrossEntropy(loss, logits, targets View, scale float64, grad bool) {
+	const op = "cross entropy"
+	denseHalves(op, logits)
+	shape.Must(targets.Size() == logits.Rows() && targets.DType() == tensor.I32 && targets.IsDense(), op, logits, targets)
+	n := logits.Cols()
+	c.stream.Do(op, func() error { return targetsInVocab(tensor.Data[int32](targets), n) })
+	halfRows(logits.Rows(), n, func(b halfSpan) {
+		to := b.of(logits, 1, n)
+		out := c.widened(0, to)
+		c.CrossEntropy(loss, out, b.of(targets, 1, 1), scale, grad)
+		if grad {
+			c.Copy(to, out)
+		}
+	})
+}
+
+// halfAdd adds src, of 16 bits, to dst, of that type or float32. Their last axis has no gaps.
+func (c *Kernels) halfAdd(dst, src View) {
+	const op = "add"
+	one := dst.Len(tensor.Dim) <= 1 || dst.Stride(tensor.Dim) == 1 && src.Stride(tensor.Dim) == 1
+	shape.Must(one && shape.SameShape(dst, src) && isHalf(src.DType()) && (dst.DType() == src.DType() || dst.DType() == tensor.F32), op, dst, src)
+	if dst.Size() == 0 {
+		return
+	}
+	seq, dim := dst.Len(tensor.Seq), dst.Len(tensor.Dim)
+	l, to, from := simd.LoopsOf[float32](c.level), memoryOf[float32](dst), memoryOf[float32](src)
+	c.queue(op, func() {
+		c.split(dst.Rows(), func(s *scratch, row int) {
+			mem := open[float32](s, dim, dim)
+			sum, x := mem.take(dim), mem.take(dim)
+			for h := range dst.Len(tensor.Heads) {
+				do, so := int(at(dst, row/seq, row%seq, h)), int(at(src, row/seq, row%seq, h))
+				to.load(sum, do)
+				from.load(x, so)
+				l.AddTo(sum, sum, x)
+				to.store(do, sum)
+			}
+		})
+	})
+}
