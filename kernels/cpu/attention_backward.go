@@ -12,8 +12,8 @@ import (
 // backwardCall is one block of a backward pass. A piece of work is a block of queries and a block of
 // keys of one KV head. It adds to dQ of the queries and to dK and dV of the keys, so pieces
 // that run at one time must share neither: of an n x n grid of blocks, a round takes the n
-// cells with (query block + key block) mod n = round. Rounds follow one another, and so every
-// element gets its terms in one order, however many goroutines there are.
+// cells with (query block + key block) mod n = round. A cell waits for those of earlier rounds that share
+// its queries or its keys, and so every element gets its terms in one order, however many goroutines there are.
 type backwardCall[T tensor.Float] struct {
 	loops                               simd.Loops[T]
 	dq, dk, dv, do, q, k, v, lse, delta rows[T]
@@ -31,6 +31,7 @@ type backwardCall[T tensor.Float] struct {
 const (
 	cellBlocks = 6
 	leastCells = 8
+	rowGap     = 16 // between rows of scores, so that those of a panel of queries do not share sets of the first-level cache
 )
 
 func backward[T tensor.Float](pass *backwardPass, b attention.GradBlock) {
@@ -48,26 +49,15 @@ func backward[T tensor.Float](pass *backwardPass, b attention.GradBlock) {
 	f.cellK = min(cellBlocks, max(2, blocks(f.seqK, leastCells*blockK))) * blockK
 	nq, nk := blocks(f.seqQ, blockQ), blocks(f.seqK, f.cellK)
 	f.sortTiles(nq)
-	n := max(nq, nk)
-	cells := make([][2]int, 0, min(nq, nk))
-	for round := range n {
-		cells = cells[:0]
-		for i := range nq {
-			if j := (round - i + n) % n; j < nk && f.visible(i, j) {
-				cells = append(cells, [2]int{i, j})
+	if order := f.order(nq, nk); f.scores.alone(f.batch, q.Len(tensor.Heads)) {
+		inOrder(pass.c, order, 1, func(s *scratch, c cell, _ int) {
+			for n := range f.batch * f.kvHeads {
+				f.cell(s, n/f.kvHeads, n%f.kvHeads, c.i, c.j)
 			}
-		}
-		per := f.batch * f.kvHeads
-		if f.scores.alone(f.batch, q.Len(tensor.Heads)) {
-			pass.c.split(len(cells), func(s *scratch, w int) {
-				for n := range per {
-					f.cell(s, n/f.kvHeads, n%f.kvHeads, cells[w][0], cells[w][1])
-				}
-			})
-			continue
-		}
-		pass.c.split(len(cells)*per, func(s *scratch, w int) {
-			f.cell(s, w%per/f.kvHeads, w%f.kvHeads, cells[w/per][0], cells[w/per][1])
+		})
+	} else {
+		inOrder(pass.c, order, f.batch*f.kvHeads, func(s *scratch, c cell, n int) {
+			f.cell(s, n/f.kvHeads, n%f.kvHeads, c.i, c.j)
 		})
 	}
 }
@@ -112,13 +102,14 @@ type backwardBlock[T tensor.Float] struct {
 	b, g int             // batch, KV head
 	at   partition.Range // queries
 	wide int             // queries and the columns that pad them
+	ld   int             // elements of a row of p, ds and slope
 
 	q, qT      []T // panels of queries, and of their transpose times the scale of scores
 	do, doT    []T
 	k          []T // panels of the keys of the piece
 	narrow     []T // keys, values, and what is packed, where these have 16 bits
-	p, ds      []T // [blockK, wide]: probabilities, and the gradients of scores
-	slope      []T // [blockK, wide]: d score / d (scale q.k), with a soft cap alone
+	p, ds      []T // [blockK, ld]: probabilities, and the gradients of scores
+	slope      []T // [blockK, ld]: d score / d (scale q.k), with a soft cap alone
 	lse, delta []T // by query
 	spare      []T
 }
@@ -126,7 +117,8 @@ type backwardBlock[T tensor.Float] struct {
 func (x *backwardBlock[T]) begin(s *scratch) {
 	l, dim, dimV := x.loops, x.backwardCall.q.dim, x.v.dim
 	x.wide = l.Padded(x.at.Len())
-	padded, paddedV, pairs, slopes := l.Padded(dim), l.Padded(dimV), blockK*x.wide, 0
+	x.ld = x.wide + rowGap
+	padded, paddedV, pairs, slopes := l.Padded(dim), l.Padded(dimV), blockK*x.ld, 0
 	if x.params.Softcap > 0 {
 		slopes = pairs
 	}
@@ -204,8 +196,8 @@ func (x *backwardBlock[T]) panel(h, lo int, t partition.Tile, keys keysOf[T]) pa
 	}
 	dim, dimV, cols := f.q.dim, f.v.dim, min(l.Cols, x.wide-lo)
 	from, at, n := part.K.Lo-t.K.Lo, part.K.Lo-keys.first, part.K.Len()
-	corner := from*x.wide + lo
-	p := scoreTile[T]{simd.Scores[T]{S: x.p[corner:], Ld: x.wide, Keys: n, Cols: cols}, part, x.b, h, first}
+	corner := from*x.ld + lo
+	p := scoreTile[T]{simd.Scores[T]{S: x.p[corner:], Ld: x.ld, Keys: n, Cols: cols}, part, x.b, h, first}
 	ds := p
 	ds.S = x.ds[corner:]
 	l.Product(n, cols, dim, keys.k.left(at), simd.Right[T]{Panels: x.qT[lo*dim:], Rows: dim}, p.S, p.Ld, simd.Set, nil)
@@ -251,8 +243,8 @@ func (x *backwardBlock[T]) scoreGrads(ds scoreTile[T], p []T, corner, lo int) {
 }
 
 // stripe is the keys that add to their gradients at once: whole micro-kernels, and few, so that little is computed for
-// pairs that nobody sees.
-const stripe = 48
+// pairs that nobody sees. The packed queries are read once for each.
+const stripe = 96
 
 // keyGrads adds to the gradients of the keys and values of a tile. What a stripe of keys adds up goes from the first
 // to the last panel of queries that sees any of them; in between and at the edges, what was not computed is 0.
@@ -274,7 +266,7 @@ func (x *backwardBlock[T]) keyGrads(h int, t partition.Tile, seen []partition.Ra
 		}
 		lo, hi := from*l.Cols, min(to*l.Cols, x.wide)
 		add := func(grad rows[T], weights, right []T) {
-			left := simd.Left[T]{A: weights[at.Lo*x.wide+lo:], Ld: x.wide, Rows: true}
+			left := simd.Left[T]{A: weights[at.Lo*x.ld+lo:], Ld: x.ld, Rows: true}
 			accumulator[T]{grad, l, x.spare}.add(x.b, t.K.Lo+at.Lo, x.g, at.Len(), hi-lo, left, simd.Right[T]{Panels: right, Rows: x.wide, From: lo})
 		}
 		add(f.dv, x.p, x.do)
@@ -287,8 +279,8 @@ func (x *backwardBlock[T]) clearOutside(at, seen partition.Range, lo int) {
 	hi := min(lo+x.loops.Cols, x.wide)
 	for j := at.Lo; j < at.Hi; j++ {
 		if j < seen.Lo || j >= seen.Hi {
-			clear(x.p[j*x.wide+lo : j*x.wide+hi])
-			clear(x.ds[j*x.wide+lo : j*x.wide+hi])
+			clear(x.p[j*x.ld+lo : j*x.ld+hi])
+			clear(x.ds[j*x.ld+lo : j*x.ld+hi])
 		}
 	}
 }

@@ -5,7 +5,7 @@
 #include "textflag.h"
 
 // func panelRows1AVX2(m int, k int, a *float32, lda int, b *float32, c *float32, ldc int, mode int, scale *float32)
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·panelRows1AVX2(SB), NOSPLIT, $0-72
 	MOVQ a+16(FP), AX
 	MOVQ lda+24(FP), CX
@@ -13,21 +13,41 @@ TEXT ·panelRows1AVX2(SB), NOSPLIT, $0-72
 	SHLQ $0x02, CX
 
 rows6:
-	MOVQ   m+0(FP), BX
-	SUBQ   $+6, BX
-	JL     end6
-	MOVQ   BX, m+0(FP)
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-	VXORPS Y4, Y4, Y4
-	VXORPS Y5, Y5, Y5
-	MOVQ   AX, BX
-	LEAQ   (BX)(CX*2), SI
-	ADDQ   CX, SI
-	MOVQ   b+32(FP), DI
-	MOVQ   k+8(FP), R8
+	MOVQ       m+0(FP), BX
+	SUBQ       $+6, BX
+	JL         end6
+	MOVQ       BX, m+0(FP)
+	VXORPS     Y0, Y0, Y0
+	VXORPS     Y1, Y1, Y1
+	VXORPS     Y2, Y2, Y2
+	VXORPS     Y3, Y3, Y3
+	VXORPS     Y4, Y4, Y4
+	VXORPS     Y5, Y5, Y5
+	MOVQ       mode+56(FP), BX
+	CMPQ       BX, $+0
+	JE         set6
+	MOVQ       ldc+48(FP), SI
+	SHLQ       $0x02, SI
+	MOVQ       DX, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+
+set6:
+	MOVQ AX, BX
+	LEAQ (BX)(CX*2), SI
+	ADDQ CX, SI
+	MOVQ b+32(FP), DI
+	MOVQ k+8(FP), R8
 
 k6:
 	CMPQ         R8, $+4
@@ -190,19 +210,35 @@ stored6:
 
 end6:
 rows4:
-	MOVQ   m+0(FP), BX
-	SUBQ   $+4, BX
-	JL     end4
-	MOVQ   BX, m+0(FP)
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-	MOVQ   AX, BX
-	LEAQ   (BX)(CX*2), SI
-	ADDQ   CX, SI
-	MOVQ   b+32(FP), DI
-	MOVQ   k+8(FP), R8
+	MOVQ       m+0(FP), BX
+	SUBQ       $+4, BX
+	JL         end4
+	MOVQ       BX, m+0(FP)
+	VXORPS     Y0, Y0, Y0
+	VXORPS     Y1, Y1, Y1
+	VXORPS     Y2, Y2, Y2
+	VXORPS     Y3, Y3, Y3
+	MOVQ       mode+56(FP), BX
+	CMPQ       BX, $+0
+	JE         set4
+	MOVQ       ldc+48(FP), SI
+	SHLQ       $0x02, SI
+	MOVQ       DX, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+
+set4:
+	MOVQ AX, BX
+	LEAQ (BX)(CX*2), SI
+	ADDQ CX, SI
+	MOVQ b+32(FP), DI
+	MOVQ k+8(FP), R8
 
 k4:
 	CMPQ         R8, $+4
@@ -327,15 +363,27 @@ stored4:
 
 end4:
 rows2:
-	MOVQ   m+0(FP), BX
-	SUBQ   $+2, BX
-	JL     end2
-	MOVQ   BX, m+0(FP)
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	MOVQ   AX, BX
-	MOVQ   b+32(FP), SI
-	MOVQ   k+8(FP), DI
+	MOVQ       m+0(FP), BX
+	SUBQ       $+2, BX
+	JL         end2
+	MOVQ       BX, m+0(FP)
+	VXORPS     Y0, Y0, Y0
+	VXORPS     Y1, Y1, Y1
+	MOVQ       mode+56(FP), BX
+	CMPQ       BX, $+0
+	JE         set2
+	MOVQ       ldc+48(FP), SI
+	SHLQ       $0x02, SI
+	MOVQ       DX, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+
+set2:
+	MOVQ AX, BX
+	MOVQ b+32(FP), SI
+	MOVQ k+8(FP), DI
 
 k2:
 	CMPQ         DI, $+4
@@ -420,14 +468,24 @@ stored2:
 
 end2:
 rows1:
-	MOVQ   m+0(FP), BX
-	SUBQ   $+1, BX
-	JL     end1
-	MOVQ   BX, m+0(FP)
-	VXORPS Y0, Y0, Y0
-	MOVQ   AX, BX
-	MOVQ   b+32(FP), SI
-	MOVQ   k+8(FP), DI
+	MOVQ       m+0(FP), BX
+	SUBQ       $+1, BX
+	JL         end1
+	MOVQ       BX, m+0(FP)
+	VXORPS     Y0, Y0, Y0
+	MOVQ       mode+56(FP), BX
+	CMPQ       BX, $+0
+	JE         set1
+	MOVQ       ldc+48(FP), SI
+	SHLQ       $0x02, SI
+	MOVQ       DX, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+
+set1:
+	MOVQ AX, BX
+	MOVQ b+32(FP), SI
+	MOVQ k+8(FP), DI
 
 k1:
 	CMPQ         DI, $+4
@@ -496,7 +554,7 @@ end1:
 	RET
 
 // func panelRows2AVX2(m int, k int, a *float32, lda int, b *float32, c *float32, ldc int, mode int, scale *float32)
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·panelRows2AVX2(SB), NOSPLIT, $0-72
 	MOVQ a+16(FP), AX
 	MOVQ lda+24(FP), CX
@@ -504,27 +562,47 @@ TEXT ·panelRows2AVX2(SB), NOSPLIT, $0-72
 	SHLQ $0x02, CX
 
 rows6:
-	MOVQ   m+0(FP), BX
-	SUBQ   $+6, BX
-	JL     end6
-	MOVQ   BX, m+0(FP)
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-	VXORPS Y4, Y4, Y4
-	VXORPS Y5, Y5, Y5
-	VXORPS Y6, Y6, Y6
-	VXORPS Y7, Y7, Y7
-	VXORPS Y8, Y8, Y8
-	VXORPS Y9, Y9, Y9
-	VXORPS Y10, Y10, Y10
-	VXORPS Y11, Y11, Y11
-	MOVQ   AX, BX
-	LEAQ   (BX)(CX*2), SI
-	ADDQ   CX, SI
-	MOVQ   b+32(FP), DI
-	MOVQ   k+8(FP), R8
+	MOVQ       m+0(FP), BX
+	SUBQ       $+6, BX
+	JL         end6
+	MOVQ       BX, m+0(FP)
+	VXORPS     Y0, Y0, Y0
+	VXORPS     Y1, Y1, Y1
+	VXORPS     Y2, Y2, Y2
+	VXORPS     Y3, Y3, Y3
+	VXORPS     Y4, Y4, Y4
+	VXORPS     Y5, Y5, Y5
+	VXORPS     Y6, Y6, Y6
+	VXORPS     Y7, Y7, Y7
+	VXORPS     Y8, Y8, Y8
+	VXORPS     Y9, Y9, Y9
+	VXORPS     Y10, Y10, Y10
+	VXORPS     Y11, Y11, Y11
+	MOVQ       mode+56(FP), BX
+	CMPQ       BX, $+0
+	JE         set6
+	MOVQ       ldc+48(FP), SI
+	SHLQ       $0x02, SI
+	MOVQ       DX, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+
+set6:
+	MOVQ AX, BX
+	LEAQ (BX)(CX*2), SI
+	ADDQ CX, SI
+	MOVQ b+32(FP), DI
+	MOVQ k+8(FP), R8
 
 k6:
 	CMPQ         R8, $+4
@@ -752,23 +830,39 @@ stored6:
 
 end6:
 rows4:
-	MOVQ   m+0(FP), BX
-	SUBQ   $+4, BX
-	JL     end4
-	MOVQ   BX, m+0(FP)
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-	VXORPS Y4, Y4, Y4
-	VXORPS Y5, Y5, Y5
-	VXORPS Y6, Y6, Y6
-	VXORPS Y7, Y7, Y7
-	MOVQ   AX, BX
-	LEAQ   (BX)(CX*2), SI
-	ADDQ   CX, SI
-	MOVQ   b+32(FP), DI
-	MOVQ   k+8(FP), R8
+	MOVQ       m+0(FP), BX
+	SUBQ       $+4, BX
+	JL         end4
+	MOVQ       BX, m+0(FP)
+	VXORPS     Y0, Y0, Y0
+	VXORPS     Y1, Y1, Y1
+	VXORPS     Y2, Y2, Y2
+	VXORPS     Y3, Y3, Y3
+	VXORPS     Y4, Y4, Y4
+	VXORPS     Y5, Y5, Y5
+	VXORPS     Y6, Y6, Y6
+	VXORPS     Y7, Y7, Y7
+	MOVQ       mode+56(FP), BX
+	CMPQ       BX, $+0
+	JE         set4
+	MOVQ       ldc+48(FP), SI
+	SHLQ       $0x02, SI
+	MOVQ       DX, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+
+set4:
+	MOVQ AX, BX
+	LEAQ (BX)(CX*2), SI
+	ADDQ CX, SI
+	MOVQ b+32(FP), DI
+	MOVQ k+8(FP), R8
 
 k4:
 	CMPQ         R8, $+4
@@ -938,17 +1032,29 @@ stored4:
 
 end4:
 rows2:
-	MOVQ   m+0(FP), BX
-	SUBQ   $+2, BX
-	JL     end2
-	MOVQ   BX, m+0(FP)
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-	MOVQ   AX, BX
-	MOVQ   b+32(FP), SI
-	MOVQ   k+8(FP), DI
+	MOVQ       m+0(FP), BX
+	SUBQ       $+2, BX
+	JL         end2
+	MOVQ       BX, m+0(FP)
+	VXORPS     Y0, Y0, Y0
+	VXORPS     Y1, Y1, Y1
+	VXORPS     Y2, Y2, Y2
+	VXORPS     Y3, Y3, Y3
+	MOVQ       mode+56(FP), BX
+	CMPQ       BX, $+0
+	JE         set2
+	MOVQ       ldc+48(FP), SI
+	SHLQ       $0x02, SI
+	MOVQ       DX, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+
+set2:
+	MOVQ AX, BX
+	MOVQ b+32(FP), SI
+	MOVQ k+8(FP), DI
 
 k2:
 	CMPQ         DI, $+4
@@ -1058,15 +1164,25 @@ stored2:
 
 end2:
 rows1:
-	MOVQ   m+0(FP), BX
-	SUBQ   $+1, BX
-	JL     end1
-	MOVQ   BX, m+0(FP)
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	MOVQ   AX, BX
-	MOVQ   b+32(FP), SI
-	MOVQ   k+8(FP), DI
+	MOVQ       m+0(FP), BX
+	SUBQ       $+1, BX
+	JL         end1
+	MOVQ       BX, m+0(FP)
+	VXORPS     Y0, Y0, Y0
+	VXORPS     Y1, Y1, Y1
+	MOVQ       mode+56(FP), BX
+	CMPQ       BX, $+0
+	JE         set1
+	MOVQ       ldc+48(FP), SI
+	SHLQ       $0x02, SI
+	MOVQ       DX, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+
+set1:
+	MOVQ AX, BX
+	MOVQ b+32(FP), SI
+	MOVQ k+8(FP), DI
 
 k1:
 	CMPQ         DI, $+4
@@ -1150,7 +1266,7 @@ end1:
 	RET
 
 // func panelCols1AVX2(m int, k int, a *float32, lda int, b *float32, c *float32, ldc int, mode int, scale *float32)
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·panelCols1AVX2(SB), NOSPLIT, $0-72
 	MOVQ a+16(FP), AX
 	MOVQ lda+24(FP), CX
@@ -1158,20 +1274,40 @@ TEXT ·panelCols1AVX2(SB), NOSPLIT, $0-72
 	SHLQ $0x02, CX
 
 rows6:
-	MOVQ   m+0(FP), BX
-	SUBQ   $+6, BX
-	JL     end6
-	MOVQ   BX, m+0(FP)
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-	VXORPS Y4, Y4, Y4
-	VXORPS Y5, Y5, Y5
-	MOVQ   AX, BX
-	LEAQ   (CX)(CX*2), SI
-	MOVQ   b+32(FP), DI
-	MOVQ   k+8(FP), R8
+	MOVQ       m+0(FP), BX
+	SUBQ       $+6, BX
+	JL         end6
+	MOVQ       BX, m+0(FP)
+	VXORPS     Y0, Y0, Y0
+	VXORPS     Y1, Y1, Y1
+	VXORPS     Y2, Y2, Y2
+	VXORPS     Y3, Y3, Y3
+	VXORPS     Y4, Y4, Y4
+	VXORPS     Y5, Y5, Y5
+	MOVQ       mode+56(FP), BX
+	CMPQ       BX, $+0
+	JE         set6
+	MOVQ       ldc+48(FP), SI
+	SHLQ       $0x02, SI
+	MOVQ       DX, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+
+set6:
+	MOVQ AX, BX
+	LEAQ (CX)(CX*2), SI
+	MOVQ b+32(FP), DI
+	MOVQ k+8(FP), R8
 
 k6:
 	CMPQ         R8, $+4
@@ -1331,18 +1467,34 @@ stored6:
 
 end6:
 rows4:
-	MOVQ   m+0(FP), BX
-	SUBQ   $+4, BX
-	JL     end4
-	MOVQ   BX, m+0(FP)
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-	MOVQ   AX, BX
-	LEAQ   (CX)(CX*2), SI
-	MOVQ   b+32(FP), DI
-	MOVQ   k+8(FP), R8
+	MOVQ       m+0(FP), BX
+	SUBQ       $+4, BX
+	JL         end4
+	MOVQ       BX, m+0(FP)
+	VXORPS     Y0, Y0, Y0
+	VXORPS     Y1, Y1, Y1
+	VXORPS     Y2, Y2, Y2
+	VXORPS     Y3, Y3, Y3
+	MOVQ       mode+56(FP), BX
+	CMPQ       BX, $+0
+	JE         set4
+	MOVQ       ldc+48(FP), SI
+	SHLQ       $0x02, SI
+	MOVQ       DX, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+
+set4:
+	MOVQ AX, BX
+	LEAQ (CX)(CX*2), SI
+	MOVQ b+32(FP), DI
+	MOVQ k+8(FP), R8
 
 k4:
 	CMPQ         R8, $+4
@@ -1464,16 +1616,28 @@ stored4:
 
 end4:
 rows2:
-	MOVQ   m+0(FP), BX
-	SUBQ   $+2, BX
-	JL     end2
-	MOVQ   BX, m+0(FP)
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	MOVQ   AX, BX
-	LEAQ   (CX)(CX*2), SI
-	MOVQ   b+32(FP), DI
-	MOVQ   k+8(FP), R8
+	MOVQ       m+0(FP), BX
+	SUBQ       $+2, BX
+	JL         end2
+	MOVQ       BX, m+0(FP)
+	VXORPS     Y0, Y0, Y0
+	VXORPS     Y1, Y1, Y1
+	MOVQ       mode+56(FP), BX
+	CMPQ       BX, $+0
+	JE         set2
+	MOVQ       ldc+48(FP), SI
+	SHLQ       $0x02, SI
+	MOVQ       DX, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+
+set2:
+	MOVQ AX, BX
+	LEAQ (CX)(CX*2), SI
+	MOVQ b+32(FP), DI
+	MOVQ k+8(FP), R8
 
 k2:
 	CMPQ         R8, $+4
@@ -1557,15 +1721,25 @@ stored2:
 
 end2:
 rows1:
-	MOVQ   m+0(FP), BX
-	SUBQ   $+1, BX
-	JL     end1
-	MOVQ   BX, m+0(FP)
-	VXORPS Y0, Y0, Y0
-	MOVQ   AX, BX
-	LEAQ   (CX)(CX*2), SI
-	MOVQ   b+32(FP), DI
-	MOVQ   k+8(FP), R8
+	MOVQ       m+0(FP), BX
+	SUBQ       $+1, BX
+	JL         end1
+	MOVQ       BX, m+0(FP)
+	VXORPS     Y0, Y0, Y0
+	MOVQ       mode+56(FP), BX
+	CMPQ       BX, $+0
+	JE         set1
+	MOVQ       ldc+48(FP), SI
+	SHLQ       $0x02, SI
+	MOVQ       DX, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+
+set1:
+	MOVQ AX, BX
+	LEAQ (CX)(CX*2), SI
+	MOVQ b+32(FP), DI
+	MOVQ k+8(FP), R8
 
 k1:
 	CMPQ         R8, $+4
@@ -1633,7 +1807,7 @@ end1:
 	RET
 
 // func panelCols2AVX2(m int, k int, a *float32, lda int, b *float32, c *float32, ldc int, mode int, scale *float32)
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·panelCols2AVX2(SB), NOSPLIT, $0-72
 	MOVQ a+16(FP), AX
 	MOVQ lda+24(FP), CX
@@ -1641,26 +1815,46 @@ TEXT ·panelCols2AVX2(SB), NOSPLIT, $0-72
 	SHLQ $0x02, CX
 
 rows6:
-	MOVQ   m+0(FP), BX
-	SUBQ   $+6, BX
-	JL     end6
-	MOVQ   BX, m+0(FP)
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-	VXORPS Y4, Y4, Y4
-	VXORPS Y5, Y5, Y5
-	VXORPS Y6, Y6, Y6
-	VXORPS Y7, Y7, Y7
-	VXORPS Y8, Y8, Y8
-	VXORPS Y9, Y9, Y9
-	VXORPS Y10, Y10, Y10
-	VXORPS Y11, Y11, Y11
-	MOVQ   AX, BX
-	LEAQ   (CX)(CX*2), SI
-	MOVQ   b+32(FP), DI
-	MOVQ   k+8(FP), R8
+	MOVQ       m+0(FP), BX
+	SUBQ       $+6, BX
+	JL         end6
+	MOVQ       BX, m+0(FP)
+	VXORPS     Y0, Y0, Y0
+	VXORPS     Y1, Y1, Y1
+	VXORPS     Y2, Y2, Y2
+	VXORPS     Y3, Y3, Y3
+	VXORPS     Y4, Y4, Y4
+	VXORPS     Y5, Y5, Y5
+	VXORPS     Y6, Y6, Y6
+	VXORPS     Y7, Y7, Y7
+	VXORPS     Y8, Y8, Y8
+	VXORPS     Y9, Y9, Y9
+	VXORPS     Y10, Y10, Y10
+	VXORPS     Y11, Y11, Y11
+	MOVQ       mode+56(FP), BX
+	CMPQ       BX, $+0
+	JE         set6
+	MOVQ       ldc+48(FP), SI
+	SHLQ       $0x02, SI
+	MOVQ       DX, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+
+set6:
+	MOVQ AX, BX
+	LEAQ (CX)(CX*2), SI
+	MOVQ b+32(FP), DI
+	MOVQ k+8(FP), R8
 
 k6:
 	CMPQ         R8, $+4
@@ -1885,22 +2079,38 @@ stored6:
 
 end6:
 rows4:
-	MOVQ   m+0(FP), BX
-	SUBQ   $+4, BX
-	JL     end4
-	MOVQ   BX, m+0(FP)
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-	VXORPS Y4, Y4, Y4
-	VXORPS Y5, Y5, Y5
-	VXORPS Y6, Y6, Y6
-	VXORPS Y7, Y7, Y7
-	MOVQ   AX, BX
-	LEAQ   (CX)(CX*2), SI
-	MOVQ   b+32(FP), DI
-	MOVQ   k+8(FP), R8
+	MOVQ       m+0(FP), BX
+	SUBQ       $+4, BX
+	JL         end4
+	MOVQ       BX, m+0(FP)
+	VXORPS     Y0, Y0, Y0
+	VXORPS     Y1, Y1, Y1
+	VXORPS     Y2, Y2, Y2
+	VXORPS     Y3, Y3, Y3
+	VXORPS     Y4, Y4, Y4
+	VXORPS     Y5, Y5, Y5
+	VXORPS     Y6, Y6, Y6
+	VXORPS     Y7, Y7, Y7
+	MOVQ       mode+56(FP), BX
+	CMPQ       BX, $+0
+	JE         set4
+	MOVQ       ldc+48(FP), SI
+	SHLQ       $0x02, SI
+	MOVQ       DX, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+
+set4:
+	MOVQ AX, BX
+	LEAQ (CX)(CX*2), SI
+	MOVQ b+32(FP), DI
+	MOVQ k+8(FP), R8
 
 k4:
 	CMPQ         R8, $+4
@@ -2067,18 +2277,30 @@ stored4:
 
 end4:
 rows2:
-	MOVQ   m+0(FP), BX
-	SUBQ   $+2, BX
-	JL     end2
-	MOVQ   BX, m+0(FP)
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-	MOVQ   AX, BX
-	LEAQ   (CX)(CX*2), SI
-	MOVQ   b+32(FP), DI
-	MOVQ   k+8(FP), R8
+	MOVQ       m+0(FP), BX
+	SUBQ       $+2, BX
+	JL         end2
+	MOVQ       BX, m+0(FP)
+	VXORPS     Y0, Y0, Y0
+	VXORPS     Y1, Y1, Y1
+	VXORPS     Y2, Y2, Y2
+	VXORPS     Y3, Y3, Y3
+	MOVQ       mode+56(FP), BX
+	CMPQ       BX, $+0
+	JE         set2
+	MOVQ       ldc+48(FP), SI
+	SHLQ       $0x02, SI
+	MOVQ       DX, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+
+set2:
+	MOVQ AX, BX
+	LEAQ (CX)(CX*2), SI
+	MOVQ b+32(FP), DI
+	MOVQ k+8(FP), R8
 
 k2:
 	CMPQ         R8, $+4
@@ -2187,16 +2409,26 @@ stored2:
 
 end2:
 rows1:
-	MOVQ   m+0(FP), BX
-	SUBQ   $+1, BX
-	JL     end1
-	MOVQ   BX, m+0(FP)
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	MOVQ   AX, BX
-	LEAQ   (CX)(CX*2), SI
-	MOVQ   b+32(FP), DI
-	MOVQ   k+8(FP), R8
+	MOVQ       m+0(FP), BX
+	SUBQ       $+1, BX
+	JL         end1
+	MOVQ       BX, m+0(FP)
+	VXORPS     Y0, Y0, Y0
+	VXORPS     Y1, Y1, Y1
+	MOVQ       mode+56(FP), BX
+	CMPQ       BX, $+0
+	JE         set1
+	MOVQ       ldc+48(FP), SI
+	SHLQ       $0x02, SI
+	MOVQ       DX, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+
+set1:
+	MOVQ AX, BX
+	LEAQ (CX)(CX*2), SI
+	MOVQ b+32(FP), DI
+	MOVQ k+8(FP), R8
 
 k1:
 	CMPQ         R8, $+4
@@ -2279,7 +2511,7 @@ end1:
 	RET
 
 // func panelRows1AVX512(m int, k int, a *float32, lda int, b *float32, c *float32, ldc int, mode int, scale *float32)
-// Requires: AVX, AVX512DQ, AVX512F
+// Requires: AVX, AVX512DQ, AVX512F, MMX+
 TEXT ·panelRows1AVX512(SB), NOSPLIT, $0-72
 	MOVQ a+16(FP), AX
 	MOVQ lda+24(FP), CX
@@ -2287,31 +2519,63 @@ TEXT ·panelRows1AVX512(SB), NOSPLIT, $0-72
 	SHLQ $0x02, CX
 
 rows12:
-	MOVQ   m+0(FP), BX
-	SUBQ   $+12, BX
-	JL     end12
-	MOVQ   BX, m+0(FP)
-	VXORPS Z0, Z0, Z0
-	VXORPS Z1, Z1, Z1
-	VXORPS Z2, Z2, Z2
-	VXORPS Z3, Z3, Z3
-	VXORPS Z4, Z4, Z4
-	VXORPS Z5, Z5, Z5
-	VXORPS Z6, Z6, Z6
-	VXORPS Z7, Z7, Z7
-	VXORPS Z8, Z8, Z8
-	VXORPS Z9, Z9, Z9
-	VXORPS Z10, Z10, Z10
-	VXORPS Z11, Z11, Z11
-	MOVQ   AX, BX
-	LEAQ   (BX)(CX*2), SI
-	ADDQ   CX, SI
-	LEAQ   (SI)(CX*2), DI
-	ADDQ   CX, DI
-	LEAQ   (DI)(CX*2), R8
-	ADDQ   CX, R8
-	MOVQ   b+32(FP), R9
-	MOVQ   k+8(FP), R10
+	MOVQ       m+0(FP), BX
+	SUBQ       $+12, BX
+	JL         end12
+	MOVQ       BX, m+0(FP)
+	VXORPS     Z0, Z0, Z0
+	VXORPS     Z1, Z1, Z1
+	VXORPS     Z2, Z2, Z2
+	VXORPS     Z3, Z3, Z3
+	VXORPS     Z4, Z4, Z4
+	VXORPS     Z5, Z5, Z5
+	VXORPS     Z6, Z6, Z6
+	VXORPS     Z7, Z7, Z7
+	VXORPS     Z8, Z8, Z8
+	VXORPS     Z9, Z9, Z9
+	VXORPS     Z10, Z10, Z10
+	VXORPS     Z11, Z11, Z11
+	MOVQ       mode+56(FP), BX
+	CMPQ       BX, $+0
+	JE         set12
+	MOVQ       ldc+48(FP), SI
+	SHLQ       $0x02, SI
+	MOVQ       DX, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+
+set12:
+	MOVQ AX, BX
+	LEAQ (BX)(CX*2), SI
+	ADDQ CX, SI
+	LEAQ (SI)(CX*2), DI
+	ADDQ CX, DI
+	LEAQ (DI)(CX*2), R8
+	ADDQ CX, R8
+	MOVQ b+32(FP), R9
+	MOVQ k+8(FP), R10
 
 k12:
 	CMPQ         R10, $+4
@@ -2592,25 +2856,49 @@ stored12:
 
 end12:
 rows8:
-	MOVQ   m+0(FP), BX
-	SUBQ   $+8, BX
-	JL     end8
-	MOVQ   BX, m+0(FP)
-	VXORPS Z0, Z0, Z0
-	VXORPS Z1, Z1, Z1
-	VXORPS Z2, Z2, Z2
-	VXORPS Z3, Z3, Z3
-	VXORPS Z4, Z4, Z4
-	VXORPS Z5, Z5, Z5
-	VXORPS Z6, Z6, Z6
-	VXORPS Z7, Z7, Z7
-	MOVQ   AX, BX
-	LEAQ   (BX)(CX*2), SI
-	ADDQ   CX, SI
-	LEAQ   (SI)(CX*2), DI
-	ADDQ   CX, DI
-	MOVQ   b+32(FP), R8
-	MOVQ   k+8(FP), R9
+	MOVQ       m+0(FP), BX
+	SUBQ       $+8, BX
+	JL         end8
+	MOVQ       BX, m+0(FP)
+	VXORPS     Z0, Z0, Z0
+	VXORPS     Z1, Z1, Z1
+	VXORPS     Z2, Z2, Z2
+	VXORPS     Z3, Z3, Z3
+	VXORPS     Z4, Z4, Z4
+	VXORPS     Z5, Z5, Z5
+	VXORPS     Z6, Z6, Z6
+	VXORPS     Z7, Z7, Z7
+	MOVQ       mode+56(FP), BX
+	CMPQ       BX, $+0
+	JE         set8
+	MOVQ       ldc+48(FP), SI
+	SHLQ       $0x02, SI
+	MOVQ       DX, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+
+set8:
+	MOVQ AX, BX
+	LEAQ (BX)(CX*2), SI
+	ADDQ CX, SI
+	LEAQ (SI)(CX*2), DI
+	ADDQ CX, DI
+	MOVQ b+32(FP), R8
+	MOVQ k+8(FP), R9
 
 k8:
 	CMPQ         R9, $+4
@@ -2813,19 +3101,35 @@ stored8:
 
 end8:
 rows4:
-	MOVQ   m+0(FP), BX
-	SUBQ   $+4, BX
-	JL     end4
-	MOVQ   BX, m+0(FP)
-	VXORPS Z0, Z0, Z0
-	VXORPS Z1, Z1, Z1
-	VXORPS Z2, Z2, Z2
-	VXORPS Z3, Z3, Z3
-	MOVQ   AX, BX
-	LEAQ   (BX)(CX*2), SI
-	ADDQ   CX, SI
-	MOVQ   b+32(FP), DI
-	MOVQ   k+8(FP), R8
+	MOVQ       m+0(FP), BX
+	SUBQ       $+4, BX
+	JL         end4
+	MOVQ       BX, m+0(FP)
+	VXORPS     Z0, Z0, Z0
+	VXORPS     Z1, Z1, Z1
+	VXORPS     Z2, Z2, Z2
+	VXORPS     Z3, Z3, Z3
+	MOVQ       mode+56(FP), BX
+	CMPQ       BX, $+0
+	JE         set4
+	MOVQ       ldc+48(FP), SI
+	SHLQ       $0x02, SI
+	MOVQ       DX, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+
+set4:
+	MOVQ AX, BX
+	LEAQ (BX)(CX*2), SI
+	ADDQ CX, SI
+	MOVQ b+32(FP), DI
+	MOVQ k+8(FP), R8
 
 k4:
 	CMPQ         R8, $+4
@@ -2950,15 +3254,27 @@ stored4:
 
 end4:
 rows2:
-	MOVQ   m+0(FP), BX
-	SUBQ   $+2, BX
-	JL     end2
-	MOVQ   BX, m+0(FP)
-	VXORPS Z0, Z0, Z0
-	VXORPS Z1, Z1, Z1
-	MOVQ   AX, BX
-	MOVQ   b+32(FP), SI
-	MOVQ   k+8(FP), DI
+	MOVQ       m+0(FP), BX
+	SUBQ       $+2, BX
+	JL         end2
+	MOVQ       BX, m+0(FP)
+	VXORPS     Z0, Z0, Z0
+	VXORPS     Z1, Z1, Z1
+	MOVQ       mode+56(FP), BX
+	CMPQ       BX, $+0
+	JE         set2
+	MOVQ       ldc+48(FP), SI
+	SHLQ       $0x02, SI
+	MOVQ       DX, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+
+set2:
+	MOVQ AX, BX
+	MOVQ b+32(FP), SI
+	MOVQ k+8(FP), DI
 
 k2:
 	CMPQ         DI, $+4
@@ -3043,14 +3359,24 @@ stored2:
 
 end2:
 rows1:
-	MOVQ   m+0(FP), BX
-	SUBQ   $+1, BX
-	JL     end1
-	MOVQ   BX, m+0(FP)
-	VXORPS Z0, Z0, Z0
-	MOVQ   AX, BX
-	MOVQ   b+32(FP), SI
-	MOVQ   k+8(FP), DI
+	MOVQ       m+0(FP), BX
+	SUBQ       $+1, BX
+	JL         end1
+	MOVQ       BX, m+0(FP)
+	VXORPS     Z0, Z0, Z0
+	MOVQ       mode+56(FP), BX
+	CMPQ       BX, $+0
+	JE         set1
+	MOVQ       ldc+48(FP), SI
+	SHLQ       $0x02, SI
+	MOVQ       DX, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+
+set1:
+	MOVQ AX, BX
+	MOVQ b+32(FP), SI
+	MOVQ k+8(FP), DI
 
 k1:
 	CMPQ         DI, $+4
@@ -3119,7 +3445,7 @@ end1:
 	RET
 
 // func panelRows2AVX512(m int, k int, a *float32, lda int, b *float32, c *float32, ldc int, mode int, scale *float32)
-// Requires: AVX, AVX512DQ, AVX512F
+// Requires: AVX, AVX512DQ, AVX512F, MMX+
 TEXT ·panelRows2AVX512(SB), NOSPLIT, $0-72
 	MOVQ a+16(FP), AX
 	MOVQ lda+24(FP), CX
@@ -3127,43 +3453,87 @@ TEXT ·panelRows2AVX512(SB), NOSPLIT, $0-72
 	SHLQ $0x02, CX
 
 rows12:
-	MOVQ   m+0(FP), BX
-	SUBQ   $+12, BX
-	JL     end12
-	MOVQ   BX, m+0(FP)
-	VXORPS Z0, Z0, Z0
-	VXORPS Z1, Z1, Z1
-	VXORPS Z2, Z2, Z2
-	VXORPS Z3, Z3, Z3
-	VXORPS Z4, Z4, Z4
-	VXORPS Z5, Z5, Z5
-	VXORPS Z6, Z6, Z6
-	VXORPS Z7, Z7, Z7
-	VXORPS Z8, Z8, Z8
-	VXORPS Z9, Z9, Z9
-	VXORPS Z10, Z10, Z10
-	VXORPS Z11, Z11, Z11
-	VXORPS Z12, Z12, Z12
-	VXORPS Z13, Z13, Z13
-	VXORPS Z14, Z14, Z14
-	VXORPS Z15, Z15, Z15
-	VXORPS Z16, Z16, Z16
-	VXORPS Z17, Z17, Z17
-	VXORPS Z18, Z18, Z18
-	VXORPS Z19, Z19, Z19
-	VXORPS Z20, Z20, Z20
-	VXORPS Z21, Z21, Z21
-	VXORPS Z22, Z22, Z22
-	VXORPS Z23, Z23, Z23
-	MOVQ   AX, BX
-	LEAQ   (BX)(CX*2), SI
-	ADDQ   CX, SI
-	LEAQ   (SI)(CX*2), DI
-	ADDQ   CX, DI
-	LEAQ   (DI)(CX*2), R8
-	ADDQ   CX, R8
-	MOVQ   b+32(FP), R9
-	MOVQ   k+8(FP), R10
+	MOVQ       m+0(FP), BX
+	SUBQ       $+12, BX
+	JL         end12
+	MOVQ       BX, m+0(FP)
+	VXORPS     Z0, Z0, Z0
+	VXORPS     Z1, Z1, Z1
+	VXORPS     Z2, Z2, Z2
+	VXORPS     Z3, Z3, Z3
+	VXORPS     Z4, Z4, Z4
+	VXORPS     Z5, Z5, Z5
+	VXORPS     Z6, Z6, Z6
+	VXORPS     Z7, Z7, Z7
+	VXORPS     Z8, Z8, Z8
+	VXORPS     Z9, Z9, Z9
+	VXORPS     Z10, Z10, Z10
+	VXORPS     Z11, Z11, Z11
+	VXORPS     Z12, Z12, Z12
+	VXORPS     Z13, Z13, Z13
+	VXORPS     Z14, Z14, Z14
+	VXORPS     Z15, Z15, Z15
+	VXORPS     Z16, Z16, Z16
+	VXORPS     Z17, Z17, Z17
+	VXORPS     Z18, Z18, Z18
+	VXORPS     Z19, Z19, Z19
+	VXORPS     Z20, Z20, Z20
+	VXORPS     Z21, Z21, Z21
+	VXORPS     Z22, Z22, Z22
+	VXORPS     Z23, Z23, Z23
+	MOVQ       mode+56(FP), BX
+	CMPQ       BX, $+0
+	JE         set12
+	MOVQ       ldc+48(FP), SI
+	SHLQ       $0x02, SI
+	MOVQ       DX, BX
+	PREFETCHT0 (BX)
+	PREFETCHT0 64(BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	PREFETCHT0 64(BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	PREFETCHT0 64(BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	PREFETCHT0 64(BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	PREFETCHT0 64(BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	PREFETCHT0 64(BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	PREFETCHT0 64(BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	PREFETCHT0 64(BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	PREFETCHT0 64(BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	PREFETCHT0 64(BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	PREFETCHT0 64(BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	PREFETCHT0 64(BX)
+	ADDQ       SI, BX
+
+set12:
+	MOVQ AX, BX
+	LEAQ (BX)(CX*2), SI
+	ADDQ CX, SI
+	LEAQ (SI)(CX*2), DI
+	ADDQ CX, DI
+	LEAQ (DI)(CX*2), R8
+	ADDQ CX, R8
+	MOVQ b+32(FP), R9
+	MOVQ k+8(FP), R10
 
 k12:
 	CMPQ         R10, $+4
@@ -3569,33 +3939,65 @@ stored12:
 
 end12:
 rows8:
-	MOVQ   m+0(FP), BX
-	SUBQ   $+8, BX
-	JL     end8
-	MOVQ   BX, m+0(FP)
-	VXORPS Z0, Z0, Z0
-	VXORPS Z1, Z1, Z1
-	VXORPS Z2, Z2, Z2
-	VXORPS Z3, Z3, Z3
-	VXORPS Z4, Z4, Z4
-	VXORPS Z5, Z5, Z5
-	VXORPS Z6, Z6, Z6
-	VXORPS Z7, Z7, Z7
-	VXORPS Z8, Z8, Z8
-	VXORPS Z9, Z9, Z9
-	VXORPS Z10, Z10, Z10
-	VXORPS Z11, Z11, Z11
-	VXORPS Z12, Z12, Z12
-	VXORPS Z13, Z13, Z13
-	VXORPS Z14, Z14, Z14
-	VXORPS Z15, Z15, Z15
-	MOVQ   AX, BX
-	LEAQ   (BX)(CX*2), SI
-	ADDQ   CX, SI
-	LEAQ   (SI)(CX*2), DI
-	ADDQ   CX, DI
-	MOVQ   b+32(FP), R8
-	MOVQ   k+8(FP), R9
+	MOVQ       m+0(FP), BX
+	SUBQ       $+8, BX
+	JL         end8
+	MOVQ       BX, m+0(FP)
+	VXORPS     Z0, Z0, Z0
+	VXORPS     Z1, Z1, Z1
+	VXORPS     Z2, Z2, Z2
+	VXORPS     Z3, Z3, Z3
+	VXORPS     Z4, Z4, Z4
+	VXORPS     Z5, Z5, Z5
+	VXORPS     Z6, Z6, Z6
+	VXORPS     Z7, Z7, Z7
+	VXORPS     Z8, Z8, Z8
+	VXORPS     Z9, Z9, Z9
+	VXORPS     Z10, Z10, Z10
+	VXORPS     Z11, Z11, Z11
+	VXORPS     Z12, Z12, Z12
+	VXORPS     Z13, Z13, Z13
+	VXORPS     Z14, Z14, Z14
+	VXORPS     Z15, Z15, Z15
+	MOVQ       mode+56(FP), BX
+	CMPQ       BX, $+0
+	JE         set8
+	MOVQ       ldc+48(FP), SI
+	SHLQ       $0x02, SI
+	MOVQ       DX, BX
+	PREFETCHT0 (BX)
+	PREFETCHT0 64(BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	PREFETCHT0 64(BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	PREFETCHT0 64(BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	PREFETCHT0 64(BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	PREFETCHT0 64(BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	PREFETCHT0 64(BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	PREFETCHT0 64(BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	PREFETCHT0 64(BX)
+	ADDQ       SI, BX
+
+set8:
+	MOVQ AX, BX
+	LEAQ (BX)(CX*2), SI
+	ADDQ CX, SI
+	LEAQ (SI)(CX*2), DI
+	ADDQ CX, DI
+	MOVQ b+32(FP), R8
+	MOVQ k+8(FP), R9
 
 k8:
 	CMPQ         R9, $+4
@@ -3883,23 +4285,43 @@ stored8:
 
 end8:
 rows4:
-	MOVQ   m+0(FP), BX
-	SUBQ   $+4, BX
-	JL     end4
-	MOVQ   BX, m+0(FP)
-	VXORPS Z0, Z0, Z0
-	VXORPS Z1, Z1, Z1
-	VXORPS Z2, Z2, Z2
-	VXORPS Z3, Z3, Z3
-	VXORPS Z4, Z4, Z4
-	VXORPS Z5, Z5, Z5
-	VXORPS Z6, Z6, Z6
-	VXORPS Z7, Z7, Z7
-	MOVQ   AX, BX
-	LEAQ   (BX)(CX*2), SI
-	ADDQ   CX, SI
-	MOVQ   b+32(FP), DI
-	MOVQ   k+8(FP), R8
+	MOVQ       m+0(FP), BX
+	SUBQ       $+4, BX
+	JL         end4
+	MOVQ       BX, m+0(FP)
+	VXORPS     Z0, Z0, Z0
+	VXORPS     Z1, Z1, Z1
+	VXORPS     Z2, Z2, Z2
+	VXORPS     Z3, Z3, Z3
+	VXORPS     Z4, Z4, Z4
+	VXORPS     Z5, Z5, Z5
+	VXORPS     Z6, Z6, Z6
+	VXORPS     Z7, Z7, Z7
+	MOVQ       mode+56(FP), BX
+	CMPQ       BX, $+0
+	JE         set4
+	MOVQ       ldc+48(FP), SI
+	SHLQ       $0x02, SI
+	MOVQ       DX, BX
+	PREFETCHT0 (BX)
+	PREFETCHT0 64(BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	PREFETCHT0 64(BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	PREFETCHT0 64(BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	PREFETCHT0 64(BX)
+	ADDQ       SI, BX
+
+set4:
+	MOVQ AX, BX
+	LEAQ (BX)(CX*2), SI
+	ADDQ CX, SI
+	MOVQ b+32(FP), DI
+	MOVQ k+8(FP), R8
 
 k4:
 	CMPQ         R8, $+4
@@ -4069,17 +4491,31 @@ stored4:
 
 end4:
 rows2:
-	MOVQ   m+0(FP), BX
-	SUBQ   $+2, BX
-	JL     end2
-	MOVQ   BX, m+0(FP)
-	VXORPS Z0, Z0, Z0
-	VXORPS Z1, Z1, Z1
-	VXORPS Z2, Z2, Z2
-	VXORPS Z3, Z3, Z3
-	MOVQ   AX, BX
-	MOVQ   b+32(FP), SI
-	MOVQ   k+8(FP), DI
+	MOVQ       m+0(FP), BX
+	SUBQ       $+2, BX
+	JL         end2
+	MOVQ       BX, m+0(FP)
+	VXORPS     Z0, Z0, Z0
+	VXORPS     Z1, Z1, Z1
+	VXORPS     Z2, Z2, Z2
+	VXORPS     Z3, Z3, Z3
+	MOVQ       mode+56(FP), BX
+	CMPQ       BX, $+0
+	JE         set2
+	MOVQ       ldc+48(FP), SI
+	SHLQ       $0x02, SI
+	MOVQ       DX, BX
+	PREFETCHT0 (BX)
+	PREFETCHT0 64(BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	PREFETCHT0 64(BX)
+	ADDQ       SI, BX
+
+set2:
+	MOVQ AX, BX
+	MOVQ b+32(FP), SI
+	MOVQ k+8(FP), DI
 
 k2:
 	CMPQ         DI, $+4
@@ -4189,15 +4625,26 @@ stored2:
 
 end2:
 rows1:
-	MOVQ   m+0(FP), BX
-	SUBQ   $+1, BX
-	JL     end1
-	MOVQ   BX, m+0(FP)
-	VXORPS Z0, Z0, Z0
-	VXORPS Z1, Z1, Z1
-	MOVQ   AX, BX
-	MOVQ   b+32(FP), SI
-	MOVQ   k+8(FP), DI
+	MOVQ       m+0(FP), BX
+	SUBQ       $+1, BX
+	JL         end1
+	MOVQ       BX, m+0(FP)
+	VXORPS     Z0, Z0, Z0
+	VXORPS     Z1, Z1, Z1
+	MOVQ       mode+56(FP), BX
+	CMPQ       BX, $+0
+	JE         set1
+	MOVQ       ldc+48(FP), SI
+	SHLQ       $0x02, SI
+	MOVQ       DX, BX
+	PREFETCHT0 (BX)
+	PREFETCHT0 64(BX)
+	ADDQ       SI, BX
+
+set1:
+	MOVQ AX, BX
+	MOVQ b+32(FP), SI
+	MOVQ k+8(FP), DI
 
 k1:
 	CMPQ         DI, $+4
@@ -4281,7 +4728,7 @@ end1:
 	RET
 
 // func panelCols1AVX512(m int, k int, a *float32, lda int, b *float32, c *float32, ldc int, mode int, scale *float32)
-// Requires: AVX, AVX512DQ, AVX512F
+// Requires: AVX, AVX512DQ, AVX512F, MMX+
 TEXT ·panelCols1AVX512(SB), NOSPLIT, $0-72
 	MOVQ a+16(FP), AX
 	MOVQ lda+24(FP), CX
@@ -4289,26 +4736,58 @@ TEXT ·panelCols1AVX512(SB), NOSPLIT, $0-72
 	SHLQ $0x02, CX
 
 rows12:
-	MOVQ   m+0(FP), BX
-	SUBQ   $+12, BX
-	JL     end12
-	MOVQ   BX, m+0(FP)
-	VXORPS Z0, Z0, Z0
-	VXORPS Z1, Z1, Z1
-	VXORPS Z2, Z2, Z2
-	VXORPS Z3, Z3, Z3
-	VXORPS Z4, Z4, Z4
-	VXORPS Z5, Z5, Z5
-	VXORPS Z6, Z6, Z6
-	VXORPS Z7, Z7, Z7
-	VXORPS Z8, Z8, Z8
-	VXORPS Z9, Z9, Z9
-	VXORPS Z10, Z10, Z10
-	VXORPS Z11, Z11, Z11
-	MOVQ   AX, BX
-	LEAQ   (CX)(CX*2), SI
-	MOVQ   b+32(FP), DI
-	MOVQ   k+8(FP), R8
+	MOVQ       m+0(FP), BX
+	SUBQ       $+12, BX
+	JL         end12
+	MOVQ       BX, m+0(FP)
+	VXORPS     Z0, Z0, Z0
+	VXORPS     Z1, Z1, Z1
+	VXORPS     Z2, Z2, Z2
+	VXORPS     Z3, Z3, Z3
+	VXORPS     Z4, Z4, Z4
+	VXORPS     Z5, Z5, Z5
+	VXORPS     Z6, Z6, Z6
+	VXORPS     Z7, Z7, Z7
+	VXORPS     Z8, Z8, Z8
+	VXORPS     Z9, Z9, Z9
+	VXORPS     Z10, Z10, Z10
+	VXORPS     Z11, Z11, Z11
+	MOVQ       mode+56(FP), BX
+	CMPQ       BX, $+0
+	JE         set12
+	MOVQ       ldc+48(FP), SI
+	SHLQ       $0x02, SI
+	MOVQ       DX, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+
+set12:
+	MOVQ AX, BX
+	LEAQ (CX)(CX*2), SI
+	MOVQ b+32(FP), DI
+	MOVQ k+8(FP), R8
 
 k12:
 	CMPQ         R8, $+4
@@ -4582,22 +5061,46 @@ stored12:
 
 end12:
 rows8:
-	MOVQ   m+0(FP), BX
-	SUBQ   $+8, BX
-	JL     end8
-	MOVQ   BX, m+0(FP)
-	VXORPS Z0, Z0, Z0
-	VXORPS Z1, Z1, Z1
-	VXORPS Z2, Z2, Z2
-	VXORPS Z3, Z3, Z3
-	VXORPS Z4, Z4, Z4
-	VXORPS Z5, Z5, Z5
-	VXORPS Z6, Z6, Z6
-	VXORPS Z7, Z7, Z7
-	MOVQ   AX, BX
-	LEAQ   (CX)(CX*2), SI
-	MOVQ   b+32(FP), DI
-	MOVQ   k+8(FP), R8
+	MOVQ       m+0(FP), BX
+	SUBQ       $+8, BX
+	JL         end8
+	MOVQ       BX, m+0(FP)
+	VXORPS     Z0, Z0, Z0
+	VXORPS     Z1, Z1, Z1
+	VXORPS     Z2, Z2, Z2
+	VXORPS     Z3, Z3, Z3
+	VXORPS     Z4, Z4, Z4
+	VXORPS     Z5, Z5, Z5
+	VXORPS     Z6, Z6, Z6
+	VXORPS     Z7, Z7, Z7
+	MOVQ       mode+56(FP), BX
+	CMPQ       BX, $+0
+	JE         set8
+	MOVQ       ldc+48(FP), SI
+	SHLQ       $0x02, SI
+	MOVQ       DX, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+
+set8:
+	MOVQ AX, BX
+	LEAQ (CX)(CX*2), SI
+	MOVQ b+32(FP), DI
+	MOVQ k+8(FP), R8
 
 k8:
 	CMPQ         R8, $+4
@@ -4795,18 +5298,34 @@ stored8:
 
 end8:
 rows4:
-	MOVQ   m+0(FP), BX
-	SUBQ   $+4, BX
-	JL     end4
-	MOVQ   BX, m+0(FP)
-	VXORPS Z0, Z0, Z0
-	VXORPS Z1, Z1, Z1
-	VXORPS Z2, Z2, Z2
-	VXORPS Z3, Z3, Z3
-	MOVQ   AX, BX
-	LEAQ   (CX)(CX*2), SI
-	MOVQ   b+32(FP), DI
-	MOVQ   k+8(FP), R8
+	MOVQ       m+0(FP), BX
+	SUBQ       $+4, BX
+	JL         end4
+	MOVQ       BX, m+0(FP)
+	VXORPS     Z0, Z0, Z0
+	VXORPS     Z1, Z1, Z1
+	VXORPS     Z2, Z2, Z2
+	VXORPS     Z3, Z3, Z3
+	MOVQ       mode+56(FP), BX
+	CMPQ       BX, $+0
+	JE         set4
+	MOVQ       ldc+48(FP), SI
+	SHLQ       $0x02, SI
+	MOVQ       DX, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+
+set4:
+	MOVQ AX, BX
+	LEAQ (CX)(CX*2), SI
+	MOVQ b+32(FP), DI
+	MOVQ k+8(FP), R8
 
 k4:
 	CMPQ         R8, $+4
@@ -4928,16 +5447,28 @@ stored4:
 
 end4:
 rows2:
-	MOVQ   m+0(FP), BX
-	SUBQ   $+2, BX
-	JL     end2
-	MOVQ   BX, m+0(FP)
-	VXORPS Z0, Z0, Z0
-	VXORPS Z1, Z1, Z1
-	MOVQ   AX, BX
-	LEAQ   (CX)(CX*2), SI
-	MOVQ   b+32(FP), DI
-	MOVQ   k+8(FP), R8
+	MOVQ       m+0(FP), BX
+	SUBQ       $+2, BX
+	JL         end2
+	MOVQ       BX, m+0(FP)
+	VXORPS     Z0, Z0, Z0
+	VXORPS     Z1, Z1, Z1
+	MOVQ       mode+56(FP), BX
+	CMPQ       BX, $+0
+	JE         set2
+	MOVQ       ldc+48(FP), SI
+	SHLQ       $0x02, SI
+	MOVQ       DX, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+
+set2:
+	MOVQ AX, BX
+	LEAQ (CX)(CX*2), SI
+	MOVQ b+32(FP), DI
+	MOVQ k+8(FP), R8
 
 k2:
 	CMPQ         R8, $+4
@@ -5021,15 +5552,25 @@ stored2:
 
 end2:
 rows1:
-	MOVQ   m+0(FP), BX
-	SUBQ   $+1, BX
-	JL     end1
-	MOVQ   BX, m+0(FP)
-	VXORPS Z0, Z0, Z0
-	MOVQ   AX, BX
-	LEAQ   (CX)(CX*2), SI
-	MOVQ   b+32(FP), DI
-	MOVQ   k+8(FP), R8
+	MOVQ       m+0(FP), BX
+	SUBQ       $+1, BX
+	JL         end1
+	MOVQ       BX, m+0(FP)
+	VXORPS     Z0, Z0, Z0
+	MOVQ       mode+56(FP), BX
+	CMPQ       BX, $+0
+	JE         set1
+	MOVQ       ldc+48(FP), SI
+	SHLQ       $0x02, SI
+	MOVQ       DX, BX
+	PREFETCHT0 (BX)
+	ADDQ       SI, BX
+
+set1:
+	MOVQ AX, BX
+	LEAQ (CX)(CX*2), SI
+	MOVQ b+32(FP), DI
+	MOVQ k+8(FP), R8
 
 k1:
 	CMPQ         R8, $+4
@@ -5097,7 +5638,7 @@ end1:
 	RET
 
 // func panelCols2AVX512(m int, k int, a *float32, lda int, b *float32, c *float32, ldc int, mode int, scale *float32)
-// Requires: AVX, AVX512DQ, AVX512F
+// Requires: AVX, AVX512DQ, AVX512F, MMX+
 TEXT ·panelCols2AVX512(SB), NOSPLIT, $0-72
 	MOVQ a+16(FP), AX
 	MOVQ lda+24(FP), CX
@@ -5105,38 +5646,82 @@ TEXT ·panelCols2AVX512(SB), NOSPLIT, $0-72
 	SHLQ $0x02, CX
 
 rows12:
-	MOVQ   m+0(FP), BX
-	SUBQ   $+12, BX
-	JL     end12
-	MOVQ   BX, m+0(FP)
-	VXORPS Z0, Z0, Z0
-	VXORPS Z1, Z1, Z1
-	VXORPS Z2, Z2, Z2
-	VXORPS Z3, Z3, Z3
-	VXORPS Z4, Z4, Z4
-	VXORPS Z5, Z5, Z5
-	VXORPS Z6, Z6, Z6
-	VXORPS Z7, Z7, Z7
-	VXORPS Z8, Z8, Z8
-	VXORPS Z9, Z9, Z9
-	VXORPS Z10, Z10, Z10
-	VXORPS Z11, Z11, Z11
-	VXORPS Z12, Z12, Z12
-	VXORPS Z13, Z13, Z13
-	VXORPS Z14, Z14, Z14
-	VXORPS Z15, Z15, Z15
-	VXORPS Z16, Z16, Z16
-	VXORPS Z17, Z17, Z17
-	VXORPS Z18, Z18, Z18
-	VXORPS Z19, Z19, Z19
-	VXORPS Z20, Z20, Z20
-	VXORPS Z21, Z21, Z21
-	VXORPS Z22, Z22, Z22
-	VXORPS Z23, Z23, Z23
-	MOVQ   AX, BX
-	LEAQ   (CX)(CX*2), SI
-	MOVQ   b+32(FP), DI
-	MOVQ   k+8(FP), R8
+	MOVQ       m+0(FP), BX
+	SUBQ       $+12, BX
+	JL         end12
+	MOVQ       BX, m+0(FP)
+	VXORPS     Z0, Z0, Z0
+	VXORPS     Z1, Z1, Z1
+	VXORPS     Z2, Z2, Z2
+	VXORPS     Z3, Z3, Z3
+	VXORPS     Z4, Z4, Z4
+	VXORPS     Z5, Z5, Z5
+	VXORPS     Z6, Z6, Z6
+	VXORPS     Z7, Z7, Z7
+	VXORPS     Z8, Z8, Z8
+	VXORPS     Z9, Z9, Z9
+	VXORPS     Z10, Z10, Z10
+	VXORPS     Z11, Z11, Z11
+	VXORPS     Z12, Z12, Z12
+	VXORPS     Z13, Z13, Z13
+	VXORPS     Z14, Z14, Z14
+	VXORPS     Z15, Z15, Z15
+	VXORPS     Z16, Z16, Z16
+	VXORPS     Z17, Z17, Z17
+	VXORPS     Z18, Z18, Z18
+	VXORPS     Z19, Z19, Z19
+	VXORPS     Z20, Z20, Z20
+	VXORPS     Z21, Z21, Z21
+	VXORPS     Z22, Z22, Z22
+	VXORPS     Z23, Z23, Z23
+	MOVQ       mode+56(FP), BX
+	CMPQ       BX, $+0
+	JE         set12
+	MOVQ       ldc+48(FP), SI
+	SHLQ       $0x02, SI
+	MOVQ       DX, BX
+	PREFETCHT0 (BX)
+	PREFETCHT0 64(BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	PREFETCHT0 64(BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	PREFETCHT0 64(BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	PREFETCHT0 64(BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	PREFETCHT0 64(BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	PREFETCHT0 64(BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	PREFETCHT0 64(BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	PREFETCHT0 64(BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	PREFETCHT0 64(BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	PREFETCHT0 64(BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	PREFETCHT0 64(BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	PREFETCHT0 64(BX)
+	ADDQ       SI, BX
+
+set12:
+	MOVQ AX, BX
+	LEAQ (CX)(CX*2), SI
+	MOVQ b+32(FP), DI
+	MOVQ k+8(FP), R8
 
 k12:
 	CMPQ         R8, $+4
@@ -5535,30 +6120,62 @@ stored12:
 
 end12:
 rows8:
-	MOVQ   m+0(FP), BX
-	SUBQ   $+8, BX
-	JL     end8
-	MOVQ   BX, m+0(FP)
-	VXORPS Z0, Z0, Z0
-	VXORPS Z1, Z1, Z1
-	VXORPS Z2, Z2, Z2
-	VXORPS Z3, Z3, Z3
-	VXORPS Z4, Z4, Z4
-	VXORPS Z5, Z5, Z5
-	VXORPS Z6, Z6, Z6
-	VXORPS Z7, Z7, Z7
-	VXORPS Z8, Z8, Z8
-	VXORPS Z9, Z9, Z9
-	VXORPS Z10, Z10, Z10
-	VXORPS Z11, Z11, Z11
-	VXORPS Z12, Z12, Z12
-	VXORPS Z13, Z13, Z13
-	VXORPS Z14, Z14, Z14
-	VXORPS Z15, Z15, Z15
-	MOVQ   AX, BX
-	LEAQ   (CX)(CX*2), SI
-	MOVQ   b+32(FP), DI
-	MOVQ   k+8(FP), R8
+	MOVQ       m+0(FP), BX
+	SUBQ       $+8, BX
+	JL         end8
+	MOVQ       BX, m+0(FP)
+	VXORPS     Z0, Z0, Z0
+	VXORPS     Z1, Z1, Z1
+	VXORPS     Z2, Z2, Z2
+	VXORPS     Z3, Z3, Z3
+	VXORPS     Z4, Z4, Z4
+	VXORPS     Z5, Z5, Z5
+	VXORPS     Z6, Z6, Z6
+	VXORPS     Z7, Z7, Z7
+	VXORPS     Z8, Z8, Z8
+	VXORPS     Z9, Z9, Z9
+	VXORPS     Z10, Z10, Z10
+	VXORPS     Z11, Z11, Z11
+	VXORPS     Z12, Z12, Z12
+	VXORPS     Z13, Z13, Z13
+	VXORPS     Z14, Z14, Z14
+	VXORPS     Z15, Z15, Z15
+	MOVQ       mode+56(FP), BX
+	CMPQ       BX, $+0
+	JE         set8
+	MOVQ       ldc+48(FP), SI
+	SHLQ       $0x02, SI
+	MOVQ       DX, BX
+	PREFETCHT0 (BX)
+	PREFETCHT0 64(BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	PREFETCHT0 64(BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	PREFETCHT0 64(BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	PREFETCHT0 64(BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	PREFETCHT0 64(BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	PREFETCHT0 64(BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	PREFETCHT0 64(BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	PREFETCHT0 64(BX)
+	ADDQ       SI, BX
+
+set8:
+	MOVQ AX, BX
+	LEAQ (CX)(CX*2), SI
+	MOVQ b+32(FP), DI
+	MOVQ k+8(FP), R8
 
 k8:
 	CMPQ         R8, $+4
@@ -5841,22 +6458,42 @@ stored8:
 
 end8:
 rows4:
-	MOVQ   m+0(FP), BX
-	SUBQ   $+4, BX
-	JL     end4
-	MOVQ   BX, m+0(FP)
-	VXORPS Z0, Z0, Z0
-	VXORPS Z1, Z1, Z1
-	VXORPS Z2, Z2, Z2
-	VXORPS Z3, Z3, Z3
-	VXORPS Z4, Z4, Z4
-	VXORPS Z5, Z5, Z5
-	VXORPS Z6, Z6, Z6
-	VXORPS Z7, Z7, Z7
-	MOVQ   AX, BX
-	LEAQ   (CX)(CX*2), SI
-	MOVQ   b+32(FP), DI
-	MOVQ   k+8(FP), R8
+	MOVQ       m+0(FP), BX
+	SUBQ       $+4, BX
+	JL         end4
+	MOVQ       BX, m+0(FP)
+	VXORPS     Z0, Z0, Z0
+	VXORPS     Z1, Z1, Z1
+	VXORPS     Z2, Z2, Z2
+	VXORPS     Z3, Z3, Z3
+	VXORPS     Z4, Z4, Z4
+	VXORPS     Z5, Z5, Z5
+	VXORPS     Z6, Z6, Z6
+	VXORPS     Z7, Z7, Z7
+	MOVQ       mode+56(FP), BX
+	CMPQ       BX, $+0
+	JE         set4
+	MOVQ       ldc+48(FP), SI
+	SHLQ       $0x02, SI
+	MOVQ       DX, BX
+	PREFETCHT0 (BX)
+	PREFETCHT0 64(BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	PREFETCHT0 64(BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	PREFETCHT0 64(BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	PREFETCHT0 64(BX)
+	ADDQ       SI, BX
+
+set4:
+	MOVQ AX, BX
+	LEAQ (CX)(CX*2), SI
+	MOVQ b+32(FP), DI
+	MOVQ k+8(FP), R8
 
 k4:
 	CMPQ         R8, $+4
@@ -6023,18 +6660,32 @@ stored4:
 
 end4:
 rows2:
-	MOVQ   m+0(FP), BX
-	SUBQ   $+2, BX
-	JL     end2
-	MOVQ   BX, m+0(FP)
-	VXORPS Z0, Z0, Z0
-	VXORPS Z1, Z1, Z1
-	VXORPS Z2, Z2, Z2
-	VXORPS Z3, Z3, Z3
-	MOVQ   AX, BX
-	LEAQ   (CX)(CX*2), SI
-	MOVQ   b+32(FP), DI
-	MOVQ   k+8(FP), R8
+	MOVQ       m+0(FP), BX
+	SUBQ       $+2, BX
+	JL         end2
+	MOVQ       BX, m+0(FP)
+	VXORPS     Z0, Z0, Z0
+	VXORPS     Z1, Z1, Z1
+	VXORPS     Z2, Z2, Z2
+	VXORPS     Z3, Z3, Z3
+	MOVQ       mode+56(FP), BX
+	CMPQ       BX, $+0
+	JE         set2
+	MOVQ       ldc+48(FP), SI
+	SHLQ       $0x02, SI
+	MOVQ       DX, BX
+	PREFETCHT0 (BX)
+	PREFETCHT0 64(BX)
+	ADDQ       SI, BX
+	PREFETCHT0 (BX)
+	PREFETCHT0 64(BX)
+	ADDQ       SI, BX
+
+set2:
+	MOVQ AX, BX
+	LEAQ (CX)(CX*2), SI
+	MOVQ b+32(FP), DI
+	MOVQ k+8(FP), R8
 
 k2:
 	CMPQ         R8, $+4
@@ -6143,16 +6794,27 @@ stored2:
 
 end2:
 rows1:
-	MOVQ   m+0(FP), BX
-	SUBQ   $+1, BX
-	JL     end1
-	MOVQ   BX, m+0(FP)
-	VXORPS Z0, Z0, Z0
-	VXORPS Z1, Z1, Z1
-	MOVQ   AX, BX
-	LEAQ   (CX)(CX*2), SI
-	MOVQ   b+32(FP), DI
-	MOVQ   k+8(FP), R8
+	MOVQ       m+0(FP), BX
+	SUBQ       $+1, BX
+	JL         end1
+	MOVQ       BX, m+0(FP)
+	VXORPS     Z0, Z0, Z0
+	VXORPS     Z1, Z1, Z1
+	MOVQ       mode+56(FP), BX
+	CMPQ       BX, $+0
+	JE         set1
+	MOVQ       ldc+48(FP), SI
+	SHLQ       $0x02, SI
+	MOVQ       DX, BX
+	PREFETCHT0 (BX)
+	PREFETCHT0 64(BX)
+	ADDQ       SI, BX
+
+set1:
+	MOVQ AX, BX
+	LEAQ (CX)(CX*2), SI
+	MOVQ b+32(FP), DI
+	MOVQ k+8(FP), R8
 
 k1:
 	CMPQ         R8, $+4

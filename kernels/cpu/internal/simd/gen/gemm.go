@@ -87,6 +87,7 @@ func (p *panelCode) block(n int) {
 			acc[i] = append(acc[i], v)
 		}
 	}
+	p.fetch(n)
 	p.inner(n, acc)
 	p.store(n, acc)
 	if p.byRow {
@@ -96,6 +97,23 @@ func (p *panelCode) block(n int) {
 	} else {
 		p.ADDQ(imm(4*n), p.a)
 	}
+}
+
+// fetch asks for the lines of c that are added to, so that they come while the sums are made.
+func (p *panelCode) fetch(n int) {
+	skip := fmt.Sprintf("set%d", n)
+	p.CMPQ(p.argument("mode"), imm(0))
+	p.JE(LabelRef(skip))
+	row, ldc := p.GP64(), p.argument("ldc")
+	p.SHLQ(U8(2), ldc)
+	p.MOVQ(p.c, row)
+	for range n {
+		for line := 0; line < p.vectors*p.bytes(); line += 64 {
+			p.PREFETCHT0(at(row, line))
+		}
+		p.ADDQ(ldc, row)
+	}
+	p.Label(skip)
 }
 
 // inner emits the loop over k, four steps at a time.
