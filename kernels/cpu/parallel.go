@@ -6,7 +6,23 @@ import (
 	"sync/atomic"
 )
 
-// each runs f(0) ... f(n-1) on up to GOMAXPROCS goroutines and returns when all are done.
+// most is how many goroutines compute at once; 0: as many as GOMAXPROCS says.
+var most atomic.Int64
+
+// Limit sets how many goroutines a kernel of this process computes on at most; 0 takes the limit away. It is for processes
+// that share a core: they want GOMAXPROCS above 1, so that transfers go on beside a kernel, but no kernel that takes turns with itself.
+func Limit(goroutines int) { most.Store(int64(goroutines)) }
+
+// workers is how many goroutines compute at once.
+func workers() int {
+	n := runtime.GOMAXPROCS(0)
+	if m := int(most.Load()); m > 0 {
+		n = min(n, m)
+	}
+	return n
+}
+
+// each runs f(0) ... f(n-1) on up to so many goroutines as workers says and returns when all are done.
 // Pieces are handed out as workers come free; for results that do not depend on who does
 // what, no two pieces may write the same element.
 func (c *Kernels) each(n int, f func(i int)) {
@@ -16,7 +32,7 @@ func (c *Kernels) each(n int, f func(i int)) {
 // split is each with the scratch memory of the worker. Only work on the stream calls it,
 // so one call at a time uses the scratch.
 func (c *Kernels) split(n int, f func(s *scratch, i int)) {
-	workers := max(1, min(n, runtime.GOMAXPROCS(0)))
+	workers := max(1, min(n, workers()))
 	for len(c.scratch) < workers {
 		c.scratch = append(c.scratch, new(scratch))
 	}

@@ -1,8 +1,6 @@
 package cpu
 
 import (
-	"runtime"
-
 	"github.com/cprun/cprun/kernels/cpu/internal/simd"
 	"github.com/cprun/cprun/tensor"
 )
@@ -42,7 +40,7 @@ func (p *product[T]) run(c *Kernels) {
 	if p.m == 0 || p.n == 0 {
 		return
 	}
-	rows, cols := p.tile(runtime.GOMAXPROCS(0))
+	rows, cols := p.tile(workers())
 	down, across := blocks(p.m, rows), blocks(p.n, cols)
 	c.split(down*across, func(s *scratch, t int) {
 		i, j := t/across*rows, t%across*cols
