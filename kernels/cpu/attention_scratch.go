@@ -96,16 +96,14 @@ type matrix[T tensor.Float] struct {
 	ld, rows, dim int
 }
 
-// matrix is the rows at of one head: where they lie, or where they have 16 bits in mem, which has room for so many.
-func (r rows[T]) matrix(mem []T, b int, at partition.Range, h int) matrix[T] {
-	m := matrix[T]{mem, r.dim, at.Len(), r.dim}
+// matrix is the rows of one head in that span: where they lie, or where they have 16 bits in mem, which has room for so many.
+func (r rows[T]) matrix(mem []T, b int, span partition.Range, h int) matrix[T] {
+	m := matrix[T]{mem, r.dim, span.Len(), r.dim}
 	if !isHalf(r.dtype) {
-		m.data, m.ld = r.from(b, at.Lo, h)
+		m.data, m.ld = r.from(b, span.Lo, h)
 		return m
 	}
-	for i := range m.rows {
-		r.read(mem[i*r.dim:], b, at.Lo+i, h)
-	}
+	r.loadRows(mem, int(at(r.view, b, span.Lo, h)), int(r.view.Stride(tensor.Seq)), m.rows, r.dim)
 	return m
 }
 

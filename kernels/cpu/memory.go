@@ -36,6 +36,17 @@ func (m memory[T]) load(dst []T, at int) {
 	widen(any(dst).([]float32), m.half[at:][:len(dst)], m.dtype)
 }
 
+// loadRows reads rows of n elements, which begin ld elements apart from element at on, side by side into dst.
+func (m memory[T]) loadRows(dst []T, at, ld, rows, n int) {
+	if isHalf(m.dtype) && rows > 0 {
+		widenRows(any(dst).([]float32), m.half[at:], ld, rows, n, m.dtype)
+		return
+	}
+	for r := range rows {
+		copy(dst[r*n:][:n], m.data[at+r*ld:])
+	}
+}
+
 // store writes len(src) elements from element at on.
 func (m memory[T]) store(at int, src []T) {
 	if !isHalf(m.dtype) {
@@ -46,12 +57,20 @@ func (m memory[T]) store(at int, src []T) {
 }
 
 // widen sets dst to src, as many floats of 16 bits. Conversions give the same bits at every level.
-func widen(dst []float32, src []uint16, t tensor.DType) {
+func widen(dst []float32, src []uint16, t tensor.DType) { widenRows(dst, src, 0, 1, len(dst), t) }
+
+// widenRows sets dst to rows of n floats of 16 bits that begin ld apart. Rows are short, so what goes before one is kept out of the loop.
+func widenRows(dst []float32, src []uint16, ld, rows, n int, t tensor.DType) {
+	l := current()
 	switch t {
 	case tensor.BF16:
-		current().FromBF16(dst, src)
+		for r := range rows {
+			l.FromBF16(dst[r*n:][:n], src[r*ld:][:n])
+		}
 	case tensor.F16:
-		current().FromF16(dst, src)
+		for r := range rows {
+			l.FromF16(dst[r*n:][:n], src[r*ld:][:n])
+		}
 	default:
 		panic(fmt.Sprintf("kernels: %v is no float of 16 bits", t))
 	}

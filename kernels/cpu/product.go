@@ -134,15 +134,11 @@ func (p *product[T]) pack(panels, strip []T, from, rows, j, cols int) {
 func (p *product[T]) packStrip(panel, strip []T, from, rows, j, cols int) {
 	b := p.right
 	if b.turned {
-		for c := range cols {
-			b.load(strip[c*rows:][:rows], (j+c)*b.ld+from)
-		}
+		b.loadRows(strip, j*b.ld+from, b.ld, cols, rows)
 		p.loops.PackTransposed(panel, strip, rows, rows, cols, 1)
 		return
 	}
-	for r := range rows {
-		b.load(strip[r*cols:][:cols], (from+r)*b.ld+j)
-	}
+	b.loadRows(strip, from*b.ld+j, b.ld, rows, cols)
 	p.loops.Pack(panel, strip, cols, rows, cols, rows)
 }
 
@@ -203,9 +199,7 @@ func (p *product[T]) leftFrom(mem []T, i, m, from, k int) simd.Left[T] {
 	if !x.turned {
 		n, long = m, k
 	}
-	for line := range n {
-		x.load(mem[line*long:][:long], at+line*x.ld)
-	}
+	x.loadRows(mem, at, x.ld, n, long)
 	return simd.Left[T]{A: mem, Ld: long, Rows: !x.turned}
 }
 
