@@ -26,11 +26,14 @@ type Document struct {
 }
 
 const (
-	// ChunkRows is the most positions of a chunk, unless a sequence would have too many chunks.
+	// ChunkRows is the most positions of a chunk, unless a sequence or a document would have too many chunks.
 	ChunkRows = 512
 	// chunksPerRank is how many chunks a rank has at least of a sequence of one document, so that
 	// the last ones even out what the first ones leave.
 	chunksPerRank = 16
+	// pairChunks is how many chunks a rank has at most of one document, in the mean: two ranks that both have so many
+	// have tiles for the square of them.
+	pairChunks = 128
 	// dealings bounds chunks times ranks, which is what dealing costs, for very long sequences.
 	dealings = 1 << 20
 )
@@ -103,8 +106,9 @@ func (d Document) chunks(seqLen, size int) []chunk {
 	at := 0
 	for i, n := range d.Docs {
 		of[i] = document{Range{at, at + n}, bands}
-		for end := at + n; at < end; {
-			stop := min(end, at+rows)
+		rows := max(rows, ceilDiv(n, pairChunks*size))
+		for left := n; left > 0; left = of[i].Hi - at {
+			stop := at + min(left, rows)
 			all = append(all, of[i].chunk(i, Range{at, stop}))
 			at = stop
 		}

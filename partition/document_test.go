@@ -163,7 +163,7 @@ func TestShortDocumentsStayWhole(t *testing.T) {
 func TestNeedRangesAreWhatIsRead(t *testing.T) {
 	rng := rand.New(rand.NewPCG(59, 60))
 	scattered := 0
-	for range 200 {
+	for range 100 {
 		s, all := randomShape(rng, 60)
 		for _, s.Layout = range all {
 			x := NewIndex(s)
@@ -210,7 +210,7 @@ func TestNeedRangesAreWhatIsRead(t *testing.T) {
 // it show each query the keys that the mask shows it, once.
 func TestGatherIsWhatIsRead(t *testing.T) {
 	rng := rand.New(rand.NewPCG(63, 64))
-	for range 200 {
+	for range 100 {
 		s, all := randomShape(rng, 60)
 		for _, s.Layout = range all {
 			x := NewIndex(s)

@@ -61,6 +61,9 @@ func FuzzDocuments(f *testing.F) {
 	f.Add(8, []byte{255, 255, 255})
 	f.Add(0, []byte{})
 	f.Add(math.MaxInt, []byte{128, 128, 1})
+	f.Add(math.MaxInt, []byte{255})
+	f.Add(math.MaxInt>>17, []byte{238}) // it had as many tiles as the square of 100,000 chunks
+	f.Add(math.MaxInt>>17+1, []byte{237, 237, 1, 1})
 	f.Fuzz(func(t *testing.T, seq int, lengths []byte) {
 		var docs []int
 		left := new(big.Int).SetInt64(int64(seq))
@@ -81,15 +84,15 @@ func FuzzDocuments(f *testing.F) {
 		if err != nil || seq < 1 || len(docs) == 0 {
 			return
 		}
-		n := 0
+		n, layout := 0, Ready(Document{Docs: docs}, seq, 3)
 		for r := range 3 {
-			for _, s := range (Document{Docs: docs}).Spans(seq, 3, r) {
+			for _, s := range layout.Spans(seq, 3, r) {
 				if s.Start < 0 || s.Len < 1 || s.end() > seq || s.end() < 0 {
 					t.Fatalf("documents %v of %d: span %+v", docs, seq, s)
 				}
 				n += s.Len
 			}
-			Plan(Shape{SeqQ: seq, SeqKV: seq, Size: 3, Layout: Document{Docs: docs}, Mask: m}, r, 0)
+			Plan(Shape{SeqQ: seq, SeqKV: seq, Size: 3, Layout: layout, Mask: m}, r, 0)
 		}
 		if n != seq {
 			t.Errorf("documents %v of %d: %d positions", docs, seq, n)
