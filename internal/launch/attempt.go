@@ -41,6 +41,8 @@ type attempt struct {
 	inquiry  inquiry // the table that is being made
 	timedOut bool    // one of them has waited for too long
 
+	stopped <-chan time.Time // when to look for workers that are stopped; nil: while none is to end
+
 	// escalation is what follows when the timer fires.
 	escalation func()
 	timer      <-chan time.Time
@@ -69,6 +71,8 @@ func (a *agent) attempt(ctx context.Context, s Start) *attempt {
 			t.onNews(n)
 		case <-t.timer:
 			t.escalation()
+		case <-t.stopped:
+			t.killStopped()
 		case <-t.inquiry.timer:
 			t.show()
 		case <-look:

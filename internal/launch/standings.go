@@ -3,6 +3,7 @@ package launch
 import (
 	"bytes"
 	"fmt"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -66,10 +67,15 @@ func waited(fs []Failure) string {
 	return "cprun: what each rank waited for\n" + standing.Table(rows)
 }
 
-// killStopped ends the workers that are stopped, since they cannot end by themselves.
+// stoppedEvery is the time between two looks for workers that are stopped.
+const stoppedEvery = 50 * time.Millisecond
+
+// killStopped ends the workers that are stopped, since they cannot end by themselves, and looks again while there
+// are workers, since one may be stopped only after another has failed.
 func (t *attempt) killStopped() {
+	t.stopped = time.After(stoppedEvery)
 	for _, c := range t.children {
-		if !c.ended && silence(c.pid) == stateStopped {
+		if !c.ended && c.state != stateStopped && silence(c.pid) == stateStopped {
 			c.state = stateStopped
 			c.signal(unix.SIGKILL, true)
 		}
