@@ -109,7 +109,7 @@ func (r *rights) Read(b []byte) (int, error) {
 			r.files = append(r.files, os.NewFile(uintptr(fd), "memory of another rank"))
 		}
 	}
-	return n, err
+	return max(n, 0), err // of an error such as a reset it says -1, which a Reader must not
 }
 
 // take returns the descriptor, or nil, and has those that still come dropped.

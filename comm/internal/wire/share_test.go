@@ -239,3 +239,17 @@ func TestHostilePlaced(t *testing.T) {
 		s.Close()
 	}
 }
+
+// A rank that is gone with what it was sent unread resets the connection, for which the system's call says a
+// negative count: the other has an error of it, and no panic.
+func TestResetBeforeReady(t *testing.T) {
+	a, b := socketPair(t)
+	defer a.Close()
+	if _, err := a.Write([]byte("unread")); err != nil {
+		t.Fatal(err)
+	}
+	b.Close()
+	if _, err := newPlainReader(&rights{UnixConn: a}).next(); !errors.Is(err, unix.ECONNRESET) {
+		t.Errorf("%v, want %v", err, unix.ECONNRESET)
+	}
+}
