@@ -76,10 +76,8 @@ func TestPiecesComeTogether(t *testing.T) {
 // noise is n bytes that no other message has.
 func noise(n, rank, message int) []byte {
 	b := make([]byte, n)
-	dice := rand.New(rand.NewPCG(uint64(rank), uint64(message)))
-	for i := range b {
-		b[i] = byte(dice.Uint32())
-	}
+	dice := rand.NewChaCha8([32]byte{byte(rank), byte(message)})
+	dice.Read(b)
 	return b
 }
 

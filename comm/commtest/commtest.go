@@ -136,8 +136,10 @@ func (r *rank) do(p comm.Pending, err error) error {
 }
 
 // number is what element i of rank r's data holds: a small integer, so that sums are exact
-// in every type, in every order.
-func number(r, i int) int { return (r*31+i*7)%61 - 30 }
+// in every type, in every order. It repeats itself after a cycle of elements, which divides no piece.
+func number(r, i int) int { return (r*31+i*7)%cycle - 30 }
+
+const cycle = 61
 
 // fill makes a view of the device of n elements with number(rank, first+i).
 func (r *rank) fill(d tensor.DType, n, rank, first int) tensor.View {
@@ -146,6 +148,7 @@ func (r *rank) fill(d tensor.DType, n, rank, first int) tensor.View {
 	return r.put(v)
 }
 
+// fillWith has element i of v be f(i), which repeats itself as number does.
 func fillWith(v tensor.View, f func(i int) int) {
 	switch v.DType() {
 	case tensor.F64:
@@ -165,24 +168,37 @@ func fillWith(v tensor.View, f func(i int) int) {
 
 func convert[T tensor.Element](v tensor.View, f func(i int) int) {
 	data := tensor.Data[T](v)
-	for i := range data {
+	n := min(cycle, len(data))
+	for i := range n {
 		data[i] = T(f(i))
+	}
+	for n < len(data) {
+		n += copy(data[n:], data[:n])
 	}
 }
 
 // expect compares v, of the device, with what want says of each element.
 func (r *rank) expect(what string, v tensor.View, want func(i int) int) error {
+	return r.expectParts(what, v, 1, func(_, i int) int { return want(i) })
+}
+
+// expectParts compares v, of the device, with what want says of each element of each of its equal parts.
+func (r *rank) expectParts(what string, v tensor.View, parts int, want func(part, i int) int) error {
 	h, err := r.get(v)
 	if err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
-	return expect(what, h, want)
+	return expect(what, h, parts, want)
 }
 
-// expect compares v, of the host, with what want says of each element.
-func expect(what string, v tensor.View, want func(i int) int) error {
-	w := tensor.New(v.DType(), v.Size())
-	fillWith(w, want)
+// expect compares v, of the host, with what want says of each element of each of its equal parts.
+func expect(what string, v tensor.View, parts int, want func(part, i int) int) error {
+	w, n := tensor.New(v.DType(), v.Size()), v.Size()/parts
+	for p := range parts {
+		if n > 0 {
+			fillWith(w.Slice(tensor.Dim, p*n, (p+1)*n), func(i int) int { return want(p, i) })
+		}
+	}
 	got, all, size := tensor.Bytes(v), tensor.Bytes(w), v.DType().Size()
 	if bytes.Equal(got, all) {
 		return nil

@@ -72,14 +72,14 @@ func (s suite) testStreamOrder(t *testing.T) {
 // testCopyOrder fills one buffer, sends it on and reads what came into another, again and
 // again, without ever waiting on the host. Each value must be that of its own turn.
 func (s suite) testCopyOrder(t *testing.T) {
-	const hops, size = 20, 1 << 18
+	const hops, size = 12, 1 << 18
 	n := s.most(4)
 	s.run(t, n, comm.Options{}, func(r *rank) error {
 		next, prev := (r.Rank()+1)%n, (r.Rank()+n-1)%n
 		out, in := r.new(tensor.I32, size), r.new(tensor.I32, size)
 		got, src := make([]tensor.View, hops), tensor.New(tensor.I32, size)
 		for k := range hops {
-			fillWith(src, func(i int) int { return r.Rank()*1000 + k + i })
+			fillWith(src, func(i int) int { return number(r.Rank(), k+i) })
 			r.dev.Upload(out, src)
 			p, err := r.Exchange([]comm.Message{{Peer: next, View: out}}, []comm.Message{{Peer: prev, View: in}})
 			if err != nil {
@@ -93,7 +93,7 @@ func (s suite) testCopyOrder(t *testing.T) {
 			return err
 		}
 		for k, v := range got {
-			if err := expect(fmt.Sprintf("hop %d", k), v, func(i int) int { return prev*1000 + k + i }); err != nil {
+			if err := expect(fmt.Sprintf("hop %d", k), v, 1, func(_, i int) int { return number(prev, k+i) }); err != nil {
 				return err
 			}
 		}
