@@ -25,7 +25,7 @@ func every(t *testing.T, s partition.Shape, pattern func(*Planner, int) *Schedul
 func TestSchedulesTradeHeads(t *testing.T) {
 	rng := rand.New(rand.NewPCG(31, 32))
 	heads := [][2]int{{4, 4}, {8, 2}, {6, 3}, {6, 1}, {5, 5}, {3, 1}, {12, 4}, {10, 5}, {2, 2}, {1, 1}}
-	for i := range 200 {
+	for i := range Draws(120) {
 		shape := randomShape(rng)
 		if i%2 == 0 && shape.Size%2 == 1 {
 			shape.Size++

@@ -1,6 +1,26 @@
 package ring
 
-import "strings"
+import (
+	"flag"
+	"strings"
+	"testing"
+)
+
+// Full has random tests try ten times as many cases, and TestRingEqualsOneDevice all that it takes a sample of:
+// `make test-ring`, minutes.
+var Full = flag.Bool("ring.full", false, "try ten times as many random cases, and all combinations: minutes")
+
+// Draws returns how many random cases a test tries that mostly tries n. Under -short, for `make race`, it is a third of
+// them: what ranks do beside each other is that of the algorithm, and the rest is numbers.
+func Draws(n int) int {
+	switch {
+	case *Full:
+		return 10 * n
+	case testing.Short():
+		return n / 3
+	}
+	return n
+}
 
 // Variants are the Algorithms, and those that fetch rows in one hop with these before the first call.
 var Variants = append([]string{"allgather before", "hierarchical before", "allgather auto"}, Algorithms...)

@@ -8,7 +8,6 @@ import (
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/kernels/cpu"
 	"github.com/cprun/cprun/partition"
-	"github.com/cprun/cprun/ring"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -109,20 +108,14 @@ func (h *holderBackward) Fold(f attention.Fold) error {
 // A kernel that is told what comes next gives the same.
 func TestRingTellsAKernelWhatComesNext(t *testing.T) {
 	rng := rand.New(rand.NewPCG(13, 14))
-	for _, m := range masks {
-		for _, size := range []int{1, 3, 4} {
-			for _, shape := range m.shapes(t, size) {
-				for _, algorithm := range ring.Variants {
-					p := problem{
-						q: random(rng, tensor.F64, 2, m.sq, 2, 8), k: random(rng, tensor.F64, 2, m.skv, 1, 8),
-						v: random(rng, tensor.F64, 2, m.skv, 1, 6), do: random(rng, tensor.F64, 2, m.sq, 2, 6),
-						shape: shape, softmax: attention.Softmax{Scale: 0.4},
-					}
-					what := fmt.Sprintf("%s, %s, %s, %d ranks", m.name, algorithm, shape.Layout.Name(), size)
-					folding := func(s *tensor.HostStream) attention.Kernel { return holder{cpu.New(s), t} }
-					compare(t, what, run(t, p, algorithm, folding), run(t, p, algorithm, onCPU), 1e-13)
-				}
-			}
+	eachWay(t, func(m maskCase, shape partition.Shape, algorithm string) {
+		p := problem{
+			q: random(rng, tensor.F64, 2, m.sq, 2, 8), k: random(rng, tensor.F64, 2, m.skv, 1, 8),
+			v: random(rng, tensor.F64, 2, m.skv, 1, 6), do: random(rng, tensor.F64, 2, m.sq, 2, 6),
+			shape: shape, softmax: attention.Softmax{Scale: 0.4},
 		}
-	}
+		what := fmt.Sprintf("%s, %s, %s, %d ranks", m.name, algorithm, shape.Layout.Name(), shape.Size)
+		folding := func(s *tensor.HostStream) attention.Kernel { return holder{cpu.New(s), t} }
+		compare(t, what, run(t, p, algorithm, folding), run(t, p, algorithm, onCPU), 1e-13)
+	})
 }

@@ -46,7 +46,7 @@ func specOf(s partition.Shape) Spec {
 // the right row, and bring every part of a key's gradient home.
 func TestSchedulesComputeEveryPairOnce(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 6))
-	for range 600 {
+	for range Draws(300) {
 		shape := randomShape(rng)
 		for _, algorithm := range Variants {
 			all, err := All(As(algorithm, specOf(shape)))
@@ -62,7 +62,7 @@ func TestSchedulesComputeEveryPairOnce(t *testing.T) {
 func TestSchedulesOfDocumentsComputeEveryPairOnce(t *testing.T) {
 	rng := rand.New(rand.NewPCG(15, 16))
 	for _, size := range []int{1, 2, 3, 4, 6, 8} {
-		for range 8 {
+		for range Draws(4) {
 			n := 1 + rng.IntN(120)
 			var docs []int
 			for left := n; left > 0; left -= docs[len(docs)-1] {

@@ -8,6 +8,7 @@ import (
 	"hash/fnv"
 	"math"
 	"math/rand/v2"
+	"sync"
 	"testing"
 
 	"github.com/cprun/cprun/attention"
@@ -67,7 +68,7 @@ func TestKernel(t *testing.T, newRig func(testing.TB) Rig, opts Options) {
 				if opts.Leaves != nil && opts.Leaves(c) {
 					continue
 				}
-				t.Run(c.Name, func(t *testing.T) { check(t, rig, c, dtype, opts.NoDelta) })
+				t.Run(c.Name, func(t *testing.T) { check(t, rig, c, dtype, opts.NoDelta, known(t, c, dtype)) })
 			}
 		})
 	}
@@ -80,33 +81,62 @@ func TestKernel(t *testing.T, newRig func(testing.TB) Rig, opts Options) {
 // Check runs one case with inputs of one type.
 func Check(t *testing.T, rig Rig, c Case, dtype tensor.DType) {
 	t.Helper()
-	check(t, rig, c, dtype, false)
+	check(t, rig, c, dtype, false, answerOf(t, c, dtype))
 }
 
 // CheckWith does what Check does, for a kernel of those capabilities.
 func CheckWith(t *testing.T, rig Rig, c Case, dtype tensor.DType, opts Options) {
 	t.Helper()
-	check(t, rig, c, dtype, opts.NoDelta)
+	check(t, rig, c, dtype, opts.NoDelta, answerOf(t, c, dtype))
 }
 
-func check(t *testing.T, rig Rig, c Case, dtype tensor.DType, noDelta bool) {
+// answer is what a kernel is compared with: the inputs of a case, the results in float64, and what the kernel's own
+// arithmetic makes of the definition.
+type answer struct {
+	in            inputs
+	oracle, plain *set
+}
+
+// answers are those of the Cases in float32 so far, by name: that suite runs again with other instructions.
+var answers sync.Map
+
+// known is answerOf a case of Cases, computed once in float32.
+func known(t *testing.T, c Case, dtype tensor.DType) answer {
+	t.Helper()
+	if dtype != tensor.F32 {
+		return answerOf(t, c, dtype)
+	}
+	if a, ok := answers.Load(c.Name); ok {
+		return a.(answer)
+	}
+	a := answerOf(t, c, dtype)
+	answers.Store(c.Name, a)
+	return a
+}
+
+func answerOf(t *testing.T, c Case, dtype tensor.DType) answer {
 	t.Helper()
 	hash := fnv.New64a()
 	hash.Write([]byte(c.Name))
-	in := c.inputs(rand.New(rand.NewPCG(hash.Sum64(), 1)), dtype)
-
-	oracle, tested := newSet(c, Dense, tensor.F64), newSet(c, c.Layout, dtype)
-	oracle.fill(in)
-	tested.fill(in)
+	a := answer{in: c.inputs(rand.New(rand.NewPCG(hash.Sum64(), 1)), dtype), oracle: newSet(c, Dense, tensor.F64)}
+	a.oracle.fill(a.in)
 	whole := c
 	whole.Calls = 1
-	must(t, whole.run(Rig{Kernel: attention.NewReference[float64](nil)}, oracle))
-	plain := oracle // what the kernel's own arithmetic makes of the definition
+	must(t, whole.run(Rig{Kernel: attention.NewReference[float64](nil)}, a.oracle))
+	a.plain = a.oracle
 	if attention.AccumulatorType(dtype) == tensor.F32 {
-		plain = newSet(c, Dense, dtype)
-		plain.fill(in)
-		must(t, c.run(Rig{Kernel: attention.NewReference[float32](nil)}, plain))
+		a.plain = newSet(c, Dense, dtype)
+		a.plain.fill(a.in)
+		must(t, c.run(Rig{Kernel: attention.NewReference[float32](nil)}, a.plain))
 	}
+	return a
+}
+
+func check(t *testing.T, rig Rig, c Case, dtype tensor.DType, noDelta bool, want answer) {
+	t.Helper()
+	in, oracle, plain := want.in, want.oracle, want.plain
+	tested := newSet(c, c.Layout, dtype)
+	tested.fill(in)
 	device, err := tested.upload(rig)
 	must(t, err)
 	must(t, c.run(rig, device))
