@@ -6,7 +6,7 @@ ARGS   ?=
 
 export CGO_ENABLED ?= 0
 
-.PHONY: all build run test test-crash test-nfs test-hostile test-slurm test-cluster test-network simulate-cluster check-kubernetes test-report examples race fuzz lint asm bench cuda vet-cuda test-kernels test-gpu gpu-pack install dist check-dist clean
+.PHONY: all build run test test-ring test-crash test-nfs test-hostile test-slurm test-cluster test-network simulate-cluster check-kubernetes test-report examples race fuzz lint asm bench cuda vet-cuda test-kernels test-gpu gpu-pack install dist check-dist clean
 
 all: build
 
@@ -23,9 +23,10 @@ run: build
 # than there are cores, since some wait for processes and clocks, as tests within a package do.
 PACKAGES = -p $$(($$(nproc) + 1)) -parallel $$((2 * $$(nproc))) ./internal/train ./cmd/cprun ./comm ./ring ./...
 
+# Every check of go vet, of every package, since those without tests are vetted too: what go test checks by itself is a part of that,
+# and would be looked at twice.
 test:
-	$(GO) vet ./...
-	$(GO) test $(PACKAGES)
+	$(GO) test -vet=all $(PACKAGES)
 
 # Programs of other modules that use the packages of this one.
 examples:
@@ -33,20 +34,24 @@ examples:
 	$(GO) run -C examples/library .
 
 # The race detector needs cgo and a C compiler. -short leaves out repetitions of the same work, for numbers
-# that `make test` looks at: steps 4 to 12 of loss curves, ranks 2, 3 and 8 of the fixtures of package ring, and
-# large collectives of other types and operations than sums of float32. Hostile inputs go to a program that is not
-# under the detector, so that a tenth does.
+# that `make test` looks at: steps 4 to 12 of loss curves, the fewer of several numbers of ranks, two of three masks and
+# random cases of package ring, and large collectives of other types and operations than sums of float32. Hostile inputs
+# go to a program that is not under the detector, so that a tenth does. It vets nothing, which `make test` has done.
 # `make race RACE=` leaves out nothing. Every process that ends under the detector sleeps, for a second if not told
 # otherwise, and the tests start hundreds of them, one after the other.
 RACE ?= -short
 race:
-	CGO_ENABLED=1 GORACE="atexit_sleep_ms=10 $(GORACE)" $(GO) test -race $(RACE) -timeout 30m $(PACKAGES)
+	CGO_ENABLED=1 GORACE="atexit_sleep_ms=10 $(GORACE)" $(GO) test -race -vet=off $(RACE) -timeout 30m $(PACKAGES)
 
 # Faults at random moments in whole runs: kills, stops, disks that fail, damaged checkpoints.
 TRIALS ?= 220
 SEED   ?= 1
 test-crash:
 	$(GO) test -count 1 -v -timeout 60m -run TestCrash ./cmd/cprun -crash.trials=$(TRIALS) -crash.seed=$(SEED)
+
+# Ten times the random cases of package ring, and every algorithm, mask, layout, number of ranks and of heads with every other.
+test-ring:
+	$(GO) test -count 1 -timeout 60m ./ring -ring.full
 
 # Saves and restores on a file system that does what network file systems do, for some minutes.
 NFS_TRIALS ?= 3000

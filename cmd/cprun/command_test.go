@@ -221,7 +221,7 @@ func TestPlanChecksWhatARunChecks(t *testing.T) {
 	}{
 		"no data":         {[]string{"--set", "data.path=/nope.bin"}, "data.path: no file /nope.bin"},
 		"no validation":   {[]string{"--set", "data.validation={path: /nope.txt, every: 1}"}, "data.validation.path: no file /nope.txt"},
-		"too little data": {[]string{"--set", "data.seq_len=1G"}, "make no sample of seq_len"},
+		"too little data": {[]string{"--set", "data.seq_len=1M"}, "make no sample of seq_len"},
 		"no model":        {[]string{"--set", "model.from=/nope"}, "no directory /nope; nothing is downloaded"},
 	} {
 		args := append([]string{"--nproc", "2"}, c.args...)

@@ -27,7 +27,7 @@ var (
 
 const (
 	crashRanks = 3
-	crashSteps = 24
+	crashSteps = 14
 )
 
 // crash is a kind of fault that strikes a run at a random moment.

@@ -47,7 +47,7 @@ func built(run func() int) int {
 	if err == nil {
 		defer os.RemoveAll(dir)
 		program = filepath.Join(dir, "cprun")
-		build := exec.Command("go", "build", "-o", program, "../../cmd/cprun")
+		build := exec.Command("go", "build", "-ldflags=-s -w", "-o", program, "../../cmd/cprun") // without tables for debuggers, which take long to link
 		build.Env = append(os.Environ(), "CGO_ENABLED=0")
 		var out []byte
 		if out, err = build.CombinedOutput(); err != nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/cprun/cprun/internal/cluster/netsim"
 )
 
-var simAgents = flag.Int("gossip.agents", 48, "agents that TestSimulation has")
+var simAgents = flag.Int("gossip.agents", 32, "agents that TestSimulation has")
 
 // crowd are agents on hosts of a network in this process.
 type crowd struct {
