@@ -1,15 +1,17 @@
-package dnn
+// Package dnn_test, since tests in package dnn would have its C++ compiled once more.
+package dnn_test
 
 import (
 	"fmt"
 	"math/rand/v2"
 	"testing"
 
+	"github.com/cprun/cprun/internal/cuda/dnn"
 	"github.com/cprun/cprun/partition"
 )
 
 // sees is what cuDNN's documentation says of a mask: i, j from the corner of the piece.
-func (p Piece) sees(i, j int) bool {
+func sees(p dnn.Piece, i, j int) bool {
 	d := j - i
 	if p.Mask.BottomRight {
 		d -= p.K.Len() - p.Q.Len()
@@ -18,7 +20,7 @@ func (p Piece) sees(i, j int) bool {
 }
 
 // allowed is what cudnn-frontend refuses, without padding.
-func (p Piece) allowed() error {
+func allowed(p dnn.Piece) error {
 	m, n := p.Q.Len(), p.K.Len()
 	switch {
 	case p.Mask.Left >= 0 && m > n:
@@ -60,19 +62,19 @@ func within(rng *rand.Rand, n int) partition.Range {
 
 func checkCut(t *testing.T, tile partition.Tile, m, n int) {
 	t.Helper()
-	pieces := Cut(nil, tile)
+	pieces := dnn.Cut(nil, tile)
 	for i := range pieces {
 		pieces[i] = pieces[i].Widened(n)
 	}
 	times := make([]int, m*n)
 	for _, p := range pieces {
-		if err := p.allowed(); err != nil {
+		if err := allowed(p); err != nil {
 			t.Errorf("%v: %v has %v", tile, p, err)
 		}
 		for i := p.Q.Lo; i < p.Q.Hi; i++ {
 			seen := false
 			for j := p.K.Lo; j < p.K.Hi; j++ {
-				if p.sees(i-p.Q.Lo, j-p.K.Lo) {
+				if sees(p, i-p.Q.Lo, j-p.K.Lo) {
 					times[i*n+j]++
 					seen = true
 				}
@@ -109,7 +111,7 @@ func TestRingTilesAreOnePiece(t *testing.T) {
 			for owner := range 4 {
 				tiles := partition.Plan(s, rank, owner)
 				for _, tile := range tiles {
-					if p := Cut(nil, tile); len(p) != 1 || p[0].Mask != NoMask && p[0].Mask != (Mask{Left: -1}) {
+					if p := dnn.Cut(nil, tile); len(p) != 1 || p[0].Mask != dnn.NoMask && p[0].Mask != (dnn.Mask{Left: -1}) {
 						t.Errorf("%s, rank %d, keys of %d: %v is %v", layout.Name(), rank, owner, tile, p)
 					}
 				}
@@ -120,32 +122,34 @@ func TestRingTilesAreOnePiece(t *testing.T) {
 
 func TestFitsIsWhatIsSeen(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
-	draw := func() Mask { return Mask{Left: rng.IntN(6) - 1, Right: rng.IntN(3) - 1, BottomRight: rng.IntN(2) == 0} }
+	draw := func() dnn.Mask {
+		return dnn.Mask{Left: rng.IntN(6) - 1, Right: rng.IntN(3) - 1, BottomRight: rng.IntN(2) == 0}
+	}
 	for range 20000 {
-		p := Piece{Q: within(rng, 6), K: within(rng, 6), Mask: draw()}
+		p := dnn.Piece{Q: within(rng, 6), K: within(rng, 6), Mask: draw()}
 		other := p
 		other.Mask = draw()
 		same := true
 		for i := range p.Q.Len() {
 			for j := range p.K.Len() {
-				same = same && p.sees(i, j) == other.sees(i, j)
+				same = same && sees(p, i, j) == sees(other, i, j)
 			}
 		}
 		if p.Fits(other.Mask) && !same {
 			t.Fatalf("%v fits %v and shows something else", p, other.Mask)
 		}
-		if !p.Fits(other.Mask) && same && p.everyRowSees() {
+		if !p.Fits(other.Mask) && same && everyRowSees(p) {
 			t.Fatalf("%v does not fit %v, which shows the same", p, other.Mask)
 		}
 	}
 }
 
 // everyRowSees holds for the pieces that Cut makes.
-func (p Piece) everyRowSees() bool {
+func everyRowSees(p dnn.Piece) bool {
 	for i := range p.Q.Len() {
 		seen := false
 		for j := range p.K.Len() {
-			seen = seen || p.sees(i, j)
+			seen = seen || sees(p, i, j)
 		}
 		if !seen {
 			return false
