@@ -6,7 +6,7 @@ ARGS   ?=
 
 export CGO_ENABLED ?= 0
 
-.PHONY: all build run test test-ring test-crash test-nfs test-hostile test-slurm test-cluster test-network simulate-cluster check-kubernetes test-report examples race fuzz lint asm bench cuda vet-cuda test-kernels test-gpu gpu-pack install dist check-dist clean
+.PHONY: all build run test test-ring test-crash test-nfs test-hostile test-slurm test-cluster test-network simulate-cluster check-kubernetes test-report examples race fuzz lint staticcheck asm bench cuda vet-cuda test-kernels test-gpu gpu-pack install dist check-dist clean
 
 all: build
 
@@ -74,8 +74,9 @@ test-hostile:
 # Faults of nodes and networks in a run on four hosts: namespaces of this machine, which takes root.
 FAULTS ?= 40
 test-cluster:
-	$(GO) test -count 1 -tags cluster -v -timeout 60m -run 'TestCluster|TestNodes' ./cmd/cprun -cluster.faults=$(FAULTS) -cluster.seed=$(SEED)
-	$(GO) test -count 1 -tags cluster ./internal/lan
+	$(GO) vet -tags cluster ./cmd/cprun ./internal/lan
+	$(GO) test -count 1 -tags cluster -vet off -v -timeout 60m -run 'TestCluster|TestNodes' ./cmd/cprun -cluster.faults=$(FAULTS) -cluster.seed=$(SEED)
+	$(GO) test -count 1 -tags cluster -vet off ./internal/lan
 
 # The batch scripts, steps and signals of a real Slurm of two nodes, in namespaces on this machine. Wants root.
 test-slurm:
@@ -108,10 +109,12 @@ FUZZTIME ?= 30s
 fuzz:
 	scripts/fuzz.sh $(FUZZTIME)
 
-# What only one of the two builds uses is used: staticcheck looks at both together.
-lint:
+lint: staticcheck
 	$(GO) vet ./...
 	test -z "$$($$($(GO) env GOROOT)/bin/gofmt -l .)"
+
+# What only one of the two builds uses is used: staticcheck looks at both together.
+staticcheck:
 	$(GO) build -C scripts/tools -o $(CURDIR)/bin/staticcheck honnef.co/go/tools/cmd/staticcheck
 	$(CUDA) printf 'plain: CGO_ENABLED=0\ncuda: CGO_ENABLED=1 -tags=cuda\n' | bin/staticcheck -matrix ./...
 
@@ -136,10 +139,10 @@ cuda:
 
 # The tests with the tag cuda that need no GPU: runs the flash kernels as C++ on the CPU, compiles every
 # kernel for every architecture and looks at what the compiler says of it, and loads made up drivers. With SHORT=-short,
-# as in CI, each program is compiled for one architecture, in turns.
+# as in CI, each program is compiled for one architecture, in turns. What go test would vet, vet-cuda does.
 SHORT ?=
 test-kernels:
-	$(CUDA) $(GO) test -tags cuda $(SHORT) -timeout 30m ./kernels/internal/call ./kernels/source ./internal/cuda/nvrtc ./internal/cuda/driver
+	$(CUDA) $(GO) test -tags cuda -vet off $(SHORT) -timeout 30m ./kernels/internal/call ./kernels/source ./internal/cuda/nvrtc ./internal/cuda/driver
 
 vet-cuda:
 	$(CUDA) $(GO) vet -tags cuda ./...
