@@ -113,7 +113,7 @@ func (s *Stream) Launch(f *Function, l Launch, a *Args) {
 // Args are the arguments of a kernel, laid out as C does, in the order of the calls: each call is a
 // parameter.
 type Args struct {
-	buf [1024]byte
+	buf [2048]byte
 	n   int
 	// A GPU's parameters begin at an address of the constant bank that may be a multiple of 16 only:
 	// where one is aligned to more, its place depends on the GPU, and the driver has to find
@@ -169,10 +169,11 @@ func (a *Args) Double(x float64) *Args {
 
 // Struct adds a parameter that is a struct, and returns a. The fields of *x are those of C, in size
 // and order, and hold no Go pointers; the bytes are copied.
-func Struct[T any](a *Args, x *T) *Args {
-	size := int(unsafe.Sizeof(*x))
-	copy(a.room(size, int(unsafe.Alignof(*x))), unsafe.Slice((*byte)(unsafe.Pointer(x)), size))
-	return a
+func Struct[T any](a *Args, x *T) *Args { return StructAligned(a, x, int(unsafe.Alignof(*x))) }
+
+// StructAligned adds, as Struct does, what C aligns to more than Go, such as a struct with tensor maps.
+func StructAligned[T any](a *Args, x *T, align int) *Args {
+	return a.Bytes(unsafe.Slice((*byte)(unsafe.Pointer(x)), int(unsafe.Sizeof(*x))), align)
 }
 
 // Bytes adds a struct of that alignment, such as a tensor map.

@@ -63,6 +63,8 @@ type deviceForward struct {
 	acc attention.Partial
 	q   View
 	p   attention.Softmax
+	// fresh says that the accumulators hold nothing yet, not even zeros; done, that o is set.
+	fresh, done bool
 }
 
 // begin begins a forward pass whose blocks k computes.
@@ -76,14 +78,22 @@ func (d *deviceAttention) begin(k blockKernel, o View, acc attention.Partial, q 
 	if err := d.onDevice("attention finish", o); err != nil {
 		return nil, err
 	}
-	d.stream.Do("attention reset", func() error {
-		if err := d.fill(acc.O, 0); err != nil {
+	d.forward = deviceForward{d: d, k: k, o: o, acc: acc, q: q, p: p, fresh: true}
+	return &d.forward, nil
+}
+
+// settle sets the accumulators to what they are before any key, unless they have been set.
+func (f *deviceForward) settle() {
+	if !f.fresh {
+		return
+	}
+	f.fresh = false
+	f.d.stream.Do("attention reset", func() error {
+		if err := f.d.fill(f.acc.O, 0); err != nil {
 			return err
 		}
-		return d.fill(acc.LSE, math.Inf(-1))
+		return f.d.fill(f.acc.LSE, math.Inf(-1))
 	})
-	d.forward = deviceForward{d, k, o, acc, q, p}
-	return &d.forward, nil
 }
 
 // Block folds a block in.
@@ -96,7 +106,8 @@ func (f *deviceForward) Block(b attention.Block) error {
 
 // End sets o to the accumulator, rounded to its type.
 func (f *deviceForward) End() error {
-	if f.o == f.acc.O {
+	f.settle()
+	if f.done || f.o == f.acc.O {
 		return nil
 	}
 	f.d.stream.Do("attention finish", func() error {

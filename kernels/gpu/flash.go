@@ -16,18 +16,29 @@ import (
 // inputs, float32 accumulators, head dims up to 256 of any kind, any tiles, strides and soft cap. A
 // call is one launch, whatever its tiles. It implements attention.Kernel. One goroutine calls it.
 //
+// On Hopper, calls in 16 bits whose tensors the copy engine can bring go to kernels of their own; the others
+// go where those of other GPUs do. A pass may have some of both.
+//
 // Programs for a pair of head dims are loaded when they are first used; Preload does it earlier.
 type Flash struct {
 	deviceAttention
 	deterministic bool
-	shared        int // bytes of shared memory that a block may have
+	shared        int          // bytes of shared memory that a block may have
+	hopper        *cuda.Memory // what its kernels hand out work by; nil on other GPUs
 }
 
 // NewFlash computes on stream. Deterministic repeats gradients bit for bit, for two products
 // more of the five that a backward pass takes.
 func NewFlash(stream *cuda.Stream, loader *Loader, deterministic bool) (*Flash, error) {
 	d, err := newDeviceAttention(stream, loader)
-	return &Flash{deviceAttention: d, deterministic: deterministic, shared: loader.Device().SharedPerBlock}, err
+	if err != nil {
+		return nil, err
+	}
+	f := &Flash{deviceAttention: d, deterministic: deterministic, shared: loader.Device().SharedPerBlock}
+	if loader.Device().Arch == hopperArch {
+		f.hopper, err = newWorkCounter(stream, loader.Device())
+	}
+	return f, err
 }
 
 // Preload loads, and where they are not on disk compiles, the programs for q, k and v of a type, and
@@ -44,6 +55,12 @@ func (f *Flash) Preload(t tensor.DType, dim, dimV int) error {
 	names := []string{commonProgram, forward.Forward().Name, backward.Backward().Name}
 	if f.deterministic {
 		names = append(names, backward.DQ().Name)
+	}
+	if s, ok := source.HopperShapeFor(dim, dimV); ok && f.hopper != nil && t != tensor.F32 {
+		names = append(names, s.Forward().Name)
+		if s.Queries > 0 {
+			names = append(names, s.Backward(false).Name)
+		}
 	}
 	return f.loader.Preload(names...)
 }
@@ -90,6 +107,10 @@ func (f *Flash) forwardBlock(x *deviceForward, b attention.Block) error {
 	if err := f.usable("flash attention forward", &c, source.FlashShape.ForwardShared, x.acc.O, x.acc.LSE); err != nil {
 		return err
 	}
+	if f.onHopper(x, &c, b) {
+		return nil
+	}
+	x.settle()
 	f.run("attention forward", c.Forward())
 	return nil
 }
@@ -101,6 +122,9 @@ func (f *Flash) backwardBlock(x *deviceBackward, b attention.GradBlock) error {
 	}
 	if err := f.usable("flash attention backward", &c, f.backwardShared, x.do, x.s.LSE, x.s.Delta, x.dq, b.DK, b.DV); err != nil {
 		return err
+	}
+	if f.backwardOnHopper(&c) {
+		return nil
 	}
 	f.run("attention backward", c.Backward(f.deterministic))
 	return nil

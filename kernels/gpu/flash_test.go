@@ -44,19 +44,33 @@ var flashSuite = attentiontest.Options{DTypes: []tensor.DType{tensor.F32, tensor
 func TestFlash(t *testing.T) {
 	r := newCUDARig(t)
 	compileFlash(t, r.newFlash(false), r.newFlash(true))
+	testFlash(t, (*cudaRig).newFlash)
+}
+
+// TestFlashBeforeHopper runs the suite as GPUs before Hopper compute.
+func TestFlashBeforeHopper(t *testing.T) { testFlash(t, (*cudaRig).newOlderFlash) }
+
+func testFlash(t *testing.T, make func(*cudaRig, bool) *Flash) {
 	for _, deterministic := range []bool{false, true} {
 		t.Run(fmt.Sprintf("deterministic %t", deterministic), func(t *testing.T) {
 			attentiontest.TestKernel(t, func(t testing.TB) attentiontest.Rig {
 				r := newCUDARig(t)
-				return r.attention(r.newFlash(deterministic))
+				return r.attention(make(r, deterministic))
 			}, flashSuite)
 		})
 	}
 }
 
+// newOlderFlash is a Flash without the kernels for Hopper.
+func (r *cudaRig) newOlderFlash(deterministic bool) *Flash {
+	f := r.newFlash(deterministic)
+	f.hopper = nil
+	return f
+}
+
 // newSmallFlash is a Flash of the shapes for GPUs with little shared memory.
 func (r *cudaRig) newSmallFlash(deterministic bool) *Flash {
-	f := r.newFlash(deterministic)
+	f := r.newOlderFlash(deterministic)
 	f.shared = source.SmallShared
 	return f
 }
@@ -64,7 +78,7 @@ func (r *cudaRig) newSmallFlash(deterministic bool) *Flash {
 // TestFlashShapes runs bands, tiles and folds with head dims of every program.
 func TestFlashShapes(t *testing.T) {
 	r := newCUDARig(t)
-	r.testFlashShapes(t, r.newFlash(false), r.newFlash(true))
+	r.testFlashShapes(t, r.newFlash(false), r.newFlash(true), r.newOlderFlash(false), r.newOlderFlash(true))
 }
 
 // TestFlashSmallShapes is TestFlashShapes as GPUs with little shared memory compute, and the cases
@@ -226,6 +240,7 @@ func TestFlashIsDeterministic(t *testing.T) {
 	r := newCUDARig(t)
 	for _, dtype := range []tensor.DType{tensor.F32, tensor.BF16} {
 		t.Run(dtype.String()+", shapes of this GPU", func(t *testing.T) { r.within(t).testFlashRepeats(dtype, r.newFlash(true), r.newFlash(false)) })
+		t.Run(dtype.String()+", before Hopper", func(t *testing.T) { r.within(t).testFlashRepeats(dtype, r.newOlderFlash(true), r.newOlderFlash(false)) })
 		t.Run(dtype.String()+", small shapes", func(t *testing.T) { r.within(t).testFlashRepeats(dtype, r.newSmallFlash(true), r.newSmallFlash(false)) })
 	}
 }

@@ -70,6 +70,7 @@ func (r *Reference) forwardBlock(x *deviceForward, b attention.Block) error {
 	if err != nil {
 		return err
 	}
+	x.settle()
 	r.run("attention forward", c.Forward(program))
 	return nil
 }

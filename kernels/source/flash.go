@@ -73,17 +73,22 @@ type define struct {
 	value int
 }
 
+// defines are constants as a compiler takes them.
+func defines(list ...define) (text []string) {
+	for _, d := range list {
+		text = append(text, fmt.Sprintf("%s=%d", d.name, d.value))
+	}
+	return text
+}
+
 // program is a file for the head dims; cut tells its name from those of other shapes for the same.
-func (s FlashShape) program(file string, cut string, defines ...define) Program {
+func (s FlashShape) program(file string, cut string, more ...define) Program {
 	name := file
 	if s.Float32 {
-		name, defines = file+"_fp32", append(defines, define{"FLOAT32", 1})
+		name, more = file+"_fp32", append(more, define{"FLOAT32", 1})
 	}
-	p := Program{Name: fmt.Sprintf("%s_%d_%d_%s", name, s.QK, s.V, cut), File: file + ".cu"}
-	for _, d := range append([]define{{"HEAD_QK", s.QK}, {"HEAD_V", s.V}, {"INLINE_TILES", FlashTiles}}, defines...) {
-		p.Defines = append(p.Defines, fmt.Sprintf("%s=%d", d.name, d.value))
-	}
-	return p
+	all := append([]define{{"HEAD_QK", s.QK}, {"HEAD_V", s.V}, {"INLINE_TILES", FlashTiles}}, more...)
+	return Program{Name: fmt.Sprintf("%s_%d_%d_%s", name, s.QK, s.V, cut), File: file + ".cu", Defines: defines(all...)}
 }
 
 // size is that of an element in shared memory, in bytes.

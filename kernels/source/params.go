@@ -37,6 +37,35 @@ const (
 	FlashCapped       = 8
 )
 
+// TensorMap is that of hopper.cuh, which only the driver makes. It is aligned to MapAlign bytes.
+type TensorMap struct {
+	Words [16]uint64
+}
+
+// MapAlign is what a struct with a TensorMap is aligned to where a kernel takes it.
+const MapAlign = 64
+
+// HopperForward is that of hopper_forward.cu, the arguments of the forward pass on Hopper.
+type HopperForward struct {
+	Q, K, V                             TensorMap
+	Out                                 Strided // 16 bits
+	Next, Order                         uint64  // of uint32; of int32
+	Pass, Blocks, HeadsBeside, AllHeads int32
+	P                                   FlashParams
+}
+
+// HopperBackward is that of hopper_backward.cu, the arguments of the backward pass on Hopper.
+type HopperBackward struct {
+	Q, K, V, Dout, DQ TensorMap
+	P                 FlashParams
+}
+
+// Bits of HopperForward.Pass; see hopper_forward.cu.
+const (
+	HopperFirst = 1
+	HopperLast  = 2
+)
+
 // ReferenceParams is struct Params of reference.cu, the arguments of the kernels that compute
 // attention as it is defined.
 type ReferenceParams struct {

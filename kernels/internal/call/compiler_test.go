@@ -44,6 +44,9 @@ func needCompiler(t testing.TB) *compiler {
 		shared.dir, err = os.MkdirTemp("", "kernels-")
 		ok(t, err)
 		ok(t, os.CopyFS(shared.dir, os.DirFS("testdata/host")))
+		_, headers, err := source.Program{File: "hopper.cuh"}.Source()
+		ok(t, err)
+		ok(t, shared.add(headers))
 	}
 	return &shared
 }
@@ -63,7 +66,7 @@ func (c *compiler) file(name string, make func(to string) error) (string, error)
 
 // compile compiles a file of the directory.
 func (c *compiler) compile(to, file string, more ...string) error {
-	args := append([]string{"-std=c++17", "-O2", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE", "-Wno-unknown-pragmas", "-x", "c++", file, "-o", to}, more...)
+	args := append([]string{"-std=c++17", "-O2", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE", "-Wno-unknown-pragmas", "-Wno-psabi", "-x", "c++", file, "-o", to}, more...)
 	run := exec.Command(c.cxx, args...)
 	run.Dir = c.dir
 	if out, err := run.CombinedOutput(); err != nil {
@@ -102,20 +105,25 @@ func (c *compiler) program(name string) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	if err := c.add(headers); err != nil {
+		return "", err
+	}
+	return c.text(name, code, p.Defines...)
+}
+
+// add puts headers into the directory that are not there.
+func (c *compiler) add(headers map[string][]byte) error {
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	for file, text := range headers {
 		if _, there := os.Lstat(filepath.Join(c.dir, file)); there == nil {
 			continue
 		}
-		if err = os.WriteFile(filepath.Join(c.dir, file), text, 0o600); err != nil {
-			break
+		if err := os.WriteFile(filepath.Join(c.dir, file), text, 0o600); err != nil {
+			return err
 		}
 	}
-	c.mu.Unlock()
-	if err != nil {
-		return "", err
-	}
-	return c.text(name, code, p.Defines...)
+	return nil
 }
 
 // prepare compiles programs beside each other.

@@ -60,33 +60,40 @@ func (f *Flash) Backward(deterministic bool) []Launch {
 	if !deterministic {
 		return []Launch{keys("flash_backward")}
 	}
-	byQuery := ownTiles(f.Tiles, false)
-	return []Launch{
-		keys("flash_backward_ordered"),
-		f.launch(byQuery, f.Shape.DQ(), "flash_dq", f.Q, f.Shape.OrderedRows, f.Shape.OrderedWarps, f.Shape.DQShared()),
-	}
+	return []Launch{keys("flash_backward_ordered"), f.OrderedDQ()}
+}
+
+// OrderedDQ returns the launch that adds up dQ in a fixed order, where there is a tile.
+func (f *Flash) OrderedDQ() Launch {
+	return f.launch(ownTiles(f.Tiles, false), f.Shape.DQ(), "flash_dq", f.Q, f.Shape.OrderedRows, f.Shape.OrderedWarps, f.Shape.DQShared())
 }
 
 // launch is a kernel whose blocks, of so many warps, own so many rows of a tensor each.
 func (f *Flash) launch(tiles []source.FlashTile, program source.Program, kernel string, owns View, rows, warps, shared int) Launch {
-	flags, unit, inner, outer := f.scores()
 	l := Launch{
 		Program: program.Name, Kernel: kernel + "_" + flashTypes[f.Q.DType()],
 		Grid:    [3]int{owns.Len(tensor.Heads), owns.Len(tensor.Batch), (owns.Len(tensor.Seq) + rows - 1) / rows},
 		Threads: 32 * warps, Shared: shared,
-		Params: source.FlashParams{
-			Q: Strided(f.Q), K: Strided(f.K), V: Strided(f.V), Dout: Strided(f.DO), O: Strided(f.O), LSE: Strided(f.LSE),
-			Delta: Strided(f.Delta), DQ: Strided(f.DQ), DK: Strided(f.DK), DV: Strided(f.DV),
-			TileCount: int32(len(tiles)), SeqQ: Length(f.Q, tensor.Seq), SeqK: Length(f.K, tensor.Seq),
-			Heads: Length(f.Q, tensor.Heads), KVHeads: Length(f.K, tensor.Heads),
-			Dim: Length(f.Q, tensor.Dim), DimV: Length(f.V, tensor.Dim), Flags: flags | f.alignment(),
-			Unit: float32(unit), Inner: float32(inner), Outer: float32(outer), Inverse: float32(1 / outer), Scale: float32(f.Softmax.Scale),
-		},
 	}
-	if copy(l.Params.Few[:], tiles) < len(tiles) {
-		l.Tiles = tiles
-	}
+	l.Params, l.Tiles = f.params(tiles)
 	return l
+}
+
+// params are the arguments for a kernel with those tiles; more are those that they have no room for.
+func (f *Flash) params(tiles []source.FlashTile) (p source.FlashParams, more []source.FlashTile) {
+	flags, unit, inner, outer := f.scores()
+	p = source.FlashParams{
+		Q: Strided(f.Q), K: Strided(f.K), V: Strided(f.V), Dout: Strided(f.DO), O: Strided(f.O), LSE: Strided(f.LSE),
+		Delta: Strided(f.Delta), DQ: Strided(f.DQ), DK: Strided(f.DK), DV: Strided(f.DV),
+		TileCount: int32(len(tiles)), SeqQ: Length(f.Q, tensor.Seq), SeqK: Length(f.K, tensor.Seq),
+		Heads: Length(f.Q, tensor.Heads), KVHeads: Length(f.K, tensor.Heads),
+		Dim: Length(f.Q, tensor.Dim), DimV: Length(f.V, tensor.Dim), Flags: flags | f.alignment(),
+		Unit: float32(unit), Inner: float32(inner), Outer: float32(outer), Inverse: float32(1 / outer), Scale: float32(f.Softmax.Scale),
+	}
+	if copy(p.Few[:], tiles) < len(tiles) {
+		more = tiles
+	}
+	return p, more
 }
 
 // scores is how products become scores; see source.FlashParams. The kernel takes the largest product

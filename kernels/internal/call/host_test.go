@@ -43,7 +43,9 @@ const hostMemory = 64 << 20
 func newHost(t testing.TB) *host {
 	t.Helper()
 	h := &host{t: t, compiler: needCompiler(t), faults: &bytes.Buffer{}, ran: map[string]bool{}}
-	runner, err := h.compiler.file("run", func(to string) error { return h.compiler.compile(to, "run.cpp", "-rdynamic") })
+	runner, err := h.compiler.file("run", func(to string) error {
+		return h.compiler.compile(to, "run.cpp", "memory.cpp", "engine.cpp", "products.cpp", "-rdynamic")
+	})
 	ok(t, err)
 	f, err := os.Create(filepath.Join(t.TempDir(), "memory"))
 	ok(t, err)
@@ -89,12 +91,21 @@ func (h *host) launch(l Launch) error {
 	}
 	p := &l.Params
 	h.move(&p.Q.At, &p.K.At, &p.V.At, &p.Dout.At, &p.O.At, &p.LSE.At, &p.Delta.At, &p.DQ.At, &p.DK.At, &p.DV.At, &p.Tiles)
-	return h.start(l.Program, l.Kernel, l.Grid, [2]int{l.Threads, 1}, l.Shared, arguments{*p})
+	return h.start(l.Program, l.Kernel, l.Grid, [2]int{l.Threads, 1}, l.Shared, arguments{FlashParams: *p})
 }
 
 // arguments is the largest struct that a kernel takes. A smaller one lies at its beginning, where a
 // function that takes it by value looks for it.
-type arguments struct{ source.FlashParams }
+type arguments struct {
+	source.FlashParams
+	More [2048 - unsafe.Sizeof(source.FlashParams{})]byte
+}
+
+// argumentsOf returns what a kernel takes, a struct without gaps, as such.
+func argumentsOf[T any](x *T) (a arguments) {
+	*(*T)(unsafe.Pointer(&a)) = *x
+	return a
+}
 
 // start runs a kernel of a program, whose arguments have addresses of the other process.
 func (h *host) start(program, kernel string, grid [3]int, block [2]int, shared int, a arguments) error {

@@ -9,7 +9,6 @@ import (
 
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/attention/attentiontest"
-	"github.com/cprun/cprun/kernels/source"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
 )
@@ -31,9 +30,7 @@ func (k *hostReference) run(launches []ReferenceLaunch) error {
 		p := &l.Params
 		h.move(&p.Q.At, &p.K.At, &p.V.At, &p.Dout.At, &p.O.At, &p.LSE.At, &p.Delta.At, &p.DQ.At, &p.DK.At, &p.DV.At,
 			&p.Bias.At, &p.Dbias.At, &p.Largest.At, &p.Tiles, &p.Rows, &p.Columns, &p.Slopes)
-		var a arguments
-		*(*source.ReferenceParams)(unsafe.Pointer(&a)) = *p
-		if err := h.start(l.Program, l.Kernel, l.Grid, l.Block, 0, a); err != nil {
+		if err := h.start(l.Program, l.Kernel, l.Grid, l.Block, 0, argumentsOf(p)); err != nil {
 			return err
 		}
 	}

@@ -4,11 +4,9 @@ package call
 
 import (
 	"testing"
-	"unsafe"
 
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/attention/attentiontest"
-	"github.com/cprun/cprun/kernels/source"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -36,9 +34,7 @@ func (k hostSinks) run(l SinkLaunch, err error) error {
 	}
 	p := &l.Params
 	k.move(&p.O.At, &p.Dout.At, &p.LSE.At, &p.Sink, &p.Dsink)
-	var a arguments
-	*(*source.SinkParams)(unsafe.Pointer(&a)) = *p
-	return k.start(SinkProgram, l.Kernel, l.Grid, [2]int{l.Threads, 1}, l.Shared, a)
+	return k.start(SinkProgram, l.Kernel, l.Grid, [2]int{l.Threads, 1}, l.Shared, argumentsOf(p))
 }
 
 // TestSinksOnHost runs the conformance suite of sinks on the kernels of a GPU.

@@ -52,14 +52,14 @@ template <bool TRANS> void load_matrices(unsigned (&d)[4], unsigned address) {
 inline void ldmatrix(unsigned (&d)[4], unsigned address) { load_matrices<false>(d, address); }
 inline void ldmatrix_trans(unsigned (&d)[4], unsigned address) { load_matrices<true>(d, address); }
 
-inline void store_shared(unsigned address, unsigned x) { memcpy(shared_at(address, 4), &x, 4); }
+inline void store_shared(unsigned address, unsigned x) { memcpy(stored_at(address, 4), &x, 4); }
 inline void store_shared(unsigned address, unsigned a, unsigned b) {
   unsigned x[2] = {a, b};
-  memcpy(shared_at(address, 8), x, 8);
+  memcpy(stored_at(address, 8), x, 8);
 }
 inline void store_shared(unsigned address, unsigned a, unsigned b, unsigned c, unsigned d) {
   unsigned x[4] = {a, b, c, d};
-  memcpy(shared_at(address, 16), x, 16);
+  memcpy(stored_at(address, 16), x, 16);
 }
 inline float load_shared(unsigned address) {
   float x;

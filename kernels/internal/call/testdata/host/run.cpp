@@ -1,77 +1,51 @@
 // Runs kernels that were compiled for the host. It maps a file that the test has mapped too, says where,
 // and then takes launches from its standard input, each answered by a byte when it is done. What a
 // kernel does wrong ends it, with a line on its standard error.
-#include "host.h"
+#include "machine.h"
 
 #include <dlfcn.h>
 #include <fcntl.h>
-#include <setjmp.h>
+#include <signal.h>
 #include <sys/mman.h>
-#include <ucontext.h>
 #include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
-#include <vector>
 
 Index threadIdx, blockIdx, blockDim, gridDim;
 
-constexpr unsigned MAX_SHARED = 227 << 10, MAX_THREADS = 1024, STACK = 256 << 10;
-constexpr unsigned SHARED_BASE = 1024; // address of the first byte: addresses are offsets nowhere
+constexpr unsigned STACK = 256 << 10;
 alignas(1024) char shared[MAX_SHARED];
 
-// Params is the argument of a kernel, FlashParams of flash.cuh: passed by value, whatever is in it.
-struct Params { alignas(8) char bytes[768]; };
+// Params is the argument of a kernel, the largest that there is: passed by value, whatever is in it.
+struct Params { alignas(64) char bytes[2048]; };
 
 struct Launch {
   char library[256], kernel[64];
   int grid[3], threads, columns, shared, descending, unused; // columns: of the threads, blockDim.x
-  Params params;
 };
 
-enum State { READY, AT_WARP, AT_BLOCK, DONE };
-
-struct Copy {
-  unsigned dst;
-  const void* src;
-  unsigned bytes;
-  bool valid;
-};
-
-struct Thread {
-  State state;
-  bool started;
-  jmp_buf at;
-  ucontext_t first;
-  char* stack;
-  std::vector<Copy> copies;
-  std::vector<size_t> groups; // how many copies there were at each commit
-};
+Thread threads[MAX_THREADS];
+unsigned current, threads_of_block, shared_of_block;
+bool descending;
 
 static Launch launch;
+static Params params;
 static void (*kernel)(Params);
-static Thread threads[MAX_THREADS];
-static unsigned current; // the thread that runs
 alignas(64) static char slots[MAX_THREADS][64];
 static jmp_buf scheduler;
 
-void fail(const char* what, unsigned long long value) {
-  fprintf(stderr, "%s, block (%u, %u, %u), thread %u: %s: %#llx\n", launch.kernel, blockIdx.x, blockIdx.y, blockIdx.z, current, what, value);
+struct Named { int threads, came; bool lanes[MAX_THREADS]; };
+static Named named[16];
+
+void fail_of(unsigned thread, const char* what, unsigned long long value) {
+  fprintf(stderr, "%s, block (%u, %u, %u), thread %u: %s: %#llx\n", launch.kernel, blockIdx.x, blockIdx.y, blockIdx.z, thread, what, value);
   _exit(1);
 }
 
-unsigned shared_address(const void* p) { return (const char*)p - shared + SHARED_BASE; }
+void fail(const char* what, unsigned long long value) { fail_of(current, what, value); }
 
-char* shared_at(unsigned address, unsigned bytes) {
-  unsigned at = address - SHARED_BASE;
-  if (address < SHARED_BASE || at + bytes > (unsigned)launch.shared) {
-    fail("an address outside the block's shared memory", at);
-  }
-  if (at % bytes) {
-    fail("an address in shared memory that is not aligned", at);
-  }
-  return shared + at;
-}
+unsigned shared_address(const void* p) { return (const char*)p - shared + SHARED_BASE; }
 
 void start_copy(unsigned dst, const void* src, unsigned bytes, bool valid) {
   shared_at(dst, bytes);
@@ -95,9 +69,9 @@ void wait_copies(int pending) {
   for (size_t i = 0; i < done; i++) {
     const Copy& c = t.copies[i];
     if (c.valid) {
-      memcpy(shared_at(c.dst, c.bytes), c.src, c.bytes);
+      memcpy(stored_at(c.dst, c.bytes), c.src, c.bytes);
     } else {
-      memset(shared_at(c.dst, c.bytes), 0, c.bytes);
+      memset(stored_at(c.dst, c.bytes), 0, c.bytes);
     }
   }
   t.copies.erase(t.copies.begin(), t.copies.begin() + done);
@@ -107,21 +81,62 @@ void wait_copies(int pending) {
   }
 }
 
-static void yield(State s) {
+void suspend(State s, unsigned where, long until) {
   Thread& t = threads[current];
   t.state = s;
+  t.where = where;
+  t.until = until;
   if (!_setjmp(t.at)) {
     _longjmp(scheduler, 1);
   }
 }
 
-void warp_wait() { yield(AT_WARP); }
-void block_wait() { yield(AT_BLOCK); }
+void warp_wait() { suspend(AT_WARP); }
+void poll_again() { suspend(POLLING); }
 void* lane_slot(unsigned lane) { return slots[current / 32 * 32 + lane]; }
 
+void block_wait() {
+  suspend(AT_BLOCK);
+  threads[current].syncs++;
+}
+
+// open_named lets go who waits at a named barrier. A GPU counts warps.
+static void open_named(unsigned number) {
+  Named& b = named[number];
+  for (unsigned i = 0; i < threads_of_block; i++) {
+    if (b.lanes[i] != b.lanes[i / 32 * 32]) {
+      fail_of(i, "a part of a warp came to the barrier", number);
+    }
+  }
+  wake(AT_NAMED, [=](const Thread& t) { return t.where == number; });
+  b = {};
+}
+
+void named_wait(int number, int count, bool waits) {
+  if (number < 0 || number > 15 || count <= 0 || count % 32 || count > (int)threads_of_block) {
+    fail("a barrier or a number of threads that there is not", number < 0 || number > 15 ? number : count);
+  }
+  Named& b = named[number];
+  if (b.came && b.threads != count) {
+    fail("threads do not agree how many are to come to the barrier", number);
+  }
+  b.threads = count;
+  b.lanes[current] = true;
+  const bool last = ++b.came == count;
+  if (last) {
+    open_named(number);
+  }
+  if (waits) {
+    if (!last) {
+      suspend(AT_NAMED, number);
+    }
+    threads[current].syncs += count == (int)threads_of_block;
+  }
+}
+
 static void body() {
-  kernel(launch.params);
-  yield(DONE);
+  kernel(params);
+  suspend(DONE);
 }
 
 // resume runs a thread until it waits.
@@ -154,41 +169,109 @@ static void release(int from, int to) {
   }
 }
 
-// run_warp runs a warp until all its threads wait for the block or are done. Lanes run one after the
-// other in a certain order, which the next launch turns round: a result that depends on it shows.
-static void run_warp(int warp) {
+// run_warp runs a warp until all its threads wait for more than the warp, or are done. Lanes run one after
+// the other in a certain order, which the next launch turns round: a result that depends on it shows. It
+// returns whether any ran.
+static bool run_warp(int warp) {
   const int from = warp * 32, to = from + 32;
-  do {
-    release(from, to);
-    for (int i = 0; i < 32; i++) {
-      resume(launch.descending ? to - 1 - i : from + i);
+  bool any = false;
+  for (bool more = true; more; any |= more) {
+    more = all(from, to, AT_WARP);
+    if (more) {
+      release(from, to);
     }
-  } while (all(from, to, AT_WARP));
+    for (int i = 0; i < 32; i++) {
+      int lane = descending ? to - 1 - i : from + i;
+      if (threads[lane].state == READY) {
+        resume(lane);
+        more = true;
+      }
+    }
+  }
+  return any;
+}
+
+static bool run_warps() {
+  const int warps = launch.threads / 32;
+  bool any = false;
+  for (int i = 0; i < warps; i++) {
+    any |= run_warp(descending ? warps - 1 - i : i);
+  }
+  return any;
+}
+
+static std::string waits_for(const Thread& t) {
+  switch (t.state) {
+    case AT_WARP: return "waits for its warp";
+    case AT_BLOCK: return "waits for the block";
+    case AT_NAMED: {
+      const Named& b = named[t.where];
+      return "waits at barrier " + std::to_string(t.where) + ", to which " + std::to_string(b.came) + " threads of " + std::to_string(b.threads) + " came";
+    }
+    case AT_PHASE: return "waits for a phase of parity " + std::to_string(t.until) + " of " + barrier_says(t.where);
+    case AT_PRODUCTS: return "waits for products, with the rest of its warpgroup";
+    case POLLING: return "asks again and again";
+    default: return "is done";
+  }
+}
+
+// stuck ends the process where no thread can go on.
+[[noreturn]] static void stuck() {
+  std::string text;
+  for (int i = 0, from = 0; i < launch.threads; i++) {
+    std::string here = waits_for(threads[i]);
+    if (i + 1 == launch.threads || waits_for(threads[i + 1]) != here) {
+      text += "\n  " + (from < i ? std::to_string(from) + " to " : "") + std::to_string(i) + ": " + here;
+      from = i + 1;
+    }
+  }
+  fail(("threads wait at different barriers, or for what never comes:" + text + "\nof a block of").c_str(), launch.threads);
+}
+
+// step does what can be done when no thread can run. What no thread waits for comes last; those that ask again
+// and again are let to after that.
+static bool step(int& polls) {
+  constexpr int PATIENCE = 1000; // rounds in which nobody does anything but ask
+  if (all(0, launch.threads, DONE)) {
+    return false;
+  }
+  if (all(0, launch.threads, AT_BLOCK)) {
+    release(0, launch.threads);
+    return true;
+  }
+  if ((descending ? products_step() || engine_step(false) : engine_step(false) || products_step()) || engine_step(true)) {
+    polls = 0;
+    return true;
+  }
+  if (++polls <= PATIENCE) {
+    wake(POLLING, [](const Thread&) { return true; });
+    return true;
+  }
+  return false;
 }
 
 static void run_block() {
-  memset(shared, 0xff, launch.shared); // NaN of every type
+  memory_begin();
+  memset(named, 0, sizeof named);
+  engine_begin();
+  products_begin();
   for (int i = 0; i < launch.threads; i++) {
     Thread& t = threads[i];
-    t.state = READY;
-    t.started = false;
-    t.copies.clear();
-    t.groups.clear();
+    t = {.stack = t.stack};
     getcontext(&t.first);
     t.first.uc_stack.ss_sp = t.stack;
     t.first.uc_stack.ss_size = STACK;
     t.first.uc_link = nullptr;
     makecontext(&t.first, body, 0);
   }
-  const int warps = launch.threads / 32;
-  do {
-    for (int i = 0; i < warps; i++) {
-      run_warp(launch.descending ? warps - 1 - i : i);
-    }
-  } while (all(0, launch.threads, AT_BLOCK));
-  if (!all(0, launch.threads, DONE)) {
-    fail("threads wait at different barriers; block size", launch.threads);
+  int polls = 0;
+  while (run_warps() || step(polls)) {
   }
+  if (!all(0, launch.threads, DONE)) {
+    stuck();
+  }
+  products_end();
+  engine_end();
 }
 
 static void run() {
@@ -197,6 +280,7 @@ static void run() {
     fprintf(stderr, "%s\n", dlerror());
     _exit(1);
   }
+  threads_of_block = launch.threads, shared_of_block = launch.shared, descending = launch.descending;
   if (launch.threads > (int)MAX_THREADS || launch.threads % 32 || launch.shared > (int)MAX_SHARED) {
     fail("a launch that no GPU takes; threads", launch.threads);
   }
@@ -211,6 +295,24 @@ static void run() {
   }
 }
 
+// on_fault is called where a thread does what its processor does not.
+static void on_fault(int signal, siginfo_t* info, void*) {
+  const char* what = signal == SIGFPE ? "a division by 0, by the instruction" : signal == SIGILL ? "no instruction" : "an address where there is no memory";
+  fail(what, (uintptr_t)info->si_addr);
+}
+
+static void watch_faults() {
+  static char stack[64 << 10];
+  stack_t other = {};
+  other.ss_sp = stack, other.ss_size = sizeof stack;
+  sigaltstack(&other, nullptr);
+  struct sigaction action = {};
+  action.sa_sigaction = on_fault, action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+  for (int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL}) {
+    sigaction(signal, &action, nullptr);
+  }
+}
+
 static void answer(const void* p, size_t bytes) {
   if (write(1, p, bytes) != (ssize_t)bytes) {
     _exit(1);
@@ -218,6 +320,7 @@ static void answer(const void* p, size_t bytes) {
 }
 
 int main(int, char** args) {
+  watch_faults();
   int file = open(args[1], O_RDWR);
   void* base = mmap(nullptr, strtoull(args[2], nullptr, 10), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   if (base == MAP_FAILED) {
@@ -229,7 +332,7 @@ int main(int, char** args) {
   }
   unsigned long long at = (unsigned long long)base;
   answer(&at, sizeof at);
-  while (fread(&launch, sizeof launch, 1, stdin) == 1) {
+  while (fread(&launch, sizeof launch, 1, stdin) == 1 && fread(&params, sizeof params, 1, stdin) == 1) {
     run();
     answer("", 1);
   }

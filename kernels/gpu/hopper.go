@@ -1,0 +1,146 @@
+//go:build cuda
+
+package gpu
+
+import (
+	"encoding/binary"
+	"fmt"
+	"slices"
+
+	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/internal/cuda"
+	"github.com/cprun/cprun/kernels/internal/call"
+	"github.com/cprun/cprun/kernels/source"
+	"github.com/cprun/cprun/tensor"
+)
+
+// hopperArch is the compute capability, times 10, that the kernels for Hopper are for.
+const hopperArch = 90
+
+// newWorkCounter returns the memory of the number by which blocks of a grid take work. Every launch leaves
+// it 0.
+func newWorkCounter(stream *cuda.Stream, dev *cuda.Device) (*cuda.Memory, error) {
+	m, err := dev.Alloc(4)
+	if err != nil {
+		return nil, fmt.Errorf("the counter of work: %w", err)
+	}
+	stream.Memset(workCounter(m), 0, 4)
+	return m, nil
+}
+
+func workCounter(m *cuda.Memory) uint64 {
+	return cuda.Addr(tensor.Dense(m, tensor.I32, 0, [4]int{1, 1, 1, 1}))
+}
+
+// hopperShape is the shape for a call, if it can go to the kernels for Hopper.
+func (f *Flash) hopperShape(c *call.Flash, more ...View) (source.HopperShape, bool) {
+	s, ok := source.HopperShapeFor(c.Q.Len(tensor.Dim), c.V.Len(tensor.Dim))
+	return s, ok && f.hopper != nil && c.TakesHopper(more...)
+}
+
+// onHopper queues a block of a forward pass for the kernels for Hopper, and reports whether it did.
+func (f *Flash) onHopper(x *deviceForward, c *call.Flash, b attention.Block) bool {
+	rounds := x.o != x.acc.O && x.o.DType() == c.Q.DType() // into o
+	var more []View
+	if rounds {
+		more = []View{x.o}
+	}
+	shape, ok := f.hopperShape(c, more...)
+	if !ok {
+		return false
+	}
+	last := b.Last && rounds
+	l, ok := c.HopperForward(shape, x.o, x.fresh, last)
+	if !ok {
+		return true // no query sees a key of the block
+	}
+	x.fresh, x.done = false, last
+	f.stream.Do("attention forward", func() error { return f.launchForward(&l) })
+	return true
+}
+
+// launchForward launches a block of a forward pass.
+func (f *Flash) launchForward(l *call.HopperForward) error {
+	p := &l.Params
+	words := slices.Concat(call.Words(l.Tiles), call.Words(l.Order))
+	if len(words) > 0 {
+		at, err := f.upload(words)
+		if err != nil {
+			return err
+		}
+		if l.Tiles != nil {
+			p.P.Tiles = at
+		}
+		if l.Order != nil {
+			p.Order = at + uint64(4*len(call.Words(l.Tiles)))
+		}
+	}
+	p.Next = workCounter(f.hopper)
+	for i, to := range []*source.TensorMap{&p.Q, &p.K, &p.V} {
+		if err := f.encode(to, l.Maps[i]); err != nil {
+			return err
+		}
+	}
+	grid := cuda.Dim{X: min(l.Blocks, f.loader.Device().SMs)}
+	return f.launch(l.Program, l.Kernel, cuda.Launch{Grid: grid, Block: cuda.Dim{X: l.Threads}, Shared: l.Shared}, cuda.StructAligned(&cuda.Args{}, p, source.MapAlign))
+}
+
+// backwardOnHopper queues a block of a backward pass for the kernels for Hopper, and reports whether it did.
+func (f *Flash) backwardOnHopper(c *call.Flash) bool {
+	shape, ok := f.hopperShape(c)
+	if !ok || shape.Queries == 0 {
+		return false
+	}
+	l, ok := c.HopperBackward(shape, f.deterministic)
+	if !ok {
+		return true // no query sees a key of the block
+	}
+	f.stream.Do("attention backward", func() error { return f.launchBackward(&l) })
+	if f.deterministic {
+		f.run("attention backward, dQ", []call.Launch{c.OrderedDQ()})
+	}
+	return true
+}
+
+// launchBackward launches a block of a backward pass.
+func (f *Flash) launchBackward(l *call.HopperBackward) error {
+	p := &l.Params
+	if l.Tiles != nil {
+		var err error
+		if p.P.Tiles, err = f.upload(call.Words(l.Tiles)); err != nil {
+			return err
+		}
+	}
+	for i, to := range []*source.TensorMap{&p.Q, &p.K, &p.V, &p.Dout, &p.DQ} {
+		if err := f.encode(to, l.Maps[i]); err != nil {
+			return err
+		}
+	}
+	grid := cuda.Dim{X: l.Grid[0], Y: l.Grid[1], Z: l.Grid[2]}
+	return f.launch(l.Program, l.Kernel, cuda.Launch{Grid: grid, Block: cuda.Dim{X: l.Threads}, Shared: l.Shared}, cuda.StructAligned(&cuda.Args{}, p, source.MapAlign))
+}
+
+// encode makes a map as the copy engine reads it.
+func (f *Flash) encode(to *source.TensorMap, m call.Map) error {
+	v := m.View
+	t := cuda.Tiled{Type: v.DType(), Addr: cuda.Addr(v), Swizzle: 128, Box: []int{m.Columns, m.Rows, 1, 1}}
+	for _, a := range []tensor.Axis{tensor.Dim, tensor.Seq, tensor.Heads, tensor.Batch} {
+		t.Shape = append(t.Shape, v.Len(a))
+		if a != tensor.Dim {
+			t.Strides = append(t.Strides, stepBytes(v, a))
+		}
+	}
+	encoded, err := f.loader.Device().TensorMap(t)
+	for i := range to.Words {
+		to.Words[i] = binary.NativeEndian.Uint64(encoded[8*i:])
+	}
+	return err
+}
+
+// stepBytes is from one to the next along an axis; of an axis of one, what the driver allows.
+func stepBytes(v View, a tensor.Axis) int64 {
+	if v.Len(a) == 1 {
+		return 16
+	}
+	return v.Stride(a) * int64(v.DType().Size())
+}

@@ -1,0 +1,125 @@
+package source
+
+import "fmt"
+
+// HopperShape is how the kernels for Hopper are cut for head dims up to QK, of queries and keys, and V.
+type HopperShape struct {
+	QK, V int
+	// The forward pass: blocks of Groups times 64 queries take Step keys at once.
+	Groups, Step int
+	// The backward pass: blocks of KeyGroups times 64 keys take Queries queries at once, which Stages buffers
+	// hold; where scores need more than a factor, CappedQueries. 0: there is none for these head dims.
+	KeyGroups, Queries, CappedQueries, Stages int
+}
+
+// HopperShapes are the shapes that are compiled, the smallest head dims first. Each step is the widest for
+// which a thread has the registers, and a block the shared memory.
+var HopperShapes = []HopperShape{
+	{QK: 64, V: 64, Groups: 3, Step: 128, KeyGroups: 2, Queries: 64, CappedQueries: 64, Stages: 2},
+	{QK: 96, V: 96, Groups: 2, Step: 128, KeyGroups: 2, Queries: 64, CappedQueries: 48, Stages: 2},
+	{QK: 128, V: 128, Groups: 2, Step: 176, KeyGroups: 2, Queries: 64, CappedQueries: 48, Stages: 2},
+	{QK: 192, V: 128, Groups: 2, Step: 128},
+	{QK: 256, V: 256, Groups: 2, Step: 80},
+}
+
+// hopperArchs are the architectures that have wgmma.
+var hopperArchs = []string{"sm_90a"}
+
+// HopperShapeFor returns the first shape for these head dims; ok is false where there is none.
+func HopperShapeFor(qk, v int) (s HopperShape, ok bool) {
+	for _, s := range HopperShapes {
+		if qk <= s.QK && v <= s.V {
+			return s, true
+		}
+	}
+	return HopperShape{}, false
+}
+
+// Rows returns how many queries a block of the forward pass takes.
+func (s HopperShape) Rows() int { return 64 * s.Groups }
+
+// hopperRegisters are those of a thread that loads and of one that computes, with so many warpgroups that
+// compute. A block may have no more than the 65536 of an SM, nor than it is launched with.
+var hopperRegisters = map[int][2]int{2: {40, 232}, 3: {32, 160}}
+
+// Forward returns the program of the forward pass.
+func (s HopperShape) Forward() Program {
+	registers := hopperRegisters[s.Groups]
+	return Program{
+		Name: fmt.Sprintf("hopper_forward_%d_%d_%dx%d", s.QK, s.V, s.Rows(), s.Step), File: "hopper_forward.cu", Archs: hopperArchs,
+		Defines: defines(
+			define{"HEAD_QK", s.QK}, define{"HEAD_V", s.V}, define{"GROUPS", s.Groups}, define{"BN", s.Step}, define{"INLINE_TILES", FlashTiles},
+			define{"PRODUCER_REGISTERS", registers[0]}, define{"CONSUMER_REGISTERS", registers[1]},
+		),
+	}
+}
+
+// queries is how many the backward pass takes at once.
+func (s HopperShape) queries(capped bool) int {
+	if capped {
+		return s.CappedQueries
+	}
+	return s.Queries
+}
+
+// Keys returns how many keys a block of the backward pass owns.
+func (s HopperShape) Keys() int { return 64 * s.KeyGroups }
+
+// Backward returns the program of the backward pass, of scores that need a factor alone or, capped, more.
+func (s HopperShape) Backward(capped bool) Program {
+	kind, cap := "", 0
+	if capped {
+		kind, cap = "_capped", 1
+	}
+	queries := s.queries(capped)
+	return Program{
+		Name: fmt.Sprintf("hopper_backward%s_%d_%d_%dx%dx%d", kind, s.QK, s.V, queries, s.Keys(), s.Stages), File: "hopper_backward.cu", Archs: hopperArchs,
+		Defines: defines(
+			define{"HEAD_QK", s.QK}, define{"HEAD_V", s.V}, define{"GROUPS", s.KeyGroups}, define{"BM", queries}, define{"STAGES", s.Stages},
+			define{"CAP", cap}, define{"INLINE_TILES", FlashTiles},
+		),
+	}
+}
+
+// BackwardBoxes returns how many rows the boxes of Q and dO, and those of dQ have; a warpgroup's part of
+// dQ is so many panels of 64 columns.
+func (s HopperShape) BackwardBoxes(capped bool) (queries, dqRows, dqPanels int) {
+	queries, panels := s.queries(capped), (s.QK+63)/64
+	if panels%s.KeyGroups == 0 {
+		return queries, queries, panels / s.KeyGroups
+	}
+	return queries, queries / s.KeyGroups, panels
+}
+
+// BackwardShared returns the shared memory of a block of the backward pass, in bytes: K, V, two buffers of
+// dS, dQ, the stages of Q, dO, LSE and delta, and what the warpgroups tell each other.
+func (s HopperShape) BackwardShared(capped bool) int {
+	queries, dqRows, dqPanels := s.BackwardBoxes(capped)
+	const step, place, barrier = 32, 16, 8
+	keys := panels(s.Keys(), s.QK) + panels(s.Keys(), s.V) + 4*s.Keys()
+	stage := panels(queries, s.QK) + panels(queries, s.V) + step + 2*4*queries + 2*barrier
+	return keys + 2*panels(queries, s.Keys()) + s.KeyGroups*(4*dqRows*64*dqPanels+place) + s.Stages*stage + barrier
+}
+
+// panels is the shared memory of a matrix of 16-bit elements, in panels of 64 columns.
+func panels(rows, columns int) int { return 2 * rows * ((columns + 63) / 64 * 64) }
+
+// ForwardShared returns the shared memory of a block of the forward pass, in bytes: Q, two blocks of K and
+// of V, and what the warpgroups tell each other.
+func (s HopperShape) ForwardShared() int {
+	const words = 256
+	return panels(s.Rows(), s.QK) + 2*(panels(s.Step, s.QK)+panels(s.Step, s.V)) + words
+}
+
+// hopper is the attention of our own for Hopper.
+var hopper = hopperPrograms()
+
+func hopperPrograms() (list []Program) {
+	for _, s := range HopperShapes {
+		list = append(list, s.Forward())
+		if s.Queries > 0 {
+			list = append(list, s.Backward(false), s.Backward(true))
+		}
+	}
+	return list
+}

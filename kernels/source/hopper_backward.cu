@@ -1,0 +1,599 @@
+// Attention backward on Hopper, after FlashAttention-3 (arXiv:2407.08608): a block of threads owns BN keys
+// of a KV head, 64 for each of its GROUPS consumer warpgroups, walks over blocks of BM queries of all heads
+// that read it, and keeps dK and dV in registers until the end. Scores are computed turned round,
+//   S' = K Q', dP' = V dO', dV += P' dO, dK += dS' Q, dQ' = K' dS',
+// so that P' and dS' are in the registers that the products for dV and dK take them from. dS goes through
+// shared memory for dQ, as all warpgroups' keys add to it; of dQ' each warpgroup has a part, which it leaves
+// in shared memory, and a warp of its own has the copy engine add it to global memory, in no certain order.
+// With ORDERED, dQ is left to flash_dq.cu.
+//
+// The first warpgroup has no products. Its warp 0 walks, and loads Q, dO, LSE and delta for STAGES steps
+// ahead; it tells the consumers in shared memory what a step is. Warp 1 + w adds the dQ of consumer w.
+//
+// Compiled with HEAD_QK and HEAD_V, the head dims rounded up, BM, STAGES, GROUPS, and CAP, 1 for scores that a
+// factor above 0 alone does not make of products, CAPPED or SCALED; these take more registers, and a smaller BM.
+#include "flash.cuh"
+#include "hopper.cuh"
+
+constexpr int BN = 64 * GROUPS, CONSUMERS = 128 * GROUPS, THREADS = 128 + CONSUMERS;
+// Registers of a thread. Those of a block are 65536 together.
+constexpr int FEW = GROUPS == 3 ? 32 : CAP ? 40 : 24, MANY = GROUPS == 3 ? 160 : CAP ? 232 : 240;
+static_assert(BM % 16 == 0 && (GROUPS == 2 || GROUPS == 3), "shape");
+
+struct HopperBackward {
+  TensorMap q, k, v, dout, dq; // boxes of 64 by BM, BN, BN, BM elements; dq: of 32 by DQ_ROWS floats
+  FlashParams p;
+};
+static_assert(sizeof(HopperBackward) == 5 * 128 + sizeof(FlashParams), "HopperBackward of params.go is laid out so");
+
+using Keys = Panels<BN, HEAD_QK>;
+using Values = Panels<BN, HEAD_V>;
+using Queries = Panels<BM, HEAD_QK>;
+using Douts = Panels<BM, HEAD_V>;
+using Scores = Panels<BM, BN>; // dS, as [query][key]
+using KeyWalk = Walk<BN, BM>; // own rows are keys, others queries
+
+// A warpgroup's part of dQ' is made of DQ_PARTS times 64 of the head dim by DQ_ROWS queries. Where the
+// head dim does not divide, the queries do.
+constexpr int DQ_PANELS = (HEAD_QK + 63) / 64;
+constexpr bool BY_DIM = DQ_PANELS % GROUPS == 0;
+constexpr int DQ_PARTS = BY_DIM ? DQ_PANELS / GROUPS : DQ_PANELS, DQ_ROWS = BY_DIM ? BM : BM / GROUPS;
+constexpr int DQ_BOX = DQ_ROWS * 128, DQ_BYTES = DQ_PARTS * 2 * DQ_BOX; // a box is 32 floats wide
+static_assert(DQ_ROWS % 8 == 0, "shape");
+
+// Shared is the layout of shared memory.
+struct Shared {
+  static constexpr int K = 0, V = K + Keys::BYTES, DS = V + Values::BYTES, DQ = DS + 2 * Scores::BYTES, STAGE = DQ + GROUPS * DQ_BYTES;
+  static constexpr int DO = Queries::BYTES, STAGE_BYTES = DO + Douts::BYTES; // of a stage
+  static constexpr int STATS = STAGE + STAGES * STAGE_BYTES;
+  // Of the stats of a stage: a Step, and for each query LSE * log2 e, and delta.
+  static constexpr int LSE = 32, DELTA = LSE + BM * 4, STATS_BYTES = DELTA + BM * 4;
+  static constexpr int PLACES = STATS + STAGES * STATS_BYTES; // where the dQ of a warpgroup goes: row, head
+  static constexpr int COVERED = PLACES + 16 * GROUPS;        // for each key, whether it is in a tile
+  static constexpr int KEYS_FULL = COVERED + BN * 4, FULL = KEYS_FULL + 8, EMPTY = FULL + 8 * STAGES, BYTES = EMPTY + 8 * STAGES;
+};
+static_assert(Shared::BYTES <= 232448, "a block has no more shared memory");
+
+// Numbers of barriers of the block between threads that share a job; see some_sync.
+constexpr int ALL_CONSUMERS = 1, DQ_FULL = 2, DQ_EMPTY = DQ_FULL + GROUPS, DQ_THREADS = 128 + 32;
+
+// Step is a block of queries, as the producer hands it to the consumers: key j sees query i where
+// own_lo <= j < own_hi, lo <= i - j <= hi and i < end.
+struct Step {
+  int row, head, end, kind;
+  int own_lo, own_hi, lo, hi;
+
+  __device__ __forceinline__ void store(unsigned at) const {
+    store_shared(at, row, head, end, kind);
+    store_shared(at + 16, own_lo, own_hi, lo, hi);
+  }
+  __device__ __forceinline__ void load(unsigned at) {
+    load_shared_words(at, row, head, end, kind);
+    load_shared_words(at + 16, own_lo, own_hi, lo, hi);
+  }
+};
+// Bits of Step.kind.
+constexpr int LAST = 1;   // no step, but the end of them
+constexpr int MASKED = 2; // some key does not see some query
+constexpr int DIRTY = 4;  // rows from end on are in the tensor, and may be anything
+
+// Heads is the walk of a block over all heads of the group.
+struct Heads {
+  KeyWalk walk;
+  int head;
+
+  __device__ __forceinline__ bool next() {
+    if (walk.next()) {
+      return true;
+    }
+    unsigned next_kv_head = blockIdx.x + 1;
+    hide_value(next_kv_head); // or the compiler keeps the product in a register, which are scarce here
+    if (++head * walk.p.kv_heads == next_kv_head * walk.p.heads) {
+      return false;
+    }
+    walk.restart();
+    return walk.next();
+  }
+
+  // tell stores the Step.
+  __device__ __forceinline__ void tell(unsigned to, bool more) const {
+    if (!more) {
+      Step{0, 0, 0, LAST, 0, 0, 0, 0}.store(to);
+      return;
+    }
+    const Tile& t = walk.tile();
+    const int kind = (walk.whole() ? 0 : MASKED) | (walk.end < min(walk.other + BM, walk.p.seq_q) ? DIRTY : 0);
+    Step{walk.other, head, walk.end, kind, t.own_lo, t.own_hi, t.lo, t.hi}.store(to);
+  }
+};
+
+template <class P> __device__ __forceinline__ void copy_panels(unsigned dst, const TensorMap& map, unsigned barrier, int row, int head) {
+#pragma unroll
+  for (int i = 0; i < P::COUNT; i++) {
+    copy_box(dst + i * P::PANEL, map, barrier, 64 * i, row, head, blockIdx.y);
+  }
+}
+
+// copy_stats fetches LSE and delta of a block's queries, with a warp.
+__device__ __forceinline__ void copy_stats(const FlashParams& p, unsigned stats, const KeyWalk& walk, int head) {
+  unsigned lane = threadIdx.x % 32, batch = blockIdx.y;
+  hide_value(batch); // or the compiler makes addresses of them ahead of the steps, for which there are no registers
+#pragma unroll 1
+  for (int i = lane; i < BM; i += 32) {
+    const int row = walk.other + i;
+    const bool valid = row < walk.end;
+    const float lse = valid ? head_of<float>(p.lse, batch, head)[row * p.lse.seq] : 0;
+    const float delta = valid ? head_of<float>(p.delta, batch, head)[row * p.delta.seq] : 0;
+    store_shared(stats + Shared::LSE + 4 * i, __float_as_uint(lse == -INF ? INF : lse * LOG2E)); // a row that saw nothing has probabilities 0
+    store_shared(stats + Shared::DELTA + 4 * i, __float_as_uint(delta));
+  }
+}
+
+// produce is what the warp does that loads.
+__device__ __forceinline__ void produce(const HopperBackward& b, unsigned base) {
+  const FlashParams& p = b.p;
+  const int lane = threadIdx.x % 32, kv_head = blockIdx.x, own = blockIdx.z * BN;
+  Heads at{KeyWalk(p, own), kv_head * (p.heads / p.kv_heads)};
+  bool more = at.next();
+  if (more && lane == 0) {
+    const unsigned full = base + Shared::KEYS_FULL;
+    barrier_expect(full, Keys::BYTES + Values::BYTES);
+    copy_panels<Keys>(base + Shared::K, b.k, full, own, kv_head);
+    copy_panels<Values>(base + Shared::V, b.v, full, own, kv_head);
+  }
+  for (unsigned step = 0;; step++) {
+    const unsigned stage = step % STAGES, stats = base + Shared::STATS + stage * Shared::STATS_BYTES, full = base + Shared::FULL + 8 * stage;
+    barrier_wait(base + Shared::EMPTY + 8 * stage, ~(step / STAGES) & 1);
+    if (lane == 0) {
+      at.tell(stats, more);
+      if (more) {
+        const unsigned to = base + Shared::STAGE + stage * Shared::STAGE_BYTES;
+        barrier_expect(full, Shared::STAGE_BYTES);
+        copy_panels<Queries>(to, b.q, full, at.walk.other, at.head);
+        copy_panels<Douts>(to + Shared::DO, b.dout, full, at.walk.other, at.head);
+      } else {
+        barrier_arrive(full);
+      }
+    }
+    if (more) {
+      copy_stats(p, stats, at.walk, at.head);
+    }
+    __syncwarp();
+    if (lane == 0) {
+      barrier_arrive(full);
+    }
+    if (!more) {
+      return;
+    }
+    more = at.next();
+  }
+}
+
+// add_queries is what the warp does that adds the dQ of a consumer to global memory.
+__device__ __forceinline__ void add_queries(const HopperBackward& b, unsigned base, int consumer) {
+  const unsigned from = base + Shared::DQ + consumer * DQ_BYTES;
+  const int dim = BY_DIM ? consumer * DQ_PARTS * 64 : 0, first = BY_DIM ? 0 : consumer * DQ_ROWS;
+  while (true) {
+    some_arrive(DQ_EMPTY + consumer, DQ_THREADS);
+    some_sync(DQ_FULL + consumer, DQ_THREADS);
+    int row, head, kind, unused;
+    load_shared_words(base + Shared::PLACES + 16 * consumer, row, head, kind, unused);
+    if (kind & LAST) {
+      return;
+    }
+    if (threadIdx.x % 32 == 0) {
+#pragma unroll
+      for (int i = 0; i < 2 * DQ_PARTS; i++) {
+        if (dim + 32 * i < HEAD_QK) {
+          add_box(b.dq, from + i * DQ_BOX, dim + 32 * i, row + first, head, blockIdx.y);
+        }
+      }
+      adds_commit();
+      adds_wait<0>();
+    }
+    __syncwarp();
+  }
+}
+
+// cover finds out which keys are in some tile, and clears the others in shared memory: they may be
+// anything, and 0 times NaN is NaN.
+__device__ __forceinline__ void cover(const FlashParams& p, unsigned base) {
+  const KeyWalk walk(p, blockIdx.z * BN);
+  for (int j = threadIdx.x - 128; j < BN; j += CONSUMERS) {
+    const bool covered = walk.covers(walk.own + j);
+    store_shared(base + Shared::COVERED + 4 * j, __float_as_uint(covered ? 1 : 0));
+    if (covered) {
+      continue;
+    }
+    for (int col = 0; col < HEAD_QK; col += 8) {
+      store_shared(base + Shared::K + Keys::offset(j, col), 0, 0, 0, 0);
+    }
+    for (int col = 0; col < HEAD_V; col += 8) {
+      store_shared(base + Shared::V + Values::offset(j, col), 0, 0, 0, 0);
+    }
+  }
+  shared_for_engine();
+  some_sync(ALL_CONSUMERS, CONSUMERS);
+}
+
+// blank clears the rows of a stage from one on.
+__device__ __forceinline__ void blank(unsigned stage, int from) {
+  for (int i = from + threadIdx.x % 32; i < BM; i += 32) {
+    for (int col = threadIdx.x / 32 * 8 - 32; col < max(HEAD_QK, HEAD_V); col += CONSUMERS / 32 * 8) {
+      if (col < HEAD_QK) {
+        store_shared(stage + Queries::offset(i, col), 0, 0, 0, 0);
+      }
+      if (col < HEAD_V) {
+        store_shared(stage + Shared::DO + Douts::offset(i, col), 0, 0, 0, 0);
+      }
+    }
+  }
+  shared_for_engine();
+  some_sync(ALL_CONSUMERS, CONSUMERS);
+}
+
+// A thread of a consumer has of a product with 64 rows, in floats 4 n to 4 n + 3, columns 8 n + first_col()
+// and the next of rows first_row() and first_row() + 8.
+__device__ __forceinline__ int first_row() { return threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4; }
+__device__ __forceinline__ int first_col() { return threadIdx.x % 4 * 2; }
+
+// hide gives scores of keys, from key on, that do not see a query -inf.
+__device__ __forceinline__ void hide(float (&s)[BM / 2], unsigned stats, int key) {
+  Step now;
+  now.load(stats);
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    const int j = key + first_row() + 8 * r, i = now.row + first_col();
+    const bool any = now.own_lo <= j && j < now.own_hi;
+    const int lo = j + now.lo - i, hi = any ? min(now.end, j + now.hi + 1) - i : -1; // of the columns that are seen
+#pragma unroll
+    for (int n = 0; n < BM / 8; n++) {
+#pragma unroll
+      for (int c = 0; c < 2; c++) {
+        float& x = s[4 * n + 2 * r + c];
+        x = 8 * n + c >= lo && 8 * n + c < hi ? x : -INF;
+      }
+    }
+  }
+}
+
+// exponentiate turns products S into probabilities.
+__device__ __forceinline__ void exponentiate(float (&s)[BM / 2], unsigned stats, float unit) {
+#pragma unroll
+  for (int n = 0; n < BM / 8; n++) {
+    float lse[2];
+    load_shared_pair(stats + Shared::LSE + 4 * (8 * n + first_col()), lse[0], lse[1]);
+#pragma unroll
+    for (int c = 0; c < 4; c++) {
+      float& x = s[4 * n + c];
+      x = exp2_fast(x * unit - lse[c % 2]);
+    }
+  }
+}
+
+// differentiate turns dP into dS, except for its factor scale, given probabilities.
+__device__ __forceinline__ void differentiate(const float (&s)[BM / 2], float (&dp)[BM / 2], unsigned stats) {
+#pragma unroll
+  for (int n = 0; n < BM / 8; n++) {
+    float delta[2];
+    load_shared_pair(stats + Shared::DELTA + 4 * (8 * n + first_col()), delta[0], delta[1]);
+#pragma unroll
+    for (int c = 0; c < 4; c++) {
+      float& y = dp[4 * n + c];
+      y = s[4 * n + c] * (y - delta[c % 2]);
+    }
+  }
+}
+
+// transform makes scores of products where a factor alone does not do it.
+__device__ __forceinline__ void transform(float (&s)[BM / 2], const FlashParams& p) {
+  if (p.flags & CAPPED) {
+    const float unit = 2 * LOG2E * p.inner;
+#pragma unroll
+    for (int i = 0; i < BM / 2; i++) {
+      s[i] = p.outer - p.outer * __fdividef(2, 1 + exp2_fast(unit * s[i])); // tanh.approx has only 11 bits
+    }
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < BM / 2; i++) {
+    s[i] *= p.inner;
+  }
+}
+
+// differentiate_capped is exponentiate and differentiate for scores that transform made.
+__device__ __forceinline__ void differentiate_capped(float (&s)[BM / 2], float (&dp)[BM / 2], unsigned stats, const FlashParams& p) {
+  const float inverse = p.flags & CAPPED ? p.inverse : 0;
+#pragma unroll
+  for (int n = 0; n < BM / 8; n++) {
+    float lse[2], delta[2];
+    load_shared_pair(stats + Shared::LSE + 4 * (8 * n + first_col()), lse[0], lse[1]);
+    load_shared_pair(stats + Shared::DELTA + 4 * (8 * n + first_col()), delta[0], delta[1]);
+#pragma unroll
+    for (int c = 0; c < 4; c++) {
+      float &x = s[4 * n + c], &y = dp[4 * n + c];
+      const float t = fmaxf(x, -p.outer) * inverse, slope = fmaxf(1 - t * t, 0); // tanh' = 1 - tanh^2; x may be -inf
+      x = exp2_fast(x * p.unit - lse[c % 2]);
+      y = x * (y - delta[c % 2]) * slope;
+    }
+  }
+}
+
+// packed is a product in registers as the operand of another.
+template <class T> __device__ __forceinline__ void packed(unsigned (&a)[BM / 16][4], const float (&c)[BM / 2]) {
+#pragma unroll
+  for (int i = 0; i < BM / 4; i++) {
+    a[i / 4][i % 4] = pack<T>(c[2 * i], c[2 * i + 1]);
+  }
+}
+
+// keep_scores stores dS', of the keys from key on, as dS.
+__device__ __forceinline__ void keep_scores(unsigned to, const unsigned (&a)[BM / 16][4], int key) {
+  const int lane = threadIdx.x % 32, row = lane % 8 + lane / 16 * 8, col = key + threadIdx.x / 32 % 4 * 16 + lane / 8 % 2 * 8;
+#pragma unroll
+  for (int i = 0; i < BM / 16; i++) {
+    stmatrix_trans(to + Scores::offset(row + 16 * i, col), a[i][0], a[i][1], a[i][2], a[i][3]);
+  }
+}
+
+// keep_queries stores a part of dQ', times scale, as boxes of dQ.
+__device__ __forceinline__ void keep_queries(unsigned to, const float (&c)[DQ_ROWS / 2], float scale) {
+  const int d = first_row(), i = first_col();
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+      const int piece = (d + 8 * r) % 32 / 4 ^ (i + e);
+      const unsigned at = to + d / 32 * DQ_BOX + (i + e) * 128 + piece * 16 + d % 4 * 4;
+#pragma unroll
+      for (int n = 0; n < DQ_ROWS / 8; n++) {
+        store_shared(at + n * 1024, __float_as_uint(c[4 * n + 2 * r + e] * scale));
+      }
+    }
+  }
+}
+
+// place hands the dQ of a step to the warp that adds it, which knows the last step by its kind.
+__device__ __forceinline__ void place(unsigned base, int group, const Step& now) {
+  store_shared(base + Shared::PLACES + 16 * group, now.row, now.head, now.kind, 0);
+  shared_for_engine();
+  some_arrive(DQ_FULL + group, DQ_THREADS);
+}
+
+// Consumer is what a thread of a consumer warpgroup knows and has.
+struct Consumer {
+  const FlashParams& p;
+  unsigned base;
+  int group; // which one it is in
+  float dk[HEAD_QK / 2], dv[HEAD_V / 2];
+
+  // Products are started, and are there after wg_wait.
+  template <class T> __device__ __forceinline__ void start_scores(float (&s)[BM / 2], unsigned stage) const {
+#pragma unroll
+    for (int k = 0; k < HEAD_QK; k += 16) {
+      wg_multiply<T, false, false>(s, Keys::along(base + Shared::K, 64 * group, k), Queries::along(stage, 0, k), k > 0);
+    }
+    wg_commit();
+  }
+  template <class T> __device__ __forceinline__ void start_dp(float (&dp)[BM / 2], unsigned stage) const {
+#pragma unroll
+    for (int k = 0; k < HEAD_V; k += 16) {
+      wg_multiply<T, false, false>(dp, Values::along(base + Shared::V, 64 * group, k), Douts::along(stage + Shared::DO, 0, k), k > 0);
+    }
+    wg_commit();
+  }
+  template <class T> __device__ __forceinline__ void start_dv(const unsigned (&ps)[BM / 16][4], unsigned stage) {
+#pragma unroll
+    for (int i = 0; i < BM / 16; i++) {
+      wg_multiply<T, true>(dv, ps[i], Douts::across(stage + Shared::DO, 16 * i), true);
+    }
+    wg_commit();
+  }
+  template <class T> __device__ __forceinline__ void start_dk(const unsigned (&ds)[BM / 16][4], unsigned stage) {
+#pragma unroll
+    for (int i = 0; i < BM / 16; i++) {
+      wg_multiply<T, true>(dk, ds[i], Queries::across(stage, 16 * i), true);
+    }
+    wg_commit();
+  }
+  template <class T> __device__ __forceinline__ void start_dq(float (&dq)[DQ_PARTS][DQ_ROWS / 2], unsigned scores) const {
+    const int dim = BY_DIM ? group * DQ_PARTS * 64 : 0, row = BY_DIM ? 0 : group * DQ_ROWS;
+#pragma unroll
+    for (int i = 0; i < DQ_PARTS; i++) {
+#pragma unroll
+      for (int k = 0; k < BN; k += 16) {
+        wg_multiply<T, true, false>(dq[i], Keys::across(base + Shared::K, k, dim + 64 * i), Scores::along(scores, row, k), k > 0);
+      }
+    }
+    wg_commit();
+  }
+
+  // step adds a block of queries. No branch is between its products, as the compiler would wait there.
+  template <class T, bool MASK, bool ORDERED> __device__ __forceinline__ void step(unsigned stage, unsigned stats, unsigned scores) {
+    float s[BM / 2], dp[BM / 2];
+    unsigned ps[BM / 16][4], ds[BM / 16][4];
+    wg_begin();
+    start_scores<T>(s, stage);
+    if (CAP) {
+      wg_wait<0>();
+      hold(s);
+      transform(s, p);
+      hide(s, stats, blockIdx.z * BN + 64 * group);
+      wg_begin();
+      start_dp<T>(dp, stage); // no sooner, for want of registers
+      wg_wait<0>();
+      hold(dp);
+      differentiate_capped(s, dp, stats, p);
+      packed<T>(ps, s);
+      wg_begin();
+      start_dv<T>(ps, stage);
+    } else {
+      start_dp<T>(dp, stage);
+      wg_wait<1>();
+      hold(s);
+      if (MASK) {
+        hide(s, stats, blockIdx.z * BN + 64 * group);
+      }
+      exponentiate(s, stats, p.unit);
+      packed<T>(ps, s);
+      wg_begin();
+      start_dv<T>(ps, stage); // before dP is waited for, so that there is always a product under way
+      wg_wait<1>();
+      hold(dp);
+      differentiate(s, dp, stats);
+    }
+    packed<T>(ds, dp);
+    if constexpr (!ORDERED) {
+      keep_scores(scores, ds, 64 * group);
+      shared_for_engine();
+      some_sync(ALL_CONSUMERS, CONSUMERS); // dS of all warpgroups is there
+    }
+    finish<T, ORDERED>(ps, ds, stage, stats, scores);
+  }
+
+  // finish is the rest of a step, once dS is there.
+  template <class T, bool ORDERED> __device__ __forceinline__ void finish(unsigned (&ps)[BM / 16][4], unsigned (&ds)[BM / 16][4], unsigned stage, unsigned stats, unsigned scores) {
+    wg_begin();
+    if constexpr (ORDERED) {
+      start_dk<T>(ds, stage);
+      wg_wait<0>();
+      hold(ps);
+    } else {
+      float dq[DQ_PARTS][DQ_ROWS / 2];
+      start_dq<T>(dq, scores);
+      start_dk<T>(ds, stage);
+      wg_wait<1>();
+      hold(dq);
+      hold(ps); // a product reads its operands until its end
+      some_sync(DQ_EMPTY + group, DQ_THREADS);
+#pragma unroll
+      for (int i = 0; i < DQ_PARTS; i++) {
+        keep_queries(base + Shared::DQ + group * DQ_BYTES + i * 2 * DQ_BOX, dq[i], p.scale);
+      }
+      Step now;
+      now.load(stats);
+      place(base, group, now);
+    }
+    wg_wait<0>();
+    hold(dv);
+    hold(dk);
+    hold(ds);
+  }
+};
+
+// add_keys adds factor times a sum to dK or dV, whose rows this block owns.
+template <int COLS> __device__ __forceinline__ void add_keys(const Strided& d, const float (&x)[COLS / 2], float factor, int dim, int group, unsigned covered, bool aligned) {
+  float* to = head_of<float>(d, blockIdx.y, blockIdx.x);
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    const int j = 64 * group + first_row() + 8 * r;
+    if (load_shared(covered + 4 * j) == 0) {
+      continue;
+    }
+    float* row = to + (long long)(blockIdx.z * BN + j) * d.seq;
+#pragma unroll
+    for (int n = 0; n < COLS / 8; n++) {
+      const float a = factor * x[4 * n + 2 * r], b = factor * x[4 * n + 2 * r + 1];
+      const int col = 8 * n + first_col();
+      float* y = row + col;
+      if (aligned && col < dim) {
+        float2 old = *(const float2*)y;
+        *(float2*)y = {old.x + a, old.y + b};
+      } else {
+        if (col < dim) {
+          y[0] += a;
+        }
+        if (col + 1 < dim) {
+          y[1] += b;
+        }
+      }
+    }
+  }
+}
+
+// consume is what a consumer warpgroup does, once there is a step.
+template <class T, bool ORDERED> __device__ __forceinline__ void consume(const FlashParams& p, unsigned base, int group) {
+  Consumer c{p, base, group};
+#pragma unroll
+  for (int i = 0; i < HEAD_QK / 2; i++) {
+    c.dk[i] = 0;
+  }
+#pragma unroll
+  for (int i = 0; i < HEAD_V / 2; i++) {
+    c.dv[i] = 0;
+  }
+  unsigned scores = base + Shared::DS;
+  for (unsigned stage = 0, parity = 0;;) {
+    const unsigned stats = base + Shared::STATS + stage * Shared::STATS_BYTES, data = base + Shared::STAGE + stage * Shared::STAGE_BYTES;
+    barrier_wait(base + Shared::FULL + 8 * stage, parity);
+    int row, head, end, kind;
+    load_shared_words(stats, row, head, end, kind);
+    if (kind & LAST) {
+      break;
+    }
+    if (kind & DIRTY) {
+      blank(data, end - row);
+    }
+    if (CAP || kind & MASKED) {
+      c.template step<T, true, ORDERED>(data, stats, scores);
+    } else {
+      c.template step<T, false, ORDERED>(data, stats, scores);
+    }
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+      barrier_arrive(base + Shared::EMPTY + 8 * stage);
+    }
+    scores = 2 * (base + Shared::DS) + Scores::BYTES - scores; // all have read the one before when they meet over this one
+    if (++stage == STAGES) {
+      stage = 0, parity ^= 1;
+    }
+  }
+  const bool aligned = p.flags & ALIGNED_O;
+  add_keys<HEAD_QK>(p.dk, c.dk, p.scale, p.dim, group, base + Shared::COVERED, aligned);
+  add_keys<HEAD_V>(p.dv, c.dv, 1, p.dim_v, group, base + Shared::COVERED, aligned);
+}
+
+template <class T, bool ORDERED> __device__ __forceinline__ void backward(const HopperBackward& b) {
+  extern __shared__ __align__(1024) char shared[];
+  const unsigned base = smem_address(shared);
+  if (threadIdx.x == 0) {
+    barrier_init(base + Shared::KEYS_FULL, 1);
+    for (int i = 0; i < STAGES; i++) {
+      barrier_init(base + Shared::FULL + 8 * i, 2); // copies, and what the warp itself stores
+      barrier_init(base + Shared::EMPTY + 8 * i, CONSUMERS / 32);
+    }
+    barriers_ready();
+  }
+  __syncthreads();
+  if (threadIdx.x < 128) {
+    wg_registers_fewer<FEW>();
+    const int warp = threadIdx.x / 32;
+    if (warp == 0) {
+      produce(b, base);
+    } else if (!ORDERED && warp <= GROUPS) {
+      add_queries(b, base, warp - 1);
+    }
+    return;
+  }
+  wg_registers_more<MANY>();
+  const FlashParams& p = b.p;
+  const int group = __shfl_sync(0xffffffff, threadIdx.x / 128, 0) - 1; // the same in all lanes, as the compiler then knows
+  barrier_wait(base + Shared::FULL, 0);
+  Step first;
+  first.load(base + Shared::STATS);
+  if (!(first.kind & LAST)) {
+    barrier_wait(base + Shared::KEYS_FULL, 0);
+    cover(p, base);
+    consume<T, ORDERED>(p, base, group);
+  }
+  if (!ORDERED) {
+    some_sync(DQ_EMPTY + group, DQ_THREADS);
+    place(base, group, {0, 0, 0, LAST, 0, 0, 0, 0});
+  }
+}
+
+#define KERNEL(name, T, ORDERED) \
+  extern "C" __global__ void __launch_bounds__(THREADS, 1) name(const __grid_constant__ HopperBackward b) { backward<T, ORDERED>(b); }
+#define ENTRY(name, T) KERNEL(hopper_backward_##name, T, false) KERNEL(hopper_backward_ordered_##name, T, true)
+ENTRY(bf16, bf16_t)
+ENTRY(fp16, fp16_t)
