@@ -57,7 +57,7 @@ func (f *Flash) Preload(t tensor.DType, dim, dimV int) error {
 		names = append(names, backward.DQ().Name)
 	}
 	if s, ok := source.HopperShapeFor(dim, dimV); ok && f.hopper != nil && t != tensor.F32 {
-		names = append(names, s.Forward().Name)
+		names = append(names, s.Forward(false).Name)
 		if s.Queries > 0 {
 			names = append(names, s.Backward(false).Name)
 		}

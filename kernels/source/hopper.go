@@ -5,21 +5,22 @@ import "fmt"
 // HopperShape is how the kernels for Hopper are cut for head dims up to QK, of queries and keys, and V.
 type HopperShape struct {
 	QK, V int
-	// The forward pass: blocks of Groups times 64 queries take Step keys at once.
-	Groups, Step int
-	// The backward pass: blocks of KeyGroups times 64 keys take Queries queries at once, which Stages buffers
-	// hold; where scores need more than a factor, CappedQueries. 0: there is none for these head dims.
+	// The forward pass: blocks of Groups times 64 queries take Step keys at once, or CappedStep where scores
+	// need more than a factor.
+	Groups, Step, CappedStep int
+	// The backward pass: blocks of KeyGroups times 64 keys take Queries queries at once, or CappedQueries,
+	// which Stages buffers hold. 0: there is none for these head dims.
 	KeyGroups, Queries, CappedQueries, Stages int
 }
 
 // HopperShapes are the shapes that are compiled, the smallest head dims first. Each step is the widest for
 // which a thread has the registers, and a block the shared memory.
 var HopperShapes = []HopperShape{
-	{QK: 64, V: 64, Groups: 3, Step: 128, KeyGroups: 2, Queries: 64, CappedQueries: 64, Stages: 2},
-	{QK: 96, V: 96, Groups: 2, Step: 128, KeyGroups: 2, Queries: 64, CappedQueries: 48, Stages: 2},
-	{QK: 128, V: 128, Groups: 2, Step: 176, KeyGroups: 2, Queries: 64, CappedQueries: 48, Stages: 2},
-	{QK: 192, V: 128, Groups: 2, Step: 128},
-	{QK: 256, V: 256, Groups: 2, Step: 80},
+	{QK: 64, V: 64, Groups: 3, Step: 128, CappedStep: 96, KeyGroups: 2, Queries: 96, CappedQueries: 64, Stages: 2},
+	{QK: 96, V: 96, Groups: 2, Step: 128, CappedStep: 128, KeyGroups: 2, Queries: 64, CappedQueries: 48, Stages: 2},
+	{QK: 128, V: 128, Groups: 2, Step: 176, CappedStep: 128, KeyGroups: 2, Queries: 64, CappedQueries: 48, Stages: 2},
+	{QK: 192, V: 128, Groups: 2, Step: 128, CappedStep: 128},
+	{QK: 256, V: 256, Groups: 2, Step: 80, CappedStep: 80},
 }
 
 // hopperArchs are the architectures that have wgmma.
@@ -42,13 +43,30 @@ func (s HopperShape) Rows() int { return 64 * s.Groups }
 // compute. A block may have no more than the 65536 of an SM, nor than it is launched with.
 var hopperRegisters = map[int][2]int{2: {40, 232}, 3: {32, 160}}
 
+// kind is what a program for capped scores is called, and its constant.
+func kind(capped bool) (name string, constant define) {
+	if capped {
+		return "_capped", define{"CAP", 1}
+	}
+	return "", define{"CAP", 0}
+}
+
+// Keys returns how many keys the forward pass takes at once, of scores that need a factor alone or, capped, more.
+func (s HopperShape) Keys(capped bool) int {
+	if capped {
+		return s.CappedStep
+	}
+	return s.Step
+}
+
 // Forward returns the program of the forward pass.
-func (s HopperShape) Forward() Program {
-	registers := hopperRegisters[s.Groups]
+func (s HopperShape) Forward(capped bool) Program {
+	registers, keys := hopperRegisters[s.Groups], s.Keys(capped)
+	name, constant := kind(capped)
 	return Program{
-		Name: fmt.Sprintf("hopper_forward_%d_%d_%dx%d", s.QK, s.V, s.Rows(), s.Step), File: "hopper_forward.cu", Archs: hopperArchs,
+		Name: fmt.Sprintf("hopper_forward%s_%d_%d_%dx%d", name, s.QK, s.V, s.Rows(), keys), File: "hopper_forward.cu", Archs: hopperArchs,
 		Defines: defines(
-			define{"HEAD_QK", s.QK}, define{"HEAD_V", s.V}, define{"GROUPS", s.Groups}, define{"BN", s.Step}, define{"INLINE_TILES", FlashTiles},
+			define{"HEAD_QK", s.QK}, define{"HEAD_V", s.V}, define{"GROUPS", s.Groups}, define{"BN", keys}, constant, define{"INLINE_TILES", FlashTiles},
 			define{"PRODUCER_REGISTERS", registers[0]}, define{"CONSUMER_REGISTERS", registers[1]},
 		),
 	}
@@ -62,21 +80,31 @@ func (s HopperShape) queries(capped bool) int {
 	return s.Queries
 }
 
-// Keys returns how many keys a block of the backward pass owns.
-func (s HopperShape) Keys() int { return 64 * s.KeyGroups }
+// OwnKeys returns how many keys a block of the backward pass owns.
+func (s HopperShape) OwnKeys() int { return 64 * s.KeyGroups }
 
-// Backward returns the program of the backward pass, of scores that need a factor alone or, capped, more.
-func (s HopperShape) Backward(capped bool) Program {
-	kind, cap := "", 0
-	if capped {
-		kind, cap = "_capped", 1
+// fetching are kernels whose consumers leave 24 registers to the other threads.
+var fetching = func() (list []Entry) {
+	for _, name := range []string{"bf16", "fp16", "ordered_bf16", "ordered_fp16"} {
+		list = append(list, Entry{Name: "hopper_backward_" + name, Local: 8, Why: "the warp that brings LSE and delta ahead of their step lacks two registers, once a step"})
 	}
+	return list
+}()
+
+// Backward returns the program of the backward pass.
+func (s HopperShape) Backward(capped bool) Program {
 	queries := s.queries(capped)
+	name, constant := kind(capped)
+	var entries []Entry
+	if s.QK > 96 && !capped {
+		entries = fetching
+	}
 	return Program{
-		Name: fmt.Sprintf("hopper_backward%s_%d_%d_%dx%dx%d", kind, s.QK, s.V, queries, s.Keys(), s.Stages), File: "hopper_backward.cu", Archs: hopperArchs,
+		Entries: entries,
+		Name:    fmt.Sprintf("hopper_backward%s_%d_%d_%dx%dx%d", name, s.QK, s.V, queries, s.OwnKeys(), s.Stages), File: "hopper_backward.cu", Archs: hopperArchs,
 		Defines: defines(
 			define{"HEAD_QK", s.QK}, define{"HEAD_V", s.V}, define{"GROUPS", s.KeyGroups}, define{"BM", queries}, define{"STAGES", s.Stages},
-			define{"CAP", cap}, define{"INLINE_TILES", FlashTiles},
+			constant, define{"INLINE_TILES", FlashTiles},
 		),
 	}
 }
@@ -96,9 +124,9 @@ func (s HopperShape) BackwardBoxes(capped bool) (queries, dqRows, dqPanels int) 
 func (s HopperShape) BackwardShared(capped bool) int {
 	queries, dqRows, dqPanels := s.BackwardBoxes(capped)
 	const step, place, barrier = 32, 16, 8
-	keys := panels(s.Keys(), s.QK) + panels(s.Keys(), s.V) + 4*s.Keys()
+	keys := panels(s.OwnKeys(), s.QK) + panels(s.OwnKeys(), s.V) + 4*s.OwnKeys()
 	stage := panels(queries, s.QK) + panels(queries, s.V) + step + 2*4*queries + 2*barrier
-	return keys + 2*panels(queries, s.Keys()) + s.KeyGroups*(4*dqRows*64*dqPanels+place) + s.Stages*stage + barrier
+	return keys + 2*panels(queries, s.OwnKeys()) + s.KeyGroups*(4*dqRows*64*dqPanels+place) + s.Stages*stage + barrier
 }
 
 // panels is the shared memory of a matrix of 16-bit elements, in panels of 64 columns.
@@ -106,9 +134,10 @@ func panels(rows, columns int) int { return 2 * rows * ((columns + 63) / 64 * 64
 
 // ForwardShared returns the shared memory of a block of the forward pass, in bytes: Q, two blocks of K and
 // of V, and what the warpgroups tell each other.
-func (s HopperShape) ForwardShared() int {
+func (s HopperShape) ForwardShared(capped bool) int {
 	const words = 256
-	return panels(s.Rows(), s.QK) + 2*(panels(s.Step, s.QK)+panels(s.Step, s.V)) + words
+	keys := s.Keys(capped)
+	return panels(s.Rows(), s.QK) + 2*(panels(keys, s.QK)+panels(keys, s.V)) + words
 }
 
 // hopper is the attention of our own for Hopper.
@@ -116,7 +145,7 @@ var hopper = hopperPrograms()
 
 func hopperPrograms() (list []Program) {
 	for _, s := range HopperShapes {
-		list = append(list, s.Forward())
+		list = append(list, s.Forward(false), s.Forward(true))
 		if s.Queries > 0 {
 			list = append(list, s.Backward(false), s.Backward(true))
 		}

@@ -7,198 +7,21 @@
 // in shared memory, and a warp of its own has the copy engine add it to global memory, in no certain order.
 // With ORDERED, dQ is left to flash_dq.cu.
 //
-// The first warpgroup has no products. Its warp 0 walks, and loads Q, dO, LSE and delta for STAGES steps
-// ahead; it tells the consumers in shared memory what a step is. Warp 1 + w adds the dQ of consumer w.
+// The first warpgroup has no products. A thread of its warp 0 walks, has Q and dO loaded for STAGES steps
+// ahead, and tells the consumers in shared memory what a step is. Warp 3 brings LSE and delta, and warp 1 + w
+// adds the dQ of consumer w.
+//
+// Blocks of the grid that run beside each other have the same KV head, and so the same queries: those, and
+// dQ, stay in the L2.
 //
 // Compiled with HEAD_QK and HEAD_V, the head dims rounded up, BM, STAGES, GROUPS, and CAP, 1 for scores that a
 // factor above 0 alone does not make of products, CAPPED or SCALED; these take more registers, and a smaller BM.
-#include "flash.cuh"
-#include "hopper.cuh"
-
-constexpr int BN = 64 * GROUPS, CONSUMERS = 128 * GROUPS, THREADS = 128 + CONSUMERS;
-// Registers of a thread. Those of a block are 65536 together.
-constexpr int FEW = GROUPS == 3 ? 32 : CAP ? 40 : 24, MANY = GROUPS == 3 ? 160 : CAP ? 232 : 240;
-static_assert(BM % 16 == 0 && (GROUPS == 2 || GROUPS == 3), "shape");
-
-struct HopperBackward {
-  TensorMap q, k, v, dout, dq; // boxes of 64 by BM, BN, BN, BM elements; dq: of 32 by DQ_ROWS floats
-  FlashParams p;
-};
-static_assert(sizeof(HopperBackward) == 5 * 128 + sizeof(FlashParams), "HopperBackward of params.go is laid out so");
-
-using Keys = Panels<BN, HEAD_QK>;
-using Values = Panels<BN, HEAD_V>;
-using Queries = Panels<BM, HEAD_QK>;
-using Douts = Panels<BM, HEAD_V>;
-using Scores = Panels<BM, BN>; // dS, as [query][key]
-using KeyWalk = Walk<BN, BM>; // own rows are keys, others queries
-
-// A warpgroup's part of dQ' is made of DQ_PARTS times 64 of the head dim by DQ_ROWS queries. Where the
-// head dim does not divide, the queries do.
-constexpr int DQ_PANELS = (HEAD_QK + 63) / 64;
-constexpr bool BY_DIM = DQ_PANELS % GROUPS == 0;
-constexpr int DQ_PARTS = BY_DIM ? DQ_PANELS / GROUPS : DQ_PANELS, DQ_ROWS = BY_DIM ? BM : BM / GROUPS;
-constexpr int DQ_BOX = DQ_ROWS * 128, DQ_BYTES = DQ_PARTS * 2 * DQ_BOX; // a box is 32 floats wide
-static_assert(DQ_ROWS % 8 == 0, "shape");
-
-// Shared is the layout of shared memory.
-struct Shared {
-  static constexpr int K = 0, V = K + Keys::BYTES, DS = V + Values::BYTES, DQ = DS + 2 * Scores::BYTES, STAGE = DQ + GROUPS * DQ_BYTES;
-  static constexpr int DO = Queries::BYTES, STAGE_BYTES = DO + Douts::BYTES; // of a stage
-  static constexpr int STATS = STAGE + STAGES * STAGE_BYTES;
-  // Of the stats of a stage: a Step, and for each query LSE * log2 e, and delta.
-  static constexpr int LSE = 32, DELTA = LSE + BM * 4, STATS_BYTES = DELTA + BM * 4;
-  static constexpr int PLACES = STATS + STAGES * STATS_BYTES; // where the dQ of a warpgroup goes: row, head
-  static constexpr int COVERED = PLACES + 16 * GROUPS;        // for each key, whether it is in a tile
-  static constexpr int KEYS_FULL = COVERED + BN * 4, FULL = KEYS_FULL + 8, EMPTY = FULL + 8 * STAGES, BYTES = EMPTY + 8 * STAGES;
-};
-static_assert(Shared::BYTES <= 232448, "a block has no more shared memory");
-
-// Numbers of barriers of the block between threads that share a job; see some_sync.
-constexpr int ALL_CONSUMERS = 1, DQ_FULL = 2, DQ_EMPTY = DQ_FULL + GROUPS, DQ_THREADS = 128 + 32;
-
-// Step is a block of queries, as the producer hands it to the consumers: key j sees query i where
-// own_lo <= j < own_hi, lo <= i - j <= hi and i < end.
-struct Step {
-  int row, head, end, kind;
-  int own_lo, own_hi, lo, hi;
-
-  __device__ __forceinline__ void store(unsigned at) const {
-    store_shared(at, row, head, end, kind);
-    store_shared(at + 16, own_lo, own_hi, lo, hi);
-  }
-  __device__ __forceinline__ void load(unsigned at) {
-    load_shared_words(at, row, head, end, kind);
-    load_shared_words(at + 16, own_lo, own_hi, lo, hi);
-  }
-};
-// Bits of Step.kind.
-constexpr int LAST = 1;   // no step, but the end of them
-constexpr int MASKED = 2; // some key does not see some query
-constexpr int DIRTY = 4;  // rows from end on are in the tensor, and may be anything
-
-// Heads is the walk of a block over all heads of the group.
-struct Heads {
-  KeyWalk walk;
-  int head;
-
-  __device__ __forceinline__ bool next() {
-    if (walk.next()) {
-      return true;
-    }
-    unsigned next_kv_head = blockIdx.x + 1;
-    hide_value(next_kv_head); // or the compiler keeps the product in a register, which are scarce here
-    if (++head * walk.p.kv_heads == next_kv_head * walk.p.heads) {
-      return false;
-    }
-    walk.restart();
-    return walk.next();
-  }
-
-  // tell stores the Step.
-  __device__ __forceinline__ void tell(unsigned to, bool more) const {
-    if (!more) {
-      Step{0, 0, 0, LAST, 0, 0, 0, 0}.store(to);
-      return;
-    }
-    const Tile& t = walk.tile();
-    const int kind = (walk.whole() ? 0 : MASKED) | (walk.end < min(walk.other + BM, walk.p.seq_q) ? DIRTY : 0);
-    Step{walk.other, head, walk.end, kind, t.own_lo, t.own_hi, t.lo, t.hi}.store(to);
-  }
-};
-
-template <class P> __device__ __forceinline__ void copy_panels(unsigned dst, const TensorMap& map, unsigned barrier, int row, int head) {
-#pragma unroll
-  for (int i = 0; i < P::COUNT; i++) {
-    copy_box(dst + i * P::PANEL, map, barrier, 64 * i, row, head, blockIdx.y);
-  }
-}
-
-// copy_stats fetches LSE and delta of a block's queries, with a warp.
-__device__ __forceinline__ void copy_stats(const FlashParams& p, unsigned stats, const KeyWalk& walk, int head) {
-  unsigned lane = threadIdx.x % 32, batch = blockIdx.y;
-  hide_value(batch); // or the compiler makes addresses of them ahead of the steps, for which there are no registers
-#pragma unroll 1
-  for (int i = lane; i < BM; i += 32) {
-    const int row = walk.other + i;
-    const bool valid = row < walk.end;
-    const float lse = valid ? head_of<float>(p.lse, batch, head)[row * p.lse.seq] : 0;
-    const float delta = valid ? head_of<float>(p.delta, batch, head)[row * p.delta.seq] : 0;
-    store_shared(stats + Shared::LSE + 4 * i, __float_as_uint(lse == -INF ? INF : lse * LOG2E)); // a row that saw nothing has probabilities 0
-    store_shared(stats + Shared::DELTA + 4 * i, __float_as_uint(delta));
-  }
-}
-
-// produce is what the warp does that loads.
-__device__ __forceinline__ void produce(const HopperBackward& b, unsigned base) {
-  const FlashParams& p = b.p;
-  const int lane = threadIdx.x % 32, kv_head = blockIdx.x, own = blockIdx.z * BN;
-  Heads at{KeyWalk(p, own), kv_head * (p.heads / p.kv_heads)};
-  bool more = at.next();
-  if (more && lane == 0) {
-    const unsigned full = base + Shared::KEYS_FULL;
-    barrier_expect(full, Keys::BYTES + Values::BYTES);
-    copy_panels<Keys>(base + Shared::K, b.k, full, own, kv_head);
-    copy_panels<Values>(base + Shared::V, b.v, full, own, kv_head);
-  }
-  for (unsigned step = 0;; step++) {
-    const unsigned stage = step % STAGES, stats = base + Shared::STATS + stage * Shared::STATS_BYTES, full = base + Shared::FULL + 8 * stage;
-    barrier_wait(base + Shared::EMPTY + 8 * stage, ~(step / STAGES) & 1);
-    if (lane == 0) {
-      at.tell(stats, more);
-      if (more) {
-        const unsigned to = base + Shared::STAGE + stage * Shared::STAGE_BYTES;
-        barrier_expect(full, Shared::STAGE_BYTES);
-        copy_panels<Queries>(to, b.q, full, at.walk.other, at.head);
-        copy_panels<Douts>(to + Shared::DO, b.dout, full, at.walk.other, at.head);
-      } else {
-        barrier_arrive(full);
-      }
-    }
-    if (more) {
-      copy_stats(p, stats, at.walk, at.head);
-    }
-    __syncwarp();
-    if (lane == 0) {
-      barrier_arrive(full);
-    }
-    if (!more) {
-      return;
-    }
-    more = at.next();
-  }
-}
-
-// add_queries is what the warp does that adds the dQ of a consumer to global memory.
-__device__ __forceinline__ void add_queries(const HopperBackward& b, unsigned base, int consumer) {
-  const unsigned from = base + Shared::DQ + consumer * DQ_BYTES;
-  const int dim = BY_DIM ? consumer * DQ_PARTS * 64 : 0, first = BY_DIM ? 0 : consumer * DQ_ROWS;
-  while (true) {
-    some_arrive(DQ_EMPTY + consumer, DQ_THREADS);
-    some_sync(DQ_FULL + consumer, DQ_THREADS);
-    int row, head, kind, unused;
-    load_shared_words(base + Shared::PLACES + 16 * consumer, row, head, kind, unused);
-    if (kind & LAST) {
-      return;
-    }
-    if (threadIdx.x % 32 == 0) {
-#pragma unroll
-      for (int i = 0; i < 2 * DQ_PARTS; i++) {
-        if (dim + 32 * i < HEAD_QK) {
-          add_box(b.dq, from + i * DQ_BOX, dim + 32 * i, row + first, head, blockIdx.y);
-        }
-      }
-      adds_commit();
-      adds_wait<0>();
-    }
-    __syncwarp();
-  }
-}
+#include "hopper_backward.cuh"
 
 // cover finds out which keys are in some tile, and clears the others in shared memory: they may be
 // anything, and 0 times NaN is NaN.
 __device__ __forceinline__ void cover(const FlashParams& p, unsigned base) {
-  const KeyWalk walk(p, blockIdx.z * BN);
+  const KeyWalk walk(p, blockIdx.x * BN);
   for (int j = threadIdx.x - 128; j < BN; j += CONSUMERS) {
     const bool covered = walk.covers(walk.own + j);
     store_shared(base + Shared::COVERED + 4 * j, __float_as_uint(covered ? 1 : 0));
@@ -257,31 +80,32 @@ __device__ __forceinline__ void hide(float (&s)[BM / 2], unsigned stats, int key
   }
 }
 
-// exponentiate turns products S into probabilities.
-__device__ __forceinline__ void exponentiate(float (&s)[BM / 2], unsigned stats, float unit) {
+// for_queries sets each query's column to its number in shared memory.
+__device__ __forceinline__ void for_queries(float (&x)[BM / 2], unsigned at) {
 #pragma unroll
   for (int n = 0; n < BM / 8; n++) {
-    float lse[2];
-    load_shared_pair(stats + Shared::LSE + 4 * (8 * n + first_col()), lse[0], lse[1]);
+    load_shared_pair(at + 4 * (8 * n + first_col()), x[4 * n], x[4 * n + 1]);
+    x[4 * n + 2] = x[4 * n], x[4 * n + 3] = x[4 * n + 1];
+  }
+}
+
+// exponentiate turns products S into probabilities.
+__device__ __forceinline__ void exponentiate(float (&s)[BM / 2], const float (&lse)[BM / 8][2], float unit) {
+#pragma unroll
+  for (int n = 0; n < BM / 8; n++) {
 #pragma unroll
     for (int c = 0; c < 4; c++) {
       float& x = s[4 * n + c];
-      x = exp2_fast(x * unit - lse[c % 2]);
+      x = exp2_fast(x * unit - lse[n][c % 2]);
     }
   }
 }
 
-// differentiate turns dP into dS, except for its factor scale, given probabilities.
-__device__ __forceinline__ void differentiate(const float (&s)[BM / 2], float (&dp)[BM / 2], unsigned stats) {
+// differentiate turns dP - delta into dS, except for its factor scale, given probabilities.
+__device__ __forceinline__ void differentiate(const float (&s)[BM / 2], float (&dp)[BM / 2]) {
 #pragma unroll
-  for (int n = 0; n < BM / 8; n++) {
-    float delta[2];
-    load_shared_pair(stats + Shared::DELTA + 4 * (8 * n + first_col()), delta[0], delta[1]);
-#pragma unroll
-    for (int c = 0; c < 4; c++) {
-      float& y = dp[4 * n + c];
-      y = s[4 * n + c] * (y - delta[c % 2]);
-    }
+  for (int i = 0; i < BM / 2; i++) {
+    dp[i] *= s[i];
   }
 }
 
@@ -306,15 +130,14 @@ __device__ __forceinline__ void differentiate_capped(float (&s)[BM / 2], float (
   const float inverse = p.flags & CAPPED ? p.inverse : 0;
 #pragma unroll
   for (int n = 0; n < BM / 8; n++) {
-    float lse[2], delta[2];
+    float lse[2];
     load_shared_pair(stats + Shared::LSE + 4 * (8 * n + first_col()), lse[0], lse[1]);
-    load_shared_pair(stats + Shared::DELTA + 4 * (8 * n + first_col()), delta[0], delta[1]);
 #pragma unroll
     for (int c = 0; c < 4; c++) {
       float &x = s[4 * n + c], &y = dp[4 * n + c];
       const float t = fmaxf(x, -p.outer) * inverse, slope = fmaxf(1 - t * t, 0); // tanh' = 1 - tanh^2; x may be -inf
       x = exp2_fast(x * p.unit - lse[c % 2]);
-      y = x * (y - delta[c % 2]) * slope;
+      y *= x * slope;
     }
   }
 }
@@ -378,7 +201,7 @@ struct Consumer {
   template <class T> __device__ __forceinline__ void start_dp(float (&dp)[BM / 2], unsigned stage) const {
 #pragma unroll
     for (int k = 0; k < HEAD_V; k += 16) {
-      wg_multiply<T, false, false>(dp, Values::along(base + Shared::V, 64 * group, k), Douts::along(stage + Shared::DO, 0, k), k > 0);
+      wg_multiply<T, false, false>(dp, Values::along(base + Shared::V, 64 * group, k), Douts::along(stage + Shared::DO, 0, k), true);
     }
     wg_commit();
   }
@@ -412,13 +235,19 @@ struct Consumer {
   template <class T, bool MASK, bool ORDERED> __device__ __forceinline__ void step(unsigned stage, unsigned stats, unsigned scores) {
     float s[BM / 2], dp[BM / 2];
     unsigned ps[BM / 16][4], ds[BM / 16][4];
+    if (!CAP) {
+      for_queries(dp, stats + Shared::DELTA); // dP begins from -delta
+      hold(dp);
+    }
     wg_begin();
     start_scores<T>(s, stage);
     if (CAP) {
       wg_wait<0>();
       hold(s);
       transform(s, p);
-      hide(s, stats, blockIdx.z * BN + 64 * group);
+      hide(s, stats, blockIdx.x * BN + 64 * group);
+      for_queries(dp, stats + Shared::DELTA); // -delta
+      hold(dp);
       wg_begin();
       start_dp<T>(dp, stage); // no sooner, for want of registers
       wg_wait<0>();
@@ -429,18 +258,23 @@ struct Consumer {
       start_dv<T>(ps, stage);
     } else {
       start_dp<T>(dp, stage);
+      float lse[BM / 8][2]; // here, as shared memory is slow to answer while products read from it
+#pragma unroll
+      for (int n = 0; n < BM / 8; n++) {
+        load_shared_pair(stats + Shared::LSE + 4 * (8 * n + first_col()), lse[n][0], lse[n][1]);
+      }
       wg_wait<1>();
       hold(s);
       if (MASK) {
-        hide(s, stats, blockIdx.z * BN + 64 * group);
+        hide(s, stats, blockIdx.x * BN + 64 * group);
       }
-      exponentiate(s, stats, p.unit);
+      exponentiate(s, lse, p.unit);
       packed<T>(ps, s);
       wg_begin();
       start_dv<T>(ps, stage); // before dP is waited for, so that there is always a product under way
       wg_wait<1>();
       hold(dp);
-      differentiate(s, dp, stats);
+      differentiate(s, dp);
     }
     packed<T>(ds, dp);
     if constexpr (!ORDERED) {
@@ -483,14 +317,14 @@ struct Consumer {
 
 // add_keys adds factor times a sum to dK or dV, whose rows this block owns.
 template <int COLS> __device__ __forceinline__ void add_keys(const Strided& d, const float (&x)[COLS / 2], float factor, int dim, int group, unsigned covered, bool aligned) {
-  float* to = head_of<float>(d, blockIdx.y, blockIdx.x);
+  float* to = head_of<float>(d, blockIdx.z, blockIdx.y);
 #pragma unroll
   for (int r = 0; r < 2; r++) {
     const int j = 64 * group + first_row() + 8 * r;
     if (load_shared(covered + 4 * j) == 0) {
       continue;
     }
-    float* row = to + (long long)(blockIdx.z * BN + j) * d.seq;
+    float* row = to + (long long)(blockIdx.x * BN + j) * d.seq;
 #pragma unroll
     for (int n = 0; n < COLS / 8; n++) {
       const float a = factor * x[4 * n + 2 * r], b = factor * x[4 * n + 2 * r + 1];
@@ -559,7 +393,7 @@ template <class T, bool ORDERED> __device__ __forceinline__ void backward(const 
   if (threadIdx.x == 0) {
     barrier_init(base + Shared::KEYS_FULL, 1);
     for (int i = 0; i < STAGES; i++) {
-      barrier_init(base + Shared::FULL + 8 * i, 2); // copies, and what the warp itself stores
+      barrier_init(base + Shared::FULL + 8 * i, 2); // of who loads, and of who brings LSE and delta
       barrier_init(base + Shared::EMPTY + 8 * i, CONSUMERS / 32);
     }
     barriers_ready();
@@ -568,9 +402,11 @@ template <class T, bool ORDERED> __device__ __forceinline__ void backward(const 
   if (threadIdx.x < 128) {
     wg_registers_fewer<FEW>();
     const int warp = threadIdx.x / 32;
-    if (warp == 0) {
+    if (threadIdx.x == 0) {
       produce(b, base);
-    } else if (!ORDERED && warp <= GROUPS) {
+    } else if (warp == 3) {
+      fetch_stats(b.p, base);
+    } else if (!ORDERED && warp > 0) {
       add_queries(b, base, warp - 1);
     }
     return;

@@ -7,7 +7,8 @@
 // The grid is as large as the GPU, and its blocks take the next queries when they are done with theirs.
 // What was seen before, O and LSE in global memory, is folded in at the end.
 //
-// Compiled with HEAD_QK and HEAD_V, the head dims rounded up, GROUPS, and BN.
+// Compiled with HEAD_QK and HEAD_V, the head dims rounded up, GROUPS, BN, and CAP, 1 where scores may need more
+// than a factor.
 #include "flash_products.cuh"
 #include "hopper.cuh"
 
@@ -164,13 +165,16 @@ __device__ __forceinline__ void blank(const FlashParams& p, unsigned v, const St
 }
 
 // score turns products into scores where that takes more than a factor.
-template <bool CAP> __device__ __forceinline__ void score(float (&s)[KEYS], const FlashParams& p) {
-  if constexpr (CAP) {
+__device__ __forceinline__ void score(float (&s)[KEYS], const FlashParams& p) {
+  if (!CAP) {
+    return;
+  }
+  if (p.flags & CAPPED) {
 #pragma unroll
     for (int i = 0; i < KEYS; i++) {
       s[i] = p.outer * tanh_score(p.inner * s[i]);
     }
-  } else if (p.flags & SCALED) {
+  } else {
 #pragma unroll
     for (int i = 0; i < KEYS; i++) {
       s[i] *= p.inner;
@@ -330,7 +334,7 @@ template <class T> __device__ __forceinline__ void fold(const HopperForward& x, 
 }
 
 // consume computes one block of queries.
-template <class T, bool CAP> __device__ __forceinline__ void consume(const HopperForward& x, unsigned base, const Work& work, const Lane& lane, State& state, Turn& turn) {
+template <class T> __device__ __forceinline__ void consume(const HopperForward& x, unsigned base, const Work& work, const Lane& lane, State& state, Turn& turn) {
   const FlashParams& p = x.p;
   const unsigned q = base + Shared::Q;
   float s[KEYS], shrink[2];
@@ -343,7 +347,7 @@ template <class T, bool CAP> __device__ __forceinline__ void consume(const Hoppe
   wg_wait<0>();
   hold(s);
   release(base + Shared::K_EMPTY + 8 * turn.stage, lane);
-  score<CAP>(s, p);
+  score(s, p);
   if (step.flags & MASKED) {
     mask(s, p, step, work.own + lane.row, lane.col);
   }
@@ -368,7 +372,7 @@ template <class T, bool CAP> __device__ __forceinline__ void consume(const Hoppe
     wg_wait<1>();
     hold(s);
     release(base + Shared::K_EMPTY + 8 * turn.stage, lane);
-    score<CAP>(s, p);
+    score(s, p);
     if (step.flags & MASKED) {
       mask(s, p, step, work.own + lane.row, lane.col);
     }
@@ -395,7 +399,7 @@ template <class T, bool CAP> __device__ __forceinline__ void consume(const Hoppe
   turn.next();
 }
 
-template <class T, bool CAP> __device__ __forceinline__ void forward(const HopperForward& x) {
+template <class T> __device__ __forceinline__ void forward(const HopperForward& x) {
   extern __shared__ __align__(1024) char shared[];
   const unsigned base = smem_address(shared);
   if (threadIdx.x == 0) {
@@ -438,7 +442,7 @@ template <class T, bool CAP> __device__ __forceinline__ void forward(const Hoppe
     state.base[0] = state.base[1] = -INF;
     state.sum[0] = state.sum[1] = 0;
     if (work.kind == SOME) {
-      consume<T, CAP>(x, base, work, lane, state, turn);
+      consume<T>(x, base, work, lane, state, turn);
     } else {
       release(base + Shared::Q_EMPTY, lane);
     }
@@ -446,7 +450,6 @@ template <class T, bool CAP> __device__ __forceinline__ void forward(const Hoppe
   }
 }
 
-#define KERNEL(name, T, CAP) \
-  extern "C" __global__ void __launch_bounds__(THREADS, 1) name(const __grid_constant__ HopperForward x) { forward<T, CAP>(x); }
-#define ENTRY(name, T) KERNEL(hopper_forward_##name, T, false) KERNEL(hopper_forward_capped_##name, T, true)
+#define ENTRY(name, T) \
+  extern "C" __global__ void __launch_bounds__(THREADS, 1) hopper_forward_##name(const __grid_constant__ HopperForward x) { forward<T>(x); }
 FOR_TYPES(ENTRY)

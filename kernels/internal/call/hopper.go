@@ -56,20 +56,16 @@ func (f *Flash) HopperForward(s source.HopperShape, out View, first, last bool) 
 	if f.Q.Size() == 0 || len(own) == 0 {
 		return l, false
 	}
-	name := "hopper_forward_"
-	if f.Softmax.Softcap > 0 {
-		name += "capped_"
-	}
 	heads := f.Q.Len(tensor.Heads) * f.Q.Len(tensor.Batch)
 	blocks := (f.Q.Len(tensor.Seq) + s.Rows() - 1) / s.Rows()
-	l = HopperForward{
-		Program: s.Forward().Name, Kernel: name + flashTypes[f.Q.DType()],
-		Threads: 128 * (s.Groups + 1), Shared: s.ForwardShared(), Blocks: blocks * heads,
-		Maps:  [3]Map{{f.Q, panel, s.Rows()}, {f.K, panel, s.Step}, {f.V, panel, s.Step}},
-		Order: longestFirst(own, blocks, s.Rows(), s.Step),
-	}
 	p := &l.Params
 	p.P, l.Tiles = f.params(own)
+	capped := needsMore(&p.P)
+	keys := s.Keys(capped)
+	l.Program, l.Kernel = s.Forward(capped).Name, "hopper_forward_"+flashTypes[f.Q.DType()]
+	l.Threads, l.Shared, l.Blocks = 128*(s.Groups+1), s.ForwardShared(capped), blocks*heads
+	l.Maps = [3]Map{{f.Q, panel, s.Rows()}, {f.K, panel, keys}, {f.V, panel, keys}}
+	l.Order = longestFirst(own, blocks, s.Rows(), keys)
 	p.Blocks, p.AllHeads, p.HeadsBeside = int32(blocks), int32(heads), int32(f.headsBeside())
 	if first {
 		p.Pass |= source.HopperFirst
@@ -79,6 +75,11 @@ func (f *Flash) HopperForward(s source.HopperShape, out View, first, last bool) 
 		p.Out = Strided(out)
 	}
 	return l, true
+}
+
+// needsMore reports whether scores need more than a factor.
+func needsMore(p *source.FlashParams) bool {
+	return p.Flags&(source.FlashCapped|source.FlashScaled) != 0
 }
 
 // HopperBackward is a launch of the backward pass on Hopper.
@@ -103,14 +104,14 @@ func (f *Flash) HopperBackward(s source.HopperShape, ordered bool) (l HopperBack
 		name += "ordered_"
 	}
 	p, more := f.params(own)
-	capped := p.Flags&(source.FlashCapped|source.FlashScaled) != 0
+	capped := needsMore(&p)
 	queries, dqRows, _ := s.BackwardBoxes(capped)
 	const floats = panel / 2 // of dQ, in as many bytes
 	return HopperBackward{
 		Program: s.Backward(capped).Name, Kernel: name + flashTypes[f.Q.DType()],
-		Grid:    [3]int{f.K.Len(tensor.Heads), f.K.Len(tensor.Batch), (f.K.Len(tensor.Seq) + s.Keys() - 1) / s.Keys()},
+		Grid:    [3]int{(f.K.Len(tensor.Seq) + s.OwnKeys() - 1) / s.OwnKeys(), f.K.Len(tensor.Heads), f.K.Len(tensor.Batch)},
 		Threads: 128 * (s.KeyGroups + 1), Shared: s.BackwardShared(capped),
-		Maps:   [5]Map{{f.Q, panel, queries}, {f.K, panel, s.Keys()}, {f.V, panel, s.Keys()}, {f.DO, panel, queries}, {f.DQ, floats, dqRows}},
+		Maps:   [5]Map{{f.Q, panel, queries}, {f.K, panel, s.OwnKeys()}, {f.V, panel, s.OwnKeys()}, {f.DO, panel, queries}, {f.DQ, floats, dqRows}},
 		Params: source.HopperBackward{P: p}, Tiles: more,
 	}, true
 }

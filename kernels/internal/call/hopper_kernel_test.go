@@ -200,7 +200,7 @@ func TestHopperShapesOnHost(t *testing.T) {
 				}
 			})
 		}
-		if !h.ran[s.Forward().Name] || s.Queries > 0 && !h.ran[s.Backward(false).Name] && !h.ran[s.Backward(true).Name] {
+		if !h.ran[s.Forward(false).Name] && !h.ran[s.Forward(true).Name] || s.Queries > 0 && !h.ran[s.Backward(false).Name] && !h.ran[s.Backward(true).Name] {
 			t.Errorf("%+v has not run", s)
 		}
 	}
