@@ -78,7 +78,7 @@ func TestCaseHeadsInOneTensor(t *testing.T) {
 	if layout != (qkv.Layout{Q: qkv.SBHD, KV: qkv.SBHD, Packing: qkv.QKVHeads}) || fit != qkv.Exact {
 		t.Fatalf("detected as %v, %v; want sb(h+2h_g)d", layout, fit)
 	}
-	p := with("cudnn=9.2.1 dtype=fp16 batch=2 s=2048 h=16 g=1 d=64")
+	p := with("want=fused cudnn=9.2.1 dtype=fp16 batch=2 s=2048 h=16 g=1 d=64")
 	p.Format, p.Packing = layout.Q, layout.Packing
 	if c := chosen(t, p); c.Backend != Fused || len(c.Remedies) != 0 {
 		t.Errorf("sb(h+2h_g)d: %s with %v", c.Backend, c.Remedies)

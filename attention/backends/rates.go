@@ -139,8 +139,11 @@ func rateKey(p Params) (k RateKey, ok bool) {
 // compares reports whether there are rates of more than one backend.
 func (m *measured) compares() bool { return len(m.rates) > 1 }
 
+// alike is the part of a rate by which runs of one kernel differ: rates no further apart do not compare.
+const alike = 0.02
+
 // sort is an order of backends with those that are measured fastest first. They share the places that
-// they had; the rest stay where they are, and equal rates leave the order as it is.
+// they had; the rest stay where they are, and rates that are alike leave the order as it is.
 func (m *measured) sort(order []Backend) []Backend {
 	var fast []Backend
 	for _, b := range order {
@@ -148,15 +151,11 @@ func (m *measured) sort(order []Backend) []Backend {
 			fast = append(fast, b)
 		}
 	}
-	slices.SortStableFunc(fast, func(a, b Backend) int {
-		switch {
-		case m.rates[a] > m.rates[b]:
-			return -1
-		case m.rates[a] < m.rates[b]:
-			return 1
+	for i := range fast {
+		for ; i > 0 && m.rates[fast[i]] > m.rates[fast[i-1]]*(1+alike); i-- {
+			fast[i], fast[i-1] = fast[i-1], fast[i]
 		}
-		return 0
-	})
+	}
 	out := slices.Clone(order)
 	for i, b := range out {
 		if m.rates[b] > 0 {

@@ -88,9 +88,11 @@ func TestAutoTakesTheFastest(t *testing.T) {
 	}
 }
 
-// fastest is the fastest of the backends that are measured at a key and can run p with cheap remedies.
+// fastest is the fastest of the backends that are measured at a key and can run p with cheap remedies: of
+// those alike, the one that the order has first.
 func fastest(k RateKey, p Params) (best Backend, able []Backend) {
 	order, top := orderOf(p.Arch), 0.0
+	rates := map[Backend]float64{}
 	for _, r := range Rates() {
 		p.Want = r.Backend
 		c, err := Select(p)
@@ -103,8 +105,11 @@ func fastest(k RateKey, p Params) (best Backend, able []Backend) {
 		if p.Training {
 			rate = r.Both
 		}
-		if rate > top {
-			best, top = r.Backend, rate
+		rates[r.Backend], top = rate, max(top, rate)
+	}
+	for _, b := range slices.Backward(order.Backends) {
+		if rates[b]*(1+alike) >= top {
+			best = b
 		}
 	}
 	return best, able

@@ -253,18 +253,18 @@ func TestOrdersCoverEveryArchitecture(t *testing.T) {
 
 func TestWorkspace(t *testing.T) {
 	for params, want := range map[string]int64{
-		"want=flash":                    0,
-		"train=0":                       0,
-		"want=unfused h=2 s=1024":       2 * 2 * 2 * 1024 * 1024,
-		"want=unfused h=2 s=10 train=0": 2 * 2 * 10 * 10,
-		"h=2 s=1024":                    4*2*1024*128 + 4*2*1024,
-		"h=2 s=1000 batch=3 d=64":       3 * (4*2*1000*64 + 4*2*1000),
-		"h=2 s=1024 cp=2":               4*2*512*128 + 4*2*512,
-		"h=4 g=2 s=1024 docs=1":         4*4*1024*128 + 4*4*1024 + 4*4*1024*256,
-		"h=2 s=1000 det=1 cudnn=9.24.0": 4*2*1000*128 + 4*2*1000 + 2*2*1024*1024,
-		"h=2 s=1000 det=1 cudnn=9.25.0": 4*2*1000*128 + 4*2*1000,
-		"h=2 s=1088 det=1":              4*2*1088*128 + 4*2*1088 + 2*2*1152*1152, // in blocks of 128
-		"h=4 g=2 s=1024 det=1":          4*4*1024*128 + 4*4*1024 + 2*4*1024*1024,
+		"want=flash":                         0,
+		"train=0":                            0,
+		"want=unfused h=2 s=1024":            2 * 2 * 2 * 1024 * 1024,
+		"want=unfused h=2 s=10 train=0":      2 * 2 * 10 * 10,
+		"h=2 s=1024":                         4*2*1024*128 + 4*2*1024,
+		"want=fused h=2 s=1000 batch=3 d=64": 3 * (4*2*1000*64 + 4*2*1000),
+		"h=2 s=1024 cp=2":                    4*2*512*128 + 4*2*512,
+		"h=4 g=2 s=1024 docs=1":              4*4*1024*128 + 4*4*1024 + 4*4*1024*256,
+		"h=2 s=1000 det=1 cudnn=9.24.0":      4*2*1000*128 + 4*2*1000 + 2*2*1024*1024,
+		"h=2 s=1000 det=1 cudnn=9.25.0":      4*2*1000*128 + 4*2*1000,
+		"h=2 s=1088 det=1":                   4*2*1088*128 + 4*2*1088 + 2*2*1152*1152, // in blocks of 128
+		"h=4 g=2 s=1024 det=1":               4*4*1024*128 + 4*4*1024 + 2*4*1024*1024,
 	} {
 		if got := chosen(t, with(params)).Workspace(); got != want {
 			t.Errorf("%s: workspace of %d bytes, want %d", params, got, want)

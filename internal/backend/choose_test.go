@@ -222,7 +222,7 @@ func TestFloat32OnAGPUNamesEveryBackend(t *testing.T) {
 func TestOneBackendForAllRequests(t *testing.T) {
 	m := gpu(90, backends.V(9, 5, 0)) // no band in one call before 9.6.0
 	r := Request{
-		Of: "short", DType: tensor.BF16, Batch: 1, SeqQ: 1024, SeqKV: 1024, Heads: 4, KVHeads: 4, HeadDim: 64, HeadDimV: 64,
+		Of: "short", DType: tensor.BF16, Batch: 1, SeqQ: 1024, SeqKV: 1024, Heads: 4, KVHeads: 4, HeadDim: 128, HeadDimV: 128,
 		Causal: true, Window: -1, Training: true, Ranks: 2, Algorithm: "ring", Gather: "auto", Layout: "zigzag",
 	}
 	windowed := r
