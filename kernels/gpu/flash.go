@@ -52,15 +52,17 @@ func (f *Flash) Preload(t tensor.DType, dim, dimV int) error {
 	if err != nil {
 		return err
 	}
-	names := []string{commonProgram, forward.Forward().Name, backward.Backward().Name}
+	first, second := forward.Forward().Name, backward.Backward().Name
+	// What the copy engine cannot bring is rare: its programs are loaded when they are first used.
+	if s, ok := source.HopperShapeFor(dim, dimV); ok && f.hopper != nil && t != tensor.F32 {
+		first = s.Forward(false).Name
+		if s.Queries > 0 {
+			second = s.Backward(false).Name
+		}
+	}
+	names := []string{commonProgram, first, second}
 	if f.deterministic {
 		names = append(names, backward.DQ().Name)
-	}
-	if s, ok := source.HopperShapeFor(dim, dimV); ok && f.hopper != nil && t != tensor.F32 {
-		names = append(names, s.Forward(false).Name)
-		if s.Queries > 0 {
-			names = append(names, s.Backward(false).Name)
-		}
 	}
 	return f.loader.Preload(names...)
 }

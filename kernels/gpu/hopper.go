@@ -76,10 +76,8 @@ func (f *Flash) launchForward(l *call.HopperForward) error {
 		}
 	}
 	p.Next = workCounter(f.hopper)
-	for i, to := range []*source.TensorMap{&p.Q, &p.K, &p.V} {
-		if err := f.encode(to, l.Maps[i]); err != nil {
-			return err
-		}
+	if err := f.encodeAll(l.Maps[:], &p.Q, &p.K, &p.V); err != nil {
+		return err
 	}
 	grid := cuda.Dim{X: min(l.Blocks, f.loader.Device().SMs)}
 	return f.launch(l.Program, l.Kernel, cuda.Launch{Grid: grid, Block: cuda.Dim{X: l.Threads}, Shared: l.Shared}, cuda.StructAligned(&cuda.Args{}, p, source.MapAlign))
@@ -111,13 +109,21 @@ func (f *Flash) launchBackward(l *call.HopperBackward) error {
 			return err
 		}
 	}
-	for i, to := range []*source.TensorMap{&p.Q, &p.K, &p.V, &p.Dout, &p.DQ} {
-		if err := f.encode(to, l.Maps[i]); err != nil {
-			return err
-		}
+	if err := f.encodeAll(l.Maps[:], &p.Q, &p.K, &p.V, &p.Dout, &p.DQ); err != nil {
+		return err
 	}
 	grid := cuda.Dim{X: l.Grid[0], Y: l.Grid[1], Z: l.Grid[2]}
 	return f.launch(l.Program, l.Kernel, cuda.Launch{Grid: grid, Block: cuda.Dim{X: l.Threads}, Shared: l.Shared}, cuda.StructAligned(&cuda.Args{}, p, source.MapAlign))
+}
+
+// encodeAll makes maps as the copy engine reads them.
+func (f *Flash) encodeAll(maps []call.Map, to ...*source.TensorMap) error {
+	for i, m := range maps {
+		if err := f.encode(to[i], m); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // encode makes a map as the copy engine reads it.

@@ -23,18 +23,15 @@ func (f *Flash) TakesHopper(more ...View) bool {
 	if t := f.Q.DType(); t != tensor.BF16 && t != tensor.F16 {
 		return false
 	}
-	copied := []View{f.Q, f.K, f.V}
-	if !f.DO.IsZero() {
-		copied = append(copied, f.DO)
-	}
-	for _, v := range copied {
-		for a := tensor.Batch; a < tensor.Dim; a++ {
-			if v.Len(a) > 1 && (v.Stride(a) <= 0 || v.Stride(a) >= 1<<39) {
+	const most = 1 << 38 // elements of four bytes that a stride of the engine's goes over
+	for _, v := range []View{f.Q, f.K, f.V, f.DO, f.DQ} {
+		for a := tensor.Batch; a < tensor.Dim && !v.IsZero(); a++ {
+			if v.Len(a) > 1 && (v.Stride(a) <= 0 || v.Stride(a) >= most) {
 				return false
 			}
 		}
 	}
-	return InPieces(8, append(copied, more...)...) && InPieces(4, f.O, f.DQ, f.DK, f.DV)
+	return InPieces(8, append(more, f.Q, f.K, f.V, f.DO)...) && InPieces(4, f.O, f.DQ, f.DK, f.DV)
 }
 
 // HopperForward is a launch of the forward pass on Hopper.
