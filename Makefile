@@ -6,7 +6,7 @@ ARGS   ?=
 
 export CGO_ENABLED ?= 0
 
-.PHONY: all build run test test-ring test-crash test-nfs test-hostile test-slurm test-cluster test-network simulate-cluster check-kubernetes test-report examples race fuzz lint staticcheck asm bench cuda vet-cuda test-kernels test-gpu gpu-pack install dist check-dist clean
+.PHONY: all build run test test-full test-ring test-crash test-nfs test-hostile test-slurm test-cluster test-network simulate-cluster check-kubernetes test-report examples race fuzz lint staticcheck asm bench cuda vet-cuda test-kernels test-gpu gpu-pack install dist check-dist clean
 
 all: build
 
@@ -19,29 +19,36 @@ run: build
 	bin/cprun --nproc $(NPROC) $(ARGS) $(CONFIG)
 	@run=$$(scripts/run-dir $(CONFIG) $(ARGS)) && { test -z "$$run" || bin/cprun generate "$$run" --echo --prompt '$(PROMPT)'; }
 
-# The packages that take longest come first, since what comes last runs beside nothing, and one package more runs
-# than there are cores, since some wait for processes and clocks, as tests within a package do.
-PACKAGES = -p $$(($$(nproc) + 1)) -parallel $$((2 * $$(nproc))) ./internal/train ./cmd/cprun ./comm ./ring ./...
+# What takes longest comes first, since what comes last runs beside nothing, and one package more runs than there are
+# cores, since some wait for processes and clocks, as tests within a package do.
+BESIDE  = -p $$(($$(nproc) + 1)) -parallel $$((2 * $$(nproc)))
+LONGEST = ./internal/train ./cmd/cprun ./comm ./ring
 
-# Every check of go vet, of every package, since those without tests are vetted too: what go test checks by itself is a part of that,
-# and would be looked at twice.
+# Every test, with repetitions of the same work left to `make test-full`: -short tells what they are. go vet has looked at all
+# packages before, with every check, those without tests among them; go test -vet=all would vet the standard library anew.
 test:
-	$(GO) test -vet=all $(PACKAGES)
+	$(GO) vet ./...
+	$(GO) test -short -vet=off $(BESIDE) $(LONGEST) ./...
+
+# The same tests with all repetitions: later steps of loss curves, more numbers of ranks, masks and random cases, large
+# collectives of every type and operation, all faults and inputs of a kind where one or a tenth stand for them. Minutes.
+test-full:
+	$(GO) test -vet=off -timeout 30m $(BESIDE) $(LONGEST) ./...
 
 # Programs of other modules that use the packages of this one.
 examples:
 	$(GO) vet -C examples/library .
 	$(GO) run -C examples/library .
 
-# The race detector needs cgo and a C compiler. -short leaves out repetitions of the same work, for numbers
-# that `make test` looks at: steps 4 to 12 of loss curves, the fewer of several numbers of ranks, two of three masks and
-# random cases of package ring, and large collectives of other types and operations than sums of float32. Hostile inputs
-# go to a program that is not under the detector, so that a tenth does. It vets nothing, which `make test` has done.
-# `make race RACE=` leaves out nothing. Every process that ends under the detector sleeps, for a second if not told
-# otherwise, and the tests start hundreds of them, one after the other.
-RACE ?= -short
+# The race detector needs cgo and a C compiler. It runs the packages in which something is concurrent (scripts/race-packages), but
+# for tests that start nothing themselves or repeat the run of another (scripts/race-without). -short leaves out what it does in
+# `make test`, and some types of numbers. Hostile inputs go to a program that is not under the detector. It vets nothing, which
+# `make test` has done. `make race RACE=` leaves out no repetitions, and WITHOUT= no tests of these packages. Every process that
+# ends under the detector sleeps, for a second if not told otherwise, and the tests start hundreds of them, one after the other.
+RACE    ?= -short
+WITHOUT ?= -skip "^($$(sed -n 's|^[a-z][^ ]* ||p' scripts/race-without | tr ' \n' '||')_)$$"
 race:
-	CGO_ENABLED=1 GORACE="atexit_sleep_ms=10 $(GORACE)" $(GO) test -race -vet=off $(RACE) -timeout 30m $(PACKAGES)
+	CGO_ENABLED=1 GORACE="atexit_sleep_ms=10 $(GORACE)" $(GO) test -race -vet=off $(RACE) -timeout 30m $(BESIDE) $(WITHOUT) $(LONGEST) $$(scripts/race-packages)
 
 # Faults at random moments in whole runs: kills, stops, disks that fail, damaged checkpoints.
 TRIALS ?= 220
@@ -139,7 +146,7 @@ cuda:
 
 # The tests with the tag cuda that need no GPU: runs the flash kernels as C++ on the CPU, compiles every
 # kernel for every architecture and looks at what the compiler says of it, and loads made up drivers. With SHORT=-short,
-# as in CI, each program is compiled for one architecture, in turns. What go test would vet, vet-cuda does.
+# as in CI, each program is compiled for one architecture, in turns, and the host runs a third of the cases in the types beside the first. What go test would vet, vet-cuda does.
 SHORT ?=
 test-kernels:
 	$(CUDA) $(GO) test -tags cuda -vet off $(SHORT) -timeout 30m ./kernels/internal/call ./kernels/source ./internal/cuda/nvrtc ./internal/cuda/driver

@@ -210,7 +210,11 @@ func TestNeedRangesAreWhatIsRead(t *testing.T) {
 // it show each query the keys that the mask shows it, once.
 func TestGatherIsWhatIsRead(t *testing.T) {
 	rng := rand.New(rand.NewPCG(63, 64))
-	for range 100 {
+	shapes := 100
+	if testing.Short() {
+		shapes /= 3
+	}
+	for range shapes {
 		s, all := randomShape(rng, 60)
 		for _, s.Layout = range all {
 			x := NewIndex(s)

@@ -25,39 +25,73 @@ type Gathered struct {
 // Runs returns the rows of owner's keys that queries of rank see, in the order of the sequence. They are not
 // placed: At is 0.
 func (x *Index) Runs(rank, owner int) []Run {
-	var runs []Run
+	runs := x.addRuns(nil, rank, owner)
+	if !slices.IsSortedFunc(runs, byStart) {
+		slices.SortFunc(runs, byStart)
+	}
+	return runs
+}
+
+func byStart(a, b Run) int { return a.Start - b.Start }
+
+// addRuns appends the runs of an owner, in the order of its rows.
+func (x *Index) addRuns(runs []Run, rank, owner int) []Run {
 	needs, at := x.NeedRanges(rank, owner), 0
 	for _, s := range x.spans[owner] {
-		for i := sort.Search(len(needs), func(i int) bool { return needs[i].Hi > at }); i < len(needs) && needs[i].Lo < at+s.Len; i++ {
+		for len(needs) > 0 && needs[0].Hi <= at {
+			needs = needs[1:]
+		}
+		if len(needs) == 0 {
+			break
+		}
+		for i := 0; i < len(needs) && needs[i].Lo < at+s.Len; i++ {
 			lo, hi := max(needs[i].Lo, at), min(needs[i].Hi, at+s.Len)
 			runs = append(runs, Run{Owner: owner, Rows: Range{lo, hi}, Start: s.Start + (lo-at)*s.Stride})
 		}
 		at += s.Len
 	}
-	slices.SortFunc(runs, func(a, b Run) int { return a.Start - b.Start })
+	return runs
+}
+
+// runsOf is the runs of all owners, in the order of these and of their rows.
+func (x *Index) runsOf(rank int) (runs []Run) {
+	if list, ok := x.Owners(rank); ok {
+		runs = make([]Run, 0, 2*len(list))
+		for _, n := range list {
+			runs = x.addRuns(runs, rank, n.Peer)
+		}
+		return runs
+	}
+	for owner := range x.k {
+		runs = x.addRuns(runs, rank, owner)
+	}
 	return runs
 }
 
 // Gather returns what queries of rank see, and no other rows.
 func (x *Index) Gather(rank int) Gathered {
-	var g Gathered
-	for owner := range x.k {
-		g.Runs = append(g.Runs, x.Runs(rank, owner)...)
+	runs := x.runsOf(rank)
+	order := make([]int, len(runs))
+	for i := range order {
+		order[i] = i
 	}
-	slices.SortStableFunc(g.Runs, func(a, b Run) int { return a.Start - b.Start })
-	of := make([][]Run, len(x.k))
-	for i := range g.Runs {
-		r := &g.Runs[i]
-		r.At = g.Rows
-		g.Rows += r.Rows.Len()
-		of[r.Owner] = append(of[r.Owner], *r)
+	slices.SortStableFunc(order, func(a, b int) int { return byStart(runs[a], runs[b]) })
+	g := Gathered{Runs: make([]Run, 0, len(runs))}
+	for _, i := range order {
+		runs[i].At = g.Rows
+		g.Rows += runs[i].Rows.Len()
+		g.Runs = append(g.Runs, runs[i])
 	}
-	keys := pieces{rows: g.Rows}
-	for owner, runs := range of {
-		slices.SortFunc(runs, func(a, b Run) int { return a.Rows.Lo - b.Rows.Lo })
-		for i := range x.k[owner].list {
-			keys.list = x.k[owner].list[i].placed(keys.list, runs)
+	keys := pieces{rows: g.Rows, list: make([]piece, 0, 2*len(runs))}
+	for len(runs) > 0 {
+		n, owner := 1, runs[0].Owner
+		for n < len(runs) && runs[n].Owner == owner {
+			n++
 		}
+		for i := range x.k[owner].list {
+			keys.list = x.k[owner].list[i].placed(keys.list, runs[:n])
+		}
+		runs = runs[n:]
 	}
 	keys.join()
 	g.Tiles = tilesOf(x.bands, &x.q[rank], &keys)

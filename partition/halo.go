@@ -14,15 +14,30 @@ func (x *Index) Halo() bool {
 		block = max(block, x.Keys(r))
 	}
 	for rank := range x.q {
-		rows := 0
-		for owner := range x.k {
-			if owner != rank {
-				rows += x.Needs(rank, owner).Len()
-			}
-			if rows > 2*block {
-				return false
-			}
+		if x.othersOf(rank, 2*block) > 2*block {
+			return false
 		}
 	}
 	return true
+}
+
+// othersOf is how many rows rank needs of others, or any number above most.
+func (x *Index) othersOf(rank, most int) (rows int) {
+	if list, ok := x.Owners(rank); ok {
+		for _, n := range list {
+			if n.Peer != rank {
+				rows += n.Rows.Len()
+			}
+		}
+		return rows
+	}
+	for owner := range x.k {
+		if owner != rank {
+			rows += x.Needs(rank, owner).Len()
+		}
+		if rows > most {
+			break
+		}
+	}
+	return rows
 }

@@ -17,8 +17,8 @@ type Index struct {
 	byK      cuts
 	seqQ     int
 	seqKV    int
-	held     [][][]held // of queries, and of keys where these lie elsewhere: who has part of each document
-	all      []Range    // the Needs of each rank and owner; nil: not prepared
+	held     [][]held // of keys: who has part of each document; nil: not asked yet
+	all      *pairs   // nil: not prepared
 }
 
 // NewIndex returns the index of s.
@@ -51,7 +51,7 @@ func (x *Index) apart(rank, owner int) bool { return x.all != nil && x.Needs(ran
 // the hull of the K of Tiles, found without them. It is empty when nothing is visible.
 func (x *Index) Needs(rank, owner int) Range {
 	if x.all != nil {
-		return x.all[rank*len(x.k)+owner]
+		return find(x.all.of[rank], owner)
 	}
 	return needs(x.bands, &x.q[rank], &x.k[owner])
 }
@@ -220,6 +220,9 @@ func needRanges(bands bands, q, k *pieces) []Range {
 		for b := j; b < jEnd; b++ {
 			for a := i; a < iEnd; a++ {
 				if u := within(band, q.list[a:a+1], k.list[b:b+1]); u.Len() > 0 {
+					if all == nil {
+						all = make([]Range, 0, 4)
+					}
 					all = append(all, u)
 				}
 			}

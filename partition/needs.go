@@ -1,32 +1,152 @@
 package partition
 
+import (
+	"math/bits"
+	"slices"
+)
+
+// Need is rows of keys that one rank needs of another.
+type Need struct {
+	Peer int   // the other
+	Rows Range // the smallest that holds all
+}
+
+// pairs is the Needs of all pairs of ranks that are not empty.
+type pairs struct {
+	of [][]Need // of each rank, by owner
+	by [][]Need // of each owner, by rank
+}
+
 // Prepare finds the Needs of all pairs of ranks at once, for a caller that asks for most of them, before it shares x.
-// Ranks that have no document in common cost nothing then, which are most pairs of packed documents. There are as many answers
-// as pairs of ranks.
+// Ranks that have no document in common cost nothing then, which are most pairs of packed documents.
 func (x *Index) Prepare() {
 	if x.all != nil {
 		return
 	}
+	x.hold()
 	ranks := len(x.q)
-	all := make([]Range, ranks*ranks)
-	if x.held == nil {
-		x.held = [][][]held{holders(x.q)}
-		if &x.k[0] != &x.q[0] {
-			x.held = append(x.held, holders(x.k))
+	p := &pairs{of: make([][]Need, ranks), by: make([][]Need, ranks)}
+	count, seen := make([]int, ranks), row{rows: make([]Range, ranks), bits: make([]uint64, (ranks+63)/64)}
+	room := make([]Need, 0, 8*ranks)
+	for r := range ranks {
+		n := len(room)
+		x.meet(r, &seen)
+		room = seen.take(room)
+		if p.of[r] = room[n:len(room):len(room)]; cap(room)-len(room) < ranks {
+			room = make([]Need, 0, 2*cap(room))
+		}
+		for i := range p.of[r] {
+			count[p.of[r][i].Peer]++
 		}
 	}
-	q, k := x.held[0], x.held[len(x.held)-1]
-	for doc := range min(len(q), len(k)) {
-		band := x.bands.of(doc)
-		for _, a := range q[doc] {
-			for _, b := range k[doc] {
-				if u := within(band, a.list, b.list); u.Len() > 0 {
-					all[a.rank*ranks+b.rank] = all[a.rank*ranks+b.rank].Hull(u)
+	p.turn(count)
+	x.all = p
+}
+
+// row is what one rank needs of each owner, and a bit for those of whom it needs anything.
+type row struct {
+	rows []Range
+	bits []uint64
+}
+
+func (s *row) add(owner int, r Range) {
+	word, bit := &s.bits[owner/64], uint64(1)<<(owner%64)
+	if *word&bit != 0 {
+		r = r.Hull(s.rows[owner])
+	}
+	*word |= bit
+	s.rows[owner] = r
+}
+
+// take appends the needs in the order of owners, and forgets them.
+func (s *row) take(to []Need) []Need {
+	for i, word := range s.bits {
+		for ; word != 0; word &= word - 1 {
+			owner := 64*i + bits.TrailingZeros64(word)
+			to = append(to, Need{owner, s.rows[owner]})
+		}
+		s.bits[i] = 0
+	}
+	return to
+}
+
+// meet adds what a rank needs, document by document.
+func (x *Index) meet(rank int, s *row) {
+	list := x.q[rank].list
+	for i := 0; i < len(list); {
+		end, doc := run(list, i), list[i].doc
+		if doc < len(x.held) {
+			band := x.bands.of(doc)
+			for _, b := range x.held[doc] {
+				if u := within(band, list[i:end], b.list); u.Len() > 0 {
+					s.add(b.rank, u)
 				}
 			}
 		}
+		i = end
 	}
-	x.all = all
+}
+
+// turn makes the needs by owner of those by rank. Of each owner there are as many as counted.
+func (p *pairs) turn(count []int) {
+	total := 0
+	for _, n := range count {
+		total += n
+	}
+	room := make([]Need, total)
+	for owner, n := range count {
+		p.by[owner], room = room[:0:n], room[n:]
+	}
+	for r := range p.of {
+		for _, n := range p.of[r] {
+			p.by[n.Peer] = append(p.by[n.Peer], Need{r, n.Rows})
+		}
+	}
+}
+
+// Meetings returns how many pairs of ranks Prepare looks at, of each document anew.
+func (x *Index) Meetings() (n int) {
+	x.hold()
+	for r := range x.q {
+		list := x.q[r].list
+		for i := 0; i < len(list); i = run(list, i) {
+			if doc := list[i].doc; doc < len(x.held) {
+				n += len(x.held[doc])
+			}
+		}
+	}
+	return n
+}
+
+// hold finds who has part of which document.
+func (x *Index) hold() {
+	if x.held == nil {
+		x.held = holders(x.k)
+	}
+}
+
+// find is the rows of a peer among needs in the order of theirs.
+func find(list []Need, peer int) Range {
+	if i, ok := slices.BinarySearchFunc(list, peer, func(n Need, peer int) int { return n.Peer - peer }); ok {
+		return list[i].Rows
+	}
+	return Range{}
+}
+
+// Owners returns the Needs of rank that are not empty, its own among them, by owner. ok is false where nobody called Prepare.
+func (x *Index) Owners(rank int) (list []Need, ok bool) {
+	if x.all == nil {
+		return nil, false
+	}
+	return x.all.of[rank], true
+}
+
+// Readers returns what ranks need of owner, itself among them, as Owners does, by rank.
+func (x *Index) Readers(owner int) (list []Need, ok bool) {
+	if x.all == nil {
+		return nil, false
+	}
+	return x.all.by[owner], true
 }
 
 // Within returns the index of the same positions under another window: keys from lo before a query to hi behind it. It shares
@@ -41,7 +161,7 @@ func (x *Index) Within(b Band) *Index {
 // windowed reports whether a band hides keys on both sides of a query.
 func (b Band) windowed(seqQ, seqKV int) bool { return b.Lo > 1-seqQ && b.Hi < seqKV-1 }
 
-// held is what a rank has of a document.
+// held is keys that a rank has of a document.
 type held struct {
 	rank int
 	list []piece

@@ -14,7 +14,8 @@ func (p *Planner) gatherBefore(rank int) []Hop {
 	first, call, home := Hop{Label: "gather"}, Hop{Label: p.hopLabel(0, rank) + " and others"}, Hop{Label: "gradients home"}
 	call.Keys = Block{gathered, 0, g.Rows}
 	call.Grads, call.Tiles = call.Keys, g.Tiles
-	own := 0
+	own, n := 0, len(g.Runs)
+	call.From, first.RecvKV, home.SendGrad = make([]Source, 0, n), make([]Move, 0, n), make([]Move, 0, n)
 	for _, r := range g.Runs {
 		here := Block{gathered, r.At, r.At + r.Rows.Len()}
 		call.From = append(call.From, Source{Rank: r.Owner, Rows: r.Rows})
@@ -33,8 +34,7 @@ func (p *Planner) gatherBefore(rank int) []Hop {
 		first.Grads = Block{0, 0, all} // nothing may come for some rows, so that all are set
 	}
 	back := 0
-	for d := 1; d < p.size; d++ {
-		to := (rank + d) % p.size
+	for to := range p.ahead(rank) {
 		for _, r := range p.index.Runs(to, rank) {
 			b := Block{returned, back, back + r.Rows.Len()}
 			back = b.Hi

@@ -1,6 +1,10 @@
 package ring
 
-import "github.com/cprun/cprun/partition"
+import (
+	"iter"
+
+	"github.com/cprun/cprun/partition"
+)
 
 // stop is one visit of an owner's block at a rank: who needs which of its rows.
 type stop struct {
@@ -40,6 +44,9 @@ func (p *Planner) need(owner, h int) partition.Range {
 // stop asks for one stop of owner's block. Ranks are asked until the answer cannot change any more,
 // which is soon: under most masks somebody near needs the whole block.
 func (p *Planner) stop(owner, h int) stop {
+	if readers, ok := p.index.Readers(owner); ok {
+		return p.stopAmong(readers, owner, h)
+	}
 	s := stop{here: p.need(owner, h), last: p.size - 1}
 	for s.last > h && p.need(owner, s.last).Len() == 0 {
 		s.last--
@@ -55,6 +62,28 @@ func (p *Planner) stop(owner, h int) stop {
 	}
 	for j := h + 1; j <= s.last && s.after != whole; j++ {
 		s.after = s.after.Hull(p.need(owner, j))
+	}
+	return s
+}
+
+// stopAmong is a stop by all ranks that need anything of the block.
+func (p *Planner) stopAmong(readers []partition.Need, owner, h int) (s stop) {
+	for i := range readers {
+		n := &readers[i]
+		at := n.Peer - owner
+		if at < 0 {
+			at += p.size
+		}
+		s.last = max(s.last, at)
+		switch {
+		case at == 0: // the owner needs no transfer
+		case at < h:
+			s.before = s.before.Hull(n.Rows)
+		case at == h:
+			s.here = n.Rows
+		default:
+			s.after = s.after.Hull(n.Rows)
+		}
 	}
 	return s
 }
@@ -88,4 +117,55 @@ func (p *Planner) visits(owner int) []stop {
 		stops[h].last = last
 	}
 	return stops
+}
+
+// ahead is the ranks that may need keys of rank, from the next one on around to the one before it.
+func (p *Planner) ahead(rank int) iter.Seq[int] {
+	return func(yield func(int) bool) {
+		list, ok := p.index.Readers(rank)
+		if !ok {
+			for d := 1; d < p.size; d++ {
+				if !yield((rank + d) % p.size) {
+					return
+				}
+			}
+			return
+		}
+		next := firstFrom(list, rank+1)
+		for i := range list {
+			if peer := list[(next+i)%len(list)].Peer; peer != rank && !yield(peer) {
+				return
+			}
+		}
+	}
+}
+
+// behind is the ranks of which rank may need keys, from the one before it back around to the next one.
+func (p *Planner) behind(rank int) iter.Seq[int] {
+	return func(yield func(int) bool) {
+		list, ok := p.index.Owners(rank)
+		if !ok {
+			for d := 1; d < p.size; d++ {
+				if !yield((rank - d + p.size) % p.size) {
+					return
+				}
+			}
+			return
+		}
+		next := firstFrom(list, rank)
+		for i := range list {
+			if peer := list[(next-1-i+2*len(list))%len(list)].Peer; peer != rank && !yield(peer) {
+				return
+			}
+		}
+	}
+}
+
+// firstFrom is the first of the needs, which are in the order of their peers, whose peer is not before rank.
+func firstFrom(list []partition.Need, rank int) int {
+	i := 0
+	for i < len(list) && list[i].Peer < rank {
+		i++
+	}
+	return i
 }

@@ -21,16 +21,11 @@ func (p *Planner) ring(rank int) *Schedule {
 	stops := p.stops(rank)
 	next, before := (rank+1)%n, (rank-1+n)%n
 	hops := make([]Hop, n+1)
-	moves := make([]Move, 0, 2*n)
-	one := func(peer, buf int, r partition.Range) []Move { // in memory that the hops share
-		moves = append(moves, move(peer, buf, r))
-		return moves[len(moves)-1 : len(moves) : len(moves)]
-	}
+	room := singles{moves: make([]Move, 0, 4*n), folds: make([]Fold, 0, n)}
 	hops[0] = p.own(rank)
 	for h := range n {
 		hop, owner := &hops[h], (rank-h+n)%n
 		if h > 0 {
-			hop.Label = p.hopLabel(h, owner)
 			if here := stops[h].here; here.Len() > 0 {
 				hop.Tiles, hop.Keys = p.index.Tiles(rank, owner), Block{kvBuffer(h), 0, here.Hi}
 				hop.From = p.from(owner, here.Hi)
@@ -38,18 +33,24 @@ func (p *Planner) ring(rank int) *Schedule {
 		}
 		if h+1 < n {
 			if rows := stops[h].after; rows.Len() > 0 {
-				hop.SendKV = one(next, kvBuffer(h), rows)
+				hop.SendKV = room.move(next, kvBuffer(h), rows)
 			}
 			if rows := stops[h+1].carried(); rows.Len() > 0 {
-				hop.RecvKV = one(before, kvBuffer(h+1), rows)
+				hop.RecvKV = room.move(before, kvBuffer(h+1), rows)
 			}
 		}
 	}
 	for h := 1; h < n; h++ {
-		p.ringGrads(hops, rank, h, &stops[h])
+		p.ringGrads(hops, rank, h, &stops[h], &room)
 	}
 	p.ringHome(hops, rank, &stops[0])
 	hops[n].Label = "gradients home"
+	for h := 1; h < n; h++ {
+		if hop := &hops[h]; !hop.empty() {
+			hop.Label = p.hopLabel(h, (rank-h+n)%n)
+		}
+	}
+	hops = hops[:1+len(compact(hops[1:]))]
 	return p.finish(&Schedule{Algorithm: "ring", Rank: rank, Forward: forwardOf(hops), Backward: hops})
 }
 
@@ -71,7 +72,7 @@ const (
 
 // ringGrads plans the gradient of the block that visits rank in hop h >= 1: the neighbour's
 // sum comes in during hop h, and the new sum leaves during hop h+1.
-func (p *Planner) ringGrads(hops []Hop, rank, h int, s *stop) {
+func (p *Planner) ringGrads(hops []Hop, rank, h int, s *stop, room *singles) {
 	n := p.size
 	before, sum := s.before, s.summed()
 	if h > s.last || sum.Len() == 0 {
@@ -81,19 +82,37 @@ func (p *Planner) ringGrads(hops []Hop, rank, h int, s *stop) {
 	from := (rank - 1 + n) % n
 	switch {
 	case len(hop.Tiles) == 0: // nothing of our own: pass the sum on
-		hop.RecvGrad = append(hop.RecvGrad, move(from, buf, before))
+		hop.RecvGrad = room.move(from, buf, before)
 	case before.Len() == 0: // the first to compute with it
 		hop.Grads = Block{buf, sum.Lo, sum.Hi}
 	default:
 		hop.Grads = Block{buf, sum.Lo, sum.Hi}
-		hop.RecvGrad = append(hop.RecvGrad, move(from, gradRecv, before))
-		hop.Fold = append(hop.Fold, Fold{Block{buf, before.Lo, before.Hi}, Block{gradRecv, before.Lo, before.Hi}})
+		hop.RecvGrad = room.move(from, gradRecv, before)
+		hop.Fold = room.fold(Fold{Block{buf, before.Lo, before.Hi}, Block{gradRecv, before.Lo, before.Hi}})
 	}
 	to := (rank + 1) % n
 	if h == s.last {
 		to = (rank - h + n) % n // home, to the owner
 	}
-	hops[h+1].SendGrad = append(hops[h+1].SendGrad, move(to, buf, sum))
+	hops[h+1].SendGrad = room.move(to, buf, sum)
+}
+
+// singles is lists of one, in memory that they share. Who adds to one gets other memory.
+type singles struct {
+	moves []Move
+	folds []Fold
+}
+
+func (s *singles) move(peer, buf int, r partition.Range) []Move {
+	s.moves = append(s.moves, move(peer, buf, r))
+	n := len(s.moves)
+	return s.moves[n-1 : n : n]
+}
+
+func (s *singles) fold(f Fold) []Fold {
+	s.folds = append(s.folds, f)
+	n := len(s.folds)
+	return s.folds[n-1 : n : n]
 }
 
 // ringHome plans the arrival of the own block's gradient from its last visitor. s is the block's
@@ -138,9 +157,14 @@ func (p *Planner) gatherBeside(rank int) []Hop {
 	second := Hop{Label: "hop 1 all others"}
 	third := Hop{Label: "gradients home"}
 	rows, back := 0, 0
-	for d := 1; d < p.size; d++ {
-		// Rank r talks to r+d and r-d in turn d, so that no rank is the first peer of all.
-		to, from := (rank+d)%p.size, ((rank-d)%p.size+p.size)%p.size
+	if list, ok := p.index.Owners(rank); ok {
+		first.RecvKV, third.SendGrad, second.From = make([]Move, 0, len(list)), make([]Move, 0, len(list)), make([]Source, 0, len(list))
+	}
+	if list, ok := p.index.Readers(rank); ok {
+		first.SendKV, third.RecvGrad, third.Fold = make([]Move, 0, len(list)), make([]Move, 0, len(list)), make([]Fold, 0, len(list))
+	}
+	// Rank r talks to r+d and r-d in turn d, so that no rank is the first peer of all.
+	for to := range p.ahead(rank) {
 		for _, need := range p.index.NeedRanges(to, rank) {
 			first.SendKV = append(first.SendKV, move(to, 0, need))
 			b := Block{returned, back, back + need.Len()}
@@ -148,6 +172,8 @@ func (p *Planner) gatherBeside(rank int) []Hop {
 			third.RecvGrad = append(third.RecvGrad, Move{to, b})
 			third.Fold = append(third.Fold, Fold{Block{0, need.Lo, need.Hi}, b})
 		}
+	}
+	for from := range p.behind(rank) {
 		needs := p.index.NeedRanges(rank, from)
 		if len(needs) > 0 {
 			second.Tiles = append(second.Tiles, placed(p.index.Tiles(rank, from), needs, rows)...)

@@ -77,6 +77,9 @@ func (h *Hop) empty() bool {
 	return len(h.Tiles)+len(h.SendKV)+len(h.RecvKV)+len(h.SendGrad)+len(h.RecvGrad)+len(h.Fold)+len(h.Then) == 0
 }
 
+// forward reports whether a forward pass has something to do in it.
+func (h *Hop) forward() bool { return len(h.Tiles)+len(h.SendKV)+len(h.RecvKV)+len(h.Then) > 0 }
+
 // foldsFirst says that the gradients of c, the hop's last call, are added to before anything else
 // happens to them.
 func (h *Hop) foldsFirst(c *Part) bool { return len(h.Fold) > 0 && h.Fold[0].Dst.Buf == c.Grads.Buf }
@@ -386,16 +389,26 @@ func markEnds(hops []Hop) {
 	}
 }
 
-// forwardOf is the hops of a backward schedule without what only gradients need.
+// forwardOf is the hops of a backward schedule without what only gradients need, and without those that have nothing else.
 func forwardOf(hops []Hop) []Hop {
-	out := make([]Hop, len(hops))
+	n := 0
+	for i := range hops {
+		if hops[i].forward() {
+			n++
+		}
+	}
+	out := make([]Hop, 0, n)
 	for i := range hops {
 		h := &hops[i]
-		out[i] = Hop{Label: h.Label, Keys: h.Keys, Tiles: h.Tiles, From: h.From, SendKV: h.SendKV, RecvKV: h.RecvKV}
+		if !h.forward() {
+			continue
+		}
+		f := Hop{Label: h.Label, Keys: h.Keys, Tiles: h.Tiles, From: h.From, SendKV: h.SendKV, RecvKV: h.RecvKV}
 		for _, p := range h.Then {
 			p.Grads = Block{}
-			out[i].Then = append(out[i].Then, p)
+			f.Then = append(f.Then, p)
 		}
+		out = append(out, f)
 	}
 	return out
 }

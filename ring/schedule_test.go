@@ -1,6 +1,7 @@
 package ring
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"reflect"
 	"strings"
@@ -73,12 +74,25 @@ func TestSchedulesOfDocumentsComputeEveryPairOnce(t *testing.T) {
 				t.Fatal(err)
 			}
 			shape := partition.Shape{SeqQ: n, SeqKV: n, Size: size, Layout: partition.Document{Docs: docs, Bands: []partition.Band{m.Band}}, Mask: m}
+			index := partition.NewIndex(shape)
+			index.Prepare()
 			for _, algorithm := range Variants {
-				all, err := All(As(algorithm, Spec{Shape: shape, Heads: 2, KVHeads: 1, Inner: 1}))
+				name, spec := As(algorithm, Spec{Shape: shape, Heads: 2, KVHeads: 1, Inner: 1})
+				all, err := All(name, spec)
 				if err != nil {
 					t.Fatal(err)
 				}
 				simulate(t, algorithm, shape, 2, 1, all)
+				prepared, err := NewIndexedPlanner(name, spec, index, false)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for r, want := range all {
+					got, hops := prepared.Schedule(r), func(s *Schedule) string { return fmt.Sprint(s.Forward, s.Backward, s.KVRows, s.GradRows) }
+					if hops(got) != hops(want) {
+						t.Fatalf("%s: by a prepared index rank %d has %s, without %s", algorithm, r, hops(got), hops(want))
+					}
+				}
 			}
 		}
 	}

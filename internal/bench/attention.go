@@ -34,7 +34,8 @@ type AttentionSpec struct {
 	Causal        bool     `json:"causal"`
 	Window        int      `json:"window"` // keys that a query sees before itself; -1: all
 	Deterministic bool     `json:"deterministic"`
-	Iters         int      `json:"iters"` // 0: as many as take two seconds
+	Iters         int      `json:"iters"`             // 0: as many as take two seconds, or Seconds
+	Seconds       float64  `json:"seconds,omitempty"` // how long a figure is measured, at least
 	Warmup        int      `json:"warmup"`
 
 	// Predicted is the ways that auto was chosen among, in order, with the seconds that costs say.
@@ -91,6 +92,8 @@ func (s *AttentionSpec) Check(ranks int) error {
 		return fmt.Errorf("--window %d: want the number of keys before a query that it sees, with --causal; -1 is all", s.Window)
 	case s.Iters < 0 || s.Warmup < 0:
 		return fmt.Errorf("--iters %d --warmup %d: want 0 or more", s.Iters, s.Warmup)
+	case !(s.Seconds >= 0) || math.IsInf(s.Seconds, 0) || s.Seconds > 0 && s.Iters > 0:
+		return fmt.Errorf("--seconds %v: want a number above 0, without --iters", s.Seconds)
 	}
 	for _, l := range s.Layouts {
 		if _, err := partition.New(l, nil); err != nil {
@@ -153,6 +156,7 @@ func (s *AttentionSpec) Groups(ranks int) int {
 // Attention measures every row and hands it to emit on rank 0. Every rank calls it.
 func (r *Rank) Attention(ctx context.Context, s AttentionSpec, emit func(AttentionRow) error) (err error) {
 	defer device.Caught(&err)
+	r.Seconds = s.Seconds
 	t, err := r.attentionRun(s)
 	if err != nil {
 		return err

@@ -343,6 +343,7 @@ func TestSpecsAreChecked(t *testing.T) {
 		"--algorithm": func(s *AttentionSpec) { s.Algorithms = []string{"star"} },
 		"--layout":    func(s *AttentionSpec) { s.Layouts = []string{"spiral"} },
 		"--iters":     func(s *AttentionSpec) { s.Iters = -1 },
+		"--seconds":   func(s *AttentionSpec) { s.Seconds, s.Iters = 1, 3 },
 		"--head-dim":  func(s *AttentionSpec) { s.HeadDim = 0 },
 	} {
 		s := good

@@ -244,7 +244,7 @@ func (p *call) backward(kernel attention.Kernel, blocks int) error {
 // products measures matrix products of every size.
 func (c *calibration) products(ctx context.Context) (set cost.Set, err error) {
 	rows, side := slices.Max(c.spec.Rows), slices.Max(c.spec.Sides)
-	arena, err := c.Device.Arena("tensors of products", int64(c.dtype.Size())*int64(2*rows*side+side*side)+4*int64(side*side)+1<<20)
+	arena, err := c.Device.Arena("tensors of products", c.productBytes(rows, side, side)+c.coldBytes())
 	if err != nil {
 		return set, err
 	}
@@ -253,26 +253,20 @@ func (c *calibration) products(ctx context.Context) (set cost.Set, err error) {
 		for _, in := range c.spec.Sides {
 			for _, out := range c.spec.Sides {
 				mark := arena.Mark()
-				of := func(shape ...int) View {
-					v := arena.Alloc(c.dtype, shape...)
-					if e := c.random(ctx, v, 1); e != nil && err == nil {
-						err = e
-					}
-					return v
-				}
-				x, y, w, dw := of(1, n, 1, in), of(1, n, 1, out), of(1, out, 1, in), arena.Alloc(tensor.F32, 1, out, 1, in)
-				ops.Zero(dw)
+				list, at := c.operandsOf(ctx, arena, n, in, out, &err), 0
+				next := func() *operands { at++; return &list[at%len(list)] }
 				for _, op := range []struct {
 					kind string
-					run  func()
+					run  func(o *operands)
 				}{
-					{"linear", func() { ops.Linear(y, x, w, View{}) }},
-					{"linear dx", func() { ops.LinearDX(x, y, w, false) }},
-					{"linear dw", func() { ops.LinearDW(dw, y, x) }},
+					// What the operation before has made is near: list[0]'s.
+					{"linear", func(o *operands) { ops.Linear(o.y, list[0].x, o.w, View{}) }},
+					{"linear dx", func(o *operands) { ops.LinearDX(o.x, list[0].y, o.w, false) }},
+					{"linear dw", func(o *operands) { ops.LinearDW(o.dw, list[0].y, o.x) }},
 				} {
 					seconds := 0.0
 					if err == nil {
-						seconds, _, err = c.measure(ctx, 1, 0, func() error { op.run(); return nil })
+						seconds, _, err = c.measure(ctx, 1, 0, func() error { op.run(next()); return nil })
 					}
 					set.Products = append(set.Products, cost.Product{Kind: op.kind, DType: c.spec.DType, Rows: n, In: in, Out: out, Seconds: seconds})
 				}
@@ -283,6 +277,48 @@ func (c *calibration) products(ctx context.Context) (set cost.Set, err error) {
 		}
 	}
 	return set, nil
+}
+
+// operands is what a product reads and writes.
+type operands struct{ x, y, w, dw View }
+
+// cold is the bytes that products of a CPU go through in turns, more than a core's own cache holds: a step comes back to
+// weights, and to activations in its backward pass, after all others.
+const cold = 16 << 20
+
+// coldBytes is the room that takes, beside the operands of one product.
+func (c *calibration) coldBytes() int64 {
+	if c.Device.Machine.Arch != 0 {
+		return 0
+	}
+	return cold
+}
+
+// productBytes is what the operands of a product take at most.
+func (c *calibration) productBytes(n, in, out int) int64 {
+	const align = 4 << 8 // of each operand
+	return int64(c.dtype.Size())*int64(n*in+n*out+in*out) + 4*int64(in*out) + align
+}
+
+// mostOperands is of how many sets of operands a product takes turns.
+const mostOperands = 16
+
+// operandsOf is operands of a product that measurements take in turns.
+func (c *calibration) operandsOf(ctx context.Context, arena *tensor.Arena, n, in, out int, err *error) (list []operands) {
+	of := func(shape ...int) View {
+		v := arena.Alloc(c.dtype, shape...)
+		if e := c.random(ctx, v, 1); e != nil && *err == nil {
+			*err = e
+		}
+		return v
+	}
+	turns := min(1+c.coldBytes()/c.productBytes(n, in, out), mostOperands)
+	for range turns {
+		o := operands{of(1, n, 1, in), of(1, n, 1, out), of(1, out, 1, in), arena.Alloc(tensor.F32, 1, out, 1, in)}
+		c.Device.Ops.Zero(o.dw)
+		list = append(list, o)
+	}
+	return list
 }
 
 // passes measures the operations of `bench ops` but for its products, at several lengths. What an operation

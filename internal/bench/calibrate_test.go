@@ -56,6 +56,38 @@ func TestCalibrate(t *testing.T) {
 	}
 }
 
+// Products of a CPU take turns among operands that have no byte in common, of large products as many as there is room for.
+func TestOperandsTakeTurns(t *testing.T) {
+	ranks(t, 1, func(r *Rank) error {
+		c := &calibration{Rank: r, dtype: tensor.F32}
+		for _, x := range []struct{ n, in, out, want int }{{4, 8, 16, mostOperands}, {512, 512, 512, 4}} {
+			arena, err := r.Device.Arena("operands", c.productBytes(x.n, x.in, x.out)+c.coldBytes())
+			if err != nil {
+				return err
+			}
+			list := c.operandsOf(context.Background(), arena, x.n, x.in, x.out, &err)
+			if err != nil || len(list) != x.want {
+				t.Errorf("%v: %d sets of operands, %v; want %d", x, len(list), err, x.want)
+			}
+			for i, o := range list {
+				for _, v := range []View{o.x, o.y, o.w, o.dw} {
+					for j := range tensor.Data[float32](v) {
+						tensor.Data[float32](v)[j] = float32(i)
+					}
+				}
+			}
+			for i, o := range list {
+				for _, v := range []View{o.x, o.y, o.w, o.dw} {
+					if slices.ContainsFunc(tensor.Data[float32](v), func(e float32) bool { return e != float32(i) }) {
+						t.Fatalf("%v: operands %d are others', too", x, i)
+					}
+				}
+			}
+		}
+		return nil
+	})
+}
+
 // Work that is long is measured until two iterations agree, short work as often as ever, on all ranks alike.
 func TestMeasurementsSettle(t *testing.T) {
 	const long = 20 * time.Millisecond

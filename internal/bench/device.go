@@ -35,6 +35,8 @@ type Rank struct {
 	LinkGBps float64
 	// Budget is the seconds that a measurement whose iterations are not given takes; 0: two.
 	Budget float64
+	// Seconds is how long such a measurement takes at least, in place of Budget; 0: it is not in place.
+	Seconds float64
 	// Tolerance ends a measurement whose iterations are not given when they differ by no more than that share; 0: none.
 	Tolerance float64
 	// CPUTime measures the time of the processor that this process has used in place of the clock's: what work takes on
@@ -84,7 +86,7 @@ const (
 )
 
 // measure is the median time of work, in seconds, on the slowest rank. Iterations follow each
-// other without a pause. iters 0: as many as fit the budget.
+// other without a pause. iters 0: as many as fit the budget, or take the seconds that are asked for.
 func (r *Rank) measure(ctx context.Context, warmup, iters int, work func() error) (seconds float64, n int, err error) {
 	took, err := r.times(ctx, max(warmup, 1), work)
 	if err != nil {
@@ -98,7 +100,11 @@ func (r *Rank) measure(ctx context.Context, warmup, iters int, work func() error
 		if err != nil {
 			return 0, 0, err
 		}
-		iters = min(max(int(cmp.Or(r.Budget, budget)/max(last[0], 1e-9)), minIters), maxIters)
+		one := max(last[0], 1e-9)
+		iters = min(max(int(cmp.Or(r.Budget, budget)/one), minIters), maxIters)
+		if r.Seconds > 0 {
+			iters = max(int(math.Ceil(r.Seconds/one)), minIters)
+		}
 	}
 	if err := r.Control.Barrier(ctx); err != nil {
 		return 0, 0, err

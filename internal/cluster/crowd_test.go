@@ -219,7 +219,11 @@ func (c *crowd) row(what string, part func()) {
 // TestSimulation has the agents of a job meet, lose every tenth host, the one that leads among them,
 // go on, and end, on a network that loses packets.
 func TestSimulation(t *testing.T) {
-	for _, loss := range []float64{0, 0.05} {
+	losses := []float64{0.05, 0}
+	if testing.Short() {
+		losses = losses[:1]
+	}
+	for _, loss := range losses {
 		t.Run(fmt.Sprintf("loss=%v", loss), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) { simulate(t, *crowdAgents, loss) })
 		})

@@ -185,9 +185,17 @@ func (a *simAgent) resume() {
 	}
 }
 
+// few is a quarter of n under -short.
+func few(n uint64) uint64 {
+	if testing.Short() {
+		return n / 4
+	}
+	return n
+}
+
 // One seed is one job. make test-faults runs more of them.
 func TestRandomFaults(t *testing.T) {
-	for seed := *firstSeed; seed < *firstSeed+*seeds; seed++ {
+	for seed := *firstSeed; seed < *firstSeed+few(*seeds); seed++ {
 		if err := chaos(seed, nil); err != nil {
 			t.Errorf("seed %d: %v", seed, err)
 			if testing.Verbose() {
@@ -206,7 +214,7 @@ var (
 // TestOneFaultIsSurvived: where a job has three nodes or more and may go on with one less, no single fault
 // of a node keeps it from its end.
 func TestOneFaultIsSurvived(t *testing.T) {
-	for seed := range uint64(150) {
+	for seed := range few(150) {
 		s := newSim(seed)
 		n := 3 + s.rand.IntN(5)
 		cfg := simConfig(n-1, n)
@@ -265,7 +273,7 @@ func TestNodeThatFailsIsLeftOut(t *testing.T) {
 // Where all agents are needed and one of them, the leader or another, cannot be heard for some seconds, the job
 // waits for it and goes on.
 func TestCutIsHealed(t *testing.T) {
-	for seed := range uint64(200) {
+	for seed := range few(200) {
 		s := newSim(seed)
 		n := 3 + s.rand.IntN(5)
 		cfg := simConfig(n, n)

@@ -199,9 +199,9 @@ func (o *PlanOptions) where() (m machine.Machine, ranks int, err error) {
 	return m, max(1, m.Hosts), nil
 }
 
-// matmulTime is how long the rate of matrix products is looked for.
-const matmulTime = 100 * time.Millisecond
+// MatmulTime is how long the rate of matrix products is looked for. Tests that start many programs make it short.
+var MatmulTime = 100 * time.Millisecond
 
 // matmulRate returns the GFLOP/s of one thread's matrix product at its fastest, by which a CPU without a table of its own
 // is compared with one that has it. It is measured once.
-var matmulRate = sync.OnceValue(func() float64 { return cpu.ProductRate(128, matmulTime) })
+var matmulRate = sync.OnceValue(func() float64 { return cpu.ProductRate(128, MatmulTime) })

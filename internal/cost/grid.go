@@ -23,7 +23,8 @@ func at(sizes ...float64) (s spot) {
 // size; beyond them it is that of the border. Points may lack: the others of a cell then stand for them.
 type grid struct {
 	axis  [axes][]float64 // ascending
-	value map[int]float64 // by place: a file may have axes whose combinations no memory holds
+	dense []float64       // by place, NaN where there is none; nil where places are too many
+	value map[int]float64 // likewise: a file may have axes whose combinations no memory holds
 	spots map[spot]float64
 	list  []point // the same
 }
@@ -56,15 +57,44 @@ func (g *grid) build() {
 	for i := range g.axis {
 		slices.Sort(g.axis[i])
 	}
+	if n, ok := g.places(); ok {
+		g.dense = slices.Repeat([]float64{math.NaN()}, n)
+	}
 	g.value = make(map[int]float64, len(g.spots))
 	for s, v := range g.spots {
 		var n [axes]int
 		for i, x := range s {
 			n[i], _ = slices.BinarySearch(g.axis[i], x)
 		}
-		g.value[g.place(n)] = v
+		if g.value[g.place(n)] = v; g.dense != nil {
+			g.dense[g.place(n)] = v
+		}
 		g.list = append(g.list, point{s, v})
 	}
+}
+
+// densePlaces is the most places that are kept one by one.
+const densePlaces = 1 << 14
+
+// places is how many there are; false: more than densePlaces.
+func (g *grid) places() (n int, few bool) {
+	n = 1
+	for i := range g.axis {
+		if n *= len(g.axis[i]); n > densePlaces {
+			return 0, false
+		}
+	}
+	return n, true
+}
+
+// at is the value at a place; false where there is none.
+func (g *grid) at(place int) (float64, bool) {
+	if g.dense != nil {
+		v := g.dense[place]
+		return v, !math.IsNaN(v)
+	}
+	v, ok := g.value[place]
+	return v, ok
 }
 
 // place is where the value of a point stands, by its places on the axes.
@@ -82,24 +112,29 @@ func (g *grid) look(s spot) (float64, bool) {
 	}
 	var low [axes]int
 	var share [axes]float64 // of the upper neighbour
+	on := 0                 // the axes on which it is at a point: of their upper neighbours none has a part
 	for i, x := range s {
-		low[i], share[i] = between(g.axis[i], x)
+		if low[i], share[i] = between(g.axis[i], x); share[i] == 0 {
+			on |= 1 << i
+		}
 	}
 	sum, weight := 0.0, 0.0
 	for corner := range 1 << axes {
-		n, w := low, 1.0
+		if corner&on != 0 {
+			continue
+		}
+		place, w := 0, 1.0
 		for i := range axes {
+			n := low[i]
 			if corner>>i&1 == 1 {
-				n[i]++
+				n++
 				w *= share[i]
 			} else {
 				w *= 1 - share[i]
 			}
+			place = place*len(g.axis[i]) + n
 		}
-		if w == 0 {
-			continue
-		}
-		if v, ok := g.value[g.place(n)]; ok {
+		if v, ok := g.at(place); ok {
 			sum, weight = sum+w*v, weight+w
 		}
 	}

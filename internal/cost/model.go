@@ -244,11 +244,11 @@ func (m *Model) Call(c planner.Call) float64 {
 	}
 	full, masks, most := m.attention[k], m.masks[k], atMost(m.keptCalls, k, math.Inf(1))
 	total, biggest := 0.0, 0
-	var widest spot
+	s, widest := at(float64(rows*c.Heads*batch), 1, dim), spot{}
 	for i := range c.Tiles {
 		t := &c.Tiles[i]
 		pairs, area := float64(t.Pairs()), float64(t.Q.Len())*float64(t.K.Len())
-		s := at(float64(rows*c.Heads*batch), float64(t.K.Len()), dim)
+		s[1] = math.Log2(float64(max(t.K.Len(), 1)))
 		rate, _ := full.look(s)
 		if mask := maskOf(t, pairs, area); mask != Full {
 			if less, ok := masks[mask].look(s); ok {

@@ -24,6 +24,9 @@ func TestGradientsAreTheSlopeOfTheLoss(t *testing.T) {
 				w := tensor.Data[float64](p.View(c.params.Weights))
 				zero := true
 				for i := range w {
+					if testing.Short() && (i+i/7)%3 != 1 && len(w) > 3 {
+						continue // other columns in each row, however long rows are
+					}
 					at := w[i]
 					w[i] = at + h
 					up, _ := c.validate(t)

@@ -73,9 +73,9 @@ func contextOf(ranks, context int) int64 {
 	return n
 }
 
-// processBytes is what a process on a CPU has of memory beside what it asked for: the program and Go's own. It was measured
-// with 1 to 4 ranks, from 0.4 M to 5 M parameters.
-const processBytes = 22<<20 + 512<<10
+// processBytes is what a process on a CPU has of memory beside what it asked for and what it lets lie: the program and Go's own. It was
+// measured with 1 to 4 ranks, from 0.4 M to 5 M parameters.
+const processBytes = 22 << 20
 
 // meshBytes is what its connections with other ranks take, and sharedBytes the memory that it shares with each of its node,
 // of those that it is connected with from the start at most.
@@ -85,15 +85,10 @@ const (
 	meshRanks   = 16
 )
 
-// stagedBytes is what the state has gone through on its way to where it is: two pieces of host memory, of up to 32 MiB each
-// (train.newStage), of which a start touches what the largest bucket takes.
+// stagedBytes is what state goes through on its way: two pieces of host memory, of up to 1 MiB each (train.newStage).
 func stagedBytes(cfg *config.Config, ranks int) int64 {
-	const piece = 8 << 20 // elements
-	most := int64(0)
-	for _, b := range model.NewLayout(&cfg.Model.Config, ranks).Buckets {
-		most = max(most, b.Size())
-	}
-	return 2 * 4 * min(most, piece)
+	const piece = 256 << 10 // elements
+	return 2 * 4 * min(model.NewLayout(&cfg.Model.Config, ranks).Size(), piece)
 }
 
 // packedSlack is the share by which the tokens of a rank may exceed those of a sample that is
@@ -136,6 +131,8 @@ func memoryOf(cfg *config.Config, ranks int, machine machine.Machine, d *demand)
 		if dtype.Size() == 2 {
 			m.Context += cpu.HalfWorkspace(cfg.Model.VocabSize)
 		}
+		_, garbage := state.Garbage(m.Planned()) // a run of some tens of steps has as much
+		m.Context += garbage
 	}
 	m.total(machine, ranks)
 	return m, nil

@@ -120,6 +120,7 @@ func choose(c Case, ways []Way, costs Costs, exact int) (Choice, error) {
 	out := Choice{margin: c.At.Margin()}
 	times := make([][]float64, len(c.Kinds)) // of each kind and way
 	common := newCommon(costs)
+	defer common.done()
 	for k, kind := range c.Kinds {
 		s := newSimulator(c, kind, common, exact)
 		for _, w := range ways {

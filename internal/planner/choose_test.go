@@ -237,7 +237,7 @@ func BenchmarkQuick(b *testing.B) {
 	for _, x := range []struct {
 		name       string
 		ranks, doc int
-	}{{"2 ranks, 20 documents", 2, 20}, {"8 ranks, 20 documents", 8, 20}, {"8 ranks, 100 documents", 8, 100}, {"64 ranks, 100 documents", 64, 100}} {
+	}{{"2 ranks, 20 documents", 2, 20}, {"8 ranks, 20 documents", 8, 20}, {"8 ranks, 100 documents", 8, 100}, {"64 ranks, 100 documents", 64, 100}, {"1024 ranks, 1600 documents", 1024, 1600}} {
 		b.Run(x.name, func(b *testing.B) {
 			c := caseOf(8192*x.ranks, x.ranks, 8, Kind{-1, 4}, Kind{1024, 24})
 			c.Docs = drawDocs(rand.New(rand.NewPCG(1, 1)), c.Tokens, x.doc)

@@ -134,6 +134,7 @@ func (k *compiler) pass(s Schedules, ranks int, spans bool) (Result, error) {
 	if ranks > ExactRanks {
 		return k.sampled(s, k.at.sample(ranks), spans), nil
 	}
+	k.bare = false
 	programs := make([]*program, ranks)
 	for r := range programs {
 		programs[r] = k.compile(s.Schedule(r))
@@ -182,7 +183,7 @@ func (p Place) average(programs []*program, is func(*step) bool) {
 // sampled follows some ranks, each alone: in steps that all ranks take together the slowest link sets the
 // pace, and it is one of those at the edge of a host.
 func (k *compiler) sampled(s Schedules, follow []int, spans bool) (all Result) {
-	all.Sampled = true
+	all.Sampled, k.bare = true, !spans
 	for _, r := range follow {
 		w := lone{runner: runner{program: k.compile(s.Schedule(r)), times: Rank{Rank: r}}, spans: spans, ends: k.ends[:0]}
 		w.run()

@@ -24,9 +24,8 @@ const (
 // step is what a rank queues.
 type step struct {
 	kind     kind
-	exchange int     // of begin and wait
+	exchange int32   // of begin and wait; of enter: its label
 	seconds  float64 // of compute, copies and carry
-	label    string  // of enter
 }
 
 // message is what one exchange moves between two ranks, one way.
@@ -43,6 +42,7 @@ type program struct {
 	rank      int
 	host      float64 // seconds to queue one thing
 	steps     []step
+	labels    []string // of hops
 	exchanges [][]message
 }
 
@@ -55,14 +55,38 @@ type compiler struct {
 	host     float64
 	known    map[shapeKey]float64
 	reuse    bool // of the programs that it makes only the last is used
+	bare     bool // nobody asks for hops
 
-	p    *program
-	room []message // of exchanges so far, and room for more
-	ends []float64 // for lone
+	p     *program
+	room  []message // of exchanges so far, and room for more
+	ends  []float64 // for lone
+	slots []slot    // of each peer and direction
+	lists uint32    // lists of messages that were begun
+	most  int       // messages that one of them had
+	// flights is exchanges by number, for those who wait for them.
+	flights []int
+	begun   []begun // of each hop
+}
+
+// slot is where a list has its message with a peer.
+type slot struct {
+	list uint32
+	n    int32
 }
 
 func newCompiler(a Attention, backward bool, at Place, c Costs) *compiler {
 	return &compiler{a: a, backward: backward, at: at, costs: c, host: c.Host(1), known: map[shapeKey]float64{}}
+}
+
+// forget leaves nothing of k but memory.
+func (k *compiler) forget() {
+	clear(k.known)
+	if k.p != nil {
+		clear(k.p.exchanges[:cap(k.p.exchanges)])
+		clear(k.p.labels[:cap(k.p.labels)])
+	}
+	k.a, k.at, k.costs = Attention{}, Place{}, nil
+	k.room = k.room[:0]
 }
 
 // fewTiles is how many tiles a call has that are compared one by one. Those of documents have more, and are
@@ -86,7 +110,8 @@ func (k *compiler) compile(s *ring.Schedule) *program {
 	} else {
 		k.room = k.room[:0]
 	}
-	*k.p = program{rank: s.Rank, host: k.host, steps: k.p.steps[:0], exchanges: k.p.exchanges[:0]}
+	k.flights, k.begun = k.flights[:0], k.begun[:0]
+	*k.p = program{rank: s.Rank, host: k.host, steps: k.p.steps[:0], labels: k.p.labels[:0], exchanges: k.p.exchanges[:0]}
 	if s.Q != nil {
 		k.there(s)
 	}
@@ -100,6 +125,19 @@ func (k *compiler) compile(s *ring.Schedule) *program {
 }
 
 func (k *compiler) add(s step) { k.p.steps = append(k.p.steps, s) }
+
+func (k *compiler) enter(label string) {
+	if !k.bare {
+		k.add(step{kind: enter, exchange: int32(len(k.p.labels))})
+		k.p.labels = append(k.p.labels, label)
+	}
+}
+
+func (k *compiler) leave() {
+	if !k.bare {
+		k.add(step{kind: leave})
+	}
+}
 
 // group is the heads that hops run with at a time.
 type group struct{ q, kv int }
@@ -131,16 +169,16 @@ func (k *compiler) hops(s *ring.Schedule) {
 		return
 	}
 	groups := k.groups(s)
-	k.add(step{kind: enter, label: hops[0].Label})
+	k.enter(hops[0].Label)
 	next := k.prefetch(s, &hops[0], groups, 0)
 	for g, heads := range groups {
 		for i := range hops {
 			h, flight := &hops[i], next
 			if i > 0 || g > 0 {
-				k.add(step{kind: enter, label: h.Label})
+				k.enter(h.Label)
 			}
 			if i > 0 {
-				flight = k.begin(h, heads.kv)
+				flight = k.begins(h, i, heads.kv)
 			}
 			k.beside(h, heads, flight)
 			if i == 0 && g+1 < len(groups) {
@@ -149,7 +187,7 @@ func (k *compiler) hops(s *ring.Schedule) {
 			for _, f := range h.Fold {
 				k.copy(k.grads(f.Src.Hi-f.Src.Lo, heads.kv) * 3) // two are read, one is written
 			}
-			k.add(step{kind: leave})
+			k.leave()
 		}
 	}
 }
@@ -159,15 +197,52 @@ func (k *compiler) prefetch(s *ring.Schedule, h *ring.Hop, groups []group, g int
 	if len(groups) > 1 && s.KVRows[0] > 0 {
 		k.copy(2 * k.keys(s.KVRows[0], groups[g].kv))
 	}
-	return k.begin(h, groups[g].kv)
+	return k.begins(h, 0, groups[g].kv)
+}
+
+// begun is what beginning a hop with so many heads queued: from a step and a flight on to others.
+type begun struct {
+	kv             int
+	steps, flights [2]int
+}
+
+// begins begins the exchanges of hop i: as for the group of heads before, where that was as large.
+func (k *compiler) begins(h *ring.Hop, i, kv int) []int {
+	for i >= len(k.begun) {
+		k.begun = append(k.begun, begun{})
+	}
+	b := &k.begun[i]
+	if b.kv != kv {
+		*b = begun{kv, [2]int{len(k.p.steps)}, [2]int{len(k.flights)}}
+		flight := k.begin(h, kv)
+		b.steps[1], b.flights[1] = len(k.p.steps), len(k.flights)
+		return flight
+	}
+	first, further := len(k.flights), 0
+	for _, n := range k.flights[b.flights[0]:b.flights[1]] {
+		if n >= 0 {
+			further = len(k.p.exchanges) - n
+			k.p.exchanges = append(k.p.exchanges, k.p.exchanges[n])
+			n += further
+		}
+		k.flights = append(k.flights, n)
+	}
+	for _, s := range k.p.steps[b.steps[0]:b.steps[1]] {
+		if s.kind == begin {
+			s.exchange += int32(further) // as many for each: they were numbered one behind another
+		}
+		k.add(s)
+	}
+	return k.flights[first:]
 }
 
 // begin begins the exchanges of a hop, those of further calls first, and returns them; -1 stands for one of
 // nothing.
-func (k *compiler) begin(h *ring.Hop, kv int) (flight []int) {
+func (k *compiler) begin(h *ring.Hop, kv int) []int {
+	first := len(k.flights)
 	for i := range h.Then {
 		list := k.moves(k.list(), h.Then[i].SendKV, true, k.keys(1, kv))
-		flight = append(flight, k.exchange(k.moves(list, h.Then[i].RecvKV, false, k.keys(1, kv))))
+		k.flights = append(k.flights, k.exchange(k.moves(list, h.Then[i].RecvKV, false, k.keys(1, kv))))
 	}
 	list := k.moves(k.list(), h.SendKV, true, k.keys(1, kv))
 	list = k.moves(list, h.RecvKV, false, k.keys(1, kv))
@@ -175,7 +250,8 @@ func (k *compiler) begin(h *ring.Hop, kv int) (flight []int) {
 		list = k.moves(list, h.SendGrad, true, k.grads(1, kv))
 		list = k.moves(list, h.RecvGrad, false, k.grads(1, kv))
 	}
-	return append(flight, k.exchange(list))
+	k.flights = append(k.flights, k.exchange(list))
+	return k.flights[first:]
 }
 
 // moves adds what is sent or received, one message for each peer, in the order of the first move to it. The
@@ -195,30 +271,31 @@ func (k *compiler) moves(list []message, moves []ring.Move, sends bool, row int6
 }
 
 func (k *compiler) toward(list []message, peer int, sends bool, bytes int64, messages int) []message {
-	n := len(list)
-	if n == 0 || list[n-1].peer != peer || list[n-1].sends != sends {
-		n = -1
-		if len(list) <= 2*ExactRanks { // beyond that peers come in turn, and not again
-			for i := range list {
-				if list[i].peer == peer && list[i].sends == sends {
-					n = i
-				}
-			}
-		}
-	} else {
-		n--
+	at := 2 * peer
+	if sends {
+		at++
 	}
-	if n < 0 {
-		n = len(list)
+	if at >= len(k.slots) {
+		k.slots = append(k.slots, make([]slot, at+1-len(k.slots))...)
+	}
+	x := &k.slots[at]
+	if x.list != k.lists {
+		*x = slot{k.lists, int32(len(list))}
 		list = append(list, message{peer: peer, sends: sends})
 	}
-	list[n].bytes += bytes
-	list[n].seconds += float64(messages)
+	m := &list[x.n]
+	m.bytes += bytes
+	m.seconds += float64(messages)
 	return list
 }
 
-// list is room for the messages of one more exchange.
-func (k *compiler) list() []message { return k.room[len(k.room):] }
+// list is room for the messages of one more exchange: for as many as any had so far.
+func (k *compiler) list() []message {
+	if k.lists++; cap(k.room)-len(k.room) < max(k.most, 16) {
+		k.room = make([]message, 0, max(2*cap(k.room), 4*k.most, 256))
+	}
+	return k.room[len(k.room):]
+}
 
 // exchange is the number of an exchange that begins here, or -1 where nothing moves.
 func (k *compiler) exchange(list []message) int {
@@ -242,12 +319,11 @@ func (k *compiler) exchange(list []message) int {
 	}
 	if n := len(k.room) + len(list); n <= cap(k.room) {
 		k.room = k.room[:n]
-	} else {
-		k.room = list // it has grown out of it
-	}
+	} // else it has grown out of it
+	k.most = max(k.most, len(list))
 	k.p.exchanges = append(k.p.exchanges, list[:len(list):len(list)])
 	n := len(k.p.exchanges) - 1
-	k.add(step{kind: begin, exchange: n})
+	k.add(step{kind: begin, exchange: int32(n)})
 	return n
 }
 
@@ -265,7 +341,7 @@ func (k *compiler) carry(list []message) {
 
 func (k *compiler) wait(exchange int) {
 	if exchange >= 0 {
-		k.add(step{kind: wait, exchange: exchange})
+		k.add(step{kind: wait, exchange: int32(exchange)})
 	}
 }
 

@@ -2,6 +2,7 @@ package planner
 
 import (
 	"slices"
+	"sync"
 
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/ring"
@@ -15,7 +16,19 @@ type common struct {
 }
 
 func newCommon(costs Costs) *common {
-	return &common{map[string]partition.Layout{}, map[string]*partition.Index{}, newCompiler(Attention{}, false, Place{}, costs)}
+	k := rooms.Get().(*compiler)
+	k.costs, k.host = costs, costs.Host(1)
+	return &common{map[string]partition.Layout{}, map[string]*partition.Index{}, k}
+}
+
+// rooms is compilers that are done, for their memory.
+var rooms = sync.Pool{New: func() any { return &compiler{known: map[shapeKey]float64{}} }}
+
+// done hands back what c worked in.
+func (c *common) done() {
+	c.forget()
+	rooms.Put(c.compiler)
+	c.compiler = nil
 }
 
 // simulator times the ways of one kind of layers.
@@ -26,9 +39,16 @@ type simulator struct {
 	exact   int // ranks up to which each is followed
 	shapes  map[string]partition.Shape
 	index   map[string]*partition.Index // of each layout, under the mask of this kind
+	halo    map[string]bool             // likewise
 	follows map[followKey][]int
 	known   map[Way]made
-	times   map[Way]float64 // of ways whose schedules are those of others
+	times   map[onePass]float64
+}
+
+// onePass is a pass of all ways that have it in common.
+type onePass struct {
+	Way
+	backward bool
 }
 
 // followKey is what the work of ranks follows from.
@@ -39,8 +59,8 @@ type followKey struct {
 
 func newSimulator(c Case, kind Kind, common *common, exact int) *simulator {
 	return &simulator{
-		Case: c, common: common, kind: kind, exact: exact, shapes: map[string]partition.Shape{}, index: map[string]*partition.Index{},
-		follows: map[followKey][]int{}, known: map[Way]made{}, times: map[Way]float64{},
+		Case: c, common: common, kind: kind, exact: exact, shapes: map[string]partition.Shape{}, index: map[string]*partition.Index{}, halo: map[string]bool{},
+		follows: map[followKey][]int{}, known: map[Way]made{}, times: map[onePass]float64{},
 	}
 }
 
@@ -76,8 +96,14 @@ func (s *simulator) shape(name string) (partition.Shape, error) {
 	return x, err
 }
 
-// preparedRanks is up to how many ranks what each needs of each other is found at once.
+// preparedRanks is up to how many ranks what each needs of each other is found at once. Of more it is where those that
+// have a document in common are few.
 const preparedRanks = 256
+
+// prepared reports whether it is.
+func (s *simulator) prepared(x *partition.Index) bool {
+	return len(s.Docs) > 0 && (s.Ranks <= preparedRanks || 2*x.Meetings() <= s.Ranks*s.Ranks)
+}
 
 // indexOf is the index of a layout under the mask of the kind.
 func (s *simulator) indexOf(name string) *partition.Index {
@@ -91,7 +117,7 @@ func (s *simulator) indexOf(name string) *partition.Index {
 	} else {
 		x = x.Within(shape.Mask.Band)
 	}
-	if len(s.Docs) > 0 && s.Ranks <= preparedRanks {
+	if s.prepared(x) {
 		x.Prepare()
 	}
 	s.index[name] = x
@@ -100,55 +126,72 @@ func (s *simulator) indexOf(name string) *partition.Index {
 
 // time is the seconds of a layer by that way, forward and backward.
 func (s *simulator) time(w Way) (float64, error) {
-	shape, err := s.shape(w.Layout)
-	if err != nil {
+	if _, err := s.shape(w.Layout); err != nil {
 		return 0, err
 	}
-	a := s.Attention
-	a.Backend = w.Backend
-	spec := ring.Spec{Shape: shape, Heads: s.Heads, KVHeads: s.KVHeads, Inner: w.Inner, GatherHeads: w.GatherHeads, Gather: w.Gather}
-	if s.Ranks <= s.exact || s.At.Shared && s.Ranks <= fewRanks { // of shared cores the average is of all
-		return s.allRanks(w, spec, a)
-	}
-	return s.someRanks(w, spec, a)
-}
-
-// allRanks follows each rank.
-func (s *simulator) allRanks(w Way, spec ring.Spec, a Attention) (total float64, err error) {
-	all, err := s.schedules(w, spec, nil)
-	if err != nil {
-		return 0, err
-	}
-	s.a, s.at, s.reuse = a, s.At, false
 	return s.passes(func(backward bool) (float64, error) {
-		s.backward, s.room = backward, s.room[:0] // programs of other passes are not used any more
-		r, err := s.pass(gathering{all, w.GatherHeads}, s.Ranks, false)
-		return r.Seconds, err
-	})
-}
-
-// someRanks follows a few.
-func (s *simulator) someRanks(w Way, spec ring.Spec, a Attention) (float64, error) {
-	follow := s.follow(w)
-	same := w
-	if ring.Traders(w.Algorithm, s.Ranks, w.Inner) == 1 && s.indexOf(w.Layout).Halo() {
-		if same.Algorithm, same.GatherHeads = "halo", 0; w.Algorithm == "allgather" {
-			same.GatherHeads = w.GatherHeads
-		}
-		if t, ok := s.times[same]; ok {
+		key := onePass{s.plain(w, backward), backward}
+		if t, ok := s.times[key]; ok {
 			return t, nil
 		}
+		t, err := s.onePass(key)
+		if err == nil {
+			s.times[key] = t
+		}
+		return t, err
+	})
+}
+
+// plain is the way whose pass is that of w: what auto means in that pass, and a ring that fetches rows in one hop is an
+// all-gather.
+func (s *simulator) plain(w Way, backward bool) Way {
+	if w.Algorithm != "ring" && w.Algorithm != "allgather" {
+		return w
 	}
-	all, err := s.schedules(w, spec, follow)
+	if w.Algorithm == "ring" {
+		if w.GatherHeads = 0; s.haloOf(w.Layout) {
+			w.Algorithm = "allgather"
+		}
+	}
+	switch {
+	case w.Algorithm == "ring", w.Gather == ring.Beside, w.Gather == ring.Auto && (backward || len(s.shapes[w.Layout].Mask.Docs) <= 1):
+		w.Gather = ""
+	case w.Gather == ring.Auto:
+		w.Gather = ring.Before
+	}
+	return w
+}
+
+// haloOf reports whether the rows of a window come in one hop.
+func (s *simulator) haloOf(layout string) bool {
+	is, ok := s.halo[layout]
+	if !ok {
+		is = s.indexOf(layout).Halo()
+		s.halo[layout] = is
+	}
+	return is
+}
+
+func (s *simulator) onePass(p onePass) (float64, error) {
+	s.a, s.at, s.backward = s.Attention, s.At, p.backward
+	s.a.Backend = p.Backend
+	spec := ring.Spec{Shape: s.shapes[p.Layout], Heads: s.Heads, KVHeads: s.KVHeads, Inner: p.Inner, GatherHeads: p.GatherHeads, Gather: p.Gather}
+	var follow []int                                                              // all
+	if some := s.Ranks > s.exact && !(s.At.Shared && s.Ranks <= fewRanks); some { // of shared cores the average is of all
+		follow = s.follow(p.Way)
+	}
+	list, err := s.schedules(p.Way, spec, follow)
 	if err != nil {
 		return 0, err
 	}
-	s.a, s.at, s.reuse = a, s.At, true
-	s.times[same], err = s.passes(func(backward bool) (float64, error) {
-		s.backward = backward
-		return s.sampled(gathering{all, w.GatherHeads}, follow, false).Seconds, nil
-	})
-	return s.times[same], err
+	all := gathering{list, p.GatherHeads}
+	if follow != nil {
+		s.reuse = true
+		return s.sampled(all, follow, false).Seconds, nil
+	}
+	s.reuse, s.room = false, s.room[:0] // programs of other passes are not used any more
+	r, err := s.pass(all, s.Ranks, false)
+	return r.Seconds, err
 }
 
 // passes adds up those of a layer.

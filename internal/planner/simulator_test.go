@@ -84,7 +84,11 @@ func mirrored(p *program) float64 {
 // What is shared and remembered changes no choice, and no time by a bit.
 func TestQuickIsThePlainSearch(t *testing.T) {
 	rng := rand.New(rand.NewPCG(11, 12))
-	for n := range 12 { // the turns of 6, 4, 3 and 2 meet in all ways in which they do
+	turns := 12 // those of 6, 4, 3 and 2 meet in all ways in which they do
+	if testing.Short() {
+		turns = 6 // each of them is there
+	}
+	for n := range turns {
 		ranks := []int{2, 3, 4, 8, 12, fewRanks + 1}[n%6]
 		c := caseOf(64*ranks+rng.IntN(4096), ranks, []int{0, 2, 4}[rng.IntN(3)], Kind{-1, 2}, Kind{1 + rng.IntN(400), 3})
 		c.At.Shared = n%4 == 0 && ranks <= fewRanks

@@ -44,7 +44,7 @@ func (k *compiler) back(s *ring.Schedule) {
 
 // trade packs what is sent, exchanges it, and puts what comes in its place, as Ring.trade does.
 func (k *compiler) trade(s *ring.Schedule, label string, list []tensorOf, back bool) {
-	k.add(step{kind: enter, label: label})
+	k.enter(label)
 	messages := k.list()
 	var placed []int64
 	for _, t := range list {
@@ -83,7 +83,7 @@ func (k *compiler) trade(s *ring.Schedule, label string, list []tensorOf, back b
 	for _, bytes := range placed {
 		k.copy(bytes)
 	}
-	k.add(step{kind: leave})
+	k.leave()
 }
 
 // peers adds one message for each peer, in the order of the boxes.

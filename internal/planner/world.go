@@ -60,9 +60,9 @@ func (w *world) step(r *runner) bool {
 	switch s := &r.steps[r.at]; s.kind {
 	case begin:
 		r.queue()
-		w.begin(r, s.exchange)
+		w.begin(r, int(s.exchange))
 	case wait:
-		return w.wait(r, s.exchange)
+		return w.wait(r, int(s.exchange))
 	default:
 		if r.work(s); s.kind == leave && w.spans {
 			w.all = append(w.all, r.span)
@@ -75,7 +75,7 @@ func (w *world) step(r *runner) bool {
 func (r *runner) work(s *step) {
 	switch s.kind {
 	case enter:
-		r.span = Span{Rank: r.rank, Hop: s.label, Begin: r.clock, Exposed: -r.times.Exposed, For: -1}
+		r.span = Span{Rank: r.rank, Hop: r.labels[s.exchange], Begin: r.clock, Exposed: -r.times.Exposed, For: -1}
 	case leave:
 		r.span.End, r.span.Exposed = r.clock, r.span.Exposed+r.times.Exposed
 	case compute:

@@ -244,7 +244,7 @@ func TestParity(t *testing.T) {
 		whole := readExpect(t, entry.Name())
 		for _, ranks := range fewer(4, 3, 2, 1) {
 			for _, layout := range []string{"zigzag", "striped", "contiguous"} {
-				for _, algorithm := range ring.Algorithms {
+				for i, algorithm := range ring.Algorithms {
 					if ranks == 1 && (layout != "zigzag" || algorithm != "ring") {
 						continue
 					}
@@ -258,6 +258,9 @@ func TestParity(t *testing.T) {
 					}
 					e := whole
 					if layout != "zigzag" || algorithm != "ring" {
+						if testing.Short() && (i+ranks)%2 == 0 {
+							continue // 4 ranks or 3 with each, in turns
+						}
 						e = whole.begin()
 					}
 					what := fmt.Sprintf("%s, %d ranks, %s, %s", entry.Name(), ranks, layout, algorithm)

@@ -44,6 +44,8 @@ type Options struct {
 	// Timed is told when a part of the start begins, and calls what it returns at the end. It
 	// may be nil, and is called by several goroutines.
 	Timed func(part string) (end func())
+	// BoundGarbage says that the process is this rank's alone, and that it computes in memory of Go: see state.BoundGarbage.
+	BoundGarbage bool
 }
 
 // Start is which start of a run this is, as its launcher counts them.

@@ -19,11 +19,17 @@ type stage struct {
 // stagePiece is the elements of a piece: enough that a copy runs at the speed of the link.
 const stagePiece = 8 << 20
 
+// hostPiece is that of a device whose memory is the host's.
+const hostPiece = 256 << 10
+
 func newStage(dev *Device, most int) (*stage, error) {
-	s := &stage{dev: dev}
+	s, piece := &stage{dev: dev}, stagePiece
+	if dev.Machine.Arch == 0 {
+		piece = hostPiece
+	}
 	for i := range s.piece {
 		var err error
-		if s.piece[i], err = dev.HostVector(tensor.F32, max(1, min(most, stagePiece))); err != nil {
+		if s.piece[i], err = dev.HostVector(tensor.F32, max(1, min(most, piece))); err != nil {
 			return nil, fmt.Errorf("staging memory: %w", err)
 		}
 	}

@@ -43,7 +43,7 @@ func (p *process) train(ctx context.Context) (err error) {
 		Resume: p.Restart > 0, From: job.From, Locked: true,
 		Start: start,
 		Room:  mem.Room(), Kinds: job.Kinds, Packings: packings(&job, cfg, p.Rank),
-		Stop: p.Stop(), Report: p.report, NoSave: job.NoSave, Timed: p.start.time,
+		Stop: p.Stop(), Report: p.report, NoSave: job.NoSave, Timed: p.start.time, BoundGarbage: job.Machine.Arch == 0,
 	})
 	p.quiet = stopped
 	return err
@@ -73,7 +73,7 @@ func (p *process) eval(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	e, err := train.Eval(ctx, cfg, dev, world, train.Options{From: task.From, Room: mem.Room(), Report: p.report, Timed: p.start.time})
+	e, err := train.Eval(ctx, cfg, dev, world, train.Options{From: task.From, Room: mem.Room(), Report: p.report, Timed: p.start.time, BoundGarbage: task.Machine.Arch == 0})
 	if err == nil && p.Rank == 0 {
 		err = p.SendData(job.EventReport, 0, e)
 	}

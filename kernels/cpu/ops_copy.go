@@ -11,9 +11,11 @@ func (c *Kernels) Copy(dst, src View) {
 	shape.Must(shape.SameShape(dst, src), "copy", dst, src)
 	if dst.DType() == src.DType() {
 		mustBeHere("copy", dst, src)
-		c.queue("copy", func() {
-			c.each(dst.Rows(), func(r int) { tensor.Copy(rowOf(dst, r), rowOf(src, r)) })
-		})
+		if !c.move(dst, src) {
+			c.queue("copy", func() {
+				c.each(dst.Rows(), func(r int) { tensor.Copy(rowOf(dst, r), rowOf(src, r)) })
+			})
+		}
 		return
 	}
 	if c.convert(dst, src) {
@@ -51,8 +53,23 @@ func (c *Kernels) convert(dst, src View) bool {
 	return false
 }
 
-// runs queues f for runs of elements, which cover dst and src: pieces of dense views, or heads. It is false where heads
-// have gaps.
+// move is Copy between equal types where elements of a head follow each other, and false elsewhere.
+func (c *Kernels) move(dst, src View) bool {
+	switch dst.DType().Size() {
+	case 8:
+		return runs(c, dst, src, moved[int64])
+	case 4:
+		return runs(c, dst, src, moved[int32])
+	case 2:
+		return runs(c, dst, src, moved[uint16])
+	}
+	return false
+}
+
+func moved[T any](dst, src []T) { copy(dst, src) }
+
+// runs queues f for runs of elements, which cover dst and src: pieces of dense views, heads, or rows whose heads follow each
+// other. It is false where heads have gaps.
 func runs[D, S tensor.Element](c *Kernels, dst, src View, f func(dst []D, src []S)) bool {
 	ds, ss := tensor.Data[D](dst), tensor.Data[S](src)
 	if dst.IsDense() && src.IsDense() {
@@ -65,6 +82,9 @@ func runs[D, S tensor.Element](c *Kernels, dst, src View, f func(dst []D, src []
 		return false
 	}
 	heads, seq, dim := dst.Len(tensor.Heads), dst.Len(tensor.Seq), int64(dst.Len(tensor.Dim))
+	if dst.Stride(tensor.Heads) == dim && src.Stride(tensor.Heads) == dim {
+		heads, dim = 1, dim*int64(heads)
+	}
 	c.queue("copy", func() {
 		c.each(dst.Rows(), func(r int) {
 			for h := range heads {

@@ -25,10 +25,12 @@ type Flash struct {
 	deterministic bool
 	shared        int          // bytes of shared memory that a block may have
 	hopper        *cuda.Memory // what its kernels hand out work by; nil on other GPUs
+	progress      *cuda.Memory // of blocks that add in order; nil before the first
+	sharedP       bool         // on Hopper, take probabilities from shared memory, for a test
 }
 
-// NewFlash computes on stream. Deterministic repeats gradients bit for bit, for two products
-// more of the five that a backward pass takes.
+// NewFlash computes on stream. Deterministic repeats gradients bit for bit: on Hopper, blocks wait for
+// their turn to add to dQ; elsewhere that takes two products more of the five of a backward pass.
 func NewFlash(stream *cuda.Stream, loader *Loader, deterministic bool) (*Flash, error) {
 	d, err := newDeviceAttention(stream, loader)
 	if err != nil {
@@ -52,19 +54,18 @@ func (f *Flash) Preload(t tensor.DType, dim, dimV int) error {
 	if err != nil {
 		return err
 	}
-	first, second := forward.Forward().Name, backward.Backward().Name
+	first, second := forward.Forward().Name, []string{backward.Backward().Name}
+	if f.deterministic {
+		second = append(second, backward.DQ().Name)
+	}
 	// What the copy engine cannot bring is rare: its programs are loaded when they are first used.
 	if s, ok := source.HopperShapeFor(dim, dimV); ok && f.hopper != nil && t != tensor.F32 {
 		first = s.Forward(false).Name
 		if s.Queries > 0 {
-			second = s.Backward(false).Name
+			second = []string{s.Backward(false, f.deterministic).Name}
 		}
 	}
-	names := []string{commonProgram, first, second}
-	if f.deterministic {
-		names = append(names, backward.DQ().Name)
-	}
-	return f.loader.Preload(names...)
+	return f.loader.Preload(append(second, commonProgram, first)...)
 }
 
 // shapeFor is the shape for a pass of that type, which needs so much shared memory a block.

@@ -32,9 +32,24 @@ func workCounter(m *cuda.Memory) uint64 {
 	return cuda.Addr(tensor.Dense(m, tensor.I32, 0, [4]int{1, 1, 1, 1}))
 }
 
+// zeros is the address of so many words that are 0 for the next kernel. The memory is used again by the next call.
+func (f *Flash) zeros(words int64) (uint64, error) {
+	if bytes := 4 * words; f.progress == nil || bytes > f.progress.Bytes() {
+		grown, err := f.loader.Device().Alloc(2 * bytes)
+		if err != nil {
+			return 0, fmt.Errorf("how far blocks are, of %d bytes: %w", bytes, err)
+		}
+		f.progress = grown
+	}
+	at := cuda.Addr(tensor.Dense(f.progress, tensor.U8, 0, [4]int{1, 1, 1, 1}))
+	f.stream.Memset(at, 0, 4*words)
+	return at, nil
+}
+
 // hopperShape is the shape for a call, if it can go to the kernels for Hopper.
 func (f *Flash) hopperShape(c *call.Flash, more ...View) (source.HopperShape, bool) {
 	s, ok := source.HopperShapeFor(c.Q.Len(tensor.Dim), c.V.Len(tensor.Dim))
+	s.SharedP = f.sharedP
 	return s, ok && f.hopper != nil && c.TakesHopper(more...)
 }
 
@@ -86,17 +101,19 @@ func (f *Flash) launchForward(l *call.HopperForward) error {
 // backwardOnHopper queues a block of a backward pass for the kernels for Hopper, and reports whether it did.
 func (f *Flash) backwardOnHopper(c *call.Flash) bool {
 	shape, ok := f.hopperShape(c)
-	if !ok || shape.Queries == 0 {
+	if !ok || shape.Queries == 0 || f.deterministic && !c.HasOrder(shape) {
 		return false
 	}
-	l, ok := c.HopperBackward(shape, f.deterministic)
+	var l call.HopperBackward
+	if f.deterministic {
+		l, ok = c.HopperOrdered(shape, f.loader.Device().SMs)
+	} else {
+		l, ok = c.HopperBackward(shape)
+	}
 	if !ok {
 		return true // no query sees a key of the block
 	}
 	f.stream.Do("attention backward", func() error { return f.launchBackward(&l) })
-	if f.deterministic {
-		f.run("attention backward, dQ", []call.Launch{c.OrderedDQ()})
-	}
 	return true
 }
 
@@ -111,6 +128,12 @@ func (f *Flash) launchBackward(l *call.HopperBackward) error {
 	}
 	if err := f.encodeAll(l.Maps[:], &p.Q, &p.K, &p.V, &p.Dout, &p.DQ); err != nil {
 		return err
+	}
+	if l.Progress > 0 {
+		var err error
+		if p.Progress, err = f.zeros(int64(l.Progress)); err != nil {
+			return err
+		}
 	}
 	grid := cuda.Dim{X: l.Grid[0], Y: l.Grid[1], Z: l.Grid[2]}
 	return f.launch(l.Program, l.Kernel, cuda.Launch{Grid: grid, Block: cuda.Dim{X: l.Threads}, Shared: l.Shared}, cuda.StructAligned(&cuda.Args{}, p, source.MapAlign))

@@ -55,6 +55,7 @@ template <int OWN, int STEP> struct Walk {
   const FlashParams& p;
   int own, index, end_tile; // the present tile, and the first that cannot meet the block
   int other, end;           // the block begins at other; the tile's last block ends before end
+  int begin;                // down: where the tile's first block begins
 
   __device__ __forceinline__ Walk(const FlashParams& p, int own) : p(p), own(own) {
     int at = own;
@@ -100,6 +101,27 @@ template <int OWN, int STEP> struct Walk {
       int lo = max(own, t.own_lo), hi = min(own + OWN, t.own_hi);
       other = max(t.other_lo, lo + t.lo);
       end = lo < hi ? min(t.other_hi, hi + t.hi) : other;
+    }
+    return true;
+  }
+
+  // Down, the walk is the other way round, over the same blocks: previous goes from the last to the first.
+  __device__ __forceinline__ void restart_down() {
+    index = end_tile;
+    other = begin = 0;
+  }
+
+  __device__ __forceinline__ bool previous() {
+    other -= STEP;
+    while (other < begin) {
+      if (--index < first_tile()) {
+        return false;
+      }
+      const Tile& t = tile();
+      int lo = max(own, t.own_lo), hi = min(own + OWN, t.own_hi);
+      begin = max(t.other_lo, lo + t.lo);
+      end = lo < hi ? min(t.other_hi, hi + t.hi) : begin;
+      other = begin + (end - begin + STEP - 1) / STEP * STEP - STEP;
     }
     return true;
   }

@@ -76,6 +76,22 @@ __device__ __forceinline__ void add_box(const TensorMap& map, unsigned src, int 
 }
 __device__ __forceinline__ void adds_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 template <int PENDING> __device__ __forceinline__ void adds_wait() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory"); }
+// adds_finish waits until all are in global memory.
+__device__ __forceinline__ void adds_finish() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
+// raise sets a number in global memory, by which a block tells another how far it is: who has waited with
+// wait_raised, which returns it, sees what this thread did before, finished adds too.
+__device__ __forceinline__ void raise(unsigned* at, unsigned to) {
+  asm volatile("fence.proxy.async.global;\nst.release.gpu.global.u32 [%0], %1;" ::"l"(at), "r"(to) : "memory");
+}
+__device__ __forceinline__ unsigned wait_raised(const unsigned* at, unsigned to) {
+  unsigned now;
+  do { // without acquiring, which would empty the L1 every time
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(at) : "memory");
+  } while (now < to);
+  asm volatile("fence.acq_rel.gpu;\nfence.proxy.async.global;" ::: "memory"); // what follows may be the copy engine's
+  return now;
+}
 
 // shared_for_engine makes what this thread stored to shared memory visible to wgmma and the copy engine.
 __device__ __forceinline__ void shared_for_engine() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }

@@ -11,6 +11,9 @@ type HopperShape struct {
 	// The backward pass: blocks of KeyGroups times 64 keys take Queries queries at once, or CappedQueries,
 	// which Stages buffers hold. 0: there is none for these head dims.
 	KeyGroups, Queries, CappedQueries, Stages int
+	// SharedP has products take probabilities from shared memory, not from registers: slower, for tests, as both are the same
+	// bits where the compiler has not mixed up registers.
+	SharedP bool
 }
 
 // HopperShapes are the shapes that are compiled, the smallest head dims first. Each step is the widest for
@@ -43,12 +46,27 @@ func (s HopperShape) Rows() int { return 64 * s.Groups }
 // compute. A block may have no more than the 65536 of an SM, nor than it is launched with.
 var hopperRegisters = map[int][2]int{2: {40, 232}, 3: {32, 160}}
 
-// kind is what a program for capped scores is called, and its constant.
-func kind(capped bool) (name string, constant define) {
-	if capped {
-		return "_capped", define{"CAP", 1}
+// option is what a program is called that has something, or has not, and its constant.
+func option(has bool, name, constant string) (string, define) {
+	if has {
+		return "_" + name, define{constant, 1}
 	}
-	return "", define{"CAP", 0}
+	return "", define{constant, 0}
+}
+
+// options are what a program is called for capped scores, and their constants.
+func (s HopperShape) options(capped bool) (name string, constants []define) {
+	a, score := option(capped, "capped", "CAP")
+	b, shared := option(s.SharedP, "shared_p", "SHARED_P")
+	return a + b, []define{score, shared, {"INLINE_TILES", FlashTiles}}
+}
+
+// ahead is how many blocks of keys the forward pass has loaded ahead: two, where there is room.
+func (s HopperShape) ahead() int {
+	if s.SharedP {
+		return 1
+	}
+	return 2
 }
 
 // Keys returns how many keys the forward pass takes at once, of scores that need a factor alone or, capped, more.
@@ -62,13 +80,13 @@ func (s HopperShape) Keys(capped bool) int {
 // Forward returns the program of the forward pass.
 func (s HopperShape) Forward(capped bool) Program {
 	registers, keys := hopperRegisters[s.Groups], s.Keys(capped)
-	name, constant := kind(capped)
+	name, constants := s.options(capped)
 	return Program{
 		Name: fmt.Sprintf("hopper_forward%s_%d_%d_%dx%d", name, s.QK, s.V, s.Rows(), keys), File: "hopper_forward.cu", Archs: hopperArchs,
-		Defines: defines(
-			define{"HEAD_QK", s.QK}, define{"HEAD_V", s.V}, define{"GROUPS", s.Groups}, define{"BN", keys}, constant, define{"INLINE_TILES", FlashTiles},
+		Defines: defines(append(constants,
+			define{"HEAD_QK", s.QK}, define{"HEAD_V", s.V}, define{"GROUPS", s.Groups}, define{"BN", keys}, define{"STAGES", s.ahead()},
 			define{"PRODUCER_REGISTERS", registers[0]}, define{"CONSUMER_REGISTERS", registers[1]},
-		),
+		)...),
 	}
 }
 
@@ -83,29 +101,32 @@ func (s HopperShape) queries(capped bool) int {
 // OwnKeys returns how many keys a block of the backward pass owns.
 func (s HopperShape) OwnKeys() int { return 64 * s.KeyGroups }
 
-// fetching are kernels whose consumers leave 24 registers to the other threads.
-var fetching = func() (list []Entry) {
-	for _, name := range []string{"bf16", "fp16", "ordered_bf16", "ordered_fp16"} {
-		list = append(list, Entry{Name: "hopper_backward_" + name, Local: 8, Why: "the warp that brings LSE and delta ahead of their step lacks two registers, once a step"})
+// fetching are kernels whose consumers leave 24 registers to the other threads, which lack some.
+func fetching(local int) (list []Entry) {
+	for _, name := range []string{"bf16", "fp16"} {
+		list = append(list, Entry{Name: "hopper_backward_" + name, Local: local, Why: "warps that load, or bring LSE and delta, ahead of their step lack two to four registers, once a step"})
 	}
 	return list
-}()
+}
 
-// Backward returns the program of the backward pass.
-func (s HopperShape) Backward(capped bool) Program {
+// Backward returns the program of the backward pass; ordered adds to dQ in a certain order.
+func (s HopperShape) Backward(capped, ordered bool) Program {
 	queries := s.queries(capped)
-	name, constant := kind(capped)
+	name, constants := s.options(capped)
+	turn, order := option(ordered, "ordered", "ORDERED")
 	var entries []Entry
 	if s.QK > 96 && !capped {
-		entries = fetching
+		entries = fetching(8)
+		if ordered {
+			entries = fetching(16)
+		}
 	}
 	return Program{
 		Entries: entries,
-		Name:    fmt.Sprintf("hopper_backward%s_%d_%d_%dx%dx%d", name, s.QK, s.V, queries, s.OwnKeys(), s.Stages), File: "hopper_backward.cu", Archs: hopperArchs,
-		Defines: defines(
-			define{"HEAD_QK", s.QK}, define{"HEAD_V", s.V}, define{"GROUPS", s.KeyGroups}, define{"BM", queries}, define{"STAGES", s.Stages},
-			constant, define{"INLINE_TILES", FlashTiles},
-		),
+		Name:    fmt.Sprintf("hopper_backward%s%s_%d_%d_%dx%dx%d", turn, name, s.QK, s.V, queries, s.OwnKeys(), s.Stages), File: "hopper_backward.cu", Archs: hopperArchs,
+		Defines: defines(append(constants,
+			define{"HEAD_QK", s.QK}, define{"HEAD_V", s.V}, define{"GROUPS", s.KeyGroups}, define{"BM", queries}, define{"STAGES", s.Stages}, order,
+		)...),
 	}
 }
 
@@ -123,10 +144,14 @@ func (s HopperShape) BackwardBoxes(capped bool) (queries, dqRows, dqPanels int) 
 // dS, dQ, the stages of Q, dO, LSE and delta, and what the warpgroups tell each other.
 func (s HopperShape) BackwardShared(capped bool) int {
 	queries, dqRows, dqPanels := s.BackwardBoxes(capped)
-	const step, place, barrier = 32, 16, 8
+	const step, turn, barrier = 32, 32, 8
 	keys := panels(s.OwnKeys(), s.QK) + panels(s.OwnKeys(), s.V) + 4*s.OwnKeys()
 	stage := panels(queries, s.QK) + panels(queries, s.V) + step + 2*4*queries + 2*barrier
-	return keys + 2*panels(queries, s.OwnKeys()) + s.KeyGroups*(4*dqRows*64*dqPanels+place) + s.Stages*stage + barrier
+	scores := 2 // of dS
+	if s.SharedP {
+		scores++
+	}
+	return keys + scores*panels(queries, s.OwnKeys()) + s.KeyGroups*4*dqRows*64*dqPanels + s.Stages*stage + turn + barrier
 }
 
 // panels is the shared memory of a matrix of 16-bit elements, in panels of 64 columns.
@@ -137,7 +162,11 @@ func panels(rows, columns int) int { return 2 * rows * ((columns + 63) / 64 * 64
 func (s HopperShape) ForwardShared(capped bool) int {
 	const words = 256
 	keys := s.Keys(capped)
-	return panels(s.Rows(), s.QK) + 2*(panels(keys, s.QK)+panels(keys, s.V)) + words
+	bytes := panels(s.Rows(), s.QK) + s.ahead()*(panels(keys, s.QK)+panels(keys, s.V)) + words
+	if s.SharedP {
+		bytes += panels(s.Rows(), keys)
+	}
+	return bytes
 }
 
 // hopper is the attention of our own for Hopper.
@@ -147,8 +176,15 @@ func hopperPrograms() (list []Program) {
 	for _, s := range HopperShapes {
 		list = append(list, s.Forward(false), s.Forward(true))
 		if s.Queries > 0 {
-			list = append(list, s.Backward(false), s.Backward(true))
+			list = append(list, s.Backward(false, false), s.Backward(true, false), s.Backward(false, true), s.Backward(true, true))
 		}
 	}
-	return list
+	return append(list, HopperSharedP.Forward(false), HopperSharedP.Backward(false, true))
 }
+
+// HopperSharedP is the shape of head dim 128 with probabilities in shared memory.
+var HopperSharedP = func() HopperShape {
+	s, _ := HopperShapeFor(128, 128)
+	s.SharedP = true
+	return s
+}()

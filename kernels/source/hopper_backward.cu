@@ -4,8 +4,8 @@
 //   S' = K Q', dP' = V dO', dV += P' dO, dK += dS' Q, dQ' = K' dS',
 // so that P' and dS' are in the registers that the products for dV and dK take them from. dS goes through
 // shared memory for dQ, as all warpgroups' keys add to it; of dQ' each warpgroup has a part, which it leaves
-// in shared memory, and a warp of its own has the copy engine add it to global memory, in no certain order.
-// With ORDERED, dQ is left to flash_dq.cu.
+// in shared memory, and a warp of its own has the copy engine add it to global memory, in no certain order
+// unless ORDERED is 1.
 //
 // The first warpgroup has no products. A thread of its warp 0 walks, has Q and dO loaded for STAGES steps
 // ahead, and tells the consumers in shared memory what a step is. Warp 3 brings LSE and delta, and warp 1 + w
@@ -14,14 +14,15 @@
 // Blocks of the grid that run beside each other have the same KV head, and so the same queries: those, and
 // dQ, stay in the L2.
 //
-// Compiled with HEAD_QK and HEAD_V, the head dims rounded up, BM, STAGES, GROUPS, and CAP, 1 for scores that a
-// factor above 0 alone does not make of products, CAPPED or SCALED; these take more registers, and a smaller BM.
+// Compiled with HEAD_QK and HEAD_V, the head dims rounded up, BM, STAGES, GROUPS, ORDERED, and CAP, 1 for scores that a
+// factor above 0 alone does not make of products, CAPPED or SCALED; these take more registers, and a smaller BM. SHARED_P
+// is as in hopper_forward.cu, of P and dS.
 #include "hopper_backward.cuh"
 
 // cover finds out which keys are in some tile, and clears the others in shared memory: they may be
 // anything, and 0 times NaN is NaN.
-__device__ __forceinline__ void cover(const FlashParams& p, unsigned base) {
-  const KeyWalk walk(p, blockIdx.x * BN);
+__device__ __forceinline__ void cover(const HopperBackward& b, unsigned base) {
+  const KeyWalk walk(b.p, own_keys(base));
   for (int j = threadIdx.x - 128; j < BN; j += CONSUMERS) {
     const bool covered = walk.covers(walk.own + j);
     store_shared(base + Shared::COVERED + 4 * j, __float_as_uint(covered ? 1 : 0));
@@ -96,7 +97,7 @@ __device__ __forceinline__ void exponentiate(float (&s)[BM / 2], const float (&l
 #pragma unroll
     for (int c = 0; c < 4; c++) {
       float& x = s[4 * n + c];
-      x = exp2_fast(x * unit - lse[n][c % 2]);
+      x = exp2_fast(FROM_LSE ? x * unit : x * unit - lse[n][c % 2]);
     }
   }
 }
@@ -176,13 +177,6 @@ __device__ __forceinline__ void keep_queries(unsigned to, const float (&c)[DQ_RO
   }
 }
 
-// place hands the dQ of a step to the warp that adds it, which knows the last step by its kind.
-__device__ __forceinline__ void place(unsigned base, int group, const Step& now) {
-  store_shared(base + Shared::PLACES + 16 * group, now.row, now.head, now.kind, 0);
-  shared_for_engine();
-  some_arrive(DQ_FULL + group, DQ_THREADS);
-}
-
 // Consumer is what a thread of a consumer warpgroup knows and has.
 struct Consumer {
   const FlashParams& p;
@@ -194,7 +188,7 @@ struct Consumer {
   template <class T> __device__ __forceinline__ void start_scores(float (&s)[BM / 2], unsigned stage) const {
 #pragma unroll
     for (int k = 0; k < HEAD_QK; k += 16) {
-      wg_multiply<T, false, false>(s, Keys::along(base + Shared::K, 64 * group, k), Queries::along(stage, 0, k), k > 0);
+      wg_multiply<T, false, false>(s, Keys::along(base + Shared::K, 64 * group, k), Queries::along(stage, 0, k), FROM_LSE || k > 0);
     }
     wg_commit();
   }
@@ -206,16 +200,20 @@ struct Consumer {
     wg_commit();
   }
   template <class T> __device__ __forceinline__ void start_dv(const unsigned (&ps)[BM / 16][4], unsigned stage) {
-#pragma unroll
-    for (int i = 0; i < BM / 16; i++) {
-      wg_multiply<T, true>(dv, ps[i], Douts::across(stage + Shared::DO, 16 * i), true);
-    }
-    wg_commit();
+    start_keys<T, Douts>(dv, ps, base + Shared::P, stage + Shared::DO);
   }
-  template <class T> __device__ __forceinline__ void start_dk(const unsigned (&ds)[BM / 16][4], unsigned stage) {
+  template <class T> __device__ __forceinline__ void start_dk(const unsigned (&ds)[BM / 16][4], unsigned scores, unsigned stage) {
+    start_keys<T, Queries>(dk, ds, scores, stage);
+  }
+  // start_keys starts c += A B, of A from registers or, SHARED_P, from shared memory, where it lies turned round.
+  template <class T, class P, int N> __device__ __forceinline__ void start_keys(float (&c)[N], const unsigned (&a)[BM / 16][4], unsigned scores, unsigned b) {
 #pragma unroll
     for (int i = 0; i < BM / 16; i++) {
-      wg_multiply<T, true>(dk, ds[i], Queries::across(stage, 16 * i), true);
+      if (SHARED_P) {
+        wg_multiply<T, true, true>(c, Scores::across(scores, 16 * i, 64 * group), P::across(b, 16 * i), true);
+      } else {
+        wg_multiply<T, true>(c, a[i], P::across(b, 16 * i), true);
+      }
     }
     wg_commit();
   }
@@ -231,10 +229,23 @@ struct Consumer {
     wg_commit();
   }
 
+  // share_p has products take P from shared memory, where they do.
+  __device__ __forceinline__ void share_p(const unsigned (&ps)[BM / 16][4]) const {
+    if (SHARED_P) {
+      keep_scores(base + Shared::P, ps, 64 * group);
+      shared_for_engine();
+      some_sync(P_FULL + group, 128);
+    }
+  }
+
   // step adds a block of queries. No branch is between its products, as the compiler would wait there.
-  template <class T, bool MASK, bool ORDERED> __device__ __forceinline__ void step(unsigned stage, unsigned stats, unsigned scores) {
+  template <class T, bool MASK> __device__ __forceinline__ void step(unsigned stage, unsigned stats, unsigned scores) {
     float s[BM / 2], dp[BM / 2];
     unsigned ps[BM / 16][4], ds[BM / 16][4];
+    if (FROM_LSE) {
+      for_queries(s, stats + Shared::LSE);
+      hold(s);
+    }
     if (!CAP) {
       for_queries(dp, stats + Shared::DELTA); // dP begins from -delta
       hold(dp);
@@ -245,7 +256,7 @@ struct Consumer {
       wg_wait<0>();
       hold(s);
       transform(s, p);
-      hide(s, stats, blockIdx.x * BN + 64 * group);
+      hide(s, stats, own_keys(base) + 64 * group);
       for_queries(dp, stats + Shared::DELTA); // -delta
       hold(dp);
       wg_begin();
@@ -254,22 +265,24 @@ struct Consumer {
       hold(dp);
       differentiate_capped(s, dp, stats, p);
       packed<T>(ps, s);
+      share_p(ps);
       wg_begin();
       start_dv<T>(ps, stage);
     } else {
       start_dp<T>(dp, stage);
       float lse[BM / 8][2]; // here, as shared memory is slow to answer while products read from it
 #pragma unroll
-      for (int n = 0; n < BM / 8; n++) {
+      for (int n = 0; n < BM / 8 && !FROM_LSE; n++) {
         load_shared_pair(stats + Shared::LSE + 4 * (8 * n + first_col()), lse[n][0], lse[n][1]);
       }
       wg_wait<1>();
       hold(s);
       if (MASK) {
-        hide(s, stats, blockIdx.x * BN + 64 * group);
+        hide(s, stats, own_keys(base) + 64 * group);
       }
       exponentiate(s, lse, p.unit);
       packed<T>(ps, s);
+      share_p(ps);
       wg_begin();
       start_dv<T>(ps, stage); // before dP is waited for, so that there is always a product under way
       wg_wait<1>();
@@ -277,37 +290,28 @@ struct Consumer {
       differentiate(s, dp);
     }
     packed<T>(ds, dp);
-    if constexpr (!ORDERED) {
-      keep_scores(scores, ds, 64 * group);
-      shared_for_engine();
-      some_sync(ALL_CONSUMERS, CONSUMERS); // dS of all warpgroups is there
-    }
-    finish<T, ORDERED>(ps, ds, stage, stats, scores);
+    keep_scores(scores, ds, 64 * group);
+    shared_for_engine();
+    some_sync(ALL_CONSUMERS, CONSUMERS); // dS of all warpgroups is there
+    finish<T>(ps, ds, stage, stats, scores);
   }
 
   // finish is the rest of a step, once dS is there.
-  template <class T, bool ORDERED> __device__ __forceinline__ void finish(unsigned (&ps)[BM / 16][4], unsigned (&ds)[BM / 16][4], unsigned stage, unsigned stats, unsigned scores) {
+  template <class T> __device__ __forceinline__ void finish(unsigned (&ps)[BM / 16][4], unsigned (&ds)[BM / 16][4], unsigned stage, unsigned stats, unsigned scores) {
     wg_begin();
-    if constexpr (ORDERED) {
-      start_dk<T>(ds, stage);
-      wg_wait<0>();
-      hold(ps);
-    } else {
-      float dq[DQ_PARTS][DQ_ROWS / 2];
-      start_dq<T>(dq, scores);
-      start_dk<T>(ds, stage);
-      wg_wait<1>();
-      hold(dq);
-      hold(ps); // a product reads its operands until its end
-      some_sync(DQ_EMPTY + group, DQ_THREADS);
+    float dq[DQ_PARTS][DQ_ROWS / 2];
+    start_dq<T>(dq, scores);
+    start_dk<T>(ds, scores, stage);
+    wg_wait<1>();
+    hold(dq);
+    hold(ps); // a product reads its operands until its end
+    some_sync(DQ_EMPTY + group, DQ_THREADS);
 #pragma unroll
-      for (int i = 0; i < DQ_PARTS; i++) {
-        keep_queries(base + Shared::DQ + group * DQ_BYTES + i * 2 * DQ_BOX, dq[i], p.scale);
-      }
-      Step now;
-      now.load(stats);
-      place(base, group, now);
+    for (int i = 0; i < DQ_PARTS; i++) {
+      keep_queries(base + Shared::DQ + group * DQ_BYTES + i * 2 * DQ_BOX, dq[i], p.scale);
     }
+    shared_for_engine();
+    some_arrive(DQ_FULL + group, DQ_THREADS);
     wg_wait<0>();
     hold(dv);
     hold(dk);
@@ -316,15 +320,16 @@ struct Consumer {
 };
 
 // add_keys adds factor times a sum to dK or dV, whose rows this block owns.
-template <int COLS> __device__ __forceinline__ void add_keys(const Strided& d, const float (&x)[COLS / 2], float factor, int dim, int group, unsigned covered, bool aligned) {
-  float* to = head_of<float>(d, blockIdx.z, blockIdx.y);
+template <int COLS> __device__ __forceinline__ void add_keys(const Strided& d, const float (&x)[COLS / 2], float factor, int dim, int group, unsigned base, bool aligned) {
+  float* to = head_of<float>(d, blockIdx.z, own_kv_head(base));
+  const int own = own_keys(base);
 #pragma unroll
   for (int r = 0; r < 2; r++) {
     const int j = 64 * group + first_row() + 8 * r;
-    if (load_shared(covered + 4 * j) == 0) {
+    if (load_shared(base + Shared::COVERED + 4 * j) == 0) {
       continue;
     }
-    float* row = to + (long long)(blockIdx.x * BN + j) * d.seq;
+    float* row = to + (long long)(own + j) * d.seq;
 #pragma unroll
     for (int n = 0; n < COLS / 8; n++) {
       const float a = factor * x[4 * n + 2 * r], b = factor * x[4 * n + 2 * r + 1];
@@ -346,7 +351,7 @@ template <int COLS> __device__ __forceinline__ void add_keys(const Strided& d, c
 }
 
 // consume is what a consumer warpgroup does, once there is a step.
-template <class T, bool ORDERED> __device__ __forceinline__ void consume(const FlashParams& p, unsigned base, int group) {
+template <class T> __device__ __forceinline__ void consume(const FlashParams& p, unsigned base, int group) {
   Consumer c{p, base, group};
 #pragma unroll
   for (int i = 0; i < HEAD_QK / 2; i++) {
@@ -369,9 +374,9 @@ template <class T, bool ORDERED> __device__ __forceinline__ void consume(const F
       blank(data, end - row);
     }
     if (CAP || kind & MASKED) {
-      c.template step<T, true, ORDERED>(data, stats, scores);
+      c.template step<T, true>(data, stats, scores);
     } else {
-      c.template step<T, false, ORDERED>(data, stats, scores);
+      c.template step<T, false>(data, stats, scores);
     }
     __syncwarp();
     if (threadIdx.x % 32 == 0) {
@@ -383,20 +388,23 @@ template <class T, bool ORDERED> __device__ __forceinline__ void consume(const F
     }
   }
   const bool aligned = p.flags & ALIGNED_O;
-  add_keys<HEAD_QK>(p.dk, c.dk, p.scale, p.dim, group, base + Shared::COVERED, aligned);
-  add_keys<HEAD_V>(p.dv, c.dv, 1, p.dim_v, group, base + Shared::COVERED, aligned);
+  add_keys<HEAD_QK>(p.dk, c.dk, p.scale, p.dim, group, base, aligned);
+  add_keys<HEAD_V>(p.dv, c.dv, 1, p.dim_v, group, base, aligned);
 }
 
-template <class T, bool ORDERED> __device__ __forceinline__ void backward(const HopperBackward& b) {
+template <class T> __device__ __forceinline__ void backward(const HopperBackward& b) {
   extern __shared__ __align__(1024) char shared[];
   const unsigned base = smem_address(shared);
   if (threadIdx.x == 0) {
     barrier_init(base + Shared::KEYS_FULL, 1);
     for (int i = 0; i < STAGES; i++) {
       barrier_init(base + Shared::FULL + 8 * i, 2); // of who loads, and of who brings LSE and delta
-      barrier_init(base + Shared::EMPTY + 8 * i, CONSUMERS / 32);
+      barrier_init(base + Shared::EMPTY + 8 * i, CONSUMERS / 32 + GROUPS); // of consumers, and of who adds their dQ
     }
     barriers_ready();
+    if (ORDERED) {
+      keep_turn(b, base);
+    }
   }
   __syncthreads();
   if (threadIdx.x < 128) {
@@ -405,8 +413,8 @@ template <class T, bool ORDERED> __device__ __forceinline__ void backward(const 
     if (threadIdx.x == 0) {
       produce(b, base);
     } else if (warp == 3) {
-      fetch_stats(b.p, base);
-    } else if (!ORDERED && warp > 0) {
+      fetch_stats(b, base);
+    } else if (warp > 0) {
       add_queries(b, base, warp - 1);
     }
     return;
@@ -419,17 +427,13 @@ template <class T, bool ORDERED> __device__ __forceinline__ void backward(const 
   first.load(base + Shared::STATS);
   if (!(first.kind & LAST)) {
     barrier_wait(base + Shared::KEYS_FULL, 0);
-    cover(p, base);
-    consume<T, ORDERED>(p, base, group);
+    cover(b, base);
+    consume<T>(p, base, group);
   }
-  if (!ORDERED) {
-    some_sync(DQ_EMPTY + group, DQ_THREADS);
-    place(base, group, {0, 0, 0, LAST, 0, 0, 0, 0});
-  }
+  some_sync(DQ_EMPTY + group, DQ_THREADS); // the last has been read
 }
 
-#define KERNEL(name, T, ORDERED) \
-  extern "C" __global__ void __launch_bounds__(THREADS, 1) name(const __grid_constant__ HopperBackward b) { backward<T, ORDERED>(b); }
-#define ENTRY(name, T) KERNEL(hopper_backward_##name, T, false) KERNEL(hopper_backward_ordered_##name, T, true)
+#define ENTRY(name, T) \
+  extern "C" __global__ void __launch_bounds__(THREADS, 1) hopper_backward_##name(const __grid_constant__ HopperBackward b) { backward<T>(b); }
 ENTRY(bf16, bf16_t)
 ENTRY(fp16, fp16_t)

@@ -11,9 +11,13 @@ static_assert(BM % 16 == 0 && GROUPS == 2, "shape"); // a warp for each group, a
 
 struct HopperBackward {
   TensorMap q, k, v, dout, dq; // boxes of 64 by BM, BN, BN, BM elements; dq: of 32 by DQ_ROWS floats
+  unsigned* progress;          // ORDERED: of each block of keys, by batch and KV head, and group; 0 before. See Progress
+  // ORDERED: the blocks of keys that see any query, banded where that is by one tile, and how they take turns; see turn.
+  int start, blocks, banded, fold, beside;
+  int unused[9];
   FlashParams p;
 };
-static_assert(sizeof(HopperBackward) == 5 * 128 + sizeof(FlashParams), "HopperBackward of params.go is laid out so");
+static_assert(sizeof(HopperBackward) == 5 * 128 + 64 + sizeof(FlashParams), "HopperBackward of params.go is laid out so");
 
 using Keys = Panels<BN, HEAD_QK>;
 using Values = Panels<BN, HEAD_V>;
@@ -34,17 +38,72 @@ static_assert(DQ_ROWS % 8 == 0, "shape");
 struct Shared {
   static constexpr int K = 0, V = K + Keys::BYTES, DS = V + Values::BYTES, DQ = DS + 2 * Scores::BYTES, STAGE = DQ + GROUPS * DQ_BYTES;
   static constexpr int DO = Queries::BYTES, STAGE_BYTES = DO + Douts::BYTES; // of a stage
-  static constexpr int STATS = STAGE + STAGES * STAGE_BYTES;
-  // Of the stats of a stage: a Step, and for each query LSE * log2 e, and -delta.
+  static constexpr int P = STAGE + STAGES * STAGE_BYTES, STATS = P + SHARED_P * Scores::BYTES;
+  // Of the stats of a stage: a Step, and for each query LSE * log2 e, or what S begins from, and -delta.
   static constexpr int LSE = 32, DELTA = LSE + BM * 4, STATS_BYTES = DELTA + BM * 4;
-  static constexpr int PLACES = STATS + STAGES * STATS_BYTES; // where the dQ of a warpgroup goes: row, head
-  static constexpr int COVERED = PLACES + 16 * GROUPS;        // for each key, whether it is in a tile
+  static constexpr int TURN = STATS + STAGES * STATS_BYTES; // ORDERED: the Turn
+  static constexpr int COVERED = TURN + 32;                 // for each key, whether it is in a tile
   static constexpr int KEYS_FULL = COVERED + BN * 4, FULL = KEYS_FULL + 8, EMPTY = FULL + 8 * STAGES, BYTES = EMPTY + 8 * STAGES;
 };
 static_assert(Shared::BYTES <= 232448, "a block has no more shared memory");
 
 // Numbers of barriers of the block between threads that share a job; see some_sync.
-constexpr int ALL_CONSUMERS = 1, DQ_FULL = 2, DQ_EMPTY = DQ_FULL + GROUPS, DQ_THREADS = 128 + 32;
+constexpr int ALL_CONSUMERS = 1, DQ_FULL = 2, DQ_EMPTY = DQ_FULL + GROUPS, DQ_THREADS = 128 + 32, P_FULL = DQ_EMPTY + GROUPS;
+
+// FROM_LSE has S begin from -LSE in units of products; else LSE is subtracted from it. Measured, the first is faster
+// ORDERED, and slower else.
+constexpr bool FROM_LSE = ORDERED && !CAP;
+
+// Turn is what a block of the grid owns, ORDERED: a block of keys, counted from HopperBackward.start, of a KV head;
+// and which block of keys adds to dQ before it, -1 for none. behind says that the one before may leave out rows to which
+// others before it add: it is waited for in all rows.
+struct Turn { int keys, kv_head, before; bool behind; };
+
+// turn is that of a block. It comes behind the one before it, and blocks start in the order of their numbers, so that
+// none waits for one that has yet to start.
+//
+// Blocks of keys take turns from the first to the last, head by head. That is slow where the first see many more queries
+// than the last, as these wait for them in every head. There, fold blocks come from the shortest to the longest, and
+// then fold more from the longest to the shortest, as the first of those are done; and so on. beside heads go
+// together, as many as fill the GPU.
+__device__ __forceinline__ Turn turn(const HopperBackward& b) {
+  int number = blockIdx.x;
+  if (!b.fold) {
+    const int keys = number % b.blocks;
+    return {keys, number / b.blocks, keys - 1, !b.banded};
+  }
+  const int heads = b.p.kv_heads, first = number / (2 * b.fold * heads) * 2 * b.fold;
+  number -= first * heads;
+  const int count = min(2 * b.fold, b.blocks - first), half = (count + 1) / 2;
+  const int head = number / (count * b.beside) * b.beside, beside = min(b.beside, heads - head);
+  number -= head * count;
+  const bool growing = number < half * beside;
+  const int at = number / beside - (growing ? 0 : half), kv_head = head + number % beside;
+  if (growing) {
+    return {first + half - 1 - at, kv_head, at ? first + half - at : first - 1, first > 0};
+  }
+  return {first + half + at, kv_head, at ? first + half + at - 1 : first, false};
+}
+
+// keep_turn has the block know its Turn, its first key, and the rows for which it waits for the one before it: where tiles
+// are banded, those to which that one adds, but for blocks that are behind.
+__device__ __forceinline__ void keep_turn(const HopperBackward& b, unsigned base) {
+  const Turn t = turn(b);
+  int first = 0, end = b.p.seq_q;
+  if (!t.behind && t.before >= 0) {
+    KeyWalk walk(b.p, (b.start + t.before) * BN);
+    walk.restart_down();
+    end = walk.previous() ? walk.end : 0;
+    first = walk.begin;
+  }
+  store_shared(base + Shared::TURN, t.keys, t.kv_head, t.before, (b.start + t.keys) * BN);
+  store_shared(base + Shared::TURN + 16, first, end, t.behind, 0);
+}
+
+// own_keys is the first of the keys that the block owns, and own_kv_head their head. ORDERED, keep_turn and a barrier of the
+// block come before.
+__device__ __forceinline__ int own_keys(unsigned base) { return ORDERED ? __float_as_int(load_shared(base + Shared::TURN + 12)) : blockIdx.x * BN; }
+__device__ __forceinline__ int own_kv_head(unsigned base) { return ORDERED ? __float_as_int(load_shared(base + Shared::TURN + 4)) : blockIdx.y; }
 
 // Step is a block of queries, as the producer hands it to the consumers: key j sees query i where
 // own_lo <= j < own_hi, lo <= i - j <= hi and i < end.
@@ -66,22 +125,27 @@ constexpr int LAST = 1;   // no step, but the end of them
 constexpr int MASKED = 2; // some key does not see some query
 constexpr int DIRTY = 4;  // rows from end on are in the tensor, and may be anything
 
-// Heads is the walk of a block over all heads of the group.
+// Heads is the walk of a block over all heads of the group, down the queries of each: under a causal mask, blocks
+// that start together so come to the same queries together.
 struct Heads {
   KeyWalk walk;
   int head;
 
-  __device__ __forceinline__ bool next() {
-    if (walk.next()) {
+  __device__ __forceinline__ Heads(const HopperBackward& b, unsigned base) : walk(b.p, own_keys(base)), head(own_kv_head(base) * (b.p.heads / b.p.kv_heads)) {
+    walk.restart_down();
+  }
+
+  __device__ __forceinline__ bool next(unsigned base) {
+    if (walk.previous()) {
       return true;
     }
-    unsigned next_kv_head = blockIdx.y + 1;
+    unsigned next_kv_head = own_kv_head(base) + 1;
     hide_value(next_kv_head); // or the compiler keeps the product in a register, which are scarce here
     if (++head * walk.p.kv_heads == next_kv_head * walk.p.heads) {
       return false;
     }
-    walk.restart();
-    return walk.next();
+    walk.restart_down();
+    return walk.previous();
   }
 
   // tell stores the Step.
@@ -105,11 +169,10 @@ template <class P> __device__ __forceinline__ void copy_panels(unsigned dst, con
 
 // produce is what the thread does that loads.
 __device__ __forceinline__ void produce(const HopperBackward& b, unsigned base) {
-  const FlashParams& p = b.p;
-  const int kv_head = blockIdx.y, own = blockIdx.x * BN;
-  Heads at{KeyWalk(p, own), kv_head * (p.heads / p.kv_heads)};
-  bool more = at.next();
+  Heads at(b, base);
+  bool more = at.next(base);
   if (more) {
+    const int kv_head = own_kv_head(base), own = own_keys(base);
     const unsigned full = base + Shared::KEYS_FULL;
     barrier_expect(full, Keys::BYTES + Values::BYTES);
     copy_panels<Keys>(base + Shared::K, b.k, full, own, kv_head);
@@ -129,15 +192,16 @@ __device__ __forceinline__ void produce(const HopperBackward& b, unsigned base) 
       return;
     }
     barrier_expect(full, Shared::STAGE_BYTES);
-    more = at.next();
+    more = at.next(base);
   }
 }
 
 // fetch_stats is what the warp does that brings LSE and delta. It walks by itself, and has those of a step
 // before there is room for them: they come from far.
-__device__ __forceinline__ void fetch_stats(const FlashParams& p, unsigned base) {
-  Heads at{KeyWalk(p, blockIdx.x * BN), (int)blockIdx.y * (p.heads / p.kv_heads)};
-  bool more = at.next();
+__device__ __forceinline__ void fetch_stats(const HopperBackward& b, unsigned base) {
+  const FlashParams& p = b.p;
+  Heads at(b, base);
+  bool more = at.next(base);
   for (unsigned step = 0;; step++) {
     unsigned lane = threadIdx.x % 32, batch = blockIdx.z;
     hide_value(batch); // or the compiler makes addresses of them ahead of the steps, for which there are no registers
@@ -155,7 +219,8 @@ __device__ __forceinline__ void fetch_stats(const FlashParams& p, unsigned base)
 #pragma unroll
     for (int i = 0; i < COUNT; i++) {
       if (lane + 32 * i < BM) {
-        store_shared(stats + Shared::LSE + 4 * (lane + 32 * i), __float_as_uint(lse[i] == -INF ? INF : lse[i] * LOG2E)); // INF: a row that saw nothing has probabilities 0
+        const float x = lse[i] == -INF ? INF : lse[i] * LOG2E; // INF: a row that saw nothing has probabilities 0
+        store_shared(stats + Shared::LSE + 4 * (lane + 32 * i), __float_as_uint(FROM_LSE ? __fdividef(-x, p.unit) : x));
         store_shared(stats + Shared::DELTA + 4 * (lane + 32 * i), __float_as_uint(-delta[i]));
       }
     }
@@ -167,24 +232,74 @@ __device__ __forceinline__ void fetch_stats(const FlashParams& p, unsigned base)
       return;
     }
     const int head = at.head;
-    more = at.next();
+    more = at.next(base);
     at.head = more ? at.head : head; // a head that there is
   }
 }
 
+// Progress is how far a block has added to dQ, of one consumer: to all rows of the group's first heads, and to
+// those of the next from a row on. ORDERED, a block adds to a row when the one before it is past that.
+struct Progress {
+  const HopperBackward& b;
+  unsigned base, seen; // seen: of the one before
+
+  __device__ __forceinline__ Progress(const HopperBackward& b, unsigned base) : b(b), base(base), seen(0) {}
+
+  // at is where that of a block of keys is told.
+  __device__ __forceinline__ unsigned* at(int keys, int consumer) const {
+    return b.progress + ((blockIdx.z * b.p.kv_heads + own_kv_head(base)) * b.blocks + keys) * GROUPS + consumer;
+  }
+  __device__ __forceinline__ void wait(unsigned until, int consumer) {
+    int keys, kv_head, before, own;
+    load_shared_words(base + Shared::TURN, keys, kv_head, before, own);
+    if (seen < until && before >= 0) {
+      seen = wait_raised(at(before, consumer), until);
+    }
+  }
+  __device__ __forceinline__ void tell(unsigned until, int consumer) const {
+    raise(at(__float_as_int(load_shared(base + Shared::TURN)), consumer), until);
+  }
+  __device__ __forceinline__ bool behind() const { return __float_as_int(load_shared(base + Shared::TURN + 24)); }
+  // shared is whether the block before adds to a row from row on, and before end.
+  __device__ __forceinline__ bool shared(int row, int end) const {
+    float first, last;
+    load_shared_pair(base + Shared::TURN + 16, first, last);
+    return row < __float_as_int(last) && end > __float_as_int(first);
+  }
+};
+
 // add_queries is what the warp does that adds the dQ of a consumer to global memory.
 __device__ __forceinline__ void add_queries(const HopperBackward& b, unsigned base, int consumer) {
+  const FlashParams& p = b.p;
   const unsigned from = base + Shared::DQ + consumer * DQ_BYTES;
-  const int dim = BY_DIM ? consumer * DQ_PARTS * 64 : 0, first = BY_DIM ? 0 : consumer * DQ_ROWS;
-  while (true) {
-    some_arrive(DQ_EMPTY + consumer, DQ_THREADS);
-    some_sync(DQ_FULL + consumer, DQ_THREADS);
-    int row, head, kind, unused;
-    load_shared_words(base + Shared::PLACES + 16 * consumer, row, head, kind, unused);
+  const int dim = BY_DIM ? consumer * DQ_PARTS * 64 : 0, first = BY_DIM ? 0 : consumer * DQ_ROWS, heads = p.heads / p.kv_heads;
+  const bool adds = threadIdx.x % 32 == 0;
+  Progress progress(b, base);
+  some_arrive(DQ_EMPTY + consumer, DQ_THREADS);
+  for (unsigned step = 0;; step++) {
+    const unsigned stage = step % STAGES;
+    barrier_wait(base + Shared::FULL + 8 * stage, step / STAGES & 1);
+    int row, head, end, kind;
+    load_shared_words(base + Shared::STATS + stage * Shared::STATS_BYTES, row, head, end, kind);
+    __syncwarp();
     if (kind & LAST) {
+      if (ORDERED && adds) {
+        if (progress.behind()) {
+          progress.wait(heads * p.seq_q, consumer);
+        }
+        progress.tell(heads * p.seq_q, consumer);
+      }
       return;
     }
-    if (threadIdx.x % 32 == 0) {
+    if (adds) {
+      barrier_arrive(base + Shared::EMPTY + 8 * stage);
+    }
+    some_sync(DQ_FULL + consumer, DQ_THREADS);
+    const unsigned until = (head - own_kv_head(base) * heads + 1) * p.seq_q - row;
+    if (adds) {
+      if (ORDERED && progress.shared(row, min(row + BM, end))) {
+        progress.wait(until, consumer);
+      }
 #pragma unroll
       for (int i = 0; i < 2 * DQ_PARTS; i++) {
         if (dim + 32 * i < HEAD_QK) {
@@ -195,5 +310,10 @@ __device__ __forceinline__ void add_queries(const HopperBackward& b, unsigned ba
       adds_wait<0>();
     }
     __syncwarp();
+    some_arrive(DQ_EMPTY + consumer, DQ_THREADS);
+    if (ORDERED && adds) {
+      adds_finish();
+      progress.tell(until, consumer);
+    }
   }
 }

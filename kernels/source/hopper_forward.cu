@@ -7,18 +7,20 @@
 // The grid is as large as the GPU, and its blocks take the next queries when they are done with theirs.
 // What was seen before, O and LSE in global memory, is folded in at the end.
 //
-// Compiled with HEAD_QK and HEAD_V, the head dims rounded up, GROUPS, BN, and CAP, 1 where scores may need more
-// than a factor.
+// Compiled with HEAD_QK and HEAD_V, the head dims rounded up, GROUPS, BN, STAGES, how many blocks are loaded ahead, and CAP,
+// 1 where scores may need more than a factor. With SHARED_P, products take probabilities from shared memory, not
+// from registers: slower, for tests, as the results are the same bits if the compiler keeps registers apart.
 #include "flash_products.cuh"
 #include "hopper.cuh"
 
-constexpr int BM = 64 * GROUPS, STAGES = 2;
+constexpr int BM = 64 * GROUPS;
 constexpr int THREADS = 128 * (GROUPS + 1);
 constexpr int KEYS = BN / 2, VALUES = HEAD_V / 2; // floats of a thread in a product
 
 using QTile = Panels<BM, HEAD_QK>;
 using KTile = Panels<BN, HEAD_QK>;
 using VTile = Panels<BN, HEAD_V>;
+using PTile = Panels<BM, BN>;
 using QueryWalk = Walk<BM, BN>;
 
 // Bits of HopperForward.pass.
@@ -44,7 +46,7 @@ struct Step { int other, tile, flags, unused; };
 constexpr int MASKED = 1, RAGGED = 2, FINAL = 4; // RAGGED: rows of V are in no tile, and may hold anything
 
 struct Shared {
-  static constexpr int Q = 0, K = Q + QTile::BYTES, V = K + STAGES * KTile::BYTES, STEPS = V + STAGES * VTile::BYTES;
+  static constexpr int Q = 0, K = Q + QTile::BYTES, V = K + STAGES * KTile::BYTES, P = V + STAGES * VTile::BYTES, STEPS = P + SHARED_P * PTile::BYTES;
   static constexpr int WORK = STEPS + STAGES * 16, BARRIERS = WORK + 16;
   static constexpr int Q_FULL = BARRIERS, Q_EMPTY = Q_FULL + 8, K_FULL = Q_EMPTY + 8, K_EMPTY = K_FULL + 8 * STAGES;
   static constexpr int V_FULL = K_EMPTY + 8 * STAGES, V_EMPTY = V_FULL + 8 * STAGES, BYTES = V_EMPTY + 8 * STAGES;
@@ -238,10 +240,19 @@ __device__ __forceinline__ void shrink_values(float (&o)[VALUES], const float (&
 }
 
 // round_off makes probabilities the left operand of the next product.
-template <class T> __device__ __forceinline__ void round_off(unsigned (&y)[KEYS / 2], const float (&s)[KEYS]) {
+template <class T> __device__ __forceinline__ void round_off(unsigned (&y)[KEYS / 2], const float (&s)[KEYS], unsigned base, const Lane& lane) {
 #pragma unroll
   for (int i = 0; i < KEYS / 2; i++) {
     y[i] = pack<T>(s[2 * i], s[2 * i + 1]);
+  }
+  if (SHARED_P) {
+    const int l = threadIdx.x % 32, row = lane.row - l / 4 + l % 16, col = l / 16 * 8;
+#pragma unroll
+    for (int i = 0; i < KEYS / 2; i += 4) {
+      stmatrix(base + Shared::P + PTile::offset(row, 4 * i + col), y[i], y[i + 1], y[i + 2], y[i + 3]);
+    }
+    shared_for_engine();
+    some_sync(2 + GROUPS + lane.group, 128);
   }
 }
 
@@ -254,11 +265,15 @@ template <class T> __device__ __forceinline__ void products_qk(float (&s)[KEYS],
   wg_commit();
 }
 
-template <class T> __device__ __forceinline__ void products_pv(float (&o)[VALUES], const unsigned (&y)[KEYS / 2], unsigned v) {
+template <class T> __device__ __forceinline__ void products_pv(float (&o)[VALUES], const unsigned (&y)[KEYS / 2], unsigned p, unsigned v, int row) {
 #pragma unroll
   for (int i = 0; i < BN; i += 16) {
     const unsigned a[4] = {y[i / 4], y[i / 4 + 1], y[i / 4 + 2], y[i / 4 + 3]};
-    wg_multiply<T, true>(o, a, VTile::across(v, i), true);
+    if (SHARED_P) {
+      wg_multiply<T, false, true>(o, PTile::along(p, row, i), VTile::across(v, i), true);
+    } else {
+      wg_multiply<T, true>(o, a, VTile::across(v, i), true);
+    }
   }
   wg_commit();
 }
@@ -352,7 +367,7 @@ template <class T> __device__ __forceinline__ void consume(const HopperForward& 
     mask(s, p, step, work.own + lane.row, lane.col);
   }
   soften(s, state, shrink, p.unit);
-  round_off<T>(y, s);
+  round_off<T>(y, s, base, lane);
 
   while (!(step.flags & FINAL)) {
     const Turn before = turn;
@@ -367,7 +382,7 @@ template <class T> __device__ __forceinline__ void consume(const HopperForward& 
     some_sync(1 + lane.group, 256);
     wg_begin();
     products_qk<T>(s, q, base + Shared::K + turn.stage * KTile::BYTES, lane.group * 64);
-    products_pv<T>(state.o, y, v);
+    products_pv<T>(state.o, y, base + Shared::P, v, lane.group * 64);
     some_arrive(1 + (lane.group + 1) % GROUPS, 256);
     wg_wait<1>();
     hold(s);
@@ -381,7 +396,7 @@ template <class T> __device__ __forceinline__ void consume(const HopperForward& 
     hold(state.o);
     hold(y);
     release(base + Shared::V_EMPTY + 8 * before.stage, lane);
-    round_off<T>(y, s);
+    round_off<T>(y, s, base, lane);
     shrink_values(state.o, shrink);
   }
 
@@ -392,7 +407,7 @@ template <class T> __device__ __forceinline__ void consume(const HopperForward& 
     blank(p, v, step);
   }
   wg_begin();
-  products_pv<T>(state.o, y, v);
+  products_pv<T>(state.o, y, base + Shared::P, v, lane.group * 64);
   wg_wait<0>();
   hold(state.o);
   release(base + Shared::V_EMPTY + 8 * turn.stage, lane);

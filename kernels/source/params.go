@@ -57,7 +57,12 @@ type HopperForward struct {
 // HopperBackward is that of hopper_backward.cu, the arguments of the backward pass on Hopper.
 type HopperBackward struct {
 	Q, K, V, Dout, DQ TensorMap
-	P                 FlashParams
+	Progress          uint64 // of uint32
+
+	Start, Blocks, Banded, Fold, Beside int32
+	Unused                              [9]int32
+
+	P FlashParams
 }
 
 // Bits of HopperForward.Pass; see hopper_forward.cu.

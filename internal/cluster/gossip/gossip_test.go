@@ -8,6 +8,7 @@ import (
 	"net"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -18,10 +19,28 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var key = []byte("a key of thirty-two bytes, or so")
 
+// logUntilEnd is t.Logf until the test has ended: a packet that memberlist sends while it is closed is told of afterwards.
+func logUntilEnd(t testing.TB) func(format string, args ...any) {
+	var mu sync.Mutex
+	ended := false
+	t.Cleanup(func() {
+		mu.Lock()
+		defer mu.Unlock()
+		ended = true
+	})
+	return func(format string, args ...any) {
+		mu.Lock()
+		defer mu.Unlock()
+		if !ended {
+			t.Logf(format, args...)
+		}
+	}
+}
+
 // config is that of an agent on the loopback.
 func config(t testing.TB, name string, seeds ...string) Config {
 	return Config{
-		Job: "job", Key: key, Listen: "127.0.0.1", Seeds: seeds, Log: t.Logf,
+		Job: "job", Key: key, Listen: "127.0.0.1", Seeds: seeds, Log: logUntilEnd(t),
 		Self: Peer{Name: name, Host: "host-of-" + name, Control: "127.0.0.1:4000", NodeRank: -1, Identity: make([]byte, 32)},
 	}
 }

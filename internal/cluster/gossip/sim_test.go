@@ -160,7 +160,11 @@ func (s spent) String() string {
 // TestSimulation starts agents on a network that loses packets, leaves them alone and has every tenth
 // host crash. With -v it prints rows of docs/cluster-simulation.md.
 func TestSimulation(t *testing.T) {
-	for _, loss := range []float64{0, 0.05} {
+	losses := []float64{0.05, 0}
+	if testing.Short() {
+		losses = losses[:1]
+	}
+	for _, loss := range losses {
 		t.Run(fmt.Sprintf("loss=%v", loss), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) { simulate(t, *simAgents, loss) })
 		})

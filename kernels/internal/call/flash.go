@@ -60,12 +60,8 @@ func (f *Flash) Backward(deterministic bool) []Launch {
 	if !deterministic {
 		return []Launch{keys("flash_backward")}
 	}
-	return []Launch{keys("flash_backward_ordered"), f.OrderedDQ()}
-}
-
-// OrderedDQ returns the launch that adds up dQ in a fixed order, where there is a tile.
-func (f *Flash) OrderedDQ() Launch {
-	return f.launch(ownTiles(f.Tiles, false), f.Shape.DQ(), "flash_dq", f.Q, f.Shape.OrderedRows, f.Shape.OrderedWarps, f.Shape.DQShared())
+	queries := f.launch(ownTiles(f.Tiles, false), f.Shape.DQ(), "flash_dq", f.Q, f.Shape.OrderedRows, f.Shape.OrderedWarps, f.Shape.DQShared())
+	return []Launch{keys("flash_backward_ordered"), queries}
 }
 
 // launch is a kernel whose blocks, of so many warps, own so many rows of a tensor each.
@@ -135,7 +131,9 @@ func ownTiles(tiles []partition.Tile, byKey bool) []source.FlashTile {
 			})
 		}
 	}
-	slices.SortFunc(list, func(a, b source.FlashTile) int { return cmp.Compare(a.OwnLo, b.OwnLo) })
+	slices.SortFunc(list, func(a, b source.FlashTile) int {
+		return cmp.Or(cmp.Compare(a.OwnLo, b.OwnLo), cmp.Compare(a.OtherLo, b.OtherLo))
+	})
 	reach := int32(0)
 	for i := range list {
 		reach = max(reach, list[i].OwnHi)

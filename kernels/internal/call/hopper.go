@@ -87,25 +87,25 @@ type HopperBackward struct {
 	Maps            [5]Map // Q, K, V, dO, dQ
 	Params          source.HopperBackward
 	Tiles           []source.FlashTile // as in HopperForward
+	Progress        int                // how many numbers Params.Progress is to have, each 0
 }
 
 // HopperBackward returns the launch of a block of a backward pass; ok is false where there is nothing to do.
-// Ordered leaves out dQ.
-func (f *Flash) HopperBackward(s source.HopperShape, ordered bool) (l HopperBackward, ok bool) {
+func (f *Flash) HopperBackward(s source.HopperShape) (l HopperBackward, ok bool) {
+	return f.hopperBackward(s, false)
+}
+
+func (f *Flash) hopperBackward(s source.HopperShape, ordered bool) (l HopperBackward, ok bool) {
 	own := ownTiles(f.Tiles, true)
 	if f.Q.Size() == 0 || len(own) == 0 {
 		return l, false
-	}
-	name := "hopper_backward_"
-	if ordered {
-		name += "ordered_"
 	}
 	p, more := f.params(own)
 	capped := needsMore(&p)
 	queries, dqRows, _ := s.BackwardBoxes(capped)
 	const floats = panel / 2 // of dQ, in as many bytes
 	return HopperBackward{
-		Program: s.Backward(capped).Name, Kernel: name + flashTypes[f.Q.DType()],
+		Program: s.Backward(capped, ordered).Name, Kernel: "hopper_backward_" + flashTypes[f.Q.DType()],
 		Grid:    [3]int{(f.K.Len(tensor.Seq) + s.OwnKeys() - 1) / s.OwnKeys(), f.K.Len(tensor.Heads), f.K.Len(tensor.Batch)},
 		Threads: 128 * (s.KeyGroups + 1), Shared: s.BackwardShared(capped),
 		Maps:   [5]Map{{f.Q, panel, queries}, {f.K, panel, s.OwnKeys()}, {f.V, panel, s.OwnKeys()}, {f.DO, panel, queries}, {f.DQ, floats, dqRows}},

@@ -17,7 +17,18 @@ import (
 
 // hostHopper is attention by the kernels for Hopper on a host: what gpu.Flash does on such a GPU. What the
 // copy engine cannot bring is left to hostFlash, in the same pass.
-type hostHopper struct{ *hostFlash }
+type hostHopper struct {
+	*hostFlash
+	sharedP bool
+	sms     int // of the GPU that it stands for
+}
+
+// shapeOf is source.HopperShapeFor a call, of probabilities in shared memory where they are to be.
+func (k hostHopper) shapeOf(c *Flash) (source.HopperShape, bool) {
+	s, ok := source.HopperShapeFor(c.Q.Len(tensor.Dim), c.V.Len(tensor.Dim))
+	s.SharedP = k.sharedP
+	return s, ok
+}
 
 func (k hostHopper) Forward(o View, acc attention.Partial, q View, p attention.Softmax) (attention.ForwardPass, error) {
 	f, err := k.hostFlash.Forward(o, acc, q, p)
@@ -26,11 +37,12 @@ func (k hostHopper) Forward(o View, acc attention.Partial, q View, p attention.S
 	}
 	each(acc.O, func(float32, [4]int) float32 { return float32(math.NaN()) }) // until the first block
 	each(acc.LSE, func(float32, [4]int) float32 { return float32(math.NaN()) })
-	return &hopperForward{hostForward: f.(*hostForward), fresh: true}, nil
+	return &hopperForward{hostForward: f.(*hostForward), k: k, fresh: true}, nil
 }
 
 type hopperForward struct {
 	*hostForward
+	k           hostHopper
 	fresh, done bool
 }
 
@@ -47,7 +59,7 @@ func (f *hopperForward) Block(b attention.Block) error {
 		return err
 	}
 	c := Flash{Tensors: Tensors{Q: f.q, K: b.K, V: b.V, O: f.acc.O, LSE: f.acc.LSE}, Softmax: f.p, Tiles: b.Tiles}
-	s, ok := source.HopperShapeFor(c.Q.Len(tensor.Dim), c.V.Len(tensor.Dim))
+	s, ok := f.k.shapeOf(&c)
 	rounds := f.o != f.acc.O && f.o.DType() == f.q.DType()
 	if !ok || !c.TakesHopper() || rounds && !c.TakesHopper(f.o) {
 		f.settle()
@@ -120,10 +132,13 @@ func (k hostHopper) Backward(dq, do, q View, s attention.Saved, p attention.Soft
 	if err != nil {
 		return nil, err
 	}
-	return &hopperBackward{f.(*hostBackward)}, nil
+	return &hopperBackward{f.(*hostBackward), k}, nil
 }
 
-type hopperBackward struct{ *hostBackward }
+type hopperBackward struct {
+	*hostBackward
+	k hostHopper
+}
 
 func (f *hopperBackward) Block(b attention.GradBlock) error {
 	if err := attention.CheckGradBlock(f.do, f.q, b, f.p); err != nil {
@@ -133,27 +148,30 @@ func (f *hopperBackward) Block(b attention.GradBlock) error {
 		Tensors: Tensors{Q: f.q, K: b.K, V: b.V, DO: f.do, LSE: f.s.LSE, Delta: f.s.Delta, DQ: f.dq, DK: b.DK, DV: b.DV},
 		Softmax: f.p, Tiles: b.Tiles,
 	}
-	s, ok := source.HopperShapeFor(c.Q.Len(tensor.Dim), c.V.Len(tensor.Dim))
-	if !ok || s.Queries == 0 || !c.TakesHopper() {
+	s, ok := f.k.shapeOf(&c)
+	if !ok || s.Queries == 0 || !c.TakesHopper() || f.k.deterministic && !c.HasOrder(s) {
 		return f.hostBackward.Block(b)
 	}
 	fresh := b.KeyGrads.Rows(b.Fresh.Lo, b.Fresh.Hi)
 	clear32(fresh.DK)
 	clear32(fresh.DV)
-	l, some := c.HopperBackward(s, f.k.deterministic)
+	l, some := c.HopperBackward(s)
+	if f.k.deterministic {
+		l, some = c.HopperOrdered(s, f.k.sms)
+	}
 	if !some {
 		return nil
 	}
 	p := &l.Params
 	f.k.encode(l.Maps[:], &p.Q, &p.K, &p.V, &p.Dout, &p.DQ)
-	if err := f.k.complete(&p.P, l.Tiles); err != nil {
+	err := f.k.complete(&p.P, l.Tiles)
+	if err == nil && l.Progress > 0 {
+		p.Progress, err = f.k.words(make([]uint32, l.Progress))
+	}
+	if err != nil {
 		return err
 	}
-	if err := f.k.start(l.Program, l.Kernel, l.Grid, [2]int{l.Threads, 1}, l.Shared, argumentsOf(p)); err != nil || !f.k.deterministic {
-		return err
-	}
-	c.Shape = f.k.shapeFor(f.q.DType(), f.q.Len(tensor.Dim), b.V.Len(tensor.Dim), f.k.backwardNeeds)
-	return f.k.launch(c.OrderedDQ())
+	return f.k.start(l.Program, l.Kernel, l.Grid, [2]int{l.Threads, 1}, l.Shared, argumentsOf(p))
 }
 
 // hopperSuite runs the conformance suite but for the cases that the copy engine cannot bring.
@@ -161,7 +179,7 @@ func (k *hostFlash) hopperSuite(t *testing.T, dtype tensor.DType, leaves func(at
 	t.Run(fmt.Sprintf("%v, deterministic %t", dtype, k.deterministic), func(t *testing.T) {
 		k.t = t
 		rig := k.rig()
-		rig.Kernel = hostHopper{k}
+		rig.Kernel = hostHopper{k, false, 4}
 		attentiontest.TestKernel(t, func(testing.TB) attentiontest.Rig { return rig }, attentiontest.Options{
 			DTypes: []tensor.DType{dtype}, MaxHeadDim: source.FlashMaxDim, NoScores: true,
 			Leaves: func(c attentiontest.Case) bool { return c.Dim%8 != 0 || c.DimV%8 != 0 || leaves != nil && leaves(c) },
@@ -189,7 +207,7 @@ func TestHopperShapesOnHost(t *testing.T) {
 		for _, deterministic := range []bool{false, true} {
 			k := &hostFlash{h, deterministic, large}
 			rig := k.rig()
-			rig.Kernel = hostHopper{k}
+			rig.Kernel = hostHopper{k, false, 4}
 			t.Run(fmt.Sprintf("%d and %d, deterministic %t", s.QK, s.V, deterministic), func(t *testing.T) {
 				h.t = t
 				for seed := range seeds {
@@ -200,8 +218,99 @@ func TestHopperShapesOnHost(t *testing.T) {
 				}
 			})
 		}
-		if !h.ran[s.Forward(false).Name] && !h.ran[s.Forward(true).Name] || s.Queries > 0 && !h.ran[s.Backward(false).Name] && !h.ran[s.Backward(true).Name] {
-			t.Errorf("%+v has not run", s)
+		passes := [][]source.Program{{s.Forward(false), s.Forward(true)}}
+		if s.Queries > 0 {
+			passes = append(passes, []source.Program{s.Backward(false, false), s.Backward(true, false)}, []source.Program{s.Backward(false, true), s.Backward(true, true)})
+		}
+		for _, either := range passes {
+			if !h.ran[either[0].Name] && !h.ran[either[1].Name] {
+				t.Errorf("%s has not run", either[0].Name)
+			}
+		}
+	}
+}
+
+// TestSharedPOnHost runs the kernels whose products take probabilities from shared memory.
+func TestSharedPOnHost(t *testing.T) {
+	k := &hostFlash{newHost(t), true, large}
+	rig := k.rig()
+	rig.Kernel = hostHopper{k, true, 4}
+	for seed := range uint64(4) {
+		c := attentiontest.RandomCase(seed)
+		c.Dim, c.DimV, c.Layout, c.Softmax = source.HopperSharedP.QK, source.HopperSharedP.V, attentiontest.Dense, attention.Softmax{Scale: 0.1}
+		attentiontest.Check(t, rig, c, tensor.BF16)
+	}
+	for _, p := range []source.Program{source.HopperSharedP.Forward(false), source.HopperSharedP.Backward(false, true)} {
+		if !k.ran[p.Name] {
+			t.Errorf("%s has not run", p.Name)
+		}
+	}
+}
+
+// TestHasOrder holds which tiles blocks of keys can take in order of their queries.
+func TestHasOrder(t *testing.T) {
+	s, _ := source.HopperShapeFor(128, 128)
+	tile := func(keys, queries partition.Range) partition.Tile {
+		return partition.Tile{Q: queries, K: keys, Band: partition.Band{Lo: -partition.Unbounded, Hi: partition.Unbounded}}
+	}
+	r := func(lo, hi int) partition.Range { return partition.Range{Lo: lo, Hi: hi} }
+	for _, c := range []struct {
+		name  string
+		tiles []partition.Tile
+		want  bool
+	}{
+		{"none", nil, true},
+		{"one", []partition.Tile{tile(r(0, 500), r(0, 500))}, true},
+		{"documents that share blocks", []partition.Tile{tile(r(0, 100), r(0, 100)), tile(r(100, 130), r(100, 130)), tile(r(130, 500), r(130, 500))}, true},
+		{"the same queries, other blocks", []partition.Tile{tile(r(0, 128), r(0, 500)), tile(r(128, 256), r(0, 500))}, true},
+		{"the same queries and a block", []partition.Tile{tile(r(0, 100), r(0, 500)), tile(r(100, 256), r(0, 500))}, false},
+		{"back, in a block", []partition.Tile{tile(r(0, 100), r(250, 500)), tile(r(100, 256), r(0, 250))}, false},
+		{"back, in another block", []partition.Tile{tile(r(0, 128), r(250, 500)), tile(r(128, 256), r(0, 250))}, true},
+		{"queries one after the other", []partition.Tile{tile(r(0, 256), r(250, 500)), tile(r(0, 256), r(0, 250))}, true},
+		{"behind a short tile", []partition.Tile{tile(r(0, 256), r(250, 500)), tile(r(130, 140), r(500, 510)), tile(r(150, 256), r(0, 200))}, false},
+	} {
+		f := Flash{Tiles: c.tiles, Tensors: Tensors{Q: tensor.New(tensor.F32, 1, 512, 4, 8), K: tensor.New(tensor.F32, 1, 512, 2, 8)}}
+		if got := f.HasOrder(s); got != c.want {
+			t.Errorf("%s: %v", c.name, got)
+		}
+	}
+	long := Flash{Tensors: Tensors{Q: tensor.New(tensor.F32, 1, 1<<29, 8, 0), K: tensor.New(tensor.F32, 1, 1, 1, 0)}}
+	if long.HasOrder(s) {
+		t.Error("rows that 32 bits do not count")
+	}
+}
+
+// TestTurnsOnHost runs many blocks of keys that take turns, in parts, and with several heads together: the host's machine
+// finds those that wait for one which starts after them.
+func TestTurnsOnHost(t *testing.T) {
+	h := newHost(t)
+	const seq, heads = 520, 3
+	all := partition.Range{Hi: seq}
+	for _, c := range []struct{ lo, sms, fold, beside int }{
+		{-partition.Unbounded, 2, 2, 1}, {-partition.Unbounded, 6, 3, 2}, {-200, 2, 0, 0},
+	} {
+		if c.fold > 0 {
+			if fold, beside := fold(5, heads, c.sms); fold != c.fold || beside != c.beside {
+				t.Errorf("%d SMs: fold %d, beside %d", c.sms, fold, beside)
+			}
+		}
+		k := &hostFlash{h, true, large}
+		rig := k.rig()
+		rig.Kernel = hostHopper{k, false, c.sms}
+		attentiontest.Check(t, rig, attentiontest.Case{
+			Batch: 1, Heads: heads, KVHeads: heads, Dim: 64, DimV: 64, SeqQ: seq, SeqK: seq, Softmax: attention.Softmax{Scale: 0.125},
+			Tiles: []partition.Tile{{Q: all, K: all, Band: partition.Band{Lo: c.lo}}},
+		}, tensor.BF16)
+	}
+}
+
+// TestFold holds how many blocks of keys come from the shortest to the longest at once, and with how many heads.
+func TestFold(t *testing.T) {
+	for _, c := range []struct{ blocks, heads, sms, fold, beside int }{
+		{128, 8, 132, 64, 2}, {256, 8, 132, 128, 1}, {512, 8, 132, 128, 1}, {64, 8, 132, 32, 4}, {1, 1, 132, 1, 1}, {6, 3, 4, 3, 1}, {100000, 8, 132, 132, 1},
+	} {
+		if fold, beside := fold(c.blocks, c.heads, c.sms); fold != c.fold || beside != c.beside {
+			t.Errorf("%d blocks of %d heads, %d SMs: %d and %d, want %d and %d", c.blocks, c.heads, c.sms, fold, beside, c.fold, c.beside)
 		}
 	}
 }

@@ -227,6 +227,7 @@ static void start_add(const Add& a) {
     engine_reads(a.src + i);
   }
   threads[current].adds.push_back(a);
+  threads[current].started_adds++;
 }
 
 void start_add_box(const TensorMap& map, unsigned src, const int (&at)[4]) {
@@ -284,6 +285,31 @@ void wait_adds(int pending) {
   for (size_t& n : t.add_groups) {
     n -= done;
   }
+}
+
+void finish_adds() {
+  wait_adds(0);
+  Thread& t = threads[current];
+  t.finished = t.started_adds;
+}
+
+void raise_number(unsigned* at, unsigned to) {
+  const Thread& t = threads[current];
+  if (t.finished != t.started_adds) {
+    fail("a block tells how far it is before all its adds are in global memory, up to", to);
+  }
+  if (to < *at) {
+    fail("a block is less far than it was, at", to);
+  }
+  *at = to;
+}
+
+// Blocks run one after the other, so that what is not there never comes.
+unsigned wait_number(const unsigned* at, unsigned to) {
+  if (*at < to) {
+    fail("a block waits for one that starts after it, or ends before, to come to", to);
+  }
+  return *at;
 }
 
 void engine_begin() {

@@ -20,6 +20,9 @@ inline void add_box(const TensorMap& map, unsigned src, int element, int row, in
 }
 inline void adds_commit() { commit_adds(); }
 template <int PENDING> void adds_wait() { wait_adds(PENDING); }
+inline void adds_finish() { finish_adds(); }
+inline void raise(unsigned* at, unsigned to) { raise_number(at, to); }
+inline unsigned wait_raised(const unsigned* at, unsigned to) { return wait_number(at, to); }
 inline void shared_for_engine() { fence_engine(); }
 
 inline void some_sync(int number, int threads) { named_wait(number, threads, true); }

@@ -74,6 +74,9 @@ void start_add_box(const TensorMap& map, unsigned src, const int (&at)[4]);
 void start_add_bytes(float* dst, unsigned src, unsigned bytes);
 void commit_adds();
 void wait_adds(int pending);
+void finish_adds();
+void raise_number(unsigned* at, unsigned to);
+unsigned wait_number(const unsigned* at, unsigned to);
 void fence_engine();
 
 // Multiplication is a product of a warpgroup. Its operands are matrices as hopper_panels.cuh says; left is A

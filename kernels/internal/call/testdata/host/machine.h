@@ -46,6 +46,7 @@ struct Thread {
   std::vector<size_t> groups;
   std::vector<Add> adds;
   std::vector<size_t> add_groups;
+  size_t started_adds, finished; // finished: of those, when all before were last in global memory
   long products; // that it ever started
   std::vector<long> product_groups;
   bool begun; // wg_begin came after all that it did with registers of products

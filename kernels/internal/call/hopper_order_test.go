@@ -1,0 +1,147 @@
+package call
+
+import (
+	"math/rand/v2"
+	"slices"
+	"testing"
+)
+
+// turnOf is turn of hopper_backward.cuh, whose formulas TestTurnsOnHost runs.
+type turnOf struct {
+	keys, head, before int
+	behind             bool
+}
+
+func (o order) turn(number, heads int) turnOf {
+	if o.fold == 0 {
+		keys := number % o.blocks
+		return turnOf{keys, number / o.blocks, keys - 1, !o.banded}
+	}
+	first := number / (2 * o.fold * heads) * 2 * o.fold
+	number -= first * heads
+	count := min(2*o.fold, o.blocks-first)
+	half := (count + 1) / 2
+	head := number / (count * o.beside) * o.beside
+	beside := min(o.beside, heads-head)
+	number -= head * count
+	at := number / beside
+	head += number % beside
+	switch {
+	case at == 0:
+		return turnOf{first + half - 1, head, first - 1, first > 0}
+	case at < half:
+		return turnOf{first + half - 1 - at, head, first + half - at, first > 0}
+	case at == half:
+		return turnOf{first + half, head, first, false}
+	}
+	return turnOf{first + at, head, first + at - 1, false}
+}
+
+// adder is a block of keys as the kernel has it add to dQ: walking down the rows that it sees, in all query heads, behind
+// another.
+type adder struct {
+	turnOf
+	rows [2]int // from the first on, to before the last
+	at   int    // additions that are done
+}
+
+// place is a row of a query head of a group, to which blocks of a KV head add.
+type place struct{ head, query, row int }
+
+// run has blocks add in turns that are random, at most so many blocks at once, and returns who has added to each place, in order;
+// nil where nobody can go on.
+func (o order) run(rng *rand.Rand, heads, queries, atOnce, rows int, sees func(keys int) [2]int) map[place][]int {
+	added, progress := map[place][]int{}, map[[2]int]int{}
+	var running []*adder
+	for next := 0; ; {
+		for ; next < o.blocks*heads && len(running) < atOnce; next++ {
+			t := o.turn(next, heads)
+			running = append(running, &adder{turnOf: t, rows: sees(t.keys)})
+		}
+		if len(running) == 0 {
+			return added
+		}
+		ready := slices.DeleteFunc(slices.Clone(running), func(a *adder) bool {
+			query, row, over := a.next(queries)
+			until := queries * rows
+			waits := a.behind
+			if !over {
+				until = (query+1)*rows - row
+				other := sees(max(a.before, 0))
+				waits = a.behind || row >= other[0] && row < other[1]
+			}
+			return a.before >= 0 && waits && progress[[2]int{a.head, a.before}] < until
+		})
+		if len(ready) == 0 {
+			return nil
+		}
+		a := ready[rng.IntN(len(ready))]
+		if rng.IntN(2) == 0 {
+			a = ready[len(ready)-1] // those that came last hurry
+		}
+		query, row, over := a.next(queries)
+		if over {
+			progress[[2]int{a.head, a.keys}] = queries * rows
+			running = slices.DeleteFunc(running, func(b *adder) bool { return a == b })
+			continue
+		}
+		p := place{a.head, query, row}
+		added[p] = append(added[p], a.keys)
+		progress[[2]int{a.head, a.keys}] = (query+1)*rows - row
+		a.at++
+	}
+}
+
+// next is where the block adds next; over says that it is done.
+func (a *adder) next(queries int) (query, row int, over bool) {
+	n := a.rows[1] - a.rows[0]
+	if a.at >= n*queries {
+		return 0, 0, true
+	}
+	return a.at / n, a.rows[1] - 1 - a.at%n, false
+}
+
+// TestTurns holds that blocks of keys add to every row in one order, however fast each is and however many run at once, and that none
+// waits for one that starts after it.
+func TestTurns(t *testing.T) {
+	const queries, each = 3, 2 // query heads of a group; rows for a block of keys
+	for _, c := range []struct {
+		name   string
+		o      order
+		heads  int
+		atOnce []int
+		window int // rows that the last key of a block sees; 0: all behind it
+	}{
+		{"fold", order{blocks: 8, banded: true, fold: 4, beside: 1}, 1, []int{1, 8}, 0},
+		{"fold, in parts", order{blocks: 9, banded: true, fold: 2, beside: 2}, 2, []int{1, 3, 5, 18}, 0},
+		{"fold, the last part short", order{blocks: 13, banded: true, fold: 3, beside: 2}, 3, []int{2, 6, 11}, 0},
+		{"one by one", order{blocks: 7, banded: true}, 2, []int{1, 4, 14}, 0},
+		{"a window", order{blocks: 9, banded: true}, 2, []int{1, 4, 18}, 3},
+		{"several tiles", order{blocks: 6}, 2, []int{1, 5, 12}, 3},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			rows := each * c.o.blocks
+			sees := func(keys int) [2]int {
+				end := rows
+				if c.window > 0 {
+					end = min(rows, each*(keys+1)+c.window)
+				}
+				return [2]int{each * keys, end}
+			}
+			want := c.o.run(rand.New(rand.NewPCG(0, 0)), c.heads, queries, 1, rows, sees)
+			for seed := range uint64(40) {
+				for _, n := range c.atOnce {
+					got := c.o.run(rand.New(rand.NewPCG(seed, uint64(n))), c.heads, queries, n, rows, sees)
+					if got == nil {
+						t.Fatalf("%d blocks at once, seed %d: all wait", n, seed)
+					}
+					for p, blocks := range want {
+						if !slices.Equal(got[p], blocks) {
+							t.Fatalf("%d blocks at once, seed %d, row %d of query head %d: %v add, one after the other %v", n, seed, p.row, p.query, got[p], blocks)
+						}
+					}
+				}
+			}
+		})
+	}
+}
