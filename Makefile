@@ -19,9 +19,9 @@ run: build
 	bin/cprun --nproc $(NPROC) $(ARGS) $(CONFIG)
 	@run=$$(scripts/run-dir $(CONFIG) $(ARGS)) && { test -z "$$run" || bin/cprun generate "$$run" --echo --prompt '$(PROMPT)'; }
 
-# What takes longest comes first, since what comes last runs beside nothing, and one package more runs than there are
-# cores, since some wait for processes and clocks, as tests within a package do.
-BESIDE  = -p $$(($$(nproc) + 1)) -parallel $$((2 * $$(nproc)))
+# What takes longest comes first, since what comes last runs beside nothing, and twice as many packages run as there are
+# cores, since many wait for processes and clocks, as tests within a package do.
+BESIDE  = -p $$((2 * $$(nproc))) -parallel $$((2 * $$(nproc)))
 LONGEST = ./internal/train ./cmd/cprun ./comm ./ring
 
 # Every test, with repetitions of the same work left to `make test-full`: -short tells what they are. go vet has looked at all
@@ -42,9 +42,9 @@ examples:
 
 # The race detector needs cgo and a C compiler. It runs the packages in which something is concurrent (scripts/race-packages), but
 # for tests that start nothing themselves or repeat the run of another (scripts/race-without). -short leaves out what it does in
-# `make test`, and some types of numbers. Hostile inputs go to a program that is not under the detector. It vets nothing, which
-# `make test` has done. `make race RACE=` leaves out no repetitions, and WITHOUT= no tests of these packages. Every process that
-# ends under the detector sleeps, for a second if not told otherwise, and the tests start hundreds of them, one after the other.
+# `make test`. It vets nothing, which `make test` has done. `make race RACE=` leaves out no repetitions, and WITHOUT= no tests of
+# these packages. Every process that ends under the detector sleeps, for a second if not told otherwise, and the tests start
+# hundreds of them, one after the other.
 RACE    ?= -short
 WITHOUT ?= -skip "^($$(sed -n 's|^[a-z][^ ]* ||p' scripts/race-without | tr ' \n' '||')_)$$"
 race:

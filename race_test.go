@@ -91,6 +91,9 @@ func TestRaceLeavesOutWhatIsNamed(t *testing.T) {
 		t.Fatal(err)
 	}
 	all, seen := functionsOf(t, "Test"), map[string]bool{}
+	for dir, fuzzers := range functionsOf(t, "Fuzz") {
+		all[dir] = append(all[dir], fuzzers...)
+	}
 	for line := range strings.Lines(string(text)) {
 		if strings.HasPrefix(line, "#") {
 			continue

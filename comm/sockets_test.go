@@ -89,7 +89,7 @@ func TestTCP(t *testing.T)   { world(tcpWorld).suite(t, 0) }
 
 // The same over sockets alone, and with ranks of which some share memory: of the two ends of a connection
 // it is neither, the dialer, the acceptor, or both that do not.
-func TestAlone(t *testing.T) { unixWorldOf(func(int) bool { return true }).suite(t, 0) }
+func TestSocketsAlone(t *testing.T) { unixWorldOf(func(int) bool { return true }).suite(t, 0) }
 func TestMixedAlone(t *testing.T) {
 	unixWorldOf(func(r int) bool { return r%2 == 1 }).suite(t, 0)
 }

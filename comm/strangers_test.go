@@ -48,11 +48,13 @@ func TestStrangers(t *testing.T) {
 	}
 	defer quiet.Close()
 	// Ranks that do not belong: another secret, another run, another size.
-	for _, m := range []comm.Mesh{
-		{Secret: commtest.Secret(), Rank: 1, Size: 2}, {Secret: key, RunID: "other", Rank: 1, Size: 2}, {Secret: key, Rank: 2, Size: 3},
+	for why, m := range map[string]comm.Mesh{
+		"secret":           {Secret: commtest.Secret(), Rank: 1, Size: 2},
+		"another run":      {Secret: key, RunID: "other", Rank: 1, Size: 2},
+		"world of 3 ranks": {Secret: key, Rank: 2, Size: 3},
 	} {
 		m.Addrs = []string{addrs[0], addrs[0], addrs[0]}[:m.Size]
-		_, err := comm.ConnectTCP(ctx, m, nil, comm.Options{Connect: 150 * time.Millisecond})
+		_, err := comm.ConnectTCP(log.until(t, why), m, nil, comm.Options{})
 		if !comm.IsRemote(err) || !errors.Is(err, comm.ErrDeadline) {
 			t.Errorf("mesh %+v connected with %v", m, err)
 		}

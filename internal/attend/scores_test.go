@@ -50,7 +50,7 @@ func algorithmsOf(t *testing.T, path string) []string {
 // Every result of every case, whatever ranks, layout, algorithm and backend. Each layout meets each algorithm with every other
 // number of ranks, even ones or odd ones, and among these the slow backend with every other; a single rank has all rows
 // in any layout.
-func TestScores(t *testing.T) {
+func TestScoresOfEveryLayout(t *testing.T) {
 	most, turns := 6, 2
 	if testing.Short() { // each layout and algorithm with one number of ranks
 		most, turns = 5, 4

@@ -139,8 +139,7 @@ func snapshot(t *testing.T, dir string) map[string]string {
 // kinds make the inputs, kind by kind, since some are large.
 var kinds = []func() []input{configs, keys, names, models, cases, tokens, runs, environments, strangers}
 
-// TestHostile tries the inputs; under -short a tenth of them, for `make race`, whose detector the program is built
-// without.
+// TestHostile tries the inputs; under -short a tenth of them.
 func TestHostile(t *testing.T) {
 	step := *share
 	if testing.Short() {

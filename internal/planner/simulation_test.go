@@ -127,7 +127,7 @@ func milliseconds(s float64) string {
 }
 
 // The page shows what the planner says today of clusters that nobody here has.
-func TestSimulation(t *testing.T) {
+func TestSimulationPage(t *testing.T) {
 	text, err := os.ReadFile(page)
 	if err != nil {
 		t.Fatal(err)
