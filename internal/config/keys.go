@@ -211,7 +211,7 @@ var runKeys = []key{
 	{path: "memory.loss_chunk", def: "auto", word: "auto", min: 1, max: maxLen, at: func(c *Config) any { return &c.Memory.LossChunk },
 		doc: "tokens whose logits are in memory at once; auto: a rank's tokens of one pass, at most 1024; on CUDA at most 8192, less if memory is short"},
 	{path: "memory.shard", def: "auto", choices: []string{"none", "optimizer", "gradients", "parameters", "auto"}, at: func(c *Config) any { return &c.Memory.Shard },
-		doc: "what is spread over the ranks; gradients: optimizer state and gradients; auto: gradients on several GPUs, else none; parameters is not in this build"},
+		doc: "what is spread over the ranks; gradients: optimizer state and gradients; auto: gradients on several GPUs, optimizer on several ranks of CPUs, else none; parameters is not in this build"},
 	{path: "memory.offload", def: "off", choices: []string{"off"}, at: func(c *Config) any { return &c.Memory.Offload }, doc: "offload to host memory is not in this build"},
 
 	{path: "checkpoint.every", def: "0", at: func(c *Config) any { return &c.Checkpoint.Every }, doc: "optimizer steps between two checkpoints; 0: as interval says"},

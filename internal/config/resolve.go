@@ -23,6 +23,9 @@ func (c *Config) resolve(ranks, hosts int, device string, f *faults) {
 	if c.Data.PackDocuments {
 		layout = "document"
 	}
+	if ranks > 1 {
+		shard = "optimizer" // ranks of a CPU share its cores, and its memory is not what is short
+	}
 	if device == "cuda" {
 		compute = "bf16"
 		if ranks > 1 {

@@ -130,7 +130,7 @@ func TestTraceTellsAStory(t *testing.T) {
 	if err := json.Unmarshal(text, &file); err != nil {
 		t.Fatal(err)
 	}
-	labels := regexp.MustCompile(`^step [12](/(forward|backward)/(embedding|head|layer [01](/(hop \d owner \d|gradients home))?)|/optimizer)?$`)
+	labels := regexp.MustCompile(`^step [12](/(forward|backward)/(embedding|head|layer [01](/(hop \d owner \d|gradients home))?)|/optimizer)?$|^weights$`)
 	peers := regexp.MustCompile(`^(\d+ bytes (to|from) rank [02](, )?)+$|^\d+ bytes over 3 ranks$`)
 	exchanges, waits := 0, 0
 	parts := map[string]bool{}

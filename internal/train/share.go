@@ -62,11 +62,15 @@ func (x *sharing) hooks() model.Hooks { return model.Hooks{Use: x.use, Begin: x.
 // use makes the compute stream wait for a bucket's weights.
 func (x *sharing) use(bucket int) error {
 	x.label.part("forward", bucket)
+	x.arrive(bucket)
+	return nil
+}
+
+func (x *sharing) arrive(bucket int) {
 	if p := x.gathers[bucket]; p != nil {
 		p.Wait()
 		x.gathers[bucket] = nil
 	}
-	return nil
 }
 
 // begin makes room for a bucket's gradients.
@@ -217,8 +221,10 @@ func (x *sharing) gather(bucket int) error {
 
 // settle makes the compute stream wait for all weights.
 func (x *sharing) settle() {
+	x.label.part("weights", -1)
+	defer x.label.part("", -1)
 	for b := range x.gathers {
-		_ = x.use(b) // it never fails
+		x.arrive(b)
 	}
 }
 
