@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Runs every fuzzer of the tree for a time or a number of inputs each: scripts/fuzz.sh 30s, scripts/fuzz.sh 2000x.
 # With --list it prints them, and a test of the tree compares the list with what the Go sources have.
-# For a time each has the machine alone; for a number of inputs, where building takes longest, two packages go
-# beside each other.
+# For a time each has the machine alone, and finds its way by what the code of this module covers. For a number of inputs, where
+# building for that takes longest, they are changed blindly, and two packages go beside each other.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 list() {
@@ -18,8 +18,10 @@ fuzz() {
   binary=$(mktemp) log=$(mktemp)
   # shellcheck disable=SC2064 # these files, not those of the next call
   trap "rm -f '$binary' '$log'" EXIT
+  local cover=()
   # What -fuzz sets, for the packages of this module alone: with it, go compiles the standard library anew, too.
-  go test -c -o "$binary" -gcflags="$(go list -m)/...=-d=libfuzzer" "$dir"
+  [[ $time == *x ]] || cover=(-gcflags="$(go list -m)/...=-d=libfuzzer")
+  go test -c -o "$binary" "${cover[@]}" "$dir"
   cache=$(go env GOCACHE)/fuzz/$(go list "$dir")
   for name in $(list | sed -n "s|^$dir ||p"); do
     if ! (cd "$dir" && "$binary" -test.run '^$' -test.fuzz "^$name\$" -test.fuzztime "$time" -test.fuzzminimizetime 1x \
