@@ -27,6 +27,7 @@ type Flash struct {
 	hopper        *cuda.Memory // what its kernels hand out work by; nil on other GPUs
 	progress      *cuda.Memory // of blocks that add in order; nil before the first
 	sharedP       bool         // on Hopper, take probabilities from shared memory, for a test
+	unmeasured    bool         // on Hopper, take kernels that no GPU has run, for tests; see source.HopperShape.BackwardMeasured
 }
 
 // NewFlash computes on stream. Deterministic repeats gradients bit for bit: on Hopper, blocks wait for
@@ -61,7 +62,7 @@ func (f *Flash) Preload(t tensor.DType, dim, dimV int) error {
 	// What the copy engine cannot bring is rare: its programs are loaded when they are first used.
 	if s, ok := source.HopperShapeFor(dim, dimV); ok && f.hopper != nil && t != tensor.F32 {
 		first = s.Forward(false).Name
-		if s.Queries > 0 {
+		if f.takesBackward(s) {
 			second = []string{s.Backward(false, f.deterministic).Name}
 		}
 	}

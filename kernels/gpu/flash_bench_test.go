@@ -18,27 +18,46 @@ import (
 // pair, head and dim, 2.5 times that backward.
 func BenchmarkFlash(b *testing.B) { benchmarkFlash(b, tensor.BF16, 4096, 8192, 16384) }
 
+// BenchmarkFlashWide is the same of wide head dims, backward by kernels for Hopper that calls do not go to yet, too.
+func BenchmarkFlashWide(b *testing.B) {
+	for _, dims := range [][2]int{{192, 128}, {256, 256}} {
+		for _, seq := range []int{8192, 16384} {
+			x := newFlashBench(b, tensor.BF16, seq, dims[0], dims[1])
+			for _, c := range []struct {
+				name   string
+				kernel *Flash
+			}{
+				{"backward", x.fast}, {"backward, unmeasured", x.newUnmeasuredFlash(false)},
+				{"backward, deterministic", x.ordered}, {"backward, deterministic, unmeasured", x.newUnmeasuredFlash(true)},
+			} {
+				b.Run(fmt.Sprintf("%s/dim=%d,%d/seq=%d", c.name, dims[0], dims[1], seq), func(b *testing.B) { x.time(b, 6, 4, x.backward(c.kernel)) })
+			}
+			b.Run(fmt.Sprintf("forward/dim=%d,%d/seq=%d", dims[0], dims[1], seq), func(b *testing.B) { x.time(b, 2, 2, x.forward(x.fast)) })
+		}
+	}
+}
+
 // BenchmarkFlashFloat32 is the same in float32.
 func BenchmarkFlashFloat32(b *testing.B) { benchmarkFlash(b, tensor.F32, 4096, 8192) }
 
 func benchmarkFlash(b *testing.B, dtype tensor.DType, seqs ...int) {
 	for _, dim := range []int{128, 64} {
 		for _, seq := range seqs {
-			x := newFlashBench(b, dtype, seq, dim)
-			b.Run(fmt.Sprintf("forward/dim=%d/seq=%d", dim, seq), func(b *testing.B) { x.time(b, 4, x.forward(x.fast)) })
-			b.Run(fmt.Sprintf("backward/dim=%d/seq=%d", dim, seq), func(b *testing.B) { x.time(b, 10, x.backward(x.fast)) })
-			b.Run(fmt.Sprintf("backward, deterministic/dim=%d/seq=%d", dim, seq), func(b *testing.B) { x.time(b, 10, x.backward(x.ordered)) })
-			b.Run(fmt.Sprintf("backward, small shapes/dim=%d/seq=%d", dim, seq), func(b *testing.B) { x.time(b, 10, x.backward(x.small)) })
+			x := newFlashBench(b, dtype, seq, dim, dim)
+			b.Run(fmt.Sprintf("forward/dim=%d/seq=%d", dim, seq), func(b *testing.B) { x.time(b, 2, 2, x.forward(x.fast)) })
+			b.Run(fmt.Sprintf("backward/dim=%d/seq=%d", dim, seq), func(b *testing.B) { x.time(b, 6, 4, x.backward(x.fast)) })
+			b.Run(fmt.Sprintf("backward, deterministic/dim=%d/seq=%d", dim, seq), func(b *testing.B) { x.time(b, 6, 4, x.backward(x.ordered)) })
+			b.Run(fmt.Sprintf("backward, small shapes/dim=%d/seq=%d", dim, seq), func(b *testing.B) { x.time(b, 6, 4, x.backward(x.small)) })
 		}
 	}
 }
 
 // BenchmarkDeviceReference is the same by the reference, on a short sequence.
 func BenchmarkDeviceReference(b *testing.B) {
-	x := newFlashBench(b, tensor.BF16, 2048, 128)
+	x := newFlashBench(b, tensor.BF16, 2048, 128, 128)
 	k := x.newDeviceReference()
-	b.Run("forward", func(b *testing.B) { x.time(b, 4, x.forward(k)) })
-	b.Run("backward", func(b *testing.B) { x.time(b, 10, x.backward(k)) })
+	b.Run("forward", func(b *testing.B) { x.time(b, 2, 2, x.forward(k)) })
+	b.Run("backward", func(b *testing.B) { x.time(b, 6, 4, x.backward(k)) })
 }
 
 type flashBench struct {
@@ -53,7 +72,7 @@ type flashBench struct {
 	p              attention.Softmax
 }
 
-func newFlashBench(b *testing.B, dtype tensor.DType, seq, dim int) *flashBench {
+func newFlashBench(b *testing.B, dtype tensor.DType, seq, dim, dimV int) *flashBench {
 	b.Helper()
 	x := &flashBench{cudaRig: newCUDARig(b), p: attention.Softmax{Scale: 1 / math.Sqrt(float64(dim))}}
 	x.fast, x.ordered, x.small = x.newFlash(false), x.newFlash(true), x.newSmallFlash(false)
@@ -63,7 +82,7 @@ func newFlashBench(b *testing.B, dtype tensor.DType, seq, dim int) *flashBench {
 		return tensor.Dense(mem, dtype, 0, [4]int{1, seq, heads, dim})
 	}
 	// Random numbers, as zeros would draw less power; the same rows again and again will do.
-	random := func(heads int) View {
+	random := func(heads, dim int) View {
 		const some = 256
 		v := of(dtype, heads, dim)
 		few, _ := x.normal(dtype, 1, some, heads, dim)
@@ -72,10 +91,10 @@ func newFlashBench(b *testing.B, dtype tensor.DType, seq, dim int) *flashBench {
 		}
 		return v
 	}
-	x.q, x.k, x.v, x.do, x.o = random(32), random(8), random(8), random(32), of(dtype, 32, dim)
-	x.acc = attention.Partial{O: of(tensor.F32, 32, dim), LSE: of(tensor.F32, 32, 1)}
+	x.q, x.k, x.v, x.do, x.o = random(32, dim), random(8, dim), random(8, dimV), random(32, dimV), of(dtype, 32, dimV)
+	x.acc = attention.Partial{O: of(tensor.F32, 32, dimV), LSE: of(tensor.F32, 32, 1)}
 	x.delta = of(tensor.F32, 32, 1)
-	x.grads = attention.Grads{DQ: of(tensor.F32, 32, dim), DK: of(tensor.F32, 8, dim), DV: of(tensor.F32, 8, dim)}
+	x.grads = attention.Grads{DQ: of(tensor.F32, 32, dim), DK: of(tensor.F32, 8, dim), DV: of(tensor.F32, 8, dimV)}
 	x.tiles = []partition.Tile{{Q: partition.Range{Hi: seq}, K: partition.Range{Hi: seq}, Band: partition.Band{Lo: -partition.Unbounded}}}
 	return x
 }
@@ -103,7 +122,8 @@ func (x *flashBench) backward(k attention.Kernel) func() error {
 	return func() error { return pass.Block(b) }
 }
 
-func (x *flashBench) time(b *testing.B, flops float64, call func() error) {
+// time times calls of so many FLOPs for each visible pair, head, and dim of q and k, and of v.
+func (x *flashBench) time(b *testing.B, ofQK, ofV float64, call func() error) {
 	sync := func() { check(b, x.stream.Sync(context.Background())) }
 	check(b, call())
 	sync()
@@ -113,6 +133,6 @@ func (x *flashBench) time(b *testing.B, flops float64, call func() error) {
 	}
 	sync()
 	b.StopTimer()
-	work := flops * float64(x.tiles[0].Pairs()) * float64(x.q.Cols())
+	work := float64(x.tiles[0].Pairs()) * (ofQK*float64(x.q.Cols()) + ofV*float64(x.do.Cols()))
 	b.ReportMetric(work*float64(b.N)/b.Elapsed().Seconds()/1e12, "TFLOP/s")
 }

@@ -43,7 +43,7 @@ var flashSuite = attentiontest.Options{DTypes: []tensor.DType{tensor.F32, tensor
 
 func TestFlash(t *testing.T) {
 	r := newCUDARig(t)
-	compileFlash(t, r.newFlash(false), r.newFlash(true))
+	compileFlash(t, flashDims, r.newFlash(false), r.newFlash(true))
 	testFlash(t, (*cudaRig).newFlash)
 }
 
@@ -78,7 +78,7 @@ func (r *cudaRig) newSmallFlash(deterministic bool) *Flash {
 // TestFlashShapes runs bands, tiles and folds with head dims of every program.
 func TestFlashShapes(t *testing.T) {
 	r := newCUDARig(t)
-	r.testFlashShapes(t, r.newFlash(false), r.newFlash(true), r.newOlderFlash(false), r.newOlderFlash(true))
+	r.testFlashShapes(t, flashDims, r.newFlash(false), r.newFlash(true), r.newOlderFlash(false), r.newOlderFlash(true))
 }
 
 // TestFlashSmallShapes is TestFlashShapes as GPUs with little shared memory compute, and the cases
@@ -86,7 +86,7 @@ func TestFlashShapes(t *testing.T) {
 func TestFlashSmallShapes(t *testing.T) {
 	r := newCUDARig(t)
 	fast, ordered := r.newSmallFlash(false), r.newSmallFlash(true)
-	r.testFlashShapes(t, fast, ordered)
+	r.testFlashShapes(t, flashDims, fast, ordered)
 	wide := flashSuite
 	wide.Leaves = func(c attentiontest.Case) bool { return max(c.Dim, c.DimV) <= 64 }
 	for _, f := range []*Flash{fast, ordered} {
@@ -121,11 +121,11 @@ var flashDims = [][2]int{{64, 64}, {96, 96}, {128, 128}, {192, 128}, {192, 192},
 
 // compileFlash compiles what a machine has not on disk yet, all at once: one after the other
 // takes minutes.
-func compileFlash(t *testing.T, kernels ...*Flash) {
+func compileFlash(t *testing.T, list [][2]int, kernels ...*Flash) {
 	t.Helper()
 	var g errgroup.Group
 	for _, f := range kernels {
-		for _, dims := range flashDims {
+		for _, dims := range list {
 			for _, dtype := range []tensor.DType{tensor.BF16, tensor.F32} {
 				g.Go(func() error { return f.Preload(dtype, dims[0], dims[1]) })
 			}
@@ -134,13 +134,13 @@ func compileFlash(t *testing.T, kernels ...*Flash) {
 	check(t, g.Wait())
 }
 
-func (r *cudaRig) testFlashShapes(t *testing.T, kernels ...*Flash) {
-	compileFlash(t, kernels...)
+func (r *cudaRig) testFlashShapes(t *testing.T, list [][2]int, kernels ...*Flash) {
+	compileFlash(t, list, kernels...)
 	var rigs []attentiontest.Rig
 	for _, f := range kernels {
 		rigs = append(rigs, r.attention(f))
 	}
-	for _, dims := range flashDims {
+	for _, dims := range list {
 		t.Run(fmt.Sprintf("%d and %d", dims[0], dims[1]), func(t *testing.T) {
 			for seed := range uint64(12) {
 				c := attentiontest.RandomCase(seed)
@@ -239,21 +239,31 @@ func farthest(got []float32, want View) float64 {
 func TestFlashIsDeterministic(t *testing.T) {
 	r := newCUDARig(t)
 	for _, dtype := range []tensor.DType{tensor.F32, tensor.BF16} {
-		t.Run(dtype.String()+", shapes of this GPU", func(t *testing.T) { r.within(t).testFlashRepeats(dtype, r.newFlash(true), r.newFlash(false)) })
-		t.Run(dtype.String()+", before Hopper", func(t *testing.T) { r.within(t).testFlashRepeats(dtype, r.newOlderFlash(true), r.newOlderFlash(false)) })
-		t.Run(dtype.String()+", small shapes", func(t *testing.T) { r.within(t).testFlashRepeats(dtype, r.newSmallFlash(true), r.newSmallFlash(false)) })
+		t.Run(dtype.String()+", shapes of this GPU", func(t *testing.T) {
+			r.within(t).testFlashRepeats(dtype, usualDims, r.newFlash(true), r.newFlash(false))
+		})
+		t.Run(dtype.String()+", before Hopper", func(t *testing.T) {
+			r.within(t).testFlashRepeats(dtype, usualDims, r.newOlderFlash(true), r.newOlderFlash(false))
+		})
+		t.Run(dtype.String()+", small shapes", func(t *testing.T) {
+			r.within(t).testFlashRepeats(dtype, usualDims, r.newSmallFlash(true), r.newSmallFlash(false))
+		})
 	}
 }
 
+// usualDims are the head dims of most models.
+var usualDims = [2]int{128, 128}
+
 // masked is causal attention of random inputs that sees a window of so many positions, or all for -1.
-func (r *cudaRig) masked(seq, window int) attentiontest.Fixture {
-	const heads, kvHeads, dim = 8, 2, 128
+func (r *cudaRig) masked(seq, window int, dims [2]int) attentiontest.Fixture {
+	const heads, kvHeads = 8, 2
+	dim, dimV := dims[0], dims[1]
 	draw := func(heads, dim int) View { return normal(r.rng, 1, seq, heads, dim) }
 	mask, err := partition.NewMask(true, window, seq, seq, nil)
 	check(r.t, err)
 	return attentiontest.Fixture{
-		Q: draw(heads, dim), K: draw(kvHeads, dim), V: draw(kvHeads, dim), DOut: draw(heads, dim), LSE: draw(heads, 1),
-		Mask: mask, Softmax: attention.Softmax{Scale: 1 / math.Sqrt(dim)},
+		Q: draw(heads, dim), K: draw(kvHeads, dim), V: draw(kvHeads, dimV), DOut: draw(heads, dimV), LSE: draw(heads, 1),
+		Mask: mask, Softmax: attention.Softmax{Scale: 1 / math.Sqrt(float64(dim))},
 	}
 }
 
@@ -279,15 +289,15 @@ func TestProbabilitiesFromSharedMemory(t *testing.T) {
 	memory.sharedP = true
 	for _, window := range []int{-1, 1000} {
 		for _, dtype := range []tensor.DType{tensor.BF16, tensor.F16} {
-			f := r.masked(4000, window)
+			f := r.masked(4000, window, usualDims)
 			sameBits(t, r.attend(memory, dtype, f), r.attend(registers, dtype, f))
 		}
 	}
 }
 
-func (r *cudaRig) testFlashRepeats(dtype tensor.DType, flash, fast *Flash) {
+func (r *cudaRig) testFlashRepeats(dtype tensor.DType, dims [2]int, flash, fast *Flash) {
 	t := r.t
-	f := r.masked(1500, -1)
+	f := r.masked(1500, -1, dims)
 	want := r.attend(flash, dtype, f)
 	for range 5 {
 		sameBits(t, r.attend(flash, dtype, f), want)

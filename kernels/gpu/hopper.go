@@ -98,10 +98,13 @@ func (f *Flash) launchForward(l *call.HopperForward) error {
 	return f.launch(l.Program, l.Kernel, cuda.Launch{Grid: grid, Block: cuda.Dim{X: l.Threads}, Shared: l.Shared}, cuda.StructAligned(&cuda.Args{}, p, source.MapAlign))
 }
 
+// takesBackward reports whether backward passes of a shape go to the kernels for Hopper.
+func (f *Flash) takesBackward(s source.HopperShape) bool { return s.BackwardMeasured() || f.unmeasured }
+
 // backwardOnHopper queues a block of a backward pass for the kernels for Hopper, and reports whether it did.
 func (f *Flash) backwardOnHopper(c *call.Flash) bool {
 	shape, ok := f.hopperShape(c)
-	if !ok || shape.Queries == 0 || f.deterministic && !c.HasOrder(shape) {
+	if !ok || !f.takesBackward(shape) || f.deterministic && !c.HasOrder(shape) {
 		return false
 	}
 	var l call.HopperBackward

@@ -9,8 +9,11 @@ type HopperShape struct {
 	// need more than a factor.
 	Groups, Step, CappedStep int
 	// The backward pass: blocks of KeyGroups times 64 keys take Queries queries at once, or CappedQueries,
-	// which Stages buffers hold. 0: there is none for these head dims.
+	// which Stages buffers hold.
 	KeyGroups, Queries, CappedQueries, Stages int
+	// Split has the warpgroups of the backward pass share 64 keys: each computes scores of its part of the queries, and has its part
+	// of the columns of dK and dV.
+	Split bool
 	// SharedP has products take probabilities from shared memory, not from registers: slower, for tests, as both are the same
 	// bits where the compiler has not mixed up registers.
 	SharedP bool
@@ -22,8 +25,8 @@ var HopperShapes = []HopperShape{
 	{QK: 64, V: 64, Groups: 3, Step: 128, CappedStep: 96, KeyGroups: 2, Queries: 96, CappedQueries: 64, Stages: 2},
 	{QK: 96, V: 96, Groups: 2, Step: 128, CappedStep: 128, KeyGroups: 2, Queries: 64, CappedQueries: 48, Stages: 2},
 	{QK: 128, V: 128, Groups: 2, Step: 176, CappedStep: 128, KeyGroups: 2, Queries: 64, CappedQueries: 48, Stages: 2},
-	{QK: 192, V: 128, Groups: 2, Step: 128, CappedStep: 128},
-	{QK: 256, V: 256, Groups: 2, Step: 80, CappedStep: 80},
+	{QK: 192, V: 128, Groups: 2, Step: 128, CappedStep: 128, KeyGroups: 2, Queries: 32, CappedQueries: 32, Stages: 4},
+	{QK: 256, V: 256, Groups: 2, Step: 80, CappedStep: 80, KeyGroups: 2, Queries: 64, CappedQueries: 64, Stages: 2, Split: true},
 }
 
 // hopperArchs are the architectures that have wgmma.
@@ -38,6 +41,15 @@ func HopperShapeFor(qk, v int) (s HopperShape, ok bool) {
 	}
 	return HopperShape{}, false
 }
+
+// measuredBackward is the widest head dim of q and k whose backward pass has run on a GPU. Those of 192 and 256 have run on a host
+// only, so calls go to the kernel for sm_80. It is 256 once TestFlashUnmeasured passes on an H200 and BenchmarkFlashWide says that
+// "backward, unmeasured" has more TFLOP/s than "backward" at 16K tokens for both head dims, deterministic and not; then it is needed
+// no more.
+const measuredBackward = 128
+
+// BackwardMeasured returns whether the backward pass has run on a GPU, and is faster there than that for sm_80.
+func (s HopperShape) BackwardMeasured() bool { return s.QK <= measuredBackward }
 
 // Rows returns how many queries a block of the forward pass takes.
 func (s HopperShape) Rows() int { return 64 * s.Groups }
@@ -99,7 +111,12 @@ func (s HopperShape) queries(capped bool) int {
 }
 
 // OwnKeys returns how many keys a block of the backward pass owns.
-func (s HopperShape) OwnKeys() int { return 64 * s.KeyGroups }
+func (s HopperShape) OwnKeys() int {
+	if s.Split {
+		return 64
+	}
+	return 64 * s.KeyGroups
+}
 
 // fetching are kernels whose consumers leave 24 registers to the other threads, which lack some.
 func fetching(local int) (list []Entry) {
@@ -114,8 +131,9 @@ func (s HopperShape) Backward(capped, ordered bool) Program {
 	queries := s.queries(capped)
 	name, constants := s.options(capped)
 	turn, order := option(ordered, "ordered", "ORDERED")
+	_, split := option(s.Split, "", "SPLIT")
 	var entries []Entry
-	if s.QK > 96 && !capped {
+	if s.QK == 128 && !capped {
 		entries = fetching(8)
 		if ordered {
 			entries = fetching(16)
@@ -125,7 +143,7 @@ func (s HopperShape) Backward(capped, ordered bool) Program {
 		Entries: entries,
 		Name:    fmt.Sprintf("hopper_backward%s%s_%d_%d_%dx%dx%d", turn, name, s.QK, s.V, queries, s.OwnKeys(), s.Stages), File: "hopper_backward.cu", Archs: hopperArchs,
 		Defines: defines(append(constants,
-			define{"HEAD_QK", s.QK}, define{"HEAD_V", s.V}, define{"GROUPS", s.KeyGroups}, define{"BM", queries}, define{"STAGES", s.Stages}, order,
+			define{"HEAD_QK", s.QK}, define{"HEAD_V", s.V}, define{"GROUPS", s.KeyGroups}, define{"BM", queries}, define{"STAGES", s.Stages}, order, split,
 		)...),
 	}
 }
@@ -141,17 +159,20 @@ func (s HopperShape) BackwardBoxes(capped bool) (queries, dqRows, dqPanels int) 
 }
 
 // BackwardShared returns the shared memory of a block of the backward pass, in bytes: K, V, two buffers of
-// dS, dQ, the stages of Q, dO, LSE and delta, and what the warpgroups tell each other.
+// dS, dQ, the stages of Q, dO, LSE and delta, and what the warpgroups tell each other. Split, one buffer of dO, of P and of dS, and a
+// panel of dQ for each warpgroup.
 func (s HopperShape) BackwardShared(capped bool) int {
 	queries, dqRows, dqPanels := s.BackwardBoxes(capped)
 	const step, turn, barrier = 32, 32, 8
 	keys := panels(s.OwnKeys(), s.QK) + panels(s.OwnKeys(), s.V) + 4*s.OwnKeys()
-	stage := panels(queries, s.QK) + panels(queries, s.V) + step + 2*4*queries + 2*barrier
-	scores := 2 // of dS
+	stage, douts, scores := panels(queries, s.QK)+step+2*4*queries+2*barrier, s.Stages*panels(queries, s.V), 2
+	if s.Split {
+		douts, scores, dqPanels = panels(queries, s.V)+2*barrier, 2, 1
+	}
 	if s.SharedP {
 		scores++
 	}
-	return keys + scores*panels(queries, s.OwnKeys()) + s.KeyGroups*4*dqRows*64*dqPanels + s.Stages*stage + turn + barrier
+	return keys + scores*panels(queries, s.OwnKeys()) + s.KeyGroups*4*dqRows*64*dqPanels + s.Stages*stage + douts + turn + barrier
 }
 
 // panels is the shared memory of a matrix of 16-bit elements, in panels of 64 columns.
@@ -175,9 +196,7 @@ var hopper = hopperPrograms()
 func hopperPrograms() (list []Program) {
 	for _, s := range HopperShapes {
 		list = append(list, s.Forward(false), s.Forward(true))
-		if s.Queries > 0 {
-			list = append(list, s.Backward(false, false), s.Backward(true, false), s.Backward(false, true), s.Backward(true, true))
-		}
+		list = append(list, s.Backward(false, false), s.Backward(true, false), s.Backward(false, true), s.Backward(true, true))
 	}
 	return append(list, HopperSharedP.Forward(false), HopperSharedP.Backward(false, true))
 }

@@ -14,7 +14,11 @@
 // Blocks of the grid that run beside each other have the same KV head, and so the same queries: those, and
 // dQ, stay in the L2.
 //
-// Compiled with HEAD_QK and HEAD_V, the head dims rounded up, BM, STAGES, GROUPS, ORDERED, and CAP, 1 for scores that a
+// Where dK and dV of 64 keys are too wide for the registers of a warpgroup, SPLIT, all warpgroups have the same 64 keys. Each computes
+// scores of its part of the queries, and has its part of the columns of dK and dV, for which all take P and dS of each other from
+// shared memory. As a stage is large then, there is one buffer of dO, which is loaded again once dV has it, and dQ' leaves by panels.
+//
+// Compiled with HEAD_QK and HEAD_V, the head dims rounded up, BM, STAGES, GROUPS, SPLIT, ORDERED, and CAP, 1 for scores that a
 // factor above 0 alone does not make of products, CAPPED or SCALED; these take more registers, and a smaller BM. SHARED_P
 // is as in hopper_forward.cu, of P and dS.
 #include "hopper_backward.cuh"
@@ -40,15 +44,15 @@ __device__ __forceinline__ void cover(const HopperBackward& b, unsigned base) {
   some_sync(ALL_CONSUMERS, CONSUMERS);
 }
 
-// blank clears the rows of a stage from one on.
-__device__ __forceinline__ void blank(unsigned stage, int from) {
+// blank clears the rows of Q and dO from one on.
+__device__ __forceinline__ void blank(unsigned queries, unsigned douts, int from) {
   for (int i = from + threadIdx.x % 32; i < BM; i += 32) {
     for (int col = threadIdx.x / 32 * 8 - 32; col < max(HEAD_QK, HEAD_V); col += CONSUMERS / 32 * 8) {
       if (col < HEAD_QK) {
-        store_shared(stage + Queries::offset(i, col), 0, 0, 0, 0);
+        store_shared(queries + Queries::offset(i, col), 0, 0, 0, 0);
       }
       if (col < HEAD_V) {
-        store_shared(stage + Shared::DO + Douts::offset(i, col), 0, 0, 0, 0);
+        store_shared(douts + Douts::offset(i, col), 0, 0, 0, 0);
       }
     }
   }
@@ -61,17 +65,17 @@ __device__ __forceinline__ void blank(unsigned stage, int from) {
 __device__ __forceinline__ int first_row() { return threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4; }
 __device__ __forceinline__ int first_col() { return threadIdx.x % 4 * 2; }
 
-// hide gives scores of keys, from key on, that do not see a query -inf.
-__device__ __forceinline__ void hide(float (&s)[BM / 2], unsigned stats, int key) {
+// hide gives scores of keys, from key on, that do not see a query -inf; from is the first query's place in the block.
+__device__ __forceinline__ void hide(float (&s)[SCORES / 2], unsigned stats, int key, int from) {
   Step now;
   now.load(stats);
 #pragma unroll
   for (int r = 0; r < 2; r++) {
-    const int j = key + first_row() + 8 * r, i = now.row + first_col();
+    const int j = key + first_row() + 8 * r, i = now.row + from + first_col();
     const bool any = now.own_lo <= j && j < now.own_hi;
     const int lo = j + now.lo - i, hi = any ? min(now.end, j + now.hi + 1) - i : -1; // of the columns that are seen
 #pragma unroll
-    for (int n = 0; n < BM / 8; n++) {
+    for (int n = 0; n < SCORES / 8; n++) {
 #pragma unroll
       for (int c = 0; c < 2; c++) {
         float& x = s[4 * n + 2 * r + c];
@@ -82,18 +86,18 @@ __device__ __forceinline__ void hide(float (&s)[BM / 2], unsigned stats, int key
 }
 
 // for_queries sets each query's column to its number in shared memory.
-__device__ __forceinline__ void for_queries(float (&x)[BM / 2], unsigned at) {
+__device__ __forceinline__ void for_queries(float (&x)[SCORES / 2], unsigned at) {
 #pragma unroll
-  for (int n = 0; n < BM / 8; n++) {
+  for (int n = 0; n < SCORES / 8; n++) {
     load_shared_pair(at + 4 * (8 * n + first_col()), x[4 * n], x[4 * n + 1]);
     x[4 * n + 2] = x[4 * n], x[4 * n + 3] = x[4 * n + 1];
   }
 }
 
 // exponentiate turns products S into probabilities.
-__device__ __forceinline__ void exponentiate(float (&s)[BM / 2], const float (&lse)[BM / 8][2], float unit) {
+__device__ __forceinline__ void exponentiate(float (&s)[SCORES / 2], const float (&lse)[SCORES / 8][2], float unit) {
 #pragma unroll
-  for (int n = 0; n < BM / 8; n++) {
+  for (int n = 0; n < SCORES / 8; n++) {
 #pragma unroll
     for (int c = 0; c < 4; c++) {
       float& x = s[4 * n + c];
@@ -103,36 +107,36 @@ __device__ __forceinline__ void exponentiate(float (&s)[BM / 2], const float (&l
 }
 
 // differentiate turns dP - delta into dS, except for its factor scale, given probabilities.
-__device__ __forceinline__ void differentiate(const float (&s)[BM / 2], float (&dp)[BM / 2]) {
+__device__ __forceinline__ void differentiate(const float (&s)[SCORES / 2], float (&dp)[SCORES / 2]) {
 #pragma unroll
-  for (int i = 0; i < BM / 2; i++) {
+  for (int i = 0; i < SCORES / 2; i++) {
     dp[i] *= s[i];
   }
 }
 
 // transform makes scores of products where a factor alone does not do it.
-__device__ __forceinline__ void transform(float (&s)[BM / 2], const FlashParams& p) {
+__device__ __forceinline__ void transform(float (&s)[SCORES / 2], const FlashParams& p) {
   if (p.flags & CAPPED) {
     const float unit = 2 * LOG2E * p.inner;
 #pragma unroll
-    for (int i = 0; i < BM / 2; i++) {
+    for (int i = 0; i < SCORES / 2; i++) {
       s[i] = p.outer - p.outer * __fdividef(2, 1 + exp2_fast(unit * s[i])); // tanh.approx has only 11 bits
     }
     return;
   }
 #pragma unroll
-  for (int i = 0; i < BM / 2; i++) {
+  for (int i = 0; i < SCORES / 2; i++) {
     s[i] *= p.inner;
   }
 }
 
 // differentiate_capped is exponentiate and differentiate for scores that transform made.
-__device__ __forceinline__ void differentiate_capped(float (&s)[BM / 2], float (&dp)[BM / 2], unsigned stats, const FlashParams& p) {
+__device__ __forceinline__ void differentiate_capped(float (&s)[SCORES / 2], float (&dp)[SCORES / 2], unsigned lse_at, const FlashParams& p) {
   const float inverse = p.flags & CAPPED ? p.inverse : 0;
 #pragma unroll
-  for (int n = 0; n < BM / 8; n++) {
+  for (int n = 0; n < SCORES / 8; n++) {
     float lse[2];
-    load_shared_pair(stats + Shared::LSE + 4 * (8 * n + first_col()), lse[0], lse[1]);
+    load_shared_pair(lse_at + 4 * (8 * n + first_col()), lse[0], lse[1]);
 #pragma unroll
     for (int c = 0; c < 4; c++) {
       float &x = s[4 * n + c], &y = dp[4 * n + c];
@@ -144,18 +148,18 @@ __device__ __forceinline__ void differentiate_capped(float (&s)[BM / 2], float (
 }
 
 // packed is a product in registers as the operand of another.
-template <class T> __device__ __forceinline__ void packed(unsigned (&a)[BM / 16][4], const float (&c)[BM / 2]) {
+template <class T> __device__ __forceinline__ void packed(unsigned (&a)[SCORES / 16][4], const float (&c)[SCORES / 2]) {
 #pragma unroll
-  for (int i = 0; i < BM / 4; i++) {
+  for (int i = 0; i < SCORES / 4; i++) {
     a[i / 4][i % 4] = pack<T>(c[2 * i], c[2 * i + 1]);
   }
 }
 
-// keep_scores stores dS', of the keys from key on, as dS.
-__device__ __forceinline__ void keep_scores(unsigned to, const unsigned (&a)[BM / 16][4], int key) {
-  const int lane = threadIdx.x % 32, row = lane % 8 + lane / 16 * 8, col = key + threadIdx.x / 32 % 4 * 16 + lane / 8 % 2 * 8;
+// keep_scores stores P' or dS', of the keys and queries from some on, as P or dS.
+__device__ __forceinline__ void keep_scores(unsigned to, const unsigned (&a)[SCORES / 16][4], int key, int from) {
+  const int lane = threadIdx.x % 32, row = from + lane % 8 + lane / 16 * 8, col = key + threadIdx.x / 32 % 4 * 16 + lane / 8 % 2 * 8;
 #pragma unroll
-  for (int i = 0; i < BM / 16; i++) {
+  for (int i = 0; i < SCORES / 16; i++) {
     stmatrix_trans(to + Scores::offset(row + 16 * i, col), a[i][0], a[i][1], a[i][2], a[i][3]);
   }
 }
@@ -177,40 +181,54 @@ __device__ __forceinline__ void keep_queries(unsigned to, const float (&c)[DQ_RO
   }
 }
 
+// arrive_by_warps arrives once for each warp.
+__device__ __forceinline__ void arrive_by_warps(unsigned barrier) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) {
+    barrier_arrive(barrier);
+  }
+}
+
 // Consumer is what a thread of a consumer warpgroup knows and has.
 struct Consumer {
   const FlashParams& p;
   unsigned base;
   int group; // which one it is in
-  float dk[HEAD_QK / 2], dv[HEAD_V / 2];
+  float dk[DK_COLS / 2], dv[DV_COLS / 2];
+
+  // Its first key, the first of its columns of dK or dV, of so many, and the first query of its scores.
+  __device__ __forceinline__ int key() const { return SPLIT ? 0 : 64 * group; }
+  __device__ __forceinline__ int column(int columns) const { return SPLIT ? columns * group : 0; }
+  __device__ __forceinline__ int query() const { return SPLIT ? SCORES * group : 0; }
 
   // Products are started, and are there after wg_wait.
-  template <class T> __device__ __forceinline__ void start_scores(float (&s)[BM / 2], unsigned stage) const {
+  template <class T> __device__ __forceinline__ void start_scores(float (&s)[SCORES / 2], unsigned stage) const {
 #pragma unroll
     for (int k = 0; k < HEAD_QK; k += 16) {
-      wg_multiply<T, false, false>(s, Keys::along(base + Shared::K, 64 * group, k), Queries::along(stage, 0, k), FROM_LSE || k > 0);
+      wg_multiply<T, false, false>(s, Keys::along(base + Shared::K, key(), k), Queries::along(stage, query(), k), FROM_LSE || k > 0);
     }
     wg_commit();
   }
-  template <class T> __device__ __forceinline__ void start_dp(float (&dp)[BM / 2], unsigned stage) const {
+  template <class T> __device__ __forceinline__ void start_dp(float (&dp)[SCORES / 2], unsigned stage) const {
 #pragma unroll
     for (int k = 0; k < HEAD_V; k += 16) {
-      wg_multiply<T, false, false>(dp, Values::along(base + Shared::V, 64 * group, k), Douts::along(stage + Shared::DO, 0, k), true);
+      wg_multiply<T, false, false>(dp, Values::along(base + Shared::V, key(), k), Douts::along(douts(base, stage), query(), k), true);
     }
     wg_commit();
   }
-  template <class T> __device__ __forceinline__ void start_dv(const unsigned (&ps)[BM / 16][4], unsigned stage) {
-    start_keys<T, Douts>(dv, ps, base + Shared::P, stage + Shared::DO);
+  template <class T> __device__ __forceinline__ void start_dv(const unsigned (&ps)[SCORES / 16][4], unsigned stage) {
+    start_keys<T, Douts>(dv, ps, base + Shared::P, douts(base, stage));
   }
-  template <class T> __device__ __forceinline__ void start_dk(const unsigned (&ds)[BM / 16][4], unsigned scores, unsigned stage) {
+  template <class T> __device__ __forceinline__ void start_dk(const unsigned (&ds)[SCORES / 16][4], unsigned scores, unsigned stage) {
     start_keys<T, Queries>(dk, ds, scores, stage);
   }
-  // start_keys starts c += A B, of A from registers or, SHARED_P, from shared memory, where it lies turned round.
-  template <class T, class P, int N> __device__ __forceinline__ void start_keys(float (&c)[N], const unsigned (&a)[BM / 16][4], unsigned scores, unsigned b) {
+  // start_keys starts c += A B over all queries, of A from registers or, SHARED_P and SPLIT, from shared memory, where it lies turned
+  // round.
+  template <class T, class P, int N> __device__ __forceinline__ void start_keys(float (&c)[N], const unsigned (&a)[SCORES / 16][4], unsigned scores, unsigned b) {
 #pragma unroll
     for (int i = 0; i < BM / 16; i++) {
-      if (SHARED_P) {
-        wg_multiply<T, true, true>(c, Scores::across(scores, 16 * i, 64 * group), P::across(b, 16 * i), true);
+      if (SPLIT || SHARED_P) {
+        wg_multiply<T, true, true>(c, Scores::across(scores, 16 * i, key()), P::across(b, 16 * i, column(2 * N)), true);
       } else {
         wg_multiply<T, true>(c, a[i], P::across(b, 16 * i), true);
       }
@@ -229,25 +247,35 @@ struct Consumer {
     wg_commit();
   }
 
+  // meet waits for all warpgroups.
+  __device__ __forceinline__ void meet() const { some_sync(ALL_CONSUMERS, CONSUMERS); }
+
   // share_p has products take P from shared memory, where they do.
-  __device__ __forceinline__ void share_p(const unsigned (&ps)[BM / 16][4]) const {
-    if (SHARED_P) {
-      keep_scores(base + Shared::P, ps, 64 * group);
-      shared_for_engine();
+  __device__ __forceinline__ void share_p(const unsigned (&ps)[SCORES / 16][4]) const {
+    if (!SPLIT && !SHARED_P) {
+      return;
+    }
+    keep_scores(base + Shared::P, ps, key(), query());
+    shared_for_engine();
+    if (SPLIT) {
+      meet();
+    } else {
       some_sync(P_FULL + group, 128);
     }
   }
 
-  // step adds a block of queries. No branch is between its products, as the compiler would wait there.
-  template <class T, bool MASK> __device__ __forceinline__ void step(unsigned stage, unsigned stats, unsigned scores) {
-    float s[BM / 2], dp[BM / 2];
-    unsigned ps[BM / 16][4], ds[BM / 16][4];
+  // step adds a block of queries; scores is the buffer of dS. No branch is between its products but that of a wait, as the compiler
+  // would wait there.
+  template <class T, bool MASK> __device__ __forceinline__ void step(unsigned stage, unsigned stats, unsigned scores, unsigned parity) {
+    const unsigned lse_at = stats + Shared::LSE + 4 * query(), delta_at = stats + Shared::DELTA + 4 * query();
+    float s[SCORES / 2], dp[SCORES / 2];
+    unsigned ps[SCORES / 16][4], ds[SCORES / 16][4];
     if (FROM_LSE) {
-      for_queries(s, stats + Shared::LSE);
+      for_queries(s, lse_at);
       hold(s);
     }
     if (!CAP) {
-      for_queries(dp, stats + Shared::DELTA); // dP begins from -delta
+      for_queries(dp, delta_at); // dP begins from -delta
       hold(dp);
     }
     wg_begin();
@@ -256,29 +284,31 @@ struct Consumer {
       wg_wait<0>();
       hold(s);
       transform(s, p);
-      hide(s, stats, own_keys(base) + 64 * group);
-      for_queries(dp, stats + Shared::DELTA); // -delta
+      hide(s, stats, own_keys(base) + key(), query());
+      for_queries(dp, delta_at); // -delta
       hold(dp);
+      wait_douts(parity);
       wg_begin();
       start_dp<T>(dp, stage); // no sooner, for want of registers
       wg_wait<0>();
       hold(dp);
-      differentiate_capped(s, dp, stats, p);
+      differentiate_capped(s, dp, lse_at, p);
       packed<T>(ps, s);
       share_p(ps);
       wg_begin();
       start_dv<T>(ps, stage);
     } else {
+      wait_douts(parity);
       start_dp<T>(dp, stage);
-      float lse[BM / 8][2]; // here, as shared memory is slow to answer while products read from it
+      float lse[SCORES / 8][2]; // here, as shared memory is slow to answer while products read from it
 #pragma unroll
-      for (int n = 0; n < BM / 8 && !FROM_LSE; n++) {
-        load_shared_pair(stats + Shared::LSE + 4 * (8 * n + first_col()), lse[n][0], lse[n][1]);
+      for (int n = 0; n < SCORES / 8 && !FROM_LSE; n++) {
+        load_shared_pair(lse_at + 4 * (8 * n + first_col()), lse[n][0], lse[n][1]);
       }
       wg_wait<1>();
       hold(s);
       if (MASK) {
-        hide(s, stats, own_keys(base) + 64 * group);
+        hide(s, stats, own_keys(base) + key(), query());
       }
       exponentiate(s, lse, p.unit);
       packed<T>(ps, s);
@@ -290,28 +320,43 @@ struct Consumer {
       differentiate(s, dp);
     }
     packed<T>(ds, dp);
-    keep_scores(scores, ds, 64 * group);
+    keep_scores(scores, ds, key(), query());
     shared_for_engine();
-    some_sync(ALL_CONSUMERS, CONSUMERS); // dS of all warpgroups is there
-    finish<T>(ps, ds, stage, stats, scores);
+    meet(); // dS of all warpgroups is there
+    finish<T>(ps, ds, stage, scores);
+  }
+
+  // wait_douts waits for dO where it does not come with Q. The products after it begin anew, as the compiler wants after a branch.
+  __device__ __forceinline__ void wait_douts(unsigned parity) const {
+    if (ONE_DO) {
+      barrier_wait(base + Shared::DO_FULL, parity);
+      wg_begin();
+    }
   }
 
   // finish is the rest of a step, once dS is there.
-  template <class T> __device__ __forceinline__ void finish(unsigned (&ps)[BM / 16][4], unsigned (&ds)[BM / 16][4], unsigned stage, unsigned stats, unsigned scores) {
+  template <class T> __device__ __forceinline__ void finish(unsigned (&ps)[SCORES / 16][4], unsigned (&ds)[SCORES / 16][4], unsigned stage, unsigned scores) {
     wg_begin();
     float dq[DQ_PARTS][DQ_ROWS / 2];
     start_dq<T>(dq, scores);
     start_dk<T>(ds, scores, stage);
+    if (ONE_DO) {
+      wg_wait<2>();
+      arrive_by_warps(base + Shared::DO_EMPTY);
+    }
     wg_wait<1>();
     hold(dq);
     hold(ps); // a product reads its operands until its end
-    some_sync(DQ_EMPTY + group, DQ_THREADS);
 #pragma unroll
-    for (int i = 0; i < DQ_PARTS; i++) {
-      keep_queries(base + Shared::DQ + group * DQ_BYTES + i * 2 * DQ_BOX, dq[i], p.scale);
+    for (int part = 0; part < DQ_PARTS; part += DQ_AT_ONCE) {
+      some_sync(DQ_EMPTY + group, DQ_THREADS);
+#pragma unroll
+      for (int i = 0; i < DQ_AT_ONCE; i++) {
+        keep_queries(base + Shared::DQ + group * DQ_BYTES + i * 2 * DQ_BOX, dq[part + i], p.scale);
+      }
+      shared_for_engine();
+      some_arrive(DQ_FULL + group, DQ_THREADS);
     }
-    shared_for_engine();
-    some_arrive(DQ_FULL + group, DQ_THREADS);
     wg_wait<0>();
     hold(dv);
     hold(dk);
@@ -319,13 +364,13 @@ struct Consumer {
   }
 };
 
-// add_keys adds factor times a sum to dK or dV, whose rows this block owns.
-template <int COLS> __device__ __forceinline__ void add_keys(const Strided& d, const float (&x)[COLS / 2], float factor, int dim, int group, unsigned base, bool aligned) {
+// add_keys adds factor times a sum to columns, from one on, of dK or dV, whose rows this block owns, from key on.
+template <int COLS> __device__ __forceinline__ void add_keys(const Strided& d, const float (&x)[COLS / 2], float factor, int dim, int key, int from, unsigned base, bool aligned) {
   float* to = head_of<float>(d, blockIdx.z, own_kv_head(base));
   const int own = own_keys(base);
 #pragma unroll
   for (int r = 0; r < 2; r++) {
-    const int j = 64 * group + first_row() + 8 * r;
+    const int j = key + first_row() + 8 * r;
     if (load_shared(base + Shared::COVERED + 4 * j) == 0) {
       continue;
     }
@@ -333,7 +378,7 @@ template <int COLS> __device__ __forceinline__ void add_keys(const Strided& d, c
 #pragma unroll
     for (int n = 0; n < COLS / 8; n++) {
       const float a = factor * x[4 * n + 2 * r], b = factor * x[4 * n + 2 * r + 1];
-      const int col = 8 * n + first_col();
+      const int col = from + 8 * n + first_col();
       float* y = row + col;
       if (aligned && col < dim) {
         float2 old = *(const float2*)y;
@@ -354,11 +399,11 @@ template <int COLS> __device__ __forceinline__ void add_keys(const Strided& d, c
 template <class T> __device__ __forceinline__ void consume(const FlashParams& p, unsigned base, int group) {
   Consumer c{p, base, group};
 #pragma unroll
-  for (int i = 0; i < HEAD_QK / 2; i++) {
+  for (int i = 0; i < DK_COLS / 2; i++) {
     c.dk[i] = 0;
   }
 #pragma unroll
-  for (int i = 0; i < HEAD_V / 2; i++) {
+  for (int i = 0; i < DV_COLS / 2; i++) {
     c.dv[i] = 0;
   }
   unsigned scores = base + Shared::DS;
@@ -371,25 +416,25 @@ template <class T> __device__ __forceinline__ void consume(const FlashParams& p,
       break;
     }
     if (kind & DIRTY) {
-      blank(data, end - row);
+      c.wait_douts(stage);
+      blank(data, douts(base, data), end - row);
     }
     if (CAP || kind & MASKED) {
-      c.template step<T, true>(data, stats, scores);
+      c.template step<T, true>(data, stats, scores, stage);
     } else {
-      c.template step<T, false>(data, stats, scores);
+      c.template step<T, false>(data, stats, scores, stage);
     }
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) {
-      barrier_arrive(base + Shared::EMPTY + 8 * stage);
+    arrive_by_warps(base + Shared::EMPTY + 8 * stage);
+    if (DS_BUFFERS > 1) {
+      scores = 2 * (base + Shared::DS) + Scores::BYTES - scores; // all have read the one before when they meet over this one
     }
-    scores = 2 * (base + Shared::DS) + Scores::BYTES - scores; // all have read the one before when they meet over this one
     if (++stage == STAGES) {
       stage = 0, parity ^= 1;
     }
   }
   const bool aligned = p.flags & ALIGNED_O;
-  add_keys<HEAD_QK>(p.dk, c.dk, p.scale, p.dim, group, base, aligned);
-  add_keys<HEAD_V>(p.dv, c.dv, 1, p.dim_v, group, base, aligned);
+  add_keys<DK_COLS>(p.dk, c.dk, p.scale, p.dim, c.key(), c.column(DK_COLS), base, aligned);
+  add_keys<DV_COLS>(p.dv, c.dv, 1, p.dim_v, c.key(), c.column(DV_COLS), base, aligned);
 }
 
 template <class T> __device__ __forceinline__ void backward(const HopperBackward& b) {
@@ -400,6 +445,10 @@ template <class T> __device__ __forceinline__ void backward(const HopperBackward
     for (int i = 0; i < STAGES; i++) {
       barrier_init(base + Shared::FULL + 8 * i, 2); // of who loads, and of who brings LSE and delta
       barrier_init(base + Shared::EMPTY + 8 * i, CONSUMERS / 32 + GROUPS); // of consumers, and of who adds their dQ
+    }
+    if (ONE_DO) {
+      barrier_init(base + Shared::DO_FULL, 1);
+      barrier_init(base + Shared::DO_EMPTY, CONSUMERS / 32);
     }
     barriers_ready();
     if (ORDERED) {

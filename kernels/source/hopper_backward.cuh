@@ -4,10 +4,13 @@
 #include "flash.cuh"
 #include "hopper.cuh"
 
-constexpr int BN = 64 * GROUPS, CONSUMERS = 128 * GROUPS, THREADS = 128 + CONSUMERS;
+constexpr int BN = SPLIT ? 64 : 64 * GROUPS, CONSUMERS = 128 * GROUPS, THREADS = 128 + CONSUMERS;
 // Registers of a thread. Those of a block are 65536 together.
-constexpr int FEW = CAP || HEAD_QK <= 96 ? 40 : 24, MANY = FEW == 40 ? 232 : 240;
-static_assert(BM % 16 == 0 && GROUPS == 2, "shape"); // a warp for each group, and two more
+constexpr int FEW = CAP || SPLIT || HEAD_QK <= 96 || BM <= 32 ? 40 : 24, MANY = FEW == 40 ? 232 : 240;
+// What a warpgroup has: scores of so many queries at once, and columns of dK and dV.
+constexpr int SCORES = BM / (SPLIT ? GROUPS : 1), DK_COLS = HEAD_QK / (SPLIT ? GROUPS : 1), DV_COLS = HEAD_V / (SPLIT ? GROUPS : 1);
+static_assert(SCORES % 16 == 0 && GROUPS == 2, "shape"); // a warp for each group, and two more
+static_assert(!SPLIT || DK_COLS % 64 == 0 && DV_COLS % 64 == 0, "shape");
 
 struct HopperBackward {
   TensorMap q, k, v, dout, dq; // boxes of 64 by BM, BN, BN, BM elements; dq: of 32 by DQ_ROWS floats
@@ -23,7 +26,7 @@ using Keys = Panels<BN, HEAD_QK>;
 using Values = Panels<BN, HEAD_V>;
 using Queries = Panels<BM, HEAD_QK>;
 using Douts = Panels<BM, HEAD_V>;
-using Scores = Panels<BM, BN>; // dS, as [query][key]
+using Scores = Panels<BM, BN>; // P or dS, as [query][key]
 using KeyWalk = Walk<BN, BM>; // own rows are keys, others queries
 
 // A warpgroup's part of dQ' is made of DQ_PARTS times 64 of the head dim by DQ_ROWS queries. Where the
@@ -31,21 +34,33 @@ using KeyWalk = Walk<BN, BM>; // own rows are keys, others queries
 constexpr int DQ_PANELS = (HEAD_QK + 63) / 64;
 constexpr bool BY_DIM = DQ_PANELS % GROUPS == 0;
 constexpr int DQ_PARTS = BY_DIM ? DQ_PANELS / GROUPS : DQ_PANELS, DQ_ROWS = BY_DIM ? BM : BM / GROUPS;
-constexpr int DQ_BOX = DQ_ROWS * 128, DQ_BYTES = DQ_PARTS * 2 * DQ_BOX; // a box is 32 floats wide
+constexpr int DQ_AT_ONCE = SPLIT ? 1 : DQ_PARTS; // of the parts, in shared memory
+constexpr int DQ_BOX = DQ_ROWS * 128, DQ_BYTES = DQ_AT_ONCE * 2 * DQ_BOX; // a box is 32 floats wide
 static_assert(DQ_ROWS % 8 == 0, "shape");
+
+// SPLIT, there is one buffer of dO, with barriers of its own, and one of P and of dS: P is stored once the next dO is there, which is
+// loaded when all have done with P, and dS once all have met over P. Else dS has two, and all have done with one when they meet
+// over the other.
+constexpr bool ONE_DO = SPLIT;
+constexpr int P_BUFFERS = SPLIT || SHARED_P ? 1 : 0, DS_BUFFERS = SPLIT ? 1 : 2;
+static_assert(!ONE_DO || STAGES == 2, "the parity of its phase is the stage");
 
 // Shared is the layout of shared memory.
 struct Shared {
-  static constexpr int K = 0, V = K + Keys::BYTES, DS = V + Values::BYTES, DQ = DS + 2 * Scores::BYTES, STAGE = DQ + GROUPS * DQ_BYTES;
-  static constexpr int DO = Queries::BYTES, STAGE_BYTES = DO + Douts::BYTES; // of a stage
-  static constexpr int P = STAGE + STAGES * STAGE_BYTES, STATS = P + SHARED_P * Scores::BYTES;
+  static constexpr int K = 0, V = K + Keys::BYTES, DS = V + Values::BYTES, DQ = DS + DS_BUFFERS * Scores::BYTES, STAGE = DQ + GROUPS * DQ_BYTES;
+  static constexpr int STAGE_BYTES = Queries::BYTES + !ONE_DO * Douts::BYTES; // of a stage
+  static constexpr int ONLY_DO = STAGE + STAGES * STAGE_BYTES, P = ONLY_DO + ONE_DO * Douts::BYTES, STATS = P + P_BUFFERS * Scores::BYTES;
   // Of the stats of a stage: a Step, and for each query LSE * log2 e, or what S begins from, and -delta.
   static constexpr int LSE = 32, DELTA = LSE + BM * 4, STATS_BYTES = DELTA + BM * 4;
   static constexpr int TURN = STATS + STAGES * STATS_BYTES; // ORDERED: the Turn
   static constexpr int COVERED = TURN + 32;                 // for each key, whether it is in a tile
-  static constexpr int KEYS_FULL = COVERED + BN * 4, FULL = KEYS_FULL + 8, EMPTY = FULL + 8 * STAGES, BYTES = EMPTY + 8 * STAGES;
+  static constexpr int KEYS_FULL = COVERED + BN * 4, FULL = KEYS_FULL + 8, EMPTY = FULL + 8 * STAGES;
+  static constexpr int DO_FULL = EMPTY + 8 * STAGES, DO_EMPTY = DO_FULL + 8, BYTES = DO_FULL + ONE_DO * 16;
 };
 static_assert(Shared::BYTES <= 232448, "a block has no more shared memory");
+
+// douts is where dO lies for a stage.
+__device__ __forceinline__ unsigned douts(unsigned base, unsigned stage) { return ONE_DO ? base + Shared::ONLY_DO : stage + Queries::BYTES; }
 
 // Numbers of barriers of the block between threads that share a job; see some_sync.
 constexpr int ALL_CONSUMERS = 1, DQ_FULL = 2, DQ_EMPTY = DQ_FULL + GROUPS, DQ_THREADS = 128 + 32, P_FULL = DQ_EMPTY + GROUPS;
@@ -184,7 +199,9 @@ __device__ __forceinline__ void produce(const HopperBackward& b, unsigned base) 
     if (more) {
       const unsigned to = base + Shared::STAGE + stage * Shared::STAGE_BYTES;
       copy_panels<Queries>(to, b.q, full, at.walk.other, at.head);
-      copy_panels<Douts>(to + Shared::DO, b.dout, full, at.walk.other, at.head);
+      if (!ONE_DO) {
+        copy_panels<Douts>(douts(base, to), b.dout, full, at.walk.other, at.head);
+      }
     }
     at.tell(base + Shared::STATS + stage * Shared::STATS_BYTES, more);
     if (!more) {
@@ -192,6 +209,11 @@ __device__ __forceinline__ void produce(const HopperBackward& b, unsigned base) 
       return;
     }
     barrier_expect(full, Shared::STAGE_BYTES);
+    if (ONE_DO) {
+      barrier_wait(base + Shared::DO_EMPTY, ~step & 1);
+      barrier_expect(base + Shared::DO_FULL, Douts::BYTES);
+      copy_panels<Douts>(douts(base, 0), b.dout, base + Shared::DO_FULL, at.walk.other, at.head);
+    }
     more = at.next(base);
   }
 }
@@ -294,26 +316,29 @@ __device__ __forceinline__ void add_queries(const HopperBackward& b, unsigned ba
     if (adds) {
       barrier_arrive(base + Shared::EMPTY + 8 * stage);
     }
-    some_sync(DQ_FULL + consumer, DQ_THREADS);
-    const unsigned until = (head - own_kv_head(base) * heads + 1) * p.seq_q - row;
-    if (adds) {
-      if (ORDERED && progress.shared(row, min(row + BM, end))) {
-        progress.wait(until, consumer);
-      }
 #pragma unroll
-      for (int i = 0; i < 2 * DQ_PARTS; i++) {
-        if (dim + 32 * i < HEAD_QK) {
-          add_box(b.dq, from + i * DQ_BOX, dim + 32 * i, row + first, head, blockIdx.z);
+    for (int part = 0; part < DQ_PARTS; part += DQ_AT_ONCE) {
+      some_sync(DQ_FULL + consumer, DQ_THREADS);
+      const unsigned until = (head - own_kv_head(base) * heads + 1) * p.seq_q - row;
+      if (adds) {
+        if (ORDERED && part == 0 && progress.shared(row, min(row + BM, end))) {
+          progress.wait(until, consumer);
         }
+#pragma unroll
+        for (int i = 0; i < 2 * DQ_AT_ONCE; i++) {
+          if (dim + 64 * part + 32 * i < HEAD_QK) {
+            add_box(b.dq, from + i * DQ_BOX, dim + 64 * part + 32 * i, row + first, head, blockIdx.z);
+          }
+        }
+        adds_commit();
+        adds_wait<0>();
       }
-      adds_commit();
-      adds_wait<0>();
-    }
-    __syncwarp();
-    some_arrive(DQ_EMPTY + consumer, DQ_THREADS);
-    if (ORDERED && adds) {
-      adds_finish();
-      progress.tell(until, consumer);
+      __syncwarp();
+      some_arrive(DQ_EMPTY + consumer, DQ_THREADS);
+      if (ORDERED && adds && part + DQ_AT_ONCE == DQ_PARTS) {
+        adds_finish();
+        progress.tell(until, consumer);
+      }
     }
   }
 }
