@@ -7,17 +7,17 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// combine folds src into acc. Both hold elements of one reducible type, aligned for it.
-func combine(d tensor.DType, op Op, acc, src []byte) {
+// combine folds srcs into acc, one after the other. All hold elements of one reducible type, aligned for it.
+func combine(d tensor.DType, op Op, acc []byte, srcs ...[]byte) {
 	switch d {
 	case tensor.F32:
-		fold(op, elements[float32](acc), elements[float32](src))
+		foldAll[float32](op, acc, srcs)
 	case tensor.F64:
-		fold(op, elements[float64](acc), elements[float64](src))
+		foldAll[float64](op, acc, srcs)
 	case tensor.I64:
-		fold(op, elements[int64](acc), elements[int64](src))
+		foldAll[int64](op, acc, srcs)
 	case tensor.I32:
-		fold(op, elements[int32](acc), elements[int32](src))
+		foldAll[int32](op, acc, srcs)
 	default:
 		panic(fmt.Sprintf("comm: reduction of %s", d))
 	}
@@ -28,14 +28,35 @@ func combine(d tensor.DType, op Op, acc, src []byte) {
 func combineAll(d tensor.DType, op Op, dst []byte, ranks int, slot func(r int) []byte) {
 	var words [512]uint64 // so that any element type is aligned
 	block := unsafe.Slice((*byte)(unsafe.Pointer(&words)), unsafe.Sizeof(words))
+	var beside [together][]byte
 	for lo := 0; lo < len(dst); lo += len(block) {
 		hi := min(lo+len(block), len(dst))
 		acc := block[:hi-lo]
 		copy(acc, slot(0)[lo:])
-		for r := 1; r < ranks; r++ {
-			combine(d, op, acc, slot(r)[lo:hi])
+		for r := 1; r < ranks; r += len(beside) {
+			n := min(len(beside), ranks-r)
+			for i := range n {
+				beside[i] = slot(r + i)[lo:hi]
+			}
+			combine(d, op, acc, beside[:n]...)
 		}
 		copy(dst[lo:hi], acc)
+	}
+}
+
+// together is how many ranks' elements are added at once. What is written of a sum and read again takes longer than adding.
+const together = 3
+
+func foldAll[T float32 | float64 | int64 | int32](op Op, acc []byte, srcs [][]byte) {
+	to := elements[T](acc)
+	for ; op == Sum && len(srcs) >= together; srcs = srcs[together:] {
+		a, b, c := elements[T](srcs[0])[:len(to)], elements[T](srcs[1])[:len(to)], elements[T](srcs[2])[:len(to)]
+		for i, x := range to {
+			to[i] = x + a[i] + b[i] + c[i] // in this order, as one by one
+		}
+	}
+	for _, src := range srcs {
+		fold(op, to, elements[T](src))
 	}
 }
 

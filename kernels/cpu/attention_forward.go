@@ -104,15 +104,18 @@ func (x *forwardBlock[T]) begin(s *scratch) {
 	x.narrow = mem.take(narrow)
 	x.sum = s.sum[:]
 	clear(x.o)
+	none := T(math.Inf(-1))
 	for h := x.h0; h < x.h1; h++ {
 		at := (h - x.h0) * x.wide
 		x.forwardCall.q.matrix(x.narrow, x.b, x.at, h).columns(l, x.q[at*dim:], scoreScale(x.p, x.scores))
+		lse, lseStep := x.lse.from(x.b, x.at.Lo, h)
+		o, oStep := x.forwardCall.o.from(x.b, x.at.Lo, h)
 		for i := range x.wide {
-			x.top[at+i], x.sum[at+i] = T(math.Inf(-1)), 1
+			x.top[at+i], x.sum[at+i] = none, 1
 			if i < x.at.Len() {
-				x.top[at+i] = x.lse.row(x.b, x.at.Lo+i, h)[0] * log2e
-				if !math.IsInf(float64(x.top[at+i]), -1) { // otherwise no key has been seen, and o is 0
-					copy(x.o[(at+i)*x.ldo:], x.forwardCall.o.row(x.b, x.at.Lo+i, h))
+				x.top[at+i] = lse[i*lseStep] * log2e
+				if x.top[at+i] != none { // otherwise no key has been seen, and o is 0
+					copy(x.o[(at+i)*x.ldo:], o[i*oStep:][:dimV])
 				}
 			}
 		}
@@ -159,16 +162,16 @@ func (x *forwardBlock[T]) panel(h, lo int, t partition.Tile, keys simd.Left[T], 
 // end divides by the sums and writes the state back.
 func (x *forwardBlock[T]) end() {
 	for h := x.h0; h < x.h1; h++ {
+		lse, lseStep := x.lse.from(x.b, x.at.Lo, h)
+		o, oStep := x.forwardCall.o.from(x.b, x.at.Lo, h)
 		for i := range x.at.Len() {
 			row := (h-x.h0)*x.wide + i
 			top, sum := x.top[row], x.sum[row]
 			if math.IsInf(float64(top), -1) && sum == sum {
 				continue // no key yet; scores that are all NaN leave a sum of NaN
 			}
-			x.lse.row(x.b, x.at.Lo+i, h)[0] = T((float64(top) + math.Log2(sum)) / log2e)
-			scale := T(1 / sum)
-			o := x.forwardCall.o.row(x.b, x.at.Lo+i, h)
-			x.loops.Scaled(o, x.o[row*x.ldo:], scale)
+			lse[i*lseStep] = T((float64(top) + math.Log2(sum)) / log2e)
+			x.loops.Scaled(o[i*oStep:][:x.forwardCall.v.dim], x.o[row*x.ldo:], T(1/sum))
 		}
 	}
 }
