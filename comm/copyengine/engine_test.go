@@ -23,7 +23,11 @@ func testContext(t *testing.T) context.Context {
 }
 
 func TestCopyEngineCases(t *testing.T) {
-	for _, n := range []int{1, 2, 3, 4} {
+	ranks := []int{1, 2, 3, 4}
+	if testing.Short() {
+		ranks = ranks[:3]
+	}
+	for _, n := range ranks {
 		for _, queues := range []struct {
 			name string
 			one  bool
