@@ -25,7 +25,7 @@ type deviceAttention struct {
 	backward deviceBackward
 }
 
-// blockKernel computes one block of a pass.
+// blockKernel computes one block of a pass. It sets the gradients of fresh keys.
 type blockKernel interface {
 	forwardBlock(f *deviceForward, b attention.Block) error
 	backwardBlock(f *deviceBackward, b attention.GradBlock) error
@@ -136,14 +136,23 @@ func (d *deviceAttention) beginBackward(k blockKernel, dq, do, q View, s attenti
 	if do.DType() == tensor.F64 || s.O.DType() == tensor.F64 {
 		return nil, fmt.Errorf("attention delta of %v and %v: a GPU computes in float32 and 16-bit floats", do, s.O)
 	}
-	if err := d.zero(dq); err != nil {
+	if err := d.floats("attention reset", dq); err != nil {
 		return nil, err
 	}
 	if err := d.onDevice("attention delta", s.Delta, do, s.O); err != nil {
 		return nil, err
 	}
+	var cleared source.Strided // as delta is computed: one kernel that reads and writes takes less time than two
+	columns := 0
+	if call.InPieces(4, dq) {
+		cleared, columns = call.Strided(dq), dq.Len(tensor.Dim)
+	} else if err := d.zero(dq); err != nil {
+		return nil, err
+	}
 	name := "attention_delta_" + typeNames[do.DType()] + "_" + typeNames[s.O.DType()]
-	d.stream.Do("attention delta", func() error { return d.rows(name, do, s.O, s.Delta) })
+	d.stream.Do("attention delta", func() error {
+		return d.rowsWith(name, func(a *cuda.Args) { cuda.Struct(a, &cleared).Int(columns) }, do, s.O, s.Delta)
+	})
 	d.backward = deviceBackward{d, k, dq, do, q, s, p}
 	return &d.backward, nil
 }
@@ -153,11 +162,13 @@ func (f *deviceBackward) Block(b attention.GradBlock) error {
 	if err := attention.CheckGradBlock(f.do, f.q, b, f.p); err != nil {
 		return err
 	}
-	fresh := b.KeyGrads.Rows(b.Fresh.Lo, b.Fresh.Hi)
-	if err := f.d.zero(fresh.DK, fresh.DV); err != nil {
-		return err
-	}
 	return f.k.backwardBlock(f, b)
+}
+
+// zeroFresh clears the gradients of keys that hold nothing yet.
+func (d *deviceAttention) zeroFresh(b attention.GradBlock) error {
+	fresh := b.KeyGrads.Rows(b.Fresh.Lo, b.Fresh.Hi)
+	return d.zero(fresh.DK, fresh.DV)
 }
 
 // End has nothing to do: gradients are added at once.
@@ -215,14 +226,11 @@ func (d *deviceAttention) rowsWith(name string, more func(*cuda.Args), views ...
 	if v.Size() == 0 {
 		return nil
 	}
-	rows, dim, piece := v.Rows()*v.Len(tensor.Heads), v.Len(tensor.Dim), 1
+	rows, dim := v.Rows()*v.Len(tensor.Heads), v.Len(tensor.Dim)
 	if rows > math.MaxInt32 {
 		return fmt.Errorf("%s: %v has %d rows; a GPU counts to 2^31", name, v, rows)
 	}
-	if call.InPieces(4, views[:min(len(views), 2)]...) {
-		piece = 4
-	}
-	width := 1
+	width, piece := 1, pieceOf(views[:min(len(views), 2)])
 	for width < 32 && width*piece < dim {
 		width *= 2
 	}
@@ -240,6 +248,18 @@ func (d *deviceAttention) rowsWith(name string, more func(*cuda.Args), views ...
 	const threads = 256
 	grid := cuda.Dim{X: ceilDiv(rows, threads/width)}
 	return d.launch(commonProgram, fmt.Sprintf("%s_%d", name, piece), cuda.Launch{Grid: grid, Block: cuda.Dim{X: threads}}, a)
+}
+
+// pieceOf returns how many neighbouring elements of rows a thread takes at once: of those of which kernels are compiled, the most that
+// are 16 bytes at most, if rows are made of such pieces.
+func pieceOf(views []View) int {
+	for _, piece := range []int{8, 4} {
+		wide := slices.ContainsFunc(views, func(v View) bool { return piece*v.DType().Size() > 16 })
+		if !wide && call.InPieces(piece, views...) {
+			return piece
+		}
+	}
+	return 1
 }
 
 // upload puts the words of tiles, and of positions, on the device for the next kernel, and is their address. The

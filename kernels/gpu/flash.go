@@ -27,7 +27,6 @@ type Flash struct {
 	hopper        *cuda.Memory // what its kernels hand out work by; nil on other GPUs
 	progress      *cuda.Memory // of blocks that add in order; nil before the first
 	sharedP       bool         // on Hopper, take probabilities from shared memory, for a test
-	unmeasured    bool         // on Hopper, take kernels that no GPU has run, for tests; see source.HopperShape.BackwardMeasured
 }
 
 // NewFlash computes on stream. Deterministic repeats gradients bit for bit: on Hopper, blocks wait for
@@ -61,10 +60,7 @@ func (f *Flash) Preload(t tensor.DType, dim, dimV int) error {
 	}
 	// What the copy engine cannot bring is rare: its programs are loaded when they are first used.
 	if s, ok := source.HopperShapeFor(dim, dimV); ok && f.hopper != nil && t != tensor.F32 {
-		first = s.Forward(false).Name
-		if f.takesBackward(s) {
-			second = []string{s.Backward(false, f.deterministic).Name}
-		}
+		first, second = s.Forward(false).Name, []string{s.Backward(false, f.deterministic).Name}
 	}
 	return f.loader.Preload(append(second, commonProgram, first)...)
 }
@@ -127,7 +123,14 @@ func (f *Flash) backwardBlock(x *deviceBackward, b attention.GradBlock) error {
 	if err := f.usable("flash attention backward", &c, f.backwardShared, x.do, x.s.LSE, x.s.Delta, x.dq, b.DK, b.DV); err != nil {
 		return err
 	}
-	if f.backwardOnHopper(&c) {
+	l, onHopper := f.backwardOnHopper(&c, b.Fresh)
+	if !l.SetsFresh {
+		if err := f.zeroFresh(b); err != nil {
+			return err
+		}
+	}
+	if onHopper {
+		f.stream.Do("attention backward", func() error { return f.launchBackward(&l) })
 		return nil
 	}
 	f.run("attention backward", c.Backward(f.deterministic))

@@ -18,21 +18,12 @@ import (
 // pair, head and dim, 2.5 times that backward.
 func BenchmarkFlash(b *testing.B) { benchmarkFlash(b, tensor.BF16, 4096, 8192, 16384) }
 
-// BenchmarkFlashWide is the same of wide head dims, backward by kernels for Hopper that calls do not go to yet, too.
+// BenchmarkFlashWide is the same of wide head dims.
 func BenchmarkFlashWide(b *testing.B) {
 	for _, dims := range [][2]int{{192, 128}, {256, 256}} {
 		for _, seq := range []int{8192, 16384} {
 			x := newFlashBench(b, tensor.BF16, seq, dims[0], dims[1])
-			for _, c := range []struct {
-				name   string
-				kernel *Flash
-			}{
-				{"backward", x.fast}, {"backward, unmeasured", x.newUnmeasuredFlash(false)},
-				{"backward, deterministic", x.ordered}, {"backward, deterministic, unmeasured", x.newUnmeasuredFlash(true)},
-			} {
-				b.Run(fmt.Sprintf("%s/dim=%d,%d/seq=%d", c.name, dims[0], dims[1], seq), func(b *testing.B) { x.time(b, 6, 4, x.backward(c.kernel)) })
-			}
-			b.Run(fmt.Sprintf("forward/dim=%d,%d/seq=%d", dims[0], dims[1], seq), func(b *testing.B) { x.time(b, 2, 2, x.forward(x.fast)) })
+			x.run(b, fmt.Sprintf("dim=%d,%d/seq=%d", dims[0], dims[1], seq))
 		}
 	}
 }
@@ -44,9 +35,7 @@ func benchmarkFlash(b *testing.B, dtype tensor.DType, seqs ...int) {
 	for _, dim := range []int{128, 64} {
 		for _, seq := range seqs {
 			x := newFlashBench(b, dtype, seq, dim, dim)
-			b.Run(fmt.Sprintf("forward/dim=%d/seq=%d", dim, seq), func(b *testing.B) { x.time(b, 2, 2, x.forward(x.fast)) })
-			b.Run(fmt.Sprintf("backward/dim=%d/seq=%d", dim, seq), func(b *testing.B) { x.time(b, 6, 4, x.backward(x.fast)) })
-			b.Run(fmt.Sprintf("backward, deterministic/dim=%d/seq=%d", dim, seq), func(b *testing.B) { x.time(b, 6, 4, x.backward(x.ordered)) })
+			x.run(b, fmt.Sprintf("dim=%d/seq=%d", dim, seq))
 			b.Run(fmt.Sprintf("backward, small shapes/dim=%d/seq=%d", dim, seq), func(b *testing.B) { x.time(b, 6, 4, x.backward(x.small)) })
 		}
 	}
@@ -97,6 +86,13 @@ func newFlashBench(b *testing.B, dtype tensor.DType, seq, dim, dimV int) *flashB
 	x.grads = attention.Grads{DQ: of(tensor.F32, 32, dim), DK: of(tensor.F32, 8, dim), DV: of(tensor.F32, 8, dimV)}
 	x.tiles = []partition.Tile{{Q: partition.Range{Hi: seq}, K: partition.Range{Hi: seq}, Band: partition.Band{Lo: -partition.Unbounded}}}
 	return x
+}
+
+// run times the passes.
+func (x *flashBench) run(b *testing.B, of string) {
+	b.Run("forward/"+of, func(b *testing.B) { x.time(b, 2, 2, x.forward(x.fast)) })
+	b.Run("backward/"+of, func(b *testing.B) { x.time(b, 6, 4, x.backward(x.fast)) })
+	b.Run("backward, deterministic/"+of, func(b *testing.B) { x.time(b, 6, 4, x.backward(x.ordered)) })
 }
 
 func (x *flashBench) block() attention.Block {

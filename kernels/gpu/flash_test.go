@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strconv"
 	"testing"
 
 	"golang.org/x/sync/errgroup"
@@ -78,7 +79,19 @@ func (r *cudaRig) newSmallFlash(deterministic bool) *Flash {
 // TestFlashShapes runs bands, tiles and folds with head dims of every program.
 func TestFlashShapes(t *testing.T) {
 	r := newCUDARig(t)
-	r.testFlashShapes(t, flashDims, r.newFlash(false), r.newFlash(true), r.newOlderFlash(false), r.newOlderFlash(true))
+	fast := r.newFlash(false)
+	r.testFlashShapes(t, flashDims, fast, r.newFlash(true), r.newOlderFlash(false), r.newOlderFlash(true))
+	if fast.hopper == nil {
+		return
+	}
+	for _, s := range source.HopperShapes { // not others in their place
+		for _, ordered := range []bool{false, true} {
+			k := functionKey{s.Backward(false, ordered).Name, "hopper_backward_bf16", s.BackwardShared(false)}
+			if r.loader.functions.known[k] == nil {
+				t.Errorf("%+v has not run", k)
+			}
+		}
+	}
 }
 
 // TestFlashSmallShapes is TestFlashShapes as GPUs with little shared memory compute, and the cases
@@ -251,6 +264,17 @@ func TestFlashIsDeterministic(t *testing.T) {
 	}
 }
 
+// TestLongSequencesRepeat is TestFlashIsDeterministic where blocks of keys take turns in parts: a GPU cannot run half of those of
+// a head at once.
+func TestLongSequencesRepeat(t *testing.T) {
+	r := newCUDARig(t)
+	for _, seq := range []int{40_000, 70_001} {
+		t.Run(strconv.Itoa(seq), func(t *testing.T) {
+			r.within(t).testRepeats(tensor.BF16, r.masked(seq, -1, usualDims), 3, r.newFlash(true), r.newFlash(false))
+		})
+	}
+}
+
 // usualDims are the head dims of most models.
 var usualDims = [2]int{128, 128}
 
@@ -296,10 +320,13 @@ func TestProbabilitiesFromSharedMemory(t *testing.T) {
 }
 
 func (r *cudaRig) testFlashRepeats(dtype tensor.DType, dims [2]int, flash, fast *Flash) {
+	r.testRepeats(dtype, r.masked(1500, -1, dims), 5, flash, fast)
+}
+
+func (r *cudaRig) testRepeats(dtype tensor.DType, f attentiontest.Fixture, times int, flash, fast *Flash) {
 	t := r.t
-	f := r.masked(1500, -1, dims)
 	want := r.attend(flash, dtype, f)
-	for range 5 {
+	for range times {
 		sameBits(t, r.attend(flash, dtype, f), want)
 	}
 	// The fast kernel adds to dQ in no certain order; all else is the same, but on Hopper, where the deterministic

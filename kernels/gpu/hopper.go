@@ -11,6 +11,7 @@ import (
 	"github.com/cprun/cprun/internal/cuda"
 	"github.com/cprun/cprun/kernels/internal/call"
 	"github.com/cprun/cprun/kernels/source"
+	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -77,18 +78,8 @@ func (f *Flash) onHopper(x *deviceForward, c *call.Flash, b attention.Block) boo
 // launchForward launches a block of a forward pass.
 func (f *Flash) launchForward(l *call.HopperForward) error {
 	p := &l.Params
-	words := slices.Concat(call.Words(l.Tiles), call.Words(l.Order))
-	if len(words) > 0 {
-		at, err := f.upload(words)
-		if err != nil {
-			return err
-		}
-		if l.Tiles != nil {
-			p.P.Tiles = at
-		}
-		if l.Order != nil {
-			p.Order = at + uint64(4*len(call.Words(l.Tiles)))
-		}
+	if err := f.uploadLists(l.Lists, &p.P.Tiles, &p.Order); err != nil {
+		return err
 	}
 	p.Next = workCounter(f.hopper)
 	if err := f.encodeAll(l.Maps[:], &p.Q, &p.K, &p.V); err != nil {
@@ -98,36 +89,44 @@ func (f *Flash) launchForward(l *call.HopperForward) error {
 	return f.launch(l.Program, l.Kernel, cuda.Launch{Grid: grid, Block: cuda.Dim{X: l.Threads}, Shared: l.Shared}, cuda.StructAligned(&cuda.Args{}, p, source.MapAlign))
 }
 
-// takesBackward reports whether backward passes of a shape go to the kernels for Hopper.
-func (f *Flash) takesBackward(s source.HopperShape) bool { return s.BackwardMeasured() || f.unmeasured }
-
-// backwardOnHopper queues a block of a backward pass for the kernels for Hopper, and reports whether it did.
-func (f *Flash) backwardOnHopper(c *call.Flash) bool {
-	shape, ok := f.hopperShape(c)
-	if !ok || !f.takesBackward(shape) || f.deterministic && !c.HasOrder(shape) {
-		return false
+// uploadLists puts lists, where there are any, on the device for the next kernel, and sets their addresses.
+func (f *Flash) uploadLists(l call.HopperLists, tiles, order *uint64) error {
+	first := call.Words(l.Tiles)
+	words := slices.Concat(first, call.Words(l.Order))
+	if len(words) == 0 {
+		return nil
 	}
-	var l call.HopperBackward
-	if f.deterministic {
-		l, ok = c.HopperOrdered(shape, f.loader.Device().SMs)
-	} else {
-		l, ok = c.HopperBackward(shape)
+	at, err := f.upload(words)
+	if l.Tiles != nil {
+		*tiles = at
 	}
-	if !ok {
-		return true // no query sees a key of the block
+	if l.Order != nil {
+		*order = at + uint64(4*len(first))
 	}
-	f.stream.Do("attention backward", func() error { return f.launchBackward(&l) })
-	return true
+	return err
 }
 
-// launchBackward launches a block of a backward pass.
+// backwardOnHopper returns the launch of a block of a backward pass, and whether it goes to the kernels for Hopper.
+func (f *Flash) backwardOnHopper(c *call.Flash, fresh partition.Range) (l call.HopperBackward, ok bool) {
+	shape, ok := f.hopperShape(c)
+	if !ok || f.deterministic && !c.HasOrder(shape) {
+		return l, false
+	}
+	launch := c.HopperBackward
+	if f.deterministic {
+		launch = c.HopperOrdered
+	}
+	return launch(shape, f.loader.Device().SMs, fresh), true
+}
+
+// launchBackward launches a block of a backward pass, where some query sees a key of it.
 func (f *Flash) launchBackward(l *call.HopperBackward) error {
+	if l.Grid[0] == 0 {
+		return nil
+	}
 	p := &l.Params
-	if l.Tiles != nil {
-		var err error
-		if p.P.Tiles, err = f.upload(call.Words(l.Tiles)); err != nil {
-			return err
-		}
+	if err := f.uploadLists(l.Lists, &p.P.Tiles, &p.Order); err != nil {
+		return err
 	}
 	if err := f.encodeAll(l.Maps[:], &p.Q, &p.K, &p.V, &p.Dout, &p.DQ); err != nil {
 		return err

@@ -84,6 +84,9 @@ func (r *Reference) backwardBlock(x *deviceBackward, b attention.GradBlock) erro
 	if err != nil {
 		return err
 	}
+	if err := r.zeroFresh(b); err != nil {
+		return err
+	}
 	r.run("attention backward", c.Backward(program))
 	return nil
 }

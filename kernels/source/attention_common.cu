@@ -75,8 +75,8 @@ template <class T, int V> __device__ __forceinline__ void cast(const Rows& r, co
   });
 }
 
-// delta sets d to the dot products of the rows of x and y.
-template <class X, class Y, int V> __device__ __forceinline__ void delta(const Rows& r, const Strided& d, const Strided& x, const Strided& y) {
+// delta sets d to the dot products of the rows of x and y, and rows of cleared, of so many columns, to 0.
+template <class X, class Y, int V> __device__ __forceinline__ void delta(const Rows& r, const Strided& d, const Strided& x, const Strided& y, const Strided& cleared, int columns) {
   float sum = 0;
   each<V>(r, [&](int row, int col) {
     Pack<X, V> a = *(const Pack<X, V>*)(x.row<X>(row, r.seqs, r.heads) + col);
@@ -90,12 +90,18 @@ template <class X, class Y, int V> __device__ __forceinline__ void delta(const R
     sum += __shfl_xor_sync(0xffffffff, sum, step);
   }
   const int row = blockIdx.x * (blockDim.x / r.width) + threadIdx.x / r.width;
-  if (row < r.rows && threadIdx.x % r.width == 0) {
+  if (row >= r.rows) {
+    return;
+  }
+  if (threadIdx.x % r.width == 0) {
     *d.row<float>(row, r.seqs, r.heads) = sum;
+  }
+  for (int col = threadIdx.x % r.width * 4; col < columns; col += r.width * 4) {
+    *(float4*)(cleared.row<float>(row, r.seqs, r.heads) + col) = {0, 0, 0, 0};
   }
 }
 
-// Entries end in the number of elements of a piece: 4, whose rows begin at multiples of it, or 1.
+// Entries end in the number of elements of a piece: 8 or 4, whose rows begin at multiples of it, or 1.
 #define KERNEL extern "C" __global__ void __launch_bounds__(256)
 
 #define FOR_V(V) \
@@ -108,10 +114,14 @@ template <class X, class Y, int V> __device__ __forceinline__ void delta(const R
   DELTA(V, name, T, fp32, float) DELTA(V, name, T, bf16, bf16_t) DELTA(V, name, T, fp16, fp16_t)
 
 #define DELTA(V, xn, X, yn, Y) \
-  KERNEL attention_delta_##xn##_##yn##_##V(Rows r, Strided d, Strided x, Strided y) { delta<X, Y, V>(r, d, x, y); }
+  KERNEL attention_delta_##xn##_##yn##_##V(Rows r, Strided d, Strided x, Strided y, Strided cleared, int columns) { delta<X, Y, V>(r, d, x, y, cleared, columns); }
 
 FOR_V(4)
 FOR_V(1)
+DELTA(8, bf16, bf16_t, bf16, bf16_t)
+DELTA(8, bf16, bf16_t, fp16, fp16_t)
+DELTA(8, fp16, fp16_t, bf16, bf16_t)
+DELTA(8, fp16, fp16_t, fp16, fp16_t)
 
 // attention_store writes its argument to memory. Arguments travel with the launch, so that
 // nothing has to be kept for the device, and no copy waited for.

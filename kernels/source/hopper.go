@@ -42,15 +42,6 @@ func HopperShapeFor(qk, v int) (s HopperShape, ok bool) {
 	return HopperShape{}, false
 }
 
-// measuredBackward is the widest head dim of q and k whose backward pass has run on a GPU. Those of 192 and 256 have run on a host
-// only, so calls go to the kernel for sm_80. It is 256 once TestFlashUnmeasured passes on an H200 and BenchmarkFlashWide says that
-// "backward, unmeasured" has more TFLOP/s than "backward" at 16K tokens for both head dims, deterministic and not; then it is needed
-// no more.
-const measuredBackward = 128
-
-// BackwardMeasured returns whether the backward pass has run on a GPU, and is faster there than that for sm_80.
-func (s HopperShape) BackwardMeasured() bool { return s.QK <= measuredBackward }
-
 // Rows returns how many queries a block of the forward pass takes.
 func (s HopperShape) Rows() int { return 64 * s.Groups }
 
@@ -134,10 +125,7 @@ func (s HopperShape) Backward(capped, ordered bool) Program {
 	_, split := option(s.Split, "", "SPLIT")
 	var entries []Entry
 	if s.QK == 128 && !capped {
-		entries = fetching(8)
-		if ordered {
-			entries = fetching(16)
-		}
+		entries = fetching(16)
 	}
 	return Program{
 		Entries: entries,

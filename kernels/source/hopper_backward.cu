@@ -12,7 +12,7 @@
 // adds the dQ of consumer w.
 //
 // Blocks of the grid that run beside each other have the same KV head, and so the same queries: those, and
-// dQ, stay in the L2.
+// dQ, stay in the L2. But for the shortest ones, which come last.
 //
 // Where dK and dV of 64 keys are too wide for the registers of a warpgroup, SPLIT, all warpgroups have the same 64 keys. Each computes
 // scores of its part of the queries, and has its part of the columns of dK and dV, for which all take P and dS of each other from
@@ -364,31 +364,34 @@ struct Consumer {
   }
 };
 
-// add_keys adds factor times a sum to columns, from one on, of dK or dV, whose rows this block owns, from key on.
-template <int COLS> __device__ __forceinline__ void add_keys(const Strided& d, const float (&x)[COLS / 2], float factor, int dim, int key, int from, unsigned base, bool aligned) {
+// add_keys adds factor times a sum to columns, from one on, of dK or dV, whose rows this block owns, from key on. Rows of fresh keys
+// are set.
+template <int COLS> __device__ __forceinline__ void add_keys(const HopperBackward& b, const Strided& d, const float (&x)[COLS / 2], float factor, int dim, int key, int from, unsigned base) {
   float* to = head_of<float>(d, blockIdx.z, own_kv_head(base));
   const int own = own_keys(base);
+  const bool aligned = b.p.flags & ALIGNED_O;
 #pragma unroll
   for (int r = 0; r < 2; r++) {
     const int j = key + first_row() + 8 * r;
-    if (load_shared(base + Shared::COVERED + 4 * j) == 0) {
+    const bool fresh = b.fresh_lo <= own + j && own + j < b.fresh_hi, covered = load_shared(base + Shared::COVERED + 4 * j) != 0;
+    if (!covered && !fresh) {
       continue;
     }
     float* row = to + (long long)(own + j) * d.seq;
 #pragma unroll
     for (int n = 0; n < COLS / 8; n++) {
-      const float a = factor * x[4 * n + 2 * r], b = factor * x[4 * n + 2 * r + 1];
+      const float u = factor * x[4 * n + 2 * r], v = factor * x[4 * n + 2 * r + 1]; // 0 where not covered
       const int col = from + 8 * n + first_col();
       float* y = row + col;
       if (aligned && col < dim) {
-        float2 old = *(const float2*)y;
-        *(float2*)y = {old.x + a, old.y + b};
+        const float2 old = fresh ? float2{0, 0} : *(const float2*)y;
+        *(float2*)y = {old.x + u, old.y + v};
       } else {
         if (col < dim) {
-          y[0] += a;
+          y[0] = (fresh ? 0 : y[0]) + u;
         }
         if (col + 1 < dim) {
-          y[1] += b;
+          y[1] = (fresh ? 0 : y[1]) + v;
         }
       }
     }
@@ -396,7 +399,8 @@ template <int COLS> __device__ __forceinline__ void add_keys(const Strided& d, c
 }
 
 // consume is what a consumer warpgroup does, once there is a step.
-template <class T> __device__ __forceinline__ void consume(const FlashParams& p, unsigned base, int group) {
+template <class T> __device__ __forceinline__ void consume(const HopperBackward& b, unsigned base, int group) {
+  const FlashParams& p = b.p;
   Consumer c{p, base, group};
 #pragma unroll
   for (int i = 0; i < DK_COLS / 2; i++) {
@@ -432,9 +436,8 @@ template <class T> __device__ __forceinline__ void consume(const FlashParams& p,
       stage = 0, parity ^= 1;
     }
   }
-  const bool aligned = p.flags & ALIGNED_O;
-  add_keys<DK_COLS>(p.dk, c.dk, p.scale, p.dim, c.key(), c.column(DK_COLS), base, aligned);
-  add_keys<DV_COLS>(p.dv, c.dv, 1, p.dim_v, c.key(), c.column(DV_COLS), base, aligned);
+  add_keys<DK_COLS>(b, p.dk, c.dk, p.scale, p.dim, c.key(), c.column(DK_COLS), base);
+  add_keys<DV_COLS>(b, p.dv, c.dv, 1, p.dim_v, c.key(), c.column(DV_COLS), base);
 }
 
 template <class T> __device__ __forceinline__ void backward(const HopperBackward& b) {
@@ -451,9 +454,7 @@ template <class T> __device__ __forceinline__ void backward(const HopperBackward
       barrier_init(base + Shared::DO_EMPTY, CONSUMERS / 32);
     }
     barriers_ready();
-    if (ORDERED) {
-      keep_turn(b, base);
-    }
+    keep_turn(b, base);
   }
   __syncthreads();
   if (threadIdx.x < 128) {
@@ -469,7 +470,6 @@ template <class T> __device__ __forceinline__ void backward(const HopperBackward
     return;
   }
   wg_registers_more<MANY>();
-  const FlashParams& p = b.p;
   const int group = __shfl_sync(0xffffffff, threadIdx.x / 128, 0) - 1; // the same in all lanes, as the compiler then knows
   barrier_wait(base + Shared::FULL, 0);
   Step first;
@@ -477,7 +477,7 @@ template <class T> __device__ __forceinline__ void backward(const HopperBackward
   if (!(first.kind & LAST)) {
     barrier_wait(base + Shared::KEYS_FULL, 0);
     cover(b, base);
-    consume<T>(p, base, group);
+    consume<T>(b, base, group);
   }
   some_sync(DQ_EMPTY + group, DQ_THREADS); // the last has been read
 }

@@ -15,9 +15,12 @@ static_assert(!SPLIT || DK_COLS % 64 == 0 && DV_COLS % 64 == 0, "shape");
 struct HopperBackward {
   TensorMap q, k, v, dout, dq; // boxes of 64 by BM, BN, BN, BM elements; dq: of 32 by DQ_ROWS floats
   unsigned* progress;          // ORDERED: of each block of keys, by batch and KV head, and group; 0 before. See Progress
-  // ORDERED: the blocks of keys that see any query, banded where that is by one tile, and how they take turns; see turn.
-  int start, blocks, banded, fold, beside;
-  int unused[9];
+  const int* order;            // not ORDERED: the blocks of keys, those that see the most queries first; NULL: as they lie
+  // How many blocks of keys there are, and from which on. ORDERED, these see some query, banded where that is by one tile, and fold
+  // and beside are how they take turns; else the last of them go together for all heads. See turn.
+  int start, blocks, banded, fold, beside, together;
+  int fresh_lo, fresh_hi; // the keys whose dK and dV hold nothing yet
+  int unused[4];
   FlashParams p;
 };
 static_assert(sizeof(HopperBackward) == 5 * 128 + 64 + sizeof(FlashParams), "HopperBackward of params.go is laid out so");
@@ -52,7 +55,7 @@ struct Shared {
   static constexpr int ONLY_DO = STAGE + STAGES * STAGE_BYTES, P = ONLY_DO + ONE_DO * Douts::BYTES, STATS = P + P_BUFFERS * Scores::BYTES;
   // Of the stats of a stage: a Step, and for each query LSE * log2 e, or what S begins from, and -delta.
   static constexpr int LSE = 32, DELTA = LSE + BM * 4, STATS_BYTES = DELTA + BM * 4;
-  static constexpr int TURN = STATS + STAGES * STATS_BYTES; // ORDERED: the Turn
+  static constexpr int TURN = STATS + STAGES * STATS_BYTES; // the Turn
   static constexpr int COVERED = TURN + 32;                 // for each key, whether it is in a tile
   static constexpr int KEYS_FULL = COVERED + BN * 4, FULL = KEYS_FULL + 8, EMPTY = FULL + 8 * STAGES;
   static constexpr int DO_FULL = EMPTY + 8 * STAGES, DO_EMPTY = DO_FULL + 8, BYTES = DO_FULL + ONE_DO * 16;
@@ -69,19 +72,27 @@ constexpr int ALL_CONSUMERS = 1, DQ_FULL = 2, DQ_EMPTY = DQ_FULL + GROUPS, DQ_TH
 // ORDERED, and slower else.
 constexpr bool FROM_LSE = ORDERED && !CAP;
 
-// Turn is what a block of the grid owns, ORDERED: a block of keys, counted from HopperBackward.start, of a KV head;
-// and which block of keys adds to dQ before it, -1 for none. behind says that the one before may leave out rows to which
+// Turn is what a block of the grid owns: a block of keys, counted from HopperBackward.start, of a KV head;
+// and, ORDERED, which block of keys adds to dQ before it, -1 for none. behind says that the one before may leave out rows to which
 // others before it add: it is waited for in all rows.
 struct Turn { int keys, kv_head, before; bool behind; };
 
-// turn is that of a block. It comes behind the one before it, and blocks start in the order of their numbers, so that
+// free_turn is that of a block, not ORDERED. Blocks of a head run beside each other, as they read the same queries, the longest first. The
+// shortest of all heads come last, so that the SMs are done together.
+__device__ __forceinline__ Turn free_turn(const HopperBackward& b) {
+  const int heads = b.p.kv_heads, apart = b.blocks - b.together, rest = (int)blockIdx.x - apart * heads;
+  const int at = rest < 0 ? blockIdx.x % apart : apart + rest / heads, head = rest < 0 ? blockIdx.x / apart : rest % heads;
+  return {b.order ? b.order[at] : at, head, -1, false};
+}
+
+// ordered_turn is that of a block, ORDERED. It comes behind the one before it, and blocks start in the order of their numbers, so that
 // none waits for one that has yet to start.
 //
 // Blocks of keys take turns from the first to the last, head by head. That is slow where the first see many more queries
 // than the last, as these wait for them in every head. There, fold blocks come from the shortest to the longest, and
 // then fold more from the longest to the shortest, as the first of those are done; and so on. beside heads go
 // together, as many as fill the GPU.
-__device__ __forceinline__ Turn turn(const HopperBackward& b) {
+__device__ __forceinline__ Turn ordered_turn(const HopperBackward& b) {
   int number = blockIdx.x;
   if (!b.fold) {
     const int keys = number % b.blocks;
@@ -100,7 +111,9 @@ __device__ __forceinline__ Turn turn(const HopperBackward& b) {
   return {first + half + at, kv_head, at ? first + half + at - 1 : first, false};
 }
 
-// keep_turn has the block know its Turn, its first key, and the rows for which it waits for the one before it: where tiles
+__device__ __forceinline__ Turn turn(const HopperBackward& b) { return ORDERED ? ordered_turn(b) : free_turn(b); }
+
+// keep_turn has the block know its Turn, its first key, and, ORDERED, the rows for which it waits for the one before it: where tiles
 // are banded, those to which that one adds, but for blocks that are behind.
 __device__ __forceinline__ void keep_turn(const HopperBackward& b, unsigned base) {
   const Turn t = turn(b);
@@ -112,13 +125,14 @@ __device__ __forceinline__ void keep_turn(const HopperBackward& b, unsigned base
     first = walk.begin;
   }
   store_shared(base + Shared::TURN, t.keys, t.kv_head, t.before, (b.start + t.keys) * BN);
-  store_shared(base + Shared::TURN + 16, first, end, t.behind, 0);
+  if (ORDERED) {
+    store_shared(base + Shared::TURN + 16, first, end, t.behind, 0);
+  }
 }
 
-// own_keys is the first of the keys that the block owns, and own_kv_head their head. ORDERED, keep_turn and a barrier of the
-// block come before.
-__device__ __forceinline__ int own_keys(unsigned base) { return ORDERED ? __float_as_int(load_shared(base + Shared::TURN + 12)) : blockIdx.x * BN; }
-__device__ __forceinline__ int own_kv_head(unsigned base) { return ORDERED ? __float_as_int(load_shared(base + Shared::TURN + 4)) : blockIdx.y; }
+// own_keys is the first of the keys that the block owns, and own_kv_head their head. keep_turn and a barrier of the block come before.
+__device__ __forceinline__ int own_keys(unsigned base) { return __float_as_int(load_shared(base + Shared::TURN + 12)); }
+__device__ __forceinline__ int own_kv_head(unsigned base) { return __float_as_int(load_shared(base + Shared::TURN + 4)); }
 
 // Step is a block of queries, as the producer hands it to the consumers: key j sees query i where
 // own_lo <= j < own_hi, lo <= i - j <= hi and i < end.

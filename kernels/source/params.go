@@ -57,10 +57,10 @@ type HopperForward struct {
 // HopperBackward is that of hopper_backward.cu, the arguments of the backward pass on Hopper.
 type HopperBackward struct {
 	Q, K, V, Dout, DQ TensorMap
-	Progress          uint64 // of uint32
+	Progress, Order   uint64 // of uint32; of int32
 
-	Start, Blocks, Banded, Fold, Beside int32
-	Unused                              [9]int32
+	Start, Blocks, Banded, Fold, Beside, Together, FreshLo, FreshHi int32
+	Unused                                                          [4]int32
 
 	P FlashParams
 }

@@ -1,9 +1,8 @@
 package call
 
 import (
-	"slices"
-
 	"github.com/cprun/cprun/kernels/source"
+	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -41,7 +40,11 @@ type HopperForward struct {
 	Blocks          int    // of queries, of all heads; a grid has no more
 	Maps            [3]Map // Q, K, V
 	Params          source.HopperForward
-	// Tiles, and Order, how the blocks of queries of a head are taken, go to memory where there are any.
+	Lists           HopperLists
+}
+
+// HopperLists are what goes to memory, where there is any: tiles, and how the blocks of a head are taken.
+type HopperLists struct {
 	Tiles []source.FlashTile
 	Order []int32
 }
@@ -56,13 +59,13 @@ func (f *Flash) HopperForward(s source.HopperShape, out View, first, last bool) 
 	heads := f.Q.Len(tensor.Heads) * f.Q.Len(tensor.Batch)
 	blocks := (f.Q.Len(tensor.Seq) + s.Rows() - 1) / s.Rows()
 	p := &l.Params
-	p.P, l.Tiles = f.params(own)
+	p.P, l.Lists.Tiles = f.params(own)
 	capped := needsMore(&p.P)
 	keys := s.Keys(capped)
 	l.Program, l.Kernel = s.Forward(capped).Name, "hopper_forward_"+flashTypes[f.Q.DType()]
 	l.Threads, l.Shared, l.Blocks = 128*(s.Groups+1), s.ForwardShared(capped), blocks*heads
 	l.Maps = [3]Map{{f.Q, panel, s.Rows()}, {f.K, panel, keys}, {f.V, panel, keys}}
-	l.Order = longestFirst(own, blocks, s.Rows(), keys)
+	l.Lists.Order = longestFirst(stepsOf(own, blocks, s.Rows(), keys), true)
 	p.Blocks, p.AllHeads, p.HeadsBeside = int32(blocks), int32(heads), int32(f.headsBeside())
 	if first {
 		p.Pass |= source.HopperFirst
@@ -82,35 +85,63 @@ func needsMore(p *source.FlashParams) bool {
 // HopperBackward is a launch of the backward pass on Hopper.
 type HopperBackward struct {
 	Program, Kernel string
-	Grid            [3]int
+	Grid            [3]int // of nothing, where no query sees a key
 	Threads, Shared int
 	Maps            [5]Map // Q, K, V, dO, dQ
 	Params          source.HopperBackward
-	Tiles           []source.FlashTile // as in HopperForward
-	Progress        int                // how many numbers Params.Progress is to have, each 0
+	Lists           HopperLists
+	Progress        int  // how many numbers Params.Progress is to have, each 0
+	SetsFresh       bool // whether it sets gradients of keys that hold nothing yet
 }
 
-// HopperBackward returns the launch of a block of a backward pass; ok is false where there is nothing to do.
-func (f *Flash) HopperBackward(s source.HopperShape) (l HopperBackward, ok bool) {
-	return f.hopperBackward(s, false)
-}
-
-func (f *Flash) hopperBackward(s source.HopperShape, ordered bool) (l HopperBackward, ok bool) {
-	own := ownTiles(f.Tiles, true)
-	if f.Q.Size() == 0 || len(own) == 0 {
-		return l, false
+// HopperBackward returns the launch of a block of a backward pass, for a GPU of so many SMs. The gradients of fresh keys hold nothing
+// yet.
+func (f *Flash) HopperBackward(s source.HopperShape, sms int, fresh partition.Range) HopperBackward {
+	l, steps := f.hopperBackward(s, false, fresh)
+	blocks, heads, p := working(steps), f.K.Len(tensor.Heads), &l.Params
+	if blocks == 0 {
+		return l
 	}
-	p, more := f.params(own)
+	if l.Lists.Order = longestFirst(steps, false); l.Lists.Order != nil {
+		l.Lists.Order = l.Lists.Order[:blocks]
+	}
+	p.Blocks, p.Together = int32(blocks), int32(together(steps, heads, sms, f.stepsBeside(l.Maps[0].Rows)))
+	l.Grid[0] = blocks * heads
+	return l
+}
+
+// stepsBeside is how many steps, of so many queries, blocks of all KV heads may take that run beside each other: what they read and
+// add to then stays in the L2.
+func (f *Flash) stepsBeside(queries int) int {
+	const kept = 32 << 20
+	row := f.Q.Len(tensor.Dim)*(f.Q.DType().Size()+f.DQ.DType().Size()) + f.DO.Len(tensor.Dim)*f.DO.DType().Size()
+	return kept / (f.K.Len(tensor.Heads) * queries * row)
+}
+
+// hopperBackward is HopperBackward but for how blocks of keys are taken, and the steps that each takes.
+func (f *Flash) hopperBackward(s source.HopperShape, ordered bool, fresh partition.Range) (l HopperBackward, steps []int) {
+	p, more := f.params(ownTiles(f.Tiles, true))
 	capped := needsMore(&p)
 	queries, dqRows, _ := s.BackwardBoxes(capped)
 	const floats = panel / 2 // of dQ, in as many bytes
-	return HopperBackward{
+	l = HopperBackward{
 		Program: s.Backward(capped, ordered).Name, Kernel: "hopper_backward_" + flashTypes[f.Q.DType()],
-		Grid:    [3]int{(f.K.Len(tensor.Seq) + s.OwnKeys() - 1) / s.OwnKeys(), f.K.Len(tensor.Heads), f.K.Len(tensor.Batch)},
+		Grid:    [3]int{0, 1, f.K.Len(tensor.Batch)},
 		Threads: 128 * (s.KeyGroups + 1), Shared: s.BackwardShared(capped),
 		Maps:   [5]Map{{f.Q, panel, queries}, {f.K, panel, s.OwnKeys()}, {f.V, panel, s.OwnKeys()}, {f.DO, panel, queries}, {f.DQ, floats, dqRows}},
-		Params: source.HopperBackward{P: p}, Tiles: more,
-	}, true
+		Params: source.HopperBackward{P: p}, Lists: HopperLists{Tiles: more},
+	}
+	keys := s.OwnKeys()
+	steps = stepsOf(ownTiles(f.Tiles, true), (f.K.Len(tensor.Seq)+keys-1)/keys, keys, queries)
+	if f.Q.Size() == 0 {
+		clear(steps)
+	}
+	// A block without a step leaves its keys alone.
+	first, end := fresh.Lo/keys, (fresh.Hi+keys-1)/keys
+	if l.SetsFresh = fresh.Len() > 0 && working(steps[first:end]) == end-first; l.SetsFresh {
+		l.Params.FreshLo, l.Params.FreshHi = int32(fresh.Lo), int32(fresh.Hi)
+	}
+	return l, steps
 }
 
 // keptBytes is how much of K and V blocks of the grid read beside each other: what the L2 holds of it, which
@@ -133,27 +164,4 @@ func (f *Flash) headsBeside() int {
 		count *= f.Q.Len(tensor.Batch)
 	}
 	return count * group
-}
-
-// longestFirst returns the blocks of so many own rows, those that walk over the most others first, in steps of so many;
-// nil where that is from the last to the first.
-func longestFirst(tiles []source.FlashTile, blocks, rows, step int) []int32 {
-	steps := make([]int, blocks)
-	for _, t := range tiles {
-		for b := int(t.OwnLo) / rows; b < min(blocks, (int(t.OwnHi)+rows-1)/rows); b++ {
-			lo, hi := max(b*rows, int(t.OwnLo)), min((b+1)*rows, int(t.OwnHi))
-			from, to := max(int(t.OtherLo), lo+int(t.Lo)), min(int(t.OtherHi), hi+int(t.Hi))
-			steps[b] += max(0, to-from+step-1) / step
-		}
-	}
-	order := make([]int32, blocks)
-	for i := range order {
-		order[i] = int32(blocks - 1 - i)
-	}
-	down := func(a, b int32) int { return steps[b] - steps[a] }
-	if slices.IsSortedFunc(order, down) {
-		return nil
-	}
-	slices.SortStableFunc(order, down)
-	return order
 }

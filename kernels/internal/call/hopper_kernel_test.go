@@ -101,11 +101,14 @@ func (h *host) encode(maps []Map, to ...*source.TensorMap) {
 	}
 }
 
-// complete moves a call's tensors and brings its tiles.
-func (h *host) complete(p *source.FlashParams, tiles []source.FlashTile) (err error) {
+// complete moves a call's tensors and brings its lists.
+func (h *host) complete(p *source.FlashParams, l HopperLists, order *uint64) (err error) {
 	h.move(&p.Q.At, &p.K.At, &p.V.At, &p.Dout.At, &p.O.At, &p.LSE.At, &p.Delta.At, &p.DQ.At, &p.DK.At, &p.DV.At)
-	if tiles != nil {
-		p.Tiles, err = h.words(Words(tiles))
+	if l.Tiles != nil {
+		p.Tiles, err = h.words(Words(l.Tiles))
+	}
+	if err == nil && l.Order != nil {
+		*order, err = h.words(Words(l.Order))
 	}
 	return err
 }
@@ -114,10 +117,7 @@ func (k *hostFlash) launchForward(l HopperForward) error {
 	p := &l.Params
 	k.encode(l.Maps[:], &p.Q, &p.K, &p.V)
 	k.move(&p.Out.At)
-	err := k.complete(&p.P, l.Tiles)
-	if err == nil && l.Order != nil {
-		p.Order, err = k.words(Words(l.Order))
-	}
+	err := k.complete(&p.P, l.Lists, &p.Order)
 	if err == nil {
 		p.Next, err = k.words([]uint32{0})
 	}
@@ -171,19 +171,22 @@ func (f *hopperBackward) Block(b attention.GradBlock) error {
 	if !ok || !c.TakesHopper() || f.k.deterministic && !c.HasOrder(s) {
 		return f.hostBackward.Block(b)
 	}
-	fresh := b.KeyGrads.Rows(b.Fresh.Lo, b.Fresh.Hi)
-	clear32(fresh.DK)
-	clear32(fresh.DV)
-	l, some := c.HopperBackward(s)
+	launch := c.HopperBackward
 	if f.k.deterministic {
-		l, some = c.HopperOrdered(s, f.k.sms)
+		launch = c.HopperOrdered
 	}
-	if !some {
+	l := launch(s, f.k.sms, b.Fresh)
+	if !l.SetsFresh {
+		fresh := b.KeyGrads.Rows(b.Fresh.Lo, b.Fresh.Hi)
+		clear32(fresh.DK)
+		clear32(fresh.DV)
+	}
+	if l.Grid[0] == 0 {
 		return nil
 	}
 	p := &l.Params
 	f.k.encode(l.Maps[:], &p.Q, &p.K, &p.V, &p.Dout, &p.DQ)
-	err := f.k.complete(&p.P, l.Tiles)
+	err := f.k.complete(&p.P, l.Lists, &p.Order)
 	if err == nil && l.Progress > 0 {
 		p.Progress, err = f.k.words(make([]uint32, l.Progress))
 	}
@@ -376,32 +379,6 @@ func TestFold(t *testing.T) {
 	} {
 		if fold, beside := fold(c.blocks, c.heads, c.sms); fold != c.fold || beside != c.beside {
 			t.Errorf("%d blocks of %d heads, %d SMs: %d and %d, want %d and %d", c.blocks, c.heads, c.sms, fold, beside, c.fold, c.beside)
-		}
-	}
-}
-
-// TestLongestFirst holds that blocks which walk over more come first, and that nothing is said where that
-// is the order from the last to the first.
-func TestLongestFirst(t *testing.T) {
-	causal := func(cuts ...int) (tiles []partition.Tile) {
-		for i := range len(cuts) - 1 {
-			r := partition.Range{Lo: cuts[i], Hi: cuts[i+1]}
-			tiles = append(tiles, partition.Tile{Q: r, K: r, Band: partition.Band{Lo: -partition.Unbounded}})
-		}
-		return tiles
-	}
-	for _, c := range []struct {
-		tiles []partition.Tile
-		want  string
-	}{
-		{causal(0, 512), "[]"},
-		{causal(0, 384, 512), "[2 1 3 0]"},
-		{causal(0, 128, 256, 384, 512), "[]"},
-		{causal(256, 512), "[]"},
-		{causal(0, 256), "[1 0 3 2]"},
-	} {
-		if got := fmt.Sprint(longestFirst(ownTiles(c.tiles, false), 4, 128, 64)); got != c.want {
-			t.Errorf("%v: %s, want %s", c.tiles, got, c.want)
 		}
 	}
 }

@@ -2,25 +2,26 @@ package call
 
 import (
 	"github.com/cprun/cprun/kernels/source"
+	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
 )
 
 // HopperOrdered returns HopperBackward where blocks of keys take turns to add to dQ, so that its bits are the same
 // whenever a GPU of so many SMs computes it. It is for calls that HasOrder.
-func (f *Flash) HopperOrdered(s source.HopperShape, sms int) (l HopperBackward, ok bool) {
-	l, ok = f.hopperBackward(s, true)
-	if !ok {
-		return l, false
+func (f *Flash) HopperOrdered(s source.HopperShape, sms int, fresh partition.Range) HopperBackward {
+	l, steps := f.hopperBackward(s, true, fresh)
+	if working(steps) == 0 {
+		return l
 	}
 	o := f.orderOf(s, sms)
-	l.Grid[0], l.Grid[1] = o.blocks*l.Grid[1], 1
+	l.Grid[0] = o.blocks * f.K.Len(tensor.Heads)
 	l.Progress = l.Grid[0] * l.Grid[2] * s.KeyGroups
 	p := &l.Params
 	p.Start, p.Blocks, p.Fold, p.Beside = int32(o.start), int32(o.blocks), int32(o.fold), int32(o.beside)
 	if o.banded {
 		p.Banded = 1
 	}
-	return l, true
+	return l
 }
 
 // HasOrder reports whether blocks of keys can add to dQ in order: each goes over the queries of a head from
