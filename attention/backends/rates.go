@@ -139,8 +139,9 @@ func rateKey(p Params) (k RateKey, ok bool) {
 // compares reports whether there are rates of more than one backend.
 func (m *measured) compares() bool { return len(m.rates) > 1 }
 
-// alike is the part of a rate by which runs of one kernel differ: rates no further apart do not compare.
-const alike = 0.02
+// alike is the part of a rate by which two runs of the table differ for one and the same kernel of cuDNN: rates no further apart do not
+// compare.
+const alike = 0.05
 
 // sort is an order of backends with those that are measured fastest first. They share the places that
 // they had; the rest stay where they are, and rates that are alike leave the order as it is.

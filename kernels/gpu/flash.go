@@ -26,7 +26,8 @@ type Flash struct {
 	shared        int          // bytes of shared memory that a block may have
 	hopper        *cuda.Memory // what its kernels hand out work by; nil on other GPUs
 	progress      *cuda.Memory // of blocks that add in order; nil before the first
-	sharedP       bool         // on Hopper, take probabilities from shared memory, for a test
+	// change makes a shape for Hopper that of a program for tests; nil: there is none.
+	change func(*source.HopperShape)
 }
 
 // NewFlash computes on stream. Deterministic repeats gradients bit for bit: on Hopper, blocks wait for

@@ -310,11 +310,36 @@ func sameBits(t testing.TB, got, want attended) {
 func TestProbabilitiesFromSharedMemory(t *testing.T) {
 	r := newCUDARig(t)
 	registers, memory := r.newFlash(true), r.newFlash(true)
-	memory.sharedP = true
+	memory.change = func(s *source.HopperShape) { s.SharedP = true }
 	for _, window := range []int{-1, 1000} {
 		for _, dtype := range []tensor.DType{tensor.BF16, tensor.F16} {
 			f := r.masked(4000, window, usualDims)
 			sameBits(t, r.attend(memory, dtype, f), r.attend(registers, dtype, f))
+		}
+	}
+}
+
+// TestEveryLaneArrives holds that kernels on Hopper whose warps say with every lane that they have done with something, not with
+// one, compute the same bits. Under compute-sanitizer's racecheck, the first of each two subtests holds that nothing else is missing.
+func TestEveryLaneArrives(t *testing.T) {
+	r := newCUDARig(t)
+	for _, s := range source.HopperEveryLane {
+		for _, deterministic := range []bool{false, true} {
+			of := fmt.Sprintf("head dim %d, deterministic %t", s.QK, deterministic)
+			f := r.masked(300, 200, [2]int{s.QK, s.V})
+			var every attended
+			t.Run("every lane, "+of, func(t *testing.T) {
+				k := r.within(t).newFlash(deterministic)
+				k.change = func(s *source.HopperShape) { s.EveryLane = true }
+				every = r.within(t).attend(k, tensor.BF16, f)
+			})
+			t.Run("one lane, "+of, func(t *testing.T) {
+				one := r.within(t).attend(r.newFlash(deterministic), tensor.BF16, f)
+				if !deterministic {
+					one.dq = every.dq // in no certain order
+				}
+				sameBits(t, every, one)
+			})
 		}
 	}
 }

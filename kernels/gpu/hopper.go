@@ -50,7 +50,9 @@ func (f *Flash) zeros(words int64) (uint64, error) {
 // hopperShape is the shape for a call, if it can go to the kernels for Hopper.
 func (f *Flash) hopperShape(c *call.Flash, more ...View) (source.HopperShape, bool) {
 	s, ok := source.HopperShapeFor(c.Q.Len(tensor.Dim), c.V.Len(tensor.Dim))
-	s.SharedP = f.sharedP
+	if f.change != nil {
+		f.change(&s)
+	}
 	return s, ok && f.hopper != nil && c.TakesHopper(more...)
 }
 

@@ -17,6 +17,9 @@ type HopperShape struct {
 	// SharedP has products take probabilities from shared memory, not from registers: slower, for tests, as both are the same
 	// bits where the compiler has not mixed up registers.
 	SharedP bool
+	// EveryLane has every lane of a warp say that the warp has done with something, not one: slower, for tests under
+	// compute-sanitizer's racecheck, which takes it to be of that lane's own accesses.
+	EveryLane bool
 }
 
 // HopperShapes are the shapes that are compiled, the smallest head dims first. Each step is the widest for
@@ -61,7 +64,8 @@ func option(has bool, name, constant string) (string, define) {
 func (s HopperShape) options(capped bool) (name string, constants []define) {
 	a, score := option(capped, "capped", "CAP")
 	b, shared := option(s.SharedP, "shared_p", "SHARED_P")
-	return a + b, []define{score, shared, {"INLINE_TILES", FlashTiles}}
+	c, lanes := option(s.EveryLane, "every_lane", "EVERY_LANE")
+	return a + b + c, []define{score, shared, lanes, {"INLINE_TILES", FlashTiles}}
 }
 
 // ahead is how many blocks of keys the forward pass has loaded ahead: two, where there is room.
@@ -186,12 +190,24 @@ func hopperPrograms() (list []Program) {
 		list = append(list, s.Forward(false), s.Forward(true))
 		list = append(list, s.Backward(false, false), s.Backward(true, false), s.Backward(false, true), s.Backward(true, true))
 	}
-	return append(list, HopperSharedP.Forward(false), HopperSharedP.Backward(false, true))
+	list = append(list, HopperSharedP.Forward(false), HopperSharedP.Backward(false, true))
+	for _, s := range HopperEveryLane {
+		list = append(list, s.Forward(false), s.Backward(false, false), s.Backward(false, true))
+	}
+	return list
 }
 
 // HopperSharedP is the shape of head dim 128 with probabilities in shared memory.
-var HopperSharedP = func() HopperShape {
-	s, _ := HopperShapeFor(128, 128)
-	s.SharedP = true
+var HopperSharedP = hopperTest(128, func(s *HopperShape) { s.SharedP = true })
+
+// HopperEveryLane are shapes whose warps arrive with every lane: one with two buffers of dO and one with one.
+var HopperEveryLane = []HopperShape{
+	hopperTest(128, func(s *HopperShape) { s.EveryLane = true }), hopperTest(256, func(s *HopperShape) { s.EveryLane = true }),
+}
+
+// hopperTest is the shape of a head dim, changed for tests.
+func hopperTest(dim int, change func(*HopperShape)) HopperShape {
+	s, _ := HopperShapeFor(dim, dim)
+	change(&s)
 	return s
-}()
+}

@@ -20,7 +20,7 @@
 //
 // Compiled with HEAD_QK and HEAD_V, the head dims rounded up, BM, STAGES, GROUPS, SPLIT, ORDERED, and CAP, 1 for scores that a
 // factor above 0 alone does not make of products, CAPPED or SCALED; these take more registers, and a smaller BM. SHARED_P
-// is as in hopper_forward.cu, of P and dS.
+// and EVERY_LANE are as in hopper_forward.cu, of P and dS.
 #include "hopper_backward.cuh"
 
 // cover finds out which keys are in some tile, and clears the others in shared memory: they may be
@@ -184,7 +184,7 @@ __device__ __forceinline__ void keep_queries(unsigned to, const float (&c)[DQ_RO
 // arrive_by_warps arrives once for each warp.
 __device__ __forceinline__ void arrive_by_warps(unsigned barrier) {
   __syncwarp();
-  if (threadIdx.x % 32 == 0) {
+  if (arrives_for_warp()) {
     barrier_arrive(barrier);
   }
 }
@@ -446,12 +446,12 @@ template <class T> __device__ __forceinline__ void backward(const HopperBackward
   if (threadIdx.x == 0) {
     barrier_init(base + Shared::KEYS_FULL, 1);
     for (int i = 0; i < STAGES; i++) {
-      barrier_init(base + Shared::FULL + 8 * i, 2); // of who loads, and of who brings LSE and delta
-      barrier_init(base + Shared::EMPTY + 8 * i, CONSUMERS / 32 + GROUPS); // of consumers, and of who adds their dQ
+      barrier_init(base + Shared::FULL + 8 * i, 1 + LANES); // of who loads, and of who brings LSE and delta
+      barrier_init(base + Shared::EMPTY + 8 * i, (CONSUMERS / 32 + GROUPS) * LANES); // of consumers, and of who adds their dQ
     }
     if (ONE_DO) {
       barrier_init(base + Shared::DO_FULL, 1);
-      barrier_init(base + Shared::DO_EMPTY, CONSUMERS / 32);
+      barrier_init(base + Shared::DO_EMPTY, CONSUMERS / 32 * LANES);
     }
     barriers_ready();
     keep_turn(b, base);

@@ -3,6 +3,7 @@
 #pragma once
 #include "flash.cuh"
 #include "hopper.cuh"
+#include "hopper_lanes.cuh"
 
 constexpr int BN = SPLIT ? 64 : 64 * GROUPS, CONSUMERS = 128 * GROUPS, THREADS = 128 + CONSUMERS;
 // Registers of a thread. Those of a block are 65536 together.
@@ -261,7 +262,7 @@ __device__ __forceinline__ void fetch_stats(const HopperBackward& b, unsigned ba
       }
     }
     __syncwarp();
-    if (lane == 0) {
+    if (arrives_for_warp()) {
       barrier_arrive(base + Shared::FULL + 8 * stage);
     }
     if (!more) {
@@ -327,7 +328,7 @@ __device__ __forceinline__ void add_queries(const HopperBackward& b, unsigned ba
       }
       return;
     }
-    if (adds) {
+    if (EVERY_LANE || adds) {
       barrier_arrive(base + Shared::EMPTY + 8 * stage);
     }
 #pragma unroll

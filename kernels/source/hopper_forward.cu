@@ -9,9 +9,11 @@
 //
 // Compiled with HEAD_QK and HEAD_V, the head dims rounded up, GROUPS, BN, STAGES, how many blocks are loaded ahead, and CAP,
 // 1 where scores may need more than a factor. With SHARED_P, products take probabilities from shared memory, not
-// from registers: slower, for tests, as the results are the same bits if the compiler keeps registers apart.
+// from registers: slower, for tests, as the results are the same bits if the compiler keeps registers apart. EVERY_LANE is for
+// tests, too; see hopper_lanes.cuh.
 #include "flash_products.cuh"
 #include "hopper.cuh"
+#include "hopper_lanes.cuh"
 
 constexpr int BM = 64 * GROUPS;
 constexpr int THREADS = 128 * (GROUPS + 1);
@@ -150,7 +152,7 @@ struct Lane {
 // release says that this warp has read what the barrier guards.
 __device__ __forceinline__ void release(unsigned barrier, const Lane& lane) {
   __syncwarp();
-  if (lane.first) {
+  if (arrives_for_warp()) {
     barrier_arrive(barrier);
   }
 }
@@ -419,12 +421,12 @@ template <class T> __device__ __forceinline__ void forward(const HopperForward& 
   const unsigned base = smem_address(shared);
   if (threadIdx.x == 0) {
     barrier_init(base + Shared::Q_FULL, 1);
-    barrier_init(base + Shared::Q_EMPTY, 4 * GROUPS);
+    barrier_init(base + Shared::Q_EMPTY, 4 * GROUPS * LANES);
     for (int i = 0; i < STAGES; i++) {
       barrier_init(base + Shared::K_FULL + 8 * i, 1);
       barrier_init(base + Shared::V_FULL + 8 * i, 1);
-      barrier_init(base + Shared::K_EMPTY + 8 * i, 4 * GROUPS);
-      barrier_init(base + Shared::V_EMPTY + 8 * i, 4 * GROUPS);
+      barrier_init(base + Shared::K_EMPTY + 8 * i, 4 * GROUPS * LANES);
+      barrier_init(base + Shared::V_EMPTY + 8 * i, 4 * GROUPS * LANES);
     }
     barriers_ready();
   }

@@ -43,10 +43,10 @@ type HopperForward struct {
 	Lists           HopperLists
 }
 
-// HopperLists are what goes to memory, where there is any: tiles, and how the blocks of a head are taken.
+// HopperLists are what goes to memory, where there is any.
 type HopperLists struct {
 	Tiles []source.FlashTile
-	Order []int32
+	Order []int32 // how the blocks of a head are taken
 }
 
 // HopperForward returns the launch of a block of a forward pass; ok is false where there is nothing to do.

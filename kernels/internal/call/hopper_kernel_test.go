@@ -20,14 +20,16 @@ import (
 // copy engine cannot bring is left to hostFlash, in the same pass.
 type hostHopper struct {
 	*hostFlash
-	sharedP bool
-	sms     int // of the GPU that it stands for
+	change func(*source.HopperShape) // makes a shape that of a program for tests; nil: there is none
+	sms    int                       // of the GPU that it stands for
 }
 
-// shapeOf is source.HopperShapeFor a call, of probabilities in shared memory where they are to be.
+// shapeOf is source.HopperShapeFor a call, changed for tests.
 func (k hostHopper) shapeOf(c *Flash) (source.HopperShape, bool) {
 	s, ok := source.HopperShapeFor(c.Q.Len(tensor.Dim), c.V.Len(tensor.Dim))
-	s.SharedP = k.sharedP
+	if k.change != nil {
+		k.change(&s)
+	}
 	return s, ok
 }
 
@@ -206,7 +208,7 @@ func (k *hostFlash) hopperSuite(t *testing.T, dtype tensor.DType, leaves func(at
 	t.Run(fmt.Sprintf("%v, deterministic %t", dtype, k.deterministic), func(t *testing.T) {
 		k.t = t
 		rig := k.rig()
-		rig.Kernel = hostHopper{k, false, 4}
+		rig.Kernel = hostHopper{k, nil, 4}
 		attentiontest.TestKernel(t, func(testing.TB) attentiontest.Rig { return rig }, attentiontest.Options{
 			DTypes: []tensor.DType{dtype}, MaxHeadDim: source.FlashMaxDim, NoScores: true,
 			Leaves: func(c attentiontest.Case) bool { return c.Dim%8 != 0 || c.DimV%8 != 0 || leaves != nil && leaves(c) },
@@ -275,7 +277,7 @@ func TestHopperShapesOnHost(t *testing.T) {
 		for _, deterministic := range []bool{false, true} {
 			k := &hostFlash{h, deterministic, large}
 			rig := k.rig()
-			rig.Kernel = hostHopper{k, false, 4}
+			rig.Kernel = hostHopper{k, nil, 4}
 			t.Run(fmt.Sprintf("%d and %d, deterministic %t", s.QK, s.V, deterministic), func(t *testing.T) {
 				h.t = t
 				for _, c := range shapeCases(s) {
@@ -302,7 +304,7 @@ func TestHopperShapesOnHost(t *testing.T) {
 func TestSharedPOnHost(t *testing.T) {
 	k := &hostFlash{newHost(t), true, large}
 	rig := k.rig()
-	rig.Kernel = hostHopper{k, true, 4}
+	rig.Kernel = hostHopper{k, func(s *source.HopperShape) { s.SharedP = true }, 4}
 	for seed := range uint64(4) {
 		c := attentiontest.RandomCase(seed)
 		c.Dim, c.DimV, c.Layout, c.Softmax = source.HopperSharedP.QK, source.HopperSharedP.V, attentiontest.Dense, attention.Softmax{Scale: 0.1}
@@ -311,6 +313,26 @@ func TestSharedPOnHost(t *testing.T) {
 	for _, p := range []source.Program{source.HopperSharedP.Forward(false), source.HopperSharedP.Backward(false, true)} {
 		if !k.ran[p.Name] {
 			t.Errorf("%s has not run", p.Name)
+		}
+	}
+}
+
+// TestEveryLaneOnHost runs the kernels whose warps arrive with every lane.
+func TestEveryLaneOnHost(t *testing.T) {
+	h := newHost(t)
+	for _, s := range source.HopperEveryLane {
+		for _, deterministic := range []bool{false, true} {
+			k := &hostFlash{h, deterministic, large}
+			rig := k.rig()
+			rig.Kernel = hostHopper{k, func(s *source.HopperShape) { s.EveryLane = true }, 4}
+			c := attentiontest.RandomCase(3)
+			c.Dim, c.DimV, c.Layout, c.Softmax = s.QK, s.V, attentiontest.Dense, attention.Softmax{Scale: 0.1}
+			attentiontest.Check(t, rig, c, tensor.BF16)
+			for _, p := range []source.Program{s.Forward(false), s.Backward(false, deterministic)} {
+				if !h.ran[p.Name] {
+					t.Errorf("%s has not run", p.Name)
+				}
+			}
 		}
 	}
 }
@@ -364,7 +386,7 @@ func TestTurnsOnHost(t *testing.T) {
 		all := partition.Range{Hi: c.seq}
 		k := &hostFlash{h, true, large}
 		rig := k.rig()
-		rig.Kernel = hostHopper{k, false, c.sms}
+		rig.Kernel = hostHopper{k, nil, c.sms}
 		attentiontest.Check(t, rig, attentiontest.Case{
 			Batch: 1, Heads: heads, KVHeads: heads, Dim: c.dim, DimV: c.dim, SeqQ: c.seq, SeqK: c.seq, Softmax: attention.Softmax{Scale: 0.125},
 			Tiles: []partition.Tile{{Q: all, K: all, Band: partition.Band{Lo: c.lo}}},
