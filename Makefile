@@ -146,7 +146,9 @@ cuda:
 
 # The tests with the tag cuda that need no GPU: runs the flash kernels as C++ on the CPU, compiles every
 # kernel for every architecture and looks at what the compiler says of it, and loads made up drivers. With SHORT=-short,
-# as in CI, each program is compiled for one architecture, in turns, and the host runs a third of the cases in the types beside the first. What go test would vet, vet-cuda does.
+# as in CI, each program is compiled for one architecture, in turns, but a sixteenth of those alone whose source, options and
+# compiler have passed (kernels/source/testdata/compiled.txt), and the host runs a third of the cases in the types beside the
+# first. What go test would vet, vet-cuda does.
 SHORT ?=
 test-kernels:
 	$(CUDA) $(GO) test -tags cuda -vet off $(SHORT) -timeout 30m ./kernels/internal/call ./kernels/source ./internal/cuda/nvrtc ./internal/cuda/driver

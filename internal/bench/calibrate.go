@@ -253,7 +253,8 @@ func (c *calibration) products(ctx context.Context) (set cost.Set, err error) {
 		for _, in := range c.spec.Sides {
 			for _, out := range c.spec.Sides {
 				mark := arena.Mark()
-				list, at := c.operandsOf(ctx, arena, n, in, out, &err), 0
+				list, err := c.operandsOf(ctx, arena, n, in, out)
+				at := 0
 				next := func() *operands { at++; return &list[at%len(list)] }
 				for _, op := range []struct {
 					kind string
@@ -304,11 +305,11 @@ func (c *calibration) productBytes(n, in, out int) int64 {
 const mostOperands = 16
 
 // operandsOf is operands of a product that measurements take in turns.
-func (c *calibration) operandsOf(ctx context.Context, arena *tensor.Arena, n, in, out int, err *error) (list []operands) {
+func (c *calibration) operandsOf(ctx context.Context, arena *tensor.Arena, n, in, out int) (list []operands, err error) {
 	of := func(shape ...int) View {
 		v := arena.Alloc(c.dtype, shape...)
-		if e := c.random(ctx, v, 1); e != nil && *err == nil {
-			*err = e
+		if err == nil {
+			err = c.random(ctx, v, 1)
 		}
 		return v
 	}
@@ -318,7 +319,7 @@ func (c *calibration) operandsOf(ctx context.Context, arena *tensor.Arena, n, in
 		c.Device.Ops.Zero(o.dw)
 		list = append(list, o)
 	}
-	return list
+	return list, err
 }
 
 // passes measures the operations of `bench ops` but for its products, at several lengths. What an operation

@@ -65,7 +65,7 @@ func TestOperandsTakeTurns(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			list := c.operandsOf(context.Background(), arena, x.n, x.in, x.out, &err)
+			list, err := c.operandsOf(context.Background(), arena, x.n, x.in, x.out)
 			if err != nil || len(list) != x.want {
 				t.Errorf("%v: %d sets of operands, %v; want %d", x, len(list), err, x.want)
 			}

@@ -24,7 +24,7 @@ func at(sizes ...float64) (s spot) {
 type grid struct {
 	axis  [axes][]float64 // ascending
 	dense []float64       // by place, NaN where there is none; nil where places are too many
-	value map[int]float64 // likewise: a file may have axes whose combinations no memory holds
+	value map[int]float64 // by place, where dense is nil: a file may have axes whose combinations no memory holds
 	spots map[spot]float64
 	list  []point // the same
 }
@@ -59,15 +59,18 @@ func (g *grid) build() {
 	}
 	if n, ok := g.places(); ok {
 		g.dense = slices.Repeat([]float64{math.NaN()}, n)
+	} else {
+		g.value = make(map[int]float64, len(g.spots))
 	}
-	g.value = make(map[int]float64, len(g.spots))
 	for s, v := range g.spots {
 		var n [axes]int
 		for i, x := range s {
 			n[i], _ = slices.BinarySearch(g.axis[i], x)
 		}
-		if g.value[g.place(n)] = v; g.dense != nil {
+		if g.dense != nil {
 			g.dense[g.place(n)] = v
+		} else {
+			g.value[g.place(n)] = v
 		}
 		g.list = append(g.list, point{s, v})
 	}
@@ -107,7 +110,7 @@ func (g *grid) place(n [axes]int) (at int) {
 
 // look returns the value at a spot; false where there is no point.
 func (g *grid) look(s spot) (float64, bool) {
-	if g == nil || len(g.value) == 0 {
+	if g == nil || len(g.list) == 0 {
 		return 0, false
 	}
 	var low [axes]int

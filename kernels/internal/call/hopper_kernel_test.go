@@ -322,6 +322,9 @@ func TestEveryLaneOnHost(t *testing.T) {
 	h := newHost(t)
 	for _, s := range source.HopperEveryLane {
 		for _, deterministic := range []bool{false, true} {
+			if testing.Short() && deterministic == isWide(s) {
+				continue
+			}
 			k := &hostFlash{h, deterministic, large}
 			rig := k.rig()
 			rig.Kernel = hostHopper{k, func(s *source.HopperShape) { s.EveryLane = true }, 4}

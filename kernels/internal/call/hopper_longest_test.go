@@ -111,13 +111,17 @@ func TestFreeTurnsOnHost(t *testing.T) {
 		sms, together, blocks int
 		fresh                 bool // whether the kernel sets gradients of fresh keys
 		part                  bool // only some are
+		short                 bool // whether it runs with -short
 		tiles                 []partition.Tile
 	}{
-		{1, 2, 3, true, false, []partition.Tile{{Q: span(0, 300), K: span(0, 300), Band: causal}}},
-		{1, 1, 3, true, false, []partition.Tile{{Q: span(0, 130), K: span(0, 130), Band: causal}, {Q: span(130, 300), K: span(140, 300), Band: partition.Full()}}},
-		{1, 1, 2, false, true, []partition.Tile{{Q: span(0, 100), K: span(0, 100), Band: causal}, {Q: span(100, 300), K: span(260, 300), Band: partition.Full()}}},
-		{8, 3, 3, true, true, []partition.Tile{{Q: span(0, 300), K: span(0, 300), Band: partition.Full()}}},
+		{1, 2, 3, true, false, false, []partition.Tile{{Q: span(0, 300), K: span(0, 300), Band: causal}}},
+		{1, 1, 3, true, false, true, []partition.Tile{{Q: span(0, 130), K: span(0, 130), Band: causal}, {Q: span(130, 300), K: span(140, 300), Band: partition.Full()}}},
+		{1, 1, 2, false, true, true, []partition.Tile{{Q: span(0, 100), K: span(0, 100), Band: causal}, {Q: span(100, 300), K: span(260, 300), Band: partition.Full()}}},
+		{8, 3, 3, true, true, true, []partition.Tile{{Q: span(0, 300), K: span(0, 300), Band: partition.Full()}}},
 	} {
+		if testing.Short() && !c.short {
+			continue
+		}
 		k := &hostFlash{h, false, large}
 		rig := k.rig()
 		rig.Kernel = hostHopper{k, nil, c.sms}
