@@ -143,6 +143,11 @@ func (c *checker) keys(q View, b Block) {
 	if h, g := q.Len(tensor.Heads), k.Len(tensor.Heads); g == 0 || h%g != 0 {
 		c.fault("%d query heads are not a multiple of %d KV heads", h, g)
 	}
+	for _, g := range b.Gates {
+		if !inside(g.Rows, k.Len(tensor.Seq)) {
+			c.fault("a gate of rows %v outside %d keys", g.Rows, k.Len(tensor.Seq))
+		}
+	}
 	for _, t := range b.Tiles {
 		if !inside(t.Q, q.Len(tensor.Seq)) || !inside(t.K, k.Len(tensor.Seq)) {
 			c.fault("tile of queries %v and keys %v outside %d queries and %d keys",

@@ -69,9 +69,25 @@ type Block struct {
 	Tiles []partition.Tile
 	// Columns is the position in the whole sequence of each key; nil where nothing is added to scores.
 	Columns []int
+	// Gates are rows of K and V that may be on their way when the call is queued: the kernel reads them when their
+	// gates are open. Only a Waiter gets any. All other rows are there.
+	Gates []Gate
 	// First says that no block with tiles came before in the pass, so that the state of every
 	// row is that before any key; Last, that none comes after.
 	First, Last bool
+}
+
+// Gate is rows of keys and values that are there once it is open.
+type Gate struct {
+	Rows partition.Range
+	tensor.Gate
+}
+
+// Waiter is a Kernel that waits for the Gates of blocks, so that it can begin with the rows that are there.
+type Waiter interface {
+	Kernel
+	// WaitsForKeys reports whether it does so within a call, and not before all of it.
+	WaitsForKeys() bool
 }
 
 // ForwardPass folds blocks of keys into one result.

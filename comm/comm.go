@@ -105,6 +105,22 @@ type Pending interface {
 	Sync(ctx context.Context) error
 }
 
+// Gated is a transfer in flight whose arrival a kernel can wait for by itself. So the kernel may begin before it, and do
+// what it can meanwhile. Transfers by copy engines between GPUs are.
+type Gated interface {
+	Pending
+	// Gates returns the gate of each peer that the call receives from, which opens when all of that peer's messages are there;
+	// nil where there are none, and the call is only to be waited for. Like Wait it may stand until the peers' hosts
+	// have made the same call. Wait still is to be called, behind the kernel.
+	Gates() []PeerGate
+}
+
+// PeerGate is the gate of what comes from a peer.
+type PeerGate struct {
+	Peer int
+	tensor.Gate
+}
+
 // What some communicators do beyond the interface. A caller that needs it asks for it by these
 // names.
 

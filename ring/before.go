@@ -1,7 +1,8 @@
 package ring
 
 // gatherBefore is the hops of a backward pass with one kernel call: the rows that the rank needs arrive first, and stand
-// with copies of its own in the order of the sequence. Nothing hides the transfer. It is the faster one where few rows
+// with copies of its own in the order of the sequence. Nothing hides the transfer, unless the kernel waits for rows by itself:
+// then it begins at once, with what needs none of others. It is the faster one where few rows
 // travel: a second call would be small, would cut what a query sees in two,
 // and its results would have to be merged with those of the first. MagiAttention's authors, too, found stages
 // slower than none where links are fast (SandAI-org/MagiAttention#353).
@@ -11,7 +12,7 @@ package ring
 func (p *Planner) gatherBefore(rank int) []Hop {
 	const gathered, returned = 1, 2
 	g := p.index.Gather(rank)
-	first, call, home := Hop{Label: "gather"}, Hop{Label: p.hopLabel(0, rank) + " and others"}, Hop{Label: "gradients home"}
+	first, call, home := Hop{Label: "gather", Early: true}, Hop{Label: p.hopLabel(0, rank) + " and others"}, Hop{Label: "gradients home"}
 	call.Keys = Block{gathered, 0, g.Rows}
 	call.Grads, call.Tiles = call.Keys, g.Tiles
 	own, n := 0, len(g.Runs)

@@ -17,16 +17,16 @@ func (b kv) rows(lo, hi int) kv {
 }
 
 // block is a call of a forward hop.
-func (c *Part) block(bufs []kv, at *positions) attention.Block {
+func (m *keys) block(c *Part, bufs []kv) attention.Block {
 	b := bufs[c.Keys.Buf].rows(0, c.Keys.Hi)
-	return attention.Block{K: b.k, V: b.v, Tiles: c.Tiles, Columns: at.of(c.From), First: c.First, Last: c.Last}
+	return attention.Block{K: b.k, V: b.v, Tiles: c.Tiles, Columns: m.at.of(c.From), Gates: m.gates, First: c.First, Last: c.Last}
 }
 
 // gradBlock is a call of a backward hop. Its gradients have the rows that others summed, too,
 // which may be more than it has keys.
-func (c *Part) gradBlock(bufs, grads []kv, at *positions, foldNext bool) attention.GradBlock {
+func (m *keys) gradBlock(c *Part, bufs, grads []kv, foldNext bool) attention.GradBlock {
 	return attention.GradBlock{
-		Block: c.block(bufs, at), KeyGrads: grads[c.Grads.Buf].grads(max(c.Keys.Hi, c.Grads.Hi)),
+		Block: m.block(c, bufs), KeyGrads: grads[c.Grads.Buf].grads(max(c.Keys.Hi, c.Grads.Hi)),
 		Fresh: partition.Range{Lo: c.Grads.Lo, Hi: c.Grads.Hi}, FoldNext: foldNext,
 	}
 }

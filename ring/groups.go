@@ -82,6 +82,9 @@ type keys struct {
 	at     *positions // of the rows of blocks
 	sets   [][]kv
 	next   flight // of the first hop of the group that comes next
+
+	late  comm.Pending     // what the hop before has left on its way; nil: nothing
+	gates []attention.Gate // of its rows
 }
 
 // keys makes room, and begins the transfers of the first group's first hop.

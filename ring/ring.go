@@ -70,11 +70,11 @@ func (r *Ring) forwardOf(keys *keys, g int, out attention.Partial, q View, p att
 		r.Stream.Label(r.part(keys.labels[g] + hop.Label))
 		moving, err := keys.begin(i, bufs, nil)
 		if err == nil {
-			err = hop.beside(moving, func(c *Part, _ bool) error {
+			err = keys.beside(hop, moving, func(c *Part, _ bool) error {
 				if len(c.Tiles) == 0 {
 					return nil
 				}
-				return pass.Block(c.block(bufs, keys.at))
+				return pass.Block(keys.block(c, bufs))
 			})
 		}
 		if err == nil && i == 0 {
@@ -135,9 +135,9 @@ func (r *Ring) backwardOf(keys *keys, g int, own attention.Grads, do, q View, ou
 		r.Stream.Label(r.part(keys.labels[g] + hop.Label))
 		moving, err := keys.begin(i, bufs, grads)
 		if err == nil {
-			err = hop.beside(moving, func(c *Part, last bool) error {
+			err = keys.beside(hop, moving, func(c *Part, last bool) error {
 				if c.Grads.Hi > 0 { // without tiles, too: the own gradients are to be set
-					if err := pass.Block(c.gradBlock(bufs, grads, keys.at, last && hop.foldsFirst(c))); err != nil {
+					if err := pass.Block(keys.gradBlock(c, bufs, grads, last && hop.foldsFirst(c))); err != nil {
 						return err
 					}
 				}
@@ -165,7 +165,7 @@ func (r *Ring) backwardOf(keys *keys, g int, own attention.Grads, do, q View, ou
 // beside queues the hop's kernel calls beside its transfers, each behind the rows that it waits for, and
 // makes the stream wait for the rest. The host waits for no device here; comm.Pending says for what
 // it may wait. call is told which call is the last of the hop.
-func (h *Hop) beside(moving flight, call func(c *Part, last bool) error) error {
+func (m *keys) beside(h *Hop, moving flight, call func(c *Part, last bool) error) error {
 	if err := call(h.own(), len(h.Then) == 0); err != nil {
 		return err
 	}
@@ -175,7 +175,7 @@ func (h *Hop) beside(moving flight, call func(c *Part, last bool) error) error {
 			return err
 		}
 	}
-	moving.rest.Wait()
+	m.arrive(h, moving.rest)
 	return nil
 }
 

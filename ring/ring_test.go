@@ -63,6 +63,12 @@ func like(v tensor.View, seq, heads, dim int) tensor.View {
 // the first pass left in the buffers is noticed.
 func run(t *testing.T, p problem, algorithm string, e engine) result {
 	t.Helper()
+	return runWith(t, p, algorithm, e, func(int, *ring.Ring) {})
+}
+
+// runWith is run on rings that change has changed.
+func runWith(t *testing.T, p problem, algorithm string, e engine, change func(rank int, r *ring.Ring)) result {
+	t.Helper()
 	n := p.shape.Size
 	p.shape.Layout = partition.Ready(p.shape.Layout, p.shape.SeqQ, n)
 	streams := make([]*tensor.HostStream, n)
@@ -94,6 +100,7 @@ func run(t *testing.T, p problem, algorithm string, e engine) result {
 				return err
 			}
 			rg := &ring.Ring{Kernel: e(streams[r]), Comm: world[r], Mover: cpu.New(streams[r]), Stream: streams[r], Arena: tensor.NewHostArena(0)}
+			change(r, rg)
 			for range 2 {
 				if err := rg.Forward(acc, q, k, v, s, p.softmax); err != nil {
 					return err

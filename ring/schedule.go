@@ -45,6 +45,9 @@ type Hop struct {
 	First, Last bool
 
 	SendKV, RecvKV []Move // keys and values for later hops
+	// Early says that the only call of the next hop may begin before those of RecvKV have arrived, where its kernel waits for
+	// rows by itself (attention.Waiter) and the transfer tells it of them (comm.Gated). All else waits for them at the end of the hop.
+	Early bool
 
 	Grads              Block // the rows that the call sets to its dK, dV; no other hop has written them before
 	SendGrad, RecvGrad []Move
@@ -403,7 +406,7 @@ func forwardOf(hops []Hop) []Hop {
 		if !h.forward() {
 			continue
 		}
-		f := Hop{Label: h.Label, Keys: h.Keys, Tiles: h.Tiles, From: h.From, SendKV: h.SendKV, RecvKV: h.RecvKV}
+		f := Hop{Label: h.Label, Keys: h.Keys, Tiles: h.Tiles, From: h.From, SendKV: h.SendKV, RecvKV: h.RecvKV, Early: h.Early}
 		for _, p := range h.Then {
 			p.Grads = Block{}
 			f.Then = append(f.Then, p)

@@ -57,6 +57,16 @@ func (r *Rank) Ring(ctx context.Context, calls, most int) error {
 		if late.IntN(50) == 0 {
 			time.Sleep(time.Duration(late.IntN(300)) * time.Microsecond)
 		}
+		var gates []comm.PeerGate
+		if i%2 == 0 {
+			gates = p.(comm.Gated).Gates()
+		}
+		for _, g := range gates { // of one peer, whose messages are all there then
+			r.rig.await(g.Gate)
+			for k := range in {
+				r.rig.check(fmt.Sprintf("call %d message %d, by its gate", i, k), recv[k].View, pattern(prev, i, k))
+			}
+		}
 		p.Wait()
 		for k := range out {
 			r.rig.set(out[k], 0)

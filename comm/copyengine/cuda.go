@@ -71,6 +71,9 @@ func (c *cudaCopies) flag(f *uint64) uint64 {
 	return c.flags + uint64(uintptr(unsafe.Pointer(f))-uintptr(c.page))
 }
 
+func (c *cudaCopies) identity() uint64            { return c.dev.PCI }
+func (c *cudaCopies) address(flag *uint64) uint64 { return c.flag(flag) }
+
 func (c *cudaCopies) lane(name string) (lane, error) {
 	s, err := c.dev.NewStream(name, true)
 	if err != nil {

@@ -93,6 +93,8 @@ func (g *gpuRig) check(what string, v tensor.View, x byte) {
 	g.used += n
 }
 
+func (g *gpuRig) await(x tensor.Gate) { g.compute.WaitValue(x.Word, x.Count) }
+
 func (g *gpuRig) result(ctx context.Context) error {
 	if err := g.compute.Sync(ctx); err != nil {
 		return err

@@ -52,6 +52,7 @@ type Engine struct {
 	share   boardSource
 	board   *board
 	same    []bool // per rank: it is of this process
+	near    []bool // per rank: it has this rank's device, whose processors may be what copies between the two
 
 	cause  atomic.Pointer[error]       // what ended the group
 	stood  atomic.Pointer[[]comm.Wait] // what was waited for then; nil before
@@ -96,6 +97,10 @@ type device interface {
 	export(addr uint64) (location, error)
 	// reach returns the allocation of a peer, as this device finds it, that p lies in by its own word.
 	reach(p *location, sameProcess bool) (region, error)
+	// identity tells devices of the host apart; 0: nothing does.
+	identity() uint64
+	// address is where kernels of the device find a flag.
+	address(flag *uint64) uint64
 	// hold makes compute wait for all that l has been given.
 	hold(compute tensor.Stream, l lane)
 }
@@ -314,15 +319,8 @@ func (p *pending) tryWait() (bool, error) {
 		return false, err
 	}
 	e.progress()
-	for _, s := range p.sent {
-		if !e.promised(s.peer, s.n, true) {
-			return false, e.err()
-		}
-	}
-	for _, r := range p.recvd {
-		if !e.promised(r.peer, r.n, false) {
-			return false, e.err()
-		}
+	if !e.promisedAll(p.sent, true) || !e.promisedAll(p.recvd, false) {
+		return false, e.err()
 	}
 	for _, s := range p.sent {
 		e.end.wait(e.board.flag(e.rank, s.peer, flagSent), s.n)
@@ -334,6 +332,48 @@ func (p *pending) tryWait() (bool, error) {
 	}
 	e.dev.hold(e.compute, e.end)
 	return true, nil
+}
+
+// promisedAll reports whether the copies of a call's messages, up to the last of each peer, are queued. e.mu is held.
+func (e *Engine) promisedAll(messages []lastOf, send bool) bool {
+	for _, m := range messages {
+		if !e.promised(m.peer, m.n, send) {
+			return false
+		}
+	}
+	return true
+}
+
+// Gates returns the gates of what the call receives; see comm.Gated. There are none where a copy may need the processors
+// that wait for it, and where the group has failed, which Wait tells.
+func (p *pending) Gates() []comm.PeerGate {
+	e := p.e
+	for _, r := range p.recvd {
+		if e.near[r.peer] {
+			return nil
+		}
+	}
+	for pause := (pace.Backoff{}); ; pause.Wait() {
+		e.mu.Lock()
+		err := e.err()
+		if err == nil {
+			e.progress()
+		}
+		queued := err == nil && e.promisedAll(p.recvd, false)
+		e.mu.Unlock()
+		if err != nil {
+			return nil
+		}
+		if queued {
+			break
+		}
+	}
+	gates := make([]comm.PeerGate, 0, len(p.recvd))
+	for _, r := range p.recvd {
+		word := e.dev.address(e.board.flag(e.rank, r.peer, flagArrived))
+		gates = append(gates, comm.PeerGate{Peer: r.peer, Gate: tensor.Gate{Word: word, Count: r.n}})
+	}
+	return gates
 }
 
 // tie notes that the compute stream waits for message n.

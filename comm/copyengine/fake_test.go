@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -296,10 +297,22 @@ type fakeDevice struct {
 	rank   int
 	faults map[string]error
 	files  int
+	flags  []*uint64 // by the address that kernels know
 }
 
 func (d *fakeDevice) attach([]uint64) error { return d.faults["attach"] }
 func (d *fakeDevice) detach() error         { return nil }
+
+func (d *fakeDevice) identity() uint64 { return uint64(d.rank + 1) }
+
+// address is the number of a flag. The caller of exchange asks, and nobody else.
+func (d *fakeDevice) address(flag *uint64) uint64 {
+	i := slices.Index(d.flags, flag)
+	if i < 0 {
+		i, d.flags = len(d.flags), append(d.flags, flag)
+	}
+	return uint64(i)
+}
 
 func (d *fakeDevice) lane(string) (lane, error) {
 	if err := d.faults["lane"]; err != nil {

@@ -52,7 +52,7 @@ func connect(ctx context.Context, c config) (*Engine, error) {
 	n := board.ranks
 	e := &Engine{
 		rank: c.host.Rank(), host: c.host, compute: c.compute, using: c.using, dev: c.dev, split: c.split,
-		share: c.share, board: board, same: make([]bool, n),
+		share: c.share, board: board, same: make([]bool, n), near: make([]bool, n),
 		failed: make(chan struct{}), wake: make(chan struct{}, 1),
 		ending: make(chan struct{}), ended: make(chan struct{}),
 		lanes: make([][]lane, n), sends: make([]backlog, n), receives: make([]backlog, n),
@@ -129,18 +129,18 @@ func (e *Engine) introduce(ctx context.Context, err error) ([]location, error) {
 	if err == nil {
 		place, err = e.dev.probe()
 	}
-	const words = 1 + int(unsafe.Sizeof(place)/8)
+	const words = 2 + int(unsafe.Sizeof(place)/8)
 	mine := make([]int64, words)
-	mine[0] = int64(process())
-	*(*location)(unsafe.Pointer(&mine[1])) = place
+	mine[0], mine[1] = int64(process()), int64(e.dev.identity())
+	*(*location)(unsafe.Pointer(&mine[2])) = place
 	all, gatherErr := gather(ctx, e.host, mine)
 	if gatherErr != nil {
 		return nil, errors.Join(err, gatherErr)
 	}
 	places := make([]location, e.board.ranks)
 	for p := range places {
-		e.same[p] = all[p*words] == mine[0]
-		places[p] = *(*location)(unsafe.Pointer(&all[p*words+1]))
+		e.same[p], e.near[p] = all[p*words] == mine[0], all[p*words+1] == mine[1]
+		places[p] = *(*location)(unsafe.Pointer(&all[p*words+2]))
 	}
 	return places, agree(ctx, e.host, err)
 }

@@ -3,7 +3,9 @@ package copyengine
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -138,6 +140,8 @@ type rig interface {
 	// reported by result, when the stream has got there.
 	set(v tensor.View, x byte)
 	check(what string, v tensor.View, x byte)
+	// await queues waiting for a gate, as a kernel does.
+	await(g tensor.Gate)
 	result(ctx context.Context) error
 }
 
@@ -182,6 +186,15 @@ func (r fakeRig) check(what string, v tensor.View, x byte) {
 				r.compute.Fail(fmt.Errorf("%s: byte %d of %d is %d, want %d", what, i, len(b), b[i], x))
 				return
 			}
+		}
+	})
+}
+
+func (r fakeRig) await(g tensor.Gate) {
+	word := r.dev.flags[g.Word]
+	r.compute.do(func() {
+		for !reached(atomic.LoadUint64(word), g.Count) {
+			runtime.Gosched()
 		}
 	})
 }

@@ -41,7 +41,8 @@ type Device struct {
 	Arch int
 	// SharedPerBlock is the most dynamic shared memory that a block may ask for, in bytes.
 	SharedPerBlock int
-	L2             int // bytes
+	L2             int    // bytes
+	PCI            uint64 // where it stands on the machine, the same in every process
 
 	dev cu.Device
 	ctx C.CUcontext
@@ -79,16 +80,16 @@ func Open(ordinal int) (*Device, error) {
 	if d.Name, err = dev.Name(); err != nil {
 		return nil, fmt.Errorf("GPU %d: %w", ordinal, err)
 	}
-	major, minor := 0, 0
+	major, minor, domain, bus, slot := 0, 0, 0, 0, 0
 	for a, p := range map[cu.DeviceAttribute]*int{
 		cu.MultiprocessorCount: &d.SMs, cu.ComputeCapabilityMajor: &major, cu.ComputeCapabilityMinor: &minor,
-		cu.L2CacheSize: &d.L2, sharedOptin: &d.SharedPerBlock,
+		cu.L2CacheSize: &d.L2, sharedOptin: &d.SharedPerBlock, pciDomain: &domain, pciBus: &bus, pciDevice: &slot,
 	} {
 		if *p, err = dev.Attribute(a); err != nil {
 			return nil, fmt.Errorf("GPU %d: attribute %d: %w", ordinal, a, err)
 		}
 	}
-	d.Arch = 10*major + minor
+	d.Arch, d.PCI = 10*major+minor, uint64(domain)<<32|uint64(bus)<<16|uint64(slot)
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	ctx, err := dev.RetainPrimaryCtx()
@@ -101,7 +102,12 @@ func Open(ordinal int) (*Device, error) {
 	return d, d.check("cuCtxGetCurrent", C.cprun_current(&d.ctx))
 }
 
-const sharedOptin = cu.DeviceAttribute(C.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
+const (
+	sharedOptin = cu.DeviceAttribute(C.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
+	pciDomain   = cu.DeviceAttribute(C.CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID)
+	pciBus      = cu.DeviceAttribute(C.CU_DEVICE_ATTRIBUTE_PCI_BUS_ID)
+	pciDevice   = cu.DeviceAttribute(C.CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID)
+)
 
 // Close lets go of the context. Nothing of the device may be used afterwards.
 func (d *Device) Close() error {

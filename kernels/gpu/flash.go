@@ -104,22 +104,26 @@ func (f *Flash) Backward(dq, do, q View, s attention.Saved, p attention.Softmax)
 }
 
 func (f *Flash) forwardBlock(x *deviceForward, b attention.Block) error {
-	c := call.Flash{Tensors: call.Tensors{Q: x.q, K: b.K, V: b.V, O: x.acc.O, LSE: x.acc.LSE}, Softmax: x.p, Tiles: b.Tiles}
+	within, before := call.HopperWaits(b.Gates)
+	c := call.Flash{Tensors: call.Tensors{Q: x.q, K: b.K, V: b.V, O: x.acc.O, LSE: x.acc.LSE}, Softmax: x.p, Tiles: b.Tiles, Gates: within}
 	if err := f.usable("flash attention forward", &c, source.FlashShape.ForwardShared, x.acc.O, x.acc.LSE); err != nil {
 		return err
 	}
+	f.await(before)
 	if f.onHopper(x, &c, b) {
 		return nil
 	}
+	f.await(within)
 	x.settle()
 	f.run("attention forward", c.Forward())
 	return nil
 }
 
 func (f *Flash) backwardBlock(x *deviceBackward, b attention.GradBlock) error {
+	within, before := call.HopperWaits(b.Gates)
 	c := call.Flash{
 		Tensors: call.Tensors{Q: x.q, K: b.K, V: b.V, DO: x.do, LSE: x.s.LSE, Delta: x.s.Delta, DQ: x.dq, DK: b.DK, DV: b.DV},
-		Softmax: x.p, Tiles: b.Tiles,
+		Softmax: x.p, Tiles: b.Tiles, Gates: within,
 	}
 	if err := f.usable("flash attention backward", &c, f.backwardShared, x.do, x.s.LSE, x.s.Delta, x.dq, b.DK, b.DV); err != nil {
 		return err
@@ -130,12 +134,25 @@ func (f *Flash) backwardBlock(x *deviceBackward, b attention.GradBlock) error {
 			return err
 		}
 	}
+	f.await(before)
 	if onHopper {
 		f.stream.Do("attention backward", func() error { return f.launchBackward(&l) })
 		return nil
 	}
+	f.await(within)
 	f.run("attention backward", c.Backward(f.deterministic))
 	return nil
+}
+
+// WaitsForKeys reports whether calls wait for rows within; see attention.Waiter. What does not go to the kernels for Hopper
+// waits before.
+func (f *Flash) WaitsForKeys() bool { return f.hopper != nil }
+
+// await makes the stream wait for gates.
+func (f *Flash) await(gates []attention.Gate) {
+	for _, g := range gates {
+		f.stream.WaitValue(g.Word, g.Count)
+	}
 }
 
 // usable sets the call's shape, of a pass that needs so much shared memory a block, and is what is
@@ -181,4 +198,4 @@ func (f *Flash) call(l *call.Launch) error {
 	return f.launch(l.Program, l.Kernel, cuda.Launch{Grid: grid, Block: cuda.Dim{X: l.Threads}, Shared: l.Shared}, cuda.Struct(&cuda.Args{}, &l.Params))
 }
 
-var _ attention.Kernel = (*Flash)(nil)
+var _ attention.Waiter = (*Flash)(nil)

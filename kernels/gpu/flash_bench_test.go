@@ -63,6 +63,11 @@ type flashBench struct {
 
 func newFlashBench(b *testing.B, dtype tensor.DType, seq, dim, dimV int) *flashBench {
 	b.Helper()
+	return newFlashBenchOf(b, dtype, seq, 32, dim, dimV)
+}
+
+func newFlashBenchOf(b *testing.B, dtype tensor.DType, seq, qHeads, dim, dimV int) *flashBench {
+	b.Helper()
 	x := &flashBench{cudaRig: newCUDARig(b), p: attention.Softmax{Scale: 1 / math.Sqrt(float64(dim))}}
 	x.fast, x.ordered, x.small = x.newFlash(false), x.newFlash(true), x.newSmallFlash(false)
 	of := func(dtype tensor.DType, heads, dim int) View {
@@ -80,10 +85,10 @@ func newFlashBench(b *testing.B, dtype tensor.DType, seq, dim, dimV int) *flashB
 		}
 		return v
 	}
-	x.q, x.k, x.v, x.do, x.o = random(32, dim), random(8, dim), random(8, dimV), random(32, dimV), of(dtype, 32, dimV)
-	x.acc = attention.Partial{O: of(tensor.F32, 32, dimV), LSE: of(tensor.F32, 32, 1)}
-	x.delta = of(tensor.F32, 32, 1)
-	x.grads = attention.Grads{DQ: of(tensor.F32, 32, dim), DK: of(tensor.F32, 8, dim), DV: of(tensor.F32, 8, dimV)}
+	x.q, x.k, x.v, x.do, x.o = random(qHeads, dim), random(8, dim), random(8, dimV), random(qHeads, dimV), of(dtype, qHeads, dimV)
+	x.acc = attention.Partial{O: of(tensor.F32, qHeads, dimV), LSE: of(tensor.F32, qHeads, 1)}
+	x.delta = of(tensor.F32, qHeads, 1)
+	x.grads = attention.Grads{DQ: of(tensor.F32, qHeads, dim), DK: of(tensor.F32, 8, dim), DV: of(tensor.F32, 8, dimV)}
 	x.tiles = []partition.Tile{{Q: partition.Range{Hi: seq}, K: partition.Range{Hi: seq}, Band: partition.Band{Lo: -partition.Unbounded}}}
 	return x
 }
@@ -129,6 +134,6 @@ func (x *flashBench) time(b *testing.B, ofQK, ofV float64, call func() error) {
 	}
 	sync()
 	b.StopTimer()
-	work := float64(x.tiles[0].Pairs()) * (ofQK*float64(x.q.Cols()) + ofV*float64(x.do.Cols()))
+	work := float64(partition.Pairs(x.tiles)) * (ofQK*float64(x.q.Cols()) + ofV*float64(x.do.Cols()))
 	b.ReportMetric(work*float64(b.N)/b.Elapsed().Seconds()/1e12, "TFLOP/s")
 }

@@ -175,6 +175,12 @@ type attended struct{ out, lse, dq, dk, dv []float32 }
 // rounded to dtype.
 func (r *cudaRig) attend(k attention.Kernel, dtype tensor.DType, f attentiontest.Fixture) attended {
 	r.t.Helper()
+	return r.attendLate(k, dtype, f, func(*attention.Block) func() { return func() {} })
+}
+
+// attendLate is attend with keys that arrive late: late is called with the block of each pass, and what it returns when the call is queued.
+func (r *cudaRig) attendLate(k attention.Kernel, dtype tensor.DType, f attentiontest.Fixture, late func(*attention.Block) func()) attended {
+	r.t.Helper()
 	put := func(v View) View {
 		shape := v.Shape()
 		host := tensor.New(tensor.F32, shape[:]...)
@@ -190,11 +196,15 @@ func (r *cudaRig) attend(k attention.Kernel, dtype tensor.DType, f attentiontest
 	b := attention.Block{K: keys, V: v, Tiles: tiles, First: true, Last: true}
 	forward, err := k.Forward(o, acc, q, f.Softmax)
 	check(r.t, err)
+	come := late(&b)
 	check(r.t, forward.Block(b))
+	come()
 	check(r.t, forward.End())
 	backward, err := k.Backward(g.DQ, do, q, attention.Saved{O: o, LSE: acc.LSE, Delta: delta}, f.Softmax)
 	check(r.t, err)
+	come = late(&b)
 	check(r.t, backward.Block(attention.GradBlock{Block: b, KeyGrads: attention.KeyGrads{DK: g.DK, DV: g.DV}, Fresh: partition.Range{Hi: m}}))
+	come()
 	check(r.t, backward.End())
 	return attended{r.values(o), r.values(acc.LSE), r.values(g.DQ), r.values(g.DK), r.values(g.DV)}
 }

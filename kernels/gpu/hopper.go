@@ -80,7 +80,7 @@ func (f *Flash) onHopper(x *deviceForward, c *call.Flash, b attention.Block) boo
 // launchForward launches a block of a forward pass.
 func (f *Flash) launchForward(l *call.HopperForward) error {
 	p := &l.Params
-	if err := f.uploadLists(l.Lists, &p.P.Tiles, &p.Order); err != nil {
+	if err := f.uploadLists(l.Lists, &p.P.Tiles, &p.Order, &p.Needs, &p.Gates); err != nil {
 		return err
 	}
 	p.Next = workCounter(f.hopper)
@@ -92,18 +92,18 @@ func (f *Flash) launchForward(l *call.HopperForward) error {
 }
 
 // uploadLists puts lists, where there are any, on the device for the next kernel, and sets their addresses.
-func (f *Flash) uploadLists(l call.HopperLists, tiles, order *uint64) error {
-	first := call.Words(l.Tiles)
-	words := slices.Concat(first, call.Words(l.Order))
+func (f *Flash) uploadLists(l call.HopperLists, tiles, order, needs, gates *uint64) error {
+	lists := [][]uint32{call.Words(l.Tiles), call.Words(l.Order), l.Needs, call.Words(l.Gates)}
+	words := slices.Concat(lists...)
 	if len(words) == 0 {
 		return nil
 	}
 	at, err := f.upload(words)
-	if l.Tiles != nil {
-		*tiles = at
-	}
-	if l.Order != nil {
-		*order = at + uint64(4*len(first))
+	for i, to := range []*uint64{tiles, order, needs, gates} {
+		if len(lists[i]) > 0 {
+			*to = at
+		}
+		at += uint64(4 * len(lists[i]))
 	}
 	return err
 }
@@ -127,7 +127,7 @@ func (f *Flash) launchBackward(l *call.HopperBackward) error {
 		return nil
 	}
 	p := &l.Params
-	if err := f.uploadLists(l.Lists, &p.P.Tiles, &p.Order); err != nil {
+	if err := f.uploadLists(l.Lists, &p.P.Tiles, &p.Order, &p.Needs, &p.Gates); err != nil {
 		return err
 	}
 	if err := f.encodeAll(l.Maps[:], &p.Q, &p.K, &p.V, &p.Dout, &p.DQ); err != nil {

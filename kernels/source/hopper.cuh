@@ -93,6 +93,20 @@ __device__ __forceinline__ unsigned wait_raised(const unsigned* at, unsigned to)
   return now;
 }
 
+// wait_open waits until a number has come to count, modulo 2^64, which the host or another GPU counts up, maybe in the host's memory. What
+// they wrote before is there then, for the copy engine, too.
+__device__ __forceinline__ void wait_open(const unsigned long long* at, unsigned long long count) {
+  for (;;) {
+    unsigned long long now;
+    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(now) : "l"(at) : "memory");
+    if ((long long)(now - count) >= 0) {
+      break;
+    }
+    asm volatile("nanosleep.u32 500;"); // it may be far away, and other blocks ask, too
+  }
+  asm volatile("fence.acq_rel.sys;\nfence.proxy.async.global;" ::: "memory");
+}
+
 // shared_for_engine makes what this thread stored to shared memory visible to wgmma and the copy engine.
 __device__ __forceinline__ void shared_for_engine() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 

@@ -2,7 +2,7 @@
 // add dQ to global memory.
 #pragma once
 #include "flash.cuh"
-#include "hopper.cuh"
+#include "hopper_gates.cuh"
 #include "hopper_lanes.cuh"
 
 constexpr int BN = SPLIT ? 64 : 64 * GROUPS, CONSUMERS = 128 * GROUPS, THREADS = 128 + CONSUMERS;
@@ -21,7 +21,8 @@ struct HopperBackward {
   // and beside are how they take turns; else the last of them go together for all heads. See turn.
   int start, blocks, banded, fold, beside, together;
   int fresh_lo, fresh_hi; // the keys whose dK and dV hold nothing yet
-  int unused[4];
+  const unsigned* needs;  // see pass_gates of hopper_gates.cuh
+  const Gate* gates;
   FlashParams p;
 };
 static_assert(sizeof(HopperBackward) == 5 * 128 + 64 + sizeof(FlashParams), "HopperBackward of params.go is laid out so");
@@ -204,6 +205,8 @@ __device__ __forceinline__ void produce(const HopperBackward& b, unsigned base) 
   if (more) {
     const int kv_head = own_kv_head(base), own = own_keys(base);
     const unsigned full = base + Shared::KEYS_FULL;
+    unsigned passed = 0;
+    pass_gates(b.needs, b.gates, own / BN, passed);
     barrier_expect(full, Keys::BYTES + Values::BYTES);
     copy_panels<Keys>(base + Shared::K, b.k, full, own, kv_head);
     copy_panels<Values>(base + Shared::V, b.v, full, own, kv_head);

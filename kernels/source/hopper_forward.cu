@@ -12,7 +12,7 @@
 // from registers: slower, for tests, as the results are the same bits if the compiler keeps registers apart. EVERY_LANE is for
 // tests, too; see hopper_lanes.cuh.
 #include "flash_products.cuh"
-#include "hopper.cuh"
+#include "hopper_gates.cuh"
 #include "hopper_lanes.cuh"
 
 constexpr int BM = 64 * GROUPS;
@@ -35,9 +35,13 @@ struct HopperForward {
   unsigned* next;   // the number of the work that is taken next; 0 before and after
   const int* order; // the blocks of queries, the most work first; NULL: from the last on
   int pass, blocks, heads_beside, all_heads; // all_heads: over the batch, a multiple of heads_beside
+  const unsigned* needs; // see pass_gates of hopper_gates.cuh
+  const Gate* gates;
+  int early; // how many blocks in that order are taken, of all heads, before the others, some of whose keys may not be there yet
+  int unused[11];
   FlashParams p;
 };
-static_assert(sizeof(HopperForward) == 3 * 128 + 64 + 768, "HopperForward of params.go is laid out so");
+static_assert(sizeof(HopperForward) == 3 * 128 + 128 + 768, "HopperForward of params.go is laid out so");
 
 // Work is what the producer tells the consumers with Q.
 struct Work { int own, head, batch, kind; };
@@ -83,14 +87,17 @@ __device__ __forceinline__ void produce(const HopperForward& x, unsigned base) {
   const FlashParams& p = x.p;
   Turn turn;
   unsigned free = 1; // the parity of the phase in which Q was read
-  const int section = x.heads_beside * x.blocks, total = x.all_heads * x.blocks;
+  unsigned passed = 0;
+  const int early = x.all_heads * x.early, total = x.all_heads * x.blocks;
   for (;;) {
     const int item = atomicInc(x.next, total + gridDim.x - 1); // the last to ask leaves 0 again
     if (item >= total) {
       break;
     }
-    const int rest = item % section, block = rest / x.heads_beside, both = item / section * x.heads_beside + rest % x.heads_beside;
-    const int own = (x.order ? x.order[block] : x.blocks - 1 - block) * BM, head = both % p.heads, batch = both / p.heads;
+    const bool late = item >= early;
+    const int number = late ? item - early : item, section = x.heads_beside * (late ? x.blocks - x.early : x.early), rest = number % section;
+    const int at = rest / x.heads_beside + (late ? x.early : 0), both = number / section * x.heads_beside + rest % x.heads_beside;
+    const int block = x.order ? x.order[at] : x.blocks - 1 - at, own = block * BM, head = both % p.heads, batch = both / p.heads;
     QueryWalk walk(p, own);
     bool more = walk.next();
     if (!more && !(x.pass & (FIRST | LAST))) {
@@ -105,6 +112,7 @@ __device__ __forceinline__ void produce(const HopperForward& x, unsigned base) {
     }
     load_panels<QTile::COUNT>(base + Shared::Q, QTile::PANEL, x.q, base + Shared::Q_FULL, own, head, batch);
     const int kv_head = head / (p.heads / p.kv_heads);
+    pass_gates(x.needs, x.gates, block, passed);
     while (more) {
       const int other = walk.other, tile = walk.index, end = p.tile(tile).other_hi;
       int flags = (walk.whole() ? 0 : MASKED) | (other + BN > end && end < p.seq_k ? RAGGED : 0);

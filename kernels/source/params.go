@@ -51,6 +51,9 @@ type HopperForward struct {
 	Out                                 Strided // 16 bits
 	Next, Order                         uint64  // of uint32; of int32
 	Pass, Blocks, HeadsBeside, AllHeads int32
+	Needs, Gates                        uint64 // of uint32, of each block of queries; of HopperGate
+	Early                               int32
+	Unused                              [11]int32
 	P                                   FlashParams
 }
 
@@ -60,10 +63,18 @@ type HopperBackward struct {
 	Progress, Order   uint64 // of uint32; of int32
 
 	Start, Blocks, Banded, Fold, Beside, Together, FreshLo, FreshHi int32
-	Unused                                                          [4]int32
+	Needs, Gates                                                    uint64 // of uint32, of each block of keys; of HopperGate
 
 	P FlashParams
 }
+
+// HopperGate is struct Gate of hopper_gates.cuh: the word at an address and what it counts to, the lower half of each first.
+type HopperGate struct {
+	At, Count [2]uint32
+}
+
+// HopperGates is how many gates a kernel waits for.
+const HopperGates = 32
 
 // Bits of HopperForward.Pass; see hopper_forward.cu.
 const (

@@ -17,6 +17,7 @@ type Flash struct {
 	Shape   source.FlashShape // for the head dims and the type of Q
 	Softmax attention.Softmax
 	Tiles   []partition.Tile
+	Gates   []attention.Gate // of rows of K and V
 }
 
 // Launch is a kernel of a program and its arguments.

@@ -46,7 +46,9 @@ type HopperForward struct {
 // HopperLists are what goes to memory, where there is any.
 type HopperLists struct {
 	Tiles []source.FlashTile
-	Order []int32 // how the blocks of a head are taken
+	Order []int32  // how the blocks of a head are taken
+	Needs []uint32 // which gates each block waits for
+	Gates []source.HopperGate
 }
 
 // HopperForward returns the launch of a block of a forward pass; ok is false where there is nothing to do.
@@ -66,7 +68,17 @@ func (f *Flash) HopperForward(s source.HopperShape, out View, first, last bool) 
 	l.Threads, l.Shared, l.Blocks = 128*(s.Groups+1), s.ForwardShared(capped), blocks*heads
 	l.Maps = [3]Map{{f.Q, panel, s.Rows()}, {f.K, panel, keys}, {f.V, panel, keys}}
 	l.Lists.Order = longestFirst(stepsOf(own, blocks, s.Rows(), keys), true)
-	p.Blocks, p.AllHeads, p.HeadsBeside = int32(blocks), int32(heads), int32(f.headsBeside())
+	p.Blocks, p.AllHeads, p.HeadsBeside, p.Early = int32(blocks), int32(heads), int32(f.headsBeside()), int32(blocks)
+	reads := func(t source.FlashTile, lo, hi int) partition.Range {
+		r := others(t, lo, hi, keys)
+		return partition.Range{Lo: r.Lo, Hi: min(r.Hi, int(t.OtherHi))}
+	}
+	if l.Lists.Needs, l.Lists.Gates = f.gates(own, blocks, s.Rows(), reads); l.Lists.Needs != nil {
+		if l.Lists.Order == nil {
+			l.Lists.Order = allBlocks(blocks, true)
+		}
+		p.Early = int32(lateLast(l.Lists.Order, l.Lists.Needs))
+	}
 	if first {
 		p.Pass |= source.HopperFirst
 	}
@@ -106,6 +118,12 @@ func (f *Flash) HopperBackward(s source.HopperShape, sms int, fresh partition.Ra
 		l.Lists.Order = l.Lists.Order[:blocks]
 	}
 	p.Blocks, p.Together = int32(blocks), int32(together(steps, heads, sms, f.stepsBeside(l.Maps[0].Rows)))
+	if l.Lists.Needs != nil { // those that may have to wait come last, of all heads
+		if l.Lists.Order == nil {
+			l.Lists.Order = allBlocks(blocks, false)
+		}
+		p.Together = int32(blocks - lateLast(l.Lists.Order, l.Lists.Needs))
+	}
 	l.Grid[0] = blocks * heads
 	return l
 }
@@ -136,6 +154,8 @@ func (f *Flash) hopperBackward(s source.HopperShape, ordered bool, fresh partiti
 	if f.Q.Size() == 0 {
 		clear(steps)
 	}
+	all := func(_ source.FlashTile, lo, hi int) partition.Range { return partition.Range{Lo: lo, Hi: hi} }
+	l.Lists.Needs, l.Lists.Gates = f.gates(ownTiles(f.Tiles, true), len(steps), keys, all)
 	// A block without a step leaves its keys alone.
 	first, end := fresh.Lo/keys, (fresh.Hi+keys-1)/keys
 	if l.SetsFresh = fresh.Len() > 0 && working(steps[first:end]) == end-first; l.SetsFresh {

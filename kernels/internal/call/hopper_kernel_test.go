@@ -3,6 +3,7 @@
 package call
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -22,6 +23,7 @@ type hostHopper struct {
 	*hostFlash
 	change func(*source.HopperShape) // makes a shape that of a program for tests; nil: there is none
 	sms    int                       // of the GPU that it stands for
+	late   *int                      // keys come while kernels run, and how often one has waited; nil: they are there before
 }
 
 // shapeOf is source.HopperShapeFor a call, changed for tests.
@@ -61,10 +63,16 @@ func (f *hopperForward) Block(b attention.Block) error {
 	if err := attention.CheckBlock(f.acc.O, f.q, b, f.p); err != nil {
 		return err
 	}
-	c := Flash{Tensors: Tensors{Q: f.q, K: b.K, V: b.V, O: f.acc.O, LSE: f.acc.LSE}, Softmax: f.p, Tiles: b.Tiles}
+	gates, arrived, err := f.k.arrive(b.K, b.V)
+	if err != nil {
+		return err
+	}
+	defer arrived()
+	c := Flash{Tensors: Tensors{Q: f.q, K: b.K, V: b.V, O: f.acc.O, LSE: f.acc.LSE}, Softmax: f.p, Tiles: b.Tiles, Gates: gates}
 	s, ok := f.k.shapeOf(&c)
 	rounds := f.o != f.acc.O && f.o.DType() == f.q.DType()
 	if !ok || !c.TakesHopper() || rounds && !c.TakesHopper(f.o) {
+		arrived()
 		f.settle()
 		return f.hostForward.Block(b)
 	}
@@ -104,22 +112,27 @@ func (h *host) encode(maps []Map, to ...*source.TensorMap) {
 }
 
 // complete moves a call's tensors and brings its lists.
-func (h *host) complete(p *source.FlashParams, l HopperLists, order *uint64) (err error) {
+func (h *host) complete(p *source.FlashParams, l HopperLists, order, needs, gates *uint64) error {
 	h.move(&p.Q.At, &p.K.At, &p.V.At, &p.Dout.At, &p.O.At, &p.LSE.At, &p.Delta.At, &p.DQ.At, &p.DK.At, &p.DV.At)
-	if l.Tiles != nil {
-		p.Tiles, err = h.words(Words(l.Tiles))
+	var errs []error
+	put := func(to *uint64, words []uint32) {
+		if len(words) > 0 {
+			at, err := h.words(words)
+			*to, errs = at, append(errs, err)
+		}
 	}
-	if err == nil && l.Order != nil {
-		*order, err = h.words(Words(l.Order))
-	}
-	return err
+	put(&p.Tiles, Words(l.Tiles))
+	put(order, Words(l.Order))
+	put(needs, l.Needs)
+	put(gates, Words(l.Gates))
+	return errors.Join(errs...)
 }
 
 func (k *hostFlash) launchForward(l HopperForward) error {
 	p := &l.Params
 	k.encode(l.Maps[:], &p.Q, &p.K, &p.V)
 	k.move(&p.Out.At)
-	err := k.complete(&p.P, l.Lists, &p.Order)
+	err := k.complete(&p.P, l.Lists, &p.Order, &p.Needs, &p.Gates)
 	if err == nil {
 		p.Next, err = k.words([]uint32{0})
 	}
@@ -141,18 +154,29 @@ func (k hostHopper) Backward(dq, do, q View, s attention.Saved, p attention.Soft
 // spoil makes rows of a tensor that are in no tile NaN, which kernels must keep out of everything, until the function is called that it
 // returns.
 func spoil(v View, tiles []partition.Tile, of func(partition.Tile) partition.Range) (restore func()) {
+	return spoilRows(v, func(row int) bool {
+		return !slices.ContainsFunc(tiles, func(t partition.Tile) bool { return of(t).Lo <= row && row < of(t).Hi })
+	})
+}
+
+// spoilRows makes some rows of a tensor NaN, until the function is called that it returns.
+func spoilRows(v View, some func(row int) bool) (restore func()) {
 	var old []float32
 	each(v, func(x float32, at [4]int) float32 {
 		old = append(old, x)
-		row := at[tensor.Seq]
-		if slices.ContainsFunc(tiles, func(t partition.Tile) bool { return of(t).Lo <= row && row < of(t).Hi }) {
-			return x
+		if some(at[tensor.Seq]) {
+			return float32(math.NaN())
 		}
-		return float32(math.NaN())
+		return x
 	})
 	return func() {
 		i := -1
-		each(v, func(float32, [4]int) float32 { i++; return old[i] })
+		each(v, func(x float32, at [4]int) float32 {
+			if i++; some(at[tensor.Seq]) {
+				return old[i]
+			}
+			return x
+		})
 	}
 }
 
@@ -165,12 +189,18 @@ func (f *hopperBackward) Block(b attention.GradBlock) error {
 	if err := attention.CheckGradBlock(f.do, f.q, b, f.p); err != nil {
 		return err
 	}
+	gates, arrived, err := f.k.arrive(b.K, b.V)
+	if err != nil {
+		return err
+	}
+	defer arrived()
 	c := Flash{
 		Tensors: Tensors{Q: f.q, K: b.K, V: b.V, DO: f.do, LSE: f.s.LSE, Delta: f.s.Delta, DQ: f.dq, DK: b.DK, DV: b.DV},
-		Softmax: f.p, Tiles: b.Tiles,
+		Softmax: f.p, Tiles: b.Tiles, Gates: gates,
 	}
 	s, ok := f.k.shapeOf(&c)
 	if !ok || !c.TakesHopper() || f.k.deterministic && !c.HasOrder(s) {
+		arrived()
 		return f.hostBackward.Block(b)
 	}
 	launch := c.HopperBackward
@@ -188,7 +218,7 @@ func (f *hopperBackward) Block(b attention.GradBlock) error {
 	}
 	p := &l.Params
 	f.k.encode(l.Maps[:], &p.Q, &p.K, &p.V, &p.Dout, &p.DQ)
-	err := f.k.complete(&p.P, l.Lists, &p.Order)
+	err = f.k.complete(&p.P, l.Lists, &p.Order, &p.Needs, &p.Gates)
 	if err == nil && l.Progress > 0 {
 		p.Progress, err = f.k.words(make([]uint32, l.Progress))
 	}
@@ -208,7 +238,7 @@ func (k *hostFlash) hopperSuite(t *testing.T, dtype tensor.DType, leaves func(at
 	t.Run(fmt.Sprintf("%v, deterministic %t", dtype, k.deterministic), func(t *testing.T) {
 		k.t = t
 		rig := k.rig()
-		rig.Kernel = hostHopper{k, nil, 4}
+		rig.Kernel = hostHopper{hostFlash: k, sms: 4}
 		attentiontest.TestKernel(t, func(testing.TB) attentiontest.Rig { return rig }, attentiontest.Options{
 			DTypes: []tensor.DType{dtype}, MaxHeadDim: source.FlashMaxDim, NoScores: true,
 			Leaves: func(c attentiontest.Case) bool { return c.Dim%8 != 0 || c.DimV%8 != 0 || leaves != nil && leaves(c) },
@@ -277,7 +307,7 @@ func TestHopperShapesOnHost(t *testing.T) {
 		for _, deterministic := range []bool{false, true} {
 			k := &hostFlash{h, deterministic, large}
 			rig := k.rig()
-			rig.Kernel = hostHopper{k, nil, 4}
+			rig.Kernel = hostHopper{hostFlash: k, sms: 4}
 			t.Run(fmt.Sprintf("%d and %d, deterministic %t", s.QK, s.V, deterministic), func(t *testing.T) {
 				h.t = t
 				for _, c := range shapeCases(s) {
@@ -304,7 +334,7 @@ func TestHopperShapesOnHost(t *testing.T) {
 func TestSharedPOnHost(t *testing.T) {
 	k := &hostFlash{newHost(t), true, large}
 	rig := k.rig()
-	rig.Kernel = hostHopper{k, func(s *source.HopperShape) { s.SharedP = true }, 4}
+	rig.Kernel = hostHopper{hostFlash: k, change: func(s *source.HopperShape) { s.SharedP = true }, sms: 4}
 	for seed := range uint64(4) {
 		c := attentiontest.RandomCase(seed)
 		c.Dim, c.DimV, c.Layout, c.Softmax = source.HopperSharedP.QK, source.HopperSharedP.V, attentiontest.Dense, attention.Softmax{Scale: 0.1}
@@ -327,7 +357,7 @@ func TestEveryLaneOnHost(t *testing.T) {
 			}
 			k := &hostFlash{h, deterministic, large}
 			rig := k.rig()
-			rig.Kernel = hostHopper{k, func(s *source.HopperShape) { s.EveryLane = true }, 4}
+			rig.Kernel = hostHopper{hostFlash: k, change: func(s *source.HopperShape) { s.EveryLane = true }, sms: 4}
 			c := attentiontest.RandomCase(3)
 			c.Dim, c.DimV, c.Layout, c.Softmax = s.QK, s.V, attentiontest.Dense, attention.Softmax{Scale: 0.1}
 			attentiontest.Check(t, rig, c, tensor.BF16)
@@ -389,7 +419,7 @@ func TestTurnsOnHost(t *testing.T) {
 		all := partition.Range{Hi: c.seq}
 		k := &hostFlash{h, true, large}
 		rig := k.rig()
-		rig.Kernel = hostHopper{k, nil, c.sms}
+		rig.Kernel = hostHopper{hostFlash: k, sms: c.sms}
 		attentiontest.Check(t, rig, attentiontest.Case{
 			Batch: 1, Heads: heads, KVHeads: heads, Dim: c.dim, DimV: c.dim, SeqQ: c.seq, SeqK: c.seq, Softmax: attention.Softmax{Scale: 0.125},
 			Tiles: []partition.Tile{{Q: all, K: all, Band: partition.Band{Lo: c.lo}}},

@@ -4,31 +4,49 @@ import (
 	"slices"
 
 	"github.com/cprun/cprun/kernels/source"
+	"github.com/cprun/cprun/partition"
 )
 
 // stepsOf returns how many steps, of so many other rows, each block of so many own rows takes.
 func stepsOf(tiles []source.FlashTile, blocks, rows, step int) []int {
 	steps := make([]int, blocks)
 	for _, t := range tiles {
-		for b := int(t.OwnLo) / rows; b < min(blocks, (int(t.OwnHi)+rows-1)/rows); b++ {
-			lo, hi := max(b*rows, int(t.OwnLo)), min((b+1)*rows, int(t.OwnHi))
-			from, to := max(int(t.OtherLo), lo+int(t.Lo)), min(int(t.OtherHi), hi+int(t.Hi))
-			steps[b] += max(0, to-from+step-1) / step
-		}
+		eachBlock(t, blocks, rows, func(b, lo, hi int) {
+			steps[b] += others(t, lo, hi, step).Len() / step
+		})
 	}
 	return steps
 }
 
-// longestFirst returns the blocks, those that take the most steps first; nil where that is from the first to the last or, down, the
-// other way round.
-func longestFirst(steps []int, down bool) []int32 {
-	order := make([]int32, len(steps))
+// eachBlock calls f with the blocks of so many own rows that a tile meets, and the rows of it that it has of each.
+func eachBlock(t source.FlashTile, blocks, rows int, f func(b, lo, hi int)) {
+	for b := int(t.OwnLo) / rows; b < min(blocks, (int(t.OwnHi)+rows-1)/rows); b++ {
+		f(b, max(b*rows, int(t.OwnLo)), min((b+1)*rows, int(t.OwnHi)))
+	}
+}
+
+// others is the other rows that own rows lo to hi of a tile go over, in whole steps: the last may reach beyond the tile.
+func others(t source.FlashTile, lo, hi, step int) partition.Range {
+	from, to := max(int(t.OtherLo), lo+int(t.Lo)), min(int(t.OtherHi), hi+int(t.Hi))
+	return partition.Range{Lo: from, Hi: from + max(0, to-from+step-1)/step*step}
+}
+
+// allBlocks returns so many blocks, from the first to the last or, down, the other way round.
+func allBlocks(blocks int, down bool) []int32 {
+	order := make([]int32, blocks)
 	for i := range order {
 		order[i] = int32(i)
 	}
 	if down {
 		slices.Reverse(order)
 	}
+	return order
+}
+
+// longestFirst returns the blocks, those that take the most steps first; nil where that is from the first to the last or, down, the
+// other way round.
+func longestFirst(steps []int, down bool) []int32 {
+	order := allBlocks(len(steps), down)
 	longer := func(a, b int32) int { return steps[b] - steps[a] }
 	if slices.IsSortedFunc(order, longer) {
 		return nil

@@ -124,7 +124,7 @@ func TestFreeTurnsOnHost(t *testing.T) {
 		}
 		k := &hostFlash{h, false, large}
 		rig := k.rig()
-		rig.Kernel = hostHopper{k, nil, c.sms}
+		rig.Kernel = hostHopper{hostFlash: k, sms: c.sms}
 		x := attentiontest.Case{
 			Batch: 2, Heads: 4, KVHeads: 2, Dim: 64, DimV: 64, SeqQ: 300, SeqK: 300, Softmax: attention.Softmax{Scale: 0.125}, Tiles: c.tiles,
 			Started: c.part, PartFresh: c.part,

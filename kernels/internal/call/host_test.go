@@ -35,6 +35,7 @@ type host struct {
 	base     uint64 // where the process has it
 	started  int    // launches
 	ran      map[string]bool
+	during   func(over <-chan struct{}) // runs beside a kernel; nil: nothing does
 }
 
 // hostMemory is what all tensors of a case take at most.
@@ -130,7 +131,16 @@ func (h *host) start(program, kernel string, grid [3]int, block [2]int, shared i
 	}
 	err = binary.Write(h.in, binary.NativeEndian, &message)
 	if err == nil {
+		over, done := make(chan struct{}), make(chan struct{})
+		go func() {
+			defer close(done)
+			if h.during != nil {
+				h.during(over)
+			}
+		}()
 		_, err = io.ReadFull(h.out, make([]byte, 1))
+		close(over)
+		<-done
 	}
 	if err != nil {
 		h.cmd.Wait()

@@ -3,6 +3,7 @@
 
 #include <deque>
 #include <map>
+#include <unistd.h>
 
 // Barrier is what there is of one; its 8 bytes in shared memory only show that nobody stores to them.
 struct Barrier {
@@ -310,6 +311,17 @@ unsigned wait_number(const unsigned* at, unsigned to) {
     fail("a block waits for one that starts after it, or ends before, to come to", to);
   }
   return *at;
+}
+
+// Who opens a gate does so when the word behind it says that somebody waits.
+void wait_gate(const unsigned long long* at, unsigned long long count) {
+  __atomic_fetch_add(const_cast<unsigned long long*>(at) + 1, 1, __ATOMIC_RELEASE);
+  for (int tries = 0; (long long)(__atomic_load_n(at, __ATOMIC_ACQUIRE) - count) < 0; tries++) {
+    if (tries == 20000) {
+      fail("nobody opens the gate that comes to", count);
+    }
+    usleep(1000);
+  }
 }
 
 void engine_begin() {

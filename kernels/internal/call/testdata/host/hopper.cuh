@@ -23,6 +23,7 @@ template <int PENDING> void adds_wait() { wait_adds(PENDING); }
 inline void adds_finish() { finish_adds(); }
 inline void raise(unsigned* at, unsigned to) { raise_number(at, to); }
 inline unsigned wait_raised(const unsigned* at, unsigned to) { return wait_number(at, to); }
+inline void wait_open(const unsigned long long* at, unsigned long long count) { wait_gate(at, count); }
 inline void shared_for_engine() { fence_engine(); }
 
 inline void some_sync(int number, int threads) { named_wait(number, threads, true); }

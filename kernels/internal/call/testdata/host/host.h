@@ -76,6 +76,7 @@ void commit_adds();
 void wait_adds(int pending);
 void finish_adds();
 void raise_number(unsigned* at, unsigned to);
+void wait_gate(const unsigned long long* at, unsigned long long count);
 unsigned wait_number(const unsigned* at, unsigned to);
 void fence_engine();
 
@@ -141,6 +142,7 @@ inline int __float_as_int(float x) { int y; memcpy(&y, &x, 4); return y; }
 inline unsigned __float_as_uint(float x) { unsigned y; memcpy(&y, &x, 4); return y; }
 inline double __longlong_as_double(long long x) { double y; memcpy(&y, &x, 8); return y; }
 inline float __fdividef(float x, float y) { return x / y; }
+inline int __ffs(unsigned x) { return __builtin_ffs(x); }
 inline float __log2f(float x) { return log2f(x); }
 inline int min(int a, int b) { return a < b ? a : b; }
 inline int max(int a, int b) { return a < b ? b : a; }

@@ -1,0 +1,21 @@
+// Keys and values that are on their way when a kernel begins. The thread that loads waits for them.
+#pragma once
+#include "hopper.cuh"
+
+// Gate is open when the number at an address has come to count; see wait_open. Each has two words, the lower one first, as lists
+// are aligned to four bytes.
+struct Gate { unsigned at[2], count[2]; };
+
+// pass_gates waits for the gates of a block of own rows. needs has a word for each block, of which bit i stands for gate i; NULL: all
+// keys are there. passed are those that this thread has waited for before.
+__device__ __forceinline__ void pass_gates(const unsigned* needs, const Gate* gates, int block, unsigned& passed) {
+  if (!needs) {
+    return;
+  }
+  for (unsigned left = needs[block] & ~passed; left; left &= left - 1) {
+    const Gate& g = gates[__ffs(left) - 1];
+    const unsigned long long at = (unsigned long long)g.at[1] << 32 | g.at[0], count = (unsigned long long)g.count[1] << 32 | g.count[0];
+    wait_open((const unsigned long long*)at, count);
+    passed |= left & -left;
+  }
+}
