@@ -23,7 +23,7 @@ func TestArchitectureShowsTheRing(t *testing.T) {
 	if !ok || !ok2 || !strings.Contains(string(src), code) {
 		t.Error("the code in docs/architecture.md is not that of ring/ring.go; copy Forward, Backward and beside there")
 	}
-	for _, f := range []string{"func (r *Ring) Forward", "func (r *Ring) Backward", "func (h *Hop) beside"} {
+	for _, f := range []string{"func (r *Ring) Forward", "func (r *Ring) Backward", "func (m *keys) beside"} {
 		if !strings.Contains(code, f) {
 			t.Errorf("docs/architecture.md does not show %s", f)
 		}

@@ -104,6 +104,7 @@ func benchAttentionCommand() *cobra.Command {
 	f.StringVar(&s.Backend, "backend", "auto", "fused, flash, reference or auto")
 	f.StringVar(&s.DType, "dtype", "auto", "bf16, fp16, fp32, on a CPU also fp64; auto: bf16, and fp32 on a CPU")
 	f.BoolVar(&s.Deterministic, "deterministic", false, "the same bits every time")
+	f.IntVar(&s.SMMargin, "sm-margin", 0, "processors that flash on Hopper leaves free")
 	f.Float64Var(&s.Seconds, "seconds", 0, "seconds that each figure is measured for, at least; 0: --iters")
 	itersFlags(f, &s.Iters, &s.Warmup)
 	benchFlags(f, &o)

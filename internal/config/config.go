@@ -100,8 +100,9 @@ type Parallel struct {
 
 // Attention is the kernel's backend.
 type Attention struct {
-	Backend string // flash, fused, unfused, reference, auto
-	Debug   int
+	Backend  string // flash, fused, unfused, reference, auto
+	SMMargin int    // processors of a GPU that flash leaves free
+	Debug    int
 }
 
 // Precision is what is computed and sent in.

@@ -42,11 +42,12 @@ func (k *key) allowed() []string {
 }
 
 const (
-	maxInt   = math.MaxInt32 // of what is counted in widths, steps or samples
-	maxHeads = 1 << 16       // of heads, their width, and layers
-	maxLen   = 1 << 40       // of tokens
-	maxRanks = 1 << 20
-	maxSeed  = math.MaxInt64
+	maxInt      = math.MaxInt32 // of what is counted in widths, steps or samples
+	maxHeads    = 1 << 16       // of heads, their width, and layers
+	maxSMMargin = 128           // of a GPU that has some more
+	maxLen      = 1 << 40       // of tokens
+	maxRanks    = 1 << 20
+	maxSeed     = math.MaxInt64
 )
 
 // sections are the mappings of train.yaml, outer before inner.
@@ -195,6 +196,8 @@ var runKeys = []key{
 
 	{path: "attention.backend", def: "auto", choices: []string{"flash", "fused", "unfused", "reference", "auto"}, at: func(c *Config) any { return &c.Attention.Backend },
 		doc: "flash (our kernels), fused (cuDNN, needs CUDA), reference (float64, slow), unfused (not in this build); auto: the fastest that can run, see docs/backends.md"},
+	{path: "attention.sm_margin", def: "0", max: maxSMMargin, at: func(c *Config) any { return &c.Attention.SMMargin },
+		doc: "of flash on Hopper GPUs: processors (SMs) left to kernels that run beside it, such as NCCL's, as FlashAttention-3 has it under this name; attention is slower by their share"},
 	{path: "attention.debug", def: "0", max: 2, at: func(c *Config) any { return &c.Attention.Debug },
 		doc: "0: quiet; 1: what was chosen; 2: also every rule that rejected a backend"},
 

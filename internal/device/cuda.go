@@ -170,7 +170,7 @@ func cudaKernel(o CUDAOptions, s *cuda.Stream, l *gpu.Loader) (attention.Kernel,
 		}
 		return k, k.Close, nil
 	case "flash":
-		k, err := gpu.NewFlash(s, l, o.Deterministic)
+		k, err := gpu.NewFlash(s, l, gpu.FlashOptions{Deterministic: o.Deterministic, SMMargin: o.SMMargin})
 		return k, nothing, err
 	case "reference":
 		k, err := gpu.NewReference(s, l)

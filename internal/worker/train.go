@@ -103,7 +103,8 @@ func (p *process) deviceFor(task job.Train, cfg *config.Config, mem *plan.Memory
 	return device.CUDAOptions{
 		Backend: cfg.Attention.Backend, Remedies: task.Remedies, Compute: backend.DType(cfg), Machine: task.Machine,
 		Reserve: mem.Planned(), Workspace: mem.Fused(), HeadDim: cfg.Model.HeadDim, Deterministic: cfg.Train.Deterministic, Packed: cfg.Data.PackDocuments,
-		Timed: p.start.time,
+		SMMargin: cfg.Attention.SMMargin,
+		Timed:    p.start.time,
 	}
 }
 

@@ -23,6 +23,7 @@ import (
 type Flash struct {
 	deviceAttention
 	deterministic bool
+	margin        int          // SMs that kernels for Hopper leave to others
 	shared        int          // bytes of shared memory that a block may have
 	hopper        *cuda.Memory // what its kernels hand out work by; nil on other GPUs
 	progress      *cuda.Memory // of blocks that add in order; nil before the first
@@ -30,14 +31,23 @@ type Flash struct {
 	change func(*source.HopperShape)
 }
 
-// NewFlash computes on stream. Deterministic repeats gradients bit for bit: on Hopper, blocks wait for
-// their turn to add to dQ; elsewhere that takes two products more of the five of a backward pass.
-func NewFlash(stream *cuda.Stream, loader *Loader, deterministic bool) (*Flash, error) {
+// FlashOptions are what a Flash is made for.
+type FlashOptions struct {
+	// Deterministic repeats gradients bit for bit: on Hopper, blocks wait for their turn to add to dQ; elsewhere that takes
+	// two products more of the five of a backward pass.
+	Deterministic bool
+	// SMMargin is how many SMs the kernels for Hopper leave to kernels that run beside them, such as NCCL's. Other GPUs'
+	// have blocks that end soon.
+	SMMargin int
+}
+
+// NewFlash computes on stream.
+func NewFlash(stream *cuda.Stream, loader *Loader, o FlashOptions) (*Flash, error) {
 	d, err := newDeviceAttention(stream, loader)
 	if err != nil {
 		return nil, err
 	}
-	f := &Flash{deviceAttention: d, deterministic: deterministic, shared: loader.Device().SharedPerBlock}
+	f := &Flash{deviceAttention: d, deterministic: o.Deterministic, margin: o.SMMargin, shared: loader.Device().SharedPerBlock}
 	if loader.Device().Arch == hopperArch {
 		f.hopper, err = newWorkCounter(stream, loader.Device())
 	}

@@ -28,6 +28,15 @@ func BenchmarkFlashWide(b *testing.B) {
 	}
 }
 
+// BenchmarkFlashMargin is BenchmarkFlash on fewer SMs than there are.
+func BenchmarkFlashMargin(b *testing.B) {
+	x := newFlashBench(b, tensor.BF16, 16384, 128, 128)
+	for _, margin := range []int{0, 1, 16} {
+		x.fast.margin, x.ordered.margin = margin, margin
+		x.run(b, fmt.Sprintf("margin=%d", margin))
+	}
+}
+
 // BenchmarkFlashFloat32 is the same in float32.
 func BenchmarkFlashFloat32(b *testing.B) { benchmarkFlash(b, tensor.F32, 4096, 8192) }
 

@@ -21,7 +21,7 @@ import (
 // newFlash is a Flash on the rig's device.
 func (r *cudaRig) newFlash(deterministic bool) *Flash {
 	r.t.Helper()
-	f, err := NewFlash(r.stream, r.loader, deterministic)
+	f, err := NewFlash(r.stream, r.loader, FlashOptions{Deterministic: deterministic})
 	check(r.t, err)
 	return f
 }
@@ -334,12 +334,14 @@ func TestProbabilitiesFromSharedMemory(t *testing.T) {
 func TestEveryLaneArrives(t *testing.T) {
 	r := newCUDARig(t)
 	for _, s := range source.HopperEveryLane {
-		for _, deterministic := range []bool{false, true} {
-			of := fmt.Sprintf("head dim %d, deterministic %t", s.QK, deterministic)
+		for i := range 4 {
+			deterministic, margin := i%2 == 1, i/2*1000 // one SM is left, on which a block does all the work
+			of := fmt.Sprintf("head dim %d, deterministic %t, margin %d", s.QK, deterministic, margin)
 			f := r.masked(300, 200, [2]int{s.QK, s.V})
 			var every attended
 			t.Run("every lane, "+of, func(t *testing.T) {
 				k := r.within(t).newFlash(deterministic)
+				k.margin = margin
 				k.change = func(s *source.HopperShape) { s.EveryLane = true }
 				every = r.within(t).attend(k, tensor.BF16, f)
 			})
@@ -349,6 +351,20 @@ func TestEveryLaneArrives(t *testing.T) {
 					one.dq = every.dq // in no certain order
 				}
 				sameBits(t, every, one)
+			})
+		}
+	}
+}
+
+// TestFlashLeavesSMs runs kernels for Hopper on fewer SMs than there are, whose blocks compute several blocks of queries, or of keys.
+func TestFlashLeavesSMs(t *testing.T) {
+	r := newCUDARig(t)
+	for _, margin := range []int{100, 1000} { // the second leaves one to take
+		for _, deterministic := range []bool{false, true} {
+			f := r.newFlash(deterministic)
+			f.margin = margin
+			t.Run(fmt.Sprintf("margin %d, deterministic %t", margin, deterministic), func(t *testing.T) {
+				r.within(t).testFlashShapes(t, [][2]int{{64, 64}, {128, 128}, {192, 128}, {256, 256}}, f)
 			})
 		}
 	}

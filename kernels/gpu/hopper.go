@@ -47,6 +47,12 @@ func (f *Flash) zeros(words int64) (uint64, error) {
 	return at, nil
 }
 
+// sms are those of the device, of which others are to have some.
+func (f *Flash) sms() call.SMs {
+	all := f.loader.Device().SMs
+	return call.SMs{All: all, Taken: max(1, all-f.margin)}
+}
+
 // hopperShape is the shape for a call, if it can go to the kernels for Hopper.
 func (f *Flash) hopperShape(c *call.Flash, more ...View) (source.HopperShape, bool) {
 	s, ok := source.HopperShapeFor(c.Q.Len(tensor.Dim), c.V.Len(tensor.Dim))
@@ -87,7 +93,7 @@ func (f *Flash) launchForward(l *call.HopperForward) error {
 	if err := f.encodeAll(l.Maps[:], &p.Q, &p.K, &p.V); err != nil {
 		return err
 	}
-	grid := cuda.Dim{X: min(l.Blocks, f.loader.Device().SMs)}
+	grid := cuda.Dim{X: min(l.Blocks, f.sms().Taken)}
 	return f.launch(l.Program, l.Kernel, cuda.Launch{Grid: grid, Block: cuda.Dim{X: l.Threads}, Shared: l.Shared}, cuda.StructAligned(&cuda.Args{}, p, source.MapAlign))
 }
 
@@ -118,7 +124,7 @@ func (f *Flash) backwardOnHopper(c *call.Flash, fresh partition.Range) (l call.H
 	if f.deterministic {
 		launch = c.HopperOrdered
 	}
-	return launch(shape, f.loader.Device().SMs, fresh), true
+	return launch(shape, f.sms(), fresh), true
 }
 
 // launchBackward launches a block of a backward pass, where some query sees a key of it.
@@ -133,10 +139,13 @@ func (f *Flash) launchBackward(l *call.HopperBackward) error {
 	if err := f.encodeAll(l.Maps[:], &p.Q, &p.K, &p.V, &p.Dout, &p.DQ); err != nil {
 		return err
 	}
-	if l.Progress > 0 {
-		var err error
-		if p.Progress, err = f.zeros(int64(l.Progress)); err != nil {
+	if n := l.Progress + l.Next; n > 0 {
+		at, err := f.zeros(int64(n))
+		if err != nil {
 			return err
+		}
+		if p.Progress = at; l.Next > 0 {
+			p.Next = at + uint64(4*l.Progress)
 		}
 	}
 	grid := cuda.Dim{X: l.Grid[0], Y: l.Grid[1], Z: l.Grid[2]}

@@ -18,6 +18,9 @@ __device__ __forceinline__ void barrier_init(unsigned barrier, unsigned arrivals
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
+// barrier_forget is for one that is to be made anew. Nobody waits for it.
+__device__ __forceinline__ void barrier_forget(unsigned barrier) { asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(barrier) : "memory"); }
+
 // barriers_ready makes barriers that this thread has made known to the copy engine; a barrier of the block
 // follows it.
 __device__ __forceinline__ void barriers_ready() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
@@ -102,7 +105,7 @@ __device__ __forceinline__ void wait_open(const unsigned long long* at, unsigned
     if ((long long)(now - count) >= 0) {
       break;
     }
-    asm volatile("nanosleep.u32 500;"); // it may be far away, and other blocks ask, too
+    asm volatile("nanosleep.u32 200;"); // it may be far away
   }
   asm volatile("fence.acq_rel.sys;\nfence.proxy.async.global;" ::: "memory");
 }
@@ -114,6 +117,9 @@ __device__ __forceinline__ void shared_for_engine() { asm volatile("fence.proxy.
 // Number 0 is that of __syncthreads.
 __device__ __forceinline__ void some_sync(int number, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory"); }
 __device__ __forceinline__ void some_arrive(int number, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory"); }
+
+// all_sync is __syncthreads of so many threads, all of the block, whose warps may come apart.
+__device__ __forceinline__ void all_sync(int threads) { asm volatile("barrier.sync 0, %0;" ::"r"(threads) : "memory"); }
 
 // wg_registers sets how many registers each thread of the warpgroup may have, fewer or more than before.
 template <int COUNT> __device__ __forceinline__ void wg_registers_fewer() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT)); }

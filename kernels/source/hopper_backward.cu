@@ -440,37 +440,79 @@ template <class T> __device__ __forceinline__ void consume(const HopperBackward&
   add_keys<DV_COLS>(b, p.dv, c.dv, 1, p.dim_v, c.key(), c.column(DV_COLS), base);
 }
 
-template <class T> __device__ __forceinline__ void backward(const HopperBackward& b) {
-  extern __shared__ __align__(1024) char shared[];
-  const unsigned base = smem_address(shared);
+// begin makes the barriers for an item of the work, of which no thread knows yet.
+__device__ __forceinline__ void begin(const HopperBackward& b, unsigned base, unsigned item) {
+  barrier_init(base + Shared::KEYS_FULL, 1);
+  for (int i = 0; i < STAGES; i++) {
+    barrier_init(base + Shared::FULL + 8 * i, 1 + LANES); // of who loads, and of who brings LSE and delta
+    barrier_init(base + Shared::EMPTY + 8 * i, (CONSUMERS / 32 + GROUPS) * LANES); // of consumers, and of who adds their dQ
+  }
+  if (ONE_DO) {
+    barrier_init(base + Shared::DO_FULL, 1);
+    barrier_init(base + Shared::DO_EMPTY, CONSUMERS / 32 * LANES);
+  }
+  barriers_ready();
+  keep_turn(b, base, item);
+  unsigned passed = 0;
+  pass_gates(b.needs, b.gates, own_keys(base) / BN, passed); // here, as the thread that loads has few registers later
+}
+
+// take begins the item that comes next, where blocks take several.
+__device__ __forceinline__ void take(const HopperBackward& b, unsigned base) {
+  const unsigned total = b.blocks * b.p.kv_heads, item = atomicInc(b.next + blockIdx.z, total + gridDim.x - 1); // the last to ask leaves 0 again
+  if (item < total) {
+    begin(b, base, item);
+  } else {
+    store_shared(base + Shared::TURN, ~0u, 0, 0, 0);
+  }
+}
+
+// over says that there is no item.
+__device__ __forceinline__ bool over(unsigned base) { return __float_as_int(load_shared(base + Shared::TURN)) < 0; }
+
+// next_item begins another item, if there is one. All threads come to it when they are done with theirs.
+__device__ __forceinline__ bool next_item(const HopperBackward& b, unsigned base) {
+  if (!b.next) {
+    return false;
+  }
+  all_sync(THREADS);
   if (threadIdx.x == 0) {
-    barrier_init(base + Shared::KEYS_FULL, 1);
-    for (int i = 0; i < STAGES; i++) {
-      barrier_init(base + Shared::FULL + 8 * i, 1 + LANES); // of who loads, and of who brings LSE and delta
-      barrier_init(base + Shared::EMPTY + 8 * i, (CONSUMERS / 32 + GROUPS) * LANES); // of consumers, and of who adds their dQ
+    for (unsigned at = Shared::KEYS_FULL; at < Shared::BYTES; at += 8) {
+      barrier_forget(base + at);
     }
-    if (ONE_DO) {
-      barrier_init(base + Shared::DO_FULL, 1);
-      barrier_init(base + Shared::DO_EMPTY, CONSUMERS / 32 * LANES);
-    }
-    barriers_ready();
-    keep_turn(b, base);
+    take(b, base);
   }
-  __syncthreads();
-  if (threadIdx.x < 128) {
-    wg_registers_fewer<FEW>();
-    const int warp = threadIdx.x / 32;
-    if (threadIdx.x == 0) {
-      produce(b, base);
-    } else if (warp == 3) {
-      fetch_stats(b, base);
-    } else if (warp > 0) {
-      add_queries(b, base, warp - 1);
+  all_sync(THREADS);
+  return !over(base);
+}
+
+// help is what a thread of the first warpgroup does. Each job has a loop of its own: the compiler has registers for those alone.
+__device__ __forceinline__ void help(const HopperBackward& b, unsigned base) {
+  const int warp = threadIdx.x / 32;
+  unsigned at = base;
+  if (threadIdx.x == 0) {
+    do {
+      hide_value(at); // or addresses are made of it ahead of the items, for which there are no registers
+      produce(b, at);
+    } while (next_item(b, at));
+  } else if (warp == 0) {
+    while (next_item(b, at)) {
     }
-    return;
+  } else if (warp == 3) {
+    do {
+      hide_value(at);
+      fetch_stats(b, at);
+    } while (next_item(b, at));
+  } else {
+    do {
+      hide_value(at);
+      add_queries(b, at, warp - 1);
+    } while (next_item(b, at));
   }
-  wg_registers_more<MANY>();
-  const int group = __shfl_sync(0xffffffff, threadIdx.x / 128, 0) - 1; // the same in all lanes, as the compiler then knows
+}
+
+// multiply is what a consumer does for an item.
+template <class T> __device__ __forceinline__ void multiply(const HopperBackward& b, unsigned base, int group) {
   barrier_wait(base + Shared::FULL, 0);
   Step first;
   first.load(base + Shared::STATS);
@@ -480,6 +522,32 @@ template <class T> __device__ __forceinline__ void backward(const HopperBackward
     consume<T>(b, base, group);
   }
   some_sync(DQ_EMPTY + group, DQ_THREADS); // the last has been read
+}
+
+template <class T> __device__ __forceinline__ void backward(const HopperBackward& b) {
+  extern __shared__ __align__(1024) char shared[];
+  const unsigned base = smem_address(shared);
+  if (threadIdx.x == 0) {
+    if (b.next) {
+      take(b, base);
+    } else {
+      begin(b, base, blockIdx.x);
+    }
+  }
+  __syncthreads();
+  if (over(base)) {
+    return;
+  }
+  if (threadIdx.x < 128) {
+    wg_registers_fewer<FEW>();
+    help(b, base);
+    return;
+  }
+  wg_registers_more<MANY>();
+  const int group = __shfl_sync(0xffffffff, threadIdx.x / 128, 0) - 1; // the same in all lanes, as the compiler then knows
+  do {
+    multiply<T>(b, base, group);
+  } while (next_item(b, base));
 }
 
 #define ENTRY(name, T) \

@@ -22,10 +22,13 @@ struct HopperBackward {
   int start, blocks, banded, fold, beside, together;
   int fresh_lo, fresh_hi; // the keys whose dK and dV hold nothing yet
   const unsigned* needs;  // see pass_gates of hopper_gates.cuh
-  const Gate* gates;
+  Gate* gates;
+  // Where the grid is smaller than the work, for each of the batch the number of the work that is taken next, 0 before and after; else NULL.
+  unsigned* next;
+  int unused[14];
   FlashParams p;
 };
-static_assert(sizeof(HopperBackward) == 5 * 128 + 64 + sizeof(FlashParams), "HopperBackward of params.go is laid out so");
+static_assert(sizeof(HopperBackward) == 5 * 128 + 128 + sizeof(FlashParams), "HopperBackward of params.go is laid out so");
 
 using Keys = Panels<BN, HEAD_QK>;
 using Values = Panels<BN, HEAD_V>;
@@ -74,16 +77,16 @@ constexpr int ALL_CONSUMERS = 1, DQ_FULL = 2, DQ_EMPTY = DQ_FULL + GROUPS, DQ_TH
 // ORDERED, and slower else.
 constexpr bool FROM_LSE = ORDERED && !CAP;
 
-// Turn is what a block of the grid owns: a block of keys, counted from HopperBackward.start, of a KV head;
+// Turn is what a block of the grid owns, or owns next: a block of keys, counted from HopperBackward.start, of a KV head;
 // and, ORDERED, which block of keys adds to dQ before it, -1 for none. behind says that the one before may leave out rows to which
 // others before it add: it is waited for in all rows.
 struct Turn { int keys, kv_head, before; bool behind; };
 
 // free_turn is that of a block, not ORDERED. Blocks of a head run beside each other, as they read the same queries, the longest first. The
 // shortest of all heads come last, so that the SMs are done together.
-__device__ __forceinline__ Turn free_turn(const HopperBackward& b) {
-  const int heads = b.p.kv_heads, apart = b.blocks - b.together, rest = (int)blockIdx.x - apart * heads;
-  const int at = rest < 0 ? blockIdx.x % apart : apart + rest / heads, head = rest < 0 ? blockIdx.x / apart : rest % heads;
+__device__ __forceinline__ Turn free_turn(const HopperBackward& b, unsigned item) {
+  const int heads = b.p.kv_heads, apart = b.blocks - b.together, rest = (int)item - apart * heads;
+  const int at = rest < 0 ? item % apart : apart + rest / heads, head = rest < 0 ? item / apart : rest % heads;
   return {b.order ? b.order[at] : at, head, -1, false};
 }
 
@@ -94,8 +97,8 @@ __device__ __forceinline__ Turn free_turn(const HopperBackward& b) {
 // than the last, as these wait for them in every head. There, fold blocks come from the shortest to the longest, and
 // then fold more from the longest to the shortest, as the first of those are done; and so on. beside heads go
 // together, as many as fill the GPU.
-__device__ __forceinline__ Turn ordered_turn(const HopperBackward& b) {
-  int number = blockIdx.x;
+__device__ __forceinline__ Turn ordered_turn(const HopperBackward& b, unsigned item) {
+  int number = item;
   if (!b.fold) {
     const int keys = number % b.blocks;
     return {keys, number / b.blocks, keys - 1, !b.banded};
@@ -113,12 +116,12 @@ __device__ __forceinline__ Turn ordered_turn(const HopperBackward& b) {
   return {first + half + at, kv_head, at ? first + half + at - 1 : first, false};
 }
 
-__device__ __forceinline__ Turn turn(const HopperBackward& b) { return ORDERED ? ordered_turn(b) : free_turn(b); }
+__device__ __forceinline__ Turn turn(const HopperBackward& b, unsigned item) { return ORDERED ? ordered_turn(b, item) : free_turn(b, item); }
 
 // keep_turn has the block know its Turn, its first key, and, ORDERED, the rows for which it waits for the one before it: where tiles
 // are banded, those to which that one adds, but for blocks that are behind.
-__device__ __forceinline__ void keep_turn(const HopperBackward& b, unsigned base) {
-  const Turn t = turn(b);
+__device__ __forceinline__ void keep_turn(const HopperBackward& b, unsigned base, unsigned item) {
+  const Turn t = turn(b, item);
   int first = 0, end = b.p.seq_q;
   if (!t.behind && t.before >= 0) {
     KeyWalk walk(b.p, (b.start + t.before) * BN);
@@ -205,8 +208,6 @@ __device__ __forceinline__ void produce(const HopperBackward& b, unsigned base) 
   if (more) {
     const int kv_head = own_kv_head(base), own = own_keys(base);
     const unsigned full = base + Shared::KEYS_FULL;
-    unsigned passed = 0;
-    pass_gates(b.needs, b.gates, own / BN, passed);
     barrier_expect(full, Keys::BYTES + Values::BYTES);
     copy_panels<Keys>(base + Shared::K, b.k, full, own, kv_head);
     copy_panels<Values>(base + Shared::V, b.v, full, own, kv_head);

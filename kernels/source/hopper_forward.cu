@@ -36,7 +36,7 @@ struct HopperForward {
   const int* order; // the blocks of queries, the most work first; NULL: from the last on
   int pass, blocks, heads_beside, all_heads; // all_heads: over the batch, a multiple of heads_beside
   const unsigned* needs; // see pass_gates of hopper_gates.cuh
-  const Gate* gates;
+  Gate* gates;
   int early; // how many blocks in that order are taken, of all heads, before the others, some of whose keys may not be there yet
   int unused[11];
   FlashParams p;

@@ -3,19 +3,25 @@
 #include "hopper.cuh"
 
 // Gate is open when the number at an address has come to count; see wait_open. Each has two words, the lower one first, as lists
-// are aligned to four bytes.
-struct Gate { unsigned at[2], count[2]; };
+// are aligned to four bytes. One block asks there, which may be far away: many would hold up what they wait for. The others look at asked.
+struct Gate { unsigned at[2], count[2], asked, unused; };
+constexpr unsigned NOBODY = 0, SOMEBODY = 1, OPEN = 2; // asked
 
 // pass_gates waits for the gates of a block of own rows. needs has a word for each block, of which bit i stands for gate i; NULL: all
 // keys are there. passed are those that this thread has waited for before.
-__device__ __forceinline__ void pass_gates(const unsigned* needs, const Gate* gates, int block, unsigned& passed) {
+__device__ __forceinline__ void pass_gates(const unsigned* needs, Gate* gates, int block, unsigned& passed) {
   if (!needs) {
     return;
   }
   for (unsigned left = needs[block] & ~passed; left; left &= left - 1) {
-    const Gate& g = gates[__ffs(left) - 1];
-    const unsigned long long at = (unsigned long long)g.at[1] << 32 | g.at[0], count = (unsigned long long)g.count[1] << 32 | g.count[0];
-    wait_open((const unsigned long long*)at, count);
+    Gate& g = gates[__ffs(left) - 1];
+    if (atomicCAS(&g.asked, NOBODY, SOMEBODY) == NOBODY) {
+      const unsigned long long at = (unsigned long long)g.at[1] << 32 | g.at[0], count = (unsigned long long)g.count[1] << 32 | g.count[0];
+      wait_open((const unsigned long long*)at, count);
+      raise(&g.asked, OPEN);
+    } else {
+      wait_raised(&g.asked, OPEN);
+    }
     passed |= left & -left;
   }
 }

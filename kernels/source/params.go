@@ -63,14 +63,16 @@ type HopperBackward struct {
 	Progress, Order   uint64 // of uint32; of int32
 
 	Start, Blocks, Banded, Fold, Beside, Together, FreshLo, FreshHi int32
-	Needs, Gates                                                    uint64 // of uint32, of each block of keys; of HopperGate
+	Needs, Gates, Next                                              uint64 // of uint32, of each block of keys; of HopperGate; of uint32
+	Unused                                                          [14]int32
 
 	P FlashParams
 }
 
 // HopperGate is struct Gate of hopper_gates.cuh: the word at an address and what it counts to, the lower half of each first.
 type HopperGate struct {
-	At, Count [2]uint32
+	At, Count     [2]uint32
+	Asked, Unused uint32
 }
 
 // HopperGates is how many gates a kernel waits for.

@@ -102,13 +102,24 @@ type HopperBackward struct {
 	Maps            [5]Map // Q, K, V, dO, dQ
 	Params          source.HopperBackward
 	Lists           HopperLists
-	Progress        int  // how many numbers Params.Progress is to have, each 0
+	Progress, Next  int  // how many numbers Params.Progress and Params.Next are to have, each 0
 	SetsFresh       bool // whether it sets gradients of keys that hold nothing yet
 }
 
-// HopperBackward returns the launch of a block of a backward pass, for a GPU of so many SMs. The gradients of fresh keys hold nothing
+// SMs are those of a GPU: All that there are, and those that a kernel takes, as others are to have the rest.
+type SMs struct{ All, Taken int }
+
+// share has a grid of so many blocks for each of a batch, one of which fills an SM, keep to the SMs that it takes: there are as many blocks
+// as those, or one for each of the batch, and each does the work of several.
+func (l *HopperBackward) share(sms SMs) {
+	if n := max(1, sms.Taken/l.Grid[2]); sms.Taken < sms.All && n < l.Grid[0] {
+		l.Grid[0], l.Next = n, l.Grid[2]
+	}
+}
+
+// HopperBackward returns the launch of a block of a backward pass. The gradients of fresh keys hold nothing
 // yet.
-func (f *Flash) HopperBackward(s source.HopperShape, sms int, fresh partition.Range) HopperBackward {
+func (f *Flash) HopperBackward(s source.HopperShape, sms SMs, fresh partition.Range) HopperBackward {
 	l, steps := f.hopperBackward(s, false, fresh)
 	blocks, heads, p := working(steps), f.K.Len(tensor.Heads), &l.Params
 	if blocks == 0 {
@@ -117,14 +128,9 @@ func (f *Flash) HopperBackward(s source.HopperShape, sms int, fresh partition.Ra
 	if l.Lists.Order = longestFirst(steps, false); l.Lists.Order != nil {
 		l.Lists.Order = l.Lists.Order[:blocks]
 	}
-	p.Blocks, p.Together = int32(blocks), int32(together(steps, heads, sms, f.stepsBeside(l.Maps[0].Rows)))
-	if l.Lists.Needs != nil { // those that may have to wait come last, of all heads
-		if l.Lists.Order == nil {
-			l.Lists.Order = allBlocks(blocks, false)
-		}
-		p.Together = int32(blocks - lateLast(l.Lists.Order, l.Lists.Needs))
-	}
+	p.Blocks, p.Together = int32(blocks), int32(together(steps, heads, sms.Taken, f.stepsBeside(l.Maps[0].Rows)))
 	l.Grid[0] = blocks * heads
+	l.share(sms)
 	return l
 }
 

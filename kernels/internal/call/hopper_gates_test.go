@@ -78,6 +78,9 @@ func TestGatesOnHost(t *testing.T) {
 	h := newHost(t)
 	for _, dim := range []int{64, 128, 256} {
 		for _, deterministic := range []bool{false, true} {
+			if testing.Short() && deterministic != (dim == 128) {
+				continue
+			}
 			t.Run(fmt.Sprintf("%d, deterministic %t", dim, deterministic), func(t *testing.T) {
 				h.t = t
 				waits := 0
@@ -86,7 +89,7 @@ func TestGatesOnHost(t *testing.T) {
 				rig.Kernel = hostHopper{hostFlash: k, sms: 4, late: &waits}
 				seeds := uint64(4)
 				if testing.Short() {
-					seeds = 2
+					seeds = 1
 				}
 				for seed := range seeds {
 					c := attentiontest.RandomCase(seed)
@@ -101,7 +104,7 @@ func TestGatesOnHost(t *testing.T) {
 	}
 }
 
-// TestGates holds which gates blocks wait for, and that those that wait for one come last.
+// TestGates holds which gates blocks wait for, and that blocks of queries that wait for one come last.
 func TestGates(t *testing.T) {
 	s, _ := source.HopperShapeFor(128, 128)
 	r := func(lo, hi int) partition.Range { return partition.Range{Lo: lo, Hi: hi} }
@@ -130,12 +133,9 @@ func TestGates(t *testing.T) {
 			t.Errorf("forward: blocks come in the order %v", forward.Lists.Order)
 		}
 	}
-	backward := f.HopperBackward(s, 132, partition.Range{})
+	backward := f.HopperBackward(s, SMs{132, 132}, partition.Range{})
 	if l := backward.Lists; !slices.Equal(l.Needs, []uint32{0, 0, 3, 2, 0, 1, 0, 0}) || !slices.Equal(l.Gates, gates) {
 		t.Errorf("backward: needs %v of %v", l.Needs, l.Gates)
-	}
-	if p, order := backward.Params, backward.Lists.Order; p.Together != 3 || len(order) != int(p.Blocks) || backward.Lists.Needs[order[len(order)-3]] == 0 {
-		t.Errorf("backward: %d of %v come last", p.Together, order)
 	}
 	// Keys that no query of a block sees, but that its last step brings, are waited for, too: their values must not be NaN.
 	f.Tiles, f.Gates = []partition.Tile{{Q: r(0, 128), K: r(0, 1024), Band: partition.Band{Lo: -partition.Unbounded, Hi: 10}}}, []attention.Gate{{Rows: r(170, 180), Gate: a}}

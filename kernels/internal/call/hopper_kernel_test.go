@@ -23,8 +23,11 @@ type hostHopper struct {
 	*hostFlash
 	change func(*source.HopperShape) // makes a shape that of a program for tests; nil: there is none
 	sms    int                       // of the GPU that it stands for
+	leaves int                       // of those
 	late   *int                      // keys come while kernels run, and how often one has waited; nil: they are there before
 }
+
+func (k hostHopper) processors() SMs { return SMs{k.sms, k.sms - k.leaves} }
 
 // shapeOf is source.HopperShapeFor a call, changed for tests.
 func (k hostHopper) shapeOf(c *Flash) (source.HopperShape, bool) {
@@ -207,7 +210,7 @@ func (f *hopperBackward) Block(b attention.GradBlock) error {
 	if f.k.deterministic {
 		launch = c.HopperOrdered
 	}
-	l := launch(s, f.k.sms, b.Fresh)
+	l := launch(s, f.k.processors(), b.Fresh)
 	if !l.SetsFresh {
 		fresh := b.KeyGrads.Rows(b.Fresh.Lo, b.Fresh.Hi)
 		clear32(fresh.DK)
@@ -221,6 +224,10 @@ func (f *hopperBackward) Block(b attention.GradBlock) error {
 	err = f.k.complete(&p.P, l.Lists, &p.Order, &p.Needs, &p.Gates)
 	if err == nil && l.Progress > 0 {
 		p.Progress, err = f.k.words(make([]uint32, l.Progress))
+	}
+	if err == nil && l.Next > 0 {
+		p.Next, err = f.k.words(make([]uint32, l.Next))
+		f.k.ran["several items"] = true
 	}
 	if err != nil {
 		return err
@@ -434,6 +441,32 @@ func TestFold(t *testing.T) {
 	} {
 		if fold, beside := fold(c.blocks, c.heads, c.sms); fold != c.fold || beside != c.beside {
 			t.Errorf("%d blocks of %d heads, %d SMs: %d and %d, want %d and %d", c.blocks, c.heads, c.sms, fold, beside, c.fold, c.beside)
+		}
+	}
+}
+
+// TestLeavesOnHost runs blocks of the grid that compute several blocks of keys, as there are fewer than those.
+func TestLeavesOnHost(t *testing.T) {
+	h := newHost(t)
+	for _, dim := range []int{128, 256} {
+		for _, deterministic := range []bool{false, true} {
+			if testing.Short() && deterministic == (dim > 128) {
+				continue
+			}
+			t.Run(fmt.Sprintf("%d, deterministic %t", dim, deterministic), func(t *testing.T) {
+				h.t, h.ran = t, map[string]bool{}
+				k := &hostFlash{h, deterministic, large}
+				rig := k.rig()
+				rig.Kernel = hostHopper{hostFlash: k, sms: 4, leaves: 2}
+				all := partition.Range{Hi: 300}
+				attentiontest.Check(t, rig, attentiontest.Case{
+					Batch: 2, Heads: 4, KVHeads: 2, Dim: dim, DimV: dim, SeqQ: 300, SeqK: 300, Softmax: attention.Softmax{Scale: 0.125},
+					Tiles: []partition.Tile{{Q: all, K: all, Band: partition.Band{Lo: -partition.Unbounded}}},
+				}, tensor.BF16)
+				if !h.ran["several items"] {
+					t.Error("no block has done the work of several")
+				}
+			})
 		}
 	}
 }

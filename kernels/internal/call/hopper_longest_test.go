@@ -136,7 +136,7 @@ func TestFreeTurnsOnHost(t *testing.T) {
 			Q: like(4, tensor.BF16), K: like(2, tensor.BF16), V: like(2, tensor.BF16), DO: like(4, tensor.BF16), DQ: like(4, tensor.F32), DK: like(2, tensor.F32), DV: like(2, tensor.F32),
 		}}
 		s, _ := source.HopperShapeFor(64, 64)
-		l := f.HopperBackward(s, c.sms, span(0, 300))
+		l := f.HopperBackward(s, SMs{c.sms, c.sms}, span(0, 300))
 		if int(l.Params.Together) != c.together || int(l.Params.Blocks) != c.blocks || l.SetsFresh != c.fresh {
 			t.Errorf("%v: %d of %d blocks together, fresh %t", c.tiles, l.Params.Together, l.Params.Blocks, l.SetsFresh)
 		}

@@ -7,13 +7,13 @@ import (
 )
 
 // HopperOrdered returns HopperBackward where blocks of keys take turns to add to dQ, so that its bits are the same
-// whenever a GPU of so many SMs computes it. It is for calls that HasOrder.
-func (f *Flash) HopperOrdered(s source.HopperShape, sms int, fresh partition.Range) HopperBackward {
+// whenever as many SMs of a GPU compute it. It is for calls that HasOrder.
+func (f *Flash) HopperOrdered(s source.HopperShape, sms SMs, fresh partition.Range) HopperBackward {
 	l, steps := f.hopperBackward(s, true, fresh)
 	if working(steps) == 0 {
 		return l
 	}
-	o := f.orderOf(s, sms)
+	o := f.orderOf(s, sms.Taken)
 	l.Grid[0] = o.blocks * f.K.Len(tensor.Heads)
 	l.Progress = l.Grid[0] * l.Grid[2] * s.KeyGroups
 	p := &l.Params
@@ -21,6 +21,7 @@ func (f *Flash) HopperOrdered(s source.HopperShape, sms int, fresh partition.Ran
 	if o.banded {
 		p.Banded = 1
 	}
+	l.share(sms)
 	return l
 }
 

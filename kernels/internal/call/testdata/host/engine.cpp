@@ -36,6 +36,19 @@ void make_barrier(unsigned at, unsigned arrivals) {
   barriers[at] = {arrivals, current, threads[current].syncs, false, 0, arrivals, 0};
 }
 
+void forget_barrier(unsigned at) {
+  const Barrier& b = barrier_at(at);
+  if (b.bytes) {
+    fail("a barrier is forgotten that waits for bytes", b.bytes);
+  }
+  for (unsigned i = 0; i < threads_of_block; i++) {
+    if (threads[i].state == AT_PHASE && threads[i].where == at) {
+      fail("a barrier is forgotten for which a thread waits", at - SHARED_BASE);
+    }
+  }
+  barriers.erase(at);
+}
+
 void make_known() {
   for (auto& b : barriers) {
     b.second.known |= b.second.maker == current;

@@ -5,6 +5,7 @@
 #include "hopper_panels.cuh"
 
 inline void barrier_init(unsigned barrier, unsigned arrivals) { make_barrier(barrier, arrivals); }
+inline void barrier_forget(unsigned barrier) { forget_barrier(barrier); }
 inline void barriers_ready() { make_known(); }
 inline void barrier_arrive(unsigned barrier) { arrive(barrier, 0); }
 inline void barrier_expect(unsigned barrier, unsigned bytes) { arrive(barrier, bytes); }
@@ -27,6 +28,7 @@ inline void wait_open(const unsigned long long* at, unsigned long long count) { 
 inline void shared_for_engine() { fence_engine(); }
 
 inline void some_sync(int number, int threads) { named_wait(number, threads, true); }
+inline void all_sync(int threads) { named_wait(0, threads, true); }
 inline void some_arrive(int number, int threads) { named_wait(number, threads, false); }
 
 template <int COUNT> void wg_registers_fewer() { static_assert(COUNT % 8 == 0 && COUNT >= 24 && COUNT <= 256, "registers"); }

@@ -57,6 +57,7 @@ inline void __threadfence_block() {}
 // not here are what they are there.
 void make_barrier(unsigned barrier, unsigned arrivals);
 void make_known();
+void forget_barrier(unsigned at);
 void arrive(unsigned barrier, long long bytes);
 void wait_phase(unsigned barrier, unsigned parity);
 void named_wait(int number, int threads, bool waits);
@@ -132,6 +133,11 @@ template <class X, class Y> X atomicAdd(X* p, Y by) {
 inline unsigned atomicInc(unsigned* p, unsigned most) {
   unsigned old = *p;
   *p = old >= most ? 0 : old + 1;
+  return old;
+}
+inline unsigned atomicCAS(unsigned* p, unsigned is, unsigned to) {
+  unsigned old = *p;
+  *p = old == is ? to : old;
   return old;
 }
 template <class X> X __ldg(const X* p) { return *p; }
