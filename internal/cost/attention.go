@@ -14,7 +14,7 @@ type kernel struct {
 	full    grid    // rate of full tiles, over rows of all heads, keys, dim
 	floor   float64 // seconds of the quickest call
 	further grid    // of a block that is not the first, to the first
-	causal  grid    // rate of masked tiles to that of full ones
+	causal  grid    // rate of masked tiles to that of full ones, over the keys that a query sees, dim
 	band    grid
 	most    float64 // the rate of work that is kept up, of a GPU: no full tile of a step is faster
 }
@@ -59,7 +59,7 @@ func (m *Model) indexAttention() {
 		if x := m.kernels[k]; x != nil && a.Mask != Full {
 			rate, _ := x.full.look(a.spot())
 			pairs := float64(Tile(a.Mask, a.Queries, a.Keys).Pairs())
-			x.masked(a.Mask).add(a.spot(), math.Log(attentionFLOPs(pairs, a.Heads, a.Dim, a.Dim)/a.Seconds)-rate)
+			x.masked(a.Mask).add(maskSpot(pairs/float64(a.Queries), float64(a.Dim)), math.Log(attentionFLOPs(pairs, a.Heads, a.Dim, a.Dim)/a.Seconds)-rate)
 		}
 	}
 	for _, x := range m.kernels {
@@ -70,7 +70,38 @@ func (m *Model) indexAttention() {
 
 // spot is where a measured call stands in the grids of its kernel.
 func (a *Attention) spot() spot {
-	return at(float64(a.Queries*a.Heads), float64(a.Keys), float64(a.Dim))
+	return tileSpot(float64(a.Queries*a.Heads), float64(a.Keys), float64(a.Dim))
+}
+
+// tileSpot is where a tile of so many rows of all heads and so many keys stands.
+func tileSpot(rows, keys, dim float64) spot {
+	s := at(rows, keys)
+	s[2] = perDim(dim)
+	return s
+}
+
+// maskSpot is where a tile stands of which a query sees so many keys on average. What is computed in vain lies along the
+// edges of a mask, as much for each query, however many keys it sees.
+func maskSpot(seen, dim float64) spot {
+	s := at(seen)
+	s[2] = perDim(dim)
+	return s
+}
+
+// perDim is the coordinate of a head dim. A pair takes its softmax, whatever the dim, and its products by the dim, so that
+// the rate is more nearly linear in the inverse of the dim than in its logarithm.
+func perDim(dim float64) float64 { return -64 / max(dim, 1) }
+
+// less is what a mask takes off a rate. Beyond the most keys that were measured it is as much for each query, so that it fades.
+func (g *grid) less(s spot) float64 {
+	rate, ok := g.look(s)
+	if !ok {
+		return 0
+	}
+	if beyond := s[0] - g.axis[0][len(g.axis[0])-1]; beyond > 0 {
+		return -math.Log1p(math.Expm1(-rate) / math.Exp2(beyond))
+	}
+	return rate
 }
 
 // masked is the grid of a mask.
@@ -145,16 +176,14 @@ func (m *Model) Call(c planner.Call) float64 {
 		rows += c.Tiles[i].Q.Len()
 	}
 	total, biggest := 0.0, 0
-	s, widest := at(float64(rows*c.Heads*batch), 1, dim), spot{}
+	s, widest := tileSpot(float64(rows*c.Heads*batch), 1, dim), spot{}
 	for i := range c.Tiles {
 		t := &c.Tiles[i]
 		pairs, area := float64(t.Pairs()), float64(t.Q.Len())*float64(t.K.Len())
 		s[1] = math.Log2(float64(max(t.K.Len(), 1)))
 		rate, _ := x.full.look(s)
 		if mask := maskOf(t, pairs, area); mask != Full {
-			if less, ok := x.masked(mask).look(s); ok {
-				rate += less
-			}
+			rate += x.masked(mask).less(maskSpot(pairs/float64(t.Q.Len()), dim))
 		}
 		total += attentionFLOPs(pairs, c.Heads*batch, c.Dim, c.DimV) / math.Exp(min(rate, x.most))
 		if i == 0 || int(pairs) > biggest {
