@@ -36,7 +36,11 @@ func byStart(a, b Run) int { return a.Start - b.Start }
 
 // addRuns appends the runs of an owner, in the order of its rows.
 func (x *Index) addRuns(runs []Run, rank, owner int) []Run {
-	needs, at := x.NeedRanges(rank, owner), 0
+	if x.apart(rank, owner) {
+		return runs
+	}
+	var room [8]Range
+	needs, at := needRanges(room[:0], x.bands, &x.q[rank], &x.k[owner]), 0
 	for _, s := range x.spans[owner] {
 		for len(needs) > 0 && needs[0].Hi <= at {
 			needs = needs[1:]

@@ -63,7 +63,7 @@ func (x *Index) NeedRanges(rank, owner int) []Range {
 	if x.apart(rank, owner) {
 		return nil
 	}
-	return needRanges(x.bands, &x.q[rank], &x.k[owner])
+	return needRanges(nil, x.bands, &x.q[rank], &x.k[owner])
 }
 
 // Keys returns the number of keys that owner holds.
@@ -212,17 +212,13 @@ func needs(bands bands, q, k *pieces) Range {
 }
 
 // needRanges is the union of what within would take the hull of. A query sees keys without a gap in
-// each piece, and the next query the ones beside them.
-func needRanges(bands bands, q, k *pieces) []Range {
-	var all []Range
+// each piece, and the next query the ones beside them. It works in the memory of all, where that has room.
+func needRanges(all []Range, bands bands, q, k *pieces) []Range {
 	for i, j, ok := meet(q.list, k.list, 0, 0); ok; i, j, ok = meet(q.list, k.list, i, j) {
 		iEnd, jEnd, band := run(q.list, i), run(k.list, j), bands.of(q.list[i].doc)
 		for b := j; b < jEnd; b++ {
 			for a := i; a < iEnd; a++ {
 				if u := within(band, q.list[a:a+1], k.list[b:b+1]); u.Len() > 0 {
-					if all == nil {
-						all = make([]Range, 0, 4)
-					}
 					all = append(all, u)
 				}
 			}
@@ -234,6 +230,9 @@ func needRanges(bands bands, q, k *pieces) []Range {
 
 // union is ranges in order, without those that touch. It works in the memory of r.
 func union(r []Range) []Range {
+	if len(r) < 2 {
+		return r
+	}
 	slices.SortFunc(r, func(a, b Range) int { return a.Lo - b.Lo })
 	out := r[:0]
 	for _, x := range r {

@@ -28,7 +28,7 @@ func (p *Planner) gated(rank int) *Schedule {
 		first.Then = append(first.Then, part)
 	}
 	hops := []Hop{first, home}
-	return p.finish(&Schedule{Algorithm: "gated", Rank: rank, Forward: forwardOf(hops), Backward: hops})
+	return p.finish(&Schedule{Algorithm: "gated", Rank: rank, Backward: hops})
 }
 
 // bothWays is a ring in both directions at once: in hop h a rank computes with the blocks of the
@@ -82,5 +82,5 @@ func (p *Planner) bothWays(rank int) *Schedule {
 			hop.RecvKV = append(hop.RecvKV, Move{at(rank - sign), Block{buf(h + 1), 0, p.index.Keys(next)}})
 		}
 	}
-	return p.finish(&Schedule{Algorithm: "both ways", Rank: rank, Forward: forwardOf(hops), Backward: hops})
+	return p.finish(&Schedule{Algorithm: "both ways", Rank: rank, Backward: hops})
 }

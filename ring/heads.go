@@ -58,8 +58,7 @@ func (p *Planner) trading(rank int) *Schedule {
 	group, i := rank/p.inner, rank%p.inner
 	s := p.ring(group)
 	s.Rank = rank
-	peersOf(s.Forward, p.inner, i)
-	peersOf(s.Backward, p.inner, i)
+	s.each(func(h *Hop) { peersOf(h, p.inner, i) })
 	g, outer := gathered{p.spec.Layout, p.inner}, p.spec.Size/p.inner
 	var q, kv [][]int
 	for j := range p.inner {
@@ -79,8 +78,8 @@ func (p *Planner) trading(rank int) *Schedule {
 	return s
 }
 
-// peersOf makes hops between groups hops between the i-th members of them.
-func peersOf(hops []Hop, inner, i int) {
+// peersOf makes a hop between groups one between the i-th members of them.
+func peersOf(hop *Hop, inner, i int) {
 	of := func(lists ...*[]Move) {
 		for _, moves := range lists {
 			*moves = slices.Clone(*moves) // hops of the two passes share them
@@ -89,12 +88,9 @@ func peersOf(hops []Hop, inner, i int) {
 			}
 		}
 	}
-	for h := range hops {
-		hop := &hops[h]
-		of(&hop.SendKV, &hop.RecvKV, &hop.SendGrad, &hop.RecvGrad)
-		hop.Then = slices.Clone(hop.Then)
-		for j := range hop.Then {
-			of(&hop.Then[j].SendKV, &hop.Then[j].RecvKV)
-		}
+	of(&hop.SendKV, &hop.RecvKV, &hop.SendGrad, &hop.RecvGrad)
+	hop.Then = slices.Clone(hop.Then)
+	for j := range hop.Then {
+		of(&hop.Then[j].SendKV, &hop.Then[j].RecvKV)
 	}
 }

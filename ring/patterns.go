@@ -20,8 +20,8 @@ func (p *Planner) ring(rank int) *Schedule {
 	n := p.size
 	stops := p.stops(rank)
 	next, before := (rank+1)%n, (rank-1+n)%n
-	hops := make([]Hop, n+1)
-	room := singles{moves: make([]Move, 0, 4*n), folds: make([]Fold, 0, n)}
+	hops := p.room.hops(n + 1)
+	room := singles{moves: p.room.moves(4 * n)[:0], folds: p.room.folds(n)[:0]}
 	hops[0] = p.own(rank)
 	for h := range n {
 		hop, owner := &hops[h], (rank-h+n)%n
@@ -50,8 +50,7 @@ func (p *Planner) ring(rank int) *Schedule {
 			hop.Label = p.hopLabel(h, (rank-h+n)%n)
 		}
 	}
-	hops = hops[:1+len(compact(hops[1:]))]
-	return p.finish(&Schedule{Algorithm: "ring", Rank: rank, Forward: forwardOf(hops), Backward: hops})
+	return p.finish(&Schedule{Algorithm: "ring", Rank: rank, Backward: hops})
 }
 
 // The K/V buffer that holds the block of hop h: two take turns.
@@ -142,10 +141,8 @@ func (p *Planner) allgather(rank int) *Schedule {
 		return p.gatherBeside(rank)
 	}
 	s.Backward = gather(p.before.backward)
-	if p.before.forward == p.before.backward {
-		s.Forward = forwardOf(s.Backward)
-	} else {
-		s.Forward = forwardOf(gather(p.before.forward))
+	if p.before.forward != p.before.backward {
+		s.Forward = p.forwardOf(gather(p.before.forward))
 	}
 	return p.finish(s)
 }
@@ -158,10 +155,10 @@ func (p *Planner) gatherBeside(rank int) []Hop {
 	third := Hop{Label: "gradients home"}
 	rows, back := 0, 0
 	if list, ok := p.index.Owners(rank); ok {
-		first.RecvKV, third.SendGrad, second.From = make([]Move, 0, len(list)), make([]Move, 0, len(list)), make([]Source, 0, len(list))
+		first.RecvKV, third.SendGrad, second.From = p.room.moves(2 * len(list))[:0], p.room.moves(2 * len(list))[:0], p.sources(len(list))
 	}
 	if list, ok := p.index.Readers(rank); ok {
-		first.SendKV, third.RecvGrad, third.Fold = make([]Move, 0, len(list)), make([]Move, 0, len(list)), make([]Fold, 0, len(list))
+		first.SendKV, third.RecvGrad, third.Fold = p.room.moves(2 * len(list))[:0], p.room.moves(2 * len(list))[:0], p.room.folds(2 * len(list))[:0]
 	}
 	// Rank r talks to r+d and r-d in turn d, so that no rank is the first peer of all.
 	for to := range p.ahead(rank) {
@@ -182,7 +179,7 @@ func (p *Planner) gatherBeside(rank int) []Hop {
 			b := Block{fetched, rows, rows + need.Len()}
 			first.RecvKV = append(first.RecvKV, Move{from, b})
 			third.SendGrad = append(third.SendGrad, Move{from, b})
-			second.From = append(second.From, Source{Rank: from, Rows: need})
+			second.From = p.source(second.From, from, need)
 			rows = b.Hi
 		}
 	}
@@ -190,7 +187,7 @@ func (p *Planner) gatherBeside(rank int) []Hop {
 		second.Keys = Block{fetched, 0, rows}
 		second.Grads = second.Keys
 	}
-	return []Hop{first, second, third}
+	return append(p.room.hops(3)[:0], first, second, third)
 }
 
 // shifted is the tiles with their keys d rows further on.

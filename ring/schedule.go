@@ -199,6 +199,7 @@ type Planner struct {
 	before    struct{ forward, backward bool } // ... and before the only kernel call of that pass
 	pattern   func(*Planner, int) *Schedule
 	table     [][]stop // of each owner and hop, where they are remembered
+	room      *Room    // nil: schedules have memory of their own
 }
 
 // NewPlanner returns a planner for a caller that asks for many ranks, and need not keep all their
@@ -296,12 +297,34 @@ func (p *Planner) own(rank int) Hop {
 	return Hop{Label: p.hopLabel(0, rank), Keys: whole, Grads: whole, Tiles: p.index.Tiles(rank, rank), From: p.from(rank, whole.Hi)}
 }
 
+// sources is room for so many.
+func (p *Planner) sources(n int) []Source {
+	if p.room != nil {
+		return nil
+	}
+	return make([]Source, 0, n)
+}
+
+// source adds a source, where they are asked for.
+func (p *Planner) source(to []Source, owner int, rows partition.Range) []Source {
+	if p.room != nil {
+		return nil
+	}
+	return append(to, Source{Rank: owner, Rows: rows})
+}
+
 // from is the first rows of an owner's keys, as they lie in a buffer.
 func (p *Planner) from(owner, rows int) []Source {
+	if p.room != nil {
+		return nil
+	}
 	return []Source{{Rank: owner, Rows: partition.Range{Hi: rows}}}
 }
 
 func (p *Planner) hopLabel(h, owner int) string {
+	if p.room != nil {
+		return ""
+	}
 	var b [48]byte
 	label, of := strconv.AppendInt(append(b[:0], "hop "...), int64(h), 10), " owner "
 	if p.inner > 1 {
@@ -334,21 +357,39 @@ func (r *rows) holdAll(send, recv []Move) {
 
 // finish drops the hops in which a rank has nothing to do and sizes the buffers: buffer 0 has the
 // rank's own rows, workspace what its blocks reach.
+//
+// Where Forward is nil, the forward pass is the backward pass without gradients.
 func (p *Planner) finish(s *Schedule) *Schedule {
-	s.Forward = compact(s.Forward)
 	// The first hop sets the own gradients, and one hop at least ends the pass.
 	s.Backward = s.Backward[:1+len(compact(s.Backward[1:]))]
-	markEnds(s.Forward)
 	markEnds(s.Backward)
+	if s.Forward == nil {
+		s.Forward = p.forwardOf(s.Backward)
+	} else {
+		s.Forward = compact(s.Forward)
+		markEnds(s.Forward)
+	}
 	s.Shape = p.spec.Shape
 	kv, grads := rows{p.index.Keys(s.Rank)}, rows{p.index.Keys(s.Rank)}
-	for _, hops := range [][]Hop{s.Forward, s.Backward} {
-		for i := range hops {
-			hops[i].hold(&kv, &grads)
-		}
+	if p.room == nil {
+		s.each(func(h *Hop) { h.hold(&kv, &grads) })
 	}
 	s.KVRows, s.GradRows = kv, grads
 	return s
+}
+
+// each calls f for every hop of both passes, once where they have it in common.
+func (s *Schedule) each(f func(*Hop)) {
+	own := len(s.Forward)
+	if own > 0 && &s.Forward[own-1] == &s.Backward[len(s.Backward)-1] {
+		own = 0
+	}
+	for i := range s.Forward[:own] {
+		f(&s.Forward[i])
+	}
+	for i := range s.Backward {
+		f(&s.Backward[i])
+	}
 }
 
 // hold makes room for the blocks of a hop.
@@ -393,7 +434,10 @@ func markEnds(hops []Hop) {
 }
 
 // forwardOf is the hops of a backward schedule without what only gradients need, and without those that have nothing else.
-func forwardOf(hops []Hop) []Hop {
+func (p *Planner) forwardOf(hops []Hop) []Hop {
+	if p.room != nil {
+		return share(hops)
+	}
 	n := 0
 	for i := range hops {
 		if hops[i].forward() {
@@ -406,7 +450,7 @@ func forwardOf(hops []Hop) []Hop {
 		if !h.forward() {
 			continue
 		}
-		f := Hop{Label: h.Label, Keys: h.Keys, Tiles: h.Tiles, From: h.From, SendKV: h.SendKV, RecvKV: h.RecvKV, Early: h.Early}
+		f := Hop{Label: h.Label, Keys: h.Keys, Tiles: h.Tiles, From: h.From, First: h.First, Last: h.Last, SendKV: h.SendKV, RecvKV: h.RecvKV, Early: h.Early}
 		for _, p := range h.Then {
 			p.Grads = Block{}
 			f.Then = append(f.Then, p)

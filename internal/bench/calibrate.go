@@ -44,12 +44,20 @@ type CalibrateSpec struct {
 	CPUTime bool `json:"cpu_time"`
 }
 
+// Share gives a rank that computes on so many cores as many heads of keys, as far as models have them: goroutines share the
+// heads of one in turns, and wait for each other.
+func (s *CalibrateSpec) Share(cores int) {
+	const most = 4
+	n := min(max(cores, 1), most)
+	s.Heads, s.KVHeads = n*s.Heads, n*s.KVHeads
+}
+
 // Default fills the sizes with what a device does in a minute.
 func (s *CalibrateSpec) Default(device string) {
 	if device == "cpu" {
 		*s = CalibrateSpec{
 			Backend: "flash", DType: "fp32", Heads: 2, KVHeads: 1, Dims: []int{32, 128}, Sizes: []int{16, 64, 256, 1024}, Further: 256,
-			Operations: true, Rows: []int{16, 128, 512}, Sides: []int{64, 256, 768}, Passes: []int{16, 128, 512},
+			Operations: true, Rows: []int{16, 128, 512, 2048}, Sides: []int{64, 256, 768}, Passes: []int{16, 128, 512},
 			Links: []int64{1 << 10, 16 << 10, 256 << 10, 4 << 20}, Budget: 0.03,
 			// What a mask saves of the largest tile differs by 11 % at most between head dims, which take most of the time.
 			MaskDims: 1, Tolerance: 0.05,
@@ -283,7 +291,7 @@ func (c *calibration) products(ctx context.Context) (set cost.Set, err error) {
 // operands is what a product reads and writes.
 type operands struct{ x, y, w, dw View }
 
-// cold is the bytes that products of a CPU go through in turns, more than a core's own cache holds: a step comes back to
+// cold is the bytes that operations of a CPU go through in turns, more than a core's own cache holds: a step comes back to
 // weights, and to activations in its backward pass, after all others.
 const cold = 16 << 20
 
@@ -301,8 +309,11 @@ func (c *calibration) productBytes(n, in, out int) int64 {
 	return int64(c.dtype.Size())*int64(n*in+n*out+in*out) + 4*int64(in*out) + align
 }
 
-// mostOperands is of how many sets of operands a product takes turns.
+// mostOperands is of how many sets of operands an operation takes turns.
 const mostOperands = 16
+
+// turns is of how many sets of so many bytes an operation takes turns.
+func (c *calibration) turns(bytes int64) int64 { return min(1+c.coldBytes()/bytes, mostOperands) }
 
 // operandsOf is operands of a product that measurements take in turns.
 func (c *calibration) operandsOf(ctx context.Context, arena *tensor.Arena, n, in, out int) (list []operands, err error) {
@@ -313,8 +324,7 @@ func (c *calibration) operandsOf(ctx context.Context, arena *tensor.Arena, n, in
 		}
 		return v
 	}
-	turns := min(1+c.coldBytes()/c.productBytes(n, in, out), mostOperands)
-	for range turns {
+	for range c.turns(c.productBytes(n, in, out)) {
 		o := operands{of(1, n, 1, in), of(1, n, 1, out), of(1, out, 1, in), arena.Alloc(tensor.F32, 1, out, 1, in)}
 		c.Device.Ops.Zero(o.dw)
 		list = append(list, o)
@@ -323,10 +333,10 @@ func (c *calibration) operandsOf(ctx context.Context, arena *tensor.Arena, n, in
 }
 
 // passes measures the operations of `bench ops` but for its products, at several lengths. What an operation
-// reads and writes is counted as a plan counts it.
+// reads and writes is counted as a plan counts it. Operands take turns as those of products do.
 func (c *calibration) passes(ctx context.Context) (set cost.Set, err error) {
 	most := c.opsSpec(slices.Max(c.spec.Passes))
-	arena, err := c.Device.Arena("tensors of passes", most.bytes())
+	arena, err := c.Device.Arena("tensors of passes", most.bytes()+c.coldBytes())
 	if err != nil {
 		return set, err
 	}
@@ -338,11 +348,14 @@ func (c *calibration) passes(ctx context.Context) (set cost.Set, err error) {
 		for _, make := range list {
 			mark := arena.Mark()
 			o := make()
+			w, list, at := b.work(o), []operation{o}, 0
+			for range c.turns(w.Bytes) - 1 {
+				list = append(list, make())
+			}
 			if b.err != nil {
 				return set, fmt.Errorf("%s: %w", o.name, b.err)
 			}
-			w := b.work(o)
-			seconds, _, err := c.measure(ctx, 1, 0, func() error { o.run(); return nil })
+			seconds, _, err := c.measure(ctx, 1, 0, func() error { at++; list[at%len(list)].run(); return nil })
 			if err != nil {
 				return set, fmt.Errorf("%s: %w", o.name, err)
 			}

@@ -36,7 +36,7 @@ func TestCalibrate(t *testing.T) {
 		for _, p := range set.Passes {
 			kinds = append(kinds, p.Op)
 		}
-		for _, want := range []string{"copy", "rmsnorm", "swiglu backward", "cross entropy", "adamw", "upload", "download"} {
+		for _, want := range []string{"copy", "rmsnorm", "swiglu backward", "cross entropy", "adamw", "zero", "upload", "download"} {
 			if !slices.Contains(kinds, want) {
 				t.Errorf("%d ranks: nothing says what %s takes: %v", n, want, kinds)
 			}
@@ -52,6 +52,18 @@ func TestCalibrate(t *testing.T) {
 		shown := CostTables(table)
 		if len(shown) != 1 || len(shown[0].Rows) < 10 {
 			t.Errorf("%d ranks: %+v", n, shown)
+		}
+	}
+}
+
+// A rank that computes on several goroutines has heads of keys for them, as many as models have.
+func TestShare(t *testing.T) {
+	for cores, want := range map[int]int{0: 1, 1: 1, 2: 2, 64: 4} {
+		s := CalibrateSpec{}
+		s.Default("cpu")
+		heads, kv := s.Heads, s.KVHeads
+		if s.Share(cores); s.KVHeads != want*kv || s.Heads != want*heads {
+			t.Errorf("%d cores: %d heads of q and %d of keys", cores, s.Heads, s.KVHeads)
 		}
 	}
 }

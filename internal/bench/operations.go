@@ -287,6 +287,10 @@ func (b *opsRun) optimizer() []func() operation {
 	n := b.s.Params
 	return []func() operation{
 		func() operation {
+			v := b.f32(n)
+			return operation{name: "zero", shape: sizeText(int64(n)), bytes: 4 * float64(n), run: func() { b.ops.Zero(v) }}
+		},
+		func() operation {
 			dst, src := b.f32(n), b.f32(n)
 			return operation{name: "accumulate", shape: sizeText(int64(n)), bytes: 12 * float64(n), run: func() { b.ops.Add(dst, src) }}
 		},

@@ -78,7 +78,7 @@ func (o *BenchOptions) compare(task *job.Bench, asked planner.Asked, ranks int, 
 	c := planner.Case{
 		Attention: planner.Attention{DType: dtype, Deterministic: s.Deterministic, Batch: 1, Heads: s.Heads, KVHeads: s.KVHeads, Dim: s.HeadDim, DimV: s.HeadDim},
 		Tokens:    s.Seq[0], Kinds: []planner.Kind{{Window: s.Window, Layers: 1}}, Ranks: ranks,
-		At: planner.Place{PerHost: ranks, Shared: task.Machine.Arch == 0},
+		At: planner.Place{PerHost: ranks, Shared: task.Machine.Arch == 0, Cores: coresOf(task.Machine)},
 	}
 	if len(s.Packs) > 0 {
 		c.Docs = s.Packs[0]

@@ -56,6 +56,9 @@ func Calibrate(ctx context.Context, o BenchOptions, cpuTime bool) (int, error) {
 			s := &bench.CalibrateSpec{}
 			s.Default(device)
 			s.Backend, s.Operations, s.CPUTime = name, i == 0, cpuTime
+			if device == "cpu" {
+				s.Share(runtime.NumCPU() / ranks)
+			}
 			// Ranks that share cores compute as much slower as they are more; how they wait for each other is another matter.
 			s.TransfersOnly = device == "cpu" && len(numbers) > 1 && ranks > runtime.NumCPU()
 			if code, err := o.calibrate(ctx, ranks, s, &set); code != 0 || err != nil {

@@ -16,7 +16,7 @@ import (
 
 // decider chooses what a config leaves auto, by the costs of a machine where these are known.
 func (o *Options) decider(m machine.Machine) (*plan.Decider, error) {
-	d := &plan.Decider{Machine: m, Docs: documents}
+	d := &plan.Decider{Machine: m, Docs: documents, Cores: coresOf(m)}
 	known, err := o.known(m)
 	if err != nil {
 		return nil, &InputError{err}
@@ -48,11 +48,15 @@ func (o *Options) known(m machine.Machine) (func(ranks, perHost int) planner.Cos
 
 // jobOf is what a table is asked about for so many ranks.
 func jobOf(m machine.Machine, ranks, perHost int) cost.Job {
-	job := cost.Job{Ranks: ranks, PerHost: perHost, Link: float64(m.Link), Net: float64(m.Net)}
-	if m.Arch == 0 {
-		job.Cores = runtime.NumCPU()
+	return cost.Job{Ranks: ranks, PerHost: perHost, Cores: coresOf(m), Link: float64(m.Link), Net: float64(m.Net)}
+}
+
+// coresOf is those that the ranks of a host share; 0: each has a GPU.
+func coresOf(m machine.Machine) int {
+	if m.Arch != 0 {
+		return 0
 	}
-	return job
+	return runtime.NumCPU()
 }
 
 // packings is what workers choose by for each packing of documents. On GPUs they do not: memory and workspace are planned

@@ -53,7 +53,7 @@ func TestPointsAreThemselves(t *testing.T) {
 	m := table.For(Job{Ranks: 2, PerHost: 2})
 	for _, a := range table.Sets[0].Attention {
 		c := call(a.Queries, a.Keys, Tile(a.Mask, a.Queries, a.Keys).Band)
-		if got := m.Call(c); math.Abs(got/max(a.Seconds, m.floor[attentionKey{"flash", "bf16", Full, false, false}])-1) > 1e-9 {
+		if got := m.Call(c); math.Abs(got/max(a.Seconds, m.kernels[attentionKey{"flash", "bf16", Full, false, false}].floor)-1) > 1e-9 {
 			t.Errorf("%s of %d x %d: %v s, measured %v", a.Mask, a.Queries, a.Keys, got, a.Seconds)
 		}
 	}
@@ -86,6 +86,41 @@ func TestBetweenPoints(t *testing.T) {
 	}
 	if m.Exchange(0, 1, 1<<20, 3) <= m.Exchange(0, 1, 1<<20, 1) {
 		t.Error("three messages start as fast as one")
+	}
+}
+
+// A pair that takes a softmax beside its products, and a mask that takes as much more for each query, however many keys it
+// sees, are predicted at sizes and dims that were not measured, larger ones too.
+func TestMasksAndDims(t *testing.T) {
+	const heads, edge = 4, 40 // pairs for nothing, of each query under a causal mask
+	seconds := func(mask string, n, dim int) float64 {
+		pairs := float64(Tile(mask, n, n).Pairs())
+		if mask == Causal {
+			pairs += edge * float64(n)
+		}
+		return pairs * heads * (60 + 4*float64(dim)) / 1e11
+	}
+	s := Set{Ranks: 1}
+	for _, dim := range []int{32, 128} {
+		for _, n := range []int{64, 256, 1024} {
+			for _, mask := range []string{Full, Causal} {
+				s.Attention = append(s.Attention, Attention{
+					Backend: "flash", DType: "bf16", Mask: mask, Dim: dim, Heads: heads, KVHeads: heads, Queries: n, Keys: n, Seconds: seconds(mask, n, dim),
+				})
+			}
+		}
+	}
+	m := (&Table{Version: Version, Machine: Machine{Device: "test"}, Sets: []Set{s}}).For(Job{Ranks: 1, PerHost: 1})
+	for _, dim := range []int{32, 48, 64, 96, 128} {
+		for _, n := range []int{256, 512, 1024, 4096, 16384} {
+			for mask, band := range map[string]partition.Band{Full: partition.Full(), Causal: partition.Causal()} {
+				c := call(n, n, band)
+				c.Dim, c.DimV = dim, dim
+				if got, want := m.Call(c), seconds(mask, n, dim); math.Abs(got/want-1) > 0.04 {
+					t.Errorf("%s, %d x %d, dim %d: %v s, want %v", mask, n, n, dim, got, want)
+				}
+			}
+		}
 	}
 }
 

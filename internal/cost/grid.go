@@ -22,11 +22,12 @@ func at(sizes ...float64) (s spot) {
 // grid is the logarithm of a rate, or of a ratio, over the logarithms of sizes. Between the points it is linear in each
 // size; beyond them it is that of the border. Points may lack: the others of a cell then stand for them.
 type grid struct {
-	axis  [axes][]float64 // ascending
-	dense []float64       // by place, NaN where there is none; nil where places are too many
-	value map[int]float64 // by place, where dense is nil: a file may have axes whose combinations no memory holds
-	spots map[spot]float64
-	list  []point // the same
+	axis   [axes][]float64 // ascending
+	stride [axes]int       // places from a point to the next of an axis
+	dense  []float64       // by place, NaN where there is none; nil where places are too many
+	value  map[int]float64 // by place, where dense is nil: a file may have axes whose combinations no memory holds
+	spots  map[spot]float64
+	list   []point // the same
 }
 
 type point struct {
@@ -54,8 +55,11 @@ func (g *grid) build() {
 			}
 		}
 	}
-	for i := range g.axis {
+	step := 1
+	for i := axes - 1; i >= 0; i-- {
 		slices.Sort(g.axis[i])
+		g.stride[i] = step
+		step *= len(g.axis[i])
 	}
 	if n, ok := g.places(); ok {
 		g.dense = slices.Repeat([]float64{math.NaN()}, n)
@@ -102,8 +106,8 @@ func (g *grid) at(place int) (float64, bool) {
 
 // place is where the value of a point stands, by its places on the axes.
 func (g *grid) place(n [axes]int) (at int) {
-	for i := range axes {
-		at = at*len(g.axis[i]) + n[i]
+	for i, step := range g.stride {
+		at += n[i] * step
 	}
 	return at
 }
@@ -115,27 +119,25 @@ func (g *grid) look(s spot) (float64, bool) {
 	}
 	var low [axes]int
 	var share [axes]float64 // of the upper neighbour
-	on := 0                 // the axes on which it is at a point: of their upper neighbours none has a part
+	var apart [axes]int     // the axes on which it is between two points: on others the upper one has no part
+	n := 0
 	for i, x := range s {
-		if low[i], share[i] = between(g.axis[i], x); share[i] == 0 {
-			on |= 1 << i
+		if low[i], share[i] = between(g.axis[i], x); share[i] != 0 {
+			apart[n] = i
+			n++
 		}
 	}
+	first := g.place(low)
 	sum, weight := 0.0, 0.0
-	for corner := range 1 << axes {
-		if corner&on != 0 {
-			continue
-		}
-		place, w := 0, 1.0
-		for i := range axes {
-			n := low[i]
-			if corner>>i&1 == 1 {
-				n++
+	for corner := range 1 << n {
+		place, w := first, 1.0
+		for bit, i := range apart[:n] {
+			if corner>>bit&1 == 1 {
+				place += g.stride[i]
 				w *= share[i]
 			} else {
 				w *= 1 - share[i]
 			}
-			place = place*len(g.axis[i]) + n
 		}
 		if v, ok := g.at(place); ok {
 			sum, weight = sum+w*v, weight+w
@@ -149,7 +151,14 @@ func (g *grid) look(s spot) (float64, bool) {
 
 // between finds the interval of an axis that x lies in, and where.
 func between(axis []float64, x float64) (low int, share float64) {
-	i, _ := slices.BinarySearch(axis, x)
+	i, end := 0, len(axis)
+	for i < end {
+		if m := (i + end) / 2; axis[m] < x {
+			i = m + 1
+		} else {
+			end = m
+		}
+	}
 	switch {
 	case i == 0:
 		return 0, 0

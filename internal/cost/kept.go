@@ -12,7 +12,10 @@ const keptUp = 6e-3
 func (m *Model) keep() {
 	for _, a := range m.set.Attention {
 		if both := a.Seconds + a.Further; a.Mask == Full && a.Further > 0 && both >= keptUp {
-			raise(m.keptCalls, a.key(), math.Log(2*attentionFLOPs(float64(a.Queries*a.Keys), a.Heads, a.Dim, a.Dim)/both))
+			x, rate := m.kernelOf(a.key()), math.Log(2*attentionFLOPs(float64(a.Queries*a.Keys), a.Heads, a.Dim, a.Dim)/both)
+			if math.IsInf(x.most, 1) || rate > x.most {
+				x.most = rate
+			}
 		}
 	}
 	for _, p := range m.set.Products {
@@ -22,15 +25,15 @@ func (m *Model) keep() {
 	}
 }
 
-// raise keeps the largest rate of a key.
-func raise[K comparable](m map[K]float64, k K, rate float64) {
+// raise keeps the largest rate of a kind of products.
+func raise(m map[productKey]float64, k productKey, rate float64) {
 	if old, ok := m[k]; !ok || rate > old {
 		m[k] = rate
 	}
 }
 
-// atMost is a rate, or that of work which is kept up where this is less.
-func atMost[K comparable](kept map[K]float64, k K, rate float64) float64 {
+// atMost is a rate, or that of products which are kept up where this is less.
+func atMost(kept map[productKey]float64, k productKey, rate float64) float64 {
 	if most, ok := kept[k]; ok {
 		return min(rate, most)
 	}
@@ -40,8 +43,8 @@ func atMost[K comparable](kept map[K]float64, k K, rate float64) float64 {
 // ratio is how many times as long as the first block of a pass another one takes. Both were measured together after one
 // alone, on a warmer card: what that has added is not of the second block.
 func (m *Model) ratio(a *Attention) float64 {
-	most, ok := m.keptCalls[a.key()]
-	if !ok {
+	most := m.kernelOf(a.key()).most
+	if math.IsInf(most, 1) {
 		return a.Further / a.Seconds
 	}
 	kept := attentionFLOPs(float64(a.Queries*a.Keys), a.Heads, a.Dim, a.Dim) / math.Exp(most)

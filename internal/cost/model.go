@@ -3,10 +3,8 @@ package cost
 import (
 	"cmp"
 	"math"
-	"slices"
 
 	"github.com/cprun/cprun/internal/planner"
-	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -33,25 +31,17 @@ type Model struct {
 	flops     float64 // times the table's rate
 	memory    float64
 
-	attention map[attentionKey]*grid // rate of full tiles, over rows of all heads, keys, dim
-	floor     map[attentionKey]float64
-	further   map[attentionKey]*grid            // of a block that is not the first, to the first
-	masks     map[attentionKey]map[string]*grid // rate of masked tiles to that of full ones, by the key of these
-	products  map[productKey]*grid
-	passes    map[productKey]*grid
-	links     map[linkKey]*grid
-	least     map[linkKey]float64
+	kernels  map[attentionKey]*kernel // by the key of full tiles
+	products map[productKey]*grid
+	passes   map[productKey]*grid
+	links    map[linkKey]*grid
+	least    map[linkKey]float64
 	// Exchanges with ranks of the same host, and of others; nil: not measured.
 	toSame, toOther *route
-	// Rates of work that is kept up, of a GPU: no full tile and no product of a step is faster.
-	keptCalls    map[attentionKey]float64
+	// Rates of products that are kept up, of a GPU: none of a step is faster.
 	keptProducts map[productKey]float64
+	copies       *grid // of passes: that of copies
 	set          *Set
-}
-
-type attentionKey struct {
-	backend, dtype, mask    string
-	backward, deterministic bool
 }
 
 type productKey struct{ op, dtype string }
@@ -79,9 +69,8 @@ func (t *Table) For(job Job) *Model {
 	s, far := t.set(ranks, func(s *Set) int { return len(s.Attention) }), t.set(ranks, func(s *Set) int { return len(s.Links) })
 	m := &Model{
 		job: job, slow: 1, slowLinks: 1, flops: cmp.Or(job.FLOPs, 1), memory: cmp.Or(job.Memory, 1), set: s,
-		attention: map[attentionKey]*grid{}, further: map[attentionKey]*grid{}, masks: map[attentionKey]map[string]*grid{}, floor: map[attentionKey]float64{},
-		products: map[productKey]*grid{}, passes: map[productKey]*grid{}, links: map[linkKey]*grid{}, least: map[linkKey]float64{},
-		keptCalls: map[attentionKey]float64{}, keptProducts: map[productKey]float64{},
+		kernels: map[attentionKey]*kernel{}, products: map[productKey]*grid{}, passes: map[productKey]*grid{}, links: map[linkKey]*grid{}, least: map[linkKey]float64{},
+		keptProducts: map[productKey]float64{},
 	}
 	if job.Cores > 0 {
 		// Ranks share all cores, however few they are, so that they are as much slower as they are more.
@@ -105,13 +94,9 @@ func (t *Table) For(job Job) *Model {
 			m.least[k] = l.Seconds
 		}
 	}
-	build(m.attention)
-	build(m.further)
-	for _, g := range m.masks {
-		build(g)
-	}
 	build(m.products)
 	build(m.passes)
+	m.copies = m.pass("copy", "fp32")
 	build(m.links)
 	m.toSame, m.toOther = m.link(SameHost, "exchange"), m.link(OtherHost, "exchange")
 	return m
@@ -144,154 +129,31 @@ func build[K comparable](m map[K]*grid) {
 	}
 }
 
-// indexAttention makes the grids of attention: of full tiles first, which the others are compared with.
-func (m *Model) indexAttention() {
-	for _, a := range m.set.Attention {
-		k, s := a.key(), at(float64(a.Queries*a.Heads), float64(a.Keys), float64(a.Dim))
-		if a.Further > 0 {
-			put(m.further, k, s, math.Log(m.ratio(&a)))
-		}
-		if a.Mask == Full {
-			put(m.attention, k, s, math.Log(attentionFLOPs(float64(a.Queries*a.Keys), a.Heads, a.Dim, a.Dim)/a.Seconds))
-			if old, ok := m.floor[k]; !ok || a.Seconds < old {
-				m.floor[k] = a.Seconds
-			}
-		}
-	}
-	build(m.attention)
-	for _, a := range m.set.Attention {
-		if a.Mask == Full {
-			continue
-		}
-		full := a.key()
-		full.mask = Full
-		s := at(float64(a.Queries*a.Heads), float64(a.Keys), float64(a.Dim))
-		rate, ok := m.attention[full].look(s)
-		if !ok {
-			continue
-		}
-		pairs := float64(Tile(a.Mask, a.Queries, a.Keys).Pairs())
-		if m.masks[full] == nil {
-			m.masks[full] = map[string]*grid{}
-		}
-		put(m.masks[full], a.Mask, s, math.Log(attentionFLOPs(pairs, a.Heads, a.Dim, a.Dim)/a.Seconds)-rate)
-	}
-}
-
-// Tile returns the tile that a table's mask means.
-func Tile(mask string, queries, keys int) partition.Tile {
-	t := partition.Tile{Q: partition.Range{Hi: queries}, K: partition.Range{Hi: keys}, Band: partition.Full()}
-	switch mask {
-	case Causal:
-		t.Band = partition.Causal()
-	case Band:
-		t.Band = partition.Band{Lo: -max(keys/4, 1), Hi: 0}
-	}
-	return t
-}
-
-// attentionFLOPs are those of a forward pass. The backward pass has 2.5 times as many, which its rate, measured
-// likewise, has in it.
-func attentionFLOPs(pairs float64, heads, dim, dimV int) float64 {
-	return 2 * pairs * float64(heads) * float64(dim+dimV)
-}
-
-// kernel finds the grids of a call. What a table lacks is taken from what is most like it: the other determinism,
-// another type of the same size, another backend.
-func (m *Model) kernel(c *planner.Call) (k attentionKey, ok bool) {
-	k = attentionKey{c.Backend, Name(c.DType), Full, c.Backward, c.Deterministic}
-	have := func() bool { ok = m.attention[k] != nil; return ok }
-	if have() {
-		return k, true
-	}
-	best := -1
-	for _, a := range m.set.Attention {
-		if a.Mask != Full || a.Backward != c.Backward {
-			continue
-		}
-		score := 0
-		for i, same := range []bool{a.Deterministic == c.Deterministic, a.DType == Name(c.DType), a.Backend == c.Backend, wide(a.DType) == wide(Name(c.DType))} {
-			if same {
-				score += 1 << i
-			}
-		}
-		if score > best {
-			best, k = score, attentionKey{a.Backend, a.DType, Full, a.Backward, a.Deterministic}
-		}
-	}
-	return k, best >= 0
-}
-
-// wide reports whether a type has 4 bytes or more.
-func wide(dtype string) bool { return dtype == "fp32" || dtype == "fp64" }
-
-// Has reports whether the table measured that backend in that type.
-func (m *Model) Has(backend string, t tensor.DType) bool {
-	return slices.ContainsFunc(m.set.Attention, func(a Attention) bool { return a.Backend == backend && a.DType == Name(t) })
-}
-
-// Call implements planner.Costs. The tiles of a call run side by side, so each has the rate of as many rows as all
-// have together, and no call is faster than the least that was measured.
-func (m *Model) Call(c planner.Call) float64 {
-	k, ok := m.kernel(&c)
-	if !ok || len(c.Tiles) == 0 || c.Heads == 0 {
-		return 0
-	}
-	batch, dim := max(c.Batch, 1), float64(c.Dim+c.DimV)/2
-	rows := 0
-	for i := range c.Tiles {
-		rows += c.Tiles[i].Q.Len()
-	}
-	full, masks, most := m.attention[k], m.masks[k], atMost(m.keptCalls, k, math.Inf(1))
-	total, biggest := 0.0, 0
-	s, widest := at(float64(rows*c.Heads*batch), 1, dim), spot{}
-	for i := range c.Tiles {
-		t := &c.Tiles[i]
-		pairs, area := float64(t.Pairs()), float64(t.Q.Len())*float64(t.K.Len())
-		s[1] = math.Log2(float64(max(t.K.Len(), 1)))
-		rate, _ := full.look(s)
-		if mask := maskOf(t, pairs, area); mask != Full {
-			if less, ok := masks[mask].look(s); ok {
-				rate += less
-			}
-		}
-		total += attentionFLOPs(pairs, c.Heads*batch, c.Dim, c.DimV) / math.Exp(min(rate, most))
-		if i == 0 || int(pairs) > biggest {
-			biggest, widest = int(pairs), s
-		}
-	}
-	total = max(total, m.floor[k])
-	if !c.First {
-		if ratio, ok := m.further[k].look(widest); ok {
-			total *= math.Exp(ratio)
-		}
-	}
-	return total * m.slow / m.flops
-}
-
-// maskOf is the mask of a table that a tile is most like: one that is cut on one side, or on both.
-func maskOf(t *partition.Tile, pairs, area float64) string {
-	switch {
-	case pairs == area:
-		return Full
-	case t.Band.Lo <= t.K.Lo-(t.Q.Hi-1) || t.Band.Hi >= t.K.Hi-1-t.Q.Lo:
-		return Causal
-	}
-	return Band
-}
-
 // Work returns the time of an operation of a step.
 func (m *Model) Work(w Work) float64 {
 	if w.Rows > 0 {
 		return m.product(w)
 	}
-	dtype := Name(w.DType)
-	for _, k := range []productKey{{w.Op, dtype}, {alike[w.Op], dtype}, {w.Op, "fp32"}, {alike[w.Op], "fp32"}, {"copy", "fp32"}} {
-		if rate, ok := m.passes[k].look(at(float64(w.Bytes))); ok {
-			return m.least0(float64(w.Bytes)/math.Exp(rate)) * m.slow / m.memory
+	return m.memoryPass(m.pass(w.Op, Name(w.DType)), w.Bytes)
+}
+
+// pass finds the grid of a pass over memory. What a table lacks is taken from what is most like it; nil: there is none.
+func (m *Model) pass(op, dtype string) *grid {
+	for _, k := range []productKey{{op, dtype}, {alike[op], dtype}, {op, "fp32"}, {alike[op], "fp32"}, {"copy", "fp32"}} {
+		if g := m.passes[k]; g != nil {
+			return g
 		}
 	}
-	return 0
+	return nil
+}
+
+// memoryPass is the time of a pass over so many bytes.
+func (m *Model) memoryPass(g *grid, bytes int64) float64 {
+	rate, ok := g.look(at(float64(bytes)))
+	if !ok {
+		return 0
+	}
+	return m.least0(float64(bytes)/math.Exp(rate)) * m.slow / m.memory
 }
 
 // alike are operations that take as long, for those that a table lacks.
@@ -313,7 +175,7 @@ func (m *Model) product(w Work) float64 {
 }
 
 // Copy implements planner.Costs.
-func (m *Model) Copy(n int64) float64 { return m.Work(Work{Op: "copy", DType: tensor.F32, Bytes: n}) }
+func (m *Model) Copy(n int64) float64 { return m.memoryPass(m.copies, n) }
 
 // Host implements planner.Costs.
 func (m *Model) Host(calls int) float64 { return float64(calls) * m.set.CallSeconds * m.slow }

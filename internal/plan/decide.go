@@ -23,6 +23,8 @@ type Decider struct {
 	// Docs returns the lengths of the documents of a packed sequence that stands for all; nil, or nothing: not known, and
 	// nothing is decided for packed documents.
 	Docs func(cfg *config.Config) []int
+	// Cores are those that the ranks of a host share; 0: each has a device of its own, or it is not known.
+	Cores int
 
 	docs []int
 
@@ -227,7 +229,7 @@ func Case(cfg *config.Config, dtype tensor.DType, context int, at planner.Place)
 }
 
 func (d *Decider) caseOf(cfg *config.Config, context, perHost int) planner.Case {
-	c := Case(cfg, computeType(cfg, d.Machine), context, planner.Place{PerHost: perHost, Shared: d.Machine.Arch == 0})
+	c := Case(cfg, computeType(cfg, d.Machine), context, planner.Place{PerHost: perHost, Shared: d.Machine.Arch == 0, Cores: d.Cores})
 	c.Docs = d.docs
 	return c
 }

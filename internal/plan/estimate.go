@@ -98,7 +98,7 @@ func (p *Plan) estimate(cfg *config.Config, ranks int, o Options) error {
 
 // stepOf adds up an optimizer step.
 func stepOf(cfg *config.Config, ranks int, o Options, kernel string) (*Parts, error) {
-	s := &step{cfg: cfg, ranks: ranks, kernel: kernel, docs: o.Docs, kinds: o.Chosen.kinds(), shared: o.Costs.Cores > 0, perHost: o.Machine.PerHost(ranks), costs: o.Costs.Table.For(jobOf(ranks, &o))}
+	s := &step{cfg: cfg, ranks: ranks, kernel: kernel, docs: o.Docs, kinds: o.Chosen.kinds(), shared: o.Costs.Cores > 0, cores: o.Costs.Cores, perHost: o.Machine.PerHost(ranks), costs: o.Costs.Table.For(jobOf(ranks, &o))}
 	if err := s.passes(); err != nil {
 		return nil, err
 	}
@@ -134,6 +134,7 @@ type step struct {
 	docs   []int
 	kinds  map[int]planner.Way // as in Chosen
 	shared bool                // ranks share cores: what one sends another has no core for, so that nothing hides
+	cores  int                 // of a host, where ranks share them
 	// perHost is the ranks of a host.
 	perHost int
 	costs   *cost.Model

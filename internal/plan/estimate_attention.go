@@ -46,7 +46,7 @@ func (c *charged) Backward(layer int, _ attention.Grads, _, _, _, _ tensor.View,
 // attention finds the times of the passes of every layer.
 func (s *step) attention() (*charged, error) {
 	cfg := s.cfg
-	of := Case(cfg, backend.DType(cfg), cfg.Parallel.Context, planner.Place{PerHost: s.perHost, Shared: s.shared})
+	of := Case(cfg, backend.DType(cfg), cfg.Parallel.Context, planner.Place{PerHost: s.perHost, Shared: s.shared, Cores: s.cores})
 	of.Backend = s.kernel
 	byWindow := map[int]layerTimes{}
 	for _, w := range windowsOf(cfg) {

@@ -152,7 +152,7 @@ func choose(c Case, ways []Way, costs Costs, exact int) (Choice, error) {
 	if len(out.Ranked) == 0 {
 		return out, nil
 	}
-	rank(out.Ranked, c.At.Margin(), func(m Model) float64 { return m.Seconds })
+	rank(out.Ranked, c.At.Margin(), math.Inf(1), func(m Model) float64 { return m.Seconds })
 	best := out.Ranked[0]
 	out.Known, out.Seconds = true, 0
 	for k, kind := range c.Kinds {
@@ -164,7 +164,7 @@ func choose(c Case, ways []Way, costs Costs, exact int) (Choice, error) {
 					list = append(list, Timed{w, times[k][i]})
 				}
 			}
-			rank(list, c.At.Margin(), func(t Timed) float64 { return t.Seconds })
+			rank(list, c.At.Margin(), slices.Min(times[k]), func(t Timed) float64 { return t.Seconds })
 			choice.Ranked = append(choice.Ranked, list...)
 		}
 		tail := choice.Ranked[1:]
@@ -179,12 +179,15 @@ func choose(c Case, ways []Way, costs Costs, exact int) (Choice, error) {
 // seconds. Layers of other kinds may be faster by the first of their own ranking.
 func (c *Choice) Best() (Way, float64) {
 	var list []Timed
+	least := math.Inf(1) // of all layouts and backends
 	for _, w := range c.Kinds[0].Ranked {
+		seconds := c.of(w.Way)
+		least = min(least, seconds)
 		if m := c.Ranked[0]; w.Layout == m.Layout && w.Backend == m.Backend {
-			list = append(list, Timed{w.Way, c.of(w.Way)})
+			list = append(list, Timed{w.Way, seconds})
 		}
 	}
-	rank(list, c.margin, func(t Timed) float64 { return t.Seconds })
+	rank(list, c.margin, least, func(t Timed) float64 { return t.Seconds })
 	return list[0].Way, list[0].Seconds
 }
 
@@ -219,16 +222,17 @@ func (c *Choice) of(w Way) (seconds float64) {
 }
 
 // rank puts the first of those that are within a margin of the fastest in front, and the others in the order
-// of their times.
-func rank[T any](list []T, margin float64, of func(T) float64) {
+// of their times. The fastest takes least, or is one of the list; where none is within the margin, it is that of the list.
+func rank[T any](list []T, margin, least float64, of func(T) float64) {
 	if len(list) == 0 {
 		return
 	}
-	least := math.Inf(1)
-	for _, x := range list {
-		least = min(least, of(x))
-	}
+	fastest := slices.MinFunc(list, func(a, b T) int { return cmp.Compare(of(a), of(b)) })
+	least = min(least, of(fastest))
 	i := slices.IndexFunc(list, func(x T) bool { return of(x)*(1-margin) <= least })
+	if i < 0 {
+		i = slices.IndexFunc(list, func(x T) bool { return of(x) == of(fastest) })
+	}
 	first := list[i]
 	list = append(slices.Delete(list, i, i+1), first)
 	copy(list[1:], list)

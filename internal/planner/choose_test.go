@@ -225,6 +225,23 @@ func drawDocs(rng *rand.Rand, tokens, n int) (docs []int) {
 	return docs
 }
 
+// A layout that is first for one of its ways has only ways that are first within the same margin, not within another one.
+func TestMarginsDoNotAddUp(t *testing.T) {
+	within := func(margin, least float64, seconds ...float64) float64 {
+		rank(seconds, margin, least, func(x float64) float64 { return x })
+		return seconds[0]
+	}
+	for _, x := range []struct{ got, want float64 }{
+		{within(0.1, math.Inf(1), 110, 101, 100), 110},
+		{within(0.1, 95, 110, 101, 100), 101}, // 95 is another layout's
+		{within(0.1, 80, 110, 101, 100), 100},
+	} {
+		if x.got != x.want {
+			t.Errorf("%g is first, want %g", x.got, x.want)
+		}
+	}
+}
+
 func TestWayIsReadable(t *testing.T) {
 	got := Way{Layout: "zigzag", Algorithm: "hierarchical", Inner: 4, Backend: "flash"}.String()
 	if got != "hierarchical (inner 4), zigzag, flash" || !strings.Contains((Way{Algorithm: ring.Algorithms[1], GatherHeads: 2}).String(), "gather_heads 2") {

@@ -28,6 +28,18 @@ type Place struct {
 	// has less to do leaves the cores to the others, so each takes as long for its calls as all do on average. Cores
 	// carry messages, too, and compute nothing meanwhile.
 	Shared bool
+	// Cores are those of a host, where it is known. Where each gets as many ranks as any other, and several, package launch has each
+	// rank keep to one: cores are left to those of the same core only.
+	Cores int
+}
+
+// sharers is a number that ranks have in common which leave each other the cores.
+func (p Place) sharers(rank int) int {
+	host, n := p.host(rank), p.PerHost
+	if p.Cores < 2 || n <= p.Cores || n%p.Cores != 0 {
+		return host
+	}
+	return host*p.Cores + (p.First+rank)%n*p.Cores/n
 }
 
 // host is the host of a rank of the group.
@@ -148,13 +160,13 @@ func (k *compiler) pass(s Schedules, ranks int, spans bool) (Result, error) {
 	return w.result()
 }
 
-// share has the ranks of each host take as long as they do on average: for calls, and for carrying messages.
+// share has ranks that leave each other the cores take as long as they do on average: for calls, and for carrying messages.
 func (p Place) share(programs []*program) {
 	p.average(programs, func(s *step) bool { return s.kind == compute || s.kind == copies })
 	p.average(programs, func(s *step) bool { return s.kind == carry })
 }
 
-// average makes the sums of some steps alike on the ranks of each host.
+// average makes the sums of some steps alike on ranks that leave each other the cores.
 func (p Place) average(programs []*program, is func(*step) bool) {
 	total, ranks := map[int]float64{}, map[int]float64{}
 	own := make([]float64, len(programs))
@@ -164,14 +176,14 @@ func (p Place) average(programs []*program, is func(*step) bool) {
 				own[r] += s.seconds
 			}
 		}
-		total[p.host(r)] += own[r]
-		ranks[p.host(r)]++
+		total[p.sharers(r)] += own[r]
+		ranks[p.sharers(r)]++
 	}
 	for r, x := range programs {
 		if own[r] == 0 {
 			continue
 		}
-		mean := total[p.host(r)] / ranks[p.host(r)]
+		mean := total[p.sharers(r)] / ranks[p.sharers(r)]
 		for i := range x.steps {
 			if s := &x.steps[i]; is(s) {
 				s.seconds *= mean / own[r]

@@ -145,6 +145,30 @@ func TestSharedCores(t *testing.T) {
 	}
 }
 
+// Of four ranks that keep to two cores, two each, those of 3 and 7 pairs share one, and those of 11 and 15 the other.
+func TestRanksThatKeepToCores(t *testing.T) {
+	s := schedulesOf(t, "ring", specOf(t, true, -1, 8, 4, partition.Contiguous{}))
+	for _, x := range []struct {
+		at   Place
+		want []float64
+	}{
+		{Place{Shared: true, PerHost: 4, Cores: 2}, []float64{5, 5, 13, 13}},
+		{Place{Shared: true, PerHost: 4, Cores: 3}, []float64{9, 9, 9, 9}},
+		{Place{Shared: true, PerHost: 4, Cores: 4}, []float64{9, 9, 9, 9}},
+		{Place{Shared: true, PerHost: 4}, []float64{9, 9, 9, 9}},
+	} {
+		r, err := Pass(s, 4, one, false, x.at, plain{pair: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, want := range x.want {
+			if math.Abs(r.Ranks[i].Compute-want) > 1e-12 {
+				t.Errorf("%+v: rank %d computes for %g seconds, want %g", x.at, i, r.Ranks[i].Compute, want)
+			}
+		}
+	}
+}
+
 // Shared cores carry the 16 bytes that each of two ranks sends, 8 seconds, and compute nothing beside: 8 and twice 4.
 func TestSharedCoresCarry(t *testing.T) {
 	s := schedulesOf(t, "ring", specOf(t, false, -1, 4, 2, partition.Contiguous{}))

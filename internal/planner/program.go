@@ -54,8 +54,10 @@ type compiler struct {
 	costs    Costs
 	host     float64
 	known    map[shapeKey]float64
-	reuse    bool // of the programs that it makes only the last is used
-	bare     bool // nobody asks for hops
+	reuse    bool      // of the programs that it makes only the last is used
+	bare     bool      // nobody asks for hops
+	unlike   bool      // no two calls are alike that are worth remembering
+	weighed  ring.Room // of some ranks
 
 	p     *program
 	room  []message // of exchanges so far, and room for more
@@ -66,7 +68,11 @@ type compiler struct {
 	// flights is exchanges by number, for those who wait for them.
 	flights []int
 	begun   []begun // of each hop
+	routes  [1 << routeBits]routed
 }
+
+// routeBits is the logarithm of how many routes are remembered.
+const routeBits = 10
 
 // slot is where a list has its message with a peer.
 type slot struct {
@@ -87,6 +93,8 @@ func (k *compiler) forget() {
 	}
 	k.a, k.at, k.costs = Attention{}, Place{}, nil
 	k.room = k.room[:0]
+	k.weighed.Reset()
+	clear(k.routes[:])
 }
 
 // fewTiles is how many tiles a call has that are compared one by one. Those of documents have more, and are
@@ -184,8 +192,10 @@ func (k *compiler) hops(s *ring.Schedule) {
 			if i == 0 && g+1 < len(groups) {
 				next = k.prefetch(s, &hops[0], groups, g+1)
 			}
-			for _, f := range h.Fold {
-				k.copy(k.grads(f.Src.Hi-f.Src.Lo, heads.kv) * 3) // two are read, one is written
+			if k.backward { // both passes may have the same hops
+				for _, f := range h.Fold {
+					k.copy(k.grads(f.Src.Hi-f.Src.Lo, heads.kv) * 3) // two are read, one is written
+				}
 			}
 			k.leave()
 		}
@@ -312,7 +322,7 @@ func (k *compiler) exchange(list []message) int {
 		if k.at.host(m.peer) != own {
 			m.link = 1
 		}
-		m.seconds = k.costs.Exchange(k.at.First+from, k.at.First+to, m.bytes, int(m.seconds))
+		m.seconds = k.route(route{k.at.First + from, k.at.First + to, m.bytes, int(m.seconds)})
 	}
 	if k.at.Shared {
 		k.carry(list)
@@ -325,6 +335,30 @@ func (k *compiler) exchange(list []message) int {
 	n := len(k.p.exchanges) - 1
 	k.add(step{kind: begin, exchange: int32(n)})
 	return n
+}
+
+// route is what a transfer's time follows from.
+type route struct {
+	from, to int
+	bytes    int64
+	messages int
+}
+
+// routed is a route that was asked for, and its seconds.
+type routed struct {
+	route
+	seconds float64
+}
+
+// route is the seconds of a transfer. Both passes send the same rows, and blocks go on as they came, so that what was asked
+// last is remembered, where it is found without a search.
+func (k *compiler) route(r route) float64 {
+	const spread = 0x9e3779b97f4a7c15 // of Fibonacci hashing
+	x := &k.routes[(uint64(r.bytes)<<16^uint64(r.from)<<8^uint64(r.to))*spread>>(64-routeBits)]
+	if x.route != r {
+		*x = routed{r, k.costs.Exchange(r.from, r.to, r.bytes, r.messages)}
+	}
+	return x.seconds
 }
 
 // carry has the cores do what links do elsewhere: all that the rank sends, with no core left to compute beside it.
@@ -365,25 +399,38 @@ func (k *compiler) call(tiles []partition.Tile, first, last bool, grads ring.Blo
 		return
 	}
 	a := &k.a
-	key := shapeKey{n: len(tiles), heads: heads.q, kvHeads: heads.kv, first: first, last: last, backward: k.backward, backend: a.Backend}
-	if len(tiles) <= fewTiles {
-		copy(key.tiles[:], tiles)
-	} else {
-		key.many = &tiles[0]
-	}
-	if t, ok := k.known[key]; ok {
-		k.add(step{kind: compute, seconds: t})
-		return
-	}
-	t := k.costs.Call(Call{
+	k.add(step{kind: compute, seconds: k.seconds(&Call{
 		Backend: a.Backend, DType: a.DType, Backward: k.backward, Deterministic: a.Deterministic,
 		Batch: a.Batch, Heads: heads.q, KVHeads: heads.kv, Dim: a.Dim, DimV: a.DimV, Tiles: tiles, First: first, Last: last,
-	})
-	if math.IsNaN(t) {
-		t = math.Inf(1)
+	})})
+}
+
+// seconds is what a call takes.
+func (k *compiler) seconds(c *Call) float64 {
+	if k.unlike {
+		return k.ask(c)
 	}
-	k.known[key] = t
-	k.add(step{kind: compute, seconds: t})
+	key := shapeKey{n: len(c.Tiles), heads: c.Heads, kvHeads: c.KVHeads, first: c.First, last: c.Last, backward: c.Backward, backend: c.Backend}
+	if len(c.Tiles) <= fewTiles {
+		copy(key.tiles[:], c.Tiles)
+	} else {
+		key.many = &c.Tiles[0]
+	}
+	t, ok := k.known[key]
+	if !ok {
+		t = k.ask(c)
+		k.known[key] = t
+	}
+	return t
+}
+
+// ask asks for the cost of a call.
+func (k *compiler) ask(c *Call) float64 {
+	t := k.costs.Call(*c)
+	if math.IsNaN(t) {
+		return math.Inf(1)
+	}
+	return t
 }
 
 func (k *compiler) copy(bytes int64) {

@@ -186,10 +186,10 @@ func (s *simulator) onePass(p onePass) (float64, error) {
 	}
 	all := gathering{list, p.GatherHeads}
 	if follow != nil {
-		s.reuse = true
+		s.reuse, s.unlike = true, len(s.Docs) > 1 && p.GatherHeads == 0
 		return s.sampled(all, follow, false).Seconds, nil
 	}
-	s.reuse, s.room = false, s.room[:0] // programs of other passes are not used any more
+	s.reuse, s.unlike, s.room = false, false, s.room[:0] // programs of other passes are not used any more
 	r, err := s.pass(all, s.Ranks, false)
 	return r.Seconds, err
 }
@@ -222,6 +222,9 @@ func (s *simulator) schedules(w Way, spec ring.Spec, ranks []int) (made, error) 
 		for r := range all {
 			all[r] = p.Schedule(r)
 		}
+	}
+	if ranks != nil {
+		p = p.In(&s.weighed)
 	}
 	for _, r := range ranks {
 		all[r] = p.Schedule(r)

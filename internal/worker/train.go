@@ -55,7 +55,7 @@ func packings(task *job.Train, cfg *config.Config, rank int) *train.Packings {
 	if by == nil || len(by.Ways) == 0 {
 		return nil
 	}
-	at := planner.Place{First: rank - rank%cfg.Parallel.Context, PerHost: by.Job.PerHost, Shared: by.Shared}
+	at := planner.Place{First: rank - rank%cfg.Parallel.Context, PerHost: by.Job.PerHost, Shared: by.Shared, Cores: by.Job.Cores}
 	return train.NewPackings(by.Table.For(by.Job), plan.Case(cfg, backend.DType(cfg), cfg.Parallel.Context, at), by.Ways)
 }
 

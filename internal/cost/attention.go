@@ -1,0 +1,211 @@
+package cost
+
+import (
+	"math"
+	"slices"
+
+	"github.com/cprun/cprun/internal/planner"
+	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/tensor"
+)
+
+// kernel is what calls of attention take.
+type kernel struct {
+	full    grid    // rate of full tiles, over rows of all heads, keys, dim
+	floor   float64 // seconds of the quickest call
+	further grid    // of a block that is not the first, to the first
+	causal  grid    // rate of masked tiles to that of full ones, over the keys that a query sees, dim
+	band    grid
+	most    float64 // the rate of work that is kept up, of a GPU: no full tile of a step is faster
+}
+
+type attentionKey struct {
+	backend, dtype, mask    string
+	backward, deterministic bool
+}
+
+// kernelOf is that of a key of full tiles.
+func (m *Model) kernelOf(k attentionKey) *kernel {
+	x := m.kernels[k]
+	if x == nil {
+		x = &kernel{most: math.Inf(1)}
+		m.kernels[k] = x
+	}
+	return x
+}
+
+// indexAttention makes the grids of attention: of full tiles first, which the others are compared with.
+func (m *Model) indexAttention() {
+	for _, a := range m.set.Attention {
+		if a.Mask != Full {
+			continue
+		}
+		x, s := m.kernelOf(a.key()), a.spot()
+		x.full.add(s, math.Log(attentionFLOPs(float64(a.Queries*a.Keys), a.Heads, a.Dim, a.Dim)/a.Seconds))
+		if a.Further > 0 {
+			x.further.add(s, math.Log(m.ratio(&a)))
+		}
+		if x.floor == 0 || a.Seconds < x.floor {
+			x.floor = a.Seconds
+		}
+	}
+	for _, x := range m.kernels {
+		x.full.build()
+		x.further.build()
+	}
+	for _, a := range m.set.Attention {
+		k := a.key()
+		k.mask = Full
+		if x := m.kernels[k]; x != nil && a.Mask != Full {
+			rate, _ := x.full.look(a.spot())
+			pairs := float64(Tile(a.Mask, a.Queries, a.Keys).Pairs())
+			x.masked(a.Mask).add(maskSpot(pairs/float64(a.Queries), float64(a.Dim)), math.Log(attentionFLOPs(pairs, a.Heads, a.Dim, a.Dim)/a.Seconds)-rate)
+		}
+	}
+	for _, x := range m.kernels {
+		x.causal.build()
+		x.band.build()
+	}
+}
+
+// spot is where a measured call stands in the grids of its kernel.
+func (a *Attention) spot() spot {
+	return tileSpot(float64(a.Queries*a.Heads), float64(a.Keys), float64(a.Dim))
+}
+
+// tileSpot is where a tile of so many rows of all heads and so many keys stands.
+func tileSpot(rows, keys, dim float64) spot {
+	s := at(rows, keys)
+	s[2] = perDim(dim)
+	return s
+}
+
+// maskSpot is where a tile stands of which a query sees so many keys on average. What is computed in vain lies along the
+// edges of a mask, as much for each query, however many keys it sees.
+func maskSpot(seen, dim float64) spot {
+	s := at(seen)
+	s[2] = perDim(dim)
+	return s
+}
+
+// perDim is the coordinate of a head dim. A pair takes its softmax, whatever the dim, and its products by the dim, so that
+// the rate is more nearly linear in the inverse of the dim than in its logarithm.
+func perDim(dim float64) float64 { return -64 / max(dim, 1) }
+
+// less is what a mask takes off a rate. Beyond the most keys that were measured it is as much for each query, so that it fades.
+func (g *grid) less(s spot) float64 {
+	rate, ok := g.look(s)
+	if !ok {
+		return 0
+	}
+	if beyond := s[0] - g.axis[0][len(g.axis[0])-1]; beyond > 0 {
+		return -math.Log1p(math.Expm1(-rate) / math.Exp2(beyond))
+	}
+	return rate
+}
+
+// masked is the grid of a mask.
+func (x *kernel) masked(mask string) *grid {
+	if mask == Causal {
+		return &x.causal
+	}
+	return &x.band
+}
+
+// Tile returns the tile that a table's mask means.
+func Tile(mask string, queries, keys int) partition.Tile {
+	t := partition.Tile{Q: partition.Range{Hi: queries}, K: partition.Range{Hi: keys}, Band: partition.Full()}
+	switch mask {
+	case Causal:
+		t.Band = partition.Causal()
+	case Band:
+		t.Band = partition.Band{Lo: -max(keys/4, 1), Hi: 0}
+	}
+	return t
+}
+
+// attentionFLOPs are those of a forward pass. The backward pass has 2.5 times as many, which its rate, measured
+// likewise, has in it.
+func attentionFLOPs(pairs float64, heads, dim, dimV int) float64 {
+	return 2 * pairs * float64(heads) * float64(dim+dimV)
+}
+
+// kernel finds the grids of a call. What a table lacks is taken from what is most like it: the other determinism,
+// another type of the same size, another backend.
+func (m *Model) kernel(c *planner.Call) *kernel {
+	k := attentionKey{c.Backend, Name(c.DType), Full, c.Backward, c.Deterministic}
+	if x := m.kernels[k]; x != nil {
+		return x
+	}
+	best := -1
+	for _, a := range m.set.Attention {
+		if a.Mask != Full || a.Backward != c.Backward {
+			continue
+		}
+		score := 0
+		for i, same := range []bool{a.Deterministic == c.Deterministic, a.DType == Name(c.DType), a.Backend == c.Backend, wide(a.DType) == wide(Name(c.DType))} {
+			if same {
+				score += 1 << i
+			}
+		}
+		if score > best {
+			best, k = score, attentionKey{a.Backend, a.DType, Full, a.Backward, a.Deterministic}
+		}
+	}
+	return m.kernels[k]
+}
+
+// wide reports whether a type has 4 bytes or more.
+func wide(dtype string) bool { return dtype == "fp32" || dtype == "fp64" }
+
+// Has reports whether the table measured that backend in that type.
+func (m *Model) Has(backend string, t tensor.DType) bool {
+	return slices.ContainsFunc(m.set.Attention, func(a Attention) bool { return a.Backend == backend && a.DType == Name(t) })
+}
+
+// Call implements planner.Costs. The tiles of a call run side by side, so each has the rate of as many rows as all
+// have together, and no call is faster than the least that was measured.
+func (m *Model) Call(c planner.Call) float64 {
+	x := m.kernel(&c)
+	if x == nil || len(c.Tiles) == 0 || c.Heads == 0 {
+		return 0
+	}
+	batch, dim := max(c.Batch, 1), float64(c.Dim+c.DimV)/2
+	rows := 0
+	for i := range c.Tiles {
+		rows += c.Tiles[i].Q.Len()
+	}
+	total, biggest := 0.0, 0
+	s, widest := tileSpot(float64(rows*c.Heads*batch), 1, dim), spot{}
+	for i := range c.Tiles {
+		t := &c.Tiles[i]
+		pairs, area := float64(t.Pairs()), float64(t.Q.Len())*float64(t.K.Len())
+		s[1] = math.Log2(float64(max(t.K.Len(), 1)))
+		rate, _ := x.full.look(s)
+		if mask := maskOf(t, pairs, area); mask != Full {
+			rate += x.masked(mask).less(maskSpot(pairs/float64(t.Q.Len()), dim))
+		}
+		total += attentionFLOPs(pairs, c.Heads*batch, c.Dim, c.DimV) / math.Exp(min(rate, x.most))
+		if i == 0 || int(pairs) > biggest {
+			biggest, widest = int(pairs), s
+		}
+	}
+	total = max(total, x.floor)
+	if !c.First {
+		if ratio, ok := x.further.look(widest); ok {
+			total *= math.Exp(ratio)
+		}
+	}
+	return total * m.slow / m.flops
+}
+
+// maskOf is the mask of a table that a tile is most like: one that is cut on one side, or on both.
+func maskOf(t *partition.Tile, pairs, area float64) string {
+	switch {
+	case pairs == area:
+		return Full
+	case t.Band.Lo <= t.K.Lo-(t.Q.Hi-1) || t.Band.Hi >= t.K.Hi-1-t.Q.Lo:
+		return Causal
+	}
+	return Band
+}
