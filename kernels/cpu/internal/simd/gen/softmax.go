@@ -74,7 +74,7 @@ func (e *exp2) replace(x ...reg.Register) {
 	each(func(i int) { m.VSUBPS(n[i], x[i], x[i]) })
 	e.polynomials(x, p)
 	bias := m.vec()
-	m.VMOVAPS(m.memory(exp2Bias), bias)
+	m.VMOVUPS(m.memory(exp2Bias), bias)
 	each(func(i int) { m.VADDPS(bias, n[i], n[i]) })
 	each(func(i int) { m.VPSLLD(U8(23), n[i], n[i]) })
 	each(func(i int) { m.VMULPS(n[i], p[i], x[i]) })
@@ -92,7 +92,7 @@ func (e *exp2) polynomials(x, p []reg.Register) {
 	for _, c := range e.coefficients[1:] {
 		if !m.wide && len(x) > 1 {
 			v := m.vec()
-			m.VMOVAPS(c, v)
+			m.VMOVUPS(c, v)
 			c = v
 		}
 		for i := range x {
