@@ -20,6 +20,7 @@ type forwardCall[T tensor.Float] struct {
 	scores        *scores[T] // nil: nothing is added to scores, and nothing kept of them
 	group         int        // query heads of a KV head
 	heads         int        // heads of a piece
+	queries       int        // of a piece
 	chunks        int        // pieces of a group
 	seqQ, kvHeads int
 }
@@ -55,8 +56,21 @@ func forward[T tensor.Float](pass *forwardPass, b attention.Block) {
 	}
 	f.heads = min(groupHeads, f.group)
 	f.chunks = blocks(f.group, f.heads)
-	n := q.Len(tensor.Batch) * f.kvHeads * f.chunks * blocks(f.seqQ, blockQ)
-	pass.c.split(n, func(s *scratch, i int) { f.piece(s, i) })
+	groups := q.Len(tensor.Batch) * f.kvHeads * f.chunks
+	f.queries = queriesOf(groups, f.seqQ)
+	pass.c.split(groups*blocks(f.seqQ, f.queries), func(s *scratch, i int) { f.piece(s, i) })
+}
+
+// Keys come from memory, and values are packed, once for the queries of a piece. So these are twice a block where there are
+// leastPieces of them even so.
+const leastPieces = 64
+
+// queriesOf is the queries of a piece. It depends on the shape alone.
+func queriesOf(groups, seq int) int {
+	if groups*blocks(seq, mostQ) < leastPieces {
+		return blockQ
+	}
+	return mostQ
 }
 
 // piece computes the n-th piece of work. The last queries come first: under a causal mask
@@ -65,8 +79,8 @@ func (f *forwardCall[T]) piece(s *scratch, n int) {
 	per := f.kvHeads * f.chunks
 	head := n % per
 	n /= per
-	nq := blocks(f.seqQ, blockQ)
-	x := forwardBlock[T]{forwardCall: f, b: n / nq, g: head / f.chunks, at: block(nq-1-n%nq, blockQ, f.seqQ)}
+	nq := blocks(f.seqQ, f.queries)
+	x := forwardBlock[T]{forwardCall: f, b: n / nq, g: head / f.chunks, at: block(nq-1-n%nq, f.queries, f.seqQ)}
 	x.h0 = x.g*f.group + head%f.chunks*f.heads
 	x.h1 = min(x.h0+f.heads, (x.g+1)*f.group)
 
@@ -97,7 +111,7 @@ func (x *forwardBlock[T]) begin(s *scratch) {
 	heads, dim, dimV, l := x.h1-x.h0, x.forwardCall.q.dim, x.forwardCall.v.dim, x.loops
 	x.wide, x.ldo = l.Padded(x.at.Len()), l.Padded(dimV)
 	nq, no, ns := heads*x.wide*dim, heads*x.wide*x.ldo, heads*x.wide
-	narrow := x.k.room(blockK) + max(x.forwardCall.q.room(blockQ), x.forwardCall.v.room(blockK))
+	narrow := x.k.room(blockK) + max(x.forwardCall.q.room(x.queries), x.forwardCall.v.room(blockK))
 	mem := open[T](s, nq, no, ns, blockK*x.ldo, blockK*l.Cols, l.Cols, narrow)
 	x.q, x.o, x.top = mem.take(nq), mem.take(no), mem.take(ns)
 	x.v, x.s, x.shrink = mem.take(blockK*x.ldo), mem.take(blockK*l.Cols), mem.take(l.Cols)

@@ -11,7 +11,8 @@ import (
 // queries, which are a block, are ever transposed.
 const (
 	blockQ = 128
-	blockK = 192 // rows of the micro-kernels come out even
+	mostQ  = 2 * blockQ // queries of a piece of a long forward pass
+	blockK = 192        // rows of the micro-kernels come out even
 	// groupHeads is how many query heads of one KV head share a packed block of values.
 	groupHeads = 4
 )
@@ -20,7 +21,7 @@ const (
 type scratch struct {
 	f32 []float32
 	f64 []float64
-	sum [groupHeads * blockQ]float64 // of 2^(score - top), by head and query
+	sum [groupHeads * mostQ]float64 // of 2^(score - top), by head and query
 }
 
 // stack hands out pieces of a scratch.

@@ -3,6 +3,7 @@ package cpu
 import (
 	"context"
 	"math"
+	"math/rand/v2"
 	"runtime"
 	"slices"
 	"testing"
@@ -162,4 +163,39 @@ func FuzzAttention(f *testing.F) {
 		rig := attentiontest.Rig{Kernel: c, Sync: c.Stream().Sync}
 		attentiontest.Check(t, rig, attentiontest.RandomCase(seed), tensor.F32)
 	})
+}
+
+// TestForwardPieces holds that a head is the same bits whether a piece of work is many queries, as among many heads, or few.
+func TestForwardPieces(t *testing.T) {
+	const heads, seq, dim = 32, 600, 8
+	if queriesOf(heads, seq) == queriesOf(1, seq) {
+		t.Fatal("pieces of one size")
+	}
+	rng := rand.New(rand.NewPCG(5, 6))
+	draw := func() View {
+		v := tensor.New(tensor.F32, 1, seq, heads, dim)
+		for i := range tensor.Data[float32](v) {
+			tensor.Data[float32](v)[i] = float32(rng.NormFloat64())
+		}
+		return v
+	}
+	x := newProblem(seq, dim)
+	x.q, x.k, x.v = draw(), draw(), draw()
+	c := newCPU(t)
+	pass := func(q, k, v View) attention.Partial {
+		h := q.Len(tensor.Heads)
+		x := *x
+		x.q, x.k, x.v = q, k, v
+		x.acc = attention.Partial{O: tensor.New(tensor.F32, 1, seq, h, dim), LSE: tensor.New(tensor.F32, 1, seq, h, 1)}
+		x.forward(t, c)
+		check(t, c.Stream().Sync(context.Background()))
+		return x.acc
+	}
+	all := pass(x.q, x.k, x.v)
+	for h := range heads {
+		head := func(v View) View { return v.Slice(tensor.Heads, h, h+1) }
+		one := pass(head(x.q), head(x.k), head(x.v))
+		attentiontest.Compare(t, "out", head(all.O), one.O, 0)
+		attentiontest.Compare(t, "lse", head(all.LSE), one.LSE, 0)
+	}
 }

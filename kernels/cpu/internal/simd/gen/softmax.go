@@ -28,12 +28,18 @@ type exp2 struct {
 var exp2Poly = []float32{2.1612914861179888e-4, 1.2467846972867846e-3, 9.675451554358006e-3, 5.5485282093286514e-2,
 	2.402293086051941e-1, 6.931470632553101e-1, 1}
 
+// exp2Bias plus n, a whole number from -127 to 128, is a float32 whose lowest bits are n+127.
+const exp2Bias = 1<<23 + 127
+
 // newExp2 loads the constants. AVX2 has no instruction that multiplies by 2^n: n+127 becomes the exponent bits, which
 // are 0, and the result with them, at n = -127. So it has no subnormal results.
-func newExp2(m machine) *exp2 {
+func newExp2(m machine, bounded bool) *exp2 {
 	e := &exp2{m: m}
 	if !m.wide {
-		e.least, e.most = m.register(-127), m.register(128)
+		e.least = m.register(-127)
+		if !bounded {
+			e.most = m.register(128)
+		}
 	}
 	for _, c := range exp2Poly {
 		e.coefficients = append(e.coefficients, m.constant(c))
@@ -41,35 +47,57 @@ func newExp2(m machine) *exp2 {
 	return e
 }
 
-// replace sets x to 2^x, which keeps NaN. With AVX-512 one instruction takes x - floor(x), which is 0 for infinities, and
-// one multiplies by 2^floor(x).
-func (e *exp2) replace(x reg.Register) {
+// replace sets each of x to 2^x, which keeps NaN; where exp2 is bounded, none of them is above 128. The steps of all take
+// turns, so that no step waits for the one before it, and a constant is loaded once. With AVX-512 one instruction takes x -
+// floor(x), which is 0 for infinities, and one multiplies by 2^floor(x).
+func (e *exp2) replace(x ...reg.Register) {
 	m := e.m
+	n, p := make([]reg.Register, len(x)), make([]reg.Register, len(x))
+	each := func(f func(i int)) {
+		for i := range x {
+			f(i)
+		}
+	}
 	const down = 1 // rounding towards -Inf
+	each(func(i int) { n[i] = m.vec() })
 	if m.wide {
-		r, p := m.vec(), m.vec()
-		m.VREDUCEPS(U8(down), x, r)
-		e.polynomial(r, p)
-		m.VSCALEFPS(x, p, x)
+		each(func(i int) { m.VREDUCEPS(U8(down), x[i], n[i]) })
+		e.polynomials(n, p)
+		each(func(i int) { m.VSCALEFPS(x[i], p[i], x[i]) })
 		return
 	}
-	n, p := m.vec(), m.vec()
-	m.VMAXPS(x, e.least, x) // where an operand is NaN, the result is the second, which is x
-	m.VMINPS(x, e.most, x)
-	m.VROUNDPS(U8(down), x, n)
-	m.VSUBPS(n, x, x)
-	e.polynomial(x, p)
-	m.VCVTPS2DQ(n, n)
-	m.VPADDD(m.words(127), n, n)
-	m.VPSLLD(U8(23), n, n)
-	m.VMULPS(n, p, x)
+	each(func(i int) { m.VMAXPS(x[i], e.least, x[i]) }) // where an operand is NaN, the result is the second, which is x
+	if e.most != nil {
+		each(func(i int) { m.VMINPS(x[i], e.most, x[i]) })
+	}
+	each(func(i int) { m.VROUNDPS(U8(down), x[i], n[i]) })
+	each(func(i int) { m.VSUBPS(n[i], x[i], x[i]) })
+	e.polynomials(x, p)
+	bias := m.vec()
+	m.VMOVUPS(m.memory(exp2Bias), bias)
+	each(func(i int) { m.VADDPS(bias, n[i], n[i]) })
+	each(func(i int) { m.VPSLLD(U8(23), n[i], n[i]) })
+	each(func(i int) { m.VMULPS(n[i], p[i], x[i]) })
 }
 
-// polynomial sets p to p(x).
-func (e *exp2) polynomial(x, p reg.Register) {
-	e.m.VMOVAPS(e.coefficients[0], p)
+// polynomials sets each of p to p(x).
+func (e *exp2) polynomials(x, p []reg.Register) {
+	m := e.m
+	first := e.coefficients[0]
+	for i := range p {
+		p[i] = m.vec()
+		m.VMOVAPS(first, p[i])
+		first = p[0]
+	}
 	for _, c := range e.coefficients[1:] {
-		e.m.VFMADD213PS(c, x, p)
+		if !m.wide && len(x) > 1 {
+			v := m.vec()
+			m.VMOVUPS(c, v)
+			c = v
+		}
+		for i := range x {
+			m.VFMADD213PS(c, x[i], p[i])
+		}
 	}
 }
 
@@ -85,22 +113,64 @@ func (m machine) columns(f func(x reg.Register)) {
 	m.JL(LabelRef("columns"))
 }
 
-// down emits a loop over the keys, unroll at a time and then one by one, with the address of each row.
-func (m machine) down(label string, unroll int, ld reg.Register, f func(i int), advance func(rows int)) {
+// down emits a loop over the keys: turns of so many rows, the longest first, for as long as there are as many left.
+func (m machine) down(label string, turns []int, turn func(rows int)) {
 	keys := m.argument("keys")
-	for n := unroll; n > 0; n = min(n-1, 1) {
+	for _, n := range turns {
 		top, end := label+strconv.Itoa(n), label+"End"+strconv.Itoa(n)
 		m.Label(top)
 		m.CMPQ(keys, imm(n))
 		m.JL(LabelRef(end))
-		for i := range n {
-			f(i)
-			advance(1)
-		}
+		turn(n)
 		m.SUBQ(imm(n), keys)
 		m.JMP(LabelRef(top))
 		m.Label(end)
 	}
+}
+
+// oneByOne is a turn that emits f for each row and moves on to the next.
+func oneByOne(f func(i int), next func()) func(rows int) {
+	return func(rows int) {
+		for i := range rows {
+			f(i)
+			next()
+		}
+	}
+}
+
+// A turn of the exponentials is whole groups, whose registers there are, and an even number of rows.
+const expGroup = 3
+
+var expTurns = []int{2 * expGroup, 2, 1}
+
+// exponentials replaces the scores of the column at row by 2^(score - from), and calls then for each.
+func (m machine) exponentials(e *exp2, row, ld, from reg.Register, then func(i int, x reg.Register)) {
+	m.down("exp", expTurns, func(rows int) {
+		for begin := 0; begin < rows; begin += expGroup {
+			n := min(expGroup, rows-begin)
+			x := make([]reg.Register, n)
+			for i := range x {
+				x[i] = m.vec()
+				m.VMOVUPS(rowAt(row, ld, i), x[i])
+				m.VSUBPS(from, x[i], x[i])
+			}
+			e.replace(x...)
+			for i := range x {
+				m.VMOVUPS(x[i], rowAt(row, ld, i))
+				then(begin+i, x[i])
+			}
+			m.LEAQ(rowAt(row, ld, n-1), row)
+			m.ADDQ(ld, row)
+		}
+	})
+}
+
+// rowAt is the memory i rows, at most 2, behind row.
+func rowAt(row, ld reg.Register, i int) Mem {
+	if i == 0 {
+		return at(row, 0)
+	}
+	return indexed(row, ld, uint8(i), 0)
 }
 
 func shrinkColumns(m machine) {
@@ -108,11 +178,10 @@ func shrinkColumns(m machine) {
 		"turns columns of scores into exponentials; see Softmax.")
 	s, ld := m.argument("s"), m.argument("ld")
 	m.SHLQ(U8(2), ld)
-	e := newExp2(m)
+	e := newExp2(m, true)
 	infinity := m.constant(float32(math.Inf(-1)))
 	m.columns(func(x reg.Register) {
 		row := m.GP64()
-		next := func(int) { m.ADDQ(ld, row) }
 		m.LEAQ(indexed(s, x, 1, 0), row)
 		const chains = 4
 		var best [chains]reg.Register
@@ -120,7 +189,7 @@ func shrinkColumns(m machine) {
 			best[i] = m.vec()
 			m.VMOVAPS(infinity, best[i])
 		}
-		m.down("max", chains, ld, func(i int) { m.VMAXPS(at(row, 0), best[i], best[i]) }, next)
+		m.down("max", []int{chains, 1}, oneByOne(func(i int) { m.VMAXPS(at(row, 0), best[i], best[i]) }, func() { m.ADDQ(ld, row) }))
 		m.VMAXPS(best[1], best[0], best[0])
 		m.VMAXPS(best[3], best[2], best[2])
 		m.VMAXPS(best[2], best[0], best[0])
@@ -141,14 +210,7 @@ func shrinkColumns(m machine) {
 			total[i] = m.vec()
 			m.zero(total[i])
 		}
-		m.down("exp", 2, ld, func(i int) {
-			v := m.vec()
-			m.VMOVUPS(at(row, 0), v)
-			m.VSUBPS(now, v, v)
-			e.replace(v)
-			m.VMOVUPS(v, at(row, 0))
-			m.VADDPS(v, total[i], total[i])
-		}, next)
+		m.exponentials(e, row, ld, now, func(i int, x reg.Register) { m.VADDPS(x, total[i%2], total[i%2]) })
 		m.VADDPS(total[1], total[0], total[0])
 		m.foldSum(x, old, total[0])
 	})
@@ -190,18 +252,12 @@ func probabilities(m machine) {
 	m.function("probabilities", "s *float32, ld, keys, cols int, lse *float32", "turns columns of scores into probabilities; see Probabilities.")
 	s, ld := m.argument("s"), m.argument("ld")
 	m.SHLQ(U8(2), ld)
-	e := newExp2(m)
+	e := newExp2(m, false)
 	m.columns(func(x reg.Register) {
 		row, lse := m.GP64(), m.vec()
 		m.LEAQ(indexed(s, x, 1, 0), row)
 		m.VMOVUPS(indexed(m.argument("lse"), x, 1, 0), lse)
-		m.down("exp", 2, ld, func(int) {
-			v := m.vec()
-			m.VMOVUPS(at(row, 0), v)
-			m.VSUBPS(lse, v, v)
-			e.replace(v)
-			m.VMOVUPS(v, at(row, 0))
-		}, func(int) { m.ADDQ(ld, row) })
+		m.exponentials(e, row, ld, lse, func(int, reg.Register) {})
 	})
 	m.end()
 }
@@ -218,17 +274,17 @@ func gradScores(m machine) {
 		m.LEAQ(indexed(dp, x, 1, 0), to)
 		m.LEAQ(indexed(p, x, 1, 0), from)
 		m.VMOVUPS(indexed(m.argument("delta"), x, 1, 0), delta)
-		m.down("grad", 4, ld, func(int) {
+		m.down("grad", []int{4, 1}, oneByOne(func(int) {
 			v := m.vec()
 			m.VMOVUPS(at(to, 0), v)
 			m.VSUBPS(delta, v, v)
 			m.VMULPS(scale, v, v)
 			m.VMULPS(at(from, 0), v, v)
 			m.VMOVUPS(v, at(to, 0))
-		}, func(int) {
+		}, func() {
 			m.ADDQ(ld, to)
 			m.ADDQ(ld, from)
-		})
+		}))
 	})
 	m.end()
 }
@@ -254,11 +310,11 @@ func band(m machine) {
 		m.VPSUBD(iota, below, below)
 		m.splat(m.argument("hi"), above)
 		m.VPSUBD(above, iota, above)
-		m.down("row", 1, ld, func(int) {
+		m.down("row", []int{1}, oneByOne(func(int) {
 			m.storeWhereAbove(hidden, below, above, at(row, 0))
 			m.VPADDD(step, below, below)
 			m.VPSUBD(step, above, above)
-		}, func(int) { m.ADDQ(ld, row) })
+		}, func() { m.ADDQ(ld, row) }))
 	})
 	m.end()
 }
