@@ -99,9 +99,6 @@ func CPU(stream *tensor.HostStream, backend string, compute tensor.DType) Device
 	return d
 }
 
-// OneCore says that the process keeps to one core, so that its CPU kernels do not take turns with themselves there.
-func OneCore() { cpu.Limit(1) }
-
 // hostStore is the host's memory.
 type hostStore struct{ *copies }
 

@@ -71,7 +71,10 @@ func rarelyWoken() (back func()) {
 }
 
 // KeepToCore has all threads of this process, present and to come, run on the core that the launcher has
-// chosen, and reports which that is. It is -1 where the rank may use all cores of the launcher.
+// chosen, one goroutine at a time, and reports which that is. It is -1 where the rank may use all cores of the
+// launcher. A second goroutine at once would be a second thread on that core: it stops the first, or another
+// rank, for each message that comes, where one thread takes the messages when its kernel has ended, or after
+// 10 ms. Meanwhile the other ranks of the core compute.
 func (w *Worker) KeepToCore() (core int, err error) {
 	if w.core == nil {
 		return -1, nil
@@ -100,5 +103,6 @@ func (w *Worker) KeepToCore() (core int, err error) {
 			}
 		}
 	}
+	runtime.GOMAXPROCS(1)
 	return *w.core, nil
 }

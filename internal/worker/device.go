@@ -23,9 +23,6 @@ func (p *process) device(ctx context.Context, o device.CUDAOptions) (dev device.
 	case core >= 0 && p.LocalRank > 0: // what rank 0 prints is on the terminal
 		fmt.Fprintf(os.Stderr, "rank %d keeps to core %d, since ranks come out even on the cores\n", p.Rank, core)
 	}
-	if core >= 0 {
-		device.OneCore()
-	}
 	dev = device.CPU(p.stream, o.Backend, o.Compute)
 	return dev, p.world, dev.Close, nil
 }

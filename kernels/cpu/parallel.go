@@ -6,21 +6,8 @@ import (
 	"sync/atomic"
 )
 
-// most is how many goroutines compute at once; 0: as many as GOMAXPROCS says.
-var most atomic.Int64
-
-// Limit sets how many goroutines a kernel of this process computes on at most; 0 takes the limit away. It is for processes
-// that share a core: they want GOMAXPROCS above 1, so that transfers go on beside a kernel, but no kernel that takes turns with itself.
-func Limit(goroutines int) { most.Store(int64(goroutines)) }
-
 // workers is how many goroutines compute at once.
-func workers() int {
-	n := runtime.GOMAXPROCS(0)
-	if m := int(most.Load()); m > 0 {
-		n = min(n, m)
-	}
-	return n
-}
+func workers() int { return runtime.GOMAXPROCS(0) }
 
 // each runs f(0) ... f(n-1) on up to so many goroutines as workers says and returns when all are done.
 // Pieces are handed out as workers come free; for results that do not depend on who does

@@ -28,7 +28,9 @@ type channel struct {
 	hears hearing         // guarded by peer.mu
 
 	area    *shm.Area // memory that is shared with the other side, or nil
+	pipes   *pipes    // that go with it
 	placing bool      // guarded by peer.mu; the other side reads from it
+	says    bool      // guarded by peer.mu; this side is to say that it does, and goes on in its pipe
 
 	current []*link.Transfer // what the writer is sending, once for each piece; it alone uses this until peer.quiet
 }

@@ -37,6 +37,9 @@ type plainWriter struct {
 
 	ring   *shm.Ring // where placed pieces go
 	placed [][]byte
+	pipes  *pipes // where all goes behind a share frame
+	moves  bool   // one has been added
+	moved  bool
 }
 
 func (w *plainWriter) add(h header, payload []byte) {
@@ -50,6 +53,8 @@ func (w *plainWriter) add(h header, payload []byte) {
 	switch {
 	case h.kind == framePlaced:
 		w.placed = append(w.placed, payload)
+	case h.kind == frameShare:
+		w.moves = true
 	case len(payload) > 0:
 		w.bufs = append(w.bufs, payload)
 	}
@@ -62,8 +67,17 @@ func (w *plainWriter) flush() error {
 	}
 	clear(w.placed)
 	w.placed = w.placed[:0]
-	_, err := w.bufs.WriteTo(w.conn)
+	err := w.write()
+	w.moved = w.moved || w.moves
 	clear(w.back[:])
+	return err
+}
+
+func (w *plainWriter) write() error {
+	if w.moved {
+		return w.pipes.send(w.bufs)
+	}
+	_, err := w.bufs.WriteTo(w.conn)
 	return err
 }
 
@@ -83,6 +97,9 @@ func (r *plainReader) next() (header, error) {
 	}
 	return decodeHeader(r.hdr[:])
 }
+
+// drained reports whether nothing has been read ahead of what it returned.
+func (r *plainReader) drained() bool { return r.r.Buffered() == 0 }
 
 func (r *plainReader) payload(dst []byte) error {
 	_, err := io.ReadFull(r.r, dst)

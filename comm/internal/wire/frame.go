@@ -28,7 +28,8 @@ package wire
 //	9 ready     none            0; group and number are 0. The first frame of who has dialled
 //	10 piece    a piece of a    where in the message it begins, at a multiple of 262144. It has
 //	            large message   262144 bytes, or goes to the end of the message
-//	11 share    none            0; group and number are 0. Who says so reads from the shared memory
+//	11 share    none            0; group and number are 0. Who says so reads from the shared memory,
+//	                            and says all else in its pipe
 //	12 placed   none            where in the message a piece begins that lies in the shared memory:
 //	                            behind all before. It has 131072 bytes, or goes to the end
 //	13 room     none            0; group and number are 0. The shared memory has room again
@@ -44,13 +45,14 @@ package wire
 // connection carries the others, and the last word, an abort or a goodbye, which each has. The first piece
 // comes behind the offer, so no message is whole before all that is said of it is there.
 //
-// Two ranks of a node may share memory, a ring of bytes for each direction (comm/internal/shm). Who dials
-// attaches its descriptor to the ready frame, and who accepts and takes it says share. From there on both
-// put the pieces of large messages into their rings, in the order of their placed frames. All else
-// stays on the socket, which so tells what has come, and of the other rank's end. A writer that finds
-// no room says so in the memory, and the reader of the next piece sends a room frame.
+// Two ranks of a node may share memory, a ring of bytes for each direction (comm/internal/shm), and two pipes.
+// Who dials attaches their descriptors to the ready frame: the memory's, of the pipe that the other reads, and of
+// the one that it writes. Who accepts and takes them says share as its first frame, and who dialled answers with
+// one. A share frame is the last on the socket: behind it a side puts the pieces of large messages into its ring,
+// in the order of their placed frames, and all frames into its pipe, which so tells what has come, and of its
+// end. A writer that finds no room says so in the memory, and the reader of the next piece sends a room frame.
 //
-// On Unix sockets frames follow each other as they are. On TCP each header is sealed under
+// On Unix sockets and pipes frames follow each other as they are. On TCP each header is sealed under
 // AES-256-GCM, to 48 bytes. The payload follows, sealed too, or as it is with a tag of 16 bytes
 // behind it, if the connection is only signed. The key is of one connection and direction, the nonce
 // counts its headers and payloads from 0 (4 zero bytes, then 8 bytes), and both ends count, so that

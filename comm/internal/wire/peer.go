@@ -67,9 +67,6 @@ func (p *peer) serve(c *channel) {
 		p.why = nil
 		close(p.ready)
 	}
-	if c.placing {
-		p.control(header{kind: frameShare})
-	}
 	p.quiet.Add(2)
 	go p.readLoop(c)  // both end after p.end, which fail and close call; windDown waits
 	go p.writeLoop(c) // for them to let go of transfers

@@ -11,16 +11,16 @@ import (
 	"github.com/cprun/cprun/comm/internal/shm"
 )
 
-// How two ranks of a node come to share memory, and the pieces that go through it. Its descriptor travels
-// behind the handshake, so that only who has the job's secret gets or gives one. Where a rank has none to
-// give, or cannot take it, all goes over the socket as before.
+// How two ranks of a node come to share memory and pipes, and the pieces that go through the memory. Their
+// descriptors travel behind the handshake, so that only who has the job's secret gets or gives them. Where a rank
+// has none to give, or cannot take them, all goes over the socket as before.
 
 // ready says the dialer's last word of the handshake, with memory for the two where that can be had.
 func (id *identity) ready(c *channel) error {
 	if conn, ok := c.Conn.(*net.UnixConn); ok && !id.alone {
-		area, err := give(conn)
+		area, own, err := give(conn)
 		if err == nil {
-			c.use(area)
+			c.use(area, own)
 			return nil
 		}
 		id.log(withoutMemory, id.rank, c.rank, err)
@@ -31,21 +31,52 @@ func (id *identity) ready(c *channel) error {
 
 const withoutMemory = "rank %d: all goes over the socket with rank %d: %v"
 
-// give sends a ready frame with new memory, of which it returns this side. A Unix socket takes so little
-// whole, or not at all.
-func give(conn *net.UnixConn) (*shm.Area, error) {
+// given is how many descriptors come with a ready frame: of the memory, of the pipe that who gets them
+// reads, and of the one that it writes.
+const given = 3
+
+// give sends a ready frame with new memory and pipes, of which it returns this side. A Unix socket takes so
+// little whole, or not at all.
+func give(conn *net.UnixConn) (*shm.Area, *pipes, error) {
 	area, file, err := shm.New()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer file.Close()
+	own, theirs, err := makePipes(conn)
+	if err != nil {
+		area.Close()
+		return nil, nil, err
+	}
+	defer closeAll(theirs...)
 	b := make([]byte, headerSize)
 	header{kind: frameReady}.encode(b)
-	if _, _, err := conn.WriteMsgUnix(b, unix.UnixRights(int(file.Fd())), nil); err != nil {
-		area.Close()
-		return nil, err
+	rights, err := rightsTo(append([]*os.File{file}, theirs...))
+	if err == nil {
+		_, _, err = conn.WriteMsgUnix(b, rights, nil)
 	}
-	return area, nil
+	if err != nil {
+		closeAll(own.in, own.out)
+		area.Close()
+		return nil, nil, err
+	}
+	return area, own, nil
+}
+
+// rightsTo returns the control message that carries descriptors. It leaves them as they are, where Fd would have
+// this process and the other one block in them.
+func rightsTo(files []*os.File) ([]byte, error) {
+	fds := make([]int, len(files))
+	for i, f := range files {
+		raw, err := f.SyscallConn()
+		if err == nil {
+			err = raw.Control(func(fd uintptr) { fds[i] = int(fd) })
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return unix.UnixRights(fds...), nil
 }
 
 // awaitReady is the acceptor's side of ready.
@@ -57,42 +88,57 @@ func (id *identity) awaitReady(c *channel) error {
 		c.in = newPlainReader(&with)
 	}
 	h, err := c.in.next()
-	file := with.take()
-	if file != nil {
-		defer file.Close()
+	files := with.take()
+	if err == nil && h.kind != frameReady {
+		err = fmt.Errorf("%w: its first frame is of type %d", blame.ErrProtocol, h.kind)
 	}
-	switch {
-	case err != nil:
+	if err != nil || len(files) == 0 {
+		closeAll(files...)
 		return err
-	case h.kind != frameReady:
-		return fmt.Errorf("%w: its first frame is of type %d", blame.ErrProtocol, h.kind)
-	case file == nil:
-		return nil
 	}
-	area, err := shm.Open(file)
+	area, own, err := take(conn, files)
 	if err != nil {
+		closeAll(files...)
 		id.log(withoutMemory, id.rank, c.rank, err)
 		return nil
 	}
-	c.use(area)
-	c.placing = true // the dialer has mapped it ahead of its word
+	c.use(area, own)
+	c.placing, c.says = true, true // the dialer has mapped it ahead of its word
 	id.log("rank %d: shares memory with rank %d", id.rank, c.rank)
 	return nil
 }
 
-// use has the connection's reader and writer go by an area. The caller's share of it becomes the reader's.
-func (c *channel) use(area *shm.Area) {
+// take returns this side of what give has sent. Where that fails files stay the caller's.
+func take(conn *net.UnixConn, files []*os.File) (*shm.Area, *pipes, error) {
+	if len(files) != given {
+		return nil, nil, fmt.Errorf("%d descriptors, not %d", len(files), given)
+	}
+	own, err := newPipes(conn, files[1], files[2])
+	if err != nil {
+		return nil, nil, err
+	}
+	area, err := shm.Open(files[0])
+	if err != nil {
+		return nil, nil, err
+	}
+	files[0].Close()
+	return area, own, nil
+}
+
+// use has the connection's reader and writer go by an area and pipes. The caller's share of the area becomes the
+// reader's.
+func (c *channel) use(area *shm.Area, own *pipes) {
 	area.Share()
-	c.area = area
+	c.area, c.pipes, c.Conn = area, own, own
 	if w, ok := c.out.(*plainWriter); ok {
-		w.ring = area.Out
+		w.ring, w.pipes = area.Out, own
 	}
 }
 
-// rights reads from a socket, and keeps the descriptor that comes along with what is read first.
+// rights reads from a socket, and keeps the descriptors that come along with what is read first.
 type rights struct {
 	*net.UnixConn
-	taken bool // what comes now is dropped
+	taken bool // those that come now are dropped
 	files []*os.File
 }
 
@@ -100,28 +146,23 @@ func (r *rights) Read(b []byte) (int, error) {
 	if r.taken {
 		return r.UnixConn.Read(b)
 	}
-	oob := make([]byte, unix.CmsgSpace(4)) // of one descriptor; the system closes others
+	oob := make([]byte, unix.CmsgSpace(4*given)) // the system closes others
 	n, have, _, _, err := r.ReadMsgUnix(b, oob)
 	messages, _ := unix.ParseSocketControlMessage(oob[:have])
 	for i := range messages {
 		fds, _ := unix.ParseUnixRights(&messages[i])
 		for _, fd := range fds {
-			r.files = append(r.files, os.NewFile(uintptr(fd), "memory of another rank"))
+			_ = unix.SetNonblock(fd, true) // a pipe that blocks could not be given up; memory does not care
+			r.files = append(r.files, os.NewFile(uintptr(fd), "shared with another rank"))
 		}
 	}
 	return max(n, 0), err // of an error such as a reset it says -1, which a Reader must not
 }
 
-// take returns the descriptor, or nil, and has those that still come dropped.
-func (r *rights) take() *os.File {
+// take returns the descriptors, and has those that still come dropped.
+func (r *rights) take() []*os.File {
 	r.taken = true
-	if len(r.files) == 0 {
-		return nil
-	}
-	for _, f := range r.files[1:] {
-		f.Close()
-	}
-	return r.files[0]
+	return r.files
 }
 
 // pieceBytes is how many bytes of a large message go at once. p.mu is held.
@@ -141,14 +182,20 @@ func (p *peer) sendable(c *channel) bool {
 	return c.area.Out.Room(min(maxPlaced, len(t.Buf)-t.Moved))
 }
 
-// onShare takes the peer's word that it reads from the area.
+// onShare takes the peer's word that it reads from the area, and goes on in its pipe. Who has dialled hears it
+// first, and says so, too.
 func (p *peer) onShare(c *channel) error {
+	if c.pipes == nil || c.pipes.heard || !c.in.(*plainReader).drained() {
+		return fmt.Errorf("%w: it shares memory that it was not given, or goes on in the socket", blame.ErrProtocol)
+	}
+	c.pipes.heard = true
+	c.in = newPlainReader(c.pipes)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if c.area == nil || c.placing {
-		return fmt.Errorf("%w: it shares memory that it was not given", blame.ErrProtocol)
+	if !c.placing {
+		c.placing, c.says = true, true
+		p.first.Signal()
 	}
-	c.placing = true
 	return nil
 }
 

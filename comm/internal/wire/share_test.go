@@ -175,31 +175,6 @@ func TestShareRefused(t *testing.T) {
 	}
 }
 
-// TestShareOfAFile sends the descriptor of a file that could be cut off with the ready frame.
-func TestShareOfAFile(t *testing.T) {
-	file, err := os.Create(t.TempDir() + "/file")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer file.Close()
-	var log strings.Builder
-	id := pairOf(&log)[1]
-	a, b := socketPair(t)
-	defer a.Close()
-	defer b.Close()
-	ready := frame(header{kind: frameReady}, "")
-	if _, _, err := a.WriteMsgUnix(ready, unix.UnixRights(int(file.Fd())), nil); err != nil {
-		t.Fatal(err)
-	}
-	c := &channel{Conn: b, rank: 1, in: newPlainReader(b), out: &plainWriter{conn: b}}
-	if err := id.awaitReady(c); err != nil || c.area != nil || c.placing {
-		t.Errorf("the file was taken for memory, or the rank refused: %v", err)
-	}
-	if !strings.Contains(log.String(), "rank 0: all goes over the socket with rank 1: ") {
-		t.Errorf("the log says %q", &log)
-	}
-}
-
 // TestHostilePlaced has a rank that shares memory announce pieces in it that are none.
 func TestHostilePlaced(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -220,6 +195,10 @@ func TestHostilePlaced(t *testing.T) {
 		for i, n := range []int{1 << 20, 4} {
 			xs[i].Prepare(r, link.MsgID{Seq: uint64(i)}, 1, false, make([]byte, n))
 			s.Post(&xs[i])
+		}
+		dialed.out.add(header{kind: frameShare}, nil)
+		if err := dialed.out.flush(); err != nil {
+			t.Fatal(err)
 		}
 		dialed.out.add(c.h, nil)
 		if c.h.kind == framePlaced { // nothing is written into the ring

@@ -56,11 +56,16 @@ func (p *peer) fill(c *channel) bool {
 		p.addPieces(c, 1)
 		return true
 	}
-	for len(p.ctrl) == 0 && len(p.news) == 0 && len(p.small) == 0 && !p.sendable(c) && !p.ending {
+	for !c.says && len(p.ctrl) == 0 && len(p.news) == 0 && len(p.small) == 0 && !p.sendable(c) && !p.ending {
 		p.first.Wait()
 	}
-	if p.ending {
+	switch {
+	case p.ending:
 		return false
+	case c.says: // the last word on the socket
+		c.says = false
+		c.out.add(header{kind: frameShare}, nil)
+		return true
 	}
 	room := maxBatch - 1 // a large message comes on in each batch
 	room -= p.addControl(c, room)
