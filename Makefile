@@ -6,9 +6,16 @@ ARGS   ?=
 
 export CGO_ENABLED ?= 0
 
+# Build tags besides those that a target is about, as in TAGS=netgo.
+TAGS ?=
+
 .PHONY: all build run test test-full test-ring test-crash test-nfs test-hostile test-slurm test-cluster test-network simulate-cluster check-kubernetes test-report examples race fuzz lint staticcheck asm bench cuda vet-cuda test-kernels test-gpu gpu-pack install dist check-dist clean
 
 all: build
+
+# What compiles and tests is short, and pays a fifth of its time for taking memory back that it does not need. A process of
+# cprun that a test starts has Go's own measure, as users have it.
+test test-full examples race fuzz staticcheck asm cuda vet-cuda test-kernels: export GOGC ?= 400
 
 build:
 	$(GO) build -o bin/cprun ./cmd/cprun
@@ -81,9 +88,9 @@ test-hostile:
 # Faults of nodes and networks in a run on four hosts: namespaces of this machine, which takes root.
 FAULTS ?= 40
 test-cluster:
-	$(GO) vet -tags cluster ./cmd/cprun ./internal/lan
-	$(GO) test -count 1 -tags cluster -vet off -v -timeout 60m -run 'TestCluster|TestNodes' ./cmd/cprun -cluster.faults=$(FAULTS) -cluster.seed=$(SEED)
-	$(GO) test -count 1 -tags cluster -vet off ./internal/lan
+	$(GO) vet -tags cluster,$(TAGS) ./cmd/cprun ./internal/lan
+	$(GO) test -count 1 -tags cluster,$(TAGS) -vet off -v -timeout 60m -run 'TestCluster|TestNodes' ./cmd/cprun -cluster.faults=$(FAULTS) -cluster.seed=$(SEED)
+	$(GO) test -count 1 -tags cluster,$(TAGS) -vet off ./internal/lan
 
 # The batch scripts, steps and signals of a real Slurm of two nodes, in namespaces on this machine. Wants root.
 test-slurm:
@@ -123,11 +130,12 @@ lint: staticcheck
 # What only one of the two builds uses is used: staticcheck looks at both together.
 staticcheck:
 	$(GO) build -C scripts/tools -o $(CURDIR)/bin/staticcheck honnef.co/go/tools/cmd/staticcheck
-	$(CUDA) printf 'plain: CGO_ENABLED=0\ncuda: CGO_ENABLED=1 -tags=cuda\n' | bin/staticcheck -matrix ./...
+	$(CUDA) printf 'plain: CGO_ENABLED=0 -tags=$(TAGS)\ncuda: CGO_ENABLED=1 -tags=cuda,$(TAGS)\n' | bin/staticcheck -matrix ./...
 
 # Writes the assembly of the CPU kernels from kernels/cpu/internal/simd/gen, which is a module of its own.
 asm:
 	cd kernels/cpu/internal/simd/gen && $(GO) run .
+	scripts/asm-sums >kernels/cpu/internal/simd/gen/written.txt
 
 # Go benchmarks, then, where PYTHON has PyTorch, transformers and numpy, the CPU path beside OpenBLAS and PyTorch: ratios of runs in
 # turns. ROUNDS=5 for figures that are kept.
@@ -142,7 +150,7 @@ bench:
 CUDA = eval "$$(scripts/cuda-env)" &&
 
 cuda:
-	$(CUDA) $(GO) build -tags cuda -o bin/cprun ./cmd/cprun
+	$(CUDA) $(GO) build -tags cuda,$(TAGS) -o bin/cprun ./cmd/cprun
 
 # The tests with the tag cuda that need no GPU: runs the flash kernels as C++ on the CPU, compiles every
 # kernel for every architecture and looks at what the compiler says of it, and loads made up drivers. With SHORT=-short,
@@ -151,10 +159,11 @@ cuda:
 # first. What go test would vet, vet-cuda does.
 SHORT ?=
 test-kernels:
-	$(CUDA) $(GO) test -tags cuda -vet off $(SHORT) -timeout 30m ./kernels/internal/call ./kernels/source ./internal/cuda/nvrtc ./internal/cuda/driver
+	$(CUDA) $(GO) test -tags cuda,$(TAGS) -vet off $(SHORT) -timeout 30m ./kernels/internal/call ./kernels/source ./internal/cuda/nvrtc ./internal/cuda/driver
 
+# Where no file has the tag, go vet sees what it has seen without; that all compile with it, tests too, staticcheck says.
 vet-cuda:
-	$(CUDA) $(GO) vet -tags cuda ./...
+	$(CUDA) $(GO) vet -tags cuda,$(TAGS) $$(scripts/cuda-packages)
 
 # Every test of the packages that use GPUs, on a machine with GPUs and Go, and once more under
 # compute-sanitizer where it is installed. Without Go there: scripts/gpu-pack.

@@ -21,7 +21,7 @@ fuzz() {
   local cover=()
   # What -fuzz sets, for the packages of this module alone: with it, go compiles the standard library anew, too.
   [[ $time == *x ]] || cover=(-gcflags="$(go list -m)/...=-d=libfuzzer")
-  go test -c -o "$binary" "${cover[@]}" "$dir"
+  go test -c -ldflags="-s -w" -o "$binary" "${cover[@]}" "$dir"
   cache=$(go env GOCACHE)/fuzz/$(go list "$dir")
   for name in $(list | sed -n "s|^$dir ||p"); do
     if ! (cd "$dir" && "$binary" -test.run '^$' -test.fuzz "^$name\$" -test.fuzztime "$time" -test.fuzzminimizetime 1x \

@@ -53,7 +53,7 @@ func TestExamplesContinueAtALongerContext(t *testing.T) {
 		t.Run(family, func(t *testing.T) {
 			out := filepath.Join(t.TempDir(), "hf")
 			c := exec.Command("../../examples/hf/run", append([]string{family}, few...)...)
-			c.Env = append(os.Environ(), actAsProgram+"=1", "CPRUN="+exe, "OUT="+out)
+			c.Env = append(os.Environ(), actAsProgram+"=1", "GOGC=", "CPRUN="+exe, "OUT="+out)
 			text, err := c.CombinedOutput()
 			if err != nil {
 				t.Fatalf("%v\n%s", err, text)

@@ -203,7 +203,7 @@ func try(t *testing.T, in input) usage {
 	c := exec.Command(self, append([]string{spawnMode, "sh", "-c", limit, "sh", program}, args...)...)
 	var out, errs bytes.Buffer
 	c.Stdout, c.Stderr, c.Dir = &out, &errs, p.dir
-	c.Env = append(append(os.Environ(), "TMPDIR="+tmp, "GOMAXPROCS=2"), in.env...)
+	c.Env = append(append(os.Environ(), "TMPDIR="+tmp, "GOMAXPROCS=2", "GOGC="), in.env...)
 	c.WaitDelay = time.Second
 	report, w, err := os.Pipe()
 	p.must(err)
