@@ -95,7 +95,7 @@ type Model struct {
 const Margin = 0.02
 
 // SharedMargin is the Margin where ranks share cores: what they take follows from what else runs there.
-const SharedMargin = 0.1
+const SharedMargin = 0.04
 
 // Margin returns that of ranks which stand there.
 func (p Place) Margin() float64 {
