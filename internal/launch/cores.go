@@ -14,8 +14,8 @@ import (
 
 // Ranks that share cores wait for each other many times in a step. Left alone, the kernel moves them from core
 // to core as they wake, away from what they have in the caches. So where each core gets as many
-// ranks as any other, each rank keeps to one. Where ranks have a core each or more, keeping to them
-// measured no faster, and slower where others use the cores, too.
+// ranks as any other, one or more, each rank keeps to one. With a core each, training measured 1.1 times as fast on two cores, and
+// 0.9 times beside a process of another that computes all the time.
 
 // maxCores is how many cores a mask of the system's has room for here. On larger hosts ranks keep to none.
 const maxCores = len(unix.CPUSet{}) * 8 * int(unsafe.Sizeof(unix.CPUSet{}[0]))
@@ -34,12 +34,12 @@ func ownCores() (cores []int) {
 	return cores
 }
 
-// shareOf returns the one of cores that a rank of a node is to keep to, or nil: there are cores for all, they
+// shareOf returns the one of cores that a rank of a node is to keep to, or nil: there are more cores than ranks, they
 // do not come out even, or a limit of the system on processor time (procs at once) lets it use fewer, of
 // which nobody has said which.
 func shareOf(cores []int, procs, rank, ranks int) *int {
 	n := len(cores)
-	if n < 2 || procs != n || ranks <= n || ranks%n != 0 {
+	if n < 2 || procs != n || ranks < n || ranks%n != 0 {
 		return nil
 	}
 	return &cores[rank*n/ranks]
@@ -71,14 +71,16 @@ func rarelyWoken() (back func()) {
 }
 
 // KeepToCore has all threads of this process, present and to come, run on the core that the launcher has
-// chosen, one goroutine at a time, and reports which that is. It is -1 where the rank may use all cores of the
-// launcher. A second goroutine at once would be a second thread on that core: it stops the first, or another
-// rank, for each message that comes, where one thread takes the messages when its kernel has ended, or after
-// 10 ms. Meanwhile the other ranks of the core compute.
+// chosen, and reports which that is. It is -1 where the rank may use all cores of the launcher. A rank that shares
+// its core runs one goroutine at a time. A second would be a second thread on that core: it stops the first, or
+// another rank, for each message that comes, where one thread takes the messages when its kernel has ended, or
+// after 10 ms. Meanwhile the other ranks of the core compute. Where there are none, the peers would wait as long for
+// what this rank has to send, so that it has the second thread.
 func (w *Worker) KeepToCore() (core int, err error) {
 	if w.core == nil {
 		return -1, nil
 	}
+	shares := w.LocalWorldSize > len(ownCores())
 	var set unix.CPUSet
 	set.Set(*w.core)
 	// A thread gets the cores of the one that makes it, so one look without a new thread is the last.
@@ -103,6 +105,8 @@ func (w *Worker) KeepToCore() (core int, err error) {
 			}
 		}
 	}
-	runtime.GOMAXPROCS(1)
+	if shares {
+		runtime.GOMAXPROCS(1)
+	}
 	return *w.core, nil
 }

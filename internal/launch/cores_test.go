@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A rank keeps to a core where each core gets as many ranks as any other, and more than one.
+// A rank keeps to a core where each core gets as many ranks as any other.
 func TestShareOf(t *testing.T) {
 	for name, c := range map[string]struct {
 		cores        []int
@@ -24,7 +24,7 @@ func TestShareOf(t *testing.T) {
 	}{
 		"two each":         {[]int{0, 1}, 2, 4, []int{0, 0, 1, 1}},
 		"cores of a mask":  {[]int{3, 7, 9}, 3, 6, []int{3, 3, 7, 7, 9, 9}},
-		"one each":         {[]int{0, 1}, 2, 2, nil},
+		"one each":         {[]int{4, 7}, 2, 2, []int{4, 7}},
 		"more cores":       {[]int{0, 1, 2, 3}, 4, 2, nil},
 		"not even":         {[]int{0, 1}, 2, 3, nil},
 		"one core":         {[]int{5}, 1, 4, nil},

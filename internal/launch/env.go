@@ -62,7 +62,7 @@ func Getenv(name string) string { return os.Getenv(name) }
 // Environment lists every variable that cprun reads, set or not.
 func Environment() []Variable {
 	vars := []Variable{
-		{Name: envMaxProcs, changes: true, Meaning: "threads of one worker that compute at once; default: the cores of this node divided by its processes, at least 2, or 1 for a rank on a CPU that keeps to a core; if set, none does"},
+		{Name: envMaxProcs, changes: true, Meaning: "threads of one worker that compute at once; default: the cores of this node divided by its processes, at least 2, or 1 for a rank on a CPU that shares a core; if set, none keeps to one"},
 		{Name: EnvCPU, changes: true, Meaning: "instructions of the CPU kernels: generic (plain Go), avx2 or avx512; default: the best that the machine has"},
 		{Name: "GOMEMLIMIT", changes: true, Meaning: "soft limit on a worker's memory, read by the Go runtime"},
 		{Name: "GOTRACEBACK", Meaning: "how much a crashing worker prints, read by the Go runtime"},

@@ -28,7 +28,7 @@ type Place struct {
 	// has less to do leaves the cores to the others, so each takes as long for its calls as all do on average. Cores
 	// carry messages, too, and compute nothing meanwhile.
 	Shared bool
-	// Cores are those of a host, where it is known. Where each gets as many ranks as any other, and several, package launch has each
+	// Cores are those of a host, where it is known. Where each gets as many ranks as any other, package launch has each
 	// rank keep to one: cores are left to those of the same core only.
 	Cores int
 }
@@ -36,7 +36,7 @@ type Place struct {
 // sharers is a number that ranks have in common which leave each other the cores.
 func (p Place) sharers(rank int) int {
 	host, n := p.host(rank), p.PerHost
-	if p.Cores < 2 || n <= p.Cores || n%p.Cores != 0 {
+	if p.Cores < 2 || n < p.Cores || n%p.Cores != 0 {
 		return host
 	}
 	return host*p.Cores + (p.First+rank)%n*p.Cores/n

@@ -145,7 +145,8 @@ func TestSharedCores(t *testing.T) {
 	}
 }
 
-// Of four ranks that keep to two cores, two each, those of 3 and 7 pairs share one, and those of 11 and 15 the other.
+// Of four ranks that keep to two cores, two each, those of 3 and 7 pairs share one, and those of 11 and 15 the other. With a core each
+// they share none.
 func TestRanksThatKeepToCores(t *testing.T) {
 	s := schedulesOf(t, "ring", specOf(t, true, -1, 8, 4, partition.Contiguous{}))
 	for _, x := range []struct {
@@ -154,7 +155,8 @@ func TestRanksThatKeepToCores(t *testing.T) {
 	}{
 		{Place{Shared: true, PerHost: 4, Cores: 2}, []float64{5, 5, 13, 13}},
 		{Place{Shared: true, PerHost: 4, Cores: 3}, []float64{9, 9, 9, 9}},
-		{Place{Shared: true, PerHost: 4, Cores: 4}, []float64{9, 9, 9, 9}},
+		{Place{Shared: true, PerHost: 4, Cores: 4}, []float64{3, 7, 11, 15}},
+		{Place{Shared: true, PerHost: 4, Cores: 8}, []float64{9, 9, 9, 9}},
 		{Place{Shared: true, PerHost: 4}, []float64{9, 9, 9, 9}},
 	} {
 		r, err := Pass(s, 4, one, false, x.at, plain{pair: 1})

@@ -21,6 +21,7 @@ type View = tensor.View
 type Kernels struct {
 	stream  *tensor.HostStream
 	level   simd.Level // of the inner loops
+	cores   int        // that this process may use by now
 	scratch []*scratch // one a worker; only work on the stream touches it, one piece at a time
 	ops     opsScratch
 	slots   [halfSlots]View // float32, of operations on 16 bits
@@ -31,7 +32,7 @@ type Kernels struct {
 
 // New returns kernels that compute on stream, which the caller closes, with the instructions of Use.
 func New(stream *tensor.HostStream) *Kernels {
-	return &Kernels{stream: stream, level: current()}
+	return &Kernels{stream: stream, level: current(), cores: ownCores()}
 }
 
 // Stream returns the stream that the work is queued on.

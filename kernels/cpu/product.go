@@ -40,7 +40,7 @@ func (p *product[T]) run(c *Kernels) {
 	if p.m == 0 || p.n == 0 {
 		return
 	}
-	rows, cols := p.tile(workers())
+	rows, cols := p.tile(c.workers())
 	down, across := blocks(p.m, rows), blocks(p.n, cols)
 	c.split(down*across, func(s *scratch, t int) {
 		i, j := t/across*rows, t%across*cols
