@@ -35,6 +35,8 @@ GRIDS = {
     "gpu": {"shapes": ["llama-3.2-3b", "qwen3-8b", "llama-2-7b"], "tokens": [8192, 65536], "ranks": [0]},
 }
 MASKS = ["causal", "window", "documents"]
+# Processes that measure a cell on a CPU one after another, among which its rounds are shared.
+TURNS = 5
 BEGIN, END = "<!-- {} -->", "<!-- end of {} -->"
 
 
@@ -117,22 +119,23 @@ def selected(predicted, most):
 
 
 def in_turns(args, cell, ways, folder):
-    """Measures ways in one process, pack by pack, where starting one for each costs more than it takes: a CPU. One process has all
-    that fetch rows at the same time."""
+    """Measures ways in turns, pack by pack, in one process, where starting one for each costs more than it takes: a CPU. Several processes
+    follow each other, since one may have a worse place in memory and in time than another; each gives a way one round, the median of its packs."""
     *_, gather, backend = next(iter(ways))
     if not any(w[0] == "striped" for w in ways):  # which auto leaves out
         for algorithm in ("ring", "allgather"):
             ways[("striped", algorithm, 0, 0, gather, backend)] = {"predicted": None, "rounds": []}
-    for gather in dict.fromkeys(w[4] for w in ways):
-        same = {w: found for w, found in ways.items() if w[4] == gather}
-        inner = max(w[2] for w in same)
-        flags = cell.flags(folder, packs=args.rounds) + ["--gather", gather or "beside"] + (["--inner", str(inner)] if inner else [])
-        flags += ["--layout", ",".join(dict.fromkeys(w[0] for w in same)), "--algorithm", ",".join(dict.fromkeys(w[1] for w in same))]
+    first = {"allgather": 0}  # others have the first of the list, and it is theirs
+    gathers = list(dict.fromkeys(w[4] or "beside" for w in sorted(ways, key=lambda w: first.get(w[1], -1))))
+    inner = max(w[2] for w in ways)
+    flags = cell.flags(folder, packs=args.rounds // TURNS) + ["--gather", ",".join(gathers)] + (["--inner", str(inner)] if inner else [])
+    flags += ["--layout", ",".join(dict.fromkeys(w[0] for w in ways)), "--algorithm", ",".join(dict.fromkeys(w[1] for w in ways))]
+    for _ in range(TURNS):
         report = bench(args, flags + ["--iters", str(args.iters), "--warmup", "1"], folder)
         for row in report["attention"]["packed"]:
-            for way, found in same.items():
-                if way[:2] == (row["layout"], row["algorithm"]):
-                    found["rounds"] = [row["forward_backward"]["seconds"]]
+            for way, found in ways.items():
+                if way[:2] == (row["layout"], row["algorithm"]) and (way[1] != "allgather" or (way[4] or "beside") == row["gather"]):
+                    found["rounds"].append(row["forward_backward"]["seconds"])
 
 
 def calibrate(args):
@@ -258,7 +261,7 @@ def main():
     p.add_argument("--ranks", default="", help="in place of the grid's: 2,4")
     p.add_argument("--out", default="", help="JSON of all that was measured, regret-GRID.json unless named; cells that it has are not measured again")
     p.add_argument("--table", default="", help="the page whose section is written")
-    p.add_argument("--rounds", type=int, default=3)
+    p.add_argument("--rounds", type=int, default=3, help="measurements of each way; on a CPU a multiple of %d" % TURNS)
     p.add_argument("--iters", type=int, default=3)
     p.add_argument("--ways", type=int, default=12, help="ways of a cell at most")
     p.add_argument("--limit", type=float, default=120, help="seconds of one measurement")

@@ -100,7 +100,7 @@ func benchAttentionCommand() *cobra.Command {
 	f.StringSliceVar(&s.Algorithms, "algorithm", []string{"ring"}, strings.Join(ring.Algorithms, ", ")+": `NAME,...`, or auto")
 	f.IntVar(&s.Inner, "inner", 0, "with hierarchical: ranks that trade heads with each other; 0: as many as divide the heads")
 	f.IntVar(&s.GatherHeads, "gather-heads", 0, "with allgather: key and value heads that are gathered at a time; 0: all")
-	f.StringVar(&s.Gather, "gather", ring.Auto, "with allgather and in windows, when rows of other ranks travel: "+strings.Join(ring.Gathers, ", "))
+	f.StringSliceVar(&s.Gathers, "gather", []string{ring.Auto}, "with allgather and in windows, when rows of other ranks travel, `NAME,...`: "+strings.Join(ring.Gathers, ", "))
 	f.StringVar(&s.Backend, "backend", "auto", "fused, flash, reference or auto")
 	f.StringVar(&s.DType, "dtype", "auto", "bf16, fp16, fp32, on a CPU also fp64; auto: bf16, and fp32 on a CPU")
 	f.BoolVar(&s.Deterministic, "deterministic", false, "the same bits every time")

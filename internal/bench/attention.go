@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/attention/backends"
@@ -24,7 +25,7 @@ type AttentionSpec struct {
 	Algorithms    []string `json:"algorithms"`
 	Inner         int      `json:"inner,omitempty"`        // of hierarchical: ranks that trade heads with each other; 0: see Groups
 	GatherHeads   int      `json:"gather_heads,omitempty"` // of allgather: heads of keys at a time; 0: all
-	Gather        string   `json:"gather,omitempty"`       // of ring.Gathers
+	Gathers       []string `json:"gather"`                 // of ring.Gathers, of an all-gather each; others have the first
 	Layouts       []string `json:"layouts"`
 	Backend       string   `json:"backend"`
 	DType         string   `json:"dtype"`
@@ -96,6 +97,11 @@ func (s *AttentionSpec) Check(ranks int) error {
 	case !(s.Seconds >= 0) || math.IsInf(s.Seconds, 0) || s.Seconds > 0 && s.Iters > 0:
 		return fmt.Errorf("--seconds %v: want a number above 0, without --iters", s.Seconds)
 	}
+	for _, g := range s.Gathers {
+		if !slices.Contains(ring.Gathers, g) {
+			return fmt.Errorf("--gather %q is none of %v", g, ring.Gathers)
+		}
+	}
 	for _, l := range s.Layouts {
 		if _, err := partition.New(l, nil); err != nil {
 			return fmt.Errorf("--layout: %w", err)
@@ -125,7 +131,7 @@ func (s *AttentionSpec) Check(ranks int) error {
 				return err
 			}
 			for _, a := range s.Algorithms {
-				if _, err := ring.New(a, s.spec(shape), 0); err != nil {
+				if _, err := ring.New(a, s.spec(Way{}, shape), 0); err != nil {
 					return fmt.Errorf("--algorithm: %w", err)
 				}
 			}
@@ -144,8 +150,8 @@ func (s *AttentionSpec) shape(layout string, seq, ranks int) (partition.Shape, e
 }
 
 // spec is what a schedule is made of.
-func (s *AttentionSpec) spec(shape partition.Shape) ring.Spec {
-	return ring.Spec{Shape: shape, Heads: s.Heads, KVHeads: s.KVHeads, Inner: s.Groups(shape.Size), GatherHeads: s.GatherHeads, Gather: s.Gather}
+func (s *AttentionSpec) spec(w Way, shape partition.Shape) ring.Spec {
+	return ring.Spec{Shape: shape, Heads: s.Heads, KVHeads: s.KVHeads, Inner: s.Groups(shape.Size), GatherHeads: s.GatherHeads, Gather: w.Gather}
 }
 
 // Groups returns how many ranks trade heads under hierarchical: Inner, or what the ranks of one host and
@@ -162,11 +168,11 @@ func (r *Rank) Attention(ctx context.Context, s AttentionSpec, emit func(Attenti
 	if err != nil {
 		return err
 	}
-	return s.each(func(layout, algorithm string, seq int) error {
-		row, err := t.row(ctx, layout, algorithm, seq)
+	return s.each(func(w Way, seq int) error {
+		row, err := t.row(ctx, w, seq)
 		if err != nil {
 			//lint:ignore ST1005 S is the length of the sequence
-			return fmt.Errorf("S=%s, %s, %s: %w", sizeText(int64(seq)), layout, algorithm, err)
+			return fmt.Errorf("S=%s, %s: %w", sizeText(int64(seq)), w, err)
 		}
 		if r.World.Rank() != 0 {
 			return nil
@@ -176,10 +182,10 @@ func (r *Rank) Attention(ctx context.Context, s AttentionSpec, emit func(Attenti
 }
 
 // each calls f for every row of sequences without documents.
-func (s *AttentionSpec) each(f func(layout, algorithm string, seq int) error) error {
+func (s *AttentionSpec) each(f func(w Way, seq int) error) error {
 	for _, seq := range s.Seq {
 		for _, w := range s.Ways() {
-			if err := f(w.Layout, w.Algorithm, seq); err != nil {
+			if err := f(w, seq); err != nil {
 				return err
 			}
 		}
@@ -191,13 +197,32 @@ func (s *AttentionSpec) each(f func(layout, algorithm string, seq int) error) er
 type Way struct {
 	Layout    string // of partition.Names
 	Algorithm string // of ring.Algorithms
+	Gather    string // of ring.Gathers
 }
 
-// Ways lists every layout with every algorithm.
+func (w Way) String() string { return w.Layout + ", " + pattern(w.Algorithm, w.Gather) }
+
+// pattern is an algorithm as a table has it, with when rows travel where somebody has said it.
+func pattern(algorithm, gather string) string {
+	if algorithm != "allgather" || gather == "" || gather == ring.Auto {
+		return algorithm
+	}
+	return algorithm + " (" + gather + ")"
+}
+
+// Ways lists every layout with every algorithm, and an all-gather with every time at which rows travel.
 func (s *AttentionSpec) Ways() (all []Way) {
+	gathers := s.Gathers
+	if len(gathers) == 0 {
+		gathers = []string{""}
+	}
 	for _, layout := range s.Layouts {
 		for _, algorithm := range s.Algorithms {
-			all = append(all, Way{layout, algorithm})
+			for i, gather := range gathers {
+				if i == 0 || algorithm == "allgather" {
+					all = append(all, Way{layout, algorithm, gather})
+				}
+			}
 		}
 	}
 	return all
@@ -283,8 +308,8 @@ func (p *pass) backward() error {
 }
 
 // pass makes room in arena for the rank's part of a shape.
-func (t *attentionRun) pass(algorithm string, shape partition.Shape, rank int, arena *tensor.Arena) (*pass, error) {
-	schedule, err := ring.New(algorithm, t.spec.spec(shape), rank)
+func (t *attentionRun) pass(w Way, shape partition.Shape, rank int, arena *tensor.Arena) (*pass, error) {
+	schedule, err := ring.New(w.Algorithm, t.spec.spec(w, shape), rank)
 	if err != nil {
 		return nil, err
 	}
@@ -306,9 +331,9 @@ func (t *attentionRun) pass(algorithm string, shape partition.Shape, rank int, a
 // plan is the bytes of the largest row, found by running it over an arena that only counts.
 func (t *attentionRun) plan() (int64, error) {
 	most := int64(0)
-	count := func(algorithm string, shape partition.Shape) error {
+	count := func(w Way, shape partition.Shape) error {
 		meter := tensor.NewMeter()
-		p, err := t.pass(algorithm, shape, t.World.Rank(), meter)
+		p, err := t.pass(w, shape, t.World.Rank(), meter)
 		if err != nil {
 			return err
 		}
@@ -319,12 +344,10 @@ func (t *attentionRun) plan() (int64, error) {
 	}
 	ranks := t.World.Size()
 	for _, docs := range t.spec.Packs {
-		for _, layout := range t.spec.Layouts {
-			shape, err := t.spec.packShape(layout, docs, ranks)
-			for _, algorithm := range t.spec.Algorithms {
-				if err == nil {
-					err = count(algorithm, shape)
-				}
+		for _, w := range t.spec.Ways() {
+			shape, err := t.spec.packShape(w.Layout, docs, ranks)
+			if err == nil {
+				err = count(w, shape)
 			}
 			if err != nil {
 				return 0, err
@@ -334,25 +357,25 @@ func (t *attentionRun) plan() (int64, error) {
 	if len(t.spec.Packs) > 0 {
 		return most, nil
 	}
-	err := t.spec.each(func(layout, algorithm string, seq int) error {
-		shape, err := t.spec.shape(layout, seq, ranks)
+	err := t.spec.each(func(w Way, seq int) error {
+		shape, err := t.spec.shape(w.Layout, seq, ranks)
 		if err != nil {
 			return err
 		}
-		return count(algorithm, shape)
+		return count(w, shape)
 	})
 	return most, err
 }
 
-func (t *attentionRun) row(ctx context.Context, layout, algorithm string, seq int) (*AttentionRow, error) {
+func (t *attentionRun) row(ctx context.Context, w Way, seq int) (*AttentionRow, error) {
 	s, ranks := &t.spec, t.World.Size()
-	shape, err := s.shape(layout, seq, ranks)
+	shape, err := s.shape(w.Layout, seq, ranks)
 	if err != nil {
 		return nil, err
 	}
 	start := t.arena.Mark()
 	defer t.arena.Release(start)
-	p, err := t.load(ctx, algorithm, shape, t.World.Rank(), t.World)
+	p, err := t.load(ctx, w, shape, t.World.Rank(), t.World)
 	if err != nil {
 		return nil, err
 	}
@@ -360,7 +383,7 @@ func (t *attentionRun) row(ctx context.Context, layout, algorithm string, seq in
 	for _, w := range partition.Work(shape) {
 		pairs += w
 	}
-	row := &AttentionRow{Seq: seq, Algorithm: algorithm, Layout: layout, Backend: s.Backend, Ranks: ranks, FLOPs: FLOPs(pairs, s.Heads, s.HeadDim, s.HeadDim)}
+	row := &AttentionRow{Seq: seq, Algorithm: w.Algorithm, Gather: w.Gather, Layout: w.Layout, Backend: s.Backend, Ranks: ranks, FLOPs: FLOPs(pairs, s.Heads, s.HeadDim, s.HeadDim)}
 	if err := t.share(ctx, row, p); err != nil {
 		return nil, err
 	}
@@ -384,8 +407,8 @@ func (t *attentionRun) row(ctx context.Context, layout, algorithm string, seq in
 }
 
 // load makes a pass with random data that runs over those ranks.
-func (t *attentionRun) load(ctx context.Context, algorithm string, shape partition.Shape, rank int, world comm.Exchanger) (*pass, error) {
-	p, err := t.pass(algorithm, shape, rank, t.arena)
+func (t *attentionRun) load(ctx context.Context, w Way, shape partition.Shape, rank int, world comm.Exchanger) (*pass, error) {
+	p, err := t.pass(w, shape, rank, t.arena)
 	if err != nil {
 		return nil, err
 	}
@@ -433,7 +456,7 @@ func (t *attentionRun) baselines(ctx context.Context, row *AttentionRow, p *pass
 	if err != nil {
 		return err
 	}
-	if p, err = t.load(ctx, "ring", shape, 0, silent{}); err != nil {
+	if p, err = t.load(ctx, Way{Algorithm: "ring"}, shape, 0, silent{}); err != nil {
 		return err
 	}
 	if seconds, _, err = t.measure(ctx, s.Warmup, s.Iters, p.both); err != nil {

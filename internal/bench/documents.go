@@ -67,6 +67,7 @@ func sum(docs []int) (n int) {
 type PackedRow struct {
 	Layout    string `json:"layout"`
 	Algorithm string `json:"algorithm"`
+	Gather    string `json:"gather"` // when an all-gather's rows travel
 	Backend   string `json:"backend"`
 	Ranks     int    `json:"ranks"`
 	Packs     int    `json:"packs"`
@@ -92,7 +93,7 @@ type PackedRow struct {
 // Line returns the row in one line.
 func (r *PackedRow) Line() string {
 	unit, scale := flopUnit(max(r.Forward.TFLOPs, r.Both.TFLOPs))
-	return fmt.Sprintf("%s %s: forward %s, backward %s %s per device", r.Layout, r.Algorithm,
+	return fmt.Sprintf("%s %s: forward %s, backward %s %s per device", r.Layout, pattern(r.Algorithm, r.Gather),
 		digits(scale*r.Forward.TFLOPs), digits(scale*r.Backward.TFLOPs), unit)
 }
 
@@ -120,7 +121,7 @@ func (r *Rank) Packed(ctx context.Context, s AttentionSpec, emit func(PackedRow)
 		most = max(most, sum(docs))
 		for _, c := range cells {
 			if err := t.pack(ctx, c, docs); err != nil {
-				return fmt.Errorf("pack %d, %s, %s: %w", i+1, c.Layout, c.Algorithm, err)
+				return fmt.Errorf("pack %d, %s: %w", i+1, c.Way, err)
 			}
 		}
 	}
@@ -146,7 +147,7 @@ func (c *packed) row(t *attentionRun, tokens int) PackedRow {
 		backward[i] = c.both[i] - c.forward[i]
 	}
 	return PackedRow{
-		Layout: c.Layout, Algorithm: c.Algorithm, Backend: t.spec.Backend, Ranks: t.World.Size(), Packs: len(c.both), Tokens: tokens, Iters: t.packIters(),
+		Layout: c.Layout, Algorithm: c.Algorithm, Gather: c.Gather, Backend: t.spec.Backend, Ranks: t.World.Size(), Packs: len(c.both), Tokens: tokens, Iters: t.packIters(),
 		FLOPs: Median(c.flops), Forward: rate(c.forward, c.forwardRate), Backward: rate(backward, c.backwardRate), Both: rate(c.both, c.bothRate),
 		UserSeconds: Median(c.user), Imbalance: mean, WorstImbalance: slices.Max(c.imbalance), Sent: int64(Median(c.sent)), Dispatch: Median(c.dispatch),
 	}
@@ -169,11 +170,11 @@ func (t *attentionRun) pack(ctx context.Context, c *packed, docs []int) error {
 	if err != nil {
 		return err
 	}
-	if _, err := ring.New(c.Algorithm, s.spec(shape), t.World.Rank()); err != nil {
+	if _, err := ring.New(c.Algorithm, s.spec(c.Way, shape), t.World.Rank()); err != nil {
 		return err
 	}
 	dispatch := time.Since(began).Seconds()
-	p, err := t.load(ctx, c.Algorithm, shape, t.World.Rank(), t.World)
+	p, err := t.load(ctx, c.Way, shape, t.World.Rank(), t.World)
 	if err != nil {
 		return err
 	}
@@ -272,7 +273,7 @@ func (a *Attention) packTable(on string) Table {
 		},
 	}
 	for _, r := range a.Packed {
-		t.Add(r.Layout, r.Algorithm, r.Backend, milliseconds(r.Forward.Seconds), digits(scale*r.Forward.TFLOPs),
+		t.Add(r.Layout, pattern(r.Algorithm, r.Gather), r.Backend, milliseconds(r.Forward.Seconds), digits(scale*r.Forward.TFLOPs),
 			milliseconds(r.Backward.Seconds), digits(scale*r.Backward.TFLOPs), milliseconds(r.Both.Seconds), milliseconds(r.UserSeconds),
 			fmt.Sprintf("%.3f", r.Imbalance), fmt.Sprintf("%.3f", r.WorstImbalance), bytesText(r.Sent), milliseconds(r.Dispatch))
 	}

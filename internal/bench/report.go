@@ -46,6 +46,7 @@ type Attention struct {
 type AttentionRow struct {
 	Seq       int    `json:"seq"` // global tokens
 	Algorithm string `json:"algorithm"`
+	Gather    string `json:"gather"` // when an all-gather's rows travel
 	Layout    string `json:"layout"`
 	Backend   string `json:"backend"` // that ran
 	Ranks     int    `json:"ranks"`

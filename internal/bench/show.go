@@ -105,9 +105,9 @@ func (a *Attention) tables(on string) []Table {
 // way names the layout of a row, where there are several, and its algorithm.
 func (a *Attention) way(r *AttentionRow) string {
 	if len(a.Spec.Layouts) > 1 {
-		return r.Layout + ", " + r.Algorithm
+		return r.Layout + ", " + pattern(r.Algorithm, r.Gather)
 	}
-	return r.Algorithm
+	return pattern(r.Algorithm, r.Gather)
 }
 
 func (r *AttentionRow) hopTable() Table {

@@ -138,7 +138,7 @@ func (o *BenchOptions) chooseBackend(task *job.Bench, ranks int) error {
 				Of: fmt.Sprintf("%d tokens, %s, %s", seq, way.Layout, way.Algorithm), Want: s.Backend, DType: dtype,
 				Batch: 1, SeqQ: seq, SeqKV: seq, Heads: s.Heads, KVHeads: s.KVHeads, HeadDim: s.HeadDim, HeadDimV: s.HeadDim,
 				Causal: s.Causal, Window: s.Window, Training: true, Deterministic: s.Deterministic,
-				Ranks: ranks, Inner: inner, Algorithm: way.Algorithm, Gather: s.Gather, Layout: way.Layout, Documents: s.Documents != "",
+				Ranks: ranks, Inner: inner, Algorithm: way.Algorithm, Gather: way.Gather, Layout: way.Layout, Documents: s.Documents != "",
 			})
 		}
 	}

@@ -1,6 +1,7 @@
 package command
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -22,10 +23,10 @@ func (o *BenchOptions) chooseWay(task *job.Bench, ranks int) error {
 	if !autoLayout && !autoAlgorithm {
 		return nil
 	}
-	if len(s.Seq) != 1 || !s.Causal || !autoLayout && len(s.Layouts) != 1 || !autoAlgorithm && len(s.Algorithms) != 1 {
-		return errors.New("--layout auto, --algorithm auto: want one length with a causal mask, and one of the other two")
+	if len(s.Seq) != 1 || len(s.Gathers) > 1 || !s.Causal || !autoLayout && len(s.Layouts) != 1 || !autoAlgorithm && len(s.Algorithms) != 1 {
+		return errors.New("--layout auto, --algorithm auto: want one length with a causal mask, one --gather, and one of the other two")
 	}
-	asked := planner.Asked{Inner: s.Inner, GatherHeads: s.GatherHeads, Gather: s.Gather, Documents: s.Documents != ""}
+	asked := planner.Asked{Inner: s.Inner, GatherHeads: s.GatherHeads, Gather: cmp.Or(s.Gathers...), Documents: s.Documents != ""}
 	if !autoLayout {
 		asked.Layout = s.Layouts[0]
 	}
@@ -60,7 +61,7 @@ func (o *BenchOptions) chooseWay(task *job.Bench, ranks int) error {
 		s.Algorithms, s.Inner, s.GatherHeads = []string{way.Algorithm}, way.Inner, way.GatherHeads
 	}
 	if len(s.Predicted) > 0 && way.Algorithm == "allgather" {
-		s.Gather = way.When()
+		s.Gathers = []string{way.When()}
 	}
 	return nil
 }
