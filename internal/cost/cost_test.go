@@ -3,6 +3,7 @@ package cost
 import (
 	"bytes"
 	"math"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -312,4 +313,22 @@ func FuzzDecode(f *testing.F) {
 			t.Fatal(err)
 		}
 	})
+}
+
+// Of two measurements the less is kept, of one block and of two.
+func TestKeepLess(t *testing.T) {
+	set := func(one, further, other, call float64) *Set {
+		return &Set{
+			Attention: []Attention{{Seconds: one, Further: further}, {Seconds: other}}, Products: []Product{{Seconds: other}},
+			Passes: []Pass{{Seconds: other}}, Links: []Link{{Seconds: other}}, CallSeconds: call,
+		}
+	}
+	s := set(4, 6, 3, 2)
+	s.KeepLess(set(5, 3, 7, 1)) // of two blocks 8 s, not 10
+	if want := set(4, 4, 3, 1); !reflect.DeepEqual(s, want) {
+		t.Errorf("%+v, want %+v", s, want)
+	}
+	if s.KeepLess(&Set{CallSeconds: 9}); s.CallSeconds != 1 { // of a part that was not measured again nothing is lost
+		t.Errorf("%+v", s)
+	}
 }

@@ -53,6 +53,28 @@ type Set struct {
 	CallSeconds float64 `json:"call_seconds"`
 }
 
+// KeepLess keeps of each figure the less of s and of another measurement of the same, in the same order: what else runs on a machine only
+// slows.
+func (s *Set) KeepLess(other *Set) {
+	for i, b := range other.Attention[:min(len(s.Attention), len(other.Attention))] {
+		a := &s.Attention[i]
+		both := min(a.Seconds+a.Further, b.Seconds+b.Further)
+		if a.Seconds = min(a.Seconds, b.Seconds); a.Further > 0 {
+			a.Further = max(both-a.Seconds, a.Seconds/10)
+		}
+	}
+	for i, b := range other.Products[:min(len(s.Products), len(other.Products))] {
+		s.Products[i].Seconds = min(s.Products[i].Seconds, b.Seconds)
+	}
+	for i, b := range other.Passes[:min(len(s.Passes), len(other.Passes))] {
+		s.Passes[i].Seconds = min(s.Passes[i].Seconds, b.Seconds)
+	}
+	for i, b := range other.Links[:min(len(s.Links), len(other.Links))] {
+		s.Links[i].Seconds = min(s.Links[i].Seconds, b.Seconds)
+	}
+	s.CallSeconds = min(s.CallSeconds, other.CallSeconds)
+}
+
 // Masks of Attention.
 const (
 	Full   = "full"
