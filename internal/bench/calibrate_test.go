@@ -18,6 +18,7 @@ func TestCalibrate(t *testing.T) {
 		spec := CalibrateSpec{
 			Backend: "flash", DType: "fp32", Heads: 2, KVHeads: 1, Dims: []int{16}, Sizes: []int{8, 32}, Further: 8,
 			Operations: true, Rows: []int{4}, Sides: []int{8, 16}, Passes: []int{4}, Links: []int64{64, 4096}, Budget: 1e-4, Tolerance: 0.5,
+			Heat: 1e-3 * float64(n-1), // and those that take no time at all are long
 		}
 		set := cost.Set{Ranks: n}
 		ranks(t, n, func(r *Rank) error {
