@@ -62,10 +62,10 @@ func (c *Chosen) write(b *strings.Builder) {
 
 // writeRefused tells why the layers do not run by what is fastest for them.
 func (l *LayerWays) writeRefused(b *strings.Builder) {
-	fmt.Fprintf(b, "              they run as the other layers do, since %s does not take their hops by it:\n", l.Refused[0].Backend)
+	fmt.Fprintf(b, "              they run as the other layers do, since by it %s would not be their backend:\n", l.Refused[0].Backend)
 	for i, r := range l.Refused {
 		if first, hops := together(l.Refused, i, func(x *Rejected) (string, string) { return x.Rule, x.Hop }); first {
-			fmt.Fprintf(b, "                %s%s: %s\n", r.Rule, hops, r.Reason)
+			fmt.Fprintf(b, "                %s\n", strings.TrimPrefix(r.Rule+hops+": "+r.Reason, ": "))
 		}
 	}
 }

@@ -3,6 +3,7 @@ package plan
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"maps"
 	"math"
 	"slices"
@@ -228,19 +229,23 @@ func (d *Decider) apart(cfg *config.Config, o *option) (err error) {
 func (d *Decider) takes(cfg *config.Config, kinds map[int]planner.Way, name string) (ok bool, against []Rejected, err error) {
 	choice, err := backend.ChooseByWindow(cfg, ByWindow(cfg, kinds), d.Machine, d.Disabled)
 	var all []backends.Rejection
+	var why string // where no rule rejects that backend
 	switch none := (*backends.NoBackendError)(nil); {
-	case errors.As(err, &none):
-		all = none.Rejected
-	case errors.As(err, new(*backend.NoneError)):
-		return false, []Rejected{{Backend: name, Reason: err.Error()}}, nil
-	case err != nil:
-		return false, nil, err
-	case choice.Backend.String() == name:
+	case err == nil && choice.Backend.String() == name:
 		return true, nil, nil
+	case err == nil:
+		all, why = choice.Rejected, fmt.Sprintf("auto takes %s, %s", choice.Backend, choice.Reason)
+	case errors.As(err, &none):
+		all, why = none.Rejected, err.Error()
+	case errors.As(err, new(*backend.NoneError)):
+		why = err.Error()
 	default:
-		all = choice.Rejected
+		return false, nil, err
 	}
 	all = slices.DeleteFunc(slices.Clone(all), func(r backends.Rejection) bool { return r.Backend.String() != name })
+	if len(all) == 0 {
+		return false, []Rejected{{Backend: name, Reason: why}}, nil
+	}
 	return false, rejectedOf(all), nil
 }
 

@@ -200,13 +200,30 @@ func TestDecideForEachKindOnGPUs(t *testing.T) {
 	if len(kept.Kinds) > 0 || !windowed.Apart || len(windowed.Refused) != 1 || windowed.Refused[0].Rule != "fused-allgather-sm103-9.21" || kept.Seconds <= chosen.Seconds {
 		t.Errorf("%+v in %g s, apart %g s", windowed, kept.Seconds, chosen.Seconds)
 	}
-	for _, want := range []string{"they run as the other layers do, since fused does not take their hops by it:", "fused-allgather-sm103-9.21 (layers with a window of 3000 keys): cuDNN 9.21 hangs"} {
+	for _, want := range []string{"they run as the other layers do, since by it fused would not be their backend:", "fused-allgather-sm103-9.21 (layers with a window of 3000 keys): cuDNN 9.21 hangs"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in\n%s", want, text)
 		}
 	}
 	if same.Parallel.Algorithm != cfg.Parallel.Algorithm || alike.Communication == p.Communication {
 		t.Errorf("by %s as by %s: %+v", same.Parallel.Algorithm, cfg.Parallel.Algorithm, p.Communication)
+	}
+}
+
+// Where no rule speaks against the backend that a kind would need, and auto takes another for the run, that is the reason.
+func TestRefusedWithoutARule(t *testing.T) {
+	cfg, _ := decided(t, nil, h200, 8)
+	d := &Decider{Machine: h200}
+	if ok, against, err := d.takes(cfg, nil, "flash"); !ok || len(against) > 0 || err != nil {
+		t.Errorf("flash: %t, %+v, %v", ok, against, err)
+	}
+	ok, against, err := d.takes(cfg, nil, "reference")
+	if ok || err != nil || len(against) != 1 || against[0].Rule != "" || !strings.HasPrefix(against[0].Reason, "auto takes flash, ") {
+		t.Fatalf("the reference, which auto does not take: %t, %+v, %v", ok, against, err)
+	}
+	var b strings.Builder
+	if (&LayerWays{Refused: against}).writeRefused(&b); !strings.Contains(b.String(), "by it reference would not be their backend:\n                auto takes flash, ") {
+		t.Errorf("%s", b.String())
 	}
 }
 
