@@ -47,7 +47,7 @@ func TestParamsAreTheRuns(t *testing.T) {
 
 // params is what the rules are asked of the layers with that window.
 func params(cfg *config.Config, m machine.Machine, window int, disabled uint8) (backends.Params, error) {
-	requests, err := Requests(cfg)
+	requests, err := Requests(cfg, func(int) *config.Config { return cfg })
 	if err != nil {
 		return backends.Params{}, err
 	}
@@ -90,6 +90,36 @@ func TestLayersShareABackend(t *testing.T) {
 	var none *NoneError
 	if !errors.As(err, &none) || !strings.Contains(err.Error(), "attention.backend: fused") || !strings.Contains(err.Error(), "window of 4096 keys") {
 		t.Errorf("asked for fused: %v", err)
+	}
+}
+
+// Rules and remedies are asked for the hops of each kind's own algorithm: a window that lies over ranks is cut into calls, and
+// one of a rank that has all rows is not.
+func TestKindsHaveTheirOwnHops(t *testing.T) {
+	m := gpu(90, backends.V(9, 19, 0))
+	cfg := load(t, "cases/windows.yaml", 8, m)
+	trade := *cfg
+	trade.Parallel.Algorithm = "ulysses"
+	for _, x := range []struct {
+		full, windowed *config.Config
+		remedies       []backends.RemedyKind
+	}{
+		{cfg, cfg, []backends.RemedyKind{backends.SplitCall}}, {&trade, &trade, nil}, {cfg, &trade, nil}, {&trade, cfg, []backends.RemedyKind{backends.SplitCall}},
+	} {
+		by := func(window int) *config.Config {
+			if window < 0 {
+				return x.full
+			}
+			return x.windowed
+		}
+		c, err := ChooseByWindow(cfg, by, m, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c.Backend != backends.Fused || !slices.Equal(c.Kinds(), x.remedies) ||
+			c.Layers[0].Params.Algorithm != x.full.Parallel.Algorithm || c.Layers[1].Params.Algorithm != x.windowed.Parallel.Algorithm {
+			t.Errorf("full by %s, windows by %s: %s with %v, want fused with %v", x.full.Parallel.Algorithm, x.windowed.Parallel.Algorithm, c.Backend, c.Kinds(), x.remedies)
+		}
 	}
 }
 

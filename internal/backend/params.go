@@ -41,8 +41,8 @@ func recipe(word string) (backends.Recipe, error) {
 }
 
 // Requests returns the attentions of a resolved config, one for each distinct window of its layers, the
-// widest first.
-func Requests(cfg *config.Config) ([]Request, error) {
+// widest first. by is as in ChooseByWindow.
+func Requests(cfg *config.Config, by func(window int) *config.Config) ([]Request, error) {
 	fp8, err := recipe(cfg.Precision.FP8)
 	if err != nil {
 		return nil, err
@@ -50,6 +50,7 @@ func Requests(cfg *config.Config) ([]Request, error) {
 	var list []Request
 	ws := windows(cfg)
 	for _, w := range ws {
+		own := by(w)
 		list = append(list, Request{
 			Of: layersOf(w, len(ws)), Want: cfg.Attention.Backend, DType: DType(cfg),
 			Batch: cfg.Train.MicroBatchSize, SeqQ: cfg.Data.SeqLen, SeqKV: cfg.Data.SeqLen,
@@ -57,7 +58,7 @@ func Requests(cfg *config.Config) ([]Request, error) {
 			HeadDim: cfg.Model.HeadDim, HeadDimV: cfg.Model.HeadDim,
 			Causal: true, Window: w, Documents: cfg.Data.PackDocuments, FP8: fp8,
 			Training: true, Deterministic: cfg.Train.Deterministic,
-			Ranks: cfg.Parallel.Context, Inner: inner(cfg), Algorithm: cfg.Parallel.Algorithm, Gather: cfg.Parallel.Gather, Layout: cfg.Parallel.Layout,
+			Ranks: cfg.Parallel.Context, Inner: inner(own), Algorithm: own.Parallel.Algorithm, Gather: own.Parallel.Gather, Layout: cfg.Parallel.Layout,
 		})
 	}
 	return list, nil

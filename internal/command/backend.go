@@ -10,6 +10,7 @@ import (
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/machine"
+	"github.com/cprun/cprun/internal/plan"
 )
 
 // chosen is the attention backend of a run, and what is said about it.
@@ -19,9 +20,11 @@ type chosen struct {
 }
 
 // choose decides the attention backend of a resolved config on a machine and writes it into
-// the config, so that workers and plan.json have no auto left.
-func choose(cfg *config.Config, m machine.Machine) (chosen, error) {
-	c, err := ask(cfg.Attention.Debug, func(disabled uint8) (*backend.Choice, error) { return backend.Choose(cfg, m, disabled) })
+// the config, so that workers and plan.json have no auto left. ways is what was chosen by costs; nil: nothing.
+func choose(cfg *config.Config, m machine.Machine, ways *plan.Chosen) (chosen, error) {
+	c, err := ask(cfg.Attention.Debug, func(disabled uint8) (*backend.Choice, error) {
+		return backend.ChooseByWindow(cfg, plan.ByWindow(cfg, ways.Apart()), m, disabled)
+	})
 	if err == nil {
 		cfg.Attention.Backend = c.Backend.String()
 	}

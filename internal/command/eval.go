@@ -118,7 +118,7 @@ func (o *EvalOptions) prepare(ctx context.Context, path string, ranks int, devic
 	if err := train.Check(cfg); err != nil {
 		return nil, nil, once(err)
 	}
-	choice, err := choose(cfg, o.machine)
+	choice, err := choose(cfg, o.machine, nil)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -51,7 +51,7 @@ func Plan(path string, o PlanOptions) (int, error) {
 	if err != nil {
 		return 0, &InputError{err}
 	}
-	choice, err := choose(cfg, machine)
+	choice, err := choose(cfg, machine, d.Chosen)
 	if err != nil {
 		return 0, err
 	}

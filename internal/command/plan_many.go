@@ -21,7 +21,7 @@ func (o *PlanOptions) quick(path string, m machine.Machine, ranks int, costs pla
 	if err != nil {
 		return nil, err
 	}
-	choice, err := choose(cfg, m)
+	choice, err := choose(cfg, m, nil)
 	if err != nil {
 		return nil, err
 	}

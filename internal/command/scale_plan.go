@@ -88,7 +88,7 @@ func (s *scale) plan(i int, found machines) error {
 	if err != nil {
 		return err
 	}
-	choice, err := choose(cfg, m)
+	choice, err := choose(cfg, m, nil)
 	if err != nil {
 		return err
 	}

@@ -147,10 +147,10 @@ func (o *TrainOptions) checkInput(ctx context.Context, path string, ranks int, d
 		return r, &InputError{err}
 	}
 	r.cfg, r.ranks, r.chosen, r.docs = cfg, ranks, d.Chosen, d.First()
-	if r.choice, err = choose(cfg, o.machine); err != nil {
+	if r.choice, err = choose(cfg, o.machine, r.chosen); err != nil {
 		return r, err
 	}
-	mem, err := plan.Fit(cfg, ranks, o.machine)
+	mem, err := plan.FitKinds(cfg, ranks, o.machine, r.chosen.Apart())
 	if err == nil {
 		err = mem.Check()
 	}
@@ -216,9 +216,7 @@ func (o *TrainOptions) begin(r ready, out *progress.Printer) (b begun, err error
 	}
 	b.task = job.Train{
 		Config: string(r.cfg.YAML()), RunDir: r.dir, Version: o.Version, NoSave: o.NoSave, Machine: o.machine, Remedies: r.choice.Kinds(), Generation: r.generation,
-	}
-	if r.chosen != nil {
-		b.task.Kinds = r.chosen.Kinds
+		Kinds: r.chosen.Apart(),
 	}
 	if b.task.Packings, err = o.packings(r.chosen, r.ranks); err != nil {
 		return b, b.log.note(err)

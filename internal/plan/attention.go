@@ -49,9 +49,7 @@ func attentionOf(c *backend.Choice) Attention {
 		return a
 	}
 	a.Backend, a.Reason = c.Backend.String(), c.Reason
-	for _, r := range c.Rejected {
-		a.Rejected = append(a.Rejected, Rejected{Backend: r.Backend.String(), Rule: r.Rule, Reason: r.Reason, Fix: r.Fix, Hop: r.Hop, Example: r.Example})
-	}
+	a.Rejected = append(a.Rejected, rejectedOf(c.Rejected)...)
 	for _, b := range c.Layers[0].Named {
 		reason, fix := backends.ToName(b, c.Layers[0].Params.Arch)
 		a.Named = append(a.Named, Named{Backend: b.String(), Reason: reason, Fix: fix})
@@ -61,4 +59,11 @@ func attentionOf(c *backend.Choice) Attention {
 	}
 	a.Layout = backend.Layout(&c.Layers[0].Params).String()
 	return a
+}
+
+func rejectedOf(list []backends.Rejection) (out []Rejected) {
+	for _, r := range list {
+		out = append(out, Rejected{Backend: r.Backend.String(), Rule: r.Rule, Reason: r.Reason, Fix: r.Fix, Hop: r.Hop, Example: r.Example})
+	}
+	return out
 }

@@ -10,8 +10,8 @@ import (
 // runnersUp is how many ways the text shows besides the chosen one; --json has all.
 const runnersUp = 3
 
-// kinds is Kinds, of nothing none.
-func (c *Chosen) kinds() map[int]planner.Way {
+// Apart returns Kinds, of nothing none.
+func (c *Chosen) Apart() map[int]planner.Way {
 	if c == nil {
 		return nil
 	}
@@ -24,9 +24,12 @@ func (c *Chosen) write(b *strings.Builder) {
 	for i, l := range c.Layers {
 		first := l.Ranked[0]
 		fmt.Fprintf(b, "            %s: %s, %s a layer\n", l.name(), first.Way, milliseconds(first.Seconds))
-		if l.Own {
+		switch {
+		case l.Own:
 			b.WriteString("              these run by it, and others as the config says\n")
-		} else if l.Apart {
+		case len(l.Refused) > 0:
+			l.writeRefused(b)
+		case l.Apart:
 			b.WriteString("              they run as the other layers do, which is faster in all\n")
 		}
 		for j, t := range l.Ranked[1:] {
@@ -54,6 +57,16 @@ func (c *Chosen) write(b *strings.Builder) {
 			list = append(list, text)
 		}
 		fmt.Fprintf(b, "            data x context, attention of a step: %s\n", strings.Join(list, "; "))
+	}
+}
+
+// writeRefused tells why the layers do not run by what is fastest for them.
+func (l *LayerWays) writeRefused(b *strings.Builder) {
+	fmt.Fprintf(b, "              they run as the other layers do, since by it %s would not be their backend:\n", l.Refused[0].Backend)
+	for i, r := range l.Refused {
+		if first, hops := together(l.Refused, i, func(x *Rejected) (string, string) { return x.Rule, x.Hop }); first {
+			fmt.Fprintf(b, "                %s\n", strings.TrimPrefix(r.Rule+hops+": "+r.Reason, ": "))
+		}
 	}
 }
 

@@ -3,6 +3,8 @@ package plan
 import (
 	"cmp"
 	"errors"
+	"fmt"
+	"maps"
 	"math"
 	"slices"
 
@@ -42,7 +44,7 @@ type Chosen struct {
 	Models []planner.Model `json:"models"`
 	// Layers are the ways of each kind of layers, likewise; seconds of one layer for one micro batch.
 	Layers []LayerWays `json:"layers"`
-	// Kinds are what the layers of some windows do that run by another algorithm than the config says; see KindsOf.
+	// Kinds are what the layers of some windows do that run by another algorithm than the config says; see Apart.
 	Kinds map[int]planner.Way `json:"kinds,omitempty"`
 	// Packings are the ways that each packing of documents chooses from; none: all run as the config says.
 	Packings []planner.Way `json:"packings,omitempty"`
@@ -66,6 +68,9 @@ type LayerWays struct {
 	// it, and the others as the config says.
 	Apart bool `json:"apart,omitempty"`
 	Own   bool `json:"own,omitempty"`
+	// Refused is what rejects the backend of all layers for the hops that these would have by the first of Ranked, where that is
+	// why they run as the others do.
+	Refused []Rejected `json:"refused,omitempty"`
 }
 
 // Decide fills parallel.context, data, layout, algorithm, inner and gather_heads, and attention.backend, where a config
@@ -118,6 +123,8 @@ type option struct {
 	way    planner.Way         // of all layers
 	kinds  map[int]planner.Way // of those that run by another
 	named  bool                // the backend is not what the rules would take
+
+	refused map[int][]Rejected // why some do not, as LayerWays has it
 }
 
 // groups finds the best of each size of groups, the fastest that fits first.
@@ -168,23 +175,78 @@ func (d *Decider) groups(cfg *config.Config, ranks, perHost int, costs planner.C
 
 // fits reports whether a run by that option has memory enough.
 func (d *Decider) fits(cfg *config.Config, ranks int, o *option) (bool, error) {
-	c := *cfg
-	o.apply(&c)
-	if err := c.Resolve(ranks, d.Machine.Device()); err != nil {
-		return false, nil // the option breaks a rule
+	c, ok := d.resolved(cfg, o)
+	if !ok {
+		return false, nil
 	}
-	demand, err := demandOf(&c, d.Machine, o.kinds, nil)
+	c.Attention.Backend = o.way.Backend // whose workspace counts
+	demand, err := demandOf(c, d.Machine, o.kinds, nil)
 	if err != nil {
 		return false, err
 	}
-	m, err := fit(&c, ranks, d.Machine, demand)
+	m, err := fit(c, ranks, d.Machine, demand)
 	return m.Fits, err
 }
 
-// apart reports whether each kind of layers may run by an algorithm of its own. Packings of documents choose by themselves. On
-// GPUs one serves all: rules and remedies of backends are asked for the hops of one, and no run there has mixed them.
-func (d *Decider) apart(cfg *config.Config) bool {
-	return d.Machine.Arch == 0 && cfg.Parallel.Algorithm == "auto" && !cfg.Data.PackDocuments
+// resolved is a config as it is with the option; false: the option breaks a rule.
+func (d *Decider) resolved(cfg *config.Config, o *option) (*config.Config, bool) {
+	c := *cfg
+	o.apply(&c)
+	return &c, c.Resolve(o.Context*o.Data, d.Machine.Device()) == nil
+}
+
+// apart has kinds of layers run by algorithms of their own that are faster for them, where the backend of all layers takes the
+// hops that they then have. Packings of documents choose by themselves.
+func (d *Decider) apart(cfg *config.Config, o *option) (err error) {
+	if cfg.Parallel.Algorithm != "auto" || cfg.Data.PackDocuments {
+		return nil
+	}
+	c, ok := d.resolved(cfg, o)
+	if !ok {
+		return nil
+	}
+	taken := map[int]planner.Way{}
+	o.refused = map[int][]Rejected{}
+	o.kinds, o.Seconds = o.choice.Apart(o.way, func(window int, own planner.Way) bool {
+		with := maps.Clone(taken)
+		with[window] = own
+		ok, against, e := d.takes(c, with, own.Backend)
+		switch {
+		case e != nil:
+			err = e
+		case ok:
+			taken = with
+		default:
+			o.refused[window] = against
+		}
+		return ok
+	})
+	return err
+}
+
+// takes reports whether a run of a resolved config whose layers are of these kinds gets that backend, and if not, what rejects it.
+// The answer is that which the launcher gets when it asks for the run.
+func (d *Decider) takes(cfg *config.Config, kinds map[int]planner.Way, name string) (ok bool, against []Rejected, err error) {
+	choice, err := backend.ChooseByWindow(cfg, ByWindow(cfg, kinds), d.Machine, d.Disabled)
+	var all []backends.Rejection
+	var why string // where no rule rejects that backend
+	switch none := (*backends.NoBackendError)(nil); {
+	case err == nil && choice.Backend.String() == name:
+		return true, nil, nil
+	case err == nil:
+		all, why = choice.Rejected, fmt.Sprintf("auto takes %s, %s", choice.Backend, choice.Reason)
+	case errors.As(err, &none):
+		all, why = none.Rejected, err.Error()
+	case errors.As(err, new(*backend.NoneError)):
+		why = err.Error()
+	default:
+		return false, nil, err
+	}
+	all = slices.DeleteFunc(slices.Clone(all), func(r backends.Rejection) bool { return r.Backend.String() != name })
+	if len(all) == 0 {
+		return false, []Rejected{{Backend: name, Reason: why}}, nil
+	}
+	return false, rejectedOf(all), nil
 }
 
 // option chooses for groups of one size; false: nothing is known.
@@ -203,11 +265,8 @@ func (d *Decider) option(cfg *config.Config, o *option, perHost int, costs plann
 		return false, err
 	}
 	o.way, o.Seconds = o.choice.Best()
-	if d.apart(cfg) {
-		o.kinds, o.Seconds = o.choice.Apart(o.way)
-	}
 	o.named = o.way.Backend != preferred
-	return true, nil
+	return true, d.apart(cfg, o)
 }
 
 // Case returns the attention of a config's layers over a context group of so many ranks, of sequences without documents.
@@ -325,7 +384,7 @@ func (o *option) explained(all []option) *Chosen {
 	}
 	for _, k := range o.choice.Kinds {
 		_, own := o.kinds[k.Window]
-		c.Layers = append(c.Layers, LayerWays{Window: k.Window, Layers: k.Layers, Ranked: k.Ranked, Apart: !own && k.Ranked[0].Way != o.way, Own: own})
+		c.Layers = append(c.Layers, LayerWays{Window: k.Window, Layers: k.Layers, Ranked: k.Ranked, Apart: !own && k.Ranked[0].Way != o.way, Own: own, Refused: o.refused[k.Window]})
 	}
 	return c
 }

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cprun/cprun/attention/backends"
+	"github.com/cprun/cprun/internal/backend"
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/machine"
 	"github.com/cprun/cprun/internal/planner"
@@ -153,13 +155,106 @@ func TestDecideForEachKind(t *testing.T) {
 	if err != nil || together.Estimate.Parts.Transfers == p.Estimate.Parts.Transfers || together.Communication == p.Communication {
 		t.Errorf("the plan counts what the config says of all: %+v", p.Estimate.Parts)
 	}
-	// Who asks for an algorithm gets it, and GPUs have one for all.
+	// Who asks for an algorithm gets it.
 	if _, chosen := decided(t, slow, hosts, 4, append(set, "parallel.algorithm=ring")...); len(chosen.Kinds) > 0 {
 		t.Errorf("a ring was asked for: %+v", chosen.Kinds)
 	}
-	gpus := h200
-	gpus.Hosts = 2
-	if _, chosen := decided(t, slow, gpus, 4, set...); chosen == nil || len(chosen.Kinds) > 0 {
-		t.Errorf("on GPUs: %+v", chosen)
+}
+
+// On GPUs, too, if the backend of all layers takes the hops that a kind has by its own algorithm. Else that kind runs as the
+// others do, and the plan says why.
+func TestDecideForEachKindOnGPUs(t *testing.T) {
+	const window = 3000 // keys, which are those of several ranks
+	costs := flat{pair: 1e-12, byte: 1e-11, start: 1e-5}
+	set := []string{"model.num_hidden_layers=4", "model.layer_types=[full_attention, sliding_attention, sliding_attention, sliding_attention]", "model.sliding_window=3000", "data.seq_len=8K"}
+	gpus := machine.Machine{Arch: 103, GPUs: 8, Memory: 140 << 30, Flash: machine.BuiltFlash, CUDNN: backends.V(9, 20, 0), Assumed: true}
+	planned := func() (*config.Config, *Chosen, *Plan, string) {
+		t.Helper()
+		cfg, chosen := decided(t, costs, gpus, 8, set...)
+		choice, err := backend.ChooseByWindow(cfg, ByWindow(cfg, chosen.Apart()), gpus, 0)
+		if err != nil || choice.Backend != backends.Fused {
+			t.Fatalf("%+v, %v; want cuDNN, whose costs decided", choice, err)
+		}
+		cfg.Attention.Backend = choice.Backend.String()
+		p, err := Make(cfg, 8, Options{Machine: gpus, Choice: choice, Chosen: chosen})
+		var b bytes.Buffer
+		if err == nil {
+			err = p.Write(&b)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return cfg, chosen, p, b.String()
+	}
+	cfg, chosen, p, text := planned()
+	w, ok := chosen.Kinds[window-1]
+	if !ok || len(chosen.Kinds) != 1 || w.Algorithm != "allgather" || w.Backend != "fused" || cfg.Parallel.Algorithm == "allgather" {
+		t.Fatalf("%v, all by %s", chosen.Kinds, cfg.Parallel.Algorithm)
+	}
+	if !strings.Contains(text, "these run by it, and others as the config says") || !strings.Contains(text, "algorithm "+cfg.Parallel.Algorithm+", forward, one layer") {
+		t.Errorf("the plan does not tell of it:\n%s", text)
+	}
+	gpus.CUDNN = backends.V(9, 21, 0) // which hangs under all-gather there
+	same, kept, alike, text := planned()
+	windowed := kept.Layers[1]
+	if len(kept.Kinds) > 0 || !windowed.Apart || len(windowed.Refused) != 1 || windowed.Refused[0].Rule != "fused-allgather-sm103-9.21" || kept.Seconds <= chosen.Seconds {
+		t.Errorf("%+v in %g s, apart %g s", windowed, kept.Seconds, chosen.Seconds)
+	}
+	for _, want := range []string{"they run as the other layers do, since by it fused would not be their backend:", "fused-allgather-sm103-9.21 (layers with a window of 3000 keys): cuDNN 9.21 hangs"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in\n%s", want, text)
+		}
+	}
+	if same.Parallel.Algorithm != cfg.Parallel.Algorithm || alike.Communication == p.Communication {
+		t.Errorf("by %s as by %s: %+v", same.Parallel.Algorithm, cfg.Parallel.Algorithm, p.Communication)
+	}
+}
+
+// Where no rule speaks against the backend that a kind would need, and auto takes another for the run, that is the reason.
+func TestRefusedWithoutARule(t *testing.T) {
+	cfg, _ := decided(t, nil, h200, 8)
+	d := &Decider{Machine: h200}
+	if ok, against, err := d.takes(cfg, nil, "flash"); !ok || len(against) > 0 || err != nil {
+		t.Errorf("flash: %t, %+v, %v", ok, against, err)
+	}
+	ok, against, err := d.takes(cfg, nil, "reference")
+	if ok || err != nil || len(against) != 1 || against[0].Rule != "" || !strings.HasPrefix(against[0].Reason, "auto takes flash, ") {
+		t.Fatalf("the reference, which auto does not take: %t, %+v, %v", ok, against, err)
+	}
+	var b strings.Builder
+	if (&LayerWays{Refused: against}).writeRefused(&b); !strings.Contains(b.String(), "by it reference would not be their backend:\n                auto takes flash, ") {
+		t.Errorf("%s", b.String())
+	}
+}
+
+// What layers of two kinds take is what a model takes that has the one kind, or one that has the other: they run one after another.
+func TestKindsTakeTheirOwnMemory(t *testing.T) {
+	m := machine.Machine{Arch: 90, GPUs: 4, Memory: 140 << 30, Flash: machine.BuiltFlash, CUDNN: backends.V(9, 19, 0)}
+	memory := func(kinds map[int]planner.Way, set ...string) Memory {
+		t.Helper()
+		cfg, err := config.Load("../../examples/bench/llama-3.2-3b-32k.yaml", config.Options{
+			Ranks: 4, Device: "cuda", NoFiles: true, Set: append(set, "model.num_hidden_layers=2", "parallel.layout=zigzag", "attention.backend=fused", "memory.recompute=none", "memory.loss_chunk=1024"),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		mem, err := MemoryOfKinds(cfg, 4, m, kinds)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if fitted, err := FitKinds(cfg, 4, m, kinds); err != nil || fitted != mem {
+			t.Errorf("%v: FitKinds says %+v, %v; MemoryOfKinds %+v", kinds, fitted, err, mem)
+		}
+		return mem
+	}
+	const windows, mixed = "model.sliding_window=4096", "model.layer_types=[full_attention, sliding_attention]"
+	for _, x := range [][2]string{{"ulysses", "allgather"}, {"ulysses", "ring"}, {"ring", "ulysses"}} {
+		full := memory(nil, "parallel.algorithm="+x[0])
+		windowed := memory(nil, "parallel.algorithm="+x[1], windows)
+		both := memory(map[int]planner.Way{4095: {Algorithm: x[1]}}, "parallel.algorithm="+x[0], windows, mixed)
+		if both.RingBuffers != max(full.RingBuffers, windowed.RingBuffers) || both.Workspace != max(full.Workspace, windowed.Workspace) || full.RingBuffers == windowed.RingBuffers || full.Workspace == windowed.Workspace {
+			t.Errorf("full by %s: buffers %d, workspace %d; windows by %s: %d, %d; both: %d, %d", x[0], full.RingBuffers, full.Workspace,
+				x[1], windowed.RingBuffers, windowed.Workspace, both.RingBuffers, both.Workspace)
+		}
 	}
 }

@@ -41,13 +41,13 @@ type work struct {
 // those of the widest to see, if it is not nil. kinds is as in Chosen.
 func demandOf(cfg *config.Config, machine machine.Machine, kinds map[int]planner.Way, see func(*ring.Schedule)) (*demand, error) {
 	list := looked(cfg.Parallel.Context, see == nil)
-	ranks := make([]demand, len(list))
+	ranks, by := make([]demand, len(list)), ByWindow(cfg, kinds)
 	for _, w := range windowsOf(cfg) {
 		shape, err := shapeOf(cfg, w.window)
 		if err != nil {
 			return nil, err
 		}
-		schedule, err := schedulesOf(wayOf(cfg, kinds, w.window), shape, len(list) == cfg.Parallel.Context)
+		schedule, err := schedulesOf(by(w.window), shape, len(list) == cfg.Parallel.Context)
 		if err != nil {
 			return nil, err
 		}
@@ -123,15 +123,17 @@ func schedulesOf(cfg *config.Config, shape partition.Shape, all bool) (func(rank
 	return func(rank int) (*ring.Schedule, error) { return p.Schedule(rank), nil }, nil
 }
 
-// wayOf is a config that says of all layers what those of a window do.
-func wayOf(cfg *config.Config, kinds map[int]planner.Way, window int) *config.Config {
-	w, ok := kinds[window]
-	if !ok {
-		return cfg
+// ByWindow returns the configs that say of all layers what those of a window do. kinds is as in Chosen.
+func ByWindow(cfg *config.Config, kinds map[int]planner.Way) func(window int) *config.Config {
+	return func(window int) *config.Config {
+		w, ok := kinds[window]
+		if !ok {
+			return cfg
+		}
+		c := *cfg
+		c.Parallel.Algorithm, c.Parallel.Inner, c.Parallel.GatherHeads, c.Parallel.Gather = w.Algorithm, w.Inner, w.GatherHeads, w.Gather
+		return &c
 	}
-	c := *cfg
-	c.Parallel.Algorithm, c.Parallel.Inner, c.Parallel.GatherHeads, c.Parallel.Gather = w.Algorithm, w.Inner, w.GatherHeads, w.Gather
-	return &c
 }
 
 // specOf is an attention of the config over ranks.

@@ -98,7 +98,7 @@ func (p *Plan) estimate(cfg *config.Config, ranks int, o Options) error {
 
 // stepOf adds up an optimizer step.
 func stepOf(cfg *config.Config, ranks int, o Options, kernel string) (*Parts, error) {
-	s := &step{cfg: cfg, ranks: ranks, kernel: kernel, docs: o.Docs, kinds: o.Chosen.kinds(), shared: o.Costs.Cores > 0, cores: o.Costs.Cores, perHost: o.Machine.PerHost(ranks), costs: o.Costs.Table.For(jobOf(ranks, &o))}
+	s := &step{cfg: cfg, ranks: ranks, kernel: kernel, docs: o.Docs, kinds: o.Chosen.Apart(), shared: o.Costs.Cores > 0, cores: o.Costs.Cores, perHost: o.Machine.PerHost(ranks), costs: o.Costs.Table.For(jobOf(ranks, &o))}
 	if err := s.passes(); err != nil {
 		return nil, err
 	}

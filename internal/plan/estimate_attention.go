@@ -84,7 +84,7 @@ func (s *step) shape(window int) (partition.Shape, error) {
 
 // newSchedules are those of the layers of a window.
 func (s *step) newSchedules(shape partition.Shape, window int) (planner.Schedules, error) {
-	cfg := wayOf(s.cfg, s.kinds, window)
+	cfg := ByWindow(s.cfg, s.kinds)(window)
 	return planner.NewSchedules(cfg.Parallel.Algorithm, specOf(cfg, shape))
 }
 

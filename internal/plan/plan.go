@@ -30,7 +30,7 @@ type Plan struct {
 	Warnings      []string       `json:"warnings"` // that a run of the config would show
 	Refused       []string       `json:"refused"`  // why a run on this machine would not begin
 
-	machine string // for a reader
+	machine, hopsBy string // for a reader
 }
 
 // Partition is one sequence over the ranks of a context group.
@@ -109,8 +109,8 @@ func Make(cfg *config.Config, ranks int, o Options) (*Plan, error) {
 		return nil, err
 	}
 	p := &Plan{
-		Machine: o.Machine.Flag(), machine: o.Machine.String(), Partition: partitionOf(cfg, ranks, shape), Attention: attentionOf(o.Choice), Choice: o.Chosen,
-		Warnings: []string{}, Refused: append([]string{}, o.Refused...),
+		Machine: o.Machine.Flag(), machine: o.Machine.String(), Partition: partitionOf(widest(cfg, o.Chosen), ranks, shape), Attention: attentionOf(o.Choice), Choice: o.Chosen,
+		Warnings: []string{}, Refused: append([]string{}, o.Refused...), hopsBy: widest(cfg, o.Chosen).Parallel.Algorithm,
 	}
 	for _, w := range cfg.Warnings {
 		p.Warnings = append(p.Warnings, w.String())
@@ -123,7 +123,7 @@ func Make(cfg *config.Config, ranks int, o Options) (*Plan, error) {
 	if p.Hops = make([]RankHops, shape.Size); o.Quick {
 		see, p.Hops = nil, []RankHops{}
 	}
-	d, err := demandOf(cfg, o.Machine, o.Chosen.kinds(), see)
+	d, err := demandOf(cfg, o.Machine, o.Chosen.Apart(), see)
 	if err != nil {
 		return nil, err
 	}
@@ -139,6 +139,11 @@ func Make(cfg *config.Config, ranks int, o Options) (*Plan, error) {
 // of the layer that sees most.
 func Shape(cfg *config.Config) (partition.Shape, error) {
 	return shapeOf(cfg, windowsOf(cfg)[0].window)
+}
+
+// widest is the config that says of all layers what the one does that sees most, whose partition and hops a plan shows.
+func widest(cfg *config.Config, chosen *Chosen) *config.Config {
+	return ByWindow(cfg, chosen.Apart())(windowsOf(cfg)[0].window)
 }
 
 func shapeOf(cfg *config.Config, window int) (partition.Shape, error) {

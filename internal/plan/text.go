@@ -33,7 +33,7 @@ func (p *Plan) Write(w io.Writer) error {
 	if p.Packed != nil {
 		p.Packed.write(&b)
 	}
-	fmt.Fprintf(&b, "\nhops        algorithm %s, forward, one layer\n", p.Config["parallel"].(map[string]any)["algorithm"])
+	fmt.Fprintf(&b, "\nhops        algorithm %s, forward, one layer\n", p.hopsBy)
 	p.hops(&b)
 	p.attention(&b)
 	if p.Choice != nil {

@@ -192,8 +192,9 @@ func (c *Choice) Best() (Way, float64) {
 }
 
 // Apart returns the kinds of layers, by window, that another way of the same layout and backend serves better than that of
-// all layers, by more than predictions tell apart, and the seconds of all layers if these run by it.
-func (c *Choice) Apart(all Way) (map[int]Way, float64) {
+// all layers, by more than predictions tell apart, and the seconds of all layers if these run by it. takes says whether
+// layers of a window can run by such a way; it is asked in order, of one kind after the other.
+func (c *Choice) Apart(all Way, takes func(window int, own Way) bool) (map[int]Way, float64) {
 	own, seconds := map[int]Way{}, 0.0
 	for _, k := range c.Kinds {
 		best, i := k.Ranked[0], slices.IndexFunc(k.Ranked, func(t Timed) bool { return t.Way == all })
@@ -201,7 +202,7 @@ func (c *Choice) Apart(all Way) (map[int]Way, float64) {
 			return nil, math.Inf(1)
 		}
 		same := k.Ranked[i]
-		if best.Layout == all.Layout && best.Backend == all.Backend && best.Seconds <= same.Seconds*(1-c.margin) {
+		if best.Layout == all.Layout && best.Backend == all.Backend && best.Seconds <= same.Seconds*(1-c.margin) && takes(k.Window, best.Way) {
 			own[k.Window], same = best.Way, best
 		}
 		seconds += float64(k.Layers) * same.Seconds

@@ -273,13 +273,16 @@ func BenchmarkQuick(b *testing.B) {
 	}
 }
 
+// anyWay says that layers may run by any way.
+func anyWay(int, Way) bool { return true }
+
 // Over a slow network full layers trade heads inside hosts, and a window fetches its rows at once.
 func TestKindsApart(t *testing.T) {
 	c := caseOf(1<<14, 8, 4, Kind{-1, 2}, Kind{256, 6})
 	c.KVHeads = c.Heads
 	choice := chosen(t, c, flash, slowLinks)
 	all, together := choice.Best()
-	own, seconds := choice.Apart(all)
+	own, seconds := choice.Apart(all, anyWay)
 	if len(own) != 1 || seconds >= together {
 		t.Fatalf("all by %s in %g s, apart %v in %g s", all, together, own, seconds)
 	}
@@ -297,12 +300,23 @@ func TestKindsApart(t *testing.T) {
 		t.Errorf("%g s, want %g", seconds, want)
 	}
 	repeated := chosen(t, c, flash, slowLinks)
-	again, _ := repeated.Apart(all)
+	again, _ := repeated.Apart(all, anyWay)
 	if !reflect.DeepEqual(own, again) {
 		t.Errorf("%v, and again %v", own, again)
 	}
 	one := chosen(t, caseOf(1<<14, 8, 4), flash, slowLinks)
-	if own, _ := one.Apart(one.Kinds[0].Ranked[0].Way); len(own) > 0 {
+	asked := 0
+	kept, same := choice.Apart(all, func(window int, own Way) bool {
+		asked++
+		if own == all {
+			t.Errorf("window %d by %s is asked for, as all run", window, own)
+		}
+		return false
+	})
+	if len(kept) > 0 || asked != 1 || same != choice.of(all) {
+		t.Errorf("asked %d times whether %v may, and was told no; %g s, together %g", asked, kept, same, together)
+	}
+	if own, _ := one.Apart(one.Kinds[0].Ranked[0].Way, anyWay); len(own) > 0 {
 		t.Errorf("layers of one kind are apart: %v", own)
 	}
 }

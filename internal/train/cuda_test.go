@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/comm/copyengine"
 	commdevice "github.com/cprun/cprun/comm/device"
 	"github.com/cprun/cprun/internal/backend"
 	"github.com/cprun/cprun/internal/checkpoint/checkpointtest"
@@ -62,7 +63,8 @@ func loadGPU(t *testing.T, m machine.Machine, yaml string, ranks int, set ...str
 	return cfg
 }
 
-// runGPU trains with every rank in this process, each on a GPU of its own.
+// runGPU trains with every rank in this process, each on a GPU of its own. Where there are fewer, they share them, joined by copy
+// engines alone.
 func runGPU(t *testing.T, m machine.Machine, cfg *config.Config, ranks int, o train.Options) outcome {
 	t.Helper()
 	if o.RunDir == "" {
@@ -72,7 +74,11 @@ func runGPU(t *testing.T, m machine.Machine, cfg *config.Config, ranks int, o tr
 		o.RunID = "test"
 	}
 	o.ConfigYAML = string(cfg.YAML())
-	mem, err := plan.MemoryOf(cfg, ranks, m)
+	choice, err := backend.ChooseByWindow(cfg, plan.ByWindow(cfg, o.Kinds), m, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mem, err := plan.MemoryOfKinds(cfg, ranks, m, o.Kinds)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -90,13 +96,13 @@ func runGPU(t *testing.T, m machine.Machine, cfg *config.Config, ranks int, o tr
 				}
 			}()
 			dev, err := device.CUDA(device.CUDAOptions{
-				Ordinal: r, Backend: cfg.Attention.Backend, Compute: backend.DType(cfg), Machine: m,
+				Ordinal: r % m.GPUs, Backend: cfg.Attention.Backend, Remedies: choice.Kinds(), Compute: backend.DType(cfg), Machine: m,
 				Reserve: mem.Planned(), Workspace: mem.Fused(), Deterministic: cfg.Train.Deterministic, Packed: cfg.Data.PackDocuments,
 			})
 			if err != nil {
 				return err
 			}
-			world, err := commdevice.New(context.Background(), hosts[r], dev.Stream.(*cuda.Stream), commdevice.Options{})
+			world, err := joinGPUs(hosts[r], &dev, ranks > m.GPUs)
 			if err != nil {
 				return err
 			}
@@ -133,6 +139,31 @@ func runGPU(t *testing.T, m machine.Machine, cfg *config.Config, ranks int, o tr
 		t.Fatal(err)
 	}
 	return out
+}
+
+// joinGPUs joins the GPU of a rank to those of the others. NCCL joins none that ranks share.
+func joinGPUs(host *comm.Group, dev *device.Device, shared bool) (comm.Communicator, error) {
+	stream := dev.Stream.(*cuda.Stream)
+	if !shared {
+		return commdevice.New(context.Background(), host, stream, commdevice.Options{})
+	}
+	var using sync.Mutex
+	return newStaged(context.Background(), host, dev, func(ctx context.Context, host *comm.Group) (comm.Exchanger, error) {
+		e, err := copyengine.New(ctx, host, stream.Device(), stream, &using)
+		return ordered{e, &using}, err
+	})
+}
+
+// ordered holds the compute stream for the calls of an engine, as it wants.
+type ordered struct {
+	*copyengine.Engine
+	using *sync.Mutex
+}
+
+func (o ordered) Exchange(send, recv []comm.Message) (comm.Pending, error) {
+	o.using.Lock()
+	defer o.using.Unlock()
+	return o.Engine.Exchange(send, recv)
 }
 
 // ranksOf are the numbers of ranks that there are GPUs for.

@@ -128,6 +128,12 @@ func runLocal(t *testing.T, cfg *config.Config, ranks int, o train.Options) (out
 // runOn does so on devices that are changed.
 func runOn(t *testing.T, cfg *config.Config, ranks int, o train.Options, change func(*device.Device)) (outcome, error) {
 	t.Helper()
+	return runJoined(t, cfg, ranks, o, change, func(host *comm.Group, _ *device.Device) (comm.Communicator, error) { return host, nil })
+}
+
+// runJoined does so on devices that are joined in a way of their own.
+func runJoined(t *testing.T, cfg *config.Config, ranks int, o train.Options, change func(*device.Device), join func(*comm.Group, *device.Device) (comm.Communicator, error)) (outcome, error) {
+	t.Helper()
 	if o.RunDir == "" {
 		o.RunDir = t.TempDir()
 	}
@@ -138,7 +144,7 @@ func runOn(t *testing.T, cfg *config.Config, ranks int, o train.Options, change 
 		t.Fatal(err)
 	}
 	o.ConfigYAML = string(cfg.YAML())
-	mem, err := plan.MemoryOf(cfg, ranks, machine.Machine{})
+	mem, err := plan.MemoryOfKinds(cfg, ranks, machine.Machine{}, o.Kinds)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -172,14 +178,20 @@ func runOn(t *testing.T, cfg *config.Config, ranks int, o train.Options, change 
 			}
 			dev := device.CPU(streams[r], cfg.Attention.Backend, backend.DType(cfg))
 			change(&dev)
-			stopped, err := train.Run(context.Background(), cfg, dev, world[r], o)
+			group, err := join(world[r], &dev)
+			stopped := false
+			if err == nil {
+				stopped, err = train.Run(context.Background(), cfg, dev, group, o)
+			}
 			if r == 0 {
 				out.stopped = stopped
 			}
 			if err != nil {
 				world[r].Abort(err)
 			}
-			world[r].Close()
+			if group != nil {
+				group.Close()
+			}
 			dev.Close()
 			streams[r].Close()
 			return err

@@ -1,6 +1,8 @@
 package train
 
 import (
+	"fmt"
+	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -9,6 +11,7 @@ import (
 	"github.com/cprun/cprun/internal/device"
 	"github.com/cprun/cprun/internal/machine"
 	"github.com/cprun/cprun/internal/plan"
+	"github.com/cprun/cprun/internal/planner"
 )
 
 // planned is a kernel that counts the passes which it is told of beforehand.
@@ -52,9 +55,92 @@ func TestKernelsGetReady(t *testing.T) {
 			t.Fatal(err)
 		}
 		var passes atomic.Int64
-		onRanks(t, ranks, cfg, m, func(d *device.Device) { d.Kernel = planned{d.Kernel, &passes} }, func(*Trainer, *counted) error { return nil })
+		onRanks(t, ranks, cfg, m, nil, func(d *device.Device) { d.Kernel = planned{d.Kernel, &passes} }, func(*Trainer, *counted) error { return nil })
 		if got := passes.Load(); got != want*ranks {
 			t.Errorf("%s: told of %d passes on %d ranks, want %d on each", set, got, ranks, want)
+		}
+	}
+}
+
+// watched is a kernel that tells of each call which shapes it has.
+type watched struct {
+	attention.Kernel
+	plans attention.Kernel // of Planning; nil: this is that one
+	saw   func(call string)
+}
+
+func (w watched) Planning() attention.Kernel { return watched{Kernel: w.plans, saw: w.saw} }
+
+func (w watched) tell(pass string, q View, b attention.Block) {
+	planned := "step"
+	if w.plans == nil {
+		planned = "plan"
+	}
+	w.saw(fmt.Sprint(planned, " ", pass, q.Shape(), b.K.Shape(), b.Tiles))
+}
+
+func (w watched) Forward(o View, acc attention.Partial, q View, s attention.Softmax) (attention.ForwardPass, error) {
+	p, err := w.Kernel.Forward(o, acc, q, s)
+	return watchedForward{p, w, q}, err
+}
+
+func (w watched) Backward(dq, do, q View, saved attention.Saved, s attention.Softmax) (attention.BackwardPass, error) {
+	p, err := w.Kernel.Backward(dq, do, q, saved, s)
+	return watchedBackward{p, w, q}, err
+}
+
+type watchedForward struct {
+	attention.ForwardPass
+	w watched
+	q View
+}
+
+func (p watchedForward) Block(b attention.Block) error {
+	p.w.tell("forward", p.q, b)
+	return p.ForwardPass.Block(b)
+}
+
+type watchedBackward struct {
+	attention.BackwardPass
+	w watched
+	q View
+}
+
+func (p watchedBackward) Block(b attention.GradBlock) error {
+	p.w.tell("backward", p.q, b.Block)
+	return p.BackwardPass.Block(b)
+}
+
+// A kernel that can get ready is told of every call of a step, of each kind of layers by its own algorithm, and of no other.
+func TestKernelsGetReadyForEachKind(t *testing.T) {
+	const ranks = 2
+	for _, x := range [][2]string{{"ring", "ulysses"}, {"ulysses", "ring"}, {"allgather", "ring"}} {
+		cfg, err := config.Load("../../examples/opticks.yaml", config.Options{Ranks: ranks, Device: "cpu", Set: append([]string{
+			"data.seq_len=100", "parallel.algorithm=" + x[0], "model={sliding_window: 9, layer_types: [full_attention, sliding_attention, full_attention]}"}, small...)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		kinds := map[int]planner.Way{8: {Algorithm: x[1]}}
+		m, err := plan.MemoryOfKinds(cfg, ranks, machine.Machine{}, kinds)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var mu sync.Mutex
+		calls := map[string]bool{}
+		saw := func(call string) {
+			mu.Lock()
+			defer mu.Unlock()
+			calls[call] = true
+		}
+		onRanks(t, ranks, cfg, m, kinds, func(d *device.Device) { d.Kernel = watched{d.Kernel, attention.Idle{}, saw} }, func(tr *Trainer, _ *counted) error {
+			_, err := tr.Step(t.Context(), false)
+			return err
+		})
+		for call := range calls {
+			other := map[string]string{"plan": "step", "step": "plan"}[call[:4]] + call[4:]
+			if !calls[other] {
+				t.Errorf("full by %s, windows by %s: there is %q, and not %q", x[0], x[1], call, other)
+			}
 		}
 	}
 }
