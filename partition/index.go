@@ -57,13 +57,13 @@ func (x *Index) Needs(rank, owner int) Range {
 }
 
 // NeedRanges returns the rows of owner's keys that queries of rank see, and no others: the least
-// ranges, in order, with a gap between any two. They are the K of Tiles, found without them. It is
-// empty when nothing is visible.
-func (x *Index) NeedRanges(rank, owner int) []Range {
+// ranges, in order, with a gap between any two. They are the K of Tiles, found without them. There are
+// none when nothing is visible. They lie in the memory of room, an empty slice, where that is enough.
+func (x *Index) NeedRanges(room []Range, rank, owner int) []Range {
 	if x.apart(rank, owner) {
-		return nil
+		return room
 	}
-	return needRanges(nil, x.bands, &x.q[rank], &x.k[owner])
+	return needRanges(room, x.bands, &x.q[rank], &x.k[owner])
 }
 
 // Keys returns the number of keys that owner holds.
