@@ -110,11 +110,12 @@ func (x *Index) meet(rank int, s *row) {
 			band, queries := x.bands.of(doc), extent(list[i:end])
 			for j := range x.held[doc] {
 				h := &x.held[doc][j]
-				if !band.meets(queries, h.extent) {
-					continue
-				}
-				if u := within(band, list[i:end], h.list); u.Len() > 0 {
-					s.add(h.rank, u)
+				if last := queries.Hi - 1; band.Lo <= h.extent.Lo-last && h.extent.Hi-1-last <= band.Hi {
+					s.add(h.rank, h.rows) // the last query sees all
+				} else if band.meets(queries, h.extent) {
+					if u := within(band, list[i:end], h.list); u.Len() > 0 {
+						s.add(h.rank, u)
+					}
 				}
 			}
 		}
@@ -189,11 +190,17 @@ func (x *Index) Within(b Band) *Index {
 // windowed reports whether a band hides keys on both sides of a query.
 func (b Band) windowed(seqQ, seqKV int) bool { return b.Lo > 1-seqQ && b.Hi < seqKV-1 }
 
-// held is keys that a rank has of a document, and their extent.
+// held is keys that a rank has of a document.
 type held struct {
 	rank   int
 	list   []piece
-	extent Range
+	extent Range // of their positions
+	rows   Range // the smallest that holds them
+}
+
+func newHeld(rank int, list []piece) held {
+	last := &list[len(list)-1]
+	return held{rank, list, extent(list), Range{list[0].at, last.at + last.Len}}
 }
 
 // holders is the ranks that have part of each document.
@@ -221,7 +228,7 @@ func holders(ranks []pieces) [][]held {
 	for d, n := range counts {
 		docs[d], room = room[:0:n], room[n:]
 	}
-	each(func(rank, doc int, list []piece) { docs[doc] = append(docs[doc], held{rank, list, extent(list)}) })
+	each(func(rank, doc int, list []piece) { docs[doc] = append(docs[doc], newHeld(rank, list)) })
 	return docs
 }
 
