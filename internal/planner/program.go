@@ -54,10 +54,9 @@ type compiler struct {
 	costs    Costs
 	host     float64
 	known    map[shapeKey]float64
-	reuse    bool      // of the programs that it makes only the last is used
-	bare     bool      // nobody asks for hops
-	unlike   bool      // no two calls are alike that are worth remembering
-	weighed  ring.Room // of some ranks
+	reuse    bool // of the programs that it makes only the last is used
+	bare     bool // nobody asks for hops
+	unlike   bool // no two calls are alike that are worth remembering
 
 	p     *program
 	room  []message // of exchanges so far, and room for more
@@ -92,7 +91,6 @@ func (k *compiler) forget() {
 	}
 	k.a, k.at, k.costs = Attention{}, Place{}, nil
 	k.room = k.room[:0]
-	k.weighed.Reset()
 	clear(k.transfers[:])
 	clear(k.copied[:])
 }
