@@ -1,6 +1,9 @@
 package partition
 
-import "sort"
+import (
+	"slices"
+	"sort"
+)
 
 // cuts is where positions, of queries or of keys, are cut: at the ends of documents, or at the bounds
 // of slices; neither: nowhere.
@@ -38,18 +41,18 @@ func (c cuts) bounds(doc, n int) (lo, hi int) {
 	return min(lo, n), min(c.ends[doc], n)
 }
 
-// cut cuts spans. Where nothing is to be cut a span is one piece.
-func (c cuts) cut(spans []Span) pieces {
+// cut cuts spans, in memory that may be nil. Where nothing is to be cut a span is one piece.
+func (c cuts) cut(spans []Span, room []piece) pieces {
 	if len(c.ranges) > 0 {
 		return cutSlices(spans, c.ranges)
 	}
-	p := pieces{list: make([]piece, 0, len(spans)), ascend: true}
+	p := pieces{list: room, ascend: true}
 	for _, s := range spans {
 		p.add(s, c.ends)
 	}
-	sorted := sort.SliceIsSorted(p.list, func(i, j int) bool { return p.list[i].doc < p.list[j].doc })
-	if !sorted {
-		sort.SliceStable(p.list, func(i, j int) bool { return p.list[i].doc < p.list[j].doc })
+	byDoc := func(a, b piece) int { return a.doc - b.doc }
+	if !slices.IsSortedFunc(p.list, byDoc) {
+		slices.SortStableFunc(p.list, byDoc)
 		p.ascend = false
 	}
 	return p

@@ -178,7 +178,7 @@ func TestNeedRangesAreWhatIsRead(t *testing.T) {
 						}
 					}
 					last := -1
-					got := x.NeedRanges(r, o)
+					got := x.NeedRanges(nil, r, o)
 					for _, g := range got {
 						if g.Lo <= last || g.Len() < 1 {
 							t.Fatalf("%+v: %d needs %v of %d", s, r, got, o)

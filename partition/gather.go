@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"slices"
 	"sort"
+	"sync"
 )
 
 // Run is rows of the keys that a rank owns, neighbours in its block and in the sequence.
@@ -23,9 +24,9 @@ type Gathered struct {
 }
 
 // Runs returns the rows of owner's keys that queries of rank see, in the order of the sequence. They are not
-// placed: At is 0.
-func (x *Index) Runs(rank, owner int) []Run {
-	runs := x.addRuns(nil, rank, owner)
+// placed: At is 0. They lie in the memory of room, an empty slice, where that is enough.
+func (x *Index) Runs(room []Run, rank, owner int) []Run {
+	runs := x.addRuns(room, rank, owner)
 	if !slices.IsSortedFunc(runs, byStart) {
 		slices.SortFunc(runs, byStart)
 	}
@@ -57,10 +58,9 @@ func (x *Index) addRuns(runs []Run, rank, owner int) []Run {
 	return runs
 }
 
-// runsOf is the runs of all owners, in the order of these and of their rows.
-func (x *Index) runsOf(rank int) (runs []Run) {
+// runsOf appends the runs of all owners, in the order of these and of their rows.
+func (x *Index) runsOf(runs []Run, rank int) []Run {
 	if list, ok := x.Owners(rank); ok {
-		runs = make([]Run, 0, 2*len(list))
 		for _, n := range list {
 			runs = x.addRuns(runs, rank, n.Peer)
 		}
@@ -72,21 +72,32 @@ func (x *Index) runsOf(rank int) (runs []Run) {
 	return runs
 }
 
+// gathering is memory in which rows are gathered.
+type gathering struct {
+	runs  []Run
+	order []int
+	keys  []piece
+}
+
+var gatherings = sync.Pool{New: func() any { return &gathering{} }}
+
 // Gather returns what queries of rank see, and no other rows.
 func (x *Index) Gather(rank int) Gathered {
-	runs := x.runsOf(rank)
-	order := make([]int, len(runs))
-	for i := range order {
-		order[i] = i
+	s := gatherings.Get().(*gathering)
+	defer gatherings.Put(s)
+	s.runs, s.order = x.runsOf(s.runs[:0], rank), s.order[:0]
+	runs := s.runs
+	for i := range runs {
+		s.order = append(s.order, i)
 	}
-	slices.SortStableFunc(order, func(a, b int) int { return byStart(runs[a], runs[b]) })
+	slices.SortStableFunc(s.order, func(a, b int) int { return byStart(runs[a], runs[b]) })
 	g := Gathered{Runs: make([]Run, 0, len(runs))}
-	for _, i := range order {
+	for _, i := range s.order {
 		runs[i].At = g.Rows
 		g.Rows += runs[i].Rows.Len()
 		g.Runs = append(g.Runs, runs[i])
 	}
-	keys := pieces{rows: g.Rows, list: make([]piece, 0, 2*len(runs))}
+	keys := pieces{rows: g.Rows, list: s.keys[:0]}
 	for len(runs) > 0 {
 		n, owner := 1, runs[0].Owner
 		for n < len(runs) && runs[n].Owner == owner {
@@ -97,6 +108,7 @@ func (x *Index) Gather(rank int) Gathered {
 		}
 		runs = runs[n:]
 	}
+	s.keys = keys.list
 	keys.join()
 	g.Tiles = tilesOf(x.bands, &x.q[rank], &keys)
 	return g

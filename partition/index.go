@@ -57,13 +57,13 @@ func (x *Index) Needs(rank, owner int) Range {
 }
 
 // NeedRanges returns the rows of owner's keys that queries of rank see, and no others: the least
-// ranges, in order, with a gap between any two. They are the K of Tiles, found without them. It is
-// empty when nothing is visible.
-func (x *Index) NeedRanges(rank, owner int) []Range {
+// ranges, in order, with a gap between any two. They are the K of Tiles, found without them. There are
+// none when nothing is visible. They lie in the memory of room, an empty slice, where that is enough.
+func (x *Index) NeedRanges(room []Range, rank, owner int) []Range {
 	if x.apart(rank, owner) {
-		return nil
+		return room
 	}
-	return needRanges(nil, x.bands, &x.q[rank], &x.k[owner])
+	return needRanges(room, x.bands, &x.q[rank], &x.k[owner])
 }
 
 // Keys returns the number of keys that owner holds.
@@ -87,9 +87,16 @@ type pieces struct {
 }
 
 func cutAll(spans [][]Span, c cuts) []pieces {
-	all := make([]pieces, len(spans))
+	all, n := make([]pieces, len(spans)), len(c.ends)
 	for r := range spans {
-		all[r] = c.cut(spans[r])
+		n += len(spans[r])
+	}
+	room := make([]piece, 0, n) // spans of neighbours are cut once at each end
+	for r := range spans {
+		all[r] = c.cut(spans[r], room)
+		list := &all[r].list
+		n := len(*list)
+		room, *list = (*list)[n:], (*list)[:n:n]
 	}
 	return all
 }
@@ -160,8 +167,11 @@ func run(p []piece, i int) int {
 // sees reports whether a query of a sees a key of b; both are of one document. Of two strides that
 // do not fit it may be wrong by saying yes.
 func sees(band Band, a, b *piece) bool {
-	return b.end()-1-a.Start >= band.Lo && b.Start-(a.end()-1) <= band.Hi
+	return band.meets(Range{a.Start, a.end()}, Range{b.Start, b.end()})
 }
+
+// meets reports whether it shows a query of some positions a key of others.
+func (b Band) meets(q, k Range) bool { return k.Hi-1-q.Lo >= b.Lo && k.Lo-(q.Hi-1) <= b.Hi }
 
 // tile is the pairs of a piece of queries and one of keys of the same document; ok is false where
 // none is visible.
@@ -270,19 +280,33 @@ func lastNeeds(bands bands, q, k []piece) Range {
 	return Range{}
 }
 
-// within is the keys of pieces of one document that its queries see: the K of the trimmed tiles.
-func within(band Band, q, k []piece) Range {
-	var u Range
-	for i := range q {
-		for j := range k {
-			a, b := &q[i], &k[j]
+// within is the keys of pieces of one document that its queries see: the hull of the K of the trimmed tiles. Local indices
+// rise from piece to piece, so that it goes from the first piece that shows any to the last.
+func within(band Band, q, k []piece) (u Range) {
+	for len(k) > 0 && u.Len() == 0 {
+		u, k = shown(band, q, &k[0]), k[1:]
+	}
+	for j := len(k) - 1; j >= 0; j-- {
+		if last := shown(band, q, &k[j]); last.Len() > 0 {
+			return u.Hull(last)
+		}
+	}
+	return u
+}
+
+// shown is the keys of one piece that queries of its document see. The last of these mostly sees all.
+func shown(band Band, q []piece, b *piece) (u Range) {
+	for i := len(q) - 1; i >= 0 && u.Len() < b.Len; i-- {
+		a := &q[i]
+		l := band.shift(a.Start - b.Start)
+		if a.Stride != 1 || b.Stride != 1 {
 			if !sees(band, a, b) {
 				continue
 			}
-			l := localBand(band, a.Span, b.Span)
-			if lo, hi := max(0, l.Lo), min(b.Len, a.Len+l.Hi); lo < hi && l.Lo <= l.Hi {
-				u = u.Hull(Range{b.at + lo, b.at + hi})
-			}
+			l = localBand(band, a.Span, b.Span)
+		}
+		if lo, hi := max(0, l.Lo), min(b.Len, a.Len+l.Hi); lo < hi && l.Lo <= l.Hi {
+			u = u.Hull(Range{b.at + lo, b.at + hi})
 		}
 	}
 	return u

@@ -3,6 +3,7 @@ package partition
 import (
 	"math/bits"
 	"slices"
+	"sync"
 )
 
 // Need is rows of keys that one rank needs of another.
@@ -25,28 +26,59 @@ func (x *Index) Prepare() {
 	}
 	x.hold()
 	ranks := len(x.q)
-	p := &pairs{of: make([][]Need, ranks), by: make([][]Need, ranks)}
-	count, seen := make([]int, ranks), row{rows: make([]Range, ranks), bits: make([]uint64, (ranks+63)/64)}
-	room := make([]Need, 0, 8*ranks)
+	s := preparing.Get().(*row)
+	defer preparing.Put(s)
+	s.clear(ranks)
+	ends := make([]int, ranks) // of the needs of each rank
 	for r := range ranks {
-		n := len(room)
-		x.meet(r, &seen)
-		room = seen.take(room)
-		if p.of[r] = room[n:len(room):len(room)]; cap(room)-len(room) < ranks {
-			room = make([]Need, 0, 2*cap(room))
-		}
-		for i := range p.of[r] {
-			count[p.of[r][i].Peer]++
+		x.meet(r, s)
+		s.take()
+		ends[r] = len(s.needs)
+	}
+	x.all = newPairs(s.needs, ends)
+}
+
+// newPairs is the pairs of needs by rank, of which those of each rank have an end.
+func newPairs(needs []Need, ends []int) *pairs {
+	ranks := len(ends)
+	p := &pairs{of: make([][]Need, ranks), by: make([][]Need, ranks)}
+	room := make([]Need, 2*len(needs))
+	at := copy(room, needs)
+	count := make([]int, ranks) // of the readers of each owner
+	for i := range needs {
+		count[needs[i].Peer]++
+	}
+	for owner, n := range count {
+		p.by[owner] = room[at : at : at+n]
+		at += n
+	}
+	from := 0
+	for r, end := range ends {
+		p.of[r] = room[from:end:end]
+		from = end
+		for _, n := range p.of[r] {
+			p.by[n.Peer] = append(p.by[n.Peer], Need{r, n.Rows})
 		}
 	}
-	p.turn(count)
-	x.all = p
+	return p
 }
+
+// preparing is memory in which needs are found.
+var preparing = sync.Pool{New: func() any { return &row{} }}
 
 // row is what one rank needs of each owner, and a bit for those of whom it needs anything.
 type row struct {
-	rows []Range
-	bits []uint64
+	rows  []Range
+	bits  []uint64
+	needs []Need // of this rank and those before it
+}
+
+// clear makes s one of so many owners of whom nothing is needed yet.
+func (s *row) clear(owners int) {
+	s.needs = s.needs[:0]
+	if len(s.rows) != owners {
+		s.rows, s.bits = make([]Range, owners), make([]uint64, (owners+63)/64)
+	}
 }
 
 func (s *row) add(owner int, r Range) {
@@ -59,15 +91,14 @@ func (s *row) add(owner int, r Range) {
 }
 
 // take appends the needs in the order of owners, and forgets them.
-func (s *row) take(to []Need) []Need {
+func (s *row) take() {
 	for i, word := range s.bits {
 		for ; word != 0; word &= word - 1 {
 			owner := 64*i + bits.TrailingZeros64(word)
-			to = append(to, Need{owner, s.rows[owner]})
+			s.needs = append(s.needs, Need{owner, s.rows[owner]})
 		}
 		s.bits[i] = 0
 	}
-	return to
 }
 
 // meet adds what a rank needs, document by document.
@@ -76,10 +107,15 @@ func (x *Index) meet(rank int, s *row) {
 	for i := 0; i < len(list); {
 		end, doc := run(list, i), list[i].doc
 		if doc < len(x.held) {
-			band := x.bands.of(doc)
-			for _, b := range x.held[doc] {
-				if u := within(band, list[i:end], b.list); u.Len() > 0 {
-					s.add(b.rank, u)
+			band, queries := x.bands.of(doc), extent(list[i:end])
+			for j := range x.held[doc] {
+				h := &x.held[doc][j]
+				if last := queries.Hi - 1; band.Lo <= h.extent.Lo-last && h.extent.Hi-1-last <= band.Hi {
+					s.add(h.rank, h.rows) // the last query sees all
+				} else if band.meets(queries, h.extent) {
+					if u := within(band, list[i:end], h.list); u.Len() > 0 {
+						s.add(h.rank, u)
+					}
 				}
 			}
 		}
@@ -87,21 +123,14 @@ func (x *Index) meet(rank int, s *row) {
 	}
 }
 
-// turn makes the needs by owner of those by rank. Of each owner there are as many as counted.
-func (p *pairs) turn(count []int) {
-	total := 0
-	for _, n := range count {
-		total += n
+// extent is the smallest range with the positions of some pieces.
+func extent(list []piece) Range {
+	e := Range{list[0].Start, list[0].end()}
+	for i := range list[1:] {
+		p := &list[1+i]
+		e = Range{min(e.Lo, p.Start), max(e.Hi, p.end())}
 	}
-	room := make([]Need, total)
-	for owner, n := range count {
-		p.by[owner], room = room[:0:n], room[n:]
-	}
-	for r := range p.of {
-		for _, n := range p.of[r] {
-			p.by[n.Peer] = append(p.by[n.Peer], Need{r, n.Rows})
-		}
-	}
+	return e
 }
 
 // Meetings returns how many pairs of ranks Prepare looks at, of each document anew.
@@ -163,8 +192,15 @@ func (b Band) windowed(seqQ, seqKV int) bool { return b.Lo > 1-seqQ && b.Hi < se
 
 // held is keys that a rank has of a document.
 type held struct {
-	rank int
-	list []piece
+	rank   int
+	list   []piece
+	extent Range // of their positions
+	rows   Range // the smallest that holds them
+}
+
+func newHeld(rank int, list []piece) held {
+	last := &list[len(list)-1]
+	return held{rank, list, extent(list), Range{list[0].at, last.at + last.Len}}
 }
 
 // holders is the ranks that have part of each document.
@@ -192,7 +228,7 @@ func holders(ranks []pieces) [][]held {
 	for d, n := range counts {
 		docs[d], room = room[:0:n], room[n:]
 	}
-	each(func(rank, doc int, list []piece) { docs[doc] = append(docs[doc], held{rank, list}) })
+	each(func(rank, doc int, list []piece) { docs[doc] = append(docs[doc], newHeld(rank, list)) })
 	return docs
 }
 

@@ -190,8 +190,8 @@ type Shape struct {
 // two, trimmed and joined; nil when nothing is visible. An Index answers for many pairs.
 func Plan(s Shape, rank, owner int) []Tile {
 	byQ, byK := s.Mask.cuts()
-	q := byQ.cut(s.Layout.Spans(s.SeqQ, s.Size, rank))
-	k := byK.cut(s.Layout.Spans(s.SeqKV, s.Size, owner))
+	q := byQ.cut(s.Layout.Spans(s.SeqQ, s.Size, rank), nil)
+	k := byK.cut(s.Layout.Spans(s.SeqKV, s.Size, owner), nil)
 	return tilesOf(s.Mask.bands(), &q, &k)
 }
 

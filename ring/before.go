@@ -1,5 +1,7 @@
 package ring
 
+import "github.com/cprun/cprun/partition"
+
 // gatherBefore is the hops of a backward pass with one kernel call: the rows that the rank needs arrive first, and stand
 // with copies of its own in the order of the sequence. Nothing hides the transfer, unless the kernel waits for rows by itself:
 // then it begins at once, with what needs none of others. It is the faster one where few rows
@@ -40,8 +42,10 @@ func (p *Planner) gatherBefore(rank int) []Hop {
 		home.Fold = p.room.folds(2 * len(list))[:0]
 	}
 	back := 0
+	var runs []partition.Run // of one reader
 	for to := range p.ahead(rank) {
-		for _, r := range p.index.Runs(to, rank) {
+		runs = p.index.Runs(runs[:0], to, rank)
+		for _, r := range runs {
 			b := Block{returned, back, back + r.Rows.Len()}
 			back = b.Hi
 			first.SendKV = append(first.SendKV, move(to, 0, r.Rows))

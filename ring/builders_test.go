@@ -1,5 +1,7 @@
 package ring
 
+import "github.com/cprun/cprun/partition"
+
 // What follows builds schedules of algorithms that users cannot choose, to show that a Schedule
 // carries them. Each is a function of the partition alone, as those of patterns.go are.
 
@@ -20,7 +22,7 @@ func (p *Planner) gated(rank int) *Schedule {
 		}
 		if need := p.index.Needs(rank, from); need.Len() > 0 {
 			b := Block{1, rows, rows + need.Len()}
-			part.Tiles, part.Keys, part.Grads = shifted(p.index.Tiles(rank, from), rows-need.Lo), b, b
+			part.Tiles, part.Keys, part.Grads = placed(nil, p.index.Tiles(rank, from), []partition.Range{need}, rows), b, b
 			part.RecvKV = []Move{{from, b}}
 			home.SendGrad = append(home.SendGrad, Move{from, b})
 			rows = b.Hi

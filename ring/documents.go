@@ -9,19 +9,25 @@ import "github.com/cprun/cprun/partition"
 // chunks of a document one behind another, so there are at most as many ranges as documents that
 // both ranks have part of, and rows between them would be other documents, whole.
 
-// placed is tiles on keys that were copied to another place: rows of an owner's block, which now
+// placed adds tiles on keys that were copied to another place: rows of an owner's block, which now
 // stand one behind another from at on. All keys of a tile are visible, so they lie in one range.
-func placed(tiles []partition.Tile, ranges []partition.Range, at int) []partition.Tile {
-	out := make([]partition.Tile, 0, len(tiles))
+func placed(to, tiles []partition.Tile, ranges []partition.Range, at int) []partition.Tile {
 	for _, t := range tiles {
-		to := at
+		here := at
 		for _, r := range ranges {
 			if r.Lo <= t.K.Lo && t.K.Hi <= r.Hi {
-				out = append(out, shifted([]partition.Tile{t}, to-r.Lo)...)
+				to = append(to, shifted(t, here-r.Lo))
 				break
 			}
-			to += r.Len()
+			here += r.Len()
 		}
 	}
-	return out
+	return to
+}
+
+// shifted is a tile with its keys d rows further on.
+func shifted(t partition.Tile, d int) partition.Tile {
+	t.K = partition.Range{Lo: t.K.Lo + d, Hi: t.K.Hi + d}
+	t.Band = partition.Band{Lo: t.Band.Lo + d, Hi: t.Band.Hi + d}
+	return t
 }

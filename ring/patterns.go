@@ -154,6 +154,7 @@ func (p *Planner) gatherBeside(rank int) []Hop {
 	second := Hop{Label: "hop 1 all others"}
 	third := Hop{Label: "gradients home"}
 	rows, back := 0, 0
+	var ranges []partition.Range // of one peer
 	if list, ok := p.index.Owners(rank); ok {
 		first.RecvKV, third.SendGrad, second.From = p.room.moves(2 * len(list))[:0], p.room.moves(2 * len(list))[:0], p.sources(len(list))
 	}
@@ -162,7 +163,8 @@ func (p *Planner) gatherBeside(rank int) []Hop {
 	}
 	// Rank r talks to r+d and r-d in turn d, so that no rank is the first peer of all.
 	for to := range p.ahead(rank) {
-		for _, need := range p.index.NeedRanges(to, rank) {
+		ranges = p.index.NeedRanges(ranges[:0], to, rank)
+		for _, need := range ranges {
 			first.SendKV = append(first.SendKV, move(to, 0, need))
 			b := Block{returned, back, back + need.Len()}
 			back = b.Hi
@@ -171,11 +173,11 @@ func (p *Planner) gatherBeside(rank int) []Hop {
 		}
 	}
 	for from := range p.behind(rank) {
-		needs := p.index.NeedRanges(rank, from)
-		if len(needs) > 0 {
-			second.Tiles = append(second.Tiles, placed(p.index.Tiles(rank, from), needs, rows)...)
+		ranges = p.index.NeedRanges(ranges[:0], rank, from)
+		if len(ranges) > 0 {
+			second.Tiles = placed(second.Tiles, p.index.Tiles(rank, from), ranges, rows)
 		}
-		for _, need := range needs {
+		for _, need := range ranges {
 			b := Block{fetched, rows, rows + need.Len()}
 			first.RecvKV = append(first.RecvKV, Move{from, b})
 			third.SendGrad = append(third.SendGrad, Move{from, b})
@@ -188,15 +190,4 @@ func (p *Planner) gatherBeside(rank int) []Hop {
 		second.Grads = second.Keys
 	}
 	return append(p.room.hops(3)[:0], first, second, third)
-}
-
-// shifted is the tiles with their keys d rows further on.
-func shifted(tiles []partition.Tile, d int) []partition.Tile {
-	out := make([]partition.Tile, len(tiles))
-	for i, t := range tiles {
-		t.K = partition.Range{Lo: t.K.Lo + d, Hi: t.K.Hi + d}
-		t.Band = partition.Band{Lo: t.Band.Lo + d, Hi: t.Band.Hi + d}
-		out[i] = t
-	}
-	return out
 }

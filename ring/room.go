@@ -1,54 +1,61 @@
 package ring
 
-// Room is memory in which a planner makes schedules for a caller that only weighs what they do: hops have no labels and no
-// sources, only the rows of the own block are told of buffers, and where both passes have the same calls, Forward is the
-// hops of Backward, with moves and folds of gradients that a forward pass leaves out. A schedule that was made in it
-// holds until Reset. It is not for several goroutines at once.
-type Room struct {
+import "sync"
+
+// room is memory in which a planner makes schedules for a caller that only weighs what they do.
+type room struct {
 	hop  pool[Hop]
 	move pool[Move]
 	fold pool[Fold]
 	stop pool[stop]
 }
 
-// Reset forgets all schedules that were made in r.
-func (r *Room) Reset() {
-	r.hop.reset()
-	r.move.reset()
-	r.fold.reset()
-	r.stop.reset()
+// rooms is rooms that nobody works in, for their memory.
+var rooms = sync.Pool{New: func() any { return &room{} }}
+
+// Weighing makes p make schedules for a caller that only weighs what they do, and returns it: hops have no labels and no
+// sources, only the rows of the own block are told of buffers, and where both passes have the same calls, Forward is the
+// hops of Backward, with moves and folds of gradients that a forward pass leaves out. They hold until Release. Such a
+// planner is not for several goroutines at once.
+func (p *Planner) Weighing() *Planner {
+	p.room = rooms.Get().(*room)
+	return p
 }
 
-// In makes p make its schedules in a room, and returns it. Such a planner is not for several goroutines at once.
-func (p *Planner) In(r *Room) *Planner {
-	p.room = r
-	return p
+// Release hands back the memory of the schedules that p has made since Weighing. It makes no more.
+func (p *Planner) Release() {
+	p.room.hop.reset()
+	p.room.move.reset()
+	p.room.fold.reset()
+	p.room.stop.reset()
+	rooms.Put(p.room)
+	p.room = nil
 }
 
 // Schedules that are kept have memory of their own: those of no room.
 
-func (r *Room) hops(n int) []Hop {
+func (r *room) hops(n int) []Hop {
 	if r == nil {
 		return make([]Hop, n)
 	}
 	return r.hop.take(n)
 }
 
-func (r *Room) moves(n int) []Move {
+func (r *room) moves(n int) []Move {
 	if r == nil {
 		return make([]Move, n)
 	}
 	return r.move.take(n)
 }
 
-func (r *Room) folds(n int) []Fold {
+func (r *room) folds(n int) []Fold {
 	if r == nil {
 		return make([]Fold, n)
 	}
 	return r.fold.take(n)
 }
 
-func (r *Room) stops(n int) []stop {
+func (r *room) stops(n int) []stop {
 	if r == nil {
 		return make([]stop, n)
 	}

@@ -199,7 +199,7 @@ type Planner struct {
 	before    struct{ forward, backward bool } // ... and before the only kernel call of that pass
 	pattern   func(*Planner, int) *Schedule
 	table     [][]stop // of each owner and hop, where they are remembered
-	room      *Room    // nil: schedules have memory of their own
+	room      *room    // nil: schedules have memory of their own
 }
 
 // NewPlanner returns a planner for a caller that asks for many ranks, and need not keep all their

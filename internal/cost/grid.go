@@ -117,29 +117,30 @@ func (g *grid) look(s spot) (float64, bool) {
 	if g == nil || len(g.list) == 0 {
 		return 0, false
 	}
-	var low [axes]int
-	var share [axes]float64 // of the upper neighbour
-	var apart [axes]int     // the axes on which it is between two points: on others the upper one has no part
-	n := 0
-	for i, x := range s {
-		if low[i], share[i] = between(g.axis[i], x); share[i] != 0 {
-			apart[n] = i
-			n++
+	var places [1 << axes]int // of the corners of the cell that s is in, from the lowest on
+	var weights [1 << axes]float64
+	lowest, n := 0, 1
+	weights[0] = 1
+	for i, step := range g.stride {
+		if len(g.axis[i]) == 1 {
+			continue
 		}
+		low, share := between(g.axis[i], s[i])
+		if lowest += low * step; share == 1 {
+			lowest += step
+		}
+		if share == 0 || share == 1 {
+			continue // only one of the neighbours has a part
+		}
+		for c := range n {
+			places[n+c], weights[n+c] = places[c]+step, weights[c]*share
+			weights[c] *= 1 - share
+		}
+		n *= 2
 	}
-	first := g.place(low)
 	sum, weight := 0.0, 0.0
-	for corner := range 1 << n {
-		place, w := first, 1.0
-		for bit, i := range apart[:n] {
-			if corner>>bit&1 == 1 {
-				place += g.stride[i]
-				w *= share[i]
-			} else {
-				w *= 1 - share[i]
-			}
-		}
-		if v, ok := g.at(place); ok {
+	for c, w := range weights[:n] {
+		if v, ok := g.at(lowest + places[c]); ok {
 			sum, weight = sum+w*v, weight+w
 		}
 	}

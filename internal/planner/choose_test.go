@@ -263,9 +263,10 @@ func BenchmarkQuick(b *testing.B) {
 				b.Fatal(err)
 			}
 			c.Laid = partition.Ready(layout, c.Tokens, c.Ranks) // by the data, in any case
-			ways := Shortlist(Way{Layout: "document", Algorithm: "allgather", GatherHeads: 2, Backend: "flash"})
+			ways, costs := Shortlist(Way{Layout: "document", Algorithm: "allgather", GatherHeads: 2, Backend: "flash"}), slowLinks
+			costs.perHost = c.At.PerHost
 			for b.Loop() {
-				if _, err := Quick(c, ways, slowLinks); err != nil {
+				if _, err := Quick(c, ways, costs); err != nil {
 					b.Fatal(err)
 				}
 			}

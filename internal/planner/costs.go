@@ -28,7 +28,8 @@ type Costs interface {
 	// Call returns the seconds of one attention kernel call on the device.
 	Call(c Call) float64
 	// Exchange returns the seconds in which so many bytes, in so many messages of one exchange, go over
-	// the link from rank to rank (global ranks of the job), with its start-up.
+	// the link from rank to rank (global ranks of the job), with its start-up. It is the same for all pairs of ranks of
+	// one host, and for all of two.
 	Exchange(from, to int, bytes int64, messages int) float64
 	// Copy returns the seconds of a pass over device memory that reads and writes so many bytes together.
 	Copy(bytes int64) float64

@@ -54,10 +54,9 @@ type compiler struct {
 	costs    Costs
 	host     float64
 	known    map[shapeKey]float64
-	reuse    bool      // of the programs that it makes only the last is used
-	bare     bool      // nobody asks for hops
-	unlike   bool      // no two calls are alike that are worth remembering
-	weighed  ring.Room // of some ranks
+	reuse    bool // of the programs that it makes only the last is used
+	bare     bool // nobody asks for hops
+	unlike   bool // no two calls are alike that are worth remembering
 
 	p     *program
 	room  []message // of exchanges so far, and room for more
@@ -68,11 +67,10 @@ type compiler struct {
 	// flights is exchanges by number, for those who wait for them.
 	flights []int
 	begun   []begun // of each hop
-	routes  [1 << routeBits]routed
+	// What was asked for last. Of no bytes nothing is.
+	transfers [1 << places]remembered[transfer]
+	copied    [1 << places]remembered[int64]
 }
-
-// routeBits is the logarithm of how many routes are remembered.
-const routeBits = 10
 
 // slot is where a list has its message with a peer.
 type slot struct {
@@ -93,8 +91,8 @@ func (k *compiler) forget() {
 	}
 	k.a, k.at, k.costs = Attention{}, Place{}, nil
 	k.room = k.room[:0]
-	k.weighed.Reset()
-	clear(k.routes[:])
+	clear(k.transfers[:])
+	clear(k.copied[:])
 }
 
 // fewTiles is how many tiles a call has that are compared one by one. Those of documents have more, and are
@@ -315,14 +313,10 @@ func (k *compiler) exchange(list []message) int {
 	own := k.at.host(k.p.rank)
 	for i := range list {
 		m := &list[i]
-		from, to := k.p.rank, m.peer
-		if !m.sends {
-			from, to = to, from
-		}
 		if k.at.host(m.peer) != own {
 			m.link = 1
 		}
-		m.seconds = k.route(route{k.at.First + from, k.at.First + to, m.bytes, int(m.seconds)})
+		m.seconds = k.transfer(m)
 	}
 	if k.at.Shared {
 		k.carry(list)
@@ -337,26 +331,38 @@ func (k *compiler) exchange(list []message) int {
 	return n
 }
 
-// route is what a transfer's time follows from.
-type route struct {
-	from, to int
+// transfer is what the time of messages follows from: ranks of a host are alike, and so are those of different ones.
+type transfer struct {
+	link     int
 	bytes    int64
-	messages int
+	messages float64
 }
 
-// routed is a route that was asked for, and its seconds.
-type routed struct {
-	route
+// remembered is an answer, and what was asked.
+type remembered[T comparable] struct {
+	asked   T
 	seconds float64
 }
 
-// route is the seconds of a transfer. Both passes send the same rows, and blocks go on as they came, so that what was asked
-// last is remembered, where it is found without a search.
-func (k *compiler) route(r route) float64 {
+// places is the logarithm of how many answers are remembered, each where it is found without a search.
+const places = 10
+
+// place is where the answer about so many bytes is kept.
+func place(bytes int64) uint64 {
 	const spread = 0x9e3779b97f4a7c15 // of Fibonacci hashing
-	x := &k.routes[(uint64(r.bytes)<<16^uint64(r.from)<<8^uint64(r.to))*spread>>(64-routeBits)]
-	if x.route != r {
-		*x = routed{r, k.costs.Exchange(r.from, r.to, r.bytes, r.messages)}
+	return uint64(bytes) * spread >> (64 - places)
+}
+
+// transfer is the seconds of a message. Both passes send the same rows, and blocks go on as they came.
+func (k *compiler) transfer(m *message) float64 {
+	t := transfer{m.link, m.bytes, m.seconds}
+	x := &k.transfers[place(2*m.bytes+int64(m.link))]
+	if x.asked != t {
+		from, to := k.at.First+k.p.rank, k.at.First+m.peer
+		if !m.sends {
+			from, to = to, from
+		}
+		*x = remembered[transfer]{t, k.costs.Exchange(from, to, m.bytes, int(m.seconds))}
 	}
 	return x.seconds
 }
@@ -434,9 +440,14 @@ func (k *compiler) ask(c *Call) float64 {
 }
 
 func (k *compiler) copy(bytes int64) {
-	if bytes > 0 {
-		k.add(step{kind: copies, seconds: k.costs.Copy(bytes)})
+	if bytes <= 0 {
+		return
 	}
+	x := &k.copied[place(bytes)]
+	if x.asked != bytes {
+		*x = remembered[int64]{bytes, k.costs.Copy(bytes)}
+	}
+	k.add(step{kind: copies, seconds: x.seconds})
 }
 
 // sum is the bytes of an element of what is summed: gradients and LSE.

@@ -12,13 +12,14 @@ import (
 type common struct {
 	laid    map[string]partition.Layout
 	indexes map[string]*partition.Index // of each layout, under the mask of the first kind that asked
+	weighed []*ring.Planner             // of schedules of some ranks
 	*compiler
 }
 
 func newCommon(costs Costs) *common {
 	k := rooms.Get().(*compiler)
 	k.costs, k.host = costs, costs.Host(1)
-	return &common{map[string]partition.Layout{}, map[string]*partition.Index{}, k}
+	return &common{laid: map[string]partition.Layout{}, indexes: map[string]*partition.Index{}, compiler: k}
 }
 
 // rooms is compilers that are done, for their memory.
@@ -26,6 +27,9 @@ var rooms = sync.Pool{New: func() any { return &compiler{known: map[shapeKey]flo
 
 // done hands back what c worked in.
 func (c *common) done() {
+	for _, p := range c.weighed {
+		p.Release()
+	}
 	c.forget()
 	rooms.Put(c.compiler)
 	c.compiler = nil
@@ -224,7 +228,7 @@ func (s *simulator) schedules(w Way, spec ring.Spec, ranks []int) (made, error) 
 		}
 	}
 	if ranks != nil {
-		p = p.In(&s.weighed)
+		s.weighed = append(s.weighed, p.Weighing())
 	}
 	for _, r := range ranks {
 		all[r] = p.Schedule(r)

@@ -96,7 +96,7 @@ func TestQuickIsThePlainSearch(t *testing.T) {
 			c.Docs = drawDocs(rng, c.Tokens, 1+rng.IntN(60))
 		}
 		costs := slowLinks
-		costs.queued, costs.across = rng.Float64()*1e-6, costs.across*rng.Float64()
+		costs.queued, costs.across, costs.perHost = rng.Float64()*1e-6, costs.across*rng.Float64(), c.At.PerHost
 		ways := Ways(c, Asked{Documents: len(c.Docs) > 0, Backends: []string{"flash", "fused"}})
 		quick, err := Quick(c, ways, known{costs, map[string]float64{"flash": 1, "fused": 1.5}})
 		if err != nil {
