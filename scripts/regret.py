@@ -166,13 +166,14 @@ def measure(args, cell, folder):
     load = os.getloadavg()[0]
     if args.grid == "cpu":
         in_turns(args, cell, ways, folder)
-    else:
+    elif cell.ranks > 1:
         for algorithm in ("ring", "allgather"):
             ways.setdefault(("striped", algorithm, 0, 0, auto[4], auto[5]), {"predicted": None, "rounds": []})
+    pace = ["--seconds", str(args.seconds)] if args.seconds else ["--iters", str(args.iters), "--warmup", "1"]
     for _ in range(0 if args.grid == "cpu" else args.rounds):
         for way, found in ways.items():
             try:
-                found["rounds"].append(seconds(bench(args, flags + ways_flags(way) + ["--iters", str(args.iters), "--warmup", "1"], folder)))
+                found["rounds"].append(seconds(bench(args, flags + ways_flags(way) + pace, folder)))
             except (RuntimeError, subprocess.TimeoutExpired) as fault:
                 print(f"  {text(way)}: {fault}", file=sys.stderr)
     return {"cell": cell.name(), "auto": text(auto), "load": load, "turns": args.rounds, "machine": report["machine"], "version": report["version"], "date": report["date"],
@@ -206,7 +207,7 @@ def scaling(cells):
 
 def table(cells, command):
     """The section of the page: a row a cell."""
-    cells = [c for c in cells if ", 1 ranks, " not in c["cell"]]
+    cells = [c for c in cells if ", 1 ranks, " not in c["cell"] or len({w.split(", ")[-1] for w in c["ways"]}) > 1]
     if not cells:
         return ""
     first = cells[0]
@@ -263,6 +264,7 @@ def main():
     p.add_argument("--table", default="", help="the page whose section is written")
     p.add_argument("--rounds", type=int, default=3, help="measurements of each way; on a CPU a multiple of %d" % TURNS)
     p.add_argument("--iters", type=int, default=3)
+    p.add_argument("--seconds", type=float, default=0, help="on a GPU, for so long in place of --iters: a card is warm in a step")
     p.add_argument("--ways", type=int, default=12, help="ways of a cell at most")
     p.add_argument("--limit", type=float, default=120, help="seconds of one measurement")
     p.add_argument("--cells", default="", help="only cells whose name has this")
@@ -279,7 +281,7 @@ def main():
             for n in ranks:
                 for mask in MASKS:
                     cell = Cell(shape, tokens, n, mask)
-                    if n == 1 and mask != "causal":  # for the table of ranks; there is nothing to choose
+                    if n == 1 and mask != "causal" and args.grid == "cpu":  # for the table of ranks; there is nothing to choose
                         continue
                     if any(c["cell"] == cell.name() for c in done) or args.cells not in cell.name():
                         continue
@@ -296,7 +298,7 @@ def main():
                         json.dump(done, f, indent=1)
     if not done:
         sys.exit("regret: nothing was measured")
-    section = table(done, f"scripts/regret.py --grid {args.grid} --rounds {args.rounds} --iters {args.iters}")
+    section = table(done, f"scripts/regret.py --grid {args.grid} --rounds {args.rounds} " + (f"--ranks {args.ranks} " if args.ranks else "") + (f"--seconds {args.seconds:g}" if args.seconds else f"--iters {args.iters}"))
     if args.table:
         into(args.table, f"regret {args.grid}", section)
         into(args.table, f"ranks {args.grid}", scaling(done))
