@@ -26,6 +26,9 @@ type CalibrateSpec struct {
 	Dims          []int  `json:"dims"`  // of a head
 	Sizes         []int  `json:"sizes"` // queries, and keys, of a tile: every pair of them
 	Further       int    `json:"further"`
+	// Documents are the lengths of documents, of which as many as have DocumentTokens together are one call.
+	Documents      []int `json:"documents"`
+	DocumentTokens int   `json:"document_tokens"`
 	// MaskDims is how many of Dims, from the first on, have the largest tile with masks; 0: all.
 	MaskDims int `json:"mask_dims"`
 	// TransfersOnly leaves all but transfers out.
@@ -61,6 +64,7 @@ func (s *CalibrateSpec) Default(device string) {
 	if device == "cpu" {
 		*s = CalibrateSpec{
 			Backend: "flash", DType: "fp32", Heads: 2, KVHeads: 1, Dims: []int{32, 128}, Sizes: []int{16, 64, 256, 1024}, Further: 256,
+			Documents: []int{4, 16, 64, 128}, DocumentTokens: 512,
 			Operations: true, Rows: []int{16, 128, 512, 2048}, Sides: []int{64, 256, 768}, Passes: []int{16, 128, 512},
 			Links: []int64{1 << 10, 16 << 10, 256 << 10, 4 << 20}, Budget: 0.03,
 			// What a mask saves of the largest tile differs by 11 % at most between head dims, which take most of the time.
@@ -70,12 +74,13 @@ func (s *CalibrateSpec) Default(device string) {
 	}
 	*s = CalibrateSpec{
 		Backend: "flash", DType: "bf16", Heads: 32, KVHeads: 8, Dims: []int{64, 128}, Sizes: []int{256, 1024, 4096, 16384}, Further: 16384,
+		Documents: []int{128, 512, 2048}, DocumentTokens: 16384,
 		Operations: true, Rows: []int{128, 1024, 8192, 32768}, Sides: []int{1024, 4096, 16384}, Passes: []int{128, 2048, 32768},
 		Links:  []int64{16 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20},
 		Budget: 0.1, // most figures take 30 iterations of far less
 		// Between first calls of new shapes a card waits for the host, which makes plans for cuDNN and compiles, and cools: by figures that
 		// were measured then cuDNN was ahead of flash by 6 % where in a step it is 4 % behind.
-		Heat: 4, Long: 1e-3,
+		Heat: 3, Long: 1e-3,
 	}
 }
 
@@ -131,6 +136,9 @@ func (c *calibration) attention(ctx context.Context) (set cost.Set, err error) {
 	if err != nil {
 		return set, err
 	}
+	if c.spec.Heat > 0 {
+		c.Budget = c.spec.Budget / 5 // what takes long is measured again
+	}
 	for _, t := range c.tiles() {
 		rows, err := c.tile(ctx, arena, t)
 		if err != nil {
@@ -139,15 +147,17 @@ func (c *calibration) attention(ctx context.Context) (set cost.Set, err error) {
 		set.Attention = append(set.Attention, rows...)
 	}
 	if c.spec.Heat > 0 {
+		c.Budget = c.spec.Budget
 		return set, c.again(ctx, arena, set.Attention)
 	}
 	return set, nil
 }
 
-// tileOf is a tile that is measured.
+// tileOf is a tile that is measured, or several alike in one call.
 type tileOf struct {
 	mask      string
 	q, k, dim int
+	tiles     int // of cost.Documents
 }
 
 // tiles is all of them.
@@ -162,9 +172,12 @@ func (c *calibration) tiles() (list []tileOf) {
 					masks = []string{cost.Full, cost.Causal, cost.Band}
 				}
 				for _, mask := range masks {
-					list = append(list, tileOf{mask, q, k, dim})
+					list = append(list, tileOf{mask, q, k, dim, 0})
 				}
 			}
+		}
+		for _, n := range c.spec.Documents {
+			list = append(list, tileOf{cost.Documents, n, n, dim, c.spec.DocumentTokens / n})
 		}
 	}
 	return list
@@ -200,7 +213,7 @@ func (c *calibration) again(ctx context.Context, arena *tensor.Arena, rows []cos
 // heat computes for the seconds that the spec says.
 func (c *calibration) heat(ctx context.Context, arena *tensor.Arena) error {
 	defer arena.Release(arena.Mark())
-	p, err := c.load(ctx, arena, tileOf{cost.Full, slices.Max(c.spec.Sizes), slices.Max(c.spec.Sizes), slices.Max(c.spec.Dims)})
+	p, err := c.load(ctx, arena, tileOf{cost.Full, slices.Max(c.spec.Sizes), slices.Max(c.spec.Sizes), slices.Max(c.spec.Dims), 0})
 	if err != nil {
 		return err
 	}
@@ -247,8 +260,9 @@ func (c *calibration) call(a *tensor.Arena, q, k, dim int) *call {
 
 // load makes the tensors of a tile.
 func (c *calibration) load(ctx context.Context, arena *tensor.Arena, t tileOf) (*call, error) {
-	p := c.call(arena, t.q, t.k, t.dim)
-	p.tiles = []partition.Tile{cost.Tile(t.mask, t.q, t.k)}
+	n := max(t.tiles, 1)
+	p := c.call(arena, n*t.q, n*t.k, t.dim)
+	p.tiles = (&cost.Attention{Mask: t.mask, Queries: t.q, Keys: t.k, Tiles: t.tiles}).Laid()
 	for i, v := range []View{p.q, p.k, p.v, p.do} {
 		if err := c.random(ctx, v, uint64(i+1)); err != nil {
 			return nil, err
@@ -271,7 +285,7 @@ func (c *calibration) tile(ctx context.Context, arena *tensor.Arena, t tileOf) (
 	}
 	row := cost.Attention{
 		Backend: c.spec.Backend, DType: c.spec.DType, Deterministic: c.spec.Deterministic, Mask: t.mask, Dim: t.dim,
-		Heads: c.spec.Heads, KVHeads: c.spec.KVHeads, Queries: t.q, Keys: t.k,
+		Heads: c.spec.Heads, KVHeads: c.spec.KVHeads, Queries: t.q, Keys: t.k, Tiles: t.tiles,
 	}
 	forward, backward := row, row
 	backward.Backward = true

@@ -16,6 +16,7 @@ type kernel struct {
 	further grid    // of a block that is not the first, to the first
 	causal  grid    // rate of masked tiles to that of full ones, over the keys that a query sees, dim
 	band    grid
+	many    grid    // rate of tiles in a call of many to what the grids above say of them, over keys, dim
 	most    float64 // the rate of work that is kept up, of a GPU: no full tile of a step is faster
 }
 
@@ -56,7 +57,7 @@ func (m *Model) indexAttention() {
 	for _, a := range m.set.Attention {
 		k := a.key()
 		k.mask = Full
-		if x := m.kernels[k]; x != nil && a.Mask != Full {
+		if x := m.kernels[k]; x != nil && (a.Mask == Causal || a.Mask == Band) {
 			rate, _ := x.full.look(a.spot())
 			pairs := float64(Tile(a.Mask, a.Queries, a.Keys).Pairs())
 			x.masked(a.Mask).add(maskSpot(pairs/float64(a.Queries), float64(a.Dim)), math.Log(attentionFLOPs(pairs, a.Heads, a.Dim, a.Dim)/a.Seconds)-rate)
@@ -66,6 +67,36 @@ func (m *Model) indexAttention() {
 		x.causal.build()
 		x.band.build()
 	}
+	m.indexDocuments()
+}
+
+// manyTiles is from how many tiles on a call is taken to be one of documents.
+const manyTiles = 4
+
+// indexDocuments makes the grids of calls with many tiles: what tiles cost that are next to each other, beside what one costs alone.
+func (m *Model) indexDocuments() {
+	for _, a := range m.set.Attention {
+		k := a.key()
+		k.mask = Full
+		if x := m.kernels[k]; x != nil && a.Mask == Documents && a.Tiles >= manyTiles {
+			apart := x.seconds(a.Laid(), a.Heads, a.Dim, a.Dim)
+			x.many.add(maskSpot(float64(a.Keys), float64(a.Dim)), math.Log(apart/a.Seconds))
+		}
+	}
+	for _, x := range m.kernels {
+		x.many.build()
+	}
+}
+
+// Laid returns the tiles of the call that was measured.
+func (a *Attention) Laid() []partition.Tile {
+	list := make([]partition.Tile, 0, max(a.Tiles, 1))
+	for i := range max(a.Tiles, 1) {
+		t := Tile(a.Mask, a.Queries, a.Keys)
+		t.Q, t.K = partition.Range{Lo: i * a.Queries, Hi: (i + 1) * a.Queries}, partition.Range{Lo: i * a.Keys, Hi: (i + 1) * a.Keys}
+		list = append(list, t)
+	}
+	return list
 }
 
 // spot is where a measured call stands in the grids of its kernel.
@@ -116,7 +147,7 @@ func (x *kernel) masked(mask string) *grid {
 func Tile(mask string, queries, keys int) partition.Tile {
 	t := partition.Tile{Q: partition.Range{Hi: queries}, K: partition.Range{Hi: keys}, Band: partition.Full()}
 	switch mask {
-	case Causal:
+	case Causal, Documents:
 		t.Band = partition.Causal()
 	case Band:
 		t.Band = partition.Band{Lo: -max(keys/4, 1), Hi: 0}
@@ -170,33 +201,54 @@ func (m *Model) Call(c planner.Call) float64 {
 	if x == nil || len(c.Tiles) == 0 || c.Heads == 0 {
 		return 0
 	}
-	batch, dim := max(c.Batch, 1), float64(c.Dim+c.DimV)/2
-	rows := 0
-	for i := range c.Tiles {
-		rows += c.Tiles[i].Q.Len()
+	heads := c.Heads * max(c.Batch, 1)
+	total := max(x.seconds(c.Tiles, heads, c.Dim, c.DimV), x.floor)
+	if !c.First {
+		if ratio, ok := x.further.look(widest(c.Tiles, heads, float64(c.Dim+c.DimV)/2)); ok {
+			total *= math.Exp(ratio)
+		}
 	}
-	total, biggest := 0.0, 0
-	s, widest := tileSpot(float64(rows*c.Heads*batch), 1, dim), spot{}
-	for i := range c.Tiles {
-		t := &c.Tiles[i]
+	return total * m.slow / m.flops
+}
+
+// seconds is what the first block of a pass takes with tiles side by side.
+func (x *kernel) seconds(tiles []partition.Tile, heads, dimK, dimV int) (total float64) {
+	dim := float64(dimK+dimV) / 2
+	s := tileSpot(float64(rowsOf(tiles)*heads), 1, dim)
+	for i := range tiles {
+		t := &tiles[i]
 		pairs, area := float64(t.Pairs()), float64(t.Q.Len())*float64(t.K.Len())
 		s[1] = math.Log2(float64(max(t.K.Len(), 1)))
 		rate, _ := x.full.look(s)
 		if mask := maskOf(t, pairs, area); mask != Full {
 			rate += x.masked(mask).less(maskSpot(pairs/float64(t.Q.Len()), dim))
 		}
-		total += attentionFLOPs(pairs, c.Heads*batch, c.Dim, c.DimV) / math.Exp(min(rate, x.most))
-		if i == 0 || int(pairs) > biggest {
-			biggest, widest = int(pairs), s
+		if len(tiles) >= manyTiles {
+			beside, _ := x.many.look(maskSpot(float64(t.K.Len()), dim))
+			rate += beside
+		}
+		total += attentionFLOPs(pairs, heads, dimK, dimV) / math.Exp(min(rate, x.most))
+	}
+	return total
+}
+
+// rowsOf is the queries of all tiles.
+func rowsOf(tiles []partition.Tile) (rows int) {
+	for i := range tiles {
+		rows += tiles[i].Q.Len()
+	}
+	return rows
+}
+
+// widest is where the tile with most pairs stands.
+func widest(tiles []partition.Tile, heads int, dim float64) spot {
+	most, at := 0, 0
+	for i := range tiles {
+		if n := tiles[i].Pairs(); n > most {
+			most, at = n, i
 		}
 	}
-	total = max(total, x.floor)
-	if !c.First {
-		if ratio, ok := x.further.look(widest); ok {
-			total *= math.Exp(ratio)
-		}
-	}
-	return total * m.slow / m.flops
+	return tileSpot(float64(rowsOf(tiles)*heads), float64(max(tiles[at].K.Len(), 1)), dim)
 }
 
 // maskOf is the mask of a table that a tile is most like: one that is cut on one side, or on both.

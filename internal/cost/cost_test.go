@@ -332,3 +332,35 @@ func TestKeepLess(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 }
+
+// Calls of many documents take what was measured of such calls, and between two lengths what lies between. Few tiles are not concerned.
+func TestDocumentsSideBySide(t *testing.T) {
+	table := rates(0)
+	docs := func(n, tiles int, seconds float64) Attention {
+		return Attention{Backend: "flash", DType: "bf16", Mask: Documents, Dim: 64, Heads: 4, KVHeads: 4, Queries: n, Keys: n, Tiles: tiles, Seconds: seconds}
+	}
+	of := func(a Attention) planner.Call {
+		c := call(1, 1, partition.Causal())
+		c.Tiles = a.Laid()
+		return c
+	}
+	short, long, few := docs(16, 64, 3e-4), docs(256, 4, 2e-4), docs(256, 3, 1e-3)
+	plain := table.For(Job{Ranks: 1, PerHost: 1}).Call(of(few))
+	table.Sets[0].Attention = append(table.Sets[0].Attention, short, long)
+	m := table.For(Job{Ranks: 1, PerHost: 1})
+	for _, a := range []Attention{short, long} {
+		if got := m.Call(of(a)); math.Abs(got/a.Seconds-1) > 1e-9 {
+			t.Errorf("%d documents of %d: %v s, measured %v", a.Tiles, a.Keys, got, a.Seconds)
+		}
+	}
+	if got := m.Call(of(few)); got != plain {
+		t.Errorf("three documents: %v s, without figures of many %v", got, plain)
+	}
+	// A document of 64 is as much slower beside others as the mean of those of 16 and of 256, of their logarithms.
+	apart := func(a Attention) float64 {
+		return rates(0).For(Job{Ranks: 1, PerHost: 1}).Call(of(a)) / m.Call(of(a))
+	}
+	if got, want := apart(docs(64, 16, 1)), math.Sqrt(apart(short)*apart(long)); math.Abs(got/want-1) > 1e-9 {
+		t.Errorf("documents of 64 differ by %v, want %v", got, want)
+	}
+}

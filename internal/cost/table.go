@@ -80,6 +80,8 @@ const (
 	Full   = "full"
 	Causal = "causal" // as many queries as keys
 	Band   = "band"   // causal, and a window of a quarter of the keys
+	// Documents is Tiles causal tiles of one call, one behind another, with as many queries as keys each.
+	Documents = "documents"
 )
 
 // Attention is one kernel call: a pass over one block of one tile.
@@ -94,6 +96,7 @@ type Attention struct {
 	KVHeads       int    `json:"kv_heads"`
 	Queries       int    `json:"queries"`
 	Keys          int    `json:"keys"`
+	Tiles         int    `json:"tiles,omitempty"` // of Documents; 0: one
 	// Seconds of a pass with one such block; Further of each other block of the same pass, 0: as much.
 	Seconds float64 `json:"seconds"`
 	Further float64 `json:"further_seconds,omitempty"`
@@ -195,7 +198,7 @@ func (s *Set) check() error {
 	}
 	for i, a := range s.Attention {
 		if !time(a.Seconds) || a.Further != 0 && !time(a.Further) || !counts(a.Dim, a.Heads, a.KVHeads, a.Queries, a.Keys) || a.KVHeads > a.Heads ||
-			a.Mask != Full && a.Mask != Causal && a.Mask != Band {
+			a.Mask != Full && a.Mask != Causal && a.Mask != Band && a.Mask != Documents || (a.Mask == Documents) != (a.Tiles > 0) || !counts(max(a.Tiles, 1)) {
 			return fmt.Errorf("attention %d: %+v", i+1, a)
 		}
 	}

@@ -18,10 +18,14 @@ type Asked struct {
 }
 
 // Ways lists the ways for a case that agree with what was asked for, in order of preference: a ring in a zigzag is what
-// everything else has to beat. A striped layout is not among them unless it is asked for: it balances as a zigzag does,
+// everything else has to beat; where ranks share cores, nothing hides behind calls, and it is an all-gather whose rows travel before
+// the only call. A striped layout is not among them unless it is asked for: it balances as a zigzag does,
 // cuts the tiles of every pair of ranks by the mask's edges, which kernels pay for, and spreads windows over all ranks.
 func Ways(c Case, a Asked) (list []Way) {
 	layouts, algorithms := []string{"zigzag", "contiguous"}, []string{"ring", "allgather", "ulysses", "hierarchical"}
+	if c.At.Shared {
+		algorithms = []string{"allgather", "ring", "ulysses", "hierarchical"}
+	}
 	if a.Documents { // of which a ring sends more than is read
 		algorithms = []string{"allgather", "ring", "ulysses", "hierarchical"}
 		layouts = []string{"document", "document-zigzag", "zigzag", "contiguous"}
@@ -80,6 +84,9 @@ func gathered(w Way, c Case, a Asked) (list []Way) {
 	times := []string{w.Gather}
 	if open := a.Gather == "" || a.Gather == ring.Auto; open && c.Ranks > 1 {
 		times = befores(w, a.Documents)
+		if c.At.Shared && !a.Documents {
+			slices.Reverse(times)
+		}
 	}
 	for _, w.GatherHeads = range gathers(c, a) {
 		for _, w.Gather = range times {
