@@ -184,6 +184,20 @@ def medians(cell):
     return {w: statistics.median(f["rounds"]) for w, f in cell["ways"].items()}
 
 
+def apart(cell):
+    """The regret where the best way is found in one half of the rounds and compared in the other, and the other way round: the least of
+    many medians is less than what it is the median of. None where rounds are too few."""
+    rounds = {w: f["rounds"] for w, f in cell["ways"].items()}
+    own, n = rounds.get(cell["auto"]), min(len(r) for r in rounds.values())
+    if not own or n < 4:
+        return None
+    halves, out = (range(0, n, 2), range(1, n, 2)), []
+    for find, compare in (halves, halves[::-1]):
+        best = rounds[min(rounds, key=lambda w: statistics.median(rounds[w][i] for i in find))]
+        out.append(statistics.median(own[i] / best[i] for i in compare) - 1)
+    return sum(out) / 2
+
+
 def twins(cell, ms):
     """How far apart a ring and an all-gather of one layout were measured that are predicted alike, since they are one schedule."""
     out = []
@@ -237,6 +251,10 @@ def table(cells, command):
     if regrets:
         lines += ["", f"Regret of auto: {100 * statistics.mean(regrets):.1f} % in the mean, {100 * statistics.median(regrets):.1f} % in the median, {100 * max(regrets):.1f} % at most. The worst "
                   f"way takes {100 * statistics.mean(worsts):.0f} % more than the best in the mean. Predictions differ from what was measured by {100 * statistics.median(errors):.0f} % in the median."]
+        fair = [x for x in map(apart, cells) if x is not None]
+        if fair:
+            lines[-1] += (f" With the best way found in one half of the rounds and compared with auto's in the other, {100 * statistics.mean(fair):.1f} % in the mean, "
+                          f"{100 * statistics.median(fair):.1f} % in the median, {100 * max(fair):.1f} % at most.")
         if noise:
             lines[-1] += f" Ways that are predicted to take the same were measured {100 * statistics.median(noise):.0f} % apart in the median, which is what this machine tells apart."
         if spreads:

@@ -57,7 +57,7 @@ func TestPlanOfKindsOnGPUs(t *testing.T) {
 	var out bytes.Buffer
 	_, err := Plan("../../examples/cases/windows.yaml", PlanOptions{
 		Options: Options{NProc: "auto", Device: "auto", NodeRank: -1, LogLevel: "info", Stdout: &out, Stderr: os.Stderr},
-		Set:     []string{"parallel.algorithm=auto"}, Assume: []string{"gpu=h200,gpus=8,hosts=4,cudnn=9.19.0,net=50G"}, JSON: true,
+		Set:     []string{"parallel.algorithm=auto", "attention.backend=fused"}, Assume: []string{"gpu=h200,gpus=8,hosts=4,cudnn=9.19.0,net=50G"}, JSON: true,
 	})
 	if err != nil {
 		t.Fatal(err)

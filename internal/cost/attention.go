@@ -123,7 +123,8 @@ func maskSpot(seen, dim float64) spot {
 // the rate is more nearly linear in the inverse of the dim than in its logarithm.
 func perDim(dim float64) float64 { return -64 / max(dim, 1) }
 
-// less is what a mask takes off a rate. Beyond the most keys that were measured it is as much for each query, so that it fades.
+// less is what a mask, or company, takes off a rate. Beyond the most keys that were measured it is as much for each query, so that it
+// fades.
 func (g *grid) less(s spot) float64 {
 	rate, ok := g.look(s)
 	if !ok {
@@ -224,8 +225,7 @@ func (x *kernel) seconds(tiles []partition.Tile, heads, dimK, dimV int) (total f
 			rate += x.masked(mask).less(maskSpot(pairs/float64(t.Q.Len()), dim))
 		}
 		if len(tiles) >= manyTiles {
-			beside, _ := x.many.look(maskSpot(float64(t.K.Len()), dim))
-			rate += beside
+			rate += x.many.less(maskSpot(float64(t.K.Len()), dim))
 		}
 		total += attentionFLOPs(pairs, heads, dimK, dimV) / math.Exp(min(rate, x.most))
 	}

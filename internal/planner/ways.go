@@ -23,7 +23,7 @@ type Asked struct {
 // cuts the tiles of every pair of ranks by the mask's edges, which kernels pay for, and spreads windows over all ranks.
 func Ways(c Case, a Asked) (list []Way) {
 	layouts, algorithms := []string{"zigzag", "contiguous"}, []string{"ring", "allgather", "ulysses", "hierarchical"}
-	if c.At.Shared {
+	if c.At.Shared && c.Ranks > 1 {
 		algorithms = []string{"allgather", "ring", "ulysses", "hierarchical"}
 	}
 	if a.Documents { // of which a ring sends more than is read
