@@ -317,7 +317,9 @@ def main():
     if not done:
         sys.exit("regret: nothing was measured")
     section = table(done, f"scripts/regret.py --grid {args.grid} --rounds {args.rounds} " + (f"--ranks {args.ranks} " if args.ranks else "") + (f"--seconds {args.seconds:g}" if args.seconds else f"--iters {args.iters}"))
-    if args.table:
+    if args.table and args.ranks == "1":
+        into(args.table, f"regret {args.grid}, one rank", section)
+    elif args.table:
         into(args.table, f"regret {args.grid}", section)
         into(args.table, f"ranks {args.grid}", scaling(done))
     else:

@@ -80,7 +80,7 @@ func (s *CalibrateSpec) Default(device string) {
 		Budget: 0.1, // most figures take 30 iterations of far less
 		// Between first calls of new shapes a card waits for the host, which makes plans for cuDNN and compiles, and cools: by figures that
 		// were measured then cuDNN was ahead of flash by 6 % where in a step it is 4 % behind.
-		Heat: 3, Long: 1e-3,
+		Heat: 2, Long: 1e-3,
 	}
 }
 
@@ -127,6 +127,21 @@ type calibration struct {
 	*Rank
 	spec  CalibrateSpec
 	dtype tensor.DType
+	warm  float64 // seconds of calls of attention before those that count
+}
+
+// settled is the median time of work that has run for as long as is to be.
+func (c *calibration) settled(ctx context.Context, work func() error) (float64, error) {
+	turns := 1
+	if c.warm > 0 {
+		one, _, err := c.measure(ctx, 1, minIters, work)
+		if err != nil {
+			return 0, err
+		}
+		turns = int(c.warm/max(one, 1e-9)) + 1
+	}
+	seconds, _, err := c.measure(ctx, turns, 0, work)
+	return seconds, err
 }
 
 // attention measures kernel calls by tile, mask and head dim.
@@ -197,8 +212,9 @@ func (c *calibration) again(ctx context.Context, arena *tensor.Arena, rows []cos
 			}
 		}
 		long = true
+		c.warm = c.spec.Budget
 		hot, err := c.tile(ctx, arena, t)
-		if err != nil {
+		if c.warm = 0; err != nil {
 			return err
 		}
 		for j := range pair {
@@ -296,7 +312,7 @@ func (c *calibration) tile(ctx context.Context, arena *tensor.Arena, t tileOf) (
 		{&forward, func(n int) error { return p.forward(c.Device.Kernel, n) }},
 		{&backward, func(n int) error { return p.backward(c.Device.Kernel, n) }},
 	} {
-		seconds, _, err := c.measure(ctx, 1, 0, func() error { return m.pass(1) })
+		seconds, err := c.settled(ctx, func() error { return m.pass(1) })
 		if err != nil {
 			return nil, err
 		}
@@ -304,7 +320,7 @@ func (c *calibration) tile(ctx context.Context, arena *tensor.Arena, t tileOf) (
 		if t.mask != cost.Full || max(t.q, t.k) > c.spec.Further {
 			continue
 		}
-		both, _, err := c.measure(ctx, 1, 0, func() error { return m.pass(2) })
+		both, err := c.settled(ctx, func() error { return m.pass(2) })
 		if err != nil {
 			return nil, err
 		}
