@@ -79,7 +79,7 @@ func (m *Model) indexDocuments() {
 		k := a.key()
 		k.mask = Full
 		if x := m.kernels[k]; x != nil && a.Mask == Documents && a.Tiles >= manyTiles {
-			apart := x.seconds(a.Laid(), a.Heads, a.Dim, a.Dim)
+			apart, _ := x.seconds(a.Laid(), a.Heads, a.Dim, a.Dim)
 			x.many.add(maskSpot(float64(a.Keys), float64(a.Dim)), math.Log(apart/a.Seconds))
 		}
 	}
@@ -203,19 +203,23 @@ func (m *Model) Call(c planner.Call) float64 {
 		return 0
 	}
 	heads := c.Heads * max(c.Batch, 1)
-	total := max(x.seconds(c.Tiles, heads, c.Dim, c.DimV), x.floor)
+	total, widest := x.seconds(c.Tiles, heads, c.Dim, c.DimV)
+	total = max(total, x.floor)
 	if !c.First {
-		if ratio, ok := x.further.look(widest(c.Tiles, heads, float64(c.Dim+c.DimV)/2)); ok {
+		if ratio, ok := x.further.look(widest); ok {
 			total *= math.Exp(ratio)
 		}
 	}
 	return total * m.slow / m.flops
 }
 
-// seconds is what the first block of a pass takes with tiles side by side.
-func (x *kernel) seconds(tiles []partition.Tile, heads, dimK, dimV int) (total float64) {
-	dim := float64(dimK+dimV) / 2
-	s := tileSpot(float64(rowsOf(tiles)*heads), 1, dim)
+// seconds is what the first block of a pass takes with tiles side by side, and where the one with most pairs stands.
+func (x *kernel) seconds(tiles []partition.Tile, heads, dimK, dimV int) (total float64, widest spot) {
+	dim, rows, most := float64(dimK+dimV)/2, 0, 0
+	for i := range tiles {
+		rows += tiles[i].Q.Len()
+	}
+	s := tileSpot(float64(rows*heads), 1, dim)
 	for i := range tiles {
 		t := &tiles[i]
 		pairs, area := float64(t.Pairs()), float64(t.Q.Len())*float64(t.K.Len())
@@ -225,30 +229,14 @@ func (x *kernel) seconds(tiles []partition.Tile, heads, dimK, dimV int) (total f
 			rate += x.masked(mask).less(maskSpot(pairs/float64(t.Q.Len()), dim))
 		}
 		if len(tiles) >= manyTiles {
-			rate += x.many.less(maskSpot(float64(t.K.Len()), dim))
+			rate += x.many.less(spot{s[1], 0, s[2]})
 		}
 		total += attentionFLOPs(pairs, heads, dimK, dimV) / math.Exp(min(rate, x.most))
-	}
-	return total
-}
-
-// rowsOf is the queries of all tiles.
-func rowsOf(tiles []partition.Tile) (rows int) {
-	for i := range tiles {
-		rows += tiles[i].Q.Len()
-	}
-	return rows
-}
-
-// widest is where the tile with most pairs stands.
-func widest(tiles []partition.Tile, heads int, dim float64) spot {
-	most, at := 0, 0
-	for i := range tiles {
-		if n := tiles[i].Pairs(); n > most {
-			most, at = n, i
+		if i == 0 || int(pairs) > most {
+			most, widest = int(pairs), s
 		}
 	}
-	return tileSpot(float64(rowsOf(tiles)*heads), float64(max(tiles[at].K.Len(), 1)), dim)
+	return total, widest
 }
 
 // maskOf is the mask of a table that a tile is most like: one that is cut on one side, or on both.
