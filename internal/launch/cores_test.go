@@ -59,7 +59,8 @@ func TestCoreIsLeftAlone(t *testing.T) {
 	}
 }
 
-// TestKeepToCore has a worker keep to one core, with threads that it has and that it makes later.
+// TestKeepToCore has a worker keep to one core, with threads that it has and that it makes later. One that has the core for itself runs
+// as many goroutines at once as before, and one that shares it with other ranks one.
 func TestKeepToCore(t *testing.T) {
 	if r := play(t, "keep", 1); r.ExitCode != ExitDone {
 		t.Errorf("%+v, stderr %q", r.Result, r.stderr)
@@ -101,7 +102,7 @@ func TestRarelyWoken(t *testing.T) {
 
 // keep has a worker keep to a core, and looks where its threads may run: those that there were, and new ones.
 func keep(w *Worker) int {
-	own := ownCores()
+	own, procs := ownCores(), runtime.GOMAXPROCS(0)
 	w.core = &own[len(own)-1]
 	for range 2 {
 		go func() { // ends with the process
@@ -113,6 +114,15 @@ func keep(w *Worker) int {
 	core, err := w.KeepToCore()
 	if err != nil || core != own[len(own)-1] {
 		fmt.Fprintln(os.Stderr, "keeps to", core, err)
+		return 5
+	}
+	if n := runtime.GOMAXPROCS(0); n != procs && w.LocalWorldSize <= len(own) {
+		fmt.Fprintln(os.Stderr, "runs", n, "goroutines at once, before", procs)
+		return 5
+	}
+	w.LocalWorldSize = 2*len(own) + 1
+	if _, err := w.KeepToCore(); err != nil || runtime.GOMAXPROCS(0) != 1 {
+		fmt.Fprintln(os.Stderr, "runs", runtime.GOMAXPROCS(0), "goroutines at once on a core that it shares", err)
 		return 5
 	}
 	var threads, checked sync.WaitGroup
