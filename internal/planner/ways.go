@@ -29,6 +29,9 @@ func Ways(c Case, a Asked) (list []Way) {
 	if a.Documents { // of which a ring sends more than is read
 		algorithms = []string{"allgather", "ring", "ulysses", "hierarchical"}
 		layouts = []string{"document", "document-zigzag", "zigzag", "contiguous"}
+		if c.At.Shared { // where more tiles, of documents that a zigzag cuts once more, cost more than they hide
+			layouts = []string{"document", "document-zigzag", "contiguous", "zigzag"}
+		}
 	}
 	if c.Ranks > ExactRanks {
 		layouts = layouts[:1] // ranks that are not balanced are not worth the time to find it out
