@@ -13,20 +13,24 @@ import (
 	"github.com/cprun/cprun/internal/terminal"
 )
 
-// quick plans without what only a reader of one plan looks at.
+// quick plans without what only a reader of one plan looks at. It chooses as a run does.
 func (o *PlanOptions) quick(path string, m machine.Machine, ranks int, costs plan.Costs, set ...string) (*plan.Plan, error) {
+	d, err := o.decider(m)
+	if err != nil {
+		return nil, err
+	}
 	cfg, err := config.Load(path, config.Options{
-		Set: append(slices.Clone(o.Set), set...), Ranks: ranks, Hosts: m.Hosts, Device: m.Device(), NoFiles: true,
+		Set: append(slices.Clone(o.Set), set...), Ranks: ranks, Hosts: m.Hosts, Device: m.Device(), NoFiles: true, Decide: d.Decide,
 	})
 	if err != nil {
 		return nil, err
 	}
-	choice, err := choose(cfg, m, nil)
+	choice, err := choose(cfg, m, d.Chosen)
 	if err != nil {
 		return nil, err
 	}
 	opts := planOptions(m, choice.Choice, costs)
-	opts.Quick = true
+	opts.Quick, opts.Chosen = true, d.Chosen
 	return plan.Make(cfg, ranks, opts)
 }
 

@@ -81,18 +81,24 @@ func (s *scale) plan(i int, found machines) error {
 		return err
 	}
 	ranks := w.nproc * w.nnodes
-	cfg, err := config.Load(s.e.BasePath, config.Options{Set: s.flags(i), Ranks: ranks, Hosts: m.Hosts, Device: m.Device(), NoFiles: s.PlanOnly})
+	d, err := s.decider(m)
+	if err != nil {
+		return err
+	}
+	cfg, err := config.Load(s.e.BasePath, config.Options{Set: s.flags(i), Ranks: ranks, Hosts: m.Hosts, Device: m.Device(), NoFiles: s.PlanOnly, Decide: d.Decide})
 	if err == nil && !s.PlanOnly {
 		err = train.Check(cfg)
 	}
 	if err != nil {
 		return err
 	}
-	choice, err := choose(cfg, m, nil)
+	choice, err := choose(cfg, m, d.Chosen)
 	if err != nil {
 		return err
 	}
-	p, err := plan.Make(cfg, ranks, planOptions(m, choice.Choice, s.costs.of(&s.Options, m)))
+	opts := planOptions(m, choice.Choice, s.costs.of(&s.Options, m))
+	opts.Chosen = d.Chosen
+	p, err := plan.Make(cfg, ranks, opts)
 	if err != nil {
 		return err
 	}
