@@ -85,3 +85,31 @@ func TestPlanOfKindsOnGPUs(t *testing.T) {
 		}
 	}
 }
+
+// A backend that costs take, where the rules have another, is not said to be asked for; one that is asked for is.
+func TestPlanSaysWhoTookTheBackend(t *testing.T) {
+	reason := func(set ...string) (reason, took string) {
+		var out strings.Builder
+		_, err := Plan("../../examples/bench/llama-3.2-3b-128k.yaml", PlanOptions{
+			Options: Options{NProc: "auto", Device: "auto", NodeRank: -1, LogLevel: "info", Stdout: &out, Stderr: os.Stderr},
+			Set:     append(set, "data.seq_len=16K"), Assume: []string{"gpu=h200,cudnn=9.19.0"}, JSON: true,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var p struct {
+			Choice    struct{ Backend, Ruled string }
+			Attention struct{ Backend, Reason string }
+		}
+		if err := json.Unmarshal([]byte(out.String()), &p); err != nil || p.Attention.Backend != "flash" {
+			t.Fatalf("%+v, %v", p, err)
+		}
+		return p.Attention.Reason, p.Choice.Backend + " for " + p.Choice.Ruled
+	}
+	if why, took := reason(); why != "the fastest by the costs of this machine, where the rules have fused" || took != "flash for fused" {
+		t.Errorf("%q, %q", why, took)
+	}
+	if why, took := reason("attention.backend=flash"); why != "asked for" || took != " for " {
+		t.Errorf("%q, %q", why, took)
+	}
+}

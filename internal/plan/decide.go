@@ -44,6 +44,9 @@ type Chosen struct {
 	Models []planner.Model `json:"models"`
 	// Layers are the ways of each kind of layers, likewise; seconds of one layer for one micro batch.
 	Layers []LayerWays `json:"layers"`
+	// Backend is the backend of attention where costs took another than the rules have, which is Ruled; "": they did not.
+	Backend string `json:"backend,omitempty"`
+	Ruled   string `json:"ruled,omitempty"`
 	// Kinds are what the layers of some windows do that run by another algorithm than the config says; see Apart.
 	Kinds map[int]planner.Way `json:"kinds,omitempty"`
 	// Packings are the ways that each packing of documents chooses from; none: all run as the config says.
@@ -104,6 +107,9 @@ func (d *Decider) Decide(cfg *config.Config, ranks, hosts int) error {
 	if cfg.Data.PackDocuments && cfg.Parallel.Algorithm == "auto" {
 		d.Chosen.Packings = planner.Shortlist(best.way)
 	}
+	if best.names(cfg) {
+		d.Chosen.Backend, d.Chosen.Ruled = best.way.Backend, best.ruled
+	}
 	best.apply(cfg)
 	return nil
 }
@@ -122,7 +128,7 @@ type option struct {
 	choice planner.Choice
 	way    planner.Way         // of all layers
 	kinds  map[int]planner.Way // of those that run by another
-	named  bool                // the backend is not what the rules would take
+	ruled  string              // the backend that the rules would take
 
 	refused map[int][]Rejected // why some do not, as LayerWays has it
 }
@@ -265,7 +271,7 @@ func (d *Decider) option(cfg *config.Config, o *option, perHost int, costs plann
 		return false, err
 	}
 	o.way, o.Seconds = o.choice.Best()
-	o.named = o.way.Backend != preferred
+	o.ruled = preferred
 	return true, d.apart(cfg, o)
 }
 
@@ -355,6 +361,11 @@ func ignore[T error](err error) error {
 	return err
 }
 
+// names reports whether the config leaves the backend open, and costs take another than the rules.
+func (o *option) names(cfg *config.Config) bool {
+	return cfg.Attention.Backend == "auto" && o.way.Backend != o.ruled
+}
+
 // apply writes the option where a config leaves it open.
 func (o *option) apply(cfg *config.Config) {
 	p := &cfg.Parallel
@@ -371,7 +382,7 @@ func (o *option) apply(cfg *config.Config) {
 	if p.Algorithm == "hierarchical" && p.Inner == 0 {
 		p.Inner = o.way.Inner
 	}
-	if cfg.Attention.Backend == "auto" && o.named {
+	if o.names(cfg) {
 		cfg.Attention.Backend = o.way.Backend
 	}
 }

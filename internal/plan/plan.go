@@ -120,6 +120,9 @@ func Make(cfg *config.Config, ranks int, o Options) (*Plan, error) {
 	}
 	bytes, kv := wire(cfg), cfg.Model.NumKeyValueHeads
 	see := func(s *ring.Schedule) { p.Hops[s.Rank] = hopsOf(s, bytes, kv) }
+	if c := o.Chosen; c != nil && c.Backend != "" && c.Backend == p.Attention.Backend {
+		p.Attention.Reason = "the fastest by the costs of this machine, where the rules have " + c.Ruled
+	}
 	if p.Hops = make([]RankHops, shape.Size); o.Quick {
 		see, p.Hops = nil, []RankHops{}
 	}
