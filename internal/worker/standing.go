@@ -140,6 +140,12 @@ func stood(since time.Time) time.Duration {
 	return time.Since(since)
 }
 
+// long is for how long a rank that waits has stood if it tells so at its end.
+const long = time.Second
+
+// stoodLong reports whether the rank waits for others, and has for long.
+func stoodLong(s *standing.Standing) bool { return len(s.Waits) > 0 && s.Waits[0].Stood >= long }
+
 // logWaits writes to the log what this rank waited for.
 func logWaits(s *standing.Standing) {
 	s.Clean()

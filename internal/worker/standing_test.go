@@ -7,6 +7,7 @@ import (
 
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/launch"
+	"github.com/cprun/cprun/internal/launch/standing"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -74,5 +75,19 @@ func TestStanding(t *testing.T) {
 	p.where.join(stuck)
 	if s := p.standing(); s.Work == nil || s.Work.Name != "a call of the driver, which does not return" || len(s.Waits) != 1 {
 		t.Errorf("with a driver that hangs: %+v", s)
+	}
+}
+
+// A rank that has waited for a second tells of it at its end, and one that waits for nobody or has just begun to does not.
+func TestStoodLong(t *testing.T) {
+	for _, x := range []struct {
+		waits []standing.Wait
+		want  bool
+	}{
+		{nil, false}, {[]standing.Wait{{Op: "exchange", Stood: long - time.Millisecond}}, false}, {[]standing.Wait{{Op: "exchange", Stood: long}}, true},
+	} {
+		if got := stoodLong(&standing.Standing{Waits: x.waits}); got != x.want {
+			t.Errorf("%+v: %v", x.waits, got)
+		}
 	}
 }

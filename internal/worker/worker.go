@@ -68,11 +68,12 @@ func Run(role string, exit func(status int)) int {
 }
 
 // fail tells the launcher why this rank ends. When some rank has waited for too long, each says what
-// it waited for, and writes it to its log.
+// it waited for, and writes it to its log. One that has stood for long does so whatever it hears first: the end of
+// a stopped peer, which the launcher kills then, may come before the word that another rank has waited too long.
 func (p *process) fail(err error) {
 	s := p.standing()
 	late := errors.Is(err, comm.ErrDeadline)
-	if late {
+	if late || stoodLong(&s) {
 		logWaits(&s)
 	}
 	r := launch.FailureReport{Error: err.Error(), Remote: comm.IsRemote(err), TimedOut: late, Standing: &s}
