@@ -2,6 +2,7 @@ package cost
 
 import (
 	"bytes"
+	"fmt"
 	"math"
 	"reflect"
 	"strings"
@@ -268,6 +269,19 @@ func TestKept(t *testing.T) {
 	}
 }
 
+// documents is a table with a call of so many tiles.
+func documents(mask string, tiles int) string {
+	const call = `{"backend":"flash","dtype":"bf16","mask":%q,"dim":64,"heads":4,"kv_heads":4,"queries":16,"keys":16,"tiles":%d,"seconds":1}`
+	return fmt.Sprintf(`{"version":1,"machine":{"device":"x"},"sets":[{"ranks":1,"attention":[`+call+`]}]}`, mask, tiles)
+}
+
+// A call of documents as calibrations measure it is taken.
+func TestDecodeDocuments(t *testing.T) {
+	if _, err := Decode([]byte(documents("documents", 128))); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestDecodeFaults(t *testing.T) {
 	for text, want := range map[string]string{
 		`{"version":2}`: "version 2", `{"version":1}`: "machine.device", `{"version":1,"machine":{"device":"x"}}`: "no sets", `[`: "cost table",
@@ -276,6 +290,7 @@ func TestDecodeFaults(t *testing.T) {
 		`{"version":1,"machine":{"device":"x"},"sets":[{"ranks":1,"products":[{"rows":1,"in":1,"out":-1,"seconds":1}]}]}`:                      "product 1",
 		`{"version":1,"machine":{"device":"x"},"sets":[{"ranks":1,"passes":[{"op":"copy","bytes":1,"seconds":0}]}]}`:                           "pass 1",
 		`{"version":1,"machine":{"device":"x"},"sets":[{"ranks":1,"attention":[{"mask":"full","dim":1,"heads":1,"kv_heads":2,"seconds":1}]}]}`: "attention 1",
+		documents("documents", 1<<40): "attention 1", documents("documents", 0): "attention 1", documents("causal", 4): "attention 1",
 	} {
 		if _, err := Decode([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", text, err, want)
@@ -286,7 +301,10 @@ func TestDecodeFaults(t *testing.T) {
 // What is read is a table that answers with times, and is written as it was.
 func FuzzDecode(f *testing.F) {
 	var b bytes.Buffer
-	if err := rates(1e-6).Encode(&b); err != nil {
+	seed, many := rates(1e-6), call(1, 1, partition.Causal())
+	packed := Attention{Backend: "flash", DType: "bf16", Mask: Documents, Dim: 64, Heads: 4, KVHeads: 4, Queries: 16, Keys: 16, Tiles: 8, Seconds: 1e-5}
+	seed.Sets[0].Attention, many.Tiles = append(seed.Sets[0].Attention, packed), packed.Laid()
+	if err := seed.Encode(&b); err != nil {
 		f.Fatal(err)
 	}
 	f.Add(b.Bytes())
@@ -298,7 +316,7 @@ func FuzzDecode(f *testing.F) {
 		}
 		m := table.For(Job{Ranks: 3, PerHost: 2, Cores: 2})
 		for what, s := range map[string]float64{
-			"call": m.Call(call(100, 50, partition.Causal())), "exchange": m.Exchange(0, 2, 1000, 2), "reduce": m.Reduce("all_reduce", 3, 1000),
+			"call": m.Call(call(100, 50, partition.Causal())), "documents": m.Call(many), "exchange": m.Exchange(0, 2, 1000, 2), "reduce": m.Reduce("all_reduce", 3, 1000),
 			"copy": m.Copy(1000), "product": m.Work(Work{Op: "linear", DType: tensor.F32, Rows: 3, In: 4, Out: 5}), "host": m.Host(7),
 		} {
 			if !(s >= 0) || math.IsInf(s, 0) {

@@ -197,8 +197,7 @@ func (s *Set) check() error {
 		return errors.New("call_seconds is no time of a call")
 	}
 	for i, a := range s.Attention {
-		if !time(a.Seconds) || a.Further != 0 && !time(a.Further) || !counts(a.Dim, a.Heads, a.KVHeads, a.Queries, a.Keys) || a.KVHeads > a.Heads ||
-			a.Mask != Full && a.Mask != Causal && a.Mask != Band && a.Mask != Documents || (a.Mask == Documents) != (a.Tiles > 0) || !counts(max(a.Tiles, 1)) {
+		if !time(a.Seconds) || a.Further != 0 && !time(a.Further) || !counts(a.Dim, a.Heads, a.KVHeads, a.Queries, a.Keys) || a.KVHeads > a.Heads || !a.masked() {
 			return fmt.Errorf("attention %d: %+v", i+1, a)
 		}
 	}
@@ -218,6 +217,20 @@ func (s *Set) check() error {
 		}
 	}
 	return nil
+}
+
+// maxTiles is more than a measured call has. A model lays out all of them.
+const maxTiles = 1 << 10
+
+// masked reports whether the mask is one of a table's, and has the tiles that belong to it.
+func (a *Attention) masked() bool {
+	switch a.Mask {
+	case Full, Causal, Band:
+		return a.Tiles == 0
+	case Documents:
+		return a.Tiles > 0 && a.Tiles <= maxTiles
+	}
+	return false
 }
 
 // time reports whether s may be that of a piece of work.
