@@ -2,38 +2,12 @@ package train_test
 
 import (
 	"fmt"
-	"math"
 	"path/filepath"
 	"runtime"
 	"testing"
 
-	"github.com/cprun/cprun/internal/metrics"
 	"github.com/cprun/cprun/internal/train"
 )
-
-// follows checks a curve against that of PyTorch in float32. It logs the worst.
-func follows(t *testing.T, what string, got []metrics.Step, e expect, tol float64) {
-	t.Helper()
-	if len(got) != len(e.Loss) {
-		t.Fatalf("%s: %d steps, want %d", what, len(got), len(e.Loss))
-	}
-	worst, norm := 0.0, 0.0
-	for i, s := range got {
-		d := math.Abs(float64(s.Loss) - e.Loss[i])
-		if !(d <= tol) {
-			t.Errorf("%s: loss of step %d = %.6f, want %.6f", what, i+1, float64(s.Loss), e.Loss[i])
-		}
-		n := math.Abs(float64(s.GradNorm)-e.GradNorm[i]) / e.GradNorm[i]
-		if !(n <= 10*tol) {
-			t.Errorf("%s: gradient norm of step %d = %.6f, want %.6f", what, i+1, float64(s.GradNorm), e.GradNorm[i])
-		}
-		worst, norm = max(worst, d), max(norm, n)
-	}
-	t.Logf("%s: worst loss off by %.2g, gradient norm by %.2g relative", what, worst, norm)
-}
-
-// halfTolerance is how far the losses of a run in 16 bits may be from those of PyTorch in float32, on any device.
-var halfTolerance = map[string]float64{"bf16": 2e-2, "fp16": 3e-3}
 
 // A CPU follows the curve in 16 bits, on any number of ranks and whatever is traded for memory.
 func TestParityInHalfPrecision(t *testing.T) {
@@ -52,7 +26,7 @@ func TestParityInHalfPrecision(t *testing.T) {
 		e.Steps = min(e.Steps, 6)
 		e.Loss, e.GradNorm = e.Loss[:e.Steps], e.GradNorm[:e.Steps]
 		cfg := load(t, parityYAML(v.fixture, e), v.ranks, "precision.compute="+v.compute, v.set)
-		follows(t, fmt.Sprint(v), mustRun(t, cfg, v.ranks, train.Options{}).steps, e, halfTolerance[v.compute])
+		follows(t, fmt.Sprint(v), mustRun(t, cfg, v.ranks, train.Options{}).steps, e, v.compute)
 	}
 }
 
@@ -74,7 +48,7 @@ func TestHalfPrecisionRepeats(t *testing.T) {
 				one = mustRun(t, load(t, tiny(t), 1, append(set, more)...), 1, train.Options{}).steps
 			}
 			cfg := load(t, tiny(t), ranks, append(set, more)...)
-			closeTo(t, fmt.Sprintf("%d ranks, %s", ranks, more), mustRun(t, cfg, ranks, train.Options{}).steps, one, halfTolerance["bf16"])
+			closeTo(t, fmt.Sprintf("%d ranks, %s", ranks, more), mustRun(t, cfg, ranks, train.Options{}).steps, one, within["bf16"].loss)
 		}
 	}
 }
@@ -98,6 +72,6 @@ func TestCheckpointsMoveBetweenTypes(t *testing.T) {
 		first := mustRun(t, load(t, tiny(t), 2, "precision.compute="+types[0]), 2, train.Options{})
 		cfg := load(t, tiny(t), 1, "precision.compute="+types[1], "train.steps=8")
 		second := mustRun(t, cfg, 1, train.Options{From: filepath.Join(first.dir, "checkpoints", "step-00000004")})
-		closeTo(t, fmt.Sprint(types), append(first.steps, second.steps...), want, halfTolerance["bf16"])
+		closeTo(t, fmt.Sprint(types), append(first.steps, second.steps...), want, within["bf16"].loss)
 	}
 }

@@ -219,26 +219,38 @@ func mustRunAhead(t *testing.T, cfg *config.Config, ranks int, o train.Options, 
 	return out
 }
 
-// worst is how far any checked curve was off; TestParity logs it.
-var worst struct{ loss, norm float64 }
+// A curveError is a largest difference of losses and a largest relative difference of gradient norms.
+type curveError struct{ loss, norm float64 }
 
-func checkCurve(t *testing.T, what string, got []metrics.Step, e expect) {
+// within bounds the errors of curves beside PyTorch's in float32, on any device, by the type of a run's products. Each
+// is two to three times the largest error measured.
+var within = map[string]curveError{"fp32": {6e-5, 4e-5}, "bf16": {6e-3, 2e-2}, "fp16": {2e-3, 5e-3}}
+
+// worst has the largest errors that follows has met since a test cleared it, by type.
+var worst = map[string]curveError{}
+
+func (c curveError) String() string {
+	return fmt.Sprintf("worst loss off by %.2g, worst gradient norm by %.2g relative", c.loss, c.norm)
+}
+
+// follows compares a curve with PyTorch's, and logs the errors.
+func follows(t *testing.T, what string, got []metrics.Step, e expect, compute string) {
 	t.Helper()
 	if len(got) != len(e.Loss) {
 		t.Fatalf("%s: %d steps, want %d", what, len(got), len(e.Loss))
 	}
+	var off curveError
 	for i, s := range got {
-		d := math.Abs(float64(s.Loss) - e.Loss[i])
-		worst.loss = max(worst.loss, d)
-		if !(d <= 1e-4) {
-			t.Errorf("%s: loss of step %d = %.7f, want %.7f (off by %.2g)", what, i+1, float64(s.Loss), e.Loss[i], d)
+		loss := math.Abs(float64(s.Loss) - e.Loss[i])
+		norm := math.Abs(float64(s.GradNorm)-e.GradNorm[i]) / e.GradNorm[i]
+		if !(loss <= within[compute].loss) || !(norm <= within[compute].norm) {
+			t.Errorf("%s: step %d has loss %.7f, want %.7f (off by %.2g); gradient norm %.7f, want %.7f (off by %.2g)",
+				what, i+1, float64(s.Loss), e.Loss[i], loss, float64(s.GradNorm), e.GradNorm[i], norm)
 		}
-		d = math.Abs(float64(s.GradNorm)-e.GradNorm[i]) / e.GradNorm[i]
-		worst.norm = max(worst.norm, d)
-		if !(d <= 1e-3) {
-			t.Errorf("%s: gradient norm of step %d = %.7f, want %.7f (off by %.2g)", what, i+1, float64(s.GradNorm), e.GradNorm[i], d)
-		}
+		off = curveError{max(off.loss, loss), max(off.norm, norm)}
 	}
+	worst[compute] = curveError{max(worst[compute].loss, off.loss), max(worst[compute].norm, off.norm)}
+	t.Logf("%s: %v", what, off)
 }
 
 // allWays are the fixtures that are tried with every layout and algorithm.
@@ -248,6 +260,7 @@ var allWays = map[string]bool{"tiny-llama": true, "tiny-llama-tied-clip": true}
 // layout and algorithm as far as steps do what none before has done. Their heads do not divide by 3 ranks, and those of
 // keys not by 4.
 func TestParity(t *testing.T) {
+	clear(worst)
 	entries, err := os.ReadDir(parityDir)
 	if err != nil || len(entries) < 4 {
 		t.Fatalf("%d fixtures, %v", len(entries), err)
@@ -277,12 +290,12 @@ func TestParity(t *testing.T) {
 					}
 					what := fmt.Sprintf("%s, %d ranks, %s, %s", entry.Name(), ranks, layout, algorithm)
 					cfg := load(t, parityYAML(entry.Name(), e), ranks, "parallel.layout="+layout, "parallel.algorithm="+algorithm)
-					checkCurve(t, what, mustRun(t, cfg, ranks, train.Options{}).steps, e)
+					follows(t, what, mustRun(t, cfg, ranks, train.Options{}).steps, e, "fp32")
 				}
 			}
 		}
 	}
-	t.Logf("worst loss off by %.2g, worst gradient norm by %.2g relative", worst.loss, worst.norm)
+	t.Logf("fp32: %v", worst["fp32"])
 }
 
 // The trades of memory for time, the sharding of the optimizer, data-parallel groups and
@@ -298,7 +311,7 @@ func TestVariantsFollowTheSameCurve(t *testing.T) {
 		{4, "parallel={algorithm: allgather, gather_heads: 1}"}, {4, "memory.shard=optimizer"}, {3, "memory.shard=optimizer"}, {2, "attention.backend=reference"},
 	} {
 		cfg := load(t, parityYAML(name, e), v.ranks, v.set)
-		checkCurve(t, v.set, mustRun(t, cfg, v.ranks, train.Options{}).steps, e)
+		follows(t, v.set, mustRun(t, cfg, v.ranks, train.Options{}).steps, e, "fp32")
 	}
 }
 
