@@ -2,6 +2,7 @@ package cprun_test
 
 import (
 	"os"
+	"path"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -30,15 +31,21 @@ func TestArchitectureShowsTheRing(t *testing.T) {
 	}
 }
 
-var link = regexp.MustCompile(`\]\(([^)#:]+)(#[^)]*)?\)`)
-
-func TestLinksOfTheDocsLead(t *testing.T) {
-	pages, err := filepath.Glob("docs/*.md")
+// pages lists the pages of docs and the README.
+func pages(t *testing.T) []string {
+	t.Helper()
+	top, err := filepath.Glob("docs/*.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	more, _ := filepath.Glob("docs/*/*.md")
-	for _, page := range append(append(pages, more...), "README.md") {
+	return append(append(top, more...), "README.md")
+}
+
+var link = regexp.MustCompile(`\]\(([^)#:]+)(#[^)]*)?\)`)
+
+func TestLinksOfTheDocsLead(t *testing.T) {
+	for _, page := range pages(t) {
 		text, err := os.ReadFile(page)
 		if err != nil {
 			t.Error(err)
@@ -88,5 +95,89 @@ func TestCommandsOfTheDocsRunSomething(t *testing.T) {
 	}
 	if found == 0 {
 		t.Error("no command found in any page")
+	}
+}
+
+var (
+	makeTarget = regexp.MustCompile(`(?m)^([a-z][a-z-]*):`)
+	makeInCode = regexp.MustCompile(`(?:^|[;&|] *)make((?: [a-z][a-z-]*| [A-Z]\w*=\S*)+)`)
+	makeInline = regexp.MustCompile("`make((?: [a-z][a-z-]*| [A-Z]\\w*=\\S*)+)")
+	makeHyphen = regexp.MustCompile(`\bmake( [a-z]+(?:-[a-z]+)+)\b`) // in comments: two words would be English
+)
+
+// Every target of make that a page or a comment names is in the Makefile.
+func TestNamedTargetsOfMakeExist(t *testing.T) {
+	file, err := os.ReadFile("Makefile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	targets := map[string]bool{}
+	for _, m := range makeTarget.FindAllSubmatch(file, -1) {
+		targets[string(m[1])] = true
+	}
+	found := 0
+	check := func(path, text string, names *regexp.Regexp) {
+		for _, m := range names.FindAllStringSubmatch(text, -1) {
+			for _, word := range strings.Fields(m[1]) {
+				if strings.Contains(word, "=") {
+					continue
+				}
+				if found++; !targets[word] {
+					t.Errorf("%s: make %s: the Makefile has no such target", path, word)
+				}
+			}
+		}
+	}
+	for _, page := range pages(t) {
+		if page == "docs/log.md" { // which may name what there was
+			continue
+		}
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, part := range strings.Split(string(text), "```") {
+			if i%2 == 0 {
+				check(page, part, makeInline)
+				continue
+			}
+			for line := range strings.Lines(part) {
+				check(page, line, makeInCode)
+			}
+		}
+	}
+	walk(t, func(path string, src []byte) { check(path, string(src), makeHyphen) })
+	if found < 20 {
+		t.Errorf("only %d targets found", found)
+	}
+}
+
+// The package map of the architecture page names every package of the table of arrows, or one that it is in.
+func TestArchitectureNamesThePackages(t *testing.T) {
+	page, err := os.ReadFile("docs/architecture.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, code, _ := strings.Cut(string(page), "## Packages\n\n```\n")
+	code, _, ok := strings.Cut(code, "\n```")
+	if !ok {
+		t.Fatal("docs/architecture.md has no map of packages")
+	}
+	named := map[string]bool{}
+	for line := range strings.Lines(code) {
+		name, _, _ := strings.Cut(line, " ")
+		before, group, isGroup := strings.Cut(name, "{")
+		if !isGroup {
+			named[name] = true
+		}
+		for part := range strings.SplitSeq(strings.TrimSuffix(group, "}"), ",") {
+			named[before+part] = true
+		}
+	}
+	for name := range allowed {
+		above := path.Dir(name)
+		if !named[name] && !named[above] && !named[path.Dir(above)] && !strings.Contains(code, "\n"+name+"/") && !strings.HasPrefix(name, "scripts/") {
+			t.Errorf("docs/architecture.md does not name %s", name)
+		}
 	}
 }

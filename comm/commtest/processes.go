@@ -20,16 +20,16 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// rankArg makes a test binary one rank, which the arguments behind it describe: rank, size, dir,
+// rankArg makes a test binary one rank. The arguments after it describe the rank: rank, size, dir,
 // secret, call, kind.
 const rankArg = "one-rank-of-a-test"
 
-// ProcessKind is what the ranks of a test of processes talk over.
+// ProcessKind is the transport of the ranks in a test of processes.
 type ProcessKind struct {
 	// Connect makes the group of the hosts; nil means Unix sockets in m.Dir.
 	Connect func(ctx context.Context, m comm.Mesh, opts comm.Options) (*comm.Group, error)
-	// Open makes the communicator of a rank over the group of the hosts, and dir is where the
-	// ranks can leave files for each other; nil means the group itself.
+	// Open makes the communicator of a rank over the group of the hosts; nil means the group itself.
+	// The ranks can leave files for each other in dir.
 	Open func(ctx context.Context, host *comm.Group, dir string) (ProcessRank, error)
 	// Patience is how long a rank may take, for its devices above all; 0 means 20 s.
 	Patience time.Duration
@@ -39,16 +39,15 @@ type ProcessKind struct {
 type ProcessRank struct {
 	Comm comm.Communicator
 	New  func(d tensor.DType, n int) tensor.View // makes its views
-	// Step, if set, is called by all ranks again and again, in place of what the call says,
-	// until it fails.
+	// Step, if set, replaces the call: all ranks repeat it until it fails.
 	Step func(ctx context.Context) error
 }
 
-// ProcessKinds are those that a test binary knows, by name.
+// ProcessKinds maps names to the kinds that a test binary supports.
 type ProcessKinds map[string]ProcessKind
 
-// Main runs one rank and exits, where the
-// binary was started for that, and otherwise returns. TestMain of a test binary that calls End calls it.
+// Main runs one rank and exits if the binary was started for that, and otherwise returns. The TestMain of a test
+// binary that calls End must call it.
 func (k ProcessKinds) Main() {
 	if len(os.Args) != 8 || os.Args[1] != rankArg {
 		return
@@ -85,8 +84,8 @@ func (k ProcessKind) start(ctx context.Context, m comm.Mesh, opts comm.Options) 
 	return k.Open(ctx, host, m.Dir)
 }
 
-// rank is one rank: it says when it is ready, stands in a call, and says how that ended. Idle
-// ranks stand in none; they ask again and again with a call that needs nobody.
+// rank runs one rank: it prints "ready", repeats a call until it fails, and prints the error. Idle ranks repeat a
+// call that needs no other rank.
 func (k ProcessKinds) rank(spec []string) error {
 	r, err1 := strconv.Atoi(spec[0])
 	n, err2 := strconv.Atoi(spec[1])
@@ -95,6 +94,13 @@ func (k ProcessKinds) rank(spec []string) error {
 		return err
 	}
 	call, kind := spec[4], k[spec[5]]
+	aborts := call == "abort" && r == victimOf(n)
+	if !aborts {
+		go func() { // ends with the process
+			io.Copy(io.Discard, os.Stdin)
+			os.Exit(1) // the test is gone
+		}()
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), kind.patience())
 	defer cancel()
 	opts := comm.Options{}
@@ -115,7 +121,7 @@ func (k ProcessKinds) rank(spec []string) error {
 		return err
 	}
 	fmt.Println("ready", os.Getpid())
-	if r == victimOf(n) && call == "abort" {
+	if aborts {
 		io.Copy(io.Discard, os.Stdin) // until the test says so
 		self.Comm.Abort(errors.New("the loss is not a number"))
 		return nil
@@ -139,7 +145,7 @@ func (k ProcessKinds) rank(spec []string) error {
 	return nil
 }
 
-// steps returns what a rank does again and again.
+// steps returns the call that a rank repeats.
 func (p ProcessRank) steps(call string, alone comm.Communicator) func(ctx context.Context) error {
 	c, big, small := p.Comm, p.New(tensor.F32, 1<<20), p.New(tensor.F32, 10)
 	wait := func(ctx context.Context, p comm.Pending, err error) error {
@@ -184,7 +190,7 @@ func (p ProcessRank) steps(call string, alone comm.Communicator) func(ctx contex
 	}
 }
 
-// victimOf is the rank of n that a test ends.
+// victimOf returns the rank of n that a test ends.
 func victimOf(n int) int { return min(2, n-1) }
 
 // Kill ends a process at once.
@@ -193,7 +199,7 @@ func Kill(p *os.Process, _ io.Closer) error { return p.Kill() }
 // Stop stops a process without ending it.
 func Stop(p *os.Process, _ io.Closer) error { return p.Signal(syscall.SIGSTOP) }
 
-// Abort has a process of the call "abort" abort and exit right behind it.
+// Abort makes a process of the call "abort" abort and exit at once.
 func Abort(_ *os.Process, stdin io.Closer) error { return stdin.Close() }
 
 // End runs n processes of a kind in a call, "barrier", "all-reduce", "chain", "idle", "late", "abort",
@@ -224,7 +230,7 @@ func (k ProcessKinds) End(t *testing.T, kind, call string, n int, end func(p *os
 	}
 }
 
-// processes are the ranks of a test.
+// processes holds the ranks of a test.
 type processes struct {
 	cmds        []*exec.Cmd
 	stdin       []io.WriteCloser
@@ -232,7 +238,7 @@ type processes struct {
 	wg          sync.WaitGroup // their output is read
 }
 
-// report is a line that a rank has written.
+// report holds a line that a rank has written.
 type report struct {
 	rank int
 	line string
@@ -243,7 +249,6 @@ func startProcesses(ctx context.Context, t *testing.T, kind, call string, n int)
 	w := &processes{ready: make(chan report, n), lost: make(chan report, n)}
 	for r := range n {
 		cmd := exec.CommandContext(ctx, os.Args[0], rankArg, strconv.Itoa(r), strconv.Itoa(n), dir, hex.EncodeToString(secret), call, kind)
-		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 		cmd.Stderr = os.Stderr
 		out, err := cmd.StdoutPipe()
 		if err != nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// config is what an engine is made of.
+// A config holds the parts of an engine.
 type config struct {
 	host    *comm.Group // a host group of the same ranks, all of one host
 	dev     device
@@ -35,7 +35,7 @@ type boardSource interface {
 	done(b *board) error
 }
 
-// process tells ranks of this process from those of others.
+// process returns a random number that the ranks of this process share.
 var process = sync.OnceValue(func() uint64 {
 	var b [8]byte
 	rand.Read(b[:])
@@ -113,7 +113,7 @@ func (e *Engine) streams(yield func(lane) bool) {
 	}
 }
 
-// giveBack returns what the engine holds. The lanes have no work.
+// giveBack frees the resources of the engine. Its lanes must be idle.
 func (e *Engine) giveBack() error {
 	var errs []error
 	for l := range e.streams {
@@ -172,7 +172,7 @@ func gather(ctx context.Context, host *comm.Group, mine []int64) ([]int64, error
 	return tensor.Data[int64](all), nil
 }
 
-// agree returns an error on all ranks if one has one: the own, or who has one.
+// agree returns an error on all ranks if one has one: the own error, or the names of the ranks with errors.
 func agree(ctx context.Context, host *comm.Group, own error) error {
 	mine := int64(0)
 	if own != nil {
@@ -194,15 +194,15 @@ func agree(ctx context.Context, host *comm.Group, own error) error {
 	return nil
 }
 
-// sharedFile is the boardSource of processes: a file in memory that rank 0 makes, all map, and
-// nobody finds afterwards.
+// A sharedFile is the boardSource of processes: a file in memory that rank 0 makes, all ranks map, and rank 0
+// then removes.
 type sharedFile struct{}
 
 // shmDir holds files in memory. On another file system devices may not be allowed to write to
 // the mapped pages.
 const shmDir = "/dev/shm"
 
-// maxShmName bounds what rank 0 tells the others.
+// maxShmName bounds the path that rank 0 sends to the others.
 const maxShmName = 256
 
 func (sharedFile) open(ctx context.Context, host *comm.Group) (b *board, err error) {
@@ -248,17 +248,16 @@ func newShm(size int) (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("shared memory of %d bytes (is a tmpfs mounted on %s?): %w", size, shmDir, err)
 	}
-	// Unlike Truncate this takes the memory now. A page that is not there when it is first
-	// touched would end the process.
-	if err := syscall.Fallocate(int(f.Fd()), 0, 0, int64(size)); err != nil {
+	// Unlike Truncate, Write allocates the pages now. If memory were short at the first access to a page, the
+	// access would end the process.
+	if _, err := f.Write(make([]byte, size)); err != nil {
 		f.Close()
 		return nil, errors.Join(fmt.Errorf("shared memory of %d bytes in %s: %w", size, shmDir, err), os.Remove(f.Name()))
 	}
 	return f, nil
 }
 
-// mapBoard maps a file that has room for a board. Touching a page behind the end of a file would end
-// the process.
+// mapBoard maps a file that has room for a board. An access beyond the end of a file would end the process.
 func mapBoard(f *os.File, ranks int) (*board, error) {
 	n := boardWords(ranks)
 	info, err := f.Stat()

@@ -193,7 +193,7 @@ func few(n uint64) uint64 {
 	return n
 }
 
-// One seed is one job. make test-faults runs more of them.
+// One seed is one job. make simulate-cluster runs more of them.
 func TestRandomFaults(t *testing.T) {
 	for seed := *firstSeed; seed < *firstSeed+few(*seeds); seed++ {
 		if err := chaos(seed, nil); err != nil {

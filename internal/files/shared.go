@@ -13,11 +13,11 @@ import (
 	"github.com/cprun/cprun/internal/terminal"
 )
 
-// Refresh has a network file system look at a directory anew: what other hosts have made, renamed and
-// closed in it before is seen from then on. To open a directory by its path is what asks the server,
-// where a look-up below an open one may be answered from names, and from names that were not there, of
-// seconds ago. Where the handle is stale the new one is returned, and the old one closed. made says
-// which directory it was: another that has its path now is not taken for it.
+// Refresh makes a network file system read a directory again, so that earlier changes by other hosts become
+// visible. Opening a directory by its path asks the server. A look-up below an open directory may be
+// answered from a cache of names, or of missing names, that is seconds old. If the handle is stale, Refresh
+// returns a new one and closes the old one. made identifies the directory: another one that now has its
+// path is refused.
 func Refresh(root *os.Root, made fs.FileInfo) (*os.Root, error) {
 	_, stale := root.Stat(".")
 	again, err := reopen(root.Name(), made)
@@ -44,7 +44,7 @@ func Again(root *os.Root) (*os.Root, error) {
 	return again, lead(root, ".", err)
 }
 
-// reopen opens a path if it is still that of a directory.
+// reopen opens a path if it still leads to the directory that made describes.
 func reopen(path string, made fs.FileInfo) (*os.Root, error) {
 	root, err := os.OpenRoot(path)
 	if err != nil {
@@ -56,8 +56,8 @@ func reopen(path string, made fs.FileInfo) (*os.Root, error) {
 	return root, nil
 }
 
-// Rename gives a file or a directory another name. A network file system may send a request twice, and
-// answer the second time that the old name is gone: that is no error where the new name has it.
+// Rename gives a file or a directory another name. A network file system may send a request twice and
+// answer the second time that the old name is gone. That is no error if the file has the new name.
 func Rename(root *os.Root, from, to string) error {
 	made, err := root.Lstat(from)
 	if err == nil {
@@ -66,7 +66,7 @@ func Rename(root *os.Root, from, to string) error {
 	return lead(root, from, err)
 }
 
-// rename renames what made tells from others.
+// rename renames the file or directory that made describes.
 func rename(root *os.Root, from, to string, made fs.FileInfo) error {
 	err := root.Rename(from, to)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -91,27 +91,6 @@ func Exclusive(root *os.Root, name string, data []byte) error {
 	return lead(root, name, errors.Join(err, f.Close()))
 }
 
-// Uncache drops what the kernel holds of a file in memory, so that it is read from the disk or the
-// server. It does what it can.
-func Uncache(f *os.File) { _ = unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED) }
-
-// local are the file systems that one kernel alone writes to, by their numbers.
-var local = map[int64]bool{
-	unix.EXT4_SUPER_MAGIC: true, unix.XFS_SUPER_MAGIC: true, unix.BTRFS_SUPER_MAGIC: true, unix.TMPFS_MAGIC: true,
-	unix.OVERLAYFS_SUPER_MAGIC: true, unix.F2FS_SUPER_MAGIC: true, unix.RAMFS_MAGIC: true, unix.BCACHEFS_SUPER_MAGIC: true,
-	zfsMagic: true,
-}
-
-// zfsMagic is the number of ZFS, which the kernel's headers do not have.
-const zfsMagic = 0x2fc12fc1
-
-// Remote reports whether other hosts may write to the file system of a path, or of the nearest
-// directory above it that is there: whether it is none of those known to be of this host alone.
-func Remote(path string) bool {
-	st, err := statfs(path)
-	return err != nil || !local[int64(st.Type)]
-}
-
 // Free returns the bytes that a user may still write to the file system of a path, or of the nearest
 // directory above it that is there.
 func Free(path string) (int64, error) {
@@ -119,7 +98,7 @@ func Free(path string) (int64, error) {
 	if err != nil {
 		return 0, &fs.PathError{Op: "statfs", Path: terminal.Name(path), Err: err}
 	}
-	return int64(st.Bavail) * st.Bsize, nil
+	return int64(st.Bavail) * int64(st.Bsize), nil
 }
 
 // statfs describes the file system of a path, or of the nearest directory above it that is there.

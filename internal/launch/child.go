@@ -15,11 +15,11 @@ import (
 	"github.com/cprun/cprun/internal/launch/standing"
 )
 
-// flushTime is how long the ends of a dead worker's pipe and socket are waited for. They end
+// flushTime bounds the wait for the ends of a dead worker's pipe and socket. They end
 // with it unless a process of its own has left its group and still holds them.
 const flushTime = 3 * time.Second
 
-// child is the launcher's side of one worker.
+// A child is the launcher's side of one worker.
 type child struct {
 	rank, localRank int
 	cmd             *exec.Cmd
@@ -32,7 +32,7 @@ type child struct {
 	relay           *relay
 
 	mu     sync.Mutex
-	reaped bool                    // guarded by mu: pid may belong to somebody else from now on
+	reaped bool                    // guarded by mu: the system may have given pid to another process
 	sent   map[syscall.Signal]bool // guarded by mu: signals of ours
 
 	// What follows belongs to loop.
@@ -40,14 +40,14 @@ type child struct {
 	lastStep int64
 	addr     string // at which ranks of other nodes reach it; "": not known
 	ended    bool
-	state    string             // why it can tell nothing; "" where that was not seen
-	told     *standing.Standing // what it has said that it waits for, since it was asked
+	state    string             // why it cannot report; "" if not known
+	told     *standing.Standing // its answer to the current inquiry
 	asked    bool               // by look, and has not answered
 	glimpse  *standing.Standing // its last answer, to whatever request
 	glimpsed time.Time          // when it came
 }
 
-// message is what the goroutines of a child tell loop.
+// A message goes from the goroutines of a child to loop.
 type message struct {
 	child *child
 	event *Event
@@ -63,11 +63,10 @@ type exitState struct {
 // start forks the worker, on the caller's thread, and starts its goroutines, which end when
 // the process has. inbox is received from until exit has come.
 func (c *child) start(greeting []byte, inbox chan<- message) error {
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	ours, theirs, err := socketPair()
 	if err != nil {
 		return fmt.Errorf("socket pair: %w", err)
 	}
-	ours, theirs := os.NewFile(uintptr(fds[0]), "launcher"), os.NewFile(uintptr(fds[1]), "worker")
 	defer ours.Close()
 	defer theirs.Close()
 	out, in, err := os.Pipe()
@@ -82,10 +81,7 @@ func (c *child) start(greeting []byte, inbox chan<- message) error {
 	}
 	c.cmd.Stdout, c.cmd.Stderr = in, in
 	c.cmd.ExtraFiles = []*os.File{theirs} // becomes channelFD
-	c.cmd.SysProcAttr = &syscall.SysProcAttr{
-		Setpgid:   true, // so that Ctrl-C reaches the launcher only
-		Pdeathsig: syscall.SIGKILL,
-	}
+	c.cmd.SysProcAttr = grouped()
 	if c.shares {
 		defer rarelyWoken()()
 	}
@@ -104,6 +100,19 @@ func (c *child) start(greeting []byte, inbox chan<- message) error {
 	go c.send()
 	go c.reap(inbox)
 	return nil
+}
+
+// socketPair returns two connected sockets that no other process inherits by chance.
+func socketPair() (ours, theirs *os.File, err error) {
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM, 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	unix.CloseOnExec(fds[0])
+	unix.CloseOnExec(fds[1])
+	return os.NewFile(uintptr(fds[0]), "launcher"), os.NewFile(uintptr(fds[1]), "worker"), nil
 }
 
 // receive passes the events on, in order.
@@ -130,7 +139,7 @@ func (c *child) receive(inbox chan<- message) {
 	}
 }
 
-// send writes what the worker is told. A worker that does not read does not delay the others.
+// send writes the commands to the worker. A worker that does not read does not delay the others.
 func (c *child) send() {
 	for frame := range c.commands {
 		if _, err := c.conn.Write(frame); err != nil {
@@ -139,20 +148,12 @@ func (c *child) send() {
 	}
 }
 
-// reap waits for the process and then for all that it said. Only after that loop may judge
-// the worker, since its reason may still stand in the socket when it is dead.
+// reap waits for the process and then for the rest of its output and events. Only then may loop judge
+// the worker, since its reason may still be in the socket when it is dead.
 func (c *child) reap(inbox chan<- message) {
-	for {
-		// The process is left a zombie, so that its id, and that of its group, cannot be
-		// taken by others before the group has been cleared.
-		var info unix.Siginfo
-		err := unix.Waitid(unix.P_PID, c.pid, &info, unix.WEXITED|unix.WNOWAIT, nil)
-		if !errors.Is(err, unix.EINTR) {
-			break
-		}
-	}
+	awaitExit(c.cmd)
 	c.mu.Lock()
-	unix.Kill(-c.pid, unix.SIGKILL) // what the worker itself may have started
+	unix.Kill(-c.pid, unix.SIGKILL) // the worker's own child processes
 	c.cmd.Wait()
 	c.reaped = true
 	c.mu.Unlock()
@@ -167,9 +168,9 @@ func (c *child) reap(inbox chan<- message) {
 	inbox <- message{child: c, exit: &exit}
 }
 
-// flush waits for the ends of the socket and of the output. Past the first deadline the
-// console is left out, so that a stopped terminal costs no line of the log; past the second,
-// something that has left the worker's group holds them, and they are closed.
+// flush waits for the ends of the socket and of the output. After the first deadline it
+// stops copying to the console, so that a stopped terminal costs no line of the log. After the second,
+// a process outside the worker's group must hold them, and flush closes them.
 func (c *child) flush() {
 	wait := func(ended <-chan struct{}) bool {
 		deadline := time.NewTimer(flushTime)

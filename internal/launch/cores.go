@@ -1,42 +1,21 @@
 package launch
 
 import (
-	"errors"
 	"fmt"
-	"os"
 	"runtime"
-	"strconv"
-	"time"
-	"unsafe"
-
-	"golang.org/x/sys/unix"
 )
 
-// Ranks that share cores wait for each other many times in a step. Left alone, the kernel moves them from core
-// to core as they wake, away from what they have in the caches. So where each core gets as many
-// ranks as any other, one or more, each rank keeps to one. With a core each, training measured 1.1 times as fast on two cores, and
-// 0.9 times beside a process of another that computes all the time.
+// Ranks that share cores wait for each other many times in a step. By default the kernel moves them from core
+// to core as they wake, away from their data in the caches. So if every core gets the same number of
+// ranks, cprun pins each rank to one core. With a core each, training measured 1.1 times as fast on two cores, and
+// 0.9 times beside another user's process that computes all the time.
 
-// maxCores is how many cores a mask of the system's has room for here. On larger hosts ranks keep to none.
-const maxCores = len(unix.CPUSet{}) * 8 * int(unsafe.Sizeof(unix.CPUSet{}[0]))
+// maxCores is the number of cores in a mask of the system. On larger hosts the ranks are not pinned.
+const maxCores = 1024
 
-// ownCores lists the cores that this process may use, or nil where that is not known.
-func ownCores() (cores []int) {
-	var set unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &set); err != nil {
-		return nil
-	}
-	for i := range maxCores {
-		if set.IsSet(i) {
-			cores = append(cores, i)
-		}
-	}
-	return cores
-}
-
-// shareOf returns the one of cores that a rank of a node is to keep to, or nil: there are more cores than ranks, they
-// do not come out even, or a limit of the system on processor time (procs at once) lets it use fewer, of
-// which nobody has said which.
+// shareOf returns the core to which a rank of a node is pinned, or nil. It is nil if there are more cores than ranks, if
+// the ranks do not divide evenly, or if a limit on processor time (procs at once) leaves fewer cores, since the
+// limit does not name them.
 func shareOf(cores []int, procs, rank, ranks int) *int {
 	n := len(cores)
 	if n < 2 || procs != n || ranks < n || ranks%n != 0 {
@@ -45,8 +24,8 @@ func shareOf(cores []int, procs, rank, ranks int) *int {
 	return &cores[rank*n/ranks]
 }
 
-// core returns the core that a rank of this launcher is to keep to, or nil. Who has set GOMAXPROCS has
-// placed the ranks, and is left alone.
+// core returns the core to which a rank of this launcher is pinned, or nil. If the user has set GOMAXPROCS
+// (given), the user has placed the ranks, and cprun pins none.
 func (h *hello) core(given bool) *int {
 	if given || h.sharers() != h.LocalWorldSize {
 		return nil
@@ -54,56 +33,19 @@ func (h *hello) core(given bool) *int {
 	return shareOf(ownCores(), runtime.GOMAXPROCS(0), h.LocalRank, h.LocalWorldSize)
 }
 
-// timerSlack is by how much the kernel may delay a sleep of a rank that shares its core, so that it can do
-// with fewer wakeups: twenty times the default. Go's monitor (sysmon) of each process sleeps for 20 microseconds again and again
-// where goroutines come and go; on a shared core each look stops another rank. With this they
-// make a third fewer switches of context. What waits for data is not woken by a timer and is not delayed.
-const timerSlack = time.Millisecond
-
-// rarelyWoken has processes that the calling thread starts sleep that coarsely, until back is called. Threads
-// and processes get it from those that make them, and an unprivileged process can set its own thread's only.
-func rarelyWoken() (back func()) {
-	was, err := unix.PrctlRetInt(unix.PR_GET_TIMERSLACK, 0, 0, 0, 0)
-	if err != nil || unix.Prctl(unix.PR_SET_TIMERSLACK, uintptr(timerSlack), 0, 0, 0) != nil {
-		return func() {} // which costs speed only
-	}
-	return func() { _ = unix.Prctl(unix.PR_SET_TIMERSLACK, uintptr(was), 0, 0, 0) }
-}
-
-// KeepToCore has all threads of this process, present and to come, run on the core that the launcher has
-// chosen, and reports which that is. It is -1 where the rank may use all cores of the launcher. A rank that shares
-// its core runs one goroutine at a time. A second would be a second thread on that core: it stops the first, or
-// another rank, for each message that comes, where one thread takes the messages when its kernel has ended, or
-// after 10 ms. Meanwhile the other ranks of the core compute. Where there are none, the peers would wait as long for
-// what this rank has to send, so that it has the second thread.
+// KeepToCore pins all threads of this process, present and future, to the core that the launcher has chosen, and
+// returns that core, or -1 if the rank may use all cores of the launcher. A rank that shares its core runs one
+// goroutine at a time. A second one would be a second thread on that core, and stop the first, or another rank, for
+// each incoming message. One thread takes the messages after its kernel, or after 10 ms; meanwhile the other ranks
+// of the core compute. A rank with a core of its own has the second thread, since its peers would otherwise wait
+// as long for its messages.
 func (w *Worker) KeepToCore() (core int, err error) {
 	if w.core == nil {
 		return -1, nil
 	}
 	shares := w.LocalWorldSize > len(ownCores())
-	var set unix.CPUSet
-	set.Set(*w.core)
-	// A thread gets the cores of the one that makes it, so one look without a new thread is the last.
-	seen := map[string]bool{}
-	for fresh := true; fresh; {
-		threads, err := os.ReadDir("/proc/self/task")
-		if err != nil {
-			return -1, err
-		}
-		fresh = false
-		for _, t := range threads {
-			if seen[t.Name()] {
-				continue
-			}
-			seen[t.Name()], fresh = true, true
-			id, err := strconv.Atoi(t.Name())
-			if err == nil {
-				err = unix.SchedSetaffinity(id, &set)
-			}
-			if err != nil && !errors.Is(err, unix.ESRCH) { // it may have ended meanwhile
-				return -1, fmt.Errorf("core %d for thread %s: %w", *w.core, t.Name(), err)
-			}
-		}
+	if err := pin(*w.core); err != nil {
+		return -1, fmt.Errorf("core %d for %w", *w.core, err)
 	}
 	if shares {
 		runtime.GOMAXPROCS(1)

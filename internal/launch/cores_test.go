@@ -1,18 +1,9 @@
 package launch
 
 import (
-	"errors"
-	"fmt"
-	"os"
-	"os/exec"
 	"runtime"
 	"slices"
-	"strconv"
-	"strings"
-	"sync"
 	"testing"
-
-	"golang.org/x/sys/unix"
 )
 
 // A rank keeps to a core where each core gets as many ranks as any other.
@@ -57,98 +48,4 @@ func TestCoreIsLeftAlone(t *testing.T) {
 	if core := one.core(false); core != nil {
 		t.Errorf("the rank of a launcher of its own keeps to core %d", *core)
 	}
-}
-
-// TestKeepToCore has a worker keep to one core, with threads that it has and that it makes later. One that has the core for itself runs
-// as many goroutines at once as before, and one that shares it with other ranks one.
-func TestKeepToCore(t *testing.T) {
-	if r := play(t, "keep", 1); r.ExitCode != ExitDone {
-		t.Errorf("%+v, stderr %q", r.Result, r.stderr)
-	}
-}
-
-// A process that is started while its launcher asks for it is woken rarely, and its threads and the launcher's
-// own thread are as they were.
-func TestRarelyWoken(t *testing.T) {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	slack := func() int {
-		n, err := unix.PrctlRetInt(unix.PR_GET_TIMERSLACK, 0, 0, 0, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return n
-	}
-	was := slack()
-	back := rarelyWoken()
-	if got := slack(); got != int(timerSlack) {
-		t.Errorf("a slack of %d ns, want %d", got, timerSlack)
-	}
-	child := exec.Command("/proc/self/exe", "sleep", "now")
-	if err := child.Start(); err != nil {
-		t.Fatal(err)
-	}
-	back()
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/timerslack_ns", child.Process.Pid))
-	child.Process.Kill()
-	child.Wait()
-	if got := strings.TrimSpace(string(text)); err != nil && !errors.Is(err, os.ErrPermission) || err == nil && got != fmt.Sprint(int(timerSlack)) {
-		t.Errorf("the child has %q ns (%v), want %d", got, err, timerSlack)
-	}
-	if got := slack(); got != was {
-		t.Errorf("a slack of %d ns is left, it was %d", got, was)
-	}
-}
-
-// keep has a worker keep to a core, and looks where its threads may run: those that there were, and new ones.
-func keep(w *Worker) int {
-	own, procs := ownCores(), runtime.GOMAXPROCS(0)
-	w.core = &own[len(own)-1]
-	for range 2 {
-		go func() { // ends with the process
-			for i := 0; ; i++ {
-				_ = i
-			}
-		}()
-	}
-	core, err := w.KeepToCore()
-	if err != nil || core != own[len(own)-1] {
-		fmt.Fprintln(os.Stderr, "keeps to", core, err)
-		return 5
-	}
-	if n := runtime.GOMAXPROCS(0); n != procs && w.LocalWorldSize <= len(own) {
-		fmt.Fprintln(os.Stderr, "runs", n, "goroutines at once, before", procs)
-		return 5
-	}
-	w.LocalWorldSize = 2*len(own) + 1
-	if _, err := w.KeepToCore(); err != nil || runtime.GOMAXPROCS(0) != 1 {
-		fmt.Fprintln(os.Stderr, "runs", runtime.GOMAXPROCS(0), "goroutines at once on a core that it shares", err)
-		return 5
-	}
-	var threads, checked sync.WaitGroup
-	checked.Add(1)
-	for range 4 {
-		threads.Add(1)
-		go func() {
-			runtime.LockOSThread()
-			threads.Done()
-			checked.Wait()
-		}()
-	}
-	threads.Wait()
-	entries, err := os.ReadDir("/proc/self/task")
-	if err != nil || len(entries) < 5 {
-		fmt.Fprintln(os.Stderr, len(entries), "threads", err)
-		return 5
-	}
-	for _, e := range entries {
-		id, _ := strconv.Atoi(e.Name())
-		var set unix.CPUSet
-		if err := unix.SchedGetaffinity(id, &set); err != nil || set.Count() != 1 || !set.IsSet(core) {
-			fmt.Fprintln(os.Stderr, "thread", id, "may run on", set.Count(), "cores", err)
-			return 5
-		}
-	}
-	checked.Done()
-	return done(w)
 }

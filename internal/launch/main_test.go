@@ -189,7 +189,6 @@ func timesOut(w *Worker) int {
 
 var scenarios = map[string]func(*Worker) int{
 	"done":     done,
-	"keep":     keep,
 	"hang":     hang,
 	"spinning": spinning,
 	"stop":     awaitStop,

@@ -5,21 +5,16 @@ import (
 	"strconv"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/cprun/cprun/internal/files"
 )
 
-// maxKernelFile is more than any file of the kernel that is read has, in bytes.
+// maxKernelFile bounds the bytes that are read from any file of the kernel.
 const maxKernelFile = 1 << 20
 
 // HostMemory returns the memory of this node in bytes, and how much of it the processes of a job may
 // use together, which control groups (a container, a job step) may bound; 0: not known.
 func HostMemory() (total, usable int64) {
-	var info unix.Sysinfo_t
-	if err := unix.Sysinfo(&info); err == nil {
-		total = int64(info.Totalram) * int64(info.Unit)
-	}
+	total = totalMemory()
 	usable = memoryLimit("/proc/self/cgroup", "/sys/fs/cgroup")
 	if usable == 0 || total > 0 && usable > total {
 		usable = total
@@ -27,7 +22,7 @@ func HostMemory() (total, usable int64) {
 	return total, usable
 }
 
-// memoryLimit is the least limit of this control group and of those that it is in; 0: none.
+// memoryLimit returns the least limit of this control group and of its parents; 0: none.
 func memoryLimit(selfCgroup, root string) (least int64) {
 	for _, g := range memoryGroups(selfCgroup, root) {
 		file := "memory.max"
@@ -36,7 +31,7 @@ func memoryLimit(selfCgroup, root string) (least int64) {
 		}
 		for path := g.path; ; path = filepath.Dir(path) {
 			text, err := files.Read(filepath.Join(g.mount, path, file), maxKernelFile)
-			if err == nil { // where the path is the host's, the container's own group is at the root
+			if err == nil { // in a container with the host's path, the container's own group is at the root
 				n, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64) // or "max"
 				if err == nil && n > 0 && (least == 0 || n < least) {
 					least = n
@@ -50,7 +45,7 @@ func memoryLimit(selfCgroup, root string) (least int64) {
 	return least
 }
 
-// group is a control group of this process that may account for memory.
+// A group is a control group of this process that may account for memory.
 type group struct {
 	mount, path string
 	v1          bool

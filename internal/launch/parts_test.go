@@ -371,3 +371,20 @@ func TestEnvironmentListsWhatIsSetInC(t *testing.T) {
 		}
 	}
 }
+
+// The pages for users name every variable that Environment lists.
+func TestDocsNameEveryVariable(t *testing.T) {
+	var pages []byte
+	for _, page := range []string{"../../docs/operations.md", "../../docs/cluster.md"} {
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pages = append(pages, text...)
+	}
+	for _, v := range Environment() {
+		if !bytes.Contains(pages, []byte("`"+v.Name+"`")) {
+			t.Errorf("neither docs/operations.md nor docs/cluster.md names %s", v.Name)
+		}
+	}
+}

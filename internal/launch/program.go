@@ -9,21 +9,20 @@ import (
 	"time"
 )
 
-// Program is this program, started again with arguments of its own, such as one run of an experiment. The
-// kernel kills it when this process dies, however it dies; what it has started ends with it.
+// Program is this program, started again with arguments of its own, such as one run of an experiment. On Linux
+// the kernel kills it when this process dies for any reason. Its own child processes end with it.
 type Program struct {
 	cmd   *exec.Cmd
 	spawn *spawner
 	ended chan struct{} // closed when it has ended
 
 	mu     sync.Mutex
-	reaped bool // guarded by mu: its number may belong to somebody else from now on
+	reaped bool // guarded by mu: the system may have given its pid to another process
 	code   int  // once it has ended; -1: a signal ended it
 }
 
-// StartProgram starts it. What it prints goes to out. It is in a process group of its own, so that Ctrl-C
-// reaches this process only. before is what stands before the program on its command line, such as srun
-// with flags.
+// StartProgram starts it, with its output going to out. It is in a process group of its own, so that Ctrl-C
+// reaches this process only. before begins the command line, such as srun with flags.
 func StartProgram(before, args []string, out io.Writer) (*Program, error) {
 	path, err := program()
 	if err != nil {
@@ -33,7 +32,7 @@ func StartProgram(before, args []string, out io.Writer) (*Program, error) {
 	p := &Program{cmd: exec.Command(line[0], line[1:]...), spawn: newSpawner(), ended: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr = out, out
 	p.cmd.WaitDelay = flushTime
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	p.cmd.SysProcAttr = grouped()
 	if len(before) == 0 {
 		p.cmd.Args[0] = os.Args[0]
 	}
@@ -70,7 +69,7 @@ func (p *Program) Ask() { p.signal(syscall.SIGTERM) }
 // Hurry has it end its workers at once, and wait until they have given back their devices, once it was asked.
 func (p *Program) Hurry() { p.signal(syscall.SIGINT) }
 
-// Wait returns its exit status when it has ended, -1 where a signal ended it. After limit it is asked to end, and
+// Wait returns its exit status when it has ended, -1 if a signal ended it. After limit it is asked to end, and
 // is late; after grace more it is hurried, and after grace more killed. A limit of 0 is none.
 func (p *Program) Wait(limit, grace time.Duration) (status int, late bool) {
 	var over <-chan time.Time

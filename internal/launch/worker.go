@@ -19,11 +19,11 @@ import (
 )
 
 const (
-	// channelFD is the first descriptor after the standard three; see exec.Cmd.ExtraFiles.
+	// channelFD numbers the first descriptor after the standard three; see exec.Cmd.ExtraFiles.
 	channelFD = 3
 	// helloTime bounds the wait for the first frame, which the launcher writes at once.
 	helloTime = 30 * time.Second
-	// maxReport is the longest error text that a worker sends.
+	// maxReport bounds the error text that a worker sends.
 	maxReport = 64 << 10
 )
 
@@ -119,8 +119,8 @@ func Attach(lost func(cause error)) (*Worker, error) {
 // isUnixStream tells the launcher's socket from whatever else the descriptor may be; the Go
 // runtime itself opens descriptors before main.
 func isUnixStream(fd int) bool {
-	domain, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
-	if err != nil || domain != unix.AF_UNIX {
+	addr, err := unix.Getsockname(fd)
+	if _, local := addr.(*unix.SockaddrUnix); err != nil || !local {
 		return false
 	}
 	kind, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TYPE)
@@ -208,7 +208,7 @@ func (w *Worker) requestStop() { w.stopOnce.Do(func() { close(w.stop) }) }
 // see it at different times and have to agree on the step.
 func (w *Worker) Stop() <-chan struct{} { return w.stop }
 
-// Failed is what the launcher knows of the first rank that has failed.
+// Failed describes the first rank that has failed, as the launcher knows it.
 type Failed struct {
 	Rank   int    // -1: no one rank
 	Reason string // of the failure; "": the ranks hear it from each other

@@ -1,3 +1,5 @@
+//go:build !portable
+
 package cpu
 
 import (
@@ -6,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ownCores is how many cores the calling thread may run on, which may be fewer than when the process began.
+// ownCores returns the number of cores on which the calling thread may run; it may change while the process runs.
 func ownCores() int {
 	var set unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &set); err != nil || set.Count() == 0 { // on a machine with more cores than it has room for

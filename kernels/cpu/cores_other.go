@@ -1,8 +1,8 @@
-//go:build !linux
+//go:build !linux || portable
 
 package cpu
 
 import "runtime"
 
-// ownCores is how many cores this process may use.
+// ownCores returns the number of cores of this host.
 func ownCores() int { return runtime.NumCPU() }

@@ -3,7 +3,6 @@ package pace
 
 import (
 	"runtime"
-	"syscall"
 	"time"
 )
 
@@ -29,7 +28,5 @@ func (b *Backoff) Wait() {
 	// A quarter more each time: what comes to pass in a pause is seen late by a fifth of the
 	// whole wait at most.
 	b.pause = min(max(b.pause+b.pause/4, first), most)
-	// time.Sleep of an idle process lasts a millisecond at least.
-	t := syscall.NsecToTimespec(int64(b.pause))
-	_ = syscall.Nanosleep(&t, nil) // cut short by a signal, it looks again sooner
+	sleep(b.pause)
 }

@@ -1,9 +1,10 @@
-// Package shm is memory that two processes of one node share: a ring of bytes for each direction. What
-// lies in a ring, and that there is room again, is for another channel to tell; nobody waits here.
+// Package shm shares memory between two processes of one node: a ring of bytes for each direction. Another
+// channel announces new bytes and free room; no call here waits.
 //
-// The memory is a memfd. It has no name, so nobody finds it who was not given its descriptor, and it is gone
-// with the last process that has it, however that ends. Its size is sealed: the other process cannot cut it
-// off under this one.
+// The memory is a memfd. It has no name, so a process needs its descriptor to open it, and the kernel frees it
+// with the last process that has it, however that process ends. Its size is sealed: the other process cannot
+// cut it off under this one. Systems other than Linux have no memfd. There New fails, and the two
+// processes send everything through their socket.
 package shm
 
 import (
@@ -16,75 +17,26 @@ import (
 )
 
 const (
-	// RingBytes is what a ring holds. 512 KiB measured the same, 1 MiB a fifth slower: such rings no longer stay
-	// in the cache beside what is sent.
+	// RingBytes is the capacity of a ring. 512 KiB measured the same, 1 MiB a fifth slower: such rings no longer
+	// stay in the cache beside the message.
 	RingBytes = 256 << 10
 
-	// Each counter is alone in its cache line. Those of both rings are in the first page.
+	// Each counter has its own cache line. The first page has the counters of both rings.
 	lineBytes   = 64
 	headerBytes = 4096
 	areaBytes   = headerBytes + 2*RingBytes
-
-	// fixed says that a memory keeps its size and these seals.
-	fixed = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 )
 
-// Area is one process' side of the memory. The system gives it pages as they are first written.
+// Area is one process' side of the memory. The system allocates its pages at their first write.
 type Area struct {
 	Out *Ring // to the other process
 	In  *Ring // from it
 
 	mem   []byte
-	users atomic.Int32 // who may still touch mem
+	users atomic.Int32 // users that may still touch mem
 }
 
-// New makes the memory, and the descriptor by which the other process opens it. The caller closes that. It
-// fails where the system has no memfd, or allows this process none.
-func New() (*Area, *os.File, error) {
-	fd, err := unix.MemfdCreate("cprun-exchange", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
-	if err != nil {
-		return nil, nil, fmt.Errorf("memfd_create: %w", err)
-	}
-	f := os.NewFile(uintptr(fd), "memfd of exchanges")
-	a, err := prepare(f)
-	if err != nil {
-		f.Close()
-		return nil, nil, err
-	}
-	return a, f, nil
-}
-
-// prepare sets the size of a new memory for good.
-func prepare(f *os.File) (*Area, error) {
-	if err := unix.Ftruncate(int(f.Fd()), areaBytes); err != nil {
-		return nil, fmt.Errorf("memfd of %d bytes: %w", areaBytes, err)
-	}
-	if _, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, fixed); err != nil {
-		return nil, fmt.Errorf("seals of a memfd: %w", err)
-	}
-	return mapped(f, 0)
-}
-
-// Open returns the other side of a memory that New has made. The caller closes f. It refuses a file whose
-// size could change: to touch what is cut off would end this process.
-func Open(f *os.File) (*Area, error) {
-	seals, err := unix.FcntlInt(f.Fd(), unix.F_GET_SEALS, 0)
-	if err != nil {
-		return nil, fmt.Errorf("seals of the memory: %w", err)
-	}
-	info, err := f.Stat()
-	switch {
-	case err != nil:
-		return nil, err
-	case seals&fixed != fixed:
-		return nil, fmt.Errorf("memory with seals %#x: its size can change, it needs %#x", seals, fixed)
-	case info.Size() != areaBytes:
-		return nil, fmt.Errorf("memory of %d bytes, it is to have %d", info.Size(), areaBytes)
-	}
-	return mapped(f, 1)
-}
-
-// Try returns why two processes of this node cannot share memory, or nil.
+// Try returns an error if two processes of this node cannot share memory.
 func Try() error {
 	a, f, err := New()
 	if err != nil {
@@ -99,7 +51,7 @@ func Try() error {
 	return err
 }
 
-// mapped returns one side's view: 0 of who has made the memory, or 1.
+// mapped returns one side's view: side 0 made the memory, side 1 opens it.
 func mapped(f *os.File, side int) (*Area, error) {
 	mem, err := unix.Mmap(int(f.Fd()), 0, areaBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
@@ -110,7 +62,7 @@ func mapped(f *os.File, side int) (*Area, error) {
 	return a, nil
 }
 
-// ringAt returns the ring that a side writes.
+// ringAt returns the ring to which a side writes.
 func ringAt(mem []byte, side int) *Ring {
 	counter := func(n int) unsafe.Pointer { return unsafe.Pointer(&mem[(2*side+n)*lineBytes]) }
 	return &Ring{
@@ -119,13 +71,13 @@ func ringAt(mem []byte, side int) *Ring {
 	}
 }
 
-// Share notes one more user, who calls Close, too.
+// Share counts one more user, which must also call Close.
 func (a *Area) Share() { a.users.Add(1) }
 
-// Close says that a user touches the memory no more. The last one gives it back. It may be called on nil.
+// Close ends one user's access. The last user's Close unmaps the memory. A nil Area is allowed.
 func (a *Area) Close() {
 	if a == nil || a.users.Add(-1) > 0 {
 		return
 	}
-	_ = unix.Munmap(a.mem) // it is ours, whole and mapped: nothing can be amiss
+	_ = unix.Munmap(a.mem) // cannot fail: mem is the whole mapping
 }

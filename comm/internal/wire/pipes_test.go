@@ -6,12 +6,9 @@ import (
 	"io"
 	"net"
 	"os"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
-
-	"github.com/cprun/cprun/comm/internal/shm"
 )
 
 // bothPipes returns both ends of pipes beside a connection, as if each side had heard that the other goes on there.
@@ -65,54 +62,5 @@ func TestPipesEnd(t *testing.T) {
 	}
 	if n, err := a.Read(make([]byte, 1)); n != 0 || err != io.EOF {
 		t.Errorf("a pipe that nobody writes: %d bytes, %v", n, err)
-	}
-}
-
-// TestShareOfOthers sends descriptors with the ready frame that are not those of a memory and two pipes, such as
-// one of a file that could be cut off.
-func TestShareOfOthers(t *testing.T) {
-	file, err := os.Create(t.TempDir() + "/file")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer file.Close()
-	for name, c := range map[string]struct {
-		pick func(memory *os.File, pipes []*os.File) []*os.File
-		text string
-	}{
-		"memory alone": {func(m *os.File, _ []*os.File) []*os.File { return []*os.File{m} }, "1 descriptors, not 3"},
-		"no pipes":     {func(m *os.File, _ []*os.File) []*os.File { return []*os.File{m, m, m} }, "where a pipe was to be"},
-		"no memory":    {func(_ *os.File, p []*os.File) []*os.File { return []*os.File{p[0], p[0], p[1]} }, "seals of the memory"},
-		"a file":       {func(_ *os.File, p []*os.File) []*os.File { return []*os.File{file, p[0], p[1]} }, "seals of the memory"},
-	} {
-		var log strings.Builder
-		id := pairOf(&log)[1]
-		a, b := socketPair(t)
-		area, memory, err := shm.New()
-		if err != nil {
-			t.Fatal(err)
-		}
-		own, theirs, err := makePipes(a)
-		if err != nil {
-			t.Fatal(err)
-		}
-		rights, err := rightsTo(c.pick(memory, theirs))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, _, err := a.WriteMsgUnix(frame(header{kind: frameReady}, ""), rights, nil); err != nil {
-			t.Fatal(err)
-		}
-		ch := &channel{Conn: b, rank: 1, in: newPlainReader(b), out: &plainWriter{conn: b}}
-		if err := id.awaitReady(ch); err != nil || ch.area != nil || ch.placing || ch.pipes != nil {
-			t.Errorf("%s: taken, or the rank refused: %v", name, err)
-		}
-		if !strings.Contains(log.String(), c.text) {
-			t.Errorf("%s: the log says %q", name, &log)
-		}
-		closeAll(append(theirs, memory)...)
-		own.Close()
-		b.Close()
-		area.Close()
 	}
 }

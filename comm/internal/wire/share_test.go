@@ -4,24 +4,21 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"os"
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cprun/cprun/comm/internal/blame"
 	"github.com/cprun/cprun/comm/internal/link"
 )
 
 // socketPair returns both ends of a connection within a node.
 func socketPair(t *testing.T) (a, b *net.UnixConn) {
 	t.Helper()
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -89,49 +86,6 @@ func mappings(t *testing.T) int {
 	return bytes.Count(b, []byte("memfd:cprun-exchange"))
 }
 
-// TestShare sends messages of many sizes both ways through shared memory, several at once and more than it
-// holds, and leaves no memory behind.
-func TestShare(t *testing.T) {
-	var log strings.Builder
-	dialed, accepted := shared(t, pairOf(&log))
-	if dialed.area == nil || accepted.area == nil || !accepted.placing || !strings.Contains(log.String(), "rank 0: shares memory with rank 1") {
-		t.Fatalf("no memory is shared: %s", &log)
-	}
-	ends := [2]*sockets{talk(0, accepted), talk(1, dialed)}
-	random := rand.New(rand.NewPCG(3, 4))
-	sizes := []int{maxEager + 1, 0, maxPlaced - 1, maxPlaced, 9, maxPlaced + 1, 3 << 20, 40_000, 2<<20 + 5}
-	var wg sync.WaitGroup
-	for rank, s := range ends {
-		var out, in [][]byte
-		for _, n := range sizes {
-			b := make([]byte, n)
-			for i := range b {
-				b[i] = byte(random.Uint32())
-			}
-			out, in = append(out, b), append(in, make([]byte, n))
-		}
-		wg.Go(func() { send(s, 1-rank, out) })
-		wg.Go(func() {
-			receive(ends[1-rank], rank, in)
-			for i := range in {
-				if !bytes.Equal(in[i], out[i]) {
-					t.Errorf("message of %d bytes from rank %d came out differently", sizes[i], rank)
-				}
-			}
-		})
-	}
-	wg.Wait()
-	wg.Go(func() { ends[0].Close() })
-	ends[1].Close()
-	wg.Wait()
-	for i := 0; mappings(t) > 0; i++ {
-		if i > 1000 {
-			t.Fatal("memory is left behind")
-		}
-		time.Sleep(time.Millisecond)
-	}
-}
-
 func send(s *sockets, peer int, all [][]byte)    { transfers(s, peer, true, all) }
 func receive(s *sockets, peer int, all [][]byte) { transfers(s, peer, false, all) }
 
@@ -172,50 +126,6 @@ func TestShareRefused(t *testing.T) {
 		wg.Go(func() { ends[0].Close() })
 		ends[1].Close()
 		wg.Wait()
-	}
-}
-
-// TestHostilePlaced has a rank that shares memory announce pieces in it that are none.
-func TestHostilePlaced(t *testing.T) {
-	for name, c := range map[string]struct {
-		h    header
-		text string
-	}{
-		"not accepted": {header{kind: framePlaced, id: link.MsgID{Seq: 5}}, "not accepted"},
-		"ahead":        {header{kind: framePlaced, size: maxPlaced}, "a piece at 131072 of a message of 1048576 bytes, of which 0 have come"},
-		"a small one":  {header{kind: framePlaced, id: link.MsgID{Seq: 1}}, "a piece at 0 of a message of 4 bytes"},
-		"shares twice": {header{kind: frameShare}, "shares memory"},
-	} {
-		var log strings.Builder
-		dialed, accepted := shared(t, pairOf(&log))
-		s := talk(0, accepted)
-		r := link.NewRound()
-		r.Begin(2)
-		var xs [2]link.Transfer
-		for i, n := range []int{1 << 20, 4} {
-			xs[i].Prepare(r, link.MsgID{Seq: uint64(i)}, 1, false, make([]byte, n))
-			s.Post(&xs[i])
-		}
-		dialed.out.add(header{kind: frameShare}, nil)
-		if err := dialed.out.flush(); err != nil {
-			t.Fatal(err)
-		}
-		dialed.out.add(c.h, nil)
-		if c.h.kind == framePlaced { // nothing is written into the ring
-			dialed.out.(*plainWriter).placed = nil
-		}
-		if err := dialed.out.flush(); err != nil {
-			t.Fatal(err)
-		}
-		<-r.Done()
-		var pe *blame.PeerError
-		if err := xs[0].Err(); !errors.As(err, &pe) || pe.Rank != 1 || !errors.Is(err, blame.ErrProtocol) || !strings.Contains(err.Error(), c.text) {
-			t.Errorf("%s: %v, want rank 1 and %q", name, err, c.text)
-		}
-		dialed.Close()
-		dialed.area.Close()
-		dialed.area.Close()
-		s.Close()
 	}
 }
 

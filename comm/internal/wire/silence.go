@@ -6,87 +6,67 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/cprun/cprun/comm/internal/blame"
 )
 
-// A network that is lost tells nobody. So the systems at both ends of a connection over TCP ask each other
-// every second in which nothing else comes, and this rank counts what its system gets, whatever it is: data,
-// acknowledgements, questions, the same once more. Where that count stands still, the other host or
-// the way from it is gone.
+// A lost network sends no message about it. So both ends of a TCP connection send keepalive probes in every idle
+// second, and this rank counts the segments that its system receives: data, acknowledgements, probes,
+// retransmissions. If the count does not change for silenceBound, the other host or the path from it is gone.
 //
-// TCP_USER_TIMEOUT would not do. It also ends a connection whose other process does not read for so long,
-// stopped or starved, though its host answers all the time: that is for the deadline to judge, which
-// knows what waits. And it goes by what has been acknowledged in order, of which a bad network may bring
-// nothing for seconds. So it is set out of the way while the world lasts, and with it the number of times that
-// a system sends something again before it gives up.
+// TCP_USER_TIMEOUT alone would be wrong. It also ends a connection if the other process does not read, because it
+// is stopped or starved, although its host answers: the deadline judges that, since it has the pending
+// transfers. And it measures acknowledgements in order, which a bad network may delay for seconds. So it is
+// set to patience while the world lasts, and so is the number of retransmissions.
 
 const (
 	silenceBound = 7 * time.Second
 	lookPause    = 250 * time.Millisecond
 
-	// askAfter is when a system asks whether the other is there, and how often. It gives up by itself
-	// only long after this rank has.
+	// askAfter is the idle time before a keepalive probe, and between probes. After askNumber probes the system
+	// gives up by itself, long after this rank.
 	askAfter  = time.Second
 	askNumber = 60
 
-	// resendBound is how long a system waits at most before it sends again what was not acknowledged,
-	// where it can be told (Linux 6.15); else the pauses double.
+	// resendBound is the longest pause between retransmissions on Linux 6.15 and later; older systems double
+	// the pauses.
 	resendBound = time.Second
 
-	// patience is how long a system keeps at what is not acknowledged: in effect, until this rank
-	// gives up. keptAtEnd is how long at what was written last, when the rank is done with it.
+	// patience is how long a system retransmits: in effect, until this rank gives up. keptAtEnd bounds the
+	// retransmission of the last bytes, after the rank has closed the connection.
 	patience  = 24 * time.Hour
 	keptAtEnd = 10 * time.Second
 )
 
-// tune prepares a connection over TCP to be watched, and returns what it is watched by. Others need none.
+// tune prepares a TCP connection for silent, and returns its raw connection, or nil for other connections.
 func tune(conn net.Conn) syscall.RawConn {
 	c, ok := conn.(*net.TCPConn)
 	if !ok {
 		return nil
 	}
 	raw, err := c.SyscallConn()
-	if err != nil { // it is closed, which its reader will find
+	if err != nil { // closed, as its reader will find
 		return nil
 	}
 	_ = c.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: askAfter, Interval: askAfter, Count: askNumber})
-	set(raw, unix.TCP_USER_TIMEOUT, int(patience/time.Millisecond))
-	set(raw, unix.TCP_RTO_MAX_MS, int(resendBound/time.Millisecond))
-	set(raw, unix.TCP_THIN_LINEAR_TIMEOUTS, 1)
+	keepSending(raw, patience)
+	sendOften(raw)
 	return raw
 }
 
-// set sets an option of TCP. One that a system does not know costs time in bad networks only.
-func set(raw syscall.RawConn, option, value int) {
-	_ = raw.Control(func(fd uintptr) { _ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, option, value) })
-}
-
-// hurry bounds what the system does for a connection once this rank is done with it.
+// hurry bounds the system's retransmissions after this rank has closed a connection.
 func (c *channel) hurry() {
 	if c.raw != nil {
-		set(c.raw, unix.TCP_USER_TIMEOUT, int(keptAtEnd/time.Millisecond))
+		keepSending(c.raw, keptAtEnd)
 	}
 }
 
-// segments returns how many segments this system has got on a connection, if that can be told.
-func segments(raw syscall.RawConn) (n uint32, ok bool) {
-	err := raw.Control(func(fd uintptr) {
-		if info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO); err == nil {
-			n, ok = info.Segs_in, true
-		}
-	})
-	return n, ok && err == nil
-}
-
-// hearing is what is known of when the other end of a connection was last heard.
+// hearing records when the other end of a connection was last heard.
 type hearing struct {
 	count uint32 // of segments
 	at    time.Time
 }
 
-// heard takes the count of segments at a time, and returns for how long it has not changed.
+// heard records the count of segments at a time, and returns for how long the count has not changed.
 func (h *hearing) heard(count uint32, now time.Time) time.Duration {
 	if h.at.IsZero() || h.count != count {
 		h.count, h.at = count, now
@@ -94,8 +74,8 @@ func (h *hearing) heard(count uint32, now time.Time) time.Duration {
 	return now.Sub(h.at)
 }
 
-// silence is the loss of a connection on which a rank hears nothing. The peer may be told of it and pass it
-// on, so it says who has noticed.
+// silence is the error of a connection on which a rank hears nothing. The peer may receive the error and pass it
+// on, so it names the rank that noticed.
 type silence struct {
 	rank  int
 	from  string
@@ -107,7 +87,7 @@ func (s *silence) Error() string {
 }
 func (s *silence) Unwrap() error { return blame.ErrPeerLost }
 
-// watch looks for silence on all connections over TCP until the world ends.
+// watch checks all TCP connections for silence until the world ends.
 func (s *sockets) watch() {
 	defer s.watching.Done()
 	tick := time.NewTicker(lookPause)
@@ -126,8 +106,8 @@ func (s *sockets) watch() {
 	}
 }
 
-// reset has the connection end by a reset, which is sent at once. Where only the way to this rank is lost,
-// the peer so learns of it, also if it waits for room or for what was sent before to be acknowledged.
+// reset makes Close send a reset at once. If only the path to this rank is lost, the peer so learns of the
+// failure, even if it waits for room or for acknowledgements.
 func (c *channel) reset() {
 	if tcp, ok := c.Conn.(*net.TCPConn); ok {
 		_ = tcp.SetLinger(0)

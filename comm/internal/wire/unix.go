@@ -10,8 +10,8 @@ import (
 	"syscall"
 )
 
-// maxSocketPath is what sockaddr_un has room for, less its closing zero.
-const maxSocketPath = 107
+// maxSocketPath is the length of the longest path in a sockaddr_un, without its final zero.
+const maxSocketPath = len(syscall.RawSockaddrUnix{}.Path) - 1
 
 // UnixDir is the private directory in which the ranks of a node have their sockets.
 type UnixDir struct {

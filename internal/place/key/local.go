@@ -9,8 +9,6 @@ import (
 	"os"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/cprun/cprun/internal/terminal"
 )
 
@@ -69,28 +67,6 @@ func (s *localServer) accept() {
 			s.refused.tell(fmt.Errorf("a process of this host asked for the key of the job and did not get it: %w", err))
 		}
 	}
-}
-
-// ofThisUser checks whose process is at the other end.
-func ofThisUser(c *net.UnixConn) error {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return err
-	}
-	var peer *unix.Ucred
-	var failed error
-	if err := raw.Control(func(fd uintptr) {
-		peer, failed = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	}); err != nil {
-		return err
-	}
-	switch {
-	case failed != nil:
-		return failed
-	case int(peer.Uid) != os.Geteuid():
-		return fmt.Errorf("process %d is of user %d, and this is user %d", peer.Pid, peer.Uid, os.Geteuid())
-	}
-	return nil
 }
 
 // askLocal gets the key from the first agent on this host. It tries until ctx is done.

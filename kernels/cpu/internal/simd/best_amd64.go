@@ -1,3 +1,5 @@
+//go:build !portable
+
 package simd
 
 import "golang.org/x/sys/cpu"

@@ -1,0 +1,59 @@
+//go:build !portable
+
+package shm
+
+import (
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// fixed is the set of seals that keeps the size of a memfd, and the seals themselves, unchanged.
+const fixed = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
+
+// New makes the memory, and the descriptor with which the other process opens it. The caller closes the
+// descriptor. New fails if the system has no memfd or denies it to this process.
+func New() (*Area, *os.File, error) {
+	fd, err := unix.MemfdCreate("cprun-exchange", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return nil, nil, fmt.Errorf("memfd_create: %w", err)
+	}
+	f := os.NewFile(uintptr(fd), "memfd of exchanges")
+	a, err := prepare(f)
+	if err != nil {
+		f.Close()
+		return nil, nil, err
+	}
+	return a, f, nil
+}
+
+// prepare sets and seals the size of a new memory.
+func prepare(f *os.File) (*Area, error) {
+	if err := unix.Ftruncate(int(f.Fd()), areaBytes); err != nil {
+		return nil, fmt.Errorf("memfd of %d bytes: %w", areaBytes, err)
+	}
+	if _, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, fixed); err != nil {
+		return nil, fmt.Errorf("seals of a memfd: %w", err)
+	}
+	return mapped(f, 0)
+}
+
+// Open returns the other side of a memory that New has made. The caller closes f. Open refuses a file whose
+// size could change: an access beyond the new end would kill this process.
+func Open(f *os.File) (*Area, error) {
+	seals, err := unix.FcntlInt(f.Fd(), unix.F_GET_SEALS, 0)
+	if err != nil {
+		return nil, fmt.Errorf("seals of the memory: %w", err)
+	}
+	info, err := f.Stat()
+	switch {
+	case err != nil:
+		return nil, err
+	case seals&fixed != fixed:
+		return nil, fmt.Errorf("memory with seals %#x: its size can change, it needs %#x", seals, fixed)
+	case info.Size() != areaBytes:
+		return nil, fmt.Errorf("memory of %d bytes, it is to have %d", info.Size(), areaBytes)
+	}
+	return mapped(f, 1)
+}

@@ -1,0 +1,30 @@
+//go:build !portable
+
+package files
+
+import (
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// Uncache drops the kernel's cache of a file, so that the next read comes from the disk or the server. It
+// ignores errors.
+func Uncache(f *os.File) { _ = unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED) }
+
+// local lists the file systems that one kernel alone writes to, by their numbers.
+var local = map[int64]bool{
+	unix.EXT4_SUPER_MAGIC: true, unix.XFS_SUPER_MAGIC: true, unix.BTRFS_SUPER_MAGIC: true, unix.TMPFS_MAGIC: true,
+	unix.OVERLAYFS_SUPER_MAGIC: true, unix.F2FS_SUPER_MAGIC: true, unix.RAMFS_MAGIC: true, unix.BCACHEFS_SUPER_MAGIC: true,
+	zfsMagic: true,
+}
+
+// zfsMagic is the number of ZFS, which the kernel's headers do not have.
+const zfsMagic = 0x2fc12fc1
+
+// Remote reports whether other hosts may write to the file system of a path, or of the nearest existing
+// directory above it. It returns false only for file systems that are known to be local.
+func Remote(path string) bool {
+	st, err := statfs(path)
+	return err != nil || !local[int64(st.Type)]
+}

@@ -1,0 +1,92 @@
+//go:build !portable
+
+package launch
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// grouped puts a child process into a group of its own, so that Ctrl-C reaches the launcher only. The kernel
+// kills the child when the thread that forked it ends.
+func grouped() *syscall.SysProcAttr {
+	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+}
+
+// awaitExit waits for the end of a process and leaves it a zombie. So no other process can get its id, or its
+// group's, before the group has been killed.
+func awaitExit(cmd *exec.Cmd) {
+	for {
+		var info unix.Siginfo
+		err := unix.Waitid(unix.P_PID, cmd.Process.Pid, &info, unix.WEXITED|unix.WNOWAIT, nil)
+		if !errors.Is(err, unix.EINTR) {
+			return
+		}
+	}
+}
+
+// ownCores lists the cores that this process may use, or nil if they are not known.
+func ownCores() (cores []int) {
+	var set unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &set); err != nil {
+		return nil
+	}
+	for i := range maxCores {
+		if set.IsSet(i) {
+			cores = append(cores, i)
+		}
+	}
+	return cores
+}
+
+// pin makes all threads of this process, present and future, run on one core.
+func pin(core int) error {
+	var set unix.CPUSet
+	set.Set(core)
+	// A thread inherits the cores of its creator, so the first pass that finds no new thread is the last.
+	seen := map[string]bool{}
+	for fresh := true; fresh; {
+		threads, err := os.ReadDir("/proc/self/task")
+		if err != nil {
+			return err
+		}
+		fresh = false
+		for _, t := range threads {
+			if seen[t.Name()] {
+				continue
+			}
+			seen[t.Name()], fresh = true, true
+			id, err := strconv.Atoi(t.Name())
+			if err == nil {
+				err = unix.SchedSetaffinity(id, &set)
+			}
+			if err != nil && !errors.Is(err, unix.ESRCH) { // it may have ended meanwhile
+				return fmt.Errorf("thread %s: %w", t.Name(), err)
+			}
+		}
+	}
+	return nil
+}
+
+// timerSlack bounds the delay that the kernel may add to a sleep of a rank that shares its core, to save wakeups:
+// twenty times the default. Go's monitor (sysmon) of each process sleeps for 20 microseconds again and again
+// while goroutines come and go, and on a shared core each wakeup stops another rank. With this slack the ranks
+// make a third fewer context switches. Waits for data use no timer and are not delayed.
+const timerSlack = time.Millisecond
+
+// rarelyWoken gives timerSlack to the processes that the calling thread starts, until it calls back. A thread or
+// process inherits its slack from its creator, and an unprivileged process can set only its own thread's.
+func rarelyWoken() (back func()) {
+	was, err := unix.PrctlRetInt(unix.PR_GET_TIMERSLACK, 0, 0, 0, 0)
+	if err != nil || unix.Prctl(unix.PR_SET_TIMERSLACK, uintptr(timerSlack), 0, 0, 0) != nil {
+		return func() {} // which costs speed only
+	}
+	return func() { _ = unix.Prctl(unix.PR_SET_TIMERSLACK, uintptr(was), 0, 0, 0) }
+}

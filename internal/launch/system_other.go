@@ -1,0 +1,24 @@
+//go:build !linux || portable
+
+package launch
+
+import (
+	"os/exec"
+	"syscall"
+)
+
+// grouped puts a child process into a group of its own, so that Ctrl-C reaches the launcher only. A worker ends
+// by itself when the launcher dies, since the channel between them then ends: see Attach.
+func grouped() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
+
+// awaitExit waits for the end of a process. The system may give its id to another process before its group
+// has been killed, which takes as many new processes as there are ids.
+func awaitExit(cmd *exec.Cmd) { _ = cmd.Wait() }
+
+// ownCores returns nil: the cores are not known, so no rank is pinned.
+func ownCores() []int { return nil }
+
+// pin does nothing, and nothing calls it, since ownCores returns nil.
+func pin(int) error { return nil }
+
+func rarelyWoken() (back func()) { return func() {} }
