@@ -84,12 +84,12 @@ func (m *machine) lost(p *peer, why string) {
 // strike counts an agent as lost to the start, and tells the others.
 func (m *machine) strike(p *part, why string) {
 	p.lost = why
-	m.sign(p)
-	m.relay("", launch.News{Failed: &p.FirstRank, Lost: name(p.Member, m.world()) + " is lost: " + why})
+	m.failed(p, launch.News{Failed: &p.FirstRank, Lost: name(p.Member, m.world()) + " is lost: " + why})
 }
 
-// sign notes the first sign of failure of an agent.
-func (m *machine) sign(p *part) {
+// failed notes the first sign of failure of an agent. The others hear of the first of all, since their workers may
+// wait for ranks of that agent.
+func (m *machine) failed(p *part, n launch.News) {
 	r := m.run
 	if p.failed == 0 {
 		r.order++
@@ -97,6 +97,7 @@ func (m *machine) sign(p *part) {
 	}
 	if r.failed.IsZero() {
 		r.failed = m.now
+		m.relay(p.Name, n)
 	}
 }
 
@@ -112,7 +113,7 @@ func (m *machine) onEnded(from string, e *ended) {
 	}
 	p.ended, p.absent = e, false
 	if len(e.Ending.Failures) > 0 || e.Fault != "" {
-		m.sign(p)
+		m.failed(p, launch.News{Failed: &p.FirstRank})
 	}
 	m.settle()
 }

@@ -155,11 +155,7 @@ func (m *machine) onNews(from string, n *relayed) {
 			m.introduce()
 		}
 	case n.News.Failed != nil:
-		first := r.failed.IsZero()
-		m.sign(p)
-		if first {
-			m.relay(from, n.News)
-		}
+		m.failed(p, n.News)
 	case n.News.Stop != "" && r.stop == "":
 		r.stop = n.News.Stop + " at node " + p.Host
 		m.relay(from, launch.News{Stop: r.stop})
