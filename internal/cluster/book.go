@@ -17,6 +17,7 @@ type run struct {
 	since  time.Time // when this agent began to keep it
 	over   bool      // the verdict is out
 	failed time.Time // when the first failure was heard of; zero: none
+	done   time.Time // when the first node was heard to have ended without one; zero: none
 	order  int       // of first signs of failure, by agent
 	stop   string    // what has asked for a stop, if anything has
 	met    bool      // the addresses are out
@@ -114,6 +115,8 @@ func (m *machine) onEnded(from string, e *ended) {
 	p.ended, p.absent = e, false
 	if len(e.Ending.Failures) > 0 || e.Fault != "" {
 		m.failed(p, launch.News{Failed: &p.FirstRank})
+	} else if r.done.IsZero() {
+		r.done = m.now
 	}
 	m.settle()
 }

@@ -14,6 +14,10 @@ const (
 	tellingTime = 2 * time.Second
 	// hurrying is how long, after the first failure of a start, agents may take to tell how it has ended there.
 	hurrying = 90 * time.Second
+	// finishing is the same after the first node whose ranks are done. Their launcher has a shorter limit.
+	finishing = launch.LastTime + time.Minute
+	// listening is how long the ranks of a node may take to start. It is below the ranks' own limit for their peers.
+	listening = 4 * time.Minute
 )
 
 // joined reports whether a peer is connected and has asked to be taken in.

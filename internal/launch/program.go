@@ -71,7 +71,8 @@ func (p *Program) Ask() { p.signal(syscall.SIGTERM) }
 func (p *Program) Hurry() { p.signal(syscall.SIGINT) }
 
 // Wait returns its exit status when it has ended, -1 where a signal ended it. After limit it is asked to end, and
-// is late; after grace more it is hurried, and after grace more killed. A limit of 0 is none.
+// is late; after grace more it is hurried, after grace more killed, and after grace more left behind, since it hangs in
+// the kernel. A limit of 0 is none.
 func (p *Program) Wait(limit, grace time.Duration) (status int, late bool) {
 	var over <-chan time.Time
 	if limit > 0 {
@@ -79,7 +80,7 @@ func (p *Program) Wait(limit, grace time.Duration) (status int, late bool) {
 		defer timer.Stop()
 		over = timer.C
 	}
-	for _, do := range []func(){p.Ask, p.Hurry, func() { p.signal(syscall.SIGKILL) }} {
+	for _, do := range []func(){p.Ask, p.Hurry, func() { p.signal(syscall.SIGKILL) }, func() {}} {
 		select {
 		case <-p.ended:
 			return p.code, late
@@ -89,6 +90,5 @@ func (p *Program) Wait(limit, grace time.Duration) (status int, late bool) {
 			over = time.After(grace)
 		}
 	}
-	<-p.ended
-	return p.code, late
+	return -1, late
 }
