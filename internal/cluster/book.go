@@ -17,6 +17,7 @@ type run struct {
 	since  time.Time // when this agent began to keep it
 	over   bool      // the verdict is out
 	failed time.Time // when the first failure was heard of; zero: none
+	done   time.Time // when the first node was heard to have ended without one; zero: none
 	order  int       // of first signs of failure, by agent
 	stop   string    // what has asked for a stop, if anything has
 	met    bool      // the addresses are out
@@ -84,12 +85,12 @@ func (m *machine) lost(p *peer, why string) {
 // strike counts an agent as lost to the start, and tells the others.
 func (m *machine) strike(p *part, why string) {
 	p.lost = why
-	m.sign(p)
-	m.relay("", launch.News{Failed: &p.FirstRank, Lost: name(p.Member, m.world()) + " is lost: " + why})
+	m.failed(p, launch.News{Failed: &p.FirstRank, Lost: name(p.Member, m.world()) + " is lost: " + why})
 }
 
-// sign notes the first sign of failure of an agent.
-func (m *machine) sign(p *part) {
+// failed notes the first sign of failure of an agent. The others hear of the first of all, since their workers may
+// wait for ranks of that agent.
+func (m *machine) failed(p *part, n launch.News) {
 	r := m.run
 	if p.failed == 0 {
 		r.order++
@@ -97,6 +98,7 @@ func (m *machine) sign(p *part) {
 	}
 	if r.failed.IsZero() {
 		r.failed = m.now
+		m.relay(p.Name, n)
 	}
 }
 
@@ -112,7 +114,9 @@ func (m *machine) onEnded(from string, e *ended) {
 	}
 	p.ended, p.absent = e, false
 	if len(e.Ending.Failures) > 0 || e.Fault != "" {
-		m.sign(p)
+		m.failed(p, launch.News{Failed: &p.FirstRank})
+	} else if r.done.IsZero() {
+		r.done = m.now
 	}
 	m.settle()
 }

@@ -268,11 +268,20 @@ func (c *Cohort) Leave(status int, why string) error {
 	return err
 }
 
-// shut ends all goroutines. What is queued for the others still goes out, if they take it.
+// shut ends all goroutines. Frames in the queues of the others still go out, if they take them.
 func (c *Cohort) shut() error {
 	c.cancel()
 	err := c.door.Close()
-	c.group.Wait()
+	ended := make(chan struct{})
+	go func() { // ends with the goroutines, or with the process
+		c.group.Wait()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+	case <-time.After(farewells):
+		err = cmp.Or(err, fmt.Errorf("left the job before its own work ended: Prepare or a connection still waits after %v; see whether the disks answer", farewells))
+	}
 	if c.disco != nil {
 		err = cmp.Or(err, c.disco.Close())
 	}

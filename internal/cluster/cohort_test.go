@@ -449,6 +449,26 @@ func TestPrepareFails(t *testing.T) {
 	})
 }
 
+// A Prepare that hangs, as at a dead disk, keeps no agent from leaving.
+func TestPrepareThatHangsIsLeft(t *testing.T) {
+	begun, release := make(chan struct{}), make(chan struct{})
+	h := joinAll(t, 1, func(_ int, c *Config) {
+		c.Prepare = func(context.Context, World) ([]byte, error) {
+			close(begun)
+			<-release
+			return nil, nil
+		}
+	})[0]
+	t.Cleanup(func() { close(release); h.group.Wait() })
+	ctx, cancel := context.WithCancel(t.Context())
+	go h.Next(ctx) // ended by cancel
+	<-begun
+	cancel()
+	if err := h.Close(1); err == nil || !strings.Contains(err.Error(), farewells.String()) {
+		t.Errorf("error %v, want one that says what was left behind", err)
+	}
+}
+
 // Who has the job's key has not the name of another agent.
 func TestNameIsOfTheKey(t *testing.T) {
 	h := joinOne(t, freePort(t), 0, 1, nil)

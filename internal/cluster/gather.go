@@ -10,8 +10,12 @@ import (
 	"github.com/cprun/cprun/internal/launch"
 )
 
-// returning is how long a restart waits for agents that may come back, or for spares, where fewer would do.
-const returning = 2 * time.Second
+const (
+	// returning is how long a restart waits for agents that may come back, or for spares, where fewer would do.
+	returning = 2 * time.Second
+	// preparing is how long Config.Prepare may take. It reads and writes files, so a disk may hold it up.
+	preparing = 30 * time.Minute
+)
 
 // gather is the leader's wait for the agents of the next start.
 type gather struct {
@@ -19,6 +23,7 @@ type gather struct {
 	call      time.Time // when the last newcomer came
 	again     *again    // the verdict before it; nil: none
 	preparing *World    // whose payload is being made
+	prepared  time.Time // when that began
 	said      int       // agents that the user was told of
 	saidAt    time.Time
 }
@@ -55,7 +60,7 @@ func (m *machine) advance() {
 	}
 	w := World{Generation: m.reg.index + 1, Restart: m.tally.Retries.Done}
 	w.Agents, w.Size = place(agents)
-	g.preparing = &w
+	g.preparing, g.prepared = &w, m.now
 	m.fx.prepare(w)
 }
 
@@ -154,6 +159,11 @@ func (m *machine) lead() {
 	m.heard("")
 	m.stuck()
 	m.overdue()
+	if g := m.gather; g != nil && g.preparing != nil && m.now.Sub(g.prepared) > preparing {
+		g.preparing = nil
+		m.end(launch.Result{ExitCode: launch.ExitFailed}, fmt.Sprintf(
+			"node %s has not made the start ready in %v: see whether the disks of config, data and run directory answer there", m.self.Host, preparing))
+	}
 	for _, p := range m.sorted() {
 		if p.held != nil {
 			m.onJoin(p, p.held)
@@ -188,20 +198,42 @@ func (m *machine) grace(name string) time.Duration {
 	return 2 * m.cfg.Silence
 }
 
-// overdue gives up on agents that have not come to a new leader, or do not tell how a failed start has ended.
+// overdue gives up on agents that do not tell in time what the start needs. The caller of this agent hears of it
+// instead, since this agent leads.
 func (m *machine) overdue() {
 	r := m.run
 	if r == nil || r.over {
 		return
 	}
 	for _, a := range m.world().Agents {
-		switch p := r.parts[a.Name]; {
-		case p.ended != nil || p.lost != "":
-		case p.absent && m.now.Sub(r.since) > m.grace(a.Name):
-			m.strike(p, "it cannot be reached by the node that leads now")
-		case !r.failed.IsZero() && m.now.Sub(r.failed) > hurrying && a.Name != m.self.Name:
-			m.strike(p, fmt.Sprintf("it has not told in %v how the start has ended there", hurrying))
+		p := r.parts[a.Name]
+		switch why := m.late(p); {
+		case why == "":
+		case a.Name != m.self.Name:
+			m.strike(p, why)
+		case p.failed == 0:
+			n := launch.News{Failed: &p.FirstRank, Lost: name(p.Member, m.world()) + " is late: " + why}
+			m.failed(p, n)
+			m.hear(n)
 		}
 	}
 	m.settle()
+}
+
+// late returns why this agent gives up on an agent's part of the start, or "".
+func (m *machine) late(p *part) string {
+	r := m.run
+	past := func(since time.Time, limit time.Duration) bool { return !since.IsZero() && m.now.Sub(since) > limit }
+	switch {
+	case p.ended != nil || p.lost != "":
+	case p.absent && past(r.since, m.grace(p.Name)):
+		return "it cannot be reached by the node that leads now"
+	case past(r.failed, hurrying):
+		return fmt.Sprintf("it has not told in %v how the start has ended there", hurrying)
+	case past(r.done, finishing):
+		return fmt.Sprintf("its ranks have not ended in %v since those of another node were done", finishing)
+	case p.addrs == nil && len(r.parts) > 1 && past(r.since, listening):
+		return fmt.Sprintf("its ranks have not told in %v where they listen", listening)
+	}
+	return ""
 }

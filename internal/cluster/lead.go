@@ -14,6 +14,10 @@ const (
 	tellingTime = 2 * time.Second
 	// hurrying is how long, after the first failure of a start, agents may take to tell how it has ended there.
 	hurrying = 90 * time.Second
+	// finishing is the same after the first node whose ranks are done. Their launcher has a shorter limit.
+	finishing = launch.LastTime + time.Minute
+	// listening is how long the ranks of a node may take to start. It is below the ranks' own limit for their peers.
+	listening = 4 * time.Minute
 )
 
 // joined reports whether a peer is connected and has asked to be taken in.
@@ -155,11 +159,7 @@ func (m *machine) onNews(from string, n *relayed) {
 			m.introduce()
 		}
 	case n.News.Failed != nil:
-		first := r.failed.IsZero()
-		m.sign(p)
-		if first {
-			m.relay(from, n.News)
-		}
+		m.failed(p, n.News)
 	case n.News.Stop != "" && r.stop == "":
 		r.stop = n.News.Stop + " at node " + p.Host
 		m.relay(from, launch.News{Stop: r.stop})

@@ -230,10 +230,10 @@ func (m *machine) onNack(p *peer, no *nack) {
 
 // decided: a decision is made, and this agent is the first to know.
 func (m *machine) decided(d *decision) {
-	if !m.reg.learn(d) {
+	if !m.learn(d) {
 		return
 	}
-	m.prop, m.gather, m.local.early = nil, nil, nil
+	m.gather = nil
 	if d.Leader.Name == m.self.Name {
 		m.under = first(m.self.Name)
 	}
@@ -242,7 +242,6 @@ func (m *machine) decided(d *decision) {
 		p.status.Index = d.Index
 		m.fx.send(msg, p.Name)
 	}
-	m.tally = d.Tally
 	if d.End != nil {
 		m.conclude(d)
 		return
@@ -253,10 +252,9 @@ func (m *machine) decided(d *decision) {
 // onDecided: another agent tells of a decision.
 func (m *machine) onDecided(p *peer, d *decision) {
 	p.status.Index = max(p.status.Index, d.Index)
-	if !m.reg.learn(d) {
+	if !m.learn(d) {
 		return
 	}
-	m.prop, m.tally, m.local.early = nil, d.Tally, nil
 	if d.End != nil {
 		m.fx.send(&message{Told: &d.Index}, p.Name)
 		m.ended(d)
@@ -268,6 +266,18 @@ func (m *machine) onDecided(p *peer, d *decision) {
 	if m.role == seeking {
 		m.dial(d.Leader.Addr)
 	}
-	m.doom("the other nodes went on without this one", -1)
 	m.deliver()
+}
+
+// learn notes a decision, and reports whether it is new. A new start ends an older one that still runs here: also on
+// a new leader, which may have to decide what the lost leader put forward.
+func (m *machine) learn(d *decision) bool {
+	if !m.reg.learn(d) {
+		return false
+	}
+	m.prop, m.tally, m.local.early = nil, d.Tally, nil
+	if d.End == nil {
+		m.doom("the other nodes went on without this one", -1)
+	}
+	return true
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -18,6 +19,10 @@ const abandonTime = 20 * time.Second
 
 // exitGraces is how many times Job.Grace a worker may take to exit when it is done.
 const exitGraces = 6
+
+// LastTime is how long the other workers may take when the first is done. The last collective is over then, so that
+// the rest is short; one that hangs in a disk or a driver has no peer that waits for it and would report it.
+const LastTime = 5 * time.Minute
 
 // attempt is one start of all workers, until none is left. Its methods run on loop.
 type attempt struct {
@@ -214,23 +219,39 @@ func (t *attempt) tell(c command) {
 	}
 }
 
-// awaitExits gives workers that are all done a time to exit: one that hangs after its work
-// must not hang the job.
+// awaitExits gives the workers a time to be done after the first, and a time to exit after the last: one that hangs
+// at the end must not hang the job.
 func (t *attempt) awaitExits() {
-	for _, c := range t.children {
-		if !c.ended && c.seen.finished == "" {
-			return
-		}
-	}
 	if t.failing || t.forced || t.ended {
 		return // these have times of their own
 	}
+	if slices.ContainsFunc(t.children, (*child).works) {
+		if t.timer == nil {
+			t.after(t.job.Last, t.endLast)
+		}
+		return
+	}
 	t.after(exitGraces*t.job.Grace, func() {
 		for _, c := range t.children {
-			c.seen.lingers = !c.ended
+			if !c.ended {
+				c.seen.lingers = exitGraces * t.job.Grace
+			}
 		}
 		t.killAll()
 	})
+}
+
+// works reports whether the worker is not done.
+func (c *child) works() bool { return !c.ended && c.seen.finished == "" }
+
+// endLast ends the workers that are not done, so long after the first that was.
+func (t *attempt) endLast() {
+	for _, c := range t.children {
+		if c.works() {
+			c.seen.lingers = t.job.Last
+			t.failed(c)
+		}
+	}
 }
 
 func (t *attempt) after(d time.Duration, then func()) {

@@ -1,6 +1,7 @@
 package launch
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -81,6 +82,8 @@ type Job struct {
 	Settle time.Duration
 	// Grace is how long they get between SIGTERM and SIGKILL after that; 0: 5 s.
 	Grace time.Duration
+	// Last is how long the others may take to be done after the first is; 0: LastTime.
+	Last time.Duration
 }
 
 // Result is how a job ended.
@@ -184,6 +187,7 @@ func (j *Job) resolve() error {
 	if j.Grace == 0 {
 		j.Grace = 5 * time.Second
 	}
+	j.Last = cmp.Or(j.Last, LastTime)
 	if j.Place.WorldSize == 0 {
 		j.Place.WorldSize = j.Place.FirstRank + j.NProc
 	}

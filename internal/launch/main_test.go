@@ -210,6 +210,7 @@ var scenarios = map[string]func(*Worker) int{
 	"exit3":     at(1, func(*Worker) int { fmt.Println("so long"); return 3 }, hang),
 	"panic":     at(1, func(w *Worker) int { var p *Worker; return p.Rank }, hang),
 	"garbage":   at(1, func(w *Worker) int { w.conn.Write([]byte("{\"kind\":3}\n")); return hang(w) }, hang),
+	"last":      at(1, hang, done),
 	"linger":    at(1, func(w *Worker) int { w.Done(); return hang(w) }, done),
 	"chain": func(w *Worker) int {
 		w.OnTell(func() standing.Standing { return chained(w) })

@@ -27,6 +27,15 @@ func TestAllDone(t *testing.T) {
 	}
 }
 
+// One rank hangs when the other is done: no peer waits for it, so the launcher ends it after Job.Last and names it.
+func TestLastRankHangs(t *testing.T) {
+	t.Parallel()
+	r := play(t, "last", 2, func(j *Job) { j.Last = 200 * time.Millisecond })
+	if r.ExitCode != ExitFailed || r.First == nil || r.First.Rank != 1 || !strings.Contains(r.First.Cause, "200ms") || r.First.Remote {
+		t.Errorf("%+v", r.First)
+	}
+}
+
 func TestFailures(t *testing.T) {
 	for _, c := range []struct {
 		scenario string

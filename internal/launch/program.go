@@ -69,8 +69,9 @@ func (p *Program) Ask() { p.signal(syscall.SIGTERM) }
 // Hurry has it end its workers at once, and wait until they have given back their devices, once it was asked.
 func (p *Program) Hurry() { p.signal(syscall.SIGINT) }
 
-// Wait returns its exit status when it has ended, -1 if a signal ended it. After limit it is asked to end, and
-// is late; after grace more it is hurried, and after grace more killed. A limit of 0 is none.
+// Wait returns the exit status of the ended program, -1 if a signal ended it. After limit it asks the program to end,
+// and reports it late; after grace more it hurries it, after grace more kills it, and after grace more leaves it behind,
+// since it hangs in the kernel. A limit of 0 is none.
 func (p *Program) Wait(limit, grace time.Duration) (status int, late bool) {
 	var over <-chan time.Time
 	if limit > 0 {
@@ -78,7 +79,7 @@ func (p *Program) Wait(limit, grace time.Duration) (status int, late bool) {
 		defer timer.Stop()
 		over = timer.C
 	}
-	for _, do := range []func(){p.Ask, p.Hurry, func() { p.signal(syscall.SIGKILL) }} {
+	for _, do := range []func(){p.Ask, p.Hurry, func() { p.signal(syscall.SIGKILL) }, func() {}} {
 		select {
 		case <-p.ended:
 			return p.code, late
@@ -88,6 +89,5 @@ func (p *Program) Wait(limit, grace time.Duration) (status int, late bool) {
 			over = time.After(grace)
 		}
 	}
-	<-p.ended
-	return p.code, late
+	return -1, late
 }

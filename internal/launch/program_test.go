@@ -21,6 +21,14 @@ func (h *heard) Write(b []byte) (int, error) {
 	return h.text.Write(b)
 }
 
+// A program that does not end when it is killed hangs in the kernel: it is left behind.
+func TestProgramThatDoesNotEnd(t *testing.T) {
+	p := &Program{ended: make(chan struct{}), reaped: true} // signals reach nobody
+	if status, late := p.Wait(time.Millisecond, time.Millisecond); status != -1 || !late {
+		t.Errorf("status %d, late %v", status, late)
+	}
+}
+
 // A shell stands in front of the program's path, as srun would.
 func TestProgram(t *testing.T) {
 	const loop = "echo ready; while :; do sleep 0.01; done"

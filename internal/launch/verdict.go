@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -21,10 +22,10 @@ type seen struct {
 	report    *FailureReport
 	finished  string // EventDone, EventStopped or ""
 	exit      exitState
-	ours      bool   // it ended after a signal of the launcher
-	lingers   bool   // it was done and did not exit
-	crash     string // first line of a crash in its output
-	oomKilled bool   // the kernel's count for this control group has risen
+	ours      bool          // it ended after a signal of the launcher
+	lingers   time.Duration // how long it was waited for after it, or else another rank, was done; 0: it was not late
+	crash     string        // first line of a crash in its output
+	oomKilled bool          // the kernel's count for this control group has risen
 }
 
 // Class orders failures by how likely they are to be the cause of the others.
@@ -59,6 +60,8 @@ func judge(s seen) verdict {
 			cause += "; before that: " + s.report.Error
 		}
 		return verdict{classSignal, cause, hint}
+	case s.lingers > 0 && s.finished == "":
+		return verdict{classOwn, fmt.Sprintf("was not done %v after another rank was, and was ended by the launcher", s.lingers), "its log has the stacks of that time: see which disk or device it waits for"}
 	case s.report != nil && s.report.Remote && s.report.TimedOut:
 		return verdict{classRemote, s.report.Error, "the table above tells who held up whom; see the log of that rank"}
 	case s.report != nil && s.report.Remote:
@@ -67,8 +70,8 @@ func judge(s seen) verdict {
 		return verdict{classOwn, s.report.Error, ""}
 	case s.fault != nil:
 		return verdict{classOwn, "channel to the launcher: " + s.fault.Error(), "launcher and worker must be the same build"}
-	case s.lingers && s.ours:
-		return verdict{classOwn, "did not exit after it was done, and was ended by the launcher", "its work is complete; SIGQUIT at such a process shows where it hangs"}
+	case s.lingers > 0 && s.ours:
+		return verdict{classOwn, fmt.Sprintf("did not exit after it was done, and was ended by the launcher %v later", s.lingers), "its work is complete; SIGQUIT at such a process shows where it hangs"}
 	case s.ours:
 		return verdict{classOurs, "ended by the launcher after another rank had failed", ""}
 	case s.crash != "":

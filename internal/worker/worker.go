@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
@@ -135,13 +136,38 @@ func (p *process) join(ctx context.Context, opts comm.Options) (*comm.Group, err
 	if err := p.Listening(ln.Addr().String()); err != nil {
 		return nil, errors.Join(err, ln.Close())
 	}
-	select {
-	case mesh.Addrs = <-p.Peers():
-	case <-ctx.Done():
-		return nil, errors.Join(context.Cause(ctx), ln.Close())
+	if mesh.Addrs, err = p.addresses(ctx, opts.Deadline); err != nil {
+		return nil, errors.Join(err, ln.Close())
 	}
 	mesh.Listener = ln
 	return comm.Connect(ctx, mesh, p.stream, opts)
+}
+
+// addresses waits until the launchers have told each other where all ranks listen.
+func (p *process) addresses(ctx context.Context, limit time.Duration) ([]string, error) {
+	late := time.NewTimer(limit)
+	defer late.Stop()
+	select {
+	case addrs := <-p.Peers():
+		return addrs, nil
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	case <-late.C:
+	}
+	first := p.Rank - p.LocalRank // of this node
+	var others []string
+	lowest := 0
+	if next := first + p.LocalWorldSize; next < p.WorldSize {
+		others, lowest = append(others, launch.RanksOf(next, p.WorldSize-next)), next
+	}
+	if first > 0 {
+		others, lowest = append(others, launch.RanksOf(0, first)), 0
+	}
+	return nil, &comm.PeerError{
+		Rank: lowest, Name: strings.Join(others, ", "), Op: "connect",
+		Cause: fmt.Errorf("the launcher got no addresses of them in %v: a worker of another node has not started, see launcher.log and launcher-*.log: %w",
+			limit, comm.ErrDeadline),
+	}
 }
 
 // nodes numbers the hosts of all ranks.

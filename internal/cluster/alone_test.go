@@ -1,0 +1,271 @@
+package cluster
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/cprun/cprun/internal/launch"
+)
+
+// lone is one agent. The test plays its peers, its caller and the clock: it hands the agent messages, and looks at the
+// messages that come out and at what the caller gets. Nothing else of the agent is looked at, so that the tests hold
+// for another protocol with the same messages.
+type lone struct {
+	t        *testing.T
+	m        *machine
+	sent     []sent         // messages, in order
+	dials    map[string]int // by address: how often
+	hungUp   map[string]int // by name
+	begun    []int          // decisions that the caller was told to start
+	heard    []launch.News  // that it got
+	verdicts []launch.Verdict
+	ends     []error // of its waits for a start
+	prepares []World
+	left     bool
+	values   map[ballot]string // what was put forward under each: one value at most
+}
+
+type sent struct {
+	to  string
+	msg *message
+}
+
+// The world of these tests: agents a, b and c with two ranks each. a has put decision 1 forward, and meets the others.
+var trio = worldOf(1, "a:0 b:1 c:2")
+
+func worldOf(generation int, agents string) World {
+	all := members(agents)
+	for i := range all {
+		all[i].Addr = addrOf(all[i].Name)
+	}
+	w := World{Generation: generation}
+	w.Agents, w.Size = place(all)
+	return w
+}
+
+func addrOf(name string) string { return fmt.Sprintf("10.0.0.%d:4000", name[0]-'a'+1) }
+
+// start is a decision to start a world. by has put it forward.
+func start(by string, w World) *decision {
+	return &decision{Index: w.Generation, Leader: found(by), World: w, Tally: tally{Retries: launch.Retries{Max: 20}, Target: 3}}
+}
+
+// finale is a decision to end the job.
+func finale(index int, by string, status int) *decision {
+	d := start(by, trio)
+	d.Index, d.End = index, &outcome{ExitCode: status}
+	return d
+}
+
+// newLone makes the agent of that name. Its caller waits for a start.
+func newLone(t *testing.T, name string, change ...func(*Config)) *lone {
+	cfg := simConfig(1, 3)
+	cfg.Host, cfg.HostID = name, name
+	cfg.Seeds = []string{addrOf("a")}
+	for _, f := range change {
+		f(&cfg)
+	}
+	l := &lone{t: t, dials: map[string]int{}, hungUp: map[string]int{}, values: map[ballot]string{}}
+	self := Member{Name: name, Host: name, HostID: name, NodeRank: -1, NProc: 2, Addr: addrOf(name)}
+	l.m = newMachine(&cfg, self, l, time.Unix(0, 0))
+	l.m.next()
+	return l
+}
+
+// follower is an agent that follows a in the start of decision 1.
+func follower(t *testing.T, name string) *lone {
+	l := newLone(t, name)
+	l.up("a", status{Index: 1, Leader: found("a")})
+	l.from("a", &message{Decided: start("a", trio)})
+	return l
+}
+
+// voter is an agent of a world that was decided and whose leader, a, it has lost since. It has not begun its start. The
+// others of the world are connected.
+func voter(t *testing.T, name string, w World, change ...func(*Config)) *lone {
+	l := newLone(t, name, change...)
+	l.up("a", status{})
+	l.from("a", &message{Decided: start("a", w)})
+	l.m.down("a", "no word")
+	for _, a := range w.Agents[1:] {
+		if a.Name != name {
+			l.up(a.Name, status{Index: w.Generation})
+		}
+	}
+	return l
+}
+
+// candidate is agent b of that world when it has asked the others for their votes.
+func campaigner(t *testing.T, w World, change ...func(*Config)) *lone {
+	l := voter(t, "b", w, change...)
+	l.runs(time.Second)
+	return l
+}
+
+// elected is agent b of the three, which leads by the vote of c. What c has accepted before is accepted, under at.
+func elected(t *testing.T, accepted *decision, at ballot) *lone {
+	l := campaigner(t, trio)
+	l.promise("c", l.asks("c"), accepted, at)
+	return l
+}
+
+// leader is agent a, which leads b and c in the start of decision 1.
+func leader(t *testing.T, change ...func(*Config)) *lone {
+	l := newLone(t, "a", change...)
+	l.runs(time.Second)
+	for _, name := range []string{"b", "c"} {
+		l.up(name, status{})
+		l.from(name, &message{Join: &join{}})
+	}
+	if len(l.prepares) != 1 {
+		t.Fatalf("%d starts were prepared", len(l.prepares))
+	}
+	l.m.prepared(1, []byte("payload"), nil, nil)
+	if !slices.Equal(l.begun, []int{1}) {
+		t.Fatalf("begun %v", l.begun)
+	}
+	return l
+}
+
+func found(name string) Found { return Found{name, addrOf(name)} }
+
+// up connects a peer.
+func (l *lone) up(name string, s status) {
+	m := Member{Name: name, Host: name, HostID: name, NodeRank: -1, NProc: 2, Addr: addrOf(name)}
+	l.m.up(hello{Agent: m, Status: s}, "")
+}
+
+// from has a peer send a message. It is checked as any that comes from the network.
+func (l *lone) from(name string, m *message) {
+	l.t.Helper()
+	raw, err := json.Marshal(m)
+	if err == nil {
+		m, err = decodeMessage(raw)
+	}
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	l.m.receive(name, m)
+}
+
+// runs lets time pass, with all its ticks.
+func (l *lone) runs(d time.Duration) {
+	for end := l.m.now.Add(d); l.m.now.Before(end); {
+		l.m.now = l.m.now.Add(ticking)
+		l.m.tick()
+	}
+}
+
+// last returns the last message to an agent that is one of a kind, as kind returns it.
+func last[T any](l *lone, to string, kind func(*message) *T) *T {
+	for _, s := range slices.Backward(l.sent) {
+		if m := kind(s.msg); m != nil && s.to == to {
+			return m
+		}
+	}
+	return nil
+}
+
+func (l *lone) asks(of string) *prepare {
+	return last(l, of, func(m *message) *prepare { return m.Prepare })
+}
+func (l *lone) offers(to string) *accept {
+	return last(l, to, func(m *message) *accept { return m.Accept })
+}
+func (l *lone) promises(to string) *promise {
+	return last(l, to, func(m *message) *promise { return m.Promise })
+}
+func (l *lone) accepts(to string) *accepted {
+	return last(l, to, func(m *message) *accepted { return m.Accepted })
+}
+func (l *lone) refuses(to string) *nack { return last(l, to, func(m *message) *nack { return m.Nack }) }
+func (l *lone) tells(to string) *decision {
+	return last(l, to, func(m *message) *decision { return m.Decided })
+}
+func (l *lone) relays(to string) *relayed {
+	return last(l, to, func(m *message) *relayed { return m.News })
+}
+func (l *lone) says(to string) *status {
+	return last(l, to, func(m *message) *status { return m.Status })
+}
+
+// forget forgets what has come out so far.
+func (l *lone) forget() { l.sent, l.heard = nil, nil }
+
+// leads reports whether the agent says so to a peer.
+func (l *lone) leads(to string) bool {
+	s := l.says(to)
+	return s != nil && s.Leader.Name == l.m.self.Name
+}
+
+// promise has a peer promise what it was asked for.
+func (l *lone) promise(name string, p *prepare, accepted *decision, at ballot) {
+	l.t.Helper()
+	if p == nil {
+		l.t.Fatalf("%s was not asked for a promise", name)
+	}
+	l.from(name, &message{Promise: &promise{Index: p.Index, Ballot: p.Ballot, Accepted: accepted, At: at}})
+}
+
+// accept has a peer accept what it was offered.
+func (l *lone) accept(name string, a *accept) {
+	l.t.Helper()
+	if a == nil {
+		l.t.Fatalf("%s was offered nothing", name)
+	}
+	l.from(name, &message{Accepted: &accepted{Index: a.Decision.Index, Ballot: a.Ballot}})
+}
+
+// failedAt is an ending of a start in which that rank has failed.
+func failedAt(index, rank int) *ended {
+	return &ended{Index: index, Ending: launch.Ending{Failures: []launch.Failure{{Rank: rank, Cause: "x", Order: 1}}}}
+}
+
+// told reports whether the caller got news that ends its start.
+func (l *lone) told() bool {
+	return slices.ContainsFunc(l.heard, func(n launch.News) bool { return n.Failed != nil || n.Lost != "" })
+}
+
+// endsHere has the caller tell that its start has ended, with the failure of a rank or, for -1, without.
+func (l *lone) endsHere(rank int) {
+	e := launch.Ending{Step: 5}
+	if rank >= 0 {
+		e = failedAt(0, rank).Ending
+	}
+	l.m.endHere(e)
+}
+
+// The effects.
+
+func (l *lone) dial(addr string)         { l.dials[addr]++ }
+func (l *lone) hangUp(name string)       { l.hungUp[name]++ }
+func (l *lone) prepare(w World)          { l.prepares = append(l.prepares, w) }
+func (l *lone) begin(d *decision)        { l.begun = append(l.begun, d.Index) }
+func (l *lone) over(err error)           { l.ends = append(l.ends, err) }
+func (l *lone) gone()                    { l.left = true }
+func (l *lone) news(n launch.News)       { l.heard = append(l.heard, n) }
+func (l *lone) log(string, ...any)       {}
+func (l *lone) verdict(v launch.Verdict) { l.verdicts = append(l.verdicts, v) }
+
+func (l *lone) send(m *message, names ...string) {
+	raw, err := json.Marshal(m)
+	var copied *message
+	if err == nil {
+		copied, err = decodeMessage(raw) // as it was then
+	}
+	if err != nil {
+		l.t.Error(err)
+	}
+	if a := copied.Accept; a != nil {
+		if other, ok := l.values[a.Ballot]; ok && other != string(raw) {
+			l.t.Errorf("ballot %v carries both\n%s and\n%s", a.Ballot, other, raw)
+		}
+		l.values[a.Ballot] = string(raw)
+	}
+	for _, name := range names {
+		l.sent = append(l.sent, sent{name, copied})
+	}
+}

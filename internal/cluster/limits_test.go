@@ -1,0 +1,196 @@
+package cluster
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cprun/cprun/internal/launch"
+)
+
+// A new leader that has to decide what the lost one put forward begins the start before, or not. If it does, its caller
+// hears that this start is over, so that the agent comes to the new one.
+func TestNewLeaderEndsItsOlderStart(t *testing.T) {
+	l := elected(t, start("a", worldOf(2, "b:1 c:2")), first("a"))
+	l.accept("c", l.offers("c"))
+	if d := l.tells("c"); d == nil || d.Index != 2 {
+		t.Fatalf("decided %+v", d)
+	}
+	if len(l.begun) > 0 && l.begun[0] == 1 {
+		if !l.told() {
+			t.Fatal("its caller is not told that start 1 is over")
+		}
+		l.endsHere(2)
+		l.m.next()
+	}
+	if n := len(l.begun); n == 0 || l.begun[n-1] != 2 {
+		t.Errorf("begun %v, want start 2", l.begun)
+	}
+}
+
+// A failure that an agent tells with its ending, or when it comes to a new leader, ends the start everywhere: also
+// where the workers have begun only now, and would wait for the ranks of that agent.
+func TestFailureOfAnEndingIsRelayed(t *testing.T) {
+	for name, tell := range map[string]*message{
+		"with a join": {Join: &join{Ended: failedAt(1, 5)}},
+		"alone":       {Ended: failedAt(1, 5)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := elected(t, nil, ballot{})
+			l.up("a", status{Index: 1})
+			l.from("a", &message{Join: &join{}})
+			if len(l.begun) != 1 || l.told() {
+				t.Fatalf("begun %v, news %v", l.begun, l.heard)
+			}
+			l.from("c", tell)
+			if !l.told() {
+				t.Error("the leader's own workers go on")
+			}
+			if n := l.relays("a"); n == nil || n.Index != 1 || n.News.Failed == nil || *n.News.Failed != 4 {
+				t.Errorf("a hears %+v", n)
+			}
+			if l.relays("c") != nil {
+				t.Error("it comes back to who has told it")
+			}
+		})
+	}
+}
+
+// An agent that comes later hears of the failure as well.
+func TestFailureIsToldToWhoComesLater(t *testing.T) {
+	l := elected(t, nil, ballot{})
+	l.from("c", &message{Join: &join{Ended: failedAt(1, 5)}})
+	l.up("a", status{Index: 1})
+	l.from("a", &message{Join: &join{}})
+	if n := l.relays("a"); n == nil || n.News.Failed == nil || *n.News.Failed != 4 {
+		t.Errorf("a hears %+v", n)
+	}
+}
+
+// The second failure is not told: all ends already.
+func TestFirstFailureIsToldOnce(t *testing.T) {
+	l := leader(t)
+	l.from("b", &message{Ended: failedAt(1, 2)})
+	if n := l.relays("c"); n == nil || n.News.Failed == nil || *n.News.Failed != 2 {
+		t.Fatalf("c hears %+v", n)
+	}
+	l.forget()
+	l.from("c", &message{Ended: failedAt(1, 4)})
+	if l.relays("b") != nil || l.told() {
+		t.Errorf("b hears %+v, the caller %v", l.relays("b"), l.heard)
+	}
+}
+
+// listens has all agents but one tell where their ranks listen.
+func (l *lone) listens(but string) {
+	addrs := &relayed{Index: 1, News: launch.News{Addrs: []string{"x", "y"}}}
+	for _, a := range trio.Agents {
+		switch a.Name {
+		case but:
+		case l.m.self.Name:
+			l.m.say(addrs.News)
+		default:
+			l.from(a.Name, &message{News: addrs})
+		}
+	}
+}
+
+// What a start waits for has a limit, and after it the node that was waited for is named: to the other nodes, to the
+// caller, and in the verdict.
+func TestLateNodeEndsTheStart(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		limit time.Duration
+		until func(l *lone)
+		knows bool // the caller has ended its start, or has been told to, before
+	}{
+		{"its ranks do not listen", listening, func(l *lone) { l.listens("c") }, false},
+		{"others have failed", hurrying, func(l *lone) {
+			l.listens("")
+			l.from("b", &message{Ended: failedAt(1, 2)})
+			l.forget()
+		}, true},
+		{"others are done", finishing, func(l *lone) {
+			l.listens("")
+			l.from("b", &message{Ended: &ended{Index: 1}})
+			l.endsHere(-1)
+		}, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			l := leader(t)
+			c.until(l)
+			l.forget()
+			l.runs(c.limit - time.Second)
+			if l.told() || l.relays("b") != nil || len(l.verdicts) > 0 {
+				t.Fatalf("before the limit: news %v, verdicts %v", l.heard, l.verdicts)
+			}
+			l.runs(2 * time.Second)
+			if !c.knows {
+				if n := l.relays("b"); n == nil || n.News.Failed == nil || *n.News.Failed != 4 || !strings.Contains(n.News.Lost, "ranks 4 to 5") {
+					t.Errorf("b hears %+v", n)
+				}
+				if !l.told() {
+					t.Error("the caller is not told")
+				}
+				l.from("b", &message{Ended: failedAt(1, 2)})
+			}
+			l.endsHere(0)
+			if len(l.verdicts) != 1 || !l.verdicts[0].Again {
+				t.Fatalf("verdicts %+v", l.verdicts)
+			}
+			if f := l.verdicts[0].First; f.Rank != 4 && c.limit != hurrying || !strings.Contains(l.verdicts[0].Failures[len(l.verdicts[0].Failures)-1].Cause+f.Cause, c.limit.String()) {
+				t.Errorf("%+v", l.verdicts[0].Failures)
+			}
+		})
+	}
+}
+
+// Where the leader's own ranks are late its caller is told to end them, and the others hear of it.
+func TestLateLeaderEndsItsOwnRanks(t *testing.T) {
+	l := leader(t)
+	l.listens("a")
+	l.forget()
+	l.runs(listening + time.Second)
+	if len(l.heard) != 1 || l.heard[0].Failed == nil || *l.heard[0].Failed != 0 || !strings.Contains(l.heard[0].Lost, listening.String()) {
+		t.Errorf("the caller hears %+v", l.heard)
+	}
+	if n := l.relays("b"); n == nil || n.News.Failed == nil || *n.News.Failed != 0 {
+		t.Errorf("b hears %+v", n)
+	}
+}
+
+// A job of one node has no ranks elsewhere, and its own do not tell where they listen.
+func TestOneNodeDoesNotListen(t *testing.T) {
+	l := newLone(t, "a", func(c *Config) { c.Max = 1 })
+	l.runs(time.Second)
+	l.m.prepared(1, nil, nil, nil)
+	l.runs(2 * listening)
+	if len(l.begun) != 1 || l.told() {
+		t.Errorf("begun %v, news %v", l.begun, l.heard)
+	}
+}
+
+// A Prepare that does not return, as at a dead disk, ends the job for all.
+func TestPrepareHangs(t *testing.T) {
+	l := newLone(t, "a", func(c *Config) { c.Max = 2 })
+	l.runs(time.Second)
+	l.up("b", status{})
+	l.from("b", &message{Join: &join{}})
+	l.runs(preparing - 2*time.Second)
+	if len(l.prepares) != 1 || l.tells("b") != nil {
+		t.Fatalf("%d prepared, b hears %+v", len(l.prepares), l.tells("b"))
+	}
+	l.runs(4 * time.Second)
+	d := l.tells("b")
+	if d == nil || d.End == nil || d.End.ExitCode != launch.ExitFailed || !strings.Contains(d.End.Why, "node a") || !strings.Contains(d.End.Why, preparing.String()) {
+		t.Errorf("b hears %+v", d)
+	}
+	l.runs(tellingTime + time.Second)
+	if len(l.ends) != 1 {
+		t.Errorf("the caller's wait ends %d times", len(l.ends))
+	}
+	l.m.prepared(1, []byte("late"), nil, nil)
+	if len(l.begun) > 0 || len(l.ends) != 1 {
+		t.Errorf("a payload that comes too late begins %v", l.begun)
+	}
+}
