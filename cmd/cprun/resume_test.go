@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -196,11 +197,11 @@ func TestASecondRunInTheDirectoryIsRefused(t *testing.T) {
 	}
 }
 
-// The text is a terabyte of nothing, in which the ends of documents are looked for, so that the input
+// The text is a line and a terabyte of nothing, in which the ends of documents are looked for, so that the input
 // is being checked for as long as the test wants.
 func TestSignalsWhileInputIsChecked(t *testing.T) {
 	text := filepath.Join(t.TempDir(), "text.txt")
-	if err := errors.Join(os.WriteFile(text, nil, 0o600), os.Truncate(text, 1<<40)); err != nil {
+	if err := errors.Join(os.WriteFile(text, bytes.Repeat([]byte("a"), 1<<10), 0o600), os.Truncate(text, 1<<40)); err != nil {
 		t.Fatal(err)
 	}
 	for _, sig := range []syscall.Signal{syscall.SIGUSR1, syscall.SIGTERM, syscall.SIGINT} {
