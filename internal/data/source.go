@@ -180,7 +180,7 @@ func (d *Dataset) add(path, kind string) error {
 			c, err = llmc(f, size, d.source.Vocab)
 		}
 	case "jsonl":
-		c, err = indexJSONL(f, size, d.source.EOS)
+		c, err = indexJSONL(f, size, d.source.EOS, &d.ignored)
 	default:
 		c, err = text{size: size, eos: d.source.EOS}, readable(f, path, size)
 	}

@@ -303,7 +303,7 @@ func FuzzJSONL(f *testing.F) {
 			eos = 256
 		}
 		r := strings.NewReader(file)
-		c, err := indexJSONL(r, r.Size(), eos)
+		c, err := indexJSONL(r, r.Size(), eos, nil)
 		if err != nil {
 			return
 		}
