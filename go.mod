@@ -3,6 +3,7 @@ module github.com/cprun/cprun
 go 1.26.0
 
 require (
+	github.com/bmatcuk/doublestar/v4 v4.10.4
 	github.com/clipperhouse/displaywidth v0.11.0
 	github.com/gdamore/tcell/v3 v3.6.0
 	github.com/hashicorp/memberlist v0.7.0

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -113,6 +114,45 @@ func TestOtherModelKeysAreRefusedAndOtherDataTold(t *testing.T) {
 	}
 }
 
+// More steps lift the rate of a schedule that had come to its end.
+func TestAJumpOfTheLearningRateIsTold(t *testing.T) {
+	config, dir := small(t, 4), filepath.Join(t.TempDir(), "run")
+	must(t, "--run-dir", dir, "--set", "lr_schedule.name=linear", config)
+	_, stderr := must(t, "--run-dir", dir, "--set", "lr_schedule.name=linear", "--set", "train.steps=8", config)
+	if n := strings.Count(stderr, "learning rate of step 5 is 0.00055, and was 0.0001"); n != 1 || !strings.Contains(stderr, "train.steps 4 -> 8") {
+		t.Errorf("it is told %d times, want once:\n%s", n, stderr)
+	}
+	_, stderr = must(t, "--run-dir", dir, "--set", "lr_schedule.name=linear", "--set", "train.steps=8", "--set", "log.every=2", config)
+	if strings.Contains(stderr, "learning rate of step") {
+		t.Errorf("a rate that stays is told of:\n%s", stderr)
+	}
+}
+
+// A checkpoint's order of samples goes on where the config has no data.seed, whatever it would follow now.
+func TestTheOrderOfACheckpointGoesOn(t *testing.T) {
+	set := func(seed string, more ...string) []string {
+		return append([]string{"--set", "data.seq_len=16", "--set", "model.num_hidden_layers=1", "--set", seed}, more...)
+	}
+	config := small(t, 4)
+	whole, parts := filepath.Join(t.TempDir(), "whole"), filepath.Join(t.TempDir(), "parts")
+	must(t, set("data.seed=5", "--run-dir", whole, config)...)
+	must(t, set("data.seed=5", "--run-dir", parts, "--set", "train.steps=2", config)...)
+	_, stderr := must(t, set("train.seed=9", "--run-dir", parts, config)...)
+	if strings.Contains(stderr, "data.seed") {
+		t.Errorf("another order is told of:\n%s", stderr)
+	}
+	want, got := metricsOf(t, whole), metricsOf(t, parts)
+	for i := range want {
+		if len(got) != len(want) || string(got[i]["loss"]) != string(want[i]["loss"]) {
+			t.Fatalf("step %d: loss %s, want %s", i+1, got[i]["loss"], want[i]["loss"])
+		}
+	}
+	_, stderr = must(t, set("data.seed=6", "--run-dir", parts, "--set", "train.steps=5", config)...)
+	if !strings.Contains(stderr, "data.seed is 5 in the checkpoint and 6 here") {
+		t.Errorf("another order is not told of:\n%s", stderr)
+	}
+}
+
 // A model that is written in other words is the same model.
 func TestEqualModelsAreNotRefused(t *testing.T) {
 	config, dir := trained(t)
@@ -157,11 +197,11 @@ func TestASecondRunInTheDirectoryIsRefused(t *testing.T) {
 	}
 }
 
-// The text is a terabyte of nothing, in which the ends of documents are looked for, so that the input
+// The text is a line and a terabyte of nothing, in which the ends of documents are looked for, so that the input
 // is being checked for as long as the test wants.
 func TestSignalsWhileInputIsChecked(t *testing.T) {
 	text := filepath.Join(t.TempDir(), "text.txt")
-	if err := errors.Join(os.WriteFile(text, nil, 0o600), os.Truncate(text, 1<<40)); err != nil {
+	if err := errors.Join(os.WriteFile(text, bytes.Repeat([]byte("a"), 1<<10), 0o600), os.Truncate(text, 1<<40)); err != nil {
 		t.Fatal(err)
 	}
 	for _, sig := range []syscall.Signal{syscall.SIGUSR1, syscall.SIGTERM, syscall.SIGINT} {

@@ -17,10 +17,11 @@ import (
 	"github.com/cprun/cprun/internal/train"
 )
 
-// origin is the checkpoint that a run goes on from, and what is to be said of it.
+// An origin is the checkpoint that a run resumes from.
 type origin struct {
-	dir   string
-	notes []string
+	dir      string
+	notes    []string // for the user
+	reseeded bool     // the run's data.seed is the checkpoint's
 }
 
 // named is the checkpoint that --resume names, nil where it names none.
@@ -90,13 +91,16 @@ func begin(c *checkpoint.Checkpoint, passedOver []string, cfg *config.Config) (*
 	for _, r := range passedOver {
 		from.notes = append(from.notes, passed(r))
 	}
-	note, err := compare(c, cfg)
+	// Without a data.seed in the config the run keeps the checkpoint's order of samples, whatever train.seed and the
+	// default were when the checkpoint was saved.
+	if seed, ok := c.Manifest.Seeds["data"]; ok && seed >= 0 && seed != cfg.Data.Seed && !cfg.Given("data.seed") {
+		cfg.Data.Seed, from.reseeded = seed, true
+	}
+	notes, err := compare(c, cfg)
 	if err != nil {
 		return nil, err
 	}
-	if note != "" {
-		from.notes = append(from.notes, note)
-	}
+	from.notes = append(from.notes, notes...)
 	return from, c.Fits(train.CheckpointParams(model.Layout(&cfg.Model.Config)))
 }
 
@@ -110,30 +114,49 @@ var (
 	dataKeys = []string{"data.path", "data.tokenizer", "data.seq_len", "data.shuffle", "data.pack_documents", "data.eos_token_id", "data.seed", "train.global_batch_size"}
 )
 
-// compare holds a config against the one that a checkpoint was saved with: another model is an
-// error, other data are worth a note.
-func compare(c *checkpoint.Checkpoint, cfg *config.Config) (note string, err error) {
+// compare compares a config with the checkpoint's. A different model is an error; different data and a jump of the
+// learning rate are notes.
+func compare(c *checkpoint.Checkpoint, cfg *config.Config) (notes []string, err error) {
 	was, err := checkpointConfig(c)
-	if err != nil { // of a cprun with other rules; the weights' shapes are compared all the same
-		return fmt.Sprintf("the model's keys and the data are not compared with the checkpoint's: %v", err), nil
+	if err != nil { // a cprun with other rules wrote it; Fits compares the weights' shapes
+		return []string{fmt.Sprintf("the model's keys and the data are not compared with the checkpoint's: %v", err)}, nil
 	}
-	var faults, moved []string
+	var faults, moved, paced []string
 	for _, d := range cfg.Differences(was) {
 		line := fmt.Sprintf("%s is %s in the checkpoint and %s here", d.Key, d.Old, d.New)
 		switch {
 		case slices.Contains(dataKeys, d.Key):
 			moved = append(moved, line)
+		case d.Key == "train.steps" || d.Key == "optimizer.lr" || strings.HasPrefix(d.Key, "lr_schedule."):
+			paced = append(paced, fmt.Sprintf("%s %s -> %s", d.Key, d.Old, d.New))
 		case strings.HasPrefix(d.Key, "model.") && !slices.Contains(freeKeys, d.Key) && !alike(d.Key, &was.Model.Config, &cfg.Model.Config):
 			faults = append(faults, line)
 		}
 	}
 	if len(faults) > 0 {
-		return "", fmt.Errorf("%s: the checkpoint is of another model; use the config it was saved with, start anew in another --run-dir, or begin with its weights: cprun export, then model.from\n  %s", c.Dir, strings.Join(faults, "\n  "))
+		return nil, fmt.Errorf("%s: the checkpoint is of another model; use the config it was saved with, start anew in another --run-dir, or begin with its weights: cprun export, then model.from\n  %s", c.Dir, strings.Join(faults, "\n  "))
 	}
 	if len(moved) > 0 {
-		return fmt.Sprintf("warning: other data than the checkpoint's: %s; training goes on at sample %d of what they are here", strings.Join(moved, ", "), c.Manifest.Samples), nil
+		notes = append(notes, fmt.Sprintf("warning: other data than the checkpoint's: %s; resuming at sample %d of the current data", strings.Join(moved, ", "), c.Manifest.Samples))
 	}
-	return "", nil
+	before, err := rate(was, c.Manifest.Step)
+	if err != nil {
+		return nil, err
+	}
+	now, err := rate(cfg, c.Manifest.Step)
+	if before != now && err == nil {
+		notes = append(notes, fmt.Sprintf("the learning rate of step %d is %s, and was %s in the checkpoint's run: %s", c.Manifest.Step+1, now, before, strings.Join(paced, ", ")))
+	}
+	return notes, err
+}
+
+// rate returns the learning rate after a number of steps, in the digits that a reader compares.
+func rate(cfg *config.Config, steps int64) (string, error) {
+	schedule, err := train.Schedule(cfg)
+	if err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%.3g", schedule(int(steps))), nil
 }
 
 // alike says that a key of two models says the same in other words: which keys their layers see,

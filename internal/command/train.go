@@ -210,6 +210,9 @@ func (o *TrainOptions) begin(r ready, out *progress.Printer) (b begun, err error
 	if b.log, err = openLog(b.logs, "launcher.log", out, o); err != nil {
 		return b, err
 	}
+	if r.from != nil && r.from.reseeded {
+		r.docs = nil // they are the first sample's in another order
+	}
 	changes, err := prepare(&r, o.machine, o.costs(o.machine))
 	if err != nil {
 		return b, b.log.note(err)

@@ -99,6 +99,9 @@ func (c *Config) Fault(key string, err error) error {
 	return f.err()
 }
 
+// Given reports whether the file or a flag gave a key a value.
+func (c *Config) Given(key string) bool { return c.where.given(key) }
+
 // position is where a key was given.
 type position struct {
 	file string

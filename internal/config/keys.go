@@ -18,8 +18,8 @@ type key struct {
 	at   func(*Config) any
 	doc  string
 
-	// word is "auto" or "null" where the key takes it: an integer field then holds wordIs,
-	// a text or list is empty, a pointer nil.
+	// word is "auto" or "null" if the key allows it. Then a number holds wordIs, a text or list is
+	// empty, and a pointer is nil.
 	word   string
 	wordIs int
 
@@ -141,8 +141,8 @@ var runKeys = []key{
 		doc: "attention and positions stay inside documents. `.bin` files end them at eos_token_id, and those without that token where Megatron's `.idx` says; text ends them at the end of a file or `.jsonl` line"},
 	{path: "data.eos_token_id", def: "null", word: "null", wordIs: -1, at: func(c *Config) any { return &c.Data.EOSTokenID },
 		doc: "token that ends a document; below vocab_size; needed to pack documents of `.bin` files without an `.idx`; null: that of `model.from` (of its `config.json`, `generation_config.json` or tokenizer; with `bytes` only one above 255), else none"},
-	{path: "data.seed", def: "1", max: maxSeed, at: func(c *Config) any { return &c.Data.Seed },
-		doc: "seed of the shuffle"},
+	{path: "data.seed", def: "null", word: "null", wordIs: -1, max: maxSeed, at: func(c *Config) any { return &c.Data.Seed },
+		doc: "seed of the order of samples; null: train.seed, or that of the checkpoint that a run resumes from"},
 	{path: "data.validation.path", def: "null", word: "null", at: func(c *Config) any { return &c.Data.Validation.Path },
 		doc: "held-out file or glob; needed if every is above 0"},
 	{path: "data.validation.every", def: "0", at: func(c *Config) any { return &c.Data.Validation.Every },
@@ -157,7 +157,7 @@ var runKeys = []key{
 	{path: "train.micro_batch_size", def: "1", min: 1, at: func(c *Config) any { return &c.Train.MicroBatchSize },
 		doc: "samples of one pass of one group; further samples are accumulated"},
 	{path: "train.seed", def: "1", max: maxSeed, at: func(c *Config) any { return &c.Train.Seed },
-		doc: "seed of random weights"},
+		doc: "seed of random weights, and of the order of samples where data.seed is null"},
 	{path: "train.deterministic", def: "false", at: func(c *Config) any { return &c.Train.Deterministic },
 		doc: "the same config on as many ranks gives the same bits"},
 
@@ -172,8 +172,8 @@ var runKeys = []key{
 	{path: "lr_schedule.name", def: "cosine", choices: []string{"cosine", "linear", "constant", "wsd"}, at: func(c *Config) any { return &c.LRSchedule.Name },
 		doc: "wsd is warmup, stable, decay"},
 	{path: "lr_schedule.warmup_steps", def: "0", at: func(c *Config) any { return &c.LRSchedule.WarmupSteps }, doc: "steps in which the rate rises from 0 to lr; at most train.steps"},
-	{path: "lr_schedule.min_lr", def: "3.0e-5", within: "[0, inf)", at: func(c *Config) any { return &c.LRSchedule.MinLR },
-		doc: "the rate falls to this (not with constant), one step after the last, as in llm.c, transformers and torchtitan; the default is never above lr"},
+	{path: "lr_schedule.min_lr", def: "null", word: "null", wordIs: -1, within: "[0, inf)", at: func(c *Config) any { return &c.LRSchedule.MinLR },
+		doc: "the rate falls to this (not with constant), one step after the last, as in llm.c, transformers and torchtitan; null: a tenth of optimizer.lr"},
 
 	{path: "parallel.context", def: "auto", word: "auto", min: 1, max: maxRanks, at: func(c *Config) any { return &c.Parallel.Context },
 		doc: "ranks that share one sequence; auto: by costs, else all ranks / data"},

@@ -266,8 +266,12 @@ func (l *loader) derive() {
 			l.add(ropeSection+".original_max_position_embeddings", "missing; rope_type yarn needs it where max_position_embeddings is not given")
 		}
 	}
-	if !l.where.given("lr_schedule.min_lr") && l.ok("optimizer.lr") {
-		l.cfg.LRSchedule.MinLR = min(l.cfg.LRSchedule.MinLR, max(l.cfg.Optimizer.LR, 0))
+	if s := &l.cfg.LRSchedule; s.MinLR < 0 && l.ok("optimizer.lr", "lr_schedule.min_lr") {
+		s.MinLR = tenth(l.cfg.Optimizer.LR)
+	}
+	if d := &l.cfg.Data; d.Seed < 0 && l.ok("train.seed", "data.seed") {
+		d.Seed = l.cfg.Train.Seed
+		delete(l.where.keys, "data.seed") // a written null counts as not given
 	}
 }
 

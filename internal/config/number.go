@@ -86,6 +86,15 @@ func parseFloat(s string) (float64, error) {
 	return v + 0, nil
 }
 
+// tenth returns the decimal that is a tenth of v: 3.0e-5 for 3.0e-4, where v/10 has 17 digits.
+func tenth(v float64) float64 {
+	d, err := strconv.ParseFloat(strconv.FormatFloat(v/10, 'g', 15, 64), 64)
+	if err != nil {
+		return v / 10
+	}
+	return d
+}
+
 // formatFloat writes a float so that every YAML reader takes it for one: Python's yaml reads
 // 1e-05 as text, and 1.0e-05 as a number.
 func formatFloat(v float64) string {

@@ -1,12 +1,16 @@
 package config
 
 import (
+	"errors"
+	"fmt"
 	"maps"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
 
+	"github.com/cprun/cprun/internal/files"
 	"github.com/cprun/cprun/internal/hf"
 )
 
@@ -32,7 +36,7 @@ func (osDisk) isFile(path string) bool {
 	return err == nil && !fi.IsDir()
 }
 
-func (osDisk) glob(pattern string) ([]string, error) { return filepath.Glob(pattern) }
+func (osDisk) glob(pattern string) ([]string, error) { return files.Glob(pattern) }
 
 func (osDisk) workDir() string {
 	dir, err := os.Getwd()
@@ -91,7 +95,7 @@ func (p paths) find(path string, flag bool, exists func(string) bool) (abs, trie
 }
 
 // literal is the glob that matches exactly this path.
-var literal = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace
+var literal = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`, `{`, `\{`).Replace
 
 // findGlob is find for a pattern. A file whose own name is the pattern is taken literally, and
 // what is special in the names of the directories put before it is not.
@@ -157,8 +161,10 @@ func (l *loader) globsOf(path string) (globs []*string) {
 
 // globFault says why a pattern matches no file.
 func (l *loader) globFault(given, abs, tried string) string {
-	if _, err := filepath.Match(given, ""); err != nil {
-		return "the pattern " + short(given) + ` is malformed; put \ before a [ that is part of a name`
+	if _, err := l.disk.glob(abs); errors.Is(err, path.ErrBadPattern) {
+		return "the pattern " + short(given) + ` is malformed; put \ before a [ or { that is part of a name`
+	} else if err != nil {
+		return fmt.Sprintf("the files of %s cannot be listed: %v", short(given), err)
 	}
 	for _, dir := range []string{abs, filepath.Join(l.fileDir, given)} {
 		if l.disk.isDir(dir) {

@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"math"
 	"net"
 	"path/filepath"
 	"slices"
@@ -131,9 +132,7 @@ func unbuilt(c *Config, f *faults) {
 func warnings(c *Config) Errors {
 	f := newFaults(c.where)
 	m := &c.Model
-	if m.From != "" && m.RopeScaling == nil && m.MaxPositionEmbedding > 0 && c.Data.SeqLen > m.MaxPositionEmbedding {
-		f.add("data.seq_len", "%d is longer than the %d positions that the model was trained on; set model.rope_scaling to stretch them", c.Data.SeqLen, m.MaxPositionEmbedding)
-	}
+	reachWarning(c, f)
 	if caveat := m.Caveat(); caveat != "" {
 		f.add("model.sliding_window", "%s", caveat)
 	}
@@ -142,6 +141,33 @@ func warnings(c *Config) Errors {
 		f.add("data.validation.every", "is 0, so nothing is validated; give the steps between two validations")
 	}
 	return f.list
+}
+
+// reachWarning compares seq_len with the positions that the rotary settings cover.
+func reachWarning(c *Config, f *faults) {
+	m, r, n := &c.Model, c.Model.RopeScaling, float64(c.Data.SeqLen)
+	longest := float64(m.MaxPositionEmbedding)
+	if r == nil {
+		if m.From != "" && longest > 0 && n > longest {
+			f.add("data.seq_len", "%d is longer than the %d positions that the model was trained on; set model.rope_scaling to stretch them",
+				c.Data.SeqLen, m.MaxPositionEmbedding)
+		}
+		return
+	}
+	trained := float64(r.OriginalMax)
+	if r.Type == "linear" {
+		trained = longest // linear has no key for it
+	}
+	reach := trained * r.Factor
+	// Llama 3.1 states 131,072 positions, twice its trained length x factor. A scaling of the user's
+	// own leaves the length in config.json without meaning.
+	if c.Given(ropeSection) == c.Given("model.max_position_embeddings") && r.Type != "linear" {
+		reach = max(reach, longest)
+	}
+	if reach > 0 && n > reach {
+		f.add("data.seq_len", "%d is beyond the %.0f positions that rope_scaling reaches (%s, %.0f x factor %g); set model.rope_scaling.factor to %g",
+			c.Data.SeqLen, reach, r.Type, trained, r.Factor, math.Ceil(n/trained))
+	}
 }
 
 // groupWarnings is what ranks that trade heads may be asked for in vain.

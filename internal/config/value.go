@@ -74,11 +74,16 @@ func store[T any](p *T, n *yaml.Node, read func(*yaml.Node) (T, error)) error {
 
 // unset puts a field at what the key's word, auto or null, stands for.
 func (k *key) unset(field any) {
-	if p, ok := field.(*int); ok {
+	switch p := field.(type) {
+	case *int:
 		*p = k.wordIs
-		return
+	case *int64:
+		*p = int64(k.wordIs)
+	case *float64:
+		*p = float64(k.wordIs)
+	default:
+		reflect.ValueOf(field).Elem().SetZero()
 	}
-	reflect.ValueOf(field).Elem().SetZero()
 }
 
 // isUnset reports whether a field stands at the key's word.
@@ -86,8 +91,13 @@ func (k *key) isUnset(field any) bool {
 	if k.word == "" {
 		return false
 	}
-	if p, ok := field.(*int); ok {
+	switch p := field.(type) {
+	case *int:
 		return *p == k.wordIs
+	case *int64:
+		return *p == int64(k.wordIs)
+	case *float64:
+		return *p == float64(k.wordIs)
 	}
 	return reflect.ValueOf(field).Elem().IsZero()
 }

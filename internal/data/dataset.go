@@ -14,7 +14,12 @@ type Dataset struct {
 	source Source
 	parts  []part
 	open   func(path string) (file, error)
+
+	ignored Keys
 }
+
+// Ignored lists the keys of records that were left aside, such as token_type_ids.
+func (d *Dataset) Ignored() []string { return d.ignored.Sorted() }
 
 // part is one file.
 type part struct {

@@ -23,7 +23,9 @@ type Encoding struct {
 	EOS int
 	// Vocab is what ids must be below; 0: anything.
 	Vocab int
-	// Read is told how many bytes were read since the last call; nil: nobody listens.
+	// Ignored collects the keys of records that would change nothing; nil: they are not collected.
+	Ignored *Keys
+	// Read is called with the number of bytes read since the last call, if it is not nil.
 	Read func(bytes int64)
 }
 
@@ -197,7 +199,7 @@ func (e *Encoding) document(text *encoder, b *batch, line []byte) (d Document, e
 		r.text, b.text = b.text, ""
 	} else if len(bytes.TrimSpace(line)) == 0 {
 		return d, nil
-	} else if r, err = parseRecord(line, e.Vocab); err != nil {
+	} else if r, err = parseRecord(line, e.Vocab, e.Ignored); err != nil {
 		return d, err
 	}
 	if r.ids != nil {

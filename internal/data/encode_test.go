@@ -195,7 +195,7 @@ func FuzzRecord(f *testing.F) {
 	f.Add([]byte(`{"input_ids":[1,2],"labels":[-100,2]}`))
 	f.Add([]byte(`{"input_ids":[1e2]}`))
 	f.Fuzz(func(t *testing.T, line []byte) {
-		r, err := parseRecord(line, 1000)
+		r, err := parseRecord(line, 1000, nil)
 		if err != nil {
 			return
 		}

@@ -1,6 +1,7 @@
 package data
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"path/filepath"
@@ -35,11 +36,20 @@ var foreign = []struct {
 		magic: []string{"\x1f\x8b", "\x28\xb5\x2f\xfd", "\xfd7zXZ\x00", "\x04\x22\x4d\x18"}, fix: "unpack it first"},
 	{what: "compressed by bzip2", magic: []string{"1AY&SY"}, at: 4, words: true, fix: "unpack it first"},
 	{what: "a tar archive", exts: []string{".tar", ".tgz"}, magic: []string{"ustar"}, at: 257, words: true, fix: "unpack it first"},
-	{what: "PDF", exts: []string{".pdf"}, magic: []string{"%PDF-"}, words: true, fix: "write its text as .txt"},
+	{what: "PDF", exts: []string{".pdf"}, magic: []string{"%PDF-"}, words: true, fix: asText},
+	{what: "a table", exts: []string{".csv", ".tsv", ".xls"}, fix: asLines},
+	{what: "markup", exts: []string{".html", ".htm", ".xhtml", ".xml"}, fix: asText},
+	{what: "a document of an office program", exts: []string{".doc", ".docx", ".odt", ".rtf", ".epub", ".xlsx", ".ppt", ".pptx"}, fix: asText},
+	{what: "an image", exts: []string{".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp", ".tif", ".tiff", ".svg"}, magic: []string{"\x89PNG", "\xff\xd8\xff", "GIF8"}, words: true, fix: noText},
+	{what: "sound or video", exts: []string{".mp3", ".wav", ".flac", ".ogg", ".mp4", ".mkv", ".avi", ".mov", ".webm"}, fix: noText},
+	{what: "a program", exts: []string{".exe", ".so", ".o", ".a", ".dll", ".class", ".pyc"}, magic: []string{"\x7fELF"}, fix: noText},
+	{what: "a database", exts: []string{".db", ".sqlite", ".sqlite3"}, magic: []string{"SQLite format 3\x00"}, fix: asLines},
 }
 
 const (
 	asTokens = "write its tokens as .bin files of llm.c, which docs/formats.md describes"
+	asText   = "write its text as .txt"
+	noText   = "narrow the glob to files of text"
 	asLines  = `write its texts as .jsonl, an object with a string "text" a line`
 )
 
@@ -63,6 +73,9 @@ func readable(f io.ReaderAt, path string, size int64) error {
 		if slices.Contains(k.exts, ext) {
 			return fmt.Errorf("by its name, %s, this is %s, which is not read as text; %s; if it is text, name it .txt", ext, k.what, k.fix)
 		}
+	}
+	if at := bytes.IndexByte(head, 0); at >= 0 {
+		return fmt.Errorf("byte %d is 0, so this is not text; if it is UTF-16, convert it, such as with iconv -f utf-16 -t utf-8", at)
 	}
 	return nil
 }

@@ -22,7 +22,7 @@ func (d *Dataset) hold(paths []string) ([]*held, error) {
 	for i := range files {
 		files[i] = &held{}
 	}
-	e := Encoding{Tokenizer: d.source.Tokenizer, EOS: d.source.EOS, Vocab: d.source.Vocab}
+	e := Encoding{Tokenizer: d.source.Tokenizer, EOS: d.source.EOS, Vocab: d.source.Vocab, Ignored: &d.ignored}
 	err := e.Each(context.Background(), paths, func(file int, doc Document) error {
 		files[file].add(doc)
 		return nil

@@ -32,7 +32,7 @@ type document struct {
 }
 
 // indexJSONL passes over the file once and checks every line.
-func indexJSONL(f io.ReaderAt, size int64, eos int) (codec, error) {
+func indexJSONL(f io.ReaderAt, size int64, eos int, ignored *Keys) (codec, error) {
 	j := &jsonl{size: size, eos: eos, last: -1}
 	r := bufio.NewReaderSize(io.NewSectionReader(f, 0, size), int(min(size, 256<<10)))
 	off, tokens := int64(0), int64(0)
@@ -43,7 +43,7 @@ func indexJSONL(f io.ReaderAt, size int64, eos int) (codec, error) {
 		if err != nil && err != io.EOF {
 			return nil, fmt.Errorf("line %d: %w", n, reason(err))
 		}
-		text, bad := parseLine(line)
+		text, bad := parseLine(line, ignored)
 		if bad != nil {
 			return nil, fmt.Errorf("line %d: %w", n, bad)
 		}
@@ -77,12 +77,12 @@ func readLine(r *bufio.Reader, buf []byte) ([]byte, error) {
 var errIDs = errors.New(`it has "input_ids"`)
 
 // parseLine is the text of a line; nothing for a blank one.
-func parseLine(line []byte) ([]byte, error) {
-	keys, err := fields(line)
+func parseLine(line []byte, ignored *Keys) ([]byte, error) {
+	keys, err := fields(line, ignored)
 	if err != nil || keys == nil {
 		return nil, err
 	}
-	if _, ok := keys["input_ids"]; ok {
+	if _, ok := keys[keyIDs]; ok {
 		return nil, errIDs
 	}
 	s, err := textOf(keys)
@@ -167,7 +167,7 @@ func (j *jsonl) document(f io.ReaderAt, k int) ([]byte, error) {
 	if err != nil && err != io.EOF {
 		return nil, reason(err)
 	}
-	if text, err = parseLine(line); err != nil {
+	if text, err = parseLine(line, nil); err != nil {
 		return nil, err
 	}
 	j.mu.Lock()

@@ -5,35 +5,74 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
+	"slices"
+	"strings"
+	"sync"
 	"unicode/utf8"
 )
 
-// Ignore is a label that asks for no prediction, as in Hugging Face's data.
+// Ignore is the label of a token that is not a target, as in Hugging Face's data.
 const Ignore = -100
 
-// record is a line of .jsonl: a text, or ids with maybe labels.
+// A record is a line of .jsonl: a text, or ids and their labels.
 type record struct {
 	text   string
 	ids    []int32 // nil: it has text
 	labels []int32 // nil: each token is its own
 }
 
-// Document is the ids of one text.
+// A Document is the ids of one record.
 type Document struct {
 	IDs []int32
-	// Labels are what each place asks for, beside IDs and like them: Ignore for nothing. The label of a
-	// place is predicted at the place before it. Nil: each token asks for itself.
+	// Labels has one entry for each of IDs: the token to predict at the place before, or Ignore. Nil: every token is
+	// a target.
 	Labels []int32
 }
 
-// fields are the values of a line by key; nil for a blank one.
-func fields(line []byte) (map[string]json.RawMessage, error) {
+// Keys is a set of record keys. Its methods may be called concurrently; a nil set stays empty.
+type Keys struct{ set sync.Map }
+
+func (k *Keys) add(key string) {
+	if k != nil {
+		k.set.LoadOrStore(key, true)
+	}
+}
+
+// Sorted lists the keys.
+func (k *Keys) Sorted() (keys []string) {
+	k.set.Range(func(key, _ any) bool {
+		keys = append(keys, key.(string))
+		return true
+	})
+	slices.Sort(keys)
+	return keys
+}
+
+const (
+	keyText      = "text"
+	keyIDs       = "input_ids"
+	keyLabels    = "labels"
+	keyAttention = "attention_mask"
+	keyPositions = "position_ids"
+)
+
+var (
+	// masks are keys with a 1 for each token that may be a target, else 0.
+	masks = []string{"completion_mask", "loss_mask", "assistant_masks"}
+	// idle are keys that change nothing where they have a tokenizer's defaults.
+	idle = []string{keyPositions, "special_tokens_mask", "token_type_ids"}
+)
+
+// fields returns the values of a line by key; nil for a blank line. It refuses keys that look like a choice of targets
+// and are not read. A null value is an absent one, except of text and input_ids.
+func fields(line []byte, ignored *Keys) (map[string]json.RawMessage, error) {
 	line = bytes.TrimSpace(line)
 	if len(line) == 0 {
 		return nil, nil
 	}
-	if !utf8.Valid(line) { // the JSON parser would put U+FFFD there without a word
+	if !utf8.Valid(line) { // the JSON parser would silently put U+FFFD there
 		return nil, errors.New("not UTF-8")
 	}
 	// A struct would also take "Text" or "TEXT".
@@ -41,56 +80,143 @@ func fields(line []byte) (map[string]json.RawMessage, error) {
 	if err := json.Unmarshal(line, &keys); err != nil {
 		return nil, fmt.Errorf("not a JSON object: %w", err)
 	}
+	maps.DeleteFunc(keys, func(key string, value json.RawMessage) bool {
+		return key != keyText && key != keyIDs && string(value) == "null"
+	})
+	_, hasIDs := keys[keyIDs]
+	for _, key := range slices.Sorted(maps.Keys(keys)) {
+		switch {
+		case key == "label", hasIDs && slices.Contains(idle, key):
+			ignored.add(key)
+		case key == "chosen" || key == "rejected":
+			return nil, fmt.Errorf("key %q: preference pairs cannot be trained on; write the chosen answers alone", key)
+		case key == keyLabels || key == keyAttention || slices.Contains(masks, key):
+			if !hasIDs {
+				return nil, fmt.Errorf("%q without %q; it has one entry for each of them", key, keyIDs)
+			}
+		case strings.HasSuffix(key, "_mask"), strings.HasSuffix(key, "labels"), strings.HasPrefix(key, "target_"), strings.HasPrefix(key, "loss_"):
+			return nil, fmt.Errorf("key %q is not read, and looks as if it chose targets; %s and %s do: rename or remove it",
+				key, keyLabels, strings.Join(masks, ", "))
+		}
+	}
 	return keys, nil
 }
 
 // parseRecord reads a line. vocab bounds the ids; 0: any that an int32 holds.
-func parseRecord(line []byte, vocab int) (r record, err error) {
-	keys, err := fields(line)
+func parseRecord(line []byte, vocab int, ignored *Keys) (r record, err error) {
+	keys, err := fields(line, ignored)
 	if err != nil || keys == nil {
 		return r, err
 	}
-	ids, hasIDs := keys["input_ids"]
-	labels, hasLabels := keys["labels"]
-	_, hasText := keys["text"]
-	switch {
-	case hasIDs && hasText:
-		return r, errors.New(`both "text" and "input_ids"; leave one out`)
-	case hasLabels && !hasIDs:
-		return r, errors.New(`"labels" without "input_ids"; labels are for ids, one each`)
-	case !hasIDs:
+	_, hasText := keys[keyText]
+	if _, ok := keys[keyIDs]; !ok {
 		r.text, err = textOf(keys)
 		return r, err
+	} else if hasText {
+		return r, fmt.Errorf("both %q and %q; leave one out", keyText, keyIDs)
 	}
-	if r.ids, err = readIDs("input_ids", ids, vocab, false); err != nil {
+	if r.ids, err = readIDs(keys, keyIDs, vocab, false); err != nil {
 		return r, err
 	}
-	if hasLabels && string(labels) != "null" {
-		if r.labels, err = readIDs("labels", labels, vocab, true); err == nil && len(r.labels) != len(r.ids) {
-			err = fmt.Errorf("%d labels for %d input_ids; there is one for each, in the same place", len(r.labels), len(r.ids))
+	if keys[keyLabels] != nil {
+		if r.labels, err = readIDs(keys, keyLabels, vocab, true); err != nil {
+			return r, err
+		}
+		if len(r.labels) != len(r.ids) {
+			return r, lengthFault(keyLabels, len(r.labels), len(r.ids))
 		}
 	}
-	return r, err
+	return r, r.mask(keys)
 }
 
-// textOf is the value of "text".
+// mask applies the masks: a target needs a 1 in each of them, and a label, as in TRL's collator. Then it cuts padding
+// off.
+func (r *record) mask(keys map[string]json.RawMessage) error {
+	n := len(r.ids)
+	for _, key := range masks {
+		mask, err := readMask(keys, key, n)
+		if err != nil {
+			return err
+		}
+		for i, one := range mask {
+			if one != 0 {
+				continue
+			}
+			if r.labels == nil {
+				r.labels = slices.Clone(r.ids)
+			}
+			r.labels[i] = Ignore
+		}
+	}
+	mask, err := readMask(keys, keyAttention, n)
+	if err != nil {
+		return err
+	}
+	if at := slices.Index(mask, 0); at >= 0 {
+		if slices.Contains(mask[at:], 1) {
+			return fmt.Errorf("%s[%d] is 0 and a later entry is 1; only padding at the end can be cut: leave such tokens out, or give them the label %d",
+				keyAttention, at, Ignore)
+		}
+		n = at
+	}
+	if keys[keyPositions] != nil {
+		positions, err := readList(keys, keyPositions)
+		if err == nil && len(positions) != len(r.ids) {
+			err = lengthFault(keyPositions, len(positions), len(r.ids))
+		}
+		if err != nil {
+			return err
+		}
+		for i, p := range positions[:n] {
+			if p != int64(i) {
+				return fmt.Errorf("%s[%d] is %d; positions count from 0 in each record: write each document as a record, and set data.pack_documents",
+					keyPositions, i, p)
+			}
+		}
+	}
+	r.ids = r.ids[:n]
+	if r.labels != nil {
+		r.labels = r.labels[:n]
+	}
+	return nil
+}
+
+// textOf returns the value of "text".
 func textOf(keys map[string]json.RawMessage) (string, error) {
-	raw, ok := keys["text"]
+	raw, ok := keys[keyText]
 	if !ok {
-		return "", errors.New(`no key "text", and no "input_ids"`)
+		return "", missing(keys)
 	}
 	var s *string
 	if err := json.Unmarshal(raw, &s); err != nil || s == nil {
-		return "", errors.New(`the value of "text" is not a string`)
+		return "", fmt.Errorf("the value of %q is not a string", keyText)
 	}
 	return *s, nil
 }
 
+// missing names the way to train on a record of another kind.
+func missing(keys map[string]json.RawMessage) error {
+	has := func(key string) bool { return keys[key] != nil }
+	for _, key := range []string{"messages", "conversations"} {
+		if has(key) {
+			return fmt.Errorf("%q is not in this build; write the %s and assistant_masks that transformers makes of each record: "+
+				"tokenizer.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)", key, keyIDs)
+		}
+	}
+	for _, pair := range [][2]string{{"prompt", "completion"}, {"instruction", "output"}} {
+		if has(pair[0]) && has(pair[1]) {
+			return fmt.Errorf("%q and %q are not in this build; tokenize both, by the tokenizer's chat template where it has one, "+
+				"and write them as %s, with a completion_mask of 0 for the first and 1 for the second", pair[0], pair[1], keyIDs)
+		}
+	}
+	return fmt.Errorf("no key %q, and no %q", keyText, keyIDs)
+}
+
 // readIDs reads a list of ids; labels may be Ignore.
-func readIDs(key string, raw json.RawMessage, vocab int, ignore bool) ([]int32, error) {
-	var list []int64
-	if err := json.Unmarshal(raw, &list); err != nil || list == nil {
-		return nil, fmt.Errorf("the value of %q is not a list of integers", key)
+func readIDs(keys map[string]json.RawMessage, key string, vocab int, ignore bool) ([]int32, error) {
+	list, err := readList(keys, key)
+	if err != nil {
+		return nil, err
 	}
 	if vocab == 0 {
 		vocab = math.MaxInt32
@@ -103,4 +229,33 @@ func readIDs(key string, raw json.RawMessage, vocab int, ignore bool) ([]int32, 
 		ids[i] = int32(id)
 	}
 	return ids, nil
+}
+
+// readMask reads a list of n zeros and ones; nil where there is none.
+func readMask(keys map[string]json.RawMessage, key string, n int) ([]int64, error) {
+	if keys[key] == nil {
+		return nil, nil
+	}
+	mask, err := readList(keys, key)
+	if err == nil && len(mask) != n {
+		err = lengthFault(key, len(mask), n)
+	}
+	for i, x := range mask {
+		if err == nil && x != 0 && x != 1 {
+			err = fmt.Errorf("%s[%d] is %d; want 0 or 1", key, i, x)
+		}
+	}
+	return mask, err
+}
+
+func readList(keys map[string]json.RawMessage, key string) ([]int64, error) {
+	var list []int64
+	if err := json.Unmarshal(keys[key], &list); err != nil || list == nil {
+		return nil, fmt.Errorf("the value of %q is not a list of integers", key)
+	}
+	return list, nil
+}
+
+func lengthFault(key string, have, want int) error {
+	return fmt.Errorf("%d %s for %d %s; there is one for each, in the same place", have, key, want, keyIDs)
 }

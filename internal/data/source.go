@@ -106,12 +106,11 @@ func Find(glob string) (paths []string, text bool, err error) {
 // find lists the files of a glob and their one kind.
 func find(pattern string) (paths []string, kind string, err error) {
 	matches := []string{pattern}
-	if _, err := os.Stat(pattern); err != nil { // a name may have brackets in it and exist
-		if matches, err = filepath.Glob(pattern); err != nil {
-			return nil, "", fmt.Errorf("%w; see path/filepath.Match for the syntax", err)
+	if _, err := os.Stat(pattern); err != nil { // a file's own name may have brackets in it
+		if matches, err = files.Glob(pattern); err != nil {
+			return nil, "", fmt.Errorf("%w; docs/formats.md describes globs", err)
 		}
 	}
-	slices.Sort(matches)
 	example := map[string]string{}
 	for _, m := range matches {
 		st, err := os.Stat(m)
@@ -181,7 +180,7 @@ func (d *Dataset) add(path, kind string) error {
 			c, err = llmc(f, size, d.source.Vocab)
 		}
 	case "jsonl":
-		c, err = indexJSONL(f, size, d.source.EOS)
+		c, err = indexJSONL(f, size, d.source.EOS, &d.ignored)
 	default:
 		c, err = text{size: size, eos: d.source.EOS}, readable(f, path, size)
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -17,7 +18,8 @@ import (
 func put(t testing.TB, files map[string]string) string {
 	dir := t.TempDir()
 	for name, content := range files {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
+		path := filepath.Join(dir, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(content), 0o600)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -107,6 +109,8 @@ func TestFormatsByteByByte(t *testing.T) {
 		{"megatron int32", map[string]string{"a.bin": "\x01\x00\x01\x00\x02\x00\x00\x00", "a.idx": idx(4, 4, 2)}, "a.bin", -1, 65538, []int32{65537, 2}},
 		{"megatron int8", map[string]string{"a.bin": "\x01\x7f", "a.idx": idx(2, 1, 0, 2)}, "a.bin", -1, 128, []int32{1, 127}},
 		{"megatron int64", map[string]string{"a.bin": "\x07\x00\x00\x00\x00\x00\x00\x00", "a.idx": idx(5, 8, 1)}, "a.bin", -1, 128, []int32{7}},
+		{"directories within directories, without dot files", map[string]string{"a.txt": "a", ".b.txt": "b", "in/c.txt": "c", "in/.d/e.txt": "e"}, "**/*.txt", -1, 256, []int32{'a', 'c'}},
+		{"a table by another name", map[string]string{"a.txt": "x,y"}, "*", -1, 256, []int32{'x', ',', 'y'}},
 		{"a name with brackets", map[string]string{"a[1].txt": "x"}, "a[1].txt", -1, 256, []int32{'x'}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -161,6 +165,12 @@ func TestWrongSourcesAreExplained(t *testing.T) {
 		{"bzip2", map[string]string{"a.txt": "BZh91AY&SY\xd1\x00"}, "*", -1, 256, "compressed by bzip2"},
 		{"tar", map[string]string{"a": strings.Repeat("x", 257) + "ustar\x00"}, "*", -1, 256, "a tar archive"},
 		{"json", map[string]string{"a.json": `{"text":"a"}`}, "*", -1, 256, "name it .jsonl; if it is text, name it .txt"},
+		{"a table", map[string]string{"a.csv": "x,y"}, "*", -1, 256, "by its name, .csv, this is a table"},
+		{"markup", map[string]string{"a.HTML": "<p>"}, "*", -1, 256, "by its name, .html, this is markup"},
+		{"an image by its name", map[string]string{"a.png": "x"}, "*", -1, 256, "by its name, .png, this is an image"},
+		{"an image by its bytes", map[string]string{"a.txt": "\x89PNG\r\n\x1a\n"}, "*", -1, 256, "this is an image"},
+		{"a program", map[string]string{"a": "\x7fELF\x02"}, "*", -1, 256, "this is a program"},
+		{"binary", map[string]string{"a.txt": "ab\x00c"}, "*", -1, 256, "byte 2 is 0"},
 		{"eos", map[string]string{"a.txt": "a"}, "*", 256, 256, "eos_token_id 256 is not below vocab_size 256"},
 		{"vocabulary", map[string]string{"a.txt": "a"}, "*", -1, 0, "a vocabulary of 0 tokens"},
 		{"megatron magic", map[string]string{"a.bin": "", "a.idx": "x"}, "*", -1, 256, "does not begin with MMIDIDX"},
@@ -293,7 +303,7 @@ func FuzzJSONL(f *testing.F) {
 			eos = 256
 		}
 		r := strings.NewReader(file)
-		c, err := indexJSONL(r, r.Size(), eos)
+		c, err := indexJSONL(r, r.Size(), eos, nil)
 		if err != nil {
 			return
 		}

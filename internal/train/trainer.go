@@ -86,8 +86,7 @@ func newTrainer(ctx context.Context, cfg *config.Config, dev Device, world comm.
 	if err := t.feeds(o); err != nil {
 		return nil, err
 	}
-	s := cfg.LRSchedule
-	if t.schedule, err = optim.NewSchedule(s.Name, cfg.Optimizer.LR, s.MinLR, s.WarmupSteps, cfg.Train.Steps); err != nil {
+	if t.schedule, err = Schedule(cfg); err != nil {
 		return nil, err
 	}
 	defer o.timed("buffers")()
@@ -99,6 +98,12 @@ func newTrainer(ctx context.Context, cfg *config.Config, dev Device, world comm.
 		state.BoundGarbage()
 	}
 	return t, t.share.publish()
+}
+
+// Schedule returns the learning rate of a config's steps.
+func Schedule(cfg *config.Config) (optim.Schedule, error) {
+	s := cfg.LRSchedule
+	return optim.NewSchedule(s.Name, cfg.Optimizer.LR, s.MinLR, s.WarmupSteps, cfg.Train.Steps)
 }
 
 // hold allocates the weights and what the optimizer keeps, and the way there.
