@@ -47,6 +47,23 @@ func trades(places []place, inner, group, i int, lists [][]int) *Exchange {
 	return x
 }
 
+// like returns the exchange of a tensor with as many heads as the queries, or with one that all of them share:
+// each rank with heads of queries then gets a copy, and the copies are added on the way back.
+func (x *Exchange) like(heads int) *Exchange {
+	if heads > 1 {
+		return x
+	}
+	one := Exchange{Rows: x.Rows, Heads: min(x.Heads, 1), Send: slices.Clone(x.Send), Recv: slices.Clone(x.Recv)}
+	for i := range one.Send {
+		one.Send[i].Box.Heads = partition.Range{Hi: 1}
+		one.Send[i].Adds = one.Send[i].Peer != one.Send[0].Peer
+	}
+	for i := range one.Recv {
+		one.Recv[i].Box.Heads = partition.Range{Hi: 1}
+	}
+	return &one
+}
+
 // trading is the ring over groups of p.inner ranks, inside of which ranks trade heads: each holds all
 // rows of its group for some heads, and exchanges keys with the ranks of the other groups that hold
 // the same heads (USP, arXiv:2405.07719; LoongTrain, arXiv:2406.18485). With one group it is Ulysses

@@ -33,14 +33,15 @@ func (r *Ring) Forward(out attention.Partial, q, k, v View, s *Schedule, p atten
 	defer r.Arena.Release(mark) // every transfer has been waited for by then
 	tq, tk, tv := r.traded(s.Q, q), r.traded(s.KV, k), r.traded(s.KV, v)
 	o, lse := r.traded(s.Q, out.O), r.traded(s.Q, out.LSE)
-	err := r.there(s, tq, tk, tv)
+	p, bias, _, largest := r.scores(s, p, false)
+	err := r.there(s, tq, tk, tv, bias)
 	if err == nil && s.computes() {
 		err = r.forward(attention.Partial{O: o.all, LSE: lse.all}, tq.all, tk.all, tv.all, s, p)
 	}
 	if err != nil {
 		return err
 	}
-	return r.back(s, o, lse)
+	return r.back(s, o, lse, largest)
 }
 
 // forward runs the hops on what has been gathered, once for each group of heads.
@@ -95,7 +96,8 @@ func (r *Ring) Backward(g attention.Grads, do, q, k, v View, out attention.Parti
 	tq, tdo, o, lse := r.traded(s.Q, q), r.traded(s.Q, do), r.traded(s.Q, out.O), r.traded(s.Q, out.LSE)
 	tk, tv := r.traded(s.KV, k), r.traded(s.KV, v)
 	dq, dk, dv := r.traded(s.Q, g.DQ), r.traded(s.KV, g.DK), r.traded(s.KV, g.DV)
-	err := r.there(s, tq, tdo, o, lse, tk, tv)
+	p, bias, dbias, _ := r.scores(s, p, true)
+	err := r.there(s, tq, tdo, o, lse, tk, tv, bias)
 	if err == nil && s.computes() {
 		err = r.backward(attention.Grads{DQ: dq.all, DK: dk.all, DV: dv.all}, tdo.all, tq.all, tk.all, tv.all,
 			attention.Partial{O: o.all, LSE: lse.all}, s, p)
@@ -103,7 +105,7 @@ func (r *Ring) Backward(g attention.Grads, do, q, k, v View, out attention.Parti
 	if err != nil {
 		return err
 	}
-	return r.back(s, dq, dk, dv)
+	return r.back(s, dq, dk, dv, dbias)
 }
 
 // backward runs the hops on what has been gathered, once for each group of heads.

@@ -92,7 +92,8 @@ func (h *Hop) foldsFirst(c *Part) bool { return len(h.Fold) > 0 && h.Fold[0].Dst
 type Schedule struct {
 	Algorithm string
 	Rank      int
-	Shape     partition.Shape // what Rank and the sources of hops are ranks of
+	Shape     partition.Shape // the hops' partition: over the groups that trade heads, else over the ranks
+	Part      int             // the rank of Shape whose rows the hops compute: that of the group, else Rank
 	Forward   []Hop
 	Backward  []Hop
 	KVRows    []int // rows of each K/V buffer; KVRows[0] is the own block
@@ -192,6 +193,7 @@ func All(algorithm string, s Spec) ([]*Schedule, error) {
 type Planner struct {
 	algorithm string
 	spec      Spec
+	shape     partition.Shape                  // over the groups of inner ranks
 	inner     int                              // ranks that trade heads; 1: none do
 	index     *partition.Index                 // of the groups of inner ranks
 	size      int                              // how many they are
@@ -268,7 +270,7 @@ func newPlannerBy(algorithm string, s Spec, index func(partition.Shape) *partiti
 		}
 		shape.Size, shape.Layout = s.Size/p.inner, gathered{s.Layout, p.inner}
 	}
-	p.index, p.size = index(shape), shape.Size
+	p.index, p.shape, p.size = index(shape), shape, shape.Size
 	p.halo = p.index.Halo()
 	switch s.Gather {
 	case Before:
@@ -369,7 +371,7 @@ func (p *Planner) finish(s *Schedule) *Schedule {
 		s.Forward = compact(s.Forward)
 		markEnds(s.Forward)
 	}
-	s.Shape = p.spec.Shape
+	s.Shape, s.Part = p.shape, s.Rank
 	kv, grads := rows{p.index.Keys(s.Rank)}, rows{p.index.Keys(s.Rank)}
 	if p.room == nil {
 		s.each(func(h *Hop) { h.hold(&kv, &grads) })

@@ -72,23 +72,11 @@ var flashRules = []Rule{
 		Reason: "The CUDA kernels return no largest score.",
 		Fix:    "Set attention.backend to reference, or run on the CPU with --device cpu.",
 		Source: "kernels"},
-	{ID: "flash-scores-heads", Backend: Flash, Speaks: tradesScores, Reason: tradesReason, Fix: tradesFix, Source: "ring"},
 	{ID: "flash-fp8", Backend: Flash,
 		Speaks: fp8,
 		Reason: "Our kernels do not compute in FP8.",
 		Fix:    "Use fused, or set precision.fp8 to off.",
 		Source: "U12"},
 }
-
-// tradesScores reports whether a schedule trades heads for rows of what is kept for own rows and all
-// heads. A sink is folded in behind the schedule, and is not.
-func tradesScores(c *Call) bool {
-	return (c.Bias != NoBias || c.MaxLogit) && c.ContextSize > 1 && (c.Algorithm == "ulysses" || c.Algorithm == "hierarchical")
-}
-
-const (
-	tradesReason = "Slopes, a bias and largest scores are of a rank's own rows and all heads, and this algorithm trades heads for rows."
-	tradesFix    = "Set parallel.algorithm to ring or allgather."
-)
 
 func gpu(c *Call) bool { return c.Arch > 0 }

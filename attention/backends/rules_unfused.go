@@ -52,7 +52,6 @@ var referenceRules = []Rule{
 		Reason: "The reference has no dropout.",
 		Fix:    "Set dropout to 0.",
 		Source: "attention.Softmax"},
-	{ID: "reference-scores-heads", Backend: Reference, Speaks: tradesScores, Reason: tradesReason, Fix: tradesFix, Source: "ring"},
 	{ID: "reference-fp8", Backend: Reference,
 		Speaks: fp8,
 		Reason: "The reference does not compute in FP8.",

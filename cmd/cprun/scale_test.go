@@ -93,9 +93,12 @@ func TestScale(t *testing.T) {
 	reason := map[string]string{}
 	for _, row := range rows[1:] {
 		key := strings.Join(row[:5], " ")
-		got[key], reason[key] = row[5], row[len(row)-1]
-		if row[5] == "ok" && slices.Contains(append(slices.Clone(row[6:9]), row[10:]...), "") && row[len(row)-1] != "" {
+		got[key], reason[key] = row[8], row[len(row)-1]
+		if row[8] == "ok" && slices.Contains(append(slices.Clone(row[9:12]), row[13:]...), "") && row[len(row)-1] != "" {
 			t.Errorf("a figure is missing: %v", row)
+		}
+		if ran := strings.Join(row[5:8], " "); ran != "flash zigzag none" && row[8] != "refused" {
+			t.Errorf("%s: backend, layout and recompute are %q", key, ran)
 		}
 	}
 	for key, want := range map[string][2]string{
@@ -113,7 +116,7 @@ func TestScale(t *testing.T) {
 	if len(rows) != 7 {
 		t.Errorf("%d lines, want 7: %v", len(rows), rows)
 	}
-	for _, want := range []string{"data.seq_len", "step s", "timeout", "out_of_memory: this run does NOT fit"} {
+	for _, want := range []string{"data.seq_len", "recompute", "backend", "layout", "step s", "timeout", "out_of_memory: this run does NOT fit"} {
 		if !strings.Contains(stdout, want) {
 			t.Errorf("the table does not say %q:\n%s", want, stdout)
 		}
@@ -138,6 +141,17 @@ func TestScale(t *testing.T) {
 	must(t, "scale", "--nproc", "2", "--out", dir, file)
 	if again, err := os.ReadFile(filepath.Join(dir, "cells.jsonl")); err != nil || !bytes.Equal(log, again) {
 		t.Errorf("an experiment that was done was run again: %v", err)
+	}
+	// Runs of a version that did not say what they ran by count.
+	older := bytes.ReplaceAll(log, []byte(`"backend":"flash","layout":"zigzag","recompute":"none",`), nil)
+	if err := os.WriteFile(filepath.Join(dir, "cells.jsonl"), older, 0o666); err != nil || bytes.Equal(log, older) {
+		t.Fatal("cells.jsonl does not say what ran", err)
+	}
+	must(t, "scale", "--nproc", "2", "--out", dir, file)
+	for i, row := range table(t, dir) {
+		if i > 0 && strings.Join(row[5:8], "") != "" || row[8] != rows[i][8] {
+			t.Errorf("of an older version: %v", row)
+		}
 	}
 	if code, _, stderr := cprun(t, "scale", "--nproc", "2", "--set", "train.seed=2", "--out", dir, file); code != 2 || !strings.Contains(stderr, "differs in the cells' configs") {
 		t.Errorf("with another seed: %d\n%s", code, stderr)

@@ -197,3 +197,38 @@ func TestWithoutDoutThereIsNoBackward(t *testing.T) {
 		t.Errorf("results %v, want out and lse alone", got)
 	}
 }
+
+// A flag that another algorithm reads is refused, not ignored.
+func TestFlagsOfOtherAlgorithms(t *testing.T) {
+	path := write(t, good, map[string]string{"causal": "true"})
+	windowed := write(t, good, map[string]string{"causal": "true", "window": "2"})
+	for _, c := range []struct {
+		path, refused string
+		spec          Spec
+	}{
+		{path, "--inner", Spec{Algorithm: "ring", Inner: 2}},
+		{path, "--inner", Spec{Algorithm: "ulysses", Inner: 2}},
+		{path, "", Spec{Algorithm: "hierarchical", Inner: 2}},
+		{path, "--gather-heads", Spec{Algorithm: "ring", GatherHeads: 1}},
+		{path, "", Spec{Algorithm: "allgather", GatherHeads: 1}},
+		{path, "--gather ", Spec{Algorithm: "ring", Gather: "before"}},
+		{windowed, "--gather ", Spec{Algorithm: "ulysses", Gather: "beside"}},
+		{windowed, "", Spec{Algorithm: "ring", Gather: "before"}},
+		{path, "", Spec{Algorithm: "allgather", Gather: "before"}},
+		{path, "", Spec{Algorithm: "ring", Gather: "auto"}},
+	} {
+		in, err := Open(c.path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := c.spec
+		s.Layout, s.Backend, s.DType, s.Device = "zigzag", "flash", "fp32", "cpu"
+		switch err := s.Check(in, 2); {
+		case c.refused == "" && err != nil:
+			t.Errorf("%+v: %v", c.spec, err)
+		case c.refused != "" && (err == nil || !strings.Contains(err.Error(), c.refused)):
+			t.Errorf("%+v: %v, want an error of %s", c.spec, err, c.refused)
+		}
+		in.Close()
+	}
+}

@@ -134,7 +134,10 @@ func TestScoresOnGPUs(t *testing.T) {
 	}
 	for _, path := range scoreCases(t) {
 		want := stored(t, path)
-		specs := []Spec{{Layout: "zigzag", Algorithm: "ring", Backend: "reference", DType: "fp32"}, {Layout: "striped", Algorithm: "allgather", Backend: "reference", DType: "fp32"}}
+		specs := []Spec{
+			{Layout: "zigzag", Algorithm: "ring", Backend: "reference", DType: "fp32"}, {Layout: "striped", Algorithm: "allgather", Backend: "reference", DType: "fp32"},
+			{Layout: "zigzag", Algorithm: "ulysses", Backend: "reference", DType: "fp32"}, {Layout: "contiguous", Algorithm: "hierarchical", Backend: "reference", DType: "fp32"},
+		}
 		c, err := Open(path)
 		if err != nil {
 			t.Fatal(err)

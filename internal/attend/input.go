@@ -141,7 +141,8 @@ func (c *Case) layoutOf(known qkv.Known, dout []int) (n qkv.LayoutDims, err erro
 
 // detect finds the one layout of a packed tensor whose axes the shapes fit. Layouts that give the
 // same addresses are one. Documents one behind another are looked for where the metadata have
-// documents.
+// documents. If query heads and KV heads are one axis, only the metadata tell them apart: dout would fit one of
+// several readings, also where the file means another.
 func (c *Case) detect(known qkv.Known, dout []int) (n qkv.LayoutDims, err error) {
 	in := &c.Input
 	given, _ := parseDocuments(c.file.Metadata()["docs"]) // what is wrong with them, readMasks says
@@ -162,8 +163,13 @@ func (c *Case) detect(known qkv.Known, dout []int) (n qkv.LayoutDims, err error)
 		case docs != 0 && docs != m.SeqQ:
 			err = fmt.Errorf("layout %v has %d tokens, and the documents %d", l, m.SeqQ, docs)
 		}
-		if err != nil && !errors.Is(err, qkv.ErrHeads) {
+		open := l.Packing == qkv.QKVHeads && known.Heads == 0 && known.KVHeads == 0 && (err == nil || errors.Is(err, qkv.ErrHeads))
+		if err != nil && !open {
 			errs = append(errs, err)
+			continue
+		}
+		if open {
+			names = append(names, l.String())
 			continue
 		}
 		// The batch is first, as it is where q, k and v stand alone, unless the lengths deny it.
@@ -171,18 +177,14 @@ func (c *Case) detect(known qkv.Known, dout []int) (n qkv.LayoutDims, err error)
 			continue
 		}
 		batchFirst[l.Packing] = batchFirst[l.Packing] || l.Q == qkv.BSHD
-		if err != nil { // it may be this one
-			names, errs = append(names, l.String()), append(errs, err)
-			continue
-		}
 		if slices.ContainsFunc(fits, func(f qkv.Layout) bool { return m == n && qkv.Alike(f, l, m) }) {
 			continue
 		}
 		fits, names, n = append(fits, l), append(names, l.String()), m
 	}
 	switch {
-	case len(names) > 1:
-		return n, fmt.Errorf("shapes %v of %v fit the layouts %s; name one as metadata \"layout\", or say heads, kv_heads and head_dim",
+	case len(names) > len(fits) || len(fits) > 1:
+		return n, fmt.Errorf("shapes %v of %v fit the layouts %s; name one as metadata \"layout\", or say heads or kv_heads",
 			in.shapes, in.Tensors, strings.Join(names, " and "))
 	case len(fits) == 0:
 		return n, fmt.Errorf("shapes %v of %v fit no layout; name it as metadata \"layout\":\n%w",

@@ -129,6 +129,9 @@ func TestEveryLayoutGivesTheSameBits(t *testing.T) {
 		if l.Packing == qkv.Separate && (l.Q != l.KV || l.Q == qkv.SBHD) {
 			continue // the order of axes of tensors that stand alone is named, not guessed
 		}
+		if l.Packing == qkv.QKVHeads { // which only the metadata can divide
+			meta["heads"] = "4"
+		}
 		check(packed(t, l, n, meta), false)
 		detected++
 	}
@@ -153,7 +156,14 @@ func TestDetection(t *testing.T) {
 		{shapes{"qkv": {9, 2, 3, 5, 8}, "dout": {2, 9, 5, 8}}, nil, "sb3hd", nil},
 		{shapes{"qkv": {2, 9, 8, 8}}, map[string]string{"heads": "4"}, "bs(h+2h_g)d", nil},
 		{shapes{"qkv": {2, 9, 8, 8}}, map[string]string{"kv_heads": "1"}, "bs(h+2h_g)d", nil},
-		{shapes{"qkv": {2, 9, 8, 8}}, nil, "", []string{"say heads"}},
+		{shapes{"qkv": {2, 9, 8, 8}}, nil, "", []string{"say heads", "bs(h+2h_g)d and sb(h+2h_g)d"}},
+		{shapes{"qkv": {2, 9, 8, 16}, "dout": {2, 9, 4, 16}}, nil, "", []string{"say heads", "bs(h+2h_g)d"}},
+		{shapes{"qkv": {2, 9, 8, 16}, "dout": {2, 9, 6, 16}}, map[string]string{"head_dim": "16"}, "", []string{"say heads", "bs(h+2h_g)d"}},
+		{shapes{"qkv": {2, 9, 8, 16}, "dout": {2, 9, 4, 16}}, map[string]string{"kv_heads": "2"}, "bs(h+2h_g)d", nil},
+		{shapes{"qkv": {9, 2, 8, 16}, "dout": {2, 9, 4, 16}}, map[string]string{"heads": "4"}, "sb(h+2h_g)d", nil},
+		{shapes{"qkv": {2, 9, 8, 16}, "dout": {2, 9, 4, 16}}, map[string]string{"layout": "bs(h+2h_g)d"}, "bs(h+2h_g)d", nil},
+		{shapes{"qkv": {9, 8, 16}, "dout": {1, 9, 4, 16}}, map[string]string{"docs": "[4,5]"}, "", []string{"t(h+2h_g)d"}},
+		{shapes{"qkv": {9, 8, 16}, "dout": {1, 9, 4, 16}}, map[string]string{"docs": "[4,5]", "heads": "4"}, "t(h+2h_g)d", nil},
 		{shapes{"qkv": {9, 3, 5, 8}}, map[string]string{"docs": "[4,5]", "heads": "5"}, "t3hd", nil},
 		{shapes{"qkv": {9, 3, 5, 8}}, map[string]string{"docs": "[4,5]"}, "", []string{"t3hd", "tg(h/g+2)d"}},
 		{shapes{"qkv": {9, 3, 5, 8}}, map[string]string{"heads": "3"}, "bs(h+2h_g)d", nil},

@@ -87,6 +87,18 @@ func (s Spec) Check(c *Case, ranks int) error {
 	if s.Inner < 0 || s.GatherHeads < 0 {
 		return fmt.Errorf("--inner %d --gather-heads %d: want 0 or more", s.Inner, s.GatherHeads)
 	}
+	for _, f := range []struct {
+		flag, needs string
+		unread      bool
+	}{
+		{"--inner", "hierarchical", s.Inner > 0 && s.Algorithm != "hierarchical"},
+		{"--gather-heads", "allgather", s.GatherHeads > 0 && s.Algorithm != "allgather"},
+		{"--gather", "allgather", s.Gather != "" && s.Gather != ring.Auto && (s.Algorithm == "ulysses" || s.Algorithm != "allgather" && c.Masks.Left < 0 && c.Masks.Right < 0 && c.Masks.Slices == nil)},
+	} {
+		if f.unread {
+			return fmt.Errorf("%s has no effect with --algorithm %s; leave it out, or give --algorithm %s", f.flag, s.Algorithm, f.needs)
+		}
+	}
 	if s.GatherHeads > 0 && (c.Scores.Kind() != rules.NoBias || c.Scores.MaxLogit) {
 		return fmt.Errorf("--gather-heads %d: slopes, a bias and max_logit are of all heads; leave it out", s.GatherHeads)
 	}

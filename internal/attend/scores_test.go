@@ -9,7 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	rules "github.com/cprun/cprun/attention/backends"
 	"github.com/cprun/cprun/ring"
 )
 
@@ -32,21 +31,6 @@ func stored(t *testing.T, path string) map[string][]float32 {
 	return all
 }
 
-// algorithmsOf are those that a case can be computed with: a sink is folded in behind all of them; slopes, a
-// bias and the largest scores stay with their heads.
-func algorithmsOf(t *testing.T, path string) []string {
-	t.Helper()
-	c, err := Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	if c.Scores.Kind() == rules.NoBias && !c.Scores.MaxLogit {
-		return ring.Algorithms
-	}
-	return slices.DeleteFunc(slices.Clone(ring.Algorithms), func(a string) bool { return ring.Traders(a, 2, 2) > 1 })
-}
-
 // Every result of every case, whatever ranks, layout, algorithm and backend. Each layout meets each algorithm with every other
 // number of ranks, even ones or odd ones, and among these the slow backend with every other; a single rank has all rows
 // in any layout.
@@ -62,7 +46,7 @@ func TestScoresOfEveryLayout(t *testing.T) {
 				if layout == "document" && strings.Contains(path, "cross") {
 					continue // it has as many queries as keys
 				}
-				for i, algorithm := range algorithmsOf(t, path) {
+				for i, algorithm := range ring.Algorithms {
 					if ranks == 1 && l > 0 || ranks > 1 && (ranks+i+l)%turns != 1 {
 						continue
 					}
@@ -150,11 +134,50 @@ func TestScoresOfRanksWithoutRows(t *testing.T) {
 	if len(want) != len(resultTensors) {
 		t.Fatalf("results %v, want %v", slices.Sorted(maps.Keys(want)), resultTensors)
 	}
-	for _, algorithm := range algorithmsOf(t, path) {
+	for _, algorithm := range ring.Algorithms {
 		for _, backend := range []string{"flash", "reference"} {
 			s := Spec{Layout: "striped", Algorithm: algorithm, Backend: backend, DType: "fp32"}
 			got, _ := run(t, path, 6, s)
 			same(t, fmt.Sprintf("%+v", s), got, want, 2e-5)
+		}
+	}
+}
+
+// Slopes, slices of a bias and largest scores go where their heads go: with groups of all sizes that trade heads, more ranks
+// than heads, several heads of queries to one of keys, and biases that samples or heads share.
+func TestScoresTradeWithTheirHeads(t *testing.T) {
+	masks := []map[string]string{
+		{"causal": "true"},
+		{"causal": "true", "window": "6"}, // few rows of others: a halo
+		{"docs": "[[9, 14], [16, 7]]", "causal": "true"},
+		{"slices": "[[0, 12, 0, 20, \"causal\"], [12, 23, 3, 23, \"full\"]]"},
+		{"window": "5,3", "softcap": "2"},
+	}
+	biases := [][]int{{1, 1}, {2, 1}, {1, 0}, {2, 0}, nil} // batch and heads; 0: all
+	turn := 0
+	for _, heads := range [][2]int{{8, 2}, {6, 6}, {3, 1}, {4, 4}} {
+		for _, ranks := range []int{2, 3, 4, 8} {
+			for inner := 1; inner <= ranks; inner++ {
+				if ranks%inner != 0 {
+					continue
+				}
+				turn++
+				h, kv := heads[0], heads[1]
+				s := shapes{"q": {2, 23, h, 8}, "k": {2, 23, kv, 8}, "v": {2, 23, kv, 6}, "dout": {2, 23, h, 6}, "alibi_slopes": {h}}
+				if b := biases[turn%len(biases)]; b != nil {
+					s["bias"] = []int{b[0], max(b[1], h*(1-b[1])), 23, 23}
+				}
+				meta := maps.Clone(masks[turn/2%len(masks)])
+				meta["max_logit"] = "true"
+				path := write(t, s, meta)
+				want, _ := run(t, path, 1, Spec{Layout: "contiguous", Algorithm: "ring", Backend: "reference", DType: "fp64"})
+				with := Spec{Algorithm: "hierarchical", Inner: inner, Layout: []string{"zigzag", "striped", "contiguous"}[turn%3], Backend: "flash", DType: "fp32"}
+				if inner == ranks {
+					with.Algorithm, with.Inner = "ulysses", 0
+				}
+				got, _ := run(t, path, ranks, with)
+				same(t, fmt.Sprintf("%v %v, %d ranks, %+v", s, meta, ranks, with), got, want, 2e-5)
+			}
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"io"
 	"strings"
 
+	"github.com/cprun/cprun/attention/backends"
 	"github.com/cprun/cprun/internal/backend"
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/launch"
@@ -25,10 +26,14 @@ func choose(cfg *config.Config, m machine.Machine, ways *plan.Chosen) (chosen, e
 	c, err := ask(cfg.Attention.Debug, func(disabled uint8) (*backend.Choice, error) {
 		return backend.ChooseByWindow(cfg, plan.ByWindow(cfg, ways.Apart()), m, disabled)
 	})
-	if err == nil {
-		cfg.Attention.Backend = c.Backend.String()
+	if err != nil {
+		return c, err
 	}
-	return c, err
+	cfg.Attention.Backend = c.Backend.String()
+	if n := cfg.Attention.SMMargin; n > 0 && (c.Backend != backends.Flash || m.Arch != 90) {
+		c.notes = append(c.notes, fmt.Sprintf("attention.sm_margin %d has no effect: flash on Hopper GPUs reads it, and attention is %s on %s", n, c.Backend, m))
+	}
+	return c, nil
 }
 
 // ask makes a choice without the backends that the environment switches off. debug is the level of

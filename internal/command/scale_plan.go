@@ -102,7 +102,10 @@ func (s *scale) plan(i int, found machines) error {
 	if err != nil {
 		return err
 	}
-	w.plan = experiment.Plan{StepSeconds: p.Estimate.SecondsPerStep, Memory: byKind(&p.Memory)}
+	w.plan = experiment.Plan{
+		Choices:     experiment.Choices{Backend: cfg.Attention.Backend, Layout: cfg.Parallel.Layout, Recompute: cfg.Memory.Recompute},
+		StepSeconds: p.Estimate.SecondsPerStep, Memory: byKind(&p.Memory),
+	}
 	if err := p.Memory.Check(); err != nil {
 		return fmt.Errorf("%w: %w", errMemory, err)
 	}

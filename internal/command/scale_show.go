@@ -22,7 +22,11 @@ func (s *scale) show(r *experiment.Results) error {
 		all = append(all, column{a.Key, func(c *experiment.Cell) string { return sizeText(c.Values[a.Key]) }})
 	}
 	status := column{"status", func(c *experiment.Cell) string { return string(c.Status) }}
-	all = append(all, status,
+	all = append(all,
+		column{"backend", func(c *experiment.Cell) string { return c.Backend }},
+		column{"layout", func(c *experiment.Cell) string { return c.Layout }},
+		column{"recompute", func(c *experiment.Cell) string { return c.Recompute }},
+		status,
 		column{"step s", func(c *experiment.Cell) string { return figure(c.StepSeconds) }},
 		column{"min", func(c *experiment.Cell) string { return figure(c.StepSecondsMin) }},
 		column{"max", func(c *experiment.Cell) string { return figure(c.StepSecondsMax) }},

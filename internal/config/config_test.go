@@ -321,3 +321,21 @@ func TestNearest(t *testing.T) {
 		}
 	}
 }
+
+// A config that cprun wrote is read again whatever keys it has without effect, and none is written with such keys.
+func TestKeptConfigs(t *testing.T) {
+	text, err := os.ReadFile("testdata/least.good.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := Options{Set: []string{"parallel={algorithm: ring, inner: 2, gather_heads: 1, gather: beside}"}, NoFiles: true, Ranks: 2}
+	if _, err := Parse("testdata/config.yaml", text, o); err != nil {
+		t.Error(err)
+	}
+	for algorithm, want := range map[string]string{"ring": "auto", "allgather": "beside"} {
+		cfg, err := Parse("testdata/config.yaml", text, Options{Set: []string{"parallel.algorithm=" + algorithm}, Ranks: 4, Hosts: 2})
+		if err != nil || cfg.Parallel.Gather != want {
+			t.Errorf("%s over two hosts: gather %q, %v, want %q", algorithm, cfg.Parallel.Gather, err, want)
+		}
+	}
+}

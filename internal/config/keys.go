@@ -50,6 +50,9 @@ const (
 	maxSeed     = math.MaxInt64
 )
 
+// ifAuto says what happens to a key of one algorithm where auto takes another.
+const ifAuto = "; if algorithm auto takes another, a warning says so and the key is reset"
+
 // sections are the mappings of train.yaml, outer before inner.
 var sections = []struct{ path, doc string }{
 	{"model", "The shape of the model, under the names of a Hugging Face `config.json`. With `from`, keys come from its `config.json`, and those given here override it. Without, give the keys marked *needed*."},
@@ -182,11 +185,11 @@ var runKeys = []key{
 	{path: "parallel.algorithm", def: "auto", choices: []string{"ring", "allgather", "ulysses", "hierarchical", "auto"}, at: func(c *Config) any { return &c.Parallel.Algorithm },
 		doc: "how keys and values reach the queries: ring (from rank to rank), allgather (all at once), ulysses (ranks trade rows for heads), hierarchical (ulysses in groups of inner ranks, a ring over groups); auto: by costs (docs/planner.md), else ring, or allgather with layout document on a CPU"},
 	{path: "parallel.inner", def: "auto", word: "auto", min: 1, max: maxRanks, at: func(c *Config) any { return &c.Parallel.Inner },
-		doc: "of hierarchical: neighbouring ranks that trade heads, a divisor of context; auto: by costs, else the most that are on one host and divide the key-value heads, else the query heads"},
+		doc: "neighbouring ranks that trade heads, a divisor of context; auto: by costs, else the most that are on one host and divide the key-value heads, else the query heads; needs algorithm hierarchical" + ifAuto},
 	{path: "parallel.gather_heads", def: "0", max: maxHeads, at: func(c *Config) any { return &c.Parallel.GatherHeads },
-		doc: "of allgather: key-value heads that are gathered at a time, the next ones behind the attention of these; fewer take less memory; 0: all, unless the algorithm is chosen by costs"},
+		doc: "key-value heads that are gathered at a time, while the attention of the ones before runs; fewer take less memory; 0: all, unless the algorithm is chosen by costs; needs algorithm allgather" + ifAuto},
 	{path: "parallel.gather", def: "auto", choices: []string{"beside", "before", "auto"}, at: func(c *Config) any { return &c.Parallel.Gather },
-		doc: "of allgather and of windows: when rows of other ranks travel; beside (while a first kernel call computes with the rank's own), before (the only kernel call); auto: by costs where they choose an all-gather, else before in the forward pass of packed documents on one host"},
+		doc: "when rows of other ranks travel: beside (while a first kernel call computes with the rank's own) or before (the only kernel call); auto: by costs where they choose an all-gather, else before in the forward pass of packed documents on one host; needs algorithm allgather, or sliding windows and not ulysses" + ifAuto},
 	{path: "parallel.layout", def: "auto", choices: []string{"zigzag", "striped", "contiguous", "document", "document-zigzag", "auto"}, at: func(c *Config) any { return &c.Parallel.Layout },
 		doc: "which rank holds which positions; document deals documents out by their work, document-zigzag cuts each like zigzag; auto: by costs, else zigzag, or document with pack_documents"},
 	{path: "parallel.transport", def: "auto", choices: []string{"nccl", "copy", "auto"}, at: func(c *Config) any { return &c.Parallel.Transport },
@@ -197,7 +200,7 @@ var runKeys = []key{
 	{path: "attention.backend", def: "auto", choices: []string{"flash", "fused", "unfused", "reference", "auto"}, at: func(c *Config) any { return &c.Attention.Backend },
 		doc: "flash (our kernels), fused (cuDNN, needs CUDA), reference (float64, slow), unfused (not in this build); auto: the fastest that can run, see docs/backends.md"},
 	{path: "attention.sm_margin", def: "0", max: maxSMMargin, at: func(c *Config) any { return &c.Attention.SMMargin },
-		doc: "of flash on Hopper GPUs: processors (SMs) left to kernels that run beside it, such as NCCL's, as FlashAttention-3 has it under this name; attention is slower by their share"},
+		doc: "processors (SMs) that flash on Hopper GPUs leaves to kernels that run beside it, such as NCCL's, as in FlashAttention-3; attention is slower by their share; refused on a CPU and with another backend; if backend auto takes another, a line says so"},
 	{path: "attention.debug", def: "0", max: 2, at: func(c *Config) any { return &c.Attention.Debug },
 		doc: "0: quiet; 1: what was chosen; 2: also every rule that rejected a backend"},
 

@@ -25,6 +25,9 @@ type Options struct {
 	// NoFiles allows that the data is not there, and model.from neither if all model keys are
 	// given (as a run's config.yaml gives them): for a plan or an export made elsewhere.
 	NoFiles bool
+
+	// kept says that cprun resolved the config before: what had no effect then may still be there.
+	kept bool
 }
 
 // Load reads a train.yaml, applies flags, fills defaults and checks every rule. With
@@ -46,6 +49,7 @@ func Load(path string, opts Options) (*Config, error) {
 // Parse does what Load does with a text that was read, such as a resolved config that was handed on.
 // The name is for errors; relative paths are relative to its directory.
 func Parse(name string, text []byte, opts Options) (*Config, error) {
+	opts.kept = true
 	return load(name, text, opts, osDisk{})
 }
 
@@ -84,21 +88,30 @@ func load(name string, text []byte, opts Options, disk disk) (*Config, error) {
 	l.resolveTokenizer()
 	l.ownEOS()
 	rules(l.cfg, f)
+	open := l.cfg.Parallel.Algorithm == "auto"
+	if !open && !opts.kept && f.ok("parallel.algorithm") {
+		l.cfg.unread(l.cfg.Parallel, f, f)
+	}
 	l.checkData()
+	idle := newFaults(f.where)
 	if opts.Ranks > 0 {
+		given := l.cfg.Parallel
 		if opts.Decide != nil && f.err() == nil {
 			if err := opts.Decide(l.cfg, opts.Ranks, opts.Hosts); err != nil {
 				return nil, err
 			}
 		}
 		l.cfg.resolve(opts.Ranks, opts.Hosts, opts.Device, f)
+		if open {
+			l.cfg.unread(given, f, idle)
+		}
 	} else if opts.Device == "cpu" {
 		cpuRules(l.cfg, f)
 	}
 	if err := f.err(); err != nil {
 		return nil, err
 	}
-	l.cfg.Warnings = warnings(l.cfg)
+	l.cfg.Warnings = append(warnings(l.cfg), idle.list...)
 	return l.cfg, nil
 }
 

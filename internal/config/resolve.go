@@ -1,6 +1,10 @@
 package config
 
-import "github.com/cprun/cprun/partition"
+import (
+	"slices"
+
+	"github.com/cprun/cprun/partition"
+)
 
 // Resolve replaces every auto by what the number of ranks and the device ("cuda", or anything
 // else for the CPU) make of it, and checks the rules that depend on them. parallel.inner stays auto
@@ -39,7 +43,7 @@ func (c *Config) resolve(ranks, hosts int, device string, f *faults) {
 	}
 	auto(&c.Parallel.Algorithm, algorithm)
 	c.resolveInner(ranks, hosts, f)
-	if hosts > 1 {
+	if hosts > 1 && c.readsGather() {
 		auto(&c.Parallel.Gather, "beside") // links between hosts are slower, and there is more to hide
 	}
 	auto(&c.Precision.Compute, compute)
@@ -126,10 +130,41 @@ func (c *Config) resolveInner(ranks, hosts int, f *faults) {
 	p.Inner = partition.Inner(p.Context, perHost, c.Model.NumAttentionHeads, c.Model.NumKeyValueHeads)
 }
 
+// unread adds to a fault for each given key that the algorithm of the config does not read, and resets it.
+func (c *Config) unread(given Parallel, f, to *faults) {
+	p := &c.Parallel
+	add := func(key string, value any, instead, reader string) {
+		to.add(key, "%v has no effect with parallel.algorithm %s; write %s, or parallel.algorithm: %s", value, p.Algorithm, instead, reader)
+	}
+	if n := given.Inner; n > 0 && p.Algorithm != "hierarchical" && f.ok("parallel.inner") {
+		add("parallel.inner", n, "auto", "hierarchical")
+		p.Inner = 0
+	}
+	if n := given.GatherHeads; n > 0 && p.Algorithm != "allgather" && f.ok("parallel.gather_heads") {
+		add("parallel.gather_heads", n, "0", "allgather")
+		p.GatherHeads = 0
+	}
+	windows := f.ok("model.from", "model.layer_types", "model.num_hidden_layers", "model.sliding_window")
+	if given.Gather != "auto" && windows && f.ok("parallel.gather") && !c.readsGather() {
+		add("parallel.gather", given.Gather, "auto", "allgather")
+		p.Gather = "auto"
+	}
+}
+
+// readsGather reports whether rows of other ranks may come in one hop: in an all-gather, and in a window except
+// under ulysses, where every rank has all rows.
+func (c *Config) readsGather() bool {
+	windowed := slices.ContainsFunc(c.Model.Windows(), func(w int) bool { return w >= 0 })
+	return c.Parallel.Algorithm == "allgather" || windowed && c.Parallel.Algorithm != "ulysses"
+}
+
 // cpuRules refuses what only a GPU has.
 func cpuRules(c *Config, f *faults) {
 	if t := c.Parallel.Transport; f.ok("parallel.transport") && t != "auto" {
 		f.add("parallel.transport", "%s moves data between GPUs; on CPU write auto", t)
+	}
+	if n := c.Attention.SMMargin; f.ok("attention.sm_margin") && n > 0 {
+		f.add("attention.sm_margin", "%d leaves processors of a GPU free; on CPU write 0", n)
 	}
 	if why := map[string]string{"fused": "is cuDNN and needs CUDA", "unfused": "is not in this build"}[c.Attention.Backend]; why != "" && f.ok("attention.backend") {
 		f.add("attention.backend", "%s %s; on CPU write flash or reference", c.Attention.Backend, why)

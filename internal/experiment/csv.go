@@ -11,6 +11,9 @@ var columns = []struct {
 	name string
 	of   func(c *Cell) string
 }{
+	{"backend", func(c *Cell) string { return c.Backend }},
+	{"layout", func(c *Cell) string { return c.Layout }},
+	{"recompute", func(c *Cell) string { return c.Recompute }},
 	{"status", func(c *Cell) string { return string(c.Status) }},
 	{"tokens_per_second", func(c *Cell) string { return decimal(c.TokensPerSecond) }},
 	{"tokens_per_second_per_device", func(c *Cell) string { return decimal(c.TokensPerSecondPerDevice) }},

@@ -180,7 +180,7 @@ func TestSettle(t *testing.T) {
 func TestCSV(t *testing.T) {
 	wait := 0.0
 	r := &Results{Grid: []Axis{{"data.seq_len", nil}, {"nproc", nil}}, Cells: []Cell{
-		{Values: map[string]any{"data.seq_len": int64(131072), "nproc": int64(2)}, Status: OK, StepSeconds: 1e-7, TokensPerSecond: 1e9, MemoryBytes: 1 << 40, CommWaitSeconds: &wait},
+		{Values: map[string]any{"data.seq_len": int64(131072), "nproc": int64(2)}, Choices: Choices{"flash", "zigzag", "full"}, Status: OK, StepSeconds: 1e-7, TokensPerSecond: 1e9, MemoryBytes: 1 << 40, CommWaitSeconds: &wait},
 		{Values: map[string]any{"data.seq_len": int64(1), "nproc": int64(1)}, Status: Skipped},
 		{Values: map[string]any{"data.seq_len": int64(1), "nproc": int64(2)}, Status: Failed, Error: `a "quoted", long` + "\nreason"},
 	}}
@@ -193,9 +193,9 @@ func TestCSV(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := [][]string{
-		strings.Split("data.seq_len,nproc,status,tokens_per_second,tokens_per_second_per_device,tflops_per_device,mfu,step_seconds,step_seconds_min,step_seconds_max,memory_bytes,planned_memory_bytes,comm_wait_seconds,predicted_step_seconds,error", ","),
-		{"131072", "2", "ok", "1000000000", "", "", "", "0.0000001", "", "", "1099511627776", "", "0", "", ""},
-		{"1", "2", "failed", "", "", "", "", "", "", "", "", "", "", "", "a \"quoted\", long\nreason"},
+		strings.Split("data.seq_len,nproc,backend,layout,recompute,status,tokens_per_second,tokens_per_second_per_device,tflops_per_device,mfu,step_seconds,step_seconds_min,step_seconds_max,memory_bytes,planned_memory_bytes,comm_wait_seconds,predicted_step_seconds,error", ","),
+		{"131072", "2", "flash", "zigzag", "full", "ok", "1000000000", "", "", "", "0.0000001", "", "", "1099511627776", "", "0", "", ""},
+		{"1", "2", "", "", "", "failed", "", "", "", "", "", "", "", "", "", "", "", "a \"quoted\", long\nreason"},
 	}
 	if !reflect.DeepEqual(rows, want) {
 		t.Errorf("got\n%v\nwant\n%v", rows, want)

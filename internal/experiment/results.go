@@ -57,8 +57,9 @@ type Axis struct {
 type Cell struct {
 	ID     string         `json:"id"`
 	Values map[string]any `json:"values"` // one for each axis, by its key
-	Status Status         `json:"status"`
-	Runs   int            `json:"runs"` // that ended, well or not
+	Choices
+	Status Status `json:"status"`
+	Runs   int    `json:"runs"` // that ended, well or not
 
 	TokensPerSecond          float64  `json:"tokens_per_second,omitempty"` // over all devices; this and the next three are medians
 	TokensPerSecondPerDevice float64  `json:"tokens_per_second_per_device,omitempty"`
@@ -75,6 +76,21 @@ type Cell struct {
 	Error   string   `json:"error,omitempty"` // one line; of a cell that is not ok
 	Memory  *Memory  `json:"memory,omitempty"`
 	RunDirs []string `json:"run_dirs,omitempty"` // of each run, relative to the directory of results.json
+}
+
+// Choices are keys of the resolved config that cells with auto may differ in; "" where no plan was made.
+type Choices struct {
+	Backend   string `json:"backend,omitempty"`   // attention.backend
+	Layout    string `json:"layout,omitempty"`    // parallel.layout
+	Recompute string `json:"recompute,omitempty"` // memory.recompute
+}
+
+// String returns the choices in the order of the columns; "" for none.
+func (c Choices) String() string {
+	if c == (Choices{}) {
+		return ""
+	}
+	return c.Backend + ", " + c.Layout + ", " + c.Recompute
 }
 
 // Memory is the planned bytes of the rank that needs most, by kind. Its parts add up to the cell's

@@ -24,6 +24,7 @@ type Run struct {
 
 // Plan is what is known of a cell before it runs; 0 and nil are not known.
 type Plan struct {
+	Choices
 	StepSeconds float64 `json:"step_seconds,omitempty"` // predicted
 	Memory      *Memory `json:"memory,omitempty"`       // of the rank that needs most
 }
@@ -35,7 +36,7 @@ func (m *Memory) Total() int64 {
 
 // Predict sets what is known of the cell before it runs.
 func (c *Cell) Predict(p Plan) {
-	c.PredictedStepSeconds, c.Memory = p.StepSeconds, p.Memory
+	c.Choices, c.PredictedStepSeconds, c.Memory = p.Choices, p.StepSeconds, p.Memory
 	if p.Memory != nil {
 		c.PlannedMemoryBytes = p.Memory.Total()
 	}

@@ -3,7 +3,6 @@ package report
 import (
 	"bytes"
 	"encoding/base64"
-	"encoding/csv"
 	"fmt"
 	"math"
 	"regexp"
@@ -43,8 +42,38 @@ func speedOf(c *experiment.Cell) float64 {
 	return math.NaN()
 }
 
-// matrix shows what became of each cell: lengths, or the axis with most values, stand beside each other.
+// matrix shows what became of each cell.
 func (g *grid) matrix() *figure {
+	t, left := g.table("Tokens a second and device of each cell, or what became of it", func(c *experiment.Cell) cell {
+		field := status(c)
+		if c.Status == experiment.Planned && c.PredictedStepSeconds > 0 {
+			field.Text = seconds(c.PredictedStepSeconds) + " planned"
+		}
+		if s := speedOf(c); c.Status == experiment.OK && !math.IsNaN(s) {
+			field.Text, field.Number = thousands(s), true
+		}
+		return field
+	})
+	f := &figure{Title: "What became of each cell", Kind: "table", Section: overview, Table: t, Says: g.count(), Errors: g.errors()}
+	if left > 0 {
+		f.Says += fmt.Sprintf(" %d rows of skipped cells alone are left out.", left)
+	}
+	return f
+}
+
+// choices shows the backend, layout and recompute of each cell.
+func (g *grid) choices() *figure {
+	t, _ := g.table("Backend, layout and recompute of each cell", func(c *experiment.Cell) cell { return text(c.Choices.String()) })
+	if len(t.Rows) == 0 { // results of an older version
+		t = nil
+	}
+	return &figure{Title: "Backend, layout and recompute", Kind: "table", Section: overview, Table: t,
+		Says: "attention.backend, parallel.layout and memory.recompute of each cell. Where they differ, a difference in speed is not that of the axes alone."}
+}
+
+// table has a field for each cell. Lengths stand beside each other, else the axis with most values. left counts the rows
+// without any cell that was not skipped.
+func (g *grid) table(caption string, field func(*experiment.Cell) cell) (t *table, left int) {
 	across := experiment.Axis{}
 	for _, a := range g.axes {
 		if a.Key == keyLength && len(a.Values) > 1 {
@@ -56,7 +85,7 @@ func (g *grid) matrix() *figure {
 		}
 	}
 	down := g.telling(across.Key)
-	t := &table{Caption: "Tokens a second and device of each cell, or what became of it", Columns: []string{"cell"}}
+	t = &table{Caption: caption, Columns: []string{"cell"}}
 	for _, v := range across.Values {
 		t.Columns = append(t.Columns, label(across.Key, v))
 	}
@@ -74,18 +103,11 @@ func (g *grid) matrix() *figure {
 			t.Rows = append(t.Rows, append([]cell{{Text: name, Head: true}}, make([]cell, len(across.Values))...))
 		}
 		column := slices.IndexFunc(across.Values, func(v any) bool { return experiment.Text(v) == experiment.Text(g.value(c, across.Key)) })
-		field := status(c)
-		if c.Status == experiment.Planned && c.PredictedStepSeconds > 0 {
-			field.Text = seconds(c.PredictedStepSeconds) + " planned"
-		}
-		if s := speedOf(c); c.Status == experiment.OK && !math.IsNaN(s) {
-			field.Text, field.Number = thousands(s), true
-		}
 		if column >= 0 {
-			t.Rows[row][column+1] = field
+			t.Rows[row][column+1] = field(c)
 		}
 	}
-	left := len(t.Rows)
+	left = len(t.Rows)
 	t.Rows = slices.DeleteFunc(t.Rows, func(row []cell) bool {
 		return !slices.ContainsFunc(row[1:], func(c cell) bool { return c.Text != "" && c.Text != said[experiment.Skipped] })
 	})
@@ -97,11 +119,7 @@ func (g *grid) matrix() *figure {
 			}
 		}
 	}
-	f := &figure{Title: "What became of each cell", Kind: "table", Section: overview, Table: t, Says: g.count(), Errors: g.errors()}
-	if left > 0 {
-		f.Says += fmt.Sprintf(" %d rows of skipped cells alone are left out.", left)
-	}
-	return f
+	return t, left
 }
 
 var digits = regexp.MustCompile(`\d+(\.\d+)?`)
@@ -186,7 +204,7 @@ func (g *grid) best() *table {
 	if len(groups) == 0 {
 		return nil
 	}
-	t := &table{Caption: "The fastest cell of each problem", Columns: []string{"problem", "fastest", "tokens/s", "tokens/s a device", "TFLOP/s a device", "MFU", "step", "memory", "waiting", "next best, time", "slowest, time"}}
+	t := &table{Caption: "The fastest cell of each problem", Columns: []string{"problem", "fastest", "backend, layout, recompute", "tokens/s", "tokens/s a device", "TFLOP/s a device", "MFU", "step", "memory", "waiting", "next best, time", "slowest, time"}}
 	for _, o := range groups {
 		slices.SortStableFunc(o.cells, func(a, b *experiment.Cell) int { return int(math.Copysign(1, speedOf(b)-speedOf(a))) })
 		first, last := o.cells[0], o.cells[len(o.cells)-1]
@@ -207,7 +225,7 @@ func (g *grid) best() *table {
 		if o.name == "" {
 			o.name = g.Name
 		}
-		t.Rows = append(t.Rows, []cell{{Text: o.name, Head: true}, {Text: name, Class: "best"}, known(first.TokensPerSecond, thousands), known(first.TokensPerSecondPerDevice, thousands),
+		t.Rows = append(t.Rows, []cell{{Text: o.name, Head: true}, {Text: name, Class: "best"}, text(first.Choices.String()), known(first.TokensPerSecond, thousands), known(first.TokensPerSecondPerDevice, thousands),
 			known(first.TFLOPsPerDevice, thousands), known(first.MFU, percent), known(first.StepSeconds, seconds), known(float64(first.MemoryBytes), binary),
 			known(share(first), percent), behind(next), behind(last)})
 	}
@@ -223,37 +241,9 @@ func share(c *experiment.Cell) float64 {
 	return *c.CommWaitSeconds / c.StepSeconds
 }
 
-// csv is all cells, with the columns of results.csv, in base64.
+// csv returns results.csv in base64.
 func (g *grid) csv() string {
 	var out bytes.Buffer
-	w := csv.NewWriter(&out)
-	var row []string
-	for _, a := range g.Grid {
-		row = append(row, a.Key)
-	}
-	row = append(row, "status", "tokens_per_second", "tokens_per_second_per_device", "tflops_per_device", "mfu", "step_seconds", "step_seconds_min", "step_seconds_max",
-		"memory_bytes", "planned_memory_bytes", "comm_wait_seconds", "predicted_step_seconds", "error")
-	w.Write(row) // a bytes.Buffer takes all
-	for _, c := range g.Cells {
-		row = row[:0]
-		for _, a := range g.Grid {
-			row = append(row, c.Text(a.Key))
-		}
-		row = append(row, string(c.Status))
-		wait := math.NaN()
-		if c.CommWaitSeconds != nil {
-			wait = *c.CommWaitSeconds
-		}
-		for _, x := range []float64{c.TokensPerSecond, c.TokensPerSecondPerDevice, c.TFLOPsPerDevice, c.MFU, c.StepSeconds, c.StepSecondsMin, c.StepSecondsMax,
-			float64(c.MemoryBytes), float64(c.PlannedMemoryBytes), wait, c.PredictedStepSeconds} {
-			field := ""
-			if !math.IsNaN(x) && (x != 0 || x == wait) {
-				field = experiment.Text(x)
-			}
-			row = append(row, field)
-		}
-		w.Write(append(row, c.Error))
-	}
-	w.Flush()
+	g.WriteCSV(&out) // a bytes.Buffer takes all
 	return base64.StdEncoding.EncodeToString(out.Bytes())
 }

@@ -408,12 +408,15 @@ func TestGridsOfAnyShape(t *testing.T) {
 		}
 		return e
 	}
+	chosen := cells("data.seq_len", 1024, 2048)
+	chosen.Cells[0].Choices = experiment.Choices{Backend: "flash", Layout: "zigzag", Recompute: "none"}
+	chosen.Cells[1].Choices = experiment.Choices{Backend: "fused", Layout: "striped", Recompute: "full"}
 	pending := cells("nproc", 1.0, 2.0)
 	for i := range pending.Cells {
 		pending.Cells[i] = experiment.Cell{ID: fmt.Sprint(i), Values: pending.Cells[i].Values, Status: experiment.Pending}
 	}
 	for name, e := range map[string]*experiment.Results{
-		"words": cells("attention.backend", "flash", "fused"), "numbers": cells("train.micro_batch_size", 1.0, 2.0), "booleans": cells("train.deterministic", true, false),
+		"words": cells("attention.backend", "flash", "fused"), "chosen": chosen, "numbers": cells("train.micro_batch_size", 1.0, 2.0), "booleans": cells("train.deterministic", true, false),
 		"ints": cells("data.seq_len", 1024, 2048), "one": cells("nproc", 1.0), "pending": pending, "none": {Version: 1, Name: "none"}, "lists": cells("optimizer.betas", []any{.9, .95}, []any{.9, .99}),
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -421,6 +424,11 @@ func TestGridsOfAnyShape(t *testing.T) {
 			payload(t, written(t, in))
 			if titles := figuresOf(in); name == "words" && !strings.Contains(strings.Join(titles, "\n"), "Throughput") {
 				t.Errorf("words alone have no figure of throughput: %q", titles)
+			}
+			for _, ran := range []string{"flash, zigzag, none", "fused, striped, full"} {
+				if page := written(t, in); strings.Contains(page, ran) != (name == "chosen") {
+					t.Errorf("%q is on the page: %v", ran, name != "chosen")
+				}
 			}
 		})
 	}
