@@ -21,7 +21,9 @@ func (e *RankError) Unwrap() error { return e.Err }
 
 // RetryError marks a failed save after which every rank can save again. The second failure in a row is
 // not marked: its cause has lasted.
-type RetryError struct{ Err error }
+type RetryError struct {
+	Err error // with the step
+}
 
 // Error returns the text of the error.
 func (e *RetryError) Error() string { return e.Err.Error() }
