@@ -227,7 +227,7 @@ func TestFailedSaves(t *testing.T) {
 // Metrics that cannot be synced fail the save on all ranks, as a disk does.
 func TestUnsyncedMetricsFailTheSave(t *testing.T) {
 	const ranks = 2
-	saved := make([][]int, ranks)
+	saved, notices := make([][]int, ranks), ""
 	ended := runRanks(t, ranks, []string{"train.steps=6", "checkpoint.every=3"}, Options{RunDir: t.TempDir(), RunID: "a"}, func(rank int, r *run) {
 		r.opts.Report = func(rep Report) {
 			if r.out != nil && rep.Kind == Advanced && rep.Step == 1 {
@@ -236,8 +236,14 @@ func TestUnsyncedMetricsFailTheSave(t *testing.T) {
 			if rep.Kind == Saved {
 				saved[rank] = append(saved[rank], int(rep.Step))
 			}
+			if rep.Kind == Notice && rank == 0 {
+				notices += rep.Text
+			}
 		}
 	})
+	if want := "rank 0: checkpoint of step 3: "; !strings.Contains(notices, want) {
+		t.Errorf("no notice says %q:\n%s", want, notices)
+	}
 	for rank, err := range ended {
 		if err != nil || !slices.Equal(saved[rank], []int{6}) {
 			t.Errorf("rank %d: %v, checkpoints of %v; want 6 alone", rank, err, saved[rank])

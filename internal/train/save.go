@@ -29,7 +29,7 @@ func (r *run) save(ctx context.Context, wait bool) error {
 	}
 	err := r.attempt(ctx, true)
 	if failedOnce(err) {
-		r.opts.notice(fmt.Sprintf("%v; trying once more", err))
+		r.noticeFailure(err, "trying once more")
 		err = r.attempt(ctx, true)
 	}
 	return err
@@ -77,8 +77,16 @@ func (r *run) tolerate(err error, then string) error {
 	if !failedOnce(err) {
 		return err
 	}
-	r.opts.notice(fmt.Sprintf("%v; %s", err, then))
+	r.noticeFailure(err, then)
 	return nil
+}
+
+// noticeFailure reports a failed save, with its rank.
+func (r *run) noticeFailure(err error, then string) {
+	if !comm.IsRemote(err) { // else it names the other rank
+		err = fmt.Errorf("rank %d: %w", r.mesh.world.Rank(), err)
+	}
+	r.opts.notice(fmt.Sprintf("%v; %s", err, then))
 }
 
 // awaited waits for the save under way, and reports success. paused: training has paused since the save
