@@ -105,6 +105,7 @@ var allowed = map[string]string{
 	"internal/place/key":       "internal/files internal/place internal/terminal",
 	"internal/terminal":        "",
 	"internal/hostile":         "",
+	"internal/ulimit":          "",
 	"internal/top": "internal/config internal/files internal/launch internal/launch/progress internal/launch/standing internal/launch/status" +
 		" internal/metrics internal/terminal",
 	"internal/job": "attention/backends internal/bench internal/cost internal/machine internal/planner",
@@ -113,7 +114,7 @@ var allowed = map[string]string{
 	"internal/command": "attention/backends comm partition internal/attend internal/backend internal/bench internal/checkpoint internal/cluster internal/cost internal/experiment internal/files internal/generate internal/terminal" +
 		" internal/config internal/data internal/hf internal/job internal/launch internal/launch/progress internal/launch/standing internal/launch/status internal/machine internal/model" +
 		" internal/place internal/place/key internal/plan internal/planner internal/report internal/safetensors internal/tokenizer internal/top internal/train kernels/cpu tensor",
-	"cmd/cprun": "internal/attend internal/bench internal/command internal/config internal/job internal/machine internal/terminal internal/worker partition ring",
+	"cmd/cprun": "internal/attend internal/bench internal/command internal/config internal/job internal/machine internal/terminal internal/ulimit internal/worker partition ring",
 
 	"scripts/mutate-rules":  "attention/backends",
 	"scripts/tokenizer-ids": "internal/files internal/tokenizer",

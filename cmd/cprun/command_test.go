@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/binary"
 	"encoding/json"
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
@@ -394,4 +395,18 @@ func read(t *testing.T, path, name string) []float32 {
 		t.Fatal(err)
 	}
 	return out
+}
+
+// A process that may open almost no file says so, with the fix and nothing else.
+func TestFewOpenFiles(t *testing.T) {
+	for _, limit := range []int{4, 5, 8, 31} {
+		c := process(t, "version")
+		c.Args = append([]string{"sh", "-c", fmt.Sprintf(`ulimit -n %d && exec "$0" "$@"`, limit), c.Path}, c.Args[1:]...)
+		c.Path = "/bin/sh"
+		text, err := c.CombinedOutput()
+		said := string(text)
+		if c.ProcessState.ExitCode() != 2 || strings.Count(said, "\n") != 1 || !strings.Contains(said, fmt.Sprint(limit)) || !strings.Contains(said, "ulimit -n") {
+			t.Errorf("limit %d: %v\n%s", limit, err, said)
+		}
+	}
 }

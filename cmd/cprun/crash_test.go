@@ -81,6 +81,7 @@ var crashes = []crash{
 	{name: "the launcher is killed", strike: atLauncher(syscall.SIGKILL), want: []int{-1}},
 	{name: "a request to stop", strike: atLauncher(syscall.SIGTERM), want: []int{75}},
 	{name: "a rank's disk is full", env: atDisk("full"), want: []int{1}, says: names("no space left on device")},
+	{name: "a rank's disk is full for one save", env: atDisk("once")},
 	{name: "a rank's disk fails", env: atDisk("broken"), want: []int{1}, says: names("input/output error")},
 	{name: "a rank panics in a save", env: atDisk("panic"), want: []int{1}, says: names("panic: ")},
 	{name: "the run directory is removed", strike: func(c *trial) { os.RemoveAll(c.dir) }, want: []int{1}, after: func(c *trial) { os.RemoveAll(c.dir) }, says: func(*trial) []string { return []string{"no such file or directory"} }},
@@ -126,7 +127,8 @@ func cutFile(c *trial) {
 	})
 }
 
-// diskEnv tells a worker how its disk fails: "RANK full|broken|panic FILE BYTES", or "0 while 0 0 PATH"
+// diskEnv tells a worker how its disk fails: "RANK full|broken|panic|once FILE BYTES", from its shard FILE on
+// or in that one alone, or "0 while 0 0 PATH"
 // for one that is full while that file is there, whatever the rank.
 const diskEnv = "CPRUN_TEST_DISK"
 
@@ -148,7 +150,7 @@ func badDisk() {
 	checkpoint.Disk = func(w io.Writer) io.Writer {
 		mu.Lock()
 		defer mu.Unlock()
-		if files++; files < file {
+		if files++; files < file || how == "once" && files > file {
 			return w
 		}
 		return &badWriter{w, how, after}
@@ -180,12 +182,57 @@ func (b *badWriter) Write(p []byte) (int, error) {
 		return b.w.Write(p)
 	}
 	switch b.how {
-	case "full":
+	case "full", "once":
 		return 0, syscall.ENOSPC
 	case "broken":
 		return 0, syscall.EIO
 	}
 	panic("a test of a crash in a save")
+}
+
+// The last save of a run, and one that SIGTERM asks for, are tried twice. The status is 0 or 75 only if a
+// checkpoint was written.
+func TestStatusAfterFailedSaves(t *testing.T) {
+	for _, c := range []struct {
+		name, disk string
+		stop       bool
+		want       int
+	}{
+		{"the last save fails once", "1 once 1 100", false, 0},
+		{"the last save fails", "1 full 1 100", false, 1},
+		{"a save on request fails once", "1 once 1 100", true, 75},
+		{"a save on request fails", "1 full 1 100", true, 1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			steps := 4
+			if c.stop {
+				steps = endless
+			}
+			dir := filepath.Join(t.TempDir(), "run")
+			s := &started{Cmd: process(t, "--nproc", "2", "--run-dir", dir, small(t, steps)), t: t, dir: dir}
+			s.Stderr = &s.stderr
+			s.Env = append(s.Env, diskEnv+"="+c.disk)
+			if err := s.Start(); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { s.Process.Kill() })
+			if c.stop {
+				s.afterStep(2)
+				s.Process.Signal(syscall.SIGTERM)
+			}
+			if code := s.wait(); code != c.want || !strings.Contains(s.said(), "no space left on device") {
+				t.Errorf("status %d, want %d\n%s", code, c.want, s.said())
+			}
+			_, err := os.Stat(filepath.Join(dir, "checkpoints", "latest"))
+			if saved := err == nil; saved != (c.want != 1) {
+				t.Errorf("there is a checkpoint: %t (%v)", saved, err)
+			}
+			if left, _ := filepath.Glob(filepath.Join(dir, "checkpoints", "*.tmp-*")); len(left) > 0 {
+				t.Errorf("left behind: %q", left)
+			}
+		})
+	}
 }
 
 // Whatever strikes a run at whatever moment: it ends by itself with the status and the rank that

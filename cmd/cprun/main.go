@@ -14,6 +14,7 @@ import (
 	"github.com/cprun/cprun/internal/command"
 	"github.com/cprun/cprun/internal/machine"
 	"github.com/cprun/cprun/internal/terminal"
+	_ "github.com/cprun/cprun/internal/ulimit" // ends a process without enough files
 )
 
 // exitUsage is the status of bad usage, config or input, found before any process is spawned.

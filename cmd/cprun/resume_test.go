@@ -175,6 +175,16 @@ func TestNamedCheckpointIsNeededOnce(t *testing.T) {
 	if !strings.Contains(stderr, "going on from step 4 of "+other) {
 		t.Errorf("it did not go on from its own checkpoint:\n%s", stderr)
 	}
+	if !strings.Contains(stderr, "--resume "+from+" passed over") || !strings.Contains(stderr, "step-00000004 is the newest") {
+		t.Errorf("nothing says that --resume is passed over:\n%s", stderr)
+	}
+	own := filepath.Join(other, "checkpoints", "step-00000004")
+	for path, want := range map[string]bool{other: false, filepath.Dir(own): false, own: true} {
+		_, stderr := must(t, "--run-dir", other, "--set", "train.steps=7", "--resume", path, "--dry-run", config)
+		if got := strings.Contains(stderr, "passed over"); got != want {
+			t.Errorf("--resume %s is said to be passed over: %t\n%s", path, got, stderr)
+		}
+	}
 }
 
 func TestASecondRunInTheDirectoryIsRefused(t *testing.T) {

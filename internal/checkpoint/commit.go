@@ -28,9 +28,8 @@ func (s *Saver) commit(ctx context.Context, snap Snapshot, own report, blobs [][
 	return nil
 }
 
-// complete makes a checkpoint of the files that the ranks have written to tmp. It looks whether a newer
-// start has begun after it has made what it is about to rename: that start has removed it then, or is
-// seen.
+// complete makes a checkpoint of the ranks' files in tmp. It checks for a newer start after it wrote the
+// manifest and before the rename: that start has either removed tmp, or complete sees it.
 func (s *Saver) complete(ctx context.Context, tmp string, snap Snapshot, written []FileInfo) error {
 	if err := s.writeManifest(ctx, tmp, snap, written); err != nil {
 		return errors.Join(err, s.dir.RemoveAll(tmp))
@@ -40,7 +39,7 @@ func (s *Saver) complete(ctx context.Context, tmp string, snap Snapshot, written
 	}
 	name := dirName(snap.Meta.Step)
 	if err := s.rename(tmp, name); err != nil {
-		return err
+		return errors.Join(err, s.dir.RemoveAll(tmp))
 	}
 	if err := s.setLatest(name); err != nil {
 		return fmt.Errorf("%s: %w", latestName, err)
@@ -82,8 +81,7 @@ func (s *Saver) writeManifest(ctx context.Context, tmp string, snap Snapshot, wr
 	return again(dir, dir.Sync)
 }
 
-// tempName is a name for a file that is not whole, which no other process knows before and which says
-// whose it is.
+// tempName returns a fresh name for an incomplete file. It contains the RunID of its owner.
 func (s *Saver) tempName(name string) string {
 	return fmt.Sprintf("%s.tmp-%s.%s", name, s.o.RunID, rand.Text())
 }
@@ -110,7 +108,7 @@ func (s *Saver) writeSynced(dir store, name string, data []byte, between func() 
 	})
 }
 
-// filesOf is the shards in the ranks' reports, or all that went wrong on any of them.
+// filesOf returns the shards in the ranks' reports, or the faults of all ranks.
 func filesOf(own report, blobs [][]byte) ([]FileInfo, faults) {
 	files := []FileInfo{}
 	var fs faults
@@ -136,8 +134,8 @@ func filesOf(own report, blobs [][]byte) ([]FileInfo, faults) {
 	return files, fs
 }
 
-// checkDir makes sure that rank 0 sees what the others say they wrote, and removes what an
-// earlier attempt at the same step has left.
+// checkDir checks that rank 0 sees the files that the other ranks reported, and removes all others: an
+// earlier attempt at the same step left them.
 func checkDir(ctx context.Context, tmp store, m *Manifest) error {
 	ours := map[string]bool{}
 	for _, f := range m.Files {
@@ -162,8 +160,8 @@ func checkDir(ctx context.Context, tmp store, m *Manifest) error {
 	return err
 }
 
-// silly says that a name is what a client of NFS makes of a file that was removed while it was open
-// there. It goes when the file is closed.
+// silly reports whether an NFS client made the name for a file that was removed while open. The file
+// goes when it is closed.
 func silly(name string) bool { return strings.HasPrefix(name, ".nfs") }
 
 // rename gives a directory its name. A checkpoint of the same step, from before a run went

@@ -6,8 +6,8 @@ import (
 	"fmt"
 )
 
-// RankError is the error of a save as the ranks report it on which nothing went wrong: it names
-// the rank whose disk, or whose part, failed. That rank itself reports Err.
+// RankError is the error of a save on the ranks that did their part: it names the rank that failed.
+// That rank itself returns Err.
 type RankError struct {
 	Rank int
 	Err  error
@@ -19,10 +19,22 @@ func (e *RankError) Error() string { return fmt.Sprintf("rank %d: %v", e.Rank, e
 // Unwrap returns the error of that rank. On other ranks it is a text alone.
 func (e *RankError) Unwrap() error { return e.Err }
 
-// faults are what went wrong in a save, at most once for each rank.
+// RetryError marks a failed save after which every rank can save again. The second failure in a row is
+// not marked: its cause has lasted.
+type RetryError struct {
+	Err error // with the step
+}
+
+// Error returns the text of the error.
+func (e *RetryError) Error() string { return e.Err.Error() }
+
+// Unwrap returns the error.
+func (e *RetryError) Unwrap() error { return e.Err }
+
+// faults lists the failures of a save, at most one for each rank.
 type faults []*RankError
 
-// seenBy is the error that a rank reports of a save: its own fault, where it has one, else all.
+// seenBy returns the error for a rank to report: its own fault if it has one, else all of them.
 func (fs faults) seenBy(rank int) error {
 	var errs []error
 	for _, f := range fs {
@@ -34,12 +46,13 @@ func (fs faults) seenBy(rank int) error {
 	return errors.Join(errs...)
 }
 
-// verdict is how rank 0 tells the others whether the checkpoint is whole.
+// A verdict is rank 0's message to all ranks: whether the checkpoint is complete.
 type verdict struct {
 	Faults faults
+	Final  bool // a newer start has begun: no later save can succeed
 }
 
-// encode is the verdict as JSON, the faults as texts.
+// encode returns the verdict as JSON, the faults as texts.
 func (v verdict) encode() []byte {
 	b, err := json.Marshal(v)
 	if err != nil {
@@ -48,7 +61,7 @@ func (v verdict) encode() []byte {
 	return b
 }
 
-// faultText is a RankError as it is sent.
+// faultText encodes a RankError.
 type faultText struct {
 	Rank  int    `json:"rank"`
 	Error string `json:"error"`

@@ -10,8 +10,8 @@ import (
 	"syscall"
 )
 
-// entries lists the directory. What it lists is this start's to remove, where an error does not say
-// otherwise: a newer start would have been recorded before it made anything, and none is.
+// entries lists the directory. Without an error, this start may remove all of it: a newer start records
+// itself before it creates anything, and there is no such record.
 func (s *Saver) entries() (names []string, err error) {
 	err = again(s.dir, func() error {
 		if err := s.dir.Refresh(); err != nil {
@@ -30,9 +30,8 @@ func (s *Saver) entries() (names []string, err error) {
 	return names, err
 }
 
-// clean removes what was half-written: by older starts, which can give it no name after that, and by
-// this one when own is set, between its saves. A checkpoint that was set aside goes once the one that
-// took its place is whole.
+// clean removes incomplete files of older starts, which cannot commit them after that, and, if own is set,
+// of this one. It removes a checkpoint that was set aside once its replacement is complete.
 func (s *Saver) clean(own bool) error {
 	names, err := s.entries()
 	if err != nil {
@@ -62,8 +61,8 @@ func (s *Saver) clean(own bool) error {
 	return nil
 }
 
-// discard removes something that has no name of a checkpoint. It loses the name that its maker knows
-// first, at once and whole: one that comes back cannot make a checkpoint of what is left.
+// discard removes an uncommitted file or directory. It renames it first, so that its maker, if it still
+// runs, cannot commit a part of it.
 func (s *Saver) discard(name string) error {
 	gone := name
 	if !strings.HasSuffix(name, prunedEnd) {
@@ -75,12 +74,12 @@ func (s *Saver) discard(name string) error {
 	return again(s.dir, func() error { return s.dir.RemoveAll(gone) })
 }
 
-// prunedEnd is the end of the names of what is being removed.
+// prunedEnd ends the names of directories under removal.
 const prunedEnd = ".pruned"
 
-// prune removes all but the Keep newest whole checkpoints. Those of later steps than the one
-// just written belong to a future that the run has gone back from, and are the first to go.
-// Damaged ones are not counted, and go when they are older than what is kept.
+// prune removes all except the Keep newest complete checkpoints. Checkpoints of later steps than the one
+// just written go first: the run went back from them. Damaged ones do not count, and go when they are older
+// than the kept ones.
 func (s *Saver) prune(step int64) {
 	if s.o.Keep <= 0 {
 		return
@@ -119,8 +118,8 @@ func (s *Saver) prune(step int64) {
 	}
 }
 
-// remove deletes a checkpoint unless somebody has it open. It loses its name first, so that
-// a crash in between leaves nothing that looks like one.
+// remove deletes a checkpoint unless a process has it open. It renames it first, so that a crash in between
+// leaves no incomplete checkpoint.
 func (s *Saver) remove(name string) error {
 	gone := name + ".tmp-" + s.o.RunID + prunedEnd
 	moved := false
@@ -143,11 +142,13 @@ func (s *Saver) remove(name string) error {
 	return again(s.dir, func() error { return s.dir.RemoveAll(gone) })
 }
 
-// unname takes a checkpoint its name, unless somebody has it open. Its own file is closed then: on a
-// network file system a directory with an open file in it is not removed.
+// unname renames a checkpoint to gone, unless a process has it open. It closes its own file after that: a
+// network file system does not remove a directory with an open file.
 func (s *Saver) unname(name, gone string) (moved bool, err error) {
 	f, err := s.dir.Update(filepath.Join(name, manifestName))
+	st, bad := s.dir.Lstat(name)
 	switch {
+	case bad == nil && !st.IsDir(): // a file or a link has no manifest to lock
 	case err == nil:
 		defer f.Close()
 		if errors.Is(lockFile(f, syscall.LOCK_EX), errLocked) {
@@ -160,8 +161,8 @@ func (s *Saver) unname(name, gone string) (moved bool, err error) {
 	return err == nil, err
 }
 
-// newer says that a checkpoint is of a newer start, which has put it where one of the same step was
-// that this one was about to remove.
+// newer reports whether a checkpoint is of a newer start: it may have replaced the one of the same step
+// that this start wanted to remove.
 func (s *Saver) newer(name string) bool {
 	c, err := openIn(s.dir, name)
 	if err != nil {

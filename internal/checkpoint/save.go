@@ -3,6 +3,7 @@ package checkpoint
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"sync/atomic"
 )
@@ -46,8 +47,9 @@ func (s *Saver) finish(ctx context.Context, snap Snapshot, p report, err error) 
 			err = fmt.Errorf("copying the shards from the nodes to the run directory: %w", err)
 		}
 	}
+	failed := false
 	if err == nil {
-		if err = s.conclude(ctx, snap, p); err != nil && p.err != nil {
+		if failed, err = s.conclude(ctx, snap, p); err != nil && p.err != nil {
 			err = p.err // however the others end the save
 		}
 	}
@@ -59,33 +61,38 @@ func (s *Saver) finish(ctx context.Context, snap Snapshot, p report, err error) 
 	if err != nil {
 		err = fmt.Errorf("checkpoint of step %d: %w", snap.Meta.Step, err)
 	}
+	if s.failed = failed && !s.failed; s.failed {
+		err = &RetryError{err}
+	}
 	return err
 }
 
-// conclude gathers what the ranks have written, and has rank 0 commit it.
-func (s *Saver) conclude(ctx context.Context, snap Snapshot, r report) error {
+// conclude gathers the reports of all ranks, and has rank 0 commit the checkpoint. failed: every rank
+// returns an error, all of them reached the end of the save, and no newer start has begun.
+func (s *Saver) conclude(ctx context.Context, snap Snapshot, r report) (failed bool, err error) {
 	blobs, err := s.group.Gather(ctx, r.encode())
 	if err != nil {
-		return fmt.Errorf("gather of what the ranks wrote: %w", err)
+		return false, fmt.Errorf("gather of what the ranks wrote: %w", err)
 	}
 	var result verdict
 	commit := func() {
 		if s.group.Rank() == 0 {
 			result.Faults = s.commit(ctx, snap, r, blobs)
+			result.Final = errors.Is(result.Faults.seenBy(0), ErrSuperseded)
 		}
 	}
 	if err := s.together(ctx, commit); err != nil {
-		return fmt.Errorf("waiting for rank 0 to complete it: %w", err)
+		return false, fmt.Errorf("waiting for rank 0 to complete it: %w", err)
 	}
 	blob, err := s.group.Broadcast(ctx, result.encode())
 	if err == nil && s.group.Rank() != 0 {
 		err = json.Unmarshal(blob, &result)
 	}
 	if fault := result.Faults.seenBy(s.group.Rank()); fault != nil {
-		return fault
+		return err == nil && !result.Final, fault
 	}
 	if err != nil {
-		return fmt.Errorf("word from rank 0 that it is whole: %w", err)
+		return false, fmt.Errorf("word from rank 0 that it is whole: %w", err)
 	}
-	return nil
+	return false, nil
 }

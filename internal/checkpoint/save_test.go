@@ -183,6 +183,21 @@ func TestDiskFull(t *testing.T) {
 					t.Errorf("rank %d of a disk that is full for rank %d: %v", rank, broken, err)
 				}
 			}
+			again := func(rank int, s *Saver) error { // a second failure in a row
+				err := s.Save(t.Context(), f.snapshot(rank, 3))
+				return errors.Join(err, s.Wait())
+			}
+			for i, want := range []bool{true, false, true} {
+				if i > 0 {
+					f.each(func(rank int, s *Saver) error { errs[rank] = again(rank, s); return nil })
+				}
+				for rank, err := range errs {
+					var retry *RetryError
+					if errors.As(err, &retry) != want {
+						t.Errorf("rank %d, failure %d in a row: %v may be tried again: %t, want %t", rank, i+1, err, !want, want)
+					}
+				}
+			}
 			var fault *RankError
 			if !errors.As(errs[1-broken], &fault) || fault.Rank != broken || errors.As(errs[broken], &fault) && fault.Rank != broken {
 				t.Errorf("rank %d does not name rank %d: %v", 1-broken, broken, errs[1-broken])

@@ -19,8 +19,8 @@ type Options struct {
 	// Dir is the run's checkpoints directory, on a file system that all ranks share. It stays the
 	// caller's, and open until Close.
 	Dir *os.Root
-	// RunID tells the attempts of a run apart, so that one cleans up what another left. All
-	// ranks have the same; no other attempt has. Letters, digits, '-' and '_'.
+	// RunID identifies this attempt of the run, so that a later one can clean up after it. It is the
+	// same on all ranks and differs between attempts. Letters, digits, '-' and '_'.
 	RunID string
 	// Keep is how many of the newest whole checkpoints stay; 0 keeps all.
 	Keep int
@@ -33,19 +33,19 @@ type Options struct {
 	Local string
 	// Locked says that the launcher of this process holds the lock of Dir.
 	Locked bool
-	// Beat is how often a rank that is still at the disk says so to the others, 2 seconds by
-	// default. The group's deadline has to be longer: it meets a rank that says nothing.
+	// Beat is the interval at which a rank that still writes tells the others, 2 seconds by default.
+	// The group's deadline must be longer: it ends the wait for a silent rank.
 	Beat time.Duration
-	// Limit is how long a rank may be at the disk in one go, 2 hours by default.
+	// Limit bounds one write of a rank, 2 hours by default.
 	Limit time.Duration
-	// Warn is told of what does not endanger a checkpoint, such as an old one that cannot be
-	// removed. It is called on rank 0, from the background goroutine. Nil ignores it.
+	// Warn receives errors that do not endanger a checkpoint, such as a failure to remove an old
+	// one. It is called on rank 0, from the background goroutine. Nil ignores them.
 	Warn func(error)
 }
 
-// Start is one of the starts of a run, which a job makes once and again after each failure. Generation is
-// its number among all of the run's, above those of all before; 0 takes the next. First is the generation
-// of the first start of Job: one from there on that is another job's is of a newer job.
+// Start identifies a start of a run: a job starts it once, and again after each failure. Generation
+// numbers the starts of a run in ascending order; 0 takes the next number. First is the generation of
+// the first start of Job: a start of another job with a higher number belongs to a newer job.
 type Start struct {
 	Job               string
 	First, Generation int64
@@ -56,13 +56,15 @@ type Start struct {
 type Snapshot struct {
 	Meta   Meta
 	Params []Param // not to be changed by the caller after Save
-	// Ranges are what this rank saves, in ascending order. A parameter lies in at most one
-	// of them, whole or in part.
+	// Ranges lists the elements that this rank saves, in ascending order. A parameter lies in at
+	// most one range, whole or in part.
 	Ranges []Range
 	Fields []Field // each the elements of all ranges, one after the other
 	// Owned says that the slices of Fields stay as they are until the save has ended, so that
 	// a save in the background needs no copy of them.
 	Owned bool
+	// Err makes the save fail on every rank. It is why this rank has no state to save.
+	Err error
 }
 
 // Saver writes the checkpoints of one rank of a run. Save, Wait and Close are called from one
@@ -79,22 +81,22 @@ type Saver struct {
 
 	generation int64 // of this start, on rank 0
 	released   bool
+	failed     bool // the last save returned a RetryError
 
-	// Tests put faults here: at is called at named points of a save, and wrap stands before
-	// the shard's file.
+	// Tests inject faults here: a save calls at at named points, and wraps the shard's file in wrap.
 	at   func(point string) error
 	wrap func(io.Writer) io.Writer
 }
 
-// Disk stands before the file of every shard. It changes nothing; a test that runs whole processes
-// sets it to have disks that fail.
+// Disk wraps the file of every shard. It returns its argument; a test that runs whole processes
+// replaces it to inject disk failures.
 var Disk = func(w io.Writer) io.Writer { return w }
 
 var runIDPattern = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
 
 // NewSaver prepares the directory. On rank 0 it takes the directory's lock, unless that is
-// taken, so that two runs cannot write there at once, and removes what dead runs have left
-// half-written.
+// taken, so that two runs cannot write there at once, and removes half-written files of dead
+// runs.
 func NewSaver(group Group, o Options) (*Saver, error) {
 	if o.Warn == nil {
 		o.Warn = func(error) {}
@@ -135,7 +137,7 @@ func newSaver(group Group, o Options, dir store) *Saver {
 	return s
 }
 
-// begin makes this start the newest, and takes from the older ones what they have not committed.
+// begin makes this start the newest, and removes uncommitted files of older starts.
 func (s *Saver) begin() error {
 	if err := s.claim(); err != nil {
 		return err
@@ -147,12 +149,12 @@ func (s *Saver) begin() error {
 	return nil
 }
 
-// Save writes a checkpoint. It first waits for the one before and returns that one's error,
-// if it had one, without beginning another: a run whose checkpoints cannot be written must
-// hear of it. All ranks get an error when one has it.
+// Save writes a checkpoint. It first waits for the previous save. If that failed, Save returns its
+// error and does not begin another. If one rank fails, all ranks return an error. A RetryError lets
+// the caller continue and save again.
 //
-// An asynchronous Save returns when the state is copied, or at once where it is Owned; else the
-// slices may then be changed. ctx covers the writing too, so it is the run's and not the step's.
+// An asynchronous Save returns when the state is copied, or at once if it is Owned. ctx must last as
+// long as the run, since it also covers the writing.
 func (s *Saver) Save(ctx context.Context, snap Snapshot) error {
 	if err := s.Wait(); err != nil {
 		return err
@@ -180,14 +182,14 @@ func (s *Saver) Save(ctx context.Context, snap Snapshot) error {
 	return nil
 }
 
-// background has a save go on beside training. Wait ends it.
+// background runs a save in its own goroutine. Wait ends it.
 func (s *Saver) background(save func() error) {
 	pending := make(chan error, 1)
 	s.pending = pending
 	go func() { pending <- save() }()
 }
 
-// fieldsOf is the fields without their data.
+// fieldsOf returns the fields without their data.
 func fieldsOf(fields []Field) []Field {
 	bare := make([]Field, len(fields))
 	for i, f := range fields {
@@ -231,8 +233,8 @@ func (s *Saver) Close() error {
 	return errors.Join(s.Wait(), s.release())
 }
 
-// release gives back what the saver holds, once. A disk that has hung may still be at it, and then finds
-// the directories closed.
+// release closes the directories and the lock, once. A write that hung may still return later, and then
+// finds the directories closed.
 func (s *Saver) release() error {
 	if s.released {
 		return nil
@@ -245,5 +247,5 @@ func (s *Saver) release() error {
 	return errors.Join(errs...)
 }
 
-// tmpName is where a step is written before it has its name.
+// tmpName returns the name of a step's directory before its commit.
 func (s *Saver) tmpName(step int64) string { return dirName(step) + ".tmp-" + s.o.RunID }

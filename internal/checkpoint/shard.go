@@ -13,7 +13,7 @@ import (
 	"github.com/cprun/cprun/internal/safetensors"
 )
 
-// report is what a rank tells rank 0 of its part of a save.
+// A report describes one rank's part of a save to rank 0.
 type report struct {
 	Rank   int       `json:"rank"`
 	Run    string    `json:"run"` // RunID: of no other start
@@ -22,7 +22,7 @@ type report struct {
 	File   *FileInfo `json:"file"`   // nil for a rank that owns nothing
 	Error  string    `json:"error,omitempty"`
 
-	err error // what Error tells, on the rank itself
+	err error // with its causes, on the rank itself
 }
 
 func (r report) encode() []byte {
@@ -33,15 +33,15 @@ func (r report) encode() []byte {
 	return b
 }
 
-// writeShard writes what this rank owns, and waits until it is on the disk: on this node's own where
-// there is one to be used, else where all ranks write.
+// writeShard writes this rank's shard and syncs it: to the node's own directory if the run uses one,
+// else to the directory of all ranks.
 func (s *Saver) writeShard(ctx context.Context, snap Snapshot) report {
 	r := report{Rank: s.group.Rank(), Run: s.o.RunID, Step: snap.Meta.Step}
 	r.Layout, r.File, r.err = s.tryShard(ctx, snap)
 	return r.failed(r.err)
 }
 
-// failed is the report with an error, or with none.
+// failed returns the report with an error, which may be nil.
 func (r report) failed(err error) report {
 	r.err = advised(err)
 	r.Error = errText(r.err)
@@ -49,11 +49,14 @@ func (r report) failed(err error) report {
 }
 
 func (s *Saver) tryShard(ctx context.Context, snap Snapshot) (string, *FileInfo, error) {
+	if snap.Err != nil {
+		return "", nil, snap.Err
+	}
 	if err := checkLayout(snap.Params, snap.Ranges, snap.Fields); err != nil {
 		return "", nil, err
 	}
 	if s.group.Rank() == 0 {
-		if err := s.newest(); err != nil { // the others need not wait for what will not be committed
+		if err := s.newest(); err != nil { // fail before the others write for nothing
 			return "", nil, err
 		}
 	}
@@ -85,7 +88,7 @@ func (s *Saver) tryShard(ctx context.Context, snap Snapshot) (string, *FileInfo,
 	return sum(string(layout)), info, nil
 }
 
-// inTemp has f write into the directory of a step that has no name yet, anew where its handle becomes
+// inTemp calls f with the directory of a step before its commit, and again if its handle becomes
 // stale.
 func (s *Saver) inTemp(step int64, f func(dir store) error) error {
 	return again(s.dir, func() error {
@@ -97,8 +100,8 @@ func (s *Saver) inTemp(step int64, f func(dir store) error) error {
 		if err := f(tmp); err != nil {
 			return err
 		}
-		// Rank 0 syncs this directory too, but on a network file system each client has its own
-		// idea of what is on the disk.
+		// Rank 0 also syncs this directory, but each client of a network file system must sync its
+		// own writes.
 		return tmp.Sync()
 	})
 }

@@ -62,6 +62,10 @@ func (o *TrainOptions) own(ctx context.Context, dir *os.Root, cfg *config.Config
 	if err != nil {
 		return nil, inputf("--run-dir: %w", err)
 	}
+	if asked, err := filepath.Abs(o.Resume); o.Resume != "auto" && err == nil && !strings.HasPrefix(from.dir+"/", asked+"/") {
+		from.notes = append(from.notes, fmt.Sprintf("--resume %s passed over: the run directory has checkpoints of its own, and %s is the newest; to begin from the other, name another --run-dir",
+			terminal.Name(o.Resume), terminal.Name(filepath.Base(from.dir))))
+	}
 	return from, nil
 }
 

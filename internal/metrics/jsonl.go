@@ -16,18 +16,18 @@ import (
 const (
 	// MaxJSONL is the longest metrics.jsonl that is read, in bytes: three million steps.
 	MaxJSONL = 1 << 30
-	// maxStep is the longest line of it; those that a run writes have 500 bytes.
+	// maxStep bounds a line in bytes; a run writes lines of 500.
 	maxStep = 64 << 10
-	// maxForeign is how many lines of a file may be none of metrics before it is taken for
-	// another kind of file. A crash leaves one.
+	// maxForeign bounds the lines without a step before the file counts as another kind of file. A crash
+	// leaves one.
 	maxForeign = 1000
 )
 
 // JSONL appends steps to a file of JSON lines. Each line is one write at the end, so that a reader
 // (tail -f) never sees half a line of a run that is alive, and a run that is killed loses nothing
-// it has logged. A file that was removed meanwhile is written again, whole.
+// it has logged, except lines that a full disk keeps in memory. JSONL writes a removed file again, whole.
 type JSONL struct {
-	f    *os.File
+	f    appender
 	dir  *os.Root
 	name string
 	warn func(string)
@@ -35,11 +35,11 @@ type JSONL struct {
 }
 
 // OpenJSONL opens a file of a run directory for the steps after resumed. Lines of later steps,
-// which a run wrote after its last checkpoint and which are trained again now, are left out, and
-// so is a line torn by a crash: the file holds each step once. It is written anew beside and
-// renamed, so that a crash here leaves the old or the new one, and whatever else the name was
-// stays as it is. dir stays open as long as the file. warn is told of a file that had to be
-// written again; nil ignores it.
+// which a run wrote after its last checkpoint and trains again now, are left out, and so is a line
+// torn by a crash: the file holds each step once. OpenJSONL writes a new file and renames it, so a
+// crash here leaves the old or the new one. Anything else of that name stays as it was. dir must stay
+// open as long as the file. JSONL calls warn, unless nil, after it wrote a removed file again and when
+// the disk is full.
 func OpenJSONL(dir *os.Root, name string, resumed int64, warn func(string)) (*JSONL, error) {
 	if warn == nil {
 		warn = func(string) {}
@@ -62,11 +62,14 @@ func OpenJSONL(dir *os.Root, name string, resumed int64, warn func(string)) (*JS
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("metrics of the steps before %d: %w", resumed+1, err), d.Discard())
 	}
-	return &JSONL{f: d.File, dir: dir, name: name, warn: warn}, nil
+	full := func() {
+		warn(name + ": no space left on device; new lines stay in memory until there is room: free space there")
+	}
+	return &JSONL{f: appender{File: d.File, full: full}, dir: dir, name: name, warn: warn}, nil
 }
 
-// restore writes the file again where its name is gone. A name that another file has is left to it,
-// and is an error: what the run logs would be in no file that has a name.
+// restore writes the file again if its name is gone. If another file has the name, restore leaves it
+// alone and fails: the run would log to a file without a name.
 func (j *JSONL) restore() error {
 	now, err := j.dir.Stat(j.name)
 	if err == nil {
@@ -84,7 +87,7 @@ func (j *JSONL) restore() error {
 		return err
 	}
 	if _, err = j.f.Seek(0, io.SeekStart); err == nil {
-		_, err = io.Copy(d, j.f)
+		_, err = io.Copy(d, j.f.File)
 	}
 	if err == nil {
 		err = d.Rename()
@@ -93,8 +96,8 @@ func (j *JSONL) restore() error {
 		return errors.Join(err, d.Discard())
 	}
 	j.warn(j.name + " was removed while the run writes it; it is written again, with all steps")
-	old := j.f
-	j.f = d.File
+	old := j.f.File
+	j.f.File = d.File
 	return old.Close()
 }
 
@@ -106,7 +109,7 @@ func (j *JSONL) Write(s Step) error {
 	}
 	err := j.restore()
 	if err == nil {
-		_, err = j.f.Write(j.buf.Bytes())
+		err = j.f.append(j.buf.Bytes())
 	}
 	if err != nil {
 		return fmt.Errorf("metrics of step %d: %w", s.Step, err)
@@ -118,6 +121,9 @@ func (j *JSONL) Write(s Step) error {
 func (j *JSONL) Sync() error {
 	err := j.restore()
 	if err == nil {
+		err = j.f.flush()
+	}
+	if err == nil {
 		err = j.f.Sync()
 	}
 	if err != nil {
@@ -128,7 +134,7 @@ func (j *JSONL) Sync() error {
 
 // Close closes the file.
 func (j *JSONL) Close() error {
-	if err := errors.Join(j.restore(), j.f.Close()); err != nil {
+	if err := errors.Join(j.restore(), j.f.flush(), j.f.Close()); err != nil {
 		return fmt.Errorf("metrics file: %w", err)
 	}
 	return nil
@@ -176,7 +182,7 @@ func copyLines(dst io.Writer, src io.Reader, last int64) error {
 	return errors.Join(err, w.Flush())
 }
 
-// stepOf is the step of a whole line of metrics.
+// stepOf returns the step of a whole line of metrics.
 func stepOf(line []byte) (step int64, ok bool) {
 	var s struct {
 		Step *int64 `json:"step"`

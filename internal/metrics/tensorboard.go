@@ -16,19 +16,18 @@ import (
 	"github.com/cprun/cprun/internal/files"
 )
 
-// TensorBoard writes an event file: TFRecords of Event protobufs, of which only the fields
-// below are needed, so there are no generated types.
+// TensorBoard writes an event file: TFRecords of Event protobufs. They need only the fields below, so
+// there are no generated types.
 //
-// Tags are those of torchtitan where it has one, so that runs of both lie on the same plots;
-// docs/formats.md lists them.
+// Tags follow torchtitan if it has one, so that runs of both share plots; docs/formats.md lists them.
 type TensorBoard struct {
-	f   *os.File
+	f   appender
 	buf []byte
 }
 
 // CreateTensorBoard creates events.out.tfevents.<unix>.<host>.<pid>. resumed is the step
 // of the checkpoint that the run goes on from, 0 for a new run: TensorBoard then forgets the
-// later steps of earlier files in dir. config, where it is given, is shown as text.
+// later steps of earlier files in dir. TensorBoard shows config as text, unless empty.
 func CreateTensorBoard(dir *os.Root, resumed int64, config string) (*TensorBoard, error) {
 	host, err := os.Hostname()
 	if err != nil {
@@ -40,7 +39,7 @@ func CreateTensorBoard(dir *os.Root, resumed int64, config string) (*TensorBoard
 	if err != nil {
 		return nil, fmt.Errorf("TensorBoard event file: %w", err)
 	}
-	t := &TensorBoard{f: d.File}
+	t := &TensorBoard{f: appender{File: d.File, full: func() {}}}
 	head := [][]byte{versionEvent(now), sessionEvent(now, resumed)}
 	if config != "" {
 		head = append(head, textEvent(now, resumed, "config", config))
@@ -69,7 +68,7 @@ func (t *TensorBoard) Sync() error { return nil }
 
 // Close closes the file.
 func (t *TensorBoard) Close() error {
-	if err := t.f.Close(); err != nil {
+	if err := errors.Join(t.f.flush(), t.f.Close()); err != nil {
 		return fmt.Errorf("TensorBoard event file: %w", err)
 	}
 	return nil
@@ -133,19 +132,19 @@ const (
 
 )
 
-// versionEvent is the Event that a file begins with.
+// versionEvent returns the first Event of a file.
 func versionEvent(wall time.Time) []byte {
 	version := appendEventHead(nil, wall, 0)
 	return appendBytes(version, fieldFileVersion, []byte("brain.Event:2"))
 }
 
-// sessionEvent is the Event of a run that goes on from a step.
+// sessionEvent returns the Event of a run that resumes from a step.
 func sessionEvent(wall time.Time, resumed int64) []byte {
 	session := appendEventHead(nil, wall, resumed+1)
 	return appendBytes(session, fieldSessionLog, appendVarint(nil, sessionStatus, sessionStart))
 }
 
-// stepEvent is the Event of a step.
+// stepEvent returns the Event of a step.
 func stepEvent(wall time.Time, s Step) []byte {
 	var summary []byte
 	for _, v := range scalars(s) {
@@ -157,7 +156,7 @@ func stepEvent(wall time.Time, s Step) []byte {
 	return appendBytes(appendEventHead(nil, wall, s.Step), fieldSummary, summary)
 }
 
-// textEvent is the Event of a text, which TensorBoard's text plugin shows as Markdown: four spaces
+// textEvent returns the Event of a text, which TensorBoard's text plugin shows as Markdown: four spaces
 // before each line keep it as it is.
 func textEvent(wall time.Time, step int64, tag, text string) []byte {
 	text = "    " + strings.ReplaceAll(strings.TrimRight(text, "\n"), "\n", "\n    ")
@@ -192,7 +191,7 @@ func (t *TensorBoard) records(data ...[]byte) error {
 		t.buf = append(t.buf, d...)
 		t.buf = binary.LittleEndian.AppendUint32(t.buf, maskedCRC(d))
 	}
-	if _, err := t.f.Write(t.buf); err != nil {
+	if err := t.f.append(t.buf); err != nil {
 		return fmt.Errorf("TensorBoard event file: %w", err)
 	}
 	return nil
@@ -200,8 +199,8 @@ func (t *TensorBoard) records(data ...[]byte) error {
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// maskedCRC is the checksum of a TFRecord. It is masked since a checksum of data that holds
-// checksums is weak.
+// maskedCRC returns the checksum of a TFRecord. TFRecords mask it, since a checksum of data with
+// checksums inside is weak.
 func maskedCRC(data []byte) uint32 {
 	crc := crc32.Checksum(data, castagnoli)
 	return (crc>>15 | crc<<17) + 0xa282ead8

@@ -7,7 +7,10 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -117,12 +120,9 @@ func TestSaveBlamesTheRankWhoseDiskFails(t *testing.T) {
 	const ranks, culprit = 3, 2
 	for _, async := range []bool{true, false} {
 		dir := t.TempDir()
-		// A directory in the place of its shard is a fault of this rank alone.
-		shard := filepath.Join(dir, "checkpoints", "step-00000001.tmp-a", fmt.Sprintf("shard-%05d-of-%05d.safetensors", culprit, ranks))
 		ended := runRanks(t, ranks, []string{"train.steps=9", "checkpoint.every=1", fmt.Sprintf("checkpoint.async=%t", async)}, Options{RunDir: dir, RunID: "a"}, func(rank int, r *run) {
-			if err := os.MkdirAll(shard, 0o755); err != nil {
-				t.Error(err)
-			}
+			blockShard(t, dir, culprit, ranks, 1)
+			blockShard(t, dir, culprit, ranks, 2)
 			r.opts.Report = func(rep Report) {
 				if rep.Kind == Saved {
 					t.Errorf("async %t, rank %d: step %d is reported as saved", async, rank, rep.Step)
@@ -136,6 +136,133 @@ func TestSaveBlamesTheRankWhoseDiskFails(t *testing.T) {
 			}
 		}
 	}
+}
+
+// blockShard makes a directory in the place of a rank's shard, which fails that rank's save. The end of the
+// save removes it.
+func blockShard(t *testing.T, dir string, rank, ranks, step int) {
+	t.Helper()
+	name := fmt.Sprintf("step-%08d.tmp-a/shard-%05d-of-%05d.safetensors", step, rank, ranks)
+	if err := os.MkdirAll(filepath.Join(dir, "checkpoints", name), 0o755); err != nil {
+		t.Error(err)
+	}
+}
+
+// noRoom is a full disk.
+type noRoom struct{}
+
+func (noRoom) Write([]byte) (int, error) { return 0, syscall.ENOSPC }
+
+// One failed save does not end a run, two in a row do. The last save is tried twice. Checkpoints of before
+// stay, and no failed one leaves anything.
+func TestFailedSaves(t *testing.T) {
+	const ranks = 2
+	for _, c := range []struct {
+		fail   []int // attempts, from 1
+		saved  []int // steps
+		failed int   // step of the first failure
+		ends   bool
+	}{
+		{fail: []int{1}, failed: 2, saved: []int{4, 6}},
+		{fail: []int{2}, failed: 4, saved: []int{2, 6}},
+		{fail: []int{3}, failed: 6, saved: []int{2, 4, 6}},
+		{fail: []int{1, 3}, failed: 2, saved: []int{4, 6}},
+		{fail: []int{2, 3}, failed: 4, saved: []int{2}, ends: true},
+		{fail: []int{3, 4}, failed: 6, saved: []int{2, 4}, ends: true},
+	} {
+		for _, async := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%v async %t", c.fail, async), func(t *testing.T) {
+				dir := t.TempDir()
+				var mu sync.Mutex
+				shards := 0
+				checkpoint.Disk = func(w io.Writer) io.Writer {
+					mu.Lock()
+					defer mu.Unlock()
+					shards++
+					if shards%ranks == 0 && slices.Contains(c.fail, shards/ranks) {
+						return noRoom{}
+					}
+					return w
+				}
+				defer func() { checkpoint.Disk = func(w io.Writer) io.Writer { return w } }()
+				saved, notices := make([][]int, ranks), ""
+				set := []string{"train.steps=6", "checkpoint.every=2", "checkpoint.keep=0", fmt.Sprintf("checkpoint.async=%t", async)}
+				ended := runRanks(t, ranks, set, Options{RunDir: dir, RunID: "a"}, func(rank int, r *run) {
+					r.opts.Report = func(rep Report) {
+						switch {
+						case rep.Kind == Saved:
+							saved[rank] = append(saved[rank], int(rep.Step))
+						case rep.Kind == Notice && rank == 0:
+							notices += rep.Text + "\n"
+						}
+					}
+				})
+				for rank, err := range ended {
+					if (err != nil) != c.ends || err != nil && !strings.Contains(err.Error(), "no space left") {
+						t.Errorf("rank %d ended with %v", rank, err)
+					}
+					if !slices.Equal(saved[rank], c.saved) {
+						t.Errorf("rank %d reports checkpoints of %v, want %v", rank, saved[rank], c.saved)
+					}
+				}
+				if want := fmt.Sprintf("checkpoint of step %d: ", c.failed); !strings.Contains(notices, want) || !strings.Contains(notices, "no space left") {
+					t.Errorf("no notice says %q:\n%s", want, notices)
+				}
+				want := []string{"latest"}
+				for _, step := range c.saved {
+					want = append(want, fmt.Sprintf("step-%08d", step))
+				}
+				left, err := filepath.Glob(filepath.Join(dir, "checkpoints", "[ls]*"))
+				for i := range left {
+					left[i] = filepath.Base(left[i])
+				}
+				if err != nil || !slices.Equal(left, want) {
+					t.Errorf("the directory holds %q, %v; want %q", left, err, want)
+				}
+			})
+		}
+	}
+}
+
+// Metrics that cannot be synced fail the save on all ranks, as a disk does.
+func TestUnsyncedMetricsFailTheSave(t *testing.T) {
+	const ranks = 2
+	saved, notices := make([][]int, ranks), ""
+	ended := runRanks(t, ranks, []string{"train.steps=6", "checkpoint.every=3"}, Options{RunDir: t.TempDir(), RunID: "a"}, func(rank int, r *run) {
+		r.opts.Report = func(rep Report) {
+			if r.out != nil && rep.Kind == Advanced && rep.Step == 1 {
+				r.out = &fullOnce{Writer: r.out}
+			}
+			if rep.Kind == Saved {
+				saved[rank] = append(saved[rank], int(rep.Step))
+			}
+			if rep.Kind == Notice && rank == 0 {
+				notices += rep.Text
+			}
+		}
+	})
+	if want := "rank 0: checkpoint of step 3: "; !strings.Contains(notices, want) {
+		t.Errorf("no notice says %q:\n%s", want, notices)
+	}
+	for rank, err := range ended {
+		if err != nil || !slices.Equal(saved[rank], []int{6}) {
+			t.Errorf("rank %d: %v, checkpoints of %v; want 6 alone", rank, err, saved[rank])
+		}
+	}
+}
+
+// fullOnce has its first Sync meet a full disk.
+type fullOnce struct {
+	metrics.Writer
+	met bool
+}
+
+func (f *fullOnce) Sync() error {
+	if f.met {
+		return f.Writer.Sync()
+	}
+	f.met = true
+	return syscall.ENOSPC
 }
 
 // synced notes whether the metrics have been synced since the last line.

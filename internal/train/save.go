@@ -14,25 +14,42 @@ import (
 	"github.com/cprun/cprun/internal/checkpoint"
 )
 
-// save begins a checkpoint, and waits for it if asked to.
+// save begins a checkpoint. If wait is set, it returns after the checkpoint is complete, and makes a second
+// attempt at once: no later save would.
 func (r *run) save(ctx context.Context, wait bool) error {
 	if r.opts.NoSave {
 		return nil
 	}
 	r.opts.report(Report{Kind: Phase, Text: "checkpoint", Step: int64(r.step)})
-	began := time.Now()
-	if err := r.awaited(false); err != nil { // what it writes is about to be overwritten
+	if err := r.tolerate(r.awaited(false), "this save tries again"); err != nil { // attempt overwrites its memory
 		return err // it names its step
 	}
-	if r.out != nil { // what a resumed run keeps of the metrics is on the disk before the checkpoint is
+	if !wait {
+		return r.tolerate(r.attempt(ctx, false), nextTries)
+	}
+	err := r.attempt(ctx, true)
+	if failedOnce(err) {
+		r.noticeFailure(err, "trying once more")
+		err = r.attempt(ctx, true)
+	}
+	return err
+}
+
+// attempt saves the state of this step, in the background unless wait is set.
+func (r *run) attempt(ctx context.Context, wait bool) error {
+	began := time.Now()
+	r.savedAt = began
+	var unsynced error
+	if r.out != nil { // a resumed run needs the metrics of all steps before its checkpoint
 		if err := r.out.Sync(); err != nil {
-			return fmt.Errorf("metrics before the checkpoint of step %d: %w", r.step, err)
+			unsynced = fmt.Errorf("metrics before the checkpoint of step %d: %w", r.step, err)
 		}
 	}
 	snap, err := r.snapshot(ctx, &r.opts)
 	if err != nil {
 		return err
 	}
+	snap.Err = unsynced
 	if err := wholesome(snap); err != nil {
 		return fmt.Errorf("checkpoint of step %d: %w", r.step, err)
 	}
@@ -40,21 +57,46 @@ func (r *run) save(ctx context.Context, wait bool) error {
 		return err
 	}
 	r.saving = saving{step: r.step, began: began, stood: time.Since(began)}
-	r.savedAt = began
 	if c := r.cfg.Checkpoint; !wait && (c.Async || c.Local != "") {
 		return nil
 	}
 	return r.awaited(true)
 }
 
-// awaited waits for the save that was begun, and reports it if it has come to a good end. stands: training
-// has stood still since the save began.
-func (r *run) awaited(stands bool) error {
-	if err := r.blamed(r.saver.Wait()); err != nil {
-		r.saving = saving{} // it is reported by nobody
+// nextTries follows the notice of a failed save.
+const nextTries = "the run goes on, and the next save tries again; two failures in a row end the run"
+
+// failedOnce reports whether a save failed on all ranks, and the one before it did not.
+func failedOnce(err error) bool {
+	var again *checkpoint.RetryError
+	return errors.As(err, &again)
+}
+
+// tolerate reports the first failure in a row of a save, and returns any other error.
+func (r *run) tolerate(err error, then string) error {
+	if !failedOnce(err) {
 		return err
 	}
-	if stands {
+	r.noticeFailure(err, then)
+	return nil
+}
+
+// noticeFailure reports a failed save, with its rank.
+func (r *run) noticeFailure(err error, then string) {
+	if !comm.IsRemote(err) { // else it names the other rank
+		err = fmt.Errorf("rank %d: %w", r.mesh.world.Rank(), err)
+	}
+	r.opts.notice(fmt.Sprintf("%v; %s", err, then))
+}
+
+// awaited waits for the save under way, and reports success. paused: training has paused since the save
+// began.
+func (r *run) awaited(paused bool) error {
+	if err := r.blamed(r.saver.Wait()); err != nil {
+		r.saving = saving{}
+		return err
+	}
+	if paused {
 		r.saving.stood = time.Since(r.saving.began)
 	}
 	r.whole()
@@ -66,14 +108,14 @@ func (r *run) poll() error {
 	if r.saving.step == 0 || !r.saver.Ended() {
 		return nil
 	}
-	return r.awaited(false)
+	return r.tolerate(r.awaited(false), nextTries)
 }
 
 // leave waits for a while for the save in the background of a run that has failed.
 func (r *run) leave() error {
 	ended, err := r.saver.Leave(leaveTime)
 	if !ended {
-		r.saving = saving{} // nobody knows how it ends
+		r.saving = saving{}
 	}
 	return err
 }
@@ -86,7 +128,7 @@ func (r *run) whole() {
 	r.saving = saving{}
 }
 
-// blamed marks an error of a save as another rank's where it is.
+// blamed marks an error of a save as remote if another rank caused it.
 func (r *run) blamed(err error) error {
 	var fault *checkpoint.RankError
 	if !errors.As(err, &fault) || fault.Rank == r.mesh.world.Rank() {
@@ -95,17 +137,17 @@ func (r *run) blamed(err error) error {
 	return &remote{err, &comm.PeerError{Rank: fault.Rank, Name: fmt.Sprintf("rank %d", fault.Rank), Op: "checkpoint", Cause: fault.Err}}
 }
 
-// remote is an error in its own words that is another rank's.
+// remote adds the rank that caused an error to its text.
 type remote struct {
 	error
 	peer *comm.PeerError
 }
 
-// Unwrap returns the error and the rank that it is of.
+// Unwrap returns the error and its rank.
 func (e *remote) Unwrap() []error { return []error{e.error, e.peer} }
 
-// wholesome is an error for weights that are not finite: a step may spoil them with a gradient
-// that was finite, and a checkpoint of them would push out a good one.
+// wholesome returns an error if weights are not finite: a step may spoil them with a finite
+// gradient, and their checkpoint would replace a good one.
 func wholesome(s checkpoint.Snapshot) error {
 	const piece = 1 << 22
 	var g errgroup.Group

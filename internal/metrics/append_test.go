@@ -1,0 +1,91 @@
+package metrics
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// A full disk delays lines and loses none: they reach the file in order once there is room.
+func TestAppendToAFullDisk(t *testing.T) {
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer full.Close()
+	path := filepath.Join(t.TempDir(), "log")
+	room, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer room.Close()
+	told := 0
+	a := appender{File: full, full: func() { told++ }}
+	for _, line := range []string{"one\n", "two\n"} {
+		if err := a.append([]byte(line)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := a.flush(); err == nil || told != 1 {
+		t.Errorf("flush to a full disk: %v; told %d times, want once", err, told)
+	}
+	a.File = room
+	if err := a.append([]byte("three\n")); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.flush(); err != nil {
+		t.Error(err)
+	}
+	if text, err := os.ReadFile(path); err != nil || string(text) != "one\ntwo\nthree\n" {
+		t.Errorf("the file holds %q, %v", text, err)
+	}
+	a.File = full
+	if err := a.append(make([]byte, maxUnwritten+1)); err == nil {
+		t.Error("more than the limit is kept without an error")
+	}
+	if err := (&appender{File: nil}).append([]byte("x")); err == nil {
+		t.Error("an error that is no full disk is kept back")
+	}
+}
+
+// What a full disk left unwritten is in the files before Sync and Close return.
+func TestMetricsAfterAFullDisk(t *testing.T) {
+	dir := t.TempDir()
+	told := ""
+	j, err := OpenJSONL(rootAt(t, dir), "metrics.jsonl", 0, func(text string) { told = text })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if j.f.full(); told == "" {
+		t.Error("nobody hears of the full disk")
+	}
+	size := func(name string) int64 {
+		st, err := os.Stat(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return st.Size()
+	}
+	path := filepath.Join(dir, "metrics.jsonl")
+	j.f.unwritten = []byte("first\n")
+	if err := j.Sync(); err != nil || size(path) != 6 {
+		t.Errorf("after Sync %d bytes, %v", size(path), err)
+	}
+	j.f.unwritten = []byte("second\n")
+	if err := j.Close(); err != nil || size(path) != 13 {
+		t.Errorf("after Close %d bytes, %v", size(path), err)
+	}
+	tb, err := CreateTensorBoard(rootAt(t, dir), 0, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	events, err := filepath.Glob(filepath.Join(dir, "events.*"))
+	if err != nil || len(events) != 1 {
+		t.Fatal(events, err)
+	}
+	before := size(events[0])
+	tb.f.unwritten = []byte("event")
+	if err := tb.Close(); err != nil || size(events[0]) != before+5 {
+		t.Errorf("after Close of TensorBoard %d bytes more, %v", size(events[0])-before, err)
+	}
+}
