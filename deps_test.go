@@ -24,7 +24,7 @@ var allowed = map[string]string{
 	"tensor":    "",
 
 	"attention":               "partition tensor",
-	"attention/attentiontest": "attention internal/safetensors partition tensor",
+	"attention/attentiontest": "attention internal/near internal/safetensors partition tensor",
 	"attention/qkv":           "tensor",
 	"attention/backends":      "attention/qkv partition tensor",
 	"comm":                    "comm/internal/blame comm/internal/check comm/internal/link comm/internal/local comm/internal/shm comm/internal/wire tensor",
@@ -67,7 +67,8 @@ var allowed = map[string]string{
 	"internal/optim":                     "kernels tensor",
 	"internal/optim/optimtest":           "internal/optim tensor",
 	"internal/model":                     "attention internal/hf tensor",
-	"internal/model/opstest":             "internal/model tensor",
+	"internal/model/opstest":             "internal/model internal/near tensor",
+	"internal/near":                      "",
 	"internal/generate":                  "attention internal/hf internal/model kernels/cpu partition tensor",
 
 	"internal/cost": "internal/files internal/planner kernels partition tensor",

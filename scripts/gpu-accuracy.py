@@ -9,6 +9,7 @@ import argparse
 import concurrent.futures
 import glob
 import json
+import math
 import os
 import struct
 import subprocess
@@ -116,10 +117,14 @@ def sdpa(x, meta):
 
 
 def error(got, want):
-    """The norm of the error over that of the tensor, and the largest error over the largest value."""
+    """The norm of the error over that of the tensor, the largest error, and that over the largest value. NaN is infinitely
+    far: Python's max keeps or drops a NaN by the order of its arguments."""
+    if got.shape != want.shape:
+        raise RuntimeError(f"a tensor of {tuple(got.shape)}, want {tuple(want.shape)}")
     got = got.to(want.device, torch.float64)
     d = got - want
-    return (d.norm() / want.norm()).item(), d.abs().max().item(), (d.abs().max() / want.abs().max()).item()
+    found = d.norm() / want.norm(), d.abs().max(), d.abs().max() / want.abs().max()
+    return tuple(x.nan_to_num(nan=math.inf).item() for x in found)
 
 
 def errors(got, want):

@@ -144,5 +144,5 @@ func Compare(t testing.TB, name string, got, want View, tolerance float64) {
 		return
 	}
 	g, w := read(got), read(want)
-	report(t, name, want, g, w, largest(w), func([4]int) float64 { return tolerance })
+	report(t, name, want, g, w, largest(w), func(int) float64 { return tolerance })
 }

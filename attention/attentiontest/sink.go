@@ -43,7 +43,7 @@ func TestSinks(t *testing.T, newRig func(testing.TB) (Rig, attention.Sinks), dty
 	})
 }
 
-// sinkSet is the tensors of a case. There are no keys: any o and lse are those of some.
+// A sinkSet holds the tensors of a case. It has no keys: any o and lse belong to some keys.
 type sinkSet struct {
 	set
 	o, do, lse, sink, dsink View
@@ -91,7 +91,7 @@ func (s *sinkSet) upload(rig Rig) (*sinkSet, error) {
 	return &d, rig.move(s.buffers, []*View{&d.o, &d.do, &d.lse, &d.sink, &d.dsink})
 }
 
-// want is o, lse and dsink, from the sums of exponentials.
+// want computes o, lse and dsink from the sums of exponentials.
 func (s *sinkSet) want() (o, lse, dsink []float64) {
 	o, lse = read(s.o), read(s.lse)
 	do, sink := read(s.do), read(s.sink)
@@ -133,9 +133,9 @@ func (s *sinkSet) check(t *testing.T, rig Rig, sinks attention.Sinks) {
 	}
 	tolerance := map[tensor.DType]float64{tensor.F64: 1e-13, tensor.F32: 4e-6, tensor.F16: 2e-3, tensor.BF16: 1e-2}[s.o.DType()]
 	if s.o.Size() > 0 {
-		report(t, "o", s.o, read(s.o), o, largest(o), func([4]int) float64 { return tolerance })
-		report(t, "lse", s.lse, read(s.lse), lse, largest(lse), func([4]int) float64 { return tolerance })
+		report(t, "o", s.o, read(s.o), o, largest(o), func(int) float64 { return tolerance })
+		report(t, "lse", s.lse, read(s.lse), lse, largest(lse), func(int) float64 { return tolerance })
 	}
 	scale := largest(dsink) + math.Sqrt(float64(s.o.Rows()))
-	report(t, "dsink", s.dsink, read(s.dsink), dsink, scale, func([4]int) float64 { return tolerance })
+	report(t, "dsink", s.dsink, read(s.dsink), dsink, scale, func(int) float64 { return tolerance })
 }

@@ -4,13 +4,13 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
-	"math"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/cprun/cprun/internal/near"
 	"github.com/cprun/cprun/internal/safetensors"
 	"github.com/cprun/cprun/ring"
 )
@@ -295,16 +295,8 @@ func TestAttentionMatchesTheFixtures(t *testing.T) {
 		algorithm := ring.Algorithms[i%len(ring.Algorithms)]
 		must(t, "attention", "--in", in, "--out", out, "--nproc", "3", "--layout", layout, "--algorithm", algorithm)
 		for _, name := range []string{"out", "lse", "dq", "dk", "dv"} {
-			got, want := read(t, out, name), read(t, in, name)
-			worst, scale := 0.0, 0.0
-			for j := range want {
-				if d := math.Abs(float64(got[j]) - float64(want[j])); !(d <= worst) {
-					worst = d
-				}
-				scale = max(scale, math.Abs(float64(want[j])))
-			}
-			if !(worst <= 1e-5*scale) {
-				t.Errorf("%s, %s, %s: %s is off by %.3g of %.3g", filepath.Base(in), layout, algorithm, name, worst, scale)
+			if err := near.Within(read(t, out, name), read(t, in, name), near.Infinities, 1e-5); err != nil {
+				t.Errorf("%s, %s, %s: %s: %v", filepath.Base(in), layout, algorithm, name, err)
 			}
 		}
 	}

@@ -60,14 +60,14 @@ func TestEval(t *testing.T) {
 		{"4", []string{hf, "--nproc", "2", "--seq-len", "200"}},
 	} {
 		e := evaluate(t, append(c.args, "--data", text, "--samples", "3")...)
-		if d := math.Abs(e.Loss - want[c.step]); !(d <= 1e-5) || e.Samples != 3 || e.Targets != 600 || math.Abs(e.Perplexity-math.Exp(e.Loss)) > 1e-9 {
+		if d := math.Abs(e.Loss - want[c.step]); !(d <= 1e-5) || e.Samples != 3 || e.Targets != 600 || !(math.Abs(e.Perplexity-math.Exp(e.Loss)) <= 1e-9) {
 			t.Errorf("%v: %+v, want the loss %v", c.args, e, want[c.step])
 		}
 		sum, n := 0.0, int64(0)
 		for _, b := range e.Buckets {
 			sum, n = sum+b.Loss*float64(b.Targets), n+b.Targets
 		}
-		if n != e.Targets || math.Abs(sum/float64(n)-e.Loss) > 1e-12 || e.Buckets[len(e.Buckets)-1].To != 200 {
+		if n != e.Targets || !(math.Abs(sum/float64(n)-e.Loss) <= 1e-12) || e.Buckets[len(e.Buckets)-1].To != 200 {
 			t.Errorf("%v: the parts %+v do not add up to %v", c.args, e.Buckets, e.Loss)
 		}
 	}

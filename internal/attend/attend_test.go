@@ -12,6 +12,7 @@ import (
 
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/device"
+	"github.com/cprun/cprun/internal/near"
 	"github.com/cprun/cprun/internal/safetensors"
 	"github.com/cprun/cprun/tensor"
 )
@@ -181,10 +182,8 @@ func TestSpecsAgree(t *testing.T) {
 				bound = 2e-5
 			}
 			for name, w := range want {
-				for i := range w {
-					if d := math.Abs(float64(got[name][i] - w[i])); !(d <= bound*math.Max(1, math.Abs(float64(w[i])))) {
-						t.Fatalf("%v, %+v: %s[%d] = %v, want %v", meta, s, name, i, got[name][i], w[i])
-					}
+				if err := near.Each(got[name], w, near.Finite, func(i int) float64 { return bound * math.Max(1, math.Abs(float64(w[i]))) }); err != nil {
+					t.Fatalf("%v, %+v: %s: %v", meta, s, name, err)
 				}
 			}
 		}

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -19,6 +18,7 @@ import (
 	"github.com/cprun/cprun/internal/cuda"
 	"github.com/cprun/cprun/internal/device"
 	"github.com/cprun/cprun/internal/machine"
+	"github.com/cprun/cprun/internal/near"
 )
 
 // runGPU runs a case with each rank on a GPU of its own.
@@ -100,11 +100,11 @@ func TestFixturesOnGPUs(t *testing.T) {
 					bound := map[string]float64{"fp32": 1e-4, "bf16": 2e-2}[s.DType]
 					got := runGPU(t, m, path, ranks, s)
 					for name, w := range want {
-						if e := relative(got[name], w); !(e <= bound) {
-							t.Errorf("%s is off by %.3g relative, want at most %g", name, e, bound)
-						} else {
-							t.Logf("%s is off by %.3g relative", name, e)
+						d, err := near.Of(got[name], w, near.Infinities)
+						if err != nil || !(d.Norm <= bound) {
+							t.Errorf("%s is off by %+v, want a norm of at most %g: %v", name, d, bound, err)
 						}
+						t.Logf("%s is off by %.3g relative", name, d.Norm)
 					}
 				})
 			}
@@ -155,30 +155,12 @@ func TestScoresOnGPUs(t *testing.T) {
 					got := runGPU(t, m, path, ranks, s)
 					bound := map[string]float64{"fp32": 1e-4, "bf16": 2e-2}[s.DType]
 					for name, w := range want {
-						if e := relative(got[name], w); !(e <= bound) {
-							t.Errorf("%s is off by %.3g relative, want at most %g", name, e, bound)
+						if d, err := near.Of(got[name], w, near.Infinities); err != nil || !(d.Norm <= bound) {
+							t.Errorf("%s is off by %+v, want a norm of at most %g: %v", name, d, bound, err)
 						}
 					}
 				})
 			}
 		}
 	}
-}
-
-// relative is the root of the mean square of got - want over that of want. Elements that are
-// -Inf in both, the LSE of rows without a key, do not count.
-func relative(got, want []float32) float64 {
-	if len(got) != len(want) {
-		return math.NaN()
-	}
-	sum, all := 0.0, 0.0
-	for i, w := range want {
-		if math.IsInf(float64(w), -1) && got[i] == w {
-			continue
-		}
-		d := float64(got[i]) - float64(w)
-		sum += d * d
-		all += float64(w) * float64(w)
-	}
-	return math.Sqrt(sum / all)
 }

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
-	"math"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -13,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/cprun/cprun/attention/attentiontest"
+	"github.com/cprun/cprun/internal/near"
 	"github.com/cprun/cprun/internal/safetensors"
 	"github.com/cprun/cprun/partition"
 )
@@ -200,11 +200,12 @@ func TestSamplesOfTheirOwn(t *testing.T) {
 				want, one := run(t, sample(t, path, b, alone), 3, spec)
 				pairs += one.Pairs
 				for name, w := range want {
-					g := got[name][b*len(w) : (b+1)*len(w)]
-					for i := range w {
-						if d := math.Abs(float64(g[i] - w[i])); g[i] != w[i] && (layout != "document" || !(d < 1e-6)) {
-							t.Fatalf("%s, layout %s, sample %d: %s[%d] is %v, alone %v", apart["docs"], layout, b, name, i, g[i], w[i])
-						}
+					allowed := 0.0
+					if layout == "document" {
+						allowed = 1e-6
+					}
+					if err := near.Each(got[name][b*len(w):(b+1)*len(w)], w, near.Infinities, func(int) float64 { return allowed }); err != nil {
+						t.Fatalf("%s, layout %s, sample %d, not as alone: %s: %v", apart["docs"], layout, b, name, err)
 					}
 				}
 			}
@@ -261,31 +262,12 @@ func TestMaskFixtures(t *testing.T) {
 				t.Errorf("%s: the mask is %q, want %q", filepath.Base(path), report.Mask, words[i])
 			}
 			for _, name := range []string{"out", "lse", "dq", "dk", "dv"} {
-				if err := near(got[name], want[name], 3e-6); err != nil {
+				if err := near.Within(got[name], want[name], near.Infinities, 3e-6); err != nil {
 					t.Errorf("%s, %d ranks, %s, %s: %s: %v", filepath.Base(path), ranks, spec.Layout, spec.Algorithm, name, err)
 				}
 			}
 		}
 	}
-}
-
-// near is where got is further from want than a share of the largest value.
-func near(got, want []float32, share float64) error {
-	largest := 0.0
-	for _, w := range want {
-		if x := math.Abs(float64(w)); !math.IsInf(x, 1) {
-			largest = max(largest, x)
-		}
-	}
-	if len(got) != len(want) {
-		return fmt.Errorf("%d values, want %d", len(got), len(want))
-	}
-	for i, w := range want {
-		if d := math.Abs(float64(got[i]) - float64(w)); got[i] != w && !(d <= share*largest) {
-			return fmt.Errorf("[%d] is %v, want %v", i, got[i], w)
-		}
-	}
-	return nil
 }
 
 // Documents one behind another may have other lengths in keys, too.

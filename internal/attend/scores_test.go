@@ -3,12 +3,12 @@ package attend
 import (
 	"fmt"
 	"maps"
-	"math"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/cprun/cprun/internal/near"
 	"github.com/cprun/cprun/ring"
 )
 
@@ -69,16 +69,8 @@ func same(t *testing.T, what string, got, want map[string][]float32, tolerance f
 		t.Fatalf("%s: results %v, want %v", what, slices.Sorted(maps.Keys(got)), slices.Sorted(maps.Keys(want)))
 	}
 	for name, w := range want {
-		most := 0.0
-		for _, x := range w {
-			if a := math.Abs(float64(x)); !math.IsInf(a, 0) {
-				most = max(most, a)
-			}
-		}
-		for i := range w {
-			if d := math.Abs(float64(got[name][i]) - float64(w[i])); got[name][i] != w[i] && !(d <= tolerance*most) {
-				t.Fatalf("%s: %s[%d] = %v, want %v", what, name, i, got[name][i], w[i])
-			}
+		if err := near.Within(got[name], w, near.Infinities, tolerance); err != nil {
+			t.Fatalf("%s: %s: %v", what, name, err)
 		}
 	}
 }

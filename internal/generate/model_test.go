@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -16,6 +15,7 @@ import (
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/internal/hf"
 	"github.com/cprun/cprun/internal/model"
+	"github.com/cprun/cprun/internal/near"
 	"github.com/cprun/cprun/internal/safetensors"
 	"github.com/cprun/cprun/kernels/cpu"
 	"github.com/cprun/cprun/partition"
@@ -173,14 +173,9 @@ func TestReadingOnIsReadingTheWhole(t *testing.T) {
 			if err != nil {
 				t.Fatalf("%s: %v", name, err)
 			}
-			scale := 1.0
-			for _, x := range want[lo+size-1] {
-				scale = max(scale, math.Abs(float64(x)))
-			}
-			for i, x := range want[lo+size-1] {
-				if !(math.Abs(float64(got[i]-x)) <= 2e-5*scale) {
-					t.Fatalf("%s: after %d tokens logit %d is %v, of the whole %v", name, lo+size, i, got[i], x)
-				}
+			d, err := near.Of(got, want[lo+size-1], near.Finite)
+			if err != nil || !(d.Abs <= 2e-5*max(1, d.Largest)) {
+				t.Fatalf("%s: the logits after %d tokens are not those of the whole: %+v, %v", name, lo+size, d, err)
 			}
 		}
 	}

@@ -135,11 +135,11 @@ func TestTopPKeepsTheSmallestSet(t *testing.T) {
 		sum := 0.0
 		for i, c := range kept {
 			sum += c.weight
-			if want[c.id] == 0 || math.Abs(c.weight/mass-want[c.id]) > 1e-12 || i > 0 && !before(kept[i-1], c) {
+			if want[c.id] == 0 || !(math.Abs(c.weight/mass-want[c.id]) <= 1e-12) || i > 0 && !before(kept[i-1], c) {
 				t.Fatalf("%+v of %v: kept %v, want %v", s, logits, kept, want)
 			}
 		}
-		if len(kept) != len(want) || math.Abs(sum-mass) > 1e-12*mass {
+		if len(kept) != len(want) || !(math.Abs(sum-mass) <= 1e-12*mass) {
 			t.Fatalf("%+v of %v: kept %v with the mass %v, want %v", s, logits, kept, mass, want)
 		}
 	}

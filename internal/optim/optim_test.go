@@ -10,6 +10,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/cprun/cprun/internal/near"
 	"github.com/cprun/cprun/internal/optim"
 	"github.com/cprun/cprun/internal/optim/optimtest"
 	"github.com/cprun/cprun/kernels/cpu"
@@ -67,10 +68,10 @@ func TestAdamWLikeTorch(t *testing.T) {
 			if err := stream.Sync(context.Background()); err != nil {
 				t.Fatal(err)
 			}
-			near(t, i, "norm", []float64{math.Sqrt(values(sum)[0])}, []float64{s.Norm}, tolerance)
-			near(t, i, "parameters", values(p), s.Param, tolerance)
-			near(t, i, "first moments", values(m), s.M, tolerance)
-			near(t, i, "second moments", values(v), s.V, tolerance)
+			check(t, i, "norm", []float64{math.Sqrt(values(sum)[0])}, []float64{s.Norm}, tolerance)
+			check(t, i, "parameters", values(p), s.Param, tolerance)
+			check(t, i, "first moments", values(m), s.M, tolerance)
+			check(t, i, "second moments", values(v), s.V, tolerance)
 		}
 		if err := stream.Close(); err != nil {
 			t.Fatal(err)
@@ -94,8 +95,8 @@ func TestSegmentsAreJoined(t *testing.T) {
 	rule := optim.AdamW{WeightDecay: 0.5}
 	rule.Step(r, x, tensor.View{}, x, x, x, tensor.View{}, []optim.Segment{
 		{Lo: 0, Hi: 4, Decay: true}, {Lo: 4, Hi: 6, Decay: true}, {Lo: 6, Hi: 7}, {Lo: 9, Hi: 12}, {Lo: 12, Hi: 20, Decay: true}}, optim.Update{LR: 1})
-	near(t, 0, "sizes", r.sizes, []float64{6, 1, 3, 8}, 0)
-	near(t, 0, "decays", r.decays, []float64{0.5, 0, 0, 0.5}, 0)
+	check(t, 0, "sizes", r.sizes, []float64{6, 1, 3, 8}, 0)
+	check(t, 0, "decays", r.decays, []float64{0.5, 0, 0, 0.5}, 0)
 }
 
 // TestCPU runs the suite of devices.
@@ -182,20 +183,11 @@ func values(v tensor.View) []float64 {
 	return xs
 }
 
-// near fails the test unless got is want within tolerance times the largest element, since
-// moments of both signs cancel; NaN is near nothing.
-func near(t *testing.T, step int, what string, got, want []float64, tolerance float64) {
+// check fails the test unless got is want within tolerance times the largest element, since
+// moments of both signs cancel.
+func check(t *testing.T, step int, what string, got, want []float64, tolerance float64) {
 	t.Helper()
-	if len(got) != len(want) {
-		t.Fatalf("step %d: %d %s, want %d", step, len(got), what, len(want))
-	}
-	top := 0.0
-	for _, w := range want {
-		top = max(top, math.Abs(w))
-	}
-	for i := range want {
-		if !(math.Abs(got[i]-want[i]) <= tolerance*top) {
-			t.Errorf("step %d: %s %d is %.17g, want %.17g", step, what, i, got[i], want[i])
-		}
+	if err := near.Within(got, want, near.Finite, tolerance); err != nil {
+		t.Errorf("step %d: %s: %v", step, what, err)
 	}
 }

@@ -64,7 +64,7 @@ func TestLabelsSayWhatIsLearned(t *testing.T) {
 		}{{1, "auto"}, {2, "zigzag"}, {3, "striped"}, {4, "contiguous"}, {3, "auto"}} {
 			cfg := load(t, labelled(t, mask), r.ranks, pack, "parallel.layout="+r.layout)
 			got := mustRun(t, cfg, r.ranks, train.Options{}).steps
-			if loss := float64(got[0].Loss); math.Abs(loss-sum/float64(n)) > 2e-6 {
+			if loss := float64(got[0].Loss); !(math.Abs(loss-sum/float64(n)) <= 2e-6) {
 				t.Errorf("%s, %d ranks, %s: loss %v, want %v, the mean of %d places", pack, r.ranks, r.layout, loss, sum/float64(n), n)
 			}
 			if want == nil {

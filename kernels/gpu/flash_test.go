@@ -13,6 +13,7 @@ import (
 
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/attention/attentiontest"
+	"github.com/cprun/cprun/internal/near"
 	"github.com/cprun/cprun/kernels/source"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
@@ -224,7 +225,7 @@ func TestFlashFixtures(t *testing.T) {
 					got, best []float32
 					want      View
 				}{{"out", got.out, best.out, f.Out}, {"lse", got.lse, best.lse, f.LSE}, {"dq", got.dq, best.dq, f.DQ}, {"dk", got.dk, best.dk, f.DK}, {"dv", got.dv, best.dv, f.DV}} {
-					e, least := farthest(c.got, c.want), farthest(c.best, c.want)
+					e, least := farthest(t, c.got, c.want), farthest(t, c.best, c.want)
 					t.Logf("%-3s error %.2e, the reference kernel's %.2e, ratio %.2f", c.name, e, least, e/least)
 					if !(e <= 2*least+1e-5) {
 						t.Errorf("%s: error %g, the reference kernel's is %g", c.name, e, least)
@@ -235,26 +236,15 @@ func TestFlashFixtures(t *testing.T) {
 	}
 }
 
-// farthest is the largest distance of got from want, over the largest value.
-func farthest(got []float32, want View) float64 {
+// farthest returns the largest distance of got from want, over the largest value.
+func farthest(t *testing.T, got []float32, want View) float64 {
+	t.Helper()
 	shape := want.Shape()
 	dense := tensor.New(tensor.F32, shape[:]...)
 	tensor.Copy(dense, want)
-	largest, worst := 0.0, 0.0
-	for i, w := range tensor.Data[float32](dense) {
-		d := math.Abs(float64(got[i]) - float64(w))
-		if got[i] == w { // infinities
-			d = 0
-		}
-		if math.IsNaN(d) {
-			return math.Inf(1)
-		}
-		worst = max(worst, d)
-		if a := math.Abs(float64(w)); !math.IsInf(a, 1) {
-			largest = max(largest, a)
-		}
-	}
-	return worst / largest
+	d, err := near.Of(got, tensor.Data[float32](dense), near.Infinities)
+	check(t, err)
+	return d.Relative()
 }
 
 // TestFlashIsDeterministic holds that gradients of the deterministic kernel repeat bit for bit,

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/internal/near"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
 )
@@ -97,16 +98,13 @@ func TestFusedHold(t *testing.T) {
 				wantK, wantV := run(tiles, reset, false, false)
 				for how, late := range map[string]bool{"at once": false, "late": true} {
 					gotK, gotV := run(tiles, reset, true, late)
-					near := func(what string, got, want []float64) {
-						for i := range want {
-							if !(math.Abs(got[i]-want[i]) <= 1e-5*(1+math.Abs(want[i]))) {
-								t.Errorf("packed %t, %s, %s, reset %t: %s of element %d is %v, want %v", packed, name, how, reset, what, i, got[i], want[i])
-								return
-							}
+					same := func(what string, got, want []float64) {
+						if err := near.Each(got, want, near.Finite, func(i int) float64 { return 1e-5 * (1 + math.Abs(want[i])) }); err != nil {
+							t.Errorf("packed %t, %s, %s, reset %t: %s: %v", packed, name, how, reset, what, err)
 						}
 					}
-					near("dk", gotK, wantK)
-					near("dv", gotV, wantV)
+					same("dk", gotK, wantK)
+					same("dv", gotV, wantV)
 				}
 			}
 		}

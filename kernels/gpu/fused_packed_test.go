@@ -33,8 +33,8 @@ func TestFusedPackedVariants(t *testing.T) {
 	for _, dim := range dims { // last, since one of them may break the device
 		for _, p := range packings(dim) {
 			t.Run(fmt.Sprintf("head dim %d, %+v", dim, p), func(t *testing.T) {
-				for _, d := range at(dim).packed(t, p).from(want[dim]) {
-					t.Logf("%-3s off by %.3g of %.3g: %.2f roundings", d.name, d.worst, d.largest, 256*d.worst/d.largest)
+				for name, d := range at(dim).packed(t, p).from(t, want[dim]) {
+					t.Logf("%-3s off by %.3g of %.3g: %.2f roundings", name, d.Abs, d.Largest, 256*d.Relative())
 				}
 			})
 		}

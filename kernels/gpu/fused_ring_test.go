@@ -14,6 +14,7 @@ import (
 	"github.com/cprun/cprun/attention/backends"
 	"github.com/cprun/cprun/internal/cuda"
 	"github.com/cprun/cprun/internal/cuda/dnn"
+	"github.com/cprun/cprun/internal/near"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
 )
@@ -148,21 +149,16 @@ func (c fusedCase) run(t testing.TB, r fusedRig, after func()) results {
 	return out
 }
 
-// distance is how far one of the results is from what it should be.
-type distance struct {
-	name           string
-	worst, largest float64 // the largest difference, and value; NaN where one is
-}
-
-// from measures results.
-func (got results) from(want results) []distance {
-	all := []distance{{name: "o"}, {name: "lse"}, {name: "dq"}, {name: "dk"}, {name: "dv"}}
-	pairs := [][2][]float64{{got.o, want.o}, {got.lse, want.lse}, {got.dq, want.dq}, {got.dk, want.dk}, {got.dv, want.dv}}
-	for n := range all {
-		for i, x := range pairs[n][1] {
-			all[n].largest = max(all[n].largest, math.Abs(x))
-			all[n].worst = max(all[n].worst, math.Abs(pairs[n][0][i]-x))
-		}
+// from measures how far each of the results is from what it should be.
+func (got results) from(t *testing.T, want results) map[string]near.Distance {
+	t.Helper()
+	all := map[string]near.Distance{}
+	for name, pair := range map[string][2][]float64{
+		"o": {got.o, want.o}, "lse": {got.lse, want.lse}, "dq": {got.dq, want.dq}, "dk": {got.dk, want.dk}, "dv": {got.dv, want.dv},
+	} {
+		d, err := near.Of(pair[0], pair[1], near.Finite)
+		check(t, err)
+		all[name] = d
 	}
 	return all
 }
@@ -170,9 +166,9 @@ func (got results) from(want results) []distance {
 // near fails where results differ by more than a few roundings to bfloat16 of the largest.
 func (got results) near(t *testing.T, want results, roundings float64) {
 	t.Helper()
-	for _, d := range got.from(want) {
-		if !(d.worst <= roundings*d.largest/256) {
-			t.Errorf("%s differs by %g, the largest value is %g", d.name, d.worst, d.largest)
+	for name, d := range got.from(t, want) {
+		if !(d.Relative() <= roundings/256) {
+			t.Errorf("%s differs by %g, the largest value is %g", name, d.Abs, d.Largest)
 		}
 	}
 }

@@ -89,7 +89,7 @@ func TestExpSum(t *testing.T) {
 			for _, e := range y {
 				want += float64(e)
 			}
-			if math.Abs(sum-want) > 1e-13*want {
+			if !(math.Abs(sum-want) <= 1e-13*want) {
 				t.Errorf("%d elements: sum %v, want %v", n, sum, want)
 			}
 			if n == 0 {

@@ -219,7 +219,7 @@ func TestSumSquares(t *testing.T) {
 		for n := range 200 {
 			_, x := input(rng, 1, n)
 			got, want := l.SumSquares(x[0]), sumSquares(widen(x)[0])
-			if math.Abs(got-want) > 1e-14*want {
+			if !(math.Abs(got-want) <= 1e-14*want) {
 				t.Errorf("%d elements: %v, want %v", n, got, want)
 			}
 		}

@@ -1,0 +1,103 @@
+// Package near compares tensors in tests. All tests measure with it, so that one place decides when two tensors
+// agree: NaN is far from everything, and infinities agree only if the test's contract says so.
+//
+//	d, err := near.Of(got, want, near.Finite)
+//	if err != nil || !(d.Relative() <= 1e-5) { ... }
+package near
+
+import (
+	"errors"
+	"fmt"
+	"math"
+)
+
+// Contract says which elements agree although their difference is not a number.
+type Contract int
+
+// The contracts. An infinity agrees with one of the same sign only.
+const (
+	Finite     Contract = iota // none: an element that is not finite is infinitely far from all others
+	Infinities                 // equal infinities, such as the LSE of rows without a key
+	NonFinite                  // equal infinities, and NaN with NaN
+)
+
+// Distance measures how far one tensor is from another.
+type Distance struct {
+	Abs     float64 // the largest |got - want|; +Inf if two elements disagree by contract
+	At      int     // the first element that is so far
+	Largest float64 // the largest finite |want|
+	Norm    float64 // the norm of got - want over the norm of want; elements that agree by contract count 0
+}
+
+// Relative returns the largest difference over the largest finite |want|; of zeros, 0 if all agree and else +Inf.
+func (d Distance) Relative() float64 { return over(d.Abs, d.Largest) }
+
+type float interface{ ~float32 | ~float64 }
+
+// Of returns the distance of got from want. Abs and At stay the same if got and want swap. Tensors of different lengths and
+// empty tensors are errors.
+func Of[A, B float](got []A, want []B, c Contract) (d Distance, err error) {
+	if len(got) != len(want) {
+		return d, fmt.Errorf("%d elements, want %d", len(got), len(want))
+	}
+	if len(got) == 0 {
+		return d, errors.New("no elements to compare")
+	}
+	var off, all float64
+	for i := range want {
+		g, w := float64(got[i]), float64(want[i])
+		gap := Gap(g, w, c)
+		if gap > d.Abs {
+			d.Abs, d.At = gap, i
+		}
+		off = math.Hypot(off, gap)
+		if !math.IsNaN(w) && !math.IsInf(w, 0) {
+			d.Largest = max(d.Largest, math.Abs(w))
+			all = math.Hypot(all, w)
+		}
+	}
+	d.Norm = over(off, all)
+	return d, nil
+}
+
+// Within returns an error unless the largest difference is at most a share of the largest finite |want|.
+func Within[A, B float](got []A, want []B, c Contract, share float64) error {
+	d, err := Of(got, want, c)
+	if err == nil && !(d.Relative() <= share) {
+		err = fmt.Errorf("element %d is %v, want %v: off by %.3g of %.3g, at most %.3g of it allowed",
+			d.At, got[d.At], want[d.At], d.Abs, d.Largest, share)
+	}
+	return err
+}
+
+// Each returns an error unless every element is within allowed(i) of the wanted one.
+func Each[A, B float](got []A, want []B, c Contract, allowed func(i int) float64) error {
+	d, err := Of(got, want, c)
+	for i := 0; err == nil && i < len(want); i++ {
+		if gap, most := Gap(float64(got[i]), float64(want[i]), c), allowed(i); !(gap <= most) {
+			err = fmt.Errorf("element %d is %v, want %v: off by %.3g, %.3g allowed; at most %.3g off, of %.3g",
+				i, got[i], want[i], gap, most, d.Abs, d.Largest)
+		}
+	}
+	return err
+}
+
+// Gap returns the distance of two elements, never NaN.
+func Gap(a, b float64, c Contract) float64 {
+	switch {
+	case finite(a) && finite(b):
+		return math.Abs(a - b)
+	case c >= Infinities && a == b, c == NonFinite && a != a && b != b:
+		return 0
+	}
+	return math.Inf(1)
+}
+
+func finite(x float64) bool { return x-x == 0 }
+
+func over(part, whole float64) float64 {
+	if part == 0 {
+		return 0
+	}
+	return part / whole
+}
