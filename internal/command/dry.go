@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
+	"slices"
 
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/files"
@@ -57,7 +58,7 @@ func (o *TrainOptions) dry(ctx context.Context, path string, out *progress.Print
 	for _, w := range r.cfg.Warnings {
 		out.Note("warning: " + w.String())
 	}
-	for _, line := range r.choice.notes {
+	for _, line := range slices.Concat(dataLines(r.data, r.cfg), r.choice.notes) {
 		out.Note(line)
 	}
 	begin := "new weights"

@@ -115,7 +115,7 @@ func (o *EvalOptions) prepare(ctx context.Context, path string, ranks int, devic
 	if cfg.Train.MicroBatchSize != 1 {
 		return nil, nil, inputf("train.micro_batch_size %d: samples are evaluated one by one; leave it out", cfg.Train.MicroBatchSize)
 	}
-	if err := train.Check(cfg); err != nil {
+	if _, err := train.Check(cfg); err != nil {
 		return nil, nil, once(err)
 	}
 	choice, err := choose(cfg, o.machine, nil)

@@ -11,6 +11,7 @@ import (
 	"github.com/cprun/cprun/internal/backend"
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/cost"
+	"github.com/cprun/cprun/internal/launch/progress"
 	"github.com/cprun/cprun/internal/machine"
 	"github.com/cprun/cprun/internal/plan"
 	"github.com/cprun/cprun/internal/terminal"
@@ -60,7 +61,8 @@ func Plan(path string, o PlanOptions) (int, error) {
 	}
 	opts := planOptions(machine, choice.Choice, o.costs(machine))
 	opts.Chosen = d.Chosen
-	whole, refusal := o.refusal(path, ranks, machine)
+	whole, found, refusal := o.refusal(path, ranks, machine)
+	opts.Data = (*plan.Data)(found)
 	if refusal == nil {
 		opts.Docs, refusal = firstDocuments(d.First(), whole)
 	}
@@ -87,6 +89,37 @@ func Plan(path string, o PlanOptions) (int, error) {
 	return 0, nil
 }
 
+// dataLines says how much data there is, and which keys of records are not read; no lines where it is not known.
+func dataLines(d *plan.Data, cfg *config.Config) []string {
+	if d == nil {
+		return nil
+	}
+	count := func(n int64, what string) string {
+		if n != 1 {
+			what += "s"
+		}
+		return progress.Thousands(n) + " " + what
+	}
+	documents := "documents not counted yet"
+	if d.Documents != nil {
+		documents = count(*d.Documents, "document")
+	}
+	lines := []string{fmt.Sprintf("data: %s, %s, %s; %s of %s with %s; an epoch is %s", count(d.Files, "file"), documents, count(d.Tokens, "token"),
+		count(d.Samples, "sample"), count(int64(cfg.Data.SeqLen), "token"), count(d.Targets, "target"), count(d.StepsPerEpoch, "step"))}
+	if d.DroppedDocuments > 0 {
+		lines[0] += "; " + count(d.DroppedDocuments, "document") + " dropped"
+	}
+	if len(d.Ignored) > 0 {
+		lines = append(lines, "data: "+unread(d.Ignored))
+	}
+	return lines
+}
+
+// unread names keys of records that change nothing.
+func unread(keys []string) string {
+	return "not read, since these keys of the records change nothing: " + strings.Join(keys, ", ")
+}
+
 // write prints the plan, as JSON or for a reader.
 func (o *PlanOptions) write(path string, cfg *config.Config, p *plan.Plan) error {
 	if o.JSON {
@@ -99,17 +132,21 @@ func (o *PlanOptions) write(path string, cfg *config.Config, p *plan.Plan) error
 		fmt.Fprint(o.Stdout, "  ", line)
 	}
 	fmt.Fprintln(o.Stdout)
+	for _, line := range dataLines(p.Data, cfg) {
+		what, text, _ := strings.Cut(line, ": ")
+		fmt.Fprintf(o.Stdout, "%-11s %s\n", what, text)
+	}
 	return p.Write(o.Stdout)
 }
 
 // refusal is what is wrong with the files that the config names. A plan can be made without them,
 // and a run does not begin.
-func (o *PlanOptions) refusal(path string, ranks int, machine machine.Machine) (*config.Config, error) {
-	whole, err := config.Load(path, config.Options{Set: o.Set, Ranks: ranks, Hosts: machine.Hosts, Device: machine.Device()})
+func (o *PlanOptions) refusal(path string, ranks int, machine machine.Machine) (whole *config.Config, found *train.Data, err error) {
+	whole, err = config.Load(path, config.Options{Set: o.Set, Ranks: ranks, Hosts: machine.Hosts, Device: machine.Device()})
 	if err == nil {
-		err = train.Check(whole)
+		found, err = train.Check(whole)
 	}
-	return whole, err
+	return whole, found, err
 }
 
 // lines are those of an error, none of no error.

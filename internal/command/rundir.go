@@ -29,7 +29,7 @@ func prepare(r *ready, machine machine.Machine, costs plan.Costs) (changes []str
 	if opts.Docs, err = firstDocuments(r.docs, cfg); err != nil {
 		return nil, &InputError{err}
 	}
-	opts.Chosen = r.chosen
+	opts.Chosen, opts.Data = r.chosen, r.data
 	p, err := plan.Make(cfg, r.ranks, opts)
 	if err != nil {
 		return nil, &InputError{err}

@@ -87,7 +87,7 @@ func (s *scale) plan(i int, found machines) error {
 	}
 	cfg, err := config.Load(s.e.BasePath, config.Options{Set: s.flags(i), Ranks: ranks, Hosts: m.Hosts, Device: m.Device(), NoFiles: s.PlanOnly, Decide: d.Decide})
 	if err == nil && !s.PlanOnly {
-		err = train.Check(cfg)
+		_, err = train.Check(cfg)
 	}
 	if err != nil {
 		return err

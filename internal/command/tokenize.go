@@ -49,7 +49,7 @@ func Tokenize(ctx context.Context, globs []string, o TokenizeOptions) (int, erro
 	defer pair.Remove()
 	meter := progress.NewMeter(o.Stderr, progress.Options{Quiet: o.Quiet, Terminal: launch.Terminal(o.Stderr)}, "tokenize", size)
 	defer meter.Close()
-	e.Read = meter.Add
+	e.Read, e.Ignored = meter.Add, &data.Keys{}
 	start := time.Now()
 	err = o.write(ctx, e, paths, pair)
 	meter.Close()
@@ -59,6 +59,9 @@ func Tokenize(ctx context.Context, globs []string, o TokenizeOptions) (int, erro
 	}
 	if err != nil {
 		return 0, err
+	}
+	if keys := e.Ignored.Sorted(); len(keys) > 0 {
+		fmt.Fprintln(o.Stderr, unread(keys))
 	}
 	docs, tokens := pair.Counts()
 	if !o.Quiet {

@@ -3,6 +3,7 @@ package command
 import (
 	"encoding/json"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -50,7 +51,9 @@ func (t *tracker) event(rank int, e launch.Event) {
 				t.first = s.ValLoss
 			}
 		}
-		t.loss, t.steps = s.Loss, s.Step
+		if t.steps = s.Step; !math.IsNaN(float64(s.Loss)) { // the last step that had targets
+			t.loss = s.Loss
+		}
 		t.out.Step(s)
 	case job.EventNotice:
 		var text string

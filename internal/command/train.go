@@ -81,6 +81,7 @@ type ready struct {
 	choice chosen
 	chosen *plan.Chosen // by costs; nil: nothing
 	docs   []int        // of the first sample, where the choice has read them
+	data   *plan.Data
 	dir    string
 	root   *os.Root // dir: what is written into it goes through no link that leads out of it
 	lock   *os.File // of the checkpoints in dir
@@ -143,9 +144,11 @@ func (o *TrainOptions) checkInput(ctx context.Context, path string, ranks int, d
 	if err != nil {
 		return r, &InputError{err}
 	}
-	if err := train.Check(cfg); err != nil {
+	found, err := train.Check(cfg)
+	if err != nil {
 		return r, &InputError{err}
 	}
+	r.data = (*plan.Data)(found)
 	r.cfg, r.ranks, r.chosen, r.docs = cfg, ranks, d.Chosen, d.First()
 	if r.choice, err = choose(cfg, o.machine, r.chosen); err != nil {
 		return r, err
@@ -230,7 +233,7 @@ func (o *TrainOptions) begin(r ready, out *progress.Printer) (b begun, err error
 	if !o.NoSave {
 		out.Note("run directory " + terminal.Name(r.dir))
 	}
-	for _, line := range slices.Concat(changes, r.choice.notes) {
+	for _, line := range slices.Concat(changes, dataLines(r.data, r.cfg), r.choice.notes) {
 		out.Note(line)
 	}
 	if r.from != nil {

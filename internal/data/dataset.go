@@ -16,6 +16,7 @@ type Dataset struct {
 	open   func(path string) (file, error)
 
 	ignored Keys
+	cut     int64 // documents that were packed; -1: none were
 }
 
 // Ignored lists the keys of records that were left aside, such as token_type_ids.
@@ -136,14 +137,52 @@ func (d *Dataset) scan(from, to int64, f func(tokens []int32, at int64)) error {
 	return nil
 }
 
-// Check reads everything once, so that a token id outside the vocabulary or an unreadable
-// file is found before training starts and not in its middle.
-func (d *Dataset) Check() error { return d.scan(0, d.Len(), func([]int32, int64) {}) }
+// Files returns the number of files.
+func (d *Dataset) Files() int64 { return int64(len(d.parts)) }
 
-// documents lists where documents end: the number of tokens up to and with the last of each. Files
-// are cut at the EOS token, which takes reading them once. Where there is none, in a source or in
-// a file, documents are the files or lines of text, or those of Megatron's index; those of text
-// that a tokenizer has encoded always are. The tokens after the last end are one more document.
+// Check counts the documents. If read is true, it also reads every token once, so that a token id outside the
+// vocabulary or an unreadable file is found before training starts. The count is of the documents that were packed, if
+// they were; else of records, which are files and lines of text and the documents of Megatron's index, or of token
+// files cut at the EOS token. It is -1 if only a pass over the tokens could tell.
+func (d *Dataset) Check(read bool) (documents int64, err error) {
+	known := true
+	for _, p := range d.parts {
+		n, last := int64(0), int64(0)
+		for end := range p.codec.ends() {
+			n, last = n+1, end
+		}
+		byToken := n == 0 && d.source.EOS >= 0
+		if read {
+			err := d.scan(p.start, p.end(), func(ids []int32, at int64) {
+				for i, id := range ids {
+					if byToken && int(id) == d.source.EOS {
+						n, last = n+1, at+int64(i)+1-p.start
+					}
+				}
+			})
+			if err != nil {
+				return 0, err
+			}
+		}
+		if last < p.codec.tokens() { // the rest is one more
+			known = known && (n > 0 || byToken && read)
+			n++
+		}
+		documents += n
+	}
+	if d.cut >= 0 {
+		return d.cut, nil
+	}
+	if !known {
+		return -1, nil
+	}
+	return documents, nil
+}
+
+// documents lists the ends of documents: the number of tokens up to and including the last of each. It cuts files at
+// the EOS token, which takes one pass over them. Without that token, in a source or in a file, documents are the files
+// or lines of text, or those of Megatron's index; encoded text always has its own. The tokens after the last end are
+// one more document.
 func (d *Dataset) documents() ([]int64, error) {
 	var ends []int64
 	for _, p := range d.parts {
@@ -171,6 +210,10 @@ func (d *Dataset) documents() ([]int64, error) {
 		for end := range p.codec.ends() {
 			ends = append(ends, p.start+end)
 		}
+	}
+	d.cut = int64(len(ends))
+	if len(ends) == 0 || ends[len(ends)-1] < d.Len() {
+		d.cut++
 	}
 	return ends, nil
 }

@@ -81,7 +81,7 @@ func TestTextIsWhatTheTokenizerMakesOfIt(t *testing.T) {
 	if got, err := d.documents(); err != nil || !slices.Equal(got, docs) {
 		t.Errorf("documents end at %v (%v), want %v", got, err, docs)
 	}
-	if err := d.Check(); err != nil {
+	if _, err := d.Check(true); err != nil {
 		t.Error(err)
 	}
 }

@@ -44,7 +44,12 @@ func New(d *Dataset, p Plan) (*Loader, error) {
 		}
 	}
 	if d.labelled() {
-		return l, l.count()
+		if err := l.count(); err != nil {
+			return nil, err
+		}
+	}
+	if l.Targets() == 0 {
+		return nil, fmt.Errorf("data %s: none of the %d tokens is a target: every label is %d, every mask is 0, or every document has one token", d.source.name(), d.Len(), Ignore)
 	}
 	return l, nil
 }
@@ -124,6 +129,19 @@ func (l *Loader) Valid(sample int64) int {
 		return int(l.valid[sample])
 	}
 	return l.plan.SeqLen - len(l.within(sample))
+}
+
+// Targets returns the number of targets of an epoch.
+func (l *Loader) Targets() (n int64) {
+	if l.valid == nil {
+		used := l.samples * int64(l.plan.SeqLen)
+		ends, _ := slices.BinarySearch(l.ends, used+1)
+		return used - int64(ends)
+	}
+	for _, v := range l.valid {
+		n += int64(v)
+	}
+	return n
 }
 
 // Load reads what one rank holds of a sample: the tokens at spans, in that order, the token

@@ -24,7 +24,7 @@ func TestMasksChooseTargets(t *testing.T) {
 		{`{"input_ids":[1,2,3,4,5]}`, "[2 3 4 5]"},
 		{`{"input_ids":[1,2,3,4,5],"completion_mask":[0,0,0,1,1]}`, "[-1 -1 4 5]"}, // the prompt's last token predicts the answer's first
 		{`{"input_ids":[1,2,3,4,5],"completion_mask":[1,1,1,1,1]}`, "[2 3 4 5]"},
-		{`{"input_ids":[1,2,3,4,5],"completion_mask":[1,0,0,0,0]}`, "[-1 -1 -1 -1]"}, // nothing predicts the first token
+		{`{"input_ids":[1,2,3,4,5],"completion_mask":[1,0,0,0,1]}`, "[-1 -1 -1 5]"}, // nothing predicts the first token
 		{`{"input_ids":[1,2,3,4,5],"assistant_masks":[0,1,1,0,1]}`, "[2 3 -1 5]"},
 		{`{"input_ids":[1,2,3,4,5],"loss_mask":[0,1,0,1,0]}`, "[2 -1 4 -1]"},
 		{`{"input_ids":[1,2,3,4,5],"completion_mask":[0,0,1,1,1],"assistant_masks":[0,1,1,0,1]}`, "[-1 3 -1 5]"},

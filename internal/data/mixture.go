@@ -107,6 +107,14 @@ func (m *Mixture) Valid(sample int64) int {
 	return l.Valid(s)
 }
 
+// Targets returns the number of targets of an epoch.
+func (m *Mixture) Targets() (n int64) {
+	for _, l := range m.parts {
+		n += l.Targets()
+	}
+	return n
+}
+
 // Alike reports whether all samples have the same documents and number of targets.
 func (m *Mixture) Alike() bool {
 	return !slices.ContainsFunc(m.parts, func(l *Loader) bool { return !l.Alike() })

@@ -34,9 +34,12 @@ type Document struct {
 // Keys is a set of record keys. Its methods may be called concurrently; a nil set stays empty.
 type Keys struct{ set sync.Map }
 
-func (k *Keys) add(key string) {
-	if k != nil {
-		k.set.LoadOrStore(key, true)
+// Add adds keys.
+func (k *Keys) Add(keys ...string) {
+	for _, key := range keys {
+		if k != nil {
+			k.set.LoadOrStore(key, true)
+		}
 	}
 }
 
@@ -87,7 +90,7 @@ func fields(line []byte, ignored *Keys) (map[string]json.RawMessage, error) {
 	for _, key := range slices.Sorted(maps.Keys(keys)) {
 		switch {
 		case key == "label", hasIDs && slices.Contains(idle, key):
-			ignored.add(key)
+			ignored.Add(key)
 		case key == "chosen" || key == "rejected":
 			return nil, fmt.Errorf("key %q: preference pairs cannot be trained on; write the chosen answers alone", key)
 		case key == keyLabels || key == keyAttention || slices.Contains(masks, key):

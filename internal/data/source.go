@@ -50,7 +50,7 @@ func Open(s Source) (*Dataset, error) {
 	if s.EOS >= s.Vocab || s.EOS < -1 {
 		return nil, fmt.Errorf("data %s: eos_token_id %d is not below vocab_size %d", s.name(), s.EOS, s.Vocab)
 	}
-	d := &Dataset{source: s, open: openFile}
+	d := &Dataset{source: s, open: openFile, cut: -1}
 	for _, glob := range s.Paths {
 		paths, kind, err := find(glob)
 		if err == nil {

@@ -19,6 +19,7 @@ import (
 type Plan struct {
 	Config        map[string]any `json:"config"`
 	Machine       string         `json:"machine"` // as --assume describes it
+	Data          *Data          `json:"data"`    // null where the files are not there
 	Partition     Partition      `json:"partition"`
 	Packed        *Packed        `json:"packed,omitempty"` // of the data's first sample, with packed documents
 	Hops          []RankHops     `json:"hops"`             // of a layer that attends to everything before a token
@@ -31,6 +32,18 @@ type Plan struct {
 	Refused       []string       `json:"refused"`  // why a run on this machine would not begin
 
 	machine, hopsBy string // for a reader
+}
+
+// Data is how much training data there is.
+type Data struct {
+	Files            int64    `json:"files"`
+	Documents        *int64   `json:"documents"` // null: not counted yet, since that takes a pass over many tokens
+	Tokens           int64    `json:"tokens"`    // of all files
+	Targets          int64    `json:"targets"`   // of an epoch
+	Samples          int64    `json:"samples"`   // of an epoch
+	DroppedDocuments int64    `json:"dropped_documents"`
+	StepsPerEpoch    int64    `json:"steps_per_epoch"`
+	Ignored          []string `json:"ignored_keys,omitempty"` // of records; they change nothing
 }
 
 // Partition is one sequence over the ranks of a context group.
@@ -95,6 +108,8 @@ type Options struct {
 	// Docs is the lengths of the documents of the first sample that is trained on; nil where documents
 	// are not told apart, or the data is not there.
 	Docs []int
+	// Data is how much data there is; nil: not known.
+	Data *Data
 	// Quick leaves the hops out, and of many ranks looks at some.
 	Quick bool
 	// Refused is why a run on this machine would not begin, of what a plan can do without.
@@ -109,7 +124,7 @@ func Make(cfg *config.Config, ranks int, o Options) (*Plan, error) {
 		return nil, err
 	}
 	p := &Plan{
-		Machine: o.Machine.Flag(), machine: o.Machine.String(), Partition: partitionOf(widest(cfg, o.Chosen), ranks, shape), Attention: attentionOf(o.Choice), Choice: o.Chosen,
+		Machine: o.Machine.Flag(), Data: o.Data, machine: o.Machine.String(), Partition: partitionOf(widest(cfg, o.Chosen), ranks, shape), Attention: attentionOf(o.Choice), Choice: o.Chosen,
 		Warnings: []string{}, Refused: append([]string{}, o.Refused...), hopsBy: widest(cfg, o.Chosen).Parallel.Algorithm,
 	}
 	for _, w := range cfg.Warnings {

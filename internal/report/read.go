@@ -215,6 +215,12 @@ func (r *Run) readTrace(root *os.Root) error {
 type Plan struct {
 	Config    map[string]map[string]any `json:"config"`
 	Machine   string                    `json:"machine"`
+	Data      *struct {
+		Files, Tokens, Targets, Samples float64
+		Documents                       *float64
+		Dropped                         float64 `json:"dropped_documents"`
+		Steps                           float64 `json:"steps_per_epoch"`
+	} `json:"data"`
 	Partition struct {
 		Ranks, Context, Data int
 		Layout               string

@@ -227,7 +227,7 @@ func orUnknown(s, what string) string {
 func facts(runs []Run) [][2]string {
 	if len(runs) == 1 {
 		r := runs[0]
-		return [][2]string{{"Command", r.Command}, {"Commit", r.Commit}, {"Machine", machineText(r.Machine)}}
+		return [][2]string{{"Command", r.Command}, {"Commit", r.Commit}, {"Machine", machineText(r.Machine)}, {"Data", r.data()}}
 	}
 	var all [][2]string
 	for _, r := range runs {
@@ -236,7 +236,7 @@ func facts(runs []Run) [][2]string {
 	for _, what := range []struct {
 		name string
 		of   func(Run) string
-	}{{"Commit", func(r Run) string { return r.Commit }}, {"Machine", func(r Run) string { return machineText(r.Machine) }}} {
+	}{{"Commit", func(r Run) string { return r.Commit }}, {"Machine", func(r Run) string { return machineText(r.Machine) }}, {"Data", Run.data}} {
 		var values []string
 		for _, r := range runs {
 			if v := what.of(r); v != "" && !slices.Contains(values, v) {
@@ -246,6 +246,22 @@ func facts(runs []Run) [][2]string {
 		all = append(all, [2]string{what.name, strings.Join(values, "; ")})
 	}
 	return all
+}
+
+// data says how much training data the run has; "" where its plan does not say.
+func (r Run) data() string {
+	if r.Plan == nil || r.Plan.Data == nil {
+		return ""
+	}
+	d, documents := r.Plan.Data, ""
+	if d.Documents != nil {
+		documents = "documents " + thousands(*d.Documents) + ", "
+	}
+	if d.Dropped > 0 {
+		documents += "dropped documents " + thousands(d.Dropped) + ", "
+	}
+	return fmt.Sprintf("files %s, %stokens %s, targets %s; samples %s, steps of an epoch %s",
+		thousands(d.Files), documents, thousands(d.Tokens), thousands(d.Targets), thousands(d.Samples), thousands(d.Steps))
 }
 
 // summary is a table with a row for each run.

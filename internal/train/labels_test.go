@@ -75,12 +75,78 @@ func TestLabelsSayWhatIsLearned(t *testing.T) {
 	}
 }
 
-// A step in which nothing is asked for changes nothing but by decay, and its loss is none.
-func TestLabelsMayAskForNothing(t *testing.T) {
-	none := strings.Fields(strings.Repeat("-100 ", 13))
-	for _, s := range mustRun(t, load(t, labelled(t, none), 2), 2, train.Options{}).steps {
-		if !math.IsNaN(float64(s.Loss)) || float64(s.GradNorm) != 0 {
-			t.Errorf("step %d: loss %v, gradient norm %v", s.Step, s.Loss, s.GradNorm)
+// Data without any target are refused, those of a validation too.
+func TestDataWithoutTargetsAreRefused(t *testing.T) {
+	none := labelled(t, strings.Fields(strings.Repeat("-100 ", 13)))
+	if _, err := train.Check(load(t, none, 2)); err == nil || !strings.Contains(err.Error(), "data.path") || !strings.Contains(err.Error(), "target") {
+		t.Errorf("Check = %v, want a fault of data.path", err)
+	}
+	if _, err := runLocal(t, load(t, none, 2), 2, train.Options{}); err == nil {
+		t.Error("a run began")
+	}
+	// The first sample has none, the second has.
+	path := filepath.Join(t.TempDir(), "val.jsonl")
+	if err := os.WriteFile(path, []byte(`{"input_ids":[1,2,3,4,5,6,7,8],"loss_mask":[0,0,0,0,0,1,1,1]}`), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	for samples, want := range map[int]string{1: "data.validation.path", 2: "", 0: ""} {
+		cfg := load(t, tiny(t), 1, fmt.Sprintf("data={seq_len: 3, tokenizer: bytes, validation: {path: %s, every: 1, samples: %d}}", path, samples))
+		_, err := train.Check(cfg)
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%d samples of validation: %v, want %q", samples, err, want)
+		}
+	}
+}
+
+// A batch without targets leaves no trace: the steps around it are those of a run that never had it, on any ranks, and
+// after a checkpoint, since Adam's moments neither decay nor count it.
+func TestBatchesWithoutTargetsAreSkipped(t *testing.T) {
+	sample := func(keep int, ids string) string {
+		return fmt.Sprintf(`{"input_ids":[%s],"loss_mask":[%s]}`, ids, strings.TrimSuffix(strings.Repeat(fmt.Sprint(keep, ","), 4), ","))
+	}
+	a, b, blank := sample(1, "3,1,4,15"), sample(1, "9,2,6,5"), sample(0, "3,5,8,9")
+	run := func(ranks int, records []string, cuts ...int) (kept []metrics.Step, all outcome) {
+		path := filepath.Join(t.TempDir(), "a.jsonl")
+		// The mask of a sample's first token belongs to the sample before it, so each begins with a token of its own.
+		if err := os.WriteFile(path, []byte(strings.Join(append(records, `{"input_ids":[1]}`), "\n")), 0o666); err != nil {
+			t.Fatal(err)
+		}
+		yaml := fmt.Sprintf(`
+model: {vocab_size: 20, hidden_size: 16, intermediate_size: 24, num_hidden_layers: 1, num_attention_heads: 2}
+data: {path: %s, seq_len: 4, shuffle: false, pack_documents: true}
+train: {steps: %d}
+optimizer: {lr: 1.0e-2, weight_decay: 0.5}
+lr_schedule: {name: constant}
+checkpoint: {async: false}
+log: {tensorboard: false}
+`, path, len(records))
+		dir := t.TempDir()
+		for i, cut := range append(cuts, len(records)) {
+			out := mustRun(t, load(t, yaml, ranks, fmt.Sprintf("train.steps=%d", cut)), ranks, train.Options{RunDir: dir, RunID: fmt.Sprint(i), Resume: i > 0})
+			all.steps, all.notices = append(all.steps, out.steps...), append(all.notices, out.notices...)
+		}
+		for _, s := range all.steps {
+			if s.Loss.Known() {
+				kept = append(kept, s)
+			}
+		}
+		return kept, all
+	}
+	want, _ := run(1, []string{a, b, a, b})
+	for _, c := range []struct {
+		ranks int
+		cuts  []int
+	}{{1, nil}, {3, nil}, {2, []int{1, 4}}} {
+		got, all := run(c.ranks, []string{blank, a, blank, blank, b, a, b}, c.cuts...)
+		closeTo(t, fmt.Sprint(c), got, want, 1e-6)
+		if len(all.steps) != 7 || all.steps[0].Loss.Known() || all.steps[0].TokensPerSecond != 0 || all.steps[6].Tokens != 28 {
+			t.Errorf("%v: steps %+v", c, all.steps)
+		}
+		if last := all.notices[len(all.notices)-1]; !strings.HasPrefix(last, "3 of 7 steps ") {
+			t.Errorf("%v: at the end it is told %q", c, last)
+		}
+		if text := strings.Join(all.notices, "\n"); strings.Count(text, "is a target") != 2 || !strings.Contains(text, "step 1: ") || !strings.Contains(text, "2 of 3 steps") {
+			t.Errorf("%v: it is told %q, want of the first and the second", c, all.notices)
 		}
 	}
 }

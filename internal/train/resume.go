@@ -2,8 +2,11 @@ package train
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"runtime"
+	"strconv"
 
 	"golang.org/x/sync/errgroup"
 
@@ -138,8 +141,16 @@ func (t *Trainer) restore(ctx context.Context, dir string) error {
 		return nil
 	}
 	t.step, t.consumed, t.tokens = int(c.Manifest.Step), c.Manifest.Samples, c.Manifest.Tokens
+	if text, ok := c.Manifest.Extra[blankState]; ok {
+		if err := json.Unmarshal(text, &t.blank); err != nil || t.blank < 0 || t.blank > t.step {
+			return fmt.Errorf("%s in the checkpoint's manifest: %s is no count of %d steps", blankState, text, t.step)
+		}
+	}
 	return t.scaler.restore(c.Manifest.Extra, t.step)
 }
+
+// blankState is the checkpoint's count of steps without targets.
+const blankState = "blank_steps"
 
 // field is a flat buffer of the optimizer, as checkpoints name it.
 type field struct {
@@ -196,6 +207,12 @@ func (t *Trainer) snapshot(ctx context.Context, o *Options) (checkpoint.Snapshot
 	extra, err := t.scaler.save()
 	if err != nil {
 		return checkpoint.Snapshot{}, err
+	}
+	if t.blank > 0 {
+		if extra == nil {
+			extra = map[string]json.RawMessage{}
+		}
+		extra[blankState] = json.RawMessage(strconv.Itoa(t.blank))
 	}
 	s := checkpoint.Snapshot{
 		Meta: checkpoint.Meta{

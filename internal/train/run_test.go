@@ -264,7 +264,7 @@ func TestCheckFindsWhatIsWrongWithTheFiles(t *testing.T) {
 		{"data.seq_len=5000", "data.path"},
 		{"model.vocab_size=257", ""},
 	} {
-		err := train.Check(load(t, tiny(t), 1, c.set))
+		_, err := train.Check(load(t, tiny(t), 1, c.set))
 		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
 			t.Errorf("Check with %s = %v, want %q", c.set, err, c.want)
 		}
@@ -275,7 +275,7 @@ func TestCheckFindsWhatIsWrongWithTheFiles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := train.Check(cfg); err == nil || !strings.Contains(err.Error(), "mlp.gate_proj") {
+	if _, err := train.Check(cfg); err == nil || !strings.Contains(err.Error(), "mlp.gate_proj") {
 		t.Errorf("Check of weights that do not fit = %v", err)
 	}
 }
@@ -286,7 +286,7 @@ func TestCheckNamesEveryPlace(t *testing.T) {
 	cfg.Data.SeqLen = 1 << 20
 	cfg.Data.Validation = config.Validation{Path: cfg.Data.Path[0].Path, Every: 1, Samples: 1}
 	var faults config.Errors
-	if err := train.Check(cfg); !errors.As(err, &faults) || len(faults) != 2 {
+	if _, err := train.Check(cfg); !errors.As(err, &faults) || len(faults) != 2 {
 		t.Fatalf("Check = %v, want two faults", err)
 	}
 	for _, f := range faults {

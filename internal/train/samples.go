@@ -16,6 +16,8 @@ type samples interface {
 	Docs(sample int64) []int
 	// Valid returns the number of a sample's targets.
 	Valid(sample int64) int
+	// Targets returns the number of targets of an epoch.
+	Targets() int64
 	// Alike reports whether Docs and Valid are the same for all samples.
 	Alike() bool
 	// Load reads what one rank holds of a sample.

@@ -46,6 +46,7 @@ type Trainer struct {
 	step     int    // optimizer steps queued
 	consumed int64  // samples consumed by them: with the seed, the exact position in the data
 	tokens   int64  // trained on by them
+	blank    int    // of them, had no target and updated nothing
 
 	// clock takes the device's time at the begin and the end of each step that may be queued,
 	// and of the one before them, by their number, modulo.
@@ -214,9 +215,11 @@ type Result struct {
 	Trained  int64   // tokens of all ranks, in all steps so far
 	Stop     bool    // some rank was asked to stop
 	Due      bool    // some rank's clock says that a checkpoint is due
-	Blank    bool    // no token of it has a target: its loss is NaN, as PyTorch has it
-	Skipped  bool    // its scaled gradients overflowed, so it changed nothing
-	Lowered  float64 // the loss scale that it has lowered to; 0: it has not
+	// Blank is 0, unless none of its tokens has a target. Then the step updates nothing, its loss is NaN, and it is the
+	// run's Blank-th such step.
+	Blank   int
+	Skipped bool    // its scaled gradients overflowed, so it changed nothing
+	Lowered float64 // the loss scale that it has lowered to; 0: it has not
 	// Took is the device's time from the end of the step before to that of this one, whenever
 	// the host has looked. What is done while no step is queued, such as a validation, is not
 	// in it: then it is from the beginning of this one.
@@ -288,7 +291,10 @@ func (t *Trainer) begin(ctx context.Context, stop, due bool) (f *flight, err err
 	t.clock.Mark(t.begins(t.step))
 	f.r = Result{Step: t.step + 1, LR: t.schedule(t.step), Tokens: t.cfg.Train.GlobalBatchSize * t.cfg.Data.SeqLen}
 	f.r.Trained = t.tokens + int64(f.r.Tokens)
-	f.valid, f.r.FLOPs = t.totals()
+	if f.valid, f.r.FLOPs = t.totals(); f.valid == 0 {
+		t.blank++
+		f.r.Blank, f.r.Tokens, f.r.FLOPs = t.blank, 0, 0 // for rates
+	}
 	in := tensor.Data[float64](slip.in) // its last step is finished
 	clear(in)
 	if stop {
@@ -298,13 +304,12 @@ func (t *Trainer) begin(ctx context.Context, stop, due bool) (f *flight, err err
 		in[sumDue] = 1
 	}
 	t.dev.Store.Upload(t.sums, slip.in)
-	t.share.start()
-	if f.r.Load, err = t.passes(ctx, cmp.Or(f.scale, 1)/float64(max(f.valid, 1))); err != nil {
-		return nil, err
+	if f.r.Blank > 0 {
+		err = t.share.sum(t.sums) // stop and due
+	} else {
+		err = t.update(ctx, f, scaling.Skipped)
 	}
-	// Skipped steps do not count in the moments' bias, as far as the host knows of them.
-	u := optim.Update{LR: f.r.LR, Scale: f.scale, Step: t.step - scaling.Skipped}
-	if err := t.share.step(t.sums, state.Part(t.sums, sumNorm, sumNorm+1), u); err != nil {
+	if err != nil {
 		return nil, err
 	}
 	t.dev.Store.Download(slip.out, t.sums)
@@ -317,13 +322,24 @@ func (t *Trainer) begin(ctx context.Context, stop, due bool) (f *flight, err err
 	return f, t.prepare()
 }
 
+// update queues the passes and the optimizer of a step. Steps that were skipped, as far as the host knows, and blank
+// ones do not count in the moments' bias.
+func (t *Trainer) update(ctx context.Context, f *flight, skipped int) (err error) {
+	t.share.start()
+	if f.r.Load, err = t.passes(ctx, cmp.Or(f.scale, 1)/float64(f.valid)); err != nil {
+		return err
+	}
+	u := optim.Update{LR: f.r.LR, Scale: f.scale, Step: t.step - skipped - t.blank}
+	return t.share.step(t.sums, state.Part(t.sums, sumNorm, sumNorm+1), u)
+}
+
 // finish waits for a step.
 func (t *Trainer) finish(ctx context.Context, f *flight) (Result, error) {
 	if err := f.done.Sync(ctx); err != nil {
 		return f.r, err
 	}
 	out := tensor.Data[float64](f.out)
-	f.r.Loss, f.r.Blank = out[sumLoss]/float64(f.valid), f.valid == 0
+	f.r.Loss = out[sumLoss] / float64(f.valid) // NaN if blank
 	f.r.GradNorm = math.Sqrt(out[sumNorm]) / cmp.Or(f.scale, 1)
 	f.r.Skipped, f.r.Lowered = t.scaler.finish(f.scale, f.r.GradNorm)
 	f.r.Stop, f.r.Due = out[sumStop] > 0, out[sumDue] > 0
@@ -445,7 +461,7 @@ func (r *Result) finite() error {
 		return nil
 	}
 	spoilt := func(x float64) bool { return math.IsNaN(x) || math.IsInf(x, 0) }
-	if spoilt(r.Loss) && !r.Blank || spoilt(r.GradNorm) {
+	if spoilt(r.Loss) && r.Blank == 0 || spoilt(r.GradNorm) {
 		return fmt.Errorf("step %d: %w: loss %v, gradient norm %v; no checkpoint is written of it, and older ones are left as they are: lower optimizer.lr, set optimizer.grad_clip, or look at the samples of this step",
 			r.Step, errDiverged, r.Loss, r.GradNorm)
 	}

@@ -53,7 +53,7 @@ func (n *Number) UnmarshalJSON(b []byte) error {
 // Line returns a step as one plain line, which scripts can split at two spaces.
 func Line(s Step) string {
 	parts := []string{
-		"step " + count(s), "loss " + loss(s.Loss),
+		"step " + count(s), "loss " + s.loss(),
 		fmt.Sprintf("grad_norm %.3g", float64(s.GradNorm)), fmt.Sprintf("lr %.1e", float64(s.LR)),
 		Rate(float64(s.TokensPerSecond)),
 	}
@@ -68,7 +68,7 @@ func Line(s Step) string {
 
 // bar is what stands before the bar on a terminal; it is kept narrow.
 func bar(s Step) string {
-	text := fmt.Sprintf("step %s  loss %s  grad_norm %.3g  %s", count(s), loss(s.Loss), float64(s.GradNorm), Rate(float64(s.TokensPerSecond)))
+	text := fmt.Sprintf("step %s  loss %s  grad_norm %.3g  %s", count(s), s.loss(), float64(s.GradNorm), Rate(float64(s.TokensPerSecond)))
 	if s.ETASeconds >= 0 {
 		text += "  eta " + Duration(seconds(s.ETASeconds))
 	}
@@ -80,6 +80,14 @@ func count(s Step) string {
 		return strconv.FormatInt(s.Step, 10)
 	}
 	return fmt.Sprintf("%d/%d", s.Step, s.Steps)
+}
+
+// loss is the step's. A step without targets has none, and no gradient.
+func (s *Step) loss() string {
+	if math.IsNaN(float64(s.Loss)) && s.GradNorm == 0 {
+		return "none"
+	}
+	return loss(s.Loss)
 }
 
 func loss(n Number) string { return strconv.FormatFloat(float64(n), 'f', 4, 64) }

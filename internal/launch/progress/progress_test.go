@@ -20,6 +20,7 @@ func TestLine(t *testing.T) {
 			"step 300/300  loss 1.0000  grad_norm 1.23e+04  lr 0.0e+00  7.2 tok/s  val_loss 2.5000  eta 0s"},
 		{Step{Step: 1, Loss: Number(math.NaN()), GradNorm: Number(math.Inf(1)), TokensPerSecond: Number(math.NaN()), ETASeconds: -1},
 			"step 1  loss NaN  grad_norm +Inf  lr 0.0e+00  ? tok/s"},
+		{Step{Step: 1, Loss: Number(math.NaN()), ETASeconds: -1}, "step 1  loss none  grad_norm 0  lr 0.0e+00  0.0 tok/s"}, // without targets
 	} {
 		if got := Line(c.step); got != c.want {
 			t.Errorf("Line(%+v)\n got %q\nwant %q", c.step, got, c.want)
