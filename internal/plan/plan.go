@@ -95,7 +95,7 @@ type Options struct {
 	// Docs is the lengths of the documents of the first sample that is trained on; nil where documents
 	// are not told apart, or the data is not there.
 	Docs []int
-	// Quick leaves the hops out, and of many ranks looks at some.
+	// Quick leaves out the hops and advice, and of many ranks looks at some.
 	Quick bool
 	// Refused is why a run on this machine would not begin, of what a plan can do without.
 	Refused []string
@@ -132,6 +132,9 @@ func Make(cfg *config.Config, ranks int, o Options) (*Plan, error) {
 	}
 	if p.Memory, err = fit(cfg, ranks, o.Machine, d); err != nil {
 		return nil, err
+	}
+	if !o.Quick {
+		p.Memory = p.Memory.advised(memoryOf, cfg, ranks, o.Machine, d)
 	}
 	p.Config = cfg.Map()
 	p.communication(cfg, ranks, d)
