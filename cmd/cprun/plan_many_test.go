@@ -16,7 +16,10 @@ func TestPlanLongest(t *testing.T) {
 			SeqLen int `json:"seq_len"`
 			Ranks  int
 		}
-		Memory struct{ Fits bool }
+		Memory struct {
+			Fits                   bool
+			Total, Device, Reserve int64
+		}
 	}
 	run := func(more ...string) (p planned) {
 		out, _ := must(t, append(args, more...)...)
@@ -36,7 +39,20 @@ func TestPlanLongest(t *testing.T) {
 	if next := run("--set", seq(longest.Partition.SeqLen+1024)); next.Memory.Fits {
 		t.Errorf("%d tokens fit, and %d are the most", next.Partition.SeqLen, longest.Partition.SeqLen)
 	}
+	if m := longest.Memory; m.Reserve != m.Device*3/100 || m.Total > m.Device-m.Reserve || m.Total < m.Device*95/100 {
+		t.Errorf("the longest leaves another part free than 3 %%: %+v", m)
+	}
+	if whole := run("--longest", "--set", "memory.reserve=0"); whole.Memory.Reserve != 0 || whole.Partition.SeqLen <= longest.Partition.SeqLen {
+		t.Errorf("without a reserve: %+v", whole)
+	}
+	for line := range strings.Lines(first(must(t, append(args[:len(args)-1:len(args)-1], "--longest")...))) {
+		if strings.HasPrefix(line, "longest") && (!strings.Contains(line, "memory.reserve") || strings.Contains(line, "largest item")) {
+			t.Errorf("the line of the longest: %s", line)
+		}
+	}
 }
+
+func first(a, _ string) string { return a }
 
 // A grid has a row for each combination, and says of those that cannot be why.
 func TestPlanGrid(t *testing.T) {

@@ -146,28 +146,6 @@ func TestPeaks(t *testing.T) {
 	}
 }
 
-func TestFits(t *testing.T) {
-	size := func(n int64) string { return "x" }
-	if s, ok := (machine.Machine{}).Fits(1, 4, size); s != "" || !ok {
-		t.Errorf("not said: %q, %t", s, ok)
-	}
-	if s, ok := (machine.Machine{Arch: 90, Memory: 10}).Fits(10, 4, size); !ok || !strings.HasPrefix(s, "fits") {
-		t.Errorf("%q, %t", s, ok)
-	}
-	if s, ok := (machine.Machine{Arch: 90, Memory: 10}).Fits(11, 4, size); ok || !strings.Contains(s, "NOT") {
-		t.Errorf("%q, %t", s, ok)
-	}
-	// The ranks of a CPU share its memory.
-	if s, ok := (machine.Machine{Memory: 12}).Fits(3, 4, size); !ok || !strings.HasPrefix(s, "fits") {
-		t.Errorf("%q, %t", s, ok)
-	}
-	for _, total := range []int64{4, 1 << 62} {
-		if s, ok := (machine.Machine{Memory: 12}).Fits(total, 4, size); ok || !strings.Contains(s, "with 4 in all") {
-			t.Errorf("%q, %t", s, ok)
-		}
-	}
-}
-
 // A run relies on what is built alone; the plan of a machine that is assumed says what else would
 // help, where nothing else does, and marks it.
 func TestChoicesRelyOnWhatIsBuilt(t *testing.T) {

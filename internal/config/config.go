@@ -5,6 +5,8 @@ package config
 
 import (
 	"cmp"
+	"fmt"
+	"strings"
 	"time"
 
 	"github.com/cprun/cprun/internal/hf"
@@ -119,6 +121,40 @@ type Memory struct {
 	LossChunk int    // tokens whose logits stand in memory at once; 0: auto
 	Shard     string // none, optimizer, gradients, parameters, auto
 	Offload   string // off
+	Reserve   Reserve
+}
+
+// Reserve is the device memory that plans leave free: a share such as 3%, or a size such as 4G. "" is auto.
+type Reserve string
+
+// autoReserve is the reserve of auto.
+const autoReserve Reserve = "3%"
+
+// Of returns the bytes to leave free of a device with so much memory.
+func (r Reserve) Of(memory int64) int64 {
+	share, bytes, err := cmp.Or(r, autoReserve).parse()
+	if err != nil {
+		panic("config: memory.reserve was not checked: " + err.Error())
+	}
+	return bytes + int64(share*float64(memory))
+}
+
+// parse returns the share, or the bytes.
+func (r Reserve) parse() (share float64, bytes int64, err error) {
+	if percent, ok := strings.CutSuffix(string(r), "%"); ok {
+		if share, err = parseFloat(percent); err == nil && !(share >= 0 && share < 100) {
+			err = fmt.Errorf("%s is out of range; want at least 0%% and less than 100%%", short(string(r)))
+		}
+		return share / 100, 0, err
+	}
+	bytes, err = ParseSize(string(r))
+	switch {
+	case err != nil:
+		err = fmt.Errorf("%w, or a share such as 3%%", err)
+	case bytes > 0 && bytes < 1<<20:
+		err = fmt.Errorf("%d bytes are no reserve; write a size such as 4G, or %d%% for a share", bytes, bytes)
+	}
+	return 0, bytes, err
 }
 
 // Checkpoint is how often state is saved and how many checkpoints are kept. It is saved at the end and on

@@ -10,8 +10,8 @@ import (
 
 // A key is one line of train.yaml, as data. Decoding, defaults, bounds, suggestions, writing
 // and docs/config.md all follow from it. Its type is that of the field which at returns:
-// *int, *int64, *float64, *bool, *string, *time.Duration, *[2]float64, *[]string, and **float64 or
-// **bool for what may be left unsaid.
+// *int, *int64, *float64, *bool, *string, *time.Duration, *[2]float64, *[]string, *Files, *Reserve, and
+// **float64 or **bool for what may be left unsaid.
 type key struct {
 	path string
 	def  string // as in YAML; "" for a key that must be given
@@ -219,6 +219,8 @@ var runKeys = []key{
 	{path: "memory.shard", def: "auto", choices: []string{"none", "optimizer", "gradients", "parameters", "auto"}, at: func(c *Config) any { return &c.Memory.Shard },
 		doc: "what is spread over the ranks; gradients: optimizer state and gradients; auto: gradients on several GPUs, optimizer on several ranks of CPUs, else none; parameters is not in this build"},
 	{path: "memory.offload", def: "off", choices: []string{"off"}, at: func(c *Config) any { return &c.Memory.Offload }, doc: "offload to host memory is not in this build"},
+	{path: "memory.reserve", def: string(autoReserve), word: "auto", at: func(c *Config) any { return &c.Memory.Reserve },
+		doc: "memory of each device that plans leave free: a share such as 3%, or a size such as 4G; a run that needs it is refused; auto: 3%"},
 
 	{path: "checkpoint.every", def: "0", at: func(c *Config) any { return &c.Checkpoint.Every }, doc: "optimizer steps between two checkpoints; 0: as interval says"},
 	{path: "checkpoint.interval", def: "15m", at: func(c *Config) any { return &c.Checkpoint.Interval }, doc: "most time between two checkpoints; 0: no limit"},

@@ -60,6 +60,8 @@ func (k *key) read(n *yaml.Node, field any) error {
 		return k.list(n, p)
 	case *Files:
 		return k.files(n, p)
+	case *Reserve:
+		return store(p, n, k.reserve)
 	}
 	panic(fmt.Sprintf("config: key %s has a field of type %T", k.path, field))
 }
@@ -157,6 +159,15 @@ func (k *key) text(n *yaml.Node) (string, error) {
 	return n.Value, nil
 }
 
+func (k *key) reserve(n *yaml.Node) (Reserve, error) {
+	if n.Kind != yaml.ScalarNode {
+		return "", k.mistyped(n)
+	}
+	r := Reserve(n.Value)
+	_, _, err := r.parse()
+	return r, err
+}
+
 // choose checks a word against the key's choices.
 func (k *key) choose(word string) error {
 	if slices.Contains(k.allowed(), word) {
@@ -232,6 +243,8 @@ func (k *key) kind() string {
 		kind = "list of two numbers"
 	case *[]string:
 		kind = "list of " + strings.Join(k.allowed(), ", ")
+	case *Reserve:
+		return "a share such as 3%, a size, or auto"
 	case *Files:
 		return "text or a list of texts or of {path, weight}"
 	case *string:

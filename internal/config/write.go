@@ -109,6 +109,8 @@ func (k *key) value(c *Config) any {
 		return **p
 	case *string:
 		return *p
+	case *Reserve:
+		return string(*p)
 	case *time.Duration:
 		return formatTime(*p)
 	case *[2]float64:

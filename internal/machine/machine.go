@@ -64,25 +64,6 @@ func (m Machine) PerHost(ranks int) int {
 	return (ranks + hosts - 1) / hosts
 }
 
-// Fits returns a sentence on whether ranks that take so many bytes each fit the memory of one device,
-// or on a CPU together that of the machine, and whether they do; "" where the memory is not known.
-func (m Machine) Fits(total int64, ranks int, bytes func(int64) string) (string, bool) {
-	ranks = m.PerHost(ranks)
-	switch {
-	case m.Memory == 0:
-		return "", true
-	case m.Arch == 0 && total <= m.Memory/int64(ranks):
-		return fmt.Sprintf("fits the %s of the machine, which all ranks share", bytes(m.Memory)), true
-	case m.Arch == 0:
-		return fmt.Sprintf("does NOT fit the %s of the machine: it takes %s a rank, with %d in all; use memory.recompute full, a shorter data.seq_len, or a machine with more",
-			bytes(m.Memory), bytes(total), ranks), false
-	case total <= m.Memory:
-		return fmt.Sprintf("fits the %s of one device", bytes(m.Memory)), true
-	}
-	return fmt.Sprintf("does NOT fit the %s of one device: %s too much; use more ranks, memory.recompute full or a shorter data.seq_len",
-		bytes(m.Memory), bytes(total-m.Memory)), false
-}
-
 // Flag returns the value of --assume that describes the machine.
 func (m Machine) Flag() string {
 	var parts []string

@@ -16,9 +16,6 @@ var lossChunks = []int{8192, 4096, 2048, 1024}
 // goodChunks is how many of those are worth less recompute.
 const goodChunks = 2
 
-// headroom is the share of a device's memory that a plan which decides something leaves free.
-const headroom = 0.03
-
 // Fit decides memory.recompute and memory.loss_chunk where a resolved config for a GPU leaves
 // them auto: the least recompute that fits the machine's memory, then the largest chunk; full
 // recompute where nothing fits, or selective where the memory is not known. It returns the memory
@@ -33,7 +30,8 @@ func FitKinds(cfg *config.Config, ranks int, machine machine.Machine, kinds map[
 	if err != nil {
 		return Memory{}, err
 	}
-	return fit(cfg, ranks, machine, d)
+	m, err := fit(cfg, ranks, machine, d)
+	return m.advised(memoryOf, cfg, ranks, machine, d), err
 }
 
 // fit is Fit where the demand of the schedules is known.
@@ -54,7 +52,6 @@ func fit(cfg *config.Config, ranks int, machine machine.Machine, d *demand) (m M
 		}
 		chunks, good = upTo(max(1, tokens)), goodChunks
 	}
-	room := int64(float64(machine.Memory) * (1 - headroom))
 	for i, r := range recomputes {
 		try := chunks[:min(good, len(chunks))]
 		if i == len(recomputes)-1 {
@@ -63,7 +60,7 @@ func fit(cfg *config.Config, ranks int, machine machine.Machine, d *demand) (m M
 		for _, n := range try {
 			cfg.Memory.Recompute, cfg.Memory.LossChunk = r, n
 			m, err = memoryOf(cfg, ranks, machine, d)
-			if err != nil || machine.Memory == 0 || m.Total <= room {
+			if err != nil || m.Fits {
 				return m, err
 			}
 		}

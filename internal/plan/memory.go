@@ -1,6 +1,9 @@
 package plan
 
 import (
+	"fmt"
+	"slices"
+
 	"github.com/cprun/cprun/attention/backends"
 	"github.com/cprun/cprun/internal/backend"
 	"github.com/cprun/cprun/internal/config"
@@ -27,16 +30,35 @@ type Memory struct {
 	fused       int64 // the part of it that is fused attention's
 	Context     int64 `json:"context"` // of a GPU: what the driver, cuDNN, cuBLAS and NCCL keep; of a CPU: the process itself; estimated
 	Total       int64 `json:"total"`
-	Device      int64 `json:"device"` // bytes of one device, of a CPU those that all ranks share; 0: not said
-	Fits        bool  `json:"fits"`   // or not known
+	Device      int64 `json:"device"`  // bytes of one device, of a CPU those that all ranks share; 0: not said
+	Reserve     int64 `json:"reserve"` // the part of Device that stays free
+	Fits        bool  `json:"fits"`    // or not known
 	fits        string
-	tokens      int   // of one batch, on the rank with most
-	validation  int64 // activations of a forward pass alone
+	advice      string // of a run that does not fit
+	tokens      int    // of one batch, on the rank with most
+	validation  int64  // activations of a forward pass alone
 }
 
 // Planned returns what a run takes of the device by itself.
 func (m *Memory) Planned() int64 {
 	return m.Weights + m.Compute + m.Gradients + m.Optimizer + m.Activations + m.RingBuffers + m.Batches + m.Workspace
+}
+
+// item is a part of a sum of bytes.
+type item struct {
+	name  string
+	bytes int64
+}
+
+// items returns the parts of Total, without those that only some machines have and that are 0.
+func (m *Memory) items() []item {
+	list := []item{
+		{"weights", m.Weights}, {"compute copy", m.Compute}, {"gradients", m.Gradients}, {"optimizer", m.Optimizer},
+		{"activations", m.Activations}, {"ring buffers", m.RingBuffers}, {"batches", m.Batches}, {"workspace", m.Workspace}, {"context", m.Context},
+	}
+	return slices.DeleteFunc(list, func(i item) bool {
+		return i.bytes == 0 && slices.Contains([]string{"compute copy", "workspace", "context"}, i.name)
+	})
 }
 
 // Room returns the part of it that a run grows when it must.
@@ -45,7 +67,7 @@ func (m *Memory) Room() state.Room {
 }
 
 // Verdict returns a sentence on whether it fits the device; "" where that is not known.
-func (m *Memory) Verdict() string { return m.fits }
+func (m *Memory) Verdict() string { return m.fits + m.advice }
 
 // Fused returns the bytes of Workspace that are fused attention's.
 func (m *Memory) Fused() int64 { return m.fused }
@@ -106,7 +128,8 @@ func MemoryOfKinds(cfg *config.Config, ranks int, machine machine.Machine, kinds
 	if err != nil {
 		return Memory{}, err
 	}
-	return memoryOf(cfg, ranks, machine, d)
+	m, err := memoryOf(cfg, ranks, machine, d)
+	return m.advised(memoryOf, cfg, ranks, machine, d), err
 }
 
 func memoryOf(cfg *config.Config, ranks int, machine machine.Machine, d *demand) (Memory, error) {
@@ -134,23 +157,55 @@ func memoryOf(cfg *config.Config, ranks int, machine machine.Machine, d *demand)
 		_, garbage := state.Garbage(m.Planned()) // a run of some tens of steps has as much
 		m.Context += garbage
 	}
-	m.total(machine, ranks)
+	m.total(cfg, machine, ranks)
 	return m, nil
 }
 
-// total adds up what there is, and compares it with the machine.
-func (m *Memory) total(machine machine.Machine, ranks int) {
-	m.Total = m.Planned() + m.Context
-	m.fits, m.Fits = machine.Fits(m.Total, ranks, Bytes)
+// total adds up the items, and compares the sum with the machine.
+func (m *Memory) total(cfg *config.Config, machine machine.Machine, ranks int) {
+	m.Total, m.Fits, m.Reserve = m.Planned()+m.Context, true, cfg.Memory.Reserve.Of(m.Device)
+	if m.Device == 0 {
+		return
+	}
+	kept := ""
+	if m.Reserve > 0 {
+		kept = fmt.Sprintf(" with %s kept free (memory.reserve)", Bytes(m.Reserve))
+	}
+	excess := m.excess(machine, ranks)
+	m.Fits = excess <= 0
+	switch on := map[bool]string{true: "of the machine", false: "of one device"}[machine.Arch == 0]; {
+	case m.Fits:
+		m.fits = fmt.Sprintf("fits the %s %s%s", Bytes(m.Device), on, kept)
+	case machine.Arch == 0:
+		m.fits = fmt.Sprintf("does NOT fit the %s %s%s: it takes %s a rank, with %d in all", Bytes(m.Device), on, kept, Bytes(m.Total), machine.PerHost(ranks))
+	default:
+		m.fits = fmt.Sprintf("does NOT fit the %s %s%s: %s too much", Bytes(m.Device), on, kept, Bytes(excess))
+	}
+}
+
+// excess returns how many bytes a rank takes too much of the device, which ranks on a CPU share.
+func (m *Memory) excess(machine machine.Machine, ranks int) int64 {
+	room := m.Device - m.Reserve
+	if machine.Arch == 0 {
+		room /= int64(machine.PerHost(ranks))
+	}
+	return m.Total - room
 }
 
 // EvalMemoryOf returns the memory of an evaluation, which has no gradients and no moments.
 func EvalMemoryOf(cfg *config.Config, ranks int, machine machine.Machine) (Memory, error) {
-	m, err := MemoryOf(cfg, ranks, machine)
-	if err == nil {
-		m.Gradients, m.Optimizer, m.Activations = 0, 0, m.validation
-		m.total(machine, ranks)
+	d, err := demandOf(cfg, machine, nil, nil)
+	if err != nil {
+		return Memory{}, err
 	}
+	m, err := evalMemory(cfg, ranks, machine, d)
+	return m.advised(evalMemory, cfg, ranks, machine, d), err
+}
+
+func evalMemory(cfg *config.Config, ranks int, machine machine.Machine, d *demand) (Memory, error) {
+	m, err := memoryOf(cfg, ranks, machine, d)
+	m.Gradients, m.Optimizer, m.Activations = 0, 0, m.validation
+	m.total(cfg, machine, ranks)
 	return m, err
 }
 

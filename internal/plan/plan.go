@@ -110,7 +110,7 @@ type Options struct {
 	Docs []int
 	// Data is how much data there is; nil: not known.
 	Data *Data
-	// Quick leaves the hops out, and of many ranks looks at some.
+	// Quick leaves out the hops and advice, and of many ranks looks at some.
 	Quick bool
 	// Refused is why a run on this machine would not begin, of what a plan can do without.
 	Refused []string
@@ -147,6 +147,9 @@ func Make(cfg *config.Config, ranks int, o Options) (*Plan, error) {
 	}
 	if p.Memory, err = fit(cfg, ranks, o.Machine, d); err != nil {
 		return nil, err
+	}
+	if !o.Quick {
+		p.Memory = p.Memory.advised(memoryOf, cfg, ranks, o.Machine, d)
 	}
 	p.Config = cfg.Map()
 	p.communication(cfg, ranks, d)

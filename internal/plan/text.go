@@ -92,36 +92,20 @@ func together[T any](list []T, i int, of func(*T) (key, hop string)) (first bool
 
 // costs are the tables of bytes and the estimate of time.
 func (p *Plan) costs(b *strings.Builder) {
-	type row struct {
-		name string
-		n    int64
-	}
-	table := func(rows []row) {
+	table := func(rows []item) {
 		for _, r := range rows {
-			fmt.Fprintf(b, "            %-14s %10s\n", r.name, Bytes(r.n))
+			fmt.Fprintf(b, "            %-14s %10s\n", r.name, Bytes(r.bytes))
 		}
 	}
 	m := &p.Memory
 	b.WriteString("\nmemory      of the rank that needs most\n")
-	rows := []row{{"weights", m.Weights}}
-	if m.Compute > 0 {
-		rows = append(rows, row{"compute copy", m.Compute})
-	}
-	rows = append(rows, row{"gradients", m.Gradients}, row{"optimizer", m.Optimizer}, row{"activations", m.Activations},
-		row{"ring buffers", m.RingBuffers}, row{"batches", m.Batches})
-	if m.Context > 0 {
-		if m.Workspace > 0 {
-			rows = append(rows, row{"workspace", m.Workspace})
-		}
-		rows = append(rows, row{"context", m.Context})
-	}
-	table(append(rows, row{"total", m.Total}))
+	table(append(m.items(), item{"total", m.Total}))
 	if m.fits != "" {
-		fmt.Fprintf(b, "            %s\n", m.fits)
+		fmt.Fprintf(b, "            %s\n", m.Verdict())
 	}
 	c := &p.Communication
 	b.WriteString("\nsent        by the rank that sends most, in one optimizer step\n")
-	table([]row{{"attention fwd", c.AttentionForward}, {"attention bwd", c.AttentionBackward}, {"gradients", c.Gradients}, {"total", c.Total}})
+	table([]item{{"attention fwd", c.AttentionForward}, {"attention bwd", c.AttentionBackward}, {"gradients", c.Gradients}, {"total", c.Total}})
 	e := &p.Estimate
 	fmt.Fprintf(b, "\nestimate    %s parameters, %s tokens and %.3g FLOPs a step, %.0f%% of them attention\n",
 		count(e.Parameters), count(int64(e.TokensPerStep)), e.FLOPsPerStep, 100*e.AttentionShare)
