@@ -117,7 +117,7 @@ var allowed = map[string]string{
 		" internal/place internal/place/key internal/plan internal/planner internal/report internal/safetensors internal/tokenizer internal/top internal/train kernels/cpu tensor",
 	"cmd/cprun": "internal/attend internal/bench internal/command internal/config internal/job internal/machine internal/terminal internal/ulimit internal/worker partition ring",
 
-	"scripts/mutate-rules":  "attention/backends",
+	"scripts/mutate":        "attention/backends",
 	"scripts/tokenizer-ids": "internal/files internal/tokenizer",
 }
 

@@ -1,14 +1,8 @@
-// Command mutate-rules proves that every rule of package attention/backends is held by a test: it runs
-// the package's tests with one rule removed, and with its condition inverted, and ends with
-// status 1 if any such change goes unnoticed. Run it as
-//
-//	go run ./scripts/mutate-rules
 package main
 
 import (
 	"bytes"
 	"errors"
-	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -21,25 +15,17 @@ import (
 	"github.com/cprun/cprun/attention/backends"
 )
 
-// Almost every mutation falls to the tables, which take a tenth of a second; what gets past
-// them meets the whole suite but for tests that no rule can change.
+// The tables catch almost every mutation, in a tenth of a second. A mutation that passes them meets the
+// other tests of the package, except those that no rule can change.
 const (
 	tables    = "^(TestSelectTable|TestBothSidesOfEveryVersion)$"
 	unrelated = "Layout|Fuzz|Gradient|Reference|Whole|Allocates"
 )
 
-func main() {
-	only := flag.String("only", "", "mutate the rules whose id contains this")
-	flag.Parse()
-	if err := run(*only); err != nil {
-		fmt.Fprintln(os.Stderr, "mutate-rules:", err)
-		os.Exit(1)
-	}
-}
-
-func run(only string) error {
+// mutateRules removes and inverts each rule whose id contains only. It returns an error if a change goes unnoticed.
+func mutateRules(only string) error {
 	start := time.Now()
-	dir, err := os.MkdirTemp("", "mutate-rules-")
+	dir, err := os.MkdirTemp("", "mutate-")
 	if err != nil {
 		return err
 	}
@@ -48,7 +34,7 @@ func run(only string) error {
 	if err != nil {
 		return err
 	}
-	// Without these two, a suite that fails in any case or ignores the flag would look perfect.
+	// Without these two checks, a suite that always fails, or ignores the flag, would look perfect.
 	if out, err := suite.with("", "."); err != nil {
 		return fmt.Errorf("the tests without a mutation: %w\n%s", err, out)
 	}
@@ -72,7 +58,7 @@ func run(only string) error {
 	return nil
 }
 
-// suite is the compiled tests of package attention/backends.
+// A suite is the compiled tests of package attention/backends.
 type suite struct{ binary, dir string }
 
 func build(dir string) (suite, error) {
@@ -87,7 +73,7 @@ func build(dir string) (suite, error) {
 	return s, nil
 }
 
-// with runs the tests of those names under one mutation; the error is theirs.
+// with runs the named tests under one mutation, and returns their output and error.
 func (s suite) with(mutation, names string) ([]byte, error) {
 	c := exec.Command(s.binary, "-test.short", "-test.failfast", "-test.timeout=60s", "-test.run="+names, "-test.skip="+unrelated, "-mutate="+mutation)
 	c.Dir = s.dir
@@ -97,7 +83,7 @@ func (s suite) with(mutation, names string) ([]byte, error) {
 	return out.Bytes(), err
 }
 
-// all runs every mutation, a few at once, and returns those that no test noticed.
+// all runs every mutation, several at once, and returns the survivors.
 func (s suite) all(mutations []string) (survived []string) {
 	var mu sync.Mutex
 	var wg sync.WaitGroup

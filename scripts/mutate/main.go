@@ -1,0 +1,53 @@
+// Command mutate looks for code that no test holds. It changes a package in one place, runs the package's tests, and
+// reports each change that passes them (a survivor), as file:line and the change. The working tree stays as it
+// is: the compiler reads changed files through an overlay.
+//
+//	go run ./scripts/mutate -n 25 -seed 1 ./comm ./ring
+//	go run ./scripts/mutate -n 10 -run 'TestSchedule|TestSplit' -only schedule.go ./ring
+//	go run ./scripts/mutate -rules
+//
+// The changes are: an if that returns, breaks or continues never does; a condition is negated; a comparison gets or
+// loses its equal sign; an assignment is dropped; a call whose result nobody reads is dropped. -rules instead removes
+// and inverts each rule of package attention/backends.
+//
+// A survivor is a missing test, a line without effect, or a change that no test can see, such as one that costs
+// speed only. Look at each. The exit status is 1 if there are survivors.
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"time"
+)
+
+func main() {
+	var o options
+	rules := flag.Bool("rules", false, "mutate the rules of package attention/backends")
+	flag.IntVar(&o.n, "n", 25, "mutants of each package")
+	flag.Uint64Var(&o.seed, "seed", 1, "chooses the mutants")
+	flag.StringVar(&o.run, "run", ".", "run the tests whose names match")
+	flag.StringVar(&o.skip, "skip", "", "skip the tests whose names match")
+	flag.StringVar(&o.only, "only", "", "mutate only places or rules that contain this, such as file.go:12:")
+	flag.DurationVar(&o.timeout, "timeout", 0, "limit of one mutant's tests; 0: 10 s and three times the unchanged tests")
+	flag.Parse()
+	err := errors.New("no package is named")
+	switch {
+	case *rules:
+		err = mutateRules(o.only)
+	case flag.NArg() > 0:
+		err = mutateSource(o, flag.Args())
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "mutate:", err)
+		os.Exit(1)
+	}
+}
+
+type options struct {
+	n               int
+	seed            uint64
+	run, skip, only string
+	timeout         time.Duration
+}
