@@ -114,7 +114,7 @@ var allowed = map[string]string{
 	"internal/command": "attention/backends comm partition internal/attend internal/backend internal/bench internal/checkpoint internal/cluster internal/cost internal/device internal/experiment internal/files internal/generate internal/terminal" +
 		" internal/config internal/data internal/hf internal/job internal/launch internal/launch/progress internal/launch/standing internal/launch/status internal/machine internal/model" +
 		" internal/place internal/place/key internal/plan internal/planner internal/report internal/safetensors internal/tokenizer internal/top internal/train kernels/cpu tensor",
-	"cmd/cprun": "internal/attend internal/bench internal/command internal/config internal/job internal/machine internal/terminal internal/ulimit internal/worker partition ring",
+	"cmd/cprun": "attention/backends internal/attend internal/bench internal/command internal/config internal/job internal/machine internal/terminal internal/ulimit internal/worker partition ring",
 
 	"scripts/mutate-rules":  "attention/backends",
 	"scripts/tokenizer-ids": "internal/files internal/tokenizer",
