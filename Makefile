@@ -9,20 +9,23 @@ export CGO_ENABLED ?= 0
 # Build tags besides those that a target is about, as in TAGS=netgo.
 TAGS ?=
 
-.PHONY: all build run test test-full test-ring test-crash test-nfs test-hostile test-slurm test-cluster test-network simulate-cluster check-kubernetes test-report examples race fuzz lint staticcheck asm bench cuda vet-cuda test-kernels test-gpu gpu-pack install dist check-dist clean
+.PHONY: all help build run test test-full test-ring test-crash test-nfs test-hostile test-slurm test-cluster test-network simulate-cluster check-kubernetes test-report examples race fuzz lint staticcheck asm bench cuda vet-cuda test-kernels test-gpu gpu-pack install dist check-dist clean
 
 all: build
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r t d; do printf '%-17s %s\n' "$$t" "$$d"; done
 
 # What compiles and tests is short, and pays a fifth of its time for taking memory back that it does not need. A process of
 # cprun that a test starts has Go's own measure, as users have it.
 test test-full examples race fuzz staticcheck asm cuda vet-cuda test-kernels: export GOGC ?= 400
 
-build:
+build: ## build bin/cprun for CPUs
 	$(GO) build -o bin/cprun ./cmd/cprun
 
 # Trains, and shows what the model writes behind the prompt.
 PROMPT ?= The Light
-run: build
+run: build ## train the example and let the model write
 	bin/cprun --nproc $(NPROC) $(ARGS) $(CONFIG)
 	@run=$$(scripts/run-dir $(CONFIG) $(ARGS)) && { test -z "$$run" || bin/cprun generate "$$run" --echo --prompt '$(PROMPT)'; }
 
@@ -33,17 +36,17 @@ LONGEST = ./internal/train ./cmd/cprun ./comm ./ring
 
 # Every test, with repetitions of the same work left to `make test-full`: -short tells what they are. go vet has looked at all
 # packages before, with every check, those without tests among them; go test -vet=all would vet the standard library anew.
-test:
+test: ## run every test of the CPU build, the short forms
 	$(GO) vet ./...
 	$(GO) test -short -vet=off $(BESIDE) $(LONGEST) ./...
 
 # The same tests with all repetitions: later steps of loss curves, more numbers of ranks, masks and random cases, large
 # collectives of every type and operation, all faults and inputs of a kind where one or a tenth stand for them. Minutes.
-test-full:
+test-full: ## run the same tests with all repetitions
 	$(GO) test -vet=off -timeout 30m $(BESIDE) $(LONGEST) ./...
 
 # Programs of other modules that use the packages of this one.
-examples:
+examples: ## run the example of the library
 	$(GO) vet -C examples/library .
 	$(GO) run -C examples/library .
 
@@ -54,52 +57,52 @@ examples:
 # hundreds of them, one after the other.
 RACE    ?= -short
 WITHOUT ?= -skip "^($$(sed -n 's|^[a-z][^ ]* ||p' scripts/race-without | tr ' \n' '||')_)$$"
-race:
+race: ## run the concurrent packages under the race detector
 	CGO_ENABLED=1 GORACE="atexit_sleep_ms=10 $(GORACE)" $(GO) test -race -vet=off $(RACE) -timeout 30m $(BESIDE) $(WITHOUT) $(LONGEST) $$(scripts/race-packages)
 
 # Faults at random moments in whole runs: kills, stops, disks that fail, damaged checkpoints.
 TRIALS ?= 220
 SEED   ?= 1
-test-crash:
+test-crash: ## inject faults at random moments into whole runs
 	$(GO) test -count 1 -v -timeout 60m -run TestCrash ./cmd/cprun -crash.trials=$(TRIALS) -crash.seed=$(SEED)
 
 # Ten times the random cases of package ring, and every algorithm, mask, layout, number of ranks and of heads with every other.
-test-ring:
+test-ring: ## run ten times the random cases of package ring
 	$(GO) test -count 1 -timeout 60m ./ring -ring.full
 
 # Saves and restores on a file system that does what network file systems do, for some minutes.
 NFS_TRIALS ?= 3000
-test-nfs:
+test-nfs: ## save and restore on a simulated network file system
 	$(GO) test -count 1 -timeout 60m -run TestNetworkFileSystem ./internal/checkpoint -nfs.trials=$(NFS_TRIALS) -nfs.seed=$(SEED)
 
 # Two hosts and a network between them that is cut, one-way, lossy, slow: network namespaces, for which a
 # user needs the right to make user namespaces and to open /dev/net/tun. Three minutes. With
 # NETWORK="-test.run ^$ -test.bench Network" it measures how many streams such networks ask for.
 NETWORK ?= -test.run Network -test.v
-test-network:
+test-network: ## run ranks over a bad network (user namespaces)
 	$(GO) test -c -tags netns -o bin/network.test ./comm
 	unshare --user --map-root-user --net bin/network.test -test.timeout 15m $(NETWORK)
 
 # All inputs that somebody made to harm; `make test` tries a share of each kind. Minutes.
-test-hostile:
+test-hostile: ## try all inputs made to harm
 	@log=$$(mktemp); $(GO) test -v -run TestHostile -timeout 30m ./internal/hostile -share 1 >"$$log" 2>&1; s=$$?; \
 	grep -v -e '^ *=== ' -e '--- PASS' "$$log"; rm -f "$$log"; exit $$s
 
 # Faults of nodes and networks in a run on four hosts: namespaces of this machine, which takes root.
 FAULTS ?= 40
-test-cluster:
+test-cluster: ## inject faults of nodes and networks (root)
 	$(GO) vet -tags cluster,$(TAGS) ./cmd/cprun ./internal/lan
 	$(GO) test -count 1 -tags cluster,$(TAGS) -vet off -v -timeout 60m -run 'TestCluster|TestNodes' ./cmd/cprun -cluster.faults=$(FAULTS) -cluster.seed=$(SEED)
 	$(GO) test -count 1 -tags cluster,$(TAGS) -vet off ./internal/lan
 
 # The batch scripts, steps and signals of a real Slurm of two nodes, in namespaces on this machine. Wants root.
-test-slurm:
+test-slurm: ## test the batch scripts on a real Slurm (root)
 	scripts/test-slurm $(CASES)
 
 # The pages of `cprun report` in a headless Chromium: drawn, by keyboard, on a phone, in gray, and compared with
 # the screenshots in scripts/tools/browser/testdata, which SHOTS=-update stores anew. Wants Chromium (Debian: chromium).
 SHOTS ?=
-test-report: build
+test-report: build ## compare the pages of cprun report with screenshots (Chromium)
 	mkdir -p build/report
 	bin/cprun report internal/report/testdata/experiment --out build/report/experiment.html
 	bin/cprun report internal/report/testdata/hostile --out build/report/hostile.html
@@ -107,33 +110,33 @@ test-report: build
 	$(GO) test -C scripts/tools -count 1 ./browser -pages $(CURDIR)/build/report -shots $(CURDIR)/build/report/shots $(SHOTS)
 
 # The Job for Kubernetes against the published schemas. Wants Python and the network.
-check-kubernetes:
+check-kubernetes: ## check the Kubernetes Job against the published schemas
 	scripts/kubernetes/check
 
 # The agents of a job of many nodes in one process, on a network that loses packets and hosts. It
 # prints the rows of docs/cluster-simulation.md. Then jobs with faults at random, without a network.
 AGENTS ?= 1024
 JOBS   ?= 40000
-simulate-cluster:
+simulate-cluster: ## simulate the agents of a job of many nodes
 	$(GO) test -count 1 -v -timeout 3h -run 'TestSimulation$$' ./internal/cluster/gossip -gossip.agents $(AGENTS)
 	$(GO) test -count 1 -v -timeout 3h -run 'TestSimulation$$' ./internal/cluster -cluster.agents $(AGENTS)
 	$(GO) test -count 1 -timeout 3h -run TestRandomFaults ./internal/cluster -seeds $(JOBS)
 
 FUZZTIME ?= 30s
-fuzz:
+fuzz: ## run every fuzzer for FUZZTIME
 	scripts/fuzz.sh $(FUZZTIME)
 
-lint: staticcheck
+lint: staticcheck ## run go vet, gofmt and staticcheck
 	$(GO) vet ./...
 	test -z "$$($$($(GO) env GOROOT)/bin/gofmt -l .)"
 
 # What only one of the two builds uses is used: staticcheck looks at both together.
-staticcheck:
+staticcheck: ## run staticcheck on both builds
 	$(GO) build -C scripts/tools -o $(CURDIR)/bin/staticcheck honnef.co/go/tools/cmd/staticcheck
 	$(CUDA) printf 'plain: CGO_ENABLED=0 -tags=$(TAGS)\ncuda: CGO_ENABLED=1 -tags=cuda,$(TAGS)\n' | bin/staticcheck -matrix ./...
 
 # Writes the assembly of the CPU kernels from kernels/cpu/internal/simd/gen, which is a module of its own.
-asm:
+asm: ## write the assembly of the CPU kernels
 	cd kernels/cpu/internal/simd/gen && $(GO) run .
 	scripts/asm-sums >kernels/cpu/internal/simd/gen/written.txt
 
@@ -141,7 +144,7 @@ asm:
 # turns. ROUNDS=5 for figures that are kept.
 PYTHON ?= python3
 ROUNDS ?= 1
-bench:
+bench: ## run the benchmarks, beside PyTorch if PYTHON has it
 	$(GO) test -run '^$$' -bench . ./partition ./ring ./internal/plan ./kernels/cpu ./comm ./attention/...
 	@if $(PYTHON) -c 'import numpy, torch, transformers' 2>/dev/null; then $(PYTHON) scripts/peer/cpu.py --rounds $(ROUNDS); \
 	else echo "no comparison with peers: PYTHON=$(PYTHON) lacks numpy, torch or transformers (scripts/peer/README.md)"; fi
@@ -149,7 +152,7 @@ bench:
 # With the tag cuda. scripts/cuda-env finds a toolkit, or has one's headers fetched.
 CUDA = eval "$$(scripts/cuda-env)" &&
 
-cuda:
+cuda: ## build bin/cprun for GPUs
 	$(CUDA) $(GO) build -tags cuda,$(TAGS) -o bin/cprun ./cmd/cprun
 
 # The tests with the tag cuda that need no GPU: runs the flash kernels as C++ on the CPU, compiles every
@@ -158,38 +161,38 @@ cuda:
 # compiler have passed (kernels/source/testdata/compiled.txt), and the host runs a third of the cases in the types beside the
 # first. What go test would vet, vet-cuda does.
 SHORT ?=
-test-kernels:
+test-kernels: ## compile and test the CUDA kernels without a GPU
 	$(CUDA) $(GO) test -tags cuda,$(TAGS) -vet off $(SHORT) -timeout 30m ./kernels/internal/call ./kernels/source ./internal/cuda/nvrtc ./internal/cuda/driver
 
 # Where no file has the tag, go vet sees what it has seen without; that all compile with it, tests too, staticcheck says.
-vet-cuda:
+vet-cuda: ## run go vet on the CUDA build
 	$(CUDA) $(GO) vet -tags cuda,$(TAGS) $$(scripts/cuda-packages)
 
 # Every test of the packages that use GPUs, on a machine with GPUs and Go, and once more under
 # compute-sanitizer where it is installed. Without Go there: scripts/gpu-pack.
 OUT ?= build/gpu
-test-gpu:
+test-gpu: ## run every GPU test (GPUs)
 	scripts/gpu-pack .carry
 	OUT=$(OUT) .carry/run.sh --sanitize
 
-gpu-pack:
+gpu-pack: ## pack the GPU tests for machines without Go
 	scripts/gpu-pack .carry
 
 # Installs the binary in bin/, that of `make build` or `make cuda`, with docs and examples.
 PREFIX  ?= /usr/local
 DESTDIR ?=
-install:
+install: ## install bin/cprun under PREFIX
 	test -x bin/cprun || $(MAKE) build
 	install -D -m 755 bin/cprun "$(DESTDIR)$(PREFIX)/bin/cprun"
 	scripts/stage bin/cprun "$(DESTDIR)$(PREFIX)/share/doc/cprun"
 
 # One archive with the CUDA build, which runs without GPUs too, the same bytes each time.
-dist:
+dist: ## make the release archive
 	scripts/dist dist
 
 # Packs twice, here and in a copy elsewhere: the archives must be the same bytes. It takes minutes.
-check-dist:
+check-dist: ## check that the archive is reproducible
 	scripts/check-dist
 
-clean:
+clean: ## remove bin and dist
 	rm -rf bin dist

@@ -69,7 +69,7 @@ var allowed = map[string]string{
 	"internal/model":                     "attention internal/hf tensor",
 	"internal/model/opstest":             "internal/model internal/near tensor",
 	"internal/near":                      "",
-	"internal/generate":                  "attention internal/hf internal/model kernels/cpu partition tensor",
+	"internal/generate":                  "attention internal/device internal/hf internal/model partition tensor",
 
 	"internal/cost": "internal/files internal/planner kernels partition tensor",
 	"internal/machine": "attention/backends internal/config internal/cuda/driver internal/files" +
@@ -112,10 +112,10 @@ var allowed = map[string]string{
 	"internal/job": "attention/backends internal/bench internal/cost internal/machine internal/planner",
 	"internal/worker": "comm/device attention/backends comm internal/attend internal/backend internal/bench internal/config internal/cost internal/device" +
 		" internal/job internal/launch internal/launch/progress internal/launch/standing internal/machine internal/plan internal/planner internal/train tensor | internal/cuda",
-	"internal/command": "attention/backends comm partition internal/attend internal/backend internal/bench internal/checkpoint internal/cluster internal/cost internal/experiment internal/files internal/generate internal/terminal" +
+	"internal/command": "attention/backends comm partition internal/attend internal/backend internal/bench internal/checkpoint internal/cluster internal/cost internal/device internal/experiment internal/files internal/generate internal/terminal" +
 		" internal/config internal/data internal/hf internal/job internal/launch internal/launch/progress internal/launch/standing internal/launch/status internal/machine internal/model" +
 		" internal/place internal/place/key internal/plan internal/planner internal/report internal/safetensors internal/tokenizer internal/top internal/train kernels/cpu tensor",
-	"cmd/cprun": "internal/attend internal/bench internal/command internal/config internal/job internal/machine internal/terminal internal/ulimit internal/worker partition ring",
+	"cmd/cprun": "attention/backends internal/attend internal/bench internal/command internal/config internal/job internal/machine internal/terminal internal/ulimit internal/worker partition ring",
 
 	"scripts/mutate":        "attention/backends",
 	"scripts/tokenizer-ids": "internal/files internal/tokenizer",

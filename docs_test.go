@@ -181,3 +181,18 @@ func TestArchitectureNamesThePackages(t *testing.T) {
 		}
 	}
 }
+
+// `make help` lists every target.
+func TestEveryTargetHasHelp(t *testing.T) {
+	text, err := os.ReadFile("Makefile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, targets, _ := strings.Cut(string(text), ".PHONY: all ")
+	targets, _, _ = strings.Cut(targets, "\n")
+	for _, target := range strings.Fields(targets) {
+		if !regexp.MustCompile(`(?m)^` + target + `:[^#\n]*## .`).Match(text) {
+			t.Errorf("make help does not list %s: its line needs \"## what it does\"", target)
+		}
+	}
+}

@@ -131,7 +131,7 @@ func integers(t *testing.T) string {
 }
 
 func TestHelpHasAnExampleEverywhere(t *testing.T) {
-	for _, args := range [][]string{{"-h"}, {"plan", "-h"}, {"attention", "-h"}, {"scale", "-h"}, {"export", "-h"}, {"generate", "-h"}, {"doctor", "-h"}, {"version", "-h"}} {
+	for _, args := range [][]string{{"-h"}, {"plan", "-h"}, {"attention", "-h"}, {"scale", "-h"}, {"export", "-h"}, {"generate", "-h"}, {"doctor", "-h"}, {"version", "-h"}, {"completion", "-h"}, {"completion", "zsh", "-h"}} {
 		stdout, _ := must(t, args...)
 		if !strings.Contains(stdout, "Examples:") {
 			t.Errorf("cprun %v has no example:\n%s", args, stdout)

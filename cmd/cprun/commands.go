@@ -42,7 +42,6 @@ ring whose transfers hide behind the kernels.`,
 			return finish(command.Train(c.Context(), args[0], o))
 		},
 	}
-	root.CompletionOptions.HiddenDefaultCmd = true
 	root.SetFlagErrorFunc(flagError)
 	root.SetHelpCommand(helpCommand())
 	launchFlags(root.Flags(), &o.Options)
@@ -53,6 +52,7 @@ ring whose transfers hide behind the kernels.`,
 	root.Flags().BoolVar(&o.NoSave, "no-checkpoint", false, "write no checkpoint: the run is a measurement, as those of cprun scale are")
 	root.Flags().MarkHidden("no-checkpoint")
 	root.AddCommand(planCommand(), attentionCommand(), benchCommand(), scaleCommand(), exportCommand(), evalCommand(), generateCommand(), tokenizeCommand(), reportCommand(), topCommand(), doctorCommand(), versionCommand(), workerCommand())
+	completes(root)
 	return root
 }
 

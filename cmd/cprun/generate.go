@@ -14,8 +14,9 @@ func generateCommand() *cobra.Command {
 		Use:   "generate RUN|HF-DIR --prompt TEXT",
 		Short: "print text that the model of a run or of a Hugging Face directory writes",
 		Long: `Reads the prompt and writes on, token by token, to standard output: nothing else is
-printed there. It computes on the CPU, in float32, and keeps keys and values, so that
-each token costs one pass. The same seed writes the same text. The text ends at the
+printed there. It computes on one device, in float32, and keeps keys and values, so
+that each token costs one pass. The same seed writes the same text on the same kind of
+device. The text ends at the
 model's end-of-text token, after --max-tokens, or where prompt and text are as long as
 the model has positions; Ctrl-C ends it with status 130.`,
 		Example: "  cprun generate runs/opticks-20261120-101500 --prompt \"The Rays of Light\"\n  cprun generate Llama-3.2-1B --prompt-file start.txt --max-tokens 400 --temperature 0\n  echo \"Let there be\" | cprun generate Llama-3.2-1B --prompt - --seed 7 --quiet >text.txt",
@@ -38,8 +39,9 @@ the model has positions; Ctrl-C ends it with status 130.`,
 	f.Int64Var(&o.Sampling.Seed, "seed", 1, "of the draws")
 	f.Int64Var(&o.Step, "step", 0, "the checkpoint of step `N` of a run; 0: the newest")
 	f.StringVar(&o.Tokenizer, "tokenizer", "", "a tokenizer.json or the `directory` of one, or bytes (default: the model's own)")
+	f.StringVar(&o.Device, "device", "auto", "auto, cpu or cuda")
 	f.BoolVar(&o.IgnoreEOS, "ignore-eos", false, "write on behind an end-of-text token")
-	f.BoolVar(&o.Echo, "echo", false, "print the prompt, too")
+	f.BoolVar(&o.Echo, "echo", false, "also print the prompt")
 	f.BoolVar(&o.Quiet, "quiet", false, "no statistics and notes on standard error")
 	f.SortFlags = false
 	return c

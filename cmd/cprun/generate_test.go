@@ -10,6 +10,8 @@ import (
 	"syscall"
 	"testing"
 	"unicode/utf8"
+
+	"github.com/cprun/cprun/internal/machine"
 )
 
 // generated is the text that a model writes, of which nothing is said.
@@ -58,6 +60,9 @@ func TestGenerate(t *testing.T) {
 	if a, b := generated(t, dir, "--prompt", "x", "--temperature", "0"), generated(t, dir, "--prompt", "x", "--top-k", "1"); a == "" || a[0] != b[0] {
 		t.Errorf("the likeliest token: %q, and %q", a, b)
 	}
+	if got := generated(t, dir, "--prompt", "Four score", "--max-tokens", "60", "--device", "cpu"); !machine.Built && got != want {
+		t.Errorf("on the CPU: %q, want %q", got, want)
+	}
 	_, why := must(t, "generate", hf, "--prompt", strings.Repeat("a", 190), "--max-tokens", "60")
 	if !strings.Contains(why, "text: 10 tokens") || !strings.Contains(why, "as long as the model's 200 positions") {
 		t.Errorf("at the end of the positions it says %s", why)
@@ -96,6 +101,7 @@ func TestGenerateRefuses(t *testing.T) {
 		{"which tokenizer made its tokens; name it: --tokenizer", []string{ofTokens, "--prompt", "a"}},
 		{"vocab_size is 256: it is another model's; --tokenizer names", []string{words, "--prompt", "a"}},
 		{"not UTF-8 at byte 3; convert it", []string{fitting(t), "--prompt-file", notUTF8}},
+		{"--device \"gpu\": want auto, cpu or cuda", []string{dir, "--prompt", "a", "--device", "gpu"}},
 	} {
 		code, out, said := cprun(t, append([]string{"generate"}, c.args...)...)
 		if code != 2 || out != "" || strings.Count(said, "\n") != 1 || !strings.Contains(said, c.want) {
@@ -120,6 +126,12 @@ func TestGenerateEndsWithTheText(t *testing.T) {
 	out, said := must(t, "generate", dir, "--prompt", "a", "--max-tokens", "20")
 	if out != "" || !strings.Contains(said, "text: 0 tokens") || !strings.Contains(said, "the model ended the text") {
 		t.Errorf("all tokens end a text: %q, %s", out, said)
+	}
+	for _, prompt := range []string{"a", "a\n"} {
+		both, err := process(t, "generate", dir, "--prompt", prompt, "--echo").CombinedOutput()
+		if err != nil || !strings.HasPrefix(string(both), "a\ncprun: prompt: ") {
+			t.Errorf("statistics do not have a line of their own: %q, %v", both, err)
+		}
 	}
 	if out := generated(t, dir, "--prompt", "a", "--max-tokens", "20", "--ignore-eos"); out == "" {
 		t.Error("--ignore-eos writes nothing")

@@ -4,17 +4,21 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"os/signal"
 	"syscall"
 
+	"github.com/cprun/cprun/internal/backend"
 	"github.com/cprun/cprun/internal/data"
+	"github.com/cprun/cprun/internal/device"
 	"github.com/cprun/cprun/internal/files"
 	"github.com/cprun/cprun/internal/generate"
 	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/tokenizer"
+	"github.com/cprun/cprun/tensor"
 )
 
 // GenerateOptions are the flags of `cprun generate`.
@@ -26,7 +30,8 @@ type GenerateOptions struct {
 	Step       int64  // of the checkpoint of a run; 0: the newest
 	Tokenizer  string // a tokenizer.json, its directory, or bytes; "": the model's own
 	IgnoreEOS  bool
-	Echo       bool // the prompt is printed, too
+	Device     string // auto, cpu or cuda
+	Echo       bool   // also prints the prompt
 	Quiet      bool
 	Stdin      io.Reader
 	Stdout     *os.File // the text, and nothing else
@@ -36,7 +41,7 @@ type GenerateOptions struct {
 // maxPrompt bounds a prompt, in bytes: far more than any model has positions for.
 const maxPrompt = 64 << 20
 
-// Generate has the model of a run's checkpoint, or of a Hugging Face directory, write behind a prompt.
+// Generate lets the model of a run's checkpoint, or of a Hugging Face directory, continue a prompt.
 func Generate(ctx context.Context, path string, o GenerateOptions) (int, error) {
 	if err := o.check(); err != nil {
 		return 0, err
@@ -58,10 +63,10 @@ func Generate(ctx context.Context, path string, o GenerateOptions) (int, error) 
 	return 0, err
 }
 
-// errInterrupted is the end of a text that was interrupted, of which all is said.
+// errInterrupted ends a text that was interrupted and reported.
 var errInterrupted = errors.New("interrupted")
 
-// generate writes behind a text. After an interrupt it does not wait for what is being computed.
+// generate continues a text. After an interrupt it does not wait for the pass under way.
 func (o *GenerateOptions) generate(ctx context.Context, path, text string) error {
 	w, err := openSource(ctx, path, o)
 	if err != nil {
@@ -75,7 +80,17 @@ func (o *GenerateOptions) generate(ctx context.Context, path, text string) error
 	if err != nil {
 		return err
 	}
-	m, err := w.load(ctx, len(req.Prompt)+req.MaxTokens)
+	tokens := min(len(req.Prompt)+req.MaxTokens, w.positions)
+	dev, end, err := o.open(w, tokens)
+	if err != nil {
+		return err
+	}
+	m, err := generate.New(ctx, w.cfg, dev, tokens, func(p model.Param, dst []float32) error {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		return w.read(ctx, p, dst)
+	})
 	if err != nil {
 		return err
 	}
@@ -84,6 +99,9 @@ func (o *GenerateOptions) generate(ctx context.Context, path, text string) error
 	}
 	p := printing{decoder: decoder, out: o.output()}
 	rep, err := p.all(ctx, m, req, text)
+	if p.unended && !o.Quiet {
+		fmt.Fprintln(o.Stderr)
+	}
 	switch {
 	case err != nil:
 		return err
@@ -92,10 +110,10 @@ func (o *GenerateOptions) generate(ctx context.Context, path, text string) error
 		return errInterrupted
 	}
 	o.report(w, req, rep)
-	return m.Close()
+	return end()
 }
 
-// check finds what is wrong with the flags.
+// check finds the faults of the flags.
 func (o *GenerateOptions) check() error {
 	switch {
 	case o.Prompt == nil && o.PromptFile == "":
@@ -113,7 +131,7 @@ func (o *GenerateOptions) check() error {
 	return nil
 }
 
-// prompt reads the prompt. A line break that ends a file, or what is piped, is not part of it.
+// prompt reads the prompt. A line break at the end of a file or a pipe is not part of it.
 func (o *GenerateOptions) prompt() (string, error) {
 	var text []byte
 	var err error
@@ -135,7 +153,7 @@ func (o *GenerateOptions) prompt() (string, error) {
 	return string(bytes.TrimSuffix(bytes.TrimSuffix(text, []byte("\n")), []byte("\r"))), nil
 }
 
-// request is the prompt as the model reads it, and what turns its tokens into text from there on.
+// request returns the prompt's tokens, and a decoder for the tokens after them.
 func (w *source) request(text string, o *GenerateOptions) (req generate.Request, d *tokenizer.Decoder, err error) {
 	t := data.NewTokenizer(w.tokenizer, w.cfg.VocabSize)
 	if req.Prompt, err = t.Encode(text); err == nil {
@@ -172,18 +190,36 @@ func (w *source) request(text string, o *GenerateOptions) (req generate.Request,
 	return req, d, nil
 }
 
-// load reads the weights, with room for that many tokens or for all that the model has positions for.
-func (w *source) load(ctx context.Context, tokens int) (*generate.Model, error) {
-	tokens = min(tokens, w.positions)
-	weights, cache := generate.Bytes(w.cfg, tokens)
-	if _, usable := launch.HostMemory(); usable > 0 && weights+cache > usable {
-		return nil, inputf("%s: the weights take %.1f GB in float32, keys and values of %d tokens %.1f GB, and this machine has %.1f GB; take a larger one, or fewer --max-tokens",
-			w.what, float64(weights)/1e9, tokens, float64(cache)/1e9, float64(usable)/1e9)
+// open takes the device of --device into use, if its memory holds the model and the keys and values of
+// that many tokens. end closes it.
+func (o *GenerateOptions) open(w *source, tokens int) (dev *device.Device, end func() error, err error) {
+	m, err := found(o.Device)
+	if err != nil {
+		return nil, nil, err
 	}
-	return generate.New(w.cfg, tokens, func(p model.Param, dst []float32) error {
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		return w.read(ctx, p, dst)
+	weights, cache := generate.Bytes(w.cfg, tokens)
+	if m.Memory > 0 && weights+cache > m.Memory {
+		return nil, nil, inputf("%s: the weights take %.1f GB in float32, keys and values of %d tokens %.1f GB, and this %s has %.1f GB; take a larger one, or fewer --max-tokens",
+			w.what, float64(weights)/1e9, tokens, float64(cache)/1e9, map[bool]string{true: "machine", false: "GPU"}[m.Arch == 0], float64(m.Memory)/1e9)
+	}
+	if m.Arch == 0 {
+		stream := tensor.NewHostStream("compute")
+		d := device.CPU(stream, "flash", tensor.F32)
+		return &d, func() error { return errors.Join(d.Close(), stream.Close()) }, nil
+	}
+	var layers []backend.Request
+	for l := range w.cfg.NumHiddenLayers {
+		layers = append(layers, backend.Request{
+			DType: tensor.F32, Batch: 1, SeqQ: tokens, SeqKV: tokens, Heads: w.cfg.NumAttentionHeads, KVHeads: w.cfg.NumKeyValueHeads,
+			HeadDim: w.cfg.HeadDim, HeadDimV: w.cfg.HeadDim, Causal: true, Window: w.cfg.Window(l), Ranks: 1, Algorithm: "ring", Layout: "contiguous",
+		})
+	}
+	choice, err := ask(0, func(disabled uint8) (*backend.Choice, error) { return backend.Select(m, disabled, layers...) })
+	if err != nil {
+		return nil, nil, err
+	}
+	d, err := device.CUDA(device.CUDAOptions{
+		Backend: choice.Backend.String(), Remedies: choice.Kinds(), Compute: tensor.F32, Machine: m, HeadDim: w.cfg.HeadDim, Note: o.note,
 	})
+	return &d, d.Close, err
 }

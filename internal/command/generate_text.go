@@ -14,8 +14,8 @@ import (
 	"github.com/cprun/cprun/internal/tokenizer"
 )
 
-// output is where the text goes. What a terminal obeys does not pass to one; a file or a pipe gets the
-// text as the model writes it.
+// output returns the writer of the text: it keeps control characters from a terminal; a file or a pipe gets
+// the text as the model writes it.
 func (o *GenerateOptions) output() io.Writer {
 	if launch.Terminal(o.Stdout) {
 		return terminal.NewWriter(o.Stdout)
@@ -28,9 +28,10 @@ type printing struct {
 	decoder *tokenizer.Decoder
 	out     io.Writer
 	buf     []byte
+	unended bool // the output does not end with a line break
 }
 
-// all has the model write, behind what is printed before.
+// all prints before, then the model's text.
 func (p *printing) all(ctx context.Context, m *generate.Model, req generate.Request, before string) (generate.Report, error) {
 	if err := p.write([]byte(before)); err != nil {
 		return generate.Report{}, err
@@ -44,12 +45,13 @@ func (p *printing) all(ctx context.Context, m *generate.Model, req generate.Requ
 
 func (p *printing) token(id int32) error { return p.write(p.decoder.Append(p.buf[:0], id)) }
 
-// end writes what is left. A terminal goes on on a new line.
+// end writes the rest, and ends the line of a terminal.
 func (p *printing) end() error {
 	err := p.write(p.decoder.Flush(p.buf[:0]))
 	if t, ok := p.out.(*terminal.Writer); ok && err == nil {
 		_, err = t.Write([]byte("\n"))
 		err = errors.Join(err, t.Flush())
+		p.unended = false
 	}
 	return err
 }
@@ -62,6 +64,7 @@ func (p *printing) write(text []byte) error {
 	if _, err := p.out.Write(text); err != nil {
 		return fmt.Errorf("standard output: %w", err)
 	}
+	p.unended = text[len(text)-1] != '\n'
 	return nil
 }
 
@@ -72,13 +75,13 @@ func (o *GenerateOptions) note(line string) {
 	}
 }
 
-// report says how fast the text was, and why it ends.
+// report prints the speed, and why the text ends.
 func (o *GenerateOptions) report(w *source, req generate.Request, rep generate.Report) {
 	rate := func(n int, d time.Duration) string {
 		return fmt.Sprintf("%s tokens in %.2f s (%.1f tokens/s)", progress.Thousands(int64(n)), d.Seconds(), float64(n)/max(d.Seconds(), 1e-9))
 	}
 	why := map[generate.End]string{
-		generate.EndOfText: "the model ended the text", generate.EndTokens: "--max-tokens are written", generate.Interrupted: "interrupted",
+		generate.EndOfText: "the model ended the text", generate.EndTokens: "wrote --max-tokens tokens", generate.Interrupted: "interrupted",
 		generate.EndRoom: fmt.Sprintf("prompt and text are as long as the model's %d positions", w.positions),
 	}
 	line := fmt.Sprintf("prompt: %d tokens", len(req.Prompt)) // of one that was interrupted

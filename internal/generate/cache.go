@@ -4,9 +4,9 @@ import (
 	"errors"
 
 	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/internal/device"
 	"github.com/cprun/cprun/internal/hf"
 	"github.com/cprun/cprun/internal/model"
-	"github.com/cprun/cprun/kernels/cpu"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
 )
@@ -14,19 +14,24 @@ import (
 // cache is attention that remembers: new queries see the keys of all that was read before, and their own.
 type cache struct {
 	cfg  *hf.Config
-	ops  *cpu.Kernels
+	dev  *device.Device
 	k, v []View // of each layer, [1, room, KV heads, head dim], rotated
 	read int    // rows that are filled in every layer
 	room int
 }
 
-func newCache(cfg *hf.Config, ops *cpu.Kernels, room int) *cache {
-	c := &cache{cfg: cfg, ops: ops, room: room}
+func newCache(cfg *hf.Config, dev *device.Device, room int) (*cache, error) {
+	c := &cache{cfg: cfg, dev: dev, room: room}
 	for range cfg.NumHiddenLayers {
-		c.k = append(c.k, tensor.New(tensor.F32, 1, room, cfg.NumKeyValueHeads, cfg.HeadDim))
-		c.v = append(c.v, tensor.New(tensor.F32, 1, room, cfg.NumKeyValueHeads, cfg.HeadDim))
+		for _, list := range []*[]View{&c.k, &c.v} {
+			v, err := dev.Vector("keys and values", tensor.F32, room*cfg.NumKeyValueHeads*cfg.HeadDim)
+			if err != nil {
+				return nil, err
+			}
+			*list = append(*list, tensor.Dense(v.Memory(), tensor.F32, 0, [4]int{1, room, cfg.NumKeyValueHeads, cfg.HeadDim}))
+		}
 	}
-	return c
+	return c, nil
 }
 
 // Forward keeps k and v behind those that there are, and sets out to the attention of q over all of
@@ -34,15 +39,15 @@ func newCache(cfg *hf.Config, ops *cpu.Kernels, room int) *cache {
 func (c *cache) Forward(layer int, out attention.Partial, q, k, v View) error {
 	rows := q.Len(tensor.Seq)
 	seen := c.read + rows
-	c.ops.Copy(c.k[layer].Slice(tensor.Seq, c.read, seen), k)
-	c.ops.Copy(c.v[layer].Slice(tensor.Seq, c.read, seen), v)
+	c.dev.Ops.Copy(c.k[layer].Slice(tensor.Seq, c.read, seen), k)
+	c.dev.Ops.Copy(c.v[layer].Slice(tensor.Seq, c.read, seen), v)
 	// More keys than queries: the mask is aligned at the end of both.
 	mask, err := partition.NewMask(true, c.cfg.Window(layer), rows, seen, nil)
 	if err != nil {
 		return err
 	}
 	shape := partition.Shape{SeqQ: rows, SeqKV: seen, Size: 1, Layout: partition.Contiguous{}, Mask: mask}
-	pass, err := c.ops.Forward(out.O, out, q, attention.Softmax{Scale: c.cfg.SoftmaxScale()})
+	pass, err := c.dev.Kernel.Forward(out.O, out, q, attention.Softmax{Scale: c.cfg.SoftmaxScale()})
 	if err != nil {
 		return err
 	}

@@ -3,6 +3,7 @@ package generate
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -13,6 +14,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/internal/device"
 	"github.com/cprun/cprun/internal/hf"
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/near"
@@ -136,7 +138,8 @@ func randomWeights(cfg *hf.Config, r *rand.Rand) View {
 // loaded is a model with weights of a flat buffer, and room for n tokens.
 func loaded(t *testing.T, cfg *hf.Config, weights View, n int) *Model {
 	t.Helper()
-	m, err := New(cfg, n, func(p model.Param, dst []float32) error {
+	dev, end := host()
+	m, err := New(t.Context(), cfg, dev, n, func(p model.Param, dst []float32) error {
 		copy(dst, tensor.Data[float32](p.View(weights)))
 		return nil
 	})
@@ -144,11 +147,18 @@ func loaded(t *testing.T, cfg *hf.Config, weights View, n int) *Model {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := m.Close(); err != nil {
+		if err := end(); err != nil {
 			t.Error(err)
 		}
 	})
 	return m
+}
+
+// host is the CPU, and what ends its use.
+func host() (*device.Device, func() error) {
+	stream := tensor.NewHostStream("compute")
+	dev := device.CPU(stream, "flash", tensor.F32)
+	return &dev, func() error { return errors.Join(dev.Close(), stream.Close()) }
 }
 
 // However a sequence is cut into a prompt and what is read behind it, the logits are those of the pass
@@ -184,7 +194,8 @@ func TestReadingOnIsReadingTheWhole(t *testing.T) {
 func TestThereIsNoRoomBehindTheEnd(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	cfg := randomModel(r)
-	m, err := New(cfg, 4, func(model.Param, []float32) error { return nil })
+	dev, end := host()
+	m, err := New(t.Context(), cfg, dev, 4, func(model.Param, []float32) error { return nil })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -197,7 +208,7 @@ func TestThereIsNoRoomBehindTheEnd(t *testing.T) {
 	if _, err := m.Read(t.Context(), []int32{int32(cfg.VocabSize)}); err == nil {
 		t.Error("a token outside of the vocabulary was read")
 	}
-	if err := m.Close(); err == nil {
+	if err := end(); err == nil {
 		t.Error("what went wrong is forgotten at the end")
 	}
 }
