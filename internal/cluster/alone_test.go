@@ -25,7 +25,7 @@ type lone struct {
 	ends     []error // of its waits for a start
 	prepares []World
 	left     bool
-	values   map[ballot]string // what was put forward under each: one value at most
+	values   map[string]string // what was put forward, by decision and ballot: one value at most
 }
 
 type sent struct {
@@ -68,7 +68,7 @@ func newLone(t *testing.T, name string, change ...func(*Config)) *lone {
 	for _, f := range change {
 		f(&cfg)
 	}
-	l := &lone{t: t, dials: map[string]int{}, hungUp: map[string]int{}, values: map[ballot]string{}}
+	l := &lone{t: t, dials: map[string]int{}, hungUp: map[string]int{}, values: map[string]string{}}
 	self := Member{Name: name, Host: name, HostID: name, NodeRank: -1, NProc: 2, Addr: addrOf(name)}
 	l.m = newMachine(&cfg, self, l, time.Unix(0, 0))
 	l.m.next()
@@ -260,10 +260,11 @@ func (l *lone) send(m *message, names ...string) {
 		l.t.Error(err)
 	}
 	if a := copied.Accept; a != nil {
-		if other, ok := l.values[a.Ballot]; ok && other != string(raw) {
-			l.t.Errorf("ballot %v carries both\n%s and\n%s", a.Ballot, other, raw)
+		k := fmt.Sprint(a.Decision.Index, a.Ballot)
+		if other, ok := l.values[k]; ok && other != string(raw) {
+			l.t.Errorf("decision and ballot %v carry both\n%s and\n%s", k, other, raw)
 		}
-		l.values[a.Ballot] = string(raw)
+		l.values[k] = string(raw)
 	}
 	for _, name := range names {
 		l.sent = append(l.sent, sent{name, copied})

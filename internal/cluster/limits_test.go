@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -190,7 +191,22 @@ func TestPrepareHangs(t *testing.T) {
 		t.Errorf("the caller's wait ends %d times", len(l.ends))
 	}
 	l.m.prepared(1, []byte("late"), nil, nil)
-	if len(l.begun) > 0 || len(l.ends) != 1 {
-		t.Errorf("a payload that comes too late begins %v", l.begun)
+	if len(l.begun) > 0 || len(l.ends) != 1 || len(l.prepares) != 1 {
+		t.Errorf("a payload that comes too late begins %v, %d are prepared", l.begun, len(l.prepares))
+	}
+}
+
+// A candidate that gets no votes ends, and says how few are on its side.
+func TestCandidateGivesUp(t *testing.T) {
+	l := campaigner(t, quintet)
+	l.m.down("c", "no word")
+	l.runs(l.m.cfg.RegroupTimeout - 5*time.Second)
+	if len(l.ends) > 0 {
+		t.Fatalf("it ends too early: %v", l.ends)
+	}
+	l.runs(10 * time.Second)
+	over := (*launch.Over)(nil)
+	if len(l.ends) != 1 || !errors.As(l.ends[0], &over) || over.ExitCode != launch.ExitFailed || !strings.Contains(over.Why, "3 of 5 nodes") {
+		t.Errorf("ends %v", l.ends)
 	}
 }

@@ -195,7 +195,7 @@ func few(n uint64) uint64 {
 
 // One seed is one job. make simulate-cluster runs more of them.
 func TestRandomFaults(t *testing.T) {
-	for seed := *firstSeed; seed < *firstSeed+few(*seeds); seed++ {
+	for seed := *firstSeed; seed < *firstSeed+*seeds; seed++ {
 		if err := chaos(seed, nil); err != nil {
 			t.Errorf("seed %d: %v", seed, err)
 			if testing.Verbose() {
@@ -207,7 +207,7 @@ func TestRandomFaults(t *testing.T) {
 }
 
 var (
-	seeds     = flag.Uint64("seeds", 400, "jobs of TestRandomFaults")
+	seeds     = flag.Uint64("seeds", 2000, "jobs of TestRandomFaults")
 	firstSeed = flag.Uint64("first-seed", 0, "that of the first of them")
 )
 

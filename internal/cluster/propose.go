@@ -44,10 +44,10 @@ func (m *machine) propose(d *decision) {
 		return
 	case m.reg.index == 0: // nobody else decides yet
 		m.decided(d)
-	case p != nil && !p.asking: // elected, and the promises hold
+	case p != nil: // elected, and the promises hold
 		p.value, p.pending = d, m.now
 		m.offer()
-	case m.reg.last.Leader.Name == m.self.Name && m.reg.promised == ballot{}:
+	case m.reg.last.Leader.Name == m.self.Name:
 		m.prop = &proposal{ballot: first(m.self.Name), value: d, pending: m.now}
 		m.offer()
 	default:
@@ -61,10 +61,8 @@ func (m *machine) ask() {
 	p := m.prop
 	p.ballot = ballot{max(m.rival, m.reg.promised.N) + 1, m.self.Name}
 	p.asking, p.yes, p.asked = true, map[string]bool{}, m.now
-	mine, no := m.reg.prepare(&prepare{m.reg.index + 1, p.ballot})
-	if no == nil {
-		m.count(m.self.Name, mine)
-	}
+	mine, _ := m.reg.prepare(&prepare{m.reg.index + 1, p.ballot})
+	m.count(m.self.Name, mine)
 	m.reach()
 }
 
@@ -86,8 +84,6 @@ func (m *machine) reach() {
 	for _, v := range m.reg.voters() {
 		if p := m.peers[v.Name]; p != nil {
 			m.solicit(p)
-		} else if v.Name != m.self.Name {
-			m.dial(v.Addr)
 		}
 	}
 }
@@ -110,9 +106,7 @@ func (m *machine) press() {
 		return
 	}
 	for _, v := range m.reg.voters() {
-		if m.peers[v.Name] == nil && v.Name != m.self.Name {
-			m.dial(v.Addr)
-		}
+		m.dial(v.Addr)
 	}
 	if p.asking && m.now.Sub(p.asked) >= round+m.jitter() {
 		m.ask()
@@ -145,7 +139,6 @@ func (m *machine) onPrepare(p *peer, req *prepare) {
 		m.fx.send(&message{Nack: no}, p.Name)
 		return
 	}
-	m.rival = max(m.rival, req.Ballot.N)
 	if m.role == campaigning {
 		m.setRole(seeking, "")
 	}
@@ -178,7 +171,7 @@ func (m *machine) onPromise(p *peer, yes *promise) {
 func (m *machine) count(from string, yes *promise) {
 	p := m.prop
 	p.yes[from] = true
-	if yes.Accepted != nil && (p.best == nil || yes.At.compare(p.bestAt) > 0) {
+	if yes.At.compare(p.bestAt) > 0 {
 		p.best, p.bestAt = yes.Accepted, yes.At
 	}
 	if !quorum(m.reg.voters(), func(name string) bool { return p.yes[name] }) {
@@ -230,16 +223,13 @@ func (m *machine) onNack(p *peer, no *nack) {
 
 // decided: a decision is made, and this agent is the first to know.
 func (m *machine) decided(d *decision) {
-	if !m.learn(d) {
-		return
-	}
+	m.learn(d)
 	m.gather = nil
 	if d.Leader.Name == m.self.Name {
 		m.under = first(m.self.Name)
 	}
 	msg := &message{Decided: d}
 	for _, p := range m.sorted() {
-		p.status.Index = d.Index
 		m.fx.send(msg, p.Name)
 	}
 	if d.End != nil {

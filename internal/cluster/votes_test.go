@@ -1,0 +1,689 @@
+package cluster
+
+import (
+	"testing"
+	"time"
+)
+
+// The rules that keep a decision from being made twice, each by the messages that go in and come out.
+
+var quintet = worldOf(1, "a:0 b:1 c:2 d:3 e:4")
+
+// second is a decision that a might have put forward after the first. mark tells them apart.
+func second(mark string) *decision {
+	d := start("a", worldOf(2, "b:1 c:2"))
+	d.Payload = []byte(mark)
+	return d
+}
+
+// An agent promises a ballot, and accepts under it, unless it has promised a later one. With its promise it tells what
+// it has accepted last, and under which ballot.
+func TestVoterKeepsItsPromises(t *testing.T) {
+	type step struct {
+		from    string
+		ask     *prepare // or
+		offer   *accept
+		yes     bool
+		had     string // mark of the decision that comes with the promise
+		at      ballot
+		promise ballot // that a refusal names
+	}
+	ask := func(from string, n int) step { return step{from: from, ask: &prepare{2, ballot{n, from}}} }
+	offer := func(from string, n int, mark string) step {
+		return step{from: from, offer: &accept{ballot{n, from}, *second(mark)}}
+	}
+	yes := func(s step) step { s.yes = true; return s }
+	had := func(s step, mark string, at ballot) step { s.yes, s.had, s.at = true, mark, at; return s }
+	no := func(s step, promised ballot) step { s.promise = promised; return s }
+	b3, a4, b6 := ballot{3, "b"}, ballot{4, "a"}, ballot{6, "b"}
+
+	l := voter(t, "c", trio)
+	l.up("a", status{Index: 1})
+	for i, s := range []step{
+		yes(ask("b", 3)),
+		no(ask("a", 2), b3),
+		no(ask("a", 3), b3),        // of equal numbers the later name is the later ballot
+		no(offer("a", 2, "x"), b3), // nor is a value accepted
+		no(offer("a", 0, "x"), b3), // also of the leader of before, who needs no promise
+		yes(ask("b", 3)),           // the same again
+		yes(offer("b", 3, "x")),
+		yes(offer("b", 3, "x")),
+		had(ask("a", 4), "x", b3),
+		no(offer("b", 3, "x"), a4),
+		no(ask("b", 3), a4),
+		yes(offer("a", 4, "x")),
+		had(ask("b", 5), "x", a4),
+		yes(offer("b", 6, "y")), // to accept is to promise
+		no(ask("a", 5), b6),
+		no(offer("a", 5, "x"), b6),
+		had(ask("b", 7), "y", b6),
+	} {
+		l.forget()
+		if s.ask != nil {
+			l.from(s.from, &message{Prepare: s.ask})
+		} else {
+			l.from(s.from, &message{Accept: s.offer})
+		}
+		p, a, n := l.promises(s.from), l.accepts(s.from), l.refuses(s.from)
+		switch {
+		case s.yes && s.ask != nil:
+			if p == nil || n != nil || p.Index != 2 || p.Ballot != s.ask.Ballot {
+				t.Fatalf("step %d: promise %+v, refusal %+v", i, p, n)
+			}
+			if s.had == "" && p.Accepted != nil || s.had != "" && (p.Accepted == nil || string(p.Accepted.Payload) != s.had || p.At != s.at) {
+				t.Fatalf("step %d: promise with %+v at %v", i, p.Accepted, p.At)
+			}
+		case s.yes:
+			if a == nil || n != nil || a.Index != 2 || a.Ballot != s.offer.Ballot {
+				t.Fatalf("step %d: accepted %+v, refusal %+v", i, a, n)
+			}
+		case p != nil || a != nil || n == nil || n.Promised != s.promise || n.Index != 1:
+			t.Fatalf("step %d: promise %+v, accepted %+v, refusal %+v", i, p, a, n)
+		}
+	}
+}
+
+// Votes are for the decision after the last that a voter knows. Who asks about an older one is told it.
+func TestVotesAreForTheNextDecision(t *testing.T) {
+	for _, m := range []*message{
+		{Prepare: &prepare{3, ballot{9, "b"}}},
+		{Accept: &accept{ballot{9, "b"}, *start("a", worldOf(3, "b:1 c:2"))}},
+	} {
+		l := voter(t, "c", trio)
+		l.forget()
+		l.from("b", m)
+		if l.promises("b") != nil || l.accepts("b") != nil || l.refuses("b") == nil || l.refuses("b").Index != 1 {
+			t.Errorf("of a later decision: %+v", l.sent)
+		}
+		l.from("b", &message{Prepare: &prepare{2, ballot{1, "b"}}})
+		if l.promises("b") == nil {
+			t.Errorf("it holds back its vote for the next: %+v", l.sent)
+		}
+	}
+	for _, m := range []*message{
+		{Prepare: &prepare{1, ballot{9, "b"}}},
+		{Accept: &accept{ballot{9, "b"}, *start("b", trio)}},
+	} {
+		l := voter(t, "c", trio)
+		l.forget()
+		l.from("b", m)
+		if d := l.tells("b"); l.promises("b") != nil || l.accepts("b") != nil || d == nil || d.Index != 1 || d.Leader.Name != "a" {
+			t.Errorf("of an older decision: %+v", l.sent)
+		}
+	}
+}
+
+// What was promised and accepted for a decision says nothing about the one after it.
+func TestVotesEndWithTheDecision(t *testing.T) {
+	l := voter(t, "c", trio)
+	l.from("b", &message{Accept: &accept{ballot{7, "b"}, *second("x")}})
+	l.from("b", &message{Decided: second("x")})
+	l.forget()
+	l.from("b", &message{Prepare: &prepare{3, ballot{1, "b"}}})
+	if p := l.promises("b"); p == nil || p.Accepted != nil {
+		t.Errorf("promise %+v, refusal %+v", p, l.refuses("b"))
+	}
+}
+
+// An agent that can hear the one that leads promises nothing to others, and says who that is. To the one that leads it
+// does.
+func TestVoterThatHearsALeader(t *testing.T) {
+	l := follower(t, "c")
+	l.up("b", status{Index: 1})
+	l.from("b", &message{Prepare: &prepare{2, ballot{1, "b"}}})
+	if n := l.refuses("b"); l.promises("b") != nil || n == nil || n.Leader != found("a") {
+		t.Errorf("promise %+v, refusal %+v", l.promises("b"), n)
+	}
+	l.from("a", &message{Prepare: &prepare{2, ballot{1, "a"}}})
+	if l.promises("a") == nil {
+		t.Error("no promise for its leader")
+	}
+	l.forget()
+	l.from("b", &message{Prepare: &prepare{2, ballot{9, "b"}}})
+	if n := l.refuses("b"); n == nil || n.Leader != found("a") {
+		t.Errorf("it has left its leader: refusal %+v", n)
+	}
+	l = leader(t)
+	l.from("b", &message{Prepare: &prepare{2, ballot{1, "b"}}})
+	if n := l.refuses("b"); l.promises("b") != nil || n == nil || n.Leader != found("a") {
+		t.Errorf("a leader: promise %+v, refusal %+v", l.promises("b"), n)
+	}
+}
+
+// An agent leads when a quorum has promised what it was asked for, and not before.
+func TestQuorumElects(t *testing.T) {
+	type vote struct {
+		from   string
+		change func(*promise)
+	}
+	none := func(*promise) {}
+	for _, c := range []struct {
+		name  string
+		votes []vote
+		leads bool
+	}{
+		{"its own", nil, false},
+		{"one of four", []vote{{"c", none}}, false},
+		{"the same again", []vote{{"c", none}, {"c", none}}, false},
+		{"two", []vote{{"c", none}, {"d", none}}, true},
+		{"one for an earlier ballot", []vote{{"c", none}, {"d", func(p *promise) { p.Ballot.N-- }}}, false},
+		{"one for that of another agent", []vote{{"c", none}, {"d", func(p *promise) { p.Ballot.Name = "e" }}}, false},
+		{"one for another decision", []vote{{"c", none}, {"d", func(p *promise) { p.Index++ }}}, false},
+		{"one of a spare", []vote{{"c", none}, {"s", none}}, false},
+	} {
+		l := campaigner(t, quintet)
+		l.up("s", status{Index: 1})
+		if l.asks("s") != nil {
+			t.Error("a spare is asked for its vote")
+		}
+		asked := *l.asks("c")
+		for _, v := range c.votes {
+			p := &promise{Index: asked.Index, Ballot: asked.Ballot}
+			v.change(p)
+			l.from(v.from, &message{Promise: p})
+		}
+		if l.leads("e") != c.leads || c.leads && l.says("e").Ballot != asked.Ballot {
+			t.Errorf("%s: leads: %v, under %+v", c.name, l.leads("e"), l.says("e"))
+		}
+	}
+}
+
+// A voter that comes back is asked again, unless it has promised.
+func TestVoterThatComesBackIsAsked(t *testing.T) {
+	l := campaigner(t, quintet)
+	l.promise("c", l.asks("c"), nil, ballot{})
+	for _, c := range []struct {
+		name  string
+		asked bool
+	}{{"c", false}, {"d", true}} {
+		l.m.down(c.name, "its agent has closed the connection")
+		l.forget()
+		l.up(c.name, status{Index: 1})
+		if asked := l.asks(c.name) != nil; asked != c.asked {
+			t.Errorf("%s is asked again: %v", c.name, asked)
+		}
+	}
+	// One that is not connected is dialed, and an elected leader's offer waits for it.
+	l = campaigner(t, quintet)
+	l.runs(time.Second)
+	if l.dials[addrOf("a")] == 0 {
+		t.Error("the voter that is missing is not dialed")
+	}
+	l.promise("c", l.asks("c"), second("x"), first("a"))
+	l.promise("d", l.asks("d"), nil, ballot{})
+	l.up("a", status{Index: 1})
+	if l.offers("a") == nil {
+		t.Error("a voter that comes back is not offered the value")
+	}
+}
+
+// An elected leader that is bound to no value puts its own forward under the ballot that has the promises.
+func TestElectedOffersItsOwnValue(t *testing.T) {
+	l := elected(t, nil, ballot{})
+	asked := l.asks("c")
+	for _, to := range []string{"c", "b"} { // too early: nothing is offered yet
+		l.from("c", &message{Accepted: &accepted{Index: 2, Ballot: ballot{asked.Ballot.N, to}}})
+	}
+	l.from("c", &message{Nack: &nack{Index: 1, Promised: ballot{8, "c"}}}) // of a vote that was not needed
+	l.from("c", &message{Join: &join{Ended: failedAt(1, 5)}})
+	l.endsHere(2)
+	l.runs(15 * time.Second) // a does not come
+	l.m.next()
+	l.runs(time.Second)
+	if len(l.prepares) != 1 || l.tells("c") != nil {
+		t.Fatalf("prepared %+v, decided %+v", l.prepares, l.tells("c"))
+	}
+	l.forget()
+	l.m.prepared(2, []byte("own"), nil, nil)
+	if a := l.offers("c"); a == nil || string(a.Decision.Payload) != "own" || a.Ballot != asked.Ballot || l.asks("c") != nil {
+		t.Errorf("offered %+v, asked anew %+v", a, l.asks("c"))
+	}
+	l.accept("c", l.offers("c"))
+	if d := l.tells("c"); d == nil || string(d.Payload) != "own" || d.Leader.Name != "b" {
+		t.Errorf("decided %+v", d)
+	}
+	if l.m.hello().Status.Ballot != first("b") {
+		t.Errorf("it leads under %+v", l.m.hello().Status.Ballot)
+	}
+}
+
+// A promise that comes when the value is offered changes neither the value nor who has accepted it.
+func TestLatePromiseChangesNothing(t *testing.T) {
+	l := campaigner(t, quintet)
+	asked := l.asks("c")
+	l.promise("c", asked, second("x"), ballot{1, "a"})
+	l.promise("d", asked, nil, ballot{})
+	l.promise("e", asked, second("y"), ballot{1, "e"})
+	l.accept("c", l.offers("c"))
+	for _, to := range []string{"c", "d", "e"} {
+		if a := l.offers(to); a == nil || string(a.Decision.Payload) != "x" {
+			t.Errorf("%s is offered %+v", to, a)
+		}
+	}
+	if d := l.tells("c"); d != nil {
+		t.Errorf("decided by a promise: %+v", d)
+	}
+	l.accept("d", l.offers("d"))
+	if d := l.tells("c"); d == nil || string(d.Payload) != "x" {
+		t.Errorf("decided %+v", d)
+	}
+}
+
+// Half of the world elects if the agent with the first ranks is among it: of two halves one goes on.
+func TestHalfWithTheFirstElects(t *testing.T) {
+	for _, c := range []struct {
+		world string
+		leads bool
+	}{{"a:0 b:1 c:2 d:3", false}, {"b:0 a:1 c:2 d:3", true}} {
+		w := worldOf(1, c.world)
+		l := newLone(t, "b")
+		l.up("a", status{})
+		l.from("a", &message{Decided: start("a", w)})
+		l.m.down("a", "no word")
+		l.up("c", status{Index: 1})
+		l.runs(time.Second)
+		l.promise("c", l.asks("c"), nil, ballot{})
+		if l.leads("c") != c.leads {
+			t.Errorf("%s: b and c lead: %v", c.world, l.leads("c"))
+		}
+	}
+}
+
+// An agent that is elected puts forward what may have been decided: of all that the promises bring, the value of the
+// latest ballot, whoever promises first, and its own among them.
+func TestElectedPutsForwardTheLatestValue(t *testing.T) {
+	low, high := ballot{1, "d"}, ballot{2, "a"}
+	type vote struct {
+		from, mark string
+		at         ballot
+	}
+	for _, c := range []struct {
+		name  string
+		own   *accept // what it has accepted before it asks
+		votes []vote
+		want  string
+	}{
+		{"one value", nil, []vote{{"c", "low", low}, {"d", "", ballot{}}}, "low"},
+		{"one value, last", nil, []vote{{"d", "", ballot{}}, {"c", "low", low}}, "low"},
+		{"the later one first", nil, []vote{{"c", "high", high}, {"d", "low", low}}, "high"},
+		{"the later one last", nil, []vote{{"c", "low", low}, {"d", "high", high}}, "high"},
+		{"of equal numbers", nil, []vote{{"c", "b", ballot{1, "b"}}, {"d", "c", ballot{1, "c"}}}, "c"},
+		{"its own", &accept{high, *second("own")}, []vote{{"c", "low", low}, {"d", "low", low}}, "own"},
+		{"a later one than its own", &accept{low, *second("own")}, []vote{{"c", "high", high}, {"d", "", ballot{}}}, "high"},
+		{"of a leader without promises", nil, []vote{{"c", "low", first("a")}, {"d", "", ballot{}}}, "low"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			l := voter(t, "b", quintet)
+			if c.own != nil {
+				l.from("c", &message{Accept: c.own})
+			}
+			l.runs(5 * time.Second)
+			asked := l.asks("c")
+			for _, v := range c.votes {
+				var d *decision
+				if v.mark != "" {
+					d = second(v.mark)
+				}
+				l.promise(v.from, asked, d, v.at)
+			}
+			for _, to := range []string{"c", "d", "e"} {
+				a := l.offers(to)
+				if a == nil || string(a.Decision.Payload) != c.want || a.Decision.Leader.Name != "a" || a.Ballot != asked.Ballot {
+					t.Errorf("%s is offered %+v, want %s unchanged", to, a, c.want)
+				}
+			}
+			if l.tells("c") != nil {
+				t.Error("it is decided before anybody has accepted it")
+			}
+		})
+	}
+}
+
+// A leader that did not put the last decision forward needs promises for its value. It gives the value up for one that
+// they bring, since that may have been decided.
+func TestLeaderAsksForPromises(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		had  *decision // that c has accepted
+		at   ballot
+		want string // who has put forward what is offered
+	}{
+		{"another value", start("c", worldOf(3, "c:2")), ballot{1, "c"}, "c"},
+		{"none", nil, ballot{}, "b"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			l := elected(t, start("a", worldOf(2, "c:0 b:1")), first("a"))
+			l.accept("c", l.offers("c"))
+			l.from("c", &message{Join: &join{}})
+			if l.begun[len(l.begun)-1] != 2 {
+				l.endsHere(2)
+				l.m.next()
+			}
+			l.endsHere(2)
+			l.from("c", &message{Ended: failedAt(2, 0)})
+			l.m.next()
+			l.runs(3 * time.Second)
+			if n := len(l.prepares); n == 0 || l.prepares[n-1].Generation != 3 {
+				t.Fatalf("prepared %+v", l.prepares)
+			}
+			l.forget()
+			l.m.prepared(3, []byte("own"), nil, nil)
+			asked := l.asks("c")
+			if l.offers("c") != nil || asked == nil || asked.Index != 3 {
+				t.Fatalf("offered without a promise: %+v", l.sent)
+			}
+			l.from("c", &message{Accepted: &accepted{Index: 3, Ballot: asked.Ballot}}) // too early
+			if l.tells("c") != nil {
+				t.Fatal("decided without a promise")
+			}
+			l.promise("c", asked, c.had, c.at)
+			a := l.offers("c")
+			if a == nil || a.Decision.Leader.Name != c.want || a.Ballot != asked.Ballot {
+				t.Fatalf("offered %+v, want what %s has put forward", a, c.want)
+			}
+			l.runs(time.Second)
+			if l.relays("c") != nil {
+				t.Errorf("the start that is over is given up again: %+v", l.relays("c"))
+			}
+			l.accept("c", a)
+			if d := l.tells("c"); d == nil || d.Leader.Name != c.want {
+				t.Errorf("decided %+v", d)
+			}
+		})
+	}
+}
+
+// The leader of the last decision puts the next one forward under its first ballot. It does not when it has accepted a
+// value under a later one.
+func TestFirstBallotIsNotUsedAfterALaterOne(t *testing.T) {
+	next := func(l *lone) {
+		l.listens("")
+		for _, name := range []string{"b", "c"} {
+			l.from(name, &message{Ended: failedAt(1, 3)})
+		}
+		l.endsHere(0)
+		l.m.next()
+		l.runs(time.Second)
+		l.forget()
+		l.m.prepared(2, []byte("own"), nil, nil)
+	}
+	l := leader(t)
+	next(l)
+	if a := l.offers("b"); a == nil || a.Ballot != first("a") || string(a.Decision.Payload) != "own" {
+		t.Errorf("offered %+v", a)
+	}
+	l = leader(t)
+	l.from("b", &message{Accept: &accept{ballot{4, "b"}, *second("other")}})
+	next(l)
+	if l.offers("b") != nil || l.asks("b") == nil || l.asks("b").Ballot.compare(ballot{4, "b"}) <= 0 {
+		t.Fatalf("offered %+v, asked %+v", l.offers("b"), l.asks("b"))
+	}
+	l.promise("b", l.asks("b"), nil, ballot{})
+	if a := l.offers("b"); a == nil || string(a.Decision.Payload) != "other" {
+		t.Errorf("offered %+v, want what it has accepted itself", a)
+	}
+}
+
+// A value is decided when a quorum has accepted it under its ballot, and not before.
+func TestQuorumDecides(t *testing.T) {
+	type vote struct {
+		from   string
+		change func(*accepted)
+	}
+	none := func(*accepted) {}
+	for _, c := range []struct {
+		name    string
+		votes   []vote
+		decided bool
+	}{
+		{"its own", nil, false},
+		{"one of four", []vote{{"c", none}}, false},
+		{"the same again", []vote{{"c", none}, {"c", none}}, false},
+		{"two", []vote{{"c", none}, {"d", none}}, true},
+		{"two that have not promised", []vote{{"a", none}, {"e", none}}, true},
+		{"one under an earlier ballot", []vote{{"c", none}, {"d", func(a *accepted) { a.Ballot.N-- }}}, false},
+		{"one under that of another agent", []vote{{"c", none}, {"d", func(a *accepted) { a.Ballot.Name = "e" }}}, false},
+		{"one of another decision", []vote{{"c", none}, {"d", func(a *accepted) { a.Index++ }}}, false},
+		{"one of a spare", []vote{{"c", none}, {"s", none}}, false},
+	} {
+		l := campaigner(t, quintet)
+		l.up("a", status{Index: 1})
+		l.up("s", status{Index: 1})
+		asked := l.asks("c")
+		l.promise("c", asked, second("x"), first("a"))
+		l.from("c", &message{Accepted: &accepted{Index: 2, Ballot: asked.Ballot}}) // too early: nothing is offered yet
+		l.promise("d", asked, nil, ballot{})
+		for _, v := range c.votes {
+			a := &accepted{Index: 2, Ballot: asked.Ballot}
+			v.change(a)
+			l.from(v.from, &message{Accepted: a})
+		}
+		if d := l.tells("e"); d != nil != c.decided || d != nil && string(d.Payload) != "x" {
+			t.Errorf("%s: decided %+v", c.name, d)
+		}
+	}
+}
+
+// Under one ballot one value is put forward, whatever the leader would like by then: lone.send looks at all of them.
+func TestOneValueOfABallot(t *testing.T) {
+	l := campaigner(t, quintet)
+	asked := l.asks("c")
+	l.promise("c", asked, second("x"), first("a"))
+	l.promise("d", asked, nil, ballot{})
+	// Start 1 ends meanwhile, with a fault that nothing follows: b would like to end the job.
+	for _, name := range []string{"c", "d", "e"} {
+		l.from(name, &message{Join: &join{Ended: &ended{Index: 1, Fault: "the disk is gone"}}})
+	}
+	l.endsHere(-1)
+	l.runs(15 * time.Second) // a does not come
+	l.accept("c", l.offers("c"))
+	l.accept("d", l.offers("d"))
+	if d := l.tells("c"); d == nil || string(d.Payload) != "x" {
+		t.Errorf("decided %+v", d)
+	}
+}
+
+// A leader that is refused since another ballot was promised asks anew, above that one, and offers under the new one
+// what the promises say.
+func TestRefusedLeaderAsksAnew(t *testing.T) {
+	l := campaigner(t, trio)
+	l.promise("c", l.asks("c"), second("x"), first("a"))
+	was := l.offers("c").Ballot
+	l.forget()
+	l.from("c", &message{Nack: &nack{Index: 1, Promised: ballot{8, "c"}}})
+	asked := l.asks("c")
+	if asked == nil || asked.Ballot.compare(ballot{8, "c"}) <= 0 {
+		t.Fatalf("asked %+v", asked)
+	}
+	l.from("c", &message{Accepted: &accepted{Index: 2, Ballot: was}}) // of before
+	if l.tells("c") != nil {
+		t.Fatal("decided without the promises of the new ballot")
+	}
+	l.promise("c", asked, second("y"), ballot{8, "c"})
+	if a := l.offers("c"); a == nil || string(a.Decision.Payload) != "y" || a.Ballot != asked.Ballot {
+		t.Errorf("offered %+v", a)
+	}
+	// A refusal of its votes is answered in the next round.
+	c := campaigner(t, quintet)
+	now := c.asks("c").Ballot
+	c.from("c", &message{Nack: &nack{Index: 1, Promised: ballot{8, "c"}}})
+	if b := c.asks("c").Ballot; b != now {
+		t.Errorf("asked at once under %+v", b)
+	}
+	c.runs(2*round + time.Second)
+	if b := c.asks("c").Ballot; b.N <= 8 {
+		t.Errorf("asked under %+v", b)
+	}
+	// A refusal of less than its ballot, or of another decision, changes nothing.
+	l.forget()
+	l.from("c", &message{Nack: &nack{Index: 1, Promised: ballot{2, "c"}}})
+	l.from("c", &message{Nack: &nack{Index: 2, Promised: ballot{99, "c"}}})
+	if l.asks("c") != nil {
+		t.Errorf("asked anew %+v", l.asks("c"))
+	}
+}
+
+// What a refusal says besides: a voter that is behind is told the last decision and asked again; one that follows
+// another leader names it, and it is dialed. An agent that has asked nothing takes none.
+func TestRefusalsTell(t *testing.T) {
+	l := campaigner(t, quintet)
+	l.forget()
+	l.from("c", &message{Nack: &nack{}})
+	if d := l.tells("c"); d == nil || d.Index != 1 || l.asks("c") == nil {
+		t.Errorf("a voter that is behind: %+v", l.sent)
+	}
+	l.from("c", &message{Nack: &nack{Index: 1, Promised: ballot{50, "x"}, Leader: Found{"x", addrOf("x")}}})
+	if l.dials[addrOf("x")] != 1 {
+		t.Errorf("dialed %v", l.dials)
+	}
+	l = voter(t, "c", quintet)
+	l.from("b", &message{Nack: &nack{Index: 1, Promised: ballot{5, "b"}}})
+	if l.asks("b") != nil {
+		t.Error("a refusal of nothing makes a candidate")
+	}
+}
+
+// A candidate asks anew when a round is over, under another ballot, for which old promises do not count.
+func TestRoundIsAskedAnew(t *testing.T) {
+	l := campaigner(t, quintet)
+	was := l.asks("c")
+	l.promise("c", was, nil, ballot{})
+	l.runs(round - time.Second) // one is over since it has asked
+	if b := l.asks("c").Ballot; b != was.Ballot {
+		t.Fatalf("asked under %+v before the round was over", b)
+	}
+	l.runs(round + 2*time.Second)
+	now := l.asks("c")
+	if now.Ballot.compare(was.Ballot) <= 0 {
+		t.Fatalf("asked under %v, then %v", was.Ballot, now.Ballot)
+	}
+	l.promise("d", now, nil, ballot{})
+	l.promise("e", was, nil, ballot{})
+	if l.leads("e") {
+		t.Error("it leads by promises of two ballots")
+	}
+	l.promise("e", now, nil, ballot{})
+	if !l.leads("e") {
+		t.Error("it does not lead by a quorum")
+	}
+}
+
+// A candidate gives way to a later ballot: it counts no more promises, and leaves the other its time.
+func TestCandidateGivesWay(t *testing.T) {
+	l := campaigner(t, quintet)
+	asked := l.asks("c")
+	l.promise("c", asked, nil, ballot{})
+	l.from("d", &message{Prepare: &prepare{2, ballot{asked.Ballot.N, "d"}}})
+	if p := l.promises("d"); p == nil {
+		t.Fatalf("refused: %+v", l.refuses("d"))
+	}
+	l.promise("e", asked, nil, ballot{})
+	if l.leads("e") {
+		t.Error("it leads by a ballot below what it has promised")
+	}
+	l.forget()
+	l.runs(2*round - time.Second)
+	if l.asks("c") != nil {
+		t.Error("it asks again at once")
+	}
+	l.runs(2 * time.Second)
+	if p := l.asks("c"); p == nil || p.Ballot.compare(ballot{asked.Ballot.N, "d"}) <= 0 {
+		t.Errorf("asked %+v", p)
+	}
+}
+
+// What is decided stays decided: a later word about it, or about an earlier one, changes nothing.
+func TestDecisionsAreFinal(t *testing.T) {
+	l := follower(t, "b")
+	l.from("a", &message{Decided: second("x")})
+	l.forget()
+	for _, d := range []*decision{second("y"), start("a", trio), finale(2, "a", 0), finale(1, "a", 0)} {
+		l.from("a", &message{Decided: d})
+	}
+	l.up("c", status{Index: 1})
+	if d := l.tells("c"); d == nil || string(d.Payload) != "x" {
+		t.Errorf("c is told %+v", d)
+	}
+	if len(l.ends) > 0 || l.told() || last(l, "a", func(m *message) *int { return m.Told }) != nil {
+		t.Errorf("the job ends: %v, %v", l.ends, l.heard)
+	}
+	l = leader(t)
+	l.forget()
+	l.from("b", &message{Decided: start("b", trio)})
+	if l.says("b") != nil || l.told() {
+		t.Errorf("a leader hears an old decision: %+v, news %v", l.says("b"), l.heard)
+	}
+}
+
+// A later decision ends the start before it, and the lead of whoever has not made it. Its leader is sought.
+func TestLaterDecisionIsFollowed(t *testing.T) {
+	later := start("c", worldOf(2, "b:1 c:2"))
+	for name, l := range map[string]*lone{"leader": leader(t), "candidate": campaigner(t, quintet)} {
+		l.forget()
+		l.m.down("c", "no word")
+		from := map[string]string{"leader": "b", "candidate": "d"}[name]
+		l.from(from, &message{Decided: later})
+		if s := l.says(from); s == nil || s.Leader.Name != "" {
+			t.Errorf("%s: says %+v", name, s)
+		}
+		if name == "leader" && len(l.heard) == 0 {
+			t.Error("its workers go on")
+		}
+		if l.dials[addrOf("c")] == 0 {
+			t.Errorf("%s: dialed %v", name, l.dials)
+		}
+		l.forget()
+		l.up("c", status{2, found("c"), first("c")})
+		if last(l, "c", func(m *message) *join { return m.Join }) == nil {
+			t.Errorf("%s: does not join the leader of the later decision", name)
+		}
+	}
+	// One that follows keeps to its leader until that gives up, and then follows the one that has told it.
+	l := follower(t, "b")
+	l.up("c", status{1, found("c"), ballot{1, "c"}})
+	l.from("c", &message{Decided: later})
+	l.from("a", &message{Status: &status{Index: 2}})
+	l.runs(time.Second)
+	if last(l, "c", func(m *message) *join { return m.Join }) == nil {
+		t.Errorf("does not join the leader of the later decision")
+	}
+}
+
+// An agent says that it has heard the end, and its caller hears once that it is the end.
+func TestEndIsConfirmed(t *testing.T) {
+	l := follower(t, "b")
+	l.from("a", &message{Decided: finale(2, "a", 3)})
+	if told := last(l, "a", func(m *message) *int { return m.Told }); told == nil || *told != 2 {
+		t.Errorf("told %v", told)
+	}
+	if len(l.heard) != 1 || l.heard[0].Lost == "" {
+		t.Errorf("news %+v", l.heard)
+	}
+	l.endsHere(-1)
+	if len(l.verdicts) != 1 || l.verdicts[0].ExitCode != 3 || l.verdicts[0].Again {
+		t.Errorf("verdicts %+v", l.verdicts)
+	}
+}
+
+// A leader steps down for another one of the same decision with a later ballot. It has been elected by a quorum.
+func TestLaterLeaderIsFollowed(t *testing.T) {
+	for _, c := range []struct {
+		status
+		down bool
+	}{
+		{status{1, found("b"), ballot{1, "b"}}, true},
+		{status{1, found("b"), ballot{}}, false},       // an earlier one
+		{status{1, found("c"), ballot{1, "c"}}, false}, // by word of another
+		{status{0, found("b"), ballot{1, "b"}}, false}, // it is behind
+		{status{1, Found{}, ballot{1, "b"}}, false},    // it leads no more
+		{status{1, found("b"), first("a")}, false},     // the same
+		{status{1, found("b"), ballot{0, "b"}}, true},  // of equal numbers the later name
+	} {
+		l := leader(t)
+		l.from("b", &message{Status: &c.status})
+		down := last(l, "b", func(m *message) *join { return m.Join }) != nil
+		if down != c.down || l.told() != c.down {
+			t.Errorf("%+v: it follows: %v, its caller is told: %v", c.status, down, l.told())
+		}
+	}
+}
