@@ -133,7 +133,7 @@ var modelKeys = []key{
 
 var runKeys = []key{
 	{path: "data.path", at: func(c *Config) any { return &c.Data.Path },
-		doc: "file or glob, of one kind: llm.c `.bin`, Megatron `.bin` with its `.idx`, raw text, or `.jsonl` with `text`, or `input_ids` and maybe `labels`; or a list of globs, which are read one after the other; or a list of `{path: …, weight: …}`, which are mixed"},
+		doc: "file or glob, of one kind: llm.c `.bin`, Megatron `.bin` with its `.idx`, raw text, or `.jsonl` with `text`, or `input_ids` and maybe `labels` or masks; `**` recurses, dot files are skipped; or a list of globs, which are read one after the other; or a list of `{path: …, weight: …}`, which are mixed"},
 	{path: "data.tokenizer", def: "auto", word: "auto", at: func(c *Config) any { return &c.Data.Tokenizer },
 		doc: "for text: `bytes`, or the path of a Hugging Face `tokenizer.json` or of its directory; auto: that of `model.from`, `bytes` where the model is made by this config"},
 	{path: "data.seq_len", def: "4096", min: 1, max: maxLen, at: func(c *Config) any { return &c.Data.SeqLen },
