@@ -213,9 +213,9 @@ func (r *Run) readTrace(root *os.Root) error {
 // Plan is what the page shows of a plan.json, which internal/plan writes and explains: Config, Machine, Partition,
 // Packed, Hops, Attention, Communication and Estimate.
 type Plan struct {
-	Config    map[string]map[string]any `json:"config"`
-	Machine   string                    `json:"machine"`
-	Data      *struct {
+	Config  map[string]map[string]any `json:"config"`
+	Machine string                    `json:"machine"`
+	Data    *struct {
 		Files, Tokens, Targets, Samples float64
 		Documents                       *float64
 		Dropped                         float64 `json:"dropped_documents"`
