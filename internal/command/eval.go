@@ -25,15 +25,15 @@ import (
 // EvalOptions are the flags of `cprun eval`.
 type EvalOptions struct {
 	Options
-	Data    string // what the model is evaluated on
-	SeqLen  string // tokens of a sample; "": those of the run, else 4096
+	Data    string // to evaluate on
+	SeqLen  string // tokens of a sample; "": as in the run, else 4096
 	Samples int    // 0: all
 	Step    int64  // of the checkpoint of a run; 0: the newest
 	Set     []string
 	JSON    bool
 }
 
-// evaluation is a train.Evaluation, and of what.
+// An evaluation is a train.Evaluation and its subject.
 type evaluation struct {
 	Model string `json:"model"`
 	Step  int64  `json:"step"` // of the checkpoint; 0: a Hugging Face directory
@@ -136,7 +136,7 @@ func (o *EvalOptions) prepare(ctx context.Context, path string, ranks int, devic
 	return cfg, append(notes, choice.notes...), nil
 }
 
-// once leaves out what is said of the data a second time: it is the training data too.
+// once leaves out the second report of a fault of the data, which are also the training data.
 func once(err error) error {
 	var faults config.Errors
 	if errors.As(err, &faults) {
@@ -148,8 +148,8 @@ func once(err error) error {
 	return &InputError{err}
 }
 
-// base is the config to begin with, what errors call it, and what to set in it: of a run that of its
-// checkpoint, of a Hugging Face directory an empty one.
+// base returns the first config, its name in errors, and keys to set in it: the checkpoint's config of a run, an empty one
+// of a Hugging Face directory.
 func (o *EvalOptions) base(ctx context.Context, path string, e *evaluation, task *job.Train, notes *[]string) (name, text string, set []string, err error) {
 	name, text = path, "{}"
 	if isModel(path, o.Step) {
@@ -176,13 +176,13 @@ func (o *EvalOptions) base(ctx context.Context, path string, e *evaluation, task
 	return name, text, set, nil
 }
 
-// isModel reports whether what a user names is a Hugging Face directory and not a run, where no step is asked for.
+// isModel reports whether a path is a Hugging Face directory and not a run. With a step it is a run.
 func isModel(path string, step int64) bool {
 	_, err := os.Stat(filepath.Join(path, "config.json"))
 	return err == nil && step == 0
 }
 
-// checkpointOf is ofStep, where a Hugging Face directory may be named as well.
+// checkpointOf does what ofStep does, for commands that also take a Hugging Face directory.
 func checkpointOf(ctx context.Context, path string, step int64) (*checkpoint.Checkpoint, []string, error) {
 	c, reasons, err := ofStep(ctx, path, step)
 	if errors.Is(err, checkpoint.ErrNone) || errors.Is(err, fs.ErrNotExist) {

@@ -23,14 +23,14 @@ import (
 type PlanOptions struct {
 	Options
 	Set    []string
-	Assume []string // what the machine would be
+	Assume []string // the machine, in place of this one
 	JSON   bool
 	// Longest plans for the longest sequence that fits; Grid for every combination of values, each key=value,value.
 	Longest bool
 	Grid    []string
 }
 
-// Plan prints what a run of a config would do, on this machine or on the one that is assumed.
+// Plan prints the plan of a config, on this machine or an assumed one.
 func Plan(path string, o PlanOptions) (int, error) {
 	machine, ranks, err := o.where()
 	if err != nil {
@@ -89,7 +89,7 @@ func Plan(path string, o PlanOptions) (int, error) {
 	return 0, nil
 }
 
-// dataLines says how much data there is, and which keys of records are not read; no lines where it is not known.
+// dataLines tells how much data there is and which keys of records are not read; no lines if it is not known.
 func dataLines(d *plan.Data, cfg *config.Config) []string {
 	if d == nil {
 		return nil
@@ -139,7 +139,7 @@ func (o *PlanOptions) write(path string, cfg *config.Config, p *plan.Plan) error
 	return p.Write(o.Stdout)
 }
 
-// refusal is what is wrong with the files that the config names. A plan can be made without them,
+// refusal returns the faults of the files that the config names. A plan can be made without them,
 // and a run does not begin.
 func (o *PlanOptions) refusal(path string, ranks int, machine machine.Machine) (whole *config.Config, found *train.Data, err error) {
 	whole, err = config.Load(path, config.Options{Set: o.Set, Ranks: ranks, Hosts: machine.Hosts, Device: machine.Device()})
@@ -149,7 +149,7 @@ func (o *PlanOptions) refusal(path string, ranks int, machine machine.Machine) (
 	return whole, found, err
 }
 
-// lines are those of an error, none of no error.
+// lines splits the text of an error.
 func lines(err error) []string {
 	if err == nil {
 		return nil
@@ -157,7 +157,7 @@ func lines(err error) []string {
 	return strings.Split(err.Error(), "\n")
 }
 
-// planOptions are what a plan is made with, whether it is printed or kept with a run.
+// planOptions returns the inputs of a plan, for printing and for a run directory.
 func planOptions(machine machine.Machine, choice *backend.Choice, costs plan.Costs) plan.Options {
 	return plan.Options{Machine: machine, Choice: choice, Costs: costs}
 }
@@ -173,7 +173,7 @@ func (c costsOf) of(o *Options, m machine.Machine) plan.Costs {
 	return c[name]
 }
 
-// costs returns what a plan reckons with: the table that was measured here, else that of the reference machine which is
+// costs returns the table that was measured here, else the one of the reference machine that is
 // most like this one. What is wrong with a table is told, and the plan goes without.
 func (o *Options) costs(m machine.Machine) plan.Costs {
 	of := cost.Machine{Device: m.Name, Arch: m.Arch, Cores: runtime.NumCPU(), Count: m.GPUs}
@@ -195,7 +195,7 @@ func (o *Options) costs(m machine.Machine) plan.Costs {
 	return c
 }
 
-// where is the machine that is planned for and its ranks. A plan is for any machine, so the
+// where returns the machine to plan for and its ranks. A plan is for any machine, so the
 // bounds of this one do not hold.
 func (o *PlanOptions) where() (m machine.Machine, ranks int, err error) {
 	if m, err = machine.Assume(o.Assume); err != nil {

@@ -24,7 +24,7 @@ type origin struct {
 	reseeded bool     // the run's data.seed is the checkpoint's
 }
 
-// named is the checkpoint that --resume names, nil where it names none.
+// named returns the checkpoint that --resume names, nil if it names none.
 func (o *TrainOptions) named(ctx context.Context, cfg *config.Config) (*origin, error) {
 	if o.Resume == "auto" || o.Resume == "never" {
 		return nil, nil
@@ -41,8 +41,8 @@ func (o *TrainOptions) named(ctx context.Context, cfg *config.Config) (*origin, 
 	return from, nil
 }
 
-// own is the newest whole checkpoint of the run directory itself, which this process has
-// locked; nil where it holds none.
+// own returns the newest whole checkpoint of the run directory itself, which this process has
+// locked; nil if it holds none.
 func (o *TrainOptions) own(ctx context.Context, dir *os.Root, cfg *config.Config) (*origin, error) {
 	if o.Resume == "never" {
 		if len(steps(filepath.Dir(dir.Name()))) > 0 {
@@ -69,9 +69,9 @@ func (o *TrainOptions) own(ctx context.Context, dir *os.Root, cfg *config.Config
 	return from, nil
 }
 
-// steps are the checkpoints in a run directory, whole or not.
+// steps lists the checkpoints in a run directory, whole or not.
 func steps(runDir string) (names []string) {
-	entries, _ := os.ReadDir(checkpointsOf(runDir)) // what cannot be read is found when it is locked
+	entries, _ := os.ReadDir(checkpointsOf(runDir)) // locking it finds what cannot be read
 	for _, e := range entries {
 		if strings.HasPrefix(e.Name(), "step-") {
 			names = append(names, e.Name())
@@ -80,7 +80,7 @@ func steps(runDir string) (names []string) {
 	return names
 }
 
-// checkpointsName is the directory of checkpoints in that of a run.
+// checkpointsName names the directory of checkpoints in a run directory.
 const checkpointsName = "checkpoints"
 
 func checkpointsOf(runDir string) string { return filepath.Join(runDir, checkpointsName) }
@@ -108,11 +108,10 @@ func begin(c *checkpoint.Checkpoint, passedOver []string, cfg *config.Config) (*
 	return from, c.Fits(train.CheckpointParams(model.Layout(&cfg.Model.Config)))
 }
 
-// passed is how a checkpoint that could not be used is told of.
+// passed reports a checkpoint that could not be used.
 func passed(reason string) string { return "checkpoint passed over: " + reason }
 
-// Keys of the model that change nothing of what it computes, and those that say which tokens
-// are the n-th sample.
+// Keys of the model that do not change its results, and keys that choose the tokens of the n-th sample.
 var (
 	freeKeys = []string{"model.from", "model.initializer_range", "model.max_position_embeddings"}
 	dataKeys = []string{"data.path", "data.tokenizer", "data.seq_len", "data.shuffle", "data.pack_documents", "data.eos_token_id", "data.seed", "train.global_batch_size"}
@@ -163,7 +162,7 @@ func rate(cfg *config.Config, steps int64) (string, error) {
 	return fmt.Sprintf("%.3g", schedule(int(steps))), nil
 }
 
-// alike says that a key of two models says the same in other words: which keys their layers see,
+// alike reports whether a key of two models says the same in other words: which keys their layers see,
 // or how positions turn.
 func alike(key string, a, b *hf.Config) bool {
 	switch {

@@ -21,8 +21,8 @@ import (
 	"github.com/cprun/cprun/internal/train"
 )
 
-// prepare writes what a run directory holds before the first step. Where it holds the config of an
-// earlier start with other values, that one is kept, and changes say which keys have changed.
+// prepare writes the plan and the config into the run directory. It keeps the config of an earlier start with other
+// values, and returns the changes.
 func prepare(r *ready, machine machine.Machine, costs plan.Costs) (changes []string, err error) {
 	dir, cfg := r.root, r.cfg
 	opts := planOptions(machine, r.choice.Choice, costs)
@@ -49,7 +49,8 @@ func prepare(r *ready, machine machine.Machine, costs plan.Costs) (changes []str
 	return changes, nil
 }
 
-// firstDocuments is those of the first sample: what the choice has read, which need not be read and tokenized again.
+// firstDocuments returns the documents of the first sample. If the choice has read them, it does not read and tokenize
+// them again.
 func firstDocuments(known []int, cfg *config.Config) ([]int, error) {
 	if len(known) > 0 {
 		return known, nil
@@ -100,14 +101,14 @@ func write(dir *os.Root, name string, data []byte) error {
 	})
 }
 
-// launcherLog is logs/launcher.log: all that a launcher has printed, of every start.
+// A launcherLog is logs/launcher.log: the output of the launcher, of every start.
 type launcherLog struct {
 	f    *os.File
 	name string
 	out  *progress.Printer
 }
 
-// openLog begins to keep what out prints.
+// openLog begins to copy the output into the log.
 func openLog(logs *os.Root, name string, out *progress.Printer, o *TrainOptions) (*launcherLog, error) {
 	f, err := files.Append(logs, name)
 	if err != nil {
@@ -134,7 +135,7 @@ func (l *launcherLog) close() {
 	}
 }
 
-// again is the command that goes on in a run directory from its newest checkpoint.
+// again returns the command that resumes a run directory from its newest checkpoint.
 func (o *TrainOptions) again(dir string) string {
 	args := resuming(o.Args)
 	if o.RunDir == "" && len(args) > 0 {
@@ -143,7 +144,7 @@ func (o *TrainOptions) again(dir string) string {
 	return shell(args)
 }
 
-// writes is the command that shows what the model of a run writes; "" where its tokenizer is not known.
+// writes returns the command that generates text with the model of a run; "" if its tokenizer is not known.
 func (o *TrainOptions) writes(dir string, cfg *config.Config) string {
 	if len(o.Args) == 0 || spoken(cfg) == "" {
 		return ""
@@ -151,7 +152,7 @@ func (o *TrainOptions) writes(dir string, cfg *config.Config) string {
 	return shell([]string{o.Args[0], "generate", dir, "--prompt", "The"})
 }
 
-// resuming is a command line without --resume never: to begin anew would be refused, or lose what is there.
+// resuming returns a command line without --resume never: a new begin would be refused, or lose the checkpoints.
 func resuming(args []string) []string {
 	args = slices.Clone(args)
 	for i := 1; i < len(args); i++ {
@@ -167,7 +168,7 @@ func resuming(args []string) []string {
 	return args
 }
 
-// shell is a command line as a shell reads it.
+// shell quotes a command line for a shell.
 func shell(args []string) string {
 	quoted := make([]string, len(args))
 	for i, a := range args {

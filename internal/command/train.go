@@ -29,7 +29,7 @@ type TrainOptions struct {
 	RunDir string   // "": runs/<name>-<time>
 	Args   []string // the command line, the program first
 	Resume string   // auto, never, or a path
-	DryRun bool     // check all that a start checks, say what would be done, and start nothing
+	DryRun bool     // check all that a start checks, print the plan of it, and start nothing
 
 	job      string           // the name of a job of several nodes; "": of one
 	NoSave   bool             // write no checkpoint
@@ -39,8 +39,8 @@ type TrainOptions struct {
 
 // Train runs a training job and returns the exit status.
 func Train(ctx context.Context, path string, o TrainOptions) (int, error) {
-	signals := launch.CatchSignals() // from here on no request to stop is lost
-	if o.NoSave {                    // else this is the program's last work, and what comes after it changes no status
+	signals := launch.CatchSignals() // after this no request to stop is lost
+	if o.NoSave {                    // else this is the program's last work, and a later signal changes no status
 		defer signals.Release()
 	}
 	out := o.printer()
@@ -74,25 +74,25 @@ func Train(ctx context.Context, path string, o TrainOptions) (int, error) {
 	return o.train(ctx, r, out, signals)
 }
 
-// ready is a run whose input has been checked.
+// A ready is a run after the check of its input.
 type ready struct {
 	cfg    *config.Config
 	ranks  int
 	choice chosen
 	chosen *plan.Chosen // by costs; nil: nothing
-	docs   []int        // of the first sample, where the choice has read them
+	docs   []int        // of the first sample, if the choice has read them
 	data   *plan.Data
 	dir    string
-	root   *os.Root // dir: what is written into it goes through no link that leads out of it
+	root   *os.Root // dir: writes follow no link that leads out of it
 	lock   *os.File // of the checkpoints in dir
 	from   *origin  // nil: it begins with new weights
 
 	generation int64 // of the first start of the workers
 }
 
-// close closes what check has opened.
+// close closes the files that check has opened.
 func (r *ready) close() {
-	r.lock.Close() // nil, which is no harm, where it was not taken
+	r.lock.Close() // closing nil is no harm
 	if r.root != nil {
 		r.root.Close()
 	}
@@ -107,7 +107,7 @@ func (o *TrainOptions) check(ctx context.Context, path string) (r ready, err err
 	return o.checkFor(ctx, path, ranks, device)
 }
 
-// checkFor is check for so many ranks of all nodes.
+// checkFor does what check does, for the ranks of all nodes.
 func (o *TrainOptions) checkFor(ctx context.Context, path string, ranks int, device string) (r ready, err error) {
 	if r, err = o.checkInput(ctx, path, ranks, device); err != nil {
 		return r, err
@@ -134,7 +134,7 @@ func (o *TrainOptions) checkFor(ctx context.Context, path string, ranks int, dev
 	return r, err
 }
 
-// checkInput is the part of check that makes nothing.
+// checkInput does the part of check that writes nothing.
 func (o *TrainOptions) checkInput(ctx context.Context, path string, ranks int, device string) (r ready, err error) {
 	d, err := o.decider(o.machine)
 	if err != nil {
@@ -171,7 +171,7 @@ func (o *TrainOptions) checkInput(ctx context.Context, path string, ranks int, d
 	return r, err
 }
 
-// train runs what is ready, and returns the exit status.
+// train runs the workers and returns the exit status.
 func (o *TrainOptions) train(ctx context.Context, r ready, out *progress.Printer, signals *launch.Signals) (int, error) {
 	b, err := o.begin(r, out)
 	defer b.close()
@@ -195,7 +195,7 @@ func (o *TrainOptions) train(ctx context.Context, r ready, out *progress.Printer
 	return res.ExitCode, b.log.note(res.Err)
 }
 
-// begun is a run whose directory is ready for its workers.
+// A begun is a run with a directory that is ready for its workers.
 type begun struct {
 	ready
 	logs *os.Root
@@ -203,8 +203,7 @@ type begun struct {
 	task job.Train
 }
 
-// begin writes what a run directory holds before the first step, and tells what is to be known of the
-// run.
+// begin fills the run directory for the first step, and prints the facts of the run.
 func (o *TrainOptions) begin(r ready, out *progress.Printer) (b begun, err error) {
 	b.ready = r
 	if b.logs, err = files.Private(r.root, "logs"); err != nil {
@@ -255,7 +254,7 @@ func (b *begun) merge(out *progress.Printer) {
 	}
 }
 
-// close closes what begin has opened; what check has opened is closed by ready.
+// close closes the files that begin has opened; ready closes the others.
 func (b *begun) close() {
 	if b.log != nil {
 		b.log.close()

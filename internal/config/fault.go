@@ -8,7 +8,7 @@ import (
 	"github.com/cprun/cprun/internal/terminal"
 )
 
-// Fault is one thing wrong with a config: where it stands, which key, and what to write instead.
+// A Fault is one mistake in a config: its place, its key, and the fix.
 type Fault struct {
 	File string // the path as the caller gave it, or the flag: "--set train.steps=0"
 	Line int    // from 1; 0 for a flag
@@ -29,7 +29,7 @@ func (f Fault) String() string {
 	return b.String() + ": " + f.Msg
 }
 
-// Errors is every fault of a config: those of the file by line, then those of flags.
+// Errors lists the faults of a config: first of the file, by line, then of flags.
 type Errors []Fault
 
 // Error returns one line for each fault.
@@ -41,11 +41,11 @@ func (e Errors) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// maxFaults bounds what a reader gets: a file that is no config at all would fill the terminal.
+// maxFaults bounds the faults that are printed: a file that is no config at all would fill the terminal.
 const maxFaults = 100
 
-// faults collects what is wrong. A key with a fault is left out of later rules, so that one
-// mistake is reported once and not through everything that follows from it.
+// faults collects faults. Later rules leave a faulty key out, so that one mistake is reported once, without its
+// consequences.
 type faults struct {
 	where *positions
 	list  Errors
@@ -56,7 +56,7 @@ func newFaults(where *positions) *faults {
 	return &faults{where: where, bad: map[string]bool{}}
 }
 
-// add reports a fault of a key, at the place where that key was given.
+// add reports a fault of a key, at the key's place.
 func (f *faults) add(path, format string, args ...any) {
 	f.addAt(f.where.of(path), path, format, args...)
 }
@@ -71,7 +71,7 @@ func (f *faults) ok(paths ...string) bool {
 	return !slices.ContainsFunc(paths, func(p string) bool { return f.bad[p] })
 }
 
-// err is the faults in order, or nil.
+// err returns the faults in order, or nil.
 func (f *faults) err() error {
 	if len(f.list) == 0 {
 		return nil
@@ -102,7 +102,7 @@ func (c *Config) Fault(key string, err error) error {
 // Given reports whether the file or a flag gave a key a value.
 func (c *Config) Given(key string) bool { return c.where.given(key) }
 
-// position is where a key was given.
+// A position is a key's place.
 type position struct {
 	file string
 	line int
@@ -115,8 +115,8 @@ type positions struct {
 	keys map[string]position
 }
 
-// of is the place of a key: its own, else that of model.from for what came out of the Hugging
-// Face directory, else its section's, else the start of the file.
+// of returns a key's place. A key that was not written has the place of model.from if config.json may have given it, else
+// of its section, else the start of the file.
 func (p *positions) of(path string) position {
 	if p == nil {
 		return position{file: "config"}

@@ -9,28 +9,28 @@ import (
 )
 
 // A key is one line of train.yaml, as data. Decoding, defaults, bounds, suggestions, writing
-// and docs/config.md all follow from it. Its type is that of the field which at returns:
+// and docs/config.md all follow from it. Its type is the type of the field that at returns:
 // *int, *int64, *float64, *bool, *string, *time.Duration, *[2]float64, *[]string, *Files, *Reserve, and
-// **float64 or **bool for what may be left unsaid.
+// **float64 or **bool for optional values.
 type key struct {
 	path string
 	def  string // as in YAML; "" for a key that must be given
 	at   func(*Config) any
 	doc  string
 
-	// word is "auto" or "null" if the key allows it. Then a number holds wordIs, a text or list is
-	// empty, and a pointer is nil.
+	// The word "auto" or "null", if the key allows it. For that word a number holds wordIs, a text or list is empty, and a
+	// pointer is nil.
 	word   string
 	wordIs int
 
-	least time.Duration // of times, but for 0 where that is allowed
+	least time.Duration // of times, except an allowed 0
 
 	choices  []string
-	known    func() []string // in the place of choices: those that are registered
+	known    func() []string // in place of choices: the registered ones
 	min, max int64           // of integers; max 0: maxInt
 	within   string          // of numbers, an interval: "(0, 1]"
 	rope     string          // types of rope scaling that have the key; of rope_scaling alone
-	needs    string          // those of them in which it must be given
+	needs    string          // types among them that need it
 }
 
 // allowed lists the words of a key that takes one of several.
@@ -42,7 +42,7 @@ func (k *key) allowed() []string {
 }
 
 const (
-	maxInt      = math.MaxInt32 // of what is counted in widths, steps or samples
+	maxInt      = math.MaxInt32 // of widths, steps and samples
 	maxHeads    = 1 << 16       // of heads, their width, and layers
 	maxSMMargin = 128           // of a GPU that has some more
 	maxLen      = 1 << 40       // of tokens
@@ -50,10 +50,10 @@ const (
 	maxSeed     = math.MaxInt64
 )
 
-// ifAuto says what happens to a key of one algorithm where auto takes another.
+// ifAuto ends the meaning of a key that belongs to one algorithm.
 const ifAuto = "; if algorithm auto takes another, a warning says so and the key is reset"
 
-// sections are the mappings of train.yaml, outer before inner.
+// sections lists the mappings of train.yaml, outer before inner.
 var sections = []struct{ path, doc string }{
 	{"model", "The shape of the model, under the names of a Hugging Face `config.json`. With `from`, keys come from its `config.json`, and those given here override it. Without, give the keys marked *needed*."},
 	{"model.rope_scaling", "How rotary frequencies are stretched beyond the trained length, as in `config.json`. `null`: not at all. If given, it replaces the whole section of `from`. `rope_parameters` of transformers 5 (with `rope_theta` in it) is read, too, and `type` for `rope_type`."},
@@ -133,7 +133,7 @@ var modelKeys = []key{
 
 var runKeys = []key{
 	{path: "data.path", at: func(c *Config) any { return &c.Data.Path },
-		doc: "file or glob, of one kind: llm.c `.bin`, Megatron `.bin` with its `.idx`, raw text, or `.jsonl` with `text`, or `input_ids` and maybe `labels`; or a list of globs, which are read one after the other; or a list of `{path: …, weight: …}`, which are mixed"},
+		doc: "file or glob, of one kind: llm.c `.bin`, Megatron `.bin` with its `.idx`, raw text, or `.jsonl` with `text`, or `input_ids` and maybe `labels` or masks; `**` recurses, dot files are skipped; or a list of globs, which are read one after the other; or a list of `{path: …, weight: …}`, which are mixed"},
 	{path: "data.tokenizer", def: "auto", word: "auto", at: func(c *Config) any { return &c.Data.Tokenizer },
 		doc: "for text: `bytes`, or the path of a Hugging Face `tokenizer.json` or of its directory; auto: that of `model.from`, `bytes` where the model is made by this config"},
 	{path: "data.seq_len", def: "4096", min: 1, max: maxLen, at: func(c *Config) any { return &c.Data.SeqLen },
@@ -276,7 +276,7 @@ func split(path string) (section, name string) {
 	return path[:max(i, 0)], path[i+1:]
 }
 
-// ropeSection is the one mapping that may be absent as a whole.
+// ropeSection may be absent as a whole, as no other mapping.
 const ropeSection = "model.rope_scaling"
 
 // of reports whether the key belongs to a type of rope scaling.

@@ -11,22 +11,22 @@ import (
 	"github.com/cprun/cprun/internal/hf"
 )
 
-// Options is what a command line adds to the file.
+// Options are the additions of a command line to the file.
 type Options struct {
-	Set    []string // key.path=value, in order; each replaces what the file or an earlier one gave
+	Set    []string // key.path=value, in order; each replaces the value of the file or of an earlier one
 	Ranks  int      // number of ranks, for Resolve; 0: not known, autos stay
 	Hosts  int      // that the ranks are spread over evenly; 0: one
 	Device string   // "cpu" or "cuda"; "" is cpu where Ranks is given, else not known
 
-	// Decide may fill what is auto before the rules do, where the config has no fault and Ranks is given: by what it
-	// would cost. nil: the rules alone.
+	// Decide may fill autos by costs, before the rules do, if the config has no fault and Ranks is given. nil: the rules
+	// alone.
 	Decide func(c *Config, ranks, hosts int) error
 
 	// NoFiles allows that the data is not there, and model.from neither if all model keys are
 	// given (as a run's config.yaml gives them): for a plan or an export made elsewhere.
 	NoFiles bool
 
-	// kept says that cprun resolved the config before: what had no effect then may still be there.
+	// kept: cprun resolved the config before, so it may hold keys without effect.
 	kept bool
 }
 
@@ -34,7 +34,7 @@ type Options struct {
 // Options.Ranks it is also resolved. The error is Errors: every fault, in the order of lines.
 //
 // Relative paths in the file are relative to its directory if they exist there, else to the
-// working directory; those of flags the other way round. In the result they are absolute.
+// working directory; for flags the other way round. In the result they are absolute.
 func Load(path string, opts Options) (*Config, error) {
 	text, err := files.Read(path, maxFile)
 	if errors.Is(err, files.ErrTooLong) {
@@ -185,8 +185,7 @@ func (l *loader) decodeFrom() {
 	}
 }
 
-// modelGiven reports whether every key of the model stands in the file that is needed without
-// model.from.
+// modelGiven reports whether the file has every key of the model that a run without model.from needs.
 func (l *loader) modelGiven() bool {
 	for i := range keys {
 		if k := &keys[i]; strings.HasPrefix(k.path, "model.") && k.def == "" && k.rope == "" && l.values[k.path] == nil {
@@ -261,7 +260,7 @@ func (l *loader) decodeRopeKey(k *key, given bool) {
 	}
 }
 
-// derive fills what follows from other keys where it was not given.
+// derive fills absent keys that follow from others.
 func (l *loader) derive() {
 	m := &l.cfg.Model
 	if m.NumKeyValueHeads == 0 && l.ok("model.num_attention_heads", "model.num_key_value_heads") {
@@ -288,8 +287,7 @@ func (l *loader) derive() {
 	}
 }
 
-// bounds checks what config.json gave and what was made of other keys; what was written was
-// checked when it was decoded.
+// bounds checks values of config.json and values that follow from other keys; decode has checked the others.
 func (l *loader) bounds() {
 	for i := range keys {
 		k := &keys[i]
@@ -309,7 +307,7 @@ func (l *loader) bounds() {
 	}
 }
 
-// whole is a config in which every field of the table exists.
+// whole returns a config in which every field of the table exists.
 func whole() *Config {
 	c := &Config{}
 	c.Model.RopeScaling = &hf.RopeScaling{}

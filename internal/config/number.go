@@ -19,8 +19,8 @@ var (
 var suffixes = map[byte]int64{'K': 1 << 10, 'M': 1 << 20, 'G': 1 << 30}
 
 // ParseSize reads a whole number that is not negative: "4096", "1_000_000", or with a suffix
-// that is a power of two: "128K" is 131072, "1M", "2G". Anything that another reader could take
-// for another number (010, 0x10, 1e3, 128k) is refused with what to write instead.
+// that is a power of two: "128K" for 131072, "1M", "2G". It refuses, with the fix, whatever another reader could take
+// for another number (010, 0x10, 1e3, 128k).
 func ParseSize(s string) (int64, error) {
 	digits, unit := s, int64(1)
 	if n := len(s); n > 0 && suffixes[s[n-1]] != 0 {
@@ -41,7 +41,7 @@ func ParseSize(s string) (int64, error) {
 	return v * unit, nil
 }
 
-// shorten drops leading zeros, all but the last of a zero.
+// shorten drops leading zeros, except the last one of a zero.
 func shorten(digits string) string {
 	if t := strings.TrimLeft(digits, "0"); t != "" {
 		return t
@@ -49,7 +49,7 @@ func shorten(digits string) string {
 	return "0"
 }
 
-// notSize says why a word is no size, by what its writer probably meant.
+// notSize explains why a word is no size, by its writer's likely intent.
 func notSize(s string) error {
 	if m := unitRE.FindStringSubmatch(s); m != nil && !strings.EqualFold(m[2], "t") {
 		return fmt.Errorf("%s is not a size; write %s%s (powers of two)", short(s), short(m[1]), strings.ToUpper(m[2]))
@@ -109,7 +109,7 @@ func formatFloat(v float64) string {
 	return mantissa
 }
 
-// longest is more than any run takes.
+// longest exceeds the time of any run.
 const longest = 10000 * time.Hour
 
 // parseTime reads a time such as 30s, 5m or 1h30m; 0 needs no unit.
@@ -128,7 +128,7 @@ func parseTime(s string) (time.Duration, error) {
 	return d, nil
 }
 
-// formatTime writes a time without units of which there are none: 15m, where Go has 15m0s.
+// formatTime leaves out units of zero: 15m, for which Go has 15m0s.
 func formatTime(d time.Duration) string {
 	s := d.String()
 	if strings.HasSuffix(s, "m0s") {
@@ -140,7 +140,7 @@ func formatTime(d time.Duration) string {
 	return s
 }
 
-// short is a word of the user's, cut where it would fill the terminal.
+// short cuts a word of the user's that would fill the terminal.
 func short(s string) string {
 	const limit = 240 // a path of a temporary directory is well over 100
 	clean := strconv.Quote(s)

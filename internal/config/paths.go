@@ -14,7 +14,7 @@ import (
 	"github.com/cprun/cprun/internal/hf"
 )
 
-// disk is what loading asks of the file system.
+// A disk answers the questions of loading about the file system.
 type disk interface {
 	isDir(path string) bool
 	isFile(path string) bool
@@ -67,7 +67,7 @@ func newPaths(file string, disk disk) paths {
 }
 
 // find makes a path absolute: in the config's directory if it exists there, else in the working
-// directory; the other way round for a flag. Where neither exists, tried says what was looked for.
+// directory; the other way round for a flag. If neither exists, tried names both.
 func (p paths) find(path string, flag bool, exists func(string) bool) (abs, tried string) {
 	if filepath.IsAbs(path) {
 		if abs = filepath.Clean(path); !exists(abs) {
@@ -94,11 +94,11 @@ func (p paths) find(path string, flag bool, exists func(string) bool) (abs, trie
 	return filepath.Join(dirs[1], path), tried
 }
 
-// literal is the glob that matches exactly this path.
+// literal returns the glob that matches exactly this path.
 var literal = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`, `{`, `\{`).Replace
 
-// findGlob is find for a pattern. A file whose own name is the pattern is taken literally, and
-// what is special in the names of the directories put before it is not.
+// findGlob does what find does, for a pattern. It takes a pattern literally if a file has that name, and always the names
+// of the directories that it puts before.
 func (p paths) findGlob(pattern string, flag bool) (abs, tried string) {
 	if abs, tried = p.find(pattern, flag, p.disk.isFile); tried == "" {
 		return literal(abs), ""
@@ -107,7 +107,7 @@ func (p paths) findGlob(pattern string, flag bool) (abs, tried string) {
 	return quoted.find(pattern, flag, func(abs string) bool { return len(p.files(abs)) > 0 })
 }
 
-// files are the plain files that a pattern matches.
+// files lists the plain files that a pattern matches.
 func (p paths) files(pattern string) []string {
 	matches, err := p.disk.glob(pattern)
 	if err != nil {
@@ -122,10 +122,10 @@ func (p paths) files(pattern string) []string {
 	return files
 }
 
-// dataPaths are the keys that hold globs.
+// dataPaths lists the keys that hold globs.
 var dataPaths = []string{"data.path", "data.validation.path"}
 
-// resolvePaths makes the paths of data absolute and reports those that lead nowhere.
+// resolvePaths makes the paths of data absolute and reports missing files.
 func (l *loader) resolvePaths() {
 	for _, path := range dataPaths {
 		for _, field := range l.globsOf(path) {
@@ -145,7 +145,7 @@ func (l *loader) resolvePaths() {
 	}
 }
 
-// globsOf is the fields of a key that hold globs.
+// globsOf returns the fields of a key that hold globs.
 func (l *loader) globsOf(path string) (globs []*string) {
 	if path != "data.path" {
 		if v := &l.cfg.Data.Validation.Path; *v != "" {
@@ -159,7 +159,7 @@ func (l *loader) globsOf(path string) (globs []*string) {
 	return globs
 }
 
-// globFault says why a pattern matches no file.
+// globFault explains why a pattern matches no file.
 func (l *loader) globFault(given, abs, tried string) string {
 	if _, err := l.disk.glob(abs); errors.Is(err, path.ErrBadPattern) {
 		return "the pattern " + short(given) + ` is malformed; put \ before a [ or { that is part of a name`
@@ -181,7 +181,7 @@ func (l *loader) globFault(given, abs, tried string) string {
 
 const dataWanted = "name files of tokens or text, such as corpus/*.bin"
 
-// checkData checks what the paths of data lead to, by the endings of the files.
+// checkData checks the files of data by their endings.
 func (l *loader) checkData() {
 	for _, path := range dataPaths {
 		for _, pattern := range l.globsOf(path) {
@@ -199,8 +199,8 @@ func (l *loader) checkData() {
 	}
 }
 
-// indexed says whether every .bin of a pattern has an .idx beside it, which tells where documents
-// end (Megatron-LM). Files that are not there may have one.
+// indexed reports whether every .bin of a pattern has an .idx beside it, which gives the ends of documents
+// (Megatron-LM). Files that are not there may have one.
 func (l *loader) indexed(pattern string) bool {
 	for _, f := range l.files(pattern) {
 		if stem, ok := strings.CutSuffix(f, ".bin"); ok && !l.disk.isFile(stem+".idx") {
@@ -210,8 +210,8 @@ func (l *loader) indexed(pattern string) bool {
 	return true
 }
 
-// areTokens says whether files are of tokens rather than text. Kinds are told apart by the
-// ending, as internal/data does; an .idx belongs to the .bin beside it (Megatron-LM).
+// areTokens reports whether files are of tokens rather than text. The ending tells, as in
+// internal/data; an .idx belongs to the .bin beside it (Megatron-LM).
 func (l *loader) areTokens(path string, files []string) bool {
 	example := map[string]string{}
 	for _, f := range files {

@@ -10,12 +10,12 @@ import (
 	"strings"
 )
 
-// rules checks what keys say together, where the number of ranks and the device do not matter.
+// rules checks combinations of keys, except those that depend on ranks or the device.
 func rules(c *Config, f *faults) {
 	modelRules(c, f)
 	ropeRules(c, f)
 	if !slices.ContainsFunc(keys, func(k key) bool { return strings.HasPrefix(k.path, "model.") && !f.ok(k.path) }) {
-		for _, fault := range c.Model.Check() { // what hf knows beyond the rules here
+		for _, fault := range c.Model.Check() { // hf's own rules
 			f.add("model."+fault.Key, "%s", fault.Msg)
 		}
 	}
@@ -104,9 +104,9 @@ func trainRules(c *Config, f *faults) {
 	}
 }
 
-// dataRules checks the keys that depend on what the files hold, tokens or text. indexed: where
-// documents of tokens end is known without a token that says so. text: they cannot hold ids either.
-// read: the directory of the model was.
+// dataRules checks the keys that depend on the kind of the files, tokens or text. indexed: an index
+// has the ends of documents, so that no token needs to. text: they cannot hold ids either. read: the model's directory
+// was read.
 func dataRules(c *Config, f *faults, path string, tokens, indexed, text, read bool) {
 	switch {
 	case text && read && c.Data.Tokenizer == "" && f.ok("model.from", tokenizerKey):
@@ -124,14 +124,14 @@ func (c *Config) NoTokenizer() string {
 		"(AutoTokenizer.from_pretrained(dir).save_pretrained(dir)), or name it here, or write bytes if the model is to learn bytes", short(c.Model.From))
 }
 
-// unbuilt refuses what the keys allow and this build does not have on any device.
+// unbuilt refuses allowed values that this build has on no device.
 func unbuilt(c *Config, f *faults) {
 	if s := c.Memory.Shard; f.ok("memory.shard") && s == "parameters" {
 		f.add("memory.shard", "%s is not in this build; write gradients, optimizer or none", s)
 	}
 }
 
-// warnings is what a config may say and its writer probably did not mean.
+// warnings lists allowed values that the writer probably did not mean.
 func warnings(c *Config) Errors {
 	f := newFaults(c.where)
 	m := &c.Model
@@ -173,7 +173,7 @@ func reachWarning(c *Config, f *faults) {
 	}
 }
 
-// groupWarnings is what ranks that trade heads may be asked for in vain.
+// groupWarnings lists settings of ulysses that leave ranks idle or slow.
 func groupWarnings(c *Config, f *faults) {
 	p := &c.Parallel
 	group := map[string]int{"ulysses": p.Context, "hierarchical": p.Inner}[p.Algorithm]

@@ -15,8 +15,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// decode reads a YAML value into the key's field. The error says what was found and what is
-// wanted; the field's value then means nothing.
+// decode reads a YAML value into the key's field. The error names the value found and the one
+// wanted; then the field's value means nothing.
 func (k *key) decode(n *yaml.Node, c *Config) error {
 	field := k.at(c)
 	if isNull(n) || k.word == "auto" && n.Kind == yaml.ScalarNode && n.Value == "auto" {
@@ -74,7 +74,7 @@ func store[T any](p *T, n *yaml.Node, read func(*yaml.Node) (T, error)) error {
 	return err
 }
 
-// unset puts a field at what the key's word, auto or null, stands for.
+// unset gives a field the value of the key's word, auto or null.
 func (k *key) unset(field any) {
 	switch p := field.(type) {
 	case *int:
@@ -88,7 +88,7 @@ func (k *key) unset(field any) {
 	}
 }
 
-// isUnset reports whether a field stands at the key's word.
+// isUnset reports whether a field has the value of the key's word.
 func (k *key) isUnset(field any) bool {
 	if k.word == "" {
 		return false
@@ -227,7 +227,7 @@ func (k *key) mistyped(n *yaml.Node) error {
 	return fmt.Errorf("found %s; want %s", describe(n), k.kind())
 }
 
-// kind is the type of a key, in words.
+// kind names the type of a key.
 func (k *key) kind() string {
 	var kind string
 	switch k.at(whole()).(type) {
@@ -264,7 +264,7 @@ func (k *key) kind() string {
 	return kind
 }
 
-// checkBounds says whether a field's value is within the key's bounds.
+// checkBounds checks a field's value against the key's bounds.
 func (k *key) checkBounds(field any) error {
 	switch p := field.(type) {
 	case *int:
@@ -349,7 +349,7 @@ func isEmpty(n *yaml.Node) bool {
 	return isNull(n) || n.Kind == yaml.MappingNode && len(n.Content) == 0
 }
 
-// describe says what a value is, for a reader who wrote something else than was wanted.
+// describe names the type and text of a value, for its writer, who meant another type.
 func describe(n *yaml.Node) string {
 	switch {
 	case n.Kind == yaml.MappingNode:

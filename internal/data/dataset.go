@@ -22,7 +22,7 @@ type Dataset struct {
 // Ignored lists the keys of records that were left aside, such as token_type_ids.
 func (d *Dataset) Ignored() []string { return d.ignored.Sorted() }
 
-// part is one file.
+// A part is one file.
 type part struct {
 	path  string
 	start int64 // tokens before it
@@ -39,8 +39,8 @@ func (d *Dataset) Len() int64 {
 	return d.parts[len(d.parts)-1].end()
 }
 
-// ReadTokens fills dst with the tokens from the at-th on, and no byte beyond them is read
-// but the rest of a .jsonl line.
+// ReadTokens fills dst with tokens, beginning at the at-th. It reads no byte beyond them, except the rest of a .jsonl
+// line.
 func (d *Dataset) ReadTokens(dst []int32, at int64) error {
 	if n := int64(len(dst)); at < 0 || n > d.Len() || at > d.Len()-n {
 		return fmt.Errorf("data %s: tokens %d to %d of %d asked for", d.source.name(), at, at+n, d.Len())
@@ -48,7 +48,7 @@ func (d *Dataset) ReadTokens(dst []int32, at int64) error {
 	return d.each(dst, at, d.readPart)
 }
 
-// each calls read with the parts that a range lies in, and what of it lies there.
+// each calls read with each part that a range touches, and the piece of the range in it.
 func (d *Dataset) each(dst []int32, at int64, read func(p part, dst []int32, at int64) error) error {
 	k := sort.Search(len(d.parts), func(k int) bool { return d.parts[k].end() > at })
 	for ; len(dst) > 0; k++ {
@@ -73,7 +73,7 @@ func (d *Dataset) labelled() bool {
 	})
 }
 
-// readLabels fills dst with what the tokens from the at-th on ask for. All of them exist.
+// readLabels fills dst with labels, beginning at the at-th token. All of them exist.
 func (d *Dataset) readLabels(dst []int32, at int64) error {
 	return d.each(dst, at, func(p part, dst []int32, at int64) error {
 		if h, ok := p.codec.(*held); ok && h.labels != nil {
@@ -105,7 +105,7 @@ func (d *Dataset) readPart(p part, dst []int32, at int64) error {
 	return nil
 }
 
-// outside is the error for a token of a part that the vocabulary does not have.
+// outside returns the error for a token of a part that is outside the vocabulary.
 func (d *Dataset) outside(f io.ReaderAt, p part, at int64, id int32) error {
 	said := int64(id)
 	if t, ok := p.codec.(tokenFile); ok { // an int32 does not hold all that a file may have
@@ -120,7 +120,7 @@ func (d *Dataset) outside(f io.ReaderAt, p part, at int64, id int32) error {
 	return fmt.Errorf("%s: token id %d is not below vocab_size %d", p.codec.where(at), said, d.source.Vocab)
 }
 
-// scanChunk is how many tokens are read at a time, at most.
+// scanChunk bounds the tokens of one read.
 const scanChunk = 1 << 16
 
 // scan calls f with all tokens of a range in order.
@@ -181,7 +181,7 @@ func (d *Dataset) Check(read bool) (documents int64, err error) {
 
 // documents lists the ends of documents: the number of tokens up to and including the last of each. It cuts files at
 // the EOS token, which takes one pass over them. Without that token, in a source or in a file, documents are the files
-// or lines of text, or those of Megatron's index; encoded text always has its own. The tokens after the last end are
+// or lines of text, or the documents of Megatron's index; encoded text always has its own. The tokens after the last end are
 // one more document.
 func (d *Dataset) documents() ([]int64, error) {
 	var ends []int64

@@ -21,7 +21,7 @@ type Encoding struct {
 	// EOS is appended to each text that does not end in it; -1: nothing is. Lines of input_ids stay as
 	// they are.
 	EOS int
-	// Vocab is what ids must be below; 0: anything.
+	// Vocab bounds the ids; 0: any id.
 	Vocab int
 	// Ignored collects the keys of records that would change nothing; nil: they are not collected.
 	Ignored *Keys
@@ -29,7 +29,7 @@ type Encoding struct {
 	Read func(bytes int64)
 }
 
-// What is read at a time, and what may be on its way through all goroutines.
+// Bounds of a batch, of all batches in flight, and of one text.
 const (
 	batchBytes = 1 << 20
 	batchLines = 4096
@@ -37,7 +37,7 @@ const (
 	maxText    = 1 << 30
 )
 
-// batch is some texts of one file on their way.
+// A batch is some texts of one file in flight.
 type batch struct {
 	file  int
 	first int // the number of its first line; 0: it is a file of text
@@ -163,7 +163,7 @@ func (e *Encoding) splitLines(file int, f *os.File, give func(*batch) error) err
 	}
 }
 
-// note tells the reader of progress.
+// note reports progress.
 func (e *Encoding) note(bytes int64) {
 	if e.Read != nil {
 		e.Read(bytes)

@@ -10,7 +10,7 @@ import (
 	"unicode/utf8"
 )
 
-// foreign are files that are not text, whose bytes could be trained on all the same.
+// foreign lists kinds of files that are not text. Their bytes would train silently.
 var foreign = []struct {
 	what  string
 	exts  []string
@@ -53,7 +53,7 @@ const (
 	asLines  = `write its texts as .jsonl, an object with a string "text" a line`
 )
 
-// foreignHead is how many bytes tell what a file is.
+// foreignHead is the number of bytes at the start that identify a file.
 const foreignHead = 512
 
 // readable refuses a file of bytes that are no text, by its name and by how it begins.
@@ -80,15 +80,14 @@ func readable(f io.ReaderAt, path string, size int64) error {
 	return nil
 }
 
-// prose says that the head of a file could be that of a text: all of these formats have other
-// bytes in theirs.
+// prose reports whether the head of a file could be text: all these formats have bytes there that no text has.
 func prose(head []byte) bool {
 	for _, b := range head {
 		if b < 0x20 && b != '\t' && b != '\n' && b != '\r' && b != '\f' || b == 0x7f {
 			return false
 		}
 	}
-	for cut := range min(utf8.UTFMax, len(head)+1) { // the last rune may go on behind the head
+	for cut := range min(utf8.UTFMax, len(head)+1) { // the last rune may continue after the head
 		if utf8.Valid(head[:len(head)-cut]) {
 			return true
 		}

@@ -9,7 +9,7 @@ import (
 	"sort"
 )
 
-// held is a file of text whose ids are held in memory, 4 bytes each: they are made once.
+// A held is a file of text that was encoded once, with its ids in memory, 4 bytes each.
 type held struct {
 	ids    []int32
 	labels []int32 // beside ids; nil: each token asks for itself

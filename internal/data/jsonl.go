@@ -10,10 +10,10 @@ import (
 	"sync"
 )
 
-// maxLine is the longest line of a .jsonl file, in bytes.
+// maxLine bounds a line of a .jsonl file, in bytes.
 const maxLine = 64 << 20
 
-// jsonl is a file with a document of bytes in the "text" of each line. Its index is 16 bytes a
+// A jsonl is a file with a document of bytes in the "text" of each line. Its index is 16 bytes a
 // document. Lines are parsed again when they are read.
 type jsonl struct {
 	size int64
@@ -25,7 +25,7 @@ type jsonl struct {
 	text []byte
 }
 
-// document is a line that has text.
+// A document is a line with text.
 type document struct {
 	off int64 // byte that its line begins at
 	end int64 // tokens up to and with its last
@@ -73,10 +73,10 @@ func readLine(r *bufio.Reader, buf []byte) ([]byte, error) {
 	}
 }
 
-// errIDs is for a line that has ids and not text.
+// errIDs reports a line with ids in place of text.
 var errIDs = errors.New(`it has "input_ids"`)
 
-// parseLine is the text of a line; nothing for a blank one.
+// parseLine returns the text of a line; nothing for a blank one.
 func parseLine(line []byte, ignored *Keys) ([]byte, error) {
 	keys, err := fields(line, ignored)
 	if err != nil || keys == nil {
@@ -103,7 +103,7 @@ func (j *jsonl) tokens() int64 {
 	return j.docs[len(j.docs)-1].end
 }
 
-// at is the document that has a token.
+// at finds the document of a token.
 func (j *jsonl) at(token int64) int {
 	return sort.Search(len(j.docs), func(k int) bool { return j.docs[k].end > token })
 }
@@ -148,7 +148,7 @@ func (j *jsonl) read(f io.ReaderAt, dst []int32, at int64) error {
 	return nil
 }
 
-// document is the text of a document. The caller must not change it.
+// document returns the text of a document. The caller must not change it.
 func (j *jsonl) document(f io.ReaderAt, k int) ([]byte, error) {
 	j.mu.Lock()
 	text, hit := j.text, j.last == k

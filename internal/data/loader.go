@@ -63,7 +63,7 @@ func (l *Loader) count() error {
 		if err := l.data.readLabels(labels, first); err != nil {
 			return err
 		}
-		for _, end := range l.within(s) { // the token behind an end is no target
+		for _, end := range l.within(s) { // the first token of a document is no target
 			labels[end-first] = Ignore
 		}
 		for _, label := range labels {
@@ -95,7 +95,7 @@ func (l *Loader) Index(n int64) int64 {
 	return newOrder(l.samples, l.plan.Seed, epoch).at(i)
 }
 
-// within is the ends of documents in the sample: above its first token, up to its last.
+// within returns the ends of documents in the sample: above its first token, up to its last.
 func (l *Loader) within(sample int64) []int64 {
 	if sample < 0 || sample >= l.samples {
 		panic(fmt.Sprintf("data: sample %d of %d", sample, l.samples))
@@ -144,11 +144,10 @@ func (l *Loader) Targets() (n int64) {
 	return n
 }
 
-// Load reads what one rank holds of a sample: the tokens at spans, in that order, the token
-// after each as its target, and their positions for rotary embeddings. With PackDocuments
-// positions count from 0 in each document, and the target of a document's last token is -1,
-// since the token after it belongs to another. It is -1, too, where a label asks for none. ids, targets and positions have the length of
-// the spans (partition.Count).
+// Load reads one rank's shard of a sample: the tokens at spans, in that order, the token after each as its target, and
+// their positions for rotary embeddings. With PackDocuments positions count from 0 in each document, and the last token
+// of a document has the target -1, since the token after it belongs to another. A masked target is also -1. ids, targets
+// and positions have the length of the spans (partition.Count).
 func (l *Loader) Load(sample int64, spans []partition.Span, ids, targets []int32, positions []int) error {
 	n := partition.Count(spans)
 	if len(ids) != n || len(targets) != n || len(positions) != n {
@@ -171,13 +170,13 @@ func (l *Loader) Load(sample int64, spans []partition.Span, ids, targets []int32
 	return nil
 }
 
-// loadSpan reads one span by way of buf and, where there are any, labels. A strided span reads the range that it covers: a
-// read for each token would be slower.
+// loadSpan reads one span through buf and, if the data have labels, through labels. It reads the whole range of a strided
+// span: a read for each token would be slower.
 func (l *Loader) loadSpan(sample int64, s partition.Span, buf, labels, ids, targets []int32, positions []int) error {
 	base := sample * int64(l.plan.SeqLen)
 	ends := l.within(sample)
 	doc := 0         // documents that end at or before the token
-	docStart := base // where the token's document, or its part in the sample, begins
+	docStart := base // begin of the token's document, or of its part in the sample
 	for done := 0; done < s.Len; {
 		n := min(s.Len-done, 1+(len(buf)-2)/s.Stride)
 		from := base + int64(s.Start) + int64(done)*int64(s.Stride)

@@ -10,20 +10,19 @@ import (
 )
 
 // Mixture draws samples from several loaders by weight. The n-th sample is a function of n alone, as
-// of a Loader: samples are drawn in blocks, each with the shares of the weights, whose order
+// of a Loader: samples are drawn in blocks, each with the shares of the weights, in an order that
 // the seed gives. A loader that runs out begins its next epoch; an epoch of the mixture is as many
 // samples as all of them have together.
 type Mixture struct {
 	parts  []*Loader
-	starts []int64   // number of each part's first sample, and last that of all
+	starts []int64   // number of each part's first sample; last, the number of all samples
 	shares []float64 // of the weights; they sum to 1
 	most   int       // the part with the largest share
 	block  int64
 	seed   int64
 }
 
-// minBlock is how many samples are drawn together, at least: a share has a precision of 1 in that
-// many.
+// minBlock is the least number of samples in a block: it is the precision of a share.
 const minBlock = 1024
 
 // Mix makes a mixture.
@@ -46,7 +45,7 @@ func Mix(parts []*Loader, weights []float64, seed int64) (*Mixture, error) {
 	for k := range m.shares {
 		m.shares[k] /= sum
 	}
-	// The largest share makes up for what the others are rounded by, so a block has room for that.
+	// The largest share takes the rounding of the others, so a block has room for that.
 	m.block = max(minBlock, int64(len(parts)*len(parts)))
 	return m, nil
 }
@@ -54,7 +53,7 @@ func Mix(parts []*Loader, weights []float64, seed int64) (*Mixture, error) {
 // Samples returns the samples of an epoch.
 func (m *Mixture) Samples() int64 { return m.starts[len(m.parts)] }
 
-// before is how many samples of a part are in all blocks before one.
+// before counts the samples of a part in all blocks before one.
 func (m *Mixture) before(part int, block int64) int64 {
 	if part != m.most {
 		return int64(m.shares[part] * float64(block*m.block))
@@ -86,7 +85,7 @@ func (m *Mixture) Index(n int64) int64 {
 	panic("data: the shares of a block do not fill it")
 }
 
-// part is the loader that has a sample, and the sample's number there.
+// part returns the loader of a sample, and the sample's number there.
 func (m *Mixture) part(sample int64) (*Loader, int64) {
 	if sample < 0 || sample >= m.Samples() {
 		panic(fmt.Sprintf("data: sample %d of %d", sample, m.Samples()))

@@ -62,9 +62,9 @@ const (
 )
 
 var (
-	// masks are keys with a 1 for each token that may be a target, else 0.
+	// Keys with a 1 for each token that may be a target, else 0.
 	masks = []string{"completion_mask", "loss_mask", "assistant_masks"}
-	// idle are keys that change nothing where they have a tokenizer's defaults.
+	// Keys that change nothing with a tokenizer's defaults.
 	idle = []string{keyPositions, "special_tokens_mask", "token_type_ids"}
 )
 
@@ -234,7 +234,7 @@ func readIDs(keys map[string]json.RawMessage, key string, vocab int, ignore bool
 	return ids, nil
 }
 
-// readMask reads a list of n zeros and ones; nil where there is none.
+// readMask reads a list of n zeros and ones; nil if the key is absent.
 func readMask(keys map[string]json.RawMessage, key string, n int) ([]int64, error) {
 	if keys[key] == nil {
 		return nil, nil

@@ -15,12 +15,12 @@ import (
 
 // Source says where tokens come from.
 type Source struct {
-	// Paths are files or globs (path/filepath.Match), which are read one after the other, each of one
-	// kind. The extension tells the kind: .bin is an llm.c token file, or Megatron's where an
+	// Paths are files or globs (files.Glob), which are read one after the other, each of one
+	// kind. The extension tells the kind: .bin is an llm.c token file, or Megatron's if an
 	// .idx of the same name lies beside it; .jsonl has a document in each line, its "text" or its
-	// "input_ids" with maybe "labels"; anything else is raw text.
+	// "input_ids" with labels and masks; anything else is raw text.
 	Paths []string
-	// Tokenizer is that of text. Token files need none.
+	// Tokenizer encodes text. Token files need none.
 	Tokenizer *Tokenizer
 	// EOS is the token that ends a document; -1 for none. Text has it appended to each
 	// document: a file, or a line of .jsonl. Token files and input_ids contain it already.
@@ -31,17 +31,17 @@ type Source struct {
 
 // codec knows how one file holds its tokens. Its methods may be called concurrently.
 type codec interface {
-	// tokens is how many the file has.
+	// tokens counts the file's tokens.
 	tokens() int64
-	// read fills dst with the tokens from at on. All of them exist.
+	// read fills dst with tokens, beginning at the at-th. All of them exist.
 	read(f io.ReaderAt, dst []int32, at int64) error
-	// where says in the file's own terms where a token stands.
+	// where describes the place of a token in the file's own terms.
 	where(at int64) string
-	// ends yields where documents end by the file's form, none where only a token says so.
+	// ends yields the ends of documents that the file's form gives; none if only a token marks them.
 	ends() iter.Seq[int64]
 }
 
-// Open finds the files of a source and reads what tells their length: headers of token
+// Open finds the files of a source and their lengths: it reads headers of token
 // files, sizes of text files, and the lines of .jsonl, which it passes over once.
 func Open(s Source) (*Dataset, error) {
 	if s.Vocab < 1 {
@@ -63,7 +63,7 @@ func Open(s Source) (*Dataset, error) {
 	return d, nil
 }
 
-// name is the paths as errors have them.
+// name joins the paths for errors.
 func (s Source) name() string { return strings.Join(s.Paths, ", ") }
 
 // addAll appends files of one kind. Text that is not bytes is read and encoded now.
@@ -85,7 +85,7 @@ func (d *Dataset) addAll(paths []string, kind string) error {
 	return nil
 }
 
-// addHeld appends files whose ids are held in memory.
+// addHeld encodes files and appends them.
 func (d *Dataset) addHeld(paths []string) error {
 	files, err := d.hold(paths)
 	if err != nil {
@@ -145,7 +145,7 @@ func find(pattern string) (paths []string, kind string, err error) {
 	return paths, kind, nil
 }
 
-// kindOf tells the kind by the extension; "" for a file that belongs to another.
+// kindOf returns the kind by the extension; "" for a file that belongs to another.
 func kindOf(path string) string {
 	switch filepath.Ext(path) {
 	case ".bin":
@@ -158,7 +158,7 @@ func kindOf(path string) string {
 	return "text"
 }
 
-// file is what tokens are read from.
+// A file holds tokens.
 type file interface {
 	io.ReaderAt
 	io.Closer
@@ -191,7 +191,7 @@ func (d *Dataset) add(path, kind string) error {
 	return nil
 }
 
-// reason is the cause of a file's error without its path, which the caller adds.
+// reason returns the cause of a file's error without its path, which the caller adds.
 func reason(err error) error {
 	var pe *os.PathError
 	if errors.As(err, &pe) {

@@ -83,12 +83,15 @@ func scalars(s Step) []scalar {
 	if s.Step == 0 { // the validation before the first step has no other value
 		return []scalar{{"validation_metrics/loss", *s.ValLoss}}
 	}
-	all := []scalar{
-		{"loss_metrics/global_avg_loss", s.Loss},
+	var all []scalar
+	if blank := !s.Loss.Known() && s.GradNorm == 0; !blank { // without targets; a diverged loss is drawn as NaN
+		all = append(all, scalar{"loss_metrics/global_avg_loss", s.Loss})
+	}
+	all = append(all, []scalar{
 		{"grad_norm", s.GradNorm},
 		{"lr", s.LR},
 		{"n_tokens_seen", Float(s.Tokens)},
-	}
+	}...)
 	optional := []scalar{
 		{"epoch", s.Epoch},
 		{"time_metrics/end_to_end(s)", s.StepSeconds},

@@ -214,3 +214,13 @@ func TestEventBytes(t *testing.T) {
 		t.Errorf("events are\n%swant\n%s", got.String(), want)
 	}
 }
+
+// A step without targets has no loss to draw; a loss that diverged is drawn as NaN.
+func TestBlankStepsDrawNoLoss(t *testing.T) {
+	for norm, want := range map[Float]bool{0: false, Float(math.Inf(1)): true} {
+		drawn := slices.ContainsFunc(scalars(Step{Step: 1, Loss: Absent, GradNorm: norm}), func(s scalar) bool { return s.tag == "loss_metrics/global_avg_loss" })
+		if drawn != want {
+			t.Errorf("gradient norm %v: a loss is drawn: %v", norm, drawn)
+		}
+	}
+}

@@ -1,6 +1,5 @@
-// Package plan says what a run will do before any device is touched: who holds which tokens,
-// what each hop computes and sends, which attention backend is used and why, and what memory
-// and how many bytes on the wire that takes. `cprun plan` prints it; a run stores it.
+// Package plan describes a run before any device is touched: the ranks' tokens, the work and the transfers of each hop,
+// the attention backend and why it was chosen, memory, and bytes on the wire. `cprun plan` prints it; a run stores it.
 package plan
 
 import (
@@ -15,16 +14,16 @@ import (
 	"github.com/cprun/cprun/ring"
 )
 
-// Plan is what `cprun plan --json` prints.
+// Plan is the output of `cprun plan --json`.
 type Plan struct {
 	Config        map[string]any `json:"config"`
 	Machine       string         `json:"machine"` // as --assume describes it
-	Data          *Data          `json:"data"`    // null where the files are not there
+	Data          *Data          `json:"data"`    // null if the files are not there
 	Partition     Partition      `json:"partition"`
 	Packed        *Packed        `json:"packed,omitempty"` // of the data's first sample, with packed documents
 	Hops          []RankHops     `json:"hops"`             // of a layer that attends to everything before a token
 	Attention     Attention      `json:"attention"`
-	Choice        *Chosen        `json:"choice,omitempty"` // by costs; absent where they are not known
+	Choice        *Chosen        `json:"choice,omitempty"` // by costs; absent if they are not known
 	Memory        Memory         `json:"memory"`
 	Communication Communication  `json:"communication"`
 	Estimate      Estimate       `json:"estimate"`
@@ -58,7 +57,7 @@ type Partition struct {
 	Document bool       `json:"documents"` // cut by sample: the picture shows one document
 }
 
-// RankPart is what one rank of a context group holds.
+// RankPart is the shard of one rank of a context group.
 type RankPart struct {
 	Rank   int    `json:"rank"`
 	Tokens int    `json:"tokens"`
@@ -93,17 +92,17 @@ type Hop struct {
 type Communication struct {
 	AttentionForward  int64 `json:"attention_forward"`
 	AttentionBackward int64 `json:"attention_backward"`
-	Gradients         int64 `json:"gradients"` // and weights, where they are sharded
+	Gradients         int64 `json:"gradients"` // and sharded weights
 	Total             int64 `json:"total"`
 }
 
-// Options is what a plan is made with besides the config.
+// Options are the inputs of a plan besides the config.
 type Options struct {
 	Machine machine.Machine
 	Choice  *backend.Choice // nil: the plan is silent about attention's backend
-	// Costs is what the work of a step takes; without a table the time is left out.
+	// Costs estimate the time of a step; a plan without a table leaves it out.
 	Costs Costs
-	// Chosen is what was chosen by costs; nil: nothing.
+	// Chosen is the choice by costs; nil: none.
 	Chosen *Chosen
 	// Docs is the lengths of the documents of the first sample that is trained on; nil where documents
 	// are not told apart, or the data is not there.
@@ -112,11 +111,11 @@ type Options struct {
 	Data *Data
 	// Quick leaves out the hops and advice, and of many ranks looks at some.
 	Quick bool
-	// Refused is why a run on this machine would not begin, of what a plan can do without.
+	// Refused lists why a run on this machine would not begin, though a plan can be made.
 	Refused []string
 }
 
-// Make plans a resolved config for that many ranks, of which it decides what Fit decides. It goes over the
+// Make plans a resolved config for that many ranks, and decides what Fit decides. It goes over the
 // schedules of all ranks once.
 func Make(cfg *config.Config, ranks int, o Options) (*Plan, error) {
 	shape, err := Shape(cfg)
@@ -162,7 +161,7 @@ func Shape(cfg *config.Config) (partition.Shape, error) {
 	return shapeOf(cfg, windowsOf(cfg)[0].window)
 }
 
-// widest is the config that says of all layers what the one does that sees most, whose partition and hops a plan shows.
+// widest returns a config for the layer that sees most. A plan shows that layer's partition and hops.
 func widest(cfg *config.Config, chosen *Chosen) *config.Config {
 	return ByWindow(cfg, chosen.Apart())(windowsOf(cfg)[0].window)
 }
@@ -177,13 +176,13 @@ func shapeOf(cfg *config.Config, window int) (partition.Shape, error) {
 	return partition.Shape{SeqQ: n, SeqKV: n, Size: cfg.Parallel.Context, Layout: layout, Mask: mask}, err
 }
 
-// windowed is layers of one window.
+// A windowed is the layers of one window.
 type windowed struct {
 	window int // -1: none
 	layers int64
 }
 
-// windowsOf are the windows of a model, the widest first.
+// windowsOf lists the windows of a model, the widest first.
 func windowsOf(cfg *config.Config) []windowed {
 	var list []windowed
 	for l := range cfg.Model.NumHiddenLayers {
@@ -249,13 +248,13 @@ func hopsOf(s *ring.Schedule, bytes ring.HeadBytes, kvHeads int) RankHops {
 	return r
 }
 
-// traded is the boxes of a trade of heads, and the bytes of a row of a head.
+// A traded is the boxes of a trade of heads, and the bytes of a row of a head.
 type traded struct {
 	send, recv []ring.HeadMove
 	row        int64
 }
 
-// tradeOf is a trade of heads as a hop without pairs.
+// tradeOf returns a trade of heads as a hop without pairs.
 func tradeOf(s *ring.Schedule, label string, list ...traded) Hop {
 	h := Hop{Label: label, SendTo: []int{}, RecvFrom: []int{}}
 	add := func(to *[]int, peer int) {
@@ -277,7 +276,7 @@ func tradeOf(s *ring.Schedule, label string, list ...traded) Hop {
 	return h
 }
 
-// peers is the other ends of moves, without those of a rank to itself.
+// peers lists the other ends of moves, except moves of a rank to itself.
 func peers(rank int, moves []ring.Move) []int {
 	p := make([]int, 0, len(moves))
 	for i := range moves {
@@ -288,7 +287,7 @@ func peers(rank int, moves []ring.Move) []int {
 	return p
 }
 
-// stateBytes is what a rank sends of gradients and weights in a step of so many micro batches. A
+// stateBytes counts the bytes of gradients and weights that a rank sends in a step. A
 // ring reduces or gathers n bytes by sending (ranks-1)/ranks of them.
 func stateBytes(cfg *config.Config, ranks int, micro int64) int64 {
 	flat := model.NewLayout(&cfg.Model.Config, ranks)

@@ -29,10 +29,10 @@ const (
 	maxValues  = 4 << 20   // values in a JSON file
 )
 
-// resultsFile is the file that makes a directory that of an experiment.
+// resultsFile marks the directory of an experiment.
 const resultsFile = "results.json"
 
-// Open adds what a path is of to the page: a run directory, the directory of an experiment, or its
+// Open adds a path to the page: a run directory, the directory of an experiment, or its
 // results.json.
 func (in *Input) Open(path string) error {
 	dir, name := path, ""
@@ -128,7 +128,7 @@ func ReadRun(root *os.Root) (*Run, error) {
 	return r, nil
 }
 
-// miss notes a file that is not there, and what is not shown therefore.
+// miss notes a missing file and the figures that need it.
 func (r *Run) miss(err error, name, effect string) {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -147,7 +147,7 @@ func (r *Run) readSteps(root *os.Root) error {
 	kept, last := thinner{most: maxSteps}, int64(-1)
 	torn, err := metrics.EachStep(f, func(s metrics.Step) {
 		if s.Step <= last {
-			return // a step is in the file once; what goes back is of no run
+			return // a step is in the file once; no run writes an earlier one
 		}
 		last = s.Step
 		r.Lines++
@@ -183,7 +183,7 @@ func (r *Run) readLog(root *os.Root) error {
 			r.Ended = "done"
 		}
 	}
-	return nil // of a log that has a line too long, what stands before it is enough
+	return nil // of a log with a line that is too long, the lines before it are enough
 }
 
 func (r *Run) readTrace(root *os.Root) error {
@@ -197,7 +197,7 @@ func (r *Run) readTrace(root *os.Root) error {
 	} else if st.Size() > maxTrace {
 		return fmt.Errorf("%d bytes are more than the %d that are read", st.Size(), maxTrace)
 	}
-	ranks := map[int]bool{} // true for those that are drawn
+	ranks := map[int]bool{} // true for the drawn ones
 	return metrics.EachSlice(f, func(s metrics.Slice) {
 		drawn, seen := ranks[s.Rank]
 		if !seen {
@@ -210,12 +210,12 @@ func (r *Run) readTrace(root *os.Root) error {
 	})
 }
 
-// Plan is what the page shows of a plan.json, which internal/plan writes and explains: Config, Machine, Partition,
+// Plan has the fields of a plan.json that the page shows; internal/plan writes and explains them: Config, Machine, Partition,
 // Packed, Hops, Attention, Communication and Estimate.
 type Plan struct {
-	Config    map[string]map[string]any `json:"config"`
-	Machine   string                    `json:"machine"`
-	Data      *struct {
+	Config  map[string]map[string]any `json:"config"`
+	Machine string                    `json:"machine"`
+	Data    *struct {
 		Files, Tokens, Targets, Samples float64
 		Documents                       *float64
 		Dropped                         float64 `json:"dropped_documents"`
@@ -250,7 +250,7 @@ type Plan struct {
 	} `json:"estimate"`
 }
 
-// rankPart is what a rank holds of a sequence, or of a sample of packed documents.
+// A rankPart is a rank's shard of a sequence, or of a sample of packed documents.
 type rankPart struct {
 	Rank      int
 	Tokens    float64
@@ -259,7 +259,7 @@ type rankPart struct {
 	Spans     spans   `json:"spans"`
 }
 
-// spans are positions of a rank. The plan of packed documents has their number alone, which is not read.
+// A spans lists the positions of a rank. The plan of packed documents has their number alone, which is not read.
 type spans []struct{ Start, Len, Stride float64 }
 
 func (s *spans) UnmarshalJSON(data []byte) error {
@@ -286,7 +286,7 @@ func readPlan(root *os.Root, name string) (*Plan, error) {
 	return &p, nil
 }
 
-// option returns a key of the plan's config, such as "parallel.algorithm"; "" where it has none.
+// option returns a key of the plan's config, such as "parallel.algorithm"; "" if it has none.
 func (p *Plan) option(path string) string {
 	if p == nil {
 		return ""

@@ -12,14 +12,14 @@ import (
 	"github.com/cprun/cprun/internal/metrics"
 )
 
-// curve is one figure of a value by step.
+// A curve is one figure of a value by step.
 type curve struct {
 	section, title, says string
 	smooth               bool
 	views                []measure
 }
 
-// measure is a value of a step and its axis.
+// A measure is a value of a step and its axis.
 type measure struct {
 	name string
 	y    axis
@@ -76,7 +76,7 @@ func validation(s metrics.Step) float64 {
 	return float64(*s.ValLoss)
 }
 
-// runs adds what the page has of runs, with n points of each in a figure.
+// runs adds the figures and tables of runs, with n points of each in a figure.
 func (p *page) runs(runs []Run, n int) {
 	n = max(10, min(n, 8*points/len(runs)))
 	runs = slices.Clone(runs)
@@ -131,7 +131,7 @@ func uneven(runs []Run) bool {
 	})
 }
 
-// view is a value by step; the script draws it against any of the axes of page.Steps.
+// view makes a value by step; the script draws it against any of the axes of page.Steps.
 func (m measure) view(runs []Run, steps [][]metrics.Step) view {
 	v := view{Name: m.name, Y: m.y, Panels: []panel{{}}}
 	for i := range runs {
@@ -156,7 +156,7 @@ func (m measure) view(runs []Run, steps [][]metrics.Step) view {
 	return v
 }
 
-// abscissae are what a run's figures can have on their x axis.
+// abscissae returns the choices for the x axis of a run's figures.
 func abscissae(steps []metrics.Step) [3][]number {
 	var x [3][]number
 	for _, s := range steps {
@@ -167,7 +167,7 @@ func abscissae(steps []metrics.Step) [3][]number {
 	return x
 }
 
-// sourcesOf says of each run by what command, version and machine it was made.
+// sourcesOf lists the command, version and machine of each run.
 func sourcesOf(runs []Run) []string {
 	var all []string
 	for _, r := range runs {
@@ -223,7 +223,7 @@ func orUnknown(s, what string) string {
 	return s
 }
 
-// facts are what all runs have in common, or that of each.
+// facts lists the facts that all runs share, and the command of each.
 func facts(runs []Run) [][2]string {
 	if len(runs) == 1 {
 		r := runs[0]
@@ -248,7 +248,7 @@ func facts(runs []Run) [][2]string {
 	return all
 }
 
-// data says how much training data the run has; "" where its plan does not say.
+// data tells how much training data the run has; "" if its plan has no counts.
 func (r Run) data() string {
 	if r.Plan == nil || r.Plan.Data == nil {
 		return ""
@@ -264,7 +264,7 @@ func (r Run) data() string {
 		thousands(d.Files), documents, thousands(d.Tokens), thousands(d.Targets), thousands(d.Samples), thousands(d.Steps))
 }
 
-// summary is a table with a row for each run.
+// summary makes a table with a row for each run.
 func summary(runs []Run) *table {
 	t := &table{Caption: "Runs", Columns: []string{"run", "state", "parameters", "sample, tokens", "ranks", "attention",
 		"tokens", "loss", "validation, best", "tokens/s", "TFLOP/s a device", "MFU", "memory", "waiting", "logged for"}}
@@ -301,7 +301,7 @@ func summary(runs []Run) *table {
 	return t
 }
 
-// attention is by what algorithm, layout and backend a plan computes it.
+// attention names the algorithm, layout and backend of a plan.
 func (p *Plan) attention() string {
 	var parts []string
 	for _, key := range []string{"parallel.algorithm", "parallel.layout", "attention.backend"} {
@@ -312,7 +312,7 @@ func (p *Plan) attention() string {
 	return strings.Join(parts, ", ")
 }
 
-// state says how far a run is.
+// state tells how far a run is.
 func (r *Run) state() string {
 	if len(r.Steps) == 0 {
 		return "no step yet"
@@ -327,7 +327,7 @@ func (r *Run) state() string {
 	return fmt.Sprintf("at step %s of %s", last, all)
 }
 
-// best is the lowest validation loss.
+// best returns the lowest validation loss.
 func (r *Run) best() float64 {
 	best := math.NaN()
 	for _, s := range r.Steps {
@@ -355,5 +355,5 @@ func parameters(n float64) string {
 	return plain(n)
 }
 
-// since is the time between two lines.
+// since returns the time between two lines.
 func since(b, a metrics.Step) time.Duration { return time.Time(b.Time).Sub(time.Time(a.Time)) }

@@ -22,7 +22,7 @@ const (
 )
 
 // initialise sets weights that no checkpoint gives: from a Hugging Face directory, or at
-// random from the seed. Each rank sets what it holds; the model is the same on any number.
+// random from the seed. Each rank sets its shard; the model is the same on any number.
 func (t *Trainer) initialise(ctx context.Context) error {
 	from := t.cfg.Model.From
 	params := t.share.Flat.Params
@@ -41,7 +41,7 @@ func (t *Trainer) initialise(ctx context.Context) error {
 	return t.fill(ctx, t.share.Masters, func(i int, offset int64, dst []float32) error { return w.Read(want[i], dst, offset) })
 }
 
-// random is a source of first values. Blocks that a piece needs only a part of are made whole.
+// random returns a source of first values. It makes whole blocks, also for a piece of one.
 func (t *Trainer) random() source32 {
 	return func(i int, offset int64, dst []float32) error {
 		p := t.share.Flat.Params[i]
@@ -66,11 +66,10 @@ func (t *Trainer) random() source32 {
 	}
 }
 
-// source32 sets dst to the elements of the i-th parameter from offset on.
+// A source32 sets dst to elements of the i-th parameter, beginning at offset.
 type source32 func(i int, offset int64, dst []float32) error
 
-// fill sets what this rank holds of a flat buffer of the optimizer. What lies between
-// parameters becomes 0.
+// fill sets this rank's shard of a flat buffer of the optimizer, and zeros between parameters.
 func (t *Trainer) fill(ctx context.Context, v View, from source32) error {
 	params := t.share.Flat.Params
 	at := 0 // the first parameter that may not be filled yet
@@ -118,7 +117,7 @@ func CheckpointParams(params []model.Param) []checkpoint.Param {
 	return out
 }
 
-// restore goes on from a checkpoint. Each rank reads what it holds.
+// restore resumes from a checkpoint. Each rank reads its shard.
 func (t *Trainer) restore(ctx context.Context, dir string) error {
 	c, err := checkpoint.OpenTold(ctx, dir)
 	if err != nil {
@@ -149,10 +148,10 @@ func (t *Trainer) restore(ctx context.Context, dir string) error {
 	return t.scaler.restore(c.Manifest.Extra, t.step)
 }
 
-// blankState is the checkpoint's count of steps without targets.
+// blankState names the checkpoint's count of steps without targets.
 const blankState = "blank_steps"
 
-// field is a flat buffer of the optimizer, as checkpoints name it.
+// A field is a flat buffer of the optimizer, as checkpoints name it.
 type field struct {
 	name string
 	view View
@@ -199,7 +198,7 @@ func (o *Options) newest(ctx context.Context) ([]byte, error) {
 	return []byte(o.From), nil
 }
 
-// snapshot is this rank's part of the state: its parts of the buckets, whatever is sharded.
+// snapshot copies this rank's part of the state: its parts of the buckets, whatever is sharded.
 // They are copied to host memory, which is used again by the next snapshot. Every step that
 // was queued is finished.
 func (t *Trainer) snapshot(ctx context.Context, o *Options) (checkpoint.Snapshot, error) {

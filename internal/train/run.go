@@ -15,14 +15,14 @@ import (
 	"github.com/cprun/cprun/internal/state"
 )
 
-// Options is what a run has beside its config.
+// Options are the inputs of a run besides its config.
 type Options struct {
 	RunDir     string
 	RunID      string // of this attempt: no other attempt on the run directory has it
 	Version    string // of cprun, for checkpoints
 	ConfigYAML string // the resolved config, for checkpoints
 
-	Resume bool   // go on from the newest checkpoint of the run directory, where there is one
+	Resume bool   // resume the newest checkpoint of the run directory, if there is one
 	From   string // else from this checkpoint; "" for new weights
 
 	// Kinds are how attention of the layers of some windows runs, on every rank alike; others run as the config says.
@@ -41,7 +41,7 @@ type Options struct {
 	Stop   <-chan struct{} // closed when this rank is asked to stop
 	Report func(Report)    // called on every rank, in order; may be nil
 
-	// Timed is told when a part of the start begins, and calls what it returns at the end. It
+	// Timed is called when a part of the start begins; the function that it returns is called at the part's end. It
 	// may be nil, and is called by several goroutines.
 	Timed func(part string) (end func())
 	// BoundGarbage says that the process is this rank's alone, and that it computes in memory of Go: see state.BoundGarbage.
@@ -68,13 +68,13 @@ func (o *Options) report(r Report) {
 
 func (o *Options) notice(text string) { o.report(Report{Kind: Notice, Text: text}) }
 
-// Kind says what a Report tells.
+// Kind is the kind of a Report.
 type Kind int
 
 // The kinds of reports.
 const (
 	Notice     Kind = iota // Text is for the user
-	Phase                  // Text is what the rank begins, for reports of failures
+	Phase                  // Text names the phase that the rank begins, for reports of failures
 	Progressed             // a step was logged
 	Advanced               // a step was done
 	Saved                  // a checkpoint of Step is whole
@@ -82,7 +82,7 @@ const (
 	Stopped                // the run ends on request after a checkpoint of Step
 )
 
-// Report is what a rank tells its process while it runs.
+// Report is an event of a rank, for its process.
 type Report struct {
 	Kind    Kind
 	Step    int64 // steps done
@@ -96,7 +96,7 @@ type Report struct {
 	Took, Stood time.Duration
 }
 
-// run is a trainer with its outputs.
+// A run is a trainer with its outputs.
 type run struct {
 	*Trainer
 	opts   Options
@@ -116,7 +116,7 @@ type run struct {
 	deadline time.Duration // that was set for it; 0: none
 }
 
-// saving is a save that goes on.
+// A saving is a save in progress.
 type saving struct {
 	step  int // 0: there is none
 	began time.Time
@@ -137,17 +137,17 @@ func Run(ctx context.Context, cfg *config.Config, dev Device, world comm.Communi
 	return (&run{Trainer: t, opts: o}).run(ctx, cancel)
 }
 
-// together is an error that every rank meets at the same point of the run, such as a loss that is
-// not finite. The ranks go on together to the end of what they have begun.
+// A together is an error that occurs on all ranks at the same step, such as a loss that is not finite. The ranks finish
+// the transfers that they have begun.
 type together struct{ error }
 
 // Unwrap returns the error.
 func (e together) Unwrap() error { return e.error }
 
-// leaveTime is how long a run that has failed waits for its own writes to be given up.
+// leaveTime bounds the wait of a failed run for its own writes.
 const leaveTime = 2 * time.Second
 
-// run is all of it, from its first to its last write. cancel ends what it does beside the steps.
+// run does everything from the first to the last write. cancel ends the work beside the steps.
 func (r *run) run(ctx context.Context, cancel context.CancelCauseFunc) (stopped bool, err error) {
 	if err = r.open(ctx); err == nil {
 		stopped, err = r.loop(ctx)
@@ -168,9 +168,8 @@ func (r *run) run(ctx context.Context, cancel context.CancelCauseFunc) (stopped 
 	return false, withOwn(err, r.close(r.leave))
 }
 
-// withOwn adds the faults of this rank's own that came to light when it closed what it writes. Where err is what
-// another rank says, it stays as text alone: a rank whose save has failed may hear of its fault from another
-// before it gets there itself, and is no victim for that.
+// withOwn adds this rank's own faults from closing its outputs. An err of another rank stays as text alone: a rank with
+// a failed save may hear of its fault from another rank first, and is no victim.
 func withOwn(err error, closing []error) error {
 	var own []error
 	for _, e := range closing {
@@ -188,7 +187,7 @@ func withOwn(err error, closing []error) error {
 	}
 }
 
-// open opens what the run writes.
+// open opens the outputs of the run.
 func (r *run) open(ctx context.Context) (err error) {
 	from := r.from
 	r.logged = r.step
@@ -219,7 +218,7 @@ func (r *run) open(ctx context.Context) (err error) {
 	return r.openTrace(ctx)
 }
 
-// close ends what open has opened, saves by the given function, and returns what went wrong.
+// close ends the outputs, saves by the given function, and returns the errors.
 func (r *run) close(saves func() error) (errs []error) {
 	if r.saver != nil {
 		err := r.blamed(saves())
@@ -286,7 +285,7 @@ func (r *run) loop(ctx context.Context) (stopped bool, err error) {
 		if err := r.poll(); err != nil {
 			return false, err
 		}
-		// Steps that are queued behind this one are finished before the run stops or saves.
+		// The run finishes the queued steps before it stops or saves.
 		stopped, due = stopped || res.Stop, due || res.Due
 		if len(queue) > 0 {
 			continue
@@ -318,18 +317,18 @@ func (r *run) queue(ctx context.Context) (*flight, error) {
 	return r.begin(ctx, r.asked(), r.due())
 }
 
-// due says that the time for a checkpoint has come. Rank 0's clock decides.
+// due reports whether the time for a checkpoint has come. Rank 0's clock decides.
 func (r *run) due() bool {
 	every := r.cfg.Checkpoint.Interval
 	return every > 0 && !r.opts.NoSave && r.mesh.world.Rank() == 0 && r.saving.step == 0 && time.Since(r.savedAt) >= every
 }
 
-// epoch is how many times the data has been gone through after so many steps.
+// epoch returns the passes over the data after a number of steps.
 func (r *run) epoch(steps int) float64 {
 	return float64(steps) * float64(r.cfg.Train.GlobalBatchSize) / float64(r.train.loader.Samples())
 }
 
-// validates says that a validation follows a step, the n-th of the run; saves that a checkpoint
+// validates reports whether a validation follows a step, the n-th of the run; saves, whether a checkpoint
 // does.
 func (r *run) validates(n int) bool {
 	return r.val != nil && (n%r.cfg.Data.Validation.Every == 0 || n == r.cfg.Train.Steps)
@@ -340,7 +339,7 @@ func (r *run) saves(n int) bool {
 	return !r.opts.NoSave && (n == r.cfg.Train.Steps || every > 0 && n%every == 0)
 }
 
-// drains says that the n-th step must be finished before another is queued.
+// drains reports whether the n-th step must be finished before another is queued.
 func (r *run) drains(n int) bool {
 	return r.validates(n) || r.saves(n) || r.trace != nil && n-r.began == r.cfg.Log.TraceSteps
 }

@@ -6,7 +6,7 @@ import (
 	"github.com/cprun/cprun/partition"
 )
 
-// samples is what a run draws from: a data.Loader, or a data.Mixture of several.
+// A samples is a data.Loader, or a data.Mixture of several.
 type samples interface {
 	// Samples returns how many there are in an epoch.
 	Samples() int64
@@ -20,11 +20,11 @@ type samples interface {
 	Targets() int64
 	// Alike reports whether Docs and Valid are the same for all samples.
 	Alike() bool
-	// Load reads what one rank holds of a sample.
+	// Load reads one rank's shard of a sample.
 	Load(sample int64, spans []partition.Span, ids, targets []int32, positions []int) error
 }
 
-// tokenizerOf is the tokenizer of a run's text.
+// tokenizerOf returns the tokenizer of a run's text.
 func tokenizerOf(cfg *config.Config) *data.Tokenizer {
 	return data.NewTokenizer(cfg.Data.Tokenizer, cfg.Model.VocabSize)
 }

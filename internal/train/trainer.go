@@ -33,11 +33,11 @@ type Trainer struct {
 	scaler   *scaler
 	arena    *tensor.Arena
 	stage    *stage
-	saved    [][]float32 // what the newest snapshot holds, by field
+	saved    [][]float32 // the newest snapshot, by field
 	train    *feed
 	val      *feed // nil without validation
 
-	// sums is what the ranks add up in a step: the loss, how many were asked to stop and see a
+	// The sums of a step over all ranks: the loss, how many were asked to stop and see a
 	// checkpoint due, and the square of the gradient's norm.
 	sums  View
 	slips []slip // of the steps that are queued, by their number, modulo
@@ -63,11 +63,10 @@ const (
 	sumCount
 )
 
-// slip is host memory for what goes into sums before a step and comes out of it afterwards.
+// A slip is host memory for the sums before and after a step.
 type slip struct{ in, out View }
 
-// newTrainer builds the rank's model and its state, of a checkpoint where there is one to go on
-// from.
+// newTrainer builds the rank's model and its state, from a checkpoint if there is one to resume.
 func newTrainer(ctx context.Context, cfg *config.Config, dev Device, world comm.Communicator, o *Options) (*Trainer, error) {
 	t := &Trainer{cfg: cfg, dev: &dev, scaler: newScaler(&dev)}
 	var err error
@@ -107,7 +106,7 @@ func Schedule(cfg *config.Config) (optim.Schedule, error) {
 	return optim.NewSchedule(s.Name, cfg.Optimizer.LR, s.MinLR, s.WarmupSteps, cfg.Train.Steps)
 }
 
-// hold allocates the weights and what the optimizer keeps, and the way there.
+// hold allocates the weights, the optimizer's state, and the staging area.
 func (t *Trainer) hold(o *Options) error {
 	defer o.timed("memory")()
 	c, world := t.cfg.Optimizer, t.mesh.world
@@ -203,7 +202,7 @@ func (t *Trainer) build(room state.Room) (err error) {
 	return nil
 }
 
-// Result is what one optimizer step found.
+// Result describes one optimizer step.
 type Result struct {
 	Step     int     // steps done, with this one
 	Loss     float64 // mean over the valid targets of the step, before the update
@@ -220,13 +219,13 @@ type Result struct {
 	Blank   int
 	Skipped bool    // its scaled gradients overflowed, so it changed nothing
 	Lowered float64 // the loss scale that it has lowered to; 0: it has not
-	// Took is the device's time from the end of the step before to that of this one, whenever
+	// Took is the device's time from the end of the step before to the end of this one, whenever
 	// the host has looked. What is done while no step is queued, such as a validation, is not
 	// in it: then it is from the beginning of this one.
 	Took time.Duration
 }
 
-// flight is a step that was queued.
+// A flight is a queued step.
 type flight struct {
 	r     Result
 	valid int     // targets
@@ -249,7 +248,7 @@ func (t *Trainer) samplesOf(micro int) []int64 {
 	return out
 }
 
-// totals is the valid targets, the tokens and the FLOPs of the whole step, over all groups:
+// totals counts the targets and FLOPs of the whole step, over all groups:
 // every rank finds the same without reading the data of others.
 func (t *Trainer) totals() (valid int, flops float64) {
 	n, loader := t.cfg.Train.GlobalBatchSize, t.train.loader
@@ -352,15 +351,15 @@ func (t *Trainer) finish(ctx context.Context, f *flight) (Result, error) {
 	return f.r, nil
 }
 
-// clocked is how many steps the clock keeps apart: those that may be queued, and the one before.
+// clocked counts the steps that the clock keeps apart: all that may be queued, and the one before.
 func (t *Trainer) clocked() int { return t.dev.RunAhead + 2 }
 
 // begins and ends are the points of the clock of the step behind n others.
 func (t *Trainer) begins(n int) int { return 2 * (n % t.clocked()) }
 func (t *Trainer) ends(n int) int   { return t.begins(n) + 1 }
 
-// passes queues the forward and backward passes of a step. The gradients are those of scale
-// times the sum of the losses. The load is that of the sequences.
+// passes queues the forward and backward passes of a step. The gradients are of scale times the sum of the losses. It
+// returns the load of the sequences.
 func (t *Trainer) passes(ctx context.Context, scale float64) (total load, err error) {
 	micros := t.cfg.Train.GlobalBatchSize / (t.cfg.Train.MicroBatchSize * t.mesh.dataSize)
 	loss := state.Part(t.sums, sumLoss, sumLoss+1)
@@ -450,7 +449,7 @@ func (t *Trainer) settle(ctx context.Context) error {
 	return t.dev.Stream.Sync(ctx)
 }
 
-// finite is an error for a run that has diverged. Its weights are already spoilt, or were not
+// finite returns an error for a run that has diverged. Its weights are already spoilt, or were not
 // changed for many steps, so it must not write another checkpoint.
 func (r *Result) finite() error {
 	switch {
@@ -470,7 +469,7 @@ func (r *Result) finite() error {
 
 var errDiverged = errors.New("training diverged")
 
-// maximum is the largest value over all ranks.
+// maximum returns the largest value over all ranks.
 func maximum(ctx context.Context, world comm.Communicator, xs ...float64) ([]float64, error) {
 	v := tensor.FromSlice(xs, len(xs))
 	p, err := world.AllReduce(v, comm.Max)

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// Step is the data of a progress event: what a worker knows after one optimizer step.
+// Step is the data of a progress event, which a worker sends after an optimizer step.
 type Step struct {
 	Step            int64   `json:"step"` // counted from 1
 	Steps           int64   `json:"steps"`
@@ -20,10 +20,10 @@ type Step struct {
 	LR              Number  `json:"lr"`
 	TokensPerSecond Number  `json:"tokens_per_second"`  // over all ranks
 	ETASeconds      Number  `json:"eta_seconds"`        // until the last step; negative: not known
-	ValLoss         *Number `json:"val_loss,omitempty"` // nil where this step was not followed by validation
+	ValLoss         *Number `json:"val_loss,omitempty"` // nil without a validation after this step
 }
 
-// Number is a float64 whose JSON can be NaN or infinite, as the loss of a diverging run is.
+// Number is a float64 with a JSON form for NaN and infinities, which the loss of a diverging run has.
 type Number float64
 
 // MarshalJSON writes a number, or one of the strings "NaN", "+Inf" and "-Inf".
@@ -66,7 +66,7 @@ func Line(s Step) string {
 	return strings.Join(parts, "  ")
 }
 
-// bar is what stands before the bar on a terminal; it is kept narrow.
+// bar returns the text before the bar on a terminal; it is narrow.
 func bar(s Step) string {
 	text := fmt.Sprintf("step %s  loss %s  grad_norm %.3g  %s", count(s), s.loss(), float64(s.GradNorm), Rate(float64(s.TokensPerSecond)))
 	if s.ETASeconds >= 0 {
@@ -82,7 +82,7 @@ func count(s Step) string {
 	return fmt.Sprintf("%d/%d", s.Step, s.Steps)
 }
 
-// loss is the step's. A step without targets has none, and no gradient.
+// loss returns the step's loss. A step without targets has none, and no gradient.
 func (s *Step) loss() string {
 	if math.IsNaN(float64(s.Loss)) && s.GradNorm == 0 {
 		return "none"
@@ -132,7 +132,7 @@ func Duration(d time.Duration) string {
 	return fmt.Sprintf("%dd%02dh", s/86400, s/3600%24)
 }
 
-// seconds is n as a duration, cut off where a duration ends.
+// seconds converts n to a duration, at most the longest one.
 func seconds(n Number) time.Duration {
 	const most = math.MaxInt64 / int64(time.Second)
 	if !(float64(n) < float64(most)) { // NaN too
