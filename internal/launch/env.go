@@ -35,16 +35,17 @@ const (
 	envNCCLFamily     = "NCCL_SOCKET_FAMILY"
 	envQueues         = "CUDA_DEVICE_MAX_CONNECTIONS"
 	envCacheDir       = "XDG_CACHE_HOME"
+	envTied           = "CPRUN_TIED"
 )
 
 // Variable is one environment variable that cprun reads.
 type Variable struct {
 	Name    string
-	Value   string // "" where it is not Set
+	Value   string // "" if not Set
 	Set     bool
 	Meaning string // one line, for cprun doctor
 
-	changes bool // what a run computes with, so that it is told at the start
+	changes bool // changes results or speed, so that a run prints it at the start
 }
 
 // EnvKeyFile names the file with the key of a job of several nodes.
@@ -53,7 +54,7 @@ const EnvKeyFile = "CPRUN_KEY_FILE"
 // EnvCPU chooses the instructions of the CPU kernels.
 const EnvCPU = "CPRUN_CPU"
 
-// EnvHostID tells hosts apart where the system does not, for NCCL and for cprun.
+// EnvHostID tells hosts apart if the system does not, for NCCL and for cprun.
 const EnvHostID = "NCCL_HOSTID"
 
 // Getenv returns a variable of the environment, one that Environment lists.
@@ -84,9 +85,10 @@ func Environment() []Variable {
 		{Name: envCacheDir, Meaning: "compiled GPU kernels are kept in cprun/kernels below it; default ~/.cache"},
 		{Name: EnvKeyFile, Meaning: "the file with the secret of a job of several nodes, which nobody but the user may read"},
 		{Name: envRunID, Meaning: "set by cprun for its workers: the job they belong to"},
+		{Name: envTied, Meaning: "set by cprun scale for its runs, except on Linux: a run ends with its standard input"},
 	}
 	for _, v := range place.VariableList() {
-		if v.Name != envVisible { // which has other meanings, too
+		if v.Name != envVisible { // which also has other meanings
 			vars = append(vars, Variable{Name: v.Name, Meaning: v.Meaning})
 		}
 	}
@@ -104,7 +106,7 @@ func Terminal(f *os.File) bool {
 	return term.IsTerminal(int(f.Fd())) && os.Getenv(envTerm) != "dumb"
 }
 
-// workerEnv is the environment of one worker: that of the launcher, with its place in the
+// workerEnv returns the environment of one worker: the launcher's, with the worker's place in the
 // job. It holds no secret.
 func workerEnv(base []string, h hello) []string {
 	set := map[string]string{
@@ -123,8 +125,8 @@ func workerEnv(base []string, h hello) []string {
 		})
 	}
 	if !given(envMulticast) {
-		// Multicast objects belong to the whole fabric and are made anew by every communicator:
-		// where they cannot be had, NCCL's start fails instead of going on without.
+		// Multicast objects belong to the whole fabric, and every communicator makes new ones.
+		// If it cannot, NCCL's start fails instead of going on without.
 		set[envMulticast] = "0"
 	}
 	if !given(envQueues) {
@@ -160,9 +162,8 @@ func workerEnv(base []string, h hello) []string {
 	return env
 }
 
-// sharers is how many ranks share the cores that the launcher may use: those that it has started, and,
-// where a batch system has started one launcher for each rank and bound none of them to cores of its own,
-// all of this host.
+// sharers counts the ranks that share the cores of the launcher: its own workers, or all ranks of this host if a
+// batch system has started one launcher for each rank and bound none of them to cores of its own.
 func (h *hello) sharers() int {
 	if h.Rank >= len(h.Hosts) || runtime.NumCPU() < hostCores() {
 		return h.LocalWorldSize
@@ -194,7 +195,7 @@ func hostCores() (n int) {
 	return n
 }
 
-// runtimeBases are the folders in which the private directory of a job may be made, the
+// runtimeBases lists the folders in which the private directory of a job may be made, the
 // best first.
 func runtimeBases() []string {
 	bases := []string{os.TempDir(), "/tmp"}
@@ -204,7 +205,7 @@ func runtimeBases() []string {
 	return slices.Compact(bases)
 }
 
-// program is the path of this program for starting it again. A binary that was replaced
+// program returns the path of this program for starting it again. A binary that was replaced
 // while the job runs is still reachable through the kernel.
 func program() (string, error) {
 	path, err := os.Executable()

@@ -33,7 +33,7 @@ const (
 	ShowNone // and no notices: errors only
 )
 
-// Place is where the processes of this node stand among those of all nodes. The zero Place
+// Place numbers the processes of this node among the processes of all nodes. The zero Place
 // is the only node.
 type Place struct {
 	NodeRank  int
@@ -56,8 +56,8 @@ type Job struct {
 	// OnEvent is called for each event of each worker, in the order of each worker, never
 	// twice at once; nil: none. While it is slow, progress events may be left out.
 	OnEvent func(rank int, e Event)
-	// OnStanding is called every Watch with what the workers of this node are at, without waiting for those
-	// that do not answer, and with nothing when a start has ended. It is called as OnEvent is; nil: never.
+	// OnStanding is called every Watch with the state of the workers of this node, without waiting for silent
+	// workers, and with nothing when a start has ended. It is called as OnEvent is; nil: never.
 	OnStanding  func(rows []standing.Standing)
 	Watch       time.Duration
 	MaxRestarts int
@@ -104,14 +104,14 @@ type Result struct {
 // Failure is how one rank failed.
 type Failure struct {
 	Rank, LocalRank int
-	// Ranks is how many ranks from Rank on have failed together, with their node; 0: Rank alone.
+	// Ranks counts the ranks from Rank that have failed together, with their node; 0: Rank alone.
 	Ranks    int
 	Host     string
 	PID      int            // 0: it was never started
 	ExitCode int            // -1: ended by a signal, or not started
 	Signal   syscall.Signal // 0: none
 	Cause    string         // one line or several
-	Hint     string         // what to do; may be empty
+	Hint     string         // the fix; may be empty
 	Phase    string         // of the step; may be empty
 	Step     int64          // 0: not known
 	Log      string         // path of its log
@@ -137,7 +137,7 @@ func (f *Failure) Error() string {
 	return fmt.Sprintf("rank %d failed on host %s%s: %s", f.Rank, f.Host, pid, line)
 }
 
-// RanksOf returns "rank 3" or "ranks 4 to 7": so many from the first on.
+// RanksOf returns "rank 3" or "ranks 4 to 7": count ranks from the first.
 func RanksOf(first, count int) string {
 	if count == 1 {
 		return fmt.Sprintf("rank %d", first)
@@ -226,6 +226,7 @@ func (j *Job) fits(s *Start) error {
 // report of a failure is the last thing that it writes to Job.Stderr. SIGINT, SIGTERM,
 // SIGUSR1, SIGHUP and SIGQUIT belong to it while it runs; the end of ctx kills the workers.
 func Run(ctx context.Context, job Job) Result {
+	followParent()
 	a, err := newAgent(job)
 	if err != nil {
 		if job.Stderr != nil {

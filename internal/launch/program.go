@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// Program is this program, started again with arguments of its own, such as one run of an experiment. On Linux
-// the kernel kills it when this process dies for any reason. Its own child processes end with it.
+// Program is this program, started again with arguments of its own, such as one run of an experiment. It ends when
+// this process dies for any reason, and its own child processes end with it.
 type Program struct {
 	cmd   *exec.Cmd
 	spawn *spawner
@@ -29,13 +29,17 @@ func StartProgram(before, args []string, out io.Writer) (*Program, error) {
 		return nil, err
 	}
 	line := append(append(append([]string{}, before...), path), args...)
-	p := &Program{cmd: exec.Command(line[0], line[1:]...), spawn: newSpawner(), ended: make(chan struct{})}
+	p := &Program{cmd: exec.Command(line[0], line[1:]...), ended: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr = out, out
 	p.cmd.WaitDelay = flushTime
 	p.cmd.SysProcAttr = grouped()
+	if err := tie(p.cmd); err != nil {
+		return nil, err
+	}
 	if len(before) == 0 {
 		p.cmd.Args[0] = os.Args[0]
 	}
+	p.spawn = newSpawner()
 	if err := p.spawn.do(p.cmd.Start); err != nil {
 		p.spawn.close()
 		return nil, err

@@ -20,6 +20,12 @@ func grouped() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 }
 
+// tie does nothing: a child of grouped ends with this process.
+func tie(*exec.Cmd) error { return nil }
+
+// followParent does nothing: the kernel kills a launcher that StartProgram has started.
+func followParent() {}
+
 // awaitExit waits for the end of a process and leaves it a zombie. So no other process can get its id, or its
 // group's, before the group has been killed.
 func awaitExit(cmd *exec.Cmd) {
