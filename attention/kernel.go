@@ -45,6 +45,11 @@ type KeyGrads struct{ DK, DV View }
 // dimV]; heads is a multiple of kvHeads, and query head h reads KV head h / (heads/kvHeads).
 // Views may be strided in any way whose last axis has stride 1.
 //
+// NaN and infinities travel, so that a broken input is never taken for a good one: if the definition makes an output
+// element NaN or infinite, so does the kernel, not always alike. Hidden pairs add nothing to the definition. A kernel may
+// let them turn further rows of a tile into NaN, if the tile has a visible pair with such a row of q, k, v or do, but
+// never rows of another tile: documents stay apart.
+//
 // A kernel has one pass at a time: beginning one abandons the one before, such as after an
 // error. All calls queue work in order on the kernel's stream and do not wait for the device.
 // One goroutine makes them.
@@ -52,7 +57,8 @@ type Kernel interface {
 	// Forward begins a pass that sets o, of the type of q or of acc, to the attention of q over
 	// all blocks to come, and acc.LSE to its LSE. acc is the pass's working memory; acc.O may be
 	// o, and is undefined in the end otherwise. A row that sees no key gets O = 0 and LSE = -Inf,
-	// never NaN.
+	// never NaN. Without a bias no other row has an LSE of -Inf: if all scores of its keys are, in a block or in all
+	// blocks so far, O and LSE are NaN.
 	Forward(o View, acc Partial, q View, p Softmax) (ForwardPass, error)
 	// Backward begins a pass that sets dq, and the gradients of each block, given do, the
 	// gradient of s.O. Rows with LSE = -Inf contribute nothing.

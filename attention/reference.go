@@ -165,8 +165,12 @@ func forward[A tensor.Float](o, lse, q, k, v array[A], visible func(i, j int) bo
 			extra.keep(s[n], b, i, h)
 			m = max(m, s[n])
 		}
-		if math.IsInf(float64(m), -1) {
-			return // no key has any weight, in this block or before it
+		if math.IsInf(float64(m), -1) { // no key has any weight, in this block or before it
+			if len(keys) > 0 && !p.Scores.Hides() {
+				*old = A(math.NaN())
+				scale(*old, out)
+			}
+			return
 		}
 		l := exp(*old - m)
 		scale(l, out)

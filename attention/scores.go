@@ -34,6 +34,9 @@ type Scores struct {
 // Positions reports whether blocks of the pass need Columns.
 func (s *Scores) Positions() bool { return s != nil && !(s.Slopes.IsZero() && s.Bias.IsZero()) }
 
+// Hides reports whether scores of -Inf are a mask of the caller's: only a bias hides pairs that tiles show.
+func (s *Scores) Hides() bool { return s != nil && !s.Bias.IsZero() }
+
 // Plain returns an error where p asks for more than scale and soft cap. Kernels that have no more call it.
 func (p Softmax) Plain(what string) error {
 	if p.Scores == nil {

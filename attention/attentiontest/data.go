@@ -363,10 +363,16 @@ func halfValue(b uint16) float64 {
 	return sign * math.Ldexp(1024+fraction, exponent-25)
 }
 
-// halfBits is the binary16 encoding of a value that round has made exact.
+// halfBits returns the binary16 encoding of NaN, an infinity or a value that round has made exact.
 func halfBits(x float64) uint16 {
 	sign := uint16(math.Float64bits(x) >> 48 & 0x8000)
 	x = math.Abs(x)
+	switch {
+	case math.IsNaN(x):
+		return 0x7e00
+	case math.IsInf(x, 1):
+		return sign | 0x7c00
+	}
 	if x < math.Ldexp(1, -14) {
 		return sign | uint16(math.Ldexp(x, 24))
 	}

@@ -47,6 +47,12 @@ type Options struct {
 	NoDelta bool
 }
 
+// takes reports whether a case is within the capabilities.
+func (o Options) takes(c Case) bool {
+	tooWide := o.MaxHeadDim > 0 && max(c.Dim, c.DimV) > o.MaxHeadDim
+	return !tooWide && !(o.SameHeadDim && c.Dim != c.DimV) && !(o.NoScores && c.Scores != nil) && (o.Leaves == nil || !o.Leaves(c))
+}
+
 // TestKernel runs every case on one kernel from newRig.
 //
 // A result passes when its largest error against float64, over the largest value of the
@@ -58,17 +64,9 @@ func TestKernel(t *testing.T, newRig func(testing.TB) Rig, opts Options) {
 	for _, dtype := range opts.DTypes {
 		t.Run(dtype.String(), func(t *testing.T) {
 			for _, c := range Cases() {
-				tooWide := opts.MaxHeadDim > 0 && max(c.Dim, c.DimV) > opts.MaxHeadDim
-				if tooWide || opts.SameHeadDim && c.Dim != c.DimV {
-					continue
+				if opts.takes(c) {
+					t.Run(c.Name, func(t *testing.T) { check(t, rig, c, dtype, opts.NoDelta, known(t, c, dtype)) })
 				}
-				if opts.NoScores && c.Scores != nil {
-					continue
-				}
-				if opts.Leaves != nil && opts.Leaves(c) {
-					continue
-				}
-				t.Run(c.Name, func(t *testing.T) { check(t, rig, c, dtype, opts.NoDelta, known(t, c, dtype)) })
 			}
 		})
 	}
@@ -97,10 +95,10 @@ type answer struct {
 	oracle, plain *set
 }
 
-// answers are those of the Cases in float32 so far, by name: that suite runs again with other instructions.
+// answers holds the answers to Cases in float32, by name: the suite runs again with other instructions.
 var answers sync.Map
 
-// known is answerOf a case of Cases, computed once in float32.
+// known returns answerOf a case of Cases, computed once in float32.
 func known(t *testing.T, c Case, dtype tensor.DType) answer {
 	t.Helper()
 	if dtype != tensor.F32 {

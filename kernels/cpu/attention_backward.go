@@ -205,8 +205,8 @@ func (x *backwardBlock[T]) panel(h, lo int, t partition.Tile, keys keysOf[T]) pa
 	l.Product(n, cols, dimV, keys.v.left(at), simd.Right[T]{Panels: x.doT[lo*dimV:], Rows: dimV}, ds.S, ds.Ld, simd.Set, nil)
 	x.scoreGrads(ds, p.S, corner, lo)
 	keys.panels.From = at
-	own := min(cols, x.at.Hi-first)
-	accumulator[T]{f.dq, l, x.spare}.add(x.b, first, h, own, n, simd.Left[T]{A: ds.S, Ld: ds.Ld}, keys.panels)
+	own := part.Q.Lo - first // queries of other tiles get no 0 * NaN
+	accumulator[T]{f.dq, l, x.spare}.add(x.b, part.Q.Lo, h, part.Q.Len(), n, simd.Left[T]{A: ds.S[own:], Ld: ds.Ld}, keys.panels)
 	return partition.Range{Lo: from, Hi: from + n}
 }
 
@@ -264,7 +264,7 @@ func (x *backwardBlock[T]) keyGrads(h int, t partition.Tile, seen []partition.Ra
 		for n := from; n < to; n++ {
 			x.clearOutside(at, seen[n], n*l.Cols)
 		}
-		lo, hi := from*l.Cols, min(to*l.Cols, x.wide)
+		lo, hi := max(from*l.Cols, t.Q.Lo-x.at.Lo), min(to*l.Cols, t.Q.Hi-x.at.Lo)
 		add := func(grad rows[T], weights, right []T) {
 			left := simd.Left[T]{A: weights[at.Lo*x.ld+lo:], Ld: x.ld, Rows: true}
 			accumulator[T]{grad, l, x.spare}.add(x.b, t.K.Lo+at.Lo, x.g, at.Len(), hi-lo, left, simd.Right[T]{Panels: right, Rows: x.wide, From: lo})

@@ -34,14 +34,15 @@ type forwardBlock[T tensor.Float] struct {
 	wide         int             // queries and the columns that pad them
 	ldo          int             // elements of a row of o
 
-	q      []T       // by head, panels of the transposed queries
-	o      []T       // by head, wide rows, not yet divided by sum
-	top    []T       // by head and query: the largest score so far
-	sum    []float64 // by head and query: sum of 2^(score - top)
-	v      []T       // panels of the values
-	narrow []T       // keys, and what is packed, where these have 16 bits
-	s      []T       // scores of a panel of queries
-	shrink []T       // by query: 2^(old top - new top)
+	q      []T         // by head, panels of the transposed queries
+	o      []T         // by head, wide rows, not yet divided by sum
+	top    []T         // by head and query: the largest score so far
+	sum    []float64   // by head and query: sum of 2^(score - top)
+	v      []T         // panels of the values
+	narrow []T         // keys, and what is packed, where these have 16 bits
+	s      []T         // scores of a panel of queries
+	shrink []T         // by query: 2^(old top - new top)
+	sees   [mostQ]bool // by query: some key of a tile is visible to it
 }
 
 func forward[T tensor.Float](pass *forwardPass, b attention.Block) {
@@ -93,6 +94,9 @@ func (f *forwardCall[T]) piece(s *scratch, n int) {
 		if !begun {
 			x.begin(s)
 			begun = true
+		}
+		for i := t.Q.Lo; i < t.Q.Hi; i++ { // clip left no query that sees nothing
+			x.sees[i-x.at.Lo] = true
 		}
 		for j := t.K.Lo; j < t.K.Hi; j += blockK {
 			if t, ok := clip(t, t.Q, partition.Range{Lo: j, Hi: min(j+blockK, t.K.Hi)}); ok {
@@ -170,7 +174,9 @@ func (x *forwardBlock[T]) panel(h, lo int, t partition.Tile, keys simd.Left[T], 
 	}
 	row := h*x.wide + lo
 	l.Softmax(s, x.top[row:], x.sum[row:], x.shrink)
-	l.Product(cols, dimV, n, simd.Left[T]{A: s.S, Ld: cols}, values, x.o[row*x.ldo:], x.ldo, simd.ScaleAdd, x.shrink)
+	// Queries of other tiles get no 0 * NaN. Their shrink is 1, or their row is still 0.
+	from := t.Q.Lo - where.first
+	l.Product(t.Q.Len(), dimV, n, simd.Left[T]{A: s.S[from:], Ld: cols}, values, x.o[(row+from)*x.ldo:], x.ldo, simd.ScaleAdd, x.shrink[from:])
 }
 
 // end divides by the sums and writes the state back.
@@ -181,8 +187,11 @@ func (x *forwardBlock[T]) end() {
 		for i := range x.at.Len() {
 			row := (h-x.h0)*x.wide + i
 			top, sum := x.top[row], x.sum[row]
-			if math.IsInf(float64(top), -1) && sum == sum {
-				continue // no key yet; scores that are all NaN leave a sum of NaN
+			if math.IsInf(float64(top), -1) && sum == sum { // scores that are all NaN leave a sum of NaN
+				if !x.sees[i] || x.p.Scores.Hides() {
+					continue // no key yet
+				}
+				sum = math.NaN()
 			}
 			lse[i*lseStep] = T((float64(top) + math.Log2(sum)) / log2e)
 			x.loops.Scaled(o[i*oStep:][:x.forwardCall.v.dim], x.o[row*x.ldo:], T(1/sum))

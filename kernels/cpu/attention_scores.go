@@ -74,7 +74,7 @@ func (x *scores[T]) keep(t scoreTile[T]) {
 	for j := range t.Keys {
 		lo, hi := t.seen(j)
 		for i := lo; i < hi; i++ {
-			if m, s := &x.max.row(t.b, t.first+i, t.head)[0], t.S[j*t.Ld+i]; s > *m { // NaN is left out
+			if m, s := &x.max.row(t.b, t.first+i, t.head)[0], t.S[j*t.Ld+i]; s > *m || s != s {
 				*m = s
 			}
 		}

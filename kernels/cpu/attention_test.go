@@ -199,3 +199,13 @@ func TestForwardPieces(t *testing.T) {
 		attentiontest.Compare(t, "lse", head(all.LSE), one.LSE, 0)
 	}
 }
+
+// TestAttentionNonFinite runs the suite of NaN and infinities with all instructions. The other types have no instructions
+// of their own.
+func TestAttentionNonFinite(t *testing.T) {
+	atLevels(t, func(t *testing.T) {
+		attentiontest.TestNonFinite(t, newRig, attentiontest.Options{DTypes: []tensor.DType{tensor.F32}})
+	})
+	others := []tensor.DType{tensor.BF16, tensor.F64, tensor.F16}
+	attentiontest.TestNonFinite(t, newRig, attentiontest.Options{DTypes: others, Leaves: twoOfThree()})
+}

@@ -1,0 +1,350 @@
+package attentiontest
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/internal/near"
+	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/tensor"
+)
+
+// TestNonFinite puts one NaN or infinity into q, k, v or do and holds a kernel from newRig to the contract of
+// attention.Kernel:
+//
+//   - An output element that the float64 reference makes NaN or infinite is NaN or infinite.
+//   - Further such elements are in rows of a tile that has a visible pair with such a query or key. (A tile is one of
+//     attention.Block: a product of matrices may multiply the weight 0 of a hidden pair by NaN.)
+//   - No LSE is -Inf unless its row sees no key.
+//   - All other elements are at most twice as far off as TestKernel allows.
+func TestNonFinite(t *testing.T, newRig func(testing.TB) Rig, opts Options) {
+	rig := newRig(t)
+	for _, dtype := range opts.DTypes {
+		t.Run(dtype.String(), func(t *testing.T) {
+			for _, c := range nonFiniteCases() {
+				if opts.takes(c) {
+					t.Run(c.Name, func(t *testing.T) {
+						for _, p := range c.poisons() {
+							if f := c.poisoned(t, rig, dtype, p, opts.NoDelta); len(f.missed)+len(f.strayed) > 0 || f.wrong != nil {
+								t.Errorf("%v: %v", p, f)
+							}
+						}
+					})
+				}
+			}
+		})
+	}
+}
+
+// NonFiniteReach lists, for NaN, +Inf and -Inf in q, k, v and do, the outputs that should have become NaN or infinite
+// and did not: a row of "input value: outputs" for each that a kernel drops. It is for libraries, which have their own rules.
+func NonFiniteReach(t *testing.T, rig Rig, c Case, dtype tensor.DType) (dropped []string) {
+	t.Helper()
+	for _, p := range c.poisons() {
+		if f := c.poisoned(t, rig, dtype, p, true); len(f.missed) > 0 {
+			row := fmt.Sprintf("%s %v: %s", p.input, p.value, strings.Join(f.outputs(), " "))
+			if !slices.Contains(dropped, row) {
+				dropped = append(dropped, row)
+			}
+		}
+	}
+	return dropped
+}
+
+// NonFiniteCase returns the case for NonFiniteReach, of those head dims.
+func NonFiniteCase(dim int) Case {
+	c := nonFiniteCases()[0]
+	c.Dim, c.DimV, c.Softmax.Scale = dim, dim, 1/math.Sqrt(float64(dim))
+	return c
+}
+
+// nonFiniteCases have three hops, of which keys at the beginning, in the middle and at the end are one each.
+func nonFiniteCases() []Case {
+	var cs []Case
+	add := func(name string, change func(*Case)) {
+		c := base("not finite: " + name)
+		c.Heads, c.KVHeads, c.Dim, c.DimV, c.Calls = 4, 2, 16, 16, 3
+		change(&c)
+		cs = append(cs, c)
+	}
+	mask := func(seq int, causal bool, window int, docs []int) func(*Case) {
+		return func(c *Case) {
+			m, err := partition.NewMask(causal, window, seq, seq, docs)
+			if err != nil {
+				panic(err)
+			}
+			c.SeqQ, c.SeqK = seq, seq
+			c.Tiles = partition.Plan(partition.Shape{SeqQ: seq, SeqKV: seq, Size: 1, Layout: partition.Contiguous{}, Mask: m}, 0, 0)
+		}
+	}
+	docs := []int{1, 37, 2, 1, 64, 30, 15}
+	add("causal", func(*Case) {})
+	add("full", func(c *Case) { c.Tiles = []partition.Tile{tile(0, 70, 0, 150, partition.Full())} })
+	add("rows with few keys", mask(70, true, -1, nil))
+	add("window", mask(150, true, 20, nil))
+	add("documents", mask(150, true, -1, docs))
+	add("documents, in one call", func(c *Case) { mask(150, true, -1, docs)(c); c.Calls = 1 })
+	add("documents that see both ways", mask(150, false, -1, docs))
+	add("documents with a window", mask(150, true, 9, docs))
+	add("zigzag", func(c *Case) {
+		c.Tiles = []partition.Tile{tile(0, 35, 0, 75, causal(0)), tile(35, 70, 0, 75, partition.Full()), tile(35, 70, 75, 150, causal(40))}
+		c.Batch = 2
+	})
+	add("soft cap", func(c *Case) { c.Softmax.Softcap = 5 })
+	add("folds, hops reversed", func(c *Case) { c.Folded, c.Started, c.Reversed, c.Heads, c.KVHeads = true, true, true, 3, 3 })
+	add("head dim 64", func(c *Case) { c.Dim, c.DimV, c.Softmax.Scale = 64, 64, 0.125 })
+	add("head dim 128, documents", func(c *Case) {
+		mask(150, true, -1, docs)(c)
+		c.Dim, c.DimV, c.Heads, c.KVHeads, c.Softmax.Scale = 128, 128, 1, 1, 0.088
+	})
+	add("slopes and largest score", func(c *Case) { c.Scores = &Scores{ALiBi: true, Max: true} })
+	return cs
+}
+
+// poison is one element of an input that is not finite.
+type poison struct {
+	input            string
+	value            float64
+	batch, row, head int
+	dim              int
+}
+
+func (p poison) String() string {
+	return fmt.Sprintf("%s[batch %d, seq %d, head %d, dim %d] = %v", p.input, p.batch, p.row, p.head, p.dim, p.value)
+}
+
+// poisons are every input and value, in a query or a key of each hop.
+func (c Case) poisons() (list []poison) {
+	for _, input := range []string{"q", "k", "v", "do"} {
+		rows, heads, dim := c.SeqQ, c.Heads, c.Dim
+		switch input {
+		case "k":
+			rows, heads = c.SeqK, c.KVHeads
+		case "v":
+			rows, heads, dim = c.SeqK, c.KVHeads, c.DimV
+		case "do":
+			dim = c.DimV
+		}
+		for n, value := range []float64{math.NaN(), math.Inf(1), math.Inf(-1)} {
+			for i, row := range []int{0, rows / 2, rows - 1} {
+				list = append(list, poison{input, value, i % c.Batch, row, (i + n) % heads, i * (dim - 1) / 2})
+			}
+		}
+	}
+	return list
+}
+
+// in returns the inputs with the poison.
+func (p poison) in(c Case, x inputs) inputs {
+	put := func(xs []float64, heads, rows, dim int) []float64 {
+		xs = slices.Clone(xs)
+		xs[((p.batch*rows+p.row)*heads+p.head)*dim+p.dim] = p.value
+		return xs
+	}
+	switch p.input {
+	case "q":
+		x.q = put(x.q, c.Heads, c.SeqQ, c.Dim)
+	case "k":
+		x.k = put(x.k, c.KVHeads, c.SeqK, c.Dim)
+	case "v":
+		x.v = put(x.v, c.KVHeads, c.SeqK, c.DimV)
+	case "do":
+		x.do = put(x.do, c.Heads, c.SeqQ, c.DimV)
+	}
+	return x
+}
+
+// findings are what breaks the contract, element by element.
+type findings struct {
+	missed, strayed []string // finite but should not be, and the other way round
+	wrong           error
+}
+
+func (f findings) Error() string {
+	var parts []string
+	for _, x := range []struct {
+		list []string
+		what string
+	}{{f.missed, "should not be finite"}, {f.strayed, "should be finite"}} {
+		if len(x.list) > 0 {
+			parts = append(parts, fmt.Sprintf("%d elements %s: %s, …, %s", len(x.list), x.what, x.list[0], x.list[len(x.list)-1]))
+		}
+	}
+	if f.wrong != nil {
+		parts = append(parts, f.wrong.Error())
+	}
+	return strings.Join(parts, "; ")
+}
+
+// outputs are the names of the outputs that miss something.
+func (f findings) outputs() (names []string) {
+	for _, x := range f.missed {
+		if name, _, _ := strings.Cut(x, "["); !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// A cleanAnswer holds the results without a poison, and the share of the largest value that each may be off by.
+type cleanAnswer struct {
+	answer
+	scale, allowed []float64
+}
+
+// cleanAnswers and poisonedAnswers hold results by case and type, and by poison: the suite runs again with other kernels.
+var cleanAnswers, poisonedAnswers sync.Map
+
+func (c Case) clean(t *testing.T, dtype tensor.DType) cleanAnswer {
+	t.Helper()
+	key := fmt.Sprint(c.Name, c.Dim, dtype)
+	if a, ok := cleanAnswers.Load(key); ok {
+		return a.(cleanAnswer)
+	}
+	a := cleanAnswer{answer: answerOf(t, c, dtype)}
+	size := map[string]float64{}
+	size["dq"], size["dk"] = c.termSizes(a.in, a.oracle)
+	for n, r := range a.oracle.results() {
+		want := read(r.view)
+		d, err := near.Of(read(a.plain.results()[n].view), want, near.Infinities)
+		must(t, err)
+		scale := max(largest(want), size[r.name])
+		a.scale = append(a.scale, scale)
+		a.allowed = append(a.allowed, 2*(2*d.Abs/scale+c.floor(a.in, dtype)))
+	}
+	cleanAnswers.Store(key, a)
+	return a
+}
+
+// exact returns the results of a poison in float64.
+func (c Case) exact(t *testing.T, in inputs, key string) *set {
+	t.Helper()
+	if s, ok := poisonedAnswers.Load(key); ok {
+		return s.(*set)
+	}
+	s := newSet(c, Dense, tensor.F64)
+	s.fill(in)
+	c.Calls = 1
+	must(t, c.run(Rig{Kernel: attention.NewReference[float64](nil)}, s))
+	poisonedAnswers.Store(key, s)
+	return s
+}
+
+// poisoned runs the case with a poison and compares.
+func (c Case) poisoned(t *testing.T, rig Rig, dtype tensor.DType, p poison, noDelta bool) (f findings) {
+	t.Helper()
+	clean := c.clean(t, dtype)
+	in := p.in(c, clean.in)
+	want := c.exact(t, in, fmt.Sprint(c.Name, c.Dim, dtype, p)).results()
+	tested := newSet(c, c.Layout, dtype)
+	tested.fill(in)
+	device, err := tested.upload(rig)
+	must(t, err)
+	must(t, c.run(rig, device))
+	must(t, tested.download(rig, device))
+
+	forward, backward := c.tainted(p, tested)
+	for n, r := range tested.results() {
+		tainted := forward
+		switch r.name {
+		case "delta":
+			if noDelta {
+				continue
+			}
+		case "dq", "dk", "dv":
+			tainted = backward
+		}
+		values := read(want[n].view) // a soft cap of an infinity is finite, and the values that it leaves are larger
+		f.compare(r, values, tainted, clean.allowed[n]*max(clean.scale[n], largest(values)))
+	}
+	tested.checkSentinels(t)
+	return f
+}
+
+// compare adds what is wrong with a result.
+func (f *findings) compare(r result, want []float64, tainted map[place]bool, allowed float64) {
+	got, i := read(r.view), -1
+	each(r.view, func(_ int64, at [4]int) {
+		i++
+		g, w := got[i], want[i]
+		text := func() string {
+			return fmt.Sprintf("%s[batch %d, seq %d, head %d, dim %d] = %v, want %v", r.name, at[0], at[1], at[2], at[3], g, w)
+		}
+		empty := math.IsInf(w, -1) && (r.name == "lse" || r.name == "max") // the row sees no key
+		switch {
+		case empty && g == w:
+		case !finite(w) && !empty:
+			if finite(g) || r.name == "lse" && math.IsInf(g, -1) {
+				f.missed = append(f.missed, text())
+			}
+		case !finite(g):
+			where := place{r.name == "dk" || r.name == "dv", at[0], at[1], at[2]}
+			if !tainted[where] || math.IsInf(g, -1) && r.name == "lse" {
+				f.strayed = append(f.strayed, text())
+			}
+		case !(near.Gap(g, w, near.Finite) <= allowed) && f.wrong == nil:
+			f.wrong = fmt.Errorf("%s: off by more than %.3g", text(), allowed)
+		}
+	})
+}
+
+func finite(x float64) bool { return x-x == 0 }
+
+// A place is a row of queries or of keys in one head.
+type place struct {
+	key              bool
+	batch, row, head int
+}
+
+// tainted returns the rows that need not be finite after the forward pass, and after a backward pass from its results.
+func (c Case) tainted(p poison, tested *set) (forward, backward map[place]bool) {
+	at, bad := place{p.input == "k" || p.input == "v", p.batch, p.row, p.head}, map[place]bool{}
+	if p.input != "do" {
+		bad[at] = true
+	}
+	forward = c.spread(bad)
+	if p.input == "do" {
+		bad[at], forward[at] = true, true // its delta
+	}
+	for _, v := range []View{tested.out, tested.acc.LSE} {
+		xs, i := read(v), -1
+		each(v, func(_ int64, at [4]int) {
+			if i++; !finite(xs[i]) && !math.IsInf(xs[i], -1) {
+				bad[place{false, at[0], at[1], at[2]}] = true
+			}
+		})
+	}
+	return forward, c.spread(bad)
+}
+
+// spread returns the rows of all tiles that have a visible pair with a bad row, head by head.
+func (c Case) spread(bad map[place]bool) map[place]bool {
+	out, group := map[place]bool{}, c.Heads/c.KVHeads
+	for x := range bad {
+		for _, t := range c.Tiles {
+			own, others := t.Q, partition.Range{Lo: max(t.K.Lo, x.row+t.Band.Lo), Hi: min(t.K.Hi, x.row+t.Band.Hi+1)}
+			heads := partition.Range{Lo: x.head, Hi: x.head + 1}
+			if x.key {
+				own, others = t.K, partition.Range{Lo: max(t.Q.Lo, x.row-t.Band.Hi), Hi: min(t.Q.Hi, x.row-t.Band.Lo+1)}
+				heads = partition.Range{Lo: x.head * group, Hi: (x.head + 1) * group}
+			}
+			if x.row < own.Lo || x.row >= own.Hi || others.Lo >= others.Hi {
+				continue
+			}
+			for h := heads.Lo; h < heads.Hi; h++ {
+				for i := t.Q.Lo; i < t.Q.Hi; i++ {
+					out[place{false, x.batch, i, h}] = true
+				}
+				for j := t.K.Lo; j < t.K.Hi; j++ {
+					out[place{true, x.batch, j, h / group}] = true
+				}
+			}
+		}
+	}
+	return out
+}
