@@ -215,7 +215,8 @@ func (r *Run) readTrace(root *os.Root) error {
 type Plan struct {
 	Config  map[string]map[string]any `json:"config"`
 	Machine string                    `json:"machine"`
-	Data    *struct {
+	// Data counts the data; older plans lack it.
+	Data *struct {
 		Files, Tokens, Targets, Samples float64
 		Documents                       *float64
 		Dropped                         float64 `json:"dropped_documents"`
