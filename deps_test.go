@@ -103,7 +103,7 @@ var allowed = map[string]string{
 	"internal/cluster/netsim":  "",
 	"internal/files":           "internal/terminal",
 	"internal/place":           "internal/terminal",
-	"internal/place/key":       "internal/files internal/place internal/terminal",
+	"internal/place/key":       "internal/files internal/terminal",
 	"internal/terminal":        "",
 	"internal/hostile":         "",
 	"internal/ulimit":          "",

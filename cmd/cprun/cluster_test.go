@@ -39,7 +39,7 @@ type nodes struct {
 	work   string
 }
 
-// newNodes makes the hosts, and a key for the job.
+// newNodes makes the hosts.
 func newNodes(t *testing.T, args ...string) *nodes {
 	work := t.TempDir()
 	n := &nodes{
@@ -60,9 +60,6 @@ func newNodes(t *testing.T, args ...string) *nodes {
 		}
 		n.hosts = append(n.hosts, h)
 	}
-	if err := os.WriteFile(filepath.Join(work, "key"), []byte(strings.Repeat("0123456789abcdef", 4)), 0o600); err != nil {
-		t.Fatal(err)
-	}
 	n.args = append([]string{
 		"--nproc", "1", "--nnodes", strconv.Itoa(clusterNodes), "--rendezvous", n.hosts[0].Addr.String() + ":29400",
 		"--run-dir", n.dir, "--max-restarts", "1000",
@@ -75,7 +72,7 @@ func (n *nodes) boot(node int) {
 	n.Helper()
 	s := &started{Cmd: process(n.T, append([]string{"--node-rank", strconv.Itoa(node)}, n.args...)...), t: n.T, dir: n.dir}
 	s.Stderr = &s.stderr
-	s.Env = append(s.Env, "CPRUN_KEY_FILE="+filepath.Join(n.work, "key"), fmt.Sprintf("%s=0 while 0 0 %s", diskEnv, n.diskFull(node)))
+	s.Env = append(s.Env, fmt.Sprintf("%s=0 while 0 0 %s", diskEnv, n.diskFull(node)))
 	if old := n.agents[node]; old != nil {
 		fmt.Fprintf(&s.stderr, "%s--- started again\n", old.said())
 	}

@@ -1,12 +1,16 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // agents starts one launcher for each list of flags, as nodes of one job on this host, and returns their
@@ -19,15 +23,11 @@ func agents(t *testing.T, flags ...[]string) (codes []int, said []string) {
 	}
 	meet := l.Addr().String() // a free one, which is soon taken again
 	l.Close()
-	key := filepath.Join(t.TempDir(), "key")
-	if err := os.WriteFile(key, []byte(strings.Repeat("0123456789abcdef", 4)), 0o600); err != nil {
-		t.Fatal(err)
-	}
 	var all []*started
 	for rank, f := range flags {
 		args := append([]string{"--nnodes", fmt.Sprint(len(flags)), "--node-rank", fmt.Sprint(rank), "--rendezvous", meet}, f...)
 		s := &started{Cmd: process(t, args...), t: t}
-		s.Stderr, s.Env = &s.stderr, append(s.Env, "CPRUN_KEY_FILE="+key)
+		s.Stderr = &s.stderr
 		if err := s.Start(); err != nil {
 			t.Fatal(err)
 		}
@@ -56,6 +56,9 @@ func TestNodesTrainAsOne(t *testing.T) {
 			t.Error(err)
 		}
 	}
+	if st, err := os.Stat(filepath.Join(dir, ".key")); err != nil || st.Mode() != 0o600 {
+		t.Errorf("the key: %v, %v", st, err)
+	}
 	if strings.Contains(said[1], "step ") {
 		t.Errorf("the second node shows steps, too:\n%s", said[1])
 	}
@@ -68,11 +71,112 @@ func TestNodesRefuseTogether(t *testing.T) {
 	if err := os.WriteFile(full, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
+	t.Setenv("CPRUN_KEY_FILE", privateKey(t))
 	flags := []string{"--nproc", "1", "--run-dir", filepath.Join(full, "run"), config}
 	codes, said := agents(t, flags, flags)
 	for i, code := range codes {
 		if code != 2 || strings.Count(said[i], "not a directory") != 1 {
 			t.Errorf("node %d: status %d, want 2\n%s", i, code, said[i])
 		}
+	}
+}
+
+// privateKey makes a file for CPRUN_KEY_FILE.
+func privateKey(t *testing.T) string {
+	path := filepath.Join(t.TempDir(), "key")
+	if err := os.WriteFile(path, []byte(strings.Repeat("0123456789abcdef", 4)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// Nodes without a place for a key, or with a file that is none, end with 2, the path and the fix before anything runs.
+func TestNodesWithoutKey(t *testing.T) {
+	config, dir := small(t, 6), t.TempDir()
+	wrong := filepath.Join(dir, ".key")
+	if err := errors.Join(os.WriteFile(wrong, []byte("garbage\n"), 0o600), os.WriteFile(filepath.Join(dir, "open"), nil, 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		env   string
+		flags []string
+		want  []string
+	}{
+		"no directory":             {flags: []string{config}, want: []string{"--run-dir", "CPRUN_KEY_FILE"}},
+		"a garbage key":            {flags: []string{"--run-dir", dir, config}, want: []string{wrong, "8 bytes", "CPRUN_KEY_FILE"}},
+		"an open file":             {env: filepath.Join(dir, "open"), flags: []string{"--run-dir", dir, config}, want: []string{filepath.Join(dir, "open"), "0644"}},
+		"a file that is not there": {env: filepath.Join(dir, "none"), flags: []string{config}, want: []string{filepath.Join(dir, "none"), "openssl rand"}},
+	} {
+		t.Setenv("CPRUN_KEY_FILE", c.env)
+		codes, said := agents(t, c.flags, c.flags)
+		for i, code := range codes {
+			if code != 2 || strings.Contains(said[i], "run directory ") {
+				t.Errorf("%s, node %d: status %d, want 2\n%s", name, i, code, said[i])
+			}
+			for _, w := range c.want {
+				if strings.Count(said[i], w) < 1 {
+					t.Errorf("%s, node %d does not name %s\n%s", name, i, w, said[i])
+				}
+			}
+		}
+	}
+}
+
+// Tasks that a launcher has started need no flag: the file of the key lies in runs, with the name of the job.
+func TestTasksWithoutRunDir(t *testing.T) {
+	config := small(t, 2)
+	for name, env := range map[string]string{
+		".job-7.key": "SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NUM_NODES=1 SLURM_STEP_NODELIST=here SLURMD_NODENAME=here" +
+			" SLURM_STEP_TASKS_PER_NODE=2 SLURM_NODEID=0 SLURM_PROCID=%d SLURM_LOCALID=%[1]d",
+		".job-*.key": "OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=2 PMIX_NAMESPACE=prte-1@1 OMPI_COMM_WORLD_RANK=%d OMPI_COMM_WORLD_LOCAL_RANK=%[1]d",
+	} {
+		dir := t.TempDir()
+		var all []*started
+		for rank := range 2 {
+			s := &started{Cmd: process(t, "--device", "cpu", config), t: t}
+			s.Stderr, s.Dir, s.Env = &s.stderr, dir, append(s.Env, strings.Fields(fmt.Sprintf(env, rank))...)
+			if err := s.Start(); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { s.Process.Kill() })
+			all = append(all, s)
+		}
+		for rank, s := range all {
+			if code := s.wait(); code != 0 {
+				t.Errorf("%s, rank %d: status %d\n%s", name, rank, code, s.said())
+			}
+		}
+		keys, _ := filepath.Glob(filepath.Join(dir, "runs", ".*"))
+		if match, _ := filepath.Match(name, filepath.Base(strings.Join(keys, " "))); !match || len(keys) != 1 {
+			t.Errorf("keys %q, want %s", keys, name)
+		}
+	}
+}
+
+// Ranks that a batch system has bound to fewer cores than there are ranks are warned of once.
+func TestCrowdedRanks(t *testing.T) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var all, one unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &all); err != nil {
+		t.Fatal(err)
+	}
+	for core := 0; one.Count() == 0; core++ {
+		if all.IsSet(core) {
+			one.Set(core)
+		}
+	}
+	c := process(t, "--device", "cpu", "--nproc", "2", "--run-dir", filepath.Join(t.TempDir(), "run"), small(t, 2))
+	if err := unix.SchedSetaffinity(0, &one); err != nil {
+		t.Fatal(err)
+	}
+	said, err := c.CombinedOutput()
+	if err := errors.Join(err, unix.SchedSetaffinity(0, &all)); err != nil {
+		t.Fatalf("%v\n%s", err, said)
+	}
+	cores, err := filepath.Glob("/sys/devices/system/cpu/cpu[0-9]*")
+	want := min(1, len(cores)-1) // on a host of one core there is no fix
+	if n := strings.Count(string(said), "--cpus-per-task=2"); n != want || err != nil {
+		t.Errorf("%d warnings, want %d, %v\n%s", n, want, err, said)
 	}
 }

@@ -26,8 +26,8 @@ import (
 	"github.com/cprun/cprun/internal/terminal"
 )
 
-// together is a training run of several agents, on one of them. The agent that leads makes the run
-// directory and tells the others; after its loss another one leads.
+// A together runs one agent's part of a training run of several agents. The leading agent makes the run directory and
+// sends its path to the others; after its loss another agent leads.
 type together struct {
 	*TrainOptions
 	ctx     context.Context
@@ -41,18 +41,17 @@ type together struct {
 	firstDevice int        // the number of the first worker's GPU
 	addr        netip.Addr // of this host, for the others
 	secret      []byte     // of the job
-	closeKey    func()     // ends its spreading
 
 	dir        string // of the run; "": not known yet, as the next two
 	runID      string
 	generation int64
-	lead       begun // what this agent has begun as the leader of the present start; empty otherwise
+	lead       begun // of the leader of the present start; empty on other agents
 	logs       *os.Root
 	log        *launcherLog
 	leads      bool
 }
 
-// together checks all that can be checked before the agents have met, and gets the job's key.
+// together checks the input as far as one agent can, and gets the job's key.
 func (o *TrainOptions) together(ctx context.Context, path string, at *place.Place, out *progress.Printer) (*together, error) {
 	workers, device, err := o.resolve()
 	if err != nil {
@@ -71,7 +70,7 @@ func (o *TrainOptions) together(ctx context.Context, path string, at *place.Plac
 	if t.addr, err = ownAddress(o.Interface, at.Rendezvous); err != nil {
 		return nil, err
 	}
-	t.secret, t.closeKey, err = t.key(ctx)
+	t.secret, err = t.key(ctx)
 	return t, err
 }
 
@@ -87,7 +86,7 @@ func (t *together) check() (err error) {
 	return err
 }
 
-// hosts is how many hosts so many agents are on, as far as it is known before they meet.
+// hosts estimates the number of hosts of the agents, before they meet.
 func hosts(at *place.Place, agents int) int {
 	perHost := max(1, at.LocalAgents)
 	return (agents + perHost - 1) / perHost
@@ -95,7 +94,6 @@ func hosts(at *place.Place, agents int) int {
 
 // train runs this agent's part of the run, and returns the exit status.
 func (t *together) train(signals *launch.Signals) (int, error) {
-	defer t.closeKey()
 	defer t.close()
 	cohort, err := t.join()
 	if err != nil {
@@ -128,11 +126,11 @@ func (t *together) train(signals *launch.Signals) (int, error) {
 	return res.ExitCode, t.log.note(res.Err)
 }
 
-// exitInput is the status of all nodes where one has found wrong input.
+// exitInput ends all nodes if one of them finds wrong input.
 const exitInput = 2
 
-// firstDevice is the number of the first GPU of this agent among those that it sees: where the agents of
-// a node see all of its GPUs, each takes its own.
+// firstDevice returns the number of this agent's first GPU among the visible GPUs: if the agents of a node see all of its
+// GPUs, each takes its own.
 func firstDevice(at *place.Place, workers, gpus int) (int, error) {
 	if gpus <= workers || at.LocalAgents < 2 {
 		return 0, nil // it sees its own alone, or all are its own, or none is used
@@ -170,7 +168,7 @@ func (t *together) join() (*cluster.Cohort, error) {
 // note prints a line of the agents' talk.
 func (t *together) note(format string, args ...any) { t.out.Note(fmt.Sprintf(format, args...)) }
 
-// inputs is a digest of what all agents must have been given alike.
+// inputs returns a digest of the config and the flags that must be the same on all agents.
 func (t *together) inputs() (string, error) {
 	text, err := files.Read(t.path, config.MaxFile)
 	if err != nil {
@@ -180,8 +178,8 @@ func (t *together) inputs() (string, error) {
 	return hex.EncodeToString(sum[:]), nil
 }
 
-// hostID is the same text for all agents of one host, and another on every other. What NCCL would take for
-// several hosts is several here too: its transfers between them are then those between hosts.
+// hostID returns the same text on all agents of one host, and different texts on different hosts. Hosts that NCCL would tell
+// apart differ here too, since its transfers between them are transfers between hosts.
 func hostID() (string, error) {
 	boot, err := files.Read("/proc/sys/kernel/random/boot_id", 1<<10)
 	if err != nil {
@@ -198,7 +196,7 @@ func hostID() (string, error) {
 	return id, nil
 }
 
-// portOf is the port at which the agents meet.
+// portOf returns the port at which the agents meet.
 func portOf(rendezvous string) (int, error) {
 	_, port, err := net.SplitHostPort(rendezvous)
 	if err != nil {
@@ -207,8 +205,7 @@ func portOf(rendezvous string) (int, error) {
 	return strconv.Atoi(port)
 }
 
-// prepare makes the run directory ready for a start of so many ranks, and says what the workers are
-// told. It is called where this agent leads.
+// prepare makes the run directory ready for a start, and returns the payload of the workers. The leader calls it.
 func (t *together) prepare(ctx context.Context, w cluster.World) ([]byte, error) {
 	t.close()
 	o := *t.TrainOptions
@@ -269,8 +266,7 @@ func (t *together) open(s *launch.Start) error {
 	return err
 }
 
-// How long what one node has written may be unseen by another: NFS keeps what it knows of a directory
-// for up to a minute.
+// Limits of the wait until a node sees the files of another: NFS caches a directory for up to a minute.
 const (
 	sharedTime = 90 * time.Second
 	sharedPoll = 100 * time.Millisecond
@@ -303,7 +299,7 @@ func (t *together) shared(task *job.Train) (*os.Root, error) {
 	}
 }
 
-// close closes what this agent has open of a start.
+// close closes the files of a start.
 func (t *together) close() {
 	if t.lead.root != nil {
 		t.lead.close()

@@ -80,7 +80,20 @@ func rename(root *os.Root, from, to string, made fs.FileInfo) error {
 // Exclusive makes a file that was not there, with its content, and waits until it is on the disk. Of
 // several that try, on any host, one succeeds. What an error leaves may be there without its content.
 func Exclusive(root *os.Root, name string, data []byte) error {
-	f, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, fileMode)
+	return exclusive(root, name, data, fileMode)
+}
+
+// Secret makes a file as Exclusive does, with mode 0600 whatever the umask is.
+func Secret(root *os.Root, name string, data []byte) error {
+	const mode = 0o600
+	if err := exclusive(root, name, data, mode); err != nil {
+		return err
+	}
+	return lead(root, name, root.Chmod(name, mode))
+}
+
+func exclusive(root *os.Root, name string, data []byte, mode fs.FileMode) error {
+	f, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
 	if err != nil {
 		return lead(root, name, err)
 	}

@@ -15,7 +15,7 @@ import (
 	"github.com/cprun/cprun/internal/terminal"
 )
 
-// agent is one job on this node, over all its attempts.
+// An agent runs one job on this node, over all its attempts.
 type agent struct {
 	job     Job
 	program string
@@ -26,7 +26,7 @@ type agent struct {
 	spawn   *spawner
 	signals *Signals
 	policy  stopPolicy
-	asked   string // what has asked the workers to stop; "": nothing
+	asked   string // the signal that asked the workers to stop; "": none
 	maxStep int64  // that any worker has reached
 }
 
@@ -76,12 +76,12 @@ func (a *agent) close(status int) {
 	a.con.close()
 }
 
-// say queues text for the console behind the events that came before it.
+// say queues text for the console, after earlier events.
 func (a *agent) say(text string) {
 	a.mail.put(false, func() { a.con.printf("%s", text) })
 }
 
-// notice is a line that --quiet leaves out.
+// notice prints a line that --quiet leaves out.
 func (a *agent) notice(format string, args ...any) {
 	if a.job.Show != ShowNone {
 		a.say(fmt.Sprintf("cprun: "+format+"\n", args...))
@@ -95,6 +95,7 @@ func (a *agent) run(ctx context.Context) Result {
 		if err != nil {
 			return a.notBegun(v, err)
 		}
+		a.warnCrowded(&start)
 		t := a.attempt(ctx, start)
 		v = a.cohort.End(ctx, t.ending(ctx))
 		t.report(v)
@@ -109,7 +110,7 @@ func (a *agent) run(ctx context.Context) Result {
 	}
 }
 
-// errStop is the cause where the wait for a start ends on request.
+// errStop ends the wait for a start on request.
 var errStop = errors.New("asked to stop")
 
 // next waits for the next start, and looks at signals meanwhile. One that comes together with a start
@@ -170,7 +171,7 @@ func pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// notBegun is how a job ends that does not come to its next start. v is how the one before ended.
+// notBegun returns the result of a job that does not come to its next start. v ended the start before.
 func (a *agent) notBegun(v Verdict, err error) Result {
 	r := v.Result
 	if a.asked != "" && errors.Is(err, errStop) {

@@ -2,7 +2,10 @@ package launch
 
 import (
 	"fmt"
+	"os"
 	"runtime"
+	"slices"
+	"strconv"
 )
 
 // Ranks that share cores wait for each other many times in a step. By default the kernel moves them from core
@@ -31,6 +34,38 @@ func (h *hello) core(given bool) *int {
 		return nil
 	}
 	return shareOf(ownCores(), runtime.GOMAXPROCS(0), h.LocalRank, h.LocalWorldSize)
+}
+
+// crowded returns the ranks of a node, and the fewer cores that they share; 0: there are enough cores, or all of the host's.
+// own is the size of this launcher's mask, local the number of its ranks. If the node has more launchers, each may have a
+// mask of its own, so that only the number of cores that Slurm has given to all of them counts; 0: not known.
+func crowded(own, host, given, local, ranks int) (n, cores int) {
+	n, cores = local, own
+	if ranks > local && given > 0 {
+		n, cores = ranks, max(own, given)
+	}
+	if own == 0 || own >= host || n <= cores {
+		return 0, 0
+	}
+	return n, cores
+}
+
+// warnCrowded warns, once in a job, of ranks that share too few cores: a batch system gives one core to a task that asks for
+// no more.
+func (a *agent) warnCrowded(s *Start) {
+	if s.Number > 0 || s.Place.FirstRank > 0 {
+		return
+	}
+	ranks := a.job.NProc
+	if len(s.Hosts) > 0 {
+		ranks = len(slices.DeleteFunc(slices.Clone(s.Hosts), func(h string) bool { return h != s.Hosts[0] }))
+	}
+	given, _ := strconv.Atoi(os.Getenv(envSlurmCPUs)) // 0: not under Slurm
+	host := hostCores()
+	if n, cores := crowded(len(ownCores()), host, given, a.job.NProc, ranks); n > 0 {
+		a.notice("warning: %d ranks of this node share %d of its %d cores, and will be slow; under Slurm, submit with --exclusive or "+
+			"--cpus-per-task=%d and use srun --cpu-bind=none; elsewhere, widen the CPU mask (taskset, cpuset)", n, cores, host, n)
+	}
 }
 
 // KeepToCore pins all threads of this process, present and future, to the core that the launcher has chosen, and

@@ -34,6 +34,26 @@ func TestShareOf(t *testing.T) {
 	}
 }
 
+// Ranks are crowded if a batch system has bound them to fewer cores than ranks. On a host without that there is no other fix than
+// fewer ranks, and of tasks with a core each none is.
+func TestCrowded(t *testing.T) {
+	for name, c := range map[string]struct{ own, host, given, local, ranks, want, cores int }{
+		"a task with one core":         {own: 1, host: 8, given: 1, local: 4, ranks: 4, want: 4, cores: 1},
+		"a mask outside of Slurm":      {own: 2, host: 8, local: 4, ranks: 4, want: 4, cores: 2},
+		"tasks on one core":            {own: 1, host: 8, given: 1, local: 1, ranks: 4, want: 4, cores: 1},
+		"tasks with a core each":       {own: 1, host: 8, given: 4, local: 1, ranks: 4},
+		"tasks of an unknown launcher": {own: 1, host: 8, local: 1, ranks: 4},
+		"enough":                       {own: 4, host: 8, given: 4, local: 4, ranks: 4},
+		"a whole host":                 {own: 2, host: 2, given: 2, local: 4, ranks: 4},
+		"not known":                    {host: 8, given: 1, local: 4, ranks: 4},
+		"a host that is not known":     {own: 2, local: 4, ranks: 4},
+	} {
+		if n, cores := crowded(c.own, c.host, c.given, c.local, c.ranks); n != c.want || cores != c.cores {
+			t.Errorf("%s: %d ranks on %d cores, want %d on %d", name, n, cores, c.want, c.cores)
+		}
+	}
+}
+
 // TestCoreIsLeftAlone checks who has placed ranks already: the user, and who has started one launcher a rank.
 func TestCoreIsLeftAlone(t *testing.T) {
 	n := len(ownCores())

@@ -36,6 +36,7 @@ const (
 	envQueues         = "CUDA_DEVICE_MAX_CONNECTIONS"
 	envCacheDir       = "XDG_CACHE_HOME"
 	envTied           = "CPRUN_TIED"
+	envSlurmCPUs      = "SLURM_CPUS_ON_NODE"
 )
 
 // Variable is one environment variable that cprun reads.
@@ -83,7 +84,8 @@ func Environment() []Variable {
 		{Name: envNCCLFamily, changes: true, Meaning: "IPv4 or IPv6 there; set together with it"},
 		{Name: EnvHostID, changes: true, Meaning: "agents on which it differs count as different hosts, whatever the system says; read by NCCL too"},
 		{Name: envCacheDir, Meaning: "compiled GPU kernels are kept in cprun/kernels below it; default ~/.cache"},
-		{Name: EnvKeyFile, Meaning: "the file with the secret of a job of several nodes, which nobody but the user may read"},
+		{Name: EnvKeyFile, Meaning: "the file with the secret of a job of several nodes, which no other user may read; default: .key in the run directory"},
+		{Name: envSlurmCPUs, Meaning: "cores of Slurm's step on this node, for a warning if its ranks share them"},
 		{Name: envRunID, Meaning: "set by cprun for its workers: the job they belong to"},
 		{Name: envTied, Meaning: "set by cprun scale for its runs, except on Linux: a run ends with its standard input"},
 	}

@@ -2,11 +2,11 @@ package place
 
 import "fmt"
 
-// Sources of a Place: who has started the agents.
+// Sources of a Place: the launcher of the agents.
 const (
 	Alone      = "alone" // this process is the whole job
 	Slurm      = "slurm"
-	Torchrun   = "torchrun" // its workers, or NNODES and NODE_RANK as its users set them
+	Torchrun   = "torchrun" // its workers, or NNODES and NODE_RANK set by scripts
 	Kubernetes = "kubernetes"
 	OpenMPI    = "openmpi"
 	PMI        = "pmi" // MPICH, Intel MPI
@@ -14,45 +14,40 @@ const (
 	ByFlags    = "flags"
 )
 
-// Place is where an agent stands among those of its job.
+// Place is the position of an agent among the agents of its job.
 type Place struct {
-	// Source says who has started the agents, in one of the words above.
+	// Source names the launcher of the agents, in one of the words above.
 	Source string
-	// Job names the job: the same text for all its agents, and another after Slurm has requeued it. It is
-	// no secret.
+	// Job names the job: the same text for all its agents, and another after Slurm has requeued it. It is public.
 	Job string
 	// Restart is how often the launcher has started the job again.
 	Restart int
-	// SlurmJob is what `scontrol requeue` takes for the job; "" outside of Slurm. Where it is set, a second
-	// SIGTERM is no order to end at once: Slurm sends two.
+	// SlurmJob names the job for `scontrol requeue`; "" outside of Slurm. If it is set, a second SIGTERM is no order to end
+	// at once: Slurm sends two.
 	SlurmJob string
 
-	// Rank is this agent's among the agents; -1: it is to be given one where they meet. Rank 0 is at the
-	// rendezvous, and makes the job's key where no file has it.
+	// Rank is the rank of this agent; -1: the agents agree on one when they meet. Rank 0 is at the rendezvous.
 	Rank int
-	// MinAgents and MaxAgents are how many agents the job may have. Where they are equal, it has that many.
+	// MinAgents and MaxAgents bound the number of agents.
 	MinAgents, MaxAgents int
-	// Workers is how many processes each agent has: 1 where each task is for one device, 0 where --nproc,
-	// or the number of devices, says it. Each agent knows its own: MPI may put two tasks on one node and one
-	// on another.
+	// Workers is the number of processes of this agent: 1 if each task is for one device, 0 if --nproc or the number of
+	// devices decides. Agents may differ: MPI may put two tasks on one node and one on another.
 	Workers int
-	// LocalRank is this agent's among the LocalAgents on this node. Where all devices of the node are
-	// visible, it takes the one of that number.
+	// LocalRank is the rank of this agent among the LocalAgents on this node. If all devices of the node are visible, the
+	// agent takes the device of that number.
 	LocalRank, LocalAgents int
 
-	// NodeRank is this node's among the nodes; -1: not known.
+	// NodeRank is the rank of this node; -1: not known.
 	NodeRank int
-	// Node is the name of this node: Slurm's, or else that of the host.
+	// Node is the name of this node: Slurm's, or else the host name.
 	Node string
-	// Hosts are the names of all nodes in the order of ranks, and Tasks the agents on each; nil where nobody
-	// has told.
+	// Hosts are the names of all nodes in the order of ranks, and Tasks the agents on each; nil: not known.
 	Hosts []string
 	Tasks []int
 
-	// Rendezvous is the address host:port at which the agents meet, "" for one that is alone. The port after
-	// it is used, too: KeyAddress.
+	// Rendezvous is the address host:port at which the agents meet; "": there is one agent.
 	Rendezvous string
-	// Notes are what the user should know, a line each.
+	// Notes are lines for the user.
 	Notes []string
 }
 
@@ -64,12 +59,12 @@ func (p *Place) note(format string, args ...any) {
 	p.Notes = append(p.Notes, fmt.Sprintf(format, args...))
 }
 
-// Find tells where this process stands. It refuses with the fix what it does not understand, so that
-// tasks of one job never train side by side by mistake.
+// Find returns the place of this process. It refuses variables that it does not understand, with the fix, so that tasks of
+// one job never train side by side by mistake.
 //
-// Several launchers may have left variables, since one starts another. The innermost counts: torchrun,
-// then MPI, then Slurm, then variables for a whole node, then flags alone. What a launcher has started
-// is a fact, so a flag that contradicts it is an error. What a variable asks for gives way to a flag.
+// Several launchers may have left variables, since one starts another. The innermost counts: torchrun, then MPI, then
+// Slurm, then variables for a whole node, then flags alone. The tasks of a launcher are a fact, so a flag that contradicts
+// them is an error. A flag beats a variable that only asks for something.
 func Find(getenv func(name string) string, flags Flags) (Place, error) {
 	e := env{getenv}
 	want, err := flags.parse()
@@ -108,7 +103,7 @@ func (e env) find(want request, s *step) (Place, error) {
 	return e.wholeNode(want)
 }
 
-// alone is the place of a process that is the whole job.
+// alone returns the place of a process that is the whole job.
 func alone(want request) Place {
 	return Place{Source: Alone, MinAgents: 1, MaxAgents: 1, LocalAgents: 1, Node: want.host}
 }

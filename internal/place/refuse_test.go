@@ -30,7 +30,7 @@ var refused = []struct {
 	{name: "too high a rank", env: taskANode + "SLURM_PROCID=2", want: []string{"SLURM_PROCID=2", "from 0 to 1"}},
 	{name: "several components", env: taskANode + "SLURM_HET_SIZE=2", want: []string{"SLURM_HET_SIZE=2", "one component"}},
 	{name: "RANK exported before srun", env: taskANode + "RANK=0 LOCAL_RANK=0 WORLD_SIZE=2", want: []string{"RANK=0", "SLURM_PROCID=1", "env -u RANK"}},
-	{name: "MASTER_PORT that is none", env: taskANode + "MASTER_ADDR=node01 MASTER_PORT=http", want: []string{"MASTER_PORT=http", "from 1 to 65534"}},
+	{name: "MASTER_PORT that is none", env: taskANode + "MASTER_ADDR=node01 MASTER_PORT=http", want: []string{"MASTER_PORT=http", "from 1 to 65535"}},
 	{name: "--nnodes of another size", env: taskANode, flags: func(f *Flags) { f.Nodes = "3" }, want: []string{"--nnodes 3, where there are 2 nodes,", "SLURM_STEP_NUM_TASKS=2", "Leave the flag out"}},
 	{name: "--nnodes MIN with uneven tasks", env: taskAGPU, flags: func(f *Flags) { f.Nodes = "2:4" }, want: []string{"--nnodes 2:4", "as many tasks on every node"}},
 	{name: "--node-rank of another node", env: taskANode, flags: func(f *Flags) { f.NodeRank = 0 }, want: []string{"--node-rank 0", "this node's, 1"}},
@@ -63,7 +63,7 @@ var refused = []struct {
 	{name: "--node-rank beyond", flags: func(f *Flags) { f.Nodes, f.NodeRank, f.Rendezvous = "2", 2, "h:1" }, want: []string{"--node-rank 2", "0 to 1"}},
 	{name: "--node-rank below", flags: func(f *Flags) { f.NodeRank = -2 }, want: []string{"--node-rank -2"}},
 	{name: "--rendezvous without a port", flags: func(f *Flags) { f.Rendezvous = "head" }, want: []string{"--rendezvous head", "node01:29400"}},
-	{name: "--rendezvous with a high port", flags: func(f *Flags) { f.Rendezvous = "head:65535" }, want: []string{"--rendezvous head:65535", "65534"}},
+	{name: "--rendezvous with a high port", flags: func(f *Flags) { f.Rendezvous = "head:65536" }, want: []string{"--rendezvous head:65536", "65535"}},
 }
 
 func TestFindRefuses(t *testing.T) {
@@ -169,8 +169,8 @@ func checkPlace(t *testing.T, p Place) {
 		t.Fatalf("%s", summary(p))
 	}
 	if p.Several() {
-		if _, err := KeyAddress(p.Rendezvous); err != nil {
-			t.Fatal(err)
+		if got, err := address(p.Rendezvous, 0); err != nil || got != p.Rendezvous {
+			t.Fatalf("%s: %v", got, err)
 		}
 	}
 	if slices.ContainsFunc(append(p.Notes, p.Job, p.Node, p.Rendezvous), func(s string) bool { return strings.ContainsAny(s, "\x00\x1b\n") }) {

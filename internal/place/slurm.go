@@ -10,7 +10,7 @@ import (
 // offer ends messages about Slurm's variables that cannot be understood.
 const offer = "Start cprun with srun itself, and pass the environment on (--export=ALL); for a run by itself on this node, env -u " + envProcID + " cprun"
 
-// Slurm has ids for the batch shell, an interactive shell and others from here on; those of srun are below.
+// specialSteps begins the ids of the batch shell, interactive shells and others. The steps of srun have lower ids.
 const specialSteps = 0xfffffff0
 
 // A step is a call of srun, as one of its tasks sees it.
@@ -24,7 +24,7 @@ type step struct {
 	name                string
 }
 
-// findStep reads the variables of a task. nil: this process is none.
+// findStep reads the variables of a task. It returns nil for a process that is no task.
 func findStep(e env, a allocation) (*step, error) {
 	id, err := strconv.ParseUint(e.text(envStepID), 10, 32)
 	if err != nil || id >= specialSteps {
@@ -62,7 +62,7 @@ func findStep(e env, a allocation) (*step, error) {
 	return s, nil
 }
 
-// readLists reads the nodes and what runs on each, and checks all numbers against them.
+// readLists reads the nodes and the tasks on each, and checks all numbers against them.
 func (s *step) readLists(e env) error {
 	hosts, counts := show(envStepHosts, e.text(envStepHosts)), show(envStepCounts, e.text(envStepCounts))
 	var err error
@@ -91,7 +91,7 @@ func (s *step) readLists(e env) error {
 	return nil
 }
 
-// place is where a task of several stands.
+// place returns the place of one task of several.
 func (s *step) place(e env, want request) (Place, error) {
 	here := s.counts[s.nodeID]
 	least, err := started{
@@ -122,7 +122,7 @@ func (s *step) place(e env, want request) (Place, error) {
 	return p, err
 }
 
-// gpuNotes tells of tasks that cannot reach the memory of each other's GPUs.
+// gpuNotes notes that tasks cannot reach the memory of each other's GPUs.
 func gpuNotes(e env, p *Place) {
 	visible := e.text(envVisible)
 	if p.LocalAgents < 2 || visible == "" || strings.Contains(visible, ",") {
@@ -136,7 +136,7 @@ func gpuNotes(e env, p *Place) {
 		"add --gpu-bind=none to srun, or start one task on each node", why)
 }
 
-// meet returns where the agents of a step meet.
+// meet returns the address at which the agents of a step meet.
 func (s *step) meet(e env, want request, p *Place) (string, error) {
 	if want.meet != "" {
 		return want.meet, nil
@@ -159,16 +159,15 @@ func (s *step) meet(e env, want request, p *Place) (string, error) {
 	return join(s.hosts[0], port), nil
 }
 
-// reservedPort reads what srun --resv-ports has reserved, such as 12000-12003,12010, and returns the first
-// port that has the next one, too. 0: the port that is made from the job's number does as well.
+// reservedPort returns the first port that srun --resv-ports has reserved, such as [12000-12003,12010]; 0: none.
 func reservedPort(text string) int {
-	for entry := range strings.SplitSeq(strings.Trim(text, "[]"), ",") {
-		lo, hi, _ := strings.Cut(entry, "-")
-		first, err1 := strconv.Atoi(lo)
-		last, err2 := strconv.Atoi(hi)
-		if err1 == nil && err2 == nil && first > 0 && first < last && last <= 65535 {
-			return first
-		}
+	first := strings.FieldsFunc(text, func(c rune) bool { return c < '0' || c > '9' })
+	if len(first) == 0 {
+		return 0
 	}
-	return 0
+	port, err := strconv.Atoi(first[0])
+	if err != nil || port > maxPort {
+		return 0
+	}
+	return port
 }

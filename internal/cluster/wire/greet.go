@@ -16,23 +16,23 @@ import (
 	"time"
 )
 
-// Party is what an agent brings to a handshake.
+// Party describes an agent to the handshake.
 type Party struct {
 	Identity *Identity
 	Job      string
 	Key      []byte
-	// Hello is what this agent tells of itself, to peers that have proven the key: at most 12 KiB.
+	// Hello describes this agent to peers that have proven the key: at most 12 KiB.
 	Hello func() []byte
 	// Check looks at a peer's hello. Its error refuses the peer, which is told the text.
 	Check func(from net.Addr, key ed25519.PublicKey, hello []byte) error
-	// Silence is how long a peer may be silent until it counts as lost.
+	// Silence bounds the silence of a peer. After it, the peer counts as lost.
 	Silence time.Duration
 }
 
-// Patience is how long a handshake may take.
+// Patience bounds a handshake.
 const Patience = 5 * time.Second
 
-// Refusal is the error of a handshake where one side does not want the other.
+// Refusal is the error of a handshake in which one side refuses the other.
 type Refusal struct {
 	Peer   string // its address
 	Text   string
@@ -51,11 +51,10 @@ func (r *Refusal) Error() string {
 // ErrSelf is the error of a handshake of an agent with itself.
 var ErrSelf = errors.New("it is this agent")
 
-// ErrBoth is what Check says where two agents dial each other at the same time, to end one of the two
-// connections.
+// ErrBoth is the error of Check if two agents dial each other at the same time. It ends one of the two connections.
 var ErrBoth = errors.New("the two agents dial each other")
 
-// greeting is a frame of the handshake. After TLS the dialer sends its proof, then the other; then each
+// A greeting is a frame of the handshake. After TLS the dialer sends its proof, then the other; then each
 // its hello; at last the dialer's yes. One that refuses sends the reason instead, and ends.
 type greeting struct {
 	Job     string          `json:"job,omitempty"`
@@ -65,7 +64,7 @@ type greeting struct {
 	Both    bool            `json:"both,omitempty"`
 }
 
-// The roles stand in the proofs, so that none can be sent back to the one who made it.
+// A proof contains the role of its maker, so that it cannot be sent back to its maker.
 const (
 	dialer   = "dials"
 	acceptor = "accepts"
@@ -109,7 +108,7 @@ func cmpErr(errs ...error) error {
 	return nil
 }
 
-// peer is what a handshake has found.
+// A peer has proven its key and described itself.
 type peer struct {
 	key   ed25519.PublicKey
 	hello []byte
@@ -172,19 +171,19 @@ func (p *Party) proof(state tls.ConnectionState, role, job string) []byte {
 	return mac.Sum(nil)
 }
 
-// verify says why a peer's proof does not do.
+// verify checks the proof of a peer.
 func (p *Party) verify(state tls.ConnectionState, role string, g *greeting) error {
 	want := p.proof(state, role, g.Job)
 	switch {
 	case len(want) == 0 || !hmac.Equal(want, g.Proof):
-		return errors.New("the keys of the two differ: all agents of a job need the same key file")
+		return errors.New("the keys of the two differ: all agents of a job need the same key file, CPRUN_KEY_FILE or .key in a --run-dir that their nodes share")
 	case g.Job != p.Job:
 		return fmt.Errorf("it belongs to job %q, and the other to job %q", g.Job, p.Job)
 	}
 	return nil
 }
 
-// shake is one handshake.
+// A shake is one handshake.
 type shake struct {
 	*Party
 	conn  *tls.Conn

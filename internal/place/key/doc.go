@@ -1,8 +1,6 @@
-// Package key gives the agents of a job one secret that nobody else has.
+// Package key gives the agents of a job one secret that other users do not have.
 //
-// It comes from a file that the user names, or from the first agent, which makes it and hands it to the
-// others: on one host through a Unix socket, under Slurm over TCP. There munge vouches for both sides: each side's ephemeral X25519 key is bound
-// to a credential that only processes of the same user can make and read, so neither another user nor
-// somebody on the network gets the key, or has an agent take another one. The key is never in an argument,
-// in the environment or in a log.
+// Shared returns the key in a file of the run directory, which all agents of a job share, and makes it for the first agent
+// that comes. File reads a key that the user made, such as a mounted Secret of Kubernetes. Both trust only files that no
+// other user can read. The key is in no argument, no variable of the environment and no log.
 package key

@@ -3,7 +3,6 @@ package key
 import (
 	"bytes"
 	"crypto/sha256"
-	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -14,7 +13,7 @@ import (
 	"github.com/cprun/cprun/internal/terminal"
 )
 
-// Bounds of what a key is made from: 32 bytes are 16 random ones as hexadecimal digits.
+// Bounds of the text of a key: 32 bytes are 16 random ones as hexadecimal digits.
 const (
 	minSecret   = 32
 	maxSecret   = 4096
@@ -24,7 +23,7 @@ const (
 // Fix says how to make a key, for messages.
 const Fix = "make one with (umask 077; openssl rand -hex 32 >cprun.key), have the same file on every node, and set CPRUN_KEY_FILE to its path"
 
-// File reads a key from a file that nobody else can read, or from stdin where the path is -.
+// File reads a key from a file that no other user can read; the path - is stdin.
 func File(path string, stdin io.Reader) (Key, error) {
 	secret, err := readSecret(path, stdin)
 	if err == nil {
@@ -34,10 +33,7 @@ func File(path string, stdin io.Reader) (Key, error) {
 		}
 	}
 	name := "CPRUN_KEY_FILE=" + terminal.Name(path)
-	if pe := (*fs.PathError)(nil); errors.As(err, &pe) {
-		err = pe.Err // the path is in the name
-	}
-	return Key{}, fmt.Errorf("%s: %w; %s", name, err, Fix)
+	return Key{}, fmt.Errorf("%s: %w; %s", name, cause(err), Fix)
 }
 
 func readSecret(path string, stdin io.Reader) ([]byte, error) {
@@ -81,8 +77,7 @@ func private(st fs.FileInfo, uid int) error {
 	return nil
 }
 
-// fromSecret makes a key of what a file has, whatever its form: the same file is the same key. A line
-// break at the end does not count, since editors add one.
+// fromSecret makes a key of the text of a file, in any form. A line break at the end does not count, since editors add one.
 func fromSecret(secret []byte) (Key, error) {
 	secret = bytes.TrimRight(secret, "\r\n")
 	if len(secret) < minSecret {

@@ -1,47 +1,41 @@
 package key
 
 import (
-	"context"
 	"crypto/sha256"
 	"flag"
 	"fmt"
 	"os"
+	"path/filepath"
 	"testing"
-	"time"
 
-	"github.com/cprun/cprun/internal/place"
+	"github.com/cprun/cprun/internal/files"
 )
 
-// as makes the test binary a program for scripts/test-slurm.
-var as = flag.String("as", "", "share: get the key of the job that this is a task of, and print a hash of it; \"\": run the tests")
+// as makes the test binary a process of a job, whose argument is the path of the key.
+var as = flag.String("as", "", "share: print a hash of the key; draft: write a draft, and wait to be killed; \"\": run the tests")
 
 func TestMain(m *testing.M) {
 	flag.Parse()
-	if *as == "share" {
-		if err := share(); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(2)
+	var err error
+	switch *as {
+	case "share":
+		var k Key
+		if k, err = Shared(ended(), flag.Arg(0)); err == nil {
+			fmt.Printf("%x\n", sha256.Sum256(k[:]))
 		}
-		return
+	case "draft":
+		var root *os.Root
+		if root, err = files.OpenDir(filepath.Dir(flag.Arg(0))); err == nil {
+			if _, err = draft(root, filepath.Base(flag.Arg(0))); err == nil {
+				fmt.Println("written")
+				select {}
+			}
+		}
+	default:
+		os.Exit(m.Run())
 	}
-	os.Exit(m.Run())
-}
-
-// share prints a hash of the key. The first task stays for five seconds, to serve the others.
-func share() error {
-	p, err := place.Find(os.Getenv, place.Flags{NodeRank: -1})
 	if err != nil {
-		return err
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(2)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-	defer cancel()
-	k, s, err := Source{File: os.Getenv("CPRUN_KEY_FILE"), Stdin: os.Stdin, Refused: func(err error) { fmt.Println("refused:", err) }}.Share(ctx, p)
-	if err != nil {
-		return err
-	}
-	fmt.Printf("rank %d key %x\n", p.Rank, sha256.Sum256(k[:]))
-	if p.Rank == 0 {
-		time.Sleep(5 * time.Second)
-	}
-	return s.Close()
 }
