@@ -81,9 +81,48 @@ case_cprun_wrong_config() {
   is "status" "$(status "$job")" 2:0
 }
 
-# Without munge and without a file there is no key: every task says how to make one, with status 2.
-case_cprun_no_key() {
-  refuses "no key" "CPRUN_KEY_FILE" srun --quiet -N2 -n2 env PATH=/nowhere "$cprun" --run-dir "$JOBS/keyless" "$config"
+# short ARGUMENTS... of srun, -- and of cprun trains for two steps.
+short() {
+  local of_srun=()
+  while [ "$1" != -- ]; do of_srun+=("$1"); shift; done
+  (cd "$JOBS" && srun --quiet --input=none "${of_srun[@]}" "$cprun" --set train.steps=2 --set data.seq_len=64 "${@:2}" "$config") >"$JOBS/short.out" 2>&1
+}
+
+# The key of a job needs no munge, and is a private file: in the run directory, or without one in runs with the job's number.
+case_key_is_a_file() {
+  short -N2 -n2 -- --run-dir runs/keyed || fail "status $?: $(cat "$JOBS/short.out")"
+  is "mode and owner" "$(stat -c '%a %u' "$JOBS/runs/keyed/.key")" "600 0"
+  is "left" "$(find "$JOBS/runs/keyed" -maxdepth 1 -name '.*' -type f)" "$JOBS/runs/keyed/.key"
+  short -N2 -n8 --overcommit -- || fail "status $?: $(cat "$JOBS/short.out")"
+  is "keys of jobs" "$(find "$JOBS/runs" -maxdepth 1 -name '.job-*.key' -perm 600 | wc -l)" 1
+  short -N1 -n2 -- || fail "status $?: $(cat "$JOBS/short.out")"
+  is "keys of jobs" "$(cd "$JOBS/runs" && cat .job-*.key | sort -u | wc -l)" 2
+}
+
+# A key that exists is used again, and a file of the user's own in the place of it.
+case_key_again() {
+  local was
+  short -N2 -n2 -- --run-dir runs/again || fail "status $?: $(cat "$JOBS/short.out")"
+  was=$(cat "$JOBS/runs/again/.key")
+  short -N2 -n2 -- --run-dir runs/again --set train.steps=4 || fail "status $?: $(cat "$JOBS/short.out")"
+  is "key" "$(cat "$JOBS/runs/again/.key")" "$was"
+  (umask 077 && head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n' >"$JOBS/key")
+  CPRUN_KEY_FILE=$JOBS/key short -N2 -n2 -- --run-dir runs/named || fail "status $?: $(cat "$JOBS/short.out")"
+  [ ! -e "$JOBS/runs/named/.key" ] || fail "CPRUN_KEY_FILE is set, and a key was made"
+}
+
+# What is wrong with a key ends every task with 2, the path and the fix; so does another user with all variables of a task.
+case_key_refused() {
+  local dir=$JOBS/runs/refused
+  mkdir -p "$dir"
+  head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n' >"$dir/.key"
+  chmod 644 "$dir/.key"
+  refuses "a file that all can read" "$dir/.key: its mode is 0644" srun --quiet --input=none -N2 -n2 "$cprun" --run-dir "$dir" "$config"
+  chmod 600 "$dir/.key" && chown 65534 "$dir/.key"
+  refuses "a file of another user" "$dir/.key: it belongs to user 65534" srun --quiet --input=none -N2 -n2 "$cprun" --run-dir "$dir" "$config"
+  chown 0 "$dir/.key"
+  refuses "another user" "$dir/.key: permission denied" srun --quiet --input=none -N2 -n2 \
+    setpriv --reuid=65534 --regid=65534 --clear-groups "$cprun" --run-dir "$dir" "$config"
 }
 
 # An experiment is one array, whose tasks run the cells on one node and on two, and a job behind it that gathers. The same

@@ -13,7 +13,9 @@ case_task_per_node() {
 }
 
 case_task_per_gpu() {
-  is "two tasks on each of two nodes" "$(places -N2 --ntasks-per-node=2 --gpus-per-node=2)" "0/4 1 0/2 0 node01 node01,node02 node01
+  local gpus=(--gpus-per-node=2)
+  [ "$SITE" = gpus ] || gpus=()
+  is "two tasks on each of two nodes" "$(places -N2 --ntasks-per-node=2 "${gpus[@]}")" "0/4 1 0/2 0 node01 node01,node02 node01
 1/4 1 1/2 0 node01 node01,node02 node01
 2/4 1 0/2 1 node02 node01,node02 node01
 3/4 1 1/2 1 node02 node01,node02 node01"
@@ -75,7 +77,7 @@ case_steps_beside_each_other() {
 
 case_reserved_ports() {
   local at
-  at=$(srun --quiet -N2 -n2 --resv-ports=4 "$WORK/place.test" -as task | jq -r .Rendezvous | sort -u)
+  at=$(srun --quiet -N2 -n2 --resv-ports=1 "$WORK/place.test" -as task | jq -r .Rendezvous | sort -u)
   case $at in node01:120[0-9][0-9]) ;; *) fail "rendezvous $at, want node01:120.." ;; esac
 }
 

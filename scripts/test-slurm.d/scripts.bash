@@ -1,9 +1,10 @@
 # The batch scripts of scripts/slurm, and what Slurm's signals do to a run: first with a stand-in for cprun, so that
 # the scripts and Slurm are tested alone. cprun.bash runs the same with cprun.
 
-# The cluster is small: less than what the scripts ask for.
-small=(--time=5 --mem=1500)
-small_node=("${small[@]}" --gpus-per-node=2)
+# The cluster is small: less time than the scripts ask for, and GPUs where there are any.
+small=(--time=5)
+small_node=("${small[@]}")
+[ "$SITE" = cpus ] || small_node+=(--gpus-per-node=2)
 stand_in=$TREE/scripts/test-slurm.d/stand-in
 
 # start PROGRAM SCRIPT CONFIG [FLAGS...] -- [ARGUMENTS OF SBATCH...] submits a script, and waits until it trains.
@@ -58,6 +59,44 @@ requeues() {
   has "output" "$(cat "$out")" "going on from"
 }
 
+# The line of the README, from a checkout: bin/cprun of it is found, though Slurm runs a copy of the script.
+case_script_in_a_checkout() {
+  local checkout=$WORK/checkout
+  mkdir -p "$checkout/bin"
+  ln -sf "$WORK/cprun" "$checkout/bin/cprun"
+  job=$(cd "$checkout" && sbatch --parsable --nodes=2 "${small[@]}" -o job-%j.out "$TREE/scripts/slurm/nodes.sbatch" "$TREE/scripts/test-slurm.d/train.yaml" --set train.steps=5)
+  finish "$job" || return 0
+  is "status" "$(status "$job")" 0:0
+  is "steps" "$(wc -l <"$checkout/runs/cprun-$job/metrics.jsonl")" 5
+}
+
+# Without cprun every script ends with 2 and the fix, before it starts a step.
+case_script_without_cprun() {
+  local script array
+  for script in one-node nodes tasks requeue array; do
+    array=()
+    [ "$script" != array ] || array=(--array=0)
+    job=$(submit "${small_node[@]}" "${array[@]}" --ntasks-per-node=1 -o "none-$script.out" "$TREE/scripts/slurm/$script.sbatch" train.yaml 1K)
+    finish "$job" || continue
+    is "status of $script" "$(status "$job")" 2:0
+    has "output of $script" "$(cat "$JOBS/none-$script.out")" "CPRUN="
+  done
+}
+
+# Where nobody says how many tasks a node has, its GPUs do; without those it is an error.
+case_script_tasks_of_gpus() {
+  if [ "$SITE" = gpus ]; then
+    start "$stand_in" tasks train.yaml -- || return 0
+    is "tasks" "$(grep -c '^task [0-9]* of 4 on node0' "$out")" 4
+    scancel "$job"
+    return
+  fi
+  job=$(CPRUN=$stand_in submit "${small[@]}" -o tasks.out "$TREE/scripts/slurm/tasks.sbatch" train.yaml)
+  finish "$job" || return 0
+  is "status" "$(status "$job")" 2:0
+  has "output" "$(cat "$JOBS/tasks.out")" "--ntasks-per-node"
+}
+
 # makes_way PROGRAM ... as start: a job of an urgent partition takes its nodes. Within the partition's GraceTime it writes
 # a checkpoint. A job that ends by itself in that time Slurm does not requeue, so the script does.
 makes_way() {
@@ -78,6 +117,26 @@ case_script_nodes() { stops_and_goes_on "$stand_in" nodes 2 train.yaml --; }
 case_script_tasks() { stops_and_goes_on "$stand_in" tasks 4 train.yaml -- --ntasks-per-node=2; }
 case_script_requeue() { requeues "$stand_in" train.yaml --; }
 case_script_preempted() { makes_way "$stand_in" train.yaml --; }
+
+# Without a grace time Slurm itself requeues the job, and kills it after KillWait.
+case_script_preempted_at_once() {
+  scontrol update PartitionName=all GraceTime=0
+  makes_way "$stand_in" train.yaml --
+  scontrol update PartitionName=all GraceTime=20
+}
+
+# A step has all GPUs of nodes that are the job's alone, however they were asked for, also by nothing.
+case_script_has_gpus() {
+  local want=2 request
+  [ "$SITE" = gpus ] || want=''
+  for request in --exclusive --gres=gpu:2 --gpus-per-node=2; do
+    [ "$SITE" = gpus ] || request=--exclusive
+    job=$(CPRUN=$TREE/scripts/test-slurm.d/gpus submit "${small[@]}" "$request" -o gpus.out "$TREE/scripts/slurm/nodes.sbatch" train.yaml)
+    finish "$job" || continue
+    is "GPUs of the tasks with $request" "$(grep ^GPUs "$JOBS/gpus.out" | sort -u)" "GPUs $want"
+    rm "$JOBS/gpus.out"
+  done
+}
 
 case_script_array() {
   local job k
