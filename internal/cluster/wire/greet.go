@@ -126,7 +126,10 @@ func (p *Party) shake(ctx context.Context, conn *tls.Conn, mine, theirs string) 
 	if key.Equal(p.Identity.public) {
 		return peer{}, ErrSelf
 	}
-	s := shake{p, conn, state}
+	s := shake{p, conn, state, conn.RemoteAddr().String()}
+	if mine == acceptor { // the dialer's port differs each time, so that repetitions would look like news
+		s.from, _, _ = net.SplitHostPort(s.from)
+	}
 	var got greeting
 	steps := []func() error{
 		func() error { return s.send(greeting{Job: p.Job, Proof: p.proof(state, mine, p.Job)}) },
@@ -188,6 +191,7 @@ type shake struct {
 	*Party
 	conn  *tls.Conn
 	state tls.ConnectionState
+	from  string // the peer's address
 }
 
 func (s *shake) send(g greeting) error {
@@ -208,14 +212,13 @@ func (s *shake) receive(g *greeting, proven bool, check func() error) error {
 	if err := readGreeting(s.conn, g); err != nil {
 		return err
 	}
-	from := s.conn.RemoteAddr().String()
 	if g.Refused != "" {
-		return &Refusal{Peer: from, Text: clean(g.Refused), Theirs: true, Proven: proven, Both: g.Both}
+		return &Refusal{Peer: s.from, Text: clean(g.Refused), Theirs: true, Proven: proven, Both: g.Both}
 	}
 	if fault := check(); fault != nil {
 		both := errors.Is(fault, ErrBoth)
 		s.send(greeting{Refused: fault.Error(), Both: both}) // it hears of it, or is gone
-		return &Refusal{Peer: from, Text: clean(fault.Error()), Proven: proven, Both: both}
+		return &Refusal{Peer: s.from, Text: clean(fault.Error()), Proven: proven, Both: both}
 	}
 	return nil
 }

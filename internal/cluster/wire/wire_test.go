@@ -197,7 +197,7 @@ func TestHandshakeRefuses(t *testing.T) {
 			}
 			err = <-m.refused
 			other := (*Refusal)(nil)
-			if !errors.As(err, &other) || !strings.Contains(other.Text, c.want) || other.Theirs == refusal.Theirs {
+			if !errors.As(err, &other) || !strings.Contains(other.Text, c.want) || other.Theirs == refusal.Theirs || other.Peer != "127.0.0.1" {
 				t.Errorf("the acceptor got %v", err)
 			}
 		})
