@@ -52,6 +52,16 @@ func TestPlanLongest(t *testing.T) {
 	}
 }
 
+// A plan has hops for each two ranks, so that their number has a bound. Groups that share a sequence count, not all ranks.
+func TestPlanBoundsItsRanks(t *testing.T) {
+	for _, args := range [][]string{{"--nproc", "4096"}, {"--assume", "gpu=h200,gpus=8,hosts=512"}, {"--assume", "gpu=h200,gpus=8", "--grid", "hosts=512"}} {
+		if code, _, stderr := cprun(t, append([]string{"plan", bench3B}, args...)...); code != 2 || !strings.Contains(stderr, "parallel.context") || !strings.Contains(stderr, "1024") {
+			t.Errorf("%v: exit status %d\n%s", args, code, stderr)
+		}
+	}
+	must(t, "plan", bench3B, "--nproc", "4096", "--set", "parallel.context=8", "--set", "train.global_batch_size=512")
+}
+
 func first(a, _ string) string { return a }
 
 // A grid has a row for each combination, and says of those that cannot be why.

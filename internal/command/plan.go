@@ -48,7 +48,7 @@ func Plan(path string, o PlanOptions) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	cfg, err := config.Load(path, config.Options{Set: o.Set, Ranks: ranks, Hosts: machine.Hosts, Device: machine.Device(), NoFiles: true, Decide: d.Decide})
+	cfg, err := loadPlanned(path, config.Options{Set: o.Set, Ranks: ranks, Hosts: machine.Hosts, Device: machine.Device(), NoFiles: true, Decide: d.Decide})
 	if err != nil {
 		return 0, &InputError{err}
 	}
@@ -118,6 +118,24 @@ func dataLines(d *plan.Data, cfg *config.Config) []string {
 // unread names keys of records that change nothing.
 func unread(keys []string) string {
 	return "not read, since these keys of the records change nothing: " + strings.Join(keys, ", ")
+}
+
+// maxPlanned bounds the ranks that share a sequence in a plan, which has hops for each two of them.
+const maxPlanned = 1024
+
+// loadPlanned loads a config for a plan alone. It refuses more ranks before anything is decided for them.
+func loadPlanned(path string, o config.Options) (*config.Config, error) {
+	decide := o.Decide
+	o.Decide = nil
+	cfg, err := config.Load(path, o)
+	if err != nil {
+		return nil, err
+	}
+	if n := cfg.Parallel.Context; n > maxPlanned {
+		return nil, cfg.Fault("parallel.context", fmt.Errorf("%d ranks share a sequence, and a plan is made of at most %d; write %d or fewer, or a larger parallel.data", n, maxPlanned, maxPlanned))
+	}
+	o.Decide = decide
+	return config.Load(path, o)
 }
 
 // write prints the plan, as JSON or for a reader.

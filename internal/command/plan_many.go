@@ -19,7 +19,7 @@ func (o *PlanOptions) quick(path string, m machine.Machine, ranks int, costs pla
 	if err != nil {
 		return nil, err
 	}
-	cfg, err := config.Load(path, config.Options{
+	cfg, err := loadPlanned(path, config.Options{
 		Set: append(slices.Clone(o.Set), set...), Ranks: ranks, Hosts: m.Hosts, Device: m.Device(), NoFiles: true, Decide: d.Decide,
 	})
 	if err != nil {

@@ -85,7 +85,11 @@ func (s *scale) plan(i int, found machines) error {
 	if err != nil {
 		return err
 	}
-	cfg, err := config.Load(s.e.BasePath, config.Options{Set: s.flags(i), Ranks: ranks, Hosts: m.Hosts, Device: m.Device(), NoFiles: s.PlanOnly, Decide: d.Decide})
+	load := config.Load
+	if s.PlanOnly {
+		load = loadPlanned
+	}
+	cfg, err := load(s.e.BasePath, config.Options{Set: s.flags(i), Ranks: ranks, Hosts: m.Hosts, Device: m.Device(), NoFiles: s.PlanOnly, Decide: d.Decide})
 	if err == nil && !s.PlanOnly {
 		_, err = train.Check(cfg)
 	}
@@ -97,7 +101,7 @@ func (s *scale) plan(i int, found machines) error {
 		return err
 	}
 	opts := planOptions(m, choice.Choice, s.costs.of(&s.Options, m))
-	opts.Chosen = d.Chosen
+	opts.Chosen, opts.Quick = d.Chosen, true
 	p, err := plan.Make(cfg, ranks, opts)
 	if err != nil {
 		return err

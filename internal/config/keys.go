@@ -43,11 +43,15 @@ func (k *key) allowed() []string {
 
 const (
 	maxInt      = math.MaxInt32 // of widths, steps and samples
-	maxHeads    = 1 << 16       // of heads, their width, and layers
+	maxHeads    = 1 << 16       // of heads, and their width
+	maxLayers   = 1 << 10       // more than any model has; a plan and a run keep lists of them
 	maxSMMargin = 128           // of a GPU that has some more
-	maxLen      = 1 << 40       // of tokens
+	maxLen      = 1 << 30       // of tokens of a sample
 	maxRanks    = 1 << 20
 	maxSeed     = math.MaxInt64
+
+	// MaxPieces bounds the chunks of memory.loss_chunk tokens in one pass of a rank.
+	MaxPieces = 1 << 15
 )
 
 // ifAuto ends the meaning of a key that belongs to one algorithm.
@@ -83,7 +87,7 @@ var modelKeys = []key{
 		doc: "width of the residual stream"},
 	{path: "model.intermediate_size", min: 1, at: func(c *Config) any { return &c.Model.IntermediateSize },
 		doc: "width of the gated MLP"},
-	{path: "model.num_hidden_layers", min: 1, max: maxHeads, at: func(c *Config) any { return &c.Model.NumHiddenLayers },
+	{path: "model.num_hidden_layers", min: 1, max: maxLayers, at: func(c *Config) any { return &c.Model.NumHiddenLayers },
 		doc: "transformer layers"},
 	{path: "model.num_attention_heads", min: 1, max: maxHeads, at: func(c *Config) any { return &c.Model.NumAttentionHeads },
 		doc: "query heads"},

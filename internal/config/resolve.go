@@ -50,14 +50,21 @@ func (c *Config) resolve(ranks, hosts int, device string, f *faults) {
 	wireRules(c, f)
 	auto(&c.Precision.KVWire, c.Precision.Compute)
 	auto(&c.Memory.Shard, shard)
+	if n := c.Memory.LossChunk; n > 0 && c.Parallel.Context > 0 && f.ok("memory.loss_chunk", "data.seq_len", "train.micro_batch_size") && c.passTokens()/n > MaxPieces {
+		f.add("memory.loss_chunk", "%d cuts the %d tokens of a pass on a rank into more than %d pieces; write %d or more, or auto", n, c.passTokens(), MaxPieces, c.passTokens()/MaxPieces+1)
+	}
 	if device == "cuda" {
 		return
 	}
 	auto(&c.Memory.Recompute, "none")
 	if c.Memory.LossChunk == 0 && c.Parallel.Context > 0 && f.ok("memory.loss_chunk") {
-		local := (c.Data.SeqLen + c.Parallel.Context - 1) / c.Parallel.Context
-		c.Memory.LossChunk = max(1, min(1024, local*min(1024, c.Train.MicroBatchSize)))
+		c.Memory.LossChunk = max(1, min(1024, c.passTokens()), c.passTokens()/MaxPieces)
 	}
+}
+
+// passTokens returns the tokens of one pass on a rank.
+func (c *Config) passTokens() int {
+	return (c.Data.SeqLen + c.Parallel.Context - 1) / c.Parallel.Context * c.Train.MicroBatchSize
 }
 
 func auto(field *string, choice string) {

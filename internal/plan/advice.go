@@ -10,8 +10,11 @@ import (
 	"github.com/cprun/cprun/internal/machine"
 )
 
-// maxFactor bounds how many times more ranks, or a shorter sequence, advice looks for.
-const maxFactor = 1 << 12
+// Bounds of what advice looks for: how many times shorter a sequence, and how many ranks share it.
+const (
+	maxFactor = 1 << 20
+	maxSpread = 512
+)
 
 // measure returns the memory of a run whose schedules ask for d.
 type measure func(cfg *config.Config, ranks int, machine machine.Machine, d *demand) (Memory, error)
@@ -140,7 +143,7 @@ func (s smaller) spread(factor int) (smaller, bool) {
 	if s.ranks == factor { // there was nothing to shard over
 		s.advice, s.cfg.Memory.Shard = s.advice+" with memory.shard gradients", "gradients"
 	}
-	return s, s.cfg.Data.SeqLen >= 2*s.cfg.Parallel.Context
+	return s, s.cfg.Parallel.Context <= min(maxSpread, s.cfg.Data.SeqLen/2)
 }
 
 // fewer returns the run on fewer ranks, of which each has a copy of some state.

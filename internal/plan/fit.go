@@ -79,7 +79,7 @@ func (m *Memory) Check() error {
 // upTo is the chunks for that many tokens of one pass.
 func upTo(tokens int) (chunks []int) {
 	for _, n := range lossChunks {
-		if c := min(n, tokens); len(chunks) == 0 || c < chunks[len(chunks)-1] {
+		if c := max(min(n, tokens), tokens/config.MaxPieces); len(chunks) == 0 || c < chunks[len(chunks)-1] {
 			chunks = append(chunks, c)
 		}
 	}
