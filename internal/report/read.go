@@ -210,12 +210,13 @@ func (r *Run) readTrace(root *os.Root) error {
 	})
 }
 
-// Plan has the fields of a plan.json that the page shows; internal/plan writes and explains them: Config, Machine, Partition,
-// Packed, Hops, Attention, Communication and Estimate.
+// Plan has the fields of a plan.json that the page shows; internal/plan writes and explains them: Config, Machine,
+// Partition, Packed, Hops, Attention, Communication and Estimate.
 type Plan struct {
 	Config  map[string]map[string]any `json:"config"`
 	Machine string                    `json:"machine"`
-	Data    *struct {
+	// Data is how much training data there is; nil in plans of older versions, and without the files.
+	Data *struct {
 		Files, Tokens, Targets, Samples float64
 		Documents                       *float64
 		Dropped                         float64 `json:"dropped_documents"`
