@@ -14,9 +14,11 @@ import (
 func TestHowMuchDataThereIs(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{
-		"in/a.jsonl": `{"text":"` + strings.Repeat("a", 29) + `","label":1}` + "\n" + `{"text":"` + strings.Repeat("b", 11) + `"}`,
-		"b.jsonl":    `{"input_ids":[1,2,3,4,5,6,7,8,9],"loss_mask":[0,0,0,1,1,1,1,1,1],"position_ids":[0,1,2,3,4,5,6,7,8]}`,
-		".c.jsonl":   `not JSON`,
+		"in/a.jsonl": `{"text":"` + strings.Repeat("a", 29) + `","label":1}` + "\n" +
+			`{"text":"` + strings.Repeat("b", 11) + `"}`,
+		"b.jsonl": `{"input_ids":[1,2,3,4,5,6,7,8,9],"loss_mask":[0,0,0,1,1,1,1,1,1],` +
+			`"position_ids":[0,1,2,3,4,5,6,7,8]}`,
+		".c.jsonl": `not JSON`,
 	} {
 		path := filepath.Join(dir, name)
 		if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
@@ -26,7 +28,8 @@ func TestHowMuchDataThereIs(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	args := []string{"--set", "data.path=" + filepath.Join(dir, "**", "*.jsonl"), "--set", "data.seq_len=8", "--set", "train.global_batch_size=4", small(t, 1)}
+	args := []string{"--set", "data.path=" + filepath.Join(dir, "**", "*.jsonl"), "--set", "data.seq_len=8",
+		"--set", "train.global_batch_size=4", small(t, 1)}
 	run := filepath.Join(t.TempDir(), "run")
 	_, stderr := must(t, append([]string{"--nproc", "2", "--run-dir", run}, args...)...)
 	// b.jsonl comes first: 9 + 40 tokens, 6 samples of 8 places. Of its targets those of tokens 1 and 2 are masked.
@@ -34,8 +37,8 @@ func TestHowMuchDataThereIs(t *testing.T) {
 	if strings.Count(stderr, line) != 1 || !strings.Contains(stderr, "label, position_ids") {
 		t.Errorf("stderr has not once %q:\n%s", line, stderr)
 	}
-	want := map[string]any{"files": 2.0, "documents": 3.0, "tokens": 49.0, "targets": 46.0, "samples": 6.0, "dropped_documents": 0.0, "steps_per_epoch": 2.0,
-		"ignored_keys": []any{"label", "position_ids"}}
+	want := map[string]any{"files": 2.0, "documents": 3.0, "tokens": 49.0, "targets": 46.0, "samples": 6.0,
+		"dropped_documents": 0.0, "steps_per_epoch": 2.0, "ignored_keys": []any{"label", "position_ids"}}
 	stdout, _ := must(t, append([]string{"plan", "--json", "--nproc", "2"}, args...)...)
 	text, err := os.ReadFile(filepath.Join(run, "plan.json"))
 	if err != nil {
@@ -47,10 +50,12 @@ func TestHowMuchDataThereIs(t *testing.T) {
 			t.Errorf("%s has %v (%v), want %v", what, plan.Data, err, want)
 		}
 	}
-	if stdout, _ = must(t, append([]string{"plan"}, args...)...); !strings.Contains(stdout, strings.TrimPrefix(line, "data: ")) {
+	stdout, _ = must(t, append([]string{"plan"}, args...)...)
+	if !strings.Contains(stdout, strings.TrimPrefix(line, "data: ")) {
 		t.Errorf("the plan does not say %q", line)
 	}
-	if _, stderr = must(t, append([]string{"--dry-run"}, args...)...); strings.Count(stderr, line) != 1 {
+	_, stderr = must(t, append([]string{"--dry-run"}, args...)...)
+	if strings.Count(stderr, line) != 1 {
 		t.Errorf("a dry run does not say %q:\n%s", line, stderr)
 	}
 	page := filepath.Join(t.TempDir(), "report.html")
@@ -59,7 +64,8 @@ func TestHowMuchDataThereIs(t *testing.T) {
 		t.Errorf("the report does not say how much data there is (%v)", err)
 	}
 	// Where the files are not there, a plan says nothing of them.
-	stdout, _ = must(t, "plan", "--json", "--assume", "gpus=1,arch=sm90", "--set", "data.path=/nowhere/x.bin", small(t, 1))
+	stdout, _ = must(t, "plan", "--json", "--assume", "gpus=1,arch=sm90", "--set", "data.path=/nowhere/x.bin",
+		small(t, 1))
 	var plan struct{ Data json.RawMessage }
 	if err := json.Unmarshal([]byte(stdout), &plan); err != nil || string(plan.Data) != "null" {
 		t.Errorf("data that are not there: %s (%v)", plan.Data, err)
@@ -77,24 +83,26 @@ func TestTokenizeNamesKeysThatItDoesNotRead(t *testing.T) {
 		t.Errorf("tokens %v, want those that are no padding", got)
 	}
 	file = write(t, dir, "b.jsonl", `{"input_ids":[1,2],"completion_mask":[0,1]}`)
-	if code, _, stderr := cprun(t, "tokenize", "--tokenizer", "bytes", "--to", filepath.Join(dir, "b"), file); code != 2 || !strings.Contains(stderr, "labels") {
+	code, _, stderr := cprun(t, "tokenize", "--tokenizer", "bytes", "--to", filepath.Join(dir, "b"), file)
+	if code != 2 || !strings.Contains(stderr, "labels") {
 		t.Errorf("a mask has no place in the pair: exit status %d\n%s", code, stderr)
 	}
 }
 
 // Weights of a model leave train.seed nothing but the order of the data.
 func TestSeedsOrderTheDataOfAModel(t *testing.T) {
-	dir := fitting(t)
+	dir, text := fitting(t), write(t, t.TempDir(), "a.txt", strings.Repeat("four score and seven years ago ", 20))
+	yaml := write(t, t.TempDir(), "train.yaml", "model: {from: "+dir+"}\ndata: {path: "+text+", seq_len: 16}\n")
 	seen := map[string]string{}
 	for _, seed := range []string{"train.seed=1", "train.seed=2", "train.seed=3", "data.seed=1"} {
 		run := filepath.Join(t.TempDir(), "run")
-		yaml := write(t, t.TempDir(), "train.yaml", "model: {from: "+dir+"}\ndata: {path: "+write(t, t.TempDir(), "a.txt", strings.Repeat("four score and seven years ago ", 20))+", seq_len: 16}\n")
 		must(t, "--run-dir", run, "--set", "train.steps=3", "--set", seed, yaml)
 		losses := ""
 		for _, m := range metricsOf(t, run) {
 			losses += string(m["loss"]) + " "
 		}
-		if other, ok := seen[losses]; ok != (seed == "data.seed=1") {
+		other, ok := seen[losses]
+		if ok != (seed == "data.seed=1") {
 			t.Errorf("%s has the losses of %s: %s", seed, other, losses)
 		}
 		seen[losses] = seed

@@ -119,10 +119,12 @@ func TestAJumpOfTheLearningRateIsTold(t *testing.T) {
 	config, dir := small(t, 4), filepath.Join(t.TempDir(), "run")
 	must(t, "--run-dir", dir, "--set", "lr_schedule.name=linear", config)
 	_, stderr := must(t, "--run-dir", dir, "--set", "lr_schedule.name=linear", "--set", "train.steps=8", config)
-	if n := strings.Count(stderr, "learning rate of step 5 is 0.00055, and was 0.0001"); n != 1 || !strings.Contains(stderr, "train.steps 4 -> 8") {
+	n := strings.Count(stderr, "learning rate of step 5 is 0.00055, and was 0.0001")
+	if n != 1 || !strings.Contains(stderr, "train.steps 4 -> 8") {
 		t.Errorf("it is told %d times, want once:\n%s", n, stderr)
 	}
-	_, stderr = must(t, "--run-dir", dir, "--set", "lr_schedule.name=linear", "--set", "train.steps=8", "--set", "log.every=2", config)
+	_, stderr = must(t, "--run-dir", dir, "--set", "lr_schedule.name=linear", "--set", "train.steps=8",
+		"--set", "log.every=2", config)
 	if strings.Contains(stderr, "learning rate of step") {
 		t.Errorf("a rate that stays is told of:\n%s", stderr)
 	}

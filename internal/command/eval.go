@@ -148,8 +148,8 @@ func once(err error) error {
 	return &InputError{err}
 }
 
-// base returns the first config, its name in errors, and keys to set in it: the checkpoint's config of a run, an empty one
-// of a Hugging Face directory.
+// base returns the first config, its name in errors, and keys to set in it: the checkpoint's config of a run, an empty
+// one of a Hugging Face directory.
 func (o *EvalOptions) base(ctx context.Context, path string, e *evaluation, task *job.Train, notes *[]string) (name, text string, set []string, err error) {
 	name, text = path, "{}"
 	if isModel(path, o.Step) {

@@ -104,8 +104,10 @@ func dataLines(d *plan.Data, cfg *config.Config) []string {
 	if d.Documents != nil {
 		documents = count(*d.Documents, "document")
 	}
-	lines := []string{fmt.Sprintf("data: %s, %s, %s; %s of %s with %s; an epoch is %s", count(d.Files, "file"), documents, count(d.Tokens, "token"),
-		count(d.Samples, "sample"), count(int64(cfg.Data.SeqLen), "token"), count(d.Targets, "target"), count(d.StepsPerEpoch, "step"))}
+	lines := []string{fmt.Sprintf("data: %s, %s, %s; %s of %s with %s; an epoch is %s",
+		count(d.Files, "file"), documents, count(d.Tokens, "token"),
+		count(d.Samples, "sample"), count(int64(cfg.Data.SeqLen), "token"), count(d.Targets, "target"),
+		count(d.StepsPerEpoch, "step"))}
 	if d.DroppedDocuments > 0 {
 		lines[0] += "; " + count(d.DroppedDocuments, "document") + " dropped"
 	}
@@ -159,8 +161,8 @@ func (o *PlanOptions) write(path string, cfg *config.Config, p *plan.Plan) error
 
 // refusal returns the faults of the files that the config names. A plan can be made without them,
 // and a run does not begin.
-func (o *PlanOptions) refusal(path string, ranks int, machine machine.Machine) (whole *config.Config, found *train.Data, err error) {
-	whole, err = config.Load(path, config.Options{Set: o.Set, Ranks: ranks, Hosts: machine.Hosts, Device: machine.Device()})
+func (o *PlanOptions) refusal(path string, ranks int, m machine.Machine) (whole *config.Config, found *train.Data, err error) {
+	whole, err = config.Load(path, config.Options{Set: o.Set, Ranks: ranks, Hosts: m.Hosts, Device: m.Device()})
 	if err == nil {
 		found, err = train.Check(whole)
 	}

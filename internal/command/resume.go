@@ -122,7 +122,8 @@ var (
 func compare(c *checkpoint.Checkpoint, cfg *config.Config) (notes []string, err error) {
 	was, err := checkpointConfig(c)
 	if err != nil { // a cprun with other rules wrote it; Fits compares the weights' shapes
-		return []string{fmt.Sprintf("the model's keys and the data are not compared with the checkpoint's: %v", err)}, nil
+		note := fmt.Sprintf("the model's keys and the data are not compared with the checkpoint's: %v", err)
+		return []string{note}, nil
 	}
 	var faults, moved, paced []string
 	for _, d := range cfg.Differences(was) {
@@ -140,7 +141,8 @@ func compare(c *checkpoint.Checkpoint, cfg *config.Config) (notes []string, err 
 		return nil, fmt.Errorf("%s: the checkpoint is of another model; use the config it was saved with, start anew in another --run-dir, or begin with its weights: cprun export, then model.from\n  %s", c.Dir, strings.Join(faults, "\n  "))
 	}
 	if len(moved) > 0 {
-		notes = append(notes, fmt.Sprintf("warning: other data than the checkpoint's: %s; resuming at sample %d of the current data", strings.Join(moved, ", "), c.Manifest.Samples))
+		notes = append(notes, fmt.Sprintf("warning: other data than the checkpoint's: %s; resuming at sample %d of the current data",
+			strings.Join(moved, ", "), c.Manifest.Samples))
 	}
 	before, err := rate(was, c.Manifest.Step)
 	if err != nil {
@@ -148,7 +150,8 @@ func compare(c *checkpoint.Checkpoint, cfg *config.Config) (notes []string, err 
 	}
 	now, err := rate(cfg, c.Manifest.Step)
 	if before != now && err == nil {
-		notes = append(notes, fmt.Sprintf("the learning rate of step %d is %s, and was %s in the checkpoint's run: %s", c.Manifest.Step+1, now, before, strings.Join(paced, ", ")))
+		notes = append(notes, fmt.Sprintf("the learning rate of step %d is %s, and was %s in the checkpoint's run: %s",
+			c.Manifest.Step+1, now, before, strings.Join(paced, ", ")))
 	}
 	return notes, err
 }

@@ -115,8 +115,8 @@ type positions struct {
 	keys map[string]position
 }
 
-// of returns a key's place. A key that was not written has the place of model.from if config.json may have given it, else
-// of its section, else the start of the file.
+// of returns a key's place. A key that was not written has the place of model.from if config.json may have given it,
+// else of its section, else the start of the file.
 func (p *positions) of(path string) position {
 	if p == nil {
 		return position{file: "config"}

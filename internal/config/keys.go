@@ -18,8 +18,8 @@ type key struct {
 	at   func(*Config) any
 	doc  string
 
-	// The word "auto" or "null", if the key allows it. For that word a number holds wordIs, a text or list is empty, and a
-	// pointer is nil.
+	// The word "auto" or "null", if the key allows it. For that word a number holds wordIs, a text or list is empty,
+	// and a pointer is nil.
 	word   string
 	wordIs int
 
@@ -148,7 +148,8 @@ var runKeys = []key{
 		doc: "attention and positions stay inside documents. `.bin` files end them at eos_token_id, and those without that token where Megatron's `.idx` says; text ends them at the end of a file or `.jsonl` line"},
 	{path: "data.eos_token_id", def: "null", word: "null", wordIs: -1, at: func(c *Config) any { return &c.Data.EOSTokenID },
 		doc: "token that ends a document; below vocab_size; needed to pack documents of `.bin` files without an `.idx`; null: that of `model.from` (of its `config.json`, `generation_config.json` or tokenizer; with `bytes` only one above 255), else none"},
-	{path: "data.seed", def: "null", word: "null", wordIs: -1, max: maxSeed, at: func(c *Config) any { return &c.Data.Seed },
+	{path: "data.seed", def: "null", word: "null", wordIs: -1, max: maxSeed,
+		at:  func(c *Config) any { return &c.Data.Seed },
 		doc: "seed of the order of samples; null: train.seed, or that of the checkpoint that a run resumes from"},
 	{path: "data.validation.path", def: "null", word: "null", at: func(c *Config) any { return &c.Data.Validation.Path },
 		doc: "held-out file or glob; needed if every is above 0"},
@@ -179,7 +180,8 @@ var runKeys = []key{
 	{path: "lr_schedule.name", def: "cosine", choices: []string{"cosine", "linear", "constant", "wsd"}, at: func(c *Config) any { return &c.LRSchedule.Name },
 		doc: "wsd is warmup, stable, decay"},
 	{path: "lr_schedule.warmup_steps", def: "0", at: func(c *Config) any { return &c.LRSchedule.WarmupSteps }, doc: "steps in which the rate rises from 0 to lr; at most train.steps"},
-	{path: "lr_schedule.min_lr", def: "null", word: "null", wordIs: -1, within: "[0, inf)", at: func(c *Config) any { return &c.LRSchedule.MinLR },
+	{path: "lr_schedule.min_lr", def: "null", word: "null", wordIs: -1, within: "[0, inf)",
+		at:  func(c *Config) any { return &c.LRSchedule.MinLR },
 		doc: "the rate falls to this (not with constant), one step after the last, as in llm.c, transformers and torchtitan; null: a tenth of optimizer.lr"},
 
 	{path: "parallel.context", def: "auto", word: "auto", min: 1, max: maxRanks, at: func(c *Config) any { return &c.Parallel.Context },

@@ -18,8 +18,8 @@ type Options struct {
 	Hosts  int      // that the ranks are spread over evenly; 0: one
 	Device string   // "cpu" or "cuda"; "" is cpu where Ranks is given, else not known
 
-	// Decide may fill autos by costs, before the rules do, if the config has no fault and Ranks is given. nil: the rules
-	// alone.
+	// Decide may fill autos by costs, before the rules do, if the config has no fault and Ranks is given. nil: the
+	// rules alone.
 	Decide func(c *Config, ranks, hosts int) error
 
 	// NoFiles allows that the data is not there, and model.from neither if all model keys are

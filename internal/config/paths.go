@@ -97,8 +97,8 @@ func (p paths) find(path string, flag bool, exists func(string) bool) (abs, trie
 // literal returns the glob that matches exactly this path.
 var literal = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`, `{`, `\{`).Replace
 
-// findGlob does what find does, for a pattern. It takes a pattern literally if a file has that name, and always the names
-// of the directories that it puts before.
+// findGlob does what find does, for a pattern. It takes a pattern literally if a file has that name, and always the
+// names of the directories that it puts before.
 func (p paths) findGlob(pattern string, flag bool) (abs, tried string) {
 	if abs, tried = p.find(pattern, flag, p.disk.isFile); tried == "" {
 		return literal(abs), ""

@@ -152,8 +152,8 @@ func reachWarning(c *Config, f *faults) {
 	longest := float64(m.MaxPositionEmbedding)
 	if r == nil {
 		if m.From != "" && longest > 0 && n > longest {
-			f.add("data.seq_len", "%d is longer than the %d positions that the model was trained on; set model.rope_scaling to stretch them",
-				c.Data.SeqLen, m.MaxPositionEmbedding)
+			f.add("data.seq_len", "%d is longer than the %d positions that the model was trained on; "+
+				"set model.rope_scaling to stretch them", c.Data.SeqLen, m.MaxPositionEmbedding)
 		}
 		return
 	}
@@ -168,8 +168,8 @@ func reachWarning(c *Config, f *faults) {
 		reach = max(reach, longest)
 	}
 	if reach > 0 && n > reach {
-		f.add("data.seq_len", "%d is beyond the %.0f positions that rope_scaling reaches (%s, %.0f x factor %g); set model.rope_scaling.factor to %g",
-			c.Data.SeqLen, reach, r.Type, trained, r.Factor, math.Ceil(n/trained))
+		f.add("data.seq_len", "%d is beyond the %.0f positions that rope_scaling reaches (%s, %.0f x factor %g); "+
+			"set model.rope_scaling.factor to %g", c.Data.SeqLen, reach, r.Type, trained, r.Factor, math.Ceil(n/trained))
 	}
 }
 

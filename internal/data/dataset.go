@@ -181,8 +181,8 @@ func (d *Dataset) Check(read bool) (documents int64, err error) {
 
 // documents lists the ends of documents: the number of tokens up to and including the last of each. It cuts files at
 // the EOS token, which takes one pass over them. Without that token, in a source or in a file, documents are the files
-// or lines of text, or the documents of Megatron's index; encoded text always has its own. The tokens after the last end are
-// one more document.
+// or lines of text, or the documents of Megatron's index; encoded text always has its own. The tokens after the
+// last end are one more document.
 func (d *Dataset) documents() ([]int64, error) {
 	var ends []int64
 	for _, p := range d.parts {

@@ -39,11 +39,16 @@ var foreign = []struct {
 	{what: "PDF", exts: []string{".pdf"}, magic: []string{"%PDF-"}, words: true, fix: asText},
 	{what: "a table", exts: []string{".csv", ".tsv", ".xls"}, fix: asLines},
 	{what: "markup", exts: []string{".html", ".htm", ".xhtml", ".xml"}, fix: asText},
-	{what: "a document of an office program", exts: []string{".doc", ".docx", ".odt", ".rtf", ".epub", ".xlsx", ".ppt", ".pptx"}, fix: asText},
-	{what: "an image", exts: []string{".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp", ".tif", ".tiff", ".svg"}, magic: []string{"\x89PNG", "\xff\xd8\xff", "GIF8"}, words: true, fix: noText},
-	{what: "sound or video", exts: []string{".mp3", ".wav", ".flac", ".ogg", ".mp4", ".mkv", ".avi", ".mov", ".webm"}, fix: noText},
-	{what: "a program", exts: []string{".exe", ".so", ".o", ".a", ".dll", ".class", ".pyc"}, magic: []string{"\x7fELF"}, fix: noText},
-	{what: "a database", exts: []string{".db", ".sqlite", ".sqlite3"}, magic: []string{"SQLite format 3\x00"}, fix: asLines},
+	{what: "a document of an office program",
+		exts: []string{".doc", ".docx", ".odt", ".rtf", ".epub", ".xlsx", ".ppt", ".pptx"}, fix: asText},
+	{what: "an image", exts: []string{".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp", ".tif", ".tiff", ".svg"},
+		magic: []string{"\x89PNG", "\xff\xd8\xff", "GIF8"}, words: true, fix: noText},
+	{what: "sound or video",
+		exts: []string{".mp3", ".wav", ".flac", ".ogg", ".mp4", ".mkv", ".avi", ".mov", ".webm"}, fix: noText},
+	{what: "a program", exts: []string{".exe", ".so", ".o", ".a", ".dll", ".class", ".pyc"},
+		magic: []string{"\x7fELF"}, fix: noText},
+	{what: "a database", exts: []string{".db", ".sqlite", ".sqlite3"},
+		magic: []string{"SQLite format 3\x00"}, fix: asLines},
 }
 
 const (
@@ -75,7 +80,8 @@ func readable(f io.ReaderAt, path string, size int64) error {
 		}
 	}
 	if at := bytes.IndexByte(head, 0); at >= 0 {
-		return fmt.Errorf("byte %d is 0, so this is not text; if it is UTF-16, convert it, such as with iconv -f utf-16 -t utf-8", at)
+		return fmt.Errorf("byte %d is 0, so this is not text; "+
+			"if it is UTF-16, convert it, such as with iconv -f utf-16 -t utf-8", at)
 	}
 	return nil
 }

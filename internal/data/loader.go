@@ -49,7 +49,8 @@ func New(d *Dataset, p Plan) (*Loader, error) {
 		}
 	}
 	if l.Targets() == 0 {
-		return nil, fmt.Errorf("data %s: none of the %d tokens is a target: every label is %d, every mask is 0, or every document has one token", d.source.name(), d.Len(), Ignore)
+		return nil, fmt.Errorf("data %s: none of the %d tokens is a target: every label is %d, every mask is 0, or "+
+			"every document has one token", d.source.name(), d.Len(), Ignore)
 	}
 	return l, nil
 }
@@ -146,8 +147,8 @@ func (l *Loader) Targets() (n int64) {
 
 // Load reads one rank's shard of a sample: the tokens at spans, in that order, the token after each as its target, and
 // their positions for rotary embeddings. With PackDocuments positions count from 0 in each document, and the last token
-// of a document has the target -1, since the token after it belongs to another. A masked target is also -1. ids, targets
-// and positions have the length of the spans (partition.Count).
+// of a document has the target -1, since the token after it belongs to another. A masked target is also -1. ids,
+// targets and positions have the length of the spans (partition.Count).
 func (l *Loader) Load(sample int64, spans []partition.Span, ids, targets []int32, positions []int) error {
 	n := partition.Count(spans)
 	if len(ids) != n || len(targets) != n || len(positions) != n {
@@ -170,8 +171,8 @@ func (l *Loader) Load(sample int64, spans []partition.Span, ids, targets []int32
 	return nil
 }
 
-// loadSpan reads one span through buf and, if the data have labels, through labels. It reads the whole range of a strided
-// span: a read for each token would be slower.
+// loadSpan reads one span through buf and, if the data have labels, through labels. It reads the whole range of a
+// strided span: a read for each token would be slower.
 func (l *Loader) loadSpan(sample int64, s partition.Span, buf, labels, ids, targets []int32, positions []int) error {
 	base := sample * int64(l.plan.SeqLen)
 	ends := l.within(sample)

@@ -22,15 +22,17 @@ func open1(t testing.TB, lines ...string) (*Dataset, error) {
 func TestMasksChooseTargets(t *testing.T) {
 	for _, tc := range []struct{ record, targets string }{
 		{`{"input_ids":[1,2,3,4,5]}`, "[2 3 4 5]"},
-		{`{"input_ids":[1,2,3,4,5],"completion_mask":[0,0,0,1,1]}`, "[-1 -1 4 5]"}, // the prompt's last token predicts the answer's first
+		{`{"input_ids":[1,2,3,4,5],"completion_mask":[0,0,0,1,1]}`, "[-1 -1 4 5]"}, // 3, of the prompt, predicts 4
 		{`{"input_ids":[1,2,3,4,5],"completion_mask":[1,1,1,1,1]}`, "[2 3 4 5]"},
 		{`{"input_ids":[1,2,3,4,5],"completion_mask":[1,0,0,0,1]}`, "[-1 -1 -1 5]"}, // nothing predicts the first token
 		{`{"input_ids":[1,2,3,4,5],"assistant_masks":[0,1,1,0,1]}`, "[2 3 -1 5]"},
 		{`{"input_ids":[1,2,3,4,5],"loss_mask":[0,1,0,1,0]}`, "[2 -1 4 -1]"},
 		{`{"input_ids":[1,2,3,4,5],"completion_mask":[0,0,1,1,1],"assistant_masks":[0,1,1,0,1]}`, "[-1 3 -1 5]"},
 		{`{"input_ids":[1,2,3,4,5],"labels":[1,9,-100,4,5],"completion_mask":[0,1,1,1,0]}`, "[9 -1 4 -1]"},
-		{`{"input_ids":[1,2,3,4,5,0,0],"attention_mask":[1,1,1,1,1,0,0],"completion_mask":[0,0,1,1,1,1,1],"labels":[1,2,3,4,5,-100,6],"position_ids":[0,1,2,3,4,1,1]}`, "[-1 3 4 5]"},
-		{`{"input_ids":[1,2,3,4,5],"attention_mask":[1,1,1,1,1],"labels":null,"loss_mask":null,"chosen":null,"target_x":null}`, "[2 3 4 5]"},
+		{`{"input_ids":[1,2,3,4,5,0,0],"attention_mask":[1,1,1,1,1,0,0],"completion_mask":[0,0,1,1,1,1,1],` +
+			`"labels":[1,2,3,4,5,-100,6],"position_ids":[0,1,2,3,4,1,1]}`, "[-1 3 4 5]"},
+		{`{"input_ids":[1,2,3,4,5],"attention_mask":[1,1,1,1,1],"labels":null,"loss_mask":null,"chosen":null,` +
+			`"target_x":null}`, "[2 3 4 5]"},
 	} {
 		d, err := open1(t, tc.record)
 		if err != nil {
@@ -71,7 +73,8 @@ func TestKeysThatWouldChangeTargetsAreRefused(t *testing.T) {
 		`{"instruction":"a","input":"","output":"b"}`:      "completion_mask",
 		`{"content":"a"}`:                                  `no key "text", and no "input_ids"`,
 	} {
-		if _, err := open1(t, `{"text":"x"}`, record); err == nil || !strings.Contains(err.Error(), "a.jsonl: line 2: ") || !strings.Contains(err.Error(), want) {
+		_, err := open1(t, `{"text":"x"}`, record)
+		if err == nil || !strings.Contains(err.Error(), "a.jsonl: line 2: ") || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", record, err, want)
 		}
 	}
@@ -80,7 +83,8 @@ func TestKeysThatWouldChangeTargetsAreRefused(t *testing.T) {
 func TestKeysThatChangeNothingAreListedOnce(t *testing.T) {
 	for _, records := range [][]string{
 		{`{"text":"abc","label":1}`, `{"text":"x","label":0,"url":"y"}`},
-		{`{"input_ids":[1,2],"position_ids":[0,1],"token_type_ids":[0,0]}`, `{"input_ids":[3],"special_tokens_mask":[1],"token_type_ids":[0]}`, `{"text":"x","label":1}`},
+		{`{"input_ids":[1,2],"position_ids":[0,1],"token_type_ids":[0,0]}`,
+			`{"input_ids":[3],"special_tokens_mask":[1],"token_type_ids":[0]}`, `{"text":"x","label":1}`},
 	} {
 		d, err := open1(t, records...)
 		if err != nil {

@@ -97,9 +97,10 @@ func fields(line []byte, ignored *Keys) (map[string]json.RawMessage, error) {
 			if !hasIDs {
 				return nil, fmt.Errorf("%q without %q; it has one entry for each of them", key, keyIDs)
 			}
-		case strings.HasSuffix(key, "_mask"), strings.HasSuffix(key, "labels"), strings.HasPrefix(key, "target_"), strings.HasPrefix(key, "loss_"):
-			return nil, fmt.Errorf("key %q is not read, and looks as if it chose targets; %s and %s do: rename or remove it",
-				key, keyLabels, strings.Join(masks, ", "))
+		case strings.HasSuffix(key, "_mask"), strings.HasSuffix(key, "labels"),
+			strings.HasPrefix(key, "target_"), strings.HasPrefix(key, "loss_"):
+			return nil, fmt.Errorf("key %q is not read, and looks as if it chose targets; "+
+				"%s and %s do: rename or remove it", key, keyLabels, strings.Join(masks, ", "))
 		}
 	}
 	return keys, nil
@@ -157,8 +158,8 @@ func (r *record) mask(keys map[string]json.RawMessage) error {
 	}
 	if at := slices.Index(mask, 0); at >= 0 {
 		if slices.Contains(mask[at:], 1) {
-			return fmt.Errorf("%s[%d] is 0 and a later entry is 1; only padding at the end can be cut: leave such tokens out, or give them the label %d",
-				keyAttention, at, Ignore)
+			return fmt.Errorf("%s[%d] is 0 and a later entry is 1; only padding at the end can be cut: "+
+				"leave such tokens out, or give them the label %d", keyAttention, at, Ignore)
 		}
 		n = at
 	}
@@ -172,8 +173,8 @@ func (r *record) mask(keys map[string]json.RawMessage) error {
 		}
 		for i, p := range positions[:n] {
 			if p != int64(i) {
-				return fmt.Errorf("%s[%d] is %d; positions count from 0 in each record: write each document as a record, and set data.pack_documents",
-					keyPositions, i, p)
+				return fmt.Errorf("%s[%d] is %d; positions count from 0 in each record: "+
+					"write each document as a record, and set data.pack_documents", keyPositions, i, p)
 			}
 		}
 	}
@@ -202,14 +203,16 @@ func missing(keys map[string]json.RawMessage) error {
 	has := func(key string) bool { return keys[key] != nil }
 	for _, key := range []string{"messages", "conversations"} {
 		if has(key) {
-			return fmt.Errorf("%q is not in this build; write the %s and assistant_masks that transformers makes of each record: "+
-				"tokenizer.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)", key, keyIDs)
+			return fmt.Errorf("%q is not in this build; write the %s and assistant_masks of each record, by transformers: "+
+				"tokenizer.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)",
+				key, keyIDs)
 		}
 	}
 	for _, pair := range [][2]string{{"prompt", "completion"}, {"instruction", "output"}} {
 		if has(pair[0]) && has(pair[1]) {
-			return fmt.Errorf("%q and %q are not in this build; tokenize both, by the tokenizer's chat template where it has one, "+
-				"and write them as %s, with a completion_mask of 0 for the first and 1 for the second", pair[0], pair[1], keyIDs)
+			return fmt.Errorf("%q and %q are not in this build; tokenize both, by the tokenizer's chat template if it "+
+				"has one, and write them as %s, with a completion_mask of 0 for the first and 1 for the second",
+				pair[0], pair[1], keyIDs)
 		}
 	}
 	return fmt.Errorf("no key %q, and no %q", keyText, keyIDs)

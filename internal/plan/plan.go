@@ -123,7 +123,8 @@ func Make(cfg *config.Config, ranks int, o Options) (*Plan, error) {
 		return nil, err
 	}
 	p := &Plan{
-		Machine: o.Machine.Flag(), Data: o.Data, machine: o.Machine.String(), Partition: partitionOf(widest(cfg, o.Chosen), ranks, shape), Attention: attentionOf(o.Choice), Choice: o.Chosen,
+		Data: o.Data, Machine: o.Machine.Flag(), machine: o.Machine.String(),
+		Partition: partitionOf(widest(cfg, o.Chosen), ranks, shape), Attention: attentionOf(o.Choice), Choice: o.Chosen,
 		Warnings: []string{}, Refused: append([]string{}, o.Refused...), hopsBy: widest(cfg, o.Chosen).Parallel.Algorithm,
 	}
 	for _, w := range cfg.Warnings {

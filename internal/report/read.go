@@ -210,12 +210,12 @@ func (r *Run) readTrace(root *os.Root) error {
 	})
 }
 
-// Plan has the fields of a plan.json that the page shows; internal/plan writes and explains them: Config, Machine, Partition,
-// Packed, Hops, Attention, Communication and Estimate.
+// Plan has the fields of a plan.json that the page shows; internal/plan writes and explains them: Config, Machine,
+// Partition, Packed, Hops, Attention, Communication and Estimate.
 type Plan struct {
 	Config  map[string]map[string]any `json:"config"`
 	Machine string                    `json:"machine"`
-	// Data counts the data; older plans lack it.
+	// Data is how much training data there is; nil in plans of older versions, and without the files.
 	Data *struct {
 		Files, Tokens, Targets, Samples float64
 		Documents                       *float64

@@ -227,7 +227,9 @@ func orUnknown(s, what string) string {
 func facts(runs []Run) [][2]string {
 	if len(runs) == 1 {
 		r := runs[0]
-		return [][2]string{{"Command", r.Command}, {"Commit", r.Commit}, {"Machine", machineText(r.Machine)}, {"Data", r.data()}}
+		return [][2]string{
+			{"Command", r.Command}, {"Commit", r.Commit}, {"Machine", machineText(r.Machine)}, {"Data", r.data()},
+		}
 	}
 	var all [][2]string
 	for _, r := range runs {
@@ -236,7 +238,11 @@ func facts(runs []Run) [][2]string {
 	for _, what := range []struct {
 		name string
 		of   func(Run) string
-	}{{"Commit", func(r Run) string { return r.Commit }}, {"Machine", func(r Run) string { return machineText(r.Machine) }}, {"Data", Run.data}} {
+	}{
+		{"Commit", func(r Run) string { return r.Commit }},
+		{"Machine", func(r Run) string { return machineText(r.Machine) }},
+		{"Data", Run.data},
+	} {
 		var values []string
 		for _, r := range runs {
 			if v := what.of(r); v != "" && !slices.Contains(values, v) {
@@ -261,7 +267,8 @@ func (r Run) data() string {
 		documents += "dropped documents " + thousands(d.Dropped) + ", "
 	}
 	return fmt.Sprintf("files %s, %stokens %s, targets %s; samples %s, steps of an epoch %s",
-		thousands(d.Files), documents, thousands(d.Tokens), thousands(d.Targets), thousands(d.Samples), thousands(d.Steps))
+		thousands(d.Files), documents, thousands(d.Tokens), thousands(d.Targets), thousands(d.Samples),
+		thousands(d.Steps))
 }
 
 // summary makes a table with a row for each run.

@@ -78,7 +78,8 @@ func TestLabelsSayWhatIsLearned(t *testing.T) {
 // Data without any target are refused, those of a validation too.
 func TestDataWithoutTargetsAreRefused(t *testing.T) {
 	none := labelled(t, strings.Fields(strings.Repeat("-100 ", 13)))
-	if _, err := train.Check(load(t, none, 2)); err == nil || !strings.Contains(err.Error(), "data.path") || !strings.Contains(err.Error(), "target") {
+	_, err := train.Check(load(t, none, 2))
+	if err == nil || !strings.Contains(err.Error(), "data.path") || !strings.Contains(err.Error(), "target") {
 		t.Errorf("Check = %v, want a fault of data.path", err)
 	}
 	if _, err := runLocal(t, load(t, none, 2), 2, train.Options{}); err == nil {
@@ -86,11 +87,13 @@ func TestDataWithoutTargetsAreRefused(t *testing.T) {
 	}
 	// The first sample has none, the second has.
 	path := filepath.Join(t.TempDir(), "val.jsonl")
-	if err := os.WriteFile(path, []byte(`{"input_ids":[1,2,3,4,5,6,7,8],"loss_mask":[0,0,0,0,0,1,1,1]}`), 0o666); err != nil {
+	record := `{"input_ids":[1,2,3,4,5,6,7,8],"loss_mask":[0,0,0,0,0,1,1,1]}`
+	if err := os.WriteFile(path, []byte(record), 0o666); err != nil {
 		t.Fatal(err)
 	}
 	for samples, want := range map[int]string{1: "data.validation.path", 2: "", 0: ""} {
-		cfg := load(t, tiny(t), 1, fmt.Sprintf("data={seq_len: 3, tokenizer: bytes, validation: {path: %s, every: 1, samples: %d}}", path, samples))
+		cfg := load(t, tiny(t), 1, "data={seq_len: 3, tokenizer: bytes}",
+			fmt.Sprintf("data.validation={path: %s, every: 1, samples: %d}", path, samples))
 		_, err := train.Check(cfg)
 		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
 			t.Errorf("%d samples of validation: %v, want %q", samples, err, want)
@@ -102,13 +105,14 @@ func TestDataWithoutTargetsAreRefused(t *testing.T) {
 // after a checkpoint, since Adam's moments neither decay nor count it.
 func TestBatchesWithoutTargetsAreSkipped(t *testing.T) {
 	sample := func(keep int, ids string) string {
-		return fmt.Sprintf(`{"input_ids":[%s],"loss_mask":[%s]}`, ids, strings.TrimSuffix(strings.Repeat(fmt.Sprint(keep, ","), 4), ","))
+		mask := strings.TrimSuffix(strings.Repeat(fmt.Sprint(keep, ","), 4), ",")
+		return fmt.Sprintf(`{"input_ids":[%s],"loss_mask":[%s]}`, ids, mask)
 	}
 	a, b, blank := sample(1, "3,1,4,15"), sample(1, "9,2,6,5"), sample(0, "3,5,8,9")
 	run := func(ranks int, records []string, cuts ...int) (kept []metrics.Step, all outcome) {
 		path := filepath.Join(t.TempDir(), "a.jsonl")
-		// The mask of a sample's first token belongs to the sample before it, so each begins with a token of its own.
-		if err := os.WriteFile(path, []byte(strings.Join(append(records, `{"input_ids":[1]}`), "\n")), 0o666); err != nil {
+		text := strings.Join(append(records, `{"input_ids":[1]}`), "\n") // packed, so no target is in another record
+		if err := os.WriteFile(path, []byte(text), 0o666); err != nil {
 			t.Fatal(err)
 		}
 		yaml := fmt.Sprintf(`
@@ -122,7 +126,8 @@ log: {tensorboard: false}
 `, path, len(records))
 		dir := t.TempDir()
 		for i, cut := range append(cuts, len(records)) {
-			out := mustRun(t, load(t, yaml, ranks, fmt.Sprintf("train.steps=%d", cut)), ranks, train.Options{RunDir: dir, RunID: fmt.Sprint(i), Resume: i > 0})
+			cfg := load(t, yaml, ranks, fmt.Sprintf("train.steps=%d", cut))
+			out := mustRun(t, cfg, ranks, train.Options{RunDir: dir, RunID: fmt.Sprint(i), Resume: i > 0})
 			all.steps, all.notices = append(all.steps, out.steps...), append(all.notices, out.notices...)
 		}
 		for _, s := range all.steps {
@@ -139,13 +144,16 @@ log: {tensorboard: false}
 	}{{1, nil}, {3, nil}, {2, []int{1, 4}}} {
 		got, all := run(c.ranks, []string{blank, a, blank, blank, b, a, b}, c.cuts...)
 		closeTo(t, fmt.Sprint(c), got, want, 1e-6)
-		if len(all.steps) != 7 || all.steps[0].Loss.Known() || all.steps[0].TokensPerSecond != 0 || all.steps[6].Tokens != 28 {
+		s := all.steps
+		if len(s) != 7 || s[0].Loss.Known() || s[0].TokensPerSecond != 0 || s[6].Tokens != 28 {
 			t.Errorf("%v: steps %+v", c, all.steps)
 		}
 		if last := all.notices[len(all.notices)-1]; !strings.HasPrefix(last, "3 of 7 steps ") {
 			t.Errorf("%v: at the end it is told %q", c, last)
 		}
-		if text := strings.Join(all.notices, "\n"); strings.Count(text, "is a target") != 2 || !strings.Contains(text, "step 1: ") || !strings.Contains(text, "2 of 3 steps") {
+		text := strings.Join(all.notices, "\n")
+		if strings.Count(text, "is a target") != 2 || !strings.Contains(text, "step 1: ") ||
+			!strings.Contains(text, "2 of 3 steps") {
 			t.Errorf("%v: it is told %q, want of the first and the second", c, all.notices)
 		}
 	}

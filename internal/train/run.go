@@ -373,7 +373,8 @@ func (r *run) after(ctx context.Context, res Result) error {
 		r.opts.notice(fmt.Sprintf("step %d: gradients overflowed in fp16, the step is skipped; loss scale %.0f", res.Step, res.Lowered))
 	}
 	if n := res.Blank; n > 0 && n&(n-1) == 0 { // the 1st, 2nd, 4th, …: they may be many
-		r.opts.notice(fmt.Sprintf("step %d: none of its tokens is a target, so it is skipped and nothing is updated (%d of %d steps so far)", res.Step, n, res.Step))
+		r.opts.notice(fmt.Sprintf("step %d: none of its tokens is a target, so it is skipped and nothing is updated "+
+			"(%d of %d steps so far)", res.Step, n, res.Step))
 	}
 	if r.trace != nil && res.Step-r.began >= r.cfg.Log.TraceSteps {
 		if err := r.closeTrace(ctx, true); err != nil {

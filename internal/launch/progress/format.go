@@ -68,7 +68,8 @@ func Line(s Step) string {
 
 // bar returns the text before the bar on a terminal; it is narrow.
 func bar(s Step) string {
-	text := fmt.Sprintf("step %s  loss %s  grad_norm %.3g  %s", count(s), s.loss(), float64(s.GradNorm), Rate(float64(s.TokensPerSecond)))
+	text := fmt.Sprintf("step %s  loss %s  grad_norm %.3g  %s",
+		count(s), s.loss(), float64(s.GradNorm), Rate(float64(s.TokensPerSecond)))
 	if s.ETASeconds >= 0 {
 		text += "  eta " + Duration(seconds(s.ETASeconds))
 	}
