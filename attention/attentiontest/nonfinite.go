@@ -19,7 +19,7 @@ import (
 //
 //   - An output element that the float64 reference makes NaN or infinite is NaN or infinite.
 //   - Further such elements are in rows of a tile that has a visible pair with such a query or key. (A tile is one of
-//     attention.Block: a product of matrices may multiply the weight 0 of a hidden pair by NaN.)
+//     attention.Block: a product of matrices may multiply the weight 0 of a hidden pair by NaN.) See also Options.Block.
 //   - No LSE is -Inf unless its row sees no key.
 //   - All other elements are at most twice as far off as TestKernel allows.
 func TestNonFinite(t *testing.T, newRig func(testing.TB) Rig, opts Options) {
@@ -27,10 +27,10 @@ func TestNonFinite(t *testing.T, newRig func(testing.TB) Rig, opts Options) {
 	for _, dtype := range opts.DTypes {
 		t.Run(dtype.String(), func(t *testing.T) {
 			for _, c := range nonFiniteCases() {
-				if opts.takes(c) {
+				if opts.takes(c) && (opts.Block > 0 || c.SeqQ <= 150) { // longer ones are for blocks
 					t.Run(c.Name, func(t *testing.T) {
 						for _, p := range c.poisons() {
-							if f := c.poisoned(t, rig, dtype, p, opts.NoDelta); len(f.missed)+len(f.strayed) > 0 || f.wrong != nil {
+							if f := c.poisoned(t, rig, dtype, p, opts); len(f.missed)+len(f.strayed) > 0 || f.wrong != nil {
 								t.Errorf("%v: %v", p, f)
 							}
 						}
@@ -46,7 +46,7 @@ func TestNonFinite(t *testing.T, newRig func(testing.TB) Rig, opts Options) {
 func NonFiniteReach(t *testing.T, rig Rig, c Case, dtype tensor.DType) (dropped []string) {
 	t.Helper()
 	for _, p := range c.poisons() {
-		if f := c.poisoned(t, rig, dtype, p, true); len(f.missed) > 0 {
+		if f := c.poisoned(t, rig, dtype, p, Options{NoDelta: true}); len(f.missed) > 0 {
 			row := fmt.Sprintf("%s %v: %s", p.input, p.value, strings.Join(f.outputs(), " "))
 			if !slices.Contains(dropped, row) {
 				dropped = append(dropped, row)
@@ -85,6 +85,7 @@ func nonFiniteCases() []Case {
 	docs := []int{1, 37, 2, 1, 64, 30, 15}
 	add("causal", func(*Case) {})
 	add("full", func(c *Case) { c.Tiles = []partition.Tile{tile(0, 70, 0, 150, partition.Full())} })
+	add("tiny", func(c *Case) { c.SeqQ, c.SeqK, c.Tiles = 5, 7, []partition.Tile{tile(0, 5, 0, 7, causal(2))} })
 	add("rows with few keys", mask(70, true, -1, nil))
 	add("window", mask(150, true, 20, nil))
 	add("documents", mask(150, true, -1, docs))
@@ -101,6 +102,10 @@ func nonFiniteCases() []Case {
 	add("head dim 128, documents", func(c *Case) {
 		mask(150, true, -1, docs)(c)
 		c.Dim, c.DimV, c.Heads, c.KVHeads, c.Softmax.Scale = 128, 128, 1, 1, 0.088
+	})
+	add("long documents", func(c *Case) {
+		mask(640, true, -1, []int{200, 1, 250, 189})(c)
+		c.Heads, c.KVHeads = 1, 1
 	})
 	add("slopes and largest score", func(c *Case) { c.Scores = &Scores{ALiBi: true, Max: true} })
 	return cs
@@ -130,9 +135,13 @@ func (c Case) poisons() (list []poison) {
 		case "do":
 			dim = c.DimV
 		}
-		for n, value := range []float64{math.NaN(), math.Inf(1), math.Inf(-1)} {
-			for i, row := range []int{0, rows / 2, rows - 1} {
-				list = append(list, poison{input, value, i % c.Batch, row, (i + n) % heads, i * (dim - 1) / 2})
+		at := []int{0, rows / 2, rows - 1}
+		for _, x := range []struct {
+			value float64
+			hops  []int
+		}{{math.NaN(), []int{0, 1, 2}}, {math.Inf(1), []int{0, 1}}, {math.Inf(-1), []int{0, 2}}} {
+			for n, i := range x.hops {
+				list = append(list, poison{input, x.value, i % c.Batch, at[i], (i + n) % heads, i * (dim - 1) / 2})
 			}
 		}
 	}
@@ -236,7 +245,7 @@ func (c Case) exact(t *testing.T, in inputs, key string) *set {
 }
 
 // poisoned runs the case with a poison and compares.
-func (c Case) poisoned(t *testing.T, rig Rig, dtype tensor.DType, p poison, noDelta bool) (f findings) {
+func (c Case) poisoned(t *testing.T, rig Rig, dtype tensor.DType, p poison, opts Options) (f findings) {
 	t.Helper()
 	clean := c.clean(t, dtype)
 	in := p.in(c, clean.in)
@@ -248,12 +257,12 @@ func (c Case) poisoned(t *testing.T, rig Rig, dtype tensor.DType, p poison, noDe
 	must(t, c.run(rig, device))
 	must(t, tested.download(rig, device))
 
-	forward, backward := c.tainted(p, tested)
+	forward, backward := c.tainted(p, tested, max(opts.Block-1, 0))
 	for n, r := range tested.results() {
 		tainted := forward
 		switch r.name {
 		case "delta":
-			if noDelta {
+			if opts.NoDelta {
 				continue
 			}
 		case "dq", "dk", "dv":
@@ -302,12 +311,12 @@ type place struct {
 }
 
 // tainted returns the rows that need not be finite after the forward pass, and after a backward pass from its results.
-func (c Case) tainted(p poison, tested *set) (forward, backward map[place]bool) {
+func (c Case) tainted(p poison, tested *set, beyond int) (forward, backward map[place]bool) {
 	at, bad := place{p.input == "k" || p.input == "v", p.batch, p.row, p.head}, map[place]bool{}
 	if p.input != "do" {
 		bad[at] = true
 	}
-	forward = c.spread(bad)
+	forward = c.spread(bad, beyond)
 	if p.input == "do" {
 		bad[at], forward[at] = true, true // its delta
 	}
@@ -319,11 +328,11 @@ func (c Case) tainted(p poison, tested *set) (forward, backward map[place]bool) 
 			}
 		})
 	}
-	return forward, c.spread(bad)
+	return forward, c.spread(bad, beyond)
 }
 
-// spread returns the rows of all tiles that have a visible pair with a bad row, head by head.
-func (c Case) spread(bad map[place]bool) map[place]bool {
+// spread returns the rows of all tiles that have a visible pair with a bad row, and rows beyond them, head by head.
+func (c Case) spread(bad map[place]bool, beyond int) map[place]bool {
 	out, group := map[place]bool{}, c.Heads/c.KVHeads
 	for x := range bad {
 		for _, t := range c.Tiles {
@@ -337,10 +346,10 @@ func (c Case) spread(bad map[place]bool) map[place]bool {
 				continue
 			}
 			for h := heads.Lo; h < heads.Hi; h++ {
-				for i := t.Q.Lo; i < t.Q.Hi; i++ {
+				for i := t.Q.Lo - beyond; i < t.Q.Hi+beyond; i++ {
 					out[place{false, x.batch, i, h}] = true
 				}
-				for j := t.K.Lo; j < t.K.Hi; j++ {
+				for j := t.K.Lo - beyond; j < t.K.Hi+beyond; j++ {
 					out[place{true, x.batch, j, h / group}] = true
 				}
 			}
