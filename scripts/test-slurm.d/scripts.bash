@@ -118,13 +118,6 @@ case_script_tasks() { stops_and_goes_on "$stand_in" tasks 4 train.yaml -- --ntas
 case_script_requeue() { requeues "$stand_in" train.yaml --; }
 case_script_preempted() { makes_way "$stand_in" train.yaml --; }
 
-# Without a grace time Slurm itself requeues the job, and kills it after KillWait.
-case_script_preempted_at_once() {
-  scontrol update PartitionName=all GraceTime=0
-  makes_way "$stand_in" train.yaml --
-  scontrol update PartitionName=all GraceTime=20
-}
-
 # A step has all GPUs of nodes that are the job's alone, however they were asked for, also by nothing.
 case_script_has_gpus() {
   local want=2 request
