@@ -6,11 +6,8 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
-
-	"golang.org/x/sys/unix"
 )
 
 // agents starts one launcher for each list of flags, as nodes of one job on this host, and returns their
@@ -150,33 +147,5 @@ func TestTasksWithoutRunDir(t *testing.T) {
 		if match, _ := filepath.Match(name, filepath.Base(strings.Join(keys, " "))); !match || len(keys) != 1 {
 			t.Errorf("keys %q, want %s", keys, name)
 		}
-	}
-}
-
-// Ranks that a batch system has bound to fewer cores than there are ranks are warned of once.
-func TestCrowdedRanks(t *testing.T) {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	var all, one unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &all); err != nil {
-		t.Fatal(err)
-	}
-	for core := 0; one.Count() == 0; core++ {
-		if all.IsSet(core) {
-			one.Set(core)
-		}
-	}
-	c := process(t, "--device", "cpu", "--nproc", "2", "--run-dir", filepath.Join(t.TempDir(), "run"), small(t, 2))
-	if err := unix.SchedSetaffinity(0, &one); err != nil {
-		t.Fatal(err)
-	}
-	said, err := c.CombinedOutput()
-	if err := errors.Join(err, unix.SchedSetaffinity(0, &all)); err != nil {
-		t.Fatalf("%v\n%s", err, said)
-	}
-	cores, err := filepath.Glob("/sys/devices/system/cpu/cpu[0-9]*")
-	want := min(1, len(cores)-1) // on a host of one core there is no fix
-	if n := strings.Count(string(said), "--cpus-per-task=2"); n != want || err != nil {
-		t.Errorf("%d warnings, want %d, %v\n%s", n, want, err, said)
 	}
 }
