@@ -123,7 +123,7 @@ func TestCaseLengthsAndCUDNN(t *testing.T) {
 	if !strings.HasSuffix(p.Attention.Reason, "; not in this build, which has nothing for it") {
 		t.Errorf("the plan does not say that this build pads nothing: %s", p.Attention.Reason)
 	}
-	if text, _ := must(t, append([]string{"plan"}, args("8.9.7", "fused")...)...); !strings.Contains(text, "\n              not in this build\n") {
+	if text, _ := must(t, append([]string{"plan", "--verbose"}, args("8.9.7", "fused")...)...); !strings.Contains(text, "\n              not in this build\n") {
 		t.Errorf("the plan does not mark the remedy:\n%s", text)
 	}
 	for _, r := range p.Attention.Remedies {

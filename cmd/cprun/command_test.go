@@ -206,7 +206,7 @@ func TestPlanIsWhatTheRunStores(t *testing.T) {
 			t.Errorf("%s of plan.json is %s, printed %s", key, x, y)
 		}
 	}
-	picture, _ := must(t, "plan", "--nproc", "2", config)
+	picture, _ := must(t, "plan", "--nproc", "2", "--verbose", config)
 	if !strings.Contains(picture, "rank 0") || !strings.Contains(picture, "####") {
 		t.Errorf("no picture of the partition:\n%s", picture)
 	}

@@ -94,6 +94,7 @@ func planCommand() *cobra.Command {
 	c.Flags().BoolVar(&o.Longest, "longest", false, "plan for the longest sequence that fits the memory, in steps of 1K tokens")
 	c.Flags().StringArrayVar(&o.Grid, "grid", nil, "a table over every combination of `key=value,value,...` (repeatable): keys of the config, nproc, or one of --assume")
 	c.Flags().BoolVar(&o.JSON, "json", false, "print one JSON object; with --grid a list")
+	c.Flags().BoolVar(&o.Verbose, "verbose", false, "print the config, the partition, the hops and the other backends too")
 	return c
 }
 
