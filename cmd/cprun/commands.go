@@ -199,15 +199,18 @@ does, and a truncation entry of the file is not applied.`,
 }
 
 func doctorCommand() *cobra.Command {
-	return &cobra.Command{
+	verbose := false
+	c := &cobra.Command{
 		Use:     "doctor",
 		Short:   "say what this machine has, and what would be a problem, each with its fix",
 		Example: "  cprun doctor",
 		Args:    noArgs,
 		RunE: func(*cobra.Command, []string) error {
-			return finish(command.Doctor(stdout))
+			return finish(command.Doctor(stdout, verbose))
 		},
 	}
+	c.Flags().BoolVar(&verbose, "verbose", false, "list variables that are not set, and why other backends cannot run, too")
+	return c
 }
 
 // workerCommand is what cprun spawns; it is not for users.
