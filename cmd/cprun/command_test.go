@@ -159,10 +159,30 @@ func TestVersionAndDoctor(t *testing.T) {
 			t.Errorf("%s: %q", arg, out)
 		}
 	}
-	_, out, _ := cprun(t, "doctor")
-	for _, w := range []string{"cores", "memory", "exchanges", "GOMAXPROCS"} {
-		if !strings.Contains(out, w) {
-			t.Errorf("doctor does not speak of %s:\n%s", w, out)
+	t.Setenv("TMPDIR", "/nowhere/at all")
+	t.Setenv("XDG_CACHE_HOME", strings.Repeat("long/", 100))
+	_, short, _ := cprun(t, "doctor")
+	_, long, _ := cprun(t, "doctor", "--verbose")
+	for _, w := range []string{"cores", "memory", "exchanges", "TMPDIR", "XDG_CACHE_HOME"} {
+		if !strings.Contains(short, w) || !strings.Contains(long, w) {
+			t.Errorf("doctor does not speak of %s:\n%s", w, short)
+		}
+	}
+	for _, w := range []string{"SLURM_NTASKS", " not set\n", "fused-gpu-only"} { // the rest
+		if strings.Contains(short, w) || !strings.Contains(long, w) {
+			t.Errorf("%q: in short %t, in long %t", w, strings.Contains(short, w), strings.Contains(long, w))
+		}
+	}
+	// The verdict, then the problem, then what is well.
+	if at := strings.Index(short, "PROBLEM"); !strings.HasPrefix(short, "1 problem: temporary") || at < 0 || at > strings.Index(short, "\nok ") || strings.Contains(short[:at], "ok") {
+		t.Errorf("doctor begins with\n%s", short)
+	}
+	if n := strings.Count(short, "\n"); n > 40 {
+		t.Errorf("%d lines:\n%s", n, short)
+	}
+	for line := range strings.Lines(short) {
+		if len(line) > 81 {
+			t.Errorf("%d columns: %s", len(line), line)
 		}
 	}
 }
@@ -206,7 +226,7 @@ func TestPlanIsWhatTheRunStores(t *testing.T) {
 			t.Errorf("%s of plan.json is %s, printed %s", key, x, y)
 		}
 	}
-	picture, _ := must(t, "plan", "--nproc", "2", config)
+	picture, _ := must(t, "plan", "--nproc", "2", "--verbose", config)
 	if !strings.Contains(picture, "rank 0") || !strings.Contains(picture, "####") {
 		t.Errorf("no picture of the partition:\n%s", picture)
 	}

@@ -94,6 +94,7 @@ func planCommand() *cobra.Command {
 	c.Flags().BoolVar(&o.Longest, "longest", false, "plan for the longest sequence that fits the memory, in steps of 1K tokens")
 	c.Flags().StringArrayVar(&o.Grid, "grid", nil, "a table over every combination of `key=value,value,...` (repeatable): keys of the config, nproc, or one of --assume")
 	c.Flags().BoolVar(&o.JSON, "json", false, "print one JSON object; with --grid a list")
+	c.Flags().BoolVar(&o.Verbose, "verbose", false, "print the config, the partition, the hops and the other backends too")
 	return c
 }
 
@@ -198,15 +199,18 @@ does, and a truncation entry of the file is not applied.`,
 }
 
 func doctorCommand() *cobra.Command {
-	return &cobra.Command{
+	verbose := false
+	c := &cobra.Command{
 		Use:     "doctor",
 		Short:   "say what this machine has, and what would be a problem, each with its fix",
 		Example: "  cprun doctor",
 		Args:    noArgs,
 		RunE: func(*cobra.Command, []string) error {
-			return finish(command.Doctor(stdout))
+			return finish(command.Doctor(stdout, verbose))
 		},
 	}
+	c.Flags().BoolVar(&verbose, "verbose", false, "list variables that are not set, and why other backends cannot run, too")
+	return c
 }
 
 // workerCommand is what cprun spawns; it is not for users.

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"strings"
 	"testing"
+	"unicode/utf8"
 )
 
 const bench3B = "../../examples/bench/llama-3.2-3b-128k.yaml"
@@ -48,6 +49,40 @@ func TestPlanLongest(t *testing.T) {
 	for line := range strings.Lines(first(must(t, append(args[:len(args)-1:len(args)-1], "--longest")...))) {
 		if strings.HasPrefix(line, "longest") && (!strings.Contains(line, "memory.reserve") || strings.Contains(line, "largest item")) {
 			t.Errorf("the line of the longest: %s", line)
+		}
+	}
+}
+
+// The first line says whether the run fits, and all there is at first fits a terminal; --verbose has the rest.
+func TestPlanBeginsWithItsVerdict(t *testing.T) {
+	for _, c := range []struct {
+		args    []string
+		verdict string
+	}{
+		{[]string{"../../examples/opticks.yaml", "--nproc", "4"}, "fits"},
+		{[]string{bench3B, "--assume", "gpu=h200,gpus=8,hosts=16,net=50G,cudnn=9.19.0"}, "fits"},
+		{[]string{bench3B, "--assume", "gpu=h200,gpus=8,cudnn=9.19.0,memory=20G", "--set", "memory.recompute=none"}, "does NOT fit"},
+		{[]string{bench3B, "--assume", "arch=sm90,gpus=2"}, "nothing says how much memory"},
+		{[]string{"../../examples/documents.yaml", "--nproc", "3"}, "fits"},
+	} {
+		short, _ := must(t, append([]string{"plan"}, c.args...)...)
+		long, _ := must(t, append([]string{"plan", "--verbose"}, c.args...)...)
+		first, rest, _ := strings.Cut(short, "\nstep ")
+		if !strings.HasPrefix(first, "verdict") || !strings.Contains(strings.Join(strings.Fields(first), " "), c.verdict) || !strings.Contains(rest, "\nbackend ") {
+			t.Errorf("%v begins with\n%s", c.args, short)
+		}
+		if n := strings.Count(short, "\n"); n > 40 {
+			t.Errorf("%v: %d lines\n%s", c.args, n, short)
+		}
+		for line := range strings.Lines(short) {
+			if utf8.RuneCountInString(line) > 81 {
+				t.Errorf("%v: a line of %d columns: %s", c.args, len(line), line)
+			}
+		}
+		for _, w := range []string{"\nconfig ", "global_batch_size:", "\npartition ", "\nhops ", "rank 1 "} {
+			if strings.Contains(short, w) || !strings.Contains(long, w) {
+				t.Errorf("%v: %q in short %t, in long %t", c.args, w, strings.Contains(short, w), strings.Contains(long, w))
+			}
 		}
 	}
 }

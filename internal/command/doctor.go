@@ -1,6 +1,7 @@
 package command
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"os"
@@ -14,6 +15,7 @@ import (
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/plan"
+	"github.com/cprun/cprun/internal/terminal"
 	"github.com/cprun/cprun/kernels/cpu"
 )
 
@@ -22,40 +24,67 @@ type finding struct {
 	what, value, fix string
 }
 
-// Doctor prints what this machine has. The status is 1 where something would keep a run
-// from working.
-func Doctor(w io.Writer) (int, error) {
-	problems := 0
+// maxSet is how many variables that are set doctor lists without --verbose.
+const maxSet = 10
+
+// Doctor prints whether something would keep a run from working, each problem with its fix, and what this machine has;
+// with verbose, variables that are not set and why backends cannot run too. The status is 1 if there is a problem.
+func Doctor(w io.Writer, verbose bool) (int, error) {
 	gpus, machine := gpus()
-	for _, f := range slices.Concat([]finding{cores(), memory()}, gpus, []finding{exchanges(), openFiles(), processes(), temp(), text()}) {
+	findings := slices.Concat([]finding{cores(), memory()}, gpus, []finding{exchanges(), openFiles(), processes(), temp(), text()})
+	var b strings.Builder
+	if err := attentionReport(&b, machine, verbose); err != nil {
+		findings = append(findings, finding{"attention", err.Error(), "correct the environment variable"})
+	}
+	variables(&b, verbose)
+	slices.SortStableFunc(findings, func(a, b finding) int { // problems first
+		return cmp.Compare(min(len(b.fix), 1), min(len(a.fix), 1))
+	})
+	var names []string
+	var lines strings.Builder
+	for _, f := range findings {
 		mark := "ok"
 		if f.fix != "" {
-			mark = "PROBLEM"
-			problems++
+			mark, names = "PROBLEM", append(names, f.what)
 		}
-		fmt.Fprintf(w, "%-8s %-14s %s\n", mark, f.what, indented(f.value))
+		fmt.Fprintf(&lines, "%-8s %-14s %s\n", mark, f.what, indented(f.value))
 		if f.fix != "" {
-			fmt.Fprintf(w, "         fix:           %s\n", indented(f.fix))
+			fmt.Fprintf(&lines, "         fix:           %s\n", indented(f.fix))
 		}
 	}
-	if err := attentionReport(w, machine); err != nil {
-		problems++
-		fmt.Fprintf(w, "%-8s %-14s %v\n", "PROBLEM", "attention", err)
+	verdict, status := "no problem found: cprun --nproc 4 examples/opticks.yaml", 0
+	if len(names) > 0 {
+		verdict, status = fmt.Sprintf("%d problem%s: %s", len(names), map[bool]string{true: "s"}[len(names) > 1], strings.Join(names, ", ")), 1
 	}
-	fmt.Fprintln(w, "\nenvironment variables that cprun reads")
-	for _, v := range launch.Environment() {
-		value := "not set"
-		if v.Set {
-			value = fmt.Sprintf("%q", v.Value)
+	if !verbose {
+		b.WriteString("\n--verbose: variables that are not set, and why other backends cannot run\n")
+	}
+	_, err := io.WriteString(w, terminal.Wrap(verdict+"\n\n"+lines.String(), 80, 24)+terminal.Wrap(b.String(), 80, 4))
+	return status, err
+}
+
+// variables lists the environment variables that cprun reads.
+func variables(b *strings.Builder, verbose bool) {
+	all := launch.Environment()
+	if verbose {
+		b.WriteString("\nenvironment variables that cprun reads\n")
+		for _, v := range all {
+			value := "not set"
+			if v.Set {
+				value = fmt.Sprintf("%q", v.Value)
+			}
+			fmt.Fprintf(b, "  %-20s %s\n      %s\n", v.Name, value, v.Meaning)
 		}
-		fmt.Fprintf(w, "  %-20s %-12s %s\n", v.Name, value, v.Meaning)
+		return
 	}
-	if problems > 0 {
-		fmt.Fprintf(w, "\n%d problem(s)\n", problems)
-		return 1, nil
+	all = slices.DeleteFunc(all, func(v launch.Variable) bool { return !v.Set })
+	b.WriteString("\nenvironment variables that are set and that cprun reads\n")
+	for _, v := range all[:min(len(all), maxSet)] {
+		fmt.Fprintf(b, "  %-20s %s\n", v.Name, terminal.Clip(fmt.Sprintf("%q", v.Value), 56))
 	}
-	fmt.Fprintln(w, "\nno problem found: cprun --nproc 4 examples/opticks.yaml")
-	return 0, nil
+	if more := len(all) - maxSet; more > 0 {
+		fmt.Fprintf(b, "  and %d more\n", more)
+	}
 }
 
 func cores() finding {

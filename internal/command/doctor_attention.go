@@ -17,15 +17,23 @@ import (
 // doctorShapes are the kinds of runs that doctor tries, by the names of backend.Features.
 var doctorShapes = []string{"one rank", "all-gather instead of a ring", "sliding window of 4096", "packed documents", "q/k head dim 192, v 128", "deterministic"}
 
-// attentionReport tries the rules on the machine: what common runs get, and for
-// each backend that none of them gets, why.
-func attentionReport(w io.Writer, m machine.Machine) error {
+// attentionReport tries the rules on the machine: which backend common runs get, kinds with the same ones on one line, and
+// with verbose for each backend that none of them gets, why.
+func attentionReport(w io.Writer, m machine.Machine, verbose bool) error {
 	env, err := launch.Attention()
 	if err != nil {
 		return err
 	}
 	fmt.Fprintf(w, "\nattention backends on %s\n", m)
 	possible, spoke := map[backends.Backend]bool{}, []backends.Rejection{}
+	var order []string
+	kinds := map[string][]string{} // by backends
+	add := func(backends, kind string) {
+		if kinds[backends] == nil {
+			order = append(order, backends)
+		}
+		kinds[backends] = append(kinds[backends], kind)
+	}
 	for _, f := range backend.Features {
 		common := f.Name == backend.Features[0].Name
 		if !common && !slices.Contains(doctorShapes, f.Name) {
@@ -44,7 +52,7 @@ func attentionReport(w io.Writer, m machine.Machine) error {
 		var none *backends.NoBackendError
 		switch {
 		case errors.As(err, &none):
-			fmt.Fprintf(w, "  %-56s none\n", name)
+			add("none", name)
 			spoke = append(spoke, none.Rejected...)
 			continue
 		case err != nil:
@@ -61,8 +69,14 @@ func attentionReport(w io.Writer, m machine.Machine) error {
 		if len(others) > 0 {
 			line += " (also " + strings.Join(others, ", ") + ")"
 		}
-		fmt.Fprintf(w, "  %-56s %s\n", name, line)
+		add(line, name)
 		spoke = append(spoke, c.Rejected...)
+	}
+	for _, line := range order {
+		fmt.Fprintf(w, "  %s: %s\n", line, strings.Join(kinds[line], "; "))
+	}
+	if !verbose {
+		return nil
 	}
 	said := map[string]bool{}
 	for _, r := range spoke {

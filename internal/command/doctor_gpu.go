@@ -31,10 +31,7 @@ func gpus() ([]finding, machine.Machine) {
 	case len(list) == 0:
 		return []finding{{"GPUs", "none is seen; runs go to the CPU", ""}}, machine.CPU()
 	}
-	var out []finding
-	for _, g := range list {
-		out = append(out, finding{fmt.Sprintf("GPU %d", g.Ordinal), fmt.Sprintf("%s, sm%d, %d SMs, %s", g.Name, g.Arch, g.SMs, plan.Bytes(g.Memory)), ""})
-	}
+	out := cards(list)
 	out = append(out, links(list))
 	for _, l := range machine.Libraries() {
 		f := finding{l.Name, l.Version, ""}
@@ -44,6 +41,20 @@ func gpus() ([]finding, machine.Machine) {
 		out = append(out, f)
 	}
 	return out, m
+}
+
+// cards lists GPUs, neighbours that are alike on one line.
+func cards(list []machine.GPU) (out []finding) {
+	first := 0
+	for _, g := range list {
+		f := finding{fmt.Sprintf("GPU %d", g.Ordinal), fmt.Sprintf("%s, sm%d, %d SMs, %s", g.Name, g.Arch, g.SMs, plan.Bytes(g.Memory)), ""}
+		if n := len(out); n > 0 && out[n-1].value == f.value {
+			out[n-1].what = fmt.Sprintf("GPUs %d to %d", first, g.Ordinal)
+			continue
+		}
+		first, out = g.Ordinal, append(out, f)
+	}
+	return out
 }
 
 // deviceFiles counts the GPUs that the system has made files for, which takes no driver's library.

@@ -25,6 +25,8 @@ type PlanOptions struct {
 	Set    []string
 	Assume []string // the machine, in place of this one
 	JSON   bool
+	// Verbose prints the config, the partition, the hops and the other backends too.
+	Verbose bool
 	// Longest plans for the longest sequence that fits; Grid for every combination of values, each key=value,value.
 	Longest bool
 	Grid    []string
@@ -71,7 +73,7 @@ func Plan(path string, o PlanOptions) (int, error) {
 	if err != nil {
 		return 0, &InputError{err}
 	}
-	if len(o.Assume) == 0 { // the plan shows it too, and is for other machines as well
+	if len(o.Assume) == 0 && o.JSON { // the text begins with it
 		p.Refused = append(p.Refused, lines(p.Memory.Check())...)
 	}
 	if err := o.write(path, cfg, p); err != nil {
@@ -147,16 +149,18 @@ func (o *PlanOptions) write(path string, cfg *config.Config, p *plan.Plan) error
 		enc.SetIndent("", "  ")
 		return enc.Encode(p)
 	}
-	fmt.Fprintf(o.Stdout, "config      %s, resolved\n", terminal.Name(path))
+	if err := p.Summary(o.Stdout, dataLines(p.Data, cfg)); err != nil {
+		return err
+	}
+	if !o.Verbose {
+		_, err := fmt.Fprintln(o.Stdout, "\n--verbose prints the config, the partition, the hops and the other backends too")
+		return err
+	}
+	fmt.Fprintf(o.Stdout, "\nconfig      %s, resolved\n", terminal.Name(path))
 	for line := range strings.Lines(string(cfg.YAML())) {
 		fmt.Fprint(o.Stdout, "  ", line)
 	}
-	fmt.Fprintln(o.Stdout)
-	for _, line := range dataLines(p.Data, cfg) {
-		what, text, _ := strings.Cut(line, ": ")
-		fmt.Fprintf(o.Stdout, "%-11s %s\n", what, text)
-	}
-	return p.Write(o.Stdout)
+	return p.Details(o.Stdout)
 }
 
 // refusal returns the faults of the files that the config names. A plan can be made without them,

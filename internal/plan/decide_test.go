@@ -94,7 +94,7 @@ func TestPlanTellsOfTheChoice(t *testing.T) {
 		t.Fatal(err)
 	}
 	var b bytes.Buffer
-	if err := p.Write(&b); err != nil {
+	if err := written(&b, p); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{"choice      by the costs", "28 layers without a window: ", "layouts, all layers: ", " more\n", "contiguous"} {
@@ -148,7 +148,7 @@ func TestDecideForEachKind(t *testing.T) {
 		t.Fatal(err)
 	}
 	var b bytes.Buffer
-	if err := p.Write(&b); err != nil || !strings.Contains(b.String(), "these run by it, and others as the config says") {
+	if err := written(&b, p); err != nil || !strings.Contains(b.String(), "these run by it, and others as the config says") {
 		t.Errorf("%v in\n%s", err, b.String())
 	}
 	together, err := Make(cfg, 4, Options{Machine: hosts, Costs: Costs{Table: round(), Cores: 2}})
@@ -179,12 +179,12 @@ func TestDecideForEachKindOnGPUs(t *testing.T) {
 		p, err := Make(cfg, 8, Options{Machine: gpus, Choice: choice, Chosen: chosen})
 		var b bytes.Buffer
 		if err == nil {
-			err = p.Write(&b)
+			err = written(&b, p)
 		}
 		if err != nil {
 			t.Fatal(err)
 		}
-		return cfg, chosen, p, b.String()
+		return cfg, chosen, p, strings.Join(strings.Fields(b.String()), " ")
 	}
 	cfg, chosen, p, text := planned()
 	w, ok := chosen.Kinds[window-1]

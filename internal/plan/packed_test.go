@@ -27,7 +27,7 @@ func TestPackedSampleIsDrawn(t *testing.T) {
 		t.Errorf("%d tokens, %d pairs, want 1000 and %d; imbalance %v", tokens, pairs, want, p.Packed.Imbalance)
 	}
 	var b strings.Builder
-	if err := p.Write(&b); err != nil {
+	if err := written(&b, p); err != nil {
 		t.Fatal(err)
 	}
 	if s := b.String(); !strings.Contains(s, "5 documents of 3 to 500 tokens") || strings.Count(s, " parts") < 3 {

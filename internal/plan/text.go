@@ -5,11 +5,12 @@ import (
 	"io"
 	"slices"
 	"strings"
+
+	"github.com/cprun/cprun/internal/terminal"
 )
 
-// pictureColumns is the width of the partition picture: what fits a terminal of 80 columns
-// behind the label.
-const pictureColumns = 64
+// pictureColumns is the width of the partition's picture, between the rank and its tokens.
+const pictureColumns = 48
 
 // maxHopRanks is how many ranks' hops the text shows; --json has all.
 const maxHopRanks = 4
@@ -17,15 +18,65 @@ const maxHopRanks = 4
 // maxHops is how many hops of each the text shows.
 const maxHops = 8
 
-// Write prints the plan for a reader at a terminal.
-func (p *Plan) Write(w io.Writer) error {
+// textColumns is the width of a terminal.
+const textColumns = 80
+
+// print writes a text with long lines broken.
+func print(w io.Writer, b *strings.Builder) error {
+	_, err := io.WriteString(w, terminal.Wrap(b.String(), textColumns, 12))
+	return err
+}
+
+// Summary prints whether the run fits, its step time and its backend, then the parts of both, in less than 40 lines.
+// data are lines on the data, each "data: ...".
+func (p *Plan) Summary(w io.Writer, data []string) error {
+	var b strings.Builder
+	m, e, pt := &p.Memory, &p.Estimate, &p.Partition
+	fits := m.Verdict()
+	if fits == "" {
+		fits = "nothing says how much memory a device has; add --assume memory=80G"
+	}
+	if len(p.Refused) > 0 {
+		b.WriteString("verdict     a run on this machine would be refused, for the reason at the end\n")
+	}
+	fmt.Fprintf(&b, "verdict     %s a rank: %s\n", Bytes(m.Total), fits)
+	if e.Parts != nil {
+		fmt.Fprintf(&b, "step        about %s, %s tokens/s, %s a device", Seconds(e.SecondsPerStep), count(int64(e.TokensPerSecond)), FLOPs(e.TFLOPsPerDevice))
+		if e.MFU > 0 {
+			fmt.Fprintf(&b, ", MFU %.1f%%", 100*e.MFU)
+		}
+		b.WriteByte('\n')
+	} else {
+		b.WriteString("step        no estimate: there is no cost table of this machine; cprun bench calibrate makes one\n")
+	}
+	fmt.Fprintf(&b, "backend     %s on %s: %s\n", p.Attention.Backend, p.machine, p.Attention.Reason)
+	fmt.Fprintf(&b, "ranks       %d: context %d x data %d; %s, layout %s, balance %.2f; %d tokens a sample\n",
+		pt.Ranks, pt.Context, pt.Data, p.hopsBy, pt.Layout, pt.Balance, pt.SeqLen)
+	fmt.Fprintf(&b, "model       %s parameters; %s tokens and %.3g FLOPs a step, %.0f%% of them attention\n",
+		count(e.Parameters), count(int64(e.TokensPerStep)), e.FLOPsPerStep, 100*e.AttentionShare)
+	c := &p.Communication
+	fmt.Fprintf(&b, "sent        %s a step, by the rank that sends most: attention %s forward and %s backward, gradients %s\n",
+		Bytes(c.Total), Bytes(c.AttentionForward), Bytes(c.AttentionBackward), Bytes(c.Gradients))
+	for _, line := range data {
+		what, text, _ := strings.Cut(line, ": ")
+		fmt.Fprintf(&b, "%-11s %s\n", what, text)
+	}
+	b.WriteString("\nmemory of the rank that needs most\n")
+	for _, r := range append(m.items(), item{"total", m.Total}) {
+		fmt.Fprintf(&b, "            %-14s %10s\n", r.name, Bytes(r.bytes))
+	}
+	if e.Parts != nil {
+		b.WriteString("\ntime of a step\n")
+		e.times(&b)
+	}
+	return print(w, &b)
+}
+
+// Details prints who holds and sends what, and why other backends and algorithms were not chosen.
+func (p *Plan) Details(w io.Writer) error {
 	var b strings.Builder
 	pt := &p.Partition
-	fmt.Fprintf(&b, "partition   %d tokens, layout %s over %d ranks", pt.SeqLen, pt.Layout, pt.Context)
-	if pt.Data > 1 {
-		fmt.Fprintf(&b, ", %d such groups", pt.Data)
-	}
-	fmt.Fprintf(&b, "; balance %.2f\n", pt.Balance)
+	fmt.Fprintf(&b, "\npartition   %d tokens, layout %s over %d ranks\n", pt.SeqLen, pt.Layout, pt.Context)
 	if pt.Document {
 		b.WriteString("            documents are cut sample by sample; this shows one document\n")
 	}
@@ -39,15 +90,12 @@ func (p *Plan) Write(w io.Writer) error {
 	if p.Choice != nil {
 		p.Choice.write(&b)
 	}
-	p.costs(&b)
-	_, err := io.WriteString(w, b.String())
-	return err
+	return print(w, &b)
 }
 
 func (p *Plan) attention(b *strings.Builder) {
 	a := &p.Attention
-	fmt.Fprintf(b, "\nattention   backend %s on %s: %s\n", a.Backend, p.machine, a.Reason)
-	fmt.Fprintf(b, "            q, k, v in layout %s\n", a.Layout)
+	fmt.Fprintf(b, "\nattention   backend %s; q, k, v in layout %s\n", a.Backend, a.Layout)
 	for i, r := range a.Remedies {
 		if first, hops := together(a.Remedies, i, func(x *Remedy) (string, string) { return x.Kind + x.Text, x.Hop }); first {
 			absent := ""
@@ -90,37 +138,8 @@ func together[T any](list []T, i int, of func(*T) (key, hop string)) (first bool
 	return true, " (" + strings.Join(names, "; ") + ")"
 }
 
-// costs are the tables of bytes and the estimate of time.
-func (p *Plan) costs(b *strings.Builder) {
-	table := func(rows []item) {
-		for _, r := range rows {
-			fmt.Fprintf(b, "            %-14s %10s\n", r.name, Bytes(r.bytes))
-		}
-	}
-	m := &p.Memory
-	b.WriteString("\nmemory      of the rank that needs most\n")
-	table(append(m.items(), item{"total", m.Total}))
-	if m.fits != "" {
-		fmt.Fprintf(b, "            %s\n", m.Verdict())
-	}
-	c := &p.Communication
-	b.WriteString("\nsent        by the rank that sends most, in one optimizer step\n")
-	table([]item{{"attention fwd", c.AttentionForward}, {"attention bwd", c.AttentionBackward}, {"gradients", c.Gradients}, {"total", c.Total}})
-	e := &p.Estimate
-	fmt.Fprintf(b, "\nestimate    %s parameters, %s tokens and %.3g FLOPs a step, %.0f%% of them attention\n",
-		count(e.Parameters), count(int64(e.TokensPerStep)), e.FLOPsPerStep, 100*e.AttentionShare)
-	if e.Parts != nil {
-		e.times(b)
-	}
-}
-
-// times are the seconds of a step, by part.
+// times lists the seconds of a step by part.
 func (e *Estimate) times(b *strings.Builder) {
-	fmt.Fprintf(b, "            about %s a step, %s tokens/s, %s a device", Seconds(e.SecondsPerStep), count(int64(e.TokensPerSecond)), FLOPs(e.TFLOPsPerDevice))
-	if e.MFU > 0 {
-		fmt.Fprintf(b, ", MFU %.1f%%", 100*e.MFU)
-	}
-	b.WriteByte('\n')
 	for _, part := range []struct {
 		name string
 		t    float64
@@ -198,12 +217,12 @@ func (p *Plan) hops(b *strings.Builder) {
 			if j == 0 {
 				name = fmt.Sprintf("rank %d", r.Rank)
 			}
-			fmt.Fprintf(b, "  %-9s %-16s %12d pairs in %d call%s", name, h.Label, h.Pairs, min(1, h.TileCount), plural(min(1, h.TileCount)))
+			fmt.Fprintf(b, "  %-9s %-15s %10d pairs", name, h.Label, h.Pairs)
 			if h.SendBytes > 0 {
 				fmt.Fprintf(b, "; sends %s to %s", Bytes(h.SendBytes), ranks(h.SendTo))
 			}
 			if len(h.RecvFrom) > 0 {
-				fmt.Fprintf(b, ", receives from %s", ranks(h.RecvFrom))
+				fmt.Fprintf(b, ", from %s", ranks(h.RecvFrom))
 			}
 			b.WriteByte('\n')
 		}
