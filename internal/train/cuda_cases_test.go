@@ -40,3 +40,22 @@ func TestCasesOnGPUs(t *testing.T) {
 		}
 	}
 }
+
+// A batch without targets leaves no trace on a GPU, where the host is steps ahead.
+func TestBatchesWithoutTargetsAreSkippedOnGPUs(t *testing.T) {
+	m := here(t)
+	var e expect
+	for _, s := range mustRun(t, load(t, sparse(t, "abab"), 1), 1, train.Options{}).steps {
+		e.Loss, e.GradNorm = append(e.Loss, float64(s.Loss)), append(e.GradNorm, float64(s.GradNorm))
+	}
+	for _, ranks := range ranksOf(m) {
+		for _, compute := range []string{"fp32", "fp16"} {
+			cfg := loadGPU(t, m, sparse(t, "-a--bab"), ranks, "precision.compute="+compute)
+			steps := runGPU(t, m, cfg, ranks, train.Options{}).steps
+			if len(steps) != 7 {
+				t.Fatalf("%d ranks, %s: %d steps", ranks, compute, len(steps))
+			}
+			follows(t, cfg.Attention.Backend, withLoss(steps), e, compute)
+		}
+	}
+}

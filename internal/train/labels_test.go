@@ -101,60 +101,66 @@ func TestDataWithoutTargetsAreRefused(t *testing.T) {
 	}
 }
 
-// A batch without targets leaves no trace: the steps around it are those of a run that never had it, on any ranks, and
-// after a checkpoint, since Adam's moments neither decay nor count it.
-func TestBatchesWithoutTargetsAreSkipped(t *testing.T) {
-	sample := func(keep int, ids string) string {
-		mask := strings.TrimSuffix(strings.Repeat(fmt.Sprint(keep, ","), 4), ",")
-		return fmt.Sprintf(`{"input_ids":[%s],"loss_mask":[%s]}`, ids, mask)
+// sparse is a config over samples of 4 places, which have targets where the letters do: "a" and "b" have, "-" has not.
+func sparse(t *testing.T, samples string) string {
+	t.Helper()
+	text := ""
+	for _, s := range samples {
+		text += map[rune]string{
+			'a': `{"input_ids":[3,1,4,15],"loss_mask":[1,1,1,1]}`,
+			'b': `{"input_ids":[9,2,6,5],"loss_mask":[1,1,1,1]}`,
+			'-': `{"input_ids":[3,5,8,9],"loss_mask":[0,0,0,0]}`,
+		}[s] + "\n"
 	}
-	a, b, blank := sample(1, "3,1,4,15"), sample(1, "9,2,6,5"), sample(0, "3,5,8,9")
-	run := func(ranks int, records []string, cuts ...int) (kept []metrics.Step, all outcome) {
-		path := filepath.Join(t.TempDir(), "a.jsonl")
-		text := strings.Join(append(records, `{"input_ids":[1]}`), "\n") // packed, so no target is in another record
-		if err := os.WriteFile(path, []byte(text), 0o666); err != nil {
-			t.Fatal(err)
-		}
-		yaml := fmt.Sprintf(`
-model: {vocab_size: 20, hidden_size: 16, intermediate_size: 24, num_hidden_layers: 1, num_attention_heads: 2}
+	path := filepath.Join(t.TempDir(), "a.jsonl")
+	if err := os.WriteFile(path, []byte(text+`{"input_ids":[1]}`), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprintf(`
+model: {vocab_size: 20, hidden_size: 16, intermediate_size: 24, num_hidden_layers: 1, num_attention_heads: 2, head_dim: 64}
 data: {path: %s, seq_len: 4, shuffle: false, pack_documents: true}
 train: {steps: %d}
 optimizer: {lr: 1.0e-2, weight_decay: 0.5}
 lr_schedule: {name: constant}
 checkpoint: {async: false}
 log: {tensorboard: false}
-`, path, len(records))
-		dir := t.TempDir()
-		for i, cut := range append(cuts, len(records)) {
-			cfg := load(t, yaml, ranks, fmt.Sprintf("train.steps=%d", cut))
-			out := mustRun(t, cfg, ranks, train.Options{RunDir: dir, RunID: fmt.Sprint(i), Resume: i > 0})
-			all.steps, all.notices = append(all.steps, out.steps...), append(all.notices, out.notices...)
+`, path, len(samples))
+}
+
+// withLoss leaves out steps without one.
+func withLoss(steps []metrics.Step) (kept []metrics.Step) {
+	for _, s := range steps {
+		if s.Loss.Known() {
+			kept = append(kept, s)
 		}
-		for _, s := range all.steps {
-			if s.Loss.Known() {
-				kept = append(kept, s)
-			}
-		}
-		return kept, all
 	}
-	want, _ := run(1, []string{a, b, a, b})
+	return kept
+}
+
+// A batch without targets leaves no trace: the steps around it are those of a run that never had it, on any ranks, where
+// the host runs ahead, and after a checkpoint, since Adam's moments neither decay nor count it.
+func TestBatchesWithoutTargetsAreSkipped(t *testing.T) {
+	want := mustRun(t, load(t, sparse(t, "abab"), 1), 1, train.Options{}).steps
 	for _, c := range []struct {
-		ranks int
-		cuts  []int
-	}{{1, nil}, {3, nil}, {2, []int{1, 4}}} {
-		got, all := run(c.ranks, []string{blank, a, blank, blank, b, a, b}, c.cuts...)
-		closeTo(t, fmt.Sprint(c), got, want, 1e-6)
-		s := all.steps
+		ranks, ahead int
+		cuts         []int
+	}{{1, 0, nil}, {3, 2, nil}, {2, 0, []int{1, 4}}} {
+		yaml, dir := sparse(t, "-a--bab"), t.TempDir()
+		var s []metrics.Step
+		var notices []string
+		for i, cut := range append(c.cuts, 7) {
+			cfg := load(t, yaml, c.ranks, fmt.Sprintf("train.steps=%d", cut))
+			out := mustRunAhead(t, cfg, c.ranks, train.Options{RunDir: dir, RunID: fmt.Sprint(i), Resume: i > 0}, c.ahead)
+			s, notices = append(s, out.steps...), append(notices, out.notices...)
+		}
+		closeTo(t, fmt.Sprint(c), withLoss(s), want, 2e-5)
 		if len(s) != 7 || s[0].Loss.Known() || s[0].TokensPerSecond != 0 || s[6].Tokens != 28 {
-			t.Errorf("%v: steps %+v", c, all.steps)
+			t.Errorf("%v: steps %+v", c, s)
 		}
-		if last := all.notices[len(all.notices)-1]; !strings.HasPrefix(last, "3 of 7 steps ") {
-			t.Errorf("%v: at the end it is told %q", c, last)
-		}
-		text := strings.Join(all.notices, "\n")
+		text := strings.Join(notices, "\n")
 		if strings.Count(text, "is a target") != 2 || !strings.Contains(text, "step 1: ") ||
-			!strings.Contains(text, "2 of 3 steps") {
-			t.Errorf("%v: it is told %q, want of the first and the second", c, all.notices)
+			!strings.Contains(text, "2 of 3 steps") || !strings.HasPrefix(notices[len(notices)-1], "3 of 7 steps ") {
+			t.Errorf("%v: notices %q, want of the first, of the second, and of all at the end", c, notices)
 		}
 	}
 }
