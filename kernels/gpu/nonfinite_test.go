@@ -21,23 +21,24 @@ const block = 192
 // Hopper, with little shared memory, and as on this GPU.
 func TestNonFinite(t *testing.T) {
 	r := newCUDARig(t)
+	flash, ordered, older, olderOrdered, small := r.newFlash(false), r.newFlash(true), r.newOlderFlash(false), r.newOlderFlash(true), r.newSmallFlash(false)
+	compileFlash(t, [][2]int{{16, 16}, {64, 64}, {128, 128}}, flash, ordered, older, olderOrdered, small)
 	for _, x := range []struct {
-		name string
-		make func() attention.Kernel
-		opts attentiontest.Options
+		name     string
+		kernel   attention.Kernel
+		noScores bool
+		block    int
 	}{
-		{"reference", func() attention.Kernel { return r.newDeviceReference() }, attentiontest.Options{}},
-		{"flash before Hopper", func() attention.Kernel { return r.newOlderFlash(false) }, attentiontest.Options{NoScores: true, Block: block}},
-		{"flash before Hopper, deterministic", func() attention.Kernel { return r.newOlderFlash(true) },
-			attentiontest.Options{NoScores: true, Block: block}},
-		{"small flash", func() attention.Kernel { return r.newSmallFlash(false) }, attentiontest.Options{NoScores: true, Block: block}},
-		{"flash", func() attention.Kernel { return r.newFlash(false) }, attentiontest.Options{NoScores: true, Block: block}},
-		{"flash, deterministic", func() attention.Kernel { return r.newFlash(true) }, attentiontest.Options{NoScores: true, Block: block}},
+		{"reference", r.newDeviceReference(), false, 0},
+		{"flash", flash, true, block}, {"flash, deterministic", ordered, true, block},
+		{"flash before Hopper", older, true, block}, {"flash before Hopper, deterministic", olderOrdered, true, block},
+		{"small flash", small, true, block},
 	} {
 		t.Run(x.name, func(t *testing.T) {
 			r := r.within(t)
-			x.opts.DTypes = []tensor.DType{tensor.F32, tensor.BF16, tensor.F16}
-			attentiontest.TestNonFinite(t, func(testing.TB) attentiontest.Rig { return r.attention(x.make()) }, x.opts)
+			attentiontest.TestNonFinite(t, func(testing.TB) attentiontest.Rig { return r.attention(x.kernel) }, attentiontest.Options{
+				DTypes: []tensor.DType{tensor.BF16, tensor.F16, tensor.F32}, NoScores: x.noScores, Block: x.block,
+			})
 		})
 	}
 }
@@ -48,18 +49,21 @@ func TestFusedNonFinite(t *testing.T) {
 	version, err := dnn.Version()
 	check(t, err)
 	var found []string
-	for name, options := range map[string]FusedOptions{"plain": {}, "deterministic": {Deterministic: true}, "packed": {Packed: true}} {
-		for _, dtype := range []tensor.DType{tensor.BF16, tensor.F16} {
-			for _, dim := range []int{64, 128} {
-				for _, calls := range []int{1, 3} {
-					t.Run(fmt.Sprintf("%s, %v, head dim %d, %d calls", name, dtype, dim, calls), func(t *testing.T) {
-						r := newFused(t, options)
-						rows := attentiontest.NonFiniteReach(t, r.rig(), attentiontest.NonFiniteCase(dim, calls), dtype)
-						t.Logf("cuDNN %s on sm%d drops %q", backends.Version(version), r.dev.Arch, rows)
-						found = append(found, rows...)
-					})
-				}
-			}
+	for _, x := range []struct {
+		options FusedOptions
+		dtype   tensor.DType
+		dim     int
+	}{
+		{FusedOptions{}, tensor.BF16, 128}, {FusedOptions{}, tensor.BF16, 64}, {FusedOptions{}, tensor.F16, 128},
+		{FusedOptions{Deterministic: true}, tensor.BF16, 128}, {FusedOptions{Packed: true}, tensor.BF16, 128},
+	} {
+		for _, calls := range []int{1, 3} {
+			t.Run(fmt.Sprintf("%+v, %v, head dim %d, %d calls", x.options, x.dtype, x.dim, calls), func(t *testing.T) {
+				r := newFused(t, x.options)
+				rows := attentiontest.NonFiniteReach(t, r.rig(), attentiontest.NonFiniteCase(x.dim, calls), x.dtype)
+				t.Logf("cuDNN %s on sm%d drops %q", backends.Version(version), r.dev.Arch, rows)
+				found = append(found, rows...)
+			})
 		}
 	}
 	slices.Sort(found)
