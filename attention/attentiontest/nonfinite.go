@@ -56,10 +56,10 @@ func NonFiniteReach(t *testing.T, rig Rig, c Case, dtype tensor.DType) (dropped 
 	return dropped
 }
 
-// NonFiniteCase returns the case for NonFiniteReach, of those head dims.
-func NonFiniteCase(dim int) Case {
+// NonFiniteCase returns a causal case for NonFiniteReach: its head dim, and how many blocks of keys come one after the other.
+func NonFiniteCase(dim, calls int) Case {
 	c := nonFiniteCases()[0]
-	c.Dim, c.DimV, c.Softmax.Scale = dim, dim, 1/math.Sqrt(float64(dim))
+	c.Dim, c.DimV, c.Calls, c.Softmax.Scale = dim, dim, calls, 1/math.Sqrt(float64(dim))
 	return c
 }
 

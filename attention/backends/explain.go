@@ -8,13 +8,17 @@ import (
 	"github.com/cprun/cprun/attention/qkv"
 )
 
-// Explain writes why the choice was made. Level 0 writes nothing; 1 the choice and what it
-// takes; 2 also the run, what each hop asks for and every rule that rejected a backend. It ignores errors of w.
+// Explain writes why the choice was made. Level 0 writes warnings alone; 1 adds the choice and its remedies; 2 adds the
+// run, the call of each hop and every rule that rejected a backend. It ignores errors of w.
 func (c *Choice) Explain(w io.Writer, level int) {
+	var b strings.Builder
+	for _, r := range c.Warnings() {
+		fmt.Fprintf(&b, "attention: warning: %s\n", r)
+	}
 	if level < 1 {
+		io.WriteString(w, b.String())
 		return
 	}
-	var b strings.Builder
 	fmt.Fprintf(&b, "attention: %s: %s\n", c.Backend, c.Reason)
 	for _, a := range c.Remedies {
 		fmt.Fprintf(&b, "attention: remedy %s for %s%s: %s; costs %s%s\n", a.Kind, a.Rule, inHop(a.Hop), a.Text, a.Cost, a.Remedy.absent())
@@ -42,7 +46,7 @@ func (c *Choice) Explain(w io.Writer, level int) {
 	io.WriteString(w, b.String())
 }
 
-// absent is what is said behind a remedy that this build does not carry out.
+// absent returns a note on a remedy that this build does not carry out.
 func (r Remedy) absent() string {
 	if r.Built {
 		return ""
@@ -65,7 +69,7 @@ func names(bs []Backend) string {
 	return strings.Join(s, ", ")
 }
 
-// describe writes everything that decides, one line for each concern.
+// describe writes the parameters, one line for each concern.
 func (p *Params) describe(b *strings.Builder) {
 	line := func(format string, args ...any) { fmt.Fprintf(b, "attention: "+format+"\n", args...) }
 	line("machine: %s, cuDNN %s, flash %s", archName(p.Arch), p.CUDNN, p.Flash)
@@ -77,7 +81,7 @@ func (p *Params) describe(b *strings.Builder) {
 	line("ranks %d, algorithm %s, gather %s, layout %s", p.ContextSize, p.Algorithm, p.Gather, p.Layout)
 }
 
-// axes is the global shape of a tensor in the order of the format.
+// axes returns the global shape of a tensor in the order of the format.
 func (p *Params) axes(seq, heads, dim int) []int {
 	switch p.Format {
 	case qkv.SBHD:

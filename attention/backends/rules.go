@@ -16,7 +16,9 @@ type Rule struct {
 	PerHop bool
 	// NoGPU is set for a rule of Fused or Unfused that also holds on a machine without a GPU; their
 	// other rules are not asked there.
-	NoGPU  bool
+	NoGPU bool
+	// Warns is set for a rule that rejects nothing: a choice of its backend has a warning.
+	Warns  bool
 	Speaks func(*Call) bool
 	Reason string // one sentence
 	Fix    string // one sentence
@@ -27,10 +29,13 @@ type Rule struct {
 // Rules returns a copy of the table of all rules.
 func Rules() []Rule { return slices.Clone(rules) }
 
-var rules = slices.Concat(commonRules, flashRules, fusedRunRules, fusedDimRules, fusedHopRules, fusedFP8Rules, unfusedRules, referenceRules)
+var rules = slices.Concat(commonRules, flashRules, fusedRunRules, fusedWarnings, fusedDimRules, fusedHopRules, fusedFP8Rules, unfusedRules, referenceRules)
 
 // speaks reports whether r rejects call c.
 func (r *Rule) speaks(c *Call) bool {
+	if r.Warns {
+		return false
+	}
 	if c.Arch == 0 && !r.NoGPU && (r.Backend == Fused || r.Backend == Unfused) {
 		return false
 	}

@@ -10,11 +10,14 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// Explain writes what was chosen and why, at level 1 in a few lines, at level 2 with every
+// Explain writes the choice and its reasons, at level 1 in a few lines, at level 2 with every
 // parameter, every rule that spoke, and the layout of q, k and v with shapes and strides. The
-// layers of each window are explained by themselves.
+// layers of each window have an explanation of their own. Level 0 writes warnings, which all layers share.
 func (c *Choice) Explain(w io.Writer, level int) {
 	for i, l := range c.Layers {
+		if level == 0 && i > 0 {
+			return
+		}
 		if of := c.of[i]; of != "" && level > 0 {
 			fmt.Fprintf(w, "attention: %s\n", of)
 		}
@@ -30,7 +33,7 @@ func Layout(p *backends.Params) qkv.Layout {
 	return qkv.Layout{Q: p.Format, KV: p.Format, Packing: p.Packing}
 }
 
-// writeLayout is where the model's q, k and v of rank 0 lie in memory: three dense tensors of
+// writeLayout writes the layout of the model's q, k and v of rank 0 in memory: three dense tensors of
 // its tokens.
 func writeLayout(w io.Writer, p *backends.Params) {
 	fmt.Fprintf(w, "attention: layout %s, three tensors in memory\n", Layout(p))

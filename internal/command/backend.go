@@ -14,14 +14,14 @@ import (
 	"github.com/cprun/cprun/internal/plan"
 )
 
-// chosen is the attention backend of a run, and what is said about it.
+// A chosen holds the attention backend of a run, and lines about it.
 type chosen struct {
 	*backend.Choice
 	notes []string // lines for the user, at the start
 }
 
 // choose decides the attention backend of a resolved config on a machine and writes it into
-// the config, so that workers and plan.json have no auto left. ways is what was chosen by costs; nil: nothing.
+// the config, so that workers and plan.json have no auto left. ways holds the choice by costs, or nil.
 func choose(cfg *config.Config, m machine.Machine, ways *plan.Chosen) (chosen, error) {
 	c, err := ask(cfg.Attention.Debug, func(disabled uint8) (*backend.Choice, error) {
 		return backend.ChooseByWindow(cfg, plan.ByWindow(cfg, ways.Apart()), m, disabled)
@@ -54,17 +54,15 @@ func ask(debug int, choose func(disabled uint8) (*backend.Choice, error)) (chose
 	return chosen{Choice: c, notes: notesOf(min(2, max(debug, env.Debug)), c.Explain)}, nil
 }
 
-// notesOf is what is told at the start: the variables that count, and the choice at a level.
+// notesOf returns the lines for the user: the variables that count, and the choice at a level. Warnings have level 0.
 func notesOf(level int, explain func(io.Writer, int)) (notes []string) {
 	if line := launch.Honoured(); line != "" {
 		notes = append(notes, line)
 	}
-	if level > 0 {
-		var b bytes.Buffer
-		explain(&b, level)
-		for line := range strings.Lines(b.String()) {
-			notes = append(notes, strings.TrimRight(line, "\n"))
-		}
+	var b bytes.Buffer
+	explain(&b, level)
+	for line := range strings.Lines(b.String()) {
+		notes = append(notes, strings.TrimRight(line, "\n"))
 	}
 	return notes
 }
