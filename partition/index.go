@@ -240,9 +240,6 @@ func needRanges(all []Range, bands bands, q, k *pieces) []Range {
 
 // union is ranges in order, without those that touch. It works in the memory of r.
 func union(r []Range) []Range {
-	if len(r) < 2 {
-		return r
-	}
 	slices.SortFunc(r, func(a, b Range) int { return a.Lo - b.Lo })
 	out := r[:0]
 	for _, x := range r {

@@ -224,6 +224,16 @@ func TestManySlices(t *testing.T) {
 	if _, err := partition.SliceMaskOf(n, n, dense); !errors.Is(err, partition.ErrOverlap) {
 		t.Errorf("slices that all overlap: %v", err)
 	}
+	apart := make([]partition.Slice, 1<<18+1)
+	for i := range apart {
+		apart[i] = partition.Slice{Q: partition.Range{Lo: i, Hi: i + 1}, K: partition.Range{Lo: i, Hi: i + 1}}
+	}
+	if _, err := partition.SliceMaskOf(len(apart), len(apart), apart); !errors.Is(err, partition.ErrOverlap) {
+		t.Errorf("more slices than a mask may have pieces: %v", err)
+	}
+	if _, err := partition.SliceMaskOf(len(apart), len(apart), apart[1:]); err != nil {
+		t.Errorf("as many slices as a mask may have pieces: %v", err)
+	}
 	m, err := partition.SliceMaskOf(n, n, documents)
 	if err != nil {
 		t.Fatal(err)

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cprun/cprun/internal/checkpoint"
 	"github.com/cprun/cprun/internal/train"
@@ -68,6 +69,30 @@ func TestCheckpointsByTime(t *testing.T) {
 		}})
 		if !slices.Equal(saved, c.want) {
 			t.Errorf("%v: checkpoints of steps %v, want %v", c.set, saved, c.want)
+		}
+	}
+}
+
+// Two checkpoints by time begin at least an interval apart. The last step has one in any case.
+func TestCheckpointsByTimeAreApart(t *testing.T) {
+	const interval, steps = time.Second, 9
+	cfg := load(t, tiny(t), 2, "checkpoint.interval=1s", "checkpoint.async=false", "train.steps=9", "checkpoint.keep=0")
+	var began []time.Time
+	mustRun(t, cfg, 2, train.Options{Report: func(r train.Report) {
+		switch {
+		case r.Kind == train.Saved && r.Step < steps:
+			began = append(began, time.Now().Add(-r.Took))
+		case r.Kind == train.Advanced && r.Step == 2:
+			time.Sleep(interval)
+		}
+	}})
+	if len(began) == 0 {
+		t.Error("an interval has passed, and no checkpoint was written")
+	}
+	for i := 1; i < len(began); i++ {
+		// A little less, since the clock is read after the save has ended.
+		if apart := began[i].Sub(began[i-1]); apart < interval/2 {
+			t.Errorf("checkpoint %d begins %v after the one before it, want %v", i, apart, interval)
 		}
 	}
 }

@@ -194,7 +194,7 @@ func mutantsOf(path string, src []byte) (all []mutant, err error) {
 			if n.Tok != token.DEFINE && !blank(n.Lhs) {
 				blanks := strings.TrimSuffix(strings.Repeat("_, ", len(n.Lhs)), ", ")
 				right := string(src[at(n.Rhs[0].Pos()):at(n.Rhs[len(n.Rhs)-1].End())])
-				add(n, blanks+" = "+right, "dropped: "+brief(text(n)))
+				add(n, blanks+" = "+right, "value dropped: "+brief(text(n)))
 			}
 		case *ast.IncDecStmt:
 			add(n, "{ }", "dropped: "+brief(text(n)))
