@@ -86,18 +86,16 @@ func (m *machine) stuck() {
 	case p.value != nil && p.value.End != nil && waited >= tellingTime:
 		// Whoever goes on does so without this side, whose end is the same in any case.
 		o := p.value.End
-		m.over = true
 		v := launch.Verdict{Result: o.result()}
 		if m.last != nil {
 			v = *m.last
 		}
-		m.local.fatal = over(o.result(), o.Why)
 		if m.local.ending {
 			m.local.ending = false
 			m.fx.verdict(v)
 		}
 		m.farewell(&bye{Status: o.ExitCode, Why: o.Why, All: true})
-		m.deliver()
+		m.finished(over(o.result(), o.Why))
 	case waited >= m.cfg.RegroupTimeout:
 		m.fail(m.noQuorum())
 	}

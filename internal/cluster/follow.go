@@ -73,11 +73,9 @@ func (m *machine) onBye(p *peer, b *bye) {
 	leads := m.role == following && p.Name == m.leader
 	switch {
 	case leads && b.All, leads && m.reg.index == 0:
-		m.over = true
-		m.local.fatal = over(launch.Result{ExitCode: b.Status, Stopped: b.Status == launch.ExitStopped},
-			fmt.Sprintf("node %s, which led, has ended the job: %s", p.Host, why))
 		m.farewell(&bye{Status: b.Status, Why: why})
-		m.deliver()
+		m.finished(over(launch.Result{ExitCode: b.Status, Stopped: b.Status == launch.ExitStopped},
+			fmt.Sprintf("node %s, which led, has ended the job: %s", p.Host, why)))
 		return
 	case m.role == leading && b.Status == launch.ExitStopped && m.idle() && p.joined > 0 && (m.reg.index == 0 || m.firstRank(p.Name) >= 0):
 		m.end(launch.Result{ExitCode: launch.ExitStopped, Stopped: true}, fmt.Sprintf("node %s was asked to stop before the next start", p.Host))
@@ -113,7 +111,6 @@ func (m *machine) finish(d *decision, v launch.Verdict) {
 	if m.over {
 		return
 	}
-	m.over = true
 	if m.local.ending {
 		m.local.ending = false
 		m.fx.verdict(v)
@@ -122,12 +119,11 @@ func (m *machine) finish(d *decision, v launch.Verdict) {
 	if why == "" && d.End.First != nil {
 		why = "the job has ended: " + d.End.First.Error()
 	}
-	m.local.fatal = over(d.End.result(), why)
+	end := over(d.End.result(), why)
 	if m.cause != nil { // its own caller's, who knows it
-		m.local.fatal.Why, m.local.fatal.Err = "", m.cause
+		end.Why, end.Err = "", m.cause
 	}
-	m.doom("the job has ended", -1)
-	m.deliver()
+	m.finished(end)
 	m.leave()
 }
 

@@ -245,9 +245,14 @@ func (m *machine) fail(why string) {
 	if m.over {
 		return
 	}
-	m.over = true
-	m.local.fatal = over(launch.Result{ExitCode: launch.ExitFailed}, why)
 	m.farewell(&bye{Status: launch.ExitFailed, Why: why, All: true})
+	m.finished(over(launch.Result{ExitCode: launch.ExitFailed}, why))
+}
+
+// finished ends the job for this agent: nothing more happens, its workers end if they run, and its caller hears why.
+func (m *machine) finished(why *launch.Over) {
+	m.over, m.local.fatal = true, why
+	m.doom("the job has ended", -1)
 	m.deliver()
 }
 

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"errors"
 	"testing"
 	"time"
 )
@@ -203,17 +204,47 @@ func TestVoterThatComesBackIsAsked(t *testing.T) {
 			t.Errorf("%s is asked again: %v", c.name, asked)
 		}
 	}
-	// One that is not connected is dialed, and an elected leader's offer waits for it.
-	l = campaigner(t, quintet)
-	l.runs(time.Second)
-	if l.dials[addrOf("a")] == 0 {
-		t.Error("the voter that is missing is not dialed")
+}
+
+// A voter that is missing is dialed as long as its vote is sought, and offered the value when it comes.
+func TestVoterThatIsMissingIsDialed(t *testing.T) {
+	l := campaigner(t, quintet)
+	misses := func(when string, want bool) {
+		t.Helper()
+		l.m.dialed(addrOf("e"), errors.New("refused"))
+		clear(l.dials)
+		l.runs(mostRedial + time.Second)
+		if dialed := l.dials[addrOf("e")] > 0; dialed != want {
+			t.Errorf("%s: dialed: %v", when, dialed)
+		}
 	}
-	l.promise("c", l.asks("c"), second("x"), first("a"))
-	l.promise("d", l.asks("d"), nil, ballot{})
-	l.up("a", status{Index: 1})
-	if l.offers("a") == nil {
+	l.m.down("e", "no word")
+	misses("for its promise", true)
+	asked := l.asks("c")
+	l.promise("c", asked, second("x"), first("a"))
+	l.promise("d", asked, nil, ballot{})
+	misses("for its acceptance", true)
+	l.up("e", status{Index: 1})
+	if l.offers("e") == nil {
 		t.Error("a voter that comes back is not offered the value")
+	}
+	l = campaigner(t, quintet)
+	asked = l.asks("c")
+	l.promise("c", asked, nil, ballot{})
+	l.promise("d", asked, nil, ballot{})
+	l.m.down("e", "no word")
+	misses("for nothing", false)
+}
+
+// Before the first decision there is nobody to vote, and the meeting place is dialed again and again.
+func TestMeetingPlaceIsDialedAgain(t *testing.T) {
+	l := newLone(t, "b")
+	for n := 1; n < 4; n++ {
+		l.runs(mostRedial + time.Second)
+		if l.dials[addrOf("a")] != n {
+			t.Fatalf("dialed %d times, want %d", l.dials[addrOf("a")], n)
+		}
+		l.m.dialed(addrOf("a"), errors.New("refused"))
 	}
 }
 
@@ -335,6 +366,14 @@ func TestElectedPutsForwardTheLatestValue(t *testing.T) {
 			if l.tells("c") != nil {
 				t.Error("it is decided before anybody has accepted it")
 			}
+			l.accept("c", l.offers("c"))
+			l.accept("d", l.offers("d"))
+			if d := l.tells("e"); d == nil || string(d.Payload) != c.want {
+				t.Errorf("decided %+v", d)
+			}
+			if b := l.m.hello().Status.Ballot; b != asked.Ballot { // a, which has put the value forward, may lead as well
+				t.Errorf("it leads under %v, and was elected under %v", b, asked.Ballot)
+			}
 		})
 	}
 }
@@ -375,6 +414,10 @@ func TestLeaderAsksForPromises(t *testing.T) {
 			l.from("c", &message{Accepted: &accepted{Index: 3, Ballot: asked.Ballot}}) // too early
 			if l.tells("c") != nil {
 				t.Fatal("decided without a promise")
+			}
+			l.from("c", &message{Nack: &nack{Index: 2, Promised: ballot{1, "c"}}}) // not answered at once
+			if l.asks("c").Ballot != asked.Ballot {
+				t.Fatalf("asked anew at once: %+v", l.asks("c"))
 			}
 			l.promise("c", asked, c.had, c.at)
 			a := l.offers("c")
