@@ -38,7 +38,7 @@ case_cprun_uneven_tasks() {
 }
 
 case_cprun_requeue() {
-  requeues "$cprun" "$config" --nproc 1 --set train.steps=2000 --
+  requeues "$cprun" "$config" --nproc 1 --set train.steps=1000000 --
 }
 
 case_cprun_preempted() {

@@ -41,17 +41,23 @@ over() { case $(field "$1" JobState) in COMPLETED | FAILED | CANCELLED | TIMEOUT
 # status JOB prints the status and signal with which a job ended.
 status() { field "$1" ExitCode; }
 
-# finish JOB [SECONDS] waits for its end. Where it was requeued it is started soon: Slurm would wait for two minutes.
-# At once would be too soon, since the nodes still know the job as one that was killed.
+# start_soon JOB starts one that was requeued: Slurm would wait for two minutes. At once would be too soon, since the nodes still
+# know the job as one that was killed.
+moved=0
+start_soon() {
+  if [ "$(field "$1" JobState)" = PENDING ] && [ "$1-$(field "$1" Restarts)" != "$moved" ] && [ "$(field "$1" Restarts)" != 0 ]; then
+    sleep 3
+    scontrol update "JobId=$1" StartTime=now 2>/dev/null || true
+    moved=$1-$(field "$1" Restarts)
+  fi
+}
+
+# finish JOB [SECONDS] waits for its end, and has it started soon where it was requeued.
 finish() {
-  local end=$((SECONDS + ${2:-60})) moved=''
+  local end=$((SECONDS + ${2:-60}))
   until over "$1"; do
     [ "$SECONDS" -lt "$end" ] || { fail "job $1 is still $(field "$1" JobState) after ${2:-60} s"; scancel "$1"; return 1; }
-    if [ "$(field "$1" JobState)" = PENDING ] && [ "$(field "$1" Restarts)" != "${moved:-0}" ]; then
-      sleep 3
-      scontrol update "JobId=$1" StartTime=now 2>/dev/null || true
-      moved=$(field "$1" Restarts)
-    fi
+    start_soon "$1"
     sleep 0.5
   done
 }

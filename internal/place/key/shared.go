@@ -88,10 +88,7 @@ func draft(root *os.Root, name string) (temp string, err error) {
 	temp = drafts(name) + rand.Text()
 	secret := make([]byte, Size)
 	rand.Read(secret)
-	if err = files.Secret(root, temp, append(hex.AppendEncode(nil, secret), '\n')); err != nil {
-		_ = root.Remove(temp)
-	}
-	return temp, err
+	return temp, files.Secret(root, temp, append(hex.AppendEncode(nil, secret), '\n'))
 }
 
 // publish gives a draft its name, unless that name exists. After O_EXCL alone, other agents would see an empty file.

@@ -213,6 +213,26 @@ func TestLostAnswers(t *testing.T) {
 	}
 }
 
+// A file system without hard links keeps no drafts.
+func TestDraftOfNoLink(t *testing.T) {
+	dir := t.TempDir()
+	root, err := files.OpenDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	temp, err := draft(root, ".key")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := publish(root, temp, "none/.key"); err == nil {
+		t.Error("it was published in a directory that is not there")
+	}
+	if got := names(t, dir); got != "" {
+		t.Errorf("left: %s", got)
+	}
+}
+
 // What is not a key of this user's own making ends with the path, the cause and the fix, and stays as it was.
 func TestSharedRefuses(t *testing.T) {
 	for name, c := range map[string]struct {
