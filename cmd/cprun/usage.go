@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -18,18 +19,35 @@ func knownConfig(c *cobra.Command, arg string) error {
 	if _, err := os.Stat(arg); err == nil || filepath.Ext(arg) != "" || strings.ContainsRune(arg, filepath.Separator) {
 		return nil // whether it can be read is found with the other faults of the config
 	}
-	return usagef("%q is neither a config nor a command; the commands are %s", arg, commandsOf(c))
+	names := append(commandsOf(c), trainingWords...)
+	switch meant := config.Nearest(arg, names); {
+	case slices.Contains(trainingWords, meant):
+		return usagef("%q is no command: training takes none, cprun [flags] train.yaml", arg)
+	case slices.Contains(unbuiltCommands, arg):
+		return usagef("the command %s is not in this build", arg)
+	case meant != "":
+		return usagef("%q is neither a config nor a command; did you mean %s?", arg, meant)
+	}
+	return usagef("%q is neither a config nor a command; the commands are %s", arg, strings.Join(commandsOf(c), ", "))
 }
 
+// trainingWords are what other programs call the command that trains.
+var trainingWords = []string{"train", "run", "launch"}
+
+// unbuiltCommands and unbuiltFlags are planned and not in this build.
+var (
+	unbuiltCommands = []string{"verify"}
+	unbuiltFlags    = []string{"verify", "chat", "logprobs", "merge"}
+)
+
 // commandsOf lists the commands that users have.
-func commandsOf(c *cobra.Command) string {
-	var names []string
+func commandsOf(c *cobra.Command) (names []string) {
 	for _, sub := range c.Commands() {
 		if !sub.Hidden && sub.IsAvailableCommand() {
 			names = append(names, sub.Name())
 		}
 	}
-	return strings.Join(names, ", ")
+	return names
 }
 
 // helpCommand is that of cobra, but that what is no command is an error.
@@ -41,7 +59,7 @@ func helpCommand() *cobra.Command {
 		RunE: func(c *cobra.Command, args []string) error {
 			about, _, err := c.Root().Find(args)
 			if err != nil || about.Hidden || len(args) > 0 && about == c.Root() {
-				return usagef("%q is no command; the commands are %s", strings.Join(args, " "), commandsOf(c.Root()))
+				return usagef("%q is no command; the commands are %s", strings.Join(args, " "), strings.Join(commandsOf(c.Root()), ", "))
 			}
 			about.InitDefaultHelpFlag() // so that -h is listed
 			about.InitDefaultVersionFlag()
@@ -58,7 +76,15 @@ func flagError(c *cobra.Command, err error) error {
 	}
 	var names []string
 	c.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
-	if meant := config.Nearest(cmp.Or(unknown.GetSpecifiedShortnames(), unknown.GetSpecifiedName()), names); meant != "" {
+	given := cmp.Or(unknown.GetSpecifiedShortnames(), unknown.GetSpecifiedName())
+	if slices.Contains(unbuiltFlags, given) {
+		return usagef("--%s is not in this build", given)
+	}
+	meant := config.Nearest(given, names)
+	if i := slices.IndexFunc(names, func(n string) bool { return strings.HasPrefix(n, given) }); meant == "" && i >= 0 && len(given) > 1 {
+		meant = names[i] // such as nproc for mpirun's np
+	}
+	if meant != "" {
 		return usagef("%w; did you mean --%s?", err, meant)
 	}
 	return &usageError{err}

@@ -179,7 +179,8 @@ func (o *EvalOptions) base(ctx context.Context, path string, e *evaluation, task
 // isModel reports whether a path is a Hugging Face directory and not a run. With a step it is a run.
 func isModel(path string, step int64) bool {
 	_, err := os.Stat(filepath.Join(path, "config.json"))
-	return err == nil && step == 0
+	_, adapter := os.Stat(filepath.Join(path, "adapter_config.json")) // which is refused as what it is
+	return (err == nil || adapter == nil) && step == 0
 }
 
 // checkpointOf does what ofStep does, for commands that also take a Hugging Face directory.

@@ -94,7 +94,10 @@ func ofStep(ctx context.Context, run string, step int64) (c *checkpoint.Checkpoi
 		c, reasons, err = checkpoint.Find(ctx, path)
 	}
 	if err != nil {
-		return nil, nil, inputf("%s: %w%s", terminal.Name(run), err, because(reasons))
+		if name := terminal.Name(run); !strings.Contains(err.Error(), name) {
+			err = fmt.Errorf("%s: %w", name, err)
+		}
+		return nil, nil, inputf("%w%s", err, because(reasons))
 	}
 	return c, reasons, nil
 }

@@ -8,6 +8,13 @@ var renames = map[string]string{
 	"model.rope_scaling.rope_theta": "model.rope_theta",
 }
 
+// unbuiltKeys are keys and sections that are planned and not in this build, with the key to write instead.
+var unbuiltKeys = map[string]string{
+	"lora": "", "train.freeze": "", "train.epochs": "write train.steps", "train.early_stop": "", "lr_schedule.warmup_ratio": "write lr_schedule.warmup_steps",
+	"checkpoint.best": "", "data.format": "", "data.chat_template": "", "data.train_on": "", "data.overlong": "", "data.cache": "",
+	"model.partial_rotary_factor": "", "model.no_rope_layers": "",
+}
+
 // otherWords are values under the names of others.
 var otherWords = map[string]string{
 	"bfloat16": "bf16", "torch.bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32", "fp64": "fp32",

@@ -339,3 +339,17 @@ func TestKeptConfigs(t *testing.T) {
 		}
 	}
 }
+
+// A key is refused as not in this build only until it is.
+func TestUnbuiltKeys(t *testing.T) {
+	for path, instead := range unbuiltKeys {
+		if keyAt[path] != nil || isSection[path] {
+			t.Errorf("%s is built", path)
+		}
+		for _, word := range strings.Fields(instead) {
+			if strings.Contains(word, ".") && keyAt[word] == nil {
+				t.Errorf("%s: write %s, which is no key", path, word)
+			}
+		}
+	}
+}

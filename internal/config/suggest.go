@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"strings"
@@ -33,8 +34,8 @@ func distance(a, b string) int {
 // Nearest returns the choice that a mistyped word was probably meant to be, or "".
 func Nearest(word string, choices []string) string { return nearest(word, choices) }
 
-// nearest is the choice closest to a word, or "" where none is close: a third of the letters
-// may be wrong, or the word may be a longer form of the choice (LlamaForCausalLM).
+// nearest returns the choice closest to a word, or "" if none is close: a third of the letters may be wrong, or one of a
+// short word, but not all; or the word may be a longer form of the choice (LlamaForCausalLM).
 func nearest(word string, choices []string) string {
 	if word == "" || len(word) > 64 {
 		return ""
@@ -44,7 +45,7 @@ func nearest(word string, choices []string) string {
 	for _, c := range choices {
 		w, f := fold(word), fold(c)
 		d := distance(w, f)
-		if d > max(1, min(len(w), len(f))/3) {
+		if shorter := min(len(w), len(f)); d > max(1, shorter/3) || d >= shorter && d > 0 {
 			if len(f) < 3 || !strings.HasPrefix(w, f) {
 				continue
 			}
@@ -62,6 +63,11 @@ func nearest(word string, choices []string) string {
 func unknownKey(section, name string) (msg string, meant []string) {
 	if keyAt[name] != nil && strings.Contains(name, ".") {
 		return "unknown key; write it nested: " + strings.ReplaceAll(name, ".", ": {") + ": ...}", []string{name}
+	}
+	for path := join(section, name); path != ""; path, _ = split(path) {
+		if instead, ok := unbuiltKeys[path]; ok {
+			return "not in this build; " + cmp.Or(instead, "take it out"), nil
+		}
 	}
 	said, ok := otherNames[join(section, name)]
 	if !ok && len(keysNamed[name]) == 0 {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"sync"
 
 	"github.com/cprun/cprun/internal/files"
@@ -67,6 +68,9 @@ func LoadTokenizer(path string) (*tokenizer.Tokenizer, error) {
 	if err != nil {
 		return nil, reason(err)
 	}
+	if err := files.Fetched(raw); err != nil {
+		return nil, err
+	}
 	return tokenizer.Parse(raw)
 }
 
@@ -97,7 +101,11 @@ func (t *Tokenizer) encoder() (encoder, error) {
 	return func(dst []int32, text string) ([]int32, error) {
 		dst, err := e.Append(dst, text)
 		if errors.Is(err, tokenizer.ErrUTF8) {
-			err = fmt.Errorf("%w; convert it, such as with iconv -f latin1 -t utf-8", err)
+			from := "latin1"
+			if strings.HasPrefix(text, "\xff\xfe") || strings.HasPrefix(text, "\xfe\xff") || strings.Contains(text, "\x00") {
+				from = "utf-16"
+			}
+			err = fmt.Errorf("%w; convert it, such as with iconv -f %s -t utf-8", err, from)
 		}
 		return dst, err
 	}, nil

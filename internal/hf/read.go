@@ -1,6 +1,7 @@
 package hf
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -31,6 +32,10 @@ func ReadConfig(dir string) (*Config, error) {
 		return nil, err
 	}
 	defer d.Close()
+	if d.exists("adapter_config.json") && !d.exists("config.json") {
+		return nil, fmt.Errorf("model directory %s: it holds a LoRA adapter (adapter_config.json), not a model: name its base model, or merge the two "+
+			"in peft (merge_and_unload) and save_pretrained", d.path)
+	}
 	raw, err := d.readJSON("config.json", maxConfig, maxConfigValues)
 	if err != nil {
 		return nil, err
@@ -51,7 +56,7 @@ func (d *dir) readJSON(name string, most int64, values int) ([]byte, error) {
 	defer f.Close()
 	raw, err := files.All(f, most)
 	if err == nil {
-		err = files.Modest(raw, values)
+		err = cmp.Or(files.Fetched(raw), files.Modest(raw, values))
 	}
 	if err != nil {
 		if pe := (*fs.PathError)(nil); errors.As(err, &pe) {

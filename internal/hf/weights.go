@@ -137,16 +137,23 @@ func (w *Weights) openShards(d *dir) error {
 			continue
 		}
 		slices.Sort(byFile[file])
+		var absent, strange []string
 		for _, tensor := range byFile[file] {
 			if _, ok := s.Info(tensor); !ok {
-				faults.Addf("%s: weight_map: tensor %.255q is not in %s; fetch the model again", path, tensor, terminal.Name(file))
+				absent = append(absent, fmt.Sprintf("%.255q", tensor))
 			}
 			w.where[tensor] = s
 		}
 		for _, tensor := range s.Names() {
 			if index[tensor] != file {
-				faults.Addf("%s: weight_map: tensor %.255q is in %s, but not listed for it; fetch the model again", path, tensor, terminal.Name(file))
+				strange = append(strange, fmt.Sprintf("%.255q", tensor))
 			}
+		}
+		if len(absent) > 0 {
+			faults.Addf("%s: weight_map: %s not in %s; fetch the model again", path, tensorsNamed(absent), terminal.Name(file))
+		}
+		if len(strange) > 0 {
+			faults.Addf("%s: weight_map: %s in %s, but not listed for it; fetch the model again", path, tensorsNamed(strange), terminal.Name(file))
 		}
 	}
 	if err := faults.Err(); err != nil && left > 0 {
@@ -192,51 +199,97 @@ func (w *Weights) Close() error {
 	return errors.Join(errs...)
 }
 
-// Check compares the files with the tensors of a model of a family: every one that is missing,
-// has another shape or a type that is not a float is in the error, and every one that the model
-// does not have. Two kinds may be there in vain: rotary_emb.inv_freq, which old files carry, and
-// the head of a model that is tied to its embeddings.
+// Check compares the files with the tensors of a model of a family: those that are missing, have another shape, have a
+// type that is not a float, and those that the model does not have are in the error, the first of each kind by name. Two
+// kinds may be there in vain: rotary_emb.inv_freq, which old files carry, and the head of a model that is tied to its
+// embeddings.
 func (w *Weights) Check(f *Family, want []Tensor) error {
-	var faults terminal.Faults
 	head := f.Tensors.Head
 	known := map[string]bool{head: true}
+	var missing, shapes, types, more, out []string
 	for _, t := range want {
 		known[t.Name] = true
-		err := w.check(t)
-		if w.where[t.Name] == nil && t.Name == head {
-			err = fmt.Errorf("%w; or set model.tie_word_embeddings to true, if the model has no output matrix of its own", err)
+		i, err := w.check(t)
+		switch {
+		case err == nil:
+		case i == nil:
+			missing = append(missing, fmt.Sprintf("%.255q %v", t.Name, t.Shape))
+		case !slices.Equal(i.Shape, t.Shape):
+			shapes = append(shapes, fmt.Sprintf("%.255q %v for %v", t.Name, i.Shape, t.Shape))
+		default:
+			types = append(types, fmt.Sprintf("%.255q %.64s", t.Name, i.DType))
 		}
-		faults.Add(err)
 	}
 	for _, name := range w.names {
 		if !known[name] && !strings.HasSuffix(name, "rotary_emb.inv_freq") {
-			faults.Addf("model directory %s: tensor %.255q: config.json describes a model without it", w.path, name)
+			more = append(more, fmt.Sprintf("%.255q", name))
 		}
 	}
-	return faults.Err()
+	for _, k := range []struct {
+		names []string
+		say   string
+	}{
+		{missing, "missing: config.json needs them"}, {shapes, "of another shape than config.json needs"},
+		{types, "of a type that is not read; convert to F64, F32, F16 or BF16"}, {more, "not in the model of config.json"},
+	} {
+		if len(k.names) > 0 {
+			out = append(out, tensorsNamed(k.names)+" "+k.say)
+		}
+	}
+	if len(missing) > 0 && w.where[head] == nil && slices.ContainsFunc(want, func(t Tensor) bool { return t.Name == head }) {
+		out = append(out, fmt.Sprintf("if the model has no output matrix %q of its own, set model.tie_word_embeddings to true", head))
+	}
+	if len(out) == 0 {
+		return nil
+	}
+	return fmt.Errorf("model directory %s: %s", w.path, strings.Join(out, "\n  "))
 }
 
-func (w *Weights) check(t Tensor) error {
+// maxNames is how many tensors of a kind an error names.
+const maxNames = 3
+
+// tensorsNamed returns the subject of a sentence on tensors, with its verb.
+func tensorsNamed(names []string) string {
+	switch n := len(names); {
+	case n == 1:
+		return "tensor " + names[0] + " is"
+	case n > maxNames:
+		return fmt.Sprintf("%d tensors (%s and %d more) are", n, strings.Join(names[:maxNames], ", "), n-maxNames)
+	}
+	return "tensors " + strings.Join(names, ", ") + " are"
+}
+
+// check finds what is wrong with a tensor, of which it returns what the file says; nil: it has none.
+func (w *Weights) check(t Tensor) (*safetensors.Info, error) {
 	s, ok := w.where[t.Name]
 	if !ok {
-		return fmt.Errorf("model directory %s: tensor %q: missing; config.json needs it with shape %v", w.path, t.Name, t.Shape)
+		return nil, fmt.Errorf("model directory %s: tensor %q: missing; config.json needs it with shape %v", w.path, t.Name, t.Shape)
 	}
 	i, _ := s.Info(t.Name)
 	if !slices.Equal(i.Shape, t.Shape) {
-		return fmt.Errorf("model directory %s: tensor %q: shape %v, but config.json needs %v", w.path, t.Name, i.Shape, t.Shape)
+		return &i, fmt.Errorf("model directory %s: tensor %q: shape %v, but config.json needs %v", w.path, t.Name, i.Shape, t.Shape)
 	}
 	switch i.DType {
 	case safetensors.F64, safetensors.F32, safetensors.F16, safetensors.BF16:
-		return nil
+		return &i, nil
 	}
-	return fmt.Errorf("model directory %s: tensor %q: type %.64s is not supported; convert it to F64, F32, F16 or BF16", w.path, t.Name, i.DType)
+	return &i, fmt.Errorf("model directory %s: tensor %q: type %.64s is not supported; convert it to F64, F32, F16 or BF16", w.path, t.Name, i.DType)
 }
 
 // Read fills dst with the elements of a tensor, row-major, from element off on: all of it,
-// or a rank's part. t.Shape is the shape that the file must have.
+// or a rank's part. t.Shape is the shape that the file must have. Every element must be finite.
 func (w *Weights) Read(t Tensor, dst []float32, off int64) error {
-	if err := w.check(t); err != nil {
+	if _, err := w.check(t); err != nil {
 		return err
 	}
-	return w.where[t.Name].ReadFloat32(t.Name, dst, off)
+	if err := w.where[t.Name].ReadFloat32(t.Name, dst, off); err != nil {
+		return err
+	}
+	for i, x := range dst {
+		if x-x != 0 { // NaN or an infinity
+			return fmt.Errorf("%s: tensor %q: element %d is %v: the weights in the file are spoilt; fetch the model again, or start from another",
+				w.where[t.Name].Name(), t.Name, off+int64(i), x)
+		}
+	}
+	return nil
 }

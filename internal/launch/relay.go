@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"regexp"
+	"strings"
 
 	"github.com/cprun/cprun/internal/files"
 	"github.com/cprun/cprun/internal/terminal"
@@ -19,6 +20,14 @@ const (
 // crashLine is how Go's runtime begins to say why it ends a program: a panic, a fault of its own,
 // or a signal that it does not survive, as in "SIGSYS: bad system call".
 var crashLine = regexp.MustCompile(`^(panic|fatal error|SIG[A-Z0-9]{2,8}): `)
+
+// reported begins lines of a worker that its launcher prints at the end of the job; they are for the log.
+const reported = "cprun worker: failed: "
+
+// LogFailure writes the reason of a failure to the worker's log alone.
+func LogFailure(err error) {
+	fmt.Fprintln(os.Stderr, reported+strings.ReplaceAll(err.Error(), "\n", "\n"+reported))
+}
 
 // relay takes the output of one worker: all of it to the log file, and line by line to the console
 // or to the tail that is kept for the report of a failure. Both get it without what a terminal
@@ -115,6 +124,10 @@ func (r *relay) flush() {
 	if r.crash == "" && crashLine.Match(text) {
 		r.crash = string(clip(text, maxTail))
 	}
+	r.line, r.cut = r.line[:0], 0
+	if bytes.HasPrefix(text, []byte(reported)) {
+		return
+	}
 	if r.show {
 		r.con.write(fmt.Appendf(nil, "[%s] %s\n", r.prefix, text), r.abandon)
 	}
@@ -122,7 +135,6 @@ func (r *relay) flush() {
 	if len(r.tail) > tailLines {
 		r.tail = r.tail[1:]
 	}
-	r.line, r.cut = r.line[:0], 0
 }
 
 // ended returns the tail and the crash line, or nothing where the output could not be read to

@@ -64,6 +64,9 @@ func (f *File) open(size int64) error {
 	if err := readFull(f.r, length[:], 0); err != nil {
 		return err
 	}
+	if err := files.Fetched(length[:]); err != nil {
+		return err
+	}
 	n := binary.LittleEndian.Uint64(length[:])
 	if n > MaxHeader {
 		return fmt.Errorf("the header claims %d bytes; at most %d are read", n, MaxHeader)
@@ -100,6 +103,9 @@ func readFull(r io.ReaderAt, p []byte, off int64) error {
 	}
 	return fmt.Errorf("bytes %d to %d: %w", off, off+int64(len(p)), err)
 }
+
+// Name returns the file's name for errors.
+func (f *File) Name() string { return f.name }
 
 // Close closes what Open opened.
 func (f *File) Close() error { return f.close() }

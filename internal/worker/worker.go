@@ -51,7 +51,7 @@ func Run(role string, exit func(status int)) int {
 	p.where.enter("joining the ranks")
 	w.OnTell(p.standing)
 	if err := p.run(job.Role(role)); err != nil {
-		fmt.Fprintf(os.Stderr, "cprun worker: rank %d: %v\n", w.Rank, err)
+		launch.LogFailure(err)
 		p.fail(err)
 		return launch.ExitFailed
 	}
