@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/cprun/cprun/internal/files"
 )
 
 const leastModel = "model: {vocab_size: 256, hidden_size: 64, intermediate_size: 160, num_hidden_layers: 2, num_attention_heads: 6, num_key_value_heads: 2, head_dim: 16}\n"
@@ -32,7 +34,7 @@ func write(t *testing.T, path, text string) string {
 func TestPaths(t *testing.T) {
 	dir := t.TempDir()
 	work, home := filepath.Join(dir, "work"), filepath.Join(dir, "run[1]")
-	for _, f := range []string{"run[1]/both.txt", "work/both.txt", "work/only.txt", "run[1]/odd[2].txt", "run1/odd2.txt", "run[1]/star/a.txt"} {
+	for _, f := range []string{"run[1]/both.txt", "work/both.txt", "work/only.txt", "run[1]/odd[2].txt", "run[1]/a{3}.txt", "run1/odd2.txt", "run[1]/star/a.txt"} {
 		write(t, filepath.Join(dir, f), "text")
 	}
 	t.Chdir(work)
@@ -40,6 +42,7 @@ func TestPaths(t *testing.T) {
 		{"both.txt", "", `run\[1]/both.txt`},
 		{"only.txt", "", "work/only.txt"},
 		{"odd[2].txt", "", `run\[1]/odd\[2].txt`},
+		{"a{3}.txt", "", `run\[1]/a\{3\}.txt`},
 		{"star/*.txt", "", `run\[1]/star/*.txt`},
 		{"only.txt", "both.txt", "work/both.txt"},
 		{"only.txt", "star/?.txt", `run\[1]/star/?.txt`},
@@ -60,7 +63,7 @@ func TestPaths(t *testing.T) {
 			if want := filepath.Join(dir, tt.want); c.Data.Path[0].Path != want {
 				t.Errorf("Load(%s) with path %s, flag %s: data.path %v, want %s", name, tt.path, tt.flag, c.Data.Path, want)
 			}
-			if m, err := filepath.Glob(c.Data.Path[0].Path); err != nil || len(m) != 1 {
+			if m, err := files.Glob(c.Data.Path[0].Path); err != nil || len(m) != 1 {
 				t.Errorf("%s matches %q, %v, want one file", c.Data.Path[0].Path, m, err)
 			}
 		}

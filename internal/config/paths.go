@@ -95,7 +95,7 @@ func (p paths) find(path string, flag bool, exists func(string) bool) (abs, trie
 }
 
 // literal returns the glob that matches exactly this path.
-var literal = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`, `{`, `\{`).Replace
+var literal = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`, `{`, `\{`, `}`, `\}`).Replace
 
 // findGlob does what find does, for a pattern. It takes a pattern literally if a file has that name, and always the
 // names of the directories that it puts before.

@@ -164,7 +164,7 @@ func reachWarning(c *Config, f *faults) {
 	reach := trained * r.Factor
 	// Llama 3.1 states 131,072 positions, twice its trained length x factor. A scaling of the user's
 	// own leaves the length in config.json without meaning.
-	if c.Given(ropeSection) == c.Given("model.max_position_embeddings") && r.Type != "linear" {
+	if c.Given(ropeSection) == c.Given("model.max_position_embeddings") {
 		reach = max(reach, longest)
 	}
 	if reach > 0 && n > reach {

@@ -17,5 +17,5 @@ func Glob(pattern string) ([]string, error) {
 	}
 	paths, err := doublestar.FilepathGlob(pattern, opts...)
 	slices.Sort(paths)
-	return slices.Compact(paths), err
+	return paths, err
 }

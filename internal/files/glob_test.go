@@ -12,7 +12,7 @@ import (
 
 func TestGlob(t *testing.T) {
 	dir := t.TempDir()
-	for _, name := range []string{"b.txt", "a.txt", ".hidden.txt", "in/c.txt", "in/deep/d.txt", "in/.git/e.txt", "in/.f.txt", "g{1}.txt", "h.bin"} {
+	for _, name := range []string{"b.txt", "a.txt", "A/0.txt", ".hidden.txt", "in/c.txt", "in/deep/d.txt", "in/.git/e.txt", "in/.f.txt", "g{1}.txt", "h.bin"} {
 		at := filepath.Join(dir, name)
 		if err := errors.Join(os.MkdirAll(filepath.Dir(at), 0o777), os.WriteFile(at, nil, 0o666)); err != nil {
 			t.Fatal(err)
@@ -23,11 +23,11 @@ func TestGlob(t *testing.T) {
 	}
 	for pattern, want := range map[string]string{
 		"*.txt":         "a.txt b.txt g{1}.txt",
-		"**/*.txt":      "a.txt b.txt g{1}.txt in/c.txt in/deep/d.txt",
+		"**/*.txt":      "A/0.txt a.txt b.txt g{1}.txt in/c.txt in/deep/d.txt",
 		"in/**/d.txt":   "in/deep/d.txt",
 		"in/**/c.txt":   "in/c.txt",
 		"*/c.txt":       "in/c.txt link/c.txt",
-		"{a,b,a,h}.*":   "a.txt b.txt h.bin",
+		"{a,b,a*,h}.*":  "a.txt b.txt h.bin",
 		`g\{1\}.txt`:    "g{1}.txt",
 		".*.txt":        ".hidden.txt",
 		"in/.git/*.txt": "in/.git/e.txt",

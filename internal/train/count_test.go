@@ -74,6 +74,7 @@ func TestDataIsCounted(t *testing.T) {
 	}
 	text, empty := write("a.txt", "to be or not"), write("b.txt", "")
 	lines := write("c.jsonl", `{"text":"ab"}`+"\n\n"+`{"text":""}`+"\n"+`{"text":"cdefg","label":3}`+"\n")
+	even := write("f.jsonl", `{"text":"abc"}`+"\n"+`{"text":"def"}`+"\n"+`{"text":"gh"}`) // ends where samples of 3 end
 	masked := write("d.jsonl", `{"input_ids":[1,2,3,4,5,0],"attention_mask":[1,1,1,1,1,0],"completion_mask":[0,0,1,1,0,0]}`+"\n"+`{"input_ids":[6,7,8]}`+"\n"+`{"input_ids":[9],"labels":[-100]}`)
 	plain, indexed := write("e.bin", string(bin)), filepath.Join(dir, "pair.bin")
 	pairDocs := [][]int{{1, 2, 3}, {4, 5}, {6, 7, 8, 9}}
@@ -88,6 +89,7 @@ func TestDataIsCounted(t *testing.T) {
 		{"path: [" + text + ", " + empty + ", " + lines + "], eos_token_id: 256", 3, 3, [][]int{bytesOf("to be or not", 256), bytesOf("ab", 256), bytesOf("cdefg", 256)}},
 		{"path: " + lines, 1, 2, [][]int{bytesOf("ab"), bytesOf("cdefg")}},
 		{"path: " + lines + ", pack_documents: true", 1, 2, [][]int{bytesOf("ab"), bytesOf("cdefg")}},
+		{"path: " + even + ", pack_documents: true", 1, 3, [][]int{bytesOf("abc"), bytesOf("def"), bytesOf("gh")}},
 		{"path: " + text + ", pack_documents: true, eos_token_id: 32", 1, 4, [][]int{bytesOf("to "), bytesOf("be "), bytesOf("or "), bytesOf("not ")}}, // the last one is appended
 		{"path: " + masked, 1, 3, [][]int{{-100, -100, 3, 4, -100}, {6, 7, 8}, {-100}}},
 		{"path: " + masked + ", pack_documents: true", 1, 3, [][]int{{-100, -100, 3, 4, -100}, {6, 7, 8}, {-100}}},
@@ -116,6 +118,16 @@ func TestDataIsCounted(t *testing.T) {
 				t.Errorf("%s, seq_len %d: %+v, want %+v", c.set, seqLen, *got, want)
 			}
 		}
+	}
+	// More tokens than are read at a start are counted by their header. The documents are not.
+	const many = 64<<20 + 1
+	large := write("large.bin", string(binary.LittleEndian.AppendUint32(bin[:8:8], many))+string(bin[12:1024]))
+	if err := os.Truncate(large, 1024+2*many); err != nil {
+		t.Fatal(err)
+	}
+	found, err := train.Check(load(t, tiny(t), 1, "data={path: "+large+", seq_len: 1M}"))
+	if err != nil || found.Documents != nil || found.Tokens != many || found.Samples != 64 || found.Targets != 64<<20 {
+		t.Errorf("many tokens: %+v, %v", found, err)
 	}
 	// A mixture's epoch is that of all its parts; each is cut by itself.
 	cfg := load(t, tiny(t), 1, fmt.Sprintf("data={path: [{path: %s, weight: 3}, {path: %s}], seq_len: 3, tokenizer: bytes, eos_token_id: null}", text, masked))
