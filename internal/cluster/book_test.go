@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -237,5 +238,167 @@ func TestEndOfTheJobEndsTheRanks(t *testing.T) {
 	l.runs(l.m.cfg.RegroupTimeout + time.Second)
 	if len(l.begun) > 0 && !l.told() {
 		t.Error("ranks go on after the agent has given up")
+	}
+}
+
+// A follower's caller gets the verdict of the leader, once, and its start is given up if it still runs.
+func TestFollowerHearsOfAnotherStart(t *testing.T) {
+	next := &message{Again: &again{Index: 1, Tally: tally{Retries: launch.Retries{Max: 9, Done: 3}}, After: int64(time.Second)}}
+	l := follower(t, "b")
+	l.endsHere(2)
+	if e := last(l, "a", func(m *message) *ended { return m.Ended }); e == nil || e.Index != 1 || len(e.Ending.Failures) != 1 {
+		t.Fatalf("a hears %+v", e)
+	}
+	l.from("a", next)
+	l.from("a", next)
+	if len(l.verdicts) != 1 || !l.verdicts[0].Again || l.verdicts[0].After != time.Second || l.verdicts[0].Restarts != 3 {
+		t.Errorf("verdicts %+v", l.verdicts)
+	}
+	if l.told() {
+		t.Errorf("news of a start that has ended: %+v", l.heard)
+	}
+	l = follower(t, "b")
+	l.from("a", next)
+	if !l.told() || len(l.verdicts) > 0 {
+		t.Errorf("its start runs: news %v, verdicts %v", l.heard, l.verdicts)
+	}
+	// If the next start is decided before, that is the verdict.
+	l = follower(t, "b")
+	l.endsHere(2)
+	l.from("a", &message{Decided: start("a", worldOf(2, "a:0 b:1"))})
+	if len(l.verdicts) != 1 || !l.verdicts[0].Again || len(l.begun) != 1 {
+		t.Errorf("verdicts %+v, begun %v", l.verdicts, l.begun)
+	}
+}
+
+// An agent that comes to a leader tells how the last start has ended, and not an earlier one.
+func TestJoinTellsTheLastEnding(t *testing.T) {
+	joins := func(l *lone) *join { return last(l, "c", func(m *message) *join { return m.Join }) }
+	l := follower(t, "b")
+	l.endsHere(2)
+	l.m.down("a", "no word")
+	l.up("c", status{1, found("c"), ballot{1, "c"}})
+	if j := joins(l); j == nil || j.Ended == nil || j.Ended.Index != 1 {
+		t.Errorf("join %+v", j)
+	}
+	l = follower(t, "b")
+	l.endsHere(2)
+	l.from("a", &message{Decided: start("a", worldOf(2, "a:0 c:1"))}) // a spare now
+	l.m.down("a", "no word")
+	l.up("c", status{2, found("c"), ballot{1, "c"}})
+	if j := joins(l); j == nil || j.Ended != nil {
+		t.Errorf("join %+v", j)
+	}
+}
+
+// An agent follows one that leads and knows as much as it does. It goes where others say that one leads, and tells who
+// is behind.
+func TestWhoIsFollowed(t *testing.T) {
+	joins := func(l *lone, to string) bool { return last(l, to, func(m *message) *join { return m.Join }) != nil }
+	l := voter(t, "b", trio)
+	l.up("d", status{0, found("d"), ballot{}}) // begins another job, or is behind
+	if joins(l, "d") || l.tells("d") == nil {
+		t.Errorf("it follows one that is behind: %v, and tells it %+v", joins(l, "d"), l.tells("d"))
+	}
+	l.from("c", &message{Status: &status{Index: 1, Leader: found("e")}})
+	if joins(l, "c") || l.dials[addrOf("e")] == 0 {
+		t.Errorf("it follows who does not lead: %v, dials %v", joins(l, "c"), l.dials)
+	}
+	l.from("c", &message{Status: &status{Index: 1, Leader: found("b")}}) // itself, as c thought
+	if joins(l, "c") || l.dials[addrOf("b")] > 0 {
+		t.Errorf("it follows itself: %v", l.dials)
+	}
+	l.up("e", status{1, found("e"), ballot{1, "e"}})
+	if !joins(l, "e") {
+		t.Error("it does not follow who leads")
+	}
+	// When that gives up the lead, its start is over here.
+	l.from("e", &message{Status: &status{Index: 1}})
+	if !l.told() {
+		t.Error("its ranks go on without a leader")
+	}
+}
+
+// The leader ends the job by its word, and an agent that leaves between two starts if its user has asked to stop.
+func TestWhoEndsTheJob(t *testing.T) {
+	stop, all := &message{Bye: &bye{Status: launch.ExitStopped}}, &message{Bye: &bye{Status: 1, Why: "x", All: true}}
+	l := follower(t, "b")
+	l.up("c", status{Index: 1})
+	l.from("c", all)
+	if l.told() || len(l.ends) > 0 {
+		t.Fatal("the word of another follower ends the job")
+	}
+	l.from("a", stop) // the leader leaves: another one may lead
+	if !l.told() || len(l.ends) > 0 {
+		t.Errorf("news %v, ends %v", l.heard, l.ends)
+	}
+	l.endsHere(2)
+	if len(l.verdicts) > 0 {
+		t.Errorf("verdicts %+v", l.verdicts)
+	}
+
+	l = newLone(t, "b") // before the first start
+	l.up("a", status{Leader: found("a")})
+	l.from("a", stop)
+	if over := (*launch.Over)(nil); len(l.ends) != 1 || !errors.As(l.ends[0], &over) || !over.Stopped {
+		t.Errorf("ends %v", l.ends)
+	}
+
+	for _, c := range []struct {
+		name string
+		idle bool
+		from string
+		msg  *message
+		ends bool
+	}{
+		{"asked to stop between starts", true, "b", stop, true},
+		{"while a start runs", false, "b", stop, false},
+		{"a spare", true, "s", stop, false},
+		{"failed", true, "b", all, false},
+	} {
+		l := leader(t, func(c *Config) { c.Min = 3 }) // so that a restart waits
+		l.up("s", status{})
+		l.from("s", &message{Join: &join{}})
+		if c.idle {
+			l.from("b", &message{Ended: failedAt(1, 2)})
+			l.from("c", &message{Ended: failedAt(1, 2)})
+			l.endsHere(-1)
+		}
+		l.forget()
+		l.from(c.from, c.msg)
+		if a := l.offers("c"); a != nil {
+			l.accept("c", a)
+		}
+		if d := l.tells("c"); d != nil != c.ends || c.ends && (d.End == nil || d.End.ExitCode != launch.ExitStopped) {
+			t.Errorf("%s: decided %+v", c.name, d)
+		}
+	}
+}
+
+// A rank belongs to one agent: the leader refuses another one that asks for it as long as the first is alive.
+func TestRankIsHeld(t *testing.T) {
+	l := leader(t)
+	l.m.down("b", "no word")
+	h := hello{Agent: Member{Name: "b", Host: "b", HostID: "b", NodeRank: 1, NProc: 2, Addr: addrOf("b")}}
+	l.m.up(h, "")
+	l.from("b", &message{Join: &join{}})
+	h = hello{Agent: Member{Name: "x", Host: "x", HostID: "x", NodeRank: 1, NProc: 2, Addr: addrOf("x")}}
+	l.m.up(h, "")
+	l.from("x", &message{Join: &join{}})
+	l.runs(2 * l.m.cfg.Silence)
+	if why := last(l, "x", func(m *message) *string { return m.Refuse }); why == nil || l.hungUp["x"] == 0 {
+		t.Errorf("refused %v, hung up %v", why, l.hungUp)
+	}
+	// The one that is refused ends, if it is the leader that says so.
+	f := follower(t, "c")
+	f.up("b", status{Index: 1})
+	why := "rank 2 is taken"
+	f.from("b", &message{Refuse: &why})
+	if f.told() {
+		t.Error("the word of a follower refuses it")
+	}
+	f.from("a", &message{Refuse: &why})
+	if !f.told() {
+		t.Error("it goes on")
 	}
 }
