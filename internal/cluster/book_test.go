@@ -206,17 +206,40 @@ func TestStartIsOfItsWorld(t *testing.T) {
 
 // A start that was decided when one of its agents was gone is made anew, and does not count as a restart.
 func TestStartWithoutAnAgentDoesNotCount(t *testing.T) {
-	w := worldOf(2, "b:0 a:1")
-	d := start("a", w)
+	d := start("a", worldOf(2, "b:0 a:1"))
 	d.Tally.Retries.Max = 0
 	l := elected(t, d, first("a"))
 	l.accept("c", l.offers("c")) // decided about a, which is gone
-	if n := l.begun[len(l.begun)-1]; n != 2 {
+	if l.begun[len(l.begun)-1] != 2 {
 		l.endsHere(-1)
+		l.forget()
 		l.m.next()
 	}
+	l.verdicts = nil
+	if !l.told() {
+		t.Error("its ranks wait for those of a")
+	}
 	l.endsHere(0)
-	if n := len(l.verdicts); n == 0 || !l.verdicts[n-1].Again || l.verdicts[n-1].Restarts != 0 {
+	if len(l.verdicts) != 1 || !l.verdicts[0].Again || l.verdicts[0].Restarts != 0 {
+		t.Errorf("verdicts %+v", l.verdicts)
+	}
+}
+
+// A new leader counts its own ending of the start before, and waits for those of the others.
+func TestNewLeaderCountsItsOwnEnding(t *testing.T) {
+	l := follower(t, "b")
+	l.endsHere(2)
+	l.m.down("a", "no word")
+	l.up("c", status{Index: 1})
+	l.runs(time.Second)
+	l.promise("c", l.asks("c"), nil, ballot{})
+	l.runs(2 * l.m.cfg.Silence) // a does not come
+	if len(l.verdicts) > 0 {
+		t.Fatalf("a verdict without the ending of c: %+v", l.verdicts)
+	}
+	l.from("c", &message{Join: &join{Ended: &ended{Index: 1}}})
+	l.runs(time.Second)
+	if len(l.verdicts) != 1 || !l.verdicts[0].Again || len(l.verdicts[0].Failures) != 2 {
 		t.Errorf("verdicts %+v", l.verdicts)
 	}
 }
