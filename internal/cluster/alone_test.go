@@ -50,7 +50,8 @@ func addrOf(name string) string { return fmt.Sprintf("10.0.0.%d:4000", name[0]-'
 
 // start is a decision to start a world. by has put it forward.
 func start(by string, w World) *decision {
-	return &decision{Index: w.Generation, Leader: found(by), World: w, Tally: tally{Retries: launch.Retries{Max: 20}, Target: 3}}
+	t := tally{Retries: launch.Retries{Max: 20}, Target: 3}
+	return &decision{Index: w.Generation, Leader: found(by), World: w, Tally: t}
 }
 
 // finale is a decision to end the job.
@@ -190,6 +191,19 @@ func (l *lone) relays(to string) *relayed {
 }
 func (l *lone) says(to string) *status {
 	return last(l, to, func(m *message) *status { return m.Status })
+}
+
+// hears returns the rank of the last failure that was relayed to an agent, -1 if none was, and why it is lost.
+func (l *lone) hears(name string) (rank int, lost string) {
+	if n := l.relays(name); n != nil && n.News.Failed != nil {
+		return *n.News.Failed, n.News.Lost
+	}
+	return -1, ""
+}
+
+// again returns the last word to an agent of another start.
+func (l *lone) again(to string) *again {
+	return last(l, to, func(m *message) *again { return m.Again })
 }
 
 // forget forgets what has come out so far.

@@ -11,7 +11,7 @@ import (
 
 // What the leader knows of a start: how it has ended on each agent, and so for the job.
 
-// run is the leader's book of a start.
+// A run records a start on the leader.
 type run struct {
 	parts  map[string]*part
 	since  time.Time // when this agent began to keep it
@@ -19,14 +19,14 @@ type run struct {
 	failed time.Time // when the first failure was heard of; zero: none
 	done   time.Time // when the first node was heard to have ended without one; zero: none
 	order  int       // of first signs of failure, by agent
-	stop   string    // what has asked for a stop, if anything has
+	stop   string    // signal and node of the first request to stop; "": none
 	met    bool      // the addresses are out
-	askers []string  // agents that have asked what the ranks wait for
+	askers []string  // agents to send the standings to
 	// stillborn: agents were gone when it was decided. Such a start does not count as one.
 	stillborn bool
 }
 
-// part is what is known of the start on one agent.
+// A part records the start on one agent.
 type part struct {
 	Member
 	addrs  []string
@@ -57,7 +57,7 @@ func (m *machine) book(d *decision) {
 	}
 }
 
-// takeOver begins where the last leader has ended: the others come, and tell how the start has ended there.
+// takeOver continues the lost leader's work: the others join and report how the start ended for them.
 func (m *machine) takeOver() {
 	m.fx.log("this node leads the job now")
 	m.tally = m.reg.last.Tally
@@ -88,8 +88,8 @@ func (m *machine) strike(p *part, why string) {
 	m.failed(p, launch.News{Failed: &p.FirstRank, Lost: name(p.Member, m.world()) + " is lost: " + why})
 }
 
-// failed notes the first sign of failure of an agent. The others hear of the first of all, since their workers may
-// wait for ranks of that agent.
+// failed notes an agent's first sign of failure. The job's first failure goes to the other agents, since their workers
+// may wait for ranks that are gone.
 func (m *machine) failed(p *part, n launch.News) {
 	r := m.run
 	if p.failed == 0 {
@@ -167,7 +167,7 @@ func (m *machine) settle() {
 	m.advance()
 }
 
-// judge says what follows an ending.
+// judge turns an ending into a verdict.
 func (m *machine) judge(t *tally, e launch.Ending) launch.Verdict {
 	if m.run.stillborn && !e.Asked && !e.Forced && !e.Hung && e.Err == nil {
 		v := launch.Verdict{Again: true}
@@ -180,7 +180,7 @@ func (m *machine) judge(t *tally, e launch.Ending) launch.Verdict {
 	return t.Retries.Verdict(e)
 }
 
-// placeOf is the key of the agent with that rank.
+// placeOf returns the key of the rank's agent.
 func (m *machine) placeOf(rank int) string {
 	for _, a := range m.world().Agents {
 		if rank >= a.FirstRank && rank < a.FirstRank+a.NProc {
@@ -190,7 +190,7 @@ func (m *machine) placeOf(rank int) string {
 	return ""
 }
 
-// lost is how the loss of an agent stands in a report, for all its ranks.
+// lost returns the failure that reports a lost agent, for all its ranks.
 func (a *Member) lost(why string, order int) launch.Failure {
 	return launch.Failure{
 		Rank: a.FirstRank, Ranks: a.NProc, Host: a.Host, ExitCode: -1, Cause: why, Order: order,
@@ -198,7 +198,7 @@ func (a *Member) lost(why string, order int) launch.Failure {
 	}
 }
 
-// merge makes one ending of those of all agents.
+// merge combines the endings of all agents.
 func (m *machine) merge() launch.Ending {
 	var all []launch.Ending
 	parts := slices.Collect(func(yield func(*part) bool) {
@@ -215,7 +215,7 @@ func (m *machine) merge() launch.Ending {
 		}
 		e := p.ended.Ending
 		e.Failures = slices.Clone(e.Failures)
-		for i := range e.Failures { // what the leader has heard of first comes first
+		for i := range e.Failures { // in the order in which the leader heard of them
 			e.Failures[i].Order += cmp.Or(p.failed, 1<<16) << 16
 		}
 		if p.ended.Fault != "" && e.Err == nil {

@@ -16,9 +16,9 @@ import (
 )
 
 const (
-	// ticking is how often an agent looks at what is overdue.
+	// The machine checks its limits every ticking.
 	ticking = 200 * time.Millisecond
-	// farewells is how long Close waits until the others have been told.
+	// farewells bounds the waits of Close: for the others to hear of it, and for goroutines to end.
 	farewells = 3 * tellingTime
 )
 
@@ -55,14 +55,14 @@ type Cohort struct {
 	close    sync.Once
 }
 
-// next is what Next returns.
+// A next holds the results of Next.
 type next struct {
 	decision *decision
 	err      error
 }
 
-// Join begins to look for the other agents of the job, and returns at once; Next waits for them. Close
-// ends what it has begun.
+// Join begins to look for the other agents of the job, and returns at once; Next waits for them. Call Close
+// at the end.
 func Join(ctx context.Context, cfg Config) (*Cohort, error) {
 	plain := cfg.Network == nil && cfg.Discovery == nil
 	if err := cfg.resolve(); err != nil {
@@ -106,7 +106,7 @@ func Join(ctx context.Context, cfg Config) (*Cohort, error) {
 	return c, nil
 }
 
-// listen opens the control port. first reports whether it is that of the meeting place.
+// listen opens the control port. first reports whether it has the port of the meeting place.
 func listen(cfg *Config) (ln net.Listener, first bool, err error) {
 	if cfg.Port != 0 {
 		ln, err = cfg.Network.Listen(net.JoinHostPort(cfg.Listen, strconv.Itoa(cfg.Port)))
@@ -181,7 +181,7 @@ func (c *Cohort) Next(ctx context.Context) (launch.Start, error) {
 	}
 }
 
-// begun is the start of d on this agent.
+// begun returns the start of d on this agent.
 func (c *Cohort) begun(d *decision) launch.Start {
 	c.start.Store(d)
 	w := &d.World
@@ -199,7 +199,7 @@ func (c *Cohort) begun(d *decision) launch.Start {
 	return s
 }
 
-// News returns what the other agents say of the present start.
+// News returns the channel of the other agents' news of the present start.
 func (c *Cohort) News() <-chan launch.News {
 	if ch := c.heard.Load(); ch != nil {
 		return *ch
@@ -243,7 +243,7 @@ func (c *Cohort) World() World {
 	return World{}
 }
 
-// Leads reports whether this agent has put the last start forward: it tells the user what concerns all.
+// Leads reports whether this agent has put the last start forward: it prints the lines about the whole job.
 func (c *Cohort) Leads() bool {
 	d := c.start.Load()
 	return d != nil && d.Leader.Name == c.self.Name
@@ -280,7 +280,8 @@ func (c *Cohort) shut() error {
 	select {
 	case <-ended:
 	case <-time.After(farewells):
-		err = cmp.Or(err, fmt.Errorf("left the job before its own work ended: Prepare or a connection still waits after %v; see whether the disks answer", farewells))
+		err = cmp.Or(err, fmt.Errorf("this agent left the job while Prepare or a connection still hung after %v: "+
+			"see whether the disks answer", farewells))
 	}
 	if c.disco != nil {
 		err = cmp.Or(err, c.disco.Close())

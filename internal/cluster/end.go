@@ -44,10 +44,10 @@ func (m *machine) conclude(d *decision) {
 	m.heard("")
 }
 
-// telling is the end of a job that others are being told of.
+// A telling records which agents have not confirmed the end of the job.
 type telling struct {
 	until time.Time
-	left  map[string]bool // those that have not said that they know
+	left  map[string]bool // agents that have not confirmed
 }
 
 // heard: an agent knows of the end, or is gone.
@@ -75,7 +75,7 @@ func (m *machine) onTold(from string, index int) {
 	}
 }
 
-// stuck ends the job here where the next decision finds no quorum.
+// stuck ends the job here if the next decision finds no quorum.
 func (m *machine) stuck() {
 	p := m.prop
 	if p == nil || !p.asking && p.value == nil {
@@ -84,7 +84,7 @@ func (m *machine) stuck() {
 	waited := m.now.Sub(p.pending)
 	switch {
 	case p.value != nil && p.value.End != nil && waited >= tellingTime:
-		// Whoever goes on does so without this side, whose end is the same in any case.
+		// The others may go on without this side. Its end is the same in any case.
 		o := p.value.End
 		v := launch.Verdict{Result: o.result()}
 		if m.last != nil {
@@ -115,7 +115,7 @@ func (m *machine) close(status int, why string) {
 	m.leave()
 }
 
-// leave ends this agent's part when nobody needs it any more.
+// leave ends this agent's part when no other agent needs it.
 func (m *machine) leave() {
 	if m.quit == nil || !m.over && m.now.Before(m.quitBy) {
 		return

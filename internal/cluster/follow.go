@@ -9,9 +9,9 @@ import (
 	"github.com/cprun/cprun/internal/launch"
 )
 
-// An agent that follows another one, and what every agent does for its caller.
+// Following a leader, and serving this agent's caller.
 
-// onStatus: a peer says what it knows.
+// onStatus takes a peer's index and leader.
 func (m *machine) onStatus(p *peer, s *status) {
 	p.status = *s
 	if s.Index < m.reg.index {
@@ -31,7 +31,7 @@ func (m *machine) onStatus(p *peer, s *status) {
 	}
 }
 
-// outvoted reports whether p leads, too, under a later ballot: the others have elected it while this agent
+// outvoted reports whether p also leads, under a later ballot: the others have elected it while this agent
 // could not be heard.
 func (m *machine) outvoted(p *peer) bool {
 	s := &p.status
@@ -48,11 +48,11 @@ func (m *machine) follow(p *peer) {
 	case s.Index >= m.reg.index:
 		m.setRole(following, p.Name)
 		m.fx.send(&message{Join: &join{Ended: m.outcome()}}, p.Name)
-		m.deliver() // a start that came while nobody led
+		m.deliver() // a start that came while there was no leader
 	}
 }
 
-// outcome is how the start of the last decision has ended here, or nil.
+// outcome returns the ending of the last decision's start here, or nil.
 func (m *machine) outcome() *ended {
 	if e := m.local.ended; e != nil && e.Index == m.reg.index {
 		return e
@@ -133,7 +133,7 @@ func (m *machine) next() {
 	m.deliver()
 }
 
-// deliver hands the caller what it waits for, as far as that is there.
+// deliver hands the caller a start, a verdict or the end, if it waits for one that has come.
 func (m *machine) deliver() {
 	l := &m.local
 	switch d := m.reg.last; {
@@ -142,7 +142,7 @@ func (m *machine) deliver() {
 		v := launch.Verdict{Result: l.fatal.Result}
 		switch {
 		case v.ExitCode != launch.ExitFailed || v.First != nil:
-		case l.begun == m.orphanedAt: // what it begins with, before what follows from it
+		case l.begun == m.orphanedAt: // the cause first
 			e := launch.Merge(l.ended.Ending, launch.Ending{Failures: []launch.Failure{m.orphaned}})
 			v.Failures, v.First, v.Notes = e.Failures, &e.Failures[0], []string{l.fatal.Error()}
 		default:
@@ -179,7 +179,7 @@ func (m *machine) hear(n launch.News) {
 	}
 }
 
-// endHere is the caller's word of how its start has ended.
+// endHere takes the ending of the caller's start.
 func (m *machine) endHere(e launch.Ending) {
 	l := &m.local
 	if !l.running {
@@ -200,7 +200,7 @@ func (m *machine) endHere(e launch.Ending) {
 	}
 }
 
-// say is the caller's news of its start.
+// say passes the caller's news of its start to the leader.
 func (m *machine) say(n launch.News) {
 	l := &m.local
 	if !l.running || l.begun != m.reg.index || m.over {
@@ -214,7 +214,7 @@ func (m *machine) say(n launch.News) {
 	}
 }
 
-// trim cuts an ending down to what fits a message: the failures that are the causes of the others first, with
+// trim cuts an ending to the size of a message: the failures that caused the others first, with
 // their last lines if there are not many.
 func trim(e launch.Ending) launch.Ending {
 	const most, tailed = 256, 16

@@ -11,18 +11,18 @@ import (
 )
 
 const (
-	// returning is how long a restart waits for agents that may come back, or for spares, where fewer would do.
+	// returning bounds a restart's wait for lost agents or spares if fewer agents are enough.
 	returning = 2 * time.Second
-	// preparing is how long Config.Prepare may take. It reads and writes files, so a disk may hold it up.
+	// preparing bounds Config.Prepare, which may hang at a disk.
 	preparing = 30 * time.Minute
 )
 
-// gather is the leader's wait for the agents of the next start.
+// A gather records the leader's wait for the agents of the next start.
 type gather struct {
 	since     time.Time // when it began
 	call      time.Time // when the last newcomer came
 	again     *again    // the verdict before it; nil: none
-	preparing *World    // whose payload is being made
+	preparing *World    // Prepare makes its payload; nil: it does not run
 	prepared  time.Time // when that began
 	said      int       // agents that the user was told of
 	saidAt    time.Time
@@ -43,7 +43,7 @@ func (m *machine) there() []candidate {
 }
 
 // advance puts the next start forward as soon as enough agents are there. The caller of this leader has to
-// be ready, too: it waits between restarts.
+// be ready as well: it pauses between restarts.
 func (m *machine) advance() {
 	g := m.gather
 	if m.role != leading || !m.idle() || m.prop != nil && m.prop.value != nil || g.preparing != nil || !m.local.waiting || m.quit != nil {
@@ -64,7 +64,7 @@ func (m *machine) advance() {
 	m.fx.prepare(w)
 }
 
-// sayWaiting tells the user who is there, and now and then what has changed.
+// sayWaiting prints how many agents are here, at most every 5 seconds.
 func (m *machine) sayWaiting(n int) {
 	const pause = 5 * time.Second
 	g := m.gather
@@ -161,8 +161,8 @@ func (m *machine) lead() {
 	m.overdue()
 	if g := m.gather; g != nil && g.preparing != nil && m.now.Sub(g.prepared) > preparing {
 		g.preparing = nil
-		m.end(launch.Result{ExitCode: launch.ExitFailed}, fmt.Sprintf(
-			"node %s has not made the start ready in %v: see whether the disks of config, data and run directory answer there", m.self.Host, preparing))
+		m.end(launch.Result{ExitCode: launch.ExitFailed}, fmt.Sprintf("node %s has not made the start ready in %v: "+
+			"see whether the disks of config, data and run directory answer there", m.self.Host, preparing))
 	}
 	for _, p := range m.sorted() {
 		if p.held != nil {
@@ -190,7 +190,7 @@ func (m *machine) lead() {
 	}
 }
 
-// grace is how long a new leader waits for an agent: not long for one that was just lost.
+// grace returns the time that a new leader gives an agent to join: less for one that was just lost.
 func (m *machine) grace(name string) time.Duration {
 	if _, is := m.suspects[name]; is {
 		return time.Second
@@ -198,8 +198,7 @@ func (m *machine) grace(name string) time.Duration {
 	return 2 * m.cfg.Silence
 }
 
-// overdue gives up on agents that do not tell in time what the start needs. The caller of this agent hears of it
-// instead, since this agent leads.
+// overdue strikes agents that are late. If this agent's own ranks are late, its caller has to end them.
 func (m *machine) overdue() {
 	r := m.run
 	if r == nil || r.over {

@@ -10,13 +10,13 @@ import (
 // The agent that leads: it takes others in, keeps the book of a start, and puts the next decision forward.
 
 const (
-	// tellingTime is how long the end of a job waits for the others to have heard of it.
+	// tellingTime bounds the leader's wait for all agents to confirm the end of the job.
 	tellingTime = 2 * time.Second
-	// hurrying is how long, after the first failure of a start, agents may take to tell how it has ended there.
+	// hurrying bounds the wait for the other agents' endings after the first failure of a start.
 	hurrying = 90 * time.Second
-	// finishing is the same after the first node whose ranks are done. Their launcher has a shorter limit.
+	// finishing bounds the same wait after the ranks of one node are done. Each launcher has a shorter limit.
 	finishing = launch.LastTime + time.Minute
-	// listening is how long the ranks of a node may take to start. It is below the ranks' own limit for their peers.
+	// listening bounds the wait for the ranks of a node to listen. The ranks wait a minute longer for their peers.
 	listening = 4 * time.Minute
 )
 
@@ -57,7 +57,7 @@ func (m *machine) onJoin(p *peer, j *join) {
 	m.advance()
 }
 
-// hold keeps an agent waiting whose rank another one has: that one may be gone, without having been found
+// hold keeps an agent waiting if another has its rank: the holder may be gone, without having been found
 // to be. If it is not, the newcomer is refused: to have the key is not to be a rank.
 func (m *machine) hold(p *peer, j *join, why string) {
 	p.held = j
@@ -70,7 +70,7 @@ func (m *machine) hold(p *peer, j *join, why string) {
 	delete(m.peers, p.Name)
 }
 
-// catchUp tells an agent that comes back what it has missed of the present start.
+// catchUp sends a returning agent the news that it missed of the present start.
 func (m *machine) catchUp(p *peer) {
 	r := m.run
 	switch {
@@ -86,7 +86,7 @@ func (m *machine) catchUp(p *peer) {
 	}
 }
 
-// unwanted says why an agent is not taken, or "".
+// unwanted returns the reason to refuse an agent, or "".
 func (m *machine) unwanted(p *peer) string {
 	if p.NodeRank < 0 {
 		return ""
@@ -109,10 +109,10 @@ func (m *machine) unwanted(p *peer) string {
 	return fmt.Sprintf("node rank %d belongs to the agent at %s on %s, which is alive", p.NodeRank, holder.Addr, holder.Host)
 }
 
-// note tells the user of one node, or of all.
+// note prints a line at one node.
 func (m *machine) note(to, text string) { m.fx.send(&message{Note: &text}, to) }
 
-// tellAll tells the users of all nodes.
+// tellAll prints a line at all nodes.
 func (m *machine) tellAll(text string) {
 	m.fx.log("%s", text)
 	for _, p := range m.sorted() {
@@ -172,7 +172,7 @@ func (m *machine) onNews(from string, n *relayed) {
 	}
 }
 
-// introduce tells all agents where all workers listen, once that is known.
+// introduce sends all agents the addresses of all workers, once they are complete.
 func (m *machine) introduce() {
 	var all []string
 	for _, a := range m.world().Agents {

@@ -6,11 +6,11 @@ import (
 	"time"
 )
 
-// round is how long an agent waits for promises before it asks anew.
+// round bounds the wait for promises. After it an agent asks anew.
 const round = 1500 * time.Millisecond
 
-// proposal is this agent's try to make the next decision, or, before it has a value, to lead. Once a
-// ballot has carried a value it carries no other.
+// A proposal collects the votes for this agent's next decision. Without a value it only asks to lead. A ballot carries
+// one value at most.
 type proposal struct {
 	ballot  ballot
 	value   *decision // nil: to lead is all that is wanted yet
@@ -22,14 +22,14 @@ type proposal struct {
 	pending time.Time // since when it has a value, or asks
 }
 
-// stand makes this agent a candidate.
+// stand begins a campaign.
 func (m *machine) stand() {
 	m.setRole(campaigning, "")
 	m.prop = &proposal{pending: m.now}
 	m.ask()
 }
 
-// campaign asks those who are not connected yet, and anew when a round is over.
+// campaign dials the missing voters, asks anew after a round, and gives up in the end.
 func (m *machine) campaign() {
 	m.press()
 	m.giveUp()
@@ -42,7 +42,7 @@ func (m *machine) propose(d *decision) {
 	switch {
 	case p != nil && p.value != nil: // it has to be decided first
 		return
-	case m.reg.index == 0: // nobody else decides yet
+	case m.reg.index == 0: // this agent decides alone
 		m.decided(d)
 	case p != nil: // elected, and the promises hold
 		p.value, p.pending = d, m.now
@@ -79,7 +79,7 @@ func (m *machine) offer() {
 	m.accepted(m.self.Name, mine)
 }
 
-// reach sends what is asked for to all voters that are connected, and connects to the others.
+// reach asks all connected voters. press dials the others.
 func (m *machine) reach() {
 	for _, v := range m.reg.voters() {
 		if p := m.peers[v.Name]; p != nil {
@@ -120,8 +120,8 @@ func (m *machine) jitter() time.Duration {
 	return time.Duration(h.Sum32()%1000) * time.Millisecond
 }
 
-// onPrepare promises, unless an agent leads that this one can hear: who has lost its leader alone disturbs
-// nobody.
+// onPrepare promises, unless this agent hears a leader. So an agent that loses the leader alone does not disturb the
+// others.
 func (m *machine) onPrepare(p *peer, req *prepare) {
 	if req.Index <= m.reg.index {
 		p.status.Index = req.Index - 1
@@ -166,8 +166,8 @@ func (m *machine) onPromise(p *peer, yes *promise) {
 	}
 }
 
-// count notes a promise. With a quorum of them this agent leads, and puts forward what may have been
-// decided before.
+// count notes a promise. With a quorum this agent leads. It must then propose the accepted value of the highest ballot,
+// since a quorum may have decided on it.
 func (m *machine) count(from string, yes *promise) {
 	p := m.prop
 	p.yes[from] = true
@@ -259,8 +259,8 @@ func (m *machine) onDecided(p *peer, d *decision) {
 	m.deliver()
 }
 
-// learn notes a decision, and reports whether it is new. A new start ends an older one that still runs here: also on
-// a new leader, which may have to decide what the lost leader put forward.
+// learn notes a decision, and reports whether it is new. A new start ends an older one that still runs here. A new
+// leader needs that as well: the promises may bind it to the lost leader's value.
 func (m *machine) learn(d *decision) bool {
 	if !m.reg.learn(d) {
 		return false

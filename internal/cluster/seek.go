@@ -10,27 +10,26 @@ import (
 	"github.com/cprun/cprun/internal/launch"
 )
 
-// An agent that knows no leader looks for one: at the seeds, among those that the discovery names, and,
-// after the first start, among the agents of the last world, the first of which that is there asks the others
-// for their votes.
+// An agent without a leader looks for one: at the seeds, among the agents that the discovery finds, and, after the
+// first start, among the agents of the last world. The first of these that can be reached asks the others for votes.
 
 const (
-	// redial is the wait after a dial that failed; it doubles up to mostRedial.
+	// The wait after a failed dial begins at redial and doubles up to mostRedial.
 	redial     = 200 * time.Millisecond
 	mostRedial = 2 * time.Second
-	// tried is how many agents are tried at once: a dead one may take seconds to find out about.
+	// tried bounds the agents that are dialed at once: a dead one may take seconds to find out about.
 	tried = 3
-	// strangerTime is how long a stranger may be at the meeting place.
+	// strangerTime bounds the time of a stranger at the meeting place.
 	strangerTime = 30 * time.Second
-	// patience is after what time the user hears that nobody was found, and mostPatience how often.
+	// After patience the user hears that no agent was found, and again every mostPatience.
 	patience, mostPatience = 10 * time.Second, time.Minute
-	// probing is how often the seeds are tried by one who leads, for agents that look for a job there.
+	// A leader dials the seeds every probing, for agents that look for the job there,
 	probing = 5 * time.Second
-	// probingIdle is how often while no start runs.
+	// and every probingIdle while no start runs.
 	probingIdle = 500 * time.Millisecond
 )
 
-// dialing is an address that this agent connects to, or has tried to.
+// A dialing records the tries to connect to an address.
 type dialing struct {
 	on    bool
 	tries int
@@ -165,7 +164,7 @@ func (m *machine) seek() {
 	}
 }
 
-// nobody is the fault of an agent that has found no other.
+// nobody returns the fault of an agent that found no other.
 func (m *machine) nobody() string {
 	last := ""
 	if m.refused != "" {
@@ -190,7 +189,7 @@ func (m *machine) elect() {
 	}
 }
 
-// candidates are the agents of the last world that may be there, in the order in which they should lead.
+// candidates lists the agents of the last world that may be alive, in the order in which they should lead.
 func (m *machine) candidates() (there []Member) {
 	hinted := map[string]bool{}
 	for _, f := range m.hints {
@@ -210,7 +209,7 @@ func (m *machine) candidates() (there []Member) {
 func (m *machine) giveUp() {
 	since := maxTime(m.since, m.local.when)
 	wait := m.cfg.RegroupTimeout
-	if r := m.tally.Retries; r.Done >= r.Max { // nobody goes on; somebody may know how it has ended
+	if r := m.tally.Retries; r.Done >= r.Max { // the job has ended, and another agent may know how
 		wait = min(wait, 2*m.cfg.Silence)
 	}
 	if m.local.running || m.now.Sub(since) < wait {
@@ -224,7 +223,7 @@ func (m *machine) giveUp() {
 	m.fail(m.noQuorum())
 }
 
-// noQuorum is the fault of a side that is not enough to go on.
+// noQuorum returns the fault of a side that has no quorum.
 func (m *machine) noQuorum() string {
 	w := m.world()
 	n := 0
@@ -240,7 +239,7 @@ func (m *machine) noQuorum() string {
 		"No word of %s", n, len(w.Agents), strings.Join(missing, ", "))
 }
 
-// fail ends the job for this agent, and for those that follow it.
+// fail ends the job for this agent and its followers.
 func (m *machine) fail(why string) {
 	if m.over {
 		return
@@ -249,14 +248,14 @@ func (m *machine) fail(why string) {
 	m.finished(over(launch.Result{ExitCode: launch.ExitFailed}, why))
 }
 
-// finished ends the job for this agent: nothing more happens, its workers end if they run, and its caller hears why.
+// finished ends the job for this agent: its workers end if they run, and its caller gets the reason.
 func (m *machine) finished(why *launch.Over) {
 	m.over, m.local.fatal = true, why
 	m.doom("the job has ended", -1)
 	m.deliver()
 }
 
-// farewell is the last that the others hear.
+// farewell sends the last message to all peers, and hangs up.
 func (m *machine) farewell(b *bye) {
 	msg := &message{Bye: b}
 	for _, p := range m.sorted() {

@@ -13,25 +13,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// abandonTime is how long a killed worker is waited for. The kernel keeps one that hangs in a
+// abandonTime bounds the wait for a killed worker. The kernel keeps one that hangs in a
 // call to a dead disk or device; it is named, and the launcher ends without it.
 const abandonTime = 20 * time.Second
 
-// exitGraces is how many times Job.Grace a worker may take to exit when it is done.
+// A worker may take exitGraces times Job.Grace to exit when it is done.
 const exitGraces = 6
 
-// LastTime is how long the other workers may take when the first is done. The last collective is over then, so that
-// the rest is short; one that hangs in a disk or a driver has no peer that waits for it and would report it.
+// LastTime bounds the wait for the other workers after the first is done. The last collective is over by then, so no
+// peer reports a worker that hangs in a disk or a driver.
 const LastTime = 5 * time.Minute
 
-// attempt is one start of all workers, until none is left. Its methods run on loop.
+// An attempt runs one start of all workers, until none is left. Its methods run on loop.
 type attempt struct {
 	*agent
 	Start
 	children []*child
 	inbox    chan message
 	live     int  // workers that have not ended
-	gaveUp   bool // on those that do not end
+	gaveUp   bool // on workers that do not end
 	order    int  // of failures seen so far
 	forced   bool
 	ended    bool  // the context has
@@ -42,13 +42,13 @@ type attempt struct {
 	introduced bool // the workers know where all ranks are
 	failing    bool // a rank has failed, here or elsewhere, and the others are being ended
 
-	looking  bool    // the workers were asked what they are at, for Job.OnStanding, which has not been told
+	looking  bool    // the workers were asked for their standing, and Job.OnStanding has not been called
 	inquiry  inquiry // the table that is being made
 	timedOut bool    // one of them has waited for too long
 
 	stopped <-chan time.Time // when to look for workers that are stopped; nil: while none is to end
 
-	// escalation is what follows when the timer fires.
+	// escalation runs when the timer fires.
 	escalation func()
 	timer      <-chan time.Time
 }
@@ -199,7 +199,7 @@ func (t *attempt) fail(rank int, why string) {
 	}
 	t.failing = true
 	if !t.timedOut {
-		t.inquireAnew(false) // one that hangs does not say by itself what it is at
+		t.inquireAnew(false) // a worker that hangs reports its standing only on request
 	}
 	t.tell(command{Kind: commandFailed, Rank: rank, Reason: why})
 	t.killStopped()
@@ -246,6 +246,8 @@ func (c *child) works() bool { return !c.ended && c.seen.finished == "" }
 
 // endLast ends the workers that are not done, so long after the first that was.
 func (t *attempt) endLast() {
+	t.timedOut = true
+	t.inquireAnew(true)
 	for _, c := range t.children {
 		if c.works() {
 			c.seen.lingers = t.job.Last
@@ -295,7 +297,7 @@ func (t *attempt) onSignal(sig os.Signal) {
 	}
 }
 
-// stop asks the workers for a checkpoint and a clean end. by says what has asked.
+// stop asks the workers for a checkpoint and a clean end. by names the signal and the node.
 func (t *attempt) stop(by string) {
 	if t.told {
 		return

@@ -66,7 +66,7 @@ type Job struct {
 	// Cohort is the nodes of the job; nil: this one is all, and MaxRestarts its own. With a Cohort,
 	// Place and Payload come with each start.
 	Cohort Cohort
-	// Device is the number of the first worker's GPU among those that this process sees.
+	// Device is the number of the first worker's GPU among the GPUs that this process sees.
 	Device int
 	// Interface is the network interface towards the other nodes; "": there are none.
 	Interface string
@@ -74,7 +74,7 @@ type Job struct {
 	OnStart func(*Start) error
 	// Patient: a second SIGTERM is no demand to end at once. Batch systems send several.
 	Patient bool
-	// Signals are those that were caught before the job, and stay caught: one that comes when Run
+	// Signals were caught before the job, and stay caught: one that comes when Run
 	// has ended ends the program, with the status that Run returned. nil: Run catches them.
 	Signals *Signals
 	// Settle is how long the other ranks get to end by themselves, and to give their reasons,
@@ -82,7 +82,7 @@ type Job struct {
 	Settle time.Duration
 	// Grace is how long they get between SIGTERM and SIGKILL after that; 0: 5 s.
 	Grace time.Duration
-	// Last is how long the others may take to be done after the first is; 0: LastTime.
+	// Last bounds the wait for the other workers after the first is done; 0: LastTime.
 	Last time.Duration
 }
 
@@ -116,10 +116,10 @@ type Failure struct {
 	Step     int64          // 0: not known
 	Log      string         // path of its log
 	Remote   bool           // it is a victim: the cause came from another rank
-	Class    Class          // how likely it is to be the cause of the others
+	Class    Class          // likely causes of the others first
 	Order    int            // of the first signs of failure, from 1; 0: not known
 	TimedOut bool           // it, or one that it has heard of, has waited for too long
-	// Standing is what it was at and waited for; nil: nothing is known.
+	// Standing is its work and its waits at that time; nil: not known.
 	Standing *standing.Standing
 	Tail     []string // the last lines of its output, unless they were shown as they came
 }

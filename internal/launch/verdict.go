@@ -14,7 +14,7 @@ import (
 	"github.com/cprun/cprun/internal/terminal"
 )
 
-// seen is all that the launcher knows about how one worker ended.
+// A seen collects the launcher's evidence of how one worker ended.
 type seen struct {
 	order     int // of the first sign of failure among the ranks, from 1; 0: none
 	startErr  error
@@ -23,12 +23,12 @@ type seen struct {
 	finished  string // EventDone, EventStopped or ""
 	exit      exitState
 	ours      bool          // it ended after a signal of the launcher
-	lingers   time.Duration // how long it was waited for after it, or else another rank, was done; 0: it was not late
+	lingers   time.Duration // the limit that it passed after it, or another rank, was done; 0: none
 	crash     string        // first line of a crash in its output
 	oomKilled bool          // the kernel's count for this control group has risen
 }
 
-// Class orders failures by how likely they are to be the cause of the others.
+// Class orders failures: likely causes of the others first.
 type Class int
 
 // The classes, which only this package tells apart; a node that is gone is of classSignal.
@@ -46,7 +46,7 @@ type verdict struct {
 	cause, hint string
 }
 
-// judge says whether, why and in which class a worker failed.
+// judge returns whether, why and in which class a worker failed.
 func judge(s seen) verdict {
 	sig := s.exit.signal
 	switch {
@@ -61,7 +61,10 @@ func judge(s seen) verdict {
 		}
 		return verdict{classSignal, cause, hint}
 	case s.lingers > 0 && s.finished == "":
-		return verdict{classOwn, fmt.Sprintf("was not done %v after another rank was, and was ended by the launcher", s.lingers), "its log has the stacks of that time: see which disk or device it waits for"}
+		return verdict{
+			classOwn, fmt.Sprintf("was not done %v after another rank was, and was ended by the launcher", s.lingers),
+			"its log has the stacks of that time: see which disk or device it waits for",
+		}
 	case s.report != nil && s.report.Remote && s.report.TimedOut:
 		return verdict{classRemote, s.report.Error, "the table above tells who held up whom; see the log of that rank"}
 	case s.report != nil && s.report.Remote:
@@ -71,7 +74,10 @@ func judge(s seen) verdict {
 	case s.fault != nil:
 		return verdict{classOwn, "channel to the launcher: " + s.fault.Error(), "launcher and worker must be the same build"}
 	case s.lingers > 0 && s.ours:
-		return verdict{classOwn, fmt.Sprintf("did not exit after it was done, and was ended by the launcher %v later", s.lingers), "its work is complete; SIGQUIT at such a process shows where it hangs"}
+		return verdict{
+			classOwn, fmt.Sprintf("did not exit after it was done, and was ended by the launcher %v later", s.lingers),
+			"its work is complete; SIGQUIT at such a process shows where it hangs",
+		}
 	case s.ours:
 		return verdict{classOurs, "ended by the launcher after another rank had failed", ""}
 	case s.crash != "":
@@ -82,7 +88,7 @@ func judge(s seen) verdict {
 	return verdict{classOwn, fmt.Sprintf("exit status %d", s.exit.code), "the last lines of its log may say why"}
 }
 
-// crashHint is what to do about what Go's runtime says.
+// crashHint returns the fix for a crash of Go's runtime.
 func crashHint(crash string) string {
 	const hint = "the stack is in its log"
 	if limit, ok := addressSpace(); ok && strings.Contains(crash, "out of memory") {
@@ -91,7 +97,7 @@ func crashHint(crash string) string {
 	return hint
 }
 
-// startHint is what to do about a process that could not be started.
+// startHint returns the fix for a process that could not be started.
 func startHint(err error) string {
 	if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
 		return "raise the limit on open files (ulimit -n; sysctl fs.file-max for all of the system)"
@@ -99,7 +105,7 @@ func startHint(err error) string {
 	return "check the limits on processes and memory (ulimit -u, cgroup pids.max)"
 }
 
-// outOfMemoryKiller is the cause of a SIGKILL that the control group's count of them accounts for.
+// outOfMemoryKiller names the cause of a SIGKILL if the control group's count of them has risen.
 const outOfMemoryKiller = "the kernel's out-of-memory killer: this control group reached its memory limit"
 
 func explainSignal(sig syscall.Signal, oomKilled bool) (cause, hint string) {
@@ -129,7 +135,7 @@ func rank(fs []Failure) {
 	})
 }
 
-// cleanText is text of a worker made fit for the report: sanitised lines, no empty ones, and
+// cleanText makes a worker's text fit for the report: sanitised lines, no empty ones, and
 // not many.
 func cleanText(s string) string {
 	const most = 12

@@ -1,5 +1,5 @@
 // Package worker is one rank's process: it attaches to the launcher that spawned it, joins
-// the other ranks, does what its role says, and reports how that ended.
+// the other ranks, runs its role, and reports how that ended.
 package worker
 
 import (
@@ -20,18 +20,18 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// process is what every role has.
+// A process holds the state that all roles share.
 type process struct {
 	*launch.Worker
 	world  *comm.Group
 	gpus   *commdevice.Group // over world; nil on CPUs
-	moves  string            // what moves data between GPUs, as commdevice.Options has it; "": it chooses
+	moves  string            // transport between GPUs, as in commdevice.Options; "": it chooses
 	stream *tensor.HostStream
 	where  whereabouts
 
 	start   *start // of a training run
 	first   func() // ends the time of the first step; nil before it
-	started bool   // what the start took has been told
+	started bool   // the time of the start has been printed
 
 	quiet bool // stopped on request: the role has said so itself
 }
@@ -68,8 +68,8 @@ func Run(role string, exit func(status int)) int {
 	return 0
 }
 
-// fail tells the launcher why this rank ends. When some rank has waited for too long, each says what
-// it waited for, and writes it to its log. One that has stood for long does so whatever it hears first: the end of
+// fail reports to the launcher why this rank ends. When some rank has waited for too long, each reports its own
+// waits, and writes them to its log. One that has stood for long does so whatever it hears first: the end of
 // a stopped peer, which the launcher kills then, may come before the word that another rank has waited too long.
 func (p *process) fail(err error) {
 	s := p.standing()
@@ -94,7 +94,7 @@ func (p *process) run(role job.Role) (err error) {
 		joining.print()
 		return fmt.Errorf("connecting %d ranks: %w", p.WorldSize, err)
 	}
-	if err := comm.SharesMemory(); err != nil && p.LocalRank == 1 { // a rank whose output a terminal shows to who debugs
+	if err := comm.SharesMemory(); err != nil && p.LocalRank == 1 { // one rank prints it, for debugging
 		fmt.Fprintf(os.Stderr, "ranks of this node share no memory, so all goes over their sockets: %v\n", err)
 	}
 	p.where.join(p.world)
@@ -120,7 +120,7 @@ func (p *process) run(role job.Role) (err error) {
 	return fmt.Errorf("no role %q", role)
 }
 
-// join connects this rank with the others: with those of its node over Unix sockets, with those of
+// join connects this rank with the ranks of its node over Unix sockets, and with the ranks of
 // other nodes over TCP, once the launchers have told each other where all listen.
 func (p *process) join(ctx context.Context, opts comm.Options) (*comm.Group, error) {
 	mesh := comm.Mesh{Dir: p.SocketDir, Rank: p.Rank, Size: p.WorldSize, Secret: p.Secret, RunID: p.RunID}
@@ -165,8 +165,8 @@ func (p *process) addresses(ctx context.Context, limit time.Duration) ([]string,
 	}
 	return nil, &comm.PeerError{
 		Rank: lowest, Name: strings.Join(others, ", "), Op: "connect",
-		Cause: fmt.Errorf("the launcher got no addresses of them in %v: a worker of another node has not started, see launcher.log and launcher-*.log: %w",
-			limit, comm.ErrDeadline),
+		Cause: fmt.Errorf("the launcher got no addresses of them in %v: a worker of another node has not started, "+
+			"see launcher.log and launcher-*.log: %w", limit, comm.ErrDeadline),
 	}
 }
 
@@ -183,11 +183,11 @@ func nodes(hosts []string) []int {
 	return by
 }
 
-// abortTime is how long a rank waits to hear of a failure from the others, who know the cause.
+// abortTime bounds the wait for the other ranks' word of a failure. They know its cause.
 const abortTime = time.Second
 
-// abort ends the world when the launcher knows of a failure that this rank has not heard of: of a node
-// that is gone without a word.
+// abort ends the world when the launcher reports a failure that this rank has not heard of, such as a lost
+// node.
 func (p *process) abort() {
 	failed := <-p.Failed()
 	time.Sleep(abortTime)
@@ -198,10 +198,10 @@ func (p *process) abort() {
 	p.world.Abort(&comm.PeerError{Rank: failed.Rank, Name: fmt.Sprintf("rank %d", failed.Rank), Op: "wait", Cause: cause})
 }
 
-// errFailedJoining is the cause where a rank fails before all have met.
+// errFailedJoining reports a rank that failed before all had met.
 var errFailedJoining = errors.New("it has failed before the ranks had met")
 
-// meeting is ctx until some rank has failed, which the launcher tells; met ends the watch.
+// meeting returns a ctx that ends when the launcher reports a failed rank; met ends the watch.
 func (p *process) meeting(ctx context.Context) (_ context.Context, met func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	go func() { // ended by met
@@ -221,14 +221,14 @@ func (p *process) payload(v any) error {
 	return nil
 }
 
-// history keeps what the communicator says of connections made and refused, which is of
+// history keeps the communicator's lines about connections made and refused, which are of
 // interest when the ranks do not find each other, and noise when they do.
 type history struct {
 	mu    sync.Mutex
 	lines []string // guarded by mu
 }
 
-// historyLines bounds what strangers at the door can make a rank remember.
+// historyLines bounds the memory that strangers can fill.
 const historyLines = 100
 
 func (h *history) add(format string, args ...any) {
