@@ -238,3 +238,18 @@ func TestLateUnreachable(t *testing.T) {
 	}
 	failed.Wait()
 }
+
+// A call of a rank that gives up returns once the other ranks know why: if its caller exits at once, they would
+// blame this rank.
+func TestCallsTellFirst(t *testing.T) {
+	hosts, told := commtest.SlowHosts(comm.Options{Deadline: 20 * time.Millisecond})
+	err := hosts[0].Barrier(t.Context())
+	if known := told(); !known || !errors.Is(err, comm.ErrDeadline) {
+		t.Errorf("the call ended with %v; the other rank knows: %t", err, known)
+	}
+	for _, g := range hosts {
+		if err := g.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}

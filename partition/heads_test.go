@@ -44,6 +44,7 @@ func TestWorkOfHeads(t *testing.T) {
 		{[]int{1, 2, 3, 4}, 4, 6, []int{10, 20, 10, 20}},
 		{[]int{1, 2, 3, 4}, 4, 3, []int{0, 10, 10, 10}},
 		{[]int{math.MaxInt, 1}, 2, 4, []int{math.MaxInt, math.MaxInt}},
+		{[]int{math.MaxInt, math.MaxInt, 2}, 3, 3, []int{math.MaxInt, math.MaxInt, math.MaxInt}}, // their sum would be 0
 	} {
 		if got := WorkOfHeads(c.work, c.inner, c.heads); !reflect.DeepEqual(got, c.want) {
 			t.Errorf("WorkOfHeads(%v, %d, %d) = %v, want %v", c.work, c.inner, c.heads, got, c.want)

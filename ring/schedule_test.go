@@ -181,6 +181,36 @@ func TestAllIsEveryRanksSchedule(t *testing.T) {
 	}
 }
 
+// With gather auto, rows of several documents travel before the forward pass; all else travels beside it.
+func TestGatherAuto(t *testing.T) {
+	for _, docs := range [][]int{nil, {61}, {20, 41}} {
+		for _, size := range []int{1, 5} {
+			mask, err := partition.NewMask(true, -1, 61, 61, docs)
+			if err != nil {
+				t.Fatal(err)
+			}
+			made := map[string]*Schedule{}
+			for _, gather := range Gathers {
+				spec := specOf(partition.Shape{SeqQ: 61, SeqKV: 61, Size: size, Layout: partition.Zigzag{}, Mask: mask})
+				spec.Gather = gather
+				if made[gather], err = New("allgather", spec, 0); err != nil {
+					t.Fatal(err)
+				}
+			}
+			forward := Beside
+			if len(docs) > 1 {
+				forward = Before
+			}
+			if got := made[Auto]; !reflect.DeepEqual(got.Forward, made[forward].Forward) || !reflect.DeepEqual(got.Backward, made[Beside].Backward) {
+				t.Errorf("documents %v over %d ranks: auto is not %s forward and %s backward", docs, size, forward, Beside)
+			}
+			if differ := !reflect.DeepEqual(made[Before].Forward, made[Beside].Forward); differ != (size > 1) {
+				t.Errorf("documents %v over %d ranks: the two ways differ: %t", docs, size, differ)
+			}
+		}
+	}
+}
+
 func TestUnknownAlgorithmIsRefused(t *testing.T) {
 	_, err := New("spiral", specOf(causalShape(8, 2, partition.Zigzag{}, -1)), 0)
 	if err == nil || !strings.Contains(err.Error(), "allgather") {

@@ -1,6 +1,7 @@
 package checkpoint
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -37,5 +38,94 @@ func TestFileInPlaceOfACheckpoint(t *testing.T) {
 		if got, want := names(t, dir), []string{"latest", "step-00000001", "step-00000002", "step-00000003"}; !slices.Equal(got, want) {
 			t.Errorf("link %t: directory holds %q, want %q", link, got, want)
 		}
+	}
+}
+
+// A checkpoint holds the files of its own save alone, as the ranks wrote them.
+func TestCheckpointHoldsItsOwnFiles(t *testing.T) {
+	dir, params := saved(t, Options{}, 1)
+	_, ranges := small(2)
+	f, err := newFleet(params, ranges, Options{Dir: rooted(dir), RunID: "second"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tmp := filepath.Join(dir, "step-00000002.tmp-second")
+	if err := os.MkdirAll(filepath.Join(tmp, "earlier"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	save := func(step int64) error {
+		return f.each(func(rank int, s *Saver) error { return s.Save(t.Context(), f.snapshot(rank, step)) })
+	}
+	if err := save(2); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{manifestName, "shard-00000-of-00002.safetensors", "shard-00001-of-00002.safetensors"}
+	if got := names(t, filepath.Join(dir, "step-00000002")); !slices.Equal(got, want) {
+		t.Errorf("the checkpoint holds %q, want %q", got, want)
+	}
+	f.savers[1].at = func(point string) error {
+		if point == "shard synced" { // by somebody else, on the disk that all share
+			return os.Truncate(filepath.Join(dir, "step-00000003.tmp-second", want[2]), 100)
+		}
+		return nil
+	}
+	if err := save(3); err == nil {
+		t.Error("a checkpoint was made of a shard that is cut short")
+	}
+	if got := names(t, dir); slices.Contains(got, "step-00000003") {
+		t.Errorf("the directory holds %q", got)
+	}
+	if err := f.close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// recorded is a newer start that has done nothing but record itself.
+func recorded(t *testing.T, dir string, generation int64) {
+	t.Helper()
+	d, err := diskOf(rooted(dir), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := newSaver(NewLocal(1)[0], Options{Dir: rooted(dir), RunID: "newer", Start: Start{Job: "newer", First: generation, Generation: generation}}, d)
+	if err := s.claim(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A start gives nothing a checkpoint's name once a newer one is recorded, also before that has removed anything.
+func TestNoNameAfterANewerStart(t *testing.T) {
+	dir := t.TempDir()
+	old := beginner(t, dir, "old", 1)
+	if err := old.save(t, 1); err != nil {
+		t.Fatal(err)
+	}
+	old.savers[0].at = func(point string) error {
+		if point == "manifest written" {
+			recorded(t, dir, 2)
+		}
+		return nil
+	}
+	if err := old.save(t, 2); !errors.Is(err, ErrSuperseded) {
+		t.Errorf("the save of the old start: %v", err)
+	}
+	if got, want := names(t, dir), []string{"latest", "step-00000001"}; !slices.Equal(got, want) {
+		t.Errorf("the directory holds %q, want %q", got, want)
+	}
+}
+
+// A start that removes a checkpoint leaves the one that a newer start has put in its place.
+func TestRemoveLeavesANewerCheckpoint(t *testing.T) {
+	dir := t.TempDir()
+	old := beginner(t, dir, "old", 1)
+	next := beginner(t, dir, "new", 2)
+	if err := next.save(t, 1); err != nil {
+		t.Fatal(err)
+	}
+	if err := old.savers[0].remove("step-00000001"); err != nil {
+		t.Error(err)
+	}
+	if step, reasons := latestStep(t, dir, next.params); step != 1 {
+		t.Errorf("the newer start's checkpoint is gone: latest is %d (%q)", step, reasons)
 	}
 }

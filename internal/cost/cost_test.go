@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -138,6 +139,40 @@ func TestHosts(t *testing.T) {
 	fast := rates(0).For(Job{Ranks: 2, PerHost: 2, Link: 100e9})
 	if got := fast.Exchange(0, 1, 1<<30, 1); got > float64(1<<30)/50e9 {
 		t.Errorf("a link of 100 GB/s takes %v s for 1 GiB", got)
+	}
+}
+
+// A collective of other ranks than were measured carries its own share, and none is faster than the least time.
+func TestReduceOfOtherRanks(t *testing.T) {
+	m := rates(0).For(Job{Ranks: 4, PerHost: 4})
+	two, four := m.Reduce("all_reduce", 2, 1<<30), m.Reduce("all_reduce", 4, 1<<30)
+	if math.Abs(four/two-1.5) > 1e-9 { // (4-1)/4 over (2-1)/2
+		t.Errorf("4 ranks take %v times as long as 2, want 1.5", four/two)
+	}
+	if want := 1e-5 + float64(1<<30)/1e9; math.Abs(two/want-1) > 1e-9 {
+		t.Errorf("2 ranks take %v s, measured %v", two, want)
+	}
+	if got := m.Reduce("all_reduce", 2, 1); got < 1e-5 {
+		t.Errorf("a byte takes %v s, and no collective less than 1e-5", got)
+	}
+}
+
+// Of figures for one point the fastest counts, whatever their order: noise only slows.
+func TestTheFastestFigureCounts(t *testing.T) {
+	want := rates(0).For(Job{Ranks: 2, PerHost: 2}).Exchange(0, 1, 1<<20, 1)
+	for _, first := range []bool{true, false} {
+		table := rates(0)
+		fast := table.Sets[0].Links
+		slow := slices.Clone(fast)
+		for i := range slow {
+			slow[i].Seconds *= 7
+		}
+		if table.Sets[0].Links = append(slices.Clone(slow), fast...); first {
+			table.Sets[0].Links = append(slices.Clone(fast), slow...)
+		}
+		if got := table.For(Job{Ranks: 2, PerHost: 2}).Exchange(0, 1, 1<<20, 1); math.Abs(got/want-1) > 1e-9 {
+			t.Errorf("the fastest first: %t: %v s, want %v", first, got, want)
+		}
 	}
 }
 

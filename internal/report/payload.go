@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// page is what the template and the script make a page of.
+// A page holds the contents for the template and the script.
 type page struct {
 	Title   string    `json:"title"`
 	Figures []*figure `json:"figures"`
@@ -17,11 +17,12 @@ type page struct {
 
 	Facts   [][2]string `json:"-"` // command, commit, machine, ...
 	Summary []*table    `json:"-"`
+	Configs []config    `json:"-"`
 	Notes   []string    `json:"-"`
 	Files   []download  `json:"-"`
 }
 
-// figure is one figure: what is drawn, and what is said of it. The first view is shown first.
+// A figure holds a chart and its text. The page shows the first view first.
 type figure struct {
 	ID      string   `json:"id"`
 	Title   string   `json:"title"`
@@ -30,13 +31,13 @@ type figure struct {
 	BySteps bool     `json:"by_steps,omitempty"` // X is one of Steps, as the reader likes
 	Views   []view   `json:"views"`
 	Section string   `json:"-"`
-	Says    string   `json:"-"` // what it shows and how to read it
+	Says    string   `json:"-"` // its subject and how to read it
 	Source  []string `json:"-"` // command, commit and machine
-	Table   *table   `json:"-"` // shown in place of a chart, for what is a table by nature
+	Table   *table   `json:"-"` // shown in place of a chart
 	Errors  []string `json:"-"` // listed below it
 }
 
-// view is one way to see a figure; buttons choose among several.
+// A view shows a figure in one way; buttons choose among several.
 type view struct {
 	Name   string  `json:"name"`
 	X      axis    `json:"x"`
@@ -44,32 +45,32 @@ type view struct {
 	Panels []panel `json:"panels"`
 }
 
-// axis is one direction of a chart. Kind says how numbers are written.
+// An axis is one direction of a chart. Kind selects the format of numbers.
 type axis struct {
 	Name string   `json:"name"`
 	Kind string   `json:"kind"` // number, tokens, bytes, seconds, share, text
 	Log  bool     `json:"log,omitempty"`
 	Text []string `json:"text,omitempty"` // of an axis of kind text: its places
 	Zero bool     `json:"zero,omitempty"` // begins at 0
-	Max  number   `json:"max,omitempty"`  // ends there at most; 0: where the data ends
+	Max  number   `json:"max,omitempty"`  // upper bound of its end; 0: the end of the data
 }
 
-// panel is one chart of a view; the charts of a view share their axes.
+// A panel is one chart of a view; the charts of a view share their axes.
 type panel struct {
 	Title  string   `json:"title"`
 	Series []series `json:"series"`
 	place  []int    // of its values on the grid's axes, to sort by
 }
 
-// series is one line, kind of bar, or kind of rectangle. Color, Dash and Symbol are places in the lists of the script, so that
-// what differs in color differs in dash or symbol, too.
+// A series is one line, kind of bar, or kind of rectangle. Color, Dash and Symbol index the lists of the script: two series
+// that differ in color also differ in dash or symbol.
 type series struct {
 	Name   string   `json:"name"`
 	Kind   string   `json:"kind,omitempty"` // "" a line, points, bar, ideal (a thin line without points), rects, heat
 	Color  int      `json:"color"`
 	Dash   int      `json:"dash"`
 	Symbol int      `json:"symbol"`
-	Of     int      `json:"of,omitempty"` // 1 for the first run, whose Steps are X; 0: X is its own
+	Of     int      `json:"of,omitempty"` // 1: X holds the Steps of the first run; 0: X is its own
 	X      []number `json:"xs,omitempty"`
 	Y      []number `json:"ys"`
 	Lo     []number `json:"lo,omitempty"` // spread of Y
@@ -79,7 +80,7 @@ type series struct {
 	Text   []int    `json:"text,omitempty"` // of each point: a place in Words
 }
 
-// say adds what is told of the newest point.
+// say adds words to the newest point.
 func (s *series) say(words string, known map[string]int) {
 	i, ok := known[words]
 	if !ok {
@@ -99,7 +100,7 @@ func (s *series) add(x, y float64) bool {
 	return true
 }
 
-// number is a finite number, or null. In JSON it has seven digits, and all of them where it is whole.
+// A number is finite, or null. In JSON it has seven digits, and all digits if it is whole.
 type number float64
 
 // MarshalJSON writes it.
@@ -114,14 +115,14 @@ func (n number) MarshalJSON() ([]byte, error) {
 	return strconv.AppendFloat(nil, x, 'g', 7, 64), nil
 }
 
-// table is rows of text. A cell that is a number has the text of it, and stands to the right.
+// A table holds rows of text. Numbers are right-aligned.
 type table struct {
 	Caption string
 	Columns []string
 	Rows    [][]cell
 }
 
-// cell is one field of a table.
+// A cell is one field of a table.
 type cell struct {
 	Text    string
 	Number  bool
@@ -134,7 +135,7 @@ func text(s string) cell { return cell{Text: s} }
 
 func numeral(s string) cell { return cell{Text: s, Number: true} }
 
-// download is a file that the page carries.
+// A download is a file inside the page.
 type download struct{ Name, Says, Data string }
 
 // figure adds a figure, unless there is nothing in it.
@@ -172,7 +173,7 @@ func (v *view) any() bool {
 	return len(kept) > 0
 }
 
-// points is how many points of a series are there.
+// points counts the finite points of a series.
 func (s *series) points() (n int) {
 	for _, y := range s.Y {
 		if !math.IsNaN(float64(y)) && !math.IsInf(float64(y), 0) {
@@ -182,7 +183,7 @@ func (s *series) points() (n int) {
 	return n
 }
 
-// Numeric reports whether a column has numbers; its title then stands to the right, too.
+// Numeric reports whether a column has numbers; its title is then also right-aligned.
 func (t *table) Numeric(column int) bool {
 	return len(t.Rows) > 0 && column < len(t.Rows[0]) && t.Rows[0][column].Number
 }

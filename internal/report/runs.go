@@ -94,6 +94,7 @@ func (p *page) runs(runs []Run, n int) {
 		}
 	}
 	p.Summary = append(p.Summary, summary(runs))
+	p.configs(runs)
 	p.Facts = append(p.Facts, facts(runs)...)
 	sources := sourcesOf(runs)
 	for _, c := range curves {

@@ -90,7 +90,7 @@ func (f *finder) each(p piece, token func(id int32), stretch func(piece) error) 
 			continue
 		}
 		if t.LStrip {
-			from = max(done, len(strings.TrimRightFunc(p.text[:from], isSpace)))
+			from = len(strings.TrimRightFunc(p.text[:from], isSpace))
 		}
 		if t.RStrip {
 			to = len(p.text) - len(strings.TrimLeftFunc(p.text[to:], isSpace))

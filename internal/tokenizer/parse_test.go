@@ -109,6 +109,41 @@ func TestOlderFilesAreRead(t *testing.T) {
 	}
 }
 
+// Added tokens take the spaces beside them as they say, and of two with spaces between the first takes them.
+func TestAddedTokensStripSpaces(t *testing.T) {
+	tok := parse(t, []byte(`{"model":{"type":"BPE","vocab":{"a":0," ":1},"merges":[]},"added_tokens":[`+
+		`{"id":2,"content":"<l>","single_word":false,"lstrip":true,"rstrip":false,"normalized":false,"special":true},`+
+		`{"id":3,"content":"<r>","single_word":false,"lstrip":false,"rstrip":true,"normalized":false,"special":true},`+
+		`{"id":4,"content":"<n>","single_word":false,"lstrip":false,"rstrip":false,"normalized":false,"special":true}]}`))
+	for text, want := range map[string]string{
+		"a  <l>  a": "[0 2 1 1 0]", "a  <r>  a": "[0 1 1 3 0]", "a  <n>  a": "[0 1 1 4 1 1 0]",
+		"<r>  <l>a": "[3 2 0]", "<l>  <r>  ": "[2 1 1 3]", "  <l>": "[2]", "<r>  ": "[3]", "<n>  <l>  <l>": "[4 2 2]",
+	} {
+		if got := fmt.Sprint(encode(t, tok, text)); got != want {
+			t.Errorf("%q: %s, want %s", text, got, want)
+		}
+	}
+}
+
+// Of ways with equal scores to a place, the one whose last piece begins first stays, as in the library.
+func TestTiesOfUnigrams(t *testing.T) {
+	for vocab, want := range map[string]string{
+		`["a",-1],["b",-1],["ab",-2]`:                     "[2]",
+		`["a",-1],["b",-1],["ab",-2.5]`:                   "[0 1]",
+		`["a",-1],["b",-1],["c",-1],["ab",-2],["bc",-2]`:  "[0 4]",
+		`["a",-1],["b",-1],["c",-1],["bc",-2],["ab",-3]`:  "[0 3]",
+		`["a",-1],["b",-1],["c",-1],["ab",-2],["abc",-3]`: "[4]",
+	} {
+		text := "ab"
+		if strings.Contains(vocab, `"c"`) {
+			text = "abc"
+		}
+		if got := fmt.Sprint(encode(t, parse(t, []byte(`{"model":{"vocab":[`+vocab+`],"unk_id":0}}`)), text)); got != want {
+			t.Errorf("%s: %s, want %s", vocab, got, want)
+		}
+	}
+}
+
 func TestTruncationAndPaddingAreNotApplied(t *testing.T) {
 	tok := parse(t, []byte(with(`,"truncation":{"max_length":1,"strategy":"LongestFirst","stride":0},"padding":{"strategy":{"Fixed":9},"pad_id":0}`)))
 	if got := fmt.Sprint(encode(t, tok, "aba")); got != "[2 0]" {

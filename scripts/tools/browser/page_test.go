@@ -247,6 +247,24 @@ func TestFiguresAreDrawn(t *testing.T) {
 	}
 }
 
+// The tables of the summary need no scrolling sideways, on a desk and on a phone.
+func TestSummaryFits(t *testing.T) {
+	for _, name := range pageNames(t) {
+		for _, width := range []int64{1400, 400} {
+			t.Run(fmt.Sprint(name, " ", width), func(t *testing.T) {
+				p := open(t, name, width, 900, media{kind: "screen", scheme: "light"})
+				if n := ask[int](t, p, `document.querySelectorAll("#summary td").length`); n == 0 && name != "hostile.html" {
+					t.Error("the summary is empty")
+				}
+				for _, wider := range ask[[]string](t, p, `[...document.querySelectorAll("#summary .scroll")].filter(e => e.scrollWidth > e.clientWidth).map(e => e.textContent.slice(0, 40) + ": " + e.scrollWidth + " of " + e.clientWidth)`) {
+					t.Errorf("wider than the page: %q", wider)
+				}
+				p.clean(t)
+			})
+		}
+	}
+}
+
 // A reader without a mouse reaches every chart and button, reads its points, and opens its numbers.
 func TestKeyboard(t *testing.T) {
 	const at = `(() => { const e = document.activeElement; return e === document.body ? "" : (e.closest("figure") || {id: ""}).id + " " + e.tagName + "." + e.className + " " + (e.getAttribute("aria-label") || e.textContent).slice(0, 40); })()`

@@ -26,6 +26,8 @@ var all = []shot{
 	{"scaling-gray-print", "experiment.html", 720, 1000, media{kind: "print", scheme: "light", gray: true}, "Strong scaling"},
 	{"memory-dark", "experiment.html", 1280, 800, media{kind: "screen", scheme: "dark"}, "Memory by kind"},
 	{"loss-phone", "runs.html", 390, 844, media{kind: "screen", scheme: "light"}, "Loss"},
+	{"summary-desk", "runs.html", 1400, 900, media{kind: "screen", scheme: "light"}, ""},
+	{"summary-phone", "runs.html", 400, 1800, media{kind: "screen", scheme: "light"}, ""},
 	{"step-desk", "runs.html", 1280, 800, media{kind: "screen", scheme: "light"}, "Step 2 by rank"},
 }
 
