@@ -68,6 +68,15 @@ func NewBatches(a Allocator, f Format, tokens int) (*Batches, error) {
 	return b, b.GrowTables(tokens)
 }
 
+// grown returns how many elements to take for a vector that needs n and is too short: half as many again where it had some. The device
+// frees none, so that batches that grow a little each time must not take a vector each.
+func grown(v View, n int) int {
+	if v.IsZero() {
+		return n
+	}
+	return n + n/2
+}
+
 // Grow makes room for that many tokens in a block, whose content is lost.
 func (b *Batches) Grow(block, tokens int) error {
 	v := &b.Blocks[block]
@@ -76,7 +85,7 @@ func (b *Batches) Grow(block, tokens int) error {
 		return nil
 	}
 	var err error
-	*v, err = b.from.Vector(Inputs, tensor.I32, n)
+	*v, err = b.from.Vector(Inputs, tensor.I32, grown(*v, n))
 	return err
 }
 
@@ -88,7 +97,7 @@ func (b *Batches) GrowTables(tokens int) error {
 			continue
 		}
 		var err error
-		if *v, err = b.from.Vector(Inputs, tensor.F32, n); err != nil {
+		if *v, err = b.from.Vector(Inputs, tensor.F32, grown(*v, n)); err != nil {
 			return err
 		}
 	}
