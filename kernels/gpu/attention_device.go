@@ -20,6 +20,7 @@ type deviceAttention struct {
 	stream *cuda.Stream
 	loader *Loader
 	tiles  *cuda.Memory
+	lists  *call.Staging // for lists of tiles
 
 	forward  deviceForward // the pass under way
 	backward deviceBackward
@@ -42,7 +43,14 @@ func newDeviceAttention(stream *cuda.Stream, loader *Loader) (deviceAttention, e
 		return deviceAttention{}, fmt.Errorf("lists of tiles: %w", err)
 	}
 	_, err = loader.Load(commonProgram)
-	return deviceAttention{stream: stream, loader: loader, tiles: tiles}, err
+	pinned := func(n int64) (tensor.Memory, error) {
+		p, err := loader.Device().AllocHost(n)
+		if err != nil {
+			return nil, err
+		}
+		return p.Host(), nil
+	}
+	return deviceAttention{stream: stream, loader: loader, tiles: tiles, lists: call.NewStaging(pinned)}, err
 }
 
 // launch queues a kernel of a program, which is loaded the first time.
@@ -263,8 +271,8 @@ func pieceOf(views []View) int {
 }
 
 // upload puts the words of tiles, and of positions, on the device for the next kernel, and is their address. The
-// memory is used again by the next call: the stream keeps them apart. They travel
-// as arguments, a few hundred at a time, so that no host memory has to outlive the call.
+// memory is used again by the next call: the stream keeps them apart. A few hundred words travel as arguments of a kernel, which takes
+// less time than a copy; more in one copy.
 func (d *deviceAttention) upload(words []uint32) (uint64, error) {
 	const most = len(source.Words{}.X)
 	if bytes := int64(len(words)) * 4; bytes > d.tiles.Bytes() {
@@ -275,17 +283,13 @@ func (d *deviceAttention) upload(words []uint32) (uint64, error) {
 		d.tiles = grown
 	}
 	to := cuda.Addr(tensor.Dense(d.tiles, tensor.U8, 0, [4]int{1, 1, 1, 1}))
-	at := to
-	for part := range slices.Chunk(words, most) {
-		var x source.Words
-		copy(x.X[:], part)
-		a := cuda.Struct((&cuda.Args{}).Addr(at).Int(len(part)), &x)
-		if err := d.launch(commonProgram, "attention_store", cuda.Launch{Grid: cuda.Dim{X: 1}, Block: cuda.Dim{X: most}}, a); err != nil {
-			return 0, err
-		}
-		at += uint64(4 * len(part))
+	if len(words) > most {
+		return to, d.lists.Copy(words, func(from View) { d.stream.Copy(to, cuda.Addr(from), int64(4*len(words))) }, d.stream.Record)
 	}
-	return to, nil
+	var x source.Words
+	copy(x.X[:], words)
+	a := cuda.Struct((&cuda.Args{}).Addr(to).Int(len(words)), &x)
+	return to, d.launch(commonProgram, "attention_store", cuda.Launch{Grid: cuda.Dim{X: 1}, Block: cuda.Dim{X: most}}, a)
 }
 
 // floats is an error unless all views are float32 on the device.
