@@ -27,6 +27,7 @@ type Flash struct {
 	shared        int          // bytes of shared memory that a block may have
 	hopper        *cuda.Memory // what its kernels hand out work by; nil on other GPUs
 	progress      *cuda.Memory // of blocks that add in order; nil before the first
+	fault         *cuda.Pinned // a source.HopperFault of those; nil unless deterministic, on Hopper
 	// change makes a shape for Hopper that of a program for tests; nil: there is none.
 	change func(*source.HopperShape)
 }
@@ -50,6 +51,9 @@ func NewFlash(stream *cuda.Stream, loader *Loader, o FlashOptions) (*Flash, erro
 	f := &Flash{deviceAttention: d, deterministic: o.Deterministic, margin: o.SMMargin, shared: loader.Device().SharedPerBlock}
 	if loader.Device().Arch == hopperArch {
 		f.hopper, err = newWorkCounter(stream, loader.Device())
+	}
+	if err == nil && f.hopper != nil && f.deterministic {
+		err = f.reportFaults()
 	}
 	return f, err
 }

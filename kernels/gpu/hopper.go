@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"slices"
+	"unsafe"
 
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/internal/cuda"
@@ -45,6 +46,23 @@ func (f *Flash) zeros(words int64) (uint64, error) {
 	at := cuda.Addr(tensor.Dense(f.progress, tensor.U8, 0, [4]int{1, 1, 1, 1}))
 	f.stream.Memset(at, 0, 4*words)
 	return at, nil
+}
+
+// reportFaults has errors of the device tell of a block that gave up its turn to add to dQ.
+func (f *Flash) reportFaults() (err error) {
+	dev := f.loader.Device()
+	if f.fault, err = dev.AllocHost(int64(unsafe.Sizeof(source.HopperFault{}))); err != nil {
+		return fmt.Errorf("the report of attention backward: %w", err)
+	}
+	x := (*source.HopperFault)(f.fault.Host().Ptr())
+	dev.OnError(func() string {
+		if x.Keys1 == 0 {
+			return ""
+		}
+		return fmt.Sprintf("hopper_backward, deterministic: block of keys %d of KV head %d, batch %d, waited too long for block %d to add to dq; "+
+			"please report it, and set train.deterministic: false meanwhile", x.Keys1-1, x.KVHead, x.Batch, x.Before)
+	})
+	return nil
 }
 
 // sms are those of the device, of which others are to have some.
@@ -146,6 +164,9 @@ func (f *Flash) launchBackward(l *call.HopperBackward) error {
 		}
 		if p.Progress = at; l.Next > 0 {
 			p.Next = at + uint64(4*l.Progress)
+		}
+		if f.fault != nil {
+			p.Fault = uint64(uintptr(f.fault.Host().Ptr()))
 		}
 	}
 	grid := cuda.Dim{X: l.Grid[0], Y: l.Grid[1], Z: l.Grid[2]}

@@ -42,9 +42,7 @@ __device__ __forceinline__ void barrier_wait(unsigned barrier, unsigned parity) 
       ".reg .pred done;\n"
       "again:\n"
       "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@done bra.uni over;\n"
-      "bra.uni again;\n"
-      "over:\n"
+      "@!done bra again;\n" // not bra.uni: lanes may differ in what they see
       "}" ::"r"(barrier),
       "r"(parity)
       : "memory");
@@ -87,13 +85,25 @@ __device__ __forceinline__ void adds_finish() { asm volatile("cp.async.bulk.wait
 __device__ __forceinline__ void raise(unsigned* at, unsigned to) {
   asm volatile("fence.proxy.async.global;\nst.release.gpu.global.u32 [%0], %1;" ::"l"(at), "r"(to) : "memory");
 }
-__device__ __forceinline__ unsigned wait_raised(const unsigned* at, unsigned to) {
-  unsigned now;
-  do { // without acquiring, which would empty the L1 every time
-    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(at) : "memory");
-  } while (now < to);
-  asm volatile("fence.acq_rel.gpu;\nfence.proxy.async.global;" ::: "memory"); // what follows may be the copy engine's
-  return now;
+// It gives up after so many polls, unless polls is 0, and then returns less than to. A poll takes 0.5 to 1 us.
+__device__ __forceinline__ unsigned wait_raised(const unsigned* at, unsigned to, unsigned polls) {
+  for (;;) {
+    unsigned now;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(at) : "memory"); // an acquire would empty the L1 every time
+    if (now >= to) {
+      asm volatile("fence.acq_rel.gpu;\nfence.proxy.async.global;" ::: "memory"); // what follows may be the copy engine's
+      return now;
+    }
+    if (polls && --polls == 0) {
+      return now;
+    }
+    asm volatile("nanosleep.u32 100;");
+  }
+}
+
+// report stores words to the host's memory, for its error message, and ends the kernel with an error.
+__device__ __forceinline__ void report(int* to, int a, int b, int c, int d) {
+  asm volatile("st.volatile.global.v4.s32 [%0], {%1, %2, %3, %4};\nfence.acq_rel.sys;\ntrap;" ::"l"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
 // wait_open waits until a number has come to count, modulo 2^64, which the host or another GPU counts up, maybe in the host's memory. What

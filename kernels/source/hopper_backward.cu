@@ -380,7 +380,7 @@ template <int COLS> __device__ __forceinline__ void add_keys(const HopperBackwar
     float* row = to + (long long)(own + j) * d.seq;
 #pragma unroll
     for (int n = 0; n < COLS / 8; n++) {
-      const float u = factor * x[4 * n + 2 * r], v = factor * x[4 * n + 2 * r + 1]; // 0 where not covered
+      const float u = covered ? factor * x[4 * n + 2 * r] : 0, v = covered ? factor * x[4 * n + 2 * r + 1] : 0; // NaN of a query reaches x
       const int col = from + 8 * n + first_col();
       float* y = row + col;
       if (aligned && col < dim) {
@@ -457,10 +457,13 @@ __device__ __forceinline__ void begin(const HopperBackward& b, unsigned base, un
   pass_gates(b.needs, b.gates, own_keys(base) / BN, passed); // here, as the thread that loads has few registers later
 }
 
-// take begins the item that comes next, where blocks take several.
+// items is how many there are, for each of the batch.
+__device__ __forceinline__ unsigned items(const HopperBackward& b) { return b.blocks * b.p.kv_heads; }
+
+// take begins the next item.
 __device__ __forceinline__ void take(const HopperBackward& b, unsigned base) {
-  const unsigned total = b.blocks * b.p.kv_heads, item = atomicInc(b.next + blockIdx.z, total + gridDim.x - 1); // the last to ask leaves 0 again
-  if (item < total) {
+  const unsigned item = atomicAdd(b.next + blockIdx.z, 1);
+  if (item < items(b)) {
     begin(b, base, item);
   } else {
     store_shared(base + Shared::TURN, ~0u, 0, 0, 0);
@@ -472,7 +475,7 @@ __device__ __forceinline__ bool over(unsigned base) { return __float_as_int(load
 
 // next_item begins another item, if there is one. All threads come to it when they are done with theirs.
 __device__ __forceinline__ bool next_item(const HopperBackward& b, unsigned base) {
-  if (!b.next) {
+  if (!b.next || ORDERED && gridDim.x == items(b)) {
     return false;
   }
   all_sync(THREADS);

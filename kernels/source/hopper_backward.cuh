@@ -23,9 +23,12 @@ struct HopperBackward {
   int fresh_lo, fresh_hi; // the keys whose dK and dV hold nothing yet
   const unsigned* needs;  // see pass_gates of hopper_gates.cuh
   Gate* gates;
-  // Where the grid is smaller than the work, for each of the batch the number of the work that is taken next, 0 before and after; else NULL.
+  // For each of the batch the number of the work that is taken next, 0 before; NULL: each block of the grid has its own. ORDERED, it is
+  // never NULL: a block then waits only for work that a block has taken which runs, whatever order blocks are started in.
   unsigned* next;
-  int unused[14];
+  int* fault;     // ORDERED, in the host's memory: where a block reports that it gave up its turn, 1 + its keys, KV head, batch, and the block before
+  unsigned polls; // that it waits at most, see wait_raised; 0: for ever
+  int unused[11];
   FlashParams p;
 };
 static_assert(sizeof(HopperBackward) == 5 * 128 + 128 + sizeof(FlashParams), "HopperBackward of params.go is laid out so");
@@ -90,8 +93,8 @@ __device__ __forceinline__ Turn free_turn(const HopperBackward& b, unsigned item
   return {b.order ? b.order[at] : at, head, -1, false};
 }
 
-// ordered_turn is that of a block, ORDERED. It comes behind the one before it, and blocks start in the order of their numbers, so that
-// none waits for one that has yet to start.
+// ordered_turn is the turn of an item, ORDERED. The one before it is an earlier item. Blocks take items in order, so that none waits for
+// an item that no block has taken.
 //
 // Blocks of keys take turns from the first to the last, head by head. That is slow where the first see many more queries
 // than the last, as these wait for them in every head. There, fold blocks come from the shortest to the longest, and
@@ -294,7 +297,11 @@ struct Progress {
     int keys, kv_head, before, own;
     load_shared_words(base + Shared::TURN, keys, kv_head, before, own);
     if (seen < until && before >= 0) {
-      seen = wait_raised(at(before, consumer), until);
+      seen = wait_raised(at(before, consumer), until, b.polls);
+      if (seen < until) {
+        load_shared_words(base + Shared::TURN, keys, kv_head, before, own); // again, as registers are scarce
+        report(b.fault, 1 + keys, kv_head, blockIdx.z, before);
+      }
     }
   }
   __device__ __forceinline__ void tell(unsigned until, int consumer) const {
@@ -308,6 +315,19 @@ struct Progress {
     return row < __float_as_int(last) && end > __float_as_int(first);
   }
 };
+
+// clear_queries clears the rows of a part of dQ' from one on, in shared memory. They are in no tile of this step, and the sums of keys with
+// NaN are NaN in all rows.
+__device__ __forceinline__ void clear_queries(unsigned part, int from) {
+  for (int i = from * 8 + threadIdx.x % 32; i < DQ_ROWS * 8; i += 32) {
+#pragma unroll
+    for (int box = 0; box < 2 * DQ_AT_ONCE; box++) {
+      store_shared(part + box * DQ_BOX + i * 16, 0, 0, 0, 0);
+    }
+  }
+  shared_for_engine();
+  __syncwarp();
+}
 
 // add_queries is what the warp does that adds the dQ of a consumer to global memory.
 __device__ __forceinline__ void add_queries(const HopperBackward& b, unsigned base, int consumer) {
@@ -338,6 +358,9 @@ __device__ __forceinline__ void add_queries(const HopperBackward& b, unsigned ba
 #pragma unroll
     for (int part = 0; part < DQ_PARTS; part += DQ_AT_ONCE) {
       some_sync(DQ_FULL + consumer, DQ_THREADS);
+      if (kind & DIRTY) {
+        clear_queries(from, max(end - row - first, 0));
+      }
       const unsigned until = (head - own_kv_head(base) * heads + 1) * p.seq_q - row;
       if (adds) {
         if (ORDERED && part == 0 && progress.shared(row, min(row + BM, end))) {

@@ -328,17 +328,18 @@ template <class T> __device__ __forceinline__ void fold(const HopperForward& x, 
     const bool valid = i < p.seq_q;
     const float before = valid && !(x.pass & FIRST) ? lse[i * p.lse.seq] * LOG2E : -INF;
     __syncwarp(); // all lanes of the row have read LSE
-    const float now = sum > 0 ? state.base[r] : -INF, most = fmaxf(before, now), top = most == -INF ? 0 : most;
-    float a = exp2_fast(before - top), b = sum > 0 ? exp2_fast(now - top) : 0;
+    const bool any = sum != 0; // NaN counts: a NaN or Inf of a key reaches O and LSE
+    const float now = any ? state.base[r] : -INF, most = fmaxf(before, now), top = most == -INF ? 0 : most;
+    float a = exp2_fast(before - top), b = any ? exp2_fast(now - top) : 0;
     const float total = a + b * sum;
-    a = total > 0 ? quotient(a, total) : 0;
-    b = total > 0 ? quotient(b, total) : 0;
+    a = total != 0 ? quotient(a, total) : 0;
+    b = total != 0 ? quotient(b, total) : 0;
     float* row = o + i * p.o.seq + lane.col;
-    const bool stores = valid && !(x.pass & LAST) && (sum > 0 || x.pass & FIRST);
+    const bool stores = valid && !(x.pass & LAST) && (any || x.pass & FIRST);
 #pragma unroll
     for (int c = 0; c < HEAD_V / 8; c++) {
       float &y = state.o[4 * c + 2 * r], &z = state.o[4 * c + 2 * r + 1];
-      y *= b, z *= b;
+      y = any ? y * b : 0, z = any ? z * b : 0; // 0 times a NaN in V of keys that the row does not see is NaN
       if (valid && 8 * c + lane.col < p.dim_v) {
         if (!(x.pass & FIRST)) {
           const float2 old = *(const float2*)(row + 8 * c);
@@ -352,8 +353,8 @@ template <class T> __device__ __forceinline__ void fold(const HopperForward& x, 
     if (x.pass & LAST) {
       store_rounded<T>(out + i * x.out.seq, state.o, r, 1, p.dim_v, valid);
     }
-    if (valid && lane.col == 0 && (sum > 0 || x.pass & FIRST)) {
-      lse[i * p.lse.seq] = total > 0 ? (top + log2_of(total)) * LN2 : -INF;
+    if (valid && lane.col == 0 && (any || x.pass & FIRST)) {
+      lse[i * p.lse.seq] = total != 0 ? (top + log2_of(total)) * LN2 : -INF;
     }
   }
 }

@@ -20,7 +20,7 @@ __device__ __forceinline__ void pass_gates(const unsigned* needs, Gate* gates, i
       wait_open((const unsigned long long*)at, count);
       raise(&g.asked, OPEN);
     } else {
-      wait_raised(&g.asked, OPEN);
+      wait_raised(&g.asked, OPEN, 0);
     }
     passed |= left & -left;
   }

@@ -63,8 +63,9 @@ type HopperBackward struct {
 	Progress, Order   uint64 // of uint32; of int32
 
 	Start, Blocks, Banded, Fold, Beside, Together, FreshLo, FreshHi int32
-	Needs, Gates, Next                                              uint64 // of uint32, of each block of keys; of HopperGate; of uint32
-	Unused                                                          [14]int32
+	Needs, Gates, Next, Fault                                       uint64 // of uint32, of each block of keys; of HopperGate; of uint32; of HopperFault
+	Polls                                                           uint32
+	Unused                                                          [11]int32
 
 	P FlashParams
 }
@@ -73,6 +74,12 @@ type HopperBackward struct {
 type HopperGate struct {
 	At, Count     [2]uint32
 	Asked, Unused uint32
+}
+
+// HopperFault is how a block of the ordered backward pass that gave up its turn reports it: 1 + its block of keys, or 0 where none did, the
+// KV head, the batch, and the block of keys that it waited for.
+type HopperFault struct {
+	Keys1, KVHead, Batch, Before int32
 }
 
 // HopperGates is how many gates a kernel waits for.

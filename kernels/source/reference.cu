@@ -157,22 +157,22 @@ template <class T> __device__ void forward(const Params& p) {
   each_key(p, i, [&](int j) {
     any = true;
     const double s = score(dot(q, load<T>(p.k, batch, j, kv_head, p.dim)), p) + added(p, batch, head, i, j);
-    largest = s > largest ? s : largest;
+    largest = s > largest || s != s ? s : largest; // NaN stays
     if (!(s <= most)) { // NaN too
       const double shrink = sum == 0 ? 0 : exp(most - s);
       sum *= shrink;
       scale(shrink, o);
       most = s;
     }
-    const double w = exp(s - most);
+    const double w = s == -INF ? 0 : exp(s - most);
     sum += w;
     axpy(w, load<T>(p.v, batch, j, kv_head, p.dim_v), o);
   });
   if (p.largest.at && threadIdx.x == 0) {
     float* kept = row_of<float>(p.largest, batch, i, head);
-    *kept = largest > *kept ? (float)largest : *kept;
+    *kept = largest > *kept || largest != largest ? (float)largest : *kept;
   }
-  if (!any || most == -INF) {
+  if (!any || sum == 0) {
     return; // it saw no key that has any weight, in this block or before it
   }
   scale(1 / sum, o);

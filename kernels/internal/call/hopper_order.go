@@ -22,8 +22,16 @@ func (f *Flash) HopperOrdered(s source.HopperShape, sms SMs, fresh partition.Ran
 		p.Banded = 1
 	}
 	l.share(sms)
+	l.Next = l.Grid[2]
+	p.Polls = turnPolls
+	if f.Gates != nil {
+		p.Polls = 0 // the one before may wait for rows of a peer, for which only the host's deadline is right
+	}
 	return l
 }
+
+// turnPolls is how often a block of keys polls for its turn before it gives up: about two minutes.
+const turnPolls = 1 << 27
 
 // HasOrder reports whether blocks of keys can add to dQ in order: each goes over the queries of a head from
 // the last to the first, and once.
