@@ -141,4 +141,18 @@ template <int OWN, int STEP> struct Walk {
     }
     return false;
   }
+
+  // sees returns whether own row i sees any other row.
+  __device__ bool sees(int i) const {
+    for (int n = first_tile(); n < end_tile; n++) {
+      const Tile& t = p.tile(n);
+      if (t.own_lo <= i && i < t.own_hi && max(t.other_lo, i + t.lo) < min(t.other_hi, i + t.hi + 1)) {
+        return true;
+      }
+    }
+    return false;
+  }
 };
+
+// NOT_A_NUMBER is the sum of a row whose keys all have scores of -inf, which only a broken input gives.
+#define NOT_A_NUMBER __int_as_float(0x7fc00000)

@@ -92,9 +92,10 @@ __device__ __forceinline__ void fold(const FlashParams& p, State& state, int own
     float sum = same_row<Scores>(state.sum[r], [](float x, float y) { return x + y; });
     float before = i < p.seq_q ? lse[i * p.lse.seq] * LOG2E : 0;
     __syncwarp(); // all lanes of the row have read LSE
-    if (i >= p.seq_q || sum == 0) {
+    if (i >= p.seq_q || sum == 0 && (before != -INF || !QueryWalk(p, own).sees(i))) {
       continue;
     }
+    sum = sum == 0 ? NOT_A_NUMBER : sum;
     float now = state.base[r];
     float top = fmaxf(before, now), a = exp2_fast(before - top), b = exp2_fast(now - top);
     float total = a + b * sum;

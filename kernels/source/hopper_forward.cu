@@ -328,6 +328,9 @@ template <class T> __device__ __forceinline__ void fold(const HopperForward& x, 
     const bool valid = i < p.seq_q;
     const float before = valid && !(x.pass & FIRST) ? lse[i * p.lse.seq] * LOG2E : -INF;
     __syncwarp(); // all lanes of the row have read LSE
+    if (sum == 0 && before == -INF && valid && work.kind == SOME && QueryWalk(p, work.own).sees(i)) {
+      sum = NOT_A_NUMBER;
+    }
     const bool any = sum != 0; // NaN counts: a NaN or Inf of a key reaches O and LSE
     const float now = any ? state.base[r] : -INF, most = fmaxf(before, now), top = most == -INF ? 0 : most;
     float a = exp2_fast(before - top), b = any ? exp2_fast(now - top) : 0;

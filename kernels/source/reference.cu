@@ -172,9 +172,10 @@ template <class T> __device__ void forward(const Params& p) {
     float* kept = row_of<float>(p.largest, batch, i, head);
     *kept = largest > *kept || largest != largest ? (float)largest : *kept;
   }
-  if (!any || sum == 0) {
-    return; // it saw no key that has any weight, in this block or before it
+  if (!any || sum == 0 && p.bias.at) {
+    return; // it saw no key, or none that has any weight, in this block or before it
   }
+  sum = sum == 0 ? sum / sum : sum; // scores of -Inf without a bias, which hides pairs, are a broken input: NaN
   scale(1 / sum, o);
   store(p.o, batch, i, head, p.dim_v, o);
   __syncwarp(); // all lanes have read LSE
