@@ -36,7 +36,7 @@ func (e *Error) Error() string {
 }
 
 // Device is one GPU and its primary context, in which libraries of the runtime API, such as
-// cuDNN and NCCL, live too.
+// cuDNN and NCCL, also live.
 type Device struct {
 	// Ordinal is the driver's number of the GPU, after CUDA_VISIBLE_DEVICES.
 	Ordinal int
@@ -47,7 +47,7 @@ type Device struct {
 	// SharedPerBlock is the most dynamic shared memory that a block may ask for, in bytes.
 	SharedPerBlock int
 	L2             int    // bytes
-	PCI            uint64 // where it stands on the machine, the same in every process
+	PCI            uint64 // its address on the machine, the same in every process
 
 	dev cu.Device
 	ctx C.CUcontext
@@ -58,7 +58,7 @@ type Device struct {
 
 	reasonMu sync.Mutex
 	reasons  []func() string      // guarded by reasonMu
-	pinned   map[*Pinned]struct{} // guarded by mu; what is not freed
+	pinned   map[*Pinned]struct{} // guarded by mu; not freed yet
 }
 
 // Count returns the number of GPUs that this process sees. On a machine without the driver it
@@ -172,7 +172,7 @@ func (d *Device) reason() string {
 	return ""
 }
 
-// check is nil or an *Error.
+// check returns nil or an *Error.
 func (d *Device) check(call string, r C.CUresult) error {
 	if r == C.CUDA_SUCCESS {
 		return nil

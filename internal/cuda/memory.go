@@ -31,13 +31,13 @@ func (m *Memory) Bytes() int64 { return m.bytes }
 // Ptr returns the address as tensor.Memory has it.
 func (m *Memory) Ptr() unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(&m.addr)) }
 
-// alloc is an allocation of the driver's.
+// An alloc is an allocation of the driver's.
 type alloc struct {
 	addr  uint64
 	bytes int64
 }
 
-// pool is the memory that Reserve took and Alloc has not handed out.
+// A pool is the memory that Reserve took and Alloc has not handed out.
 type pool struct {
 	addr, end uint64
 }
@@ -75,7 +75,7 @@ func (d *Device) Alloc(bytes int64) (*Memory, error) {
 	return &Memory{dev: d, addr: a.addr, bytes: bytes}, nil
 }
 
-// take is an allocation of the driver's. d.mu is held.
+// take allocates memory of the driver's. d.mu is held.
 func (d *Device) take(bytes int64) (alloc, error) {
 	var ptr cu.DevicePtr
 	err := d.With(func() (err error) {

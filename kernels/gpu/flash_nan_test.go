@@ -21,8 +21,8 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// TestFlashKeepsNaN holds that one key of 768 that is NaN reaches the results of all queries that see it, and the gradients of all keys
-// that those see.
+// TestFlashKeepsNaN holds that one key of 768 that is NaN reaches the results of all queries that see it, and the
+// gradients of all keys that those see.
 func TestFlashKeepsNaN(t *testing.T) {
 	r := newCUDARig(t)
 	const seq, bad = 768, 300
@@ -57,8 +57,8 @@ func TestFlashKeepsNaN(t *testing.T) {
 	}
 }
 
-// TestLostTurn holds that a block of keys that never gets its turn to add to dQ ends with an error that names it, and not never. The
-// error ends the GPU's context, and so is one of another process.
+// TestLostTurn holds that a block of keys that never gets its turn to add to dQ ends with an error that names it, and
+// not never. The error ends the GPU's context, and so is one of another process.
 func TestLostTurn(t *testing.T) {
 	const mark = "the error names the block"
 	if os.Getenv("CPRUN_TEST_CHILD") == "" {
@@ -113,7 +113,8 @@ func TestLostTurn(t *testing.T) {
 	os.Exit(0) // the context is gone, and with it what cleans up
 }
 
-// TestManyTiles holds that lists of tiles that are copied from host memory, for many calls that are queued at once, are each call's own.
+// TestManyTiles holds that lists of tiles that are copied from host memory, for many calls that are queued at once, are
+// each call's own.
 func TestManyTiles(t *testing.T) {
 	r := newCUDARig(t)
 	for _, deterministic := range []bool{false, true} {

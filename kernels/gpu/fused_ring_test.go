@@ -218,7 +218,8 @@ func TestFusedRing(t *testing.T) {
 	}
 }
 
-// TestFusedRingKeepsNaN holds that a NaN of one rank's keys reaches all rows that see it, in whatever hop it comes, and no other rank.
+// TestFusedRingKeepsNaN holds that a NaN of one rank's keys reaches all rows that see it, in whatever hop it comes, and
+// no other rank.
 func TestFusedRingKeepsNaN(t *testing.T) {
 	for name, c := range fusedCases(t) {
 		if len(c.mask.Docs) > 0 {

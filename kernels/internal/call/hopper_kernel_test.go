@@ -155,8 +155,8 @@ func (k hostHopper) Backward(dq, do, q View, s attention.Saved, p attention.Soft
 	return &hopperBackward{f.(*hostBackward), k}, nil
 }
 
-// spoil makes rows of a tensor that are in no tile NaN, which kernels must keep out of everything, until the function is called that it
-// returns.
+// spoil makes rows of a tensor that are in no tile NaN, which kernels must keep out of everything, until the function
+// is called that it returns.
 func spoil(v View, tiles []partition.Tile, of func(partition.Tile) partition.Range) (restore func()) {
 	return spoilRows(v, func(row int) bool {
 		return !slices.ContainsFunc(tiles, func(t partition.Tile) bool { return of(t).Lo <= row && row < of(t).Hi })
@@ -275,11 +275,12 @@ type shapeCase struct {
 	dtype tensor.DType
 }
 
-// isWide reports whether a shape is one that the suite has few cases of, so that all of its programs of the backward pass are to run.
+// isWide reports whether a shape is one that the suite has few cases of, so that all of its programs of the backward
+// pass are to run.
 func isWide(s source.HopperShape) bool { return s.QK > 128 }
 
-// shapeCases are cases of a shape's head dims; where they are wide, in both types, with a cap and without, with rows and keys that are
-// in no tile, and of narrower ones, too.
+// shapeCases are cases of a shape's head dims; where they are wide, in both types, with a cap and without, with rows
+// and keys that are in no tile, and of narrower ones, too.
 func shapeCases(s source.HopperShape) (list []shapeCase) {
 	add := func(seed uint64, narrower int, dtype tensor.DType, change func(*attentiontest.Case)) {
 		c := shapeCase{attentiontest.RandomCase(seed), dtype}
@@ -417,8 +418,8 @@ func TestHasOrder(t *testing.T) {
 	}
 }
 
-// TestTurnsOnHost runs many blocks of keys that take turns, in parts, and with several heads together: the host's machine
-// finds those that wait for one which starts after them.
+// TestTurnsOnHost runs many blocks of keys that take turns, in parts, and with several heads together: the host's
+// machine finds those that wait for one which starts after them.
 func TestTurnsOnHost(t *testing.T) {
 	h := newHost(t)
 	const heads, blocks = 3, 5

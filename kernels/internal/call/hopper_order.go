@@ -30,7 +30,7 @@ func (f *Flash) HopperOrdered(s source.HopperShape, sms SMs, fresh partition.Ran
 	return l
 }
 
-// turnPolls is how often a block of keys polls for its turn before it gives up: about two minutes.
+// turnPolls limits the polls of a block of keys for its turn to about two minutes.
 const turnPolls = 1 << 27
 
 // HasOrder reports whether blocks of keys can add to dQ in order: each goes over the queries of a head from
@@ -73,7 +73,8 @@ func (f *Flash) orderOf(s source.HopperShape, sms int) order {
 	return o
 }
 
-// shrinks reports whether the first keys of a tile see its last query, as all do, and the last keys less than half as many.
+// shrinks reports whether the first keys of a tile see its last query, as all do, and the last keys less than half as
+// many.
 func shrinks(t source.FlashTile) bool {
 	queries := func(key int) int {
 		first := max(int(t.OtherLo), key+int(t.Lo))

@@ -2,23 +2,23 @@ package call
 
 import "github.com/cprun/cprun/tensor"
 
-// Staging is host memory from which a stream copies lists to the device. It reuses only what has been copied, and takes more memory
-// where the host is far ahead of the device. So the host never waits.
+// Staging is host memory from which a stream copies lists to the device. It reuses memory after its copy is done, and
+// takes more if the host is far ahead of the device. So the host never waits.
 type Staging struct {
 	heap   *tensor.Heap
 	copies []stagedCopy // in the order of the stream
 }
 
-// stagedCopy is memory that a copy reads until done.
+// A stagedCopy is memory that a copy reads until done.
 type stagedCopy struct {
 	from View
 	done tensor.Event
 }
 
-// stagingBlock is how much host memory is taken at once: lists of 1,000 documents for 30 calls.
+// stagingBlock sizes one allocation of host memory: lists of 1,000 documents for 30 calls.
 const stagingBlock = 1 << 20
 
-// NewStaging returns staging whose memory, which the device can copy from, is alloc's.
+// NewStaging returns staging that takes its memory from alloc. The device can copy from it.
 func NewStaging(alloc func(bytes int64) (tensor.Memory, error)) *Staging {
 	return &Staging{heap: tensor.NewHeap(stagingBlock, alloc)}
 }
