@@ -23,7 +23,7 @@ type Mark struct {
 const arenaAlign = 256 // bytes; what GPU vector loads and NCCL like
 
 // NewArena returns an arena that takes its blocks from alloc: a first one of size bytes, more
-// where that was too little.
+// if that was too little.
 func NewArena(size int64, alloc func(bytes int64) Memory) *Arena {
 	return &Arena{alloc: alloc, blocks: []Memory{alloc(max(size, arenaAlign))}}
 }
@@ -33,8 +33,8 @@ func NewHostArena(size int64) *Arena {
 	return NewArena(size, func(n int64) Memory { return NewHost(n) })
 }
 
-// NewMeter returns an arena without memory. Its views cannot be read; its Peak is what a run of
-// the same code would use, which is how a memory plan is made.
+// NewMeter returns an arena without memory. Its views cannot be read; its Peak is the memory of a run of
+// the same code. Memory plans use it.
 func NewMeter() *Arena {
 	return NewArena(1<<62, func(n int64) Memory { return virtual(n) })
 }
@@ -65,12 +65,12 @@ func (a *Arena) Mark() Mark { return a.at }
 // as one stream orders them.
 //
 // An arena that is given back whole and had grown to several blocks goes on with one that
-// holds its peak. Otherwise steps of changing sizes, such as those of packed documents, would
-// leave behind ever more blocks that are a little too small.
+// holds its peak and a quarter more. Otherwise steps of changing sizes, such as steps of packed documents, would
+// leave behind ever more blocks that are a little too small: a GPU's memory is never freed.
 func (a *Arena) Release(m Mark) {
 	a.at = m
 	if m == (Mark{}) && len(a.blocks) > 1 {
-		a.blocks = []Memory{a.alloc(a.peak)}
+		a.blocks = []Memory{a.alloc(a.peak + a.peak/4)}
 	}
 }
 

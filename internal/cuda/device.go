@@ -24,14 +24,19 @@ type Error struct {
 	Code   int
 	Name   string // CUDA_ERROR_OUT_OF_MEMORY
 	Text   string
+	Reason string // of a kernel that ended itself; "": none reported one
 }
 
 func (e *Error) Error() string {
-	return fmt.Sprintf("cuda:%d: %s: %s (%s)", e.Device, e.Call, e.Text, e.Name)
+	text := fmt.Sprintf("cuda:%d: %s: %s (%s)", e.Device, e.Call, e.Text, e.Name)
+	if e.Reason != "" {
+		text += ": " + e.Reason
+	}
+	return text
 }
 
 // Device is one GPU and its primary context, in which libraries of the runtime API, such as
-// cuDNN and NCCL, live too.
+// cuDNN and NCCL, also live.
 type Device struct {
 	// Ordinal is the driver's number of the GPU, after CUDA_VISIBLE_DEVICES.
 	Ordinal int
@@ -42,7 +47,7 @@ type Device struct {
 	// SharedPerBlock is the most dynamic shared memory that a block may ask for, in bytes.
 	SharedPerBlock int
 	L2             int    // bytes
-	PCI            uint64 // where it stands on the machine, the same in every process
+	PCI            uint64 // its address on the machine, the same in every process
 
 	dev cu.Device
 	ctx C.CUcontext
@@ -50,6 +55,10 @@ type Device struct {
 	mu     sync.Mutex
 	pool   pool    // guarded by mu
 	allocs []alloc // guarded by mu; every allocation of the driver's, for IPC
+
+	reasonMu sync.Mutex
+	reasons  []func() string      // guarded by reasonMu
+	pinned   map[*Pinned]struct{} // guarded by mu; not freed yet
 }
 
 // Count returns the number of GPUs that this process sees. On a machine without the driver it
@@ -76,7 +85,7 @@ func Open(ordinal int) (*Device, error) {
 	if err != nil {
 		return nil, fmt.Errorf("GPU %d: %w", ordinal, err)
 	}
-	d := &Device{Ordinal: ordinal, dev: dev}
+	d := &Device{Ordinal: ordinal, dev: dev, pinned: map[*Pinned]struct{}{}}
 	if d.Name, err = dev.Name(); err != nil {
 		return nil, fmt.Errorf("GPU %d: %w", ordinal, err)
 	}
@@ -144,10 +153,29 @@ func (d *Device) MemInfo() (free, total int64, err error) {
 	return free, total, err
 }
 
-// check is nil or an *Error.
+// OnError registers f, which returns why a kernel ended itself with an error, or "". Errors of the device carry it.
+func (d *Device) OnError(f func() string) {
+	d.reasonMu.Lock()
+	defer d.reasonMu.Unlock()
+	d.reasons = append(d.reasons, f)
+}
+
+// reason returns the first reason that a kernel has reported.
+func (d *Device) reason() string {
+	d.reasonMu.Lock()
+	defer d.reasonMu.Unlock()
+	for _, f := range d.reasons {
+		if s := f(); s != "" {
+			return s
+		}
+	}
+	return ""
+}
+
+// check returns nil or an *Error.
 func (d *Device) check(call string, r C.CUresult) error {
 	if r == C.CUDA_SUCCESS {
 		return nil
 	}
-	return &Error{Call: call, Device: d.Ordinal, Code: int(r), Name: C.GoString(C.cprun_error_name(r)), Text: C.GoString(C.cprun_error_text(r))}
+	return &Error{Call: call, Device: d.Ordinal, Code: int(r), Name: C.GoString(C.cprun_error_name(r)), Text: C.GoString(C.cprun_error_text(r)), Reason: d.reason()}
 }

@@ -31,13 +31,13 @@ func (m *Memory) Bytes() int64 { return m.bytes }
 // Ptr returns the address as tensor.Memory has it.
 func (m *Memory) Ptr() unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(&m.addr)) }
 
-// alloc is an allocation of the driver's.
+// An alloc is an allocation of the driver's.
 type alloc struct {
 	addr  uint64
 	bytes int64
 }
 
-// pool is the memory that Reserve took and Alloc has not handed out.
+// A pool is the memory that Reserve took and Alloc has not handed out.
 type pool struct {
 	addr, end uint64
 }
@@ -75,7 +75,7 @@ func (d *Device) Alloc(bytes int64) (*Memory, error) {
 	return &Memory{dev: d, addr: a.addr, bytes: bytes}, nil
 }
 
-// take is an allocation of the driver's. d.mu is held.
+// take allocates memory of the driver's. d.mu is held.
 func (d *Device) take(bytes int64) (alloc, error) {
 	var ptr cu.DevicePtr
 	err := d.With(func() (err error) {
@@ -95,8 +95,17 @@ func (d *Device) take(bytes int64) (alloc, error) {
 }
 
 func (d *Device) freeAll() error {
+	d.reasonMu.Lock()
+	d.reasons = nil // they read pinned memory
+	d.reasonMu.Unlock()
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	for p := range d.pinned {
+		if err := d.check("cuMemFreeHost", C.cprun_host_free(d.ctx, p.ptr)); err != nil {
+			return err
+		}
+	}
+	clear(d.pinned)
 	for _, a := range d.allocs {
 		if err := d.With(func() error { return cu.MemFree(cu.DevicePtr(a.addr)) }); err != nil {
 			return fmt.Errorf("%v: free: %w", d, err)
@@ -114,18 +123,24 @@ type Pinned struct {
 	bytes int64
 }
 
-// AllocHost returns pinned host memory, zeroed. Free gives it back.
+// AllocHost returns pinned host memory, zeroed. Free, or Close of the device, gives it back.
 func (d *Device) AllocHost(bytes int64) (*Pinned, error) {
 	p := &Pinned{dev: d, bytes: (bytes + 7) / 8 * 8}
 	if err := d.check("cuMemHostAlloc", C.cprun_host_alloc(d.ctx, &p.ptr, C.size_t(max(p.bytes, 8)))); err != nil {
 		return nil, fmt.Errorf("%d bytes of pinned host memory: %w", bytes, err)
 	}
 	clear(unsafe.Slice((*byte)(p.ptr), p.bytes))
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.pinned[p] = struct{}{}
 	return p, nil
 }
 
 // Free gives the memory back. The device must be done with it.
 func (p *Pinned) Free() error {
+	p.dev.mu.Lock()
+	delete(p.dev.pinned, p)
+	p.dev.mu.Unlock()
 	return p.dev.check("cuMemFreeHost", C.cprun_host_free(p.dev.ctx, p.ptr))
 }
 

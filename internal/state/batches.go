@@ -5,8 +5,8 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// Format is what a batch consists of: ids and targets and, with packed documents, cos and sin of
-// each token, one behind the other.
+// A Format describes the parts of a batch: ids and targets and, with packed documents, cos and sin of
+// each token, one after the other.
 type Format struct {
 	Pairs  int  // of a head: columns of cos and sin
 	Packed bool // samples are packed documents
@@ -14,7 +14,7 @@ type Format struct {
 
 const partAlign = 64 // words of four bytes: where each of the four begins
 
-// parts is the words of ids or targets, and of cos or sin.
+// parts returns the words of ids or targets, and of cos or sin.
 func (f Format) parts(tokens int) (list, table int) {
 	list = (tokens + partAlign - 1) / partAlign * partAlign
 	if f.Packed {
@@ -68,7 +68,16 @@ func NewBatches(a Allocator, f Format, tokens int) (*Batches, error) {
 	return b, b.GrowTables(tokens)
 }
 
-// Grow makes room for that many tokens in a block, whose content is lost.
+// grown returns how many elements to take for a vector that needs n and is too short: half as many again if it had any.
+// A GPU's memory is never freed, so batches that grow a little each time must not take a vector each.
+func grown(v View, n int) int {
+	if v.IsZero() {
+		return n
+	}
+	return n + n/2
+}
+
+// Grow makes room for that many tokens in a block. The content of the block is lost.
 func (b *Batches) Grow(block, tokens int) error {
 	v := &b.Blocks[block]
 	n := max(1, b.Words(tokens))
@@ -76,11 +85,11 @@ func (b *Batches) Grow(block, tokens int) error {
 		return nil
 	}
 	var err error
-	*v, err = b.from.Vector(Inputs, tensor.I32, n)
+	*v, err = b.from.Vector(Inputs, tensor.I32, grown(*v, n))
 	return err
 }
 
-// GrowTables makes room for the tables of that many tokens, whose content is lost.
+// GrowTables makes room for the tables of that many tokens. Their content is lost.
 func (b *Batches) GrowTables(tokens int) error {
 	n := tokens * b.Pairs
 	for _, v := range []*View{&b.Cos, &b.Sin} {
@@ -88,7 +97,7 @@ func (b *Batches) GrowTables(tokens int) error {
 			continue
 		}
 		var err error
-		if *v, err = b.from.Vector(Inputs, tensor.F32, n); err != nil {
+		if *v, err = b.from.Vector(Inputs, tensor.F32, grown(*v, n)); err != nil {
 			return err
 		}
 	}

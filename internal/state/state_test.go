@@ -1,6 +1,7 @@
 package state
 
 import (
+	"errors"
 	"slices"
 	"testing"
 
@@ -84,8 +85,44 @@ func TestBatchesGrow(t *testing.T) {
 		if err := b.Grow(0, 90); err != nil || m[Inputs] != want {
 			t.Errorf("packed %t: a smaller batch took memory (%v)", packed, err)
 		}
-		if err := b.Grow(1, 200); err != nil || m[Inputs] != want+4*int64(f.Words(200)) {
-			t.Errorf("packed %t: a batch of 200 tokens took %d bytes, want %d (%v)", packed, m[Inputs]-want, 4*f.Words(200), err)
+		if err := b.Grow(1, 200); err != nil || m[Inputs] != want+6*int64(f.Words(200)) {
+			t.Errorf("packed %t: a batch of 200 tokens took %d bytes, want %d (%v)", packed, m[Inputs]-want, 6*f.Words(200), err)
+		}
+	}
+}
+
+// vectors is an Allocator that counts what it gives.
+type vectors struct {
+	Meter
+	count int
+}
+
+func (v *vectors) Vector(what string, t tensor.DType, n int) (View, error) {
+	v.count++
+	return v.Meter.Vector(what, t, n)
+}
+
+// Batches that grow a little 1,000 times take few vectors, and not many times the memory of the last one.
+func TestBatchesGrowSlowly(t *testing.T) {
+	for _, packed := range []bool{false, true} {
+		m, f := &vectors{Meter: Meter{}}, Format{Pairs: 4, Packed: packed}
+		b, err := NewBatches(m, f, 1000)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tokens := 1000
+		for i := range 1000 {
+			tokens += 64
+			if err := errors.Join(b.Grow(i%2, tokens), b.GrowTables(tokens)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		exact := Meter{}
+		if _, err := NewBatches(exact, f, tokens); err != nil {
+			t.Fatal(err)
+		}
+		if m.count > 60 || m.Meter[Inputs] > 5*exact[Inputs]+4*2*4*int64(tokens) {
+			t.Errorf("packed %t: %d vectors of %d bytes, where the last ones need %d", packed, m.count, m.Meter[Inputs], exact[Inputs])
 		}
 	}
 }

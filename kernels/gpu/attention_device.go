@@ -14,12 +14,13 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// deviceAttention is what the attention kernels of our own share: the passes, but for their
+// deviceAttention is shared by the attention kernels of our own: the passes, except their
 // blocks. Accumulators are complete after every block, so that there is little to end.
 type deviceAttention struct {
 	stream *cuda.Stream
 	loader *Loader
 	tiles  *cuda.Memory
+	lists  *call.Staging // for lists of tiles
 
 	forward  deviceForward // the pass under way
 	backward deviceBackward
@@ -33,7 +34,7 @@ type blockKernel interface {
 
 const commonProgram = "attention_common"
 
-// tileBytes is the device memory for lists of tiles to begin with: some 2000 tiles.
+// tileBytes sizes the first device memory for lists of tiles: some 2000 tiles.
 const tileBytes = 64 << 10
 
 func newDeviceAttention(stream *cuda.Stream, loader *Loader) (deviceAttention, error) {
@@ -42,7 +43,14 @@ func newDeviceAttention(stream *cuda.Stream, loader *Loader) (deviceAttention, e
 		return deviceAttention{}, fmt.Errorf("lists of tiles: %w", err)
 	}
 	_, err = loader.Load(commonProgram)
-	return deviceAttention{stream: stream, loader: loader, tiles: tiles}, err
+	pinned := func(n int64) (tensor.Memory, error) {
+		p, err := loader.Device().AllocHost(n)
+		if err != nil {
+			return nil, err
+		}
+		return p.Host(), nil
+	}
+	return deviceAttention{stream: stream, loader: loader, tiles: tiles, lists: call.NewStaging(pinned)}, err
 }
 
 // launch queues a kernel of a program, which is loaded the first time.
@@ -55,7 +63,7 @@ func (d *deviceAttention) launch(program, name string, l cuda.Launch, a *cuda.Ar
 	return nil
 }
 
-// deviceForward is a forward pass of a kernel of our own.
+// A deviceForward is a forward pass of a kernel of our own.
 type deviceForward struct {
 	d   *deviceAttention
 	k   blockKernel
@@ -63,11 +71,11 @@ type deviceForward struct {
 	acc attention.Partial
 	q   View
 	p   attention.Softmax
-	// fresh says that the accumulators hold nothing yet, not even zeros; done, that o is set.
+	// fresh: the accumulators hold nothing yet, not even zeros. done: o is set.
 	fresh, done bool
 }
 
-// begin begins a forward pass whose blocks k computes.
+// begin begins a forward pass; k computes its blocks.
 func (d *deviceAttention) begin(k blockKernel, o View, acc attention.Partial, q View, p attention.Softmax) (attention.ForwardPass, error) {
 	if err := attention.CheckForward(o, acc, q, p); err != nil {
 		return nil, err
@@ -82,7 +90,7 @@ func (d *deviceAttention) begin(k blockKernel, o View, acc attention.Partial, q 
 	return &d.forward, nil
 }
 
-// settle sets the accumulators to what they are before any key, unless they have been set.
+// settle resets the accumulators, unless they have been set.
 func (f *deviceForward) settle() {
 	if !f.fresh {
 		return
@@ -116,7 +124,7 @@ func (f *deviceForward) End() error {
 	return nil
 }
 
-// deviceBackward is a backward pass of a kernel of our own.
+// A deviceBackward is a backward pass of a kernel of our own.
 type deviceBackward struct {
 	d         *deviceAttention
 	k         blockKernel
@@ -125,7 +133,7 @@ type deviceBackward struct {
 	p         attention.Softmax
 }
 
-// beginBackward begins a backward pass whose blocks k computes.
+// beginBackward begins a backward pass; k computes its blocks.
 func (d *deviceAttention) beginBackward(k blockKernel, dq, do, q View, s attention.Saved, p attention.Softmax) (attention.BackwardPass, error) {
 	if err := attention.CheckBackward(dq, do, q, s, p); err != nil {
 		return nil, err
@@ -214,13 +222,13 @@ func (d *deviceAttention) fill(v View, x float64) error {
 	return d.rowsWith("attention_fill", func(a *cuda.Args) { a.Float(x) }, v)
 }
 
-// rows queues a kernel over the rows of views of one shape, but for a third, of one element a
-// row, which comes first among the arguments.
+// rows queues a kernel over the rows of views of one shape. A third view, of one element a
+// row, comes first among the arguments.
 func (d *deviceAttention) rows(name string, views ...View) error {
 	return d.rowsWith(name, func(*cuda.Args) {}, views...)
 }
 
-// rowsWith is rows with more arguments at the end.
+// rowsWith does the same with more arguments at the end.
 func (d *deviceAttention) rowsWith(name string, more func(*cuda.Args), views ...View) error {
 	v := views[0]
 	if v.Size() == 0 {
@@ -250,8 +258,8 @@ func (d *deviceAttention) rowsWith(name string, more func(*cuda.Args), views ...
 	return d.launch(commonProgram, fmt.Sprintf("%s_%d", name, piece), cuda.Launch{Grid: grid, Block: cuda.Dim{X: threads}}, a)
 }
 
-// pieceOf returns how many neighbouring elements of rows a thread takes at once: of those of which kernels are compiled, the most that
-// are 16 bytes at most, if rows are made of such pieces.
+// pieceOf returns how many neighbouring elements of rows a thread takes at once: up to 16 bytes, if rows are made of
+// such pieces and kernels are compiled for them.
 func pieceOf(views []View) int {
 	for _, piece := range []int{8, 4} {
 		wide := slices.ContainsFunc(views, func(v View) bool { return piece*v.DType().Size() > 16 })
@@ -262,9 +270,9 @@ func pieceOf(views []View) int {
 	return 1
 }
 
-// upload puts the words of tiles, and of positions, on the device for the next kernel, and is their address. The
-// memory is used again by the next call: the stream keeps them apart. They travel
-// as arguments, a few hundred at a time, so that no host memory has to outlive the call.
+// upload puts the words of tiles, and of positions, on the device for the next kernel, and returns their address. The
+// next call uses the memory again: the stream keeps them apart. A few hundred words travel as arguments of a kernel,
+// which takes less time than a copy; more in one copy.
 func (d *deviceAttention) upload(words []uint32) (uint64, error) {
 	const most = len(source.Words{}.X)
 	if bytes := int64(len(words)) * 4; bytes > d.tiles.Bytes() {
@@ -275,20 +283,16 @@ func (d *deviceAttention) upload(words []uint32) (uint64, error) {
 		d.tiles = grown
 	}
 	to := cuda.Addr(tensor.Dense(d.tiles, tensor.U8, 0, [4]int{1, 1, 1, 1}))
-	at := to
-	for part := range slices.Chunk(words, most) {
-		var x source.Words
-		copy(x.X[:], part)
-		a := cuda.Struct((&cuda.Args{}).Addr(at).Int(len(part)), &x)
-		if err := d.launch(commonProgram, "attention_store", cuda.Launch{Grid: cuda.Dim{X: 1}, Block: cuda.Dim{X: most}}, a); err != nil {
-			return 0, err
-		}
-		at += uint64(4 * len(part))
+	if len(words) > most {
+		return to, d.lists.Copy(words, func(from View) { d.stream.Copy(to, cuda.Addr(from), int64(4*len(words))) }, d.stream.Record)
 	}
-	return to, nil
+	var x source.Words
+	copy(x.X[:], words)
+	a := cuda.Struct((&cuda.Args{}).Addr(to).Int(len(words)), &x)
+	return to, d.launch(commonProgram, "attention_store", cuda.Launch{Grid: cuda.Dim{X: 1}, Block: cuda.Dim{X: most}}, a)
 }
 
-// floats is an error unless all views are float32 on the device.
+// floats returns an error unless all views are float32 on the device.
 func (d *deviceAttention) floats(what string, vs ...View) error {
 	for _, v := range vs {
 		if !v.IsZero() && v.DType() != tensor.F32 {
@@ -298,7 +302,7 @@ func (d *deviceAttention) floats(what string, vs ...View) error {
 	return d.onDevice(what, vs...)
 }
 
-// onDevice is an error that names the first view that does not lie on the kernel's device.
+// onDevice returns an error that names the first view outside the kernel's device.
 func (d *deviceAttention) onDevice(what string, vs ...View) error {
 	place := d.loader.Device().Place()
 	for _, v := range vs {

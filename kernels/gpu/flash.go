@@ -12,12 +12,12 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// Flash is attention by our own kernels, for every GPU from sm_80 on: float32, bfloat16 and float16
+// Flash is attention by our own kernels, for sm_80 and later GPUs: float32, bfloat16 and float16
 // inputs, float32 accumulators, head dims up to 256 of any kind, any tiles, strides and soft cap. A
 // call is one launch, whatever its tiles. It implements attention.Kernel. One goroutine calls it.
 //
-// On Hopper, calls in 16 bits whose tensors the copy engine can bring go to kernels of their own; the others
-// go where those of other GPUs do. A pass may have some of both.
+// On Hopper, calls in 16 bits go to kernels of their own if the copy engine can bring their tensors; the others
+// go to the kernels of other GPUs. A pass may have some of both.
 //
 // Programs for a pair of head dims are loaded when they are first used; Preload does it earlier.
 type Flash struct {
@@ -25,19 +25,20 @@ type Flash struct {
 	deterministic bool
 	margin        int          // SMs that kernels for Hopper leave to others
 	shared        int          // bytes of shared memory that a block may have
-	hopper        *cuda.Memory // what its kernels hand out work by; nil on other GPUs
+	hopper        *cuda.Memory // the counter of work of its kernels; nil on other GPUs
 	progress      *cuda.Memory // of blocks that add in order; nil before the first
-	// change makes a shape for Hopper that of a program for tests; nil: there is none.
+	fault         *cuda.Pinned // a source.HopperFault of those; nil unless deterministic, on Hopper
+	// change turns a shape for Hopper into one of a program for tests; nil: there is none.
 	change func(*source.HopperShape)
 }
 
-// FlashOptions are what a Flash is made for.
+// FlashOptions configure a Flash.
 type FlashOptions struct {
-	// Deterministic repeats gradients bit for bit: on Hopper, blocks wait for their turn to add to dQ; elsewhere that takes
-	// two products more of the five of a backward pass.
+	// Deterministic repeats gradients bit for bit: on Hopper, blocks wait for their turn to add to dQ; elsewhere that
+	// takes two products more of the five of a backward pass.
 	Deterministic bool
-	// SMMargin is how many SMs the kernels for Hopper leave to kernels that run beside them, such as NCCL's. Other GPUs'
-	// have blocks that end soon.
+	// SMMargin is how many SMs the kernels for Hopper leave to kernels that run beside them, such as NCCL's. Other
+	// GPUs' have blocks that end soon.
 	SMMargin int
 }
 
@@ -51,10 +52,13 @@ func NewFlash(stream *cuda.Stream, loader *Loader, o FlashOptions) (*Flash, erro
 	if loader.Device().Arch == hopperArch {
 		f.hopper, err = newWorkCounter(stream, loader.Device())
 	}
+	if err == nil && f.hopper != nil && f.deterministic {
+		err = f.reportFaults()
+	}
 	return f, err
 }
 
-// Preload loads, and where they are not on disk compiles, the programs for q, k and v of a type, and
+// Preload loads, or compiles if they are not on disk, the programs for q, k and v of a type, and
 // these head dims of q and k, and of v.
 func (f *Flash) Preload(t tensor.DType, dim, dimV int) error {
 	forward, err := f.shapeFor("flash attention forward", t, dim, dimV, source.FlashShape.ForwardShared)
@@ -76,7 +80,7 @@ func (f *Flash) Preload(t tensor.DType, dim, dimV int) error {
 	return f.loader.Preload(append(second, commonProgram, first)...)
 }
 
-// shapeFor is the shape for a pass of that type, which needs so much shared memory a block.
+// shapeFor returns the shape for a pass of that type; needs returns its shared memory a block.
 func (f *Flash) shapeFor(what string, t tensor.DType, dim, dimV int, needs func(source.FlashShape) int) (source.FlashShape, error) {
 	s, ok := source.FlashShapeFor(t == tensor.F32, dim, dimV, f.shared, needs)
 	switch {
@@ -89,7 +93,7 @@ func (f *Flash) shapeFor(what string, t tensor.DType, dim, dimV int, needs func(
 		what, dim, dimV, f.shared, f.loader.Device())
 }
 
-// backwardShared is what the kernels of a backward pass need.
+// backwardShared returns the shared memory that the kernels of a backward pass need.
 func (f *Flash) backwardShared(s source.FlashShape) int {
 	if f.deterministic {
 		return max(s.BackwardShared(), s.DQShared())
@@ -154,8 +158,8 @@ func (f *Flash) backwardBlock(x *deviceBackward, b attention.GradBlock) error {
 	return nil
 }
 
-// WaitsForKeys reports whether calls wait for rows within; see attention.Waiter. What does not go to the kernels for Hopper
-// waits before.
+// WaitsForKeys reports whether calls wait for rows within; see attention.Waiter. What does not go to the kernels for
+// Hopper waits before.
 func (f *Flash) WaitsForKeys() bool { return f.hopper != nil }
 
 // await makes the stream wait for gates.
@@ -165,8 +169,8 @@ func (f *Flash) await(gates []attention.Gate) {
 	}
 }
 
-// usable sets the call's shape, of a pass that needs so much shared memory a block, and is what is
-// wrong with its inputs beyond what attention checks.
+// usable sets the call's shape, for a pass whose shared memory a block needs returns, and returns the faults of its
+// inputs that package attention does not check.
 func (f *Flash) usable(what string, c *call.Flash, needs func(source.FlashShape) int, others ...View) error {
 	if t := c.Q.DType(); !call.TakesFlash(t) {
 		return fmt.Errorf("%s in %v: it computes in float32, bfloat16 and float16; use the CPU", what, t)

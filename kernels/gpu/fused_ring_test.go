@@ -25,6 +25,7 @@ type fusedCase struct {
 	layout                          partition.Layout
 	mask                            partition.Mask
 	gathered                        bool // forward in one block of all keys that a rank reads
+	bad                             int  // the position of a key that is NaN; 0: none
 }
 
 // rankTensors are the tensors of one rank, on the device.
@@ -94,6 +95,11 @@ func (c fusedCase) run(t testing.TB, r fusedRig, after func()) results {
 		return xs
 	}
 	q, k, v, do := draw(c.heads), draw(c.kvHeads), draw(c.kvHeads), draw(c.heads)
+	if c.bad > 0 {
+		for i := range c.kvHeads * c.dim {
+			k[c.bad*c.kvHeads*c.dim+i] = 0x7fc0
+		}
+	}
 	n, kn := c.seq*c.heads*c.dim, c.seq*c.kvHeads*c.dim
 	out := results{make([]float64, n), make([]float64, c.seq*c.heads), make([]float64, n), make([]float64, kn), make([]float64, kn)}
 	shape := partition.Shape{SeqQ: c.seq, SeqKV: c.seq, Size: c.ranks, Layout: c.layout, Mask: c.mask}
@@ -207,6 +213,33 @@ func TestFusedRing(t *testing.T) {
 			atOnce.near(t, lazy, 1)
 			if n := r.Plans() - built; n > 0 {
 				t.Errorf("the same run again built %d plans", n)
+			}
+		})
+	}
+}
+
+// TestFusedRingKeepsNaN holds that a NaN of one rank's keys reaches all rows that see it, in whatever hop it comes, and
+// no other rank.
+func TestFusedRingKeepsNaN(t *testing.T) {
+	for name, c := range fusedCases(t) {
+		if len(c.mask.Docs) > 0 {
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			c.bad, c.layout = 700, partition.Contiguous{}
+			got := c.run(t, newFused(t, FusedOptions{}), func() {})
+			for row := range c.seq {
+				sees := c.mask.Sees(row, c.bad)
+				for i := range c.heads {
+					if lse := got.lse[row*c.heads+i]; sees && !math.IsNaN(lse) || row < c.seq/2 && math.IsNaN(lse) {
+						t.Fatalf("row %d sees the key: %t; its LSE is %g", row, sees, lse)
+					}
+				}
+				for i := range c.heads * c.dim {
+					if o := got.o[row*c.heads*c.dim+i]; sees && !math.IsNaN(o) || row < c.seq/2 && math.IsNaN(o) {
+						t.Fatalf("row %d sees the key: %t; an element of O is %g", row, sees, o)
+					}
+				}
 			}
 		})
 	}

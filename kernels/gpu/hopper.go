@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"slices"
+	"unsafe"
 
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/internal/cuda"
@@ -15,7 +16,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// hopperArch is the compute capability, times 10, that the kernels for Hopper are for.
+// hopperArch, the compute capability times 10, selects the kernels for Hopper.
 const hopperArch = 90
 
 // newWorkCounter returns the memory of the number by which blocks of a grid take work. Every launch leaves
@@ -33,7 +34,7 @@ func workCounter(m *cuda.Memory) uint64 {
 	return cuda.Addr(tensor.Dense(m, tensor.I32, 0, [4]int{1, 1, 1, 1}))
 }
 
-// zeros is the address of so many words that are 0 for the next kernel. The memory is used again by the next call.
+// zeros returns the address of words that are 0 for the next kernel. The next call uses the memory again.
 func (f *Flash) zeros(words int64) (uint64, error) {
 	if bytes := 4 * words; f.progress == nil || bytes > f.progress.Bytes() {
 		grown, err := f.loader.Device().Alloc(2 * bytes)
@@ -47,13 +48,30 @@ func (f *Flash) zeros(words int64) (uint64, error) {
 	return at, nil
 }
 
-// sms are those of the device, of which others are to have some.
+// reportFaults makes errors of the device name a block that gave up its turn to add to dQ.
+func (f *Flash) reportFaults() (err error) {
+	dev := f.loader.Device()
+	if f.fault, err = dev.AllocHost(int64(unsafe.Sizeof(source.HopperFault{}))); err != nil {
+		return fmt.Errorf("the report of attention backward: %w", err)
+	}
+	x := (*source.HopperFault)(f.fault.Host().Ptr())
+	dev.OnError(func() string {
+		if x.Keys1 == 0 {
+			return ""
+		}
+		return fmt.Sprintf("hopper_backward, deterministic: block of keys %d of KV head %d, batch %d, waited too long for block %d to add to dq; "+
+			"please report it, and set train.deterministic: false meanwhile", x.Keys1-1, x.KVHead, x.Batch, x.Before)
+	})
+	return nil
+}
+
+// sms returns the processors of the device, and how many this kernel takes.
 func (f *Flash) sms() call.SMs {
 	all := f.loader.Device().SMs
 	return call.SMs{All: all, Taken: max(1, all-f.margin)}
 }
 
-// hopperShape is the shape for a call, if it can go to the kernels for Hopper.
+// hopperShape returns the shape for a call, if it can go to the kernels for Hopper.
 func (f *Flash) hopperShape(c *call.Flash, more ...View) (source.HopperShape, bool) {
 	s, ok := source.HopperShapeFor(c.Q.Len(tensor.Dim), c.V.Len(tensor.Dim))
 	if f.change != nil {
@@ -97,7 +115,7 @@ func (f *Flash) launchForward(l *call.HopperForward) error {
 	return f.launch(l.Program, l.Kernel, cuda.Launch{Grid: grid, Block: cuda.Dim{X: l.Threads}, Shared: l.Shared}, cuda.StructAligned(&cuda.Args{}, p, source.MapAlign))
 }
 
-// uploadLists puts lists, where there are any, on the device for the next kernel, and sets their addresses.
+// uploadLists puts lists, if there are any, on the device for the next kernel, and sets their addresses.
 func (f *Flash) uploadLists(l call.HopperLists, tiles, order, needs, gates *uint64) error {
 	lists := [][]uint32{call.Words(l.Tiles), call.Words(l.Order), l.Needs, call.Words(l.Gates)}
 	words := slices.Concat(lists...)
@@ -127,7 +145,7 @@ func (f *Flash) backwardOnHopper(c *call.Flash, fresh partition.Range) (l call.H
 	return launch(shape, f.sms(), fresh), true
 }
 
-// launchBackward launches a block of a backward pass, where some query sees a key of it.
+// launchBackward launches a block of a backward pass, if some query sees a key of it.
 func (f *Flash) launchBackward(l *call.HopperBackward) error {
 	if l.Grid[0] == 0 {
 		return nil
@@ -146,6 +164,9 @@ func (f *Flash) launchBackward(l *call.HopperBackward) error {
 		}
 		if p.Progress = at; l.Next > 0 {
 			p.Next = at + uint64(4*l.Progress)
+		}
+		if f.fault != nil {
+			p.Fault = uint64(uintptr(f.fault.Host().Ptr()))
 		}
 	}
 	grid := cuda.Dim{X: l.Grid[0], Y: l.Grid[1], Z: l.Grid[2]}
@@ -179,7 +200,8 @@ func (f *Flash) encode(to *source.TensorMap, m call.Map) error {
 	return err
 }
 
-// stepBytes is from one to the next along an axis; of an axis of one, what the driver allows.
+// stepBytes returns the bytes from one to the next along an axis; the driver allows any multiple of 16 for an axis of
+// one.
 func stepBytes(v View, a tensor.Axis) int64 {
 	if v.Len(a) == 1 {
 		return 16

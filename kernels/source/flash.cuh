@@ -1,21 +1,21 @@
-// What the flash kernels share: their parameters and the walk over tiles. flash_products.cuh is what
-// they compute with.
+// What the flash kernels share: their parameters and the walk over tiles. flash_products.cuh has
+// their products.
 //
-// Rows are "own" where a block of the grid owns them (queries in the forward pass, keys in the
-// backward pass) and "other" where it walks over them. The host turns tiles round accordingly.
+// A block of the grid has "own" rows (queries in the forward pass, keys in the backward pass) and
+// walks over "other" rows. The host turns tiles round accordingly.
 //
 // Compiled with INLINE_TILES, how many tiles fit into the arguments.
 #pragma once
 #include "mma.cuh"
 
-// Strided is a tensor [batch, seq, heads, dim]; strides count elements, that of dim is 1.
+// Strided is a tensor [batch, seq, heads, dim]; strides count elements; dim has stride 1.
 struct Strided {
   void* at;
   long long batch, seq, head;
 };
 
 // Tile says that own row i sees other row j where lo <= j - i <= hi. Tiles are sorted by own_lo;
-// reach is the largest own_hi up to here, so that those that meet a block are found by halving.
+// reach, the largest own_hi up to here, lets a binary search find the tiles that meet a block.
 struct Tile {
   int own_lo, own_hi, other_lo, other_hi, lo, hi, reach, unused;
 };
@@ -50,12 +50,12 @@ template <class T> __device__ __forceinline__ T* head_of(const Strided& s, int b
 }
 
 // Walk visits the blocks of STEP other rows that own rows [own, own + OWN) see any of, tile by
-// tile. It keeps little, as registers are what the kernels are short of.
+// tile. It keeps little, as the kernels are short of registers.
 template <int OWN, int STEP> struct Walk {
   const FlashParams& p;
   int own, index, end_tile; // the present tile, and the first that cannot meet the block
   int other, end;           // the block begins at other; the tile's last block ends before end
-  int begin;                // down: where the tile's first block begins
+  int begin;                // down: the beginning of the tile's first block
 
   __device__ __forceinline__ Walk(const FlashParams& p, int own) : p(p), own(own) {
     int at = own;
@@ -73,7 +73,7 @@ template <int OWN, int STEP> struct Walk {
     other = end = 0;
   }
 
-  // first is the index of the first tile for which after holds, which it then does for all
+  // first returns the index of the first tile for which after holds; it then holds for all
   // that follow.
   template <class F> __device__ __forceinline__ int first(F after) const {
     int lo = 0, hi = p.tile_count;
@@ -90,7 +90,7 @@ template <int OWN, int STEP> struct Walk {
 
   __device__ __forceinline__ const Tile& tile() const { return p.tile(index); }
 
-  // next goes to the next block; false where there is none.
+  // next goes to the next block; false if there is none.
   __device__ __forceinline__ bool next() {
     other += STEP;
     while (other >= end) {
@@ -126,13 +126,13 @@ template <int OWN, int STEP> struct Walk {
     return true;
   }
 
-  // whole says that every own row sees every other row of the block.
+  // whole reports whether every own row sees every other row of the block.
   __device__ __forceinline__ bool whole() const {
     const Tile& t = tile();
     return t.own_lo <= own && own + OWN <= t.own_hi && own + OWN - 1 + t.lo <= other && other + STEP <= min(t.other_hi, own + t.hi + 1);
   }
 
-  // covers says that some tile has own row i, whether it sees anything or not.
+  // covers reports whether some tile has own row i, which may see nothing.
   __device__ bool covers(int i) const {
     for (int t = first_tile(); t < end_tile; t++) {
       if (p.tile(t).own_lo <= i && i < p.tile(t).own_hi) {
@@ -141,4 +141,18 @@ template <int OWN, int STEP> struct Walk {
     }
     return false;
   }
+
+  // sees reports whether own row i sees any other row.
+  __device__ bool sees(int i) const {
+    for (int n = first_tile(); n < end_tile; n++) {
+      const Tile& t = p.tile(n);
+      if (t.own_lo <= i && i < t.own_hi && max(t.other_lo, i + t.lo) < min(t.other_hi, i + t.hi + 1)) {
+        return true;
+      }
+    }
+    return false;
+  }
 };
+
+// NOT_A_NUMBER is the sum of a row if all its keys have scores of -inf, which only a broken input gives.
+#define NOT_A_NUMBER __int_as_float(0x7fc00000)

@@ -1,5 +1,5 @@
 // Attention forward, FlashAttention-2 (arXiv:2307.08691): a block of threads owns BM queries
-// of a head, whose Q stays in shared memory, and walks over blocks of BN keys. S and O stay in
+// of a head, keeps their Q in shared memory, and walks over blocks of BN keys. S and O stay in
 // registers; every warp owns whole rows. What was seen before, O and LSE in global memory, is
 // folded in at the end.
 //
@@ -18,21 +18,21 @@ using Output = Fragment<HEIGHT, HEAD_V, false, true>;
 constexpr int ROWS = Scores::ROWS;
 static_assert(ROWS == Output::ROWS, "a lane has the same rows of both");
 
-// State is what a lane has of the rows of its warp.
+// State holds a lane's part of the rows of its warp.
 struct State {
   Output o;         // sum of exp2(unit * s - base) v
   float base[ROWS]; // unit times the largest score, -inf before any
   float sum[ROWS];  // sum of exp2(unit * s - base), over this lane's columns
 };
 
-// first_row is the first row of this thread.
+// first_row returns the first row of this thread.
 __device__ __forceinline__ int first_row(int own) {
   unsigned thread = threadIdx.x;
   hide_value(thread); // a register less in the main loop
   return own + thread / 32 * HEIGHT + Scores::first_row(thread % 32);
 }
 
-// mask hides what the present tile hides; s is that of keys from walk.other on.
+// mask hides the pairs that the present tile hides; the keys of s begin at walk.other.
 __device__ __forceinline__ void mask(Scores& s, const QueryWalk& walk) {
   int row = first_row(walk.own);
   const Tile& tile = walk.tile();
@@ -81,8 +81,8 @@ __device__ __forceinline__ void softmax(Scores& s, State& state, float unit) {
   }
 }
 
-// fold merges the state into O and LSE. The old state counts as one more key, whose score is
-// its LSE and whose value is its O. Rows that saw no key are left alone.
+// fold merges the state into O and LSE. The old state counts as one more key, with
+// its LSE for a score and its O for a value. Rows that saw no key are left alone.
 __device__ __forceinline__ void fold(const FlashParams& p, State& state, int own) {
   int row = first_row(own);
   float *o = head_of<float>(p.o, blockIdx.y, blockIdx.x), *lse = head_of<float>(p.lse, blockIdx.y, blockIdx.x);
@@ -92,9 +92,10 @@ __device__ __forceinline__ void fold(const FlashParams& p, State& state, int own
     float sum = same_row<Scores>(state.sum[r], [](float x, float y) { return x + y; });
     float before = i < p.seq_q ? lse[i * p.lse.seq] * LOG2E : 0;
     __syncwarp(); // all lanes of the row have read LSE
-    if (i >= p.seq_q || sum == 0) {
+    if (i >= p.seq_q || sum == 0 && (before != -INF || !QueryWalk(p, own).sees(i))) {
       continue;
     }
+    sum = sum == 0 ? NOT_A_NUMBER : sum;
     float now = state.base[r];
     float top = fmaxf(before, now), a = exp2_fast(before - top), b = exp2_fast(now - top);
     float total = a + b * sum;
@@ -124,7 +125,7 @@ __device__ __forceinline__ void fold(const FlashParams& p, State& state, int own
   }
 }
 
-// hidden_head is where a head begins, made anew each time: it would take registers otherwise.
+// hidden_head computes the beginning of a head anew each time: it would take registers otherwise.
 __device__ __forceinline__ const Stored* hidden_head(const Strided& s, unsigned head) {
   hide_value(head);
   return head_of<Stored>(s, blockIdx.y, head);
@@ -181,7 +182,7 @@ template <class T> __device__ __forceinline__ void forward(const FlashParams& p)
   fold(p, state, own);
 }
 
-// An SM holds so many blocks if registers are spared for it, which float32 does not have to spare.
+// An SM holds this number of blocks if each spares registers; float32 has none to spare.
 constexpr int BLOCKS = sizeof(Stored) == 2 && HEAD_V <= 64 ? 3 : 1;
 
 #define ENTRY(name, T) \

@@ -94,7 +94,7 @@ __device__ float weigh(float (&w)[MAX_PARTS + 1], const Merge& m, int b, int row
   for (int p = 0; p <= MAX_PARTS; p++) sum += w[p] = expf(w[p] - top);
   const float inverse = sum == 0 ? 0 : 1 / sum;
 #pragma unroll
-  for (int p = 0; p <= MAX_PARTS; p++) w[p] *= inverse;
+  for (int p = 0; p <= MAX_PARTS; p++) w[p] = w[p] == 0 ? 0 : w[p] * inverse; // 0 times NaN is NaN, and a part without the row has no memory
   return top + logf(sum);
 }
 

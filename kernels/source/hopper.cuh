@@ -2,8 +2,8 @@
 // memory, the copy engine (TMA), and products by warpgroups (wgmma). Everything above is ordinary C++, so
 // that it can be run without a GPU over other definitions of these functions.
 //
-// A warpgroup is four warps, the first of which is a multiple of four. All its threads call what begins
-// with wg_.
+// A warpgroup is four warps; the number of its first is a multiple of four. All its threads call functions
+// that begin with wg_.
 #pragma once
 #include "hopper_panels.cuh"
 #include "mma.cuh"
@@ -18,7 +18,7 @@ __device__ __forceinline__ void barrier_init(unsigned barrier, unsigned arrivals
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// barrier_forget is for one that is to be made anew. Nobody waits for it.
+// barrier_forget ends a barrier, so that another can be made in its place. No thread waits for it.
 __device__ __forceinline__ void barrier_forget(unsigned barrier) { asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(barrier) : "memory"); }
 
 // barriers_ready makes barriers that this thread has made known to the copy engine; a barrier of the block
@@ -29,7 +29,7 @@ __device__ __forceinline__ void barrier_arrive(unsigned barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// barrier_expect arrives, and has the phase wait for so many bytes from the copy engine.
+// barrier_expect arrives, and makes the phase wait for this number of bytes from the copy engine.
 __device__ __forceinline__ void barrier_expect(unsigned barrier, unsigned bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
@@ -42,9 +42,7 @@ __device__ __forceinline__ void barrier_wait(unsigned barrier, unsigned parity) 
       ".reg .pred done;\n"
       "again:\n"
       "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@done bra.uni over;\n"
-      "bra.uni again;\n"
-      "over:\n"
+      "@!done bra again;\n" // not bra.uni: lanes may see different phases
       "}" ::"r"(barrier),
       "r"(parity)
       : "memory");
@@ -66,12 +64,12 @@ __device__ __forceinline__ void copy_bytes(unsigned dst, const void* src, unsign
 }
 
 // add_bytes starts adding floats in shared memory to those in global memory, indivisibly each.
-// adds_commit ends a group of them, and adds_wait waits until all but the last PENDING have been read
+// adds_commit ends a group of them, and adds_wait waits until all except the last PENDING have been read
 // from shared memory.
 __device__ __forceinline__ void add_bytes(float* dst, unsigned src, unsigned bytes) {
   asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(dst), "r"(src), "r"(bytes) : "memory");
 }
-// add_box is add_bytes of a box, of which what lies outside the tensor is left out.
+// add_box does the same for a box, and leaves out elements outside the tensor.
 __device__ __forceinline__ void add_box(const TensorMap& map, unsigned src, int element, int row, int head, int batch) {
   asm volatile("cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map), "r"(src),
                "r"(element), "r"(row), "r"(head), "r"(batch)
@@ -82,22 +80,35 @@ template <int PENDING> __device__ __forceinline__ void adds_wait() { asm volatil
 // adds_finish waits until all are in global memory.
 __device__ __forceinline__ void adds_finish() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
-// raise sets a number in global memory, by which a block tells another how far it is: who has waited with
-// wait_raised, which returns it, sees what this thread did before, finished adds too.
+// raise sets a number in global memory, by which a block publishes its progress. After wait_raised, which returns the
+// number, another thread sees everything that this one did before, also its finished adds.
 __device__ __forceinline__ void raise(unsigned* at, unsigned to) {
   asm volatile("fence.proxy.async.global;\nst.release.gpu.global.u32 [%0], %1;" ::"l"(at), "r"(to) : "memory");
 }
-__device__ __forceinline__ unsigned wait_raised(const unsigned* at, unsigned to) {
-  unsigned now;
-  do { // without acquiring, which would empty the L1 every time
-    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(at) : "memory");
-  } while (now < to);
-  asm volatile("fence.acq_rel.gpu;\nfence.proxy.async.global;" ::: "memory"); // what follows may be the copy engine's
-  return now;
+// wait_raised gives up after this number of polls, unless polls is 0, and then returns less than to. A poll takes 0.5
+// to 1 us.
+__device__ __forceinline__ unsigned wait_raised(const unsigned* at, unsigned to, unsigned polls) {
+  for (;;) {
+    unsigned now;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(at) : "memory"); // an acquire would empty the L1 every time
+    if (now >= to) {
+      asm volatile("fence.acq_rel.gpu;\nfence.proxy.async.global;" ::: "memory"); // the copy engine may act next
+      return now;
+    }
+    if (polls && --polls == 0) {
+      return now;
+    }
+    asm volatile("nanosleep.u32 100;");
+  }
 }
 
-// wait_open waits until a number has come to count, modulo 2^64, which the host or another GPU counts up, maybe in the host's memory. What
-// they wrote before is there then, for the copy engine, too.
+// report stores words to the host's memory, for its error message, and ends the kernel with an error.
+__device__ __forceinline__ void report(int* to, int a, int b, int c, int d) {
+  asm volatile("st.volatile.global.v4.s32 [%0], {%1, %2, %3, %4};\nfence.acq_rel.sys;\ntrap;" ::"l"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+// wait_open waits until a number has come to count, modulo 2^64, which the host or another GPU counts up, maybe in the
+// host's memory. What they wrote before is there then, also for the copy engine.
 __device__ __forceinline__ void wait_open(const unsigned long long* at, unsigned long long count) {
   for (;;) {
     unsigned long long now;
@@ -110,15 +121,15 @@ __device__ __forceinline__ void wait_open(const unsigned long long* at, unsigned
   asm volatile("fence.acq_rel.sys;\nfence.proxy.async.global;" ::: "memory");
 }
 
-// shared_for_engine makes what this thread stored to shared memory visible to wgmma and the copy engine.
+// shared_for_engine makes stores of this thread to shared memory visible to wgmma and the copy engine.
 __device__ __forceinline__ void shared_for_engine() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// some_sync waits until so many threads have come to a barrier of the block; some_arrive comes and goes on.
-// Number 0 is that of __syncthreads.
+// some_sync waits until this number of threads has come to a barrier of the block; some_arrive comes and goes on.
+// __syncthreads uses number 0.
 __device__ __forceinline__ void some_sync(int number, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory"); }
 __device__ __forceinline__ void some_arrive(int number, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory"); }
 
-// all_sync is __syncthreads of so many threads, all of the block, whose warps may come apart.
+// all_sync does what __syncthreads does, for all threads of the block; lanes of a warp may come apart.
 __device__ __forceinline__ void all_sync(int threads) { asm volatile("barrier.sync 0, %0;" ::"r"(threads) : "memory"); }
 
 // wg_registers sets how many registers each thread of the warpgroup may have, fewer or more than before.
@@ -192,7 +203,7 @@ template <class T, int N, int M> __device__ __forceinline__ void hold(T (&x)[N][
 #define F_128 F_96, F8(96), F8(104), F8(112), F8(120)
 
 #define TEXT(...) #__VA_ARGS__
-// A product of width N, whose threads hold HALF = N / 2 floats; the operands behind them are numbered from HALF on.
+// A product of width N: a thread holds HALF = N / 2 floats. The next operand has number HALF.
 #define WG_SHARED(N, HALF, TYPE, T, I0, I1, I2, I3, I4) \
   template <bool TRANS_A, bool TRANS_B> __device__ __forceinline__ void wg_shared(T, float (&c)[HALF], unsigned long long a, unsigned long long b, int keep) { \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" TEXT(I2) ", 0;\n" \
@@ -218,10 +229,10 @@ WG(176, 88, 88, 89, 90, 91, 92, 93, 94)
 WG(192, 96, 96, 97, 98, 99, 100, 101, 102)
 WG(256, 128, 128, 129, 130, 131, 132, 133, 134)
 
-// wg_multiply<T, TRANS_A, TRANS_B> starts c = A B, or c += A B where keep: 64 by N, over 16. A and B are matrices in shared
-// memory, A as [m][k] or, TRANS_A, [k][m], B as [n][k] or, TRANS_B, [k][n]. A may be in registers instead.
-// Warp w of the group has rows 16 w and on of c and A. Lane l holds of c, in floats 4 j to 4 j + 3,
-// columns 8 j + 2 (l % 4) and the next of rows l / 4 and l / 4 + 8; of A what mma holds.
+// wg_multiply<T, TRANS_A, TRANS_B> starts c = A B, or c += A B where keep: 64 by N, over 16. A and B are matrices in
+// shared memory, A as [m][k] or, TRANS_A, [k][m], B as [n][k] or, TRANS_B, [k][n]. A may be in registers instead. Warp
+// w of the group has rows 16 w and on of c and A. Lane l holds of c, in floats 4 j to 4 j + 3, columns 8 j + 2 (l % 4)
+// and the next of rows l / 4 and l / 4 + 8; of A the same as for mma.
 template <class T, bool TRANS_A, bool TRANS_B, int HALF>
 __device__ __forceinline__ void wg_multiply(float (&c)[HALF], unsigned long long a, unsigned long long b, bool keep) {
   wg_shared<TRANS_A, TRANS_B>(T(), c, a, b, keep);
@@ -231,7 +242,7 @@ __device__ __forceinline__ void wg_multiply(float (&c)[HALF], const unsigned (&a
   wg_registers<TRANS_B>(T(), c, a, b, keep);
 }
 
-// stmatrix stores four 8x8 matrices, of which a lane has what ldmatrix gives it; lane l gives the address of
+// stmatrix stores four 8x8 matrices, laid out over lanes as by ldmatrix; lane l gives the address of
 // row l % 8 of matrix l / 8. stmatrix_trans stores each transposed.
 __device__ __forceinline__ void stmatrix(unsigned address, unsigned a, unsigned b, unsigned c, unsigned d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");

@@ -8,19 +8,20 @@
 // unless ORDERED is 1.
 //
 // The first warpgroup has no products. A thread of its warp 0 walks, has Q and dO loaded for STAGES steps
-// ahead, and tells the consumers in shared memory what a step is. Warp 3 brings LSE and delta, and warp 1 + w
+// ahead, and describes each step to the consumers in shared memory. Warp 3 brings LSE and delta, and warp 1 + w
 // adds the dQ of consumer w.
 //
 // Blocks of the grid that run beside each other have the same KV head, and so the same queries: those, and
-// dQ, stay in the L2. But for the shortest ones, which come last.
+// dQ, stay in the L2. Only the shortest ones come last.
 //
-// Where dK and dV of 64 keys are too wide for the registers of a warpgroup, SPLIT, all warpgroups have the same 64 keys. Each computes
-// scores of its part of the queries, and has its part of the columns of dK and dV, for which all take P and dS of each other from
-// shared memory. As a stage is large then, there is one buffer of dO, which is loaded again once dV has it, and dQ' leaves by panels.
+// Where dK and dV of 64 keys are too wide for the registers of a warpgroup, SPLIT, all warpgroups have the same 64
+// keys. Each computes scores of its part of the queries, and has its part of the columns of dK and dV, for which all
+// take P and dS of each other from shared memory. As a stage is large then, there is one buffer of dO, which is loaded
+// again once dV has it, and dQ' leaves by panels.
 //
-// Compiled with HEAD_QK and HEAD_V, the head dims rounded up, BM, STAGES, GROUPS, SPLIT, ORDERED, and CAP, 1 for scores that a
-// factor above 0 alone does not make of products, CAPPED or SCALED; these take more registers, and a smaller BM. SHARED_P
-// and EVERY_LANE are as in hopper_forward.cu, of P and dS.
+// Compiled with HEAD_QK and HEAD_V, the head dims rounded up, BM, STAGES, GROUPS, SPLIT, ORDERED, and CAP, 1 for scores
+// that a factor above 0 alone does not make of products, CAPPED or SCALED; these take more registers, and a smaller BM.
+// SHARED_P and EVERY_LANE are as in hopper_forward.cu, of P and dS.
 #include "hopper_backward.cuh"
 
 // cover finds out which keys are in some tile, and clears the others in shared memory: they may be
@@ -44,7 +45,7 @@ __device__ __forceinline__ void cover(const HopperBackward& b, unsigned base) {
   some_sync(ALL_CONSUMERS, CONSUMERS);
 }
 
-// blank clears the rows of Q and dO from one on.
+// blank clears rows of Q and dO; from is the first.
 __device__ __forceinline__ void blank(unsigned queries, unsigned douts, int from) {
   for (int i = from + threadIdx.x % 32; i < BM; i += 32) {
     for (int col = threadIdx.x / 32 * 8 - 32; col < max(HEAD_QK, HEAD_V); col += CONSUMERS / 32 * 8) {
@@ -65,7 +66,8 @@ __device__ __forceinline__ void blank(unsigned queries, unsigned douts, int from
 __device__ __forceinline__ int first_row() { return threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4; }
 __device__ __forceinline__ int first_col() { return threadIdx.x % 4 * 2; }
 
-// hide gives scores of keys, from key on, that do not see a query -inf; from is the first query's place in the block.
+// hide sets scores of hidden pairs to -inf. key is the first key of the scores in the block of keys, from their first
+// query in that of queries.
 __device__ __forceinline__ void hide(float (&s)[SCORES / 2], unsigned stats, int key, int from) {
   Step now;
   now.load(stats);
@@ -114,7 +116,7 @@ __device__ __forceinline__ void differentiate(const float (&s)[SCORES / 2], floa
   }
 }
 
-// transform makes scores of products where a factor alone does not do it.
+// transform makes scores of products, if a factor alone does not.
 __device__ __forceinline__ void transform(float (&s)[SCORES / 2], const FlashParams& p) {
   if (p.flags & CAPPED) {
     const float unit = 2 * LOG2E * p.inner;
@@ -130,7 +132,7 @@ __device__ __forceinline__ void transform(float (&s)[SCORES / 2], const FlashPar
   }
 }
 
-// differentiate_capped is exponentiate and differentiate for scores that transform made.
+// differentiate_capped does exponentiate and differentiate for scores that transform made.
 __device__ __forceinline__ void differentiate_capped(float (&s)[SCORES / 2], float (&dp)[SCORES / 2], unsigned lse_at, const FlashParams& p) {
   const float inverse = p.flags & CAPPED ? p.inverse : 0;
 #pragma unroll
@@ -147,7 +149,7 @@ __device__ __forceinline__ void differentiate_capped(float (&s)[SCORES / 2], flo
   }
 }
 
-// packed is a product in registers as the operand of another.
+// packed makes a product in registers the operand of another.
 template <class T> __device__ __forceinline__ void packed(unsigned (&a)[SCORES / 16][4], const float (&c)[SCORES / 2]) {
 #pragma unroll
   for (int i = 0; i < SCORES / 4; i++) {
@@ -155,7 +157,7 @@ template <class T> __device__ __forceinline__ void packed(unsigned (&a)[SCORES /
   }
 }
 
-// keep_scores stores P' or dS', of the keys and queries from some on, as P or dS.
+// keep_scores stores P' or dS' as P or dS; key is its first key, from its first query.
 __device__ __forceinline__ void keep_scores(unsigned to, const unsigned (&a)[SCORES / 16][4], int key, int from) {
   const int lane = threadIdx.x % 32, row = from + lane % 8 + lane / 16 * 8, col = key + threadIdx.x / 32 % 4 * 16 + lane / 8 % 2 * 8;
 #pragma unroll
@@ -189,14 +191,14 @@ __device__ __forceinline__ void arrive_by_warps(unsigned barrier) {
   }
 }
 
-// Consumer is what a thread of a consumer warpgroup knows and has.
+// Consumer is the state of a thread of a consumer warpgroup.
 struct Consumer {
   const FlashParams& p;
   unsigned base;
   int group; // which one it is in
   float dk[DK_COLS / 2], dv[DV_COLS / 2];
 
-  // Its first key, the first of its columns of dK or dV, of so many, and the first query of its scores.
+  // Its first key, the first of its columns of dK or dV, and the first query of its scores.
   __device__ __forceinline__ int key() const { return SPLIT ? 0 : 64 * group; }
   __device__ __forceinline__ int column(int columns) const { return SPLIT ? columns * group : 0; }
   __device__ __forceinline__ int query() const { return SPLIT ? SCORES * group : 0; }
@@ -222,8 +224,8 @@ struct Consumer {
   template <class T> __device__ __forceinline__ void start_dk(const unsigned (&ds)[SCORES / 16][4], unsigned scores, unsigned stage) {
     start_keys<T, Queries>(dk, ds, scores, stage);
   }
-  // start_keys starts c += A B over all queries, of A from registers or, SHARED_P and SPLIT, from shared memory, where it lies turned
-  // round.
+  // start_keys starts c += A B over all queries, of A from registers or, SHARED_P and SPLIT, from shared memory, in
+  // which it lies turned round.
   template <class T, class P, int N> __device__ __forceinline__ void start_keys(float (&c)[N], const unsigned (&a)[SCORES / 16][4], unsigned scores, unsigned b) {
 #pragma unroll
     for (int i = 0; i < BM / 16; i++) {
@@ -250,7 +252,7 @@ struct Consumer {
   // meet waits for all warpgroups.
   __device__ __forceinline__ void meet() const { some_sync(ALL_CONSUMERS, CONSUMERS); }
 
-  // share_p has products take P from shared memory, where they do.
+  // share_p stores P to shared memory, if products take it from there.
   __device__ __forceinline__ void share_p(const unsigned (&ps)[SCORES / 16][4]) const {
     if (!SPLIT && !SHARED_P) {
       return;
@@ -264,8 +266,8 @@ struct Consumer {
     }
   }
 
-  // step adds a block of queries; scores is the buffer of dS. No branch is between its products but that of a wait, as the compiler
-  // would wait there.
+  // step adds a block of queries; scores is the buffer of dS. Only waits branch between its products, as the compiler
+  // would wait at any other branch.
   template <class T, bool MASK> __device__ __forceinline__ void step(unsigned stage, unsigned stats, unsigned scores, unsigned parity) {
     const unsigned lse_at = stats + Shared::LSE + 4 * query(), delta_at = stats + Shared::DELTA + 4 * query();
     float s[SCORES / 2], dp[SCORES / 2];
@@ -326,7 +328,8 @@ struct Consumer {
     finish<T>(ps, ds, stage, scores);
   }
 
-  // wait_douts waits for dO where it does not come with Q. The products after it begin anew, as the compiler wants after a branch.
+  // wait_douts waits for dO, if it does not come with Q. The products after it begin anew, as the compiler wants after
+  // a branch.
   __device__ __forceinline__ void wait_douts(unsigned parity) const {
     if (ONE_DO) {
       barrier_wait(base + Shared::DO_FULL, parity);
@@ -334,7 +337,7 @@ struct Consumer {
     }
   }
 
-  // finish is the rest of a step, once dS is there.
+  // finish does the rest of a step, once dS is there.
   template <class T> __device__ __forceinline__ void finish(unsigned (&ps)[SCORES / 16][4], unsigned (&ds)[SCORES / 16][4], unsigned stage, unsigned scores) {
     wg_begin();
     float dq[DQ_PARTS][DQ_ROWS / 2];
@@ -364,8 +367,8 @@ struct Consumer {
   }
 };
 
-// add_keys adds factor times a sum to columns, from one on, of dK or dV, whose rows this block owns, from key on. Rows of fresh keys
-// are set.
+// add_keys adds factor times a sum to dK or dV of keys that this block owns; key is the first, and from the first
+// column. It sets rows of fresh keys.
 template <int COLS> __device__ __forceinline__ void add_keys(const HopperBackward& b, const Strided& d, const float (&x)[COLS / 2], float factor, int dim, int key, int from, unsigned base) {
   float* to = head_of<float>(d, blockIdx.z, own_kv_head(base));
   const int own = own_keys(base);
@@ -380,7 +383,8 @@ template <int COLS> __device__ __forceinline__ void add_keys(const HopperBackwar
     float* row = to + (long long)(own + j) * d.seq;
 #pragma unroll
     for (int n = 0; n < COLS / 8; n++) {
-      const float u = factor * x[4 * n + 2 * r], v = factor * x[4 * n + 2 * r + 1]; // 0 where not covered
+      const int at = 4 * n + 2 * r;
+      const float u = covered ? factor * x[at] : 0, v = covered ? factor * x[at + 1] : 0; // x may be NaN of a query's
       const int col = from + 8 * n + first_col();
       float* y = row + col;
       if (aligned && col < dim) {
@@ -398,7 +402,7 @@ template <int COLS> __device__ __forceinline__ void add_keys(const HopperBackwar
   }
 }
 
-// consume is what a consumer warpgroup does, once there is a step.
+// consume does the work of a consumer warpgroup, once there is a step.
 template <class T> __device__ __forceinline__ void consume(const HopperBackward& b, unsigned base, int group) {
   const FlashParams& p = b.p;
   Consumer c{p, base, group};
@@ -440,7 +444,7 @@ template <class T> __device__ __forceinline__ void consume(const HopperBackward&
   add_keys<DV_COLS>(b, p.dv, c.dv, 1, p.dim_v, c.key(), c.column(DV_COLS), base);
 }
 
-// begin makes the barriers for an item of the work, of which no thread knows yet.
+// begin makes the barriers for an item of the work, before any thread uses them.
 __device__ __forceinline__ void begin(const HopperBackward& b, unsigned base, unsigned item) {
   barrier_init(base + Shared::KEYS_FULL, 1);
   for (int i = 0; i < STAGES; i++) {
@@ -457,22 +461,25 @@ __device__ __forceinline__ void begin(const HopperBackward& b, unsigned base, un
   pass_gates(b.needs, b.gates, own_keys(base) / BN, passed); // here, as the thread that loads has few registers later
 }
 
-// take begins the item that comes next, where blocks take several.
+// items returns the number of items, for each of the batch.
+__device__ __forceinline__ unsigned items(const HopperBackward& b) { return b.blocks * b.p.kv_heads; }
+
+// take begins the next item.
 __device__ __forceinline__ void take(const HopperBackward& b, unsigned base) {
-  const unsigned total = b.blocks * b.p.kv_heads, item = atomicInc(b.next + blockIdx.z, total + gridDim.x - 1); // the last to ask leaves 0 again
-  if (item < total) {
+  const unsigned item = atomicAdd(b.next + blockIdx.z, 1);
+  if (item < items(b)) {
     begin(b, base, item);
   } else {
     store_shared(base + Shared::TURN, ~0u, 0, 0, 0);
   }
 }
 
-// over says that there is no item.
+// over reports whether there is no item.
 __device__ __forceinline__ bool over(unsigned base) { return __float_as_int(load_shared(base + Shared::TURN)) < 0; }
 
 // next_item begins another item, if there is one. All threads come to it when they are done with theirs.
 __device__ __forceinline__ bool next_item(const HopperBackward& b, unsigned base) {
-  if (!b.next) {
+  if (!b.next || ORDERED && gridDim.x == items(b)) {
     return false;
   }
   all_sync(THREADS);
@@ -486,7 +493,8 @@ __device__ __forceinline__ bool next_item(const HopperBackward& b, unsigned base
   return !over(base);
 }
 
-// help is what a thread of the first warpgroup does. Each job has a loop of its own: the compiler has registers for those alone.
+// help does the work of a thread of the first warpgroup. Each job has a loop of its own: the compiler has registers for
+// those alone.
 __device__ __forceinline__ void help(const HopperBackward& b, unsigned base) {
   const int warp = threadIdx.x / 32;
   unsigned at = base;
@@ -511,7 +519,7 @@ __device__ __forceinline__ void help(const HopperBackward& b, unsigned base) {
   }
 }
 
-// multiply is what a consumer does for an item.
+// multiply does the work of a consumer for an item.
 template <class T> __device__ __forceinline__ void multiply(const HopperBackward& b, unsigned base, int group) {
   barrier_wait(base + Shared::FULL, 0);
   Step first;

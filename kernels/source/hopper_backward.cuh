@@ -1,4 +1,4 @@
-// How hopper_backward.cu lies in shared memory, and what the threads do that do not multiply: walk, load, and
+// How hopper_backward.cu lies in shared memory, and the work of the threads that do not multiply: they walk, load, and
 // add dQ to global memory.
 #pragma once
 #include "flash.cuh"
@@ -8,7 +8,7 @@
 constexpr int BN = SPLIT ? 64 : 64 * GROUPS, CONSUMERS = 128 * GROUPS, THREADS = 128 + CONSUMERS;
 // Registers of a thread. Those of a block are 65536 together.
 constexpr int FEW = CAP || SPLIT || HEAD_QK <= 96 || BM <= 32 ? 40 : 24, MANY = FEW == 40 ? 232 : 240;
-// What a warpgroup has: scores of so many queries at once, and columns of dK and dV.
+// A warpgroup has scores of SCORES queries at once, and these columns of dK and dV.
 constexpr int SCORES = BM / (SPLIT ? GROUPS : 1), DK_COLS = HEAD_QK / (SPLIT ? GROUPS : 1), DV_COLS = HEAD_V / (SPLIT ? GROUPS : 1);
 static_assert(SCORES % 16 == 0 && GROUPS == 2, "shape"); // a warp for each group, and two more
 static_assert(!SPLIT || DK_COLS % 64 == 0 && DV_COLS % 64 == 0, "shape");
@@ -16,16 +16,20 @@ static_assert(!SPLIT || DK_COLS % 64 == 0 && DV_COLS % 64 == 0, "shape");
 struct HopperBackward {
   TensorMap q, k, v, dout, dq; // boxes of 64 by BM, BN, BN, BM elements; dq: of 32 by DQ_ROWS floats
   unsigned* progress;          // ORDERED: of each block of keys, by batch and KV head, and group; 0 before. See Progress
-  const int* order;            // not ORDERED: the blocks of keys, those that see the most queries first; NULL: as they lie
-  // How many blocks of keys there are, and from which on. ORDERED, these see some query, banded where that is by one tile, and fold
-  // and beside are how they take turns; else the last of them go together for all heads. See turn.
+  const int* order;            // not ORDERED: the blocks of keys, the most queries first; NULL: as they lie
+  // The first block of keys, and how many there are. ORDERED, these see some query, banded if by one tile alone, and
+  // take turns by fold and beside; else the last of them go together for all heads. See turn.
   int start, blocks, banded, fold, beside, together;
-  int fresh_lo, fresh_hi; // the keys whose dK and dV hold nothing yet
+  int fresh_lo, fresh_hi; // of keys: their dK and dV hold nothing yet
   const unsigned* needs;  // see pass_gates of hopper_gates.cuh
   Gate* gates;
-  // Where the grid is smaller than the work, for each of the batch the number of the work that is taken next, 0 before and after; else NULL.
+  // For each of the batch the number of the work that is taken next, 0 before; NULL: each block of the grid has its
+  // own. ORDERED, it is never NULL: a block then waits only for work that a block has taken which runs, whatever order
+  // blocks are started in.
   unsigned* next;
-  int unused[14];
+  int* fault;     // ORDERED, in the host's memory: the report of a block that gave up its turn, see HopperFault of params.go
+  unsigned polls; // that it waits at most, see wait_raised; 0: for ever
+  int unused[11];
   FlashParams p;
 };
 static_assert(sizeof(HopperBackward) == 5 * 128 + 128 + sizeof(FlashParams), "HopperBackward of params.go is laid out so");
@@ -46,9 +50,9 @@ constexpr int DQ_AT_ONCE = SPLIT ? 1 : DQ_PARTS; // of the parts, in shared memo
 constexpr int DQ_BOX = DQ_ROWS * 128, DQ_BYTES = DQ_AT_ONCE * 2 * DQ_BOX; // a box is 32 floats wide
 static_assert(DQ_ROWS % 8 == 0, "shape");
 
-// SPLIT, there is one buffer of dO, with barriers of its own, and one of P and of dS: P is stored once the next dO is there, which is
-// loaded when all have done with P, and dS once all have met over P. Else dS has two, and all have done with one when they meet
-// over the other.
+// SPLIT, there is one buffer of dO, with barriers of its own, and one of P and of dS: P is stored once the next dO is
+// there, which is loaded when all have done with P, and dS once all have met over P. Else dS has two, and all have done
+// with one when they meet over the other.
 constexpr bool ONE_DO = SPLIT;
 constexpr int P_BUFFERS = SPLIT || SHARED_P ? 1 : 0, DS_BUFFERS = SPLIT ? 1 : 2;
 static_assert(!ONE_DO || STAGES == 2, "the parity of its phase is the stage");
@@ -67,7 +71,7 @@ struct Shared {
 };
 static_assert(Shared::BYTES <= 232448, "a block has no more shared memory");
 
-// douts is where dO lies for a stage.
+// douts returns the place of dO for a stage.
 __device__ __forceinline__ unsigned douts(unsigned base, unsigned stage) { return ONE_DO ? base + Shared::ONLY_DO : stage + Queries::BYTES; }
 
 // Numbers of barriers of the block between threads that share a job; see some_sync.
@@ -77,24 +81,24 @@ constexpr int ALL_CONSUMERS = 1, DQ_FULL = 2, DQ_EMPTY = DQ_FULL + GROUPS, DQ_TH
 // ORDERED, and slower else.
 constexpr bool FROM_LSE = ORDERED && !CAP;
 
-// Turn is what a block of the grid owns, or owns next: a block of keys, counted from HopperBackward.start, of a KV head;
-// and, ORDERED, which block of keys adds to dQ before it, -1 for none. behind says that the one before may leave out rows to which
-// others before it add: it is waited for in all rows.
+// Turn is the present or next work of a block of the grid: a block of keys, counted from HopperBackward.start, of a KV
+// head; and, ORDERED, which block of keys adds to dQ before it, -1 for none. behind says that the one before may leave
+// out rows to which others before it add: it is waited for in all rows.
 struct Turn { int keys, kv_head, before; bool behind; };
 
-// free_turn is that of a block, not ORDERED. Blocks of a head run beside each other, as they read the same queries, the longest first. The
-// shortest of all heads come last, so that the SMs are done together.
+// free_turn returns the turn of an item, not ORDERED. Blocks of a head run beside each other, as they read the same
+// queries, the longest first. The shortest of all heads come last, so that the SMs are done together.
 __device__ __forceinline__ Turn free_turn(const HopperBackward& b, unsigned item) {
   const int heads = b.p.kv_heads, apart = b.blocks - b.together, rest = (int)item - apart * heads;
   const int at = rest < 0 ? item % apart : apart + rest / heads, head = rest < 0 ? item / apart : rest % heads;
   return {b.order ? b.order[at] : at, head, -1, false};
 }
 
-// ordered_turn is that of a block, ORDERED. It comes behind the one before it, and blocks start in the order of their numbers, so that
-// none waits for one that has yet to start.
+// ordered_turn returns the turn of an item, ORDERED. The one before it is an earlier item. Blocks take items in order,
+// so that none waits for an item that no block has taken.
 //
-// Blocks of keys take turns from the first to the last, head by head. That is slow where the first see many more queries
-// than the last, as these wait for them in every head. There, fold blocks come from the shortest to the longest, and
+// Blocks of keys take turns from the first to the last, head by head. That is slow if the first see many more queries
+// than the last, as these wait for them in every head. Then fold blocks come from the shortest to the longest, and
 // then fold more from the longest to the shortest, as the first of those are done; and so on. beside heads go
 // together, as many as fill the GPU.
 __device__ __forceinline__ Turn ordered_turn(const HopperBackward& b, unsigned item) {
@@ -118,8 +122,8 @@ __device__ __forceinline__ Turn ordered_turn(const HopperBackward& b, unsigned i
 
 __device__ __forceinline__ Turn turn(const HopperBackward& b, unsigned item) { return ORDERED ? ordered_turn(b, item) : free_turn(b, item); }
 
-// keep_turn has the block know its Turn, its first key, and, ORDERED, the rows for which it waits for the one before it: where tiles
-// are banded, those to which that one adds, but for blocks that are behind.
+// keep_turn stores the Turn of the block, its first key, and, ORDERED, the rows at which it waits for the block before:
+// if tiles are banded, the rows to which that block adds; all rows for a block that is behind.
 __device__ __forceinline__ void keep_turn(const HopperBackward& b, unsigned base, unsigned item) {
   const Turn t = turn(b, item);
   int first = 0, end = b.p.seq_q;
@@ -135,7 +139,8 @@ __device__ __forceinline__ void keep_turn(const HopperBackward& b, unsigned base
   }
 }
 
-// own_keys is the first of the keys that the block owns, and own_kv_head their head. keep_turn and a barrier of the block come before.
+// own_keys returns the first of the keys that the block owns, and own_kv_head their head. keep_turn and a barrier of
+// the block come before.
 __device__ __forceinline__ int own_keys(unsigned base) { return __float_as_int(load_shared(base + Shared::TURN + 12)); }
 __device__ __forceinline__ int own_kv_head(unsigned base) { return __float_as_int(load_shared(base + Shared::TURN + 4)); }
 
@@ -157,7 +162,7 @@ struct Step {
 // Bits of Step.kind.
 constexpr int LAST = 1;   // no step, but the end of them
 constexpr int MASKED = 2; // some key does not see some query
-constexpr int DIRTY = 4;  // rows from end on are in the tensor, and may be anything
+constexpr int DIRTY = 4;  // rows after end are in the tensor, and may be anything
 
 // Heads is the walk of a block over all heads of the group, down the queries of each: under a causal mask, blocks
 // that start together so come to the same queries together.
@@ -201,7 +206,7 @@ template <class P> __device__ __forceinline__ void copy_panels(unsigned dst, con
   }
 }
 
-// produce is what the thread does that loads.
+// produce does the work of the thread that loads.
 __device__ __forceinline__ void produce(const HopperBackward& b, unsigned base) {
   Heads at(b, base);
   bool more = at.next(base);
@@ -237,7 +242,7 @@ __device__ __forceinline__ void produce(const HopperBackward& b, unsigned base) 
   }
 }
 
-// fetch_stats is what the warp does that brings LSE and delta. It walks by itself, and has those of a step
+// fetch_stats does the work of the warp that brings LSE and delta. It walks by itself, and loads them
 // before there is room for them: they come from far.
 __device__ __forceinline__ void fetch_stats(const HopperBackward& b, unsigned base) {
   const FlashParams& p = b.p;
@@ -250,7 +255,7 @@ __device__ __forceinline__ void fetch_stats(const HopperBackward& b, unsigned ba
     float lse[COUNT], delta[COUNT];
 #pragma unroll
     for (int i = 0; i < COUNT; i++) {
-      // Where there is no such query, that of another does.
+      // If there is no such query, any other does.
       const int row = max(min(at.walk.other + (int)lane + 32 * i, at.walk.end - 1), 0);
       lse[i] = head_of<float>(p.lse, batch, at.head)[row * p.lse.seq];
       delta[i] = head_of<float>(p.delta, batch, at.head)[row * p.delta.seq];
@@ -278,15 +283,15 @@ __device__ __forceinline__ void fetch_stats(const HopperBackward& b, unsigned ba
   }
 }
 
-// Progress is how far a block has added to dQ, of one consumer: to all rows of the group's first heads, and to
-// those of the next from a row on. ORDERED, a block adds to a row when the one before it is past that.
+// Progress counts how far a block has added to dQ, of one consumer: to all rows of the group's first heads, and to
+// the last rows of the next. ORDERED, a block adds to a row when the one before it is past that.
 struct Progress {
   const HopperBackward& b;
   unsigned base, seen; // seen: of the one before
 
   __device__ __forceinline__ Progress(const HopperBackward& b, unsigned base) : b(b), base(base), seen(0) {}
 
-  // at is where that of a block of keys is told.
+  // at returns the address of the progress of a block of keys.
   __device__ __forceinline__ unsigned* at(int keys, int consumer) const {
     return b.progress + ((blockIdx.z * b.p.kv_heads + own_kv_head(base)) * b.blocks + keys) * GROUPS + consumer;
   }
@@ -294,14 +299,18 @@ struct Progress {
     int keys, kv_head, before, own;
     load_shared_words(base + Shared::TURN, keys, kv_head, before, own);
     if (seen < until && before >= 0) {
-      seen = wait_raised(at(before, consumer), until);
+      seen = wait_raised(at(before, consumer), until, b.polls);
+      if (seen < until) {
+        load_shared_words(base + Shared::TURN, keys, kv_head, before, own); // again, as registers are scarce
+        report(b.fault, 1 + keys, kv_head, blockIdx.z, before);
+      }
     }
   }
   __device__ __forceinline__ void tell(unsigned until, int consumer) const {
     raise(at(__float_as_int(load_shared(base + Shared::TURN)), consumer), until);
   }
   __device__ __forceinline__ bool behind() const { return __float_as_int(load_shared(base + Shared::TURN + 24)); }
-  // shared is whether the block before adds to a row from row on, and before end.
+  // shared reports whether the block before adds to a row in [row, end).
   __device__ __forceinline__ bool shared(int row, int end) const {
     float first, last;
     load_shared_pair(base + Shared::TURN + 16, first, last);
@@ -309,7 +318,20 @@ struct Progress {
   }
 };
 
-// add_queries is what the warp does that adds the dQ of a consumer to global memory.
+// clear_queries clears rows of a part of dQ' in shared memory; from is the first. They are in no tile of this step, but
+// a NaN of a key makes all rows NaN.
+__device__ __forceinline__ void clear_queries(unsigned part, int from) {
+  for (int i = from * 8 + threadIdx.x % 32; i < DQ_ROWS * 8; i += 32) {
+#pragma unroll
+    for (int box = 0; box < 2 * DQ_AT_ONCE; box++) {
+      store_shared(part + box * DQ_BOX + i * 16, 0, 0, 0, 0);
+    }
+  }
+  shared_for_engine();
+  __syncwarp();
+}
+
+// add_queries does the work of the warp that adds the dQ of a consumer to global memory.
 __device__ __forceinline__ void add_queries(const HopperBackward& b, unsigned base, int consumer) {
   const FlashParams& p = b.p;
   const unsigned from = base + Shared::DQ + consumer * DQ_BYTES;
@@ -338,6 +360,9 @@ __device__ __forceinline__ void add_queries(const HopperBackward& b, unsigned ba
 #pragma unroll
     for (int part = 0; part < DQ_PARTS; part += DQ_AT_ONCE) {
       some_sync(DQ_FULL + consumer, DQ_THREADS);
+      if (kind & DIRTY) {
+        clear_queries(from, max(end - row - first, 0));
+      }
       const unsigned until = (head - own_kv_head(base) * heads + 1) * p.seq_q - row;
       if (adds) {
         if (ORDERED && part == 0 && progress.shared(row, min(row + BM, end))) {

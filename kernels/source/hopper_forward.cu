@@ -1,16 +1,16 @@
 // Attention forward for Hopper, after FlashAttention-3 (arXiv:2407.08608): a block of threads takes BM
-// queries of a head, 64 for each of its GROUPS warpgroups, and walks over blocks of BN keys. One more
-// warpgroup, of which one thread works, has the copy engine bring Q, K and V, two blocks ahead. While a
+// queries of a head, 64 for each of its GROUPS warpgroups, and walks over blocks of BN keys. One thread of a
+// further warpgroup has the copy engine bring Q, K and V, two blocks ahead. While a
 // warpgroup turns its scores into probabilities the tensor cores multiply for the others, and for itself
 // the probabilities of the block before.
 //
 // The grid is as large as the GPU, and its blocks take the next queries when they are done with theirs.
 // What was seen before, O and LSE in global memory, is folded in at the end.
 //
-// Compiled with HEAD_QK and HEAD_V, the head dims rounded up, GROUPS, BN, STAGES, how many blocks are loaded ahead, and CAP,
-// 1 where scores may need more than a factor. With SHARED_P, products take probabilities from shared memory, not
-// from registers: slower, for tests, as the results are the same bits if the compiler keeps registers apart. EVERY_LANE is for
-// tests, too; see hopper_lanes.cuh.
+// Compiled with HEAD_QK and HEAD_V, the head dims rounded up, GROUPS, BN, STAGES, how many blocks are loaded ahead, and
+// CAP, 1 where scores may need more than a factor. With SHARED_P, products take probabilities from shared memory, not
+// from registers: slower, for tests, as the results are the same bits if the compiler keeps registers apart. EVERY_LANE
+// is also for tests; see hopper_lanes.cuh.
 #include "flash_products.cuh"
 #include "hopper_gates.cuh"
 #include "hopper_lanes.cuh"
@@ -33,21 +33,21 @@ struct HopperForward {
   TensorMap q, k, v;
   Strided out;
   unsigned* next;   // the number of the work that is taken next; 0 before and after
-  const int* order; // the blocks of queries, the most work first; NULL: from the last on
+  const int* order; // the blocks of queries, the most work first; NULL: the last first
   int pass, blocks, heads_beside, all_heads; // all_heads: over the batch, a multiple of heads_beside
   const unsigned* needs; // see pass_gates of hopper_gates.cuh
   Gate* gates;
-  int early; // how many blocks in that order are taken, of all heads, before the others, some of whose keys may not be there yet
+  int early; // the first blocks in that order, taken of all heads before the others, which may have to wait for keys
   int unused[11];
   FlashParams p;
 };
 static_assert(sizeof(HopperForward) == 3 * 128 + 128 + 768, "HopperForward of params.go is laid out so");
 
-// Work is what the producer tells the consumers with Q.
+// Work comes from the producer to the consumers with Q.
 struct Work { int own, head, batch, kind; };
 constexpr int NOTHING = 0, SOME = 1, OVER = 2; // kind: no query sees any key; some does; there is no more work
 
-// Step is what it tells them with a block of keys.
+// Step comes with a block of keys.
 struct Step { int other, tile, flags, unused; };
 constexpr int MASKED = 1, RAGGED = 2, FINAL = 4; // RAGGED: rows of V are in no tile, and may hold anything
 
@@ -58,8 +58,8 @@ struct Shared {
   static constexpr int V_FULL = K_EMPTY + 8 * STAGES, V_EMPTY = V_FULL + 8 * STAGES, BYTES = V_EMPTY + 8 * STAGES;
 };
 
-// Turn counts through the stages of a buffer; parity is that of the phase in which the present stage is
-// filled, and the other one that in which it was emptied.
+// Turn counts through the stages of a buffer; parity names the phase in which the present stage is
+// filled, and its opposite the phase in which it was emptied.
 struct Turn {
   int stage = 0;
   unsigned parity = 0;
@@ -137,14 +137,14 @@ __device__ __forceinline__ Step step_at(unsigned base, int stage) {
   return s;
 }
 
-// State is what a thread has of two rows, 8 apart, of those of its warpgroup: a quarter of each.
+// State holds a quarter of each of two rows of the warpgroup, 8 apart.
 struct State {
   float o[VALUES]; // sum of exp2(unit * s - base) v
   float base[2];   // unit times the largest score, -inf before any
   float sum[2];    // sum of exp2(unit * s - base), over this thread's columns
 };
 
-// Lane is where a thread stands in its block.
+// Lane is the place of a thread in its block.
 struct Lane {
   int group, row, col; // row: the first of its rows, in the block of queries; col: its first column
   bool first;          // of its warp
@@ -157,7 +157,7 @@ struct Lane {
   }
 };
 
-// release says that this warp has read what the barrier guards.
+// release arrives at a barrier for this warp, which has read the memory that the barrier guards.
 __device__ __forceinline__ void release(unsigned barrier, const Lane& lane) {
   __syncwarp();
   if (arrives_for_warp()) {
@@ -176,7 +176,7 @@ __device__ __forceinline__ void blank(const FlashParams& p, unsigned v, const St
   some_sync(1 + GROUPS, 128 * GROUPS);
 }
 
-// score turns products into scores where that takes more than a factor.
+// score turns products into scores, if that takes more than a factor.
 __device__ __forceinline__ void score(float (&s)[KEYS], const FlashParams& p) {
   if (!CAP) {
     return;
@@ -194,7 +194,7 @@ __device__ __forceinline__ void score(float (&s)[KEYS], const FlashParams& p) {
   }
 }
 
-// mask hides what the step's tile hides.
+// mask hides the pairs that the step's tile hides.
 __device__ __forceinline__ void mask(float (&s)[KEYS], const FlashParams& p, const Step& step, int row, int col) {
   const Tile& tile = p.tile(step.tile);
 #pragma unroll
@@ -313,8 +313,8 @@ template <class T> __device__ __forceinline__ void store_rounded(Stored* row, co
   }
 }
 
-// fold merges the state with O and LSE, and stores them. The old state counts as one more key, whose score
-// is its LSE and whose value is its O.
+// fold merges the state with O and LSE, and stores them. The old state counts as one more key, with its LSE
+// for a score and its O for a value.
 template <class T> __device__ __forceinline__ void fold(const HopperForward& x, State& state, const Work& work, const Lane& lane) {
   const FlashParams& p = x.p;
   float *o = head_of<float>(p.o, work.batch, work.head), *lse = head_of<float>(p.lse, work.batch, work.head);
@@ -328,17 +328,21 @@ template <class T> __device__ __forceinline__ void fold(const HopperForward& x, 
     const bool valid = i < p.seq_q;
     const float before = valid && !(x.pass & FIRST) ? lse[i * p.lse.seq] * LOG2E : -INF;
     __syncwarp(); // all lanes of the row have read LSE
-    const float now = sum > 0 ? state.base[r] : -INF, most = fmaxf(before, now), top = most == -INF ? 0 : most;
-    float a = exp2_fast(before - top), b = sum > 0 ? exp2_fast(now - top) : 0;
+    if (sum == 0 && before == -INF && valid && work.kind == SOME && QueryWalk(p, work.own).sees(i)) {
+      sum = NOT_A_NUMBER;
+    }
+    const bool any = sum != 0; // NaN counts: a NaN or Inf of a key reaches O and LSE
+    const float now = any ? state.base[r] : -INF, most = fmaxf(before, now), top = most == -INF ? 0 : most;
+    float a = exp2_fast(before - top), b = any ? exp2_fast(now - top) : 0;
     const float total = a + b * sum;
-    a = total > 0 ? quotient(a, total) : 0;
-    b = total > 0 ? quotient(b, total) : 0;
+    a = total != 0 ? quotient(a, total) : 0;
+    b = total != 0 ? quotient(b, total) : 0;
     float* row = o + i * p.o.seq + lane.col;
-    const bool stores = valid && !(x.pass & LAST) && (sum > 0 || x.pass & FIRST);
+    const bool stores = valid && !(x.pass & LAST) && (any || x.pass & FIRST);
 #pragma unroll
     for (int c = 0; c < HEAD_V / 8; c++) {
       float &y = state.o[4 * c + 2 * r], &z = state.o[4 * c + 2 * r + 1];
-      y *= b, z *= b;
+      y = any ? y * b : 0, z = any ? z * b : 0; // 0 times a NaN in V of keys that the row does not see is NaN
       if (valid && 8 * c + lane.col < p.dim_v) {
         if (!(x.pass & FIRST)) {
           const float2 old = *(const float2*)(row + 8 * c);
@@ -352,8 +356,8 @@ template <class T> __device__ __forceinline__ void fold(const HopperForward& x, 
     if (x.pass & LAST) {
       store_rounded<T>(out + i * x.out.seq, state.o, r, 1, p.dim_v, valid);
     }
-    if (valid && lane.col == 0 && (sum > 0 || x.pass & FIRST)) {
-      lse[i * p.lse.seq] = total > 0 ? (top + log2_of(total)) * LN2 : -INF;
+    if (valid && lane.col == 0 && (any || x.pass & FIRST)) {
+      lse[i * p.lse.seq] = total != 0 ? (top + log2_of(total)) * LN2 : -INF;
     }
   }
 }

@@ -2,13 +2,14 @@
 #pragma once
 #include "hopper.cuh"
 
-// Gate is open when the number at an address has come to count; see wait_open. Each has two words, the lower one first, as lists
-// are aligned to four bytes. One block asks there, which may be far away: many would hold up what they wait for. The others look at asked.
+// Gate is open when the number at an address has come to count; see wait_open. Each has two words, the lower one first,
+// as lists are aligned to four bytes. One block reads it, as it may be far away, and many readers would delay the
+// copies. The others read asked.
 struct Gate { unsigned at[2], count[2], asked, unused; };
 constexpr unsigned NOBODY = 0, SOMEBODY = 1, OPEN = 2; // asked
 
-// pass_gates waits for the gates of a block of own rows. needs has a word for each block, of which bit i stands for gate i; NULL: all
-// keys are there. passed are those that this thread has waited for before.
+// pass_gates waits for the gates of a block of own rows. needs has a word for each block, with bit i for gate i; NULL:
+// all keys are there. passed has the bits that this thread has waited for before.
 __device__ __forceinline__ void pass_gates(const unsigned* needs, Gate* gates, int block, unsigned& passed) {
   if (!needs) {
     return;
@@ -20,7 +21,7 @@ __device__ __forceinline__ void pass_gates(const unsigned* needs, Gate* gates, i
       wait_open((const unsigned long long*)at, count);
       raise(&g.asked, OPEN);
     } else {
-      wait_raised(&g.asked, OPEN);
+      wait_raised(&g.asked, OPEN, 0);
     }
     passed |= left & -left;
   }

@@ -3,11 +3,11 @@ package source
 // The structs that kernels take as arguments, as C lays them out: the host fills them in and passes
 // their bytes. A device address is a uint64. Fields are named as in C, TileCount for tile_count.
 // A field that is unused fills a gap, so that Go and C have none to fill differently. A test holds
-// size, offset and type of every field against what the compiler of the kernels says.
+// size, offset and type of every field against the compiler of the kernels.
 
 // Strided is a tensor [batch, seq, heads, dim] in flash.cuh, reference.cu, attention_common.cu
 // and attention_sink.cu.
-// Strides count elements; that of dim is 1.
+// Strides count elements; dim has stride 1.
 type Strided struct {
 	At               uint64
 	Batch, Seq, Head int64
@@ -37,15 +37,15 @@ const (
 	FlashCapped       = 8
 )
 
-// TensorMap is that of hopper.cuh, which only the driver makes. It is aligned to MapAlign bytes.
+// TensorMap is struct TensorMap of hopper.cuh, which only the driver makes. It is aligned to MapAlign bytes.
 type TensorMap struct {
 	Words [16]uint64
 }
 
-// MapAlign is what a struct with a TensorMap is aligned to where a kernel takes it.
+// MapAlign is the alignment of a kernel's argument with a TensorMap.
 const MapAlign = 64
 
-// HopperForward is that of hopper_forward.cu, the arguments of the forward pass on Hopper.
+// HopperForward has the arguments of the forward pass on Hopper.
 type HopperForward struct {
 	Q, K, V                             TensorMap
 	Out                                 Strided // 16 bits
@@ -57,22 +57,30 @@ type HopperForward struct {
 	P                                   FlashParams
 }
 
-// HopperBackward is that of hopper_backward.cu, the arguments of the backward pass on Hopper.
+// HopperBackward has the arguments of the backward pass on Hopper.
 type HopperBackward struct {
 	Q, K, V, Dout, DQ TensorMap
 	Progress, Order   uint64 // of uint32; of int32
 
 	Start, Blocks, Banded, Fold, Beside, Together, FreshLo, FreshHi int32
-	Needs, Gates, Next                                              uint64 // of uint32, of each block of keys; of HopperGate; of uint32
-	Unused                                                          [14]int32
+	Needs, Gates, Next, Fault                                       uint64 // of uint32, of each block of keys; of HopperGate; of uint32; of HopperFault
+	Polls                                                           uint32
+	Unused                                                          [11]int32
 
 	P FlashParams
 }
 
-// HopperGate is struct Gate of hopper_gates.cuh: the word at an address and what it counts to, the lower half of each first.
+// HopperGate is struct Gate of hopper_gates.cuh: the address of a word and the count that opens it, the lower half of
+// each first.
 type HopperGate struct {
 	At, Count     [2]uint32
 	Asked, Unused uint32
+}
+
+// HopperFault is the report of a block of the ordered backward pass that gave up its turn: 1 + its block of keys, or 0
+// if none did, the KV head, the batch, and the block of keys that it waited for.
+type HopperFault struct {
+	Keys1, KVHead, Batch, Before int32
 }
 
 // HopperGates is how many gates a kernel waits for.
@@ -100,7 +108,7 @@ type ReferenceTile struct {
 	QLo, QHi, KLo, KHi, Lo, Hi int32
 }
 
-// Rows is what the kernels of attention_common.cu go over: Rows is batch times seqs times heads.
+// Rows is the shape for the kernels of attention_common.cu: Rows is batch times seqs times heads.
 type Rows struct {
 	Rows, Seqs, Heads, Dim, Width, Unused int32
 }
@@ -112,12 +120,12 @@ type SinkParams struct {
 	Batch, Seqs, Heads, Dim int32
 }
 
-// Words is what attention_store of attention_common.cu writes to memory.
+// Words has the words that attention_store of attention_common.cu writes to memory.
 type Words struct {
 	X [224]uint32
 }
 
-// FusedStrides are struct Strides of fused.cu, those of [batch, seq, heads] in elements.
+// FusedStrides are struct Strides of fused.cu, for [batch, seq, heads] in elements.
 type FusedStrides struct {
 	Batch, Seq, Head int64
 }
@@ -168,19 +176,19 @@ type FusedLSE struct {
 	Rows, Heads, Open, Unused int32
 }
 
-// Matrix is struct Matrix of gemm_simple.cu: where it begins, and its strides in elements.
+// Matrix is struct Matrix of gemm_simple.cu: its address, and its strides in elements.
 type Matrix struct {
 	At          uint64
 	Row, Column int64
 }
 
-// Layout is that of ops_copy.cu, the shape of two views and their strides in elements.
+// Layout is struct Layout of ops_copy.cu, the shape of two views and their strides in elements.
 type Layout struct {
 	Shape    [4]int32
 	Dst, Src [4]int64
 }
 
-// Keys is that of ops_embed.cu: how ids and positions share 32 bits.
+// Keys is struct Keys of ops_embed.cu: how ids and positions share 32 bits.
 type Keys struct {
 	Count, Bits, Vocab int32
 }
@@ -191,7 +199,7 @@ type AdamStep struct {
 	Keep, Rate, Root, New1, Old2, New2, Eps, Unscale float32
 }
 
-// Rope is that of ops_rope.cu. Lanes are those of a head.
+// Rope is struct Rope of ops_rope.cu. Lanes counts the lanes of a head.
 type Rope struct {
 	Tokens, Heads, Half, Lanes int32
 }

@@ -93,13 +93,13 @@ __device__ void scale(double a, Row& y) {
   }
 }
 
-// score is what the softmax makes of a dot product.
+// score makes the score of a dot product.
 __device__ double score(double x, const Params& p) {
   x *= p.scale;
   return p.softcap > 0 ? p.softcap * tanh(x / p.softcap) : x;
 }
 
-// added is what is added to the score of a pair.
+// added returns the bias and the ALiBi term of a pair.
 __device__ double added(const Params& p, int batch, int head, int i, int j) {
   double sum = 0;
   if (p.slopes) {
@@ -112,7 +112,7 @@ __device__ double added(const Params& p, int batch, int head, int i, int j) {
   return sum;
 }
 
-// slope is the derivative of score at a score s.
+// slope returns the derivative of score at a score s.
 __device__ double slope(double s, const Params& p) {
   double t = p.softcap > 0 ? s / p.softcap : 0;
   return p.scale * (1 - t * t);
@@ -143,7 +143,7 @@ template <class F> __device__ void each_query(const Params& p, int j, F f) {
   }
 }
 
-// forward: the old state counts as one more key, whose score is its LSE and whose value is its O.
+// forward: the old state counts as one more key, with its LSE for a score and its O for a value.
 template <class T> __device__ void forward(const Params& p) {
   const int i = blockIdx.x * blockDim.y + threadIdx.y, head = blockIdx.y, batch = blockIdx.z, kv_head = head / (p.heads / p.kv_heads);
   if (i >= p.seq_q) {
@@ -157,24 +157,25 @@ template <class T> __device__ void forward(const Params& p) {
   each_key(p, i, [&](int j) {
     any = true;
     const double s = score(dot(q, load<T>(p.k, batch, j, kv_head, p.dim)), p) + added(p, batch, head, i, j);
-    largest = s > largest ? s : largest;
+    largest = s > largest || s != s ? s : largest; // NaN stays
     if (!(s <= most)) { // NaN too
       const double shrink = sum == 0 ? 0 : exp(most - s);
       sum *= shrink;
       scale(shrink, o);
       most = s;
     }
-    const double w = exp(s - most);
+    const double w = s == -INF ? 0 : exp(s - most);
     sum += w;
     axpy(w, load<T>(p.v, batch, j, kv_head, p.dim_v), o);
   });
   if (p.largest.at && threadIdx.x == 0) {
     float* kept = row_of<float>(p.largest, batch, i, head);
-    *kept = largest > *kept ? (float)largest : *kept;
+    *kept = largest > *kept || largest != largest ? (float)largest : *kept;
   }
-  if (!any || most == -INF) {
-    return; // it saw no key that has any weight, in this block or before it
+  if (!any || sum == 0 && p.bias.at) {
+    return; // it saw no key, or the bias hides all, in this block or before it
   }
+  sum = sum == 0 ? sum / sum : sum; // scores of -Inf without a bias, which hides pairs, are a broken input: NaN
   scale(1 / sum, o);
   store(p.o, batch, i, head, p.dim_v, o);
   __syncwarp(); // all lanes have read LSE

@@ -25,6 +25,7 @@ type hostHopper struct {
 	sms    int                       // of the GPU that it stands for
 	leaves int                       // of those
 	late   *int                      // keys come while kernels run, and how often one has waited; nil: they are there before
+	fault  *source.HopperFault       // in memory that kernels reach: nobody has the first item of the backward pass, and who waits for it reports it
 }
 
 func (k hostHopper) processors() SMs { return SMs{k.sms, k.sms - k.leaves} }
@@ -154,8 +155,8 @@ func (k hostHopper) Backward(dq, do, q View, s attention.Saved, p attention.Soft
 	return &hopperBackward{f.(*hostBackward), k}, nil
 }
 
-// spoil makes rows of a tensor that are in no tile NaN, which kernels must keep out of everything, until the function is called that it
-// returns.
+// spoil makes rows of a tensor that are in no tile NaN, which kernels must keep out of everything, until the function
+// is called that it returns.
 func spoil(v View, tiles []partition.Tile, of func(partition.Tile) partition.Range) (restore func()) {
 	return spoilRows(v, func(row int) bool {
 		return !slices.ContainsFunc(tiles, func(t partition.Tile) bool { return of(t).Lo <= row && row < of(t).Hi })
@@ -226,8 +227,14 @@ func (f *hopperBackward) Block(b attention.GradBlock) error {
 		p.Progress, err = f.k.words(make([]uint32, l.Progress))
 	}
 	if err == nil && l.Next > 0 {
-		p.Next, err = f.k.words(make([]uint32, l.Next))
-		f.k.ran["several items"] = true
+		next := make([]uint32, l.Next)
+		if f.k.fault != nil {
+			next[0] = 1
+			p.Fault = uint64(uintptr(unsafe.Pointer(f.k.fault)))
+			f.k.move(&p.Fault)
+		}
+		p.Next, err = f.k.words(next)
+		f.k.ran["several items"] = l.Grid[0] < int(p.Blocks)*b.K.Len(tensor.Heads)
 	}
 	if err != nil {
 		return err
@@ -268,11 +275,12 @@ type shapeCase struct {
 	dtype tensor.DType
 }
 
-// isWide reports whether a shape is one that the suite has few cases of, so that all of its programs of the backward pass are to run.
+// isWide reports whether a shape is one that the suite has few cases of, so that all of its programs of the backward
+// pass are to run.
 func isWide(s source.HopperShape) bool { return s.QK > 128 }
 
-// shapeCases are cases of a shape's head dims; where they are wide, in both types, with a cap and without, with rows and keys that are
-// in no tile, and of narrower ones, too.
+// shapeCases are cases of a shape's head dims; where they are wide, in both types, with a cap and without, with rows
+// and keys that are in no tile, and of narrower ones, too.
 func shapeCases(s source.HopperShape) (list []shapeCase) {
 	add := func(seed uint64, narrower int, dtype tensor.DType, change func(*attentiontest.Case)) {
 		c := shapeCase{attentiontest.RandomCase(seed), dtype}
@@ -410,8 +418,8 @@ func TestHasOrder(t *testing.T) {
 	}
 }
 
-// TestTurnsOnHost runs many blocks of keys that take turns, in parts, and with several heads together: the host's machine
-// finds those that wait for one which starts after them.
+// TestTurnsOnHost runs many blocks of keys that take turns, in parts, and with several heads together: the host's
+// machine finds those that wait for one which starts after them.
 func TestTurnsOnHost(t *testing.T) {
 	h := newHost(t)
 	const heads, blocks = 3, 5
@@ -431,6 +439,30 @@ func TestTurnsOnHost(t *testing.T) {
 			Batch: 1, Heads: heads, KVHeads: heads, Dim: c.dim, DimV: c.dim, SeqQ: c.seq, SeqK: c.seq, Softmax: attention.Softmax{Scale: 0.125},
 			Tiles: []partition.Tile{{Q: all, K: all, Band: partition.Band{Lo: c.lo}}},
 		}, tensor.BF16)
+	}
+}
+
+// TestLostTurnOnHost holds that a block of keys that never gets its turn reports itself, and whom it waited for.
+func TestLostTurnOnHost(t *testing.T) {
+	k := &hostFlash{newHost(t), true, large}
+	m, err := k.alloc(int64(unsafe.Sizeof(source.HopperFault{})))
+	ok(t, err)
+	x := hostHopper{hostFlash: k, sms: 4, fault: (*source.HopperFault)(m.Ptr())}
+	all := partition.Range{Hi: 300}
+	v := func(dtype tensor.DType, dim int) View {
+		m, err := k.alloc(int64(300 * dim * dtype.Size()))
+		ok(t, err)
+		return tensor.Dense(m, dtype, 0, [4]int{1, 300, 1, dim})
+	}
+	q, do := v(tensor.BF16, 128), v(tensor.BF16, 128)
+	pass, err := x.Backward(v(tensor.F32, 128), do, q, attention.Saved{O: v(tensor.F32, 128), LSE: v(tensor.F32, 1), Delta: v(tensor.F32, 1)}, attention.Softmax{Scale: 1})
+	ok(t, err)
+	err = pass.Block(attention.GradBlock{
+		Block:    attention.Block{K: q, V: do, Tiles: []partition.Tile{{Q: all, K: all, Band: partition.Full()}}},
+		KeyGrads: attention.KeyGrads{DK: v(tensor.F32, 128), DV: v(tensor.F32, 128)}, Fresh: all,
+	})
+	if want := (source.HopperFault{Keys1: 2}); err == nil || *x.fault != want {
+		t.Errorf("the error is %v, the report %+v, want %+v", err, *x.fault, want)
 	}
 }
 

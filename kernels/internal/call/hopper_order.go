@@ -22,8 +22,16 @@ func (f *Flash) HopperOrdered(s source.HopperShape, sms SMs, fresh partition.Ran
 		p.Banded = 1
 	}
 	l.share(sms)
+	l.Next = l.Grid[2]
+	p.Polls = turnPolls
+	if f.Gates != nil {
+		p.Polls = 0 // the one before may wait for rows of a peer, for which only the host's deadline is right
+	}
 	return l
 }
+
+// turnPolls limits the polls of a block of keys for its turn to about two minutes.
+const turnPolls = 1 << 27
 
 // HasOrder reports whether blocks of keys can add to dQ in order: each goes over the queries of a head from
 // the last to the first, and once.
@@ -65,7 +73,8 @@ func (f *Flash) orderOf(s source.HopperShape, sms int) order {
 	return o
 }
 
-// shrinks reports whether the first keys of a tile see its last query, as all do, and the last keys less than half as many.
+// shrinks reports whether the first keys of a tile see its last query, as all do, and the last keys less than half as
+// many.
 func shrinks(t source.FlashTile) bool {
 	queries := func(key int) int {
 		first := max(int(t.OtherLo), key+int(t.Lo))

@@ -23,7 +23,11 @@ inline void adds_commit() { commit_adds(); }
 template <int PENDING> void adds_wait() { wait_adds(PENDING); }
 inline void adds_finish() { finish_adds(); }
 inline void raise(unsigned* at, unsigned to) { raise_number(at, to); }
-inline unsigned wait_raised(const unsigned* at, unsigned to) { return wait_number(at, to); }
+inline unsigned wait_raised(const unsigned* at, unsigned to, unsigned polls) { return polls ? *at : wait_number(at, to); }
+inline void report(int* to, int a, int b, int c, int d) {
+  to[0] = a, to[1] = b, to[2] = c, to[3] = d;
+  fail("a block waits for one that no block has taken, or that ends before it came to its turn; keys", a - 1);
+}
 inline void wait_open(const unsigned long long* at, unsigned long long count) { wait_gate(at, count); }
 inline void shared_for_engine() { fence_engine(); }
 

@@ -288,7 +288,8 @@ static void run() {
   blockDim = {(unsigned)launch.columns, (unsigned)(launch.threads / launch.columns), 1};
   for (blockIdx.z = 0; blockIdx.z < gridDim.z; blockIdx.z++) {
     for (blockIdx.y = 0; blockIdx.y < gridDim.y; blockIdx.y++) {
-      for (blockIdx.x = 0; blockIdx.x < gridDim.x; blockIdx.x++) {
+      for (unsigned i = 0; i < gridDim.x; i++) { // a GPU starts blocks in any order
+        blockIdx.x = descending ? gridDim.x - 1 - i : i;
         run_block();
       }
     }
