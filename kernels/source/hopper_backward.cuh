@@ -300,6 +300,9 @@ struct Progress {
     load_shared_words(base + Shared::TURN, keys, kv_head, before, own);
     if (seen < until && before >= 0) {
       seen = wait_raised(at(before, consumer), until, b.polls);
+      if (!BY_DIM && seen >= until) { // the other consumer of that block may add to these rows: steps of blocks begin anywhere
+        seen = min((int)seen, (int)wait_raised(at(before, 1 - consumer), until, b.polls));
+      }
       if (seen < until) {
         load_shared_words(base + Shared::TURN, keys, kv_head, before, own); // again, as registers are scarce
         report(b.fault, 1 + keys, kv_head, blockIdx.z, before);

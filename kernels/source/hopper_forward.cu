@@ -313,24 +313,52 @@ template <class T> __device__ __forceinline__ void store_rounded(Stored* row, co
   }
 }
 
-// fold merges the state with O and LSE, and stores them. The old state counts as one more key, with its LSE
+// settle sets rows whose sum is 0. Rows that see no key get o = 0, as 0 times a NaN in V is NaN. The sum of others, whose scores are all
+// -inf, becomes NaN. tile is the last one that meets the block; row is the first row of this thread.
+__device__ __forceinline__ void settle(const FlashParams& p, State& state, int row, int tile) {
+  bool seen[2] = {};
+  for (; tile >= 0 && p.tile(tile).reach > row; tile--) {
+    const Tile& t = p.tile(tile);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const int i = row + 8 * r;
+      seen[r] |= t.own_lo <= i && i < t.own_hi && max(t.other_lo, i + t.lo) < min(t.other_hi, i + t.hi + 1);
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    if (state.sum[r] != 0) {
+      continue;
+    }
+    state.sum[r] = seen[r] ? NOT_A_NUMBER : 0;
+#pragma unroll
+    for (int c = 0; c < HEAD_V / 8; c++) {
+      state.o[4 * c + 2 * r] = state.o[4 * c + 2 * r + 1] = 0;
+    }
+  }
+}
+
+// fold merges the state with O and LSE, and stores them. tile is the last one that meets the block. The old state counts as one more key, with its LSE
 // for a score and its O for a value.
-template <class T> __device__ __forceinline__ void fold(const HopperForward& x, State& state, const Work& work, const Lane& lane) {
+template <class T> __device__ __forceinline__ void fold(const HopperForward& x, State& state, const Work& work, const Lane& lane, int tile) {
   const FlashParams& p = x.p;
   float *o = head_of<float>(p.o, work.batch, work.head), *lse = head_of<float>(p.lse, work.batch, work.head);
   Stored* out = head_of<Stored>(x.out, work.batch, work.head);
 #pragma unroll
   for (int r = 0; r < 2; r++) {
-    float sum = state.sum[r];
-    sum += __shfl_xor_sync(0xffffffff, sum, 1);
-    sum += __shfl_xor_sync(0xffffffff, sum, 2);
+    state.sum[r] += __shfl_xor_sync(0xffffffff, state.sum[r], 1);
+    state.sum[r] += __shfl_xor_sync(0xffffffff, state.sum[r], 2);
+  }
+  if (state.sum[0] == 0 || state.sum[1] == 0) {
+    settle(p, state, work.own + lane.row, tile);
+  }
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    const float sum = state.sum[r];
     const int i = work.own + lane.row + 8 * r;
     const bool valid = i < p.seq_q;
     const float before = valid && !(x.pass & FIRST) ? lse[i * p.lse.seq] * LOG2E : -INF;
     __syncwarp(); // all lanes of the row have read LSE
-    if (sum == 0 && before == -INF && valid && work.kind == SOME && QueryWalk(p, work.own).sees(i)) {
-      sum = NOT_A_NUMBER;
-    }
     const bool any = sum != 0; // NaN counts: a NaN or Inf of a key reaches O and LSE
     const float now = any ? state.base[r] : -INF, most = fmaxf(before, now), top = most == -INF ? 0 : most;
     float a = exp2_fast(before - top), b = any ? exp2_fast(now - top) : 0;
@@ -342,7 +370,7 @@ template <class T> __device__ __forceinline__ void fold(const HopperForward& x, 
 #pragma unroll
     for (int c = 0; c < HEAD_V / 8; c++) {
       float &y = state.o[4 * c + 2 * r], &z = state.o[4 * c + 2 * r + 1];
-      y = any ? y * b : 0, z = any ? z * b : 0; // 0 times a NaN in V of keys that the row does not see is NaN
+      y *= b, z *= b;
       if (valid && 8 * c + lane.col < p.dim_v) {
         if (!(x.pass & FIRST)) {
           const float2 old = *(const float2*)(row + 8 * c);
@@ -362,8 +390,8 @@ template <class T> __device__ __forceinline__ void fold(const HopperForward& x, 
   }
 }
 
-// consume computes one block of queries.
-template <class T> __device__ __forceinline__ void consume(const HopperForward& x, unsigned base, const Work& work, const Lane& lane, State& state, Turn& turn) {
+// consume computes one block of queries, and returns its last tile.
+template <class T> __device__ __forceinline__ int consume(const HopperForward& x, unsigned base, const Work& work, const Lane& lane, State& state, Turn& turn) {
   const FlashParams& p = x.p;
   const unsigned q = base + Shared::Q;
   float s[KEYS], shrink[2];
@@ -426,6 +454,7 @@ template <class T> __device__ __forceinline__ void consume(const HopperForward& 
   hold(state.o);
   release(base + Shared::V_EMPTY + 8 * turn.stage, lane);
   turn.next();
+  return step.tile;
 }
 
 template <class T> __device__ __forceinline__ void forward(const HopperForward& x) {
@@ -470,12 +499,13 @@ template <class T> __device__ __forceinline__ void forward(const HopperForward& 
     }
     state.base[0] = state.base[1] = -INF;
     state.sum[0] = state.sum[1] = 0;
+    int tile = -1;
     if (work.kind == SOME) {
-      consume<T>(x, base, work, lane, state, turn);
+      tile = consume<T>(x, base, work, lane, state, turn);
     } else {
       release(base + Shared::Q_EMPTY, lane);
     }
-    fold<T>(x, state, work, lane);
+    fold<T>(x, state, work, lane, tile);
   }
 }
 

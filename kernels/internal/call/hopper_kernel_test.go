@@ -442,6 +442,61 @@ func TestTurnsOnHost(t *testing.T) {
 	}
 }
 
+// TestBadRowsStayInTheirTileOnHost holds that a NaN in a row of a tile reaches no row outside, though the kernels compute those beside it.
+func TestBadRowsStayInTheirTileOnHost(t *testing.T) {
+	h := newHost(t)
+	queries, keys := partition.Range{Lo: 3, Hi: 50}, partition.Range{Lo: 10, Hi: 80}
+	tiles := []partition.Tile{{Q: queries, K: keys, Band: partition.Full()}}
+	for _, deterministic := range []bool{false, true} {
+		for _, bad := range []string{"q", "k", "v", "do"} {
+			k := &hostFlash{h, deterministic, large}
+			h.used = 0
+			draw := func(name string, seq int) View {
+				m, err := k.alloc(int64(2 * seq * 64))
+				ok(t, err)
+				v := tensor.Dense(m, tensor.BF16, 0, [4]int{1, seq, 1, 64})
+				each(v, func(_ float32, at [4]int) float32 {
+					if name == bad && at[tensor.Seq] == 30 {
+						return float32(math.NaN())
+					}
+					return float32(at[tensor.Seq]%5+at[tensor.Dim]%3) / 8
+				})
+				return v
+			}
+			q, ks, v, do := draw("q", 70), draw("k", 96), draw("v", 96), draw("do", 70)
+			s := step{k.draw(0, 70, 1, 64), k.draw(0, 70, 1, 1), k.draw(0, 70, 1, 64), k.draw(0, 96, 1, 64), k.draw(0, 96, 1, 64)}
+			x, p := hostHopper{hostFlash: k, sms: 4}, attention.Softmax{Scale: 0.125}
+			b := attention.Block{K: ks, V: v, Tiles: tiles, First: true, Last: true}
+			forward, err := x.Forward(s.o, attention.Partial{O: s.o, LSE: s.lse}, q, p)
+			ok(t, err)
+			ok(t, errors.Join(forward.Block(b), forward.End()))
+			backward, err := x.Backward(s.dq, do, q, attention.Saved{O: s.o, LSE: s.lse, Delta: k.draw(0, 70, 1, 1)}, p)
+			ok(t, err)
+			grads := attention.KeyGrads{DK: s.dk, DV: s.dv}
+			ok(t, backward.Block(attention.GradBlock{Block: b, KeyGrads: grads, Fresh: partition.Range{Hi: 96}}))
+			reached := 0
+			for name, out := range map[string]View{"o": s.o, "dq": s.dq, "dk": s.dk, "dv": s.dv} {
+				in := queries
+				if name == "dk" || name == "dv" {
+					in = keys
+				}
+				each(out, func(y float32, at [4]int) float32 {
+					inside := in.Lo <= at[tensor.Seq] && at[tensor.Seq] < in.Hi
+					if y != y && inside {
+						reached++
+					} else if y != 0 && !inside {
+						t.Fatalf("deterministic %t, NaN in %s: row %d of %s is %g", deterministic, bad, at[tensor.Seq], name, y)
+					}
+					return y
+				})
+			}
+			if reached == 0 {
+				t.Errorf("deterministic %t: NaN in %s reaches nothing", deterministic, bad)
+			}
+		}
+	}
+}
+
 // TestLostTurnOnHost holds that a block of keys that never gets its turn reports itself, and whom it waited for.
 func TestLostTurnOnHost(t *testing.T) {
 	k := &hostFlash{newHost(t), true, large}
