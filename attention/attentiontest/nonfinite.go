@@ -63,7 +63,7 @@ func NonFiniteCase(dim, calls int) Case {
 	return c
 }
 
-// nonFiniteCases have three hops, of which keys at the beginning, in the middle and at the end are one each.
+// nonFiniteCases have three hops: keys at the beginning, in the middle and at the end are in one each.
 func nonFiniteCases() []Case {
 	var cs []Case
 	add := func(name string, change func(*Case)) {
@@ -111,7 +111,7 @@ func nonFiniteCases() []Case {
 	return cs
 }
 
-// poison is one element of an input that is not finite.
+// A poison is one element of an input that is not finite.
 type poison struct {
 	input            string
 	value            float64
@@ -123,7 +123,7 @@ func (p poison) String() string {
 	return fmt.Sprintf("%s[batch %d, seq %d, head %d, dim %d] = %v", p.input, p.batch, p.row, p.head, p.dim, p.value)
 }
 
-// poisons are every input and value, in a query or a key of each hop.
+// poisons lists every input and value, in queries or keys of several hops.
 func (c Case) poisons() (list []poison) {
 	for _, input := range []string{"q", "k", "v", "do"} {
 		rows, heads, dim := c.SeqQ, c.Heads, c.Dim
@@ -168,7 +168,7 @@ func (p poison) in(c Case, x inputs) inputs {
 	return x
 }
 
-// findings are what breaks the contract, element by element.
+// A findings lists the elements that break the contract.
 type findings struct {
 	missed, strayed []string // finite but should not be, and the other way round
 	wrong           error
@@ -190,7 +190,7 @@ func (f findings) Error() string {
 	return strings.Join(parts, "; ")
 }
 
-// outputs are the names of the outputs that miss something.
+// outputs returns the names of outputs with elements that should not be finite.
 func (f findings) outputs() (names []string) {
 	for _, x := range f.missed {
 		if name, _, _ := strings.Cut(x, "["); !slices.Contains(names, name) {
@@ -275,7 +275,7 @@ func (c Case) poisoned(t *testing.T, rig Rig, dtype tensor.DType, p poison, opts
 	return f
 }
 
-// compare adds what is wrong with a result.
+// compare adds the faults of a result.
 func (f *findings) compare(r result, want []float64, tainted map[place]bool, allowed float64) {
 	got, i := read(r.view), -1
 	each(r.view, func(_ int64, at [4]int) {
