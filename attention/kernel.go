@@ -1,5 +1,6 @@
 // Package attention defines attention, apart from devices: the interface of every kernel, its passes and blocks, and
-// the slow reference, whose results every fast kernel must compute. It is pure: no goroutines, no I/O, no clock, no cgo.
+// the slow reference, whose results every fast kernel must compute. It is pure: no goroutines, no I/O, no clock, no
+// cgo.
 package attention
 
 import (
@@ -44,11 +45,11 @@ type KeyGrads struct{ DK, DV View }
 // dimV]; heads is a multiple of kvHeads, and query head h reads KV head h / (heads/kvHeads).
 // Views may be strided in any way whose last axis has stride 1.
 //
-// NaN and infinities travel, so that a broken input is never taken for a good one: if the definition makes an output
+// NaN and infinities travel, so that a broken input never looks like a good one: if the definition makes an output
 // element NaN or infinite, so does the kernel, not always alike. The definition skips hidden pairs. In a tile with a
-// visible pair of such a row of q, k, v or do, a kernel may turn further rows into NaN, which are hidden from it. Rows of
-// other tiles, such as other documents, stay as they are; only kernels of GPUs, which multiply blocks across tiles, may
-// reach rows of other tiles in the same block of up to 192 queries or keys.
+// visible pair of a broken row of q, k, v or do, a kernel may also break rows that are hidden from it. Rows of other
+// tiles, such as other documents, stay as they are. Only kernels of GPUs, which multiply blocks across tiles, may break
+// rows of other tiles in the same block of up to 192 queries or keys.
 //
 // A kernel has one pass at a time: beginning one abandons the one before, such as after an
 // error. All calls queue work in order on the kernel's stream and do not wait for the device.

@@ -52,8 +52,13 @@ type Options struct {
 
 // takes reports whether a case is within the capabilities.
 func (o Options) takes(c Case) bool {
-	tooWide := o.MaxHeadDim > 0 && max(c.Dim, c.DimV) > o.MaxHeadDim
-	return !tooWide && !(o.SameHeadDim && c.Dim != c.DimV) && !(o.NoScores && c.Scores != nil) && (o.Leaves == nil || !o.Leaves(c))
+	switch {
+	case o.MaxHeadDim > 0 && max(c.Dim, c.DimV) > o.MaxHeadDim, o.SameHeadDim && c.Dim != c.DimV:
+		return false
+	case o.NoScores && c.Scores != nil:
+		return false
+	}
+	return o.Leaves == nil || !o.Leaves(c)
 }
 
 // TestKernel runs every case on one kernel from newRig.

@@ -206,7 +206,8 @@ func (x *backwardBlock[T]) panel(h, lo int, t partition.Tile, keys keysOf[T]) pa
 	x.scoreGrads(ds, p.S, corner, lo)
 	keys.panels.From = at
 	own := part.Q.Lo - first // queries of other tiles get no 0 * NaN
-	accumulator[T]{f.dq, l, x.spare}.add(x.b, part.Q.Lo, h, part.Q.Len(), n, simd.Left[T]{A: ds.S[own:], Ld: ds.Ld}, keys.panels)
+	left := simd.Left[T]{A: ds.S[own:], Ld: ds.Ld}
+	accumulator[T]{f.dq, l, x.spare}.add(x.b, part.Q.Lo, h, part.Q.Len(), n, left, keys.panels)
 	return partition.Range{Lo: from, Hi: from + n}
 }
 

@@ -62,8 +62,8 @@ func forward[T tensor.Float](pass *forwardPass, b attention.Block) {
 	pass.c.split(groups*blocks(f.seqQ, f.queries), func(s *scratch, i int) { f.piece(s, i) })
 }
 
-// Keys come from memory, and values are packed, once for the queries of a piece. So a piece has two blocks of queries if there are
-// leastPieces of them even so.
+// Keys come from memory, and values are packed, once for the queries of a piece. So a piece has two blocks of queries if
+// there are leastPieces of them even so.
 const leastPieces = 64
 
 // queriesOf returns the queries of a piece. It depends on the shape alone.
@@ -176,7 +176,8 @@ func (x *forwardBlock[T]) panel(h, lo int, t partition.Tile, keys simd.Left[T], 
 	l.Softmax(s, x.top[row:], x.sum[row:], x.shrink)
 	// Queries of other tiles get no 0 * NaN. Their shrink is 1, or their row is still 0.
 	from := t.Q.Lo - where.first
-	l.Product(t.Q.Len(), dimV, n, simd.Left[T]{A: s.S[from:], Ld: cols}, values, x.o[(row+from)*x.ldo:], x.ldo, simd.ScaleAdd, x.shrink[from:])
+	left := simd.Left[T]{A: s.S[from:], Ld: cols}
+	l.Product(t.Q.Len(), dimV, n, left, values, x.o[(row+from)*x.ldo:], x.ldo, simd.ScaleAdd, x.shrink[from:])
 }
 
 // end divides by the sums and writes the state back.
