@@ -1,6 +1,6 @@
-// Package attention holds what attention is, apart from where it runs: the interface that every
-// kernel implements, its passes and blocks, and the slow reference that defines what every fast
-// kernel must compute. It is pure: no goroutines, no I/O, no clock, no cgo.
+// Package attention defines attention, apart from devices: the interface of every kernel, its passes and blocks, and
+// the slow reference, whose results every fast kernel must compute. It is pure: no goroutines, no I/O, no clock, no
+// cgo.
 package attention
 
 import (
@@ -11,7 +11,7 @@ import (
 // View is a strided window onto device memory; see package tensor.
 type View = tensor.View
 
-// Softmax is what turns a dot product into a score: s = Scale * q.k, and with a soft cap
+// Softmax turns a dot product into a score: s = Scale * q.k, and with a soft cap
 // c > 0, s = c * tanh(Scale * q.k / c) (Gemma 2, arXiv:2408.00118). Probabilities are
 // exp(s - LSE).
 type Softmax struct {
@@ -26,7 +26,7 @@ type Softmax struct {
 // q, k and v are (float64 where those are float64).
 type Partial struct{ O, LSE View }
 
-// Saved is what a backward pass has of the forward pass over all keys. O: [batch, seqQ, heads,
+// Saved holds the results of the forward pass over all keys for a backward pass. O: [batch, seqQ, heads,
 // dimV], of the type of q or of Partial. LSE: Partial's. Delta: [batch, seqQ, heads, 1], of the
 // type of LSE, is room for rowsum(do * o), the D of FlashAttention-2 (arXiv:2307.08691),
 // algorithm 2. The pass sets it; a kernel may leave it unset.
@@ -45,10 +45,11 @@ type KeyGrads struct{ DK, DV View }
 // dimV]; heads is a multiple of kvHeads, and query head h reads KV head h / (heads/kvHeads).
 // Views may be strided in any way whose last axis has stride 1.
 //
-// NaN and infinities travel, so that a broken input is never taken for a good one: if the definition makes an output
-// element NaN or infinite, so does the kernel, not always alike. Hidden pairs add nothing to the definition. A kernel may
-// let them turn further rows of a tile into NaN, if the tile has a visible pair with such a row of q, k, v or do, but
-// never rows of another tile: documents stay apart.
+// NaN and infinities travel, so that a broken input never looks like a good one: if the definition makes an output
+// element NaN or infinite, so does the kernel, not always alike. The definition skips hidden pairs. In a tile with a
+// visible pair of a broken row of q, k, v or do, a kernel may also break rows that are hidden from it. Rows of other
+// tiles, such as other documents, stay as they are. Only kernels of GPUs, which multiply blocks across tiles, may break
+// rows of other tiles in the same block of up to 192 queries or keys.
 //
 // A kernel has one pass at a time: beginning one abandons the one before, such as after an
 // error. All calls queue work in order on the kernel's stream and do not wait for the device.
@@ -57,15 +58,15 @@ type Kernel interface {
 	// Forward begins a pass that sets o, of the type of q or of acc, to the attention of q over
 	// all blocks to come, and acc.LSE to its LSE. acc is the pass's working memory; acc.O may be
 	// o, and is undefined in the end otherwise. A row that sees no key gets O = 0 and LSE = -Inf,
-	// never NaN. Without a bias no other row has an LSE of -Inf: if all scores of its keys are, in a block or in all
-	// blocks so far, O and LSE are NaN.
+	// never NaN. Without a bias no other row has an LSE of -Inf: if all scores of a row's keys in a block are -Inf, O and
+	// LSE may become NaN, and they must if all scores of the pass are.
 	Forward(o View, acc Partial, q View, p Softmax) (ForwardPass, error)
 	// Backward begins a pass that sets dq, and the gradients of each block, given do, the
 	// gradient of s.O. Rows with LSE = -Inf contribute nothing.
 	Backward(dq, do, q View, s Saved, p Softmax) (BackwardPass, error)
 }
 
-// Block is keys and values that a pass goes over, and what is known of its place in the pass.
+// Block holds keys and values that a pass goes over, and its place in the pass.
 //
 // Tiles say which (query, key) pairs are visible, in local indices; no pair is in two tiles
 // of one block. All tiles of a hop come in one block, so that a GPU needs one launch. They may be
@@ -111,9 +112,9 @@ type GradBlock struct {
 	// KeyGrads get the block's gradients added. They may have more rows than K and V.
 	KeyGrads
 	// Fresh is rows of KeyGrads that hold nothing yet: they are set rather than added to, and
-	// those that no tile reaches become 0.
+	// rows that no tile reaches become 0.
 	Fresh partition.Range
-	// FoldNext says that the next call of the pass, but for End, is a Fold into these KeyGrads,
+	// FoldNext says that the next call of the pass, except End, is a Fold into these KeyGrads,
 	// and that nothing reads them before it, so they need not be complete in between.
 	FoldNext bool
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// Reference is the definition of attention: what it computes, every Kernel must. It loops over
+// Reference defines attention: every Kernel must compute the same. It loops over
 // queries and their visible keys, with no blocks and no tricks. It converts inputs of any float
 // type to A and computes in A: float64 for the definition itself, float32 to learn the error of
 // that arithmetic.
@@ -16,7 +16,7 @@ type Reference[A tensor.Float] struct {
 	queue func(name string, run func() error)
 }
 
-// NewReference returns a reference kernel whose work is given to queue, which runs it in order,
+// NewReference returns a reference kernel that gives its work to queue, which runs it in order,
 // like tensor.HostStream's Do; nil runs it at once.
 func NewReference[A tensor.Float](queue func(name string, run func() error)) *Reference[A] {
 	return &Reference[A]{queue: queue}
@@ -53,8 +53,8 @@ type referenceForward[A tensor.Float] struct {
 	p   Softmax
 }
 
-// Block folds a block into acc. The old state counts as one more key, whose score is its LSE
-// and whose value is its O.
+// Block folds a block into acc. The old state counts as one more key: its score is the old LSE,
+// its value the old O.
 func (f *referenceForward[A]) Block(b Block) error {
 	if err := CheckBlock(f.acc.O, f.q, b, f.p); err != nil {
 		return err
@@ -141,7 +141,7 @@ func (f *referenceBackward[A]) Fold(x Fold) error {
 	})
 }
 
-// visible is the predicate that a list of tiles stands for.
+// visible returns the predicate of a list of tiles.
 func visible(tiles []partition.Tile) func(i, j int) bool {
 	return func(i, j int) bool {
 		for _, t := range tiles {
@@ -153,7 +153,7 @@ func visible(tiles []partition.Tile) func(i, j int) bool {
 	}
 }
 
-// forward is FlashAttention-2 (arXiv:2307.08691), section 3.1, with every block one key:
+// forward computes FlashAttention-2 (arXiv:2307.08691), section 3.1, with every block one key:
 // m = max s, l = sum exp(s - m), O = sum exp(s - m) v / l, LSE = m + ln l.
 func forward[A tensor.Float](o, lse, q, k, v array[A], visible func(i, j int) bool, p Softmax, extra *terms[A]) {
 	group := q.shape[tensor.Heads] / k.shape[tensor.Heads]
@@ -184,7 +184,7 @@ func forward[A tensor.Float](o, lse, q, k, v array[A], visible func(i, j int) bo
 	})
 }
 
-// backward is algorithm 2 of the same paper: P = exp(S - LSE), dV += P' dO, dP = dO V',
+// backward computes algorithm 2 of the same paper: P = exp(S - LSE), dV += P' dO, dP = dO V',
 // dS = P * (dP - D), dQ += dS K, dK += dS' Q.
 func backward[A tensor.Float](dq, dk, dv, do, q, k, v, lse, delta array[A], visible func(i, j int) bool, p Softmax, extra *terms[A]) {
 	group := q.shape[tensor.Heads] / k.shape[tensor.Heads]

@@ -7,26 +7,26 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// Scores is what a pass does with scores beside Softmax's scale and soft cap. The zero value of a field
-// leaves it out. Terms are added behind the scale and the soft cap:
+// Scores lists the terms that a pass adds to scores beside Softmax's scale and soft cap. The zero value of a field
+// leaves it out. A pass adds terms after the scale and the soft cap:
 //
 //	s = cap(Scale q.k) - Slopes[h] |Rows[i] - Columns[j]| + Bias[b, i, h, Columns[j]]
 //
-// Tiles are in local indices, which do not tell where a query or a key stands. So Rows and
+// Tiles are in local indices, without the position of a query or a key. So Rows and
 // Block.Columns say it: any layout, and any keys that are gathered in one block, have a list.
 type Scores struct {
-	// Slopes [1, 1, heads, 1] are those of ALiBi (Press et al., arXiv:2108.12409).
+	// Slopes [1, 1, heads, 1] are ALiBi's (Press et al., arXiv:2108.12409).
 	Slopes View
 	// Bias [1 or batch, seqQ, 1 or heads, columns] has a row for each local query and a column for each
-	// key of the whole sequence. It is shared by what its axes of 1 leave out.
+	// key of the whole sequence. All batches or heads share an axis of 1.
 	Bias View
 	// DBias is like Bias. A backward pass sets it to the gradient of Bias, 0 for pairs that no query of
 	// the rank sees.
 	DBias View
 	// Max [batch, seqQ, heads, 1] is set by a forward pass to the largest score that each row sees, -Inf
-	// where it sees none. A sink is no score.
+	// if it sees none. A sink is no score.
 	Max View
-	// Rows is where each query stands among the keys: that of the key that a causal mask lets it see last.
+	// Rows gives each query its position among the keys: the position of the last key under a causal mask.
 	// It may be nil without Slopes.
 	Rows []int
 }
@@ -45,7 +45,7 @@ func (p Softmax) Plain(what string) error {
 	return fmt.Errorf("%s: these kernels add nothing to scores and return no largest one; use the reference backend", what)
 }
 
-// scores finds what is wrong with the Scores of a pass; dbias says that it is a backward pass.
+// scores finds faults of the Scores of a pass, forward or backward.
 func (c *checker) scores(q View, s *Scores, backward bool) {
 	if s == nil {
 		return
@@ -76,7 +76,7 @@ func (c *checker) scores(q View, s *Scores, backward bool) {
 	}
 }
 
-// columns finds what is wrong with the columns of a block.
+// columns finds faults of the columns of a block.
 func (c *checker) columns(k View, b Block, s *Scores) {
 	if !s.Positions() || len(b.Tiles) == 0 {
 		return
@@ -96,14 +96,14 @@ func (c *checker) columns(k View, b Block, s *Scores) {
 	}
 }
 
-// terms is what a pass of the reference adds to scores.
+// A terms holds the tensors that a pass of the reference adds to scores.
 type terms[A tensor.Float] struct {
 	slopes, bias  array[A]
 	rows, columns []int
 	max, dbias    *array[A]
 }
 
-// termsOf is nil where nothing is added or kept.
+// termsOf returns nil if the pass adds and keeps nothing.
 func termsOf[A tensor.Float](s *Scores, columns []int) *terms[A] {
 	if s == nil {
 		return nil
@@ -120,12 +120,12 @@ func termsOf[A tensor.Float](s *Scores, columns []int) *terms[A] {
 	return t
 }
 
-// shared is the row of a tensor whose axes of 1 stand for all batches or heads.
+// shared returns a row of a tensor; all batches or heads share an axis of 1.
 func (a array[A]) shared(b, i, h int) []A {
 	return a.row(min(b, a.shape[tensor.Batch]-1), i, min(h, a.shape[tensor.Heads]-1))
 }
 
-// add is a score s of a pair with what is added to it.
+// add returns the score s of a pair plus its terms.
 func (t *terms[A]) add(s A, b, i, h, j int) A {
 	if t == nil {
 		return s
@@ -147,14 +147,14 @@ func (t *terms[A]) keep(s A, b, i, h int) {
 	}
 }
 
-// grad adds the gradient of a score to that of its bias.
+// grad adds the gradient of a score to the gradient of its bias.
 func (t *terms[A]) grad(ds A, b, i, h, j int) {
 	if t != nil && t.dbias != nil {
 		t.dbias.shared(b, i, h)[t.columns[j]] += ds
 	}
 }
 
-// held is v loaded, unless it is zero, and what puts it back.
+// held loads v, unless it is zero, and returns a function that stores it.
 func held[A tensor.Float](v View) (*array[A], func()) {
 	if v.IsZero() {
 		return nil, func() {}

@@ -47,7 +47,8 @@ func report(t testing.TB, name string, shape View, got, want []float64, scale fl
 }
 
 // termSizes returns the largest root of the sum of squares of the terms of an element of dq and of dk, as if
-// P * (dP - delta) did not cancel. (It cancels in a row that sees one key.) The rounding of such a sum is relative to it.
+// P * (dP - delta) did not cancel. (It cancels in a row that sees one key.) The rounding of such a sum is relative to
+// it.
 func (c Case) termSizes(in inputs, oracle *set) (dq, dk float64) {
 	lse, delta := read(oracle.acc.LSE), read(oracle.delta)
 	sumQ, sumK := make([]float64, len(in.q)), make([]float64, len(in.k))

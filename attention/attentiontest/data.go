@@ -12,12 +12,12 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// inputs are the numbers of a case, row-major, exact in the type that the kernel gets.
+// An inputs holds the numbers of a case, row-major, exact in the type that the kernel gets.
 type inputs struct {
 	q, k, v, do      []float64
-	dk, dv           []float64 // what gradients hold before the backward pass, where they hold something
-	otherDK, otherDV []float64 // what is folded into them
-	slopes, bias     []float64 // what is added to scores
+	dk, dv           []float64 // gradients before the backward pass, if started
+	otherDK, otherDV []float64 // gradients from elsewhere
+	slopes, bias     []float64 // terms of the scores
 	started, folded  bool
 	fresh            partition.Range
 }
@@ -51,8 +51,7 @@ func (c Case) shapes() (q, k, v, o, row [4]int) {
 		[4]int{c.Batch, c.SeqQ, c.Heads, 1}
 }
 
-// scoreMagnitude is the largest sum of |scale q_d k_d|: what the rounding of a score is
-// relative to.
+// scoreMagnitude returns the largest sum of |scale q_d k_d|. The rounding of a score is relative to it.
 func (c Case) scoreMagnitude(in inputs) float64 {
 	norm := func(xs []float64) float64 {
 		largest := 0.0
@@ -69,11 +68,11 @@ func (c Case) scoreMagnitude(in inputs) float64 {
 	return math.Abs(c.Softmax.Scale) * norm(in.q) * norm(in.k)
 }
 
-// set is the tensors of one run of a case, with the buffers that hold them.
+// A set holds the tensors of one run of a case, with their buffers.
 type set struct {
 	q, k, v, do View
 	acc         attention.Partial
-	out         View // of the type of q, which Finish sets; acc.O where they agree
+	out         View // of the type of q, which End sets; acc.O if the types agree
 	delta       View
 	grads       attention.Grads
 	other       attention.KeyGrads // from elsewhere, to be folded
@@ -103,8 +102,8 @@ func newSet(c Case, l Layout, dtype tensor.DType) *set {
 	return s
 }
 
-// sentinel is what every byte of a buffer is before the case's numbers come: NaN in all float
-// types, so that what is read from outside a view shows, and what is written there too.
+// sentinel fills every byte of a buffer before the case's numbers come: NaN in all float types, so that reads and
+// writes outside a view show.
 const sentinel = 0xff
 
 func (s *set) buffer(elements int, dtype tensor.DType) *tensor.Host {
@@ -134,7 +133,7 @@ func (s *set) place(l Layout, dtype tensor.DType, n [4]int) View {
 	return tensor.NewView(mem, dtype, before, n, [4]int64{int64(batch), int64(position), int64(head), 1})
 }
 
-// interleave makes three views whose positions lie side by side: q heads, k heads, v heads.
+// interleave makes three views of one buffer. A position has its q heads, k heads and v heads side by side.
 func (s *set) interleave(dtype tensor.DType, q, k, v [4]int) (qv, kv, vv View) {
 	nq, nk, nv := q[2]*q[3], k[2]*k[3], v[2]*v[3]
 	position := nq + nk + nv
@@ -145,7 +144,7 @@ func (s *set) interleave(dtype tensor.DType, q, k, v [4]int) (qv, kv, vv View) {
 	return at(0, q), at(nq, k), at(nq+nk, v)
 }
 
-// fill writes the numbers; gradients keep their sentinels where they hold nothing.
+// fill writes the numbers; fresh gradients keep their sentinels.
 func (s *set) fill(in inputs) {
 	write(s.q, in.q)
 	write(s.k, in.k)
@@ -177,13 +176,13 @@ func (s *set) views() []*View {
 	return append(s.scored.views(), &s.q, &s.k, &s.v, &s.do, &s.delta, &s.acc.O, &s.out, &s.acc.LSE, &s.grads.DQ, &s.grads.DK, &s.grads.DV, &s.other.DK, &s.other.DV)
 }
 
-// upload is the set on the rig's device; on the host it is the set itself.
+// upload returns the set on the rig's device; on the host it returns the set itself.
 func (s *set) upload(rig Rig) (*set, error) {
 	d := *s
 	return &d, rig.move(s.buffers, d.views())
 }
 
-// move brings buffers to the device, and has views of them be views of what is there.
+// move copies buffers to the device and points their views at the copies.
 func (r *Rig) move(buffers []*tensor.Host, views []*View) error {
 	if r.Upload == nil {
 		return nil
@@ -323,7 +322,7 @@ func read(v View) []float64 {
 	return xs
 }
 
-// round is the nearest value of x that type t can hold. Values here are far from the ends
+// round returns the value of type t that is nearest to x. Values here are far from the ends
 // of every type's range.
 func round(x float64, t tensor.DType) float64 {
 	bits := 53
@@ -345,8 +344,8 @@ func round(x float64, t tensor.DType) float64 {
 	return math.Ldexp(math.RoundToEven(math.Ldexp(fraction, bits)), exponent-bits)
 }
 
-// halfValue is the number that a binary16 encoding stands for. It and halfBits are not those of package
-// tensor, so that a fault there shows.
+// halfValue returns the number of a binary16 encoding. It and halfBits do not use package tensor, so that a fault there
+// shows.
 func halfValue(b uint16) float64 {
 	sign, exponent, fraction := 1.0, int(b>>10&0x1f), float64(b&0x3ff)
 	if b&0x8000 != 0 {

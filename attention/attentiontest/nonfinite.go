@@ -19,7 +19,8 @@ import (
 //
 //   - An output element that the float64 reference makes NaN or infinite is NaN or infinite.
 //   - Further such elements are in rows of a tile that has a visible pair with such a query or key. (A tile is one of
-//     attention.Block: a product of matrices may multiply the weight 0 of a hidden pair by NaN.) See also Options.Block.
+//     attention.Block: a product of matrices may multiply the weight 0 of a hidden pair by NaN.) See also
+//     Options.Block.
 //   - No LSE is -Inf unless its row sees no key.
 //   - All other elements are at most twice as far off as TestKernel allows.
 func TestNonFinite(t *testing.T, newRig func(testing.TB) Rig, opts Options) {
@@ -42,7 +43,8 @@ func TestNonFinite(t *testing.T, newRig func(testing.TB) Rig, opts Options) {
 }
 
 // NonFiniteReach lists, for NaN, +Inf and -Inf in q, k, v and do, the outputs that should have become NaN or infinite
-// and did not: a row of "input value: outputs" for each that a kernel drops. It is for libraries, which have their own rules.
+// and did not: a row of "input value: outputs" for each that a kernel drops. It is for libraries, which have their own
+// rules.
 func NonFiniteReach(t *testing.T, rig Rig, c Case, dtype tensor.DType) (dropped []string) {
 	t.Helper()
 	for _, p := range c.poisons() {
@@ -56,14 +58,14 @@ func NonFiniteReach(t *testing.T, rig Rig, c Case, dtype tensor.DType) (dropped 
 	return dropped
 }
 
-// NonFiniteCase returns a causal case for NonFiniteReach: its head dim, and how many blocks of keys come one after the other.
+// NonFiniteCase returns a causal case for NonFiniteReach, of that head dim, over that many blocks of keys.
 func NonFiniteCase(dim, calls int) Case {
 	c := nonFiniteCases()[0]
 	c.Dim, c.DimV, c.Calls, c.Softmax.Scale = dim, dim, calls, 1/math.Sqrt(float64(dim))
 	return c
 }
 
-// nonFiniteCases have three hops, of which keys at the beginning, in the middle and at the end are one each.
+// nonFiniteCases have three hops: keys at the beginning, in the middle and at the end are in one each.
 func nonFiniteCases() []Case {
 	var cs []Case
 	add := func(name string, change func(*Case)) {
@@ -79,7 +81,8 @@ func nonFiniteCases() []Case {
 				panic(err)
 			}
 			c.SeqQ, c.SeqK = seq, seq
-			c.Tiles = partition.Plan(partition.Shape{SeqQ: seq, SeqKV: seq, Size: 1, Layout: partition.Contiguous{}, Mask: m}, 0, 0)
+			s := partition.Shape{SeqQ: seq, SeqKV: seq, Size: 1, Layout: partition.Contiguous{}, Mask: m}
+			c.Tiles = partition.Plan(s, 0, 0)
 		}
 	}
 	docs := []int{1, 37, 2, 1, 64, 30, 15}
@@ -93,11 +96,15 @@ func nonFiniteCases() []Case {
 	add("documents that see both ways", mask(150, false, -1, docs))
 	add("documents with a window", mask(150, true, 9, docs))
 	add("zigzag", func(c *Case) {
-		c.Tiles = []partition.Tile{tile(0, 35, 0, 75, causal(0)), tile(35, 70, 0, 75, partition.Full()), tile(35, 70, 75, 150, causal(40))}
+		c.Tiles = []partition.Tile{
+			tile(0, 35, 0, 75, causal(0)), tile(35, 70, 0, 75, partition.Full()), tile(35, 70, 75, 150, causal(40)),
+		}
 		c.Batch = 2
 	})
 	add("soft cap", func(c *Case) { c.Softmax.Softcap = 5 })
-	add("folds, hops reversed", func(c *Case) { c.Folded, c.Started, c.Reversed, c.Heads, c.KVHeads = true, true, true, 3, 3 })
+	add("folds, hops reversed", func(c *Case) {
+		c.Folded, c.Started, c.Reversed, c.Heads, c.KVHeads = true, true, true, 3, 3
+	})
 	add("head dim 64", func(c *Case) { c.Dim, c.DimV, c.Softmax.Scale = 64, 64, 0.125 })
 	add("head dim 128, documents", func(c *Case) {
 		mask(150, true, -1, docs)(c)
@@ -111,7 +118,7 @@ func nonFiniteCases() []Case {
 	return cs
 }
 
-// poison is one element of an input that is not finite.
+// A poison is one element of an input that is not finite.
 type poison struct {
 	input            string
 	value            float64
@@ -123,7 +130,7 @@ func (p poison) String() string {
 	return fmt.Sprintf("%s[batch %d, seq %d, head %d, dim %d] = %v", p.input, p.batch, p.row, p.head, p.dim, p.value)
 }
 
-// poisons are every input and value, in a query or a key of each hop.
+// poisons lists every input and value, in queries or keys of several hops.
 func (c Case) poisons() (list []poison) {
 	for _, input := range []string{"q", "k", "v", "do"} {
 		rows, heads, dim := c.SeqQ, c.Heads, c.Dim
@@ -168,7 +175,7 @@ func (p poison) in(c Case, x inputs) inputs {
 	return x
 }
 
-// findings are what breaks the contract, element by element.
+// A findings lists the elements that break the contract.
 type findings struct {
 	missed, strayed []string // finite but should not be, and the other way round
 	wrong           error
@@ -181,7 +188,8 @@ func (f findings) Error() string {
 		what string
 	}{{f.missed, "should not be finite"}, {f.strayed, "should be finite"}} {
 		if len(x.list) > 0 {
-			parts = append(parts, fmt.Sprintf("%d elements %s: %s, …, %s", len(x.list), x.what, x.list[0], x.list[len(x.list)-1]))
+			last := x.list[len(x.list)-1]
+			parts = append(parts, fmt.Sprintf("%d elements %s: %s, …, %s", len(x.list), x.what, x.list[0], last))
 		}
 	}
 	if f.wrong != nil {
@@ -190,7 +198,7 @@ func (f findings) Error() string {
 	return strings.Join(parts, "; ")
 }
 
-// outputs are the names of the outputs that miss something.
+// outputs returns the names of outputs with elements that should not be finite.
 func (f findings) outputs() (names []string) {
 	for _, x := range f.missed {
 		if name, _, _ := strings.Cut(x, "["); !slices.Contains(names, name) {
@@ -206,7 +214,8 @@ type cleanAnswer struct {
 	scale, allowed []float64
 }
 
-// cleanAnswers and poisonedAnswers hold results by case and type, and by poison: the suite runs again with other kernels.
+// cleanAnswers and poisonedAnswers hold results by case and type, and by poison: the suite runs again with other
+// kernels.
 var cleanAnswers, poisonedAnswers sync.Map
 
 func (c Case) clean(t *testing.T, dtype tensor.DType) cleanAnswer {
@@ -275,7 +284,7 @@ func (c Case) poisoned(t *testing.T, rig Rig, dtype tensor.DType, p poison, opts
 	return f
 }
 
-// compare adds what is wrong with a result.
+// compare adds the faults of a result.
 func (f *findings) compare(r result, want []float64, tainted map[place]bool, allowed float64) {
 	got, i := read(r.view), -1
 	each(r.view, func(_ int64, at [4]int) {

@@ -10,14 +10,15 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// Scores is what a case adds to scores and keeps of them.
+// Scores lists the terms of the scores of a case.
 type Scores struct {
 	ALiBi bool
 	Bias  [2]int // batches and heads of the bias; 0: there is none
+	Hides bool   // the bias is -Inf for every third key, and for all keys of some rows
 	Max   bool
 }
 
-// positions, since tiles do not tell them: queries and keys stand in no order, and not all columns of a
+// queryRows and columns give positions, which tiles lack: queries and keys are in no order, and not all columns of a
 // bias have a key here.
 func (c Case) queryRows() []int {
 	rows := make([]int, c.SeqQ)
@@ -35,7 +36,7 @@ func (c Case) columns() []int {
 	return at
 }
 
-// width is the columns of a bias.
+// width returns the columns of a bias.
 func (c Case) width() int { return c.SeqK + 5 }
 
 func scoreCases() []Case {
@@ -55,6 +56,7 @@ func scoreCases() []Case {
 	for _, b := range [][2]int{{1, 1}, {2, 4}, {1, 4}, {2, 1}} {
 		add(fmt.Sprintf("bias %v", b), Scores{Bias: b}, func(c *Case) { c.Softmax.Softcap = 2 * float64(b[0]-1) })
 	}
+	add("bias that hides", Scores{Bias: [2]int{1, 4}, Hides: true}, func(c *Case) { c.Calls = 3 })
 	add("all in parts", Scores{ALiBi: true, Bias: [2]int{1, 4}, Max: true}, func(c *Case) {
 		c.Calls, c.Softmax.Softcap, c.Layout, c.Started = 4, 5, HeadsFirst, true
 		c.Tiles = []partition.Tile{tile(3, 20, 10, 40, partition.Full()), tile(40, 41, 149, 150, partition.Full()), tile(50, 70, 60, 140, causal(40))}
@@ -63,7 +65,7 @@ func scoreCases() []Case {
 	return cs
 }
 
-// scored is the tensors of Scores; those that there are not are zero.
+// A scored holds the tensors of Scores; absent ones are zero.
 type scored struct{ slopes, bias, dbias, largest View }
 
 // placeScores makes the tensors of the case's Scores.
@@ -84,7 +86,7 @@ func (s *set) placeScores(c Case, l Layout, acc tensor.DType) {
 	}
 }
 
-// views are those of the tensors that there are.
+// views lists the tensors without absent ones.
 func (s *scored) views() (list []*View) {
 	for _, v := range []*View{&s.slopes, &s.bias, &s.dbias, &s.largest} {
 		if !v.IsZero() {
@@ -94,7 +96,7 @@ func (s *scored) views() (list []*View) {
 	return list
 }
 
-// softmax is the case's, with the tensors of a set.
+// softmax returns the Softmax of the case, with the tensors of a set.
 func (c Case) softmax(s *set) attention.Softmax {
 	p := c.Softmax
 	if c.Scores != nil {
@@ -112,13 +114,16 @@ func (c Case) scoreInputs(rng *rand.Rand, t tensor.DType) (slopes, bias []float6
 	for h := range c.Heads {
 		slopes = append(slopes, math.Exp2(-float64(h+2)))
 	}
-	for range c.Scores.Bias[0] * c.Scores.Bias[1] * c.SeqQ * c.width() {
+	for n := range c.Scores.Bias[0] * c.Scores.Bias[1] * c.SeqQ * c.width() {
 		bias = append(bias, round(rng.NormFloat64(), t))
+		if c.Scores.Hides && (n%3 == 0 || n/c.width()%5 == 0) {
+			bias[n] = math.Inf(-1)
+		}
 	}
 	return slopes, bias
 }
 
-// extra is what is added to the score of a pair.
+// extra returns the sum of the terms of a pair.
 func (c Case) extra(in inputs, b, i, h, j int) float64 {
 	x, sum := c.Scores, 0.0
 	if x == nil {

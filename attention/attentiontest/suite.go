@@ -1,5 +1,5 @@
 // Package attentiontest is the conformance suite of attention.Kernel: every kernel runs it,
-// the reference included, and what it allows is all that callers may rely on.
+// the reference included, and callers may rely on its bounds alone.
 package attentiontest
 
 import (
@@ -22,10 +22,10 @@ type View = tensor.View
 // Rig is a kernel under test and the way to it.
 type Rig struct {
 	Kernel attention.Kernel
-	// Sync waits for all that is queued; nil where the kernel works at once.
+	// Sync waits for all queued work; nil if the kernel works at once.
 	Sync func(context.Context) error
 	// Upload copies host memory to the kernel's device and Download copies it back; both
-	// nil where the kernel computes on the host.
+	// nil if the kernel computes on the host.
 	Upload   func(*tensor.Host) (tensor.Memory, error)
 	Download func(dst *tensor.Host, src tensor.Memory) error
 }
@@ -35,7 +35,7 @@ type Rig struct {
 type Options struct {
 	DTypes     []tensor.DType // of q, k, v and do: float64, float32, float16, bfloat16
 	MaxHeadDim int            // of q and k and of v; 0 for no limit
-	// SameHeadDim leaves out cases where the head dims of k and v differ.
+	// SameHeadDim leaves out cases with different head dims of k and v.
 	SameHeadDim bool
 	// Leaves names further cases that are beyond the kernel, such as bands that a library
 	// has no mask for; nil: none.
@@ -52,14 +52,19 @@ type Options struct {
 
 // takes reports whether a case is within the capabilities.
 func (o Options) takes(c Case) bool {
-	tooWide := o.MaxHeadDim > 0 && max(c.Dim, c.DimV) > o.MaxHeadDim
-	return !tooWide && !(o.SameHeadDim && c.Dim != c.DimV) && !(o.NoScores && c.Scores != nil) && (o.Leaves == nil || !o.Leaves(c))
+	switch {
+	case o.MaxHeadDim > 0 && max(c.Dim, c.DimV) > o.MaxHeadDim, o.SameHeadDim && c.Dim != c.DimV:
+		return false
+	case o.NoScores && c.Scores != nil:
+		return false
+	}
+	return o.Leaves == nil || !o.Leaves(c)
 }
 
 // TestKernel runs every case on one kernel from newRig.
 //
 // A result passes when its largest error against float64, over the largest value of the
-// tensor, is at most twice that of the reference computed in float32, plus a floor of a few
+// tensor, is at most twice the error of the reference in float32, plus a floor of a few
 // roundings of a score: the relative error of a probability is the absolute error of its
 // score. Rows and keys that nothing touches must keep their bits.
 func TestKernel(t *testing.T, newRig func(testing.TB) Rig, opts Options) {
@@ -91,8 +96,8 @@ func CheckWith(t *testing.T, rig Rig, c Case, dtype tensor.DType, opts Options) 
 	check(t, rig, c, dtype, opts.NoDelta, answerOf(t, c, dtype))
 }
 
-// answer is what a kernel is compared with: the inputs of a case, the results in float64, and what the kernel's own
-// arithmetic makes of the definition.
+// An answer holds the inputs of a case, the results in float64, and the results of the definition in the kernel's own
+// arithmetic.
 type answer struct {
 	in            inputs
 	oracle, plain *set
@@ -160,7 +165,7 @@ func check(t *testing.T, rig Rig, c Case, dtype tensor.DType, noDelta bool, want
 	tested.checkSentinels(t)
 }
 
-// run is a training step: a forward pass and a backward pass.
+// run computes a training step: a forward pass and a backward pass.
 func (c Case) run(rig Rig, s *set) error {
 	forward, err := rig.Kernel.Forward(s.out, s.acc, s.q, c.softmax(s))
 	if err != nil {
@@ -193,7 +198,7 @@ func (c Case) run(rig Rig, s *set) error {
 	return nil
 }
 
-// grads is the i-th block of the backward pass and its fold. The pass ends after the last block, and
+// grads adds the i-th block of the backward pass and its fold. The pass ends after the last block, and
 // the last fold comes after that.
 func (c Case) grads(pass attention.BackwardPass, s *set, calls []call, i int) error {
 	call := calls[i]
@@ -224,7 +229,7 @@ func scribble(tiles []partition.Tile) {
 	}
 }
 
-// floor is the error that even a perfect order of summation may have: roundings of a score of the
+// floor returns the error that even a perfect order of summation may have: roundings of a score of the
 // case's magnitude in the accumulator's type, and two of a 16 bit input's type. In float32 there are
 // four on the way to a gradient: the score, its exponential, dP - delta and their product. The
 // float64 oracle rounds too, which sixteen roundings of float64 allow for.

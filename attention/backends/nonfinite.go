@@ -1,8 +1,8 @@
 package backends
 
-// dropped records the NaN and infinities that versions of cuDNN drop. A row has the form "k NaN: lse dv": a NaN in k does
-// not reach LSE and dv, which the definition makes NaN or infinite. TestFusedNonFinite of package kernels/gpu measures
-// the rows and holds them to this table. Other versions have not been measured.
+// dropped records the NaN and infinities that versions of cuDNN drop. A row has the form "k NaN: lse dv": a NaN in k
+// does not reach LSE and dv, which the definition makes NaN or infinite. TestFusedNonFinite of package kernels/gpu
+// measures the rows and holds them to this table. Other versions have not been measured.
 var dropped = map[Version][]string{}
 
 // Dropped returns the rows of one version of cuDNN, and whether it has been measured.

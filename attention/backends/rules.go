@@ -29,7 +29,8 @@ type Rule struct {
 // Rules returns a copy of the table of all rules.
 func Rules() []Rule { return slices.Clone(rules) }
 
-var rules = slices.Concat(commonRules, flashRules, fusedRunRules, fusedWarnings, fusedDimRules, fusedHopRules, fusedFP8Rules, unfusedRules, referenceRules)
+var rules = slices.Concat(commonRules, flashRules, fusedRunRules, fusedWarnings, fusedDimRules, fusedHopRules,
+	fusedFP8Rules, unfusedRules, referenceRules)
 
 // speaks reports whether r rejects call c.
 func (r *Rule) speaks(c *Call) bool {

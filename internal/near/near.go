@@ -34,8 +34,8 @@ func (d Distance) Relative() float64 { return over(d.Abs, d.Largest) }
 
 type float interface{ ~float32 | ~float64 }
 
-// Of returns the distance of got from want. Abs and At stay the same if got and want swap. Tensors of different lengths and
-// empty tensors are errors.
+// Of returns the distance of got from want. Abs and At stay the same if got and want swap. Tensors of different lengths
+// and empty tensors are errors.
 func Of[A, B float](got []A, want []B, c Contract) (d Distance, err error) {
 	if len(got) != len(want) {
 		return d, fmt.Errorf("%d elements, want %d", len(got), len(want))

@@ -9,10 +9,10 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// backwardCall is one block of a backward pass. A piece of work is a block of queries and a block of
+// A backwardCall computes one block of a backward pass. A piece of work is a block of queries and a block of
 // keys of one KV head. It adds to dQ of the queries and to dK and dV of the keys, so pieces
 // that run at one time must share neither: of an n x n grid of blocks, a round takes the n
-// cells with (query block + key block) mod n = round. A cell waits for those of earlier rounds that share
+// cells with (query block + key block) mod n = round. A cell waits for cells of earlier rounds that share
 // its queries or its keys, and so every element gets its terms in one order, however many goroutines there are.
 type backwardCall[T tensor.Float] struct {
 	loops                               simd.Loops[T]
@@ -31,7 +31,7 @@ type backwardCall[T tensor.Float] struct {
 const (
 	cellBlocks = 6
 	leastCells = 8
-	rowGap     = 16 // between rows of scores, so that those of a panel of queries do not share sets of the first-level cache
+	rowGap     = 16 // between rows of scores: the rows of a panel of queries must not share sets of the first-level cache
 )
 
 func backward[T tensor.Float](pass *backwardPass, b attention.GradBlock) {
@@ -96,7 +96,7 @@ func (f *backwardCall[T]) cell(s *scratch, b, g, i, j int) {
 	}
 }
 
-// backwardBlock is one piece of work: FlashAttention-2 (arXiv:2307.08691), algorithm 2.
+// A backwardBlock holds one piece of work: FlashAttention-2 (arXiv:2307.08691), algorithm 2.
 type backwardBlock[T tensor.Float] struct {
 	*backwardCall[T]
 	b, g int             // batch, KV head
@@ -107,7 +107,7 @@ type backwardBlock[T tensor.Float] struct {
 	q, qT      []T // panels of queries, and of their transpose times the scale of scores
 	do, doT    []T
 	k          []T // panels of the keys of the piece
-	narrow     []T // keys, values, and what is packed, where these have 16 bits
+	narrow     []T // keys, values, and the packed operand, if these have 16 bits
 	p, ds      []T // [blockK, ld]: probabilities, and the gradients of scores
 	slope      []T // [blockK, ld]: d score / d (scale q.k), with a soft cap alone
 	lse, delta []T // by query
@@ -132,7 +132,7 @@ func (x *backwardBlock[T]) begin(s *scratch) {
 	x.narrow = mem.take(narrow)
 }
 
-// keysOf is keys and values of a tile, from key first on.
+// A keysOf holds keys and values of a tile; first is its first key.
 type keysOf[T tensor.Float] struct {
 	k, v   matrix[T]
 	panels simd.Right[T] // of k
@@ -165,7 +165,7 @@ func (x *backwardBlock[T]) block(h int, t partition.Tile, keys keysOf[T]) {
 	x.keyGrads(h, t, seen[:panels])
 }
 
-// queries packs the queries of one head and what goes with them.
+// queries packs the queries of one head, their dO, LSE and delta.
 func (x *backwardBlock[T]) queries(h int) {
 	f, l := x.backwardCall, x.loops
 	keys := min(f.cellK, f.seqK)
@@ -206,11 +206,12 @@ func (x *backwardBlock[T]) panel(h, lo int, t partition.Tile, keys keysOf[T]) pa
 	x.scoreGrads(ds, p.S, corner, lo)
 	keys.panels.From = at
 	own := part.Q.Lo - first // queries of other tiles get no 0 * NaN
-	accumulator[T]{f.dq, l, x.spare}.add(x.b, part.Q.Lo, h, part.Q.Len(), n, simd.Left[T]{A: ds.S[own:], Ld: ds.Ld}, keys.panels)
+	left := simd.Left[T]{A: ds.S[own:], Ld: ds.Ld}
+	accumulator[T]{f.dq, l, x.spare}.add(x.b, part.Q.Lo, h, part.Q.Len(), n, left, keys.panels)
 	return partition.Range{Lo: from, Hi: from + n}
 }
 
-// probabilities turns scores into P = exp(S - LSE), 0 where a pair is hidden or a row empty.
+// probabilities turns scores into P = exp(S - LSE), 0 for hidden pairs and empty rows.
 func (x *backwardBlock[T]) probabilities(p scoreTile[T], corner, lo int) {
 	if x.params.Softcap > 0 {
 		softcap(p.Scores, x.slope[corner:], x.params.Softcap)
@@ -242,12 +243,12 @@ func (x *backwardBlock[T]) scoreGrads(ds scoreTile[T], p []T, corner, lo int) {
 	}
 }
 
-// stripe is the keys that add to their gradients at once: whole micro-kernels, and few, so that little is computed for
-// pairs that nobody sees. The packed queries are read once for each.
+// stripe counts the keys that add to their gradients at once: whole micro-kernels, and few, so that little work goes to
+// hidden pairs. The packed queries are read once for each.
 const stripe = 96
 
 // keyGrads adds to the gradients of the keys and values of a tile. What a stripe of keys adds up goes from the first
-// to the last panel of queries that sees any of them; in between and at the edges, what was not computed is 0.
+// to the last panel of queries that sees any of them; in between and at the edges, values that no panel computed are 0.
 func (x *backwardBlock[T]) keyGrads(h int, t partition.Tile, seen []partition.Range) {
 	f, l := x.backwardCall, x.loops
 	for j := 0; j < t.K.Len(); j += stripe {
@@ -274,7 +275,7 @@ func (x *backwardBlock[T]) keyGrads(h int, t partition.Tile, seen []partition.Ra
 	}
 }
 
-// clearOutside sets to 0 what a panel of queries did not compute of the stripe at.
+// clearOutside sets the values of the stripe at to 0 that a panel of queries did not compute.
 func (x *backwardBlock[T]) clearOutside(at, seen partition.Range, lo int) {
 	hi := min(lo+x.loops.Cols, x.wide)
 	for j := at.Lo; j < at.Hi; j++ {

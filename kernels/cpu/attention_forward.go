@@ -9,7 +9,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// forwardCall is the folding of one block. A piece of work is a block of queries of up to
+// A forwardCall folds one block. A piece of work is a block of queries of up to
 // groupHeads heads of one KV head; it owns their rows of O and LSE.
 type forwardCall[T tensor.Float] struct {
 	loops         simd.Loops[T]
@@ -25,8 +25,8 @@ type forwardCall[T tensor.Float] struct {
 	seqQ, kvHeads int
 }
 
-// forwardBlock is the state of one piece of work: FlashAttention-2 (arXiv:2307.08691),
-// algorithm 1, started from what acc holds already.
+// A forwardBlock holds the state of one piece of work: FlashAttention-2 (arXiv:2307.08691),
+// algorithm 1, started from acc.
 type forwardBlock[T tensor.Float] struct {
 	*forwardCall[T]
 	b, g, h0, h1 int             // batch, KV head, query heads
@@ -39,7 +39,7 @@ type forwardBlock[T tensor.Float] struct {
 	top    []T         // by head and query: the largest score so far
 	sum    []float64   // by head and query: sum of 2^(score - top)
 	v      []T         // panels of the values
-	narrow []T         // keys, and what is packed, where these have 16 bits
+	narrow []T         // keys, and the packed operand, if these have 16 bits
 	s      []T         // scores of a panel of queries
 	shrink []T         // by query: 2^(old top - new top)
 	sees   [mostQ]bool // by query: some key of a tile is visible to it
@@ -62,11 +62,11 @@ func forward[T tensor.Float](pass *forwardPass, b attention.Block) {
 	pass.c.split(groups*blocks(f.seqQ, f.queries), func(s *scratch, i int) { f.piece(s, i) })
 }
 
-// Keys come from memory, and values are packed, once for the queries of a piece. So these are twice a block where there are
-// leastPieces of them even so.
+// Keys come from memory, and values are packed, once for the queries of a piece. So a piece has two blocks of queries if
+// there are leastPieces of them even so.
 const leastPieces = 64
 
-// queriesOf is the queries of a piece. It depends on the shape alone.
+// queriesOf returns the queries of a piece. It depends on the shape alone.
 func queriesOf(groups, seq int) int {
 	if groups*blocks(seq, mostQ) < leastPieces {
 		return blockQ
@@ -109,7 +109,7 @@ func (f *forwardCall[T]) piece(s *scratch, n int) {
 	}
 }
 
-// begin loads the queries and the state. An LSE is the state (top = LSE, sum = 1); where it is
+// begin loads the queries and the state. An LSE is the state (top = LSE, sum = 1); if it is
 // -Inf, the first key shrinks that sum to 0.
 func (x *forwardBlock[T]) begin(s *scratch) {
 	heads, dim, dimV, l := x.h1-x.h0, x.forwardCall.q.dim, x.forwardCall.v.dim, x.loops
@@ -155,7 +155,7 @@ func (x *forwardBlock[T]) keys(t partition.Tile) {
 	}
 }
 
-// panel folds a tile whose queries are within the panel that begins at column lo of the block.
+// panel folds a tile of queries within the panel that begins at column lo of the block.
 func (x *forwardBlock[T]) panel(h, lo int, t partition.Tile, keys simd.Left[T], values simd.Right[T]) {
 	l, dim, dimV := x.loops, x.forwardCall.q.dim, x.forwardCall.v.dim
 	cols, n := min(l.Cols, x.wide-lo), t.K.Len()
@@ -176,7 +176,8 @@ func (x *forwardBlock[T]) panel(h, lo int, t partition.Tile, keys simd.Left[T], 
 	l.Softmax(s, x.top[row:], x.sum[row:], x.shrink)
 	// Queries of other tiles get no 0 * NaN. Their shrink is 1, or their row is still 0.
 	from := t.Q.Lo - where.first
-	l.Product(t.Q.Len(), dimV, n, simd.Left[T]{A: s.S[from:], Ld: cols}, values, x.o[(row+from)*x.ldo:], x.ldo, simd.ScaleAdd, x.shrink[from:])
+	left := simd.Left[T]{A: s.S[from:], Ld: cols}
+	l.Product(t.Q.Len(), dimV, n, left, values, x.o[(row+from)*x.ldo:], x.ldo, simd.ScaleAdd, x.shrink[from:])
 }
 
 // end divides by the sums and writes the state back.

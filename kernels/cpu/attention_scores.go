@@ -8,14 +8,14 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// scores is what a block adds to scores and keeps of them; see attention.Scores. A tensor that there is
-// not has no data.
+// A scores holds the terms that a block adds to scores, and the largest score; see attention.Scores. An absent tensor
+// has no data.
 type scores[T tensor.Float] struct {
 	slopes, bias, dbias, max rows[T]
 	rows, columns            []int
 }
 
-// scoresOf is nil where nothing is added or kept.
+// scoresOf returns nil if the block adds and keeps nothing.
 func scoresOf[T tensor.Float](s *attention.Scores, columns []int) *scores[T] {
 	if s == nil {
 		return nil
@@ -32,7 +32,7 @@ func scoresOf[T tensor.Float](s *attention.Scores, columns []int) *scores[T] {
 	return x
 }
 
-// shared is the row of a tensor whose axes of 1 stand for all batches or heads.
+// shared returns a row of a tensor; all batches or heads share an axis of 1.
 func (r rows[T]) shared(b, s, h int) []T {
 	return r.row(min(b, r.view.Len(tensor.Batch)-1), s, min(h, r.view.Len(tensor.Heads)-1))
 }
@@ -66,7 +66,7 @@ func (x *scores[T]) add(t scoreTile[T]) {
 	}
 }
 
-// keep keeps the largest score of each query.
+// keep keeps the largest score of each query, or NaN.
 func (x *scores[T]) keep(t scoreTile[T]) {
 	if x == nil || x.max.data == nil {
 		return
@@ -81,7 +81,7 @@ func (x *scores[T]) keep(t scoreTile[T]) {
 	}
 }
 
-// grad adds the gradients of scores to those of their bias.
+// grad adds the gradients of scores to the gradient of their bias.
 func (x *scores[T]) grad(t scoreTile[T]) {
 	if x == nil || x.dbias.data == nil {
 		return
@@ -103,7 +103,7 @@ func (x *scores[T]) alone(batch, heads int) bool {
 	return x.dbias.view.Len(tensor.Batch) < batch || x.dbias.view.Len(tensor.Heads) < heads
 }
 
-// views are the tensors of s, those that there are.
+// views lists the tensors of s, without absent ones.
 func views(s *attention.Scores) []View {
 	if s == nil {
 		return nil
@@ -111,7 +111,7 @@ func views(s *attention.Scores) []View {
 	return slices.DeleteFunc([]View{s.Slopes, s.Bias, s.DBias, s.Max}, func(v View) bool { return v.IsZero() })
 }
 
-// begun queues the first values of what a forward pass keeps.
+// begun queues the first values of the largest scores.
 func (c *Kernels) begun(s *attention.Scores) {
 	if s != nil && !s.Max.IsZero() {
 		c.queue("attention reset", func() { fillAny(s.Max, math.Inf(-1)) })

@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"testing"
 
+	"github.com/cprun/cprun/internal/near"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -47,7 +48,7 @@ func checkProducts(t *testing.T, c *Kernels, rng *rand.Rand, rows, out, in int) 
 					want += term(i, j, l)
 					size += math.Abs(term(i, j, l))
 				}
-				if e := math.Abs(float64(got[i*n+j]) - want); !(e <= 1e-6*size) {
+				if e := near.Gap(float64(got[i*n+j]), want, near.Finite); !(e <= 1e-6*size) {
 					t.Fatalf("%s of %d x %d x %d: element %d, %d is %v, want %v", what, rows, out, in, i, j, got[i*n+j], want)
 				}
 			}

@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"github.com/cprun/cprun/internal/near"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -72,7 +73,7 @@ func testProduct[T tensor.Float](t *testing.T, l Loops[T]) {
 					want += old * float64(scale[i])
 					size += math.Abs(old * float64(scale[i]))
 				}
-				if e := math.Abs(float64(got[i*ldc+j]) - want); !(e <= 3*size*epsilon[T]()) {
+				if e := near.Gap(float64(got[i*ldc+j]), want, near.Finite); !(e <= 3*size*epsilon[T]()) {
 					t.Fatalf("m %d n %d k %d rows %v mode %d: element %d, %d is %v, want %v", m, n, k, left.Rows, mode, i, j, got[i*ldc+j], want)
 				}
 			}
@@ -205,10 +206,10 @@ func testGradients[T tensor.Float](t *testing.T, l Loops[T]) {
 			}
 			continue
 		}
-		if e := math.Abs(float64(p[n]) - want); !(e <= tolerance) {
+		if e := near.Gap(float64(p[n]), want, near.Finite); !(e <= tolerance) {
 			t.Fatalf("element %d is %v, want %v", n, p[n], want)
 		}
-		if e := math.Abs(float64(g[n]) - grad); !(e <= tolerance*max(1, math.Abs(float64(dp[n]))+math.Abs(float64(delta[i])))) {
+		if e := near.Gap(float64(g[n]), grad, near.Finite); !(e <= tolerance*max(1, math.Abs(float64(dp[n]))+math.Abs(float64(delta[i])))) {
 			t.Fatalf("gradient %d is %v, want %v", n, g[n], grad)
 		}
 	}
