@@ -131,6 +131,9 @@ func (c *checker) fault(format string, args ...any) {
 
 func (c *checker) queries(q View, p Softmax) {
 	c.float("q", q)
+	if p.unset() {
+		c.fault("Softmax.Scale is not set; it is usually 1/sqrt(head dim)")
+	}
 	if !(p.Softcap >= 0) {
 		c.fault("softcap %v is negative", p.Softcap)
 	}

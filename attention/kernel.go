@@ -4,6 +4,8 @@
 package attention
 
 import (
+	"math"
+
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
 )
@@ -13,12 +15,15 @@ type View = tensor.View
 
 // Softmax turns a dot product into a score: s = Scale * q.k, and with a soft cap
 // c > 0, s = c * tanh(Scale * q.k / c) (Gemma 2, arXiv:2408.00118). Probabilities are
-// exp(s - LSE).
+// exp(s - LSE). Scale must be set: +0 is an error, and a scale of zero is math.Copysign(0, -1).
 type Softmax struct {
 	Scale   float64
 	Softcap float64 // 0 turns it off
 	Scores  *Scores // nil: nothing is added to scores, and nothing kept of them
 }
+
+// unset reports whether the scale has its zero value.
+func (p Softmax) unset() bool { return math.Float64bits(p.Scale) == 0 }
 
 // Partial is the state of a forward pass over some of the keys. O: [batch, seqQ, heads,
 // dimV], normalised over the keys seen so far. LSE: [batch, seqQ, heads, 1], the natural log

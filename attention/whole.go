@@ -10,9 +10,15 @@ import (
 
 // Whole computes attention of a whole sequence on one device, forward and backward, in global
 // order: the oracle for everything that cuts sequences up. It asks the mask for each pair, so it
-// does not depend on the tiles of package partition. DBias and Max of p.Scores are set. The results are dense float64 views; the
+// does not depend on the tiles of package partition. It panics if the mask or the scale is not set. DBias and Max of p.Scores are set. The results are dense float64 views; the
 // arithmetic is A's.
 func Whole[A tensor.Float](q, k, v, do View, mask partition.Mask, p Softmax) (Partial, Grads) {
+	if err := mask.Check(); err != nil {
+		panic("attention: " + err.Error())
+	}
+	if p.unset() {
+		panic("attention: Softmax.Scale is not set; it is usually 1/sqrt(head dim)")
+	}
 	out := outShape(q, v)
 	acc := Partial{O: like(out), LSE: like(rowShape(q))}
 	grads := Grads{DQ: like(q.Shape()), DK: like(k.Shape()), DV: like(v.Shape())}

@@ -1,32 +1,33 @@
 package partition
 
 import (
+	"errors"
 	"fmt"
 	"sort"
 )
 
-// Mask is what a query of the whole sequence may see, in global positions: the band, inside
-// documents where there are any; or slices, in place of both.
+// Mask selects the keys that each query of the whole sequence sees, in global positions: by a band,
+// inside documents if there are any; or by slices, in place of both. The zero Band counts as not set,
+// an error: see Check.
 type Mask struct {
 	Band
 	// Docs are the lengths of packed documents, in order; they sum to the sequence
 	// length. A query sees keys of its own document alone. Empty: one document.
 	Docs []int
-	// Slices are rectangles of the sequence, each with a band of its own: what none of them shows is
+	// Slices are rectangles of the sequence, each with a band of its own. A pair outside all of them is
 	// hidden. No pair is in two of them. Where there are any, Band only bounds theirs, and there are
 	// no Docs.
 	Slices []Tile
-	// Stands says at which keys queries stand where documents, or an alignment at the top left, decide;
-	// see Shape.Aligned. It changes nothing of what is visible.
+	// Stands aligns queries with keys if documents, or an alignment at the top left, decide; see
+	// Shape.Aligned. It hides and shows nothing.
 	Stands []Stand
 }
 
-// Stand says that queries from the End of the one before on, below its own, stand at the key Ahead further on:
-// query i at key i + Ahead.
+// Stand aligns the queries between the End of the Stand before it and its own: query i with key i + Ahead.
 type Stand struct{ End, Ahead int }
 
-// Aligned returns the key at which query i stands, from which windows and distances are counted: that
-// which a causal mask of its document lets it see last. It may be none that there is.
+// Aligned returns the key that query i is aligned with: the last one that a causal mask of its document
+// shows. Windows and distances count from it. It may lie outside the sequence.
 func (s *Shape) Aligned(i int) int {
 	if n := sort.Search(len(s.Mask.Stands), func(n int) bool { return i < s.Mask.Stands[n].End }); n < len(s.Mask.Stands) {
 		return i + s.Mask.Stands[n].Ahead
@@ -35,16 +36,16 @@ func (s *Shape) Aligned(i int) int {
 }
 
 // Diagonal is a mask of attention by its distances from a diagonal, whatever the lengths. The
-// diagonal ends at the bottom right corner: of m queries and n keys, query i stands at key i + n - m.
-// With TopLeft it begins at the top left one, and query i stands at key i.
+// diagonal ends at the bottom right corner: of m queries and n keys, query i is aligned with key
+// i + n - m. With TopLeft it begins at the top left corner, and query i is aligned with key i.
 type Diagonal struct {
-	Causal  bool // a query sees no key behind the one it stands at
+	Causal  bool // a query sees no key after its aligned one
 	TopLeft bool
-	// Left and Right are the window: how many keys before and behind that one it sees; negative: all.
+	// Left and Right are the window: the numbers of keys before and after that one; negative: all.
 	Left, Right int
 }
 
-// ahead is how far the key that a query stands at is from the key of its own number.
+// ahead returns the distance from a query's own number to its aligned key.
 func (d Diagonal) ahead(queries, keys int) int {
 	if d.TopLeft {
 		return 0
@@ -52,7 +53,7 @@ func (d Diagonal) ahead(queries, keys int) int {
 	return keys - queries
 }
 
-// band is the diagonal as a band of j-i over those lengths.
+// band returns the diagonal as a band of j-i over those lengths.
 func (d Diagonal) band(queries, keys int) Band {
 	at := d.ahead(queries, keys)
 	b := Full()
@@ -68,20 +69,19 @@ func (d Diagonal) band(queries, keys int) Band {
 	return b
 }
 
-// NewMask returns the mask of a config: causal or full, with a window of so many keys before
-// a query's own (negative: no window), aligned at the bottom right where there are more
-// keys than queries or fewer: query i stands at key i + seqKV - seqQ.
+// NewMask returns the mask of a config: causal or full, with a window of that many keys before
+// a query's own (negative: no window), aligned at the bottom right: query i with key i + seqKV - seqQ.
 func NewMask(causal bool, window, seqQ, seqKV int, docs []int) (Mask, error) {
 	return Diagonal{Causal: causal, Left: window, Right: -1}.Mask(seqQ, seqKV, docs, nil)
 }
 
 // Mask returns the mask over seqQ queries and seqKV keys. Docs are the lengths of packed documents in
-// queries, docsKV in keys; without docsKV they are the same. The diagonal is that of each document, by
-// its own two lengths, any of which may be 0. No docs: one document.
+// queries, docsKV in keys; without docsKV they are the same. Each document has a diagonal of its own, by
+// its two lengths, which may be 0. No docs: one document.
 func (d Diagonal) Mask(seqQ, seqKV int, docs, docsKV []int) (Mask, error) {
 	if len(docs) == 0 && len(docsKV) == 0 {
 		m := Mask{Band: d.band(seqQ, seqKV)}
-		if d.TopLeft && seqQ != seqKV {
+		if d.TopLeft && seqQ != seqKV || m.Band == (Band{}) {
 			m.Stands = []Stand{{seqQ, 0}}
 		}
 		return m, nil
@@ -93,7 +93,11 @@ func (d Diagonal) Mask(seqQ, seqKV int, docs, docsKV []int) (Mask, error) {
 		if err := fits(docs, seqQ); err != nil {
 			return Mask{}, err
 		}
-		return Mask{Band: d.band(seqQ, seqKV), Docs: docs}, nil
+		m := Mask{Band: d.band(seqQ, seqKV), Docs: docs}
+		if m.Band == (Band{}) {
+			m.Stands = []Stand{{seqQ, 0}}
+		}
+		return m, nil
 	}
 	if len(docs) != len(docsKV) {
 		return Mask{}, fmt.Errorf("there are %d documents by their lengths in queries, and %d by those in keys", len(docs), len(docsKV))
@@ -120,7 +124,16 @@ func (d Diagonal) Mask(seqQ, seqKV int, docs, docsKV []int) (Mask, error) {
 	return m, nil
 }
 
-// sliced is the mask of tiles that share no pair.
+// Check returns an error for a mask without a band. A mask by which each query sees its own position alone has
+// the zero Band too: NewMask makes it, and sets Stands.
+func (m *Mask) Check() error {
+	if m.Band == (Band{}) && len(m.Slices) == 0 && len(m.Stands) == 0 {
+		return errors.New("partition: Mask.Band is not set: set it to Full() or Causal(), or make the mask with NewMask")
+	}
+	return nil
+}
+
+// sliced returns the mask of tiles that share no pair.
 func sliced(tiles []Tile) Mask {
 	if len(tiles) == 0 {
 		return Mask{Band: Band{1, 0}} // hides everything
@@ -132,12 +145,12 @@ func sliced(tiles []Tile) Mask {
 	return m
 }
 
-// move is the tile at another place: q queries and k keys further on.
+// move returns the tile q queries and k keys further on.
 func (t Tile) move(q, k int) Tile {
 	return Tile{Q: Range{t.Q.Lo + q, t.Q.Hi + q}, K: Range{t.K.Lo + k, t.K.Hi + k}, Band: t.Band.shift(k - q)}
 }
 
-// bands are the bands of a mask by document or slice; one stands for all.
+// bands holds the bands of a mask by document or slice, or one for all.
 type bands []Band
 
 func (b bands) of(doc int) Band {

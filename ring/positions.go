@@ -1,12 +1,15 @@
 package ring
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
 )
+
+var errNoArena = errors.New("ring: Ring.Arena is nil; set it to tensor.NewHostArena(0), or to an arena of the device")
 
 // Source is rows of the keys that a rank owns.
 type Source struct {

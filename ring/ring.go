@@ -1,6 +1,6 @@
 // Package ring composes attention over the ranks that share a sequence: it moves keys and
-// values from rank to rank beside the kernel calls that read them. Which rows move when, and
-// what is computed in each hop, is a Schedule; the loops here run any of them, on any device.
+// values from rank to rank beside the kernel calls that read them. A Schedule says which rows move when,
+// and which kernel calls a hop makes; the loops here run any schedule, on any device.
 package ring
 
 import (
@@ -20,8 +20,8 @@ type Ring struct {
 	Comm   comm.Exchanger
 	Mover  Mover // packs heads that travel, and copies own rows; for schedules that do so
 	Stream tensor.Stream
-	Arena  *tensor.Arena // workspace: borrowed during a call
-	Label  string        // what the calls are a part of, in traces: "step 7/forward/layer 3"
+	Arena  *tensor.Arena // workspace: borrowed during a call; needed
+	Label  string        // begins the names of the calls in traces: "step 7/forward/layer 3"
 }
 
 // Forward sets out to attention of the local queries against the keys of all ranks. q:
@@ -29,6 +29,9 @@ type Ring struct {
 // of the type of q or of an accumulator. It queues its work and returns; out is complete when
 // the stream gets there.
 func (r *Ring) Forward(out attention.Partial, q, k, v View, s *Schedule, p attention.Softmax) error {
+	if r.Arena == nil {
+		return errNoArena
+	}
 	mark := r.Arena.Mark()
 	defer r.Arena.Release(mark) // every transfer has been waited for by then
 	tq, tk, tv := r.traded(s.Q, q), r.traded(s.KV, k), r.traded(s.KV, v)
@@ -44,7 +47,7 @@ func (r *Ring) Forward(out attention.Partial, q, k, v View, s *Schedule, p atten
 	return r.back(s, o, lse, largest)
 }
 
-// forward runs the hops on what has been gathered, once for each group of heads.
+// forward runs the hops on the gathered rows, once for each group of heads.
 func (r *Ring) forward(out attention.Partial, q, k, v View, s *Schedule, p attention.Softmax) error {
 	p, at, err := s.place(p)
 	if err != nil {
@@ -91,6 +94,9 @@ func (r *Ring) forwardOf(keys *keys, g int, out attention.Partial, q View, p att
 // Backward sets g to the gradients of the local queries, keys and values, given do, the
 // gradient of out.O, and out of the whole forward pass.
 func (r *Ring) Backward(g attention.Grads, do, q, k, v View, out attention.Partial, s *Schedule, p attention.Softmax) error {
+	if r.Arena == nil {
+		return errNoArena
+	}
 	mark := r.Arena.Mark()
 	defer r.Arena.Release(mark)
 	tq, tdo, o, lse := r.traded(s.Q, q), r.traded(s.Q, do), r.traded(s.Q, out.O), r.traded(s.Q, out.LSE)
@@ -108,7 +114,7 @@ func (r *Ring) Backward(g attention.Grads, do, q, k, v View, out attention.Parti
 	return r.back(s, dq, dk, dv, dbias)
 }
 
-// backward runs the hops on what has been gathered, once for each group of heads.
+// backward runs the hops on the gathered rows, once for each group of heads.
 func (r *Ring) backward(g attention.Grads, do, q, k, v View, out attention.Partial, s *Schedule, p attention.Softmax) error {
 	p, at, err := s.place(p)
 	if err != nil {
@@ -138,7 +144,7 @@ func (r *Ring) backwardOf(keys *keys, g int, own attention.Grads, do, q View, ou
 		moving, err := keys.begin(i, bufs, grads)
 		if err == nil {
 			err = keys.beside(hop, moving, func(c *Part, last bool) error {
-				if c.Grads.Hi > 0 { // without tiles, too: the own gradients are to be set
+				if c.Grads.Hi > 0 { // also without tiles: it sets the own gradients
 					if err := pass.Block(keys.gradBlock(c, bufs, grads, last && hop.foldsFirst(c))); err != nil {
 						return err
 					}
@@ -164,7 +170,7 @@ func (r *Ring) backwardOf(keys *keys, g int, own attention.Grads, do, q View, ou
 	return nil
 }
 
-// beside queues the hop's kernel calls beside its transfers, each behind the rows that it waits for, and
+// beside queues the hop's kernel calls beside its transfers, each after the rows that it waits for, and
 // makes the stream wait for the rest. The host waits for no device here; comm.Pending says for what
 // it may wait. call is told which call is the last of the hop.
 func (m *keys) beside(h *Hop, moving flight, call func(c *Part, last bool) error) error {
@@ -181,7 +187,7 @@ func (m *keys) beside(h *Hop, moving flight, call func(c *Part, last bool) error
 	return nil
 }
 
-// part is the label of a hop.
+// part returns the label of a hop.
 func (r *Ring) part(hop string) string {
 	if r.Label == "" {
 		return hop

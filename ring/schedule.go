@@ -39,27 +39,27 @@ type Part struct {
 type Hop struct {
 	Label string
 	Keys  Block            // the rows that Tiles index, as a whole block of Buf
-	Tiles []partition.Tile // none: no kernel call, but for the own gradients, which are set all the same
-	From  []Source         // whose keys the rows of Keys are, in order
+	Tiles []partition.Tile // empty: no kernel call, except that hop 0 still zeroes the rank's own gradients
+	From  []Source         // the owners of the rows of Keys, in order
 	// First says that no call with tiles comes before this one, Last that none comes after.
 	First, Last bool
 
 	SendKV, RecvKV []Move // keys and values for later hops
-	// Early says that the only call of the next hop may begin before those of RecvKV have arrived, where its kernel waits for
-	// rows by itself (attention.Waiter) and the transfer tells it of them (comm.Gated). All else waits for them at the end of the hop.
+	// Early lets the only call of the next hop begin before the rows of RecvKV have arrived, if its kernel waits for rows by
+	// itself (attention.Waiter) and the transfer opens gates for it (comm.Gated). Else they are waited for at the end of the hop.
 	Early bool
 
 	Grads              Block // the rows that the call sets to its dK, dV; no other hop has written them before
 	SendGrad, RecvGrad []Move
 	Fold               []Fold // in order, when the calls and the transfers have ended
 
-	// Then are calls behind that of Tiles. All exchanges of a hop begin before its first call: those
-	// of Then in order, and the hop's own last. Ranks pair them up by that order, so that part i of
-	// a hop sends what part i of a peer's receives.
+	// Then lists further calls, after the call of Tiles. All exchanges of a hop begin before its first call: first the
+	// exchanges of Then, in order, then the hop's own. Ranks pair them up by that order: part i of a hop sends to
+	// part i of a peer's.
 	Then []Part
 }
 
-// Calls yields the kernel calls of a hop in order, that of Tiles first.
+// Calls yields the kernel calls of a hop in order, the call of Tiles first.
 func (h *Hop) Calls(yield func(*Part) bool) {
 	if len(h.Tiles) > 0 && !yield(h.own()) {
 		return
@@ -71,7 +71,7 @@ func (h *Hop) Calls(yield func(*Part) bool) {
 	}
 }
 
-// own is the hop's own call, the first.
+// own returns the hop's own call, the first.
 func (h *Hop) own() *Part {
 	return &Part{Keys: h.Keys, Tiles: h.Tiles, From: h.From, First: h.First, Last: h.Last, Grads: h.Grads}
 }
@@ -83,29 +83,27 @@ func (h *Hop) empty() bool {
 // forward reports whether a forward pass has something to do in it.
 func (h *Hop) forward() bool { return len(h.Tiles)+len(h.SendKV)+len(h.RecvKV)+len(h.Then) > 0 }
 
-// foldsFirst says that the gradients of c, the hop's last call, are added to before anything else
-// happens to them.
+// foldsFirst reports whether the first use of the gradients of c, the hop's last call, adds to them.
 func (h *Hop) foldsFirst(c *Part) bool { return len(h.Fold) > 0 && h.Fold[0].Dst.Buf == c.Grads.Buf }
 
-// Schedule is one rank's part of one attention over all ranks, as data: what the loops in
-// ring.go do, hop by hop. It is a pure function of the partition, so ranks need not exchange it.
+// Schedule is one rank's part of one attention over all ranks, as data: the loops in ring.go run it
+// hop by hop. It is a pure function of the partition, so ranks need not exchange it.
 type Schedule struct {
 	Algorithm string
 	Rank      int
 	Shape     partition.Shape // the hops' partition: over the groups that trade heads, else over the ranks
-	Part      int             // the rank of Shape whose rows the hops compute: that of the group, else Rank
+	Part      int             // the rank of Shape that the hops compute for: its group, else Rank
 	Forward   []Hop
 	Backward  []Hop
 	KVRows    []int // rows of each K/V buffer; KVRows[0] is the own block
 	GradRows  []int // rows of each dK/dV buffer, likewise
 
-	// Q and KV trade heads for rows before the hops, and back behind them: what the hops call own
-	// is then what has been gathered. nil: the hops work on the rank's own rows and on all heads.
+	// Q and KV trade heads for rows before the hops, and back after them: the hops then work on the
+	// gathered rows. nil: the hops work on the rank's own rows and on all heads.
 	Q, KV *Exchange
 
-	// GatherHeads is how many heads of keys the hops work on at a time: they run once for each group of
-	// so many, and the transfers of a group's first hop run beside the calls of the group before. 0:
-	// all. The first hops of both passes move no gradients then.
+	// GatherHeads is the number of heads of keys that the hops work on at a time: they run once for each
+	// group, and the transfers of a group's first hop run beside the calls of the group before. 0: all. The first hops of both passes move no gradients then.
 	GatherHeads int
 }
 
@@ -116,20 +114,20 @@ type Box struct{ Rows, Heads partition.Range }
 type HeadMove struct {
 	Peer int
 	Box  Box
-	// Adds is for boxes that are sent: coming back, they are added to what those before them in the
-	// list have brought. It is set where several ranks compute with one head of keys.
+	// Adds is for boxes to send: on their way back they are added to the boxes before them in the list.
+	// It is set if several ranks compute with one head of keys.
 	Adds bool
 }
 
 // Exchange trades heads for rows with some ranks: of [own rows, all heads] it makes [Rows, Heads].
-// After the hops it runs in reverse: the boxes of Recv are sent and those of Send
-// received, in the same order. Q's takes q and dO there and O, LSE and dQ back; KV's takes K and V
+// After the hops it runs in reverse, in the same order: it sends the boxes of Recv and receives the
+// boxes of Send. Q's takes q and dO there and O, LSE and dQ back; KV's takes K and V
 // there and dK and dV back.
 type Exchange struct {
 	Rows, Heads int
-	First       int        // of Q: the first of those heads, for what a softmax has for each head
-	Send        []HeadMove // boxes of the rank's own tensor; without those that add, they cover it once
-	Recv        []HeadMove // boxes of what is made; they cover it once
+	First       int        // of Q: the first of those heads, for values that a softmax has for each head
+	Send        []HeadMove // boxes of the rank's own tensor; without Adds, they cover it once
+	Recv        []HeadMove // boxes of the result; they cover it once
 }
 
 // computes reports whether the rank has heads to compute with. With more ranks than heads some have
@@ -139,7 +137,8 @@ func (s *Schedule) computes() bool { return s.Q == nil || s.Q.Heads > 0 }
 // Algorithms are the exchange patterns that New knows.
 var Algorithms = []string{"ring", "allgather", "ulysses", "hierarchical"}
 
-// Spec is one attention over ranks: its positions, and its heads where an algorithm asks for them.
+// Spec is one attention over ranks: its positions, and its heads if an algorithm needs them. Its Mask must be set:
+// see partition.Mask.
 type Spec struct {
 	partition.Shape
 	Heads, KVHeads int // of q, and of k and v; ulysses and hierarchical trade them
@@ -154,12 +153,12 @@ type Spec struct {
 const (
 	// Beside is while the rank computes with its own keys. A second kernel call computes with what came.
 	Beside = "beside"
-	// Before is before the only kernel call. Rows of others and copies of the own ones stand together, in the order
+	// Before is before the only kernel call. Rows of others and copies of the own ones lie together, in the order
 	// of the sequence, and the rank needs a Mover.
 	Before = "before"
 	// Auto is Before in the forward pass of packed documents, and Beside otherwise. Few rows of documents travel,
 	// and one call beside none is faster than two. cuDNN's backward pass is not: it computes all pairs of a
-	// rectangle whose keys are more than its queries, masked ones too.
+	// rectangle with more keys than queries, also masked ones.
 	Auto = "auto"
 )
 
@@ -188,8 +187,7 @@ func All(algorithm string, s Spec) ([]*Schedule, error) {
 	return all, nil
 }
 
-// Planner makes the schedules of one partition. It makes each from what all ranks need of each
-// other. It is read-only: goroutines may share it.
+// Planner makes the schedules of one partition, from the rows that ranks need of each other. It is read-only: goroutines may share it.
 type Planner struct {
 	algorithm string
 	spec      Spec
@@ -197,10 +195,10 @@ type Planner struct {
 	inner     int                              // ranks that trade heads; 1: none do
 	index     *partition.Index                 // of the groups of inner ranks
 	size      int                              // how many they are
-	halo      bool                             // what is needed of others is fetched in one hop
+	halo      bool                             // rows of others are fetched in one hop
 	before    struct{ forward, backward bool } // ... and before the only kernel call of that pass
 	pattern   func(*Planner, int) *Schedule
-	table     [][]stop // of each owner and hop, where they are remembered
+	table     [][]stop // of each owner and hop; nil: not kept
 	room      *room    // nil: schedules have memory of their own
 }
 
@@ -229,8 +227,8 @@ func NewIndexedPlanner(algorithm string, s Spec, index *partition.Index, all boo
 	return p, err
 }
 
-// Traders returns how many ranks trade heads with each other: all, or inner, or with most algorithms
-// each with nobody but itself.
+// Traders returns how many ranks trade heads with each other: all, or inner, or, with most algorithms,
+// 1: none.
 func Traders(algorithm string, ranks, inner int) int {
 	switch algorithm {
 	case "ulysses":
@@ -241,7 +239,7 @@ func Traders(algorithm string, ranks, inner int) int {
 	return 1
 }
 
-// patterns are the Algorithms.
+// patterns makes the schedules of each of Algorithms.
 var patterns = map[string]func(*Planner, int) *Schedule{
 	"ring":         (*Planner).ring,
 	"allgather":    (*Planner).allgather,
@@ -258,6 +256,9 @@ func newPlannerBy(algorithm string, s Spec, index func(partition.Shape) *partiti
 	pattern, ok := patterns[algorithm]
 	if !ok {
 		return nil, fmt.Errorf("algorithm %q is none of %v", algorithm, Algorithms)
+	}
+	if err := s.Mask.Check(); err != nil {
+		return nil, err
 	}
 	p := &Planner{algorithm: algorithm, spec: s, inner: Traders(algorithm, s.Size, s.Inner), pattern: pattern}
 	if p.inner < 1 || s.Size%p.inner != 0 {
@@ -293,13 +294,13 @@ func (p *Planner) Schedule(rank int) *Schedule {
 	return s
 }
 
-// own is hop 0 of every algorithm: the rank's queries against its own keys.
+// own returns hop 0 of every algorithm: the rank's queries against its own keys.
 func (p *Planner) own(rank int) Hop {
 	whole := Block{0, 0, p.index.Keys(rank)}
 	return Hop{Label: p.hopLabel(0, rank), Keys: whole, Grads: whole, Tiles: p.index.Tiles(rank, rank), From: p.from(rank, whole.Hi)}
 }
 
-// sources is room for so many.
+// sources returns a slice with capacity n.
 func (p *Planner) sources(n int) []Source {
 	if p.room != nil {
 		return nil
@@ -307,7 +308,7 @@ func (p *Planner) sources(n int) []Source {
 	return make([]Source, 0, n)
 }
 
-// source adds a source, where they are asked for.
+// source adds a source, unless the schedule is only costed.
 func (p *Planner) source(to []Source, owner int, rows partition.Range) []Source {
 	if p.room != nil {
 		return nil
@@ -315,7 +316,7 @@ func (p *Planner) source(to []Source, owner int, rows partition.Range) []Source 
 	return append(to, Source{Rank: owner, Rows: rows})
 }
 
-// from is the first rows of an owner's keys, as they lie in a buffer.
+// from returns the first rows of an owner's keys, as they lie in a buffer.
 func (p *Planner) from(owner, rows int) []Source {
 	if p.room != nil {
 		return nil
@@ -337,7 +338,7 @@ func (p *Planner) hopLabel(h, owner int) string {
 
 func move(peer, buf int, r partition.Range) Move { return Move{peer, Block{buf, r.Lo, r.Hi}} }
 
-// rows is how many rows each buffer has.
+// rows holds the number of rows of each buffer.
 type rows []int
 
 // hold makes room for a block.
@@ -358,7 +359,7 @@ func (r *rows) holdAll(send, recv []Move) {
 }
 
 // finish drops the hops in which a rank has nothing to do and sizes the buffers: buffer 0 has the
-// rank's own rows, workspace what its blocks reach.
+// rank's own rows, workspace the rows that its blocks reach.
 //
 // Where Forward is nil, the forward pass is the backward pass without gradients.
 func (p *Planner) finish(s *Schedule) *Schedule {
@@ -380,7 +381,7 @@ func (p *Planner) finish(s *Schedule) *Schedule {
 	return s
 }
 
-// each calls f for every hop of both passes, once where they have it in common.
+// each calls f for every hop of both passes, once for a hop that they share.
 func (s *Schedule) each(f func(*Hop)) {
 	own := len(s.Forward)
 	if own > 0 && &s.Forward[own-1] == &s.Backward[len(s.Backward)-1] {
@@ -435,7 +436,7 @@ func markEnds(hops []Hop) {
 	}
 }
 
-// forwardOf is the hops of a backward schedule without what only gradients need, and without those that have nothing else.
+// forwardOf returns the hops of a backward schedule without transfers of gradients, and without hops that are then empty.
 func (p *Planner) forwardOf(hops []Hop) []Hop {
 	if p.room != nil {
 		return share(hops)

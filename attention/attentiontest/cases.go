@@ -26,7 +26,7 @@ type Case struct {
 	Started        bool    // DK and DV hold something before the backward pass
 	PartFresh      bool    // with Started: the middle third of their rows does not
 	Scores         *Scores // nil: nothing is added to scores, and nothing kept of them
-	Folded         bool    // gradients from elsewhere are folded into all but the first quarter of them
+	Folded         bool    // gradients from elsewhere are folded into all of them except the first quarter
 }
 
 // Layout is how the views of a case lie in memory.
@@ -48,12 +48,12 @@ func tile(q0, q1, k0, k1 int, b partition.Band) partition.Tile {
 	return partition.Tile{Q: partition.Range{Lo: q0, Hi: q1}, K: partition.Range{Lo: k0, Hi: k1}, Band: b}
 }
 
-// causal is the band that lets query i see keys up to i + diagonal.
+// causal returns the band of keys up to i + diagonal for query i.
 func causal(diagonal int) partition.Band {
 	return partition.Band{Lo: -partition.Unbounded, Hi: diagonal}
 }
 
-// base is the case that others are variations of; more than one block each way.
+// base returns the case that others vary; it has more than one block each way.
 func base(name string) Case {
 	return Case{
 		Name: name, Batch: 1, SeqQ: 70, SeqK: 150, Heads: 2, KVHeads: 1, Dim: 8, DimV: 8,
@@ -115,7 +115,7 @@ func bandCases() []Case {
 	return cs
 }
 
-// tileCases have several tiles, some of which leave rows and keys alone.
+// tileCases have several tiles; some leave rows and keys alone.
 func tileCases() []Case {
 	zigzag := base("zigzag pair")
 	zigzag.Tiles = []partition.Tile{tile(0, 35, 0, 75, causal(0)), tile(35, 70, 0, 75, partition.Full()), tile(35, 70, 75, 150, causal(40))}
@@ -173,7 +173,7 @@ func layoutCases() []Case {
 	return cs
 }
 
-// valueCases are about the numbers: large scores, soft caps, scales.
+// valueCases vary the numbers: large scores, soft caps, scales.
 func valueCases() []Case {
 	var cs []Case
 	for _, spread := range []float64{1e-3, 10, 100, 1e3} { // scores up to some 4e6
@@ -189,7 +189,7 @@ func valueCases() []Case {
 	capped := base("soft cap that is reached")
 	capped.Softmax.Softcap, capped.Spread, capped.Started = 30, 50, true
 	flat := base("scale 0")
-	flat.Softmax.Scale = 0
+	flat.Softmax.Scale = math.Copysign(0, -1)
 	negative := base("negative scale")
 	negative.Softmax.Scale = -0.25
 	return append(cs, capped, flat, negative)
@@ -244,14 +244,14 @@ func emptyCases() []Case {
 	return []Case{none, unset, noQueries, noKeys, hidden, some, one}
 }
 
-// call is one block of keys [lo, hi) and its tiles, in indices of the block.
+// A call is one block of keys [lo, hi) and its tiles, in indices of the block.
 type call struct {
 	lo, hi  int
 	tiles   []partition.Tile
 	columns []int
 }
 
-// block is the i-th call as the block of a pass.
+// block returns the i-th call as the block of a pass.
 func (c call) block(s *set, calls []call, i int) attention.Block {
 	tiles := func(calls []call) bool {
 		return slices.ContainsFunc(calls, func(c call) bool { return len(c.tiles) > 0 })
@@ -262,13 +262,13 @@ func (c call) block(s *set, calls []call, i int) attention.Block {
 	}
 }
 
-// part is rows of all keys, in indices of the call.
+// part returns rows of all keys, in indices of the call.
 func (c call) part(r partition.Range) partition.Range {
 	lo, hi := max(r.Lo, c.lo), min(r.Hi, c.hi)
 	return partition.Range{Lo: lo - c.lo, Hi: max(lo, hi) - c.lo}
 }
 
-// fresh is the keys whose gradients hold nothing before the backward pass.
+// fresh returns the keys without gradients before the backward pass.
 func (c Case) fresh() partition.Range {
 	switch {
 	case c.PartFresh:
@@ -279,7 +279,7 @@ func (c Case) fresh() partition.Range {
 	return partition.Range{Hi: c.SeqK}
 }
 
-// folded is the keys that get gradients from elsewhere.
+// folded returns the keys that get gradients from elsewhere.
 func (c Case) folded() partition.Range {
 	if !c.Folded {
 		return partition.Range{}
@@ -315,7 +315,7 @@ func (c Case) calls() []call {
 	return calls
 }
 
-// touched says which queries are in a visible pair, and which keys are in one or get gradients folded.
+// touched returns the queries that are in a visible pair, and the keys that are in one or get gradients folded.
 func (c Case) touched() (queries, keys []bool) {
 	queries, keys = make([]bool, c.SeqQ), make([]bool, c.SeqK)
 	for j := c.folded().Lo; j < c.folded().Hi; j++ {

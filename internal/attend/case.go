@@ -87,6 +87,9 @@ func (c *Case) metadata() error {
 	}
 	c.Softmax.Scale = 1 / math.Sqrt(float64(max(c.HeadDim, 1)))
 	c.Softmax.Scale = number(m["scale"], c.Softmax.Scale, func() { fault("scale", "a finite number") })
+	if c.Softmax.Scale == 0 {
+		c.Softmax.Scale = math.Copysign(0, -1) // else it would count as not set
+	}
 	c.Softmax.Softcap = number(m["softcap"], 0, func() { fault("softcap", "a number of at least 0") })
 	if c.Softmax.Softcap < 0 {
 		fault("softcap", "a number of at least 0")
