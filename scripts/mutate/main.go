@@ -31,6 +31,7 @@ func main() {
 	flag.StringVar(&o.skip, "skip", "", "skip the tests whose names match")
 	flag.StringVar(&o.only, "only", "", "mutate only places or rules that contain this, such as file.go:12:")
 	flag.DurationVar(&o.timeout, "timeout", 0, "limit of one mutant's tests; 0: 10 s and three times the unchanged tests")
+	flag.BoolVar(&o.verbose, "v", false, "name the other mutants too")
 	flag.Parse()
 	err := errors.New("no package is named")
 	switch {
@@ -50,4 +51,5 @@ type options struct {
 	seed            uint64
 	run, skip, only string
 	timeout         time.Duration
+	verbose         bool
 }

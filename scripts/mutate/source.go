@@ -97,6 +97,8 @@ func mutatePackage(o options, path, tmp string) (survived int, err error) {
 		if passed, _ := t.pass(limit); passed {
 			survived++
 			fmt.Printf("survived: %s\n", all[i].place())
+		} else if o.verbose {
+			fmt.Printf("noticed: %s\n", all[i].place())
 		}
 	}
 	fmt.Printf("%s: %d of %d mutants tried, %d survived (%.0f s)\n", path, tried, len(all), survived, time.Since(begun).Seconds())
