@@ -67,7 +67,7 @@ type HopperBackward struct {
 	Polls                                                           uint32
 	Unused                                                          [11]int32
 
-	P FlashParams
+	P FlashParams // as the other kernels have them
 }
 
 // HopperGate is struct Gate of hopper_gates.cuh: the address of a word and the count that opens it, the lower half of
@@ -80,7 +80,7 @@ type HopperGate struct {
 // HopperFault is the report of a block of the ordered backward pass that gave up its turn: 1 + its block of keys, or 0
 // if none did, the KV head, the batch, and the block of keys that it waited for.
 type HopperFault struct {
-	Keys1, KVHead, Batch, Before int32
+	Keys1, KVHead, Batch, Before int32 // all 0 until a block reports
 }
 
 // HopperGates is how many gates a kernel waits for.
