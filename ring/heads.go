@@ -6,7 +6,7 @@ import (
 	"github.com/cprun/cprun/partition"
 )
 
-// headRun is neighbouring heads, of the tensor and of what is gathered.
+// A headRun names neighbouring heads, in the tensor and after the exchange.
 type headRun struct {
 	from, to partition.Range
 	adds     bool
@@ -26,7 +26,7 @@ func headRuns(list []int, known map[int]bool) (out []headRun) {
 }
 
 // trades makes the exchanges of member i of a group: lists are the heads that each member wants, and
-// places where the rows of the members lie.
+// places the rows of each member.
 func trades(places []place, inner, group, i int, lists [][]int) *Exchange {
 	x, known := &Exchange{Heads: len(lists[i])}, map[int]bool{}
 	for to := range lists {
@@ -64,7 +64,7 @@ func (x *Exchange) like(heads int) *Exchange {
 	return &one
 }
 
-// trading is the ring over groups of p.inner ranks, inside of which ranks trade heads: each holds all
+// trading plans the ring over groups of p.inner ranks that trade heads inside: each holds all
 // rows of its group for some heads, and exchanges keys with the ranks of the other groups that hold
 // the same heads (USP, arXiv:2405.07719; LoongTrain, arXiv:2406.18485). With one group it is Ulysses
 // (Jacobs et al., arXiv:2309.14509), with groups of one rank it is the ring.

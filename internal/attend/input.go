@@ -19,16 +19,16 @@ type Input struct {
 	shapes   [][]int
 }
 
-// floating is the element types that are read.
+// floating lists the element types that can be read.
 var floating = map[safetensors.DType]bool{
 	safetensors.F64: true, safetensors.F32: true, safetensors.F16: true, safetensors.BF16: true,
 	safetensors.F8E4M3: true, safetensors.F8E5M2: true,
 }
 
-// few are the first of a list of names, as many as a reader reads.
+// few returns the first names of a list.
 func few(names []string) []string { return names[:min(len(names), 16)] }
 
-// readable is the shape of a tensor whose elements can be read.
+// readable returns the shape of a tensor with elements that can be read.
 func (c *Case) readable(name string) ([]int, error) {
 	info, ok := c.file.Info(name)
 	switch {
@@ -93,10 +93,10 @@ func (c *Case) has(name string) bool {
 	return ok
 }
 
-// output is the shape of the result.
+// output returns the shape of the result.
 func output(n qkv.LayoutDims) []int { return []int{n.Batch, n.SeqQ, n.Heads, n.HeadDimV} }
 
-// known is what the metadata say of lengths.
+// known returns the lengths in the metadata.
 func (c *Case) known() (k qkv.Known, err error) {
 	var errs []error
 	for name, at := range map[string]*int{"heads": &k.Heads, "kv_heads": &k.KVHeads, "head_dim": &k.HeadDim} {
@@ -111,7 +111,7 @@ func (c *Case) known() (k qkv.Known, err error) {
 	return k, errors.Join(errs...)
 }
 
-// layoutOf finds the layout of the tensors, the one that the metadata name or the one whose axes
+// layoutOf finds the layout of the tensors, the one in the metadata or the one with axes that
 // their shapes fit, and the lengths of the attention.
 func (c *Case) layoutOf(known qkv.Known, dout []int) (n qkv.LayoutDims, err error) {
 	in := &c.Input
@@ -139,13 +139,13 @@ func (c *Case) layoutOf(known qkv.Known, dout []int) (n qkv.LayoutDims, err erro
 	return c.detect(known, dout)
 }
 
-// detect finds the one layout of a packed tensor whose axes the shapes fit. Layouts that give the
-// same addresses are one. Documents one behind another are looked for where the metadata have
+// detect finds the one layout of a packed tensor that fits the shapes. Layouts that give the
+// same addresses are one. It considers documents one after another only if the metadata have
 // documents. If query heads and KV heads are one axis, only the metadata tell them apart: dout would fit one of
-// several readings, also where the file means another.
+// several readings, also if the file means another.
 func (c *Case) detect(known qkv.Known, dout []int) (n qkv.LayoutDims, err error) {
 	in := &c.Input
-	given, _ := parseDocuments(c.file.Metadata()["docs"]) // what is wrong with them, readMasks says
+	given, _ := parseDocuments(c.file.Metadata()["docs"]) // readMasks reports their faults
 	docs := given.tokens()
 	var fits []qkv.Layout
 	var names []string
@@ -172,7 +172,7 @@ func (c *Case) detect(known qkv.Known, dout []int) (n qkv.LayoutDims, err error)
 			names = append(names, l.String())
 			continue
 		}
-		// The batch is first, as it is where q, k and v stand alone, unless the lengths deny it.
+		// The batch is first, as for separate q, k and v, unless the lengths deny it.
 		if l.Q == qkv.SBHD && batchFirst[l.Packing] {
 			continue
 		}
@@ -194,7 +194,7 @@ func (c *Case) detect(known qkv.Known, dout []int) (n qkv.LayoutDims, err error)
 	return n, nil
 }
 
-// fitting is why shapes are not those of q, k and v [batch, seq, heads, head_dim].
+// fitting reports why shapes do not fit q, k and v [batch, seq, heads, head_dim].
 func fitting(q, k, v []int) error {
 	var errs []error
 	fault := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
@@ -218,8 +218,8 @@ func fitting(q, k, v []int) error {
 	return errors.Join(errs...)
 }
 
-// dims is the lengths of the attention in a layout. Queries of documents one behind another (thd)
-// against keys of a batch are those of a batch whose documents are all as long: Batch and SeqQ are
+// dims returns the lengths of the attention in a layout. Queries of documents one behind another (thd)
+// against keys of a batch form a batch of documents of one length: Batch and SeqQ are
 // then the keys'.
 func (c *Case) dims(l qkv.Layout, known qkv.Known, dout []int) (qkv.LayoutDims, error) {
 	if l.Packing == qkv.QKVHeads && known.Heads == 0 && known.KVHeads == 0 && dout != nil {

@@ -29,14 +29,14 @@ type Spec struct {
 	GatherHeads int    `json:",omitempty"`
 	Gather      string `json:",omitempty"` // of ring.Gathers
 	Backend     string // one of the device's
-	DType       string // fp64, fp32, bf16, fp16: what is computed in
+	DType       string // fp64, fp32, bf16, fp16: the type of the computation
 	Device      string // cpu or cuda
 	Machine     machine.Machine
-	// Remedies are what the choice of Backend relies on.
+	// Remedies lists what the choice of Backend needs.
 	Remedies []rules.RemedyKind `json:",omitempty"`
 }
 
-// Report is what rank 0 knows at the end: what `cprun attention --json` prints.
+// A Report is the result of rank 0, which `cprun attention --json` prints.
 type Report struct {
 	In        string  `json:"in"`
 	Out       string  `json:"out"`
@@ -58,7 +58,7 @@ type Report struct {
 	Seconds           float64 `json:"seconds"`             // forward and backward, the slowest rank
 }
 
-// shape is the case's partition over that many ranks, with the mask of the first sample.
+// shape returns the case's partition over that many ranks, with the mask of the first sample.
 func (c *Case) shape(layout string, ranks int) (partition.Shape, error) {
 	var docs []int
 	if partition.ByDocument(layout) {
@@ -72,7 +72,7 @@ func (c *Case) shape(layout string, ranks int) (partition.Shape, error) {
 	return partition.Shape{SeqQ: c.SeqQ, SeqKV: c.SeqKV, Size: ranks, Layout: l, Mask: mask}, err
 }
 
-// Check finds what is wrong with a spec before any process is spawned.
+// Check finds the faults of a spec before any process is spawned.
 func (s Spec) Check(c *Case, ranks int) error {
 	shape, err := c.shape(s.Layout, ranks)
 	if err != nil {
@@ -108,12 +108,12 @@ func (s Spec) Check(c *Case, ranks int) error {
 	return err
 }
 
-// spec is what a schedule is made of.
+// spec returns the input of a schedule.
 func (s *Spec) spec(c *Case, shape partition.Shape) ring.Spec {
 	return ring.Spec{Shape: shape, Heads: c.Heads, KVHeads: c.KVHeads, Inner: s.Groups(c, shape.Size), GatherHeads: s.GatherHeads, Gather: s.Gather}
 }
 
-// Groups returns how many ranks trade heads under hierarchical: Inner, or what the ranks of one host and
+// Groups returns how many ranks trade heads under hierarchical: Inner, or the number that the ranks of one host and
 // the heads make of it. With another algorithm it is 0.
 func (s *Spec) Groups(c *Case, ranks int) int {
 	if s.Algorithm != "hierarchical" {
@@ -122,13 +122,13 @@ func (s *Spec) Groups(c *Case, ranks int) int {
 	return cmp.Or(s.Inner, partition.Inner(ranks, ranks, c.Heads, c.KVHeads))
 }
 
-// types are what each device computes in, by the names of --dtype.
+// types lists the element types of each device by the names of --dtype.
 var types = map[string]map[string]tensor.DType{
 	"cpu":  {"bf16": tensor.BF16, "fp16": tensor.F16, "fp32": tensor.F32, "fp64": tensor.F64},
 	"cuda": {"bf16": tensor.BF16, "fp16": tensor.F16, "fp32": tensor.F32},
 }
 
-// backends are what each device has.
+// backends lists the backends of each device.
 var backends = map[string][]string{"cpu": {"flash", "reference"}, "cuda": {"fused", "flash", "reference"}}
 
 // Element returns the element type that is computed in.
@@ -244,18 +244,18 @@ func wait(ctx context.Context) func(comm.Pending, error) error {
 	}
 }
 
-// local is a rank's rows of every tensor of a case, on its device.
+// local holds a rank's rows of every tensor of a case, on its device.
 type local struct {
 	q, k, v, do          View
 	out, lse, dq, dk, dv result
 	terms
 }
 
-// result is a tensor that is computed: on the device, there in the type that is written, and on
+// A result is a computed tensor: on the device, there in the type that is written, and on
 // the host.
 type result struct{ dev, wide, host View }
 
-// results are those that there are, in the order in which they are written.
+// results lists the results in the order of the file.
 func (l *local) results(backward bool) []*result {
 	list := []*result{&l.out, &l.lse}
 	if backward {
@@ -264,7 +264,7 @@ func (l *local) results(backward bool) []*result {
 	return append(list, l.terms.results()...)
 }
 
-// wide is the type that a case is read and written in: float32, or float64 where that is
+// wide returns the type of the files: float32, or float64 if that is
 // computed in.
 func wide(t tensor.DType) tensor.DType {
 	if t == tensor.F64 {
@@ -339,7 +339,7 @@ func (c *Case) load(ctx context.Context, s Spec, shape partition.Shape, rank int
 	return l, dev.Stream.Sync(ctx)
 }
 
-// places is room for a tensor of that type, here and there.
+// places allocates a tensor of that type, here and there.
 func places(dev *device.Device, dtype tensor.DType, shape [4]int) (r result, err error) {
 	n := shape[0] * shape[1] * shape[2] * shape[3]
 	if r.dev, err = dev.Vector("tensor", dtype, n); err != nil {
@@ -453,7 +453,7 @@ func gather(ctx context.Context, world comm.Communicator, shape partition.Shape,
 	return whole, nil
 }
 
-// floats is the elements of a dense view as float32, which the output file holds.
+// floats returns the elements of a dense view as float32, which the output file holds.
 func floats(v View) []float32 {
 	if v.DType() == tensor.F32 {
 		return tensor.Data[float32](v)

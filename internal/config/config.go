@@ -1,5 +1,5 @@
 // Package config is train.yaml: its types, defaults and rules. Load reports every fault of a
-// file at once, each with its line, its key and the nearest valid choice; what it returns is
+// file at once, each with its line, its key and the nearest valid choice; its result is
 // resolved, so that no other package knows a default.
 package config
 
@@ -27,7 +27,7 @@ type Config struct {
 	Checkpoint Checkpoint
 	Log        Log
 
-	// Warnings is what is allowed and probably not meant. It is no part of the run: Equal,
+	// Warnings lists values that are allowed and probably not meant. It is no part of the run: Equal,
 	// YAML and Map leave it out.
 	Warnings Errors
 
@@ -43,7 +43,7 @@ type Model struct {
 // Data is where tokens come from.
 type Data struct {
 	Path          Files
-	Tokenizer     string // Bytes or the absolute path of a tokenizer.json; "" where the model has none, and text is refused
+	Tokenizer     string // Bytes or the absolute path of a tokenizer.json; "": the model has none, and text is refused
 	SeqLen        int    // global tokens of one sample
 	Shuffle       bool
 	PackDocuments bool
@@ -52,7 +52,7 @@ type Data struct {
 	Validation    Validation
 }
 
-// Validation is the held-out loss: every so many steps (0: never), over so many samples (0: all).
+// Validation is the held-out loss: every N steps (0: never), over N samples (0: all).
 type Validation struct {
 	Path           string // glob of files, absolute; "" where Every is 0
 	Every, Samples int
@@ -107,7 +107,7 @@ type Attention struct {
 	Debug    int
 }
 
-// Precision is what is computed and sent in.
+// Precision holds the types of computation and transfers.
 type Precision struct {
 	Compute  string // bf16, fp16, fp32, auto
 	GradWire string // fp32, bf16
@@ -115,10 +115,10 @@ type Precision struct {
 	FP8      string // off, or a recipe
 }
 
-// Memory is what is kept, recomputed, chunked and sharded.
+// Memory says which state is kept, recomputed, chunked and sharded.
 type Memory struct {
 	Recompute string // none, selective, full, auto
-	LossChunk int    // tokens whose logits stand in memory at once; 0: auto
+	LossChunk int    // tokens with logits in memory at once; 0: auto
 	Shard     string // none, optimizer, gradients, parameters, auto
 	Offload   string // off
 	Reserve   Reserve
@@ -127,7 +127,7 @@ type Memory struct {
 // Reserve is the device memory that plans leave free: a share such as 3%, or a size such as 4G. "" is auto.
 type Reserve string
 
-// autoReserve is the reserve of auto.
+// autoReserve stands for auto.
 const autoReserve Reserve = "3%"
 
 // Of returns the bytes to leave free of a device with so much memory.
@@ -158,7 +158,7 @@ func (r Reserve) parse() (share float64, bytes int64, err error) {
 }
 
 // Checkpoint is how often state is saved and how many checkpoints are kept. It is saved at the end and on
-// a request to stop, too.
+// a request to stop as well.
 type Checkpoint struct {
 	Every    int           // optimizer steps between two; 0: not by steps
 	Interval time.Duration // since the last; 0: not by time
@@ -167,7 +167,7 @@ type Checkpoint struct {
 	Local    string        // directory of each node where shards are written first; "" for none
 }
 
-// Log is what is reported while training.
+// Log says how much is reported while training.
 type Log struct {
 	Every       int
 	TensorBoard bool
@@ -179,5 +179,5 @@ type Log struct {
 // parallel.deadline is auto and no steps have been timed.
 const Deadline = 5 * time.Minute
 
-// Patience returns how long a rank waits for another, from the start on.
+// Patience returns how long a rank waits for another.
 func (p *Parallel) Patience() time.Duration { return cmp.Or(p.Deadline, Deadline) }

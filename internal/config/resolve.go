@@ -6,11 +6,11 @@ import (
 	"github.com/cprun/cprun/partition"
 )
 
-// Resolve replaces every auto by what the number of ranks and the device ("cuda", or anything
+// Resolve replaces every auto by the number of ranks and the device ("cuda", or anything
 // else for the CPU) make of it, and checks the rules that depend on them. parallel.inner stays auto
 // without hierarchical, and parallel.gather where all ranks are on one host, since layers may differ. Five more stay, which depend on more: parallel.deadline on the time that steps take; parallel.transport on how the
 // GPUs are connected; attention.backend on the GPU and its libraries, which package backend knows; on
-// a GPU, memory.recompute and memory.loss_chunk on what its memory has room for, which package plan
+// a GPU, memory.recompute and memory.loss_chunk on its memory, which package plan
 // knows. The error is Errors.
 func (c *Config) Resolve(ranks int, device string) error {
 	f := newFaults(c.where)
@@ -28,7 +28,7 @@ func (c *Config) resolve(ranks, hosts int, device string, f *faults) {
 		layout = "document"
 	}
 	if ranks > 1 {
-		shard = "optimizer" // ranks of a CPU share its cores, and its memory is not what is short
+		shard = "optimizer" // ranks of a CPU share its cores, and memory is not short there
 	}
 	if device == "cuda" {
 		compute = "bf16"
@@ -165,7 +165,7 @@ func (c *Config) readsGather() bool {
 	return c.Parallel.Algorithm == "allgather" || windowed && c.Parallel.Algorithm != "ulysses"
 }
 
-// cpuRules refuses what only a GPU has.
+// cpuRules refuses keys that only a GPU has.
 func cpuRules(c *Config, f *faults) {
 	if t := c.Parallel.Transport; f.ok("parallel.transport") && t != "auto" {
 		f.add("parallel.transport", "%s moves data between GPUs; on CPU write auto", t)
@@ -178,7 +178,7 @@ func cpuRules(c *Config, f *faults) {
 	}
 }
 
-// wireRules refuses what no device does in this build. It runs before a kv_wire of auto is filled, which follows compute.
+// wireRules refuses types that no device sends in this build. It runs before a kv_wire of auto is filled, which follows compute.
 func wireRules(c *Config, f *faults) {
 	p := &c.Precision
 	if f.ok("precision.grad_wire") && p.GradWire != "fp32" {

@@ -47,7 +47,7 @@ func UseTokenizer(t *tokenizer.Tokenizer) *Tokenizer {
 // TokenizerError is about the file of a tokenizer and not about the data.
 type TokenizerError struct {
 	Path string // of the tokenizer.json
-	Err  error  // what is wrong with it
+	Err  error  // its fault
 }
 
 func (e *TokenizerError) Error() string { return fmt.Sprintf("tokenizer %s: %v", e.Path, e.Err) }
@@ -77,7 +77,7 @@ func LoadTokenizer(path string) (*tokenizer.Tokenizer, error) {
 // bytes reports whether each byte is a token.
 func (t *Tokenizer) bytes() bool { return t != nil && t.path == Bytes }
 
-// encoder is one goroutine's: it appends the ids of a text.
+// An encoder appends the ids of a text. One goroutine calls it.
 type encoder func(dst []int32, text string) ([]int32, error)
 
 // encoder makes one.
@@ -111,7 +111,7 @@ func (t *Tokenizer) encoder() (encoder, error) {
 	}, nil
 }
 
-// Encode returns the ids of a text, as those of a document but for the EOS that ends one.
+// Encode returns the ids of a text, like a document's, without the EOS at its end.
 func (t *Tokenizer) Encode(text string) ([]int32, error) {
 	encode, err := t.encoder()
 	if err != nil {
@@ -120,7 +120,7 @@ func (t *Tokenizer) Encode(text string) ([]int32, error) {
 	return encode(nil, text)
 }
 
-// NewDecoder returns what turns its ids back into text, at the start of one.
+// NewDecoder returns a decoder of its ids, at the start of a text.
 func (t *Tokenizer) NewDecoder() (*tokenizer.Decoder, error) {
 	if t.bytes() {
 		return tokenizer.NewByteDecoder(), nil

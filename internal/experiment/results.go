@@ -1,4 +1,4 @@
-// Package experiment is `cprun scale`: a grid of training runs, what became of each, and the files
+// Package experiment is `cprun scale`: a grid of training runs, their outcomes, and the files
 // that hold it. It reads experiment.yaml, puts the cells in order, keeps what has ended, and writes
 // results.csv and results.json. What a cell runs is the caller's.
 package experiment
@@ -14,7 +14,7 @@ import (
 // Version is the form of results.json.
 const Version = 1
 
-// Status says what became of a cell.
+// A Status is the outcome of a cell.
 type Status string
 
 // The statuses of a cell.
@@ -106,7 +106,7 @@ type Memory struct {
 // Done reports whether nothing is left to run of the cell.
 func (c *Cell) Done() bool { return c.Status != Pending }
 
-// Number returns the cell's value of a grid key as a number; ok is false where it is none.
+// Number returns the cell's value of a grid key as a number; ok is false if it is none.
 func (c *Cell) Number(key string) (n float64, ok bool) {
 	switch v := c.Values[key].(type) {
 	case float64:
@@ -119,7 +119,7 @@ func (c *Cell) Number(key string) (n float64, ok bool) {
 	return 0, false
 }
 
-// Text returns the cell's value of a grid key as results.csv has it; "" where it has none.
+// Text returns the cell's value of a grid key as results.csv has it; "" if it has none.
 func (c *Cell) Text(key string) string { return Text(c.Values[key]) }
 
 // Text returns a value of a grid as results.csv has it: numbers are plain decimals, a list is JSON.

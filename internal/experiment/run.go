@@ -22,7 +22,7 @@ type Run struct {
 	Plan    Plan      `json:"plan"` // on the machine of the run
 }
 
-// Plan is what is known of a cell before it runs; 0 and nil are not known.
+// A Plan predicts a cell before it runs; 0 and nil are not known.
 type Plan struct {
 	Choices
 	StepSeconds float64 `json:"step_seconds,omitempty"` // predicted
@@ -34,7 +34,7 @@ func (m *Memory) Total() int64 {
 	return m.Weights + m.Gradients + m.Optimizer + m.Activations + m.Workspace
 }
 
-// Predict sets what is known of the cell before it runs.
+// Predict sets the prediction of the cell.
 func (c *Cell) Predict(p Plan) {
 	c.Choices, c.PredictedStepSeconds, c.Memory = p.Choices, p.StepSeconds, p.Memory
 	if p.Memory != nil {
@@ -42,8 +42,8 @@ func (c *Cell) Predict(p Plan) {
 	}
 }
 
-// Counted is what was measured in the steps of a run after those that warm up, one value for each step.
-// A list is empty where a value is not known.
+// Counted holds the measurements of a run after its warm-up, one value for each step.
+// A list is empty if a value is not known.
 type Counted struct {
 	StepSeconds              []float64 `json:"step_seconds"`
 	TokensPerSecond          []float64 `json:"tokens_per_second"`
@@ -54,7 +54,7 @@ type Counted struct {
 	MemoryBytes              int64     `json:"memory_bytes"` // the most, warming up included
 }
 
-// Count returns what counts of a run's metrics; nil where no step does.
+// Count returns the counted steps of a run's metrics; nil if there are none.
 func Count(steps []metrics.Step, warmup int) *Counted {
 	c := &Counted{}
 	for _, s := range steps {
@@ -80,7 +80,7 @@ func Count(steps []metrics.Step, warmup int) *Counted {
 	return c
 }
 
-// Settle sets what the runs of the cells tell: statuses and figures. Of two lines for one run the later
+// Settle sets the statuses and figures of the cells from their runs. Of two lines for one run the later
 // counts. A cell is done when it has repeat good runs, or one that is not.
 func Settle(cells []Cell, runs []Run, repeat int) {
 	of := map[string][]Run{}
@@ -100,7 +100,7 @@ func Settle(cells []Cell, runs []Run, repeat int) {
 	}
 }
 
-// settle is Settle for one cell.
+// settle does the same for one cell.
 func (c *Cell) settle(runs []Run, repeat int) {
 	all := Counted{}
 	c.Runs, c.RunDirs, c.Status, c.Error = 0, nil, Pending, ""

@@ -15,8 +15,8 @@ import (
 	"github.com/cprun/cprun/internal/terminal"
 )
 
-// Bounds of config.json, of which the largest known are some kilobytes, and of the index of
-// weights, where they are a few megabytes: their bytes, and the values in them.
+// Bounds of config.json (the largest known have some kilobytes) and of the index of
+// weights (a few megabytes): their bytes, and the values in them.
 const (
 	maxConfig       = 4 << 20
 	maxConfigValues = 1 << 18
@@ -24,8 +24,8 @@ const (
 	maxIndexValues  = 3 * safetensors.MaxTensors
 )
 
-// ReadConfig reads config.json of a model directory. A file whose contents are wrong, or
-// describe what cprun does not compute, gives a *ConfigError with every fault.
+// ReadConfig reads config.json of a model directory. A file with wrong contents, or
+// one that cprun does not compute, gives a *ConfigError with every fault.
 func ReadConfig(dir string) (*Config, error) {
 	d, err := openDir(dir)
 	if err != nil {
@@ -47,7 +47,7 @@ func ReadConfig(dir string) (*Config, error) {
 	return c, nil
 }
 
-// readJSON is a whole small file.
+// readJSON returns a whole small file.
 func (d *dir) readJSON(name string, most int64, values int) ([]byte, error) {
 	f, err := d.open(name)
 	if err != nil {
@@ -107,7 +107,7 @@ func parseConfig(raw []byte) (*Config, []Fault) {
 	return c, nil
 }
 
-// architecture is the name of the family that a file is of; a fault and "" where it is of none.
+// architecture returns the name of the family of a file; a fault and "" if it has none.
 func architecture(o object) string {
 	kind := o.text("model_type", "")
 	var names []string
@@ -140,10 +140,10 @@ func architecture(o object) string {
 	return ""
 }
 
-// few are the first of a list, as many as a reader reads.
+// few returns the first of a list.
 func few[T any](list []T) []T { return list[:min(len(list), 8)] }
 
-// refuse reports what changes the computation in a way that cprun does not follow.
+// refuse reports keys that change the computation in a way that cprun does not follow.
 func refuse(o object) {
 	for _, key := range []string{"attention_bias", "mlp_bias"} {
 		if o.boolean(key, false) {

@@ -67,7 +67,7 @@ func OpenWeights(path string) (*Weights, error) {
 	return w, nil
 }
 
-// Bounds of a model in shards, whose files may be links to one: descriptors, and the memory of all
+// Bounds of a model in shards, which may all be links to one file: descriptors, and the memory of all
 // headers together. The largest known models have 200 shards and 10 MB of headers.
 const (
 	maxShards  = 2048
@@ -199,8 +199,8 @@ func (w *Weights) Close() error {
 	return errors.Join(errs...)
 }
 
-// Check compares the files with the tensors of a model of a family: those that are missing, have another shape, have a
-// type that is not a float, and those that the model does not have are in the error, the first of each kind by name. Two
+// Check compares the files with the tensors of a model of a family: tensors that are missing, have another shape, have a
+// type that is not a float, and tensors that the model does not have are in the error, the first of each kind by name. Two
 // kinds may be there in vain: rotary_emb.inv_freq, which old files carry, and the head of a model that is tied to its
 // embeddings.
 func (w *Weights) Check(f *Family, want []Tensor) error {
@@ -245,7 +245,7 @@ func (w *Weights) Check(f *Family, want []Tensor) error {
 	return fmt.Errorf("model directory %s: %s", w.path, strings.Join(out, "\n  "))
 }
 
-// maxNames is how many tensors of a kind an error names.
+// maxNames bounds the tensors of a kind that an error names.
 const maxNames = 3
 
 // tensorsNamed returns the subject of a sentence on tensors, with its verb.
@@ -259,7 +259,7 @@ func tensorsNamed(names []string) string {
 	return "tensors " + strings.Join(names, ", ") + " are"
 }
 
-// check finds what is wrong with a tensor, of which it returns what the file says; nil: it has none.
+// check finds the faults of a tensor. It returns the tensor's entry in the file; nil: there is none.
 func (w *Weights) check(t Tensor) (*safetensors.Info, error) {
 	s, ok := w.where[t.Name]
 	if !ok {
@@ -276,7 +276,7 @@ func (w *Weights) check(t Tensor) (*safetensors.Info, error) {
 	return &i, fmt.Errorf("model directory %s: tensor %q: type %.64s is not supported; convert it to F64, F32, F16 or BF16", w.path, t.Name, i.DType)
 }
 
-// Read fills dst with the elements of a tensor, row-major, from element off on: all of it,
+// Read fills dst with the elements of a tensor, row-major, beginning at element off: all of it,
 // or a rank's part. t.Shape is the shape that the file must have. Every element must be finite.
 func (w *Weights) Read(t Tensor, dst []float32, off int64) error {
 	if _, err := w.check(t); err != nil {

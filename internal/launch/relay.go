@@ -17,7 +17,7 @@ const (
 	maxTail   = 4 << 10 // bytes of one of those lines
 )
 
-// crashLine is how Go's runtime begins to say why it ends a program: a panic, a fault of its own,
+// crashLine matches the first words of Go's runtime on a program's end: a panic, a fault of its own,
 // or a signal that it does not survive, as in "SIGSYS: bad system call".
 var crashLine = regexp.MustCompile(`^(panic|fatal error|SIG[A-Z0-9]{2,8}): `)
 
@@ -30,8 +30,8 @@ func LogFailure(err error) {
 }
 
 // relay takes the output of one worker: all of it to the log file, and line by line to the console
-// or to the tail that is kept for the report of a failure. Both get it without what a terminal
-// obeys, since logs are read on one, too.
+// or to the tail that is kept for the report of a failure. Both get it without the characters that a terminal
+// obeys, since users also read logs on one.
 type relay struct {
 	src    *os.File
 	log    *os.File
@@ -39,7 +39,7 @@ type relay struct {
 	prefix string
 	show   bool
 	// abandon is closed when the worker is dead and the console still has not taken its
-	// output: from then on the log gets it alone.
+	// output: after that only the log gets it.
 	abandon chan struct{}
 	done    chan struct{} // closed when src has ended; what follows is then safe to read
 
@@ -60,7 +60,7 @@ func openLog(dir *os.Root, rank int) (*os.File, error) {
 	return f, nil
 }
 
-// logName is the name of a rank's log.
+// logName returns the name of a rank's log.
 func logName(rank int) string { return fmt.Sprintf("rank-%04d.log", rank) }
 
 // run ends with the pipe. It never stops reading before, since a worker that cannot write
@@ -96,7 +96,7 @@ func (r *relay) incomplete(err error) {
 	}
 }
 
-// split cuts what came into lines.
+// split cuts the bytes into lines.
 func (r *relay) split(b []byte) {
 	for {
 		i := bytes.IndexByte(b, '\n')
@@ -137,7 +137,7 @@ func (r *relay) flush() {
 	}
 }
 
-// ended returns the tail and the crash line, or nothing where the output could not be read to
+// ended returns the tail and the crash line, or nothing if the output could not be read to
 // its end.
 func (r *relay) ended() (tail [][]byte, crash string) {
 	select {

@@ -1,4 +1,4 @@
-// Package machine says what there is to compute on: the GPUs and libraries that are found here, or a
+// Package machine describes the hardware: the GPUs and libraries that are found here, or a
 // machine that --assume describes, with its memory, links and published rates.
 package machine
 
@@ -9,7 +9,7 @@ import (
 	"github.com/cprun/cprun/attention/backends"
 )
 
-// Machine is what decides on a backend and on the time of a step, of one device.
+// A Machine holds the facts about one device that decide the backend and the time of a step.
 type Machine struct {
 	Name   string           // of a GPU, as its driver or a Card has it; "": not said
 	Arch   int              // 10 times the compute capability; 0: a CPU
@@ -58,7 +58,7 @@ func (m Machine) String() string {
 	return fmt.Sprintf("%s, %s, %s", name, cudnn, flash)
 }
 
-// PerHost returns how many of so many ranks one host has at most.
+// PerHost returns the most ranks that one host has.
 func (m Machine) PerHost(ranks int) int {
 	hosts := max(1, m.Hosts)
 	return (ranks + hosts - 1) / hosts

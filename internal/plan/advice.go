@@ -10,13 +10,13 @@ import (
 	"github.com/cprun/cprun/internal/machine"
 )
 
-// Bounds of what advice looks for: how many times shorter a sequence, and how many ranks share it.
+// Bounds of the search for advice: the factor of a shorter sequence, and the ranks that share it.
 const (
 	maxFactor = 1 << 20
 	maxSpread = 512
 )
 
-// measure returns the memory of a run whose schedules ask for d.
+// measure returns the memory of a run with demand d.
 type measure func(cfg *config.Config, ranks int, machine machine.Machine, d *demand) (Memory, error)
 
 // A smaller run is one that takes less memory.
@@ -27,7 +27,7 @@ type smaller struct {
 	demand *demand
 }
 
-// advised returns m with its largest item and the changes that make the run fit, where it does not. It measures every
+// advised returns m with its largest item and the changes that make it fit, if it does not. It measures every
 // change, so that it names none that is already set or cannot help.
 func (m Memory) advised(of measure, cfg *config.Config, ranks int, on machine.Machine, d *demand) Memory {
 	if m.Fits || m.Device == 0 {
@@ -146,7 +146,7 @@ func (s smaller) spread(factor int) (smaller, bool) {
 	return s, s.cfg.Parallel.Context <= min(maxSpread, s.cfg.Data.SeqLen/2)
 }
 
-// fewer returns the run on fewer ranks, of which each has a copy of some state.
+// fewer returns the run on fewer ranks: each has a copy of some state.
 func (s smaller) fewer(factor int) (smaller, bool) {
 	ok := s.ranks%factor == 0 && s.cfg.Parallel.Context%factor == 0
 	if ok {

@@ -9,16 +9,16 @@ import (
 	"github.com/cprun/cprun/partition"
 )
 
-// Tokens whose logits stand in memory at once on a GPU. More than the largest make no matrix
+// lossChunks are numbers of tokens with logits in memory at once on a GPU. More than the largest make no matrix
 // product faster; fewer than the second cost some speed.
 var lossChunks = []int{8192, 4096, 2048, 1024}
 
-// goodChunks is how many of those are worth less recompute.
+// goodChunks counts the chunks that are worth less recompute.
 const goodChunks = 2
 
-// Fit decides memory.recompute and memory.loss_chunk where a resolved config for a GPU leaves
+// Fit decides memory.recompute and memory.loss_chunk if a resolved config for a GPU leaves
 // them auto: the least recompute that fits the machine's memory, then the largest chunk; full
-// recompute where nothing fits, or selective where the memory is not known. It returns the memory
+// recompute if nothing fits, or selective if the memory is not known. It returns the memory
 // that the run then takes, which may not fit: see Memory.Check.
 func Fit(cfg *config.Config, ranks int, machine machine.Machine) (Memory, error) {
 	return FitKinds(cfg, ranks, machine, nil)
@@ -34,7 +34,7 @@ func FitKinds(cfg *config.Config, ranks int, machine machine.Machine, kinds map[
 	return m.advised(memoryOf, cfg, ranks, machine, d), err
 }
 
-// fit is Fit where the demand of the schedules is known.
+// fit does what Fit does for a known demand of the schedules.
 func fit(cfg *config.Config, ranks int, machine machine.Machine, d *demand) (m Memory, err error) {
 	auto := cfg.Memory
 	recomputes, chunks := []string{auto.Recompute}, []int{auto.LossChunk}
@@ -76,7 +76,7 @@ func (m *Memory) Check() error {
 	return fmt.Errorf("this run %s; cprun plan lists what it takes", m.Verdict())
 }
 
-// upTo is the chunks for that many tokens of one pass.
+// upTo returns the chunks for that many tokens of one pass.
 func upTo(tokens int) (chunks []int) {
 	for _, n := range lossChunks {
 		if c := max(min(n, tokens), tokens/config.MaxPieces); len(chunks) == 0 || c < chunks[len(chunks)-1] {
@@ -86,7 +86,7 @@ func upTo(tokens int) (chunks []int) {
 	return chunks
 }
 
-// mostTokens is the tokens of one pass of the rank that has most.
+// mostTokens returns the tokens of one pass of the rank that has most.
 func mostTokens(cfg *config.Config) (int, error) {
 	shape, err := Shape(cfg)
 	if err != nil {

@@ -9,16 +9,16 @@ import (
 	"github.com/cprun/cprun/internal/terminal"
 )
 
-// pictureColumns is the width of the partition's picture, between the rank and its tokens.
+// pictureColumns bounds the partition's picture, between the rank and its tokens.
 const pictureColumns = 48
 
-// maxHopRanks is how many ranks' hops the text shows; --json has all.
+// maxHopRanks bounds the ranks with hops in the text; --json has all.
 const maxHopRanks = 4
 
-// maxHops is how many hops of each the text shows.
+// maxHops bounds the hops of each of them.
 const maxHops = 8
 
-// textColumns is the width of a terminal.
+// textColumns bounds the lines to a terminal.
 const textColumns = 80
 
 // print writes a text with long lines broken.
@@ -72,7 +72,7 @@ func (p *Plan) Summary(w io.Writer, data []string) error {
 	return print(w, &b)
 }
 
-// Details prints who holds and sends what, and why other backends and algorithms were not chosen.
+// Details prints the partition, the hops, and why other backends and algorithms were not chosen.
 func (p *Plan) Details(w io.Writer) error {
 	var b strings.Builder
 	pt := &p.Partition

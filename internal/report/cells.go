@@ -12,13 +12,13 @@ import (
 	"github.com/cprun/cprun/internal/experiment"
 )
 
-// said is how a reader sees a status.
+// said has the words for each status.
 var said = map[experiment.Status]string{
 	experiment.OK: "ok", experiment.Failed: "✗ failed", experiment.OutOfMemory: "✗ out of memory", experiment.Timeout: "✗ timeout",
 	experiment.Refused: "✗ refused", experiment.Skipped: "skipped", experiment.Pending: "… not yet", experiment.Planned: "planned",
 }
 
-// status is a cell's status for a reader.
+// status returns a cell's status for a reader.
 func status(c *experiment.Cell) cell {
 	s, ok := said[c.Status]
 	if !ok {
@@ -34,7 +34,7 @@ func status(c *experiment.Cell) cell {
 	return cell{Text: s, Class: class, Explain: c.Error}
 }
 
-// speedOf is the tokens a second that a cell has, or that are predicted; NaN for none.
+// speedOf returns the tokens a second of a cell, measured or predicted; NaN for none.
 func speedOf(c *experiment.Cell) float64 {
 	if c.Status == experiment.OK && c.TokensPerSecondPerDevice > 0 {
 		return c.TokensPerSecondPerDevice
@@ -42,7 +42,7 @@ func speedOf(c *experiment.Cell) float64 {
 	return math.NaN()
 }
 
-// matrix shows what became of each cell.
+// matrix shows the outcome of each cell.
 func (g *grid) matrix() *figure {
 	t, left := g.table("Tokens a second and device of each cell, or what became of it", func(c *experiment.Cell) cell {
 		field := status(c)
@@ -71,7 +71,7 @@ func (g *grid) choices() *figure {
 		Says: "attention.backend, parallel.layout and memory.recompute of each cell. Where they differ, a difference in speed is not that of the axes alone."}
 }
 
-// table has a field for each cell. Lengths stand beside each other, else the axis with most values. left counts the rows
+// table makes a field for each cell. Lengths are its columns, else the axis with most values. left counts the rows
 // without any cell that was not skipped.
 func (g *grid) table(caption string, field func(*experiment.Cell) cell) (t *table, left int) {
 	across := experiment.Axis{}
@@ -124,7 +124,7 @@ func (g *grid) table(caption string, field func(*experiment.Cell) cell) (t *tabl
 
 var digits = regexp.MustCompile(`\d+(\.\d+)?`)
 
-// errors are those of the cells; of those that differ in numbers alone the first, with how many there are.
+// errors lists the errors of the cells; of errors that differ only in numbers the first, with a count.
 func (g *grid) errors() []string {
 	type alike struct {
 		first string
@@ -158,7 +158,7 @@ func (g *grid) errors() []string {
 	return out
 }
 
-// count says how many cells ended how.
+// count returns the number of cells of each status.
 func (g *grid) count() string {
 	n := map[experiment.Status]int{}
 	for _, c := range g.Cells {
@@ -233,7 +233,7 @@ func (g *grid) best() *table {
 	return t
 }
 
-// share is what of a step compute stood waiting for transfers; NaN where it is not known.
+// share returns the part of a step in which compute waited for transfers; NaN: not known.
 func share(c *experiment.Cell) float64 {
 	if c.CommWaitSeconds == nil || c.StepSeconds == 0 || c.Status != experiment.OK {
 		return math.NaN()

@@ -17,7 +17,7 @@ type File struct {
 	name  string // for errors
 	r     io.ReaderAt
 	close func() error
-	// written is how many bytes of the file are on the disk; nil where that is not known.
+	// written returns the bytes of the file on the disk; nil: not known.
 	written func() (int64, error)
 	data    int64 // offset of the data in the file
 	meta    map[string]string
@@ -110,7 +110,7 @@ func (f *File) Name() string { return f.name }
 // Close closes what Open opened.
 func (f *File) Close() error { return f.close() }
 
-// Holes reports whether most of the data, where there is much, are holes that nobody has written: a
+// Holes reports whether most of much data was never written: a
 // file that claims far more than it took to make.
 func (f *File) Holes() bool {
 	const much = 64 << 20
@@ -131,19 +131,19 @@ func (f *File) HeaderBytes() int64 { return f.data - 8 }
 // Names lists the tensors, sorted. The caller must not change it.
 func (f *File) Names() []string { return f.names }
 
-// Metadata returns the header's free text; nil where it has none. The caller must not change it.
+// Metadata returns the header's free text; nil: it has none. The caller must not change it.
 func (f *File) Metadata() map[string]string { return f.meta }
 
-// Info returns what the header says of a tensor.
+// Info returns a tensor's entry in the header.
 func (f *File) Info(name string) (Info, bool) {
 	i, ok := f.infos[name]
 	return i, ok
 }
 
-// chunk is how many bytes are read and converted at a time; a multiple of every element.
+// chunk bounds the bytes that are read and converted at a time; a multiple of every element.
 const chunk = 256 << 10
 
-// ReadFloat32 fills dst with the elements of a tensor from element off on, in row-major
+// ReadFloat32 fills dst with the elements of a tensor beginning at element off, in row-major
 // order, converted from F64, F32, F16, BF16, F8_E4M3 or F8_E5M2.
 func (f *File) ReadFloat32(name string, dst []float32, off int64) error {
 	return read(f, name, dst, off)
@@ -180,7 +180,7 @@ func read[T Float](f *File, name string, dst []T, off int64) error {
 	return nil
 }
 
-// ReadInto fills a dense host view with as many elements of a tensor, from element off on.
+// ReadInto fills a dense host view with as many elements of a tensor, beginning at element off.
 // A float32 or float64 view takes any type that ReadFloat32 does; a view of another type
 // takes the same type alone.
 func (f *File) ReadInto(name string, dst tensor.View, off int64) error {
@@ -213,7 +213,7 @@ func (f *File) ReadInto(name string, dst tensor.View, off int64) error {
 	return nil
 }
 
-// ReadBytes fills dst with the raw bytes of a tensor, of any type, from byte off on.
+// ReadBytes fills dst with the raw bytes of a tensor, of any type, beginning at byte off.
 func (f *File) ReadBytes(name string, dst []byte, off int64) error {
 	i, ok := f.infos[name]
 	if !ok {
@@ -228,7 +228,7 @@ func (f *File) ReadBytes(name string, dst []byte, off int64) error {
 	return nil
 }
 
-// span is the info of a tensor that has the elements off to off+n.
+// span returns the info of a tensor that has the elements off to off+n.
 func (f *File) span(name string, off, n int64) (Info, error) {
 	i, ok := f.infos[name]
 	if !ok {
