@@ -81,7 +81,7 @@ var allowed = map[string]string{
 	"internal/rehearse": "attention comm internal/hf ring tensor",
 	"internal/planner":  "attention/backends partition ring tensor",
 	"internal/plan": "attention attention/backends internal/backend internal/config internal/cost internal/machine internal/model internal/planner" +
-		" internal/rehearse internal/state kernels/cpu kernels/gpu partition ring tensor",
+		" internal/rehearse internal/state internal/terminal kernels/cpu kernels/gpu partition ring tensor",
 	"internal/train": "attention comm internal/checkpoint internal/config internal/data internal/device internal/files internal/hf internal/metrics" +
 		" internal/model internal/optim internal/planner internal/rehearse internal/state partition ring tensor",
 	"internal/attend": "attention attention/backends attention/qkv comm internal/config internal/device internal/files internal/machine" +
