@@ -100,7 +100,7 @@ func TestLabels(t *testing.T) {
 		inner     int
 		trades    bool
 	}{{"ring", 2, false}, {"ulysses", 2, true}, {"hierarchical", 2, true}, {"hierarchical", 1, false}} {
-		spec := ring.Spec{Shape: partition.Shape{SeqQ: 16, SeqKV: 16, Size: 2, Layout: partition.Contiguous{}}, Heads: 2, KVHeads: 2, Inner: c.inner}
+		spec := ring.Spec{Shape: partition.Shape{SeqQ: 16, SeqKV: 16, Size: 2, Layout: partition.Contiguous{}, Mask: partition.Mask{Band: partition.Causal()}}, Heads: 2, KVHeads: 2, Inner: c.inner}
 		s, err := ring.Make(c.algorithm, spec, 0)
 		if err != nil {
 			t.Fatal(err)
