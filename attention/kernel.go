@@ -53,8 +53,8 @@ type KeyGrads struct{ DK, DV View }
 // NaN and infinities travel, so that a broken input never looks like a good one: if the definition makes an output
 // element NaN or infinite, so does the kernel, not always alike. The definition skips hidden pairs. In a tile with a
 // visible pair of a broken row of q, k, v or do, a kernel may also break rows that are hidden from it. Rows of other
-// tiles, such as other documents, stay as they are. Only kernels of GPUs, which multiply blocks across tiles, may break
-// rows of other tiles in the same block of up to 192 queries or keys.
+// tiles, such as other documents, stay as they are. Only kernels of GPUs, which multiply blocks of up to 192 queries or
+// keys across tiles, may break further rows of the same block.
 //
 // A kernel has one pass at a time: beginning one abandons the one before, such as after an
 // error. All calls queue work in order on the kernel's stream and do not wait for the device.

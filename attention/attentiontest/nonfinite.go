@@ -345,10 +345,11 @@ func (c Case) spread(bad map[place]bool, beyond int) map[place]bool {
 	out, group := map[place]bool{}, c.Heads/c.KVHeads
 	for x := range bad {
 		for _, t := range c.Tiles {
-			own, others := t.Q, partition.Range{Lo: max(t.K.Lo, x.row+t.Band.Lo), Hi: min(t.K.Hi, x.row+t.Band.Hi+1)}
+			first, last := x.row-beyond, x.row+beyond // a product of blocks takes them together with x
+			own, others := t.Q, partition.Range{Lo: max(t.K.Lo, first+t.Band.Lo), Hi: min(t.K.Hi, last+t.Band.Hi+1)}
 			heads := partition.Range{Lo: x.head, Hi: x.head + 1}
 			if x.key {
-				own, others = t.K, partition.Range{Lo: max(t.Q.Lo, x.row-t.Band.Hi), Hi: min(t.Q.Hi, x.row-t.Band.Lo+1)}
+				own, others = t.K, partition.Range{Lo: max(t.Q.Lo, first-t.Band.Hi), Hi: min(t.Q.Hi, last-t.Band.Lo+1)}
 				heads = partition.Range{Lo: x.head * group, Hi: (x.head + 1) * group}
 			}
 			if x.row < own.Lo || x.row >= own.Hi || others.Lo >= others.Hi {

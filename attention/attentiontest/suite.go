@@ -44,7 +44,8 @@ type Options struct {
 	// asks for it.
 	NoScores bool
 	// Block is how many queries or keys a product of the kernel has at most: TestNonFinite allows a NaN to reach rows that
-	// are nearer than that to a tile. 0: products go over the rows of a tile alone.
+	// are nearer than that to a tile, and rows of its own tile that see a key nearer than that to it. 0: products go over
+	// the rows of a tile alone.
 	Block int
 	// NoDelta says that a backward pass leaves Saved.Delta alone, as it does without.
 	NoDelta bool

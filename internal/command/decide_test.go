@@ -3,6 +3,7 @@ package command
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -40,7 +41,7 @@ func TestPlanGoesByCosts(t *testing.T) {
 		var out bytes.Buffer
 		_, err := Plan("../../examples/bench/llama-3.2-3b-32k.yaml", PlanOptions{
 			Options: Options{NProc: "auto", Device: "auto", NodeRank: -1, LogLevel: "info", Stdout: &out, Stderr: os.Stderr, Costs: c.costs},
-			Set:     []string{"parallel.algorithm=auto"}, Assume: []string{"arch=sm90,gpus=8"},
+			Set:     []string{"parallel.algorithm=auto"}, Assume: []string{"arch=sm90,gpus=8"}, Verbose: true,
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -111,5 +112,33 @@ func TestPlanSaysWhoTookTheBackend(t *testing.T) {
 	}
 	if why, took := reason("attention.backend=flash"); why != "asked for" || took != " for " {
 		t.Errorf("%q, %q", why, took)
+	}
+}
+
+// Workers read the config that the choice is written to, so a margin that the chosen backend has no use for is not in it.
+func TestMarginGoesWithTheBackend(t *testing.T) {
+	for gpu, want := range map[string]string{"gpu=h200,cudnn=9.19.0": "flash 16", "arch=sm90,cudnn=9.19.0": "fused 0"} {
+		var out bytes.Buffer
+		_, err := Plan("../../examples/bench/llama-3.2-3b-128k.yaml", PlanOptions{
+			Options: Options{NProc: "auto", Device: "auto", NodeRank: -1, LogLevel: "info", Stdout: &out, Stderr: os.Stderr},
+			Set:     []string{"data.seq_len=16K", "attention.sm_margin=16"}, Assume: []string{gpu}, JSON: true,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var p struct {
+			Config struct {
+				Attention struct {
+					Backend string
+					Margin  int `json:"sm_margin"`
+				}
+			}
+		}
+		if err := json.NewDecoder(&out).Decode(&p); err != nil {
+			t.Fatal(err)
+		}
+		if a := p.Config.Attention; fmt.Sprint(a.Backend, " ", a.Margin) != want {
+			t.Errorf("%s: %+v, want %s", gpu, a, want)
+		}
 	}
 }

@@ -49,7 +49,7 @@ func TestBatchesWithoutTargetsAreSkippedOnGPUs(t *testing.T) {
 		e.Loss, e.GradNorm = append(e.Loss, float64(s.Loss)), append(e.GradNorm, float64(s.GradNorm))
 	}
 	for _, ranks := range ranksOf(m) {
-		for _, compute := range []string{"fp32", "fp16"} {
+		for _, compute := range []string{"fp32", "bf16"} {
 			cfg := loadGPU(t, m, sparse(t, "-a--bab"), ranks, "precision.compute="+compute)
 			steps := runGPU(t, m, cfg, ranks, train.Options{}).steps
 			if len(steps) != 7 {
