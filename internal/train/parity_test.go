@@ -224,7 +224,7 @@ type curveError struct{ loss, norm float64 }
 
 // within bounds the errors of curves beside PyTorch's in float32, on any device, by the type of a run's products. Each
 // is two to three times the largest error measured.
-var within = map[string]curveError{"fp32": {6e-5, 4e-5}, "bf16": {6e-3, 2e-2}, "fp16": {2e-3, 5e-3}}
+var within = map[string]curveError{"fp32": {6e-5, 4e-5}, "bf16": {1.3e-2, 5e-2}, "fp16": {2e-3, 5e-3}}
 
 // worst has the largest errors that follows has met since a test cleared it, by type.
 var worst = map[string]curveError{}
