@@ -333,7 +333,13 @@ func TestPlainRunsNoticeNothing(t *testing.T) {
 // No rank says yes for one that is lost: a save would be committed without its shard.
 func TestAllFailsWithARank(t *testing.T) {
 	world := comm.NewLocal(2, nil, comm.Options{Deadline: 20 * time.Second})
-	world[1].Abort(errors.New("lost"))
+	lost := errors.New("lost")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(lost)
+	if yes, err := (blobs{world[0]}).All(ctx, true); yes || !errors.Is(err, lost) { // rank 1 does not vote
+		t.Errorf("All = %t, %v", yes, err)
+	}
+	world[1].Abort(lost)
 	if yes, err := (blobs{world[0]}).All(t.Context(), true); yes || err == nil {
 		t.Errorf("All = %t, %v", yes, err)
 	}
