@@ -62,11 +62,15 @@ func (moved) Wait() {}
 // failsAt fails the call with this number of each pass, from 1.
 type failsAt struct{ call int }
 
-func (f failsAt) Forward(attention.View, attention.Partial, attention.View, attention.Softmax) (attention.ForwardPass, error) {
+func (f failsAt) Forward(
+	attention.View, attention.Partial, attention.View, attention.Softmax,
+) (attention.ForwardPass, error) {
 	return &countedForward{calls{f.call}}, nil
 }
 
-func (f failsAt) Backward(_, _, _ attention.View, _ attention.Saved, _ attention.Softmax) (attention.BackwardPass, error) {
+func (f failsAt) Backward(
+	_, _, _ attention.View, _ attention.Saved, _ attention.Softmax,
+) (attention.BackwardPass, error) {
 	return &countedBackward{calls{f.call}}, nil
 }
 
@@ -93,7 +97,10 @@ func (p *countedBackward) Fold(attention.Fold) error       { return nil }
 // An error of any call of a hop ends the pass, also one of a call that is not the hop's last.
 func TestErrorsOfLaterCallsReachTheCaller(t *testing.T) {
 	const ranks, rows, heads, dim = 3, 8, 2, 8
-	shape := partition.Shape{SeqQ: rows * ranks, SeqKV: rows * ranks, Size: ranks, Layout: partition.Contiguous{}, Mask: partition.Mask{Band: partition.Causal()}}
+	shape := partition.Shape{
+		SeqQ: rows * ranks, SeqKV: rows * ranks, Size: ranks,
+		Layout: partition.Contiguous{}, Mask: partition.Mask{Band: partition.Causal()},
+	}
 	s, err := ring.Make("gated", ring.Spec{Shape: shape, Heads: heads, KVHeads: heads}, ranks-1)
 	if err != nil {
 		t.Fatal(err)
@@ -107,10 +114,13 @@ func TestErrorsOfLaterCallsReachTheCaller(t *testing.T) {
 	out := attention.Partial{O: view(dim), LSE: view(1)}
 	grads := attention.Grads{DQ: view(dim), DK: view(dim), DV: view(dim)}
 	for call := 1; call <= ranks+1; call++ {
-		r := &ring.Ring{Kernel: failsAt{call}, Comm: idle{}, Mover: cpu.New(stream), Stream: stream, Arena: tensor.NewHostArena(0)}
+		r := &ring.Ring{
+			Kernel: failsAt{call}, Comm: idle{}, Mover: cpu.New(stream), Stream: stream, Arena: tensor.NewHostArena(0),
+		}
+		do, p := view(dim), attention.Softmax{Scale: 1}
 		for pass, err := range map[string]error{
-			"forward":  r.Forward(out, view(dim), view(dim), view(dim), s, attention.Softmax{Scale: 1}),
-			"backward": r.Backward(grads, view(dim), view(dim), view(dim), view(dim), out, s, attention.Softmax{Scale: 1}),
+			"forward":  r.Forward(out, view(dim), view(dim), view(dim), s, p),
+			"backward": r.Backward(grads, do, view(dim), view(dim), view(dim), out, s, p),
 		} {
 			if errors.Is(err, errBoom) != (call <= ranks) {
 				t.Errorf("%s, call %d of %d fails: %v", pass, call, ranks, err)

@@ -353,7 +353,9 @@ type precise struct {
 	seen *tensor.DType
 }
 
-func (p precise) Forward(o tensor.View, acc attention.Partial, q tensor.View, s attention.Softmax) (attention.ForwardPass, error) {
+func (p precise) Forward(
+	o tensor.View, acc attention.Partial, q tensor.View, s attention.Softmax,
+) (attention.ForwardPass, error) {
 	*p.seen = acc.O.DType()
 	return p.Kernel.Forward(o, acc, q, s)
 }
@@ -367,7 +369,10 @@ func TestHopsAccumulateInTheTypeOfTheLSE(t *testing.T) {
 		t.Fatal(err)
 	}
 	var seen tensor.DType
-	r := &ring.Ring{Kernel: precise{failing{}, &seen}, Mover: cpu.New(stream), Stream: stream, Arena: tensor.NewHostArena(0)}
+	r := &ring.Ring{
+		Kernel: precise{failing{}, &seen},
+		Mover:  cpu.New(stream), Stream: stream, Arena: tensor.NewHostArena(0),
+	}
 	x := tensor.New(tensor.BF16, 1, 48, 2, 8)
 	out := attention.Partial{O: tensor.New(tensor.BF16, 1, 48, 2, 8), LSE: tensor.New(tensor.F32, 1, 48, 2, 1)}
 	if err := r.Forward(out, x, x, x, s, attention.Softmax{Scale: 1}); err != nil || seen != tensor.F32 {

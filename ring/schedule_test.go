@@ -222,7 +222,9 @@ func TestUnknownAlgorithmIsRefused(t *testing.T) {
 // Calls yields the calls with tiles, the hop's own first, until the caller stops.
 func TestCallsOfAHop(t *testing.T) {
 	tiles := []partition.Tile{{}}
-	h := Hop{Tiles: tiles, Keys: Block{Buf: 1}, Then: []Part{{Keys: Block{Buf: 2}}, {Tiles: tiles, Keys: Block{Buf: 3}}, {Tiles: tiles, Keys: Block{Buf: 4}}}}
+	h := Hop{Tiles: tiles, Keys: Block{Buf: 1}, Then: []Part{
+		{Keys: Block{Buf: 2}}, {Tiles: tiles, Keys: Block{Buf: 3}}, {Tiles: tiles, Keys: Block{Buf: 4}},
+	}}
 	for stop, want := range [][]int{{1}, {1, 3}, {1, 3, 4}} {
 		var got []int
 		for c := range h.Calls {
@@ -236,12 +238,13 @@ func TestCallsOfAHop(t *testing.T) {
 	}
 }
 
-// What a rank sends in the trades of heads counts, each type of row with its own bytes: q, O and LSE, K and V in the forward
-// pass, and q, dO, O, LSE, K and V, dQ, dK and dV in the backward pass.
+// Traffic counts the trades of heads, each type of row with its own bytes: q, O and LSE, K and V in the
+// forward pass, and q, dO, O, LSE, K and V, dQ, dK and dV in the backward pass.
 func TestTrafficOfTrades(t *testing.T) {
 	const rows, heads, kvHeads = 8, 4, 2
 	// Two ranks: half of the queries' heads and one head of keys go to the other.
-	s, err := New("ulysses", Spec{Shape: causalShape(2*rows, 2, partition.Contiguous{}, -1), Heads: heads, KVHeads: kvHeads}, 0)
+	shape := causalShape(2*rows, 2, partition.Contiguous{}, -1)
+	s, err := New("ulysses", Spec{Shape: shape, Heads: heads, KVHeads: kvHeads}, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

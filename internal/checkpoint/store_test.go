@@ -83,7 +83,8 @@ func TestSizedLeavesNoFileOpen(t *testing.T) {
 	}
 	defer root.Close()
 	count := &counting{store: root}
-	if err := sized(count, FileInfo{Name: manifestName, Bytes: 1}); err == nil || count.opened != 1 || count.closed != 1 {
+	err = sized(count, FileInfo{Name: manifestName, Bytes: 1})
+	if err == nil || count.opened != 1 || count.closed != 1 {
 		t.Errorf("sized = %v; %d files were opened and %d closed", err, count.opened, count.closed)
 	}
 }
@@ -101,7 +102,8 @@ func TestAgainPausesWhereAFileIsBusy(t *testing.T) {
 		count, calls := &counting{store: root}, 0
 		err = again(count, func() error { calls++; return c.err })
 		if !errors.Is(err, c.err) || calls != tries || len(count.pauses) != c.pauses {
-			t.Errorf("%v: %v after %d calls and pauses of %v; want %d calls and %d pauses", c.err, err, calls, count.pauses, tries, c.pauses)
+			t.Errorf("%v: %v after %d calls and pauses of %v; want %d calls and %d pauses",
+				c.err, err, calls, count.pauses, tries, c.pauses)
 		}
 		for i := 1; i < len(count.pauses); i++ {
 			if count.pauses[i] <= count.pauses[i-1] {
