@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -271,6 +272,32 @@ func TestMeshRefused(t *testing.T) {
 	}
 	if _, err := comm.ConnectTCP(context.Background(), comm.Mesh{Size: 2, Secret: key}, nil, comm.Options{}); err == nil || !strings.Contains(err.Error(), "no listener") {
 		t.Errorf("no listener: %v", err)
+	}
+}
+
+// A socket that is in the way, such as that of the same rank of the same run, is an error that names the rank.
+func TestSocketInTheWay(t *testing.T) {
+	m := comm.Mesh{Dir: commtest.SocketDir(t), Size: 2, Secret: commtest.Secret()}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		_, err := comm.ConnectUnix(ctx, m, nil, comm.Options{})
+		ended <- err
+	}()
+	for there := 0; there == 0; time.Sleep(time.Millisecond) {
+		found, err := filepath.Glob(filepath.Join(m.Dir, "*.sock"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		there = len(found)
+	}
+	_, err := comm.ConnectUnix(t.Context(), m, nil, comm.Options{})
+	if !errors.Is(err, syscall.EADDRINUSE) || !strings.Contains(err.Error(), "socket of rank 0") {
+		t.Errorf("a second rank 0: %v", err)
+	}
+	cancel()
+	if err := <-ended; err == nil {
+		t.Error("the first rank 0 connected to nobody")
 	}
 }
 

@@ -326,6 +326,60 @@ func TestRingWithTheCPUKernel(t *testing.T) {
 	})
 }
 
+// Keys that come from other ranks keep their positions: ALiBi on ranks equals ALiBi on one device.
+func TestSlopesEqualOneDevice(t *testing.T) {
+	rng := rand.New(rand.NewPCG(15, 16))
+	for _, m := range masks {
+		p := m.problem(t, rng, [2]int{4, 2})
+		slopes := tensor.New(tensor.F64, 1, 1, 4, 1)
+		copy(tensor.Data[float64](slopes), []float64{0.5, 0.25, 0.125, 0.0625})
+		p.gather, p.softmax.Scores = 0, &attention.Scores{Slopes: slopes}
+		want := whole(p)
+		for _, shape := range m.shapes(t, 4) {
+			p.shape, p.inner = shape, 2
+			for _, algorithm := range ring.Variants {
+				if algorithm == "ulysses" {
+					p.inner = 4
+				}
+				p.equalsOneDevice(t, "slopes, "+m.name, algorithm, want)
+			}
+		}
+	}
+}
+
+// precise notes the type of the O that a forward pass accumulates into.
+type precise struct {
+	attention.Kernel
+	seen *tensor.DType
+}
+
+func (p precise) Forward(
+	o tensor.View, acc attention.Partial, q tensor.View, s attention.Softmax,
+) (attention.ForwardPass, error) {
+	*p.seen = acc.O.DType()
+	return p.Kernel.Forward(o, acc, q, s)
+}
+
+// Hops accumulate an O of 16 bits in the type of the LSE: rounding at each hop would add up.
+func TestHopsAccumulateInTheTypeOfTheLSE(t *testing.T) {
+	stream := tensor.NewHostStream("compute")
+	defer stream.Close()
+	s, err := ring.Make("ring", ring.Spec{Shape: masks[1].shapes(t, 1)[0]}, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var seen tensor.DType
+	r := &ring.Ring{
+		Kernel: precise{failing{}, &seen},
+		Mover:  cpu.New(stream), Stream: stream, Arena: tensor.NewHostArena(0),
+	}
+	x := tensor.New(tensor.BF16, 1, 48, 2, 8)
+	out := attention.Partial{O: tensor.New(tensor.BF16, 1, 48, 2, 8), LSE: tensor.New(tensor.F32, 1, 48, 2, 1)}
+	if err := r.Forward(out, x, x, x, s, attention.Softmax{Scale: 1}); err != nil || seen != tensor.F32 {
+		t.Errorf("%v; O accumulates in %v, want %v", err, seen, tensor.F32)
+	}
+}
+
 // The same ranks, the same bits.
 func TestRingRepeatsBitForBit(t *testing.T) {
 	rng := rand.New(rand.NewPCG(11, 12))

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -215,5 +216,45 @@ func TestUnknownAlgorithmIsRefused(t *testing.T) {
 	_, err := New("spiral", specOf(causalShape(8, 2, partition.Zigzag{}, -1)), 0)
 	if err == nil || !strings.Contains(err.Error(), "allgather") {
 		t.Errorf("New(spiral) = %v, want an error that lists the choices", err)
+	}
+}
+
+// Calls yields the calls with tiles, the hop's own first, until the caller stops.
+func TestCallsOfAHop(t *testing.T) {
+	tiles := []partition.Tile{{}}
+	h := Hop{Tiles: tiles, Keys: Block{Buf: 1}, Then: []Part{
+		{Keys: Block{Buf: 2}}, {Tiles: tiles, Keys: Block{Buf: 3}}, {Tiles: tiles, Keys: Block{Buf: 4}},
+	}}
+	for stop, want := range [][]int{{1}, {1, 3}, {1, 3, 4}} {
+		var got []int
+		for c := range h.Calls {
+			if got = append(got, c.Keys.Buf); len(got) > stop {
+				break
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("calls of buffers %v, want %v", got, want)
+		}
+	}
+}
+
+// Traffic counts the trades of heads, each type of row with its own bytes: q, O and LSE, K and V in the
+// forward pass, and q, dO, O, LSE, K and V, dQ, dK and dV in the backward pass.
+func TestTrafficOfTrades(t *testing.T) {
+	const rows, heads, kvHeads = 8, 4, 2
+	// Two ranks: half of the queries' heads and one head of keys go to the other.
+	shape := causalShape(2*rows, 2, partition.Contiguous{}, -1)
+	s, err := New("ulysses", Spec{Shape: shape, Heads: heads, KVHeads: kvHeads}, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := HeadBytes{Q: 1, O: 10, LSE: 100, KV: 1000, DQ: 10000, DKV: 100000}
+	forward, backward := s.Traffic(b, kvHeads)
+	const q, kv = rows * heads / 2, rows * kvHeads / 2
+	if want := q*(b.Q+b.O+b.LSE) + kv*b.KV; forward != want {
+		t.Errorf("forward sends %d bytes, want %d", forward, want)
+	}
+	if want := q*(b.Q+2*b.O+b.LSE+b.DQ) + kv*(b.KV+b.DKV); backward != want {
+		t.Errorf("backward sends %d bytes, want %d", backward, want)
 	}
 }

@@ -2,11 +2,14 @@ package checkpoint
 
 import (
 	"bytes"
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
+
+	"github.com/cprun/cprun/internal/safetensors"
 )
 
 // golden is the manifest of a small checkpoint in version 1, which has no checksum of its own.
@@ -50,6 +53,7 @@ func TestManifestRefuses(t *testing.T) {
 		{"a negative step", `"step": 100`, `"step": -1`, "step -1"},
 		{"fewer samples than steps", `"samples": 200`, `"samples": 99`, "samples 99"},
 		{"more samples than tokens", `"samples": 200`, `"samples": 4611686018427387904`, "step <= samples <= tokens"},
+		{"a negative generation", `"step": 100`, `"generation": -1, "step": 100`, "generation -1"},
 		{"more tokens than there are", `"tokens": 819200`, `"tokens": 9223372036854775807`, "step <= samples <= tokens"},
 		{"another config", `cosine`, `linear`, "config_sha256"},
 		{"a shape that overflows", `[
@@ -90,6 +94,38 @@ func TestManifestRefuses(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %q", c.name, err, c.want)
 		}
+	}
+}
+
+// A shard's header has at most MaxHeader bytes after the 8 of its length; more bytes belong to nothing.
+func TestManifestCountsTheHeader(t *testing.T) {
+	m, err := ParseManifest(golden(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &m.Files[0]
+	f.Bytes = safetensors.MaxHeader + 8
+	for _, e := range f.Entries {
+		f.Bytes += e.Length * elementSize
+	}
+	if _, err := m.index(); err != nil {
+		t.Errorf("the largest header is refused: %v", err)
+	}
+	f.Bytes++
+	if _, err := m.index(); err == nil || !strings.Contains(err.Error(), f.Name) {
+		t.Errorf("one byte more: %v", err)
+	}
+}
+
+// State that is no JSON is an error, and no manifest.
+func TestManifestOfBadState(t *testing.T) {
+	m, err := ParseManifest(golden(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.Extra = map[string]json.RawMessage{"data": json.RawMessage("{")}
+	if text, err := m.encode(); err == nil {
+		t.Errorf("encode = %s", text)
 	}
 }
 

@@ -181,6 +181,9 @@ func TestLatestNone(t *testing.T) {
 			t.Errorf("Latest(%s) = %v, %q, want ErrNone", path, err, reasons)
 		}
 	}
+	if name, err := OfStep(dir, 1); !errors.Is(err, ErrNone) {
+		t.Errorf("OfStep in an empty directory = %q, %v, want ErrNone", name, err)
+	}
 	full, _ := saved(t, Options{}, 1, 2)
 	for step := range int64(2) {
 		os.Remove(filepath.Join(full, dirName(step+1), manifestName))

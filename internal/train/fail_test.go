@@ -298,3 +298,63 @@ func TestMetricsAreSyncedBeforeACheckpoint(t *testing.T) {
 		t.Errorf("%v; %d shards were written, want 3", ended[0], wrote)
 	}
 }
+
+// Metrics that cannot be opened end the run on all ranks before its first step, by the fault of rank 0.
+func TestUnopenedMetricsEndTheRun(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(dir, "metrics.jsonl", "in the way"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	ended := runRanks(t, 2, []string{"train.steps=6"}, Options{RunDir: dir, RunID: "a"}, func(rank int, r *run) {
+		r.afterStep(1, func() { t.Errorf("rank %d has done a step", rank) })
+	})
+	for rank, err := range ended {
+		var peer *comm.PeerError
+		if own := rank == 0; err == nil || errors.As(err, &peer) == own || peer != nil && peer.Rank != 0 {
+			t.Errorf("rank %d: %v; want the fault of rank 0", rank, err)
+		}
+	}
+}
+
+// A run in which nothing happens but its steps notices nothing.
+func TestPlainRunsNoticeNothing(t *testing.T) {
+	ended := runRanks(t, 1, []string{"train.steps=6"}, Options{RunDir: t.TempDir(), RunID: "a"}, func(_ int, r *run) {
+		r.opts.Report = func(rep Report) {
+			if rep.Kind == Notice {
+				t.Errorf("notice: %s", rep.Text)
+			}
+		}
+	})
+	if ended[0] != nil {
+		t.Error(ended[0])
+	}
+}
+
+// No rank says yes for one that is lost: a save would be committed without its shard.
+func TestAllFailsWithARank(t *testing.T) {
+	world := comm.NewLocal(2, nil, comm.Options{Deadline: 20 * time.Second})
+	lost := errors.New("lost")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(lost)
+	if yes, err := (blobs{world[0]}).All(ctx, true); yes || !errors.Is(err, lost) { // rank 1 does not vote
+		t.Errorf("All = %t, %v", yes, err)
+	}
+	world[1].Abort(lost)
+	if yes, err := (blobs{world[0]}).All(t.Context(), true); yes || err == nil {
+		t.Errorf("All = %t, %v", yes, err)
+	}
+	for _, g := range world {
+		g.Close()
+	}
+}
+
+// A peer's announcement is taken up to maxBlob.
+func TestBlobsAreBounded(t *testing.T) {
+	world := comm.NewLocal(1, nil, comm.Options{})
+	defer world[0].Close()
+	for n, want := range map[int]bool{maxBlob: true, maxBlob + 1: false, -1: false} {
+		if _, err := (blobs{world[0]}).sizes(t.Context(), n); (err == nil) != want {
+			t.Errorf("%d bytes: %v", n, err)
+		}
+	}
+}
