@@ -2,14 +2,14 @@
 //
 //	import _ "github.com/cprun/cprun/internal/ulimit"
 //
-// With a limit below 8, the first timer or pipe makes the Go runtime print a stack, and a dependency starts a
-// timer when it is initialized. So the check runs in init. Go initializes ready packages in the order of
-// their paths, and this one needs only the standard library: it comes first.
+// With few free descriptors, the first timer or file makes the Go runtime print a stack, and dependencies start a
+// timer or open a file when they are initialized. So the check runs in init. Go initializes ready packages in the
+// order of their paths. This one imports only what those dependencies import too (not fmt), so it comes first.
 package ulimit
 
 import (
-	"fmt"
 	"os"
+	"strconv"
 	"syscall"
 )
 
@@ -19,7 +19,7 @@ const least = 32
 func init() {
 	var files syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files); err == nil && files.Cur < least {
-		fmt.Fprintf(os.Stderr, "cprun: the limit on open files is %d; raise it: ulimit -n 1024\n", files.Cur)
+		os.Stderr.WriteString("cprun: the limit on open files is " + strconv.FormatUint(uint64(files.Cur), 10) + "; raise it: ulimit -n 1024\n")
 		os.Exit(2)
 	}
 }
