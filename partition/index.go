@@ -6,9 +6,9 @@ import (
 	"sync"
 )
 
-// Index answers questions about pairs of ranks of one Shape. It cuts the spans of every rank at
-// the documents or slices once, so that a pair costs those that both ranks have tokens of, and
-// never the positions. It is read-only once made: goroutines may share it.
+// Index returns the tiles and needed keys of pairs of ranks of one Shape. It cuts the spans of every rank
+// at the documents or slices once. The cost of a pair then grows with the documents common to both ranks,
+// never with the positions. An Index is read-only once made: goroutines may share it.
 type Index struct {
 	bands    bands
 	windowed bool     // keys are hidden on both sides of a query
@@ -17,7 +17,7 @@ type Index struct {
 	byK      cuts
 	seqQ     int
 	seqKV    int
-	held     [][]held // of keys: who has part of each document; nil: not asked yet
+	held     [][]held // of keys: the ranks with part of each document; nil: not computed yet
 	all      *pairs   // nil: not prepared
 }
 
@@ -44,11 +44,11 @@ func (x *Index) Tiles(rank, owner int) []Tile {
 	return tilesOf(x.bands, &x.q[rank], &x.k[owner])
 }
 
-// apart reports whether it is known that rank sees nothing of owner.
+// apart reports whether the prepared pairs show that rank sees no key of owner.
 func (x *Index) apart(rank, owner int) bool { return x.all != nil && x.Needs(rank, owner).Len() == 0 }
 
-// Needs returns the smallest range of owner's keys that holds every key that a query of rank sees:
-// the hull of the K of Tiles, found without them. It is empty when nothing is visible.
+// Needs returns the smallest range of owner's keys with every key visible to a query of rank. It equals
+// the hull of the K of Tiles, without computing tiles. It is empty when nothing is visible.
 func (x *Index) Needs(rank, owner int) Range {
 	if x.all != nil {
 		return find(x.all.of[rank], owner)
@@ -56,9 +56,9 @@ func (x *Index) Needs(rank, owner int) Range {
 	return needs(x.bands, &x.q[rank], &x.k[owner])
 }
 
-// NeedRanges returns the rows of owner's keys that queries of rank see, and no others: the least
-// ranges, in order, with a gap between any two. They are the K of Tiles, found without them. There are
-// none when nothing is visible. They lie in the memory of room, an empty slice, where that is enough.
+// NeedRanges returns exactly the rows of owner's keys visible to queries of rank: the fewest ranges, in
+// order, with a gap between any two. They equal the K of Tiles, without computing tiles. There are none
+// when nothing is visible. It appends to room, an empty slice, and allocates only beyond its capacity.
 func (x *Index) NeedRanges(room []Range, rank, owner int) []Range {
 	if x.apart(rank, owner) {
 		return room
@@ -66,23 +66,23 @@ func (x *Index) NeedRanges(room []Range, rank, owner int) []Range {
 	return needRanges(room, x.bands, &x.q[rank], &x.k[owner])
 }
 
-// Keys returns the number of keys that owner holds.
+// Keys returns the number of owner's keys.
 func (x *Index) Keys(owner int) int { return x.k[owner].rows }
 
-// piece is the part of a span that belongs to one document, or to one slice of a mask.
+// A piece is the part of a span inside one document, or inside one slice of a mask.
 type piece struct {
 	Span
 	at  int // the local index of its first position
-	doc int // its document; or its slice, which is treated like one
+	doc int // index of its document, or of its slice, treated like a document
 }
 
-// pieces is a rank's positions, document by document; inside a document, in the order in which the
-// rank stores them. A position that several slices have stands in each.
+// pieces lists a rank's positions, document by document; inside a document, in storage order. A position
+// of several slices appears once for each.
 type pieces struct {
 	list []piece
 	rows int
-	// ascend is set where local indices rise from document to document, so that the first
-	// visible key stands in the first document that shows any.
+	// ascend means that local indices rise from document to document. The first visible key is then
+	// in the first document with any.
 	ascend bool
 }
 
@@ -91,7 +91,7 @@ func cutAll(spans [][]Span, c cuts) []pieces {
 	for r := range spans {
 		n += len(spans[r])
 	}
-	room := make([]piece, 0, n) // spans of neighbours are cut once at each end
+	room := make([]piece, 0, n) // an end cuts at most one of several contiguous spans
 	for r := range spans {
 		all[r] = c.cut(spans[r], room)
 		list := &all[r].list
@@ -101,8 +101,8 @@ func cutAll(spans [][]Span, c cuts) []pieces {
 	return all
 }
 
-// add appends the pieces of a span. A span of few positions in many documents costs a search a
-// position, one of many positions in few documents a step a document.
+// add appends the pieces of a span. If few positions lie in many documents, it searches once for each
+// position; if many lie in few, it takes one step for each document.
 func (p *pieces) add(s Span, ends []int) {
 	at := p.rows
 	p.rows += s.Len
@@ -116,7 +116,7 @@ func (p *pieces) add(s Span, ends []int) {
 			doc = sort.SearchInts(ends, s.Start+1)
 		}
 		if doc == len(ends) {
-			return // positions behind the last document see nothing
+			return // positions after the last document see nothing
 		}
 		part := s
 		part.Len = min(s.Len, ceilDiv(ends[doc]-s.Start, s.Stride))
@@ -127,8 +127,7 @@ func (p *pieces) add(s Span, ends []int) {
 	}
 }
 
-// meet is the first pieces, from i and j on, of a document that both have; ok is false if there
-// is none.
+// meet returns the first pieces of a common document, starting at i and j; ok is false if none is common.
 func meet(q, k []piece, i, j int) (_, _ int, ok bool) {
 	for i < len(q) && j < len(k) {
 		switch a, b := q[i].doc, k[j].doc; {
@@ -143,8 +142,8 @@ func meet(q, k []piece, i, j int) (_, _ int, ok bool) {
 	return i, j, false
 }
 
-// seek is the first piece from i on of that document or one behind it. It doubles its steps, since
-// what is sought is mostly near.
+// seek returns the first piece after i of that document or a later one. It doubles its steps, since
+// the piece is mostly near.
 func seek(p []piece, i, doc int) int {
 	step := 1
 	for i+step < len(p) && p[i+step].doc < doc {
@@ -155,7 +154,7 @@ func seek(p []piece, i, doc int) int {
 	return i + 1 + sort.Search(n, func(d int) bool { return p[i+1+d].doc >= doc })
 }
 
-// run is one past the last piece of the document of piece i.
+// run returns the index one past the last piece of piece i's document.
 func run(p []piece, i int) int {
 	n := i + 1
 	for n < len(p) && p[n].doc == p[i].doc {
@@ -164,16 +163,16 @@ func run(p []piece, i int) int {
 	return n
 }
 
-// sees reports whether a query of a sees a key of b; both are of one document. Of two strides that
-// do not fit it may be wrong by saying yes.
+// sees reports whether a query of a sees a key of b, both in one document. It ignores strides: of
+// strided pieces it may return true although no key is visible.
 func sees(band Band, a, b *piece) bool {
 	return band.meets(Range{a.Start, a.end()}, Range{b.Start, b.end()})
 }
 
-// meets reports whether it shows a query of some positions a key of others.
+// meets reports whether the band makes a key of range k visible to a query of range q.
 func (b Band) meets(q, k Range) bool { return k.Hi-1-q.Lo >= b.Lo && k.Lo-(q.Hi-1) <= b.Hi }
 
-// tile is the pairs of a piece of queries and one of keys of the same document; ok is false where
+// tile returns the pairs of a piece of queries and a piece of keys of the same document; ok is false if
 // none is visible.
 func tile(band Band, a, b *piece) (t Tile, ok bool) {
 	if !sees(band, a, b) {
@@ -186,7 +185,7 @@ func tile(band Band, a, b *piece) (t Tile, ok bool) {
 	}.Trim()
 }
 
-// scratch is memory for tiles before they are joined.
+// scratch pools memory for tiles before joinAll.
 var scratch = sync.Pool{New: func() any { return new([]weighed) }}
 
 func tilesOf(bands bands, q, k *pieces) []Tile {
@@ -221,8 +220,9 @@ func needs(bands bands, q, k *pieces) Range {
 	return u
 }
 
-// needRanges is the union of what within would take the hull of. A query sees keys without a gap in
-// each piece, and the next query the ones beside them. It works in the memory of all, where that has room.
+// needRanges returns the union of the key ranges; within returns their hull. In each piece, a query sees
+// keys without a gap, and the next query sees the adjacent ones. It appends to all, and reallocates only
+// beyond its capacity.
 func needRanges(all []Range, bands bands, q, k *pieces) []Range {
 	for i, j, ok := meet(q.list, k.list, 0, 0); ok; i, j, ok = meet(q.list, k.list, i, j) {
 		iEnd, jEnd, band := run(q.list, i), run(k.list, j), bands.of(q.list[i].doc)
@@ -238,7 +238,7 @@ func needRanges(all []Range, bands bands, q, k *pieces) []Range {
 	return union(all)
 }
 
-// union is ranges in order, without those that touch. It works in the memory of r.
+// union sorts ranges and joins those in contact, in place.
 func union(r []Range) []Range {
 	slices.SortFunc(r, func(a, b Range) int { return a.Lo - b.Lo })
 	out := r[:0]
@@ -252,7 +252,7 @@ func union(r []Range) []Range {
 	return out
 }
 
-// lastNeeds is the keys that are visible in the last document that shows any.
+// lastNeeds returns the hull of the visible keys of the last document with any.
 func lastNeeds(bands bands, q, k []piece) Range {
 	for len(q) > 0 && len(k) > 0 {
 		i, j := len(q)-1, len(k)-1
@@ -277,8 +277,9 @@ func lastNeeds(bands bands, q, k []piece) Range {
 	return Range{}
 }
 
-// within is the keys of pieces of one document that its queries see: the hull of the K of the trimmed tiles. Local indices
-// rise from piece to piece, so that it goes from the first piece that shows any to the last.
+// within returns the hull of the keys visible to queries of one document: the hull of the K of the
+// trimmed tiles. Local indices rise from piece to piece, so the hull reaches from the first piece with a
+// visible key to the last.
 func within(band Band, q, k []piece) (u Range) {
 	for len(k) > 0 && u.Len() == 0 {
 		u, k = shown(band, q, &k[0]), k[1:]
@@ -291,7 +292,7 @@ func within(band Band, q, k []piece) (u Range) {
 	return u
 }
 
-// shown is the keys of one piece that queries of its document see. The last of these mostly sees all.
+// shown returns the keys of one piece visible to queries of its document. The last query mostly sees all.
 func shown(band Band, q []piece, b *piece) (u Range) {
 	for i := len(q) - 1; i >= 0 && u.Len() < b.Len; i-- {
 		a := &q[i]

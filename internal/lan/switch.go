@@ -10,11 +10,11 @@ import (
 	"time"
 )
 
-// Path is how packets fare from one host to another.
+// Path describes the link from one host to another.
 type Path struct {
 	Cut   bool
-	Loss  float64       // share of packets that are lost
-	Delay time.Duration // of those that are not
+	Loss  float64       // share of packets that the switch drops
+	Delay time.Duration // of delivered packets
 }
 
 // Switch carries packets between hosts. Its methods may be called at any time.
@@ -23,7 +23,7 @@ type Switch struct {
 	mu      sync.Mutex
 	hosts   map[netip.Addr]*Host    // guarded by mu
 	paths   map[[2]netip.Addr]Path  // guarded by mu: from, to
-	lines   map[[2]netip.Addr]*line // guarded by mu: what is under way
+	lines   map[[2]netip.Addr]*line // guarded by mu: delayed packets
 	done    sync.WaitGroup
 	ended   chan struct{}
 }
@@ -53,7 +53,7 @@ func (s *Switch) Host(name string) (*Host, error) {
 	return h, nil
 }
 
-// Set says how packets fare from one host to another from now on.
+// Set changes the path from one host to another. It applies to packets sent afterwards.
 func (s *Switch) Set(from, to *Host, p Path) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -83,7 +83,7 @@ func (s *Switch) Close() error {
 	return errors.Join(errs...)
 }
 
-// carry takes what a host sends where it belongs, until the host is closed.
+// carry forwards the packets of a host to their destinations until the host is closed.
 func (s *Switch) carry(h *Host) {
 	buf := make([]byte, mtu+64)
 	for {
@@ -92,7 +92,7 @@ func (s *Switch) carry(h *Host) {
 			return
 		}
 		if n < 20 || buf[0]>>4 != 4 {
-			continue // IPv6 looks for neighbours, of which there are none
+			continue // IPv6 neighbour discovery: the network has IPv4 alone
 		}
 		s.send(h.Addr, netip.AddrFrom4([4]byte(buf[16:20])), buf[:n])
 	}
@@ -112,20 +112,20 @@ func (s *Switch) send(from, to netip.Addr, packet []byte) {
 	if h == nil || p.Cut || p.Loss > 0 && rand.Float64() < p.Loss {
 		return
 	}
-	if l == nil { // nothing has ever been late here
+	if l == nil { // no packet was ever delayed on this path
 		h.tun.Write(packet)
 		return
 	}
 	select {
 	case l.packets <- late{time.Now().Add(p.Delay), append([]byte(nil), packet...)}:
-	default: // the queue of a switch is not endless, either
+	default: // a full queue drops packets, as in a real switch
 	}
 }
 
-// maxLate is how many packets are under way at most between two hosts.
+// maxLate limits the delayed packets of one direction between two hosts.
 const maxLate = 4096
 
-// line holds packets until they are due, in their order.
+// A line queues the packets of one path until they are due, in order.
 type line struct {
 	to      *Host
 	packets chan late

@@ -16,21 +16,22 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// Memory is bytes on the rank that needs most. The items up to Batches are what a run takes of
-// the device by itself, before its first step; on a GPU in one piece.
+// Memory holds the bytes of the rank that needs most. A run allocates the items up to Batches itself,
+// before its first step; on a GPU as one block. Context estimates the rest: on a GPU the driver, cuDNN,
+// cuBLAS and NCCL; on a CPU the process itself.
 type Memory struct {
-	Weights     int64 `json:"weights"`         // float32, what the optimizer steps
-	Compute     int64 `json:"compute_weights"` // the copies that the model reads; 0 where those are the weights
-	Gradients   int64 `json:"gradients"`       // float32, with what is on its way to other ranks
+	Weights     int64 `json:"weights"`         // float32, updated by the optimizer
+	Compute     int64 `json:"compute_weights"` // copies in the compute type, read by the model; 0: it reads Weights
+	Gradients   int64 `json:"gradients"`       // float32, including those in transfer to other ranks
 	Optimizer   int64 `json:"optimizer"`
 	Activations int64 `json:"activations"`
 	RingBuffers int64 `json:"ring_buffers"`
 	Batches     int64 `json:"batches"`   // tokens, targets and the tables of rotary embeddings
 	Workspace   int64 `json:"workspace"` // of the kernels and the libraries
-	fused       int64 // the part of it that is fused attention's
-	Context     int64 `json:"context"` // of a GPU: what the driver, cuDNN, cuBLAS and NCCL keep; of a CPU: the process itself; estimated
+	fused       int64 // the part of Workspace used by fused attention
+	Context     int64 `json:"context"` // estimate
 	Total       int64 `json:"total"`
-	Device      int64 `json:"device"`  // bytes of one device, of a CPU those that all ranks share; 0: not said
+	Device      int64 `json:"device"`  // bytes of one device, or of the host memory that CPU ranks share; 0: unknown
 	Reserve     int64 `json:"reserve"` // the part of Device that stays free
 	Fits        bool  `json:"fits"`    // or not known
 	fits        string
@@ -39,18 +40,18 @@ type Memory struct {
 	validation  int64  // activations of a forward pass alone
 }
 
-// Planned returns what a run takes of the device by itself.
+// Planned returns the bytes that a run allocates on the device itself.
 func (m *Memory) Planned() int64 {
 	return m.Weights + m.Compute + m.Gradients + m.Optimizer + m.Activations + m.RingBuffers + m.Batches + m.Workspace
 }
 
-// item is a part of a sum of bytes.
+// An item is one named part of a total.
 type item struct {
 	name  string
 	bytes int64
 }
 
-// items returns the parts of Total, without those that only some machines have and that are 0.
+// items returns the parts of Total. It leaves out machine-specific parts that are 0.
 func (m *Memory) items() []item {
 	list := []item{
 		{"weights", m.Weights}, {"compute copy", m.Compute}, {"gradients", m.Gradients}, {"optimizer", m.Optimizer},
@@ -61,30 +62,30 @@ func (m *Memory) items() []item {
 	})
 }
 
-// Room returns the part of it that a run grows when it must.
+// Room returns the part that a run grows on demand.
 func (m *Memory) Room() state.Room {
 	return state.Room{Activations: m.Activations, RingBuffers: m.RingBuffers, Tokens: m.tokens}
 }
 
-// Verdict returns a sentence on whether it fits the device; "" where that is not known.
+// Verdict returns a sentence on whether the run fits the device; "" if that is unknown.
 func (m *Memory) Verdict() string { return m.fits + m.advice }
 
-// Fused returns the bytes of Workspace that are fused attention's.
+// Fused returns the bytes of Workspace used by fused attention.
 func (m *Memory) Fused() int64 { return m.fused }
 
-// What a process has of a GPU beside what it asked for: memory_bytes of metrics.jsonl, less
-// Planned. Together they are what was measured on four H200 with CUDA 13.0, cuDNN 9.19 and NCCL
-// 2.28, of a 3 B model; how it divides is estimated.
+// GPU memory of a process beyond its own allocations: memory_bytes of metrics.jsonl, less Planned.
+// The sum was measured with a 3 B model on four H200 with CUDA 13.0, cuDNN 9.19 and NCCL 2.28.
+// The division between the two is an estimate.
 const (
-	// contextBytes is the context with its stacks, the code of the kernels, of cuBLASLt, cuDNN and
-	// NCCL, and their handles.
+	// contextBytes counts the context with its stacks, the code of the kernels, of cuBLASLt, cuDNN
+	// and NCCL, and their handles.
 	contextBytes = 1200 << 20
-	// groupBytes is what NCCL keeps for a group of several ranks: its channels' buffers for each
-	// peer and protocol, and the mapping of the peers' memory.
+	// groupBytes counts NCCL's memory for a group of several ranks: the buffers of its channels for
+	// each peer and protocol, and the mapping of the peers' memory.
 	groupBytes = 460 << 20
 )
 
-// contextOf is that of a run on so many ranks, of which context share a sequence.
+// contextOf returns the Context of a GPU run. context is the number of ranks that share a sequence.
 func contextOf(ranks, context int) int64 {
 	n := int64(contextBytes)
 	for _, size := range []int{ranks, context} {
@@ -95,26 +96,26 @@ func contextOf(ranks, context int) int64 {
 	return n
 }
 
-// processBytes is what a process on a CPU has of memory beside what it asked for and what it lets lie: the program and Go's own. It was
-// measured with 1 to 4 ranks, from 0.4 M to 5 M parameters.
+// processBytes counts the program and the Go runtime of a process on a CPU, without the run's
+// allocations and garbage. It was measured with 1 to 4 ranks, from 0.4 M to 5 M parameters.
 const processBytes = 22 << 20
 
-// meshBytes is what its connections with other ranks take, and sharedBytes the memory that it shares with each of its node,
-// of those that it is connected with from the start at most.
+// meshBytes counts the connections of a rank with other ranks. sharedBytes counts the memory that it
+// shares with one peer of its node, and meshRanks limits the number of these: the ranks connected at start.
 const (
 	meshBytes   = 1 << 20
 	sharedBytes = 512 << 10
 	meshRanks   = 16
 )
 
-// stagedBytes is what state goes through on its way: two pieces of host memory, of up to 1 MiB each (train.newStage).
+// stagedBytes returns the size of the staging area for state: two host buffers of up to 1 MiB each (train.newStage).
 func stagedBytes(cfg *config.Config, ranks int) int64 {
 	const piece = 256 << 10 // elements
 	return 2 * 4 * min(model.NewLayout(&cfg.Model.Config, ranks).Size(), piece)
 }
 
-// packedSlack is the share by which the tokens of a rank may exceed those of a sample that is
-// one document, where samples are cut document by document.
+// packedSlack limits the imbalance of packed samples, which are cut document by document: a rank may
+// have this share more tokens than with a sample of one document.
 const packedSlack = 0.02
 
 // MemoryOf returns the memory of a run of a resolved config on a machine.
@@ -122,7 +123,7 @@ func MemoryOf(cfg *config.Config, ranks int, machine machine.Machine) (Memory, e
 	return MemoryOfKinds(cfg, ranks, machine, nil)
 }
 
-// MemoryOfKinds returns what MemoryOf does, of a run in which layers of some windows have ways of their own.
+// MemoryOfKinds works like MemoryOf for a run with other strategies for the layers of some windows.
 func MemoryOfKinds(cfg *config.Config, ranks int, machine machine.Machine, kinds map[int]planner.Way) (Memory, error) {
 	d, err := demandOf(cfg, machine, kinds, nil)
 	if err != nil {
@@ -149,12 +150,12 @@ func memoryOf(cfg *config.Config, ranks int, machine machine.Machine, d *demand)
 	} else {
 		m.Context = processBytes + stagedBytes(cfg, ranks)
 		if ranks > 1 {
-			m.Context += meshBytes + sharedBytes*int64(min(ranks, meshRanks)-1) // as if all were of one node
+			m.Context += meshBytes + sharedBytes*int64(min(ranks, meshRanks)-1) // assumes that all ranks share one node
 		}
 		if dtype.Size() == 2 {
 			m.Context += cpu.HalfWorkspace(cfg.Model.VocabSize)
 		}
-		_, garbage := state.Garbage(m.Planned()) // a run of some tens of steps has as much
+		_, garbage := state.Garbage(m.Planned()) // reached after some tens of steps
 		m.Context += garbage
 	}
 	m.total(cfg, machine, ranks)
@@ -183,7 +184,7 @@ func (m *Memory) total(cfg *config.Config, machine machine.Machine, ranks int) {
 	}
 }
 
-// excess returns how many bytes a rank takes too much of the device, which ranks on a CPU share.
+// excess returns the bytes by which a rank exceeds its device, or its part of the host memory on a CPU.
 func (m *Memory) excess(machine machine.Machine, ranks int) int64 {
 	room := m.Device - m.Reserve
 	if machine.Arch == 0 {
@@ -192,7 +193,7 @@ func (m *Memory) excess(machine machine.Machine, ranks int) int64 {
 	return m.Total - room
 }
 
-// EvalMemoryOf returns the memory of an evaluation, which has no gradients and no moments.
+// EvalMemoryOf returns the memory of an evaluation, without gradients and moments.
 func EvalMemoryOf(cfg *config.Config, ranks int, machine machine.Machine) (Memory, error) {
 	d, err := demandOf(cfg, machine, nil, nil)
 	if err != nil {
@@ -209,7 +210,7 @@ func evalMemory(cfg *config.Config, ranks int, machine machine.Machine, d *deman
 	return m, err
 }
 
-// sequences is how many samples go through the model at once.
+// sequences returns the number of samples in one forward pass.
 func sequences(cfg *config.Config) int {
 	if cfg.Data.PackDocuments { // packed samples go one by one
 		return 1
@@ -217,7 +218,7 @@ func sequences(cfg *config.Config) int {
 	return cfg.Train.MicroBatchSize
 }
 
-// state is what a run allocates of weights, gradients, moments and batches.
+// state measures the allocations of weights, gradients, moments and batches.
 func (m *Memory) state(cfg *config.Config, ranks, batch int, dtype tensor.DType) error {
 	flat, meter := model.NewLayout(&cfg.Model.Config, ranks), state.Meter{}
 	_, err := state.New(meter, state.Options{
@@ -235,7 +236,7 @@ func (m *Memory) state(cfg *config.Config, ranks, batch int, dtype tensor.DType)
 	return nil
 }
 
-// fusedBytes is what fused attention works in: 0 for other backends.
+// fusedBytes returns the workspace of fused attention; 0 for other backends.
 func fusedBytes(cfg *config.Config, machine machine.Machine, d *demand, batch int) int64 {
 	if cfg.Attention.Backend != backends.Fused.String() {
 		return 0

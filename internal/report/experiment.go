@@ -9,7 +9,7 @@ import (
 	"github.com/cprun/cprun/internal/experiment"
 )
 
-// The keys of a grid that figures treat in a way of their own.
+// Grid keys with special treatment in figures.
 const (
 	keyLength = "data.seq_len"
 	keyRanks  = "ranks" // processes times nodes
@@ -23,13 +23,13 @@ const (
 	predictions = "Prediction"
 )
 
-// grid is an experiment with what figures ask of it.
+// A grid wraps the results of an experiment for drawing figures.
 type grid struct {
 	*experiment.Results
-	axes []experiment.Axis // nproc and nnodes as one, ranks
+	axes []experiment.Axis // nproc and nnodes merged into ranks
 }
 
-// experiment adds what the page has of an experiment.
+// experiment adds the facts, figures and files of an experiment to the page.
 func (p *page) experiment(e *experiment.Results, plans map[string]*Plan) {
 	g := newGrid(e)
 	p.Facts = append(p.Facts, [][2]string{{"Command", e.Command}, {"Commit", e.Commit}, {"Machine", e.Machine},
@@ -59,7 +59,7 @@ func (p *page) experiment(e *experiment.Results, plans map[string]*Plan) {
 	p.Files = append(p.Files, download{Name: e.Name + ".csv", Says: "results.csv, as in the directory of the experiment", Data: "data:text/csv;charset=utf-8;base64," + g.csv()})
 }
 
-// newGrid puts nproc and nnodes together.
+// newGrid merges the axes nproc and nnodes into one axis, ranks.
 func newGrid(e *experiment.Results) *grid {
 	g := &grid{Results: e}
 	ranks := experiment.Axis{Key: keyRanks}
@@ -80,7 +80,7 @@ func newGrid(e *experiment.Results) *grid {
 	return g
 }
 
-// ranks is the processes of a cell, NaN where neither the grid nor what is set says.
+// ranks returns the number of processes of a cell; NaN if neither the grid nor --set gives it.
 func (g *grid) ranks(c *experiment.Cell) float64 {
 	n, said := 1.0, false
 	for _, key := range []string{"nproc", "nnodes"} {
@@ -99,7 +99,7 @@ func (g *grid) ranks(c *experiment.Cell) float64 {
 	return n
 }
 
-// value is that of a cell on an axis.
+// value returns a cell's value on an axis.
 func (g *grid) value(c *experiment.Cell, key string) any {
 	if key == keyRanks {
 		return g.ranks(c)
@@ -107,7 +107,7 @@ func (g *grid) value(c *experiment.Cell, key string) any {
 	return c.Values[key]
 }
 
-// at is value as a number; NaN for one that is none.
+// at returns value as a number; NaN if it is not numeric.
 func (g *grid) at(c *experiment.Cell, key string) float64 {
 	switch v := g.value(c, key).(type) {
 	case float64:
@@ -120,7 +120,7 @@ func (g *grid) at(c *experiment.Cell, key string) float64 {
 	return math.NaN()
 }
 
-// axis returns the axis of a key, if more than one of its values is there.
+// axis returns the axis of a key; ok if it has more than one value.
 func (g *grid) axis(key string) (a experiment.Axis, ok bool) {
 	for _, a = range g.axes {
 		if a.Key == key {
@@ -130,7 +130,7 @@ func (g *grid) axis(key string) (a experiment.Axis, ok bool) {
 	return a, false
 }
 
-// label writes a value of an axis: "ring", "128K tokens", "4 ranks", "train.micro_batch_size 2".
+// label formats a value of an axis: "ring", "128K tokens", "4 ranks", "train.micro_batch_size 2".
 func label(key string, v any) string {
 	n, number := v.(float64)
 	if i, ok := v.(int); ok {
@@ -151,7 +151,7 @@ func label(key string, v any) string {
 	return experiment.Text(v)
 }
 
-// axisOf is the axis of a chart for a key.
+// axisOf returns the chart axis for a key.
 func axisOf(key string) axis {
 	switch key {
 	case keyLength:
@@ -162,10 +162,10 @@ func axisOf(key string) axis {
 	return axis{Name: key}
 }
 
-// priority is the order in which axes are told apart: by color, then by dash, the rest by panel.
+// priority orders the axes for styling: the first gets colors, the second dashes, the rest separate panels.
 var priority = []string{"parallel.algorithm", "attention.backend", "parallel.layout", "parallel.transport", "base", "model.from", "device"}
 
-// telling are the axes with more than one value, but for those of not, in the order of priority; numbers last.
+// telling returns the axes with more than one value, except the keys in not, by priority; numeric axes last.
 func (g *grid) telling(not ...string) []experiment.Axis {
 	rank := func(a experiment.Axis) int {
 		if i := slices.Index(priority, a.Key); i >= 0 {
@@ -186,15 +186,16 @@ func (g *grid) telling(not ...string) []experiment.Axis {
 	return axes
 }
 
-// maxDashes is how many dashes are told apart in a chart.
+// maxDashes limits the dash patterns of a chart to as many as a reader can distinguish.
 const maxDashes = 4
 
-// lines draws of each cell a point (x, y): one line for each combination of the other axes. Problems of another length have a
-// chart of their own, as times of one say nothing of another. What point returns as lo and hi is the spread; NaN has none.
+// lines draws each cell as a point (x, y), with one line for each combination of the other axes. Each
+// sequence length gets its own chart, since times of different lengths are not comparable. point also
+// returns the spread as lo and hi; NaN means none.
 func (g *grid) lines(not []string, point func(c *experiment.Cell) (x, y, lo, hi float64)) []panel {
 	axes := g.telling(not...)
 	sized := func(a experiment.Axis) bool { return a.Key == keyLength || a.Key == keyPerRank }
-	var split []experiment.Axis // of panels
+	var split []experiment.Axis // axes with one panel for each value
 	if i := slices.IndexFunc(axes, sized); i >= 0 {
 		split, axes = axes[i:i+1:i+1], slices.Delete(slices.Clone(axes), i, i+1)
 	}
@@ -226,7 +227,7 @@ func (g *grid) lines(not []string, point func(c *experiment.Cell) (x, y, lo, hi 
 	return panels
 }
 
-// series is the line that a cell is on: its name and looks.
+// series returns the name and style of a cell's line.
 func (g *grid) series(c *experiment.Cell, axes []experiment.Axis) series {
 	s := series{Name: g.names(c, axes)}
 	if s.Name == "" {
@@ -244,7 +245,7 @@ func (g *grid) series(c *experiment.Cell, axes []experiment.Axis) series {
 	return s
 }
 
-// names joins what a cell has on these axes.
+// names joins the labels of a cell's values on these axes.
 func (g *grid) names(c *experiment.Cell, axes []experiment.Axis) string {
 	var names []string
 	for _, a := range axes {
@@ -253,7 +254,7 @@ func (g *grid) names(c *experiment.Cell, axes []experiment.Axis) string {
 	return strings.Join(names, ", ")
 }
 
-// places are those of the cell's values on these axes.
+// places returns the positions of a cell's values on these axes.
 func (g *grid) places(c *experiment.Cell, axes []experiment.Axis) (p []int) {
 	for _, a := range axes {
 		p = append(p, int(place(a, g.value(c, a.Key))))
@@ -261,7 +262,7 @@ func (g *grid) places(c *experiment.Cell, axes []experiment.Axis) (p []int) {
 	return p
 }
 
-// order sorts panels and lines as the grid has their values, whatever cells came first.
+// order sorts panels and lines in the grid's order of values, independent of the order of cells.
 func (g *grid) order(panels []panel) {
 	slices.SortStableFunc(panels, func(a, b panel) int { return slices.Compare(a.place, b.place) })
 	for _, p := range panels {
@@ -294,7 +295,7 @@ func lineOf(p *panel, s series) *series {
 	return &p.Series[len(p.Series)-1]
 }
 
-// sort puts the points in the order of X, and takes spreads away where there are none.
+// sort orders the points by X. It drops Lo and Hi if no point has a spread.
 func (s *series) sort() {
 	order := make([]int, len(s.X))
 	for i := range order {
