@@ -47,11 +47,16 @@ ring whose transfers hide behind the kernels.`,
 	launchFlags(root.Flags(), &o.Options)
 	root.Flags().StringArrayVar(&o.Set, "set", nil, "override a key of the config: `key.path=value` (repeatable)")
 	root.Flags().StringVar(&o.RunDir, "run-dir", "", "`directory` of the run (default runs/<name>-<time>)")
-	root.Flags().StringVar(&o.Resume, "resume", "auto", "auto: go on from the newest checkpoint of the run directory; never; or the `path` of a checkpoint or run, for a run directory without checkpoints of its own")
-	root.Flags().BoolVar(&o.DryRun, "dry-run", false, "check all that a start checks, say what it would do, and start nothing")
-	root.Flags().BoolVar(&o.NoSave, "no-checkpoint", false, "write no checkpoint: the run is a measurement, as those of cprun scale are")
+	root.Flags().StringVar(&o.Resume, "resume", "auto", "auto: go on from the newest checkpoint of the run "+
+		"directory; never; or the `path` of a checkpoint or run, for a run directory without checkpoints of its own")
+	root.Flags().BoolVar(&o.DryRun, "dry-run", false,
+		"check all that a start checks, say what it would do, and start nothing")
+	root.Flags().BoolVar(&o.NoSave, "no-checkpoint", false,
+		"write no checkpoint: the run is a measurement, as those of cprun scale are")
 	root.Flags().MarkHidden("no-checkpoint")
-	root.AddCommand(planCommand(), attentionCommand(), benchCommand(), scaleCommand(), exportCommand(), evalCommand(), generateCommand(), tokenizeCommand(), reportCommand(), topCommand(), doctorCommand(), versionCommand(), workerCommand())
+	root.AddCommand(planCommand(), attentionCommand(), benchCommand(), scaleCommand(), exportCommand(), evalCommand(),
+		generateCommand(), tokenizeCommand(), reportCommand(), topCommand(), doctorCommand(), versionCommand(),
+		workerCommand())
 	completes(root)
 	return root
 }
@@ -59,11 +64,13 @@ ring whose transfers hide behind the kernels.`,
 // launchFlags are the flags of every command that spawns processes.
 func launchFlags(f *pflag.FlagSet, o *command.Options) {
 	deviceFlags(f, o)
-	f.StringVar(&o.NNodes, "nnodes", "", "number of nodes, `N` or MIN:MAX (default 1, or what srun, torchrun, mpirun have started)")
+	f.StringVar(&o.NNodes, "nnodes", "",
+		"number of nodes, `N` or MIN:MAX (default 1, or what srun, torchrun, mpirun have started)")
 	f.IntVar(&o.NodeRank, "node-rank", -1, "rank of this node (default: as the nodes come)")
 	f.Lookup("node-rank").DefValue = "0" // as pflag shows none for it
 	f.StringVar(&o.Rendezvous, "rendezvous", "", "`host:port` where nodes meet: of the first of them")
-	f.StringVar(&o.Interface, "interface", "", "`network` between the nodes: an interface, an address of this host, or CIDR (default: that towards the rendezvous)")
+	f.StringVar(&o.Interface, "interface", "", "`network` between the nodes: an interface, an address of this host, "+
+		"or CIDR (default: that towards the rendezvous)")
 	f.IntVar(&o.MaxRestarts, "max-restarts", 0, "restart from the newest checkpoint this often after a failure")
 	f.BoolVar(&o.Quiet, "quiet", false, "print failures only")
 	f.StringVar(&o.LogLevel, "log-level", "info", "error, warn, info or debug (debug shows the output of every rank)")
@@ -79,10 +86,15 @@ func deviceFlags(f *pflag.FlagSet, o *command.Options) {
 func planCommand() *cobra.Command {
 	o := command.PlanOptions{}
 	c := &cobra.Command{
-		Use:     "plan train.yaml",
-		Short:   "say what a run will do, without a device: partition, hops, backend, memory, bytes",
-		Example: "  cprun plan examples/opticks.yaml --nproc 8\n  cprun plan examples/opticks.yaml --nproc 4 --set data.seq_len=128K --json\n  cprun plan examples/opticks.yaml --assume gpu=h200,cudnn=9.19.0,gpus=8,hosts=16,net=50G\n  cprun plan examples/opticks.yaml --assume gpu=h100,gpus=8 --longest\n  cprun plan examples/opticks.yaml --assume gpu=h200,gpus=8 --grid data.seq_len=32K,128K --grid nproc=1,2,4,8",
-		Args:    oneArg("a config"),
+		Use:   "plan train.yaml",
+		Short: "say what a run will do, without a device: partition, hops, backend, memory, bytes",
+		Example: "  cprun plan examples/opticks.yaml --nproc 8\n" +
+			"  cprun plan examples/opticks.yaml --nproc 4 --set data.seq_len=128K --json\n" +
+			"  cprun plan examples/opticks.yaml --assume gpu=h200,cudnn=9.19.0,gpus=8,hosts=16,net=50G\n" +
+			"  cprun plan examples/opticks.yaml --assume gpu=h100,gpus=8 --longest\n" +
+			"  cprun plan examples/opticks.yaml --assume gpu=h200,gpus=8 --grid data.seq_len=32K,128K " +
+			"--grid nproc=1,2,4,8",
+		Args: oneArg("a config"),
 		RunE: func(c *cobra.Command, args []string) error {
 			o.Stdout, o.Stderr, o.LogLevel, o.Version = stdout, os.Stderr, "info", versionString()
 			return finish(command.Plan(args[0], o))
@@ -91,10 +103,13 @@ func planCommand() *cobra.Command {
 	deviceFlags(c.Flags(), &o.Options)
 	c.Flags().StringArrayVar(&o.Set, "set", nil, "override a key of the config: `key.path=value` (repeatable)")
 	c.Flags().StringArrayVar(&o.Assume, "assume", nil, machine.AssumeHelp)
-	c.Flags().BoolVar(&o.Longest, "longest", false, "plan for the longest sequence that fits the memory, in steps of 1K tokens")
-	c.Flags().StringArrayVar(&o.Grid, "grid", nil, "a table over every combination of `key=value,value,...` (repeatable): keys of the config, nproc, or one of --assume")
+	c.Flags().BoolVar(&o.Longest, "longest", false,
+		"plan for the longest sequence that fits the memory, in steps of 1K tokens")
+	c.Flags().StringArrayVar(&o.Grid, "grid", nil, "a table over every combination of `key=value,value,...` "+
+		"(repeatable): keys of the config, nproc, or one of --assume")
 	c.Flags().BoolVar(&o.JSON, "json", false, "print one JSON object; with --grid a list")
-	c.Flags().BoolVar(&o.Verbose, "verbose", false, "print the config, the partition, the hops and the other backends too")
+	c.Flags().BoolVar(&o.Verbose, "verbose", false,
+		"print the config, the partition, the hops and the other backends too")
 	return c
 }
 
@@ -109,8 +124,9 @@ them over the ranks, and writes out, lse, dq, dk and dv, float32, in global orde
 q, k and v may be packed as qkv, or k and v as kv, in any of 25 layouts, which
 metadata name or shapes tell. What is not understood is refused; docs/formats.md
 lists what is.`,
-		Example: "  cprun attention --in attention/attentiontest/testdata/causal_gqa.safetensors --out /tmp/result.safetensors --nproc 4 --layout zigzag",
-		Args:    noArgs,
+		Example: "  cprun attention --in attention/attentiontest/testdata/causal_gqa.safetensors --out " +
+			"/tmp/result.safetensors --nproc 4 --layout zigzag",
+		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			return finish(command.Attention(c.Context(), spec, asJSON, o))
 		},
@@ -120,11 +136,15 @@ lists what is.`,
 	f.StringVar(&spec.Out, "out", "", "the `file` to write")
 	f.StringVar(&spec.Layout, "layout", "auto", "zigzag, striped, contiguous, document, document-zigzag or auto")
 	f.StringVar(&spec.Algorithm, "algorithm", "auto", strings.Join(ring.Algorithms, ", ")+" or auto")
-	f.IntVar(&spec.Inner, "inner", 0, "with hierarchical: ranks that trade heads with each other; 0: as many as divide the heads")
-	f.IntVar(&spec.GatherHeads, "gather-heads", 0, "with allgather: key and value heads that are gathered at a time; 0: all")
-	f.StringVar(&spec.Gather, "gather", ring.Auto, "with allgather and in windows, when rows of other ranks travel: "+strings.Join(ring.Gathers, ", "))
+	f.IntVar(&spec.Inner, "inner", 0,
+		"with hierarchical: ranks that trade heads with each other; 0: as many as divide the heads")
+	f.IntVar(&spec.GatherHeads, "gather-heads", 0,
+		"with allgather: key and value heads that are gathered at a time; 0: all")
+	f.StringVar(&spec.Gather, "gather", ring.Auto, "with allgather and in windows, when rows of other ranks travel: "+
+		strings.Join(ring.Gathers, ", "))
 	f.StringVar(&spec.Backend, "backend", "auto", "flash, reference, on a GPU fused, or auto")
-	f.StringVar(&spec.DType, "dtype", "auto", "what is computed in: bf16, fp16, fp32, on a CPU also fp64, or auto: bf16, and fp32 on a CPU")
+	f.StringVar(&spec.DType, "dtype", "auto",
+		"what is computed in: bf16, fp16, fp32, on a CPU also fp64, or auto: bf16, and fp32 on a CPU")
 	f.BoolVar(&asJSON, "json", false, "print a JSON report")
 	launchFlags(f, &o)
 	return c
@@ -143,7 +163,8 @@ func exportCommand() *cobra.Command {
 		},
 	}
 	c.Flags().StringVar(&o.To, "to", "", "the `directory` to write")
-	c.Flags().StringVar(&o.DType, "dtype", "auto", "fp32, bf16, fp16, or auto: that of the model which training began with, else fp32")
+	c.Flags().StringVar(&o.DType, "dtype", "auto",
+		"fp32, bf16, fp16, or auto: that of the model which training began with, else fp32")
 	c.Flags().Int64Var(&o.Step, "step", 0, "the checkpoint of step `N`; 0: the newest")
 	return c
 }
@@ -156,8 +177,9 @@ func evalCommand() *cobra.Command {
 		Long: `Computes the loss of a run's newest checkpoint, or of a Hugging Face directory,
 over files of data, all in samples of one length, and shows it by the position of
 a token in its sample. It trains nothing and writes nothing.`,
-		Example: "  cprun eval runs/opticks-20261120-101500 --data examples/data/opticks-book-3.txt --nproc 4\n  cprun eval ~/models/llama-3.2-1b --data book.txt --seq-len 128K --nproc 8",
-		Args:    oneArg("a run directory, a checkpoint or a Hugging Face directory"),
+		Example: "  cprun eval runs/opticks-20261120-101500 --data examples/data/opticks-book-3.txt --nproc 4\n" +
+			"  cprun eval ~/models/llama-3.2-1b --data book.txt --seq-len 128K --nproc 8",
+		Args: oneArg("a run directory, a checkpoint or a Hugging Face directory"),
 		RunE: func(c *cobra.Command, args []string) error {
 			return finish(command.Eval(c.Context(), args[0], o))
 		},
@@ -182,8 +204,9 @@ func tokenizeCommand() *cobra.Command {
 .jsonl ("text" or "input_ids") and for each other file. Ids are those of the Python
 library tokenizers with add_special_tokens; special tokens in the text are parsed as it
 does, and a truncation entry of the file is not applied.`,
-		Example: "  cprun tokenize --tokenizer Llama-3.2-1B --to corpus texts/*.txt\n  cprun tokenize --tokenizer tokenizer.json --eos=false --to corpus a.jsonl b.jsonl",
-		Args:    func(*cobra.Command, []string) error { return nil },
+		Example: "  cprun tokenize --tokenizer Llama-3.2-1B --to corpus texts/*.txt\n" +
+			"  cprun tokenize --tokenizer tokenizer.json --eos=false --to corpus a.jsonl b.jsonl",
+		Args: func(*cobra.Command, []string) error { return nil },
 		RunE: func(c *cobra.Command, args []string) error {
 			o.Stdout, o.Stderr = os.Stdout, os.Stderr
 			return finish(command.Tokenize(c.Context(), args, o))
@@ -209,7 +232,8 @@ func doctorCommand() *cobra.Command {
 			return finish(command.Doctor(stdout, verbose))
 		},
 	}
-	c.Flags().BoolVar(&verbose, "verbose", false, "list variables that are not set, and why other backends cannot run, too")
+	c.Flags().BoolVar(&verbose, "verbose", false,
+		"list variables that are not set, and why other backends cannot run, too")
 	return c
 }
 

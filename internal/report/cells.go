@@ -14,8 +14,9 @@ import (
 
 // said has the words for each status.
 var said = map[experiment.Status]string{
-	experiment.OK: "ok", experiment.Failed: "✗ failed", experiment.OutOfMemory: "✗ out of memory", experiment.Timeout: "✗ timeout",
-	experiment.Refused: "✗ refused", experiment.Skipped: "skipped", experiment.Pending: "… not yet", experiment.Planned: "planned",
+	experiment.OK: "ok", experiment.Failed: "✗ failed", experiment.OutOfMemory: "✗ out of memory",
+	experiment.Timeout: "✗ timeout", experiment.Refused: "✗ refused", experiment.Skipped: "skipped",
+	experiment.Pending: "… not yet", experiment.Planned: "planned",
 }
 
 // status returns a cell's status for a reader.
@@ -54,7 +55,8 @@ func (g *grid) matrix() *figure {
 		}
 		return field
 	})
-	f := &figure{Title: "What became of each cell", Kind: "table", Section: overview, Table: t, Says: g.count(), Errors: g.errors()}
+	f := &figure{Title: "What became of each cell", Kind: "table", Section: overview, Table: t, Says: g.count(),
+		Errors: g.errors()}
 	if left > 0 {
 		f.Says += fmt.Sprintf(" %d rows of skipped cells alone are left out.", left)
 	}
@@ -63,12 +65,14 @@ func (g *grid) matrix() *figure {
 
 // choices shows the backend, layout and recompute of each cell.
 func (g *grid) choices() *figure {
-	t, _ := g.table("Backend, layout and recompute of each cell", func(c *experiment.Cell) cell { return text(c.Choices.String()) })
+	t, _ := g.table("Backend, layout and recompute of each cell",
+		func(c *experiment.Cell) cell { return text(c.Choices.String()) })
 	if len(t.Rows) == 0 { // results of an older version
 		t = nil
 	}
 	return &figure{Title: "Backend, layout and recompute", Kind: "table", Section: overview, Table: t,
-		Says: "attention.backend, parallel.layout and memory.recompute of each cell. Where they differ, a difference in speed is not that of the axes alone."}
+		Says: "attention.backend, parallel.layout and memory.recompute of each cell. Where they differ, a difference " +
+			"in speed is not that of the axes alone."}
 }
 
 // table makes a field for each cell. Lengths are its columns, else the axis with most values. left counts the rows
@@ -102,14 +106,16 @@ func (g *grid) table(caption string, field func(*experiment.Cell) cell) (t *tabl
 			rows[name] = row
 			t.Rows = append(t.Rows, append([]cell{{Text: name, Head: true}}, make([]cell, len(across.Values))...))
 		}
-		column := slices.IndexFunc(across.Values, func(v any) bool { return experiment.Text(v) == experiment.Text(g.value(c, across.Key)) })
+		column := slices.IndexFunc(across.Values,
+			func(v any) bool { return experiment.Text(v) == experiment.Text(g.value(c, across.Key)) })
 		if column >= 0 {
 			t.Rows[row][column+1] = field(c)
 		}
 	}
 	left = len(t.Rows)
 	t.Rows = slices.DeleteFunc(t.Rows, func(row []cell) bool {
-		return !slices.ContainsFunc(row[1:], func(c cell) bool { return c.Text != "" && c.Text != said[experiment.Skipped] })
+		return !slices.ContainsFunc(row[1:],
+			func(c cell) bool { return c.Text != "" && c.Text != said[experiment.Skipped] })
 	})
 	left -= len(t.Rows)
 	for i := range t.Rows {
@@ -165,12 +171,14 @@ func (g *grid) count() string {
 		n[c.Status]++
 	}
 	var parts []string
-	for _, s := range []experiment.Status{experiment.OK, experiment.OutOfMemory, experiment.Failed, experiment.Timeout, experiment.Refused, experiment.Skipped, experiment.Planned, experiment.Pending} {
+	for _, s := range []experiment.Status{experiment.OK, experiment.OutOfMemory, experiment.Failed, experiment.Timeout,
+		experiment.Refused, experiment.Skipped, experiment.Planned, experiment.Pending} {
 		if n[s] > 0 {
 			parts = append(parts, fmt.Sprintf("%d %s", n[s], strings.TrimLeft(said[s], "✗… ")))
 		}
 	}
-	return fmt.Sprintf("%d cells: %s. A number is tokens a second and device, the median of the counted steps; each failure is a result, with its error in the list.", len(g.Cells), strings.Join(parts, ", "))
+	return fmt.Sprintf("%d cells: %s. A number is tokens a second and device, the median of the counted steps; each "+
+		"failure is a result, with its error in the list.", len(g.Cells), strings.Join(parts, ", "))
 }
 
 // best is, for each length and number of ranks, the fastest cell, and how far the others are behind.
@@ -182,7 +190,8 @@ func (g *grid) best() *table {
 	var groups []*group
 	problem := []experiment.Axis{}
 	for _, a := range g.axes {
-		if slices.Contains([]string{keyLength, keyRanks, "base", "model.from", "device"}, a.Key) || strings.HasPrefix(a.Key, "model.") {
+		if slices.Contains([]string{keyLength, keyRanks, "base", "model.from", "device"}, a.Key) ||
+			strings.HasPrefix(a.Key, "model.") {
 			problem = append(problem, a)
 		}
 	}
@@ -204,9 +213,12 @@ func (g *grid) best() *table {
 	if len(groups) == 0 {
 		return nil
 	}
-	t := &table{Caption: "The fastest cell of each problem", Columns: []string{"problem", "fastest", "backend, layout, recompute", "tokens/s", "tokens/s a device", "TFLOP/s a device", "MFU", "step", "memory", "waiting", "next best, time", "slowest, time"}}
+	t := &table{Caption: "The fastest cell of each problem",
+		Columns: []string{"problem", "fastest", "backend, layout, recompute", "tokens/s", "tokens/s a device",
+			"TFLOP/s a device", "MFU", "step", "memory", "waiting", "next best, time", "slowest, time"}}
 	for _, o := range groups {
-		slices.SortStableFunc(o.cells, func(a, b *experiment.Cell) int { return int(math.Copysign(1, speedOf(b)-speedOf(a))) })
+		slices.SortStableFunc(o.cells,
+			func(a, b *experiment.Cell) int { return int(math.Copysign(1, speedOf(b)-speedOf(a))) })
 		first, last := o.cells[0], o.cells[len(o.cells)-1]
 		behind := func(c *experiment.Cell) cell {
 			if c == first {
@@ -225,8 +237,11 @@ func (g *grid) best() *table {
 		if o.name == "" {
 			o.name = g.Name
 		}
-		t.Rows = append(t.Rows, []cell{{Text: o.name, Head: true}, {Text: name, Class: "best"}, text(first.Choices.String()), known(first.TokensPerSecond, thousands), known(first.TokensPerSecondPerDevice, thousands),
-			known(first.TFLOPsPerDevice, thousands), known(first.MFU, percent), known(first.StepSeconds, seconds), known(float64(first.MemoryBytes), binary),
+		t.Rows = append(t.Rows, []cell{{Text: o.name, Head: true}, {Text: name, Class: "best"},
+			text(first.Choices.String()), known(first.TokensPerSecond, thousands),
+			known(first.TokensPerSecondPerDevice, thousands),
+			known(first.TFLOPsPerDevice, thousands), known(first.MFU, percent), known(first.StepSeconds, seconds),
+			known(float64(first.MemoryBytes), binary),
 			known(share(first), percent), behind(next), behind(last)})
 	}
 	t.drop()

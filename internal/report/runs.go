@@ -39,33 +39,52 @@ func number64(f func(metrics.Step) metrics.Float) func(metrics.Step) float64 {
 }
 
 var curves = []curve{
-	{learning, "Loss", "Mean loss of the target tokens of a step, before its update. Points with symbols are of the validation data.", true, []measure{
-		{"loss", axis{Name: "loss, nats a token"}, number64(func(s metrics.Step) metrics.Float { return s.Loss }), validation},
-		{"loss, log", axis{Name: "loss, nats a token", Log: true}, number64(func(s metrics.Step) metrics.Float { return s.Loss }), validation},
-		{"validation only", axis{Name: "validation loss, nats a token"}, func(metrics.Step) float64 { return math.NaN() }, validation},
+	{learning, "Loss", "Mean loss of the target tokens of a step, before its update. Points with symbols are of the " +
+		"validation data.", true, []measure{
+		{"loss", axis{Name: "loss, nats a token"}, number64(func(s metrics.Step) metrics.Float { return s.Loss }),
+			validation},
+		{"loss, log", axis{Name: "loss, nats a token", Log: true},
+			number64(func(s metrics.Step) metrics.Float { return s.Loss }), validation},
+		{"validation only", axis{Name: "validation loss, nats a token"},
+			func(metrics.Step) float64 { return math.NaN() }, validation},
 	}},
-	{learning, "Gradient norm", "Global norm of the gradients, before clipping. A spike that the loss follows is a step that went wrong.", true, []measure{
-		{"norm", axis{Name: "gradient norm", Log: true}, number64(func(s metrics.Step) metrics.Float { return s.GradNorm }), nil},
+	{learning, "Gradient norm", "Global norm of the gradients, before clipping. A spike that the loss follows is a " +
+		"step that went wrong.", true, []measure{
+		{"norm", axis{Name: "gradient norm", Log: true},
+			number64(func(s metrics.Step) metrics.Float { return s.GradNorm }), nil},
 	}},
 	{learning, "Learning rate", "Of the schedule, as the optimizer used it.", false, []measure{
-		{"rate", axis{Name: "learning rate", Zero: true}, number64(func(s metrics.Step) metrics.Float { return s.LR }), nil},
+		{"rate", axis{Name: "learning rate", Zero: true},
+			number64(func(s metrics.Step) metrics.Float { return s.LR }), nil},
 	}},
-	{speed, "Throughput", "Of each step that was logged. FLOPs are the model's: causal attention halved, recomputation not counted.", true, []measure{
-		{"tokens/s", axis{Name: "tokens/s", Zero: true}, number64(func(s metrics.Step) metrics.Float { return s.TokensPerSecond }), nil},
-		{"tokens/s a device", axis{Name: "tokens/s a device", Zero: true}, number64(func(s metrics.Step) metrics.Float { return s.TokensPerSecondPerDevice }), nil},
-		{"TFLOP/s a device", axis{Name: "TFLOP/s a device", Zero: true}, number64(func(s metrics.Step) metrics.Float { return s.TFLOPsPerDevice }), nil},
-		{"MFU", axis{Name: "share of the device's peak", Kind: "share", Zero: true}, number64(func(s metrics.Step) metrics.Float { return s.MFU }), nil},
+	{speed, "Throughput", "Of each step that was logged. FLOPs are the model's: causal attention halved, " +
+		"recomputation not counted.", true, []measure{
+		{"tokens/s", axis{Name: "tokens/s", Zero: true},
+			number64(func(s metrics.Step) metrics.Float { return s.TokensPerSecond }), nil},
+		{"tokens/s a device", axis{Name: "tokens/s a device", Zero: true},
+			number64(func(s metrics.Step) metrics.Float { return s.TokensPerSecondPerDevice }), nil},
+		{"TFLOP/s a device", axis{Name: "TFLOP/s a device", Zero: true},
+			number64(func(s metrics.Step) metrics.Float { return s.TFLOPsPerDevice }), nil},
+		{"MFU", axis{Name: "share of the device's peak", Kind: "share", Zero: true},
+			number64(func(s metrics.Step) metrics.Float { return s.MFU }), nil},
 	}},
-	{speed, "Waiting for transfers", "What compute stood still for transfers that nothing hid, on the rank that waited longest; as a share of the step, or in seconds.", true, []measure{
-		{"share of the step", axis{Name: "share of the step", Kind: "share", Zero: true}, func(s metrics.Step) float64 { return float64(s.CommWaitSeconds / s.StepSeconds) }, nil},
-		{"seconds", axis{Name: "seconds a step", Kind: "seconds", Zero: true}, number64(func(s metrics.Step) metrics.Float { return s.CommWaitSeconds }), nil},
+	{speed, "Waiting for transfers", "What compute stood still for transfers that nothing hid, on the rank that " +
+		"waited longest; as a share of the step, or in seconds.", true, []measure{
+		{"share of the step", axis{Name: "share of the step", Kind: "share", Zero: true},
+			func(s metrics.Step) float64 { return float64(s.CommWaitSeconds / s.StepSeconds) }, nil},
+		{"seconds", axis{Name: "seconds a step", Kind: "seconds", Zero: true},
+			number64(func(s metrics.Step) metrics.Float { return s.CommWaitSeconds }), nil},
 	}},
 	{speed, "Memory", "Peak so far, of the device that uses most.", false, []measure{
-		{"peak", axis{Name: "bytes", Kind: "bytes", Zero: true}, func(s metrics.Step) float64 { return float64(s.MemoryBytes) }, nil},
+		{"peak", axis{Name: "bytes", Kind: "bytes", Zero: true},
+			func(s metrics.Step) float64 { return float64(s.MemoryBytes) }, nil},
 	}},
-	{layouts, "Balance of attention by step", "Visible (query, key) pairs of the rank with most work over those of the mean one; 1 is even work. Packed documents differ from batch to batch.", false, []measure{
-		{"slowest over mean", axis{Name: "slowest rank over mean"}, number64(func(s metrics.Step) metrics.Float { return s.AttentionImbalance }), nil},
-		{"bytes sent", axis{Name: "bytes sent, most of a rank", Kind: "bytes", Zero: true}, number64(func(s metrics.Step) metrics.Float { return s.AttentionBytes }), nil},
+	{layouts, "Balance of attention by step", "Visible (query, key) pairs of the rank with most work over those of " +
+		"the mean one; 1 is even work. Packed documents differ from batch to batch.", false, []measure{
+		{"slowest over mean", axis{Name: "slowest rank over mean"},
+			number64(func(s metrics.Step) metrics.Float { return s.AttentionImbalance }), nil},
+		{"bytes sent", axis{Name: "bytes sent, most of a rank", Kind: "bytes", Zero: true},
+			number64(func(s metrics.Step) metrics.Float { return s.AttentionBytes }), nil},
 	}},
 }
 
@@ -86,8 +105,10 @@ func (p *page) runs(runs []Run, n int) {
 		thinned[i] = thin(r.Steps, n)
 		p.Steps = append(p.Steps, abscissae(thinned[i]))
 		if len(thinned[i]) < r.Lines {
-			p.Notes = append(p.Notes, fmt.Sprintf("%s: figures show %s of the %s logged steps: of each stretch the lowest and the highest loss, and every validation.",
-				r.Name, thousands(float64(len(thinned[i]))), thousands(float64(r.Lines))))
+			p.Notes = append(p.Notes,
+				fmt.Sprintf("%s: figures show %s of the %s logged steps: of each stretch the lowest and the highest "+
+					"loss, and every validation.",
+					r.Name, thousands(float64(len(thinned[i]))), thousands(float64(r.Lines))))
 		}
 		for _, m := range r.Missing {
 			p.Notes = append(p.Notes, r.Name+": "+m+".")
@@ -101,7 +122,8 @@ func (p *page) runs(runs []Run, n int) {
 		if c.section == layouts && !uneven(runs) {
 			continue
 		}
-		f := &figure{Title: c.title, Kind: "lines", BySteps: true, Smooth: c.smooth, Section: c.section, Says: c.says, Source: sources}
+		f := &figure{Title: c.title, Kind: "lines", BySteps: true, Smooth: c.smooth, Section: c.section, Says: c.says,
+			Source: sources}
 		for _, m := range c.views {
 			f.Views = append(f.Views, m.view(runs, thinned))
 		}
@@ -282,7 +304,8 @@ func summary(runs []Run) *table {
 		if p := r.Plan; p != nil {
 			params, ranks, seq = p.Estimate.Parameters, float64(p.Partition.Ranks), float64(p.Partition.SeqLen)
 		}
-		row = append(row, known(params, parameters), known(seq, tokens), known(ranks, thousands), text(r.Plan.attention()))
+		row = append(row, known(params, parameters), known(seq, tokens), known(ranks, thousands),
+			text(r.Plan.attention()))
 		last, took := metrics.Untrained(time.Time{}, 0, 0), math.NaN()
 		if n := len(r.Steps); n > 0 {
 			last, took = r.Steps[n-1], since(r.Steps[n-1], r.Steps[0]).Seconds()
@@ -296,7 +319,8 @@ func summary(runs []Run) *table {
 			}
 			return median(all)
 		}
-		row = append(row, known(float64(last.Tokens), thousands), known(float64(last.Loss), loss), known(r.best(), loss),
+		row = append(row, known(float64(last.Tokens), thousands), known(float64(last.Loss), loss),
+			known(r.best(), loss),
 			known(mid(func(s metrics.Step) metrics.Float { return s.TokensPerSecond }), thousands),
 			known(mid(func(s metrics.Step) metrics.Float { return s.TFLOPsPerDevice }), thousands),
 			known(mid(func(s metrics.Step) metrics.Float { return s.MFU }), percent),
