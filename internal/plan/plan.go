@@ -21,7 +21,7 @@ type Plan struct {
 	Data          *Data          `json:"data"`    // null if the files are not there
 	Partition     Partition      `json:"partition"`
 	Packed        *Packed        `json:"packed,omitempty"` // of the data's first sample, with packed documents
-	Hops          []RankHops     `json:"hops"`             // of a layer that attends to everything before a token
+	Hops          []RankHops     `json:"hops"`             // of the first ranks, for a layer that attends to all tokens before one
 	Attention     Attention      `json:"attention"`
 	Choice        *Chosen        `json:"choice,omitempty"` // by costs; absent if they are not known
 	Memory        Memory         `json:"memory"`
@@ -72,7 +72,10 @@ type Span struct {
 	Stride int `json:"stride"`
 }
 
-// RankHops is the Hops of one rank's forward pass.
+// maxRankHops bounds the ranks in Plan.Hops, whose size is the square of the ranks: 1,024 ranks would take 2 GB.
+const maxRankHops = 128
+
+// RankHops has the hops of one rank's forward pass.
 type RankHops struct {
 	Rank int   `json:"rank"`
 	Hops []Hop `json:"hops"`
@@ -134,11 +137,15 @@ func Make(cfg *config.Config, ranks int, o Options) (*Plan, error) {
 		return nil, err
 	}
 	bytes, kv := wire(cfg), cfg.Model.NumKeyValueHeads
-	see := func(s *ring.Schedule) { p.Hops[s.Rank] = hopsOf(s, bytes, kv) }
+	see := func(s *ring.Schedule) {
+		if s.Rank < len(p.Hops) {
+			p.Hops[s.Rank] = hopsOf(s, bytes, kv)
+		}
+	}
 	if c := o.Chosen; c != nil && c.Backend != "" && c.Backend == p.Attention.Backend {
 		p.Attention.Reason = "the fastest by the costs of this machine, where the rules have " + c.Ruled
 	}
-	if p.Hops = make([]RankHops, shape.Size); o.Quick {
+	if p.Hops = make([]RankHops, min(shape.Size, maxRankHops)); o.Quick {
 		see, p.Hops = nil, []RankHops{}
 	}
 	d, err := demandOf(cfg, o.Machine, o.Chosen.Apart(), see)

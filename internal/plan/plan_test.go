@@ -197,3 +197,17 @@ func TestBytes(t *testing.T) {
 		}
 	}
 }
+
+// The hops of all pairs of many ranks would fill the memory; those of the first ranks tell how a pass goes.
+func TestHopsOfManyRanksAreBounded(t *testing.T) {
+	for ranks, want := range map[int]int{4: 4, 150: 128} {
+		cfg := load(t, ranks, "data.seq_len=4096")
+		p, err := Make(cfg, ranks, onCPU(t, cfg))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(p.Hops) != want || p.Hops[want-1].Rank != want-1 || p.Partition.Ranks != ranks {
+			t.Errorf("%d ranks: hops of %d", ranks, len(p.Hops))
+		}
+	}
+}

@@ -205,7 +205,7 @@ func (r *RankPart) row(n int) []byte {
 func (p *Plan) hops(b *strings.Builder) {
 	for i, r := range p.Hops {
 		if i == maxHopRanks {
-			fmt.Fprintf(b, "  and %d more ranks (--json shows all)\n", len(p.Hops)-i)
+			fmt.Fprintf(b, "  and %d more ranks (--json shows %d)\n", p.Partition.Context-i, len(p.Hops))
 			break
 		}
 		for j, h := range r.Hops {
