@@ -54,10 +54,11 @@ func TestProgram(t *testing.T) {
 			}
 			<-out.first
 			status, late := p.Wait(c.limit, c.grace)
+			<-p.ended // Wait may have left it behind, and its output is not whole before
 			if status != c.status || late != c.late || out.text.String() != c.out {
 				t.Errorf("status %d, late %v, %q", status, late, out.text.String())
 			}
-			p.Ask() // its number may be somebody else's by now
+			p.Ask() // its pid may belong to another process
 			if again, _ := p.Wait(0, 0); again != status {
 				t.Errorf("asked again, the status is %d", again)
 			}
