@@ -28,10 +28,16 @@ grid:
   log.prometheus: ["", "203.0.113.1:9"]
   parallel.context: [2, 3]
 skip:
-  - data.seq_len == 64 && (train.steps != 4 || model.vocab_size != 256 || log.prometheus != '' || parallel.context != 2)
-  - train.steps != 4 && (model.vocab_size != 256 || log.prometheus != '' || parallel.context != 2)
-  - model.vocab_size != 256 && (log.prometheus != '' || parallel.context != 2)
-  - log.prometheus != '' && parallel.context != 2
+  - {data.seq_len: 64, train.steps: 1000000}
+  - {data.seq_len: 64, model.vocab_size: 1G}
+  - {data.seq_len: 64, log.prometheus: "203.0.113.1:9"}
+  - {data.seq_len: 64, parallel.context: 3}
+  - {train.steps: 1000000, model.vocab_size: 1G}
+  - {train.steps: 1000000, log.prometheus: "203.0.113.1:9"}
+  - {train.steps: 1000000, parallel.context: 3}
+  - {model.vocab_size: 1G, log.prometheus: "203.0.113.1:9"}
+  - {model.vocab_size: 1G, parallel.context: 3}
+  - {log.prometheus: "203.0.113.1:9", parallel.context: 3}
 warmup: 1
 limit: 4s
 `
@@ -287,7 +293,7 @@ func TestScaleStopsAndGoesOn(t *testing.T) {
 
 func TestScalePlansWithoutRunning(t *testing.T) {
 	file := experimentFile(t, "base: %s\ngrid: {data.seq_len: [200, 400], nproc: [4, 8], model.vocab_size: [256, 1G], parallel.context: [auto, 5]}\n"+
-		"set: {train.steps: 9}\nskip: [model.vocab_size != 256 && parallel.context == 5]\n")
+		"set: {train.steps: 9}\nskip: [{model.vocab_size: 1G, parallel.context: 5}]\n")
 	dir := filepath.Join(t.TempDir(), "out")
 	must(t, "scale", "--plan", "--assume", "arch=sm90,cudnn=9.10.2,memory=80G,link=450G", "--out", dir, file)
 	count := map[string]int{}
@@ -328,7 +334,7 @@ func TestScaleRefuses(t *testing.T) {
 		{"base: %s\ngrid: {nproc: [100000]}\n", "", "at most"},
 		{"base: %s\ngrid: {nnodes: [2]}\n", "", "--slurm"},
 		{"base: %s\ngrid: {nproc: [1]}\nwarmup: 4\n", "", "grid.yaml:3: warmup: 4 steps are not counted, and train.steps is 4"},
-		{"base: %s\ngrid: {nproc: [1]}\nskip: [nproc == 1]\nwarmup: 0\n", "", "it leaves out every cell"},
+		{"base: %s\ngrid: {nproc: [1]}\nskip: [{nproc: 1}]\nwarmup: 0\n", "", "it leaves out every cell"},
 		{"", "--set nproc=1", "key of the grid"},
 		{"", "--set train.stepz=1", "train.steps"},
 		{"", "--assume arch=sm90", "--plan"},

@@ -26,7 +26,7 @@ const (
 const (
 	maxCells  = 10000
 	maxRepeat = 1000
-	maxSteps  = 1 << 20
+	maxCount  = 1 << 20
 )
 
 // Experiment is a resolved experiment.yaml.
@@ -36,11 +36,11 @@ type Experiment struct {
 	BasePath   string // where it is
 	Set        map[string]any
 	Grid       []Axis
-	Skip       []*Skip
 	Warmup     int           // steps of a run that are not counted
 	Repeat     int           // runs of a cell
 	Limit      time.Duration // of one run; 0: none
 
+	skip      []skipped
 	setFlags  []string                     // Set as --set takes it, in the order of the file
 	gridFlags map[string]map[string]string // by key and Text of the value
 	doc       *config.Document
@@ -127,7 +127,7 @@ func (e *Experiment) read(given map[string]*yaml.Node) {
 	if n := given["skip"]; n != nil && !config.IsNull(n) {
 		e.readSkip(n)
 	}
-	e.count(given["warmup"], "warmup", 0, maxSteps, &e.Warmup)
+	e.count(given["warmup"], "warmup", 0, maxCount, &e.Warmup)
 	e.count(given["repeat"], "repeat", 1, maxRepeat, &e.Repeat)
 	if n := given["limit"]; n != nil {
 		d, err := config.ParseTime(n.Value)
@@ -148,10 +148,10 @@ func (e *Experiment) read(given map[string]*yaml.Node) {
 	}
 }
 
-// count reads a number.
-func (e *Experiment) count(n *yaml.Node, key string, low, high int64, to *int) {
+// count reads an integer where one is given.
+func (e *Experiment) count(n *yaml.Node, key string, low, high int64, to *int) (ok bool) {
 	if n == nil {
-		return
+		return true
 	}
 	v, err := config.ParseSize(n.Value)
 	switch {
@@ -163,7 +163,9 @@ func (e *Experiment) count(n *yaml.Node, key string, low, high int64, to *int) {
 		e.doc.Faultf(n, key, "%d is out of range; want %d to %d", v, low, high)
 	default:
 		*to = int(v)
+		return true
 	}
+	return false
 }
 
 // readSet takes in keys of every cell: by path, or nested as in a config.
@@ -297,31 +299,8 @@ func (e *Experiment) unknownAxis(key string) string {
 
 // addValue takes in a value of an axis.
 func (e *Experiment) addValue(axis *Axis, name, n *yaml.Node) {
-	value, flag := any(nil), ""
-	var err error
-	switch axis.Key {
-	case "device":
-		value, err = n.Value, nil
-		if !slices.Contains(devices, n.Value) {
-			err = fmt.Errorf("%s is no device; %s", quote(n.Value), nearestOf(n.Value, devices))
-		}
-	case "nproc", "nnodes":
-		var count int64
-		count, err = config.ParseSize(n.Value)
-		if n.Kind != yaml.ScalarNode || config.IsNull(n) {
-			err = fmt.Errorf("found %s; want an integer", config.Describe(n))
-		} else if err == nil && (count < 1 || count > 1<<20) {
-			err = fmt.Errorf("%d is out of range; want 1 or more", count)
-		}
-		value = count
-	default:
-		var ok bool
-		if value, flag, ok = e.value(axis.Key, name, n); !ok {
-			return
-		}
-	}
-	if err != nil {
-		e.doc.Faultf(n, axis.Key, "%v", err)
+	value, flag, ok := e.axisValue(axis.Key, name, n)
+	if !ok {
 		return
 	}
 	if _, twice := e.gridFlags[axis.Key][Text(value)]; twice {
@@ -332,30 +311,24 @@ func (e *Experiment) addValue(axis *Axis, name, n *yaml.Node) {
 	axis.Values = append(axis.Values, value)
 }
 
-var devices = []string{"auto", "cpu", "cuda"}
-
-// readSkip takes in the conditions of cells that are left out.
-func (e *Experiment) readSkip(n *yaml.Node) {
-	if n.Kind != yaml.SequenceNode {
-		e.doc.Faultf(n, "skip", "found %s; want a list of conditions, such as [\"nproc == 1\"]", config.Describe(n))
-		return
+// axisValue reads a value of a key of the grid.
+func (e *Experiment) axisValue(key string, name, n *yaml.Node) (value any, flag string, ok bool) {
+	switch key {
+	case "device":
+		if !slices.Contains(devices, n.Value) {
+			e.doc.Faultf(n, key, "%s is no device; %s", quote(n.Value), nearestOf(n.Value, devices))
+			return nil, "", false
+		}
+		return n.Value, "", true
+	case "nproc", "nnodes":
+		count := 0
+		ok = e.count(n, key, 1, maxCount, &count)
+		return int64(count), "", ok
 	}
-	for _, c := range n.Content {
-		if e.doc.Full() {
-			return
-		}
-		if c.Kind != yaml.ScalarNode {
-			e.doc.Faultf(c, "skip", "found %s; want a condition, such as \"nproc == 1\"", config.Describe(c))
-			continue
-		}
-		s, err := ParseSkip(c.Value, e.Grid)
-		if err != nil {
-			e.doc.Faultf(c, "skip", "%v", err)
-			continue
-		}
-		e.Skip = append(e.Skip, s)
-	}
+	return e.value(key, name, n)
 }
+
+var devices = []string{"auto", "cpu", "cuda"}
 
 // findBase finds the config: in the directory of the experiment, else in the working directory.
 func (e *Experiment) findBase() {

@@ -33,7 +33,7 @@ grid:
   nproc: [1, 2]
   parallel.algorithm: [ring, allgather]
   optimizer.betas: [[0.9, 0.95]]
-skip: ["nproc == 1 && parallel.algorithm == allgather"]
+skip: [{nproc: 1, parallel.algorithm: allgather}]
 warmup: 4
 repeat: 2
 limit: 90s
@@ -80,7 +80,7 @@ grid:
   device: [gpu]
   memory.shard: none
   data.seq_len: []
-skip: [nproc == 1, "device == tpu", 3]
+skip: [{nproc: 1}, {device: tpu}, 3]
 warmup: x
 repeat: 0
 limit: 10
@@ -96,7 +96,7 @@ extra: 1
 		"scale.yaml:5: parallel.algorithm: \"ring\" is in the list twice", "scale.yaml:6: nprok: unknown key; did you mean nproc?",
 		"scale.yaml:7: nproc: 0 is out of range", "scale.yaml:7: nproc: \"two\" is not an integer", `scale.yaml:8: device: "gpu" is no device`,
 		"scale.yaml:9: memory.shard: found the text \"none\"; want a list", "scale.yaml:10: data.seq_len: found an empty list",
-		"scale.yaml:11: skip: device is never \"tpu\"", "scale.yaml:12: warmup:", "scale.yaml:13: repeat: 0 is out of range", "scale.yaml:14: limit: 10 has no unit",
+		`scale.yaml:11: device: "tpu" is no device`, "scale.yaml:12: warmup:", "scale.yaml:13: repeat: 0 is out of range", "scale.yaml:14: limit: 10 has no unit",
 		"scale.yaml:15: extra: unknown key",
 	} {
 		if !strings.Contains(err.Error(), want) {

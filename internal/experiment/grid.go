@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// Cells returns every combination of the grid's values, the last axis fastest: Skipped those that a
-// condition leaves out, Pending the others.
+// Cells returns every combination of the grid's values, the last axis fastest: Skipped those that an
+// entry of skip matches, Pending the others.
 func (e *Experiment) Cells() []Cell {
 	total := 1
 	for _, a := range e.Grid {
@@ -28,7 +28,7 @@ func (e *Experiment) Cells() []Cell {
 			rest /= len(a.Values)
 		}
 		c.ID = e.id(i+1, digits, c.Values)
-		if slices.ContainsFunc(e.Skip, func(s *Skip) bool { return s.Holds(c.Values) }) {
+		if slices.ContainsFunc(e.skip, func(s skipped) bool { return s.holds(c.Values) }) {
 			c.Status = Skipped
 		}
 	}
@@ -118,8 +118,11 @@ func (e *Experiment) Order(cells []Cell, cost func(i int) float64) []int {
 // isScale reports whether an axis is one of numbers, of which some tell about those between.
 func isScale(a *Axis) bool {
 	return !slices.ContainsFunc(a.Values, func(v any) bool {
-		_, ok := number(v)
-		return !ok
+		switch v.(type) {
+		case int64, float64:
+			return false
+		}
+		return true
 	})
 }
 

@@ -5,7 +5,6 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"strconv"
-	"strings"
 
 	"github.com/cprun/cprun/internal/config"
 )
@@ -18,12 +17,8 @@ func (e *Experiment) Identity(configs [][]byte, flags map[string]string) Identit
 		sum.Write(c)
 		sum.Write([]byte{0})
 	}
-	var skip []string
-	for _, s := range e.Skip {
-		skip = append(skip, s.String())
-	}
 	id := Identity{
-		"base": e.Base, "set": text(e.Set), "grid": text(e.Grid), "skip": strings.Join(skip, "\n"),
+		"base": e.Base, "set": text(e.Set), "grid": text(e.Grid),
 		"warmup": strconv.Itoa(e.Warmup), "repeat": strconv.Itoa(e.Repeat), "limit": config.FormatTime(e.Limit),
 		"the cells' configs": hex.EncodeToString(sum.Sum(nil)),
 	}

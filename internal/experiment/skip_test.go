@@ -1,95 +1,86 @@
 package experiment
 
 import (
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 )
 
-var skipGrid = []Axis{
-	{"data.seq_len", []any{int64(1024), int64(131072)}},
-	{"nproc", []any{int64(1), int64(2)}},
-	{"parallel.algorithm", []any{"ring", "allgather"}},
-	{"train.deterministic", []any{true, false}},
-	{"optimizer.lr", []any{0.1, 0.01}},
-}
+const skipGrid = `base: train.yaml
+grid:
+  data.seq_len: [1K, 128K]
+  parallel.context: [auto, 2]
+  parallel.algorithm: [ring, allgather, ulysses]
+  train.deterministic: [true, false]
+  optimizer.betas: [[0.9, 0.95], [0.9, 0.99]]
+  log.prometheus: ["", ":9"]
+skip: [%s]
+`
 
 func TestSkip(t *testing.T) {
-	cell := map[string]any{"data.seq_len": int64(131072), "nproc": int64(2), "parallel.algorithm": "ring", "train.deterministic": true, "optimizer.lr": 0.1}
-	for text, want := range map[string]bool{
-		"nproc == 2":                              true,
-		"nproc != 2":                              false,
-		"data.seq_len >= 128K":                    true,
-		"data.seq_len<128K":                       false,
-		"128K <= data.seq_len":                    true,
-		"nproc > 1 && parallel.algorithm == ring": true,
-		"parallel.algorithm == 'ring'":            true,
-		"parallel.algorithm != ring || nproc == 1 || train.deterministic == true": true,
-		"nproc == 1 || nproc == 2 && data.seq_len == 1K":                          false,
-		"(nproc == 1 || nproc == 2) && data.seq_len == 128K":                      true,
-		"((nproc == 1))":               false,
-		"nproc < data.seq_len":         true,
-		"optimizer.lr <= 0.1":          true,
-		"optimizer.lr > 1.0e-2":        true,
-		"train.deterministic == false": false,
+	for entry, want := range map[string]func(c *Cell) bool{
+		"{data.seq_len: 131072}": func(c *Cell) bool { return c.Text("data.seq_len") == "131072" },
+		"{data.seq_len: 1K, parallel.algorithm: [allgather, ulysses]}": func(c *Cell) bool {
+			return c.Text("data.seq_len") == "1024" && c.Text("parallel.algorithm") != "ring"
+		},
+		"{parallel.context: auto}":                       func(c *Cell) bool { return c.Text("parallel.context") == "auto" },
+		"{parallel.context: [2, 4]}":                     func(c *Cell) bool { return c.Text("parallel.context") == "2" },
+		"{train.deterministic: false}":                   func(c *Cell) bool { return c.Text("train.deterministic") == "false" },
+		"{optimizer.betas: [[0.9, 0.990]]}":              func(c *Cell) bool { return c.Text("optimizer.betas") == "[0.9,0.99]" },
+		`{log.prometheus: ""}`:                           func(c *Cell) bool { return c.Text("log.prometheus") == "" },
+		"{data.seq_len: 1K}, {parallel.algorithm: ring}": func(c *Cell) bool { return c.Text("data.seq_len") == "1024" || c.Text("parallel.algorithm") == "ring" },
 	} {
-		s, err := ParseSkip(text, skipGrid)
+		e, err := load(t, fmt.Sprintf(skipGrid, entry))
 		if err != nil {
-			t.Errorf("%s: %v", text, err)
+			t.Errorf("%s: %v", entry, err)
 			continue
 		}
-		if got := s.Holds(cell); got != want {
-			t.Errorf("%s is %v", text, got)
-		}
-	}
-}
-
-func TestSkipSaysWhatIsWrong(t *testing.T) {
-	for text, want := range map[string]string{
-		"":                               "it ends where a key or a value is wanted",
-		"nproc":                          "a comparison is wanted",
-		"nproc = 2":                      `"=" is no operator`,
-		"nproc == ":                      "it ends where",
-		"nproc == 2 &&":                  "it ends where",
-		"nproc == 2 nproc == 1":          "stands where && or || or the end is wanted",
-		"(nproc == 2":                    "a ( is not closed",
-		"nproc == 2)":                    `")" stands where`,
-		"nnodes == 2":                    `"nnodes" is no key of the grid`,
-		"parallel.algoritm == ring":      "did you mean parallel.algorithm?",
-		"parallel.algorithm == allgater": "did you mean allgather?",
-		"parallel.algorithm == 3":        "is never",
-		"nproc == ring":                  "nproc is never",
-		"ring == ring":                   "names no key of the grid",
-		"nproc == 'two":                  "not closed",
-		"&& nproc == 2":                  `"&&" stands where`,
-		strings.Repeat("(", 5000):        "the most is",
-	} {
-		if _, err := ParseSkip(text, skipGrid); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%.40s: %v; want %q", text, err, want)
-		}
-	}
-}
-
-// FuzzSkip: a condition is refused, or holds for a cell or does not, and says the same of the same cell.
-func FuzzSkip(f *testing.F) {
-	for _, s := range []string{"nproc == 2 && (data.seq_len > 1K || parallel.algorithm != 'ring')", "((((", "nproc<=1||1<2", `"a"==nproc`, "train.deterministic == true"} {
-		f.Add(s)
-	}
-	cell := map[string]any{"data.seq_len": int64(1024), "nproc": int64(2), "parallel.algorithm": "ring", "train.deterministic": true, "optimizer.lr": 0.1}
-	f.Fuzz(func(t *testing.T, text string) {
-		s, err := ParseSkip(text, skipGrid)
-		if err != nil {
-			if err.Error() == "" {
-				t.Error("a fault without words")
+		cells := e.Cells()
+		for i := range cells {
+			if got := cells[i].Status == Skipped; got != want(&cells[i]) {
+				t.Errorf("%s: cell %s is left out: %v", entry, cells[i].ID, got)
 			}
-			return
 		}
-		// In parentheses it means the same.
-		again, err := ParseSkip("("+text+")", skipGrid)
-		if err != nil && len(text)+2 <= maxSkip {
-			t.Fatalf("%q is a condition, and in parentheses: %v", text, err)
+	}
+}
+
+// A wrong entry is an error at its line, with the key and the nearest choice. A condition of the older form is refused
+// with the map that replaces it.
+func TestSkipRefuses(t *testing.T) {
+	for entry, want := range map[string][]string{
+		"{nproc: 1}":                           {`"nproc"`, "data.seq_len"},
+		"{parallel.algoritm: ring}":            {"parallel.algorithm?"},
+		"{parallel.algorithm: allgater}":       {"allgather?"},
+		"{parallel.context: 8}":                {"parallel.context", `"8"`, "auto, 2"},
+		"{data.seq_len: [2K, 4K]}":             {"data.seq_len", `"2048, 4096"`},
+		"{data.seq_len: 1K, data.seq_len: 1K}": {"data.seq_len", "twice"},
+		"{data.seq_len: []}":                   {"data.seq_len"},
+		"{}":                                   {"map"},
+		"null":                                 {"map"},
+		"[data.seq_len]":                       {"map"},
+		"data.seq_len == 1K && parallel.algorithm != ring": {"{data.seq_len: 1K, parallel.algorithm: [allgather, ulysses]}"},
+		`"data.seq_len==1K&&parallel.algorithm == 'ring'"`: {"{data.seq_len: 1K, parallel.algorithm: ring}"},
+		"data.seq_len >= 1K && parallel.algorithm != ring": {skipSample},
+		"data.seq_len == 1K || parallel.algorithm != ring": {skipSample},
+		"nproc == 1": {skipSample},
+	} {
+		_, err := load(t, fmt.Sprintf(skipGrid, entry))
+		for _, text := range append(want, "scale.yaml:9") {
+			if err == nil || !strings.Contains(err.Error(), text) {
+				t.Errorf("%s: %v; want %q", entry, err, text)
+			}
 		}
-		if err == nil && again.Holds(cell) != s.Holds(cell) {
-			t.Errorf("%q holds %v, in parentheses %v", text, s.Holds(cell), again.Holds(cell))
-		}
-	})
+	}
+}
+
+// A directory whose cells.jsonl has the text of an older skip goes on.
+func TestOlderSkipResumes(t *testing.T) {
+	older := []byte(`{"version":1,"experiment":{"grid":"a","skip":"nproc == 1 && parallel.algorithm != ring"}}
+{"cell":"1-a","run":1,"status":"ok"}
+`)
+	h, runs, err := parseLog(older)
+	if err != nil || !slices.Equal(ids(runs), []string{"1-a"}) || len((Identity{"grid": "a"}).differ(h.Identity)) > 0 {
+		t.Errorf("header %v, runs %v, error %v", h, runs, err)
+	}
 }
