@@ -22,7 +22,7 @@ func benchCommand() *cobra.Command {
 		Short: "measure attention over the ranks, transfers, training steps, single operations, or all that a plan reckons with",
 		Long: `Figures are medians by the device's own clock, of the slowest rank. Where no sizes are
 given, they are what the device does in some seconds.`,
-		Example: "  cprun bench attention --nproc 4 --seq 32K,128K,512K --plot attention.svg\n  cprun bench comm --nproc 4 --json comm.json\n  cprun bench train --nproc 4 examples/bench/llama-3.2-3b-128k.yaml",
+		Example: "  cprun bench attention --nproc 4 --seq 32K,128K,512K\n  cprun bench comm --nproc 4 --json comm.json\n  cprun bench train --nproc 4 examples/bench/llama-3.2-3b-128k.yaml",
 		RunE: func(c *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return usagef("%s takes what to measure: attention, comm, train, ops or calibrate", c.CommandPath())
@@ -37,7 +37,6 @@ given, they are what the device does in some seconds.`,
 // benchFlags are the flags of every benchmark.
 func benchFlags(f *pflag.FlagSet, o *command.BenchOptions) {
 	f.StringVar(&o.JSON, "json", "", "`file` to write the report to; - is standard output, in place of the tables")
-	f.StringVar(&o.Plot, "plot", "", "`file.svg` to draw the chart to")
 	deviceFlags(f, &o.Options)
 	f.BoolVar(&o.Quiet, "quiet", false, "print the tables and failures only")
 	f.StringVar(&o.LogLevel, "log-level", "info", "error, warn, info or debug (debug shows the output of every rank)")
@@ -192,12 +191,7 @@ docs/planner.md says what is in it.`,
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&o.JSON, "json", "", "`file` to write the table to; - is standard output, in place of what is shown")
-	deviceFlags(f, &o.Options)
 	f.BoolVar(&cpuTime, "cpu-time", false, "measure the processor's time in place of the clock's: for a CPU that others use, too")
-	f.BoolVar(&o.Quiet, "quiet", false, "print the table and failures only")
-	f.StringVar(&o.LogLevel, "log-level", "info", "error, warn, info or debug (debug shows the output of every rank)")
-	f.SortFlags = false
-	o.NodeRank, o.Stdout, o.Stderr, o.Version, o.Command = -1, stdout, os.Stderr, versionString(), os.Args[1:]
+	benchFlags(f, &o)
 	return c
 }

@@ -2,9 +2,6 @@ package main
 
 import (
 	"encoding/json"
-	"encoding/xml"
-	"errors"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,7 +10,7 @@ import (
 	"github.com/cprun/cprun/internal/bench"
 )
 
-// Every benchmark, in processes: a table on the terminal, JSON and a chart in files.
+// Every benchmark, in processes: a table on the terminal, JSON in a file.
 func TestBenchmarksEndToEnd(t *testing.T) {
 	for name, c := range map[string]struct {
 		args []string
@@ -26,8 +23,8 @@ func TestBenchmarksEndToEnd(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			report, plot := filepath.Join(dir, "r.json"), filepath.Join(dir, "p.svg")
-			stdout, progress := must(t, append([]string{"bench", name, "--json", report, "--plot", plot}, c.args...)...)
+			report := filepath.Join(dir, "r.json")
+			stdout, progress := must(t, append([]string{"bench", name, "--json", report}, c.args...)...)
 			if strings.Contains(progress, " 0.0 ") || strings.Contains(progress, "run directory") || strings.Contains(progress, os.TempDir()+"/cprun-bench-") {
 				t.Errorf("it says while it measures:\n%s", progress)
 			}
@@ -47,25 +44,7 @@ func TestBenchmarksEndToEnd(t *testing.T) {
 			if r.Bench != name || r.Ranks != 2 || r.Rows() != c.rows || r.Machine.Device == "" || r.Version == "" || len(r.Command) == 0 {
 				t.Errorf("report with %d rows, want %d:\n%s", r.Rows(), c.rows, text)
 			}
-			drawn(t, plot)
 		})
-	}
-}
-
-// drawn holds that a chart is a file of XML.
-func drawn(t *testing.T, path string) {
-	t.Helper()
-	f, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	for dec := xml.NewDecoder(f); ; {
-		if _, err := dec.Token(); errors.Is(err, io.EOF) {
-			return
-		} else if err != nil {
-			t.Fatal(err)
-		}
 	}
 }
 
@@ -110,7 +89,6 @@ func TestBenchmarksCheckTheirFlags(t *testing.T) {
 		{[]string{"bench", "attention", "--seq", "32k"}, "32K"},
 		{[]string{"bench", "attention", "--heads", "5", "--kv-heads", "2"}, "--heads"},
 		{[]string{"bench", "attention", "--json", "/no/such/dir/x"}, "--json"},
-		{[]string{"bench", "attention", "--plot", "x.png"}, "name it x.svg"},
 		{[]string{"bench", "attention", "--layout", "document"}, "zigzag, striped or contiguous"},
 		{[]string{"bench", "attention", "--documents", "none.json"}, "--documents"},
 		{[]string{"bench", "comm"}, "--nproc 1"},

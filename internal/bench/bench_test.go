@@ -3,9 +3,7 @@ package bench
 import (
 	"bytes"
 	"encoding/json"
-	"encoding/xml"
 	"errors"
-	"io"
 	"math"
 	"os"
 	"path/filepath"
@@ -83,48 +81,6 @@ func TestNumbersAreShort(t *testing.T) {
 		if got != want {
 			t.Errorf("got %q, want %q", got, want)
 		}
-	}
-}
-
-// wellFormed reads XML to its end.
-func wellFormed(t *testing.T, svg string) {
-	t.Helper()
-	for dec := xml.NewDecoder(strings.NewReader(svg)); ; {
-		_, err := dec.Token()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			t.Fatalf("%v in\n%s", err, svg)
-		}
-	}
-	if strings.Contains(svg, "NaN") || strings.Contains(svg, "Inf") {
-		t.Errorf("a number of the chart is not finite:\n%s", svg)
-	}
-}
-
-func TestChartsAreXML(t *testing.T) {
-	for name, c := range map[string]Chart{
-		"none": {},
-		"one":  {Title: "a < b & c", X: "x", Y: "y", Lines: []Line{{Name: "\"l\"", Points: [][2]float64{{1, 0}}}}},
-		"log":  {LogX: true, Lines: []Line{{Points: [][2]float64{{1024, 3}, {4096, 517.5}}}, {Dashed: true, Points: [][2]float64{{1024, 600}}}}},
-		"many": {Lines: []Line{{Points: func() (p [][2]float64) {
-			for i := range 100 {
-				p = append(p, [2]float64{float64(i), 1e-4 * float64(i)})
-			}
-			return p
-		}()}}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			var b strings.Builder
-			if _, err := c.WriteTo(&b); err != nil {
-				t.Fatal(err)
-			}
-			wellFormed(t, b.String())
-			if n := strings.Count(b.String(), "<polyline"); n != len(c.Lines) {
-				t.Errorf("%d lines drawn, want %d", n, len(c.Lines))
-			}
-		})
 	}
 }
 
@@ -248,7 +204,7 @@ func TestEveryOperationIsMeasured(t *testing.T) {
 func check(t *testing.T, r *Report) {
 	t.Helper()
 	r.Date = time.Date(2026, 11, 21, 0, 0, 0, 0, time.UTC)
-	var text, again, tables, svg bytes.Buffer
+	var text, again, tables bytes.Buffer
 	if err := r.Encode(&text); err != nil {
 		t.Fatal(err)
 	}
@@ -264,10 +220,6 @@ func check(t *testing.T, r *Report) {
 	if err := r.Print(&tables); err != nil || tables.Len() == 0 {
 		t.Errorf("tables: %v, %q", err, tables.String())
 	}
-	if err := r.Draw(&svg); err != nil {
-		t.Error(err)
-	}
-	wellFormed(t, svg.String())
 	if r.Rows() == 0 {
 		t.Error("no rows")
 	}

@@ -279,18 +279,3 @@ func (a *Attention) packTable(on string) Table {
 	}
 	return t
 }
-
-// packChart is the rates of layouts and algorithms, in the order of the table.
-func (a *Attention) packChart(on string) Chart {
-	c := Chart{
-		Title: a.Spec.what() + ", packed documents" + on, X: "layout and pattern, in the order of the table", Y: "TFLOP/s per device",
-		TickX: func(x float64) string { return fmt.Sprintf("%.0f", x) },
-	}
-	forward, backward := Line{Name: "forward"}, Line{Name: "backward"}
-	for i, r := range a.Packed {
-		forward.Points = append(forward.Points, [2]float64{float64(i + 1), r.Forward.TFLOPs})
-		backward.Points = append(backward.Points, [2]float64{float64(i + 1), r.Backward.TFLOPs})
-	}
-	c.Lines = []Line{forward, backward}
-	return c
-}

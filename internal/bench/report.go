@@ -163,10 +163,3 @@ func (r *Report) Print(w io.Writer) error {
 	}
 	return nil
 }
-
-// Draw writes the report as an SVG chart.
-func (r *Report) Draw(w io.Writer) error {
-	c := r.Chart()
-	_, err := c.WriteTo(w)
-	return err
-}

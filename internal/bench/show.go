@@ -20,20 +20,6 @@ func (r *Report) Tables() []Table {
 	return []Table{operationTable(r.Machine.Device, r.Ops)}
 }
 
-// Chart returns the report as a picture.
-func (r *Report) Chart() Chart {
-	on := fmt.Sprintf(", %d x %s", r.Ranks, r.Machine.Device)
-	switch {
-	case r.Attention != nil:
-		return r.Attention.chart(on)
-	case r.Train != nil:
-		return r.Train.chart(on)
-	case r.Comm != nil:
-		return transferChart(on, r.Comm)
-	}
-	return operationChart(", "+r.Machine.Device, r.Ops)
-}
-
 // what names what was measured: "attention, causal, 32:8 heads of 128, bf16".
 func (s *AttentionSpec) what() string {
 	parts := []string{"attention", map[bool]string{true: "causal", false: "full"}[s.Causal]}
@@ -122,42 +108,6 @@ func (r *AttentionRow) hopTable() Table {
 	return t
 }
 
-func (a *Attention) chart(on string) Chart {
-	if len(a.Packed) > 0 {
-		return a.packChart(on)
-	}
-	unit, scale := a.unit()
-	c := Chart{
-		Title: a.Spec.what() + on, X: "global tokens S", Y: unit + " per device", LogX: true,
-		TickX: func(x float64) string { return sizeText(int64(x)) },
-	}
-	var names []string // of the lines, in the order of the rows
-	for i := range a.Rows {
-		if name := a.way(&a.Rows[i]); !slices.Contains(names, name) {
-			names = append(names, name)
-		}
-	}
-	for i, name := range names {
-		forward, both, alone := Line{Name: name + ", forward"}, Line{Name: name + ", forward+backward"}, Line{Name: "alone, forward+backward", Dashed: true}
-		for _, r := range a.Rows {
-			if a.way(&r) != name {
-				continue
-			}
-			x := float64(r.Seq)
-			forward.Points = append(forward.Points, [2]float64{x, scale * r.Forward.TFLOPs})
-			both.Points = append(both.Points, [2]float64{x, scale * r.Both.TFLOPs})
-			if r.Alone != nil {
-				alone.Points = append(alone.Points, [2]float64{x, scale * r.Alone.TFLOPs})
-			}
-		}
-		c.Lines = append(c.Lines, forward, both)
-		if len(alone.Points) > 0 && i == 0 {
-			c.Lines = append(c.Lines, alone)
-		}
-	}
-	return c
-}
-
 // transferTable puts the transports of one call and size beside each other.
 func transferTable(on string, rows []Transfer) Table {
 	var names []string
@@ -202,25 +152,6 @@ func transferTable(on string, rows []Transfer) Table {
 	return t
 }
 
-func transferChart(on string, rows []Transfer) Chart {
-	c := Chart{
-		Title: "transfers" + on, X: "bytes", Y: "GB/s in each direction", LogX: true,
-		TickX: func(x float64) string { return bytesText(int64(x)) },
-	}
-	index := make(map[string]int)
-	for _, r := range rows {
-		name := r.Transport + " " + r.Call
-		i, ok := index[name]
-		if !ok {
-			i = len(c.Lines)
-			index[name] = i
-			c.Lines = append(c.Lines, Line{Name: name})
-		}
-		c.Lines[i].Points = append(c.Lines[i].Points, [2]float64{float64(r.Bytes), r.GBps})
-	}
-	return c
-}
-
 func (t *Training) table(on string) Table {
 	unit, scale := flopUnit(t.TFLOPs)
 	out := Table{
@@ -240,15 +171,6 @@ func (t *Training) table(on string) Table {
 	return out
 }
 
-func (t *Training) chart(on string) Chart {
-	line := Line{Name: "step"}
-	for i, s := range t.Steps {
-		line.Points = append(line.Points, [2]float64{float64(i + 1), s})
-	}
-	median := Line{Name: "median", Dashed: true, Points: [][2]float64{{1, t.StepSeconds}, {float64(len(t.Steps)), t.StepSeconds}}}
-	return Chart{Title: "training steps of " + t.Config + on, X: "step", Y: "seconds", Lines: []Line{line, median}, TickX: func(x float64) string { return fmt.Sprintf("%.0f", x) }}
-}
-
 func operationTable(on string, rows []Operation) Table {
 	t := Table{Title: "operations; " + on, Head: []string{"operation", "shape", "µs", "rate", "", "of ceiling"}}
 	for _, r := range rows {
@@ -263,18 +185,4 @@ func operationTable(on string, rows []Operation) Table {
 		t.Add(r.Name, r.Shape, digits(1e6*r.Seconds), digits(rate), unit, share)
 	}
 	return t
-}
-
-// operationChart is the share of the ceiling, operation by operation.
-func operationChart(on string, rows []Operation) Chart {
-	var names []string
-	line := Line{Name: "share"}
-	for _, r := range rows {
-		names = append(names, r.Name)
-		line.Points = append(line.Points, [2]float64{float64(len(names)), 100 * r.Share})
-	}
-	return Chart{
-		Title: "operations" + on, X: "operation, in the order of the table", Y: "% of the measured ceiling", Lines: []Line{line},
-		TickX: func(x float64) string { return fmt.Sprintf("%.0f", x) },
-	}
 }

@@ -4,11 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"runtime"
-	"strings"
 	"time"
 
 	"github.com/cprun/cprun/internal/backend"
@@ -24,7 +22,6 @@ import (
 type BenchOptions struct {
 	Options
 	JSON    string   // file to write the report to; "-" is standard output, in place of the tables
-	Plot    string   // file to draw the chart to
 	Command []string // as given, for the report
 }
 
@@ -170,16 +167,9 @@ func machineOf(m machine.Machine) bench.Machine {
 
 // checkOutputs finds that a file cannot be written before anything is measured.
 func (o *BenchOptions) checkOutputs() error {
-	for _, f := range []struct{ flag, path string }{{"--json", o.JSON}, {"--plot", o.Plot}} {
-		if f.path == "" || f.path == "-" {
-			continue
-		}
-		if info, err := os.Stat(filepath.Dir(f.path)); err != nil || !info.IsDir() {
-			return fmt.Errorf("%s: %s is not a directory", f.flag, terminal.Name(filepath.Dir(f.path)))
-		}
-		if ext := filepath.Ext(f.path); f.flag == "--plot" && ext != "" && !strings.EqualFold(ext, ".svg") {
-			return fmt.Errorf("--plot %s: charts are drawn as SVG; name it %s.svg", terminal.Name(f.path), terminal.Name(strings.TrimSuffix(f.path, ext)))
-		}
+	dir := filepath.Dir(o.JSON) // "." of "" and of "-"
+	if info, err := os.Stat(dir); err != nil || !info.IsDir() {
+		return fmt.Errorf("--json: %s is not a directory", terminal.Name(dir))
 	}
 	return nil
 }
@@ -194,13 +184,11 @@ func (o *BenchOptions) present(r *bench.Report) error {
 	} else if err := r.Print(o.Stdout); err != nil {
 		return err
 	}
-	for path, write := range map[string]func(io.Writer) error{o.JSON: r.Encode, o.Plot: r.Draw} {
-		if path == "" || path == "-" {
-			continue
-		}
-		if err := files.WriteTo(path, func(f *files.Draft) error { return write(f) }); err != nil {
-			return fmt.Errorf("%s: %w", terminal.Name(path), err)
-		}
+	if o.JSON == "" || o.JSON == "-" {
+		return nil
+	}
+	if err := files.WriteTo(o.JSON, func(f *files.Draft) error { return r.Encode(f) }); err != nil {
+		return fmt.Errorf("%s: %w", terminal.Name(o.JSON), err)
 	}
 	return nil
 }

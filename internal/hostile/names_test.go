@@ -36,7 +36,6 @@ func names() (all []input) {
 			"attention in":    {"attention", "--in", bad, "--out", "out"},
 			"attention out":   {"attention", "--in", "case", "--out", bad + "/x"},
 			"bench json":      {"bench", "ops", "--json", bad + "/x/y"},
-			"bench plot":      {"bench", "ops", "--plot", bad + ".png"},
 			"set":             {"plan", "--set", bad, "train.yaml"},
 			"set key":         {"plan", "--set", "model." + bad + "=1", "train.yaml"},
 			"set path":        {"plan", "--set", "data.path=" + bad, "--set", "train.steps=x", "train.yaml"},
