@@ -26,7 +26,7 @@ var allowed = map[string]string{
 	"attention":               "partition tensor",
 	"attention/attentiontest": "attention internal/near internal/safetensors partition tensor",
 	"attention/qkv":           "tensor",
-	"attention/backends":      "attention/qkv partition tensor",
+	"attention/backends":      "partition tensor",
 	"comm":                    "comm/internal/blame comm/internal/check comm/internal/link comm/internal/local comm/internal/shm comm/internal/wire tensor",
 	"comm/internal/blame":     "",
 	"comm/internal/check":     "tensor",
@@ -74,7 +74,7 @@ var allowed = map[string]string{
 	"internal/cost": "internal/files internal/planner kernels partition tensor",
 	"internal/machine": "attention/backends internal/config internal/cuda/driver internal/files" +
 		" | internal/cuda internal/cuda/blas internal/cuda/dnn internal/cuda/nvrtc internal/nccl",
-	"internal/backend": "attention/backends attention/qkv internal/config internal/machine partition tensor",
+	"internal/backend": "attention/backends internal/config internal/machine partition tensor",
 	"internal/device": "attention attention/backends internal/files internal/machine internal/model internal/optim kernels/cpu tensor" +
 		" | internal/cuda internal/cuda/blas internal/cuda/dnn internal/nccl kernels/gpu",
 	"internal/state":    "internal/model internal/optim tensor",

@@ -1,22 +1,14 @@
 package backends
 
-import (
-	"sync"
-	"sync/atomic"
-)
+import "sync"
 
-// maxChoices is how many parameter sets a Selector remembers. A run has a handful: its layer
-// shapes, with and without training. Past the bound it starts anew, which costs a selection
-// each and keeps the common case free of bookkeeping.
+// maxChoices bounds the choices that a Selector remembers. A run has a handful: its layer shapes, with and without training.
 const maxChoices = 256
 
-// Selector remembers choices by Params, many at once. Its zero value is ready, and it is safe
-// for concurrent use. A hit takes no lock and allocates nothing.
+// Selector remembers choices by Params. Its zero value is ready, and it is safe for concurrent use.
 type Selector struct {
-	known atomic.Pointer[map[Params]outcome] // never changed, only replaced
-
-	mu         sync.Mutex // held while selecting, so that one goroutine selects for all
-	selections atomic.Int64
+	mu    sync.Mutex
+	known map[Params]outcome
 }
 
 type outcome struct {
@@ -26,35 +18,15 @@ type outcome struct {
 
 // Select does what the package's Select does, once for each p. The choice is shared: read only.
 func (s *Selector) Select(p Params) (*Choice, error) {
-	if m := s.known.Load(); m != nil {
-		if o, ok := (*m)[p]; ok {
-			return o.choice, o.err
-		}
-	}
-	return s.miss(p)
-}
-
-// Selections returns how many times a selection ran.
-func (s *Selector) Selections() int64 { return s.selections.Load() }
-
-func (s *Selector) miss(p Params) (*Choice, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	old := s.known.Load()
-	if old != nil {
-		if o, ok := (*old)[p]; ok {
-			return o.choice, o.err
-		}
+	if o, ok := s.known[p]; ok {
+		return o.choice, o.err
 	}
-	s.selections.Add(1)
+	if s.known == nil || len(s.known) == maxChoices {
+		s.known = map[Params]outcome{}
+	}
 	choice, err := Select(p)
-	next := map[Params]outcome{}
-	if old != nil && len(*old) < maxChoices {
-		for k, v := range *old {
-			next[k] = v
-		}
-	}
-	next[p] = outcome{choice, err}
-	s.known.Store(&next)
+	s.known[p] = outcome{choice, err}
 	return choice, err
 }

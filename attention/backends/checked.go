@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/cprun/cprun/attention/qkv"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
 )
@@ -33,15 +32,11 @@ func (p Params) checked() (Params, error) {
 	if p.Layout == "" {
 		p.Layout = "zigzag"
 	}
-	if p.Format == qkv.THD {
-		p.Documents = true
-	}
 	if p.Causal {
 		p.WindowRight = 0
 	}
 	c := paramsChecker{}
 	c.sizes(&p)
-	c.enums(&p)
 	if p.Gather == "" {
 		p.Gather = "beside"
 	}
@@ -91,20 +86,14 @@ func (c *paramsChecker) sizes(p *Params) {
 	c.between("context size", p.ContextSize, 1, maxRanks)
 	c.between("inner size", p.InnerSize, 1, p.ContextSize)
 	c.between("architecture", p.Arch, 0, 9999)
+	c.between("backend", int(p.Want), 0, int(Reference))
 	if p.KVHeads > 0 && p.Heads%p.KVHeads != 0 {
 		c.fault("%d query heads are not a multiple of %d KV heads", p.Heads, p.KVHeads)
 	}
 	if p.Algorithm == "hierarchical" && p.InnerSize > 0 && p.ContextSize%p.InnerSize != 0 {
 		c.fault("%d ranks are not a multiple of the %d that exchange heads", p.ContextSize, p.InnerSize)
 	}
-}
-
-func (c *paramsChecker) enums(p *Params) {
-	c.between("backend", int(p.Want), 0, int(Reference))
-	c.between("element type", int(p.DType), int(tensor.Invalid)+1, int(tensor.U8))
-	c.between("format", int(p.Format), 0, int(qkv.THD))
-	c.between("packing", int(p.Packing), 0, int(qkv.QKVGroups))
-	c.between("softmax type", int(p.Softmax), 0, int(Learnable))
-	c.between("bias", int(p.Bias), 0, int(ALiBi))
-	c.between("FP8 recipe", int(p.FP8), 0, int(NVFP4))
+	if !slices.Contains([]tensor.DType{tensor.F64, tensor.F32, tensor.F16, tensor.BF16}, p.DType) {
+		c.fault("element type %s: want a float of 16, 32 or 64 bits", p.DType)
+	}
 }

@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"io"
 	"strings"
-
-	"github.com/cprun/cprun/attention/qkv"
 )
 
 // Explain writes why the choice was made. Level 0 writes warnings alone; 1 adds the choice and its remedies; 2 adds the
@@ -21,7 +19,7 @@ func (c *Choice) Explain(w io.Writer, level int) {
 	}
 	fmt.Fprintf(&b, "attention: %s: %s\n", c.Backend, c.Reason)
 	for _, a := range c.Remedies {
-		fmt.Fprintf(&b, "attention: remedy %s for %s%s: %s; costs %s%s\n", a.Kind, a.Rule, inHop(a.Hop), a.Text, a.Cost, a.Remedy.absent())
+		fmt.Fprintf(&b, "attention: remedy %s for %s%s: %s%s; costs %s\n", a.Kind, a.Rule, inHop(a.Hop), a.Text, a.More, a.Cost)
 	}
 	if n := c.Workspace(); n > 0 {
 		fmt.Fprintf(&b, "attention: workspace of %.1f MiB for each layer's call\n", float64(n)/(1<<20))
@@ -33,8 +31,8 @@ func (c *Choice) Explain(w io.Writer, level int) {
 		}
 		for _, r := range c.Rejected {
 			fmt.Fprintf(&b, "attention: %s\n", r)
-			if r.Remedy.Kind != NoRemedy {
-				fmt.Fprintf(&b, "attention:   remedy: %s%s\n", r.Remedy.Text, r.Remedy.absent())
+			if r.Remedy != nil {
+				fmt.Fprintf(&b, "attention:   remedy: %s\n", r.Remedy.Text)
 			}
 		}
 		for _, n := range c.Named {
@@ -44,14 +42,6 @@ func (c *Choice) Explain(w io.Writer, level int) {
 		fmt.Fprintf(&b, "attention: able: %s\n", names(c.Able))
 	}
 	io.WriteString(w, b.String())
-}
-
-// absent returns a note on a remedy that this build does not carry out.
-func (r Remedy) absent() string {
-	if r.Built {
-		return ""
-	}
-	return " (not in this build)"
 }
 
 func inHop(hop string) string {
@@ -73,21 +63,10 @@ func names(bs []Backend) string {
 func (p *Params) describe(b *strings.Builder) {
 	line := func(format string, args ...any) { fmt.Fprintf(b, "attention: "+format+"\n", args...) }
 	line("machine: %s, cuDNN %s, flash %s", archName(p.Arch), p.CUDNN, p.Flash)
-	line("q %v, k %v, v %v, %s, %s %s, contiguous %t", p.axes(p.SeqQ, p.Heads, p.HeadDim),
-		p.axes(p.SeqKV, p.KVHeads, p.HeadDim), p.axes(p.SeqKV, p.KVHeads, p.HeadDimV), p.DType, p.Format, p.Packing, p.Contiguous)
+	line("q %v, k %v, v %v, %s", []int{p.Batch, p.SeqQ, p.Heads, p.HeadDim}, []int{p.Batch, p.SeqKV, p.KVHeads, p.HeadDim},
+		[]int{p.Batch, p.SeqKV, p.KVHeads, p.HeadDimV}, p.DType)
 	line("causal %t, window (%d, %d), documents %t", p.Causal, p.WindowLeft, p.WindowRight, p.Documents)
-	line("softmax %s, softcap %t, bias %s (gradient %t), dropout %t, largest logit %t", p.Softmax, p.Softcap, p.Bias, p.BiasGrad, p.Dropout, p.MaxLogit)
-	line("training %t, deterministic %t, CUDA graph %t, FP8 %s", p.Training, p.Deterministic, p.CUDAGraph, p.FP8)
+	line("sink %t, softcap %t, bias %t, largest logit %t", p.Sink, p.Softcap, p.Bias, p.MaxLogit)
+	line("training %t, deterministic %t", p.Training, p.Deterministic)
 	line("ranks %d, algorithm %s, gather %s, layout %s", p.ContextSize, p.Algorithm, p.Gather, p.Layout)
-}
-
-// axes returns the global shape of a tensor in the order of the format.
-func (p *Params) axes(seq, heads, dim int) []int {
-	switch p.Format {
-	case qkv.SBHD:
-		return []int{seq, p.Batch, heads, dim}
-	case qkv.THD:
-		return []int{p.Batch * seq, heads, dim}
-	}
-	return []int{p.Batch, seq, heads, dim}
 }

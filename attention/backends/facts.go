@@ -1,15 +1,15 @@
 package backends
 
-// Facts about versions of cuDNN by which more than a rule goes: plans and kernels ask the functions
-// of this file, so that each version stands once.
+// Facts about versions of cuDNN that more than one rule depends on. Plans and kernels call the functions of this
+// file, so that each version is written once.
 var (
 	// OldestCUDNN is the oldest version that the rules know.
-	OldestCUDNN = V(8, 9, 0)
+	OldestCUDNN = V(9, 0, 0)
 	// packsSince takes 64-bit offsets of documents and a packed LSE.
 	packsSince = V(9, 6, 0)
 	// clearsSince clears the workspace of the backward pass of packed documents itself.
 	clearsSince = V(9, 18, 0)
-	// matrixUntil is where a deterministic backward pass on Hopper no longer keeps the matrix dP.
+	// matrixUntil ends the versions whose deterministic backward pass on Hopper keeps the matrix dP.
 	matrixUntil = V(9, 25, 0)
 )
 

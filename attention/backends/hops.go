@@ -22,41 +22,32 @@ func (m MaskKind) String() string {
 	return [...]string{"full", "causal", "bottom-right causal", "band"}[m]
 }
 
-// Call is one kernel call of one hop: what a backend is asked for when the run goes on. Its
-// lengths and heads, in Params, are those of the call, not of the run.
+// Call is one kernel call of one hop. Its lengths and heads, in Params, are the call's, not the run's.
 type Call struct {
 	Params
 	Hop         string // "whole", "diagonal", "half keys", "half queries", "full", "off-diagonal band", "documents", "gathered"
 	Rank, Owner int    // an example: these queries, those keys
-	// QAt and KAt are where the rows of the call begin, in the block of the rank and of
-	// the owner.
+	// QAt and KAt are the first rows of the call, in the block of the rank and of the owner.
 	QAt, KAt int
 	Mask     MaskKind
-	// Left and Right are the window: how many keys before and behind the one that the
-	// mask aligns with a query are visible, -1: all, 0 on the right of a causal mask.
+	// Left and Right are the window: the visible keys before and after the one that the mask aligns with a query, -1:
+	// all, 0 on the right of a causal mask.
 	Left, Right int
 	// Rects is how many rectangles such as this one the hop has. A kernel of ours takes
 	// them all in one call.
 	Rects int
 	// MixedBands is set where documents of one hop have bands that differ.
 	MixedBands bool
-	// PaddedKeys is set by a remedy: keys were added that a padding mask must hide.
-	PaddedKeys bool
 	// ZeroedWorkspace is set by a remedy: the workspace is cleared before each call.
 	ZeroedWorkspace bool
 	// GrantedWorkspace is set by a remedy: the workspace may be as large as it needs to be.
 	GrantedWorkspace bool
-
-	done int // remedies already tried, a bit each
 }
 
 // Windowed reports whether a bound other than the causal one hides keys.
 func (c *Call) Windowed() bool {
 	return c.Left >= 0 || c.Mask == BandMask
 }
-
-// Padding reports whether the call needs a padding mask: packed documents, or padded keys.
-func (c *Call) Padding() bool { return c.Documents || c.PaddedKeys }
 
 func (c *Call) String() string {
 	mask := c.Mask.String()
@@ -99,8 +90,8 @@ func hopsOf(p Params) []Call {
 	return p.shares(inner, w.out)
 }
 
-// shares is the calls of each number of heads that a rank of a group of so many has: one unless heads do
-// not divide. A rank without heads makes no calls.
+// shares returns the calls for each number of heads that a rank of a group of inner ranks has: one set unless heads
+// do not divide. A rank without heads makes no calls.
 func (p Params) shares(inner int, calls []Call) []Call {
 	var out []Call
 	seen := map[[2]int]bool{}
@@ -119,7 +110,7 @@ func (p Params) shares(inner int, calls []Call) []Call {
 	return out
 }
 
-// sharing is how many ranks share a sequence while kernels run, and how many share its heads.
+// sharing returns the numbers of ranks that share a sequence while kernels run, and that share its heads.
 func (p Params) sharing() (ring, heads int) {
 	switch p.Algorithm {
 	case "ulysses":
@@ -130,10 +121,9 @@ func (p Params) sharing() (ring, heads int) {
 	return p.ContextSize, 1
 }
 
-// shape is the partition of one sequence. Documents are cut at lengths that are not known
-// here; the sequence stands for the longest, and a zigzag for what layouts of documents make of it: the
-// document layout has more such rectangles, which are no wider. Slices are not known either, and one over
-// the whole sequence stands for them.
+// shape returns the partition of one sequence. Lengths of documents and slices are not known here: one sequence
+// represents the longest document and the widest slice, and a zigzag the layouts by document, which have more such
+// rectangles, but none wider.
 func (p Params) shape(ranks int) partition.Shape {
 	layout, err := partition.New(p.Layout, []int{p.SeqQ})
 	if err != nil || partition.ByDocument(p.Layout) {
@@ -157,9 +147,8 @@ type walker struct {
 	gathered bool // the keys of a call are all that the rank reads
 }
 
-// rankPair holds all that the tiles of a rank and an owner follow from: the lengths of their
-// spans, and how far apart these stand, where it matters. Equal pairs have equal tiles, so
-// that many ranks cost few plans.
+// rankPair determines the tiles of a rank and an owner: the lengths of their spans, and the distances of these that
+// matter. Equal pairs have equal tiles, so that many ranks cost few plans.
 type rankPair struct {
 	own  bool
 	q, k [2]int
@@ -203,8 +192,8 @@ func (w *walker) spans(n int) [][]partition.Span {
 	return out
 }
 
-// apart is how far span t of keys begins behind span s of queries; one value stands for all
-// distances at which everything is visible, and one for those at which nothing is.
+// apart returns the distance of span t of keys from span s of queries. One value represents all distances at which
+// everything is visible, and one those at which nothing is.
 func apart(b partition.Band, s, t partition.Span) int {
 	const all, none = 1 << 62, 1<<62 + 1
 	least := t.Start - s.Start - (s.Len-1)*s.Stride
@@ -250,7 +239,7 @@ func (w *walker) gather(x *partition.Index) {
 	}
 }
 
-// block is the calls of a rank with a block of keys.
+// block adds the calls of a rank with a block of keys.
 func (w *walker) block(rank, owner int, tiles []partition.Tile) {
 	for _, t := range tiles {
 		c := w.base
@@ -301,7 +290,7 @@ func (c *Call) masked(lo, hi int) {
 	}
 }
 
-// name is what a reader calls this call: its place in the square of ranks, and its shape.
+// name returns the name of a call for a reader: its place in the square of ranks, and its shape.
 func (w *walker) name(c *Call) string {
 	ownQ := partition.Count(w.shape.Layout.Spans(w.shape.SeqQ, w.ranks, c.Rank))
 	ownK := partition.Count(w.shape.Layout.Spans(w.shape.SeqKV, w.ranks, c.Owner))

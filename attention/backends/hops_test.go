@@ -125,8 +125,8 @@ func (c *Call) pairs(add func(i, j int)) {
 	}
 }
 
-// TestSplitCoversEachPairOnce splits random bands down to the last part.
-func TestSplitCoversEachPairOnce(t *testing.T) {
+// TestCutCoversEachPairOnce cuts random bands down to the last part.
+func TestCutCoversEachPairOnce(t *testing.T) {
 	rng := rand.New(rand.NewPCG(7, 8))
 	splits := 0
 	for range 4000 {
@@ -152,7 +152,7 @@ func TestSplitCoversEachPairOnce(t *testing.T) {
 			if depth > 20 {
 				t.Fatalf("splitting %s does not end", &c)
 			}
-			parts := x.split()
+			parts := x.cut()
 			if len(parts) == 0 {
 				x.pairs(func(i, j int) { got[[2]int{i, j}]++ })
 				return
@@ -174,40 +174,6 @@ func TestSplitCoversEachPairOnce(t *testing.T) {
 	}
 	if splits < 1000 {
 		t.Errorf("only %d splits were tried", splits)
-	}
-}
-
-// TestPaddingHidesItself pads random calls and compares what the true queries see.
-func TestPaddingHidesItself(t *testing.T) {
-	rng := rand.New(rand.NewPCG(9, 10))
-	for range 2000 {
-		c := Call{Rects: 1}
-		c.SeqQ, c.SeqKV = 1+rng.IntN(20), 1+rng.IntN(20)
-		lo, hi := -rng.IntN(c.SeqQ), rng.IntN(c.SeqKV)
-		if hi+c.SeqQ < c.SeqKV || c.SeqKV-lo < c.SeqQ {
-			continue
-		}
-		c.masked(lo, hi)
-		for _, p := range c.padSequence(8) {
-			if p.SeqQ%8 != 0 || p.SeqKV%8 != 0 {
-				t.Fatalf("%s padded is %s", &c, &p)
-			}
-			got := 0
-			p.pairs(func(i, j int) {
-				if i >= c.SeqQ || p.PaddedKeys && j >= c.SeqKV {
-					return
-				}
-				got++
-				if j-i < lo || j-i > hi || j >= c.SeqKV {
-					t.Fatalf("%s padded to %s shows key %d to query %d", &c, &p, j, i)
-				}
-			})
-			want := 0
-			c.pairs(func(int, int) { want++ })
-			if got != want {
-				t.Fatalf("%s padded to %s has %d pairs, want %d", &c, &p, got, want)
-			}
-		}
 	}
 }
 

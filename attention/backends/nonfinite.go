@@ -15,11 +15,10 @@ func Dropped(cudnn Version) (rows []string, measured bool) {
 
 // fusedWarnings are rules that warn of cuDNN and do not reject it.
 var fusedWarnings = []Rule{
-	{ID: "fused-drops-nan", Backend: Fused, Warns: true,
+	{ID: "fused-drops-nan", Backend: Fused, Warns: true, // kernels
 		Speaks: func(c *Call) bool { return len(dropped[c.CUDNN]) > 0 },
 		Reason: "This version of cuDNN drops some NaN and infinities of q, k, v or dO, so a broken run may look sound.",
-		Fix:    "Set attention.backend to flash, which keeps them.",
-		Source: "kernels"},
+		Fix:    "Set attention.backend to flash, which keeps them."},
 }
 
 // Warnings returns the rules that warn of the chosen backend.

@@ -2,56 +2,51 @@ package backends
 
 import "slices"
 
-// Order is the preference among the backends on a range of architectures, fastest first: what holds
-// where the table of rates does not compare them.
-type Order struct {
-	Since, Until int // architectures [Since, Until), as in Params.Arch
-	Backends     []Backend
-	// Cheap is the rules whose remedies were measured to leave a backend faster than the next one
-	// without any. With others it comes behind those that need none, whatever its rate, unless all
-	// that they cost is an affordable part of the memory.
-	Cheap  []string
-	Source string
+// An order ranks the backends of a range of architectures, fastest first. It decides unless the table of rates
+// compares them.
+type order struct {
+	since    int // the first architecture, as in Params.Arch; the range ends at the next order
+	backends []Backend
+	// cheap lists rules with a remedy that was measured to leave the backend faster than the next one. A backend with
+	// another remedy ranks after backends without, unless the remedy costs only an affordable part of the memory.
+	cheap []string
 }
 
-// Orders is the table of preferences. Unfused writes a score matrix of the square of the length, so
-// it comes last of what runs on a GPU. On a GPU the reference runs only if named: it is slow, and
-// as an answer to auto it would hide that nothing else can run.
-var Orders = []Order{
-	{0, 1, []Backend{Flash, Reference, Unfused, Fused}, nil,
-		"CPU: the tiled kernels are the only fast ones; the reference is what they are tested against"},
-	{1, 90, []Backend{Flash, Fused, Unfused}, nil,
-		"U103, U104: on sm80, sm86 and sm89 fused attention is no faster than flash"},
-	{90, 1 << 30, []Backend{Fused, Flash, Unfused}, []string{"fused-one-rectangle"},
-		"U103, H03: fused attention is faster on Hopper and later than kernels of sm80: measured 593 TFLOP/s forward with cuDNN 9.19 and 350 with FlashAttention-2 on H200. " +
-			"With our kernels for Hopper the rates say which"},
+// orders is the table of preferences. // On sm80, sm86 and sm89 cuDNN is no faster than flash. On Hopper and later it is faster than kernels of sm80 (593
+// TFLOP/s forward with cuDNN 9.19, 350 with FlashAttention-2 on H200); with our kernels for Hopper the rates decide.
+// On a GPU the reference runs only if named: it is slow, and as an answer to auto it would hide that nothing else can
+// run.
+var orders = []order{
+	{0, []Backend{Flash, Reference}, nil},
+	{1, []Backend{Flash, Fused}, nil},
+	{90, []Backend{Fused, Flash}, []string{"fused-one-rectangle"}},
 }
 
-func orderOf(arch int) Order {
-	for _, o := range Orders {
-		if o.Since <= arch && arch < o.Until {
-			return o
+func orderOf(arch int) (o order) {
+	for _, row := range orders {
+		if row.since <= arch {
+			o = row
 		}
 	}
-	return Orders[0]
+	return o
 }
 
-// affordable is the part of a device's memory that a workspace of the square of the length may take
-// before a backend that needs it comes behind those that need none. Measured on H200 at 16K tokens, where it is an
-// eighth of the memory, deterministic fused attention is 1.2 to 2.2 times as fast as flash.
+// affordable is the share of a device's memory up to which a workspace of the square of the length leaves a backend
+// its rank. Measured on H200 at 16K tokens (an eighth of the memory), deterministic fused attention is 1.2 to 2.2
+// times as fast as flash.
 const affordable = 1. / 8
 
-// plain reports whether a backend runs as it is, or with what costs little.
-func (o *Order) plain(v verdict) bool {
+// plain reports whether a backend runs without a remedy, or with cheap ones.
+func (o *order) plain(v verdict) bool {
 	for _, a := range v.applied {
-		if !slices.Contains(o.Cheap, a.Rule) && !a.affordable() {
+		if !slices.Contains(o.cheap, a.Rule) && !a.affordable() {
 			return false
 		}
 	}
 	return true
 }
 
-// affordable reports whether what is applied is memory alone, and little of what the device has.
+// affordable reports whether the remedy costs memory alone, and a small share of the device's.
 func (a *Applied) affordable() bool {
 	if a.Kind != GrantWorkspace || len(a.Calls) == 0 {
 		return false

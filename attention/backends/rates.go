@@ -8,103 +8,84 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// Rate is how fast a backend was measured to be on a kind of attention.
-type Rate struct {
-	RateKey
-	Backend       Backend
-	Forward, Both float64 // TFLOP/s a GPU: of the forward pass, and of forward and backward
-	Source        *RateSource
+// A rate is the measured speed of a backend at a kind of attention.
+type rate struct {
+	rateKey
+	backend       Backend
+	forward, both float64 // TFLOP/s a GPU: of the forward pass, and of forward and backward
 }
 
-// RateKey is a kind of attention that is measured. Rates of different backends are compared only where
-// their keys are equal.
-type RateKey struct {
-	Arch          int // as in Params
-	DType         tensor.DType
-	Mask          RateMask
-	HeadDim       int // of q, k and v
-	Deterministic bool
+// A rateKey names a kind of attention. Rates of different backends are compared only if their keys are equal.
+type rateKey struct {
+	arch          int // as in Params
+	dtype         tensor.DType
+	mask          rateMask
+	headDim       int // of q, k and v
+	deterministic bool
 }
 
-// RateSource is where rates come from.
-type RateSource struct {
-	GPU           string
-	CUDNN, CUDA   string // versions
-	Commit        string // of cprun
-	Date, Command string
-}
+// A rateMask names a mask in the table of rates.
+type rateMask string
 
-func (s *RateSource) String() string {
-	return fmt.Sprintf("%s, cuDNN %s, CUDA %s, commit %s, %s: %s", s.GPU, s.CUDNN, s.CUDA, s.Commit, s.Date, s.Command)
-}
-
-// RateMask is a mask by the name that the table of rates has for it.
-type RateMask string
-
-// The masks that are measured. A window ends at the query's own key. Over ranks it is a band beside the
-// diagonal, which is another call.
+// The masks that are measured. A window ends at the query's own key. Over ranks it is a band beside the diagonal, which is
+// another call.
 const (
-	RateFull            RateMask = "full"
-	RateCausal          RateMask = "causal"
-	RateWindow          RateMask = "window"
-	RateWindowOverRanks RateMask = "window_over_ranks"
+	rateFull            rateMask = "full"
+	rateCausal          rateMask = "causal"
+	rateWindow          rateMask = "window"
+	rateWindowOverRanks rateMask = "window_over_ranks"
 )
 
-var rateMasks = []RateMask{RateFull, RateCausal, RateWindow, RateWindowOverRanks}
+var rateMasks = []rateMask{rateFull, rateCausal, rateWindow, rateWindowOverRanks}
 
-func (m RateMask) known() bool { return slices.Contains(rateMasks, m) }
-
-// Text returns the mask as a sentence has it.
-func (m RateMask) Text() string {
-	if m == RateFull {
+// text returns the mask as a sentence has it.
+func (m rateMask) text() string {
+	if m == rateFull {
 		return "no mask"
 	}
 	return strings.ReplaceAll(string(m), "_", " ")
 }
 
-// Rates returns the measured rates, in the order of the table.
-func Rates() []Rate { return slices.Clone(rateTable()) }
-
-// measured is the rates at the key of one p, of each backend that has one.
+// measured holds the rates at the key of one p, for each backend that has one.
 type measured struct {
-	key     RateKey
+	key     rateKey
 	forward bool // compare the forward pass alone
 	rates   map[Backend]float64
 }
 
-// measuredFor finds what of a table says how fast p is: its key, but with the head dim that the table
-// has, the smallest that is not below p's, or the largest. It finds nothing for what is not measured.
-func measuredFor(p Params, table []Rate) measured {
+// measuredFor looks up p's key in a table, with the head dim closest to p's: the smallest that is not below it, else
+// the largest. It finds nothing for a kind that is not measured.
+func measuredFor(p Params, table []rate) measured {
 	m := measured{forward: !p.Training, rates: map[Backend]float64{}}
 	var ok bool
-	if m.key, ok = rateKey(p); !ok {
+	if m.key, ok = keyOf(p); !ok {
 		return m
 	}
 	best := 0
 	for _, r := range table {
-		if r.RateKey == withDim(m.key, r.HeadDim) && (best == 0 || closer(p.HeadDim, r.HeadDim, best)) {
-			best = r.HeadDim
+		if r.rateKey == withDim(m.key, r.headDim) && (best == 0 || closer(p.HeadDim, r.headDim, best)) {
+			best = r.headDim
 		}
 	}
-	m.key.HeadDim = best
+	m.key.headDim = best
 	for _, r := range table {
-		if r.RateKey != m.key {
+		if r.rateKey != m.key {
 			continue
 		}
-		if m.rates[r.Backend] = r.Both; m.forward {
-			m.rates[r.Backend] = r.Forward
+		if m.rates[r.backend] = r.both; m.forward {
+			m.rates[r.backend] = r.forward
 		}
 	}
 	return m
 }
 
-func withDim(k RateKey, dim int) RateKey {
-	k.HeadDim = dim
+func withDim(k rateKey, dim int) rateKey {
+	k.headDim = dim
 	return k
 }
 
-// closer reports whether head dim a says more about dim than b does: the smallest that is not below it
-// is what kernels round up to, and above all of them the largest is next to it.
+// closer reports whether head dim a says more about dim than b does: kernels round up to the smallest that is not
+// below it, and above all of them the largest is the nearest.
 func closer(dim, a, b int) bool {
 	if a >= dim && b >= dim {
 		return a < b
@@ -112,39 +93,36 @@ func closer(dim, a, b int) bool {
 	return a > b
 }
 
-// rateKey is the key of p; false for what no row can be about, whatever it measures.
-func rateKey(p Params) (k RateKey, ok bool) {
-	k = RateKey{Arch: p.Arch, DType: p.DType, HeadDim: p.HeadDim, Deterministic: p.Deterministic}
-	if k.DType == tensor.F16 {
-		k.DType = tensor.BF16
+// keyOf returns the key of p, and false where no row can be about p.
+func keyOf(p Params) (k rateKey, ok bool) {
+	k = rateKey{arch: p.Arch, dtype: p.DType, headDim: p.HeadDim, deterministic: p.Deterministic}
+	if k.dtype == tensor.F16 {
+		k.dtype = tensor.BF16
 	}
-	plain := !p.Documents && !p.Softcap && !p.Dropout && p.Softmax == Vanilla && p.Bias == NoBias && p.FP8 == NoFP8 &&
+	plain := !p.Documents && !p.Softcap && !p.Sink && !p.Bias &&
 		p.HeadDim == p.HeadDimV && p.SeqQ == p.SeqKV
 	ranks, _ := p.sharing()
 	switch {
 	case !p.Causal && p.WindowLeft < 0 && p.WindowRight < 0:
-		k.Mask = RateFull
+		k.mask = rateFull
 	case !p.Causal: // a band, or a window on one side
 		return k, false
 	case p.WindowLeft < 0:
-		k.Mask = RateCausal
+		k.mask = rateCausal
 	case ranks == 1:
-		k.Mask = RateWindow
+		k.mask = rateWindow
 	default:
-		k.Mask = RateWindowOverRanks
+		k.mask = rateWindowOverRanks
 	}
 	return k, plain
 }
 
-// compares reports whether there are rates of more than one backend.
-func (m *measured) compares() bool { return len(m.rates) > 1 }
-
-// alike is the part of a rate by which two runs of the table differ for one and the same kernel of cuDNN: rates no further apart do not
-// compare.
+// alike is the relative difference below which two rates do not compare: two runs of the table differ by as much for
+// one kernel of cuDNN.
 const alike = 0.05
 
-// sort is an order of backends with those that are measured fastest first. They share the places that
-// they had; the rest stay where they are, and rates that are alike leave the order as it is.
+// sort returns order with the measured backends sorted by rate. They share the places that they had; the others keep
+// theirs, and rates that are alike leave the order unchanged.
 func (m *measured) sort(order []Backend) []Backend {
 	var fast []Backend
 	for _, b := range order {
@@ -166,13 +144,13 @@ func (m *measured) sort(order []Backend) []Backend {
 	return out
 }
 
-// about says the rates of b and of the others, "" where nothing is compared with b.
+// about describes the rates of b and of the others; it returns "" if nothing is compared with b.
 func (m *measured) about(b Backend, order []Backend) string {
-	if !m.compares() || m.rates[b] == 0 {
+	if len(m.rates) < 2 || m.rates[b] == 0 {
 		return ""
 	}
-	s := fmt.Sprintf("measured %.0f TFLOP/s at head dim %d, %s", m.rates[b], m.key.HeadDim, m.key.Mask.Text())
-	if m.key.Deterministic {
+	s := fmt.Sprintf("measured %.0f TFLOP/s at head dim %d, %s", m.rates[b], m.key.headDim, m.key.mask.text())
+	if m.key.deterministic {
 		s += ", deterministic"
 	}
 	if m.forward {

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cprun/cprun/attention/qkv"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -27,8 +26,7 @@ func checkChoice(t *testing.T, p Params) {
 			t.Fatalf("%+v: refused without a rule", p)
 		}
 		for _, r := range none.Rejected {
-			noise := r.Backend == Unfused && !p.Unbuilt && p.Arch > 0 && r.Rule != unfusedNotBuilt
-			if r.Reason == "" || r.Fix == "" || strings.Contains(none.Error(), " "+r.Rule) == noise && p.Want == Auto {
+			if r.Reason == "" || r.Fix == "" || !strings.Contains(none.Error(), " "+r.Rule) && p.Want == Auto {
 				t.Fatalf("%+v: the error does not explain %s", p, r.Rule)
 			}
 		}
@@ -44,9 +42,6 @@ func checkChoice(t *testing.T, p Params) {
 		t.Fatalf("%+v: chose %s, able are %v, reason %q", p, c.Backend, c.Able, c.Reason)
 	}
 	checkCured(t, c)
-	if !p.Unbuilt {
-		checkBuilt(t, c)
-	}
 	for _, b := range Backends {
 		v := judge(b, c.Params, c.Hops)
 		for _, id := range v.blocked {
@@ -59,25 +54,6 @@ func checkChoice(t *testing.T, p Params) {
 	c.Explain(&out, 2)
 	if !strings.Contains(out.String(), c.Backend.String()) {
 		t.Fatalf("explained without the choice: %s", &out)
-	}
-}
-
-// checkBuilt holds that a choice for this build relies on nothing that is not in it, and that one
-// with all that rules describe could have been made too.
-func checkBuilt(t *testing.T, c *Choice) {
-	t.Helper()
-	for _, a := range c.Remedies {
-		if !a.Built {
-			t.Fatalf("%+v: %s relies on %s, which is not built", c.Params, c.Backend, a.Kind)
-		}
-	}
-	if c.Backend == Unfused {
-		t.Fatalf("%+v: unfused was chosen, which is not built", c.Params)
-	}
-	p := c.Params
-	p.Unbuilt, p.Want = true, c.Backend
-	if _, err := Select(p); err != nil {
-		t.Fatalf("%+v: this build runs %s and one that has more does not: %v", p, c.Backend, err)
 	}
 }
 
@@ -110,15 +86,13 @@ func TestRandomChoicesHold(t *testing.T) {
 		p.Want = Backend(rng.IntN(4))
 		checkChoice(t, p)
 		_, kinds := outcomeOf(t, p)
-		p.Unbuilt = false
-		checkChoice(t, p)
 		for _, k := range kinds {
 			remedied[k]++
 		}
 	}
-	for k := PadHeadDims; k <= ZeroWorkspace; k++ {
-		if remedied[k.String()] < 5 {
-			t.Errorf("remedy %s was applied %d times", k, remedied[k.String()])
+	for k := SplitCall; k <= GrantWorkspace; k++ {
+		if remedied[k.String()] == 0 {
+			t.Errorf("remedy %s was never applied", k)
 		}
 	}
 }
@@ -149,42 +123,25 @@ func fuzzParams(b []byte) Params {
 	few := func(n int) int { return (next()%n + n) % n }
 	small := func() int { return next() % 300 }
 	return Params{
-		Unbuilt: few(2) == 0, ScaleNotAbove0: few(9) == 0,
-		Arch: []int{0, 75, 80, 86, 90, 100, 103, 110, 120, -1, 1000}[few(11)], CUDNN: V(8+few(2), few(30), few(5)), Flash: Version(few(2)),
+		ScaleNotAbove0: few(9) == 0,
+		Arch:           []int{0, 75, 80, 86, 90, 100, 103, 110, 120, -1, 1000}[few(11)], CUDNN: V(8+few(2), few(30), few(5)), Flash: Version(few(2)),
 		//lint:ignore SA4000 these are two draws
 		Disabled: uint8(few(256) & few(256)), Want: Backend(few(6)),
-		DType: tensor.DType(few(9)), Format: qkv.Format(few(4)), Packing: qkv.Packing(few(8)),
-		MixedFormats: few(5) == 0, Contiguous: few(5) > 0, Memory: int64(next()),
+		DType: tensor.DType(few(9)), Memory: int64(next()),
 		Batch: few(4), SeqQ: next(), SeqKV: next(), Heads: few(40), KVHeads: few(10), HeadDim: small(), HeadDimV: small(),
-		Causal: few(2) == 0, WindowLeft: small(), WindowRight: small(), Softcap: few(9) == 0, Dropout: few(5) == 0,
-		Softmax: SoftmaxType(few(4)), Bias: Bias(few(4)), BiasGrad: few(2) == 0, Documents: few(3) == 0,
-		Training: few(2) == 0, Deterministic: few(2) == 0, CUDAGraph: few(3) == 0, FP8: Recipe(few(7)),
+		Causal: few(2) == 0, WindowLeft: small(), WindowRight: small(), Softcap: few(9) == 0, Sink: few(5) == 0,
+		Bias: few(4) == 0, Documents: few(3) == 0,
+		Training: few(2) == 0, Deterministic: few(2) == 0,
 		ContextSize: few(12) - 1, InnerSize: few(5) - 1,
 		Algorithm: []string{"", "ring", "allgather", "ulysses", "hierarchical", "tree"}[few(6)],
 		Layout:    []string{"", "zigzag", "striped", "contiguous", "document", "spiral"}[few(6)],
 	}
 }
 
-// TestRemediesCompose needs two for one call: cut at the bottom right, and pad what is left.
-func TestRemediesCompose(t *testing.T) {
-	c := chosen(t, with("sq=1000 skv=4096 cudnn=8.9.7 want=fused strided=1"))
-	var kinds []RemedyKind
-	for _, a := range c.Remedies {
-		kinds = append(kinds, a.Kind)
-		if a.Text == "" || a.Cost == "" || a.Rule == "" {
-			t.Errorf("remedy %+v does not say what it does and costs", a)
-		}
-	}
-	slices.Sort(kinds)
-	if !slices.Equal(slices.Compact(kinds), []RemedyKind{PadSequence, MakeContiguous, SplitCall}) {
-		t.Errorf("remedies %v", kinds)
-	}
-}
-
 func TestNoBackendErrorListsAll(t *testing.T) {
-	msg := refused(t, with("cp=2 cudnn=8.9.5 flash=none off=reference docs=1")).Error()
+	msg := refused(t, with("cp=2 cudnn=9.0.0 flash=none off=flash docs=1 window=9")).Error()
 	for _, want := range []string{
-		"no attention backend", "fused-documents-9.1.0", "flash-not-built", "unfused-context", "reference-disabled",
+		"no attention backend", "fused-documents-9.1.0", "flash-not-built", "flash-disabled",
 		`in hop "documents"`, "Fix: Install cuDNN",
 	} {
 		if !strings.Contains(msg, want) {
@@ -194,7 +151,7 @@ func TestNoBackendErrorListsAll(t *testing.T) {
 }
 
 func TestExplain(t *testing.T) {
-	c := chosen(t, with("cudnn=9.1.0 d=192 dv=128 cp=2"))
+	c := chosen(t, with("cudnn=9.19.0 window=512 want=fused cp=2 off=flash"))
 	said := func(level int) string {
 		var b strings.Builder
 		c.Explain(&b, level)
@@ -203,10 +160,10 @@ func TestExplain(t *testing.T) {
 	if said(0) != "" {
 		t.Errorf("level 0 says %q", said(0))
 	}
-	if s := said(1); !strings.Contains(s, "attention: flash") || !strings.Contains(s, "pad-head-dims") || strings.Contains(s, "hop") {
+	if s := said(1); !strings.Contains(s, "attention: fused") || !strings.Contains(s, "split-call") {
 		t.Errorf("level 1 says %q", s)
 	}
-	for _, want := range []string{"sm90, cuDNN 9.1.0", "[1 4096 16 192]", "fused-head-dim-sm90-training-9.5.0", "half keys", "able: flash"} {
+	for _, want := range []string{"sm90, cuDNN 9.19.0", "[1 4096 16 128]", "flash-disabled", "off-diagonal band", "able: fused"} {
 		if !strings.Contains(said(2), want) {
 			t.Errorf("level 2 has no %q:\n%s", want, said(2))
 		}
@@ -226,27 +183,22 @@ func TestRulesAreWellFormed(t *testing.T) {
 				t.Errorf("%s: %q is not one sentence", r.ID, s)
 			}
 		}
-		if r.Source == "" || r.Until != 0 && r.Until <= r.Since {
-			t.Errorf("%s: source %q, versions %s to %s", r.ID, r.Source, r.Since, r.Until)
+		if r.Until != 0 && r.Until <= r.Since {
+			t.Errorf("%s: versions %s to %s", r.ID, r.Since, r.Until)
 		}
 	}
 }
 
-// TestOrdersCoverEveryArchitecture: one order each, with every backend in it once, but for the
-// reference, which is no answer to auto on a GPU.
-func TestOrdersCoverEveryArchitecture(t *testing.T) {
-	next := 0
-	for _, o := range Orders {
-		if o.Since != next || o.Source == "" {
-			t.Errorf("order from %d follows one up to %d; source %q", o.Since, next, o.Source)
+// The orders ascend, and no GPU's has the reference.
+func TestOrders(t *testing.T) {
+	for i, o := range orders {
+		if i > 0 && (o.since <= orders[i-1].since || slices.Contains(o.backends, Reference)) || orders[0].since != 0 {
+			t.Errorf("order from %d has %v", o.since, o.backends)
 		}
-		next = o.Until
-		bs := slices.Clone(o.Backends)
-		if o.Since > 0 {
-			bs = append(bs, Reference)
-		}
-		if slices.Sort(bs); !slices.Equal(bs, Backends) {
-			t.Errorf("order from %d has %v", o.Since, o.Backends)
+	}
+	for arch, want := range map[int]int{0: 0, 80: 1, 89: 1, 90: 90, 120: 90} {
+		if got := orderOf(arch).since; got != want {
+			t.Errorf("sm%d has the order from sm%d", arch, got)
 		}
 	}
 }
@@ -255,8 +207,6 @@ func TestWorkspace(t *testing.T) {
 	for params, want := range map[string]int64{
 		"want=flash":                         0,
 		"train=0":                            0,
-		"want=unfused h=2 s=1024":            2 * 2 * 2 * 1024 * 1024,
-		"want=unfused h=2 s=10 train=0":      2 * 2 * 10 * 10,
 		"h=2 s=1024":                         4*2*1024*128 + 4*2*1024,
 		"want=fused h=2 s=1000 batch=3 d=64": 3 * (4*2*1000*64 + 4*2*1000),
 		"h=2 s=1024 cp=2":                    4*2*512*128 + 4*2*512,

@@ -8,75 +8,46 @@ import "github.com/cprun/cprun/tensor"
 // every GPU that its list lacks, sm103 too; ours are those with little shared memory, for which there
 // are shapes that have run on no such GPU yet.
 var flashRules = []Rule{
-	{ID: "flash-not-built", Backend: Flash,
+	{ID: "flash-not-built", Backend: Flash, // U102
 		Speaks: func(c *Call) bool { return gpu(c) && c.Flash == 0 },
 		Reason: "This binary has no CUDA kernels.",
-		Fix:    "Build with the tag cuda.",
-		Source: "U102"},
-	{ID: "flash-arch-sm80", Backend: Flash,
+		Fix:    "Build with the tag cuda."},
+	{ID: "flash-arch-sm80", Backend: Flash, // U05
 		Speaks: func(c *Call) bool { return gpu(c) && c.Arch < 80 },
 		Reason: "The CUDA kernels need compute capability 8.0 or higher.",
-		Fix:    "Use an Ampere GPU or newer, or run on the CPU with --device cpu.",
-		Source: "U05"},
-	{ID: "flash-dtype-gpu", Backend: Flash,
+		Fix:    "Use an Ampere GPU or newer, or run on the CPU with --device cpu."},
+	{ID: "flash-dtype-gpu", Backend: Flash, // U09, kernels
 		Speaks: func(c *Call) bool {
 			return gpu(c) && c.DType != tensor.F16 && c.DType != tensor.BF16 && c.DType != tensor.F32
 		},
 		Reason: "The CUDA kernels compute in float32, float16 and bfloat16 only.",
-		Fix:    "Set precision.compute to bf16, fp16 or fp32.",
-		Source: "U09, kernels"},
-	{ID: "flash-dtype-cpu", Backend: Flash,
-		Speaks: func(c *Call) bool { return !gpu(c) && !isFloat(c.DType) },
-		Reason: "The CPU kernels compute with floats of 16, 32 and 64 bits only.",
-		Fix:    "Set precision.compute to bf16, fp16 or fp32.",
-		Source: "kernels"},
-	{ID: "flash-head-dim-multiple-8", Backend: Flash,
+		Fix:    "Set precision.compute to bf16, fp16 or fp32."},
+	{ID: "flash-head-dim-multiple-8", Backend: Flash, // U49
 		Speaks: func(c *Call) bool { return gpu(c) && (c.HeadDim%8 != 0 || c.HeadDimV%8 != 0) },
 		Reason: "The CUDA kernels read 16 bytes at once and need head dims that are multiples of 8.",
-		Fix:    "Pad the head dims to a multiple of 8.",
-		Source: "U49", Remedy: padTo8},
-	{ID: "flash-head-dims-differ", Backend: Flash,
+		Fix:    "Pad the head dims to a multiple of 8."},
+	{ID: "flash-head-dims-differ", Backend: Flash, // U49, H09
 		Speaks: func(c *Call) bool { return gpu(c) && c.HeadDim != c.HeadDimV },
 		Reason: "The CUDA kernels are compiled for one head dim of q, k and v.",
-		Fix:    "Pad the smaller head dim to the larger and slice the result.",
-		Source: "U49, H09", Remedy: padToLarger},
-	{ID: "flash-head-dim-256", Backend: Flash,
+		Fix:    "Pad the smaller head dim to the larger and slice the result."},
+	{ID: "flash-head-dim-256", Backend: Flash, // U49
 		Speaks: func(c *Call) bool { return gpu(c) && max(c.HeadDim, c.HeadDimV) > 256 },
 		Reason: "The CUDA kernels take head dims up to 256.",
-		Fix:    "Use a head dim of 256 or less.",
-		Source: "U49"},
-	{ID: "flash-head-dim-192-sm86", Backend: Flash,
+		Fix:    "Use a head dim of 256 or less."},
+	{ID: "flash-head-dim-192-sm86", Backend: Flash, // U49
 		Speaks: func(c *Call) bool {
 			return gpu(c) && c.Arch > 80 && c.Arch < 90 && max(c.HeadDim, c.HeadDimV) > 192
 		},
 		Reason: "Head dims over 192 have not run on sm86 and sm89, whose shared memory is small, and FlashAttention 2 takes none there.",
-		Fix:    "Use a head dim of 192 or less, or set attention.backend to reference.",
-		Source: "U49"},
-	{ID: "flash-strided", Backend: Flash,
-		Speaks: func(c *Call) bool { return gpu(c) && !c.Contiguous },
-		Reason: "The CUDA kernels read 16 bytes at once and need rows of a known layout.",
-		Fix:    "Make q, k and v contiguous.",
-		Source: "D08, section 5", Remedy: makeContiguous},
-	{ID: "flash-dropout", Backend: Flash,
-		Speaks: func(c *Call) bool { return c.Dropout },
-		Reason: "Our kernels have no dropout.",
-		Fix:    "Set dropout to 0, or use fused.",
-		Source: "U60"},
-	{ID: "flash-bias", Backend: Flash,
-		Speaks: func(c *Call) bool { return gpu(c) && c.Bias != NoBias },
+		Fix:    "Use a head dim of 192 or less, or set attention.backend to reference."},
+	{ID: "flash-bias", Backend: Flash, // U89, U90
+		Speaks: func(c *Call) bool { return gpu(c) && c.Bias },
 		Reason: "The CUDA kernels add no bias and no ALiBi to the scores.",
-		Fix:    "Set attention.backend to reference, or run on the CPU with --device cpu.",
-		Source: "U89, U90"},
-	{ID: "flash-max-logit", Backend: Flash,
+		Fix:    "Set attention.backend to reference, or run on the CPU with --device cpu."},
+	{ID: "flash-max-logit", Backend: Flash, // kernels
 		Speaks: func(c *Call) bool { return gpu(c) && c.MaxLogit },
 		Reason: "The CUDA kernels return no largest score.",
-		Fix:    "Set attention.backend to reference, or run on the CPU with --device cpu.",
-		Source: "kernels"},
-	{ID: "flash-fp8", Backend: Flash,
-		Speaks: fp8,
-		Reason: "Our kernels do not compute in FP8.",
-		Fix:    "Use fused, or set precision.fp8 to off.",
-		Source: "U12"},
+		Fix:    "Set attention.backend to reference, or run on the CPU with --device cpu."},
 }
 
 func gpu(c *Call) bool { return c.Arch > 0 }

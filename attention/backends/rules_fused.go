@@ -1,244 +1,94 @@
 package backends
 
 import (
-	"github.com/cprun/cprun/attention/qkv"
 	"github.com/cprun/cprun/tensor"
 )
 
-// fusedRunRules is what is known of cuDNN and decided by the run as a whole. Conditions that
-// the reference states as what is accepted stand here as what is refused.
-//
-// Left out is what Params cannot ask for: paged keys and KV caches (U36 to U46, C26, G02), the
-// largest logit (U31, C37), functions of the scores but soft caps (U34), FP8 tensors as inputs
-// (U21), slopes of ALiBi of one's own (U92) and biases that are shared by all queries (U93).
+// fusedRunRules reject cuDNN for the run as a whole. There are none about what this project never asks of cuDNN: dropout,
+// FP8, CUDA graphs, tensors that are not dense, paged keys.
 var fusedRunRules = []Rule{
-	{ID: "fused-gpu-only", Backend: Fused, NoGPU: true,
+	{ID: "fused-gpu-only", Backend: Fused, NoGPU: true, // U05
 		Speaks: func(c *Call) bool { return c.Arch == 0 },
 		Reason: "cuDNN runs on NVIDIA GPUs only.",
-		Fix:    "Use flash, or run on a GPU.",
-		Source: "U05"},
-	{ID: "fused-not-installed", Backend: Fused,
+		Fix:    "Use flash, or run on a GPU."},
+	{ID: "fused-not-installed", Backend: Fused, // C39
 		Speaks: func(c *Call) bool { return c.CUDNN == 0 },
 		Reason: "cuDNN is not installed.",
-		Fix:    "Install cuDNN 9, best 9.18.1 or newer.",
-		Source: "C39"},
-	{ID: "fused-not-built", Backend: Fused,
-		Speaks: func(c *Call) bool {
-			return !c.Unbuilt && (c.Dropout || c.Bias != NoBias || c.MaxLogit || sink(c) || fp8(c))
-		},
-		Reason: "This build asks cuDNN for no dropout, bias, sinks, largest scores or FP8.",
-		Fix:    "Leave these out.",
-		Source: "kernels"},
-	{ID: "fused-scale", Backend: Fused,
+		Fix:    "Install cuDNN 9, best 9.18.1 or newer."},
+	{ID: "fused-cudnn-9.0.0", Backend: Fused, Until: OldestCUDNN, // kernels
+		Speaks: always,
+		Reason: "cprun works with cuDNN 9.",
+		Fix:    "Install cuDNN 9.0.0 or newer."},
+	{ID: "fused-not-built", Backend: Fused, // kernels
+		Speaks: func(c *Call) bool { return c.Bias || c.MaxLogit || c.Sink },
+		Reason: "This build asks cuDNN for no bias, sinks or largest scores.",
+		Fix:    "Leave these out."},
+	{ID: "fused-scale", Backend: Fused, // kernels
 		Speaks: func(c *Call) bool { return c.ScaleNotAbove0 },
 		Reason: "cuDNN's backward pass faults with a scale of 0, and its softmax takes the largest score before scaling, which is wrong for a scale below 0.",
-		Fix:    "Use flash, or a scale above 0.",
-		Source: "kernels"},
-	{ID: "fused-cudnn-8.9.0", Backend: Fused, Until: OldestCUDNN,
-		Speaks: always,
-		Reason: "cuDNN before 8.9.0 has no fused attention for sequences of any length.",
-		Fix:    "Install cuDNN 8.9.0 or newer.",
-		Source: "C39"},
-	{ID: "fused-arch-sm80", Backend: Fused,
+		Fix:    "Use flash, or a scale above 0."},
+	{ID: "fused-arch-sm80", Backend: Fused, // U05
 		Speaks: func(c *Call) bool { return c.Arch < 80 },
 		Reason: "Fused attention needs compute capability 8.0 or higher.",
-		Fix:    "Use an Ampere GPU or newer, or run on the CPU with --device cpu.",
-		Source: "U05"},
-	{ID: "fused-arch-sm8x-8.9.3", Backend: Fused, Until: V(8, 9, 3),
-		Speaks: func(c *Call) bool { return c.Arch > 80 && c.Arch < 100 && c.Arch != 90 },
-		Reason: "cuDNN before 8.9.3 has fused attention for sm80 and sm90 only.",
-		Fix:    "Install cuDNN 8.9.3 or newer.",
-		Source: "C10"},
-	{ID: "fused-arch-sm100-9.7.0", Backend: Fused, Until: V(9, 7, 0),
+		Fix:    "Use an Ampere GPU or newer, or run on the CPU with --device cpu."},
+	{ID: "fused-arch-sm100-9.7.0", Backend: Fused, Until: V(9, 7, 0), // C10
 		Speaks: func(c *Call) bool { return c.Arch >= 100 },
 		Reason: "cuDNN before 9.7.0 has no fused attention for Blackwell.",
-		Fix:    "Install cuDNN 9.7.0 or newer.",
-		Source: "C10"},
-	{ID: "fused-sm120-9.18.1", Backend: Fused, Until: V(9, 18, 1),
+		Fix:    "Install cuDNN 9.7.0 or newer."},
+	{ID: "fused-sm120-9.18.1", Backend: Fused, Until: V(9, 18, 1), // C42, U58
 		Speaks: func(c *Call) bool { return c.Arch == 120 },
 		Reason: "cuDNN before 9.18.1 has no usable fused attention for sm120.",
-		Fix:    "Install cuDNN 9.18.1 or newer.",
-		Source: "C42, U58"},
-	{ID: "fused-sm120-deterministic", Backend: Fused,
+		Fix:    "Install cuDNN 9.18.1 or newer."},
+	{ID: "fused-sm120-deterministic", Backend: Fused, // C42
 		Speaks: func(c *Call) bool { return c.Arch == 120 && c.Deterministic && c.Training },
 		Reason: "cuDNN has no deterministic backward pass for sm120.",
-		Fix:    "Use flash, or set train.deterministic to false.",
-		Source: "C42"},
-	{ID: "fused-sm120-packed-documents", Backend: Fused,
-		Speaks: func(c *Call) bool {
-			return c.Arch == 120 && c.Documents && (c.Packing == qkv.QKV3HD || c.Packing == qkv.QKVH3D)
-		},
-		Reason: "On sm120 cuDNN takes packed documents only where q, k and v are not interleaved in one tensor.",
-		Fix:    "Keep q, k and v in separate tensors.",
-		Source: "C42, U59", Remedy: makeContiguous},
-	{ID: "fused-dtype", Backend: Fused,
+		Fix:    "Use flash, or set train.deterministic to false."},
+	{ID: "fused-dtype", Backend: Fused, // U11
 		Speaks: func(c *Call) bool { return c.DType != tensor.F16 && c.DType != tensor.BF16 },
 		Reason: "cuDNN's fused attention computes in float16 and bfloat16 only.",
-		Fix:    "Set precision.compute to bf16 or fp16.",
-		Source: "U11"},
-	{ID: "fused-strided", Backend: Fused,
-		Speaks: func(c *Call) bool { return !c.Contiguous },
-		Reason: "The strides of q, k and v are of no layout that this build asks cuDNN for.",
-		Fix:    "Make q, k and v contiguous.",
-		Source: "D08, section 5", Remedy: makeContiguous},
-	{ID: "fused-mixed-formats-9.7.0", Backend: Fused, Until: V(9, 7, 0),
-		Speaks: func(c *Call) bool { return c.MixedFormats },
-		Reason: "cuDNN before 9.7.0 needs the same order of axes in q as in k and v.",
-		Fix:    "Install cuDNN 9.7.0 or newer, or copy k and v.",
-		Source: "C30", Remedy: makeContiguous},
-	{ID: "fused-softcap", Backend: Fused,
+		Fix:    "Set precision.compute to bf16 or fp16."},
+	{ID: "fused-softcap", Backend: Fused, // U34
 		Speaks: func(c *Call) bool { return c.Softcap },
 		Reason: "cuDNN lets a soft cap change the scores only without masks and without context parallelism.",
-		Fix:    "Use flash, which has soft caps.",
-		Source: "U34"},
-	{ID: "fused-gqa-8.9.7", Backend: Fused, Until: V(8, 9, 7),
-		Speaks: func(c *Call) bool { return f16(c) && c.KVHeads != c.Heads },
-		Reason: "cuDNN before 8.9.7 needs as many KV heads as query heads.",
-		Fix:    "Install cuDNN 8.9.7 or newer, or use flash.",
-		Source: "C12"},
-	{ID: "fused-ban-9.10.0-9.10.1", Backend: Fused, Since: V(9, 10, 0), Until: V(9, 10, 2),
-		Speaks: f16,
+		Fix:    "Use flash, which has soft caps."},
+	{ID: "fused-ban-9.10.0-9.10.1", Backend: Fused, Since: V(9, 10, 0), Until: V(9, 10, 2), // C35
+		Speaks: always,
 		Reason: "cuDNN 9.10.0 and 9.10.1 have known bugs in 16-bit attention.",
-		Fix:    "Install cuDNN 9.10.2 or newer.",
-		Source: "C35"},
-	{ID: "fused-head-dims-packed", Backend: Fused,
-		Speaks: func(c *Call) bool { return c.HeadDim != c.HeadDimV && c.Packing != qkv.Separate },
-		Reason: "With different head dims of k and v, cuDNN needs q, k and v in separate tensors.",
-		Fix:    "Keep q, k and v in separate tensors.",
-		Source: "U47", Remedy: makeContiguous},
-	{ID: "fused-bias-8.9.6", Backend: Fused, Until: V(8, 9, 6),
-		Speaks: func(c *Call) bool { return c.Bias != NoBias },
-		Reason: "cuDNN before 8.9.6 has no bias in fused attention.",
-		Fix:    "Install cuDNN 8.9.6 or newer (9.0.0 on sm80), or drop the bias.",
-		Source: "C21"},
-	{ID: "fused-bias-sm80-9.0.0", Backend: Fused, Until: V(9, 0, 0),
-		Speaks: func(c *Call) bool { return c.Bias == PostScaleBias && c.Arch < 90 },
-		Reason: "cuDNN before 9.0.0 has a bias on sm90 and newer only.",
-		Fix:    "Install cuDNN 9.0.0 or newer, or drop the bias.",
-		Source: "C21"},
-	{ID: "fused-alibi-sm90", Backend: Fused,
-		Speaks: func(c *Call) bool { return c.Bias == ALiBi && c.Arch < 90 },
-		Reason: "cuDNN has ALiBi on sm90 and newer only.",
-		Fix:    "Drop ALiBi, or use a Hopper GPU or newer.",
-		Source: "C21"},
-	{ID: "fused-alibi-context", Backend: Fused,
-		Speaks: func(c *Call) bool { return c.Bias == ALiBi && c.ContextSize > 1 },
-		Reason: "cuDNN counts ALiBi's distances from the start of the block, which is wrong in a hop that is not the whole sequence.",
-		Fix:    "Set parallel.context to 1.",
-		Source: "U75, P13"},
-	{ID: "fused-bias-algorithm", Backend: Fused,
-		Speaks: func(c *Call) bool { return c.Bias == PostScaleBias && c.ContextSize > 1 && c.Algorithm != "ring" },
-		Reason: "Only the ring cuts a bias by hops.",
-		Fix:    "Set parallel.algorithm to ring.",
-		Source: "U79, P10, P11"},
-	{ID: "fused-padding-bias", Backend: Fused,
-		Speaks: func(c *Call) bool { return f16(c) && c.Padding() && c.Bias != NoBias },
-		Reason: "cuDNN takes no bias together with packed documents or padding.",
-		Fix:    "Drop the bias.",
-		Source: "C28, C29, U76"},
-	{ID: "fused-padding-dropout-9.7.0", Backend: Fused, Since: V(9, 7, 0),
-		Speaks: func(c *Call) bool { return f16(c) && c.Padding() && c.Dropout },
-		Reason: "From cuDNN 9.7.0 on, dropout excludes packed documents and padding.",
-		Fix:    "Set dropout to 0, or do not pack documents.",
-		Source: "C28"},
-	{ID: "fused-sink-9.13.1", Backend: Fused, Until: V(9, 13, 1),
-		Speaks: sink,
-		Reason: "Attention sinks (off-by-one and learnable softmax) came with cuDNN 9.13.1.",
-		Fix:    "Install cuDNN 9.13.1 or newer, or drop the sinks.",
-		Source: "C36"},
-	{ID: "fused-sink-documents-9.18.0", Backend: Fused, Until: V(9, 18, 0),
-		Speaks: func(c *Call) bool { return sink(c) && c.Documents },
-		Reason: "Attention sinks with packed documents came with cuDNN 9.18.0.",
-		Fix:    "Install cuDNN 9.18.0 or newer.",
-		Source: "U64, P07"},
-	{ID: "fused-sink-documents-gradient-9.26.0", Backend: Fused, Until: V(9, 26, 0),
-		Speaks: func(c *Call) bool {
-			d := c.HeadDimV
-			return c.Softmax == Learnable && c.Documents && c.Training && d != 64 && d != 128 && d != 256
-		},
-		Reason: "cuDNN before 9.26.0 has wrong gradients of learnable sinks in packed documents unless the head dim of v is 64, 128 or 256.",
-		Fix:    "Install cuDNN 9.26.0 or newer, or use one of these head dims.",
-		Source: "H13"},
-	{ID: "fused-sink-context", Backend: Fused,
-		Speaks: func(c *Call) bool { return sink(c) && c.ContextSize > 1 && c.Algorithm != "ulysses" },
-		Reason: "A sink belongs to the softmax of the whole row; calls that are merged would each count it again.",
-		Fix:    "Set parallel.algorithm to ulysses.",
-		Source: "U65, P07"},
-	{ID: "fused-sink-deterministic", Backend: Fused,
-		Speaks: func(c *Call) bool { return sink(c) && c.Deterministic },
-		Reason: "cuDNN's gradient of the sink is not deterministic.",
-		Fix:    "Set train.deterministic to false, or drop the sinks.",
-		Source: "U97"},
-	{ID: "fused-deterministic-sm80", Backend: Fused,
+		Fix:    "Install cuDNN 9.10.2 or newer."},
+	{ID: "fused-deterministic-sm80", Backend: Fused, // U98, U99
 		Speaks: func(c *Call) bool { return repeats(c) && c.Arch < 90 },
 		Reason: "Before Hopper, cuDNN's backward pass adds with atomics, so its bits differ from run to run.",
-		Fix:    "Use flash, or set train.deterministic to false.",
-		Source: "U98, U99"},
-	{ID: "fused-deterministic-8.9.5", Backend: Fused, Until: V(8, 9, 5),
-		Speaks: repeats,
-		Reason: "cuDNN before 8.9.5 has no deterministic backward pass.",
-		Fix:    "Install cuDNN 8.9.5 or newer, or use flash.",
-		Source: "U99"},
-	{ID: "fused-deterministic-bias-gradient", Backend: Fused,
-		Speaks: func(c *Call) bool { return repeats(c) && c.Bias != NoBias && c.BiasGrad },
-		Reason: "cuDNN's gradient of the bias is not deterministic.",
-		Fix:    "Set train.deterministic to false, or train without the bias.",
-		Source: "U99"},
-	{ID: "fused-sm100-dropout-bias", Backend: Fused,
-		Speaks: func(c *Call) bool {
-			return f16(c) && c.Arch >= 100 && c.Training && !c.Deterministic && c.Dropout && c.Bias != NoBias
-		},
-		Reason: "On Blackwell cuDNN trains with dropout or with a bias, not with both.",
-		Fix:    "Set dropout to 0, or drop the bias.",
-		Source: "C38"},
-	{ID: "fused-sm100-deterministic-9.18.1", Backend: Fused, Until: V(9, 18, 1),
-		Speaks: func(c *Call) bool { return f16(c) && c.Arch >= 100 && repeats(c) },
+		Fix:    "Use flash, or set train.deterministic to false."},
+	{ID: "fused-sm100-deterministic-9.18.1", Backend: Fused, Until: V(9, 18, 1), // C38
+		Speaks: func(c *Call) bool { return c.Arch >= 100 && repeats(c) },
 		Reason: "The deterministic backward pass for Blackwell came with cuDNN 9.18.1.",
-		Fix:    "Install cuDNN 9.18.1 or newer, or use flash.",
-		Source: "C38"},
-	{ID: "fused-sm100-deterministic-dropout-bias", Backend: Fused,
-		Speaks: func(c *Call) bool {
-			return f16(c) && c.Arch >= 100 && repeats(c) && (c.Dropout || c.Bias != NoBias)
-		},
-		Reason: "On Blackwell cuDNN's deterministic backward pass has neither dropout nor bias.",
-		Fix:    "Set dropout to 0 and drop the bias, or set train.deterministic to false.",
-		Source: "C38"},
-	{ID: "fused-documents-9.1.0", Backend: Fused, Until: V(9, 1, 0),
-		Speaks: func(c *Call) bool { return f16(c) && c.Documents },
+		Fix:    "Install cuDNN 9.18.1 or newer, or use flash."},
+	{ID: "fused-documents-9.1.0", Backend: Fused, Until: V(9, 1, 0), // C24, C30
+		Speaks: func(c *Call) bool { return c.Documents },
 		Reason: "cuDNN before 9.1.0 has no packed documents.",
-		Fix:    "Install cuDNN 9.6.0 or newer (9.1.0 without grouped KV heads), or use flash.",
-		Source: "C24, C30"},
-	{ID: "fused-documents-sm90", Backend: Fused,
+		Fix:    "Install cuDNN 9.6.0 or newer (9.1.0 without grouped KV heads), or use flash."},
+	{ID: "fused-documents-sm90", Backend: Fused, // C30
 		Speaks: func(c *Call) bool { return c.Documents && c.Arch < 90 },
 		Reason: "cuDNN takes packed documents on sm90 and newer only.",
-		Fix:    "Use flash.",
-		Source: "C30"},
-	{ID: "fused-documents-gqa-9.6.0", Backend: Fused, Until: V(9, 6, 0),
-		Speaks: func(c *Call) bool { return f16(c) && c.Documents && c.KVHeads != c.Heads },
+		Fix:    "Use flash."},
+	{ID: "fused-documents-gqa-9.6.0", Backend: Fused, Until: V(9, 6, 0), // C30
+		Speaks: func(c *Call) bool { return c.Documents && c.KVHeads != c.Heads },
 		Reason: "cuDNN before 9.6.0 needs as many KV heads as query heads for packed documents.",
-		Fix:    "Install cuDNN 9.6.0 or newer, or use flash.",
-		Source: "C30"},
-	{ID: "fused-documents-backward-sm90-9.18.0", Backend: Fused, Until: clearsSince,
+		Fix:    "Install cuDNN 9.6.0 or newer, or use flash."},
+	{ID: "fused-documents-backward-sm90-9.18.0", Backend: Fused, Until: clearsSince, // H13
 		Speaks: func(c *Call) bool {
-			return f16(c) && c.Documents && c.Arch == 90 && c.Training && !c.ZeroedWorkspace
+			return c.Documents && c.Arch == 90 && c.Training && !c.ZeroedWorkspace
 		},
 		Reason: "On Hopper cuDNN before 9.18.0 does not initialise the workspace of the backward pass of packed documents, which may give NaN.",
 		Fix:    "Install cuDNN 9.18.0 or newer.",
-		Source: "H13", Remedy: zeroWorkspace},
-	{ID: "fused-allgather-sm103-9.21", Backend: Fused, Since: V(9, 21, 0), Until: V(9, 22, 0),
+		Remedy: zeroWorkspace},
+	{ID: "fused-allgather-sm103-9.21", Backend: Fused, Since: V(9, 21, 0), Until: V(9, 22, 0), // H13
 		Speaks: func(c *Call) bool { return c.Arch == 103 && c.ContextSize > 1 && c.Algorithm == "allgather" },
 		Reason: "cuDNN 9.21 hangs under all-gather on sm103.",
-		Fix:    "Install cuDNN 9.22.0 or newer, or set parallel.algorithm to ring.",
-		Source: "H13"},
+		Fix:    "Install cuDNN 9.22.0 or newer, or set parallel.algorithm to ring."},
 }
 
 func always(*Call) bool { return true }
-
-// f16 reports whether the 16-bit kernels of cuDNN are asked for; those of FP8 have limits of
-// their own.
-func f16(c *Call) bool { return c.FP8 == NoFP8 }
-
-func sink(c *Call) bool { return c.Softmax != Vanilla }
 
 // repeats reports whether a backward pass must repeat bit for bit; the forward pass does.
 func repeats(c *Call) bool { return c.Training && c.Deterministic }

@@ -2,7 +2,6 @@ package backends
 
 import (
 	"regexp"
-	"strings"
 	"testing"
 )
 
@@ -31,15 +30,6 @@ func TestFixesNameVersionsThatHelp(t *testing.T) {
 		}
 		if v >= V(9, 10, 0) && v < V(9, 10, 2) {
 			t.Errorf("%s: its fix names %s, which is banned", r.ID, v)
-		}
-	}
-}
-
-// Unfused is a name that users of other tools type. No device has it, so no rule may advise it.
-func TestNoFixAdvisesUnfused(t *testing.T) {
-	for _, r := range rules {
-		if strings.Contains(r.Fix, "unfused") {
-			t.Errorf("%s: fix %q", r.ID, r.Fix)
 		}
 	}
 }

@@ -16,17 +16,16 @@ type Rejection struct {
 	// about the run as a whole. Example is one such call, with its rank, its lengths and its mask.
 	Hop     string
 	Example string
-	// Remedy is what makes the backend run it, if there is one.
-	Remedy Remedy
+	Remedy  *Remedy // nil: none
 }
 
 // Applied is a remedy that the choice relies on: the caller must carry it out.
 type Applied struct {
-	Remedy
+	*Remedy
 	Rule string // the rule that asked for it
 	Hop  string // as in Rejection
-	// Calls is what replaces the call, the first one of a hop of that name: padded, or cut in
-	// parts.
+	More string // about Text: " (3 calls)"
+	// Calls replace the call, the first one of a hop of that name.
 	Calls []Call
 }
 
@@ -34,19 +33,19 @@ type Applied struct {
 type Choice struct {
 	Backend Backend
 	Reason  string
-	// Rejected is every rule that rejects a backend that was not chosen, with a remedy or without;
-	// Remedies is what the chosen one needs.
+	// Rejected lists every rule that rejects a backend that was not chosen, with a remedy or without; Remedies lists
+	// the remedies of the chosen one.
 	Rejected []Rejection
 	Remedies []Applied
-	// Able is the backends that could run this, in the order of preference. Named could too, but auto
-	// does not take them on this machine: they run where they are named.
+	// Able lists the backends that could run this, in the order of preference. Named could too, but auto does not
+	// take them on this machine: they run only if named.
 	Able   []Backend
 	Named  []Backend
 	Params Params
 	Hops   []Call
 }
 
-// NoBackendError says that no backend that may be used can run what is asked for.
+// NoBackendError reports that no permitted backend can run the attention.
 type NoBackendError struct {
 	Want     Backend // Auto: all were tried
 	Params   Params
@@ -54,8 +53,7 @@ type NoBackendError struct {
 	Named    []Backend // can run it, but only if named: auto does not take them
 }
 
-// Error lists the rules that reject the backend that was named, or every backend, with their fixes. Of
-// unfused it says only that it is not in this build, since no other fix would help.
+// Error lists the rules that reject the backend that was named, or every backend, with their fixes.
 func (e *NoBackendError) Error() string {
 	var b strings.Builder
 	if e.Want == Auto {
@@ -63,10 +61,8 @@ func (e *NoBackendError) Error() string {
 	} else {
 		fmt.Fprintf(&b, "attention backend %s cannot run this:", e.Want)
 	}
-	notBuilt := slices.ContainsFunc(e.Rejected, func(r Rejection) bool { return r.Rule == unfusedNotBuilt })
 	for _, r := range e.Rejected {
-		asked := e.Want == Auto || r.Backend == e.Want
-		if helps := r.Backend != Unfused || !notBuilt || r.Rule == unfusedNotBuilt; asked && helps {
+		if e.Want == Auto || r.Backend == e.Want {
 			fmt.Fprintf(&b, "\n  %s", r)
 		}
 	}
@@ -91,8 +87,7 @@ func (r Rejection) String() string {
 	return fmt.Sprintf("%s: %s%s: %s Fix: %s", r.Backend, r.Rule, hop, r.Reason, r.Fix)
 }
 
-// Kinds returns the kinds of the remedies that the choice relies on, each once, in order: what the
-// device is told.
+// Kinds returns the kinds of the remedies that the choice relies on, each once, in order: the device gets them.
 func (c *Choice) Kinds() []RemedyKind { return KindsOf(c.Remedies) }
 
 // KindsOf returns the kinds of remedies, each once, in order.
@@ -105,12 +100,12 @@ func KindsOf(applied []Applied) []RemedyKind {
 	return slices.Compact(kinds)
 }
 
-// Select chooses the backend for p: the fastest that every hop of every rank can run, by the measured
-// rates, and by the order of the architecture where these do not say; those that need no remedy, or a
-// cheap one, before those that do. The error is a *NoBackendError, or says what is wrong with p itself.
+// Select chooses the backend for p: the fastest that every hop of every rank can run, by the measured rates, else by
+// the order of the architecture. Backends that need no remedy, or a cheap one, come before the others. The error is a
+// *NoBackendError, or names the faults of p itself.
 func Select(p Params) (*Choice, error) { return choose(p, rateTable()) }
 
-func choose(p Params, table []Rate) (*Choice, error) {
+func choose(p Params, table []rate) (*Choice, error) {
 	p, err := p.checked()
 	if err != nil {
 		return nil, err
@@ -122,14 +117,14 @@ func choose(p Params, table []Rate) (*Choice, error) {
 	}
 	m := measuredFor(p, table)
 	order := orderOf(p.Arch)
-	order.Backends = m.sort(order.Backends)
-	for _, b := range order.Backends {
+	order.backends = m.sort(order.backends)
+	for _, b := range order.backends {
 		if verdicts[b].ok {
 			c.Able = append(c.Able, b)
 		}
 	}
 	if p.Want != Auto && verdicts[p.Want].ok && !slices.Contains(c.Able, p.Want) {
-		c.Able = append(c.Able, p.Want) // the reference on a GPU runs where it is named
+		c.Able = append(c.Able, p.Want) // the reference on a GPU runs only if named
 	}
 	c.Backend, c.Reason = pick(p, order, m, verdicts)
 	for _, b := range Backends {
@@ -149,8 +144,8 @@ func choose(p Params, table []Rate) (*Choice, error) {
 	return c, nil
 }
 
-// Evaluate returns every rule that rejects any backend for p, over all hops, before and after
-// remedies. The error says what is wrong with p.
+// Evaluate returns every rule that rejects any backend for p, over all hops, before and after remedies. The error
+// names the faults of p.
 func Evaluate(p Params) ([]Rejection, error) {
 	p, err := p.checked()
 	if err != nil {
@@ -164,17 +159,17 @@ func Evaluate(p Params) ([]Rejection, error) {
 	return all, nil
 }
 
-// pick is the backend asked for if it can run, or the best of those that can; Auto if none.
-func pick(p Params, order Order, m measured, verdicts map[Backend]verdict) (Backend, string) {
+// pick returns the backend asked for if it can run, or the best able one; Auto if there is none.
+func pick(p Params, order order, m measured, verdicts map[Backend]verdict) (Backend, string) {
 	if p.Want != Auto {
 		if !verdicts[p.Want].ok {
 			return Auto, ""
 		}
 		return p.Want, "asked for" + verdicts[p.Want].remedied()
 	}
-	for _, tier := range [][]Backend{{Flash, Fused}, {Unfused}, {Reference}} {
+	for _, tier := range [][]Backend{{Flash, Fused}, {Reference}} {
 		for _, plain := range []bool{true, false} {
-			for _, b := range order.Backends {
+			for _, b := range order.backends {
 				v := verdicts[b]
 				if v.ok && slices.Contains(tier, b) && order.plain(v) == plain {
 					return b, reason(b, p, order, m, verdicts)
@@ -185,11 +180,11 @@ func pick(p Params, order Order, m measured, verdicts map[Backend]verdict) (Back
 	return Auto, ""
 }
 
-// reason says why b was picked: its place in the order, what passed over those before, and the rates that
+// reason explains the choice of b: its place in the order, the rejections of backends before it, and the rates that
 // were compared.
-func reason(b Backend, p Params, order Order, m measured, verdicts map[Backend]verdict) string {
+func reason(b Backend, p Params, order order, m measured, verdicts map[Backend]verdict) string {
 	var before []string
-	for _, o := range order.Backends {
+	for _, o := range order.backends {
 		if o == b {
 			break
 		}
@@ -201,7 +196,7 @@ func reason(b Backend, p Params, order Order, m measured, verdicts map[Backend]v
 		}
 	}
 	place, why := "first", before
-	if rates := m.about(b, order.Backends); rates != "" {
+	if rates := m.about(b, order.backends); rates != "" {
 		place, why = "fastest", append(why, rates)
 	}
 	if len(before) > 0 {

@@ -1,54 +1,12 @@
 package backends
 
-// split cuts a call into full rectangles, triangles and simpler bands that more versions of
-// a library can run than the band as it is: nil where nothing is left to cut. Parts that
-// share rows are merged by their LSE, which is what the accumulators of Kernel do.
-func (c Call) split() []Call {
-	if c.Documents {
-		return nil // each document has a diagonal of its own
-	}
-	c.done &^= 1 << SplitCall // a part may be split again; parts are strictly simpler
-	if c.Rects > 1 {          // each rectangle of the hop is a call of its own
-		c.Rects = 1
-		return []Call{c}
-	}
-	lo, hi := c.band()
-	p := parter{whole: c, lo: lo, hi: hi}
-	boundLeft, boundRight := c.Left >= 0, c.Right >= 0
-	// Rows below right meet the right bound, rows from left on meet the left one.
-	right, left := c.SeqKV-hi, -lo
-	switch {
-	case boundLeft && boundRight && left == 0 && right == c.SeqQ:
-		p.stairs()
-	case boundLeft && boundRight:
-		a, b := min(left, right), max(left, right)
-		p.cut(0, a, 0, c.SeqKV)
-		p.cut(a, b, 0, c.SeqKV)
-		p.cut(b, c.SeqQ, 0, c.SeqKV)
-	case boundRight:
-		p.cut(0, right, 0, hi)
-		p.cut(0, right, hi, c.SeqKV)
-		p.cut(right, c.SeqQ, 0, c.SeqKV)
-	case boundLeft:
-		n := c.SeqQ - left
-		p.cut(0, left, 0, c.SeqKV)
-		p.cut(left, c.SeqQ, 0, n)
-		p.cut(left, c.SeqQ, n, c.SeqKV)
-	}
-	if len(p.out) < 2 || len(p.out) > maxCalls {
-		return nil
-	}
-	return p.out
-}
-
-// cut is what of split this build does: the kernel on cuDNN takes rectangles one by one and cuts a
-// band by rows until each part has one diagonal, from the top left corner or to the bottom right one, with
-// or without a window before it (internal/cuda/dnn.Cut). nil where it leaves the call as it is.
+// cut splits a call as the kernel on cuDNN does (internal/cuda/dnn.Cut): rectangles run one by one, and a band is cut by
+// rows until each part has one diagonal, from the top left corner or to the bottom right one, with or without a window
+// before it. cut returns nil where the kernel leaves the call as it is. The parts share no rows.
 func (c Call) cut() []Call {
 	if c.Documents {
 		return nil
 	}
-	c.done &^= 1 << SplitCall
 	if c.Rects > 1 {
 		c.Rects = 1
 		return []Call{c}
@@ -104,20 +62,4 @@ func (p *parter) cut(q0, q1, k0, k1 int) {
 	c.SeqQ, c.SeqKV = q1-q0, k1-k0
 	c.masked(p.lo-k0+q0, p.hi-k0+q0)
 	p.out = append(p.out, c)
-}
-
-// stairs cuts a band in which every row meets both bounds: steps of rows, each a triangle at
-// either side and a rectangle between.
-func (p *parter) stairs() {
-	step := p.hi - p.lo
-	if step == 0 || p.whole.SeqQ > step*maxCalls {
-		return
-	}
-	for q := 0; q < p.whole.SeqQ; q += step {
-		end := min(q+step, p.whole.SeqQ)
-		n := end - q
-		p.cut(q, end, q+p.lo, q+p.lo+n)
-		p.cut(q, end, q+p.lo+n, q+p.hi)
-		p.cut(q, end, q+p.hi, q+p.hi+n)
-	}
 }

@@ -1,28 +1,16 @@
 package backends
 
-// Workspace returns the most bytes of device memory that the chosen backend takes beside its
-// inputs and outputs, over all hops and both passes of one layer.
+// Workspace returns the most bytes of device memory that the chosen backend takes beside its inputs and outputs, over all
+// hops and both passes of one layer: none for our kernels, which accumulate in the caller's buffers.
 func (c *Choice) Workspace() int64 {
-	most := 0.0
+	if c.Backend != Fused {
+		return 0
+	}
+	most := 0.0 // absurd lengths are large numbers, not wrong ones
 	for i := range c.Hops {
-		most = max(most, c.Hops[i].workspace(c.Backend))
+		most = max(most, c.Hops[i].fusedWorkspace())
 	}
 	return int64(most)
-}
-
-// workspace is in floating point so that absurd lengths are large numbers, not wrong ones.
-func (c *Call) workspace(b Backend) float64 {
-	switch b {
-	case Fused:
-		return c.fusedWorkspace()
-	case Unfused:
-		scores := scoreBytes(c)
-		if c.Training { // probabilities are kept, and their gradient stands beside them
-			scores *= 2
-		}
-		return scores
-	}
-	return 0 // our kernels accumulate in the caller's buffers
 }
 
 // fusedWorkspace is what cudnn-frontend asks for in the backward pass, as kernels/gpu reserves it: dQ in

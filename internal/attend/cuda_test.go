@@ -12,7 +12,6 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	rules "github.com/cprun/cprun/attention/backends"
 	"github.com/cprun/cprun/comm"
 	commdevice "github.com/cprun/cprun/comm/device"
 	"github.com/cprun/cprun/internal/cuda"
@@ -142,7 +141,7 @@ func TestScoresOnGPUs(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if c.Scores.Kind() == rules.NoBias && !c.Scores.MaxLogit {
+		if !c.Scores.Biased() && !c.Scores.MaxLogit {
 			specs = append(specs, Spec{Layout: "zigzag", Algorithm: "ring", Backend: "flash", DType: "fp32"})
 		}
 		c.Close()

@@ -99,7 +99,7 @@ func (s Spec) Check(c *Case, ranks int) error {
 			return fmt.Errorf("%s has no effect with --algorithm %s; leave it out, or give --algorithm %s", f.flag, s.Algorithm, f.needs)
 		}
 	}
-	if s.GatherHeads > 0 && (c.Scores.Kind() != rules.NoBias || c.Scores.MaxLogit) {
+	if s.GatherHeads > 0 && (c.Scores.Biased() || c.Scores.MaxLogit) {
 		return fmt.Errorf("--gather-heads %d: slopes, a bias and max_logit are of all heads; leave it out", s.GatherHeads)
 	}
 	if _, err = ring.New(s.Algorithm, s.spec(c, shape), 0); err != nil && !slices.Contains(ring.Gathers, s.Gather) {

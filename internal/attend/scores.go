@@ -9,7 +9,6 @@ import (
 	"strconv"
 
 	"github.com/cprun/cprun/attention"
-	rules "github.com/cprun/cprun/attention/backends"
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/device"
 	"github.com/cprun/cprun/internal/safetensors"
@@ -20,7 +19,8 @@ import (
 
 // Scores is what a case asks for beside scale, soft cap and mask.
 type Scores struct {
-	Sink     rules.SoftmaxType // what a sink adds to the softmax's denominator
+	Sink     bool // a tensor of logits in the softmax's denominator
+	OffByOne bool // a sink of constant 0
 	ALiBi    bool
 	Bias     []int // its shape [1 or batch, 1 or heads, seq, seq_kv]; nil: none
 	MaxLogit bool  // the largest scores are a result
@@ -71,17 +71,8 @@ func (c *Case) maxLogit() (err error) {
 	return nil
 }
 
-// Kind returns what the rules of backends call what is added to the scores. A bias stands for slopes
-// beside it.
-func (s *Scores) Kind() rules.Bias {
-	switch {
-	case s.Bias != nil:
-		return rules.PostScaleBias
-	case s.ALiBi:
-		return rules.ALiBi
-	}
-	return rules.NoBias
-}
+// Biased reports whether something is added to the scores.
+func (s *Scores) Biased() bool { return s.Bias != nil || s.ALiBi }
 
 func (c *Case) sink() error {
 	word := c.file.Metadata()["sink"]
@@ -89,10 +80,10 @@ func (c *Case) sink() error {
 	case c.has("sink") && word != "":
 		return fmt.Errorf("%s: tensor \"sink\" stands beside metadata \"sink\" %.64q; leave one of them out", c.Path, word)
 	case c.has("sink"):
-		c.Scores.Sink = rules.Learnable
+		c.Scores.Sink = true
 		return c.shaped("sink", c.Heads)
 	case word == offByOne:
-		c.Scores.Sink = rules.OffByOne
+		c.Scores.OffByOne = true
 	case word != "":
 		return fmt.Errorf("%s: metadata \"sink\" is %.64q; want %s, or a tensor \"sink\" [heads]", c.Path, word, offByOne)
 	}
@@ -146,10 +137,10 @@ func (c *Case) loadTerms(t tensor.DType, qs []partition.Span, dev *device.Device
 	whole := func(name string) func(View) error {
 		return func(host View) error { return c.file.ReadInto(name, host, 0) }
 	}
-	switch c.Scores.Sink {
-	case rules.OffByOne:
+	switch {
+	case c.Scores.OffByOne:
 		load("sink", &x.sink, heads, func(View) error { return nil }) // it is 0
-	case rules.Learnable:
+	case c.Scores.Sink:
 		load("sink", &x.sink, heads, whole("sink"))
 	}
 	room(&x.dsink, c.dsink(), heads)
@@ -234,7 +225,7 @@ func (x *terms) results() (list []*result) {
 }
 
 // dsink reports whether the gradient of the sinks is a result.
-func (c *Case) dsink() bool { return c.Scores.Sink == rules.Learnable && c.Backward }
+func (c *Case) dsink() bool { return c.Scores.Sink && c.Backward }
 
 // sinks folds the sinks in, if there are any, and computes their gradient.
 func (l *local) sinks(s attention.Sinks, acc attention.Partial) error {

@@ -3,7 +3,6 @@
 package backend
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 
@@ -76,10 +75,7 @@ func (e *keyError) Error() string { return e.text }
 func (e *keyError) Unwrap() error { return e.err }
 
 // Select returns the one backend that serves every attention of a run on a machine: the best that
-// all can use, so that one set of kernels is loaded and one order of sums is used throughout. It
-// relies on what this build has. For a machine that is assumed, if that is nothing, the answer is a
-// backend with remedies that rules describe and this build lacks, and says so; never unfused, which no
-// device has.
+// all can use, so that one set of kernels is loaded and one order of sums is used throughout.
 func Select(m machine.Machine, disabled uint8, requests ...Request) (*Choice, error) {
 	params := make([]backends.Params, len(requests))
 	for i := range requests {
@@ -88,22 +84,6 @@ func Select(m machine.Machine, disabled uint8, requests ...Request) (*Choice, er
 			return nil, err
 		}
 	}
-	c, err := choose(m, requests, params)
-	if err == nil || !m.Assumed || !errors.As(err, new(*backends.NoBackendError)) {
-		return c, err
-	}
-	for i := range params {
-		params[i].Unbuilt = true
-	}
-	c, unbuilt := choose(m, requests, params)
-	if unbuilt != nil || c.Backend == backends.Unfused {
-		return nil, err
-	}
-	c.Reason += "; not in this build, which has nothing for it"
-	return c, nil
-}
-
-func choose(m machine.Machine, requests []Request, params []backends.Params) (*Choice, error) {
 	each := make([]*backends.Choice, len(requests))
 	for i := range requests {
 		var err error

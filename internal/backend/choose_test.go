@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/cprun/cprun/attention/backends"
-	"github.com/cprun/cprun/attention/qkv"
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/machine"
 	"github.com/cprun/cprun/tensor"
@@ -29,10 +28,10 @@ func gpu(arch int, cudnn backends.Version) machine.Machine {
 func TestParamsAreTheRuns(t *testing.T) {
 	m := gpu(90, backends.V(9, 10, 2))
 	cfg := load(t, "cases/windows.yaml", 8, m, "train.deterministic=true", "attention.backend=fused")
-	got, err := params(cfg, m, 4095, Disabled(true, false, true))
+	got, err := params(cfg, m, 4095, Disabled(true, false))
 	want := backends.Params{
-		Arch: 90, CUDNN: backends.V(9, 10, 2), Flash: machine.BuiltFlash, Disabled: 1<<backends.Flash | 1<<backends.Unfused, Want: backends.Fused,
-		DType: tensor.BF16, Format: qkv.BSHD, Packing: qkv.Separate, Contiguous: true,
+		Arch: 90, CUDNN: backends.V(9, 10, 2), Flash: machine.BuiltFlash, Disabled: 1 << backends.Flash, Want: backends.Fused,
+		DType: tensor.BF16,
 		Batch: 1, SeqQ: 131072, SeqKV: 131072, Heads: 32, KVHeads: 8, HeadDim: 128, HeadDimV: 128,
 		Causal: true, WindowLeft: 4095, Training: true, Deterministic: true, ContextSize: 8, Algorithm: "ring", Gather: "auto", Layout: "zigzag",
 	}
@@ -124,64 +123,21 @@ func TestKindsHaveTheirOwnHops(t *testing.T) {
 }
 
 func TestNothingIsLeft(t *testing.T) {
-	_, err := Choose(load(t, "opticks.yaml", 2, machine.CPU()), machine.CPU(), Disabled(true, true, true))
+	_, err := Choose(load(t, "opticks.yaml", 2, machine.CPU()), machine.CPU(), Disabled(true, true))
 	if err != nil { // the reference is left on a CPU
 		t.Error(err)
 	}
 	cfg := load(t, "opticks.yaml", 2, machine.CPU())
 	cfg.Attention.Backend = "flash"
-	_, err = Choose(cfg, machine.CPU(), Disabled(true, false, false))
+	_, err = Choose(cfg, machine.CPU(), Disabled(true, false))
 	var none *backends.NoBackendError
 	if !errors.As(err, &none) || none.Want != backends.Flash || len(none.Rejected) == 0 {
 		t.Errorf("flash, switched off: %v", err)
 	}
 }
 
-func TestPeaks(t *testing.T) {
-	if p, ok := machine.PeakOf(87); !ok || p.Arch != 86 {
-		t.Errorf("sm87 is taken as %+v", p)
-	}
-	if _, ok := machine.PeakOf(70); ok {
-		t.Error("sm70 has a peak")
-	}
-}
-
-// A run relies on what is built alone; the plan of a machine that is assumed says what else would
-// help, where nothing else does, and marks it.
-func TestChoicesRelyOnWhatIsBuilt(t *testing.T) {
-	found := gpu(90, backends.V(8, 9, 7))
-	found.Assumed = false
-	r := Request{
-		Want: "fused", DType: tensor.BF16, Batch: 1, SeqQ: 1000, SeqKV: 1000, Heads: 4, KVHeads: 4, HeadDim: 64, HeadDimV: 64,
-		Causal: true, Window: -1, Training: true, Ranks: 1, Algorithm: "ring", Gather: "auto", Layout: "zigzag",
-	}
-	_, err := Select(found, 0, r)
-	var none *backends.NoBackendError
-	if !errors.As(err, &none) || !strings.Contains(err.Error(), "fused-seq-multiple-64") {
-		t.Errorf("lengths that need padding: %v", err)
-	}
-	c, err := Select(gpu(90, backends.V(8, 9, 7)), 0, r)
-	if err != nil || c.Backend != backends.Fused || len(c.Remedies) == 0 || c.Remedies[0].Built || !strings.Contains(c.Reason, "not in this build") {
-		t.Errorf("assumed: %+v, %v", c, err)
-	}
-	// Where this build has something, that is the answer, assumed or not.
-	r.Want = "auto"
-	for _, assumed := range []bool{false, true} {
-		m := gpu(90, backends.V(8, 9, 7))
-		m.Assumed = assumed
-		if c, err := Select(m, 0, r); err != nil || c.Backend != backends.Flash || len(c.Remedies) != 0 {
-			t.Errorf("assumed %t: %+v, %v; want flash as it is", assumed, c, err)
-		}
-	}
-	r.HeadDim, r.HeadDimV, r.Want = 100, 100, "flash"
-	if _, err := Select(found, 0, r); !errors.As(err, &none) {
-		t.Errorf("head dim 100 on flash: %v", err)
-	}
-}
-
 // Float32 on a GPU runs on flash. What is said of it names every other backend and why it was not taken;
-// where flash is off, the error does. That is so for machines that are assumed, too, and for unfused,
-// which no device has.
+// where flash is off, the error does, also for machines that are assumed.
 func TestFloat32OnAGPUNamesEveryBackend(t *testing.T) {
 	for _, ranks := range []int{1, 4} {
 		for _, assumed := range []bool{false, true} {
@@ -197,26 +153,16 @@ func TestFloat32OnAGPUNamesEveryBackend(t *testing.T) {
 			}
 			var said strings.Builder
 			c.Explain(&said, 2)
-			for _, w := range []string{"attention: flash: next on sm90: fused cannot run this (fused-dtype)", "fused: fused-dtype", "unfused: unfused-not-built", "reference: It can run this", "Fix: Set attention.backend to reference."} {
+			for _, w := range []string{"attention: flash: next on sm90: fused cannot run this (fused-dtype)", "fused: fused-dtype", "reference: It can run this", "Fix: Set attention.backend to reference."} {
 				if !strings.Contains(said.String(), w) {
 					t.Errorf("%d ranks, assumed %t: %s; want %q", ranks, assumed, said.String(), w)
 				}
 			}
 			_, err = Select(m, 1<<backends.Flash, r)
-			for _, w := range []string{"flash-disabled", "fused-dtype", "unfused-not-built", "reference: It can run this", "Fix: Set attention.backend to reference."} {
+			for _, w := range []string{"flash-disabled", "fused-dtype", "reference: It can run this", "Fix: Set attention.backend to reference."} {
 				if err == nil || !strings.Contains(err.Error(), w) {
 					t.Errorf("%d ranks, assumed %t: %v; want %q", ranks, assumed, err, w)
 				}
-			}
-			if err != nil && strings.Contains(err.Error(), "unfused-context") {
-				t.Errorf("%d ranks, assumed %t: advice on a backend that is not built: %v", ranks, assumed, err)
-			}
-			r.Want = "unfused"
-			if _, err := Select(m, 0, r); err == nil || !strings.Contains(err.Error(), "Use flash, fused or reference") {
-				t.Errorf("%d ranks, assumed %t: unfused: %v", ranks, assumed, err)
-			}
-			if _, err := Select(machine.CPU(), 0, r); err == nil || !strings.Contains(err.Error(), "unfused-gpu-only") {
-				t.Errorf("%d ranks on a CPU: unfused: %v", ranks, err)
 			}
 			r.Want = "reference"
 			if c, err := Select(m, 0, r); err != nil || c.Backend != backends.Reference {

@@ -5,7 +5,6 @@ import (
 	"io"
 
 	"github.com/cprun/cprun/attention/backends"
-	"github.com/cprun/cprun/attention/qkv"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
 )
@@ -28,15 +27,13 @@ func (c *Choice) Explain(w io.Writer, level int) {
 	}
 }
 
-// Layout returns the layout of q, k and v that a run's kernels are given.
-func Layout(p *backends.Params) qkv.Layout {
-	return qkv.Layout{Q: p.Format, KV: p.Format, Packing: p.Packing}
-}
+// Layout names the layout of the q, k and v that kernels get: three dense tensors [batch, seq, heads, head dim].
+const Layout = "bshd_bshd_bshd"
 
 // writeLayout writes the layout of the model's q, k and v of rank 0 in memory: three dense tensors of
 // its tokens.
 func writeLayout(w io.Writer, p *backends.Params) {
-	fmt.Fprintf(w, "attention: layout %s, three tensors in memory\n", Layout(p))
+	fmt.Fprintf(w, "attention: layout %s, three tensors in memory\n", Layout)
 	layout, err := partition.New(p.Layout, []int{p.SeqQ})
 	if err != nil {
 		return // Select has refused such parameters

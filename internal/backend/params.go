@@ -30,23 +30,9 @@ func typeOf(key, word string) tensor.DType {
 	return t
 }
 
-// recipe is the recipe of a word of precision.fp8.
-func recipe(word string) (backends.Recipe, error) {
-	for r := backends.NoFP8; r <= backends.NVFP4; r++ {
-		if r.String() == word {
-			return r, nil
-		}
-	}
-	return 0, fmt.Errorf("precision.fp8: no recipe %q", word)
-}
-
 // Requests returns the attentions of a resolved config, one for each distinct window of its layers, the
 // widest first. by is as in ChooseByWindow.
 func Requests(cfg *config.Config, by func(window int) *config.Config) ([]Request, error) {
-	fp8, err := recipe(cfg.Precision.FP8)
-	if err != nil {
-		return nil, err
-	}
 	var list []Request
 	ws := windows(cfg)
 	for _, w := range ws {
@@ -56,7 +42,7 @@ func Requests(cfg *config.Config, by func(window int) *config.Config) ([]Request
 			Batch: cfg.Train.MicroBatchSize, SeqQ: cfg.Data.SeqLen, SeqKV: cfg.Data.SeqLen,
 			Heads: cfg.Model.NumAttentionHeads, KVHeads: cfg.Model.NumKeyValueHeads,
 			HeadDim: cfg.Model.HeadDim, HeadDimV: cfg.Model.HeadDim,
-			Causal: true, Window: w, Documents: cfg.Data.PackDocuments, FP8: fp8,
+			Causal: true, Window: w, Documents: cfg.Data.PackDocuments,
 			Training: true, Deterministic: cfg.Train.Deterministic,
 			Ranks: cfg.Parallel.Context, Inner: inner(own), Algorithm: own.Parallel.Algorithm, Gather: own.Parallel.Gather, Layout: cfg.Parallel.Layout,
 		})
@@ -93,12 +79,12 @@ func width(window int) int {
 }
 
 // Disabled returns the bits of backends.Params for backends that are switched off.
-func Disabled(flash, fused, unfused bool) uint8 {
-	var bits uint8
-	for b, off := range map[backends.Backend]bool{backends.Flash: flash, backends.Fused: fused, backends.Unfused: unfused} {
-		if off {
-			bits |= 1 << b
-		}
+func Disabled(flash, fused bool) (bits uint8) {
+	if flash {
+		bits |= 1 << backends.Flash
+	}
+	if fused {
+		bits |= 1 << backends.Fused
 	}
 	return bits
 }

@@ -2,7 +2,6 @@ package backend
 
 import (
 	"github.com/cprun/cprun/attention/backends"
-	"github.com/cprun/cprun/attention/qkv"
 	"github.com/cprun/cprun/internal/machine"
 	"github.com/cprun/cprun/tensor"
 )
@@ -27,10 +26,9 @@ type Request struct {
 	Documents          bool
 	DocumentKeys       bool // documents have lengths in keys of their own
 	Slices             bool // in place of all other masks
-	FP8                backends.Recipe
-	Softmax            backends.SoftmaxType // a sink
-	Bias               backends.Bias
-	BiasGrad, MaxLogit bool
+	Sink               bool
+	Bias               bool // or ALiBi
+	MaxLogit           bool
 
 	Training, Deterministic bool
 
@@ -58,11 +56,11 @@ func (r *Request) params(m machine.Machine, disabled uint8) (backends.Params, er
 		right = 0
 	}
 	return On(backends.Params{
-		Want: want, DType: r.DType, Format: qkv.BSHD, Packing: qkv.Separate, Contiguous: true,
+		Want: want, DType: r.DType,
 		Batch: r.Batch, SeqQ: r.SeqQ, SeqKV: r.SeqKV, Heads: r.Heads, KVHeads: r.KVHeads, HeadDim: r.HeadDim, HeadDimV: r.HeadDimV,
 		Causal: r.Causal, TopLeft: r.TopLeft, WindowLeft: r.Window, WindowRight: right, Softcap: r.Softcap, ScaleNotAbove0: r.ScaleNotAbove0,
-		Softmax: r.Softmax, Bias: r.Bias, BiasGrad: r.BiasGrad, MaxLogit: r.MaxLogit, Documents: r.Documents, DocumentKeys: r.DocumentKeys, Slices: r.Slices,
-		Training: r.Training, Deterministic: r.Deterministic, FP8: r.FP8,
+		Sink: r.Sink, Bias: r.Bias, MaxLogit: r.MaxLogit, Documents: r.Documents, DocumentKeys: r.DocumentKeys, Slices: r.Slices,
+		Training: r.Training, Deterministic: r.Deterministic,
 		ContextSize: r.Ranks, InnerSize: r.Inner, Algorithm: r.Algorithm, Gather: r.Gather, Layout: r.Layout,
 	}, m, disabled), nil
 }

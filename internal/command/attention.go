@@ -166,8 +166,8 @@ func chooseFor(spec *attend.Spec, c *attend.Case, ranks int) (notes []string, er
 			Want: want, DType: dtype,
 			Batch: batch, SeqQ: c.SeqQ, SeqKV: c.SeqKV, Heads: c.Heads, KVHeads: c.KVHeads, HeadDim: c.HeadDim, HeadDimV: c.HeadDimV,
 			Causal: m.Causal, TopLeft: m.TopLeft, Window: m.Left, Ahead: m.Right, BoundedAhead: m.Right >= 0, Slices: m.Slices != nil, Softcap: c.Softmax.Softcap != 0, ScaleNotAbove0: !(c.Softmax.Scale > 0),
-			Documents: m.Docs != nil, DocumentKeys: m.DocsKV != nil, Training: c.Backward, Softmax: c.Scores.Sink,
-			Bias: c.Scores.Kind(), BiasGrad: c.Scores.Bias != nil && c.Backward, MaxLogit: c.Scores.MaxLogit,
+			Documents: m.Docs != nil, DocumentKeys: m.DocsKV != nil, Training: c.Backward,
+			Sink: c.Scores.Sink || c.Scores.OffByOne, Bias: c.Scores.Biased(), MaxLogit: c.Scores.MaxLogit,
 			Ranks: ranks, Inner: spec.Groups(c, ranks), Algorithm: spec.Algorithm, Gather: spec.Gather, Layout: spec.Layout,
 		})
 	})

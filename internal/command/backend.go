@@ -46,7 +46,7 @@ func ask(debug int, choose func(disabled uint8) (*backend.Choice, error)) (chose
 	if err != nil {
 		return chosen{}, &InputError{err}
 	}
-	c, err := choose(backend.Disabled(env.NoFlash, env.NoFused, env.NoUnfused))
+	c, err := choose(backend.Disabled(env.NoFlash, env.NoFused))
 	if err != nil {
 		if line := launch.Honoured(); line != "" {
 			err = fmt.Errorf("%w\n%s", err, line)

@@ -25,7 +25,7 @@ func (o *Options) decider(m machine.Machine) (*plan.Decider, error) {
 	if err != nil {
 		return nil, &InputError{err}
 	}
-	d.Disabled = backend.Disabled(env.NoFlash, env.NoFused, env.NoUnfused)
+	d.Disabled = backend.Disabled(env.NoFlash, env.NoFused)
 	d.Costs = known
 	return d, nil
 }

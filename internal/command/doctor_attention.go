@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 
 	"github.com/cprun/cprun/attention/backends"
@@ -14,11 +13,22 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// doctorShapes are the kinds of runs that doctor tries, by the names of backend.Features.
-var doctorShapes = []string{"one rank", "all-gather instead of a ring", "sliding window of 4096", "packed documents", "q/k head dim 192, v 128", "deterministic"}
+// doctorRuns are the kinds of runs that doctor tries: changes of a common one.
+var doctorRuns = []struct {
+	name   string
+	change func(r *backend.Request)
+}{
+	{"causal, 32:8 heads, head dim 128, training, ring over 8", func(*backend.Request) {}},
+	{"one rank", func(r *backend.Request) { r.Ranks = 1 }},
+	{"all-gather instead of a ring", func(r *backend.Request) { r.Algorithm = "allgather" }},
+	{"q/k head dim 192, v 128", func(r *backend.Request) { r.HeadDim, r.KVHeads = 192, r.Heads }},
+	{"sliding window of 4096", func(r *backend.Request) { r.Window = 4095 }},
+	{"packed documents", func(r *backend.Request) { r.Documents, r.Layout = true, "document" }},
+	{"deterministic", func(r *backend.Request) { r.Deterministic = true }},
+}
 
-// attentionReport tries the rules on the machine: which backend common runs get, kinds with the same ones on one line, and
-// with verbose for each backend that none of them gets, why.
+// attentionReport tries the rules on the machine: it prints the backend of common runs, kinds with the same ones on one
+// line. If verbose, it prints for each backend that none of them gets the rules that reject it.
 func attentionReport(w io.Writer, m machine.Machine, verbose bool) error {
 	env, err := launch.Attention()
 	if err != nil {
@@ -28,63 +38,51 @@ func attentionReport(w io.Writer, m machine.Machine, verbose bool) error {
 	possible, spoke := map[backends.Backend]bool{}, []backends.Rejection{}
 	var order []string
 	kinds := map[string][]string{} // by backends
-	add := func(backends, kind string) {
-		if kinds[backends] == nil {
-			order = append(order, backends)
+	for _, run := range doctorRuns {
+		r := backend.Request{
+			DType: tensor.BF16, Batch: 1, SeqQ: 32768, SeqKV: 32768, Heads: 32, KVHeads: 8, HeadDim: 128, HeadDimV: 128,
+			Causal: true, Window: -1, Training: true, Ranks: 8, Algorithm: "ring", Gather: "auto", Layout: "zigzag",
 		}
-		kinds[backends] = append(kinds[backends], kind)
-	}
-	for _, f := range backend.Features {
-		common := f.Name == backend.Features[0].Name
-		if !common && !slices.Contains(doctorShapes, f.Name) {
-			continue
+		if m.Device() == "cpu" {
+			r.DType = tensor.F32 // what a CPU computes in
 		}
-		p := backend.On(backend.Common(), m, backend.Disabled(env.NoFlash, env.NoFused, env.NoUnfused))
-		if m.Arch == 0 {
-			p.DType = tensor.F32 // what a CPU computes in
-		}
-		f.Set(&p)
-		name := f.Name
-		if common {
-			name = "causal, 32:8 heads, head dim 128, training, ring over 8"
-		}
-		c, err := backends.Select(p)
+		run.change(&r)
+		line := "none"
+		c, err := backend.Select(m, backend.Disabled(env.NoFlash, env.NoFused), r)
 		var none *backends.NoBackendError
 		switch {
 		case errors.As(err, &none):
-			add("none", name)
 			spoke = append(spoke, none.Rejected...)
-			continue
 		case err != nil:
-			return fmt.Errorf("attention rules for %s: %w", f.Name, err)
-		}
-		var others []string
-		for _, b := range c.Able {
-			possible[b] = true
-			if b != c.Backend {
-				others = append(others, b.String())
+			return fmt.Errorf("attention rules for %s: %w", run.name, err)
+		default:
+			line = c.Backend.String()
+			var others []string
+			for _, b := range c.Layers[0].Able {
+				possible[b] = true
+				if b != c.Backend {
+					others = append(others, b.String())
+				}
 			}
+			if len(others) > 0 {
+				line += " (also " + strings.Join(others, ", ") + ")"
+			}
+			spoke = append(spoke, c.Rejected...)
 		}
-		line := c.Backend.String()
-		if len(others) > 0 {
-			line += " (also " + strings.Join(others, ", ") + ")"
+		if kinds[line] == nil {
+			order = append(order, line)
 		}
-		add(line, name)
-		spoke = append(spoke, c.Rejected...)
+		kinds[line] = append(kinds[line], run.name)
 	}
 	for _, line := range order {
 		fmt.Fprintf(w, "  %s: %s\n", line, strings.Join(kinds[line], "; "))
 	}
-	if !verbose {
-		return nil
-	}
 	said := map[string]bool{}
 	for _, r := range spoke {
-		if possible[r.Backend] || said[r.Rule] {
-			continue
+		if verbose && !possible[r.Backend] && !said[r.Rule] {
+			said[r.Rule] = true
+			fmt.Fprintf(w, "  not %s, %s: %s\n    fix: %s\n", r.Backend, r.Rule, r.Reason, r.Fix)
 		}
-		said[r.Rule] = true
-		fmt.Fprintf(w, "  not %s, %s: %s\n    fix: %s\n", r.Backend, r.Rule, r.Reason, r.Fix)
 	}
 	return nil
 }

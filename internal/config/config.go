@@ -102,7 +102,7 @@ type Parallel struct {
 
 // Attention is the kernel's backend.
 type Attention struct {
-	Backend  string // flash, fused, unfused, reference, auto
+	Backend  string // flash, fused, reference, auto
 	SMMargin int    // processors of a GPU that flash leaves free
 	Debug    int
 }

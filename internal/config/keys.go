@@ -266,10 +266,10 @@ var runKeys = []key{
 		doc: "how long a rank may stall before the others name it and end the run; auto: 5m until steps have been " +
 			"timed, then 20 times the longest step, from 2m to 5m, and never less than 5 steps"},
 
-	{path: "attention.backend", def: "auto", choices: []string{"flash", "fused", "unfused", "reference", "auto"},
+	{path: "attention.backend", def: "auto", choices: []string{"flash", "fused", "reference", "auto"},
 		at: func(c *Config) any { return &c.Attention.Backend },
-		doc: "flash (our kernels), fused (cuDNN, needs CUDA), reference (float64, slow), unfused (not in this " +
-			"build); auto: the fastest that can run, see docs/backends.md"},
+		doc: "flash (our kernels), fused (cuDNN, needs CUDA), reference (float64, slow); auto: the " +
+			"fastest that can run, see docs/backends.md"},
 	{path: "attention.sm_margin", def: "0", max: maxSMMargin, at: func(c *Config) any { return &c.Attention.SMMargin },
 		doc: "processors (SMs) that flash on Hopper GPUs leaves to kernels that run beside it, such as NCCL's, as in " +
 			"FlashAttention-3; attention is slower by their share; refused on a CPU and with another backend; if " +

@@ -61,7 +61,7 @@ func CUDA(o CUDAOptions) (d Device, err error) {
 		NewStream: s.further, NewClock: s.clock,
 		close: func() error { return closeAll(closers) },
 	}
-	if peak, ok := machine.PeakOf(s.dev.Arch); ok {
+	if peak, ok := machine.CardFor(s.dev.Arch); ok {
 		d.PeakTFLOPs = peak.BF16 / 1e12
 		if o.Compute == tensor.F32 {
 			d.PeakTFLOPs = peak.FP32 / 1e12

@@ -12,17 +12,16 @@ import (
 // They mean here what they mean there: integers, of which any but 0 is true, and every product
 // of the last two but 0 and 1 is the most that is said.
 const (
-	envFlashAttn   = "NVTE_FLASH_ATTN"
-	envFusedAttn   = "NVTE_FUSED_ATTN"
-	envUnfusedAttn = "NVTE_UNFUSED_ATTN"
-	envDebug       = "NVTE_DEBUG"
-	envDebugLevel  = "NVTE_DEBUG_LEVEL"
+	envFlashAttn  = "NVTE_FLASH_ATTN"
+	envFusedAttn  = "NVTE_FUSED_ATTN"
+	envDebug      = "NVTE_DEBUG"
+	envDebugLevel = "NVTE_DEBUG_LEVEL"
 )
 
 // AttentionEnv is what the environment says about attention's backends.
 type AttentionEnv struct {
-	NoFlash, NoFused, NoUnfused bool
-	Debug                       int // NVTE_DEBUG times NVTE_DEBUG_LEVEL: 0, 1 or 2
+	NoFlash, NoFused bool
+	Debug            int // NVTE_DEBUG times NVTE_DEBUG_LEVEL: 0, 1 or 2
 }
 
 var nvteVariables = []struct {
@@ -31,7 +30,6 @@ var nvteVariables = []struct {
 }{
 	{envFlashAttn, "0: attention.backend flash is not chosen; 1 is the default", func(e *AttentionEnv, n int) { e.NoFlash = n == 0 }},
 	{envFusedAttn, "0: attention.backend fused (cuDNN) is not chosen; 1 is the default", func(e *AttentionEnv, n int) { e.NoFused = n == 0 }},
-	{envUnfusedAttn, "accepted; attention.backend unfused is not in this build", func(e *AttentionEnv, n int) { e.NoUnfused = n == 0 }},
 	{envDebug, "1: NVTE_DEBUG_LEVEL counts", func(e *AttentionEnv, n int) { e.Debug = n }},
 	{envDebugLevel, "with NVTE_DEBUG=1: at least that much is said about the choice of a backend, as attention.debug 0, 1 or 2",
 		func(e *AttentionEnv, n int) {

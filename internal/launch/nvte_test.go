@@ -11,9 +11,9 @@ func TestAttentionEnv(t *testing.T) {
 		want AttentionEnv
 	}{
 		{"", AttentionEnv{}},
-		{"NVTE_FLASH_ATTN=1 NVTE_FUSED_ATTN=1 NVTE_UNFUSED_ATTN=1", AttentionEnv{}},
+		{"NVTE_FLASH_ATTN=1 NVTE_FUSED_ATTN=1", AttentionEnv{}},
 		{"NVTE_FLASH_ATTN=0", AttentionEnv{NoFlash: true}},
-		{"NVTE_FUSED_ATTN=0 NVTE_UNFUSED_ATTN=0", AttentionEnv{NoFused: true, NoUnfused: true}},
+		{"NVTE_FUSED_ATTN=00", AttentionEnv{NoFused: true}},
 		{"NVTE_DEBUG=1", AttentionEnv{}},
 		{"NVTE_DEBUG_LEVEL=2", AttentionEnv{}},
 		{"NVTE_DEBUG=0 NVTE_DEBUG_LEVEL=2", AttentionEnv{}},
@@ -23,13 +23,13 @@ func TestAttentionEnv(t *testing.T) {
 		{"NVTE_DEBUG=1 NVTE_DEBUG_LEVEL=3", AttentionEnv{Debug: 2}},
 		{"NVTE_DEBUG=1 NVTE_DEBUG_LEVEL=-1", AttentionEnv{Debug: 2}},
 		{"NVTE_DEBUG=2 NVTE_DEBUG_LEVEL=1", AttentionEnv{Debug: 2}},
-		{"NVTE_FLASH_ATTN=2 NVTE_FUSED_ATTN=-1 NVTE_UNFUSED_ATTN=00", AttentionEnv{NoUnfused: true}},
+		{"NVTE_FLASH_ATTN=2 NVTE_FUSED_ATTN=-1", AttentionEnv{}},
 	} {
 		if got, err := attentionEnv(lookupIn(c.set)); err != nil || got != c.want {
 			t.Errorf("%q: %+v, %v; want %+v", c.set, got, err, c.want)
 		}
 	}
-	for _, bad := range []string{"NVTE_FLASH_ATTN=", "NVTE_FLASH_ATTN=no", "NVTE_FUSED_ATTN=1.0", "NVTE_UNFUSED_ATTN=0x1", "NVTE_DEBUG=true", "NVTE_DEBUG_LEVEL=INFO", "NVTE_DEBUG_LEVEL=4294967296"} {
+	for _, bad := range []string{"NVTE_FLASH_ATTN=", "NVTE_FLASH_ATTN=no", "NVTE_FUSED_ATTN=1.0", "NVTE_FUSED_ATTN=0x1", "NVTE_DEBUG=true", "NVTE_DEBUG_LEVEL=INFO", "NVTE_DEBUG_LEVEL=4294967296"} {
 		name, _, _ := strings.Cut(bad, "=")
 		if _, err := attentionEnv(lookupIn(bad)); err == nil || !strings.Contains(err.Error(), name) || !strings.Contains(err.Error(), "want an integer") {
 			t.Errorf("%s: %v", bad, err)

@@ -11,15 +11,15 @@ import (
 	"github.com/cprun/cprun/internal/config"
 )
 
-// assumption is one key of --assume.
+// An assumption is one key of --assume.
 type assumption struct {
 	name, want string
 	gpu        bool // describes a GPU: makes no sense where arch is a CPU
 	set        func(m *Machine, value string) error
 }
 
-// assumptions in the order of the help text. The ranges are what machines can have: a value
-// outside is a slip of the keyboard.
+// assumptions in the order of the help text. The ranges are those of real machines: a value outside them is a typing
+// error.
 var assumptions = []assumption{
 	{"gpu", "the name of a card such as h200, h100, a100 or b200", true, setCard},
 	{"arch", "sm90, 90 or cpu", false, setArch},
@@ -52,7 +52,7 @@ var assumptions = []assumption{
 // AssumeHelp is the keys of --assume for a help text.
 const AssumeHelp = "plan for another machine: gpu=h200 (or arch=sm90),cudnn=9.1.0,flash=built,gpus=8,hosts=16,memory=80G,link=450G,net=50G as `k=v,...` (repeatable)"
 
-// AssumeError says with Msg what is wrong with the --assume flag Arg.
+// AssumeError is a fault of the --assume flag Arg; Msg describes it.
 type AssumeError struct{ Arg, Msg string }
 
 func (e *AssumeError) Error() string { return fmt.Sprintf("--assume %.200q: %s", e.Arg, e.Msg) }
@@ -90,7 +90,7 @@ func Assume(args []string) (Machine, error) {
 	return m, errors.Join(faults...)
 }
 
-// describe fills what a card that is named says, where it is not said otherwise.
+// describe fills the figures of a named card that no key sets.
 func (m *Machine) describe(given map[string]string) []error {
 	card, ok := CardOf(m.Name)
 	if !ok {
@@ -113,7 +113,10 @@ func (m *Machine) describe(given map[string]string) []error {
 func setCard(m *Machine, v string) error {
 	card, ok := CardOf(v)
 	if !ok {
-		keys := CardKeys()
+		var keys []string
+		for _, c := range cards {
+			keys = append(keys, c.Key)
+		}
 		if meant := config.Nearest(v, keys); meant != "" {
 			return fmt.Errorf("no such card here; did you mean %s?", meant)
 		}
@@ -200,7 +203,7 @@ func setFlash(m *Machine, v string) error {
 	return nil
 }
 
-// size is config's, within bounds.
+// size parses a size within bounds.
 func size(v string, least, most int64) (int64, error) {
 	n, err := config.ParseSize(v)
 	if err == nil && (n < least || n > most) {

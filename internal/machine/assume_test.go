@@ -117,3 +117,14 @@ func FuzzAssume(f *testing.F) {
 		}
 	})
 }
+
+func TestCardFor(t *testing.T) {
+	for arch, want := range map[int]string{80: "a100-40g", 87: "a40", 90: "h100", 101: "b200", 200: "rtx-pro-6000"} {
+		if c, ok := CardFor(arch); !ok || c.Key != want {
+			t.Errorf("sm%d is taken as %+v", arch, c)
+		}
+	}
+	if c, ok := CardFor(70); ok {
+		t.Errorf("sm70 is taken as %+v", c)
+	}
+}

@@ -2,7 +2,7 @@ package machine
 
 import "strings"
 
-// Card is a GPU that --assume gpu= names, by what its data sheet promises.
+// Card is a GPU that --assume gpu= names, with the figures of its data sheet.
 type Card struct {
 	Key       string // h200
 	Name      string // as the driver calls it
@@ -16,9 +16,11 @@ type Card struct {
 
 const gib = 1 << 30
 
-// Cards by age. Sources: NVIDIA's data sheets of each. Memory is what the driver says there is, or the nominal size less
-// what ECC and the driver of such cards keep.
-var Cards = []Card{
+// cards by age; the first of an architecture represents the cards that are not named. Sources: NVIDIA's data sheets,
+// without sparsity; NVLink has half of its figure in each direction. Memory is the driver's figure, or the nominal
+// size less the share that ECC and the driver of such cards keep. RTX PRO 6000: an eighth of the 4 PFLOP/s of FP4
+// with sparsity.
+var cards = []Card{
 	{"a100-40g", "NVIDIA A100-SXM4-40GB", 80, 39 * gib, 300e9, 312e12, 19.5e12, 1555e9},
 	{"a100", "NVIDIA A100-SXM4-80GB", 80, 79 * gib, 300e9, 312e12, 19.5e12, 2039e9},
 	{"a40", "NVIDIA A40", 86, 44 * gib, 32e9, 149.7e12, 37.4e12, 696e9},
@@ -33,7 +35,7 @@ var Cards = []Card{
 
 // CardOf returns the card of a key or of a driver's name.
 func CardOf(name string) (Card, bool) {
-	for _, c := range Cards {
+	for _, c := range cards {
 		if strings.EqualFold(c.Key, name) || c.Name == name {
 			return c, true
 		}
@@ -41,34 +43,27 @@ func CardOf(name string) (Card, bool) {
 	return Card{}, false
 }
 
-// CardKeys lists what gpu= takes.
-func CardKeys() []string {
-	keys := make([]string, len(Cards))
-	for i, c := range Cards {
-		keys[i] = c.Key
-	}
-	return keys
-}
-
-// card returns the card of a machine: that of its name, else the common one of its architecture.
+// card returns the card with the machine's name, else the common one of its architecture.
 func (m Machine) card() (Card, bool) {
 	if c, ok := CardOf(m.Name); ok {
 		return c, true
 	}
-	p, ok := PeakOf(m.Arch)
-	if !ok || m.Arch == 0 {
-		return Card{}, false
-	}
-	for _, c := range Cards {
-		if c.Arch == p.Arch && c.BF16 == p.BF16 {
-			return c, true
-		}
-	}
-	return Card{}, false
+	return CardFor(m.Arch)
 }
 
-// Against returns how many times as fast as another card this machine computes, and moves memory, by the data sheets; 1
-// where they do not say.
+// CardFor returns the common card of an architecture, or of the newest one before it (a new GPU is at least as fast); false
+// below the first.
+func CardFor(arch int) (card Card, ok bool) {
+	for _, c := range cards {
+		if c.Arch <= arch && c.Arch > card.Arch {
+			card, ok = c, true
+		}
+	}
+	return card, ok
+}
+
+// Against returns the ratios of this machine's compute and memory rates to another card's, by the data sheets; 1 if
+// they are not known.
 func (m Machine) Against(name string) (flops, memory float64) {
 	mine, ok := m.card()
 	other, known := CardOf(name)

@@ -38,9 +38,7 @@ type Remedy struct {
 	Text string `json:"text"`
 	Cost string `json:"cost"`
 	Rule string `json:"rule"` // which it answers
-	// Built says that this build carries it out; on a machine that is assumed it may not.
-	Built bool   `json:"built"`
-	Hop   string `json:"hop,omitempty"`
+	Hop  string `json:"hop,omitempty"`
 }
 
 func attentionOf(c *backend.Choice) Attention {
@@ -55,9 +53,9 @@ func attentionOf(c *backend.Choice) Attention {
 		a.Named = append(a.Named, Named{Backend: b.String(), Reason: reason, Fix: fix})
 	}
 	for _, r := range c.Remedies {
-		a.Remedies = append(a.Remedies, Remedy{Kind: r.Kind.String(), Text: r.Text, Cost: r.Cost, Rule: r.Rule, Built: r.Built, Hop: r.Hop})
+		a.Remedies = append(a.Remedies, Remedy{Kind: r.Kind.String(), Text: r.Text + r.More, Cost: r.Cost, Rule: r.Rule, Hop: r.Hop})
 	}
-	a.Layout = backend.Layout(&c.Layers[0].Params).String()
+	a.Layout = backend.Layout
 	return a
 }
 

@@ -98,11 +98,7 @@ func (p *Plan) attention(b *strings.Builder) {
 	fmt.Fprintf(b, "\nattention   backend %s; q, k, v in layout %s\n", a.Backend, a.Layout)
 	for i, r := range a.Remedies {
 		if first, hops := together(a.Remedies, i, func(x *Remedy) (string, string) { return x.Kind + x.Text, x.Hop }); first {
-			absent := ""
-			if !r.Built {
-				absent = "\n              not in this build"
-			}
-			fmt.Fprintf(b, "            with %s%s: %s\n              costs %s%s\n", r.Kind, hops, r.Text, r.Cost, absent)
+			fmt.Fprintf(b, "            with %s%s: %s\n              costs %s\n", r.Kind, hops, r.Text, r.Cost)
 		}
 	}
 	for i, r := range a.Rejected {

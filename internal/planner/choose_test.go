@@ -145,7 +145,7 @@ func (k known) Call(c Call) float64 {
 }
 
 func TestChoiceOfABackend(t *testing.T) {
-	a := Asked{Backends: []string{"fused", "flash", "unfused"}}
+	a := Asked{Backends: []string{"fused", "flash", "reference"}}
 	c := caseOf(1<<14, 4, 4, Kind{-1, 1}, Kind{512, 3})
 	if got := chosen(t, c, a, known{fastLinks, map[string]float64{"flash": 1.2, "fused": 1}}); got.Ranked[0].Backend != "flash" || len(got.Ranked) != 4 {
 		t.Errorf("%+v", got.Ranked)

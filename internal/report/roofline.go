@@ -160,8 +160,8 @@ var archOf = regexp.MustCompile(`(?:^|,)arch=sm(\d+)`)
 func roofOf(p *Plan) roof {
 	if m := archOf.FindStringSubmatch(p.Machine); m != nil {
 		arch, _ := strconv.Atoi(m[1])
-		if peak, ok := machine.PeakOf(arch); ok {
-			r := roof{flops: peak.BF16, link: peak.Link, says: "data sheet of " + peak.GPU}
+		if peak, ok := machine.CardFor(arch); ok {
+			r := roof{flops: peak.BF16, link: peak.Link, says: "data sheet of " + peak.Name}
 			if p.option("precision.compute") == "fp32" {
 				r.flops = peak.FP32
 			}

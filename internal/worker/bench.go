@@ -84,7 +84,7 @@ func (p *process) benchComm(ctx context.Context, r *bench.Rank, task job.Bench) 
 		return err
 	}
 	r.Transports = transports
-	if peak, ok := machine.PeakOf(task.Machine.Arch); ok {
+	if peak, ok := machine.CardFor(task.Machine.Arch); ok {
 		r.LinkGBps = peak.Link / 1e9
 	}
 	err = r.Comm(ctx, *task.Comm, func(row bench.Transfer) error {

@@ -45,7 +45,7 @@ var notOfShapes = []string{"flash-head-dims-differ", "flash-head-dim-192-sm86"}
 // flashTakes reports whether no rule speaks against head dims, but for notOfShapes.
 func flashTakes(t *testing.T, arch int, dtype tensor.DType, qk, v int) bool {
 	rejected, err := backends.Evaluate(backends.Params{
-		Arch: arch, Flash: backends.V(1, 0, 0), DType: dtype, Contiguous: true, Batch: 1, SeqQ: 4096, SeqKV: 4096,
+		Arch: arch, Flash: backends.V(1, 0, 0), DType: dtype, Batch: 1, SeqQ: 4096, SeqKV: 4096,
 		Heads: 4, KVHeads: 2, HeadDim: qk, HeadDimV: v, Causal: true, WindowLeft: -1, Training: true, ContextSize: 1,
 		Algorithm: "ring", Layout: "zigzag",
 	})

@@ -61,7 +61,7 @@ func TestWorkspacesAgree(t *testing.T) {
 func chosenWorkspace(t *testing.T, s FusedShape) int64 {
 	t.Helper()
 	c, err := backends.Select(backends.Params{
-		Arch: 90, CUDNN: backends.V(9, 19, 0), Want: backends.Fused, DType: tensor.BF16, Contiguous: true,
+		Arch: 90, CUDNN: backends.V(9, 19, 0), Want: backends.Fused, DType: tensor.BF16,
 		Batch: s.Batch, SeqQ: s.SeqQ, SeqKV: s.SeqK, Heads: s.Heads, KVHeads: s.KVHeads, HeadDim: s.Dim, HeadDimV: s.DimV,
 		Causal: true, WindowLeft: -1, Documents: s.Packed, Training: s.Training, Deterministic: s.Deterministic,
 	})
