@@ -1,22 +1,43 @@
-// Package qkv knows the layouts in which q, k and v lie in memory: three tensors or views of one
-// packed tensor, with the batch or the sequence first, or documents one behind another. It names
-// them, finds which one three views have, checks a declared one to the stride, and places or copies
-// tensors so.
+// Package qkv knows the layouts of q, k and v in memory: three tensors, or views of one packed tensor, with the batch or the
+// sequence first, or documents one after another. Named finds a Layout by its name, Layout.Dims finds lengths by shapes,
+// Layout.Place returns the views.
 package qkv
 
 import (
 	"fmt"
 	"slices"
+	"strings"
 )
 
-// Layout says where every element of q, k and v lies: the order of batch, sequence and
-// heads of q and of k and v, and how the three share memory. It is comparable. A kernel that
-// is given the layout, the address of the first element and the lengths needs no strides.
+// Format is the order of the axes of q, k and v in memory.
+type Format uint8
+
+// The formats. THD packs documents one after another, without padding.
+const (
+	BSHD Format = iota
+	SBHD
+	THD
+)
+
+// Packing describes how q, k and v share memory.
+type Packing uint8
+
+// The packings, h query heads, g KV heads, d head dim. The names follow the axes of a packed tensor after batch and seq.
+const (
+	Separate  Packing = iota // three tensors: hd_hd_hd
+	QKV3HD                   // [3, h, d]: 3hd
+	QKVH3D                   // [h, 3, d]: h3d
+	KV2HD                    // q apart, [2, g, d]: hd_2hd
+	KVH2D                    // q apart, [g, 2, d]: hd_h2d
+	QKVHeads                 // [h + 2g, d], q heads first, then k, then v: (h+2g)d
+	QKVGroups                // [g, h/g + 2, d], each group's q heads, its k, its v: g(h/g+2)d
+)
+
+// Layout is the order of batch, sequence and heads of q and of k and v, and the packing. It is comparable.
 //
-// The names are those of TransformerEngine's get_qkv_layout: one word for each tensor in
-// memory, one letter for each axis, outermost first. b: batch, s: sequence, t: all tokens of
-// all documents, h: query heads (in the words of k and v their own heads), h_g and g: KV
-// heads, d: head dim, 2 and 3: an axis over (k, v) and (q, k, v).
+// The names are those of TransformerEngine's get_qkv_layout: one word for each tensor in memory, one letter for each axis,
+// outermost first. b: batch, s: sequence, t: all tokens of all documents, h: query heads (in the words of k and v their own
+// heads), h_g and g: KV heads, d: head dim, 2 and 3: an axis over (k, v) and (q, k, v).
 type Layout struct {
 	Q, KV   Format  // the order of the axes of q, and of k and v
 	Packing Packing // which of the three share memory
@@ -27,10 +48,8 @@ type namedLayout struct {
 	name string
 }
 
-// layouts holds every layout in the order of preference where several describe the same
-// addresses: packed before separate, because it says more; of two packings that agree (one
-// KV head, as many KV heads as query heads) the plainer one; mixed formats last, because the
-// fewest kernels take them.
+// layouts in the order of preference if several describe the same addresses: of two packings that agree (one KV head, as many
+// KV heads as query heads) the plainer one; mixed formats last.
 var layouts = slices.Concat(
 	perFormat(QKV3HD, "bs3hd", "sb3hd", "t3hd"),
 	perFormat(QKVH3D, "bsh3d", "sbh3d", "th3d"),
@@ -47,12 +66,9 @@ var layouts = slices.Concat(
 	},
 )
 
-// formatPreference is the order of formats in layouts, which breaks the tie at batch 1.
-var formatPreference = [...]Format{BSHD, SBHD, THD}
-
 func perFormat(p Packing, names ...string) []namedLayout {
 	var ls []namedLayout
-	for i, f := range formatPreference {
+	for i, f := range []Format{BSHD, SBHD, THD} {
 		ls = append(ls, namedLayout{Layout{f, f, p}, names[i]})
 	}
 	return ls
@@ -77,22 +93,15 @@ func (l Layout) String() string {
 	return fmt.Sprintf("layout(%d,%d,%d)", l.Q, l.KV, l.Packing)
 }
 
-// Valid reports whether l is one of Layouts. Q and KV of different formats are known only
-// where all three tensors are separate.
-func (l Layout) Valid() bool {
-	for i := range layouts {
-		if layouts[i].Layout == l {
-			return true
-		}
-	}
-	return false
-}
+// valid reports whether l is one of Layouts.
+func (l Layout) valid() bool { return slices.Contains(Layouts(), l) }
 
-// Parse returns the layout of that full name.
-func Parse(name string) (Layout, error) {
+// Named returns the layout of a name: a full one such as "sbhd_sbh2d" or "bs3hd", or the short one
+// of a packed tensor beside q, "sbh2d", or of three tensors alike, "sbhd".
+func Named(name string) (Layout, error) {
 	for i := range layouts {
-		if layouts[i].name == name {
-			return layouts[i].Layout, nil
+		if l := &layouts[i]; name != "" && (name == l.name || name == l.short()) {
+			return l.Layout, nil
 		}
 	}
 	names := make([]string, len(layouts))
@@ -100,4 +109,12 @@ func Parse(name string) (Layout, error) {
 		names[i] = l.name
 	}
 	return Layout{}, fmt.Errorf("layout %q: want one of %v", name, names)
+}
+
+// short returns the last word of a name if its other words follow from it, else "".
+func (l *namedLayout) short() string {
+	if l.Q != l.KV || l.Packing.oneTensor() {
+		return ""
+	}
+	return l.name[strings.LastIndex(l.name, "_")+1:]
 }

@@ -1,27 +1,12 @@
-package qkv_test
+package qkv
 
 import (
 	"slices"
 	"strings"
+	"testing"
 
-	"github.com/cprun/cprun/attention/qkv"
 	"github.com/cprun/cprun/tensor"
 )
-
-// place is one element of memory.
-type place struct {
-	mem tensor.Memory
-	at  int64
-}
-
-// element is the place of [b, s, group, head, d] of a described tensor.
-func element(d *qkv.TensorDesc, c [5]int) place {
-	at := d.Offset
-	for a := range c {
-		at += int64(c[a]) * d.Strides[a]
-	}
-	return place{d.Memory, at}
-}
 
 // coords lists all coordinates, the last fastest.
 func coords(shape [5]int) [][5]int {
@@ -63,10 +48,9 @@ func tokens(word string, b, s length) (rest string, axes []length, ok bool) {
 	return word[1:], []length{s}, b.n == 1
 }
 
-// named is the place of an element as the name of a layout says it, worked out from the
-// name's letters alone: the tensor in memory (0, 1, 2) and the index in it. ok is false where
-// the layout has no place for it.
-func named(name string, n qkv.LayoutDims, batchQ int, which byte, c [5]int) (buffer int, index int64, ok bool) {
+// named returns the place of an element by the letters of a layout's name alone: the tensor in memory (0, 1, 2) and the index
+// in it. ok is false if the layout has no place for it.
+func named(name string, n LayoutDims, batchQ int, which byte, c [5]int) (buffer int, index int64, ok bool) {
 	word, seq, batch, dim := 0, n.SeqKV, n.Batch, n.HeadDim
 	group := n.Heads / n.KVHeads
 	head := length{c[2], n.KVHeads}
@@ -118,63 +102,50 @@ func named(name string, n qkv.LayoutDims, batchQ int, which byte, c [5]int) (buf
 	return word, index, ok
 }
 
-// describes is the definition that detection is held against: whether the name gives the
-// place of every element, relative to one beginning for each tensor in memory, and no two
-// elements share one.
-func describes(name string, t *qkv.QKV) bool {
-	if !sameLengths(t) {
-		return false
-	}
-	n := qkv.LayoutDims{
-		Batch: t.K.Shape[0], SeqQ: t.Q.Shape[1], SeqKV: t.K.Shape[1],
-		Heads: t.Q.Shape[2] * t.Q.Shape[3], KVHeads: t.K.Shape[2], HeadDim: t.Q.Shape[4], HeadDimV: t.V.Shape[4],
-	}
-	if t.Q.Shape[0] != n.Batch && !strings.HasPrefix(name, "thd_") {
-		return false
-	}
-	begin := map[int]place{}
-	seen := map[place]bool{}
-	for i, d := range []*qkv.TensorDesc{&t.Q, &t.K, &t.V} {
-		for _, c := range coords(d.Shape) {
-			buffer, index, ok := named(name, n, t.Q.Shape[0], "qkv"[i], c)
-			if !ok {
-				return false
+// layoutNames are the names of TransformerEngine, with the packings for fewer KV heads.
+const layoutNames = `bs3hd sb3hd t3hd bsh3d sbh3d th3d
+bs(h+2h_g)d sb(h+2h_g)d t(h+2h_g)d bsg(h/g+2)d sbg(h/g+2)d tg(h/g+2)d
+bshd_bs2hd sbhd_sb2hd thd_t2hd bshd_bsh2d sbhd_sbh2d thd_th2d
+bshd_bshd_bshd sbhd_sbhd_sbhd thd_thd_thd
+sbhd_bshd_bshd bshd_sbhd_sbhd thd_bshd_bshd thd_sbhd_sbhd`
+
+// Every element of q, k and v is where the letters of the layout's name put it, and nowhere else.
+func TestPlaceFollowsTheName(t *testing.T) {
+	var names []string
+	for _, l := range Layouts() {
+		names = append(names, l.String())
+		n := lengthsOf(l)
+		var tensors []tensor.View
+		for _, shape := range l.Shapes(n) {
+			size := 1
+			for _, d := range shape {
+				size *= d
 			}
-			p := element(d, c)
-			if seen[p] {
-				return false
-			}
-			seen[p] = true
-			p.at -= index
-			if b, known := begin[buffer]; !known {
-				begin[buffer] = p
-			} else if b != p {
-				return false
+			tensors = append(tensors, tensor.New(tensor.F32, size))
+		}
+		three, err := l.Place(tensors, n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		seen := map[[2]int64]bool{}
+		for which := range 3 {
+			for _, c := range coords(three.three[which].shape) {
+				buffer, index, ok := named(l.String(), n, l.batchQ(&n), "qkv"[which], c)
+				v := three.group(which, c[2])
+				s := v.Strides()
+				at := v.Offset() + int64(c[0])*s[0] + int64(c[1])*s[1] + int64(c[3])*s[2] + int64(c[4])*s[3]
+				if !ok || v.Memory() != tensors[buffer].Memory() || at != index || seen[[2]int64{int64(buffer), at}] {
+					t.Fatalf("%v: %c%v is at %d of tensor %d, want %d, %t", l, "qkv"[which], c, at, buffer, index, ok)
+				}
+				seen[[2]int64{int64(buffer), at}] = true
 			}
 		}
 	}
-	return true
-}
-
-// sameLengths reports whether q, k and v can be the inputs of one call.
-func sameLengths(t *qkv.QKV) bool {
-	q, k, v := t.Q.Shape, t.K.Shape, t.V.Shape
-	return (q[0] == k[0] || q[0] == 1) && q[2] == k[2] && k[3] == 1 && q[4] == k[4] &&
-		k[0] == v[0] && k[1] == v[1] && k[2] == v[2] && v[3] == 1
-}
-
-// describing lists the layouts that describe t, in the order of attention.Layouts.
-func describing(t *qkv.QKV) []qkv.Layout {
-	return slices.DeleteFunc(qkv.Layouts(), func(l qkv.Layout) bool {
-		return !describes(l.String(), t)
-	})
-}
-
-// startsItsMemory reports whether element 0 of every tensor in memory is element 0 of its
-// memory.
-func startsItsMemory(l qkv.Layout, t *qkv.QKV) bool {
-	first := []*qkv.TensorDesc{&t.Q, &t.K, &t.V}
-	return !slices.ContainsFunc(first[:1+strings.Count(strings.ReplaceAll(l.String(), "h_g", "G"), "_")], func(d *qkv.TensorDesc) bool {
-		return d.Offset != 0
-	})
+	if want := strings.Fields(layoutNames); !slices.Equal(names, want) {
+		t.Errorf("layouts %v, want %v", names, want)
+	}
+	mixed := Layout{Q: SBHD, KV: BSHD, Packing: KV2HD}
+	if _, err := mixed.Place(nil, lengthsOf(mixed)); err == nil || mixed.String() != "layout(1,0,3)" {
+		t.Errorf("%v has places", mixed)
+	}
 }

@@ -6,40 +6,22 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// LayoutDims is the lengths that a layout is filled with. Batch is that of k and v; it is 1
-// where they are thd, and that of q is 1 where q is thd, else the same. SeqQ and SeqKV then
-// count the tokens of all documents.
+// LayoutDims holds the lengths of a layout. Batch is the batch of k and v: 1 if they are thd. The batch of q is 1 if q is thd,
+// else the same. SeqQ and SeqKV then count the tokens of all documents.
 type LayoutDims struct {
 	Batch, SeqQ, SeqKV int
 	Heads, KVHeads     int
 	HeadDim, HeadDimV  int // of q and k, and of v
 }
 
-// Base is where a tensor in memory begins.
-type Base struct {
-	Memory tensor.Memory // the allocation
-	Offset int64         // of the first element, in elements
-}
-
-// Bases is where q, k and v begin. A kernel is given the first element of each tensor in
-// memory: only Q counts where the three are packed in one, only Q and K where k and v are.
-type Bases struct{ Q, K, V Base }
-
-// Bases returns where the three begin.
-func (t *QKV) Bases() Bases {
-	return Bases{t.Q.base(), t.K.base(), t.V.base()}
-}
-
-func (d *TensorDesc) base() Base { return Base{d.Memory, d.Offset} }
-
-// spot is the place of q, k or v in a layout: which of its tensors in memory, the offset of
-// the first element in it, and the distances between tokens, groups, heads of a group.
+// A spot is the place of q, k or v in a layout: the index of its tensor in memory, the offset of the first element in it, and
+// the distances between tokens, groups, heads of a group.
 type spot struct {
 	buffer                  int
 	off, token, group, head int64
 }
 
-// spots is the definition of the packings: where each of q, k and v lies.
+// spots defines the packings: it returns the places of q, k and v.
 func (l Layout) spots(n *LayoutDims) (q, k, v spot) {
 	h, g, d, e := int64(n.Heads), int64(n.KVHeads), int64(n.HeadDim), int64(n.HeadDimV)
 	r := h / max(g, 1)
@@ -62,16 +44,15 @@ func (l Layout) spots(n *LayoutDims) (q, k, v spot) {
 	return spot{0, 0, h * d, r * d, d}, spot{1, 0, g * d, d, d}, spot{2, 0, g * e, e, e}
 }
 
-// strides is the strides of a tensor in a spot. A thd tensor has batch 1, so it is a bshd
-// tensor whose sequence is all tokens.
-func (s *spot) strides(f Format, batch, seq int) [axes]int64 {
+// strides returns the strides of a tensor in a spot. A thd tensor is a bshd tensor of batch 1 with all tokens on its sequence.
+func (s *spot) strides(f Format, batch, seq int) [5]int64 {
 	if f == SBHD {
-		return [axes]int64{s.token, int64(batch) * s.token, s.group, s.head, 1}
+		return [5]int64{s.token, int64(batch) * s.token, s.group, s.head, 1}
 	}
-	return [axes]int64{int64(seq) * s.token, s.token, s.group, s.head, 1}
+	return [5]int64{int64(seq) * s.token, s.token, s.group, s.head, 1}
 }
 
-// batchQ is the batch of q.
+// batchQ returns the batch of q.
 func (l Layout) batchQ(n *LayoutDims) int {
 	if l.Q == THD {
 		return 1
@@ -84,7 +65,7 @@ func (p Packing) oneTensor() bool {
 	return p == QKV3HD || p == QKVH3D || p == QKVHeads || p == QKVGroups
 }
 
-// cannotHold is why the layout has no place for these lengths, or "".
+// cannotHold returns the reason why the layout has no place for these lengths, or "".
 func (l Layout) cannotHold(n *LayoutDims) string {
 	switch {
 	case l.KV == THD && n.Batch != 1:
@@ -101,31 +82,79 @@ func (l Layout) cannotHold(n *LayoutDims) string {
 	return ""
 }
 
-// Place returns q, k and v of a layout as a kernel addresses them: from the beginning of each
-// tensor in memory, the lengths and the layout, and from nothing else. It fails where the
-// layout cannot hold such lengths, and panics where the memory is too small.
-func Place(l Layout, t tensor.DType, at Bases, n LayoutDims) (QKV, error) {
-	if !l.Valid() {
-		return QKV{}, fmt.Errorf("layout %v is not known", l)
+// Alike reports whether two layouts of these lengths have the same tensors and give every element of q, k and v the same
+// address.
+func Alike(a, b Layout, n LayoutDims) bool {
+	if len(a.Tensors()) != len(b.Tensors()) || a.cannotHold(&n) != "" || b.cannotHold(&n) != "" {
+		return false
 	}
-	if why := l.cannotHold(&n); why != "" {
-		return QKV{}, fmt.Errorf("layout %v of %+v: %s", l, n, why)
-	}
-	q, k, v := l.spots(&n)
-	bases := [3]Base{at.Q, at.K, at.V}
-	desc := func(s spot, f Format, batch, seq, heads, dim int) TensorDesc {
-		return TensorDesc{
-			Memory: bases[s.buffer].Memory, Offset: bases[s.buffer].Offset + s.off, DType: t,
-			Shape: [axes]int{batch, seq, n.KVHeads, heads, dim}, Strides: s.strides(f, batch, seq),
+	pa, pb := a.placed(n), b.placed(n)
+	for i := range pa {
+		x, y := &pa[i], &pb[i]
+		if x.buffer != y.buffer || x.off != y.off || x.shape != y.shape {
+			return false
+		}
+		for axis, length := range x.shape {
+			if length > 1 && x.strides[axis] != y.strides[axis] {
+				return false
+			}
 		}
 	}
-	out := QKV{
-		Q: desc(q, l.Q, l.batchQ(&n), n.SeqQ, n.Heads/n.KVHeads, n.HeadDim),
-		K: desc(k, l.KV, n.Batch, n.SeqKV, 1, n.HeadDim),
-		V: desc(v, l.KV, n.Batch, n.SeqKV, 1, n.HeadDimV),
+	return true
+}
+
+// placed is q, k or v in a layout, on the axes [batch, seq, group, head in the group, dim]: a group is one KV head with the
+// query heads that read it. In a layout such as sbg(h/g+2)d, query heads of different groups are not evenly spaced.
+type placed struct {
+	spot
+	shape   [5]int
+	strides [5]int64
+}
+
+func (l Layout) placed(n LayoutDims) (out [3]placed) {
+	q, k, v := l.spots(&n)
+	for i, x := range []struct {
+		spot
+		format                 Format
+		batch, seq, heads, dim int
+	}{
+		{q, l.Q, l.batchQ(&n), n.SeqQ, n.Heads / n.KVHeads, n.HeadDim},
+		{k, l.KV, n.Batch, n.SeqKV, 1, n.HeadDim},
+		{v, l.KV, n.Batch, n.SeqKV, 1, n.HeadDimV},
+	} {
+		out[i] = placed{x.spot, [5]int{x.batch, x.seq, n.KVHeads, x.heads, x.dim}, x.strides(x.format, x.batch, x.seq)}
 	}
-	for g := range out.Groups() { // NewView checks the bounds
-		out.Group(g)
+	return out
+}
+
+// QKV is q, k and v of a layout in memory.
+type QKV struct {
+	buffers []tensor.View
+	three   [3]placed
+}
+
+// Place returns q, k and v of a layout in its tensors, which are dense. It panics if one of them is too small.
+func (l Layout) Place(tensors []tensor.View, n LayoutDims) (*QKV, error) {
+	if !l.valid() {
+		return nil, fmt.Errorf("layout %v is not known", l)
 	}
-	return out, nil
+	if why := l.cannotHold(&n); why != "" {
+		return nil, fmt.Errorf("layout %v of %+v: %s", l, n, why)
+	}
+	return &QKV{tensors, l.placed(n)}, nil
+}
+
+// Groups returns the number of KV heads.
+func (t *QKV) Groups() int { return t.three[0].shape[2] }
+
+// Group returns the three views of one KV head and the query heads that read it: [batch, seq, heads of the group, dim].
+func (t *QKV) Group(i int) (q, k, v tensor.View) {
+	return t.group(0, i), t.group(1, i), t.group(2, i)
+}
+
+func (t *QKV) group(which, i int) tensor.View {
+	p := &t.three[which]
+	in, n, s := t.buffers[p.buffer], p.shape, p.strides
+	return tensor.NewView(in.Memory(), in.DType(), in.Offset()+p.off+int64(i)*s[2],
+		[4]int{n[0], n[1], n[3], n[4]}, [4]int64{s[0], s[1], s[3], s[4]})
 }

@@ -4,41 +4,15 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
-
-	"github.com/cprun/cprun/tensor"
 )
 
-// Known is what is said of tensors besides their shapes: Heads (of q), KVHeads and HeadDim. 0: not said.
+// Known holds lengths that are given beside the shapes: Heads (of q), KVHeads and HeadDim. 0: not given.
 type Known struct{ Heads, KVHeads, HeadDim int }
 
 // ErrHeads is in the error of Dims if a shape fits and only Known can tell query heads from KV heads.
 var ErrHeads = errors.New("the shape does not tell query heads from KV heads: say heads or kv_heads")
 
-// Alike reports whether two layouts of these lengths have the same tensors and give every element
-// of q, k and v the same address.
-func Alike(a, b Layout, n LayoutDims) bool {
-	if !slices.EqualFunc(a.Shapes(n), b.Shapes(n), func(x, y []int) bool { return product(x) == product(y) }) {
-		return false
-	}
-	var bases [3]Base
-	for i, shape := range a.Shapes(n) {
-		bases[i].Memory = tensor.NewMeter().Alloc(tensor.U8, product(shape)).Memory()
-	}
-	three, err := Place(a, tensor.U8, Bases{bases[0], bases[1], bases[2]}, n)
-	return err == nil && three.Verify(b) == nil
-}
-
-func product(shape []int) int {
-	n := 1
-	for _, d := range shape {
-		n *= d
-	}
-	return n
-}
-
-// Tensors returns the names of what a layout has in memory: "qkv", "q" and "kv", or "q", "k" and
-// "v".
+// Tensors returns the names of the tensors in memory: "qkv", "q" and "kv", or "q", "k" and "v".
 func (l Layout) Tensors() []string {
 	switch {
 	case l.Packing.oneTensor():
@@ -72,7 +46,7 @@ func (l Layout) Shapes(n LayoutDims) [][]int {
 	return [][]int{of(q, h, d), of(k, g, d), of(k, g, e)}
 }
 
-// tokens are the axes in front of a shape.
+// tokens returns the first axes of a shape.
 func (f Format) tokens(batch, seq int) []int {
 	switch f {
 	case SBHD:
@@ -83,7 +57,7 @@ func (f Format) tokens(batch, seq int) []int {
 	return []int{batch, seq}
 }
 
-// of is the batch and the sequence of a shape of that format.
+// of returns the batch and the sequence of a shape of that format.
 func (f Format) of(shape []int) (batch, seq int) {
 	switch f {
 	case SBHD:
@@ -94,14 +68,13 @@ func (f Format) of(shape []int) (batch, seq int) {
 	return shape[0], shape[1]
 }
 
-// Dims returns the lengths with which the layout has Tensors of these shapes. The error says why there
-// are none.
+// Dims returns the lengths with which the layout has Tensors of these shapes. The error names the axis that does not fit.
 func (l Layout) Dims(shapes [][]int, known Known) (LayoutDims, error) {
 	var n LayoutDims
-	if !l.Valid() {
+	if !l.valid() {
 		return n, fmt.Errorf("layout %v is not known", l)
 	}
-	letters := l.Shapes(LayoutDims{}) // of which the ranks count
+	letters := l.Shapes(LayoutDims{}) // only their ranks count
 	for i, name := range l.Tensors() {
 		if len(shapes) != len(letters) || len(shapes[i]) != len(letters[i]) {
 			return n, fmt.Errorf("layout %v has %d axes in %s, which has shape %v", l, len(letters[i]), name, shapes[i])
@@ -113,7 +86,7 @@ func (l Layout) Dims(shapes [][]int, known Known) (LayoutDims, error) {
 	n.Batch, n.SeqKV = l.KV.of(kv)
 	n.HeadDim = q[len(q)-1]
 	n.HeadDimV = n.HeadDim
-	heads := func(shape []int, axis int) int { return shape[len(shape)-axis] } // counted from behind
+	heads := func(shape []int, axis int) int { return shape[len(shape)-axis] } // counted from the last
 	switch l.Packing {
 	case QKV3HD:
 		n.Heads, n.KVHeads = heads(q, 2), heads(q, 2)
@@ -140,7 +113,7 @@ func (l Layout) Dims(shapes [][]int, known Known) (LayoutDims, error) {
 	return n, l.fault(n, shapes, known)
 }
 
-// fault is why lengths that were read off some axes are not those of all.
+// fault compares lengths that were read from some axes with all axes.
 func (l Layout) fault(n LayoutDims, shapes [][]int, known Known) error {
 	if n.Heads < 1 || n.KVHeads < 1 {
 		return fmt.Errorf("layout %v leaves %d query heads and %d KV heads in shapes %v", l, n.Heads, n.KVHeads, shapes)
@@ -162,23 +135,4 @@ func (l Layout) fault(n LayoutDims, shapes [][]int, known Known) error {
 		}
 	}
 	return nil
-}
-
-// Named returns the layout of a name: a full one such as "sbhd_sbh2d" or "bs3hd", or the short one
-// of a packed tensor beside q, "sbh2d", or of three tensors alike, "sbhd".
-func Named(name string) (Layout, error) {
-	for i := range layouts {
-		if l := &layouts[i]; name != "" && (name == l.name || name == l.short()) {
-			return l.Layout, nil
-		}
-	}
-	return Parse(name) // for its error
-}
-
-// short is the last word of a name whose other words follow from it, or "".
-func (l *namedLayout) short() string {
-	if l.Q != l.KV || l.Packing.oneTensor() {
-		return ""
-	}
-	return l.name[strings.LastIndex(l.name, "_")+1:]
 }

@@ -1,26 +1,22 @@
 package attend
 
 import (
-	"fmt"
-	"slices"
-
 	"github.com/cprun/cprun/attention/qkv"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
 )
 
-// own reads a rank's rows of q, k and v into host memory of type t, and no others. They lie there
-// in the layout of the file, to which the views on them are held.
+// own reads a rank's rows of q, k and v into host memory of type t, in the layout of the file, and no others.
 func (c *Case) own(t tensor.DType, qs, ks []partition.Span) (*qkv.QKV, error) {
 	layout := c.Input.Layout
 	if c.batches {
-		layout.Q = qkv.BSHD // documents that are all as long, one behind another, are a batch
+		layout.Q = qkv.BSHD // documents of one length, one after another, are a batch
 	}
 	n := qkv.LayoutDims{
 		Batch: c.Batch, SeqQ: partition.Count(qs), SeqKV: partition.Count(ks),
 		Heads: c.Heads, KVHeads: c.KVHeads, HeadDim: c.HeadDim, HeadDimV: c.HeadDimV,
 	}
-	var bases [3]qkv.Base
+	var tensors []View
 	for i, shape := range layout.Shapes(n) {
 		format, spans, seq := layout.KV, ks, c.SeqKV
 		if i == 0 {
@@ -30,19 +26,9 @@ func (c *Case) own(t tensor.DType, qs, ks []partition.Span) (*qkv.QKV, error) {
 		if err := c.rows(c.Input.Tensors[i], dst, spans, seq); err != nil {
 			return nil, err
 		}
-		bases[i] = qkv.Base{Memory: dst.Memory(), Offset: dst.Offset()}
+		tensors = append(tensors, dst)
 	}
-	three, err := qkv.Place(layout, t, qkv.Bases{Q: bases[0], K: bases[1], V: bases[2]}, n)
-	if err != nil {
-		return nil, err
-	}
-	if err := three.Verify(layout); err != nil {
-		return nil, err
-	}
-	if found, fit := three.DetectAs(layout.Q, layout.KV); fit != qkv.Exact || !slices.Contains(three.Layouts(), layout) {
-		return nil, fmt.Errorf("q, k and v of layout %v lie in memory as %v, %v", layout, found, fit)
-	}
-	return &three, nil
+	return layout.Place(tensors, n)
 }
 
 // among is a shape on the axes [outer, sequence, 1, inner]: rows of the sequence are what is read.
