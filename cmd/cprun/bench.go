@@ -173,7 +173,7 @@ func benchOpsCommand() *cobra.Command {
 }
 
 func benchCalibrateCommand() *cobra.Command {
-	o, cpuTime := command.BenchOptions{}, false
+	o := command.BenchOptions{}
 	c := &cobra.Command{
 		Use:   "calibrate",
 		Short: "measure the cost table that cprun plan reckons with, and keep it",
@@ -187,11 +187,9 @@ docs/planner.md says what is in it.`,
 		Example: "  cprun bench calibrate\n  cprun bench calibrate --nproc 2 --json table.json",
 		Args:    noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			return finish(command.Calibrate(c.Context(), o, cpuTime))
+			return finish(command.Calibrate(c.Context(), o))
 		},
 	}
-	f := c.Flags()
-	f.BoolVar(&cpuTime, "cpu-time", false, "measure the processor's time in place of the clock's: for a CPU that others use, too")
-	benchFlags(f, &o)
+	benchFlags(c.Flags(), &o)
 	return c
 }

@@ -91,9 +91,7 @@ func planCommand() *cobra.Command {
 		Example: "  cprun plan examples/opticks.yaml --nproc 8\n" +
 			"  cprun plan examples/opticks.yaml --nproc 4 --set data.seq_len=128K --json\n" +
 			"  cprun plan examples/opticks.yaml --assume gpu=h200,cudnn=9.19.0,gpus=8,hosts=16,net=50G\n" +
-			"  cprun plan examples/opticks.yaml --assume gpu=h100,gpus=8 --longest\n" +
-			"  cprun plan examples/opticks.yaml --assume gpu=h200,gpus=8 --grid data.seq_len=32K,128K " +
-			"--grid nproc=1,2,4,8",
+			"  cprun plan examples/opticks.yaml --assume gpu=h100,gpus=8 --longest",
 		Args: oneArg("a config"),
 		RunE: func(c *cobra.Command, args []string) error {
 			o.Stdout, o.Stderr, o.LogLevel, o.Version = stdout, os.Stderr, "info", versionString()
@@ -105,9 +103,7 @@ func planCommand() *cobra.Command {
 	c.Flags().StringArrayVar(&o.Assume, "assume", nil, machine.AssumeHelp)
 	c.Flags().BoolVar(&o.Longest, "longest", false,
 		"plan for the longest sequence that fits the memory, in steps of 1K tokens")
-	c.Flags().StringArrayVar(&o.Grid, "grid", nil, "a table over every combination of `key=value,value,...` "+
-		"(repeatable): keys of the config, nproc, or one of --assume")
-	c.Flags().BoolVar(&o.JSON, "json", false, "print one JSON object; with --grid a list")
+	c.Flags().BoolVar(&o.JSON, "json", false, "print one JSON object")
 	c.Flags().BoolVar(&o.Verbose, "verbose", false,
 		"print the config, the partition, the hops and the other backends too")
 	return c

@@ -47,8 +47,6 @@ type CalibrateSpec struct {
 	Long float64 `json:"long"`
 	// Tolerance is as in Rank.
 	Tolerance float64 `json:"tolerance"`
-	// CPUTime measures the processor's time, see Rank.
-	CPUTime bool `json:"cpu_time"`
 }
 
 // Share gives a rank that computes on so many cores as many heads of keys, as far as models have them: goroutines share the
@@ -99,7 +97,7 @@ func (s *CalibrateSpec) Workspace(matrix bool) int64 {
 // Calibrate measures all of it, and hands the parts of the set to emit on rank 0. Every rank calls it.
 func (r *Rank) Calibrate(ctx context.Context, s CalibrateSpec, emit func(cost.Set) error) (err error) {
 	defer device.Caught(&err)
-	r.Budget, r.Tolerance, r.CPUTime = s.Budget, s.Tolerance, s.CPUTime
+	r.Budget, r.Tolerance = s.Budget, s.Tolerance
 	c := &calibration{Rank: r, spec: s, dtype: types[s.DType]}
 	parts := []func(context.Context) (cost.Set, error){c.attention}
 	if s.Operations {

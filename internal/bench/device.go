@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"syscall"
 
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/device"
@@ -39,9 +38,6 @@ type Rank struct {
 	Seconds float64
 	// Tolerance ends a measurement whose iterations are not given when they differ by no more than that share; 0: none.
 	Tolerance float64
-	// CPUTime measures the time of the processor that this process has used in place of the clock's: what work takes on
-	// a machine that others use, too, if it is as many ranks as cores.
-	CPUTime bool
 
 	staging View // of the host, for random
 }
@@ -109,7 +105,7 @@ func (r *Rank) measure(ctx context.Context, warmup, iters int, work func() error
 	if err := r.Control.Barrier(ctx); err != nil {
 		return 0, 0, err
 	}
-	if took, err = r.take(ctx, iters, work); err != nil {
+	if took, err = r.times(ctx, iters, work); err != nil {
 		return 0, 0, err
 	}
 	most, err := r.slowest(ctx, Median(took))
@@ -117,14 +113,6 @@ func (r *Rank) measure(ctx context.Context, warmup, iters int, work func() error
 		return 0, 0, err
 	}
 	return most[0], iters, nil
-}
-
-// take is how long each of some turns of work took, by the clock or of the processor.
-func (r *Rank) take(ctx context.Context, n int, work func() error) ([]float64, error) {
-	if r.CPUTime {
-		return r.used(ctx, n, work)
-	}
-	return r.times(ctx, n, work)
 }
 
 // fewIters is how many iterations are made before it is looked whether they agree.
@@ -151,12 +139,12 @@ func (r *Rank) settle(ctx context.Context, first float64, work func() error) (se
 	var all []float64
 	for n < limit {
 		m := min(batch, limit-n)
-		took, err := r.take(ctx, m, work)
+		took, err := r.times(ctx, m, work)
 		if err != nil {
 			return 0, 0, err
 		}
 		all, n = append(all, took...), n+m
-		if batch == 1 && n == 1 && !r.CPUTime {
+		if batch == 1 && n == 1 {
 			all = append(all, first)
 		}
 		if most, err = r.slowest(ctx, Median(all), Spread(all)); err != nil {
@@ -167,44 +155,6 @@ func (r *Rank) settle(ctx context.Context, first float64, work func() error) (se
 		}
 	}
 	return most[0], n, nil
-}
-
-// usedGroups is how many times the processor's time is taken of one piece of work.
-const usedGroups = 5
-
-// used is the processor's time that a turn of work took, of each of some groups of n turns in all.
-func (r *Rank) used(ctx context.Context, n int, work func() error) ([]float64, error) {
-	var took []float64
-	turns := max(1, n/usedGroups)
-	for range min(n, usedGroups) {
-		before, err := processorTime()
-		if err != nil {
-			return nil, err
-		}
-		for range turns {
-			if err := work(); err != nil {
-				return nil, err
-			}
-		}
-		if err := r.Device.Stream.Sync(ctx); err != nil {
-			return nil, err
-		}
-		after, err := processorTime()
-		if err != nil {
-			return nil, err
-		}
-		took = append(took, (after-before)/float64(turns))
-	}
-	return took, nil
-}
-
-// processorTime is what this process has used so far, in seconds.
-func processorTime() (float64, error) {
-	var u syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
-		return 0, fmt.Errorf("time of the processor: %w", err)
-	}
-	return float64(u.Utime.Nano()+u.Stime.Nano()) / 1e9, nil
 }
 
 // times is how long each of n turns of work took on the stream.

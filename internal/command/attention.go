@@ -14,6 +14,7 @@ import (
 	"github.com/cprun/cprun/internal/backend"
 	"github.com/cprun/cprun/internal/job"
 	"github.com/cprun/cprun/internal/launch"
+	"github.com/cprun/cprun/internal/launch/progress"
 	"github.com/cprun/cprun/internal/terminal"
 )
 
@@ -28,30 +29,18 @@ func Attention(ctx context.Context, spec attend.Spec, asJSON bool, o Options) (i
 	if err != nil {
 		return 0, &InputError{err}
 	}
-	dir, logs, err := scratchLogs("cprun-attention-")
+	var report *attend.Report
+	res, err := o.runWorkers(ctx, job.RoleAttention, ranks, notes, func(string) any { return spec }, func(_ *progress.Printer, e launch.Event) {
+		if e.Kind == job.EventReport {
+			report = &attend.Report{}
+			if json.Unmarshal(e.Data, report) != nil {
+				report = nil
+			}
+		}
+	})
 	if err != nil {
 		return 0, err
 	}
-	defer logs.Close()
-	var report *attend.Report
-	out := o.printer()
-	for _, line := range notes {
-		out.Note(line)
-	}
-	res := launch.Run(ctx, launch.Job{
-		NProc: ranks, Argv: []string{"worker", string(job.RoleAttention)}, Logs: logs, Payload: payload(spec),
-		Stderr: out, Show: o.show(),
-		OnEvent: func(rank int, e launch.Event) {
-			if e.Kind == job.EventReport {
-				report = &attend.Report{}
-				if json.Unmarshal(e.Data, report) != nil {
-					report = nil
-				}
-			}
-		},
-	})
-	out.Close()
-	dir.end(res.ExitCode)
 	if res.ExitCode != launch.ExitDone {
 		return res.ExitCode, res.Err
 	}
@@ -59,9 +48,7 @@ func Attention(ctx context.Context, spec attend.Spec, asJSON bool, o Options) (i
 		return launch.ExitFailed, fmt.Errorf("rank 0 ended without its report")
 	}
 	if asJSON {
-		enc := json.NewEncoder(terminal.JSON(o.Stdout))
-		enc.SetIndent("", "  ")
-		return 0, enc.Encode(report)
+		return 0, printJSON(o.Stdout, report)
 	}
 	if !o.Quiet {
 		fmt.Fprintf(o.Stdout, "%s: layout %s, %s; %d ranks, %s, %s, backend %s in %s: %.3f s, balance %.2f\nwrote %s\n",

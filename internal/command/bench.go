@@ -14,6 +14,7 @@ import (
 	"github.com/cprun/cprun/internal/files"
 	"github.com/cprun/cprun/internal/job"
 	"github.com/cprun/cprun/internal/launch"
+	"github.com/cprun/cprun/internal/launch/progress"
 	"github.com/cprun/cprun/internal/machine"
 	"github.com/cprun/cprun/internal/terminal"
 )
@@ -60,25 +61,16 @@ func Bench(ctx context.Context, task job.Bench, o BenchOptions) (int, error) {
 	if err != nil {
 		return 0, &InputError{err}
 	}
-	dir, logs, err := scratchLogs("cprun-bench-")
+	res, err := o.runWorkers(ctx, job.RoleBench, ranks, nil, func(string) any { return task }, func(out *progress.Printer, e launch.Event) {
+		var row job.BenchRow
+		if e.Kind == job.EventBench && json.Unmarshal(e.Data, &row) == nil {
+			add(r, row)
+			out.Note(lineOf(&row))
+		}
+	})
 	if err != nil {
 		return 0, err
 	}
-	defer logs.Close()
-	out := o.printer()
-	res := launch.Run(ctx, launch.Job{
-		NProc: ranks, Argv: []string{"worker", string(job.RoleBench)}, Logs: logs, Payload: payload(task),
-		Stderr: out, Show: o.show(),
-		OnEvent: func(_ int, e launch.Event) {
-			var row job.BenchRow
-			if e.Kind == job.EventBench && json.Unmarshal(e.Data, &row) == nil {
-				add(r, row)
-				out.Note(lineOf(&row))
-			}
-		},
-	})
-	out.Close()
-	dir.end(res.ExitCode)
 	if res.ExitCode != launch.ExitDone && r.Rows() == 0 {
 		return res.ExitCode, res.Err
 	}

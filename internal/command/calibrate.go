@@ -3,6 +3,7 @@ package command
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"runtime"
 	"strings"
@@ -14,14 +15,13 @@ import (
 	"github.com/cprun/cprun/internal/files"
 	"github.com/cprun/cprun/internal/job"
 	"github.com/cprun/cprun/internal/launch"
+	"github.com/cprun/cprun/internal/launch/progress"
 	"github.com/cprun/cprun/internal/machine"
 	"github.com/cprun/cprun/internal/terminal"
 )
 
 // Calibrate measures this machine's cost table, shows it and keeps it, and returns the exit status.
-//
-// With cpuTime the processor's time of as many ranks as there are cores stands for the clock's.
-func Calibrate(ctx context.Context, o BenchOptions, cpuTime bool) (int, error) {
+func Calibrate(ctx context.Context, o BenchOptions) (int, error) {
 	most, device, err := o.spawns()
 	if err != nil {
 		return 0, err
@@ -33,18 +33,9 @@ func Calibrate(ctx context.Context, o BenchOptions, cpuTime bool) (int, error) {
 	if device == "cpu" && o.NProc == "auto" {
 		numbers = []int{1, runtime.NumCPU(), 2 * runtime.NumCPU()}
 	}
-	if cpuTime {
-		if device != "cpu" || o.NProc != "auto" {
-			return 0, inputf("--cpu-time: it is for a CPU, with as many ranks as there are cores; leave --nproc out and write --device cpu")
-		}
-		numbers = []int{runtime.NumCPU()}
-	}
 	t := &cost.Table{
 		Version: cost.Version, Machine: costMachine(o.machine), Program: o.Version, Date: time.Now().UTC().Format(time.RFC3339),
 		Command: "cprun " + strings.Join(o.Command, " "), Source: "measured",
-	}
-	if cpuTime {
-		t.Source = "measured, the time of the processor"
 	}
 	if t.Machine.Count = min(o.machine.GPUs, most); device == "cpu" {
 		t.CoreGFLOPs = matmulRate()
@@ -56,7 +47,7 @@ func Calibrate(ctx context.Context, o BenchOptions, cpuTime bool) (int, error) {
 	for turn := range turns {
 		for i, ranks := range numbers {
 			set := cost.Set{Ranks: ranks}
-			if code, err := o.measureSet(ctx, device, &set, ranks > runtime.NumCPU() && len(numbers) > 1, cpuTime); code != 0 || err != nil {
+			if code, err := o.measureSet(ctx, device, &set, ranks > runtime.NumCPU() && len(numbers) > 1); code != 0 || err != nil {
 				return code, err
 			}
 			if turn == 0 {
@@ -74,11 +65,11 @@ const cpuTurns = 3
 
 // measureSet measures all figures of a set. Ranks that share cores compute as much slower as they are more, so that of them transfers
 // are enough: how they wait for each other is another matter.
-func (o *BenchOptions) measureSet(ctx context.Context, device string, set *cost.Set, share, cpuTime bool) (int, error) {
+func (o *BenchOptions) measureSet(ctx context.Context, device string, set *cost.Set, share bool) (int, error) {
 	for i, name := range costBackends(o.machine) {
 		s := &bench.CalibrateSpec{}
 		s.Default(device)
-		s.Backend, s.Operations, s.CPUTime = name, i == 0, cpuTime
+		s.Backend, s.Operations = name, i == 0
 		if device == "cpu" {
 			s.Share(runtime.NumCPU() / set.Ranks)
 			s.TransfersOnly = share
@@ -113,25 +104,15 @@ func (o *BenchOptions) calibrate(ctx context.Context, ranks int, s *bench.Calibr
 		return 0, &InputError{err}
 	}
 	task.Remedies = choice.Kinds()
-	dir, logs, err := scratchLogs("cprun-bench-")
-	if err != nil {
-		return 0, err
-	}
-	defer logs.Close()
-	out := o.printer()
-	res := launch.Run(ctx, launch.Job{
-		NProc: ranks, Argv: []string{"worker", string(job.RoleBench)}, Logs: logs, Payload: payload(task), Stderr: out, Show: o.show(),
-		OnEvent: func(_ int, e launch.Event) {
-			var row job.BenchRow
-			if e.Kind == job.EventBench && json.Unmarshal(e.Data, &row) == nil && row.Calibrate != nil {
-				merge(set, row.Calibrate)
-				out.Note(fmt.Sprintf("%d ranks: %d calls of attention, %d products, %d passes, %d transfers", ranks, len(set.Attention), len(set.Products), len(set.Passes), len(set.Links)))
-			}
-		},
+	res, err := o.runWorkers(ctx, job.RoleBench, ranks, nil, func(string) any { return task }, func(out *progress.Printer, e launch.Event) {
+		var row job.BenchRow
+		if e.Kind == job.EventBench && json.Unmarshal(e.Data, &row) == nil && row.Calibrate != nil {
+			merge(set, row.Calibrate)
+			out.Note(fmt.Sprintf("%d ranks: %d calls of attention, %d products, %d passes, %d transfers",
+				ranks, len(set.Attention), len(set.Products), len(set.Passes), len(set.Links)))
+		}
 	})
-	out.Close()
-	dir.end(res.ExitCode)
-	return res.ExitCode, res.Err
+	return res.ExitCode, errors.Join(err, res.Err)
 }
 
 // merge adds the parts that b has to a.

@@ -4,6 +4,7 @@
 package command
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,10 +13,12 @@ import (
 	"runtime"
 	"strconv"
 
+	"github.com/cprun/cprun/internal/job"
 	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/launch/progress"
 	"github.com/cprun/cprun/internal/machine"
 	"github.com/cprun/cprun/internal/planner"
+	"github.com/cprun/cprun/internal/terminal"
 )
 
 // InputError says with Err what is wrong with the user's input. It is found before any process is
@@ -152,6 +155,35 @@ func (o *Options) printer() *progress.Printer {
 		Quiet:    o.Quiet || levels[o.LogLevel] < levels["info"],
 		Terminal: launch.Terminal(o.Stderr),
 	})
+}
+
+// runWorkers runs a role on the ranks of one node, whose logs are in a temporary directory: kept if the command fails. notes
+// are for the user. task returns the workers' task; event gets what they report.
+func (o *Options) runWorkers(ctx context.Context, role job.Role, ranks int, notes []string, task func(dir string) any,
+	event func(out *progress.Printer, e launch.Event)) (launch.Result, error) {
+	dir, logs, err := scratchLogs("cprun-" + string(role) + "-")
+	if err != nil {
+		return launch.Result{}, err
+	}
+	defer logs.Close()
+	out := o.printer()
+	for _, line := range notes {
+		out.Note(line)
+	}
+	res := launch.Run(ctx, launch.Job{
+		NProc: ranks, Argv: []string{"worker", string(role)}, Logs: logs, Payload: payload(task(dir.path)), Stderr: out, Show: o.show(),
+		OnEvent: func(_ int, e launch.Event) { event(out, e) },
+	})
+	out.Close()
+	dir.end(res.ExitCode)
+	return res, nil
+}
+
+// printJSON writes an indented object for a reader or a script.
+func printJSON(w io.Writer, v any) error {
+	enc := json.NewEncoder(terminal.JSON(w))
+	enc.SetIndent("", "  ")
+	return enc.Encode(v)
 }
 
 // payload is JSON for the workers.

@@ -57,31 +57,23 @@ func Eval(ctx context.Context, path string, o EvalOptions) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	dir, logs, err := scratchLogs("cprun-eval-")
+	task.Config = string(cfg.YAML())
+	var report []byte
+	res, err := o.runWorkers(ctx, job.RoleEval, ranks, note, func(dir string) any {
+		task.RunDir = dir
+		return task
+	}, func(out *progress.Printer, e launch.Event) {
+		var text string
+		switch {
+		case e.Kind == job.EventReport:
+			report = e.Data
+		case e.Kind == job.EventNotice && json.Unmarshal(e.Data, &text) == nil:
+			out.Note(text)
+		}
+	})
 	if err != nil {
 		return 0, err
 	}
-	defer logs.Close()
-	out := o.printer()
-	for _, line := range note {
-		out.Note(line)
-	}
-	task.Config, task.RunDir = string(cfg.YAML()), dir.path
-	var report []byte
-	res := launch.Run(ctx, launch.Job{
-		NProc: ranks, Argv: []string{"worker", string(job.RoleEval)}, Logs: logs, Payload: payload(task),
-		Stderr: out, Show: o.show(), OnEvent: func(rank int, ev launch.Event) {
-			var text string
-			switch {
-			case ev.Kind == job.EventReport:
-				report = ev.Data
-			case ev.Kind == job.EventNotice && json.Unmarshal(ev.Data, &text) == nil:
-				out.Note(text)
-			}
-		},
-	})
-	out.Close()
-	dir.end(res.ExitCode)
 	if res.ExitCode != launch.ExitDone {
 		return res.ExitCode, res.Err
 	}
@@ -195,9 +187,7 @@ func checkpointOf(ctx context.Context, path string, step int64) (*checkpoint.Che
 // write prints an evaluation.
 func (o *EvalOptions) write(e *evaluation) error {
 	if o.JSON {
-		enc := json.NewEncoder(terminal.JSON(o.Stdout))
-		enc.SetIndent("", "  ")
-		return enc.Encode(e)
+		return printJSON(o.Stdout, e)
 	}
 	what := terminal.Name(e.Model)
 	if e.Step > 0 {

@@ -1,7 +1,6 @@
 package command
 
 import (
-	"encoding/json"
 	"fmt"
 	"runtime"
 	"strings"
@@ -27,9 +26,7 @@ type PlanOptions struct {
 	JSON   bool
 	// Verbose prints the config, the partition, the hops and the other backends too.
 	Verbose bool
-	// Longest plans for the longest sequence that fits; Grid for every combination of values, each key=value,value.
-	Longest bool
-	Grid    []string
+	Longest bool // plans for the longest sequence that fits
 }
 
 // Plan prints the plan of a config, on this machine or an assumed one.
@@ -37,9 +34,6 @@ func Plan(path string, o PlanOptions) (int, error) {
 	machine, ranks, err := o.where()
 	if err != nil {
 		return 0, err
-	}
-	if len(o.Grid) > 0 {
-		return o.grid(path)
 	}
 	if o.Longest {
 		if err := o.stretch(path, machine, ranks); err != nil {
@@ -145,9 +139,7 @@ func loadPlanned(path string, o config.Options) (*config.Config, error) {
 // write prints the plan, as JSON or for a reader.
 func (o *PlanOptions) write(path string, cfg *config.Config, p *plan.Plan) error {
 	if o.JSON {
-		enc := json.NewEncoder(terminal.JSON(o.Stdout))
-		enc.SetIndent("", "  ")
-		return enc.Encode(p)
+		return printJSON(o.Stdout, p)
 	}
 	if err := p.Summary(o.Stdout, dataLines(p.Data, cfg)); err != nil {
 		return err

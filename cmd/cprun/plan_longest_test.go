@@ -89,7 +89,7 @@ func TestPlanBeginsWithItsVerdict(t *testing.T) {
 
 // A plan has hops for each two ranks, so that their number has a bound. Groups that share a sequence count, not all ranks.
 func TestPlanBoundsItsRanks(t *testing.T) {
-	for _, args := range [][]string{{"--nproc", "4096"}, {"--assume", "gpu=h200,gpus=8,hosts=512"}, {"--assume", "gpu=h200,gpus=8", "--grid", "hosts=512"}} {
+	for _, args := range [][]string{{"--nproc", "4096"}, {"--assume", "gpu=h200,gpus=8,hosts=512"}} {
 		if code, _, stderr := cprun(t, append([]string{"plan", bench3B}, args...)...); code != 2 || !strings.Contains(stderr, "parallel.context") || !strings.Contains(stderr, "1024") {
 			t.Errorf("%v: exit status %d\n%s", args, code, stderr)
 		}
@@ -99,32 +99,6 @@ func TestPlanBoundsItsRanks(t *testing.T) {
 
 func first(a, _ string) string { return a }
 
-// A grid has a row for each combination, and says of those that cannot be why.
-func TestPlanGrid(t *testing.T) {
-	args := []string{"plan", bench3B, "--assume", "gpu=h200,gpus=2,cudnn=9.19.0", "--grid", "data.seq_len=32K,128K", "--grid", "nproc=1,2,4"}
-	out, _ := must(t, args...)
-	for _, w := range []string{"data.seq_len", "tokens/s", "128K", "no plan", "gpus=2"} {
-		if !strings.Contains(out, w) {
-			t.Errorf("the table does not say %q:\n%s", w, out)
-		}
-	}
-	out, _ = must(t, append(args, "--json")...)
-	var cells []struct {
-		Values   map[string]string
-		Ranks    int
-		Estimate struct {
-			Seconds float64 `json:"seconds_per_step"`
-		}
-		Error string
-	}
-	if err := json.Unmarshal([]byte(out), &cells); err != nil {
-		t.Fatal(err)
-	}
-	if len(cells) != 6 || cells[5].Values["nproc"] != "4" || cells[5].Error == "" || cells[0].Estimate.Seconds <= cells[1].Estimate.Seconds {
-		t.Errorf("%+v", cells)
-	}
-}
-
 func TestPlansOfManyCheckTheirFlags(t *testing.T) {
 	for _, c := range []struct {
 		args []string
@@ -132,12 +106,7 @@ func TestPlansOfManyCheckTheirFlags(t *testing.T) {
 	}{
 		{[]string{"--assume", "arch=sm90", "--longest"}, "gpu=h200"},
 		{[]string{"--assume", "gpu=h200", "--longest", "--set", "data.seq_len=1K"}, "leave --set"},
-		{[]string{"--assume", "gpu=h200", "--longest", "--grid", "nproc=1"}, "leave one of the two out"},
 		{[]string{"--assume", "gpu=h200,memory=16M", "--longest"}, "not even"},
-		{[]string{"--grid", "nproc"}, "want key=value"},
-		{[]string{"--grid", "nproc=1,,2"}, "empty value"},
-		{[]string{"--grid", "nproc=1", "--grid", "nproc=2"}, "given twice"},
-		{[]string{"--grid", "data.seqlen=1K,2K"}, "no cell can be planned"},
 	} {
 		code, _, stderr := cprun(t, append([]string{"plan", bench3B}, c.args...)...)
 		if code != 2 || !strings.Contains(stderr, c.want) {
