@@ -25,7 +25,7 @@ func (c *Call) workspace(b Backend) float64 {
 	return 0 // our kernels accumulate in the caller's buffers
 }
 
-// fusedWorkspace is what cudnn-frontend asks for in the backward pass, as kernels/gpu reserves it: dQ in
+// fusedWorkspace is what cudnn-frontend asks for in the backward pass, as internal/gpu reserves it: dQ in
 // float32, the row sums of dO*O, for grouped heads of documents dK and dV of every query head, and where
 // the deterministic algorithm of Hopper is the old one, the matrix dP, in blocks of 128 at most.
 func (c *Call) fusedWorkspace() float64 {
