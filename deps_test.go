@@ -37,7 +37,8 @@ var allowed = map[string]string{
 	"comm/internal/pace":      "",
 	"comm/copyengine":         "comm comm/internal/blame comm/internal/check comm/internal/pace tensor | internal/cuda",
 	"comm/device":             "comm comm/internal/blame comm/internal/check comm/internal/pace tensor | comm/copyengine internal/cuda internal/nccl",
-	"comm/commtest":           "comm comm/internal/link comm/internal/local tensor",
+	"comm/commtest":           "comm tensor",
+	"comm/internal/worldtest": "comm comm/internal/link comm/internal/local tensor",
 	"ring":                    "attention comm partition tensor",
 
 	"kernels":                   "",

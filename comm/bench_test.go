@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/cprun/cprun/comm"
-	"github.com/cprun/cprun/comm/commtest"
+	"github.com/cprun/cprun/comm/internal/worldtest"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -27,8 +27,8 @@ func BenchmarkExchange(b *testing.B) {
 
 // node joins ranks of one node, which share memory if they are not alone.
 func node(b *testing.B, n int, alone bool) []*comm.Group {
-	dir, key := commtest.SocketDir(b), commtest.Secret()
-	return commtest.Join(b, n, func(r int) (*comm.Group, error) {
+	dir, key := worldtest.SocketDir(b), worldtest.Secret()
+	return worldtest.Join(b, n, func(r int) (*comm.Group, error) {
 		return comm.ConnectUnix(context.Background(), comm.Mesh{Dir: dir, Rank: r, Size: n, Secret: key, Alone: alone}, nil, comm.Options{})
 	})
 }

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/cprun/cprun/comm"
-	"github.com/cprun/cprun/comm/commtest"
+	"github.com/cprun/cprun/comm/internal/worldtest"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -110,7 +110,7 @@ func closeAll(groups []*comm.Group) {
 // goes on.
 func TestRankTwice(t *testing.T) {
 	t.Parallel()
-	dir, key := commtest.SocketDir(t), commtest.Secret()
+	dir, key := worldtest.SocketDir(t), worldtest.Secret()
 	mesh := func(r int) comm.Mesh { return comm.Mesh{Dir: dir, Rank: r, Size: 3, Secret: key} }
 	log := &logs{}
 	groups := make([]*comm.Group, 3)
@@ -155,7 +155,7 @@ func TestAbsent(t *testing.T) {
 		t.Run(fmt.Sprintf("%d of %d", of.absent, of.n), func(t *testing.T) {
 			t.Parallel()
 			patiently(func(connect time.Duration, last bool) bool {
-				dir, named := commtest.SocketDir(t), 0
+				dir, named := worldtest.SocketDir(t), 0
 				want := fmt.Sprintf("rank %d: connect: did not come within %v", of.absent, connect)
 				for r, err := range meetWithout(t, dir, of.n, of.absent, of.few, connect) {
 					var pe *comm.PeerError
@@ -178,7 +178,7 @@ func TestAbsent(t *testing.T) {
 // meetWithout has n ranks but one connect, to their neighbours or to all, and says what each of them was told, at once or
 // by a collective.
 func meetWithout(t *testing.T, dir string, n, absent int, few bool, connect time.Duration) []error {
-	key, groups, errs := commtest.Secret(), make([]*comm.Group, n), make([]error, n)
+	key, groups, errs := worldtest.Secret(), make([]*comm.Group, n), make([]error, n)
 	var wg sync.WaitGroup
 	for r := range n {
 		if r == absent {
@@ -203,7 +203,7 @@ func meetWithout(t *testing.T, dir string, n, absent int, few bool, connect time
 // TestDeathWhileConnecting has a rank end while others are still to come: those that wait
 // are told at once and do not sit out their time.
 func TestDeathWhileConnecting(t *testing.T) {
-	dir, key := commtest.SocketDir(t), commtest.Secret()
+	dir, key := worldtest.SocketDir(t), worldtest.Secret()
 	ctx, cancel := context.WithCancelCause(context.Background())
 	done, log := make(chan error, 2), &logs{}
 	for _, r := range []int{0, 1} {
@@ -233,7 +233,7 @@ func TestDeathWhileConnecting(t *testing.T) {
 }
 
 func TestMeshRefused(t *testing.T) {
-	good, key := commtest.SocketDir(t), commtest.Secret()
+	good, key := worldtest.SocketDir(t), worldtest.Secret()
 	open := filepath.Join(good, "open")
 	file := filepath.Join(good, "file")
 	long := filepath.Join(good, strings.Repeat("x", 90))
@@ -277,7 +277,7 @@ func TestMeshRefused(t *testing.T) {
 
 // A socket that is in the way, such as that of the same rank of the same run, is an error that names the rank.
 func TestSocketInTheWay(t *testing.T) {
-	m := comm.Mesh{Dir: commtest.SocketDir(t), Size: 2, Secret: commtest.Secret()}
+	m := comm.Mesh{Dir: worldtest.SocketDir(t), Size: 2, Secret: worldtest.Secret()}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() {
@@ -304,7 +304,7 @@ func TestSocketInTheWay(t *testing.T) {
 // A mixed mesh needs a way to each lower rank and, for the higher, one to this rank.
 func TestConnectRefused(t *testing.T) {
 	lns, addrs := listeners(t, 1)
-	dir, key := commtest.SocketDir(t), commtest.Secret()
+	dir, key := worldtest.SocketDir(t), worldtest.Secret()
 	for want, m := range map[string]comm.Mesh{
 		"mesh: rank 0 has no address, and there is no socket directory": {Rank: 1, Size: 2, Secret: key, Addrs: []string{"", ""}},
 		"mesh: rank 0 of 2 has no listener":                             {Size: 2, Secret: key},

@@ -7,6 +7,7 @@ import (
 
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/comm/commtest"
+	"github.com/cprun/cprun/comm/internal/worldtest"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -33,8 +34,8 @@ func unixWorld(t testing.TB, pairs int, compute []tensor.Stream, opts comm.Optio
 // unixWorldOf makes worlds of one node of which some ranks share no memory.
 func unixWorldOf(alone func(rank int) bool) world {
 	return func(t testing.TB, pairs int, compute []tensor.Stream, opts comm.Options) []*comm.Group {
-		dir, key := commtest.SocketDir(t), commtest.Secret()
-		return commtest.Join(t, len(compute), func(r int) (*comm.Group, error) {
+		dir, key := worldtest.SocketDir(t), worldtest.Secret()
+		return worldtest.Join(t, len(compute), func(r int) (*comm.Group, error) {
 			m := comm.Mesh{Dir: dir, Rank: r, Size: len(compute), Secret: key, RunID: t.Name(), Alone: alone(r)}
 			return comm.ConnectUnix(context.Background(), m.Few(pairs), compute[r], opts)
 		})
@@ -49,8 +50,8 @@ func tcpWorld(t testing.TB, pairs int, compute []tensor.Stream, opts comm.Option
 func tcpWorldOf(like comm.Mesh) world {
 	return func(t testing.TB, pairs int, compute []tensor.Stream, opts comm.Options) []*comm.Group {
 		lns, addrs := listeners(t, len(compute))
-		key := commtest.Secret()
-		return commtest.Join(t, len(compute), func(r int) (*comm.Group, error) {
+		key := worldtest.Secret()
+		return worldtest.Join(t, len(compute), func(r int) (*comm.Group, error) {
 			m := like
 			m.Listener, m.Addrs, m.Rank, m.Size, m.Secret = lns[r], addrs, r, len(compute), key
 			return comm.ConnectTCP(context.Background(), m.Few(pairs), compute[r], opts)
@@ -63,8 +64,8 @@ func tcpWorldOf(like comm.Mesh) world {
 func mixedWorld(t testing.TB, pairs int, compute []tensor.Stream, opts comm.Options) []*comm.Group {
 	n := len(compute)
 	lns, addrs := listeners(t, n)
-	dirs, key := []string{commtest.SocketDir(t), commtest.SocketDir(t)}, commtest.Secret()
-	return commtest.Join(t, n, func(r int) (*comm.Group, error) {
+	dirs, key := []string{worldtest.SocketDir(t), worldtest.SocketDir(t)}, worldtest.Secret()
+	return worldtest.Join(t, n, func(r int) (*comm.Group, error) {
 		reach := make([]string, n)
 		for p := range n {
 			if p%2 != r%2 {

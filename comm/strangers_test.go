@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/cprun/cprun/comm"
-	"github.com/cprun/cprun/comm/commtest"
+	"github.com/cprun/cprun/comm/internal/worldtest"
 )
 
 // TestStrangers lets everybody connect before the real peers do: none of them disturbs, and
@@ -19,7 +19,7 @@ import (
 func TestStrangers(t *testing.T) {
 	t.Parallel()
 	lns, addrs := listeners(t, 2)
-	key, log := commtest.Secret(), &logs{}
+	key, log := worldtest.Secret(), &logs{}
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	groups := make([]*comm.Group, 2)
@@ -49,7 +49,7 @@ func TestStrangers(t *testing.T) {
 	defer quiet.Close()
 	// Ranks that do not belong: another secret, another run, another size.
 	for why, m := range map[string]comm.Mesh{
-		"secret":           {Secret: commtest.Secret(), Rank: 1, Size: 2},
+		"secret":           {Secret: worldtest.Secret(), Rank: 1, Size: 2},
 		"another run":      {Secret: key, RunID: "other", Rank: 1, Size: 2},
 		"world of 3 ranks": {Secret: key, Rank: 2, Size: 3},
 	} {
@@ -99,8 +99,8 @@ func TestStrangersHoldNothingUp(t *testing.T) {
 	const n, crowd = 9, 1000
 	lns, addrs := listeners(t, n)
 	halfOpen(t, addrs[:1], crowd)
-	key, log := commtest.Secret(), &logs{}
-	groups := commtest.Join(t, n, func(r int) (*comm.Group, error) {
+	key, log := worldtest.Secret(), &logs{}
+	groups := worldtest.Join(t, n, func(r int) (*comm.Group, error) {
 		m := comm.Mesh{Listener: lns[r], Addrs: addrs, Rank: r, Size: n, Secret: key}
 		return comm.ConnectTCP(t.Context(), m.Few(1), nil, comm.Options{Connect: 5 * time.Second, Log: log.add})
 	})

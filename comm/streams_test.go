@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/cprun/cprun/comm"
-	"github.com/cprun/cprun/comm/commtest"
+	"github.com/cprun/cprun/comm/internal/worldtest"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -26,8 +26,8 @@ func pair(t testing.TB, host string, like comm.Mesh) []*comm.Group {
 		}
 		lns[r], addrs = ln, append(addrs, ln.Addr().String())
 	}
-	key := commtest.Secret()
-	return commtest.Join(t, 2, func(r int) (*comm.Group, error) {
+	key := worldtest.Secret()
+	return worldtest.Join(t, 2, func(r int) (*comm.Group, error) {
 		m := like
 		m.Listener, m.Addrs, m.Rank, m.Size, m.Secret = lns[r], addrs, r, 2, key
 		return comm.ConnectTCP(context.Background(), m, nil, comm.Options{})
@@ -108,7 +108,7 @@ func TestListen(t *testing.T) {
 // TestStreamsRefused asks for more streams than there can be, and for different numbers.
 func TestStreamsRefused(t *testing.T) {
 	lns, addrs := listeners(t, 1)
-	m := comm.Mesh{Rank: 0, Size: 2, Secret: commtest.Secret(), Listener: lns[0], Addrs: addrs, Streams: 17}
+	m := comm.Mesh{Rank: 0, Size: 2, Secret: worldtest.Secret(), Listener: lns[0], Addrs: addrs, Streams: 17}
 	want := "tcp mesh: 17 connections with each rank: there can be 1 to 16, and 0 means 1"
 	if _, err := comm.ConnectTCP(t.Context(), m, nil, comm.Options{}); err == nil || err.Error() != want {
 		t.Errorf("%v, want %q", err, want)

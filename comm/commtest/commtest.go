@@ -1,5 +1,4 @@
-// Package commtest holds the conformance suite that every comm.Communicator passes, and a
-// wrapper that injects faults into one.
+// Package commtest tests implementations of comm.Communicator: all pass its conformance suite.
 package commtest
 
 import (

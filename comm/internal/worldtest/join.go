@@ -1,4 +1,6 @@
-package commtest
+// Package worldtest makes worlds of ranks for tests: in this process, over sockets, and of processes of
+// which a test ends one.
+package worldtest
 
 import (
 	"context"

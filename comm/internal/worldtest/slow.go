@@ -1,4 +1,4 @@
-package commtest
+package worldtest
 
 import (
 	"sync/atomic"
