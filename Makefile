@@ -94,8 +94,7 @@ test-nfs: ## save and restore on a simulated network file system
 	$(GO) test -count 1 -timeout 60m -run TestNetworkFileSystem ./internal/checkpoint -nfs.trials=$(NFS_TRIALS) -nfs.seed=$(SEED)
 
 # Two hosts and a network between them that is cut, one-way, lossy, slow: network namespaces, for which a
-# user needs the right to make user namespaces and to open /dev/net/tun. Three minutes. With
-# NETWORK="-test.run ^$ -test.bench Network" it measures how many streams such networks ask for.
+# user needs the right to make user namespaces and to open /dev/net/tun. Three minutes.
 NETWORK ?= -test.run Network -test.v
 test-network: ## run ranks over a bad network (user namespaces)
 	$(GO) test -c -tags netns -o bin/network.test ./comm

@@ -38,16 +38,6 @@ type Mesh struct {
 	// Nodes says which node each rank is on, by rank and by any numbers; nil means that all share one.
 	// Devices use it to know whom they reach without the network. All ranks say the same.
 	Nodes []int
-	// Readable leaves frames over TCP as they are but for a code that proves where they come from and
-	// that nobody has changed them, which is about half the work of encrypting them. Others on the
-	// network can then read what is sent. All ranks say the same.
-	Readable bool
-	// Streams is how many TCP connections this rank has with each one of another node; 0 means one,
-	// 16 is the most. Large messages go over all of them at once, others over the first. More than
-	// one helps where the way is so long and fast that a single connection's window does not fill
-	// it. All ranks say the same.
-	Streams int
-
 	// Alone has this rank share no memory with others of its node, so that all goes over the sockets.
 	// Large messages take longer then. Ranks need not say the same.
 	Alone bool
@@ -58,21 +48,13 @@ type Mesh struct {
 func (m *Mesh) wire(opts Options) wire.Config {
 	return wire.Config{
 		Rank: m.Rank, Size: m.Size, Secret: m.Secret, RunID: m.RunID, Name: m.Name,
-		Timeout: opts.Connect, Log: opts.Log, Pairs: m.pairs, Conns: m.Streams, Alone: m.Alone,
+		Timeout: opts.Connect, Log: opts.Log, Pairs: m.pairs, Alone: m.Alone,
 	}
 }
 
 // SharesMemory returns nil where ranks of this node can share memory for their large messages, and else why
 // all goes over their sockets.
 func SharesMemory() error { return shm.Try() }
-
-// overTCP returns how frames travel over TCP.
-func (m *Mesh) overTCP() wire.Mode {
-	if m.Readable {
-		return wire.Signed
-	}
-	return wire.Sealed
-}
 
 // Listen returns a listener for a Mesh, at a free port of a host: an address or a name of this node, of
 // IPv4 or IPv6, or "" for all addresses.
@@ -101,7 +83,7 @@ func ConnectUnix(ctx context.Context, m Mesh, compute tensor.Stream, opts Option
 
 // ConnectTCP joins processes of several nodes. Every rank brings its own listener and knows
 // the addresses of all; how they got them is a rendezvous' business. All that is sent after
-// the handshake is encrypted and authenticated, or authenticated alone; see Mesh.Readable.
+// the handshake is encrypted and authenticated.
 func ConnectTCP(ctx context.Context, m Mesh, compute tensor.Stream, opts Options) (*Group, error) {
 	m.Dir = ""
 	return connect(ctx, "tcp mesh", m, compute, opts)
@@ -111,7 +93,7 @@ func ConnectTCP(ctx context.Context, m Mesh, compute tensor.Stream, opts Options
 // over TCP where it has one. With m.Dir a rank can be reached by its socket there, with
 // m.Listener over TCP; a rank that others reach in both ways brings both.
 //
-// Frames over TCP are sealed, or signed, and those over Unix sockets are neither. Each side of a connection says
+// Frames over TCP are sealed, and those over Unix sockets are not. Each side of a connection says
 // in the handshake which it means, and proves it with the secret.
 func Connect(ctx context.Context, m Mesh, compute tensor.Stream, opts Options) (*Group, error) {
 	return connect(ctx, "mesh", m, compute, opts)
@@ -122,7 +104,7 @@ func connect(ctx context.Context, kind string, m Mesh, compute tensor.Stream, op
 	opts = opts.withDefaults()
 	c := m.wire(opts)
 	if m.Listener != nil {
-		c.Listeners = append(c.Listeners, wire.Listener{Listener: m.Listener, Mode: m.overTCP()})
+		c.Listeners = append(c.Listeners, wire.Listener{Listener: m.Listener, Mode: wire.Sealed})
 	}
 	if err := m.prepare(&c); err != nil {
 		for _, ln := range c.Listeners { // they have been taken over
@@ -164,7 +146,7 @@ func (m *Mesh) prepare(c *wire.Config) error {
 	c.Dial = func(ctx context.Context, rank int) (net.Conn, wire.Mode, error) {
 		if a := m.Addrs[rank]; a != "" {
 			conn, err := wire.DialTCP(ctx, a)
-			return conn, m.overTCP(), err
+			return conn, wire.Sealed, err
 		}
 		return here.Dial(ctx, rank)
 	}

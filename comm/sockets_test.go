@@ -43,20 +43,12 @@ func unixWorldOf(alone func(rank int) bool) world {
 }
 
 func tcpWorld(t testing.TB, pairs int, compute []tensor.Stream, opts comm.Options) []*comm.Group {
-	return tcpWorldOf(comm.Mesh{})(t, pairs, compute, opts)
-}
-
-// tcpWorldOf makes worlds over TCP whose ranks say the same as like.
-func tcpWorldOf(like comm.Mesh) world {
-	return func(t testing.TB, pairs int, compute []tensor.Stream, opts comm.Options) []*comm.Group {
-		lns, addrs := listeners(t, len(compute))
-		key := worldtest.Secret()
-		return worldtest.Join(t, len(compute), func(r int) (*comm.Group, error) {
-			m := like
-			m.Listener, m.Addrs, m.Rank, m.Size, m.Secret = lns[r], addrs, r, len(compute), key
-			return comm.ConnectTCP(context.Background(), m.Few(pairs), compute[r], opts)
-		})
-	}
+	lns, addrs := listeners(t, len(compute))
+	key := worldtest.Secret()
+	return worldtest.Join(t, len(compute), func(r int) (*comm.Group, error) {
+		m := comm.Mesh{Listener: lns[r], Addrs: addrs, Rank: r, Size: len(compute), Secret: key}
+		return comm.ConnectTCP(context.Background(), m.Few(pairs), compute[r], opts)
+	})
 }
 
 // mixedWorld joins ranks of two nodes, the even and the odd ones, over Unix sockets within a node
@@ -95,13 +87,8 @@ func TestMixedAlone(t *testing.T) {
 	unixWorldOf(func(r int) bool { return r%2 == 1 }).suite(t, 0)
 }
 
-// The same with several connections between two ranks, and frames that are not encrypted.
-func TestStreams(t *testing.T) { tcpWorldOf(comm.Mesh{Streams: 2, Readable: true}).suite(t, 0) }
-
 // The same with connections to neighbours alone at the start, to others on first use, and collectives
 // over few neighbours. From 6 ranks on not all are neighbours.
 func TestFewMixed(t *testing.T) { world(mixedWorld).suite(t, 1) }
 func TestFewUnix(t *testing.T)  { world(unixWorld).suite(t, 1) }
 func TestFewTCP(t *testing.T)   { world(tcpWorld).suite(t, 1) }
-
-func TestFewStreams(t *testing.T) { tcpWorldOf(comm.Mesh{Streams: 2}).suite(t, 1) }

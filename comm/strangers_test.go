@@ -32,7 +32,7 @@ func TestStrangers(t *testing.T) {
 		}
 	})
 	// These say something, or nothing, and are sent away, or hang up.
-	for _, say := range []string{"GET / HTTP/1.1\r\n\r\n", "CPRUNH4\n" + strings.Repeat("\xff", 200), "CPRUNH4\n\x00"} {
+	for _, say := range []string{"GET / HTTP/1.1\r\n\r\n", "CPRUNH5\n" + strings.Repeat("\xff", 200), "CPRUNH5\n\x00"} {
 		conn, err := net.Dial("tcp", addrs[0])
 		if err != nil {
 			t.Fatal(err)
