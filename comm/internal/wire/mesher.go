@@ -11,7 +11,12 @@ import (
 
 	"github.com/cprun/cprun/comm/internal/blame"
 	"github.com/cprun/cprun/comm/internal/link"
+	"github.com/cprun/cprun/internal/admission"
 )
+
+// unproven bounds the connections that have not proven themselves. The ranks of a node need less than a millisecond
+// each.
+var unproven = admission.Limits{Most: 128, Each: 32}
 
 const (
 	firstPause, lastPause = 2 * time.Millisecond, 100 * time.Millisecond // between two attempts to dial
@@ -26,8 +31,8 @@ type mesher struct {
 	*identity
 	s      *sockets
 	config *Config
-	known  strangers
-	refuse seldom         // logs who was sent away
+	door   *admission.Door
+	refuse *admission.Log // logs who was sent away
 	wg     sync.WaitGroup // with s.mu held while the world has not ended, or before it begins
 
 	open    context.Context // ends when no more connections are accepted
@@ -39,7 +44,7 @@ type mesher struct {
 func newMesher(c *Config) *mesher {
 	id := c.identity()
 	m := &mesher{identity: id, s: newSockets(id.rank, id.size, id.name, c.pairs()), config: c}
-	m.refuse.log = c.Log
+	m.door, m.refuse = admission.New(unproven), admission.NewLog(c.Log)
 	m.s.meets = m
 	m.open, m.cancel = context.WithCancel(context.Background())
 	var ended context.CancelFunc
@@ -57,6 +62,7 @@ func newMesher(c *Config) *mesher {
 // close ends all that makes connections, and returns when it has ended.
 func (m *mesher) close() {
 	m.cancel()
+	m.door.Close()
 	for _, ln := range m.config.Listeners {
 		ln.Close()
 	}
@@ -171,22 +177,9 @@ func (m *mesher) dial(p *peer) bool {
 // acceptAll takes connections until ln is closed. Whoever does not prove to be a rank that is
 // still to come is sent away, and harms nobody.
 func (m *mesher) acceptAll(ln Listener) {
-	for {
-		conn, err := ln.Accept()
-		if err != nil {
-			if m.open.Err() != nil || errors.Is(err, net.ErrClosed) {
-				return
-			}
-			m.refuse.say("rank %d: accept: %v", m.rank, err)
-			time.Sleep(10 * time.Millisecond) // out of descriptors, most likely
-			continue
-		}
-		m.known.admit(conn)
-		m.wg.Go(func() {
-			defer m.known.forget(conn)
-			m.welcome(conn, ln.Mode)
-		})
-	}
+	m.door.Serve(ln, func(conn net.Conn) { m.welcome(conn, ln.Mode) }, func(err error) {
+		m.refuse.Printf("rank %d: accept: %v", m.rank, err)
+	})
 }
 
 // welcome meets who has connected.
@@ -194,7 +187,7 @@ func (m *mesher) welcome(conn net.Conn, mode Mode) {
 	var held *peer
 	err := m.meet(conn, mode, helloBound, func(b bound) (*channel, error) {
 		return m.identity.accept(conn, mode, func() { b.set(handshakeBound) }, func(rank int) error {
-			m.known.forget(conn)
+			m.door.Leave(conn)
 			p := m.s.peer(rank)
 			if !p.reserve() {
 				return fmt.Errorf("rank %d is connected already", rank)
@@ -213,7 +206,7 @@ func (m *mesher) welcome(conn net.Conn, mode Mode) {
 		held.free(err)
 	}
 	if m.dialing.Err() == nil {
-		m.refuse.say("rank %d: refused a connection: %v", m.rank, err)
+		m.refuse.Printf("rank %d: refused a connection: %v", m.rank, err)
 	}
 }
 
