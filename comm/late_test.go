@@ -221,7 +221,7 @@ func TestLateUnreachable(t *testing.T) {
 			reach[4] = closed[0]
 		}
 		m := comm.Mesh{Listener: lns[r], Addrs: reach, Rank: r, Size: n, Secret: key}
-		return comm.ConnectTCP(t.Context(), m.Few(1), nil, comm.Options{Deadline: 300 * time.Millisecond})
+		return comm.Connect(t.Context(), m.Few(1), nil, comm.Options{Deadline: 300 * time.Millisecond})
 	})
 	defer closeAll(groups)
 	var failed sync.WaitGroup

@@ -2,7 +2,6 @@ package comm
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"slices"
@@ -33,7 +32,7 @@ type Mesh struct {
 	// with the group, since ranks may connect on first use.
 	Listener net.Listener
 	// Addrs say how this rank reaches each other one, by rank: "host:port" of its listener,
-	// over TCP, or "" for its socket in Dir. A rank dials the lower ones only.
+	// over TCP, or "" for its socket in Dir. nil: all have sockets in Dir. A rank dials the lower ones only.
 	Addrs []string
 	// Nodes says which node each rank is on, by rank and by any numbers; nil means that all share one.
 	// Devices use it to know whom they reach without the network. All ranks say the same.
@@ -66,42 +65,21 @@ func Listen(ctx context.Context, host string) (net.Listener, error) {
 	return ln, nil
 }
 
-// ConnectUnix joins the processes of one node over Unix sockets in m.Dir. It returns when
-// all ranks are there, or names those that did not come. In a world of more than 16 ranks it waits
-// for its neighbours alone, and the first collective for the others. Calls are ordered against compute;
-// nil means a private stream.
+// Connect joins processes, over Unix sockets where m.Addrs has no address and over TCP where it has one. With m.Dir a
+// rank can be reached by its socket there, with m.Listener over TCP; a rank that others reach in both ways brings both.
+// Without Addrs all ranks are on this node. How the ranks got the addresses is a rendezvous' business.
 //
-// Nobody but this user can reach the sockets, so frames are not sealed; the handshake keeps
-// apart the jobs of the same user.
-func ConnectUnix(ctx context.Context, m Mesh, compute tensor.Stream, opts Options) (*Group, error) {
-	if m.Dir == "" {
-		return nil, errors.New("unix mesh: no socket directory")
-	}
-	m.Listener, m.Addrs = nil, make([]string, max(m.Size, 0))
-	return connect(ctx, "unix mesh", m, compute, opts)
-}
-
-// ConnectTCP joins processes of several nodes. Every rank brings its own listener and knows
-// the addresses of all; how they got them is a rendezvous' business. All that is sent after
-// the handshake is encrypted and authenticated.
-func ConnectTCP(ctx context.Context, m Mesh, compute tensor.Stream, opts Options) (*Group, error) {
-	m.Dir = ""
-	return connect(ctx, "tcp mesh", m, compute, opts)
-}
-
-// Connect joins processes of several nodes, over Unix sockets where m.Addrs has no address and
-// over TCP where it has one. With m.Dir a rank can be reached by its socket there, with
-// m.Listener over TCP; a rank that others reach in both ways brings both.
+// Connect returns when all ranks are there, or names those that did not come. In a world of more than 16 ranks it waits
+// for its neighbours alone, and the first collective for the others. Calls are ordered against compute; nil means a
+// private stream.
 //
-// Frames over TCP are sealed, and those over Unix sockets are not. Each side of a connection says
-// in the handshake which it means, and proves it with the secret.
+// Frames over TCP are encrypted and authenticated. Those over Unix sockets are not, since nobody but this user can reach
+// the sockets. Each side of a connection says in the handshake which it means, and proves it with the secret.
 func Connect(ctx context.Context, m Mesh, compute tensor.Stream, opts Options) (*Group, error) {
-	return connect(ctx, "mesh", m, compute, opts)
-}
-
-// connect makes a group of what m says. kind goes before errors of m.
-func connect(ctx context.Context, kind string, m Mesh, compute tensor.Stream, opts Options) (*Group, error) {
 	opts = opts.withDefaults()
+	if m.Addrs == nil {
+		m.Addrs = make([]string, max(m.Size, 0))
+	}
 	c := m.wire(opts)
 	if m.Listener != nil {
 		c.Listeners = append(c.Listeners, wire.Listener{Listener: m.Listener, Mode: wire.Sealed})
@@ -110,7 +88,7 @@ func connect(ctx context.Context, kind string, m Mesh, compute tensor.Stream, op
 		for _, ln := range c.Listeners { // they have been taken over
 			ln.Close()
 		}
-		return nil, fmt.Errorf("%s: %w", kind, err)
+		return nil, fmt.Errorf("mesh: %w", err)
 	}
 	l, err := wire.Connect(ctx, c)
 	if err != nil {

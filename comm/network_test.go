@@ -47,7 +47,7 @@ func onHost(rankText, does string, six bool) error {
 	if err != nil {
 		return err
 	}
-	g, err := comm.ConnectTCP(context.Background(), comm.Mesh{
+	g, err := comm.Connect(context.Background(), comm.Mesh{
 		Rank: rank, Size: 2, Secret: []byte("0123456789abcdef"), Name: "host " + rankText, Listener: ln, Addrs: []string{at(0), at(1)},
 	}, nil, comm.Options{})
 	if err != nil {

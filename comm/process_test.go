@@ -21,11 +21,11 @@ import (
 var kinds = worldtest.ProcessKinds{
 	"unix": {}, "alone": {Connect: func(ctx context.Context, m comm.Mesh, opts comm.Options) (*comm.Group, error) {
 		m.Alone = true
-		return comm.ConnectUnix(ctx, m, nil, opts)
+		return comm.Connect(ctx, m, nil, opts)
 	}},
 	"mixed": {Connect: connectMixed},
 	"few-unix": {Connect: func(ctx context.Context, m comm.Mesh, opts comm.Options) (*comm.Group, error) {
-		return comm.ConnectUnix(ctx, m.Few(1), nil, opts)
+		return comm.Connect(ctx, m.Few(1), nil, opts)
 	}},
 	"few-mixed": {Connect: func(ctx context.Context, m comm.Mesh, opts comm.Options) (*comm.Group, error) {
 		return connectMixed(ctx, m.Few(1), opts)

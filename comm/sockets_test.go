@@ -37,7 +37,7 @@ func unixWorldOf(alone func(rank int) bool) world {
 		dir, key := worldtest.SocketDir(t), worldtest.Secret()
 		return worldtest.Join(t, len(compute), func(r int) (*comm.Group, error) {
 			m := comm.Mesh{Dir: dir, Rank: r, Size: len(compute), Secret: key, RunID: t.Name(), Alone: alone(r)}
-			return comm.ConnectUnix(context.Background(), m.Few(pairs), compute[r], opts)
+			return comm.Connect(context.Background(), m.Few(pairs), compute[r], opts)
 		})
 	}
 }
@@ -47,7 +47,7 @@ func tcpWorld(t testing.TB, pairs int, compute []tensor.Stream, opts comm.Option
 	key := worldtest.Secret()
 	return worldtest.Join(t, len(compute), func(r int) (*comm.Group, error) {
 		m := comm.Mesh{Listener: lns[r], Addrs: addrs, Rank: r, Size: len(compute), Secret: key}
-		return comm.ConnectTCP(context.Background(), m.Few(pairs), compute[r], opts)
+		return comm.Connect(context.Background(), m.Few(pairs), compute[r], opts)
 	})
 }
 

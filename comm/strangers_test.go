@@ -26,7 +26,7 @@ func TestStrangers(t *testing.T) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		var err error
-		groups[0], err = comm.ConnectTCP(ctx, comm.Mesh{Listener: lns[0], Addrs: addrs, Rank: 0, Size: 2, Secret: key}, nil, comm.Options{Log: log.add})
+		groups[0], err = comm.Connect(ctx, comm.Mesh{Listener: lns[0], Addrs: addrs, Rank: 0, Size: 2, Secret: key}, nil, comm.Options{Log: log.add})
 		if err != nil {
 			t.Error(err)
 		}
@@ -54,14 +54,14 @@ func TestStrangers(t *testing.T) {
 		"world of 3 ranks": {Secret: key, Rank: 2, Size: 3},
 	} {
 		m.Addrs = []string{addrs[0], addrs[0], addrs[0]}[:m.Size]
-		_, err := comm.ConnectTCP(log.until(t, why), m, nil, comm.Options{})
+		_, err := comm.Connect(log.until(t, why), m, nil, comm.Options{})
 		if !comm.IsRemote(err) || !errors.Is(err, comm.ErrDeadline) {
 			t.Errorf("mesh %+v connected with %v", m, err)
 		}
 	}
 	wg.Go(func() {
 		var err error
-		groups[1], err = comm.ConnectTCP(ctx, comm.Mesh{Listener: lns[1], Addrs: addrs, Rank: 1, Size: 2, Secret: key}, nil, comm.Options{})
+		groups[1], err = comm.Connect(ctx, comm.Mesh{Listener: lns[1], Addrs: addrs, Rank: 1, Size: 2, Secret: key}, nil, comm.Options{})
 		if err != nil {
 			t.Error(err)
 		}
@@ -102,7 +102,7 @@ func TestStrangersHoldNothingUp(t *testing.T) {
 	key, log := worldtest.Secret(), &logs{}
 	groups := worldtest.Join(t, n, func(r int) (*comm.Group, error) {
 		m := comm.Mesh{Listener: lns[r], Addrs: addrs, Rank: r, Size: n, Secret: key}
-		return comm.ConnectTCP(t.Context(), m.Few(1), nil, comm.Options{Connect: 5 * time.Second, Log: log.add})
+		return comm.Connect(t.Context(), m.Few(1), nil, comm.Options{Connect: 5 * time.Second, Log: log.add})
 	})
 	defer closeAll(groups)
 	halfOpen(t, addrs, crowd/10)

@@ -28,7 +28,7 @@ func pair(t testing.TB, host string) []*comm.Group {
 	key := worldtest.Secret()
 	return worldtest.Join(t, 2, func(r int) (*comm.Group, error) {
 		m := comm.Mesh{Listener: lns[r], Addrs: addrs, Rank: r, Size: 2, Secret: key}
-		return comm.ConnectTCP(context.Background(), m, nil, comm.Options{})
+		return comm.Connect(context.Background(), m, nil, comm.Options{})
 	})
 }
 

@@ -71,7 +71,7 @@ func (k ProcessKind) start(ctx context.Context, m comm.Mesh, opts comm.Options) 
 	connect := k.Connect
 	if connect == nil {
 		connect = func(ctx context.Context, m comm.Mesh, opts comm.Options) (*comm.Group, error) {
-			return comm.ConnectUnix(ctx, m, nil, opts)
+			return comm.Connect(ctx, m, nil, opts)
 		}
 	}
 	host, err := connect(ctx, m, opts)
