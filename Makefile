@@ -94,8 +94,7 @@ test-nfs: ## save and restore on a simulated network file system
 	$(GO) test -count 1 -timeout 60m -run TestNetworkFileSystem ./internal/checkpoint -nfs.trials=$(NFS_TRIALS) -nfs.seed=$(SEED)
 
 # Two hosts and a network between them that is cut, one-way, lossy, slow: network namespaces, for which a
-# user needs the right to make user namespaces and to open /dev/net/tun. Three minutes. With
-# NETWORK="-test.run ^$ -test.bench Network" it measures how many streams such networks ask for.
+# user needs the right to make user namespaces and to open /dev/net/tun. Three minutes.
 NETWORK ?= -test.run Network -test.v
 test-network: ## run ranks over a bad network (user namespaces)
 	$(GO) test -c -tags netns -o bin/network.test ./comm
@@ -176,11 +175,11 @@ cuda: ## build bin/cprun for GPUs
 # The tests with the tag cuda that need no GPU: runs the flash kernels as C++ on the CPU, compiles every
 # kernel for every architecture and looks at what the compiler says of it, and loads made up drivers. With SHORT=-short,
 # as in CI, each program is compiled for one architecture, in turns, but a sixteenth of those alone whose source, options and
-# compiler have passed (kernels/source/testdata/compiled.txt), and the host runs a third of the cases in the types beside the
+# compiler have passed (internal/gpu/source/testdata/compiled.txt), and the host runs a third of the cases in the types beside the
 # first. What go test would vet, vet-cuda does.
 SHORT ?=
 test-kernels: ## compile and test the CUDA kernels without a GPU
-	$(CUDA) $(GO) test -tags cuda,$(TAGS) -vet off $(SHORT) -timeout 30m ./kernels/internal/call ./kernels/source ./internal/cuda/nvrtc ./internal/cuda/driver
+	$(CUDA) $(GO) test -tags cuda,$(TAGS) -vet off $(SHORT) -timeout 30m ./internal/gpu/call ./internal/gpu/source ./internal/cuda/nvrtc ./internal/cuda/driver
 
 # Where no file has the tag, go vet sees what it has seen without; that all compile with it, tests too, staticcheck says.
 vet-cuda: ## run go vet on the CUDA build

@@ -32,22 +32,23 @@ var allowed = map[string]string{
 	"comm/internal/check":     "tensor",
 	"comm/internal/link":      "comm/internal/blame",
 	"comm/internal/local":     "comm/internal/blame comm/internal/link",
-	"comm/internal/wire":      "comm/internal/blame comm/internal/link comm/internal/pace comm/internal/shm",
+	"comm/internal/wire":      "comm/internal/blame comm/internal/link comm/internal/pace comm/internal/shm internal/admission",
 	"comm/internal/shm":       "",
 	"comm/internal/pace":      "",
 	"comm/copyengine":         "comm comm/internal/blame comm/internal/check comm/internal/pace tensor | internal/cuda",
 	"comm/device":             "comm comm/internal/blame comm/internal/check comm/internal/pace tensor | comm/copyengine internal/cuda internal/nccl",
-	"comm/commtest":           "comm comm/internal/link comm/internal/local tensor",
+	"comm/commtest":           "comm tensor",
+	"comm/internal/worldtest": "comm comm/internal/link comm/internal/local tensor",
 	"ring":                    "attention comm partition tensor",
 
 	"kernels":                   "",
-	"kernels/internal/call":     "attention kernels/source partition tensor",
-	"kernels/internal/shape":    "tensor",
-	"kernels/source":            "",
-	"kernels/cpu":               "attention kernels kernels/cpu/internal/simd kernels/internal/shape partition tensor",
+	"internal/gpu/call":         "attention internal/gpu/source partition tensor",
+	"internal/shape":            "tensor",
+	"internal/gpu/source":       "",
+	"kernels/cpu":               "attention kernels kernels/cpu/internal/simd internal/shape partition tensor",
 	"kernels/cpu/internal/simd": "tensor",
-	"kernels/gpu": "| attention internal/cuda internal/cuda/blas internal/cuda/dnn internal/cuda/nvrtc kernels" +
-		" kernels/internal/call kernels/internal/shape kernels/source partition tensor",
+	"internal/gpu": "| attention internal/cuda internal/cuda/blas internal/cuda/dnn internal/cuda/nvrtc kernels" +
+		" internal/gpu/call internal/shape internal/gpu/source partition tensor",
 
 	"internal/cuda":        "| internal/cuda/driver tensor",
 	"internal/cuda/driver": "",
@@ -76,19 +77,19 @@ var allowed = map[string]string{
 		" | internal/cuda internal/cuda/blas internal/cuda/dnn internal/cuda/nvrtc internal/nccl",
 	"internal/backend": "attention/backends internal/config internal/machine partition tensor",
 	"internal/device": "attention attention/backends internal/files internal/machine internal/model internal/optim kernels/cpu tensor" +
-		" | internal/cuda internal/cuda/blas internal/cuda/dnn internal/nccl kernels/gpu",
+		" | internal/cuda internal/cuda/blas internal/cuda/dnn internal/nccl internal/gpu",
 	"internal/state":    "internal/model internal/optim tensor",
 	"internal/rehearse": "attention comm internal/hf ring tensor",
 	"internal/planner":  "attention/backends partition ring tensor",
 	"internal/plan": "attention attention/backends internal/backend internal/config internal/cost internal/machine internal/model internal/planner" +
-		" internal/rehearse internal/state internal/terminal kernels/cpu kernels/gpu partition ring tensor",
+		" internal/rehearse internal/state internal/terminal kernels/cpu internal/gpu partition ring tensor",
 	"internal/train": "attention comm internal/checkpoint internal/config internal/data internal/device internal/files internal/hf internal/metrics" +
 		" internal/model internal/optim internal/planner internal/rehearse internal/state partition ring tensor",
 	"internal/attend": "attention attention/backends attention/qkv comm internal/config internal/device internal/files internal/machine" +
 		" internal/safetensors internal/terminal partition ring tensor",
 	"internal/report": "internal/experiment internal/files internal/machine internal/metrics internal/terminal",
 	"internal/bench": "attention attention/backends comm internal/cost internal/device internal/files internal/metrics internal/model internal/optim internal/planner internal/terminal" +
-		" kernels/gpu partition ring tensor",
+		" internal/gpu partition ring tensor",
 
 	"internal/experiment": "internal/bench internal/config internal/files internal/metrics internal/terminal",
 
@@ -98,8 +99,9 @@ var allowed = map[string]string{
 	"internal/lan":             "",
 	"internal/launch/progress": "internal/terminal",
 	"internal/cluster":         "internal/cluster/gossip internal/cluster/wire internal/launch",
-	"internal/cluster/wire":    "",
-	"internal/cluster/gossip":  "internal/terminal",
+	"internal/cluster/wire":    "internal/admission",
+	"internal/admission":       "",
+	"internal/cluster/gossip":  "internal/admission internal/terminal",
 	"internal/cluster/netsim":  "",
 	"internal/files":           "internal/terminal",
 	"internal/place":           "internal/terminal",

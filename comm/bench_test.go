@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/cprun/cprun/comm"
-	"github.com/cprun/cprun/comm/commtest"
+	"github.com/cprun/cprun/comm/internal/worldtest"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -20,24 +20,16 @@ func BenchmarkExchange(b *testing.B) {
 		for name, alone := range map[string]bool{"memory": false, "sockets": true} {
 			b.Run(fmt.Sprintf("%s/%d", name, size), func(b *testing.B) { hop(b, node(b, 2, alone), size) })
 		}
-		b.Run(fmt.Sprintf("tcp/%d", size), func(b *testing.B) { hop(b, pair(b, "127.0.0.1", comm.Mesh{}), size) })
-		b.Run(fmt.Sprintf("readable/%d", size), func(b *testing.B) { hop(b, pair(b, "127.0.0.1", comm.Mesh{Readable: true}), size) })
+		b.Run(fmt.Sprintf("tcp/%d", size), func(b *testing.B) { hop(b, pair(b, "127.0.0.1"), size) })
 	}
 }
 
 // node joins ranks of one node, which share memory if they are not alone.
 func node(b *testing.B, n int, alone bool) []*comm.Group {
-	dir, key := commtest.SocketDir(b), commtest.Secret()
-	return commtest.Join(b, n, func(r int) (*comm.Group, error) {
-		return comm.ConnectUnix(context.Background(), comm.Mesh{Dir: dir, Rank: r, Size: n, Secret: key, Alone: alone}, nil, comm.Options{})
+	dir, key := worldtest.SocketDir(b), worldtest.Secret()
+	return worldtest.Join(b, n, func(r int) (*comm.Group, error) {
+		return comm.Connect(context.Background(), comm.Mesh{Dir: dir, Rank: r, Size: n, Secret: key, Alone: alone}, nil, comm.Options{})
 	})
-}
-
-// BenchmarkStreams is a hop of 16 MiB over TCP, by one connection and by several.
-func BenchmarkStreams(b *testing.B) {
-	for _, n := range []int{1, 2, 4, 8} {
-		b.Run(fmt.Sprint(n), func(b *testing.B) { hop(b, pair(b, "127.0.0.1", comm.Mesh{Streams: n}), 16<<20) })
-	}
 }
 
 // BenchmarkNode is what four ranks of a node do in a step of training. The bytes are those of the whole

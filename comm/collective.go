@@ -30,7 +30,7 @@ func (g *Group) call(name, detail string, f func() error) (Pending, error) {
 }
 
 // told is what a trace says of a collective: the bytes of all ranks' data, and the ranks.
-func (g *Group) told(v View) string {
+func (g *Group) told(v tensor.View) string {
 	if !tensor.Tracing(g.stream) {
 		return ""
 	}
@@ -75,7 +75,7 @@ func (g *Group) parts(ms []Message) (parts []part, own [][]byte) {
 
 // AllReduce combines v over the ranks, in place. Elements are combined in rank order, so the
 // result does not depend on size or transport and is the same on every rank.
-func (g *Group) AllReduce(v View, op Op) (Pending, error) {
+func (g *Group) AllReduce(v tensor.View, op Op) (Pending, error) {
 	if err := g.rules().AllReduce(v, op); err != nil {
 		return nil, g.fault("all-reduce", err)
 	}
@@ -177,7 +177,7 @@ func (g *Group) reduceShares(d tensor.DType, op Op, dst []byte, of func(r int) [
 }
 
 // AllGather fills dst with the ranks' src. src may be the own part of dst.
-func (g *Group) AllGather(dst, src View) (Pending, error) {
+func (g *Group) AllGather(dst, src tensor.View) (Pending, error) {
 	if err := g.rules().AllGather(dst, src); err != nil {
 		return nil, g.fault("all-gather", err)
 	}
@@ -204,7 +204,7 @@ func (g *Group) gatherBlocks(all []byte, size int) error {
 
 // ReduceScatter combines the ranks' src and leaves part Rank in dst, which may be that part
 // of src.
-func (g *Group) ReduceScatter(dst, src View, op Op) (Pending, error) {
+func (g *Group) ReduceScatter(dst, src tensor.View, op Op) (Pending, error) {
 	if err := g.rules().ReduceScatter(dst, src, op); err != nil {
 		return nil, g.fault("reduce-scatter", err)
 	}
@@ -227,7 +227,7 @@ func (g *Group) ReduceScatter(dst, src View, op Op) (Pending, error) {
 }
 
 // AllToAll sends part p of src to rank p and fills part p of dst from rank p.
-func (g *Group) AllToAll(dst, src View) (Pending, error) {
+func (g *Group) AllToAll(dst, src tensor.View) (Pending, error) {
 	if err := g.rules().AllToAll(dst, src); err != nil {
 		return nil, g.fault("all-to-all", err)
 	}
@@ -246,7 +246,7 @@ func (g *Group) AllToAll(dst, src View) (Pending, error) {
 // Broadcast copies root's v to every rank. A large one goes out in parts that the ranks then
 // pass on to each other (van de Geijn's scatter and all-gather), so that the root sends the
 // data once and not once per rank.
-func (g *Group) Broadcast(v View, root int) (Pending, error) {
+func (g *Group) Broadcast(v tensor.View, root int) (Pending, error) {
 	if err := g.rules().Broadcast(v, root); err != nil {
 		return nil, g.fault("broadcast", err)
 	}

@@ -7,14 +7,11 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// View is a strided window onto device memory; communicators take dense ones.
-type View = tensor.View
-
 // Message is one view to or from one peer. Of messages between the same two ranks in one
 // Exchange, the first sent meets the first received.
 type Message struct {
 	Peer int // rank within the group
-	View View
+	View tensor.View // dense
 }
 
 // Op is how a reduction combines elements.
@@ -33,39 +30,12 @@ func (o Op) Valid() bool { return o >= Sum && o <= Min }
 // String returns "sum", "max" or "min".
 func (o Op) String() string { return [...]string{"sum", "max", "min"}[o] }
 
-// A Member is one rank of a group.
-type Member interface {
-	// Rank returns the own number within the group, from 0.
-	Rank() int
-	// Size returns the number of ranks of the group.
-	Size() int
-}
-
 // An Exchanger moves views between ranks that both name the other. It is all that ring needs.
 type Exchanger interface {
 	// Exchange sends and receives, as one group, so that no order of peers can deadlock.
 	// A message to the own rank is a copy. It is called by the ranks that it names, each for
 	// its own part.
 	Exchange(send, recv []Message) (Pending, error)
-}
-
-// Collectives are the calls that all ranks of a group make, in the same order. Results are the
-// same, bit for bit, each time that the same ranks reduce the same data.
-type Collectives interface {
-	// AllReduce combines v over the ranks, in place.
-	AllReduce(v View, op Op) (Pending, error)
-	// AllGather fills dst, Size equal parts in rank order, with the ranks' src, which may
-	// be part Rank of dst and no other memory of it.
-	AllGather(dst, src View) (Pending, error)
-	// ReduceScatter combines the ranks' src, Size equal parts, and leaves part Rank in dst,
-	// which may be that part of src and no other memory of it.
-	ReduceScatter(dst, src View, op Op) (Pending, error)
-	// AllToAll sends part p of src to rank p, and fills part p of dst from rank p.
-	AllToAll(dst, src View) (Pending, error)
-	// Broadcast copies root's v to every rank.
-	Broadcast(v View, root int) (Pending, error)
-	// Barrier blocks the caller until every rank has called it.
-	Barrier(ctx context.Context) error
 }
 
 // A Communicator joins the ranks of one group.
@@ -82,9 +52,29 @@ type Collectives interface {
 // Every wait ends: in data, in an error that names the peer, or in an abort. After an error
 // the group is dead: all pending and later calls on it fail with the same cause.
 type Communicator interface {
-	Member
+	// Rank returns the own number within the group, from 0.
+	Rank() int
+	// Size returns the number of ranks of the group.
+	Size() int
 	Exchanger
-	Collectives
+
+	// The calls down to Barrier are made by all ranks of the group, in the same order. Results are the same, bit
+	// for bit, each time that the same ranks reduce the same data.
+
+	// AllReduce combines v over the ranks, in place.
+	AllReduce(v tensor.View, op Op) (Pending, error)
+	// AllGather fills dst, Size equal parts in rank order, with the ranks' src, which may
+	// be part Rank of dst and no other memory of it.
+	AllGather(dst, src tensor.View) (Pending, error)
+	// ReduceScatter combines the ranks' src, Size equal parts, and leaves part Rank in dst,
+	// which may be that part of src and no other memory of it.
+	ReduceScatter(dst, src tensor.View, op Op) (Pending, error)
+	// AllToAll sends part p of src to rank p, and fills part p of dst from rank p.
+	AllToAll(dst, src tensor.View) (Pending, error)
+	// Broadcast copies root's v to every rank.
+	Broadcast(v tensor.View, root int) (Pending, error)
+	// Barrier blocks the caller until every rank has called it.
+	Barrier(ctx context.Context) error
 	// Split makes groups of the ranks with the same colour, ordered by key, then by rank.
 	// Every rank of this group calls it.
 	Split(ctx context.Context, colour, key int) (Communicator, error)

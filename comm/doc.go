@@ -1,14 +1,14 @@
 // Package comm moves tensors between the ranks of a group: exchanges between neighbours for the
 // ring, and collectives for everything else, behind one interface, Communicator. NewLocal joins
-// ranks of one process, ConnectUnix the processes of a node, ConnectTCP those of several nodes,
-// and Connect mixes the two. Package comm/device joins GPUs on top of such a group.
+// ranks of one process, Connect the processes of one node or of several.
+// Package comm/device joins GPUs on top of such a group.
 //
 // # Rooms
 //
 //	comm                  Communicator, Group, the collectives of the host, the constructors
 //	comm/device           Group of GPUs: NCCL, and copy engines where they can
 //	comm/copyengine       exchanges by the copy engines of one node's GPUs
-//	comm/commtest         the suite that every Communicator passes, and faults
+//	comm/commtest         the suite that every Communicator passes
 //	comm/internal/link    what a group stands on: Transport moves data, Roster knows who is there
 //	comm/internal/local   that, in one process
 //	comm/internal/wire    that, by sockets: frames, sealing, flow control, handshake, mesh, silence
@@ -16,6 +16,7 @@
 //	comm/internal/blame   errors, and who stopped among many that wait for each other
 //	comm/internal/check   wrong arguments
 //	comm/internal/pace    looking again and again
+//	comm/internal/worldtest worlds of ranks for tests
 //
 // # Who needs whom
 //

@@ -42,10 +42,6 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// Traffic counts the payload bytes that a group has Sent to and Received from other ranks. Copies
-// within a rank and the transport's own frames are not in it.
-type Traffic struct{ Sent, Received int64 }
-
 // Group is a Communicator over any transport. Its calls run one after the other on a stream
 // of its own, named "comm"; the messages within a call run at once.
 //
@@ -77,8 +73,6 @@ type Group struct {
 	round            *link.Round
 	timer            *time.Timer
 	scratch          []uint64 // words, so that any element type is aligned
-
-	sent, received atomic.Int64
 }
 
 var (
@@ -148,11 +142,6 @@ func (g *Group) Compute() tensor.Stream { return g.compute }
 // compute. Negative means none. All ranks set the same.
 func (g *Group) SetDeadline(d time.Duration) {
 	g.stream.Do("", func() error { g.limit.Store(int64(d)); return nil })
-}
-
-// Traffic returns what this group has moved so far.
-func (g *Group) Traffic() Traffic {
-	return Traffic{Sent: g.sent.Load(), Received: g.received.Load()}
 }
 
 // PeerName returns how errors name a rank of the group.

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/cprun/cprun/comm"
-	"github.com/cprun/cprun/comm/commtest"
+	"github.com/cprun/cprun/comm/internal/worldtest"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -214,14 +214,14 @@ func TestLateUnreachable(t *testing.T) {
 	lns, addrs := listeners(t, n)
 	nowhere, closed := listeners(t, 1)
 	nowhere[0].Close()
-	key := commtest.Secret()
-	groups := commtest.Join(t, n, func(r int) (*comm.Group, error) {
+	key := worldtest.Secret()
+	groups := worldtest.Join(t, n, func(r int) (*comm.Group, error) {
 		reach := slices.Clone(addrs)
 		if r == 7 { // which is no neighbour of rank 4
 			reach[4] = closed[0]
 		}
 		m := comm.Mesh{Listener: lns[r], Addrs: reach, Rank: r, Size: n, Secret: key}
-		return comm.ConnectTCP(t.Context(), m.Few(1), nil, comm.Options{Deadline: 300 * time.Millisecond})
+		return comm.Connect(t.Context(), m.Few(1), nil, comm.Options{Deadline: 300 * time.Millisecond})
 	})
 	defer closeAll(groups)
 	var failed sync.WaitGroup
@@ -242,7 +242,7 @@ func TestLateUnreachable(t *testing.T) {
 // A call of a rank that gives up returns once the other ranks know why: if its caller exits at once, they would
 // blame this rank.
 func TestCallsTellFirst(t *testing.T) {
-	hosts, told := commtest.SlowHosts(comm.Options{Deadline: 20 * time.Millisecond})
+	hosts, told := worldtest.SlowHosts(comm.Options{Deadline: 20 * time.Millisecond})
 	err := hosts[0].Barrier(t.Context())
 	if known := told(); !known || !errors.Is(err, comm.ErrDeadline) {
 		t.Errorf("the call ended with %v; the other rank knows: %t", err, known)

@@ -2,7 +2,6 @@ package comm
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"slices"
@@ -33,21 +32,11 @@ type Mesh struct {
 	// with the group, since ranks may connect on first use.
 	Listener net.Listener
 	// Addrs say how this rank reaches each other one, by rank: "host:port" of its listener,
-	// over TCP, or "" for its socket in Dir. A rank dials the lower ones only.
+	// over TCP, or "" for its socket in Dir. nil: all have sockets in Dir. A rank dials the lower ones only.
 	Addrs []string
 	// Nodes says which node each rank is on, by rank and by any numbers; nil means that all share one.
 	// Devices use it to know whom they reach without the network. All ranks say the same.
 	Nodes []int
-	// Readable leaves frames over TCP as they are but for a code that proves where they come from and
-	// that nobody has changed them, which is about half the work of encrypting them. Others on the
-	// network can then read what is sent. All ranks say the same.
-	Readable bool
-	// Streams is how many TCP connections this rank has with each one of another node; 0 means one,
-	// 16 is the most. Large messages go over all of them at once, others over the first. More than
-	// one helps where the way is so long and fast that a single connection's window does not fill
-	// it. All ranks say the same.
-	Streams int
-
 	// Alone has this rank share no memory with others of its node, so that all goes over the sockets.
 	// Large messages take longer then. Ranks need not say the same.
 	Alone bool
@@ -58,21 +47,13 @@ type Mesh struct {
 func (m *Mesh) wire(opts Options) wire.Config {
 	return wire.Config{
 		Rank: m.Rank, Size: m.Size, Secret: m.Secret, RunID: m.RunID, Name: m.Name,
-		Timeout: opts.Connect, Log: opts.Log, Pairs: m.pairs, Conns: m.Streams, Alone: m.Alone,
+		Timeout: opts.Connect, Log: opts.Log, Pairs: m.pairs, Alone: m.Alone,
 	}
 }
 
 // SharesMemory returns nil where ranks of this node can share memory for their large messages, and else why
 // all goes over their sockets.
 func SharesMemory() error { return shm.Try() }
-
-// overTCP returns how frames travel over TCP.
-func (m *Mesh) overTCP() wire.Mode {
-	if m.Readable {
-		return wire.Signed
-	}
-	return wire.Sealed
-}
 
 // Listen returns a listener for a Mesh, at a free port of a host: an address or a name of this node, of
 // IPv4 or IPv6, or "" for all addresses.
@@ -84,51 +65,30 @@ func Listen(ctx context.Context, host string) (net.Listener, error) {
 	return ln, nil
 }
 
-// ConnectUnix joins the processes of one node over Unix sockets in m.Dir. It returns when
-// all ranks are there, or names those that did not come. In a world of more than 16 ranks it waits
-// for its neighbours alone, and the first collective for the others. Calls are ordered against compute;
-// nil means a private stream.
+// Connect joins processes, over Unix sockets where m.Addrs has no address and over TCP where it has one. With m.Dir a
+// rank can be reached by its socket there, with m.Listener over TCP; a rank that others reach in both ways brings both.
+// Without Addrs all ranks are on this node. How the ranks got the addresses is a rendezvous' business.
 //
-// Nobody but this user can reach the sockets, so frames are not sealed; the handshake keeps
-// apart the jobs of the same user.
-func ConnectUnix(ctx context.Context, m Mesh, compute tensor.Stream, opts Options) (*Group, error) {
-	if m.Dir == "" {
-		return nil, errors.New("unix mesh: no socket directory")
-	}
-	m.Listener, m.Addrs = nil, make([]string, max(m.Size, 0))
-	return connect(ctx, "unix mesh", m, compute, opts)
-}
-
-// ConnectTCP joins processes of several nodes. Every rank brings its own listener and knows
-// the addresses of all; how they got them is a rendezvous' business. All that is sent after
-// the handshake is encrypted and authenticated, or authenticated alone; see Mesh.Readable.
-func ConnectTCP(ctx context.Context, m Mesh, compute tensor.Stream, opts Options) (*Group, error) {
-	m.Dir = ""
-	return connect(ctx, "tcp mesh", m, compute, opts)
-}
-
-// Connect joins processes of several nodes, over Unix sockets where m.Addrs has no address and
-// over TCP where it has one. With m.Dir a rank can be reached by its socket there, with
-// m.Listener over TCP; a rank that others reach in both ways brings both.
+// Connect returns when all ranks are there, or names those that did not come. In a world of more than 16 ranks it waits
+// for its neighbours alone, and the first collective for the others. Calls are ordered against compute; nil means a
+// private stream.
 //
-// Frames over TCP are sealed, or signed, and those over Unix sockets are neither. Each side of a connection says
-// in the handshake which it means, and proves it with the secret.
+// Frames over TCP are encrypted and authenticated. Those over Unix sockets are not, since nobody but this user can reach
+// the sockets. Each side of a connection says in the handshake which it means, and proves it with the secret.
 func Connect(ctx context.Context, m Mesh, compute tensor.Stream, opts Options) (*Group, error) {
-	return connect(ctx, "mesh", m, compute, opts)
-}
-
-// connect makes a group of what m says. kind goes before errors of m.
-func connect(ctx context.Context, kind string, m Mesh, compute tensor.Stream, opts Options) (*Group, error) {
 	opts = opts.withDefaults()
+	if m.Addrs == nil {
+		m.Addrs = make([]string, max(m.Size, 0))
+	}
 	c := m.wire(opts)
 	if m.Listener != nil {
-		c.Listeners = append(c.Listeners, wire.Listener{Listener: m.Listener, Mode: m.overTCP()})
+		c.Listeners = append(c.Listeners, wire.Listener{Listener: m.Listener, Mode: wire.Sealed})
 	}
 	if err := m.prepare(&c); err != nil {
 		for _, ln := range c.Listeners { // they have been taken over
 			ln.Close()
 		}
-		return nil, fmt.Errorf("%s: %w", kind, err)
+		return nil, fmt.Errorf("mesh: %w", err)
 	}
 	l, err := wire.Connect(ctx, c)
 	if err != nil {
@@ -164,7 +124,7 @@ func (m *Mesh) prepare(c *wire.Config) error {
 	c.Dial = func(ctx context.Context, rank int) (net.Conn, wire.Mode, error) {
 		if a := m.Addrs[rank]; a != "" {
 			conn, err := wire.DialTCP(ctx, a)
-			return conn, m.overTCP(), err
+			return conn, wire.Sealed, err
 		}
 		return here.Dial(ctx, rank)
 	}

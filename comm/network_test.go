@@ -21,13 +21,13 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// hostArg makes this binary a rank on a host of the lab: behind it are the rank, what it does, how many
-// streams, and whether by IPv6.
+// hostArg makes this binary a rank on a host of the lab: behind it are the rank, what it does,
+// and whether by IPv6.
 const hostArg = "one-host-of-a-lab"
 
 func init() {
-	if len(os.Args) == 6 && os.Args[1] == hostArg {
-		if err := onHost(os.Args[2], os.Args[3], os.Args[4], os.Args[5] == "true"); err != nil {
+	if len(os.Args) == 5 && os.Args[1] == hostArg {
+		if err := onHost(os.Args[2], os.Args[3], os.Args[4] == "true"); err != nil {
 			fmt.Println("error", err)
 			os.Exit(1)
 		}
@@ -37,9 +37,9 @@ func init() {
 
 // onHost is one rank of two: it says when it is there, does what it is to until that fails or its input
 // ends, and says how it failed.
-func onHost(rankText, does, streamsText string, six bool) error {
-	var rank, streams int
-	if _, err := fmt.Sscan(rankText+" "+streamsText, &rank, &streams); err != nil {
+func onHost(rankText, does string, six bool) error {
+	var rank int
+	if _, err := fmt.Sscan(rankText, &rank); err != nil {
 		return err
 	}
 	at := func(r int) string { return net.JoinHostPort(addressOf(r, six), "7000") }
@@ -47,8 +47,8 @@ func onHost(rankText, does, streamsText string, six bool) error {
 	if err != nil {
 		return err
 	}
-	g, err := comm.ConnectTCP(context.Background(), comm.Mesh{
-		Rank: rank, Size: 2, Secret: []byte("0123456789abcdef"), Name: "host " + rankText, Listener: ln, Addrs: []string{at(0), at(1)}, Streams: streams,
+	g, err := comm.Connect(context.Background(), comm.Mesh{
+		Rank: rank, Size: 2, Secret: []byte("0123456789abcdef"), Name: "host " + rankText, Listener: ln, Addrs: []string{at(0), at(1)},
 	}, nil, comm.Options{})
 	if err != nil {
 		return err
@@ -81,8 +81,6 @@ func untilLost(g *comm.Group, does string) error {
 		bytes = 8
 	case "large":
 		bytes = 8 << 20
-	case "huge":
-		bytes = 64 << 20
 	}
 	out, in := tensor.New(tensor.U8, bytes), tensor.New(tensor.U8, bytes)
 	peer := 1 - g.Rank()
@@ -107,10 +105,10 @@ type labRank struct {
 }
 
 // start starts both ranks and returns when they are connected.
-func (l *lab) start(t testing.TB, does string, streams int, six bool) (ranks [2]*labRank) {
+func (l *lab) start(t testing.TB, does string, six bool) (ranks [2]*labRank) {
 	t.Helper()
 	for i, h := range l.hosts {
-		r := &labRank{cmd: exec.Command("/proc/self/exe", hostArg, fmt.Sprint(i), does, fmt.Sprint(streams), fmt.Sprint(six)), lines: make(chan string, 1<<16)}
+		r := &labRank{cmd: exec.Command("/proc/self/exe", hostArg, fmt.Sprint(i), does, fmt.Sprint(six)), lines: make(chan string, 1<<16)}
 		r.cmd.Stderr = &r.errs
 		stdin, err1 := r.cmd.StdinPipe()
 		stdout, err2 := r.cmd.StdoutPipe()
@@ -185,7 +183,7 @@ func TestNetworkLost(t *testing.T) {
 				t.Parallel()
 				l := newLab(t, terms{delay: time.Millisecond})
 				six := i%2 == 1
-				ranks := l.start(t, does, 1+i, six)
+				ranks := l.start(t, does, six)
 				if does != "idle" {
 					ranks[0].next(t, "moved", 10*time.Second)
 				}
@@ -211,10 +209,10 @@ func TestNetworkLost(t *testing.T) {
 
 // TestNetworkBad loses nearly a third of all packets in both directions and takes 200 ms for the others: ranks go on.
 func TestNetworkBad(t *testing.T) {
-	for i, does := range []string{"idle", "small", "large"} {
+	for _, does := range []string{"idle", "small", "large"} {
 		t.Run(does, func(t *testing.T) {
 			t.Parallel()
-			ranks := newLab(t, terms{delay: 200 * time.Millisecond, loss: 0.3}).start(t, does, 1+i, false)
+			ranks := newLab(t, terms{delay: 200 * time.Millisecond, loss: 0.3}).start(t, does, false)
 			end := time.Now().Add(40 * time.Second)
 			moved := 0
 			for time.Now().Before(end) {
@@ -242,7 +240,7 @@ func TestNetworkBad(t *testing.T) {
 // TestNetworkStopped stops a process for longer than a network may be silent: its host answers for it, and
 // the job goes on when it does.
 func TestNetworkStopped(t *testing.T) {
-	ranks := newLab(t, terms{delay: time.Millisecond}).start(t, "large", 2, false)
+	ranks := newLab(t, terms{delay: time.Millisecond}).start(t, "large", false)
 	ranks[0].next(t, "moved", 10*time.Second)
 	if err := ranks[1].cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)

@@ -14,18 +14,18 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/cprun/cprun/comm"
-	"github.com/cprun/cprun/comm/commtest"
+	"github.com/cprun/cprun/comm/internal/worldtest"
 )
 
 // kinds are worlds of processes, with all pairs connected and with few.
-var kinds = commtest.ProcessKinds{
+var kinds = worldtest.ProcessKinds{
 	"unix": {}, "alone": {Connect: func(ctx context.Context, m comm.Mesh, opts comm.Options) (*comm.Group, error) {
 		m.Alone = true
-		return comm.ConnectUnix(ctx, m, nil, opts)
+		return comm.Connect(ctx, m, nil, opts)
 	}},
 	"mixed": {Connect: connectMixed},
 	"few-unix": {Connect: func(ctx context.Context, m comm.Mesh, opts comm.Options) (*comm.Group, error) {
-		return comm.ConnectUnix(ctx, m.Few(1), nil, opts)
+		return comm.Connect(ctx, m.Few(1), nil, opts)
 	}},
 	"few-mixed": {Connect: func(ctx context.Context, m comm.Mesh, opts comm.Options) (*comm.Group, error) {
 		return connectMixed(ctx, m.Few(1), opts)
@@ -85,7 +85,7 @@ func TestKill(t *testing.T) {
 	for kind := range kinds {
 		for _, call := range []string{"barrier", "all-reduce", "chain", "idle", "late"} {
 			t.Run(kind+" "+call, func(t *testing.T) {
-				kinds.End(t, kind, call, ranksOf(kind), commtest.Kill, comm.ErrPeerLost.Error())
+				kinds.End(t, kind, call, ranksOf(kind), worldtest.Kill, comm.ErrPeerLost.Error())
 			})
 		}
 	}
@@ -99,7 +99,7 @@ func TestStop(t *testing.T) {
 		for _, call := range []string{"stop", "detour"} {
 			t.Run(kind+" "+call, func(t *testing.T) {
 				t.Parallel()
-				kinds.End(t, kind, call, ranksOf(kind), commtest.Stop, "no progress for 1s, the deadline")
+				kinds.End(t, kind, call, ranksOf(kind), worldtest.Stop, "no progress for 1s, the deadline")
 			})
 		}
 	}
@@ -110,7 +110,7 @@ func TestStop(t *testing.T) {
 func TestAbortExit(t *testing.T) {
 	for kind := range kinds {
 		t.Run(kind, func(t *testing.T) {
-			kinds.End(t, kind, "abort", ranksOf(kind), commtest.Abort, "the loss is not a number")
+			kinds.End(t, kind, "abort", ranksOf(kind), worldtest.Abort, "the loss is not a number")
 		})
 	}
 }

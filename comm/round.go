@@ -45,13 +45,7 @@ func (g *Group) exchange(sends, recvs []part) error {
 	}
 	g.ledger.clear()
 	for i := range xs {
-		x := &xs[i]
-		if x.Send {
-			g.sent.Add(int64(len(x.Buf)))
-		} else {
-			g.received.Add(int64(len(x.Buf)))
-		}
-		x.Buf = nil // the buffer must not outlive the call
+		xs[i].Buf = nil // the buffer must not outlive the call
 	}
 	if first == nil {
 		return nil

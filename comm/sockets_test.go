@@ -7,6 +7,7 @@ import (
 
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/comm/commtest"
+	"github.com/cprun/cprun/comm/internal/worldtest"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -33,29 +34,21 @@ func unixWorld(t testing.TB, pairs int, compute []tensor.Stream, opts comm.Optio
 // unixWorldOf makes worlds of one node of which some ranks share no memory.
 func unixWorldOf(alone func(rank int) bool) world {
 	return func(t testing.TB, pairs int, compute []tensor.Stream, opts comm.Options) []*comm.Group {
-		dir, key := commtest.SocketDir(t), commtest.Secret()
-		return commtest.Join(t, len(compute), func(r int) (*comm.Group, error) {
+		dir, key := worldtest.SocketDir(t), worldtest.Secret()
+		return worldtest.Join(t, len(compute), func(r int) (*comm.Group, error) {
 			m := comm.Mesh{Dir: dir, Rank: r, Size: len(compute), Secret: key, RunID: t.Name(), Alone: alone(r)}
-			return comm.ConnectUnix(context.Background(), m.Few(pairs), compute[r], opts)
+			return comm.Connect(context.Background(), m.Few(pairs), compute[r], opts)
 		})
 	}
 }
 
 func tcpWorld(t testing.TB, pairs int, compute []tensor.Stream, opts comm.Options) []*comm.Group {
-	return tcpWorldOf(comm.Mesh{})(t, pairs, compute, opts)
-}
-
-// tcpWorldOf makes worlds over TCP whose ranks say the same as like.
-func tcpWorldOf(like comm.Mesh) world {
-	return func(t testing.TB, pairs int, compute []tensor.Stream, opts comm.Options) []*comm.Group {
-		lns, addrs := listeners(t, len(compute))
-		key := commtest.Secret()
-		return commtest.Join(t, len(compute), func(r int) (*comm.Group, error) {
-			m := like
-			m.Listener, m.Addrs, m.Rank, m.Size, m.Secret = lns[r], addrs, r, len(compute), key
-			return comm.ConnectTCP(context.Background(), m.Few(pairs), compute[r], opts)
-		})
-	}
+	lns, addrs := listeners(t, len(compute))
+	key := worldtest.Secret()
+	return worldtest.Join(t, len(compute), func(r int) (*comm.Group, error) {
+		m := comm.Mesh{Listener: lns[r], Addrs: addrs, Rank: r, Size: len(compute), Secret: key}
+		return comm.Connect(context.Background(), m.Few(pairs), compute[r], opts)
+	})
 }
 
 // mixedWorld joins ranks of two nodes, the even and the odd ones, over Unix sockets within a node
@@ -63,8 +56,8 @@ func tcpWorldOf(like comm.Mesh) world {
 func mixedWorld(t testing.TB, pairs int, compute []tensor.Stream, opts comm.Options) []*comm.Group {
 	n := len(compute)
 	lns, addrs := listeners(t, n)
-	dirs, key := []string{commtest.SocketDir(t), commtest.SocketDir(t)}, commtest.Secret()
-	return commtest.Join(t, n, func(r int) (*comm.Group, error) {
+	dirs, key := []string{worldtest.SocketDir(t), worldtest.SocketDir(t)}, worldtest.Secret()
+	return worldtest.Join(t, n, func(r int) (*comm.Group, error) {
 		reach := make([]string, n)
 		for p := range n {
 			if p%2 != r%2 {
@@ -94,13 +87,8 @@ func TestMixedAlone(t *testing.T) {
 	unixWorldOf(func(r int) bool { return r%2 == 1 }).suite(t, 0)
 }
 
-// The same with several connections between two ranks, and frames that are not encrypted.
-func TestStreams(t *testing.T) { tcpWorldOf(comm.Mesh{Streams: 2, Readable: true}).suite(t, 0) }
-
 // The same with connections to neighbours alone at the start, to others on first use, and collectives
 // over few neighbours. From 6 ranks on not all are neighbours.
 func TestFewMixed(t *testing.T) { world(mixedWorld).suite(t, 1) }
 func TestFewUnix(t *testing.T)  { world(unixWorld).suite(t, 1) }
 func TestFewTCP(t *testing.T)   { world(tcpWorld).suite(t, 1) }
-
-func TestFewStreams(t *testing.T) { tcpWorldOf(comm.Mesh{Streams: 2}).suite(t, 1) }

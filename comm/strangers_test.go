@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/cprun/cprun/comm"
-	"github.com/cprun/cprun/comm/commtest"
+	"github.com/cprun/cprun/comm/internal/worldtest"
 )
 
 // TestStrangers lets everybody connect before the real peers do: none of them disturbs, and
@@ -19,20 +19,20 @@ import (
 func TestStrangers(t *testing.T) {
 	t.Parallel()
 	lns, addrs := listeners(t, 2)
-	key, log := commtest.Secret(), &logs{}
+	key, log := worldtest.Secret(), &logs{}
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	groups := make([]*comm.Group, 2)
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		var err error
-		groups[0], err = comm.ConnectTCP(ctx, comm.Mesh{Listener: lns[0], Addrs: addrs, Rank: 0, Size: 2, Secret: key}, nil, comm.Options{Log: log.add})
+		groups[0], err = comm.Connect(ctx, comm.Mesh{Listener: lns[0], Addrs: addrs, Rank: 0, Size: 2, Secret: key}, nil, comm.Options{Log: log.add})
 		if err != nil {
 			t.Error(err)
 		}
 	})
 	// These say something, or nothing, and are sent away, or hang up.
-	for _, say := range []string{"GET / HTTP/1.1\r\n\r\n", "CPRUNH4\n" + strings.Repeat("\xff", 200), "CPRUNH4\n\x00"} {
+	for _, say := range []string{"GET / HTTP/1.1\r\n\r\n", "CPRUNH5\n" + strings.Repeat("\xff", 200), "CPRUNH5\n\x00"} {
 		conn, err := net.Dial("tcp", addrs[0])
 		if err != nil {
 			t.Fatal(err)
@@ -49,19 +49,19 @@ func TestStrangers(t *testing.T) {
 	defer quiet.Close()
 	// Ranks that do not belong: another secret, another run, another size.
 	for why, m := range map[string]comm.Mesh{
-		"secret":           {Secret: commtest.Secret(), Rank: 1, Size: 2},
+		"secret":           {Secret: worldtest.Secret(), Rank: 1, Size: 2},
 		"another run":      {Secret: key, RunID: "other", Rank: 1, Size: 2},
 		"world of 3 ranks": {Secret: key, Rank: 2, Size: 3},
 	} {
 		m.Addrs = []string{addrs[0], addrs[0], addrs[0]}[:m.Size]
-		_, err := comm.ConnectTCP(log.until(t, why), m, nil, comm.Options{})
+		_, err := comm.Connect(log.until(t, why), m, nil, comm.Options{})
 		if !comm.IsRemote(err) || !errors.Is(err, comm.ErrDeadline) {
 			t.Errorf("mesh %+v connected with %v", m, err)
 		}
 	}
 	wg.Go(func() {
 		var err error
-		groups[1], err = comm.ConnectTCP(ctx, comm.Mesh{Listener: lns[1], Addrs: addrs, Rank: 1, Size: 2, Secret: key}, nil, comm.Options{})
+		groups[1], err = comm.Connect(ctx, comm.Mesh{Listener: lns[1], Addrs: addrs, Rank: 1, Size: 2, Secret: key}, nil, comm.Options{})
 		if err != nil {
 			t.Error(err)
 		}
@@ -99,10 +99,10 @@ func TestStrangersHoldNothingUp(t *testing.T) {
 	const n, crowd = 9, 1000
 	lns, addrs := listeners(t, n)
 	halfOpen(t, addrs[:1], crowd)
-	key, log := commtest.Secret(), &logs{}
-	groups := commtest.Join(t, n, func(r int) (*comm.Group, error) {
+	key, log := worldtest.Secret(), &logs{}
+	groups := worldtest.Join(t, n, func(r int) (*comm.Group, error) {
 		m := comm.Mesh{Listener: lns[r], Addrs: addrs, Rank: r, Size: n, Secret: key}
-		return comm.ConnectTCP(t.Context(), m.Few(1), nil, comm.Options{Connect: 5 * time.Second, Log: log.add})
+		return comm.Connect(t.Context(), m.Few(1), nil, comm.Options{Connect: 5 * time.Second, Log: log.add})
 	})
 	defer closeAll(groups)
 	halfOpen(t, addrs, crowd/10)

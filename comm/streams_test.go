@@ -2,7 +2,6 @@ package comm_test
 
 import (
 	"context"
-	"fmt"
 	"math/rand/v2"
 	"net"
 	"slices"
@@ -10,12 +9,12 @@ import (
 	"testing"
 
 	"github.com/cprun/cprun/comm"
-	"github.com/cprun/cprun/comm/commtest"
+	"github.com/cprun/cprun/comm/internal/worldtest"
 	"github.com/cprun/cprun/tensor"
 )
 
 // pair joins two ranks over TCP at an address of this host.
-func pair(t testing.TB, host string, like comm.Mesh) []*comm.Group {
+func pair(t testing.TB, host string) []*comm.Group {
 	t.Helper()
 	var lns [2]net.Listener
 	var addrs []string
@@ -26,51 +25,46 @@ func pair(t testing.TB, host string, like comm.Mesh) []*comm.Group {
 		}
 		lns[r], addrs = ln, append(addrs, ln.Addr().String())
 	}
-	key := commtest.Secret()
-	return commtest.Join(t, 2, func(r int) (*comm.Group, error) {
-		m := like
-		m.Listener, m.Addrs, m.Rank, m.Size, m.Secret = lns[r], addrs, r, 2, key
-		return comm.ConnectTCP(context.Background(), m, nil, comm.Options{})
+	key := worldtest.Secret()
+	return worldtest.Join(t, 2, func(r int) (*comm.Group, error) {
+		m := comm.Mesh{Listener: lns[r], Addrs: addrs, Rank: r, Size: 2, Secret: key}
+		return comm.Connect(context.Background(), m, nil, comm.Options{})
 	})
 }
 
-// TestPiecesComeTogether moves many messages of sizes around those of pieces at once, in both directions
-// and over any number of streams: each comes whole, in its place.
+// TestPiecesComeTogether moves many messages of sizes around those of pieces at once, in both directions:
+// each comes whole, in its place.
 func TestPiecesComeTogether(t *testing.T) {
 	const piece = 256 << 10
 	sizes := []int{0, 1, 16 << 10, 16<<10 + 1, piece - 1, piece, piece + 1, 3*piece - 7, 65*piece + 11}
-	for _, like := range []comm.Mesh{{Streams: 1}, {Streams: 2}, {Streams: 16}, {Streams: 3, Readable: true}} {
-		t.Run(fmt.Sprintf("%d %t", like.Streams, like.Readable), func(t *testing.T) {
-			groups := pair(t, "127.0.0.1", like)
-			defer closeAll(groups)
-			var wg sync.WaitGroup
-			for r, g := range groups {
-				wg.Go(func() {
-					var send, recv []comm.Message
-					var want [][]byte
-					for i, n := range sizes {
-						send = append(send, comm.Message{Peer: 1 - r, View: tensor.FromSlice(noise(n, r, i), n)})
-						recv = append(recv, comm.Message{Peer: 1 - r, View: tensor.New(tensor.U8, n)})
-						want = append(want, noise(n, 1-r, i))
-					}
-					p, err := g.Exchange(send, recv)
-					if err == nil {
-						err = p.Sync(t.Context())
-					}
-					if err != nil {
-						t.Error(err)
-						return
-					}
-					for i, m := range recv {
-						if !slices.Equal(tensor.Data[uint8](m.View), want[i]) {
-							t.Errorf("rank %d: a message of %d bytes came as another", r, sizes[i])
-						}
-					}
-				})
+	groups := pair(t, "127.0.0.1")
+	defer closeAll(groups)
+	var wg sync.WaitGroup
+	for r, g := range groups {
+		wg.Go(func() {
+			var send, recv []comm.Message
+			var want [][]byte
+			for i, n := range sizes {
+				send = append(send, comm.Message{Peer: 1 - r, View: tensor.FromSlice(noise(n, r, i), n)})
+				recv = append(recv, comm.Message{Peer: 1 - r, View: tensor.New(tensor.U8, n)})
+				want = append(want, noise(n, 1-r, i))
 			}
-			wg.Wait()
+			p, err := g.Exchange(send, recv)
+			if err == nil {
+				err = p.Sync(t.Context())
+			}
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			for i, m := range recv {
+				if !slices.Equal(tensor.Data[uint8](m.View), want[i]) {
+					t.Errorf("rank %d: a message of %d bytes came as another", r, sizes[i])
+				}
+			}
 		})
 	}
+	wg.Wait()
 }
 
 // noise is n bytes that no other message has.
@@ -93,7 +87,7 @@ func TestListen(t *testing.T) {
 			ln.Close()
 			continue
 		}
-		groups := pair(t, host, comm.Mesh{})
+		groups := pair(t, host)
 		sum(t, groups)
 		closeAll(groups)
 	}
@@ -102,15 +96,5 @@ func TestListen(t *testing.T) {
 			t.Errorf("listens at %v, which is %q", ln.Addr(), host)
 			ln.Close()
 		}
-	}
-}
-
-// TestStreamsRefused asks for more streams than there can be, and for different numbers.
-func TestStreamsRefused(t *testing.T) {
-	lns, addrs := listeners(t, 1)
-	m := comm.Mesh{Rank: 0, Size: 2, Secret: commtest.Secret(), Listener: lns[0], Addrs: addrs, Streams: 17}
-	want := "tcp mesh: 17 connections with each rank: there can be 1 to 16, and 0 means 1"
-	if _, err := comm.ConnectTCP(t.Context(), m, nil, comm.Options{}); err == nil || err.Error() != want {
-		t.Errorf("%v, want %q", err, want)
 	}
 }

@@ -134,7 +134,7 @@ func (g *Group) keepWaits() {
 // waits lists the calls of g that are not over.
 func (l *ledger) waits(g *Group) (all []Wait) {
 	var at tensor.Event // what the compute stream stands waiting for
-	if s, ok := g.compute.(tensor.Worker); ok {
+	if s, ok := g.compute.(interface{ At() (tensor.Work, bool) }); ok {
 		w, _ := s.At()
 		at = w.For
 	}

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/cprun/cprun/comm"
-	"github.com/cprun/cprun/comm/commtest"
+	"github.com/cprun/cprun/comm/internal/worldtest"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -22,13 +22,13 @@ func BenchmarkWorld(b *testing.B) {
 			var memory uint64
 			idle := runtime.NumGoroutine()
 			for range b.N {
-				dir, key := commtest.SocketDir(b), commtest.Secret()
+				dir, key := worldtest.SocketDir(b), worldtest.Secret()
 				for runtime.NumGoroutine() > idle { // of the world before
 					time.Sleep(time.Millisecond)
 				}
 				before, start := inUse(), time.Now()
-				groups := commtest.Join(b, n, func(r int) (*comm.Group, error) {
-					return comm.ConnectUnix(context.Background(), comm.Mesh{Dir: dir, Rank: r, Size: n, Secret: key}, nil, comm.Options{})
+				groups := worldtest.Join(b, n, func(r int) (*comm.Group, error) {
+					return comm.Connect(context.Background(), comm.Mesh{Dir: dir, Rank: r, Size: n, Secret: key}, nil, comm.Options{})
 				})
 				everyone(b, groups, func(g *comm.Group) error { return g.Barrier(context.Background()) })
 				made += time.Since(start)
@@ -47,9 +47,9 @@ func BenchmarkWorld(b *testing.B) {
 // BenchmarkCollectives runs collectives of worlds on both sides of the bound.
 func BenchmarkCollectives(b *testing.B) {
 	for _, n := range []int{8, 16, 64} {
-		dir, key := commtest.SocketDir(b), commtest.Secret()
-		groups := commtest.Join(b, n, func(r int) (*comm.Group, error) {
-			return comm.ConnectUnix(context.Background(), comm.Mesh{Dir: dir, Rank: r, Size: n, Secret: key}, nil, comm.Options{})
+		dir, key := worldtest.SocketDir(b), worldtest.Secret()
+		groups := worldtest.Join(b, n, func(r int) (*comm.Group, error) {
+			return comm.Connect(context.Background(), comm.Mesh{Dir: dir, Rank: r, Size: n, Secret: key}, nil, comm.Options{})
 		})
 		b.Run(fmt.Sprintf("barrier/%d", n), func(b *testing.B) {
 			everyone(b, groups, func(g *comm.Group) (err error) {

@@ -1,5 +1,5 @@
-// Package kernels holds what the kernels of every device share. The kernels themselves are in
-// kernels/cpu and kernels/gpu, and the CUDA C++ of the latter in kernels/source.
+// Package kernels defines what the kernels of all devices share. The kernels are in kernels/cpu and
+// internal/gpu.
 package kernels
 
 // AdamStep is the numbers of one step of AdamW (arXiv:1711.05101), with the meaning that

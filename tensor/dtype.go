@@ -44,9 +44,9 @@ type Element interface {
 // Float is an element type that the CPU computes in.
 type Float interface{ ~float64 | ~float32 }
 
-// TypeOf returns the DType whose host representation is T. F16 and BF16 share uint16
+// typeOf returns the DType whose host representation is T. F16 and BF16 share uint16
 // in memory and have no Go type, so they are not found by this function.
-func TypeOf[T Element]() DType {
+func typeOf[T Element]() DType {
 	var zero T
 	switch any(zero).(type) {
 	case float64:

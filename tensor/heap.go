@@ -14,9 +14,6 @@ type Heap struct {
 	alloc  func(bytes int64) (Memory, error)
 	least  int64 // bytes of a block
 	blocks []heapBlock
-	used   int64
-	peak   int64
-	extent int64
 }
 
 // heapBlock is a block of memory: each byte of it is in a gap or held.
@@ -24,7 +21,6 @@ type heapBlock struct {
 	mem  Memory
 	gaps []gap           // by offset; no two touch
 	held map[int64]int64 // bytes of the views that are out, by offset
-	end  int64           // of the highest view so far
 }
 
 // gap is memory that is not handed out.
@@ -36,12 +32,6 @@ const heapAlign = arenaAlign
 // number of bytes. It keeps them.
 func NewHeap(block int64, alloc func(bytes int64) (Memory, error)) *Heap {
 	return &Heap{alloc: alloc, least: block}
-}
-
-// NewHeapMeter returns a heap without memory. Its views cannot be read; its Extent is the memory that
-// a run of the same calls needs in one block, which is how a memory plan is made.
-func NewHeapMeter() *Heap {
-	return NewHeap(1<<62, func(n int64) (Memory, error) { return virtual(n), nil })
 }
 
 // Alloc returns a dense view of uninitialised elements; New says how a short shape is padded. It lies in
@@ -60,12 +50,6 @@ func (h *Heap) Alloc(dtype DType, shape ...int) (View, error) {
 		b, i = len(h.blocks)-1, 0
 	}
 	off := h.blocks[b].take(i, n)
-	if end := h.blocks[b].end; off+n > end {
-		h.extent += off + n - end
-		h.blocks[b].end = off + n
-	}
-	h.used += n
-	h.peak = max(h.peak, h.used)
 	return Dense(h.blocks[b].mem, dtype, off/int64(dtype.Size()), s), nil
 }
 
@@ -106,7 +90,6 @@ func (h *Heap) Free(v View) {
 			}
 			delete(b.held, off)
 			b.give(off, n)
-			h.used -= n
 			return
 		}
 	}
@@ -126,13 +109,3 @@ func (b *heapBlock) give(off, n int64) {
 		b.gaps = slices.Delete(b.gaps, i, i+1)
 	}
 }
-
-// Used returns the bytes that are handed out.
-func (h *Heap) Used() int64 { return h.used }
-
-// Peak returns the most bytes that were handed out at once.
-func (h *Heap) Peak() int64 { return h.peak }
-
-// Extent returns the bytes from the beginning of each block to the end of the highest view that it ever
-// held, summed over the blocks: Peak, and the holes that the order of the calls has left.
-func (h *Heap) Extent() int64 { return h.extent }

@@ -45,7 +45,7 @@ func pad(shape []int) [4]int {
 
 // FromSlice copies xs into a new dense host view.
 func FromSlice[T Element](xs []T, shape ...int) View {
-	v := New(TypeOf[T](), shape...)
+	v := New(typeOf[T](), shape...)
 	if v.Size() != len(xs) {
 		panic(fmt.Sprintf("tensor: %d elements for shape %v", len(xs), shape))
 	}

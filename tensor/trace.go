@@ -6,9 +6,6 @@ package tensor
 // Labelled is a Stream that tells the label of what is queued now.
 type Labelled interface{ Labelled() string }
 
-// Traced is a Stream that tells whether anybody listens.
-type Traced interface{ Traced() bool }
-
 // Follow gives what is queued next on s the label of what is queued now on of: a transfer belongs
 // to the step, the layer and the hop that asked for it.
 func Follow(s, of Stream) {
@@ -19,6 +16,6 @@ func Follow(s, of Stream) {
 
 // Tracing reports whether details of work on a stream are worth the work of making them.
 func Tracing(s Stream) bool {
-	t, ok := s.(Traced)
+	t, ok := s.(interface{ Traced() bool })
 	return ok && t.Traced()
 }

@@ -9,16 +9,8 @@ type Work struct {
 	For         Event // of another stream, which it stands waiting for; nil: it works
 }
 
-// Worker is a stream that tells what it is at, for those who ask why nothing goes on. HostStream is
-// one. A stream of a GPU is none: its host does not know.
-type Worker interface {
-	// At returns what the stream is at. It is false where it has nothing to do.
-	At() (w Work, busy bool)
-}
-
-var _ Worker = (*HostStream)(nil)
-
-// At returns what the stream is at now.
+// At returns what the stream is at now, for those who ask why nothing goes on. It is false if the stream has nothing
+// to do. The host of a GPU does not know, so a stream of a GPU has no such method.
 func (s *HostStream) At() (w Work, busy bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -1,7 +1,7 @@
 package backends
 
 // dropped records the NaN and infinities that versions of cuDNN drop. A row has the form "k NaN: lse dv": a NaN in k
-// does not reach LSE and dv, which the definition makes NaN or infinite. TestFusedNonFinite of package kernels/gpu
+// does not reach LSE and dv, which the definition makes NaN or infinite. TestFusedNonFinite of package internal/gpu
 // measures the rows and holds them to this table. Other versions have not been measured.
 var dropped = map[Version][]string{
 	V(9, 19, 0): {},

@@ -13,7 +13,7 @@ func (c *Choice) Workspace() int64 {
 	return int64(most)
 }
 
-// fusedWorkspace is what cudnn-frontend asks for in the backward pass, as kernels/gpu reserves it: dQ in
+// fusedWorkspace is what cudnn-frontend asks for in the backward pass, as internal/gpu reserves it: dQ in
 // float32, the row sums of dO*O, for grouped heads of documents dK and dV of every query head, and where
 // the deterministic algorithm of Hopper is the old one, the matrix dP, in blocks of 128 at most.
 func (c *Call) fusedWorkspace() float64 {

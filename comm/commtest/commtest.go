@@ -1,5 +1,4 @@
-// Package commtest holds the conformance suite that every comm.Communicator passes, and a
-// wrapper that injects faults into one.
+// Package commtest tests implementations of comm.Communicator: all pass its conformance suite.
 package commtest
 
 import (
@@ -15,13 +14,12 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// NewGroup makes a world of len(compute) ranks, rank r ordered against compute[r]. The suite
-// closes the communicators, then the streams. A deadline of zero in opts means the default.
-type NewGroup func(t *testing.T, compute []tensor.Stream, opts comm.Options) []comm.Communicator
-
-// TestCommunicator runs every call of the interface, in good order and in bad, on groups
-// that newGroup makes, with views of the host.
-func TestCommunicator(t *testing.T, newGroup NewGroup) {
+// TestCommunicator runs every call of the interface, in good order and in bad, with views of the host. newGroup
+// makes a world of len(compute) ranks, rank r ordered against compute[r]. The suite closes the communicators, then the
+// streams. A deadline of zero in opts means the default.
+func TestCommunicator(
+	t *testing.T, newGroup func(t *testing.T, compute []tensor.Stream, opts comm.Options) []comm.Communicator,
+) {
 	TestDevices(t, Setup{
 		Device: func(_ *testing.T, rank int) Device {
 			return &host{tensor.NewHostStream(fmt.Sprintf("compute %d", rank))}

@@ -12,12 +12,12 @@ import (
 	"unsafe"
 
 	"github.com/cprun/cprun/comm"
-	"github.com/cprun/cprun/comm/commtest"
+	"github.com/cprun/cprun/comm/internal/worldtest"
 	"github.com/cprun/cprun/internal/cuda"
 	"github.com/cprun/cprun/tensor"
 )
 
-func init() { kinds["copy-gpu"] = commtest.ProcessKind{Open: ringOf(gpuProcess)} }
+func init() { kinds["copy-gpu"] = worldtest.ProcessKind{Open: ringOf(gpuProcess)} }
 
 // gpuRig is a GPU under test.
 type gpuRig struct {

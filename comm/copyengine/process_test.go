@@ -7,18 +7,18 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/cprun/cprun/comm"
-	"github.com/cprun/cprun/comm/commtest"
+	"github.com/cprun/cprun/comm/internal/worldtest"
 )
 
 // kinds are the ways to join ranks of several processes by engines.
-var kinds = commtest.ProcessKinds{"copy": {Open: ringOf(fakeProcess)}}
+var kinds = worldtest.ProcessKinds{"copy": {Open: ringOf(fakeProcess)}}
 
 // ringOf makes ranks pass messages around a ring for ever.
-func ringOf(connect func(ctx context.Context, host *comm.Group, dir string) (*Rank, error)) func(context.Context, *comm.Group, string) (commtest.ProcessRank, error) {
-	return func(ctx context.Context, host *comm.Group, dir string) (commtest.ProcessRank, error) {
+func ringOf(connect func(ctx context.Context, host *comm.Group, dir string) (*Rank, error)) func(context.Context, *comm.Group, string) (worldtest.ProcessRank, error) {
+	return func(ctx context.Context, host *comm.Group, dir string) (worldtest.ProcessRank, error) {
 		r, err := connect(ctx, host, dir)
 		if err != nil {
-			return commtest.ProcessRank{}, err
+			return worldtest.ProcessRank{}, err
 		}
 		step := func(ctx context.Context) error {
 			err := r.Ring(ctx, 20, 100_000)
@@ -27,7 +27,7 @@ func ringOf(connect func(ctx context.Context, host *comm.Group, dir string) (*Ra
 			}
 			return err
 		}
-		return commtest.ProcessRank{Comm: host, Step: step}, nil
+		return worldtest.ProcessRank{Comm: host, Step: step}, nil
 	}
 }
 
@@ -39,6 +39,6 @@ func TestMain(m *testing.M) {
 // TestKill kills one of four processes. The others must report it by name.
 func TestKill(t *testing.T) {
 	for kind := range kinds {
-		t.Run(kind, func(t *testing.T) { kinds.End(t, kind, "ring", 4, commtest.Kill, comm.ErrPeerLost.Error()) })
+		t.Run(kind, func(t *testing.T) { kinds.End(t, kind, "ring", 4, worldtest.Kill, comm.ErrPeerLost.Error()) })
 	}
 }

@@ -8,14 +8,14 @@ import (
 	"time"
 
 	"github.com/cprun/cprun/comm"
-	"github.com/cprun/cprun/comm/commtest"
+	"github.com/cprun/cprun/comm/internal/worldtest"
 )
 
 // A rank that gives up passes its cause on before its callers learn of it, by an error or by the
 // compute stream: if they exit at once, the others would blame this rank.
 func TestTellsFirst(t *testing.T) {
 	ctx := testContext(t)
-	hosts, told := commtest.SlowHosts(comm.Options{})
+	hosts, told := worldtest.SlowHosts(comm.Options{})
 	board := newHeapBoard(2)
 	rigs := []fakeRig{{&fakeDevice{rank: 0}, newFakeStream(nil, 0)}, {&fakeDevice{rank: 1}, newFakeStream(nil, 0)}}
 	worlds, errs := connectAll(func(r int) config {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/comm/commtest"
+	"github.com/cprun/cprun/comm/internal/worldtest"
 	"github.com/cprun/cprun/internal/cuda"
 	"github.com/cprun/cprun/internal/nccl"
 	"github.com/cprun/cprun/tensor"
@@ -201,13 +202,13 @@ func connectGPUs(t *testing.T, transport string, devices []commtest.Device, opts
 
 func init() {
 	for _, transport := range []string{TransportNCCL, TransportCopy} {
-		kinds[transport] = commtest.ProcessKind{Patience: time.Minute, Open: func(ctx context.Context, host *comm.Group, _ string) (commtest.ProcessRank, error) {
+		kinds[transport] = worldtest.ProcessKind{Patience: time.Minute, Open: func(ctx context.Context, host *comm.Group, _ string) (worldtest.ProcessRank, error) {
 			d, err := newGPUDevice(host.Rank())
 			if err != nil {
-				return commtest.ProcessRank{}, err
+				return worldtest.ProcessRank{}, err
 			}
 			c, err := New(ctx, host, d.stream, Options{Transport: transport})
-			return commtest.ProcessRank{Comm: c, New: func(t tensor.DType, n int) tensor.View { return d.New(t, n) }}, err
+			return worldtest.ProcessRank{Comm: c, New: func(t tensor.DType, n int) tensor.View { return d.New(t, n) }}, err
 		}}
 	}
 }
@@ -222,7 +223,7 @@ func TestDeviceKill(t *testing.T) {
 	for _, c := range []struct{ kind, call string }{
 		{TransportNCCL, "all-reduce"}, {TransportNCCL, "chain"}, {TransportCopy, "chain"},
 	} {
-		t.Run(c.kind+" "+c.call, func(t *testing.T) { kinds.End(t, c.kind, c.call, n, commtest.Kill, comm.ErrPeerLost.Error()) })
+		t.Run(c.kind+" "+c.call, func(t *testing.T) { kinds.End(t, c.kind, c.call, n, worldtest.Kill, comm.ErrPeerLost.Error()) })
 	}
 }
 
@@ -232,5 +233,5 @@ func TestDeviceStop(t *testing.T) {
 	if n < 2 {
 		t.Skip("needs 2 GPUs")
 	}
-	kinds.End(t, TransportNCCL, "stop", n, commtest.Stop, "no progress for 1s, the deadline")
+	kinds.End(t, TransportNCCL, "stop", n, worldtest.Stop, "no progress for 1s, the deadline")
 }

@@ -5,6 +5,7 @@ import (
 
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/comm/commtest"
+	"github.com/cprun/cprun/comm/internal/worldtest"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -14,7 +15,7 @@ func TestGroup(t *testing.T) {
 	for name, hosts := range map[string]func(t *testing.T, n int, opts comm.Options) []*comm.Group{
 		"local": func(_ *testing.T, n int, opts comm.Options) []*comm.Group { return comm.NewLocal(n, nil, opts) },
 		"unix": func(t *testing.T, n int, opts comm.Options) []*comm.Group {
-			return commtest.JoinUnix(t, make([]tensor.Stream, n), opts)
+			return worldtest.JoinUnix(t, make([]tensor.Stream, n), opts)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/cprun/cprun/comm"
-	"github.com/cprun/cprun/comm/commtest"
 	"github.com/cprun/cprun/comm/internal/local"
+	"github.com/cprun/cprun/comm/internal/worldtest"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -16,7 +16,7 @@ import (
 // the compute stream: if they exit at once, the others would blame this rank.
 func TestGroupTellsFirst(t *testing.T) {
 	ctx := testContext(t)
-	hosts, told := commtest.SlowHosts(comm.Options{Deadline: 20 * time.Millisecond})
+	hosts, told := worldtest.SlowHosts(comm.Options{Deadline: 20 * time.Millisecond})
 	devices := []*FakeDevice{NewFakeDevice(0), NewFakeDevice(1)}
 	lib := &fakeLibrary{worlds: map[uint64]*local.World{}}
 	groups, err := fakeDeviceWorld(lib, hosts, devices, Options{})

@@ -10,7 +10,7 @@ import (
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/internal/cost"
 	"github.com/cprun/cprun/internal/device"
-	"github.com/cprun/cprun/kernels/gpu"
+	"github.com/cprun/cprun/internal/gpu"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
 )

@@ -14,9 +14,9 @@ import (
 	"github.com/cprun/cprun/internal/cuda"
 	"github.com/cprun/cprun/internal/cuda/blas"
 	"github.com/cprun/cprun/internal/cuda/dnn"
+	"github.com/cprun/cprun/internal/gpu"
 	"github.com/cprun/cprun/internal/machine"
 	"github.com/cprun/cprun/internal/nccl"
-	"github.com/cprun/cprun/kernels/gpu"
 	"github.com/cprun/cprun/tensor"
 )
 

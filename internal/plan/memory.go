@@ -7,12 +7,12 @@ import (
 	"github.com/cprun/cprun/attention/backends"
 	"github.com/cprun/cprun/internal/backend"
 	"github.com/cprun/cprun/internal/config"
+	"github.com/cprun/cprun/internal/gpu"
 	"github.com/cprun/cprun/internal/machine"
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/planner"
 	"github.com/cprun/cprun/internal/state"
 	"github.com/cprun/cprun/kernels/cpu"
-	"github.com/cprun/cprun/kernels/gpu"
 	"github.com/cprun/cprun/tensor"
 )
 

@@ -23,10 +23,10 @@ import (
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/cuda"
 	"github.com/cprun/cprun/internal/device"
+	"github.com/cprun/cprun/internal/gpu"
 	"github.com/cprun/cprun/internal/machine"
 	"github.com/cprun/cprun/internal/plan"
 	"github.com/cprun/cprun/internal/train"
-	"github.com/cprun/cprun/kernels/gpu"
 )
 
 // here returns the GPUs of this machine; a test without one fails.

@@ -131,7 +131,7 @@ func (p *process) transports(ctx context.Context, r *bench.Rank) (t []bench.Tran
 func (p *process) tcp(ctx context.Context) (*comm.Group, error) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
-		return nil, fmt.Errorf("tcp mesh: %w", err)
+		return nil, fmt.Errorf("mesh: %w", err)
 	}
 	ports := tensor.New(tensor.I64, p.WorldSize)
 	tensor.Data[int64](ports)[p.Rank] = int64(listener.Addr().(*net.TCPAddr).Port)
@@ -140,13 +140,13 @@ func (p *process) tcp(ctx context.Context) (*comm.Group, error) {
 		err = pending.Sync(ctx)
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("tcp mesh: ports of all ranks: %w", err), listener.Close())
+		return nil, errors.Join(fmt.Errorf("mesh: ports of all ranks: %w", err), listener.Close())
 	}
 	addrs := make([]string, p.WorldSize)
 	for i, port := range tensor.Data[int64](ports) {
 		addrs[i] = fmt.Sprintf("127.0.0.1:%d", port)
 	}
-	return comm.ConnectTCP(ctx, comm.Mesh{
+	return comm.Connect(ctx, comm.Mesh{
 		Listener: listener, Addrs: addrs, Rank: p.Rank, Size: p.WorldSize, Secret: p.Secret, RunID: p.RunID,
 	}, p.stream, comm.Options{Deadline: config.Deadline})
 }

@@ -125,7 +125,7 @@ func (p *process) run(role job.Role) (err error) {
 func (p *process) join(ctx context.Context, opts comm.Options) (*comm.Group, error) {
 	mesh := comm.Mesh{Dir: p.SocketDir, Rank: p.Rank, Size: p.WorldSize, Secret: p.Secret, RunID: p.RunID}
 	if p.Listen == "" {
-		return comm.ConnectUnix(ctx, mesh, p.stream, opts)
+		return comm.Connect(ctx, mesh, p.stream, opts)
 	}
 	mesh.Name = fmt.Sprintf("pid %d on %s", os.Getpid(), p.Node)
 	mesh.Nodes = nodes(p.Hosts)

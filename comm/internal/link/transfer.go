@@ -18,10 +18,9 @@ type Transfer struct {
 	Send bool
 	Buf  []byte
 
-	// What follows is the transport's. Moved and Flying are 0 at first, Parts is as it was left.
-	Moved  int      // bytes so far; of what is sent, also those that are being written
-	Flying int      // pieces that are being written
-	Parts  []uint64 // which pieces have come, by bit
+	// What follows is the transport's. Both are 0 at first.
+	Moved  int // bytes so far; of what is sent, also those that are being written
+	Flying int // pieces that are being written
 
 	posted  int64        // when it was made, by now()
 	touched atomic.Int64 // when it last moved, by now()

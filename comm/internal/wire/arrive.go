@@ -79,29 +79,36 @@ func (p *peer) readEarly(in frameReader, f *flow, h header) error {
 	return p.debts.check()
 }
 
-// expectPieces prepares t to be received in pieces.
-func expectPieces(t *link.Transfer) {
-	words := (len(t.Buf) + maxPayload*64 - 1) / (maxPayload * 64)
-	if cap(t.Parts) < words {
-		t.Parts = make([]uint64, words)
+// onPiece reads a piece of a large message.
+func (p *peer) onPiece(in frameReader, h header) error {
+	t, piece, err := p.piece(h, maxPayload)
+	if err == nil && len(piece) != h.length {
+		err = fmt.Errorf("%w: a piece of %d bytes where %d are to come", blame.ErrProtocol, h.length, len(piece))
 	}
-	t.Parts = t.Parts[:words]
-	clear(t.Parts)
+	if err == nil {
+		err = in.payload(piece)
+	}
+	if err == nil {
+		p.moved(t, h, len(piece))
+	}
+	return err
 }
 
-// onPiece reads a piece of a large message. Others of it may come at the same time, on other connections.
-func (p *peer) onPiece(in frameReader, h header) error {
+// piece returns the message that a piece belongs to, and the place of its next bytes, at most so many. Pieces of a
+// message come in order.
+func (p *peer) piece(h header, most int) (*link.Transfer, []byte, error) {
 	p.mu.Lock()
-	t, err := p.claim(h)
-	p.mu.Unlock()
-	if err != nil {
-		return err
+	defer p.mu.Unlock()
+	f := p.flows[h.id.Group]
+	if f == nil || f.posted[h.id.Seq] == nil {
+		return nil, nil, fmt.Errorf("%w: %d bytes of a message that was not accepted", blame.ErrProtocol, h.length)
 	}
-	if err := in.payload(t.Buf[h.size:][:h.length]); err != nil {
-		return err
+	t := f.posted[h.id.Seq]
+	if len(t.Buf) <= maxEager || h.size != uint64(t.Moved) {
+		return nil, nil, fmt.Errorf("%w: a piece at %d of a message of %d bytes, of which %d have come",
+			blame.ErrProtocol, h.size, len(t.Buf), t.Moved)
 	}
-	p.moved(t, h, h.length)
-	return nil
+	return t, t.Buf[t.Moved:min(t.Moved+most, len(t.Buf))], nil
 }
 
 // moved notes that n more bytes of a message are there, and ends it with the last.
@@ -117,31 +124,4 @@ func (p *peer) moved(t *link.Transfer, h header, n int) {
 	if done {
 		t.Finish(nil)
 	}
-}
-
-// accepted returns the message that a piece is of. p.mu is held.
-func (p *peer) accepted(h header) (*link.Transfer, error) {
-	if f := p.flows[h.id.Group]; f != nil && f.posted[h.id.Seq] != nil {
-		return f.posted[h.id.Seq], nil
-	}
-	return nil, fmt.Errorf("%w: %d bytes of a message that was not accepted", blame.ErrProtocol, h.length)
-}
-
-// claim returns the message that a piece is of, and has nobody else bring this piece. p.mu is held.
-func (p *peer) claim(h header) (*link.Transfer, error) {
-	t, err := p.accepted(h)
-	if err != nil {
-		return nil, err
-	}
-	size := uint64(len(t.Buf))
-	if size <= maxEager || h.size >= size || uint64(h.length) != min(size-h.size, maxPayload) {
-		return nil, fmt.Errorf("%w: %d bytes at %d of a message of %d", blame.ErrProtocol, h.length, h.size, size)
-	}
-	piece := h.size / maxPayload
-	word, bit := &t.Parts[piece/64], uint64(1)<<(piece%64)
-	if *word&bit != 0 {
-		return nil, fmt.Errorf("%w: bytes at %d of a message twice", blame.ErrProtocol, h.size)
-	}
-	*word |= bit
-	return t, nil
 }

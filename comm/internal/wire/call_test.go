@@ -62,7 +62,7 @@ func TestCallsArrive(t *testing.T) {
 func TestCallsAreBounded(t *testing.T) {
 	s := newSockets(0, 9, "", 1)
 	here, there := net.Pipe()
-	s.peer(4).reserve(0)
+	s.peer(4).reserve()
 	s.attach(plainChannel(here, 4, ""))
 	for range 2 * maxCalls {
 		if err := s.onCall(header{kind: frameCall, id: link.MsgID{Group: 1, Seq: 5}, size: callUp}); err != nil {

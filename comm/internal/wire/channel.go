@@ -17,12 +17,10 @@ import (
 // channel is a connection after the handshake.
 type channel struct {
 	net.Conn
-	rank   int
-	name   string
-	number int // which of the connections with that rank it is, from 0
-	conns  int // how many there are to be
-	in     frameReader
-	out    frameWriter
+	rank int
+	name string
+	in   frameReader
+	out  frameWriter
 
 	raw   syscall.RawConn // over TCP, to be watched
 	hears hearing         // guarded by peer.mu
@@ -37,7 +35,7 @@ type channel struct {
 
 // channel returns the connection as it is used after the handshake.
 func (id *identity) channel(conn net.Conn, own, other *hello) (*channel, error) {
-	c := &channel{Conn: conn, rank: other.rank, name: other.name, number: own.conn, conns: own.conns}
+	c := &channel{Conn: conn, rank: other.rank, name: other.name}
 	if own.mode == Plain {
 		c.in, c.out = newPlainReader(conn), &plainWriter{conn: conn}
 		return c, nil
@@ -46,12 +44,7 @@ func (id *identity) channel(conn net.Conn, own, other *hello) (*channel, error) 
 	if err != nil {
 		return nil, err
 	}
-	c.in = newOpeningReader(conn, open, own.mode == Signed)
-	if own.mode == Signed {
-		c.out = &signedWriter{conn: conn, aead: seal}
-	} else {
-		c.out = &sealedWriter{conn: conn, aead: seal}
-	}
+	c.in, c.out = newOpeningReader(conn, open), &sealedWriter{conn: conn, aead: seal}
 	return c, nil
 }
 

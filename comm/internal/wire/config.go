@@ -23,12 +23,6 @@ const (
 	defaultPairs = 16
 )
 
-// Bounds of how many connections two ranks have over TCP.
-const (
-	DefaultConns = 1
-	MaxConns     = 16
-)
-
 // Mode is how frames travel on a connection after the handshake. Both ends must mean the same:
 // each says it in its hello, which the proofs cover, so that nobody in between can have a sealed
 // connection taken for a plain one.
@@ -37,7 +31,6 @@ type Mode byte
 // The modes.
 const (
 	Plain  Mode = 'p' // as they are, for Unix sockets, which nobody but this user can reach
-	Signed Mode = 'a' // authenticated, for TCP in a network where others may read them
 	Sealed Mode = 's' // encrypted and authenticated, for TCP
 )
 
@@ -45,8 +38,6 @@ func (m Mode) String() string {
 	switch m {
 	case Plain:
 		return "plain"
-	case Signed:
-		return "signed"
 	case Sealed:
 		return "sealed"
 	}
@@ -66,10 +57,6 @@ type Config struct {
 	// Pairs is up to how many ranks all are connected with each other; 0 means 16. In a larger
 	// world each is connected with its neighbours at first, link.Neighbours.
 	Pairs int
-
-	// Conns is how many connections two ranks have over TCP; 0 means DefaultConns. All ranks say
-	// the same. Over Unix sockets it is one.
-	Conns int
 
 	// Alone has this rank share no memory with those of its node: all goes over the sockets.
 	Alone bool
@@ -95,9 +82,6 @@ func (c *Config) Check() error {
 	if len(c.Secret) < minSecret {
 		faults = append(faults, fmt.Errorf("secret of %d bytes: it needs at least %d, from crypto/rand", len(c.Secret), minSecret))
 	}
-	if c.Conns < 0 || c.Conns > MaxConns {
-		faults = append(faults, fmt.Errorf("%d connections with each rank: there can be 1 to %d, and 0 means %d", c.Conns, MaxConns, DefaultConns))
-	}
 	if len(c.Name) > maxName {
 		faults = append(faults, fmt.Errorf("name of %d bytes: it may have %d", len(c.Name), maxName))
 	}
@@ -110,17 +94,6 @@ func (c *Config) pairs() int {
 		return c.Pairs
 	}
 	return defaultPairs
-}
-
-// conns returns how many connections two ranks have that speak in a mode.
-func (c *Config) conns(mode Mode) int {
-	switch {
-	case mode == Plain:
-		return 1
-	case c.Conns > 0:
-		return c.Conns
-	}
-	return DefaultConns
 }
 
 // identity returns what this rank says of itself.

@@ -137,7 +137,6 @@ func (p *peer) startReceive(t *link.Transfer) (err error, ended bool) {
 	}
 	f.posted[t.ID.Seq] = t
 	if len(t.Buf) > maxEager {
-		expectPieces(t)
 		p.control(header{kind: frameAccept, id: t.ID, size: uint64(len(t.Buf))})
 	}
 	return nil, false

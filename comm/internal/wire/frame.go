@@ -18,7 +18,7 @@ package wire
 //	3 accept    none            bytes that the receiver has room for, in place
 //	4 credit    none            bytes of the eager window given back; number is 0
 //	5 abort     see abortNote   0; group and number are 0
-//	6 goodbye   none            on which connections it is said, by bit; group and number are 0
+//	6 goodbye   none            0; group and number are 0
 //	7 status    a name, or      1 + the rank that a rank has waited for up to its deadline, 0
 //	            nothing         when it waits no longer, 2^32 when it has left; group is the
 //	                            rank that says so, number counts what it has said. The name is
@@ -40,10 +40,7 @@ package wire
 // into the destination. So no receiver has to hold back one group's frames for another's,
 // and what it buffers is bounded.
 //
-// Two ranks of one node have one connection, those of different nodes may have several. All frames go
-// over the first of these, but for pieces of a large message, of which only the first does and any
-// connection carries the others, and the last word, an abort or a goodbye, which each has. The first piece
-// comes behind the offer, so no message is whole before all that is said of it is there.
+// Two ranks have one connection. Pieces of a message come in order; those of several messages take turns.
 //
 // Two ranks of a node may share memory, a ring of bytes for each direction (comm/internal/shm), and two pipes.
 // Who dials attaches their descriptors to the ready frame: the memory's, of the pipe that the other reads, and of
@@ -53,8 +50,7 @@ package wire
 // end. A writer that finds no room says so in the memory, and the reader of the next piece sends a room frame.
 //
 // On Unix sockets and pipes frames follow each other as they are. On TCP each header is sealed under
-// AES-256-GCM, to 48 bytes. The payload follows, sealed too, or as it is with a tag of 16 bytes
-// behind it, if the connection is only signed. The key is of one connection and direction, the nonce
+// AES-256-GCM, to 48 bytes. The payload follows, sealed too. The key is of one connection and direction, the nonce
 // counts its headers and payloads from 0 (4 zero bytes, then 8 bytes), and both ends count, so that
 // a frame is accepted once, in its place, on its connection.
 
@@ -145,11 +141,9 @@ func decodeHeader(b []byte) (header, error) {
 			(h.size <= maxRanks || h.size == leftMark) && (h.id.Seq == lastWord) == (h.size == leftMark)
 	case frameCall:
 		ok = h.length == 0 && h.id.Group < h.id.Seq && h.id.Seq < maxRanks && (h.size == callUp || h.size == callDown)
-	case frameGoodbye:
-		ok = h.length == 0 && h.id == link.MsgID{} && h.size > 0 && h.size < 1<<MaxConns
 	case framePlaced:
 		ok = h.length == 0 && h.size < maxMessage
-	case frameReady, frameShare, frameRoom:
+	case frameGoodbye, frameReady, frameShare, frameRoom:
 		ok = h.length == 0 && h.id == link.MsgID{} && h.size == 0
 	case framePiece:
 		ok = h.length > 0 && h.length <= maxPayload && h.size%maxPayload == 0 && h.size <= maxMessage-uint64(h.length)

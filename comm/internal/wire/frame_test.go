@@ -22,7 +22,7 @@ func TestFrameGolden(t *testing.T) {
 		{header{framePiece, 5, link.MsgID{Group: 1, Seq: 2}, 1 << 18}, "435046" + "0a" + "00000005" + "0000000000000001" + "0000000000000002" + "0000000000040000"},
 		{header{frameOffer, 0, link.MsgID{Group: 1, Seq: 2}, 1 << 20}, "435046" + "02" + "00000000" + "0000000000000001" + "0000000000000002" + "0000000000100000"},
 		{header{framePlaced, 0, link.MsgID{Group: 1, Seq: 2}, 1 << 17}, "435046" + "0c" + "00000000" + "0000000000000001" + "0000000000000002" + "0000000000020000"},
-		{header{frameGoodbye, 0, link.MsgID{}, 1}, "435046" + "06" + strings.Repeat("00", 27) + "01"},
+		{header{frameGoodbye, 0, link.MsgID{}, 0}, "435046" + "06" + strings.Repeat("00", 28)},
 	} {
 		b := make([]byte, headerSize)
 		c.h.encode(b)
@@ -64,9 +64,8 @@ func TestFrameRefused(t *testing.T) {
 		"credit too large":  {kind: frameCredit, size: eagerWindow + 1},
 		"empty abort":       {kind: frameAbort},
 		"long abort":        {kind: frameAbort, length: maxNote + 1},
-		"goodbye of data":   {kind: frameGoodbye, length: 1, size: 1},
-		"goodbye nowhere":   {kind: frameGoodbye},
-		"goodbye too far":   {kind: frameGoodbye, size: 1 << MaxConns},
+		"goodbye of data":   {kind: frameGoodbye, length: 1},
+		"goodbye of a size": {kind: frameGoodbye, size: 1},
 	} {
 		b := make([]byte, headerSize)
 		h.encode(b)
@@ -122,7 +121,7 @@ func FuzzDecodeFrame(f *testing.F) {
 	for _, h := range []header{
 		{frameData, 3, link.MsgID{Group: 1, Seq: 2}, 3}, {frameData, 0, link.MsgID{}, 0}, {framePiece, 9, link.MsgID{Group: 7, Seq: 8}, maxPayload}, {frameOffer, 0, link.MsgID{Group: 7, Seq: 8}, 1 << 20},
 		{frameAccept, 0, link.MsgID{Group: 7, Seq: 8}, 1 << 20}, {frameCredit, 0, link.MsgID{Group: 7}, 4096},
-		{frameAbort, len(note), link.MsgID{}, 0}, {frameGoodbye, 0, link.MsgID{}, 1}, {framePiece, maxPayload + 1, link.MsgID{}, 0},
+		{frameAbort, len(note), link.MsgID{}, 0}, {frameGoodbye, 0, link.MsgID{}, 0}, {framePiece, maxPayload + 1, link.MsgID{}, 0},
 		{framePlaced, 0, link.MsgID{Group: 7, Seq: 8}, maxPlaced}, {frameShare, 0, link.MsgID{}, 0}, {frameRoom, 0, link.MsgID{}, 0},
 	} {
 		b := make([]byte, headerSize)
@@ -158,7 +157,7 @@ func FuzzDecodeFrame(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if h, err := newOpeningReader(bytes.NewReader(b), aead, false).next(); err == nil {
+		if h, err := newOpeningReader(bytes.NewReader(b), aead).next(); err == nil {
 			t.Fatalf("bytes without the key were taken for %+v", h)
 		}
 	})

@@ -51,13 +51,13 @@ func record(t *testing.T, mode Mode) (toAcceptor, toDialer []byte) {
 }
 
 // shakeOpen is shake for connections that are used afterwards.
-func shakeOpen(dialer, acceptor *identity, a, b net.Conn, say [2]speech, want int) (dialed, accepted *channel, dialErr, acceptErr error) {
+func shakeOpen(dialer, acceptor *identity, a, b net.Conn, say [2]Mode, want int) (dialed, accepted *channel, dialErr, acceptErr error) {
 	done := make(chan struct{})
 	go func() {
-		accepted, acceptErr = acceptor.accept(b, say[1], func() {}, func(int, int) error { return nil })
+		accepted, acceptErr = acceptor.accept(b, say[1], func() {}, func(int) error { return nil })
 		close(done)
 	}()
-	dialed, dialErr = dialer.dial(a, say[0], want, say[0].conns-1, func() bool { return true })
+	dialed, dialErr = dialer.dial(a, say[0], want, func() bool { return true })
 	<-done
 	return
 }
@@ -92,7 +92,7 @@ func TestRecordedTrafficStaysClosed(t *testing.T) {
 		if aead, err = newSeal(key); err != nil {
 			t.Fatal(err)
 		}
-		if h, err := newOpeningReader(bytes.NewReader(frames), aead, false).next(); err == nil {
+		if h, err := newOpeningReader(bytes.NewReader(frames), aead).next(); err == nil {
 			t.Errorf("of what is known comes a key that opens %+v", h)
 		}
 	}
@@ -102,8 +102,8 @@ func TestRecordedTrafficStaysClosed(t *testing.T) {
 func TestKeysAreNeverTheSame(t *testing.T) {
 	seen := map[[freshSize]byte]bool{}
 	for range 10 {
-		for _, mode := range []Mode{Plain, Signed, Sealed} {
-			h, err := testIdentity(1).hello(speech{mode, 1}, 0)
+		for _, mode := range []Mode{Plain, Sealed} {
+			h, err := testIdentity(1).hello(mode)
 			if err != nil || seen[h.fresh] {
 				t.Fatalf("%v: %x again, %v", mode, h.fresh, err)
 			}
@@ -116,7 +116,7 @@ func TestKeysAreNeverTheSame(t *testing.T) {
 // is refused, also with the job's secret.
 func TestKeysOfSmallOrder(t *testing.T) {
 	id := testIdentity(1)
-	own, err := id.hello(speech{Sealed, 1}, 0)
+	own, err := id.hello(Sealed)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,10 +2,9 @@ package wire
 
 // The handshake, before the first frame. The dialing rank is always the higher one.
 //
-//	dialer -> acceptor   hello: "CPRUNH4\n", rank (4 bytes), size (4), SHA-256 of the run id
-//	                     (32), fresh (32), mode (1: p plain, a signed, s sealed), number of this
-//	                     connection of the two ranks (1), how many they are to have (1), length of
-//	                     name (1), name, HMAC-SHA256(secret, "cprun hello" ‖ all of that)
+//	dialer -> acceptor   hello: "CPRUNH5\n", rank (4 bytes), size (4), SHA-256 of the run id
+//	                     (32), fresh (32), mode (1: p plain, s sealed), length of name (1), name,
+//	                     HMAC-SHA256(secret, "cprun hello" ‖ all of that)
 //	acceptor -> dialer   hello
 //	dialer -> acceptor   HMAC-SHA256(secret, "cprun dialer" ‖ dialer's hello ‖ acceptor's hello)
 //	acceptor -> dialer   HMAC-SHA256(secret, "cprun acceptor" ‖ dialer's hello ‖ acceptor's hello)
@@ -54,16 +53,14 @@ type identity struct {
 }
 
 // check refuses a hello that belongs to another job, or that would speak another way.
-func (id *identity) check(h *hello, s speech) error {
+func (id *identity) check(h *hello, mode Mode) error {
 	switch {
 	case h.size != id.size:
 		return fmt.Errorf("it belongs to a world of %d ranks, this is one of %d", h.size, id.size)
 	case !hmac.Equal(h.run[:], id.run[:]):
 		return errors.New("it belongs to another run")
-	case h.mode != s.mode:
-		return fmt.Errorf("its frames are %v, on this connection they are %v", h.mode, s.mode)
-	case h.conns != s.conns:
-		return fmt.Errorf("it makes %d connections with each rank, this rank %d", h.conns, s.conns)
+	case h.mode != mode:
+		return fmt.Errorf("its frames are %v, on this connection they are %v", h.mode, mode)
 	}
 	return nil
 }
@@ -78,11 +75,11 @@ func (id *identity) proof(role string, dialer, acceptor *hello) []byte {
 
 var errProof = errors.New("it does not have this job's secret")
 
-// dial is the dialer's side of connection number with the rank that it wants: it meets that rank, or
+// dial is the dialer's side of the connection with the rank that it wants: it meets that rank, or
 // fails. commit says whether the dialer may still say that it is ready. The channel of an error after
 // that can take a last word.
-func (id *identity) dial(conn net.Conn, s speech, want, number int, commit func() bool) (*channel, error) {
-	own, err := id.hello(s, number)
+func (id *identity) dial(conn net.Conn, mode Mode, want int, commit func() bool) (*channel, error) {
+	own, err := id.hello(mode)
 	if err != nil {
 		return nil, err
 	}
@@ -93,11 +90,11 @@ func (id *identity) dial(conn net.Conn, s speech, want, number int, commit func(
 	if err != nil {
 		return nil, hungUp(err)
 	}
-	if err := id.check(other, s); err != nil {
+	if err := id.check(other, mode); err != nil {
 		return nil, err
 	}
-	if other.rank != want || other.conn != number {
-		return nil, fmt.Errorf("it says it is connection %d of rank %d", other.conn, other.rank)
+	if other.rank != want {
+		return nil, fmt.Errorf("it says it is rank %d", other.rank)
 	}
 	if _, err := conn.Write(id.proof("dialer", own, other)); err != nil {
 		return nil, err
@@ -118,19 +115,19 @@ func (id *identity) dial(conn net.Conn, s speech, want, number int, commit func(
 // accept is the acceptor's side. heard is called when the dialer has said hello. reserve takes the place
 // of a connection with a rank, or says why it cannot; the place is the caller's to give back if accept
 // returns an error after it. The channel of an error after that can take a last word.
-func (id *identity) accept(conn net.Conn, s speech, heard func(), reserve func(rank, number int) error) (*channel, error) {
+func (id *identity) accept(conn net.Conn, mode Mode, heard func(), reserve func(rank int) error) (*channel, error) {
 	other, err := id.readHello(conn)
 	if err != nil {
 		return nil, err
 	}
 	heard()
-	if err := id.check(other, s); err != nil {
+	if err := id.check(other, mode); err != nil {
 		return nil, err
 	}
 	if other.rank <= id.rank {
 		return nil, fmt.Errorf("it says it is rank %d, which does not dial rank %d", other.rank, id.rank)
 	}
-	own, err := id.hello(s, other.conn)
+	own, err := id.hello(mode)
 	if err != nil {
 		return nil, err
 	}
@@ -144,7 +141,7 @@ func (id *identity) accept(conn net.Conn, s speech, heard func(), reserve func(r
 	if err != nil {
 		return nil, err
 	}
-	if err := reserve(other.rank, other.conn); err != nil {
+	if err := reserve(other.rank); err != nil {
 		return nil, err
 	}
 	if _, err := conn.Write(id.proof("acceptor", other, own)); err != nil {

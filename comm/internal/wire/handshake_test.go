@@ -22,26 +22,26 @@ func testIdentity(rank int) *identity {
 }
 
 // shake runs both sides of a handshake on a connection from a to b.
-func shake(dialer, acceptor *identity, a, b net.Conn, say [2]speech, want int) (dialed, accepted *channel, dialErr, acceptErr error) {
+func shake(dialer, acceptor *identity, a, b net.Conn, say [2]Mode, want int) (dialed, accepted *channel, dialErr, acceptErr error) {
 	defer a.Close()
 	defer b.Close()
 	done := make(chan struct{})
 	go func() {
-		accepted, acceptErr = acceptor.accept(b, say[1], func() {}, func(int, int) error { return nil })
+		accepted, acceptErr = acceptor.accept(b, say[1], func() {}, func(int) error { return nil })
 		b.Close()
 		close(done)
 	}()
-	dialed, dialErr = dialer.dial(a, say[0], want, say[0].conns-1, func() bool { return true })
+	dialed, dialErr = dialer.dial(a, say[0], want, func() bool { return true })
 	a.Close()
 	<-done
 	return
 }
 
-// both has both sides say the same, of the second of two connections.
-func both(mode Mode) [2]speech { return [2]speech{{mode, 2}, {mode, 2}} }
+// both has both sides say the same.
+func both(mode Mode) [2]Mode { return [2]Mode{mode, mode} }
 
 func TestHandshake(t *testing.T) {
-	for _, mode := range []Mode{Plain, Signed, Sealed} {
+	for _, mode := range []Mode{Plain, Sealed} {
 		here, there := net.Pipe()
 		d, a, err1, err2 := shake(testIdentity(2), testIdentity(1), here, there, both(mode), 1)
 		if err1 != nil || err2 != nil {
@@ -49,9 +49,6 @@ func TestHandshake(t *testing.T) {
 		}
 		if d.rank != 1 || d.name != "pid 1" || a.rank != 2 || a.name != "pid 2" {
 			t.Errorf("the dialer met rank %d (%s), the acceptor rank %d (%s)", d.rank, d.name, a.rank, a.name)
-		}
-		if d.number != 1 || a.number != 1 || d.conns != 2 || a.conns != 2 {
-			t.Errorf("connections %d of %d and %d of %d, want 1 of 2", d.number, d.conns, a.number, a.conns)
 		}
 		if mode == Sealed && reflect.DeepEqual(a.out.(*sealedWriter).aead, d.out.(*sealedWriter).aead) {
 			t.Error("both directions have one key")
@@ -88,10 +85,9 @@ func TestHandshakeRefused(t *testing.T) {
 // TestModesMustAgree has one side seal and the other not: they refuse each other, and a relay that
 // has each read its own mode in the other's hello breaks the proofs.
 func TestModesMustAgree(t *testing.T) {
-	for _, modes := range [][2]Mode{{Sealed, Plain}, {Plain, Sealed}, {Signed, Sealed}, {Sealed, Signed}} {
-		say := [2]speech{{modes[0], 1}, {modes[1], 1}}
+	for _, modes := range [][2]Mode{{Sealed, Plain}, {Plain, Sealed}} {
 		here, there := net.Pipe()
-		_, _, _, err := shake(testIdentity(2), testIdentity(1), here, there, say, 1)
+		_, _, _, err := shake(testIdentity(2), testIdentity(1), here, there, modes, 1)
 		if want := fmt.Sprintf("its frames are %v, on this connection they are %v", modes[0], modes[1]); err == nil || err.Error() != want {
 			t.Errorf("%v: %v, want %q", modes, err, want)
 		}
@@ -99,7 +95,7 @@ func TestModesMustAgree(t *testing.T) {
 		far, there := net.Pipe()
 		go relay(near, far, modes[1])
 		go relay(far, near, modes[0])
-		_, _, err1, err2 := shake(testIdentity(2), testIdentity(1), here, there, say, 1)
+		_, _, err1, err2 := shake(testIdentity(2), testIdentity(1), here, there, modes, 1)
 		near.Close()
 		far.Close()
 		if err1 == nil || err2 != errProof {
@@ -158,8 +154,8 @@ func relay(from, to net.Conn, mode Mode) {
 
 // FuzzHandshake plays a dialer without the secret, and an acceptor, to each side.
 func FuzzHandshake(f *testing.F) {
-	good, err1 := testIdentity(2).hello(speech{Sealed, 1}, 0)
-	server, err2 := testIdentity(1).hello(speech{Sealed, 1}, 0)
+	good, err1 := testIdentity(2).hello(Sealed)
+	server, err2 := testIdentity(1).hello(Sealed)
 	if err := errors.Join(err1, err2); err != nil {
 		f.Fatal(err)
 	}
@@ -175,10 +171,10 @@ func FuzzHandshake(f *testing.F) {
 				t.Fatalf("%x is read as %+v", b, h)
 			}
 		}
-		if p, err := testIdentity(1).accept(&script{in: bytes.NewReader(b)}, speech{Sealed, 1}, func() {}, func(int, int) error { return nil }); err == nil {
+		if p, err := testIdentity(1).accept(&script{in: bytes.NewReader(b)}, Sealed, func() {}, func(int) error { return nil }); err == nil {
 			t.Fatalf("accepted %+v without a proof", p)
 		}
-		if p, err := testIdentity(2).dial(&script{in: bytes.NewReader(b)}, speech{Sealed, 1}, 1, 0, func() bool { return true }); err == nil {
+		if p, err := testIdentity(2).dial(&script{in: bytes.NewReader(b)}, Sealed, 1, func() bool { return true }); err == nil {
 			t.Fatalf("dialed %+v without a proof", p)
 		}
 	})

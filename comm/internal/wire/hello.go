@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	helloMagic = "CPRUNH4\n"
+	helloMagic = "CPRUNH5\n"
 	freshSize  = 32 // that of an X25519 public key
 	maxName    = 255
 
@@ -23,22 +23,15 @@ const (
 	helloRun   = helloRank + 4 + 4
 	helloFresh = helloRun + sha256.Size
 	helloMode  = helloFresh + freshSize
-	helloFixed = helloMode + 4 // up to the name
+	helloFixed = helloMode + 2 // up to the name
 )
-
-// speech is how two ranks mean to speak: both say it in their hellos.
-type speech struct {
-	mode  Mode
-	conns int // how many connections they have with each other
-}
 
 // hello is what a rank says of itself.
 type hello struct {
-	speech
+	mode       Mode
 	rank, size int
 	run        [sha256.Size]byte
 	fresh      [freshSize]byte
-	conn       int // which of these connections this is, from 0
 	name       string
 	raw        []byte           // as it stood on the wire
 	key        *ecdh.PrivateKey // of fresh, in an own hello that is not plain
@@ -50,7 +43,7 @@ func (h *hello) encode() []byte {
 	b = binary.BigEndian.AppendUint32(b, uint32(h.size))
 	b = append(b, h.run[:]...)
 	b = append(b, h.fresh[:]...)
-	b = append(b, byte(h.mode), byte(h.conn), byte(h.conns), byte(len(h.name)))
+	b = append(b, byte(h.mode), byte(len(h.name)))
 	return append(b, h.name...)
 }
 
@@ -98,10 +91,7 @@ func (h *hello) fixed(raw []byte) error {
 	h.rank, h.size = int(rank), int(size)
 	copy(h.run[:], raw[helloRun:])
 	copy(h.fresh[:], raw[helloFresh:])
-	h.mode, h.conn, h.conns = Mode(raw[helloMode]), int(raw[helloMode+1]), int(raw[helloMode+2])
-	if h.conn >= h.conns || h.conns > MaxConns {
-		return fmt.Errorf("it says connection %d of %d, counted from 0", h.conn, h.conns)
-	}
+	h.mode = Mode(raw[helloMode])
 	return nil
 }
 
@@ -111,9 +101,9 @@ func printable(name string) bool {
 }
 
 // hello returns what this rank says on a connection.
-func (id *identity) hello(s speech, conn int) (*hello, error) {
-	h := &hello{speech: s, rank: id.rank, size: id.size, run: id.run, conn: conn, name: id.name}
-	if s.mode == Plain {
+func (id *identity) hello(mode Mode) (*hello, error) {
+	h := &hello{mode: mode, rank: id.rank, size: id.size, run: id.run, name: id.name}
+	if mode == Plain {
 		rand.Read(h.fresh[:]) // never fails, by its documentation
 	} else {
 		key, err := ecdh.X25519().GenerateKey(rand.Reader)

@@ -1,36 +1,25 @@
 package wire
 
-import (
-	"math/bits"
-
-	"github.com/cprun/cprun/comm/internal/blame"
-)
+import "github.com/cprun/cprun/comm/internal/blame"
 
 // What becomes of a peer before there is a connection with it.
 
-// reserve takes the place of a connection with the peer for one that is being made, and reports whether
+// reserve takes the place of the connection with the peer for one that is being made, and reports whether
 // it was free. free gives it back.
-func (p *peer) reserve(number int) bool {
+func (p *peer) reserve() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.channels[number] != nil || p.meeting>>number&1 != 0 {
+	if p.channel != nil || p.meeting {
 		return false
 	}
-	p.meeting |= 1 << number
+	p.meeting = true
 	return true
 }
 
-// next returns the number of the first connection that is not there.
-func (p *peer) next() int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return bits.TrailingZeros(^p.present())
-}
-
 // free gives the place back, and says why no connection was made.
-func (p *peer) free(number int, why error) {
+func (p *peer) free(why error) {
 	p.mu.Lock()
-	p.meeting &^= 1 << number
+	p.meeting = false
 	p.mu.Unlock()
 	p.unreached(why)
 	p.departed()
@@ -50,7 +39,7 @@ func (p *peer) unreached(why error) {
 func (p *peer) departed() {
 	p.mu.Lock()
 	var err error
-	if p.conns == 0 && p.meeting == 0 && p.s.roster.hasLeft(p.rank) {
+	if p.channel == nil && !p.meeting && p.s.roster.hasLeft(p.rank) {
 		err = p.leave()
 	}
 	p.mu.Unlock()

@@ -11,7 +11,12 @@ import (
 
 	"github.com/cprun/cprun/comm/internal/blame"
 	"github.com/cprun/cprun/comm/internal/link"
+	"github.com/cprun/cprun/internal/admission"
 )
+
+// unproven bounds the connections that have not proven themselves. The ranks of a node need less than a millisecond
+// each.
+var unproven = admission.Limits{Most: 128, Each: 32}
 
 const (
 	firstPause, lastPause = 2 * time.Millisecond, 100 * time.Millisecond // between two attempts to dial
@@ -26,8 +31,8 @@ type mesher struct {
 	*identity
 	s      *sockets
 	config *Config
-	known  strangers
-	refuse seldom         // logs who was sent away
+	door   *admission.Door
+	refuse *admission.Log // logs who was sent away
 	wg     sync.WaitGroup // with s.mu held while the world has not ended, or before it begins
 
 	open    context.Context // ends when no more connections are accepted
@@ -39,7 +44,7 @@ type mesher struct {
 func newMesher(c *Config) *mesher {
 	id := c.identity()
 	m := &mesher{identity: id, s: newSockets(id.rank, id.size, id.name, c.pairs()), config: c}
-	m.refuse.log = c.Log
+	m.door, m.refuse = admission.New(unproven), admission.NewLog(c.Log)
 	m.s.meets = m
 	m.open, m.cancel = context.WithCancel(context.Background())
 	var ended context.CancelFunc
@@ -57,6 +62,7 @@ func newMesher(c *Config) *mesher {
 // close ends all that makes connections, and returns when it has ended.
 func (m *mesher) close() {
 	m.cancel()
+	m.door.Close()
 	for _, ln := range m.config.Listeners {
 		ln.Close()
 	}
@@ -122,50 +128,39 @@ func (m *mesher) absence(ctx context.Context) error {
 // errCalled is why there is no connection with a higher rank.
 var errCalled = errors.New("it has been called and has not dialled")
 
-// seek gets the connections with a peer, which this rank dials or calls, until they are there, it has
+// seek gets the connection with a peer, which this rank dials or calls, until it is there, the peer has
 // left, or the world ends. How long that may take is for the deadlines of transfers to say.
 func (m *mesher) seek(p *peer) {
 	pause := firstPause
-	var met <-chan struct{}
-	if p.rank > m.rank {
-		met = p.ready
-	}
-	for !m.s.roster.hasLeft(p.rank) {
+	for !m.s.roster.hasLeft(p.rank) && !p.met.Load() {
 		switch {
 		case p.rank > m.rank:
-			if p.met.Load() {
-				return // the rest is for the peer to dial
-			}
 			p.unreached(errCalled)
 			m.s.call(p.rank)
 			pause = callAgain
-		case p.whole():
-			return
 		case m.dial(p):
-			pause = firstPause
-			continue
+			return
 		default:
 			pause = min(2*pause, lastPause)
 		}
 		select {
 		case <-m.dialing.Done():
 			return
-		case <-met:
+		case <-p.ready:
 		case <-time.After(pause):
 		}
 	}
 }
 
-// dial tries to make one more connection with a lower rank, and reports whether that came about.
+// dial tries to make the connection with a lower rank, and reports whether that came about.
 func (m *mesher) dial(p *peer) bool {
-	number := p.next()
-	if m.dialing.Err() != nil || !p.reserve(number) {
+	if m.dialing.Err() != nil || !p.reserve() {
 		return false
 	}
 	conn, mode, err := m.config.Dial(m.dialing, p.rank)
 	if err == nil {
 		err = m.meet(conn, mode, handshakeBound, func(b bound) (*channel, error) {
-			return m.identity.dial(conn, m.speech(mode), p.rank, number, b.commit)
+			return m.identity.dial(conn, mode, p.rank, b.commit)
 		})
 		if err == nil {
 			return true
@@ -175,46 +170,29 @@ func (m *mesher) dial(p *peer) bool {
 	if m.dialing.Err() != nil {
 		err = p.s.Unreached(p.rank) // what it was before the end
 	}
-	p.free(number, err)
+	p.free(err)
 	return false
 }
-
-// speech returns how this rank speaks on connections of a mode.
-func (m *mesher) speech(mode Mode) speech { return speech{mode, m.config.conns(mode)} }
 
 // acceptAll takes connections until ln is closed. Whoever does not prove to be a rank that is
 // still to come is sent away, and harms nobody.
 func (m *mesher) acceptAll(ln Listener) {
-	for {
-		conn, err := ln.Accept()
-		if err != nil {
-			if m.open.Err() != nil || errors.Is(err, net.ErrClosed) {
-				return
-			}
-			m.refuse.say("rank %d: accept: %v", m.rank, err)
-			time.Sleep(10 * time.Millisecond) // out of descriptors, most likely
-			continue
-		}
-		m.known.admit(conn)
-		m.wg.Go(func() {
-			defer m.known.forget(conn)
-			m.welcome(conn, ln.Mode)
-		})
-	}
+	m.door.Serve(ln, func(conn net.Conn) { m.welcome(conn, ln.Mode) }, func(err error) {
+		m.refuse.Printf("rank %d: accept: %v", m.rank, err)
+	})
 }
 
 // welcome meets who has connected.
 func (m *mesher) welcome(conn net.Conn, mode Mode) {
 	var held *peer
-	place := 0
 	err := m.meet(conn, mode, helloBound, func(b bound) (*channel, error) {
-		return m.identity.accept(conn, m.speech(mode), func() { b.set(handshakeBound) }, func(rank, number int) error {
-			m.known.forget(conn)
+		return m.identity.accept(conn, mode, func() { b.set(handshakeBound) }, func(rank int) error {
+			m.door.Leave(conn)
 			p := m.s.peer(rank)
-			if !p.reserve(number) {
+			if !p.reserve() {
 				return fmt.Errorf("rank %d is connected already", rank)
 			}
-			held, place = p, number
+			held = p
 			if !b.commit() {
 				return errEnded
 			}
@@ -225,10 +203,10 @@ func (m *mesher) welcome(conn net.Conn, mode Mode) {
 		return
 	}
 	if held != nil {
-		held.free(place, err)
+		held.free(err)
 	}
 	if m.dialing.Err() == nil {
-		m.refuse.say("rank %d: refused a connection: %v", m.rank, err)
+		m.refuse.Printf("rank %d: refused a connection: %v", m.rank, err)
 	}
 }
 
@@ -279,9 +257,7 @@ func (m *mesher) meet(conn net.Conn, mode Mode, first time.Duration, shake func(
 	}
 	conn.SetDeadline(time.Time{})
 	c.raw = tune(conn)
-	if c.number == 0 {
-		m.config.Log("rank %d: connected to rank %d (%s)", m.rank, c.rank, c.name)
-	}
+	m.config.Log("rank %d: connected to rank %d (%s)", m.rank, c.rank, c.name)
 	m.s.attach(c)
 	return nil
 }

@@ -12,8 +12,8 @@ import (
 // endBound is how long a rank that ends tries to tell a peer so.
 const endBound = 500 * time.Millisecond
 
-// peer is one rank as another deals with it: what the two owe each other, and their connections, which
-// may come later. Two goroutines serve each connection to the end of the transport: one reads, and
+// peer is one rank as another deals with it: what the two owe each other, and their connection, which
+// may come later. Two goroutines serve it to the end of the transport: one reads, and
 // never waits for anything but the connection, and one writes. Because every rank always reads,
 // every write comes to its end.
 type peer struct {
@@ -22,30 +22,26 @@ type peer struct {
 	near bool // one of those whose connections are made at the start, who pass on news
 
 	wanted atomic.Bool   // a connection is being sought
-	met    atomic.Bool   // the first connection is there; set under mu
+	met    atomic.Bool   // the connection is there; set under mu
 	ready  chan struct{} // closed then
 
-	mu       sync.Mutex
-	channels [MaxConns]*channel // guarded by mu; by number
-	conns    int                // guarded by mu; how many there are to be; 0 where there is none yet
-	meeting  uint               // guarded by mu; which are being made, by bit
-	why      error              // guarded by mu; why there is none yet
+	mu      sync.Mutex
+	channel *channel // guarded by mu; nil where there is none yet
+	meeting bool     // guarded by mu; it is being made
+	why     error    // guarded by mu; why there is none yet
 
-	first    *sync.Cond       // signals the writer of the first connection
-	others   *sync.Cond       // signals those of the others
-	flows    map[uint64]*flow // guarded by mu; by group
-	debts    debts            // guarded by mu
-	ctrl     []header         // guarded by mu; control frames go first
-	news     map[int]bool     // guarded by mu; ranks of whom the peer does not know the last word
-	small    []*link.Transfer // guarded by mu; eager messages that may be sent
-	large    []*link.Transfer // guarded by mu; messages of which pieces may be sent, in turn
-	said     uint             // guarded by mu; on which connections the peer has said goodbye, by bit
-	farewell uint             // guarded by mu; on which it has said that it does
-	left     bool             // guarded by mu; the peer has said all of its goodbye
-	ending   bool             // guarded by mu
-	last     header           // guarded by mu; what is written at the end
-	payload  []byte           // guarded by mu; its payload
-	until    time.Time        // guarded by mu; when to give up telling the peer
+	work    *sync.Cond       // signals the writer
+	flows   map[uint64]*flow // guarded by mu; by group
+	debts   debts            // guarded by mu
+	ctrl    []header         // guarded by mu; control frames go first
+	news    map[int]bool     // guarded by mu; ranks of whom the peer does not know the last word
+	small   []*link.Transfer // guarded by mu; eager messages that may be sent
+	large   []*link.Transfer // guarded by mu; messages of which pieces may be sent, in turn
+	left    bool             // guarded by mu; the peer has said goodbye
+	ending  bool             // guarded by mu
+	last    header           // guarded by mu; what is written at the end
+	payload []byte           // guarded by mu; its payload
+	until   time.Time        // guarded by mu; when to give up telling the peer
 
 	stop  chan struct{}  // closed when ending is set
 	quiet sync.WaitGroup // the goroutines that may hold a transfer
@@ -54,19 +50,15 @@ type peer struct {
 // newPeer returns a peer without a connection.
 func newPeer(s *sockets, rank int) *peer {
 	p := &peer{s: s, rank: rank, flows: map[uint64]*flow{}, ready: make(chan struct{}), stop: make(chan struct{})}
-	p.first, p.others = sync.NewCond(&p.mu), sync.NewCond(&p.mu)
+	p.work = sync.NewCond(&p.mu)
 	return p
 }
 
 // serve begins to use a connection. p.mu is held.
 func (p *peer) serve(c *channel) {
-	p.channels[c.number], p.conns = c, c.conns
-	p.meeting &^= 1 << c.number
-	if c.number == 0 {
-		p.met.Store(true)
-		p.why = nil
-		close(p.ready)
-	}
+	p.channel, p.meeting, p.why = c, false, nil
+	p.met.Store(true)
+	close(p.ready)
 	p.quiet.Add(2)
 	go p.readLoop(c)  // both end after p.end, which fail and close call; windDown waits
 	go p.writeLoop(c) // for them to let go of transfers
@@ -88,71 +80,40 @@ func (p *peer) tell(about int) {
 		p.news = map[int]bool{}
 	}
 	p.news[about] = true
-	p.first.Signal()
+	p.work.Signal()
 }
 
 // control queues a frame without payload. p.mu is held.
 func (p *peer) control(h header) {
 	p.ctrl = append(p.ctrl, h)
-	p.first.Signal()
+	p.work.Signal()
 }
 
-// queue hands a message to the writers. p.mu is held.
+// queue hands a message to the writer. p.mu is held.
 func (p *peer) queue(t *link.Transfer) {
 	if len(t.Buf) <= maxEager {
 		p.small = append(p.small, t)
 	} else {
 		p.large = append(p.large, t)
 	}
-	p.first.Signal()
+	p.work.Signal()
 }
 
-// open goes through the connections that are there. p.mu is held.
-func (p *peer) open(yield func(c *channel) bool) {
-	for _, c := range p.channels[:p.conns] {
-		if c != nil && !yield(c) {
-			return
-		}
-	}
-}
-
-// present returns which connections are there, by bit. p.mu is held.
-func (p *peer) present() (bits uint) {
-	for c := range p.open {
-		bits |= 1 << c.number
-	}
-	return bits
-}
-
-// whole reports whether all connections with the peer are there.
-func (p *peer) whole() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.complete()
-}
-
-// complete is whole where p.mu is held.
-func (p *peer) complete() bool { return p.conns > 0 && p.present() == 1<<p.conns-1 }
-
-// end has the writers send a last frame, and all goroutines stop.
+// end has the writer send a last frame, and both goroutines stop.
 func (p *peer) end(last header, note []byte) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.ending {
 		return
 	}
-	if last.kind == frameGoodbye {
-		last.size = uint64(p.present())
-	}
 	p.ending, p.last, p.payload, p.until = true, last, note, time.Now().Add(endBound)
-	for c := range p.open {
+	if c := p.channel; c != nil {
 		c.SetReadDeadline(time.Now())
 		c.SetWriteDeadline(p.until)
 		c.hurry()
 	}
 	close(p.stop)
-	p.first.Signal()
-	p.others.Broadcast()
+	p.work.Signal()
 }
 
 // abandon lists the transfers that have not ended, after quiet.
@@ -170,7 +131,7 @@ func (p *peer) abandon() (all []*link.Transfer) {
 	}
 	list(p.small...)
 	list(p.large...)
-	for c := range p.open {
+	if c := p.channel; c != nil {
 		list(c.current...)
 		c.current = nil
 	}

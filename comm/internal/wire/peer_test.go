@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -20,9 +21,9 @@ func frame(h header, payload string) []byte {
 	return append(b, payload...)
 }
 
-// plainChannel is the one connection with a rank.
+// plainChannel is the connection with a rank.
 func plainChannel(conn net.Conn, rank int, name string) *channel {
-	return &channel{Conn: conn, rank: rank, name: name, conns: 1, in: newPlainReader(conn), out: &plainWriter{conn: conn}}
+	return &channel{Conn: conn, rank: rank, name: name, in: newPlainReader(conn), out: &plainWriter{conn: conn}}
 }
 
 // against has rank 0 of two receive raw bytes from an authenticated rank 1, with receives of the given sizes
@@ -31,7 +32,7 @@ func against(t testing.TB, raw []byte, sizes ...int) error {
 	t.Helper()
 	s := newSockets(0, 2, "", defaultPairs)
 	here, there := net.Pipe()
-	s.peer(1).reserve(0)
+	s.peer(1).reserve()
 	s.attach(plainChannel(here, 1, "pid 1"))
 	<-s.complete
 	r := link.NewRound()
@@ -98,7 +99,6 @@ func TestHostilePeer(t *testing.T) {
 		"not accepted":     {frame(header{kind: framePiece, length: 4, id: link.MsgID{Group: 0, Seq: 5}}, "data"), blame.ErrProtocol, "not accepted"},
 		"unknown group":    {frame(header{kind: framePiece, length: 4, id: link.MsgID{Group: 9, Seq: 5}}, "data"), blame.ErrProtocol, "not accepted"},
 		"piece of a small": {frame(header{kind: framePiece, length: 4}, "data"), blame.ErrProtocol, "message of 4"},
-		"other goodbye":    {frame(header{kind: frameGoodbye, size: 2}, ""), blame.ErrProtocol, "that there are not"},
 		"another size":     {frame(header{kind: frameData, length: 5, size: 5}, "datas"), blame.ErrMismatch, "it sends 5"},
 		"offer to a small": {frame(header{kind: frameOffer, size: 1 << 20}, ""), blame.ErrMismatch, "it sends 1048576"},
 		"window":           {flood(header{kind: frameData, length: maxEager, size: maxEager}, small, 9), blame.ErrProtocol, "window"},
@@ -111,7 +111,7 @@ func TestHostilePeer(t *testing.T) {
 		"wait":             {frame(header{kind: frameStatus, id: link.MsgID{Group: 1, Seq: 1}, size: 9}, ""), blame.ErrProtocol, "rank 8 of 2"},
 		"nothing shared":   {frame(header{kind: frameShare}, ""), blame.ErrProtocol, "that it was not given"},
 		"malformed abort":  {frame(header{kind: frameAbort, length: 3}, "abc"), blame.ErrProtocol, "malformed"},
-		"goodbye":          {frame(header{kind: frameGoodbye, size: 1}, ""), blame.ErrPeerLeft, "receive of 4 bytes"},
+		"goodbye":          {frame(header{kind: frameGoodbye}, ""), blame.ErrPeerLeft, "receive of 4 bytes"},
 	} {
 		err := against(t, c.raw, 4)
 		var pe *blame.PeerError
@@ -133,13 +133,14 @@ func TestHostilePieces(t *testing.T) {
 		raw  []byte
 		text string
 	}{
-		"beyond":       {piece(3*maxPayload, "x"), "1 bytes at 786432 of a message of 524297"},
-		"short":        {piece(0, whole[1:]), "262143 bytes at 0"},
-		"too long":     {piece(2*maxPayload, whole), "262144 bytes at 524288"},
-		"twice":        {append(piece(maxPayload, whole), piece(maxPayload, whole)...), "bytes at 262144 of a message twice"},
+		"beyond":       {piece(3*maxPayload, "x"), "at 786432 of a message of 524297"},
+		"short":        {piece(0, whole[1:]), "of 262143 bytes where 262144"},
+		"too long":     {slices.Concat(piece(0, whole), piece(maxPayload, whole), piece(2*maxPayload, whole)), "of 262144 bytes where 9"},
+		"twice":        {append(piece(0, whole), piece(0, whole)...), "of which 262144 have come"},
+		"out of turn":  {piece(maxPayload, whole), "of which 0 have come"},
 		"not shared":   {frame(header{kind: framePlaced}, ""), "memory that is not shared"},
 		"eager":        {frame(header{kind: frameData, length: 1, size: 1}, "x"), "it sends 1"},
-		"after a mess": {append(piece(2*maxPayload, "last part"), "garbage garbage garbage garbage "...), "no frame header"},
+		"after a mess": {append(piece(0, whole), "garbage garbage garbage garbage "...), "no frame header"},
 	} {
 		err := against(t, c.raw, size)
 		var pe *blame.PeerError
@@ -157,7 +158,7 @@ func TestEndOfOneThatHasLeft(t *testing.T) {
 	for _, r := range []int{1, 2} {
 		var here net.Conn
 		here, there[r] = net.Pipe()
-		s.peer(r).reserve(0)
+		s.peer(r).reserve()
 		s.attach(plainChannel(here, r, ""))
 		go io.Copy(io.Discard, there[r])
 	}
@@ -215,14 +216,14 @@ func TestSmallMessagesTakeLittle(t *testing.T) {
 // nothing is kept beyond the bounds.
 func FuzzPeer(f *testing.F) {
 	f.Add(frame(header{kind: frameData, length: 4, size: 4}, "data"))
-	f.Add(append(frame(header{kind: frameOffer, size: 1 << 20, id: link.MsgID{Group: 3}}, ""), frame(header{kind: frameGoodbye, size: 1}, "")...))
+	f.Add(append(frame(header{kind: frameOffer, size: 1 << 20, id: link.MsgID{Group: 3}}, ""), frame(header{kind: frameGoodbye}, "")...))
 	f.Add(frame(header{kind: frameStatus, length: 5, size: 1, id: link.MsgID{Group: 1, Seq: 9}}, "pid 7"))
 	f.Add(frame(header{kind: frameStatus, size: leftMark, id: link.MsgID{Group: 1, Seq: lastWord}}, ""))
 	f.Add(frame(header{kind: frameCall, size: callDown, id: link.MsgID{Group: 0, Seq: 1}}, ""))
 	f.Add(frame(header{kind: frameCredit, size: 64, id: link.MsgID{Group: 5}}, ""))
 	note := encodeNote(&blame.PeerError{Rank: 1, Name: "rank 1", Cause: blame.ErrAborted})
 	f.Add(frame(header{kind: frameAbort, length: len(note)}, string(note)))
-	f.Add(append(frame(header{kind: framePiece, length: 9, size: maxPayload, id: link.MsgID{Seq: 1}}, "last part"), frame(header{kind: framePiece, length: maxPayload, id: link.MsgID{Seq: 1}}, strings.Repeat("x", maxPayload))...))
+	f.Add(append(frame(header{kind: framePiece, length: maxPayload, id: link.MsgID{Seq: 1}}, strings.Repeat("x", maxPayload)), frame(header{kind: framePiece, length: 9, size: maxPayload, id: link.MsgID{Seq: 1}}, "last part")...))
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		err := against(t, raw, 4, maxPayload+9)
 		var pe *blame.PeerError

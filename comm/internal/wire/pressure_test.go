@@ -29,40 +29,38 @@ func TestSleepingReceiver(t *testing.T) {
 	}{
 		"small": {4000, maxEager, false}, "empty": {20000, 0, false}, "large": {64, 4 << 20, false}, "large and accepted": {64, 4 << 20, true},
 	} {
-		for _, mode := range []Mode{Signed, Sealed} {
-			here, there := tcpPair(t)
-			s := newSockets(0, 2, "", defaultPairs)
-			s.peer(1).reserve(0)
-			ch := plainChannel(here, 1, "pid 1")
-			ch.out = writerOf(t, mode, here)
-			s.attach(ch)
-			p, all := s.peer(1), sends(c.n, c.bytes, 0)
-			before := heap()
-			for i, x := range all {
-				if c.accepted {
-					if err := p.onAccept(header{kind: frameAccept, id: link.MsgID{Seq: uint64(i)}, size: uint64(c.bytes)}); err != nil {
-						t.Fatal(err)
-					}
+		here, there := tcpPair(t)
+		s := newSockets(0, 2, "", defaultPairs)
+		s.peer(1).reserve()
+		ch := plainChannel(here, 1, "pid 1")
+		ch.out = writerOf(t, here)
+		s.attach(ch)
+		p, all := s.peer(1), sends(c.n, c.bytes, 0)
+		before := heap()
+		for i, x := range all {
+			if c.accepted {
+				if err := p.onAccept(header{kind: frameAccept, id: link.MsgID{Seq: uint64(i)}, size: uint64(c.bytes)}); err != nil {
+					t.Fatal(err)
 				}
-				s.Post(x)
 			}
-			stands(p)
-			// Lists of what waits, and a batch of frames that is being written.
-			if grown, most := heap()-before, 4*maxPayload+200*c.n; grown > most {
-				t.Errorf("%v, %s: %d messages of %d bytes take %d bytes of the sender, above %d", mode, name, c.n, c.bytes, grown, most)
-			}
-			p.mu.Lock()
-			onWire := 0
-			for _, x := range all {
-				onWire += x.Moved
-			}
-			p.mu.Unlock()
-			if most := eagerWindow + 4<<20; onWire > most { // and what the two systems buffer
-				t.Errorf("%v, %s: %d bytes are on their way, above %d", mode, name, onWire, most)
-			}
-			there.Close()
-			s.Close()
+			s.Post(x)
 		}
+		stands(p)
+		// Lists of what waits, and a batch of frames that is being written.
+		if grown, most := heap()-before, 4*maxPayload+200*c.n; grown > most {
+			t.Errorf("%s: %d messages of %d bytes take %d bytes of the sender, above %d", name, c.n, c.bytes, grown, most)
+		}
+		p.mu.Lock()
+		onWire := 0
+		for _, x := range all {
+			onWire += x.Moved
+		}
+		p.mu.Unlock()
+		if most := eagerWindow + 4<<20; onWire > most { // and what the two systems buffer
+			t.Errorf("%s: %d bytes are on their way, above %d", name, onWire, most)
+		}
+		there.Close()
+		s.Close()
 	}
 }
 

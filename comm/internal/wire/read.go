@@ -59,7 +59,7 @@ func (p *peer) read(c *channel) error {
 		case frameAbort:
 			err = p.onAbort(c.in, h)
 		case frameGoodbye:
-			return p.onGoodbye(c, h)
+			return p.onGoodbye()
 		}
 		if err != nil {
 			return err
@@ -99,20 +99,8 @@ func (p *peer) onStatus(in frameReader, h header) error {
 	return nil
 }
 
-// onGoodbye takes the peer's own word that it leaves, which comes on each connection behind what the peer
-// has sent there. It says on which it comes. On the first it always does, which is made before others.
-func (p *peer) onGoodbye(c *channel, h header) error {
-	p.mu.Lock()
-	p.said |= 1 << c.number
-	p.farewell |= uint(h.size)
-	over := p.said&1 != 0 && p.farewell&^p.said == 0
-	p.mu.Unlock()
-	switch {
-	case h.size>>c.conns != 0:
-		return fmt.Errorf("%w: goodbye on connections that there are not, of %d", blame.ErrProtocol, c.conns)
-	case !over:
-		return nil
-	}
+// onGoodbye takes the peer's own word that it leaves, which comes behind all that it has sent.
+func (p *peer) onGoodbye() error {
 	p.s.learn(p.rank, state{lastWord, leftMark}, p.s.roster.name(p.rank), p)
 	p.mu.Lock()
 	defer p.mu.Unlock()

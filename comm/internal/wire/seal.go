@@ -12,10 +12,8 @@ import (
 	"github.com/cprun/cprun/comm/internal/blame"
 )
 
-// Frames that are sealed or signed. A header travels as 48 bytes, encrypted and authenticated, so
-// that its length is to be trusted before anything is read by it. A payload follows that is
-// encrypted, or as it is, and has a tag of its own behind it. So a payload is neither gathered with
-// its header nor parted from it: it is read from where it lies and written to where it belongs.
+// Sealed frames. A header travels as 48 bytes, encrypted and authenticated, so that its length can be
+// trusted before anything is read by it. The payload follows, encrypted, with a tag of its own.
 
 const (
 	tagSize    = 16
@@ -47,7 +45,7 @@ func (c *counter) next() []byte {
 	return c.nonce[:]
 }
 
-// sealedWriter encrypts payloads.
+// sealedWriter encrypts frames.
 type sealedWriter struct {
 	conn  net.Conn
 	aead  cipher.AEAD
@@ -70,54 +68,17 @@ func (w *sealedWriter) flush() error {
 	return err
 }
 
-// signedWriter sends payloads from where they lie, with a tag behind each.
-type signedWriter struct {
-	conn  net.Conn
-	aead  cipher.AEAD
-	count counter
-	hdr   [headerSize]byte
-	small [maxBatch * (sealedSize + tagSize)]byte // headers and tags
-	used  int
-	back  [3 * maxBatch][]byte
-	bufs  net.Buffers
-}
-
-// room returns the place of what comes next, to append to.
-func (w *signedWriter) room(n int) []byte {
-	w.used += n
-	return w.small[w.used-n : w.used-n : w.used]
-}
-
-func (w *signedWriter) add(h header, payload []byte) {
-	if w.used == 0 {
-		w.bufs = w.back[:0]
-	}
-	h.encode(w.hdr[:])
-	w.bufs = append(w.bufs, w.aead.Seal(w.room(sealedSize), w.count.next(), w.hdr[:], nil))
-	if len(payload) > 0 {
-		w.bufs = append(w.bufs, payload, w.aead.Seal(w.room(tagSize), w.count.next(), nil, payload))
-	}
-}
-
-func (w *signedWriter) flush() error {
-	w.used = 0
-	_, err := w.bufs.WriteTo(w.conn)
-	clear(w.back[:])
-	return err
-}
-
-// openingReader reads what both of them write.
+// openingReader reads what sealedWriter writes.
 type openingReader struct {
 	r     *bufio.Reader
 	aead  cipher.AEAD
-	clear bool // payloads are not encrypted
 	count counter
 	hdr   [sealedSize]byte
 	buf   []byte
 }
 
-func newOpeningReader(r io.Reader, aead cipher.AEAD, clear bool) *openingReader {
-	return &openingReader{r: bufio.NewReaderSize(r, 64<<10), aead: aead, clear: clear}
+func newOpeningReader(r io.Reader, aead cipher.AEAD) *openingReader {
+	return &openingReader{r: bufio.NewReaderSize(r, 64<<10), aead: aead}
 }
 
 func (r *openingReader) next() (header, error) {
@@ -135,9 +96,6 @@ func (r *openingReader) payload(dst []byte) error {
 	if len(dst) == 0 {
 		return nil
 	}
-	if r.clear {
-		return r.check(dst)
-	}
 	n := len(dst) + tagSize
 	if cap(r.buf) < n {
 		r.buf = make([]byte, n)
@@ -147,21 +105,6 @@ func (r *openingReader) payload(dst []byte) error {
 		return err
 	}
 	if _, err := r.aead.Open(dst[:0:len(dst)], r.count.next(), sealed, nil); err != nil {
-		return errForged
-	}
-	return nil
-}
-
-// check reads a payload that is not encrypted, and then its tag.
-func (r *openingReader) check(dst []byte) error {
-	if _, err := io.ReadFull(r.r, dst); err != nil {
-		return err
-	}
-	tag := r.hdr[:tagSize]
-	if _, err := io.ReadFull(r.r, tag); err != nil {
-		return err
-	}
-	if _, err := r.aead.Open(nil, r.count.next(), tag, dst); err != nil {
 		return errForged
 	}
 	return nil

@@ -173,7 +173,7 @@ func (c *channel) pieceBytes() int {
 	return maxPayload
 }
 
-// sendable reports whether the first connection can take a piece of a large message. p.mu is held.
+// sendable reports whether the connection can take a piece of a large message. p.mu is held.
 func (p *peer) sendable(c *channel) bool {
 	if len(p.large) == 0 || !c.placing {
 		return len(p.large) > 0
@@ -194,7 +194,7 @@ func (p *peer) onShare(c *channel) error {
 	defer p.mu.Unlock()
 	if !c.placing {
 		c.placing, c.says = true, true
-		p.first.Signal()
+		p.work.Signal()
 	}
 	return nil
 }
@@ -203,24 +203,19 @@ func (p *peer) onShare(c *channel) error {
 func (p *peer) onRoom() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.first.Signal()
+	p.work.Signal()
 }
 
-// onPlaced takes a piece out of the area. On the one connection of two ranks of a node pieces of a message
-// come in order, so that those that came over the socket, before both sides had the memory, need no more care.
+// onPlaced takes a piece out of the area. Pieces that came over the socket, before both sides had the memory, need
+// no more care.
 func (p *peer) onPlaced(c *channel, h header) error {
-	p.mu.Lock()
-	t, err := p.accepted(h)
-	p.mu.Unlock()
-	switch {
-	case err != nil:
-		return err
-	case c.area == nil:
+	if c.area == nil {
 		return fmt.Errorf("%w: a piece in memory that is not shared", blame.ErrProtocol)
-	case len(t.Buf) <= maxEager || h.size != uint64(t.Moved):
-		return fmt.Errorf("%w: a piece at %d of a message of %d bytes, of which %d have come", blame.ErrProtocol, h.size, len(t.Buf), t.Moved)
 	}
-	piece := t.Buf[t.Moved:min(t.Moved+maxPlaced, len(t.Buf))]
+	t, piece, err := p.piece(h, maxPlaced)
+	if err != nil {
+		return err
+	}
 	if c.area.In.Take(piece) {
 		p.mu.Lock()
 		p.control(header{kind: frameRoom})

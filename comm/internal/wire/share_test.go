@@ -39,13 +39,12 @@ func socketPair(t *testing.T) (a, b *net.UnixConn) {
 func shared(t *testing.T, pair [2]*identity) (dialed, accepted *channel) {
 	t.Helper()
 	a, b := socketPair(t)
-	s := speech{Plain, 1}
 	var wg sync.WaitGroup
 	var errs [2]error
 	wg.Go(func() {
-		accepted, errs[0] = pair[1].accept(b, s, func() {}, func(int, int) error { return nil })
+		accepted, errs[0] = pair[1].accept(b, Plain, func() {}, func(int) error { return nil })
 	})
-	dialed, errs[1] = pair[0].dial(a, s, pair[1].rank, 0, func() bool { return true })
+	dialed, errs[1] = pair[0].dial(a, Plain, pair[1].rank, func() bool { return true })
 	wg.Wait()
 	if err := errors.Join(errs[:]...); err != nil {
 		t.Fatal(err)
@@ -56,7 +55,7 @@ func shared(t *testing.T, pair [2]*identity) (dialed, accepted *channel) {
 // talk makes a rank of two of a channel.
 func talk(rank int, c *channel) *sockets {
 	s := newSockets(rank, 2, "", defaultPairs)
-	s.peer(1 - rank).reserve(0)
+	s.peer(1 - rank).reserve()
 	s.attach(c)
 	return s
 }

@@ -118,14 +118,13 @@ func (c *channel) reset() {
 func (p *peer) silent(now time.Time) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for c := range p.open {
-		if c.raw == nil || p.said>>c.number&1 != 0 {
-			continue
-		}
-		if count, ok := segments(c.raw); ok && c.hears.heard(count, now) >= silenceBound {
-			c.reset()
-			return p.blame(p.expecting(), &silence{p.s.rank, c.RemoteAddr().String(), c.hears.at})
-		}
+	c := p.channel
+	if c == nil || c.raw == nil || p.left {
+		return nil
+	}
+	if count, ok := segments(c.raw); ok && c.hears.heard(count, now) >= silenceBound {
+		c.reset()
+		return p.blame(p.expecting(), &silence{p.s.rank, c.RemoteAddr().String(), c.hears.at})
 	}
 	return nil
 }

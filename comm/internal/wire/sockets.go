@@ -151,7 +151,7 @@ func (s *sockets) attach(c *channel) {
 			s.watching.Add(1)
 			go s.watch() // ends with the world; Close waits for it
 		}
-		if p.near && p.complete() {
+		if p.near {
 			if s.coming--; s.coming == 0 {
 				close(s.complete)
 			}
@@ -177,16 +177,16 @@ func (s *sockets) dismiss(c *channel, last header, note []byte) {
 // lastFrame returns what the other ranks are told at the end, and whether it has come. s.mu is held.
 func (s *sockets) lastFrame() (last header, note []byte, over bool) {
 	if s.cause == nil {
-		return header{kind: frameGoodbye}, nil, s.closed // its size is for the peer to set
+		return header{kind: frameGoodbye}, nil, s.closed
 	}
 	note = encodeNote(blame.PeerForm(s.rank, s.PeerName(s.rank), s.cause))
 	return header{kind: frameAbort, length: len(note)}, note, true
 }
 
-// missing lists the ranks that are to be connected at the start and are not, or not in full.
+// missing lists the ranks that are to be connected at the start and are not.
 func (s *sockets) missing() (ranks []int) {
 	for _, r := range s.near {
-		if !s.peer(r).whole() {
+		if !s.peer(r).met.Load() {
 			ranks = append(ranks, r)
 		}
 	}

@@ -16,7 +16,7 @@ import (
 func TestSilence(t *testing.T) {
 	here, there := tcpPair(t)
 	s := newSockets(0, 2, "", defaultPairs)
-	s.peer(1).reserve(0)
+	s.peer(1).reserve()
 	c := plainChannel(here, 1, "pid 1")
 	s.attach(c) // without c.raw, so that only this test looks
 	p, now := s.peer(1), time.Now()
@@ -55,7 +55,7 @@ func TestSilence(t *testing.T) {
 func TestAbortBehindData(t *testing.T) {
 	here, there := tcpPair(t)
 	s := newSockets(0, 2, "", defaultPairs)
-	s.peer(1).reserve(0)
+	s.peer(1).reserve()
 	s.attach(plainChannel(here, 1, "pid 1"))
 
 	// All of this message goes into here's buffer, and less than half of it fits into there's.

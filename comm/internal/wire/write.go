@@ -41,23 +41,13 @@ func (p *peer) broken(c *channel) {
 	<-p.stop
 }
 
-// fill waits for work and adds one batch of frames; it is false at the end. What is small goes over
-// the first connection, ahead of what is large.
+// fill waits for work and adds one batch of frames; it is false at the end. What is small goes ahead of what is
+// large.
 func (p *peer) fill(c *channel) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if c.number > 0 {
-		for !p.ending && p.shared() < 0 {
-			p.others.Wait()
-		}
-		if p.ending {
-			return false
-		}
-		p.addPieces(c, 1)
-		return true
-	}
 	for !c.says && len(p.ctrl) == 0 && len(p.news) == 0 && len(p.small) == 0 && !p.sendable(c) && !p.ending {
-		p.first.Wait()
+		p.work.Wait()
 	}
 	switch {
 	case p.ending:
@@ -115,29 +105,12 @@ func (c *channel) sending(t *link.Transfer, bytes int) {
 	c.current = append(c.current, t)
 }
 
-// shared returns the first message in turn of which any connection may carry the next piece, or -1.
-func (p *peer) shared() int {
-	for i, t := range p.large {
-		if t.Moved > 0 {
-			return i
-		}
-	}
-	return -1
-}
-
 // addPieces adds pieces of large messages, up to most and up to the bytes of a whole one. Messages take
 // turns piece by piece, so that one does not hold up the others.
 func (p *peer) addPieces(c *channel, most int) {
 	limit := c.pieceBytes()
-	for bytes := 0; most > 0 && bytes < limit; most-- {
-		next := p.shared()
-		if c.number == 0 && len(p.large) > 0 {
-			next = 0
-		}
-		if next < 0 {
-			break
-		}
-		t := p.large[next]
+	for bytes := 0; most > 0 && bytes < limit && len(p.large) > 0; most-- {
+		t := p.large[0]
 		from := t.Moved
 		piece := t.Buf[from:min(from+limit, len(t.Buf))]
 		h := header{kind: framePiece, length: len(piece), id: t.ID, size: uint64(from)}
@@ -147,16 +120,13 @@ func (p *peer) addPieces(c *channel, most int) {
 			}
 			h.kind, h.length = framePlaced, 0
 		}
-		p.large = append(p.large[:next], p.large[next+1:]...)
+		p.large = append(p.large[:0], p.large[1:]...)
 		c.out.add(h, piece)
 		c.sending(t, len(piece))
 		if t.Moved < len(t.Buf) {
 			p.large = append(p.large, t)
 		}
 		bytes += len(piece)
-	}
-	if p.conns > 1 && p.shared() >= 0 {
-		p.others.Signal() // each wakes the next
 	}
 }
 

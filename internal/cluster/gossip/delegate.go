@@ -40,7 +40,7 @@ func (d delegate) NotifyLeave(n *memberlist.Node) {
 
 // NotifyConflict tells of two agents of one name. The first one stays.
 func (d delegate) NotifyConflict(first, second *memberlist.Node) {
-	d.log.say("two agents are called %s, at %v and at %v; the second is not taken in", first.Name, addrOf(first), addrOf(second))
+	d.log.Printf("two agents are called %s, at %v and at %v; the second is not taken in", first.Name, addrOf(first), addrOf(second))
 }
 
 // NotifyMsg ignores messages: agents talk over their control connections.

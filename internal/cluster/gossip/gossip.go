@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/hashicorp/memberlist"
+
+	"github.com/cprun/cprun/internal/admission"
 )
 
 // Config says who joins which job's gossip, and how.
@@ -48,7 +50,7 @@ type Members struct {
 	list    *memberlist.Memberlist
 	self    string
 	addr    netip.AddrPort
-	log     *seldom
+	log     *admission.Log
 	port    io.Closer // closed with this; one that does nothing if others have it
 	changed chan struct{}
 
@@ -94,15 +96,16 @@ func Join(ctx context.Context, c Config) (*Members, error) {
 		}
 		c.Transport, port = own, own
 	}
+	say := func(format string, args ...any) { c.Log("gossip: "+format, args...) }
 	m := &Members{
 		self:    c.Self.Name,
-		log:     &seldom{log: c.Log},
+		log:     admission.NewLog(say),
 		port:    port,
 		changed: make(chan struct{}, 1),
 		peers:   map[string]member{},
 	}
 	conf := tuned(c.Self.Name, label, seal)
-	guard := newGuard(c.Transport, label, &seldom{log: c.Log})
+	guard := newGuard(c.Transport, label, admission.NewLog(say))
 	conf.Transport = guard
 	conf.Logger = log.New(logger{m.log}, "", 0)
 	d := delegate{m, meta}

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/hashicorp/memberlist"
+
+	"github.com/cprun/cprun/internal/admission"
 )
 
 // What memberlist puts in front of what it sends, once it has a label and a key:
@@ -28,6 +30,11 @@ const (
 	sealing   = 1
 	sealCost  = 1 + 12 + 16 // bytes around what is sealed
 )
+
+// maxStreams bounds the streams of others that have not brought all they have to.
+const maxStreams = 128
+
+var inbound = admission.Limits{Most: maxStreams, Stay: 250 * time.Millisecond}
 
 const (
 	// headBound is how long a stream may take to say whose it is, and handBound how long it may take
@@ -51,14 +58,14 @@ var (
 type guard struct {
 	memberlist.Transport
 	head    []byte // of a packet, and of a stream that somebody opens: up to the label's end
-	dropped *seldom
+	dropped *admission.Log
 	packets chan *memberlist.Packet
 	streams chan net.Conn
 	done    chan struct{} // closed by Shutdown
 	once    sync.Once
 	err     error // of Shutdown
 	wait    sync.WaitGroup
-	inbound *turns
+	inbound *admission.Door
 	held    atomic.Int64 // bytes that inbound streams have brought
 
 	mu     sync.Mutex
@@ -66,7 +73,7 @@ type guard struct {
 	dialed map[*stream]bool // guarded by mu
 }
 
-func newGuard(inner memberlist.Transport, label string, log *seldom) *guard {
+func newGuard(inner memberlist.Transport, label string, log *admission.Log) *guard {
 	g := &guard{
 		Transport: inner,
 		head:      append([]byte{labelled, byte(len(label))}, label...),
@@ -74,7 +81,7 @@ func newGuard(inner memberlist.Transport, label string, log *seldom) *guard {
 		packets:   make(chan *memberlist.Packet),
 		streams:   make(chan net.Conn),
 		done:      make(chan struct{}),
-		inbound:   newTurns(),
+		inbound:   admission.New(inbound),
 		dialed:    map[*stream]bool{},
 	}
 	g.wait.Go(g.passPackets)
@@ -93,7 +100,7 @@ func (g *guard) passPackets() {
 		select {
 		case p := <-g.Transport.PacketCh():
 			if !g.ours(p.Buf) {
-				g.dropped.say("dropped a packet of %d bytes from %v: %v", len(p.Buf), p.From, errForeign)
+				g.dropped.Printf("dropped a packet of %d bytes from %v: %v", len(p.Buf), p.From, errForeign)
 				continue
 			}
 			select {
@@ -117,7 +124,7 @@ func (g *guard) passStreams() {
 	for {
 		select {
 		case conn := <-g.Transport.StreamCh():
-			if g.inbound.enter(conn) {
+			if g.inbound.Enter(conn) {
 				g.wait.Go(func() { g.screen(&stream{Conn: conn, guard: g, inbound: true}) })
 			}
 		case <-g.done:
@@ -130,7 +137,7 @@ func (g *guard) passStreams() {
 func (g *guard) screen(s *stream) {
 	_ = s.SetDeadline(time.Now().Add(headBound))
 	if err := s.open(g.head); err != nil {
-		g.dropped.say("closed a stream from %v: %v", s.RemoteAddr(), err)
+		g.dropped.Printf("closed a stream from %v: %v", s.RemoteAddr(), err)
 		s.Close()
 		return
 	}
@@ -164,7 +171,7 @@ func (g *guard) DialTimeout(addr string, timeout time.Duration) (net.Conn, error
 func (g *guard) Shutdown() error {
 	g.once.Do(func() {
 		close(g.done)
-		g.inbound.end()
+		g.inbound.Close()
 		g.mu.Lock()
 		g.closed = true
 		for s := range g.dialed {
@@ -244,7 +251,7 @@ func (s *stream) overShare(n int64) bool {
 func (s *stream) Close() error {
 	s.once.Do(func() {
 		if s.inbound {
-			s.guard.inbound.leave(s.Conn)
+			s.guard.inbound.Leave(s.Conn)
 			s.guard.held.Add(-s.brought.Load())
 			return
 		}

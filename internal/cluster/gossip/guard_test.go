@@ -16,6 +16,7 @@ import (
 
 	"github.com/hashicorp/memberlist"
 
+	"github.com/cprun/cprun/internal/admission"
 	"github.com/cprun/cprun/internal/cluster/netsim"
 )
 
@@ -116,12 +117,12 @@ func TestHalfOpenStreamsStopNothing(t *testing.T) {
 
 // Who sends much on many streams does not get more than is allowed for all.
 func TestStreamsHoldABoundedNumberOfBytes(t *testing.T) {
-	g := newGuard(idle{}, "label", &seldom{log: t.Logf})
+	g := newGuard(idle{}, "label", admission.NewLog(t.Logf))
 	defer g.Shutdown()
 	var streams []*stream
 	for range maxStreams {
 		s := &stream{Conn: &source{}, guard: g, inbound: true, opened: true, left: maxState}
-		if !g.inbound.enter(s.Conn) {
+		if !g.inbound.Enter(s.Conn) {
 			t.Fatal("no room")
 		}
 		streams = append(streams, s)
@@ -139,8 +140,13 @@ func TestStreamsHoldABoundedNumberOfBytes(t *testing.T) {
 	for _, s := range streams {
 		s.Close()
 	}
-	if held := g.held.Load(); held != 0 || len(g.inbound.here) != 0 {
-		t.Errorf("closed streams hold %d bytes, %d places", held, len(g.inbound.here))
+	if held := g.held.Load(); held != 0 {
+		t.Errorf("closed streams hold %d bytes", held)
+	}
+	for _, s := range streams {
+		if g.inbound.Leave(s.Conn) {
+			t.Fatal("a closed stream holds a place")
+		}
 	}
 }
 
@@ -246,7 +252,7 @@ func TestReplayedPacketsStopNothing(t *testing.T) {
 }
 
 func TestGuardKnowsTheJobsPackets(t *testing.T) {
-	g := newGuard(idle{}, "label", &seldom{log: t.Logf})
+	g := newGuard(idle{}, "label", admission.NewLog(t.Logf))
 	defer g.Shutdown()
 	packet := append([]byte("\xf4\x05label\x01"), make([]byte, 28)...)
 	if !g.ours(packet) {

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/hashicorp/memberlist"
+
+	"github.com/cprun/cprun/internal/admission"
 )
 
 const (
@@ -23,8 +25,6 @@ const (
 	packetQueue = 2 << 20
 	// portTries is how often a port is looked for that is free for both UDP and TCP.
 	portTries = 16
-	// acceptPause follows an accept that failed, as it does without file descriptors.
-	acceptPause = 50 * time.Millisecond
 )
 
 // Port is one port of one address, for a job: UDP and TCP. It carries gossip, as a
@@ -36,12 +36,12 @@ type Port struct {
 	packets chan *memberlist.Packet
 	streams chan net.Conn // those of gossip
 	others  chan net.Conn
-	silent  *turns // streams that nobody has taken yet
+	silent  *admission.Door // streams that nobody has taken yet
 
 	gossip, rest context.Context // ended by Shutdown and by Close
 	stop, close  context.CancelFunc
 
-	listening, accepting sync.WaitGroup // listen; accept and sort
+	listening, accepting sync.WaitGroup // listen; sort
 }
 
 // Bind takes the port of an address, host:port, or one that is free if it is 0.
@@ -66,7 +66,7 @@ func Bind(address string) (*Port, error) {
 		return nil, err
 	}
 	p.listening.Go(p.listen)
-	p.accepting.Go(p.accept)
+	p.accepting.Go(func() { p.silent.Serve(p.tcp, p.sort, func(error) {}) })
 	return p, nil
 }
 
@@ -83,7 +83,7 @@ func bind(at netip.AddrPort) (*Port, error) {
 	}
 	_ = udp.SetReadBuffer(packetQueue) // the system may give less
 	p := &Port{
-		udp: udp, tcp: tcp, silent: newTurns(),
+		udp: udp, tcp: tcp, silent: admission.New(inbound),
 		packets: make(chan *memberlist.Packet), streams: make(chan net.Conn), others: make(chan net.Conn),
 	}
 	p.gossip, p.stop = context.WithCancel(context.Background())
@@ -107,24 +107,9 @@ func (p *Port) listen() {
 	}
 }
 
-// accept takes streams. Those for which there is no room wait in the system's queue.
-func (p *Port) accept() {
-	for p.rest.Err() == nil {
-		conn, err := p.tcp.AcceptTCP()
-		if err != nil {
-			sleep(p.rest, acceptPause)
-			continue
-		}
-		if p.silent.enter(conn) {
-			p.accepting.Go(func() { p.sort(conn) })
-		}
-	}
-}
-
 // sort hands a stream to gossip or to the listener, by its first byte. Until somebody takes it, it
 // has one of the places of those that have said nothing.
 func (p *Port) sort(conn net.Conn) {
-	defer p.silent.leave(conn)
 	_ = conn.SetReadDeadline(time.Now().Add(headBound))
 	first := make([]byte, 1)
 	if _, err := io.ReadFull(conn, first); err != nil {
@@ -161,7 +146,7 @@ func (p *Port) Addr() net.Addr { return p.tcp.Addr() }
 // Close takes no more streams, and frees the port for TCP.
 func (p *Port) Close() error {
 	p.close()
-	p.silent.end()
+	p.silent.Close()
 	err := p.tcp.Close()
 	p.accepting.Wait()
 	return err

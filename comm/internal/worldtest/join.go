@@ -1,0 +1,59 @@
+// Package worldtest makes worlds of ranks for tests: in this process, over sockets, and of processes of
+// which a test ends one.
+package worldtest
+
+import (
+	"context"
+	"crypto/rand"
+	"os"
+	"sync"
+	"testing"
+
+	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/tensor"
+)
+
+// Secret returns 32 random bytes.
+func Secret() []byte {
+	b := make([]byte, 32)
+	rand.Read(b)
+	return b
+}
+
+// SocketDir returns a private directory with a short path, which t removes; t.TempDir's can be
+// too long for a socket.
+func SocketDir(t testing.TB) string {
+	dir, err := os.MkdirTemp("", "cp")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
+// Join makes a world of n ranks in this process, all of which connect at once.
+func Join(t testing.TB, n int, connect func(r int) (*comm.Group, error)) []*comm.Group {
+	groups := make([]*comm.Group, n)
+	var wg sync.WaitGroup
+	for r := range n {
+		wg.Go(func() {
+			var err error
+			if groups[r], err = connect(r); err != nil {
+				t.Errorf("rank %d: %v", r, err)
+			}
+		})
+	}
+	wg.Wait()
+	if t.Failed() {
+		t.FailNow()
+	}
+	return groups
+}
+
+// JoinUnix makes a world of one rank a compute stream over Unix sockets.
+func JoinUnix(t testing.TB, compute []tensor.Stream, opts comm.Options) []*comm.Group {
+	dir, key := SocketDir(t), Secret()
+	return Join(t, len(compute), func(r int) (*comm.Group, error) {
+		return comm.Connect(context.Background(), comm.Mesh{Dir: dir, Rank: r, Size: len(compute), Secret: key, RunID: t.Name()}, compute[r], opts)
+	})
+}
