@@ -272,14 +272,10 @@ func (t *Trainer) Step(ctx context.Context, stop bool) (Result, error) {
 	return t.finish(ctx, f)
 }
 
-// Pace is called before each step is queued. Tests of whole runs have steps take longer with it, without work for a core.
-var Pace = func() {}
-
 // begin queues an optimizer step; at most RunAhead others may be unfinished. The host waits
 // for nothing but the memory of a batch, which is free when the one before the last is done.
 func (t *Trainer) begin(ctx context.Context, stop, due bool) (f *flight, err error) {
 	defer device.Caught(&err)
-	Pace()
 	t.share.label.begin("step %d", t.step+1)
 	defer t.share.label.end()
 	slip, scaling := t.slips[t.step%len(t.slips)], t.scaler.begin(t.waiting)
