@@ -62,7 +62,7 @@ var allowed = map[string]string{
 	"internal/tokenizer":                 "",
 	"internal/data":                      "internal/files internal/tokenizer partition",
 	"internal/metrics":                   "internal/files tensor",
-	"internal/checkpoint":                "internal/files internal/safetensors internal/terminal",
+	"internal/checkpoint":                "comm internal/files internal/safetensors internal/terminal tensor",
 	"internal/checkpoint/checkpointtest": "",
 	"internal/optim":                     "kernels tensor",
 	"internal/optim/optimtest":           "internal/optim tensor",

@@ -167,7 +167,7 @@ func (t *Trainer) fields() []field {
 // find names the checkpoint to go on from: the newest whole one of the run itself, or the one
 // that it was told. Rank 0 looks, since finding reads every shard.
 func (t *Trainer) find(ctx context.Context, o Options) (string, error) {
-	group := blobs{t.mesh.saves}
+	group := t.mesh.saves
 	var name []byte
 	err := checkpoint.Together(ctx, group, beat(t.cfg), 0, func() (err error) {
 		if group.Rank() == 0 {
@@ -176,7 +176,7 @@ func (t *Trainer) find(ctx context.Context, o Options) (string, error) {
 		return err
 	})
 	if err == nil {
-		name, err = group.Broadcast(ctx, name)
+		name, err = checkpoint.Broadcast(ctx, group, name)
 	}
 	return string(name), err
 }

@@ -135,7 +135,7 @@ func (t *Trainer) populate(ctx context.Context, o *Options) error {
 	})
 	g.Go(func() error {
 		defer o.timed("weights")()
-		return checkpoint.Together(setting, blobs{t.mesh.saves}, beat(t.cfg), 0, func() error {
+		return checkpoint.Together(setting, t.mesh.saves, beat(t.cfg), 0, func() error {
 			if t.from != "" {
 				return t.restore(setting, t.from)
 			}
