@@ -60,7 +60,7 @@ func TestReshard(t *testing.T) {
 		other, total := place(r, shapes)
 		for _, own := range cut(r, total, 1+r.IntN(5)) {
 			got, want := fill(nil, own, 0), fill(other, own, 3)
-			if err := Load(t.Context(), filepath.Join(dir, dirName(3)), other, own, got...); err != nil {
+			if err := loadFrom(t, filepath.Join(dir, dirName(3)), other, own, got...); err != nil {
 				t.Fatalf("seed %d: Load(%v): %v", seed, own, err)
 			}
 			for i := range want {
@@ -90,7 +90,7 @@ func TestBits(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := make([]float32, 8)
-	if err := Load(t.Context(), filepath.Join(s.o.Dir.Name(), dirName(0)), params, own, Field{FieldParam, got}); err != nil {
+	if err := loadFrom(t, filepath.Join(s.o.Dir.Name(), dirName(0)), params, own, Field{FieldParam, got}); err != nil {
 		t.Fatal(err)
 	}
 	for i := range got {

@@ -3,6 +3,7 @@ package hf
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"math"
 	"os"
@@ -183,7 +184,10 @@ func TestWrongWeightsAreNamedAllAtOnce(t *testing.T) {
 	}
 	err := safetensors.WriteFile(filepath.Join(dir, singleFile), nil, []safetensors.Entry{
 		one("a", 2), one("b", 3), one("x", 1), one("y", 1), one("lm_head.weight", 1), one("model.layers.0.self_attn.rotary_emb.inv_freq", 1),
-		safetensors.Raw("i", safetensors.I32, []int{1}, make([]byte, 4)),
+		{Name: "i", DType: safetensors.I32, Shape: []int{1}, Data: func(w io.Writer) error {
+			_, err := w.Write(make([]byte, 4))
+			return err
+		}},
 	})
 	if err != nil {
 		t.Fatal(err)

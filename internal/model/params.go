@@ -97,13 +97,6 @@ func (p Param) Init(dst []float32, lo, seed int64) {
 	}
 }
 
-// InitAll fills a flat float32 buffer on the host with the first values of every parameter.
-func InitAll(params []Param, flat View, seed int64) {
-	for _, p := range params {
-		p.Init(tensor.Data[float32](p.View(flat)), 0, seed)
-	}
-}
-
 // Params are the flat buffers of a model, all of the same layout.
 type Params struct {
 	// Layout is that layout; nil: Layout(cfg) with one rank's buckets.

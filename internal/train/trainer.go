@@ -263,15 +263,6 @@ func (t *Trainer) totals() (valid int, flops float64) {
 	return valid, flops
 }
 
-// Step runs one optimizer step. stop says that this rank was asked to stop.
-func (t *Trainer) Step(ctx context.Context, stop bool) (Result, error) {
-	f, err := t.begin(ctx, stop, false)
-	if err != nil {
-		return Result{}, err
-	}
-	return t.finish(ctx, f)
-}
-
 // begin queues an optimizer step; at most RunAhead others may be unfinished. The host waits
 // for nothing but the memory of a batch, which is free when the one before the last is done.
 func (t *Trainer) begin(ctx context.Context, stop, due bool) (f *flight, err error) {
