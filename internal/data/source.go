@@ -164,7 +164,7 @@ func (d *Dataset) add(path, kind string) error {
 	defer f.Close()
 	var c codec
 	if kind != "tokens" {
-		c, err = text{size: size, eos: d.source.EOS}, readable(f, path, size)
+		c, err = rawText(size, d.source.EOS), readable(f, path, size)
 	} else if c, err = megatron(path, size); c == nil && err == nil {
 		c, err = llmc(f, size, d.source.Vocab)
 	}

@@ -203,7 +203,7 @@ func TestTokensOutsideTheVocabularyAreFound(t *testing.T) {
 	for name, want := range map[string]string{
 		"a.bin":   "a.bin: token 2 (byte 1028): token id 300 is not below vocab_size 100",
 		"b.bin":   "b.bin: token 1 (byte 1028): token id 4294967295 is not below vocab_size 100",
-		"c.txt":   "c.txt: byte 1: token id 122 is not below",
+		"c.txt":   "c.txt: token 1 (byte 1): token id 122 is not below",
 		"d.jsonl": "d.jsonl: line 3: token id 122",
 		"e.bin":   "e.bin: token 0 (byte 0): token id -1 is negative",
 		"f.bin":   "f.bin: token 0 (byte 0): token id -5 is negative",
