@@ -50,15 +50,15 @@ func reference() string {
 func (k *key) described() string {
 	switch k.at(whole()).(type) {
 	case *float64, **float64, *[2]float64:
-		return k.kind() + " in " + k.within
+		return k.wanted() + " in " + k.within
 	case *int, *int64:
 		least := fmt.Sprintf(", at least %d", k.min)
 		if k.max < maxHeads {
 			least = fmt.Sprintf(", %d to %d", k.min, k.max)
 		}
-		return k.kind() + least
+		return k.wanted() + least
 	}
-	return k.kind()
+	return k.wanted()
 }
 
 // defaulted is what a key is where it is not given.
