@@ -25,7 +25,6 @@ const (
 // random from the seed. Each rank sets its shard; the model is the same on any number.
 func (t *Trainer) initialise(ctx context.Context) error {
 	from := t.cfg.Model.From
-	params := t.share.Flat.Params
 	if from == "" {
 		return t.fill(ctx, t.share.Masters, t.random())
 	}
@@ -34,7 +33,7 @@ func (t *Trainer) initialise(ctx context.Context) error {
 		return err
 	}
 	defer w.Close()
-	want := Tensors(params)
+	want := t.cfg.Model.Tensors()
 	if err := w.Check(t.cfg.Model.Family(), want); err != nil {
 		return err
 	}
@@ -97,15 +96,6 @@ func (t *Trainer) fill(ctx context.Context, v View, from source32) error {
 		}
 	}
 	return nil
-}
-
-// Tensors returns a layout as Hugging Face directories name it.
-func Tensors(params []model.Param) []hf.Tensor {
-	out := make([]hf.Tensor, len(params))
-	for i, p := range params {
-		out[i] = hf.Tensor{Name: p.Name, Shape: p.Shape}
-	}
-	return out
 }
 
 // CheckpointParams returns a layout as checkpoints name it.
