@@ -104,6 +104,9 @@ type Hooks struct {
 	// Begin is called before the first operation of a backward pass that adds to the gradients
 	// of a bucket, and Done after the last.
 	Begin, Done func(bucket int) error
+	// Keep is called with the activations that a layer's backward pass will read, and Bring before it reads them. Keep
+	// may copy them elsewhere; Bring then sets each view to memory that holds them again.
+	Keep, Bring func(layer int, saved []*View) error
 }
 
 func call(hook func(int) error, bucket int) error {

@@ -213,6 +213,9 @@ func (m *Model) ForwardBackward(a *tensor.Arena, b Batch, loss View, scale float
 			return fmt.Errorf("layer %d forward: %w", i, err)
 		}
 		a.Release(mark)
+		if err := m.move(m.opt.Hooks.Keep, i, &s); err != nil {
+			return fmt.Errorf("layer %d: keeping activations: %w", i, err)
+		}
 		kept[i], x = s, out
 	}
 
@@ -223,6 +226,9 @@ func (m *Model) ForwardBackward(a *tensor.Arena, b Batch, loss View, scale float
 	for i := len(m.layers) - 1; i >= 0; i-- {
 		if err := call(h.Begin, Layer(i)); err != nil {
 			return err
+		}
+		if err := m.move(h.Bring, i, &kept[i]); err != nil {
+			return fmt.Errorf("layer %d: bringing activations: %w", i, err)
 		}
 		if err := m.layerBackward(a, i, b, d, &kept[i]); err != nil {
 			return fmt.Errorf("layer %d backward: %w", i, err)
