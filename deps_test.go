@@ -63,7 +63,7 @@ var allowed = map[string]string{
 	"internal/tokenizer":                 "",
 	"internal/data":                      "internal/files internal/tokenizer partition",
 	"internal/metrics":                   "internal/files tensor",
-	"internal/checkpoint":                "internal/files internal/safetensors internal/terminal",
+	"internal/checkpoint":                "comm internal/files internal/safetensors internal/terminal tensor",
 	"internal/checkpoint/checkpointtest": "",
 	"internal/optim":                     "kernels tensor",
 	"internal/optim/optimtest":           "internal/optim tensor",
@@ -87,7 +87,7 @@ var allowed = map[string]string{
 		" internal/model internal/optim internal/planner internal/rehearse internal/state partition ring tensor",
 	"internal/attend": "attention attention/backends attention/qkv comm internal/config internal/device internal/files internal/machine" +
 		" internal/safetensors internal/terminal partition ring tensor",
-	"internal/report": "internal/experiment internal/files internal/machine internal/metrics internal/terminal",
+	"internal/report": "internal/experiment internal/files internal/machine internal/metrics internal/readable internal/terminal",
 	"internal/bench": "attention attention/backends comm internal/cost internal/device internal/files internal/metrics internal/model internal/optim internal/planner internal/terminal" +
 		" internal/gpu partition ring tensor",
 
@@ -106,11 +106,12 @@ var allowed = map[string]string{
 	"internal/files":           "internal/terminal",
 	"internal/place":           "internal/terminal",
 	"internal/place/key":       "internal/files internal/terminal",
+	"internal/readable":        "",
 	"internal/terminal":        "",
 	"internal/hostile":         "",
 	"internal/ulimit":          "",
 	"internal/top": "internal/config internal/files internal/launch internal/launch/progress internal/launch/standing internal/launch/status" +
-		" internal/metrics internal/terminal",
+		" internal/metrics internal/readable internal/terminal",
 	"internal/job": "attention/backends internal/bench internal/cost internal/machine internal/planner",
 	"internal/worker": "comm/device attention/backends comm internal/attend internal/backend internal/bench internal/config internal/cost internal/device" +
 		" internal/job internal/launch internal/launch/progress internal/launch/standing internal/machine internal/plan internal/planner internal/train tensor | internal/cuda",

@@ -17,26 +17,16 @@ import (
 
 	"github.com/cprun/cprun/internal/command"
 	"github.com/cprun/cprun/internal/machine"
-	"github.com/cprun/cprun/internal/train"
 )
 
 // The test binary is the program when this is set, so that real processes are tested
 // without building another binary. Workers inherit it.
 const actAsProgram = "CPRUN_TEST_PROGRAM"
 
-// paceEnv tells the program how long to sleep before each step.
-const paceEnv = "CPRUN_TEST_PACE"
-
-// paced has the runs that follow take a step in no less than that time: those that wait for something from outside burn no core.
-func paced(t *testing.T) { t.Setenv(paceEnv, "20ms") }
-
 func TestMain(m *testing.M) {
 	if os.Getenv(actAsProgram) != "" {
 		badDisk()
 		command.MatmulTime = time.Millisecond // a test looks at no estimate's value, and each of some hundred programs takes one
-		if long, err := time.ParseDuration(os.Getenv(paceEnv)); err == nil {
-			train.Pace = func() { time.Sleep(long) }
-		}
 		main()
 	}
 	os.Exit(testAll(m))

@@ -90,7 +90,6 @@ func without(rows [][]string) (lines []string) {
 }
 
 func TestScale(t *testing.T) {
-	paced(t)
 	file := experimentFile(t, kinds)
 	dir := filepath.Join(t.TempDir(), "out")
 	stdout, _ := must(t, "scale", "--nproc", "2", "--out", dir, file)
@@ -212,7 +211,6 @@ func scaling(t *testing.T, dir string, args ...string) *started {
 
 // Ctrl-C ends the running cell, keeps what has ended, and names a command that goes on.
 func TestScaleStopsAndGoesOn(t *testing.T) {
-	paced(t)
 	file := experimentFile(t, "base: %s\ngrid: {train.steps: [4, 1000000]}\nwarmup: 0\nlimit: 1m\n")
 	work := t.TempDir()
 	s := &started{Cmd: process(t, "scale", "--nproc", "2", file), t: t}

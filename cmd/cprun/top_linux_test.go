@@ -157,7 +157,6 @@ func (p *pty) ends(code int) {
 // A run is watched on a terminal: as it goes on, in other sizes, when its launcher is killed, and when another start goes on
 // from its checkpoint.
 func TestTopWatchesARun(t *testing.T) {
-	paced(t)
 	dir := filepath.Join(t.TempDir(), "run")
 	yaml := small(t, endless)
 	s := start(t, dir, "--nproc", "2", "--set", "checkpoint.every=2", yaml)

@@ -77,7 +77,7 @@ func TestGenerations(t *testing.T) {
 		t.Fatalf("NextGeneration = %d, %v, want 4", next, err)
 	}
 	for generation, want := range map[int64]string{2: "number 3, by job first", 3: "generation 3 has been taken by job first"} {
-		_, err := NewSaver(NewLocal(1)[0], Options{Dir: rooted(dir), RunID: "other", Start: Start{Generation: generation}, Locked: true})
+		_, err := NewSaver(world(1)[0], Options{Dir: rooted(dir), RunID: "other", Start: Start{Generation: generation}, Locked: true})
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("a start with number %d: %v, want %q", generation, err, want)
 		}
@@ -118,7 +118,7 @@ func FuzzOrigin(f *testing.F) {
 func TestJobsDoNotFight(t *testing.T) {
 	dir := t.TempDir()
 	begin := func(job string, first, restart int64) error {
-		s, err := NewSaver(NewLocal(1)[0], Options{
+		s, err := NewSaver(world(1)[0], Options{
 			Dir: rooted(dir), RunID: fmt.Sprintf("%s-%d", job, restart), Start: Start{Job: job, First: first, Generation: first + restart}, Locked: true,
 		})
 		if err == nil {

@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	goleak.VerifyTestMain(m)
+	goleak.VerifyTestMain(closing{m})
 }
 
 // rooted opens a directory, and makes it where it is not there.
@@ -129,7 +129,7 @@ type fleet struct {
 
 func newFleet(params []Param, ranges []Range, o Options) (*fleet, error) {
 	f := &fleet{params: params, ranges: ranges}
-	for _, g := range NewLocal(len(ranges)) {
+	for _, g := range world(len(ranges)) {
 		s, err := NewSaver(g, o)
 		if err != nil {
 			return nil, errors.Join(err, f.close())

@@ -148,16 +148,6 @@ func candidates(dir store, all []found) (order []string, missing error) {
 // maxLatest is more than the name of any checkpoint has, in bytes.
 const maxLatest = 4 << 10
 
-// Named returns the name of a checkpoint that the file latest in a directory has, whatever it is.
-func Named(dir *os.Root) (string, error) {
-	d, err := duplicate(dir)
-	if err != nil {
-		return "", err
-	}
-	defer d.Close()
-	return named(d)
-}
-
 func named(dir store) (string, error) {
 	data, err := readIn(dir, latestName, maxLatest)
 	return strings.TrimSpace(string(data)), err

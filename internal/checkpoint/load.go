@@ -38,16 +38,6 @@ func (c *Checkpoint) Load(ctx context.Context, params []Param, want Range, field
 	return nil
 }
 
-// Load opens the checkpoint in a directory, loads from it and closes it.
-func Load(ctx context.Context, dir string, params []Param, want Range, fields ...Field) error {
-	c, err := Open(dir)
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	return c.Load(ctx, params, want, fields...)
-}
-
 // Read fills dst with the elements of one field of one flattened parameter, from offset on.
 // What it reads of damaged shards is ErrNotWhole.
 func (c *Checkpoint) Read(ctx context.Context, param, field string, offset int64, dst []float32) error {

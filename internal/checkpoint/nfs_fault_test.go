@@ -98,7 +98,7 @@ func (tr *trial) begin(rate int) *start {
 		}
 	}
 	local := tr.r.IntN(2) == 0
-	for _, g := range NewLocal(ranks) {
+	for _, g := range world(ranks) {
 		h := tr.host(rate)
 		s := newSaver(g, o, h.folder())
 		if local {

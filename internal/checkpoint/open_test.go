@@ -95,7 +95,7 @@ func TestDamage(t *testing.T) {
 			span, _ := p.span()
 			own.Hi = max(own.Hi, span.Hi)
 		}
-		if err := Load(t.Context(), newest, params, own, fill(nil, own, 0)...); !errors.Is(err, ErrNotWhole) {
+		if err := loadFrom(t, newest, params, own, fill(nil, own, 0)...); !errors.Is(err, ErrNotWhole) {
 			t.Errorf("%s: Load = %v, want ErrNotWhole", c.name, err)
 		}
 	}
@@ -123,10 +123,10 @@ func TestReadsWhatItNeeds(t *testing.T) {
 	step := filepath.Join(dir, dirName(1))
 	edit(t, filepath.Join(step, shard1), func(b []byte) []byte { b[len(b)-1] ^= 1; return b })
 	_, ranges := small(2)
-	if err := Load(t.Context(), step, params, ranges[0], fill(nil, ranges[0], 0)...); err != nil {
+	if err := loadFrom(t, step, params, ranges[0], fill(nil, ranges[0], 0)...); err != nil {
 		t.Errorf("Load of the half in the whole shard: %v", err)
 	}
-	if err := Load(t.Context(), step, params, ranges[1], fill(nil, ranges[1], 0)...); !errors.Is(err, ErrNotWhole) {
+	if err := loadFrom(t, step, params, ranges[1], fill(nil, ranges[1], 0)...); !errors.Is(err, ErrNotWhole) {
 		t.Errorf("Load of the half in the damaged shard: %v, want ErrNotWhole", err)
 	}
 }
@@ -263,14 +263,14 @@ func TestMismatch(t *testing.T) {
 		other = append(other, p)
 	}
 	own := Range{0, at}
-	err := Load(t.Context(), filepath.Join(dir, dirName(1)), other, own, fill(nil, own, 0)...)
+	err := loadFrom(t, filepath.Join(dir, dirName(1)), other, own, fill(nil, own, 0)...)
 	for _, want := range []string{"new [2] is missing", "embed is [5 4] in the checkpoint and [4 5] in the model", "norm [4] is not in the model"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("Load into another model = %v, want %q", err, want)
 		}
 	}
 	_, ranges := small(2)
-	err = Load(t.Context(), filepath.Join(dir, dirName(1)), params, ranges[0], Field{"momentum", make([]float32, ranges[0].Len())})
+	err = loadFrom(t, filepath.Join(dir, dirName(1)), params, ranges[0], Field{"momentum", make([]float32, ranges[0].Len())})
 	if err == nil || !strings.Contains(err.Error(), `no field "momentum"`) {
 		t.Errorf("Load of a field that is not there = %v", err)
 	}
@@ -292,4 +292,15 @@ func TestReadOutside(t *testing.T) {
 			t.Errorf("Read(%s, %d, %d elements) gave no error", r.param, r.offset, r.n)
 		}
 	}
+}
+
+// loadFrom opens a checkpoint, loads from it and closes it.
+func loadFrom(t *testing.T, dir string, params []Param, want Range, fields ...Field) error {
+	t.Helper()
+	c, err := Open(dir)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	return c.Load(t.Context(), params, want, fields...)
 }

@@ -87,7 +87,7 @@ func recorded(t *testing.T, dir string, generation int64) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := newSaver(NewLocal(1)[0], Options{Dir: rooted(dir), RunID: "newer", Start: Start{Job: "newer", First: generation, Generation: generation}}, d)
+	s := newSaver(world(1)[0], Options{Dir: rooted(dir), RunID: "newer", Start: Start{Job: "newer", First: generation, Generation: generation}}, d)
 	if err := s.claim(); err != nil {
 		t.Fatal(err)
 	}

@@ -60,7 +60,7 @@ func TestReshard(t *testing.T) {
 		other, total := place(r, shapes)
 		for _, own := range cut(r, total, 1+r.IntN(5)) {
 			got, want := fill(nil, own, 0), fill(other, own, 3)
-			if err := Load(t.Context(), filepath.Join(dir, dirName(3)), other, own, got...); err != nil {
+			if err := loadFrom(t, filepath.Join(dir, dirName(3)), other, own, got...); err != nil {
 				t.Fatalf("seed %d: Load(%v): %v", seed, own, err)
 			}
 			for i := range want {
@@ -80,7 +80,7 @@ func TestBits(t *testing.T) {
 		data[i] = math.Float32frombits(b)
 	}
 	params := []Param{{Name: "w", Shape: []int{2, 4}}}
-	s, err := NewSaver(NewLocal(1)[0], Options{Dir: rooted(t.TempDir()), RunID: "run"})
+	s, err := NewSaver(world(1)[0], Options{Dir: rooted(t.TempDir()), RunID: "run"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -90,7 +90,7 @@ func TestBits(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := make([]float32, 8)
-	if err := Load(t.Context(), filepath.Join(s.o.Dir.Name(), dirName(0)), params, own, Field{FieldParam, got}); err != nil {
+	if err := loadFrom(t, filepath.Join(s.o.Dir.Name(), dirName(0)), params, own, Field{FieldParam, got}); err != nil {
 		t.Fatal(err)
 	}
 	for i := range got {
@@ -316,7 +316,7 @@ func TestLatestIsNoFile(t *testing.T) {
 		f.Close()
 		t.Errorf("Lock = %v, want a fault of latest", err)
 	}
-	if _, err := NewSaver(NewLocal(1)[0], Options{Dir: rooted(dir), RunID: "run"}); err == nil {
+	if _, err := NewSaver(world(1)[0], Options{Dir: rooted(dir), RunID: "run"}); err == nil {
 		t.Error("a saver begins where it cannot end")
 	}
 }
@@ -354,17 +354,17 @@ func TestDiskThatHangs(t *testing.T) {
 
 func TestTwoRuns(t *testing.T) {
 	dir := t.TempDir()
-	first, err := NewSaver(NewLocal(1)[0], Options{Dir: rooted(dir), RunID: "first"})
+	first, err := NewSaver(world(1)[0], Options{Dir: rooted(dir), RunID: "first"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := NewSaver(NewLocal(1)[0], Options{Dir: rooted(dir), RunID: "second"}); !errors.Is(err, errLocked) {
+	if _, err := NewSaver(world(1)[0], Options{Dir: rooted(dir), RunID: "second"}); !errors.Is(err, errLocked) {
 		t.Errorf("a second run in the same directory: %v, want that it is locked", err)
 	}
 	if _, err := Lock(rooted(dir), ""); !errors.Is(err, errLocked) {
 		t.Errorf("Lock beside a run: %v, want that it is locked", err)
 	}
-	worker, err := NewSaver(NewLocal(1)[0], Options{Dir: rooted(dir), RunID: "first-1", Locked: true})
+	worker, err := NewSaver(world(1)[0], Options{Dir: rooted(dir), RunID: "first-1", Locked: true})
 	if err != nil {
 		t.Fatalf("where the launcher holds the lock: %v", err)
 	}
@@ -374,14 +374,14 @@ func TestTwoRuns(t *testing.T) {
 	if err := first.Close(); err != nil {
 		t.Fatal(err)
 	}
-	again, err := NewSaver(NewLocal(1)[0], Options{Dir: rooted(dir), RunID: "second"})
+	again, err := NewSaver(world(1)[0], Options{Dir: rooted(dir), RunID: "second"})
 	if err != nil {
 		t.Fatalf("after the first run's end: %v", err)
 	}
 	if err := again.Close(); err != nil {
 		t.Error(err)
 	}
-	if _, err := NewSaver(NewLocal(1)[0], Options{Dir: rooted(dir), RunID: "a/../b"}); err == nil {
+	if _, err := NewSaver(world(1)[0], Options{Dir: rooted(dir), RunID: "a/../b"}); err == nil {
 		t.Error("a run id with a path in it was taken")
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/terminal"
 )
 
@@ -71,7 +72,7 @@ type Snapshot struct {
 // goroutine, and Save by all ranks of the group for the same steps.
 type Saver struct {
 	o       Options
-	group   Group
+	group   ranks
 	dir     store // o.Dir, once more
 	own     origin
 	local   *localDir            // nil for none
@@ -97,7 +98,10 @@ var runIDPattern = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
 // NewSaver prepares the directory. On rank 0 it takes the directory's lock, unless that is
 // taken, so that two runs cannot write there at once, and removes half-written files of dead
 // runs.
-func NewSaver(group Group, o Options) (*Saver, error) {
+//
+// The group is a communicator of its own, since saves run beside the training step. Its calls end when ctx does or
+// a peer is lost.
+func NewSaver(group comm.Communicator, o Options) (*Saver, error) {
 	if o.Warn == nil {
 		o.Warn = func(error) {}
 	}
@@ -129,9 +133,9 @@ func NewSaver(group Group, o Options) (*Saver, error) {
 	return s, nil
 }
 
-func newSaver(group Group, o Options, dir store) *Saver {
+func newSaver(group comm.Communicator, o Options, dir store) *Saver {
 	o.Beat, o.Limit = cmp.Or(o.Beat, defaultBeat), cmp.Or(o.Limit, defaultLimit)
-	s := &Saver{o: o, group: group, dir: dir, generation: o.Start.Generation, buffers: map[string][]float32{}, own: newOrigin()}
+	s := &Saver{o: o, group: ranks{group}, dir: dir, generation: o.Start.Generation, buffers: map[string][]float32{}, own: newOrigin()}
 	s.own.Job = cmp.Or(o.Start.Job, o.RunID)
 	s.at, s.wrap = func(string) error { return nil }, Disk
 	return s

@@ -134,7 +134,7 @@ func TestRefreshOpensADirectoryAgain(t *testing.T) {
 func TestSaverOfAClosedDirectory(t *testing.T) {
 	root := rooted(t.TempDir())
 	root.Close()
-	if s, err := NewSaver(NewLocal(1)[0], Options{Dir: root, RunID: "a"}); err == nil {
+	if s, err := NewSaver(world(1)[0], Options{Dir: root, RunID: "a"}); err == nil {
 		t.Errorf("NewSaver = %v", s)
 	}
 }
@@ -143,7 +143,7 @@ func TestSaverOfAClosedDirectory(t *testing.T) {
 func TestTogetherReturnsTheOwnError(t *testing.T) {
 	own := errors.New("own")
 	// Nobody else answers: only the own error can end it.
-	if err := Together(t.Context(), NewLocal(2)[0], time.Hour, 0, func() error { return own }); !errors.Is(err, own) {
+	if err := Together(t.Context(), world(2)[0], time.Hour, 0, func() error { return own }); !errors.Is(err, own) {
 		t.Errorf("Together = %v, want %v", err, own)
 	}
 }

@@ -5,6 +5,8 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"github.com/cprun/cprun/comm"
 )
 
 const (
@@ -25,7 +27,7 @@ func (s *Saver) together(ctx context.Context, work func()) error {
 // Together does some work on every rank of a group, which may take up to limit, and returns when
 // all are done. An error of the own work is returned at once: the caller tells the others. After
 // any other error work may go on; it has to end with ctx. 0 means the defaults for a Saver.
-func Together(ctx context.Context, g Group, beat, limit time.Duration, work func() error) error {
+func Together(ctx context.Context, c comm.Communicator, beat, limit time.Duration, work func() error) error {
 	beat, limit = cmp.Or(beat, defaultBeat), cmp.Or(limit, defaultLimit)
 	done := make(chan error, 1)
 	go func() { done <- work() }() // ended by the end of work
@@ -46,7 +48,7 @@ func Together(ctx context.Context, g Group, beat, limit time.Duration, work func
 				}
 			}
 		}
-		if all, err := g.All(ctx, mine); err != nil || all {
+		if all, err := (ranks{c}).all(ctx, mine); err != nil || all {
 			return err
 		}
 	}

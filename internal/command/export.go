@@ -63,7 +63,7 @@ func Export(ctx context.Context, run string, o ExportOptions) (int, error) {
 	}
 	brought, without := companions(cfg)
 	err = hf.Export(o.To, hf.Model{
-		Config: exported(cfg), From: cfg.Model.From, Companions: brought, DType: dtype, Tensors: train.Tensors(params), Bytes: ofBytes(cfg), EOS: cfg.Data.EOSTokenID,
+		Config: exported(cfg), From: cfg.Model.From, Companions: brought, DType: dtype, Tensors: cfg.Model.Tensors(), Bytes: ofBytes(cfg), EOS: cfg.Data.EOSTokenID,
 		Read: func(t hf.Tensor, off int64, dst []float32) error {
 			return c.Read(ctx, t.Name, checkpoint.FieldParam, off, dst)
 		},

@@ -90,7 +90,7 @@ func sourceOfModel(path string) (*source, error) {
 		return nil, &InputError{err}
 	}
 	w := &source{what: terminal.Name(path), cfg: cfg, positions: cfg.MaxPositionEmbedding, tokenizer: filepath.Join(path, "tokenizer.json"), from: weights}
-	if err = weights.Check(cfg.Family(), train.Tensors(model.Layout(cfg))); err == nil {
+	if err = weights.Check(cfg.Family(), cfg.Tensors()); err == nil {
 		w.own, err = hf.Ends(path)
 	}
 	if err != nil {

@@ -207,8 +207,8 @@ func TestTable(t *testing.T) {
 			t.Errorf("%s and %s have one field", k.path, other)
 		}
 		fields[field] = k.path
-		if k.doc == "" || k.kind() == "" || k.max < k.min {
-			t.Errorf("%s: doc %q, kind %q, bounds %d to %d", k.path, k.doc, k.kind(), k.min, k.max)
+		if k.doc == "" || k.wanted() == "" || k.max < k.min {
+			t.Errorf("%s: doc %q, kind %q, bounds %d to %d", k.path, k.doc, k.wanted(), k.min, k.max)
 		}
 		if k.def == "" {
 			continue
@@ -224,17 +224,15 @@ func TestTable(t *testing.T) {
 	if got, want := len(fields), countFields(reflect.TypeFor[Config]()); got != want {
 		t.Errorf("%d keys for %d fields of Config", got, want)
 	}
-	for target, names := range foreign {
+	for n, target := range byName(foreign) {
 		if keyAt[target] == nil {
-			t.Errorf("%v lead to %s, which is no key", names, target)
+			t.Errorf("%s leads to %s, which is no key", n, target)
 		}
-		for _, n := range names {
-			if len(keysNamed[n]) > 0 {
-				t.Errorf("%s is a name of ours, %v", n, keysNamed[n])
-			}
-			if msg, meant := unknownKey("", n); !slices.Equal(meant, []string{target}) {
-				t.Errorf("%s: %s, want %s", n, msg, target)
-			}
+		if len(keysNamed[n]) > 0 {
+			t.Errorf("%s is a name of ours, %v", n, keysNamed[n])
+		}
+		if msg, meant := unknownKey("", n); !slices.Equal(meant, []string{target}) {
+			t.Errorf("%s: %s, want %s", n, msg, target)
 		}
 	}
 	for from, to := range renames {

@@ -40,22 +40,21 @@ func (f Files) Globs() []string {
 const maxFiles = 1000
 
 // files reads a path, or a list of paths and of {path, weight}.
-func (k *key) files(n *yaml.Node, f *Files) error {
+func (k *key) files(n *yaml.Node) (Files, error) {
 	if n.Kind == yaml.ScalarNode {
 		path, err := k.text(n)
-		*f = Files{{Path: path}}
-		return err
+		return Files{{Path: path}}, err
 	}
 	if n.Kind != yaml.SequenceNode {
-		return fmt.Errorf("found %s; want %s", describe(n), k.kind())
+		return nil, fmt.Errorf("found %s; want %s", describe(n), k.wanted())
 	}
 	if len(n.Content) == 0 || len(n.Content) > maxFiles {
-		return fmt.Errorf("found a list of %d; want 1 to %d paths", len(n.Content), maxFiles)
+		return nil, fmt.Errorf("found a list of %d; want 1 to %d paths", len(n.Content), maxFiles)
 	}
 	list := make(Files, len(n.Content))
 	for i, e := range n.Content {
 		if err := k.file(e, &list[i]); err != nil {
-			return fmt.Errorf("entry %d: %w", i+1, err)
+			return nil, fmt.Errorf("entry %d: %w", i+1, err)
 		}
 	}
 	if list.Mixed() {
@@ -65,8 +64,7 @@ func (k *key) files(n *yaml.Node, f *Files) error {
 			}
 		}
 	}
-	*f = list
-	return nil
+	return list, nil
 }
 
 // file reads one entry.

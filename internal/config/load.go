@@ -301,7 +301,7 @@ func (l *loader) bounds() {
 		}
 		if field := k.at(l.cfg); k.isUnset(field) {
 			continue
-		} else if err := k.checkBounds(field); err != nil {
+		} else if err := k.kind(field).check(k, field); err != nil {
 			l.add(k.path, "%v", err)
 		}
 	}

@@ -1,7 +1,6 @@
 package config
 
 import (
-	"cmp"
 	"fmt"
 	"math"
 	"reflect"
@@ -21,57 +20,16 @@ func (k *key) decode(n *yaml.Node, c *Config) error {
 	field := k.at(c)
 	if isNull(n) || k.word == "auto" && n.Kind == yaml.ScalarNode && n.Value == "auto" {
 		if word := map[bool]string{true: "null", false: "auto"}[isNull(n)]; k.word != word {
-			return fmt.Errorf("has no value; want %s", k.kind())
+			return fmt.Errorf("has no value; want %s", k.wanted())
 		}
 		k.unset(field)
 		return nil
 	}
-	if err := k.read(n, field); err != nil {
+	kind := k.kind(field)
+	if err := kind.read(k, n, field); err != nil {
 		return err
 	}
-	return k.checkBounds(field)
-}
-
-func (k *key) read(n *yaml.Node, field any) error {
-	switch p := field.(type) {
-	case *int:
-		v, err := k.integer(n)
-		*p = int(v)
-		return err
-	case *int64:
-		return store(p, n, k.integer)
-	case *float64:
-		return store(p, n, k.number)
-	case **float64:
-		*p = new(float64)
-		return store(*p, n, k.number)
-	case *bool:
-		return store(p, n, k.boolean)
-	case **bool:
-		*p = new(bool)
-		return store(*p, n, k.boolean)
-	case *string:
-		return store(p, n, k.text)
-	case *time.Duration:
-		return store(p, n, k.duration)
-	case *[2]float64:
-		return k.pair(n, p)
-	case *[]string:
-		return k.list(n, p)
-	case *Files:
-		return k.files(n, p)
-	case *Reserve:
-		return store(p, n, k.reserve)
-	}
-	panic(fmt.Sprintf("config: key %s has a field of type %T", k.path, field))
-}
-
-func store[T any](p *T, n *yaml.Node, read func(*yaml.Node) (T, error)) error {
-	v, err := read(n)
-	if err == nil {
-		*p = v
-	}
-	return err
+	return kind.check(k, field)
 }
 
 // unset gives a field the value of the key's word, auto or null.
@@ -187,75 +145,56 @@ func (k *key) choose(word string) error {
 	return fmt.Errorf("%s is not a choice; write one of %s", found(word), wanted)
 }
 
-func (k *key) pair(n *yaml.Node, p *[2]float64) error {
+func (k *key) pair(n *yaml.Node) (v [2]float64, err error) {
 	if n.Kind != yaml.SequenceNode {
-		return k.mistyped(n)
+		return v, k.mistyped(n)
 	}
 	if len(n.Content) != 2 {
-		return fmt.Errorf("found a list of %d; want two numbers, such as %s", len(n.Content), k.def)
+		return v, fmt.Errorf("found a list of %d; want two numbers, such as %s", len(n.Content), k.def)
 	}
-	var v [2]float64
 	for i, e := range n.Content {
-		if err := store(&v[i], e, k.number); err != nil {
-			return fmt.Errorf("number %d of 2: %w", i+1, err)
+		if v[i], err = k.number(e); err != nil {
+			return v, fmt.Errorf("number %d of 2: %w", i+1, err)
 		}
 	}
-	*p = v
-	return nil
+	return v, nil
 }
 
-func (k *key) list(n *yaml.Node, p *[]string) error {
+func (k *key) list(n *yaml.Node) (list []string, err error) {
 	if n.Kind != yaml.SequenceNode {
-		return k.mistyped(n)
+		return nil, k.mistyped(n)
 	}
-	var list []string
 	for i, e := range n.Content {
 		word, err := k.text(e)
 		if err != nil {
-			return fmt.Errorf("entry %d: %w", i+1, err)
+			return nil, fmt.Errorf("entry %d: %w", i+1, err)
 		}
 		list = append(list, word)
 	}
-	*p = list
-	return nil
+	return list, nil
 }
 
 func (k *key) mistyped(n *yaml.Node) error {
 	if n.Kind == yaml.ScalarNode && !isPlain(n) {
-		return fmt.Errorf("found %s; want %s: take the quotes off", describe(n), k.kind())
+		return fmt.Errorf("found %s; want %s: take the quotes off", describe(n), k.wanted())
 	}
-	return fmt.Errorf("found %s; want %s", describe(n), k.kind())
+	return fmt.Errorf("found %s; want %s", describe(n), k.wanted())
 }
 
-// kind names the type of a key.
-func (k *key) kind() string {
-	var kind string
-	switch k.at(whole()).(type) {
-	case *int, *int64:
-		kind = "integer"
-	case *float64, **float64:
-		kind = "number"
-	case *bool, **bool:
-		kind = "true or false"
-	case *time.Duration:
-		kind = "time"
-	case *[2]float64:
-		kind = "list of two numbers"
-	case *[]string:
-		kind = "list of " + strings.Join(k.allowed(), ", ")
-	case *Reserve:
-		return "a share such as 3%, a size, or auto"
-	case *Files:
-		return "text or a list of texts or of {path, weight}"
-	case *string:
-		kind = "text"
-		if len(k.allowed()) > 0 {
-			return "one of " + strings.Join(k.allowed(), ", ")
-		}
+// wanted describes the values of a key.
+func (k *key) wanted() string {
+	kind, words := k.kind(k.at(whole())).name, strings.Join(k.allowed(), ", ")
+	switch {
+	case kind == "list":
+		kind += " of " + words
+	case kind == "text" && words != "":
+		return "one of " + words
+	case strings.HasPrefix(kind, "a share"), strings.HasPrefix(kind, "text or"):
+		return kind
 	}
 	switch {
 	case k.word != "":
-		kind += " or " + k.word
+		return kind + " or " + k.word
 	case kind == "integer":
 		return "an integer"
 	case kind == "number" || kind == "time" || strings.HasPrefix(kind, "list"):
@@ -264,33 +203,12 @@ func (k *key) kind() string {
 	return kind
 }
 
-// checkBounds checks a field's value against the key's bounds.
-func (k *key) checkBounds(field any) error {
-	switch p := field.(type) {
-	case *int:
-		return k.checkInt(int64(*p))
-	case *int64:
-		return k.checkInt(*p)
-	case *float64:
-		return k.checkFloat(*p)
-	case **float64:
-		return k.checkFloat(**p)
-	case *time.Duration:
-		return k.checkTime(*p)
-	case *[2]float64:
-		return cmp.Or(k.checkFloat(p[0]), k.checkFloat(p[1]))
-	case *[]string:
-		for i, word := range *p {
-			if err := k.choose(word); err != nil {
-				return fmt.Errorf("entry %d: %w", i+1, err)
-			}
-		}
-	case *string:
-		if len(k.allowed()) > 0 {
-			return k.choose(*p)
-		}
+// checkWord checks a text that is one of several words.
+func (k *key) checkWord(word string) error {
+	if len(k.allowed()) == 0 {
+		return nil
 	}
-	return nil
+	return k.choose(word)
 }
 
 func (k *key) checkInt(v int64) error {

@@ -5,7 +5,6 @@ import (
 	"maps"
 	"slices"
 	"strconv"
-	"time"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -85,7 +84,7 @@ func (c *Config) visit(fn func(path string, value any)) {
 	}
 }
 
-// value is what a field holds, as JSON would: nil, bool, int64, float64, string, []any.
+// value returns a field as JSON has it; nil for the word null.
 func (k *key) value(c *Config) any {
 	field := k.at(c)
 	if k.isUnset(field) {
@@ -94,38 +93,7 @@ func (k *key) value(c *Config) any {
 		}
 		return nil
 	}
-	switch p := field.(type) {
-	case *int:
-		return int64(*p)
-	case *int64:
-		return *p
-	case *float64:
-		return *p
-	case **float64:
-		return **p
-	case *bool:
-		return *p
-	case **bool:
-		return **p
-	case *string:
-		return *p
-	case *Reserve:
-		return string(*p)
-	case *time.Duration:
-		return formatTime(*p)
-	case *[2]float64:
-		return []any{p[0], p[1]}
-	case *[]string:
-		list := make([]any, len(*p))
-		for i, s := range *p {
-			list[i] = s
-		}
-		return list
-	}
-	if p, ok := field.(*Files); ok {
-		return p.value()
-	}
-	panic("config: key " + k.path + " has a field of a type that is not written")
+	return k.kind(field).value(field)
 }
 
 // valueNode is a value in YAML.

@@ -14,10 +14,24 @@ type tokenFile struct {
 	width  int64 // bytes of a token
 	count  int64
 	signed bool
-	docs   []int64 // where documents end, in tokens; only Megatron's index tells
+	docs   []int64 // where documents end, in tokens; none if only a token marks them
+	eos    []int32 // one token after those of the file, or none
 }
 
-func (t tokenFile) tokens() int64 { return t.count }
+// rawText returns a file of text whose bytes are its tokens. It is one document, with eos at its end; -1: none.
+func rawText(size int64, eos int) tokenFile {
+	t := tokenFile{width: 1, count: size}
+	if size == 0 { // no document
+		return t
+	}
+	if eos >= 0 {
+		t.eos = []int32{int32(eos)}
+	}
+	t.docs = []int64{t.tokens()}
+	return t
+}
+
+func (t tokenFile) tokens() int64 { return t.count + int64(len(t.eos)) }
 
 func (t tokenFile) where(at int64) string {
 	return fmt.Sprintf("token %d (byte %d)", at, t.header+at*t.width)
@@ -28,6 +42,10 @@ func (t tokenFile) ends() iter.Seq[int64] { return slices.Values(t.docs) }
 func (t tokenFile) read(f io.ReaderAt, dst []int32, at int64) error {
 	buf := make([]byte, min(int64(len(dst)), scanChunk)*t.width)
 	le := binary.LittleEndian
+	if n := t.count - at; int64(len(dst)) > n {
+		copy(dst[n:], t.eos)
+		dst = dst[:n]
+	}
 	for len(dst) > 0 {
 		n := min(int64(len(dst)), scanChunk)
 		b := buf[:n*t.width]

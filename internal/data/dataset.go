@@ -39,8 +39,7 @@ func (d *Dataset) Len() int64 {
 	return d.parts[len(d.parts)-1].end()
 }
 
-// ReadTokens fills dst with tokens, beginning at the at-th. It reads no byte beyond them, except the rest of a .jsonl
-// line.
+// ReadTokens fills dst with tokens, beginning at the at-th. It reads no byte beyond them.
 func (d *Dataset) ReadTokens(dst []int32, at int64) error {
 	if n := int64(len(dst)); at < 0 || n > d.Len() || at > d.Len()-n {
 		return fmt.Errorf("data %s: tokens %d to %d of %d asked for", d.source.name(), at, at+n, d.Len())

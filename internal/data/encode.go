@@ -163,6 +163,24 @@ func (e *Encoding) splitLines(file int, f *os.File, give func(*batch) error) err
 	}
 }
 
+// maxLine bounds a line of a .jsonl file, in bytes.
+const maxLine = 64 << 20
+
+// readLine appends a line with its end to buf; io.EOF comes with the last one, which may
+// have none.
+func readLine(r *bufio.Reader, buf []byte) ([]byte, error) {
+	for {
+		b, err := r.ReadSlice('\n')
+		if len(buf)+len(b) > maxLine {
+			return nil, fmt.Errorf("longer than %d bytes", maxLine)
+		}
+		buf = append(buf, b...)
+		if err != bufio.ErrBufferFull {
+			return buf, err
+		}
+	}
+}
+
 // note reports progress.
 func (e *Encoding) note(bytes int64) {
 	if e.Read != nil {

@@ -42,7 +42,7 @@ type codec interface {
 }
 
 // Open finds the files of a source and their lengths: it reads headers of token
-// files, sizes of text files, and the lines of .jsonl, which it passes over once.
+// files and sizes of text files whose bytes are tokens, and encodes other text.
 func Open(s Source) (*Dataset, error) {
 	if s.Vocab < 1 {
 		return nil, fmt.Errorf("data %s: a vocabulary of %d tokens", s.name(), s.Vocab)
@@ -66,27 +66,16 @@ func Open(s Source) (*Dataset, error) {
 // name joins the paths for errors.
 func (s Source) name() string { return strings.Join(s.Paths, ", ") }
 
-// addAll appends files of one kind. Text that is not bytes is read and encoded now.
+// addAll appends files of one kind. It reads and encodes text now, except files whose bytes are their tokens.
 func (d *Dataset) addAll(paths []string, kind string) error {
-	if kind != "tokens" && !d.source.Tokenizer.bytes() {
-		return d.addHeld(paths)
-	}
-	for _, path := range paths {
-		err := d.add(path, kind)
-		if errors.Is(err, errIDs) { // among bytes
-			err = d.addHeld([]string{path})
-		} else if err != nil {
-			err = fmt.Errorf("data file %s: %w", path, err)
+	if kind == "tokens" || kind == "text" && d.source.Tokenizer.bytes() {
+		for _, path := range paths {
+			if err := d.add(path, kind); err != nil {
+				return fmt.Errorf("data file %s: %w", path, err)
+			}
 		}
-		if err != nil {
-			return err
-		}
+		return nil
 	}
-	return nil
-}
-
-// addHeld encodes files and appends them.
-func (d *Dataset) addHeld(paths []string) error {
 	files, err := d.hold(paths)
 	if err != nil {
 		return err
@@ -174,15 +163,10 @@ func (d *Dataset) add(path, kind string) error {
 	}
 	defer f.Close()
 	var c codec
-	switch kind {
-	case "tokens":
-		if c, err = megatron(path, size); c == nil && err == nil {
-			c, err = llmc(f, size, d.source.Vocab)
-		}
-	case "jsonl":
-		c, err = indexJSONL(f, size, d.source.EOS, &d.ignored)
-	default:
-		c, err = text{size: size, eos: d.source.EOS}, readable(f, path, size)
+	if kind != "tokens" {
+		c, err = rawText(size, d.source.EOS), readable(f, path, size)
+	} else if c, err = megatron(path, size); c == nil && err == nil {
+		c, err = llmc(f, size, d.source.Vocab)
 	}
 	if err != nil {
 		return err

@@ -16,6 +16,7 @@ type Family struct {
 	About string // what it is, for the reference of train.yaml; may be empty
 
 	Tensors  Names
+	Layer    string // prefix of the names of a layer's tensors; %d is its number, from 0
 	Defaults Defaults
 	Windows  Windows
 	// Ropes are the kinds of rope scaling that its models may have; nil: all that are computed.
@@ -24,20 +25,90 @@ type Family struct {
 	Export map[string]any
 }
 
-// Names are the tensors of a family, as its files of weights name them. Behind each is its shape.
-type Names struct {
-	Embedding string // [vocab, hidden]
-	Head      string // [vocab, hidden]; not there where it is tied to the embedding
-	Norm      string // [hidden]: before the head
-	Layer     string // what stands before the following names; %d is the layer's number, from 0
+// A Role is the use of a tensor in a model.
+type Role int
 
-	InputNorm, PostNorm string // [hidden]: before attention, and before the MLP
-	Query               string // [heads * head dim, hidden]
-	Key, Value          string // [key and value heads * head dim, hidden]
-	Output              string // [hidden, heads * head dim]
-	QueryNorm, KeyNorm  string // [head dim]: of RMSNorms over each head, before it turns; empty: there are none
-	Gate, Up            string // [intermediate, hidden]
-	Down                string // [hidden, intermediate]
+// The roles. Those from InputNorm on are of each layer.
+const (
+	Embedding Role = iota // [vocab, hidden]
+	Head                  // [vocab, hidden]; absent if tied to the embedding
+	Norm                  // [hidden]: before the head
+
+	InputNorm // [hidden]: before attention
+	PostNorm  // [hidden]: before the MLP
+	Query     // [heads * head dim, hidden]
+	Key       // [key and value heads * head dim, hidden]
+	Value     // like Key
+	Output    // [hidden, heads * head dim]
+	QueryNorm // [head dim]: of RMSNorms over each head, before rotation; not in all families
+	KeyNorm   // like QueryNorm
+	Gate      // [intermediate, hidden]
+	Up        // [intermediate, hidden]
+	Down      // [hidden, intermediate]
+	Roles     = int(Down) + 1
+)
+
+// Names are the names of a family's tensors in files, by Role; "" for a tensor that the family lacks.
+type Names [Roles]string
+
+// Tensor is a parameter of a model. Layer is -1 for one of the whole model.
+type Tensor struct {
+	Name  string // in files
+	Shape []int  // [out, in] of a matrix, [n] of a norm
+	Role  Role
+	Layer int
+}
+
+// Tensors lists the parameters of a model: the embedding, the matrices of each layer, the head, and then all vectors.
+func (c *Config) Tensors() []Tensor {
+	f := c.Family()
+	var list []Tensor
+	add := func(layer int, roles ...Role) {
+		for _, r := range roles {
+			name := f.Tensors[r]
+			if name == "" {
+				continue
+			}
+			if layer >= 0 {
+				name = fmt.Sprintf(f.Layer, layer) + name
+			}
+			list = append(list, Tensor{name, c.shape(r), r, layer})
+		}
+	}
+	add(-1, Embedding)
+	for layer := range c.NumHiddenLayers {
+		add(layer, Query, Key, Value, Output, Gate, Up, Down)
+	}
+	if !c.TieWordEmbeddings {
+		add(-1, Head)
+	}
+	for layer := range c.NumHiddenLayers {
+		add(layer, InputNorm, QueryNorm, KeyNorm, PostNorm)
+	}
+	add(-1, Norm)
+	return list
+}
+
+// shape returns the shape of the tensor of a role.
+func (c *Config) shape(r Role) []int {
+	q, kv := c.NumAttentionHeads*c.HeadDim, c.NumKeyValueHeads*c.HeadDim
+	switch r {
+	case Embedding, Head:
+		return []int{c.VocabSize, c.HiddenSize}
+	case Query:
+		return []int{q, c.HiddenSize}
+	case Key, Value:
+		return []int{kv, c.HiddenSize}
+	case Output:
+		return []int{c.HiddenSize, q}
+	case Gate, Up:
+		return []int{c.IntermediateSize, c.HiddenSize}
+	case Down:
+		return []int{c.HiddenSize, c.IntermediateSize}
+	case QueryNorm, KeyNorm:
+		return []int{c.HeadDim}
+	}
+	return []int{c.HiddenSize}
 }
 
 // Defaults are what transformers takes where config.json does not have a key.
@@ -64,13 +135,12 @@ var families = map[string]*Family{}
 // Register makes a family known. It is called while the program starts. It panics if there is one
 // of that name, or if a name is missing.
 func Register(f Family) {
-	t := &f.Tensors
-	for _, s := range []string{
-		f.Name, f.Class, t.Embedding, t.Head, t.Norm, t.Layer, t.InputNorm, t.PostNorm, t.Query, t.Key, t.Value, t.Output, t.Gate, t.Up, t.Down,
-	} {
-		if s == "" {
-			panic(fmt.Sprintf("hf: family %q lacks a name", f.Name))
-		}
+	missing := f.Name == "" || f.Class == "" || f.Layer == ""
+	for role, name := range f.Tensors {
+		missing = missing || name == "" && Role(role) != QueryNorm && Role(role) != KeyNorm
+	}
+	if missing {
+		panic(fmt.Sprintf("hf: family %q lacks a name", f.Name))
 	}
 	if families[f.Name] != nil {
 		panic(fmt.Sprintf("hf: family %q is registered twice", f.Name))
@@ -102,10 +172,7 @@ func (c *Config) Family() *Family {
 }
 
 // HasHeadNorms reports whether the heads of queries and keys are normalised.
-func (f *Family) HasHeadNorms() bool { return f.Tensors.QueryNorm != "" }
-
-// InLayer returns the name of a layer's tensor, given that of the Names.
-func (n *Names) InLayer(layer int, name string) string { return fmt.Sprintf(n.Layer, layer) + name }
+func (f *Family) HasHeadNorms() bool { return f.Tensors[QueryNorm] != "" }
 
 // ropes are the kinds of rope scaling that are computed, in the order in which errors name them.
 var ropes = []string{"linear", "llama3", "yarn"}

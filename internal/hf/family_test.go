@@ -10,7 +10,7 @@ func TestFamiliesAreRegisteredOnceAndWhole(t *testing.T) {
 		t.Errorf("families are %v", got)
 	}
 	nameless := *families[Llama]
-	nameless.Name, nameless.Tensors.Down = "nameless", ""
+	nameless.Name, nameless.Tensors[Down] = "nameless", ""
 	for what, f := range map[string]Family{"a family twice": *families[Llama], "a family without a tensor's name": nameless} {
 		func() {
 			defer func() {

@@ -65,7 +65,7 @@ func FuzzOpenWeights(f *testing.F) {
 			if !ok {
 				t.Fatalf("tensor %q is in no file", name)
 			}
-			want := Tensor{name, i.Shape}
+			want := Tensor{Name: name, Shape: i.Shape}
 			if n := i.Elements(); n <= 1<<20 {
 				if _, err := w.check(want); err != nil {
 					continue

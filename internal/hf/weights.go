@@ -18,12 +18,6 @@ const (
 	indexFile  = "model.safetensors.index.json"
 )
 
-// Tensor is the Name and Shape of a parameter that a model has.
-type Tensor struct {
-	Name  string
-	Shape []int
-}
-
 // Weights are the open safetensors files of a model directory. Its methods may be called
 // from several goroutines.
 type Weights struct {
@@ -204,7 +198,7 @@ func (w *Weights) Close() error {
 // kinds may be there in vain: rotary_emb.inv_freq, which old files carry, and the head of a model that is tied to its
 // embeddings.
 func (w *Weights) Check(f *Family, want []Tensor) error {
-	head := f.Tensors.Head
+	head := f.Tensors[Head]
 	known := map[string]bool{head: true}
 	var missing, shapes, types, more, out []string
 	for _, t := range want {

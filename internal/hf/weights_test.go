@@ -3,6 +3,7 @@ package hf
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"math"
 	"os"
@@ -18,22 +19,22 @@ import (
 func tensors(c *Config) []Tensor {
 	e, d := c.HiddenSize, c.HeadDim
 	q, kv := c.NumAttentionHeads*d, c.NumKeyValueHeads*d
-	ts := []Tensor{{"model.embed_tokens.weight", []int{c.VocabSize, e}}}
+	ts := []Tensor{{Name: "model.embed_tokens.weight", Shape: []int{c.VocabSize, e}}}
 	for i := range c.NumHiddenLayers {
 		p := fmt.Sprintf("model.layers.%d.", i)
-		ts = append(ts, Tensor{p + "input_layernorm.weight", []int{e}},
-			Tensor{p + "self_attn.q_proj.weight", []int{q, e}}, Tensor{p + "self_attn.k_proj.weight", []int{kv, e}},
-			Tensor{p + "self_attn.v_proj.weight", []int{kv, e}}, Tensor{p + "self_attn.o_proj.weight", []int{e, q}})
+		ts = append(ts, Tensor{Name: p + "input_layernorm.weight", Shape: []int{e}},
+			Tensor{Name: p + "self_attn.q_proj.weight", Shape: []int{q, e}}, Tensor{Name: p + "self_attn.k_proj.weight", Shape: []int{kv, e}},
+			Tensor{Name: p + "self_attn.v_proj.weight", Shape: []int{kv, e}}, Tensor{Name: p + "self_attn.o_proj.weight", Shape: []int{e, q}})
 		if c.Architecture == Qwen3 {
-			ts = append(ts, Tensor{p + "self_attn.q_norm.weight", []int{d}}, Tensor{p + "self_attn.k_norm.weight", []int{d}})
+			ts = append(ts, Tensor{Name: p + "self_attn.q_norm.weight", Shape: []int{d}}, Tensor{Name: p + "self_attn.k_norm.weight", Shape: []int{d}})
 		}
-		ts = append(ts, Tensor{p + "post_attention_layernorm.weight", []int{e}},
-			Tensor{p + "mlp.gate_proj.weight", []int{c.IntermediateSize, e}}, Tensor{p + "mlp.up_proj.weight", []int{c.IntermediateSize, e}},
-			Tensor{p + "mlp.down_proj.weight", []int{e, c.IntermediateSize}})
+		ts = append(ts, Tensor{Name: p + "post_attention_layernorm.weight", Shape: []int{e}},
+			Tensor{Name: p + "mlp.gate_proj.weight", Shape: []int{c.IntermediateSize, e}}, Tensor{Name: p + "mlp.up_proj.weight", Shape: []int{c.IntermediateSize, e}},
+			Tensor{Name: p + "mlp.down_proj.weight", Shape: []int{e, c.IntermediateSize}})
 	}
-	ts = append(ts, Tensor{"model.norm.weight", []int{e}})
+	ts = append(ts, Tensor{Name: "model.norm.weight", Shape: []int{e}})
 	if !c.TieWordEmbeddings {
-		ts = append(ts, Tensor{"lm_head.weight", []int{c.VocabSize, e}})
+		ts = append(ts, Tensor{Name: "lm_head.weight", Shape: []int{c.VocabSize, e}})
 	}
 	return ts
 }
@@ -183,7 +184,10 @@ func TestWrongWeightsAreNamedAllAtOnce(t *testing.T) {
 	}
 	err := safetensors.WriteFile(filepath.Join(dir, singleFile), nil, []safetensors.Entry{
 		one("a", 2), one("b", 3), one("x", 1), one("y", 1), one("lm_head.weight", 1), one("model.layers.0.self_attn.rotary_emb.inv_freq", 1),
-		safetensors.Raw("i", safetensors.I32, []int{1}, make([]byte, 4)),
+		{Name: "i", DType: safetensors.I32, Shape: []int{1}, Data: func(w io.Writer) error {
+			_, err := w.Write(make([]byte, 4))
+			return err
+		}},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -193,7 +197,7 @@ func TestWrongWeightsAreNamedAllAtOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer w.Close()
-	err = w.Check(families[Llama], []Tensor{{"a", []int{2}}, {"b", []int{1, 3}}, {"c", []int{1}}, {"d", []int{1}}, {"i", []int{1}}})
+	err = w.Check(families[Llama], []Tensor{{Name: "a", Shape: []int{2}}, {Name: "b", Shape: []int{1, 3}}, {Name: "c", Shape: []int{1}}, {Name: "d", Shape: []int{1}}, {Name: "i", Shape: []int{1}}})
 	for _, want := range []string{
 		`"b" [3] for [1 3]`, `"c" [1], "d" [1] are missing`, `"i" I32`, `"x", "y" are not in the model`,
 	} {
@@ -204,10 +208,10 @@ func TestWrongWeightsAreNamedAllAtOnce(t *testing.T) {
 	if err != nil && (strings.Count(err.Error(), "\n") != 3 || strings.Count(err.Error(), dir) != 1) {
 		t.Errorf("other faults than expected, or a path more than once:\n%v", err)
 	}
-	if err := w.Read(Tensor{"a", []int{3}}, make([]float32, 3), 0); err == nil {
+	if err := w.Read(Tensor{Name: "a", Shape: []int{3}}, make([]float32, 3), 0); err == nil {
 		t.Error("read with a wrong shape")
 	}
-	missing := w.Check(families[Llama], []Tensor{{"a", []int{2}}})
+	missing := w.Check(families[Llama], []Tensor{{Name: "a", Shape: []int{2}}})
 	if missing == nil {
 		t.Error("unknown tensors accepted")
 	}
@@ -226,7 +230,7 @@ func TestManyWrongTensors(t *testing.T) {
 	defer w.Close()
 	var want []Tensor
 	for i := range 400 {
-		want = append(want, Tensor{fmt.Sprintf("layer.%03d", i), []int{4}})
+		want = append(want, Tensor{Name: fmt.Sprintf("layer.%03d", i), Shape: []int{4}})
 	}
 	err = w.Check(families[Llama], want)
 	if err == nil || strings.Count(err.Error(), "\n") > 2 || !strings.Contains(err.Error(), "400 tensors") || !strings.Contains(err.Error(), `"layer.002"`) || !strings.Contains(err.Error(), "397 more") {
@@ -272,10 +276,10 @@ func TestSpoiltWeights(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := w.Read(Tensor{"norm", []int{4}}, make([]float32, 3), 1); err == nil || !strings.Contains(err.Error(), `"norm"`) || !strings.Contains(err.Error(), "element 2") || !strings.Contains(err.Error(), singleFile) {
+			if err := w.Read(Tensor{Name: "norm", Shape: []int{4}}, make([]float32, 3), 1); err == nil || !strings.Contains(err.Error(), `"norm"`) || !strings.Contains(err.Error(), "element 2") || !strings.Contains(err.Error(), singleFile) {
 				t.Errorf("%v in %s: %v", x, dtype, err)
 			}
-			if err := w.Read(Tensor{"norm", []int{4}}, make([]float32, 2), 0); err != nil {
+			if err := w.Read(Tensor{Name: "norm", Shape: []int{4}}, make([]float32, 2), 0); err != nil {
 				t.Errorf("a rank without it: %v", err)
 			}
 			w.Close()

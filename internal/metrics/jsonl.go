@@ -167,9 +167,9 @@ func copyJSONL(dst io.Writer, dir *os.Root, name string, last int64) error {
 func copyLines(dst io.Writer, src io.Reader, last int64) error {
 	w, foreign := bufio.NewWriter(dst), 0
 	err := eachLine(src, maxStep, func(line []byte) error {
-		step, ok := stepOf(line)
+		s, ok := wholeStep(line)
 		switch {
-		case ok && step <= last:
+		case ok && s.Step <= last:
 			_, err := w.Write(line)
 			return err
 		case !ok:
@@ -180,17 +180,6 @@ func copyLines(dst io.Writer, src io.Reader, last int64) error {
 		return nil
 	})
 	return errors.Join(err, w.Flush())
-}
-
-// stepOf returns the step of a whole line of metrics.
-func stepOf(line []byte) (step int64, ok bool) {
-	var s struct {
-		Step *int64 `json:"step"`
-	}
-	if len(line) == 0 || line[0] != '{' || line[len(line)-1] != '\n' || json.Unmarshal(line, &s) != nil || s.Step == nil {
-		return 0, false
-	}
-	return *s.Step, true
 }
 
 // eachLine calls f with every line and its end. One of more than most bytes comes as nil.

@@ -326,7 +326,7 @@ func FuzzOpenJSONL(f *testing.F) {
 			return
 		}
 		for line := range bytes.Lines(out.Bytes()) {
-			if step, ok := stepOf(line); !ok || step > last || !bytes.Contains(text, line) {
+			if s, ok := wholeStep(line); !ok || s.Step > last || !bytes.Contains(text, line) {
 				t.Errorf("%q keeps %q", text, line)
 			}
 		}

@@ -4,12 +4,25 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"log"
 	"net"
 	"net/http"
 	"strings"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/net/netutil"
+)
+
+// Bounds on requests of strangers. A scrape is one short request on a connection of its own, and a run needs its
+// descriptors for itself; connections beyond maxScrapes wait in the kernel.
+const (
+	maxScrapes   = 16
+	requestTime  = 5 * time.Second // to read a request, and to write the answer
+	maxRequest   = 8 << 10         // bytes of the header
+	shutdownTime = 2 * time.Second // for a scrape under way when the run ends
 )
 
 // Prometheus serves the last step's values at /metrics in a registry of its own, so that
@@ -57,10 +70,14 @@ func ServePrometheus(address string, resumed int64) (*Prometheus, error) {
 	p.step = resumed
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
-	p.server = newServer(mux)
+	p.server = &http.Server{
+		Handler: mux, ReadTimeout: requestTime, WriteTimeout: requestTime, MaxHeaderBytes: maxRequest,
+		ErrorLog: log.New(io.Discard, "", 0), // strangers do not write to a run's log
+	}
+	p.server.SetKeepAlivesEnabled(false)
 	p.addr = l.Addr()
 	p.served = make(chan error, 1)
-	go func() { p.served <- p.server.Serve(limit(l, maxScrapes)) }()
+	go func() { p.served <- p.server.Serve(netutil.LimitListener(l, maxScrapes)) }()
 	return p, nil
 }
 

@@ -1,26 +1,39 @@
 package metrics
 
 import (
+	"bytes"
 	"encoding/json"
 	"io"
 	"time"
 )
 
+// ParseStep reads a line of a metrics.jsonl, without its end. ok is false for a line without a step, such as one that a
+// crash has torn.
+func ParseStep(line []byte) (s Step, ok bool) {
+	if len(line) < 2 || line[0] != '{' || line[len(line)-1] != '}' {
+		return s, false
+	}
+	s = Untrained(time.Time{}, 0, 0)
+	s.ValLoss, s.Step = nil, -1
+	return s, json.Unmarshal(line, &s) == nil && s.Step >= 0
+}
+
+// wholeStep reads a line that has its end.
+func wholeStep(line []byte) (s Step, ok bool) {
+	line, ended := bytes.CutSuffix(line, []byte("\n"))
+	s, ok = ParseStep(line)
+	return s, ok && ended
+}
+
 // EachStep calls f with every whole line of a metrics.jsonl, in the order of the file. Lines that are none
 // of metrics, such as the last of a run that was killed, are counted and left out.
 func EachStep(src io.Reader, f func(Step)) (torn int, err error) {
 	err = eachLine(src, maxStep, func(line []byte) error {
-		if _, ok := stepOf(line); !ok {
+		if s, ok := wholeStep(line); ok {
+			f(s)
+		} else {
 			torn++
-			return nil
 		}
-		s := Untrained(time.Time{}, 0, 0)
-		s.ValLoss = nil
-		if json.Unmarshal(line, &s) != nil {
-			torn++
-			return nil
-		}
-		f(s)
 		return nil
 	})
 	return torn, err

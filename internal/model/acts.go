@@ -1,6 +1,8 @@
 package model
 
 import (
+	"slices"
+
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/tensor"
 )
@@ -45,6 +47,24 @@ func (m *Model) keep(a *tensor.Arena, b Batch) (out View, s acts) {
 		m.alloc(a, b, &s, everything)
 	}
 	return out, s
+}
+
+// move calls a hook with the saved activations of a layer.
+func (m *Model) move(hook func(int, []*View) error, layer int, s *acts) error {
+	if hook == nil {
+		return nil
+	}
+	saved := []*View{&s.x, &s.inv1, &s.n1, &s.qRaw, &s.kRaw, &s.qInv, &s.kInv, &s.v, &s.out.O, &s.out.LSE,
+		&s.h, &s.inv2, &s.n2, &s.gate, &s.up, &s.y}
+	same := s.q == s.qRaw
+	if !same {
+		saved = append(saved, &s.q, &s.k)
+	}
+	err := hook(layer, slices.DeleteFunc(saved, func(v *View) bool { return v.IsZero() }))
+	if same {
+		s.q, s.k = s.qRaw, s.kRaw
+	}
+	return err
 }
 
 // alloc makes the activations that s does not have yet. They are laid out in the order in

@@ -2,6 +2,7 @@ package model
 
 import (
 	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/internal/hf"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -18,7 +19,7 @@ func (m *Model) layerForward(i int, b Batch, out View, s *acts) error {
 	}
 	m.mixForward(l, s)
 	m.mlpForward(l, s)
-	m.ops.Linear(out, s.y, l.down.w, s.h)
+	m.ops.Linear(out, s.y, l[hf.Down].w, s.h)
 	return nil
 }
 
@@ -36,7 +37,7 @@ func (m *Model) recompute(a *tensor.Arena, i int, b Batch, s *acts) error {
 		}
 	case RecomputeSelective:
 		m.alloc(a, b, s, everything)
-		m.ops.RMSNorm(s.n1, s.inv1, s.x, l.inputNorm.w, m.cfg.RMSNormEps)
+		m.ops.RMSNorm(s.n1, s.inv1, s.x, l[hf.InputNorm].w, m.cfg.RMSNormEps)
 		if m.headNorm() {
 			m.rotateForward(l, b, s)
 		}
@@ -69,8 +70,8 @@ func (m *Model) layerBackward(a *tensor.Arena, i int, b Batch, d View, s *acts) 
 		return err
 	}
 	dq, dk, dv := m.likeCompute(a, g.DQ), m.likeCompute(a, g.DK), m.likeCompute(a, g.DV)
-	m.ops.NormRopeBackward(dq, l.qNorm.g, g.DQ, s.qRaw, s.qInv, l.qNorm.w, b.Cos, b.Sin)
-	m.ops.NormRopeBackward(dk, l.kNorm.g, g.DK, s.kRaw, s.kInv, l.kNorm.w, b.Cos, b.Sin)
+	m.ops.NormRopeBackward(dq, l[hf.QueryNorm].g, g.DQ, s.qRaw, s.qInv, l[hf.QueryNorm].w, b.Cos, b.Sin)
+	m.ops.NormRopeBackward(dk, l[hf.KeyNorm].g, g.DK, s.kRaw, s.kInv, l[hf.KeyNorm].w, b.Cos, b.Sin)
 	if dv != g.DV {
 		m.ops.Copy(dv, g.DV)
 	}
@@ -80,65 +81,65 @@ func (m *Model) layerBackward(a *tensor.Arena, i int, b Batch, d View, s *acts) 
 
 // projectForward: n1 = norm(x), and its three projections.
 func (m *Model) projectForward(l *layer, s *acts) {
-	m.ops.RMSNorm(s.n1, s.inv1, s.x, l.inputNorm.w, m.cfg.RMSNormEps)
-	m.ops.Linear(s.qRaw, s.n1, l.q.w, View{})
-	m.ops.Linear(s.kRaw, s.n1, l.k.w, View{})
-	m.ops.Linear(s.v, s.n1, l.v.w, View{})
+	m.ops.RMSNorm(s.n1, s.inv1, s.x, l[hf.InputNorm].w, m.cfg.RMSNormEps)
+	m.ops.Linear(s.qRaw, s.n1, l[hf.Query].w, View{})
+	m.ops.Linear(s.kRaw, s.n1, l[hf.Key].w, View{})
+	m.ops.Linear(s.v, s.n1, l[hf.Value].w, View{})
 }
 
 func (m *Model) projectBackward(l *layer, d, dq, dk, dv View, s *acts) {
-	m.ops.LinearDW(l.q.g, dq, s.n1)
-	m.ops.LinearDW(l.k.g, dk, s.n1)
-	m.ops.LinearDW(l.v.g, dv, s.n1)
+	m.ops.LinearDW(l[hf.Query].g, dq, s.n1)
+	m.ops.LinearDW(l[hf.Key].g, dk, s.n1)
+	m.ops.LinearDW(l[hf.Value].g, dv, s.n1)
 	dn1 := s.n1 // no longer needed
-	m.ops.LinearDX(dn1, dq, l.q.w, false)
-	m.ops.LinearDX(dn1, dk, l.k.w, true)
-	m.ops.LinearDX(dn1, dv, l.v.w, true)
-	m.ops.RMSNormBackward(d, l.inputNorm.g, dn1, s.x, s.inv1, l.inputNorm.w, true)
+	m.ops.LinearDX(dn1, dq, l[hf.Query].w, false)
+	m.ops.LinearDX(dn1, dk, l[hf.Key].w, true)
+	m.ops.LinearDX(dn1, dv, l[hf.Value].w, true)
+	m.ops.RMSNormBackward(d, l[hf.InputNorm].g, dn1, s.x, s.inv1, l[hf.InputNorm].w, true)
 }
 
 // rotateForward: q = rope(norm(qRaw)), k likewise; without head norms in place.
 func (m *Model) rotateForward(l *layer, b Batch, s *acts) {
-	m.ops.NormRope(s.q, s.qInv, s.qRaw, l.qNorm.w, b.Cos, b.Sin, m.cfg.RMSNormEps)
-	m.ops.NormRope(s.k, s.kInv, s.kRaw, l.kNorm.w, b.Cos, b.Sin, m.cfg.RMSNormEps)
+	m.ops.NormRope(s.q, s.qInv, s.qRaw, l[hf.QueryNorm].w, b.Cos, b.Sin, m.cfg.RMSNormEps)
+	m.ops.NormRope(s.k, s.kInv, s.kRaw, l[hf.KeyNorm].w, b.Cos, b.Sin, m.cfg.RMSNormEps)
 }
 
 // mixForward: h = x + Wo o, n2 = norm(h).
 func (m *Model) mixForward(l *layer, s *acts) {
-	m.ops.Linear(s.h, s.out.O, l.o.w, View{})
-	m.ops.AddRMSNorm(s.n2, s.inv2, s.h, s.h, s.x, l.postAttention.w, m.cfg.RMSNormEps)
+	m.ops.Linear(s.h, s.out.O, l[hf.Output].w, View{})
+	m.ops.AddRMSNorm(s.n2, s.inv2, s.h, s.h, s.x, l[hf.PostNorm].w, m.cfg.RMSNormEps)
 }
 
 // mixBackward sets do. d is that of h and, since h = x + ..., the first part of that of x.
 func (m *Model) mixBackward(l *layer, do, d View, s *acts) {
-	m.ops.LinearDW(l.o.g, d, s.out.O)
-	m.ops.LinearDX(do, d, l.o.w, false)
+	m.ops.LinearDW(l[hf.Output].g, d, s.out.O)
+	m.ops.LinearDX(do, d, l[hf.Output].w, false)
 }
 
 // mlpForward: y = silu(Wgate n2) * Wup n2. The last product is the layer's output, which
 // the backward pass does not need.
 func (m *Model) mlpForward(l *layer, s *acts) {
-	m.ops.Linear(s.gate, s.n2, l.gate.w, View{})
-	m.ops.Linear(s.up, s.n2, l.up.w, View{})
+	m.ops.Linear(s.gate, s.n2, l[hf.Gate].w, View{})
+	m.ops.Linear(s.up, s.n2, l[hf.Up].w, View{})
 	m.ops.SwiGLU(s.y, s.gate, s.up)
 }
 
 // mlpBackward turns d from the gradient of out into that of h. Gradients take the place of
 // the activations that they are of, as soon as nothing needs those.
 func (m *Model) mlpBackward(l *layer, d View, s *acts) {
-	m.ops.LinearDW(l.down.g, d, s.y)
+	m.ops.LinearDW(l[hf.Down].g, d, s.y)
 	dy := s.y
-	m.ops.LinearDX(dy, d, l.down.w, false)
+	m.ops.LinearDX(dy, d, l[hf.Down].w, false)
 
 	dgate, dup := s.gate, s.up
 	m.ops.SwiGLUBackward(dgate, dup, dy, s.gate, s.up)
 
-	m.ops.LinearDW(l.gate.g, dgate, s.n2)
-	m.ops.LinearDW(l.up.g, dup, s.n2)
+	m.ops.LinearDW(l[hf.Gate].g, dgate, s.n2)
+	m.ops.LinearDW(l[hf.Up].g, dup, s.n2)
 	dn2 := s.n2
-	m.ops.LinearDX(dn2, dgate, l.gate.w, false)
-	m.ops.LinearDX(dn2, dup, l.up.w, true)
-	m.ops.RMSNormBackward(d, l.postAttention.g, dn2, s.h, s.inv2, l.postAttention.w, true)
+	m.ops.LinearDX(dn2, dgate, l[hf.Gate].w, false)
+	m.ops.LinearDX(dn2, dup, l[hf.Up].w, true)
+	m.ops.RMSNormBackward(d, l[hf.PostNorm].g, dn2, s.h, s.inv2, l[hf.PostNorm].w, true)
 }
 
 // likeCompute is a place for v in the type of activations: its own, or a new one.

@@ -27,41 +27,29 @@ func NewLayout(cfg *hf.Config, ranks int) *FlatLayout {
 	if std == 0 {
 		std = 0.02
 	}
-	e, d, f := cfg.HiddenSize, cfg.HeadDim, cfg.IntermediateSize
-	q, kv := cfg.NumAttentionHeads*d, cfg.NumKeyValueHeads*d
-	matrix := func(name string, out, in int) {
-		l.add(Param{Name: name, Shape: []int{out, in}, Decay: true, Std: std})
-	}
-	vector := func(name string, n int) { l.add(Param{Name: name, Shape: []int{n}}) }
-
-	names := &cfg.Family().Tensors
-	matrix(names.Embedding, cfg.VocabSize, e)
-	l.close()
-	for i := range cfg.NumHiddenLayers {
-		matrix(names.InLayer(i, names.Query), q, e)
-		matrix(names.InLayer(i, names.Key), kv, e)
-		matrix(names.InLayer(i, names.Value), kv, e)
-		matrix(names.InLayer(i, names.Output), e, q)
-		matrix(names.InLayer(i, names.Gate), f, e)
-		matrix(names.InLayer(i, names.Up), f, e)
-		matrix(names.InLayer(i, names.Down), e, f)
-		l.close()
-	}
-	if !cfg.TieWordEmbeddings {
-		matrix(names.Head, cfg.VocabSize, e)
-	}
-	l.close()
-	for i := range cfg.NumHiddenLayers {
-		vector(names.InLayer(i, names.InputNorm), e)
-		if cfg.Family().HasHeadNorms() {
-			vector(names.InLayer(i, names.QueryNorm), d)
-			vector(names.InLayer(i, names.KeyNorm), d)
+	for _, t := range cfg.Tensors() {
+		for bucket := bucketOf(t, cfg.NumHiddenLayers); len(l.Buckets) < bucket; {
+			l.close()
 		}
-		vector(names.InLayer(i, names.PostNorm), e)
+		p := Param{Tensor: t}
+		if p.Decay = len(t.Shape) == 2; p.Decay {
+			p.Std = std
+		}
+		l.add(p)
 	}
-	vector(names.Norm, e)
 	l.close()
 	return l
+}
+
+// bucketOf returns the bucket of a tensor in a model of so many layers.
+func bucketOf(t hf.Tensor, layers int) int {
+	switch {
+	case len(t.Shape) == 1:
+		return layers + 2
+	case t.Role == hf.Head:
+		return layers + 1
+	}
+	return t.Layer + 1 // 0 for the embedding
 }
 
 func (l *FlatLayout) add(p Param) {
@@ -116,6 +104,9 @@ type Hooks struct {
 	// Begin is called before the first operation of a backward pass that adds to the gradients
 	// of a bucket, and Done after the last.
 	Begin, Done func(bucket int) error
+	// Keep is called with the activations that a layer's backward pass will read, and Bring before it reads them. Keep
+	// may copy them elsewhere; Bring then sets each view to memory that holds them again.
+	Keep, Bring func(layer int, saved []*View) error
 }
 
 func call(hook func(int) error, bucket int) error {

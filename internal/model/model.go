@@ -79,16 +79,8 @@ type Model struct {
 // weight is a parameter as a pass needs it: its values, and the gradient to add to.
 type weight struct{ w, g View }
 
-// layer is the parameters of one layer.
-type layer struct {
-	inputNorm     weight // [E]
-	q, k, v       weight // [H*D, E], [K*D, E], [K*D, E]
-	qNorm, kNorm  weight // [D], where heads are normalised
-	o             weight // [E, H*D]
-	postAttention weight // [E]
-	gate, up      weight // [F, E]
-	down          weight // [E, F]
-}
+// layer is the parameters of one layer, by role.
+type layer [hf.Roles]weight
 
 // New returns a model over the given parameters. cfg is resolved and valid; the parameters have
 // the layout of cfg.
@@ -111,26 +103,21 @@ func New(cfg *hf.Config, ops Ops, att Attention, params Params, opt Options) *Mo
 		params.Layout = NewLayout(cfg, 1)
 	}
 	m.flat = params.Layout
-	byName := make(map[string]weight)
+	m.layers = make([]layer, cfg.NumHiddenLayers)
 	for i, p := range m.flat.Params {
-		byName[p.Name] = params.weight(i, p)
+		switch w := params.weight(i, p); p.Role {
+		case hf.Embedding:
+			m.embed = w
+		case hf.Norm:
+			m.norm = w
+		case hf.Head:
+			m.head = w
+		default:
+			m.layers[p.Layer][p.Role] = w
+		}
 	}
-	names := &cfg.Family().Tensors
-	m.embed, m.norm, m.head = byName[names.Embedding], byName[names.Norm], byName[names.Head]
 	if cfg.TieWordEmbeddings {
 		m.head = m.embed
-	}
-	for i := range cfg.NumHiddenLayers {
-		get := func(name string) weight { return byName[names.InLayer(i, name)] }
-		l := layer{
-			inputNorm: get(names.InputNorm), postAttention: get(names.PostNorm),
-			q: get(names.Query), k: get(names.Key), v: get(names.Value), o: get(names.Output),
-			gate: get(names.Gate), up: get(names.Up), down: get(names.Down),
-		}
-		if m.headNorm() {
-			l.qNorm, l.kNorm = get(names.QueryNorm), get(names.KeyNorm)
-		}
-		m.layers = append(m.layers, l)
 	}
 	return m
 }
@@ -226,6 +213,9 @@ func (m *Model) ForwardBackward(a *tensor.Arena, b Batch, loss View, scale float
 			return fmt.Errorf("layer %d forward: %w", i, err)
 		}
 		a.Release(mark)
+		if err := m.move(m.opt.Hooks.Keep, i, &s); err != nil {
+			return fmt.Errorf("layer %d: keeping activations: %w", i, err)
+		}
 		kept[i], x = s, out
 	}
 
@@ -236,6 +226,9 @@ func (m *Model) ForwardBackward(a *tensor.Arena, b Batch, loss View, scale float
 	for i := len(m.layers) - 1; i >= 0; i-- {
 		if err := call(h.Begin, Layer(i)); err != nil {
 			return err
+		}
+		if err := m.move(h.Bring, i, &kept[i]); err != nil {
+			return fmt.Errorf("layer %d: bringing activations: %w", i, err)
 		}
 		if err := m.layerBackward(a, i, b, d, &kept[i]); err != nil {
 			return fmt.Errorf("layer %d backward: %w", i, err)

@@ -12,10 +12,9 @@ import (
 // all gradients and all optimizer states, each in one piece: what is reduced, sharded,
 // clipped and stepped is then one long vector, whatever the model.
 type Param struct {
-	Name   string // that of the tensor in a Hugging Face checkpoint
-	Shape  []int  // [out, in] of a matrix, [n] of a norm
-	Offset int64  // the element of the flat buffer that it begins at, a multiple of Align
-	Decay  bool   // weight decay applies: a matrix, embeddings too
+	hf.Tensor
+	Offset int64 // in the flat buffer, in elements; a multiple of Align
+	Decay  bool  // weight decay applies: to matrices, embeddings too
 
 	// Std is the standard deviation of the first values; 0 of a norm, which begins as 1.
 	Std float64
@@ -94,13 +93,6 @@ func (p Param) Init(dst []float32, lo, seed int64) {
 			dst[i] = float32(r.NormFloat64() * p.Std)
 		}
 		dst = dst[n:]
-	}
-}
-
-// InitAll fills a flat float32 buffer on the host with the first values of every parameter.
-func InitAll(params []Param, flat View, seed int64) {
-	for _, p := range params {
-		p.Init(tensor.Data[float32](p.View(flat)), 0, seed)
 	}
 }
 

@@ -61,7 +61,9 @@ func TestInitDependsOnSeedAndNameAlone(t *testing.T) {
 		NumAttentionHeads: 2, NumKeyValueHeads: 1, HeadDim: 16, InitializerRange: 0.05}
 	params := Layout(cfg)
 	flat := tensor.New(tensor.F32, int(FlatSize(params)))
-	InitAll(params, flat, 3)
+	for _, p := range params {
+		p.Init(tensor.Data[float32](p.View(flat)), 0, 3)
+	}
 
 	more := *cfg
 	more.NumHiddenLayers, more.VocabSize = 3, 60

@@ -18,11 +18,6 @@ type Memory struct {
 	Validation int64
 }
 
-// PeakBytes returns the most that all of it takes at once.
-func (m Memory) PeakBytes() int64 {
-	return m.Weights + m.Compute + m.Grads + max(m.Activations, m.Validation)
-}
-
 // Plan finds the memory of a model for micro batches of batch samples with localTokens
 // tokens of each on this rank, computed in dtype. It runs the code that trains, over an
 // arena without memory and operations that do nothing, so it cannot differ from the run.

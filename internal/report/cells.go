@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/cprun/cprun/internal/experiment"
+	"github.com/cprun/cprun/internal/readable"
 )
 
 // said has the words for each status.
@@ -48,10 +49,10 @@ func (g *grid) matrix() *figure {
 	t, left := g.table("Tokens a second and device of each cell, or what became of it", func(c *experiment.Cell) cell {
 		field := status(c)
 		if c.Status == experiment.Planned && c.PredictedStepSeconds > 0 {
-			field.Text = seconds(c.PredictedStepSeconds) + " planned"
+			field.Text = readable.Seconds(c.PredictedStepSeconds) + " planned"
 		}
 		if s := speedOf(c); c.Status == experiment.OK && !math.IsNaN(s) {
-			field.Text, field.Number = thousands(s), true
+			field.Text, field.Number = readable.Number(s), true
 		}
 		return field
 	})
@@ -238,11 +239,11 @@ func (g *grid) best() *table {
 			o.name = g.Name
 		}
 		t.Rows = append(t.Rows, []cell{{Text: o.name, Head: true}, {Text: name, Class: "best"},
-			text(first.Choices.String()), known(first.TokensPerSecond, thousands),
-			known(first.TokensPerSecondPerDevice, thousands),
-			known(first.TFLOPsPerDevice, thousands), known(first.MFU, percent), known(first.StepSeconds, seconds),
-			known(float64(first.MemoryBytes), binary),
-			known(share(first), percent), behind(next), behind(last)})
+			text(first.Choices.String()), known(first.TokensPerSecond, readable.Number),
+			known(first.TokensPerSecondPerDevice, readable.Number),
+			known(first.TFLOPsPerDevice, readable.Number), known(first.MFU, readable.Percent), known(first.StepSeconds, readable.Seconds),
+			known(float64(first.MemoryBytes), readable.Bytes[float64]),
+			known(share(first), readable.Percent), behind(next), behind(last)})
 	}
 	t.drop()
 	return t

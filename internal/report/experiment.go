@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/cprun/cprun/internal/experiment"
+	"github.com/cprun/cprun/internal/readable"
 )
 
 // Grid keys with special treatment in figures.
@@ -138,11 +139,11 @@ func label(key string, v any) string {
 	}
 	switch {
 	case key == keyLength && number:
-		return tokens(n) + " tokens"
+		return readable.Size(n) + " tokens"
 	case key == keyRanks && n == 1:
 		return "1 rank"
 	case key == keyPerRank:
-		return tokens(n) + " tokens a rank"
+		return readable.Size(n) + " tokens a rank"
 	case key == keyRanks:
 		return plain(n) + " ranks"
 	case number || fmt.Sprintf("%T", v) == "bool":

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/cprun/cprun/internal/readable"
 )
 
 const (
@@ -45,7 +47,7 @@ func (r *Run) tileMap(source []string) *figure {
 		for _, s := range rank.Spans {
 			if s.Stride > 1 {
 				end = min(end, s.Stride*stripes)
-				cut = fmt.Sprintf(" The first %s tokens are drawn; the pattern repeats.", thousands(end))
+				cut = fmt.Sprintf(" The first %s tokens are drawn; the pattern repeats.", readable.Number(end))
 			}
 		}
 	}
@@ -71,9 +73,9 @@ func (r *Run) tileMap(source []string) *figure {
 		}
 	}
 	if len(held.X) == maxRects {
-		cut += fmt.Sprintf(" The first %s pieces are drawn.", thousands(maxRects))
+		cut += fmt.Sprintf(" The first %s pieces are drawn.", readable.Number(maxRects))
 	}
-	says := fmt.Sprintf("Who holds which of the %s tokens of a sequence under %s, over %d ranks.", thousands(float64(part.SeqLen)), part.Layout, part.Context)
+	says := fmt.Sprintf("Who holds which of the %s tokens of a sequence under %s, over %d ranks.", readable.Number(float64(part.SeqLen)), part.Layout, part.Context)
 	if part.Document {
 		says += " Packed documents are cut by sample; this is one document as long as the sequence."
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cprun/cprun/internal/metrics"
+	"github.com/cprun/cprun/internal/readable"
 )
 
 // maxRaw is how many bytes of the page the metrics of all runs may take.
@@ -29,9 +30,9 @@ func rawFiles(runs []Run) []download {
 		for most := maxRaw / len(runs); len(data) > most && len(steps) > 2; data = packed(steps) {
 			steps = thin(steps, len(steps)*most/len(data)*9/10)
 		}
-		says := fmt.Sprintf("all %s logged steps", thousands(float64(r.Lines)))
+		says := fmt.Sprintf("all %s logged steps", readable.Number(float64(r.Lines)))
 		if len(steps) < r.Lines {
-			says = fmt.Sprintf("%s of %s logged steps", thousands(float64(len(steps))), thousands(float64(r.Lines)))
+			says = fmt.Sprintf("%s of %s logged steps", readable.Number(float64(len(steps))), readable.Number(float64(r.Lines)))
 		}
 		all = append(all, download{Name: r.Name + ".csv.gz", Says: r.Name + ": " + says, Data: "data:application/gzip;base64," + data})
 	}

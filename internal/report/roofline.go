@@ -9,6 +9,7 @@ import (
 
 	"github.com/cprun/cprun/internal/experiment"
 	"github.com/cprun/cprun/internal/machine"
+	"github.com/cprun/cprun/internal/readable"
 )
 
 // fold joins series of the same color: points that need no line of their own.
@@ -134,11 +135,11 @@ func (g *grid) roofline(plans map[string]*Plan) *figure {
 			ridge := at.flops / at.link
 			low = min(low, ridge/4)
 			top.X, top.Y = []number{number(low), number(ridge)}, []number{number(low * at.link / 1e12), number(at.flops / 1e12)}
-			f.Says += fmt.Sprintf("The roof is %s TFLOP/s and %s GB/s (%s).", thousands(at.flops/1e12), thousands(at.link/1e9), at.says)
+			f.Says += fmt.Sprintf("The roof is %s TFLOP/s and %s GB/s (%s).", readable.Number(at.flops/1e12), readable.Number(at.link/1e9), at.says)
 			high = max(high, ridge*2)
 		} else {
 			top.X, top.Y = []number{number(low)}, []number{number(at.flops / 1e12)}
-			f.Says += fmt.Sprintf("The roof is %s TFLOP/s (%s); the rate of the links of this machine is not known.", thousands(at.flops/1e12), at.says)
+			f.Says += fmt.Sprintf("The roof is %s TFLOP/s (%s); the rate of the links of this machine is not known.", readable.Number(at.flops/1e12), at.says)
 		}
 		high *= 1.5
 		top.X, top.Y = append(top.X, number(high)), append(top.Y, number(at.flops/1e12))

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cprun/cprun/internal/metrics"
+	"github.com/cprun/cprun/internal/readable"
 )
 
 // A curve is one figure of a value by step.
@@ -108,7 +109,7 @@ func (p *page) runs(runs []Run, n int) {
 			p.Notes = append(p.Notes,
 				fmt.Sprintf("%s: figures show %s of the %s logged steps: of each stretch the lowest and the highest "+
 					"loss, and every validation.",
-					r.Name, thousands(float64(len(thinned[i]))), thousands(float64(r.Lines))))
+					r.Name, readable.Number(float64(len(thinned[i]))), readable.Number(float64(r.Lines))))
 		}
 		for _, m := range r.Missing {
 			p.Notes = append(p.Notes, r.Name+": "+m+".")
@@ -227,9 +228,9 @@ func machineText(assumed string) string {
 		case key == "arch":
 			out = append(out, "GPU of "+value)
 		case key == "memory" && err == nil:
-			out = append(out, binary(n))
+			out = append(out, readable.Bytes(n))
 		case key == "link" && err == nil:
-			out = append(out, "link "+thousands(n/1e9)+" GB/s")
+			out = append(out, "link "+readable.Number(n/1e9)+" GB/s")
 		case key == "cudnn" && value != "none":
 			out = append(out, "cuDNN "+value)
 		case key == "gpus":
@@ -284,14 +285,14 @@ func (r Run) data() string {
 	}
 	d, documents := r.Plan.Data, ""
 	if d.Documents != nil {
-		documents = "documents " + thousands(*d.Documents) + ", "
+		documents = "documents " + readable.Number(*d.Documents) + ", "
 	}
 	if d.Dropped > 0 {
-		documents += "dropped documents " + thousands(d.Dropped) + ", "
+		documents += "dropped documents " + readable.Number(d.Dropped) + ", "
 	}
 	return fmt.Sprintf("files %s, %stokens %s, targets %s; samples %s, steps of an epoch %s",
-		thousands(d.Files), documents, thousands(d.Tokens), thousands(d.Targets), thousands(d.Samples),
-		thousands(d.Steps))
+		readable.Number(d.Files), documents, readable.Number(d.Tokens), readable.Number(d.Targets), readable.Number(d.Samples),
+		readable.Number(d.Steps))
 }
 
 // summary makes a table with a row for each run.
@@ -304,7 +305,7 @@ func summary(runs []Run) *table {
 		if p := r.Plan; p != nil {
 			params, ranks, seq = p.Estimate.Parameters, float64(p.Partition.Ranks), float64(p.Partition.SeqLen)
 		}
-		row = append(row, known(params, parameters), known(seq, tokens), known(ranks, thousands),
+		row = append(row, known(params, readable.Short), known(seq, readable.Size[float64]), known(ranks, readable.Number),
 			text(r.Plan.attention()))
 		last, took := metrics.Untrained(time.Time{}, 0, 0), math.NaN()
 		if n := len(r.Steps); n > 0 {
@@ -319,14 +320,14 @@ func summary(runs []Run) *table {
 			}
 			return median(all)
 		}
-		row = append(row, known(float64(last.Tokens), thousands), known(float64(last.Loss), loss),
+		row = append(row, known(float64(last.Tokens), readable.Number), known(float64(last.Loss), loss),
 			known(r.best(), loss),
-			known(mid(func(s metrics.Step) metrics.Float { return s.TokensPerSecond }), thousands),
-			known(mid(func(s metrics.Step) metrics.Float { return s.TFLOPsPerDevice }), thousands),
-			known(mid(func(s metrics.Step) metrics.Float { return s.MFU }), percent),
-			known(float64(last.MemoryBytes), binary),
-			known(mid(func(s metrics.Step) metrics.Float { return s.CommWaitSeconds / s.StepSeconds }), percent),
-			known(took, seconds))
+			known(mid(func(s metrics.Step) metrics.Float { return s.TokensPerSecond }), readable.Number),
+			known(mid(func(s metrics.Step) metrics.Float { return s.TFLOPsPerDevice }), readable.Number),
+			known(mid(func(s metrics.Step) metrics.Float { return s.MFU }), readable.Percent),
+			known(float64(last.MemoryBytes), readable.Bytes[float64]),
+			known(mid(func(s metrics.Step) metrics.Float { return s.CommWaitSeconds / s.StepSeconds }), readable.Percent),
+			known(took, readable.Seconds))
 		t.Rows = append(t.Rows, row)
 	}
 	t.drop()
@@ -373,19 +374,6 @@ func (r *Run) best() float64 {
 func loss(x float64) string { return fmt.Sprintf("%.4f", x) }
 
 func plain(x float64) string { return fmt.Sprintf("%.0f", x) }
-
-// parameters writes a number of them: 3.2 B.
-func parameters(n float64) string {
-	for _, u := range []struct {
-		size float64
-		name string
-	}{{1e9, " B"}, {1e6, " M"}, {1e3, " K"}} {
-		if n >= u.size {
-			return thousands(n/u.size) + u.name
-		}
-	}
-	return plain(n)
-}
 
 // since returns the time between two lines.
 func since(b, a metrics.Step) time.Duration { return time.Time(b.Time).Sub(time.Time(a.Time)) }

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/cprun/cprun/internal/experiment"
+	"github.com/cprun/cprun/internal/readable"
 )
 
 // quantity is a figure of a cell.
@@ -108,7 +109,7 @@ func bars(panels []panel) []panel {
 func texts(a experiment.Axis) (all []string) {
 	for _, v := range a.Values {
 		if n, ok := v.(float64); ok && a.Key == keyLength {
-			all = append(all, tokens(n))
+			all = append(all, readable.Size(n))
 			continue
 		}
 		all = append(all, experiment.Text(v))

@@ -48,14 +48,6 @@ func Floats[T Float](name string, dtype DType, shape []int, data []T) Entry {
 	}}
 }
 
-// Raw returns an entry of bytes that are in the file's form already.
-func Raw(name string, dtype DType, shape []int, data []byte) Entry {
-	return Entry{Name: name, DType: dtype, Shape: shape, Data: func(w io.Writer) error {
-		_, err := w.Write(data)
-		return err
-	}}
-}
-
 // Write writes a whole file to w: types of larger alignment first, then by name, the header
 // padded with spaces to a multiple of eight bytes, as the reference implementation does.
 func Write(w io.Writer, metadata map[string]string, entries []Entry) error {

@@ -37,9 +37,6 @@ func (f *Faults) Addf(format string, args ...any) {
 	f.Add(fmt.Errorf(format, args...))
 }
 
-// Count counts faults that are not looked at one by one.
-func (f *Faults) Count(n int) { f.more += n }
-
 // Full says that no more faults are told.
 func (f *Faults) Full() bool { return len(f.list) >= MaxFaults }
 

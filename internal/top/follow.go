@@ -2,7 +2,6 @@ package top
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -89,21 +88,9 @@ func (l lines) Write(p []byte) (int, error) {
 		if !whole {
 			return len(p), nil
 		}
-		if s, ok := stepOf(l.begun); ok && !l.skip {
+		if s, ok := metrics.ParseStep(l.begun); ok && !l.skip {
 			l.add(s)
 		}
 		l.begun, l.skip, rest = l.begun[:0], false, after
 	}
-}
-
-// stepOf reads a line of metrics. A crash may have torn it.
-func stepOf(line []byte) (s metrics.Step, ok bool) {
-	if len(line) < 2 || line[0] != '{' || line[len(line)-1] != '}' {
-		return s, false
-	}
-	s = metrics.Step{
-		Loss: metrics.Absent, GradNorm: metrics.Absent, LR: metrics.Absent, StepSeconds: metrics.Absent, TokensPerSecond: metrics.Absent,
-		TokensPerSecondPerDevice: metrics.Absent, TFLOPsPerDevice: metrics.Absent, MFU: metrics.Absent, CommWaitSeconds: metrics.Absent,
-	}
-	return s, json.Unmarshal(line, &s) == nil && s.Step >= 0
 }

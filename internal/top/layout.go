@@ -6,8 +6,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/cprun/cprun/internal/launch/progress"
 	"github.com/cprun/cprun/internal/metrics"
+	"github.com/cprun/cprun/internal/readable"
 )
 
 // Look is how a View is shown.
@@ -162,9 +162,9 @@ func (p *picture) title() Line {
 	text := s.text
 	switch p.State {
 	case Silent:
-		text = "silent for " + progress.Duration(p.Heard)
+		text = "silent for " + readable.Duration(p.Heard)
 	case Dead:
-		text = fmt.Sprintf("dead: its launcher is gone for %s", progress.Duration(p.Heard))
+		text = fmt.Sprintf("dead: its launcher is gone for %s", readable.Duration(p.Heard))
 	}
 	clock := p.clock(p.Now)
 	room := p.w - width(text) - len(clock) - 4
@@ -189,24 +189,24 @@ func (p *picture) clock(t time.Time) string {
 
 // progress is how far it has come.
 func (p *picture) progress() []Line {
-	items := []item{{text: progress.Thousands(p.At), style: Bold}}
+	items := []item{{text: readable.Count(p.At), style: Bold}}
 	if p.Steps > 0 {
-		items[0].text += " of " + progress.Thousands(p.Steps)
+		items[0].text += " of " + readable.Count(p.Steps)
 	}
 	if p.Timed {
-		items = append(items, item{"left", progress.Duration(p.Left), Bold})
+		items = append(items, item{"left", readable.Duration(p.Left), Bold})
 	}
 	if !p.Begun.IsZero() && p.State.lives() {
-		items = append(items, item{"since the start", progress.Duration(p.Now.Sub(p.Begun)), Plain})
+		items = append(items, item{"since the start", readable.Duration(p.Now.Sub(p.Begun)), Plain})
 	}
 	if p.Logged {
-		items = append(items, item{"tokens", short(float64(p.Last.Tokens)), Plain})
+		items = append(items, item{"tokens", readable.Short(float64(p.Last.Tokens)), Plain})
 		if p.Last.Epoch.Known() && p.Last.Epoch > 0 {
 			items = append(items, item{"epoch", fmt.Sprintf("%.2f", float64(p.Last.Epoch)), Plain})
 		}
 	}
 	if p.Saved > 0 {
-		items = append(items, item{"checkpoint", progress.Thousands(p.Saved), Plain})
+		items = append(items, item{"checkpoint", readable.Count(p.Saved), Plain})
 	}
 	if p.Starts > 0 {
 		items = append(items, item{"restarts", fmt.Sprint(p.Starts), Warn})
@@ -244,7 +244,7 @@ func (p *picture) losses() []Line {
 		items = append(items, item{text: p.loss4(p.Last.Loss), style: Bold})
 	}
 	if p.Validated {
-		items = append(items, item{"validation", fmt.Sprintf("%.4f at step %s", p.Val, progress.Thousands(p.ValStep)), Bold})
+		items = append(items, item{"validation", fmt.Sprintf("%.4f at step %s", p.Val, readable.Count(p.ValStep)), Bold})
 	}
 	if p.Logged {
 		items = append(items, item{"gradient norm", figure(p.Last.GradNorm, "%.3g"), Plain}, item{"lr", figure(p.Last.LR, "%.1e"), Plain})
@@ -288,7 +288,7 @@ func (p *picture) speed() []Line {
 		return nil
 	}
 	m := &p.Last
-	items := []item{{text: progress.Rate(float64(m.TokensPerSecond)), style: Bold}}
+	items := []item{{text: readable.Rate(float64(m.TokensPerSecond)), style: Bold}}
 	add := func(label string, x metrics.Float, format string) {
 		if x.Known() {
 			items = append(items, item{label, fmt.Sprintf(format, float64(x)), Plain})
@@ -307,7 +307,7 @@ func (p *picture) speed() []Line {
 	points := p.rate.fit(p.w - nameWidth)
 	if _, high, ok := bounds(points); ok && len(points) > 1 {
 		line := chart(points, 1, 0, high, p.look.Plain)[0]
-		out = append(out, Line{{fill(short(high), nameWidth-1, true) + " ", Dim}, {line, Accent}})
+		out = append(out, Line{{fill(readable.Short(high), nameWidth-1, true) + " ", Dim}, {line, Accent}})
 	}
 	return out
 }
@@ -316,14 +316,14 @@ func (p *picture) speed() []Line {
 func (p *picture) memory() []Line {
 	var items []item
 	if p.Logged && p.Last.MemoryBytes > 0 {
-		items = append(items, item{"device, peak", size(p.Last.MemoryBytes), Bold})
+		items = append(items, item{"device, peak", readable.Bytes(p.Last.MemoryBytes), Bold})
 	}
 	var most, sum int64
 	for _, r := range p.Rows {
 		most, sum = max(most, r.Resident), sum+r.Resident
 	}
 	if most > 0 {
-		items = append(items, item{"host, largest rank", size(most), Plain}, item{"all", size(sum), Plain})
+		items = append(items, item{"host, largest rank", readable.Bytes(most), Plain}, item{"all", readable.Bytes(sum), Plain})
 	}
 	if len(items) == 0 {
 		return nil
@@ -349,31 +349,4 @@ func figure(x metrics.Float, format string) string {
 		return "-"
 	}
 	return fmt.Sprintf(format, float64(x))
-}
-
-// short is a count in three digits: 1.25M.
-func short(x float64) string {
-	for _, u := range []struct {
-		of   float64
-		unit string
-	}{{1e12, "T"}, {1e9, "G"}, {1e6, "M"}, {1e4, "K"}} {
-		if x >= u.of {
-			if u.unit == "K" {
-				u.of = 1e3
-			}
-			return fmt.Sprintf("%.3g", x/u.of) + u.unit
-		}
-	}
-	return fmt.Sprintf("%.0f", x)
-}
-
-// size is a number of bytes.
-func size(n int64) string {
-	switch {
-	case n >= 1<<30:
-		return fmt.Sprintf("%.1f GiB", float64(n)/(1<<30))
-	case n >= 1<<20:
-		return fmt.Sprintf("%.0f MiB", float64(n)/(1<<20))
-	}
-	return fmt.Sprintf("%.0f KiB", float64(n)/(1<<10))
 }

@@ -6,9 +6,9 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/cprun/cprun/internal/launch/progress"
 	"github.com/cprun/cprun/internal/launch/standing"
 	"github.com/cprun/cprun/internal/launch/status"
+	"github.com/cprun/cprun/internal/readable"
 )
 
 // column is one of a table. Its width is fixed, so that nothing jumps when a value changes.
@@ -138,14 +138,14 @@ func (p *picture) ranks() *list {
 // rank is the line of one.
 func (p *picture) rank(s *status.Row, r standing.Row, use []bool) Line {
 	cells := []string{
-		fmt.Sprint(s.Rank), s.Host, fmt.Sprint(s.PID), size(s.Resident), r.Step, r.Pass, r.Layer, r.Hop, fmt.Sprintf("%.1f", r.For.Seconds()),
+		fmt.Sprint(s.Rank), s.Host, fmt.Sprint(s.PID), readable.Bytes(s.Resident), r.Step, r.Pass, r.Layer, r.Hop, fmt.Sprintf("%.1f", r.For.Seconds()),
 		"", r.Operation, r.WaitsFor,
 	}
 	if s.Resident == 0 {
 		cells[3] = ""
 	}
 	if r.Waits {
-		cells[9] = progress.Thousands(r.Bytes)
+		cells[9] = readable.Count(r.Bytes)
 	}
 	style := Plain
 	switch {

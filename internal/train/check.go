@@ -8,7 +8,6 @@ import (
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/data"
 	"github.com/cprun/cprun/internal/hf"
-	"github.com/cprun/cprun/internal/model"
 )
 
 // Data is how much training data a config names.
@@ -64,7 +63,7 @@ func checkWeights(cfg *config.Config) error {
 		return err
 	}
 	defer w.Close()
-	return w.Check(cfg.Model.Family(), Tensors(model.Layout(&cfg.Model.Config)))
+	return w.Check(cfg.Model.Family(), cfg.Model.Tensors())
 }
 
 // FirstDocuments returns the lengths of the documents of the first sample that a run of a config whose files

@@ -329,32 +329,3 @@ func TestPlainRunsNoticeNothing(t *testing.T) {
 		t.Error(ended[0])
 	}
 }
-
-// No rank says yes for one that is lost: a save would be committed without its shard.
-func TestAllFailsWithARank(t *testing.T) {
-	world := comm.NewLocal(2, nil, comm.Options{Deadline: 20 * time.Second})
-	lost := errors.New("lost")
-	ctx, cancel := context.WithCancelCause(t.Context())
-	cancel(lost)
-	if yes, err := (blobs{world[0]}).All(ctx, true); yes || !errors.Is(err, lost) { // rank 1 does not vote
-		t.Errorf("All = %t, %v", yes, err)
-	}
-	world[1].Abort(lost)
-	if yes, err := (blobs{world[0]}).All(t.Context(), true); yes || err == nil {
-		t.Errorf("All = %t, %v", yes, err)
-	}
-	for _, g := range world {
-		g.Close()
-	}
-}
-
-// A peer's announcement is taken up to maxBlob.
-func TestBlobsAreBounded(t *testing.T) {
-	world := comm.NewLocal(1, nil, comm.Options{})
-	defer world[0].Close()
-	for n, want := range map[int]bool{maxBlob: true, maxBlob + 1: false, -1: false} {
-		if _, err := (blobs{world[0]}).sizes(t.Context(), n); (err == nil) != want {
-			t.Errorf("%d bytes: %v", n, err)
-		}
-	}
-}

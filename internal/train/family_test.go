@@ -21,10 +21,11 @@ import (
 var drift = hf.Family{
 	Name: "drift", Class: "DriftForCausalLM",
 	Tensors: hf.Names{
-		Embedding: "wte", Head: "out.weight", Norm: "ln_f", Layer: "h/%d/",
-		InputNorm: "ln_1", PostNorm: "ln_2", Query: "attn/q", Key: "attn/k", Value: "attn/v", Output: "attn/o",
-		QueryNorm: "attn/ln_q", KeyNorm: "attn/ln_k", Gate: "mlp/g", Up: "mlp/u", Down: "mlp/d",
+		hf.Embedding: "wte", hf.Head: "out.weight", hf.Norm: "ln_f",
+		hf.InputNorm: "ln_1", hf.PostNorm: "ln_2", hf.Query: "attn/q", hf.Key: "attn/k", hf.Value: "attn/v", hf.Output: "attn/o",
+		hf.QueryNorm: "attn/ln_q", hf.KeyNorm: "attn/ln_k", hf.Gate: "mlp/g", hf.Up: "mlp/u", hf.Down: "mlp/d",
 	},
+	Layer:    "h/%d/",
 	Defaults: hf.Defaults{Positions: 4096, TieWordEmbeddings: true},
 	Windows:  hf.Windows{Default: 16},
 	Ropes:    []string{"yarn"},
@@ -44,12 +45,12 @@ func TestAFamilyIsARegistration(t *testing.T) {
 		}
 	}
 	export := func(c *hf.Config) string {
-		dir, tensors := filepath.Join(t.TempDir(), c.Architecture), train.Tensors(model.Layout(c))
+		dir, tensors := filepath.Join(t.TempDir(), c.Architecture), c.Tensors()
 		err := hf.Export(dir, hf.Model{
 			Config: c, DType: safetensors.F32, Tensors: tensors,
 			Read: func(want hf.Tensor, off int64, dst []float32) error { // by place: names differ from family to family
 				i := slices.IndexFunc(tensors, func(t hf.Tensor) bool { return t.Name == want.Name })
-				model.Param{Name: fmt.Sprint(i), Std: 0.02}.Init(dst, off, 1)
+				model.Param{Tensor: hf.Tensor{Name: fmt.Sprint(i)}, Std: 0.02}.Init(dst, off, 1)
 				return nil
 			},
 		}, hf.ShardLimit)

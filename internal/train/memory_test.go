@@ -151,7 +151,7 @@ func checkPlan(t *testing.T, ranks int, run bool, kinds map[int]planner.Way, set
 		if !run {
 			return nil
 		}
-		if _, err := tr.Step(context.Background(), false); err != nil {
+		if err := tr.oneStep(context.Background()); err != nil {
 			return err
 		}
 		if _, err := tr.Validate(context.Background()); err != nil {

@@ -1,6 +1,7 @@
 package train
 
 import (
+	"context"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -133,8 +134,7 @@ func TestKernelsGetReadyForEachKind(t *testing.T) {
 			calls[call] = true
 		}
 		onRanks(t, ranks, cfg, m, kinds, func(d *device.Device) { d.Kernel = watched{d.Kernel, attention.Idle{}, saw} }, func(tr *Trainer, _ *counted) error {
-			_, err := tr.Step(t.Context(), false)
-			return err
+			return tr.oneStep(t.Context())
 		})
 		for call := range calls {
 			other := map[string]string{"plan": "step", "step": "plan"}[call[:4]] + call[4:]
@@ -143,4 +143,13 @@ func TestKernelsGetReadyForEachKind(t *testing.T) {
 			}
 		}
 	}
+}
+
+// oneStep queues a step and waits for it.
+func (t *Trainer) oneStep(ctx context.Context) error {
+	f, err := t.begin(ctx, false, false)
+	if err == nil {
+		_, err = t.finish(ctx, f)
+	}
+	return err
 }

@@ -25,7 +25,6 @@ const (
 // random from the seed. Each rank sets its shard; the model is the same on any number.
 func (t *Trainer) initialise(ctx context.Context) error {
 	from := t.cfg.Model.From
-	params := t.share.Flat.Params
 	if from == "" {
 		return t.fill(ctx, t.share.Masters, t.random())
 	}
@@ -34,7 +33,7 @@ func (t *Trainer) initialise(ctx context.Context) error {
 		return err
 	}
 	defer w.Close()
-	want := Tensors(params)
+	want := t.cfg.Model.Tensors()
 	if err := w.Check(t.cfg.Model.Family(), want); err != nil {
 		return err
 	}
@@ -99,15 +98,6 @@ func (t *Trainer) fill(ctx context.Context, v View, from source32) error {
 	return nil
 }
 
-// Tensors returns a layout as Hugging Face directories name it.
-func Tensors(params []model.Param) []hf.Tensor {
-	out := make([]hf.Tensor, len(params))
-	for i, p := range params {
-		out[i] = hf.Tensor{Name: p.Name, Shape: p.Shape}
-	}
-	return out
-}
-
 // CheckpointParams returns a layout as checkpoints name it.
 func CheckpointParams(params []model.Param) []checkpoint.Param {
 	out := make([]checkpoint.Param, len(params))
@@ -167,7 +157,7 @@ func (t *Trainer) fields() []field {
 // find names the checkpoint to go on from: the newest whole one of the run itself, or the one
 // that it was told. Rank 0 looks, since finding reads every shard.
 func (t *Trainer) find(ctx context.Context, o Options) (string, error) {
-	group := blobs{t.mesh.saves}
+	group := t.mesh.saves
 	var name []byte
 	err := checkpoint.Together(ctx, group, beat(t.cfg), 0, func() (err error) {
 		if group.Rank() == 0 {
@@ -176,7 +166,7 @@ func (t *Trainer) find(ctx context.Context, o Options) (string, error) {
 		return err
 	})
 	if err == nil {
-		name, err = group.Broadcast(ctx, name)
+		name, err = checkpoint.Broadcast(ctx, group, name)
 	}
 	return string(name), err
 }

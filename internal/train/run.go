@@ -200,7 +200,7 @@ func (r *run) open(ctx context.Context) (err error) {
 		return fmt.Errorf("run directory: %w", err)
 	}
 	c := r.cfg.Checkpoint
-	r.saver, err = checkpoint.NewSaver(blobs{r.mesh.saves}, checkpoint.Options{
+	r.saver, err = checkpoint.NewSaver(r.mesh.saves, checkpoint.Options{
 		Dir: r.dirs.checkpoints, RunID: r.opts.RunID, Keep: c.Keep, Async: c.Async, Locked: r.opts.Locked, Beat: beat(r.cfg),
 		Start: r.opts.Start, Local: c.Local,
 		Warn: func(err error) { r.opts.notice(err.Error()) },

@@ -343,7 +343,7 @@ func TestCheckpointsOfGroups(t *testing.T) {
 			return err
 		}
 		defer root.Close()
-		saver, err := checkpoint.NewSaver(blobs{world}, checkpoint.Options{Dir: root, RunID: "test"})
+		saver, err := checkpoint.NewSaver(world, checkpoint.Options{Dir: root, RunID: "test"})
 		if err != nil {
 			return err
 		}

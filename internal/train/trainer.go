@@ -135,7 +135,7 @@ func (t *Trainer) populate(ctx context.Context, o *Options) error {
 	})
 	g.Go(func() error {
 		defer o.timed("weights")()
-		return checkpoint.Together(setting, blobs{t.mesh.saves}, beat(t.cfg), 0, func() error {
+		return checkpoint.Together(setting, t.mesh.saves, beat(t.cfg), 0, func() error {
 			if t.from != "" {
 				return t.restore(setting, t.from)
 			}
@@ -263,23 +263,10 @@ func (t *Trainer) totals() (valid int, flops float64) {
 	return valid, flops
 }
 
-// Step runs one optimizer step. stop says that this rank was asked to stop.
-func (t *Trainer) Step(ctx context.Context, stop bool) (Result, error) {
-	f, err := t.begin(ctx, stop, false)
-	if err != nil {
-		return Result{}, err
-	}
-	return t.finish(ctx, f)
-}
-
-// Pace is called before each step is queued. Tests of whole runs have steps take longer with it, without work for a core.
-var Pace = func() {}
-
 // begin queues an optimizer step; at most RunAhead others may be unfinished. The host waits
 // for nothing but the memory of a batch, which is free when the one before the last is done.
 func (t *Trainer) begin(ctx context.Context, stop, due bool) (f *flight, err error) {
 	defer device.Caught(&err)
-	Pace()
 	t.share.label.begin("step %d", t.step+1)
 	defer t.share.label.end()
 	slip, scaling := t.slips[t.step%len(t.slips)], t.scaler.begin(t.waiting)

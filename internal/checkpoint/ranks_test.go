@@ -1,0 +1,60 @@
+package checkpoint
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/cprun/cprun/comm"
+)
+
+// worlds are the groups that tests have made, closed at the end.
+var worlds []*comm.Group
+
+// world returns the groups of n ranks that are goroutines of this process.
+func world(n int) []*comm.Group {
+	groups := comm.NewLocal(n, nil, comm.Options{})
+	worlds = append(worlds, groups...)
+	return groups
+}
+
+// closing closes the worlds after the tests and before leaks are looked for.
+type closing struct{ *testing.M }
+
+func (c closing) Run() int {
+	code := c.M.Run()
+	for _, g := range worlds {
+		g.Close()
+	}
+	return code
+}
+
+// No rank says yes for one that is lost: a save would be committed without its shard.
+func TestAllFailsWithARank(t *testing.T) {
+	world := comm.NewLocal(2, nil, comm.Options{Deadline: 20 * time.Second})
+	lost := errors.New("lost")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(lost)
+	if yes, err := (ranks{world[0]}).all(ctx, true); yes || !errors.Is(err, lost) { // rank 1 does not vote
+		t.Errorf("All = %t, %v", yes, err)
+	}
+	world[1].Abort(lost)
+	if yes, err := (ranks{world[0]}).all(t.Context(), true); yes || err == nil {
+		t.Errorf("All = %t, %v", yes, err)
+	}
+	for _, g := range world {
+		g.Close()
+	}
+}
+
+// A peer's announcement is taken up to maxBlob.
+func TestBlobsAreBounded(t *testing.T) {
+	world := comm.NewLocal(1, nil, comm.Options{})
+	defer world[0].Close()
+	for n, want := range map[int]bool{maxBlob: true, maxBlob + 1: false, -1: false} {
+		if _, err := (ranks{world[0]}).sizes(t.Context(), n); (err == nil) != want {
+			t.Errorf("%d bytes: %v", n, err)
+		}
+	}
+}

@@ -1,0 +1,124 @@
+// Package readable writes numbers, times and tables for people, each kind of number in one form.
+package readable
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Number writes a number with about three digits and commas, never in exponents above 1e-4: 12,345 or 0.0123. It
+// returns "" for NaN and infinities.
+func Number(x float64) string {
+	if math.IsNaN(x) || math.IsInf(x, 0) {
+		return ""
+	}
+	digits := 2 - int(math.Floor(math.Log10(math.Abs(x))))
+	if x == 0 || digits < 0 {
+		digits = 0
+	}
+	if digits > 6 {
+		return strconv.FormatFloat(x, 'e', 2, 64)
+	}
+	whole, rest, _ := strings.Cut(strconv.FormatFloat(x, 'f', digits, 64), ".")
+	for i := len(whole) - 3; i > 0 && whole[i-1] != '-'; i -= 3 {
+		whole = whole[:i] + "," + whole[i:]
+	}
+	if rest = strings.TrimRight(rest, "0"); rest != "" {
+		whole += "." + rest
+	}
+	return whole
+}
+
+// Count writes a whole number with commas: 1,234,567.
+func Count(n int64) string {
+	if n > -1<<53 && n < 1<<53 {
+		return Number(float64(n)) // has all digits of a whole number
+	}
+	return strconv.FormatInt(n, 10)
+}
+
+// Short writes a large number with three digits and a letter: 3.21B for parameters or tokens.
+func Short(x float64) string { return scaled(x, "", 1000, "K", "M", "B", "T") }
+
+// Bytes writes a size in binary units: 31.9 MiB.
+func Bytes[N int64 | float64](n N) string {
+	return scaled(float64(n), " B", 1024, " KiB", " MiB", " GiB", " TiB")
+}
+
+// scaled writes x in the largest unit that it has one of. Each unit is step of the one before.
+func scaled(x float64, unit string, step float64, larger ...string) string {
+	for _, next := range larger {
+		if math.Abs(x) < step {
+			break
+		}
+		x, unit = x/step, next
+	}
+	return Number(x) + unit
+}
+
+// Size writes a count of tokens, in powers of two where that is exact: 1,000 or 128K.
+func Size[N int64 | float64](n N) string {
+	for _, u := range []struct {
+		of   float64
+		name string
+	}{{1 << 30, "G"}, {1 << 20, "M"}, {1 << 10, "K"}} {
+		if x := float64(n) / u.of; x >= 1 && x == math.Trunc(x) {
+			return Number(x) + u.name
+		}
+	}
+	return Number(float64(n))
+}
+
+// Seconds writes a time in the unit that suits it: 12.3 ms or 2 min 05 s.
+func Seconds(s float64) string {
+	switch {
+	case s >= 3600:
+		return fmt.Sprintf("%d h %02d min", int(s)/3600, int(s)/60%60)
+	case s >= 60:
+		return fmt.Sprintf("%d min %02d s", int(s)/60, int(s)%60)
+	case s >= 1 || s == 0:
+		return Number(s) + " s"
+	case s >= 1e-3:
+		return Number(s*1e3) + " ms"
+	}
+	return Number(s*1e6) + " µs"
+}
+
+// Duration writes a time on one line with others, in its two largest units: 48s, 1m23s, 2h05m, 3d04h.
+func Duration(d time.Duration) string {
+	s := int64(max(d, 0).Round(time.Second) / time.Second)
+	switch {
+	case s < 60:
+		return fmt.Sprintf("%ds", s)
+	case s < 3600:
+		return fmt.Sprintf("%dm%02ds", s/60, s%60)
+	case s < 86400:
+		return fmt.Sprintf("%dh%02dm", s/3600, s/60%60)
+	}
+	return fmt.Sprintf("%dd%02dh", s/86400, s/3600%24)
+}
+
+// Rate writes tokens per second: 5,312 tok/s; below 10 with one decimal.
+func Rate(perSecond float64) string {
+	switch {
+	case math.IsNaN(perSecond) || math.IsInf(perSecond, 0) || perSecond < 0:
+		return "? tok/s"
+	case perSecond < 9.95:
+		return fmt.Sprintf("%.1f tok/s", perSecond)
+	}
+	return Number(math.Round(perSecond)) + " tok/s"
+}
+
+// Percent writes a share: 12.3%. It returns "" for NaN.
+func Percent(x float64) string {
+	switch {
+	case math.IsNaN(x):
+		return ""
+	case math.Abs(x) < .0095:
+		return strconv.FormatFloat(100*x, 'f', 2, 64) + "%"
+	}
+	return strconv.FormatFloat(100*x, 'f', 1, 64) + "%"
+}
