@@ -11,7 +11,6 @@ import (
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/device"
-	"github.com/cprun/cprun/ring"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -70,22 +69,26 @@ func middle(rounds [][]HopTimes, hop int) (compute, wait float64) {
 	return Median(computes), Median(waits)
 }
 
-// order is the hops of a forward and a backward pass, and the trades of heads around them.
-func (p *pass) order() []string {
+// order returns the labels of both passes.
+func (p *pass) order() ([]string, error) {
+	forward, backward, err := p.recorded()
 	var order []string
-	add := func(pass string, hops []ring.Hop) {
-		for _, label := range p.schedule.Labels(hops, p.k.Len(tensor.Heads)) {
-			order = append(order, pass+label)
-		}
+	for _, h := range forward.Hops {
+		order = append(order, "forward/"+h.Label)
 	}
-	add("forward/", p.schedule.Forward)
-	add("backward/", p.schedule.Backward)
-	return order
+	for _, h := range backward.Hops {
+		order = append(order, "backward/"+h.Label)
+	}
+	return order, err
 }
 
 // traced is one forward and one backward pass taken apart, behind one that is not traced, in which
 // the ranks fall into step.
 func (t *attentionRun) traced(ctx context.Context, p *pass) ([]HopTimes, error) {
+	order, err := p.order()
+	if err != nil {
+		return nil, err
+	}
 	if err := t.Control.Barrier(ctx); err != nil {
 		return nil, err
 	}
@@ -96,13 +99,12 @@ func (t *attentionRun) traced(ctx context.Context, p *pass) ([]HopTimes, error) 
 	lane := t.Device.Stream.(Lane)
 	lane.Trace(all.add)
 	defer lane.Trace(nil)
-	err := p.labelled()
-	if err == nil {
+	if err = p.labelled(); err == nil {
 		err = lane.Sync(ctx)
 	}
 	all.mu.Lock()
 	defer all.mu.Unlock()
-	return takeApart(p.order(), all.spans), err
+	return takeApart(order, all.spans), err
 }
 
 // labelled is both, with labels that say which of them a hop is of.
@@ -176,7 +178,10 @@ func (t *attentionRun) transfers(ctx context.Context, p *pass) ([]float64, error
 		return nil, err
 	}
 	const ends = 2 + 4 // of the hops of both passes, and of the trades before and behind each
-	order := p.order()
+	order, err := p.order()
+	if err != nil {
+		return nil, err
+	}
 	clock, err := t.Device.NewClock(len(order) + ends)
 	if err != nil {
 		return nil, err

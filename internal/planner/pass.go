@@ -1,24 +1,12 @@
 package planner
 
 import (
-	"fmt"
 	"math"
 	"slices"
 
+	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/ring"
-	"github.com/cprun/cprun/tensor"
 )
-
-// Attention is what one attention over ranks computes, apart from its schedule.
-type Attention struct {
-	Backend       string       // of package attention/backends
-	DType         tensor.DType // of q, k and v, and of what travels of them
-	Deterministic bool
-	Batch         int // samples that go through at once
-	Heads         int // of q
-	KVHeads       int // of k and v
-	Dim, DimV     int // of a head of k, and of v
-}
 
 // Place is where the ranks of a context group stand.
 type Place struct {
@@ -50,58 +38,19 @@ func (p Place) host(rank int) int {
 	return (p.First + rank) / p.PerHost
 }
 
-// Schedules answers for every rank of a context group. A ring.Planner does.
-type Schedules interface {
-	// Schedule returns the schedule of a rank.
-	Schedule(rank int) *ring.Schedule
-}
-
-// List is schedules that are there, one a rank.
-type List []*ring.Schedule
-
-// Schedule returns that of a rank.
-func (l List) Schedule(rank int) *ring.Schedule { return l[rank] }
-
-// NewSchedules returns the schedules of all ranks as Pass asks for them: it makes each when it is asked for, and asks
-// all pairs of ranks only where each rank is followed.
-func NewSchedules(algorithm string, s ring.Spec) (Schedules, error) {
-	if s.Size <= ExactRanks {
-		return ring.NewPlanner(algorithm, s)
-	}
-	if _, err := ring.New(algorithm, s, 0); err != nil {
-		return nil, err
-	}
-	return each{algorithm, s}, nil
-}
-
-// each makes one schedule at a time, as ring.New does.
-type each struct {
-	algorithm string
-	spec      ring.Spec
-}
-
-func (e each) Schedule(rank int) *ring.Schedule {
-	s, err := ring.New(e.algorithm, e.spec, rank)
-	if err != nil {
-		panic("planner: " + err.Error()) // NewSchedules has made one of it
-	}
-	return s
-}
-
-// ExactRanks is the most ranks of which Pass follows each one.
+// ExactRanks is the most ranks of which Passes follows each one.
 const ExactRanks = 64
 
-// Result is what Pass finds.
+// A Result is the times of one pass.
 type Result struct {
 	Seconds float64 // of the slowest rank
-	Ranks   []Rank  // of those that were followed, in order
+	Ranks   []Rank  // that were followed, in order
 	// Sampled says that there were too many ranks to follow each. Those of Ranks were, each as if its peers
 	// began every exchange when it did.
 	Sampled bool
-	Spans   []Span // of the ranks, hop by hop; only where they were asked for
 }
 
-// Rank is what one rank does in a pass, in seconds.
+// Rank is the work of one rank in a pass, in seconds.
 type Rank struct {
 	Rank    int
 	Compute float64 // of kernel calls
@@ -112,52 +61,75 @@ type Rank struct {
 	Calls   int     // that the host queues
 }
 
-// Span is one hop of a rank, or one trade of its heads.
-type Span struct {
-	Rank       int
-	Hop        string  // its label
-	Begin, End float64 // seconds from the pass's begin
-	Exposed    float64 // of it, seconds in which the rank waits for transfers
-	// For is the peer that the rank waited for in the end, as it had begun last; -1: for no one, or for bytes on
-	// the link.
-	For int
-}
-
-// Pass simulates one attention pass, forward or backward, of the ranks of a context group. Each rank queues what
-// the loops of package ring do: the exchanges of a hop begin before its first call, further calls wait for
-// theirs, the rest are waited for at the end of the hop; trades of heads come before and behind; with groups of heads,
-// the first exchanges of the next group begin behind the first hop of the one before.
+// Passes simulates the forward and the backward pass of one attention on the ranks of a context group. Each rank
+// queues what the loop of package ring asks of a Recorder.
 //
 // A message goes when both its ends have begun, and each direction of a link carries one at a time, in the
 // order in which its rank has them. A message whose peer is late holds up no other. A rank has two links: to
 // the ranks of its host, and to other hosts. Every time here is a maximum of sums of costs, so a higher cost
 // never makes a pass faster.
-func Pass(s Schedules, ranks int, a Attention, backward bool, at Place, c Costs) (Result, error) {
-	return newCompiler(a, backward, at, c).pass(s, ranks, false)
+func Passes(algorithm string, s ring.Spec, a Attention, at Place, c Costs) (forward, backward Result, err error) {
+	var ranks []int // nil: all
+	if s.Size > ExactRanks {
+		ranks = at.sample(s.Size)
+	}
+	g, err := newGroup(algorithm, s, partition.NewIndex(s.Shape), ranks)
+	if err != nil {
+		return forward, backward, err
+	}
+	p := newPrices(a, at, c)
+	if forward, err = p.pass(g, false); err == nil {
+		backward, err = p.pass(g, true)
+	}
+	return forward, backward, err
 }
 
-// Timeline does what Pass does, and keeps the Spans of its ranks.
-func Timeline(s Schedules, ranks int, a Attention, backward bool, at Place, c Costs) (Result, error) {
-	return newCompiler(a, backward, at, c).pass(s, ranks, true)
+// A group is the schedules of the ranks of a context group that are followed.
+type group struct {
+	schedules []*ring.Schedule
+	rows      []int // of each
+	sampled   bool
 }
 
-// pass follows all ranks together, or where these are too many some, each alone.
-func (k *compiler) pass(s Schedules, ranks int, spans bool) (Result, error) {
-	if ranks > ExactRanks {
-		return k.sampled(s, k.at.sample(ranks), spans), nil
+// newGroup returns the schedules of some ranks; nil: of all.
+func newGroup(algorithm string, s ring.Spec, index *partition.Index, ranks []int) (*group, error) {
+	p, err := ring.NewIndexedPlanner(algorithm, s, index, ranks == nil)
+	if err != nil {
+		return nil, err
 	}
-	k.bare = false
-	programs := make([]*program, ranks)
-	for r := range programs {
-		programs[r] = k.compile(s.Schedule(r))
+	g := &group{sampled: ranks != nil}
+	if ranks == nil {
+		ranks = make([]int, s.Size)
+		for r := range ranks {
+			ranks[r] = r
+		}
 	}
-	if k.at.Shared {
-		k.at.share(programs)
+	for _, r := range ranks {
+		g.schedules, g.rows = append(g.schedules, p.Schedule(r)), append(g.rows, index.Keys(r))
 	}
-	w := newWorld(programs, spans)
-	for w.advance() {
+	return g, nil
+}
+
+// pass follows the ranks of a group together, or if it has only some of them, each alone: in steps that all ranks take
+// together the slowest link sets the pace, and it is one of those at the edge of a host.
+func (p *prices) pass(g *group, backward bool) (Result, error) {
+	all, programs := Result{Sampled: g.sampled}, make([]*program, len(g.schedules))
+	for i, s := range g.schedules {
+		x, err := p.program(s, g.rows[i], backward)
+		if err != nil {
+			return all, err
+		}
+		if programs[i] = x; g.sampled {
+			all.add(alone(x))
+		}
 	}
-	return w.result()
+	if g.sampled {
+		return all, nil
+	}
+	if p.at.Shared {
+		p.at.share(programs)
+	}
+	return together(programs)
 }
 
 // share has ranks that leave each other the cores take as long as they do on average: for calls, and for carrying messages.
@@ -190,19 +162,6 @@ func (p Place) average(programs []*program, is func(*step) bool) {
 			}
 		}
 	}
-}
-
-// sampled follows some ranks, each alone: in steps that all ranks take together the slowest link sets the
-// pace, and it is one of those at the edge of a host.
-func (k *compiler) sampled(s Schedules, follow []int, spans bool) (all Result) {
-	all.Sampled, k.bare = true, !spans
-	for _, r := range follow {
-		w := lone{runner: runner{program: k.compile(s.Schedule(r)), times: Rank{Rank: r}}, spans: spans, ends: k.ends[:0]}
-		w.run()
-		k.ends, all.Spans = w.ends, append(all.Spans, w.all...)
-		all.add(w.end())
-	}
-	return all
 }
 
 // samples is how many ranks are followed, apart from those at edges.
@@ -238,9 +197,4 @@ func worse(a, b float64) float64 {
 		return math.Inf(1)
 	}
 	return max(a, b)
-}
-
-// errStuck says that ranks wait for each other. No schedule of package ring does that.
-func errStuck(rank int, hop string) error {
-	return fmt.Errorf("planner: rank %d waits for ever in %q: the schedules of its peers do not have its messages", rank, hop)
 }
