@@ -2,7 +2,10 @@ package planner
 
 import (
 	"math"
+	"runtime"
 	"slices"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/ring"
@@ -78,10 +81,19 @@ func Passes(algorithm string, s ring.Spec, a Attention, at Place, c Costs) (forw
 		return forward, backward, err
 	}
 	p := newPrices(a, at, c)
-	if forward, err = p.pass(g, false); err == nil {
-		backward, err = p.pass(g, true)
+	for _, pass := range []struct {
+		to       *Result
+		backward bool
+	}{{&forward, false}, {&backward, true}} {
+		programs, err := g.programs(a, pass.backward)
+		if err != nil {
+			return forward, backward, err
+		}
+		if *pass.to, err = p.pass(programs, g.sampled); err != nil {
+			return forward, backward, err
+		}
 	}
-	return forward, backward, err
+	return forward, backward, nil
 }
 
 // A group is the schedules of the ranks of a context group that are followed.
@@ -110,32 +122,43 @@ func newGroup(algorithm string, s ring.Spec, index *partition.Index, ranks []int
 	return g, nil
 }
 
-// pass follows the ranks of a group together, or if it has only some of them, each alone: in steps that all ranks take
-// together the slowest link sets the pace, and it is one of those at the edge of a host.
-func (p *prices) pass(g *group, backward bool) (Result, error) {
-	all, programs := Result{Sampled: g.sampled}, make([]*program, len(g.schedules))
+// programs records a pass of every rank, several at a time.
+func (g *group) programs(a Attention, backward bool) ([]*program, error) {
+	list := make([]*program, len(g.schedules))
+	var all errgroup.Group
+	all.SetLimit(runtime.GOMAXPROCS(0))
 	for i, s := range g.schedules {
-		x, err := p.program(s, g.rows[i], backward)
-		if err != nil {
-			return all, err
+		all.Go(func() (err error) {
+			list[i], err = programOf(s, a, g.rows[i], backward)
+			return err
+		})
+	}
+	return list, all.Wait()
+}
+
+// pass times the programs of a group. It follows the ranks together, or if the group has only some of them, each alone: in
+// steps that all ranks take together the slowest link sets the pace, and it is one of those at the edge of a host.
+func (p *prices) pass(programs []*program, sampled bool) (Result, error) {
+	for _, x := range programs {
+		p.price(x)
+	}
+	if !sampled {
+		if p.at.Shared {
+			p.at.share(programs)
 		}
-		if programs[i] = x; g.sampled {
-			all.add(alone(x))
-		}
+		return together(programs)
 	}
-	if g.sampled {
-		return all, nil
+	all := Result{Sampled: true}
+	for _, x := range programs {
+		all.add(alone(x))
 	}
-	if p.at.Shared {
-		p.at.share(programs)
-	}
-	return together(programs)
+	return all, nil
 }
 
 // share has ranks that leave each other the cores take as long as they do on average: for calls, and for carrying messages.
 func (p Place) share(programs []*program) {
 	p.average(programs, func(s *step) bool { return s.kind == compute || s.kind == copies })
-	p.average(programs, func(s *step) bool { return s.kind == carry })
+	p.average(programs, func(s *step) bool { return s.kind == begin })
 }
 
 // average makes the sums of some steps alike on ranks that leave each other the cores.

@@ -154,7 +154,7 @@ func TestSharedCoresCarry(t *testing.T) {
 }
 
 func TestRanksThatWaitForEachOther(t *testing.T) {
-	from := func(peer int) [][]message { return [][]message{{{toward: toward{peer: peer}}}} }
+	from := func(peer int) [][]message { return [][]message{{{peer: peer}}} }
 	steps := []step{{kind: begin}, {kind: wait}}
 	if _, err := together([]*program{{rank: 0, steps: steps, exchanges: from(1)}, {rank: 1, steps: steps, exchanges: from(0)}}); err == nil {
 		t.Error("a message that nobody sends arrives")
@@ -275,7 +275,11 @@ func TestSampledRanksStandForAll(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			part, err := newPrices(a, at, c).pass(g, false)
+			programs, err := g.programs(a, false)
+			if err != nil {
+				t.Fatal(err)
+			}
+			part, err := newPrices(a, at, c).pass(programs, true)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -3,6 +3,7 @@ package planner
 import (
 	"context"
 	"math"
+	"slices"
 
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/comm"
@@ -43,14 +44,14 @@ type Recorder struct {
 	bare  bool // keep no Hops and no Works
 	early Hop  // exchanges since the last hop ended, which belong to the next
 
-	open     bool // the last of Hops has not ended
-	program  *program
-	messages []message      // of the present exchange
-	places   map[toward]int // in messages, where there are many
-	pending  []pending
-	prices   *prices // nil: no program
-	pass     Call    // the fields that all calls of the kernel pass have
-	work     Work
+	open    bool      // the last of Hops has not ended
+	program *program  // nil: not wanted
+	begun   int       // exchanges
+	list    []message // of the present exchange
+	places  []place   // in list, of each peer and direction
+	pending []pending
+	pass    Call // the fields that all calls of the kernel pass have
+	work    Work
 }
 
 // A Hop is one turn of the ring's loop, or one exchange of heads.
@@ -110,22 +111,20 @@ func (r *Recorder) hop() *Hop {
 	return &r.early
 }
 
-// step adds a step to the program.
-func (r *Recorder) step(s step) { r.program.steps = append(r.program.steps, s) }
-
 // copy records a pass over memory that reads and writes that many bytes together.
 func (r *Recorder) copy(n int64) {
-	if r.prices != nil && n > 0 {
-		r.step(step{kind: copies, seconds: r.prices.copy(n)})
+	if r.program != nil && n > 0 {
+		r.program.add(copies, int(n))
 	}
 }
 
 // call records a kernel call.
 func (r *Recorder) call(k View, b *attention.Block) {
-	if r.prices != nil {
+	if x := r.program; x != nil {
 		c := r.pass
 		c.KVHeads, c.DimV, c.Tiles, c.First, c.Last = k.Len(tensor.Heads), b.V.Len(tensor.Dim), b.Tiles, b.First, b.Last
-		r.step(step{kind: compute, seconds: r.prices.call(&c)})
+		x.add(compute, len(x.calls))
+		x.calls = append(x.calls, c)
 	}
 	if !r.bare {
 		h := r.hop()
@@ -138,9 +137,6 @@ func (r *Recorder) call(k View, b *attention.Block) {
 // begin begins a pass of the kernel.
 func (r *Recorder) begin(q View, backward bool) {
 	r.pass = Call{DType: q.DType(), Backward: backward, Batch: q.Len(tensor.Batch), Heads: q.Len(tensor.Heads), Dim: q.Len(tensor.Dim)}
-	if p := r.prices; p != nil {
-		r.pass.Backend, r.pass.Deterministic = p.a.Backend, p.a.Deterministic
-	}
 	r.work = Work{Heads: r.pass.Heads, Queries: q.Len(tensor.Seq), Keys: q.Len(tensor.Seq)}
 }
 
@@ -225,55 +221,49 @@ type exchanger struct{ *Recorder }
 
 // Exchange implements comm.Exchanger.
 func (r exchanger) Exchange(send, recv []comm.Message) (comm.Pending, error) {
-	r.messages = r.messages[:0]
+	r.begun++
+	r.list = r.list[:0]
 	for i := range send {
 		n := bytes(send[i].View)
 		r.Sent += n
-		r.add(toward{send[i].Peer, true}, n)
+		r.add(send[i].Peer, true, n)
 	}
 	for i := range recv {
-		r.add(toward{recv[i].Peer, false}, bytes(recv[i].View))
+		r.add(recv[i].Peer, false, bytes(recv[i].View))
 	}
 	if !r.bare {
-		r.hop().exchange(r.messages)
+		r.hop().exchange(r.list)
 	}
 	number := 0
-	if r.prices != nil {
-		number = r.beginExchange()
+	if x := r.program; x != nil {
+		number = len(x.exchanges)
+		x.exchanges = append(x.exchanges, slices.Clone(r.list))
+		x.add(begin, number)
 	}
-	r.pending = append(r.pending, pending{r.Recorder, number})
+	r.pending = append(r.pending, pending{r.program, number})
 	return &r.pending[len(r.pending)-1], nil
 }
 
-// toward is one direction of the link with a peer.
-type toward struct {
-	peer  int
-	sends bool
-}
-
-// fewMessages is the number of messages up to which a search finds one faster than a map.
-const fewMessages = 8
+// A place is an index of the list of an exchange.
+type place struct{ exchange, index int }
 
 // add adds a message of n bytes to those of the present exchange with the same peer and direction.
-func (r *Recorder) add(t toward, n int64) {
-	same := func(i int) bool { return i >= 0 && i < len(r.messages) && r.messages[i].toward == t }
-	i := len(r.messages) - 1 // most come one after the other
-	for i >= 0 && i < fewMessages && !same(i) {
-		i--
+func (r *Recorder) add(peer int, sends bool, n int64) {
+	at := 2 * peer
+	if sends {
+		at++
 	}
-	if !same(i) {
-		i = r.places[t] // of an earlier exchange, perhaps
+	if at >= len(r.places) {
+		r.places = append(r.places, make([]place, at+1-len(r.places))...)
 	}
-	if !same(i) {
-		i = len(r.messages)
-		r.messages = append(r.messages, message{toward: t})
-		if r.places == nil {
-			r.places = map[toward]int{}
-		}
-		r.places[t] = i
+	p := &r.places[at]
+	if p.exchange != r.begun {
+		*p = place{r.begun, len(r.list)}
+		r.list = append(r.list, message{peer: peer, sends: sends})
 	}
-	r.messages[i].bytes += n
-	r.messages[i].count++
+	m := &r.list[p.index]
+	m.bytes += n
+	m.count++
 }
 
 // exchange adds the peers and bytes of an exchange.
@@ -287,159 +277,18 @@ func (h *Hop) exchange(list []message) {
 	}
 }
 
-// A pending is an exchange of a program that has begun.
+// A pending is an exchange that has begun.
 type pending struct {
-	r      *Recorder
-	number int
+	program *program
+	number  int
 }
 
 // Wait implements comm.Pending.
 func (p *pending) Wait() {
-	if p.r.prices != nil {
-		p.r.step(step{kind: wait, exchange: p.number})
+	if p.program != nil {
+		p.program.add(wait, p.number)
 	}
 }
 
 // Sync implements comm.Pending.
 func (*pending) Sync(context.Context) error { return nil }
-
-// kind is what a step of a program does.
-type kind uint8
-
-const (
-	compute kind = iota // for so many seconds
-	copies              // likewise, of memory
-	carry               // likewise, of cores that send
-	begin               // an exchange
-	wait                // for an exchange
-)
-
-// A step is one thing that a rank queues.
-type step struct {
-	kind     kind
-	exchange int     // of begin and wait
-	seconds  float64 // of compute, copies and carry
-}
-
-// A message is all bytes of one exchange between two ranks, one way.
-type message struct {
-	toward
-	count   int // of messages
-	link    int // of the rank: 0 to its host, 1 to others
-	bytes   int64
-	seconds float64
-}
-
-// A program is all that a rank does in a pass, in order.
-type program struct {
-	rank      int
-	host      float64 // seconds to queue one thing
-	steps     []step
-	exchanges [][]message
-}
-
-// beginExchange adds the present exchange to the program, with its times, and returns its number.
-func (r *Recorder) beginExchange() int {
-	p, x := r.prices, r.program
-	list := append([]message(nil), r.messages...)
-	own, total := p.at.host(x.rank), 0.0
-	for i := range list {
-		m := &list[i]
-		if p.at.host(m.peer) != own {
-			m.link = 1
-		}
-		if m.seconds = p.transfer(x.rank, m); m.sends {
-			total += m.seconds
-		}
-		if p.at.Shared {
-			m.seconds = 0
-		}
-	}
-	if p.at.Shared { // cores do what links do elsewhere, and none is left to compute beside them
-		r.step(step{kind: carry, seconds: total})
-	}
-	x.exchanges = append(x.exchanges, list)
-	n := len(x.exchanges) - 1
-	r.step(step{kind: begin, exchange: n})
-	return n
-}
-
-// prices are the costs of one attention at one place. Each is asked for once.
-type prices struct {
-	a         Attention
-	at        Place
-	costs     Costs
-	calls     map[callKey]float64
-	transfers map[transferKey]float64
-	copied    map[int64]float64
-}
-
-func newPrices(a Attention, at Place, c Costs) *prices {
-	return &prices{a: a, at: at, costs: c, calls: map[callKey]float64{}, transfers: map[transferKey]float64{}, copied: map[int64]float64{}}
-}
-
-// program runs a pass and returns what its rank queues.
-func (p *prices) program(s *ring.Schedule, rows int, backward bool) (*program, error) {
-	r := Recorder{bare: true, prices: p, program: &program{rank: s.Rank, host: p.costs.Host(1)}}
-	err := r.Run(s, p.a, rows, backward)
-	return r.program, err
-}
-
-// A transferKey determines the time of messages: all ranks of a host are alike, and so are those of different ones.
-type transferKey struct {
-	link, count int
-	bytes       int64
-}
-
-func (p *prices) transfer(rank int, m *message) float64 {
-	key := transferKey{m.link, m.count, m.bytes}
-	t, ok := p.transfers[key]
-	if !ok {
-		from, to := p.at.First+rank, p.at.First+m.peer
-		if !m.sends {
-			from, to = to, from
-		}
-		t = p.costs.Exchange(from, to, m.bytes, m.count)
-		p.transfers[key] = t
-	}
-	return t
-}
-
-func (p *prices) copy(n int64) float64 {
-	t, ok := p.copied[n]
-	if !ok {
-		t = p.costs.Copy(n)
-		p.copied[n] = t
-	}
-	return t
-}
-
-// fewTiles is the most tiles of a call that are compared one by one.
-const fewTiles = 4
-
-// A callKey determines the time of a call.
-type callKey struct {
-	n           int
-	tiles       [fewTiles]partition.Tile
-	many        *partition.Tile // the first of more tiles: groups of heads have the same
-	heads, kv   int
-	first, last bool
-	backward    bool
-}
-
-func (p *prices) call(c *Call) float64 {
-	key := callKey{n: len(c.Tiles), heads: c.Heads, kv: c.KVHeads, first: c.First, last: c.Last, backward: c.Backward}
-	if len(c.Tiles) <= fewTiles {
-		copy(key.tiles[:], c.Tiles)
-	} else {
-		key.many = &c.Tiles[0]
-	}
-	t, ok := p.calls[key]
-	if !ok {
-		if t = p.costs.Call(*c); math.IsNaN(t) {
-			t = math.Inf(1)
-		}
-		p.calls[key] = t
-	}
-	return t
-}

@@ -32,6 +32,10 @@ type simulator struct {
 	follows map[followKey][]int
 	prices  map[string]*prices // by backend
 	times   map[onePass]float64
+	last    [2]struct { // forward and backward: what was recorded last
+		*group
+		programs []*program
+	}
 }
 
 // shards is the partition of a sequence by one layout, under the mask of one kind.
@@ -168,7 +172,14 @@ func (s *simulator) pass(x *shards, p onePass) (float64, error) {
 		a.Backend = p.Backend
 		s.prices[p.Backend] = newPrices(a, s.At, s.costs)
 	}
-	r, err := s.prices[p.Backend].pass(g, p.backward)
+	last := &s.last[map[bool]int{true: 1}[p.backward]]
+	if last.group != g {
+		if last.programs, err = g.programs(s.Attention, p.backward); err != nil {
+			return 0, err
+		}
+		last.group = g
+	}
+	r, err := s.prices[p.Backend].pass(last.programs, g.sampled)
 	if err == nil {
 		s.times[p] = r.Seconds
 	}

@@ -28,7 +28,11 @@ func plainly(t testing.TB, c Case, kind Kind, w Way, costs Costs, exact int) (to
 		if err != nil {
 			t.Fatal(err)
 		}
-		r, err := newPrices(a, c.At, costs).pass(g, backward)
+		programs, err := g.programs(a, backward)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := newPrices(a, c.At, costs).pass(programs, g.sampled)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -91,7 +95,11 @@ func TestLoneIsOneOfAll(t *testing.T) {
 		}
 		for _, backward := range []bool{false, true} {
 			all := run(t, algorithm, spec, a, backward, Place{}, c)
-			if some, err := newPrices(a, Place{}, c).pass(g, backward); err != nil || some.Seconds != all.Seconds {
+			programs, err := g.programs(a, backward)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if some, err := newPrices(a, Place{}, c).pass(programs, true); err != nil || some.Seconds != all.Seconds {
 				t.Errorf("%s, backward %t: %g seconds, %v, all together %g", algorithm, backward, some.Seconds, err, all.Seconds)
 			}
 		}

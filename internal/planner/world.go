@@ -47,7 +47,7 @@ func together(programs []*program) (res Result, err error) {
 	for i := range w.ranks {
 		r := &w.ranks[i]
 		if r.at < len(r.steps) {
-			return res, fmt.Errorf("planner: rank %d waits forever for exchange %d: its peers do not have its messages", r.rank, r.steps[r.at].exchange)
+			return res, fmt.Errorf("planner: rank %d waits forever for exchange %d: its peers do not have its messages", r.rank, r.steps[r.at].of)
 		}
 		res.add(r.end())
 	}
@@ -70,9 +70,10 @@ func (w *world) advance() (moved bool) {
 func (w *world) step(r *runner) bool {
 	switch s := &r.steps[r.at]; s.kind {
 	case begin:
-		w.begin(r, s.exchange)
+		r.start(s)
+		w.begin(r, s.of)
 	case wait:
-		return w.wait(r, s.exchange)
+		return w.wait(r, s.of)
 	default:
 		r.work(s)
 	}
@@ -81,17 +82,20 @@ func (w *world) step(r *runner) bool {
 
 // work runs a step that has nothing to do with other ranks.
 func (r *runner) work(s *step) {
+	r.queue()
 	r.clock += s.seconds
-	switch s.kind {
-	case compute:
-		r.queue()
+	if s.kind == compute {
 		r.times.Compute += s.seconds
-	case copies:
-		r.queue()
+	} else {
 		r.times.Copies += s.seconds
-	case carry:
-		r.times.Exposed += s.seconds
 	}
+}
+
+// start queues an exchange, which shared cores carry at once.
+func (r *runner) start(s *step) {
+	r.queue()
+	r.clock += s.seconds
+	r.times.Exposed += s.seconds
 }
 
 // carried returns when the rank's link has carried a message that begins now, after those before it.
@@ -121,7 +125,6 @@ func (r *runner) until(end float64) {
 
 // begin gives the messages of an exchange to the rank's links, which carry them one after another.
 func (w *world) begin(r *runner, exchange int) {
-	r.queue()
 	list := r.exchanges[exchange]
 	spots := make([]spot, len(list))
 	for i := range list {
@@ -171,12 +174,12 @@ func alone(p *program) Rank {
 	for i := range r.steps {
 		switch s := &r.steps[i]; s.kind {
 		case begin:
-			r.queue()
-			for j := range r.exchanges[s.exchange] {
-				r.ends[s.exchange] = worse(r.ends[s.exchange], r.carried(&r.exchanges[s.exchange][j]))
+			r.start(s)
+			for j := range r.exchanges[s.of] {
+				r.ends[s.of] = worse(r.ends[s.of], r.carried(&r.exchanges[s.of][j]))
 			}
 		case wait:
-			r.until(r.ends[s.exchange])
+			r.until(r.ends[s.of])
 		default:
 			r.work(s)
 		}

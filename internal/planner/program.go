@@ -1,0 +1,155 @@
+package planner
+
+import (
+	"math"
+
+	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/ring"
+)
+
+// kind is what a step of a program does.
+type kind uint8
+
+const (
+	compute kind = iota // a call
+	copies              // of that many bytes, read and written
+	begin               // an exchange
+	wait                // for an exchange
+)
+
+// A step is one thing that a rank queues.
+type step struct {
+	kind    kind
+	of      int     // the number of the call or of the exchange, or bytes
+	seconds float64 // of compute and copies; of begin, where cores send, all that it sends
+}
+
+// A message is all bytes of one exchange between two ranks, one way.
+type message struct {
+	peer    int
+	sends   bool
+	link    uint8 // of the rank: 0 to its host, 1 to others
+	count   int   // of messages
+	bytes   int64
+	seconds float64
+}
+
+// A program is all that a rank queues in a pass, in order.
+type program struct {
+	rank      int
+	host      float64 // seconds to queue one thing
+	steps     []step
+	calls     []Call
+	exchanges [][]message
+}
+
+func (x *program) add(k kind, of int) { x.steps = append(x.steps, step{kind: k, of: of}) }
+
+// programOf records a pass by the schedule of a rank.
+func programOf(s *ring.Schedule, a Attention, rows int, backward bool) (*program, error) {
+	r := Recorder{bare: true, program: &program{rank: s.Rank}}
+	err := r.Run(s, a, rows, backward)
+	return r.program, err
+}
+
+// prices are the costs of one attention at one place. Each is asked for once.
+type prices struct {
+	a         Attention
+	at        Place
+	costs     Costs
+	calls     map[callKey]float64
+	transfers map[transferKey]float64
+	copied    map[int]float64
+}
+
+func newPrices(a Attention, at Place, c Costs) *prices {
+	return &prices{a: a, at: at, costs: c, calls: map[callKey]float64{}, transfers: map[transferKey]float64{}, copied: map[int]float64{}}
+}
+
+// once returns the value of a key, which it asks for the first time.
+func once[K comparable](known map[K]float64, key K, ask func() float64) float64 {
+	t, ok := known[key]
+	if !ok {
+		if t = ask(); math.IsNaN(t) {
+			t = math.Inf(1)
+		}
+		known[key] = t
+	}
+	return t
+}
+
+// price sets the times of a program.
+func (p *prices) price(x *program) {
+	x.host = p.costs.Host(1)
+	for i := range x.steps {
+		switch s := &x.steps[i]; s.kind {
+		case compute:
+			s.seconds = p.call(&x.calls[s.of])
+		case copies:
+			s.seconds = once(p.copied, s.of, func() float64 { return p.costs.Copy(int64(s.of)) })
+		case begin:
+			s.seconds = p.begin(x.rank, x.exchanges[s.of])
+		}
+	}
+}
+
+// begin sets the times of messages, or where cores do the work of links, returns their sum: no core is left to compute
+// beside them.
+func (p *prices) begin(rank int, list []message) (carried float64) {
+	for i := range list {
+		m := &list[i]
+		if m.seconds = p.transfer(rank, m); p.at.Shared {
+			if m.sends {
+				carried += m.seconds
+			}
+			m.seconds = 0
+		}
+	}
+	return carried
+}
+
+// A transferKey determines the time of messages: all ranks of a host are alike, and so are those of different ones.
+type transferKey struct {
+	link  uint8
+	count int
+	bytes int64
+}
+
+// transfer returns the time of a message, and sets its link.
+func (p *prices) transfer(rank int, m *message) float64 {
+	if m.link = 0; p.at.host(m.peer) != p.at.host(rank) {
+		m.link = 1
+	}
+	return once(p.transfers, transferKey{m.link, m.count, m.bytes}, func() float64 {
+		from, to := p.at.First+rank, p.at.First+m.peer
+		if !m.sends {
+			from, to = to, from
+		}
+		return p.costs.Exchange(from, to, m.bytes, m.count)
+	})
+}
+
+// fewTiles is the most tiles of a call that are compared one by one.
+const fewTiles = 4
+
+// A callKey determines the time of a call.
+type callKey struct {
+	n           int
+	tiles       [fewTiles]partition.Tile
+	many        *partition.Tile // the first of more tiles: groups of heads have the same
+	heads, kv   int
+	first, last bool
+	backward    bool
+}
+
+// call returns the seconds of a call.
+func (p *prices) call(c *Call) float64 {
+	c.Backend, c.Deterministic = p.a.Backend, p.a.Deterministic
+	key := callKey{n: len(c.Tiles), heads: c.Heads, kv: c.KVHeads, first: c.First, last: c.Last, backward: c.Backward}
+	if len(c.Tiles) <= fewTiles {
+		copy(key.tiles[:], c.Tiles)
+	} else {
+		key.many = &c.Tiles[0]
+	}
+	return once(p.calls, key, func() float64 { return p.costs.Call(*c) })
+}
