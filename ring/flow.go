@@ -20,7 +20,7 @@ func (s *stop) carried() partition.Range { return s.here.Hull(s.after) }
 
 // stops is what rank sees pass: in hop h the block of the rank h before it.
 func (p *Planner) stops(rank int) []stop {
-	seen := p.room.stops(p.size)
+	seen := make([]stop, p.size)
 	for h := range seen {
 		owner := (rank - h + p.size) % p.size
 		if p.table != nil {
