@@ -14,8 +14,8 @@ import (
 	"github.com/cprun/cprun/ring"
 )
 
-// demand is the largest demands of the ranks of a context group. They do not depend on recomputation and on the chunks
-// of the loss, so that Fit, which tries several, finds them once.
+// A demand holds the largest demands of the ranks of a context group. They do not depend on recomputation and on the
+// chunks of the loss, so that Fit, which tries several, finds them once.
 type demand struct {
 	tokens            int   // of a sample
 	buffers           int64 // bytes of the ring's arena, for one layer, forward and backward
@@ -23,11 +23,10 @@ type demand struct {
 	works             map[heads]work
 }
 
-// heads is how many a rank computes with, of queries and of keys. It is the same on all ranks unless
-// they trade heads, and these do not divide.
+// A heads counts the heads of queries and of keys in one pass of the kernel.
 type heads struct{ q, kv int }
 
-// work is what the ranks with so many heads ask of the kernel.
+// A work is the load of the kernel, by its heads.
 type work struct {
 	calls   int // in one forward pass
 	queries int // rows of them
@@ -84,14 +83,13 @@ func demandOf(cfg *config.Config, machine machine.Machine, kinds map[int]planner
 	return d, nil
 }
 
-// manyRanks is the most ranks of a context group that are all looked at.
+// manyRanks limits the ranks of a context group that demandOf runs one by one.
 const manyRanks = 64
 
-// sampledRanks is the number of ranks that stand for more. The ranks of a layout differ little.
+// sampledRanks is the size of a sample of more ranks. The ranks of a layout differ little.
 const sampledRanks = 16
 
-// looked lists the ranks of a group to look at: all, or if they are many, the first ones, which are shown, and some that lie
-// evenly among all, with the last.
+// looked lists the ranks to run: all, or of many the first ones, which a plan shows, and an even sample with the last.
 func looked(size, shown int) (list []int) {
 	for r := range size {
 		if size <= manyRanks || r < shown {
@@ -134,7 +132,7 @@ func ByWindow(cfg *config.Config, kinds map[int]planner.Way) func(window int) *c
 	}
 }
 
-// specOf is an attention of the config over ranks.
+// specOf returns the input of the schedules of the config.
 func specOf(cfg *config.Config, shape partition.Shape) ring.Spec {
 	p := &cfg.Parallel
 	return ring.Spec{
@@ -143,7 +141,7 @@ func specOf(cfg *config.Config, shape partition.Shape) ring.Spec {
 	}
 }
 
-// and is a work that is enough for both.
+// and returns a work that is enough for both.
 func (w work) and(b work) work {
 	return work{max(w.calls, b.calls), max(w.queries, b.queries), max(w.keys, b.keys)}
 }
@@ -167,8 +165,8 @@ func (d *demand) add(cfg *config.Config, s *ring.Schedule, tokens int, layers in
 	return r.Hops, nil
 }
 
-// recorded runs the passes of a layer by a rank's schedule. It returns the recorder of both, with the hops of the forward
-// pass, and the bytes that each sends for one micro batch, whose packed samples go one by one.
+// recorded runs both passes of a layer by a rank's schedule. It returns their recorder, with the hops of the forward pass,
+// and the bytes sent for one micro batch, in which packed samples follow each other.
 func recorded(cfg *config.Config, s *ring.Schedule, tokens int) (r planner.Recorder, forward, backward int64, err error) {
 	a := Case(cfg, backend.DType(cfg), cfg.Parallel.Context, planner.Place{}).Attention
 	times := int64(cfg.Train.MicroBatchSize / a.Batch)
@@ -185,7 +183,7 @@ func recorded(cfg *config.Config, s *ring.Schedule, tokens int) (r planner.Recor
 	return r, forward, backward, err
 }
 
-// localTokens is the tokens of a sample on a rank.
+// localTokens returns the tokens of a sample on a rank.
 func localTokens(cfg *config.Config, machine machine.Machine, shape partition.Shape, rank int) int {
 	n := partition.Count(shape.Layout.Spans(shape.SeqQ, shape.Size, rank))
 	if cfg.Data.PackDocuments && machine.Arch != 0 {

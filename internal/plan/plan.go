@@ -73,7 +73,7 @@ type Span struct {
 	Stride int `json:"stride"`
 }
 
-// maxRankHops bounds the ranks in Plan.Hops, whose size is the square of the ranks: 1,024 ranks would take 2 GB.
+// maxRankHops limits the ranks in Plan.Hops, since 1,024 ranks of as many hops would take 2 GB.
 const maxRankHops = 128
 
 // RankHops has the hops of one rank's forward pass.

@@ -1,7 +1,6 @@
 package planner
 
 import (
-	"math"
 	"runtime"
 	"slices"
 
@@ -11,20 +10,20 @@ import (
 	"github.com/cprun/cprun/ring"
 )
 
-// Place is where the ranks of a context group stand.
+// A Place maps the ranks of a context group to hosts.
 type Place struct {
 	First   int // the global rank of the group's rank 0; the others follow it
-	PerHost int // ranks of a host, which stand in order; 0: all on one
-	// Shared says that the ranks of a host share its cores, and costs are those of a time when all compute. One that
-	// has less to do leaves the cores to the others, so each takes as long for its calls as all do on average. Cores
-	// carry messages, too, and compute nothing meanwhile.
+	PerHost int // consecutive ranks of a host; 0: all are on one
+	// Shared says that the ranks of a host share its cores, and costs hold while all compute. A rank with less work
+	// leaves its cores to the others, so that all take the average time for calls. Cores also carry messages, and
+	// compute nothing meanwhile.
 	Shared bool
-	// Cores are those of a host, where it is known. Where each gets as many ranks as any other, package launch has each
-	// rank keep to one: cores are left to those of the same core only.
+	// Cores is the number of cores of a host; 0: not known. If every core gets the same number of ranks, package launch
+	// pins each rank to one, and a rank shares only with the ranks of its core.
 	Cores int
 }
 
-// sharers is a number that ranks have in common which leave each other the cores.
+// sharers returns the number of the cores that a rank shares.
 func (p Place) sharers(rank int) int {
 	host, n := p.host(rank), p.PerHost
 	if p.Cores < 2 || n < p.Cores || n%p.Cores != 0 {
@@ -33,7 +32,7 @@ func (p Place) sharers(rank int) int {
 	return host*p.Cores + (p.First+rank)%n*p.Cores/n
 }
 
-// host is the host of a rank of the group.
+// host returns the host of a rank of the group.
 func (p Place) host(rank int) int {
 	if p.PerHost <= 0 {
 		return 0
@@ -41,7 +40,7 @@ func (p Place) host(rank int) int {
 	return (p.First + rank) / p.PerHost
 }
 
-// ExactRanks is the most ranks of which Passes follows each one.
+// ExactRanks limits the ranks that Passes follows one by one.
 const ExactRanks = 64
 
 // A Result is the times of one pass.
@@ -65,10 +64,10 @@ type Rank struct {
 }
 
 // Passes simulates the forward and the backward pass of one attention on the ranks of a context group. Each rank
-// queues what the loop of package ring asks of a Recorder.
+// queues the requests of the real loop of package ring.
 //
 // A message goes when both its ends have begun, and each direction of a link carries one at a time, in the
-// order in which its rank has them. A message whose peer is late holds up no other. A rank has two links: to
+// order in which its rank has them. A message with a late peer holds up no other. A rank has two links: to
 // the ranks of its host, and to other hosts. Every time here is a maximum of sums of costs, so a higher cost
 // never makes a pass faster.
 func Passes(algorithm string, s ring.Spec, a Attention, at Place, c Costs) (forward, backward Result, err error) {
@@ -155,13 +154,13 @@ func (p *prices) pass(programs []*program, sampled bool) (Result, error) {
 	return all, nil
 }
 
-// share has ranks that leave each other the cores take as long as they do on average: for calls, and for carrying messages.
+// share averages the times of calls, and of carrying messages, over the ranks that share cores.
 func (p Place) share(programs []*program) {
 	p.average(programs, func(s *step) bool { return s.kind == compute || s.kind == copies })
 	p.average(programs, func(s *step) bool { return s.kind == begin })
 }
 
-// average makes the sums of some steps alike on ranks that leave each other the cores.
+// average scales some steps so that their sums are equal on the ranks that share cores.
 func (p Place) average(programs []*program, is func(*step) bool) {
 	total, ranks := map[int]float64{}, map[int]float64{}
 	own := make([]float64, len(programs))
@@ -187,11 +186,11 @@ func (p Place) average(programs []*program, is func(*step) bool) {
 	}
 }
 
-// samples is how many ranks are followed, apart from those at edges.
+// samples counts the ranks that are followed besides the ranks at edges.
 const samples = 4
 
-// sample is the ranks that are followed: the first and the last, both sides of the first edge between hosts,
-// and some between.
+// sample returns the ranks to follow: the first and the last, both sides of the first edge between hosts, and some
+// between.
 func (p Place) sample(ranks int) (list []int) {
 	for i := range samples {
 		list = append(list, i*(ranks-1)/(samples-1))
@@ -203,7 +202,7 @@ func (p Place) sample(ranks int) (list []int) {
 	return slices.Compact(list)
 }
 
-// edge is the first rank that stands on another host than rank 0; 0: there is none.
+// edge returns the first rank on another host than rank 0; 0: there is none.
 func (p Place) edge(ranks int) int {
 	if p.PerHost <= 0 {
 		return 0
@@ -212,12 +211,4 @@ func (p Place) edge(ranks int) int {
 		return edge
 	}
 	return 0
-}
-
-// worse is the larger of two times, or what is not known.
-func worse(a, b float64) float64 {
-	if math.IsNaN(a) || math.IsNaN(b) {
-		return math.Inf(1)
-	}
-	return max(a, b)
 }

@@ -7,7 +7,7 @@ import (
 	"github.com/cprun/cprun/ring"
 )
 
-// kind is what a step of a program does.
+// A kind names the work of a step.
 type kind uint8
 
 const (
@@ -52,7 +52,7 @@ func programOf(s *ring.Schedule, a Attention, rows int, backward bool) (*program
 	return r.program, err
 }
 
-// prices are the costs of one attention at one place. Each is asked for once.
+// A prices holds the costs of one attention at one place, each of which it asks for once.
 type prices struct {
 	a         Attention
 	at        Place
@@ -66,7 +66,7 @@ func newPrices(a Attention, at Place, c Costs) *prices {
 	return &prices{a: a, at: at, costs: c, calls: map[callKey]float64{}, transfers: map[transferKey]float64{}, copied: map[int]float64{}}
 }
 
-// once returns the value of a key, which it asks for the first time.
+// once returns the time of a key, and asks for it the first time. Unknown times are infinite.
 func once[K comparable](known map[K]float64, key K, ask func() float64) float64 {
 	t, ok := known[key]
 	if !ok {
@@ -108,7 +108,7 @@ func (p *prices) begin(rank int, list []message) (carried float64) {
 	return carried
 }
 
-// A transferKey determines the time of messages: all ranks of a host are alike, and so are those of different ones.
+// A transferKey determines the time of messages, since all pairs of ranks over one link are alike.
 type transferKey struct {
 	link  uint8
 	count int
@@ -129,7 +129,7 @@ func (p *prices) transfer(rank int, m *message) float64 {
 	})
 }
 
-// fewTiles is the most tiles of a call that are compared one by one.
+// fewTiles limits the tiles of a call that are compared one by one.
 const fewTiles = 4
 
 // A callKey determines the time of a call.

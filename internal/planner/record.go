@@ -26,8 +26,8 @@ type Attention struct {
 	Dim, DimV     int // of a head of k, and of v
 }
 
-// A Recorder is the devices of one rank without data: a ring over it runs its real loop, and the Recorder counts
-// what the loop asks for. The zero value is ready for use.
+// A Recorder stands in for the devices of one rank. A ring over it runs its real loop without data, and the Recorder
+// notes all requests. The zero value is ready for use.
 //
 //	var r planner.Recorder
 //	err := r.Run(schedule, attention, rows, backward)
@@ -64,7 +64,7 @@ type Hop struct {
 	SendBytes int64  `json:"send_bytes"`
 }
 
-// Work is the largest of what one forward pass asks of the kernel.
+// Work is the load of one forward pass on the kernel: its heads, its calls, and the most rows of one.
 type Work struct {
 	Heads, KVHeads int
 	Calls          int
@@ -247,7 +247,7 @@ func (r exchanger) Exchange(send, recv []comm.Message) (comm.Pending, error) {
 // A place is an index of the list of an exchange.
 type place struct{ exchange, index int }
 
-// add adds a message of n bytes to those of the present exchange with the same peer and direction.
+// add adds n bytes to the message of the present exchange with that peer and direction.
 func (r *Recorder) add(peer int, sends bool, n int64) {
 	at := 2 * peer
 	if sends {

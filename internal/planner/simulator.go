@@ -7,7 +7,7 @@ import (
 	"github.com/cprun/cprun/ring"
 )
 
-// common is what the kinds of layers of a case have in common.
+// common caches the layouts and indexes that all kinds of layers of a case share.
 type common struct {
 	costs   Costs
 	layouts map[string]partition.Layout
@@ -26,26 +26,26 @@ type simulator struct {
 	Case
 	*common
 	kind    Kind
-	exact   int // most ranks of which each is followed
+	exact   int // most ranks that are followed one by one
 	shards  map[string]*shards
 	groups  map[Way]*group
 	follows map[followKey][]int
 	prices  map[string]*prices // by backend
 	times   map[onePass]float64
-	last    [2]struct { // forward and backward: what was recorded last
+	last    [2]struct { // the latest recording of each pass
 		*group
 		programs []*program
 	}
 }
 
-// shards is the partition of a sequence by one layout, under the mask of one kind.
+// A shards is the partition of a sequence by one layout, under the mask of one kind.
 type shards struct {
 	partition.Shape
 	index *partition.Index
 	halo  bool // the rows of a window come in one hop
 }
 
-// onePass is a pass that several strategies have in common.
+// A onePass is a pass that several strategies share.
 type onePass struct {
 	Way
 	backward bool
@@ -112,11 +112,11 @@ func (s *simulator) layout(name string) (partition.Layout, error) {
 	return s.layouts[name], nil
 }
 
-// preparedRanks is the most ranks whose needs of each other are found at once. With more ranks they are if few pairs
-// have a document in common.
+// preparedRanks limits the ranks for which an index finds the needs of all pairs at once. It also does for more ranks if
+// few pairs share a document.
 const preparedRanks = 256
 
-// prepared reports whether they are.
+// prepared reports whether an index should do so.
 func (s *simulator) prepared(x *partition.Index) bool {
 	return len(s.Docs) > 0 && (s.Ranks <= preparedRanks || 2*x.Meetings() <= s.Ranks*s.Ranks)
 }
@@ -204,11 +204,11 @@ func (s *simulator) group(x *shards, w Way) (*group, error) {
 	return g, err
 }
 
-// fewRanks is the most ranks whose pairs are all asked for, to choose the ranks to follow.
+// fewRanks limits the ranks for which busiest goes over all pairs.
 const fewRanks = 16
 
-// follow returns the ranks that stand for all: that with most work, those whose keys take longest to come and to go, and
-// those at the edge of a host.
+// follow returns the ranks that represent all: the rank with most work, the busiest, and both sides of the edge of a
+// host.
 func (s *simulator) follow(x *shards, w Way) []int {
 	traders := ring.Traders(w.Algorithm, s.Ranks, w.Inner)
 	key := followKey{w.Layout, traders}
@@ -231,8 +231,8 @@ func (s *simulator) follow(x *shards, w Way) []int {
 	return s.follows[key]
 }
 
-// busiest returns the ranks whose keys take longest to come, and to go, if every rank sends what others need. It returns
-// none without documents, when all ranks need alike, and for so many ranks that they have many pairs.
+// busiest returns the ranks that take longest to receive, and to send, keys. It returns none without documents, since all
+// ranks then need alike, and none for more than fewRanks.
 func (s *simulator) busiest(x *shards) []int {
 	if len(s.Docs) == 0 || s.Ranks > fewRanks {
 		return nil

@@ -109,13 +109,13 @@ func (r *runner) carried(m *message) float64 {
 	return *free
 }
 
-// queue has the host queue one thing more.
+// queue counts one more thing that the host queues.
 func (r *runner) queue() {
 	r.host += r.program.host
 	r.times.Calls++
 }
 
-// until has the device wait until a transfer has ended.
+// until advances the device to the end of a transfer.
 func (r *runner) until(end float64) {
 	if end > r.clock {
 		r.times.Exposed += end - r.clock
@@ -148,7 +148,7 @@ func (w *world) begin(r *runner, exchange int) {
 	r.spots[exchange] = spots
 }
 
-// wait has the rank wait for an exchange, or returns false if a peer has not begun it.
+// wait waits for an exchange, or returns false if a peer has not begun it.
 func (w *world) wait(r *runner, exchange int) bool {
 	end := r.clock
 	for i, s := range r.spots[exchange] {
@@ -161,14 +161,14 @@ func (w *world) wait(r *runner, exchange int) bool {
 			return false
 		}
 		mine, peer := own[s.n], other[s.n]
-		end = max(end, worse(max(mine.end, peer.end), max(mine.begin, peer.begin)+m.seconds))
+		end = max(end, mine.end, peer.end, max(mine.begin, peer.begin)+m.seconds)
 	}
 	r.spots[exchange] = nil
 	r.until(end)
 	return true
 }
 
-// alone runs the program of a rank whose peers do as it does: its messages have come when its own links have carried them.
+// alone runs the program of a rank as if its peers ran the same: its messages arrive when its own links have carried them.
 func alone(p *program) Rank {
 	r := runner{program: p, ends: make([]float64, len(p.exchanges)), times: Rank{Rank: p.rank}}
 	for i := range r.steps {
@@ -176,7 +176,7 @@ func alone(p *program) Rank {
 		case begin:
 			r.start(s)
 			for j := range r.exchanges[s.of] {
-				r.ends[s.of] = worse(r.ends[s.of], r.carried(&r.exchanges[s.of][j]))
+				r.ends[s.of] = max(r.ends[s.of], r.carried(&r.exchanges[s.of][j]))
 			}
 		case wait:
 			r.until(r.ends[s.of])
@@ -200,6 +200,6 @@ func (r *runner) end() Rank {
 
 // add adds a rank.
 func (res *Result) add(r Rank) {
-	res.Seconds = worse(res.Seconds, r.End)
+	res.Seconds = max(res.Seconds, r.End)
 	res.Ranks = append(res.Ranks, r)
 }
