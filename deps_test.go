@@ -78,13 +78,12 @@ var allowed = map[string]string{
 	"internal/backend": "attention/backends internal/config internal/machine partition tensor",
 	"internal/device": "attention attention/backends internal/files internal/machine internal/model internal/optim kernels/cpu tensor" +
 		" | internal/cuda internal/cuda/blas internal/cuda/dnn internal/nccl internal/gpu",
-	"internal/state":    "internal/model internal/optim tensor",
-	"internal/rehearse": "attention comm internal/hf ring tensor",
-	"internal/planner":  "attention/backends partition ring tensor",
+	"internal/state":   "internal/model internal/optim tensor",
+	"internal/planner": "attention attention/backends comm partition ring tensor",
 	"internal/plan": "attention attention/backends internal/backend internal/config internal/cost internal/machine internal/model internal/planner" +
-		" internal/rehearse internal/state internal/terminal kernels/cpu internal/gpu partition ring tensor",
+		" internal/state internal/terminal kernels/cpu internal/gpu partition ring tensor",
 	"internal/train": "attention comm internal/checkpoint internal/config internal/data internal/device internal/files internal/hf internal/metrics" +
-		" internal/model internal/optim internal/planner internal/rehearse internal/state partition ring tensor",
+		" internal/model internal/optim internal/planner internal/state partition ring tensor",
 	"internal/attend": "attention attention/backends attention/qkv comm internal/config internal/device internal/files internal/machine" +
 		" internal/safetensors internal/terminal partition ring tensor",
 	"internal/report": "internal/experiment internal/files internal/machine internal/metrics internal/readable internal/terminal",

@@ -18,10 +18,10 @@ func (p *Planner) gatherBefore(rank int) []Hop {
 	call.Keys = Block{gathered, 0, g.Rows}
 	call.Grads, call.Tiles = call.Keys, g.Tiles
 	own, n := 0, len(g.Runs)
-	call.From, first.RecvKV, home.SendGrad = p.sources(n), p.room.moves(n)[:0], p.room.moves(n)[:0]
+	call.From, first.RecvKV, home.SendGrad = make([]Source, 0, n), make([]Move, 0, n), make([]Move, 0, n)
 	for _, r := range g.Runs {
 		here := Block{gathered, r.At, r.At + r.Rows.Len()}
-		call.From = p.source(call.From, r.Owner, r.Rows)
+		call.From = append(call.From, Source{Rank: r.Owner, Rows: r.Rows})
 		first.RecvKV = append(first.RecvKV, Move{r.Owner, here})
 		home.SendGrad = append(home.SendGrad, Move{r.Owner, here})
 		if r.Owner == rank {
@@ -37,9 +37,9 @@ func (p *Planner) gatherBefore(rank int) []Hop {
 		first.Grads = Block{0, 0, all} // nothing may come for some rows, so that all are set
 	}
 	if list, ok := p.index.Readers(rank); ok && own < g.Rows {
-		first.SendKV = append(p.room.moves(n + len(list))[:0], first.SendKV...)
-		home.RecvGrad = append(p.room.moves(n + len(list))[:0], home.RecvGrad...)
-		home.Fold = p.room.folds(2 * len(list))[:0]
+		first.SendKV = append(make([]Move, 0, n+len(list)), first.SendKV...)
+		home.RecvGrad = append(make([]Move, 0, n+len(list)), home.RecvGrad...)
+		home.Fold = make([]Fold, 0, 2*len(list))
 	}
 	back := 0
 	var runs []partition.Run // of one reader
@@ -53,5 +53,5 @@ func (p *Planner) gatherBefore(rank int) []Hop {
 			home.Fold = append(home.Fold, Fold{Block{0, r.Rows.Lo, r.Rows.Hi}, b})
 		}
 	}
-	return append(p.room.hops(3)[:0], first, call, home)
+	return []Hop{first, call, home}
 }

@@ -6,21 +6,21 @@ import (
 	"github.com/cprun/cprun/partition"
 )
 
-// stop is one visit of an owner's block at a rank: who needs which of its rows.
+// A stop is one visit of an owner's block at a rank, with the rows that ranks need of it.
 type stop struct {
-	before, here, after partition.Range // the ranks it visited before, this rank, those behind it
-	last                int             // the last hop in which anybody computes with the block; 0: none
+	before, here, after partition.Range // the rows for earlier visits, for this rank, for later visits
+	last                int             // the last hop in which a rank computes with the block; 0: none
 }
 
-// summed is the rows of the gradient that this rank and those before it have added to.
+// summed returns the rows of the gradient that this rank and earlier ones have added to.
 func (s *stop) summed() partition.Range { return s.before.Hull(s.here) }
 
-// carried is the rows that must arrive here: what this rank or anybody behind it needs.
+// carried returns the rows that must arrive here, for this rank or a later one.
 func (s *stop) carried() partition.Range { return s.here.Hull(s.after) }
 
-// stops is what rank sees pass: in hop h the block of the rank h before it.
+// stops returns the blocks that pass a rank: in hop h the block of the rank h before it.
 func (p *Planner) stops(rank int) []stop {
-	seen := p.room.stops(p.size)
+	seen := make([]stop, p.size)
 	for h := range seen {
 		owner := (rank - h + p.size) % p.size
 		if p.table != nil {
@@ -32,8 +32,7 @@ func (p *Planner) stops(rank int) []stop {
 	return seen
 }
 
-// need is the rows of owner's block that the rank h behind it needs. The owner itself needs no
-// transfer.
+// need returns the rows of owner's block that the rank h after it needs. The owner itself needs no transfer.
 func (p *Planner) need(owner, h int) partition.Range {
 	if h == 0 {
 		return partition.Range{}
@@ -41,8 +40,8 @@ func (p *Planner) need(owner, h int) partition.Range {
 	return p.index.Needs((owner+h)%p.size, owner)
 }
 
-// stop asks for one stop of owner's block. Ranks are asked until the answer cannot change any more,
-// which is soon: under most masks somebody near needs the whole block.
+// stop returns one stop of owner's block. It asks ranks until the answer cannot change any more. Under most masks that is
+// soon, since a near rank needs the whole block.
 func (p *Planner) stop(owner, h int) stop {
 	if readers, ok := p.index.Readers(owner); ok {
 		return p.stopAmong(readers, owner, h)
@@ -66,7 +65,7 @@ func (p *Planner) stop(owner, h int) stop {
 	return s
 }
 
-// stopAmong is a stop by all ranks that need anything of the block.
+// stopAmong returns a stop by the list of all readers of the block.
 func (p *Planner) stopAmong(readers []partition.Need, owner, h int) (s stop) {
 	for i := range readers {
 		n := &readers[i]
@@ -88,8 +87,8 @@ func (p *Planner) stopAmong(readers []partition.Need, owner, h int) (s stop) {
 	return s
 }
 
-// remember keeps the stops of all blocks, where there are any, for a caller that asks for every rank. It asks for each
-// pair of ranks once.
+// remember keeps the stops of all blocks, if the algorithm has any, for a caller that asks for every rank. It asks for
+// each pair of ranks once.
 func (p *Planner) remember() {
 	if p.algorithm == "allgather" || p.halo {
 		return
@@ -100,7 +99,7 @@ func (p *Planner) remember() {
 	}
 }
 
-// visits is the stops of owner's block, hop by hop.
+// visits returns the stops of owner's block, hop by hop.
 func (p *Planner) visits(owner int) []stop {
 	stops := make([]stop, p.size)
 	last := 0
@@ -119,7 +118,7 @@ func (p *Planner) visits(owner int) []stop {
 	return stops
 }
 
-// ahead is the ranks that may need keys of rank, from the next one on around to the one before it.
+// ahead yields the ranks that may need keys of rank, from the next one around to the one before it.
 func (p *Planner) ahead(rank int) iter.Seq[int] {
 	return func(yield func(int) bool) {
 		list, ok := p.index.Readers(rank)
@@ -140,7 +139,7 @@ func (p *Planner) ahead(rank int) iter.Seq[int] {
 	}
 }
 
-// behind is the ranks of which rank may need keys, from the one before it back around to the next one.
+// behind yields the ranks that rank may need keys of, from the one before it back around to the next one.
 func (p *Planner) behind(rank int) iter.Seq[int] {
 	return func(yield func(int) bool) {
 		list, ok := p.index.Owners(rank)
@@ -161,7 +160,7 @@ func (p *Planner) behind(rank int) iter.Seq[int] {
 	}
 }
 
-// firstFrom is the first of the needs, which are in the order of their peers, whose peer is not before rank.
+// firstFrom returns the first of the needs, sorted by peer, with a peer not before rank.
 func firstFrom(list []partition.Need, rank int) int {
 	i := 0
 	for i < len(list) && list[i].Peer < rank {

@@ -20,15 +20,15 @@ func (p *Planner) ring(rank int) *Schedule {
 	n := p.size
 	stops := p.stops(rank)
 	next, before := (rank+1)%n, (rank-1+n)%n
-	hops := p.room.hops(n + 1)
-	room := singles{moves: p.room.moves(4 * n)[:0], folds: p.room.folds(n)[:0]}
+	hops := make([]Hop, n+1)
+	room := singles{moves: make([]Move, 0, 4*n), folds: make([]Fold, 0, n)}
 	hops[0] = p.own(rank)
 	for h := range n {
 		hop, owner := &hops[h], (rank-h+n)%n
 		if h > 0 {
 			if here := stops[h].here; here.Len() > 0 {
 				hop.Tiles, hop.Keys = p.index.Tiles(rank, owner), Block{kvBuffer(h), 0, here.Hi}
-				hop.From = p.from(owner, here.Hi)
+				hop.From = from(owner, here.Hi)
 			}
 		}
 		if h+1 < n {
@@ -156,10 +156,10 @@ func (p *Planner) gatherBeside(rank int) []Hop {
 	rows, back := 0, 0
 	var ranges []partition.Range // of one peer
 	if list, ok := p.index.Owners(rank); ok {
-		first.RecvKV, third.SendGrad, second.From = p.room.moves(2 * len(list))[:0], p.room.moves(2 * len(list))[:0], p.sources(len(list))
+		first.RecvKV, third.SendGrad, second.From = make([]Move, 0, 2*len(list)), make([]Move, 0, 2*len(list)), make([]Source, 0, len(list))
 	}
 	if list, ok := p.index.Readers(rank); ok {
-		first.SendKV, third.RecvGrad, third.Fold = p.room.moves(2 * len(list))[:0], p.room.moves(2 * len(list))[:0], p.room.folds(2 * len(list))[:0]
+		first.SendKV, third.RecvGrad, third.Fold = make([]Move, 0, 2*len(list)), make([]Move, 0, 2*len(list)), make([]Fold, 0, 2*len(list))
 	}
 	// Rank r talks to r+d and r-d in turn d, so that no rank is the first peer of all.
 	for to := range p.ahead(rank) {
@@ -181,7 +181,7 @@ func (p *Planner) gatherBeside(rank int) []Hop {
 			b := Block{fetched, rows, rows + need.Len()}
 			first.RecvKV = append(first.RecvKV, Move{from, b})
 			third.SendGrad = append(third.SendGrad, Move{from, b})
-			second.From = p.source(second.From, from, need)
+			second.From = append(second.From, Source{Rank: from, Rows: need})
 			rows = b.Hi
 		}
 	}
@@ -189,5 +189,5 @@ func (p *Planner) gatherBeside(rank int) []Hop {
 		second.Keys = Block{fetched, 0, rows}
 		second.Grads = second.Keys
 	}
-	return append(p.room.hops(3)[:0], first, second, third)
+	return []Hop{first, second, third}
 }

@@ -199,7 +199,6 @@ type Planner struct {
 	before    struct{ forward, backward bool } // ... and before the only kernel call of that pass
 	pattern   func(*Planner, int) *Schedule
 	table     [][]stop // of each owner and hop; nil: not kept
-	room      *room    // nil: schedules have memory of their own
 }
 
 // NewPlanner returns a planner for a caller that asks for many ranks, and need not keep all their
@@ -297,37 +296,15 @@ func (p *Planner) Schedule(rank int) *Schedule {
 // own returns hop 0 of every algorithm: the rank's queries against its own keys.
 func (p *Planner) own(rank int) Hop {
 	whole := Block{0, 0, p.index.Keys(rank)}
-	return Hop{Label: p.hopLabel(0, rank), Keys: whole, Grads: whole, Tiles: p.index.Tiles(rank, rank), From: p.from(rank, whole.Hi)}
-}
-
-// sources returns a slice with capacity n.
-func (p *Planner) sources(n int) []Source {
-	if p.room != nil {
-		return nil
-	}
-	return make([]Source, 0, n)
-}
-
-// source adds a source, unless the schedule is only costed.
-func (p *Planner) source(to []Source, owner int, rows partition.Range) []Source {
-	if p.room != nil {
-		return nil
-	}
-	return append(to, Source{Rank: owner, Rows: rows})
+	return Hop{Label: p.hopLabel(0, rank), Keys: whole, Grads: whole, Tiles: p.index.Tiles(rank, rank), From: from(rank, whole.Hi)}
 }
 
 // from returns the first rows of an owner's keys, as they lie in a buffer.
-func (p *Planner) from(owner, rows int) []Source {
-	if p.room != nil {
-		return nil
-	}
+func from(owner, rows int) []Source {
 	return []Source{{Rank: owner, Rows: partition.Range{Hi: rows}}}
 }
 
 func (p *Planner) hopLabel(h, owner int) string {
-	if p.room != nil {
-		return ""
-	}
 	var b [48]byte
 	label, of := strconv.AppendInt(append(b[:0], "hop "...), int64(h), 10), " owner "
 	if p.inner > 1 {
@@ -374,9 +351,7 @@ func (p *Planner) finish(s *Schedule) *Schedule {
 	}
 	s.Shape, s.Part = p.shape, s.Rank
 	kv, grads := rows{p.index.Keys(s.Rank)}, rows{p.index.Keys(s.Rank)}
-	if p.room == nil {
-		s.each(func(h *Hop) { h.hold(&kv, &grads) })
-	}
+	s.each(func(h *Hop) { h.hold(&kv, &grads) })
 	s.KVRows, s.GradRows = kv, grads
 	return s
 }
@@ -438,9 +413,6 @@ func markEnds(hops []Hop) {
 
 // forwardOf returns the hops of a backward schedule without transfers of gradients, and without hops that are then empty.
 func (p *Planner) forwardOf(hops []Hop) []Hop {
-	if p.room != nil {
-		return share(hops)
-	}
 	n := 0
 	for i := range hops {
 		if hops[i].forward() {

@@ -237,24 +237,3 @@ func TestCallsOfAHop(t *testing.T) {
 		}
 	}
 }
-
-// Traffic counts the trades of heads, each type of row with its own bytes: q, O and LSE, K and V in the
-// forward pass, and q, dO, O, LSE, K and V, dQ, dK and dV in the backward pass.
-func TestTrafficOfTrades(t *testing.T) {
-	const rows, heads, kvHeads = 8, 4, 2
-	// Two ranks: half of the queries' heads and one head of keys go to the other.
-	shape := causalShape(2*rows, 2, partition.Contiguous{}, -1)
-	s, err := New("ulysses", Spec{Shape: shape, Heads: heads, KVHeads: kvHeads}, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	b := HeadBytes{Q: 1, O: 10, LSE: 100, KV: 1000, DQ: 10000, DKV: 100000}
-	forward, backward := s.Traffic(b, kvHeads)
-	const q, kv = rows * heads / 2, rows * kvHeads / 2
-	if want := q*(b.Q+b.O+b.LSE) + kv*b.KV; forward != want {
-		t.Errorf("forward sends %d bytes, want %d", forward, want)
-	}
-	if want := q*(b.Q+2*b.O+b.LSE+b.DQ) + kv*(b.KV+b.DKV); backward != want {
-		t.Errorf("backward sends %d bytes, want %d", backward, want)
-	}
-}

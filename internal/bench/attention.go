@@ -337,7 +337,8 @@ func (t *attentionRun) plan() (int64, error) {
 		if err != nil {
 			return err
 		}
-		p.ring.Kernel, p.ring.Comm, p.ring.Mover, p.ring.Stream = attention.Idle{}, silent{}, silent{}, silentStream{}
+		p.ring = (&planner.Recorder{}).Ring()
+		p.ring.Arena = meter
 		err = p.both()
 		most = max(most, meter.Peak())
 		return err
@@ -423,18 +424,26 @@ func (t *attentionRun) load(ctx context.Context, w Way, shape partition.Shape, r
 
 // share is how much of the row falls to the rank that has most.
 func (t *attentionRun) share(ctx context.Context, row *AttentionRow, p *pass) error {
-	forward, backward := t.traffic(p)
-	most, err := t.slowest(ctx, float64(p.q.Len(tensor.Seq)), float64(forward), float64(backward))
+	forward, backward, err := p.recorded()
+	if err != nil {
+		return err
+	}
+	most, err := t.slowest(ctx, float64(p.q.Len(tensor.Seq)), float64(forward.Sent), float64(backward.Sent))
 	if err == nil {
 		row.Tokens, row.SentForward, row.SentBackward = int(most[0]), int64(most[1]), int64(most[2])
 	}
 	return err
 }
 
-// traffic is the bytes that this rank sends in the two passes.
-func (t *attentionRun) traffic(p *pass) (forward, backward int64) {
-	dim, in, sum := int64(t.spec.HeadDim), int64(t.dtype.Size()), int64(p.grads.DK.DType().Size())
-	return p.schedule.Traffic(ring.HeadBytes{Q: dim * in, O: dim * in, LSE: sum, KV: 2 * dim * in, DQ: dim * sum, DKV: 2 * dim * sum}, t.spec.KVHeads)
+// recorded runs both passes over recorders.
+func (p *pass) recorded() (forward, backward planner.Recorder, err error) {
+	bare := *p
+	bare.ring = forward.Ring()
+	if err = bare.forward(); err == nil {
+		bare.ring = backward.Ring()
+		err = bare.backward()
+	}
+	return forward, backward, err
 }
 
 // baselines are what the row is compared with: the same calls without transfers, and one rank
@@ -477,8 +486,3 @@ func (silent) Wait()                                              {}
 func (silent) Sync(context.Context) error                         { return nil }
 func (silent) Copy(_, _ View)                                     {}
 func (silent) Add(_, _ View)                                      {}
-
-// silentStream takes no labels, which is all that a ring asks of a stream.
-type silentStream struct{ tensor.Stream }
-
-func (silentStream) Label(string) {}

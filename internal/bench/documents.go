@@ -190,8 +190,11 @@ func (t *attentionRun) pack(ctx context.Context, c *packed, docs []int) error {
 	if err != nil {
 		return err
 	}
-	sendsForward, sendsBackward := t.traffic(p)
-	of, err := t.slowest(ctx, forward, both, user, float64(sendsForward+sendsBackward), dispatch)
+	first, second, err := p.recorded()
+	if err != nil {
+		return err
+	}
+	of, err := t.slowest(ctx, forward, both, user, float64(first.Sent+second.Sent), dispatch)
 	if err != nil {
 		return err
 	}

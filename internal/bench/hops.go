@@ -11,11 +11,10 @@ import (
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/device"
-	"github.com/cprun/cprun/ring"
 	"github.com/cprun/cprun/tensor"
 )
 
-// trace is what the compute stream did in one pass.
+// A trace collects the work of the compute stream in one pass.
 type trace struct {
 	mu    sync.Mutex
 	spans []tensor.Span // guarded by mu
@@ -27,12 +26,11 @@ func (t *trace) add(s tensor.Span) {
 	t.spans = append(t.spans, s)
 }
 
-// hopRounds is how many traced passes the figures of a hop are the medians of, at most.
+// hopRounds limits the traced passes, of which hops takes medians.
 const hopRounds = 5
 
-// hops is a forward and backward pass taken apart, on the rank that takes longest: the medians of
-// some passes, with as many without transfers in turns with them, since clocks change with the
-// warmth of the devices. seconds is what a pass takes.
+// hops takes a forward and backward pass apart, on the rank that takes longest. It returns medians of some passes. Passes
+// without transfers take turns with them, since clocks change as devices get warm. A pass takes about that many seconds.
 func (t *attentionRun) hops(ctx context.Context, p *pass, seconds float64) ([]HopTimes, error) {
 	quiet := *p
 	quiet.ring.Comm = silent{} // the buffers still hold keys that came from the others
@@ -61,7 +59,7 @@ func (t *attentionRun) hops(ctx context.Context, p *pass, seconds float64) ([]Ho
 	return t.longest(ctx, hops)
 }
 
-// middle is the medians of a hop over the rounds.
+// middle returns the medians of a hop over the rounds.
 func middle(rounds [][]HopTimes, hop int) (compute, wait float64) {
 	var computes, waits []float64
 	for _, r := range rounds {
@@ -70,22 +68,26 @@ func middle(rounds [][]HopTimes, hop int) (compute, wait float64) {
 	return Median(computes), Median(waits)
 }
 
-// order is the hops of a forward and a backward pass, and the trades of heads around them.
-func (p *pass) order() []string {
+// order returns the labels of both passes.
+func (p *pass) order() ([]string, error) {
+	forward, backward, err := p.recorded()
 	var order []string
-	add := func(pass string, hops []ring.Hop) {
-		for _, label := range p.schedule.Labels(hops, p.k.Len(tensor.Heads)) {
-			order = append(order, pass+label)
-		}
+	for _, h := range forward.Hops {
+		order = append(order, "forward/"+h.Label)
 	}
-	add("forward/", p.schedule.Forward)
-	add("backward/", p.schedule.Backward)
-	return order
+	for _, h := range backward.Hops {
+		order = append(order, "backward/"+h.Label)
+	}
+	return order, err
 }
 
-// traced is one forward and one backward pass taken apart, behind one that is not traced, in which
-// the ranks fall into step.
+// traced takes one forward and one backward pass apart. Before them it runs one that it does not trace, so that the ranks
+// fall into step.
 func (t *attentionRun) traced(ctx context.Context, p *pass) ([]HopTimes, error) {
+	order, err := p.order()
+	if err != nil {
+		return nil, err
+	}
 	if err := t.Control.Barrier(ctx); err != nil {
 		return nil, err
 	}
@@ -96,16 +98,15 @@ func (t *attentionRun) traced(ctx context.Context, p *pass) ([]HopTimes, error) 
 	lane := t.Device.Stream.(Lane)
 	lane.Trace(all.add)
 	defer lane.Trace(nil)
-	err := p.labelled()
-	if err == nil {
+	if err = p.labelled(); err == nil {
 		err = lane.Sync(ctx)
 	}
 	all.mu.Lock()
 	defer all.mu.Unlock()
-	return takeApart(p.order(), all.spans), err
+	return takeApart(order, all.spans), err
 }
 
-// labelled is both, with labels that say which of them a hop is of.
+// labelled runs both passes, with their names before the labels of hops.
 func (p *pass) labelled() error {
 	p.ring.Label = "forward"
 	err := p.forward()
@@ -118,7 +119,7 @@ func (p *pass) labelled() error {
 }
 
 // takeApart adds up spans by hop. A hop lasts from its first kernel to the first kernel of the
-// next one; what the kernels of it do not fill is waiting.
+// next one; the time without kernels is waiting.
 func takeApart(order []string, spans []tensor.Span) []HopTimes {
 	type extent struct{ first, last time.Time }
 	hops, at := make([]HopTimes, len(order)), make([]extent, len(order))
@@ -157,8 +158,8 @@ func takeApart(order []string, spans []tensor.Span) []HopTimes {
 	return hops
 }
 
-// marker takes the time at every label, of which the ring gives one to each hop and to each trade of
-// heads, and one to the end of the hops and of each trade.
+// A marker takes the time at every label. The ring labels each hop and each exchange of heads, and the end of the hops and of
+// each exchange of heads.
 type marker struct {
 	tensor.Stream
 	clock  device.Clock
@@ -170,13 +171,16 @@ func (m *marker) Label(name string) {
 	m.labels = append(m.labels, name)
 }
 
-// transfers is what the transfers of each hop take with no kernel beside them, in seconds.
+// transfers returns the seconds of each hop's transfers without kernels beside them.
 func (t *attentionRun) transfers(ctx context.Context, p *pass) ([]float64, error) {
 	if err := t.Control.Barrier(ctx); err != nil {
 		return nil, err
 	}
 	const ends = 2 + 4 // of the hops of both passes, and of the trades before and behind each
-	order := p.order()
+	order, err := p.order()
+	if err != nil {
+		return nil, err
+	}
 	clock, err := t.Device.NewClock(len(order) + ends)
 	if err != nil {
 		return nil, err
@@ -202,7 +206,7 @@ func (t *attentionRun) transfers(ctx context.Context, p *pass) ([]float64, error
 	return moved, nil
 }
 
-// longest is the hops of the rank whose pass took longest, on every rank.
+// longest returns the hops of the rank with the longest pass, on every rank.
 func (t *attentionRun) longest(ctx context.Context, hops []HopTimes) ([]HopTimes, error) {
 	total := 0.0
 	for _, h := range hops {
@@ -223,7 +227,7 @@ func (t *attentionRun) longest(ctx context.Context, hops []HopTimes) ([]HopTimes
 	return broadcastJSON(ctx, t.Control, int(who[0]), hops)
 }
 
-// broadcastJSON is root's value on every rank.
+// broadcastJSON returns root's value on every rank.
 func broadcastJSON[T any](ctx context.Context, c comm.Communicator, root int, value T) (out T, err error) {
 	text, size := []byte(nil), tensor.FromSlice([]int64{0}, 1)
 	if c.Rank() == root {

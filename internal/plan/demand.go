@@ -2,23 +2,20 @@ package plan
 
 import (
 	"runtime"
+	"slices"
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/internal/backend"
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/machine"
 	"github.com/cprun/cprun/internal/planner"
-	"github.com/cprun/cprun/internal/rehearse"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/ring"
-	"github.com/cprun/cprun/tensor"
 )
 
-// demand is what the schedules of a context group ask for: of each, that of the rank that asks for
-// most. What is recomputed and how the loss is cut does not matter to it, so that Fit, which tries
-// several, finds it once.
+// A demand holds the largest demands of the ranks of a context group. They do not depend on recomputation and on the
+// chunks of the loss, so that Fit, which tries several, finds them once.
 type demand struct {
 	tokens            int   // of a sample
 	buffers           int64 // bytes of the ring's arena, for one layer, forward and backward
@@ -26,28 +23,31 @@ type demand struct {
 	works             map[heads]work
 }
 
-// heads is how many a rank computes with, of queries and of keys. It is the same on all ranks unless
-// they trade heads, and these do not divide.
+// A heads counts the heads of queries and of keys in one pass of the kernel.
 type heads struct{ q, kv int }
 
-// work is what the ranks with so many heads ask of the kernel.
+// A work is the load of the kernel, by its heads.
 type work struct {
 	calls   int // in one forward pass
 	queries int // rows of them
 	keys    int // rows of keys of one call, at least queries
 }
 
-// demandOf looks at the schedules of all ranks, several at a time, for each window of the model. It shows
-// those of the widest to see, if it is not nil. kinds is as in Chosen.
-func demandOf(cfg *config.Config, machine machine.Machine, kinds map[int]planner.Way, see func(*ring.Schedule)) (*demand, error) {
-	list := looked(cfg.Parallel.Context, see == nil)
+// demandOf runs the attention of ranks over a planner.Recorder, several at a time, for each window of the model. It
+// shows the hops of the widest to see, if it is not nil. kinds is as in Chosen.
+func demandOf(cfg *config.Config, machine machine.Machine, kinds map[int]planner.Way, see func(rank int, hops []Hop)) (*demand, error) {
+	shown := 0
+	if see != nil {
+		shown = maxRankHops
+	}
+	list := looked(cfg.Parallel.Context, shown)
 	ranks, by := make([]demand, len(list)), ByWindow(cfg, kinds)
 	for _, w := range windowsOf(cfg) {
 		shape, err := shapeOf(cfg, w.window)
 		if err != nil {
 			return nil, err
 		}
-		schedule, err := schedulesOf(by(w.window), shape, len(list) == cfg.Parallel.Context)
+		schedule, err := schedulesOf(by(w.window), shape, len(list) > sampledRanks)
 		if err != nil {
 			return nil, err
 		}
@@ -59,10 +59,11 @@ func demandOf(cfg *config.Config, machine machine.Machine, kinds map[int]planner
 				if err != nil {
 					return err
 				}
-				if see != nil {
-					see(s)
+				hops, err := ranks[i].add(cfg, s, localTokens(cfg, machine, shape, r), w.layers)
+				if err == nil && see != nil {
+					see(r, hops)
 				}
-				return ranks[i].add(cfg, s, localTokens(cfg, machine, shape, r), w.layers)
+				return err
 			})
 		}
 		if err := g.Wait(); err != nil {
@@ -82,38 +83,33 @@ func demandOf(cfg *config.Config, machine machine.Machine, kinds map[int]planner
 	return d, nil
 }
 
-// manyRanks of a context group are not all looked at where nobody is to see their schedules.
+// manyRanks limits the ranks of a context group that demandOf runs one by one.
 const manyRanks = 64
 
-// sampledRanks is how many ranks' schedules are looked at: of more, as many that lie evenly among them. The ranks of a
-// layout differ little, and the first and the last are among them.
+// sampledRanks is the size of a sample of more ranks. The ranks of a layout differ little.
 const sampledRanks = 16
 
-// looked lists the ranks of a group of that size whose schedules are looked at: all, or of many some that lie evenly among
-// them, the first and the last too. The ranks of a layout differ little.
-func looked(size int, some bool) []int {
-	n := size
-	if some && size > manyRanks {
-		n = sampledRanks
-	}
-	return evenly(size, n)
-}
-
-// evenly is n of size ranks.
-func evenly(size, n int) []int {
-	list := make([]int, n)
-	for i := range list {
-		if n > 1 {
-			list[i] = i * (size - 1) / (n - 1)
+// looked lists the ranks to run: all, or of many the first ones, which a plan shows, and an even sample with the last.
+func looked(size, shown int) (list []int) {
+	for r := range size {
+		if size <= manyRanks || r < shown {
+			list = append(list, r)
 		}
 	}
-	return list
+	if len(list) < size {
+		for i := range sampledRanks {
+			list = append(list, i*(size-1)/(sampledRanks-1))
+		}
+	}
+	slices.Sort(list)
+	return slices.Compact(list)
 }
 
-// schedulesOf returns what makes the schedule of a rank; all says that every rank's is asked for.
-func schedulesOf(cfg *config.Config, shape partition.Shape, all bool) (func(rank int) (*ring.Schedule, error), error) {
+// schedulesOf returns a function that makes the schedule of a rank. It is faster for many ranks if it asks for the needs of
+// all pairs first.
+func schedulesOf(cfg *config.Config, shape partition.Shape, many bool) (func(rank int) (*ring.Schedule, error), error) {
 	spec := specOf(cfg, shape)
-	if !all {
+	if !many {
 		return func(rank int) (*ring.Schedule, error) { return ring.New(cfg.Parallel.Algorithm, spec, rank) }, nil
 	}
 	p, err := ring.NewPlanner(cfg.Parallel.Algorithm, spec)
@@ -136,7 +132,7 @@ func ByWindow(cfg *config.Config, kinds map[int]planner.Way) func(window int) *c
 	}
 }
 
-// specOf is an attention of the config over ranks.
+// specOf returns the input of the schedules of the config.
 func specOf(cfg *config.Config, shape partition.Shape) ring.Spec {
 	p := &cfg.Parallel
 	return ring.Spec{
@@ -145,54 +141,49 @@ func specOf(cfg *config.Config, shape partition.Shape) ring.Spec {
 	}
 }
 
-// and is a work that is enough for both.
+// and returns a work that is enough for both.
 func (w work) and(b work) work {
 	return work{max(w.calls, b.calls), max(w.queries, b.queries), max(w.keys, b.keys)}
 }
 
-// add adds what one rank's schedule asks for, in so many layers.
-func (d *demand) add(cfg *config.Config, s *ring.Schedule, tokens int, layers int64) error {
+// add adds the attention of one rank in that many layers, and returns the hops of its forward pass.
+func (d *demand) add(cfg *config.Config, s *ring.Schedule, tokens int, layers int64) ([]Hop, error) {
 	d.tokens = tokens
-	of := s.Work(tokens, cfg.Model.NumAttentionHeads, cfg.Model.NumKeyValueHeads)
-	h, w := heads{of.Heads, of.KVHeads}, work{calls: 1, queries: of.Queries}
-	for i := range s.Forward {
-		for call := range s.Forward[i].Calls {
-			w.calls++ // of one group of heads: the next is another pass
-			w.keys = max(w.keys, call.Keys.Hi-call.Keys.Lo)
-		}
+	r, forward, backward, err := recorded(cfg, s, tokens)
+	if err != nil {
+		return nil, err
 	}
-	w.keys = max(w.keys, w.queries)
+	d.forward, d.backward = d.forward+layers*forward, d.backward+layers*backward
+	d.buffers = max(d.buffers, r.Buffers())
 	if d.works == nil {
 		d.works = map[heads]work{}
 	}
-	if h.q > 0 {
-		d.works[h] = d.works[h].and(w)
+	for _, w := range r.Works {
+		h := heads{w.Heads, w.KVHeads}
+		d.works[h] = d.works[h].and(work{1 + w.Calls, w.Queries, w.Keys})
 	}
-	forward, backward := s.Traffic(wire(cfg), cfg.Model.NumKeyValueHeads)
-	d.forward, d.backward = d.forward+layers*forward, d.backward+layers*backward
-	buffers, err := workspace(cfg, s, sequences(cfg), tokens, backend.DType(cfg))
-	d.buffers = max(d.buffers, buffers)
-	return err
+	return r.Hops, nil
 }
 
-// wire is the bytes of a row of each head that travels, of a micro batch. Gradients are summed on
-// their way, so they travel in the type that sums are kept in.
-func wire(cfg *config.Config) ring.HeadBytes {
-	rows := int64(cfg.Train.MicroBatchSize)
-	row, sum := rows*int64(cfg.Model.HeadDim), int64(tensor.F32.Size())
-	in := int64(backend.WireType(cfg).Size())
-	return ring.HeadBytes{Q: row * in, O: row * in, LSE: rows * sum, KV: 2 * row * in, DQ: row * sum, DKV: 2 * row * sum}
+// recorded runs both passes of a layer by a rank's schedule. It returns their recorder, with the hops of the forward pass,
+// and the bytes sent for one micro batch, in which packed samples follow each other.
+func recorded(cfg *config.Config, s *ring.Schedule, tokens int) (r planner.Recorder, forward, backward int64, err error) {
+	a := Case(cfg, backend.DType(cfg), cfg.Parallel.Context, planner.Place{}).Attention
+	times := int64(cfg.Train.MicroBatchSize / a.Batch)
+	if err = r.Run(s, a, tokens, false); err != nil {
+		return r, 0, 0, err
+	}
+	forward, hops := times*r.Sent, r.Hops
+	for i := range hops {
+		hops[i].SendBytes *= times
+	}
+	r.Hops = nil
+	err = r.Run(s, a, tokens, true)
+	backward, r.Hops = times*r.Sent-forward, hops
+	return r, forward, backward, err
 }
 
-// workspace is what a ring takes of its arena for one layer, forward and backward. The loops take
-// it before the first hop, so that they need not run through the hops of every rank.
-func workspace(cfg *config.Config, s *ring.Schedule, batch, tokens int, dtype tensor.DType) (int64, error) {
-	still := *s
-	still.Forward, still.Backward = nil, nil
-	return rehearse.Layer(attention.Idle{}, &cfg.Model.Config, &still, batch, tokens, dtype)
-}
-
-// localTokens is the tokens of a sample on a rank.
+// localTokens returns the tokens of a sample on a rank.
 func localTokens(cfg *config.Config, machine machine.Machine, shape partition.Shape, rank int) int {
 	n := partition.Count(shape.Layout.Spans(shape.SeqQ, shape.Size, rank))
 	if cfg.Data.PackDocuments && machine.Arch != 0 {

@@ -54,18 +54,12 @@ func (s *step) attention() (*charged, error) {
 		if err != nil {
 			return nil, err
 		}
-		schedules, err := s.newSchedules(shape, w.window)
+		by := ByWindow(cfg, s.kinds)(w.window)
+		forward, backward, err := planner.Passes(by.Parallel.Algorithm, specOf(by, shape), of.Attention, of.At, s.costs)
 		if err != nil {
 			return nil, err
 		}
-		var times layerTimes
-		if times.forward, err = s.pass(schedules, &of, false); err == nil {
-			times.backward, err = s.pass(schedules, &of, true)
-		}
-		if err != nil {
-			return nil, err
-		}
-		byWindow[w.window] = times
+		byWindow[w.window] = layerTimes{longest(forward), longest(backward)}
 	}
 	c := &charged{}
 	for l := range cfg.Model.NumHiddenLayers {
@@ -82,21 +76,11 @@ func (s *step) shape(window int) (partition.Shape, error) {
 	return packedShape(s.cfg, s.docs, window)
 }
 
-// newSchedules are those of the layers of a window.
-func (s *step) newSchedules(shape partition.Shape, window int) (planner.Schedules, error) {
-	cfg := ByWindow(s.cfg, s.kinds)(window)
-	return planner.NewSchedules(cfg.Parallel.Algorithm, specOf(cfg, shape))
-}
-
-// pass is a pass as the planner simulates it, on the rank that ends last. What the host takes is counted for the whole
-// step, in which it is ahead of the device.
-func (s *step) pass(schedules planner.Schedules, of *planner.Case, backward bool) (passTime, error) {
-	res, err := planner.Pass(schedules, of.Ranks, of.Attention, backward, of.At, s.costs)
-	if err != nil {
-		return passTime{}, err
-	}
-	last := slices.MaxFunc(res.Ranks, func(a, b planner.Rank) int { return cmp.Compare(busy(&a), busy(&b)) })
-	return passTime{last.Compute + last.Copies, last.Exposed, last.Calls}, nil
+// longest returns a pass on the rank that ends last. What the host takes is counted for the whole step, in which it is ahead
+// of the device.
+func longest(r planner.Result) passTime {
+	last := slices.MaxFunc(r.Ranks, func(a, b planner.Rank) int { return cmp.Compare(busy(&a), busy(&b)) })
+	return passTime{last.Compute + last.Copies, last.Exposed, last.Calls}
 }
 
 // busy is how long a rank takes for a pass without its host.

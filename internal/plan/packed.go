@@ -5,7 +5,9 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/cprun/cprun/internal/backend"
 	"github.com/cprun/cprun/internal/config"
+	"github.com/cprun/cprun/internal/planner"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/ring"
 )
@@ -37,17 +39,22 @@ func packedOf(cfg *config.Config, docs []int) (*Packed, error) {
 	if err != nil {
 		return nil, err
 	}
-	planner, err := ring.NewPlanner(cfg.Parallel.Algorithm, specOf(cfg, shape))
+	schedules, err := ring.NewPlanner(cfg.Parallel.Algorithm, specOf(cfg, shape))
 	if err != nil {
 		return nil, err
 	}
 	work := partition.Work(shape)
 	share := partition.WorkOfHeads(work, ring.Traders(cfg.Parallel.Algorithm, size, cfg.Parallel.Inner), cfg.Model.NumAttentionHeads)
 	p := &Packed{Documents: docs, Imbalance: 1 / partition.Balance(share)}
-	bytes, samples := wire(cfg), int64(cfg.Train.MicroBatchSize) // samples with documents go one by one
+	attention := Case(cfg, backend.DType(cfg), size, planner.Place{}).Attention
 	for r, spans := range partition.AllSpans(shape.Layout, n, size) {
-		forward, _ := planner.Schedule(r).Traffic(bytes, cfg.Model.NumKeyValueHeads)
-		p.PerRank = append(p.PerRank, PackedPart{Rank: r, Tokens: partition.Count(spans), Spans: len(spans), Pairs: work[r], SendBytes: forward / samples})
+		part := PackedPart{Rank: r, Tokens: partition.Count(spans), Spans: len(spans), Pairs: work[r]}
+		var pass planner.Recorder
+		if err := pass.Run(schedules.Schedule(r), attention, part.Tokens, false); err != nil {
+			return nil, err
+		}
+		part.SendBytes = pass.Sent
+		p.PerRank = append(p.PerRank, part)
 	}
 	return p, nil
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/machine"
 	"github.com/cprun/cprun/internal/model"
+	"github.com/cprun/cprun/internal/planner"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/ring"
 )
@@ -72,7 +73,7 @@ type Span struct {
 	Stride int `json:"stride"`
 }
 
-// maxRankHops bounds the ranks in Plan.Hops, whose size is the square of the ranks: 1,024 ranks would take 2 GB.
+// maxRankHops limits the ranks in Plan.Hops, since 1,024 ranks of as many hops would take 2 GB.
 const maxRankHops = 128
 
 // RankHops has the hops of one rank's forward pass.
@@ -81,15 +82,8 @@ type RankHops struct {
 	Hops []Hop `json:"hops"`
 }
 
-// Hop is one turn of the ring.
-type Hop struct {
-	Label     string `json:"label"`
-	TileCount int    `json:"tiles"`
-	Pairs     int    `json:"pairs"`
-	SendTo    []int  `json:"send_to"`
-	RecvFrom  []int  `json:"recv_from"`
-	SendBytes int64  `json:"send_bytes"` // keys and values of one layer, one micro batch
-}
+// Hop is one turn of the ring's loop, or one exchange of heads, of one layer and one micro batch.
+type Hop = planner.Hop
 
 // Communication is bytes that the rank that sends most sends in one optimizer step.
 type Communication struct {
@@ -136,10 +130,9 @@ func Make(cfg *config.Config, ranks int, o Options) (*Plan, error) {
 	if p.Packed, err = packedOf(cfg, o.Docs); err != nil {
 		return nil, err
 	}
-	bytes, kv := wire(cfg), cfg.Model.NumKeyValueHeads
-	see := func(s *ring.Schedule) {
-		if s.Rank < len(p.Hops) {
-			p.Hops[s.Rank] = hopsOf(s, bytes, kv)
+	see := func(rank int, hops []Hop) {
+		if rank < len(p.Hops) {
+			p.Hops[rank] = RankHops{rank, hops}
 		}
 	}
 	if c := o.Chosen; c != nil && c.Backend != "" && c.Backend == p.Attention.Backend {
@@ -220,77 +213,6 @@ func partitionOf(cfg *config.Config, ranks int, shape partition.Shape) Partition
 			part.Tokens += s.Len
 		}
 		p.PerRank = append(p.PerRank, part)
-	}
-	return p
-}
-
-func hopsOf(s *ring.Schedule, bytes ring.HeadBytes, kvHeads int) RankHops {
-	r := RankHops{Rank: s.Rank}
-	if len(s.Forward) > 0 {
-		r.Hops = make([]Hop, 0, len(s.Forward)+2)
-	}
-	if s.Q != nil {
-		r.Hops = append(r.Hops, tradeOf(s, ring.LabelThere,
-			traded{s.Q.Send, s.Q.Recv, bytes.Q}, traded{s.KV.Send, s.KV.Recv, bytes.KV}))
-	}
-	if s.KV != nil {
-		kvHeads = s.KV.Heads
-	}
-	for i := range s.Forward {
-		h := &s.Forward[i]
-		hop := Hop{Label: h.Label, SendTo: peers(s.Rank, h.SendKV), RecvFrom: peers(s.Rank, h.RecvKV)}
-		for call := range h.Calls {
-			hop.TileCount += len(call.Tiles)
-			hop.Pairs += partition.Pairs(call.Tiles)
-		}
-		for _, m := range h.SendKV {
-			if m.Peer != s.Rank {
-				hop.SendBytes += int64(m.Block.Hi-m.Block.Lo) * bytes.KV * int64(kvHeads)
-			}
-		}
-		r.Hops = append(r.Hops, hop)
-	}
-	if s.Q != nil {
-		r.Hops = append(r.Hops, tradeOf(s, ring.LabelBack, traded{s.Q.Recv, s.Q.Send, bytes.O + bytes.LSE}))
-	}
-	return r
-}
-
-// A traded is the boxes of a trade of heads, and the bytes of a row of a head.
-type traded struct {
-	send, recv []ring.HeadMove
-	row        int64
-}
-
-// tradeOf returns a trade of heads as a hop without pairs.
-func tradeOf(s *ring.Schedule, label string, list ...traded) Hop {
-	h := Hop{Label: label, SendTo: []int{}, RecvFrom: []int{}}
-	add := func(to *[]int, peer int) {
-		if peer != s.Rank && !slices.Contains(*to, peer) {
-			*to = append(*to, peer)
-		}
-	}
-	for _, t := range list {
-		for _, m := range t.send {
-			add(&h.SendTo, m.Peer)
-			if m.Peer != s.Rank {
-				h.SendBytes += int64(m.Box.Rows.Len()) * int64(m.Box.Heads.Len()) * t.row
-			}
-		}
-		for _, m := range t.recv {
-			add(&h.RecvFrom, m.Peer)
-		}
-	}
-	return h
-}
-
-// peers lists the other ends of moves, except moves of a rank to itself.
-func peers(rank int, moves []ring.Move) []int {
-	p := make([]int, 0, len(moves))
-	for i := range moves {
-		if moves[i].Peer != rank {
-			p = append(p, moves[i].Peer)
-		}
 	}
 	return p
 }

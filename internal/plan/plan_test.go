@@ -10,14 +10,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/internal/backend"
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/machine"
-	"github.com/cprun/cprun/internal/rehearse"
+
 	"github.com/cprun/cprun/partition"
-	"github.com/cprun/cprun/ring"
-	"github.com/cprun/cprun/tensor"
 )
 
 func load(t *testing.T, ranks int, set ...string) *config.Config {
@@ -96,33 +93,6 @@ func TestMoreRanksTakeFewerActivations(t *testing.T) {
 	}
 	if one.Communication.Total != 0 {
 		t.Errorf("a single rank sends %d bytes", one.Communication.Total)
-	}
-}
-
-// The memory of the loops is taken before the first hop, so that it is found without the hops.
-func TestWorkspaceNeedsNoHops(t *testing.T) {
-	for _, algorithm := range ring.Algorithms {
-		cfg := load(t, 8, "data.seq_len=1001", "parallel.algorithm=ring")
-		shape, err := Shape(cfg)
-		if err != nil {
-			t.Fatal(err)
-		}
-		all, err := ring.All(algorithm, ring.Spec{Shape: shape, Heads: cfg.Model.NumAttentionHeads, KVHeads: cfg.Model.NumKeyValueHeads, Inner: 2})
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, s := range all {
-			if s.GatherHeads = 1; algorithm != "allgather" {
-				s.GatherHeads = 0
-			}
-			want, err := rehearse.Layer(attention.Idle{}, &cfg.Model.Config, s, 2, 0, tensor.F32)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if got, err := workspace(cfg, s, 2, 0, tensor.F32); err != nil || got != want || got == 0 {
-				t.Errorf("%s: rank %d takes %d bytes, %v; running its hops %d", algorithm, s.Rank, got, err, want)
-			}
-		}
 	}
 }
 

@@ -1,45 +1,69 @@
 package planner
 
 import (
+	"context"
 	"math"
 	"math/rand/v2"
 	"sync"
 	"testing"
 
+	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/ring"
+	"github.com/cprun/cprun/tensor"
 )
 
-// clocks runs schedules as package ring does, a goroutine for each rank, with clocks in place of tensors. It
-// shares no code with the planner: what goes from rank to rank goes through channels, where the n-th that is
-// sent is the n-th that is received. Schedules that trade heads are not for it.
+// clocks runs the ring with a goroutine for each rank, whose devices are a clock. It shares no code with the planner:
+// messages go through channels, where the n-th that is sent is the n-th that is received.
 type clocks struct {
-	a     Attention
 	costs Costs
-	wires [][]chan half // [from][to]: when a message was begun and carried, of each end
-	back  [][]chan half
+	wires [][]chan half // [from][to]: when a message was begun and carried, of the sender
+	back  [][]chan half // likewise, of the receiver
 }
 
-type flying struct {
-	peer    int
-	sends   bool
-	own     half
-	seconds float64
+// clock is the devices of a rank.
+type clock struct {
+	*clocks
+	rank     int
+	now      float64
+	free     [2]float64 // of the link, each way
+	q        View
+	backward bool
+	begun    map[<-chan half]int    // messages that came by, or are to come by
+	came     map[<-chan half][]half // that came
 }
 
-func clocked(s List, a Attention, backward bool, c Costs) float64 {
-	w := &clocks{a: a, costs: c}
-	for range s {
+func clocked(t testing.TB, algorithm string, spec ring.Spec, a Attention, backward bool, c Costs) float64 {
+	t.Helper()
+	all, err := ring.All(algorithm, spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &clocks{costs: c}
+	for range all {
 		var to, back []chan half
-		for range s {
+		for range all {
 			to, back = append(to, make(chan half, 4096)), append(back, make(chan half, 4096))
 		}
 		w.wires, w.back = append(w.wires, to), append(w.back, back)
 	}
-	ends := make([]float64, len(s))
+	ends := make([]float64, len(all))
 	var wg sync.WaitGroup
-	for i := range s {
-		wg.Go(func() { ends[i] = w.rank(s[i], backward) })
+	for i, s := range all {
+		wg.Go(func() {
+			r := &clock{clocks: w, rank: i, backward: backward, begun: map[<-chan half]int{}, came: map[<-chan half][]half{}}
+			x := ring.Ring{Kernel: r, Comm: r, Mover: r, Stream: silent{}, Arena: tensor.NewMeter()}
+			data, rows := tensor.NewMeter(), partition.Count(spec.Layout.Spans(spec.SeqQ, spec.Size, i))
+			view := func(heads int) View { return data.Alloc(a.DType, a.Batch, rows, heads, a.Dim) }
+			q, k, out := view(a.Heads), view(a.KVHeads), attention.Partial{O: view(a.Heads), LSE: data.Alloc(tensor.F32, a.Batch, rows, a.Heads, 1)}
+			if p := (attention.Softmax{Scale: 1}); !backward {
+				err = x.Forward(out, q, k, k, s, p)
+			} else {
+				err = x.Backward(attention.Grads{DQ: q, DK: k, DV: k}, q, q, k, k, out, s, p)
+			}
+			ends[i] = r.now
+		})
 	}
 	wg.Wait()
 	most := 0.0
@@ -49,105 +73,129 @@ func clocked(s List, a Attention, backward bool, c Costs) float64 {
 	return most
 }
 
-// begin is the messages of one exchange: with each peer all that goes to it, and all that comes from it.
-func (w *clocks) begin(rank int, now float64, free *[2]float64, lists ...[]ring.Move) (all []flying) {
-	for side := range 2 {
+func size(vs ...View) (n int64) {
+	for _, v := range vs {
+		n += int64(v.Size() * v.DType().Size())
+	}
+	return n
+}
+
+func (r *clock) copied(vs ...View) {
+	if n := size(vs...); n > 0 {
+		r.now += r.costs.Copy(n)
+	}
+}
+
+func (r *clock) Copy(dst, src View) { r.copied(dst, src) }
+func (r *clock) Add(dst, src View)  { r.copied(dst, dst, src) }
+
+func (r *clock) Forward(_ View, _ attention.Partial, q View, _ attention.Softmax) (attention.ForwardPass, error) {
+	r.q = q
+	return r, nil
+}
+
+func (r *clock) Backward(_, _, q View, _ attention.Saved, _ attention.Softmax) (attention.BackwardPass, error) {
+	r.q = q
+	return gradClock{r}, nil
+}
+
+func (r *clock) Block(b attention.Block) error {
+	r.now += r.costs.Call(Call{
+		Backward: r.backward, Batch: r.q.Len(tensor.Batch), Heads: r.q.Len(tensor.Heads), KVHeads: b.K.Len(tensor.Heads),
+		Dim: r.q.Len(tensor.Dim), DimV: b.V.Len(tensor.Dim), Tiles: b.Tiles, First: b.First, Last: b.Last,
+	})
+	return nil
+}
+
+func (r *clock) End() error { return nil }
+
+type gradClock struct{ *clock }
+
+func (r gradClock) Block(b attention.GradBlock) error {
+	if len(b.Tiles) > 0 {
+		return r.clock.Block(b.Block)
+	}
+	fresh := b.KeyGrads.Rows(b.Fresh.Lo, b.Fresh.Hi)
+	r.copied(fresh.DK, fresh.DV)
+	return nil
+}
+
+func (r gradClock) Fold(f attention.Fold) error {
+	k, v := f.Src.DK, f.Src.DV
+	r.copied(k, k, k, v, v, v)
+	return nil
+}
+
+type silent struct{ tensor.Stream }
+
+func (silent) Label(string) {}
+
+type flying struct {
+	sends    bool
+	own      half
+	seconds  float64
+	from     <-chan half // the other end
+	position int         // there
+}
+
+// Exchange begins one message with each peer and each way, of all that the exchange has there.
+func (r *clock) Exchange(send, recv []comm.Message) (comm.Pending, error) {
+	f := &flight{r: r}
+	for side, list := range [][]comm.Message{send, recv} {
 		var peers []int
-		bytes, count := map[int]int64{}, map[int]int{}
-		for i, moves := range lists {
-			if i%2 != side {
-				continue
+		total, count := map[int]int64{}, map[int]int{}
+		for _, m := range list {
+			if count[m.Peer] == 0 {
+				peers = append(peers, m.Peer)
 			}
-			size := int64(w.a.DType.Size())
-			if i >= 2 {
-				size = 4
-			}
-			for _, m := range moves {
-				if count[m.Peer] == 0 {
-					peers = append(peers, m.Peer)
-				}
-				count[m.Peer] += 2 * w.a.Batch
-				bytes[m.Peer] += int64((m.Block.Hi-m.Block.Lo)*w.a.KVHeads*w.a.Batch*(w.a.Dim+w.a.DimV)) * size
-			}
+			count[m.Peer]++
+			total[m.Peer] += size(m.View)
 		}
 		for _, p := range peers {
-			f := flying{peer: p, sends: side == 0}
-			wire := w.back[p][rank]
-			if f.sends {
-				f.seconds = w.costs.Exchange(rank, p, bytes[p], count[p])
-				wire = w.wires[rank][p]
+			x := flying{sends: side == 0}
+			wire := r.back[p][r.rank]
+			if x.from = r.wires[p][r.rank]; x.sends {
+				x.seconds = r.costs.Exchange(r.rank, p, total[p], count[p])
+				wire, x.from = r.wires[r.rank][p], r.back[r.rank][p]
 			} else {
-				f.seconds = w.costs.Exchange(p, rank, bytes[p], count[p])
+				x.seconds = r.costs.Exchange(p, r.rank, total[p], count[p])
 			}
-			free[side] = max(free[side], now) + f.seconds
-			f.own = half{now, free[side]}
-			wire <- f.own
-			all = append(all, f)
+			x.position = r.begun[x.from]
+			r.begun[x.from]++
+			r.free[side] = max(r.free[side], r.now) + x.seconds
+			x.own = half{r.now, r.free[side]}
+			wire <- x.own
+			f.all = append(f.all, x)
 		}
 	}
-	return all
+	return f, nil
 }
 
-func (w *clocks) end(rank int, now float64, all []flying) float64 {
-	for _, f := range all {
-		other := half{}
-		if f.sends {
-			other = <-w.back[rank][f.peer]
-		} else {
-			other = <-w.wires[f.peer][rank]
-		}
-		now = max(now, f.own.end, other.end, max(f.own.begin, other.begin)+f.seconds)
-	}
-	return now
+type flight struct {
+	r   *clock
+	all []flying
 }
 
-func (w *clocks) rank(s *ring.Schedule, backward bool) float64 {
-	hops, now, free := s.Forward, 0.0, [2]float64{}
-	if backward {
-		hops = s.Backward
+func (f *flight) Sync(context.Context) error { return nil }
+
+func (f *flight) Wait() {
+	r := f.r
+	for _, x := range f.all {
+		for len(r.came[x.from]) <= x.position {
+			r.came[x.from] = append(r.came[x.from], <-x.from)
+		}
+		other := r.came[x.from][x.position]
+		r.now = max(r.now, x.own.end, other.end, max(x.own.begin, other.begin)+x.seconds)
 	}
-	call := func(tiles []partition.Tile, first, last bool, grads ring.Block) {
-		if len(tiles) > 0 {
-			now += w.costs.Call(Call{Backward: backward, Batch: w.a.Batch, Heads: w.a.Heads, KVHeads: w.a.KVHeads, Dim: w.a.Dim, DimV: w.a.DimV, Tiles: tiles, First: first, Last: last})
-		} else if backward {
-			now += w.costs.Copy(int64((grads.Hi-grads.Lo)*w.a.KVHeads*w.a.Batch*(w.a.Dim+w.a.DimV)) * 4)
-		}
-	}
-	for i := range hops {
-		h := &hops[i]
-		var gates [][]flying
-		for j := range h.Then {
-			gates = append(gates, w.begin(s.Rank, now, &free, h.Then[j].SendKV, h.Then[j].RecvKV))
-		}
-		lists := [][]ring.Move{h.SendKV, h.RecvKV}
-		if backward {
-			lists = append(lists, h.SendGrad, h.RecvGrad)
-		}
-		rest := w.begin(s.Rank, now, &free, lists...)
-		call(h.Tiles, h.First, h.Last, h.Grads)
-		for j := range h.Then {
-			now = w.end(s.Rank, now, gates[j])
-			call(h.Then[j].Tiles, h.Then[j].First, h.Then[j].Last, h.Then[j].Grads)
-		}
-		now = w.end(s.Rank, now, rest)
-		for _, f := range h.Fold {
-			now += w.costs.Copy(int64((f.Src.Hi-f.Src.Lo)*w.a.KVHeads*w.a.Batch*(w.a.Dim+w.a.DimV)) * 4 * 3)
-		}
-	}
-	return now
 }
 
 func TestPassIsWhatClocksShow(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 6))
-	for n := 0; n < 120; {
-		name, s, a, c := sampleOf(t, rng)
-		if s[0].Q != nil || s[0].GatherHeads > 0 {
-			continue
-		}
-		n++
+	for range 120 {
+		name, algorithm, s, a, c := sampleOf(t, rng)
 		c.queued = 0
 		for _, backward := range []bool{false, true} {
-			want, got := clocked(s, a, backward, c), run(t, s, a, backward, c).Seconds
+			want, got := clocked(t, algorithm, s, a, backward, c), run(t, algorithm, s, a, backward, Place{}, c).Seconds
 			if math.Abs(want-got) > 1e-9*want {
 				t.Fatalf("%s, backward %t: %g seconds, by clocks %g", name, backward, got, want)
 			}

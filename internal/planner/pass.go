@@ -1,39 +1,29 @@
 package planner
 
 import (
-	"fmt"
-	"math"
+	"runtime"
 	"slices"
 
+	"golang.org/x/sync/errgroup"
+
+	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/ring"
-	"github.com/cprun/cprun/tensor"
 )
 
-// Attention is what one attention over ranks computes, apart from its schedule.
-type Attention struct {
-	Backend       string       // of package attention/backends
-	DType         tensor.DType // of q, k and v, and of what travels of them
-	Deterministic bool
-	Batch         int // samples that go through at once
-	Heads         int // of q
-	KVHeads       int // of k and v
-	Dim, DimV     int // of a head of k, and of v
-}
-
-// Place is where the ranks of a context group stand.
+// A Place maps the ranks of a context group to hosts.
 type Place struct {
 	First   int // the global rank of the group's rank 0; the others follow it
-	PerHost int // ranks of a host, which stand in order; 0: all on one
-	// Shared says that the ranks of a host share its cores, and costs are those of a time when all compute. One that
-	// has less to do leaves the cores to the others, so each takes as long for its calls as all do on average. Cores
-	// carry messages, too, and compute nothing meanwhile.
+	PerHost int // consecutive ranks of a host; 0: all are on one
+	// Shared says that the ranks of a host share its cores, and costs hold while all compute. A rank with less work
+	// leaves its cores to the others, so that all take the average time for calls. Cores also carry messages, and
+	// compute nothing meanwhile.
 	Shared bool
-	// Cores are those of a host, where it is known. Where each gets as many ranks as any other, package launch has each
-	// rank keep to one: cores are left to those of the same core only.
+	// Cores is the number of cores of a host; 0: not known. If every core gets the same number of ranks, package launch
+	// pins each rank to one, and a rank shares only with the ranks of its core.
 	Cores int
 }
 
-// sharers is a number that ranks have in common which leave each other the cores.
+// sharers returns the number of the cores that a rank shares.
 func (p Place) sharers(rank int) int {
 	host, n := p.host(rank), p.PerHost
 	if p.Cores < 2 || n < p.Cores || n%p.Cores != 0 {
@@ -42,7 +32,7 @@ func (p Place) sharers(rank int) int {
 	return host*p.Cores + (p.First+rank)%n*p.Cores/n
 }
 
-// host is the host of a rank of the group.
+// host returns the host of a rank of the group.
 func (p Place) host(rank int) int {
 	if p.PerHost <= 0 {
 		return 0
@@ -50,58 +40,19 @@ func (p Place) host(rank int) int {
 	return (p.First + rank) / p.PerHost
 }
 
-// Schedules answers for every rank of a context group. A ring.Planner does.
-type Schedules interface {
-	// Schedule returns the schedule of a rank.
-	Schedule(rank int) *ring.Schedule
-}
-
-// List is schedules that are there, one a rank.
-type List []*ring.Schedule
-
-// Schedule returns that of a rank.
-func (l List) Schedule(rank int) *ring.Schedule { return l[rank] }
-
-// NewSchedules returns the schedules of all ranks as Pass asks for them: it makes each when it is asked for, and asks
-// all pairs of ranks only where each rank is followed.
-func NewSchedules(algorithm string, s ring.Spec) (Schedules, error) {
-	if s.Size <= ExactRanks {
-		return ring.NewPlanner(algorithm, s)
-	}
-	if _, err := ring.New(algorithm, s, 0); err != nil {
-		return nil, err
-	}
-	return each{algorithm, s}, nil
-}
-
-// each makes one schedule at a time, as ring.New does.
-type each struct {
-	algorithm string
-	spec      ring.Spec
-}
-
-func (e each) Schedule(rank int) *ring.Schedule {
-	s, err := ring.New(e.algorithm, e.spec, rank)
-	if err != nil {
-		panic("planner: " + err.Error()) // NewSchedules has made one of it
-	}
-	return s
-}
-
-// ExactRanks is the most ranks of which Pass follows each one.
+// ExactRanks limits the ranks that Passes follows one by one.
 const ExactRanks = 64
 
-// Result is what Pass finds.
+// A Result is the times of one pass.
 type Result struct {
 	Seconds float64 // of the slowest rank
-	Ranks   []Rank  // of those that were followed, in order
+	Ranks   []Rank  // that were followed, in order
 	// Sampled says that there were too many ranks to follow each. Those of Ranks were, each as if its peers
 	// began every exchange when it did.
 	Sampled bool
-	Spans   []Span // of the ranks, hop by hop; only where they were asked for
 }
 
-// Rank is what one rank does in a pass, in seconds.
+// Rank is the work of one rank in a pass, in seconds.
 type Rank struct {
 	Rank    int
 	Compute float64 // of kernel calls
@@ -112,61 +63,104 @@ type Rank struct {
 	Calls   int     // that the host queues
 }
 
-// Span is one hop of a rank, or one trade of its heads.
-type Span struct {
-	Rank       int
-	Hop        string  // its label
-	Begin, End float64 // seconds from the pass's begin
-	Exposed    float64 // of it, seconds in which the rank waits for transfers
-	// For is the peer that the rank waited for in the end, as it had begun last; -1: for no one, or for bytes on
-	// the link.
-	For int
-}
-
-// Pass simulates one attention pass, forward or backward, of the ranks of a context group. Each rank queues what
-// the loops of package ring do: the exchanges of a hop begin before its first call, further calls wait for
-// theirs, the rest are waited for at the end of the hop; trades of heads come before and behind; with groups of heads,
-// the first exchanges of the next group begin behind the first hop of the one before.
+// Passes simulates the forward and the backward pass of one attention on the ranks of a context group. Each rank
+// queues the requests of the real loop of package ring.
 //
 // A message goes when both its ends have begun, and each direction of a link carries one at a time, in the
-// order in which its rank has them. A message whose peer is late holds up no other. A rank has two links: to
+// order in which its rank has them. A message with a late peer holds up no other. A rank has two links: to
 // the ranks of its host, and to other hosts. Every time here is a maximum of sums of costs, so a higher cost
 // never makes a pass faster.
-func Pass(s Schedules, ranks int, a Attention, backward bool, at Place, c Costs) (Result, error) {
-	return newCompiler(a, backward, at, c).pass(s, ranks, false)
+func Passes(algorithm string, s ring.Spec, a Attention, at Place, c Costs) (forward, backward Result, err error) {
+	var ranks []int // nil: all
+	if s.Size > ExactRanks {
+		ranks = at.sample(s.Size)
+	}
+	g, err := newGroup(algorithm, s, partition.NewIndex(s.Shape), ranks)
+	if err != nil {
+		return forward, backward, err
+	}
+	p := newPrices(a, at, c)
+	for _, pass := range []struct {
+		to       *Result
+		backward bool
+	}{{&forward, false}, {&backward, true}} {
+		programs, err := g.programs(a, pass.backward)
+		if err != nil {
+			return forward, backward, err
+		}
+		if *pass.to, err = p.pass(programs, g.sampled); err != nil {
+			return forward, backward, err
+		}
+	}
+	return forward, backward, nil
 }
 
-// Timeline does what Pass does, and keeps the Spans of its ranks.
-func Timeline(s Schedules, ranks int, a Attention, backward bool, at Place, c Costs) (Result, error) {
-	return newCompiler(a, backward, at, c).pass(s, ranks, true)
+// A group is the schedules of the ranks of a context group that are followed.
+type group struct {
+	schedules []*ring.Schedule
+	rows      []int // of each
+	sampled   bool
 }
 
-// pass follows all ranks together, or where these are too many some, each alone.
-func (k *compiler) pass(s Schedules, ranks int, spans bool) (Result, error) {
-	if ranks > ExactRanks {
-		return k.sampled(s, k.at.sample(ranks), spans), nil
+// newGroup returns the schedules of some ranks; nil: of all.
+func newGroup(algorithm string, s ring.Spec, index *partition.Index, ranks []int) (*group, error) {
+	p, err := ring.NewIndexedPlanner(algorithm, s, index, ranks == nil)
+	if err != nil {
+		return nil, err
 	}
-	k.bare = false
-	programs := make([]*program, ranks)
-	for r := range programs {
-		programs[r] = k.compile(s.Schedule(r))
+	g := &group{sampled: ranks != nil}
+	if ranks == nil {
+		ranks = make([]int, s.Size)
+		for r := range ranks {
+			ranks[r] = r
+		}
 	}
-	if k.at.Shared {
-		k.at.share(programs)
+	for _, r := range ranks {
+		g.schedules, g.rows = append(g.schedules, p.Schedule(r)), append(g.rows, index.Keys(r))
 	}
-	w := newWorld(programs, spans)
-	for w.advance() {
-	}
-	return w.result()
+	return g, nil
 }
 
-// share has ranks that leave each other the cores take as long as they do on average: for calls, and for carrying messages.
+// programs records a pass of every rank, several at a time.
+func (g *group) programs(a Attention, backward bool) ([]*program, error) {
+	list := make([]*program, len(g.schedules))
+	var all errgroup.Group
+	all.SetLimit(runtime.GOMAXPROCS(0))
+	for i, s := range g.schedules {
+		all.Go(func() (err error) {
+			list[i], err = programOf(s, a, g.rows[i], backward)
+			return err
+		})
+	}
+	return list, all.Wait()
+}
+
+// pass times the programs of a group. It follows the ranks together, or if the group has only some of them, each alone: in
+// steps that all ranks take together the slowest link sets the pace, and it is one of those at the edge of a host.
+func (p *prices) pass(programs []*program, sampled bool) (Result, error) {
+	for _, x := range programs {
+		p.price(x)
+	}
+	if !sampled {
+		if p.at.Shared {
+			p.at.share(programs)
+		}
+		return together(programs)
+	}
+	all := Result{Sampled: true}
+	for _, x := range programs {
+		all.add(alone(x))
+	}
+	return all, nil
+}
+
+// share averages the times of calls, and of carrying messages, over the ranks that share cores.
 func (p Place) share(programs []*program) {
 	p.average(programs, func(s *step) bool { return s.kind == compute || s.kind == copies })
-	p.average(programs, func(s *step) bool { return s.kind == carry })
+	p.average(programs, func(s *step) bool { return s.kind == begin })
 }
 
-// average makes the sums of some steps alike on ranks that leave each other the cores.
+// average scales some steps so that their sums are equal on the ranks that share cores.
 func (p Place) average(programs []*program, is func(*step) bool) {
 	total, ranks := map[int]float64{}, map[int]float64{}
 	own := make([]float64, len(programs))
@@ -192,24 +186,11 @@ func (p Place) average(programs []*program, is func(*step) bool) {
 	}
 }
 
-// sampled follows some ranks, each alone: in steps that all ranks take together the slowest link sets the
-// pace, and it is one of those at the edge of a host.
-func (k *compiler) sampled(s Schedules, follow []int, spans bool) (all Result) {
-	all.Sampled, k.bare = true, !spans
-	for _, r := range follow {
-		w := lone{runner: runner{program: k.compile(s.Schedule(r)), times: Rank{Rank: r}}, spans: spans, ends: k.ends[:0]}
-		w.run()
-		k.ends, all.Spans = w.ends, append(all.Spans, w.all...)
-		all.add(w.end())
-	}
-	return all
-}
-
-// samples is how many ranks are followed, apart from those at edges.
+// samples counts the ranks that are followed besides the ranks at edges.
 const samples = 4
 
-// sample is the ranks that are followed: the first and the last, both sides of the first edge between hosts,
-// and some between.
+// sample returns the ranks to follow: the first and the last, both sides of the first edge between hosts, and some
+// between.
 func (p Place) sample(ranks int) (list []int) {
 	for i := range samples {
 		list = append(list, i*(ranks-1)/(samples-1))
@@ -221,7 +202,7 @@ func (p Place) sample(ranks int) (list []int) {
 	return slices.Compact(list)
 }
 
-// edge is the first rank that stands on another host than rank 0; 0: there is none.
+// edge returns the first rank on another host than rank 0; 0: there is none.
 func (p Place) edge(ranks int) int {
 	if p.PerHost <= 0 {
 		return 0
@@ -230,17 +211,4 @@ func (p Place) edge(ranks int) int {
 		return edge
 	}
 	return 0
-}
-
-// worse is the larger of two times, or what is not known.
-func worse(a, b float64) float64 {
-	if math.IsNaN(a) || math.IsNaN(b) {
-		return math.Inf(1)
-	}
-	return max(a, b)
-}
-
-// errStuck says that ranks wait for each other. No schedule of package ring does that.
-func errStuck(rank int, hop string) error {
-	return fmt.Errorf("planner: rank %d waits for ever in %q: the schedules of its peers do not have its messages", rank, hop)
 }

@@ -45,20 +45,15 @@ func specOf(t testing.TB, causal bool, window, tokens, ranks int, layout partiti
 	return ring.Spec{Shape: partition.Shape{SeqQ: tokens, SeqKV: tokens, Size: ranks, Layout: layout, Mask: mask}, Heads: 1, KVHeads: 1, Inner: 1}
 }
 
-func schedulesOf(t testing.TB, algorithm string, s ring.Spec) List {
+// run returns one of the passes.
+func run(t testing.TB, algorithm string, s ring.Spec, a Attention, backward bool, at Place, c Costs) Result {
 	t.Helper()
-	all, err := ring.All(algorithm, s)
+	forward, r, err := Passes(algorithm, s, a, at, c)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return all
-}
-
-func run(t testing.TB, s List, a Attention, backward bool, c Costs) Result {
-	t.Helper()
-	r, err := Timeline(s, len(s), a, backward, Place{}, c)
-	if err != nil {
-		t.Fatal(err)
+	if !backward {
+		r = forward
 	}
 	return r
 }
@@ -69,33 +64,32 @@ var one = Attention{Backend: "flash", DType: tensor.F32, Batch: 1, Heads: 1, KVH
 // of 4 pairs takes 4 seconds, and one on the diagonal of a causal mask 3.
 func TestByHand(t *testing.T) {
 	slow, fast := plain{pair: 1, byte: 0.5}, plain{pair: 1, byte: 0.125}
-	two := schedulesOf(t, "ring", specOf(t, false, -1, 4, 2, partition.Contiguous{}))
-	two3 := schedulesOf(t, "ring", specOf(t, true, -1, 4, 2, partition.Contiguous{}))
-	three := schedulesOf(t, "ring", specOf(t, true, -1, 6, 3, partition.Contiguous{}))
-	gather := schedulesOf(t, "allgather", specOf(t, false, -1, 6, 3, partition.Contiguous{}))
+	two, causal := specOf(t, false, -1, 4, 2, partition.Contiguous{}), specOf(t, true, -1, 4, 2, partition.Contiguous{})
+	three, full3 := specOf(t, true, -1, 6, 3, partition.Contiguous{}), specOf(t, false, -1, 6, 3, partition.Contiguous{})
 	for _, c := range []struct {
-		name     string
-		s        List
-		backward bool
-		costs    plain
-		ends     []float64 // of each rank
-		exposed  []float64
+		name      string
+		algorithm string
+		s         ring.Spec
+		backward  bool
+		costs     plain
+		ends      []float64 // of each rank
+		exposed   []float64
 	}{
 		// Hop 0: 4 beside 8. Hop 1: 4.
-		{"two, full, slow link", two, false, slow, []float64{12, 12}, []float64{4, 4}},
-		{"two, full, fast link", two, false, fast, []float64{8, 8}, []float64{0, 0}},
+		{"two, full, slow link", "ring", two, false, slow, []float64{12, 12}, []float64{4, 4}},
+		{"two, full, fast link", "ring", two, false, fast, []float64{8, 8}, []float64{0, 0}},
 		// Rank 0 sees 3 pairs, and its block is on its way until 8. Rank 1 then sees 4 more.
-		{"two, causal", two3, false, slow, []float64{8, 12}, []float64{5, 5}},
+		{"two, causal", "ring", causal, false, slow, []float64{8, 12}, []float64{5, 5}},
 		// Block 0 reaches rank 1 at 8 and rank 2 at 16; block 1 reaches rank 2 at 8.
-		{"three, causal", three, false, slow, []float64{8, 16, 20}, []float64{5, 9, 9}},
+		{"three, causal", "ring", three, false, slow, []float64{8, 16, 20}, []float64{5, 9, 9}},
 		// Two blocks come over a rank's link one behind the other, by 16; then 8 pairs.
-		{"three, all-gather", gather, false, slow, []float64{24, 24, 24}, []float64{12, 12, 12}},
+		{"three, all-gather", "allgather", full3, false, slow, []float64{24, 24, 24}, []float64{12, 12, 12}},
 		// Gradients of 16 bytes go home behind the last call: 8, 12, then 20; folding them moves 48 bytes.
-		{"two, full, backward", two, true, plain{pair: 1, byte: 0.5, copied: 0.125}, []float64{26, 26}, []float64{12, 12}},
+		{"two, full, backward", "ring", two, true, plain{pair: 1, byte: 0.5, copied: 0.125}, []float64{26, 26}, []float64{12, 12}},
 		// The host takes 3 seconds each for two calls and an exchange, longer than the device.
-		{"two, full, slow host", two, false, plain{pair: 1, byte: 0.125, queued: 3}, []float64{9, 9}, []float64{0, 0}},
+		{"two, full, slow host", "ring", two, false, plain{pair: 1, byte: 0.125, queued: 3}, []float64{9, 9}, []float64{0, 0}},
 	} {
-		r := run(t, c.s, one, c.backward, c.costs)
+		r := run(t, c.algorithm, c.s, one, c.backward, Place{}, c.costs)
 		for i, x := range r.Ranks {
 			if x.End != c.ends[i] || x.Exposed != c.exposed[i] {
 				t.Errorf("%s: rank %d ends at %g with %g exposed, want %g and %g", c.name, i, x.End, x.Exposed, c.ends[i], c.exposed[i])
@@ -107,48 +101,31 @@ func TestByHand(t *testing.T) {
 	}
 }
 
-func TestTimelineNamesWhoIsWaitedFor(t *testing.T) {
-	// Under a causal mask ranks of a contiguous layout have more to do the later they stand, so that some wait.
-	s := specOf(t, true, -1, 6, 3, partition.Contiguous{})
-	r := run(t, schedulesOf(t, "ring", s), one, true, plain{pair: 1, byte: 0.01})
-	late := false
-	for _, x := range r.Spans {
-		if x.End < x.Begin || x.Exposed < 0 || x.Exposed > x.End-x.Begin+1e-9 {
-			t.Errorf("span %+v", x)
+// With the rows of others before its only call, an all-gather has a hop without a call. A rank copies its own rows for it, 16
+// bytes read and 16 written, while 16 travel for 8 seconds; then come 8 pairs.
+func TestHopOfTransfersAndCopies(t *testing.T) {
+	s := specOf(t, false, -1, 4, 2, partition.Contiguous{})
+	s.Gather = ring.Before
+	for _, c := range []struct{ copied, copies, exposed, end float64 }{{0, 0, 8, 16}, {0.125, 4, 4, 16}, {0.5, 16, 0, 24}} {
+		r := run(t, "allgather", s, one, false, Place{}, plain{pair: 1, byte: 0.5, copied: c.copied}).Ranks[0]
+		if r.Copies != c.copies || r.Exposed != c.exposed || r.End != c.end {
+			t.Errorf("%g seconds a byte: %+v, want %+v", c.copied, r, c)
 		}
-		late = late || x.For >= 0
-	}
-	if !late {
-		t.Errorf("nobody waits for anybody in %+v", r.Spans)
-	}
-}
-
-// An all-gather that waits for all rows before its only call is a hop without tiles, and one with all.
-func TestPassOfAHopWithoutCalls(t *testing.T) {
-	s := schedulesOf(t, "allgather", specOf(t, false, -1, 4, 2, partition.Contiguous{}))
-	for _, x := range s {
-		h := x.Forward
-		h[1].Tiles = append(slices.Clone(h[0].Tiles), h[1].Tiles...)
-		h[0].Tiles = nil
-	}
-	if r := run(t, s, one, false, plain{pair: 1, byte: 0.5}); r.Seconds != 16 {
-		t.Errorf("%g seconds, want 8 of transfers and then 8", r.Seconds)
 	}
 }
 
 // Ranks of 3 and 7 pairs on shared cores take 5 each.
 func TestSharedCores(t *testing.T) {
-	s := schedulesOf(t, "ring", specOf(t, true, -1, 4, 2, partition.Contiguous{}))
-	r, err := Pass(s, 2, one, false, Place{Shared: true}, plain{pair: 1})
-	if err != nil || math.Abs(r.Seconds-5) > 1e-12 || math.Abs(r.Ranks[1].Compute-5) > 1e-12 {
-		t.Errorf("%+v, %v", r, err)
+	r := run(t, "ring", specOf(t, true, -1, 4, 2, partition.Contiguous{}), one, false, Place{Shared: true}, plain{pair: 1})
+	if math.Abs(r.Seconds-5) > 1e-12 || math.Abs(r.Ranks[1].Compute-5) > 1e-12 {
+		t.Errorf("%+v", r)
 	}
 }
 
 // Of four ranks that keep to two cores, two each, those of 3 and 7 pairs share one, and those of 11 and 15 the other. With a core each
 // they share none.
 func TestRanksThatKeepToCores(t *testing.T) {
-	s := schedulesOf(t, "ring", specOf(t, true, -1, 8, 4, partition.Contiguous{}))
+	s := specOf(t, true, -1, 8, 4, partition.Contiguous{})
 	for _, x := range []struct {
 		at   Place
 		want []float64
@@ -159,10 +136,7 @@ func TestRanksThatKeepToCores(t *testing.T) {
 		{Place{Shared: true, PerHost: 4, Cores: 8}, []float64{9, 9, 9, 9}},
 		{Place{Shared: true, PerHost: 4}, []float64{9, 9, 9, 9}},
 	} {
-		r, err := Pass(s, 4, one, false, x.at, plain{pair: 1})
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := run(t, "ring", s, one, false, x.at, plain{pair: 1})
 		for i, want := range x.want {
 			if math.Abs(r.Ranks[i].Compute-want) > 1e-12 {
 				t.Errorf("%+v: rank %d computes for %g seconds, want %g", x.at, i, r.Ranks[i].Compute, want)
@@ -173,36 +147,22 @@ func TestRanksThatKeepToCores(t *testing.T) {
 
 // Shared cores carry the 16 bytes that each of two ranks sends, 8 seconds, and compute nothing beside: 8 and twice 4.
 func TestSharedCoresCarry(t *testing.T) {
-	s := schedulesOf(t, "ring", specOf(t, false, -1, 4, 2, partition.Contiguous{}))
-	r, err := Pass(s, 2, one, false, Place{Shared: true}, plain{pair: 1, byte: 0.5})
-	if err != nil || r.Seconds != 16 || r.Ranks[0].Exposed != 8 || r.Ranks[0].Calls != 3 {
-		t.Errorf("%+v, %v", r, err)
-	}
-}
-
-// What a rank sends to itself is a copy of 16 bytes read and 16 written, before the transfer of 8 seconds.
-func TestMovesToItself(t *testing.T) {
-	s := schedulesOf(t, "allgather", specOf(t, false, -1, 4, 2, partition.Contiguous{}))
-	for r, x := range s {
-		h := &x.Forward[0]
-		own := ring.Move{Peer: r, Block: ring.Block{Buf: 0, Lo: 0, Hi: 2}}
-		h.SendKV, h.RecvKV = append(h.SendKV, own), append(h.RecvKV, own)
-	}
-	if r := run(t, s, one, false, plain{pair: 1, byte: 0.5, copied: 0.25}); r.Seconds != 8+8+4 || r.Ranks[0].Copies != 8 {
+	r := run(t, "ring", specOf(t, false, -1, 4, 2, partition.Contiguous{}), one, false, Place{Shared: true}, plain{pair: 1, byte: 0.5})
+	if r.Seconds != 16 || r.Ranks[0].Exposed != 8 || r.Ranks[0].Calls != 3 {
 		t.Errorf("%+v", r)
 	}
 }
 
 func TestRanksThatWaitForEachOther(t *testing.T) {
-	s := schedulesOf(t, "ring", specOf(t, false, -1, 4, 2, partition.Contiguous{}))
-	s[1].Forward[0].SendKV = nil
-	if _, err := Pass(s, 2, one, false, Place{}, plain{}); err == nil {
+	from := func(peer int) [][]message { return [][]message{{{peer: peer}}} }
+	steps := []step{{kind: begin}, {kind: wait}}
+	if _, err := together([]*program{{rank: 0, steps: steps, exchanges: from(1)}, {rank: 1, steps: steps, exchanges: from(0)}}); err == nil {
 		t.Error("a message that nobody sends arrives")
 	}
 }
 
-// sampleOf draws an attention, its schedules and costs.
-func sampleOf(t testing.TB, rng *rand.Rand) (name string, s List, a Attention, c plain) {
+// sampleOf draws an attention, its partition and costs.
+func sampleOf(t testing.TB, rng *rand.Rand) (name, algorithm string, spec ring.Spec, a Attention, c plain) {
 	t.Helper()
 	ranks := 1 + rng.IntN(8)
 	tokens := 2*ranks + rng.IntN(200)
@@ -223,7 +183,7 @@ func sampleOf(t testing.TB, rng *rand.Rand) (name string, s List, a Attention, c
 	if rng.IntN(3) == 0 {
 		window = rng.IntN(tokens)
 	}
-	spec := specOf(t, true, window, tokens, ranks, layout, docs...)
+	spec = specOf(t, true, window, tokens, ranks, layout, docs...)
 	spec.KVHeads = []int{1, 2, 4}[rng.IntN(3)]
 	spec.Heads = spec.KVHeads * (1 + rng.IntN(3))
 	spec.Inner = []int{1, ranks}[rng.IntN(2)]
@@ -231,12 +191,12 @@ func sampleOf(t testing.TB, rng *rand.Rand) (name string, s List, a Attention, c
 		spec.Inner = 2
 	}
 	spec.GatherHeads = rng.IntN(3)
-	algorithm := ring.Algorithms[rng.IntN(len(ring.Algorithms))]
+	algorithm = ring.Algorithms[rng.IntN(len(ring.Algorithms))]
 	a = Attention{Backend: "flash", DType: tensor.F32, Batch: 1 + rng.IntN(2), Heads: spec.Heads, KVHeads: spec.KVHeads, Dim: 4, DimV: 4}
 	c = plain{pair: rng.Float64() / 1000, start: rng.Float64() / 100, byte: rng.Float64() / 10000, latency: rng.Float64() / 100,
 		copied: rng.Float64() / 100000, queued: rng.Float64() / 1000}
 	name = fmt.Sprintf("%s, %s, %d tokens, %d ranks, window %d, documents %v, %d:%d heads", algorithm, layout.Name(), tokens, ranks, window, docs, spec.Heads, spec.KVHeads)
-	return name, schedulesOf(t, algorithm, spec), a, c
+	return name, algorithm, spec, a, c
 }
 
 // A pass takes as long as the calls of any rank, and as the bytes on any link; a higher cost never makes it
@@ -244,56 +204,56 @@ func sampleOf(t testing.TB, rng *rand.Rand) (name string, s List, a Attention, c
 func TestPassHasItsBounds(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for range 150 {
-		name, s, a, c := sampleOf(t, rng)
+		name, algorithm, s, a, c := sampleOf(t, rng)
 		for _, backward := range []bool{false, true} {
-			r := run(t, s, a, backward, c)
+			r := run(t, algorithm, s, a, backward, Place{}, c)
 			for _, x := range r.Ranks {
 				if r.Seconds < x.Compute+x.Copies-1e-12 || math.Abs(x.Compute+x.Copies+x.Exposed+x.Host-x.End) > 1e-9 {
 					t.Fatalf("%s: %g seconds, but rank %+v", name, r.Seconds, x)
 				}
 			}
-			if b := mostOnALink(s, a, backward, c.byte); r.Seconds < b-1e-12 {
+			if b := mostOnALink(t, algorithm, s, a, backward, c.byte); r.Seconds < b-1e-12 {
 				t.Fatalf("%s: %g seconds, and %g of bytes on one link", name, r.Seconds, b)
 			}
 			higher := c
 			for _, f := range []*float64{&higher.pair, &higher.start, &higher.byte, &higher.latency, &higher.copied, &higher.queued} {
 				*f *= 1 + rng.Float64()
-				if h := run(t, s, a, backward, higher); h.Seconds < r.Seconds-1e-12 {
+				if h := run(t, algorithm, s, a, backward, Place{}, higher); h.Seconds < r.Seconds-1e-12 {
 					t.Fatalf("%s: %g seconds with higher costs, %g before", name, h.Seconds, r.Seconds)
 				}
 			}
-			if again := run(t, s, a, backward, c); again.Seconds != r.Seconds || !slices.Equal(again.Ranks, r.Ranks) {
+			if again := run(t, algorithm, s, a, backward, Place{}, c); again.Seconds != r.Seconds || !slices.Equal(again.Ranks, r.Ranks) {
 				t.Fatalf("%s: %v, and %v for the same", name, again, r)
 			}
 			twice := plain{pair: 2 * c.pair, start: 2 * c.start, byte: 2 * c.byte, latency: 2 * c.latency, copied: 2 * c.copied, queued: 2 * c.queued}
-			if x := run(t, s, a, backward, twice); math.Abs(x.Seconds-2*r.Seconds) > 1e-9 {
+			if x := run(t, algorithm, s, a, backward, Place{}, twice); math.Abs(x.Seconds-2*r.Seconds) > 1e-9 {
 				t.Fatalf("%s: %g seconds, and %g of half the size", name, r.Seconds, x.Seconds)
 			}
 		}
 	}
 }
 
-// mostOnALink is the seconds of the hops' bytes of the rank that sends most.
-func mostOnALink(s List, a Attention, backward bool, byte float64) (most float64) {
-	row := int64(a.KVHeads * a.Batch * (a.Dim + a.DimV) * 4)
-	for _, x := range s {
-		n := row
-		if x.KV != nil {
-			n = int64(x.KV.Heads * a.Batch * (a.Dim + a.DimV) * 4)
+// mostOnALink returns the seconds of the bytes of the rank that sends most.
+func mostOnALink(t testing.TB, algorithm string, s ring.Spec, a Attention, backward bool, byte float64) (most float64) {
+	t.Helper()
+	all, err := ring.All(algorithm, s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for rank, x := range all {
+		var r Recorder
+		if err := r.Run(x, a, partition.Count(s.Layout.Spans(s.SeqKV, s.Size, rank)), backward); err != nil {
+			t.Fatal(err)
 		}
-		f, b := x.Bytes(n, n)
-		if backward {
-			f = b
-		}
-		most = max(most, float64(f)*byte)
+		most = max(most, float64(r.Sent)*byte)
 	}
 	return most
 }
 
 func TestUnknownCostsTakeForEver(t *testing.T) {
-	s := schedulesOf(t, "ring", specOf(t, true, -1, 64, 4, partition.Zigzag{}))
+	s := specOf(t, true, -1, 64, 4, partition.Zigzag{})
 	for _, unknown := range []float64{math.NaN(), math.Inf(1)} {
-		if r := run(t, s, one, false, plain{pair: unknown}); !math.IsInf(r.Seconds, 1) {
+		if r := run(t, "ring", s, one, false, Place{}, plain{pair: unknown}); !math.IsInf(r.Seconds, 1) {
 			t.Errorf("a pass of calls that take %g takes %g", unknown, r.Seconds)
 		}
 	}
@@ -310,13 +270,19 @@ func TestSampledRanksStandForAll(t *testing.T) {
 		c := plain{pair: rng.Float64() / 1000, byte: rng.Float64() / 1e5, across: rng.Float64() / 1e4, perHost: perHost}
 		at := Place{PerHost: perHost}
 		for _, algorithm := range ring.Algorithms {
-			s := schedulesOf(t, algorithm, spec)
-			whole, err := Pass(s, ranks, a, false, at, c)
+			whole := run(t, algorithm, spec, a, false, at, c)
+			g, err := newGroup(algorithm, spec, partition.NewIndex(spec.Shape), at.sample(ranks))
 			if err != nil {
 				t.Fatal(err)
 			}
-			k := newCompiler(a, false, at, c)
-			part := k.sampled(s, at.sample(ranks), false)
+			programs, err := g.programs(a, false)
+			if err != nil {
+				t.Fatal(err)
+			}
+			part, err := newPrices(a, at, c).pass(programs, true)
+			if err != nil {
+				t.Fatal(err)
+			}
 			if d := part.Seconds/whole.Seconds - 1; math.Abs(d) > 0.05 {
 				t.Errorf("%s with %+v: %g seconds, by samples %g: %+.1f %%", algorithm, c, whole.Seconds, part.Seconds, 100*d)
 			}
@@ -332,13 +298,7 @@ func BenchmarkPass(b *testing.B) {
 				spec.Heads, spec.KVHeads, spec.Inner = 32, 8, 8
 				a := Attention{Backend: "flash", DType: tensor.BF16, Batch: 1, Heads: 32, KVHeads: 8, Dim: 128, DimV: 128}
 				for b.Loop() {
-					s, err := NewSchedules(algorithm, spec)
-					if err != nil {
-						b.Fatal(err)
-					}
-					if _, err := Pass(s, ranks, a, true, Place{PerHost: 8}, plain{pair: 1e-12, byte: 1e-11}); err != nil {
-						b.Fatal(err)
-					}
+					run(b, algorithm, spec, a, true, Place{PerHost: 8}, plain{pair: 1e-12, byte: 1e-11})
 				}
 			})
 		}

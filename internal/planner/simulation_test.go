@@ -43,22 +43,15 @@ func layer(t testing.TB, algorithm string, tokens, ranks, inner, gather int) flo
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := planner.NewSchedules(algorithm, ring.Spec{
+	spec := ring.Spec{
 		Shape: partition.Shape{SeqQ: tokens, SeqKV: tokens, Size: ranks, Layout: partition.Zigzag{}, Mask: mask},
 		Heads: qwen3.Heads, KVHeads: qwen3.KVHeads, Inner: inner, GatherHeads: gather,
-	})
+	}
+	forward, backward, err := planner.Passes(algorithm, spec, qwen3, planner.Place{PerHost: min(ranks, 8)}, cluster(t, ranks))
 	if err != nil {
 		t.Fatal(err)
 	}
-	total := 0.0
-	for _, backward := range []bool{false, true} {
-		r, err := planner.Pass(s, ranks, qwen3, backward, planner.Place{PerHost: min(ranks, 8)}, cluster(t, ranks))
-		if err != nil {
-			t.Fatal(err)
-		}
-		total += r.Seconds
-	}
-	return total
+	return forward.Seconds + backward.Seconds
 }
 
 // simulation is the tables of the page: as many tokens a rank, and as many in all.

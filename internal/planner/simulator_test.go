@@ -2,83 +2,45 @@ package planner
 
 import (
 	"math/rand/v2"
-	"slices"
 	"testing"
 
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/ring"
 )
 
-// plainly is the seconds of a layer by a way, with nothing remembered: each schedule, each program and each cost is made anew.
-func plainly(t testing.TB, c Case, kind Kind, w Way, costs Costs) (total float64) {
+// plainly returns the seconds of a layer by a strategy, with nothing remembered: each index, schedule and cost is made anew.
+func plainly(t testing.TB, c Case, kind Kind, w Way, costs Costs, exact int) (total float64) {
 	t.Helper()
-	s := newSimulator(c, kind, newCommon(costs), 1)
-	shape, err := s.shape(w.Layout)
+	s := newSimulator(c, kind, newCommon(costs), exact)
+	x, err := s.of(w.Layout)
 	if err != nil {
 		t.Fatal(err)
 	}
-	spec := ring.Spec{Shape: shape, Heads: c.Heads, KVHeads: c.KVHeads, Inner: w.Inner, GatherHeads: w.GatherHeads, Gather: w.Gather}
+	spec := ring.Spec{Shape: x.Shape, Heads: c.Heads, KVHeads: c.KVHeads, Inner: w.Inner, GatherHeads: w.GatherHeads, Gather: w.Gather}
 	a := c.Attention
 	a.Backend = w.Backend
-	if c.At.Shared {
-		for _, backward := range []bool{false, true} {
-			r, err := Pass(schedulesOf(t, w.Algorithm, spec), c.Ranks, a, backward, c.At, costs)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if total += r.Seconds; !backward && c.Recompute {
-				total += r.Seconds
-			}
-		}
-		return total
-	}
-	traders := ring.Traders(w.Algorithm, c.Ranks, w.Inner)
-	work := partition.WorkOfHeads(partition.Work(shape), traders, c.Heads)
-	most := 0
-	for r := range work {
-		if work[r] >= work[most] {
-			most = r
-		}
-	}
-	follow := append([]int{most}, s.busiest(w.Layout)...)
-	if edge := c.At.edge(c.Ranks); edge > 0 {
-		follow = append(follow, edge-1, edge)
+	var list []int
+	if c.Ranks > exact && !c.At.Shared {
+		list = s.follow(x, w)
 	}
 	for _, backward := range []bool{false, true} {
-		slowest := 0.0
-		for _, r := range follow {
-			x, err := ring.New(w.Algorithm, spec, r)
-			if err != nil {
-				t.Fatal(err)
-			}
-			k := newCompiler(a, backward, c.At, costs)
-			slowest = max(slowest, mirrored(k.compile(x)))
+		g, err := newGroup(w.Algorithm, spec, partition.NewIndex(x.Shape), list)
+		if err != nil {
+			t.Fatal(err)
 		}
-		if total += slowest; !backward && c.Recompute {
-			total += slowest
+		programs, err := g.programs(a, backward)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := newPrices(a, c.At, costs).pass(programs, g.sampled)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if total += r.Seconds; !backward && c.Recompute {
+			total += r.Seconds
 		}
 	}
 	return total
-}
-
-// mirrored runs a program in a world of two: its peers all stand for one that does what it does.
-func mirrored(p *program) float64 {
-	w := newWorld([]*program{p}, false)
-	r := &w.ranks[0]
-	for ; r.at < len(r.steps); r.at++ {
-		s := &r.steps[r.at]
-		if w.step(r); s.kind == begin {
-			for i, m := range r.exchanges[s.exchange] {
-				l := r.spots[s.exchange][i].lane
-				if m.sends {
-					l.received = append(l.received, l.sent[len(l.sent)-1])
-				} else {
-					l.sent = append(l.sent, l.received[len(l.received)-1])
-				}
-			}
-		}
-	}
-	return r.end().End
 }
 
 // What is shared and remembered changes no choice, and no time by a bit.
@@ -105,7 +67,7 @@ func TestQuickIsThePlainSearch(t *testing.T) {
 		for k, kind := range quick.Kinds {
 			least := kind.Ranked[0].Seconds
 			for _, x := range kind.Ranked {
-				if want := plainly(t, c, c.Kinds[k], x.Way, known{costs, map[string]float64{"flash": 1, "fused": 1.5}}); x.Seconds != want {
+				if want := plainly(t, c, c.Kinds[k], x.Way, known{costs, map[string]float64{"flash": 1, "fused": 1.5}}, 1); x.Seconds != want {
 					t.Fatalf("%d ranks, documents %v, %v: %s takes %v s, by a plain search %v", ranks, c.Docs, c.Kinds[k], x.Way, x.Seconds, want)
 				}
 				if m := quick.Ranked[0]; x.Layout == m.Layout && x.Backend == m.Backend {
@@ -126,17 +88,19 @@ func TestLoneIsOneOfAll(t *testing.T) {
 		spec.Heads, spec.KVHeads, spec.Inner = 8, 4, 2
 		a := one
 		a.Heads, a.KVHeads = 8, 4
-		s, c := schedulesOf(t, algorithm, spec), plain{pair: 1, byte: 0.25, copied: 0.125, latency: 3}
+		c := plain{pair: 1, byte: 0.25, copied: 0.125, latency: 3}
+		g, err := newGroup(algorithm, spec, partition.NewIndex(spec.Shape), []int{0, 2})
+		if err != nil {
+			t.Fatal(err)
+		}
 		for _, backward := range []bool{false, true} {
-			all, err := Pass(s, 4, a, backward, Place{}, c)
+			all := run(t, algorithm, spec, a, backward, Place{}, c)
+			programs, err := g.programs(a, backward)
 			if err != nil {
 				t.Fatal(err)
 			}
-			k := newCompiler(a, backward, Place{}, c)
-			k.reuse = true
-			some := k.sampled(s, []int{0, 2}, true)
-			if some.Seconds != all.Seconds || len(some.Spans) == 0 || slices.ContainsFunc(some.Spans, func(x Span) bool { return x.For >= 0 }) {
-				t.Errorf("%s, backward %t: %g seconds, all together %g", algorithm, backward, some.Seconds, all.Seconds)
+			if some, err := newPrices(a, Place{}, c).pass(programs, true); err != nil || some.Seconds != all.Seconds {
+				t.Errorf("%s, backward %t: %g seconds, %v, all together %g", algorithm, backward, some.Seconds, err, all.Seconds)
 			}
 		}
 	}

@@ -8,7 +8,6 @@ import (
 	"github.com/cprun/cprun/internal/hf"
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/planner"
-	"github.com/cprun/cprun/internal/rehearse"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/ring"
 )
@@ -22,7 +21,6 @@ type attend struct {
 	rank      int
 	spec      ring.Spec // of the present batch; its mask is filled in by window
 	softmax   attention.Softmax
-	wire      wire
 	schedules map[int]*ring.Schedule // of the present batch, by window
 	cache     *ring.Cache            // and of other batches: of those that come again, and of the next
 	packings  *Packings              // nil: all run as the config says
@@ -58,11 +56,19 @@ func (t *Trainer) rehearse(o *Options) error {
 	}
 	a := newAttend(nil, t.cfg, layout, t.mesh.world.Rank()%t.cfg.Parallel.Context)
 	a.kinds = o.Kinds
+	rows, m := partition.Count(layout.Spans(n, a.spec.Size, a.rank)), a.cfg
+	of := planner.Attention{
+		DType: t.dev.Compute, Batch: t.cfg.Train.MicroBatchSize,
+		Heads: m.NumAttentionHeads, KVHeads: m.NumKeyValueHeads, Dim: m.HeadDim, DimV: m.HeadDim,
+	}
 	for layer := range t.cfg.Model.NumHiddenLayers {
 		known := len(a.schedules)
 		s, err := a.schedule(layer)
 		if err == nil && len(a.schedules) > known {
-			_, err = rehearse.Layer(k.Planning(), a.cfg, s, t.cfg.Train.MicroBatchSize, 0, t.dev.Compute)
+			r := planner.Recorder{Kernel: k.Planning()}
+			if err = r.Run(s, of, rows, false); err == nil {
+				err = r.Run(s, of, rows, true)
+			}
 		}
 		if err != nil {
 			return fmt.Errorf("attention of layer %d: %w", layer, err)
@@ -153,10 +159,6 @@ func (a *attend) load() (total load, err error) {
 		window := a.cfg.Window(layer)
 		l, ok := known[window]
 		if !ok {
-			s, err := a.schedule(layer)
-			if err != nil {
-				return total, err
-			}
 			shape, err := masked(a.spec.Shape, window)
 			if err != nil {
 				return total, err
@@ -165,7 +167,7 @@ func (a *attend) load() (total load, err error) {
 			if err != nil {
 				return total, err
 			}
-			l = a.wire.of(s, shape, ring.Traders(w.Algorithm, shape.Size, w.Inner))
+			l = loadOf(shape, ring.Traders(w.Algorithm, shape.Size, w.Inner), a.cfg.NumAttentionHeads)
 			known[window] = l
 		}
 		total.add(l, 1)

@@ -27,6 +27,7 @@ type Trainer struct {
 	dev      *Device
 	mesh     *mesh
 	att      *attend
+	sent     *tally // under att
 	model    *model.Model
 	share    *sharing
 	schedule optim.Schedule
@@ -180,9 +181,9 @@ func (t *Trainer) build(room state.Room) (err error) {
 	if err != nil {
 		return err
 	}
-	t.att = newAttend(&ring.Ring{Kernel: t.dev.Kernel, Comm: t.mesh.context, Mover: t.dev.Ops, Stream: t.dev.Stream, Arena: workspace},
+	t.sent = &tally{Exchanger: t.mesh.context}
+	t.att = newAttend(&ring.Ring{Kernel: t.dev.Kernel, Comm: t.sent, Mover: t.dev.Ops, Stream: t.dev.Stream, Arena: workspace},
 		cfg, nil, t.mesh.context.Rank())
-	t.att.wire = wireOf(cfg, t.dev.Compute)
 	t.share.label.ring = t.att.ring
 	t.model = model.New(shape, t.dev.Ops, t.att, t.share.Params(), opt)
 	if t.sums, err = t.dev.Vector("sums of a step", tensor.F64, sumCount); err != nil {
@@ -349,7 +350,7 @@ func (t *Trainer) ends(n int) int   { return t.begins(n) + 1 }
 // returns the load of the sequences.
 func (t *Trainer) passes(ctx context.Context, scale float64) (total load, err error) {
 	micros := t.cfg.Train.GlobalBatchSize / (t.cfg.Train.MicroBatchSize * t.mesh.dataSize)
-	loss := state.Part(t.sums, sumLoss, sumLoss+1)
+	loss, before := state.Part(t.sums, sumLoss, sumLoss+1), t.sent.sent
 	for m := range micros {
 		groups := t.train.groups(t.samplesOf(m))
 		for i, g := range groups {
@@ -370,6 +371,7 @@ func (t *Trainer) passes(ctx context.Context, scale float64) (total load, err er
 			total.add(load, len(g))
 		}
 	}
+	total.sent = t.sent.sent - before
 	return total, nil
 }
 
