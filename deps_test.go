@@ -90,7 +90,7 @@ var allowed = map[string]string{
 	"internal/bench": "attention attention/backends comm internal/cost internal/device internal/files internal/metrics internal/model internal/optim internal/planner internal/terminal" +
 		" internal/gpu partition ring tensor",
 
-	"internal/experiment": "internal/bench internal/config internal/files internal/metrics internal/terminal",
+	"internal/experiment": "internal/bench internal/config internal/files internal/terminal",
 
 	"internal/launch":          "internal/files internal/launch/standing internal/place internal/terminal",
 	"internal/launch/standing": "internal/terminal",

@@ -161,17 +161,16 @@ func (o *Options) printer() *progress.Printer {
 // are for the user. task returns the workers' task; event gets what they report.
 func (o *Options) runWorkers(ctx context.Context, role job.Role, ranks int, notes []string, task func(dir string) any,
 	event func(out *progress.Printer, e launch.Event)) (launch.Result, error) {
-	dir, logs, err := scratchLogs("cprun-" + string(role) + "-")
+	dir, err := newScratch("cprun-" + string(role) + "-")
 	if err != nil {
 		return launch.Result{}, err
 	}
-	defer logs.Close()
 	out := o.printer()
 	for _, line := range notes {
 		out.Note(line)
 	}
 	res := launch.Run(ctx, launch.Job{
-		NProc: ranks, Argv: []string{"worker", string(role)}, Logs: logs, Payload: payload(task(dir.path)), Stderr: out, Show: o.show(),
+		NProc: ranks, Argv: []string{"worker", string(role)}, Logs: dir.root, Payload: payload(task(dir.path)), Stderr: out, Show: o.show(),
 		OnEvent: func(_ int, e launch.Event) { event(out, e) },
 	})
 	out.Close()

@@ -31,7 +31,7 @@ const maxSet = 10
 // with verbose, variables that are not set and why backends cannot run too. The status is 1 if there is a problem.
 func Doctor(w io.Writer, verbose bool) (int, error) {
 	gpus, machine := gpus()
-	findings := slices.Concat([]finding{cores(), memory()}, gpus, []finding{exchanges(), openFiles(), processes(), temp(), text()})
+	findings := slices.Concat([]finding{cores(), memory()}, gpus, []finding{exchanges(), openFiles(), processes(), temp()})
 	var b strings.Builder
 	if err := attentionReport(&b, machine, verbose); err != nil {
 		findings = append(findings, finding{"attention", err.Error(), "correct the environment variable"})
@@ -154,17 +154,4 @@ func temp() finding {
 	}
 	defer os.Remove(dir)
 	return finding{"temporary", filepath.Dir(dir) + " can be written", ""}
-}
-
-// text is the example's corpus.
-func text() finding {
-	matches, _ := filepath.Glob("examples/data/*.txt")
-	if len(matches) == 0 {
-		return finding{"example text", "not here; run from a checkout of cprun to train the example", ""}
-	}
-	names := make([]string, len(matches))
-	for i, m := range matches {
-		names[i] = filepath.Base(m)
-	}
-	return finding{"example text", strings.Join(names, ", "), ""}
 }

@@ -253,7 +253,7 @@ func reasonOf(tail string) string {
 func (s *scale) measure(r *experiment.Run) {
 	steps, err := bench.ReadMetrics(filepath.Join(s.store.Dir(), r.Dir, "metrics.jsonl"))
 	if err == nil {
-		r.Counted = experiment.Count(steps, s.e.Warmup)
+		r.Counted = bench.Count(steps, s.e.Warmup)
 	}
 	if r.Status == experiment.OK && r.Counted == nil {
 		r.Status, r.Error = experiment.Failed, "it logged no step that counts"
