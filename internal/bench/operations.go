@@ -19,14 +19,13 @@ type OpsSpec struct {
 	KVHeads      int    `json:"kv_heads"`
 	HeadDim      int    `json:"head_dim"`
 	Vocab        int    `json:"vocab"`
-	Chunk        int    `json:"loss_chunk"` // tokens whose logits stand in memory at once
+	Chunk        int    `json:"loss_chunk"` // tokens in memory at once, as logits
 	Params       int    `json:"params"`     // of the optimizer's step
 	Ceiling      int    `json:"ceiling"`    // side of the matrix product that others are compared with
 	DType        string `json:"dtype"`      // of activations
 }
 
-// Default returns the shape for a device: of llama-3.2-3B at 32K tokens, or what a CPU does in a
-// moment.
+// Default sets the shape for a device: llama-3.2-3B at 32K tokens, or a small model on a CPU.
 func (s *OpsSpec) Default(device string) {
 	*s = OpsSpec{
 		Tokens: 512, Hidden: 128, Intermediate: 352, Heads: 4, KVHeads: 2, HeadDim: 32,
@@ -40,8 +39,7 @@ func (s *OpsSpec) Default(device string) {
 	}
 }
 
-// bytes is the most that an operation's tensors take: those of AdamW with a copy, of SwiGLU
-// backward or of the head.
+// bytes returns an upper bound of an operation's tensors: AdamW with a copy, SwiGLU backward or the head.
 func (s *OpsSpec) bytes() int64 {
 	element := int64(types[s.DType].Size())
 	params := 20 * int64(s.Params)
@@ -51,8 +49,7 @@ func (s *OpsSpec) bytes() int64 {
 	return max(params, mlp, head, embed) + 1<<20
 }
 
-// operation is a piece of work, and how much it is: bytes that must go over the memory bus, or
-// FLOPs.
+// An operation is a piece of work with its amount: bytes over the memory bus, or FLOPs.
 type operation struct {
 	name, shape  string
 	bytes, flops float64
@@ -91,9 +88,9 @@ func (r *Rank) Ops(ctx context.Context, s OpsSpec, emit func(Operation) error) (
 	return nil
 }
 
-// Compare sets the share of each operation of the ceiling of its kind: the fastest of all that were
-// measured. The copy and the large product, which come first, are it on a GPU; on a CPU smaller
-// ones, whose data stay in its caches, may be faster.
+// Compare sets the share of each operation of the ceiling of its kind: the fastest measured one. On a GPU that is the
+// copy or the large product, which come first; on a CPU smaller ones may be faster, since their data stay in its
+// caches.
 func Compare(rows []Operation) {
 	fastest := map[string]float64{} // by unit
 	for _, r := range rows {
@@ -116,10 +113,10 @@ type opsRun struct {
 	err   error // the first of making tensors
 }
 
-// act is random activations of rows tokens.
+// act returns random activations of rows tokens.
 func (b *opsRun) act(rows, heads, dim int) View { return b.noise(b.t, 1, rows, heads, dim) }
 
-// f32 is random parameters, norms or gradients.
+// f32 returns random parameters, norms or gradients.
 func (b *opsRun) f32(shape ...int) View { return b.noise(tensor.F32, shape...) }
 
 func (b *opsRun) noise(t tensor.DType, shape ...int) View {
@@ -131,14 +128,14 @@ func (b *opsRun) noise(t tensor.DType, shape ...int) View {
 	return v
 }
 
-// scalar is a float64 0.
+// scalar returns a float64 0.
 func (b *opsRun) scalar() View {
 	v := b.arena.Alloc(tensor.F64, 1)
 	b.ops.Zero(v)
 	return v
 }
 
-// ids is a token for each row, spread over the vocabulary.
+// ids returns a token for each row, spread over the vocabulary.
 func (b *opsRun) ids(rows int) View {
 	v := b.arena.Alloc(tensor.I32, 1, rows, 1, 1)
 	host, err := b.Device.HostVector(tensor.I32, rows)
@@ -157,7 +154,7 @@ func (b *opsRun) ids(rows int) View {
 	return v
 }
 
-// all is every operation; the first two are made to be the ceilings.
+// all lists every operation; the first two are meant as ceilings.
 func (b *opsRun) all() []func() operation {
 	out := []func() operation{b.copyAll, b.product}
 	out = append(out, b.linears()...)

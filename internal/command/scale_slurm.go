@@ -19,16 +19,16 @@ import (
 	"github.com/cprun/cprun/internal/terminal"
 )
 
-// maxTasks is how many tasks an array has at most; each runs several cells then.
+// maxTasks bounds the tasks of an array; each then runs several cells.
 const maxTasks = 64
 
-// sharesName is the file that deals the cells out to the tasks of an array.
+// sharesName names the file with the cells of each task.
 const sharesName = "array.json"
 
-// maxShares is more than that file has, in bytes.
+// maxShares bounds that file, in bytes.
 const maxShares = 16 << 20
 
-// batch is what both jobs are made of.
+// A batch fills the scripts of both jobs.
 type batch struct {
 	Name, Dir, Command string
 	Nodes, Last        int
@@ -106,10 +106,10 @@ func (s *scale) submit() (int, error) {
 	return launch.ExitDone, nil
 }
 
-// arrayName is the file with the number of the last array.
+// arrayName names the file with the number of the last array.
 const arrayName = "array.job"
 
-// queued is the last array of the directory where Slurm still has it; "" otherwise.
+// queued returns the last array of the directory if Slurm still has it, else "".
 func (s *scale) queued() string {
 	text, err := files.Read(filepath.Join(s.Out, arrayName), maxReason)
 	job := strings.TrimSpace(string(text))
@@ -123,7 +123,7 @@ func (s *scale) queued() string {
 	return job
 }
 
-// queueOf are those arguments of the array that say where a job of one task may run.
+// queueOf returns the arguments of the array that also apply to a job of one task.
 func queueOf(args []string) []string {
 	return slices.DeleteFunc(slices.Clone(args), func(a string) bool {
 		name, _, _ := strings.Cut(a, "=")
@@ -147,7 +147,7 @@ func (s *scale) sbatch(script string, args ...string) (string, error) {
 	return job, nil
 }
 
-// taskCommand is this command as a task gives it, on any node that shares the file system.
+// taskCommand returns this command for a task on any node that shares the file system.
 func (s *scale) taskCommand() (string, error) {
 	program, err := os.Executable()
 	if err != nil {
@@ -168,7 +168,7 @@ func (s *scale) taskCommand() (string, error) {
 	return "env --chdir=" + shell([]string{work}) + " " + shell(args), nil
 }
 
-// jobName is a name as batch scripts take it.
+// jobName replaces characters that batch scripts refuse.
 func jobName(name string) string {
 	return strings.Map(func(r rune) rune {
 		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '-' || r == '_' || r == '.' {
