@@ -11,8 +11,8 @@ import (
 // maxLength bounds lengths, so that products of a few of them do not overflow.
 const maxLength = 1 << 40
 
-// checked returns p with its defaults filled in, or an error for ranks, heads or lengths that no run can have. Other values
-// are checked where they enter the program.
+// checked returns p with its defaults filled in, or an error for ranks, heads or lengths that no run can have. Other
+// values are checked where they enter the program.
 func (p Params) checked() (Params, error) {
 	if p.ContextSize == 0 {
 		p.ContextSize = 1
@@ -37,7 +37,8 @@ func (p Params) checked() (Params, error) {
 		faults = append(faults, fmt.Errorf("attention parameters: "+format, args...))
 	}
 	if n := min(p.Batch, p.SeqQ, p.SeqKV, p.HeadDim, p.HeadDimV); n < 1 || max(p.Batch, p.SeqQ, p.SeqKV) > maxLength {
-		fault("batch %d, %d queries, %d keys, head dims %d and %d: want 1 to %d", p.Batch, p.SeqQ, p.SeqKV, p.HeadDim, p.HeadDimV, maxLength)
+		fault("batch %d, %d queries, %d keys, head dims %d and %d: want 1 to %d", p.Batch, p.SeqQ, p.SeqKV, p.HeadDim,
+			p.HeadDimV, maxLength)
 	}
 	if p.KVHeads < 1 || p.Heads < 1 || p.Heads%p.KVHeads != 0 {
 		fault("%d query heads are not a multiple of %d KV heads", p.Heads, p.KVHeads)

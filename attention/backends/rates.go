@@ -27,8 +27,8 @@ type rateKey struct {
 // A rateMask names a mask in the table of rates.
 type rateMask string
 
-// The masks that are measured. A window ends at the query's own key. Over ranks it is a band beside the diagonal, which is
-// another call.
+// The masks that are measured. A window ends at the query's own key. Over ranks it is a band beside the diagonal, which
+// is another call.
 const (
 	rateFull            rateMask = "full"
 	rateCausal          rateMask = "causal"

@@ -47,7 +47,8 @@ var (
 	splitCall = &Remedy{SplitCall, "run the hop as several calls and merge them by their LSE",
 		"a launch and a merge of the output for each call more", Call.cut}
 	zeroWorkspace = &Remedy{ZeroWorkspace, "clear the workspace before each backward call",
-		"one write of the workspace a backward call", func(c Call) []Call { c.ZeroedWorkspace = true; return []Call{c} }}
+		"one write of the workspace a backward call",
+		func(c Call) []Call { c.ZeroedWorkspace = true; return []Call{c} }}
 	grantWorkspace = &Remedy{GrantWorkspace,
 		"give the deterministic backward pass its workspace of the square of the length",
 		"2 bytes of device memory for each query, key and head of a call", Call.grantWorkspace}

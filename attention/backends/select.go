@@ -76,7 +76,8 @@ func (e *NoBackendError) Error() string {
 // ToName returns why auto does not take a backend that could run this, and what does, as the reason and
 // the fix of a rule.
 func ToName(b Backend, arch int) (reason, fix string) {
-	return fmt.Sprintf("It can run this, slowly; auto does not take it on %s.", archName(arch)), fmt.Sprintf("Set attention.backend to %s.", b)
+	return fmt.Sprintf("It can run this, slowly; auto does not take it on %s.", archName(arch)),
+		fmt.Sprintf("Set attention.backend to %s.", b)
 }
 
 func (r Rejection) String() string {

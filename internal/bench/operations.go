@@ -166,7 +166,8 @@ func (b *opsRun) all() []func() operation {
 func (b *opsRun) copyAll() operation {
 	n := b.s.Params
 	dst, src := b.arena.Alloc(tensor.F32, n), b.f32(n)
-	return operation{name: "copy", shape: sizeText(int64(n)), bytes: 8 * float64(n), run: func() { b.ops.Copy(dst, src) }}
+	return operation{name: "copy", shape: sizeText(int64(n)), bytes: 8 * float64(n),
+		run: func() { b.ops.Copy(dst, src) }}
 }
 
 func (b *opsRun) product() operation {
@@ -191,14 +192,18 @@ func (b *opsRun) linears() []func() operation {
 		b.linear("linear down", s.Tokens, s.Intermediate, s.Hidden),
 		b.linear("linear head", s.Chunk, s.Hidden, s.Vocab),
 		func() operation {
-			dx, dy, w := b.act(s.Tokens, 1, s.Hidden), b.act(s.Tokens, 1, s.Intermediate), b.noise(b.t, 1, s.Intermediate, 1, s.Hidden)
-			return operation{name: "linear gate dx", shape: dims(s.Tokens, s.Intermediate, s.Hidden), flops: 2 * float64(s.Tokens) * float64(s.Hidden) * float64(s.Intermediate),
-				run: func() { b.ops.LinearDX(dx, dy, w, false) }}
+			dx, dy, w := b.act(s.Tokens, 1, s.Hidden), b.act(s.Tokens, 1, s.Intermediate),
+				b.noise(b.t, 1, s.Intermediate, 1, s.Hidden)
+			return operation{name: "linear gate dx", shape: dims(s.Tokens, s.Intermediate, s.Hidden),
+				flops: 2 * float64(s.Tokens) * float64(s.Hidden) * float64(s.Intermediate),
+				run:   func() { b.ops.LinearDX(dx, dy, w, false) }}
 		},
 		func() operation {
-			dw, dy, x := b.f32(1, s.Intermediate, 1, s.Hidden), b.act(s.Tokens, 1, s.Intermediate), b.act(s.Tokens, 1, s.Hidden)
-			return operation{name: "linear gate dw", shape: dims(s.Intermediate, s.Tokens, s.Hidden), flops: 2 * float64(s.Tokens) * float64(s.Hidden) * float64(s.Intermediate),
-				run: func() { b.ops.LinearDW(dw, dy, x) }}
+			dw, dy, x := b.f32(1, s.Intermediate, 1, s.Hidden), b.act(s.Tokens, 1, s.Intermediate),
+				b.act(s.Tokens, 1, s.Hidden)
+			return operation{name: "linear gate dw", shape: dims(s.Intermediate, s.Tokens, s.Hidden),
+				flops: 2 * float64(s.Tokens) * float64(s.Hidden) * float64(s.Intermediate),
+				run:   func() { b.ops.LinearDW(dw, dy, x) }}
 		},
 	}
 }
@@ -216,15 +221,18 @@ func (b *opsRun) norms() []func() operation {
 	return []func() operation{
 		func() operation {
 			y, i, in, w := x(), inv(), x(), b.f32(s.Hidden)
-			return operation{name: "rmsnorm", shape: shape, bytes: 2 * n, run: func() { b.ops.RMSNorm(y, i, in, w, eps) }}
+			return operation{name: "rmsnorm", shape: shape, bytes: 2 * n,
+				run: func() { b.ops.RMSNorm(y, i, in, w, eps) }}
 		},
 		func() operation {
 			y, i, sum, in, add, w := x(), inv(), x(), x(), x(), b.f32(s.Hidden)
-			return operation{name: "add rmsnorm", shape: shape, bytes: 4 * n, run: func() { b.ops.AddRMSNorm(y, i, sum, in, add, w, eps) }}
+			return operation{name: "add rmsnorm", shape: shape, bytes: 4 * n,
+				run: func() { b.ops.AddRMSNorm(y, i, sum, in, add, w, eps) }}
 		},
 		func() operation {
 			dx, dw, dy, in, i, w := x(), b.f32(s.Hidden), x(), x(), inv(), b.f32(s.Hidden)
-			return operation{name: "rmsnorm backward", shape: shape, bytes: 3 * n, run: func() { b.ops.RMSNormBackward(dx, dw, dy, in, i, w, false) }}
+			return operation{name: "rmsnorm backward", shape: shape, bytes: 3 * n,
+				run: func() { b.ops.RMSNormBackward(dx, dw, dy, in, i, w, false) }}
 		},
 		func() operation {
 			y, in := b.act(rows, s.Heads, s.HeadDim), b.act(rows, s.Heads, s.HeadDim)
@@ -235,11 +243,13 @@ func (b *opsRun) norms() []func() operation {
 		func() operation {
 			dx, dy := b.act(rows, s.Heads, s.HeadDim), b.f32(1, rows, s.Heads, s.HeadDim)
 			cos, sin := b.f32(1, rows, 1, s.HeadDim/2), b.f32(1, rows, 1, s.HeadDim/2)
-			return operation{name: "rope backward", shape: dims(rows, s.Heads, s.HeadDim), bytes: heads*(1+4/size) + table,
-				run: func() { b.ops.NormRopeBackward(dx, View{}, dy, View{}, View{}, View{}, cos, sin) }}
+			return operation{name: "rope backward", shape: dims(rows, s.Heads, s.HeadDim),
+				bytes: heads*(1+4/size) + table,
+				run:   func() { b.ops.NormRopeBackward(dx, View{}, dy, View{}, View{}, View{}, cos, sin) }}
 		},
 		func() operation {
-			y, in, i, w := b.act(rows, s.Heads, s.HeadDim), b.act(rows, s.Heads, s.HeadDim), b.f32(1, rows, s.Heads, 1), b.f32(s.HeadDim)
+			y, in, i, w := b.act(rows, s.Heads, s.HeadDim), b.act(rows, s.Heads, s.HeadDim), b.f32(1, rows, s.Heads, 1),
+				b.f32(s.HeadDim)
 			cos, sin := b.f32(1, rows, 1, s.HeadDim/2), b.f32(1, rows, 1, s.HeadDim/2)
 			return operation{name: "norm rope", shape: dims(rows, s.Heads, s.HeadDim), bytes: 2*heads + table,
 				run: func() { b.ops.NormRope(y, i, in, w, cos, sin, eps) }}
@@ -257,7 +267,8 @@ func (b *opsRun) rest() []func() operation {
 	return []func() operation{
 		func() operation {
 			y, gate, up := x(), x(), x()
-			return operation{name: "swiglu", shape: dims(s.Tokens, s.Intermediate), bytes: 3 * mlp, run: func() { b.ops.SwiGLU(y, gate, up) }}
+			return operation{name: "swiglu", shape: dims(s.Tokens, s.Intermediate), bytes: 3 * mlp,
+				run: func() { b.ops.SwiGLU(y, gate, up) }}
 		},
 		func() operation {
 			dgate, dup, dy, gate, up := x(), x(), x(), x(), x()
@@ -266,16 +277,19 @@ func (b *opsRun) rest() []func() operation {
 		},
 		func() operation {
 			y, table, ids := b.act(s.Tokens, 1, s.Hidden), b.noise(b.t, 1, s.Vocab, 1, s.Hidden), b.ids(s.Tokens)
-			return operation{name: "embed", shape: dims(s.Tokens, s.Hidden), bytes: 2 * embedded, run: func() { b.ops.Embed(y, table, ids) }}
+			return operation{name: "embed", shape: dims(s.Tokens, s.Hidden), bytes: 2 * embedded,
+				run: func() { b.ops.Embed(y, table, ids) }}
 		},
 		func() operation {
 			dtable, dy, ids := b.f32(1, s.Vocab, 1, s.Hidden), b.act(s.Tokens, 1, s.Hidden), b.ids(s.Tokens)
-			return operation{name: "embed backward", shape: dims(s.Tokens, s.Hidden), bytes: embedded + 8*float64(s.Tokens)*float64(s.Hidden),
-				run: func() { b.ops.EmbedBackward(dtable, dy, ids) }}
+			return operation{name: "embed backward", shape: dims(s.Tokens, s.Hidden),
+				bytes: embedded + 8*float64(s.Tokens)*float64(s.Hidden),
+				run:   func() { b.ops.EmbedBackward(dtable, dy, ids) }}
 		},
 		func() operation {
 			loss, y, ids := b.scalar(), b.act(s.Chunk, 1, s.Vocab), b.ids(s.Chunk)
-			return operation{name: "cross entropy", shape: dims(s.Chunk, s.Vocab), bytes: 2 * logits, run: func() { b.ops.CrossEntropy(loss, y, ids, 1, true) }}
+			return operation{name: "cross entropy", shape: dims(s.Chunk, s.Vocab), bytes: 2 * logits,
+				run: func() { b.ops.CrossEntropy(loss, y, ids, 1, true) }}
 		},
 	}
 }
@@ -285,15 +299,18 @@ func (b *opsRun) optimizer() []func() operation {
 	return []func() operation{
 		func() operation {
 			v := b.f32(n)
-			return operation{name: "zero", shape: sizeText(int64(n)), bytes: 4 * float64(n), run: func() { b.ops.Zero(v) }}
+			return operation{name: "zero", shape: sizeText(int64(n)), bytes: 4 * float64(n),
+				run: func() { b.ops.Zero(v) }}
 		},
 		func() operation {
 			dst, src := b.f32(n), b.f32(n)
-			return operation{name: "accumulate", shape: sizeText(int64(n)), bytes: 12 * float64(n), run: func() { b.ops.Add(dst, src) }}
+			return operation{name: "accumulate", shape: sizeText(int64(n)), bytes: 12 * float64(n),
+				run: func() { b.ops.Add(dst, src) }}
 		},
 		func() operation {
 			sum, g := b.scalar(), b.f32(n)
-			return operation{name: "gradient norm", shape: sizeText(int64(n)), bytes: 4 * float64(n), run: func() { b.Device.Optim.SumSquares(sum, g) }}
+			return operation{name: "gradient norm", shape: sizeText(int64(n)), bytes: 4 * float64(n),
+				run: func() { b.Device.Optim.SumSquares(sum, g) }}
 		},
 		func() operation {
 			p, g, m, v, sum := b.f32(n), b.f32(n), b.f32(n), b.arena.Alloc(tensor.F32, n), b.scalar()
@@ -303,7 +320,8 @@ func (b *opsRun) optimizer() []func() operation {
 				c, traffic = b.noise(b.t, n), 28+float64(b.t.Size())
 			}
 			h := optim.AdamStep{LR: 1e-4, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1, MaxNorm: 1}
-			return operation{name: "adamw", shape: sizeText(int64(n)), bytes: traffic * float64(n), run: func() { b.Device.Optim.AdamW(p, c, g, m, v, sum, h) }}
+			return operation{name: "adamw", shape: sizeText(int64(n)), bytes: traffic * float64(n),
+				run: func() { b.Device.Optim.AdamW(p, c, g, m, v, sum, h) }}
 		},
 	}
 }

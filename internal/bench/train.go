@@ -9,7 +9,8 @@ import (
 	"github.com/cprun/cprun/internal/metrics"
 )
 
-// Counted holds the measurements of a run after its warm-up, one value for each step. A list is empty if a value is not known.
+// Counted holds the measurements of a run after its warm-up, one value for each step. A list is empty if a value is not
+// known.
 type Counted struct {
 	StepSeconds              []float64 `json:"step_seconds"`
 	TokensPerSecond          []float64 `json:"tokens_per_second"`
@@ -47,8 +48,8 @@ func Count(steps []metrics.Step, warmup int) *Counted {
 	return c
 }
 
-// Summarise sets the figures of t from the steps of a run. Medians leave out the first t.Skipped, which compile, allocate and
-// warm up.
+// Summarise sets the figures of t from the steps of a run. Medians leave out the first t.Skipped, which compile,
+// allocate and warm up.
 func (t *Training) Summarise(steps []metrics.Step) error {
 	c := Count(steps, t.Skipped)
 	if c == nil {
@@ -57,7 +58,8 @@ func (t *Training) Summarise(steps []metrics.Step) error {
 	for _, s := range steps {
 		t.Steps, t.Loss = append(t.Steps, float64(s.StepSeconds)), append(t.Loss, s.Loss)
 	}
-	t.StepSeconds, t.TokensPerSecond, t.TFLOPs = Median(c.StepSeconds), Median(c.TokensPerSecondPerDevice), Median(c.TFLOPsPerDevice)
+	t.StepSeconds, t.TokensPerSecond, t.TFLOPs = Median(c.StepSeconds), Median(c.TokensPerSecondPerDevice),
+		Median(c.TFLOPsPerDevice)
 	t.MFU, t.CommWait, t.Memory = Median(c.MFU), metrics.Absent, c.MemoryBytes
 	if len(c.CommWaitSeconds) > 0 {
 		t.CommWait = metrics.Float(Median(c.CommWaitSeconds))

@@ -112,7 +112,8 @@ const (
 )
 
 // transfer measures a call. All ranks make it equally often.
-func (r *Rank) transfer(ctx context.Context, s *CommSpec, t Transport, call string, size int64, dst, src View) (*Transfer, error) {
+func (r *Rank) transfer(ctx context.Context, s *CommSpec, t Transport, call string, size int64, dst,
+	src View) (*Transfer, error) {
 	begin, moved := transferOf(t.Comm, call, size, dst, src)
 	once := func() error {
 		p, err := begin()
@@ -151,7 +152,8 @@ func (r *Rank) transfer(ctx context.Context, s *CommSpec, t Transport, call stri
 
 // transferOf returns the call, and the bytes that it moves over a rank's link in each direction. It cuts the views to
 // size; a buffer of a collective has size bytes in all.
-func transferOf(c comm.Communicator, call string, size int64, dst, src View) (begin func() (comm.Pending, error), moved float64) {
+func transferOf(c comm.Communicator, call string, size int64, dst, src View) (begin func() (comm.Pending, error),
+	moved float64) {
 	n, rank := c.Size(), c.Rank()
 	part := int(size/4) / n
 	whole := func(v View) View { return v.Slice(tensor.Dim, 0, n*part) }

@@ -57,11 +57,13 @@ func (w *source) speak(given string) error {
 		w.tokenizer, whose = tokenizerFile(given), "the"
 	}
 	if w.tokenizer == "" {
-		return inputf("%s: it is not known which tokenizer made its tokens; name it: --tokenizer, a tokenizer.json or its directory, or bytes", w.what)
+		return inputf("%s: it is not known which tokenizer made its tokens; name it: --tokenizer, a tokenizer.json "+
+			"or its directory, or bytes", w.what)
 	}
 	if w.tokenizer != data.Bytes {
 		if _, err := os.Stat(w.tokenizer); err != nil {
-			return inputf("%s: %s tokenizer %s is not there; copy it there, or name one: --tokenizer", w.what, whose, terminal.Name(w.tokenizer))
+			return inputf("%s: %s tokenizer %s is not there; copy it there, or name one: --tokenizer", w.what, whose,
+				terminal.Name(w.tokenizer))
 		}
 	}
 	if w.tokenizer == data.Bytes { // a model's end-of-text token is no byte
@@ -89,7 +91,8 @@ func sourceOfModel(path string) (*source, error) {
 	if err != nil {
 		return nil, &InputError{err}
 	}
-	w := &source{what: terminal.Name(path), cfg: cfg, positions: cfg.MaxPositionEmbedding, tokenizer: filepath.Join(path, "tokenizer.json"), from: weights}
+	w := &source{what: terminal.Name(path), cfg: cfg, positions: cfg.MaxPositionEmbedding,
+		tokenizer: filepath.Join(path, "tokenizer.json"), from: weights}
 	if err = weights.Check(cfg.Family(), cfg.Tensors()); err == nil {
 		w.own, err = hf.Ends(path)
 	}

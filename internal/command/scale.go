@@ -124,7 +124,8 @@ func (s *scale) check(path string) (err error) {
 	if s.Slurm || s.Gather { // the cells run on other machines
 		s.device, s.on = s.Device, "several nodes of a Slurm cluster"
 		if job := s.queued(); s.Slurm && job != "" {
-			return inputf("--slurm: job %s, which runs the cells, has not ended; wait for it, or end it with scancel %s", job, job)
+			return inputf("--slurm: job %s, which runs the cells, has not ended; wait for it, or "+
+				"end it with scancel %s", job, job)
 		}
 		return nil
 	}
@@ -146,7 +147,8 @@ func (s *scale) configs() error {
 	for _, flag := range s.Set {
 		key, _, _ := strings.Cut(flag, "=")
 		if slices.ContainsFunc(s.e.Grid, func(a experiment.Axis) bool { return a.Key == strings.TrimSpace(key) }) {
-			return fmt.Errorf("--set %s: it is a key of the grid, whose values count; take one of the two out", terminal.Name(flag))
+			return fmt.Errorf("--set %s: it is a key of the grid, whose values count; take one of the two out",
+				terminal.Name(flag))
 		}
 	}
 	s.cells = s.e.Cells()
@@ -160,14 +162,16 @@ func (s *scale) configs() error {
 		}
 		w := &s.work[i]
 		w.status = experiment.Pending
-		cfg, err := config.Load(s.e.BasePath, config.Options{Set: s.flags(i), NoFiles: s.PlanOnly || s.Slurm || s.Gather})
+		cfg, err := config.Load(s.e.BasePath, config.Options{Set: s.flags(i), NoFiles: s.PlanOnly || s.Slurm ||
+			s.Gather})
 		if err != nil {
 			w.status, w.why, faults = experiment.Refused, s.e.Place(err), append(faults, err)
 		} else {
 			good++
 			w.config, w.steps = cfg.YAML(), cfg.Train.Steps
 			if w.steps <= s.e.Warmup {
-				return s.e.Faultf("warmup", "%d steps are not counted, and train.steps is %d; lower one or raise the other", s.e.Warmup, w.steps)
+				return s.e.Faultf("warmup", "%d steps are not counted, and train.steps is %d; lower one or raise the "+
+					"other", s.e.Warmup, w.steps)
 			}
 		}
 		texts = append(texts, w.config)
@@ -213,7 +217,8 @@ func (s *scale) directory() error {
 	s.Out = abs
 	if s.PlanOnly {
 		if _, err := os.Stat(filepath.Join(abs, "cells.jsonl")); err == nil {
-			return inputf("--out: %s has results of runs, which those of a plan would replace; name another directory", terminal.Name(abs))
+			return inputf("--out: %s has results of runs, which those of a plan would replace; name another directory",
+				terminal.Name(abs))
 		}
 	}
 	return nil
@@ -252,7 +257,8 @@ func (s *scale) machineOf(found machines, device string) (machine.Machine, error
 // results returns the results so far.
 func (s *scale) results() *experiment.Results {
 	r := &experiment.Results{
-		Version: experiment.Version, Name: s.e.Name, Command: shell(s.Args), Commit: s.Version, Machine: s.on, Device: s.device,
+		Version: experiment.Version, Name: s.e.Name, Command: shell(s.Args), Commit: s.Version, Machine: s.on,
+		Device:  s.device,
 		Created: time.Now().UTC().Truncate(time.Second), Base: s.e.Base, Grid: s.e.Grid, Set: s.e.Set, Cells: s.cells,
 	}
 	if len(s.Set) > 0 {
@@ -286,5 +292,6 @@ func (s *scale) finish() (int, error) {
 	if slices.ContainsFunc(s.cells, func(c experiment.Cell) bool { return c.Status == experiment.OK }) {
 		return launch.ExitDone, nil
 	}
-	return launch.ExitFailed, errors.New("no cell of the experiment succeeded; the table and the logs below " + terminal.Name(filepath.Join(s.store.Dir(), "cells")) + " say why")
+	return launch.ExitFailed, errors.New("no cell of the experiment succeeded; the table and the logs below " +
+		terminal.Name(filepath.Join(s.store.Dir(), "cells")) + " say why")
 }

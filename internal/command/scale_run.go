@@ -63,7 +63,8 @@ func (s *scale) told() error {
 			continue
 		}
 		err := s.store.Append(experiment.Run{
-			Cell: s.cells[i].ID, Run: 1, Status: w.status, Error: oneLine(w.why), Ended: time.Now().UTC(), Commit: s.Version, Plan: w.plan,
+			Cell: s.cells[i].ID, Run: 1, Status: w.status, Error: oneLine(w.why), Ended: time.Now().UTC(),
+			Commit: s.Version, Plan: w.plan,
 		})
 		if err != nil {
 			return err
@@ -81,7 +82,9 @@ func (s *scale) order() []int {
 
 // has reports whether a run has ended.
 func (s *scale) has(i, round int) bool {
-	return slices.ContainsFunc(s.store.Runs, func(r experiment.Run) bool { return r.Cell == s.cells[i].ID && r.Run == round })
+	return slices.ContainsFunc(s.store.Runs, func(r experiment.Run) bool {
+		return r.Cell == s.cells[i].ID && r.Run == round
+	})
 }
 
 // one runs a cell once. It returns an exit status if the command ends here.
@@ -107,7 +110,8 @@ func (s *scale) one(i, round int, order []int, signals *launch.Signals) (int, er
 		return s.stop(p, asked, dir, signals)
 	}
 	r := experiment.Run{
-		Cell: c.ID, Run: round, Ended: time.Now().UTC().Truncate(time.Second), Seconds: time.Since(began).Seconds(), Commit: s.Version, Dir: dir, Plan: w.plan,
+		Cell: c.ID, Run: round, Ended: time.Now().UTC().Truncate(time.Second), Seconds: time.Since(began).Seconds(),
+		Commit: s.Version, Dir: dir, Plan: w.plan,
 	}
 	r.Status, r.Error = s.outcome(code, late, out.tail())
 	s.measure(&r)
@@ -183,7 +187,8 @@ func (s *scale) again() string {
 // arguments returns the arguments of a run.
 func (s *scale) arguments(w *cellWork, dir, file string) []string {
 	args := []string{
-		"--nproc", strconv.Itoa(w.nproc), "--device", w.device, "--resume", "never", "--run-dir", filepath.Join(s.store.Dir(), dir),
+		"--nproc", strconv.Itoa(w.nproc), "--device", w.device, "--resume", "never", "--run-dir",
+		filepath.Join(s.store.Dir(), dir),
 	}
 	if !s.e.Saves() {
 		args = append(args, "--no-checkpoint")
@@ -197,7 +202,8 @@ func (s *scale) before(w *cellWork) []string {
 		return nil
 	}
 	n := strconv.Itoa(w.nnodes)
-	return []string{"srun", "--nodes=" + n, "--ntasks=" + n, "--ntasks-per-node=1", "--cpu-bind=none", "--kill-on-bad-exit=0"}
+	return []string{"srun", "--nodes=" + n, "--ntasks=" + n, "--ntasks-per-node=1", "--cpu-bind=none",
+		"--kill-on-bad-exit=0"}
 }
 
 // outcome interprets a run's exit status and its last lines.
@@ -231,7 +237,8 @@ func reasonOf(tail string) string {
 	lines := strings.Split(strings.TrimRight(tail, "\n"), "\n")
 	at := -1
 	for i, line := range lines {
-		if failedRank.MatchString(line) || strings.HasPrefix(line, "cprun: ") && (at < 0 || !failedRank.MatchString(lines[at])) {
+		if failedRank.MatchString(line) || strings.HasPrefix(line, "cprun: ") &&
+			(at < 0 || !failedRank.MatchString(lines[at])) {
 			at = i
 		}
 	}
@@ -240,7 +247,8 @@ func reasonOf(tail string) string {
 	}
 	var reason []string
 	for i, line := range lines[at:] {
-		if i > 0 && strings.HasPrefix(line, "cprun: ") || strings.HasPrefix(line, "  log:") || strings.HasPrefix(line, "  hint:") {
+		if i > 0 && strings.HasPrefix(line, "cprun: ") || strings.HasPrefix(line, "  log:") ||
+			strings.HasPrefix(line, "  hint:") {
 			break
 		}
 		reason = append(reason, strings.TrimPrefix(line, "cprun: "))
@@ -267,7 +275,8 @@ func (s *scale) measure(r *experiment.Run) {
 func (s *scale) left(order []int, elapsed time.Duration) string {
 	limit := s.e.Limit.Seconds()
 	of := func(i int) experiment.Work {
-		return experiment.Work{Steps: s.work[i].steps, Predicted: s.work[i].plan.StepSeconds, Measured: s.cells[i].StepSeconds, Limit: limit}
+		return experiment.Work{Steps: s.work[i].steps, Predicted: s.work[i].plan.StepSeconds,
+			Measured: s.cells[i].StepSeconds, Limit: limit}
 	}
 	at := map[string]int{}
 	for i := range s.cells {
@@ -337,7 +346,8 @@ func (s *scale) line(i int, r *experiment.Run, order []int) string {
 	if r.Error != "" {
 		text += ": " + terminal.Clip(r.Error, 200)
 	} else if r.Counted != nil {
-		text += fmt.Sprintf("  %s s a step  %s", figure(bench.Median(r.Counted.StepSeconds)), progress.Rate(bench.Median(r.Counted.TokensPerSecond)))
+		text += fmt.Sprintf("  %s s a step  %s", figure(bench.Median(r.Counted.StepSeconds)),
+			progress.Rate(bench.Median(r.Counted.TokensPerSecond)))
 	}
 	return text + s.left(order, 0)
 }

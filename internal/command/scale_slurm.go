@@ -75,7 +75,8 @@ func (s *scale) submit() (int, error) {
 	}
 	b := batch{Name: jobName(s.e.Name), Dir: s.store.Dir(), Command: command, Nodes: nodes, Last: len(shares) - 1}
 	if strings.ContainsAny(b.Dir, "\n\r %") {
-		return 0, inputf("--out: %s has a space, a %% or a line break, which a batch script cannot name; take another directory", terminal.Name(b.Dir))
+		return 0, inputf("--out: %s has a space, a %% or a line break, which a batch script cannot name; take "+
+			"another directory", terminal.Name(b.Dir))
 	}
 	err = s.store.Write(sharesName, func(w io.Writer) error { return json.NewEncoder(w).Encode(shares) })
 	for _, t := range []*template.Template{arrayScript, gatherScript} {
@@ -92,16 +93,21 @@ func (s *scale) submit() (int, error) {
 	if err != nil {
 		return launch.ExitFailed, err
 	}
-	if err := s.store.Write(arrayName, func(w io.Writer) error { _, err := fmt.Fprintln(w, array); return err }); err != nil {
+	if err := s.store.Write(arrayName, func(w io.Writer) error {
+		_, err := fmt.Fprintln(w, array)
+		return err
+	}); err != nil {
 		return launch.ExitFailed, err
 	}
 	s.store.Close() // the tasks lock the directory
 	gather, err := s.sbatch(gatherScript.Name(), append(queueOf(s.Sbatch), "--dependency=afterany:"+array)...)
 	if err != nil {
-		return launch.ExitFailed, fmt.Errorf("%w; job %s runs the cells: gather them with %s --gather when it has ended", err, array, command)
+		return launch.ExitFailed, fmt.Errorf("%w; job %s runs the cells: gather them with %s --gather when it has "+
+			"ended", err, array, command)
 	}
 	if !s.Quiet {
-		fmt.Fprintf(s.Stdout, "submitted job %s, %d tasks for %d cells, and job %s, which gathers the results in %s\n", array, len(shares), len(left), gather, terminal.Name(b.Dir))
+		fmt.Fprintf(s.Stdout, "submitted job %s, %d tasks for %d cells, and job %s, which gathers the results in %s\n",
+			array, len(shares), len(left), gather, terminal.Name(b.Dir))
 	}
 	return launch.ExitDone, nil
 }
@@ -117,7 +123,8 @@ func (s *scale) queued() string {
 		return ""
 	}
 	// Of a job that it has forgotten squeue says that the number is invalid.
-	if out, err := exec.Command("squeue", "--noheader", "--jobs="+job, "--format=%i").Output(); err != nil || len(bytes.TrimSpace(out)) == 0 {
+	if out, err := exec.Command("squeue", "--noheader", "--jobs="+job, "--format=%i").Output(); err != nil ||
+		len(bytes.TrimSpace(out)) == 0 {
 		return ""
 	}
 	return job
@@ -127,7 +134,8 @@ func (s *scale) queued() string {
 func queueOf(args []string) []string {
 	return slices.DeleteFunc(slices.Clone(args), func(a string) bool {
 		name, _, _ := strings.Cut(a, "=")
-		return !slices.Contains([]string{"--partition", "--account", "--qos", "--time", "--mem", "-p", "-A", "-q", "-t"}, name)
+		return !slices.Contains([]string{"--partition", "--account", "--qos", "--time", "--mem", "-p", "-A", "-q",
+			"-t"}, name)
 	})
 }
 
@@ -138,11 +146,13 @@ func (s *scale) sbatch(script string, args ...string) (string, error) {
 	c.Stderr = &errs
 	out, err := c.Output()
 	if err != nil {
-		return "", fmt.Errorf("sbatch %s: %w: %s", terminal.Name(script), err, terminal.Clip(terminal.Text(strings.TrimSpace(errs.String())), maxReason))
+		return "", fmt.Errorf("sbatch %s: %w: %s", terminal.Name(script), err,
+			terminal.Clip(terminal.Text(strings.TrimSpace(errs.String())), maxReason))
 	}
 	job, _, _ := strings.Cut(strings.TrimSpace(string(out)), ";")
 	if _, err := strconv.ParseUint(job, 10, 64); err != nil {
-		return "", fmt.Errorf("sbatch %s: %q is no number of a job", terminal.Name(script), terminal.Clip(string(out), 100))
+		return "", fmt.Errorf("sbatch %s: %q is no number of a job", terminal.Name(script),
+			terminal.Clip(string(out), 100))
 	}
 	return job, nil
 }

@@ -39,13 +39,15 @@ type teller struct {
 // tell starts a teller for a job on at most nodes nodes. It asks where at each start of the workers for the run's id
 // and the directory of its logs, which stays the caller's.
 func tell(job *launch.Job, nodes int, where func() (runID string, logs *os.Root)) *teller {
-	t := &teller{every: max(tellEvery, time.Duration(nodes)*tellNode), wake: make(chan struct{}, 1), quit: make(chan struct{}), done: make(chan struct{})}
+	t := &teller{every: max(tellEvery, time.Duration(nodes)*tellNode), wake: make(chan struct{}, 1),
+		quit: make(chan struct{}), done: make(chan struct{})}
 	host, err := os.Hostname()
 	if err != nil {
 		host = "localhost"
 	}
 	t.node = status.Node{
-		Version: status.Version, Host: cmp.Or(job.Node, host), PID: os.Getpid(), Begun: time.Now(), Every: t.every.Seconds(), State: status.Running, Ranks: job.NProc,
+		Version: status.Version, Host: cmp.Or(job.Node, host), PID: os.Getpid(), Begun: time.Now(),
+		Every: t.every.Seconds(), State: status.Running, Ranks: job.NProc,
 	}
 	job.Watch, job.OnStanding = t.every, t.standing
 	before := job.OnStart

@@ -143,7 +143,8 @@ func (e *Experiment) read(given map[string]*yaml.Node) {
 	e.lines["warmup"] = given["warmup"]
 	for _, axis := range e.Grid {
 		if _, both := e.Set[axis.Key]; both {
-			e.doc.Faultf(e.lines["grid."+axis.Key], axis.Key, "it is in set, too; the grid's value counts: take one out")
+			e.doc.Faultf(e.lines["grid."+axis.Key], axis.Key,
+				"it is in set, too; the grid's value counts: take one out")
 		}
 	}
 }
@@ -171,7 +172,8 @@ func (e *Experiment) count(n *yaml.Node, key string, low, high int64, to *int) (
 // readSet takes in keys of every cell: by path, or nested as in a config.
 func (e *Experiment) readSet(n *yaml.Node, section string) {
 	if n.Kind != yaml.MappingNode {
-		e.doc.Faultf(n, "set"+dot(section), "found %s; want keys of the config, such as {train.steps: 20}", config.Describe(n))
+		e.doc.Faultf(n, "set"+dot(section), "found %s; want keys of the config, such as {train.steps: 20}",
+			config.Describe(n))
 		return
 	}
 	for i := 0; i+1 < len(n.Content) && !e.doc.Full(); i += 2 {
@@ -247,7 +249,8 @@ func (e *Experiment) beside(key, text string) string {
 // readGrid takes in the axes.
 func (e *Experiment) readGrid(n *yaml.Node) {
 	if n.Kind != yaml.MappingNode || len(n.Content) == 0 {
-		e.doc.Faultf(n, "grid", "found %s; want keys with lists of values, such as data.seq_len: [1K, 2K]", config.Describe(n))
+		e.doc.Faultf(n, "grid", "found %s; want keys with lists of values, such as data.seq_len: [1K, 2K]",
+			config.Describe(n))
 		return
 	}
 	cells := 1
@@ -276,7 +279,8 @@ func (e *Experiment) readGrid(n *yaml.Node) {
 		}
 		e.Grid = append(e.Grid, axis)
 		if cells *= max(1, len(axis.Values)); cells > maxCells {
-			e.doc.Faultf(name, key, "the grid has more than %d cells; take values out, or make several experiments", maxCells)
+			e.doc.Faultf(name, key, "the grid has more than %d cells; take values out, or make several experiments",
+				maxCells)
 			return
 		}
 	}
@@ -340,7 +344,8 @@ func (e *Experiment) findBase() {
 	if _, err := os.Stat(beside); err == nil {
 		e.BasePath = beside
 	} else if _, err := os.Stat(e.Base); errors.Is(err, os.ErrNotExist) {
-		e.doc.Faultf(e.lines["base"], "base", "no file %s, nor in the working directory; paths are relative to the experiment's", beside)
+		e.doc.Faultf(e.lines["base"], "base",
+			"no file %s, nor in the working directory; paths are relative to the experiment's", beside)
 	}
 }
 

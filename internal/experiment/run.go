@@ -16,9 +16,10 @@ type Run struct {
 	Ended   time.Time `json:"ended"`
 	Seconds float64   `json:"seconds"` // of the whole run, with its start
 	Commit  string    `json:"commit"`  // of the program that ran it
-	Dir     string    `json:"dir"`     // relative to the file's directory; "": none was started, since the cell cannot run
-	Counted *Counted  `json:"counted,omitempty"`
-	Plan    Plan      `json:"plan"` // on the machine of the run
+	// relative to the file's directory; "": none was started, since the cell cannot run
+	Dir     string   `json:"dir"`
+	Counted *Counted `json:"counted,omitempty"`
+	Plan    Plan     `json:"plan"` // on the machine of the run
 }
 
 // A Plan predicts a cell before it runs; 0 and nil are not known.
@@ -86,8 +87,10 @@ func (c *Cell) settle(runs []Run, repeat int) {
 	if len(all.StepSeconds) == 0 {
 		return
 	}
-	c.StepSeconds, c.StepSecondsMin, c.StepSecondsMax = bench.Median(all.StepSeconds), slices.Min(all.StepSeconds), slices.Max(all.StepSeconds)
-	c.TokensPerSecond, c.TokensPerSecondPerDevice = bench.Median(all.TokensPerSecond), bench.Median(all.TokensPerSecondPerDevice)
+	c.StepSeconds, c.StepSecondsMin, c.StepSecondsMax = bench.Median(all.StepSeconds), slices.Min(all.StepSeconds),
+		slices.Max(all.StepSeconds)
+	c.TokensPerSecond, c.TokensPerSecondPerDevice = bench.Median(all.TokensPerSecond),
+		bench.Median(all.TokensPerSecondPerDevice)
 	c.TFLOPsPerDevice, c.MFU, c.MemoryBytes = bench.Median(all.TFLOPsPerDevice), bench.Median(all.MFU), all.MemoryBytes
 	if len(all.CommWaitSeconds) > 0 {
 		wait := bench.Median(all.CommWaitSeconds)

@@ -55,7 +55,8 @@ type ChangedError struct {
 }
 
 func (e *ChangedError) Error() string {
-	return fmt.Sprintf("%s has results of an experiment that differs in %s; name another --out, or begin anew there with --resume never, which removes them",
+	return fmt.Sprintf("%s has results of an experiment that differs in %s; name another --out, or begin anew there "+
+		"with --resume never, which removes them",
 		terminal.Name(e.Dir), strings.Join(e.Keys, ", "))
 }
 
@@ -136,7 +137,8 @@ func (s *Store) lockFile(name string, how int) error {
 	s.locks = append(s.locks, f)
 	// Where a file system knows no locks, none is held: it is a courtesy then.
 	if errors.Is(syscall.Flock(int(f.Fd()), how|syscall.LOCK_NB), syscall.EWOULDBLOCK) {
-		return fmt.Errorf("%s is in use by another cprun scale; wait for its end, or name another --out", terminal.Name(s.root.Name()))
+		return fmt.Errorf("%s is in use by another cprun scale; wait for its end, or name another --out",
+			terminal.Name(s.root.Name()))
 	}
 	return nil
 }
@@ -358,7 +360,8 @@ func Unfinished(dirs []string, id Identity, done func(runs []Run) bool) string {
 		if err != nil {
 			continue
 		}
-		if h, _, err := parseLog(text); err == nil && h != nil && len(id.differ(h.Identity)) == 0 && !done(Peek(dir, id)) {
+		if h, _, err := parseLog(text); err == nil && h != nil && len(id.differ(h.Identity)) == 0 &&
+			!done(Peek(dir, id)) {
 			return dir
 		}
 	}
