@@ -19,8 +19,11 @@ func (c *Choice) Explain(w io.Writer, level int) {
 	}
 	fmt.Fprintf(&b, "attention: %s: %s\n", c.Backend, c.Reason)
 	for _, a := range c.Remedies {
-		fmt.Fprintf(&b, "attention: remedy %s for %s%s: %s%s; costs %s\n", a.Kind, a.Rule, inHop(a.Hop), a.Text, a.More,
-			a.Cost)
+		hop := ""
+		if a.Hop != "" {
+			hop = fmt.Sprintf(" in hop %q", a.Hop)
+		}
+		fmt.Fprintf(&b, "attention: remedy %s for %s%s: %s%s; costs %s\n", a.Kind, a.Rule, hop, a.Text, a.More, a.Cost)
 	}
 	if n := c.Workspace(); n > 0 {
 		fmt.Fprintf(&b, "attention: workspace of %.1f MiB for each layer's call\n", float64(n)/(1<<20))
@@ -43,13 +46,6 @@ func (c *Choice) Explain(w io.Writer, level int) {
 		fmt.Fprintf(&b, "attention: able: %s\n", names(c.Able))
 	}
 	io.WriteString(w, b.String())
-}
-
-func inHop(hop string) string {
-	if hop == "" {
-		return ""
-	}
-	return fmt.Sprintf(" in hop %q", hop)
 }
 
 func names(bs []Backend) string {

@@ -181,7 +181,7 @@ func (w *walker) walk() {
 			}
 			if !w.seen[key] {
 				w.seen[key] = true
-				w.pair(rank, owner)
+				w.block(rank, owner, partition.Plan(w.shape, rank, owner))
 			}
 		}
 	}
@@ -209,8 +209,6 @@ func apart(b partition.Band, s, t partition.Span) int {
 	}
 	return t.Start - s.Start
 }
-
-func (w *walker) pair(rank, owner int) { w.block(rank, owner, partition.Plan(w.shape, rank, owner)) }
 
 // walkAll visits pairs of ranks; or each rank where all keys that it reads are there before its only call, in both
 // passes, or in the forward pass alone. Package ring decides that alike.

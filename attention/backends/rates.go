@@ -63,7 +63,9 @@ func measuredFor(p Params, table []rate) measured {
 	}
 	best := 0
 	for _, r := range table {
-		if r.rateKey == withDim(m.key, r.headDim) && (best == 0 || closer(p.HeadDim, r.headDim, best)) {
+		key := m.key
+		key.headDim = r.headDim
+		if r.rateKey == key && (best == 0 || closer(p.HeadDim, r.headDim, best)) {
 			best = r.headDim
 		}
 	}
@@ -77,11 +79,6 @@ func measuredFor(p Params, table []rate) measured {
 		}
 	}
 	return m
-}
-
-func withDim(k rateKey, dim int) rateKey {
-	k.headDim = dim
-	return k
 }
 
 // closer reports whether head dim a says more about dim than b does: kernels round up to the smallest that is not

@@ -71,8 +71,6 @@ type verdict struct {
 	blocked []string    // rules without a cure
 }
 
-func (v verdict) blocking() string { return strings.Join(v.blocked, ", ") }
-
 func (v verdict) cures() string {
 	var s []string
 	for _, a := range v.applied {

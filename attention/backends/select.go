@@ -193,7 +193,7 @@ func reason(b Backend, p Params, order order, m measured, verdicts map[Backend]v
 		if v.ok {
 			before = append(before, fmt.Sprintf("%s needs %s", o, v.cures()))
 		} else {
-			before = append(before, fmt.Sprintf("%s cannot run this (%s)", o, v.blocking()))
+			before = append(before, fmt.Sprintf("%s cannot run this (%s)", o, strings.Join(v.blocked, ", ")))
 		}
 	}
 	place, why := "first", before

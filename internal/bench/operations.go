@@ -156,7 +156,7 @@ func (b *opsRun) ids(rows int) View {
 
 // all lists every operation; the first two are meant as ceilings.
 func (b *opsRun) all() []func() operation {
-	out := []func() operation{b.copyAll, b.product}
+	out := []func() operation{b.copyAll, b.linear("matrix product", b.s.Ceiling, b.s.Ceiling, b.s.Ceiling)}
 	out = append(out, b.linears()...)
 	out = append(out, b.norms()...)
 	out = append(out, b.rest()...)
@@ -168,10 +168,6 @@ func (b *opsRun) copyAll() operation {
 	dst, src := b.arena.Alloc(tensor.F32, n), b.f32(n)
 	return operation{name: "copy", shape: sizeText(int64(n)), bytes: 8 * float64(n),
 		run: func() { b.ops.Copy(dst, src) }}
-}
-
-func (b *opsRun) product() operation {
-	return b.linear("matrix product", b.s.Ceiling, b.s.Ceiling, b.s.Ceiling)()
 }
 
 func (b *opsRun) linear(name string, rows, in, out int) func() operation {

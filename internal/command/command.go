@@ -21,7 +21,7 @@ import (
 	"github.com/cprun/cprun/internal/terminal"
 )
 
-// InputError is a fault of the user's input, found before any process is spawned: exit status 2.
+// InputError wraps a fault Err of the user's input, found before any process is spawned: exit status 2.
 type InputError struct{ Err error }
 
 func (e *InputError) Error() string { return e.Err.Error() }

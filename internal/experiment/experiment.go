@@ -263,11 +263,15 @@ func (e *Experiment) readGrid(n *yaml.Node) {
 		}
 		e.lines["grid."+key] = name
 		if !slices.Contains(ownKeys, key) && config.UnknownKey(key) != "" {
-			e.doc.Faultf(name, key, "%s", e.unknownAxis(key))
+			text := config.UnknownKey(key)
+			if meant := config.Nearest(key, ownKeys); meant != "" {
+				text = "unknown key; did you mean " + meant + "?"
+			}
+			e.doc.Faultf(name, key, "%s", text)
 			continue
 		}
 		if list.Kind != yaml.SequenceNode || len(list.Content) == 0 {
-			e.doc.Faultf(name, key, "found %s; want a list of values, such as [%s]", describeList(list), list.Value)
+			e.doc.Faultf(name, key, "found %s; want a list of values, at least one", config.Describe(list))
 			continue
 		}
 		axis := Axis{Key: key}
@@ -284,21 +288,6 @@ func (e *Experiment) readGrid(n *yaml.Node) {
 			return
 		}
 	}
-}
-
-func describeList(n *yaml.Node) string {
-	if n.Kind == yaml.SequenceNode {
-		return "an empty list"
-	}
-	return config.Describe(n)
-}
-
-// unknownAxis suggests the key that was meant.
-func (e *Experiment) unknownAxis(key string) string {
-	if meant := config.Nearest(key, ownKeys); meant != "" {
-		return "unknown key; did you mean " + meant + "?"
-	}
-	return config.UnknownKey(key)
 }
 
 // addValue takes in a value of an axis.

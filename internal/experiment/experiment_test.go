@@ -103,7 +103,7 @@ extra: 1
 		"scale.yaml:7: nproc: 0 is out of range", "scale.yaml:7: nproc: \"two\" is not an integer",
 		`scale.yaml:8: device: "gpu" is no device`,
 		"scale.yaml:9: memory.shard: found the text \"none\"; want a list",
-		"scale.yaml:10: data.seq_len: found an empty list",
+		"scale.yaml:10: data.seq_len: found a list",
 		`scale.yaml:11: device: "tpu" is no device`, "scale.yaml:12: warmup:",
 		"scale.yaml:13: repeat: 0 is out of range", "scale.yaml:14: limit: 10 has no unit",
 		"scale.yaml:15: extra: unknown key",
