@@ -9,15 +9,15 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// kernel is what calls of attention take.
+// A kernel holds the rates of the calls of one kernel of attention.
 type kernel struct {
 	full    grid    // rate of full tiles, over rows of all heads, keys, dim
 	floor   float64 // seconds of the quickest call
 	further grid    // of a block that is not the first, to the first
-	causal  grid    // rate of masked tiles to that of full ones, over the keys that a query sees, dim
+	causal  grid    // rate of masked tiles over the rate of full ones, over the keys that a query sees, dim
 	band    grid
-	many    grid    // rate of tiles in a call of many to what the grids above say of them, over keys, dim
-	most    float64 // the rate of work that is kept up, of a GPU: no full tile of a step is faster
+	many    grid    // rate of tiles in a call of many over the rate by the grids above, over keys, dim
+	most    float64 // of a warm GPU: no full tile of a step is faster
 }
 
 type attentionKey struct {
@@ -25,7 +25,7 @@ type attentionKey struct {
 	backward, deterministic bool
 }
 
-// kernelOf is that of a key of full tiles.
+// kernelOf returns the kernel of a key of full tiles, a new one if there is none.
 func (m *Model) kernelOf(k attentionKey) *kernel {
 	x := m.kernels[k]
 	if x == nil {
@@ -35,7 +35,7 @@ func (m *Model) kernelOf(k attentionKey) *kernel {
 	return x
 }
 
-// indexAttention makes the grids of attention: of full tiles first, which the others are compared with.
+// indexAttention makes the grids of attention, those of full tiles first, since the others are relative to them.
 func (m *Model) indexAttention() {
 	for _, a := range m.set.Attention {
 		if a.Mask != Full {
@@ -70,10 +70,10 @@ func (m *Model) indexAttention() {
 	m.indexDocuments()
 }
 
-// manyTiles is from how many tiles on a call is taken to be one of documents.
+// manyTiles is the least number of tiles in a call of packed documents.
 const manyTiles = 4
 
-// indexDocuments makes the grids of calls with many tiles: what tiles cost that are next to each other, beside what one costs alone.
+// indexDocuments makes the grids of calls with many tiles: the cost of adjacent tiles, relative to tiles alone.
 func (m *Model) indexDocuments() {
 	for _, a := range m.set.Attention {
 		k := a.key()
@@ -99,19 +99,19 @@ func (a *Attention) Laid() []partition.Tile {
 	return list
 }
 
-// spot is where a measured call stands in the grids of its kernel.
+// spot returns the place of a measured call in the grids of its kernel.
 func (a *Attention) spot() spot {
 	return tileSpot(float64(a.Queries*a.Heads), float64(a.Keys), float64(a.Dim))
 }
 
-// tileSpot is where a tile of so many rows of all heads and so many keys stands.
+// tileSpot returns the place of a tile with that many rows, of all heads, and keys.
 func tileSpot(rows, keys, dim float64) spot {
 	s := at(rows, keys)
 	s[2] = perDim(dim)
 	return s
 }
 
-// maskSpot is where a tile stands of which a query sees so many keys on average. What is computed in vain lies along the
+// maskSpot returns the place of a masked tile by the mean number of keys that a query sees. Wasted work lies along the
 // edges of a mask, as much for each query, however many keys it sees.
 func maskSpot(seen, dim float64) spot {
 	s := at(seen)
@@ -119,12 +119,12 @@ func maskSpot(seen, dim float64) spot {
 	return s
 }
 
-// perDim is the coordinate of a head dim. A pair takes its softmax, whatever the dim, and its products by the dim, so that
+// perDim returns the coordinate of a head dim. A pair takes its softmax, whatever the dim, and its products by the dim, so that
 // the rate is more nearly linear in the inverse of the dim than in its logarithm.
 func perDim(dim float64) float64 { return -64 / max(dim, 1) }
 
-// less is what a mask, or company, takes off a rate. Beyond the most keys that were measured it is as much for each query, so that it
-// fades.
+// less returns the loss of a rate by a mask, or by adjacent tiles. Beyond the largest measured number of keys the loss is
+// constant for each query, so that its share fades.
 func (g *grid) less(s spot) float64 {
 	rate, ok := g.look(s)
 	if !ok {
@@ -136,7 +136,7 @@ func (g *grid) less(s spot) float64 {
 	return rate
 }
 
-// masked is the grid of a mask.
+// masked returns the grid of a mask.
 func (x *kernel) masked(mask string) *grid {
 	if mask == Causal {
 		return &x.causal
@@ -156,13 +156,13 @@ func Tile(mask string, queries, keys int) partition.Tile {
 	return t
 }
 
-// attentionFLOPs are those of a forward pass. The backward pass has 2.5 times as many, which its rate, measured
-// likewise, has in it.
+// attentionFLOPs counts the operations of a forward pass. The backward pass has 2.5 times as many. Its rate, measured
+// likewise, includes them.
 func attentionFLOPs(pairs float64, heads, dim, dimV int) float64 {
 	return 2 * pairs * float64(heads) * float64(dim+dimV)
 }
 
-// kernel finds the grids of a call. What a table lacks is taken from what is most like it: the other determinism,
+// kernel finds the grids of a call. If the table lacks it, the most similar one replaces it: the other determinism,
 // another type of the same size, another backend.
 func (m *Model) kernel(c *planner.Call) *kernel {
 	k := attentionKey{c.Backend, Name(c.DType), Full, c.Backward, c.Deterministic}
@@ -213,7 +213,7 @@ func (m *Model) Call(c planner.Call) float64 {
 	return total * m.slow / m.flops
 }
 
-// seconds is what the first block of a pass takes with tiles side by side, and where the one with most pairs stands.
+// seconds returns the time of the first block of a pass with tiles side by side, and the place of the tile with most pairs.
 func (x *kernel) seconds(tiles []partition.Tile, heads, dimK, dimV int) (total float64, widest spot) {
 	dim, rows, most := float64(dimK+dimV)/2, 0, 0
 	for i := range tiles {
@@ -239,7 +239,7 @@ func (x *kernel) seconds(tiles []partition.Tile, heads, dimK, dimV int) (total f
 	return total, widest
 }
 
-// maskOf is the mask of a table that a tile is most like: one that is cut on one side, or on both.
+// maskOf returns the mask of a table most like a tile: Causal if it is cut on one side, Band if on both.
 func maskOf(t *partition.Tile, pairs, area float64) string {
 	switch {
 	case pairs == area:

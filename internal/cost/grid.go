@@ -5,13 +5,13 @@ import (
 	"slices"
 )
 
-// axes is the most sizes that a time depends on.
+// axes limits the sizes that a time depends on.
 const axes = 3
 
-// spot is a point of a grid: the logarithms of its sizes.
+// A spot is a point of a grid: the logarithms of its sizes.
 type spot [axes]float64
 
-// at is the spot of some sizes.
+// at returns the spot of some sizes.
 func at(sizes ...float64) (s spot) {
 	for i, x := range sizes {
 		s[i] = math.Log2(max(x, 1))
