@@ -60,7 +60,8 @@ func (m *Model) indexAttention() {
 		if x := m.kernels[k]; x != nil && (a.Mask == Causal || a.Mask == Band) {
 			rate, _ := x.full.look(a.spot())
 			pairs := float64(Tile(a.Mask, a.Queries, a.Keys).Pairs())
-			x.masked(a.Mask).add(maskSpot(pairs/float64(a.Queries), float64(a.Dim)), math.Log(attentionFLOPs(pairs, a.Heads, a.Dim, a.Dim)/a.Seconds)-rate)
+			own := math.Log(attentionFLOPs(pairs, a.Heads, a.Dim, a.Dim) / a.Seconds)
+			x.masked(a.Mask).add(maskSpot(pairs/float64(a.Queries), float64(a.Dim)), own-rate)
 		}
 	}
 	for _, x := range m.kernels {
@@ -93,7 +94,8 @@ func (a *Attention) Laid() []partition.Tile {
 	list := make([]partition.Tile, 0, max(a.Tiles, 1))
 	for i := range max(a.Tiles, 1) {
 		t := Tile(a.Mask, a.Queries, a.Keys)
-		t.Q, t.K = partition.Range{Lo: i * a.Queries, Hi: (i + 1) * a.Queries}, partition.Range{Lo: i * a.Keys, Hi: (i + 1) * a.Keys}
+		t.Q = partition.Range{Lo: i * a.Queries, Hi: (i + 1) * a.Queries}
+		t.K = partition.Range{Lo: i * a.Keys, Hi: (i + 1) * a.Keys}
 		list = append(list, t)
 	}
 	return list
@@ -119,12 +121,12 @@ func maskSpot(seen, dim float64) spot {
 	return s
 }
 
-// perDim returns the coordinate of a head dim. A pair takes its softmax, whatever the dim, and its products by the dim, so that
-// the rate is more nearly linear in the inverse of the dim than in its logarithm.
+// perDim returns the coordinate of a head dim. A pair takes its softmax, whatever the dim, and its products by the dim,
+// so that the rate is more nearly linear in the inverse of the dim than in its logarithm.
 func perDim(dim float64) float64 { return -64 / max(dim, 1) }
 
-// less returns the loss of a rate by a mask, or by adjacent tiles. Beyond the largest measured number of keys the loss is
-// constant for each query, so that its share fades.
+// less returns the loss of a rate by a mask, or by adjacent tiles. Beyond the largest measured number of keys the loss
+// is constant for each query, so that its share fades.
 func (g *grid) less(s spot) float64 {
 	rate, ok := g.look(s)
 	if !ok {
@@ -165,17 +167,20 @@ func attentionFLOPs(pairs float64, heads, dim, dimV int) float64 {
 // kernel finds the grids of a call. If the table lacks it, the most similar one replaces it: the other determinism,
 // another type of the same size, another backend.
 func (m *Model) kernel(c *planner.Call) *kernel {
-	k := attentionKey{c.Backend, Name(c.DType), Full, c.Backward, c.Deterministic}
-	if x := m.kernels[k]; x != nil {
+	want := attentionKey{c.Backend, Name(c.DType), Full, c.Backward, c.Deterministic}
+	if x := m.kernels[want]; x != nil {
 		return x
 	}
-	best := -1
+	best, k := -1, want
 	for _, a := range m.set.Attention {
 		if a.Mask != Full || a.Backward != c.Backward {
 			continue
 		}
 		score := 0
-		for i, same := range []bool{a.Deterministic == c.Deterministic, a.DType == Name(c.DType), a.Backend == c.Backend, wide(a.DType) == wide(Name(c.DType))} {
+		for i, same := range []bool{
+			a.Deterministic == want.deterministic, a.DType == want.dtype, a.Backend == want.backend,
+			wide(a.DType) == wide(want.dtype),
+		} {
 			if same {
 				score += 1 << i
 			}
@@ -192,7 +197,9 @@ func wide(dtype string) bool { return dtype == "fp32" || dtype == "fp64" }
 
 // Has reports whether the table measured that backend in that type.
 func (m *Model) Has(backend string, t tensor.DType) bool {
-	return slices.ContainsFunc(m.set.Attention, func(a Attention) bool { return a.Backend == backend && a.DType == Name(t) })
+	return slices.ContainsFunc(m.set.Attention, func(a Attention) bool {
+		return a.Backend == backend && a.DType == Name(t)
+	})
 }
 
 // Call implements planner.Costs. The tiles of a call run side by side, so each has the rate of as many rows as all
@@ -213,7 +220,8 @@ func (m *Model) Call(c planner.Call) float64 {
 	return total * m.slow / m.flops
 }
 
-// seconds returns the time of the first block of a pass with tiles side by side, and the place of the tile with most pairs.
+// seconds returns the time of the first block of a pass with tiles side by side, and the place of the tile with most
+// pairs.
 func (x *kernel) seconds(tiles []partition.Tile, heads, dimK, dimV int) (total float64, widest spot) {
 	dim, rows, most := float64(dimK+dimV)/2, 0, 0
 	for i := range tiles {

@@ -94,8 +94,8 @@ func between(axis []float64, x float64) (low int, share float64) {
 	return i - 1, (x - axis[i-1]) / (axis[i] - axis[i-1])
 }
 
-// nearest returns the value of the nearest point. Of several as near it returns the largest, so that the result does not
-// depend on their order.
+// nearest returns the value of the nearest point. Of several as near it returns the largest, so that the result does
+// not depend on their order.
 func (g *grid) nearest(s spot) float64 {
 	best, value := math.Inf(1), math.Inf(-1)
 	for p, v := range g.spots {

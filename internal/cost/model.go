@@ -69,10 +69,12 @@ func Name(t tensor.DType) string { return names[t] }
 // For returns the model of the table for the ranks of a job.
 func (t *Table) For(job Job) *Model {
 	ranks := min(job.Ranks, max(job.PerHost, 1))
-	s, far := t.set(ranks, func(s *Set) int { return len(s.Attention) }), t.set(ranks, func(s *Set) int { return len(s.Links) })
+	s := t.set(ranks, func(s *Set) int { return len(s.Attention) })
+	far := t.set(ranks, func(s *Set) int { return len(s.Links) })
 	m := &Model{
 		job: job, slow: 1, slowLinks: 1, flops: cmp.Or(job.FLOPs, 1), memory: cmp.Or(job.Memory, 1), set: s,
-		kernels: map[attentionKey]*kernel{}, products: map[productKey]*product{}, passes: map[productKey]*grid{}, links: map[linkKey]*grid{}, least: map[linkKey]float64{},
+		kernels: map[attentionKey]*kernel{}, products: map[productKey]*product{}, passes: map[productKey]*grid{},
+		links: map[linkKey]*grid{}, least: map[linkKey]float64{},
 	}
 	if job.Cores > 0 {
 		// Ranks share all cores, however few they are, so that they are as much slower as they are more.
@@ -84,11 +86,14 @@ func (t *Table) For(job Job) *Model {
 	m.indexAttention()
 	for _, p := range s.Products {
 		k, rate := productKey{p.Kind, p.DType}, math.Log(Work{Rows: p.Rows, In: p.In, Out: p.Out}.FLOPs()/p.Seconds)
-		if m.products[k] == nil {
-			m.products[k] = &product{most: math.Inf(1)}
+		x := m.products[k]
+		if x == nil {
+			x = &product{most: math.Inf(1)}
+			m.products[k] = x
 		}
-		if m.products[k].add(at(float64(p.Rows), float64(p.In), float64(p.Out)), rate); t.Machine.Arch != 0 && p.Seconds >= keptUp {
-			raise(&m.products[k].most, rate)
+		x.add(at(float64(p.Rows), float64(p.In), float64(p.Out)), rate)
+		if t.Machine.Arch != 0 && p.Seconds >= keptUp {
+			raise(&x.most, rate)
 		}
 	}
 	for _, p := range m.products {
@@ -146,7 +151,8 @@ func (m *Model) Work(w Work) float64 {
 	return m.memoryPass(m.pass(w.Op, Name(w.DType)), w.Bytes)
 }
 
-// pass finds the grid of a pass over memory. If the table lacks it, the most similar one replaces it; nil: there is none.
+// pass finds the grid of a pass over memory. If the table lacks it, the most similar one replaces it; nil: there is
+// none.
 func (m *Model) pass(op, dtype string) *grid {
 	for _, k := range []productKey{{op, dtype}, {alike[op], dtype}, {op, "fp32"}, {alike[op], "fp32"}, {"copy", "fp32"}} {
 		if g := m.passes[k]; g != nil {
@@ -167,7 +173,8 @@ func (m *Model) memoryPass(g *grid, n int64) float64 {
 
 // alike lists operations with equal times, for tables that lack one of them.
 var alike = map[string]string{
-	"norm rope backward": "norm rope", "rope backward": "rope", "cross entropy forward": "cross entropy", "zero": "copy",
+	"norm rope backward": "norm rope", "rope backward": "rope",
+	"cross entropy forward": "cross entropy", "zero": "copy",
 }
 
 // least0 returns a time, or the time to queue a call if that is longer.
@@ -175,7 +182,8 @@ func (m *Model) least0(s float64) float64 { return max(s, m.set.CallSeconds) }
 
 func (m *Model) product(w Work) float64 {
 	s := at(float64(w.Rows), float64(w.In), float64(w.Out))
-	for _, k := range []productKey{{w.Op, Name(w.DType)}, {"linear", Name(w.DType)}, {w.Op, "bf16"}, {"linear", "bf16"}, {"linear", "fp32"}} {
+	dtype := Name(w.DType)
+	for _, k := range []productKey{{w.Op, dtype}, {"linear", dtype}, {w.Op, "bf16"}, {"linear", "bf16"}, {"linear", "fp32"}} {
 		if p := m.products[k]; p != nil {
 			rate, _ := p.look(s)
 			return m.least0(w.FLOPs()/math.Exp(min(rate, p.most))) * m.slow / m.flops

@@ -8,8 +8,8 @@ import (
 // View is a strided window onto device memory; see package tensor.
 type View = tensor.View
 
-// Work is one operation Op of a step, in elements of DType: a matrix product of Rows tokens from In to Out where Rows is
-// set, else a pass over Bytes of memory.
+// Work is one operation Op of a step, in elements of DType: a matrix product of Rows tokens from In to Out where Rows
+// is set, else a pass over Bytes of memory.
 type Work struct {
 	Op            string
 	DType         tensor.DType

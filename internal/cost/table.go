@@ -40,8 +40,8 @@ type Machine struct {
 	Versions map[string]string `json:"versions,omitempty"`
 }
 
-// Set holds the figures measured with that many ranks of one machine at work at once. On a CPU they share the cores, so that
-// a table has a set for each of several numbers.
+// Set holds the figures measured with that many ranks of one machine at work at once. On a CPU they share the cores, so
+// that a table has a set for each of several numbers.
 type Set struct {
 	Ranks     int         `json:"ranks"`
 	Attention []Attention `json:"attention"`
@@ -52,8 +52,8 @@ type Set struct {
 	CallSeconds float64 `json:"call_seconds"`
 }
 
-// KeepLess keeps the smaller of each figure of s and of another measurement of the same in the same order, since other load
-// only slows.
+// KeepLess keeps the smaller of each figure of s and of another measurement of the same in the same order, since other
+// load only slows.
 func (s *Set) KeepLess(other *Set) {
 	for i, b := range other.Attention[:min(len(s.Attention), len(other.Attention))] {
 		a := &s.Attention[i]
@@ -196,7 +196,8 @@ func (s *Set) check() error {
 		return errors.New("call_seconds is no time of a call")
 	}
 	for i, a := range s.Attention {
-		if !time(a.Seconds) || a.Further != 0 && !time(a.Further) || !counts(a.Dim, a.Heads, a.KVHeads, a.Queries, a.Keys) || a.KVHeads > a.Heads || !a.masked() {
+		if !time(a.Seconds) || a.Further != 0 && !time(a.Further) ||
+			!counts(a.Dim, a.Heads, a.KVHeads, a.Queries, a.Keys) || a.KVHeads > a.Heads || !a.masked() {
 			return fmt.Errorf("attention %d: %+v", i+1, a)
 		}
 	}
