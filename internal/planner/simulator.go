@@ -112,8 +112,8 @@ func (s *simulator) layout(name string) (partition.Layout, error) {
 	return s.layouts[name], nil
 }
 
-// preparedRanks limits the ranks for which an index finds the needs of all pairs at once. It also does for more ranks if
-// few pairs share a document.
+// preparedRanks limits the ranks for which an index finds the needs of all pairs at once. It also does for more ranks
+// if few pairs share a document.
 const preparedRanks = 256
 
 // prepared reports whether an index should do so.
@@ -138,8 +138,8 @@ func (s *simulator) time(w Way) (float64, error) {
 	return forward + backward, err
 }
 
-// plain returns the simplest strategy with the same pass: it resolves auto, and a ring that fetches rows in one hop is an
-// all-gather.
+// plain returns the simplest strategy with the same pass: it resolves auto, and a ring that fetches rows in one hop is
+// an all-gather.
 func (x *shards) plain(w Way, backward bool) Way {
 	if w.Algorithm != "ring" && w.Algorithm != "allgather" {
 		return w
@@ -196,7 +196,10 @@ func (s *simulator) group(x *shards, w Way) (*group, error) {
 	if s.Ranks > s.exact && !(s.At.Shared && s.Ranks <= fewRanks) { // the average on shared cores is of all
 		ranks = s.follow(x, w)
 	}
-	spec := ring.Spec{Shape: x.Shape, Heads: s.Heads, KVHeads: s.KVHeads, Inner: w.Inner, GatherHeads: w.GatherHeads, Gather: w.Gather}
+	spec := ring.Spec{
+		Shape: x.Shape, Heads: s.Heads, KVHeads: s.KVHeads,
+		Inner: w.Inner, GatherHeads: w.GatherHeads, Gather: w.Gather,
+	}
 	g, err := newGroup(w.Algorithm, spec, x.index, ranks)
 	if err == nil {
 		s.groups[w] = g
@@ -231,8 +234,8 @@ func (s *simulator) follow(x *shards, w Way) []int {
 	return s.follows[key]
 }
 
-// busiest returns the ranks that take longest to receive, and to send, keys. It returns none without documents, since all
-// ranks then need alike, and none for more than fewRanks.
+// busiest returns the ranks that take longest to receive, and to send, keys. It returns none without documents, since
+// all ranks then need alike, and none for more than fewRanks.
 func (s *simulator) busiest(x *shards) []int {
 	if len(s.Docs) == 0 || s.Ranks > fewRanks {
 		return nil
