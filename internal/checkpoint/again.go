@@ -14,7 +14,7 @@ import (
 // tries is how often a call is made that meets what the next may not: see passing.
 const tries = 4
 
-// passing says that a call may succeed when it is made anew: another host has replaced or removed what
+// passing reports whether a call may succeed when it is made anew: another host has replaced or removed what
 // a name was looked up to be, or a signal came, or somebody has a file open that is to be replaced.
 func passing(err error) bool {
 	return errors.Is(err, syscall.ESTALE) || errors.Is(err, syscall.EINTR) || errors.Is(err, syscall.EBUSY)
@@ -35,7 +35,7 @@ func again(d store, f func() error) error {
 	}
 }
 
-// reopened is again in a directory that others use at the same time.
+// reopened returns again in a directory that others use at the same time.
 func reopened(f func() error) (err error) {
 	for range tries {
 		if err = f(); !passing(err) {
@@ -74,13 +74,13 @@ const (
 // errBehind is the cause where a file is not yet as another host has left it.
 var errBehind = errors.New("not as it was written")
 
-// behind is an error in its own words that may be of an old view.
+// A behind is an error in its own words that may be of an old view.
 type behind struct{ error }
 
 // Unwrap returns errBehind alone: what is missing in an old view is not known to be missing.
 func (b *behind) Unwrap() error { return errBehind }
 
-// late says that an error may be of a view of the directory that is older than what was told.
+// late reports whether an error may be of a view of the directory that is older than what was told.
 func late(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, errBehind) || errors.Is(err, syscall.ESTALE)
 }

@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// commit is rank 0's part of a save, after all ranks have written: check, write the manifest,
+// commit does rank 0's part of a save, after all ranks have written: check, write the manifest,
 // give the directory its name. Either the checkpoint is whole afterwards, or there are faults
 // and everything that was there before still is.
 func (s *Saver) commit(ctx context.Context, snap Snapshot, own report, blobs [][]byte) faults {

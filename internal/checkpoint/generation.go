@@ -27,7 +27,7 @@ var generationPattern = regexp.MustCompile(`^\.generation-(\d{8,18})$`)
 
 func generationName(n int64) string { return fmt.Sprintf(".generation-%08d", n) }
 
-// origin is who has taken a generation or a lock: what a person needs to find the process, and
+// An origin is who has taken a generation or a lock: what a person needs to find the process, and
 // Token, by which it knows its own file.
 type origin struct {
 	Job   string    `json:"job,omitempty"`
@@ -40,7 +40,7 @@ type origin struct {
 // maxOrigin is more than the text of an origin has, in bytes.
 const maxOrigin = 4 << 10
 
-// newOrigin is this process.
+// newOrigin returns this process.
 func newOrigin() origin {
 	host, err := os.Hostname()
 	if err != nil {
@@ -51,7 +51,7 @@ func newOrigin() origin {
 	return origin{Host: host, PID: os.Getpid(), Time: time.Now().UTC().Truncate(time.Second), Token: hex.EncodeToString(token[:])}
 }
 
-// encode is a line of JSON.
+// encode returns a line of JSON.
 func (o origin) encode() []byte {
 	b, err := json.Marshal(o)
 	if err != nil {
@@ -111,7 +111,7 @@ func generations(d store) (all []int64, err error) {
 	return all, err
 }
 
-// last is the newest of some generations, 0 where there is none.
+// last returns the newest of some generations, 0 where there is none.
 func last(all []int64) int64 {
 	if len(all) == 0 {
 		return 0
@@ -155,7 +155,7 @@ func (s *Saver) claim() error {
 	}
 }
 
-// another says that a start is of a job that began after this one's.
+// another reports whether a start is of a job that began after this one's.
 func (s *Saver) another(n int64) bool {
 	first := s.o.Start.First
 	return first > 0 && n >= first && s.recorded(n).Job != s.own.Job
@@ -178,7 +178,7 @@ func (s *Saver) take() error {
 	return s.dir.Sync()
 }
 
-// newest is an error unless this start is the newest. It opens the directory anew, so that no start is
+// newest returns an error unless this start is the newest. It opens the directory anew, so that no start is
 // missed that was recorded before.
 func (s *Saver) newest() error {
 	all, err := generations(s.dir)
@@ -199,7 +199,7 @@ func (s *Saver) superseded(by int64) error {
 	return fmt.Errorf("%w: number %d, by %s; this one is number %d, and commits nothing more", ErrSuperseded, by, s.recorded(by), s.generation)
 }
 
-// recorded is who has taken a generation, as far as it can be read.
+// recorded returns who has taken a generation, as far as it can be read.
 func (s *Saver) recorded(n int64) origin {
 	data, err := readIn(s.dir, generationName(n), maxOrigin)
 	if err != nil {

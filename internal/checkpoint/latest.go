@@ -56,7 +56,7 @@ func LatestIn(ctx context.Context, dir *os.Root) (c *Checkpoint, reasons []strin
 // maxTries bounds how many checkpoints are looked at for one that is whole: a run keeps a few.
 const maxTries = 1000
 
-// surveyed is the candidates in a directory. What latest names may have been made by another host just
+// surveyed returns the candidates in a directory. What latest names may have been made by another host just
 // now, and is waited for.
 func surveyed(ctx context.Context, dir store) (order []string, reason string, err error) {
 	err = await(ctx, dir, shortWait, func() error {
@@ -124,7 +124,7 @@ func latestIn(ctx context.Context, dir store) (c *Checkpoint, reasons []string, 
 	return nil, nil, fmt.Errorf("%s: %w", terminal.Name(dir.Name()), ErrNone)
 }
 
-// candidates is the names to try, in order: what latest says, older ones, later ones; and what is
+// candidates returns the names to try, in order: what latest says, older ones, later ones; and what is
 // wrong with latest.
 func candidates(dir store, all []found) (order []string, missing error) {
 	step, named, err := readLatest(dir, all)
@@ -153,7 +153,7 @@ func named(dir store) (string, error) {
 	return strings.TrimSpace(string(data)), err
 }
 
-// readLatest is the checkpoint that the file latest names, be it set aside for the moment.
+// readLatest returns the checkpoint that the file latest names, be it set aside for the moment.
 func readLatest(dir store, all []found) (step int64, name string, err error) {
 	if name, err = named(dir); err != nil {
 		return 0, "", err

@@ -19,7 +19,7 @@ import (
 	"github.com/cprun/cprun/internal/terminal"
 )
 
-// localDir is where a rank writes its shards first: a directory of its own on its node, locked as long
+// A localDir is where a rank writes its shards first: a directory of its own on its node, locked as long
 // as its process lives.
 type localDir struct {
 	dir    store

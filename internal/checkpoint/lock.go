@@ -54,7 +54,7 @@ func Lock(dir *os.Root, job string) (*os.File, error) {
 	return f, nil
 }
 
-// holder is who has the lock, as far as it is known.
+// holder returns who has the lock, as far as it is known.
 func holder(dir *os.Root) (o origin) {
 	if data, err := files.ReadIn(dir, lockName, maxOrigin); err == nil {
 		o, _ = parseOrigin(data)

@@ -96,7 +96,7 @@ type Entry struct {
 	Length int64  `json:"length"`
 }
 
-// newManifest is the manifest of a save; the caller adds the files.
+// newManifest returns the manifest of a save; the caller adds the files.
 func newManifest(meta Meta, params []Param, fields []Field) *Manifest {
 	m := &Manifest{Format: manifestFormat, Version: Version, Meta: meta, ConfigSHA256: sum(meta.Config)}
 	for _, f := range fields {
@@ -116,7 +116,7 @@ func sum(s string) string {
 // noSum stands in a text whose checksum is taken.
 var noSum = strings.Repeat("0", 2*sha256.Size)
 
-// encode is the text of manifest.json, in this version.
+// encode returns the text of manifest.json, in this version.
 func (m *Manifest) encode() ([]byte, error) {
 	m.Version, m.SHA256 = Version, noSum
 	var b bytes.Buffer
@@ -189,7 +189,7 @@ func ParseManifest(data []byte) (*Manifest, error) {
 // elementSize is the bytes of an element in a shard.
 const elementSize = 4
 
-// piece is a part of a flattened field of a parameter.
+// A piece is a part of a flattened field of a parameter.
 type piece struct {
 	file           int // index in Files
 	offset, length int64
@@ -243,7 +243,7 @@ func (m *Manifest) index() (map[string][]piece, error) {
 	return pieces, cover(sizes, pieces)
 }
 
-// sizes is the elements of every tensor that the shards hold together.
+// sizes returns the elements of every tensor that the shards hold together.
 func (m *Manifest) sizes() (map[string]int64, error) {
 	sizes := map[string]int64{}
 	fields := slices.Clone(m.Fields)

@@ -11,7 +11,7 @@ import (
 	"github.com/cprun/cprun/internal/files"
 )
 
-// store is what checkpoints need of a directory: the operating system's, and in tests a file system
+// A store is what checkpoints need of a directory: the operating system's, and in tests a file system
 // that behaves as a network one may.
 type store interface {
 	Name() string
@@ -35,7 +35,7 @@ type store interface {
 	Pause(ctx context.Context, d time.Duration) // a wait for another host
 }
 
-// file is an open file.
+// A file is an open file.
 type file interface {
 	io.Reader
 	io.ReaderAt
@@ -44,7 +44,7 @@ type file interface {
 	Stat() (fs.FileInfo, error)
 }
 
-// draft is a file that does not have its name yet.
+// A draft is a file that does not have its name yet.
 type draft interface {
 	io.Writer
 	Sync() error
@@ -52,7 +52,7 @@ type draft interface {
 	Discard() error
 }
 
-// disk is a store of the operating system, and owns its root.
+// A disk is a store of the operating system, and owns its root.
 type disk struct {
 	root *os.Root
 	made fs.FileInfo // tells the directory from others
@@ -135,5 +135,5 @@ func (d *disk) Pause(ctx context.Context, t time.Duration) {
 	}
 }
 
-// at is the path of a name in a store.
+// at returns the path of a name in a store.
 func at(d store, name string) string { return filepath.Join(d.Name(), name) }

@@ -117,7 +117,7 @@ func ReadValue(path string, n *yaml.Node) (value any, flag string, err error) {
 	return value, path + "=" + text, err
 }
 
-// flow is a value on one line, as valueNode makes it.
+// flow returns a value on one line, as valueNode makes it.
 func flow(n *yaml.Node) (string, error) {
 	text, err := yaml.Marshal(n)
 	return strings.TrimSpace(string(text)), err

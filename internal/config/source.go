@@ -48,7 +48,7 @@ func (s *source) readFile(name string, text []byte) {
 	}
 }
 
-// parse is the one mapping of a file; nil, with the faults that say why, where it is none. least is what
+// parse returns the one mapping of a file; nil, with the faults that say why, where it is none. least is what
 // an empty file lacks, want what belongs into the mapping.
 func (s *source) parse(name string, text []byte, least, want string) *yaml.Node {
 	s.inFile = func(n *yaml.Node) position { return position{name, max(n.Line, 1)} }
@@ -126,7 +126,7 @@ func (s *source) notYAML(name string, text []byte, err error) {
 	s.addAt(at, "", "not YAML: %s%s", short(msg), hint)
 }
 
-// unreadable is the place of the first byte that is no letter of a text in UTF-8.
+// unreadable returns the place of the first byte that is no letter of a text in UTF-8.
 func unreadable(text []byte) int {
 	for i := 0; i < len(text); {
 		r, n := utf8.DecodeRune(text[i:])
@@ -288,7 +288,7 @@ func flagValue(path, text string) (*yaml.Node, error) {
 	return parseValue(text)
 }
 
-// textNode is a text as if it stood in quotes.
+// textNode returns a text as if it stood in quotes.
 func textNode(text string) *yaml.Node {
 	return &yaml.Node{Kind: yaml.ScalarNode, Style: yaml.DoubleQuotedStyle, Tag: "!!str", Value: text}
 }

@@ -8,7 +8,7 @@ import (
 	"slices"
 )
 
-// tokenFile is tokens of one width, back to back.
+// A tokenFile is tokens of one width, back to back.
 type tokenFile struct {
 	header int64 // bytes before the first
 	width  int64 // bytes of a token
@@ -81,7 +81,7 @@ func (t tokenFile) read(f io.ReaderAt, dst []int32, at int64) error {
 	return nil
 }
 
-// id is a token as the file has it.
+// id returns a token as the file has it.
 func (t tokenFile) id(f io.ReaderAt, at int64) (int64, error) {
 	var b [8]byte
 	if err := readFull(f, b[:t.width], t.header+at*t.width); err != nil {

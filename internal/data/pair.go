@@ -27,7 +27,7 @@ type Pair struct {
 	buf     []byte
 }
 
-// draft is a file that is being written under another name.
+// A draft is a file that is being written under another name.
 type draft struct {
 	f *files.Draft
 	w *bufio.Writer

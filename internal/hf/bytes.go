@@ -45,7 +45,7 @@ func writeBytes(to *os.Root, eos int) error {
 // maxBytesLength says that no text is too long, as transformers writes it.
 var maxBytesLength = json.Number("1000000000000000019884624838656")
 
-// visibleBytes is the character that GPT-2's tokenizers write for each byte: itself, where it can be
+// visibleBytes returns the character that GPT-2's tokenizers write for each byte: itself, where it can be
 // seen, else one of those from U+0100 on.
 func visibleBytes() (all [256]rune) {
 	next := rune(256)

@@ -258,7 +258,7 @@ func writeWindow(m map[string]any, c *Config) {
 	}
 }
 
-// number is a float that Python reads as a float and not as an integer.
+// number returns a float that Python reads as a float and not as an integer.
 func number(x float64) json.RawMessage {
 	b := strconv.AppendFloat(nil, x, 'g', -1, 64)
 	for _, c := range b {

@@ -177,7 +177,7 @@ func (f *Family) HasHeadNorms() bool { return f.Tensors[QueryNorm] != "" }
 // ropes are the kinds of rope scaling that are computed, in the order in which errors name them.
 var ropes = []string{"linear", "llama3", "yarn"}
 
-// ropes are those that a family has; of an unknown one all.
+// ropes returns those that a family has; of an unknown one all.
 func (f *Family) ropes() []string {
 	if f == nil || f.Ropes == nil {
 		return ropes
@@ -185,7 +185,7 @@ func (f *Family) ropes() []string {
 	return f.Ropes
 }
 
-// classes are those of all families, sorted by the families' names.
+// classes returns those of all families, sorted by the families' names.
 func classes() (out []string) {
 	for _, name := range Families() {
 		out = append(out, families[name].Class)

@@ -75,7 +75,7 @@ func readYarn(c *Config, s *RopeScaling, r object, trained int) {
 	}
 }
 
-// required is a number that must be there.
+// required returns a number that must be there.
 func (o object) required(key string) float64 {
 	if !o.has(key) {
 		o.fault(key, "missing")

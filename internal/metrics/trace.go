@@ -35,20 +35,20 @@ type Trace struct {
 	err   error                 // guarded by mu; the first one
 }
 
-// traceLane is a stream in a trace.
+// A traceLane is a stream in a trace.
 type traceLane struct {
 	tid  int
 	open []openSlice // parts of the label of the last span, the whole first
 	last time.Time   // its end
 }
 
-// openSlice is a slice that goes on as long as spans with its part of a label come.
+// An openSlice is a slice that goes on as long as spans with its part of a label come.
 type openSlice struct {
 	name  string
 	began time.Time
 }
 
-// traceEvent is an event of the Trace Event Format. Field order is that of the file.
+// A traceEvent is an event of the Trace Event Format. Field order is that of the file.
 type traceEvent struct {
 	Phase    string         `json:"ph"` // X: a slice; M: metadata
 	Name     string         `json:"name"`
@@ -60,7 +60,7 @@ type traceEvent struct {
 	Args     map[string]any `json:"args,omitempty"`
 }
 
-// micros is nanoseconds, written as microseconds with three decimals and without rounding.
+// micros counts nanoseconds, written as microseconds with three decimals and without rounding.
 type micros int64
 
 func (m micros) MarshalJSON() ([]byte, error) {
@@ -224,7 +224,7 @@ func MergeTraces(dir *os.Root, out string, names ...string) error {
 	return nil
 }
 
-// traceStart is the clock in a trace's first line, or 0 where there is none.
+// traceStart returns the clock in a trace's first line, or 0 where there is none.
 func traceStart(dir *os.Root, name string) int64 {
 	f, err := files.OpenIn(dir, name)
 	if err != nil {

@@ -142,7 +142,7 @@ func (m *Model) mlpBackward(l *layer, d View, s *acts) {
 	m.ops.RMSNormBackward(d, l[hf.PostNorm].g, dn2, s.h, s.inv2, l[hf.PostNorm].w, true)
 }
 
-// likeCompute is a place for v in the type of activations: its own, or a new one.
+// likeCompute returns a place for v in the type of activations: its own, or a new one.
 func (m *Model) likeCompute(a *tensor.Arena, v View) View {
 	if v.DType() == m.dtype {
 		return v

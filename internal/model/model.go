@@ -76,10 +76,10 @@ type Model struct {
 	head   weight // [V, E]; embed where they are tied
 }
 
-// weight is a parameter as a pass needs it: its values, and the gradient to add to.
+// A weight is a parameter as a pass needs it: its values, and the gradient to add to.
 type weight struct{ w, g View }
 
-// layer is the parameters of one layer, by role.
+// A layer is the parameters of one layer, by role.
 type layer [hf.Roles]weight
 
 // New returns a model over the given parameters. cfg is resolved and valid; the parameters have
@@ -153,7 +153,7 @@ func (m *Model) Logits(a *tensor.Arena, b Batch, logits View) error {
 	return nil
 }
 
-// layersForward is the last layer's output, [B, S, 1, E]. Of the layers nothing is kept.
+// layersForward returns the last layer's output, [B, S, 1, E]. Of the layers nothing is kept.
 func (m *Model) layersForward(a *tensor.Arena, b Batch) (View, error) {
 	x, out := m.hidden(a, b), m.hidden(a, b)
 	if err := m.embedForward(b, x); err != nil {
@@ -250,7 +250,7 @@ func (m *Model) ForwardBackward(a *tensor.Arena, b Batch, loss View, scale float
 	return call(h.Done, Embedding)
 }
 
-// headBackward is the loss, and its gradients down to d, that of the last layer's output.
+// headBackward computes the loss, and its gradients down to d, that of the last layer's output.
 func (m *Model) headBackward(a *tensor.Arena, b Batch, loss, d, x View, scale float64) error {
 	h := &m.opt.Hooks
 	if err := call(h.Use, m.flat.Head()); err != nil {
@@ -269,7 +269,7 @@ func (m *Model) headBackward(a *tensor.Arena, b Batch, loss, d, x View, scale fl
 	return call(h.Done, m.flat.Head())
 }
 
-// hidden is a view for what flows from layer to layer, [B, S, 1, E].
+// hidden returns a view for what flows from layer to layer, [B, S, 1, E].
 func (m *Model) hidden(a *tensor.Arena, b Batch) View {
 	return a.Alloc(m.dtype, b.IDs.Len(tensor.Batch), b.IDs.Len(tensor.Seq), 1, m.cfg.HiddenSize)
 }

@@ -116,7 +116,7 @@ type Params struct {
 	BucketGrads []View
 }
 
-// weight is the i-th parameter of the layout: matrices from Compute, vectors from Weights or
+// weight returns the i-th parameter of the layout: matrices from Compute, vectors from Weights or
 // Vectors.
 func (p *Params) weight(i int, param Param) weight {
 	bucket := p.Layout.Of(i)

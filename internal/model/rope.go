@@ -89,7 +89,7 @@ func (r *Rope) yarn(cfg *hf.Config, s *hf.RopeScaling) {
 	}
 }
 
-// yarnFactor is the attention factor: given, or 0.1 ln(factor) + 1, or DeepSeek's ratio.
+// yarnFactor returns the attention factor: given, or 0.1 ln(factor) + 1, or DeepSeek's ratio.
 func yarnFactor(s *hf.RopeScaling, factor float64) float64 {
 	mscale := func(m float64) float64 {
 		if factor <= 1 {
@@ -106,7 +106,7 @@ func yarnFactor(s *hf.RopeScaling, factor float64) float64 {
 	return mscale(1)
 }
 
-// yarnRange is the pairs between which the ramp rises.
+// yarnRange returns the pairs between which the ramp rises.
 func yarnRange(cfg *hf.Config, s *hf.RopeScaling) (low, high float64) {
 	fast, slow := s.BetaFast, s.BetaSlow
 	if fast == 0 {

@@ -149,7 +149,7 @@ func (g *grid) roofline(plans map[string]*Plan) *figure {
 	return f
 }
 
-// roof is what bounds a machine.
+// A roof is what bounds a machine.
 type roof struct {
 	flops, link float64 // a second; 0 where not known
 	says        string
@@ -157,7 +157,7 @@ type roof struct {
 
 var archOf = regexp.MustCompile(`(?:^|,)arch=sm(\d+)`)
 
-// roofOf is the data sheet's of a GPU, and the measured product rate of a CPU.
+// roofOf returns the data sheet's of a GPU, and the measured product rate of a CPU.
 func roofOf(p *Plan) roof {
 	if m := archOf.FindStringSubmatch(p.Machine); m != nil {
 		arch, _ := strconv.Atoi(m[1])

@@ -278,7 +278,7 @@ func facts(runs []Run) [][2]string {
 	return all
 }
 
-// data tells how much training data the run has; "" if its plan has no counts.
+// data reports how much training data the run has; "" if its plan has no counts.
 func (r Run) data() string {
 	if r.Plan == nil || r.Plan.Data == nil {
 		return ""
@@ -345,7 +345,7 @@ func (p *Plan) attention() string {
 	return strings.Join(parts, ", ")
 }
 
-// state tells how far a run is.
+// state reports how far a run is.
 func (r *Run) state() string {
 	if len(r.Steps) == 0 {
 		return "no step yet"

@@ -8,7 +8,7 @@ import (
 	"github.com/cprun/cprun/internal/readable"
 )
 
-// quantity is a figure of a cell.
+// A quantity is a figure of a cell.
 type quantity struct {
 	name string
 	y    axis
@@ -29,7 +29,7 @@ func byTime(of func(*experiment.Cell) float64) func(*experiment.Cell) (y, lo, hi
 	}
 }
 
-// secondsOf is a step's time: measured, or predicted of a cell that was planned only; NaN for none.
+// secondsOf returns a step's time: measured, or predicted of a cell that was planned only; NaN for none.
 func secondsOf(c *experiment.Cell) float64 {
 	switch {
 	case c.Status == experiment.OK && c.StepSeconds > 0:
@@ -164,7 +164,7 @@ func (g *grid) strong() *figure {
 	return f
 }
 
-// fewest is the fewest ranks of any line, and the fastest of those that have them.
+// fewest returns the fewest ranks of any line, and the fastest of those that have them.
 func fewest(all []series) (n, rate number) {
 	for _, s := range all {
 		for j, x := range s.X {

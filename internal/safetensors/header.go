@@ -49,7 +49,7 @@ func (i Info) Elements() int64 {
 // Bytes returns the size of the elements.
 func (i Info) Bytes() int64 { return i.End - i.Begin }
 
-// byteSize is the size of a tensor, with every overflow noticed.
+// byteSize returns the size of a tensor, with every overflow noticed.
 func byteSize(d DType, shape []int) (int64, error) {
 	if !d.Known() {
 		return 0, fmt.Errorf("unknown element type %.64q", d)
@@ -215,7 +215,7 @@ func (p parser) str() (string, error) {
 	return s, nil
 }
 
-// ints is an array of integers from 0 to the largest int64.
+// ints returns an array of integers from 0 to the largest int64.
 func (p parser) ints() ([]int64, error) {
 	if err := p.delim('['); err != nil {
 		return nil, err
@@ -242,7 +242,7 @@ func (p parser) ints() ([]int64, error) {
 	return xs, p.delim(']')
 }
 
-// info is the value of one tensor's key.
+// info returns the value of one tensor's key.
 func (p parser) info(name string) (Info, error) {
 	i := Info{Name: name}
 	var offsets []int64

@@ -74,7 +74,7 @@ func Write(w io.Writer, metadata map[string]string, entries []Entry) error {
 	return nil
 }
 
-// header is the length and the JSON, and the bytes of every entry.
+// header returns the length and the JSON, and the bytes of every entry.
 func header(metadata map[string]string, entries []Entry) ([]byte, []int64, error) {
 	b := make([]byte, 8, 1024)
 	b = append(b, '{')

@@ -19,7 +19,7 @@ func Groups(flat *model.FlatLayout, g Group) []Group {
 // Group returns that of a bucket.
 func (s *State) Group(bucket int) Group { return s.groups[bucket] }
 
-// owned is the elements of all parts of this rank.
+// owned returns the elements of all parts of this rank.
 func (s *State) owned() int64 { return s.parts[len(s.parts)-1].Hi }
 
 // Owned returns where this rank's part of each bucket lies in a buffer of parts.

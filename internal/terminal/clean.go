@@ -21,7 +21,7 @@ func Text(s string) string {
 	return string(out)
 }
 
-// plain says that there is nothing to clean, which is nearly always so.
+// plain reports whether there is nothing to clean, which is nearly always so.
 func plain(s string) bool {
 	for i := range len(s) {
 		if c := s[i]; c < 0x20 && c != '\n' && c != '\t' || c >= 0x7f {

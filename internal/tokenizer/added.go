@@ -6,7 +6,7 @@ import (
 	"unicode/utf8"
 )
 
-// addedToken is a token that is looked for in the text before the model sees it.
+// An addedToken is a token that is looked for in the text before the model sees it.
 type addedToken struct {
 	Content    string `json:"content"`
 	SingleWord bool   `json:"single_word"`

@@ -21,20 +21,20 @@ type bpe struct {
 	joins map[uint64]struct{} // nil: words are not cut
 }
 
-// merge is what a pair becomes, and when.
+// A merge is what a pair becomes, and when.
 type merge struct {
 	rank uint32
 	id   int32
 }
 
-// symbol is a token of a word that is being merged.
+// A symbol is a token of a word that is being merged.
 type symbol struct {
 	id         int32
 	prev, next int32
 	gone       bool
 }
 
-// candidate is a merge that may be done.
+// A candidate is a merge that may be done.
 type candidate struct {
 	rank    uint32
 	pos, id int32
@@ -44,7 +44,7 @@ func (a candidate) before(b candidate) bool {
 	return a.rank < b.rank || a.rank == b.rank && a.pos < b.pos
 }
 
-// pair is the key of two neighbours.
+// pair returns the key of two neighbours.
 func pair(a, b int32) uint64 { return uint64(uint32(a))<<32 | uint64(uint32(b)) }
 
 // init prepares the tables of the pairs.
@@ -181,7 +181,7 @@ func (b *bpe) begin(w *work, word string) error {
 	return b.unknown(w, &unknown)
 }
 
-// rune is the token of the rune at a place.
+// rune returns the token of the rune at a place.
 func (b *bpe) rune(word string, at, n int, r rune) (int32, bool) {
 	if b.runes != nil {
 		id, ok := b.runes[r]
@@ -191,7 +191,7 @@ func (b *bpe) rune(word string, at, n int, r rune) (int32, bool) {
 	return id, ok
 }
 
-// dress is a rune with the prefix that it has inside of a word, and the suffix at its end.
+// dress returns a rune with the prefix that it has inside of a word, and the suffix at its end.
 func (b *bpe) dress(word string, at, n int) string {
 	s := word[at : at+n]
 	if at > 0 {

@@ -16,7 +16,7 @@ type Decoder struct {
 	out   []byte
 }
 
-// texts is what tokens are by their ids.
+// texts holds the text of each token, by id.
 type texts struct {
 	of      map[int32]string
 	special map[int32]bool // has no text for a reader

@@ -9,7 +9,7 @@ import (
 // The steps of a decoder. Each takes what the one before gives, in pieces: begins says that a piece
 // begins a token, as the next step counts them, and does not go on with the one before.
 
-// link is a step with all that follow it.
+// A link is a step with all that follow it.
 type link interface {
 	take(piece string, begins bool)
 }
@@ -22,7 +22,7 @@ type step struct {
 	kind         string
 }
 
-// sink is the end of a chain.
+// A sink is the end of a chain.
 type sink func(piece string)
 
 func (s sink) take(piece string, _ bool) { s(piece) }

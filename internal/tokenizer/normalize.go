@@ -6,7 +6,7 @@ import (
 	"unicode/utf8"
 )
 
-// piece is a stretch of text on its way to the model.
+// A piece is a stretch of text on its way to the model.
 type piece struct {
 	text string
 	// first: it begins with what the whole text began with. The library knows where in the original
@@ -19,7 +19,7 @@ type normalizer interface {
 	normalize(m *matcher, p piece) (piece, error)
 }
 
-// rewrite is a normalizer that keeps what the first rune came from.
+// A rewrite is a normalizer that keeps what the first rune came from.
 type rewrite func(string) string
 
 func (f rewrite) normalize(_ *matcher, p piece) (piece, error) {
@@ -40,7 +40,7 @@ func (drop filter) normalize(_ *matcher, p piece) (piece, error) {
 	}, p.text), p.first && !drop(r)}, nil
 }
 
-// normalizers are several, in order.
+// normalizers holds several, in order.
 type normalizers []normalizer
 
 func (ns normalizers) normalize(m *matcher, p piece) (piece, error) {
@@ -63,7 +63,7 @@ const (
 	growBytes = 1 << 20
 )
 
-// grown is an error for a normalizer that would fill the memory.
+// grown returns an error for a normalizer that would fill the memory.
 func grown(before, after int) error {
 	if after > growTimes*before+growBytes {
 		return fmt.Errorf("the normalizer makes %d bytes and more of %d", after, before)
@@ -125,7 +125,7 @@ func isSpace(r rune) bool {
 	return r == 0x1680 || r >= 0x2000 && r <= 0x200a || r == 0x2028 || r == 0x2029 || r == 0x202f || r == 0x205f || r == 0x3000
 }
 
-// lowercase is each rune in lower case, whatever stands around it.
+// lowercase writes each rune in lower case, whatever stands around it.
 func lowercase(s string) string {
 	lower := unicodeTables().lower
 	var b strings.Builder
@@ -147,7 +147,7 @@ func lowercase(s string) string {
 	return b.String()
 }
 
-// nmt is the cleaning of the old NMT scripts.
+// nmt returns the cleaning of the old NMT scripts.
 func nmt() normalizer {
 	return normalizers{
 		filter(func(r rune) bool {
@@ -165,7 +165,7 @@ func nmt() normalizer {
 	}
 }
 
-// bert is BertNormalizer.
+// bert returns BertNormalizer.
 func bert(clean, chinese, accents, lower bool) normalizer {
 	var ns normalizers
 	if clean {
@@ -219,7 +219,7 @@ func prepend(with string) normalizer {
 	})
 }
 
-// pattern is a literal text or a program.
+// A pattern is a literal text or a program.
 type pattern struct {
 	literal string
 	program *program

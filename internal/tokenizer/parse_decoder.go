@@ -9,7 +9,7 @@ import (
 // maxTrim bounds how many characters Strip takes off.
 const maxTrim = 1 << 10
 
-// decoderFile is a decoder of a tokenizer.json, of any type.
+// A decoderFile is a decoder of a tokenizer.json, of any type.
 type decoderFile struct {
 	Decoders       []json.RawMessage `json:"decoders"`
 	Pattern        map[string]string `json:"pattern"`
@@ -53,7 +53,7 @@ func parseDecoder(raw json.RawMessage, depth int) ([]step, error) {
 	return []step{s}, named(kind, err)
 }
 
-// step is that of one component.
+// step returns the step of one component.
 func (k *decoderFile) step(kind string) (step, error) {
 	switch kind {
 	case "ByteLevel":
@@ -99,7 +99,7 @@ func (k *decoderFile) step(kind string) (step, error) {
 	return step{}, fmt.Errorf("the type %.40q is not known", kind)
 }
 
-// joined is the steps as a chain that ends in emit. A step that has to see whole tokens cannot stand
+// joined returns the steps as a chain that ends in emit. A step that has to see whole tokens cannot stand
 // behind one that makes one token of all: it would have to wait for the end of the text.
 func joined(steps []step, emit func(string)) (link, error) {
 	fused := ""

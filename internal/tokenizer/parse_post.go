@@ -73,7 +73,7 @@ func parseProcessor(raw json.RawMessage, depth int) (head, tail []int32, err err
 // maxSpecial is how many special tokens one template puts around a text.
 const maxSpecial = 100
 
-// templateItem is one part of a template.
+// A templateItem is one part of a template.
 type templateItem struct {
 	SpecialToken *struct {
 		ID string `json:"id"`

@@ -11,7 +11,7 @@ import (
 	"github.com/rivo/uniseg"
 )
 
-// precompiled is sentencepiece's map of characters: a trie of texts (a double array, as darts-clone
+// A precompiled is sentencepiece's map of characters: a trie of texts (a double array, as darts-clone
 // writes it), each with the place of what replaces it.
 type precompiled struct {
 	trie  []uint32

@@ -29,7 +29,7 @@ type delimiters interface {
 	each(m *matcher, text string, f func(from, to int, match bool) error) error
 }
 
-// runes are delimiters of one rune each.
+// runes finds delimiters of one rune each.
 type runes func(rune) bool
 
 func (is runes) each(_ *matcher, text string, f func(from, to int, match bool) error) error {
@@ -62,7 +62,7 @@ type split struct {
 	behavior behavior
 }
 
-// behavior is what becomes of a delimiter.
+// A behavior is what becomes of a delimiter.
 type behavior int
 
 const (
@@ -126,7 +126,7 @@ func (s *split) joins(before, match bool) bool {
 	return before == match
 }
 
-// words is the pre-tokenizer Whitespace: runs of word characters, and runs of others that are no
+// words cuts as the pre-tokenizer Whitespace: runs of word characters, and runs of others that are no
 // space.
 type words struct{}
 
@@ -260,7 +260,7 @@ func visible(s string) string {
 	return b.String()
 }
 
-// newByteLevel is the pre-tokenizer ByteLevel.
+// newByteLevel returns the pre-tokenizer ByteLevel.
 func newByteLevel(prefix, cuts bool) (*byteLevel, error) {
 	b := &byteLevel{prefix: prefix}
 	if !cuts {

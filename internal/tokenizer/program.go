@@ -6,7 +6,7 @@ import (
 	"unicode/utf8"
 )
 
-// program is a compiled pattern. It is matched by trying one way after the other, as in the library,
+// A program is a compiled pattern. It is matched by trying one way after the other, as in the library,
 // which takes long for some texts; so the steps are counted, and too many are an error and no
 // hanging process.
 type program struct {
@@ -15,7 +15,7 @@ type program struct {
 	classes map[string]*class // while it is compiled, by their spans: a pattern names few, often
 }
 
-// instr is one instruction. next is the place of the instruction behind it.
+// An instr is one instruction. next is the place of the instruction behind it.
 type instr struct {
 	op       op
 	class    *class
@@ -61,7 +61,7 @@ func compile(pattern string) (*program, error) {
 	return p, nil
 }
 
-// class is that of a set, made once.
+// class returns the class of a set, made once.
 func (p *program) class(s set) *class {
 	key := fmt.Sprint(s)
 	if p.classes[key] == nil {
@@ -156,7 +156,7 @@ const (
 	byteSteps = 1 << 13
 )
 
-// frame is a way that was not tried: at pos, and where lo is below it also from each rune before
+// A frame is a way that was not tried: at pos, and where lo is below it also from each rune before
 // that down to lo.
 type frame struct{ at, pos, lo int }
 

@@ -20,7 +20,7 @@ const (
 	maxNesting = 50
 )
 
-// node is a part of a pattern.
+// A node is a part of a pattern.
 type node struct {
 	kind     nodeKind
 	set      set     // nodeSet
@@ -99,7 +99,7 @@ func parsePattern(pattern string) (*node, error) {
 	return n, nil
 }
 
-// rest is what was not read yet.
+// rest returns what was not read yet.
 func (p *parser) rest() string { return p.text[p.at:] }
 
 // take reads a word if it comes next.
@@ -222,7 +222,7 @@ func (p *parser) atom() (*node, error) {
 	return p.letter(p.rune())
 }
 
-// class is a node of one rune of a set.
+// class returns a node of one rune of a set.
 func (p *parser) class(s set) *node {
 	if p.fold {
 		s = foldSet(s)
@@ -230,7 +230,7 @@ func (p *parser) class(s set) *node {
 	return &node{set: s}
 }
 
-// letter is a node of one given rune.
+// letter returns a node of one given rune.
 func (p *parser) letter(r rune) (*node, error) {
 	if p.fold && r >= 128 {
 		return nil, fmt.Errorf("%q where case is ignored", r)

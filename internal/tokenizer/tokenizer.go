@@ -122,7 +122,7 @@ func (e *Encoder) word(p piece) (err error) {
 	return err
 }
 
-// seen is a word as the model knows it.
+// seen returns a word as the model knows it.
 func (e *Encoder) seen(word string) string {
 	if e.t.visible {
 		return visible(word)

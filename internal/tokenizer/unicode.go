@@ -15,7 +15,7 @@ import (
 //go:embed unicode.txt
 var unicodeText string
 
-// tables is what unicodeText says.
+// tables holds the contents of unicodeText.
 type tables struct {
 	sets  map[string]set
 	lower map[rune]string
@@ -91,7 +91,7 @@ func hexRune(s string) rune {
 	return rune(v)
 }
 
-// property is the set of \p{name}.
+// property returns the set of \p{name}.
 func property(name string) (set, error) {
 	t := unicodeTables()
 	key := strings.NewReplacer(" ", "", "_", "", "-", "").Replace(name)

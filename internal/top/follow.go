@@ -75,7 +75,7 @@ func (f *follower) reset(now fs.FileInfo) {
 	f.file, f.offset, f.begun, f.skip = now, 0, nil, false
 }
 
-// lines is the writer that cuts what it gets into lines.
+// lines is a writer that cuts its input into lines.
 type lines struct{ *follower }
 
 func (l lines) Write(p []byte) (int, error) {

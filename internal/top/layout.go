@@ -84,7 +84,7 @@ func split(ranks *list, told *list, room int) []Line {
 	return append(ranks.lines(forRanks), told.lines(forEvents)...)
 }
 
-// list is a heading and lines, of which a part is shown.
+// A list is a heading and lines, of which a part is shown.
 type list struct {
 	heading []Line // an empty line, a title, a row of names
 	rows    []Line
@@ -94,7 +94,7 @@ type list struct {
 	more    func(from, to, of int) Line
 }
 
-// height is how many lines it would take.
+// height returns how many lines it would take.
 func (l *list) height() int {
 	if l == nil || len(l.rows) == 0 {
 		return 0
@@ -128,7 +128,7 @@ type picture struct {
 	w, h int
 }
 
-// head are the lines that are always there.
+// head returns the lines that are always there.
 func (p *picture) head() []Line {
 	out := []Line{p.title()}
 	if p.Why != "" {
@@ -156,7 +156,7 @@ func (p *picture) head() []Line {
 	return append(out, p.nodes()...)
 }
 
-// title is the run, how it stands, and the time.
+// title returns the run, how it stands, and the time.
 func (p *picture) title() Line {
 	s := states[p.State]
 	text := s.text
@@ -178,7 +178,7 @@ func (p *picture) title() Line {
 	return ends(left, Line{{clock, Dim}}, p.w)
 }
 
-// clock is the time of day.
+// clock returns the time of day.
 func (p *picture) clock(t time.Time) string {
 	zone := p.look.Zone
 	if zone == nil {
@@ -187,7 +187,7 @@ func (p *picture) clock(t time.Time) string {
 	return t.In(zone).Format("15:04:05")
 }
 
-// progress is how far it has come.
+// progress returns how far it has come.
 func (p *picture) progress() []Line {
 	items := []item{{text: readable.Count(p.At), style: Bold}}
 	if p.Steps > 0 {
@@ -221,7 +221,7 @@ func (p *picture) progress() []Line {
 	return out
 }
 
-// bar is the part of the steps that are done.
+// bar returns the part of the steps that are done.
 func (p *picture) bar() Line {
 	part := min(1, float64(max(0, p.At))/float64(p.Steps))
 	percent := fmt.Sprintf(" %3.0f %%", math.Floor(100*part))
@@ -237,7 +237,7 @@ func (p *picture) bar() Line {
 	}
 }
 
-// losses are the loss, and its curve.
+// losses returns the loss, and its curve.
 func (p *picture) losses() []Line {
 	var items []item
 	if p.Logged {
@@ -274,7 +274,7 @@ func (p *picture) losses() []Line {
 	return out
 }
 
-// loss4 is a loss, as the lines of steps have it. One that is no number is the one thing to be seen.
+// loss4 returns a loss, as the lines of steps have it. One that is no number is the one thing to be seen.
 func (p *picture) loss4(x metrics.Float) string {
 	if !x.Known() {
 		return "not a number"
@@ -282,7 +282,7 @@ func (p *picture) loss4(x metrics.Float) string {
 	return fmt.Sprintf("%.4f", float64(x))
 }
 
-// speed is the throughput, and what of a step is waited for.
+// speed returns the throughput, and what of a step is waited for.
 func (p *picture) speed() []Line {
 	if !p.Logged {
 		return nil
@@ -312,7 +312,7 @@ func (p *picture) speed() []Line {
 	return out
 }
 
-// memory is what is taken of the device and of the hosts.
+// memory returns what is taken of the device and of the hosts.
 func (p *picture) memory() []Line {
 	var items []item
 	if p.Logged && p.Last.MemoryBytes > 0 {
@@ -331,7 +331,7 @@ func (p *picture) memory() []Line {
 	return flow("memory", items, p.w)
 }
 
-// foot says which keys there are.
+// foot reports which keys there are.
 func (p *picture) foot() []Line {
 	if !p.look.Keys {
 		return nil
@@ -343,7 +343,7 @@ func (p *picture) foot() []Line {
 	return []Line{{{text, Dim}}}
 }
 
-// figure is a number, or a dash where it is not known.
+// figure returns a number, or a dash where it is not known.
 func figure(x metrics.Float, format string) string {
 	if !x.Known() {
 		return "-"

@@ -38,10 +38,10 @@ func (l Line) String() string {
 	return strings.TrimRight(b.String(), " ")
 }
 
-// width is the number of columns of a text, of which some characters take two or none.
+// width returns the number of columns of a text, of which some characters take two or none.
 func width(s string) int { return displaywidth.String(s) }
 
-// width is that of the whole line.
+// width returns the columns of the whole line.
 func (l Line) width() int {
 	n := 0
 	for _, s := range l {
@@ -96,7 +96,7 @@ func ends(left, right Line, w int) Line {
 	return append(append(left, Span{strings.Repeat(" ", space), Plain}), right...)
 }
 
-// item is a figure with its label.
+// An item is a figure with its label.
 type item struct {
 	label, text string
 	style       Style

@@ -107,7 +107,7 @@ func watch(ctx context.Context, s *Source, views chan<- *View, faults chan<- err
 	}
 }
 
-// display is what stands on the screen.
+// A display is what stands on the screen.
 type display struct {
 	screen tcell.Screen
 	view   *View // nil before the first look

@@ -42,7 +42,7 @@ type Source struct {
 	heard  map[int]heard // by node
 }
 
-// heard is when a node has written, by its clock, and when that was seen, by this one's. The two may differ.
+// A heard is when a node has written, by its clock, and when that was seen, by this one's. The two may differ.
 type heard struct {
 	written time.Time
 	seen    time.Time
@@ -154,7 +154,7 @@ func (s *Source) config() bool {
 // maxLatest is more than the name of any checkpoint has, in bytes.
 const maxLatest = 4 << 10
 
-// saved is the step of the newest checkpoint; 0 where there is none, or none of a name that a run gives.
+// saved returns the step of the newest checkpoint; 0 where there is none, or none of a name that a run gives.
 func (s *Source) saved() (step int64) {
 	text, err := files.ReadIn(s.root, "checkpoints/latest", maxLatest)
 	if err != nil {
@@ -203,7 +203,7 @@ func (s *Source) judge(configured bool) {
 	}
 }
 
-// judgeAlone is judge where no launcher has said anything.
+// judgeAlone does what judge does without the word of a launcher.
 func (s *Source) judgeAlone(configured bool) {
 	v := &s.view
 	v.State = NotStarted
@@ -212,7 +212,7 @@ func (s *Source) judgeAlone(configured bool) {
 	}
 }
 
-// living is the state of a run whose launcher lives.
+// living returns the state of a run whose launcher lives.
 func (s *Source) living() State {
 	v := &s.view
 	working := slices.ContainsFunc(v.Rows, func(r status.Row) bool { return r.State != "starts" })
@@ -225,7 +225,7 @@ func (s *Source) living() State {
 	return Starting
 }
 
-// ending is the state of a run whose launcher has ended so.
+// ending returns the state of a run whose launcher has ended so.
 func ending(code int) State {
 	switch code {
 	case launch.ExitDone:
@@ -238,7 +238,7 @@ func ending(code int) State {
 	return Failed
 }
 
-// age is for how long a node has not written: by its clock at the first look, and then by this host's.
+// age returns for how long a node has not written: by its clock at the first look, and then by this host's.
 func (s *Source) age(n *status.Node) time.Duration {
 	h, known := s.heard[n.Rank]
 	if !h.written.Equal(n.Written) {
@@ -262,7 +262,7 @@ func (s *Source) gone(n *status.Node) bool {
 	return n.Host == s.host && n.PID > 1 && errors.Is(unix.Kill(n.PID, 0), unix.ESRCH)
 }
 
-// estimate says how long the steps to come take, by the last ones. A pause, as of a restart, is no measure.
+// estimate predicts the time of the remaining steps, by the last ones. A pause, as of a restart, is no measure.
 func (s *Source) estimate() {
 	v := &s.view
 	v.Left, v.Timed = 0, false

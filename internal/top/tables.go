@@ -11,7 +11,7 @@ import (
 	"github.com/cprun/cprun/internal/readable"
 )
 
-// column is one of a table. Its width is fixed, so that nothing jumps when a value changes.
+// A column is one of a table. Its width is fixed, so that nothing jumps when a value changes.
 type column struct {
 	name  string
 	width int
@@ -64,7 +64,7 @@ func fitted(all []column, w int, skip ...string) []bool {
 	return use
 }
 
-// row is a line of a table.
+// row returns a line of a table.
 func row(all []column, use []bool, cells []string, w int, style func(i int) Style) Line {
 	var line Line
 	at := 0
@@ -97,7 +97,7 @@ func blank(all []column, use []bool, cells []string, i int) bool {
 	return true
 }
 
-// names is the line with the columns' names.
+// names returns the line with the columns' names.
 func names(all []column, use []bool, w int) Line {
 	cells := make([]string, len(all))
 	for i, c := range all {
@@ -106,7 +106,7 @@ func names(all []column, use []bool, w int) Line {
 	return row(all, use, cells, w, func(int) Style { return Dim })
 }
 
-// ranks is the table of the ranks, and who holds up whom.
+// ranks returns the table of the ranks, and who holds up whom.
 func (p *picture) ranks() *list {
 	if len(p.Rows) == 0 || !p.State.lives() {
 		return nil
@@ -135,7 +135,7 @@ func (p *picture) ranks() *list {
 	return l
 }
 
-// rank is the line of one.
+// rank returns the line of one rank.
 func (p *picture) rank(s *status.Row, r standing.Row, use []bool) Line {
 	cells := []string{
 		fmt.Sprint(s.Rank), s.Host, fmt.Sprint(s.PID), readable.Bytes(s.Resident), r.Step, r.Pass, r.Layer, r.Hop, fmt.Sprintf("%.1f", r.For.Seconds()),
@@ -164,7 +164,7 @@ func (p *picture) rank(s *status.Row, r standing.Row, use []bool) Line {
 	})
 }
 
-// nodes are one line for each node, or a summary of many.
+// nodes returns one line for each node, or a summary of many.
 func (p *picture) nodes() []Line {
 	switch {
 	case len(p.Nodes) == 0:
@@ -223,7 +223,7 @@ func (p *picture) isLive(n *status.Node) bool {
 	return at < len(p.Rows) && p.Rows[at].Rank < n.FirstRank+n.Ranks
 }
 
-// counted is "1 rank" or "4 ranks".
+// counted returns "1 rank" or "4 ranks".
 func counted(n int, what string) string {
 	if n == 1 {
 		return "1 " + what
@@ -231,7 +231,7 @@ func counted(n int, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// events are the last lines that the launchers have printed.
+// events returns the last lines that the launchers have printed.
 func (p *picture) events() *list {
 	l := &list{heading: []Line{nil, {{"events", Bold}}}, last: true}
 	for _, e := range p.Events {

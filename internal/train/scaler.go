@@ -6,7 +6,7 @@ import (
 	"math"
 )
 
-// scaler is dynamic loss scaling, as PyTorch's GradScaler does it. Gradients of activations
+// A scaler is dynamic loss scaling, as PyTorch's GradScaler does it. Gradients of activations
 // below 3e-8 become 0 in float16, so the loss is multiplied by a scale before the backward pass,
 // and the optimizer divides the gradients of the weights by it. A step whose gradients overflow
 // changes nothing, as the device finds by itself, and the scale is halved; after a number of
@@ -24,7 +24,7 @@ type scaler struct {
 	states []scaling
 }
 
-// scaling is what some steps have made of the loss scale.
+// A scaling is what some steps have made of the loss scale.
 type scaling struct {
 	Scale   float64 `json:"scale"`
 	Good    int     `json:"good_steps"` // in a row, since the scale changed
@@ -40,7 +40,7 @@ const (
 	growthSteps = 2000
 )
 
-// newScaler is the scaler of a device; nil for one whose gradients do not underflow.
+// newScaler returns the scaler of a device; nil for one whose gradients do not underflow.
 func newScaler(d *Device) *scaler {
 	if !d.ScaleLoss {
 		return nil
@@ -48,7 +48,7 @@ func newScaler(d *Device) *scaler {
 	return &scaler{lag: d.RunAhead, states: []scaling{{Scale: firstScale}}}
 }
 
-// begin is what the next step goes by, while at most lag before it are unfinished. Its Scale is
+// begin returns what the next step goes by, while at most lag before it are unfinished. Its Scale is
 // 0 where nothing is scaled.
 func (s *scaler) begin(unfinished int) scaling {
 	if s == nil {
@@ -88,7 +88,7 @@ func (s *scaler) finish(scale, gradNorm float64) (skipped bool, lowered float64)
 // scalerState is what checkpoints call the state of the scaler.
 const scalerState = "loss_scaler"
 
-// save is the state for a checkpoint, from what the next step goes by on. No step is unfinished.
+// save returns the state for a checkpoint, from what the next step goes by on. No step is unfinished.
 func (s *scaler) save() (map[string]json.RawMessage, error) {
 	if s == nil {
 		return nil, nil

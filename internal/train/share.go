@@ -10,7 +10,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// sharing is what the ranks do with gradients and weights, bucket by bucket, while passes go
+// sharing moves gradients and weights between ranks, bucket by bucket, while passes go
 // on: gradients are reduced as soon as a backward pass is done with a bucket, and weights are
 // gathered after a step in the order in which the next forward pass wants them. The transfers
 // run on communicators of their own, so that the ring's do not stand behind them.
@@ -28,7 +28,7 @@ type sharing struct {
 	last    bool           // it is the last
 }
 
-// reduction is gradients on their way.
+// A reduction is gradients on their way.
 type reduction struct {
 	comm.Pending      // nil: there are none
 	bucket       int  // whose they are
@@ -56,7 +56,7 @@ func (x *sharing) join(world comm.Communicator, groups []comm.Communicator) erro
 	return nil
 }
 
-// hooks are called by the model's passes.
+// hooks returns the hooks of the model's passes.
 func (x *sharing) hooks() model.Hooks { return model.Hooks{Use: x.use, Begin: x.begin, Done: x.done} }
 
 // use makes the compute stream wait for a bucket's weights.
@@ -145,7 +145,7 @@ func (x *sharing) start() {
 	}
 }
 
-// order is the buckets in the order in which a forward pass uses them.
+// order returns the buckets in the order in which a forward pass uses them.
 func (x *sharing) order() []int {
 	buckets := []int{model.Embedding, x.Flat.Vectors()}
 	for b := model.Layer(0); b <= x.Flat.Head(); b++ {

@@ -13,7 +13,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// traced is a stream whose work can be watched.
+// A traced is a stream whose work can be watched.
 type traced interface {
 	tensor.Stream
 	Name() string
@@ -21,13 +21,13 @@ type traced interface {
 	Trace(f func(tensor.Span))
 }
 
-// lane is a stream, and what it is called in a trace, in which no two have one name.
+// A lane is a stream, and what it is called in a trace, in which no two have one name.
 type lane struct {
 	traced
 	name string
 }
 
-// lanes are the streams whose work a trace shows.
+// lanes returns the streams whose work a trace shows.
 func (r *run) lanes() []lane {
 	var out []lane
 	add := func(s tensor.Stream, of string) {
@@ -59,7 +59,7 @@ func (r *run) countWaits() {
 	}
 }
 
-// waitedFor is the time that the compute stream has waited for transfers, where it tells.
+// waitedFor returns the time that the compute stream has waited for transfers, where it tells.
 func (r *run) waitedFor() (time.Duration, bool) {
 	s, ok := r.dev.Stream.(tensor.WaitCounter)
 	if !ok {
@@ -92,7 +92,7 @@ func (r *run) openTrace(ctx context.Context) error {
 	return nil
 }
 
-// traceName is the name of a rank's trace in the logs of a run.
+// traceName returns the name of a rank's trace in the logs of a run.
 func traceName(rank int) string { return fmt.Sprintf("trace-rank-%04d.json", rank) }
 
 // closeTrace ends the trace. whole: its steps are finished, so that what they queued can be

@@ -109,7 +109,7 @@ func testRope(r *rig) {
 	})
 }
 
-// testNormRope is the norm and the rotation as one operation, against one after the other.
+// testNormRope compares the norm and the rotation as one operation with one after the other.
 func testNormRope(r *rig) {
 	const eps = 1e-5
 	each(r, ropeShapes, func(r *rig, s [4]int) {
@@ -138,7 +138,7 @@ func testNormRope(r *rig) {
 	})
 }
 
-// testRopeConvention is one head of dim 4 by hand: the first pair, elements 0 and 2, turns by
+// testRopeConvention rotates one head of dim 4 by hand: the first pair, elements 0 and 2, turns by
 // 90 degrees; the second, 1 and 3, stays.
 func testRopeConvention(r *rig) {
 	x, _ := r.put(r.act, []float64{1, 2, 3, 4}, 1, 1, 1, 4)
