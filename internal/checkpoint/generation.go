@@ -27,7 +27,7 @@ var generationPattern = regexp.MustCompile(`^\.generation-(\d{8,18})$`)
 
 func generationName(n int64) string { return fmt.Sprintf(".generation-%08d", n) }
 
-// An origin is who has taken a generation or a lock: what a person needs to find the process, and
+// An origin describes the holder of a generation or a lock: how to find the process, and
 // Token, by which it knows its own file.
 type origin struct {
 	Job   string    `json:"job,omitempty"`
@@ -37,7 +37,7 @@ type origin struct {
 	Token string    `json:"token"`
 }
 
-// maxOrigin is more than the text of an origin has, in bytes.
+// maxOrigin bounds the text of an origin, in bytes.
 const maxOrigin = 4 << 10
 
 // newOrigin returns this process.
@@ -111,7 +111,7 @@ func generations(d store) (all []int64, err error) {
 	return all, err
 }
 
-// last returns the newest of some generations, 0 where there is none.
+// last returns the newest of some generations, 0 for none.
 func last(all []int64) int64 {
 	if len(all) == 0 {
 		return 0
@@ -161,7 +161,7 @@ func (s *Saver) another(n int64) bool {
 	return first > 0 && n >= first && s.recorded(n).Job != s.own.Job
 }
 
-// take makes the file of a generation, which nobody else has made.
+// take makes the file of a generation. It fails if the file exists.
 func (s *Saver) take() error {
 	name := generationName(s.generation)
 	err := again(s.dir, func() error { return s.dir.Exclusive(name, s.own.encode()) })
@@ -194,12 +194,12 @@ func (s *Saver) newest() error {
 	return nil
 }
 
-// superseded says who has begun.
+// superseded returns the error that names the newer start.
 func (s *Saver) superseded(by int64) error {
 	return fmt.Errorf("%w: number %d, by %s; this one is number %d, and commits nothing more", ErrSuperseded, by, s.recorded(by), s.generation)
 }
 
-// recorded returns who has taken a generation, as far as it can be read.
+// recorded returns the origin of a generation, if readable.
 func (s *Saver) recorded(n int64) origin {
 	data, err := readIn(s.dir, generationName(n), maxOrigin)
 	if err != nil {

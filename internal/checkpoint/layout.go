@@ -31,7 +31,7 @@ type Range struct{ Lo, Hi int64 }
 // Len returns the number of elements.
 func (r Range) Len() int64 { return r.Hi - r.Lo }
 
-// overlap returns what r and s share; of length 0 or less when that is nothing.
+// overlap returns the common part of r and s; of length 0 or less if there is none.
 func (r Range) overlap(s Range) Range { return Range{max(r.Lo, s.Lo), min(r.Hi, s.Hi)} }
 
 // Field is one kind of state of one rank, such as the weights. Name is the field's, FieldParam or such
@@ -73,7 +73,7 @@ func elements(shape []int) (int64, error) {
 	return int64(n), nil
 }
 
-// tensorName returns what a shard calls a field of a parameter.
+// tensorName returns the name of a parameter's field in a shard.
 func tensorName(param, field string) string {
 	if field == FieldParam {
 		return param
@@ -81,7 +81,7 @@ func tensorName(param, field string) string {
 	return param + "." + field
 }
 
-// checkLayout checks what a caller gives to Save and Load: parameters that do not overlap,
+// checkLayout checks the arguments of Save and Load: parameters that do not overlap,
 // ranges in order, and slices of one length.
 func checkLayout(params []Param, own []Range, fields []Field) error {
 	at, n := int64(0), int64(0)
@@ -120,7 +120,7 @@ func checkLayout(params []Param, own []Range, fields []Field) error {
 	return nil
 }
 
-// shardOf returns the entries and the tensors of what one rank owns.
+// shardOf returns the entries and the tensors of one rank's shard.
 func shardOf(params []Param, own []Range, fields []Field) ([]Entry, []safetensors.Entry, error) {
 	var entries []Entry
 	var tensors []safetensors.Entry
@@ -188,5 +188,5 @@ func compare(model []Param, saved []ParamInfo) error {
 	return errors.New("the checkpoint is of another model; use the config it was saved with, or start anew in another --run-dir:\n  " + strings.ReplaceAll(err.Error(), "\n", "\n  "))
 }
 
-// maxDims is more axes than the parameters of any model have.
+// maxDims bounds the axes of a parameter.
 const maxDims = 32

@@ -23,14 +23,14 @@ const (
 	// Version is the newest version of the manifest that this package reads, and the one
 	// that it writes. Since version 2 a manifest holds its own checksum.
 	Version = 2
-	// maxCount is more tokens than any run trains on, and what a JSON number holds exactly.
+	// maxCount bounds the tokens of a run: a JSON number holds it exactly.
 	maxCount = 1 << 53
 )
 
 // ErrVersion is the cause when a checkpoint was written by a newer cprun.
 var ErrVersion = errors.New("newer checkpoint format")
 
-// Meta is what a run says of a checkpoint beside its tensors: all it needs to go on as if it
+// Meta describes the state of a run beside its tensors: all it needs to go on as if it
 // had never stopped.
 type Meta struct {
 	Step    int64 `json:"step"`    // optimizer steps done
@@ -58,12 +58,12 @@ type World struct {
 	Layout    string `json:"layout"`
 }
 
-// Manifest is manifest.json: what a checkpoint holds and where. See docs/formats.md.
+// Manifest is manifest.json, the index of a checkpoint. See docs/formats.md.
 type Manifest struct {
 	Format  string `json:"format"`  // "cprun-checkpoint"
 	Version int    `json:"version"` // of the format: 1
 	Meta
-	// Generation is the number of the start that wrote it, from 1 on; 0 in those of older versions.
+	// Generation is the number of the start that wrote it, at least 1; 0 in older versions.
 	Generation   int64       `json:"generation,omitempty"`
 	ConfigSHA256 string      `json:"config_sha256"` // of Meta.Config, lower-case hex
 	Fields       []string    `json:"fields"`        // names: param, exp_avg, exp_avg_sq
@@ -113,7 +113,7 @@ func sum(s string) string {
 	return hex.EncodeToString(h[:])
 }
 
-// noSum stands in a text whose checksum is taken.
+// noSum replaces the checksum of a text while it is computed.
 var noSum = strings.Repeat("0", 2*sha256.Size)
 
 // encode returns the text of manifest.json, in this version.
@@ -133,7 +133,7 @@ func (m *Manifest) encode() ([]byte, error) {
 }
 
 // checkSum holds the text of a manifest against the checksum in it. A bit that has flipped can
-// change what no other check sees: the tokens so far, a seed.
+// change a value without another check: the tokens so far, a seed.
 func (m *Manifest) checkSum(data []byte) error {
 	at := bytes.LastIndex(data, []byte(m.SHA256))
 	if len(m.SHA256) != len(noSum) || at < 0 {
@@ -186,7 +186,7 @@ func ParseManifest(data []byte) (*Manifest, error) {
 	return m, nil
 }
 
-// elementSize is the bytes of an element in a shard.
+// elementSize counts the bytes of an element in a shard.
 const elementSize = 4
 
 // A piece is a part of a flattened field of a parameter.

@@ -16,8 +16,8 @@ const (
 )
 
 // EOS returns the id of the token that ends a text of the model in a directory: eos_token_id of
-// config.json, else of generation_config.json, the first where they list several, else the id of
-// the eos_token of tokenizer_config.json. It is -1 where none of them says.
+// config.json, else of generation_config.json, the first of several, else the id of
+// the eos_token of tokenizer_config.json. It is -1 if none of them has it.
 func EOS(path string) (int, error) {
 	d, err := openDir(path)
 	if err != nil {

@@ -21,9 +21,9 @@ import (
 // chrome://tracing open: a process per rank, a thread per stream (lane), a slice per piece of
 // work, and around it a slice for each part of its label: the step, the pass, the layer, the hop.
 //
-// The file has one event per line and is written as it comes, so that what a killed rank
+// The file has one event per line and is written as it comes, so that the file of a killed rank
 // leaves can be read up to its last whole line. Times are microseconds since the trace was
-// made; MergeTraces brings those of several ranks onto one clock.
+// made; MergeTraces brings several ranks onto one clock.
 type Trace struct {
 	rank int
 	base time.Time
@@ -48,7 +48,7 @@ type openSlice struct {
 	began time.Time
 }
 
-// A traceEvent is an event of the Trace Event Format. Field order is that of the file.
+// A traceEvent is an event of the Trace Event Format. The fields are in the order of the file.
 type traceEvent struct {
 	Phase    string         `json:"ph"` // X: a slice; M: metadata
 	Name     string         `json:"name"`
@@ -99,7 +99,7 @@ func CreateTrace(dir *os.Root, name string, rank int) (*Trace, error) {
 	return t, nil
 }
 
-// Span adds one piece of work. It is what HostStream.Trace takes, and may be called from
+// Span adds one piece of work. HostStream.Trace takes it, and it may be called from
 // several streams at once. Lanes are numbered in the order in which they are first seen.
 // Spans after Close are dropped.
 func (t *Trace) Span(s tensor.Span) {

@@ -10,7 +10,7 @@ import "github.com/cprun/cprun/internal/hf"
 //	12 * heads * headDim for each visible (query, key) pair of each layer: two products
 //	forward, four backward.
 //
-// Pairs are counted one by one, so a causal mask costs half and a window what it shows.
+// Pairs are counted one by one, so a causal mask costs half and a window its visible part.
 func FLOPs(cfg *hf.Config, docs []int) float64 {
 	tokens := 0
 	for _, n := range docs {

@@ -6,10 +6,10 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// Memory is what a model takes of one device, in bytes, apart from the optimizer's states
+// Memory is the memory of a model on one device, in bytes, apart from the optimizer's states
 // and the buffers of attention's transfers.
 type Memory struct {
-	Weights int64 // float32, what the optimizer steps
+	Weights int64 // float32, for the optimizer
 	Compute int64 // the copy in the type of activations; 0 where that is float32
 	Grads   int64 // float32
 	// Activations is the most that an arena holds during ForwardBackward, exactly.

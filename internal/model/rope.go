@@ -9,8 +9,8 @@ import (
 )
 
 // Rope is a model's rotary position embedding (RoFormer, arXiv:2104.09864): pair i of a head
-// turns by position * InvFreq[i]. The frequencies, also where they are stretched beyond the
-// trained length, are those of Hugging Face's modeling_rope_utils, operation by operation in
+// turns by position * InvFreq[i]. The frequencies, even if stretched beyond the
+// trained length, equal Hugging Face's modeling_rope_utils, operation by operation in
 // the precision used there, since weights learn the rounding of the tables they see.
 type Rope struct {
 	InvFreq []float32

@@ -12,10 +12,10 @@ import (
 type quantity struct {
 	name string
 	y    axis
-	of   func(c *experiment.Cell) (y, lo, hi float64) // NaN for what is not known
+	of   func(c *experiment.Cell) (y, lo, hi float64) // NaN: not known
 }
 
-// byTime has the spread of a rate whose step took between min and max.
+// byTime returns a rate with its spread over the steps.
 func byTime(of func(*experiment.Cell) float64) func(*experiment.Cell) (y, lo, hi float64) {
 	return func(c *experiment.Cell) (y, lo, hi float64) {
 		nan := math.NaN()
@@ -40,7 +40,7 @@ func secondsOf(c *experiment.Cell) float64 {
 	return math.NaN()
 }
 
-// rates are what a cell reached, by time; tokens/s in all is the third.
+// rates lists the speeds of a cell; tokens/s in all is the third.
 var rates = []quantity{
 	{"TFLOP/s a device", axis{Name: "TFLOP/s a device", Zero: true}, byTime(func(c *experiment.Cell) float64 { return c.TFLOPsPerDevice })},
 	{"tokens/s a device", axis{Name: "tokens/s a device", Log: true}, byTime(func(c *experiment.Cell) float64 { return c.TokensPerSecondPerDevice })},
@@ -73,8 +73,8 @@ func (g *grid) against(key string) *figure {
 	return f
 }
 
-// others draws the rates by another numeric key where the grid has neither lengths nor ranks, or by words
-// where it has no numbers either.
+// others draws the rates by another numeric key if the grid has neither lengths nor ranks, or by words
+// if it has no numbers either.
 func (g *grid) others() *figure {
 	f := &figure{Title: "Throughput", Kind: "bars", Section: scaling, Says: "Median of the counted steps."}
 	_, lengths := g.axis(keyLength)
@@ -164,7 +164,7 @@ func (g *grid) strong() *figure {
 	return f
 }
 
-// fewest returns the fewest ranks of any line, and the fastest of those that have them.
+// fewest returns the fewest ranks of any line, and the fastest rate with so few.
 func fewest(all []series) (n, rate number) {
 	for _, s := range all {
 		for j, x := range s.X {
@@ -184,7 +184,7 @@ func drawn(all []series) []series {
 	return slices.DeleteFunc(all, func(s series) bool { return len(s.X) == 0 })
 }
 
-// weak draws what becomes of a device's rate when the sequence grows with the ranks.
+// weak draws the rate of a device while the sequence grows with the ranks.
 func (g *grid) weak() *figure {
 	f := &figure{Title: "Weak scaling: as many tokens on each rank", Kind: "lines", Section: scaling,
 		Says: "The length grows with the ranks, so that each holds as many tokens. Work per token grows with the length, so the measure is TFLOP/s a device, over that of the fewest ranks; the thin line is the ideal, 100 %."}
@@ -245,10 +245,10 @@ func (g *grid) weak() *figure {
 	return f
 }
 
-// keyPerRank is an axis that no grid has: tokens of a sequence over ranks.
+// keyPerRank names an axis of no grid: tokens of a sequence over ranks.
 const keyPerRank = "tokens a rank"
 
-// exposed draws what of a step compute stood waiting for transfers.
+// exposed draws the share of a step in which compute waited for transfers.
 func (g *grid) exposed(key string) *figure {
 	f := &figure{Title: "Transfers that nothing hid", Kind: "lines", Section: communicate,
 		Says: "The share of a step in which compute stood waiting for transfers, on the rank that waited longest."}
@@ -267,7 +267,7 @@ func (g *grid) exposed(key string) *figure {
 	return f
 }
 
-// predicted draws what the plan said against what was measured.
+// predicted draws the plan against the measurement.
 func (g *grid) predicted() *figure {
 	f := &figure{Title: "Predicted against measured", Kind: "lines", Section: predictions,
 		Says: "Each point is a cell; on the thin line the prediction holds, between the dotted ones it is within 10 %."}
@@ -291,7 +291,7 @@ func (g *grid) predicted() *figure {
 			}
 			return p, m, math.NaN(), math.NaN()
 		})
-		var one []series // in one panel: what tells the cells apart is their color alone
+		var one []series // in one panel: color alone tells the cells apart
 		for _, p := range panels {
 			for _, s := range p.Series {
 				s.Kind = "points"

@@ -37,7 +37,7 @@ type span struct {
 
 var fromRank = regexp.MustCompile(`from rank (\d+)`)
 
-// kindOf returns what a slice is drawn as; ok is false for what is not.
+// kindOf returns the way to draw a slice; ok is false for one that is not drawn.
 func kindOf(s metrics.Slice) (k work, ok bool) {
 	switch {
 	case s.Lane == "compute" && s.Name == "wait":
@@ -137,7 +137,7 @@ func within(label, parts string) bool { return strings.Contains("/"+label+"/", "
 
 var layerPart = regexp.MustCompile(`^(?:.*/)?(forward|backward)/(layer \d+)(?:/|$)`)
 
-// middle returns the layer in the middle of those that a pass of the step has: it has neighbours on both sides.
+// middle returns the layer in the middle of a pass of the step: it has neighbours on both sides.
 func middle(spans []span, pass string) (string, bool) {
 	var layers []string
 	for _, s := range spans {
@@ -200,7 +200,7 @@ func timelineView(name string, spans []span, ranks []int) view {
 	return v
 }
 
-// words returns those that a reader sees of a span.
+// words describes a span to a reader.
 func (s span) words() string {
 	_, where, _ := strings.Cut(s.Label, "/")
 	where = strings.ReplaceAll(where, "/", ", ")
@@ -219,7 +219,7 @@ func (s span) words() string {
 	return what
 }
 
-// byRow returns the spans of each row: two for each rank, of what it computes and of what travels.
+// byRow returns the spans of each row: two for each rank, of its work and of its transfers.
 func byRow(spans []span, ranks []int) [][]span {
 	rows := make([][]span, 2*len(ranks))
 	for _, s := range spans {

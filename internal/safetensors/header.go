@@ -28,7 +28,7 @@ const (
 
 const metadataKey = "__metadata__"
 
-// Info is what the header says of one tensor.
+// Info is the header's entry of one tensor.
 type Info struct {
 	Name  string
 	DType DType
@@ -163,7 +163,7 @@ func (p parser) delim(want json.Delim) error {
 	return err
 }
 
-// object calls f at the value of each key, of which there are no more than most.
+// object calls f at the value of each key, and allows no more than most.
 func (p parser) object(most int, f func(key string) error) error {
 	if err := p.delim('{'); err != nil {
 		return err

@@ -16,7 +16,7 @@ func Groups(flat *model.FlatLayout, g Group) []Group {
 	return slices.Repeat([]Group{g}, len(flat.Buckets))
 }
 
-// Group returns that of a bucket.
+// Group returns the group of a bucket.
 func (s *State) Group(bucket int) Group { return s.groups[bucket] }
 
 // owned returns the elements of all parts of this rank.
@@ -47,7 +47,7 @@ func (s *State) Whole(v View, bucket int) View {
 	return Part(v, int(b.Lo), int(b.Hi))
 }
 
-// Held returns what a flat buffer of the optimizer holds of a bucket.
+// Held returns the part of a bucket in a flat buffer of the optimizer.
 func (s *State) Held(v View, bucket int) View {
 	if s.shard == ShardNone {
 		return s.Whole(v, bucket)

@@ -15,13 +15,13 @@ type bpe struct {
 	fuseUnk, ignoreMerges bool
 	fallback              bool
 	bytes                 [256]int32
-	runes                 map[rune]int32 // tokens of one rune; only where there is no prefix or suffix
-	// joins is the pairs of runes that stand side by side in a token that a merge makes. Between
+	runes                 map[rune]int32 // tokens of one rune; only without prefix and suffix
+	// joins holds the pairs of neighbouring runes in tokens that merges make. Between
 	// others a word is cut before anything is merged: no merge would cross that place.
 	joins map[uint64]struct{} // nil: words are not cut
 }
 
-// A merge is what a pair becomes, and when.
+// A merge is the result of a pair, and its rank.
 type merge struct {
 	rank uint32
 	id   int32
@@ -87,8 +87,8 @@ func (b *bpe) init(pairs [][2]string) error {
 	return nil
 }
 
-// join notes the neighbours in what a merge makes. It reports false where bytes of runes without a
-// token are merged, whose neighbours its text does not show.
+// join notes the neighbours in the result of a merge. It reports false if bytes of runes without a
+// token are merged: the text does not show their neighbours.
 func (b *bpe) join(p [2]string, whole string) bool {
 	for _, side := range p {
 		if b.fallback && len(side) == 6 && strings.HasPrefix(side, "<0x") {
@@ -107,7 +107,7 @@ func (b *bpe) join(p [2]string, whole string) bool {
 
 func (b *bpe) cached() bool { return true }
 
-// longWord is how long a word is, in bytes, that is cut where no merge can cross.
+// longWord bounds words that stay whole, in bytes; longer ones are cut between merges.
 const longWord = 32
 
 func (b *bpe) encode(w *work, dst []int32, word string) ([]int32, error) {

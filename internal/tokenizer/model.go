@@ -2,8 +2,7 @@ package tokenizer
 
 import "fmt"
 
-// model turns a word into ids. Its tables are shared and never change; what a call needs beside
-// them lies in work.
+// model turns a word into ids. Its tables are shared and never change; a call's own memory is in work.
 type model interface {
 	// encode appends the ids of a word that is not empty.
 	encode(w *work, dst []int32, word string) ([]int32, error)
@@ -15,7 +14,7 @@ type model interface {
 	top() int32
 	// each calls f with every token.
 	each(f func(token string, id int32))
-	// whole says that words are looked up again and again, and a cache of them helps.
+	// cached reports whether a cache of words helps.
 	cached() bool
 }
 
@@ -66,7 +65,7 @@ func (v vocabulary) check() error {
 	return nil
 }
 
-// maxToken is the longest token that is looked for at each place of a text, in bytes.
+// maxToken bounds the tokens that are looked for at each place of a text, in bytes.
 const maxToken = 1024
 
 // short refuses tokens that are too long to be looked for at each place.

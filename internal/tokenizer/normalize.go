@@ -9,7 +9,7 @@ import (
 // A piece is a stretch of text on its way to the model.
 type piece struct {
 	text string
-	// first: it begins with what the whole text began with. The library knows where in the original
+	// first: it begins with the start of the whole text. The library knows where in the original
 	// text each rune came from; this is all of it that any id depends on.
 	first bool
 }
@@ -19,7 +19,7 @@ type normalizer interface {
 	normalize(m *matcher, p piece) (piece, error)
 }
 
-// A rewrite is a normalizer that keeps what the first rune came from.
+// A rewrite is a normalizer that keeps the origin of the first rune.
 type rewrite func(string) string
 
 func (f rewrite) normalize(_ *matcher, p piece) (piece, error) {
@@ -101,7 +101,7 @@ func (r replace) normalize(m *matcher, p piece) (piece, error) {
 			return nil
 		}
 		found = true
-		if from == 0 && to > 0 { // what replaces a stretch comes from its last rune
+		if from == 0 && to > 0 { // a replacement comes from the last rune of its stretch
 			_, n := utf8.DecodeRuneInString(p.text)
 			first = first && to == n && r.content != ""
 		}
@@ -125,7 +125,7 @@ func isSpace(r rune) bool {
 	return r == 0x1680 || r >= 0x2000 && r <= 0x200a || r == 0x2028 || r == 0x2029 || r == 0x202f || r == 0x205f || r == 0x3000
 }
 
-// lowercase writes each rune in lower case, whatever stands around it.
+// lowercase writes each rune in lower case, whatever its neighbours.
 func lowercase(s string) string {
 	lower := unicodeTables().lower
 	var b strings.Builder
@@ -191,7 +191,7 @@ func bert(clean, chinese, accents, lower bool) normalizer {
 	return ns
 }
 
-// chinese is what BERT cuts out rune by rune.
+// chinese holds the runes that BERT cuts out one by one.
 var chinese = set{{0x3400, 0x4dbf}, {0x4e00, 0x9fff}, {0xf900, 0xfaff}, {0x20000, 0x2a6df}, {0x2a700, 0x2b81f}, {0x2b920, 0x2ceaf}, {0x2f800, 0x2fa1f}}
 
 // spaceChinese puts spaces around Chinese characters.
@@ -240,7 +240,7 @@ func newPattern(raw map[string]string) (pattern, error) {
 	return pattern{}, fmt.Errorf(`a pattern that is neither {"String": …} nor {"Regex": …}`)
 }
 
-// each calls f with matches and what lies between, all that is not empty.
+// each calls f with matches and the text between them, if not empty.
 func (p pattern) each(m *matcher, text string, f func(from, to int, match bool) error) error {
 	if p.program != nil {
 		return m.each(p.program, text, f)

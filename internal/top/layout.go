@@ -13,7 +13,7 @@ import (
 // Look is how a View is shown.
 type Look struct {
 	Plain  bool           // a terminal that has no characters beyond ASCII
-	Zone   *time.Location // of the times of day; nil: that of this host
+	Zone   *time.Location // of the times of day; nil: this host's
 	Scroll int            // ranks that are left out above
 	Keys   bool           // there are keys to press
 }
@@ -21,13 +21,13 @@ type Look struct {
 const (
 	minWidth  = 20              // of a picture, in columns
 	minEvents = 4               // that are shown before there are more ranks
-	lowRoom   = 14              // lines for ranks and events, of which the ranks then need more
-	tall      = 30              // lines of a picture whose curves are higher than one
+	lowRoom   = 14              // lines for ranks and events that go to the ranks first
+	tall      = 30              // lines of a picture with curves of several lines
 	heldUp    = 2 * time.Second // after which a wait is no part of every step
 	endless   = 1 << 20         // lines of a picture that may be as long as it takes
 )
 
-// states are the words for each state, and their style.
+// states maps each state to its words and their style.
 var states = map[State]item{
 	NotStarted:  {text: "not started", style: Warn},
 	Starting:    {text: "starting", style: Good},
@@ -72,7 +72,7 @@ func Layout(v *View, w, h int, look Look) []Line {
 	return out[:min(len(out), h)]
 }
 
-// split gives two lists their lines: the events at least some, the ranks what they need, and the events the rest.
+// split gives two lists their lines: the events at least some, the ranks all they need, and the events the rest.
 func split(ranks *list, told *list, room int) []Line {
 	least := minEvents
 	if room < lowRoom {
@@ -84,11 +84,11 @@ func split(ranks *list, told *list, room int) []Line {
 	return append(ranks.lines(forRanks), told.lines(forEvents)...)
 }
 
-// A list is a heading and lines, of which a part is shown.
+// A list is a heading and lines, shown in part.
 type list struct {
 	heading []Line // an empty line, a title, a row of names
 	rows    []Line
-	below   []Line // shown whole, where there is room
+	below   []Line // shown whole if there is room
 	first   int    // row that is shown first
 	last    bool   // the last rows are worth more than the first
 	more    func(from, to, of int) Line
@@ -102,7 +102,7 @@ func (l *list) height() int {
 	return len(l.heading) + len(l.rows) + len(l.below)
 }
 
-// lines returns at most n lines of it; none, where there is no room for a row.
+// lines returns at most n lines of it; none without room for a row.
 func (l *list) lines(n int) []Line {
 	if l.height() == 0 || n <= len(l.heading) {
 		return nil
@@ -156,7 +156,7 @@ func (p *picture) head() []Line {
 	return append(out, p.nodes()...)
 }
 
-// title returns the run, how it stands, and the time.
+// title returns the run, its state, and the time.
 func (p *picture) title() Line {
 	s := states[p.State]
 	text := s.text
@@ -282,7 +282,7 @@ func (p *picture) loss4(x metrics.Float) string {
 	return fmt.Sprintf("%.4f", float64(x))
 }
 
-// speed returns the throughput, and what of a step is waited for.
+// speed returns the throughput, and the share of waits.
 func (p *picture) speed() []Line {
 	if !p.Logged {
 		return nil
@@ -312,7 +312,7 @@ func (p *picture) speed() []Line {
 	return out
 }
 
-// memory returns what is taken of the device and of the hosts.
+// memory returns the memory of the device and of the hosts.
 func (p *picture) memory() []Line {
 	var items []item
 	if p.Logged && p.Last.MemoryBytes > 0 {
@@ -343,7 +343,7 @@ func (p *picture) foot() []Line {
 	return []Line{{{text, Dim}}}
 }
 
-// figure returns a number, or a dash where it is not known.
+// figure returns a number, or a dash if it is not known.
 func figure(x metrics.Float, format string) string {
 	if !x.Known() {
 		return "-"

@@ -2,7 +2,7 @@ package top
 
 import "math"
 
-// maxPoints is how many points a series keeps: more than a terminal has columns.
+// maxPoints bounds the points of a series: more than the columns of a terminal.
 const maxPoints = 512
 
 // A series is a curve of any length in bounded memory: when it is full, each two points become their mean.

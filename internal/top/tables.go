@@ -16,11 +16,11 @@ type column struct {
 	name  string
 	width int
 	right bool // numbers
-	// spare says which is left out first where there is no room; 0: never.
+	// spare orders the columns to leave out without room, the highest first; 0: never.
 	spare int
 }
 
-// The columns of the ranks. The last takes what is left.
+// The columns of the ranks. The last takes the rest.
 var rankColumns = []column{
 	{"rank", 4, true, 0},
 	{"host", 12, false, 4},
@@ -36,7 +36,7 @@ var rankColumns = []column{
 	{"waits for", 9, false, 0},
 }
 
-// fitted reports which columns there is room for in w columns. skip are names of those that say nothing.
+// fitted reports the columns with room in w, without the names in skip.
 func fitted(all []column, w int, skip ...string) []bool {
 	use, taken := make([]bool, len(all)), -2
 	for i, c := range all {
@@ -78,7 +78,7 @@ func row(all []column, use []bool, cells []string, w int, style func(i int) Styl
 		}
 		text := fill(cells[i], n, c.right)
 		if !c.right && width(cells[i]) > n && i < len(all)-1 && blank(all, use, cells, i+1) {
-			text = fill(cells[i], w-at, false) // nothing stands behind it
+			text = fill(cells[i], w-at, false) // the rest is empty
 			return append(line, Span{text, style(i)})
 		}
 		line = append(line, Span{text, style(i)}, Span{"  ", Plain})
@@ -87,7 +87,7 @@ func row(all []column, use []bool, cells []string, w int, style func(i int) Styl
 	return line.clip(w)
 }
 
-// blank reports whether all cells from i on are empty.
+// blank reports whether cell i and all after it are empty.
 func blank(all []column, use []bool, cells []string, i int) bool {
 	for ; i < len(all); i++ {
 		if use[i] && cells[i] != "" {
@@ -106,7 +106,7 @@ func names(all []column, use []bool, w int) Line {
 	return row(all, use, cells, w, func(int) Style { return Dim })
 }
 
-// ranks returns the table of the ranks, and who holds up whom.
+// ranks returns the table of the ranks, with the causes of waits.
 func (p *picture) ranks() *list {
 	if len(p.Rows) == 0 || !p.State.lives() {
 		return nil
@@ -206,7 +206,7 @@ func (p *picture) nodes() []Line {
 	return flow("nodes", items, p.w)
 }
 
-// maxHosts is how many hosts are named.
+// maxHosts bounds the hosts that are named.
 const maxHosts = 4
 
 // several names hosts, up to some.
@@ -217,7 +217,7 @@ func several(hosts []string) string {
 	return strings.Join(hosts, ", ")
 }
 
-// isLive reports whether a node's rows are among those that are shown.
+// isLive reports whether a node's rows are among the visible ones.
 func (p *picture) isLive(n *status.Node) bool {
 	at, _ := slices.BinarySearchFunc(p.Rows, n.FirstRank, func(r status.Row, rank int) int { return cmp.Compare(r.Rank, rank) })
 	return at < len(p.Rows) && p.Rows[at].Rank < n.FirstRank+n.Ranks
