@@ -52,11 +52,12 @@ func await(ctx context.Context, d store, limit time.Duration, f func() error) er
 	if !d.Remote() {
 		return err
 	}
-	for wait, waited := firstPause, time.Duration(0); late(err) && waited < limit && ctx.Err() == nil; wait = min(2*wait, lastPause) {
+	wait := firstPause
+	for waited := time.Duration(0); late(err) && waited < limit && ctx.Err() == nil; waited += wait {
 		d.Pause(ctx, wait)
-		waited += wait
 		_ = d.Refresh()
 		err = again(d, f)
+		wait = min(2*wait, lastPause)
 	}
 	return err
 }

@@ -48,7 +48,8 @@ func newOrigin() origin {
 	}
 	var token [16]byte
 	rand.Read(token[:])
-	return origin{Host: host, PID: os.Getpid(), Time: time.Now().UTC().Truncate(time.Second), Token: hex.EncodeToString(token[:])}
+	return origin{Host: host, PID: os.Getpid(), Time: time.Now().UTC().Truncate(time.Second),
+		Token: hex.EncodeToString(token[:])}
 }
 
 // encode returns a line of JSON.
@@ -80,7 +81,8 @@ func (o origin) String() string {
 	if o.Job != "" {
 		job = "job " + terminal.Name(fmt.Sprintf("%.64s", o.Job)) + ", "
 	}
-	return fmt.Sprintf("%sprocess %d on host %s, since %s", job, o.PID, terminal.Name(fmt.Sprintf("%.255s", o.Host)), o.Time.Format(time.RFC3339))
+	return fmt.Sprintf("%sprocess %d on host %s, since %s", job, o.PID, terminal.Name(fmt.Sprintf("%.255s", o.Host)),
+		o.Time.Format(time.RFC3339))
 }
 
 // generations lists the numbers of the starts in a directory that is looked at anew, in order.
@@ -189,14 +191,16 @@ func (s *Saver) newest() error {
 	case n > s.generation:
 		return s.superseded(n)
 	case n < s.generation:
-		return fmt.Errorf("%s, which records this start: %v: %w, or somebody has removed it; start the run again", terminal.Name(at(s.dir, generationName(s.generation))), syscall.ENOENT, ErrSuperseded)
+		return fmt.Errorf("%s, which records this start: %v: %w, or somebody has removed it; start the run again",
+			terminal.Name(at(s.dir, generationName(s.generation))), syscall.ENOENT, ErrSuperseded)
 	}
 	return nil
 }
 
 // superseded returns the error that names the newer start.
 func (s *Saver) superseded(by int64) error {
-	return fmt.Errorf("%w: number %d, by %s; this one is number %d, and commits nothing more", ErrSuperseded, by, s.recorded(by), s.generation)
+	return fmt.Errorf("%w: number %d, by %s; this one is number %d, and commits nothing more", ErrSuperseded, by,
+		s.recorded(by), s.generation)
 }
 
 // recorded returns the origin of a generation, if readable.

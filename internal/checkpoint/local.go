@@ -225,7 +225,8 @@ func (s *Saver) copyShard(ctx context.Context, tmp store, info FileInfo) error {
 	to := &cancelled{ctx: ctx, w: io.MultiWriter(&paced{draft: f, w: s.wrap(f)}, hash)}
 	_, err = io.CopyBuffer(to, struct{ io.Reader }{from}, make([]byte, min(copyBuffer, max(1, info.Bytes))))
 	if got := hex.EncodeToString(hash.Sum(nil)); err == nil && got != info.SHA256 {
-		err = fmt.Errorf("the disk of this node returns other bytes than were written: checksum %.12s…, not %.12s…; look at that disk, or unset checkpoint.local", got, info.SHA256)
+		err = fmt.Errorf("the disk of this node returns other bytes than were written: checksum %.12s…, not %.12s…; "+
+			"look at that disk, or unset checkpoint.local", got, info.SHA256)
 	}
 	if err != nil {
 		return errors.Join(err, f.Discard())

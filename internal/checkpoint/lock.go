@@ -36,7 +36,8 @@ func lockFile(f file, how int) error {
 func Lock(dir *os.Root, job string) (*os.File, error) {
 	// Nothing could take its place at the next save, and all until then would be lost.
 	if st, err := dir.Lstat(latestName); err == nil && st.IsDir() {
-		return nil, fmt.Errorf("%s: not a regular file (%v), where the name of the newest checkpoint belongs; move it away", terminal.Name(filepath.Join(dir.Name(), latestName)), st.Mode().Type())
+		return nil, fmt.Errorf("%s: not a regular file (%v), where the name of the newest checkpoint belongs; move it away",
+			terminal.Name(filepath.Join(dir.Name(), latestName)), st.Mode().Type())
 	}
 	f, err := files.Lockable(dir, lockName)
 	if err != nil {

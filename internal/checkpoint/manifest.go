@@ -142,7 +142,8 @@ func (m *Manifest) checkSum(data []byte) error {
 	text := bytes.Clone(data)
 	copy(text[at:], noSum)
 	if got := sum(string(text)); got != m.SHA256 {
-		return fmt.Errorf("it has changed since it was written: its checksum is %.12s…, and it says %.12s…", got, m.SHA256)
+		return fmt.Errorf("it has changed since it was written: its checksum is %.12s…, and it says %.12s…", got,
+			m.SHA256)
 	}
 	return nil
 }
@@ -199,7 +200,8 @@ type piece struct {
 func (m *Manifest) index() (map[string][]piece, error) {
 	// A step consumes a sample or more, and a sample has a token or more.
 	if m.Step < 0 || m.Samples < m.Step || m.Tokens < m.Samples || m.Tokens > maxCount {
-		return nil, fmt.Errorf("step %d, samples %d and tokens %d: want step <= samples <= tokens", m.Step, m.Samples, m.Tokens)
+		return nil, fmt.Errorf("step %d, samples %d and tokens %d: want step <= samples <= tokens", m.Step, m.Samples,
+			m.Tokens)
 	}
 	if m.Generation < 0 {
 		return nil, fmt.Errorf("generation %d: want 1 or more", m.Generation)
@@ -219,20 +221,24 @@ func (m *Manifest) index() (map[string][]piece, error) {
 		}
 		names[f.Name] = true
 		if raw, err := hex.DecodeString(f.SHA256); err != nil || len(raw) != sha256.Size || f.Bytes < 0 {
-			return nil, fmt.Errorf("file %s: %d bytes with checksum %.70q are not a size and a SHA-256", terminal.Name(f.Name), f.Bytes, f.SHA256)
+			return nil, fmt.Errorf("file %s: %d bytes with checksum %.70q are not a size and a SHA-256", terminal.Name(f.Name),
+				f.Bytes, f.SHA256)
 		}
 		seen, held := map[string]bool{}, int64(0)
 		for _, e := range f.Entries {
 			size, known := sizes[e.Tensor]
 			if !known || seen[e.Tensor] {
-				return nil, fmt.Errorf("file %s: tensor %.255q is listed twice or is of no parameter", terminal.Name(f.Name), e.Tensor)
+				return nil, fmt.Errorf("file %s: tensor %.255q is listed twice or is of no parameter", terminal.Name(f.Name),
+					e.Tensor)
 			}
 			seen[e.Tensor] = true
 			if e.Offset < 0 || e.Length <= 0 || e.Length > size || e.Offset > size-e.Length {
-				return nil, fmt.Errorf("file %s: tensor %.255q: %d elements from %d on are not in its %d", terminal.Name(f.Name), e.Tensor, e.Length, e.Offset, size)
+				return nil, fmt.Errorf("file %s: tensor %.255q: %d elements from %d on are not in its %d", terminal.Name(f.Name),
+					e.Tensor, e.Length, e.Offset, size)
 			}
 			if held += e.Length; held > f.Bytes/elementSize { // each is at most 2^61, and so the sum does not overflow
-				return nil, fmt.Errorf("file %s: its tensors have more elements than its %d bytes hold", terminal.Name(f.Name), f.Bytes)
+				return nil, fmt.Errorf("file %s: its tensors have more elements than its %d bytes hold", terminal.Name(f.Name),
+					f.Bytes)
 			}
 			pieces[e.Tensor] = append(pieces[e.Tensor], piece{i, e.Offset, e.Length})
 		}

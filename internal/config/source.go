@@ -143,7 +143,8 @@ func unreadable(text []byte) int {
 func (s *source) vet(n *yaml.Node) {
 	switch {
 	case n.Kind == yaml.AliasNode:
-		s.addAt(s.inFile(n), "", `the alias *%s: aliases are not read; write the value out, or put it in quotes if it begins with *`, short(n.Value))
+		s.addAt(s.inFile(n), "", "the alias *%s: aliases are not read; write the value out, "+
+			"or put it in quotes if it begins with *", short(n.Value))
 	case n.Anchor != "":
 		s.addAt(s.inFile(n), "", "the anchor &%s: anchors are not read; take it out", short(n.Anchor))
 	case n.Style&yaml.TaggedStyle != 0:

@@ -34,7 +34,8 @@ func distance(a, b string) int {
 // Nearest returns the choice that a mistyped word was probably meant to be, or "".
 func Nearest(word string, choices []string) string { return nearest(word, choices) }
 
-// nearest returns the choice closest to a word, or "" if none is close: a third of the letters may be wrong, or one of a
+// nearest returns the choice closest to a word, or "" if none is close: a third of the letters may be wrong, or one of
+// a
 // short word, but not all; or the word may be a longer form of the choice (LlamaForCausalLM).
 func nearest(word string, choices []string) string {
 	if word == "" || len(word) > 64 {

@@ -18,12 +18,14 @@ func writeBytes(to *os.Root, eos int) error {
 	}
 	added := []map[string]any{}
 	settings := map[string]any{
-		"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": false, "model_max_length": maxBytesLength,
+		"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": false,
+		"model_max_length": maxBytesLength,
 	}
 	if eos >= len(vocab) {
 		vocab[eosText] = eos
 		added = append(added, map[string]any{
-			"id": eos, "content": eosText, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true,
+			"id": eos, "content": eosText, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+			"special": true,
 		})
 		settings["eos_token"] = eosText
 	}

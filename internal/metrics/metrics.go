@@ -64,8 +64,9 @@ func (t *Time) UnmarshalJSON(data []byte) error { return (*time.Time)(t).Unmarsh
 func Untrained(at time.Time, valLoss, memoryBytes float64) Step {
 	v := Float(valLoss)
 	return Step{
-		Time: Time(at), Loss: Absent, GradNorm: Absent, LR: Absent, StepSeconds: Absent, TokensPerSecond: Absent, TokensPerSecondPerDevice: Absent,
-		TFLOPsPerDevice: Absent, MFU: Absent, MemoryBytes: int64(memoryBytes), CommWaitSeconds: Absent,
+		Time: Time(at), Loss: Absent, GradNorm: Absent, LR: Absent, StepSeconds: Absent, TokensPerSecond: Absent,
+		TokensPerSecondPerDevice: Absent,
+		TFLOPsPerDevice:          Absent, MFU: Absent, MemoryBytes: int64(memoryBytes), CommWaitSeconds: Absent,
 		AttentionImbalance: Absent, AttentionBytes: Absent, ValLoss: &v,
 	}
 }
@@ -85,15 +86,19 @@ type Step struct {
 	StepSeconds              Float `json:"step_seconds"`
 	TokensPerSecond          Float `json:"tokens_per_second"` // over all ranks
 	TokensPerSecondPerDevice Float `json:"tokens_per_second_per_device"`
-	TFLOPsPerDevice          Float `json:"tflops_per_device"` // model FLOPs: causal attention halved, recompute not counted
-	MFU                      Float `json:"mfu"`               // fraction of the device's peak, 0 to 1; Absent without a known peak, as on a CPU
-	MemoryBytes              int64 `json:"memory_bytes"`      // peak of the device that uses most
-	CommWaitSeconds          Float `json:"comm_wait_seconds"` // compute stood waiting for transfers, on the rank that waited longest
+	// model FLOPs: causal attention halved, recompute not counted
+	TFLOPsPerDevice Float `json:"tflops_per_device"`
+	// fraction of the device's peak, 0 to 1; Absent without a known peak, as on a CPU
+	MFU         Float `json:"mfu"`
+	MemoryBytes int64 `json:"memory_bytes"` // peak of the device that uses most
+	// compute stood waiting for transfers, on the rank that waited longest
+	CommWaitSeconds Float `json:"comm_wait_seconds"`
 	// AttentionImbalance is the visible pairs of the slowest rank over those of the mean one, 1 where
 	// all have as many, in the sequences of the group of ranks in which they differ most.
-	AttentionImbalance Float  `json:"attention_imbalance"`
-	AttentionBytes     Float  `json:"attention_bytes"`    // keys, values and gradients of them that the rank sends which sends most
-	ValLoss            *Float `json:"val_loss,omitempty"` // nil on steps without validation
+	AttentionImbalance Float `json:"attention_imbalance"`
+	// keys, values and gradients of them that the rank sends which sends most
+	AttentionBytes Float  `json:"attention_bytes"`
+	ValLoss        *Float `json:"val_loss,omitempty"` // nil on steps without validation
 }
 
 // Writer takes the steps of a run in ascending order. Implementations are not safe for

@@ -94,7 +94,8 @@ func CreateTrace(dir *os.Root, name string, rank int) (*Trace, error) {
 	}
 	t := &Trace{rank: rank, base: time.Now(), f: d.File, w: bufio.NewWriterSize(d, 1<<16), lanes: map[string]*traceLane{}}
 	fmt.Fprintf(t.w, traceHeader, t.base.UnixNano())
-	t.event(traceEvent{Phase: "M", Name: "process_name", PID: rank, Args: map[string]any{"name": fmt.Sprintf("rank %d", rank)}}, "")
+	t.event(traceEvent{Phase: "M", Name: "process_name", PID: rank, Args: map[string]any{"name": fmt.Sprintf("rank %d",
+		rank)}}, "")
 	t.event(traceEvent{Phase: "M", Name: "process_sort_index", PID: rank, Args: map[string]any{"sort_index": rank}}, ",\n")
 	return t, nil
 }
@@ -112,8 +113,10 @@ func (t *Trace) Span(s tensor.Span) {
 	if l == nil {
 		l = &traceLane{tid: len(t.lanes) + 1}
 		t.lanes[s.Lane] = l
-		t.event(traceEvent{Phase: "M", Name: "thread_name", PID: t.rank, TID: l.tid, Args: map[string]any{"name": s.Lane}}, ",\n")
-		t.event(traceEvent{Phase: "M", Name: "thread_sort_index", PID: t.rank, TID: l.tid, Args: map[string]any{"sort_index": l.tid}}, ",\n")
+		t.event(traceEvent{Phase: "M", Name: "thread_name", PID: t.rank, TID: l.tid, Args: map[string]any{"name": s.Lane}},
+			",\n")
+		t.event(traceEvent{Phase: "M", Name: "thread_sort_index", PID: t.rank, TID: l.tid,
+			Args: map[string]any{"sort_index": l.tid}}, ",\n")
 	}
 	parts := strings.FieldsFunc(s.Label, func(r rune) bool { return r == '/' })
 	same := 0
@@ -147,7 +150,8 @@ func (t *Trace) shut(lane string, l *traceLane, keep int) {
 
 func (t *Trace) slice(lane string, l *traceLane, name string, at time.Time, took time.Duration, args map[string]any) {
 	dur := micros(took)
-	t.event(traceEvent{Phase: "X", Name: name, Category: lane, PID: t.rank, TID: l.tid, TS: micros(at.Sub(t.base)), Dur: &dur, Args: args}, ",\n")
+	t.event(traceEvent{Phase: "X", Name: name, Category: lane, PID: t.rank, TID: l.tid, TS: micros(at.Sub(t.base)),
+		Dur: &dur, Args: args}, ",\n")
 }
 
 // event writes e behind sep and keeps the first error for Close.

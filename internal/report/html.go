@@ -35,7 +35,8 @@ func render(w io.Writer, in Input, p *page) error {
 		return err
 	}
 	style := asset("page.css")
-	policy := []string{"default-src 'none'", "img-src data: blob:", "base-uri 'none'", "form-action 'none'", "style-src " + hash(style)}
+	policy := []string{"default-src 'none'", "img-src data: blob:", "base-uri 'none'", "form-action 'none'", "style-src " +
+		hash(style)}
 	allowed := "script-src"
 	var code []template.HTML
 	for _, name := range scripts {
@@ -67,7 +68,8 @@ func (p *page) sections() []section {
 	var all []section
 	for _, f := range p.Figures {
 		if len(all) == 0 || all[len(all)-1].Name != f.Section {
-			all = append(all, section{Name: f.Section, ID: "section-" + strings.ReplaceAll(strings.ToLower(f.Section), " ", "-")})
+			all = append(all, section{Name: f.Section, ID: "section-" + strings.ReplaceAll(strings.ToLower(f.Section), " ",
+				"-")})
 		}
 		last := &all[len(all)-1]
 		last.Figures = append(last.Figures, f)

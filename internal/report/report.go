@@ -60,7 +60,8 @@ func Write(w io.Writer, in Input) error {
 			return err
 		}
 		if n < 20 {
-			return fmt.Errorf("report: the page would have %d bytes, of which %d are allowed; name fewer runs", page.Len(), MaxPage)
+			return fmt.Errorf("report: the page would have %d bytes, of which %d are allowed; name fewer runs", page.Len(),
+				MaxPage)
 		}
 	}
 }

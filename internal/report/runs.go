@@ -291,7 +291,8 @@ func (r Run) data() string {
 		documents += "dropped documents " + readable.Number(d.Dropped) + ", "
 	}
 	return fmt.Sprintf("files %s, %stokens %s, targets %s; samples %s, steps of an epoch %s",
-		readable.Number(d.Files), documents, readable.Number(d.Tokens), readable.Number(d.Targets), readable.Number(d.Samples),
+		readable.Number(d.Files), documents, readable.Number(d.Tokens), readable.Number(d.Targets),
+		readable.Number(d.Samples),
 		readable.Number(d.Steps))
 }
 

@@ -72,7 +72,9 @@ func (p *page) timeline(r *Run) {
 		cut = fmt.Sprintf(" The first %d of %d ranks are drawn.", len(shown), r.Traced)
 	}
 	f := &figure{Title: fmt.Sprintf("Step %d by rank, %s", step, r.Name), Kind: "rects", Section: timeline, Source: source,
-		Says: "Each rank has two rows: what its device computes, and what travels meanwhile. A transfer under work is hidden. Waits name the rank that was waited for. What is too short to draw is joined with its neighbours, and looks like what took most time of them." + cut}
+		Says: "Each rank has two rows: what its device computes, and what travels meanwhile. A transfer under work is " +
+			"hidden. Waits name the rank that was waited for. What is too short to draw is joined with its neighbours, and " +
+			"looks like what took most time of them." + cut}
 	f.Views = append(f.Views, timelineView("the whole step", spans, shown))
 	for _, pass := range []string{"forward", "backward"} {
 		if layer, ok := middle(spans, pass); ok {
@@ -188,7 +190,8 @@ func timelineView(name string, spans []span, ranks []int) view {
 	for row, list := range pieces {
 		for _, s := range list {
 			k := &all[s.kind]
-			k.X, k.X2, k.Y = append(k.X, number(s.Start-begin)), append(k.X2, number(s.Start-begin+s.Took)), append(k.Y, number(row))
+			k.X, k.X2, k.Y = append(k.X, number(s.Start-begin)), append(k.X2, number(s.Start-begin+s.Took)), append(k.Y,
+				number(row))
 			k.say(s.words(), words[s.kind])
 		}
 	}
@@ -237,7 +240,8 @@ func byRow(spans []span, ranks []int) [][]span {
 func join(row []span, least float64) []span {
 	var out, short []span
 	put := func(s span) {
-		if n := len(out) - 1; n >= 0 && out[n].kind == s.kind && out[n].from == s.from && hopOf(out[n].Label) == hopOf(s.Label) && s.Start-(out[n].Start+out[n].Took) <= least/4 {
+		if n := len(out) - 1; n >= 0 && out[n].kind == s.kind && out[n].from == s.from &&
+			hopOf(out[n].Label) == hopOf(s.Label) && s.Start-(out[n].Start+out[n].Took) <= least/4 {
 			out[n].Took = s.Start + s.Took - out[n].Start
 			return
 		}
@@ -289,8 +293,10 @@ func hopOf(label string) string {
 
 // hopTimes returns how long each rank computed and waited in each hop, over all layers of a step.
 func (r *Run) hopTimes(spans []span, ranks []int, step int, source []string) *figure {
-	f := &figure{Title: fmt.Sprintf("Time by rank and hop of step %d, %s", step, r.Name), Kind: "heat", Section: timeline, Source: source,
-		Says: "Seconds over all layers, forward and backward. Attention shows whose kernels are slow, waiting who pays for it."}
+	f := &figure{Title: fmt.Sprintf("Time by rank and hop of step %d, %s", step, r.Name), Kind: "heat", Section: timeline,
+		Source: source,
+		Says: "Seconds over all layers, forward and backward. Attention shows whose kernels are slow, waiting who pays " +
+			"for it."}
 	for _, kind := range []work{attention, waiting} {
 		took := map[[2]int]float64{}
 		var columns []string
@@ -319,8 +325,10 @@ func (r *Run) waitsFor(spans []span, ranks []int, step int, source []string) *fi
 			}
 		}
 	}
-	return &figure{Title: fmt.Sprintf("Who waited for whom in step %d, %s", step, r.Name), Kind: "heat", Section: timeline, Source: source,
-		Says:  "Seconds that the rank of the row stood still for keys, values or gradients that the rank of the column sent. Waits for sums over all ranks name nobody and are not in it.",
+	return &figure{Title: fmt.Sprintf("Who waited for whom in step %d, %s", step, r.Name), Kind: "heat", Section: timeline,
+		Source: source,
+		Says: "Seconds that the rank of the row stood still for keys, values or gradients that the rank of the column " +
+			"sent. Waits for sums over all ranks name nobody and are not in it.",
 		Views: []view{heatView("seconds", "waited for", "seconds", nameRanks(ranks), nameRanks(ranks), took)}}
 }
 
@@ -341,5 +349,6 @@ func heatView(name, x, kind string, columns, rows []string, values map[[2]int]fl
 			}
 		}
 	}
-	return view{Name: name, X: axis{Name: x, Kind: "text", Text: columns}, Y: axis{Name: "rank", Kind: "text", Text: rows}, Panels: []panel{{Title: kind, Series: []series{s}}}}
+	return view{Name: name, X: axis{Name: x, Kind: "text", Text: columns}, Y: axis{Name: "rank", Kind: "text", Text: rows},
+		Panels: []panel{{Title: kind, Series: []series{s}}}}
 }

@@ -84,7 +84,8 @@ type replaced struct {
 }
 
 func (s *replaced) take(token string, begins bool) {
-	if p, err := s.by.normalize(&s.matcher, piece{token, true}); err == nil { // else it is a token that no pattern gets through
+	// else it is a token that no pattern gets through
+	if p, err := s.by.normalize(&s.matcher, piece{token, true}); err == nil {
 		token = p.text
 	}
 	s.next.take(token, begins)

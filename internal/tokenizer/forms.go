@@ -67,7 +67,8 @@ func (f form) normalizeText(s string) string {
 // touched reports whether golang.org/x/text does anything with a rune.
 func touched(f norm.Form, s string) bool {
 	p := norm.NFKD.PropertiesString(s)
-	return p.CCC() != 0 || p.Decomposition() != nil || !p.BoundaryBefore() || !norm.NFC.PropertiesString(s).BoundaryBefore() || !norm.NFC.PropertiesString(s).BoundaryAfter()
+	return p.CCC() != 0 || p.Decomposition() != nil || !p.BoundaryBefore() ||
+		!norm.NFC.PropertiesString(s).BoundaryBefore() || !norm.NFC.PropertiesString(s).BoundaryAfter()
 }
 
 // stretch makes the form of a text without newer runes.

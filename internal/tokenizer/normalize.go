@@ -122,7 +122,8 @@ func isSpace(r rune) bool {
 	case r < 0x1680:
 		return r == 0x85 || r == 0xa0
 	}
-	return r == 0x1680 || r >= 0x2000 && r <= 0x200a || r == 0x2028 || r == 0x2029 || r == 0x202f || r == 0x205f || r == 0x3000
+	return r == 0x1680 || r >= 0x2000 && r <= 0x200a || r == 0x2028 || r == 0x2029 || r == 0x202f || r == 0x205f ||
+		r == 0x3000
 }
 
 // lowercase writes each rune in lower case, whatever its neighbours.
@@ -156,7 +157,8 @@ func nmt() normalizer {
 		rewrite(func(s string) string {
 			return strings.Map(func(r rune) rune {
 				switch {
-				case r == 9, r == 0xa, r == 0xc, r == 0xd, r == 0x1680, r >= 0x200b && r <= 0x200f, r == 0x2028, r == 0x2029, r == 0x2581, r == 0xfeff, r == 0xfffd:
+				case r == 9, r == 0xa, r == 0xc, r == 0xd, r == 0x1680, r >= 0x200b && r <= 0x200f, r == 0x2028, r == 0x2029,
+					r == 0x2581, r == 0xfeff, r == 0xfffd:
 					return ' '
 				}
 				return r
@@ -192,7 +194,8 @@ func bert(clean, chinese, accents, lower bool) normalizer {
 }
 
 // chinese holds the runes that BERT cuts out one by one.
-var chinese = set{{0x3400, 0x4dbf}, {0x4e00, 0x9fff}, {0xf900, 0xfaff}, {0x20000, 0x2a6df}, {0x2a700, 0x2b81f}, {0x2b920, 0x2ceaf}, {0x2f800, 0x2fa1f}}
+var chinese = set{{0x3400, 0x4dbf}, {0x4e00, 0x9fff}, {0xf900, 0xfaff}, {0x20000, 0x2a6df}, {0x2a700, 0x2b81f},
+	{0x2b920, 0x2ceaf}, {0x2f800, 0x2fa1f}}
 
 // spaceChinese puts spaces around Chinese characters.
 func spaceChinese(s string) string {

@@ -68,7 +68,11 @@ func (k *decoderFile) step(kind string) (step, error) {
 			err = errors.New("no content")
 		}
 		whole := !oneChar(p.literal)
-		return step{whole: whole, make: func(next link) link { return &replaced{next: next, by: replace{p, *k.Content}} }}, err
+		if err != nil {
+			return step{}, err
+		}
+		by := replace{p, *k.Content}
+		return step{whole: whole, make: func(next link) link { return &replaced{next: next, by: by} }}, nil
 	case "Strip":
 		if k.Content == nil || !oneChar(*k.Content) || k.Start < 0 || k.Stop < 0 || k.Start > maxTrim || k.Stop > maxTrim {
 			return step{}, fmt.Errorf("want one character as content, and start and stop from 0 to %d", maxTrim)
@@ -105,7 +109,8 @@ func joined(steps []step, emit func(string)) (link, error) {
 	fused := ""
 	for _, s := range steps {
 		if fused != "" && s.whole {
-			return nil, fmt.Errorf("%s behind %s: it would have to see the whole text, which comes token by token here", s.kind, fused)
+			return nil, fmt.Errorf("%s behind %s: it would have to see the whole text, which comes token by token here", s.kind,
+				fused)
 		}
 		if s.fuses {
 			fused = s.kind

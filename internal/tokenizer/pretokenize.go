@@ -74,7 +74,8 @@ const (
 )
 
 var behaviors = map[string]behavior{
-	"Removed": removed, "Isolated": isolated, "MergedWithPrevious": mergedWithPrevious, "MergedWithNext": mergedWithNext, "Contiguous": contiguous,
+	"Removed": removed, "Isolated": isolated, "MergedWithPrevious": mergedWithPrevious, "MergedWithNext": mergedWithNext,
+	"Contiguous": contiguous,
 }
 
 func (s *split) cut(m *matcher, p piece, yield func(piece) error) error {

@@ -67,7 +67,8 @@ type class struct {
 // fewSpans is how many spans are asked one after the other.
 const fewSpans = 4
 
-var fullPage, emptyPage = &[8]uint32{^uint32(0), ^uint32(0), ^uint32(0), ^uint32(0), ^uint32(0), ^uint32(0), ^uint32(0), ^uint32(0)}, &[8]uint32{}
+var fullPage, emptyPage = &[8]uint32{^uint32(0), ^uint32(0), ^uint32(0), ^uint32(0), ^uint32(0), ^uint32(0), ^uint32(0),
+	^uint32(0)}, &[8]uint32{}
 
 // newClass prepares a set.
 func newClass(s set) *class {

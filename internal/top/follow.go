@@ -34,7 +34,8 @@ type follower struct {
 
 // poll reads the new lines. An absent file is no error.
 func (f *follower) poll() error {
-	file, err := files.OpenIn(f.root, "metrics.jsonl") // opened each time, since only then a network file system looks anew
+	// opened each time, since only then a network file system looks anew
+	file, err := files.OpenIn(f.root, "metrics.jsonl")
 	if errors.Is(err, fs.ErrNotExist) {
 		f.reset(nil)
 		return nil

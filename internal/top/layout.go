@@ -139,7 +139,8 @@ func (p *picture) head() []Line {
 		out = append(out, Line{{clip(p.Why, p.w), style}})
 	}
 	if p.State == Dead {
-		out = append(out, Line{{clip("start it again with the same --run-dir: it goes on from its newest checkpoint", p.w), Dim}})
+		out = append(out, Line{{clip("start it again with the same --run-dir: it goes on from its newest checkpoint", p.w),
+			Dim}})
 	}
 	for _, f := range p.Faults {
 		out = append(out, Line{{clip("cannot read: "+f, p.w), Warn}})
@@ -247,7 +248,8 @@ func (p *picture) losses() []Line {
 		items = append(items, item{"validation", fmt.Sprintf("%.4f at step %s", p.Val, readable.Count(p.ValStep)), Bold})
 	}
 	if p.Logged {
-		items = append(items, item{"gradient norm", figure(p.Last.GradNorm, "%.3g"), Plain}, item{"lr", figure(p.Last.LR, "%.1e"), Plain})
+		items = append(items, item{"gradient norm", figure(p.Last.GradNorm, "%.3g"), Plain},
+			item{"lr", figure(p.Last.LR, "%.1e"), Plain})
 	}
 	out := flow("loss", items, p.w)
 	points := p.loss.fit(p.w - nameWidth)
@@ -323,7 +325,8 @@ func (p *picture) memory() []Line {
 		most, sum = max(most, r.Resident), sum+r.Resident
 	}
 	if most > 0 {
-		items = append(items, item{"host, largest rank", readable.Bytes(most), Plain}, item{"all", readable.Bytes(sum), Plain})
+		items = append(items, item{"host, largest rank", readable.Bytes(most), Plain},
+			item{"all", readable.Bytes(sum), Plain})
 	}
 	if len(items) == 0 {
 		return nil

@@ -102,7 +102,8 @@ type item struct {
 	style       Style
 }
 
-// flow puts items beside each other, on as many lines of w columns as they take, the first part of each line being name.
+// flow puts items beside each other, on as many lines of w columns as they take, the first part of each line being
+// name.
 func flow(name string, items []item, w int) []Line {
 	line := Line{{fill(name, nameWidth, false), Dim}}
 	var out []Line

@@ -36,10 +36,12 @@ func Print(w io.Writer, s *Source) error {
 // NewScreen returns the screen of this process's terminal. It asks the terminal nothing: answers could be left in
 // the input of a shell.
 func NewScreen() (tcell.Screen, error) {
-	return tcell.NewTerminfoScreenFromTty(nil, tcell.OptNegotiation(false), tcell.OptKeyboardProtocol(tcell.LegacyKeyboard))
+	return tcell.NewTerminfoScreenFromTty(nil, tcell.OptNegotiation(false),
+		tcell.OptKeyboardProtocol(tcell.LegacyKeyboard))
 }
 
-// Live draws a run on a screen until q or Ctrl-C is pressed, a signal comes or ctx ends. However it ends, the terminal is
+// Live draws a run on a screen until q or Ctrl-C is pressed, a signal comes or ctx ends. However it ends, the terminal
+// is
 // as it was. Quitting is no error.
 func Live(ctx context.Context, s *Source, screen tcell.Screen, signals <-chan os.Signal) error {
 	if err := screen.Init(); err != nil {
@@ -80,7 +82,8 @@ func Live(ctx context.Context, s *Source, screen tcell.Screen, signals <-chan os
 	}
 }
 
-// watch reads again and again. It has a goroutine of its own, so that a file system that hangs does not keep the user from
+// watch reads again and again. It has a goroutine of its own, so that a file system that hangs does not keep the user
+// from
 // quitting. What panics here must not leave the terminal as it is.
 func watch(ctx context.Context, s *Source, views chan<- *View, faults chan<- error) {
 	defer func() {

@@ -146,7 +146,8 @@ func (s *Source) config() bool {
 		return true // of a cprun with other keys
 	}
 	s.view.Steps = int64(c.Train.Steps)
-	s.view.About = terminal.Clip(string(terminal.Line(fmt.Appendf(nil, "%s, %d layers of %d, sequences of %d tokens, %d a step",
+	s.view.About = terminal.Clip(string(terminal.Line(fmt.Appendf(nil,
+		"%s, %d layers of %d, sequences of %d tokens, %d a step",
 		c.Model.Architecture, c.Model.NumHiddenLayers, c.Model.HiddenSize, c.Data.SeqLen, c.Train.GlobalBatchSize))), maxText)
 	return true
 }
@@ -208,7 +209,8 @@ func (s *Source) judgeAlone(configured bool) {
 	v := &s.view
 	v.State = NotStarted
 	if v.Logged || configured {
-		v.State, v.Why = Unknown, "its launcher says nothing in logs: it has another version, or the directory is private to another user"
+		v.State, v.Why = Unknown, "its launcher says nothing in logs: it has another version, or the directory is "+
+			"private to another user"
 	}
 }
 

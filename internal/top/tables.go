@@ -120,9 +120,11 @@ func (p *picture) ranks() *list {
 		skip = []string{"host"}
 	}
 	use := fitted(rankColumns, p.w, skip...)
-	l := &list{heading: []Line{nil, {{fmt.Sprintf("%d ranks", len(all)), Bold}}, names(rankColumns, use, p.w)}, first: p.look.Scroll}
+	l := &list{heading: []Line{nil, {{fmt.Sprintf("%d ranks", len(all)), Bold}}, names(rankColumns, use, p.w)},
+		first: p.look.Scroll}
 	l.more = func(from, to, of int) Line {
-		return Line{{fmt.Sprintf("%d ranks", of), Bold}, {fmt.Sprintf(", of which %d to %d", p.Rows[from].Rank, p.Rows[to-1].Rank), Dim}}
+		return Line{{fmt.Sprintf("%d ranks", of), Bold}, {fmt.Sprintf(", of which %d to %d", p.Rows[from].Rank,
+			p.Rows[to-1].Rank), Dim}}
 	}
 	for i, r := range standing.Rows(all) {
 		l.rows = append(l.rows, p.rank(&p.Rows[i], r, use))
@@ -138,7 +140,8 @@ func (p *picture) ranks() *list {
 // rank returns the line of one rank.
 func (p *picture) rank(s *status.Row, r standing.Row, use []bool) Line {
 	cells := []string{
-		fmt.Sprint(s.Rank), s.Host, fmt.Sprint(s.PID), readable.Bytes(s.Resident), r.Step, r.Pass, r.Layer, r.Hop, fmt.Sprintf("%.1f", r.For.Seconds()),
+		fmt.Sprint(s.Rank), s.Host, fmt.Sprint(s.PID), readable.Bytes(s.Resident), r.Step, r.Pass, r.Layer, r.Hop,
+		fmt.Sprintf("%.1f", r.For.Seconds()),
 		"", r.Operation, r.WaitsFor,
 	}
 	if s.Resident == 0 {
@@ -171,7 +174,8 @@ func (p *picture) nodes() []Line {
 		return nil
 	case len(p.Nodes) == 1:
 		n := &p.Nodes[0]
-		return flow("node", []item{{text: n.Host, style: Plain}, {"launcher", fmt.Sprintf("pid %d", n.PID), Plain}, {"", counted(n.Ranks, "rank"), Plain}}, p.w)
+		return flow("node", []item{{text: n.Host, style: Plain}, {"launcher", fmt.Sprintf("pid %d", n.PID), Plain},
+			{"", counted(n.Ranks, "rank"), Plain}}, p.w)
 	}
 	if !p.State.lives() {
 		hosts := make([]string, len(p.Nodes))
@@ -219,7 +223,8 @@ func several(hosts []string) string {
 
 // isLive reports whether a node's rows are among the visible ones.
 func (p *picture) isLive(n *status.Node) bool {
-	at, _ := slices.BinarySearchFunc(p.Rows, n.FirstRank, func(r status.Row, rank int) int { return cmp.Compare(r.Rank, rank) })
+	byRank := func(r status.Row, rank int) int { return cmp.Compare(r.Rank, rank) }
+	at, _ := slices.BinarySearchFunc(p.Rows, n.FirstRank, byRank)
 	return at < len(p.Rows) && p.Rows[at].Rank < n.FirstRank+n.Ranks
 }
 
@@ -239,7 +244,8 @@ func (p *picture) events() *list {
 		if !e.At.IsZero() {
 			at = p.clock(e.At)
 		}
-		l.rows = append(l.rows, Line{{fill(at, nameWidth, false) + "  ", Dim}, {strings.ReplaceAll(e.Text, "\t", " "), Plain}})
+		l.rows = append(l.rows, Line{{fill(at, nameWidth, false) + "  ", Dim},
+			{strings.ReplaceAll(e.Text, "\t", " "), Plain}})
 	}
 	return l
 }

@@ -34,7 +34,8 @@ type laid struct {
 }
 
 // newFeed opens files.
-func newFeed(cfg *config.Config, files config.Files, tok *data.Tokenizer, shuffle bool, m *mesh, in *inputs) (*feed, error) {
+func newFeed(cfg *config.Config, files config.Files, tok *data.Tokenizer, shuffle bool, m *mesh, in *inputs) (*feed,
+	error) {
 	sources, err := openData(cfg, files, tok)
 	if err != nil {
 		return nil, err
@@ -211,7 +212,8 @@ func (in *inputs) tables(r *model.Rope, count, n int, positions []int) (cos, sin
 			return cos, sin, err
 		}
 	}
-	cos, sin = state.Part(in.mem.Cos, 0, tokens*pairs).Reshape(shape), state.Part(in.mem.Sin, 0, tokens*pairs).Reshape(shape)
+	cos, sin = state.Part(in.mem.Cos, 0, tokens*pairs).Reshape(shape), state.Part(in.mem.Sin, 0,
+		tokens*pairs).Reshape(shape)
 	if tokens > in.tabled {
 		host, err := in.dev.HostVector(tensor.F32, 2*tokens*pairs)
 		if err != nil {

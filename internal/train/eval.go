@@ -47,7 +47,8 @@ func bounds(seqLen int) []int {
 // Eval computes the loss over the validation data of a config, and trains nothing. The weights are
 // from o.From, from model.from, or random. Every rank of the world calls it with the same
 // config, with micro batches of one sample; every rank gets the result.
-func Eval(ctx context.Context, cfg *config.Config, dev Device, world comm.Communicator, o Options) (e Evaluation, err error) {
+func Eval(ctx context.Context, cfg *config.Config, dev Device, world comm.Communicator, o Options) (e Evaluation,
+	err error) {
 	defer device.Caught(&err)
 	o.Frozen = true
 	o.report(Report{Kind: Phase, Text: "setup"})

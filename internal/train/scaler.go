@@ -116,7 +116,8 @@ func (s *scaler) restore(extra map[string]json.RawMessage, step int) error {
 	for _, x := range states {
 		if frac, _ := math.Frexp(x.Scale); frac != 0.5 || x.Scale < leastScale || x.Scale > mostScale ||
 			x.Good < 0 || x.Good >= growthSteps || x.Skipped < 0 || x.Skipped > step {
-			err = fmt.Errorf("scale %v after %d good and %d skipped steps of %d is none that a run reaches", x.Scale, x.Good, x.Skipped, step)
+			err = fmt.Errorf("scale %v after %d good and %d skipped steps of %d is none that a run reaches", x.Scale, x.Good,
+				x.Skipped, step)
 		}
 	}
 	if err != nil {

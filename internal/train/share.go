@@ -36,7 +36,8 @@ type reduction struct {
 }
 
 func newSharing(d *Device, s *state.State) *sharing {
-	x := &sharing{State: s, dev: d, label: labels{flat: s.Flat, streams: append([]tensor.Stream{d.Stream}, d.Copies...)}, gathers: make([]comm.Pending, len(s.Flat.Buckets))}
+	x := &sharing{State: s, dev: d, label: labels{flat: s.Flat, streams: append([]tensor.Stream{d.Stream}, d.Copies...)},
+		gathers: make([]comm.Pending, len(s.Flat.Buckets))}
 	x.reduces = make([]reduction, len(s.Flat.Buckets))
 	if s.Staging != nil {
 		x.reduces = x.reduces[:state.Stages]

@@ -38,7 +38,8 @@ func testLinear(r *rig) {
 
 // testNorm covers norms of the hidden state and of heads, with w float32 and inv kept.
 func testNorm(r *rig) {
-	shapes := [][4]int{{1, 1, 1, 1}, {2, 0, 1, 8}, {1, 1, 1, 33}, {2, 3, 5, 7}, {1, 129, 1, 67}, {2, 150, 4, 16}, {1, 3, 1, 2051}}
+	shapes := [][4]int{{1, 1, 1, 1}, {2, 0, 1, 8}, {1, 1, 1, 33}, {2, 3, 5, 7}, {1, 129, 1, 67}, {2, 150, 4, 16},
+		{1, 3, 1, 2051}}
 	const eps = 1e-5
 	each(r, shapes, func(r *rig, s [4]int) {
 		n := s[3]

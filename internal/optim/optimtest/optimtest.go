@@ -76,7 +76,8 @@ func normal(rng *rand.Rand) float64 { return rng.NormFloat64() }
 
 // state returns the same whenever it is made. The copy holds p, as before any step.
 func (r *rig) state() state {
-	s := state{r.vector(normal, 1), r.vector(normal, 2), r.vector(func(rng *rand.Rand) float64 { return rng.Float64() }, 3)}
+	positive := func(rng *rand.Rand) float64 { return rng.Float64() }
+	s := state{r.vector(normal, 1), r.vector(normal, 2), r.vector(positive, 3)}
 	if r.copied != tensor.Invalid {
 		s = append(s, r.dev.Upload(tensor.New(r.copied, r.lo+r.n)))
 		zero := func() View { return r.vector(func(*rand.Rand) float64 { return 0 }, 0) }
@@ -129,7 +130,8 @@ func (r *rig) same(what string, got, want [][]byte) {
 
 // numbers returns a step's, of the second one.
 func numbers(maxNorm, scale float64) optim.AdamStep {
-	return optim.AdamStep{LR: 1e-2, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1, MaxNorm: maxNorm, Step: 1, Scale: scale}
+	return optim.AdamStep{LR: 1e-2, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1, MaxNorm: maxNorm, Step: 1,
+		Scale: scale}
 }
 
 // testScale: a gradient that was multiplied by a power of two makes the step of the one that was
