@@ -15,15 +15,15 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// maxFile is more than any train.yaml needs, and little enough to be read by a parser whose
+// maxFile bounds a train.yaml. It is little enough for a parser whose
 // tree takes a hundred times the text.
 const maxFile = MaxFile
 
 // MaxFile is the longest config that is read, in bytes.
 const MaxFile = 1 << 20
 
-// A source is what was given, before it means anything: the value of each key by path. Later
-// passes (flags) replace what earlier ones (the file) gave.
+// A source holds the given values by path, before they are decoded. Later
+// passes (flags) replace values of earlier ones (the file).
 type source struct {
 	*faults
 	values map[string]*yaml.Node
@@ -37,7 +37,7 @@ func newSource(f *faults) *source {
 	return &source{faults: f, values: map[string]*yaml.Node{}, passOf: map[string]int{}}
 }
 
-// leastConfig is what a file without anything in it lacks.
+// leastConfig describes the contents that an empty file lacks.
 const leastConfig = "the least config names data.path and the model, see docs/config.md"
 
 // readFile takes in the text of a file.
@@ -48,8 +48,8 @@ func (s *source) readFile(name string, text []byte) {
 	}
 }
 
-// parse is the one mapping of a file; nil, with the faults that say why, where it is none. least is what
-// an empty file lacks, want what belongs into the mapping.
+// parse returns the one mapping of a file; nil, with the faults, if it has none. least describes
+// the contents that an empty file lacks, want those of the mapping.
 func (s *source) parse(name string, text []byte, least, want string) *yaml.Node {
 	s.inFile = func(n *yaml.Node) position { return position{name, max(n.Line, 1)} }
 	first := position{name, 1}
@@ -126,7 +126,7 @@ func (s *source) notYAML(name string, text []byte, err error) {
 	s.addAt(at, "", "not YAML: %s%s", short(msg), hint)
 }
 
-// unreadable is the place of the first byte that is no letter of a text in UTF-8.
+// unreadable returns the place of the first byte that is no letter of a text in UTF-8.
 func unreadable(text []byte) int {
 	for i := 0; i < len(text); {
 		r, n := utf8.DecodeRune(text[i:])
@@ -138,12 +138,13 @@ func unreadable(text []byte) int {
 	return 0
 }
 
-// vet refuses what a config does not need and a reader does not expect: aliases, which can
-// make a small file stand for a huge one, and tags, which change what a word means.
+// vet refuses features that a config does not need and a reader does not expect: aliases, which can
+// make a small file huge, and tags, which change the meaning of a word.
 func (s *source) vet(n *yaml.Node) {
 	switch {
 	case n.Kind == yaml.AliasNode:
-		s.addAt(s.inFile(n), "", `the alias *%s: aliases are not read; write the value out, or put it in quotes if it begins with *`, short(n.Value))
+		s.addAt(s.inFile(n), "", "the alias *%s: aliases are not read; write the value out, "+
+			"or put it in quotes if it begins with *", short(n.Value))
 	case n.Anchor != "":
 		s.addAt(s.inFile(n), "", "the anchor &%s: anchors are not read; take it out", short(n.Anchor))
 	case n.Style&yaml.TaggedStyle != 0:
@@ -177,7 +178,7 @@ func (s *source) mapping(n *yaml.Node, section string) {
 // assign takes in one key or section.
 func (s *source) assign(path, section, name string, value *yaml.Node, at position) {
 	if keyAt[path] == nil && !isSection[path] {
-		if len(s.list) > maxFaults { // it is counted; what each was meant to be takes long to find
+		if len(s.list) > maxFaults { // counted only: the search for the meant key takes long
 			s.addAt(at, section, "unknown")
 			return
 		}
@@ -223,7 +224,7 @@ func (s *source) assign(path, section, name string, value *yaml.Node, at positio
 }
 
 // excuse leaves keys that were meant by an unknown name, or are in a section that was, out of
-// later rules where they are not given: that they are missing would be the same mistake told
+// later rules if they are absent: the message that they are missing would be the same mistake told
 // twice.
 func (s *source) excuse() {
 	for i := range keys {
@@ -235,7 +236,7 @@ func (s *source) excuse() {
 	}
 }
 
-// drop forgets what was given before of a section's keys.
+// drop forgets the values of a section's keys.
 func (s *source) drop(section string) {
 	for path := range s.where.keys {
 		if strings.HasPrefix(path, section+".") {
@@ -266,7 +267,7 @@ func (s *source) readFlag(arg string) {
 	}
 	s.pass++
 	s.inFile = func(*yaml.Node) position { return at }
-	delete(s.bad, path) // what the file said no longer counts
+	delete(s.bad, path) // the fault of the file no longer counts
 	s.vet(value)
 	s.assign(path, section, name, value, at)
 }
@@ -288,7 +289,7 @@ func flagValue(path, text string) (*yaml.Node, error) {
 	return parseValue(text)
 }
 
-// textNode is a text as if it stood in quotes.
+// textNode returns a text as if it stood in quotes.
 func textNode(text string) *yaml.Node {
 	return &yaml.Node{Kind: yaml.ScalarNode, Style: yaml.DoubleQuotedStyle, Tag: "!!str", Value: text}
 }
