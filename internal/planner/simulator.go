@@ -245,7 +245,7 @@ func (s *simulator) busiest(x *shards) []int {
 	for to := range s.Ranks {
 		for from := range s.Ranks {
 			if n := x.index.Needs(to, from).Len(); n > 0 && from != to {
-				t := s.costs.Exchange(s.At.First+from, s.At.First+to, int64(n)*row, 2)
+				t := s.costs.Exchange(s.At.host(from) != s.At.host(to), int64(n)*row, 2)
 				came[to] += t
 				gone[from] += t
 			}

@@ -14,7 +14,7 @@ import (
 type byBytes struct{}
 
 func (byBytes) Call(c planner.Call) float64 { return 1e-9 * float64(partition.Pairs(c.Tiles)) }
-func (byBytes) Exchange(_, _ int, bytes int64, _ int) float64 {
+func (byBytes) Exchange(_ bool, bytes int64, _ int) float64 {
 	return float64(bytes)
 }
 func (byBytes) Copy(int64) float64 { return 0 }
