@@ -115,7 +115,7 @@ var allowed = map[string]string{
 		" internal/metrics internal/readable internal/terminal",
 	"internal/job": "attention/backends internal/bench internal/cost internal/machine internal/planner",
 	"internal/worker": "comm/device attention/backends comm internal/attend internal/backend internal/bench internal/config internal/cost internal/device" +
-		" internal/job internal/launch internal/launch/progress internal/launch/standing internal/machine internal/plan internal/planner internal/train tensor | internal/cuda internal/readable",
+		" internal/job internal/launch internal/launch/progress internal/launch/standing internal/machine internal/plan internal/planner internal/train tensor | internal/cuda",
 	"internal/command": "attention/backends comm partition internal/attend internal/backend internal/bench internal/checkpoint internal/cluster internal/cost internal/device internal/experiment internal/files internal/generate internal/readable internal/terminal" +
 		" internal/config internal/data internal/hf internal/job internal/launch internal/launch/progress internal/launch/standing internal/launch/status internal/machine internal/model" +
 		" internal/place internal/place/key internal/plan internal/planner internal/report internal/safetensors internal/tokenizer internal/top internal/train kernels/cpu tensor",
