@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/cprun/cprun/internal/planner"
+	"github.com/cprun/cprun/internal/readable"
 )
 
 // runnersUp is how many ways the text shows besides the chosen one; --json has all.
@@ -20,10 +21,10 @@ func (c *Chosen) Apart() map[int]planner.Way {
 
 // write tells what was chosen, the runners-up, and the slowest.
 func (c *Chosen) write(b *strings.Builder) {
-	fmt.Fprintf(b, "\nchoice      by the costs of this machine: attention takes %s of a step\n", milliseconds(c.Seconds))
+	fmt.Fprintf(b, "\nchoice      by the costs of this machine: attention takes %s of a step\n", readable.Seconds(c.Seconds))
 	for i, l := range c.Layers {
 		first := l.Ranked[0]
-		fmt.Fprintf(b, "            %s: %s, %s a layer\n", l.name(), first.Way, milliseconds(first.Seconds))
+		fmt.Fprintf(b, "            %s: %s, %s a layer\n", l.name(), first.Way, readable.Seconds(first.Seconds))
 		switch {
 		case l.Own:
 			b.WriteString("              these run by it, and others as the config says\n")
@@ -34,7 +35,7 @@ func (c *Chosen) write(b *strings.Builder) {
 		}
 		for j, t := range l.Ranked[1:] {
 			if last := j == len(l.Ranked)-2; j < runnersUp || last {
-				fmt.Fprintf(b, "              %-44s %10s  %+.1f%%\n", t.Way, milliseconds(t.Seconds), 100*(t.Seconds/first.Seconds-1))
+				fmt.Fprintf(b, "              %-44s %10s  %+.1f%%\n", t.Way, readable.Seconds(t.Seconds), 100*(t.Seconds/first.Seconds-1))
 			} else if j == runnersUp {
 				fmt.Fprintf(b, "              %d more\n", len(l.Ranked)-runnersUp-2)
 			}
@@ -42,7 +43,7 @@ func (c *Chosen) write(b *strings.Builder) {
 		if i == len(c.Layers)-1 && len(c.Models) > 1 {
 			var list []string
 			for _, m := range c.Models {
-				list = append(list, fmt.Sprintf("%s with %s %s", m.Layout, m.Backend, milliseconds(m.Seconds)))
+				list = append(list, fmt.Sprintf("%s with %s %s", m.Layout, m.Backend, readable.Seconds(m.Seconds)))
 			}
 			fmt.Fprintf(b, "            layouts, all layers: %s\n", strings.Join(list, "; "))
 		}
@@ -50,7 +51,7 @@ func (c *Chosen) write(b *strings.Builder) {
 	if len(c.Groups) > 1 {
 		var list []string
 		for _, g := range c.Groups {
-			text := fmt.Sprintf("%d x %d ranks %s", g.Data, g.Context, milliseconds(g.Seconds))
+			text := fmt.Sprintf("%d x %d ranks %s", g.Data, g.Context, readable.Seconds(g.Seconds))
 			if g.TooLarge {
 				text += " (memory has no room)"
 			}
@@ -75,16 +76,4 @@ func (l *LayerWays) name() string {
 		return fmt.Sprintf("%d layer%s without a window", l.Layers, plural(l.Layers))
 	}
 	return fmt.Sprintf("%d layer%s with a window of %d keys", l.Layers, plural(l.Layers), l.Window+1)
-}
-
-// milliseconds writes a time with three digits.
-func milliseconds(s float64) string {
-	switch ms := 1000 * s; {
-	case ms >= 100:
-		return fmt.Sprintf("%.0f ms", ms)
-	case ms >= 10:
-		return fmt.Sprintf("%.1f ms", ms)
-	default:
-		return fmt.Sprintf("%.3g ms", ms)
-	}
 }
