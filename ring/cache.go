@@ -26,6 +26,7 @@ const CacheBytes = 64 << 20
 type cacheKey struct {
 	algorithm, shape, when              string
 	heads, kvHeads, inner, gather, rank int
+	positions                           bool
 }
 
 type cached struct {
@@ -42,7 +43,7 @@ func NewCache(bytes int64) *Cache {
 
 // New returns what the function New returns.
 func (c *Cache) New(algorithm string, s Spec, rank int) (*Schedule, error) {
-	key := cacheKey{algorithm, s.Key(), s.Gather, s.Heads, s.KVHeads, s.Inner, s.GatherHeads, rank}
+	key := cacheKey{algorithm, s.Key(), s.Gather, s.Heads, s.KVHeads, s.Inner, s.GatherHeads, rank, s.Positions}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if e := c.known[key]; e != nil {
@@ -68,12 +69,8 @@ func (s *Schedule) bytes() int64 {
 	n := int64(len(s.Forward)+len(s.Backward)) * int64(unsafe.Sizeof(Hop{}))
 	for i := range s.Backward {
 		h := &s.Backward[i]
-		moves := len(h.SendKV) + len(h.RecvKV) + len(h.SendGrad) + len(h.RecvGrad) + 2*len(h.Fold)
-		for call := range h.Calls {
-			n += int64(len(call.Tiles))*int64(unsafe.Sizeof(partition.Tile{})) + int64(len(call.From))*int64(unsafe.Sizeof(Source{}))
-			moves += len(call.SendKV) + len(call.RecvKV)
-		}
-		n += int64(len(h.Then))*int64(unsafe.Sizeof(Part{})) + int64(moves)*int64(unsafe.Sizeof(Move{}))
+		moves := len(h.SendKV) + len(h.RecvKV) + len(h.SendGrad) + len(h.RecvGrad) + 2*(len(h.CopyKV)+len(h.CopyGrad)+len(h.Fold))
+		n += int64(len(h.Tiles))*int64(unsafe.Sizeof(partition.Tile{})) + 8*int64(len(h.Columns)) + int64(moves)*int64(unsafe.Sizeof(Move{}))
 	}
 	for _, x := range []*Exchange{s.Q, s.KV} {
 		if x != nil {

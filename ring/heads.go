@@ -75,7 +75,11 @@ func (p *Planner) trading(rank int) *Schedule {
 	group, i := rank/p.inner, rank%p.inner
 	s := p.ring(group)
 	s.Rank = rank
-	s.each(func(h *Hop) { peersOf(h, p.inner, i) })
+	for _, hops := range [][]Hop{s.Backward, s.Forward} {
+		for i := range hops {
+			p.peersOf(&hops[i], rank)
+		}
+	}
 	g, outer := gathered{p.spec.Layout, p.inner}, p.spec.Size/p.inner
 	var q, kv [][]int
 	for j := range p.inner {
@@ -90,24 +94,17 @@ func (p *Planner) trading(rank int) *Schedule {
 	s.KV = trades(g.places(p.spec.SeqKV, outer, group), p.inner, group, i, kv)
 	s.Q.First = partition.Heads(p.spec.Heads, p.inner, i).Lo
 	if s.Q.Heads == 0 {
-		s.Forward, s.Backward, s.KVRows, s.GradRows = nil, nil, []int{0}, []int{0}
+		s.Forward, s.Backward, s.KVBufs, s.GradBufs = nil, nil, make([]Buffer, 1), make([]Buffer, 1)
 	}
 	return s
 }
 
-// peersOf makes a hop between groups one between the i-th members of them.
-func peersOf(hop *Hop, inner, i int) {
-	of := func(lists ...*[]Move) {
-		for _, moves := range lists {
-			*moves = slices.Clone(*moves) // hops of the two passes share them
-			for m := range *moves {
-				(*moves)[m].Peer = (*moves)[m].Peer*inner + i
-			}
+// peersOf makes a hop between groups one between their members with the heads of rank.
+func (p *Planner) peersOf(hop *Hop, rank int) {
+	for _, moves := range []*[]Move{&hop.SendKV, &hop.RecvKV, &hop.SendGrad, &hop.RecvGrad} {
+		*moves = slices.Clone(*moves) // the two passes share them
+		for m := range *moves {
+			(*moves)[m].Peer = (*moves)[m].Peer*p.inner + rank%p.inner
 		}
-	}
-	of(&hop.SendKV, &hop.RecvKV, &hop.SendGrad, &hop.RecvGrad)
-	hop.Then = slices.Clone(hop.Then)
-	for j := range hop.Then {
-		of(&hop.Then[j].SendKV, &hop.Then[j].RecvKV)
 	}
 }
