@@ -20,13 +20,6 @@ func groups(n, heads int) (list []partition.Range) {
 	return list
 }
 
-func groupLabel(g partition.Range) string {
-	if g.Len() == 1 {
-		return fmt.Sprintf("KV head %d/", g.Lo)
-	}
-	return fmt.Sprintf("KV heads %d to %d/", g.Lo, g.Hi-1)
-}
-
 // groupHeads returns how many KV heads are gathered at a time; 0: all.
 func (p *Planner) groupHeads() int {
 	if n := p.spec.GatherHeads; p.algorithm == "allgather" && p.size > 1 && n < p.spec.KVHeads {
@@ -35,81 +28,50 @@ func (p *Planner) groupHeads() int {
 	return 0
 }
 
-// group repeats the three hops of each pass for each group.
-func (p *Planner) group(s *Schedule, own int) {
-	kv, grads := len(s.KVBufs), len(s.GradBufs)
-	s.KVBufs, s.GradBufs = p.groupBuffers(s.KVBufs, 0, 2), p.groupBuffers(s.GradBufs, 1, 1)
-	for _, pass := range []*[]Hop{&s.Forward, &s.Backward} {
-		if *pass != nil {
-			*pass = p.grouped(*pass, kv, grads, own)
-		}
-	}
-}
-
-// grouped plans a pass. The transfers of a group begin in the second hop of the group before. They send a dense copy of
-// the rank's own rows, made one hop earlier. A group has kv and grads buffers.
-func (p *Planner) grouped(base []Hop, kv, grads, own int) []Hop {
+// grouped repeats the three hops of an all-gather for each group. The transfers of a group begin in the second hop of the
+// group before. They send a dense copy of the rank's own rows, made one hop earlier. kv and grads count a group's buffers.
+func (p *Planner) grouped(base []Hop, kv, grads, own int) (hops []Hop) {
 	list := groups(p.groupHeads(), p.spec.KVHeads)
-	hops := make([]Hop, 0, 1+len(base)*len(list))
 	copyOf := func(g int) Copy {
-		first := 1 + g*(kv+1)
-		return Copy{Dst: Block{first + 1, 0, own}, Src: Block{first, 0, own}}
-	}
-	if own > 0 {
-		hops = append(hops, Hop{Label: p.groupLabel(list[0], "own heads"), CopyKV: []Copy{copyOf(0)}})
+		part := 1 + g*(kv+1)
+		return Copy{Dst: Block{part + 1, 0, own}, Src: Block{part, 0, own}}
 	}
 	for g, heads := range list {
-		var h [3]Hop
-		for i := range h {
-			h[i] = inGroup(base[i], g, kv, grads)
-			h[i].Label = p.groupLabel(heads, h[i].Label)
+		label := fmt.Sprintf("KV heads %d to %d/", heads.Lo, heads.Hi-1)
+		if heads.Len() == 1 {
+			label = fmt.Sprintf("KV head %d/", heads.Lo)
 		}
-		h[0].Begins = true
+		if g == 0 && own > 0 {
+			hops = append(hops, Hop{Label: label + "own heads", CopyKV: []Copy{copyOf(0)}})
+		}
+		first, second, third := inGroup(base[0], g, kv, grads), inGroup(base[1], g, kv, grads), inGroup(base[2], g, kv, grads)
+		first.Begins = true
 		if g > 0 {
-			h[0].SendKV, h[0].RecvKV, h[0].CopyKV = nil, nil, nil
+			first.SendKV, first.RecvKV, first.CopyKV = nil, nil, nil
 		}
 		if g+1 < len(list) {
 			next := inGroup(base[0], g+1, kv, grads)
-			h[1].SendKV, h[1].RecvKV, h[1].CopyKV = next.SendKV, next.RecvKV, next.CopyKV
-			h[1].Late = next.moves()
+			second.SendKV, second.RecvKV, second.CopyKV = next.SendKV, next.RecvKV, next.CopyKV
+			second.Late = len(next.SendKV)+len(next.RecvKV) > 0
 			if own > 0 {
-				h[0].CopyKV = append(h[0].CopyKV, copyOf(g+1))
+				first.CopyKV = append(first.CopyKV, copyOf(g+1))
 			}
 		}
-		hops = append(hops, h[:]...)
+		for _, h := range []Hop{first, second, third} {
+			h.Label = label + h.Label
+			hops = append(hops, h)
+		}
 	}
 	return hops
 }
 
-func (p *Planner) groupLabel(heads partition.Range, hop string) string {
-	return groupLabel(heads) + hop
-}
-
-// inGroup returns a hop with the buffers of group g. Buffer 0 of K and V is the dense copy of the own rows there, and that
-// of gradients the group's part of the rank's own.
+// inGroup returns a hop with the buffers of group g. Buffer 0 becomes the dense copy of the own rows, and of gradients
+// the group's part of the rank's own.
 func inGroup(h Hop, g, kv, grads int) Hop {
-	kvAt := func(b *Block) { b.Buf += 2 + g*(kv+1) }
-	gradAt := func(b *Block) { b.Buf += 1 + g*grads }
-	moves := func(list []Move, at func(*Block)) []Move {
-		list = slices.Clone(list)
-		for i := range list {
-			at(&list[i].Block)
-		}
-		return list
-	}
-	copies := func(list []Copy, at func(*Block)) []Copy {
-		list = slices.Clone(list)
-		for i := range list {
-			at(&list[i].Dst)
-			at(&list[i].Src)
-		}
-		return list
-	}
-	kvAt(&h.Keys)
-	gradAt(&h.Grads)
-	h.SendKV, h.RecvKV, h.CopyKV = moves(h.SendKV, kvAt), moves(h.RecvKV, kvAt), copies(h.CopyKV, kvAt)
-	h.SendGrad, h.RecvGrad, h.CopyGrad = moves(h.SendGrad, gradAt), moves(h.RecvGrad, gradAt), copies(h.CopyGrad, gradAt)
-	h.Fold = copies(h.Fold, gradAt)
+	h.SendKV, h.RecvKV, h.CopyKV = slices.Clone(h.SendKV), slices.Clone(h.RecvKV), slices.Clone(h.CopyKV)
+	h.SendGrad, h.RecvGrad, h.CopyGrad = slices.Clone(h.SendGrad), slices.Clone(h.RecvGrad), slices.Clone(h.CopyGrad)
+	h.Fold = slices.Clone(h.Fold)
+	h.blocks(func(b *Block) { b.Buf += 2 + g*(kv+1) }, func(b *Block) { b.Buf += 1 + g*grads })
 	return h
 }
 

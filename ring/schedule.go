@@ -1,3 +1,12 @@
+// Package ring computes attention over the ranks that share a sequence: K and V of other ranks travel while kernels
+// compute with the rows that are there. A Schedule is one rank's part, as data. New makes it, and Ring runs it hop by
+// hop, on any device:
+//
+//	schedule, err := ring.New("ring", ring.Spec{Shape: shape}, rank)
+//	loop := ring.Ring{Kernel: kernel, Comm: group, Stream: stream, Arena: arena}
+//	err = loop.Forward(out, q, k, v, schedule, attention.Softmax{Scale: scale})
+//
+// ring.go holds the loop; docs/schedules.md explains the fields of a Hop.
 package ring
 
 import (
@@ -63,11 +72,8 @@ type Hop struct {
 	Fold               []Fold // in order, after the call and the transfers
 }
 
-// moves reports whether a forward pass moves rows in the hop.
-func (h *Hop) moves() bool { return len(h.SendKV)+len(h.RecvKV)+len(h.CopyKV) > 0 }
-
 // forward reports whether a forward pass does anything in the hop.
-func (h *Hop) forward() bool { return h.moves() || len(h.Tiles) > 0 }
+func (h *Hop) forward() bool { return len(h.Tiles)+len(h.SendKV)+len(h.RecvKV)+len(h.CopyKV) > 0 }
 
 // special reports whether the hop does more than exchange rows that have arrived when it is over.
 func (h *Hop) special() bool { return h.Late || h.Gated || len(h.CopyKV)+len(h.CopyGrad) > 0 }
@@ -76,8 +82,32 @@ func (h *Hop) empty() bool {
 	return !h.forward() && len(h.SendGrad)+len(h.RecvGrad)+len(h.CopyGrad)+len(h.Fold) == 0
 }
 
-// Schedule is one rank's part of one attention over all ranks, as data: the loops in ring.go run it
-// hop by hop. It is a pure function of the partition, so ranks need not exchange it.
+// blocks calls kv for each block of K and V, and grad for each of gradients.
+func (h *Hop) blocks(kv, grad func(*Block)) {
+	moves := func(list []Move, f func(*Block)) {
+		for i := range list {
+			f(&list[i].Block)
+		}
+	}
+	copies := func(list []Copy, f func(*Block)) {
+		for i := range list {
+			f(&list[i].Dst)
+			f(&list[i].Src)
+		}
+	}
+	kv(&h.Keys)
+	moves(h.SendKV, kv)
+	moves(h.RecvKV, kv)
+	copies(h.CopyKV, kv)
+	grad(&h.Grads)
+	moves(h.SendGrad, grad)
+	moves(h.RecvGrad, grad)
+	copies(h.CopyGrad, grad)
+	copies(h.Fold, grad)
+}
+
+// Schedule is one rank's part of one attention over all ranks. It is a pure function of the partition, so ranks need not
+// exchange it.
 type Schedule struct {
 	Algorithm string
 	Rank      int
@@ -337,63 +367,53 @@ func move(peer, buf int, r partition.Range) Move { return Move{peer, Block{buf, 
 // finish completes a schedule: it sizes the buffers and drops hops in which the rank has nothing to do. Without Forward
 // the forward pass is the backward pass without gradients.
 func (p *Planner) finish(s *Schedule) *Schedule {
-	own := p.index.Keys(s.Rank)
+	own := Buffer{Rows: p.index.Keys(s.Rank)}
 	s.Rows, s.GatherHeads = p.rows(s.Rank), p.groupHeads()
-	s.KVBufs, s.GradBufs = []Buffer{{Rows: own}}, []Buffer{{Rows: own}}
+	s.KVBufs, s.GradBufs = []Buffer{own}, []Buffer{own}
 	s.size()
-	same := s.Forward == nil
-	if s.GatherHeads > 0 {
-		p.group(s, own)
-	} else {
-		s.Backward[0].Begins = true
-		if !same {
-			s.Forward[0].Begins = true
-		}
+	passes := []*[]Hop{&s.Backward}
+	if s.Forward != nil {
+		passes = append(passes, &s.Forward)
 	}
-	s.Backward = trimmed(s.Backward)
-	if s.Forward = trimmed(s.Forward); same {
+	kv, grads := len(s.KVBufs), len(s.GradBufs)
+	for _, hops := range passes {
+		if s.GatherHeads > 0 {
+			*hops = p.grouped(*hops, kv, grads, own.Rows)
+		} else {
+			(*hops)[0].Begins = true
+		}
+		*hops = slices.DeleteFunc(*hops, func(h Hop) bool { return h.empty() && !h.Begins })
+		markEnds(*hops)
+	}
+	if s.GatherHeads > 0 {
+		s.KVBufs, s.GradBufs = p.groupBuffers(s.KVBufs, 0, 2), p.groupBuffers(s.GradBufs, 1, 1)
+	}
+	if s.Forward == nil {
 		s.Forward = s.Backward
 	}
-	s.Forward = p.forwardOf(s.Forward)
+	s.Forward = forwardOf(s.Forward)
 	markEnds(s.Forward)
 	return s
 }
 
 // size makes the buffers hold the blocks of all hops.
 func (s *Schedule) size() {
-	hold := func(list *[]Buffer, b Block) {
-		for b.Buf >= len(*list) {
-			*list = append(*list, Buffer{})
-		}
-		x := &(*list)[b.Buf]
-		x.Rows = max(x.Rows, b.Hi)
-	}
-	holdAll := func(list *[]Buffer, moves []Move) {
-		for i := range moves {
-			hold(list, moves[i].Block)
+	hold := func(list *[]Buffer) func(*Block) {
+		return func(b *Block) {
+			for b.Buf >= len(*list) {
+				*list = append(*list, Buffer{})
+			}
+			x := &(*list)[b.Buf]
+			x.Rows = max(x.Rows, b.Hi)
 		}
 	}
-	for _, hops := range [][]Hop{s.Forward, s.Backward} {
-		for i := range hops {
-			h := &hops[i]
-			hold(&s.KVBufs, h.Keys)
-			holdAll(&s.KVBufs, h.SendKV)
-			holdAll(&s.KVBufs, h.RecvKV)
-		}
+	kv, grad := hold(&s.KVBufs), hold(&s.GradBufs)
+	for i := range s.Forward {
+		s.Forward[i].blocks(kv, func(*Block) {})
 	}
 	for i := range s.Backward {
-		h := &s.Backward[i]
-		hold(&s.GradBufs, h.Grads)
-		holdAll(&s.GradBufs, h.SendGrad)
-		holdAll(&s.GradBufs, h.RecvGrad)
+		s.Backward[i].blocks(kv, grad)
 	}
-}
-
-// trimmed drops the hops that are empty, except those that begin a pass.
-func trimmed(hops []Hop) []Hop {
-	hops = slices.DeleteFunc(hops, func(h Hop) bool { return h.empty() && !h.Begins })
-	markEnds(hops)
-	return hops
 }
 
 // markEnds marks the ends of passes, and the first and the last call of each.
@@ -414,7 +434,7 @@ func markEnds(hops []Hop) {
 }
 
 // forwardOf returns the hops of a backward pass without gradients, and without hops that are then empty.
-func (p *Planner) forwardOf(hops []Hop) []Hop {
+func forwardOf(hops []Hop) []Hop {
 	n := 0
 	for i := range hops {
 		if hops[i].Begins || hops[i].forward() {
