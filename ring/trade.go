@@ -61,17 +61,11 @@ func (r *Ring) forwardAdapted(out attention.Partial, q, k, v View, s *Schedule, 
 		return r.Forward(out, q, k, v, s, p)
 	}
 	defer r.Arena.Release(r.Arena.Mark())
-	tq, tk, tv := r.trade(s.Q, q), r.trade(s.KV, k), r.trade(s.KV, v)
-	o, lse := r.trade(s.Q, out.O), r.trade(s.Q, out.LSE)
-	p, bias, _, largest := r.tradeScores(s, p, false)
-	err = r.exchangeHeads(s, labelThere, tq, tk, tv, bias)
-	if err == nil && s.Q.Heads > 0 { // with more ranks than heads some have none
-		err = r.Forward(attention.Partial{O: o.all, LSE: lse.all}, tq.all, tk.all, tv.all, s.gathered(), p)
-	}
-	if err != nil {
-		return err
-	}
-	return r.exchangeHeads(s, labelBack, o, lse, largest)
+	t := &trade{Ring: r, s: s}
+	q, k, v = t.take(s.Q, q), t.take(s.KV, k), t.take(s.KV, v)
+	out = attention.Partial{O: t.give(s.Q, out.O), LSE: t.give(s.Q, out.LSE)}
+	p = t.scores(p, false)
+	return t.around(func(s *Schedule) error { return r.Forward(out, q, k, v, s, p) })
 }
 
 // backwardAdapted is the same for Backward. It gathers q, K, V, dO, O and LSE again: to keep them takes memory for
@@ -87,101 +81,114 @@ func (r *Ring) backwardAdapted(
 		return r.Backward(g, do, q, k, v, out, s, p)
 	}
 	defer r.Arena.Release(r.Arena.Mark())
-	tq, tdo, o, lse := r.trade(s.Q, q), r.trade(s.Q, do), r.trade(s.Q, out.O), r.trade(s.Q, out.LSE)
-	tk, tv := r.trade(s.KV, k), r.trade(s.KV, v)
-	dq, dk, dv := r.trade(s.Q, g.DQ), r.trade(s.KV, g.DK), r.trade(s.KV, g.DV)
-	p, bias, dbias, _ := r.tradeScores(s, p, true)
-	err = r.exchangeHeads(s, labelThere, tq, tdo, o, lse, tk, tv, bias)
-	if err == nil && s.Q.Heads > 0 {
-		err = r.Backward(attention.Grads{DQ: dq.all, DK: dk.all, DV: dv.all}, tdo.all, tq.all, tk.all, tv.all,
-			attention.Partial{O: o.all, LSE: lse.all}, s.gathered(), p)
+	t := &trade{Ring: r, s: s}
+	q, do = t.take(s.Q, q), t.take(s.Q, do)
+	out = attention.Partial{O: t.take(s.Q, out.O), LSE: t.take(s.Q, out.LSE)}
+	k, v = t.take(s.KV, k), t.take(s.KV, v)
+	g = attention.Grads{DQ: t.give(s.Q, g.DQ), DK: t.give(s.KV, g.DK), DV: t.give(s.KV, g.DV)}
+	p = t.scores(p, true)
+	return t.around(func(s *Schedule) error { return r.Backward(g, do, q, k, v, out, s, p) })
+}
+
+// A trade is the tensors of a pass that ranks exchange heads of, before and after it.
+type trade struct {
+	*Ring
+	s             *Schedule
+	before, after []traded
+}
+
+// traded is a tensor [batch, own rows, all heads, dim], and the same as [batch, x.Rows, x.Heads, dim].
+type traded struct {
+	x        *Exchange
+	own, all View
+}
+
+func (t *trade) alloc(x *Exchange, v View) traded {
+	return traded{x, v, t.Arena.Alloc(v.DType(), v.Len(tensor.Batch), x.Rows, x.Heads, v.Len(tensor.Dim))}
+}
+
+// take returns the gathered form of v, which the pass reads.
+func (t *trade) take(x *Exchange, v View) View {
+	t.before = append(t.before, t.alloc(x, v))
+	return t.before[len(t.before)-1].all
+}
+
+// give returns the gathered form of v, which the pass sets.
+func (t *trade) give(x *Exchange, v View) View {
+	t.after = append(t.after, t.alloc(x, v))
+	return t.after[len(t.after)-1].all
+}
+
+// scores returns p for the heads that the rank computes.
+func (t *trade) scores(p attention.Softmax, backward bool) attention.Softmax {
+	if p.Scores == nil {
+		return p
+	}
+	x, q := *p.Scores, t.s.Q
+	if !x.Slopes.IsZero() {
+		x.Slopes = x.Slopes.Slice(tensor.Heads, q.First, q.First+q.Heads)
+	}
+	if !x.Bias.IsZero() {
+		x.Bias = t.take(q.like(x.Bias.Len(tensor.Heads)), x.Bias)
+	}
+	result, other := &x.Max, &x.DBias
+	if backward {
+		result, other = other, result
+	}
+	if *other = (View{}); !result.IsZero() {
+		*result = t.give(q.like(result.Len(tensor.Heads)), *result)
+	}
+	p.Scores = &x
+	return p
+}
+
+// around runs a pass between the exchanges of heads. With more ranks than heads some have none.
+func (t *trade) around(pass func(*Schedule) error) error {
+	hops := *t.s
+	hops.Q, hops.KV = nil, nil
+	err := t.exchange(labelThere, t.before)
+	if err == nil && t.s.Q.Heads > 0 {
+		err = pass(&hops)
 	}
 	if err != nil {
 		return err
 	}
-	return r.exchangeHeads(s, labelBack, dq, dk, dv, dbias)
+	return t.exchange(labelBack, t.after)
 }
 
-// gathered returns the schedule of the hops alone.
-func (s *Schedule) gathered() *Schedule {
-	g := *s
-	g.Q, g.KV = nil, nil
-	return &g
-}
-
-// tradeScores returns p for the heads that the rank computes, and what it trades of p: the bias, and the gradient of that
-// in a backward pass or the largest scores in a forward pass.
-func (r *Ring) tradeScores(s *Schedule, p attention.Softmax, backward bool) (_ attention.Softmax, bias, dbias, largest trade) {
-	if p.Scores == nil {
-		return p, bias, dbias, largest
-	}
-	x := *p.Scores
-	if backward {
-		x.Max = View{}
-	} else {
-		x.DBias = View{}
-	}
-	if !x.Slopes.IsZero() {
-		x.Slopes = x.Slopes.Slice(tensor.Heads, s.Q.First, s.Q.First+s.Q.Heads)
-	}
-	of := func(v *View) (t trade) {
-		if !v.IsZero() {
-			t = r.trade(s.Q.like(v.Len(tensor.Heads)), *v)
-			*v = t.all
-		}
-		return t
-	}
-	bias, dbias, largest = of(&x.Bias), of(&x.DBias), of(&x.Max)
-	p.Scores = &x
-	return p, bias, dbias, largest
-}
-
-// A trade is a tensor before and after an exchange of heads: [batch, own rows, all heads, dim] and
-// [batch, x.Rows, x.Heads, dim].
-type trade struct {
-	x        *Exchange // nil: no tensor
-	own, all View
-}
-
-func (r *Ring) trade(x *Exchange, v View) trade {
-	return trade{x, v, r.Arena.Alloc(v.DType(), v.Len(tensor.Batch), x.Rows, x.Heads, v.Len(tensor.Dim))}
-}
-
-// exchangeHeads sets all of each tensor, or own with labelBack: it packs what is sent, exchanges it, and puts what came in
-// its place. When it releases its scratch, the stream waits for the transfers.
-func (r *Ring) exchangeHeads(s *Schedule, label string, list ...trade) error {
-	if r.Mover == nil {
+// exchange packs what is sent, exchanges it, and puts what came in its place. When it releases its scratch, the stream
+// waits for the transfers.
+func (t *trade) exchange(label string, list []traded) error {
+	if t.Mover == nil {
 		return errNoMover
 	}
-	defer r.Arena.Release(r.Arena.Mark())
-	r.Stream.Label(path.Join(r.Label, label))
-	defer r.Stream.Label(r.Label)
+	defer t.Arena.Release(t.Arena.Mark())
+	t.Stream.Label(path.Join(t.Label, label))
+	defer t.Stream.Label(t.Label)
+	rank := t.s.Rank
 	var send, recv []comm.Message
 	type unpacking struct {
 		dst, src View
 		adds     bool
 	}
 	var came []unpacking
-	for _, t := range list {
-		if t.x == nil {
-			continue
-		}
-		from, to, back := side{t.own, joined(t.x.Send, s.Rank)}, side{t.all, joined(t.x.Recv, s.Rank)}, label == labelBack
+	for _, v := range list {
+		from, to, back := side{v.own, joined(v.x.Send, rank)}, side{v.all, joined(v.x.Recv, rank)}, label == labelBack
 		if back {
 			from, to = to, from
 		}
-		out, places := r.parcels(from, s.Rank, false)
-		in, sources := r.parcels(to, s.Rank, back)
+		out, places := t.parcels(from, rank, false)
+		in, sources := t.parcels(to, rank, back)
 		for i, v := range places {
 			if !v.IsZero() {
-				r.Mover.Copy(v, from.box(i))
+				t.Mover.Copy(v, from.box(i))
 			}
 		}
 		own := 0 // boxes of the rank itself: the first comes from the first of the other side
 		for i, m := range to.boxes {
 			src := sources[i]
-			if m.Peer == s.Rank {
-				for from.boxes[own].Peer != s.Rank {
+			if m.Peer == rank {
+				for from.boxes[own].Peer != rank {
 					own++
 				}
 				src = from.box(own)
@@ -194,7 +201,7 @@ func (r *Ring) exchangeHeads(s *Schedule, label string, list ...trade) error {
 		send, recv = append(send, out...), append(recv, in...)
 	}
 	if len(send)+len(recv) > 0 {
-		moving, err := r.Comm.Exchange(send, recv)
+		moving, err := t.Comm.Exchange(send, recv)
 		if err != nil {
 			return fmt.Errorf("%s: %w", label, err)
 		}
@@ -202,9 +209,9 @@ func (r *Ring) exchangeHeads(s *Schedule, label string, list ...trade) error {
 	}
 	for _, x := range came {
 		if x.adds {
-			r.Mover.Add(x.dst, x.src)
+			t.Mover.Add(x.dst, x.src)
 		} else {
-			r.Mover.Copy(x.dst, x.src)
+			t.Mover.Copy(x.dst, x.src)
 		}
 	}
 	return nil
