@@ -7,7 +7,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// kv is rows of K and V, or of their gradients.
+// A kv holds rows of K and V, or of their gradients.
 type kv struct{ k, v View }
 
 func (x kv) rows(lo, hi int) kv {
@@ -21,17 +21,17 @@ func (x kv) grads(lo, hi int) attention.KeyGrads {
 
 func (b Block) of(bufs []kv) kv { return bufs[b.Buf].rows(b.Lo, b.Hi) }
 
-// buffers are those of one pass, by the numbers that hops use.
+// buffers of one pass are numbered as in hops.
 type buffers struct {
 	*Ring
 	kv, grads []kv
 	kernel    attention.Kernel // Ring.Kernel, or groupKernel
 	schedule  *Schedule
 	late      *late            // nil: no transfer outlasts its hop
-	gates     []attention.Gate // of rows that the next call waits for
+	gates     []attention.Gate // for the next call
 }
 
-// open allocates the workspace of a pass. own is the rank's own K and V, then their gradients in a backward pass.
+// open allocates the workspace of a pass. own lists the rank's K and V, and in a backward pass their gradients.
 func (r *Ring) open(s *Schedule, own ...kv) *buffers {
 	b := &buffers{Ring: r, kernel: r.Kernel, schedule: s, kv: r.openAll(own[0], s.KVBufs)}
 	if len(own) > 1 {
@@ -68,7 +68,7 @@ func (b *buffers) accumulator(out attention.Partial) attention.Partial {
 	return out
 }
 
-// alloc returns workspace of the shape of v; of the largest group of heads, if they are gathered in groups.
+// alloc returns workspace of the shape of v, with the heads of the largest group.
 func (b *buffers) alloc(t tensor.DType, v View) View {
 	shape := v.Shape()
 	if n := b.schedule.GatherHeads; n > 0 {
@@ -77,7 +77,7 @@ func (b *buffers) alloc(t tensor.DType, v View) View {
 	return b.Arena.Alloc(t, shape[:]...)
 }
 
-// nothing is a transfer of nothing.
+// nothing stands in for a transfer if no rows travel.
 type nothing struct{}
 
 func (nothing) Wait()                      {}

@@ -2,7 +2,7 @@ package ring
 
 import "github.com/cprun/cprun/partition"
 
-// visit is one visit of an owner's block at a rank, in a ring: who needs which of its rows.
+// A visit is a hop of an owner's block at a rank of the ring, with the rows that ranks need of it.
 type visit struct {
 	before, here, after partition.Range // of the ranks it visited before, this rank, later ranks
 	last                int             // the last hop in which any rank computes with the block; 0: none
@@ -11,10 +11,10 @@ type visit struct {
 // summed returns the rows of the gradient that this rank and those before it have added to.
 func (v *visit) summed() partition.Range { return v.before.Hull(v.here) }
 
-// carried returns the rows that must arrive here: those that this rank or a later one needs.
+// carried returns the rows that must arrive here, for this rank or a later one.
 func (v *visit) carried() partition.Range { return v.here.Hull(v.after) }
 
-// visits returns what rank sees pass: in hop h the block of the rank h before it.
+// visits returns the blocks that pass a rank: in hop h the block of the rank h before it.
 func (p *Planner) visits(rank int) []visit {
 	seen := make([]visit, p.size)
 	for h := range seen {
@@ -36,7 +36,7 @@ func (p *Planner) need(owner, h int) partition.Range {
 	return p.index.Needs((owner+h)%p.size, owner)
 }
 
-// visit asks for one visit of owner's block. It asks ranks until the answer cannot change any more, which is soon: under
+// visit returns one visit of owner's block. It asks ranks until the answer cannot change any more. That is soon: under
 // most masks a rank nearby needs the whole block.
 func (p *Planner) visit(owner, h int) visit {
 	if readers, ok := p.index.Readers(owner); ok {
@@ -74,8 +74,8 @@ func (p *Planner) visitAmong(readers []partition.Need, owner, h int) (v visit) {
 	return v
 }
 
-// remember keeps the visits of all blocks, if any travel, for a caller that asks for every rank. It asks for each pair of
-// ranks once.
+// remember keeps the visits of all blocks, if any travel, for a caller that asks for every rank. It asks for each pair
+// of ranks once.
 func (p *Planner) remember() {
 	if p.algorithm == "allgather" || p.halo {
 		return

@@ -28,8 +28,9 @@ func (p *Planner) groupHeads() int {
 	return 0
 }
 
-// grouped repeats the three hops of an all-gather for each group. The transfers of a group begin in the second hop of the
-// group before. They send a dense copy of the rank's own rows, made one hop earlier. kv and grads count a group's buffers.
+// grouped repeats the three hops of an all-gather for each group. The transfers of a group begin in the second hop of
+// the group before. They send a dense copy of the rank's own rows, made one hop earlier. A group has kv buffers of K
+// and V, and grads buffers of gradients.
 func (p *Planner) grouped(base []Hop, kv, grads, own int) (hops []Hop) {
 	list := groups(p.groupHeads(), p.spec.KVHeads)
 	copyOf := func(g int) Copy {
@@ -44,7 +45,8 @@ func (p *Planner) grouped(base []Hop, kv, grads, own int) (hops []Hop) {
 		if g == 0 && own > 0 {
 			hops = append(hops, Hop{Label: label + "own heads", CopyKV: []Copy{copyOf(0)}})
 		}
-		first, second, third := inGroup(base[0], g, kv, grads), inGroup(base[1], g, kv, grads), inGroup(base[2], g, kv, grads)
+		first, second := inGroup(base[0], g, kv, grads), inGroup(base[1], g, kv, grads)
+		third := inGroup(base[2], g, kv, grads)
 		first.Begins = true
 		if g > 0 {
 			first.SendKV, first.RecvKV, first.CopyKV = nil, nil, nil
@@ -75,8 +77,8 @@ func inGroup(h Hop, g, kv, grads int) Hop {
 	return h
 }
 
-// groupBuffers lists the buffers of all groups: each group's part of the rank's own tensor, then its workspace, of which
-// list has the rows from some buffer on. Groups use so many sets of workspace in turns.
+// groupBuffers lists the buffers of all groups. A group has its part of the rank's own tensor, then workspace with the
+// rows of list[from:]. Groups take turns with sets of workspace.
 func (p *Planner) groupBuffers(list []Buffer, from, sets int) []Buffer {
 	all := list[:1:1]
 	for g, heads := range groups(p.groupHeads(), p.spec.KVHeads) {
@@ -92,7 +94,7 @@ func (p *Planner) groupBuffers(list []Buffer, from, sets int) []Buffer {
 	return all
 }
 
-// openGroup returns a buffer of some heads: part of the rank's own, workspace, or workspace that groups use in turns.
+// openGroup returns a buffer of one group: part of the rank's own tensor, new workspace, or that of an earlier group.
 func (r *Ring) openGroup(bufs []kv, x Buffer) kv {
 	own := kv{someHeads(bufs[0].k, x.Heads), someHeads(bufs[0].v, x.Heads)}
 	switch x.In {
@@ -120,7 +122,7 @@ type groupKernel struct {
 	groups  []partition.Range // of the passes to come
 }
 
-// next returns the query heads of the next pass, out of all.
+// next returns the query heads of the next pass.
 func (k *groupKernel) next(all int, p attention.Softmax) (heads partition.Range, err error) {
 	if p.Scores != nil {
 		return heads, fmt.Errorf("heads are gathered %d at a time, and slopes, a bias and largest scores need all at once",

@@ -6,8 +6,8 @@ import (
 	"github.com/cprun/cprun/partition"
 )
 
-// trades plans the exchanges of member i of a group. lists are the heads that each member wants, places the rows of each
-// member.
+// trades plans the exchanges of member i of a group. lists are the heads that each member wants, places the rows of
+// each.
 func trades(places []place, inner, group, i int, lists [][]int) *Exchange {
 	x, known := &Exchange{Heads: len(lists[i])}, map[int]bool{}
 	for to, list := range lists {
@@ -35,8 +35,8 @@ func trades(places []place, inner, group, i int, lists [][]int) *Exchange {
 	return x
 }
 
-// like returns the exchange of a tensor with as many heads as the queries, or with one that all of them share. Each rank
-// with query heads then gets a copy, and the copies are added on the way back.
+// like returns the exchange of a tensor with as many heads as the queries, or with one that all of them share. Each
+// rank with query heads then gets a copy, and the copies are added on the way back.
 func (x *Exchange) like(heads int) *Exchange {
 	if heads > 1 {
 		return x
@@ -54,7 +54,7 @@ func (x *Exchange) like(heads int) *Exchange {
 
 // trading plans the ring over groups of p.inner ranks that exchange heads inside. Each rank holds all rows of its group
 // for some heads, and exchanges keys with the ranks of other groups that hold the same heads (USP, arXiv:2405.07719;
-// LoongTrain, arXiv:2406.18485). One group is Ulysses (Jacobs et al., arXiv:2309.14509), groups of one rank are the ring.
+// LoongTrain, arXiv:2406.18485). One group is Ulysses (Jacobs et al., arXiv:2309.14509), groups of one are the ring.
 func (p *Planner) trading(rank int) *Schedule {
 	if p.inner == 1 {
 		return p.ring(rank)

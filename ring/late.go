@@ -7,18 +7,18 @@ import (
 
 // late holds the transfers that outlast their hop.
 type late struct {
-	next  *arrival     // those of a Late hop; nil: none
-	gated comm.Pending // those that the present call waits for by gates; nil: none
+	next  *arrival     // of a Late hop; nil: none
+	gated comm.Pending // with gates for the present call; nil: none
 }
 
-// arrival is a hop's transfers, some of which may be late.
+// An arrival waits for a hop's transfers, or for late ones in their place.
 type arrival struct {
 	comm.Pending
 	hop  *Hop
 	bufs *buffers
 }
 
-// exchangeMore makes a hop's copies, beside its transfers. It returns what Wait waits for if transfers may be late.
+// exchangeMore makes a hop's copies beside its transfers, and lets transfers be late.
 func (b *buffers) exchangeMore(hop *Hop, moving comm.Pending) (comm.Pending, error) {
 	if len(hop.CopyKV)+len(hop.CopyGrad) > 0 && b.Mover == nil {
 		return nil, errNoMover
@@ -42,7 +42,7 @@ func (b *buffers) copy(bufs []kv, list []Copy) {
 	}
 }
 
-// Wait waits for what must be there when the next hop begins.
+// Wait waits for the transfers that must have ended before the next hop begins.
 func (a arrival) Wait() {
 	b, l := a.bufs, a.bufs.late
 	if l.gated != nil { // by now the call is queued

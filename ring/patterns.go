@@ -2,16 +2,16 @@ package ring
 
 import "github.com/cprun/cprun/partition"
 
-// ring plans Ring Attention (Liu et al., arXiv:2310.01889): in hop h a rank holds the keys of the owner h ranks before it,
-// and passes them on while it computes. A block stops at the last rank that sees any of it, and only the rows that a
-// later rank needs travel.
+// ring plans Ring Attention (Liu et al., arXiv:2310.01889): in hop h a rank holds the keys of the owner h ranks before
+// it, and passes them on while it computes. A block stops at the last rank that sees any of it, and only the rows that
+// a later rank needs travel.
 //
-// In the backward pass the gradients of a block follow as messages of their own, one hop late: what rank r-1 finished in
-// hop h-1 reaches rank r during hop h. Rank r then adds it to what it computed meanwhile, so no tile waits for a
-// gradient. The last visitor sends the sum home to the owner.
+// In the backward pass the gradients of a block follow as messages of their own, one hop late: the sum that rank r-1
+// finished in hop h-1 reaches rank r during hop h. Rank r then adds it to its own, so no tile waits for a gradient. The
+// last visitor sends the sum home to the owner.
 //
-// Under a window that reaches no further than two blocks it is the all-gather, a halo: the rows in the window come in one
-// hop.
+// Under a window that reaches no further than two blocks it is the all-gather, a halo: the rows in the window come in
+// one hop.
 func (p *Planner) ring(rank int) *Schedule {
 	if p.halo {
 		return p.allgather(rank)
@@ -93,8 +93,8 @@ func one[T any](shared *[]T, x T) []T {
 }
 
 // allgather fetches all rows of other blocks that the rank needs at once: while it computes with its own block, which
-// makes two kernel calls, or before the only one. It is the faster algorithm if links start quickly and memory holds all
-// keys (Llama 3, arXiv:2407.21783, section 3.3.2).
+// makes two kernel calls, or before the only one. It is the faster algorithm if links start quickly and memory holds
+// all keys (Llama 3, arXiv:2407.21783, section 3.3.2).
 func (p *Planner) allgather(rank int) *Schedule {
 	s := &Schedule{Rank: rank}
 	gather := map[bool]func(*Planner, int) []Hop{false: (*Planner).gatherBeside, true: (*Planner).gatherBefore}
@@ -138,8 +138,8 @@ func (p *Planner) gatherBeside(rank int) []Hop {
 	return []Hop{first, second, third}
 }
 
-// serve plans that rank sends rows to all others in the first hop, and folds their gradients in the last. rows calls send
-// for each range of rows that a rank reads. Rank r begins with r+1, so that no rank is the first peer of all.
+// serve plans that rank sends rows to all others in the first hop, and folds their gradients in the last. rows calls
+// send for each range of rows that a rank reads. Rank r begins with r+1, so that no rank is the first peer of all.
 func (p *Planner) serve(rank int, first, last *Hop, rows func(to int, send func(partition.Range))) {
 	const returned = 2
 	back := 0
@@ -155,14 +155,14 @@ func (p *Planner) serve(rank int, first, last *Hop, rows func(to int, send func(
 	}
 }
 
-// gatherBefore returns the hops of a backward pass with one kernel call, on all rows in the order of the sequence: those of
-// others arrive first, beside copies of the rank's own. The call hides the transfer only if its kernel waits for rows by
-// itself. It is faster where few rows travel: a second call would be small, and its results would have to be merged with
-// those of the first. MagiAttention's authors also found stages slower than none where links are fast
+// gatherBefore returns the hops of a backward pass with one kernel call, on all rows in the order of the sequence.
+// Rows of others arrive first, beside copies of the rank's own. The call hides the transfer only if its kernel waits
+// for rows by itself. It is faster if few rows travel: a second call would be small, and its results would have to be
+// merged into the first. MagiAttention's authors also found stages slower than none if links are fast
 // (SandAI-org/MagiAttention#353).
 //
-// The gradients of what was gathered go home in one hop, those of the rank's own rows as copies. A rank that reads no
-// rows of others computes with its own in place.
+// The gradients of gathered rows go home in one hop, and to the rank's own rows by copies. A rank that reads no rows of
+// others computes with its own in place.
 func (p *Planner) gatherBefore(rank int) []Hop {
 	const gathered = 1
 	g, all, own := p.index.Gather(rank), p.index.Keys(rank), 0

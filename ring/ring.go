@@ -51,7 +51,9 @@ func (r *Ring) Forward(out attention.Partial, q, k, v View, s *Schedule, p atten
 }
 
 // Backward sets g to the gradients, given do, the gradient of out.O, and out, the result of the whole forward pass.
-func (r *Ring) Backward(g attention.Grads, do, q, k, v View, out attention.Partial, s *Schedule, p attention.Softmax) error {
+func (r *Ring) Backward(
+	g attention.Grads, do, q, k, v View, out attention.Partial, s *Schedule, p attention.Softmax,
+) error {
 	if !r.plain(s, p) {
 		return r.backwardAdapted(g, do, q, k, v, out, s, p)
 	}
@@ -112,16 +114,14 @@ func messages(list []comm.Message, bufs []kv, moves []Move) []comm.Message {
 
 func (b *buffers) block(hop *Hop) attention.Block {
 	x := hop.Keys.of(b.kv)
-	return attention.Block{
-		K: x.k, V: x.v, Tiles: hop.Tiles, Columns: hop.Columns, Gates: b.gates, First: hop.First, Last: hop.Last,
-	}
+	return attention.Block{K: x.k, V: x.v, Tiles: hop.Tiles, Columns: hop.Columns, Gates: b.gates,
+		First: hop.First, Last: hop.Last}
 }
 
 func (b *buffers) gradBlock(hop *Hop) attention.GradBlock {
-	return attention.GradBlock{
-		Block: b.block(hop), KeyGrads: b.grads[hop.Grads.Buf].grads(0, max(hop.Keys.Hi, hop.Grads.Hi)),
-		Fresh: hop.Grads.rows(), FoldNext: len(hop.Fold) > 0 && hop.Fold[0].Dst.Buf == hop.Grads.Buf,
-	}
+	grads := b.grads[hop.Grads.Buf].grads(0, max(hop.Keys.Hi, hop.Grads.Hi))
+	return attention.GradBlock{Block: b.block(hop), KeyGrads: grads, Fresh: hop.Grads.rows(),
+		FoldNext: len(hop.Fold) > 0 && hop.Fold[0].Dst.Buf == hop.Grads.Buf}
 }
 
 func (b *buffers) fold(f Fold) attention.Fold {

@@ -21,7 +21,8 @@ import (
 // View is a strided window onto device memory; see package tensor.
 type View = tensor.View
 
-// Buffer is room for rows of K and V, or of their gradients. Buffer 0 is the rank's own tensor, the others are workspace.
+// Buffer is room for rows of K and V, or of their gradients. Buffer 0 is the rank's own tensor, the others are
+// workspace.
 type Buffer struct {
 	Rows int
 	// Heads are the KV heads of a buffer of one group, in the memory of buffer In: the rank's own tensor (0), the
@@ -106,8 +107,8 @@ func (h *Hop) blocks(kv, grad func(*Block)) {
 	copies(h.Fold, grad)
 }
 
-// Schedule is one rank's part of one attention over all ranks. It is a pure function of the partition, so ranks need not
-// exchange it.
+// Schedule is one rank's part of one attention over all ranks. It is a pure function of the partition, so ranks need
+// not exchange it.
 type Schedule struct {
 	Algorithm string
 	Rank      int
@@ -227,7 +228,8 @@ func All(algorithm string, s Spec) ([]*Schedule, error) {
 	return all, nil
 }
 
-// Planner makes the schedules of one partition, from the rows that ranks need of each other. It is read-only: goroutines may share it.
+// Planner makes the schedules of one partition, from the rows that ranks need of each other. It is read-only, so
+// goroutines may share it.
 type Planner struct {
 	algorithm string
 	spec      Spec
@@ -295,7 +297,8 @@ func newPlanner(algorithm string, s Spec, index *partition.Index) (*Planner, err
 	shape := s.Shape
 	if p.inner > 1 {
 		if s.KVHeads < 1 || s.Heads%s.KVHeads != 0 || s.Heads < 1 {
-			return nil, fmt.Errorf("algorithm %s trades heads: %d of q are no multiple of %d of k and v", algorithm, s.Heads, s.KVHeads)
+			return nil, fmt.Errorf("algorithm %s trades heads: %d of q are no multiple of %d of k and v",
+				algorithm, s.Heads, s.KVHeads)
 		}
 		shape.Size, shape.Layout = s.Size/p.inner, gathered{s.Layout, p.inner}
 	}

@@ -44,7 +44,8 @@ func (r *Ring) positioned(s *Schedule, p attention.Softmax) (attention.Softmax, 
 	case !p.Scores.Positions():
 		return p, nil
 	case s.Rows == nil:
-		return p, fmt.Errorf("schedule %s of rank %d has no positions for slopes or a bias; set Spec.Positions", s.Algorithm, s.Rank)
+		return p, fmt.Errorf("schedule %s of rank %d has no positions for slopes or a bias; set Spec.Positions",
+			s.Algorithm, s.Rank)
 	}
 	scores := *p.Scores
 	scores.Rows, p.Scores = s.Rows, &scores
@@ -217,13 +218,13 @@ func (t *trade) exchange(label string, list []traded) error {
 	return nil
 }
 
-// side is one end of an exchange: a tensor, and boxes of it.
+// A side of an exchange has a tensor, and boxes of it.
 type side struct {
 	view  View
 	boxes []HeadMove
 }
 
-// joined joins boxes with neighbouring rows, which saves copies. Those of the rank itself stay: they come in pairs.
+// joined joins boxes with neighbouring rows, which saves copies. Boxes of the rank itself come in pairs and stay.
 func joined(moves []HeadMove, rank int) (out []HeadMove) {
 	for _, m := range moves {
 		if k := len(out) - 1; k >= 0 && m.Peer != rank {
@@ -244,9 +245,9 @@ func (s side) box(i int) View {
 	return s.view.Slice(tensor.Seq, b.Rows.Lo, b.Rows.Hi).Slice(tensor.Heads, b.Heads.Lo, b.Heads.Hi)
 }
 
-// parcels returns one message for each peer: for each batch element the peer's boxes in order, each dense. That does not
-// depend on where boxes are cut, so both sides may join different ones. places are where boxes lie in scratch. A box
-// that is all of its message, dense and not added, travels from or to the tensor itself and has none.
+// parcels returns one message for each peer: for each batch element the peer's boxes in order, each dense. The cuts
+// between boxes do not matter, so both sides may join different ones. places gives each box its place in scratch. A
+// dense box that is a whole message and not added has none: it travels from or to the tensor itself.
 func (r *Ring) parcels(s side, rank int, adds bool) (messages []comm.Message, places []View) {
 	places = make([]View, len(s.boxes))
 	known := map[int]bool{rank: true}
