@@ -110,7 +110,10 @@ func (s Spec) Check(c *Case, ranks int) error {
 
 // spec returns the input of a schedule.
 func (s *Spec) spec(c *Case, shape partition.Shape) ring.Spec {
-	return ring.Spec{Shape: shape, Heads: c.Heads, KVHeads: c.KVHeads, Inner: s.Groups(c, shape.Size), GatherHeads: s.GatherHeads, Gather: s.Gather}
+	return ring.Spec{
+		Shape: shape, Heads: c.Heads, KVHeads: c.KVHeads, Inner: s.Groups(c, shape.Size),
+		GatherHeads: s.GatherHeads, Gather: s.Gather, Positions: c.Scores.ALiBi || c.Scores.Bias != nil,
+	}
 }
 
 // Groups returns how many ranks trade heads under hierarchical: Inner, or the number that the ranks of one host and
