@@ -51,7 +51,7 @@ type Fold = Copy
 // Hop is one turn of the loop: transfers begin, a kernel call runs beside them, and both have ended before the next hop
 // begins. Backward alone uses the gradient fields.
 type Hop struct {
-	Label string
+	Label string // in traces: "hop 1 owner 0"
 
 	Begins, Ends bool             // a kernel pass: one a schedule, or one for each group of heads
 	Keys         Block            // the rows that Tiles index
