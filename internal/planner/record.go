@@ -42,9 +42,7 @@ type Recorder struct {
 
 	arena *tensor.Arena
 	bare  bool // keep no Hops and no Works
-	early Hop  // exchanges since the last hop ended, which belong to the next
 
-	open    bool      // the last of Hops has not ended
 	program *program  // nil: not wanted
 	begun   int       // exchanges
 	list    []message // of the present exchange
@@ -104,13 +102,8 @@ func (r *Recorder) Run(s *ring.Schedule, a Attention, rows int, backward bool) e
 // bytes returns the size of a view.
 func bytes(v View) int64 { return int64(v.Size()) * int64(v.DType().Size()) }
 
-// hop returns where exchanges and calls are counted.
-func (r *Recorder) hop() *Hop {
-	if r.open {
-		return &r.Hops[len(r.Hops)-1]
-	}
-	return &r.early
-}
+// hop returns the present hop.
+func (r *Recorder) hop() *Hop { return &r.Hops[len(r.Hops)-1] }
 
 // copy records a pass over memory that reads and writes that many bytes together.
 func (r *Recorder) copy(n int64) {
@@ -203,15 +196,10 @@ func (r mover) Add(dst, src View) { r.copy(2*bytes(dst) + bytes(src)) }
 
 type stream struct{ *Recorder }
 
-// Label implements tensor.Stream. The empty label, of a ring without one, ends a hop.
+// Label implements tensor.Stream: it begins a hop. A ring without a label ends with the empty one.
 func (r stream) Label(name string) {
-	if r.bare {
-		return
-	}
-	if r.open = name != ""; r.open {
-		h := r.early
-		h.Label, h.SendTo, h.RecvFrom = name, append([]int{}, h.SendTo...), append([]int{}, h.RecvFrom...)
-		r.Hops, r.early = append(r.Hops, h), Hop{}
+	if !r.bare && name != "" {
+		r.Hops = append(r.Hops, Hop{Label: name, SendTo: []int{}, RecvFrom: []int{}})
 	}
 }
 
