@@ -111,7 +111,7 @@ func tooLarge(gpu *cuda.Device, bytes int64, err error) error {
 		gpu, float64(bytes)/gib, float64(free)/gib, float64(total)/gib, err)
 }
 
-// cudaOps are the operations and the attention of a step, loaded beside each other.
+// cudaOps returns the operations and the attention of a step, loaded beside each other.
 func cudaOps(o CUDAOptions, s *cudaStore, closers *[]func() error) (*gpu.Ops, attention.Kernel, error) {
 	defer o.timed("kernels")()
 	loader, err := gpu.NewLoader(s.dev)
@@ -157,7 +157,7 @@ func closeAll(closers []func() error) error {
 	return errors.Join(errs...)
 }
 
-// cudaKernel is the kernel of a backend, and what closes it.
+// cudaKernel returns the kernel of a backend, and what closes it.
 func cudaKernel(o CUDAOptions, s *cuda.Stream, l *gpu.Loader) (attention.Kernel, func() error, error) {
 	nothing := func() error { return nil }
 	asked, err := o.remedies()
@@ -196,7 +196,7 @@ func preload(ops *gpu.Ops, kernel attention.Kernel, compute tensor.DType, dim in
 	return g.Wait()
 }
 
-// cudaStore is the memory of a GPU.
+// A cudaStore is the memory of a GPU.
 type cudaStore struct {
 	*copies
 	dev    *cuda.Device

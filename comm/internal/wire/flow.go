@@ -7,7 +7,7 @@ import (
 	"github.com/cprun/cprun/comm/internal/link"
 )
 
-// flow is what two ranks owe each other in one group. The peer's mutex guards it.
+// A flow is what two ranks owe each other in one group. The peer's mutex guards it.
 type flow struct {
 	// As the sender.
 	credit  int                       // what is left of the eager window

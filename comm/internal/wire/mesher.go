@@ -213,7 +213,7 @@ func (m *mesher) welcome(conn net.Conn, mode Mode) {
 // errEnded is why no connection is made at the end.
 var errEnded = errors.New("the world has ended")
 
-// bound is how long a handshake may take.
+// A bound is how long a handshake may take.
 type bound struct {
 	set    func(time.Duration) // from now on
 	commit func() bool         // sets none: the other side counts on a last word. False at the end of the world

@@ -51,7 +51,7 @@ type Members struct {
 	telling bool              // guarded by mu; changed is about to be told
 }
 
-// member is a peer and the address of its gossip.
+// A member is a peer and the address of its gossip.
 type member struct {
 	Peer
 	addr netip.AddrPort

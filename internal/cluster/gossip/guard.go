@@ -183,7 +183,7 @@ func (g *guard) Shutdown() error {
 // answerHead is how many bytes of an answer tell whether it may be read.
 const answerHead = 1 + 4 + 1
 
-// stream is a stream that brings one sealed message, and no more bytes than that has.
+// A stream is a stream that brings one sealed message, and no more bytes than that has.
 type stream struct {
 	net.Conn
 	guard   *guard
@@ -258,7 +258,7 @@ func (s *stream) Close() error {
 	return s.Conn.Close()
 }
 
-// begun is a stream of which the first bytes were read already.
+// A begun is a stream of which the first bytes were read already.
 type begun struct {
 	net.Conn
 	head []byte

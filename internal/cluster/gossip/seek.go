@@ -31,7 +31,7 @@ const (
 	maxAddresses = 8
 )
 
-// seed is an address at which an agent may be.
+// A seed is an address at which an agent may be.
 type seed struct {
 	host string
 	port uint16
