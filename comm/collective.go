@@ -29,7 +29,7 @@ func (g *Group) call(name, detail string, f func() error) (Pending, error) {
 	return p, nil
 }
 
-// told is what a trace says of a collective: the bytes of all ranks' data, and the ranks.
+// told returns what a trace says of a collective: the bytes of all ranks' data, and the ranks.
 func (g *Group) told(v tensor.View) string {
 	if !tensor.Tracing(g.stream) {
 		return ""
@@ -37,7 +37,7 @@ func (g *Group) told(v tensor.View) string {
 	return check.Collective(v, len(g.ranks))
 }
 
-// rules are those that the arguments of calls keep.
+// rules returns those that the arguments of calls keep.
 func (g *Group) rules() check.Rules {
 	return check.Rules{Rank: g.rank, Size: len(g.ranks), Memory: check.OnHost}
 }
@@ -134,7 +134,7 @@ func (g *Group) reduceWhole(d tensor.DType, op Op, b []byte) error {
 // padded keeps the slots of the scratch memory aligned for every element type.
 func padded(n int) int { return (n + 7) &^ 7 }
 
-// share is the range of elements, in bytes, that rank r reduces of n bytes.
+// share returns the range of elements, in bytes, that rank r reduces of n bytes.
 func share(n, size, ranks, r int) (lo, hi int) {
 	e := n / size
 	return e * r / ranks * size, e * (r + 1) / ranks * size

@@ -65,7 +65,7 @@ func (g *Group) doubling(first int, full bool, span func(lo, hi int) []byte) err
 	return nil
 }
 
-// blocks are the messages of count blocks from block at on, which go on from the last to the first.
+// blocks returns the messages of count blocks from block at on, which go on from the last to the first.
 func blocks(peer, at, count, n int, span func(lo, hi int) []byte) []part {
 	at %= n
 	if at+count <= n {
@@ -109,7 +109,7 @@ func (g *Group) broadcastFew(d tensor.DType, b []byte, root int) error {
 	return g.doubling(root, true, span)
 }
 
-// shareStart is where the share of rank r begins of n bytes; that of the first rank behind the
+// shareStart returns where the share of rank r begins of n bytes; that of the first rank behind the
 // last is n.
 func shareStart(n, size, ranks, r int) int { return n / size * r / ranks * size }
 

@@ -222,7 +222,7 @@ func (g *Group) enqueue(name, detail string, ordered bool, f func() error) (*pen
 	return p, nil
 }
 
-// cause is why the world has failed, or nil. The other ranks have been told by then: what this
+// cause returns why the world has failed, or nil. The other ranks have been told by then: what this
 // rank's callers do with it may be to exit, and a connection that ends without a word is taken
 // for a death.
 func (g *Group) cause() error {
@@ -238,7 +238,7 @@ func (g *Group) fault(call string, err error) error {
 	return blame.InCall(call, g.rank, len(g.ranks), err)
 }
 
-// pending is a call in flight.
+// A pending is a call in flight.
 type pending struct {
 	g     *Group
 	name  string

@@ -11,23 +11,23 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// Mesh says who takes part in a world of processes, and how this rank reaches the others.
+// Mesh describes a world of processes, and how this rank reaches the others.
 type Mesh struct {
 	Rank, Size int
 	// Secret is the job's own, random and at least 16 bytes long, the same on all ranks.
-	// Who has it can join the job.
+	// Its owner can join the job.
 	Secret []byte
 	// RunID tells apart runs that share a secret, such as the attempts of one job.
 	RunID string
-	// Name goes into errors behind the rank: "pid 4711 on node-a". By default it is the
+	// Name goes into errors after the rank: "pid 4711 on node-a". By default it is the
 	// process id.
 	Name string
 
-	// Dir is where the ranks of this node have their Unix sockets. It must belong to this
+	// Dir has the Unix sockets of the ranks of this node. It must belong to this
 	// user, with mode 0700.
 	Dir string
 
-	// Listener is where the higher ranks of other nodes reach this one over TCP. The mesh
+	// Listener takes the TCP connections of higher ranks on other nodes. The mesh
 	// takes it over and closes it: when all ranks are there, in a world of up to 16, and else
 	// with the group, since ranks may connect on first use.
 	Listener net.Listener
@@ -65,7 +65,7 @@ func Listen(ctx context.Context, host string) (net.Listener, error) {
 	return ln, nil
 }
 
-// Connect joins processes, over Unix sockets where m.Addrs has no address and over TCP where it has one. With m.Dir a
+// Connect joins processes, over TCP with ranks that have an address in m.Addrs, and else over Unix sockets. With m.Dir a
 // rank can be reached by its socket there, with m.Listener over TCP; a rank that others reach in both ways brings both.
 // Without Addrs all ranks are on this node. How the ranks got the addresses is a rendezvous' business.
 //
@@ -73,7 +73,7 @@ func Listen(ctx context.Context, host string) (net.Listener, error) {
 // for its neighbours alone, and the first collective for the others. Calls are ordered against compute; nil means a
 // private stream.
 //
-// Frames over TCP are encrypted and authenticated. Those over Unix sockets are not, since nobody but this user can
+// Frames over TCP are encrypted and authenticated. Those over Unix sockets are not, since only this user can
 // reach the sockets. Each side of a connection says in the handshake which it means, and proves it with the secret.
 func Connect(ctx context.Context, m Mesh, compute tensor.Stream, opts Options) (*Group, error) {
 	opts = opts.withDefaults()
@@ -148,7 +148,7 @@ func (m *Mesh) checkNodes() error {
 	return nil
 }
 
-// listen makes the socket of this rank, where there is a directory for it and ranks that dial.
+// listen makes the socket of this rank, if there are a directory for it and ranks that dial.
 func (m *Mesh) listen(c *wire.Config, here wire.UnixDir) error {
 	if m.Rank == m.Size-1 {
 		return nil

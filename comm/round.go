@@ -8,13 +8,13 @@ import (
 	"github.com/cprun/cprun/comm/internal/link"
 )
 
-// part is a buffer to or from one rank of the group.
+// A part is a buffer to or from one rank of the group.
 type part struct {
 	peer int
 	buf  []byte
 }
 
-// exchange is what every call is made of: all sends and receives run at once, and it returns
+// exchange returns what every call is made of: all sends and receives run at once, and it returns
 // when all have ended. It is called on the group's stream only. A part for the own rank is
 // the caller's business.
 func (g *Group) exchange(sends, recvs []part) error {
@@ -55,7 +55,7 @@ func (g *Group) exchange(sends, recvs []part) error {
 	return g.link.Err()
 }
 
-// failure is the first error of transfers that have ended, or nil.
+// failure returns the first error of transfers that have ended, or nil.
 func failure(xs []link.Transfer) error {
 	for i := range xs {
 		if err := xs[i].Err(); err != nil {
@@ -142,7 +142,7 @@ func (g *Group) await(xs []link.Transfer) {
 	}
 }
 
-// stalled is the error of a transfer that has stood still for too long.
+// stalled returns the error of a transfer that has stood still for too long.
 func (g *Group) stalled(x *link.Transfer, limit time.Duration) *PeerError {
 	err := blame.Stalled(g.link, g.ranks[g.rank], []int{x.Peer}, x.Op(), limit)
 	if why := g.link.Unreached(x.Peer); why != nil && err.Rank == x.Peer {

@@ -28,7 +28,7 @@ func (g *Group) Barrier(ctx context.Context) error {
 	return p.Sync(ctx)
 }
 
-// member is what Split asks of each rank.
+// A member is what Split asks of each rank.
 type member struct{ colour, key, rank int }
 
 // Split makes groups of the ranks with the same colour, ordered by key, then by rank.

@@ -53,7 +53,7 @@ const (
 	MaxOpen = 64
 )
 
-// ledger is what a group knows of its calls that are not over.
+// A ledger is what a group knows of its calls that are not over.
 type ledger struct {
 	mu          sync.Mutex
 	first, last *pending        // guarded by mu; a list of the calls in their order, which is that in which they end
@@ -185,7 +185,7 @@ func (w *Wait) measure(xs []link.Transfer) {
 	w.Open = w.Open[:len(w.Open)-w.More]
 }
 
-// entry is what a ledger knows of a call.
+// An entry is what a ledger knows of a call.
 type entry struct {
 	number  uint64 // of the call
 	label   string

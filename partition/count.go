@@ -5,7 +5,7 @@ import (
 	"math/bits"
 )
 
-// count is a number of pairs in 128 bits: the square of a long sequence does not fit 64.
+// A count is a number of pairs in 128 bits: the square of a long sequence does not fit 64.
 type count struct{ hi, lo uint64 }
 
 func product(a, b int) count {
@@ -27,7 +27,7 @@ func (a count) minus(b count) count {
 
 func (a count) half() count { return count{a.hi >> 1, a.lo>>1 | a.hi<<63} }
 
-// int is the count, or the largest integer where that is less.
+// int returns the count, or the largest integer where that is less.
 func (a count) int() int {
 	if a.hi > 0 || a.lo > math.MaxInt {
 		return math.MaxInt

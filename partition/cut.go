@@ -5,14 +5,14 @@ import (
 	"sort"
 )
 
-// cuts is where positions, of queries or of keys, are cut: at the ends of documents, or at the bounds
+// A cuts value lists where positions, of queries or of keys, are cut: at the ends of documents, or at the bounds
 // of slices; neither: nowhere.
 type cuts struct {
 	ends   []int   // one past the last position of each document
 	ranges []Range // of each slice
 }
 
-// cuts are those of queries and of keys.
+// cuts returns those of queries and of keys.
 func (m *Mask) cuts() (q, k cuts) {
 	for _, t := range m.Slices {
 		q.ranges, k.ranges = append(q.ranges, t.Q), append(k.ranges, t.K)
@@ -28,7 +28,7 @@ func (m *Mask) cuts() (q, k cuts) {
 	return cuts{ends: ends}, cuts{ends: ends}
 }
 
-// bounds is the positions of a document or slice, in a sequence of n.
+// bounds returns the positions of a document or slice, in a sequence of n.
 func (c cuts) bounds(doc, n int) (lo, hi int) {
 	switch {
 	case len(c.ranges) > 0:
@@ -58,7 +58,7 @@ func (c cuts) cut(spans []Span, room []piece) pieces {
 	return p
 }
 
-// cutSlices is the pieces of each slice, one slice behind the other. Where spans ascend, a slice costs a
+// cutSlices returns the pieces of each slice, one slice behind the other. Where spans ascend, a slice costs a
 // search and the spans that it has positions of.
 func cutSlices(spans []Span, ranges []Range) pieces {
 	var p pieces

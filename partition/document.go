@@ -82,13 +82,13 @@ type chunk struct {
 	of *document
 }
 
-// document is what the work of its chunks follows from.
+// A document is what the work of its chunks follows from.
 type document struct {
 	Range
 	bands []Band
 }
 
-// chunkRows is the length of chunks. Sequences of few positions have shorter ones, so that each rank
+// chunkRows returns the length of chunks. Sequences of few positions have shorter ones, so that each rank
 // has some; those of very many have longer ones.
 func chunkRows(seqLen, size int) int {
 	most := max(chunksPerRank*size, dealings/size)
@@ -119,7 +119,7 @@ func (d Document) chunks(seqLen, size int) []chunk {
 	return all
 }
 
-// chunk is the positions at of the i-th document.
+// chunk returns the positions at of the i-th document.
 func (d *document) chunk(i int, at Range) chunk {
 	c := chunk{at: at, doc: i, of: d}
 	work := count{}
@@ -141,14 +141,14 @@ type deal struct {
 	place      []int // of each rank, 1 + its place among the holders of the present chunk's document
 }
 
-// hand is what a rank has got.
+// A hand is what a rank has got.
 type hand struct {
 	work float64
 	room int // positions that it has still to get
 	got  []piled
 }
 
-// piled is a chunk that a rank has got.
+// A piled is a chunk that a rank has got.
 type piled struct {
 	Range
 	work float64
@@ -186,7 +186,7 @@ func (d Document) deal(seqLen, size int) []hand {
 	return best.ranks
 }
 
-// dealt is all chunks dealt out.
+// dealt returns all chunks dealt out.
 func (d Document) dealt(all []chunk, seqLen, size int, patience float64) *deal {
 	t := &deal{rows: float64(seqLen), patience: patience, ranks: make([]hand, size), place: make([]int, size)}
 	for i := range all {
@@ -203,7 +203,7 @@ func (d Document) dealt(all []chunk, seqLen, size int, patience float64) *deal {
 	return t
 }
 
-// over is the work of the rank with most, above the mean.
+// over returns the work of the rank with most, above the mean.
 func (t *deal) over() float64 {
 	most := 0.0
 	for r := range t.ranks {
@@ -212,7 +212,7 @@ func (t *deal) over() float64 {
 	return most
 }
 
-// cost is the work of the rank with most over the mean, and the keys of the mean rank over all rows.
+// cost returns the work of the rank with most over the mean, and the keys of the mean rank over all rows.
 func (t *deal) cost() float64 {
 	keys := 0
 	for r := range t.ranks {
@@ -225,7 +225,7 @@ func (t *deal) cost() float64 {
 	return cost
 }
 
-// fetches is the rows of keys that a rank needs and has not got: of each document those between the
+// fetches returns the rows of keys that a rank needs and has not got: of each document those between the
 // first and the last that it needs.
 func (h *hand) fetches() int {
 	slices.SortFunc(h.got, func(a, b piled) int { return a.Lo - b.Lo })
@@ -242,7 +242,7 @@ func (h *hand) fetches() int {
 	return rows + whole.Len()
 }
 
-// holder is a rank that has chunks of a document, and the hull of the keys that it has or needs of it.
+// A holder is a rank that has chunks of a document, and the hull of the keys that it has or needs of it.
 type holder struct {
 	rank int
 	keys Range
@@ -309,7 +309,7 @@ func (t *deal) best(c *chunk, holders []holder) (rank int, fits bool) {
 	return rank, fits
 }
 
-// grown is the rows that a chunk adds to keys of its document, without its own.
+// grown returns the rows that a chunk adds to keys of its document, without its own.
 func grown(keys Range, c *chunk) int {
 	whole := c.keys.Hull(c.at)
 	return min(keys.Hull(whole).Len()-keys.Len(), whole.Len()-c.at.Len())
@@ -362,7 +362,7 @@ func (h *hand) swap(with *hand) bool {
 	return true
 }
 
-// spans is the positions that a rank has got, in order, with neighbours joined.
+// spans returns the positions that a rank has got, in order, with neighbours joined.
 func (h *hand) spans() []Span {
 	slices.SortFunc(h.got, func(a, b piled) int { return a.Lo - b.Lo })
 	var s []Span
@@ -385,7 +385,7 @@ func Ready(l Layout, seqLen, size int) Layout {
 	return ready{Layout: l, seqLen: seqLen, size: size, all: AllSpans(l, seqLen, size)}
 }
 
-// ready is a layout with its answers.
+// A ready is a layout with its answers.
 type ready struct {
 	Layout
 	seqLen, size int

@@ -21,7 +21,7 @@ func (x *Index) Halo() bool {
 	return true
 }
 
-// othersOf is how many rows rank needs of others, or any number above most.
+// othersOf returns how many rows rank needs of others, or any number above most.
 func (x *Index) othersOf(rank, most int) (rows int) {
 	if list, ok := x.Owners(rank); ok {
 		for _, n := range list {

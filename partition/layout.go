@@ -12,7 +12,7 @@ import (
 // Span is the global positions Start, Start+Stride, ..., Len of them.
 type Span struct{ Start, Len, Stride int }
 
-// end is one past the last position.
+// end returns one past the last position.
 func (s Span) end() int { return s.Start + (s.Len-1)*s.Stride + 1 }
 
 // A Layout gives every position of a sequence to exactly one rank.
@@ -162,7 +162,7 @@ func Positions(spans []Span) []int {
 	return p
 }
 
-// fits is an error unless documents of these lengths fill a sequence. Lengths come from files: they
+// fits returns an error unless documents of these lengths fill a sequence. Lengths come from files: they
 // are taken off what is left, since their sum may be more than an int holds.
 func fits(docs []int, seqLen int) error {
 	left := seqLen

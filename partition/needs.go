@@ -12,7 +12,7 @@ type Need struct {
 	Rows Range // the smallest that holds all
 }
 
-// pairs is the Needs of all pairs of ranks that are not empty.
+// A pairs value has the Needs of all pairs of ranks that are not empty.
 type pairs struct {
 	of [][]Need // of each rank, by owner
 	by [][]Need // of each owner, by rank
@@ -38,7 +38,7 @@ func (x *Index) Prepare() {
 	x.all = newPairs(s.needs, ends)
 }
 
-// newPairs is the pairs of needs by rank, of which those of each rank have an end.
+// newPairs returns the pairs of needs by rank, of which those of each rank have an end.
 func newPairs(needs []Need, ends []int) *pairs {
 	ranks := len(ends)
 	p := &pairs{of: make([][]Need, ranks), by: make([][]Need, ranks)}
@@ -66,7 +66,7 @@ func newPairs(needs []Need, ends []int) *pairs {
 // preparing is memory in which needs are found.
 var preparing = sync.Pool{New: func() any { return &row{} }}
 
-// row is what one rank needs of each owner, and a bit for those of whom it needs anything.
+// A row is what one rank needs of each owner, and a bit for those of whom it needs anything.
 type row struct {
 	rows  []Range
 	bits  []uint64
@@ -123,7 +123,7 @@ func (x *Index) meet(rank int, s *row) {
 	}
 }
 
-// extent is the smallest range with the positions of some pieces.
+// extent returns the smallest range with the positions of some pieces.
 func extent(list []piece) Range {
 	e := Range{list[0].Start, list[0].end()}
 	for i := range list[1:] {
@@ -154,7 +154,7 @@ func (x *Index) hold() {
 	}
 }
 
-// find is the rows of a peer among needs in the order of theirs.
+// find returns the rows of a peer among needs in the order of theirs.
 func find(list []Need, peer int) Range {
 	if i, ok := slices.BinarySearchFunc(list, peer, func(n Need, peer int) int { return n.Peer - peer }); ok {
 		return list[i].Rows
@@ -204,7 +204,7 @@ func newHeld(rank int, list []piece) held {
 	return held{rank, list, extent(list), Range{list[0].at, last.at + last.Len}}
 }
 
-// holders is the ranks that have part of each document.
+// holders returns the ranks that have part of each document.
 func holders(ranks []pieces) [][]held {
 	counts := []int{}
 	each := func(f func(rank, doc int, list []piece)) {

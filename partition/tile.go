@@ -95,7 +95,7 @@ func (t Tile) Trim() (_ Tile, ok bool) {
 	return t, t.Band.Lo <= t.Band.Hi
 }
 
-// weighed is a tile and its pairs, once somebody has asked; no tile here has none.
+// A weighed is a tile and its pairs, once somebody has asked; no tile here has none.
 type weighed struct {
 	Tile
 	known count

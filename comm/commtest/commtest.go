@@ -62,7 +62,7 @@ func TestDevices(t *testing.T, setup Setup) {
 
 type suite struct{ Setup }
 
-// rank is one rank of a world under test.
+// A rank is one rank of a world under test.
 type rank struct {
 	comm.Communicator
 	t     *testing.T
@@ -137,7 +137,7 @@ func (r *rank) do(p comm.Pending, err error) error {
 	return p.Sync(r.ctx)
 }
 
-// number is what element i of rank r's data holds: a small integer, so that sums are exact
+// number returns what element i of rank r's data holds: a small integer, so that sums are exact
 // in every type, in every order. It repeats itself after a cycle of elements, which divides no piece.
 func number(r, i int) int { return (r*31+i*7)%cycle - 30 }
 
@@ -213,7 +213,7 @@ func expect(what string, v tensor.View, parts int, want func(part, i int) int) e
 	return nil
 }
 
-// reduced is what the ranks' element i is combined to.
+// reduced returns what the ranks' element i is combined to.
 func reduced(op comm.Op, ranks, i int) int {
 	acc := number(0, i)
 	for r := 1; r < ranks; r++ {

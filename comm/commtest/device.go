@@ -40,7 +40,7 @@ type Device interface {
 	Close() error
 }
 
-// host is the host as a device.
+// A host is the host as a device.
 type host struct{ s *tensor.HostStream }
 
 func (h *host) Stream() tensor.Stream                        { return h.s }
@@ -61,7 +61,7 @@ func (h *host) Download(dst, src tensor.View) {
 	})
 }
 
-// new is a view of zeros on the rank's device.
+// new returns a view of zeros on the rank's device.
 func (r *rank) new(d tensor.DType, shape ...int) tensor.View { return r.dev.New(d, shape...) }
 
 // put copies a dense host view to the rank's device.

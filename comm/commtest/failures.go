@@ -13,7 +13,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// calls are all ways to wait for somebody. Each ends only with the other ranks' help.
+// calls returns all ways to wait for somebody. Each ends only with the other ranks' help.
 func (r *rank) calls() map[string]func() error {
 	n := r.Size()
 	v := func(n int) tensor.View { return r.new(tensor.F32, n) }

@@ -52,20 +52,20 @@ func flagWords(ranks int) int {
 	return (ranks*ranks*lineWords + pageWords - 1) / pageWords * pageWords
 }
 
-// boardWords is the size of a board in words: 56 KiB for 4 ranks, 208 KiB for 8.
+// boardWords returns the size of a board in words: 56 KiB for 4 ranks, 208 KiB for 8.
 func boardWords(ranks int) int {
 	n := flagWords(ranks) + ranks*lineWords + ranks*ranks*pairWords
 	return (n + pageWords - 1) / pageWords * pageWords
 }
 
-// flags is the part that devices see, whole pages.
+// flags returns the part that devices see, whole pages.
 func (b *board) flags() []uint64 { return b.words[:flagWords(b.ranks)] }
 
 func (b *board) flag(rank, peer, kind int) *uint64 {
 	return &b.words[(rank*b.ranks+peer)*lineWords+kind]
 }
 
-// at is what a flag says now.
+// at returns what a flag says now.
 func (b *board) at(rank, peer, kind int) uint64 {
 	return atomic.LoadUint64(b.flag(rank, peer, kind))
 }
@@ -87,20 +87,20 @@ func (b *board) queued(sender, receiver int) *uint64 {
 	return &b.pair(sender, receiver)[lineWords]
 }
 
-// notice is a receive on the board.
+// A notice is a receive on the board.
 type notice struct {
 	bytes uint64
 	place location
 }
 
-// location is where a view lies: as an address for ranks of the same process, and as an
+// A location is where a view lies: as an address for ranks of the same process, and as an
 // exported allocation and the offset in it for others.
 type location struct {
 	addr, offset uint64
 	handle       [64]byte
 }
 
-// region is an allocation as a device finds it.
+// A region is an allocation as a device finds it.
 type region struct {
 	base  uint64
 	bytes int64
@@ -125,7 +125,7 @@ func (b *board) put(sender, receiver int, n uint64, p *notice) bool {
 	return true
 }
 
-// post is the place of message n in the ring of a pair.
+// post returns the place of message n in the ring of a pair.
 func (b *board) post(sender, receiver int, n uint64) *notice {
 	at := 2*lineWords + int((n-1)%postRing)*postWords
 	return (*notice)(unsafe.Pointer(&b.pair(sender, receiver)[at]))

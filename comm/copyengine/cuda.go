@@ -26,7 +26,7 @@ func New(ctx context.Context, host *comm.Group, dev *cuda.Device, compute *cuda.
 	})
 }
 
-// cudaCopies is the device of a GPU.
+// A cudaCopies is the device of a GPU.
 type cudaCopies struct {
 	dev *cuda.Device
 
@@ -67,7 +67,7 @@ func (c *cudaCopies) detach() error {
 	return errors.Join(errs...)
 }
 
-// flag is the device's address of a flag.
+// flag returns the device's address of a flag.
 func (c *cudaCopies) flag(f *uint64) uint64 {
 	return c.flags + uint64(uintptr(unsafe.Pointer(f))-uintptr(c.page))
 }
@@ -164,7 +164,7 @@ func (c *cudaCopies) size(base uint64) int64 {
 
 func (c *cudaCopies) hold(compute tensor.Stream, l lane) { compute.Wait(l.record()) }
 
-// cudaLane is a stream of copies.
+// A cudaLane is a stream of copies.
 type cudaLane struct {
 	s *cuda.Stream
 	c *cudaCopies

@@ -82,7 +82,7 @@ type Compute interface {
 	Fail(err error)
 }
 
-// device is what the engine needs of a device. Addresses are the device's own.
+// A device is what the engine needs of a device. Addresses are the device's own.
 type device interface {
 	// attach has the device know the flags, which live until detach.
 	attach(flags []uint64) error
@@ -105,7 +105,7 @@ type device interface {
 	hold(compute tensor.Stream, l lane)
 }
 
-// lane is a stream of a device. Its methods are called under the engine's lock, but for
+// A lane is a stream of a device. Its methods are called under the engine's lock, but for
 // fail. What has been queued is carried out also after fail, what is queued later is not.
 type lane interface {
 	after(e tensor.Event)
@@ -120,7 +120,7 @@ type lane interface {
 	close() error
 }
 
-// message is one end of a message.
+// A message is one end of a message.
 type message struct {
 	n        uint64
 	call     uint64 // whose it is
@@ -130,7 +130,7 @@ type message struct {
 	label    string   // what asked for it, for traces
 }
 
-// backlog is the messages to or from one peer.
+// A backlog is the messages to or from one peer.
 type backlog struct {
 	last uint64    // the number of the newest message
 	free uint64    // that of the newest one that the compute stream has not waited for, or 0
@@ -139,13 +139,13 @@ type backlog struct {
 	at   standstill
 }
 
-// lastOf is the last of a pending call's messages to or from a peer.
+// A lastOf is the last of a pending call's messages to or from a peer.
 type lastOf struct {
 	peer int
 	n    uint64
 }
 
-// pending is a call in flight.
+// A pending is a call in flight.
 type pending struct {
 	e           *Engine
 	sent, recvd []lastOf
@@ -231,14 +231,14 @@ func (q *backlog) number(m *message) {
 	q.open = append(q.open, *m)
 }
 
-// call is a call of Exchange.
+// A call is a call of Exchange.
 type call struct {
 	n         uint64
 	ins, outs []peerMessage
 	p         *pending
 }
 
-// peerMessage is a message and the rank it goes to or comes from.
+// A peerMessage is a message and the rank it goes to or comes from.
 type peerMessage struct {
 	peer int
 	message
@@ -255,7 +255,7 @@ func (e *Engine) Streams() (all []tensor.Stream) {
 	return all
 }
 
-// rules are those that messages keep. Where a view lies is for the device to say.
+// rules returns those that messages keep. Where a view lies is for the device to say.
 func (e *Engine) rules() check.Rules {
 	return check.Rules{Rank: e.rank, Size: e.board.ranks, Memory: func(tensor.View) error { return nil }}
 }

@@ -131,7 +131,7 @@ func (e *Engine) issue(peer int) {
 	}
 }
 
-// taken is how many of the messages the peer has posted its receives of. They go behind one
+// taken returns how many of the messages the peer has posted its receives of. They go behind one
 // wait: all are of one call, here and there, because a call begins when the copies of those
 // before it are queued.
 func (e *Engine) taken(peer int, todo []message) int {

@@ -88,7 +88,7 @@ func (e *Engine) awake(took time.Duration) time.Duration {
 	return took
 }
 
-// stuck is the error of a device that has long taken no more work.
+// stuck returns the error of a device that has long taken no more work.
 func (e *Engine) stuck() error {
 	const op = "calls behind a full queue of the device"
 	if rank := blame.Last(boardWaits{e}, e.rank, e.rank); rank >= 0 {
@@ -103,7 +103,7 @@ const (
 	maxTick = 2 * time.Millisecond
 )
 
-// tick is how often to look at messages that only devices have to do with.
+// tick returns how often to look at messages that only devices have to do with.
 func (e *Engine) tick() time.Duration {
 	limit := e.deadline()
 	if limit < 0 {
@@ -117,7 +117,7 @@ func (e *Engine) deadline() time.Duration { return time.Duration(e.limit.Load())
 // SetDeadline changes how long a message may stand still. Negative means for ever.
 func (e *Engine) SetDeadline(d time.Duration) { e.limit.Store(int64(d)) }
 
-// standstill is how long the next message of a queue has not been copied although this rank's
+// A standstill is how long the next message of a queue has not been copied although this rank's
 // device has come to it. Before that it is this rank that is late.
 type standstill struct {
 	at    uint64
@@ -171,7 +171,7 @@ func describe(m *message, send bool) blame.Op {
 	return op
 }
 
-// stalled is the error of a message that has stood still for too long. In a ring the neighbour
+// stalled returns the error of a message that has stood still for too long. In a ring the neighbour
 // stands still because its own neighbour does; the board shows who began.
 func (e *Engine) stalled(peer int, m *message, send bool) error {
 	return e.world(blame.Stalled(boardWaits{e}, e.rank, []int{peer}, describe(m, send), e.deadline()))
@@ -203,7 +203,7 @@ func (w boardWaits) WaitsFor(rank int) int {
 
 func (e *Engine) peerName(peer int) string { return e.host.PeerName(peer) }
 
-// blame is an error about a rank of the group.
+// blame returns an error about a rank of the group.
 func (e *Engine) blame(peer int, op string, cause error) error {
 	return e.world(blame.On(boardWaits{e}, peer, op, cause))
 }
@@ -218,7 +218,7 @@ func (e *Engine) fault(err error) error {
 	return blame.InCall("exchange", e.rank, e.board.ranks, err)
 }
 
-// err is why nothing can be exchanged any more, or nil. e.mu is held.
+// err returns why nothing can be exchanged any more, or nil. e.mu is held.
 func (e *Engine) err() error {
 	if c := e.cause.Load(); c != nil {
 		return *c

@@ -27,7 +27,7 @@ func onHost(ms []comm.Message) bool { return len(ms) > 0 && hostView(ms[0].View)
 
 func hostView(v tensor.View) bool { return !v.IsZero() && v.Memory().Device() == tensor.Device{} }
 
-// exchanged is an exchange that has been checked.
+// An exchanged is an exchange that has been checked.
 type exchanged struct {
 	send, recv []comm.Message // all of them
 	out, in    []comm.Message // those that move between ranks: not empty, not of the own rank
@@ -160,7 +160,7 @@ func (d *Group) Broadcast(v tensor.View, root int) (comm.Pending, error) {
 	return d.collective("broadcast", v, d.rules.Broadcast(v, root), func() error { return d.lib.broadcast(v, root) })
 }
 
-// shareOf is one of n equal parts of a dense view, as a vector.
+// shareOf returns one of n equal parts of a dense view, as a vector.
 func shareOf(v tensor.View, n, i int) tensor.View {
 	size := v.Size() / n
 	return v.Reshape([4]int{1, 1, 1, v.Size()}).Slice(tensor.Dim, i*size, (i+1)*size)
@@ -224,7 +224,7 @@ func (d *Group) viaHost(call func() (comm.Pending, error)) (comm.Pending, error)
 	return &hostPending{d, p}, nil
 }
 
-// hostPending is a call on views of the host.
+// A hostPending is a call on views of the host.
 type hostPending struct {
 	d *Group
 	comm.Pending

@@ -10,7 +10,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// gpuStream is a stream of a device. Do queues what its argument queues, and returns.
+// A gpuStream is a stream of a device. Do queues what its argument queues, and returns.
 type gpuStream interface {
 	tensor.Stream
 	Do(name string, work func() error)
@@ -38,7 +38,7 @@ type collectives interface {
 	close() error
 }
 
-// solo is the collectives of one rank.
+// A solo is the collectives of one rank.
 type solo struct {
 	kit    *kit
 	stream gpuStream
@@ -75,7 +75,7 @@ type mover interface {
 	Close() error
 }
 
-// kit is what a Group needs of its device. All groups of a rank share it.
+// A kit is what a Group needs of its device. All groups of a rank share it.
 type kit struct {
 	place     tensor.Device
 	compute   gpuStream

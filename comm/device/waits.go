@@ -59,7 +59,7 @@ func (d *Group) waits() (all []comm.Wait) {
 	return all
 }
 
-// wait is a call as one that has begun. d.mu is held.
+// wait returns a call as one that has begun. d.mu is held.
 func (d *Group) wait(f *flight) comm.Wait {
 	w := comm.Wait{
 		Op: f.name, Label: f.label, Group: d.host.ID(), Via: TransportNCCL, Call: f.number,

@@ -12,7 +12,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// flight is a call that is in flight on the device.
+// A flight is a call that is in flight on the device.
 type flight struct {
 	name  string
 	told  string // what a trace says of it
@@ -109,7 +109,7 @@ func (d *Group) admit(f *flight) (comm.Pending, error) {
 	return nil, nil
 }
 
-// failure is the cause that ended the group, also where the watch has not come to it yet.
+// failure returns the cause that ended the group, also where the watch has not come to it yet.
 func (d *Group) failure() error {
 	if err := d.host.Link().Err(); err != nil {
 		d.end(err, true)
@@ -119,7 +119,7 @@ func (d *Group) failure() error {
 	return d.cause
 }
 
-// departed is an error about a peer that has left, or nil.
+// departed returns an error about a peer that has left, or nil.
 func (d *Group) departed(f *flight) error {
 	for _, p := range f.peers {
 		if w := d.host.WorldRank(p); d.host.Link().HasLeft(w) {
@@ -129,7 +129,7 @@ func (d *Group) departed(f *flight) error {
 	return nil
 }
 
-// op says what a call was waiting for, in errors.
+// op returns what a call was waiting for, in errors.
 func (f *flight) op() string { return fmt.Sprintf("%s of %d bytes", f.name, f.bytes) }
 
 // register puts a call before the watch. It is false where the group has ended.
@@ -149,7 +149,7 @@ func (d *Group) register(f *flight, start tensor.Event) bool {
 	return true
 }
 
-// inFlight is the number of calls that are not over.
+// inFlight returns the number of calls that are not over.
 func (d *Group) inFlight() int {
 	d.settleFlights()
 	d.mu.Lock()
@@ -336,7 +336,7 @@ func (d *Group) checkDeadline(f *flight, now time.Time) {
 	}
 }
 
-// stalled is the error of a call that has stood still for too long.
+// stalled returns the error of a call that has stood still for too long.
 func (d *Group) stalled(f *flight) error {
 	if len(f.peers) == 0 {
 		return fmt.Errorf("%s: %w", f.op(), blame.Deadline(f.limit))
@@ -362,7 +362,7 @@ func (d *Group) accuse(f *flight, err error) {
 	d.fail(err)
 }
 
-// devicePending is a call on views of the device.
+// A devicePending is a call on views of the device.
 type devicePending struct {
 	d *Group
 	f *flight

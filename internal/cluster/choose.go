@@ -14,7 +14,7 @@ const (
 	losses      = 2
 )
 
-// tally is what a job remembers of its starts. It goes with each decision, to whoever leads next.
+// A tally is what a job remembers of its starts. It goes with each decision, to whoever leads next.
 type tally struct {
 	Retries launch.Retries `json:"retries"`
 	Cause   string         `json:"cause,omitempty"` // key of the node that failed first last time
@@ -45,7 +45,7 @@ func (t *tally) note(cause string, lost []string) {
 	t.Lost = counts
 }
 
-// out says why the agent at that place is left out, or "".
+// out returns why the agent at that place is left out, or "".
 func (t *tally) out(key string) string {
 	switch {
 	case t.InRow >= firstCauses && t.Cause == key:
@@ -56,7 +56,7 @@ func (t *tally) out(key string) string {
 	return ""
 }
 
-// candidate is an agent that may be in the next world. Its NodeRank is the one it wants, or -1.
+// A candidate is an agent that may be in the next world. Its NodeRank is the one it wants, or -1.
 type candidate struct {
 	Member
 	joined int // order in which they came

@@ -60,7 +60,7 @@ func (c *Cohort) inspect(key ed25519.PublicKey, raw []byte) (*hello, error) {
 	return h, nil
 }
 
-// short is the beginning of a digest.
+// short returns the beginning of a digest.
 func short(s string) string { return s[:min(len(s), 12)] }
 
 // decodeHello reads what an agent tells of itself.
@@ -251,7 +251,7 @@ func (c *Cohort) gone() { c.leave.Do(func() { close(c.left) }) }
 
 func (c *Cohort) log(format string, args ...any) { c.cfg.Log(format, args...) }
 
-// tcp is the network of agents.
+// A tcp is the network of agents.
 type tcp struct{}
 
 func (tcp) Listen(addr string) (net.Listener, error) { return net.Listen("tcp", addr) }

@@ -15,7 +15,7 @@ func withGossip(c Config) Config {
 	return c
 }
 
-// gossiping is the network of an agent whose control port carries gossip.
+// A gossiping is the network of an agent whose control port carries gossip.
 type gossiping struct {
 	tcp
 	cfg  Config

@@ -6,7 +6,7 @@ import (
 	"github.com/cprun/cprun/internal/launch"
 )
 
-// machine is an agent's part in the job, without goroutines, connections or a clock of its own: it is told
+// A machine is an agent's part in the job, without goroutines, connections or a clock of its own: it is told
 // what happens, at which time, and answers through effects. One goroutine calls it.
 type machine struct {
 	cfg   *Config
@@ -51,7 +51,7 @@ type machine struct {
 	strangeAt time.Time
 }
 
-// role is what an agent does for the job.
+// A role is what an agent does for the job.
 type role int
 
 // The roles.
@@ -66,7 +66,7 @@ func (r role) String() string {
 	return [...]string{"seeking", "following", "campaigning", "leading"}[r]
 }
 
-// effects is what a machine does to the world. Nothing of it blocks, or calls back.
+// An effects value is all that a machine does to the world. Nothing of it blocks, or calls back.
 type effects interface {
 	dial(addr string)
 	hangUp(name string) // when what was sent to it before is gone
@@ -102,10 +102,10 @@ func newMachine(cfg *Config, self Member, fx effects, now time.Time) *machine {
 	}
 }
 
-// found is how others reach this agent.
+// found returns how others reach this agent.
 func (m *machine) found() Found { return Found{m.self.Name, m.self.Addr} }
 
-// status is what this agent tells others of the job.
+// status returns what this agent tells others of the job.
 func (m *machine) status() status {
 	s := status{Index: m.reg.index}
 	switch {
@@ -119,7 +119,7 @@ func (m *machine) status() status {
 	return s
 }
 
-// hello is what it says to an agent that it meets.
+// hello returns what it says to an agent that it meets.
 func (m *machine) hello() hello {
 	return hello{Agent: m.self, Program: m.cfg.Program, Inputs: m.cfg.Inputs, Status: m.status()}
 }

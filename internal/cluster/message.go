@@ -11,7 +11,7 @@ import (
 	"github.com/cprun/cprun/internal/launch"
 )
 
-// hello is what an agent tells of itself in a handshake.
+// A hello is what an agent tells of itself in a handshake.
 type hello struct {
 	Agent   Member `json:"agent"` // NodeRank as it is wanted, FirstRank 0
 	Program string `json:"program"`
@@ -19,7 +19,7 @@ type hello struct {
 	Status  status `json:"status"`
 }
 
-// message is what agents tell each other after it. One field is set.
+// A message is what agents tell each other after it. One field is set.
 type message struct {
 	Status   *status   `json:"status,omitempty"`
 	Join     *join     `json:"join,omitempty"`
@@ -38,7 +38,7 @@ type message struct {
 	Bye      *bye      `json:"bye,omitempty"`
 }
 
-// status is what an agent knows: the index of the last decision, and who leads.
+// A status names the index of the last decision, and who leads.
 type status struct {
 	Index  int    `json:"index"`
 	Leader Found  `json:"leader"` // Name "": nobody that it knows of
@@ -57,7 +57,7 @@ type relayed struct {
 	News  launch.News `json:"news"`
 }
 
-// ended is how a start has ended on one node.
+// An ended is how a start has ended on one node.
 type ended struct {
 	Index  int           `json:"index"`
 	Ending launch.Ending `json:"ending"`
@@ -71,14 +71,14 @@ type again struct {
 	After int64 `json:"after"` // ns
 }
 
-// bye is the last message of an agent.
+// A bye is the last message of an agent.
 type bye struct {
 	Status int    `json:"status"`
 	Why    string `json:"why,omitempty"`
 	All    bool   `json:"all,omitempty"` // those that follow it give up, too
 }
 
-// decision is one link of the chain of a job: its next start, or its end. What counts as agreed is in
+// A decision is one link of the chain of a job: its next start, or its end. What counts as agreed is in
 // register.go.
 type decision struct {
 	Index   int      `json:"index"`
@@ -90,7 +90,7 @@ type decision struct {
 	End     *outcome `json:"end,omitempty"` // nil: a start
 }
 
-// outcome is how a job ends.
+// An outcome is how a job ends.
 type outcome struct {
 	ExitCode int             `json:"exit_code"`
 	Stopped  bool            `json:"stopped,omitempty"`
@@ -99,7 +99,7 @@ type outcome struct {
 	Why      string          `json:"why,omitempty"` // where no rank is to blame
 }
 
-// result is the outcome as internal/launch has it.
+// result returns the outcome as internal/launch has it.
 func (o *outcome) result() launch.Result {
 	r := launch.Result{ExitCode: o.ExitCode, Stopped: o.Stopped, Restarts: o.Restarts, First: o.First}
 	if o.First != nil {
@@ -111,7 +111,7 @@ func (o *outcome) result() launch.Result {
 	return r
 }
 
-// over is how the job is over for an agent that waits, which prints why.
+// over returns how the job is over for an agent that waits, which prints why.
 func over(r launch.Result, why string) *launch.Over {
 	r.Err = nil
 	return &launch.Over{Result: r, Why: why}

@@ -13,7 +13,7 @@ import (
 
 // Who is connected, and what this agent does when that changes.
 
-// peer is a connected agent.
+// A peer is a connected agent.
 type peer struct {
 	Member
 	via    string // the address that this agent has dialed; "": the peer did
@@ -136,7 +136,7 @@ func (m *machine) firstRank(name string) int {
 	return -1
 }
 
-// name is an agent with its ranks, for people.
+// name returns an agent with its ranks, for people.
 func name(a Member, w *World) string {
 	if at := w.index(a.Name); at >= 0 {
 		a = w.Agents[at]

@@ -9,13 +9,13 @@ import "cmp"
 //
 // Nothing of it is stored: an agent that is started again is another one, and has no vote.
 
-// ballot is one try to get a decision. Ballots of different agents differ.
+// A ballot is one try to get a decision. Ballots of different agents differ.
 type ballot struct {
 	N    int    `json:"n"`
 	Name string `json:"name"`
 }
 
-// first is the ballot that needs no promises: that of the agent which put the last decision forward.
+// first returns the ballot that needs no promises: that of the agent which put the last decision forward.
 func first(leader string) ballot { return ballot{0, leader} }
 
 func (b ballot) compare(c ballot) int {
@@ -55,7 +55,7 @@ type nack struct {
 	Leader   Found  `json:"leader"`   // is alive; Name "": that is not why
 }
 
-// register is an agent's memory of decisions.
+// A register is an agent's memory of decisions.
 type register struct {
 	index int       // of the last decision that it knows was made; 0: none
 	last  *decision // that one
@@ -94,7 +94,7 @@ func (r *register) learn(d *decision) bool {
 	return true
 }
 
-// voters are the agents that decide on what follows the last decision; nil: nobody but the agent at the
+// voters returns the agents that decide on what follows the last decision; nil: nobody but the agent at the
 // meeting place, since nothing was decided yet.
 func (r *register) voters() []Member {
 	if r.last == nil {

@@ -153,7 +153,7 @@ func (s *Stream) DoDetailed(name, detail string, queue func() error) {
 	end()
 }
 
-// event is a point of a stream: its n-th Record.
+// An event is a point of a stream: its n-th Record.
 type event struct {
 	s   *Stream
 	seq uint64
@@ -270,7 +270,7 @@ func (s *Stream) Follow(e tensor.Event) {
 	}
 }
 
-// waitsFor says whether there is anything to wait for, and fails the stream where e's has failed.
+// waitsFor reports whether there is anything to wait for, and fails the stream where e's has failed.
 func (s *Stream) waitsFor(e *event) bool {
 	if e.err != nil {
 		s.Fail(e.err)

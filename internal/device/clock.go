@@ -16,7 +16,7 @@ type Clock interface {
 	Close() error
 }
 
-// hostClock is the clock of a CPU's stream.
+// A hostClock is the clock of a CPU's stream.
 type hostClock struct {
 	stream *tensor.HostStream
 	at     []time.Time // written by the stream

@@ -21,7 +21,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// reserveSlack is for what is rounded up in the pieces of a reservation.
+// reserveSlack covers the rounding of the pieces of a reservation.
 const reserveSlack = 1 << 20
 
 // CUDA takes a GPU into use.
@@ -98,7 +98,7 @@ func openGPU(o CUDAOptions, closers *[]func() error) (*cudaStore, error) {
 	return s, nil
 }
 
-// tooLarge says that the memory of a run could not be had, and what helps.
+// tooLarge reports that there is too little memory for a run, with the fix.
 func tooLarge(gpu *cuda.Device, bytes int64, err error) error {
 	const gib = 1 << 30
 	free, total, e := gpu.MemInfo()
@@ -111,7 +111,7 @@ func tooLarge(gpu *cuda.Device, bytes int64, err error) error {
 		gpu, float64(bytes)/gib, float64(free)/gib, float64(total)/gib, err)
 }
 
-// cudaOps are the operations and the attention of a step, loaded beside each other.
+// cudaOps returns the operations and the attention of a step, loaded beside each other.
 func cudaOps(o CUDAOptions, s *cudaStore, closers *[]func() error) (*gpu.Ops, attention.Kernel, error) {
 	defer o.timed("kernels")()
 	loader, err := gpu.NewLoader(s.dev)
@@ -148,7 +148,7 @@ func load(o CUDAOptions) {
 	}
 }
 
-// closeAll calls what was added last first.
+// closeAll calls the functions, the last one first.
 func closeAll(closers []func() error) error {
 	var errs []error
 	for i := len(closers) - 1; i >= 0; i-- {
@@ -157,7 +157,7 @@ func closeAll(closers []func() error) error {
 	return errors.Join(errs...)
 }
 
-// cudaKernel is the kernel of a backend, and what closes it.
+// cudaKernel returns the kernel of a backend, and a function that closes it.
 func cudaKernel(o CUDAOptions, s *cuda.Stream, l *gpu.Loader) (attention.Kernel, func() error, error) {
 	nothing := func() error { return nil }
 	asked, err := o.remedies()
@@ -185,7 +185,7 @@ func cudaKernel(o CUDAOptions, s *cuda.Stream, l *gpu.Loader) (attention.Kernel,
 	return nil, nil, fmt.Errorf("attention backend %s is not in this build; take fused, flash or reference", o.Backend)
 }
 
-// preload loads the kernels of a step, which are compiled beside each other where they are not on
+// preload loads the kernels of a step, and compiles in parallel those that are not on
 // disk, so that the first step does not wait for one after the other.
 func preload(ops *gpu.Ops, kernel attention.Kernel, compute tensor.DType, dim int) error {
 	var g errgroup.Group
@@ -196,7 +196,7 @@ func preload(ops *gpu.Ops, kernel attention.Kernel, compute tensor.DType, dim in
 	return g.Wait()
 }
 
-// cudaStore is the memory of a GPU.
+// A cudaStore is the memory of a GPU.
 type cudaStore struct {
 	*copies
 	dev    *cuda.Device
@@ -206,7 +206,7 @@ type cudaStore struct {
 	out    map[*tensor.Host]View // of host, by what AllocHost returned
 }
 
-// pinnedBlock is the bytes of pinned memory that are taken of the driver at once, which takes it a
+// pinnedBlock is the size of one allocation of pinned memory, which takes the driver a
 // millisecond however few they are.
 const pinnedBlock = 1 << 20
 
@@ -286,7 +286,7 @@ func copyCUDA(to Stream, name string, dst, src View) {
 func (s *cudaStore) MemoryBytes() int64 {
 	free, total, err := s.dev.MemInfo()
 	if err != nil {
-		return 0 // the stream says what is wrong with the device
+		return 0 // the stream reports the fault of the device
 	}
 	return total - free
 }

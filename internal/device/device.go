@@ -101,7 +101,7 @@ func CPU(stream *tensor.HostStream, backend string, compute tensor.DType) Device
 	return d
 }
 
-// hostStore is the host's memory.
+// A hostStore is the host's memory.
 type hostStore struct{ *copies }
 
 func (hostStore) Alloc(n int64) (tensor.Memory, error)    { return tensor.NewHost(n), nil }
@@ -130,7 +130,7 @@ func (d *Device) HostVector(t tensor.DType, n int) (View, error) {
 // FreeHostVector gives back what HostVector returned, as FreeHost does.
 func (d *Device) FreeHostVector(v View) { d.Store.FreeHost(v.Memory().(*tensor.Host)) }
 
-// outOfMemory is the panic of an arena that could not grow in the middle of a pass, where no
+// An outOfMemory is the panic of an arena that could not grow in the middle of a pass, where no
 // call returns an error. Caught turns it into one.
 type outOfMemory struct{ err error }
 

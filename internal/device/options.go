@@ -54,7 +54,7 @@ func (o *CUDAOptions) timed(part string) (end func()) {
 	return o.Timed(part)
 }
 
-// remedied is what remedies ask of a kernel beyond what it does by itself.
+// A remedied is what remedies ask of a kernel beyond what it does by itself.
 type remedied struct {
 	zeroWorkspace bool // clear the workspace before each backward call
 }

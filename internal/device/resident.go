@@ -8,7 +8,7 @@ import (
 	"github.com/cprun/cprun/internal/files"
 )
 
-// residentBytes is the most that this process has had resident, as the kernel counts it;
+// residentBytes returns the most that this process has had resident, as the kernel counts it;
 // where it does not, what Go has taken from the system.
 func residentBytes() float64 {
 	status, err := files.Read("/proc/self/status", 1<<20)

@@ -26,7 +26,7 @@ type copies struct {
 	follow func(e tensor.Event)
 }
 
-// streams are the lanes of copies in traces.
+// streams returns the lanes of copies in traces.
 func (c *copies) streams() []tensor.Stream { return []tensor.Stream{c.up, c.down} }
 
 func (c *copies) close() error { return errors.Join(c.up.Close(), c.down.Close()) }
@@ -53,7 +53,7 @@ func (c *copies) between(s Stream, name string, dst, src View) {
 // hostStream makes a further stream of the CPU.
 func hostStream(name string) (Stream, error) { return tensor.NewHostStream(name), nil }
 
-// hostCopies are the copies of the CPU as a device, whose memory is the host's too.
+// hostCopies returns the copies of the CPU as a device, whose memory is the host's too.
 func hostCopies(compute *tensor.HostStream) *copies {
 	up, down := tensor.NewHostStream("upload"), tensor.NewHostStream("download")
 	return &copies{

@@ -82,7 +82,7 @@ type Draft struct {
 	temp, name string
 }
 
-// temporary is a name that nobody knows before.
+// temporary returns a name that nobody knows before.
 func temporary(name string) string {
 	var b [8]byte
 	rand.Read(b[:])

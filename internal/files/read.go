@@ -72,7 +72,7 @@ func check(path string, st fs.FileInfo) error {
 	return &fs.PathError{Op: "open", Path: path, Err: fmt.Errorf("it is %s, %w", kind(st.Mode()), ErrIrregular)}
 }
 
-// kind says what a file is, and what to do about it.
+// kind returns what a file is, and what to do about it.
 func kind(m fs.FileMode) string {
 	switch {
 	case m.IsDir():

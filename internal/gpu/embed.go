@@ -67,14 +67,14 @@ func (c *Ops) EmbedBackward(dtable, dy, ids View) {
 	})
 }
 
-// keySplit is how ids and positions share the bits of a key; see source.Keys.
+// A keySplit is how ids and positions share the bits of a key; see source.Keys.
 type keySplit struct{ count, bits, vocab int }
 
 func (k keySplit) args(a *cuda.Args) *cuda.Args {
 	return cuda.Struct(a, &source.Keys{Count: int32(k.count), Bits: int32(k.bits), Vocab: int32(k.vocab)})
 }
 
-// carryAt is where, in the workspace, what is carried lies behind the sorted keys.
+// carryAt returns where, in the workspace, what is carried lies behind the sorted keys.
 func (k keySplit) carryAt() int { return 4 << k.bits }
 
 // embedKeys makes chunks as large as the bits beside a token's id allow, up to what sorting by

@@ -71,7 +71,7 @@ func (f *Fused) Plans() int { return f.dnn.Built() }
 // Workspace returns the device memory that is taken, in bytes.
 func (f *Fused) Workspace() int64 { return f.scratch.size() }
 
-// usable is what is wrong with the inputs of a call beyond what attention checks.
+// usable returns what is wrong with the inputs of a call beyond what attention checks.
 func (f *Fused) usable(q View, p attention.Softmax, views ...View) error {
 	if t := q.DType(); t != tensor.BF16 && t != tensor.F16 {
 		return fmt.Errorf("fused attention in %v: cuDNN computes in bfloat16 and float16; set precision.compute to "+
@@ -90,7 +90,7 @@ func (f *Fused) usable(q View, p attention.Softmax, views ...View) error {
 	return fusedAligned("fused attention", views...)
 }
 
-// fusedAligned is an error that names the first view whose rows do not begin on 16 bytes or are not
+// fusedAligned returns an error that names the first view whose rows do not begin on 16 bytes or are not
 // multiples of 8 elements.
 func fusedAligned(what string, views ...View) error {
 	for _, v := range views {
@@ -110,7 +110,7 @@ func fusedAligned(what string, views ...View) error {
 	return nil
 }
 
-// cutTiles is the calls of cuDNN that tiles are made of.
+// cutTiles returns the calls of cuDNN that tiles are made of.
 func cutTiles(tiles []partition.Tile) []dnn.Piece {
 	var out []dnn.Piece
 	for _, t := range tiles {

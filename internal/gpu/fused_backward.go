@@ -13,7 +13,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// fusedBackward is a backward pass.
+// A fusedBackward is a backward pass.
 type fusedBackward struct {
 	f         *Fused
 	dq, do, q View
@@ -131,7 +131,7 @@ func (f *Fused) holdGrad(c *fusedCall, g *fusedGroup, dq uint64, bytes int64) {
 	}
 }
 
-// backwardPiece is one call of cuDNN, and what it gives for k and v added.
+// backwardPiece returns one call of cuDNN, and what it gives for k and v added.
 func (f *Fused) backwardPiece(c *fusedCall, g *fusedGroup, p dnn.Piece, dq uint64, sum *keySum, last bool) error {
 	dk, dv, err := f.keyGrads(c, p.K.Len())
 	if err != nil {
@@ -160,7 +160,7 @@ func (f *Fused) keyGrads(c *fusedCall, keys int) (dk, dv uint64, err error) {
 	return dk, dv, err
 }
 
-// stats is the LSE of rows r with the strides at, copied where it was not for the call before.
+// stats returns the LSE of rows r with the strides at, copied where it was not for the call before.
 func (f *Fused) stats(c *fusedCall, r partition.Range, at axisStrides) uint64 {
 	s := &f.held.stats
 	if s.src != c.saved.LSE || s.lo != r.Lo || s.hi != r.Hi || s.order != at {

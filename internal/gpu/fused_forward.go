@@ -12,7 +12,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// fusedForward is a forward pass.
+// A fusedForward is a forward pass.
 type fusedForward struct {
 	f   *Fused
 	o   View
@@ -100,7 +100,7 @@ func (f *Fused) room() {
 	}
 }
 
-// fusedCall is the tensors of a block.
+// A fusedCall is the tensors of a block.
 type fusedCall struct {
 	q, k, v  View
 	do       View // zero in a forward pass
@@ -116,7 +116,7 @@ func (c *fusedCall) batch() int   { return c.q.Len(tensor.Batch) }
 func (c *fusedCall) dim() int     { return c.q.Len(tensor.Dim) }
 func (c *fusedCall) dimV() int    { return c.v.Len(tensor.Dim) }
 
-// problem is what the two ways of calling cuDNN have in common.
+// problem returns what the two ways of calling cuDNN have in common.
 func (f *Fused) problem(c *fusedCall) dnn.Desc {
 	return dnn.Desc{
 		Backward: c.backward, Deterministic: c.backward && f.options.Deterministic, DType: c.q.DType(),
@@ -124,7 +124,7 @@ func (f *Fused) problem(c *fusedCall) dnn.Desc {
 	}
 }
 
-// piece is the problem of one piece of a group.
+// piece returns the problem of one piece of a group.
 func (f *Fused) piece(c *fusedCall, g *fusedGroup, p dnn.Piece) dnn.Desc {
 	d := f.problem(c)
 	d.SeqQ, d.SeqK, d.Mask = p.Q.Len(), p.K.Len(), p.Mask
@@ -144,7 +144,7 @@ func (f *Fused) piece(c *fusedCall, g *fusedGroup, p dnn.Piece) dnn.Desc {
 
 func seqRows(v View, r partition.Range) View { return v.Slice(tensor.Seq, r.Lo, r.Hi) }
 
-// planStrides are the strides of v; that of a batch of one is what it would be without gaps, so
+// planStrides returns the strides of v; that of a batch of one is what it would be without gaps, so
 // that equal problems have equal plans.
 func planStrides(v View) axisStrides {
 	s := stridesOf(v)
@@ -216,7 +216,7 @@ func (f *Fused) forwardAmong(c *fusedCall, g *fusedGroup, p dnn.Piece, held fuse
 	return nil
 }
 
-// forwardPiece is one call of cuDNN: O goes to x, the LSE, heads first, to lse.
+// forwardPiece returns one call of cuDNN: O goes to x, the LSE, heads first, to lse.
 func (f *Fused) forwardPiece(c *fusedCall, g *fusedGroup, p dnn.Piece, x, lse uint64) error {
 	var at dnn.Pointers
 	at[dnn.Q], at[dnn.K], at[dnn.V] = cuda.Addr(seqRows(c.q, p.Q)), cuda.Addr(seqRows(c.k, p.K)), cuda.Addr(seqRows(c.v,

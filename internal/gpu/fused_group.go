@@ -27,7 +27,7 @@ func newGroup(p dnn.Piece, packed, backward bool) *fusedGroup {
 	return &fusedGroup{pieces: []dnn.Piece{p}, rows: p.Q, keys: p.K, mask: p.Mask, packed: packed, backward: backward}
 }
 
-// runs are the rows of the pieces, neighbours joined.
+// runs returns the rows of the pieces, neighbours joined.
 func (g *fusedGroup) runs() []partition.Range {
 	var out []partition.Range
 	for _, p := range g.pieces {
@@ -40,7 +40,7 @@ func (g *fusedGroup) runs() []partition.Range {
 	return out
 }
 
-// gaps says whether rows between the pieces belong to none.
+// gaps reports whether rows between the pieces belong to none.
 func (g *fusedGroup) gaps() bool { return g.covered() < g.rows.Len() }
 
 func (g *fusedGroup) covered() int {
@@ -73,7 +73,7 @@ func (g *fusedGroup) take(p dnn.Piece) bool {
 	return true
 }
 
-// grouped is the calls of cuDNN that the tiles of c are made of.
+// grouped returns the calls of cuDNN that the tiles of c are made of.
 func (f *Fused) grouped(c *fusedCall, tiles []partition.Tile) []*fusedGroup {
 	packed := f.options.Packed && f.packing.takes(c)
 	groups := grouped(cutTiles(tiles), packed, c.backward)

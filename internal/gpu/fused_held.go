@@ -10,7 +10,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// heldParts is what the pass under way has computed for its queries and is not in the accumulator
+// A heldParts is what the pass under way has computed for its queries and is not in the accumulator
 // yet.
 type heldParts struct {
 	dst, lse View // acc.O and acc.LSE, or DQ and the zero View; zero: there is no pass
@@ -24,7 +24,7 @@ type heldParts struct {
 	direct []partition.Range
 }
 
-// heldStats is the LSE of a backward pass in the order of axes that cuDNN reads, for rows [lo, hi).
+// A heldStats is the LSE of a backward pass in the order of axes that cuDNN reads, for rows [lo, hi).
 type heldStats struct {
 	at     uint64
 	src    View
@@ -57,8 +57,8 @@ func (f *Fused) sumHeld() {
 	f.kernels.total(f.stream, h.dtype, t)
 }
 
-// place is where cuDNN leaves O and the LSE of a group: in into, where no row of the group is that of a call before, or
-// else in a part of its own. shared says that it is among the rows of parts[0].
+// place returns where cuDNN leaves O and the LSE of a group: in into, where no row of the group is that of a call
+// before, or else in a part of its own. shared says that it is among the rows of parts[0].
 func (f *Fused) place(c *fusedCall, g *fusedGroup) (at fusedPart, shared bool, err error) {
 	h, rows, all := &f.held, g.rows.Len(), c.q.Len(tensor.Seq)
 	at = fusedPart{at: denseRows(rows, c.heads(), 1), lo: g.rows.Lo, hi: g.rows.Hi, gaps: g.gaps()}

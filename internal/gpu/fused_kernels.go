@@ -57,17 +57,17 @@ func stridesOf(v View) axisStrides {
 	return axisStrides{v.Stride(tensor.Batch), v.Stride(tensor.Seq), v.Stride(tensor.Heads)}
 }
 
-// denseRows are the strides of [batch, rows, heads, dim].
+// denseRows returns the strides of [batch, rows, heads, dim].
 func denseRows(rows, heads, dim int) axisStrides {
 	return axisStrides{int64(rows) * int64(heads) * int64(dim), int64(heads) * int64(dim), int64(dim)}
 }
 
-// headsFirst are the strides of [batch, heads, rows].
+// headsFirst returns the strides of [batch, heads, rows].
 func headsFirst(rows, heads int) axisStrides {
 	return axisStrides{int64(heads) * int64(rows), 1, int64(rows)}
 }
 
-// fusedPart is a partial result for rows [lo, hi): x, 16-bit and dense, and for a forward pass the
+// A fusedPart is a partial result for rows [lo, hi): x, 16-bit and dense, and for a forward pass the
 // LSE.
 type fusedPart struct {
 	x, lse uint64
@@ -83,7 +83,7 @@ func (s axisStrides) c() source.FusedStrides {
 // What is held fits into the arguments.
 const _ = uint(source.FusedMaxParts - maxHeld)
 
-// cParts are the parts as the kernels have them.
+// cParts returns the parts as the kernels have them.
 func cParts(parts []fusedPart) (c [source.FusedMaxParts]source.FusedPart) {
 	for i, p := range parts {
 		c[i] = source.FusedPart{X: p.x, LSE: p.lse, L: p.at.c(), Lo: int32(p.lo), Hi: int32(p.hi)}
@@ -94,7 +94,7 @@ func cParts(parts []fusedPart) (c [source.FusedMaxParts]source.FusedPart) {
 // mergePairs is the pairs of a row and a head that a block weighs at most.
 const mergePairs = 256
 
-// merging is one pass of fused_merge: the parts, of type dtype, and the accumulator where it is not
+// A merging is one pass of fused_merge: the parts, of type dtype, and the accumulator where it is not
 // fresh, go into lse and out. With all, rows that nothing is known of are written, too.
 type merging struct {
 	out, acc, lse View
@@ -128,7 +128,7 @@ func (k *fusedKernels) mergeInto(s *cuda.Stream, m merging) {
 	k.launch(s, name, grid, cuda.Dim{X: 256}, cuda.Struct(&cuda.Args{}, &p))
 }
 
-// gradTotal is what sum does to rows [lo, hi) of dst: those in fresh become the sum of the parts
+// A gradTotal is what sum does to rows [lo, hi) of dst: those in fresh become the sum of the parts
 // and of src, others that one of them has get it added. src, float32, is rows [at, at + its length) of
 // dst; the zero View: none.
 type gradTotal struct {
@@ -175,7 +175,7 @@ func (k *fusedKernels) total(s *cuda.Stream, t tensor.DType, totals ...gradTotal
 		cuda.Struct(&cuda.Args{}, &p))
 }
 
-// grid is the blocks of 256 threads for n pieces of work, several waves at most.
+// grid returns the blocks of 256 threads for n pieces of work, several waves at most.
 func (k *fusedKernels) grid(n int) int { return min(ceilDiv(n, 256), 64*k.sms) }
 
 // copyLSE copies rows of [batch, rows, heads] from src to dst. With open, -Inf becomes Inf.

@@ -8,7 +8,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// heldKeys is what cuDNN gave for k and v in the last block, where a fold comes next: one go over
+// A heldKeys is what cuDNN gave for k and v in the last block, where a fold comes next: one go over
 // memory then reads what came from another rank and the 16-bit parts in the scratch memory, and
 // writes the sum.
 type heldKeys struct {

@@ -22,7 +22,7 @@ import (
 // dK where K is, dV where V is. So these have equal strides and equal offsets, from the first row
 // of the group, and tensors that are not dense go one piece at a time.
 
-// takes says whether a call can go as packed sequences.
+// takes reports whether a call can go as packed sequences.
 func (p packing) takes(c *fusedCall) bool {
 	if !c.backward {
 		return true
@@ -37,7 +37,7 @@ func (p packing) takes(c *fusedCall) bool {
 	return p.grads(c.dim(), c.dimV())
 }
 
-// packed is the problem of a packed group.
+// packed returns the problem of a packed group.
 func (f *Fused) packed(c *fusedCall, g *fusedGroup) dnn.Desc {
 	d := f.problem(c)
 	least := f.packing.least
@@ -87,14 +87,14 @@ func (g *fusedGroup) layout(c *fusedCall) [dnn.Tensors]packedTensor {
 	return l
 }
 
-// forwardPacked is one call of cuDNN for a group.
+// forwardPacked returns one call of cuDNN for a group.
 func (f *Fused) forwardPacked(c *fusedCall, g *fusedGroup, held fusedPart) error {
 	var at dnn.Pointers
 	at[dnn.O], at[dnn.Stats] = held.x, held.lse
 	return f.executePacked(c, g, &at)
 }
 
-// backwardPacked is the same for gradients.
+// backwardPacked returns the same for gradients.
 func (f *Fused) backwardPacked(c *fusedCall, g *fusedGroup, dq uint64, sum *keySum, last bool) error {
 	dk, dv, err := f.keyGrads(c, g.keys.Len())
 	if err != nil {
@@ -135,7 +135,7 @@ func (f *Fused) executePacked(c *fusedCall, g *fusedGroup, at *dnn.Pointers) err
 	return f.execute(d, at)
 }
 
-// packedTable is the offsets of every tensor that is used, int64, and the lengths, int32.
+// packedTable returns the offsets of every tensor that is used, int64, and the lengths, int32.
 func packedTable(c *fusedCall, g *fusedGroup, n int) []byte {
 	var out []byte
 	for _, s := range g.layout(c) {
@@ -186,7 +186,7 @@ type fusedTables struct {
 
 const tableBytes = 4 << 20 // of a half
 
-// upload is the address of the table on the device.
+// upload returns the address of the table on the device.
 func (t *fusedTables) upload(s *cuda.Stream, table []byte) (uint64, error) {
 	if p, ok := t.known[string(table)]; ok {
 		return p, nil

@@ -17,7 +17,7 @@ type FusedShape struct {
 	Deterministic bool
 }
 
-// packing is how packed problems are made.
+// A packing is how packed problems are made.
 type packing struct {
 	least  int // what the longest sequence counts as at least: where it is 1, cuDNN gives a wrong LSE
 	widest int // head dim up to which gradients are packed; beyond, they lack all keys behind the 128th
@@ -29,7 +29,7 @@ type packing struct {
 
 var defaultPacking = packing{least: 128, widest: 192, multiple: 16}
 
-// grads says whether gradients of such head dims are packed.
+// grads reports whether gradients of such head dims are packed.
 func (p packing) grads(dim, dimV int) bool {
 	return max(dim, dimV) <= p.widest && dim%p.multiple == 0 && dimV%p.multiple == 0
 }
@@ -76,7 +76,7 @@ func backwardWorkspace(s FusedShape) int64 {
 // be most of the memory, so that half as much again is more than there is.
 const scratchGrowth = 256 << 20
 
-// grownScratch is how large scratch memory of size bytes is made for need bytes.
+// grownScratch returns how large scratch memory of size bytes is made for need bytes.
 func grownScratch(size, need int64) int64 {
 	return max(need, min(size*3/2, need+scratchGrowth))
 }
@@ -86,7 +86,7 @@ const fusedSlack = 16 << 20
 
 func roundUp64(n, m int64) int64 { return (n + m - 1) / m * m }
 
-// bucket is the next number from n on that is a power of 2, or 3 times one.
+// bucket returns the next number from n on that is a power of 2, or 3 times one.
 func bucket(n int) int {
 	b := 1
 	for ; b < n; b *= 2 {

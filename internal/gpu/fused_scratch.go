@@ -39,7 +39,7 @@ func (s *fusedScratch) reserve(bytes int64) error {
 	return nil
 }
 
-// alloc is the address of so many bytes.
+// alloc returns the address of so many bytes.
 func (s *fusedScratch) alloc(bytes int64) (uint64, error) {
 	bytes = roundUp64(bytes, scratchAlign)
 	if s.at+bytes > s.size() {

@@ -53,7 +53,7 @@ func (c *Ops) norm(op, kernel string, y, inv View, xs []View, w View, eps float6
 	})
 }
 
-// rowShape is how threads share a row that stands in their registers.
+// A rowShape is how threads share a row that stands in their registers.
 type rowShape struct {
 	threads int // of a row
 	rows    int // of a block
@@ -121,7 +121,7 @@ func normBackwardShape(n, lanes int) (s rowShape, ok bool) {
 	return s, false
 }
 
-// parts is how many blocks go over so many rows, each of which leaves n float32 sums in the
+// parts returns how many blocks go over so many rows, each of which leaves n float32 sums in the
 // workspace: as many as the GPU holds.
 func (c *Ops) parts(program, name string, threads, rows, n int) (int, error) {
 	room := OpsWorkspace / (4 * n)

@@ -16,13 +16,13 @@ import (
 // on the CPU; sums have an order that depends on shapes and the GPU only, so that every run gives
 // the same bits.
 
-// cudaOps is what the operations keep.
+// A cudaOps is what the operations keep.
 type cudaOps struct {
 	blocks map[blocksKey]int // that an SM holds
 	work   *cuda.Memory
 }
 
-// blocksKey is a kernel and the threads of its blocks.
+// A blocksKey is a kernel and the threads of its blocks.
 type blocksKey struct {
 	f       *cuda.Function
 	threads int
@@ -53,7 +53,7 @@ func (c *Ops) launch(program, name string, grid, block cuda.Dim, args *cuda.Args
 	return nil
 }
 
-// resident is how many blocks of that many threads the GPU holds at once: the grid of kernels
+// resident returns how many blocks of that many threads the GPU holds at once: the grid of kernels
 // whose blocks go over many rows.
 func (c *Ops) resident(program, name string, threads int) (int, error) {
 	f, err := c.loader.Function(program, name, 0)
@@ -71,7 +71,7 @@ func (c *Ops) resident(program, name string, threads int) (int, error) {
 	return c.ops.blocks[key] * c.loader.Device().SMs, nil
 }
 
-// work is the address of the workspace.
+// work returns the address of the workspace.
 func (c *Ops) work() uint64 {
 	return cuda.Addr(tensor.Dense(c.ops.work, tensor.U8, 0, [4]int{1, 1, 1, 1}))
 }
@@ -81,7 +81,7 @@ var typeNames = map[tensor.DType]string{
 	tensor.F64: "fp64", tensor.F32: "fp32", tensor.F16: "fp16", tensor.BF16: "bf16",
 }
 
-// lanesOf is the elements of a vector of 16 bytes.
+// lanesOf returns the elements of a vector of 16 bytes.
 func lanesOf(t tensor.DType) int { return 16 / t.Size() }
 
 // aligned16 reports whether all views begin at a multiple of 16 bytes.
@@ -146,7 +146,7 @@ func (c *Ops) flat(k flat, n int, vectors bool, args func(lo, n int) *cuda.Args)
 	return c.launch(k.program, k.any, grid, cuda.Dim{X: flatThreads}, args(whole, n-whole))
 }
 
-// elementOf is the address of element i of a dense view.
+// elementOf returns the address of element i of a dense view.
 func elementOf(v View, i int) uint64 {
 	if v.IsZero() {
 		return 0

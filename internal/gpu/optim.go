@@ -77,7 +77,7 @@ func (c *Ops) AdamW(p, copied, g, m, v, sum View, h kernels.AdamStep) {
 	})
 }
 
-// adamStep is the numbers of a step as the kernel has them, each rounded once.
+// adamStep returns the numbers of a step as the kernel has them, each rounded once.
 func adamStep(h kernels.AdamStep) source.AdamStep {
 	t, unscale := float64(h.Step+1), 0.0
 	if h.Scale > 0 {

@@ -55,7 +55,7 @@ func (r *Reference) Backward(dq, do, q View, s attention.Saved, p attention.Soft
 	return pass, nil
 }
 
-// scores is an error unless the tensors of s are float32 on the device.
+// scores returns an error unless the tensors of s are float32 on the device.
 func (r *Reference) scores(what string, s *attention.Scores) error {
 	if s == nil {
 		return nil
@@ -93,7 +93,7 @@ func (r *Reference) backwardBlock(x *deviceBackward, b attention.GradBlock) erro
 	return nil
 }
 
-// usable is the program for the call, or what is wrong with its inputs beyond what attention
+// usable returns the program for the call, or what is wrong with its inputs beyond what attention
 // checks.
 func (r *Reference) usable(what string, c *call.Reference, others ...View) (program string, err error) {
 	if c.Q.DType() == tensor.F64 {

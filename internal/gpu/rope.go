@@ -114,7 +114,7 @@ func (r rope) args(a *cuda.Args) *cuda.Args {
 		Lanes: int32(r.lanes)})
 }
 
-// grid is the blocks that take so many heads at once with each group of lanes.
+// grid returns the blocks that take so many heads at once with each group of lanes.
 func (r rope) grid(heads int) cuda.Dim {
 	return cuda.Dim{X: ceilDiv(r.tokens*ceilDiv(r.heads, heads), ropeThreads/r.lanes)}
 }

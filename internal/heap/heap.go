@@ -19,7 +19,7 @@ type Heap struct {
 	blocks []block
 }
 
-// block is a block of memory: each byte of it is in a gap or held.
+// A block is a block of memory: each byte of it is in a gap or held.
 type block struct {
 	mem  tensor.Memory
 	gaps []gap           // by offset; no two touch

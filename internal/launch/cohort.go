@@ -145,7 +145,7 @@ func (r *Retries) Verdict(e Ending) Verdict {
 	return v
 }
 
-// backOff is the wait before a restart where the same rank has failed so often in a row before: none, then
+// backOff returns the wait before a restart where the same rank has failed so often in a row before: none, then
 // 1 s, 2 s, and up to 30 s.
 func backOff(row int) time.Duration {
 	if row == 0 {
@@ -154,7 +154,7 @@ func backOff(row int) time.Duration {
 	return min(30*time.Second, time.Second<<min(row-1, 5))
 }
 
-// result is how a job ends that ends so.
+// result returns how a job ends that ends so.
 func (e *Ending) result() Result {
 	r := Result{ExitCode: ExitFailed, Failures: e.Failures}
 	switch {
@@ -175,7 +175,7 @@ func (e *Ending) result() Result {
 	return r
 }
 
-// alone is the cohort of a job of one node.
+// An alone is the cohort of a job of one node.
 type alone struct {
 	job     *Job
 	starts  int

@@ -48,7 +48,7 @@ type FailureReport struct {
 	Standing *standing.Standing `json:"standing,omitempty"`
 }
 
-// command is what the launcher tells a worker: first one hello, later at most one each of the others, but
+// A command is what the launcher tells a worker: first one hello, later at most one each of the others, but
 // for any number of tell.
 type command struct {
 	Kind  string `json:"kind"`
@@ -127,7 +127,7 @@ func newFrameReader(r io.Reader) *frameReader {
 	return &frameReader{bufio.NewReaderSize(r, 4096)}
 }
 
-// next is the next line without its newline; it is the caller's. io.EOF is an end between
+// next returns the next line without its newline; it is the caller's. io.EOF is an end between
 // frames, io.ErrUnexpectedEOF one within.
 func (f *frameReader) next() ([]byte, error) {
 	var line []byte

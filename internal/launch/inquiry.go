@@ -19,7 +19,7 @@ const (
 	tableTime = 2 * time.Second
 )
 
-// inquiry is a table that is being made. The zero inquiry is none.
+// An inquiry is a table that is being made. The zero inquiry is none.
 type inquiry struct {
 	timer        <-chan time.Time    // when it is shown as it is
 	ours, theirs bool                // the user has asked here; at another node, which gets the rows

@@ -25,7 +25,7 @@ const (
 	socketNameRoom = 40
 )
 
-// jobDir is the private directory of a job, mode 0700, in which the workers make their
+// A jobDir is the private directory of a job, mode 0700, in which the workers make their
 // sockets. Its owner holds a lock on it. The kernel drops the lock with the process, so that
 // a later job can tell what a killed launcher has left, and removes it; systemd-tmpfiles,
 // which removes old files, leaves locked directories alone.

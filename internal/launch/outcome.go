@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// ending is how the start has ended here.
+// ending returns how the start has ended here.
 func (t *attempt) ending(ctx context.Context) Ending {
 	e := Ending{
 		Failures: t.failures(), Asked: t.asked != "", Forced: t.forced, Hung: t.live > 0, Step: t.maxStep, Err: t.err,
@@ -56,7 +56,7 @@ func (t *attempt) failures() []Failure {
 	return fs
 }
 
-// lastLines are the end of the worker's output, unless it was shown as it came.
+// lastLines returns the end of the worker's output, unless it was shown as it came.
 func (c *child) lastLines() (lines []string) {
 	if c.relay.show {
 		return nil
@@ -96,7 +96,7 @@ func (t *attempt) report(v Verdict) {
 	}
 }
 
-// others are one line for each rank that failed by itself as well, and one for all the rest.
+// others returns one line for each rank that failed by itself as well, and one for all the rest.
 func others(fs []Failure) string {
 	var b strings.Builder
 	var victims []int
@@ -115,7 +115,7 @@ func others(fs []Failure) string {
 	return b.String()
 }
 
-// lastLines is the end of the rank's output, as its lines are shown.
+// lastLines returns the end of the rank's output, as its lines are shown.
 func (f *Failure) lastLines() string {
 	var b strings.Builder
 	for _, line := range f.Tail {

@@ -67,7 +67,7 @@ func (p *stopPolicy) on(sig os.Signal, now time.Time) action {
 	return actStop
 }
 
-// signalName is the name of a signal, or its number where it has none.
+// signalName returns the name of a signal, or its number where it has none.
 func signalName(sig syscall.Signal) string {
 	return cmp.Or(unix.SignalName(sig), fmt.Sprintf("signal %d", int(sig)))
 }

@@ -2,7 +2,7 @@ package launch
 
 import "runtime"
 
-// spawner is a goroutine that keeps one OS thread. The kernel sends the parent death signal
+// A spawner is a goroutine that keeps one OS thread. The kernel sends the parent death signal
 // when the THREAD that forked ends, not the process, so all workers are forked from a thread
 // that lives as long as they do.
 type spawner struct {

@@ -19,7 +19,7 @@ const (
 	stateEnded   = "has ended"
 )
 
-// row is what a worker has said of itself, or what can be seen of it from here.
+// row returns what a worker has said of itself, or what can be seen of it from here.
 func (t *attempt) row(c *child) standing.Standing {
 	s := standing.Standing{Step: c.lastStep, State: c.state}
 	switch {
@@ -37,7 +37,7 @@ func (t *attempt) row(c *child) standing.Standing {
 	return s
 }
 
-// silence says why a process may not answer.
+// silence returns why a process may not answer.
 func silence(pid int) string {
 	switch state(pid) {
 	case 'T', 't':
@@ -50,7 +50,7 @@ func silence(pid int) string {
 	return stateSilent
 }
 
-// waited is the table of a start in which a rank has waited for too long; "" where none has.
+// waited returns the table of a start in which a rank has waited for too long; "" where none has.
 func waited(fs []Failure) string {
 	var rows []standing.Standing
 	timedOut := false
@@ -82,7 +82,7 @@ func (t *attempt) killStopped() {
 	}
 }
 
-// state is what the kernel says that a process is at, such as 'T' for one that is stopped; 0: not known.
+// state returns what the kernel says that a process is at, such as 'T' for one that is stopped; 0: not known.
 func state(pid int) byte {
 	stat, err := files.Read(fmt.Sprintf("/proc/%d/stat", pid), maxKernelFile)
 	_, state, ok := bytes.Cut(stat, []byte(") ")) // behind its name, which may hold anything

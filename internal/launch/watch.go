@@ -63,7 +63,7 @@ func (t *attempt) passOn() {
 	t.mail.put(true, func() { t.job.OnStanding(rows) })
 }
 
-// glance is a worker's last answer, or what can be seen of it from here.
+// glance returns a worker's last answer, or what can be seen of it from here.
 func (t *attempt) glance(c *child) standing.Standing {
 	s := standing.Standing{Step: c.lastStep, State: c.state}
 	switch {

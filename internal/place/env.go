@@ -86,7 +86,7 @@ func (n *numbers) get(name string, lo, hi int) int {
 	return v
 }
 
-// show is a variable as messages have it.
+// show returns a variable as messages have it.
 func show(name, value string) string { return name + "=" + terminal.Name(value) }
 
 // set is show for a number.

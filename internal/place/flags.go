@@ -25,7 +25,7 @@ type Flags struct {
 // maxNodes bounds the nodes of a job.
 const maxNodes = maxHosts
 
-// request is what the flags ask for.
+// A request is what the flags ask for.
 type request struct {
 	nproc       int
 	nodes       string // --nnodes as it was typed, "" where it was not
@@ -69,7 +69,7 @@ func nodeRange(text string) (least, most int, err error) {
 	return least, most, nil
 }
 
-// started is what a launcher has started, to hold the flags against.
+// A started is what a launcher has started, to hold the flags against.
 type started struct {
 	by       string // srun, and so on
 	tasks    int

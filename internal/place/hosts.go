@@ -152,7 +152,7 @@ func digits(text string) (uint64, error) {
 	return strconv.ParseUint(text, 10, 64)
 }
 
-// name is the host whose numbers are at those places in the brackets.
+// name returns the host whose numbers are at those places in the brackets.
 func (t *term) name(at []int) string {
 	var b strings.Builder
 	for i, n := range at {

@@ -55,7 +55,7 @@ func launchers() []launcher {
 	}
 }
 
-// task is one of several processes that a launcher has started.
+// A task is one of several processes that a launcher has started.
 type task struct {
 	launcher
 	at, of           int // its rank, and the number of tasks
@@ -111,7 +111,7 @@ func innermost(e env, t *task, s *step) (*task, error) {
 		set(t.rank, t.at), set(envProcID, s.rank), s.tasks, t.rank, t.rank)
 }
 
-// place is where a task stands.
+// place returns where a task stands.
 func (t *task) place(e env, want request) (Place, error) {
 	n := numbers{env: e}
 	t.localOf = n.get(t.localSize, 1, t.of)
@@ -150,7 +150,7 @@ func (t *task) place(e env, want request) (Place, error) {
 	return p, nil
 }
 
-// node is the rank of this node; -1: the tasks do not show it.
+// node returns the rank of this node; -1: the tasks do not show it.
 func (t *task) node() int {
 	switch {
 	case t.localOf == 0 || t.oneHost():
@@ -198,7 +198,7 @@ func (t *task) meet(e env, want request, id string) (string, error) {
 	return addr, nil
 }
 
-// nowhere is the error where nothing says where tasks meet.
+// nowhere returns the error where nothing says where tasks meet.
 func (t *task) nowhere() error {
 	host := "HOST:PORT with the host of rank 0"
 	if t.oneHost() {

@@ -17,7 +17,7 @@ const (
 	envKubernetes    = "KUBERNETES_SERVICE_HOST"
 )
 
-// wholeNode is the place of an agent that is alone on its node, from variables and flags.
+// wholeNode returns the place of an agent that is alone on its node, from variables and flags.
 func (e env) wholeNode(want request) (Place, error) {
 	asked, err := e.asked(want)
 	if err != nil {
@@ -41,7 +41,7 @@ func (e env) wholeNode(want request) (Place, error) {
 	return p, nil
 }
 
-// oneNode is the place of a process that is the whole job, unless something says that it is not.
+// oneNode returns the place of a process that is the whole job, unless something says that it is not.
 func (e env) oneNode(want request) (Place, error) {
 	if want.nodeRank > 0 {
 		return Place{}, fmt.Errorf("--node-rank %d: there is one node; pass --nnodes N, too, with the number of nodes",
@@ -76,7 +76,7 @@ func (e env) meet(want request, asked nodesAsked, unranked bool) (string, error)
 	return addr, nil
 }
 
-// nodesAsked is how many nodes there are to be, and who says so.
+// A nodesAsked is how many nodes there are to be, and who says so.
 type nodesAsked struct {
 	source, says string
 	least, most  int

@@ -29,7 +29,7 @@ func (c *Kernels) Forward(o View, acc attention.Partial, q View, p attention.Sof
 	return &c.forward, nil
 }
 
-// forwardPass is a forward pass. What it queues has copies, so that the next pass can use its
+// A forwardPass is a forward pass. What it queues has copies, so that the next pass can use its
 // memory.
 type forwardPass struct {
 	c   *Kernels
@@ -94,7 +94,7 @@ func (c *Kernels) Backward(dq, do, q View, s attention.Saved, p attention.Softma
 	return &c.backward, nil
 }
 
-// backwardPass is a backward pass.
+// A backwardPass is a backward pass.
 type backwardPass struct {
 	c         *Kernels
 	dq, do, q View
@@ -147,7 +147,7 @@ func (f *backwardPass) Fold(x attention.Fold) error {
 
 var _ attention.Kernel = (*Kernels)(nil)
 
-// computable is an error where the views do not all lie in this process with types that the CPU computes with each
+// computable returns an error where the views do not all lie in this process with types that the CPU computes with each
 // other: float64 with itself, and float32 with itself and with 16 bits.
 func computable(what string, vs ...View) error {
 	if err := onHost(what, vs...); err != nil {
@@ -192,7 +192,7 @@ func meet(a, b partition.Range) partition.Range {
 	return partition.Range{Lo: max(a.Lo, b.Lo), Hi: min(a.Hi, b.Hi)}
 }
 
-// block is the n-th piece of [0, length) in pieces of size.
+// block returns the n-th piece of [0, length) in pieces of size.
 func block(n, size, length int) partition.Range {
 	return partition.Range{Lo: n * size, Hi: min((n+1)*size, length)}
 }

@@ -5,11 +5,11 @@ import (
 	"sync"
 )
 
-// cell is a block of queries and one of keys, and the cells, by number, that add to the gradients of either last before
-// it: -1 where it is the first.
+// A cell is a block of queries and one of keys, and the cells, by number, that add to the gradients of either last
+// before it: -1 where it is the first.
 type cell struct{ i, j, row, column int }
 
-// order is the visible cells of a grid of nq by nk blocks, round by round.
+// order returns the visible cells of a grid of nq by nk blocks, round by round.
 func (f *backwardCall[T]) order(nq, nk int) []cell {
 	n := max(nq, nk)
 	last := slices.Repeat([]int{-1}, nq+nk)

@@ -17,7 +17,7 @@ const (
 	groupHeads = 4
 )
 
-// scratch is one worker's memory, kept between calls. It grows to the largest block that was computed.
+// A scratch is one worker's memory, kept between calls. It grows to the largest block that was computed.
 type scratch struct {
 	f32 []float32
 	f64 []float64
@@ -32,7 +32,7 @@ const (
 	pieceUnit = 16 // pieces begin at multiples of a vector, so that no load of one spans two cache lines
 )
 
-// open is a stack of uninitialised memory for the given pieces.
+// open returns a stack of uninitialised memory for the given pieces.
 func open[T tensor.Float](s *scratch, pieces ...int) stack[T] {
 	p, ok := any(&s.f32).(*[]T)
 	if !ok {
@@ -64,13 +64,13 @@ func rowsOf[T tensor.Float](v View) rows[T] {
 	return rows[T]{memoryOf[T](v), v, v.Len(tensor.Dim)}
 }
 
-// row is the elements of [b, s, h, :], in place. They do not have 16 bits.
+// row returns the elements of [b, s, h, :], in place. They do not have 16 bits.
 func (r rows[T]) row(b, s, h int) []T {
 	o := at(r.view, b, s, h)
 	return r.data[o : o+int64(r.dim) : o+int64(r.dim)]
 }
 
-// read is the elements of [b, s, h, :]: in place, or where they have 16 bits in mem.
+// read returns the elements of [b, s, h, :]: in place, or where they have 16 bits in mem.
 func (r rows[T]) read(mem []T, b, s, h int) []T {
 	if !isHalf(r.dtype) {
 		return r.row(b, s, h)
@@ -86,7 +86,7 @@ func (r rows[T]) write(b, s, h int, x []T) {
 	}
 }
 
-// from is the memory from row [b, s, h] on, and how far the next row is.
+// from returns the memory from row [b, s, h] on, and how far the next row is.
 func (r rows[T]) from(b, s, h int) (data []T, ld int) {
 	return r.data[at(r.view, b, s, h):], int(r.view.Stride(tensor.Seq))
 }
@@ -97,8 +97,8 @@ type matrix[T tensor.Float] struct {
 	ld, rows, dim int
 }
 
-// matrix is the rows of one head in that span: where they lie, or where they have 16 bits in mem, which has room for so
-// many.
+// matrix returns the rows of one head in that span: where they lie, or where they have 16 bits in mem, which has room
+// for so many.
 func (r rows[T]) matrix(mem []T, b int, span partition.Range, h int) matrix[T] {
 	m := matrix[T]{mem, r.dim, span.Len(), r.dim}
 	if !isHalf(r.dtype) {
@@ -109,7 +109,7 @@ func (r rows[T]) matrix(mem []T, b int, span partition.Range, h int) matrix[T] {
 	return m
 }
 
-// room is what matrix takes of scratch memory for n rows.
+// room returns what matrix takes of scratch memory for n rows.
 func (r rows[T]) room(n int) int {
 	if isHalf(r.dtype) {
 		return n * r.dim

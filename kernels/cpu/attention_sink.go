@@ -92,7 +92,7 @@ func sinkGrad[T tensor.Float](c *Kernels, dsink, do, o, lse, sink View) {
 	})
 }
 
-// logAddExp is the logarithm of exp(a) + exp(b).
+// logAddExp returns the logarithm of exp(a) + exp(b).
 func logAddExp(a, b float64) float64 {
 	m := max(a, b)
 	if math.IsInf(m, 0) {

@@ -35,7 +35,7 @@ type scoreTile[T tensor.Float] struct {
 	first   int
 }
 
-// seen is the columns [lo, hi) of row j that see its key.
+// seen returns the columns [lo, hi) of row j that see its key.
 func (t scoreTile[T]) seen(j int) (lo, hi int) {
 	key := t.tile.K.Lo + j
 	return max(t.tile.Q.Lo, key-t.tile.Band.Hi) - t.first, min(t.tile.Q.Hi, key-t.tile.Band.Lo+1) - t.first

@@ -138,7 +138,7 @@ func fill[T tensor.Element](v View, x T) {
 	}
 }
 
-// at is the index, in tensor.Data, of the first element of [b, s, h].
+// at returns the index, in tensor.Data, of the first element of [b, s, h].
 func at(v View, b, s, h int) int64 {
 	return int64(b)*v.Stride(tensor.Batch) + int64(s)*v.Stride(tensor.Seq) + int64(h)*v.Stride(tensor.Heads)
 }
@@ -150,7 +150,7 @@ func mustBeHere(what string, vs ...View) {
 	}
 }
 
-// onHost is an error that names the first view that this process cannot read.
+// onHost returns an error that names the first view that this process cannot read.
 func onHost(what string, vs ...View) error {
 	for _, v := range vs {
 		if v.IsZero() {

@@ -6,7 +6,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// memory is the elements of a view: of T, which is computed in, or of 16 bits. Those become float32 as they are
+// A memory is the elements of a view: of T, which is computed in, or of 16 bits. Those become float32 as they are
 // read, each exactly, and are rounded to the nearest, ties to even, as they are written.
 type memory[T tensor.Float] struct {
 	data  []T

@@ -65,5 +65,5 @@ const (
 	rowWork      = 1 << 13 // elements of one piece of row-wise work
 )
 
-// rowBlock is how many rows of n elements make one piece of work.
+// rowBlock returns how many rows of n elements make one piece of work.
 func rowBlock(n int) int { return max(1, rowWork/max(n, 1)) }

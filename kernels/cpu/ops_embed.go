@@ -47,7 +47,7 @@ func embed[T tensor.Element](c *Kernels, y, table, ids View) {
 	})
 }
 
-// inVocab is an error that names the first id outside [0, vocab).
+// inVocab returns an error that names the first id outside [0, vocab).
 func inVocab(op string, ids []int32, vocab int) error {
 	for i, id := range ids {
 		if id < 0 || int(id) >= vocab {

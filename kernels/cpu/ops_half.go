@@ -29,10 +29,10 @@ func halfRows(rows, n int, f func(b halfSpan)) {
 	}
 }
 
-// halfSpan is a block of rows. Its views have them on the Seq axis.
+// A halfSpan is a block of rows. Its views have them on the Seq axis.
 type halfSpan struct{ lo, hi int }
 
-// of is the block of a dense view, whose rows are [heads, dim].
+// of returns the block of a dense view, whose rows are [heads, dim].
 func (b halfSpan) of(v View, heads, dim int) View {
 	if v.IsZero() {
 		return v
@@ -60,8 +60,8 @@ type extent struct{ tensor.Memory }
 
 func (extent) Bytes() int64 { return 1<<63 - 1 }
 
-// standIn is a float32 view of the shape of v, a dense one: what the checks of a float32 operation say of it goes for
-// v.
+// standIn returns a float32 view of the shape of v, a dense one: what the checks of a float32 operation say of it goes
+// for v.
 func standIn(v View) View { return tensor.Dense(extent{v.Memory()}, tensor.F32, 0, v.Shape()) }
 
 func standIns(vs ...View) []View {

@@ -68,7 +68,7 @@ func linearDW[T tensor.Float](c *Kernels, dw, dy, x View) {
 	c.queue("linear dw", func() { p.run(c) })
 }
 
-// newProduct is a product over k into a matrix.
+// newProduct returns a product over k into a matrix.
 func newProduct[T tensor.Float](c *Kernels, out View, left, right factor[T], k int) *product[T] {
 	return &product[T]{
 		m: out.Rows(), n: out.Cols(), k: k, loops: simd.LoopsOf[T](c.level), left: left, right: right,

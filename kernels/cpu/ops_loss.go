@@ -57,7 +57,7 @@ func crossEntropy[T tensor.Float](c *Kernels, loss, logits, targets View, scale 
 	})
 }
 
-// targetsInVocab is an error that names the first target outside the vocabulary. Those below 0 count as none.
+// targetsInVocab returns an error that names the first target outside the vocabulary. Those below 0 count as none.
 func targetsInVocab(targets []int32, vocab int) error {
 	for i, t := range targets {
 		if int(t) >= vocab {

@@ -92,7 +92,7 @@ func normRopeBackward[T tensor.Float](c *Kernels, dx, dw, dy, x, inv, w, cos, si
 	}
 }
 
-// rotation is the angles of the rows of a tensor.
+// A rotation is the angles of the rows of a tensor.
 type rotation[T tensor.Float] struct {
 	loops       simd.Loops[T]
 	cos, sin    []T

@@ -6,8 +6,8 @@ import (
 	"sync/atomic"
 )
 
-// workers is how many goroutines compute at once. A process that keeps to fewer cores than it began with has a thread
-// for messages, perhaps, but computes on no more goroutines than it has cores.
+// workers returns how many goroutines compute at once. A process that keeps to fewer cores than it began with has a
+// thread for messages, perhaps, but computes on no more goroutines than it has cores.
 func (c *Kernels) workers() int {
 	n := runtime.GOMAXPROCS(0)
 	if c.cores < runtime.NumCPU() {
@@ -23,7 +23,7 @@ func (c *Kernels) each(n int, f func(i int)) {
 	c.split(n, func(_ *scratch, i int) { f(i) })
 }
 
-// split is each with the scratch memory of the worker. Only work on the stream calls it,
+// split returns each with the scratch memory of the worker. Only work on the stream calls it,
 // so one call at a time uses the scratch.
 func (c *Kernels) split(n int, f func(s *scratch, i int)) {
 	workers := max(1, min(n, c.workers()))

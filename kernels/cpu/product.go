@@ -17,7 +17,7 @@ type product[T tensor.Float] struct {
 	accumulate  bool
 }
 
-// factor is a factor of a product: element (i, j) is at i*ld+j, of one that is turned at j*ld+i.
+// A factor is a factor of a product: element (i, j) is at i*ld+j, of one that is turned at j*ld+i.
 type factor[T tensor.Float] struct {
 	memory[T]
 	ld     int
@@ -48,7 +48,7 @@ func (p *product[T]) run(c *Kernels) {
 	})
 }
 
-// tile is the size of the tiles for so many workers.
+// tile returns the size of the tiles for so many workers.
 func (p *product[T]) tile(workers int) (rows, cols int) {
 	rows, cols = tileRows, tileCols
 	if p.copied() {
@@ -98,8 +98,8 @@ func (p *product[T]) compute(s *scratch, i, j, m, n int) {
 	}
 }
 
-// room is the elements of scratch memory for a tile: of panels, of a copy of the left factor, of results on their way,
-// and of what of the right factor is converted at once.
+// room returns the elements of scratch memory for a tile: of panels, of a copy of the left factor, of results on their
+// way, and of what of the right factor is converted at once.
 func (p *product[T]) room(m, n, inner int) (room [4]int) {
 	padded := p.loops.Padded(n)
 	room[0] = padded * inner

@@ -47,7 +47,7 @@ func IsRemote(err error) bool {
 	return errors.As(err, &pe)
 }
 
-// abortError is how the cause given to Abort is reported by the rank that gave it.
+// An abortError is how the cause given to Abort is reported by the rank that gave it.
 type abortError struct{ cause error }
 
 func (e *abortError) Error() string   { return fmt.Sprintf("%v: %v", ErrAborted, e.cause) }

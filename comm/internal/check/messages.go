@@ -2,7 +2,7 @@ package check
 
 import "fmt"
 
-// message is a view to or from a rank. It is comm.Message, which is made of the same fields.
+// A message is a view to or from a rank. It is comm.Message, which is made of the same fields.
 type message interface {
 	~struct {
 		Peer int
@@ -10,7 +10,7 @@ type message interface {
 	}
 }
 
-// plain is a message whose fields can be used here.
+// A plain is a message whose fields can be used here.
 type plain struct {
 	Peer int
 	View View

@@ -155,7 +155,7 @@ func Bytes(v View) int64 { return int64(v.Size()) * int64(v.DType().Size()) }
 // Same reports whether two dense views are the same memory.
 func Same(a, b View) bool { return spanOf(a) == spanOf(b) }
 
-// span is the memory of a dense view, as addresses of whatever device it lies on.
+// A span is the memory of a dense view, as addresses of whatever device it lies on.
 type span struct{ lo, hi uintptr }
 
 func spanOf(v View) span {

@@ -46,7 +46,7 @@ func (r *Round) Done() <-chan struct{} { return r.done }
 
 var epoch = time.Now()
 
-// now is a monotonic clock that fits an atomic.
+// now returns a monotonic clock that fits an atomic.
 func now() int64 { return int64(time.Since(epoch)) }
 
 // Prepare makes t a new transfer of a round, to be posted.

@@ -55,7 +55,7 @@ func (w *World) Link(r int) link.Link {
 	return link.Link{Transport: l, Roster: l}
 }
 
-// rank is one rank's side of a world.
+// A rank is one rank's side of a world.
 type rank struct {
 	w    *World
 	rank int
@@ -86,7 +86,7 @@ func (l *rank) Err() error {
 	return l.w.errFor(l.rank)
 }
 
-// errFor is the failure of the world as one rank reports it.
+// errFor returns the failure of the world as one rank reports it.
 func (w *World) errFor(rank int) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -132,7 +132,7 @@ func (l *rank) Post(t *link.Transfer) {
 	t.Finish(nil)
 }
 
-// refusal is why nothing can be exchanged with a peer any more, or nil.
+// refusal returns why nothing can be exchanged with a peer any more, or nil.
 func (l *rank) refusal(peer int) error {
 	if err := l.Err(); err != nil {
 		return err

@@ -30,7 +30,7 @@ func (d *debts) check() error {
 	return nil
 }
 
-// cost is what an eager message takes of the window: never nothing, so that even empty ones
+// cost returns what an eager message takes of the window: never nothing, so that even empty ones
 // are bounded.
 func cost(n int) int { return n + headerSize }
 
@@ -67,7 +67,7 @@ func giveBuffer(b []byte) {
 	}
 }
 
-// kept is what an early message takes of this rank's memory, with what it takes to find it.
+// kept returns what an early message takes of this rank's memory, with what it takes to find it.
 func kept(b []byte) int { return cap(b) + 2*headerSize }
 
 // announced finds or makes the flow of a frame, which may come ahead of its group. p.mu is held.

@@ -14,7 +14,7 @@ import (
 	"github.com/cprun/cprun/comm/internal/shm"
 )
 
-// channel is a connection after the handshake.
+// A channel is a connection after the handshake.
 type channel struct {
 	net.Conn
 	rank int

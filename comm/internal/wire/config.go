@@ -1,6 +1,5 @@
 // Package wire joins processes by sockets: frames, their sealing, flow control, the handshake,
-// connections at the start and on first use, and what ranks tell each other over them, which together
-// are a link.Link.
+// connections at the start and on first use, and the news of ranks: together they are a link.Link.
 package wire
 
 import (
@@ -17,20 +16,20 @@ const (
 	maxRanks  = 1 << 16
 	minSecret = 16
 
-	// defaultPairs is how many ranks are all connected with each other: those of two nodes of
+	// defaultPairs bounds the worlds in which all ranks are connected with each other: two nodes of
 	// eight GPUs. Up to there a barrier in one round takes no longer than one in log2 N, every rank
 	// sees every death itself, and all connections of a rank take about 1 MiB.
 	defaultPairs = 16
 )
 
 // Mode is how frames travel on a connection after the handshake. Both ends must mean the same:
-// each says it in its hello, which the proofs cover, so that nobody in between can have a sealed
+// each says it in its hello, which the proofs cover, so that no one in between can have a sealed
 // connection taken for a plain one.
 type Mode byte
 
 // The modes.
 const (
-	Plain  Mode = 'p' // as they are, for Unix sockets, which nobody but this user can reach
+	Plain  Mode = 'p' // as they are, for Unix sockets, which only this user can reach
 	Sealed Mode = 's' // encrypted and authenticated, for TCP
 )
 
@@ -44,12 +43,12 @@ func (m Mode) String() string {
 	return fmt.Sprintf("mode %d", byte(m))
 }
 
-// Config says who takes part in a world of processes, and how this rank meets the others.
+// Config describes a world of processes, and how this rank meets the others.
 type Config struct {
 	Rank, Size int
-	Secret     []byte // the job's own, at least 16 bytes; who has it can join
+	Secret     []byte // the job's own, at least 16 bytes; its owner can join
 	RunID      string // tells apart runs that share a secret
-	Name       string // goes into errors behind the rank; "" means the process id
+	Name       string // goes into errors after the rank; "" means the process id
 
 	Timeout time.Duration                    // for the ranks to find each other
 	Log     func(format string, args ...any) // is told of connections; not nil
@@ -58,10 +57,10 @@ type Config struct {
 	// world each is connected with its neighbours at first, link.Neighbours.
 	Pairs int
 
-	// Alone has this rank share no memory with those of its node: all goes over the sockets.
+	// Alone keeps this rank from sharing memory with others of its node: all goes over the sockets.
 	Alone bool
 
-	// Listeners are where the higher ranks reach this one. Connect takes them over.
+	// Listeners take the connections of higher ranks. Connect takes them over.
 	Listeners []Listener
 	// Dial reaches a lower rank, which may not listen yet. It is called until the world ends.
 	Dial func(ctx context.Context, rank int) (net.Conn, Mode, error)
@@ -73,7 +72,7 @@ type Listener struct {
 	Mode Mode
 }
 
-// Check returns what is wrong with ranks, secret and name.
+// Check returns the faults of ranks, secret and name.
 func (c *Config) Check() error {
 	var faults []error
 	if c.Size < 1 || c.Size > maxRanks || c.Rank < 0 || c.Rank >= c.Size {
@@ -98,7 +97,7 @@ func (c *Config) pairs() int {
 	return defaultPairs
 }
 
-// identity returns what this rank says of itself.
+// identity describes this rank to others.
 func (c *Config) identity() *identity {
 	name := c.Name
 	if name == "" {

@@ -7,20 +7,20 @@ import (
 	"github.com/cprun/cprun/comm/internal/link"
 )
 
-// flow is what two ranks owe each other in one group. The peer's mutex guards it.
+// A flow has the open messages of two ranks in one group. The peer's mutex guards it.
 type flow struct {
 	// As the sender.
-	credit  int                       // what is left of the eager window
+	credit  int                       // the remainder of the eager window
 	waiting []*link.Transfer          // eager messages that the window has no room for, in order
 	offered map[uint64]*link.Transfer // large messages that are not accepted yet
 	accepts map[uint64]uint64         // accepted before they were posted here: their sizes
 
 	// As the receiver.
 	posted   map[uint64]*link.Transfer
-	early    map[uint64][]byte // eager messages that nobody has asked for yet
+	early    map[uint64][]byte // eager messages without a receive yet
 	offers   map[uint64]uint64 // large ones, by their size
 	held     int               // cost of early
-	consumed int               // cost of what was taken and not given back yet
+	consumed int               // cost of messages taken since the last credit
 
 	used bool // there is such a group here
 }
@@ -61,7 +61,7 @@ func (p *peer) start(t *link.Transfer) (err error, ended bool) {
 	switch {
 	case p.ending:
 		return p.s.Err(), true
-	case p.left && !p.arrived(t): // what it sent before it left is still good
+	case p.left && !p.arrived(t): // messages sent before it left are still good
 		return p.blame("", blame.ErrPeerLeft), true
 	case t.Send:
 		return p.startSend(t)

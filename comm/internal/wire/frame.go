@@ -96,7 +96,7 @@ const (
 	leftMark = 1 << 32 // the size of the last status of a rank that has left
 )
 
-// header is the fixed part of a frame.
+// A header is the fixed part of a frame.
 type header struct {
 	kind   frameType
 	length int
@@ -160,7 +160,7 @@ func decodeHeader(b []byte) (header, error) {
 var causes = [...]error{blame.ErrAborted, blame.ErrPeerLost, blame.ErrDeadline, blame.ErrPeerLeft, blame.ErrMismatch,
 	blame.ErrProtocol}
 
-// encodeNote is the payload of an abort frame:
+// encodeNote returns the payload of an abort frame:
 //
 //	byte 0..3  the rank to blame
 //	byte 4     index of the cause: 0 aborted, 1 lost, 2 deadline, 3 left, 4 mismatch,
@@ -235,7 +235,7 @@ func clean(s string) string {
 	}, s)
 }
 
-// notedError is a cause that another rank has put in words.
+// A notedError is a cause that another rank has put in words.
 type notedError struct {
 	text  string
 	cause error // one of causes, or nil

@@ -41,7 +41,7 @@ const (
 	handshakeBound = 10 * time.Second
 )
 
-// identity is what a rank knows before it meets another.
+// An identity is what a rank knows before it meets another.
 type identity struct {
 	rank, size int
 	run        [sha256.Size]byte
@@ -75,7 +75,7 @@ func (id *identity) proof(role string, dialer, acceptor *hello) []byte {
 
 var errProof = errors.New("it does not have this job's secret")
 
-// dial is the dialer's side of the connection with the rank that it wants: it meets that rank, or
+// dial returns the dialer's side of the connection with the rank that it wants: it meets that rank, or
 // fails. commit says whether the dialer may still say that it is ready. The channel of an error after
 // that can take a last word.
 func (id *identity) dial(conn net.Conn, mode Mode, want int, commit func() bool) (*channel, error) {
@@ -112,7 +112,7 @@ func (id *identity) dial(conn net.Conn, mode Mode, want int, commit func() bool)
 	return c, id.ready(c)
 }
 
-// accept is the acceptor's side. heard is called when the dialer has said hello. reserve takes the place
+// accept returns the acceptor's side. heard is called when the dialer has said hello. reserve takes the place
 // of a connection with a rank, or says why it cannot; the place is the caller's to give back if accept
 // returns an error after it. The channel of an error after that can take a last word.
 func (id *identity) accept(conn net.Conn, mode Mode, heard func(), reserve func(rank int) error) (*channel, error) {
@@ -161,7 +161,7 @@ func (id *identity) verify(conn net.Conn, role string, dialer, acceptor *hello) 
 	return nil
 }
 
-// hungUp says what it can mean that the other side has ended a handshake.
+// hungUp returns what it can mean that the other side has ended a handshake.
 func hungUp(err error) error {
 	if errors.Is(err, io.EOF) {
 		return errors.New("it hung up: its secret or run may differ, or it has this rank already")

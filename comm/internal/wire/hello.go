@@ -26,7 +26,7 @@ const (
 	helloFixed = helloMode + 2 // up to the name
 )
 
-// hello is what a rank says of itself.
+// A hello is what a rank says of itself.
 type hello struct {
 	mode       Mode
 	rank, size int

@@ -40,7 +40,7 @@ type mesher struct {
 	cancel  context.CancelFunc
 }
 
-// newMesher returns the transport of a rank and what makes its connections.
+// newMesher returns a rank's transport, with the maker of its connections.
 func newMesher(c *Config) *mesher {
 	id := c.identity()
 	m := &mesher{identity: id, s: newSockets(id.rank, id.size, id.name, c.pairs()), config: c}
@@ -69,7 +69,7 @@ func (m *mesher) close() {
 	m.wg.Wait()
 }
 
-// Connect returns when the ranks that are to be connected at the start are, or says who did not come.
+// Connect returns when the neighbours at the start are connected, or names the ranks that did not come.
 // The config has been checked.
 func Connect(ctx context.Context, c Config) (link.Link, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
@@ -96,7 +96,7 @@ func Connect(ctx context.Context, c Config) (link.Link, error) {
 		m.s.Close()
 		return link.Link{}, fmt.Errorf("connect rank %d of %d: %w", m.rank, m.size, err)
 	}
-	if !m.s.few { // nobody is still to come
+	if !m.s.few { // all have come
 		m.close()
 	}
 	return link.Link{Transport: m.s, Roster: m.s, Pairs: c.pairs()}, nil
@@ -125,7 +125,7 @@ func (m *mesher) absence(ctx context.Context) error {
 	}
 }
 
-// errCalled is why there is no connection with a higher rank.
+// errCalled explains a missing connection with a higher rank.
 var errCalled = errors.New("it has been called and has not dialled")
 
 // seek gets the connection with a peer, which this rank dials or calls, until it is there, the peer has
@@ -168,21 +168,21 @@ func (m *mesher) dial(p *peer) bool {
 		err = fmt.Errorf("handshake: %w", err)
 	}
 	if m.dialing.Err() != nil {
-		err = p.s.Unreached(p.rank) // what it was before the end
+		err = p.s.Unreached(p.rank) // the reason before the end
 	}
 	p.free(err)
 	return false
 }
 
 // acceptAll takes connections until ln is closed. Whoever does not prove to be a rank that is
-// still to come is sent away, and harms nobody.
+// still to come is sent away, and does no harm.
 func (m *mesher) acceptAll(ln Listener) {
 	m.door.Serve(ln, func(conn net.Conn) { m.welcome(conn, ln.Mode) }, func(err error) {
 		m.refuse.Printf("rank %d: accept: %v", m.rank, err)
 	})
 }
 
-// welcome meets who has connected.
+// welcome meets a dialer.
 func (m *mesher) welcome(conn net.Conn, mode Mode) {
 	var held *peer
 	err := m.meet(conn, mode, helloBound, func(b bound) (*channel, error) {
@@ -210,16 +210,16 @@ func (m *mesher) welcome(conn net.Conn, mode Mode) {
 	}
 }
 
-// errEnded is why no connection is made at the end.
+// errEnded explains why the end makes no connection.
 var errEnded = errors.New("the world has ended")
 
-// bound is how long a handshake may take.
+// A bound is how long a handshake may take.
 type bound struct {
 	set    func(time.Duration) // from now on
 	commit func() bool         // sets none: the other side counts on a last word. False at the end of the world
 }
 
-// meet runs a handshake within its bound, the first of which is given, and attaches the peer.
+// meet runs a handshake within its bounds, of which first is the first, and attaches the peer.
 func (m *mesher) meet(conn net.Conn, mode Mode, first time.Duration, shake func(b bound) (*channel, error)) error {
 	if network := conn.LocalAddr().Network(); mode == Plain && network != "unix" {
 		conn.Close()

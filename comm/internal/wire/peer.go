@@ -12,7 +12,7 @@ import (
 // endBound is how long a rank that ends tries to tell a peer so.
 const endBound = 500 * time.Millisecond
 
-// peer is one rank as another deals with it: what the two owe each other, and their connection, which
+// A peer is one rank as another deals with it: what the two owe each other, and their connection, which
 // may come later. Two goroutines serve it to the end of the transport: one reads, and
 // never waits for anything but the connection, and one writes. Because every rank always reads,
 // every write comes to its end.

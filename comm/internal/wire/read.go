@@ -107,7 +107,7 @@ func (p *peer) onGoodbye() error {
 	return p.leave()
 }
 
-// expecting says what waits for the peer. p.mu is held.
+// expecting returns what waits for the peer. p.mu is held.
 func (p *peer) expecting() string {
 	for _, f := range p.flows {
 		for _, t := range f.posted {

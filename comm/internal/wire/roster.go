@@ -8,7 +8,7 @@ import (
 	"github.com/cprun/cprun/comm/internal/link"
 )
 
-// roster is what a rank knows of all ranks of its world, from themselves or by word of others: their
+// A roster is what a rank knows of all ranks of its world, from themselves or by word of others: their
 // names, whom they wait for, and who has left. What a rank says of itself is numbered, and only
 // the last of it counts, so that it does not matter which way news come, how often, and which are
 // left out because there are newer ones.
@@ -22,7 +22,7 @@ type roster struct {
 	stand  blame.Standing
 }
 
-// state is what a rank has said last.
+// A state is what a rank has said last.
 type state struct {
 	seq   uint64 // of what it has said; lastWord has the highest
 	value uint64 // the size of a status frame

@@ -32,7 +32,7 @@ func newSeal(key []byte) (cipher.AEAD, error) {
 	return cipher.NewGCM(block)
 }
 
-// counter is the nonce of a connection and direction: it counts headers and payloads. A key is never
+// A counter is the nonce of a connection and direction: it counts headers and payloads. A key is never
 // used on another connection, so it starts at zero and cannot repeat.
 type counter struct {
 	n     uint64

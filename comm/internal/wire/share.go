@@ -79,7 +79,7 @@ func rightsTo(files []*os.File) ([]byte, error) {
 	return unix.UnixRights(fds...), nil
 }
 
-// awaitReady is the acceptor's side of ready.
+// awaitReady returns the acceptor's side of ready.
 func (id *identity) awaitReady(c *channel) error {
 	conn, ok := c.Conn.(*net.UnixConn)
 	var with rights
@@ -165,7 +165,7 @@ func (r *rights) take() []*os.File {
 	return r.files
 }
 
-// pieceBytes is how many bytes of a large message go at once. p.mu is held.
+// pieceBytes returns how many bytes of a large message go at once. p.mu is held.
 func (c *channel) pieceBytes() int {
 	if c.placing {
 		return maxPlaced

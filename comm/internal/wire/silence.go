@@ -74,7 +74,7 @@ func (h *hearing) heard(count uint32, now time.Time) time.Duration {
 	return now.Sub(h.at)
 }
 
-// silence is the error of a connection on which a rank hears nothing. The peer may receive the error and pass it
+// A silence is the error of a connection on which a rank hears nothing. The peer may receive the error and pass it
 // on, so it names the rank that noticed.
 type silence struct {
 	rank  int

@@ -8,7 +8,7 @@ import (
 	"github.com/cprun/cprun/comm/internal/link"
 )
 
-// sockets is the transport between processes. In a small world all ranks are connected at the start;
+// A sockets value is the transport between processes. In a small world all ranks are connected at the start;
 // in a large one, few, each is connected with its neighbours then, and with others on first use.
 //
 // What ends the world needs no numbers on its way through the neighbours: the last frame of every

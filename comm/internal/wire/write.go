@@ -6,7 +6,7 @@ import (
 	"github.com/cprun/cprun/comm/internal/link"
 )
 
-// halfCloser is a connection that can end one direction: that of sockets, not that of net.Pipe.
+// A halfCloser is a connection that can end one direction: that of sockets, not that of net.Pipe.
 type halfCloser interface{ CloseWrite() error }
 
 // writeLoop sends what is queued until the end, and ends when the peer can read all of it, also if

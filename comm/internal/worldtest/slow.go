@@ -9,7 +9,7 @@ import (
 	"github.com/cprun/cprun/comm/internal/local"
 )
 
-// slowTeller is a transport that takes a while to tell the other ranks of a failure.
+// A slowTeller is a transport that takes a while to tell the other ranks of a failure.
 type slowTeller struct {
 	link.Transport
 	told atomic.Bool

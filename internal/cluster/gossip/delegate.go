@@ -4,7 +4,7 @@ import (
 	"github.com/hashicorp/memberlist"
 )
 
-// delegate is what memberlist calls. Where it tells of members it holds its lock, so nothing here may
+// A delegate is what memberlist calls. Where it tells of members it holds its lock, so nothing here may
 // call it, nor wait.
 type delegate struct {
 	*Members

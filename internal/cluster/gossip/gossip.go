@@ -20,7 +20,7 @@ type Config struct {
 	Job  string // names the job: its gossip meets no other's
 	Key  []byte // the job's secret, at least 16 bytes
 	Self Peer
-	// Seeds are addresses of agents, host:port, of which one is enough. They need not be there yet, and this agent may
+	// Seeds are addresses of agents, host:port; one is enough. They need not be there yet, and this agent may
 	// be among them.
 	Seeds []string
 	// Transport carries packets and streams, until the agent leaves: a Port, which is not closed with it.
@@ -28,9 +28,9 @@ type Config struct {
 }
 
 const (
-	// leaveBound is how long Close waits until others have been told.
+	// leaveBound bounds the wait of Close until others know.
 	leaveBound = 500 * time.Millisecond
-	// tellPause is how long changes are collected.
+	// tellPause collects changes.
 	tellPause = 20 * time.Millisecond
 )
 
@@ -51,7 +51,7 @@ type Members struct {
 	telling bool              // guarded by mu; changed is about to be told
 }
 
-// member is a peer and the address of its gossip.
+// A member is a peer and the address of its gossip.
 type member struct {
 	Peer
 	addr netip.AddrPort
@@ -76,7 +76,7 @@ func Join(ctx context.Context, c Config) (*Members, error) {
 	conf := tuned(c.Self.Name, label, seal)
 	guard := newGuard(c.Transport, label)
 	conf.Transport = guard
-	// what gossip finds is a hint; the control connections say what comes of it
+	// gossip only hints; the control connections report what comes of it
 	conf.Logger = log.New(io.Discard, "", 0)
 	d := delegate{m, meta}
 	conf.Delegate, conf.Events, conf.Alive = d, d, d
@@ -114,7 +114,7 @@ func (m *Members) Changed() <-chan struct{} { return m.changed }
 func (m *Members) Close() error {
 	m.close.Do(func() {
 		m.stop()
-		// At the end of a job nobody may be left to be told. Whoever is finds out by itself.
+		// At the end of a job no one may be left. The others find out by themselves.
 		_ = m.list.Leave(leaveBound)
 		m.err = m.list.Shutdown()
 		m.wait.Wait()

@@ -15,7 +15,7 @@ import (
 	"github.com/cprun/cprun/internal/admission"
 )
 
-// What memberlist puts in front of what it sends, once it has a label and a key:
+// With a label and a key, memberlist puts this in front of packets and streams:
 //
 //	packet               244 ‖ length of label (1) ‖ label ‖ 1 ‖ nonce (12) ‖ sealed ‖ tag (16)
 //	stream, its opener   244 ‖ length of label (1) ‖ label ‖ as the answer
@@ -28,7 +28,7 @@ const (
 	labelled  = 244
 	encrypted = 10
 	sealing   = 1
-	sealCost  = 1 + 12 + 16 // bytes around what is sealed
+	sealCost  = 1 + 12 + 16 // bytes around the sealed ones
 )
 
 // maxStreams bounds the streams of others that have not brought all they have to.
@@ -37,13 +37,13 @@ const maxStreams = 128
 var inbound = admission.Limits{Most: maxStreams, Stay: 250 * time.Millisecond}
 
 const (
-	// headBound is how long a stream may take to say whose it is, and handBound how long it may take
+	// headBound bounds the wait for a stream's first bytes, and handBound the wait
 	// until somebody is there for it.
 	headBound = time.Second
 	handBound = time.Second
-	// maxState bounds what a stream brings: the state of 10,000 agents and more.
+	// maxState bounds the bytes of a stream: the state of 10,000 agents and more.
 	maxState = 8 << 20
-	// heldState bounds what streams from others hold together. Above it, those with more than their
+	// heldState bounds the bytes that all streams from others hold. Above it, streams with more than their
 	// share end.
 	heldState = 64 << 20
 )
@@ -53,8 +53,8 @@ var (
 	errShare   = errors.New("too much is on its way from other streams")
 )
 
-// guard stands between a transport and memberlist. It lets through what begins as the job's packets
-// and streams do, and bounds what the others can hold.
+// guard stands between a transport and memberlist. It passes on packets and streams that begin as the
+// job's do, and bounds the memory that others can take.
 type guard struct {
 	memberlist.Transport
 	head    []byte // of a packet, and of a stream that somebody opens: up to the label's end
@@ -146,7 +146,7 @@ func (g *guard) screen(s *stream) {
 	s.Close()
 }
 
-// DialTimeout opens a stream whose answer is looked at, too.
+// DialTimeout opens a stream, and checks its answer.
 func (g *guard) DialTimeout(addr string, timeout time.Duration) (net.Conn, error) {
 	conn, err := g.Transport.DialTimeout(addr, timeout)
 	if err != nil {
@@ -180,10 +180,10 @@ func (g *guard) Shutdown() error {
 	return g.err
 }
 
-// answerHead is how many bytes of an answer tell whether it may be read.
+// answerHead bytes of an answer decide whether it may be read.
 const answerHead = 1 + 4 + 1
 
-// stream is a stream that brings one sealed message, and no more bytes than that has.
+// A stream is a stream that brings one sealed message, and no more bytes than that has.
 type stream struct {
 	net.Conn
 	guard   *guard
@@ -196,7 +196,7 @@ type stream struct {
 	brought atomic.Int64
 }
 
-// open reads and checks how the message begins. prefix goes before what an answer has.
+// open reads and checks how the message begins. prefix comes before the head of an answer.
 func (s *stream) open(prefix []byte) error {
 	head := make([]byte, len(prefix)+answerHead)
 	if _, err := io.ReadFull(s.Conn, head); err != nil {
@@ -243,7 +243,7 @@ func (s *stream) overShare(n int64) bool {
 	return held > heldState && own > heldState/maxStreams
 }
 
-// Close closes the stream and gives back what it held. Its reader is who closes it.
+// Close closes the stream and gives back its memory. Its reader calls it.
 func (s *stream) Close() error {
 	s.once.Do(func() {
 		if s.inbound {
@@ -258,7 +258,7 @@ func (s *stream) Close() error {
 	return s.Conn.Close()
 }
 
-// begun is a stream of which the first bytes were read already.
+// A begun stream has had its first bytes read.
 type begun struct {
 	net.Conn
 	head []byte

@@ -23,7 +23,7 @@ const (
 	// packetQueue is what the system is asked to hold of packets that wait. Agents are slow to read
 	// while ranks compute.
 	packetQueue = 2 << 20
-	// portTries is how often a port is looked for that is free for both UDP and TCP.
+	// portTries bounds the search for a port that is free for both UDP and TCP.
 	portTries = 16
 )
 
@@ -36,7 +36,7 @@ type Port struct {
 	packets chan *memberlist.Packet
 	streams chan net.Conn // those of gossip
 	others  chan net.Conn
-	silent  *admission.Door // streams that nobody has taken yet
+	silent  *admission.Door // streams that no one has taken yet
 
 	gossip, rest context.Context // ended by Shutdown and by Close
 	stop, close  context.CancelFunc
@@ -97,7 +97,7 @@ func (p *Port) listen() {
 	for p.gossip.Err() == nil {
 		n, from, err := p.udp.ReadFromUDPAddrPort(buf)
 		if err != nil || n == len(buf) {
-			continue // errors of earlier packets are reported here, too
+			continue // errors of earlier packets are also reported here
 		}
 		packet := &memberlist.Packet{Buf: append([]byte(nil), buf[:n]...), From: net.UDPAddrFromAddrPort(from),
 			Timestamp: time.Now()}
@@ -109,7 +109,7 @@ func (p *Port) listen() {
 }
 
 // sort hands a stream to gossip or to the listener, by its first byte. Until somebody takes it, it
-// has one of the places of those that have said nothing.
+// has the place of a silent stream.
 func (p *Port) sort(conn net.Conn) {
 	_ = conn.SetReadDeadline(time.Now().Add(headBound))
 	first := make([]byte, 1)
@@ -125,7 +125,7 @@ func (p *Port) sort(conn net.Conn) {
 	select {
 	case to <- &begun{conn, first}:
 		return
-	case <-time.After(handBound): // nobody is there for it
+	case <-time.After(handBound): // no one is there for it
 	case <-end.Done():
 	}
 	conn.Close()

@@ -13,13 +13,13 @@ import (
 )
 
 const (
-	// seekPause is between two rounds while this agent is alone; it doubles up to maxSeekPause.
+	// seekPause separates two rounds while this agent is alone; it doubles up to maxSeekPause.
 	seekPause    = 200 * time.Millisecond
 	maxSeekPause = 2 * time.Second
-	// idlePause is between looks for seeds that are no members: after the network was cut in two for
+	// idlePause separates looks for seeds that are no members: after the network was cut in two for
 	// long, each side knows none of the other, and none of them is alone.
 	idlePause = 10 * time.Second
-	// lookupBound is for the address of a seed.
+	// lookupBound bounds the look-up of a seed's address.
 	lookupBound = 5 * time.Second
 	maxSeeds    = 64
 	// An agent that has just found others exchanges all it knows with mingles of them, one each
@@ -27,11 +27,11 @@ const (
 	// each of 1,024 of all; they are made to tell of few changes.
 	mingles     = 6
 	minglePause = 500 * time.Millisecond
-	// maxAddresses are tried of one seed.
+	// maxAddresses bounds the addresses tried of one seed.
 	maxAddresses = 8
 )
 
-// seed is an address at which an agent may be.
+// A seed is an address at which an agent may be.
 type seed struct {
 	host string
 	port uint16
@@ -77,7 +77,7 @@ func (m *Members) seek(ctx context.Context, seeds []seed) {
 	}
 }
 
-// mingle exchanges what is known with random members, once this agent is not alone any more.
+// mingle exchanges all members with random ones, once this agent is not alone any more.
 func (m *Members) mingle(ctx context.Context) {
 	for done := 0; done < mingles; {
 		if !sleep(ctx, minglePause/2+rand.N(minglePause)) {
@@ -114,7 +114,7 @@ func (m *Members) alone() bool {
 	return len(m.peers) == 0 || self && len(m.peers) == 1
 }
 
-// ask exchanges what is known with each seed that is no member, all at the same time.
+// ask exchanges all members with each seed that is no member, all at the same time.
 func (m *Members) ask(ctx context.Context, seeds []seed) {
 	var wait sync.WaitGroup
 	defer wait.Wait()

@@ -16,14 +16,14 @@ const (
 	segment = 16 << 10
 )
 
-// part is a part of a stream on its way. The last one has no bytes.
+// A part is a part of a stream on its way. The last one has no bytes.
 type part struct {
 	at   time.Time // when it arrives, if the link is open then
 	data []byte
 	last bool
 }
 
-// half is one direction of a stream: from writes, to reads.
+// A half is one direction of a stream: from writes, to reads.
 type half struct {
 	from, to *Host
 	back     *half // the other direction
@@ -41,7 +41,7 @@ type half struct {
 	timers [2]*time.Timer // guarded by mu; of the deadlines
 }
 
-// conn is one end of a stream.
+// A conn is one end of a stream.
 type conn struct {
 	host          *Host
 	in, out       *half

@@ -48,7 +48,7 @@ func Name(host string, public ed25519.PublicKey) string {
 // errStranger is the fault of a peer whose certificate is not one of ours.
 var errStranger = errors.New("it is no agent of cprun")
 
-// tls is how this agent speaks TLS, in both roles.
+// tls returns how this agent speaks TLS, in both roles.
 func (id *Identity) tls() *tls.Config {
 	return &tls.Config{
 		Certificates: []tls.Certificate{id.cert}, MinVersion: tls.VersionTLS13,
@@ -63,7 +63,7 @@ func (id *Identity) tls() *tls.Config {
 	}
 }
 
-// publicKey is the peer's.
+// publicKey returns the peer's.
 func publicKey(s tls.ConnectionState) (ed25519.PublicKey, error) {
 	if len(s.PeerCertificates) != 1 {
 		return nil, errStranger

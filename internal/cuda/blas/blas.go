@@ -106,7 +106,7 @@ func (h *Handle) Close() error {
 // Plans returns how many problems it has met.
 func (h *Handle) Plans() int { return len(h.plans) }
 
-// plan is what was chosen for a problem.
+// A plan is what was chosen for a problem.
 type plan struct {
 	c      *C.cprun_plan_t
 	choice int

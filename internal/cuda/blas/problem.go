@@ -39,7 +39,7 @@ func (p Problem) String() string {
 	return fmt.Sprintf("%s%s product %dx%dx%d, %v to %v%s", t(p.TransA), t(p.TransB), p.M, p.N, p.K, p.In, p.Out, add)
 }
 
-// key is what a choice depends on.
+// A key is what a choice depends on.
 type key struct {
 	m, n, k        int
 	transA, transB bool
@@ -68,7 +68,7 @@ func (p Problem) operands() [4]Matrix {
 	return [4]Matrix{p.A, p.B, p.C, p.D}
 }
 
-// alignment is the largest power of two up to 128 bytes that divides an address; more makes no
+// alignment returns the largest power of two up to 128 bytes that divides an address; more makes no
 // difference to any kernel.
 func alignment(addr uint64) uint8 {
 	return 1 << min(bits.TrailingZeros64(addr), 7)

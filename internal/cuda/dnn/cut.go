@@ -72,7 +72,7 @@ func (p Piece) Fits(mask Mask) bool {
 	return alo == blo && ahi == bhi
 }
 
-// bounds are the band of a mask on the piece, no wider than the piece.
+// bounds returns the band of a mask on the piece, no wider than the piece.
 func (p Piece) bounds(m Mask) (lo, hi int) {
 	rows, keys := p.Q.Len(), p.K.Len()
 	lo, hi = 1-rows, keys-1

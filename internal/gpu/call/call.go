@@ -17,7 +17,7 @@ type Tensors struct {
 	Q, K, V, DO, O, LSE, Delta, DQ, DK, DV View // as in package attention; O: the accumulator
 }
 
-// address is where a view begins; of the zero View, NULL.
+// address returns where a view begins; of the zero View, NULL.
 func address(v View) uint64 {
 	if v.IsZero() {
 		return 0

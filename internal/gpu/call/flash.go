@@ -80,7 +80,7 @@ func (f *Flash) launch(tiles []source.FlashTile, program source.Program, kernel 
 	return l
 }
 
-// params are the arguments for a kernel with those tiles; more are those that they have no room for.
+// params returns the arguments for a kernel with those tiles; more are those that they have no room for.
 func (f *Flash) params(tiles []source.FlashTile) (p source.FlashParams, more []source.FlashTile) {
 	flags, unit, inner, outer := f.scores()
 	p = source.FlashParams{
@@ -98,7 +98,7 @@ func (f *Flash) params(tiles []source.FlashTile) (p source.FlashParams, more []s
 	return p, more
 }
 
-// scores is how products become scores; see source.FlashParams. The kernel takes the largest product
+// scores returns how products become scores; see source.FlashParams. The kernel takes the largest product
 // for that of the largest score, which needs a factor above 0.
 func (f *Flash) scores() (flags int32, unit, inner, outer float64) {
 	switch s := f.Softmax.Scale; {
@@ -111,7 +111,7 @@ func (f *Flash) scores() (flags int32, unit, inner, outer float64) {
 	}
 }
 
-// alignment is the flags for rows that kernels may read and write 16 bytes at a time.
+// alignment returns the flags for rows that kernels may read and write 16 bytes at a time.
 func (f *Flash) alignment() int32 {
 	flags := int32(0)
 	if InPieces(16/f.Q.DType().Size(), f.Q, f.K, f.V, f.DO) {
@@ -123,7 +123,7 @@ func (f *Flash) alignment() int32 {
 	return flags
 }
 
-// ownTiles are the tiles as a kernel wants them whose blocks own queries or, byKey, keys.
+// ownTiles returns the tiles as a kernel wants them whose blocks own queries or, byKey, keys.
 func ownTiles(tiles []partition.Tile, byKey bool) []source.FlashTile {
 	list := make([]source.FlashTile, 0, len(tiles))
 	for _, t := range tiles {

@@ -134,8 +134,8 @@ func (f *Flash) HopperBackward(s source.HopperShape, sms SMs, fresh partition.Ra
 	return l
 }
 
-// stepsBeside is how many steps, of so many queries, blocks of all KV heads may take that run beside each other: what
-// they read and add to then stays in the L2.
+// stepsBeside returns how many steps, of so many queries, blocks of all KV heads may take that run beside each other:
+// what they read and add to then stays in the L2.
 func (f *Flash) stepsBeside(queries int) int {
 	const kept = 32 << 20
 	row := f.Q.Len(tensor.Dim)*(f.Q.DType().Size()+f.DQ.DType().Size()) + f.DO.Len(tensor.Dim)*f.DO.DType().Size()
@@ -176,7 +176,7 @@ func (f *Flash) hopperBackward(s source.HopperShape, ordered bool, fresh partiti
 // keeps what its halves share twice, beside all else.
 const keptBytes = 8 << 20
 
-// headsBeside is how many heads of queries are taken beside each other before the next ones are: those of
+// headsBeside returns how many heads of queries are taken beside each other before the next ones are: those of
 // as many KV heads as stay in the L2, a divisor of all.
 func (f *Flash) headsBeside() int {
 	kv := f.K.Len(tensor.Heads)

@@ -25,7 +25,7 @@ func eachBlock(t source.FlashTile, blocks, rows int, f func(b, lo, hi int)) {
 	}
 }
 
-// others is the other rows that own rows lo to hi of a tile go over, in whole steps: the last may reach beyond the
+// others returns the other rows that own rows lo to hi of a tile go over, in whole steps: the last may reach beyond the
 // tile.
 func others(t source.FlashTile, lo, hi, step int) partition.Range {
 	from, to := max(int(t.OtherLo), lo+int(t.Lo)), min(int(t.OtherHi), hi+int(t.Hi))

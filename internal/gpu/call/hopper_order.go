@@ -53,7 +53,7 @@ func (f *Flash) HasOrder(s source.HopperShape) bool {
 	return true
 }
 
-// order is how blocks of keys take turns; see turn of hopper_backward.cuh.
+// An order is how blocks of keys take turns; see turn of hopper_backward.cuh.
 type order struct {
 	start, blocks int
 	banded        bool

@@ -81,7 +81,7 @@ func (r *Reference) launches(program string, list ...ReferenceLaunch) []Referenc
 	return slices.DeleteFunc(list, func(l ReferenceLaunch) bool { return slices.Contains(l.Grid[:], 0) })
 }
 
-// launch is a kernel that has a warp for each row and head of rows.
+// launch returns a kernel that has a warp for each row and head of rows.
 func (r *Reference) launch(name string, rows View) ReferenceLaunch {
 	l := ReferenceLaunch{
 		Kernel: name + "_" + flashTypes[r.Q.DType()], Block: [2]int{32, referenceWarps},
@@ -128,7 +128,7 @@ func (r *Reference) scores(l *ReferenceLaunch) {
 	}
 }
 
-// broadcast is a tensor whose axes of 1 stand for all batches or heads.
+// broadcast returns a tensor whose axes of 1 stand for all batches or heads.
 func broadcast(v View) source.Strided {
 	s := Strided(v)
 	if !v.IsZero() && v.Len(tensor.Batch) == 1 {
@@ -140,7 +140,7 @@ func broadcast(v View) source.Strided {
 	return s
 }
 
-// bareTiles are the tiles as reference.cu has them: query range, key range, band.
+// bareTiles returns the tiles as reference.cu has them: query range, key range, band.
 func bareTiles(tiles []partition.Tile) []source.ReferenceTile {
 	list := make([]source.ReferenceTile, 0, len(tiles))
 	for _, t := range tiles {

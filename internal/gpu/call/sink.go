@@ -47,7 +47,7 @@ func SinkGrad(dsink, do, o, lse, sink View) (SinkLaunch, error) {
 	}, err
 }
 
-// sinkRows is the name of the type of o, and how many rows of all heads it has.
+// sinkRows returns the name of the type of o, and how many rows of all heads it has.
 func sinkRows(o View) (name string, rows int, err error) {
 	rows = o.Rows()
 	switch name = flashTypes[o.DType()]; {

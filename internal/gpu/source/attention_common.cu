@@ -76,7 +76,9 @@ template <class T, int V> __device__ __forceinline__ void cast(const Rows& r, co
 }
 
 // delta sets d to the dot products of the rows of x and y, and rows of cleared, of so many columns, to 0.
-template <class X, class Y, int V> __device__ __forceinline__ void delta(const Rows& r, const Strided& d, const Strided& x, const Strided& y, const Strided& cleared, int columns) {
+template <class X, class Y, int V>
+__device__ __forceinline__ void delta(
+    const Rows& r, const Strided& d, const Strided& x, const Strided& y, const Strided& cleared, int columns) {
   float sum = 0;
   each<V>(r, [&](int row, int col) {
     Pack<X, V> a = *(const Pack<X, V>*)(x.row<X>(row, r.seqs, r.heads) + col);
@@ -114,7 +116,9 @@ template <class X, class Y, int V> __device__ __forceinline__ void delta(const R
   DELTA(V, name, T, fp32, float) DELTA(V, name, T, bf16, bf16_t) DELTA(V, name, T, fp16, fp16_t)
 
 #define DELTA(V, xn, X, yn, Y) \
-  KERNEL attention_delta_##xn##_##yn##_##V(Rows r, Strided d, Strided x, Strided y, Strided cleared, int columns) { delta<X, Y, V>(r, d, x, y, cleared, columns); }
+  KERNEL attention_delta_##xn##_##yn##_##V(Rows r, Strided d, Strided x, Strided y, Strided cleared, int columns) { \
+    delta<X, Y, V>(r, d, x, y, cleared, columns); \
+  }
 
 FOR_V(4)
 FOR_V(1)

@@ -44,7 +44,8 @@ template <class T> __device__ __forceinline__ void fold(const SinkParams& p) {
   if (most == NO_KEY) {
     return; // neither a key nor the sink has any weight
   }
-  const float low = old > sink ? sink : old, with = most == -NO_KEY ? most : most + log1pf(expf(low - most)), shrink = expf(old - with);
+  const float low = old > sink ? sink : old, with = most == -NO_KEY ? most : most + log1pf(expf(low - most)),
+              shrink = expf(old - with);
   T* o = p.o.row<T>(row / p.seqs, row % p.seqs, head);
   for (int col = lane; col < p.dim; col += 32) {
     convert(o[col], to_float(o[col]) * shrink);
@@ -58,7 +59,8 @@ template <class T> __device__ __forceinline__ void fold(const SinkParams& p) {
 template <class O, class D> __device__ __forceinline__ void grad(const SinkParams& p) {
   extern __shared__ __align__(1024) char shared[];
   double* sums = (double*)shared; // of each warp
-  const int head = blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32, rows = p.batch * p.seqs;
+  const int head = blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32,
+            rows = p.batch * p.seqs;
   const float sink = p.sink[head];
   double total = 0;
   for (int row = warp; row < rows; row += warps) {
@@ -91,11 +93,16 @@ template <class O, class D> __device__ __forceinline__ void grad(const SinkParam
 
 // Entries are named by the types of O and, behind it, of dO.
 #define FOR_O(on, O) \
-  extern "C" __global__ void __launch_bounds__(256) attention_sink_##on(const __grid_constant__ SinkParams p) { fold<O>(p); } \
+  extern "C" __global__ void __launch_bounds__(256) attention_sink_##on(const __grid_constant__ SinkParams p) { \
+    fold<O>(p); \
+  } \
   GRAD(on, O, fp32, float) GRAD(on, O, bf16, bf16_t) GRAD(on, O, fp16, fp16_t)
 
 #define GRAD(on, O, dn, D) \
-  extern "C" __global__ void __launch_bounds__(1024) attention_sink_grad_##on##_##dn(const __grid_constant__ SinkParams p) { grad<O, D>(p); }
+  extern "C" __global__ void __launch_bounds__(1024) \
+      attention_sink_grad_##on##_##dn(const __grid_constant__ SinkParams p) { \
+    grad<O, D>(p); \
+  }
 
 FOR_O(fp32, float)
 FOR_O(bf16, bf16_t)

@@ -82,7 +82,7 @@ const sample = 16
 // what each kernel takes. With -short, programs take turns with the architectures, one each, and
 // one that passed as it is now, which testdata/compiled.txt tells, is not compiled again, but for a sample.
 func TestEveryKernelCompiles(t *testing.T) {
-	compiler, err := nvrtc.Open("../../.cuda/lib") // where scripts/cuda-sdk puts it
+	compiler, err := nvrtc.Open("../../../.cuda/lib") // where scripts/cuda-sdk puts it
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -129,7 +129,8 @@ template <int OWN, int STEP> struct Walk {
   // whole reports whether every own row sees every other row of the block.
   __device__ __forceinline__ bool whole() const {
     const Tile& t = tile();
-    return t.own_lo <= own && own + OWN <= t.own_hi && own + OWN - 1 + t.lo <= other && other + STEP <= min(t.other_hi, own + t.hi + 1);
+    return t.own_lo <= own && own + OWN <= t.own_hi && own + OWN - 1 + t.lo <= other &&
+        other + STEP <= min(t.other_hi, own + t.hi + 1);
   }
 
   // covers reports whether some tile has own row i, which may see nothing.

@@ -85,7 +85,7 @@ func defines(list ...define) (text []string) {
 	return text
 }
 
-// program is a file for the head dims; cut tells its name from those of other shapes for the same.
+// program returns a file for the head dims; cut tells its name from those of other shapes for the same.
 func (s FlashShape) program(file string, cut string, more ...define) Program {
 	name := file
 	if s.Float32 {
@@ -103,7 +103,7 @@ func (s FlashShape) size() int {
 	return 2
 }
 
-// passed is the shared memory that a warp's rows by step scores take on their way from a product to
+// passed returns the shared memory that a warp's rows by step scores take on their way from a product to
 // the next: none in 16 bits, where they stay in registers.
 func (s FlashShape) passed(rows, step int) int {
 	if s.Float32 {

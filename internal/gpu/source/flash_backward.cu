@@ -32,7 +32,8 @@ struct Shared {
   static constexpr int K = 0, V = K + Operand<BN, HEAD_QK>::BYTES, P = V + Operand<BN, HEAD_V>::BYTES;
   static constexpr int DS = P + Operand<BM, BN>::BYTES, STAGE = DS + Operand<BM, BN>::BYTES;
   // Of a stage.
-  static constexpr int DO = Operand<BM, HEAD_QK>::BYTES, LSE = DO + Operand<BM, HEAD_V>::BYTES, DELTA = LSE + BM * 4, STAGE_BYTES = DELTA + BM * 4;
+  static constexpr int DO = Operand<BM, HEAD_QK>::BYTES, LSE = DO + Operand<BM, HEAD_V>::BYTES, DELTA = LSE + BM * 4,
+                       STAGE_BYTES = DELTA + BM * 4;
   static constexpr int BYTES = STAGE + STAGES * STAGE_BYTES;
 };
 
@@ -55,12 +56,15 @@ struct Queries {
 
   __device__ __forceinline__ void fetch(unsigned stage) const {
     const bool aligned = p.flags & ALIGNED;
-    load<BM, HEAD_QK, THREADS>(stage, head_of<Stored>(p.q, blockIdx.y, head), p.q.seq, walk.other, 0, walk.end, p.dim, aligned);
-    load<BM, HEAD_V, THREADS>(stage + Shared::DO, head_of<Stored>(p.dout, blockIdx.y, head), p.dout.seq, walk.other, 0, walk.end, p.dim_v, aligned);
+    load<BM, HEAD_QK, THREADS>(
+        stage, head_of<Stored>(p.q, blockIdx.y, head), p.q.seq, walk.other, 0, walk.end, p.dim, aligned);
+    load<BM, HEAD_V, THREADS>(stage + Shared::DO, head_of<Stored>(p.dout, blockIdx.y, head), p.dout.seq, walk.other, 0,
+        walk.end, p.dim_v, aligned);
     for (int i = threadIdx.x; i < BM; i += THREADS) {
       bool valid = walk.other + i < walk.end;
       copy4(stage + Shared::LSE + 4 * i, head_of<float>(p.lse, blockIdx.y, head) + (walk.other + i) * p.lse.seq, valid);
-      copy4(stage + Shared::DELTA + 4 * i, head_of<float>(p.delta, blockIdx.y, head) + (walk.other + i) * p.delta.seq, valid);
+      copy4(stage + Shared::DELTA + 4 * i, head_of<float>(p.delta, blockIdx.y, head) + (walk.other + i) * p.delta.seq,
+          valid);
     }
     copies_commit();
   }
@@ -84,8 +88,10 @@ __device__ __forceinline__ void hide(PartS::Sum& s, PartS::Sum& dp, const KeyWal
 #pragma unroll
   for (int r = 0; r < PartS::Sum::ROWS; r++) {
     const unsigned lane = threadIdx.x % 32;
-    int i = walk.other + PartS::row() + PartS::Sum::row(r) + PartS::Sum::first_row(lane), column = walk.own + PartS::col() + PartS::Sum::first_col(lane);
-    int lo = max(tile.own_lo, i - tile.hi) - column, hi = (i < walk.end ? min(tile.own_hi, i - tile.lo + 1) : 0) - column;
+    int i = walk.other + PartS::row() + PartS::Sum::row(r) + PartS::Sum::first_row(lane),
+        column = walk.own + PartS::col() + PartS::Sum::first_col(lane);
+    int lo = max(tile.own_lo, i - tile.hi) - column,
+        hi = (i < walk.end ? min(tile.own_hi, i - tile.lo + 1) : 0) - column;
 #pragma unroll
     for (int c = 0; c < PartS::Sum::COLS; c++) {
       int j = PartS::Sum::col(c);
@@ -98,7 +104,8 @@ __device__ __forceinline__ void hide(PartS::Sum& s, PartS::Sum& dp, const KeyWal
 }
 
 // differentiate turns scores S into probabilities P, and dP into dS, except for its factor scale.
-template <bool CAP> __device__ __forceinline__ void differentiate(PartS::Sum& s, PartS::Sum& dp, const FlashParams& p, unsigned stage) {
+template <bool CAP>
+__device__ __forceinline__ void differentiate(PartS::Sum& s, PartS::Sum& dp, const FlashParams& p, unsigned stage) {
 #pragma unroll
   for (int r = 0; r < PartS::Sum::ROWS; r++) {
     int at = PartS::row() + PartS::Sum::row(r) + PartS::Sum::first_row(threadIdx.x % 32);
@@ -133,7 +140,9 @@ __device__ __forceinline__ void add_queries(const FlashParams& p, PartQ::Sum& x,
 }
 
 // add_keys adds factor times x to dK or dV, whose rows this block owns.
-template <class P> __device__ __forceinline__ void add_keys(const FlashParams& p, const Strided& d, typename P::Sum& x, float factor, int dim, const KeyWalk& walk) {
+template <class P>
+__device__ __forceinline__ void add_keys(
+    const FlashParams& p, const Strided& d, typename P::Sum& x, float factor, int dim, const KeyWalk& walk) {
   float* to = head_of<float>(d, blockIdx.y, blockIdx.x);
   using Sum = typename P::Sum;
   const unsigned lane = threadIdx.x % 32;
@@ -167,7 +176,8 @@ template <class P> __device__ __forceinline__ void add_keys(const FlashParams& p
 
 template <class T, bool ORDERED> __device__ __forceinline__ void backward(const FlashParams& p) {
   extern __shared__ __align__(1024) char shared[];
-  const unsigned base = smem_address(shared), k = base + Shared::K, v = base + Shared::V, ps = base + Shared::P, ds = base + Shared::DS;
+  const unsigned base = smem_address(shared), k = base + Shared::K, v = base + Shared::V, ps = base + Shared::P,
+                 ds = base + Shared::DS;
   const int kv_head = blockIdx.x, group = p.heads / p.kv_heads;
   const int own = blockIdx.z * BN; // causal masks give the first ones the most work
   const bool aligned = p.flags & ALIGNED;
@@ -203,9 +213,11 @@ template <class T, bool ORDERED> __device__ __forceinline__ void backward(const 
     }
     PartS::Sum s, dp;
     clear(s);
-    multiply<T, HEAD_QK>(s, InShared<BM, HEAD_QK, false>(present, PartS::row()), InShared<BN, HEAD_QK, false>(k, PartS::col()));
+    multiply<T, HEAD_QK>(
+        s, InShared<BM, HEAD_QK, false>(present, PartS::row()), InShared<BN, HEAD_QK, false>(k, PartS::col()));
     clear(dp);
-    multiply<T, HEAD_V>(dp, InShared<BM, HEAD_V, false>(present + Shared::DO, PartS::row()), InShared<BN, HEAD_V, false>(v, PartS::col()));
+    multiply<T, HEAD_V>(dp, InShared<BM, HEAD_V, false>(present + Shared::DO, PartS::row()),
+        InShared<BN, HEAD_V, false>(v, PartS::col()));
     transform(s, p);
     if (!now.walk.whole()) {
       hide(s, dp, now.walk);
@@ -218,8 +230,10 @@ template <class T, bool ORDERED> __device__ __forceinline__ void backward(const 
     keep<T, BM, BN>(ps, s, PartS::row(), PartS::col());
     keep<T, BM, BN>(ds, dp, PartS::row(), PartS::col());
     __syncthreads(); // P and dS are there
-    multiply<T, BM>(dv, InShared<BM, BN, true, PartV::HEIGHT>(ps, PartV::row()), InShared<BM, HEAD_V, true, PartV::WIDTH>(present + Shared::DO, PartV::col()));
-    multiply<T, BM>(dk, InShared<BM, BN, true, PartK::HEIGHT>(ds, PartK::row()), InShared<BM, HEAD_QK, true, PartK::WIDTH>(present, PartK::col()));
+    multiply<T, BM>(dv, InShared<BM, BN, true, PartV::HEIGHT>(ps, PartV::row()),
+        InShared<BM, HEAD_V, true, PartV::WIDTH>(present + Shared::DO, PartV::col()));
+    multiply<T, BM>(dk, InShared<BM, BN, true, PartK::HEIGHT>(ds, PartK::row()),
+        InShared<BM, HEAD_QK, true, PartK::WIDTH>(present, PartK::col()));
     if (STAGES == 1) {
       __syncthreads(); // Q and dO have been read
       more = at.next();
@@ -230,7 +244,8 @@ template <class T, bool ORDERED> __device__ __forceinline__ void backward(const 
     if (!ORDERED) {
       PartQ::Sum dq;
       clear(dq);
-      multiply<T, BN>(dq, InShared<BM, BN, false>(ds, PartQ::row()), InShared<BN, HEAD_QK, true, PartQ::WIDTH>(k, PartQ::col()));
+      multiply<T, BN>(
+          dq, InShared<BM, BN, false>(ds, PartQ::row()), InShared<BN, HEAD_QK, true, PartQ::WIDTH>(k, PartQ::col()));
       add_queries(p, dq, now.walk, now.head);
     }
   }
@@ -239,6 +254,8 @@ template <class T, bool ORDERED> __device__ __forceinline__ void backward(const 
 }
 
 #define KERNEL(name, T, ORDERED) \
-  extern "C" __global__ void __launch_bounds__(THREADS, 1) name(const __grid_constant__ FlashParams p) { backward<T, ORDERED>(p); }
+  extern "C" __global__ void __launch_bounds__(THREADS, 1) name(const __grid_constant__ FlashParams p) { \
+    backward<T, ORDERED>(p); \
+  }
 #define ENTRY(name, T) KERNEL(flash_backward_##name, T, false) KERNEL(flash_backward_ordered_##name, T, true)
 FOR_TYPES(ENTRY)

@@ -40,7 +40,9 @@ __device__ __forceinline__ void hide(Scores& s, Scores& dp, const QueryWalk& wal
 }
 
 // differentiate turns dP into dS, except for its factor scale.
-template <bool CAP> __device__ __forceinline__ void differentiate(const Scores& s, Scores& dp, const float (&base)[ROWS], const float (&delta)[ROWS], const FlashParams& p) {
+template <bool CAP>
+__device__ __forceinline__ void differentiate(
+    const Scores& s, Scores& dp, const float (&base)[ROWS], const float (&delta)[ROWS], const FlashParams& p) {
 #pragma unroll
   for (int r = 0; r < ROWS; r++) {
 #pragma unroll
@@ -77,7 +79,8 @@ __device__ __forceinline__ void add(const FlashParams& p, const Sum& x, const Qu
 
 template <class T> __device__ __forceinline__ void queries(const FlashParams& p) {
   extern __shared__ __align__(1024) char shared[];
-  const unsigned q = smem_address(shared), dout = q + QTile::BYTES, k = dout + OTile::BYTES, v = k + KTile::BYTES, passed = v + VTile::BYTES;
+  const unsigned q = smem_address(shared), dout = q + QTile::BYTES, k = dout + OTile::BYTES, v = k + KTile::BYTES,
+                 passed = v + VTile::BYTES;
   const int head = blockIdx.x, batch = blockIdx.y, kv_head = head / (p.heads / p.kv_heads);
   const int own = (gridDim.z - 1 - blockIdx.z) * BM, warp = threadIdx.x / 32 * HEIGHT;
   const Stored *ks = head_of<Stored>(p.k, batch, kv_head), *vs = head_of<Stored>(p.v, batch, kv_head);
@@ -133,5 +136,7 @@ template <class T> __device__ __forceinline__ void queries(const FlashParams& p)
 }
 
 #define ENTRY(name, T) \
-  extern "C" __global__ void __launch_bounds__(THREADS, 1) flash_dq_##name(const __grid_constant__ FlashParams p) { queries<T>(p); }
+  extern "C" __global__ void __launch_bounds__(THREADS, 1) flash_dq_##name(const __grid_constant__ FlashParams p) { \
+    queries<T>(p); \
+  }
 FOR_TYPES(ENTRY)

@@ -62,7 +62,8 @@ __device__ __forceinline__ void softmax(Scores& s, State& state, float unit) {
     }
     most = same_row<Scores>(most, [](float x, float y) { return fmaxf(x, y); });
     float old = state.base[r], base = fmaxf(old, most * unit);
-    const bool moves = HEAD_V <= 64 || __any_sync(0xffffffff, base != old); // a small O is scaled sooner than asked about
+    const bool moves =
+        HEAD_V <= 64 || __any_sync(0xffffffff, base != old); // a small O is scaled sooner than asked about
     state.base[r] = base;
     base = base == -INF ? 0 : base; // a row that sees nothing yet gets zeros
     float shrink = exp2_fast(old - base), sum = 0;
@@ -186,5 +187,8 @@ template <class T> __device__ __forceinline__ void forward(const FlashParams& p)
 constexpr int BLOCKS = sizeof(Stored) == 2 && HEAD_V <= 64 ? 3 : 1;
 
 #define ENTRY(name, T) \
-  extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_forward_##name(const __grid_constant__ FlashParams p) { forward<T>(p); }
+  extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) \
+      flash_forward_##name(const __grid_constant__ FlashParams p) { \
+    forward<T>(p); \
+  }
 FOR_TYPES(ENTRY)

@@ -48,7 +48,8 @@ template <int HEIGHT, int WIDTH, bool TRANS_A, bool TRANS_B> struct Fragment {
         for (int j = 0; j < 4; j++) {
           c[j] *= factor;
         }
-        float a = __shfl_xor_sync(0xffffffff, odd ? c[0] : c[2], 1), b = __shfl_xor_sync(0xffffffff, odd ? c[1] : c[3], 1);
+        float a = __shfl_xor_sync(0xffffffff, odd ? c[0] : c[2], 1),
+              b = __shfl_xor_sync(0xffffffff, odd ? c[1] : c[3], 1);
         int at = i + m * 16 + odd * 8, from = col + n * 8 + (lane % 4 - odd) * 2;
         if (at < end) {
           float z[4] = {odd ? a : c[0], odd ? b : c[1], odd ? c[2] : a, odd ? c[3] : b};
@@ -114,7 +115,8 @@ template <int ROWS, int COLS, bool TRANS, int ALIGN = 64> struct InShared {
   // pieces is an exclusive or of row and column, so that of the column can come later; it costs
   // an instruction where keeping all addresses costs registers.
   static __device__ __forceinline__ unsigned move(unsigned address, int row, int col) {
-    return (address + Tile::offset(row, 0) + Tile::offset(0, col / Tile::PANEL * Tile::PANEL)) ^ (col % Tile::PANEL * 2);
+    return (address + Tile::offset(row, 0) + Tile::offset(0, col / Tile::PANEL * Tile::PANEL)) ^
+        (col % Tile::PANEL * 2);
   }
 
   // a is A's fragment of 16 outer by 16 k; b is B's of two times 8 outer by 16 k.
@@ -160,14 +162,16 @@ template <class T, int HEIGHT, int WIDTH> struct Left {
 };
 
 // keep stores a fragment to an operand in shared memory, from (row, col) on.
-template <class T, int ROWS, int COLS, class F> __device__ __forceinline__ void keep(unsigned smem, const F& c, int row, int col) {
+template <class T, int ROWS, int COLS, class F>
+__device__ __forceinline__ void keep(unsigned smem, const F& c, int row, int col) {
   row += F::first_row(threadIdx.x % 32), col += F::first_col(threadIdx.x % 32);
 #pragma unroll
   for (int m = 0; m < F::MT; m++) {
 #pragma unroll
     for (int n = 0; n < F::NT; n++) {
       store_shared(smem + Operand<ROWS, COLS>::offset(row + m * 16, col + n * 8), pack<T>(c.x[m][n][0], c.x[m][n][1]));
-      store_shared(smem + Operand<ROWS, COLS>::offset(row + m * 16 + 8, col + n * 8), pack<T>(c.x[m][n][2], c.x[m][n][3]));
+      store_shared(
+          smem + Operand<ROWS, COLS>::offset(row + m * 16 + 8, col + n * 8), pack<T>(c.x[m][n][2], c.x[m][n][3]));
     }
   }
 }

@@ -10,7 +10,8 @@
 // load starts copies of rows [row, row + ROWS) of one head to shared memory; rows outside
 // [lo, hi) and columns from dim on become 0.
 template <int ROWS, int COLS, int THREADS>
-__device__ __forceinline__ void load(unsigned smem, const Stored* src, long long stride, int row, int lo, int hi, int dim, bool aligned) {
+__device__ __forceinline__ void load(
+    unsigned smem, const Stored* src, long long stride, int row, int lo, int hi, int dim, bool aligned) {
   using To = Operand<ROWS, COLS>;
   constexpr int PIECES = COLS / To::PIECE;
   if (aligned) {

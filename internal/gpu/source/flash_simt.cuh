@@ -17,7 +17,8 @@ constexpr int LANES_DOWN = 4, LANES_ACROSS = 8;
 template <int HEIGHT, int WIDTH, bool TRANS_A, bool TRANS_B> struct Fragment {
   static constexpr int RUN_A = TRANS_A ? 4 : 2, RUN_B = TRANS_B ? 4 : 2;
   static constexpr int ROWS = HEIGHT / LANES_DOWN, COLS = WIDTH / LANES_ACROSS, LANES = LANES_ACROSS;
-  static_assert(HEIGHT == LANES_DOWN * RUN_A || HEIGHT % (2 * LANES_DOWN * RUN_A) == 0, "a warp's part begins at a multiple of its height");
+  static_assert(HEIGHT == LANES_DOWN * RUN_A || HEIGHT % (2 * LANES_DOWN * RUN_A) == 0,
+      "a warp's part begins at a multiple of its height");
   static_assert(WIDTH % (LANES_ACROSS * RUN_B) == 0, "a warp's part is made of runs of every lane");
   float x[ROWS][COLS];
 
@@ -65,7 +66,9 @@ template <int ROWS, int COLS> struct Operand {
   static_assert(COLS % PANEL == 0, "shape");
 
   // permuted is what the place of a piece in its row, in bytes, is xored with.
-  static __device__ __forceinline__ constexpr unsigned permuted(unsigned row) { return (row >> 1) % (PANEL / PIECE) * 16; }
+  static __device__ __forceinline__ constexpr unsigned permuted(unsigned row) {
+    return (row >> 1) % (PANEL / PIECE) * 16;
+  }
 
   // offset is where element (row, col) lies, in bytes.
   static __device__ __forceinline__ unsigned offset(unsigned row, unsigned col) {
@@ -94,7 +97,9 @@ template <class Tile, int N> struct Lines {
   // the first does not set, so that one xor does for all.
   __device__ __forceinline__ void load(float (&x)[4], int i, int k) const {
     const int row = i / RUN * (N * RUN) + i % RUN;
-    load_shared(base + k / Tile::PANEL * Tile::PANEL_BYTES + row * Tile::LINE + (k % Tile::PANEL * 4 ^ mix ^ Tile::permuted(row)), x);
+    load_shared(base + k / Tile::PANEL * Tile::PANEL_BYTES + row * Tile::LINE +
+            (k % Tile::PANEL * 4 ^ mix ^ Tile::permuted(row)),
+        x);
   }
 };
 
@@ -112,7 +117,9 @@ template <class Tile, int N> struct Columns {
   // load is the lane's i-th run of row k.
   __device__ __forceinline__ void load(float (&x)[4], int i, int k) const {
     const int col = i * (N * RUN);
-    load_shared(base + col / Tile::PANEL * Tile::PANEL_BYTES + k * Tile::LINE + (mix ^ col % Tile::PANEL * 4 ^ Tile::permuted(k)), x);
+    load_shared(base + col / Tile::PANEL * Tile::PANEL_BYTES + k * Tile::LINE +
+            (mix ^ col % Tile::PANEL * 4 ^ Tile::permuted(k)),
+        x);
   }
 };
 
@@ -132,13 +139,15 @@ template <class Tile, int N> struct ReaderOf<Tile, N, true> { using Type = Colum
 template <class In, int N> using Reader = typename ReaderOf<typename In::Tile, N, In::TRANS>::Type;
 
 // keep stores a fragment to an operand in shared memory, from (row, col) on.
-template <class T, int ROWS, int COLS, class F> __device__ __forceinline__ void keep(unsigned smem, const F& x, int row, int col) {
+template <class T, int ROWS, int COLS, class F>
+__device__ __forceinline__ void keep(unsigned smem, const F& x, int row, int col) {
   row += F::first_row(threadIdx.x % 32), col += F::first_col(threadIdx.x % 32);
 #pragma unroll
   for (int r = 0; r < F::ROWS; r++) {
 #pragma unroll
     for (int c = 0; c < F::COLS; c += 2) {
-      store_shared(smem + Operand<ROWS, COLS>::offset(row + F::row(r), col + F::col(c)), __float_as_uint(x.at(r, c)), __float_as_uint(x.at(r, c + 1)));
+      store_shared(smem + Operand<ROWS, COLS>::offset(row + F::row(r), col + F::col(c)), __float_as_uint(x.at(r, c)),
+          __float_as_uint(x.at(r, c + 1)));
     }
   }
 }
@@ -157,7 +166,8 @@ template <class T, int HEIGHT, int WIDTH> struct Left : InShared<BM, WIDTH, fals
 constexpr int STEP = 4;
 
 // add_lines adds x times B, which lies as [outer][k], from k on.
-template <class F, class B> __device__ __forceinline__ void add_lines(F& c, const float (&x)[F::ROWS][STEP], const B& b, int k) {
+template <class F, class B>
+__device__ __forceinline__ void add_lines(F& c, const float (&x)[F::ROWS][STEP], const B& b, int k) {
 #pragma unroll
   for (int j = 0; j < F::COLS; j++) {
     float y[STEP];
@@ -173,7 +183,8 @@ template <class F, class B> __device__ __forceinline__ void add_lines(F& c, cons
 }
 
 // add_columns adds the i-th column of x times row k of B, which lies as [k][outer].
-template <class F, class B> __device__ __forceinline__ void add_columns(F& c, const float (&x)[F::ROWS][STEP], int i, const B& b, int k) {
+template <class F, class B>
+__device__ __forceinline__ void add_columns(F& c, const float (&x)[F::ROWS][STEP], int i, const B& b, int k) {
 #pragma unroll
   for (int j = 0; j < F::COLS; j += 4) {
     float y[4];
@@ -189,12 +200,14 @@ template <class F, class B> __device__ __forceinline__ void add_columns(F& c, co
 }
 
 // multiply adds A B, over K, to c.
-template <class T, int K, class F, class A, class B> __device__ __forceinline__ void multiply(F& c, const A& a, const B& b) {
+template <class T, int K, class F, class A, class B>
+__device__ __forceinline__ void multiply(F& c, const A& a, const B& b) {
   // More at once would hide more of the time of loads, but what a kernel runs must fit its cache.
   constexpr int EACH = F::ROWS * F::COLS * STEP, AT_ONCE = EACH < 256 ? 256 / EACH : 1;
   static_assert(K % STEP == 0, "shape");
   static_assert(!A::TRANS || B::TRANS, "there is no such product");
-  static_assert(F::RUN_A == Reader<A, LANES_DOWN>::RUN && F::RUN_B == Reader<B, LANES_ACROSS>::RUN, "the fragment is of another product");
+  static_assert(F::RUN_A == Reader<A, LANES_DOWN>::RUN && F::RUN_B == Reader<B, LANES_ACROSS>::RUN,
+      "the fragment is of another product");
   const unsigned lane = threadIdx.x % 32;
   const Reader<A, LANES_DOWN> rows(a.smem, a.at, lane / LANES_ACROSS);
   const Reader<B, LANES_ACROSS> cols(b.smem, b.at, lane % LANES_ACROSS);

@@ -94,7 +94,8 @@ __device__ float weigh(float (&w)[MAX_PARTS + 1], const Merge& m, int b, int row
   for (int p = 0; p <= MAX_PARTS; p++) sum += w[p] = expf(w[p] - top);
   const float inverse = sum == 0 ? 0 : 1 / sum;
 #pragma unroll
-  for (int p = 0; p <= MAX_PARTS; p++) w[p] = w[p] == 0 ? 0 : w[p] * inverse; // 0 times NaN is NaN, and a part without the row has no memory
+  for (int p = 0; p <= MAX_PARTS; p++)
+    w[p] = w[p] == 0 ? 0 : w[p] * inverse; // 0 times NaN is NaN, and a part without the row has no memory
   return top + logf(sum);
 }
 
@@ -241,5 +242,6 @@ KERNEL fused_lse(const Lse l) {
 
 // fused_fill sets n floats to x.
 KERNEL fused_fill(float* p, long long n, float x) {
-  for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (long long)gridDim.x * blockDim.x) p[i] = x;
+  for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (long long)gridDim.x * blockDim.x)
+    p[i] = x;
 }

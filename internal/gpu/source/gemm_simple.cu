@@ -36,7 +36,8 @@ template <class T> __device__ __forceinline__ T round_to(float x) {
 // stage loads rows [i, i + TILE) and columns [l, l + DEPTH) of x into tile, transposed; what is
 // outside becomes 0. Neighbouring threads take the axis along which x is contiguous.
 template <class T>
-__device__ __forceinline__ void stage(float (&tile)[DEPTH][TILE + 1], Matrix<T> x, long long i, long long l, long long rows, long long depth) {
+__device__ __forceinline__ void stage(
+    float (&tile)[DEPTH][TILE + 1], Matrix<T> x, long long i, long long l, long long rows, long long depth) {
   int thread = threadIdx.y * SIDE + threadIdx.x;
 #pragma unroll
   for (int step = 0; step < TILE * DEPTH; step += SIDE * SIDE) {
@@ -49,7 +50,8 @@ __device__ __forceinline__ void stage(float (&tile)[DEPTH][TILE + 1], Matrix<T> 
 
 // C, D: dense m by n with ldc and ldd. B is given transposed, n rows of k columns.
 template <class T, class C>
-__device__ __forceinline__ void gemm(C* c, long long ldc, const C* d, long long ldd, Matrix<T> a, Matrix<T> b, long long m, long long n, long long k) {
+__device__ __forceinline__ void gemm(
+    C* c, long long ldc, const C* d, long long ldd, Matrix<T> a, Matrix<T> b, long long m, long long n, long long k) {
   __shared__ float as[DEPTH][TILE + 1], bs[DEPTH][TILE + 1];
   long long j = (long long)blockIdx.x * TILE;
   // The grid has few blocks along y, and m may be large.
@@ -90,10 +92,10 @@ __device__ __forceinline__ void gemm(C* c, long long ldc, const C* d, long long 
   }
 }
 
-#define GEMM(NAME, T, C)                                                                                              \
-  extern "C" __global__ void __launch_bounds__(SIDE* SIDE)                                                            \
-      gemm_##NAME(C* c, long long ldc, const C* d, long long ldd, Matrix<T> a, Matrix<T> b, long long m, long long n, long long k) { \
-    gemm<T, C>(c, ldc, d, ldd, a, b, m, n, k);                                                                        \
+#define GEMM(NAME, T, C) \
+  extern "C" __global__ void __launch_bounds__(SIDE* SIDE) gemm_##NAME(C* c, long long ldc, const C* d, long long ldd, \
+      Matrix<T> a, Matrix<T> b, long long m, long long n, long long k) { \
+    gemm<T, C>(c, ldc, d, ldd, a, b, m, n, k); \
   }
 
 GEMM(bf16_bf16, bf16_t, bf16_t)

@@ -19,7 +19,9 @@ __device__ __forceinline__ void barrier_init(unsigned barrier, unsigned arrivals
 }
 
 // barrier_forget ends a barrier, so that another can be made in its place. No thread waits for it.
-__device__ __forceinline__ void barrier_forget(unsigned barrier) { asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(barrier) : "memory"); }
+__device__ __forceinline__ void barrier_forget(unsigned barrier) {
+  asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
 
 // barriers_ready makes barriers that this thread has made known to the copy engine; a barrier of the block
 // follows it.
@@ -50,33 +52,41 @@ __device__ __forceinline__ void barrier_wait(unsigned barrier, unsigned parity) 
 
 // copy_box starts a copy of a box of a tensor, which begins at an element of an innermost axis, row, head,
 // and batch, to shared memory, and tells the barrier its bytes. Elements outside the tensor are 0.
-__device__ __forceinline__ void copy_box(unsigned dst, const TensorMap& map, unsigned barrier, int element, int row, int head, int batch) {
-  asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(dst),
-               "l"(&map), "r"(barrier), "r"(element), "r"(row), "r"(head), "r"(batch)
-               : "memory");
+__device__ __forceinline__ void copy_box(
+    unsigned dst, const TensorMap& map, unsigned barrier, int element, int row, int head, int batch) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
+      "[%2];" ::"r"(dst),
+      "l"(&map), "r"(barrier), "r"(element), "r"(row), "r"(head), "r"(batch)
+      : "memory");
 }
 
 // copy_bytes starts a copy of bytes, a multiple of 16 between such addresses, to shared memory.
 __device__ __forceinline__ void copy_bytes(unsigned dst, const void* src, unsigned bytes, unsigned barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst), "l"(src), "r"(bytes),
-               "r"(barrier)
-               : "memory");
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst),
+      "l"(src), "r"(bytes), "r"(barrier)
+      : "memory");
 }
 
 // add_bytes starts adding floats in shared memory to those in global memory, indivisibly each.
 // adds_commit ends a group of them, and adds_wait waits until all except the last PENDING have been read
 // from shared memory.
 __device__ __forceinline__ void add_bytes(float* dst, unsigned src, unsigned bytes) {
-  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(dst), "r"(src), "r"(bytes) : "memory");
+  asm volatile(
+      "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(dst), "r"(src), "r"(bytes)
+      : "memory");
 }
 // add_box does the same for a box, and leaves out elements outside the tensor.
 __device__ __forceinline__ void add_box(const TensorMap& map, unsigned src, int element, int row, int head, int batch) {
-  asm volatile("cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map), "r"(src),
-               "r"(element), "r"(row), "r"(head), "r"(batch)
-               : "memory");
+  asm volatile(
+      "cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),
+      "r"(src), "r"(element), "r"(row), "r"(head), "r"(batch)
+      : "memory");
 }
 __device__ __forceinline__ void adds_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-template <int PENDING> __device__ __forceinline__ void adds_wait() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory"); }
+template <int PENDING> __device__ __forceinline__ void adds_wait() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+}
 // adds_finish waits until all are in global memory.
 __device__ __forceinline__ void adds_finish() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
@@ -90,7 +100,10 @@ __device__ __forceinline__ void raise(unsigned* at, unsigned to) {
 __device__ __forceinline__ unsigned wait_raised(const unsigned* at, unsigned to, unsigned polls) {
   for (;;) {
     unsigned now;
-    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(at) : "memory"); // an acquire would empty the L1 every time
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];"
+        : "=r"(now)
+        : "l"(at)
+        : "memory"); // an acquire would empty the L1 every time
     if (now >= to) {
       asm volatile("fence.acq_rel.gpu;\nfence.proxy.async.global;" ::: "memory"); // the copy engine may act next
       return now;
@@ -104,7 +117,9 @@ __device__ __forceinline__ unsigned wait_raised(const unsigned* at, unsigned to,
 
 // report stores words to the host's memory, for its error message, and ends the kernel with an error.
 __device__ __forceinline__ void report(int* to, int a, int b, int c, int d) {
-  asm volatile("st.volatile.global.v4.s32 [%0], {%1, %2, %3, %4};\nfence.acq_rel.sys;\ntrap;" ::"l"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+  asm volatile("st.volatile.global.v4.s32 [%0], {%1, %2, %3, %4};\nfence.acq_rel.sys;\ntrap;" ::"l"(to), "r"(a), "r"(b),
+      "r"(c), "r"(d)
+      : "memory");
 }
 
 // wait_open waits until a number has come to count, modulo 2^64, which the host or another GPU counts up, maybe in the
@@ -126,22 +141,32 @@ __device__ __forceinline__ void shared_for_engine() { asm volatile("fence.proxy.
 
 // some_sync waits until this number of threads has come to a barrier of the block; some_arrive comes and goes on.
 // __syncthreads uses number 0.
-__device__ __forceinline__ void some_sync(int number, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory"); }
-__device__ __forceinline__ void some_arrive(int number, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory"); }
+__device__ __forceinline__ void some_sync(int number, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void some_arrive(int number, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
 
 // all_sync does what __syncthreads does, for all threads of the block; lanes of a warp may come apart.
 __device__ __forceinline__ void all_sync(int threads) { asm volatile("barrier.sync 0, %0;" ::"r"(threads) : "memory"); }
 
 // wg_registers sets how many registers each thread of the warpgroup may have, fewer or more than before.
-template <int COUNT> __device__ __forceinline__ void wg_registers_fewer() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT)); }
-template <int COUNT> __device__ __forceinline__ void wg_registers_more() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT)); }
+template <int COUNT> __device__ __forceinline__ void wg_registers_fewer() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+template <int COUNT> __device__ __forceinline__ void wg_registers_more() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
 
 // wg_begin comes before the first product that uses registers which were written since the last one;
 // wg_commit ends a group of products, and wg_wait waits for all groups but the last PENDING. What a
 // product reads and writes must be left alone until then.
 __device__ __forceinline__ void wg_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wg_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int PENDING> __device__ __forceinline__ void wg_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory"); }
+template <int PENDING> __device__ __forceinline__ void wg_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
 
 // hold keeps the compiler from moving registers of a product across this place.
 template <int N> __device__ __forceinline__ void hold(float (&c)[N]) {
@@ -180,7 +205,9 @@ template <class T, int N, int M> __device__ __forceinline__ void hold(T (&x)[N][
 #define P13 "%104,%105,%106,%107,%108,%109,%110,%111"
 #define P14 "%112,%113,%114,%115,%116,%117,%118,%119"
 #define P15 "%120,%121,%122,%123,%124,%125,%126,%127"
-#define F8(i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), "+f"(c[i + 6]), "+f"(c[i + 7])
+#define F8(i) \
+  "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), "+f"(c[i + 6]), \
+      "+f"(c[i + 7])
 #define P_8 P0
 #define P_16 P0 "," P1
 #define P_24 P_16 "," P2
@@ -205,18 +232,29 @@ template <class T, int N, int M> __device__ __forceinline__ void hold(T (&x)[N][
 #define TEXT(...) #__VA_ARGS__
 // A product of width N: a thread holds HALF = N / 2 floats. The next operand has number HALF.
 #define WG_SHARED(N, HALF, TYPE, T, I0, I1, I2, I3, I4) \
-  template <bool TRANS_A, bool TRANS_B> __device__ __forceinline__ void wg_shared(T, float (&c)[HALF], unsigned long long a, unsigned long long b, int keep) { \
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" TEXT(I2) ", 0;\n" \
-                 "wgmma.mma_async.sync.aligned.m64n" TEXT(N) "k16.f32." TYPE "." TYPE " {" P_##HALF "}, %" TEXT(I0) ", %" TEXT(I1) ", p, 1, 1, %" TEXT(I3) ", %" TEXT(I4) ";\n}" \
-                 : F_##HALF : "l"(a), "l"(b), "r"(keep), "n"(TRANS_A), "n"(TRANS_B)); \
+  template <bool TRANS_A, bool TRANS_B> \
+  __device__ __forceinline__ void wg_shared( \
+      T, float (&c)[HALF], unsigned long long a, unsigned long long b, int keep) { \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" TEXT( \
+        I2) ", 0;\n" \
+            "wgmma.mma_async.sync.aligned.m64n" TEXT(N) "k16.f32." TYPE "." TYPE " {" P_##HALF \
+        "}, %" TEXT(I0) ", %" TEXT(I1) ", p, 1, 1, %" TEXT(I3) ", %" TEXT(I4) ";\n}" \
+        : F_##HALF \
+        : "l"(a), "l"(b), "r"(keep), "n"(TRANS_A), "n"(TRANS_B)); \
   }
 #define WG_REGISTERS(N, HALF, TYPE, T, I0, I1, I2, I3, I4, I5, I6) \
-  template <bool TRANS_B> __device__ __forceinline__ void wg_registers(T, float (&c)[HALF], const unsigned (&a)[4], unsigned long long b, int keep) { \
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" TEXT(I5) ", 0;\n" \
-                 "wgmma.mma_async.sync.aligned.m64n" TEXT(N) "k16.f32." TYPE "." TYPE " {" P_##HALF "}, {%" TEXT(I0) ",%" TEXT(I1) ",%" TEXT(I2) ",%" TEXT(I3) "}, %" TEXT(I4) ", p, 1, 1, %" TEXT(I6) ";\n}" \
-                 : F_##HALF : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keep), "n"(TRANS_B)); \
+  template <bool TRANS_B> \
+  __device__ __forceinline__ void wg_registers( \
+      T, float (&c)[HALF], const unsigned (&a)[4], unsigned long long b, int keep) { \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" TEXT( \
+        I5) ", 0;\n" \
+            "wgmma.mma_async.sync.aligned.m64n" TEXT(N) "k16.f32." TYPE "." TYPE " {" P_##HALF \
+        "}, {%" TEXT(I0) ",%" TEXT(I1) ",%" TEXT(I2) ",%" TEXT(I3) "}, %" TEXT(I4) ", p, 1, 1, %" TEXT(I6) ";\n}" \
+        : F_##HALF \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keep), "n"(TRANS_B)); \
   }
-#define WG_TYPE(N, HALF, TYPE, T, I0, I1, I2, I3, I4, I5, I6) WG_SHARED(N, HALF, TYPE, T, I0, I1, I2, I3, I4) WG_REGISTERS(N, HALF, TYPE, T, I0, I1, I2, I3, I4, I5, I6)
+#define WG_TYPE(N, HALF, TYPE, T, I0, I1, I2, I3, I4, I5, I6) \
+  WG_SHARED(N, HALF, TYPE, T, I0, I1, I2, I3, I4) WG_REGISTERS(N, HALF, TYPE, T, I0, I1, I2, I3, I4, I5, I6)
 #define WG(N, HALF, ...) WG_TYPE(N, HALF, "bf16", bf16_t, __VA_ARGS__) WG_TYPE(N, HALF, "f16", fp16_t, __VA_ARGS__)
 WG(16, 8, 8, 9, 10, 11, 12, 13, 14)
 WG(32, 16, 16, 17, 18, 19, 20, 21, 22)
@@ -245,10 +283,14 @@ __device__ __forceinline__ void wg_multiply(float (&c)[HALF], const unsigned (&a
 // stmatrix stores four 8x8 matrices, laid out over lanes as by ldmatrix; lane l gives the address of
 // row l % 8 of matrix l / 8. stmatrix_trans stores each transposed.
 __device__ __forceinline__ void stmatrix(unsigned address, unsigned a, unsigned b, unsigned c, unsigned d) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d)
+      : "memory");
 }
 __device__ __forceinline__ void stmatrix_trans(unsigned address, unsigned a, unsigned b, unsigned c, unsigned d) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(a), "r"(b),
+      "r"(c), "r"(d)
+      : "memory");
 }
 
 // load_shared_pair loads two floats, and load_shared_words four integers.

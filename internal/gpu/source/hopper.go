@@ -53,7 +53,7 @@ func (s HopperShape) Rows() int { return 64 * s.Groups }
 // compute. A block may have no more than the 65536 of an SM, nor than it is launched with.
 var hopperRegisters = map[int][2]int{2: {40, 232}, 3: {32, 160}}
 
-// option is what a program is called that has something, or has not, and its constant.
+// option returns what a program is called that has something, or has not, and its constant.
 func option(has bool, name, constant string) (string, define) {
 	if has {
 		return "_" + name, define{constant, 1}
@@ -61,7 +61,7 @@ func option(has bool, name, constant string) (string, define) {
 	return "", define{constant, 0}
 }
 
-// options are what a program is called for capped scores, and their constants.
+// options returns what a program is called for capped scores, and their constants.
 func (s HopperShape) options(capped bool) (name string, constants []define) {
 	a, score := option(capped, "capped", "CAP")
 	b, shared := option(s.SharedP, "shared_p", "SHARED_P")
@@ -69,7 +69,7 @@ func (s HopperShape) options(capped bool) (name string, constants []define) {
 	return a + b + c, []define{score, shared, lanes, {"INLINE_TILES", FlashTiles}}
 }
 
-// ahead is how many blocks of keys the forward pass has loaded ahead: two, where there is room.
+// ahead returns how many blocks of keys the forward pass has loaded ahead: two, where there is room.
 func (s HopperShape) ahead() int {
 	if s.SharedP {
 		return 1
@@ -100,7 +100,7 @@ func (s HopperShape) Forward(capped bool) Program {
 	}
 }
 
-// queries is how many the backward pass takes at once.
+// queries returns how many the backward pass takes at once.
 func (s HopperShape) queries(capped bool) int {
 	if capped {
 		return s.CappedQueries
@@ -178,7 +178,7 @@ func (s HopperShape) BackwardShared(capped bool) int {
 		turn + barrier
 }
 
-// panels is the shared memory of a matrix of 16-bit elements, in panels of 64 columns.
+// panels returns the shared memory of a matrix of 16-bit elements, in panels of 64 columns.
 func panels(rows, columns int) int { return 2 * rows * ((columns + 63) / 64 * 64) }
 
 // ForwardShared returns the shared memory of a block of the forward pass, in bytes: Q, two blocks of K and
@@ -218,7 +218,7 @@ var HopperEveryLane = []HopperShape{
 	hopperTest(256, func(s *HopperShape) { s.EveryLane = true }),
 }
 
-// hopperTest is the shape of a head dim, changed for tests.
+// hopperTest returns the shape of a head dim, changed for tests.
 func hopperTest(dim int, change func(*HopperShape)) HopperShape {
 	s, _ := HopperShapeFor(dim, dim)
 	change(&s)

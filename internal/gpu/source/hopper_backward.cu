@@ -133,7 +133,8 @@ __device__ __forceinline__ void transform(float (&s)[SCORES / 2], const FlashPar
 }
 
 // differentiate_capped does exponentiate and differentiate for scores that transform made.
-__device__ __forceinline__ void differentiate_capped(float (&s)[SCORES / 2], float (&dp)[SCORES / 2], unsigned lse_at, const FlashParams& p) {
+__device__ __forceinline__ void differentiate_capped(
+    float (&s)[SCORES / 2], float (&dp)[SCORES / 2], unsigned lse_at, const FlashParams& p) {
   const float inverse = p.flags & CAPPED ? p.inverse : 0;
 #pragma unroll
   for (int n = 0; n < SCORES / 8; n++) {
@@ -159,7 +160,8 @@ template <class T> __device__ __forceinline__ void packed(unsigned (&a)[SCORES /
 
 // keep_scores stores P' or dS' as P or dS; key is its first key, from its first query.
 __device__ __forceinline__ void keep_scores(unsigned to, const unsigned (&a)[SCORES / 16][4], int key, int from) {
-  const int lane = threadIdx.x % 32, row = from + lane % 8 + lane / 16 * 8, col = key + threadIdx.x / 32 % 4 * 16 + lane / 8 % 2 * 8;
+  const int lane = threadIdx.x % 32, row = from + lane % 8 + lane / 16 * 8,
+            col = key + threadIdx.x / 32 % 4 * 16 + lane / 8 % 2 * 8;
 #pragma unroll
   for (int i = 0; i < SCORES / 16; i++) {
     stmatrix_trans(to + Scores::offset(row + 16 * i, col), a[i][0], a[i][1], a[i][2], a[i][3]);
@@ -207,26 +209,31 @@ struct Consumer {
   template <class T> __device__ __forceinline__ void start_scores(float (&s)[SCORES / 2], unsigned stage) const {
 #pragma unroll
     for (int k = 0; k < HEAD_QK; k += 16) {
-      wg_multiply<T, false, false>(s, Keys::along(base + Shared::K, key(), k), Queries::along(stage, query(), k), FROM_LSE || k > 0);
+      wg_multiply<T, false, false>(
+          s, Keys::along(base + Shared::K, key(), k), Queries::along(stage, query(), k), FROM_LSE || k > 0);
     }
     wg_commit();
   }
   template <class T> __device__ __forceinline__ void start_dp(float (&dp)[SCORES / 2], unsigned stage) const {
 #pragma unroll
     for (int k = 0; k < HEAD_V; k += 16) {
-      wg_multiply<T, false, false>(dp, Values::along(base + Shared::V, key(), k), Douts::along(douts(base, stage), query(), k), true);
+      wg_multiply<T, false, false>(
+          dp, Values::along(base + Shared::V, key(), k), Douts::along(douts(base, stage), query(), k), true);
     }
     wg_commit();
   }
   template <class T> __device__ __forceinline__ void start_dv(const unsigned (&ps)[SCORES / 16][4], unsigned stage) {
     start_keys<T, Douts>(dv, ps, base + Shared::P, douts(base, stage));
   }
-  template <class T> __device__ __forceinline__ void start_dk(const unsigned (&ds)[SCORES / 16][4], unsigned scores, unsigned stage) {
+  template <class T>
+  __device__ __forceinline__ void start_dk(const unsigned (&ds)[SCORES / 16][4], unsigned scores, unsigned stage) {
     start_keys<T, Queries>(dk, ds, scores, stage);
   }
   // start_keys starts c += A B over all queries, of A from registers or, SHARED_P and SPLIT, from shared memory, in
   // which it lies turned round.
-  template <class T, class P, int N> __device__ __forceinline__ void start_keys(float (&c)[N], const unsigned (&a)[SCORES / 16][4], unsigned scores, unsigned b) {
+  template <class T, class P, int N>
+  __device__ __forceinline__ void start_keys(
+      float (&c)[N], const unsigned (&a)[SCORES / 16][4], unsigned scores, unsigned b) {
 #pragma unroll
     for (int i = 0; i < BM / 16; i++) {
       if (SPLIT || SHARED_P) {
@@ -237,13 +244,15 @@ struct Consumer {
     }
     wg_commit();
   }
-  template <class T> __device__ __forceinline__ void start_dq(float (&dq)[DQ_PARTS][DQ_ROWS / 2], unsigned scores) const {
+  template <class T>
+  __device__ __forceinline__ void start_dq(float (&dq)[DQ_PARTS][DQ_ROWS / 2], unsigned scores) const {
     const int dim = BY_DIM ? group * DQ_PARTS * 64 : 0, row = BY_DIM ? 0 : group * DQ_ROWS;
 #pragma unroll
     for (int i = 0; i < DQ_PARTS; i++) {
 #pragma unroll
       for (int k = 0; k < BN; k += 16) {
-        wg_multiply<T, true, false>(dq[i], Keys::across(base + Shared::K, k, dim + 64 * i), Scores::along(scores, row, k), k > 0);
+        wg_multiply<T, true, false>(
+            dq[i], Keys::across(base + Shared::K, k, dim + 64 * i), Scores::along(scores, row, k), k > 0);
       }
     }
     wg_commit();
@@ -268,7 +277,8 @@ struct Consumer {
 
   // step adds a block of queries; scores is the buffer of dS. Only waits branch between its products, as the compiler
   // would wait at any other branch.
-  template <class T, bool MASK> __device__ __forceinline__ void step(unsigned stage, unsigned stats, unsigned scores, unsigned parity) {
+  template <class T, bool MASK>
+  __device__ __forceinline__ void step(unsigned stage, unsigned stats, unsigned scores, unsigned parity) {
     const unsigned lse_at = stats + Shared::LSE + 4 * query(), delta_at = stats + Shared::DELTA + 4 * query();
     float s[SCORES / 2], dp[SCORES / 2];
     unsigned ps[SCORES / 16][4], ds[SCORES / 16][4];
@@ -338,7 +348,9 @@ struct Consumer {
   }
 
   // finish does the rest of a step, once dS is there.
-  template <class T> __device__ __forceinline__ void finish(unsigned (&ps)[SCORES / 16][4], unsigned (&ds)[SCORES / 16][4], unsigned stage, unsigned scores) {
+  template <class T>
+  __device__ __forceinline__ void finish(
+      unsigned (&ps)[SCORES / 16][4], unsigned (&ds)[SCORES / 16][4], unsigned stage, unsigned scores) {
     wg_begin();
     float dq[DQ_PARTS][DQ_ROWS / 2];
     start_dq<T>(dq, scores);
@@ -369,14 +381,17 @@ struct Consumer {
 
 // add_keys adds factor times a sum to dK or dV of keys that this block owns; key is the first, and from the first
 // column. It sets rows of fresh keys.
-template <int COLS> __device__ __forceinline__ void add_keys(const HopperBackward& b, const Strided& d, const float (&x)[COLS / 2], float factor, int dim, int key, int from, unsigned base) {
+template <int COLS>
+__device__ __forceinline__ void add_keys(const HopperBackward& b, const Strided& d, const float (&x)[COLS / 2],
+    float factor, int dim, int key, int from, unsigned base) {
   float* to = head_of<float>(d, blockIdx.z, own_kv_head(base));
   const int own = own_keys(base);
   const bool aligned = b.p.flags & ALIGNED_O;
 #pragma unroll
   for (int r = 0; r < 2; r++) {
     const int j = key + first_row() + 8 * r;
-    const bool fresh = b.fresh_lo <= own + j && own + j < b.fresh_hi, covered = load_shared(base + Shared::COVERED + 4 * j) != 0;
+    const bool fresh = b.fresh_lo <= own + j && own + j < b.fresh_hi,
+               covered = load_shared(base + Shared::COVERED + 4 * j) != 0;
     if (!covered && !fresh) {
       continue;
     }
@@ -416,7 +431,8 @@ template <class T> __device__ __forceinline__ void consume(const HopperBackward&
   }
   unsigned scores = base + Shared::DS;
   for (unsigned stage = 0, parity = 0;;) {
-    const unsigned stats = base + Shared::STATS + stage * Shared::STATS_BYTES, data = base + Shared::STAGE + stage * Shared::STAGE_BYTES;
+    const unsigned stats = base + Shared::STATS + stage * Shared::STATS_BYTES,
+                   data = base + Shared::STAGE + stage * Shared::STAGE_BYTES;
     barrier_wait(base + Shared::FULL + 8 * stage, parity);
     int row, head, end, kind;
     load_shared_words(stats, row, head, end, kind);
@@ -434,7 +450,8 @@ template <class T> __device__ __forceinline__ void consume(const HopperBackward&
     }
     arrive_by_warps(base + Shared::EMPTY + 8 * stage);
     if (DS_BUFFERS > 1) {
-      scores = 2 * (base + Shared::DS) + Scores::BYTES - scores; // all have read the one before when they meet over this one
+      scores =
+          2 * (base + Shared::DS) + Scores::BYTES - scores; // all have read the one before when they meet over this one
     }
     if (++stage == STAGES) {
       stage = 0, parity ^= 1;
@@ -449,7 +466,8 @@ __device__ __forceinline__ void begin(const HopperBackward& b, unsigned base, un
   barrier_init(base + Shared::KEYS_FULL, 1);
   for (int i = 0; i < STAGES; i++) {
     barrier_init(base + Shared::FULL + 8 * i, 1 + LANES); // of who loads, and of who brings LSE and delta
-    barrier_init(base + Shared::EMPTY + 8 * i, (CONSUMERS / 32 + GROUPS) * LANES); // of consumers, and of who adds their dQ
+    barrier_init(
+        base + Shared::EMPTY + 8 * i, (CONSUMERS / 32 + GROUPS) * LANES); // of consumers, and of who adds their dQ
   }
   if (ONE_DO) {
     barrier_init(base + Shared::DO_FULL, 1);
@@ -552,13 +570,17 @@ template <class T> __device__ __forceinline__ void backward(const HopperBackward
     return;
   }
   wg_registers_more<MANY>();
-  const int group = __shfl_sync(0xffffffff, threadIdx.x / 128, 0) - 1; // the same in all lanes, as the compiler then knows
+  const int group =
+      __shfl_sync(0xffffffff, threadIdx.x / 128, 0) - 1; // the same in all lanes, as the compiler then knows
   do {
     multiply<T>(b, base, group);
   } while (next_item(b, base));
 }
 
 #define ENTRY(name, T) \
-  extern "C" __global__ void __launch_bounds__(THREADS, 1) hopper_backward_##name(const __grid_constant__ HopperBackward b) { backward<T>(b); }
+  extern "C" __global__ void __launch_bounds__(THREADS, 1) \
+      hopper_backward_##name(const __grid_constant__ HopperBackward b) { \
+    backward<T>(b); \
+  }
 ENTRY(bf16, bf16_t)
 ENTRY(fp16, fp16_t)

@@ -9,13 +9,14 @@ constexpr int BN = SPLIT ? 64 : 64 * GROUPS, CONSUMERS = 128 * GROUPS, THREADS =
 // Registers of a thread. Those of a block are 65536 together.
 constexpr int FEW = CAP || SPLIT || HEAD_QK <= 96 || BM <= 32 ? 40 : 24, MANY = FEW == 40 ? 232 : 240;
 // A warpgroup has scores of SCORES queries at once, and these columns of dK and dV.
-constexpr int SCORES = BM / (SPLIT ? GROUPS : 1), DK_COLS = HEAD_QK / (SPLIT ? GROUPS : 1), DV_COLS = HEAD_V / (SPLIT ? GROUPS : 1);
+constexpr int SCORES = BM / (SPLIT ? GROUPS : 1), DK_COLS = HEAD_QK / (SPLIT ? GROUPS : 1),
+              DV_COLS = HEAD_V / (SPLIT ? GROUPS : 1);
 static_assert(SCORES % 16 == 0 && GROUPS == 2, "shape"); // a warp for each group, and two more
 static_assert(!SPLIT || DK_COLS % 64 == 0 && DV_COLS % 64 == 0, "shape");
 
 struct HopperBackward {
   TensorMap q, k, v, dout, dq; // boxes of 64 by BM, BN, BN, BM elements; dq: of 32 by DQ_ROWS floats
-  unsigned* progress;          // ORDERED: of each block of keys, by batch and KV head, and group; 0 before. See Progress
+  unsigned* progress; // ORDERED: of each block of keys, by batch and KV head, and group; 0 before. See Progress
   const int* order;            // not ORDERED: the blocks of keys, the most queries first; NULL: as they lie
   // The first block of keys, and how many there are. ORDERED, these see some query, banded if by one tile alone, and
   // take turns by fold and beside; else the last of them go together for all heads. See turn.
@@ -27,12 +28,14 @@ struct HopperBackward {
   // own. ORDERED, it is never NULL: a block then waits only for work that a block has taken which runs, whatever order
   // blocks are started in.
   unsigned* next;
-  int* fault;     // ORDERED, in the host's memory: the report of a block that gave up its turn, see HopperFault of params.go
+  int*
+      fault; // ORDERED, in the host's memory: the report of a block that gave up its turn, see HopperFault of params.go
   unsigned polls; // that it waits at most, see wait_raised; 0: for ever
   int unused[11];
   FlashParams p;
 };
-static_assert(sizeof(HopperBackward) == 5 * 128 + 128 + sizeof(FlashParams), "HopperBackward of params.go is laid out so");
+static_assert(
+    sizeof(HopperBackward) == 5 * 128 + 128 + sizeof(FlashParams), "HopperBackward of params.go is laid out so");
 
 using Keys = Panels<BN, HEAD_QK>;
 using Values = Panels<BN, HEAD_V>;
@@ -59,9 +62,11 @@ static_assert(!ONE_DO || STAGES == 2, "the parity of its phase is the stage");
 
 // Shared is the layout of shared memory.
 struct Shared {
-  static constexpr int K = 0, V = K + Keys::BYTES, DS = V + Values::BYTES, DQ = DS + DS_BUFFERS * Scores::BYTES, STAGE = DQ + GROUPS * DQ_BYTES;
+  static constexpr int K = 0, V = K + Keys::BYTES, DS = V + Values::BYTES, DQ = DS + DS_BUFFERS * Scores::BYTES,
+                       STAGE = DQ + GROUPS * DQ_BYTES;
   static constexpr int STAGE_BYTES = Queries::BYTES + !ONE_DO * Douts::BYTES; // of a stage
-  static constexpr int ONLY_DO = STAGE + STAGES * STAGE_BYTES, P = ONLY_DO + ONE_DO * Douts::BYTES, STATS = P + P_BUFFERS * Scores::BYTES;
+  static constexpr int ONLY_DO = STAGE + STAGES * STAGE_BYTES, P = ONLY_DO + ONE_DO * Douts::BYTES,
+                       STATS = P + P_BUFFERS * Scores::BYTES;
   // Of the stats of a stage: a Step, and for each query LSE * log2 e, or what S begins from, and -delta.
   static constexpr int LSE = 32, DELTA = LSE + BM * 4, STATS_BYTES = DELTA + BM * 4;
   static constexpr int TURN = STATS + STAGES * STATS_BYTES; // the Turn
@@ -72,10 +77,13 @@ struct Shared {
 static_assert(Shared::BYTES <= 232448, "a block has no more shared memory");
 
 // douts returns the place of dO for a stage.
-__device__ __forceinline__ unsigned douts(unsigned base, unsigned stage) { return ONE_DO ? base + Shared::ONLY_DO : stage + Queries::BYTES; }
+__device__ __forceinline__ unsigned douts(unsigned base, unsigned stage) {
+  return ONE_DO ? base + Shared::ONLY_DO : stage + Queries::BYTES;
+}
 
 // Numbers of barriers of the block between threads that share a job; see some_sync.
-constexpr int ALL_CONSUMERS = 1, DQ_FULL = 2, DQ_EMPTY = DQ_FULL + GROUPS, DQ_THREADS = 128 + 32, P_FULL = DQ_EMPTY + GROUPS;
+constexpr int ALL_CONSUMERS = 1, DQ_FULL = 2, DQ_EMPTY = DQ_FULL + GROUPS, DQ_THREADS = 128 + 32,
+              P_FULL = DQ_EMPTY + GROUPS;
 
 // FROM_LSE has S begin from -LSE in units of products; else LSE is subtracted from it. Measured, the first is faster
 // ORDERED, and slower else.
@@ -120,7 +128,9 @@ __device__ __forceinline__ Turn ordered_turn(const HopperBackward& b, unsigned i
   return {first + half + at, kv_head, at ? first + half + at - 1 : first, false};
 }
 
-__device__ __forceinline__ Turn turn(const HopperBackward& b, unsigned item) { return ORDERED ? ordered_turn(b, item) : free_turn(b, item); }
+__device__ __forceinline__ Turn turn(const HopperBackward& b, unsigned item) {
+  return ORDERED ? ordered_turn(b, item) : free_turn(b, item);
+}
 
 // keep_turn stores the Turn of the block, its first key, and, ORDERED, the rows at which it waits for the block before:
 // if tiles are banded, the rows to which that block adds; all rows for a block that is behind.
@@ -142,7 +152,9 @@ __device__ __forceinline__ void keep_turn(const HopperBackward& b, unsigned base
 // own_keys returns the first of the keys that the block owns, and own_kv_head their head. keep_turn and a barrier of
 // the block come before.
 __device__ __forceinline__ int own_keys(unsigned base) { return __float_as_int(load_shared(base + Shared::TURN + 12)); }
-__device__ __forceinline__ int own_kv_head(unsigned base) { return __float_as_int(load_shared(base + Shared::TURN + 4)); }
+__device__ __forceinline__ int own_kv_head(unsigned base) {
+  return __float_as_int(load_shared(base + Shared::TURN + 4));
+}
 
 // Step is a block of queries, as the producer hands it to the consumers: key j sees query i where
 // own_lo <= j < own_hi, lo <= i - j <= hi and i < end.
@@ -170,7 +182,8 @@ struct Heads {
   KeyWalk walk;
   int head;
 
-  __device__ __forceinline__ Heads(const HopperBackward& b, unsigned base) : walk(b.p, own_keys(base)), head(own_kv_head(base) * (b.p.heads / b.p.kv_heads)) {
+  __device__ __forceinline__ Heads(const HopperBackward& b, unsigned base)
+      : walk(b.p, own_keys(base)), head(own_kv_head(base) * (b.p.heads / b.p.kv_heads)) {
     walk.restart_down();
   }
 
@@ -199,7 +212,8 @@ struct Heads {
   }
 };
 
-template <class P> __device__ __forceinline__ void copy_panels(unsigned dst, const TensorMap& map, unsigned barrier, int row, int head) {
+template <class P>
+__device__ __forceinline__ void copy_panels(unsigned dst, const TensorMap& map, unsigned barrier, int row, int head) {
 #pragma unroll
   for (int i = 0; i < P::COUNT; i++) {
     copy_box(dst + i * P::PANEL, map, barrier, 64 * i, row, head, blockIdx.z);
@@ -300,7 +314,8 @@ struct Progress {
     load_shared_words(base + Shared::TURN, keys, kv_head, before, own);
     if (seen < until && before >= 0) {
       seen = wait_raised(at(before, consumer), until, b.polls);
-      if (!BY_DIM && seen >= until) { // the other consumer of that block may add to these rows: steps of blocks begin anywhere
+      if (!BY_DIM &&
+          seen >= until) { // the other consumer of that block may add to these rows: steps of blocks begin anywhere
         seen = min((int)seen, (int)wait_raised(at(before, 1 - consumer), until, b.polls));
       }
       if (seen < until) {
@@ -338,7 +353,8 @@ __device__ __forceinline__ void clear_queries(unsigned part, int from) {
 __device__ __forceinline__ void add_queries(const HopperBackward& b, unsigned base, int consumer) {
   const FlashParams& p = b.p;
   const unsigned from = base + Shared::DQ + consumer * DQ_BYTES;
-  const int dim = BY_DIM ? consumer * DQ_PARTS * 64 : 0, first = BY_DIM ? 0 : consumer * DQ_ROWS, heads = p.heads / p.kv_heads;
+  const int dim = BY_DIM ? consumer * DQ_PARTS * 64 : 0, first = BY_DIM ? 0 : consumer * DQ_ROWS,
+            heads = p.heads / p.kv_heads;
   const bool adds = threadIdx.x % 32 == 0;
   Progress progress(b, base);
   some_arrive(DQ_EMPTY + consumer, DQ_THREADS);

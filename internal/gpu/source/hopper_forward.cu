@@ -52,7 +52,8 @@ struct Step { int other, tile, flags, unused; };
 constexpr int MASKED = 1, RAGGED = 2, FINAL = 4; // RAGGED: rows of V are in no tile, and may hold anything
 
 struct Shared {
-  static constexpr int Q = 0, K = Q + QTile::BYTES, V = K + STAGES * KTile::BYTES, P = V + STAGES * VTile::BYTES, STEPS = P + SHARED_P * PTile::BYTES;
+  static constexpr int Q = 0, K = Q + QTile::BYTES, V = K + STAGES * KTile::BYTES, P = V + STAGES * VTile::BYTES,
+                       STEPS = P + SHARED_P * PTile::BYTES;
   static constexpr int WORK = STEPS + STAGES * 16, BARRIERS = WORK + 16;
   static constexpr int Q_FULL = BARRIERS, Q_EMPTY = Q_FULL + 8, K_FULL = Q_EMPTY + 8, K_EMPTY = K_FULL + 8 * STAGES;
   static constexpr int V_FULL = K_EMPTY + 8 * STAGES, V_EMPTY = V_FULL + 8 * STAGES, BYTES = V_EMPTY + 8 * STAGES;
@@ -72,7 +73,9 @@ struct Turn {
   }
 };
 
-template <int COUNT> __device__ __forceinline__ void load_panels(unsigned to, int bytes, const TensorMap& map, unsigned barrier, int row, int head, int batch) {
+template <int COUNT>
+__device__ __forceinline__ void load_panels(
+    unsigned to, int bytes, const TensorMap& map, unsigned barrier, int row, int head, int batch) {
   barrier_expect(barrier, COUNT * bytes);
 #pragma unroll
   for (int i = 0; i < COUNT; i++) {
@@ -80,7 +83,9 @@ template <int COUNT> __device__ __forceinline__ void load_panels(unsigned to, in
   }
 }
 
-__device__ __forceinline__ void tell(unsigned at, int a, int b, int c, int d) { store_shared(at, (unsigned)a, (unsigned)b, (unsigned)c, (unsigned)d); }
+__device__ __forceinline__ void tell(unsigned at, int a, int b, int c, int d) {
+  store_shared(at, (unsigned)a, (unsigned)b, (unsigned)c, (unsigned)d);
+}
 
 // produce hands out work, and has it loaded. One thread runs it.
 __device__ __forceinline__ void produce(const HopperForward& x, unsigned base) {
@@ -95,9 +100,12 @@ __device__ __forceinline__ void produce(const HopperForward& x, unsigned base) {
       break;
     }
     const bool late = item >= early;
-    const int number = late ? item - early : item, section = x.heads_beside * (late ? x.blocks - x.early : x.early), rest = number % section;
-    const int at = rest / x.heads_beside + (late ? x.early : 0), both = number / section * x.heads_beside + rest % x.heads_beside;
-    const int block = x.order ? x.order[at] : x.blocks - 1 - at, own = block * BM, head = both % p.heads, batch = both / p.heads;
+    const int number = late ? item - early : item, section = x.heads_beside * (late ? x.blocks - x.early : x.early),
+              rest = number % section;
+    const int at = rest / x.heads_beside + (late ? x.early : 0),
+              both = number / section * x.heads_beside + rest % x.heads_beside;
+    const int block = x.order ? x.order[at] : x.blocks - 1 - at, own = block * BM, head = both % p.heads,
+              batch = both / p.heads;
     QueryWalk walk(p, own);
     bool more = walk.next();
     if (!more && !(x.pass & (FIRST | LAST))) {
@@ -120,9 +128,11 @@ __device__ __forceinline__ void produce(const HopperForward& x, unsigned base) {
       flags |= more ? 0 : FINAL;
       barrier_wait(base + Shared::K_EMPTY + 8 * turn.stage, turn.parity ^ 1);
       tell(base + Shared::STEPS + 16 * turn.stage, other, tile, flags, 0);
-      load_panels<KTile::COUNT>(base + Shared::K + turn.stage * KTile::BYTES, KTile::PANEL, x.k, base + Shared::K_FULL + 8 * turn.stage, other, kv_head, batch);
+      load_panels<KTile::COUNT>(base + Shared::K + turn.stage * KTile::BYTES, KTile::PANEL, x.k,
+          base + Shared::K_FULL + 8 * turn.stage, other, kv_head, batch);
       barrier_wait(base + Shared::V_EMPTY + 8 * turn.stage, turn.parity ^ 1);
-      load_panels<VTile::COUNT>(base + Shared::V + turn.stage * VTile::BYTES, VTile::PANEL, x.v, base + Shared::V_FULL + 8 * turn.stage, other, kv_head, batch);
+      load_panels<VTile::COUNT>(base + Shared::V + turn.stage * VTile::BYTES, VTile::PANEL, x.v,
+          base + Shared::V_FULL + 8 * turn.stage, other, kv_head, batch);
       turn.next();
     }
   }
@@ -250,7 +260,9 @@ __device__ __forceinline__ void shrink_values(float (&o)[VALUES], const float (&
 }
 
 // round_off makes probabilities the left operand of the next product.
-template <class T> __device__ __forceinline__ void round_off(unsigned (&y)[KEYS / 2], const float (&s)[KEYS], unsigned base, const Lane& lane) {
+template <class T>
+__device__ __forceinline__ void round_off(
+    unsigned (&y)[KEYS / 2], const float (&s)[KEYS], unsigned base, const Lane& lane) {
 #pragma unroll
   for (int i = 0; i < KEYS / 2; i++) {
     y[i] = pack<T>(s[2 * i], s[2 * i + 1]);
@@ -275,7 +287,9 @@ template <class T> __device__ __forceinline__ void products_qk(float (&s)[KEYS],
   wg_commit();
 }
 
-template <class T> __device__ __forceinline__ void products_pv(float (&o)[VALUES], const unsigned (&y)[KEYS / 2], unsigned p, unsigned v, int row) {
+template <class T>
+__device__ __forceinline__ void products_pv(
+    float (&o)[VALUES], const unsigned (&y)[KEYS / 2], unsigned p, unsigned v, int row) {
 #pragma unroll
   for (int i = 0; i < BN; i += 16) {
     const unsigned a[4] = {y[i / 4], y[i / 4 + 1], y[i / 4 + 2], y[i / 4 + 3]};
@@ -290,7 +304,9 @@ template <class T> __device__ __forceinline__ void products_pv(float (&o)[VALUES
 
 // store_rounded writes a row's values in 16 bits. Four threads have a row; of four pieces of 16 bytes they
 // have two floats each, which they exchange, so that each writes one piece.
-template <class T> __device__ __forceinline__ void store_rounded(Stored* row, const float (&o)[VALUES], int r, float factor, int dim, bool valid) {
+template <class T>
+__device__ __forceinline__ void store_rounded(
+    Stored* row, const float (&o)[VALUES], int r, float factor, int dim, bool valid) {
   const int l = threadIdx.x % 4;
 #pragma unroll
   for (int c = 0; c < HEAD_V / 8; c += 4) {
@@ -302,9 +318,11 @@ template <class T> __device__ __forceinline__ void store_rounded(Stored* row, co
     }
     // Two rounds of exchanges: a 4 by 4 matrix of words is turned round.
     const bool odd = l & 1, high = l & 2;
-    const unsigned a = __shfl_xor_sync(0xffffffff, odd ? x[0] : x[1], 1), b = __shfl_xor_sync(0xffffffff, odd ? x[2] : x[3], 1);
+    const unsigned a = __shfl_xor_sync(0xffffffff, odd ? x[0] : x[1], 1),
+                   b = __shfl_xor_sync(0xffffffff, odd ? x[2] : x[3], 1);
     odd ? (x[0] = a, x[2] = b) : (x[1] = a, x[3] = b);
-    const unsigned d = __shfl_xor_sync(0xffffffff, high ? x[0] : x[2], 2), e = __shfl_xor_sync(0xffffffff, high ? x[1] : x[3], 2);
+    const unsigned d = __shfl_xor_sync(0xffffffff, high ? x[0] : x[2], 2),
+                   e = __shfl_xor_sync(0xffffffff, high ? x[1] : x[3], 2);
     high ? (x[0] = d, x[1] = e) : (x[2] = d, x[3] = e);
     const int col = (c + l) * 8;
     if (valid && col < dim) {
@@ -313,8 +331,9 @@ template <class T> __device__ __forceinline__ void store_rounded(Stored* row, co
   }
 }
 
-// settle sets rows whose sum is 0. Rows that see no key get o = 0, as 0 times a NaN in V is NaN. The sum of others, whose scores are all
-// -inf, becomes NaN. tile is the last one that meets the block; row is the first row of this thread.
+// settle sets rows whose sum is 0. Rows that see no key get o = 0, as 0 times a NaN in V is NaN. The sum of others,
+// whose scores are all -inf, becomes NaN. tile is the last one that meets the block; row is the first row of this
+// thread.
 __device__ __forceinline__ void settle(const FlashParams& p, State& state, int row, int tile) {
   bool seen[2] = {};
   for (; tile >= 0 && p.tile(tile).reach > row; tile--) {
@@ -338,9 +357,11 @@ __device__ __forceinline__ void settle(const FlashParams& p, State& state, int r
   }
 }
 
-// fold merges the state with O and LSE, and stores them. tile is the last one that meets the block. The old state counts as one more key, with its LSE
-// for a score and its O for a value.
-template <class T> __device__ __forceinline__ void fold(const HopperForward& x, State& state, const Work& work, const Lane& lane, int tile) {
+// fold merges the state with O and LSE, and stores them. tile is the last one that meets the block. The old state
+// counts as one more key, with its LSE for a score and its O for a value.
+template <class T>
+__device__ __forceinline__ void fold(
+    const HopperForward& x, State& state, const Work& work, const Lane& lane, int tile) {
   const FlashParams& p = x.p;
   float *o = head_of<float>(p.o, work.batch, work.head), *lse = head_of<float>(p.lse, work.batch, work.head);
   Stored* out = head_of<Stored>(x.out, work.batch, work.head);
@@ -391,7 +412,9 @@ template <class T> __device__ __forceinline__ void fold(const HopperForward& x, 
 }
 
 // consume computes one block of queries, and returns its last tile.
-template <class T> __device__ __forceinline__ int consume(const HopperForward& x, unsigned base, const Work& work, const Lane& lane, State& state, Turn& turn) {
+template <class T>
+__device__ __forceinline__ int consume(
+    const HopperForward& x, unsigned base, const Work& work, const Lane& lane, State& state, Turn& turn) {
   const FlashParams& p = x.p;
   const unsigned q = base + Shared::Q;
   float s[KEYS], shrink[2];
@@ -510,5 +533,8 @@ template <class T> __device__ __forceinline__ void forward(const HopperForward& 
 }
 
 #define ENTRY(name, T) \
-  extern "C" __global__ void __launch_bounds__(THREADS, 1) hopper_forward_##name(const __grid_constant__ HopperForward x) { forward<T>(x); }
+  extern "C" __global__ void __launch_bounds__(THREADS, 1) \
+      hopper_forward_##name(const __grid_constant__ HopperForward x) { \
+    forward<T>(x); \
+  }
 FOR_TYPES(ENTRY)

@@ -17,7 +17,8 @@ __device__ __forceinline__ void pass_gates(const unsigned* needs, Gate* gates, i
   for (unsigned left = needs[block] & ~passed; left; left &= left - 1) {
     Gate& g = gates[__ffs(left) - 1];
     if (atomicCAS(&g.asked, NOBODY, SOMEBODY) == NOBODY) {
-      const unsigned long long at = (unsigned long long)g.at[1] << 32 | g.at[0], count = (unsigned long long)g.count[1] << 32 | g.count[0];
+      const unsigned long long at = (unsigned long long)g.at[1] << 32 | g.at[0],
+                               count = (unsigned long long)g.count[1] << 32 | g.count[0];
       wait_open((const unsigned long long*)at, count);
       raise(&g.asked, OPEN);
     } else {

@@ -6,7 +6,8 @@
 // 32 bytes, 16 elements, along a row. wide, in bytes, is from one panel of 64 elements to the next, for
 // an operand that lies turned round; deep is from a group of eight rows to the next.
 __device__ __forceinline__ unsigned long long matrix(unsigned address, unsigned wide = 0, unsigned deep = 1024) {
-  return (unsigned long long)(address >> 4 & 0x3fff) | (unsigned long long)(wide >> 4) << 16 | (unsigned long long)(deep >> 4) << 32 | 1ull << 62;
+  return (unsigned long long)(address >> 4 & 0x3fff) | (unsigned long long)(wide >> 4) << 16 |
+      (unsigned long long)(deep >> 4) << 32 | 1ull << 62;
 }
 
 // Panels is ROWS by COLS 16-bit elements in shared memory, from a multiple of 1024 bytes on, as copies of boxes of 64
@@ -18,10 +19,14 @@ template <int ROWS, int COLS> struct Panels {
   // What is added to where the panels begin is a constant in a product's loop, and costs no masks there.
   //
   // along is an operand that lies as [outer][k], from a multiple of 8 rows and of 16 columns on.
-  static __device__ __forceinline__ unsigned long long along(unsigned at, int row, int k) { return matrix(at) + ((k / 64 * PANEL + row * 128 + k % 64 * 2) >> 4); }
+  static __device__ __forceinline__ unsigned long long along(unsigned at, int row, int k) {
+    return matrix(at) + ((k / 64 * PANEL + row * 128 + k % 64 * 2) >> 4);
+  }
 
   // across is one that lies as [k][outer], from a multiple of 8 rows, and of 64 columns, on.
-  static __device__ __forceinline__ unsigned long long across(unsigned at, int k, int col = 0) { return matrix(at, PANEL) + ((col / 64 * PANEL + k * 128) >> 4); }
+  static __device__ __forceinline__ unsigned long long across(unsigned at, int k, int col = 0) {
+    return matrix(at, PANEL) + ((col / 64 * PANEL + k * 128) >> 4);
+  }
 
   // offset is where element (row, col) lies, in bytes; col is a multiple of 8, or lies behind one in its piece.
   static __device__ __forceinline__ unsigned offset(int row, int col) {

@@ -14,7 +14,7 @@ import (
 // TestParamsAreLaidOutAsInC compiles each file that has structs with the checks of their layout
 // behind it.
 func TestParamsAreLaidOutAsInC(t *testing.T) {
-	compiler, err := nvrtc.Open("../../.cuda/lib") // where scripts/cuda-sdk puts it
+	compiler, err := nvrtc.Open("../../../.cuda/lib") // where scripts/cuda-sdk puts it
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -35,7 +35,7 @@ func TestParamsAreLaidOutAsInC(t *testing.T) {
 
 // TestLayoutChecksSeeFaults holds that a wrong check does not compile, and says which it is.
 func TestLayoutChecksSeeFaults(t *testing.T) {
-	compiler, err := nvrtc.Open("../../.cuda/lib")
+	compiler, err := nvrtc.Open("../../../.cuda/lib")
 	if err != nil {
 		t.Fatal(err)
 	}

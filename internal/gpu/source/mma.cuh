@@ -10,12 +10,14 @@ __device__ __forceinline__ void hide_value(unsigned& x) { asm volatile("" : "+r"
 // columns 2(l%4) and 2(l%4) + 8; of B columns l/4 of rows 2(l%4) and 2(l%4) + 8; of c rows l/4
 // and l/4 + 8 of columns 2(l%4) and 2(l%4) + 1.
 template <class T> __device__ void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1);
-template <> __device__ __forceinline__ void mma<bf16_t>(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+template <>
+__device__ __forceinline__ void mma<bf16_t>(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-template <> __device__ __forceinline__ void mma<fp16_t>(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+template <>
+__device__ __forceinline__ void mma<fp16_t>(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
@@ -60,7 +62,10 @@ __device__ __forceinline__ float load_shared(unsigned address) {
 }
 
 __device__ __forceinline__ void load_shared(unsigned address, float (&x)[4]) {
-  asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3]) : "r"(address) : "memory");
+  asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];"
+      : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
+      : "r"(address)
+      : "memory");
 }
 
 // copy16 starts a copy of 16 bytes to shared memory, of zeros unless valid; src is not read then.

@@ -145,7 +145,8 @@ template <class F> __device__ void each_query(const Params& p, int j, F f) {
 
 // forward: the old state counts as one more key, with its LSE for a score and its O for a value.
 template <class T> __device__ void forward(const Params& p) {
-  const int i = blockIdx.x * blockDim.y + threadIdx.y, head = blockIdx.y, batch = blockIdx.z, kv_head = head / (p.heads / p.kv_heads);
+  const int i = blockIdx.x * blockDim.y + threadIdx.y, head = blockIdx.y, batch = blockIdx.z,
+            kv_head = head / (p.heads / p.kv_heads);
   if (i >= p.seq_q) {
     return;
   }
@@ -190,13 +191,15 @@ struct Gradient {
   double p, score, ds;
 };
 
-__device__ Gradient gradient(const Params& p, const Row& q, const Row& k, const Row& v, const Row& dout, double lse, double delta, double more) {
+__device__ Gradient gradient(
+    const Params& p, const Row& q, const Row& k, const Row& v, const Row& dout, double lse, double delta, double more) {
   const double s = score(dot(q, k), p), prob = exp(s + more - lse), grad = prob * (dot(dout, v) - delta);
   return {prob, grad, grad * slope(s, p)};
 }
 
 template <class T, class D> __device__ void queries(const Params& p) {
-  const int i = blockIdx.x * blockDim.y + threadIdx.y, head = blockIdx.y, batch = blockIdx.z, kv_head = head / (p.heads / p.kv_heads);
+  const int i = blockIdx.x * blockDim.y + threadIdx.y, head = blockIdx.y, batch = blockIdx.z,
+            kv_head = head / (p.heads / p.kv_heads);
   if (i >= p.seq_q) {
     return;
   }
@@ -210,7 +213,8 @@ template <class T, class D> __device__ void queries(const Params& p) {
   each_key(p, i, [&](int j) {
     any = true;
     const Row k = load<T>(p.k, batch, j, kv_head, p.dim);
-    axpy(gradient(p, q, k, load<T>(p.v, batch, j, kv_head, p.dim_v), dout, lse, delta, added(p, batch, head, i, j)).ds, k, dq);
+    axpy(gradient(p, q, k, load<T>(p.v, batch, j, kv_head, p.dim_v), dout, lse, delta, added(p, batch, head, i, j)).ds,
+        k, dq);
   });
   if (any) {
     store(p.dq, batch, i, head, p.dim, dq);
@@ -218,7 +222,8 @@ template <class T, class D> __device__ void queries(const Params& p) {
 }
 
 template <class T, class D> __device__ void keys(const Params& p) {
-  const int j = blockIdx.x * blockDim.y + threadIdx.y, kv_head = blockIdx.y, batch = blockIdx.z, group = p.heads / p.kv_heads;
+  const int j = blockIdx.x * blockDim.y + threadIdx.y, kv_head = blockIdx.y, batch = blockIdx.z,
+            group = p.heads / p.kv_heads;
   if (j >= p.seq_k) {
     return;
   }

@@ -19,7 +19,7 @@ const (
 	besideBar = 10
 )
 
-// line is a text, and a bar where there is room for one, that is drawn again in place on a terminal.
+// A line is a text, and a bar where there is room for one, that is drawn again in place on a terminal.
 type line struct {
 	w     io.Writer
 	bar   *progressbar.ProgressBar // nil before it is drawn

@@ -54,7 +54,7 @@ func (g *graph) together(cycle []int) string {
 		"broken", chain(cycle), seconds(least))
 }
 
-// excuse is why a rank that waits for nobody has not come.
+// excuse returns why a rank that waits for nobody has not come.
 func (g *graph) excuse(rank int) string {
 	s := g.rows[rank]
 	switch {
@@ -77,7 +77,7 @@ func (g *graph) excuse(rank int) string {
 // maxChain is how many ranks of a cycle are named.
 const maxChain = 8
 
-// chain is a cycle of ranks: "ranks 0 -> 1 -> 0".
+// chain returns a cycle of ranks: "ranks 0 -> 1 -> 0".
 func chain(c []int) string {
 	var parts []string
 	for _, r := range c[:min(len(c), maxChain)] {

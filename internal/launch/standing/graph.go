@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// graph is who is waited for by whom, as far as ranks have told.
+// A graph is who is waited for by whom, as far as ranks have told.
 type graph struct {
 	rows  map[int]*Standing
 	waits map[int][]int // by rank, those that it waits for, in order
@@ -30,7 +30,7 @@ func newGraph(all []Standing) *graph {
 	return g
 }
 
-// missing are the messages of a call whose peers have not come to it, as far as is known. If all have,
+// missing returns the messages of a call whose peers have not come to it, as far as is known. If all have,
 // it is the link between them that stands, and all are returned.
 func (g *graph) missing(rank int, w *Wait) (out []Open) {
 	for _, o := range w.Open {
@@ -62,7 +62,7 @@ func (g *graph) hasCome(peer, rank int, w *Wait) bool {
 	})
 }
 
-// holder is a rank that waits for nobody, or tells nothing, and for which others wait.
+// A holder is a rank that waits for nobody, or tells nothing, and for which others wait.
 type holder struct {
 	rank    int
 	direct  []int // that wait for it
@@ -103,7 +103,7 @@ func (g *graph) holders() (hs []holder, cycles [][]int) {
 	return hs, g.cycles(held)
 }
 
-// cycles are those of ranks that no holder holds up.
+// cycles returns those of ranks that no holder holds up.
 func (g *graph) cycles(held map[int]bool) (all [][]int) {
 	seen := map[int]bool{}
 	for _, r := range slices.Sorted(maps.Keys(g.waits)) {

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// place is where in a run a rank is. Each part is "" where it is not known, or there is none.
+// A place is where in a run a rank is. Each part is "" where it is not known, or there is none.
 type place struct {
 	step, pass, layer, hop string
 }
@@ -83,7 +83,7 @@ func (p place) String() string {
 	return strings.Join(parts, ", ")
 }
 
-// doing is what a rank that waits for nobody is at, and for how long.
+// doing returns what a rank that waits for nobody is at, and for how long.
 func (s *Standing) doing() (what string, took time.Duration) {
 	if w := s.Work; w != nil {
 		return cmp.Or(w.Name, "work"), w.For
@@ -94,10 +94,10 @@ func (s *Standing) doing() (what string, took time.Duration) {
 	return cmp.Or(s.Phase, "its own work"), s.In
 }
 
-// seconds is a time as the table has it.
+// seconds returns a time as the table has it.
 func seconds(d time.Duration) string { return fmt.Sprintf("%.1f", d.Seconds()) }
 
-// grouped is a number with its digits in groups of three.
+// grouped returns a number with its digits in groups of three.
 func grouped(n int64) string {
 	s := strconv.FormatInt(n, 10)
 	for i := len(s) - 3; i > 0 && s[i-1] != '-'; i -= 3 {

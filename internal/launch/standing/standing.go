@@ -96,7 +96,7 @@ func (s *Standing) Clean() {
 	}
 }
 
-// word is a short text on one line.
+// word returns a short text on one line.
 func word(s string) string {
 	s = strings.ReplaceAll(terminal.Clip(string(terminal.Line([]byte(s))), maxText), "\t", " ")
 	return strings.TrimSpace(s)

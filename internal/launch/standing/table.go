@@ -9,7 +9,7 @@ import (
 	"unicode/utf8"
 )
 
-// column is one of the table.
+// A column is one of the table.
 type column struct {
 	name  string
 	right bool // numbers
@@ -83,7 +83,7 @@ func Blame(all []Standing, least time.Duration) []string {
 	return newGraph(all).blame()
 }
 
-// look is what a rank is at.
+// look returns what a rank is at.
 func (g *graph) look(s *Standing) Row {
 	p := s.place()
 	r := Row{Step: p.step, Pass: p.pass, Layer: p.layer, Hop: p.hop, Known: s.State == "", Operation: s.State}
@@ -104,7 +104,7 @@ func (g *graph) look(s *Standing) Row {
 	return r
 }
 
-// row is what the table shows of a rank.
+// row returns what the table shows of a rank.
 func (g *graph) row(s *Standing) []string {
 	r := g.look(s)
 	row := []string{fmt.Sprint(s.Rank), s.Host, fmt.Sprint(s.PID), r.Step, r.Pass, r.Layer, r.Hop, r.Operation,
@@ -121,7 +121,7 @@ func (g *graph) row(s *Standing) []string {
 	return row
 }
 
-// aligned are the rows with their columns below each other. A column that says nothing is left out, and
+// aligned returns the rows with their columns below each other. A column that says nothing is left out, and
 // so is what is empty at the end of a line.
 func aligned(rows [][]string) []string {
 	widths := make([]int, len(columns))

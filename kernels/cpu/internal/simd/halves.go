@@ -74,8 +74,8 @@ func (l Level) FromF16(dst []float32, src []uint16) {
 	}
 }
 
-// whole is how many of n elements fill whole vectors. Conversions are exact in what they round to, so that the rest
-// may go in plain Go.
+// whole returns how many of n elements fill whole vectors. Conversions are exact in what they round to, so that the
+// rest may go in plain Go.
 func (l Level) whole(n int) int {
 	switch l {
 	case AVX512:

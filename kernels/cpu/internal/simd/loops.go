@@ -86,7 +86,7 @@ func (l Loops[T]) panel(m, k int, a Left[T], b []T, width int, c []T, ldc int, m
 	}
 }
 
-// ptr is the address of s, or nil, as the assembly has it.
+// ptr returns the address of s, or nil, as the assembly has it.
 func ptr[T tensor.Float](s []T) *float32 { return (*float32)(unsafe.Pointer(unsafe.SliceData(s))) }
 
 // square computes 4 by 4 elements, quarter 1 by 4: as many sums as registers hold.

@@ -52,7 +52,8 @@ func rmsNormBackwardAVX2(rows int, n int, dx *float32, dw *float64, dy *float32,
 // rmsNormBackwardAddAVX2 is the gradient of rows; see RMSNormBackward.
 //
 //go:noescape
-func rmsNormBackwardAddAVX2(rows int, n int, dx *float32, dw *float64, dy *float32, x *float32, inv *float32, w *float32)
+func rmsNormBackwardAddAVX2(rows int, n int, dx *float32, dw *float64, dy *float32, x *float32, inv *float32,
+	w *float32)
 
 // turnAVX2 turns heads; see Turn.
 //
@@ -132,7 +133,8 @@ func rmsNormBackwardAVX512(rows int, n int, dx *float32, dw *float64, dy *float3
 // rmsNormBackwardAddAVX512 is the gradient of rows; see RMSNormBackward.
 //
 //go:noescape
-func rmsNormBackwardAddAVX512(rows int, n int, dx *float32, dw *float64, dy *float32, x *float32, inv *float32, w *float32)
+func rmsNormBackwardAddAVX512(rows int, n int, dx *float32, dw *float64, dy *float32, x *float32, inv *float32,
+	w *float32)
 
 // turnAVX512 turns heads; see Turn.
 //

@@ -28,7 +28,8 @@ func rmsNormBackwardAVX2(rows int, n int, dx *float32, dw *float64, dy *float32,
 	panic(unreached)
 }
 
-func rmsNormBackwardAddAVX2(rows int, n int, dx *float32, dw *float64, dy *float32, x *float32, inv *float32, w *float32) {
+func rmsNormBackwardAddAVX2(rows int, n int, dx *float32, dw *float64, dy *float32, x *float32, inv *float32,
+	w *float32) {
 	panic(unreached)
 }
 
@@ -68,11 +69,13 @@ func rmsNormAVX512(rows int, n int, y *float32, inv *float32, x *float32, w *flo
 	panic(unreached)
 }
 
-func rmsNormBackwardAVX512(rows int, n int, dx *float32, dw *float64, dy *float32, x *float32, inv *float32, w *float32) {
+func rmsNormBackwardAVX512(rows int, n int, dx *float32, dw *float64, dy *float32, x *float32, inv *float32,
+	w *float32) {
 	panic(unreached)
 }
 
-func rmsNormBackwardAddAVX512(rows int, n int, dx *float32, dw *float64, dy *float32, x *float32, inv *float32, w *float32) {
+func rmsNormBackwardAddAVX512(rows int, n int, dx *float32, dw *float64, dy *float32, x *float32, inv *float32,
+	w *float32) {
 	panic(unreached)
 }
 

@@ -14,7 +14,9 @@ inline void barrier_wait(unsigned barrier, unsigned parity) { wait_phase(barrier
 inline void copy_box(unsigned dst, const TensorMap& map, unsigned barrier, int element, int row, int head, int batch) {
   start_box(dst, map, barrier, {element, row, head, batch});
 }
-inline void copy_bytes(unsigned dst, const void* src, unsigned bytes, unsigned barrier) { start_bytes(dst, src, bytes, barrier); }
+inline void copy_bytes(unsigned dst, const void* src, unsigned bytes, unsigned barrier) {
+  start_bytes(dst, src, bytes, barrier);
+}
 inline void add_bytes(float* dst, unsigned src, unsigned bytes) { start_add_bytes(dst, src, bytes); }
 inline void add_box(const TensorMap& map, unsigned src, int element, int row, int head, int batch) {
   start_add_box(map, src, {element, row, head, batch});
@@ -23,7 +25,9 @@ inline void adds_commit() { commit_adds(); }
 template <int PENDING> void adds_wait() { wait_adds(PENDING); }
 inline void adds_finish() { finish_adds(); }
 inline void raise(unsigned* at, unsigned to) { raise_number(at, to); }
-inline unsigned wait_raised(const unsigned* at, unsigned to, unsigned polls) { return polls ? *at : wait_number(at, to); }
+inline unsigned wait_raised(const unsigned* at, unsigned to, unsigned polls) {
+  return polls ? *at : wait_number(at, to);
+}
 inline void report(int* to, int a, int b, int c, int d) {
   to[0] = a, to[1] = b, to[2] = c, to[3] = d;
   fail("a block waits for one that no block has taken, or that ends before it came to its turn; keys", a - 1);
@@ -35,8 +39,12 @@ inline void some_sync(int number, int threads) { named_wait(number, threads, tru
 inline void all_sync(int threads) { named_wait(0, threads, true); }
 inline void some_arrive(int number, int threads) { named_wait(number, threads, false); }
 
-template <int COUNT> void wg_registers_fewer() { static_assert(COUNT % 8 == 0 && COUNT >= 24 && COUNT <= 256, "registers"); }
-template <int COUNT> void wg_registers_more() { static_assert(COUNT % 8 == 0 && COUNT >= 24 && COUNT <= 256, "registers"); }
+template <int COUNT> void wg_registers_fewer() {
+  static_assert(COUNT % 8 == 0 && COUNT >= 24 && COUNT <= 256, "registers");
+}
+template <int COUNT> void wg_registers_more() {
+  static_assert(COUNT % 8 == 0 && COUNT >= 24 && COUNT <= 256, "registers");
+}
 
 inline void wg_begin() { begin_products(); }
 inline void wg_commit() { commit_products(); }
@@ -50,13 +58,16 @@ inline constexpr bool bfloat(fp16_t) { return false; }
 
 // there_is says that internal/gpu/source/hopper.cuh has a product whose threads hold so many floats.
 inline constexpr bool there_is(int half) {
-  return half == 8 || half == 16 || half == 24 || half == 32 || half == 40 || half == 48 || half == 64 || half == 88 || half == 96 || half == 128;
+  return half == 8 || half == 16 || half == 24 || half == 32 || half == 40 || half == 48 || half == 64 || half == 88 ||
+      half == 96 || half == 128;
 }
-template <class T, bool TRANS_A, bool TRANS_B, int HALF> void wg_multiply(float (&c)[HALF], unsigned long long a, unsigned long long b, bool keep) {
+template <class T, bool TRANS_A, bool TRANS_B, int HALF>
+void wg_multiply(float (&c)[HALF], unsigned long long a, unsigned long long b, bool keep) {
   static_assert(there_is(HALF), "width");
   start_product({c, HALF, nullptr, a, b, TRANS_A, TRANS_B, keep, bfloat(T())});
 }
-template <class T, bool TRANS_B, int HALF> void wg_multiply(float (&c)[HALF], const unsigned (&a)[4], unsigned long long b, bool keep) {
+template <class T, bool TRANS_B, int HALF>
+void wg_multiply(float (&c)[HALF], const unsigned (&a)[4], unsigned long long b, bool keep) {
   static_assert(there_is(HALF), "width");
   start_product({c, HALF, a, 0, b, false, TRANS_B, keep, bfloat(T())});
 }
@@ -75,8 +86,12 @@ template <bool TRANS> void store_matrices(unsigned address, const unsigned (&d)[
     return 0;
   });
 }
-inline void stmatrix(unsigned address, unsigned a, unsigned b, unsigned c, unsigned d) { store_matrices<false>(address, {a, b, c, d}); }
-inline void stmatrix_trans(unsigned address, unsigned a, unsigned b, unsigned c, unsigned d) { store_matrices<true>(address, {a, b, c, d}); }
+inline void stmatrix(unsigned address, unsigned a, unsigned b, unsigned c, unsigned d) {
+  store_matrices<false>(address, {a, b, c, d});
+}
+inline void stmatrix_trans(unsigned address, unsigned a, unsigned b, unsigned c, unsigned d) {
+  store_matrices<true>(address, {a, b, c, d});
+}
 
 inline void load_shared_pair(unsigned address, float& x, float& y) {
   float z[2];

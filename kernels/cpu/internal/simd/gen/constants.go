@@ -22,14 +22,14 @@ func (m machine) memory(x float32) operand.Mem {
 	return m.words(math.Float32bits(x)) // bits, since the decimals that are printed might be others
 }
 
-// register is a register with x in every lane.
+// register returns a register with x in every lane.
 func (m machine) register(x float32) reg.Register {
 	v := m.vec()
 	m.VBROADCASTSS(m.memory(x), v)
 	return v
 }
 
-// words is the integer x in every lane.
+// words returns the integer x in every lane.
 func (m machine) words(x uint32) operand.Mem {
 	return m.data(fmt.Sprintf("u%08x", x), func(int) operand.Constant { return operand.U32(x) })
 }
@@ -53,7 +53,7 @@ func (m machine) data(name string, at func(i int) operand.Constant) operand.Mem 
 	return mem
 }
 
-// address is where a parameter of one number lies.
+// address returns where a parameter of one number lies.
 func (m machine) address(name string) operand.Mem {
 	b, err := m.Param(name).Resolve()
 	if err != nil {

@@ -5,10 +5,10 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// pair is a vector of float32 as float64, in two vectors.
+// A pair is a vector of float32 as float64, in two vectors.
 type pair [2]reg.VecVirtual
 
-// half is the register of half the width that v begins with.
+// half returns the register of half the width that v begins with.
 func (m machine) half(v reg.VecVirtual) reg.Register {
 	if m.wide {
 		return v.AsY()
@@ -16,7 +16,7 @@ func (m machine) half(v reg.VecVirtual) reg.Register {
 	return v.AsX()
 }
 
-// doubles is the float64 of v.
+// doubles returns the float64 of v.
 func (m machine) doubles(v reg.VecVirtual) pair {
 	p := pair{m.vec(), m.vec()}
 	upper := m.vec()
@@ -58,7 +58,7 @@ func (m machine) zeros(n int) []pair {
 	return ps
 }
 
-// sum is the sum of all elements of ps, in the lowest element. It changes them.
+// sum returns the sum of all elements of ps, in the lowest element. It changes them.
 func (m machine) sum(ps []pair) reg.VecVirtual {
 	var vs []reg.VecVirtual
 	for _, p := range ps {
@@ -106,7 +106,7 @@ func (p piece) addDoubles(base reg.Register, x pair, y reg.Register) {
 	}
 }
 
-// maskDoubles is the mask of a half of the elements, for float64.
+// maskDoubles returns the mask of a half of the elements, for float64.
 func (p piece) maskDoubles(half int) reg.Register {
 	if p.wide {
 		mask := p.K()

@@ -19,7 +19,7 @@ func ops(m machine) {
 	halves(m)
 }
 
-// exported is the name of the function that calls the one of that name.
+// exported returns the name of the function that calls the one of that name.
 func exported(name string) string { return strings.ToUpper(name[:1]) + name[1:] }
 
 // elements begins a function that computes each element for itself. pointers are its parameters: n and one array
@@ -48,7 +48,7 @@ type sigmoid struct {
 
 func (m machine) sigmoid() sigmoid { return sigmoid{m.exponential(), m.bits(1 << 31)} }
 
-// fraction is what sigmoids are quotients over: 1 + t as sum + rest, and 1/sum.
+// A fraction is what sigmoids are quotients over: 1 + t as sum + rest, and 1/sum.
 type fraction struct {
 	t, sum, rest, over reg.VecVirtual
 }
@@ -64,7 +64,7 @@ func (s sigmoid) fraction(x reg.VecVirtual) fraction {
 	return f
 }
 
-// quotient is the sigmoid of x, or of -x: 1/(1+t) or t/(1+t), with one step of Newton's against what the sum, the
+// quotient returns the sigmoid of x, or of -x: 1/(1+t) or t/(1+t), with one step of Newton's against what the sum, the
 // reciprocal and the product were rounded by.
 func (s sigmoid) quotient(x reg.VecVirtual, f fraction, negated bool) reg.VecVirtual {
 	above, q := s.vec(), s.vec()

@@ -46,7 +46,7 @@ func panel(m machine, byRow bool, vectors int) {
 	m.end()
 }
 
-// next is the rows of the micro-kernel after that of n rows.
+// next returns the rows of the micro-kernel after that of n rows.
 func next(n int) int {
 	switch {
 	case n > 8:
@@ -57,7 +57,7 @@ func next(n int) int {
 	return n / 2
 }
 
-// panelCode is a function while it is emitted.
+// A panelCode is a function while it is emitted.
 type panelCode struct {
 	machine
 	byRow   bool
@@ -233,7 +233,7 @@ func (p *panelCode) leftFactor(n int) *leftFactor {
 	return l
 }
 
-// element is the memory of row i, u steps from where the pointers are.
+// element returns the memory of row i, u steps from where the pointers are.
 func (l *leftFactor) element(i, u int) Mem {
 	if l.p.byRow {
 		if i%3 == 0 {

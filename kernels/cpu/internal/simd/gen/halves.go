@@ -16,7 +16,7 @@ func halves(m machine) {
 	m.widen("fromF16", func(from Mem, v reg.VecVirtual) { m.VCVTPH2PS(from, v) })
 }
 
-// short is where the 16-bit elements of p are.
+// short returns where the 16-bit elements of p are.
 func (p piece) short(base reg.Register) Mem { return indexed(base, p.i, 2, 0) }
 
 func (m machine) narrow(name string, convert func(v reg.VecVirtual, to Mem, c bf16)) {
@@ -64,5 +64,5 @@ func (m machine) toBF16(v reg.VecVirtual, to Mem, c bf16) {
 	m.VMOVUPS(odd.AsX(), to)
 }
 
-// bf16 is the constants of toBF16.
+// A bf16 is the constants of toBF16.
 type bf16 struct{ one, below, quiet Op }

@@ -13,7 +13,7 @@ type loop struct {
 	unroll int // vectors of one turn
 }
 
-// piece is the elements of a loop that are at hand: a whole vector, or the first ones of the last vector.
+// A piece is the elements of a loop that are at hand: a whole vector, or the first ones of the last vector.
 type piece struct {
 	loop
 	i    reg.Register // elements of the row before those of this turn
@@ -36,13 +36,13 @@ func (l loop) each(body func(p piece)) {
 	l.Label(done)
 }
 
-// whole is each for a count that is a multiple of the vectors.
+// whole returns each for a count that is a multiple of the vectors.
 func (l loop) whole(body func(p piece)) {
 	i, left := l.start()
 	l.turns("turn", i, left, 1, body)
 }
 
-// start is the index of a loop at 0 and the count of what is left.
+// start returns the index of a loop at 0 and the count of what is left.
 func (l loop) start() (i, left reg.Register) {
 	i, left = l.GP64(), l.GP64()
 	l.XORQ(i, i)
@@ -76,7 +76,7 @@ func (m machine) eachRow(count reg.Register, body func()) {
 	m.Label("end")
 }
 
-// maskOf is a mask of the first left elements of a vector.
+// maskOf returns a mask of the first left elements of a vector.
 func (m machine) maskOf(left reg.Register) reg.Register {
 	count, index := m.vec(), m.vec()
 	m.splat(left, count)
@@ -89,7 +89,7 @@ func (m machine) maskOf(left reg.Register) reg.Register {
 	return mask
 }
 
-// memory is where the elements of p are, of the row that begins at base.
+// memory returns where the elements of p are, of the row that begins at base.
 func (p piece) memory(base reg.Register) Mem { return indexed(base, p.i, 4, p.u*p.bytes()) }
 
 // load is elements of a row, 0 for those that are not there.
@@ -140,14 +140,14 @@ func (m machine) bits(x uint32) Op {
 	return v
 }
 
-// broadcast is a parameter of type float32 in all elements of a vector.
+// broadcast returns a parameter of type float32 in all elements of a vector.
 func (m machine) broadcast(param string) reg.VecVirtual {
 	v := m.vec()
 	m.VBROADCASTSS(m.address(param), v)
 	return v
 }
 
-// result is where a result of one number lies.
+// result returns where a result of one number lies.
 func (m machine) result(name string) Mem {
 	b, err := m.Return(name).Resolve()
 	if err != nil {
@@ -165,5 +165,5 @@ func (m machine) arguments(names ...string) []reg.Register {
 	return rs
 }
 
-// over is a loop over n elements that does unroll vectors a turn.
+// over returns a loop over n elements that does unroll vectors a turn.
 func (m machine) over(n reg.Register, name string, unroll int) loop { return loop{m, name, n, unroll} }

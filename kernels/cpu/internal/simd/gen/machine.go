@@ -15,7 +15,7 @@ type machine struct {
 	made map[string]operand.Mem // constants of the file, by name
 }
 
-// lanes is the float32 of a vector.
+// lanes returns the float32 of a vector.
 func (m machine) lanes() int {
 	if m.wide {
 		return 16
@@ -34,7 +34,7 @@ func (m machine) suffix() string {
 	return "AVX2"
 }
 
-// vec is a new vector register.
+// vec returns a new vector register.
 func (m machine) vec() reg.VecVirtual {
 	if m.wide {
 		return m.ZMM()
@@ -63,15 +63,15 @@ func (m machine) argument(name string) reg.Register { return m.Load(m.Param(name
 // zero sets v to 0.
 func (m machine) zero(v reg.Register) { m.VXORPS(v, v, v) }
 
-// at is the memory at base + disp.
+// at returns the memory at base + disp.
 func at(base reg.Register, disp int) operand.Mem { return operand.Mem{Base: base, Disp: disp} }
 
-// indexed is the memory at base + index*scale + disp.
+// indexed returns the memory at base + index*scale + disp.
 func indexed(base, index reg.Register, scale uint8, disp int) operand.Mem {
 	return operand.Mem{Base: base, Index: index, Scale: scale, Disp: disp}
 }
 
-// imm is an immediate operand in the shortest form that holds it.
+// imm returns an immediate operand in the shortest form that holds it.
 func imm(n int) operand.Constant {
 	if n == int(int8(n)) {
 		return operand.I8(n)

@@ -17,7 +17,7 @@ func norm(m machine) {
 	m.rmsNormBackward("rmsNormBackwardAdd", true)
 }
 
-// squares is the sum of the squares of n elements at x.
+// squares returns the sum of the squares of n elements at x.
 func (m machine) squares(n, x reg.Register) reg.VecVirtual {
 	const unroll = 4
 	sums := m.zeros(unroll)
@@ -29,7 +29,7 @@ func (m machine) squares(n, x reg.Register) reg.VecVirtual {
 	return m.sum(sums)
 }
 
-// rounded is the float32 of the lowest float64 of v, in all elements of a vector.
+// rounded returns the float32 of the lowest float64 of v, in all elements of a vector.
 func (m machine) rounded(v reg.VecVirtual) reg.VecVirtual {
 	to := m.vec()
 	m.VCVTSD2SS(v.AsX(), v.AsX(), to.AsX())
@@ -65,14 +65,14 @@ func (m machine) rmsNorm() {
 	m.end()
 }
 
-// double is the float64 at from, in the lowest element of a vector.
+// double returns the float64 at from, in the lowest element of a vector.
 func (m machine) double(from Mem) reg.VecVirtual {
 	v := m.vec()
 	m.VMOVSD(from, v.AsX())
 	return v
 }
 
-// one64 is the float64 1.
+// one64 returns the float64 1.
 func (m machine) one64() Mem {
 	return m.data("one", func(i int) Constant { return U32(uint32(i%2) * 0x3ff00000) })
 }

@@ -86,7 +86,7 @@ func (m machine) interleave(x []reg.Register, bit int, join func(a, b, lo, hi re
 	return y
 }
 
-// eightRows is the addresses of 8 rows that are ld bytes apart.
+// eightRows returns the addresses of 8 rows that are ld bytes apart.
 func (m machine) eightRows(ld reg.Register) func(base reg.Register) []Mem {
 	three := m.GP64()
 	m.LEAQ(indexed(ld, ld, 2, 0), three)

@@ -128,7 +128,7 @@ func (m machine) down(label string, turns []int, turn func(rows int)) {
 	}
 }
 
-// oneByOne is a turn that emits f for each row and moves on to the next.
+// oneByOne returns a turn that emits f for each row and moves on to the next.
 func oneByOne(f func(i int), next func()) func(rows int) {
 	return func(rows int) {
 		for i := range rows {
@@ -165,7 +165,7 @@ func (m machine) exponentials(e *exp2, row, ld, from reg.Register, then func(i i
 	})
 }
 
-// rowAt is the memory i rows, at most 2, behind row.
+// rowAt returns the memory i rows, at most 2, behind row.
 func rowAt(row, ld reg.Register, i int) Mem {
 	if i == 0 {
 		return at(row, 0)
