@@ -134,8 +134,6 @@ type cell struct {
 
 func text(s string) cell { return cell{Text: s} }
 
-func numeral(s string) cell { return cell{Text: s, Number: true} }
-
 // A download is a file inside the page.
 type download struct{ Name, Says, Data string }
 
