@@ -28,21 +28,14 @@ func again(d store, f func() error) error {
 		if i == tries || !passing(err) {
 			return err
 		}
+		if d == nil { // a directory that others use at the same time
+			continue
+		}
 		if errors.Is(err, syscall.EBUSY) {
 			d.Pause(context.Background(), firstPause<<i)
 		}
 		_ = d.Refresh() // its own error comes back from f
 	}
-}
-
-// reopened returns again in a directory that others use at the same time.
-func reopened(f func() error) (err error) {
-	for range tries {
-		if err = f(); !passing(err) {
-			break
-		}
-	}
-	return err
 }
 
 // await calls f until it finds the files of another host, as long as a client may remember that names are

@@ -155,16 +155,13 @@ func checkDir(ctx context.Context, tmp store, m *Manifest) error {
 		return err
 	}
 	for _, e := range entries {
-		if !ours[e.Name()] && !silly(e.Name()) {
+		// An NFS client gives the name .nfs… to a file that was removed while open. It goes when it is closed.
+		if !ours[e.Name()] && !strings.HasPrefix(e.Name(), ".nfs") {
 			err = errors.Join(err, tmp.RemoveAll(e.Name()))
 		}
 	}
 	return err
 }
-
-// silly reports whether an NFS client made the name for a file that was removed while open. The file
-// goes when it is closed.
-func silly(name string) bool { return strings.HasPrefix(name, ".nfs") }
 
 // rename gives a directory its name. A checkpoint of the same step, from before a run went
 // back, is set aside for the moment in between.

@@ -52,15 +52,6 @@ type verdict struct {
 	Final  bool // a newer start has begun: no later save can succeed
 }
 
-// encode returns the verdict as JSON, the faults as texts.
-func (v verdict) encode() []byte {
-	b, err := json.Marshal(v)
-	if err != nil {
-		panic(fmt.Sprintf("checkpoint: verdict: %v", err)) // integers and strings alone
-	}
-	return b
-}
-
 // faultText encodes a RankError.
 type faultText struct {
 	Rank  int    `json:"rank"`
@@ -80,6 +71,15 @@ func (e *RankError) UnmarshalJSON(data []byte) error {
 	}
 	e.Rank, e.Err = t.Rank, errors.New(t.Error)
 	return nil
+}
+
+// encode returns the JSON of a message or record of this package.
+func encode(v any) []byte {
+	b, err := json.Marshal(v)
+	if err != nil {
+		panic(fmt.Sprintf("checkpoint: JSON of %T: %v", v, err)) // strings and integers alone
+	}
+	return b
 }
 
 func errText(err error) string {

@@ -3,7 +3,6 @@ package checkpoint
 import (
 	"bytes"
 	"crypto/rand"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -46,19 +45,8 @@ func newOrigin() origin {
 	if err != nil {
 		host = "localhost" // it is for people
 	}
-	var token [16]byte
-	rand.Read(token[:])
 	return origin{Host: host, PID: os.Getpid(), Time: time.Now().UTC().Truncate(time.Second),
-		Token: hex.EncodeToString(token[:])}
-}
-
-// encode returns a line of JSON.
-func (o origin) encode() []byte {
-	b, err := json.Marshal(o)
-	if err != nil {
-		panic(fmt.Sprintf("checkpoint: origin: %v", err)) // strings and integers alone
-	}
-	return append(b, '\n')
+		Token: rand.Text()}
 }
 
 // parseOrigin reads an origin. One without its end is under way, or was left by a crash.
@@ -166,7 +154,7 @@ func (s *Saver) another(n int64) bool {
 // take makes the file of a generation. It fails if the file exists.
 func (s *Saver) take() error {
 	name := generationName(s.generation)
-	err := again(s.dir, func() error { return s.dir.Exclusive(name, s.own.encode()) })
+	err := again(s.dir, func() error { return s.dir.Exclusive(name, append(encode(s.own), '\n')) })
 	if errors.Is(err, fs.ErrExist) {
 		made := s.recorded(s.generation)
 		if made.Token != s.own.Token { // else the request was sent twice

@@ -102,7 +102,7 @@ func TestGenerations(t *testing.T) {
 
 // Whatever stands in the record of a start, an error is of bounded length and shows no control character.
 func FuzzOrigin(f *testing.F) {
-	f.Add(newOrigin().encode())
+	f.Add(append(encode(newOrigin()), '\n'))
 	f.Add([]byte(`{"host":"` + strings.Repeat("x", 3000) + "\\u001b\"}\n"))
 	f.Add([]byte("{}\n"))
 	f.Fuzz(func(t *testing.T, data []byte) {

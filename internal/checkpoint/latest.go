@@ -148,16 +148,13 @@ func candidates(dir store, all []found) (order []string, missing error) {
 // maxLatest bounds the name of a checkpoint, in bytes.
 const maxLatest = 4 << 10
 
-func named(dir store) (string, error) {
-	data, err := readIn(dir, latestName, maxLatest)
-	return strings.TrimSpace(string(data)), err
-}
-
 // readLatest returns the checkpoint that the file latest names, be it set aside for the moment.
 func readLatest(dir store, all []found) (step int64, name string, err error) {
-	if name, err = named(dir); err != nil {
+	data, err := readIn(dir, latestName, maxLatest)
+	if err != nil {
 		return 0, "", err
 	}
+	name = strings.TrimSpace(string(data))
 	for _, f := range all {
 		if f.name == name || f.old && strings.HasPrefix(f.name, name+".old-") {
 			return f.step, f.name, nil

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"math/bits"
 	"slices"
 	"strings"
 
@@ -56,21 +55,8 @@ func (p Param) span() (Range, error) {
 // elements returns the product of a shape. Shapes come from files, so overflow is noticed, also of
 // the four bytes that each element has.
 func elements(shape []int) (int64, error) {
-	if len(shape) > maxDims {
-		return 0, fmt.Errorf("a shape of %d axes; %d at most are read", len(shape), maxDims)
-	}
-	n := uint64(1)
-	for _, d := range shape {
-		if d < 0 {
-			return 0, fmt.Errorf("negative length in shape %v", shape)
-		}
-		hi, lo := bits.Mul64(n, uint64(d))
-		if hi != 0 || lo > math.MaxInt64/4 {
-			return 0, fmt.Errorf("shape %v has more elements than can be counted", shape)
-		}
-		n = lo
-	}
-	return int64(n), nil
+	n, err := safetensors.ByteSize(safetensors.F32, shape)
+	return n / elementSize, err
 }
 
 // tensorName returns the name of a parameter's field in a shard.
@@ -188,6 +174,3 @@ func compare(model []Param, saved []ParamInfo) error {
 	return errors.New("the checkpoint is of another model; use the config it was saved with, or start anew in another " +
 		"--run-dir:\n  " + strings.ReplaceAll(err.Error(), "\n", "\n  "))
 }
-
-// maxDims bounds the axes of a parameter.
-const maxDims = 32

@@ -68,6 +68,6 @@ func sign(f *os.File, job string) {
 	o := newOrigin()
 	o.Job = job
 	if err := f.Truncate(0); err == nil {
-		_, _ = f.WriteAt(o.encode(), 0)
+		_, _ = f.WriteAt(append(encode(o), '\n'), 0)
 	}
 }

@@ -70,7 +70,7 @@ func (s *Saver) finish(ctx context.Context, snap Snapshot, p report, err error) 
 // conclude gathers the reports of all ranks, and has rank 0 commit the checkpoint. failed: every rank
 // returns an error, all of them reached the end of the save, and no newer start has begun.
 func (s *Saver) conclude(ctx context.Context, snap Snapshot, r report) (failed bool, err error) {
-	blobs, err := s.group.gather(ctx, r.encode())
+	blobs, err := s.group.gather(ctx, encode(r))
 	if err != nil {
 		return false, fmt.Errorf("gather of what the ranks wrote: %w", err)
 	}
@@ -84,7 +84,7 @@ func (s *Saver) conclude(ctx context.Context, snap Snapshot, r report) (failed b
 	if err := s.together(ctx, commit); err != nil {
 		return false, fmt.Errorf("waiting for rank 0 to complete it: %w", err)
 	}
-	blob, err := Broadcast(ctx, s.group, result.encode())
+	blob, err := Broadcast(ctx, s.group, encode(result))
 	if err == nil && s.group.Rank() != 0 {
 		err = json.Unmarshal(blob, &result)
 	}

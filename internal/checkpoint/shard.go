@@ -25,14 +25,6 @@ type report struct {
 	err error // with its causes, on the rank itself
 }
 
-func (r report) encode() []byte {
-	b, err := json.Marshal(r)
-	if err != nil {
-		panic(fmt.Sprintf("checkpoint: report of rank %d: %v", r.Rank, err)) // strings and integers alone
-	}
-	return b
-}
-
 // writeShard writes this rank's shard and syncs it: to the node's own directory if the run uses one,
 // else to the directory of all ranks.
 func (s *Saver) writeShard(ctx context.Context, snap Snapshot) report {

@@ -24,7 +24,7 @@ func (c *Checkpoint) Verify(ctx context.Context) error {
 			continue
 		}
 		g.Go(func() error {
-			return reopened(func() error { return c.verifyShard(all, i) })
+			return again(nil, func() error { return c.verifyShard(all, i) })
 		})
 	}
 	if err := g.Wait(); err != nil {

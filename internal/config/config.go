@@ -142,7 +142,7 @@ func (r Reserve) Of(memory int64) int64 {
 // parse returns the share, or the bytes.
 func (r Reserve) parse() (share float64, bytes int64, err error) {
 	if percent, ok := strings.CutSuffix(string(r), "%"); ok {
-		if share, err = parseFloat(percent); err == nil && !(share >= 0 && share < 100) {
+		if share, err = ParseFloat(percent); err == nil && !(share >= 0 && share < 100) {
 			err = fmt.Errorf("%s is out of range; want at least 0%% and less than 100%%", short(string(r)))
 		}
 		return share / 100, 0, err

@@ -96,7 +96,7 @@ func TestFilesElsewhere(t *testing.T) {
 }
 
 func TestLoadUnreadable(t *testing.T) {
-	big := write(t, filepath.Join(t.TempDir(), "big.yaml"), strings.Repeat("# a comment\n", maxFile/12+1))
+	big := write(t, filepath.Join(t.TempDir(), "big.yaml"), strings.Repeat("# a comment\n", MaxFile/12+1))
 	for _, path := range []string{"testdata/absent.yaml", "testdata", big} {
 		_, err := Load(path, Options{})
 		var list Errors
@@ -284,22 +284,22 @@ func TestParseSize(t *testing.T) {
 func TestParseTime(t *testing.T) {
 	good := map[string]time.Duration{"0": 0, "0s": 0, "30s": 30 * time.Second, "15m": 15 * time.Minute, "1h30m": 90 * time.Minute, "2h": 2 * time.Hour, "1.5s": 1500 * time.Millisecond}
 	for s, want := range good {
-		got, err := parseTime(s)
+		got, err := ParseTime(s)
 		if err != nil || got != want {
 			t.Errorf("parseTime(%q) = %v, %v, want %v", s, got, err, want)
 		}
-		if again, err := parseTime(formatTime(got)); err != nil || again != got {
-			t.Errorf("%v is written %q and read %v, %v", got, formatTime(got), again, err)
+		if again, err := ParseTime(FormatTime(got)); err != nil || again != got {
+			t.Errorf("%v is written %q and read %v, %v", got, FormatTime(got), again, err)
 		}
 	}
 	bad := map[string]string{"": "not a time", "15": "write 15s, 15m or 15h", "-3s": "negative", "3 s": "not a time", "5d": "not a time", "20000h": "the most is 10000h", "9999999999h": "not a time"}
 	for s, want := range bad {
-		if got, err := parseTime(s); err == nil || !strings.Contains(err.Error(), want) {
+		if got, err := ParseTime(s); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("parseTime(%q) = %v, %v, want an error with %q", s, got, err, want)
 		}
 	}
 	for d, want := range map[time.Duration]string{0: "0s", 15 * time.Minute: "15m", 2 * time.Hour: "2h", 90 * time.Minute: "1h30m", time.Hour + time.Second: "1h0m1s", 10 * time.Second: "10s", 20 * time.Minute: "20m"} {
-		if got := formatTime(d); got != want {
+		if got := FormatTime(d); got != want {
 			t.Errorf("formatTime(%v) = %q, want %q", int64(d), got, want)
 		}
 	}
@@ -309,7 +309,7 @@ func TestNearest(t *testing.T) {
 	choices := []string{"zigzag", "striped", "contiguous", "document", "auto", "bf16", "fp32"}
 	for word, want := range map[string]string{"zigzag": "zigzag", "ZigZag": "zigzag", "zig-zag": "zigzag", "stripe": "striped", "contigous": "contiguous",
 		"documents": "document", "atuo": "auto", "bfloat16": "", "b16": "bf16", "": "", "x": "", "completely": "", strings.Repeat("zigzag", 20): ""} {
-		if got := nearest(word, choices); got != want {
+		if got := Nearest(word, choices); got != want {
 			t.Errorf("nearest(%q) = %q, want %q", word, got, want)
 		}
 	}

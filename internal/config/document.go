@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -122,12 +121,3 @@ func flow(n *yaml.Node) (string, error) {
 	text, err := yaml.Marshal(n)
 	return strings.TrimSpace(string(text)), err
 }
-
-// ParseTime reads a time such as 30s, 5m or 1h30m; 0 needs no unit.
-func ParseTime(s string) (time.Duration, error) { return parseTime(s) }
-
-// FormatTime returns a time as ParseTime reads it.
-func FormatTime(d time.Duration) string { return formatTime(d) }
-
-// ParseFloat reads a decimal number that is finite.
-func ParseFloat(s string) (float64, error) { return parseFloat(s) }

@@ -75,7 +75,7 @@ func init() {
 	addKind("true or false", (*key).boolean, nil, same[bool])
 	optional[bool]("true or false", (*key).boolean, nil)
 	addKind("text", (*key).text, (*key).checkWord, same[string])
-	addKind("time", (*key).duration, (*key).checkTime, func(d time.Duration) any { return formatTime(d) })
+	addKind("time", (*key).duration, (*key).checkTime, func(d time.Duration) any { return FormatTime(d) })
 	addKind("list of two numbers", (*key).pair, func(k *key, v [2]float64) error {
 		return cmp.Or(k.checkFloat(v[0]), k.checkFloat(v[1]))
 	}, func(v [2]float64) any { return []any{v[0], v[1]} })

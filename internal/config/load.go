@@ -36,9 +36,9 @@ type Options struct {
 // Relative paths in the file are relative to its directory if they exist there, else to the
 // working directory; for flags the other way round. In the result they are absolute.
 func Load(path string, opts Options) (*Config, error) {
-	text, err := files.Read(path, maxFile)
+	text, err := files.Read(path, MaxFile)
 	if errors.Is(err, files.ErrTooLong) {
-		err = fmt.Errorf("it is longer than the %d bytes that a config may have", maxFile)
+		err = fmt.Errorf("it is longer than the %d bytes that a config may have", MaxFile)
 	}
 	if err != nil {
 		return nil, Errors{{File: path, Msg: fmt.Sprintf("the config is not readable: %v", err)}}

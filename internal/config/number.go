@@ -70,8 +70,8 @@ func notSize(s string) error {
 	return fmt.Errorf("%s is not an integer; write one such as 4096, or a size such as 128K", found(s))
 }
 
-// parseFloat reads a decimal number that is finite.
-func parseFloat(s string) (float64, error) {
+// ParseFloat reads a decimal number that is finite.
+func ParseFloat(s string) (float64, error) {
 	if !floatRE.MatchString(s) {
 		switch strings.ToLower(strings.TrimLeft(s, "+-")) {
 		case ".inf", ".nan", "inf", "nan", "infinity":
@@ -112,8 +112,8 @@ func formatFloat(v float64) string {
 // longest exceeds the time of any run.
 const longest = 10000 * time.Hour
 
-// parseTime reads a time such as 30s, 5m or 1h30m; 0 needs no unit.
-func parseTime(s string) (time.Duration, error) {
+// ParseTime reads a time such as 30s, 5m or 1h30m; 0 needs no unit.
+func ParseTime(s string) (time.Duration, error) {
 	d, err := time.ParseDuration(s)
 	switch {
 	case err != nil && floatRE.MatchString(s):
@@ -123,13 +123,13 @@ func parseTime(s string) (time.Duration, error) {
 	case d < 0:
 		return 0, fmt.Errorf("%s is negative", short(s))
 	case d > longest:
-		return 0, fmt.Errorf("%s is too long; the most is %s", short(s), formatTime(longest))
+		return 0, fmt.Errorf("%s is too long; the most is %s", short(s), FormatTime(longest))
 	}
 	return d, nil
 }
 
-// formatTime leaves out units of zero: 15m, for which Go has 15m0s.
-func formatTime(d time.Duration) string {
+// FormatTime writes a time as ParseTime reads it, without units of zero: 15m, for which Go has 15m0s.
+func FormatTime(d time.Duration) string {
 	s := d.String()
 	if strings.HasSuffix(s, "m0s") {
 		s = strings.TrimSuffix(s, "0s")

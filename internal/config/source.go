@@ -15,11 +15,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// maxFile bounds a train.yaml. It is little enough for a parser whose
-// tree takes a hundred times the text.
-const maxFile = MaxFile
-
-// MaxFile is the longest config that is read, in bytes.
+// MaxFile bounds a config, in bytes. It is little enough for a parser with a tree of a hundred times the text.
 const MaxFile = 1 << 20
 
 // A source holds the given values by path, before they are decoded. Later
@@ -53,8 +49,8 @@ func (s *source) readFile(name string, text []byte) {
 func (s *source) parse(name string, text []byte, least, want string) *yaml.Node {
 	s.inFile = func(n *yaml.Node) position { return position{name, max(n.Line, 1)} }
 	first := position{name, 1}
-	if len(text) > maxFile {
-		s.addAt(first, "", "the file has %d bytes; a config has at most %d", len(text), maxFile)
+	if len(text) > MaxFile {
+		s.addAt(first, "", "the file has %d bytes; a config has at most %d", len(text), MaxFile)
 		return nil
 	}
 	dec := yaml.NewDecoder(bytes.NewReader(text))
@@ -275,8 +271,8 @@ func (s *source) readFlag(arg string) {
 // flagValue reads the value of a flag: as it stands for text, so that *.bin and :9090 need no
 // quotes within the shell's, as YAML for the rest.
 func flagValue(path, text string) (*yaml.Node, error) {
-	if len(text) > maxFile {
-		return nil, fmt.Errorf("the value has %d bytes; the most is %d", len(text), maxFile)
+	if len(text) > MaxFile {
+		return nil, fmt.Errorf("the value has %d bytes; the most is %d", len(text), MaxFile)
 	}
 	if k := keyAt[path]; k != nil {
 		if _, isText := k.at(whole()).(*string); isText && text != "null" {

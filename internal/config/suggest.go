@@ -31,13 +31,10 @@ func distance(a, b string) int {
 	return last[len(b)]
 }
 
-// Nearest returns the choice that a mistyped word was probably meant to be, or "".
-func Nearest(word string, choices []string) string { return nearest(word, choices) }
-
-// nearest returns the choice closest to a word, or "" if none is close: a third of the letters may be wrong, or one of
+// Nearest returns the choice closest to a word, or "" if none is close: a third of the letters may be wrong, or one of
 // a
 // short word, but not all; or the word may be a longer form of the choice (LlamaForCausalLM).
-func nearest(word string, choices []string) string {
+func Nearest(word string, choices []string) string {
 	if word == "" || len(word) > 64 {
 		return ""
 	}
@@ -89,7 +86,7 @@ func unknownKey(section, name string) (msg string, meant []string) {
 // guesses returns the keys that a name may have been meant for: a neighbour in its section, the
 // same name in a section of nearly the same name or in any, a similar name anywhere.
 func guesses(section, name string) []string {
-	if s := nearest(name, childrenOf[section]); s != "" {
+	if s := Nearest(name, childrenOf[section]); s != "" {
 		return []string{join(section, s)}
 	}
 	if !isSection[section] && section != "" {
@@ -97,14 +94,14 @@ func guesses(section, name string) []string {
 		for _, s := range sections {
 			paths = append(paths, s.path)
 		}
-		if path := join(nearest(section, paths), name); keyAt[path] != nil {
+		if path := join(Nearest(section, paths), name); keyAt[path] != nil {
 			return []string{path}
 		}
 	}
 	if paths := keysNamed[name]; len(paths) > 0 {
 		return paths
 	}
-	return keysNamed[nearest(name, slices.Sorted(maps.Keys(keysNamed)))]
+	return keysNamed[Nearest(name, slices.Sorted(maps.Keys(keysNamed)))]
 }
 
 // mentioned returns the keys that a sentence names.

@@ -38,8 +38,8 @@ func (l *loader) resolveTokenizer() {
 	}
 	switch {
 	case tried == "" || l.opts.NoFiles:
-	case nearest(given, []string{Bytes, "auto"}) != "":
-		l.add(tokenizerKey, "%s is not a choice; did you mean %s?", found(given), nearest(given, []string{Bytes, "auto"}))
+	case Nearest(given, []string{Bytes, "auto"}) != "":
+		l.add(tokenizerKey, "%s is not a choice; did you mean %s?", found(given), Nearest(given, []string{Bytes, "auto"}))
 	default:
 		l.add(tokenizerKey, "no tokenizer %s; name a tokenizer.json or its directory, or write bytes", tried)
 	}

@@ -76,14 +76,14 @@ func (k *key) number(n *yaml.Node) (float64, error) {
 	if !isPlain(n) {
 		return 0, k.mistyped(n)
 	}
-	return parseFloat(n.Value)
+	return ParseFloat(n.Value)
 }
 
 func (k *key) duration(n *yaml.Node) (time.Duration, error) {
 	if n.Kind != yaml.ScalarNode {
 		return 0, k.mistyped(n)
 	}
-	return parseTime(n.Value)
+	return ParseTime(n.Value)
 }
 
 func (k *key) boolean(n *yaml.Node) (bool, error) {
@@ -137,7 +137,7 @@ func (k *key) choose(word string) error {
 	}
 	s := otherWords[strings.ToLower(word)]
 	if !slices.Contains(k.allowed(), s) {
-		s = nearest(word, k.allowed())
+		s = Nearest(word, k.allowed())
 	}
 	if s != "" {
 		return fmt.Errorf("%s is not a choice; did you mean %s? (one of %s)", found(word), s, wanted)
@@ -224,7 +224,7 @@ func (k *key) checkInt(v int64) error {
 // checkTime: a key that takes a word has that for what 0 would mean.
 func (k *key) checkTime(d time.Duration) error {
 	if d < k.least && (d != 0 || k.word != "") {
-		return fmt.Errorf("%s is too short; the least is %s", formatTime(d), formatTime(k.least))
+		return fmt.Errorf("%s is too short; the least is %s", FormatTime(d), FormatTime(k.least))
 	}
 	return nil
 }

@@ -67,7 +67,7 @@ func (t tokenFile) read(f io.ReaderAt, dst []int32, at int64) error {
 			}
 		case 8:
 			for i := range n {
-				dst[i] = clamp(le.Uint64(b[8*i:]))
+				dst[i] = int32(min(le.Uint64(b[8*i:]), 1<<32-1)) // negative, an id of no vocabulary, above an int32
 			}
 		}
 		if t.signed && t.width < 4 {
@@ -93,14 +93,6 @@ func (t tokenFile) id(f io.ReaderAt, at int64) (int64, error) {
 		id = id << shift >> shift
 	}
 	return id, nil
-}
-
-// clamp makes an id that no int32 holds one that no vocabulary has.
-func clamp(x uint64) int32 {
-	if x > 1<<31-1 {
-		return -1
-	}
-	return int32(x)
 }
 
 // Magic numbers of llm.c: its files begin with a header of 256 little-endian int32.

@@ -185,14 +185,6 @@ func (f *Family) ropes() []string {
 	return f.Ropes
 }
 
-// classes returns the classes of all families, sorted by the families' names.
-func classes() (out []string) {
-	for _, name := range Families() {
-		out = append(out, families[name].Class)
-	}
-	return out
-}
-
 // and writes words as a sentence has them: "a, b and c".
 func and(words ...string) string {
 	if len(words) < 2 {

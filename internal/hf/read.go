@@ -128,7 +128,11 @@ func architecture(o object) string {
 	case kind == "" && len(names) == 0:
 		o.fault("model_type", "missing; cprun trains %s", known)
 	case kind == "":
-		o.fault("architectures", "%.64q is not supported; cprun trains %s", few(names), and(classes()...))
+		var classes []string
+		for _, name := range Families() {
+			classes = append(classes, families[name].Class)
+		}
+		o.fault("architectures", "%.64q is not supported; cprun trains %s", few(names), and(classes...))
 	case f == nil && strangers[kind] != "":
 		o.fault("model_type", "%.64q is not supported; cprun trains %s. %s", kind, known, strangers[kind])
 	case f == nil:

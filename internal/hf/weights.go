@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -123,7 +124,7 @@ func (w *Weights) openShards(d *dir) error {
 	}
 	var faults terminal.Faults
 	left := len(byFile)
-	for _, file := range sortedKeys(byFile) {
+	for _, file := range slices.Sorted(maps.Keys(byFile)) {
 		if faults.Full() {
 			break
 		}
@@ -177,15 +178,6 @@ func (d *dir) readIndex() (map[string]string, error) {
 		return nil, fmt.Errorf("%s: weight_map: missing or empty", path)
 	}
 	return index.WeightMap, nil
-}
-
-func sortedKeys[V any](m map[string]V) []string {
-	keys := make([]string, 0, len(m))
-	for k := range m {
-		keys = append(keys, k)
-	}
-	slices.Sort(keys)
-	return keys
 }
 
 // Close closes the files.

@@ -16,8 +16,8 @@ import (
 const (
 	// MaxJSONL is the longest metrics.jsonl that is read, in bytes: three million steps.
 	MaxJSONL = 1 << 30
-	// maxStep bounds a line in bytes; a run writes lines of 500.
-	maxStep = 64 << 10
+	// maxLine bounds a line of metrics or of a trace, in bytes; a run writes lines of 500.
+	maxLine = 64 << 10
 	// maxForeign bounds the lines without a step before the file counts as another kind of file. A crash
 	// leaves one.
 	maxForeign = 1000
@@ -166,7 +166,7 @@ func copyJSONL(dst io.Writer, dir *os.Root, name string, last int64) error {
 // copyLines copies the lines of steps up to last.
 func copyLines(dst io.Writer, src io.Reader, last int64) error {
 	w, foreign := bufio.NewWriter(dst), 0
-	err := eachLine(src, maxStep, func(line []byte) error {
+	err := eachLine(src, func(line []byte) error {
 		s, ok := wholeStep(line)
 		switch {
 		case ok && s.Step <= last:
@@ -182,14 +182,14 @@ func copyLines(dst io.Writer, src io.Reader, last int64) error {
 	return errors.Join(err, w.Flush())
 }
 
-// eachLine calls f with every line and its end. One of more than most bytes comes as nil.
-func eachLine(src io.Reader, most int, f func(line []byte) error) error {
+// eachLine calls f with every line and its end. One of more than maxLine bytes comes as nil.
+func eachLine(src io.Reader, f func(line []byte) error) error {
 	r := bufio.NewReaderSize(src, 64<<10)
 	var line []byte
 	long := false
 	for {
 		part, err := r.ReadSlice('\n')
-		if long = long || len(line)+len(part) > most; long {
+		if long = long || len(line)+len(part) > maxLine; long {
 			line = line[:0]
 		} else {
 			line = append(line, part...)

@@ -28,7 +28,7 @@ func wholeStep(line []byte) (s Step, ok bool) {
 // EachStep calls f with every whole line of a metrics.jsonl, in the order of the file. Lines that are none
 // of metrics, such as the last of a run that was killed, are counted and left out.
 func EachStep(src io.Reader, f func(Step)) (torn int, err error) {
-	err = eachLine(src, maxStep, func(line []byte) error {
+	err = eachLine(src, func(line []byte) error {
 		if s, ok := wholeStep(line); ok {
 			f(s)
 		} else {
@@ -53,7 +53,7 @@ type Slice struct {
 // EachSlice calls f with every piece of work in a trace of this package, the slices around them
 // for parts of labels left out. A trace that a killed rank leaves is read up to its last whole line.
 func EachSlice(src io.Reader, f func(Slice)) error {
-	return eachLine(src, maxEvent, func(line []byte) error {
+	return eachLine(src, func(line []byte) error {
 		e, ok := parseEvent(line)
 		if !ok || e.Phase != "X" || e.Dur == nil || e.Args == nil {
 			return nil

@@ -138,13 +138,13 @@ const (
 
 // versionEvent returns the first Event of a file.
 func versionEvent(wall time.Time) []byte {
-	version := appendEventHead(nil, wall, 0)
+	version := eventHead(wall, 0)
 	return appendBytes(version, fieldFileVersion, []byte("brain.Event:2"))
 }
 
 // sessionEvent returns the Event of a run that resumes from a step.
 func sessionEvent(wall time.Time, resumed int64) []byte {
-	session := appendEventHead(nil, wall, resumed+1)
+	session := eventHead(wall, resumed+1)
 	return appendBytes(session, fieldSessionLog, appendVarint(nil, sessionStatus, sessionStart))
 }
 
@@ -157,7 +157,7 @@ func stepEvent(wall time.Time, s Step) []byte {
 		value = protowire.AppendFixed32(value, math.Float32bits(float32(v.value)))
 		summary = appendBytes(summary, summaryValue, value)
 	}
-	return appendBytes(appendEventHead(nil, wall, s.Step), fieldSummary, summary)
+	return appendBytes(eventHead(wall, s.Step), fieldSummary, summary)
 }
 
 // textEvent returns the Event of a text, which TensorBoard's text plugin shows as Markdown: four spaces
@@ -169,12 +169,12 @@ func textEvent(wall time.Time, step int64, tag, text string) []byte {
 		[]byte(text)))
 	value = appendBytes(value, valueMetadata, appendBytes(nil, metadataPlugin,
 		appendBytes(nil, pluginName, []byte("text"))))
-	return appendBytes(appendEventHead(nil, wall, step), fieldSummary, appendBytes(nil, summaryValue, value))
+	return appendBytes(eventHead(wall, step), fieldSummary, appendBytes(nil, summaryValue, value))
 }
 
-// appendEventHead appends the time and the step, which every Event begins with.
-func appendEventHead(b []byte, wall time.Time, step int64) []byte {
-	b = protowire.AppendTag(b, fieldWallTime, protowire.Fixed64Type)
+// eventHead returns the time and the step, which every Event begins with.
+func eventHead(wall time.Time, step int64) []byte {
+	b := protowire.AppendTag(nil, fieldWallTime, protowire.Fixed64Type)
 	b = protowire.AppendFixed64(b, math.Float64bits(float64(wall.UnixNano())/1e9))
 	return appendVarint(b, fieldStep, uint64(step))
 }

@@ -187,9 +187,6 @@ func (t *Trace) Close() error {
 	return nil
 }
 
-// maxEvent is the longest line of a trace that is read, in bytes.
-const maxEvent = 64 << 10
-
 // MergeTraces writes the events of several ranks' traces, all in one directory, to one file there,
 // on the clock of the earliest. Lines that are not whole, which a killed rank leaves, are left out,
 // and a rank without a trace is skipped: a trace is read most when something went wrong. The file
@@ -235,7 +232,7 @@ func traceStart(dir *os.Root, name string) int64 {
 		return 0
 	}
 	defer f.Close()
-	line, err := bufio.NewReader(io.LimitReader(f, maxEvent)).ReadString('\n')
+	line, err := bufio.NewReader(io.LimitReader(f, maxLine)).ReadString('\n')
 	var start int64
 	if _, scan := fmt.Sscanf(line, traceHeader, &start); err != nil || scan != nil {
 		return 0
@@ -250,7 +247,7 @@ func appendTrace(w *bufio.Writer, dir *os.Root, name string, shift micros, sep *
 		return err
 	}
 	defer f.Close()
-	return eachLine(f, maxEvent, func(line []byte) error {
+	return eachLine(f, func(line []byte) error {
 		e, ok := parseEvent(line)
 		if !ok {
 			return nil

@@ -1,6 +1,7 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -147,7 +148,7 @@ func label(key string, v any) string {
 	case key == keyPerRank:
 		return readable.Size(n) + " tokens a rank"
 	case key == keyRanks:
-		return plain(n) + " ranks"
+		return fmt.Sprintf("%.0f ranks", n)
 	case number || fmt.Sprintf("%T", v) == "bool":
 		return key[strings.LastIndex(key, ".")+1:] + " " + experiment.Text(v)
 	}
@@ -271,10 +272,7 @@ func (g *grid) order(panels []panel) {
 	slices.SortStableFunc(panels, func(a, b panel) int { return slices.Compare(a.place, b.place) })
 	for _, p := range panels {
 		slices.SortStableFunc(p.Series, func(a, b series) int {
-			if a.Color != b.Color {
-				return a.Color - b.Color
-			}
-			return a.Dash - b.Dash
+			return cmp.Or(a.Color-b.Color, a.Dash-b.Dash)
 		})
 	}
 }
@@ -305,15 +303,7 @@ func (s *series) sort() {
 	for i := range order {
 		order[i] = i
 	}
-	slices.SortStableFunc(order, func(a, b int) int {
-		switch {
-		case s.X[a] < s.X[b]:
-			return -1
-		case s.X[a] > s.X[b]:
-			return 1
-		}
-		return 0
-	})
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(s.X[a], s.X[b]) })
 	for _, list := range []*[]number{&s.X, &s.Y, &s.Lo, &s.Hi} {
 		if len(*list) == len(order) {
 			sorted := make([]number, len(order))

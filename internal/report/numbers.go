@@ -23,5 +23,5 @@ func known(x float64, f func(float64) string) cell {
 	if x == 0 || math.IsNaN(x) || math.IsInf(x, 0) {
 		return cell{Text: "–", Number: true}
 	}
-	return numeral(f(x))
+	return cell{Text: f(x), Number: true}
 }

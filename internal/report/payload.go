@@ -92,13 +92,11 @@ func (s *series) say(words string, known map[string]int) {
 	s.Text = append(s.Text, i)
 }
 
-// add appends a point that is there, and reports whether it is.
-func (s *series) add(x, y float64) bool {
-	if math.IsNaN(x) || math.IsInf(x, 0) || math.IsNaN(y) || math.IsInf(y, 0) {
-		return false
+// add appends a point, unless it is not finite.
+func (s *series) add(x, y float64) {
+	if !math.IsNaN(x-x) && !math.IsNaN(y-y) { // an infinity less itself is NaN too
+		s.X, s.Y = append(s.X, number(x)), append(s.Y, number(y))
 	}
-	s.X, s.Y = append(s.X, number(x)), append(s.Y, number(y))
-	return true
 }
 
 // A number is finite, or null. In JSON it has seven digits, and all digits if it is whole.
@@ -133,8 +131,6 @@ type cell struct {
 }
 
 func text(s string) cell { return cell{Text: s} }
-
-func numeral(s string) cell { return cell{Text: s, Number: true} }
 
 // A download is a file inside the page.
 type download struct{ Name, Says, Data string }

@@ -374,7 +374,5 @@ func (r *Run) best() float64 {
 
 func loss(x float64) string { return fmt.Sprintf("%.4f", x) }
 
-func plain(x float64) string { return fmt.Sprintf("%.0f", x) }
-
 // since returns the time between two lines.
 func since(b, a metrics.Step) time.Duration { return time.Time(b.Time).Sub(time.Time(a.Time)) }

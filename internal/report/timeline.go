@@ -1,6 +1,7 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
 	"regexp"
 	"slices"
@@ -78,7 +79,7 @@ func (p *page) timeline(r *Run) {
 	f.Views = append(f.Views, timelineView("the whole step", spans, shown))
 	for _, pass := range []string{"forward", "backward"} {
 		if layer, ok := middle(spans, pass); ok {
-			part := slices.DeleteFunc(slices.Clone(spans), func(s span) bool { return !within(s.Label, pass+"/"+layer) })
+			part := slices.DeleteFunc(slices.Clone(spans), func(s span) bool { return !strings.Contains("/"+s.Label+"/", "/"+pass+"/"+layer+"/") })
 			f.Views = append(f.Views, timelineView(layer+", "+pass, part, shown))
 		}
 	}
@@ -122,20 +123,9 @@ func (r *Run) lastStep() (spans []span, step int, ranks []int) {
 	for i := range spans {
 		spans[i].Start -= begin
 	}
-	slices.SortStableFunc(spans, func(a, b span) int {
-		switch {
-		case a.Start < b.Start:
-			return -1
-		case a.Start > b.Start:
-			return 1
-		}
-		return 0
-	})
+	slices.SortStableFunc(spans, func(a, b span) int { return cmp.Compare(a.Start, b.Start) })
 	return spans, step, ranks
 }
-
-// within reports whether a label has these parts one after another.
-func within(label, parts string) bool { return strings.Contains("/"+label+"/", "/"+parts+"/") }
 
 var layerPart = regexp.MustCompile(`^(?:.*/)?(forward|backward)/(layer \d+)(?:/|$)`)
 

@@ -49,8 +49,8 @@ func (i Info) Elements() int64 {
 // Bytes returns the size of the elements.
 func (i Info) Bytes() int64 { return i.End - i.Begin }
 
-// byteSize returns the size of a tensor, with every overflow noticed.
-func byteSize(d DType, shape []int) (int64, error) {
+// ByteSize returns the size of a tensor, with every overflow noticed.
+func ByteSize(d DType, shape []int) (int64, error) {
 	if !d.Known() {
 		return 0, fmt.Errorf("unknown element type %.64q", d)
 	}
@@ -281,7 +281,7 @@ func (p parser) info(name string) (Info, error) {
 		return i, fmt.Errorf("tensor %q: %w", name, err)
 	}
 	i.Begin, i.End = offsets[0], offsets[1]
-	size, err := byteSize(i.DType, i.Shape)
+	size, err := ByteSize(i.DType, i.Shape)
 	if err == nil && (i.End < i.Begin || i.End-i.Begin != size) {
 		err = fmt.Errorf("data_offsets %d to %d do not hold the %d bytes of shape %v of %s", i.Begin, i.End, size, i.Shape,
 			i.DType)

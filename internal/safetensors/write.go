@@ -90,7 +90,7 @@ func header(metadata map[string]string, entries []Entry) ([]byte, []int64, error
 	seen := map[string]bool{}
 	at := int64(0)
 	for k, e := range entries {
-		size, err := byteSize(e.DType, e.Shape)
+		size, err := ByteSize(e.DType, e.Shape)
 		switch {
 		case err != nil:
 		case e.Name == metadataKey:

@@ -47,7 +47,7 @@ func (f form) normalizeText(s string) string {
 		switch {
 		case r < utf8.RuneSelf:
 			marks = 0
-		case !active().has(r) && touched(f.form, s[at:at+n]):
+		case !active().has(r) && touched(s[at:at+n]):
 			b.WriteString(f.stretch(s[start:at], slow))
 			b.WriteString(s[at : at+n])
 			start, marks, slow = at+n, 0, false
@@ -65,7 +65,7 @@ func (f form) normalizeText(s string) string {
 }
 
 // touched reports whether golang.org/x/text does anything with a rune.
-func touched(f norm.Form, s string) bool {
+func touched(s string) bool {
 	p := norm.NFKD.PropertiesString(s)
 	return p.CCC() != 0 || p.Decomposition() != nil || !p.BoundaryBefore() ||
 		!norm.NFC.PropertiesString(s).BoundaryBefore() || !norm.NFC.PropertiesString(s).BoundaryAfter()

@@ -80,16 +80,13 @@ func short(token string) error {
 func (v vocabulary) byteTokens() (ids [256]int32, ok bool) {
 	ok = true
 	for b := range ids {
-		id, is := v[byteToken(b)]
+		id, is := v[fmt.Sprintf("<0x%02X>", b)]
 		if ids[b] = id; !is {
 			ids[b], ok = -1, false
 		}
 	}
 	return ids, ok
 }
-
-// byteToken returns the text of the token of a byte.
-func byteToken(b int) string { return fmt.Sprintf("<0x%02X>", b) }
 
 // appendBytes appends the tokens of the bytes of a text, if all of them are there.
 func appendBytes(dst []int32, ids *[256]int32, text string) ([]int32, bool) {

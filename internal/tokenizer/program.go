@@ -173,7 +173,7 @@ func (m *matcher) each(p *program, text string, f func(from, to int, match bool)
 	m.steps = baseSteps + byteSteps*len(text)
 	last, prev := -1, 0 // the end of the last match, and of the last call of f
 	for at := 0; at <= len(text); {
-		end := m.match(p, text, at)
+		end := m.run(p, len(p.code)-1, text, at)
 		if m.steps < 0 {
 			return fmt.Errorf("pattern %.200q: %w", p.pattern, errSteps)
 		}
@@ -196,11 +196,6 @@ func (m *matcher) each(p *program, text string, f func(from, to int, match bool)
 		return f(prev, len(text), false)
 	}
 	return nil
-}
-
-// match returns the end of the match at a place, -1 for none.
-func (m *matcher) match(p *program, text string, pos int) int {
-	return m.run(p, len(p.code)-1, text, pos)
 }
 
 // run matches from an instruction on. What lies on the stack already is another's.

@@ -185,7 +185,11 @@ func (x *sharing) sum(v View) error {
 	if x.world.Size() == 1 {
 		return nil
 	}
-	return ordered(x.world.AllReduce(v, comm.Sum))
+	p, err := x.world.AllReduce(v, comm.Sum)
+	if err == nil {
+		p.Wait()
+	}
+	return err
 }
 
 // publish makes weights that were loaded known to the model, here and on the other ranks.
@@ -227,12 +231,4 @@ func (x *sharing) settle() {
 	for b := range x.gathers {
 		x.arrive(b)
 	}
-}
-
-// ordered makes the compute stream wait for a transfer.
-func ordered(p comm.Pending, err error) error {
-	if err == nil {
-		p.Wait()
-	}
-	return err
 }
