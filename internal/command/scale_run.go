@@ -27,7 +27,7 @@ const again = 100 * time.Millisecond
 
 // run runs all cells that are left, and returns the exit status.
 func (s *scale) run(signals *launch.Signals) (int, error) {
-	if err := s.told(); err != nil {
+	if err := s.recordRefused(); err != nil {
 		return launch.ExitFailed, err
 	}
 	order := s.order()
@@ -39,7 +39,7 @@ func (s *scale) run(signals *launch.Signals) (int, error) {
 			if s.cells[i].Done() || s.has(i, round) {
 				continue
 			}
-			if code, err := s.one(i, round, order, signals); code != launch.ExitDone || err != nil {
+			if code, err := s.runCell(i, round, order, signals); code != launch.ExitDone || err != nil {
 				return code, err
 			}
 		}
@@ -50,8 +50,8 @@ func (s *scale) run(signals *launch.Signals) (int, error) {
 	return s.finish()
 }
 
-// told records the cells that cannot run.
-func (s *scale) told() error {
+// recordRefused records the cells that cannot run.
+func (s *scale) recordRefused() error {
 	for i := range s.cells {
 		w := &s.work[i]
 		if s.cells[i].Status != experiment.Pending || w.status == experiment.Pending || !s.mine(i) {
@@ -82,8 +82,8 @@ func (s *scale) has(i, round int) bool {
 	})
 }
 
-// one runs a cell once. It returns an exit status if the command ends here.
-func (s *scale) one(i, round int, order []int, signals *launch.Signals) (int, error) {
+// runCell runs a cell once. It returns an exit status if the command ends here.
+func (s *scale) runCell(i, round int, order []int, signals *launch.Signals) (int, error) {
 	c, w := &s.cells[i], &s.work[i]
 	dir, file, err := s.store.Prepare(c.ID, round, w.config)
 	if err != nil {
@@ -139,12 +139,12 @@ func (s *scale) stop(p *launch.Program, asked, dir string, signals *launch.Signa
 	if s.Share == 0 {
 		err = errors.Join(err, s.store.WriteResults(s.results(), s.report))
 	}
-	s.out.Note("stopped; go on with: " + s.again())
+	s.out.Note("stopped; go on with: " + s.resumeCommand())
 	return code, err
 }
 
-// again returns the command that resumes the experiment.
-func (s *scale) again() string {
+// resumeCommand returns the command that resumes the experiment.
+func (s *scale) resumeCommand() string {
 	args := resuming(s.Args)
 	if !slices.ContainsFunc(args, func(a string) bool { return a == "--out" || strings.HasPrefix(a, "--out=") }) {
 		args = append(args, "--out", s.store.Dir())
