@@ -16,8 +16,8 @@ import (
 )
 
 const (
-	// statusEvery is the time between two writings of a node's status. Each node adds statusPerNode, so that many nodes do
-	// not wear out their shared file system.
+	// statusEvery is the time between two writings of a node's status. Each node adds statusPerNode, so that many nodes
+	// do not wear out their shared file system.
 	statusEvery   = time.Second
 	statusPerNode = 25 * time.Millisecond
 	// statusEnd bounds the wait for the last writing: a file system that hangs must not keep a run from ending.
@@ -36,8 +36,8 @@ type statusWriter struct {
 	logs *os.Root    // guarded by mu; nil before the first start
 }
 
-// startStatus starts a statusWriter for a job on at most nodes nodes. It asks where at each start of the workers for the run's id
-// and the directory of its logs, which stays the caller's.
+// startStatus starts a statusWriter for a job on at most nodes nodes. It asks where at each start of the workers for
+// the run's id and the directory of its logs, which stays the caller's.
 func startStatus(job *launch.Job, nodes int, where func() (runID string, logs *os.Root)) *statusWriter {
 	t := &statusWriter{every: max(statusEvery, time.Duration(nodes)*statusPerNode), wake: make(chan struct{}, 1),
 		quit: make(chan struct{}), done: make(chan struct{})}
