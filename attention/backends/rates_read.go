@@ -44,8 +44,10 @@ func readRates(text string) (rates []rate, err error) {
 		_, err := fmt.Sscan(line, &r.arch, &dtype, &r.mask, &r.headDim, &deterministic, &backend, &r.forward, &r.both)
 		r.dtype, r.deterministic = rateTypes[dtype], deterministic == "yes"
 		r.backend, _ = ParseBackend(backend)
-		if err != nil || r.arch <= 0 || r.dtype == tensor.Invalid || !slices.Contains(rateMasks, r.mask) || r.headDim <= 0 ||
-			deterministic != "yes" && deterministic != "no" || r.backend == Auto || !rateOK(r.forward) || !rateOK(r.both) {
+		if err != nil || r.arch <= 0 || r.dtype == tensor.Invalid || !slices.Contains(rateMasks, r.mask) ||
+			r.headDim <= 0 ||
+			deterministic != "yes" && deterministic != "no" || r.backend == Auto || !rateOK(r.forward) ||
+			!rateOK(r.both) {
 			return nil, fmt.Errorf("line %d: %q: want %s", n, line, rateFields)
 		}
 		if slices.ContainsFunc(rates, func(o rate) bool { return o.rateKey == r.rateKey && o.backend == r.backend }) {

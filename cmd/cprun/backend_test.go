@@ -187,7 +187,7 @@ func TestAssumedMachine(t *testing.T) {
 		t.Errorf("machines %q and %q", cpu.Machine, p.Machine)
 	}
 	out, _ := must(t, "plan", "../../examples/opticks.yaml", "--assume", "arch=sm90,gpus=8,memory=16M", "--set", "data.seq_len=64K")
-	for _, w := range []string{"does NOT fit the 16.0 MiB", "cost table of NVIDIA H200", "backend     flash on sm90, no cuDNN"} {
+	for _, w := range []string{"does NOT fit the 16 MiB", "cost table of NVIDIA H200", "backend     flash on sm90, no cuDNN"} {
 		if !strings.Contains(out, w) {
 			t.Errorf("the plan does not say %q:\n%s", w, out)
 		}

@@ -7,15 +7,15 @@ import (
 	"github.com/cprun/cprun/internal/terminal"
 )
 
-// ownAddress is the address of this host at which the other nodes reach it: that which --interface names,
-// else that from which this host reaches one of peers, "host:port".
-func ownAddress(iface string, peers ...string) (netip.Addr, error) {
+// localAddress returns the address of this host at which the other nodes reach it: the one that --interface names,
+// else the one from which this host reaches one of peers, "host:port".
+func localAddress(iface string, peers ...string) (netip.Addr, error) {
 	if iface != "" {
 		return namedAddress(iface)
 	}
 	var fallback netip.Addr
 	for _, peer := range peers {
-		conn, err := net.Dial("udp", peer) // sends nothing; the kernel chooses the way
+		conn, err := net.Dial("udp", peer) // sends nothing; the kernel chooses the route
 		if err != nil {
 			continue
 		}
@@ -33,28 +33,28 @@ func ownAddress(iface string, peers ...string) (netip.Addr, error) {
 	return fallback, nil
 }
 
-// own is an address of this host, and the interface that has it.
-type own struct {
+// A localAddr is an address of this host and its interface.
+type localAddr struct {
 	iface string
 	addr  netip.Addr
 }
 
-// owned lists the addresses of this host.
-func owned() (list []own) {
+// localAddresses lists the addresses of this host.
+func localAddresses() (list []localAddr) {
 	all, _ := net.Interfaces() // none are listed where none can be
 	for _, i := range all {
 		addrs, _ := i.Addrs() // none where it is gone by now
 		for _, a := range addrs {
 			if prefix, err := netip.ParsePrefix(a.String()); err == nil {
-				list = append(list, own{i.Name, prefix.Addr().Unmap()})
+				list = append(list, localAddr{i.Name, prefix.Addr().Unmap()})
 			}
 		}
 	}
 	return list
 }
 
-// namedAddress is the address that --interface names: as it is, in a network, or of an interface. One
-// that leads no further than the link is the last choice.
+// namedAddress returns the address that --interface names: itself, in a network, or of an interface. A link-local one
+// is the last choice.
 func namedAddress(iface string) (netip.Addr, error) {
 	meant := func(netip.Addr) bool { return false }
 	if addr, err := netip.ParseAddr(iface); err == nil {
@@ -64,7 +64,7 @@ func namedAddress(iface string) (netip.Addr, error) {
 	}
 	var seen []string
 	var linkLocal netip.Addr
-	for _, o := range owned() {
+	for _, o := range localAddresses() {
 		seen = append(seen, o.iface+" "+o.addr.String())
 		switch {
 		case o.iface != iface && !meant(o.addr):
@@ -81,9 +81,9 @@ func namedAddress(iface string) (netip.Addr, error) {
 		terminal.Name(iface), seen)
 }
 
-// interfaceOf is the name of the interface that has an address; "": none has.
+// interfaceOf returns the name of the interface with an address; "": none.
 func interfaceOf(addr netip.Addr) string {
-	for _, o := range owned() {
+	for _, o := range localAddresses() {
 		if o.addr == addr.WithZone("") {
 			return o.iface
 		}

@@ -19,12 +19,12 @@ func TestNamedAddress(t *testing.T) {
 		}
 	}
 	for _, name := range []string{"127.0.0.1", "127.0.0.0/8", "::ffff:127.0.0.1", loopback} {
-		if addr, err := ownAddress(name); addr.String() != "127.0.0.1" || err != nil {
+		if addr, err := localAddress(name); addr.String() != "127.0.0.1" || err != nil {
 			t.Errorf("--interface %s: %v, %v", name, addr, err)
 		}
 	}
 	for _, name := range []string{"eth99", "203.0.113.7", "203.0.113.0/24", "\x1b[2J", "/", "::1/200"} {
-		addr, err := ownAddress(name)
+		addr, err := localAddress(name)
 		var input *InputError
 		if !errors.As(err, &input) || !strings.Contains(err.Error(), "127.0.0.1") ||
 			strings.Contains(err.Error(), "\x1b") {
@@ -34,10 +34,10 @@ func TestNamedAddress(t *testing.T) {
 }
 
 func TestAddressTowardsPeers(t *testing.T) {
-	if addr, err := ownAddress("", "127.0.0.1:29400"); addr.String() != "127.0.0.1" || err != nil {
+	if addr, err := localAddress("", "127.0.0.1:29400"); addr.String() != "127.0.0.1" || err != nil {
 		t.Errorf("towards this host: %v, %v", addr, err)
 	}
-	if addr, err := ownAddress("", "no.such.host.invalid:1"); err == nil {
+	if addr, err := localAddress("", "no.such.host.invalid:1"); err == nil {
 		t.Errorf("towards a host that is not there: %v", addr)
 	}
 }

@@ -32,7 +32,7 @@ func (o *TrainOptions) ownNow(ctx context.Context, cfg *config.Config) (*origin,
 		return nil, inputf("--run-dir: %w; name another --run-dir", err)
 	}
 	defer dir.Close()
-	return o.own(ctx, dir, cfg)
+	return o.ownCheckpoint(ctx, dir, cfg)
 }
 
 // dry checks all that a start checks, and says what it would do.

@@ -43,15 +43,15 @@ func openSource(ctx context.Context, path string, o *GenerateOptions) (w *source
 	if err != nil {
 		return nil, err
 	}
-	if err := w.speak(o.Tokenizer); err != nil {
+	if err := w.findTokenizer(o.Tokenizer); err != nil {
 		w.close()
 		return nil, err
 	}
 	return w, nil
 }
 
-// speak finds the tokenizer and the tokens that begin and end a text.
-func (w *source) speak(given string) error {
+// findTokenizer finds the tokenizer and the tokens that begin and end a text.
+func (w *source) findTokenizer(given string) error {
 	whose := "its"
 	if given != "" {
 		w.tokenizer, whose = tokenizerFile(given), "the"
@@ -135,7 +135,7 @@ func sourceOf(c *checkpoint.Checkpoint) (*source, error) {
 	if err := c.Fits(train.CheckpointParams(model.Layout(&cfg.Model.Config))); err != nil {
 		return nil, err
 	}
-	w := &source{what: terminal.Name(c.Dir), cfg: exported(cfg), tokenizer: spoken(cfg), from: c}
+	w := &source{what: terminal.Name(c.Dir), cfg: exported(cfg), tokenizer: tokenizerOf(cfg), from: c}
 	w.positions = w.cfg.MaxPositionEmbedding
 	if id := cfg.Data.EOSTokenID; id >= 0 {
 		w.ends = append(w.ends, id)
@@ -152,8 +152,8 @@ func sourceOf(c *checkpoint.Checkpoint) (*source, error) {
 	return w, nil
 }
 
-// spoken returns the tokenizer of a run's text; "" if it was trained on tokens that another program made.
-func spoken(cfg *config.Config) string {
+// tokenizerOf returns the tokenizer of a run's text; "" if it was trained on tokens that another program made.
+func tokenizerOf(cfg *config.Config) string {
 	if cfg.Data.Tokenizer == config.Bytes && cfg.Model.From == "" && !ofBytes(cfg) {
 		return ""
 	}

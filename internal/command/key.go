@@ -17,7 +17,7 @@ import (
 const keyTime = 30 * time.Second
 
 // key returns the secret by which the agents of the job know each other.
-func (t *together) key(ctx context.Context) ([]byte, error) {
+func (t *multiNode) key(ctx context.Context) ([]byte, error) {
 	var k key.Key
 	path, err := t.keyFile()
 	if named := launch.Getenv(launch.EnvKeyFile); named != "" {
@@ -35,7 +35,7 @@ func (t *together) key(ctx context.Context) ([]byte, error) {
 
 // keyFile names the file of the key. It lies in the run directory. Without --run-dir, in which case the leader names
 // that directory later, it lies in runs and has the name of the job.
-func (t *together) keyFile() (string, error) {
+func (t *multiNode) keyFile() (string, error) {
 	id := launch.Getenv("SLURM_JOB_ID")
 	if id == "" && t.at.LocalAgents == t.at.MaxAgents { // agents of one host share its files
 		id = fmt.Sprintf("%.8x", sha256.Sum256([]byte(t.at.Job)))

@@ -24,8 +24,8 @@ type origin struct {
 	reseeded bool     // the run's data.seed is the checkpoint's
 }
 
-// named returns the checkpoint that --resume names, nil if it names none.
-func (o *TrainOptions) named(ctx context.Context, cfg *config.Config) (*origin, error) {
+// namedCheckpoint returns the checkpoint that --resume names, nil if it names none.
+func (o *TrainOptions) namedCheckpoint(ctx context.Context, cfg *config.Config) (*origin, error) {
 	if o.Resume == "auto" || o.Resume == "never" {
 		return nil, nil
 	}
@@ -41,9 +41,9 @@ func (o *TrainOptions) named(ctx context.Context, cfg *config.Config) (*origin, 
 	return from, nil
 }
 
-// own returns the newest whole checkpoint of the run directory itself, which this process has
+// ownCheckpoint returns the newest whole checkpoint of the run directory itself, which this process has
 // locked; nil if it holds none.
-func (o *TrainOptions) own(ctx context.Context, dir *os.Root, cfg *config.Config) (*origin, error) {
+func (o *TrainOptions) ownCheckpoint(ctx context.Context, dir *os.Root, cfg *config.Config) (*origin, error) {
 	if o.Resume == "never" {
 		if len(steps(filepath.Dir(dir.Name()))) > 0 {
 			return nil, inputf("--resume never: %s holds checkpoints of an earlier run, which this one would "+

@@ -149,7 +149,7 @@ func (o *TrainOptions) again(dir string) string {
 
 // writes returns the command that generates text with the model of a run; "" if its tokenizer is not known.
 func (o *TrainOptions) writes(dir string, cfg *config.Config) string {
-	if len(o.Args) == 0 || spoken(cfg) == "" {
+	if len(o.Args) == 0 || tokenizerOf(cfg) == "" {
 		return ""
 	}
 	return shell([]string{o.Args[0], "generate", dir, "--prompt", "The"})

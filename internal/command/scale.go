@@ -46,7 +46,7 @@ type scale struct {
 	device string     // that cells without one of their own are on: cpu or cuda
 	on     string     // the machine, for a reader
 	store  *experiment.Store
-	tally  *progress.Tally
+	out    *progress.Printer
 	share  map[string]bool // the cells of this task of an array; nil: all
 	costs  costsOf
 }

@@ -1,7 +1,6 @@
 package command
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"path/filepath"
@@ -10,14 +9,12 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/cprun/cprun/internal/bench"
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/experiment"
 	"github.com/cprun/cprun/internal/launch"
-	"github.com/cprun/cprun/internal/launch/progress"
 	"github.com/cprun/cprun/internal/readable"
 	"github.com/cprun/cprun/internal/terminal"
 )
@@ -30,34 +27,31 @@ const again = 100 * time.Millisecond
 
 // run runs all cells that are left, and returns the exit status.
 func (s *scale) run(signals *launch.Signals) (int, error) {
-	if err := s.told(); err != nil {
+	if err := s.recordRefused(); err != nil {
 		return launch.ExitFailed, err
 	}
 	order := s.order()
-	s.tally = progress.NewTally(s.Stderr, progress.Options{
-		Quiet: s.Quiet || levels[s.LogLevel] < levels["info"], Terminal: launch.Terminal(s.Stderr),
-	})
-	defer s.tally.Close()
-	s.tally.Note("experiment directory " + terminal.Name(s.store.Dir()))
+	s.out = s.printer()
+	defer s.out.Close()
+	s.out.Note("experiment directory " + terminal.Name(s.store.Dir()))
 	for round := 1; round <= s.e.Repeat; round++ { // a picture of all cells before the second run of any
 		for _, i := range order {
 			if s.cells[i].Done() || s.has(i, round) {
 				continue
 			}
-			if code, err := s.one(i, round, order, signals); code != launch.ExitDone || err != nil {
+			if code, err := s.runCell(i, round, order, signals); code != launch.ExitDone || err != nil {
 				return code, err
 			}
 		}
 	}
-	s.tally.Close()
 	if s.Share > 0 { // the results are gathered when all shares are done
 		return launch.ExitDone, nil
 	}
 	return s.finish()
 }
 
-// told records the cells that cannot run.
-func (s *scale) told() error {
+// recordRefused records the cells that cannot run.
+func (s *scale) recordRefused() error {
 	for i := range s.cells {
 		w := &s.work[i]
 		if s.cells[i].Status != experiment.Pending || w.status == experiment.Pending || !s.mine(i) {
@@ -88,8 +82,8 @@ func (s *scale) has(i, round int) bool {
 	})
 }
 
-// one runs a cell once. It returns an exit status if the command ends here.
-func (s *scale) one(i, round int, order []int, signals *launch.Signals) (int, error) {
+// runCell runs a cell once. It returns an exit status if the command ends here.
+func (s *scale) runCell(i, round int, order []int, signals *launch.Signals) (int, error) {
 	c, w := &s.cells[i], &s.work[i]
 	dir, file, err := s.store.Prepare(c.ID, round, w.config)
 	if err != nil {
@@ -100,13 +94,11 @@ func (s *scale) one(i, round int, order []int, signals *launch.Signals) (int, er
 	if err != nil {
 		return launch.ExitFailed, fmt.Errorf("cell %s: %w", c.ID, err)
 	}
-	still := s.watch(func() { s.draw(i, round, int(out.step.Load()), time.Since(began), order) })
 	code, late := 0, false
 	asked, _ := signals.Before(func() error {
 		code, late = p.Wait(s.e.Limit, grace)
 		return nil
 	})
-	still()
 	if asked != "" {
 		return s.stop(p, asked, dir, signals)
 	}
@@ -120,42 +112,17 @@ func (s *scale) one(i, round int, order []int, signals *launch.Signals) (int, er
 		return launch.ExitFailed, err
 	}
 	experiment.Settle(s.cells, s.store.Runs, s.e.Repeat)
-	s.tally.Note(s.line(i, &r, order))
+	s.out.Note(s.line(i, &r, order))
 	if s.Share == 0 {
 		return launch.ExitDone, s.store.WriteResults(s.results(), nil)
 	}
 	return launch.ExitDone, nil
 }
 
-// redraw is the time between two drawings of the running cell's line.
-const redraw = 500 * time.Millisecond
-
-// watch calls draw repeatedly until the caller calls stop.
-func (s *scale) watch(draw func()) (stop func()) {
-	quit, ended := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(ended)
-		tick := time.NewTicker(redraw)
-		defer tick.Stop()
-		for {
-			draw()
-			select {
-			case <-tick.C:
-			case <-quit:
-				return
-			}
-		}
-	}()
-	return func() {
-		close(quit)
-		<-ended
-	}
-}
-
 // stop ends the run that is at work, on request, and says how to go on.
 func (s *scale) stop(p *launch.Program, asked, dir string, signals *launch.Signals) (int, error) {
 	first := time.Now()
-	s.tally.Note(asked + ": the running cell is ended; a second request ends at once")
+	s.out.Note(asked + ": the running cell is ended; a second request ends at once")
 	p.Ask()
 	code := launch.ExitStopped
 	for {
@@ -172,12 +139,12 @@ func (s *scale) stop(p *launch.Program, asked, dir string, signals *launch.Signa
 	if s.Share == 0 {
 		err = errors.Join(err, s.store.WriteResults(s.results(), s.report))
 	}
-	s.tally.Note("stopped; go on with: " + s.again())
+	s.out.Note("stopped; go on with: " + s.resumeCommand())
 	return code, err
 }
 
-// again returns the command that resumes the experiment.
-func (s *scale) again() string {
+// resumeCommand returns the command that resumes the experiment.
+func (s *scale) resumeCommand() string {
 	args := resuming(s.Args)
 	if !slices.ContainsFunc(args, func(a string) bool { return a == "--out" || strings.HasPrefix(a, "--out=") }) {
 		args = append(args, "--out", s.store.Dir())
@@ -271,57 +238,6 @@ func (s *scale) measure(r *experiment.Run) {
 	}
 }
 
-// left predicts the time of the pending runs as a text, with elapsed since the running one began; "" if nothing is
-// known.
-func (s *scale) left(order []int, elapsed time.Duration) string {
-	limit := s.e.Limit.Seconds()
-	of := func(i int) experiment.Work {
-		return experiment.Work{Steps: s.work[i].steps, Predicted: s.work[i].plan.StepSeconds,
-			Measured: s.cells[i].StepSeconds, Limit: limit}
-	}
-	at := map[string]int{}
-	for i := range s.cells {
-		at[s.cells[i].ID] = i
-	}
-	var ended, pending []experiment.Work
-	for _, r := range s.store.Runs {
-		if i, ok := at[r.Cell]; ok && r.Status == experiment.OK {
-			w := of(i)
-			w.Seconds = r.Seconds
-			ended = append(ended, w)
-		}
-	}
-	for _, i := range order {
-		for k := 1; !s.cells[i].Done() && k <= s.e.Repeat; k++ {
-			if !s.has(i, k) {
-				pending = append(pending, of(i))
-			}
-		}
-	}
-	seconds, ok := experiment.Left(ended, pending)
-	seconds = max(0, seconds-elapsed.Seconds())
-	if !ok || len(pending) == 0 {
-		return ""
-	}
-	return "  " + readable.Duration(time.Duration(seconds*float64(time.Second))) + " left"
-}
-
-// ended counts the ended runs of an order, and all of its runs.
-func (s *scale) ended(order []int) (done, all int) {
-	for _, i := range order {
-		for k := 1; k <= s.e.Repeat; k++ {
-			switch {
-			case s.has(i, k):
-				done++
-			case s.cells[i].Done():
-				continue // one that failed is not repeated
-			}
-			all++
-		}
-	}
-	return done, all
-}
-
 // at names a run of an order: its number and its values.
 func (s *scale) at(i, round int, order []int) string {
 	text := fmt.Sprintf("cell %d of %d  %s", slices.Index(order, i)+1, len(order), s.values(i))
@@ -329,16 +245,6 @@ func (s *scale) at(i, round int, order []int) string {
 		text += fmt.Sprintf("  run %d of %d", round, s.e.Repeat)
 	}
 	return text
-}
-
-// draw shows the run that is at work.
-func (s *scale) draw(i, round, step int, elapsed time.Duration, order []int) {
-	text := s.at(i, round, order)
-	if step > 0 {
-		text += fmt.Sprintf("  step %d/%d", step, s.work[i].steps)
-	}
-	done, all := s.ended(order)
-	s.tally.Show(done, all, text+s.left(order, elapsed))
 }
 
 // line describes the end of a run.
@@ -350,7 +256,7 @@ func (s *scale) line(i int, r *experiment.Run, order []int) string {
 		text += fmt.Sprintf("  %s s a step  %s", figure(bench.Median(r.Counted.StepSeconds)),
 			readable.Rate(bench.Median(r.Counted.TokensPerSecond)))
 	}
-	return text + s.left(order, 0)
+	return text
 }
 
 // values lists a cell's values on one line.
@@ -366,19 +272,14 @@ func (s *scale) values(i int) string {
 	return strings.Join(parts, " ")
 }
 
-// output keeps the end of a run's output, and follows its steps.
+// output keeps the end of a run's output.
 type output struct {
-	step atomic.Int64 // the last that was told
-
 	mu   sync.Mutex
 	text []byte // guarded by mu
-	line []byte // guarded by mu: the last one, which has not ended
 }
 
 // maxTail bounds the kept output, in bytes.
 const maxTail = 64 << 10
-
-var stepLine = regexp.MustCompile(`^step (\d+)/\d+ `)
 
 func (o *output) Write(b []byte) (int, error) {
 	o.mu.Lock()
@@ -386,22 +287,6 @@ func (o *output) Write(b []byte) (int, error) {
 	o.text = append(o.text, b...)
 	if extra := len(o.text) - maxTail; extra > 0 {
 		o.text = slices.Delete(o.text, 0, extra)
-	}
-	o.line = append(o.line, b...)
-	for {
-		i := bytes.IndexByte(o.line, '\n')
-		if i < 0 {
-			break
-		}
-		if m := stepLine.FindSubmatch(o.line[:i]); m != nil {
-			if n, err := strconv.ParseInt(string(m[1]), 10, 64); err == nil {
-				o.step.Store(n)
-			}
-		}
-		o.line = o.line[i+1:]
-	}
-	if len(o.line) > maxTail {
-		o.line = nil
 	}
 	return len(b), nil
 }

@@ -52,17 +52,3 @@ func TestOutcomeOfARun(t *testing.T) {
 		}
 	}
 }
-
-// The last step is told whatever the pieces are in which a run's output comes.
-func TestOutputTellsSteps(t *testing.T) {
-	var o output
-	for _, part := range []string{"step 1/1", "0  loss 3\nst", "ep 2/10  loss 2\nother\nstep x/10 \n",
-		strings.Repeat("long", maxTail), "\nstep 3/10  loss 1\n", "step 4"} {
-		if n, err := o.Write([]byte(part)); n != len(part) || err != nil {
-			t.Fatal(n, err)
-		}
-	}
-	if o.step.Load() != 3 || !strings.HasSuffix(o.tail(), "loss 1\nstep 4") || len(o.tail()) != maxTail {
-		t.Errorf("step %d, %d bytes", o.step.Load(), len(o.tail()))
-	}
-}

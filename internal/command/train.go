@@ -48,13 +48,13 @@ func Train(ctx context.Context, path string, o TrainOptions) (int, error) {
 		return o.dry(ctx, path, out)
 	}
 	var r ready
-	var several *together
+	var several *multiNode
 	asked, err := signals.Before(func() error {
 		at, err := o.place()
 		switch {
 		case err != nil:
 		case at.Several():
-			several, err = o.together(ctx, path, &at, out)
+			several, err = o.multiNode(ctx, path, &at, out)
 		default:
 			r, err = o.check(ctx, path)
 		}
@@ -127,7 +127,7 @@ func (o *TrainOptions) checkFor(ctx context.Context, path string, ranks int, dev
 	if r.generation, err = checkpoint.NextGeneration(checkpoints); err != nil {
 		return r, inputf("--run-dir: %w; name another --run-dir", err)
 	}
-	own, err := o.own(ctx, checkpoints, r.cfg)
+	own, err := o.ownCheckpoint(ctx, checkpoints, r.cfg)
 	if own != nil {
 		r.from = own
 	}
@@ -166,7 +166,7 @@ func (o *TrainOptions) checkInput(ctx context.Context, path string, ranks int, d
 	// A run goes on from its own checkpoints, and then needs no other, as a command that is given
 	// again may name one that is gone by now.
 	if own := o.RunDir != "" && len(steps(o.RunDir)) > 0; !own {
-		r.from, err = o.named(ctx, cfg)
+		r.from, err = o.namedCheckpoint(ctx, cfg)
 	}
 	return r, err
 }
@@ -183,9 +183,9 @@ func (o *TrainOptions) train(ctx context.Context, r ready, out *progress.Printer
 		RunID: launch.NewRunID(time.Now()), NProc: r.ranks, Argv: []string{"worker", string(job.RoleTrain)}, Logs: b.logs, Payload: payload(b.task),
 		Stderr: out, Show: o.show(), OnEvent: t.event, MaxRestarts: o.MaxRestarts, Signals: signals, Patient: underSlurm(),
 	}
-	var live *teller
+	var live *statusWriter
 	if !o.Scratch {
-		live = tell(&spec, 1, func() (string, *os.Root) { return spec.RunID, b.logs })
+		live = startStatus(&spec, 1, func() (string, *os.Root) { return spec.RunID, b.logs })
 	}
 	res := launch.Run(ctx, spec)
 	live.end(res)

@@ -2,7 +2,6 @@ package experiment
 
 import (
 	"encoding/csv"
-	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -220,28 +219,5 @@ func TestCSV(t *testing.T) {
 	}
 	if !reflect.DeepEqual(rows, want) {
 		t.Errorf("got\n%v\nwant\n%v", rows, want)
-	}
-}
-
-func TestLeft(t *testing.T) {
-	// Of a run of 10 s, 10 steps took 8: a start takes 2. Steps take twice what was predicted.
-	ended := []Work{{Steps: 10, Predicted: 0.4, Measured: 0.8, Seconds: 10}}
-	for _, c := range []struct {
-		pending []Work
-		want    string
-	}{
-		{nil, "0 true"},
-		{[]Work{{Steps: 5, Predicted: 1}}, "12 true"},
-		{[]Work{{Steps: 5, Predicted: 1, Measured: 1}}, "7 true"},
-		{[]Work{{Steps: 5}}, "10 true"},
-		{[]Work{{Steps: 500, Predicted: 1, Limit: 60}, {Steps: 5, Measured: 1}}, "67 true"},
-	} {
-		s, ok := Left(ended, c.pending)
-		if got := fmt.Sprintf("%.4g %v", s, ok); got != c.want {
-			t.Errorf("%+v: %s; want %s", c.pending, got, c.want)
-		}
-	}
-	if _, ok := Left(nil, []Work{{Steps: 5}}); ok {
-		t.Error("nothing is known, and it tells a time")
 	}
 }

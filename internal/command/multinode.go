@@ -26,9 +26,9 @@ import (
 	"github.com/cprun/cprun/internal/terminal"
 )
 
-// A together runs one agent's part of a training run of several agents. The leading agent makes the run directory and
+// A multiNode runs one agent's part of a training run of several agents. The leading agent makes the run directory and
 // sends its path to the others; after its loss another agent leads.
-type together struct {
+type multiNode struct {
 	*TrainOptions
 	ctx     context.Context
 	path    string // of the config
@@ -51,15 +51,15 @@ type together struct {
 	leads      bool
 }
 
-// together checks the input as far as one agent can, and gets the job's key.
-func (o *TrainOptions) together(
+// multiNode checks the input as far as one agent can, and gets the job's key.
+func (o *TrainOptions) multiNode(
 	ctx context.Context, path string, at *place.Place, out *progress.Printer,
-) (*together, error) {
+) (*multiNode, error) {
 	workers, device, err := o.resolve()
 	if err != nil {
 		return nil, err
 	}
-	t := &together{
+	t := &multiNode{
 		TrainOptions: o, ctx: ctx, path: path, at: at, workers: cmp.Or(at.Workers, workers), device: device, out: out,
 		track: &tracker{out: out, start: time.Now(), measures: o.NoSave, advanced: o.advanced},
 	}
@@ -69,7 +69,7 @@ func (o *TrainOptions) together(
 	if t.firstDevice, err = firstDevice(at, t.workers, o.machine.GPUs); err != nil {
 		return nil, err
 	}
-	if t.addr, err = ownAddress(o.Interface, at.Rendezvous); err != nil {
+	if t.addr, err = localAddress(o.Interface, at.Rendezvous); err != nil {
 		return nil, err
 	}
 	t.secret, err = t.key(ctx)
@@ -77,7 +77,7 @@ func (o *TrainOptions) together(
 }
 
 // check finds the faults of the input, for as many agents as there may be, or else for as few.
-func (t *together) check() (err error) {
+func (t *multiNode) check() (err error) {
 	o := *t.TrainOptions
 	for _, agents := range []int{t.at.MaxAgents, t.at.MinAgents} {
 		o.machine.Hosts = hosts(t.at, agents)
@@ -95,7 +95,7 @@ func hosts(at *place.Place, agents int) int {
 }
 
 // train runs this agent's part of the run, and returns the exit status.
-func (t *together) train(signals *launch.Signals) (int, error) {
+func (t *multiNode) train(signals *launch.Signals) (int, error) {
 	defer t.close()
 	cohort, err := t.join()
 	if err != nil {
@@ -107,7 +107,7 @@ func (t *together) train(signals *launch.Signals) (int, error) {
 		Stderr: t.out, Show: t.show(), OnEvent: t.track.event, Node: t.at.Node, Cohort: cohort, OnStart: t.open,
 		Patient: t.at.SlurmJob != "", Signals: signals,
 	}
-	live := tell(&spec, t.at.MaxAgents, func() (string, *os.Root) {
+	live := startStatus(&spec, t.at.MaxAgents, func() (string, *os.Root) {
 		if t.leads {
 			return t.runID, t.lead.logs
 		}
@@ -147,7 +147,7 @@ func firstDevice(at *place.Place, workers, gpus int) (int, error) {
 }
 
 // join makes this agent one of the job's.
-func (t *together) join() (*cluster.Cohort, error) {
+func (t *multiNode) join() (*cluster.Cohort, error) {
 	inputs, err := t.inputs()
 	if err != nil {
 		return nil, err
@@ -171,10 +171,10 @@ func (t *together) join() (*cluster.Cohort, error) {
 }
 
 // note prints a line of the agents' talk.
-func (t *together) note(format string, args ...any) { t.out.Note(fmt.Sprintf(format, args...)) }
+func (t *multiNode) note(format string, args ...any) { t.out.Note(fmt.Sprintf(format, args...)) }
 
 // inputs returns a digest of the config and the flags that must be the same on all agents.
-func (t *together) inputs() (string, error) {
+func (t *multiNode) inputs() (string, error) {
 	text, err := files.Read(t.path, config.MaxFile)
 	if err != nil {
 		return "", inputf("%w", err)
@@ -211,7 +211,7 @@ func portOf(rendezvous string) (int, error) {
 }
 
 // prepare makes the run directory ready for a start, and returns the payload of the workers. The leader calls it.
-func (t *together) prepare(ctx context.Context, w cluster.World) ([]byte, error) {
+func (t *multiNode) prepare(ctx context.Context, w cluster.World) ([]byte, error) {
 	t.close()
 	o := *t.TrainOptions
 	ids := map[string]bool{}
@@ -245,7 +245,7 @@ func (t *together) prepare(ctx context.Context, w cluster.World) ([]byte, error)
 }
 
 // open makes the run directory that the leader has named ready for this agent's workers.
-func (t *together) open(s *launch.Start) error {
+func (t *multiNode) open(s *launch.Start) error {
 	var task job.Train
 	if err := json.Unmarshal(s.Payload, &task); err != nil {
 		return fmt.Errorf("what the leader has told: %w", err)
@@ -279,7 +279,7 @@ const (
 
 // shared opens the run directory that the leader has made on its node, and makes sure that it is the
 // same one.
-func (t *together) shared(task *job.Train) (*os.Root, error) {
+func (t *multiNode) shared(task *job.Train) (*os.Root, error) {
 	for end := time.Now().Add(sharedTime); ; {
 		root, err := files.OpenDir(task.RunDir)
 		if err == nil {
@@ -306,7 +306,7 @@ func (t *together) shared(task *job.Train) (*os.Root, error) {
 }
 
 // close closes the files of a start.
-func (t *together) close() {
+func (t *multiNode) close() {
 	if t.lead.root != nil {
 		t.lead.close()
 	} else if t.log != nil {

@@ -16,17 +16,17 @@ import (
 )
 
 const (
-	// tellEvery is the time between two writings of a node's status. Each node adds tellNode, so that many nodes do
-	// not wear out their shared file system.
-	tellEvery = time.Second
-	tellNode  = 25 * time.Millisecond
-	// tellEnd bounds the wait for the last writing: a file system that hangs must not keep a run from ending.
-	tellEnd = 2 * time.Second
+	// statusEvery is the time between two writings of a node's status. Each node adds statusPerNode, so that many nodes
+	// do not wear out their shared file system.
+	statusEvery   = time.Second
+	statusPerNode = 25 * time.Millisecond
+	// statusEnd bounds the wait for the last writing: a file system that hangs must not keep a run from ending.
+	statusEnd = 2 * time.Second
 )
 
-// A teller writes the node's status into the run directory, for cprun top. Its goroutine keeps a slow file system
+// A statusWriter writes the node's status into the run directory, for cprun top. Its goroutine keeps a slow file system
 // from delaying the run. It ignores errors: they change nothing about the run.
-type teller struct {
+type statusWriter struct {
 	every      time.Duration
 	wake       chan struct{} // there is something new to tell; room for one
 	quit, done chan struct{}
@@ -36,10 +36,10 @@ type teller struct {
 	logs *os.Root    // guarded by mu; nil before the first start
 }
 
-// tell starts a teller for a job on at most nodes nodes. It asks where at each start of the workers for the run's id
-// and the directory of its logs, which stays the caller's.
-func tell(job *launch.Job, nodes int, where func() (runID string, logs *os.Root)) *teller {
-	t := &teller{every: max(tellEvery, time.Duration(nodes)*tellNode), wake: make(chan struct{}, 1),
+// startStatus starts a statusWriter for a job on at most nodes nodes. It asks where at each start of the workers for
+// the run's id and the directory of its logs, which stays the caller's.
+func startStatus(job *launch.Job, nodes int, where func() (runID string, logs *os.Root)) *statusWriter {
+	t := &statusWriter{every: max(statusEvery, time.Duration(nodes)*statusPerNode), wake: make(chan struct{}, 1),
 		quit: make(chan struct{}), done: make(chan struct{})}
 	host, err := os.Hostname()
 	if err != nil {
@@ -65,18 +65,18 @@ func tell(job *launch.Job, nodes int, where func() (runID string, logs *os.Root)
 }
 
 // start notes the next start of the workers.
-func (t *teller) start(s *launch.Start, where func() (string, *os.Root)) {
+func (t *statusWriter) start(s *launch.Start, where func() (string, *os.Root)) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	n := &t.node
 	n.RunID, t.logs = where()
 	n.Start, n.Rows = s.Number, nil
 	n.Rank, n.FirstRank, n.WorldSize = s.Place.NodeRank, s.Place.FirstRank, s.Place.WorldSize
-	t.news()
+	t.changed()
 }
 
-// news wakes the writer.
-func (t *teller) news() {
+// changed wakes the writer.
+func (t *statusWriter) changed() {
 	select {
 	case t.wake <- struct{}{}:
 	default:
@@ -84,7 +84,7 @@ func (t *teller) news() {
 }
 
 // standing records the state of the workers.
-func (t *teller) standing(all []standing.Standing) {
+func (t *statusWriter) standing(all []standing.Standing) {
 	rows := make([]status.Row, len(all))
 	for i := range all {
 		rows[i] = status.Row{Standing: all[i], Resident: resident(all[i].PID)}
@@ -92,11 +92,11 @@ func (t *teller) standing(all []standing.Standing) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.node.Rows = rows
-	t.news()
+	t.changed()
 }
 
 // run writes until the end.
-func (t *teller) run() {
+func (t *statusWriter) run() {
 	defer close(t.done)
 	ticker := time.NewTicker(t.every)
 	defer ticker.Stop()
@@ -115,7 +115,7 @@ func (t *teller) run() {
 }
 
 // write writes the file.
-func (t *teller) write() {
+func (t *statusWriter) write() {
 	t.mu.Lock()
 	n, logs := t.node, t.logs
 	t.mu.Unlock()
@@ -126,8 +126,8 @@ func (t *teller) write() {
 	_ = status.Write(logs, &n)
 }
 
-// end writes the end of the run here. A nil teller does nothing.
-func (t *teller) end(res launch.Result) {
+// end writes the end of the run here. A nil statusWriter does nothing.
+func (t *statusWriter) end(res launch.Result) {
 	if t == nil {
 		return
 	}
@@ -143,7 +143,7 @@ func (t *teller) end(res launch.Result) {
 	close(t.quit)
 	select {
 	case <-t.done:
-	case <-time.After(tellEnd):
+	case <-time.After(statusEnd):
 	}
 }
 

@@ -25,8 +25,8 @@ func TestTellerTellsOfARun(t *testing.T) {
 	refused := errors.New("refused")
 	before := error(nil)
 	job := launch.Job{NProc: 1, OnStart: func(*launch.Start) error { return before }}
-	live := tell(&job, 100, func() (string, *os.Root) { return "id", logs })
-	if want := 100 * tellNode; job.Watch != want {
+	live := startStatus(&job, 100, func() (string, *os.Root) { return "id", logs })
+	if want := 100 * statusPerNode; job.Watch != want {
 		t.Errorf("on 100 nodes every %v, want %v", job.Watch, want)
 	}
 	until := func(want string, ok func(n *status.Node) bool) {
@@ -63,5 +63,5 @@ func TestTellerTellsOfARun(t *testing.T) {
 	if left, _ := filepath.Glob(filepath.Join(logs.Name(), "*")); len(left) != 1 {
 		t.Errorf("it leaves %v", left)
 	}
-	(*teller)(nil).end(launch.Result{})
+	(*statusWriter)(nil).end(launch.Result{})
 }
