@@ -59,7 +59,7 @@ var allowed = map[string]string{
 
 	"internal/safetensors":               "internal/files internal/terminal tensor",
 	"internal/hf":                        "internal/files internal/safetensors internal/terminal",
-	"internal/config":                    "internal/files internal/hf internal/terminal partition",
+	"internal/config":                    "internal/files internal/hf internal/terminal partition ring",
 	"internal/tokenizer":                 "",
 	"internal/data":                      "internal/files internal/tokenizer partition",
 	"internal/metrics":                   "internal/files tensor",
@@ -75,7 +75,7 @@ var allowed = map[string]string{
 	"internal/cost": "internal/files internal/planner kernels partition tensor",
 	"internal/machine": "attention/backends internal/config internal/cuda/driver internal/files" +
 		" | internal/cuda internal/cuda/blas internal/cuda/dnn internal/cuda/nvrtc internal/nccl",
-	"internal/backend": "attention/backends internal/config internal/machine partition tensor",
+	"internal/backend": "attention/backends internal/config internal/machine partition ring tensor",
 	"internal/device": "attention attention/backends internal/files internal/machine internal/model internal/optim kernels/cpu tensor" +
 		" | internal/cuda internal/cuda/blas internal/cuda/dnn internal/nccl internal/gpu",
 	"internal/state":   "internal/model internal/optim tensor",

@@ -1,7 +1,6 @@
 package attend
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -21,17 +20,11 @@ import (
 
 // Spec is how a case is run.
 type Spec struct {
-	In, Out   string
-	Layout    string // of partition.Names
-	Algorithm string // one of ring.Algorithms
-	Inner     int    `json:",omitempty"` // of hierarchical: ranks that trade heads with each other; 0: see Groups
-	// GatherHeads is how many heads of keys allgather gathers at a time; 0: all.
-	GatherHeads int    `json:",omitempty"`
-	Gather      string `json:",omitempty"` // of ring.Gathers
-	Backend     string // one of the device's
-	DType       string // fp64, fp32, bf16, fp16: the type of the computation
-	Device      string // cpu or cuda
-	Machine     machine.Machine
+	In, Out       string
+	ring.Strategy        // how it runs; the backend is one of the device's
+	DType         string // fp64, fp32, bf16, fp16: the type of the computation
+	Device        string // cpu or cuda
+	Machine       machine.Machine
 	// Remedies lists what the choice of Backend needs.
 	Remedies []rules.RemedyKind `json:",omitempty"`
 }
@@ -110,16 +103,7 @@ func (s Spec) Check(c *Case, ranks int) error {
 
 // spec returns the input of a schedule.
 func (s *Spec) spec(c *Case, shape partition.Shape) ring.Spec {
-	return ring.Spec{Shape: shape, Heads: c.Heads, KVHeads: c.KVHeads, Inner: s.Groups(c, shape.Size), GatherHeads: s.GatherHeads, Gather: s.Gather}
-}
-
-// Groups returns how many ranks trade heads under hierarchical: Inner, or the number that the ranks of one host and
-// the heads make of it. With another algorithm it is 0.
-func (s *Spec) Groups(c *Case, ranks int) int {
-	if s.Algorithm != "hierarchical" {
-		return 0
-	}
-	return cmp.Or(s.Inner, partition.Inner(ranks, ranks, c.Heads, c.KVHeads))
+	return s.Spec(shape, c.Heads, c.KVHeads)
 }
 
 // types lists the element types of each device by the names of --dtype.
@@ -178,7 +162,7 @@ func (c *Case) Run(ctx context.Context, s Spec, world comm.Communicator, dev *de
 		return nil, err
 	}
 	work := c.work(groups)
-	shared := partition.WorkOfHeads(work, ring.Traders(s.Algorithm, shape.Size, s.Groups(c, shape.Size)), c.Heads)
+	shared := partition.WorkOfHeads(work, s.Traders(shape.Size), c.Heads)
 	pairs := 0
 	for _, w := range work {
 		pairs += w

@@ -48,13 +48,7 @@ var selector backends.Selector
 
 // Choose selects a backend for the layers of a resolved config. Its errors name the key.
 func Choose(cfg *config.Config, m machine.Machine, disabled uint8) (*Choice, error) {
-	return ChooseByWindow(cfg, func(int) *config.Config { return cfg }, m, disabled)
-}
-
-// ChooseByWindow chooses as Choose does, where layers of some windows run by an algorithm of their own: by is the config that
-// says of all layers what those of a window do.
-func ChooseByWindow(cfg *config.Config, by func(window int) *config.Config, m machine.Machine, disabled uint8) (*Choice, error) {
-	requests, err := Requests(cfg, by)
+	requests, err := Requests(cfg)
 	if err != nil {
 		return nil, err
 	}

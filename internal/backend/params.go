@@ -31,31 +31,28 @@ func typeOf(key, word string) tensor.DType {
 }
 
 // Requests returns the attentions of a resolved config, one for each distinct window of its layers, the
-// widest first. by is as in ChooseByWindow.
-func Requests(cfg *config.Config, by func(window int) *config.Config) ([]Request, error) {
+// widest first.
+func Requests(cfg *config.Config) ([]Request, error) {
 	var list []Request
 	ws := windows(cfg)
 	for _, w := range ws {
-		own := by(w)
+		layers := 0
+		for l := range cfg.Model.NumHiddenLayers {
+			if cfg.Model.Window(l) == w {
+				layers++
+			}
+		}
 		list = append(list, Request{
-			Of: layersOf(w, len(ws)), Want: cfg.Attention.Backend, DType: DType(cfg),
+			Strategy: cfg.Parallel.Strategy, Of: layersOf(w, len(ws)), Layers: layers, DType: DType(cfg),
 			Batch: cfg.Train.MicroBatchSize, SeqQ: cfg.Data.SeqLen, SeqKV: cfg.Data.SeqLen,
 			Heads: cfg.Model.NumAttentionHeads, KVHeads: cfg.Model.NumKeyValueHeads,
 			HeadDim: cfg.Model.HeadDim, HeadDimV: cfg.Model.HeadDim,
 			Causal: true, Window: w, Documents: cfg.Data.PackDocuments,
 			Training: true, Deterministic: cfg.Train.Deterministic,
-			Ranks: cfg.Parallel.Context, Inner: inner(own), Algorithm: own.Parallel.Algorithm, Gather: own.Parallel.Gather, Layout: cfg.Parallel.Layout,
+			Ranks: cfg.Parallel.Context,
 		})
 	}
 	return list, nil
-}
-
-// inner is 0 where it is not asked for.
-func inner(cfg *config.Config) int {
-	if cfg.Parallel.Algorithm != "hierarchical" {
-		return 0
-	}
-	return cfg.Parallel.Inner
 }
 
 // windows are the distinct windows of a model's layers, the widest first.

@@ -40,7 +40,9 @@ type AttentionSpec struct {
 	Seconds       float64  `json:"seconds,omitempty"`   // how long a figure is measured, at least
 	Warmup        int      `json:"warmup"`
 
-	// Predicted is the ways that auto was chosen among, in order, with the seconds that costs say.
+	// Rows are what is measured, decided from the fields above; none: all of them as they stand.
+	Rows []AttentionCase `json:"rows,omitempty"`
+	// Predicted is the strategies that auto was chosen among for the only row, in order, with the predicted seconds.
 	Predicted []planner.Timed `json:"predicted,omitempty"`
 
 	// Documents is where packs of documents come from: "magi", or a file; "" for one sequence without. At
@@ -102,12 +104,12 @@ func (s *AttentionSpec) Check(ranks int) error {
 			return fmt.Errorf("--gather %q is none of %v", g, ring.Gathers)
 		}
 	}
-	for _, l := range s.Layouts {
-		if _, err := partition.New(l, nil); err != nil {
+	for _, w := range s.rows() {
+		if _, err := partition.New(w.Layout, nil); err != nil {
 			return fmt.Errorf("--layout: %w", err)
 		}
-		if partition.ByDocument(l) && s.Documents == "" {
-			return fmt.Errorf("--layout %s: there are no documents here; want --documents, or zigzag, striped or contiguous", l)
+		if partition.ByDocument(w.Layout) && s.Documents == "" {
+			return fmt.Errorf("--layout %s: there are no documents here; want --documents, or zigzag, striped or contiguous", w.Layout)
 		}
 	}
 	if s.Documents != "" && len(s.Packs) == 0 {
@@ -118,23 +120,19 @@ func (s *AttentionSpec) Check(ranks int) error {
 			return fmt.Errorf("--documents %s: pack %d: %w", terminal.Name(s.Documents), i+1, err)
 		}
 	}
-	for _, n := range s.Seq {
-		if n < 2*ranks {
-			return fmt.Errorf("--seq %d: too short for %d ranks", n, ranks)
+	for _, w := range s.rows() {
+		if w.Seq < 2*ranks {
+			return fmt.Errorf("--seq %d: too short for %d ranks", w.Seq, ranks)
 		}
 		if s.Documents != "" {
 			continue
 		}
-		for _, l := range s.Layouts {
-			shape, err := s.shape(l, n, ranks)
-			if err != nil {
-				return err
-			}
-			for _, a := range s.Algorithms {
-				if _, err := ring.New(a, s.spec(Way{}, shape), 0); err != nil {
-					return fmt.Errorf("--algorithm: %w", err)
-				}
-			}
+		shape, err := s.shape(w.Layout, w.Seq, ranks)
+		if err != nil {
+			return err
+		}
+		if _, err := ring.New(w.Algorithm, s.spec(w.Strategy, shape), 0); err != nil {
+			return fmt.Errorf("--algorithm: %w", err)
 		}
 	}
 	return nil
@@ -149,15 +147,9 @@ func (s *AttentionSpec) shape(layout string, seq, ranks int) (partition.Shape, e
 	return partition.Shape{SeqQ: seq, SeqKV: seq, Size: ranks, Layout: l, Mask: mask}, err
 }
 
-// spec is what a schedule is made of.
-func (s *AttentionSpec) spec(w Way, shape partition.Shape) ring.Spec {
-	return ring.Spec{Shape: shape, Heads: s.Heads, KVHeads: s.KVHeads, Inner: s.Groups(shape.Size), GatherHeads: s.GatherHeads, Gather: w.Gather}
-}
-
-// Groups returns how many ranks trade heads under hierarchical: Inner, or what the ranks of one host and
-// the heads make of it.
-func (s *AttentionSpec) Groups(ranks int) int {
-	return cmp.Or(s.Inner, partition.Inner(ranks, ranks, s.Heads, s.KVHeads))
+// spec is the input of a schedule.
+func (s *AttentionSpec) spec(w ring.Strategy, shape partition.Shape) ring.Spec {
+	return w.Spec(shape, s.Heads, s.KVHeads)
 }
 
 // Attention measures every row and hands it to emit on rank 0. Every rank calls it.
@@ -168,39 +160,36 @@ func (r *Rank) Attention(ctx context.Context, s AttentionSpec, emit func(Attenti
 	if err != nil {
 		return err
 	}
-	return s.each(func(w Way, seq int) error {
-		row, err := t.row(ctx, w, seq)
+	for _, w := range s.rows() {
+		row, err := t.row(ctx, w.Strategy, w.Seq)
 		if err != nil {
 			//lint:ignore ST1005 S is the length of the sequence
-			return fmt.Errorf("S=%s, %s: %w", sizeText(int64(seq)), w, err)
+			return fmt.Errorf("S=%s, %s: %w", sizeText(int64(w.Seq)), w.Strategy, err)
 		}
 		if r.World.Rank() != 0 {
-			return nil
+			continue
 		}
-		return emit(*row)
-	})
-}
-
-// each calls f for every row of sequences without documents.
-func (s *AttentionSpec) each(f func(w Way, seq int) error) error {
-	for _, seq := range s.Seq {
-		for _, w := range s.Ways() {
-			if err := f(w, seq); err != nil {
-				return err
-			}
+		if err := emit(*row); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-// Way is how a sequence is laid out and what ranks exchange.
-type Way struct {
-	Layout    string // of partition.Names
-	Algorithm string // of ring.Algorithms
-	Gather    string // of ring.Gathers
+// An AttentionCase is a row to measure: attention over a sequence by a strategy. Of packed documents Seq is the
+// longest pack.
+type AttentionCase struct {
+	Seq int `json:"seq"`
+	ring.Strategy
 }
 
-func (w Way) String() string { return w.Layout + ", " + pattern(w.Algorithm, w.Gather) }
+// rows lists what is measured.
+func (s *AttentionSpec) rows() []AttentionCase {
+	if len(s.Rows) > 0 {
+		return s.Rows
+	}
+	return s.Asked()
+}
 
 // pattern is an algorithm as a table has it, with when rows travel where somebody has said it.
 func pattern(algorithm, gather string) string {
@@ -210,17 +199,31 @@ func pattern(algorithm, gather string) string {
 	return algorithm + " (" + gather + ")"
 }
 
-// Ways lists every layout with every algorithm, and an all-gather with every time at which rows travel.
-func (s *AttentionSpec) Ways() (all []Way) {
-	gathers := s.Gathers
+// Asked lists the rows that the spec asks for, whose strategies may be open: every length, layout and algorithm, and
+// an all-gather with every time at which rows travel.
+func (s *AttentionSpec) Asked() (all []AttentionCase) {
+	gathers, lengths := s.Gathers, s.Seq
 	if len(gathers) == 0 {
 		gathers = []string{""}
 	}
-	for _, layout := range s.Layouts {
-		for _, algorithm := range s.Algorithms {
-			for i, gather := range gathers {
-				if i == 0 || algorithm == "allgather" {
-					all = append(all, Way{layout, algorithm, gather})
+	if s.Documents != "" && len(s.Seq) > 0 {
+		lengths = []int{slices.Max(s.Seq)}
+	}
+	for _, seq := range lengths {
+		for _, layout := range s.Layouts {
+			for _, algorithm := range s.Algorithms {
+				for i, gather := range gathers {
+					w := ring.Strategy{Layout: layout, Algorithm: algorithm, Gather: gather, Backend: s.Backend}
+					switch {
+					case i > 0 && algorithm != "allgather":
+						continue
+					case algorithm == "allgather" || algorithm == "auto":
+						w.GatherHeads = s.GatherHeads
+					}
+					if algorithm == "hierarchical" || algorithm == "auto" {
+						w.Inner = s.Inner
+					}
+					all = append(all, AttentionCase{seq, w})
 				}
 			}
 		}
@@ -245,28 +248,26 @@ func (s *AttentionSpec) Workspace(ranks int, matrix bool) int64 {
 	if s.Backend != backends.Fused.String() {
 		return most
 	}
-	for _, seq := range s.Seq {
-		for _, algorithm := range s.Algorithms {
-			group := map[string]int{"ulysses": ranks, "hierarchical": s.Groups(ranks)}[algorithm]
-			for i := range max(min(group, s.Heads), 1) { // the ranks of a group may have different heads
-				most = max(most, gpu.FusedWorkspace(s.fused(algorithm, seq, ranks, max(group, 1), i, matrix)))
-			}
+	for _, w := range s.rows() {
+		for i := range min(w.Traders(ranks), s.Heads) { // the ranks of a group may have different heads
+			most = max(most, gpu.FusedWorkspace(s.fused(w, ranks, i, matrix)))
 		}
 	}
 	return most
 }
 
-// fused is what member i of a group that trades heads asks of cuDNN.
-func (s *AttentionSpec) fused(algorithm string, seq, ranks, group, i int, matrix bool) gpu.FusedShape {
+// fused is what member i of a group that exchanges heads asks of cuDNN.
+func (s *AttentionSpec) fused(w AttentionCase, ranks, i int, matrix bool) gpu.FusedShape {
+	group, seq := w.Traders(ranks), w.Seq
 	outer := ranks / group
 	mine := partition.Heads(s.Heads, group, i)
 	shape := gpu.FusedShape{
 		Batch: 1, SeqQ: (seq + outer - 1) / outer, Heads: mine.Len(), KVHeads: len(partition.KeyHeads(mine, s.Heads, s.KVHeads)),
 		Dim: s.HeadDim, DimV: s.HeadDim, Calls: outer, Training: true, Deterministic: s.Deterministic && matrix,
 	}
-	if shape.SeqK = shape.SeqQ; algorithm == "allgather" {
+	if shape.SeqK = shape.SeqQ; w.Algorithm == "allgather" {
 		shape.SeqK = seq
-		if n := s.GatherHeads; n > 0 && n < s.KVHeads {
+		if n := w.GatherHeads; n > 0 && n < s.KVHeads {
 			shape.Heads, shape.KVHeads = n*(s.Heads/s.KVHeads), n
 		}
 	}
@@ -308,7 +309,7 @@ func (p *pass) backward() error {
 }
 
 // pass makes room in arena for the rank's part of a shape.
-func (t *attentionRun) pass(w Way, shape partition.Shape, rank int, arena *tensor.Arena) (*pass, error) {
+func (t *attentionRun) pass(w ring.Strategy, shape partition.Shape, rank int, arena *tensor.Arena) (*pass, error) {
 	schedule, err := ring.New(w.Algorithm, t.spec.spec(w, shape), rank)
 	if err != nil {
 		return nil, err
@@ -331,7 +332,7 @@ func (t *attentionRun) pass(w Way, shape partition.Shape, rank int, arena *tenso
 // plan is the bytes of the largest row, found by running it over an arena that only counts.
 func (t *attentionRun) plan() (int64, error) {
 	most := int64(0)
-	count := func(w Way, shape partition.Shape) error {
+	count := func(w ring.Strategy, shape partition.Shape) error {
 		meter := tensor.NewMeter()
 		p, err := t.pass(w, shape, t.World.Rank(), meter)
 		if err != nil {
@@ -345,10 +346,10 @@ func (t *attentionRun) plan() (int64, error) {
 	}
 	ranks := t.World.Size()
 	for _, docs := range t.spec.Packs {
-		for _, w := range t.spec.Ways() {
+		for _, w := range t.spec.rows() {
 			shape, err := t.spec.packShape(w.Layout, docs, ranks)
 			if err == nil {
-				err = count(w, shape)
+				err = count(w.Strategy, shape)
 			}
 			if err != nil {
 				return 0, err
@@ -358,17 +359,19 @@ func (t *attentionRun) plan() (int64, error) {
 	if len(t.spec.Packs) > 0 {
 		return most, nil
 	}
-	err := t.spec.each(func(w Way, seq int) error {
-		shape, err := t.spec.shape(w.Layout, seq, ranks)
-		if err != nil {
-			return err
+	for _, w := range t.spec.rows() {
+		shape, err := t.spec.shape(w.Layout, w.Seq, ranks)
+		if err == nil {
+			err = count(w.Strategy, shape)
 		}
-		return count(w, shape)
-	})
-	return most, err
+		if err != nil {
+			return 0, err
+		}
+	}
+	return most, nil
 }
 
-func (t *attentionRun) row(ctx context.Context, w Way, seq int) (*AttentionRow, error) {
+func (t *attentionRun) row(ctx context.Context, w ring.Strategy, seq int) (*AttentionRow, error) {
 	s, ranks := &t.spec, t.World.Size()
 	shape, err := s.shape(w.Layout, seq, ranks)
 	if err != nil {
@@ -408,7 +411,7 @@ func (t *attentionRun) row(ctx context.Context, w Way, seq int) (*AttentionRow, 
 }
 
 // load makes a pass with random data that runs over those ranks.
-func (t *attentionRun) load(ctx context.Context, w Way, shape partition.Shape, rank int, world comm.Exchanger) (*pass, error) {
+func (t *attentionRun) load(ctx context.Context, w ring.Strategy, shape partition.Shape, rank int, world comm.Exchanger) (*pass, error) {
 	p, err := t.pass(w, shape, rank, t.arena)
 	if err != nil {
 		return nil, err
@@ -465,7 +468,7 @@ func (t *attentionRun) baselines(ctx context.Context, row *AttentionRow, p *pass
 	if err != nil {
 		return err
 	}
-	if p, err = t.load(ctx, Way{Algorithm: "ring"}, shape, 0, silent{}); err != nil {
+	if p, err = t.load(ctx, ring.Strategy{Algorithm: "ring"}, shape, 0, silent{}); err != nil {
 		return err
 	}
 	if seconds, _, err = t.measure(ctx, s.Warmup, s.Iters, p.both); err != nil {

@@ -99,7 +99,7 @@ func (r *PackedRow) Line() string {
 
 // packed is the figures of the packs of one layout and algorithm.
 type packed struct {
-	Way
+	ring.Strategy
 	flops, forward, both, forwardRate, backwardRate, bothRate []float64
 	user, imbalance, sent, dispatch                           []float64
 }
@@ -113,15 +113,15 @@ func (r *Rank) Packed(ctx context.Context, s AttentionSpec, emit func(PackedRow)
 		return err
 	}
 	var cells []*packed
-	for _, way := range s.Ways() {
-		cells = append(cells, &packed{Way: way})
+	for _, w := range s.rows() {
+		cells = append(cells, &packed{Strategy: w.Strategy})
 	}
 	most := 0
 	for i, docs := range t.spec.Packs {
 		most = max(most, sum(docs))
 		for _, c := range cells {
 			if err := t.pack(ctx, c, docs); err != nil {
-				return fmt.Errorf("pack %d, %s: %w", i+1, c.Way, err)
+				return fmt.Errorf("pack %d, %s: %w", i+1, c.Strategy, err)
 			}
 		}
 	}
@@ -170,11 +170,11 @@ func (t *attentionRun) pack(ctx context.Context, c *packed, docs []int) error {
 	if err != nil {
 		return err
 	}
-	if _, err := ring.New(c.Algorithm, s.spec(c.Way, shape), t.World.Rank()); err != nil {
+	if _, err := ring.New(c.Algorithm, s.spec(c.Strategy, shape), t.World.Rank()); err != nil {
 		return err
 	}
 	dispatch := time.Since(began).Seconds()
-	p, err := t.load(ctx, c.Way, shape, t.World.Rank(), t.World)
+	p, err := t.load(ctx, c.Strategy, shape, t.World.Rank(), t.World)
 	if err != nil {
 		return err
 	}
@@ -207,7 +207,7 @@ func (t *attentionRun) pack(ctx context.Context, c *packed, docs []int) error {
 	add(&c.user, of[2])
 	add(&c.sent, of[3])
 	add(&c.dispatch, of[4])
-	add(&c.imbalance, 1/partition.Balance(partition.WorkOfHeads(work, ring.Traders(c.Algorithm, ranks, s.Groups(ranks)), s.Heads)))
+	add(&c.imbalance, 1/partition.Balance(partition.WorkOfHeads(work, c.Traders(ranks), s.Heads)))
 	add(&c.forwardRate, rate(flops, of[0], ranks).TFLOPs)
 	add(&c.bothRate, rate(bothOfForward*flops, of[1], ranks).TFLOPs)
 	add(&c.backwardRate, rate((bothOfForward-1)*flops, of[1]-of[0], ranks).TFLOPs)

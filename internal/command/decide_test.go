@@ -52,41 +52,6 @@ func TestPlanGoesByCosts(t *testing.T) {
 	}
 }
 
-// On GPUs of several hosts `cprun plan` has windowed layers run by an algorithm of their own, by the table that ships for these, and
-// rules are asked for the hops that they then have.
-func TestPlanOfKindsOnGPUs(t *testing.T) {
-	var out bytes.Buffer
-	_, err := Plan("../../examples/cases/windows.yaml", PlanOptions{
-		Options: Options{NProc: "auto", Device: "auto", NodeRank: -1, LogLevel: "info", Stdout: &out, Stderr: os.Stderr},
-		Set:     []string{"parallel.algorithm=auto", "attention.backend=fused"}, Assume: []string{"gpu=h200,gpus=8,hosts=4,cudnn=9.19.0,net=50G"}, JSON: true,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	var p struct {
-		Config struct{ Parallel struct{ Algorithm string } }
-		Choice struct {
-			Kinds map[int]planner.Way
-		}
-		Attention struct {
-			Backend  string
-			Remedies []struct{ Kind, Hop string }
-		}
-	}
-	if err := json.Unmarshal(out.Bytes(), &p); err != nil {
-		t.Fatal(err)
-	}
-	w := p.Choice.Kinds[4095]
-	if p.Config.Parallel.Algorithm != "hierarchical" || w.Algorithm != "ring" || w.Backend != "fused" || p.Attention.Backend != "fused" {
-		t.Errorf("all by %s, windows by %s, attention %+v", p.Config.Parallel.Algorithm, w, p.Attention)
-	}
-	for _, r := range p.Attention.Remedies {
-		if r.Kind != "split-call" || !strings.HasPrefix(r.Hop, "layers with a window of 4096 keys") {
-			t.Errorf("%+v", r)
-		}
-	}
-}
-
 // A backend that costs take, where the rules have another, is not said to be asked for; one that is asked for is.
 func TestPlanSaysWhoTookTheBackend(t *testing.T) {
 	reason := func(set ...string) (reason, took string) {

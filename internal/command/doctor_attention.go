@@ -10,6 +10,7 @@ import (
 	"github.com/cprun/cprun/internal/backend"
 	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/machine"
+	"github.com/cprun/cprun/ring"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -40,10 +41,11 @@ func attentionReport(w io.Writer, m machine.Machine, verbose bool) error {
 	kinds := map[string][]string{} // by backends
 	for _, run := range doctorRuns {
 		r := backend.Request{
-			DType: tensor.BF16, Batch: 1, SeqQ: 32768, SeqKV: 32768, Heads: 32, KVHeads: 8, HeadDim: 128, HeadDimV: 128,
-			Causal: true, Window: -1, Training: true, Ranks: 8, Algorithm: "ring", Gather: "auto", Layout: "zigzag",
+			Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Gather: ring.Auto},
+			DType:    tensor.BF16, Batch: 1, SeqQ: 32768, SeqKV: 32768, Heads: 32, KVHeads: 8, HeadDim: 128, HeadDimV: 128,
+			Causal: true, Window: -1, Training: true, Ranks: 8,
 		}
-		if m.Device() == "cpu" {
+		if m.IsCPU() {
 			r.DType = tensor.F32 // what a CPU computes in
 		}
 		run.change(&r)

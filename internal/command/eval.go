@@ -101,7 +101,11 @@ func (o *EvalOptions) prepare(ctx context.Context, path string, ranks int, devic
 	}, seqLen, o.Set} {
 		set = append(set, list...)
 	}
-	if cfg, err = config.Parse(name, []byte(base), config.Options{Set: set, Ranks: ranks, Hosts: o.machine.Hosts, Device: device}); err != nil {
+	d, err := o.decider(o.machine)
+	if err != nil {
+		return nil, nil, err
+	}
+	if cfg, err = config.Parse(name, []byte(base), config.Options{Set: set, Ranks: ranks, Hosts: o.machine.Hosts, Device: device, Decide: d.Decide}); err != nil {
 		return nil, nil, once(err)
 	}
 	if cfg.Train.MicroBatchSize != 1 {
@@ -110,7 +114,7 @@ func (o *EvalOptions) prepare(ctx context.Context, path string, ranks int, devic
 	if _, err := train.Check(cfg); err != nil {
 		return nil, nil, once(err)
 	}
-	choice, err := choose(cfg, o.machine, nil)
+	choice, err := choose(cfg, o.machine, d.Chosen)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -267,7 +267,7 @@ var runKeys = []key{
 			"timed, then 20 times the longest step, from 2m to 5m, and never less than 5 steps"},
 
 	{path: "attention.backend", def: "auto", choices: []string{"flash", "fused", "reference", "auto"},
-		at: func(c *Config) any { return &c.Attention.Backend },
+		at: func(c *Config) any { return &c.Parallel.Backend },
 		doc: "flash (our kernels), fused (cuDNN, needs CUDA), reference (float64, slow); auto: the " +
 			"fastest that can run, see docs/backends.md"},
 	{path: "attention.sm_margin", def: "0", max: maxSMMargin, at: func(c *Config) any { return &c.Attention.SMMargin },

@@ -2,8 +2,6 @@ package config
 
 import (
 	"slices"
-
-	"github.com/cprun/cprun/partition"
 )
 
 // Resolve replaces every auto by the number of ranks and the device ("cuda", or anything
@@ -23,10 +21,7 @@ func (c *Config) resolve(ranks, hosts int, device string, f *faults) {
 		cpuRules(c, f)
 	}
 	c.resolveGroups(ranks, f)
-	layout, compute, shard := "zigzag", "fp32", "none"
-	if c.Data.PackDocuments {
-		layout = "document"
-	}
+	compute, shard := "fp32", "none"
 	if ranks > 1 {
 		shard = "optimizer" // ranks of a CPU share its cores, and memory is not short there
 	}
@@ -36,13 +31,7 @@ func (c *Config) resolve(ranks, hosts int, device string, f *faults) {
 			shard = "gradients"
 		}
 	}
-	auto(&c.Parallel.Layout, layout)
-	algorithm := "ring"
-	if c.Parallel.Layout == "document" && device != "cuda" {
-		algorithm = "allgather" // a ring sends three times as much of documents, see docs/ring.md; not yet measured on GPUs
-	}
-	auto(&c.Parallel.Algorithm, algorithm)
-	c.resolveInner(ranks, hosts, f)
+	c.resolveStrategy(ranks, hosts, device, f)
 	if hosts > 1 && c.readsGather() {
 		auto(&c.Parallel.Gather, "beside") // links between hosts are slower, and there is more to hide
 	}
@@ -65,12 +54,6 @@ func (c *Config) resolve(ranks, hosts int, device string, f *faults) {
 // passTokens returns the tokens of one pass on a rank.
 func (c *Config) passTokens() int {
 	return (c.Data.SeqLen + c.Parallel.Context - 1) / c.Parallel.Context * c.Train.MicroBatchSize
-}
-
-func auto(field *string, choice string) {
-	if *field == "auto" {
-		*field = choice
-	}
 }
 
 // resolveGroups decides parallel.context and parallel.data, which multiply to the ranks.
@@ -112,29 +95,26 @@ func (c *Config) resolveGroups(ranks int, f *faults) {
 	}
 }
 
-// resolveInner decides parallel.inner, which divides parallel.context.
-func (c *Config) resolveInner(ranks, hosts int, f *faults) {
+// resolveStrategy decides the layout, the algorithm and parallel.inner, which divides parallel.context.
+func (c *Config) resolveStrategy(ranks, hosts int, device string, f *faults) {
 	const innerKey = "parallel.inner"
 	p := &c.Parallel
-	if p.Algorithm != "hierarchical" || p.Context < 1 || !f.ok("parallel.context", innerKey) {
-		return
+	by := Sharing{
+		Device: device, Documents: c.Data.PackDocuments, PerHost: ranks,
+		Heads: c.Model.NumAttentionHeads, KVHeads: c.Model.NumKeyValueHeads,
 	}
-	if p.Inner > 0 {
-		if p.Context%p.Inner != 0 {
-			f.add(innerKey, "%d does not divide the %d ranks of parallel.context; take one of %s, or write auto", p.Inner, p.Context, divisors(p.Context))
-		}
-		return
-	}
-	if !f.ok("model.from", "model.num_attention_heads", "model.num_key_value_heads") {
-		return
-	}
-	perHost := ranks
 	if hosts > 1 {
-		if perHost = 1; ranks%hosts == 0 {
-			perHost = ranks / hosts
+		if by.PerHost = 1; ranks%hosts == 0 {
+			by.PerHost = ranks / hosts
 		}
 	}
-	p.Inner = partition.Inner(p.Context, perHost, c.Model.NumAttentionHeads, c.Model.NumKeyValueHeads)
+	if f.ok("parallel.context", innerKey, "model.from", "model.num_attention_heads", "model.num_key_value_heads") {
+		by.Ranks = p.Context
+	}
+	p.Strategy = Ruled(p.Strategy, by)
+	if p.Algorithm == "hierarchical" && p.Context > 0 && p.Inner > 0 && f.ok("parallel.context", innerKey) && p.Context%p.Inner != 0 {
+		f.add(innerKey, "%d does not divide the %d ranks of parallel.context; take one of %s, or write auto", p.Inner, p.Context, divisors(p.Context))
+	}
 }
 
 // unread adds to a fault for each given key that the algorithm of the config does not read, and resets it.
@@ -173,7 +153,7 @@ func cpuRules(c *Config, f *faults) {
 	if n := c.Attention.SMMargin; f.ok("attention.sm_margin") && n > 0 {
 		f.add("attention.sm_margin", "%d leaves processors of a GPU free; on CPU write 0", n)
 	}
-	if c.Attention.Backend == "fused" && f.ok("attention.backend") {
+	if c.Parallel.Backend == "fused" && f.ok("attention.backend") {
 		f.add("attention.backend", "fused is cuDNN and needs CUDA; on CPU write flash or reference")
 	}
 }

@@ -8,7 +8,6 @@ import (
 	"github.com/cprun/cprun/internal/bench"
 	"github.com/cprun/cprun/internal/cost"
 	"github.com/cprun/cprun/internal/machine"
-	"github.com/cprun/cprun/internal/planner"
 )
 
 // Role is what a worker is spawned to do.
@@ -44,19 +43,6 @@ type Train struct {
 	World int64 `json:"world,omitempty"`
 
 	NoSave bool `json:"no_save,omitempty"` // write no checkpoint: the run is a measurement
-
-	// Kinds are the ways of layers, by window, that run by another algorithm than the config says.
-	Kinds map[int]planner.Way `json:"kinds,omitempty"`
-	// Packings is what packings of documents choose their way by; nil: all run as the config says.
-	Packings *Packings `json:"packings,omitempty"`
-}
-
-// Packings is a cost table, and the ways that a packing of documents may take. Every rank gets the same.
-type Packings struct {
-	Table  *cost.Table   `json:"table"`
-	Job    cost.Job      `json:"job"`
-	Ways   []planner.Way `json:"ways"`
-	Shared bool          `json:"shared"` // the ranks of a host share its cores
 }
 
 // EventNotice is a line for the user, from a worker; EventValidation a validation loss

@@ -8,7 +8,6 @@ import (
 	"github.com/cprun/cprun/internal/cost"
 	"github.com/cprun/cprun/internal/machine"
 	"github.com/cprun/cprun/internal/model"
-	"github.com/cprun/cprun/internal/planner"
 	"github.com/cprun/cprun/internal/state"
 	"github.com/cprun/cprun/tensor"
 )
@@ -98,7 +97,7 @@ func (p *Plan) estimate(cfg *config.Config, ranks int, o Options) error {
 
 // stepOf adds up an optimizer step.
 func stepOf(cfg *config.Config, ranks int, o Options, kernel string) (*Parts, error) {
-	s := &step{cfg: cfg, ranks: ranks, kernel: kernel, docs: o.Docs, kinds: o.Chosen.Apart(), shared: o.Costs.Cores > 0, cores: o.Costs.Cores, perHost: o.Machine.PerHost(ranks), costs: o.Costs.Table.For(jobOf(ranks, &o))}
+	s := &step{cfg: cfg, ranks: ranks, kernel: kernel, docs: o.Docs, shared: o.Costs.Cores > 0, cores: o.Costs.Cores, perHost: o.Machine.PerHost(ranks), costs: o.Costs.Table.For(jobOf(ranks, &o))}
 	if err := s.passes(); err != nil {
 		return nil, err
 	}
@@ -112,7 +111,7 @@ func stepOf(cfg *config.Config, ranks int, o Options, kernel string) (*Parts, er
 func jobOf(ranks int, o *Options) cost.Job {
 	m, t := o.Machine, o.Costs.Table
 	job := cost.Job{Ranks: ranks, PerHost: m.PerHost(ranks), Cores: o.Costs.Cores, Net: float64(m.Net), FLOPs: o.Costs.Rate, Memory: o.Costs.Rate}
-	if m.Arch == 0 {
+	if m.IsCPU() {
 		job.Link = float64(m.Link)
 		return job
 	}
@@ -132,9 +131,8 @@ type step struct {
 	ranks  int
 	kernel string
 	docs   []int
-	kinds  map[int]planner.Way // as in Chosen
-	shared bool                // ranks share cores: what one sends another has no core for, so that nothing hides
-	cores  int                 // of a host, where ranks share them
+	shared bool // ranks share cores: what one sends another has no core for, so that nothing hides
+	cores  int  // of a host, where ranks share them
 	// perHost is the ranks of a host.
 	perHost int
 	costs   *cost.Model

@@ -5,9 +5,7 @@ import (
 	"slices"
 
 	"github.com/cprun/cprun/attention"
-	"github.com/cprun/cprun/internal/backend"
 	"github.com/cprun/cprun/internal/planner"
-	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -46,16 +44,19 @@ func (c *charged) Backward(layer int, _ attention.Grads, _, _, _, _ tensor.View,
 // attention finds the times of the passes of every layer.
 func (s *step) attention() (*charged, error) {
 	cfg := s.cfg
-	of := Case(cfg, backend.DType(cfg), cfg.Parallel.Context, planner.Place{PerHost: s.perHost, Shared: s.shared, Cores: s.cores})
+	q, err := questionOf(cfg)
+	if err != nil {
+		return nil, err
+	}
+	of := caseOf(&q, planner.Place{PerHost: s.perHost, Shared: s.shared, Cores: s.cores})
 	of.Backend = s.kernel
 	byWindow := map[int]layerTimes{}
 	for _, w := range windowsOf(cfg) {
-		shape, err := s.shape(w.window)
+		shape, err := ShapeOf(cfg, s.docs, w.window)
 		if err != nil {
 			return nil, err
 		}
-		by := ByWindow(cfg, s.kinds)(w.window)
-		forward, backward, err := planner.Passes(by.Parallel.Algorithm, specOf(by, shape), of.Attention, of.At, s.costs)
+		forward, backward, err := planner.Passes(cfg.Parallel.Algorithm, specOf(cfg, shape), of.Attention, of.At, s.costs)
 		if err != nil {
 			return nil, err
 		}
@@ -66,14 +67,6 @@ func (s *step) attention() (*charged, error) {
 		c.layers = append(c.layers, byWindow[cfg.Model.Window(l)])
 	}
 	return c, nil
-}
-
-// shape is that of a sample, with its documents where they are known.
-func (s *step) shape(window int) (partition.Shape, error) {
-	if len(s.docs) == 0 {
-		return shapeOf(s.cfg, window)
-	}
-	return packedShape(s.cfg, s.docs, window)
 }
 
 // longest returns a pass on the rank that ends last. What the host takes is counted for the whole step, in which it is ahead

@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/cprun/cprun/internal/backend"
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/planner"
 	"github.com/cprun/cprun/partition"
@@ -35,18 +34,18 @@ func packedOf(cfg *config.Config, docs []int) (*Packed, error) {
 		return nil, nil
 	}
 	n, size := cfg.Data.SeqLen, cfg.Parallel.Context
-	shape, err := packedShape(cfg, docs, windowsOf(cfg)[0].window)
+	shape, err := ShapeOf(cfg, docs, windowsOf(cfg)[0].window)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("documents of the first sample: %w", err)
 	}
 	schedules, err := ring.NewPlanner(cfg.Parallel.Algorithm, specOf(cfg, shape))
 	if err != nil {
 		return nil, err
 	}
 	work := partition.Work(shape)
-	share := partition.WorkOfHeads(work, ring.Traders(cfg.Parallel.Algorithm, size, cfg.Parallel.Inner), cfg.Model.NumAttentionHeads)
+	share := partition.WorkOfHeads(work, cfg.Parallel.Traders(size), cfg.Model.NumAttentionHeads)
 	p := &Packed{Documents: docs, Imbalance: 1 / partition.Balance(share)}
-	attention := Case(cfg, backend.DType(cfg), size, planner.Place{}).Attention
+	attention := layerOf(cfg)
 	for r, spans := range partition.AllSpans(shape.Layout, n, size) {
 		part := PackedPart{Rank: r, Tokens: partition.Count(spans), Spans: len(spans), Pairs: work[r]}
 		var pass planner.Recorder
@@ -57,20 +56,6 @@ func packedOf(cfg *config.Config, docs []int) (*Packed, error) {
 		p.PerRank = append(p.PerRank, part)
 	}
 	return p, nil
-}
-
-// packedShape is the partition of a sample of documents of these lengths.
-func packedShape(cfg *config.Config, docs []int, window int) (partition.Shape, error) {
-	n, size := cfg.Data.SeqLen, cfg.Parallel.Context
-	layout, err := partition.New(cfg.Parallel.Layout, docs, partition.Windows(cfg.Model.Windows())...)
-	if err != nil {
-		return partition.Shape{}, err
-	}
-	mask, err := partition.NewMask(true, window, n, n, docs)
-	if err != nil {
-		return partition.Shape{}, fmt.Errorf("documents of the first sample: %w", err)
-	}
-	return partition.Shape{SeqQ: n, SeqKV: n, Size: size, Layout: partition.Ready(layout, n, size), Mask: mask}, nil
 }
 
 // barColumns is the width of the bar of the rank with most work.

@@ -43,8 +43,8 @@ func plainly(t testing.TB, c Case, kind Kind, w Way, costs Costs, exact int) (to
 	return total
 }
 
-// What is shared and remembered changes no choice, and no time by a bit.
-func TestQuickIsThePlainSearch(t *testing.T) {
+// What strategies share and remember changes no time by a bit.
+func TestTimesAreThoseOfThePlainSearch(t *testing.T) {
 	rng := rand.New(rand.NewPCG(11, 12))
 	turns := 12 // those of 6, 4, 3 and 2 meet in all ways in which they do
 	if testing.Short() {
@@ -59,23 +59,18 @@ func TestQuickIsThePlainSearch(t *testing.T) {
 		}
 		costs := slowLinks
 		costs.queued, costs.across, costs.perHost = rng.Float64()*1e-6, costs.across*rng.Float64(), c.At.PerHost
-		ways := Ways(c, Asked{Documents: len(c.Docs) > 0, Backends: []string{"flash", "fused"}})
-		quick, err := Quick(c, ways, known{costs, map[string]float64{"flash": 1, "fused": 1.5}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		for k, kind := range quick.Kinds {
-			least := kind.Ranked[0].Seconds
-			for _, x := range kind.Ranked {
-				if want := plainly(t, c, c.Kinds[k], x.Way, known{costs, map[string]float64{"flash": 1, "fused": 1.5}}, 1); x.Seconds != want {
-					t.Fatalf("%d ranks, documents %v, %v: %s takes %v s, by a plain search %v", ranks, c.Docs, c.Kinds[k], x.Way, x.Seconds, want)
+		by := known{costs, map[string]float64{"flash": 1, "fused": 1.5}}
+		common := newCommon(by)
+		for _, kind := range c.Kinds {
+			s := newSimulator(c, kind, common, 1)
+			for _, x := range Strategies(c, anything, []string{"flash", "fused"}) {
+				got, err := s.time(x)
+				if err != nil {
+					t.Fatal(err)
 				}
-				if m := quick.Ranked[0]; x.Layout == m.Layout && x.Backend == m.Backend {
-					least = min(least, x.Seconds)
+				if want := plainly(t, c, kind, x, by, 1); got != want {
+					t.Fatalf("%d ranks, documents %v, %v: %s takes %v s, by a plain search %v", ranks, c.Docs, kind, x, got, want)
 				}
-			}
-			if kind.Ranked[0].Seconds*(1-c.At.Margin()) > least || len(kind.Ranked) != len(ways) {
-				t.Errorf("chose %+v of %d ways, the least takes %v s", kind.Ranked[0], len(kind.Ranked), least)
 			}
 		}
 	}

@@ -18,23 +18,22 @@ type attend struct {
 	ring      *ring.Ring
 	cfg       *hf.Config
 	algorithm string
+	traders   int // ranks that exchange heads with each other
 	rank      int
 	spec      ring.Spec // of the present batch; its mask is filled in by window
 	softmax   attention.Softmax
 	schedules map[int]*ring.Schedule // of the present batch, by window
 	cache     *ring.Cache            // and of other batches: of those that come again, and of the next
-	packings  *Packings              // nil: all run as the config says
-	kinds     map[int]planner.Way    // by window: what runs otherwise
 }
 
 func newAttend(r *ring.Ring, cfg *config.Config, layout partition.Layout, rank int) *attend {
 	n, m := cfg.Data.SeqLen, &cfg.Model.Config
 	return &attend{
-		ring: r, cfg: m, algorithm: cfg.Parallel.Algorithm, rank: rank,
-		spec: ring.Spec{
-			Shape: partition.Shape{SeqQ: n, SeqKV: n, Size: cfg.Parallel.Context, Layout: layout},
-			Heads: m.NumAttentionHeads, KVHeads: m.NumKeyValueHeads, Inner: cfg.Parallel.Inner, GatherHeads: cfg.Parallel.GatherHeads, Gather: cfg.Parallel.Gather,
-		},
+		ring: r, cfg: m, algorithm: cfg.Parallel.Algorithm, traders: cfg.Parallel.Traders(cfg.Parallel.Context), rank: rank,
+		spec: cfg.Parallel.Spec(
+			partition.Shape{SeqQ: n, SeqKV: n, Size: cfg.Parallel.Context, Layout: layout},
+			m.NumAttentionHeads, m.NumKeyValueHeads,
+		),
 		softmax:   attention.Softmax{Scale: m.SoftmaxScale()},
 		schedules: make(map[int]*ring.Schedule),
 		cache:     ring.NewCache(ring.CacheBytes),
@@ -55,7 +54,6 @@ func (t *Trainer) rehearse(o *Options) error {
 		return err
 	}
 	a := newAttend(nil, t.cfg, layout, t.mesh.world.Rank()%t.cfg.Parallel.Context)
-	a.kinds = o.Kinds
 	rows, m := partition.Count(layout.Spans(n, a.spec.Size, a.rank)), a.cfg
 	of := planner.Attention{
 		DType: t.dev.Compute, Batch: t.cfg.Train.MicroBatchSize,
@@ -99,34 +97,12 @@ func (a *attend) schedule(layer int) (*ring.Schedule, error) {
 	if spec.Shape, err = masked(spec.Shape, window); err != nil {
 		return nil, fmt.Errorf("layer %d: %w", layer, err)
 	}
-	s, err := a.made(spec, window)
+	s, err := a.cache.New(a.algorithm, spec, a.rank)
 	if err != nil {
 		return nil, err
 	}
 	a.schedules[window] = s
 	return s, nil
-}
-
-// made is the schedule of a shape, by the way of its layers.
-func (a *attend) made(spec ring.Spec, window int) (*ring.Schedule, error) {
-	w, err := a.way(spec.Shape, window)
-	if err != nil {
-		return nil, err
-	}
-	spec.Inner, spec.GatherHeads, spec.Gather = w.Inner, w.GatherHeads, w.Gather
-	return a.cache.New(w.Algorithm, spec, a.rank)
-}
-
-// way is what layers of a window do: what their packing takes, or their kind, or the config says.
-func (a *attend) way(shape partition.Shape, window int) (planner.Way, error) {
-	w, ok, err := a.packings.way(shape, window)
-	if ok || err != nil {
-		return w, err
-	}
-	if w, ok := a.kinds[window]; ok {
-		return w, nil
-	}
-	return planner.Way{Algorithm: a.algorithm, Inner: a.spec.Inner, GatherHeads: a.spec.GatherHeads, Gather: a.spec.Gather}, nil
 }
 
 // masked is a shape with the mask of the layers of that window.
@@ -143,7 +119,7 @@ func (a *attend) prepare(layout partition.Layout, docs []int) error {
 		spec.Layout, spec.Mask.Docs = layout, docs
 		var err error
 		if spec.Shape, err = masked(spec.Shape, window); err == nil {
-			_, err = a.made(spec, window)
+			_, err = a.cache.New(a.algorithm, spec, a.rank)
 		}
 		if err != nil {
 			return err
@@ -163,11 +139,7 @@ func (a *attend) load() (total load, err error) {
 			if err != nil {
 				return total, err
 			}
-			w, err := a.way(shape, window)
-			if err != nil {
-				return total, err
-			}
-			l = loadOf(shape, ring.Traders(w.Algorithm, shape.Size, w.Inner), a.cfg.NumAttentionHeads)
+			l = loadOf(shape, a.traders, a.cfg.NumAttentionHeads)
 			known[window] = l
 		}
 		total.add(l, 1)

@@ -1,0 +1,165 @@
+package plan
+
+import (
+	"errors"
+	"slices"
+
+	"github.com/cprun/cprun/attention/backends"
+	"github.com/cprun/cprun/internal/backend"
+	"github.com/cprun/cprun/internal/config"
+	"github.com/cprun/cprun/internal/machine"
+	"github.com/cprun/cprun/internal/planner"
+	"github.com/cprun/cprun/ring"
+	"github.com/cprun/cprun/tensor"
+)
+
+// A Decider decides how attention runs on a machine: of a config, whose Options take its Decide, and of an
+// attention that a command describes.
+type Decider struct {
+	Machine  machine.Machine
+	Costs    func(ranks, perHost int) planner.Costs // nil, or one that returns nil: not known, and the rules decide
+	Disabled uint8                                  // as in backend.Choose
+	// Docs returns the lengths of the documents of a packed sequence that stands for all of a run; nil, or nothing: not
+	// known, and the rules decide.
+	Docs func(cfg *config.Config) []int
+	// Cores are those that the ranks of a host share; 0: each has a device of its own, or it is not known.
+	Cores int
+
+	docs []int
+
+	// Chosen is what Decide has found by costs; nil: nothing.
+	Chosen *Chosen
+}
+
+// A Question is attention whose strategy is open.
+type Question struct {
+	// Attentions are those of a run, one for each mask. Their Strategy is what the rules say, except for the backend,
+	// which may be open.
+	Attentions []backend.Request
+	// Asked is what the user says of the strategy. Fields that are empty or auto are open.
+	Asked ring.Strategy
+	Docs  []int // lengths of the documents of a sequence
+	// Ranks are those of the job, of which each host has up to PerHost.
+	Ranks, PerHost int
+	Recompute      bool // the backward pass runs the forward pass again
+}
+
+// An Answer is the strategy of a Question.
+type Answer struct {
+	ring.Strategy
+	// Choice is of the backend, with its remedies.
+	Choice *backend.Choice
+	// Ranked is what the costs compared, Strategy first; none: the rules decided.
+	Ranked []planner.Timed
+	// Ruled is the backend that the rules take for Strategy, where the costs took another.
+	Ruled string
+}
+
+// Strategy decides how attention runs. Every command asks it, so that they agree. The rules say which backends can
+// run it. Where costs are known, the fastest strategy that the rules accept is the answer, else what the rules say.
+func (d *Decider) Strategy(q Question) (Answer, error) {
+	choice, err := d.rules(&q, q.Attentions[0].Strategy)
+	if err != nil {
+		return Answer{}, err
+	}
+	ruled := Answer{Strategy: q.Attentions[0].Strategy, Choice: choice}
+	ruled.Backend = choice.Backend.String()
+	if d.Costs == nil || slices.ContainsFunc(q.Attentions, func(r backend.Request) bool {
+		return !r.Plain() || r.Documents != (len(q.Docs) > 0)
+	}) {
+		return ruled, nil
+	}
+	costs := d.Costs(q.Ranks, q.PerHost)
+	if costs == nil {
+		return ruled, nil
+	}
+	c, asked := d.caseOf(&q), q.Asked
+	asked.Layout, asked.Algorithm = open(asked.Layout), open(asked.Algorithm)
+	names := able(choice, open(asked.Backend) == "", c.DType, costs)
+	ranked, err := planner.Choose(c, planner.Strategies(c, asked, names), costs)
+	if err != nil {
+		return Answer{}, err
+	}
+	for i, t := range ranked {
+		if choice, err = d.rules(&q, t.Strategy); errors.As(err, new(*backend.NoneError)) {
+			continue // a rule rejects this backend for the hops of the strategy
+		} else if err != nil {
+			return Answer{}, err
+		}
+		a := Answer{Strategy: t.Strategy, Choice: choice, Ranked: slices.Insert(slices.Delete(ranked, i, i+1), 0, t)}
+		if open(asked.Backend) == "" {
+			t.Backend = ""
+			if first, err := d.rules(&q, t.Strategy); err == nil && first.Backend != choice.Backend {
+				a.Ruled = first.Backend.String()
+				choice.Reason = "the fastest by the costs of this machine, where the rules have " + a.Ruled
+			} else if err == nil {
+				a.Choice = first // whose reasons are those of the rules
+			}
+		}
+		return a, nil
+	}
+	return ruled, nil
+}
+
+// open returns what is said of a field; "" where it is open.
+func open(field string) string {
+	if field == "auto" {
+		return ""
+	}
+	return field
+}
+
+// rules returns the backend of all attentions of a question by a strategy.
+func (d *Decider) rules(q *Question, s ring.Strategy) (*backend.Choice, error) {
+	list := slices.Clone(q.Attentions)
+	for i := range list {
+		list[i].Strategy = s
+	}
+	return backend.Select(d.Machine, d.Disabled, list...)
+}
+
+// caseOf is a question as the planner has it.
+func (d *Decider) caseOf(q *Question) planner.Case {
+	return caseOf(q, planner.Place{PerHost: q.PerHost, Shared: d.Machine.IsCPU(), Cores: d.Cores})
+}
+
+func caseOf(q *Question, at planner.Place) planner.Case {
+	r := &q.Attentions[0]
+	c := planner.Case{
+		Attention: planner.Attention{
+			DType: r.DType, Deterministic: r.Deterministic, Batch: r.Batch,
+			Heads: r.Heads, KVHeads: r.KVHeads, Dim: r.HeadDim, DimV: r.HeadDimV,
+		},
+		Tokens: r.SeqQ, Docs: q.Docs, Ranks: r.Ranks, At: at, Recompute: q.Recompute,
+	}
+	if r.Documents {
+		c.Batch = 1 // samples with documents go one by one
+	}
+	for i := range q.Attentions {
+		r := &q.Attentions[i]
+		c.Kinds = append(c.Kinds, planner.Kind{Window: r.Window, Layers: max(1, r.Layers)})
+	}
+	return c
+}
+
+// able lists the backends that the rules allow and whose costs are known, the preferred one first. The reference is
+// one of them only where it is preferred.
+func able(choice *backend.Choice, all bool, dtype tensor.DType, costs planner.Costs) (names []string) {
+	list := []backends.Backend{choice.Backend}
+	if all {
+		list = append(list, choice.Layers[0].Able...)
+	}
+	known, measured := costs.(interface {
+		Has(backend string, t tensor.DType) bool
+	})
+	for _, b := range list {
+		name := b.String()
+		lacks := func(l *backends.Choice) bool { return b != choice.Backend && !slices.Contains(l.Able, b) }
+		if measured && !known.Has(name, dtype) || b == backends.Reference && b != choice.Backend ||
+			slices.ContainsFunc(choice.Layers, lacks) || slices.Contains(names, name) {
+			continue
+		}
+		names = append(names, name)
+	}
+	return names
+}
