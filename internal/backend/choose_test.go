@@ -82,8 +82,9 @@ func TestLayersShareABackend(t *testing.T) {
 		t.Errorf("nothing says that fused cannot run the windowed layers: %+v", c.Rejected)
 	}
 	full := load(t, "cases/windows.yaml", 8, m, "model.sliding_window=null", "model.layer_types=null")
+	full.Parallel.Backend = "fused"
 	if c, err := Choose(full, m, 0); err != nil || c.Backend != backends.Fused {
-		t.Errorf("without windows: %v, %v; want fused, first on sm90", c, err)
+		t.Errorf("fused without windows: %v, %v", c, err)
 	}
 	cfg.Parallel.Backend = "fused"
 	_, err = Choose(cfg, m, 0)
@@ -124,7 +125,7 @@ func TestFloat32OnAGPUNamesEveryBackend(t *testing.T) {
 			}
 			var said strings.Builder
 			c.Explain(&said, 2)
-			for _, w := range []string{"attention: flash: next on sm90: fused cannot run this (fused-dtype)", "fused: fused-dtype", "reference: It can run this", "Fix: Set attention.backend to reference."} {
+			for _, w := range []string{"attention: flash: first on sm90", "fused: fused-dtype", "reference: It can run this", "Fix: Set attention.backend to reference."} {
 				if !strings.Contains(said.String(), w) {
 					t.Errorf("%d ranks, assumed %t: %s; want %q", ranks, assumed, said.String(), w)
 				}
@@ -145,20 +146,20 @@ func TestFloat32OnAGPUNamesEveryBackend(t *testing.T) {
 
 // The attentions of one run get one backend, and remedies that any of them needs.
 func TestOneBackendForAllRequests(t *testing.T) {
-	m := gpu(90, backends.V(9, 5, 0)) // no band in one call before 9.6.0
+	m := gpu(100, backends.V(9, 19, 0))
 	r := Request{
 		Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Gather: "auto"}, Of: "short", DType: tensor.BF16, Batch: 1, SeqQ: 1024, SeqKV: 1024, Heads: 4, KVHeads: 4, HeadDim: 128, HeadDimV: 128,
 		Causal: true, Window: -1, Training: true, Ranks: 2,
 	}
-	windowed := r
-	windowed.Of, windowed.Window, windowed.Algorithm = "windowed", 100, "allgather"
-	c, err := Select(m, 0, r, windowed)
+	sunk := r
+	sunk.Of, sunk.Sink = "with a sink", true // which cuDNN counts once a hop
+	c, err := Select(m, 0, r, sunk)
 	if err != nil || c.Backend != c.Layers[1].Backend || len(c.Layers) != 2 {
 		t.Fatalf("%+v, %v", c, err)
 	}
 	alone, err := Select(m, 0, r)
 	if err != nil || alone.Backend != backends.Fused || c.Backend != backends.Flash {
-		t.Errorf("alone %+v, with a window beside it %s; %v", alone, c.Backend, err)
+		t.Errorf("alone %+v, with a sink beside it %s; %v", alone, c.Backend, err)
 	}
 	m.Arch, m.CUDNN, m.Assumed = 90, backends.V(9, 17, 0), false
 	r.Documents, r.Backend = true, "fused"

@@ -23,6 +23,16 @@ func (perPair) Exchange(_, _ int, bytes int64, _ int) float64 {
 func (perPair) Copy(bytes int64) float64 { return float64(bytes) / 3e12 }
 func (perPair) Host(int) float64         { return 0 }
 
+// slowFlash is costs of a machine on which cuDNN is faster.
+type slowFlash struct{ perPair }
+
+func (s slowFlash) Call(c planner.Call) float64 {
+	if c.Backend == "flash" {
+		return 2 * s.perPair.Call(c)
+	}
+	return s.perPair.Call(c)
+}
+
 // `cprun plan` shows what was chosen by costs, and without costs goes by the rules.
 func TestPlanGoesByCosts(t *testing.T) {
 	for _, c := range []struct {
@@ -57,8 +67,9 @@ func TestPlanSaysWhoTookTheBackend(t *testing.T) {
 	reason := func(set ...string) (reason, took string) {
 		var out strings.Builder
 		_, err := Plan("../../examples/bench/llama-3.2-3b-128k.yaml", PlanOptions{
-			Options: Options{NProc: "auto", Device: "auto", NodeRank: -1, LogLevel: "info", Stdout: &out, Stderr: os.Stderr},
-			Set:     append(set, "data.seq_len=16K"), Assume: []string{"gpu=h200,cudnn=9.19.0"}, JSON: true,
+			Options: Options{NProc: "auto", Device: "auto", NodeRank: -1, LogLevel: "info", Stdout: &out, Stderr: os.Stderr,
+				Costs: func(machine.Machine, int, int) planner.Costs { return slowFlash{} }},
+			Set: append(set, "data.seq_len=16K"), Assume: []string{"gpu=h200,cudnn=9.19.0"}, JSON: true,
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -67,22 +78,22 @@ func TestPlanSaysWhoTookTheBackend(t *testing.T) {
 			Choice    struct{ Backend, Ruled string }
 			Attention struct{ Backend, Reason string }
 		}
-		if err := json.Unmarshal([]byte(out.String()), &p); err != nil || p.Attention.Backend != "flash" {
+		if err := json.Unmarshal([]byte(out.String()), &p); err != nil || p.Attention.Backend != "fused" {
 			t.Fatalf("%+v, %v", p, err)
 		}
 		return p.Attention.Reason, p.Choice.Backend + " for " + p.Choice.Ruled
 	}
-	if why, took := reason(); why != "the fastest by the costs of this machine, where the rules have fused" || took != "flash for fused" {
+	if why, took := reason(); why != "the fastest by the costs of this machine, where the rules have flash" || took != "fused for flash" {
 		t.Errorf("%q, %q", why, took)
 	}
-	if why, took := reason("attention.backend=flash"); why != "asked for" || took != " for " {
+	if why, took := reason("attention.backend=fused"); why != "asked for" || took != " for " {
 		t.Errorf("%q, %q", why, took)
 	}
 }
 
 // Workers read the config that the choice is written to, so a margin that the chosen backend has no use for is not in it.
 func TestMarginGoesWithTheBackend(t *testing.T) {
-	for gpu, want := range map[string]string{"gpu=h200,cudnn=9.19.0": "flash 16", "arch=sm90,cudnn=9.19.0": "fused 0"} {
+	for gpu, want := range map[string]string{"gpu=h200,cudnn=9.19.0": "flash 16", "arch=sm90,cudnn=9.19.0": "flash 16", "arch=sm100,cudnn=9.19.0": "fused 0"} {
 		var out bytes.Buffer
 		_, err := Plan("../../examples/bench/llama-3.2-3b-128k.yaml", PlanOptions{
 			Options: Options{NProc: "auto", Device: "auto", NodeRank: -1, LogLevel: "info", Stdout: &out, Stderr: os.Stderr},
