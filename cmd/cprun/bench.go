@@ -71,6 +71,14 @@ func (s *sizes[T]) String() string {
 	return strings.Trim(fmt.Sprint(*s.list), "[]")
 }
 
+// ulyssesVar defines --ulysses-degree, and its former name.
+func ulyssesVar(f *pflag.FlagSet, n *int) {
+	const help = "with hierarchical: ranks that exchange heads with each other; 0: by costs, else as many as divide the heads"
+	f.IntVar(n, "ulysses-degree", 0, help)
+	f.IntVar(n, "inner", 0, help)
+	_ = f.MarkDeprecated("inner", "use --ulysses-degree") // no error: the flag is there
+}
+
 func (s *sizes[T]) Type() string { return "sizes" }
 
 func benchAttentionCommand() *cobra.Command {
@@ -97,7 +105,7 @@ func benchAttentionCommand() *cobra.Command {
 	f.StringVar(&s.Documents, "documents", "", "packed documents: those of MagiAttention's benchmark (magi), or a JSON `FILE`, a list of lists of lengths")
 	f.IntVar(&s.PackCount, "packs", 20, "packs of documents at most")
 	f.StringSliceVar(&s.Algorithms, "algorithm", []string{"ring"}, strings.Join(ring.Algorithms, ", ")+": `NAME,...`, or auto")
-	f.IntVar(&s.Inner, "inner", 0, "with hierarchical: ranks that trade heads with each other; 0: as many as divide the heads")
+	ulyssesVar(f, &s.Inner)
 	f.IntVar(&s.GatherHeads, "gather-heads", 0, "with allgather: key and value heads that are gathered at a time; 0: all")
 	f.StringSliceVar(&s.Gathers, "gather", []string{ring.Auto}, "with allgather and in windows, when rows of other ranks travel, `NAME,...`: "+strings.Join(ring.Gathers, ", "))
 	f.StringVar(&s.Backend, "backend", "auto", "fused, flash, reference or auto")

@@ -132,8 +132,7 @@ lists what is.`,
 	f.StringVar(&spec.Out, "out", "", "the `file` to write")
 	f.StringVar(&spec.Layout, "layout", "auto", "zigzag, striped, contiguous, document, document-zigzag or auto")
 	f.StringVar(&spec.Algorithm, "algorithm", "auto", strings.Join(ring.Algorithms, ", ")+" or auto")
-	f.IntVar(&spec.Inner, "inner", 0,
-		"with hierarchical: ranks that trade heads with each other; 0: as many as divide the heads")
+	ulyssesVar(f, &spec.Inner)
 	f.IntVar(&spec.GatherHeads, "gather-heads", 0,
 		"with allgather: key and value heads that are gathered at a time; 0: all")
 	f.StringVar(&spec.Gather, "gather", ring.Auto, "with allgather and in windows, when rows of other ranks travel: "+

@@ -211,8 +211,8 @@ func TestFlagsOfOtherAlgorithms(t *testing.T) {
 		path, refused string
 		spec          Spec
 	}{
-		{path, "--inner", Spec{Strategy: ring.Strategy{Algorithm: "ring", Inner: 2}}},
-		{path, "--inner", Spec{Strategy: ring.Strategy{Algorithm: "ulysses", Inner: 2}}},
+		{path, "--ulysses-degree", Spec{Strategy: ring.Strategy{Algorithm: "ring", Inner: 2}}},
+		{path, "--ulysses-degree", Spec{Strategy: ring.Strategy{Algorithm: "ulysses", Inner: 2}}},
 		{path, "", Spec{Strategy: ring.Strategy{Algorithm: "hierarchical", Inner: 2}}},
 		{path, "--gather-heads", Spec{Strategy: ring.Strategy{Algorithm: "ring", GatherHeads: 1}}},
 		{path, "", Spec{Strategy: ring.Strategy{Algorithm: "allgather", GatherHeads: 1}}},

@@ -78,13 +78,13 @@ func (s Spec) Check(c *Case, ranks int) error {
 		return fmt.Errorf("backend %q is none of %s, which are what %s has", s.Backend, strings.Join(has, ", "), s.where())
 	}
 	if s.Inner < 0 || s.GatherHeads < 0 {
-		return fmt.Errorf("--inner %d --gather-heads %d: want 0 or more", s.Inner, s.GatherHeads)
+		return fmt.Errorf("--ulysses-degree %d --gather-heads %d: want 0 or more", s.Inner, s.GatherHeads)
 	}
 	for _, f := range []struct {
 		flag, needs string
 		unread      bool
 	}{
-		{"--inner", "hierarchical", s.Inner > 0 && s.Algorithm != "hierarchical"},
+		{"--ulysses-degree", "hierarchical", s.Inner > 0 && s.Algorithm != "hierarchical"},
 		{"--gather-heads", "allgather", s.GatherHeads > 0 && s.Algorithm != "allgather"},
 		{"--gather", "allgather", s.Gather != "" && s.Gather != ring.Auto && (s.Algorithm == "ulysses" || s.Algorithm != "allgather" && c.Masks.Left < 0 && c.Masks.Right < 0 && c.Masks.Slices == nil)},
 	} {

@@ -48,11 +48,7 @@ var selector backends.Selector
 
 // Choose selects a backend for the layers of a resolved config. Its errors name the key.
 func Choose(cfg *config.Config, m machine.Machine, disabled uint8) (*Choice, error) {
-	requests, err := Requests(cfg)
-	if err != nil {
-		return nil, err
-	}
-	c, err := Select(m, disabled, requests...)
+	c, err := Select(m, disabled, Requests(cfg)...)
 	if err != nil {
 		return nil, &keyError{cfg.Fault("attention.backend", err).Error(), err}
 	}

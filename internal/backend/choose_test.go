@@ -47,10 +47,7 @@ func TestParamsAreTheRuns(t *testing.T) {
 
 // params is what the rules are asked of the layers with that window.
 func params(cfg *config.Config, m machine.Machine, window int, disabled uint8) (backends.Params, error) {
-	requests, err := Requests(cfg)
-	if err != nil {
-		return backends.Params{}, err
-	}
+	requests := Requests(cfg)
 	i := slices.IndexFunc(requests, func(r Request) bool { return r.Window == window })
 	return requests[i].params(m, disabled)
 }

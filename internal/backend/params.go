@@ -14,26 +14,16 @@ var computeTypes = map[string]tensor.DType{"bf16": tensor.BF16, "fp16": tensor.F
 
 // DType returns the type that a resolved config computes in.
 func DType(cfg *config.Config) tensor.DType {
-	return typeOf("precision.compute", cfg.Precision.Compute)
-}
-
-// WireType returns the type in which keys and values travel.
-func WireType(cfg *config.Config) tensor.DType {
-	return typeOf("precision.kv_wire", cfg.Precision.KVWire)
-}
-
-func typeOf(key, word string) tensor.DType {
-	t, ok := computeTypes[word]
+	t, ok := computeTypes[cfg.Precision.Compute]
 	if !ok {
-		panic(fmt.Sprintf("backend: %s is %q, which no resolved config says", key, word))
+		panic(fmt.Sprintf("backend: precision.compute is %q, which no resolved config says", cfg.Precision.Compute))
 	}
 	return t
 }
 
 // Requests returns the attentions of a resolved config, one for each distinct window of its layers, the
 // widest first.
-func Requests(cfg *config.Config) ([]Request, error) {
-	var list []Request
+func Requests(cfg *config.Config) (list []Request) {
 	ws := windows(cfg)
 	for _, w := range ws {
 		layers := 0
@@ -52,7 +42,7 @@ func Requests(cfg *config.Config) ([]Request, error) {
 			Ranks: cfg.Parallel.Context,
 		})
 	}
-	return list, nil
+	return list
 }
 
 // windows are the distinct windows of a model's layers, the widest first.

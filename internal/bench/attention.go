@@ -89,7 +89,7 @@ func (s *AttentionSpec) Check(ranks int) error {
 	case s.Heads < 1 || s.KVHeads < 1 || s.Heads%s.KVHeads != 0:
 		return fmt.Errorf("--heads %d --kv-heads %d: the first must be a multiple of the second", s.Heads, s.KVHeads)
 	case s.Inner < 0 || s.GatherHeads < 0 || s.SMMargin < 0:
-		return fmt.Errorf("--inner %d --gather-heads %d --sm-margin %d: want 0 or more", s.Inner, s.GatherHeads, s.SMMargin)
+		return fmt.Errorf("--ulysses-degree %d --gather-heads %d --sm-margin %d: want 0 or more", s.Inner, s.GatherHeads, s.SMMargin)
 	case s.HeadDim < 1:
 		return fmt.Errorf("--head-dim %d: want at least 1", s.HeadDim)
 	case s.Window < -1 || s.Window >= 0 && !s.Causal:

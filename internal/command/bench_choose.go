@@ -49,9 +49,15 @@ func (o *BenchOptions) chooseRows(task *job.Bench, ranks int, device string) err
 	if err != nil {
 		return err
 	}
-	task.Remedies = nil
+	task.Remedies, s.Layouts, s.Algorithms = nil, nil, nil
 	for i, a := range answers {
 		s.Rows[i].Strategy, s.Backend = a.Strategy, a.Backend
+		if !slices.Contains(s.Layouts, a.Layout) {
+			s.Layouts = append(s.Layouts, a.Layout)
+		}
+		if !slices.Contains(s.Algorithms, a.Algorithm) {
+			s.Algorithms = append(s.Algorithms, a.Algorithm)
+		}
 		if a.Algorithm == "allgather" && len(a.Ranked) > 0 {
 			s.Rows[i].Gather = a.When()
 		}

@@ -96,8 +96,8 @@ func (o *EvalOptions) prepare(ctx context.Context, path string, ranks int, devic
 	}
 	for _, list := range [][]string{{
 		"data.path=" + o.Data, "data.validation={every: 1}", "data.validation.path=" + o.Data, fmt.Sprintf("data.validation.samples=%d", o.Samples), "data.shuffle=false",
-		"train.micro_batch_size=1", "train.global_batch_size=1", "parallel.context=auto", "parallel.data=auto", "parallel.inner=auto", "parallel.layout=auto", "parallel.transport=auto", "attention.sm_margin=0",
-		"attention.backend=auto", "precision={compute: auto, kv_wire: auto}", "memory={recompute: auto, loss_chunk: auto, shard: auto}",
+		"train.micro_batch_size=1", "train.global_batch_size=1", "parallel.context=auto", "parallel.data=auto", "parallel.ulysses_degree=auto", "parallel.layout=auto", "parallel.transport=auto", "attention.sm_margin=0",
+		"attention.backend=auto", "precision.compute=auto", "memory={recompute: auto, loss_chunk: auto, shard: auto}",
 	}, seqLen, o.Set} {
 		set = append(set, list...)
 	}

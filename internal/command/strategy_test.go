@@ -174,7 +174,7 @@ func (a *asked) same(t *testing.T) {
 		Config struct {
 			Parallel struct {
 				Layout, Algorithm string
-				Inner             any
+				Inner             any `json:"ulysses_degree"`
 				GatherHeads       int `json:"gather_heads"`
 				Gather            string
 			}

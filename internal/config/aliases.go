@@ -10,6 +10,15 @@ var renames = map[string]string{
 	"model.rope_scaling.rope_theta": "model.rope_theta",
 }
 
+// renamed lists keys under their former names, which are read with a warning.
+var renamed = map[string]string{"parallel.inner": "parallel.ulysses_degree"}
+
+// retired lists former keys with the values that said what always holds. These are passed over with a warning.
+var retired = map[string][]string{"precision.fp8": {"off"}, kvWire: {"auto", "bf16", "fp16", "fp32"}}
+
+// kvWire is a retired key. Keys and values travel in the compute type, and no other type was accepted.
+const kvWire = "precision.kv_wire"
+
 // unbuiltKeys are keys and sections that are planned and not in this build, with the key to write instead.
 var unbuiltKeys = map[string]string{
 	"lora": "", "train.freeze": "", "train.early_stop": "", "checkpoint.best": "", "data.format": "", "data.cache": "",

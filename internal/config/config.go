@@ -108,8 +108,6 @@ type Attention struct {
 type Precision struct {
 	Compute  string // bf16, fp16, fp32, auto
 	GradWire string // fp32, bf16
-	KVWire   string // auto, or a compute type
-	FP8      string // off, or a recipe
 }
 
 // Memory says which state is kept, recomputed, chunked and sharded.

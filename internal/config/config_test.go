@@ -130,15 +130,13 @@ func TestResolve(t *testing.T) {
 		{"both given", "parallel: {context: 1, data: 2}\ntrain: {global_batch_size: 2}\nmemory: {loss_chunk: 7}", "cpu", 2, Parallel{Context: 1, Data: 2, Transport: "auto", Strategy: ring.Strategy{Algorithm: "ring", Layout: "zigzag", Gather: "auto", Backend: "auto"}}, 7, ""},
 		{"heads are traded", "parallel: {algorithm: ulysses}", "cpu", 3, Parallel{Context: 3, Data: 1, Transport: "auto", Strategy: ring.Strategy{Algorithm: "ulysses", Layout: "zigzag", Gather: "auto", Backend: "auto"}}, 1024, ""},
 		{"groups", "parallel: {algorithm: hierarchical}", "cpu", 8, Parallel{Context: 8, Data: 1, Transport: "auto", Strategy: ring.Strategy{Algorithm: "hierarchical", Inner: 2, Layout: "zigzag", Gather: "auto", Backend: "auto"}}, 512, ""},
-		{"groups given", "parallel: {algorithm: hierarchical, inner: 3, data: 2}\ntrain: {global_batch_size: 2}", "cpu", 12, Parallel{Context: 6, Data: 2, Transport: "auto", Strategy: ring.Strategy{Algorithm: "hierarchical", Inner: 3, Layout: "zigzag", Gather: "auto", Backend: "auto"}}, 683, ""},
+		{"groups given", "parallel: {algorithm: hierarchical, ulysses_degree: 3, data: 2}\ntrain: {global_batch_size: 2}", "cpu", 12, Parallel{Context: 6, Data: 2, Transport: "auto", Strategy: ring.Strategy{Algorithm: "hierarchical", Inner: 3, Layout: "zigzag", Gather: "auto", Backend: "auto"}}, 683, ""},
 		{"more ranks than cuts", "", "cpu", 5000, Parallel{Context: 5000, Data: 1, Transport: "auto", Strategy: ring.Strategy{Algorithm: "ring", Layout: "zigzag", Gather: "auto", Backend: "auto"}}, 1, ""},
 		{"batch", "parallel: {data: 2}", "cpu", 2, Parallel{}, 0, "train.global_batch_size: 1 is not a multiple of micro_batch_size 1 x parallel.data 2; take 2"},
 		{"product", "parallel: {data: 2, context: 2}", "cpu", 8, Parallel{}, 0, "parallel.context: context 2 x data 2 is 4 ranks, but the run has 8"},
 		{"bf16", "precision: {compute: bf16, kv_wire: bf16}", "cpu", 1, Parallel{Context: 1, Data: 1, Transport: "auto", Strategy: ring.Strategy{Algorithm: "ring", Layout: "zigzag", Gather: "auto", Backend: "auto"}}, 1024, ""},
-		{"a narrower wire on the CPU", "precision: {kv_wire: bf16}", "cpu", 2, Parallel{}, 0, "precision.kv_wire: bf16 is not in this build: keys and values travel in the compute type, fp32"},
 		{"fp16 on CUDA", "precision: {compute: fp16}\nattention: {backend: fused}", "cuda", 2, Parallel{Context: 2, Data: 1, Transport: "auto", Strategy: ring.Strategy{Algorithm: "ring", Layout: "zigzag", Gather: "auto", Backend: "fused"}}, 0, ""},
 		{"bf16 wire", "precision: {grad_wire: bf16}", "cuda", 2, Parallel{}, 0, "precision.grad_wire: bf16 is not in this build"},
-		{"another wire", "precision: {kv_wire: fp16}", "cuda", 2, Parallel{}, 0, "precision.kv_wire: fp16 is not in this build: keys and values travel in the compute type, bf16"},
 	}
 	for _, tt := range tests {
 		c, err := load("t.yaml", []byte(leastModel+"data: {path: a.txt}\n"+tt.yaml), Options{NoFiles: true}, osDisk{})
@@ -158,7 +156,7 @@ func TestResolve(t *testing.T) {
 		}
 		// The backend is left to package backend, which knows the GPU and its libraries, and on a
 		// GPU what depends on its memory to package plan.
-		text := strings.NewReplacer("backend: auto", "", "deadline: auto", "", "transport: auto", "", "inner: auto", "", "gather: auto", "").Replace(string(c.YAML())) // deadline waits for steps
+		text := strings.NewReplacer("backend: auto", "", "deadline: auto", "", "transport: auto", "", "ulysses_degree: auto", "", "gather: auto", "").Replace(string(c.YAML())) // deadline waits for steps
 		if tt.device == "cuda" {
 			text = strings.NewReplacer("recompute: auto", "", "loss_chunk: auto", "").Replace(text)
 		}

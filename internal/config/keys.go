@@ -237,11 +237,11 @@ var runKeys = []key{
 	{path: "parallel.algorithm", def: "auto", choices: []string{"ring", "allgather", "ulysses", "hierarchical", "auto"},
 		at: func(c *Config) any { return &c.Parallel.Algorithm },
 		doc: "how keys and values reach the queries: ring (from rank to rank), allgather (all at once), ulysses " +
-			"(ranks trade rows for heads), hierarchical (ulysses in groups of inner ranks, a ring over groups); " +
+			"(ranks exchange rows for heads), hierarchical (ulysses in groups of ulysses_degree ranks, a ring over groups); " +
 			"auto: by costs (docs/planner.md), else ring, or allgather with layout document on a CPU"},
-	{path: "parallel.inner", def: "auto", word: "auto", min: 1, max: maxRanks,
+	{path: "parallel.ulysses_degree", def: "auto", word: "auto", min: 1, max: maxRanks,
 		at: func(c *Config) any { return &c.Parallel.Inner },
-		doc: "neighbouring ranks that trade heads, a divisor of context; auto: by costs, else the most that are on " +
+		doc: "neighbouring ranks that exchange heads, a divisor of context; auto: by costs, else the most that are on " +
 			"one host and divide the key-value heads, else the query heads; needs algorithm hierarchical" + ifAuto},
 	{path: "parallel.gather_heads", def: "0", max: maxHeads, at: func(c *Config) any { return &c.Parallel.GatherHeads },
 		doc: "key-value heads that are gathered at a time, while the attention of the ones before runs; fewer take " +
@@ -284,11 +284,6 @@ var runKeys = []key{
 	{path: "precision.grad_wire", def: "fp32", choices: []string{"fp32", "bf16"},
 		at:  func(c *Config) any { return &c.Precision.GradWire },
 		doc: "gradients between ranks; bf16 is not in this build"},
-	{path: "precision.kv_wire", def: "auto", choices: []string{"bf16", "fp16", "fp32", "auto"},
-		at:  func(c *Config) any { return &c.Precision.KVWire },
-		doc: "keys and values between ranks; auto: as compute; nothing else is in this build"},
-	{path: "precision.fp8", def: "off", choices: []string{"off"}, at: func(c *Config) any { return &c.Precision.FP8 },
-		doc: "FP8 is not in this build"},
 
 	{path: "memory.recompute", def: "auto", choices: []string{"none", "selective", "full", "auto"},
 		at: func(c *Config) any { return &c.Memory.Recompute },

@@ -5,7 +5,7 @@ import (
 )
 
 // Resolve replaces every auto by the number of ranks and the device ("cuda", or anything
-// else for the CPU) make of it, and checks the rules that depend on them. parallel.inner stays auto
+// else for the CPU) make of it, and checks the rules that depend on them. parallel.ulysses_degree stays auto
 // without hierarchical, and parallel.gather where all ranks are on one host, since layers may differ. Five more stay, which depend on more: parallel.deadline on the time that steps take; parallel.transport on how the
 // GPUs are connected; attention.backend on the GPU and its libraries, which package backend knows; on
 // a GPU, memory.recompute and memory.loss_chunk on its memory, which package plan
@@ -37,7 +37,6 @@ func (c *Config) resolve(ranks, hosts int, device string, f *faults) {
 	}
 	auto(&c.Precision.Compute, compute)
 	wireRules(c, f)
-	auto(&c.Precision.KVWire, c.Precision.Compute)
 	auto(&c.Memory.Shard, shard)
 	if n := c.Memory.LossChunk; n > 0 && c.Parallel.Context > 0 && f.ok("memory.loss_chunk", "data.seq_len", "train.micro_batch_size") && c.passTokens()/n > MaxPieces {
 		f.add("memory.loss_chunk", "%d cuts the %d tokens of a pass on a rank into more than %d pieces; write %d or more, or auto", n, c.passTokens(), MaxPieces, c.passTokens()/MaxPieces+1)
@@ -95,9 +94,9 @@ func (c *Config) resolveGroups(ranks int, f *faults) {
 	}
 }
 
-// resolveStrategy decides the layout, the algorithm and parallel.inner, which divides parallel.context.
+// resolveStrategy decides the layout, the algorithm and parallel.ulysses_degree, which divides parallel.context.
 func (c *Config) resolveStrategy(ranks, hosts int, device string, f *faults) {
-	const innerKey = "parallel.inner"
+	const innerKey = "parallel.ulysses_degree"
 	p := &c.Parallel
 	by := Sharing{
 		Device: device, Documents: c.Data.PackDocuments, PerHost: ranks,
@@ -123,8 +122,8 @@ func (c *Config) unread(given Parallel, f, to *faults) {
 	add := func(key string, value any, instead, reader string) {
 		to.add(key, "%v has no effect with parallel.algorithm %s; write %s, or parallel.algorithm: %s", value, p.Algorithm, instead, reader)
 	}
-	if n := given.Inner; n > 0 && p.Algorithm != "hierarchical" && f.ok("parallel.inner") {
-		add("parallel.inner", n, "auto", "hierarchical")
+	if n := given.Inner; n > 0 && p.Algorithm != "hierarchical" && f.ok("parallel.ulysses_degree") {
+		add("parallel.ulysses_degree", n, "auto", "hierarchical")
 		p.Inner = 0
 	}
 	if n := given.GatherHeads; n > 0 && p.Algorithm != "allgather" && f.ok("parallel.gather_heads") {
@@ -158,13 +157,10 @@ func cpuRules(c *Config, f *faults) {
 	}
 }
 
-// wireRules refuses types that no device sends in this build. It runs before a kv_wire of auto is filled, which follows compute.
+// wireRules refuses types that no device sends in this build.
 func wireRules(c *Config, f *faults) {
 	p := &c.Precision
 	if f.ok("precision.grad_wire") && p.GradWire != "fp32" {
 		f.add("precision.grad_wire", "%s is not in this build; write fp32", p.GradWire)
-	}
-	if f.ok("precision.kv_wire", "precision.compute") && p.KVWire != "auto" && p.KVWire != p.Compute {
-		f.add("precision.kv_wire", "%s is not in this build: keys and values travel in the compute type, %s; write auto", p.KVWire, p.Compute)
 	}
 }

@@ -101,10 +101,7 @@ func (d *Decider) options(cfg *config.Config, ranks, hosts int) (list []option, 
 		if !ok {
 			continue // config says what is wrong
 		}
-		q, err := questionOf(c)
-		if err != nil {
-			return nil, err
-		}
+		q := questionOf(c)
 		q.Asked, q.Docs, q.Ranks, q.PerHost = cfg.Parallel.Strategy, d.docs, ranks, perHost
 		o.Answer, err = d.Strategy(q)
 		if errors.As(err, new(*backend.NoneError)) {
@@ -121,10 +118,8 @@ func (d *Decider) options(cfg *config.Config, ranks, hosts int) (list []option, 
 }
 
 // questionOf describes the attention of a resolved config.
-func questionOf(cfg *config.Config) (q Question, err error) {
-	q = Question{Asked: cfg.Parallel.Strategy, Recompute: cfg.Memory.Recompute == "full"}
-	q.Attentions, err = backend.Requests(cfg)
-	return q, err
+func questionOf(cfg *config.Config) Question {
+	return Question{Attentions: backend.Requests(cfg), Recompute: cfg.Memory.Recompute == "full"}
 }
 
 // prefer moves the first option that is as fast as any of those that fit to the front, and sorts the others. Where

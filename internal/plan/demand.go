@@ -120,7 +120,7 @@ func schedulesOf(cfg *config.Config, shape partition.Shape, many bool) (func(ran
 
 // layerOf returns the attention of a layer of the config.
 func layerOf(cfg *config.Config) planner.Attention {
-	q, _ := questionOf(cfg)
+	q := questionOf(cfg)
 	return caseOf(&q, planner.Place{}).Attention
 }
 

@@ -44,10 +44,7 @@ func (c *charged) Backward(layer int, _ attention.Grads, _, _, _, _ tensor.View,
 // attention finds the times of the passes of every layer.
 func (s *step) attention() (*charged, error) {
 	cfg := s.cfg
-	q, err := questionOf(cfg)
-	if err != nil {
-		return nil, err
-	}
+	q := questionOf(cfg)
 	of := caseOf(&q, planner.Place{PerHost: s.perHost, Shared: s.shared, Cores: s.cores})
 	of.Backend = s.kernel
 	byWindow := map[int]layerTimes{}

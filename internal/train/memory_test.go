@@ -91,7 +91,7 @@ func TestThePlanIsWhatARunTakes(t *testing.T) {
 		}
 	}
 	for _, set := range [][]string{
-		{"parallel.algorithm=allgather", "memory.recompute=full"}, {"parallel.algorithm=ulysses"}, {"parallel.algorithm=allgather", "parallel.gather_heads=1"}, {"parallel.algorithm=hierarchical", "parallel.inner=3", "train.micro_batch_size=2", "train.global_batch_size=2"},
+		{"parallel.algorithm=allgather", "memory.recompute=full"}, {"parallel.algorithm=ulysses"}, {"parallel.algorithm=allgather", "parallel.gather_heads=1"}, {"parallel.algorithm=hierarchical", "parallel.ulysses_degree=3", "train.micro_batch_size=2", "train.global_batch_size=2"},
 		{"model={sliding_window: 27, layer_types: [full_attention, sliding_attention, full_attention, sliding_attention]}", "model.num_hidden_layers=4", "parallel.layout=contiguous"},
 		{"parallel.layout=striped"}, {"parallel.layout=contiguous", "model.sliding_window=12"},
 		{"model.architecture=qwen3", "model.tie_word_embeddings=false"},
