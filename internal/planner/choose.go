@@ -6,7 +6,6 @@ import (
 	"math"
 	"slices"
 
-	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/ring"
 )
 
@@ -24,14 +23,9 @@ type Case struct {
 	Kinds     []Kind // each window once
 	Ranks     int    // of the context group
 	At        Place  // where they stand
-	// Laid is the layout of that name, if it is there by now: Docs dealt out to ranks. nil: not yet.
-	Laid partition.Layout
 	// Recompute says that the backward pass runs the forward pass again.
 	Recompute bool
 }
-
-// Way is a strategy.
-type Way = ring.Strategy
 
 // Timed is a strategy and the predicted seconds of attention, forward and backward, in all layers of a Case.
 type Timed struct {
@@ -64,7 +58,7 @@ func Choose(c Case, list []ring.Strategy, costs Costs) ([]Timed, error) {
 	}
 	common := newCommon(costs)
 	for _, kind := range c.Kinds {
-		sim := newSimulator(c, kind, common, ExactRanks)
+		sim := newSimulator(c, kind, common)
 		for i := range ranked {
 			t, err := sim.time(ranked[i].Strategy)
 			if err != nil {

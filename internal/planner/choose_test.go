@@ -54,7 +54,7 @@ func TestChoiceIsTheFastestStrategy(t *testing.T) {
 			for _, s := range list {
 				seconds := 0.0
 				for _, k := range c.Kinds {
-					one, err := newSimulator(c, k, newCommon(costs), ExactRanks).time(s)
+					one, err := newSimulator(c, k, newCommon(costs)).time(s)
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -134,7 +134,7 @@ func TestStrategiesAreOnes(t *testing.T) {
 				if slices.Contains(list[:i], s) {
 					t.Errorf("%d ranks: %s twice", ranks, s)
 				}
-				sim := newSimulator(c, c.Kinds[0], newCommon(fastLinks), 1)
+				sim := newSimulator(c, c.Kinds[0], newCommon(fastLinks))
 				if x, err := sim.time(s); err != nil || math.IsInf(x, 1) || x <= 0 {
 					t.Errorf("%d ranks, %d a host, %s: %g, %v", ranks, perHost, s, x, err)
 				}

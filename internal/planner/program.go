@@ -121,7 +121,7 @@ func (p *prices) transfer(rank int, m *message) float64 {
 		m.link = 1
 	}
 	return once(p.transfers, transferKey{m.link, m.count, m.bytes}, func() float64 {
-		from, to := p.at.First+rank, p.at.First+m.peer
+		from, to := rank, m.peer
 		if !m.sends {
 			from, to = to, from
 		}
