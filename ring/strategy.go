@@ -43,5 +43,5 @@ func (s Strategy) Spec(shape partition.Shape, heads, kvHeads int) Spec {
 	}
 }
 
-// Traders returns how many ranks exchange heads with each other by s, where so many share a sequence.
+// Traders returns how many ranks exchange heads with each other by s, if that many share a sequence.
 func (s Strategy) Traders(ranks int) int { return Traders(s.Algorithm, ranks, s.Inner) }

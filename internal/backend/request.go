@@ -11,7 +11,7 @@ import (
 // it. Its q, k and v are three dense tensors [batch, seq, heads, head dim] on the device.
 type Request struct {
 	ring.Strategy        // a Backend of "auto" or "" is open
-	Of            string // what it is of, where a run asks for several: "layers without a window"
+	Of            string // names it among several: "layers without a window"
 	Layers        int    // that run it; 0: one
 	DType         tensor.DType
 
@@ -21,7 +21,7 @@ type Request struct {
 	Causal             bool
 	TopLeft            bool // the mask's alignment, where SeqQ is not SeqKV
 	Window             int  // keys before a query's own; -1: all
-	Ahead              int  // keys behind it, where BoundedAhead says so; else all
+	Ahead              int  // keys after it, if BoundedAhead; else all
 	BoundedAhead       bool
 	Softcap            bool
 	ScaleNotAbove0     bool
@@ -43,8 +43,7 @@ func (r *Request) Plain() bool {
 	return r.Training && r.Causal && r.SeqQ == r.SeqKV && !special
 }
 
-// params returns what the rules are asked about r on a machine. All of a run's questions are put
-// together here.
+// params returns the parameters of r on a machine. No other code fills them for a run.
 func (r *Request) params(m machine.Machine, disabled uint8) (backends.Params, error) {
 	want := backends.Auto
 	if r.Backend != "" {

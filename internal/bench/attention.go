@@ -19,7 +19,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// AttentionSpec is what `bench attention` measures: every algorithm over every length.
+// An AttentionSpec describes the rows of `bench attention`: every algorithm over every length.
 type AttentionSpec struct {
 	Seq           []int    `json:"seq"` // global tokens
 	Algorithms    []string `json:"algorithms"`
@@ -35,12 +35,12 @@ type AttentionSpec struct {
 	Causal        bool     `json:"causal"`
 	Window        int      `json:"window"` // keys that a query sees before itself; -1: all
 	Deterministic bool     `json:"deterministic"`
-	SMMargin      int      `json:"sm_margin,omitempty"` // of a GPU's processors, those that flash leaves free
+	SMMargin      int      `json:"sm_margin,omitempty"` // processors of a GPU that flash leaves free
 	Iters         int      `json:"iters"`               // 0: as many as take two seconds, or Seconds
 	Seconds       float64  `json:"seconds,omitempty"`   // how long a figure is measured, at least
 	Warmup        int      `json:"warmup"`
 
-	// Rows are what is measured, decided from the fields above; none: all of them as they stand.
+	// Rows are decided from the fields above; none: all of them, unchanged.
 	Rows []AttentionCase `json:"rows,omitempty"`
 	// Predicted is the strategies that auto was chosen among for the only row, in order, with the predicted seconds.
 	Predicted []planner.Timed `json:"predicted,omitempty"`
@@ -52,8 +52,8 @@ type AttentionSpec struct {
 	Packs     [][]int `json:"packs,omitempty"` // lengths of the documents of each, by Load
 }
 
-// Default fills what was left open with what a device can do in some seconds. Packed documents are as
-// MagiAttention's benchmark has them, and shorter on a CPU.
+// Default fills open fields with sizes that take a device some seconds. Packed documents follow MagiAttention's
+// benchmark, and are shorter on a CPU.
 func (s *AttentionSpec) Default(device string, ranks int) {
 	d := AttentionSpec{Seq: []int{512, 1 << 10}, Heads: 4, KVHeads: 2, HeadDim: 32, DType: "fp32", Layouts: []string{"zigzag"}}
 	if s.Documents != "" {
@@ -81,7 +81,7 @@ func (s *AttentionSpec) Default(device string, ranks int) {
 	}
 }
 
-// Check finds what is wrong with a spec before any process is spawned.
+// Check finds the faults of a spec before any process is spawned.
 func (s *AttentionSpec) Check(ranks int) error {
 	switch {
 	case len(s.Seq) == 0:
@@ -147,7 +147,7 @@ func (s *AttentionSpec) shape(layout string, seq, ranks int) (partition.Shape, e
 	return partition.Shape{SeqQ: seq, SeqKV: seq, Size: ranks, Layout: l, Mask: mask}, err
 }
 
-// spec is the input of a schedule.
+// spec returns the input of a schedule.
 func (s *AttentionSpec) spec(w ring.Strategy, shape partition.Shape) ring.Spec {
 	return w.Spec(shape, s.Heads, s.KVHeads)
 }
@@ -183,7 +183,7 @@ type AttentionCase struct {
 	ring.Strategy
 }
 
-// rows lists what is measured.
+// rows lists the rows to measure.
 func (s *AttentionSpec) rows() []AttentionCase {
 	if len(s.Rows) > 0 {
 		return s.Rows
@@ -191,7 +191,7 @@ func (s *AttentionSpec) rows() []AttentionCase {
 	return s.Asked()
 }
 
-// pattern is an algorithm as a table has it, with when rows travel where somebody has said it.
+// pattern names an algorithm in a table, with the time at which rows travel if it is given.
 func pattern(algorithm, gather string) string {
 	if algorithm != "allgather" || gather == "" || gather == ring.Auto {
 		return algorithm
@@ -199,8 +199,8 @@ func pattern(algorithm, gather string) string {
 	return algorithm + " (" + gather + ")"
 }
 
-// Asked lists the rows that the spec asks for, whose strategies may be open: every length, layout and algorithm, and
-// an all-gather with every time at which rows travel.
+// Asked lists the rows that the spec asks for, with open strategies: every length, layout and algorithm, and an
+// all-gather with every time at which rows travel.
 func (s *AttentionSpec) Asked() (all []AttentionCase) {
 	gathers, lengths := s.Gathers, s.Seq
 	if len(gathers) == 0 {
@@ -231,7 +231,7 @@ func (s *AttentionSpec) Asked() (all []AttentionCase) {
 	return all
 }
 
-// attentionRun is a run with memory for its largest row.
+// attentionRun returns a run with memory for its largest row.
 func (r *Rank) attentionRun(s AttentionSpec) (*attentionRun, error) {
 	t := &attentionRun{Rank: r, spec: s, dtype: types[s.DType], softmax: attention.Softmax{Scale: 1 / math.Sqrt(float64(s.HeadDim))}}
 	bytes, err := t.plan()
@@ -256,7 +256,7 @@ func (s *AttentionSpec) Workspace(ranks int, matrix bool) int64 {
 	return most
 }
 
-// fused is what member i of a group that exchanges heads asks of cuDNN.
+// fused returns the shape of the cuDNN call of member i of a group that exchanges heads.
 func (s *AttentionSpec) fused(w AttentionCase, ranks, i int, matrix bool) gpu.FusedShape {
 	group, seq := w.Traders(ranks), w.Seq
 	outer := ranks / group
@@ -274,7 +274,7 @@ func (s *AttentionSpec) fused(w AttentionCase, ranks, i int, matrix bool) gpu.Fu
 	return shape
 }
 
-// attentionRun is what the rows have in common.
+// An attentionRun is shared by the rows.
 type attentionRun struct {
 	*Rank
 	spec    AttentionSpec
@@ -283,7 +283,7 @@ type attentionRun struct {
 	arena   *tensor.Arena
 }
 
-// pass is one rank's attention over one schedule.
+// A pass runs one rank's attention over one schedule.
 type pass struct {
 	ring        ring.Ring
 	schedule    *ring.Schedule
@@ -329,7 +329,7 @@ func (t *attentionRun) pass(w ring.Strategy, shape partition.Shape, rank int, ar
 	}, nil
 }
 
-// plan is the bytes of the largest row, found by running it over an arena that only counts.
+// plan returns the bytes of the largest row. It runs all rows over an arena that only counts.
 func (t *attentionRun) plan() (int64, error) {
 	most := int64(0)
 	count := func(w ring.Strategy, shape partition.Shape) error {
@@ -425,7 +425,7 @@ func (t *attentionRun) load(ctx context.Context, w ring.Strategy, shape partitio
 	return p, nil
 }
 
-// share is how much of the row falls to the rank that has most.
+// share sets the tokens and the traffic of the row: the most of any rank.
 func (t *attentionRun) share(ctx context.Context, row *AttentionRow, p *pass) error {
 	forward, backward, err := p.recorded()
 	if err != nil {
@@ -449,9 +449,8 @@ func (p *pass) recorded() (forward, backward planner.Recorder, err error) {
 	return forward, backward, err
 }
 
-// baselines are what the row is compared with: the same calls without transfers, and one rank
-// alone on as many tokens. All ranks run them at once, so that the devices are as warm and
-// their power as short as in the row itself.
+// baselines measures two references for the row: the same calls without transfers, and one rank alone on as many
+// tokens. All ranks run them at once, so that temperature and power of the devices match the row's.
 func (t *attentionRun) baselines(ctx context.Context, row *AttentionRow, p *pass) error {
 	s := &t.spec
 	p.ring.Comm = silent{} // the buffers still hold keys that came from the others
@@ -481,7 +480,7 @@ func (t *attentionRun) baselines(ctx context.Context, row *AttentionRow, p *pass
 	return nil
 }
 
-// silent is exchanges and copies in which nothing moves.
+// silent implements exchanges and copies that move nothing.
 type silent struct{}
 
 func (silent) Exchange(_, _ []comm.Message) (comm.Pending, error) { return silent{}, nil }

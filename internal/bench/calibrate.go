@@ -405,7 +405,7 @@ const cold = 16 << 20
 
 // coldBytes is the room that takes, beside the operands of one product.
 func (c *calibration) coldBytes() int64 {
-	if !c.Device.Machine.IsCPU() {
+	if c.Device.Machine.Arch != 0 {
 		return 0
 	}
 	return cold

@@ -17,14 +17,14 @@ import (
 const (
 	// MagiName is the value of --documents that draws MagiPacks.
 	MagiName = "magi"
-	// maxPacks is the longest file of packs that is read, in bytes.
+	// maxPacks bounds a file of packs, in bytes.
 	maxPacks = 16 << 20
-	// packIters is the measured iterations of each pack where none are asked for: there are many packs.
+	// packIters is the default of measured iterations of a pack: there are many packs.
 	packIters = 3
 )
 
-// Load sets the packs of documents that the spec names: those of MagiAttention's benchmark, of the
-// spec's first length, or of a JSON file, a list of lists of lengths.
+// Load sets the packs of documents that the spec names: of MagiAttention's benchmark at the spec's first length, or
+// of a JSON file, a list of lists of lengths.
 func (s *AttentionSpec) Load() (err error) {
 	switch s.Documents {
 	case "":
@@ -63,7 +63,7 @@ func sum(docs []int) (n int) {
 }
 
 // PackedRow is attention over packs of documents, in medians over the packs. Seconds are of the
-// slowest rank, FLOPs those of visible pairs alone.
+// slowest rank, FLOPs of visible pairs alone.
 type PackedRow struct {
 	Layout    string `json:"layout"`
 	Algorithm string `json:"algorithm"`
@@ -76,10 +76,10 @@ type PackedRow struct {
 
 	FLOPs    float64 `json:"flops"` // forward, of all ranks
 	Forward  Rate    `json:"forward"`
-	Backward Rate    `json:"backward"` // what forward and backward take more than forward
+	Backward Rate    `json:"backward"` // forward and backward less forward
 	Both     Rate    `json:"forward_backward"`
 	// UserSeconds is of the CPU, of a forward and a backward pass, on the rank that takes most; on a
-	// GPU only the host's part. Where ranks share cores it tells what waiting hides.
+	// GPU only the host's part. If ranks share cores, it shows the work that waiting hides.
 	UserSeconds float64 `json:"user_seconds"`
 
 	Imbalance      float64 `json:"imbalance"` // visible pairs of the slowest rank over the mean, the mean of the packs
@@ -97,7 +97,7 @@ func (r *PackedRow) Line() string {
 		digits(scale*r.Forward.TFLOPs), digits(scale*r.Backward.TFLOPs), unit)
 }
 
-// packed is the figures of the packs of one layout and algorithm.
+// packed collects the figures of the packs of one strategy.
 type packed struct {
 	ring.Strategy
 	flops, forward, both, forwardRate, backwardRate, bothRate []float64
@@ -214,7 +214,7 @@ func (t *attentionRun) pack(ctx context.Context, c *packed, docs []int) error {
 	return nil
 }
 
-// packShape is a pack over the ranks.
+// packShape returns the shape of a pack over the ranks.
 func (s *AttentionSpec) packShape(layout string, docs []int, ranks int) (partition.Shape, error) {
 	if i := slices.IndexFunc(docs, func(d int) bool { return d < 1 }); i >= 0 {
 		return partition.Shape{}, fmt.Errorf("document %d has %d tokens", i, docs[i])
@@ -231,7 +231,7 @@ func (s *AttentionSpec) packShape(layout string, docs []int, ranks int) (partiti
 	return partition.Shape{SeqQ: n, SeqKV: n, Size: ranks, Layout: partition.Ready(l, n, ranks), Mask: mask}, nil
 }
 
-// timed is the median time of n turns of work, which begin together on all ranks, and the user time of
+// timed returns the median time of n turns of work, which begin together on all ranks, and the user time of
 // this process for one of them.
 func (t *attentionRun) timed(ctx context.Context, n int, work func() error) (seconds, user float64, err error) {
 	if err := t.Control.Barrier(ctx); err != nil {
@@ -249,7 +249,7 @@ func (t *attentionRun) timed(ctx context.Context, n int, work func() error) (sec
 	return Median(took), (after - before) / float64(n), err
 }
 
-// userSeconds is the time that the process has computed.
+// userSeconds returns the CPU time of the process in user mode.
 func userSeconds() (float64, error) {
 	var u syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {

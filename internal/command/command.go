@@ -1,6 +1,5 @@
-// Package command does what the commands of cprun ask for, on the launcher's side: it checks all input
-// before any process is spawned, prepares what the workers need, runs them, shows their
-// progress, and says how it ended.
+// Package command runs the commands of cprun on the launcher's side: it checks all input before any process is
+// spawned, prepares and runs the workers, and shows their progress and their end.
 package command
 
 import (
@@ -21,8 +20,7 @@ import (
 	"github.com/cprun/cprun/internal/terminal"
 )
 
-// InputError says with Err what is wrong with the user's input. It is found before any process is
-// spawned: exit status 2.
+// An InputError is a fault of the user's input, found before any process is spawned: exit status 2.
 type InputError struct{ Err error }
 
 func (e *InputError) Error() string { return e.Err.Error() }
@@ -35,7 +33,7 @@ func inputf(format string, args ...any) error { return &InputError{fmt.Errorf(fo
 type Options struct {
 	NProc       string // a number, or auto
 	Device      string // auto, cpu, cuda
-	NNodes      string // N or MIN:MAX; "": 1, or what a launcher of several nodes has started
+	NNodes      string // N or MIN:MAX; "": 1, or the nodes that Slurm or torchrun started
 	NodeRank    int    // -1: any
 	Rendezvous  string // host:port; "": as the launcher says
 	Interface   string // an address of this host, a network, or the name of an interface; "": that towards the rendezvous
@@ -43,19 +41,19 @@ type Options struct {
 	Quiet       bool
 	LogLevel    string // error, warn, info, debug
 
-	// machine is what runs, found by resolve: a GPU, or the CPU.
+	// machine runs the ranks, a GPU or the CPU. resolve finds it.
 	machine machine.Machine
 
 	Stdout io.Writer
 	Stderr *os.File
-	// Costs returns what is known of a machine's costs, for so many ranks with so many on a host; nothing: auto goes by
-	// the rules of package config. nil stands for the user's own table, or the one that ships for this very device.
+	// Costs returns the costs of a machine for a number of ranks and of ranks a host; nil: auto goes by the rules of
+	// package config. A nil Costs stands for the user's own table, or the one that ships for this very device.
 	Costs func(m machine.Machine, ranks, perHost int) planner.Costs
 	// Version is the program's, for checkpoints.
 	Version string
 }
 
-// spawns is resolve, for commands that start processes on one node.
+// spawns works like resolve for commands that start processes on one node.
 func (o *Options) spawns() (ranks int, device string, err error) {
 	if err := o.oneNode(); err != nil {
 		return 0, "", err
@@ -93,7 +91,7 @@ func (o *Options) resolve() (ranks int, device string, err error) {
 	return ranks, device, nil
 }
 
-// found is the machine that --device means, with its GPUs where those are used.
+// found returns the machine that --device means, with its GPUs if it uses them.
 func found(device string) (machine.Machine, error) {
 	switch device {
 	case "cpu":
@@ -118,7 +116,7 @@ func found(device string) (machine.Machine, error) {
 	return m, nil
 }
 
-// onCPU is this machine, without GPUs.
+// onCPU returns this machine without GPUs.
 func onCPU() machine.Machine {
 	m := machine.CPU()
 	_, m.Memory = launch.HostMemory()
@@ -133,8 +131,7 @@ func count(nproc string) (int, error) {
 	return n, nil
 }
 
-// levels orders what is shown: at error nothing but failures, at debug the output of all
-// ranks.
+// levels orders the levels of output: error shows only failures, debug the output of all ranks.
 var levels = map[string]int{"error": 0, "warn": 1, "info": 2, "debug": 3}
 
 // maxProcs bounds a typing error such as --nproc 10000, which would take a machine down.
@@ -157,8 +154,8 @@ func (o *Options) printer() *progress.Printer {
 	})
 }
 
-// runWorkers runs a role on the ranks of one node, whose logs are in a temporary directory: kept if the command fails. notes
-// are for the user. task returns the workers' task; event gets what they report.
+// runWorkers runs a role on the ranks of one node. Their logs are in a temporary directory, kept if the command fails.
+// notes are for the user. task returns the workers' task; event receives their reports.
 func (o *Options) runWorkers(ctx context.Context, role job.Role, ranks int, notes []string, task func(dir string) any,
 	event func(out *progress.Printer, e launch.Event)) (launch.Result, error) {
 	dir, logs, err := scratchLogs("cprun-" + string(role) + "-")
@@ -186,7 +183,7 @@ func printJSON(w io.Writer, v any) error {
 	return enc.Encode(v)
 }
 
-// payload is JSON for the workers.
+// payload returns JSON for the workers.
 func payload(v any) []byte {
 	b, err := json.Marshal(v)
 	if err != nil {

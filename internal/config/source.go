@@ -15,15 +15,14 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// maxFile is more than any train.yaml needs, and little enough to be read by a parser whose
-// tree takes a hundred times the text.
+// maxFile bounds the text of a config: the tree of the parser takes a hundred times as much memory.
 const maxFile = MaxFile
 
 // MaxFile is the longest config that is read, in bytes.
 const MaxFile = 1 << 20
 
-// A source is what was given, before it means anything: the value of each key by path. Later
-// passes (flags) replace what earlier ones (the file) gave.
+// A source holds the values by path before they are decoded. Later passes (flags) replace values of earlier ones (the
+// file).
 type source struct {
 	*faults
 	values map[string]*yaml.Node
@@ -39,7 +38,7 @@ func newSource(f *faults) *source {
 	return &source{faults: f, values: map[string]*yaml.Node{}, passOf: map[string]int{}, former: newFaults(f.where)}
 }
 
-// leastConfig is what a file without anything in it lacks.
+// leastConfig names the least content of a file, for the error of an empty one.
 const leastConfig = "the least config names data.path and the model, see docs/config.md"
 
 // readFile takes in the text of a file.
@@ -50,8 +49,8 @@ func (s *source) readFile(name string, text []byte) {
 	}
 }
 
-// parse is the one mapping of a file; nil, with the faults that say why, where it is none. least is what
-// an empty file lacks, want what belongs into the mapping.
+// parse returns the one mapping of a file, or nil with faults. least names the content that an empty file lacks, want
+// the content of the mapping.
 func (s *source) parse(name string, text []byte, least, want string) *yaml.Node {
 	s.inFile = func(n *yaml.Node) position { return position{name, max(n.Line, 1)} }
 	first := position{name, 1}
@@ -128,7 +127,7 @@ func (s *source) notYAML(name string, text []byte, err error) {
 	s.addAt(at, "", "not YAML: %s%s", short(msg), hint)
 }
 
-// unreadable is the place of the first byte that is no letter of a text in UTF-8.
+// unreadable returns the offset of the first byte that is no letter of a text in UTF-8.
 func unreadable(text []byte) int {
 	for i := 0; i < len(text); {
 		r, n := utf8.DecodeRune(text[i:])
@@ -140,8 +139,8 @@ func unreadable(text []byte) int {
 	return 0
 }
 
-// vet refuses what a config does not need and a reader does not expect: aliases, which can
-// make a small file stand for a huge one, and tags, which change what a word means.
+// vet refuses YAML that a reader of a config does not expect: aliases, which let a small file expand to a huge one,
+// and tags, which change the meaning of a word.
 func (s *source) vet(n *yaml.Node) {
 	switch {
 	case n.Kind == yaml.AliasNode:
@@ -195,7 +194,7 @@ func (s *source) assign(path, section, name string, value *yaml.Node, at positio
 		return
 	}
 	if keyAt[path] == nil && !isSection[path] {
-		if len(s.list) > maxFaults { // it is counted; what each was meant to be takes long to find
+		if len(s.list) > maxFaults { // it is counted; guessing the key of each takes long
 			s.addAt(at, section, "unknown")
 			return
 		}
@@ -240,9 +239,8 @@ func (s *source) assign(path, section, name string, value *yaml.Node, at positio
 	}
 }
 
-// excuse leaves keys that were meant by an unknown name, or are in a section that was, out of
-// later rules where they are not given: that they are missing would be the same mistake told
-// twice.
+// excuse excludes keys from later rules if an unknown name, of a key or a section, probably meant them and they are not
+// given: reporting them as missing would repeat the same mistake.
 func (s *source) excuse() {
 	for i := range keys {
 		path := keys[i].path
@@ -253,7 +251,7 @@ func (s *source) excuse() {
 	}
 }
 
-// drop forgets what was given before of a section's keys.
+// drop forgets the values of a section's keys.
 func (s *source) drop(section string) {
 	for path := range s.where.keys {
 		if strings.HasPrefix(path, section+".") {
@@ -282,7 +280,7 @@ func (s *source) readFlag(arg string) {
 	}
 	s.pass++
 	s.inFile = func(*yaml.Node) position { return at }
-	delete(s.bad, path) // what the file said no longer counts
+	delete(s.bad, path) // the value of the file no longer counts
 	s.vet(value)
 	s.assign(path, section, name, value, at)
 }
@@ -304,7 +302,7 @@ func flagValue(path, text string) (*yaml.Node, error) {
 	return parseValue(text)
 }
 
-// textNode is a text as if it stood in quotes.
+// textNode returns a text as if in quotes.
 func textNode(text string) *yaml.Node {
 	return &yaml.Node{Kind: yaml.ScalarNode, Style: yaml.DoubleQuotedStyle, Tag: "!!str", Value: text}
 }

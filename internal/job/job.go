@@ -1,6 +1,5 @@
-// Package job holds what the launcher and the workers of a run say to each other: what a worker is
-// spawned to do, what it is told, and the events that it sends back. Both sides import it, neither
-// the other.
+// Package job defines the messages between the launcher and the workers of a run: the roles, the tasks, and the
+// events that workers send back. Both sides import it, neither the other.
 package job
 
 import (
@@ -10,7 +9,7 @@ import (
 	"github.com/cprun/cprun/internal/machine"
 )
 
-// Role is what a worker is spawned to do.
+// A Role is the job of a worker.
 type Role string
 
 // The roles, which are arguments of the hidden command `cprun worker`.
@@ -21,7 +20,7 @@ const (
 	RoleEval      Role = "eval"
 )
 
-// Train is what the workers of a training run or an evaluation are told.
+// Train is the task of the workers of a training run or an evaluation.
 type Train struct {
 	// Config is the resolved config itself: the file in the run directory may be changed by then.
 	Config  string `json:"config"`
@@ -30,16 +29,15 @@ type Train struct {
 	Version string `json:"version"`
 	// RunID names the run on all nodes; "": the launcher's own name for it.
 	RunID string `json:"run_id,omitempty"`
-	// Machine is what the ranks run on, as the launcher has found it.
+	// Machine runs the ranks, as the launcher found it.
 	Machine machine.Machine `json:"machine"`
-	// Remedies are what the choice of the backend relies on.
+	// Remedies are needed by the chosen backend.
 	Remedies []backends.RemedyKind `json:"remedies,omitempty"`
 
 	// Generation is the number of the first start of this job's workers among all of its run directory;
 	// each restart counts one further.
 	Generation int64 `json:"generation,omitempty"`
-	// World counts the starts of a job of several nodes, from 1, those that came to nothing, too; 0: the
-	// restarts count.
+	// World counts the starts of a job of several nodes from 1, including failed ones; 0: the restarts count.
 	World int64 `json:"world,omitempty"`
 
 	NoSave bool `json:"no_save,omitempty"` // write no checkpoint: the run is a measurement
@@ -52,7 +50,7 @@ const (
 	EventValidation = "validation"
 )
 
-// Bench is what the workers of a benchmark are told; one of the last four is set.
+// Bench is the task of the workers of a benchmark; one of the last four is set.
 type Bench struct {
 	Machine   machine.Machine       `json:"machine"`
 	Remedies  []backends.RemedyKind `json:"remedies,omitempty"` // of attention
@@ -65,7 +63,7 @@ type Bench struct {
 // EventBench carries a BenchRow of rank 0.
 const EventBench = "bench"
 
-// BenchRow is what a benchmark has found since the row before. The field of that benchmark is set:
+// A BenchRow holds the results of a benchmark since the row before. The field of that benchmark is set:
 // Attention, Packed, Comm, Ops or Calibrate.
 type BenchRow struct {
 	Attention *bench.AttentionRow `json:"attention,omitempty"`

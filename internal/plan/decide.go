@@ -12,7 +12,7 @@ import (
 	"github.com/cprun/cprun/ring"
 )
 
-// Chosen is a choice by costs, and what it was compared with.
+// Chosen is a choice by costs, with its alternatives.
 type Chosen struct {
 	// Seconds of attention in one optimizer step, forward and backward, on the slowest rank.
 	Seconds float64 `json:"seconds_per_step"`
@@ -34,8 +34,8 @@ type Groups struct {
 	TooLarge bool `json:"too_large,omitempty"`
 }
 
-// Decide fills the sizes of groups and the strategy where a config leaves them auto and costs are known. It leaves
-// the rest to the rules of package config.
+// Decide fills sizes of groups and fields of the strategy that a config leaves auto, if costs are known. It leaves the
+// rest to the rules of package config.
 func (d *Decider) Decide(cfg *config.Config, ranks, hosts int) error {
 	if d == nil || d.Costs == nil {
 		return nil
@@ -82,7 +82,7 @@ type option struct {
 	Answer
 }
 
-// options lists the sizes of groups that a config allows and whose costs are known.
+// options lists the sizes of groups that a config allows, if their costs are known.
 func (d *Decider) options(cfg *config.Config, ranks, hosts int) (list []option, err error) {
 	perHost := ranks
 	if hosts > 1 && ranks%hosts == 0 {
@@ -99,7 +99,7 @@ func (d *Decider) options(cfg *config.Config, ranks, hosts int) (list []option, 
 		}
 		c, ok := d.resolved(cfg, &o)
 		if !ok {
-			continue // config says what is wrong
+			continue // package config reports the fault
 		}
 		q := questionOf(c)
 		q.Asked, q.Docs, q.Ranks, q.PerHost = cfg.Parallel.Strategy, d.docs, ranks, perHost
@@ -122,8 +122,8 @@ func questionOf(cfg *config.Config) Question {
 	return Question{Attentions: backend.Requests(cfg), Recompute: cfg.Memory.Recompute == "full"}
 }
 
-// prefer moves the first option that is as fast as any of those that fit to the front, and sorts the others. Where
-// none fits, most ranks a sequence take least, and the memory plan says so.
+// prefer moves the first option that fits and is within the margin of the fastest to the front, and sorts the others. If
+// none fits, the order stays: most ranks a sequence need least memory, and the memory plan reports it.
 func (d *Decider) prefer(cfg *config.Config, ranks int, list []option) ([]option, error) {
 	margin := planner.Place{Shared: d.Machine.IsCPU()}.Margin()
 	seconds := func(o option) float64 {
@@ -158,7 +158,7 @@ func (d *Decider) fits(cfg *config.Config, ranks int, o *option) (bool, error) {
 	if !ok {
 		return false, nil
 	}
-	c.Parallel.Backend = o.Strategy.Backend // whose workspace counts
+	c.Parallel.Backend = o.Strategy.Backend // its workspace counts
 	demand, err := demandOf(c, d.Machine, nil)
 	if err != nil {
 		return false, err
@@ -167,14 +167,14 @@ func (d *Decider) fits(cfg *config.Config, ranks int, o *option) (bool, error) {
 	return m.Fits, err
 }
 
-// resolved is a config as it is with the option; false: the option breaks a rule.
+// resolved returns the config with the option; false: the option breaks a rule.
 func (d *Decider) resolved(cfg *config.Config, o *option) (*config.Config, bool) {
 	c := *cfg
 	o.apply(&c)
 	return &c, c.Resolve(o.Context*o.Data, d.Machine.Device()) == nil
 }
 
-// apply writes the option where a config leaves it open, except the backend.
+// apply fills open fields of a config from the option, except the backend.
 func (o *option) apply(cfg *config.Config) {
 	p, s := &cfg.Parallel, o.Strategy
 	p.Context, p.Data = o.Context, o.Data

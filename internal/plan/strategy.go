@@ -13,8 +13,8 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// A Decider decides how attention runs on a machine: of a config, whose Options take its Decide, and of an
-// attention that a command describes.
+// A Decider decides how attention runs on a machine: the attention of a config (config.Options takes Decide), or one
+// that a command describes.
 type Decider struct {
 	Machine  machine.Machine
 	Costs    func(ranks, perHost int) planner.Costs // nil, or one that returns nil: not known, and the rules decide
@@ -22,24 +22,24 @@ type Decider struct {
 	// Docs returns the lengths of the documents of a packed sequence that stands for all of a run; nil, or nothing: not
 	// known, and the rules decide.
 	Docs func(cfg *config.Config) []int
-	// Cores are those that the ranks of a host share; 0: each has a device of its own, or it is not known.
+	// Cores counts the cores that the ranks of a host share; 0: each has its own device, or it is not known.
 	Cores int
 
 	docs []int
 
-	// Chosen is what Decide has found by costs; nil: nothing.
+	// Chosen is the choice of Decide by costs; nil: none.
 	Chosen *Chosen
 }
 
-// A Question is attention whose strategy is open.
+// A Question is an attention with an open strategy.
 type Question struct {
-	// Attentions are those of a run, one for each mask. Their Strategy is what the rules say, except for the backend,
-	// which may be open.
+	// Attentions has a request for each mask of a run. Their Strategy is complete by the rules, except that the backend
+	// may be open.
 	Attentions []backend.Request
-	// Asked is what the user says of the strategy. Fields that are empty or auto are open.
+	// Asked is the user's strategy. Empty fields and auto are open.
 	Asked ring.Strategy
 	Docs  []int // lengths of the documents of a sequence
-	// Ranks are those of the job, of which each host has up to PerHost.
+	// Ranks counts the ranks of the job, up to PerHost on each host.
 	Ranks, PerHost int
 	Recompute      bool // the backward pass runs the forward pass again
 }
@@ -47,16 +47,16 @@ type Question struct {
 // An Answer is the strategy of a Question.
 type Answer struct {
 	ring.Strategy
-	// Choice is of the backend, with its remedies.
+	// Choice is the backend with its remedies.
 	Choice *backend.Choice
-	// Ranked is what the costs compared, Strategy first; none: the rules decided.
+	// Ranked lists the strategies that costs compared, the chosen one first; none: the rules decided.
 	Ranked []planner.Timed
-	// Ruled is the backend that the rules take for Strategy, where the costs took another.
+	// Ruled is the backend by the rules, if the costs took another.
 	Ruled string
 }
 
-// Strategy decides how attention runs. Every command asks it, so that they agree. The rules say which backends can
-// run it. Where costs are known, the fastest strategy that the rules accept is the answer, else what the rules say.
+// Strategy decides how attention runs. All commands call it, so that they agree. The rules list the backends that can
+// run it. If costs are known, the answer is the fastest strategy that the rules accept, else the rules' own.
 func (d *Decider) Strategy(q Question) (Answer, error) {
 	choice, err := d.rules(&q, q.Attentions[0].Strategy)
 	if err != nil {
@@ -93,7 +93,7 @@ func (d *Decider) Strategy(q Question) (Answer, error) {
 				a.Ruled = first.Backend.String()
 				choice.Reason = "the fastest by the costs of this machine, where the rules have " + a.Ruled
 			} else if err == nil {
-				a.Choice = first // whose reasons are those of the rules
+				a.Choice = first // with the reasons of the rules
 			}
 		}
 		return a, nil
@@ -101,7 +101,7 @@ func (d *Decider) Strategy(q Question) (Answer, error) {
 	return ruled, nil
 }
 
-// open returns what is said of a field; "" where it is open.
+// open returns a field of a strategy; "" if it is open.
 func open(field string) string {
 	if field == "auto" {
 		return ""
@@ -118,7 +118,7 @@ func (d *Decider) rules(q *Question, s ring.Strategy) (*backend.Choice, error) {
 	return backend.Select(d.Machine, d.Disabled, list...)
 }
 
-// caseOf is a question as the planner has it.
+// caseOf returns a question for the planner.
 func (d *Decider) caseOf(q *Question) planner.Case {
 	return caseOf(q, planner.Place{PerHost: q.PerHost, Shared: d.Machine.IsCPU(), Cores: d.Cores})
 }
@@ -142,8 +142,8 @@ func caseOf(q *Question, at planner.Place) planner.Case {
 	return c
 }
 
-// able lists the backends that the rules allow and whose costs are known, the preferred one first. The reference is
-// one of them only where it is preferred.
+// able lists the backends that the rules allow and that have known costs, the preferred one first. It has the reference
+// only if that is preferred.
 func able(choice *backend.Choice, all bool, dtype tensor.DType, costs planner.Costs) (names []string) {
 	list := []backends.Backend{choice.Backend}
 	if all {

@@ -8,12 +8,12 @@ import (
 	"github.com/cprun/cprun/ring"
 )
 
-// Strategies lists the strategies of a case over these backends, in order of preference. They agree with asked,
-// whose empty fields, and a Gather of auto, are open.
+// Strategies lists the strategies of a case over these backends, in order of preference. They agree with asked; its
+// empty fields, and a Gather of auto, are open.
 //
-// A ring in a zigzag is what others have to beat. Where ranks share cores nothing hides behind calls, and of
-// packed documents a ring sends more than is read: there an all-gather comes first. A striped layout is in the list
-// only if asked for: it balances as a zigzag does, and cuts the tiles of every two ranks by the mask's edges.
+// Others have to beat a ring in a zigzag. If ranks share cores, nothing hides behind calls, and of packed documents a
+// ring sends more rows than ranks read: then an all-gather comes first. A striped layout is listed only if asked for:
+// it balances like a zigzag, and cuts the tiles of every two ranks by the mask's edges.
 func Strategies(c Case, asked ring.Strategy, backends []string) (list []ring.Strategy) {
 	documents := len(c.Docs) > 0
 	layouts, algorithms := []string{"zigzag", "contiguous"}, []string{"ring", "allgather", "ulysses", "hierarchical"}
@@ -62,7 +62,7 @@ func Strategies(c Case, asked ring.Strategy, backends []string) (list []ring.Str
 // open reports whether when rows travel is open.
 func open(gather string) bool { return gather == "" || gather == ring.Auto }
 
-// ruledGather returns when rows travel in a window: as asked, or what auto means there.
+// ruledGather returns when rows travel in a window: as asked, or by the meaning of auto there.
 func ruledGather(c Case, asked string) string {
 	switch {
 	case !open(asked):

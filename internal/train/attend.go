@@ -12,8 +12,8 @@ import (
 	"github.com/cprun/cprun/ring"
 )
 
-// attend is model.Attention over the ranks of a context group: it chooses the schedule of a
-// layer's mask and runs the ring.
+// An attend implements model.Attention over the ranks of a context group: it runs the ring by the schedule of a layer's
+// mask.
 type attend struct {
 	ring      *ring.Ring
 	cfg       *hf.Config
@@ -23,7 +23,7 @@ type attend struct {
 	spec      ring.Spec // of the present batch; its mask is filled in by window
 	softmax   attention.Softmax
 	schedules map[int]*ring.Schedule // of the present batch, by window
-	cache     *ring.Cache            // and of other batches: of those that come again, and of the next
+	cache     *ring.Cache            // of recurring batches, and of the next
 }
 
 func newAttend(r *ring.Ring, cfg *config.Config, layout partition.Layout, rank int) *attend {
@@ -40,8 +40,8 @@ func newAttend(r *ring.Ring, cfg *config.Config, layout partition.Layout, rank i
 	}
 }
 
-// rehearse has the attention kernel make ready what steps will ask of it, where that takes the host
-// long. Packed documents are left out, since their lengths are not known yet.
+// rehearse lets an attention kernel with a slow setup prepare for the calls of a step. It omits packed documents, since
+// their lengths are not known yet.
 func (t *Trainer) rehearse(o *Options) error {
 	k, ok := t.dev.Kernel.(attention.Planner)
 	if !ok || t.cfg.Data.PackDocuments {
@@ -75,8 +75,7 @@ func (t *Trainer) rehearse(o *Options) error {
 	return nil
 }
 
-// begin says how the sequences of the next batch are laid out. Schedules of an unchanged
-// shape are kept.
+// begin sets the layout of the sequences of the next batch. It keeps schedules of an unchanged shape.
 func (a *attend) begin(layout partition.Layout, docs []int) {
 	// Without documents the layout is the same all along, so the mask alone decides.
 	if a.spec.Layout != nil && len(docs) == 0 && len(a.spec.Mask.Docs) == 0 {
@@ -86,7 +85,7 @@ func (a *attend) begin(layout partition.Layout, docs []int) {
 	clear(a.schedules)
 }
 
-// schedule is the hops of a layer.
+// schedule returns the hops of a layer.
 func (a *attend) schedule(layer int) (*ring.Schedule, error) {
 	window := a.cfg.Window(layer)
 	if s, ok := a.schedules[window]; ok {
@@ -105,7 +104,7 @@ func (a *attend) schedule(layer int) (*ring.Schedule, error) {
 	return s, nil
 }
 
-// masked is a shape with the mask of the layers of that window.
+// masked returns a shape with the mask of the layers of that window.
 func masked(shape partition.Shape, window int) (partition.Shape, error) {
 	mask, err := partition.NewMask(true, window, shape.SeqQ, shape.SeqKV, shape.Mask.Docs)
 	shape.Mask = mask
@@ -128,7 +127,7 @@ func (a *attend) prepare(layout partition.Layout, docs []int) error {
 	return nil
 }
 
-// load is what the layers ask of the ranks for a sequence of the present batch.
+// load returns the work of all layers for a sequence of the present batch.
 func (a *attend) load() (total load, err error) {
 	known := make(map[int]load, 2)
 	for layer := range a.cfg.NumHiddenLayers {
