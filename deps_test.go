@@ -23,7 +23,7 @@ var allowed = map[string]string{
 	"partition": "",
 	"tensor":    "",
 
-	"attention":               "partition tensor",
+	"attention":               "internal/half partition tensor",
 	"attention/attentiontest": "attention internal/near internal/safetensors partition tensor",
 	"attention/qkv":           "tensor",
 	"attention/backends":      "partition tensor",
@@ -42,11 +42,11 @@ var allowed = map[string]string{
 	"ring":                    "attention comm partition tensor",
 
 	"kernels":                   "",
-	"internal/gpu/call":         "attention internal/gpu/source partition tensor",
+	"internal/gpu/call":         "attention internal/gpu/source internal/heap partition tensor",
 	"internal/shape":            "tensor",
 	"internal/gpu/source":       "",
-	"kernels/cpu":               "attention kernels kernels/cpu/internal/simd internal/shape partition tensor",
-	"kernels/cpu/internal/simd": "tensor",
+	"kernels/cpu":               "attention internal/half kernels kernels/cpu/internal/simd internal/shape partition tensor",
+	"kernels/cpu/internal/simd": "internal/half tensor",
 	"internal/gpu": "| attention internal/cuda internal/cuda/blas internal/cuda/dnn internal/cuda/nvrtc kernels" +
 		" internal/gpu/call internal/shape internal/gpu/source partition tensor",
 
@@ -57,7 +57,7 @@ var allowed = map[string]string{
 	"internal/cuda/dnn":    "partition tensor | internal/cuda",
 	"internal/nccl":        "| internal/cuda tensor",
 
-	"internal/safetensors":               "internal/files internal/terminal tensor",
+	"internal/safetensors":               "internal/files internal/half internal/terminal tensor",
 	"internal/hf":                        "internal/files internal/safetensors internal/terminal",
 	"internal/config":                    "internal/files internal/hf internal/terminal partition ring",
 	"internal/tokenizer":                 "",
@@ -69,6 +69,8 @@ var allowed = map[string]string{
 	"internal/optim/optimtest":           "internal/optim tensor",
 	"internal/model":                     "attention internal/hf tensor",
 	"internal/model/opstest":             "internal/model internal/near tensor",
+	"internal/half":                      "",
+	"internal/heap":                      "tensor",
 	"internal/near":                      "",
 	"internal/generate":                  "attention internal/device internal/hf internal/model partition tensor",
 
@@ -77,7 +79,7 @@ var allowed = map[string]string{
 		" | internal/cuda internal/cuda/blas internal/cuda/dnn internal/cuda/nvrtc internal/nccl",
 	"internal/backend": "attention/backends internal/config internal/machine partition ring tensor",
 	"internal/device": "attention attention/backends internal/files internal/machine internal/model internal/optim kernels/cpu tensor" +
-		" | internal/cuda internal/cuda/blas internal/cuda/dnn internal/nccl internal/gpu",
+		" | internal/cuda internal/cuda/blas internal/cuda/dnn internal/gpu internal/heap internal/nccl",
 	"internal/state":   "internal/model internal/optim tensor",
 	"internal/planner": "attention attention/backends comm partition ring tensor",
 	"internal/plan": "attention attention/backends internal/backend internal/config internal/cost internal/machine internal/model internal/planner" +
@@ -90,7 +92,7 @@ var allowed = map[string]string{
 	"internal/bench": "attention attention/backends comm internal/cost internal/device internal/files internal/metrics internal/model internal/optim internal/planner internal/terminal" +
 		" internal/gpu partition ring tensor",
 
-	"internal/experiment": "internal/bench internal/config internal/files internal/metrics internal/terminal",
+	"internal/experiment": "internal/bench internal/config internal/files internal/terminal",
 
 	"internal/launch":          "internal/files internal/launch/standing internal/place internal/terminal",
 	"internal/launch/standing": "internal/terminal",
@@ -100,7 +102,7 @@ var allowed = map[string]string{
 	"internal/cluster":         "internal/cluster/gossip internal/cluster/wire internal/launch",
 	"internal/cluster/wire":    "internal/admission",
 	"internal/admission":       "",
-	"internal/cluster/gossip":  "internal/admission internal/terminal",
+	"internal/cluster/gossip":  "internal/admission",
 	"internal/cluster/netsim":  "",
 	"internal/files":           "internal/terminal",
 	"internal/place":           "internal/terminal",

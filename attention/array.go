@@ -3,6 +3,7 @@ package attention
 import (
 	"fmt"
 
+	"github.com/cprun/cprun/internal/half"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -27,9 +28,9 @@ func load[A tensor.Float](v View) array[A] {
 	case tensor.F32:
 		return loadAs(v, func(x float32) A { return A(x) })
 	case tensor.BF16:
-		return loadAs(v, func(x uint16) A { return A(tensor.FromBFloat(x)) })
+		return loadAs(v, func(x uint16) A { return A(half.FromBF16(x)) })
 	case tensor.F16:
-		return loadAs(v, func(x uint16) A { return A(tensor.FromHalf(x)) })
+		return loadAs(v, func(x uint16) A { return A(half.FromF16(x)) })
 	}
 	panic(fmt.Sprintf("attention: %v is not of floats", v))
 }
@@ -49,9 +50,9 @@ func (a array[A]) store(v View) {
 	case tensor.F32:
 		walk(v, func(x *float32) { *x = float32(a.data[i]); i++ })
 	case tensor.BF16:
-		walk(v, func(x *uint16) { *x = tensor.ToBFloat(float32(a.data[i])); i++ })
+		walk(v, func(x *uint16) { *x = half.ToBF16(float32(a.data[i])); i++ })
 	case tensor.F16:
-		walk(v, func(x *uint16) { *x = tensor.RoundToHalf(float64(a.data[i])); i++ })
+		walk(v, func(x *uint16) { *x = half.RoundToF16(float64(a.data[i])); i++ })
 	default:
 		panic(fmt.Sprintf("attention: %v is not of floats", v))
 	}

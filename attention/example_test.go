@@ -15,7 +15,8 @@ func ExampleWhole() {
 	k := tensor.FromSlice([]float64{0, 0, 1}, 3, 1, 1)
 	v := tensor.FromSlice([]float64{1, 3, 10}, 3, 1, 1)
 	do := tensor.FromSlice([]float64{0, 1, 0}, 3, 1, 1) // the gradient of token 1's output alone
-	acc, grads := attention.Whole[float64](q, k, v, do, partition.Mask{Band: partition.Causal()}, attention.Softmax{Scale: 1})
+	acc, grads := attention.Whole[float64](q, k, v, do, partition.Mask{Band: partition.Causal()},
+		attention.Softmax{Scale: 1})
 	fmt.Printf("out %.3f\n", tensor.Data[float64](acc.O))
 	fmt.Printf("lse %.3f\n", tensor.Data[float64](acc.LSE)) // log of the sum of exp(score)
 	fmt.Printf("dv  %.3f\n", tensor.Data[float64](grads.DV))

@@ -60,11 +60,11 @@ type KeyGrads struct{ DK, DV View }
 // error. All calls queue work in order on the kernel's stream and do not wait for the device.
 // One goroutine makes them.
 type Kernel interface {
-	// Forward begins a pass that sets o, of the type of q or of acc, to the attention of q over
-	// all blocks to come, and acc.LSE to its LSE. acc is the pass's working memory; acc.O may be
-	// o, and is undefined in the end otherwise. A row that sees no key gets O = 0 and LSE = -Inf,
-	// never NaN. Without a bias no other row has an LSE of -Inf: if all scores of a row's keys in a block are -Inf, O and
-	// LSE may become NaN, and they must if all scores of the pass are.
+	// Forward begins a pass that sets o, of the type of q or of acc, to the attention of q over all blocks to come, and
+	// acc.LSE to its LSE. acc is the pass's working memory; acc.O may be o, and is undefined in the end otherwise. A
+	// row that sees no key gets O = 0 and LSE = -Inf, never NaN. Without a bias no other row has an LSE of -Inf: if all
+	// scores of a row's keys in a block are -Inf, O and LSE may become NaN, and they must if all scores of the pass
+	// are.
 	Forward(o View, acc Partial, q View, p Softmax) (ForwardPass, error)
 	// Backward begins a pass that sets dq, and the gradients of each block, given do, the
 	// gradient of s.O. Rows with LSE = -Inf contribute nothing.

@@ -78,7 +78,8 @@ func TestNaNReachesWhatDependsOnIt(t *testing.T) {
 					for i, y := range tensor.Data[float64](x) {
 						r, h, d := i/n[3]/n[2], i/n[3]%n[2], i%n[3]
 						if math.IsNaN(y) != want(r, h, d) || math.IsInf(y, 0) {
-							t.Fatalf("NaN in %s of row %d, head %d: %s of row %d, head %d, dim %d is %v", input, row, head, name, r, h, d, y)
+							t.Fatalf("NaN in %s of row %d, head %d: %s of row %d, head %d, dim %d is %v", input, row,
+								head, name, r, h, d, y)
 						}
 					}
 				}
@@ -94,7 +95,8 @@ func TestNaNReachesWhatDependsOnIt(t *testing.T) {
 
 // A row whose keys all have a score of -Inf is broken, not empty; a bias of -Inf hides.
 func TestScoresOfMinusInf(t *testing.T) {
-	q, k, v := tensor.New(tensor.F64, 1, 2, 1, 1), tensor.New(tensor.F64, 1, 1, 1, 1), tensor.New(tensor.F64, 1, 1, 1, 1)
+	q, k, v := tensor.New(tensor.F64, 1, 2, 1, 1), tensor.New(tensor.F64, 1, 1, 1, 1),
+		tensor.New(tensor.F64, 1, 1, 1, 1)
 	o, lse := tensor.New(tensor.F64, 1, 2, 1, 1), tensor.New(tensor.F64, 1, 2, 1, 1)
 	bias := tensor.New(tensor.F64, 1, 2, 1, 1)
 	run := func(p attention.Softmax) (float64, float64) {
@@ -103,7 +105,8 @@ func TestScoresOfMinusInf(t *testing.T) {
 			t.Fatal(err)
 		}
 		tiles := []partition.Tile{{Q: partition.Range{Lo: 1, Hi: 2}, K: partition.Range{Hi: 1}, Band: partition.Full()}}
-		if err := pass.Block(attention.Block{K: k, V: v, Tiles: tiles, Columns: []int{0}, First: true, Last: true}); err != nil {
+		if err := pass.Block(attention.Block{K: k, V: v, Tiles: tiles, Columns: []int{0}, First: true,
+			Last: true}); err != nil {
 			t.Fatal(err)
 		}
 		if x, z := tensor.Data[float64](o)[0], tensor.Data[float64](lse)[0]; x != 0 || !math.IsInf(z, -1) {

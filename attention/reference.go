@@ -118,7 +118,8 @@ func (f *referenceBackward[A]) Block(b GradBlock) error {
 		if extra != nil {
 			extra.dbias, done = held[A](f.p.Scores.DBias)
 		}
-		backward(dq, dk, dv, load[A](f.do), load[A](f.q), load[A](b.K), load[A](b.V), load[A](f.s.LSE), load[A](f.s.Delta), visible(tiles), f.p, extra)
+		backward(dq, dk, dv, load[A](f.do), load[A](f.q), load[A](b.K), load[A](b.V), load[A](f.s.LSE),
+			load[A](f.s.Delta), visible(tiles), f.p, extra)
 		done()
 		dq.store(f.dq)
 		dk.store(b.DK)
@@ -186,7 +187,8 @@ func forward[A tensor.Float](o, lse, q, k, v array[A], visible func(i, j int) bo
 
 // backward computes algorithm 2 of the same paper: P = exp(S - LSE), dV += P' dO, dP = dO V',
 // dS = P * (dP - D), dQ += dS K, dK += dS' Q.
-func backward[A tensor.Float](dq, dk, dv, do, q, k, v, lse, delta array[A], visible func(i, j int) bool, p Softmax, extra *terms[A]) {
+func backward[A tensor.Float](dq, dk, dv, do, q, k, v, lse, delta array[A], visible func(i, j int) bool, p Softmax,
+	extra *terms[A]) {
 	group := q.shape[tensor.Heads] / k.shape[tensor.Heads]
 	eachRow(q, k, visible, func(b, i, h int, keys []int) {
 		g, z := h/group, lse.row(b, i, h)[0]

@@ -42,7 +42,8 @@ func (p Softmax) Plain(what string) error {
 	if p.Scores == nil {
 		return nil
 	}
-	return fmt.Errorf("%s: these kernels add nothing to scores and return no largest one; use the reference backend", what)
+	return fmt.Errorf("%s: these kernels add nothing to scores and return no largest one; use the reference backend",
+		what)
 }
 
 // scores finds faults of the Scores of a pass, forward or backward.

@@ -7,27 +7,25 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// Sinks folds sinks into attention: a further score of each head in the denominator of the softmax,
-// to which no value belongs. A learnable sink is gpt-oss's (arXiv:2508.10925); a constant sink of 0
-// makes the softmax off by one (Miller, "Attention Is Off By One", 2023).
+// Sinks folds sinks into attention: a further score of each head in the denominator of the softmax, without a value.
+// A learnable sink is gpt-oss's (arXiv:2508.10925); a constant sink of 0 makes the softmax off by one (Miller,
+// "Attention Is Off By One", 2023).
 //
-// A sink is a key that every row sees, whose value is 0. It is folded once, behind the last block of
-// keys, whatever ranks, hops and kernels came before:
+// A sink acts as a key that every row sees, with value 0. It is folded once, after the last block of keys,
+// independent of ranks, hops and kernels: LSE' = log(exp(LSE) + exp(sink)), O' = O exp(LSE - LSE').
 //
-//	LSE' = log(exp(LSE) + exp(sink))    O' = O exp(LSE - LSE')
+// A backward pass that gets O' and LSE' in Saved computes the gradients of q, k and v, since its probabilities are
+// exp(s - LSE') and its delta equals rowsum(do * O'). Kernels do not handle sinks.
 //
-// A backward pass that is given O' and LSE' in Saved has the gradients of q, k and v, since its
-// probabilities are exp(s - LSE') and its delta is rowsum(do * O'). No Kernel knows of sinks.
-//
-// Rows and heads are a rank's own: a schedule that trades heads for rows gives back O and LSE of all
-// heads before the fold, and takes them after it.
+// Rows and heads are a rank's own: a schedule that trades heads for rows gives back O and LSE of all heads before the
+// fold, and takes them after it.
 type Sinks interface {
 	// FoldSink folds sink [1, 1, heads, 1] into o and lse of a whole forward pass, in place; see
 	// Partial. o is of any type that a kernel's o has, lse and sink are of Partial's. A row that saw no
 	// key has O = 0 and the sink as its LSE.
 	FoldSink(o, lse, sink View) error
-	// SinkGrad sets dsink, like sink, to the gradient of the sinks: the sum over the rows of
-	// -exp(sink - LSE') rowsum(do * O'). Ranks have different rows, so their results are to be added up.
+	// SinkGrad sets dsink, like sink, to the gradient of the sinks: the sum over the rows of -exp(sink - LSE')
+	// rowsum(do * O'). Ranks have different rows, so the caller adds up their results.
 	SinkGrad(dsink, do, o, lse, sink View) error
 }
 
@@ -123,7 +121,7 @@ func eachHead[A tensor.Float](x array[A], visit func(b, i, h int)) {
 	}
 }
 
-// logAddExp is the logarithm of exp(a) + exp(b).
+// logAddExp returns log(exp(a) + exp(b)).
 func logAddExp[A tensor.Float](a, b A) A {
 	m := max(a, b)
 	if math.IsInf(float64(m), 0) {

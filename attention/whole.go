@@ -8,10 +8,10 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// Whole computes attention of a whole sequence on one device, forward and backward, in global
-// order: the oracle for everything that cuts sequences up. It asks the mask for each pair, so it
-// does not depend on the tiles of package partition. It panics if the mask or the scale is not set. DBias and Max of p.Scores are set. The results are dense float64 views; the
-// arithmetic is A's.
+// Whole computes attention of a whole sequence on one device, forward and backward, in global order: the oracle for
+// everything that cuts sequences up. It asks the mask for each pair, so it does not depend on the tiles of package
+// partition. It panics if the mask or the scale is not set. DBias and Max of p.Scores are set. The results are dense
+// float64 views; the arithmetic is A's.
 func Whole[A tensor.Float](q, k, v, do View, mask partition.Mask, p Softmax) (Partial, Grads) {
 	if err := mask.Check(); err != nil {
 		panic("attention: " + err.Error())

@@ -203,8 +203,8 @@ func (g *Group) enqueue(name, detail string, ordered bool, f func() error) (*pen
 	}
 	p := &pending{g: g, name: name, done: make(chan struct{})}
 	if ordered {
-		tensor.Follow(g.stream, g.compute)
-		p.label = g.stream.Labelled()
+		p.label = tensor.LabelOf(g.compute)
+		g.stream.Label(p.label)
 		g.stream.Wait(g.compute.Record())
 	}
 	g.ledger.add(p)

@@ -3,15 +3,13 @@ package tensor
 // What streams do beyond the interface, for traces. HostStream does all of it, and so do the
 // streams of GPUs.
 
-// Labelled is a Stream that tells the label of what is queued now.
-type Labelled interface{ Labelled() string }
-
-// Follow gives what is queued next on s the label of what is queued now on of: a transfer belongs
-// to the step, the layer and the hop that asked for it.
-func Follow(s, of Stream) {
-	if l, ok := of.(Labelled); ok {
-		s.Label(l.Labelled())
+// LabelOf returns the label of what is queued now on s, "" if s keeps none. A transfer has that of the compute stream:
+// it belongs to the step, the layer and the hop that asked for it.
+func LabelOf(s Stream) string {
+	if l, ok := s.(interface{ Labelled() string }); ok {
+		return l.Labelled()
 	}
+	return ""
 }
 
 // Tracing reports whether details of work on a stream are worth the work of making them.

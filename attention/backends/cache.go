@@ -2,7 +2,8 @@ package backends
 
 import "sync"
 
-// maxChoices bounds the choices that a Selector remembers. A run has a handful: its layer shapes, with and without training.
+// maxChoices bounds the choices that a Selector remembers. A run has a handful: its layer shapes, with and without
+// training.
 const maxChoices = 256
 
 // Selector remembers choices by Params. Its zero value is ready, and it is safe for concurrent use.

@@ -35,7 +35,8 @@ func TestCaseSequenceNotMultipleOf64(t *testing.T) {
 func TestCaseHeadDimsInTraining(t *testing.T) {
 	c := refused(t, with("arch=90 cudnn=9.1.0 d=192 dv=128"))
 	find(t, c.Rejected, "flash-head-dims-differ")
-	if r := find(t, c.Rejected, "fused-head-dim-sm90-training-9.5.0"); !strings.Contains(r.Fix, "9.5.0") || !strings.Contains(r.Reason, "128") {
+	if r := find(t, c.Rejected, "fused-head-dim-sm90-training-9.5.0"); !strings.Contains(r.Fix, "9.5.0") ||
+		!strings.Contains(r.Reason, "128") {
 		t.Errorf("%+v", r)
 	}
 	refused(t, with("arch=90 cudnn=9.1.0 d=192 dv=128 want=fused"))

@@ -19,7 +19,11 @@ func (c *Choice) Explain(w io.Writer, level int) {
 	}
 	fmt.Fprintf(&b, "attention: %s: %s\n", c.Backend, c.Reason)
 	for _, a := range c.Remedies {
-		fmt.Fprintf(&b, "attention: remedy %s for %s%s: %s%s; costs %s\n", a.Kind, a.Rule, inHop(a.Hop), a.Text, a.More, a.Cost)
+		hop := ""
+		if a.Hop != "" {
+			hop = fmt.Sprintf(" in hop %q", a.Hop)
+		}
+		fmt.Fprintf(&b, "attention: remedy %s for %s%s: %s%s; costs %s\n", a.Kind, a.Rule, hop, a.Text, a.More, a.Cost)
 	}
 	if n := c.Workspace(); n > 0 {
 		fmt.Fprintf(&b, "attention: workspace of %.1f MiB for each layer's call\n", float64(n)/(1<<20))
@@ -44,13 +48,6 @@ func (c *Choice) Explain(w io.Writer, level int) {
 	io.WriteString(w, b.String())
 }
 
-func inHop(hop string) string {
-	if hop == "" {
-		return ""
-	}
-	return fmt.Sprintf(" in hop %q", hop)
-}
-
 func names(bs []Backend) string {
 	s := make([]string, len(bs))
 	for i, b := range bs {
@@ -63,7 +60,8 @@ func names(bs []Backend) string {
 func (p *Params) describe(b *strings.Builder) {
 	line := func(format string, args ...any) { fmt.Fprintf(b, "attention: "+format+"\n", args...) }
 	line("machine: %s, cuDNN %s, flash %s", archName(p.Arch), p.CUDNN, p.Flash)
-	line("q %v, k %v, v %v, %s", []int{p.Batch, p.SeqQ, p.Heads, p.HeadDim}, []int{p.Batch, p.SeqKV, p.KVHeads, p.HeadDim},
+	line("q %v, k %v, v %v, %s", []int{p.Batch, p.SeqQ, p.Heads, p.HeadDim},
+		[]int{p.Batch, p.SeqKV, p.KVHeads, p.HeadDim},
 		[]int{p.Batch, p.SeqKV, p.KVHeads, p.HeadDimV}, p.DType)
 	line("causal %t, window (%d, %d), documents %t", p.Causal, p.WindowLeft, p.WindowRight, p.Documents)
 	line("sink %t, softcap %t, bias %t, largest logit %t", p.Sink, p.Softcap, p.Bias, p.MaxLogit)

@@ -25,8 +25,9 @@ func (m MaskKind) String() string {
 // Call is one kernel call of one hop. Its lengths and heads, in Params, are the call's, not the run's.
 type Call struct {
 	Params
-	Hop         string // "whole", "diagonal", "half keys", "half queries", "full", "off-diagonal band", "documents", "gathered"
-	Rank, Owner int    // an example: these queries, those keys
+	// "whole", "diagonal", "half keys", "half queries", "full", "off-diagonal band", "documents", "gathered"
+	Hop         string
+	Rank, Owner int // an example: these queries, those keys
 	// QAt and KAt are the first rows of the call, in the block of the rank and of the owner.
 	QAt, KAt int
 	Mask     MaskKind
@@ -85,7 +86,8 @@ func hopsOf(p Params) []Call {
 		// rectangles of each pair of members.
 		ring, rects = p.ContextSize, inner*inner
 	}
-	w := walker{base: Call{Params: p}, shape: p.shape(ring), ranks: ring, rects: rects, seen: map[rankPair]bool{}, calls: map[callKey]bool{}}
+	w := walker{base: Call{Params: p}, shape: p.shape(ring), ranks: ring, rects: rects, seen: map[rankPair]bool{},
+		calls: map[callKey]bool{}}
 	w.walkAll(ring)
 	return p.shares(inner, w.out)
 }
@@ -130,7 +132,8 @@ func (p Params) shape(ranks int) partition.Shape {
 		layout = partition.Zigzag{}
 	}
 	// Without documents no mask is an error.
-	mask, _ := partition.Diagonal{TopLeft: p.TopLeft, Left: p.WindowLeft, Right: p.WindowRight}.Mask(p.SeqQ, p.SeqKV, nil, nil)
+	mask, _ := partition.Diagonal{TopLeft: p.TopLeft, Left: p.WindowLeft, Right: p.WindowRight}.Mask(p.SeqQ, p.SeqKV,
+		nil, nil)
 	return partition.Shape{SeqQ: p.SeqQ, SeqKV: p.SeqKV, Size: ranks, Layout: layout, Mask: mask}
 }
 
@@ -178,7 +181,7 @@ func (w *walker) walk() {
 			}
 			if !w.seen[key] {
 				w.seen[key] = true
-				w.pair(rank, owner)
+				w.block(rank, owner, partition.Plan(w.shape, rank, owner))
 			}
 		}
 	}
@@ -206,8 +209,6 @@ func apart(b partition.Band, s, t partition.Span) int {
 	}
 	return t.Start - s.Start
 }
-
-func (w *walker) pair(rank, owner int) { w.block(rank, owner, partition.Plan(w.shape, rank, owner)) }
 
 // walkAll visits pairs of ranks; or each rank where all keys that it reads are there before its only call, in both
 // passes, or in the forward pass alone. Package ring decides that alike.

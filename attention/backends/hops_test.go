@@ -178,7 +178,8 @@ func TestCutCoversEachPairOnce(t *testing.T) {
 }
 
 func BenchmarkHops64(b *testing.B) {
-	for _, params := range []string{"cp=64 s=1048576", "cp=64 s=1000001", "cp=64 s=1000001 window=4096", "cp=64 s=1000001 layout=striped"} {
+	for _, params := range []string{"cp=64 s=1048576", "cp=64 s=1000001", "cp=64 s=1000001 window=4096",
+		"cp=64 s=1000001 layout=striped"} {
 		b.Run(params, func(b *testing.B) {
 			p := with(params)
 			for b.Loop() {

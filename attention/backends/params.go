@@ -1,6 +1,7 @@
-// Package backends chooses the implementation of a run's attention. Params describe the attention and the machine. Rules,
-// which are data, reject backends for kernel calls of a rank; a remedy makes a backend run a call that a rule rejects.
-// Select picks the fastest remaining backend and gives the reasons. The package is pure: it touches no device, file or clock.
+// Package backends chooses the implementation of a run's attention. Params describe the attention and the machine.
+// Rules, which are data, reject backends for kernel calls of a rank; a remedy makes a backend run a call that a rule
+// rejects. Select picks the fastest remaining backend and gives the reasons. The package is pure: it touches no device,
+// file or clock.
 package backends
 
 import (

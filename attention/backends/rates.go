@@ -27,8 +27,8 @@ type rateKey struct {
 // A rateMask names a mask in the table of rates.
 type rateMask string
 
-// The masks that are measured. A window ends at the query's own key. Over ranks it is a band beside the diagonal, which is
-// another call.
+// The masks that are measured. A window ends at the query's own key. Over ranks it is a band beside the diagonal, which
+// is another call.
 const (
 	rateFull            rateMask = "full"
 	rateCausal          rateMask = "causal"
@@ -63,7 +63,9 @@ func measuredFor(p Params, table []rate) measured {
 	}
 	best := 0
 	for _, r := range table {
-		if r.rateKey == withDim(m.key, r.headDim) && (best == 0 || closer(p.HeadDim, r.headDim, best)) {
+		key := m.key
+		key.headDim = r.headDim
+		if r.rateKey == key && (best == 0 || closer(p.HeadDim, r.headDim, best)) {
 			best = r.headDim
 		}
 	}
@@ -77,11 +79,6 @@ func measuredFor(p Params, table []rate) measured {
 		}
 	}
 	return m
-}
-
-func withDim(k rateKey, dim int) rateKey {
-	k.headDim = dim
-	return k
 }
 
 // closer reports whether head dim a says more about dim than b does: kernels round up to the smallest that is not

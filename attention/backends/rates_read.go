@@ -13,8 +13,8 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// ratesText is what scripts/gpu-rates writes on a machine with GPUs: rows, and remarks that begin with # and name the GPU,
-// the versions, the commit and the command.
+// ratesText is what scripts/gpu-rates writes on a machine with GPUs: rows, and remarks that begin with # and name the
+// GPU, the versions, the commit and the command.
 //
 //go:embed rates.txt
 var ratesText string

@@ -47,7 +47,8 @@ var (
 	splitCall = &Remedy{SplitCall, "run the hop as several calls and merge them by their LSE",
 		"a launch and a merge of the output for each call more", Call.cut}
 	zeroWorkspace = &Remedy{ZeroWorkspace, "clear the workspace before each backward call",
-		"one write of the workspace a backward call", func(c Call) []Call { c.ZeroedWorkspace = true; return []Call{c} }}
+		"one write of the workspace a backward call",
+		func(c Call) []Call { c.ZeroedWorkspace = true; return []Call{c} }}
 	grantWorkspace = &Remedy{GrantWorkspace,
 		"give the deterministic backward pass its workspace of the square of the length",
 		"2 bytes of device memory for each query, key and head of a call", Call.grantWorkspace}
@@ -69,8 +70,6 @@ type verdict struct {
 	applied []Applied   // the remedies that make it run
 	blocked []string    // rules without a cure
 }
-
-func (v verdict) blocking() string { return strings.Join(v.blocked, ", ") }
 
 func (v verdict) cures() string {
 	var s []string

@@ -124,7 +124,7 @@ func fuzzParams(b []byte) Params {
 	small := func() int { return next() % 300 }
 	return Params{
 		ScaleNotAbove0: few(9) == 0,
-		Arch:           []int{0, 75, 80, 86, 90, 100, 103, 110, 120, -1, 1000}[few(11)], CUDNN: V(8+few(2), few(30), few(5)), Flash: Version(few(2)),
+		Arch:           []int{0, 75, 80, 86, 90, 100, 103, 110, 120, 1000}[few(10)], CUDNN: V(8+few(2), few(30), few(5)), Flash: Version(few(2)),
 		//lint:ignore SA4000 these are two draws
 		Disabled: uint8(few(256) & few(256)), Want: Backend(few(6)),
 		DType: tensor.DType(few(9)), Memory: int64(next()),

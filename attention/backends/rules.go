@@ -3,14 +3,15 @@ package backends
 import "slices"
 
 // Rule is one reason why a backend cannot run a kernel call. Facts about backends and their versions are in rules and
-// nowhere else. The comment beside a rule's ID names its source: a letter and a number are TransformerEngine 2.20.0.dev0 of
-// 2026-08-22 (U its selector in Python, C its probe of cuDNN, G its graphs for cuDNN, D its checks before the selection, P
-// its context-parallel code, H its history of fixes), a section is one of notes on it, kernels are our own.
+// nowhere else. The comment beside a rule's ID names its source: a letter and a number are TransformerEngine
+// 2.20.0.dev0 of 2026-08-22 (U its selector in Python, C its probe of cuDNN, G its graphs for cuDNN, D its checks
+// before the selection, P its context-parallel code, H its history of fixes), a section is one of notes on it, kernels
+// are our own.
 type Rule struct {
 	ID      string
 	Backend Backend
-	// Since and Until bound the versions of cuDNN in which the rule holds: [Since, Until), 0 is open. A bounded rule does
-	// not hold without the library, whose absence is a rule of its own.
+	// Since and Until bound the versions of cuDNN in which the rule holds: [Since, Until), 0 is open. A bounded rule
+	// does not hold without the library, whose absence is a rule of its own.
 	Since, Until Version
 	// PerHop is set for rules about the lengths or the mask of a single kernel call: they are reported for each hop,
 	// others once for the run.

@@ -38,8 +38,9 @@ var flashRules = []Rule{
 		Speaks: func(c *Call) bool {
 			return gpu(c) && c.Arch > 80 && c.Arch < 90 && max(c.HeadDim, c.HeadDimV) > 192
 		},
-		Reason: "Head dims over 192 have not run on sm86 and sm89, whose shared memory is small, and FlashAttention 2 takes none there.",
-		Fix:    "Use a head dim of 192 or less, or set attention.backend to reference."},
+		Reason: "Head dims over 192 have not run on sm86 and sm89, whose shared memory is small, and FlashAttention " +
+			"2 takes none there.",
+		Fix: "Use a head dim of 192 or less, or set attention.backend to reference."},
 	{ID: "flash-bias", Backend: Flash, // U89, U90
 		Speaks: func(c *Call) bool { return gpu(c) && c.Bias },
 		Reason: "The CUDA kernels add no bias and no ALiBi to the scores.",

@@ -4,8 +4,8 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// fusedRunRules reject cuDNN for the run as a whole. There are none about what this project never asks of cuDNN: dropout,
-// FP8, CUDA graphs, tensors that are not dense, paged keys.
+// fusedRunRules reject cuDNN for the run as a whole. There are none about what this project never asks of cuDNN:
+// dropout, FP8, CUDA graphs, tensors that are not dense, paged keys.
 var fusedRunRules = []Rule{
 	{ID: "fused-gpu-only", Backend: Fused, NoGPU: true, // U05
 		Speaks: func(c *Call) bool { return c.Arch == 0 },
@@ -25,8 +25,9 @@ var fusedRunRules = []Rule{
 		Fix:    "Leave these out."},
 	{ID: "fused-scale", Backend: Fused, // kernels
 		Speaks: func(c *Call) bool { return c.ScaleNotAbove0 },
-		Reason: "cuDNN's backward pass faults with a scale of 0, and its softmax takes the largest score before scaling, which is wrong for a scale below 0.",
-		Fix:    "Use flash, or a scale above 0."},
+		Reason: "cuDNN's backward pass faults with a scale of 0, and its softmax takes the largest score before " +
+			"scaling, which is wrong for a scale below 0.",
+		Fix: "Use flash, or a scale above 0."},
 	{ID: "fused-arch-sm80", Backend: Fused, // U05
 		Speaks: func(c *Call) bool { return c.Arch < 80 },
 		Reason: "Fused attention needs compute capability 8.0 or higher.",
@@ -79,7 +80,8 @@ var fusedRunRules = []Rule{
 		Speaks: func(c *Call) bool {
 			return c.Documents && c.Arch == 90 && c.Training && !c.ZeroedWorkspace
 		},
-		Reason: "On Hopper cuDNN before 9.18.0 does not initialise the workspace of the backward pass of packed documents, which may give NaN.",
+		Reason: "On Hopper cuDNN before 9.18.0 does not initialise the workspace of the backward pass of packed " +
+			"documents, which may give NaN.",
 		Fix:    "Install cuDNN 9.18.0 or newer.",
 		Remedy: zeroWorkspace},
 	{ID: "fused-allgather-sm103-9.21", Backend: Fused, Since: V(9, 21, 0), Until: V(9, 22, 0), // H13

@@ -19,8 +19,9 @@ var fusedDimRules = []Rule{
 		Fix:    "Install cuDNN 9.10.2 or newer, or use flash."},
 	{ID: "fused-head-dim-sm90-training-9.5.0", Backend: Fused, Until: V(9, 5, 0), // C15, H02
 		Speaks: func(c *Call) bool { return wide(c) && c.Arch == 90 && c.Training },
-		Reason: "On Hopper the backward pass of cuDNN before 9.5.0 takes head dims up to 128, though the forward pass takes more.",
-		Fix:    "Install cuDNN 9.5.0 or newer, or use flash."},
+		Reason: "On Hopper the backward pass of cuDNN before 9.5.0 takes head dims up to 128, though the forward " +
+			"pass takes more.",
+		Fix: "Install cuDNN 9.5.0 or newer, or use flash."},
 	{ID: "fused-head-dim-sm90-training-256", Backend: Fused, // C15
 		Speaks: func(c *Call) bool { return wider(c, 256) && c.Arch == 90 && c.Training },
 		Reason: "On Hopper cuDNN trains with head dims up to 256.",
@@ -38,13 +39,15 @@ var fusedDimRules = []Rule{
 			return c.Arch == 90 && c.Training && c.HeadDim >= 128 && c.HeadDimV >= 128 &&
 				c.HeadDim != c.HeadDimV && !dims(c, 192, 128)
 		},
-		Reason: "On Hopper cuDNN from 9.11.0 has a bug in the backward pass where both head dims are 128 or more and differ, unless they are 192 and 128.",
-		Fix:    "Pad the smaller head dim to the larger."},
+		Reason: "On Hopper cuDNN from 9.11.0 has a bug in the backward pass where both head dims are 128 or more and " +
+			"differ, unless they are 192 and 128.",
+		Fix: "Pad the smaller head dim to the larger."},
 	{ID: "fused-head-dim-sm100-inference-9.9.0", Backend: Fused, Until: V(9, 9, 0), // C16
 		Speaks: func(c *Call) bool { return wide(c) && c.Arch >= 100 && !c.Training },
 		Reason: "On Blackwell cuDNN before 9.9.0 takes head dims up to 128.",
 		Fix:    "Install cuDNN 9.9.0 or newer, or use flash."},
-	{ID: "fused-head-dim-sm100-decode-9.10.2", Backend: Fused, PerHop: true, Since: V(9, 9, 0), Until: V(9, 10, 2), // C16, C17
+	// C16, C17
+	{ID: "fused-head-dim-sm100-decode-9.10.2", Backend: Fused, PerHop: true, Since: V(9, 9, 0), Until: V(9, 10, 2),
 		Speaks: func(c *Call) bool { return wide(c) && c.Arch >= 100 && !c.Training && c.SeqQ == 1 },
 		Reason: "On Blackwell cuDNN before 9.10.2 takes head dims over 128 for more than one query only.",
 		Fix:    "Install cuDNN 9.10.2 or newer, or use flash."},
@@ -52,8 +55,9 @@ var fusedDimRules = []Rule{
 		Speaks: func(c *Call) bool {
 			return wide(c) && c.Arch >= 100 && c.Training && !dims(c, 192, 128) && !(dims(c, 256, 256) && c.Arch < 110)
 		},
-		Reason: "On Blackwell cuDNN trains with head dims up to 128, with 192 for q and k and 128 for v, and on sm100 to sm109 with 256.",
-		Fix:    "Use flash, or one of these head dims."},
+		Reason: "On Blackwell cuDNN trains with head dims up to 128, with 192 for q and k and 128 for v, and on " +
+			"sm100 to sm109 with 256.",
+		Fix: "Use flash, or one of these head dims."},
 	{ID: "fused-head-dims-192-128-sm100-9.11.0", Backend: Fused, Until: V(9, 11, 0), // C18
 		Speaks: func(c *Call) bool { return dims(c, 192, 128) && c.Arch >= 100 && c.Training },
 		Reason: "On Blackwell training with head dims 192 and 128 came with cuDNN 9.11.0.",
@@ -62,8 +66,9 @@ var fusedDimRules = []Rule{
 		Speaks: func(c *Call) bool {
 			return c.HeadDim != c.HeadDimV && c.Arch == 120 && c.Training && (c.HeadDim > 128 || c.HeadDim%8 != 0)
 		},
-		Reason: "On sm120 cuDNN has no backward pass for head dims that differ where that of q and k is over 128 or no multiple of 8.",
-		Fix:    "Use flash."},
+		Reason: "On sm120 cuDNN has no backward pass for head dims that differ where that of q and k is over 128 or " +
+			"no multiple of 8.",
+		Fix: "Use flash."},
 	{ID: "fused-head-dim-256-sm100-9.23.0", Backend: Fused, Until: V(9, 23, 0), // C19
 		Speaks: func(c *Call) bool { return blackwell256(c) && !c.Documents },
 		Reason: "On Blackwell training with head dim 256 came with cuDNN 9.23.0.",

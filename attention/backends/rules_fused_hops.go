@@ -5,8 +5,8 @@ import "math"
 // fusedHopRules reject lengths and masks of one cuDNN call. A call has one rectangle with one mask: full, causal from
 // either corner, or a window around one of these diagonals.
 //
-// C32, read to the letter, also refuses masks without a window from 9.2.0 to 9.5: bottom right of a rectangle and packed
-// documents. That contradicts C24, C25 and cuDNN's documentation, so only its limits on windows are here.
+// C32, read to the letter, also refuses masks without a window from 9.2.0 to 9.5: bottom right of a rectangle and
+// packed documents. That contradicts C24, C25 and cuDNN's documentation, so only its limits on windows are here.
 var fusedHopRules = []Rule{
 	{ID: "fused-one-rectangle", Backend: Fused, PerHop: true, // section 2.2
 		Speaks: func(c *Call) bool { return c.Rects > 1 },
@@ -63,8 +63,9 @@ var fusedHopRules = []Rule{
 		Remedy: splitCall},
 	{ID: "fused-documents-mixed-bands", Backend: Fused, PerHop: true, // section 2.9
 		Speaks: func(c *Call) bool { return c.MixedBands },
-		Reason: "A cuDNN call has one window for all its documents, and in this hop each document has a band of its own.",
-		Fix:    "Use flash, which takes a tile for each document."},
+		Reason: "A cuDNN call has one window for all its documents, and in this hop each document has a band of its " +
+			"own.",
+		Fix: "Use flash, which takes a tile for each document."},
 	{ID: "fused-slices", Backend: Fused, // U82
 		Speaks: func(c *Call) bool { return c.Slices },
 		Reason: "A cuDNN call has one mask, and slices have one each.",
@@ -77,13 +78,14 @@ var fusedHopRules = []Rule{
 		Speaks: func(c *Call) bool {
 			return KeepsMatrix(c.Arch, c.CUDNN) && repeats(c) && !c.GrantedWorkspace && dpWorkspace(c) > maxDPWorkspace
 		},
-		Reason: "On Hopper the deterministic backward pass of cuDNN before 9.25.0 takes a workspace of the square of the length, here over 256 MiB.",
+		Reason: "On Hopper the deterministic backward pass of cuDNN before 9.25.0 takes a workspace of the square of " +
+			"the length, here over 256 MiB.",
 		Fix:    "Install cuDNN 9.25.0 or newer, use flash, or set train.deterministic to false.",
 		Remedy: grantWorkspace},
 }
 
-// raggedOffset returns the largest offset into q, k and v as cuDNN counts it, in elements: the length of a row times the
-// longest sequence.
+// raggedOffset returns the largest offset into q, k and v as cuDNN counts it, in elements: the length of a row times
+// the longest sequence.
 func raggedOffset(c *Call) int64 {
 	keys := int64(c.KVHeads) * int64(max(c.HeadDim, c.HeadDimV)) * int64(c.SeqKV)
 	return max(int64(c.Heads)*int64(c.HeadDim)*int64(c.SeqQ), keys)

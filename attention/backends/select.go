@@ -76,7 +76,8 @@ func (e *NoBackendError) Error() string {
 // ToName returns why auto does not take a backend that could run this, and what does, as the reason and
 // the fix of a rule.
 func ToName(b Backend, arch int) (reason, fix string) {
-	return fmt.Sprintf("It can run this, slowly; auto does not take it on %s.", archName(arch)), fmt.Sprintf("Set attention.backend to %s.", b)
+	return fmt.Sprintf("It can run this, slowly; auto does not take it on %s.", archName(arch)),
+		fmt.Sprintf("Set attention.backend to %s.", b)
 }
 
 func (r Rejection) String() string {
@@ -192,7 +193,7 @@ func reason(b Backend, p Params, order order, m measured, verdicts map[Backend]v
 		if v.ok {
 			before = append(before, fmt.Sprintf("%s needs %s", o, v.cures()))
 		} else {
-			before = append(before, fmt.Sprintf("%s cannot run this (%s)", o, v.blocking()))
+			before = append(before, fmt.Sprintf("%s cannot run this (%s)", o, strings.Join(v.blocked, ", ")))
 		}
 	}
 	place, why := "first", before

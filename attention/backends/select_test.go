@@ -144,7 +144,8 @@ func setName(p *Params, k, v string) (err error) {
 			p.WindowRight, err = strconv.Atoi(r)
 		}
 	case "dtype":
-		p.DType = map[string]tensor.DType{"bf16": tensor.BF16, "fp16": tensor.F16, "fp32": tensor.F32, "fp64": tensor.F64}[v]
+		p.DType = map[string]tensor.DType{"bf16": tensor.BF16, "fp16": tensor.F16, "fp32": tensor.F32,
+			"fp64": tensor.F64}[v]
 	default:
 		return fmt.Errorf("no key %q", k)
 	}

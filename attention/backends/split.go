@@ -1,8 +1,8 @@
 package backends
 
-// cut splits a call as the kernel on cuDNN does (internal/cuda/dnn.Cut): rectangles run one by one, and a band is cut by
-// rows until each part has one diagonal, from the top left corner or to the bottom right one, with or without a window
-// before it. cut returns nil where the kernel leaves the call as it is. The parts share no rows.
+// cut splits a call as the kernel on cuDNN does (internal/cuda/dnn.Cut): rectangles run one by one, and a band is cut
+// by rows until each part has one diagonal, from the top left corner or to the bottom right one, with or without a
+// window before it. cut returns nil where the kernel leaves the call as it is. The parts share no rows.
 func (c Call) cut() []Call {
 	if c.Documents {
 		return nil

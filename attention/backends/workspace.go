@@ -1,7 +1,7 @@
 package backends
 
-// Workspace returns the most bytes of device memory that the chosen backend takes beside its inputs and outputs, over all
-// hops and both passes of one layer: none for our kernels, which accumulate in the caller's buffers.
+// Workspace returns the most bytes of device memory that the chosen backend takes beside its inputs and outputs, over
+// all hops and both passes of one layer: none for our kernels, which accumulate in the caller's buffers.
 func (c *Choice) Workspace() int64 {
 	if c.Backend != Fused {
 		return 0

@@ -1,6 +1,6 @@
-// Package qkv knows the layouts of q, k and v in memory: three tensors, or views of one packed tensor, with the batch or the
-// sequence first, or documents one after another. Named finds a Layout by its name, Layout.Dims finds lengths by shapes,
-// Layout.Place returns the views.
+// Package qkv knows the layouts of q, k and v in memory: three tensors, or views of one packed tensor, with the batch
+// or the sequence first, or documents one after another. Named finds a Layout by its name, Layout.Dims finds lengths by
+// shapes, Layout.Place returns the views.
 package qkv
 
 import (
@@ -22,7 +22,8 @@ const (
 // Packing describes how q, k and v share memory.
 type Packing uint8
 
-// The packings, h query heads, g KV heads, d head dim. The names follow the axes of a packed tensor after batch and seq.
+// The packings, h query heads, g KV heads, d head dim. The names follow the axes of a packed tensor after batch and
+// seq.
 const (
 	Separate  Packing = iota // three tensors: hd_hd_hd
 	QKV3HD                   // [3, h, d]: 3hd
@@ -35,9 +36,9 @@ const (
 
 // Layout is the order of batch, sequence and heads of q and of k and v, and the packing. It is comparable.
 //
-// The names are those of TransformerEngine's get_qkv_layout: one word for each tensor in memory, one letter for each axis,
-// outermost first. b: batch, s: sequence, t: all tokens of all documents, h: query heads (in the words of k and v their own
-// heads), h_g and g: KV heads, d: head dim, 2 and 3: an axis over (k, v) and (q, k, v).
+// The names are those of TransformerEngine's get_qkv_layout: one word for each tensor in memory, one letter for each
+// axis, outermost first. b: batch, s: sequence, t: all tokens of all documents, h: query heads (in the words of k and v
+// their own heads), h_g and g: KV heads, d: head dim, 2 and 3: an axis over (k, v) and (q, k, v).
 type Layout struct {
 	Q, KV   Format  // the order of the axes of q, and of k and v
 	Packing Packing // which of the three share memory
@@ -48,8 +49,8 @@ type namedLayout struct {
 	name string
 }
 
-// layouts in the order of preference if several describe the same addresses: of two packings that agree (one KV head, as many
-// KV heads as query heads) the plainer one; mixed formats last.
+// layouts in the order of preference if several describe the same addresses: of two packings that agree (one KV head,
+// as many KV heads as query heads) the plainer one; mixed formats last.
 var layouts = slices.Concat(
 	perFormat(QKV3HD, "bs3hd", "sb3hd", "t3hd"),
 	perFormat(QKVH3D, "bsh3d", "sbh3d", "th3d"),

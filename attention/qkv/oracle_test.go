@@ -48,8 +48,8 @@ func tokens(word string, b, s length) (rest string, axes []length, ok bool) {
 	return word[1:], []length{s}, b.n == 1
 }
 
-// named returns the place of an element by the letters of a layout's name alone: the tensor in memory (0, 1, 2) and the index
-// in it. ok is false if the layout has no place for it.
+// named returns the place of an element by the letters of a layout's name alone: the tensor in memory (0, 1, 2) and the
+// index in it. ok is false if the layout has no place for it.
 func named(name string, n LayoutDims, batchQ int, which byte, c [5]int) (buffer int, index int64, ok bool) {
 	word, seq, batch, dim := 0, n.SeqKV, n.Batch, n.HeadDim
 	group := n.Heads / n.KVHeads

@@ -6,16 +6,16 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// LayoutDims holds the lengths of a layout. Batch is the batch of k and v: 1 if they are thd. The batch of q is 1 if q is thd,
-// else the same. SeqQ and SeqKV then count the tokens of all documents.
+// LayoutDims holds the lengths of a layout. Batch is the batch of k and v: 1 if they are thd. The batch of q is 1 if q
+// is thd, else the same. SeqQ and SeqKV then count the tokens of all documents.
 type LayoutDims struct {
 	Batch, SeqQ, SeqKV int
 	Heads, KVHeads     int
 	HeadDim, HeadDimV  int // of q and k, and of v
 }
 
-// A spot is the place of q, k or v in a layout: the index of its tensor in memory, the offset of the first element in it, and
-// the distances between tokens, groups, heads of a group.
+// A spot is the place of q, k or v in a layout: the index of its tensor in memory, the offset of the first element in
+// it, and the distances between tokens, groups, heads of a group.
 type spot struct {
 	buffer                  int
 	off, token, group, head int64
@@ -44,7 +44,8 @@ func (l Layout) spots(n *LayoutDims) (q, k, v spot) {
 	return spot{0, 0, h * d, r * d, d}, spot{1, 0, g * d, d, d}, spot{2, 0, g * e, e, e}
 }
 
-// strides returns the strides of a tensor in a spot. A thd tensor is a bshd tensor of batch 1 with all tokens on its sequence.
+// strides returns the strides of a tensor in a spot. A thd tensor is a bshd tensor of batch 1 with all tokens on its
+// sequence.
 func (s *spot) strides(f Format, batch, seq int) [5]int64 {
 	if f == SBHD {
 		return [5]int64{s.token, int64(batch) * s.token, s.group, s.head, 1}
@@ -82,8 +83,8 @@ func (l Layout) cannotHold(n *LayoutDims) string {
 	return ""
 }
 
-// Alike reports whether two layouts of these lengths have the same tensors and give every element of q, k and v the same
-// address.
+// Alike reports whether two layouts of these lengths have the same tensors and give every element of q, k and v the
+// same address.
 func Alike(a, b Layout, n LayoutDims) bool {
 	if len(a.Tensors()) != len(b.Tensors()) || a.cannotHold(&n) != "" || b.cannotHold(&n) != "" {
 		return false
@@ -103,8 +104,8 @@ func Alike(a, b Layout, n LayoutDims) bool {
 	return true
 }
 
-// placed is q, k or v in a layout, on the axes [batch, seq, group, head in the group, dim]: a group is one KV head with the
-// query heads that read it. In a layout such as sbg(h/g+2)d, query heads of different groups are not evenly spaced.
+// placed is q, k or v in a layout, on the axes [batch, seq, group, head in the group, dim]: a group is one KV head with
+// the query heads that read it. In a layout such as sbg(h/g+2)d, query heads of different groups are not evenly spaced.
 type placed struct {
 	spot
 	shape   [5]int

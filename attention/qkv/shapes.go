@@ -68,7 +68,8 @@ func (f Format) of(shape []int) (batch, seq int) {
 	return shape[0], shape[1]
 }
 
-// Dims returns the lengths with which the layout has Tensors of these shapes. The error names the axis that does not fit.
+// Dims returns the lengths with which the layout has Tensors of these shapes. The error names the axis that does not
+// fit.
 func (l Layout) Dims(shapes [][]int, known Known) (LayoutDims, error) {
 	var n LayoutDims
 	if !l.valid() {
@@ -120,7 +121,8 @@ func (l Layout) fault(n LayoutDims, shapes [][]int, known Known) error {
 	}
 	for i, want := range l.Shapes(n) {
 		if !slices.Equal(want, shapes[i]) {
-			return fmt.Errorf("layout %v demands %s of shape %v beside the rest; it is %v", l, l.Tensors()[i], want, shapes[i])
+			return fmt.Errorf("layout %v demands %s of shape %v beside the rest; it is %v", l, l.Tensors()[i], want,
+				shapes[i])
 		}
 	}
 	if why := l.cannotHold(&n); why != "" {
@@ -129,7 +131,8 @@ func (l Layout) fault(n LayoutDims, shapes [][]int, known Known) error {
 	for _, k := range []struct {
 		what       string
 		said, have int
-	}{{"query heads", known.Heads, n.Heads}, {"KV heads", known.KVHeads, n.KVHeads}, {"head dim", known.HeadDim, n.HeadDim}} {
+	}{{"query heads", known.Heads, n.Heads}, {"KV heads", known.KVHeads, n.KVHeads},
+		{"head dim", known.HeadDim, n.HeadDim}} {
 		if k.said != 0 && k.said != k.have {
 			return fmt.Errorf("layout %v has %s %d in shapes %v, not %d", l, k.what, k.have, shapes, k.said)
 		}

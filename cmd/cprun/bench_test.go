@@ -17,15 +17,19 @@ func TestBenchmarksEndToEnd(t *testing.T) {
 		want []string // in the table
 		rows int
 	}{
-		"attention": {[]string{"--nproc", "2", "--seq", "64,128", "--iters", "1", "--algorithm", "ring,ulysses"}, []string{"causal", "4:2 heads of 32", "ulysses", "heads for rows", "hop 0", "gradients home"}, 4},
-		"comm":      {[]string{"--nproc", "2", "--sizes", "4K", "--iters", "2"}, []string{"unix", "tcp", "exchange", "all_reduce"}, 8},
-		"train":     {[]string{"--nproc", "2", "--steps", "2", "--warmup", "1", small(t, 1)}, []string{"train.yaml", "S=200", "random tokens", "planned"}, 3},
+		"attention": {[]string{"--nproc", "2", "--seq", "64,128", "--iters", "1", "--algorithm", "ring,ulysses"},
+			[]string{"causal", "4:2 heads of 32", "ulysses", "heads for rows", "hop 0", "gradients home"}, 4},
+		"comm": {[]string{"--nproc", "2", "--sizes", "4K", "--iters", "2"},
+			[]string{"unix", "tcp", "exchange", "all_reduce"}, 8},
+		"train": {[]string{"--nproc", "2", "--steps", "2", "--warmup", "1", small(t, 1)},
+			[]string{"train.yaml", "S=200", "random tokens", "planned"}, 3},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			report := filepath.Join(dir, "r.json")
 			stdout, progress := must(t, append([]string{"bench", name, "--json", report}, c.args...)...)
-			if strings.Contains(progress, " 0.0 ") || strings.Contains(progress, "run directory") || strings.Contains(progress, os.TempDir()+"/cprun-bench-") {
+			if strings.Contains(progress, " 0.0 ") || strings.Contains(progress, "run directory") ||
+				strings.Contains(progress, os.TempDir()+"/cprun-bench-") {
 				t.Errorf("it says while it measures:\n%s", progress)
 			}
 			for _, w := range c.want {
@@ -41,7 +45,8 @@ func TestBenchmarksEndToEnd(t *testing.T) {
 			if err := json.Unmarshal(text, &r); err != nil {
 				t.Fatal(err)
 			}
-			if r.Bench != name || r.Ranks != 2 || r.Rows() != c.rows || r.Machine.Device == "" || r.Version == "" || len(r.Command) == 0 {
+			if r.Bench != name || r.Ranks != 2 || r.Rows() != c.rows || r.Machine.Device == "" || r.Version == "" ||
+				len(r.Command) == 0 {
 				t.Errorf("report with %d rows, want %d:\n%s", r.Rows(), c.rows, text)
 			}
 		})
@@ -51,7 +56,8 @@ func TestBenchmarksEndToEnd(t *testing.T) {
 // A measurement leaves no checkpoint and no directory behind.
 func TestBenchTrainLeavesNothing(t *testing.T) {
 	tmp := t.TempDir()
-	c := process(t, "bench", "train", "--steps", "1", "--warmup", "1", "--data", "config", "--json", "-", "--quiet", small(t, 1))
+	c := process(t, "bench", "train", "--steps", "1", "--warmup", "1", "--data", "config", "--json", "-", "--quiet",
+		small(t, 1))
 	c.Env = append(c.Env, "TMPDIR="+tmp)
 	out, err := c.Output()
 	if err != nil {
@@ -61,7 +67,8 @@ func TestBenchTrainLeavesNothing(t *testing.T) {
 	if err := json.Unmarshal(out, &r); err != nil {
 		t.Fatalf("%v:\n%s", err, out)
 	}
-	if r.Train == nil || !(r.Train.StepSeconds > 0) || r.Train.Planned == 0 || !(r.Train.FirstStep > 0) || r.Train.Data != "config" {
+	if r.Train == nil || !(r.Train.StepSeconds > 0) || r.Train.Planned == 0 || !(r.Train.FirstStep > 0) ||
+		r.Train.Data != "config" {
 		t.Errorf("%s", out)
 	}
 	if left, err := os.ReadDir(tmp); err != nil || len(left) > 0 {
@@ -108,7 +115,8 @@ func TestBenchmarksCheckTheirFlags(t *testing.T) {
 // A measurement that is refused leaves nothing behind.
 func TestBenchTrainCleansUp(t *testing.T) {
 	dir := t.TempDir()
-	code, _, stderr := with(t, []string{"TMPDIR=" + dir}, "bench", "train", "--data", "config", "--set", "data.path=none.txt", small(t, 1))
+	code, _, stderr := with(t, []string{"TMPDIR=" + dir}, "bench", "train", "--data", "config", "--set",
+		"data.path=none.txt", small(t, 1))
 	left, err := os.ReadDir(dir)
 	if code != 2 || err != nil || len(left) > 0 {
 		t.Errorf("exit status %d, want 2; left %v (%v)\n%s", code, left, err, stderr)

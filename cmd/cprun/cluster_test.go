@@ -21,9 +21,10 @@ import (
 )
 
 var (
-	clusterFaults = flag.Int("cluster.faults", len(clusterKinds), "faults that TestCluster puts into a run, kind by kind")
-	clusterOnly   = flag.String("cluster.kind", "", "the one kind, by a part of its name")
-	clusterSeed   = flag.Uint64("cluster.seed", 1, "of their moments and nodes")
+	clusterFaults = flag.Int("cluster.faults", len(clusterKinds),
+		"faults that TestCluster puts into a run, kind by kind")
+	clusterOnly = flag.String("cluster.kind", "", "the one kind, by a part of its name")
+	clusterSeed = flag.Uint64("cluster.seed", 1, "of their moments and nodes")
 )
 
 const clusterNodes = 4
@@ -43,7 +44,8 @@ type nodes struct {
 func newNodes(t *testing.T, args ...string) *nodes {
 	work := t.TempDir()
 	n := &nodes{
-		T: t, net: lan.New(netip.MustParsePrefix("10.77.0.0/24")), agents: make([]*started, clusterNodes), work: work, dir: filepath.Join(work, "run"),
+		T: t, net: lan.New(netip.MustParsePrefix("10.77.0.0/24")), agents: make([]*started, clusterNodes), work: work,
+		dir: filepath.Join(work, "run"),
 	}
 	t.Cleanup(func() {
 		for _, a := range n.agents {
@@ -70,7 +72,8 @@ func newNodes(t *testing.T, args ...string) *nodes {
 // boot starts the agent of a node.
 func (n *nodes) boot(node int) {
 	n.Helper()
-	s := &started{Cmd: process(n.T, append([]string{"--node-rank", strconv.Itoa(node)}, n.args...)...), t: n.T, dir: n.dir}
+	s := &started{Cmd: process(n.T, append([]string{"--node-rank", strconv.Itoa(node)}, n.args...)...), t: n.T,
+		dir: n.dir}
 	s.Stderr = &s.stderr
 	s.Env = append(s.Env, fmt.Sprintf("%s=0 while 0 0 %s", diskEnv, n.diskFull(node)))
 	if old := n.agents[node]; old != nil {
@@ -144,15 +147,26 @@ const (
 var whole = lan.Path{}
 
 var clusterKinds = []clusterKind{
-	{name: "a worker is killed", limit: died, strike: func(n *nodes, i int) { syscall.Kill(n.worker(i), syscall.SIGKILL) }},
-	{name: "a worker stands still", limit: silent, strike: func(n *nodes, i int) { syscall.Kill(n.worker(i), syscall.SIGSTOP) }},
-	{name: "an agent is killed", limit: died, strike: func(n *nodes, i int) { n.agents[i].Process.Kill() }, heal: (*nodes).again},
-	{name: "an agent stands still", limit: silent, strike: func(n *nodes, i int) { n.agents[i].Process.Signal(syscall.SIGSTOP) }, heal: func(n *nodes, i int) { n.agents[i].Process.Signal(syscall.SIGCONT) }},
+	{name: "a worker is killed", limit: died, strike: func(n *nodes, i int) {
+		syscall.Kill(n.worker(i), syscall.SIGKILL)
+	}},
+	{name: "a worker stands still", limit: silent, strike: func(n *nodes, i int) {
+		syscall.Kill(n.worker(i), syscall.SIGSTOP)
+	}},
+	{name: "an agent is killed", limit: died, strike: func(n *nodes, i int) { n.agents[i].Process.Kill() },
+		heal: (*nodes).again},
+	{name: "an agent stands still", limit: silent, strike: func(n *nodes, i int) {
+		n.agents[i].Process.Signal(syscall.SIGSTOP)
+	}, heal: func(n *nodes, i int) {
+		n.agents[i].Process.Signal(syscall.SIGCONT)
+	}},
 	{name: "a node has no network", limit: silent, strike: around(lan.Path{Cut: true}), heal: around(whole)},
 	{name: "a node hears nothing", limit: silent, strike: oneWay(true), heal: around(whole)},
 	{name: "a node is not heard", limit: silent, strike: oneWay(false), heal: around(whole)},
-	{name: "30 % of packets are lost", lasts: 6 * time.Second, strike: around(lan.Path{Loss: 0.3}), heal: around(whole)},
-	{name: "packets are 200 ms late", lasts: 6 * time.Second, strike: around(lan.Path{Delay: 200 * time.Millisecond}), heal: around(whole)},
+	{name: "30 % of packets are lost", lasts: 6 * time.Second, strike: around(lan.Path{Loss: 0.3}),
+		heal: around(whole)},
+	{name: "packets are 200 ms late", lasts: 6 * time.Second, strike: around(lan.Path{Delay: 200 * time.Millisecond}),
+		heal: around(whole)},
 	{name: "a node's disk is full", limit: 0, strike: func(n *nodes, i int) {
 		if err := os.WriteFile(n.diskFull(i), nil, 0o600); err != nil {
 			n.Error(err)
@@ -195,7 +209,9 @@ func TestCluster(t *testing.T) {
 	}
 	began := n.until("first step", watchdog, func() bool { return n.step() > 0 })
 	t.Logf("first step after %v", began.Round(time.Millisecond))
-	kinds := slices.DeleteFunc(slices.Clone(clusterKinds), func(k clusterKind) bool { return !strings.Contains(k.name, *clusterOnly) })
+	kinds := slices.DeleteFunc(slices.Clone(clusterKinds), func(k clusterKind) bool {
+		return !strings.Contains(k.name, *clusterOnly)
+	})
 	noticed, back := map[string][]time.Duration{}, map[string][]time.Duration{}
 	for f := range *clusterFaults {
 		kind, node := &kinds[f%len(kinds)], rng.IntN(clusterNodes)
@@ -206,7 +222,8 @@ func TestCluster(t *testing.T) {
 			noticed[kind.name] = append(noticed[kind.name], seen)
 			back[kind.name] = append(back[kind.name], recovered)
 		}
-		t.Logf("%2d %-26s node %d: noticed after %v, next step %v later", f, kind.name, node, seen.Round(time.Millisecond), recovered.Round(time.Millisecond))
+		t.Logf("%2d %-26s node %d: noticed after %v, next step %v later", f, kind.name, node,
+			seen.Round(time.Millisecond), recovered.Round(time.Millisecond))
 	}
 	var workers []int
 	for i := range n.agents {
@@ -221,12 +238,14 @@ func TestCluster(t *testing.T) {
 	gone(t, workers)
 	for _, k := range clusterKinds {
 		if len(noticed[k.name]) > 0 {
-			t.Logf("%-26s %2d times: noticed after %s; next step after %s more", k.name, len(noticed[k.name]), spread(noticed[k.name]), spread(back[k.name]))
+			t.Logf("%-26s %2d times: noticed after %s; next step after %s more", k.name, len(noticed[k.name]),
+				spread(noticed[k.name]), spread(back[k.name]))
 		}
 	}
 	got := metricsOf(t, n.dir)
 	one := filepath.Join(t.TempDir(), "one")
-	must(t, "--nproc", strconv.Itoa(clusterNodes), "--run-dir", one, "--set", fmt.Sprintf("train.steps=%d", len(got)), config)
+	must(t, "--nproc", strconv.Itoa(clusterNodes), "--run-dir", one, "--set", fmt.Sprintf("train.steps=%d", len(got)),
+		config)
 	if got, want := curve(got), curve(metricsOf(t, one)); got != want {
 		t.Errorf("the losses are not those of one host that nothing has struck:\n%swant\n%s", got, want)
 	}
@@ -269,7 +288,8 @@ func (n *nodes) strike(k *clusterKind, node int) (seen, recovered time.Duration)
 	}
 	step := n.step()
 	recovered = n.until("step after "+k.name, watchdog, func() bool { return n.step() > step })
-	if pid := before[node]; others() && running(pid) && slices.Contains(children(n.T, n.agents[node].Process.Pid), pid) {
+	if pid := before[node]; others() && running(pid) && slices.Contains(children(n.T, n.agents[node].Process.Pid),
+		pid) {
 		n.Errorf("%s: the worker of node %d outlives the start", k.name, node)
 	}
 	return seen, recovered

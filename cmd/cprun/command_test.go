@@ -63,10 +63,14 @@ func TestUsageEndsWithStatus2BeforeAnythingIsSpawned(t *testing.T) {
 		{[]string{"--set", "nonsense", good}, []string{"--set"}},
 		{[]string{"--resume", filepath.Join(dir, "nothing"), good}, []string{"--resume"}},
 		{[]string{"--set", "data.seq_len=1M", good}, []string{filepath.Base(good) + ":", "data.path", "token"}},
-		{[]string{"attention", "--in", "../../attention/attentiontest/testdata/docs.safetensors", "--out", dir}, []string{"--out", "is a directory"}},
-		{[]string{"attention", "--in", "../../attention/attentiontest/testdata/docs.safetensors", "--out", "../../attention/attentiontest/testdata/../testdata/docs.safetensors"}, []string{"--out", "also --in"}},
-		{[]string{"attention", "--in", "../../attention/attentiontest/testdata/docs.safetensors", "--out", "/proc/self/x"}, []string{"--out", "can be written to"}},
-		{[]string{"attention", "--in", "../../attention/attentiontest/testdata/docs.safetensors", "--out", "/dev/null"}, []string{"--out"}},
+		{[]string{"attention", "--in", "../../attention/attentiontest/testdata/docs.safetensors", "--out", dir},
+			[]string{"--out", "is a directory"}},
+		{[]string{"attention", "--in", "../../attention/attentiontest/testdata/docs.safetensors", "--out",
+			"../../attention/attentiontest/testdata/../testdata/docs.safetensors"}, []string{"--out", "also --in"}},
+		{[]string{"attention", "--in", "../../attention/attentiontest/testdata/docs.safetensors", "--out",
+			"/proc/self/x"}, []string{"--out", "can be written to"}},
+		{[]string{"attention", "--in", "../../attention/attentiontest/testdata/docs.safetensors", "--out", "/dev/null"},
+			[]string{"--out"}},
 		{[]string{"attention", "--in", integers(t), "--out", filepath.Join(dir, "x")}, []string{"--in", "I32"}},
 		{[]string{"export", dir, "--to", dir}, []string{"--to", "has files in it"}},
 		{[]string{"export", dir, "--to", bad}, []string{"--to"}},
@@ -74,8 +78,10 @@ func TestUsageEndsWithStatus2BeforeAnythingIsSpawned(t *testing.T) {
 		{[]string{"plan"}, []string{"config"}},
 		{[]string{"attention", "--out", "x"}, []string{"--in"}},
 		{[]string{"attention", "--in", bad, "--out", filepath.Join(dir, "x")}, []string{"--in"}},
-		{[]string{"attention", "--in", "../../attention/attentiontest/testdata/docs.safetensors", "--out", filepath.Join(dir, "x"), "--layout", "spiral"}, []string{"spiral", "zigzag"}},
-		{[]string{"attention", "--in", "../../attention/attentiontest/testdata/docs.safetensors", "--out", filepath.Join(dir, "no", "x")}, []string{"--out"}},
+		{[]string{"attention", "--in", "../../attention/attentiontest/testdata/docs.safetensors", "--out",
+			filepath.Join(dir, "x"), "--layout", "spiral"}, []string{"spiral", "zigzag"}},
+		{[]string{"attention", "--in", "../../attention/attentiontest/testdata/docs.safetensors", "--out",
+			filepath.Join(dir, "no", "x")}, []string{"--out"}},
 		{[]string{"export", dir, "--to", filepath.Join(dir, "hf")}, []string{"checkpoint"}},
 		{[]string{"export", dir}, []string{"--to"}},
 	} {
@@ -99,9 +105,11 @@ func TestAnotherModelInTheRunDirectoryIsRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, args := range [][]string{{"--run-dir", dir}, {"--run-dir", filepath.Join(t.TempDir(), "new"), "--resume", dir}} {
+	for _, args := range [][]string{{"--run-dir", dir}, {"--run-dir", filepath.Join(t.TempDir(), "new"), "--resume",
+		dir}} {
 		code, _, stderr := cprun(t, append(args, "--set", "model.intermediate_size=40", config)...)
-		if code != 2 || !strings.Contains(stderr, "of another model") || !strings.Contains(stderr, "intermediate_size is 64 in the checkpoint and 40 here") {
+		if code != 2 || !strings.Contains(stderr, "of another model") ||
+			!strings.Contains(stderr, "intermediate_size is 64 in the checkpoint and 40 here") {
 			t.Errorf("cprun %v with another model: exit status %d, stderr:\n%s", args, code, stderr)
 		}
 	}
@@ -131,7 +139,8 @@ func TestARunThatCannotFitIsRefused(t *testing.T) {
 func integers(t *testing.T) string {
 	t.Helper()
 	header := `{"q":{"dtype":"I32","shape":[1,1,1,1],"data_offsets":[0,4]},` +
-		`"k":{"dtype":"F32","shape":[1,1,1,1],"data_offsets":[4,8]},"v":{"dtype":"F32","shape":[1,1,1,1],"data_offsets":[8,12]}}`
+		`"k":{"dtype":"F32","shape":[1,1,1,1],"data_offsets":[4,8]},` +
+		`"v":{"dtype":"F32","shape":[1,1,1,1],"data_offsets":[8,12]}}`
 	file := binary.LittleEndian.AppendUint64(nil, uint64(len(header)))
 	path := filepath.Join(t.TempDir(), "integers.safetensors")
 	if err := os.WriteFile(path, append(append(file, header...), make([]byte, 12)...), 0o666); err != nil {
@@ -141,7 +150,8 @@ func integers(t *testing.T) string {
 }
 
 func TestHelpHasAnExampleEverywhere(t *testing.T) {
-	for _, args := range [][]string{{"-h"}, {"plan", "-h"}, {"attention", "-h"}, {"scale", "-h"}, {"export", "-h"}, {"generate", "-h"}, {"doctor", "-h"}, {"version", "-h"}, {"completion", "-h"}, {"completion", "zsh", "-h"}} {
+	for _, args := range [][]string{{"-h"}, {"plan", "-h"}, {"attention", "-h"}, {"scale", "-h"}, {"export", "-h"},
+		{"generate", "-h"}, {"doctor", "-h"}, {"version", "-h"}, {"completion", "-h"}, {"completion", "zsh", "-h"}} {
 		stdout, _ := must(t, args...)
 		if !strings.Contains(stdout, "Examples:") {
 			t.Errorf("cprun %v has no example:\n%s", args, stdout)
@@ -160,7 +170,8 @@ func TestHelpOfACommandIsThatOfItsFlag(t *testing.T) {
 
 // Flags for several nodes are taken where one suffices, as in scripts of other launchers.
 func TestOneNodeOfSeveral(t *testing.T) {
-	must(t, "--nnodes", "1", "--node-rank", "0", "--rendezvous", "localhost:29400", "--run-dir", filepath.Join(t.TempDir(), "run"), small(t, 1))
+	must(t, "--nnodes", "1", "--node-rank", "0", "--rendezvous", "localhost:29400", "--run-dir",
+		filepath.Join(t.TempDir(), "run"), small(t, 1))
 }
 
 func TestVersionAndDoctor(t *testing.T) {
@@ -184,7 +195,8 @@ func TestVersionAndDoctor(t *testing.T) {
 		}
 	}
 	// The verdict, then the problem, then what is well.
-	if at := strings.Index(short, "PROBLEM"); !strings.HasPrefix(short, "1 problem: temporary") || at < 0 || at > strings.Index(short, "\nok ") || strings.Contains(short[:at], "ok") {
+	if at := strings.Index(short, "PROBLEM"); !strings.HasPrefix(short, "1 problem: temporary") || at < 0 ||
+		at > strings.Index(short, "\nok ") || strings.Contains(short[:at], "ok") {
 		t.Errorf("doctor begins with\n%s", short)
 	}
 	if n := strings.Count(short, "\n"); n > 40 {
@@ -250,8 +262,9 @@ func TestPlanChecksWhatARunChecks(t *testing.T) {
 		args []string
 		want string
 	}{
-		"no data":         {[]string{"--set", "data.path=/nope.bin"}, "data.path: no file /nope.bin"},
-		"no validation":   {[]string{"--set", "data.validation={path: /nope.txt, every: 1}"}, "data.validation.path: no file /nope.txt"},
+		"no data": {[]string{"--set", "data.path=/nope.bin"}, "data.path: no file /nope.bin"},
+		"no validation": {[]string{"--set", "data.validation={path: /nope.txt, every: 1}"},
+			"data.validation.path: no file /nope.txt"},
 		"too little data": {[]string{"--set", "data.seq_len=1M"}, "make no sample of seq_len"},
 		"no model":        {[]string{"--set", "model.from=/nope"}, "no directory /nope; nothing is downloaded"},
 	} {
@@ -259,19 +272,23 @@ func TestPlanChecksWhatARunChecks(t *testing.T) {
 		code, _, ran := cprun(t, append(args, "--run-dir", filepath.Join(t.TempDir(), "run"), long)...)
 		planned, out, stderr := cprun(t, append(append([]string{"plan", "--json"}, args...), long)...)
 		if code != 2 || planned != 2 || !strings.Contains(stderr, c.want) || !strings.Contains(ran, c.want) {
-			t.Errorf("%s: status %d of the run, %d of the plan; want %q in\n%s\nand\n%s", name, code, planned, c.want, ran, stderr)
+			t.Errorf("%s: status %d of the run, %d of the plan; want %q in\n%s\nand\n%s", name, code, planned, c.want,
+				ran, stderr)
 		}
 		var p struct{ Refused []string }
-		if err := json.Unmarshal([]byte(out), &p); err != nil || !strings.Contains(strings.Join(p.Refused, "\n"), c.want) {
+		if err := json.Unmarshal([]byte(out), &p); err != nil || !strings.Contains(strings.Join(p.Refused, "\n"),
+			c.want) {
 			t.Errorf("%s: refused in the JSON is %q, %v", name, p.Refused, err)
 		}
-		if code, _, stderr := cprun(t, append(append([]string{"plan", "--assume", "gpus=2"}, args...), long)...); code != 0 || !strings.Contains(stderr, c.want) {
+		if code, _, stderr := cprun(t, append(append([]string{"plan", "--assume", "gpus=2"}, args...),
+			long)...); code != 0 || !strings.Contains(stderr, c.want) {
 			t.Errorf("%s: status %d for another machine:\n%s", name, code, stderr)
 		}
 	}
 	out, stderr := must(t, "plan", "--json", "--set", "data.validation.samples=2", long)
 	var p struct{ Warnings []string }
-	if err := json.Unmarshal([]byte(out), &p); err != nil || len(p.Warnings) != 1 || !strings.Contains(stderr, "warning: "+p.Warnings[0]) {
+	if err := json.Unmarshal([]byte(out), &p); err != nil || len(p.Warnings) != 1 ||
+		!strings.Contains(stderr, "warning: "+p.Warnings[0]) {
 		t.Errorf("warnings %q, %v; on the terminal:\n%s", p.Warnings, err, stderr)
 	}
 }
@@ -280,7 +297,8 @@ func TestPlanChecksWhatARunChecks(t *testing.T) {
 func TestDryRun(t *testing.T) {
 	config, dir := trained(t)
 	work := filepath.Join(t.TempDir(), "run")
-	if _, stderr := must(t, "--dry-run", "--nproc", "2", "--run-dir", work, config); !strings.Contains(stderr, "nothing was started") || !strings.Contains(stderr, "from new weights") {
+	if _, stderr := must(t, "--dry-run", "--nproc", "2", "--run-dir", work, config); !strings.Contains(stderr,
+		"nothing was started") || !strings.Contains(stderr, "from new weights") {
 		t.Errorf("it said\n%s", stderr)
 	}
 	if _, err := os.Stat(work); !os.IsNotExist(err) {
@@ -289,7 +307,8 @@ func TestDryRun(t *testing.T) {
 	if _, stderr := must(t, "--dry-run", "--run-dir", dir, config); !strings.Contains(stderr, "step-00000004") {
 		t.Errorf("it does not say where it would go on:\n%s", stderr)
 	}
-	if code, _, stderr := cprun(t, "--dry-run", "--set", "data.path=/nope", config); code != 2 || !strings.Contains(stderr, "/nope") {
+	if code, _, stderr := cprun(t, "--dry-run", "--set", "data.path=/nope", config); code != 2 ||
+		!strings.Contains(stderr, "/nope") {
 		t.Errorf("status %d\n%s", code, stderr)
 	}
 }
@@ -303,7 +322,8 @@ func TestExportLoadsToTheSameLoss(t *testing.T) {
 	// The text has 7 samples of 200 tokens, so step 8 reads the first one again.
 	must(t, "--nproc", "2", "--run-dir", dir, "--set", "data.shuffle=false", "--set", "train.steps=8", small(t, 7))
 	other := filepath.Join(root, "other")
-	must(t, "--nproc", "2", "--run-dir", other, "--set", "data.shuffle=false", "--set", "model.from="+hf, "--set", "data.tokenizer=bytes", small(t, 1))
+	must(t, "--nproc", "2", "--run-dir", other, "--set", "data.shuffle=false", "--set", "model.from="+hf, "--set",
+		"data.tokenizer=bytes", small(t, 1))
 	a, b := metricsOf(t, dir), metricsOf(t, other)
 	if x, y := string(a[7]["loss"]), string(b[0]["loss"]); x != y {
 		t.Errorf("the exported weights have loss %s, the run had %s", y, x)
@@ -382,7 +402,8 @@ func TestAttentionOfPackedTensors(t *testing.T) {
 	}
 	for meta, says := range map[string]string{"": "false", "sb3hd": "true"} {
 		result, stdout = run(write("packed.safetensors", map[string]string{"layout": meta}), "--json")
-		if !strings.Contains(stdout, `"qkv_layout": "sb3hd"`) || !strings.Contains(stdout, `"qkv_layout_declared": `+says) {
+		if !strings.Contains(stdout, `"qkv_layout": "sb3hd"`) || !strings.Contains(stdout,
+			`"qkv_layout_declared": `+says) {
 			t.Errorf("layout %q: %s", meta, stdout)
 		}
 		for name, w := range want {
@@ -391,7 +412,8 @@ func TestAttentionOfPackedTensors(t *testing.T) {
 			}
 		}
 	}
-	code, _, stderr := cprun(t, "attention", "--in", write("masked.safetensors", map[string]string{"attn_mask": "x"}), "--out", result)
+	code, _, stderr := cprun(t, "attention", "--in", write("masked.safetensors", map[string]string{"attn_mask": "x"}),
+		"--out", result)
 	if code != 2 || !strings.Contains(stderr, `metadata "attn_mask" is not understood`) {
 		t.Errorf("a mask of another tool: exit status %d, %s", code, stderr)
 	}
@@ -428,11 +450,13 @@ func TestFewOpenFiles(t *testing.T) {
 	}{{4, ""}, {5, ""}, {8, ""}, {8, "exec 3</dev/null 4<&3; "}, {8, "exec 3</dev/null 4<&3 5<&3; "}, {31, ""}} {
 		limit := x.limit
 		c := process(t, "version")
-		c.Args = append([]string{"sh", "-c", closed + x.held + fmt.Sprintf(`ulimit -n %d && exec "$0" "$@"`, limit), c.Path}, c.Args[1:]...)
+		c.Args = append([]string{"sh", "-c", closed + x.held + fmt.Sprintf(`ulimit -n %d && exec "$0" "$@"`, limit),
+			c.Path}, c.Args[1:]...)
 		c.Path = "/bin/sh"
 		text, err := c.CombinedOutput()
 		said := string(text)
-		if c.ProcessState.ExitCode() != 2 || strings.Count(said, "\n") != 1 || !strings.Contains(said, fmt.Sprint(limit)) || !strings.Contains(said, "ulimit -n") {
+		if c.ProcessState.ExitCode() != 2 || strings.Count(said, "\n") != 1 ||
+			!strings.Contains(said, fmt.Sprint(limit)) || !strings.Contains(said, "ulimit -n") {
 			t.Errorf("limit %d: %v\n%s", limit, err, said)
 		}
 	}

@@ -58,7 +58,8 @@ func completeAll(c *cobra.Command) {
 		case ok && f.Value.Type() != "bool":
 			err = c.RegisterFlagCompletionFunc(f.Name, cobra.FixedCompletions(list, cobra.ShellCompDirectiveNoFileComp))
 		case f.Name == "set":
-			err = c.RegisterFlagCompletionFunc(f.Name, func(_ *cobra.Command, _ []string, prefix string) ([]string, cobra.ShellCompDirective) {
+			err = c.RegisterFlagCompletionFunc(f.Name, func(_ *cobra.Command, _ []string, prefix string) ([]string,
+				cobra.ShellCompDirective) {
 				return config.Completions(prefix), cobra.ShellCompDirectiveNoSpace | cobra.ShellCompDirectiveNoFileComp
 			})
 		}

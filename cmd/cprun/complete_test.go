@@ -19,8 +19,10 @@ func TestCompletion(t *testing.T) {
 		{[]string{"c"}, []string{"completion"}, false},
 		{[]string{"--device", ""}, []string{"auto", "cpu", "cuda"}, true},
 		{[]string{"generate", "--device", ""}, []string{"auto", "cpu", "cuda"}, true},
-		{[]string{"attention", "--layout", ""}, []string{"zigzag", "striped", "contiguous", "document", "document-zigzag", "auto"}, true},
-		{[]string{"attention", "--algorithm", ""}, []string{"ring", "allgather", "ulysses", "hierarchical", "auto"}, true},
+		{[]string{"attention", "--layout", ""}, []string{"zigzag", "striped", "contiguous", "document",
+			"document-zigzag", "auto"}, true},
+		{[]string{"attention", "--algorithm", ""}, []string{"ring", "allgather", "ulysses", "hierarchical", "auto"},
+			true},
 		{[]string{"bench", "attention", "--backend", ""}, []string{"flash", "fused", "reference", "auto"}, true},
 		{[]string{"bench", "attention", "--gather", ""}, []string{"auto"}, false},
 		{[]string{"bench", "comm", "--calls", ""}, []string{"exchange"}, false},
@@ -42,7 +44,8 @@ func TestCompletion(t *testing.T) {
 			t.Errorf("%q: %q, want %q", c.args, got, c.want)
 		}
 	}
-	for shell, want := range map[string]string{"bash": "complete -o", "zsh": "#compdef cprun", "fish": "complete -c cprun", "powershell": "Register-ArgumentCompleter"} {
+	for shell, want := range map[string]string{"bash": "complete -o", "zsh": "#compdef cprun",
+		"fish": "complete -c cprun", "powershell": "Register-ArgumentCompleter"} {
 		if out, _ := must(t, "completion", shell); !strings.Contains(out, want) {
 			t.Errorf("completion %s lacks %q", shell, want)
 		}

@@ -84,7 +84,9 @@ var crashes = []crash{
 	{name: "a rank's disk is full for one save", env: atDisk("once")},
 	{name: "a rank's disk fails", env: atDisk("broken"), want: []int{1}, says: names("input/output error")},
 	{name: "a rank panics in a save", env: atDisk("panic"), want: []int{1}, says: names("panic: ")},
-	{name: "the run directory is removed", strike: func(c *trial) { os.RemoveAll(c.dir) }, want: []int{1}, after: func(c *trial) { os.RemoveAll(c.dir) }, says: func(*trial) []string { return []string{"no such file or directory"} }},
+	{name: "the run directory is removed", strike: func(c *trial) { os.RemoveAll(c.dir) }, want: []int{1},
+		after: func(c *trial) { os.RemoveAll(c.dir) },
+		says:  func(*trial) []string { return []string{"no such file or directory"} }},
 	{name: "a bit of a checkpoint flips", strike: atLauncher(syscall.SIGKILL), after: flipBit, want: []int{-1}},
 	{name: "a file of a checkpoint is gone", strike: atLauncher(syscall.SIGTERM), after: removeFile, want: []int{75}},
 	{name: "a file of a checkpoint is cut short", strike: atLauncher(syscall.SIGKILL), after: cutFile, want: []int{-1}},
@@ -271,13 +273,15 @@ func TestCrash(t *testing.T) {
 			})
 		}
 	})
-	t.Logf("%d faults; %d came too late; %d left no whole checkpoint, and the run was refused", *crashTrials, late, refused)
+	t.Logf("%d faults; %d came too late; %d left no whole checkpoint, and the run was refused", *crashTrials, late,
+		refused)
 	slices.Sort(back)
 	t.Logf("from the next start to its first step: %v, at most %v", back[len(back)/2], back[len(back)-1])
 	for _, k := range crashes {
 		if ds := times[k.name]; len(ds) > 0 {
 			slices.Sort(ds)
-			t.Logf("%-36s %3d times; ended after %v, at most %v", k.name, len(ds), ds[len(ds)/2].Round(time.Millisecond), ds[len(ds)-1].Round(time.Millisecond))
+			t.Logf("%-36s %3d times; ended after %v, at most %v", k.name, len(ds),
+				ds[len(ds)/2].Round(time.Millisecond), ds[len(ds)-1].Round(time.Millisecond))
 		}
 	}
 }
@@ -286,7 +290,8 @@ func TestCrash(t *testing.T) {
 // had a checkpoint to go on from, or began anew where it had none.
 func (c *trial) run(kind *crash, config, want string) (ended, goesOn bool) {
 	args := []string{
-		"--nproc", strconv.Itoa(crashRanks), "--run-dir", c.dir, "--set", fmt.Sprintf("checkpoint.every=%d", 1+c.rng.IntN(4)),
+		"--nproc", strconv.Itoa(crashRanks), "--run-dir", c.dir, "--set",
+		fmt.Sprintf("checkpoint.every=%d", 1+c.rng.IntN(4)),
 		"--set", fmt.Sprintf("checkpoint.async=%t", c.rng.IntN(2) == 0), "--set", "parallel.deadline=1s", config,
 	}
 	c.s = &started{Cmd: process(c.T, args...), t: c.T, dir: c.dir}
@@ -351,7 +356,8 @@ func (c *trial) run(kind *crash, config, want string) (ended, goesOn bool) {
 	if left, _ := filepath.Glob(filepath.Join(c.dir, "checkpoints", "*.tmp-*")); len(left) > 0 {
 		c.Errorf("left behind: %q", left)
 	}
-	if text, err := os.ReadFile(filepath.Join(c.dir, "checkpoints", "latest")); err != nil || !bytes.Equal(text, fmt.Appendf(nil, "step-%08d\n", crashSteps)) {
+	if text, err := os.ReadFile(filepath.Join(c.dir, "checkpoints", "latest")); err != nil ||
+		!bytes.Equal(text, fmt.Appendf(nil, "step-%08d\n", crashSteps)) {
 		c.Errorf("latest is %q, %v", text, err)
 	}
 	return code != 0, true

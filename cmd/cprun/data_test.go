@@ -51,7 +51,8 @@ func TestHowMuchDataThereIs(t *testing.T) {
 		}
 	}
 	stdout, _ = must(t, append([]string{"plan"}, args...)...)
-	if !strings.Contains(strings.Join(strings.Fields(stdout), " "), strings.TrimPrefix(line, "data: ")) { // it wraps lines
+	// it wraps lines
+	if !strings.Contains(strings.Join(strings.Fields(stdout), " "), strings.TrimPrefix(line, "data: ")) {
 		t.Errorf("the plan does not say %q", line)
 	}
 	_, stderr = must(t, append([]string{"--dry-run"}, args...)...)

@@ -40,7 +40,8 @@ func TestEval(t *testing.T) {
 		t.Fatal(err)
 	}
 	dir, hf := filepath.Join(t.TempDir(), "run"), filepath.Join(t.TempDir(), "hf")
-	must(t, "--nproc", "2", "--run-dir", dir, "--set", fmt.Sprintf("data.validation={path: %s, every: 2, samples: 3}", text), "--set", "checkpoint.every=2", small(t, 4))
+	must(t, "--nproc", "2", "--run-dir", dir, "--set", fmt.Sprintf("data.validation={path: %s, every: 2, samples: 3}",
+		text), "--set", "checkpoint.every=2", small(t, 4))
 	must(t, "export", dir, "--to", hf)
 	want := map[string]float64{}
 	for _, m := range metricsOf(t, dir) {
@@ -60,7 +61,8 @@ func TestEval(t *testing.T) {
 		{"4", []string{hf, "--nproc", "2", "--seq-len", "200"}},
 	} {
 		e := evaluate(t, append(c.args, "--data", text, "--samples", "3")...)
-		if d := math.Abs(e.Loss - want[c.step]); !(d <= 1e-5) || e.Samples != 3 || e.Targets != 600 || !(math.Abs(e.Perplexity-math.Exp(e.Loss)) <= 1e-9) {
+		if d := math.Abs(e.Loss - want[c.step]); !(d <= 1e-5) || e.Samples != 3 || e.Targets != 600 ||
+			!(math.Abs(e.Perplexity-math.Exp(e.Loss)) <= 1e-9) {
 			t.Errorf("%v: %+v, want the loss %v", c.args, e, want[c.step])
 		}
 		sum, n := 0.0, int64(0)
@@ -71,11 +73,14 @@ func TestEval(t *testing.T) {
 			t.Errorf("%v: the parts %+v do not add up to %v", c.args, e.Buckets, e.Loss)
 		}
 	}
-	if out, _ := must(t, "eval", dir, "--data", text); !strings.Contains(out, "run, step 4: loss ") || !strings.Contains(out, "100 to 199") {
+	if out, _ := must(t, "eval", dir, "--data", text); !strings.Contains(out, "run, step 4: loss ") ||
+		!strings.Contains(out, "100 to 199") {
 		t.Errorf("it printed\n%s", out)
 	}
-	for _, c := range [][]string{{t.TempDir(), "--data", text}, {dir, "--data", "/nope"}, {dir}, {dir, "--data", text, "--step", "7"}, {"/nope", "--data", text}, {dir, "--data", text, "--samples", "-1"}} {
-		if code, _, stderr := cprun(t, append([]string{"eval"}, c...)...); code != 2 || strings.Count(stderr, "\n") != 1 {
+	for _, c := range [][]string{{t.TempDir(), "--data", text}, {dir, "--data", "/nope"}, {dir},
+		{dir, "--data", text, "--step", "7"}, {"/nope", "--data", text}, {dir, "--data", text, "--samples", "-1"}} {
+		if code, _, stderr := cprun(t, append([]string{"eval"}, c...)...); code != 2 ||
+			strings.Count(stderr, "\n") != 1 {
 			t.Errorf("eval %v: status %d\n%s", c, code, stderr)
 		}
 	}

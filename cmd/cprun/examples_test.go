@@ -30,7 +30,8 @@ func learns(t *testing.T, dir string) {
 }
 
 // few are flags that make an example a matter of seconds.
-var few = []string{"--nproc", "2", "--set", "train.steps=6", "--set", "data.validation.samples=2", "--set", "log.every=1"}
+var few = []string{"--nproc", "2", "--set", "train.steps=6", "--set", "data.validation.samples=2", "--set",
+	"log.every=1"}
 
 // The examples of one machine train at a small size.
 func TestExamplesLearn(t *testing.T) {
@@ -75,7 +76,8 @@ func TestExamplesContinueAtALongerContext(t *testing.T) {
 					Factor float64 `json:"factor"`
 				} `json:"rope_scaling"`
 			}
-			if err := json.Unmarshal(config, &c2); err != nil || c2.Type != family || c2.Max != 1024 || c2.Rope.Type != rope || c2.Rope.Factor != 4 {
+			if err := json.Unmarshal(config, &c2); err != nil || c2.Type != family || c2.Max != 1024 ||
+				c2.Rope.Type != rope || c2.Rope.Factor != 4 {
 				t.Errorf("%v, %+v\n%s", err, c2, config)
 			}
 		})

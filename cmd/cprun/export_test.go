@@ -27,23 +27,27 @@ func TestExportIsWholeForTransformers(t *testing.T) {
 	root := t.TempDir()
 	first, hf := filepath.Join(root, "first"), filepath.Join(root, "hf")
 	must(t, "--run-dir", first, "--set", "data.eos_token_id=10",
-		"--set", "model.rope_scaling={rope_type: llama3, factor: 8, low_freq_factor: 1, high_freq_factor: 4, original_max_position_embeddings: 64}", small(t, 1))
+		"--set", "model.rope_scaling={rope_type: llama3, factor: 8, low_freq_factor: 1, high_freq_factor: 4, "+
+			"original_max_position_embeddings: 64}", small(t, 1))
 	must(t, "export", first, "--to", hf)
 	if c := exportedConfig(t, hf); c["eos_token_id"] != 10.0 || c["max_position_embeddings"] != 512.0 {
-		t.Errorf("eos_token_id %v, max_position_embeddings %v; want 10, 512", c["eos_token_id"], c["max_position_embeddings"])
+		t.Errorf("eos_token_id %v, max_position_embeddings %v; want 10, 512", c["eos_token_id"],
+			c["max_position_embeddings"])
 	}
 
 	if err := os.Mkdir(filepath.Join(hf, "additional_chat_templates"), 0o777); err != nil {
 		t.Fatal(err)
 	}
-	carried := []string{"tokenizer.json", "tokenizer_config.json", "generation_config.json", "additional_chat_templates/rag.jinja", "additional_chat_templates/tool_use.jinja"}
+	carried := []string{"tokenizer.json", "tokenizer_config.json", "generation_config.json",
+		"additional_chat_templates/rag.jinja", "additional_chat_templates/tool_use.jinja"}
 	for _, f := range carried {
 		if err := os.WriteFile(filepath.Join(hf, f), []byte(`{"of": "`+f+`"}`), 0o666); err != nil {
 			t.Fatal(err)
 		}
 	}
 	second, again := filepath.Join(root, "second"), filepath.Join(root, "again")
-	must(t, "--run-dir", second, "--set", "model.from="+hf, "--set", "data.tokenizer=bytes", "--set", "data.eos_token_id=32", small(t, 1))
+	must(t, "--run-dir", second, "--set", "model.from="+hf, "--set", "data.tokenizer=bytes", "--set",
+		"data.eos_token_id=32", small(t, 1))
 	said, _ := must(t, "export", second, "--to", again)
 	for _, f := range carried {
 		text, err := os.ReadFile(filepath.Join(again, f))
@@ -52,7 +56,8 @@ func TestExportIsWholeForTransformers(t *testing.T) {
 		}
 	}
 	if c := exportedConfig(t, again); c["eos_token_id"] != 10.0 || c["max_position_embeddings"] != 512.0 {
-		t.Errorf("eos_token_id %v, max_position_embeddings %v; want those of the model, 10 and 512", c["eos_token_id"], c["max_position_embeddings"])
+		t.Errorf("eos_token_id %v, max_position_embeddings %v; want those of the model, 10 and 512", c["eos_token_id"],
+			c["max_position_embeddings"])
 	}
 
 	if err := os.RemoveAll(hf); err != nil {
@@ -69,7 +74,8 @@ func TestExportOfAStepInTheModelsType(t *testing.T) {
 	config, dir := trained(t)
 	root := t.TempDir()
 	hf, second := filepath.Join(root, "hf"), filepath.Join(root, "second")
-	if out, _ := must(t, "export", dir, "--step", "2", "--to", hf, "--dtype", "bf16"); !strings.Contains(out, "of step 2,") || !strings.Contains(out, "in bf16") {
+	if out, _ := must(t, "export", dir, "--step", "2", "--to", hf, "--dtype", "bf16"); !strings.Contains(out,
+		"of step 2,") || !strings.Contains(out, "in bf16") {
 		t.Errorf("it said %s", out)
 	}
 	code, _, stderr := cprun(t, "export", dir, "--step", "3", "--to", filepath.Join(root, "none"))

@@ -39,7 +39,8 @@ func TestGenerate(t *testing.T) {
 	file := write(t, t.TempDir(), "prompt", "Four score\n")
 	for _, args := range [][]string{
 		{dir, "--prompt", "Four score"}, {hf, "--prompt", "Four score"}, {dir, "--prompt-file", file},
-		{filepath.Join(dir, "checkpoints", "latest"), "--prompt", "Four score"}, {dir, "--prompt", "Four score", "--step", "4"},
+		{filepath.Join(dir, "checkpoints", "latest"), "--prompt", "Four score"},
+		{dir, "--prompt", "Four score", "--step", "4"},
 	} {
 		if got := generated(t, append(args, "--max-tokens", "60")...); got != want {
 			t.Errorf("%v: %q, want %q", args, got, want)
@@ -49,18 +50,23 @@ func TestGenerate(t *testing.T) {
 	c.Stdin = strings.NewReader("Four score\n")
 	var said bytes.Buffer
 	c.Stderr = &said
-	if got, err := c.Output(); err != nil || string(got) != "Four score"+want || !strings.Contains(said.String(), "tokens/s); text: 60 tokens in ") {
+	if got, err := c.Output(); err != nil || string(got) != "Four score"+want ||
+		!strings.Contains(said.String(), "tokens/s); text: 60 tokens in ") {
 		t.Errorf("from standard input: %q, %v, it says %q; want %q", got, err, said.String(), want)
 	}
-	for _, args := range [][]string{{"--seed", "2"}, {"--temperature", "0"}, {"--top-k", "1"}, {"--step", "2"}, {"--top-p", "0.01"}} {
-		if got := generated(t, append([]string{dir, "--prompt", "Four score", "--max-tokens", "60"}, args...)...); got == want {
+	for _, args := range [][]string{{"--seed", "2"}, {"--temperature", "0"}, {"--top-k", "1"}, {"--step", "2"},
+		{"--top-p", "0.01"}} {
+		if got := generated(t, append([]string{dir, "--prompt", "Four score", "--max-tokens", "60"},
+			args...)...); got == want {
 			t.Errorf("%v changes nothing", args)
 		}
 	}
-	if a, b := generated(t, dir, "--prompt", "x", "--temperature", "0"), generated(t, dir, "--prompt", "x", "--top-k", "1"); a == "" || a[0] != b[0] {
+	if a, b := generated(t, dir, "--prompt", "x", "--temperature", "0"),
+		generated(t, dir, "--prompt", "x", "--top-k", "1"); a == "" || a[0] != b[0] {
 		t.Errorf("the likeliest token: %q, and %q", a, b)
 	}
-	if got := generated(t, dir, "--prompt", "Four score", "--max-tokens", "60", "--device", "cpu"); !machine.Built && got != want {
+	if got := generated(t, dir, "--prompt", "Four score", "--max-tokens", "60", "--device", "cpu"); !machine.Built &&
+		got != want {
 		t.Errorf("on the CPU: %q, want %q", got, want)
 	}
 	_, why := must(t, "generate", hf, "--prompt", strings.Repeat("a", 190), "--max-tokens", "60")
@@ -97,7 +103,8 @@ func TestGenerateRefuses(t *testing.T) {
 		{"name a run directory", []string{"/nope", "--prompt", "a"}},
 		{"has no token to begin a text", []string{dir, "--prompt", ""}},
 		{"the prompt has 200 tokens, and the model 200 positions", []string{dir, "--prompt", strings.Repeat("a", 200)}},
-		{"its tokenizer " + filepath.Join(hf, "tokenizer.json") + " is not there; copy it there, or name one: --tokenizer", []string{hf, "--prompt", "a"}},
+		{"its tokenizer " + filepath.Join(hf, "tokenizer.json") + " is not there; copy it there, or name one: " +
+			"--tokenizer", []string{hf, "--prompt", "a"}},
 		{"which tokenizer made its tokens; name it: --tokenizer", []string{ofTokens, "--prompt", "a"}},
 		{"vocab_size is 256: it is another model's; --tokenizer names", []string{words, "--prompt", "a"}},
 		{"not UTF-8 at byte 3; convert it", []string{fitting(t), "--prompt-file", notUTF8}},

@@ -26,7 +26,8 @@ const actAsProgram = "CPRUN_TEST_PROGRAM"
 func TestMain(m *testing.M) {
 	if os.Getenv(actAsProgram) != "" {
 		badDisk()
-		command.MatmulTime = time.Millisecond // a test looks at no estimate's value, and each of some hundred programs takes one
+		// a test looks at no estimate's value, and each of some hundred programs takes one
+		command.MatmulTime = time.Millisecond
 		main()
 	}
 	os.Exit(testAll(m))
@@ -94,7 +95,8 @@ func small(t *testing.T, steps int) string {
 	}
 	path := filepath.Join(t.TempDir(), "train.yaml")
 	yaml := fmt.Sprintf(`
-model: {vocab_size: 256, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2}
+model: {vocab_size: 256, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2, num_attention_heads: 4,
+  num_key_value_heads: 2}
 data: {path: %s, seq_len: 200}
 train: {steps: %d, deterministic: true}
 optimizer: {lr: 1.0e-3}

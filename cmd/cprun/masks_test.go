@@ -13,7 +13,8 @@ import (
 // Every kind of mask goes through processes as it does through goroutines, and the report names it.
 func TestAttentionOfMasks(t *testing.T) {
 	for name, mask := range map[string]string{
-		"slices_overlap": "slices: 6", "documents_of_samples_keys": "causal, window (8, -1), documents of each sample, their lengths in keys",
+		"slices_overlap": "slices: 6", "documents_of_samples_keys": "causal, window (8, -1), documents of each " +
+			"sample, their lengths in keys",
 		"top_left_of_fewer_keys": "causal from the top left",
 	} {
 		in := "../../internal/attend/testdata/masks/" + name + ".safetensors"
@@ -24,7 +25,8 @@ func TestAttentionOfMasks(t *testing.T) {
 			t.Errorf("%s: the report's mask is %q, %v", name, report.Mask, err)
 		}
 		for _, tensor := range []string{"out", "lse", "dq", "dk", "dv"} {
-			if err := near.Each(read(t, out, tensor), read(t, in, tensor), near.Infinities, func(int) float64 { return 1e-5 }); err != nil {
+			if err := near.Each(read(t, out, tensor), read(t, in, tensor), near.Infinities,
+				func(int) float64 { return 1e-5 }); err != nil {
 				t.Errorf("%s: %s: %v", name, tensor, err)
 			}
 		}

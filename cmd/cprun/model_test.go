@@ -24,7 +24,8 @@ func TestModelsThatAreNone(t *testing.T) {
 	}
 	trained := func(wantCode int, says ...string) {
 		t.Helper()
-		code, _, stderr := cprun(t, "--nproc", "2", "--run-dir", filepath.Join(t.TempDir(), "run"), "--set", "model={from: "+hf+"}", config)
+		code, _, stderr := cprun(t, "--nproc", "2", "--run-dir", filepath.Join(t.TempDir(), "run"), "--set",
+			"model={from: "+hf+"}", config)
 		if code != wantCode {
 			t.Errorf("exit status %d, want %d:\n%s", code, wantCode, stderr)
 		}
@@ -72,9 +73,11 @@ func TestModelsThatAreNone(t *testing.T) {
 		}
 	}
 	empty := t.TempDir()
-	for _, args := range [][]string{{"generate", empty, "--prompt", "a"}, {"export", empty, "--to", filepath.Join(empty, "x")}} {
+	for _, args := range [][]string{{"generate", empty, "--prompt", "a"},
+		{"export", empty, "--to", filepath.Join(empty, "x")}} {
 		if code, _, stderr := cprun(t, args...); code != 2 || strings.Count(stderr, empty) != 1 {
-			t.Errorf("%q: exit status %d, the path is there %d times:\n%s", args, code, strings.Count(stderr, empty), stderr)
+			t.Errorf("%q: exit status %d, the path is there %d times:\n%s", args, code, strings.Count(stderr, empty),
+				stderr)
 		}
 	}
 }
@@ -82,9 +85,11 @@ func TestModelsThatAreNone(t *testing.T) {
 // Text in UTF-16 is told as that.
 func TestTextInUTF16(t *testing.T) {
 	tokenizer := filepath.Join(model(t, "gpt2"), "tokenizer.json")
-	for text, want := range map[string]string{"\xff\xfeh\x00i\x00": "-f utf-16", "\xfe\xff\x00h\x00i": "-f utf-16", "caf\xe9": "-f latin1"} {
+	for text, want := range map[string]string{"\xff\xfeh\x00i\x00": "-f utf-16", "\xfe\xff\x00h\x00i": "-f utf-16",
+		"caf\xe9": "-f latin1"} {
 		file := write(t, t.TempDir(), "a.txt", text)
-		if code, _, stderr := cprun(t, "tokenize", "--tokenizer", tokenizer, "--to", filepath.Join(t.TempDir(), "out"), file); code == 0 || !strings.Contains(stderr, want) {
+		if code, _, stderr := cprun(t, "tokenize", "--tokenizer", tokenizer, "--to", filepath.Join(t.TempDir(), "out"),
+			file); code == 0 || !strings.Contains(stderr, want) {
 			t.Errorf("%q: exit status %d\n%s", text, code, stderr)
 		}
 	}

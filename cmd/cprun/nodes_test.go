@@ -22,7 +22,8 @@ func agents(t *testing.T, flags ...[]string) (codes []int, said []string) {
 	l.Close()
 	var all []*started
 	for rank, f := range flags {
-		args := append([]string{"--nnodes", fmt.Sprint(len(flags)), "--node-rank", fmt.Sprint(rank), "--rendezvous", meet}, f...)
+		args := append([]string{"--nnodes", fmt.Sprint(len(flags)), "--node-rank", fmt.Sprint(rank), "--rendezvous",
+			meet}, f...)
 		s := &started{Cmd: process(t, args...), t: t}
 		s.Stderr = &s.stderr
 		if err := s.Start(); err != nil {
@@ -40,7 +41,8 @@ func agents(t *testing.T, flags ...[]string) (codes []int, said []string) {
 // Nodes of different sizes train as one node with as many processes does, bit for bit.
 func TestNodesTrainAsOne(t *testing.T) {
 	config, dir, one := small(t, 6), filepath.Join(t.TempDir(), "run"), filepath.Join(t.TempDir(), "one")
-	codes, said := agents(t, []string{"--nproc", "1", "--run-dir", dir, config}, []string{"--nproc", "2", "--run-dir", dir, config})
+	codes, said := agents(t, []string{"--nproc", "1", "--run-dir", dir, config},
+		[]string{"--nproc", "2", "--run-dir", dir, config})
 	if codes[0] != 0 || codes[1] != 0 {
 		t.Fatalf("statuses %v\n%s\n%s", codes, said[0], said[1])
 	}
@@ -91,7 +93,8 @@ func privateKey(t *testing.T) string {
 func TestNodesWithoutKey(t *testing.T) {
 	config, dir := small(t, 6), t.TempDir()
 	wrong := filepath.Join(dir, ".key")
-	if err := errors.Join(os.WriteFile(wrong, []byte("garbage\n"), 0o600), os.WriteFile(filepath.Join(dir, "open"), nil, 0o644)); err != nil {
+	if err := errors.Join(os.WriteFile(wrong, []byte("garbage\n"), 0o600),
+		os.WriteFile(filepath.Join(dir, "open"), nil, 0o644)); err != nil {
 		t.Fatal(err)
 	}
 	for name, c := range map[string]struct {
@@ -99,10 +102,13 @@ func TestNodesWithoutKey(t *testing.T) {
 		flags []string
 		want  []string
 	}{
-		"no directory":             {flags: []string{config}, want: []string{"--run-dir", "CPRUN_KEY_FILE"}},
-		"a garbage key":            {flags: []string{"--run-dir", dir, config}, want: []string{wrong, "8 bytes", "CPRUN_KEY_FILE"}},
-		"an open file":             {env: filepath.Join(dir, "open"), flags: []string{"--run-dir", dir, config}, want: []string{filepath.Join(dir, "open"), "0644"}},
-		"a file that is not there": {env: filepath.Join(dir, "none"), flags: []string{config}, want: []string{filepath.Join(dir, "none"), "openssl rand"}},
+		"no directory": {flags: []string{config}, want: []string{"--run-dir", "CPRUN_KEY_FILE"}},
+		"a garbage key": {flags: []string{"--run-dir", dir, config},
+			want: []string{wrong, "8 bytes", "CPRUN_KEY_FILE"}},
+		"an open file": {env: filepath.Join(dir, "open"), flags: []string{"--run-dir", dir, config},
+			want: []string{filepath.Join(dir, "open"), "0644"}},
+		"a file that is not there": {env: filepath.Join(dir, "none"), flags: []string{config},
+			want: []string{filepath.Join(dir, "none"), "openssl rand"}},
 	} {
 		t.Setenv("CPRUN_KEY_FILE", c.env)
 		codes, said := agents(t, c.flags, c.flags)
@@ -123,9 +129,11 @@ func TestNodesWithoutKey(t *testing.T) {
 func TestTasksWithoutRunDir(t *testing.T) {
 	config := small(t, 2)
 	for name, env := range map[string]string{
-		".job-7.key": "SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NUM_NODES=1 SLURM_STEP_NODELIST=here SLURMD_NODENAME=here" +
+		".job-7.key": "SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NUM_NODES=1 " +
+			"SLURM_STEP_NODELIST=here SLURMD_NODENAME=here" +
 			" SLURM_STEP_TASKS_PER_NODE=2 SLURM_NODEID=0 SLURM_PROCID=%d SLURM_LOCALID=%[1]d",
-		".job-*.key": "OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=2 PMIX_NAMESPACE=prte-1@1 OMPI_COMM_WORLD_RANK=%d OMPI_COMM_WORLD_LOCAL_RANK=%[1]d",
+		".job-*.key": "OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=2 PMIX_NAMESPACE=prte-1@1 " +
+			"OMPI_COMM_WORLD_RANK=%d OMPI_COMM_WORLD_LOCAL_RANK=%[1]d",
 	} {
 		dir := t.TempDir()
 		var all []*started

@@ -30,7 +30,8 @@ func TestPlanLongest(t *testing.T) {
 		return p
 	}
 	longest := run("--longest")
-	if !longest.Memory.Fits || longest.Partition.Ranks != 8 || longest.Partition.SeqLen%1024 != 0 || longest.Partition.SeqLen < 1<<20 {
+	if !longest.Memory.Fits || longest.Partition.Ranks != 8 || longest.Partition.SeqLen%1024 != 0 ||
+		longest.Partition.SeqLen < 1<<20 {
 		t.Fatalf("%+v", longest)
 	}
 	seq := func(n int) string {
@@ -43,11 +44,13 @@ func TestPlanLongest(t *testing.T) {
 	if m := longest.Memory; m.Reserve != m.Device*3/100 || m.Total > m.Device-m.Reserve || m.Total < m.Device*95/100 {
 		t.Errorf("the longest leaves another part free than 3 %%: %+v", m)
 	}
-	if whole := run("--longest", "--set", "memory.reserve=0"); whole.Memory.Reserve != 0 || whole.Partition.SeqLen <= longest.Partition.SeqLen {
+	if whole := run("--longest", "--set", "memory.reserve=0"); whole.Memory.Reserve != 0 ||
+		whole.Partition.SeqLen <= longest.Partition.SeqLen {
 		t.Errorf("without a reserve: %+v", whole)
 	}
 	for line := range strings.Lines(first(must(t, append(args[:len(args)-1:len(args)-1], "--longest")...))) {
-		if strings.HasPrefix(line, "longest") && (!strings.Contains(line, "memory.reserve") || strings.Contains(line, "largest item")) {
+		if strings.HasPrefix(line, "longest") && (!strings.Contains(line, "memory.reserve") ||
+			strings.Contains(line, "largest item")) {
 			t.Errorf("the line of the longest: %s", line)
 		}
 	}
@@ -61,14 +64,16 @@ func TestPlanBeginsWithItsVerdict(t *testing.T) {
 	}{
 		{[]string{"../../examples/opticks.yaml", "--nproc", "4"}, "fits"},
 		{[]string{bench3B, "--assume", "gpu=h200,gpus=8,hosts=16,net=50G,cudnn=9.19.0"}, "fits"},
-		{[]string{bench3B, "--assume", "gpu=h200,gpus=8,cudnn=9.19.0,memory=20G", "--set", "memory.recompute=none"}, "does NOT fit"},
+		{[]string{bench3B, "--assume", "gpu=h200,gpus=8,cudnn=9.19.0,memory=20G", "--set", "memory.recompute=none"},
+			"does NOT fit"},
 		{[]string{bench3B, "--assume", "arch=sm90,gpus=2"}, "nothing says how much memory"},
 		{[]string{"../../examples/documents.yaml", "--nproc", "3"}, "fits"},
 	} {
 		short, _ := must(t, append([]string{"plan"}, c.args...)...)
 		long, _ := must(t, append([]string{"plan", "--verbose"}, c.args...)...)
 		first, rest, _ := strings.Cut(short, "\nstep ")
-		if !strings.HasPrefix(first, "verdict") || !strings.Contains(strings.Join(strings.Fields(first), " "), c.verdict) || !strings.Contains(rest, "\nbackend ") {
+		if !strings.HasPrefix(first, "verdict") || !strings.Contains(strings.Join(strings.Fields(first), " "),
+			c.verdict) || !strings.Contains(rest, "\nbackend ") {
 			t.Errorf("%v begins with\n%s", c.args, short)
 		}
 		if n := strings.Count(short, "\n"); n > 40 {
@@ -81,16 +86,19 @@ func TestPlanBeginsWithItsVerdict(t *testing.T) {
 		}
 		for _, w := range []string{"\nconfig ", "global_batch_size:", "\npartition ", "\nhops ", "rank 1 "} {
 			if strings.Contains(short, w) || !strings.Contains(long, w) {
-				t.Errorf("%v: %q in short %t, in long %t", c.args, w, strings.Contains(short, w), strings.Contains(long, w))
+				t.Errorf("%v: %q in short %t, in long %t", c.args, w, strings.Contains(short, w),
+					strings.Contains(long, w))
 			}
 		}
 	}
 }
 
-// A plan has hops for each two ranks, so that their number has a bound. Groups that share a sequence count, not all ranks.
+// A plan has hops for each two ranks, so that their number has a bound. Groups that share a sequence count, not all
+// ranks.
 func TestPlanBoundsItsRanks(t *testing.T) {
 	for _, args := range [][]string{{"--nproc", "4096"}, {"--assume", "gpu=h200,gpus=8,hosts=512"}} {
-		if code, _, stderr := cprun(t, append([]string{"plan", bench3B}, args...)...); code != 2 || !strings.Contains(stderr, "parallel.context") || !strings.Contains(stderr, "1024") {
+		if code, _, stderr := cprun(t, append([]string{"plan", bench3B}, args...)...); code != 2 ||
+			!strings.Contains(stderr, "parallel.context") || !strings.Contains(stderr, "1024") {
 			t.Errorf("%v: exit status %d\n%s", args, code, stderr)
 		}
 	}

@@ -16,7 +16,8 @@ const endless = 1000000
 
 func TestTrainWritesTheRunDirectory(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "run")
-	_, stderr := must(t, "--nproc", "3", "--run-dir", dir, "--set", "checkpoint.every=4", "--set", "log.trace_steps=2", small(t, 10))
+	_, stderr := must(t, "--nproc", "3", "--run-dir", dir, "--set", "checkpoint.every=4", "--set", "log.trace_steps=2",
+		small(t, 10))
 	for _, f := range []string{
 		"config.yaml", "plan.json", "metrics.jsonl", "logs/rank-0000.log", "logs/rank-0002.log", "trace.json",
 		"checkpoints/latest", "checkpoints/step-00000010/manifest.json", "checkpoints/step-00000004/manifest.json",
@@ -28,14 +29,17 @@ func TestTrainWritesTheRunDirectory(t *testing.T) {
 	if events, _ := filepath.Glob(filepath.Join(dir, "*tfevents*")); len(events) != 1 {
 		t.Errorf("event files: %v, want one", events)
 	}
-	if latest, _ := os.ReadFile(filepath.Join(dir, "checkpoints/latest")); strings.TrimSpace(string(latest)) != "step-00000010" {
+	if latest, _ := os.ReadFile(filepath.Join(dir,
+		"checkpoints/latest")); strings.TrimSpace(string(latest)) != "step-00000010" {
 		t.Errorf("latest is %q", latest)
 	}
 	ms := metricsOf(t, dir)
 	if len(ms) != 10 {
 		t.Fatalf("%d lines of metrics, want 10", len(ms))
 	}
-	for _, key := range []string{"step", "loss", "grad_norm", "lr", "tokens", "step_seconds", "tokens_per_second", "tokens_per_second_per_device", "tflops_per_device", "mfu", "memory_bytes", "comm_wait_seconds", "attention_imbalance", "attention_bytes"} {
+	for _, key := range []string{"step", "loss", "grad_norm", "lr", "tokens", "step_seconds", "tokens_per_second",
+		"tokens_per_second_per_device", "tflops_per_device", "mfu", "memory_bytes", "comm_wait_seconds",
+		"attention_imbalance", "attention_bytes"} {
 		if _, ok := ms[0][key]; !ok {
 			t.Errorf("metrics have no %s: %v", key, ms[0])
 		}
@@ -100,7 +104,8 @@ func TestSIGTERMCheckpointsAndResumeRepeats(t *testing.T) {
 			gone(t, workers)
 			stopped := len(metricsOf(t, dir))
 			steps := stopped + 5
-			must(t, append(flags, "--run-dir", dir, "--set", fmt.Sprintf("train.steps=%d", steps), small(t, endless))...)
+			must(t, append(flags, "--run-dir", dir, "--set", fmt.Sprintf("train.steps=%d", steps),
+				small(t, endless))...)
 
 			whole := filepath.Join(t.TempDir(), "whole")
 			must(t, append(flags, "--run-dir", whole, small(t, steps))...)
@@ -138,7 +143,8 @@ func TestTheNamedCommandGoesOn(t *testing.T) {
 	stopped := len(metricsOf(t, dirs[0]))
 	c := exec.Command("sh", "-c", again+fmt.Sprintf(" --set train.steps=%d", stopped+3))
 	c.Dir, c.Env = work, s.Env
-	if out, err := c.CombinedOutput(); err != nil || !strings.Contains(string(out), fmt.Sprintf("going on from step %d ", stopped)) {
+	if out, err := c.CombinedOutput(); err != nil || !strings.Contains(string(out),
+		fmt.Sprintf("going on from step %d ", stopped)) {
 		t.Fatalf("%s: %v\n%s", again, err, out)
 	}
 	if n := len(metricsOf(t, dirs[0])); n != stopped+3 {
@@ -156,7 +162,8 @@ func TestTheNamedCommandGoesOn(t *testing.T) {
 			t.Errorf("launcher.log does not say %q:\n%s", want, log)
 		}
 	}
-	if kept, err := os.ReadFile(filepath.Join(dirs[0], "config-1.yaml")); err != nil || !strings.Contains(string(kept), fmt.Sprintf("steps: %d", endless)) {
+	if kept, err := os.ReadFile(filepath.Join(dirs[0], "config-1.yaml")); err != nil ||
+		!strings.Contains(string(kept), fmt.Sprintf("steps: %d", endless)) {
 		t.Errorf("config-1.yaml: %v\n%s", err, kept)
 	}
 }
@@ -194,7 +201,9 @@ func TestInterruptTwiceEndsAtOnce(t *testing.T) {
 		signal(t, w, syscall.SIGSTOP)
 	}
 	signal(t, s.Process.Pid, syscall.SIGINT)
-	s.until("word of the first interrupt", func() bool { return strings.Contains(s.said(), "are asked for a checkpoint") })
+	s.until("word of the first interrupt", func() bool {
+		return strings.Contains(s.said(), "are asked for a checkpoint")
+	})
 	if !running(s.Process.Pid) {
 		t.Fatal("the first interrupt ended the run")
 	}

@@ -28,7 +28,8 @@ func TestReport(t *testing.T) {
 	}
 
 	none := filepath.Join(t.TempDir(), "none.html")
-	for _, args := range [][]string{{"report"}, {"report", t.TempDir(), "--out", none}, {"report", filepath.Join(t.TempDir(), "gone"), "--out", none}, {"report", run, "../../go.mod", "--out", none}} {
+	for _, args := range [][]string{{"report"}, {"report", t.TempDir(), "--out", none},
+		{"report", filepath.Join(t.TempDir(), "gone"), "--out", none}, {"report", run, "../../go.mod", "--out", none}} {
 		if code, _, stderr := cprun(t, args...); code != 2 || stderr == "" {
 			t.Errorf("%q: status %d, %s", args, code, stderr)
 		}

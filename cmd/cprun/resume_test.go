@@ -22,7 +22,8 @@ func trained(t *testing.T) (config, dir string) {
 // damage cuts short a shard of the checkpoint of a step.
 func damage(t *testing.T, dir string, step int) {
 	t.Helper()
-	if err := os.Truncate(filepath.Join(dir, "checkpoints", fmt.Sprintf("step-%08d", step), "shard-00000-of-00002.safetensors"), 10); err != nil {
+	if err := os.Truncate(filepath.Join(dir, "checkpoints", fmt.Sprintf("step-%08d", step),
+		"shard-00000-of-00002.safetensors"), 10); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -58,18 +59,21 @@ func refused(t *testing.T, dir string, want []string, args ...string) {
 func TestDamagedCheckpointsAreNotReplaced(t *testing.T) {
 	config, dir := trained(t)
 	damage(t, dir, 4)
-	refused(t, dir, []string{"step-00000004", "not whole"}, "--run-dir", filepath.Join(t.TempDir(), "new"), "--resume", filepath.Join(dir, "checkpoints", "step-00000004"), config)
+	refused(t, dir, []string{"step-00000004", "not whole"}, "--run-dir", filepath.Join(t.TempDir(), "new"), "--resume",
+		filepath.Join(dir, "checkpoints", "step-00000004"), config)
 
 	// With an older one that is whole, train and export go on from that, and say so.
 	stdout, _ := must(t, "export", dir, "--to", filepath.Join(t.TempDir(), "hf"))
 	_, stderr := must(t, "--run-dir", filepath.Join(t.TempDir(), "new"), "--resume", dir, config)
 	for what, text := range map[string]string{"export": stdout, "train": stderr} {
-		if !strings.Contains(text, "checkpoint passed over:") || !strings.Contains(text, "step-00000004") || !strings.Contains(text, "step 2") {
+		if !strings.Contains(text, "checkpoint passed over:") || !strings.Contains(text, "step-00000004") ||
+			!strings.Contains(text, "step 2") {
 			t.Errorf("%s does not say that it is of step 2:\n%s", what, text)
 		}
 	}
 	damage(t, dir, 2)
-	refused(t, dir, []string{"all of them damaged", "step-00000002", "step-00000004", "another --run-dir"}, "--run-dir", dir, config)
+	refused(t, dir, []string{"all of them damaged", "step-00000002", "step-00000004", "another --run-dir"}, "--run-dir",
+		dir, config)
 }
 
 func TestCheckpointsThatCannotBeReadAreRefused(t *testing.T) {
@@ -79,7 +83,8 @@ func TestCheckpointsThatCannotBeReadAreRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(manifest, []byte(strings.Replace(string(text), `"version": 2`, `"version": 7`, 1)), 0o666); err != nil {
+	if err := os.WriteFile(manifest, []byte(strings.Replace(string(text), `"version": 2`, `"version": 7`, 1)),
+		0o666); err != nil {
 		t.Fatal(err)
 	}
 	refused(t, dir, []string{"version 7", "another --run-dir"}, "--run-dir", dir, config)
@@ -94,21 +99,24 @@ func TestCheckpointsThatCannotBeReadAreRefused(t *testing.T) {
 // No shape of a weight tells these models apart.
 func TestOtherModelKeysAreRefusedAndOtherDataTold(t *testing.T) {
 	config, dir := trained(t)
-	for key, value := range map[string]string{"num_attention_heads": "8", "rope_theta": "500000.0", "sliding_window": "16", "rms_norm_eps": "1.0e-5"} {
+	for key, value := range map[string]string{"num_attention_heads": "8", "rope_theta": "500000.0",
+		"sliding_window": "16", "rms_norm_eps": "1.0e-5"} {
 		set := []string{"--set", "model." + key + "=" + value}
 		if key == "num_attention_heads" {
 			set = append(set, "--set", "model.num_key_value_heads=4", "--set", "model.head_dim=4")
 		}
 		refused(t, dir, []string{"of another model", "model." + key}, append(set, "--run-dir", dir, config)...)
 	}
-	_, stderr := must(t, "--run-dir", dir, "--set", "data.seq_len=100", "--set", "data.seed=2", "--set", "train.steps=5", config)
+	_, stderr := must(t, "--run-dir", dir, "--set", "data.seq_len=100", "--set", "data.seed=2", "--set",
+		"train.steps=5", config)
 	for _, w := range []string{"data.seq_len is 200 in the checkpoint and 100 here", "data.seed", "sample 4"} {
 		if !strings.Contains(stderr, w) {
 			t.Errorf("stderr does not say %q:\n%s", w, stderr)
 		}
 	}
 	// The same data, and what may change, are not worth a word.
-	_, stderr = must(t, "--run-dir", dir, "--set", "data.seq_len=100", "--set", "data.seed=2", "--set", "train.steps=6", "--set", "optimizer.lr=1.0e-4", config)
+	_, stderr = must(t, "--run-dir", dir, "--set", "data.seq_len=100", "--set", "data.seed=2", "--set", "train.steps=6",
+		"--set", "optimizer.lr=1.0e-4", config)
 	if strings.Contains(stderr, "warning") {
 		t.Errorf("the same data are warned of:\n%s", stderr)
 	}
@@ -133,7 +141,8 @@ func TestAJumpOfTheLearningRateIsTold(t *testing.T) {
 // A checkpoint's order of samples goes on where the config has no data.seed, whatever it would follow now.
 func TestTheOrderOfACheckpointGoesOn(t *testing.T) {
 	set := func(seed string, more ...string) []string {
-		return append([]string{"--set", "data.seq_len=16", "--set", "model.num_hidden_layers=1", "--set", seed}, more...)
+		return append([]string{"--set", "data.seq_len=16", "--set", "model.num_hidden_layers=1", "--set", seed},
+			more...)
 	}
 	config := small(t, 4)
 	whole, parts := filepath.Join(t.TempDir(), "whole"), filepath.Join(t.TempDir(), "parts")
@@ -158,7 +167,8 @@ func TestTheOrderOfACheckpointGoesOn(t *testing.T) {
 // A model that is written in other words is the same model.
 func TestEqualModelsAreNotRefused(t *testing.T) {
 	config, dir := trained(t)
-	for i, set := range []string{"model.layer_types=[full_attention, full_attention]", "model.rope_scaling={rope_type: linear, factor: 1}"} {
+	for i, set := range []string{"model.layer_types=[full_attention, full_attention]",
+		"model.rope_scaling={rope_type: linear, factor: 1}"} {
 		must(t, "--run-dir", dir, "--set", set, "--set", fmt.Sprintf("train.steps=%d", 5+i), config)
 	}
 }
@@ -177,7 +187,8 @@ func TestNamedCheckpointIsNeededOnce(t *testing.T) {
 	if !strings.Contains(stderr, "going on from step 4 of "+other) {
 		t.Errorf("it did not go on from its own checkpoint:\n%s", stderr)
 	}
-	if !strings.Contains(stderr, "--resume "+from+" passed over") || !strings.Contains(stderr, "step-00000004 is the newest") {
+	if !strings.Contains(stderr, "--resume "+from+" passed over") || !strings.Contains(stderr,
+		"step-00000004 is the newest") {
 		t.Errorf("nothing says that --resume is passed over:\n%s", stderr)
 	}
 	own := filepath.Join(other, "checkpoints", "step-00000004")
@@ -213,11 +224,13 @@ func TestASecondRunInTheDirectoryIsRefused(t *testing.T) {
 // is being checked for as long as the test wants.
 func TestSignalsWhileInputIsChecked(t *testing.T) {
 	text := filepath.Join(t.TempDir(), "text.txt")
-	if err := errors.Join(os.WriteFile(text, bytes.Repeat([]byte("a"), 1<<10), 0o600), os.Truncate(text, 1<<40)); err != nil {
+	if err := errors.Join(os.WriteFile(text, bytes.Repeat([]byte("a"), 1<<10), 0o600),
+		os.Truncate(text, 1<<40)); err != nil {
 		t.Fatal(err)
 	}
 	for _, sig := range []syscall.Signal{syscall.SIGUSR1, syscall.SIGTERM, syscall.SIGINT} {
-		s := start(t, filepath.Join(t.TempDir(), "run"), "--set", "data.path="+text, "--set", "data.pack_documents=true", "--set", "data.eos_token_id=1", small(t, 1))
+		s := start(t, filepath.Join(t.TempDir(), "run"), "--set", "data.path="+text, "--set",
+			"data.pack_documents=true", "--set", "data.eos_token_id=1", small(t, 1))
 		s.until("the text is read", func() bool { return opened(s.Process.Pid, text) })
 		signal(t, s.Process.Pid, sig)
 		if code := s.wait(); code != 75 || !strings.Contains(s.said(), "before training began") {

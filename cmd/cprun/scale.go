@@ -20,7 +20,8 @@ memory or time is too short, is a result. Repeating the command goes on where it
 		Example: "  cprun scale examples/scale/opticks.yaml\n" +
 			"  cprun scale examples/scale/opticks.yaml --out runs/scaling --set train.steps=20\n" +
 			"  cprun scale examples/scale/h200.yaml --plan --assume arch=sm90,cudnn=9.10.2,memory=141G\n" +
-			"  cprun scale examples/scale/h200.yaml --slurm --out /shared/scaling --sbatch=--partition=gpu --sbatch=--gpus-per-node=8",
+			"  cprun scale examples/scale/h200.yaml --slurm --out /shared/scaling --sbatch=--partition=gpu " +
+			"--sbatch=--gpus-per-node=8",
 		Args: oneArg("an experiment"),
 		RunE: func(c *cobra.Command, args []string) error {
 			o.Args = os.Args
@@ -28,12 +29,14 @@ memory or time is too short, is a result. Repeating the command goes on where it
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&o.Out, "out", "", "`directory` of the experiment (default runs/<name>-<time>, or the newest of those that is not done)")
-	f.StringVar(&o.Resume, "resume", "auto", "auto: go on with what the directory has; never: begin anew, and remove it")
+	f.StringVar(&o.Out, "out", "", "`directory` of the experiment (default runs/<name>-<time>, or the newest of "+
+		"those that is not done)")
+	f.StringVar(&o.Resume, "resume", "auto", "auto: resume what the directory has; never: begin anew, and remove it")
 	f.BoolVar(&o.PlanOnly, "plan", false, "predict every cell, and run none")
 	f.StringArrayVar(&o.Assume, "assume", nil, "with --plan: "+machine.AssumeHelp)
 	f.BoolVar(&o.Slurm, "slurm", false, "submit the cells as one array of Slurm, and a job that gathers the results")
-	f.StringArrayVar(&o.Sbatch, "sbatch", nil, "with --slurm: an `argument` of sbatch, such as --partition=gpu (repeatable)")
+	f.StringArrayVar(&o.Sbatch, "sbatch", nil,
+		"with --slurm: an `argument` of sbatch, such as --partition=gpu (repeatable)")
 	f.StringArrayVar(&o.Set, "set", nil, "override a key of all cells: `key.path=value` (repeatable)")
 	deviceFlags(f, &o.Options)
 	f.Lookup("nproc").Usage = "processes of cells on a node where the grid has no nproc, `N` or auto"

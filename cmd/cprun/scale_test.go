@@ -64,7 +64,8 @@ func table(t *testing.T, dir string) [][]string {
 		t.Fatal(err)
 	}
 	measured := []string{
-		"tokens_per_second", "tokens_per_second_per_device", "tflops_per_device", "step_seconds", "step_seconds_min", "step_seconds_max",
+		"tokens_per_second", "tokens_per_second_per_device", "tflops_per_device", "step_seconds", "step_seconds_min",
+		"step_seconds_max",
 		"memory_bytes", "comm_wait_seconds", "predicted_step_seconds",
 	}
 	for _, row := range rows[1:] {
@@ -99,7 +100,8 @@ func TestScale(t *testing.T) {
 	for _, row := range rows[1:] {
 		key := strings.Join(row[:5], " ")
 		got[key], reason[key] = row[8], row[len(row)-1]
-		if row[8] == "ok" && slices.Contains(append(slices.Clone(row[9:12]), row[13:]...), "") && row[len(row)-1] != "" {
+		if row[8] == "ok" && slices.Contains(append(slices.Clone(row[9:12]), row[13:]...), "") &&
+			row[len(row)-1] != "" {
 			t.Errorf("a figure is missing: %v", row)
 		}
 		if ran := strings.Join(row[5:8], " "); ran != "flash zigzag none" && row[8] != "refused" {
@@ -121,7 +123,8 @@ func TestScale(t *testing.T) {
 	if len(rows) != 7 {
 		t.Errorf("%d lines, want 7: %v", len(rows), rows)
 	}
-	for _, want := range []string{"data.seq_len", "recompute", "backend", "layout", "step s", "timeout", "out_of_memory: this run does NOT fit"} {
+	for _, want := range []string{"data.seq_len", "recompute", "backend", "layout", "step s", "timeout",
+		"out_of_memory: this run does NOT fit"} {
 		if !strings.Contains(stdout, want) {
 			t.Errorf("the table does not say %q:\n%s", want, stdout)
 		}
@@ -134,7 +137,8 @@ func TestScale(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	if r, err := experiment.Decode(f); err != nil || r.Name != "grid" || r.Device != "cpu" || len(r.Cells) != 32 || r.Cells[0].Memory == nil || r.Cells[0].PlannedMemoryBytes != r.Cells[0].Memory.Total() {
+	if r, err := experiment.Decode(f); err != nil || r.Name != "grid" || r.Device != "cpu" || len(r.Cells) != 32 ||
+		r.Cells[0].Memory == nil || r.Cells[0].PlannedMemoryBytes != r.Cells[0].Memory.Total() {
 		t.Errorf("results.json: %+v, %v", r, err)
 	}
 
@@ -158,7 +162,8 @@ func TestScale(t *testing.T) {
 			t.Errorf("of an older version: %v", row)
 		}
 	}
-	if code, _, stderr := cprun(t, "scale", "--nproc", "2", "--set", "train.seed=2", "--out", dir, file); code != 2 || !strings.Contains(stderr, "differs in the cells' configs") {
+	if code, _, stderr := cprun(t, "scale", "--nproc", "2", "--set", "train.seed=2", "--out", dir, file); code != 2 ||
+		!strings.Contains(stderr, "differs in the cells' configs") {
 		t.Errorf("with another seed: %d\n%s", code, stderr)
 	}
 	interrupted(t, file, without(rows))
@@ -276,7 +281,9 @@ func TestScaleStopsAndGoesOn(t *testing.T) {
 			signal(t, pid, syscall.SIGSTOP)
 		}
 		signal(t, s.Process.Pid, syscall.SIGINT)
-		s.until("word of the first request", func() bool { return strings.Contains(s.said(), "a second request ends at once") })
+		s.until("word of the first request", func() bool {
+			return strings.Contains(s.said(), "a second request ends at once")
+		})
 		time.Sleep(200 * time.Millisecond) // a copy of the first would come within half of that
 		signal(t, s.Process.Pid, syscall.SIGINT)
 		if code := s.wait(); code != 130 || len(pids) != 2 {
@@ -290,7 +297,8 @@ func TestScaleStopsAndGoesOn(t *testing.T) {
 }
 
 func TestScalePlansWithoutRunning(t *testing.T) {
-	file := experimentFile(t, "base: %s\ngrid: {data.seq_len: [200, 400], nproc: [4, 8], model.vocab_size: [256, 1G], parallel.context: [auto, 5]}\n"+
+	file := experimentFile(t, "base: %s\ngrid: {data.seq_len: [200, 400], nproc: [4, 8], model.vocab_size: [256, "+
+		"1G], parallel.context: [auto, 5]}\n"+
 		"set: {train.steps: 9}\nskip: [{model.vocab_size: 1G, parallel.context: 5}]\n")
 	dir := filepath.Join(t.TempDir(), "out")
 	must(t, "scale", "--plan", "--assume", "arch=sm90,cudnn=9.10.2,memory=80G,link=450G", "--out", dir, file)
@@ -298,7 +306,8 @@ func TestScalePlansWithoutRunning(t *testing.T) {
 	for _, row := range table(t, dir)[1:] {
 		status := row[7] // after the grid's keys, backend, layout and recompute
 		count[status]++
-		if planned := status == "planned"; planned != (row[len(row)-2] == "some") && status != "out_of_memory" || planned && row[len(row)-4] == "" {
+		if planned := status == "planned"; planned != (row[len(row)-2] == "some") && status != "out_of_memory" ||
+			planned && row[len(row)-4] == "" {
 			t.Errorf("a plan without figures, or figures without one: %v", row)
 		}
 	}
@@ -312,9 +321,11 @@ func TestScalePlansWithoutRunning(t *testing.T) {
 
 // The examples are experiments that plans can be made for.
 func TestExamplesOfScale(t *testing.T) {
-	for name, flags := range map[string][]string{"opticks": nil, "h200": {"--assume", "arch=sm90,cudnn=9.19.0,memory=140G,link=450G"}} {
+	for name, flags := range map[string][]string{"opticks": nil, "h200": {"--assume",
+		"arch=sm90,cudnn=9.19.0,memory=140G,link=450G"}} {
 		dir := filepath.Join(t.TempDir(), name)
-		must(t, append([]string{"scale", "--plan", "--out", dir, "../../examples/scale/" + name + ".yaml"}, flags...)...)
+		must(t, append([]string{"scale", "--plan", "--out", dir, "../../examples/scale/" + name + ".yaml"},
+			flags...)...)
 		for _, row := range table(t, dir)[1:] {
 			if !slices.Contains(row, "planned") {
 				t.Errorf("%s: %v", name, row)
@@ -326,12 +337,15 @@ func TestExamplesOfScale(t *testing.T) {
 func TestScaleRefuses(t *testing.T) {
 	good := experimentFile(t, "base: %s\ngrid: {nproc: [1]}\nwarmup: 0\n")
 	for _, c := range []struct{ text, flags, want string }{
-		{"base: %s\ngrid: {data.seq_lem: [1]}\n", "", "grid.yaml:2: data.seq_lem: unknown key; did you mean data.seq_len?"},
+		{"base: %s\ngrid: {data.seq_lem: [1]}\n", "",
+			"grid.yaml:2: data.seq_lem: unknown key; did you mean data.seq_len?"},
 		{"base: %s\ngrid: {data.seq_len: [1M, 2M]}\n", "", "make no sample"},
-		{"base: %s\ngrid: {parallel.context: [3, 5]}\n", "", "grid.yaml:2: parallel.context: 5 does not divide 1 ranks"},
+		{"base: %s\ngrid: {parallel.context: [3, 5]}\n", "",
+			"grid.yaml:2: parallel.context: 5 does not divide 1 ranks"},
 		{"base: %s\ngrid: {nproc: [100000]}\n", "", "at most"},
 		{"base: %s\ngrid: {nnodes: [2]}\n", "", "--slurm"},
-		{"base: %s\ngrid: {nproc: [1]}\nwarmup: 4\n", "", "grid.yaml:3: warmup: 4 steps are not counted, and train.steps is 4"},
+		{"base: %s\ngrid: {nproc: [1]}\nwarmup: 4\n", "",
+			"grid.yaml:3: warmup: 4 steps are not counted, and train.steps is 4"},
 		{"base: %s\ngrid: {nproc: [1]}\nskip: [{nproc: 1}]\nwarmup: 0\n", "", "it leaves out every cell"},
 		{"", "--set nproc=1", "key of the grid"},
 		{"", "--set train.stepz=1", "train.steps"},
@@ -353,7 +367,8 @@ func TestScaleRefuses(t *testing.T) {
 			t.Errorf("%q %s: the directory was made", c.text, c.flags)
 		}
 	}
-	if code, _, stderr := cprun(t, "scale", filepath.Join(t.TempDir(), "none.yaml")); code != 2 || !strings.Contains(stderr, "none.yaml") {
+	if code, _, stderr := cprun(t, "scale", filepath.Join(t.TempDir(), "none.yaml")); code != 2 ||
+		!strings.Contains(stderr, "none.yaml") {
 		t.Errorf("a file that is not there: %d, %s", code, stderr)
 	}
 }

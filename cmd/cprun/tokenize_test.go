@@ -57,7 +57,8 @@ func fitting(t *testing.T) string {
 		vocab = append(vocab, fmt.Sprintf("%q:%d", string(c), len(vocab)))
 	}
 	vocab = append(vocab, `"Ġ":97`, `"Ċ":98`, `"Ã":99`, `"©":100`)
-	if err := os.WriteFile(filepath.Join(dir, "tokenizer.json"), fmt.Appendf(nil, bytesOnly, strings.Join(vocab, ",")), 0o666); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "tokenizer.json"), fmt.Appendf(nil, bytesOnly, strings.Join(vocab, ",")),
+		0o666); err != nil {
 		t.Fatal(err)
 	}
 	return dir
@@ -90,7 +91,8 @@ func tokensOf(t *testing.T, path string) []int32 {
 func TestTokenizeWritesWhatTrainingReads(t *testing.T) {
 	hf, dir := fitting(t), t.TempDir()
 	text := strings.Repeat("to be, or not to be</s>that is the question! ", 40)
-	a, b := write(t, dir, "a.txt", text), write(t, dir, "b.jsonl", `{"text":"ends</s>"}`+"\n"+`{"text":"caf\u00e9"}`+"\n"+`{"input_ids":[5,6]}`)
+	a, b := write(t, dir, "a.txt", text), write(t, dir, "b.jsonl",
+		`{"text":"ends</s>"}`+"\n"+`{"text":"caf\u00e9"}`+"\n"+`{"input_ids":[5,6]}`)
 	out := filepath.Join(dir, "out")
 	said, _ := must(t, "tokenize", "--tokenizer", hf, "--to", out, a, b)
 	if !strings.Contains(said, "4 documents") || !strings.Contains(said, out+".bin") {
@@ -98,7 +100,8 @@ func TestTokenizeWritesWhatTrainingReads(t *testing.T) {
 	}
 	ids := tokensOf(t, out+".bin")
 	tail := []int32{'e' - 30, 'n' - 30, 'd' - 30, 's' - 30, 2, 'c' - 30, 'a' - 30, 'f' - 30, 99, 100, 2, 5, 6}
-	if len(ids) < 50 || ids[0] != 't'-30 || ids[2] != 97 || !slices.Equal(ids[len(ids)-len(tail):], tail) || ids[len(ids)-len(tail)-1] != 2 {
+	if len(ids) < 50 || ids[0] != 't'-30 || ids[2] != 97 || !slices.Equal(ids[len(ids)-len(tail):], tail) ||
+		ids[len(ids)-len(tail)-1] != 2 {
 		t.Errorf("%v", ids)
 	}
 	// Text, and the files made of it, train to the same bits, and the model's own tokenizer and EOS are
@@ -106,11 +109,13 @@ func TestTokenizeWritesWhatTrainingReads(t *testing.T) {
 	curves := map[string]string{}
 	for name, path := range map[string]string{"text": "[" + a + ", " + b + "]", "pair": out + ".bin"} {
 		run := filepath.Join(dir, name)
-		yaml := write(t, dir, name+".yaml", fmt.Sprintf("model: {from: %s}\ndata: {path: %s, seq_len: 64, pack_documents: %v}\ntrain: {steps: 3, deterministic: true}\n", hf, path, false))
+		yaml := write(t, dir, name+".yaml", fmt.Sprintf("model: {from: %s}\ndata: {path: %s, seq_len: 64, "+
+			"pack_documents: %v}\ntrain: {steps: 3, deterministic: true}\n", hf, path, false))
 		must(t, "--nproc", "2", "--run-dir", run, yaml)
 		curves[name] = curve(metricsOf(t, run))
 		config, err := os.ReadFile(filepath.Join(run, "config.yaml"))
-		if err != nil || !strings.Contains(string(config), "eos_token_id: 2") || !strings.Contains(string(config), "tokenizer: "+filepath.Join(hf, "tokenizer.json")) {
+		if err != nil || !strings.Contains(string(config), "eos_token_id: 2") ||
+			!strings.Contains(string(config), "tokenizer: "+filepath.Join(hf, "tokenizer.json")) {
 			t.Errorf("%s\n%v", config, err)
 		}
 	}
@@ -118,7 +123,8 @@ func TestTokenizeWritesWhatTrainingReads(t *testing.T) {
 		t.Errorf("text:\n%spair:\n%s", curves["text"], curves["pair"])
 	}
 	// The file alone, and no EOS.
-	must(t, "tokenize", "--quiet", "--tokenizer", filepath.Join(hf, "tokenizer.json"), "--eos=false", "--to", out+"2", b)
+	must(t, "tokenize", "--quiet", "--tokenizer", filepath.Join(hf, "tokenizer.json"), "--eos=false", "--to", out+"2",
+		b)
 	if got := tokensOf(t, out+"2.bin"); !slices.Equal(got, append(slices.Clone(tail[:10]), 5, 6)) {
 		t.Errorf("%v", got)
 	}
@@ -131,7 +137,8 @@ func TestTokenizeWritesWhatTrainingReads(t *testing.T) {
 func TestWrongTokenizeIsRefused(t *testing.T) {
 	hf, bare, dir := fitting(t), t.TempDir(), t.TempDir()
 	good := write(t, dir, "a.txt", "some text")
-	if err := os.Rename(write(t, dir, "t.json", `{"model":{"type":"WordLevel","vocab":{"a":0}}}`), filepath.Join(bare, "tokenizer.json")); err != nil {
+	if err := os.Rename(write(t, dir, "t.json", `{"model":{"type":"WordLevel","vocab":{"a":0}}}`),
+		filepath.Join(bare, "tokenizer.json")); err != nil {
 		t.Fatal(err)
 	}
 	out := filepath.Join(dir, "out")
@@ -152,8 +159,10 @@ func TestWrongTokenizeIsRefused(t *testing.T) {
 		{[]string{"--tokenizer", hf, "--to", filepath.Join(dir, "there"), good}, "there.bin: it is there already"},
 		{[]string{"--tokenizer", hf, "--to", filepath.Join(dir, "no", "out"), good}, "no such file or directory"},
 		{[]string{"--tokenizer", hf, "--to", out, write(t, dir, "b.txt", "caf\xe9")}, "b.txt: not UTF-8 at byte 3"},
-		{[]string{"--tokenizer", hf, "--to", out, good, write(t, dir, "c.jsonl", "{\"text\":\"a\"}\n{}")}, `c.jsonl: line 2: no key "text"`},
-		{[]string{"--tokenizer", hf, "--to", out, write(t, dir, "d.jsonl", `{"input_ids":[1],"labels":[-100]}`)}, "it has labels, which token files have no place for"},
+		{[]string{"--tokenizer", hf, "--to", out, good, write(t, dir, "c.jsonl", "{\"text\":\"a\"}\n{}")},
+			`c.jsonl: line 2: no key "text"`},
+		{[]string{"--tokenizer", hf, "--to", out, write(t, dir, "d.jsonl", `{"input_ids":[1],"labels":[-100]}`)},
+			"it has labels, which token files have no place for"},
 		{[]string{"--tokenizer", hf, "--to", out, write(t, dir, "e.txt", "")}, "no text in these files"},
 	} {
 		code, _, stderr := cprun(t, append([]string{"tokenize"}, c.args...)...)
@@ -173,7 +182,8 @@ func TestTextIsNeverBytesByMistake(t *testing.T) {
 	text := write(t, t.TempDir(), "a.jsonl", strings.Repeat(`{"text":"some words"}`+"\n", 30))
 	none, other := model(t, ""), model(t, "gpt2")
 	config := func(from, more string) string {
-		return write(t, t.TempDir(), "train.yaml", fmt.Sprintf("model: {from: %s}\ndata:\n  path: %s\n  seq_len: 32\n%strain: {steps: 1}\n", from, text, more))
+		return write(t, t.TempDir(), "train.yaml",
+			fmt.Sprintf("model: {from: %s}\ndata:\n  path: %s\n  seq_len: 32\n%strain: {steps: 1}\n", from, text, more))
 	}
 	for _, c := range []struct{ yaml, want string }{
 		{config(none, ""), "train.yaml:2: data.tokenizer: data " + text},

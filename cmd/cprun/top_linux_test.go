@@ -85,14 +85,16 @@ func (p *pty) mode() unix.Termios {
 
 func (p *pty) resize(w, h int) {
 	p.t.Helper()
-	if err := unix.IoctlSetWinsize(int(p.ctl.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: uint16(h), Col: uint16(w)}); err != nil {
+	if err := unix.IoctlSetWinsize(int(p.ctl.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: uint16(h),
+		Col: uint16(w)}); err != nil {
 		p.t.Fatal(err)
 	}
 }
 
-// sent are the characters and the commands to a terminal. Of the commands, those that move the cursor and those that clear
-// the screen count here.
-var sent = regexp.MustCompile(`\x1b\[(\d*);?(\d*)H|\x1b\[J|\x1b(?:\[[0-9;?>=]*[a-zA-Z]|\][^\x1b]*\x1b\\|[()][A-Z0-9]|[=>])|[^\x1b\r\n]`)
+// sent are the characters and the commands to a terminal. Of the commands, those that move the cursor and those that
+// clear the screen count here.
+var sent = regexp.MustCompile(`\x1b\[(\d*);?(\d*)H|\x1b\[J|` +
+	`\x1b(?:\[[0-9;?>=]*[a-zA-Z]|\][^\x1b]*\x1b\\|[()][A-Z0-9]|[=>])|[^\x1b\r\n]`)
 
 // picture is what stands on the terminal.
 func (p *pty) picture() string {
@@ -144,7 +146,8 @@ func (p *pty) ends(code int) {
 	if got := p.ProcessState.ExitCode(); got != code {
 		p.t.Errorf("exit status %d (%v), want %d", got, p.ProcessState, code)
 	}
-	for end := time.Now().Add(time.Minute); !strings.Contains(p.out.String(), "\x1b[?1049l"); time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); !strings.Contains(p.out.String(),
+		"\x1b[?1049l"); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
 			p.t.Fatal("it does not leave the alternate screen")
 		}
@@ -154,8 +157,8 @@ func (p *pty) ends(code int) {
 	}
 }
 
-// A run is watched on a terminal: as it goes on, in other sizes, when its launcher is killed, and when another start goes on
-// from its checkpoint.
+// A run is watched on a terminal: as it goes on, in other sizes, when its launcher is killed, and when another start
+// goes on from its checkpoint.
 func TestTopWatchesARun(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "run")
 	yaml := small(t, endless)
@@ -238,13 +241,16 @@ func TestTopFindsTheNewestRun(t *testing.T) {
 // Each node of a job tells of its own ranks, in one run directory.
 func TestTopShowsAllNodes(t *testing.T) {
 	config, dir := small(t, 6), filepath.Join(t.TempDir(), "run")
-	codes, said := agents(t, []string{"--nproc", "1", "--run-dir", dir, config}, []string{"--nproc", "2", "--run-dir", dir, config})
+	codes, said := agents(t, []string{"--nproc", "1", "--run-dir", dir, config},
+		[]string{"--nproc", "2", "--run-dir", dir, config})
 	if codes[0] != 0 || codes[1] != 0 {
 		t.Fatalf("statuses %v\n%s\n%s", codes, said[0], said[1])
 	}
-	for rank, want := range []string{`"node_rank":0,"first_rank":0,"ranks":1,"world_size":3,`, `"node_rank":1,"first_rank":1,"ranks":2,"world_size":3,`} {
+	for rank, want := range []string{`"node_rank":0,"first_rank":0,"ranks":1,"world_size":3,`,
+		`"node_rank":1,"first_rank":1,"ranks":2,"world_size":3,`} {
 		text, err := os.ReadFile(filepath.Join(dir, "logs", fmt.Sprintf("status-%04d.json", rank)))
-		if err != nil || !strings.Contains(string(text), want) || !strings.Contains(string(text), `"state":"ended","exit_code":0`) {
+		if err != nil || !strings.Contains(string(text), want) || !strings.Contains(string(text),
+			`"state":"ended","exit_code":0`) {
 			t.Errorf("node %d: %v\n%s", rank, err, text)
 		}
 	}

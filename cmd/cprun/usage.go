@@ -59,7 +59,8 @@ func helpCommand() *cobra.Command {
 		RunE: func(c *cobra.Command, args []string) error {
 			about, _, err := c.Root().Find(args)
 			if err != nil || about.Hidden || len(args) > 0 && about == c.Root() {
-				return usagef("%q is no command; the commands are %s", strings.Join(args, " "), strings.Join(commandsOf(c.Root()), ", "))
+				return usagef("%q is no command; the commands are %s", strings.Join(args, " "),
+					strings.Join(commandsOf(c.Root()), ", "))
 			}
 			about.InitDefaultHelpFlag() // so that -h is listed
 			about.InitDefaultVersionFlag()
@@ -81,7 +82,8 @@ func flagError(c *cobra.Command, err error) error {
 		return usagef("--%s is not in this build", given)
 	}
 	meant := config.Nearest(given, names)
-	if i := slices.IndexFunc(names, func(n string) bool { return strings.HasPrefix(n, given) }); meant == "" && i >= 0 && len(given) > 1 {
+	if i := slices.IndexFunc(names, func(n string) bool { return strings.HasPrefix(n, given) }); meant == "" &&
+		i >= 0 && len(given) > 1 {
 		meant = names[i] // such as nproc for mpirun's np
 	}
 	if meant != "" {

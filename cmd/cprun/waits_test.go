@@ -21,7 +21,8 @@ func TestQuitShowsTheRanksAndTheRunGoesOn(t *testing.T) {
 	row := regexp.MustCompile(`(?m)^ +[012]  \S+ +\d+ +\d+  (forward|backward|optimizer|-) .* \d+\.\d$`)
 	asked := 0
 	s.until("table with a row of each rank", func() bool {
-		if text := s.said(); strings.Count(text, "cprun: what each rank waits for") == asked { // again, where one was too busy to answer
+		// again, where one was too busy to answer
+		if text := s.said(); strings.Count(text, "cprun: what each rank waits for") == asked {
 			asked++
 			signal(t, s.Process.Pid, syscall.SIGQUIT)
 		}
@@ -39,7 +40,8 @@ func TestQuitShowsTheRanksAndTheRunGoesOn(t *testing.T) {
 	}
 	for rank := range 3 {
 		log, err := os.ReadFile(filepath.Join(dir, "logs", fmt.Sprintf("rank-%04d.log", rank)))
-		if want := fmt.Sprintf("--- stacks of rank %d, ", rank); err != nil || !strings.Contains(string(log), want) || !strings.Contains(string(log), "internal/train.") {
+		if want := fmt.Sprintf("--- stacks of rank %d, ", rank); err != nil || !strings.Contains(string(log), want) ||
+			!strings.Contains(string(log), "internal/train.") {
 			t.Errorf("log of rank %d: %v\n%s", rank, err, log)
 		}
 	}
@@ -72,7 +74,8 @@ func TestATimeOutShowsWhoHeldUpWhom(t *testing.T) {
 	}
 	for other := range 3 {
 		log, err := os.ReadFile(filepath.Join(dir, "logs", fmt.Sprintf("rank-%04d.log", other)))
-		want := fmt.Sprintf(`(?m)^cprun worker: rank %d, step \d+, .* s without progress; [\d,]+ bytes (from|to) rank \d`, other)
+		want := fmt.Sprintf(`(?m)^cprun worker: rank %d, step \d+, .* s without progress; `+
+			`[\d,]+ bytes (from|to) rank \d`, other)
 		if other != rank && (err != nil || !regexp.MustCompile(want).Match(log)) {
 			t.Errorf("log of rank %d has no %s: %v", other, want, err)
 		}

@@ -183,10 +183,7 @@ func (e *Engine) queue(send, recv []comm.Message) (*pending, error) {
 		return nil, err
 	}
 	e.calls++
-	label := ""
-	if l, ok := e.compute.(tensor.Labelled); ok {
-		label = l.Labelled()
-	}
+	label := tensor.LabelOf(e.compute)
 	c := call{n: e.calls, ins: ins, outs: append(outs, own...), p: &pending{e: e}}
 	for i := range c.ins {
 		in := &c.ins[i]

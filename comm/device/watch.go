@@ -60,9 +60,7 @@ func (d *Group) issue(f *flight, queue func() error) (comm.Pending, error) {
 	for pause := (pace.Backoff{}); d.inFlight() >= maxFlights; pause.Wait() {
 	}
 	d.kit.order.Lock()
-	if l, ok := d.kit.compute.(tensor.Labelled); ok {
-		f.label = l.Labelled()
-	}
+	f.label = tensor.LabelOf(d.kit.compute)
 	e := d.kit.compute.Record()
 	d.events.RLock()
 	d.stream.Wait(e)
@@ -73,7 +71,7 @@ func (d *Group) issue(f *flight, queue func() error) (comm.Pending, error) {
 		return &devicePending{d, f}, nil
 	}
 	var err error
-	tensor.Follow(d.stream, d.kit.compute)
+	d.stream.Label(f.label)
 	d.stream.DoDetailed(f.name, f.told, func() error {
 		err = queue()
 		return err

@@ -114,7 +114,8 @@ func ranks(t *testing.T, n int, f func(r *Rank) error) {
 func TestAttentionOfOneAndTwoRanks(t *testing.T) {
 	for i, dtype := range []string{"fp32", "fp32", "bf16"} {
 		n := min(i+1, 2)
-		spec := AttentionSpec{Seq: []int{64, 96}, Algorithms: []string{"ring", "allgather"}, Layouts: []string{"zigzag"}, Backend: "flash", DType: dtype,
+		spec := AttentionSpec{Seq: []int{64, 96}, Algorithms: []string{"ring", "allgather"},
+			Layouts: []string{"zigzag"}, Backend: "flash", DType: dtype,
 			Heads: 4, KVHeads: 2, HeadDim: 16, Causal: true, Window: -1, Iters: 2}
 		if err := spec.Check(n); err != nil {
 			t.Fatal(err)
@@ -127,17 +128,20 @@ func TestAttentionOfOneAndTwoRanks(t *testing.T) {
 			t.Fatalf("%d ranks: %d rows, want 4", n, len(rows))
 		}
 		for _, r := range rows {
-			if !(r.Forward.Seconds > 0) || !(r.Both.Seconds > 0) || !(r.Both.TFLOPs > 0) || r.Iters != 2 || r.Tokens != r.Seq/n || r.Backend != "flash" {
+			if !(r.Forward.Seconds > 0) || !(r.Both.Seconds > 0) || !(r.Both.TFLOPs > 0) || r.Iters != 2 ||
+				r.Tokens != r.Seq/n || r.Backend != "flash" {
 				t.Errorf("%d ranks: row %+v", n, r)
 			}
-			if (n > 1) != (r.Local != nil && r.Alone != nil && r.Loss != nil && r.SentBackward > r.SentForward && r.SentForward > 0 && moves(r.Hops)) {
+			if (n > 1) != (r.Local != nil && r.Alone != nil && r.Loss != nil && r.SentBackward > r.SentForward &&
+				r.SentForward > 0 && moves(r.Hops)) {
 				t.Errorf("%d ranks: baselines and bytes of %+v", n, r)
 			}
 			if r.FLOPs != FLOPs(r.Seq*(r.Seq+1)/2, 4, 16, 16) {
 				t.Errorf("%d tokens: %g FLOPs", r.Seq, r.FLOPs)
 			}
 		}
-		report := Report{Bench: "attention", Ranks: n, Machine: Machine{Device: "cpu"}, Attention: &Attention{Spec: spec, Rows: rows}}
+		report := Report{Bench: "attention", Ranks: n, Machine: Machine{Device: "cpu"},
+			Attention: &Attention{Spec: spec, Rows: rows}}
 		check(t, &report)
 	}
 }
@@ -192,7 +196,8 @@ func TestEveryOperationIsMeasured(t *testing.T) {
 			t.Errorf("%+v", r)
 		}
 	}
-	for _, n := range []string{"copy", "matrix product", "rmsnorm", "rope", "swiglu", "embed backward", "cross entropy", "adamw"} {
+	for _, n := range []string{"copy", "matrix product", "rmsnorm", "rope", "swiglu", "embed backward", "cross entropy",
+		"adamw"} {
 		if !names[n] {
 			t.Errorf("%s was not measured", n)
 		}
@@ -243,7 +248,8 @@ func TestHopsAreTakenApart(t *testing.T) {
 	}
 	for i := range want {
 		g, w := got[i], want[i]
-		if g.Pass != w.Pass || g.Label != w.Label || math.Abs(g.Compute-w.Compute) > 1e-9 || math.Abs(g.Wait-w.Wait) > 1e-9 {
+		if g.Pass != w.Pass || g.Label != w.Label || math.Abs(g.Compute-w.Compute) > 1e-9 ||
+			math.Abs(g.Wait-w.Wait) > 1e-9 {
 			t.Errorf("hop %d: %+v, want %+v", i, g, w)
 		}
 	}
@@ -253,8 +259,10 @@ func TestTrainingIsSummarised(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "metrics.jsonl")
 	lines := ""
 	for i, s := range []float64{9, 2, 4, 3} {
-		text, err := json.Marshal(metrics.Step{Step: int64(i + 1), StepSeconds: metrics.Float(s), TokensPerSecondPerDevice: metrics.Float(8 / s),
-			TFLOPsPerDevice: metrics.Float(100 / s), MFU: metrics.Absent, CommWaitSeconds: metrics.Absent, MemoryBytes: int64(10 + i)})
+		text, err := json.Marshal(metrics.Step{Step: int64(i + 1), StepSeconds: metrics.Float(s),
+			TokensPerSecondPerDevice: metrics.Float(8 / s),
+			TFLOPsPerDevice:          metrics.Float(100 / s), MFU: metrics.Absent, CommWaitSeconds: metrics.Absent,
+			MemoryBytes: int64(10 + i)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -287,7 +295,8 @@ func TestTrainingIsSummarised(t *testing.T) {
 }
 
 func TestSpecsAreChecked(t *testing.T) {
-	good := AttentionSpec{Seq: []int{64}, Algorithms: []string{"ring"}, Layouts: []string{"zigzag"}, Heads: 4, KVHeads: 2, HeadDim: 16, Causal: true, Window: -1}
+	good := AttentionSpec{Seq: []int{64}, Algorithms: []string{"ring"}, Layouts: []string{"zigzag"}, Heads: 4,
+		KVHeads: 2, HeadDim: 16, Causal: true, Window: -1}
 	for want, spoil := range map[string]func(*AttentionSpec){
 		"--heads":     func(s *AttentionSpec) { s.KVHeads = 3 },
 		"--seq":       func(s *AttentionSpec) { s.Seq = []int{3} },
@@ -307,7 +316,8 @@ func TestSpecsAreChecked(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		cpu, ok bool
-	}{{"fp32", true, true}, {"fp64", true, true}, {"bf16", true, true}, {"fp16", true, true}, {"bf16", false, true}, {"fp16", false, true}, {"fp32", false, true}, {"fp64", false, false}, {"int8", false, false}} {
+	}{{"fp32", true, true}, {"fp64", true, true}, {"bf16", true, true}, {"fp16", true, true}, {"bf16", false, true},
+		{"fp16", false, true}, {"fp32", false, true}, {"fp64", false, false}, {"int8", false, false}} {
 		if _, err := DType(c.name, c.cpu); (err == nil) != c.ok {
 			t.Errorf("--dtype %s, on a CPU %t: %v", c.name, c.cpu, err)
 		}

@@ -15,8 +15,8 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// CalibrateSpec is what `bench calibrate` measures with one backend of attention, for a cost table. All ranks
-// measure at once.
+// CalibrateSpec selects the measurements of `bench calibrate` with one backend of attention, for a cost table. All
+// ranks measure at once.
 type CalibrateSpec struct {
 	Backend       string `json:"backend"`
 	DType         string `json:"dtype"` // of attention and activations
@@ -26,14 +26,14 @@ type CalibrateSpec struct {
 	Dims          []int  `json:"dims"`  // of a head
 	Sizes         []int  `json:"sizes"` // queries, and keys, of a tile: every pair of them
 	Further       int    `json:"further"`
-	// Documents are the lengths of documents, of which as many as have DocumentTokens together are one call.
+	// Documents are the lengths of documents; one call has DocumentTokens tokens of one length.
 	Documents      []int `json:"documents"`
 	DocumentTokens int   `json:"document_tokens"`
-	// MaskDims is how many of Dims, from the first on, have the largest tile with masks; 0: all.
+	// MaskDims is the number of Dims, counted from the first, that have the largest tile with masks; 0: all.
 	MaskDims int `json:"mask_dims"`
-	// TransfersOnly leaves all but transfers out.
+	// TransfersOnly measures only transfers.
 	TransfersOnly bool `json:"transfers_only"`
-	// Operations of the model and transfers are measured, too.
+	// Operations also measures operations of the model and transfers.
 	Operations bool    `json:"operations"`
 	Rows       []int   `json:"rows"` // of matrix products
 	Sides      []int   `json:"sides"`
@@ -49,15 +49,15 @@ type CalibrateSpec struct {
 	Tolerance float64 `json:"tolerance"`
 }
 
-// Share gives a rank that computes on so many cores as many heads of keys, as far as models have them: goroutines share the
-// heads of one in turns, and wait for each other.
+// Share gives a rank one KV head for each of its cores, as far as models have them: goroutines share the heads of one
+// in turns, and wait for each other.
 func (s *CalibrateSpec) Share(cores int) {
 	const most = 4
 	n := min(max(cores, 1), most)
 	s.Heads, s.KVHeads = n*s.Heads, n*s.KVHeads
 }
 
-// Default fills the sizes with what a device does in a minute.
+// Default fills the sizes for a measurement of about a minute.
 func (s *CalibrateSpec) Default(device string) {
 	if device == "cpu" {
 		*s = CalibrateSpec{
@@ -76,8 +76,8 @@ func (s *CalibrateSpec) Default(device string) {
 		Operations: true, Rows: []int{128, 1024, 8192, 32768}, Sides: []int{1024, 4096, 16384}, Passes: []int{128, 2048, 32768},
 		Links:  []int64{16 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20},
 		Budget: 0.1, // most figures take 30 iterations of far less
-		// Between first calls of new shapes a card waits for the host, which makes plans for cuDNN and compiles, and cools: by figures that
-		// were measured then cuDNN was ahead of flash by 6 %, where it is 4 % behind when both are kept up.
+		// While the host makes plans for cuDNN and compiles kernels for new shapes, a card waits and cools: measured
+		// then, cuDNN was ahead of flash by 6 %; with both kept warm it is 4 % behind.
 		Heat: 2, Long: 1e-3,
 	}
 }
@@ -120,15 +120,15 @@ func (r *Rank) Calibrate(ctx context.Context, s CalibrateSpec, emit func(cost.Se
 	return nil
 }
 
-// calibration is what the parts have in common.
+// A calibration holds the state that the parts share.
 type calibration struct {
 	*Rank
 	spec  CalibrateSpec
 	dtype tensor.DType
-	warm  float64 // seconds of calls of attention before those that count
+	warm  float64 // seconds of uncounted calls before a measurement of attention
 }
 
-// settled is the median time of work that has run for as long as is to be.
+// settled returns the median time of work after c.warm seconds of it.
 func (c *calibration) settled(ctx context.Context, work func() error) (float64, error) {
 	turns := 1
 	if c.warm > 0 {
@@ -150,7 +150,7 @@ func (c *calibration) attention(ctx context.Context) (set cost.Set, err error) {
 		return set, err
 	}
 	if c.spec.Heat > 0 {
-		c.Budget = c.spec.Budget / 5 // what takes long is measured again
+		c.Budget = c.spec.Budget / 5 // again measures long calls with the whole budget
 	}
 	for _, t := range c.tiles() {
 		rows, err := c.tile(ctx, arena, t)
@@ -166,14 +166,14 @@ func (c *calibration) attention(ctx context.Context) (set cost.Set, err error) {
 	return set, nil
 }
 
-// tileOf is a tile that is measured, or several alike in one call.
+// A tileOf is a tile to measure, or several alike in one call.
 type tileOf struct {
 	mask      string
 	q, k, dim int
 	tiles     int // of cost.Documents
 }
 
-// tiles is all of them.
+// tiles lists all tiles.
 func (c *calibration) tiles() (list []tileOf) {
 	n := slices.Max(c.spec.Sizes)
 	for i, dim := range c.spec.Dims {
@@ -239,14 +239,14 @@ func (c *calibration) heat(ctx context.Context, arena *tensor.Arena) error {
 	return err
 }
 
-// attentionBytes is what the tensors of the largest tile take.
+// attentionBytes returns the bytes of the largest tile's tensors.
 func (c *calibration) attentionBytes(n, dim int) int64 {
 	a := tensor.NewMeter()
 	c.call(a, n, n, dim)
 	return a.Peak()
 }
 
-// call is the tensors of a pass over one block, or over several with the same keys.
+// A call holds the tensors of a pass over one block, or over several with the same keys.
 type call struct {
 	q, k, v, o, do View
 	acc            attention.Partial
@@ -285,7 +285,7 @@ func (c *calibration) load(ctx context.Context, arena *tensor.Arena, t tileOf) (
 	return p, nil
 }
 
-// tile measures a tile forward and backward: a pass with one block, and what another block costs.
+// tile measures a tile forward and backward: a pass with one block, and the cost of another block.
 func (c *calibration) tile(ctx context.Context, arena *tensor.Arena, t tileOf) (rows []cost.Attention, err error) {
 	defer arena.Release(arena.Mark())
 	defer func() {
@@ -327,7 +327,7 @@ func (c *calibration) tile(ctx context.Context, arena *tensor.Arena, t tileOf) (
 	return []cost.Attention{forward, backward}, nil
 }
 
-// block is one of so many equal blocks.
+// block returns block i of n equal ones.
 func (p *call) block(i, n int) attention.Block {
 	return attention.Block{K: p.k, V: p.v, Tiles: p.tiles, First: i == 0, Last: i == n-1}
 }
@@ -396,14 +396,14 @@ func (c *calibration) products(ctx context.Context) (set cost.Set, err error) {
 	return set, nil
 }
 
-// operands is what a product reads and writes.
+// operands are the tensors of a product.
 type operands struct{ x, y, w, dw View }
 
-// cold is the bytes that operations of a CPU go through in turns, more than a core's own cache holds: a step comes back to
-// weights, and to activations in its backward pass, after all others.
+// cold is the size of operands that operations of a CPU take in turns, more than a core's own cache: a step returns
+// to weights, and to activations in its backward pass, after all others.
 const cold = 16 << 20
 
-// coldBytes is the room that takes, beside the operands of one product.
+// coldBytes returns the memory for cold operands, beside those of one product.
 func (c *calibration) coldBytes() int64 {
 	if c.Device.Machine.Arch != 0 {
 		return 0
@@ -411,19 +411,19 @@ func (c *calibration) coldBytes() int64 {
 	return cold
 }
 
-// productBytes is what the operands of a product take at most.
+// productBytes returns an upper bound of the operands' bytes.
 func (c *calibration) productBytes(n, in, out int) int64 {
 	const align = 4 << 8 // of each operand
 	return int64(c.dtype.Size())*int64(n*in+n*out+in*out) + 4*int64(in*out) + align
 }
 
-// mostOperands is of how many sets of operands an operation takes turns.
+// mostOperands bounds the sets of operands.
 const mostOperands = 16
 
-// turns is of how many sets of so many bytes an operation takes turns.
+// turns returns the number of sets of operands of the given size.
 func (c *calibration) turns(bytes int64) int64 { return min(1+c.coldBytes()/bytes, mostOperands) }
 
-// operandsOf is operands of a product that measurements take in turns.
+// operandsOf allocates sets of operands of a product.
 func (c *calibration) operandsOf(ctx context.Context, arena *tensor.Arena, n, in, out int) (list []operands, err error) {
 	of := func(shape ...int) View {
 		v := arena.Alloc(c.dtype, shape...)
@@ -440,8 +440,8 @@ func (c *calibration) operandsOf(ctx context.Context, arena *tensor.Arena, n, in
 	return list, err
 }
 
-// passes measures the operations of `bench ops` but for its products, at several lengths. What an operation
-// reads and writes is counted as a plan counts it. Operands take turns as those of products do.
+// passes measures the operations of `bench ops` except its products, at several lengths. It counts bytes as a plan
+// does. Operands take turns as in products.
 func (c *calibration) passes(ctx context.Context) (set cost.Set, err error) {
 	most := c.opsSpec(slices.Max(c.spec.Passes))
 	arena, err := c.Device.Arena("tensors of passes", most.bytes()+c.coldBytes())
@@ -474,7 +474,7 @@ func (c *calibration) passes(ctx context.Context) (set cost.Set, err error) {
 	return set, nil
 }
 
-// opsSpec is `bench ops` at some tokens of a rank.
+// opsSpec returns the spec of `bench ops` for a number of tokens of a rank.
 func (c *calibration) opsSpec(tokens int) OpsSpec {
 	s := OpsSpec{}
 	s.Default(c.Device.Machine.Device())
@@ -484,7 +484,7 @@ func (c *calibration) opsSpec(tokens int) OpsSpec {
 	return s
 }
 
-// work says what an operation is, in the words of a cost table, without doing it.
+// work describes an operation in the words of a cost table, without running it.
 func (b *opsRun) work(o operation) (w cost.Work) {
 	ops, optimizer := b.ops, b.Device.Optim
 	record := cost.Recorder(func(x cost.Work) { w = x })
@@ -494,10 +494,10 @@ func (b *opsRun) work(o operation) (w cost.Work) {
 	return w
 }
 
-// hostCopies are the sizes of copies from and to the host, in bytes.
+// Sizes of copies from and to the host, in bytes.
 var hostCopies = []int{64 << 10, 1 << 20, 16 << 20}
 
-// host measures copies between the device and the host, and what the host takes to queue a call.
+// host measures copies between the device and the host, and the host's time to queue a call.
 func (c *calibration) host(ctx context.Context) (set cost.Set, err error) {
 	most := slices.Max(hostCopies)
 	arena, err := c.Device.Arena("copies", int64(most)+1<<10)
@@ -526,10 +526,10 @@ func (c *calibration) host(ctx context.Context) (set cost.Set, err error) {
 	return set, err
 }
 
-// queued is how many calls are queued for the time of one.
+// queued calls are timed together.
 const queued = 256
 
-// queueing is the time in which the host queues one call of next to no work, on the slowest rank.
+// queueing returns the host's time to queue one tiny call, on the slowest rank.
 func (c *calibration) queueing(ctx context.Context, v View) (float64, error) {
 	var took []float64
 	for range 5 {
@@ -549,7 +549,7 @@ func (c *calibration) queueing(ctx context.Context, v View) (float64, error) {
 	return most[0], c.Device.Stream.Sync(ctx)
 }
 
-// otherHosts are the transports that ranks of several hosts use.
+// Transports between hosts.
 var otherHosts = []string{"tcp"}
 
 // links measures transfers between neighbours and collectives, over every transport; of one rank there are none.

@@ -13,11 +13,13 @@ func CostTables(t *cost.Table) []Table {
 	for i := range t.Sets {
 		s := &t.Sets[i]
 		table := Table{
-			Title: fmt.Sprintf("cost table of %s, %d rank%s at once", t.Machine.Device, s.Ranks, map[bool]string{false: "s"}[s.Ranks == 1]),
-			Head:  []string{"work", "from", "µs", "rate", "to", "µs", "rate", "", "points"},
+			Title: fmt.Sprintf("cost table of %s, %d rank%s at once", t.Machine.Device, s.Ranks,
+				map[bool]string{false: "s"}[s.Ranks == 1]),
+			Head: []string{"work", "from", "µs", "rate", "to", "µs", "rate", "", "points"},
 		}
 		for _, l := range linesOf(s) {
-			table.Add(l.name, l.low.size, digits(1e6*l.low.seconds), digits(l.low.rate), l.high.size, digits(1e6*l.high.seconds), digits(l.high.rate), l.unit, fmt.Sprint(l.points))
+			table.Add(l.name, l.low.size, digits(1e6*l.low.seconds), digits(l.low.rate), l.high.size,
+				digits(1e6*l.high.seconds), digits(l.high.rate), l.unit, fmt.Sprint(l.points))
 		}
 		if s.CallSeconds > 0 {
 			table.Notes = []string{fmt.Sprintf("the host queues a call in %s µs", digits(1e6*s.CallSeconds))}
@@ -68,11 +70,13 @@ func linesOf(s *cost.Set) (l lines) {
 		if a.Deterministic {
 			way += ", deterministic"
 		}
-		l.add(fmt.Sprintf("%s %s, %s, %d, %s", a.Backend, a.DType, a.Mask, a.Dim, way), "GFLOP/s", dims(a.Queries, a.Keys),
+		l.add(fmt.Sprintf("%s %s, %s, %d, %s", a.Backend, a.DType, a.Mask, a.Dim, way), "GFLOP/s",
+			dims(a.Queries, a.Keys),
 			FLOPs(max(a.Tiles, 1)*cost.Tile(a.Mask, a.Queries, a.Keys).Pairs(), a.Heads, a.Dim, a.Dim), a.Seconds, 1e9)
 	}
 	for _, p := range s.Products {
-		l.add(p.Kind+" "+p.DType, "GFLOP/s", dims(p.Rows, p.In, p.Out), cost.Work{Rows: p.Rows, In: p.In, Out: p.Out}.FLOPs(), p.Seconds, 1e9)
+		l.add(p.Kind+" "+p.DType, "GFLOP/s", dims(p.Rows, p.In, p.Out),
+			cost.Work{Rows: p.Rows, In: p.In, Out: p.Out}.FLOPs(), p.Seconds, 1e9)
 	}
 	for _, p := range s.Passes {
 		l.add(p.Op+" "+p.DType, "GB/s", bytesText(p.Bytes), float64(p.Bytes), p.Seconds, 1e9)

@@ -16,8 +16,10 @@ import (
 func TestCalibrate(t *testing.T) {
 	for _, n := range []int{1, 2} {
 		spec := CalibrateSpec{
-			Backend: "flash", DType: "fp32", Heads: 2, KVHeads: 1, Dims: []int{16}, Sizes: []int{8, 32}, Further: 8, Documents: []int{4}, DocumentTokens: 16,
-			Operations: true, Rows: []int{4}, Sides: []int{8, 16}, Passes: []int{4}, Links: []int64{64, 4096}, Budget: 1e-4, Tolerance: 0.5,
+			Backend: "flash", DType: "fp32", Heads: 2, KVHeads: 1, Dims: []int{16}, Sizes: []int{8, 32}, Further: 8,
+			Documents: []int{4}, DocumentTokens: 16,
+			Operations: true, Rows: []int{4}, Sides: []int{8, 16}, Passes: []int{4}, Links: []int64{64, 4096},
+			Budget: 1e-4, Tolerance: 0.5,
 			Heat: 1e-3 * float64(n-1), // and those that take no time at all are long
 		}
 		set := cost.Set{Ranks: n}
@@ -29,15 +31,18 @@ func TestCalibrate(t *testing.T) {
 				return nil
 			})
 		})
-		// Four pairs of sizes, two of them squares with two masks more, and documents, forward and backward; three products of each shape.
-		if got := []int{len(set.Attention), len(set.Products), len(set.Links)}; !slices.Equal(got, []int{18, 12, 8 * (n - 1)}) {
+		// Four pairs of sizes, two of them squares with two masks more, and documents, forward and backward; three
+		// products of each shape.
+		if got := []int{len(set.Attention), len(set.Products), len(set.Links)}; !slices.Equal(got,
+			[]int{18, 12, 8 * (n - 1)}) {
 			t.Errorf("%d ranks: %v calls of attention, products and transfers", n, got)
 		}
 		var kinds []string
 		for _, p := range set.Passes {
 			kinds = append(kinds, p.Op)
 		}
-		for _, want := range []string{"copy", "rmsnorm", "swiglu backward", "cross entropy", "adamw", "zero", "upload", "download"} {
+		for _, want := range []string{"copy", "rmsnorm", "swiglu backward", "cross entropy", "adamw", "zero", "upload",
+			"download"} {
 			if !slices.Contains(kinds, want) {
 				t.Errorf("%d ranks: nothing says what %s takes: %v", n, want, kinds)
 			}
@@ -69,7 +74,8 @@ func TestShare(t *testing.T) {
 	}
 }
 
-// Products of a CPU take turns among operands that have no byte in common, of large products as many as there is room for.
+// Products of a CPU take turns among operands that have no byte in common, of large products as many as there is room
+// for.
 func TestOperandsTakeTurns(t *testing.T) {
 	ranks(t, 1, func(r *Rank) error {
 		c := &calibration{Rank: r, dtype: tensor.F32}

@@ -28,15 +28,15 @@ type Rank struct {
 	Machine Machine
 	World   comm.Communicator // moves views of the device
 	Control comm.Communicator // moves views of the host; may be World
-	// Transports are what `bench comm` puts beside each other.
+	// Transports are the transports that `bench comm` compares.
 	Transports []Transport
-	// LinkGBps is what a link between two devices can do in each direction; 0: not known.
+	// LinkGBps is the bandwidth of a link between two devices in each direction; 0: not known.
 	LinkGBps float64
-	// Budget is the seconds that a measurement whose iterations are not given takes; 0: two.
+	// Budget is the time of a measurement without a given number of iterations, in seconds; 0: two.
 	Budget float64
-	// Seconds is how long such a measurement takes at least, in place of Budget; 0: it is not in place.
+	// Seconds is the least time of such a measurement and replaces Budget; 0: unset.
 	Seconds float64
-	// Tolerance ends a measurement whose iterations are not given when they differ by no more than that share; 0: none.
+	// Tolerance ends such a measurement once its iterations agree to within this share; 0: unset.
 	Tolerance float64
 
 	staging View // of the host, for random
@@ -49,7 +49,7 @@ type Transport struct {
 	NoReduce bool // reductions are not measured: they go another way
 }
 
-// types are the element types of attention, by the names of --dtype.
+// Element types of attention, by the names of --dtype.
 var types = map[string]tensor.DType{"bf16": tensor.BF16, "fp16": tensor.F16, "fp32": tensor.F32, "fp64": tensor.F64}
 
 // DType returns the element type of a name of --dtype. A GPU does not compute in the last.
@@ -61,7 +61,7 @@ func DType(name string, cpu bool) (tensor.DType, error) {
 	return t, nil
 }
 
-// slowest is the largest of each figure over the ranks.
+// slowest returns the largest of each figure over the ranks.
 func (r *Rank) slowest(ctx context.Context, xs ...float64) ([]float64, error) {
 	v := tensor.FromSlice(xs, len(xs))
 	p, err := r.Control.AllReduce(v, comm.Max)
@@ -74,15 +74,15 @@ func (r *Rank) slowest(ctx context.Context, xs ...float64) ([]float64, error) {
 	return tensor.Data[float64](v), nil
 }
 
-// Of measurements whose number is not given: long enough for a median, short enough to wait for.
+// Bounds of measurements without a given number of iterations: long enough for a median, short enough to wait for.
 const (
 	budget   = 2.0 // seconds, unless the rank has another
 	minIters = 3
 	maxIters = 30
 )
 
-// measure is the median time of work, in seconds, on the slowest rank. Iterations follow each
-// other without a pause. iters 0: as many as fit the budget, or take the seconds that are asked for.
+// measure returns the median time of work, in seconds, on the slowest rank. Iterations follow each other without a
+// pause. With iters 0 it makes as many as fit the budget, or take r.Seconds.
 func (r *Rank) measure(ctx context.Context, warmup, iters int, work func() error) (seconds float64, n int, err error) {
 	took, err := r.times(ctx, max(warmup, 1), work)
 	if err != nil {
@@ -115,12 +115,12 @@ func (r *Rank) measure(ctx context.Context, warmup, iters int, work func() error
 	return most[0], iters, nil
 }
 
-// fewIters is how many iterations are made before it is looked whether they agree.
+// fewIters are made before settle compares them.
 const fewIters = 3
 
-// settle is the median time of work, as measure finds it, of as few iterations as agree to within the tolerance on every rank.
-// first is what the warm-up took. Work that takes longer than the budget counts its first iteration: nothing of what a
-// cold start costs is felt there.
+// settle returns the median time of work, as measure does, of the fewest iterations that agree to within the
+// tolerance on every rank. first is the time of the warm-up. It counts for work that takes longer than the budget: a
+// cold start does not show there.
 func (r *Rank) settle(ctx context.Context, first float64, work func() error) (seconds float64, n int, err error) {
 	most, err := r.slowest(ctx, first)
 	if err != nil {
@@ -157,7 +157,7 @@ func (r *Rank) settle(ctx context.Context, first float64, work func() error) (se
 	return most[0], n, nil
 }
 
-// times is how long each of n turns of work took on the stream.
+// times returns the time of each of n turns of work on the stream.
 func (r *Rank) times(ctx context.Context, n int, work func() error) ([]float64, error) {
 	clock, err := r.Device.NewClock(n + 1)
 	if err != nil {
@@ -183,8 +183,8 @@ func (r *Rank) times(ctx context.Context, n int, work func() error) ([]float64, 
 	return took, nil
 }
 
-// noise is the elements of the block that random fills repeats. It is no multiple of a row,
-// so that no two rows near each other are alike.
+// noise is the length of the block that random repeats. It is no multiple of a row, so that rows near each other
+// differ.
 const noise = 1<<20 + 7
 
 // random fills a dense device view with numbers of a normal distribution. The power that a GPU
@@ -227,11 +227,10 @@ func fill[T any](xs []T, f func() T) {
 	}
 }
 
-// bf16 is x cut to bfloat16.
+// bf16 truncates x to bfloat16.
 func bf16(x float32) uint16 { return uint16(math.Float32bits(x) >> 16) }
 
-// f16 is x, of at most a few thousand, cut to half precision; what is less than its smallest
-// normal number becomes 0.
+// f16 truncates x, of at most a few thousand, to half precision; numbers below the smallest normal one become 0.
 func f16(x float32) uint16 {
 	b := math.Float32bits(x)
 	exponent := int(b>>23&0xff) - 127 + 15

@@ -19,12 +19,12 @@ const (
 	MagiName = "magi"
 	// maxPacks bounds a file of packs, in bytes.
 	maxPacks = 16 << 20
-	// packIters is the default of measured iterations of a pack: there are many packs.
+	// packIters is the default number of measured iterations of each pack: there are many packs.
 	packIters = 3
 )
 
-// Load sets the packs of documents that the spec names: of MagiAttention's benchmark at the spec's first length, or
-// of a JSON file, a list of lists of lengths.
+// Load sets the packs of documents: of MagiAttention's benchmark, of the spec's first length, or of a JSON file, a
+// list of lists of lengths.
 func (s *AttentionSpec) Load() (err error) {
 	switch s.Documents {
 	case "":
@@ -62,8 +62,8 @@ func sum(docs []int) (n int) {
 	return n
 }
 
-// PackedRow is attention over packs of documents, in medians over the packs. Seconds are of the
-// slowest rank, FLOPs of visible pairs alone.
+// PackedRow is attention over packs of documents, in medians over the packs. Seconds are of the slowest rank, FLOPs
+// of visible pairs alone.
 type PackedRow struct {
 	Layout    string `json:"layout"`
 	Algorithm string `json:"algorithm"`
@@ -78,8 +78,8 @@ type PackedRow struct {
 	Forward  Rate    `json:"forward"`
 	Backward Rate    `json:"backward"` // forward and backward less forward
 	Both     Rate    `json:"forward_backward"`
-	// UserSeconds is of the CPU, of a forward and a backward pass, on the rank that takes most; on a
-	// GPU only the host's part. If ranks share cores, it shows the work that waiting hides.
+	// UserSeconds is the CPU time of a forward and a backward pass, on the rank that takes most; on a GPU only the
+	// host's part. With ranks that share cores it shows time that waiting hides.
 	UserSeconds float64 `json:"user_seconds"`
 
 	Imbalance      float64 `json:"imbalance"` // visible pairs of the slowest rank over the mean, the mean of the packs
@@ -97,7 +97,7 @@ func (r *PackedRow) Line() string {
 		digits(scale*r.Forward.TFLOPs), digits(scale*r.Backward.TFLOPs), unit)
 }
 
-// packed collects the figures of the packs of one strategy.
+// packed collects the figures of one layout and algorithm.
 type packed struct {
 	ring.Strategy
 	flops, forward, both, forwardRate, backwardRate, bothRate []float64
@@ -214,7 +214,7 @@ func (t *attentionRun) pack(ctx context.Context, c *packed, docs []int) error {
 	return nil
 }
 
-// packShape returns the shape of a pack over the ranks.
+// packShape returns the partition of a pack over the ranks.
 func (s *AttentionSpec) packShape(layout string, docs []int, ranks int) (partition.Shape, error) {
 	if i := slices.IndexFunc(docs, func(d int) bool { return d < 1 }); i >= 0 {
 		return partition.Shape{}, fmt.Errorf("document %d has %d tokens", i, docs[i])
@@ -231,8 +231,8 @@ func (s *AttentionSpec) packShape(layout string, docs []int, ranks int) (partiti
 	return partition.Shape{SeqQ: n, SeqKV: n, Size: ranks, Layout: partition.Ready(l, n, ranks), Mask: mask}, nil
 }
 
-// timed returns the median time of n turns of work, which begin together on all ranks, and the user time of
-// this process for one of them.
+// timed returns the median time of n turns of work, which begin together on all ranks, and the user time of this
+// process for one of them.
 func (t *attentionRun) timed(ctx context.Context, n int, work func() error) (seconds, user float64, err error) {
 	if err := t.Control.Barrier(ctx); err != nil {
 		return 0, 0, err
@@ -249,7 +249,7 @@ func (t *attentionRun) timed(ctx context.Context, n int, work func() error) (sec
 	return Median(took), (after - before) / float64(n), err
 }
 
-// userSeconds returns the CPU time of the process in user mode.
+// userSeconds returns the CPU time of this process.
 func userSeconds() (float64, error) {
 	var u syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {

@@ -19,8 +19,10 @@ func packsFile(t *testing.T, text string) string {
 
 // Packs of documents are measured under each layout and algorithm, and what is counted is what is visible.
 func TestPackedDocumentsAreMeasured(t *testing.T) {
-	spec := AttentionSpec{Algorithms: []string{"ring", "allgather"}, Layouts: []string{"document", "document-zigzag"}, Backend: "flash",
-		Heads: 4, KVHeads: 2, HeadDim: 16, Causal: true, Window: -1, Iters: 2, PackCount: 2, Documents: packsFile(t, "[[40,3,21],[9,9,32,10],[1]]")}
+	spec := AttentionSpec{Algorithms: []string{"ring", "allgather"}, Layouts: []string{"document", "document-zigzag"},
+		Backend: "flash",
+		Heads:   4, KVHeads: 2, HeadDim: 16, Causal: true, Window: -1, Iters: 2, PackCount: 2,
+		Documents: packsFile(t, "[[40,3,21],[9,9,32,10],[1]]")}
 	if err := spec.Load(); err != nil {
 		t.Fatal(err)
 	}
@@ -43,7 +45,8 @@ func TestPackedDocumentsAreMeasured(t *testing.T) {
 	first, second := triangle(40)+triangle(3)+triangle(21), 2*triangle(9)+triangle(32)+triangle(10)
 	want := (FLOPs(first, 4, 16, 16) + FLOPs(second, 4, 16, 16)) / 2
 	for _, r := range rows {
-		if r.FLOPs != want || !(r.Forward.TFLOPs > 0) || !(r.Both.Seconds > 0) || !(r.UserSeconds >= 0) || r.Imbalance < 1 || r.WorstImbalance < r.Imbalance ||
+		if r.FLOPs != want || !(r.Forward.TFLOPs > 0) || !(r.Both.Seconds > 0) || !(r.UserSeconds >= 0) ||
+			r.Imbalance < 1 || r.WorstImbalance < r.Imbalance ||
 			r.Sent == 0 || r.Packs != 2 || r.Tokens != 64 || r.Iters != 2 || !(r.Dispatch > 0) {
 			t.Errorf("row %+v; want %g FLOPs", r, want)
 		}
@@ -51,7 +54,8 @@ func TestPackedDocumentsAreMeasured(t *testing.T) {
 	if of := rows[0]; of.Layout != "document" || rows[3].Layout != "document-zigzag" || rows[1].Sent >= rows[3].Sent {
 		t.Errorf("rows %+v", rows)
 	}
-	check(t, &Report{Bench: "attention", Ranks: 2, Machine: Machine{Device: "cpu"}, Attention: &Attention{Spec: spec, Packed: rows}})
+	check(t, &Report{Bench: "attention", Ranks: 2, Machine: Machine{Device: "cpu"},
+		Attention: &Attention{Spec: spec, Packed: rows}})
 }
 
 func TestPacksAreChecked(t *testing.T) {
@@ -62,7 +66,8 @@ func TestPacksAreChecked(t *testing.T) {
 		"document 0 has -3":   "[[-3,4]]",
 		"unexpected end":      "[[3,",
 	} {
-		s := AttentionSpec{Documents: packsFile(t, text), PackCount: 20, Algorithms: []string{"ring"}, Causal: true, Window: -1}
+		s := AttentionSpec{Documents: packsFile(t, text), PackCount: 20, Algorithms: []string{"ring"}, Causal: true,
+			Window: -1}
 		err := s.Load()
 		if err == nil {
 			s.Default("cpu", 2)

@@ -29,8 +29,9 @@ func (t *trace) add(s tensor.Span) {
 // hopRounds limits the traced passes, of which hops takes medians.
 const hopRounds = 5
 
-// hops takes a forward and backward pass apart, on the rank that takes longest. It returns medians of some passes. Passes
-// without transfers take turns with them, since clocks change as devices get warm. A pass takes about that many seconds.
+// hops takes a forward and backward pass apart, on the rank that takes longest. It returns medians of some passes.
+// Passes without transfers take turns with them, since clocks change as devices get warm. A pass takes about that many
+// seconds.
 func (t *attentionRun) hops(ctx context.Context, p *pass, seconds float64) ([]HopTimes, error) {
 	quiet := *p
 	quiet.ring.Comm = silent{} // the buffers still hold keys that came from the others
@@ -81,8 +82,8 @@ func (p *pass) order() ([]string, error) {
 	return order, err
 }
 
-// traced takes one forward and one backward pass apart. Before them it runs one that it does not trace, so that the ranks
-// fall into step.
+// traced takes one forward and one backward pass apart. Before them it runs one that it does not trace, so that the
+// ranks fall into step.
 func (t *attentionRun) traced(ctx context.Context, p *pass) ([]HopTimes, error) {
 	order, err := p.order()
 	if err != nil {
@@ -158,8 +159,8 @@ func takeApart(order []string, spans []tensor.Span) []HopTimes {
 	return hops
 }
 
-// A marker takes the time at every label. The ring labels each hop and each exchange of heads, and the end of the hops and of
-// each exchange of heads.
+// A marker takes the time at every label. The ring labels each hop and each exchange of heads, and the end of the hops
+// and of each exchange of heads.
 type marker struct {
 	tensor.Stream
 	clock  device.Clock

@@ -19,14 +19,13 @@ type OpsSpec struct {
 	KVHeads      int    `json:"kv_heads"`
 	HeadDim      int    `json:"head_dim"`
 	Vocab        int    `json:"vocab"`
-	Chunk        int    `json:"loss_chunk"` // tokens whose logits stand in memory at once
+	Chunk        int    `json:"loss_chunk"` // tokens in memory at once, as logits
 	Params       int    `json:"params"`     // of the optimizer's step
 	Ceiling      int    `json:"ceiling"`    // side of the matrix product that others are compared with
 	DType        string `json:"dtype"`      // of activations
 }
 
-// Default returns the shape for a device: of llama-3.2-3B at 32K tokens, or what a CPU does in a
-// moment.
+// Default sets the shape for a device: llama-3.2-3B at 32K tokens, or a small model on a CPU.
 func (s *OpsSpec) Default(device string) {
 	*s = OpsSpec{
 		Tokens: 512, Hidden: 128, Intermediate: 352, Heads: 4, KVHeads: 2, HeadDim: 32,
@@ -40,8 +39,7 @@ func (s *OpsSpec) Default(device string) {
 	}
 }
 
-// bytes is the most that an operation's tensors take: those of AdamW with a copy, of SwiGLU
-// backward or of the head.
+// bytes returns an upper bound of an operation's tensors: AdamW with a copy, SwiGLU backward or the head.
 func (s *OpsSpec) bytes() int64 {
 	element := int64(types[s.DType].Size())
 	params := 20 * int64(s.Params)
@@ -51,8 +49,7 @@ func (s *OpsSpec) bytes() int64 {
 	return max(params, mlp, head, embed) + 1<<20
 }
 
-// operation is a piece of work, and how much it is: bytes that must go over the memory bus, or
-// FLOPs.
+// An operation is a piece of work with its amount: bytes over the memory bus, or FLOPs.
 type operation struct {
 	name, shape  string
 	bytes, flops float64
@@ -91,9 +88,9 @@ func (r *Rank) Ops(ctx context.Context, s OpsSpec, emit func(Operation) error) (
 	return nil
 }
 
-// Compare sets the share of each operation of the ceiling of its kind: the fastest of all that were
-// measured. The copy and the large product, which come first, are it on a GPU; on a CPU smaller
-// ones, whose data stay in its caches, may be faster.
+// Compare sets the share of each operation of the ceiling of its kind: the fastest measured one. On a GPU that is the
+// copy or the large product, which come first; on a CPU smaller ones may be faster, since their data stay in its
+// caches.
 func Compare(rows []Operation) {
 	fastest := map[string]float64{} // by unit
 	for _, r := range rows {
@@ -116,10 +113,10 @@ type opsRun struct {
 	err   error // the first of making tensors
 }
 
-// act is random activations of rows tokens.
+// act returns random activations of rows tokens.
 func (b *opsRun) act(rows, heads, dim int) View { return b.noise(b.t, 1, rows, heads, dim) }
 
-// f32 is random parameters, norms or gradients.
+// f32 returns random parameters, norms or gradients.
 func (b *opsRun) f32(shape ...int) View { return b.noise(tensor.F32, shape...) }
 
 func (b *opsRun) noise(t tensor.DType, shape ...int) View {
@@ -131,14 +128,14 @@ func (b *opsRun) noise(t tensor.DType, shape ...int) View {
 	return v
 }
 
-// scalar is a float64 0.
+// scalar returns a float64 0.
 func (b *opsRun) scalar() View {
 	v := b.arena.Alloc(tensor.F64, 1)
 	b.ops.Zero(v)
 	return v
 }
 
-// ids is a token for each row, spread over the vocabulary.
+// ids returns a token for each row, spread over the vocabulary.
 func (b *opsRun) ids(rows int) View {
 	v := b.arena.Alloc(tensor.I32, 1, rows, 1, 1)
 	host, err := b.Device.HostVector(tensor.I32, rows)
@@ -157,9 +154,9 @@ func (b *opsRun) ids(rows int) View {
 	return v
 }
 
-// all is every operation; the first two are made to be the ceilings.
+// all lists every operation; the first two are meant as ceilings.
 func (b *opsRun) all() []func() operation {
-	out := []func() operation{b.copyAll, b.product}
+	out := []func() operation{b.copyAll, b.linear("matrix product", b.s.Ceiling, b.s.Ceiling, b.s.Ceiling)}
 	out = append(out, b.linears()...)
 	out = append(out, b.norms()...)
 	out = append(out, b.rest()...)
@@ -169,11 +166,8 @@ func (b *opsRun) all() []func() operation {
 func (b *opsRun) copyAll() operation {
 	n := b.s.Params
 	dst, src := b.arena.Alloc(tensor.F32, n), b.f32(n)
-	return operation{name: "copy", shape: sizeText(int64(n)), bytes: 8 * float64(n), run: func() { b.ops.Copy(dst, src) }}
-}
-
-func (b *opsRun) product() operation {
-	return b.linear("matrix product", b.s.Ceiling, b.s.Ceiling, b.s.Ceiling)()
+	return operation{name: "copy", shape: sizeText(int64(n)), bytes: 8 * float64(n),
+		run: func() { b.ops.Copy(dst, src) }}
 }
 
 func (b *opsRun) linear(name string, rows, in, out int) func() operation {
@@ -194,14 +188,18 @@ func (b *opsRun) linears() []func() operation {
 		b.linear("linear down", s.Tokens, s.Intermediate, s.Hidden),
 		b.linear("linear head", s.Chunk, s.Hidden, s.Vocab),
 		func() operation {
-			dx, dy, w := b.act(s.Tokens, 1, s.Hidden), b.act(s.Tokens, 1, s.Intermediate), b.noise(b.t, 1, s.Intermediate, 1, s.Hidden)
-			return operation{name: "linear gate dx", shape: dims(s.Tokens, s.Intermediate, s.Hidden), flops: 2 * float64(s.Tokens) * float64(s.Hidden) * float64(s.Intermediate),
-				run: func() { b.ops.LinearDX(dx, dy, w, false) }}
+			dx, dy, w := b.act(s.Tokens, 1, s.Hidden), b.act(s.Tokens, 1, s.Intermediate),
+				b.noise(b.t, 1, s.Intermediate, 1, s.Hidden)
+			return operation{name: "linear gate dx", shape: dims(s.Tokens, s.Intermediate, s.Hidden),
+				flops: 2 * float64(s.Tokens) * float64(s.Hidden) * float64(s.Intermediate),
+				run:   func() { b.ops.LinearDX(dx, dy, w, false) }}
 		},
 		func() operation {
-			dw, dy, x := b.f32(1, s.Intermediate, 1, s.Hidden), b.act(s.Tokens, 1, s.Intermediate), b.act(s.Tokens, 1, s.Hidden)
-			return operation{name: "linear gate dw", shape: dims(s.Intermediate, s.Tokens, s.Hidden), flops: 2 * float64(s.Tokens) * float64(s.Hidden) * float64(s.Intermediate),
-				run: func() { b.ops.LinearDW(dw, dy, x) }}
+			dw, dy, x := b.f32(1, s.Intermediate, 1, s.Hidden), b.act(s.Tokens, 1, s.Intermediate),
+				b.act(s.Tokens, 1, s.Hidden)
+			return operation{name: "linear gate dw", shape: dims(s.Intermediate, s.Tokens, s.Hidden),
+				flops: 2 * float64(s.Tokens) * float64(s.Hidden) * float64(s.Intermediate),
+				run:   func() { b.ops.LinearDW(dw, dy, x) }}
 		},
 	}
 }
@@ -219,15 +217,18 @@ func (b *opsRun) norms() []func() operation {
 	return []func() operation{
 		func() operation {
 			y, i, in, w := x(), inv(), x(), b.f32(s.Hidden)
-			return operation{name: "rmsnorm", shape: shape, bytes: 2 * n, run: func() { b.ops.RMSNorm(y, i, in, w, eps) }}
+			return operation{name: "rmsnorm", shape: shape, bytes: 2 * n,
+				run: func() { b.ops.RMSNorm(y, i, in, w, eps) }}
 		},
 		func() operation {
 			y, i, sum, in, add, w := x(), inv(), x(), x(), x(), b.f32(s.Hidden)
-			return operation{name: "add rmsnorm", shape: shape, bytes: 4 * n, run: func() { b.ops.AddRMSNorm(y, i, sum, in, add, w, eps) }}
+			return operation{name: "add rmsnorm", shape: shape, bytes: 4 * n,
+				run: func() { b.ops.AddRMSNorm(y, i, sum, in, add, w, eps) }}
 		},
 		func() operation {
 			dx, dw, dy, in, i, w := x(), b.f32(s.Hidden), x(), x(), inv(), b.f32(s.Hidden)
-			return operation{name: "rmsnorm backward", shape: shape, bytes: 3 * n, run: func() { b.ops.RMSNormBackward(dx, dw, dy, in, i, w, false) }}
+			return operation{name: "rmsnorm backward", shape: shape, bytes: 3 * n,
+				run: func() { b.ops.RMSNormBackward(dx, dw, dy, in, i, w, false) }}
 		},
 		func() operation {
 			y, in := b.act(rows, s.Heads, s.HeadDim), b.act(rows, s.Heads, s.HeadDim)
@@ -238,11 +239,13 @@ func (b *opsRun) norms() []func() operation {
 		func() operation {
 			dx, dy := b.act(rows, s.Heads, s.HeadDim), b.f32(1, rows, s.Heads, s.HeadDim)
 			cos, sin := b.f32(1, rows, 1, s.HeadDim/2), b.f32(1, rows, 1, s.HeadDim/2)
-			return operation{name: "rope backward", shape: dims(rows, s.Heads, s.HeadDim), bytes: heads*(1+4/size) + table,
-				run: func() { b.ops.NormRopeBackward(dx, View{}, dy, View{}, View{}, View{}, cos, sin) }}
+			return operation{name: "rope backward", shape: dims(rows, s.Heads, s.HeadDim),
+				bytes: heads*(1+4/size) + table,
+				run:   func() { b.ops.NormRopeBackward(dx, View{}, dy, View{}, View{}, View{}, cos, sin) }}
 		},
 		func() operation {
-			y, in, i, w := b.act(rows, s.Heads, s.HeadDim), b.act(rows, s.Heads, s.HeadDim), b.f32(1, rows, s.Heads, 1), b.f32(s.HeadDim)
+			y, in, i, w := b.act(rows, s.Heads, s.HeadDim), b.act(rows, s.Heads, s.HeadDim), b.f32(1, rows, s.Heads, 1),
+				b.f32(s.HeadDim)
 			cos, sin := b.f32(1, rows, 1, s.HeadDim/2), b.f32(1, rows, 1, s.HeadDim/2)
 			return operation{name: "norm rope", shape: dims(rows, s.Heads, s.HeadDim), bytes: 2*heads + table,
 				run: func() { b.ops.NormRope(y, i, in, w, cos, sin, eps) }}
@@ -260,7 +263,8 @@ func (b *opsRun) rest() []func() operation {
 	return []func() operation{
 		func() operation {
 			y, gate, up := x(), x(), x()
-			return operation{name: "swiglu", shape: dims(s.Tokens, s.Intermediate), bytes: 3 * mlp, run: func() { b.ops.SwiGLU(y, gate, up) }}
+			return operation{name: "swiglu", shape: dims(s.Tokens, s.Intermediate), bytes: 3 * mlp,
+				run: func() { b.ops.SwiGLU(y, gate, up) }}
 		},
 		func() operation {
 			dgate, dup, dy, gate, up := x(), x(), x(), x(), x()
@@ -269,16 +273,19 @@ func (b *opsRun) rest() []func() operation {
 		},
 		func() operation {
 			y, table, ids := b.act(s.Tokens, 1, s.Hidden), b.noise(b.t, 1, s.Vocab, 1, s.Hidden), b.ids(s.Tokens)
-			return operation{name: "embed", shape: dims(s.Tokens, s.Hidden), bytes: 2 * embedded, run: func() { b.ops.Embed(y, table, ids) }}
+			return operation{name: "embed", shape: dims(s.Tokens, s.Hidden), bytes: 2 * embedded,
+				run: func() { b.ops.Embed(y, table, ids) }}
 		},
 		func() operation {
 			dtable, dy, ids := b.f32(1, s.Vocab, 1, s.Hidden), b.act(s.Tokens, 1, s.Hidden), b.ids(s.Tokens)
-			return operation{name: "embed backward", shape: dims(s.Tokens, s.Hidden), bytes: embedded + 8*float64(s.Tokens)*float64(s.Hidden),
-				run: func() { b.ops.EmbedBackward(dtable, dy, ids) }}
+			return operation{name: "embed backward", shape: dims(s.Tokens, s.Hidden),
+				bytes: embedded + 8*float64(s.Tokens)*float64(s.Hidden),
+				run:   func() { b.ops.EmbedBackward(dtable, dy, ids) }}
 		},
 		func() operation {
 			loss, y, ids := b.scalar(), b.act(s.Chunk, 1, s.Vocab), b.ids(s.Chunk)
-			return operation{name: "cross entropy", shape: dims(s.Chunk, s.Vocab), bytes: 2 * logits, run: func() { b.ops.CrossEntropy(loss, y, ids, 1, true) }}
+			return operation{name: "cross entropy", shape: dims(s.Chunk, s.Vocab), bytes: 2 * logits,
+				run: func() { b.ops.CrossEntropy(loss, y, ids, 1, true) }}
 		},
 	}
 }
@@ -288,15 +295,18 @@ func (b *opsRun) optimizer() []func() operation {
 	return []func() operation{
 		func() operation {
 			v := b.f32(n)
-			return operation{name: "zero", shape: sizeText(int64(n)), bytes: 4 * float64(n), run: func() { b.ops.Zero(v) }}
+			return operation{name: "zero", shape: sizeText(int64(n)), bytes: 4 * float64(n),
+				run: func() { b.ops.Zero(v) }}
 		},
 		func() operation {
 			dst, src := b.f32(n), b.f32(n)
-			return operation{name: "accumulate", shape: sizeText(int64(n)), bytes: 12 * float64(n), run: func() { b.ops.Add(dst, src) }}
+			return operation{name: "accumulate", shape: sizeText(int64(n)), bytes: 12 * float64(n),
+				run: func() { b.ops.Add(dst, src) }}
 		},
 		func() operation {
 			sum, g := b.scalar(), b.f32(n)
-			return operation{name: "gradient norm", shape: sizeText(int64(n)), bytes: 4 * float64(n), run: func() { b.Device.Optim.SumSquares(sum, g) }}
+			return operation{name: "gradient norm", shape: sizeText(int64(n)), bytes: 4 * float64(n),
+				run: func() { b.Device.Optim.SumSquares(sum, g) }}
 		},
 		func() operation {
 			p, g, m, v, sum := b.f32(n), b.f32(n), b.f32(n), b.arena.Alloc(tensor.F32, n), b.scalar()
@@ -306,7 +316,8 @@ func (b *opsRun) optimizer() []func() operation {
 				c, traffic = b.noise(b.t, n), 28+float64(b.t.Size())
 			}
 			h := optim.AdamStep{LR: 1e-4, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1, MaxNorm: 1}
-			return operation{name: "adamw", shape: sizeText(int64(n)), bytes: traffic * float64(n), run: func() { b.Device.Optim.AdamW(p, c, g, m, v, sum, h) }}
+			return operation{name: "adamw", shape: sizeText(int64(n)), bytes: traffic * float64(n),
+				run: func() { b.Device.Optim.AdamW(p, c, g, m, v, sum, h) }}
 		},
 	}
 }

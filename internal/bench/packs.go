@@ -17,11 +17,10 @@ var magiBins = []struct{ from, to, documents int }{
 // magiSeed is the benchmark's.
 const magiSeed = 42
 
-// MagiPacks returns the first packs of MagiAttention's benchmark of packed documents, as lists of lengths
-// that sum to tokens each: documents longer than a quarter of a pack are cut, all are shuffled and fill
-// packs in turn, where one that does not fit goes on in the next, and the packs are shuffled.
-// It draws what numpy.random.default_rng(42) draws there, so the packs are the same. tokens is a
-// multiple of 4.
+// MagiPacks returns the first packs of MagiAttention's benchmark of packed documents, as lists of lengths that sum to
+// tokens each: documents longer than a quarter of a pack are cut, all are shuffled and fill packs in turn, a document
+// that does not fit continues in the next pack, and the packs are shuffled. It draws the numbers of
+// numpy.random.default_rng(42), so the packs are the same. tokens is a multiple of 4.
 func MagiPacks(tokens, packs int) ([][]int, error) {
 	piece := tokens / 4
 	if tokens < 4 || tokens%4 != 0 {
@@ -73,7 +72,7 @@ func magiLengths(piece int) (lengths []int32, total int64) {
 	return lengths, total
 }
 
-// cutPacks tells see the documents of each pack in order.
+// cutPacks calls see for the documents of each pack in order.
 func cutPacks(lengths []int32, tokens int, see func(pack int32, length int)) {
 	pack, left := int32(0), tokens
 	for _, n := range lengths {
@@ -87,7 +86,7 @@ func cutPacks(lengths []int32, tokens int, see func(pack int32, length int)) {
 	}
 }
 
-// shuffle is numpy.random.Generator.shuffle.
+// shuffle implements numpy.random.Generator.shuffle.
 func shuffle(rng *pcg, list []int32) {
 	for i := len(list) - 1; i > 0; i-- {
 		j := rng.upTo(uint32(i))
@@ -95,8 +94,8 @@ func shuffle(rng *pcg, list []int32) {
 	}
 }
 
-// pcg is numpy's PCG64: O'Neill, PCG: A Family of Simple Fast Space-Efficient Statistically Good
-// Algorithms for Random Number Generation, 2014, XSL-RR of 128 bits.
+// A pcg is numpy's PCG64: O'Neill, PCG: A Family of Simple Fast Space-Efficient Statistically Good Algorithms for
+// Random Number Generation, 2014, XSL-RR of 128 bits.
 type pcg struct {
 	hi, lo       uint64
 	incHi, incLo uint64
@@ -104,7 +103,7 @@ type pcg struct {
 	kept         bool
 }
 
-// newPCG is numpy's default_rng(seed).
+// newPCG returns numpy's default_rng(seed).
 func newPCG(seed uint32) *pcg {
 	w := seedWords(seed)
 	p := &pcg{incHi: w[2]<<1 | w[3]>>63, incLo: w[3]<<1 | 1}
@@ -141,7 +140,7 @@ func (p *pcg) next32() uint32 {
 	return uint32(x)
 }
 
-// upTo is a number from 0 to most: of as many bits as most has, the first that is not above it.
+// upTo returns a number from 0 to most: it draws as many bits as most has until they are not above it.
 func (p *pcg) upTo(most uint32) uint32 {
 	mask := uint32(1)<<bits.Len32(most) - 1
 	for {
@@ -151,8 +150,8 @@ func (p *pcg) upTo(most uint32) uint32 {
 	}
 }
 
-// seedWords is numpy's SeedSequence(seed).generate_state(4, uint64) (O'Neill, developing a seed_seq
-// alternative, 2015).
+// seedWords returns numpy's SeedSequence(seed).generate_state(4, uint64) (O'Neill, developing a seed_seq alternative,
+// 2015).
 func seedWords(seed uint32) (out [4]uint64) {
 	const initA, multA, initB, multB = 0x43b0d7e5, 0x931e8875, 0x8b51f9dd, 0x58f38ded
 	const mixL, mixR = 0xca01f9dd, 0x4973f715

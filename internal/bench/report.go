@@ -9,8 +9,8 @@ import (
 	"github.com/cprun/cprun/internal/metrics"
 )
 
-// Report is what `cprun bench` finds: what --json writes. Of Attention, Comm, Train and Ops the one that
-// Bench names is set.
+// Report is the result of `cprun bench`, as --json writes it. Bench names the one of Attention, Comm, Train and Ops
+// that is set.
 type Report struct {
 	Bench   string    `json:"bench"`   // attention, comm, train, ops
 	Command []string  `json:"command"` // as given, without the program
@@ -25,7 +25,7 @@ type Report struct {
 	Ops       []Operation `json:"ops,omitempty"`
 }
 
-// Machine is what a rank ran on.
+// Machine describes the machine of a rank.
 type Machine struct {
 	Device   string            `json:"device"`             // "NVIDIA H200", "cpu"
 	Arch     int               `json:"arch,omitempty"`     // of a GPU, 10 times its compute capability: 90
@@ -37,7 +37,7 @@ type Machine struct {
 type Attention struct {
 	Spec AttentionSpec  `json:"spec"`
 	Rows []AttentionRow `json:"rows"`
-	// Packed is in place of Rows where there are documents.
+	// Packed replaces Rows for packed documents.
 	Packed []PackedRow `json:"packed,omitempty"`
 }
 
@@ -72,7 +72,7 @@ type AttentionRow struct {
 	Hops []HopTimes `json:"hops"` // of the rank that took longest, once, with tracing on
 }
 
-// Rate is a time and what it amounts to on each device.
+// Rate is a time and the rate on each device.
 type Rate struct {
 	Seconds float64 `json:"seconds"`
 	TFLOPs  float64 `json:"tflops_per_device"` // 10^12 floating point operations a second
@@ -94,10 +94,10 @@ type Transfer struct {
 	Call      string  `json:"call"`      // exchange, all_reduce, all_gather, reduce_scatter
 	Bytes     int64   `json:"bytes"`     // that a rank sends to its neighbour, or of the whole buffer of a collective
 	Seconds   float64 `json:"seconds"`
-	// GBps is 1e9 bytes per second and direction on a rank's link: what goes over it at least, by
-	// any algorithm ("bus bandwidth").
+	// GBps is 1e9 bytes per second and direction on a rank's link: the least traffic of any algorithm ("bus
+	// bandwidth").
 	GBps float64 `json:"gb_per_second"`
-	// Share is of the link's limit; 0 where that is not known.
+	// Share is the share of the link's limit; 0: not known.
 	Share float64 `json:"share_of_link,omitempty"`
 }
 

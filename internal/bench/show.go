@@ -63,11 +63,14 @@ func (a *Attention) tables(on string) []Table {
 	}
 	unit, scale := a.unit()
 	t := Table{
-		Title: fmt.Sprintf("%s, %s layout; %s; %s per device, the slowest rank", a.Spec.what(), strings.Join(a.Spec.Layouts, ", "), on, unit),
-		Head:  []string{"S", "pattern", "backend", "forward ms", unit, "both ms", unit, "no transfers", "alone", "loss", "sent", "memory"},
+		Title: fmt.Sprintf("%s, %s layout; %s; %s per device, the slowest rank", a.Spec.what(),
+			strings.Join(a.Spec.Layouts, ", "), on, unit),
+		Head: []string{"S", "pattern", "backend", "forward ms", unit, "both ms", unit, "no transfers", "alone", "loss",
+			"sent", "memory"},
 		Notes: []string{
 			"both: forward and backward, 3.5 times the FLOPs of forward. no transfers: the same kernel calls alone.",
-			"alone: one rank on as many tokens as each has; loss: what both lacks of it. sent: by a rank, forward and backward.",
+			"alone: one rank on as many tokens as each has; loss: what both lacks of it. sent: by a rank, forward " +
+				"and backward.",
 		},
 	}
 	for _, r := range a.Rows {
@@ -75,7 +78,8 @@ func (a *Attention) tables(on string) []Table {
 		if r.Local != nil && r.Alone != nil && r.Loss != nil {
 			local, alone, loss = digits(scale*r.Local.TFLOPs), digits(scale*r.Alone.TFLOPs), percent(*r.Loss)
 		}
-		t.Add(sizeText(int64(r.Seq)), a.way(&r), r.Backend, milliseconds(r.Forward.Seconds), digits(scale*r.Forward.TFLOPs),
+		t.Add(sizeText(int64(r.Seq)), a.way(&r), r.Backend, milliseconds(r.Forward.Seconds),
+			digits(scale*r.Forward.TFLOPs),
 			milliseconds(r.Both.Seconds), digits(scale*r.Both.TFLOPs), local, alone, loss,
 			bytesText(r.SentForward+r.SentBackward), bytesText(r.Memory))
 	}
@@ -100,10 +104,12 @@ func (r *AttentionRow) hopTable() Table {
 	t := Table{
 		Title: fmt.Sprintf("hops at S=%s, %s, on the slowest rank, ms", sizeText(int64(r.Seq)), r.Algorithm),
 		Head:  []string{"hop", "compute", "quiet", "transfer", "wait"},
-		Notes: []string{"compute: of the kernels; quiet: of the same calls without transfers; transfer: without kernels beside it; wait: the compute stream stood still."},
+		Notes: []string{"compute: of the kernels; quiet: of the same calls without transfers; transfer: without " +
+			"kernels beside it; wait: the compute stream stood still."},
 	}
 	for _, h := range r.Hops {
-		t.Add(h.Pass+" "+h.Label, milliseconds(h.Compute), milliseconds(h.Quiet), milliseconds(h.Transfer), milliseconds(h.Wait))
+		t.Add(h.Pass+" "+h.Label, milliseconds(h.Compute), milliseconds(h.Quiet), milliseconds(h.Transfer),
+			milliseconds(h.Wait))
 	}
 	return t
 }
@@ -120,8 +126,10 @@ func transferTable(on string, rows []Transfer) Table {
 		Title: "transfers between neighbours; " + on + "; GB/s in each direction, the slowest rank",
 		Head:  []string{"call", "bytes"},
 		Notes: []string{
-			"exchange: to the next rank and from the one before at once. Collectives: bytes of the whole buffer, bus bandwidth.",
-			fmt.Sprintf("Time: of one call in %d that follow each other, each begun when the one before is complete on the rank; with its latency, which a ring hides behind its kernels.", burst),
+			"exchange: to the next rank and from the one before at once. Collectives: bytes of the whole buffer, bus " +
+				"bandwidth.",
+			fmt.Sprintf("Time: of one call in %d that follow each other, each begun when the one before is complete "+
+				"on the rank; with its latency, which a ring hides behind its kernels.", burst),
 		},
 	}
 	for _, n := range names {
@@ -157,7 +165,8 @@ func (t *Training) table(on string) Table {
 	out := Table{
 		Title: fmt.Sprintf("training steps of %s, S=%s, batch %d, %s tokens; %s; medians of %d steps after %d",
 			t.Config, sizeText(int64(t.Seq)), t.Batch, t.Data, on, len(t.Steps)-t.Skipped, t.Skipped),
-		Head: []string{"step s", "tokens/s/device", unit + "/device", "MFU", "waiting s", "first step s", "memory", "planned"},
+		Head: []string{"step s", "tokens/s/device", unit + "/device", "MFU", "waiting s", "first step s", "memory",
+			"planned"},
 	}
 	mfu, wait := "", ""
 	if t.MFU > 0 {

@@ -10,7 +10,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// CommSpec is what `bench comm` measures: every call in every size over every transport.
+// CommSpec selects the measurements of `bench comm`: every call in every size over every transport.
 type CommSpec struct {
 	Sizes  []int64  `json:"sizes"` // bytes
 	Calls  []string `json:"calls"`
@@ -18,11 +18,11 @@ type CommSpec struct {
 	Warmup int      `json:"warmup"`
 }
 
-// Calls are what `bench comm` knows. exchange is a hop of the ring: every rank sends to the
-// next one and receives from the one before.
+// Calls lists the calls of `bench comm`. exchange is a hop of the ring: every rank sends to the next one and receives
+// from the one before.
 var Calls = []string{"exchange", "all_reduce", "reduce_scatter", "all_gather"}
 
-// Default fills what was left open.
+// Default fills unset fields.
 func (s *CommSpec) Default(device string) {
 	if len(s.Calls) == 0 {
 		s.Calls = Calls
@@ -36,7 +36,7 @@ func (s *CommSpec) Default(device string) {
 	}
 }
 
-// Check finds what is wrong with a spec before any process is spawned.
+// Check reports faults of a spec before any process is spawned.
 func (s *CommSpec) Check(ranks int) error {
 	if ranks < 2 {
 		return fmt.Errorf("--nproc %d: transfers need 2 ranks or more", ranks)
@@ -101,18 +101,19 @@ func (r *Rank) comm(ctx context.Context, s CommSpec, emit func(Transfer) error) 
 }
 
 const (
-	// burst is how many calls follow each other in one measurement. A call begins when the one
-	// before is complete here, as the hops of a ring do, so its latency counts.
+	// burst is the number of calls of one measurement. A call begins when the one before is complete here, like a hop
+	// of a ring, so its latency counts.
 	burst = 8
-	// settle is how long calls run before they are measured, in seconds: the clocks of a GPU,
-	// and its links, take a while to leave what they idle at.
+	// settle is the time of calls before a measurement, in seconds: the clocks of a GPU and its links take a while to
+	// leave their idle state.
 	settle = 0.1
 	// maxSettle bounds the calls of that time.
 	maxSettle = 2000
 )
 
 // transfer measures a call. All ranks make it equally often.
-func (r *Rank) transfer(ctx context.Context, s *CommSpec, t Transport, call string, size int64, dst, src View) (*Transfer, error) {
+func (r *Rank) transfer(ctx context.Context, s *CommSpec, t Transport, call string, size int64, dst,
+	src View) (*Transfer, error) {
 	begin, moved := transferOf(t.Comm, call, size, dst, src)
 	once := func() error {
 		p, err := begin()
@@ -149,9 +150,10 @@ func (r *Rank) transfer(ctx context.Context, s *CommSpec, t Transport, call stri
 	return row, nil
 }
 
-// transferOf is the call, and the bytes that it moves over a rank's link in each direction.
-// The views are cut to size; a buffer of a collective is size in all.
-func transferOf(c comm.Communicator, call string, size int64, dst, src View) (begin func() (comm.Pending, error), moved float64) {
+// transferOf returns the call, and the bytes that it moves over a rank's link in each direction. It cuts the views to
+// size; a buffer of a collective has size bytes in all.
+func transferOf(c comm.Communicator, call string, size int64, dst, src View) (begin func() (comm.Pending, error),
+	moved float64) {
 	n, rank := c.Size(), c.Rank()
 	part := int(size/4) / n
 	whole := func(v View) View { return v.Slice(tensor.Dim, 0, n*part) }
@@ -159,7 +161,7 @@ func transferOf(c comm.Communicator, call string, size int64, dst, src View) (be
 	others := 4 * float64(part) * float64(n-1)
 	switch call {
 	case "all_reduce":
-		// Max, so that the numbers stay what they are however often it runs.
+		// Max leaves the numbers unchanged however often it runs.
 		return func() (comm.Pending, error) { return c.AllReduce(whole(src), comm.Max) }, 2 * others
 	case "reduce_scatter":
 		return func() (comm.Pending, error) { return c.ReduceScatter(own(dst), whole(src), comm.Sum) }, others

@@ -11,17 +11,17 @@ import (
 	"github.com/cprun/cprun/internal/files"
 )
 
-// tries is how often a call is made that meets what the next may not: see passing.
+// tries bounds the calls of an operation with passing errors.
 const tries = 4
 
-// passing says that a call may succeed when it is made anew: another host has replaced or removed what
-// a name was looked up to be, or a signal came, or somebody has a file open that is to be replaced.
+// passing reports whether a call may succeed when it is made anew: another host has replaced or removed what
+// a name was looked up to be, or a signal came, or the file to replace is open somewhere.
 func passing(err error) bool {
 	return errors.Is(err, syscall.ESTALE) || errors.Is(err, syscall.EINTR) || errors.Is(err, syscall.EBUSY)
 }
 
-// again calls f, and again while its error is a passing one. f begins anew each time, with the opening
-// of what it uses.
+// again calls f, and again while its error is a passing one. f begins anew each time: it opens
+// its files itself.
 func again(d store, f func() error) error {
 	for i := 1; ; i++ {
 		err := f()
@@ -35,7 +35,7 @@ func again(d store, f func() error) error {
 	}
 }
 
-// reopened is again in a directory that others use at the same time.
+// reopened returns again in a directory that others use at the same time.
 func reopened(f func() error) (err error) {
 	for range tries {
 		if err = f(); !passing(err) {
@@ -45,25 +45,26 @@ func reopened(f func() error) (err error) {
 	return err
 }
 
-// await calls f until it finds what another host has made, for as long as names that were not there may
-// be remembered. Where no other host writes it calls f once.
+// await calls f until it finds the files of another host, as long as a client may remember that names are
+// absent. If no other host writes, it calls f once.
 func await(ctx context.Context, d store, limit time.Duration, f func() error) error {
 	err := again(d, f)
 	if !d.Remote() {
 		return err
 	}
-	for wait, waited := firstPause, time.Duration(0); late(err) && waited < limit && ctx.Err() == nil; wait = min(2*wait, lastPause) {
+	wait := firstPause
+	for waited := time.Duration(0); late(err) && waited < limit && ctx.Err() == nil; waited += wait {
 		d.Pause(ctx, wait)
-		waited += wait
 		_ = d.Refresh()
 		err = again(d, f)
+		wait = min(2*wait, lastPause)
 	}
 	return err
 }
 
-// Pauses between two looks at what another host has made, and for how long it is looked for: in short
-// where it may never have been there, and for longer than a client keeps names by default (a minute)
-// where it was told that it is.
+// Pauses between two looks for files of another host, and the time to look for them: short
+// if they may not exist, and above the minute that a client keeps names by default
+// if they are known to exist.
 const (
 	firstPause = 50 * time.Millisecond
 	lastPause  = 2 * time.Second
@@ -71,16 +72,16 @@ const (
 	longWait   = 2 * time.Minute
 )
 
-// errBehind is the cause where a file is not yet as another host has left it.
+// errBehind reports a file that does not show the last writes of another host.
 var errBehind = errors.New("not as it was written")
 
-// behind is an error in its own words that may be of an old view.
+// A behind is an error in its own words that may be of an old view.
 type behind struct{ error }
 
-// Unwrap returns errBehind alone: what is missing in an old view is not known to be missing.
+// Unwrap returns errBehind alone: an old view does not prove that a file is missing.
 func (b *behind) Unwrap() error { return errBehind }
 
-// late says that an error may be of a view of the directory that is older than what was told.
+// late reports whether an old view of the directory may explain an error.
 func late(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, errBehind) || errors.Is(err, syscall.ESTALE)
 }
@@ -99,7 +100,7 @@ func readIn(d store, name string, limit int64) (data []byte, err error) {
 	return data, err
 }
 
-// advice is what to do about the errors of a file system that end a save.
+// advice lists the fixes for errors of a file system that end a save.
 var advice = []struct {
 	cause error
 	fix   string
@@ -112,7 +113,7 @@ var advice = []struct {
 	{syscall.EACCES, "let this user write there"},
 }
 
-// advised adds to an error of a file system what to do about it.
+// advised adds the fix to an error of a file system.
 func advised(err error) error {
 	for _, a := range advice {
 		if errors.Is(err, a.cause) {

@@ -1,8 +1,8 @@
 // Package checkpoint saves and loads the state of a training run so that a crash at any
-// moment leaves a whole checkpoint behind, and any number of ranks can load what any other
-// number has saved.
+// moment leaves a whole checkpoint, and any number of ranks can load the checkpoint of any other
+// number.
 //
-// State is flat. All parameters stand one after another in one space of elements, gaps for
+// State is flat. All parameters follow one another in one space of elements, gaps for
 // padding allowed; each rank owns a contiguous range of it, and holds one float32 slice of
 // that range for each field: the weights ("param") and whatever the optimizer keeps beside
 // them ("exp_avg", "exp_avg_sq"). A checkpoint is a directory,
@@ -10,8 +10,8 @@
 //	checkpoints/
 //	  latest                                   the name of the newest whole one
 //	  step-00000100/
-//	    manifest.json                          what is where, with sizes and checksums
-//	    shard-00000-of-00004.safetensors       what rank 0 owns, each parameter a vector
+//	    manifest.json                          places, sizes and checksums
+//	    shard-00000-of-00004.safetensors       rank 0's part, each parameter a vector
 //
 // in which the manifest says which part of which flattened parameter a tensor of a shard is.
 // A reader with other ranges reads the parts it needs, and nothing else.

@@ -11,7 +11,7 @@ import (
 
 const latestName = "latest"
 
-// dirName is the directory of a step.
+// dirName returns the directory of a step.
 func dirName(step int64) string { return fmt.Sprintf("step-%08d", step) }
 
 // A checkpoint set aside while another of the same step takes its place is called
@@ -19,7 +19,7 @@ func dirName(step int64) string { return fmt.Sprintf("step-%08d", step) }
 // costs nothing.
 var dirPattern = regexp.MustCompile(`^step-(\d{8,18})(\.old-[A-Za-z0-9_-]+)?$`)
 
-// found is a directory that is named as a checkpoint is.
+// A found is a directory that is named as a checkpoint is.
 type found struct {
 	name string
 	step int64

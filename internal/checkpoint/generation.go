@@ -27,7 +27,7 @@ var generationPattern = regexp.MustCompile(`^\.generation-(\d{8,18})$`)
 
 func generationName(n int64) string { return fmt.Sprintf(".generation-%08d", n) }
 
-// origin is who has taken a generation or a lock: what a person needs to find the process, and
+// An origin describes the holder of a generation or a lock: how to find the process, and
 // Token, by which it knows its own file.
 type origin struct {
 	Job   string    `json:"job,omitempty"`
@@ -37,10 +37,10 @@ type origin struct {
 	Token string    `json:"token"`
 }
 
-// maxOrigin is more than the text of an origin has, in bytes.
+// maxOrigin bounds the text of an origin, in bytes.
 const maxOrigin = 4 << 10
 
-// newOrigin is this process.
+// newOrigin returns this process.
 func newOrigin() origin {
 	host, err := os.Hostname()
 	if err != nil {
@@ -48,10 +48,11 @@ func newOrigin() origin {
 	}
 	var token [16]byte
 	rand.Read(token[:])
-	return origin{Host: host, PID: os.Getpid(), Time: time.Now().UTC().Truncate(time.Second), Token: hex.EncodeToString(token[:])}
+	return origin{Host: host, PID: os.Getpid(), Time: time.Now().UTC().Truncate(time.Second),
+		Token: hex.EncodeToString(token[:])}
 }
 
-// encode is a line of JSON.
+// encode returns a line of JSON.
 func (o origin) encode() []byte {
 	b, err := json.Marshal(o)
 	if err != nil {
@@ -80,7 +81,8 @@ func (o origin) String() string {
 	if o.Job != "" {
 		job = "job " + terminal.Name(fmt.Sprintf("%.64s", o.Job)) + ", "
 	}
-	return fmt.Sprintf("%sprocess %d on host %s, since %s", job, o.PID, terminal.Name(fmt.Sprintf("%.255s", o.Host)), o.Time.Format(time.RFC3339))
+	return fmt.Sprintf("%sprocess %d on host %s, since %s", job, o.PID, terminal.Name(fmt.Sprintf("%.255s", o.Host)),
+		o.Time.Format(time.RFC3339))
 }
 
 // generations lists the numbers of the starts in a directory that is looked at anew, in order.
@@ -111,7 +113,7 @@ func generations(d store) (all []int64, err error) {
 	return all, err
 }
 
-// last is the newest of some generations, 0 where there is none.
+// last returns the newest of some generations, 0 for none.
 func last(all []int64) int64 {
 	if len(all) == 0 {
 		return 0
@@ -155,13 +157,13 @@ func (s *Saver) claim() error {
 	}
 }
 
-// another says that a start is of a job that began after this one's.
+// another reports whether a start is of a job that began after this one's.
 func (s *Saver) another(n int64) bool {
 	first := s.o.Start.First
 	return first > 0 && n >= first && s.recorded(n).Job != s.own.Job
 }
 
-// take makes the file of a generation, which nobody else has made.
+// take makes the file of a generation. It fails if the file exists.
 func (s *Saver) take() error {
 	name := generationName(s.generation)
 	err := again(s.dir, func() error { return s.dir.Exclusive(name, s.own.encode()) })
@@ -178,7 +180,7 @@ func (s *Saver) take() error {
 	return s.dir.Sync()
 }
 
-// newest is an error unless this start is the newest. It opens the directory anew, so that no start is
+// newest returns an error unless this start is the newest. It opens the directory anew, so that no start is
 // missed that was recorded before.
 func (s *Saver) newest() error {
 	all, err := generations(s.dir)
@@ -189,17 +191,19 @@ func (s *Saver) newest() error {
 	case n > s.generation:
 		return s.superseded(n)
 	case n < s.generation:
-		return fmt.Errorf("%s, which records this start: %v: %w, or somebody has removed it; start the run again", terminal.Name(at(s.dir, generationName(s.generation))), syscall.ENOENT, ErrSuperseded)
+		return fmt.Errorf("%s, which records this start: %v: %w, or somebody has removed it; start the run again",
+			terminal.Name(at(s.dir, generationName(s.generation))), syscall.ENOENT, ErrSuperseded)
 	}
 	return nil
 }
 
-// superseded says who has begun.
+// superseded returns the error that names the newer start.
 func (s *Saver) superseded(by int64) error {
-	return fmt.Errorf("%w: number %d, by %s; this one is number %d, and commits nothing more", ErrSuperseded, by, s.recorded(by), s.generation)
+	return fmt.Errorf("%w: number %d, by %s; this one is number %d, and commits nothing more", ErrSuperseded, by,
+		s.recorded(by), s.generation)
 }
 
-// recorded is who has taken a generation, as far as it can be read.
+// recorded returns the origin of a generation, if readable.
 func (s *Saver) recorded(n int64) origin {
 	data, err := readIn(s.dir, generationName(n), maxOrigin)
 	if err != nil {

@@ -24,11 +24,11 @@ var ErrNoneWhole = errors.New("holds checkpoints, all of them damaged")
 
 // Latest opens the newest whole checkpoint in a checkpoints directory, all checksums
 // verified: the one that the file latest names or, if that is damaged, the next older whole
-// one. Where no older one is whole, those of later steps are tried too, which a crash before
-// the update of latest leaves. The reasons say, one by one, what was passed over and why;
-// they are for the user to see. The error is ErrNone where there is none, ErrNoneWhole where
-// there are and all are damaged, and ErrVersion where the newest is of a newer cprun: to begin
-// anew, or behind it, would lose work in silence.
+// one. If none is whole, it tries later steps, which a crash before
+// the update of latest leaves. The reasons list the checkpoints passed over, and why,
+// for the user. The error is ErrNone if the directory holds none, ErrNoneWhole if
+// all are damaged, and ErrVersion if a newer cprun wrote the newest: to begin
+// anew, or from an older one, would lose work in silence.
 //
 // It reads all shards, so on many ranks one calls it and tells the others the name.
 func Latest(ctx context.Context, dir string) (c *Checkpoint, reasons []string, err error) {
@@ -56,7 +56,7 @@ func LatestIn(ctx context.Context, dir *os.Root) (c *Checkpoint, reasons []strin
 // maxTries bounds how many checkpoints are looked at for one that is whole: a run keeps a few.
 const maxTries = 1000
 
-// surveyed is the candidates in a directory. What latest names may have been made by another host just
+// surveyed returns the candidates in a directory. What latest names may have been made by another host just
 // now, and is waited for.
 func surveyed(ctx context.Context, dir store) (order []string, reason string, err error) {
 	err = await(ctx, dir, shortWait, func() error {
@@ -69,7 +69,7 @@ func surveyed(ctx context.Context, dir store) (order []string, reason string, er
 		reason = errText(missing)
 		return missing
 	})
-	if err != nil && reason != "" { // it is known what there is
+	if err != nil && reason != "" { // the names are known
 		err = nil
 	}
 	return order, reason, err
@@ -124,8 +124,8 @@ func latestIn(ctx context.Context, dir store) (c *Checkpoint, reasons []string, 
 	return nil, nil, fmt.Errorf("%s: %w", terminal.Name(dir.Name()), ErrNone)
 }
 
-// candidates is the names to try, in order: what latest says, older ones, later ones; and what is
-// wrong with latest.
+// candidates returns the names to try, in order: the one that latest names, older ones, later ones; and the fault
+// of latest.
 func candidates(dir store, all []found) (order []string, missing error) {
 	step, named, err := readLatest(dir, all)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) { // a crash before its first update leaves no latest
@@ -145,7 +145,7 @@ func candidates(dir store, all []found) (order []string, missing error) {
 	return append(order, later...), missing
 }
 
-// maxLatest is more than the name of any checkpoint has, in bytes.
+// maxLatest bounds the name of a checkpoint, in bytes.
 const maxLatest = 4 << 10
 
 func named(dir store) (string, error) {
@@ -153,7 +153,7 @@ func named(dir store) (string, error) {
 	return strings.TrimSpace(string(data)), err
 }
 
-// readLatest is the checkpoint that the file latest names, be it set aside for the moment.
+// readLatest returns the checkpoint that the file latest names, be it set aside for the moment.
 func readLatest(dir store, all []found) (step int64, name string, err error) {
 	if name, err = named(dir); err != nil {
 		return 0, "", err
@@ -194,9 +194,9 @@ func OfStep(path string, step int64) (string, error) {
 	return "", fmt.Errorf("no checkpoint of step %d; there are those of %s", step, strings.Join(there, ", "))
 }
 
-// Find opens what a user calls a checkpoint: the directory of one, or a run directory, a
+// Find opens a checkpoint by a user's path: its directory, or a run directory, a
 // checkpoints directory or the file latest in it, which mean the newest whole one. All
-// checksums are verified. The errors and the reasons are those of Latest.
+// checksums are verified. Errors and reasons are as in Latest.
 func Find(ctx context.Context, path string) (*Checkpoint, []string, error) {
 	st, err := files.Stat(path)
 	if err != nil {

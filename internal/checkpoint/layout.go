@@ -31,7 +31,7 @@ type Range struct{ Lo, Hi int64 }
 // Len returns the number of elements.
 func (r Range) Len() int64 { return r.Hi - r.Lo }
 
-// overlap is what r and s share; of length 0 or less when that is nothing.
+// overlap returns the common part of r and s; of length 0 or less if there is none.
 func (r Range) overlap(s Range) Range { return Range{max(r.Lo, s.Lo), min(r.Hi, s.Hi)} }
 
 // Field is one kind of state of one rank, such as the weights. Name is the field's, FieldParam or such
@@ -41,7 +41,7 @@ type Field struct {
 	Data []float32
 }
 
-// span is the place of p in the flat space.
+// span returns the place of p in the flat space.
 func (p Param) span() (Range, error) {
 	n, err := elements(p.Shape)
 	if err == nil && (p.Offset < 0 || p.Offset > math.MaxInt64-n) {
@@ -53,7 +53,7 @@ func (p Param) span() (Range, error) {
 	return Range{p.Offset, p.Offset + n}, nil
 }
 
-// elements is the product of a shape. Shapes come from files, so overflow is noticed, also of
+// elements returns the product of a shape. Shapes come from files, so overflow is noticed, also of
 // the four bytes that each element has.
 func elements(shape []int) (int64, error) {
 	if len(shape) > maxDims {
@@ -73,7 +73,7 @@ func elements(shape []int) (int64, error) {
 	return int64(n), nil
 }
 
-// tensorName is what a shard calls a field of a parameter.
+// tensorName returns the name of a parameter's field in a shard.
 func tensorName(param, field string) string {
 	if field == FieldParam {
 		return param
@@ -81,7 +81,7 @@ func tensorName(param, field string) string {
 	return param + "." + field
 }
 
-// checkLayout checks what a caller gives to Save and Load: parameters that do not overlap,
+// checkLayout checks the arguments of Save and Load: parameters that do not overlap,
 // ranges in order, and slices of one length.
 func checkLayout(params []Param, own []Range, fields []Field) error {
 	at, n := int64(0), int64(0)
@@ -120,7 +120,7 @@ func checkLayout(params []Param, own []Range, fields []Field) error {
 	return nil
 }
 
-// shardOf is the entries and the tensors of what one rank owns.
+// shardOf returns the entries and the tensors of one rank's shard.
 func shardOf(params []Param, own []Range, fields []Field) ([]Entry, []safetensors.Entry, error) {
 	var entries []Entry
 	var tensors []safetensors.Entry
@@ -185,8 +185,9 @@ func compare(model []Param, saved []ParamInfo) error {
 	if err == nil {
 		return nil
 	}
-	return errors.New("the checkpoint is of another model; use the config it was saved with, or start anew in another --run-dir:\n  " + strings.ReplaceAll(err.Error(), "\n", "\n  "))
+	return errors.New("the checkpoint is of another model; use the config it was saved with, or start anew in another " +
+		"--run-dir:\n  " + strings.ReplaceAll(err.Error(), "\n", "\n  "))
 }
 
-// maxDims is more axes than the parameters of any model have.
+// maxDims bounds the axes of a parameter.
 const maxDims = 32

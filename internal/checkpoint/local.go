@@ -19,7 +19,7 @@ import (
 	"github.com/cprun/cprun/internal/terminal"
 )
 
-// localDir is where a rank writes its shards first: a directory of its own on its node, locked as long
+// A localDir takes the shards of a rank first: a directory of its own on its node, locked as long
 // as its process lives.
 type localDir struct {
 	dir    store
@@ -31,7 +31,7 @@ type localDir struct {
 // localPrefix begins the names of such directories, in one that may hold other things.
 const localPrefix = "cprun-checkpoint-"
 
-// openLocal makes a directory of a rank in one that is there or is made, and removes those of processes
+// openLocal makes a directory of a rank in another, which it makes if absent, and removes directories of processes
 // that have ended.
 func openLocal(path, name string) (*localDir, error) {
 	root, err := files.Make(path)
@@ -63,7 +63,7 @@ const (
 	localPause = 10 * time.Millisecond
 )
 
-// errSwept is the cause when another process has taken a directory for a dead one's before it was
+// errSwept reports that another process removed a directory as a dead one's before it was
 // locked.
 var errSwept = errors.New("removed by another process that cleans up")
 
@@ -91,7 +91,7 @@ func (l *localDir) open(root *os.Root) error {
 	return nil
 }
 
-// lockIn locks the lock of a directory, which is that of the directory of that name also afterwards: it
+// lockIn locks the lock of a directory, and checks that the name still means this directory: the lock
 // keeps others from renaming it.
 func lockIn(root *os.Root, name string, lock *os.File) error {
 	if err := lockFile(lock, syscall.LOCK_EX); err != nil {
@@ -109,7 +109,7 @@ func lockIn(root *os.Root, name string, lock *os.File) error {
 }
 
 // sweep removes the directories of processes of this user that have ended. What it cannot remove is
-// left: others may write here, too.
+// left: others may write here as well.
 func sweep(root *os.Root) {
 	d, err := duplicate(root)
 	if err != nil {
@@ -124,7 +124,7 @@ func sweep(root *os.Root) {
 	}
 }
 
-// unlockedFor is how long a directory may be without a lock before its process has ended: it makes one
+// unlockedFor bounds the time between the making of a directory and of its lock: a process makes one
 // after the other.
 const unlockedFor = time.Minute
 
@@ -183,8 +183,8 @@ func (l *localDir) close() error {
 	return errors.Join(append(errs, l.dir.Close())...)
 }
 
-// How many bytes of a copy are in memory: those of one read, and those that the kernel may hold before
-// they are on the disk.
+// Bytes of a copy in memory: of one read, and in the kernel before
+// the disk has them.
 const (
 	copyBuffer = 4 << 20
 	copyUnsent = 256 << 20
@@ -225,7 +225,8 @@ func (s *Saver) copyShard(ctx context.Context, tmp store, info FileInfo) error {
 	to := &cancelled{ctx: ctx, w: io.MultiWriter(&paced{draft: f, w: s.wrap(f)}, hash)}
 	_, err = io.CopyBuffer(to, struct{ io.Reader }{from}, make([]byte, min(copyBuffer, max(1, info.Bytes))))
 	if got := hex.EncodeToString(hash.Sum(nil)); err == nil && got != info.SHA256 {
-		err = fmt.Errorf("the disk of this node returns other bytes than were written: checksum %.12s…, not %.12s…; look at that disk, or unset checkpoint.local", got, info.SHA256)
+		err = fmt.Errorf("the disk of this node returns other bytes than were written: checksum %.12s…, not %.12s…; "+
+			"look at that disk, or unset checkpoint.local", got, info.SHA256)
 	}
 	if err != nil {
 		return errors.Join(err, f.Discard())
@@ -233,7 +234,7 @@ func (s *Saver) copyShard(ctx context.Context, tmp store, info FileInfo) error {
 	return f.Commit()
 }
 
-// reread compares a copy with what it should be, by what the file server has.
+// reread verifies a copy as the file server returns it.
 func (s *Saver) reread(ctx context.Context, tmp store, info FileInfo) error {
 	f, err := tmp.Open(info.Name)
 	if err != nil {
@@ -246,7 +247,7 @@ func (s *Saver) reread(ctx context.Context, tmp store, info FileInfo) error {
 	return verify(ctx, f, info)
 }
 
-// paced has a file put on the disk every so many bytes, so that few wait for it in memory.
+// paced syncs a file at intervals, so that few bytes wait in memory.
 type paced struct {
 	draft
 	w io.Writer

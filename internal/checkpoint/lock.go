@@ -11,16 +11,16 @@ import (
 	"github.com/cprun/cprun/internal/terminal"
 )
 
-// errLocked is the cause when another process holds a lock.
+// errLocked reports that another process holds a lock.
 var errLocked = errors.New("locked by another process")
 
-// lockName is the file that the launcher of a run locks. Its text says who has locked it last.
+// lockName names the file that the launcher of a run locks. Its text names the last holder.
 const lockName = ".lock"
 
 // lockFile takes a lock (shared or exclusive) on an open file without waiting. The kernel gives it back
 // when the holder ends, however it ends. On a network file system it may hold on this host alone, or
-// be refused: so a lock is a courtesy between hosts, and what a start commits is fenced by its
-// generation.
+// be refused: so a lock is a courtesy between hosts, and the generation of a start fences its
+// commits.
 func lockFile(f file, how int) error {
 	of, ok := f.(*os.File)
 	if ok && errors.Is(syscall.Flock(int(of.Fd()), how|syscall.LOCK_NB), syscall.EWOULDBLOCK) {
@@ -32,11 +32,12 @@ func lockFile(f file, how int) error {
 // Lock makes this process the only one that writes checkpoints into a directory, until it closes
 // the file or ends. Where another process of the same job has the lock, the file is nil: that one led the
 // job before, on a node that was cut off or stands still, and a newer generation keeps it from writing.
-// job is "" for a job of one process.
+// A job of one process has the name "".
 func Lock(dir *os.Root, job string) (*os.File, error) {
 	// Nothing could take its place at the next save, and all until then would be lost.
 	if st, err := dir.Lstat(latestName); err == nil && st.IsDir() {
-		return nil, fmt.Errorf("%s: not a regular file (%v), where the name of the newest checkpoint belongs; move it away", terminal.Name(filepath.Join(dir.Name(), latestName)), st.Mode().Type())
+		return nil, fmt.Errorf("%s: not a regular file (%v), where the name of the newest checkpoint belongs; move it away",
+			terminal.Name(filepath.Join(dir.Name(), latestName)), st.Mode().Type())
 	}
 	f, err := files.Lockable(dir, lockName)
 	if err != nil {
@@ -54,7 +55,7 @@ func Lock(dir *os.Root, job string) (*os.File, error) {
 	return f, nil
 }
 
-// holder is who has the lock, as far as it is known.
+// holder returns the process that has the lock, if known.
 func holder(dir *os.Root) (o origin) {
 	if data, err := files.ReadIn(dir, lockName, maxOrigin); err == nil {
 		o, _ = parseOrigin(data)
@@ -62,7 +63,7 @@ func holder(dir *os.Root) (o origin) {
 	return o
 }
 
-// sign writes into a lock who holds it. It may fail: then nobody knows.
+// sign writes the holder into a lock. A failure leaves it unnamed.
 func sign(f *os.File, job string) {
 	o := newOrigin()
 	o.Job = job

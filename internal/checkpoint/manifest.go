@@ -23,14 +23,14 @@ const (
 	// Version is the newest version of the manifest that this package reads, and the one
 	// that it writes. Since version 2 a manifest holds its own checksum.
 	Version = 2
-	// maxCount is more tokens than any run trains on, and what a JSON number holds exactly.
+	// maxCount bounds the tokens of a run: a JSON number holds it exactly.
 	maxCount = 1 << 53
 )
 
 // ErrVersion is the cause when a checkpoint was written by a newer cprun.
 var ErrVersion = errors.New("newer checkpoint format")
 
-// Meta is what a run says of a checkpoint beside its tensors: all it needs to go on as if it
+// Meta describes the state of a run beside its tensors: all it needs to go on as if it
 // had never stopped.
 type Meta struct {
 	Step    int64 `json:"step"`    // optimizer steps done
@@ -58,12 +58,12 @@ type World struct {
 	Layout    string `json:"layout"`
 }
 
-// Manifest is manifest.json: what a checkpoint holds and where. See docs/formats.md.
+// Manifest is manifest.json, the index of a checkpoint. See docs/formats.md.
 type Manifest struct {
 	Format  string `json:"format"`  // "cprun-checkpoint"
 	Version int    `json:"version"` // of the format: 1
 	Meta
-	// Generation is the number of the start that wrote it, from 1 on; 0 in those of older versions.
+	// Generation is the number of the start that wrote it, at least 1; 0 in older versions.
 	Generation   int64       `json:"generation,omitempty"`
 	ConfigSHA256 string      `json:"config_sha256"` // of Meta.Config, lower-case hex
 	Fields       []string    `json:"fields"`        // names: param, exp_avg, exp_avg_sq
@@ -96,7 +96,7 @@ type Entry struct {
 	Length int64  `json:"length"`
 }
 
-// newManifest is the manifest of a save; the caller adds the files.
+// newManifest returns the manifest of a save; the caller adds the files.
 func newManifest(meta Meta, params []Param, fields []Field) *Manifest {
 	m := &Manifest{Format: manifestFormat, Version: Version, Meta: meta, ConfigSHA256: sum(meta.Config)}
 	for _, f := range fields {
@@ -113,10 +113,10 @@ func sum(s string) string {
 	return hex.EncodeToString(h[:])
 }
 
-// noSum stands in a text whose checksum is taken.
+// noSum replaces the checksum of a text while it is computed.
 var noSum = strings.Repeat("0", 2*sha256.Size)
 
-// encode is the text of manifest.json, in this version.
+// encode returns the text of manifest.json, in this version.
 func (m *Manifest) encode() ([]byte, error) {
 	m.Version, m.SHA256 = Version, noSum
 	var b bytes.Buffer
@@ -133,7 +133,7 @@ func (m *Manifest) encode() ([]byte, error) {
 }
 
 // checkSum holds the text of a manifest against the checksum in it. A bit that has flipped can
-// change what no other check sees: the tokens so far, a seed.
+// change a value without another check: the tokens so far, a seed.
 func (m *Manifest) checkSum(data []byte) error {
 	at := bytes.LastIndex(data, []byte(m.SHA256))
 	if len(m.SHA256) != len(noSum) || at < 0 {
@@ -142,7 +142,8 @@ func (m *Manifest) checkSum(data []byte) error {
 	text := bytes.Clone(data)
 	copy(text[at:], noSum)
 	if got := sum(string(text)); got != m.SHA256 {
-		return fmt.Errorf("it has changed since it was written: its checksum is %.12s…, and it says %.12s…", got, m.SHA256)
+		return fmt.Errorf("it has changed since it was written: its checksum is %.12s…, and it says %.12s…", got,
+			m.SHA256)
 	}
 	return nil
 }
@@ -186,10 +187,10 @@ func ParseManifest(data []byte) (*Manifest, error) {
 	return m, nil
 }
 
-// elementSize is the bytes of an element in a shard.
+// elementSize counts the bytes of an element in a shard.
 const elementSize = 4
 
-// piece is a part of a flattened field of a parameter.
+// A piece is a part of a flattened field of a parameter.
 type piece struct {
 	file           int // index in Files
 	offset, length int64
@@ -199,7 +200,8 @@ type piece struct {
 func (m *Manifest) index() (map[string][]piece, error) {
 	// A step consumes a sample or more, and a sample has a token or more.
 	if m.Step < 0 || m.Samples < m.Step || m.Tokens < m.Samples || m.Tokens > maxCount {
-		return nil, fmt.Errorf("step %d, samples %d and tokens %d: want step <= samples <= tokens", m.Step, m.Samples, m.Tokens)
+		return nil, fmt.Errorf("step %d, samples %d and tokens %d: want step <= samples <= tokens", m.Step, m.Samples,
+			m.Tokens)
 	}
 	if m.Generation < 0 {
 		return nil, fmt.Errorf("generation %d: want 1 or more", m.Generation)
@@ -219,20 +221,24 @@ func (m *Manifest) index() (map[string][]piece, error) {
 		}
 		names[f.Name] = true
 		if raw, err := hex.DecodeString(f.SHA256); err != nil || len(raw) != sha256.Size || f.Bytes < 0 {
-			return nil, fmt.Errorf("file %s: %d bytes with checksum %.70q are not a size and a SHA-256", terminal.Name(f.Name), f.Bytes, f.SHA256)
+			return nil, fmt.Errorf("file %s: %d bytes with checksum %.70q are not a size and a SHA-256", terminal.Name(f.Name),
+				f.Bytes, f.SHA256)
 		}
 		seen, held := map[string]bool{}, int64(0)
 		for _, e := range f.Entries {
 			size, known := sizes[e.Tensor]
 			if !known || seen[e.Tensor] {
-				return nil, fmt.Errorf("file %s: tensor %.255q is listed twice or is of no parameter", terminal.Name(f.Name), e.Tensor)
+				return nil, fmt.Errorf("file %s: tensor %.255q is listed twice or is of no parameter", terminal.Name(f.Name),
+					e.Tensor)
 			}
 			seen[e.Tensor] = true
 			if e.Offset < 0 || e.Length <= 0 || e.Length > size || e.Offset > size-e.Length {
-				return nil, fmt.Errorf("file %s: tensor %.255q: %d elements from %d on are not in its %d", terminal.Name(f.Name), e.Tensor, e.Length, e.Offset, size)
+				return nil, fmt.Errorf("file %s: tensor %.255q: %d elements from %d on are not in its %d", terminal.Name(f.Name),
+					e.Tensor, e.Length, e.Offset, size)
 			}
 			if held += e.Length; held > f.Bytes/elementSize { // each is at most 2^61, and so the sum does not overflow
-				return nil, fmt.Errorf("file %s: its tensors have more elements than its %d bytes hold", terminal.Name(f.Name), f.Bytes)
+				return nil, fmt.Errorf("file %s: its tensors have more elements than its %d bytes hold", terminal.Name(f.Name),
+					f.Bytes)
 			}
 			pieces[e.Tensor] = append(pieces[e.Tensor], piece{i, e.Offset, e.Length})
 		}
@@ -243,7 +249,7 @@ func (m *Manifest) index() (map[string][]piece, error) {
 	return pieces, cover(sizes, pieces)
 }
 
-// sizes is the elements of every tensor that the shards hold together.
+// sizes returns the elements of every tensor that the shards hold together.
 func (m *Manifest) sizes() (map[string]int64, error) {
 	sizes := map[string]int64{}
 	fields := slices.Clone(m.Fields)

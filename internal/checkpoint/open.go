@@ -38,7 +38,7 @@ type Checkpoint struct {
 	shards   []shard            // like Manifest.Files
 }
 
-// shard is a file of a checkpoint, opened when it is first read.
+// A shard is a file of a checkpoint, opened when it is first read.
 type shard struct {
 	f        file
 	tensors  *safetensors.File
@@ -64,7 +64,7 @@ func OpenTold(ctx context.Context, dir string) (c *Checkpoint, err error) {
 	return openTold(ctx, parent, filepath.Base(dir), longWait)
 }
 
-// openTold is OpenTold in a directory that is open.
+// openTold does what OpenTold does, in a directory that is open.
 func openTold(ctx context.Context, dir store, name string, limit time.Duration) (c *Checkpoint, err error) {
 	err = await(ctx, dir, limit, func() error {
 		c, err = openIn(dir, name)
@@ -73,7 +73,7 @@ func openTold(ctx context.Context, dir store, name string, limit time.Duration) 
 	return c, err
 }
 
-// openIn is Open of a checkpoint in a directory that is open.
+// openIn opens a checkpoint in a directory that is open.
 func openIn(dir store, name string) (c *Checkpoint, err error) {
 	err = again(dir, func() error {
 		root, bad := dir.Dir(name)
@@ -83,7 +83,7 @@ func openIn(dir store, name string) (c *Checkpoint, err error) {
 	return c, err
 }
 
-// opened is the checkpoint in a directory that was opened.
+// opened returns the checkpoint in a directory that was opened.
 func opened(dir string, root store, err error) (*Checkpoint, error) {
 	c := &Checkpoint{Dir: dir, root: root}
 	if err == nil {
@@ -182,7 +182,7 @@ func (c *Checkpoint) Close() error {
 	return errors.Join(errs...)
 }
 
-// tensors is a shard, opened and verified.
+// tensors returns a shard, opened and verified.
 func (c *Checkpoint) tensors(ctx context.Context, i int) (*safetensors.File, error) {
 	s, info := &c.shards[i], c.Manifest.Files[i]
 	if s.tensors != nil {
@@ -225,13 +225,14 @@ func checkTensors(t *safetensors.File, info FileInfo) error {
 	for _, e := range info.Entries {
 		have, ok := t.Info(e.Tensor)
 		if !ok || have.DType != safetensors.F32 || len(have.Shape) != 1 || int64(have.Shape[0]) != e.Length {
-			return fmt.Errorf("%s: tensor %q is %s %v, the manifest says F32 [%d]", info.Name, e.Tensor, have.DType, have.Shape, e.Length)
+			return fmt.Errorf("%s: tensor %q is %s %v, the manifest says F32 [%d]", info.Name, e.Tensor, have.DType, have.Shape,
+				e.Length)
 		}
 	}
 	return nil
 }
 
-// dirOf is the checkpoints directory that a path given by a user means: itself, or the one in
+// dirOf returns the checkpoints directory that a path given by a user means: itself, or the one in
 // a run directory.
 func dirOf(path string) string {
 	inside := filepath.Join(path, "checkpoints")

@@ -67,7 +67,8 @@ func (s *Saver) discard(name string) error {
 	gone := name
 	if !strings.HasSuffix(name, prunedEnd) {
 		gone = name + "." + rand.Text() + prunedEnd
-		if err := again(s.dir, func() error { return s.dir.Rename(name, gone) }); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		err := again(s.dir, func() error { return s.dir.Rename(name, gone) })
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}

@@ -106,7 +106,8 @@ func NewSaver(group comm.Communicator, o Options) (*Saver, error) {
 		o.Warn = func(error) {}
 	}
 	if !runIDPattern.MatchString(o.RunID) {
-		return nil, fmt.Errorf("checkpoints in %s: run id %q is not 1 to 64 letters, digits, '-' and '_'", o.Dir.Name(), o.RunID)
+		return nil, fmt.Errorf("checkpoints in %s: run id %q is not 1 to 64 letters, digits, '-' and '_'", o.Dir.Name(),
+			o.RunID)
 	}
 	dir, err := duplicate(o.Dir)
 	if err != nil {
@@ -116,7 +117,8 @@ func NewSaver(group comm.Communicator, o Options) (*Saver, error) {
 	if o.Local != "" {
 		s.local, err = openLocal(o.Local, fmt.Sprintf("%s-rank-%05d", o.RunID, group.Rank()))
 		if err == nil && s.local.dir.Remote() && group.Rank() == 0 {
-			o.Warn(fmt.Errorf("checkpoint.local: %s lies on a file system that other nodes may share; a disk of this node is faster", terminal.Name(o.Local)))
+			o.Warn(fmt.Errorf("checkpoint.local: %s lies on a file system that other nodes may share; a disk of this node "+
+				"is faster", terminal.Name(o.Local)))
 		}
 	}
 	if err == nil && group.Rank() == 0 {
@@ -135,7 +137,8 @@ func NewSaver(group comm.Communicator, o Options) (*Saver, error) {
 
 func newSaver(group comm.Communicator, o Options, dir store) *Saver {
 	o.Beat, o.Limit = cmp.Or(o.Beat, defaultBeat), cmp.Or(o.Limit, defaultLimit)
-	s := &Saver{o: o, group: ranks{group}, dir: dir, generation: o.Start.Generation, buffers: map[string][]float32{}, own: newOrigin()}
+	s := &Saver{o: o, group: ranks{group}, dir: dir, generation: o.Start.Generation, buffers: map[string][]float32{},
+		own: newOrigin()}
 	s.own.Job = cmp.Or(o.Start.Job, o.RunID)
 	s.at, s.wrap = func(string) error { return nil }, Disk
 	return s

@@ -11,7 +11,7 @@ import (
 	"github.com/cprun/cprun/internal/files"
 )
 
-// store is what checkpoints need of a directory: the operating system's, and in tests a file system
+// A store is a directory for checkpoints: the operating system's, and in tests a file system
 // that behaves as a network one may.
 type store interface {
 	Name() string
@@ -22,20 +22,20 @@ type store interface {
 	Open(name string) (file, error)   // a regular file, to read
 	Update(name string) (file, error) // to lock it for one process alone
 	Dir(name string) (store, error)
-	Sub(name string) (store, error) // made where it is not there
+	Sub(name string) (store, error) // made if absent
 
 	Create(temp, name string) (draft, error)  // temp must be free
 	Exclusive(name string, data []byte) error // name must be free, on every host
 	Rename(from, to string) error             // of a directory
-	RemoveAll(name string) error              // no error where it is not there
+	RemoveAll(name string) error              // no error if absent
 	Sync() error                              // names are on the disk
 
-	Refresh() error                             // what other hosts have done is seen
+	Refresh() error                             // changes of other hosts become visible
 	Remote() bool                               // other hosts may write here
 	Pause(ctx context.Context, d time.Duration) // a wait for another host
 }
 
-// file is an open file.
+// A file is an open file.
 type file interface {
 	io.Reader
 	io.ReaderAt
@@ -44,7 +44,7 @@ type file interface {
 	Stat() (fs.FileInfo, error)
 }
 
-// draft is a file that does not have its name yet.
+// A draft is a file that does not have its name yet.
 type draft interface {
 	io.Writer
 	Sync() error
@@ -52,7 +52,7 @@ type draft interface {
 	Discard() error
 }
 
-// disk is a store of the operating system, and owns its root.
+// A disk is a store of the operating system, and owns its root.
 type disk struct {
 	root *os.Root
 	made fs.FileInfo // tells the directory from others
@@ -114,7 +114,7 @@ func (d *disk) RemoveAll(name string) error { return d.root.RemoveAll(name) }
 
 func (d *disk) Sync() error { return files.Sync(d.root) }
 
-// Refresh looks at the directory anew, and opens it again by its path where the handle has become
+// Refresh looks at the directory anew, and opens it again by its path if the handle has become
 // stale, as it may when a server comes back. Another directory of that path is not taken for it.
 func (d *disk) Refresh() error {
 	root, err := files.Refresh(d.root, d.made)
@@ -135,5 +135,5 @@ func (d *disk) Pause(ctx context.Context, t time.Duration) {
 	}
 }
 
-// at is the path of a name in a store.
+// at returns the path of a name in a store.
 func at(d store, name string) string { return filepath.Join(d.Name(), name) }

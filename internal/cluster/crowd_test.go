@@ -94,7 +94,7 @@ func (a *agent) discover(self cluster.Found) (cluster.Discovery, error) {
 	}
 	m, err := gossip.Join(context.Background(), gossip.Config{
 		Job: "simulation", Key: crowdKey, Transport: p, Seeds: []string{"10.0.0.0:7946"},
-		Self: gossip.Peer{Name: self.Name, Control: self.Addr, NodeRank: a.host.Number},
+		Self: gossip.Peer{Name: self.Name, Control: self.Addr},
 	})
 	if err != nil {
 		return nil, err

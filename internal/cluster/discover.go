@@ -31,9 +31,8 @@ func (g *gossiping) Listen(addr string) (ln net.Listener, err error) {
 
 func (g *gossiping) discover(self Found) (Discovery, error) {
 	m, err := gossip.Join(context.Background(), gossip.Config{
-		// It logs nothing: what it finds is a hint, and the control connections say what comes of it.
 		Job: g.cfg.Job, Key: g.cfg.Key, Seeds: g.cfg.Seeds, Transport: g.port,
-		Self: gossip.Peer{Name: self.Name, Host: g.cfg.Host, Control: self.Addr, NodeRank: g.cfg.NodeRank},
+		Self: gossip.Peer{Name: self.Name, Control: self.Addr},
 	})
 	if err != nil {
 		return nil, err

@@ -27,7 +27,8 @@ func ownAddress(iface string, peers ...string) (netip.Addr, error) {
 		fallback = addr
 	}
 	if !fallback.IsValid() {
-		return fallback, inputf("rendezvous %s: no way there from this host; name the network between the nodes with --interface", terminal.Name(peers[0]))
+		return fallback, inputf("rendezvous %s: no way there from this host; name the network between the nodes with "+
+			"--interface", terminal.Name(peers[0]))
 	}
 	return fallback, nil
 }
@@ -76,7 +77,8 @@ func namedAddress(iface string) (netip.Addr, error) {
 	if linkLocal.IsValid() {
 		return linkLocal, nil
 	}
-	return linkLocal, inputf("--interface %s: this host has no such interface or address; it has %v", terminal.Name(iface), seen)
+	return linkLocal, inputf("--interface %s: this host has no such interface or address; it has %v",
+		terminal.Name(iface), seen)
 }
 
 // interfaceOf is the name of the interface that has an address; "": none has.

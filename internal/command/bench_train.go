@@ -6,11 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"path/filepath"
 	"time"
 
 	"github.com/cprun/cprun/internal/bench"
 	"github.com/cprun/cprun/internal/config"
+	"github.com/cprun/cprun/internal/data"
 	"github.com/cprun/cprun/internal/files"
 	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/plan"
@@ -50,14 +52,14 @@ func BenchTrain(ctx context.Context, path string, o BenchTrainOptions) (int, err
 	}
 	dir := work.path
 	set := append(o.Set[:len(o.Set):len(o.Set)],
-		fmt.Sprintf("train.steps=%d", o.Warmup+o.Steps), "data.validation={path: null, every: 0, samples: 0}", "checkpoint.every=0", "log.every=1", "lr_schedule.warmup_steps=0")
+		fmt.Sprintf("train.steps=%d", o.Warmup+o.Steps), "data.validation={path: null, every: 0, samples: 0}",
+		"checkpoint.every=0", "log.every=1", "lr_schedule.warmup_steps=0")
 	if o.Trace != "" {
 		set = append(set, fmt.Sprintf("log.trace_steps=%d", tracedSteps))
 	}
 	if o.Data == "random" {
 		if set, err = randomTokens(path, dir, config.Options{Set: set, Ranks: ranks, Device: device}); err != nil {
-			work.remove()
-			return 0, err
+			return 0, errors.Join(err, work.end(launch.ExitDone))
 		}
 	}
 	start, first := time.Now(), time.Duration(0)
@@ -71,11 +73,10 @@ func BenchTrain(ctx context.Context, path string, o BenchTrainOptions) (int, err
 		},
 	})
 	if code == launch.ExitStopped || errors.As(err, new(*InputError)) {
-		return code, errors.Join(err, work.remove())
+		return code, errors.Join(err, work.end(launch.ExitDone))
 	}
 	if code != 0 || err != nil {
-		work.keep() // since the report names its logs
-		return code, err
+		return code, errors.Join(err, work.end(launch.ExitFailed))
 	}
 	t := &bench.Training{Config: filepath.Base(path), Data: o.Data, Skipped: o.Warmup, FirstStep: first.Seconds()}
 	r := &bench.Report{Bench: "train", Ranks: ranks, Machine: machineOf(o.machine), Train: t}
@@ -88,7 +89,7 @@ func BenchTrain(ctx context.Context, path string, o BenchTrainOptions) (int, err
 	if err != nil {
 		return launch.ExitFailed, err
 	}
-	return 0, work.remove()
+	return 0, work.end(launch.ExitDone)
 }
 
 // randomSamples bounds the file of random tokens; longer runs read it again.
@@ -103,10 +104,33 @@ func randomTokens(path, dir string, o config.Options) ([]string, error) {
 	}
 	file := filepath.Join(dir, "random.bin")
 	n := cfg.Data.SeqLen*min(cfg.Train.GlobalBatchSize*cfg.Train.Steps, randomSamples) + 1
-	if err := bench.WriteTokens(file, n, cfg.Model.VocabSize, uint64(cfg.Data.Seed)); err != nil {
-		return nil, err
+	if err := writeTokens(file, n, cfg.Model.VocabSize, uint64(cfg.Data.Seed)); err != nil {
+		return nil, fmt.Errorf("random tokens: %w", err)
 	}
 	return append(o.Set, "data.path="+file, "data.pack_documents=false"), nil
+}
+
+// tokensPerDocument bounds the random tokens in memory.
+const tokensPerDocument = 1 << 20
+
+// writeTokens writes n random tokens, a pair of Megatron's.
+func writeTokens(file string, n, vocab int, seed uint64) error {
+	pair, err := data.NewPair(file, vocab)
+	if err != nil {
+		return err
+	}
+	defer pair.Remove()
+	rng := rand.New(rand.NewPCG(seed, 0))
+	for ; n > 0; n -= tokensPerDocument {
+		ids := make([]int32, min(n, tokensPerDocument))
+		for i := range ids {
+			ids[i] = int32(rng.IntN(vocab))
+		}
+		if err := pair.Add(ids); err != nil {
+			return err
+		}
+	}
+	return pair.Close()
 }
 
 // maxPlan is more than a plan.json of any number of ranks has, in bytes.

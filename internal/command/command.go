@@ -1,5 +1,6 @@
-// Package command runs the commands of cprun on the launcher's side: it checks all input before any process is
-// spawned, prepares and runs the workers, and shows their progress and their end.
+// Package command implements the commands of cprun on the launcher's side. A command checks all input before it
+// spawns a process, prepares the workers' task, runs them, shows their progress, and reports the end. Train is the
+// largest one.
 package command
 
 import (
@@ -20,7 +21,7 @@ import (
 	"github.com/cprun/cprun/internal/terminal"
 )
 
-// An InputError is a fault of the user's input, found before any process is spawned: exit status 2.
+// InputError wraps a fault Err of the user's input, found before any process is spawned: exit status 2.
 type InputError struct{ Err error }
 
 func (e *InputError) Error() string { return e.Err.Error() }
@@ -33,7 +34,7 @@ func inputf(format string, args ...any) error { return &InputError{fmt.Errorf(fo
 type Options struct {
 	NProc       string // a number, or auto
 	Device      string // auto, cpu, cuda
-	NNodes      string // N or MIN:MAX; "": 1, or the nodes that Slurm or torchrun started
+	NNodes      string // N or MIN:MAX; "": 1, or the number of nodes that another launcher has started
 	NodeRank    int    // -1: any
 	Rendezvous  string // host:port; "": as the launcher says
 	Interface   string // an address of this host, a network, or the name of an interface; "": that towards the rendezvous
@@ -41,19 +42,19 @@ type Options struct {
 	Quiet       bool
 	LogLevel    string // error, warn, info, debug
 
-	// machine runs the ranks, a GPU or the CPU. resolve finds it.
+	// machine is the machine of the run, found by resolve: a GPU, or the CPU.
 	machine machine.Machine
 
 	Stdout io.Writer
 	Stderr *os.File
-	// Costs returns the costs of a machine for a number of ranks and of ranks a host; nil: auto goes by the rules of
-	// package config. A nil Costs stands for the user's own table, or the one that ships for this very device.
+	// Costs returns the known costs of a machine for a number of ranks; nil: auto follows the rules of package
+	// config. Without Costs a command reads the user's own table, or the one that ships for this very device.
 	Costs func(m machine.Machine, ranks, perHost int) planner.Costs
 	// Version is the program's, for checkpoints.
 	Version string
 }
 
-// spawns works like resolve for commands that start processes on one node.
+// spawns does what resolve does, for commands that start processes on one node.
 func (o *Options) spawns() (ranks int, device string, err error) {
 	if err := o.oneNode(); err != nil {
 		return 0, "", err
@@ -91,7 +92,7 @@ func (o *Options) resolve() (ranks int, device string, err error) {
 	return ranks, device, nil
 }
 
-// found returns the machine that --device means, with its GPUs if it uses them.
+// found returns the machine of --device, with the GPUs that it uses.
 func found(device string) (machine.Machine, error) {
 	switch device {
 	case "cpu":
@@ -131,7 +132,7 @@ func count(nproc string) (int, error) {
 	return n, nil
 }
 
-// levels orders the levels of output: error shows only failures, debug the output of all ranks.
+// levels orders the output: only failures at error, the output of all ranks at debug.
 var levels = map[string]int{"error": 0, "warn": 1, "info": 2, "debug": 3}
 
 // maxProcs bounds a typing error such as --nproc 10000, which would take a machine down.
@@ -154,21 +155,20 @@ func (o *Options) printer() *progress.Printer {
 	})
 }
 
-// runWorkers runs a role on the ranks of one node. Their logs are in a temporary directory, kept if the command fails.
-// notes are for the user. task returns the workers' task; event receives their reports.
+// runWorkers runs a role on the ranks of one node. Their logs are in a temporary directory that stays if the command
+// fails. notes are for the user. task returns the workers' task; event gets their reports.
 func (o *Options) runWorkers(ctx context.Context, role job.Role, ranks int, notes []string, task func(dir string) any,
 	event func(out *progress.Printer, e launch.Event)) (launch.Result, error) {
-	dir, logs, err := scratchLogs("cprun-" + string(role) + "-")
+	dir, err := newScratch("cprun-" + string(role) + "-")
 	if err != nil {
 		return launch.Result{}, err
 	}
-	defer logs.Close()
 	out := o.printer()
 	for _, line := range notes {
 		out.Note(line)
 	}
 	res := launch.Run(ctx, launch.Job{
-		NProc: ranks, Argv: []string{"worker", string(role)}, Logs: logs, Payload: payload(task(dir.path)), Stderr: out, Show: o.show(),
+		NProc: ranks, Argv: []string{"worker", string(role)}, Logs: dir.root, Payload: payload(task(dir.path)), Stderr: out, Show: o.show(),
 		OnEvent: func(_ int, e launch.Event) { event(out, e) },
 	})
 	out.Close()
@@ -183,7 +183,7 @@ func printJSON(w io.Writer, v any) error {
 	return enc.Encode(v)
 }
 
-// payload returns JSON for the workers.
+// payload encodes a task for the workers.
 func payload(v any) []byte {
 	b, err := json.Marshal(v)
 	if err != nil {

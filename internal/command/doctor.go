@@ -31,7 +31,8 @@ const maxSet = 10
 // with verbose, variables that are not set and why backends cannot run too. The status is 1 if there is a problem.
 func Doctor(w io.Writer, verbose bool) (int, error) {
 	gpus, machine := gpus()
-	findings := slices.Concat([]finding{cores(), memory()}, gpus, []finding{exchanges(), openFiles(), processes(), temp(), text()})
+	findings := slices.Concat([]finding{cores(), memory()}, gpus, []finding{exchanges(), openFiles(), processes(),
+		temp()})
 	var b strings.Builder
 	if err := attentionReport(&b, machine, verbose); err != nil {
 		findings = append(findings, finding{"attention", err.Error(), "correct the environment variable"})
@@ -54,7 +55,8 @@ func Doctor(w io.Writer, verbose bool) (int, error) {
 	}
 	verdict, status := "no problem found: cprun --nproc 4 examples/opticks.yaml", 0
 	if len(names) > 0 {
-		verdict, status = fmt.Sprintf("%d problem%s: %s", len(names), map[bool]string{true: "s"}[len(names) > 1], strings.Join(names, ", ")), 1
+		verdict, status = fmt.Sprintf("%d problem%s: %s", len(names), map[bool]string{true: "s"}[len(names) > 1],
+			strings.Join(names, ", ")), 1
 	}
 	if !verbose {
 		b.WriteString("\n--verbose: variables that are not set, and why other backends cannot run\n")
@@ -93,7 +95,8 @@ func cores() finding {
 	if used != best {
 		kernels += fmt.Sprintf(" (%s asks for them; this machine has %s)", launch.EnvCPU, best)
 	}
-	return finding{"cores", fmt.Sprintf("%d, %s/%s, %s, %s", runtime.NumCPU(), runtime.GOOS, runtime.GOARCH, kernels, runtime.Version()), ""}
+	return finding{"cores", fmt.Sprintf("%d, %s/%s, %s, %s", runtime.NumCPU(), runtime.GOOS, runtime.GOARCH, kernels,
+		runtime.Version()), ""}
 }
 
 func memory() finding {
@@ -111,7 +114,8 @@ func memory() finding {
 // exchanges is what ranks of this node exchange large messages by.
 func exchanges() finding {
 	if err := comm.SharesMemory(); err != nil {
-		return finding{"exchanges", "of this node's ranks by Unix sockets, since they can share no memory: " + err.Error(), ""}
+		return finding{"exchanges", "of this node's ranks by Unix sockets, since they can share no memory: " +
+			err.Error(), ""}
 	}
 	return finding{"exchanges", "of this node's ranks by shared memory (memfd), small ones by Unix sockets", ""}
 }
@@ -126,7 +130,8 @@ func openFiles() finding {
 	}
 	f := finding{"open files", fmt.Sprintf("at most %d", l.Max), ""}
 	if l.Max < enoughFiles {
-		f.fix = fmt.Sprintf("raise the limit to %d or more: ulimit -Hn %d, or nofile in /etc/security/limits.conf", enoughFiles, enoughFiles)
+		f.fix = fmt.Sprintf("raise the limit to %d or more: ulimit -Hn %d, or nofile in /etc/security/limits.conf",
+			enoughFiles, enoughFiles)
 	}
 	return f
 }
@@ -154,17 +159,4 @@ func temp() finding {
 	}
 	defer os.Remove(dir)
 	return finding{"temporary", filepath.Dir(dir) + " can be written", ""}
-}
-
-// text is the example's corpus.
-func text() finding {
-	matches, _ := filepath.Glob("examples/data/*.txt")
-	if len(matches) == 0 {
-		return finding{"example text", "not here; run from a checkout of cprun to train the example", ""}
-	}
-	names := make([]string, len(matches))
-	for i, m := range matches {
-		names[i] = filepath.Base(m)
-	}
-	return finding{"example text", strings.Join(names, ", "), ""}
 }

@@ -18,16 +18,20 @@ func gpus() ([]finding, machine.Machine) {
 		if devices == 0 {
 			return []finding{{"GPUs", "none; runs go to the CPU", ""}}, machine.CPU()
 		}
-		return []finding{{"GPUs", fmt.Sprintf("%d, which this binary cannot use: it was built for the CPU", devices), ""}}, machine.CPU()
+		return []finding{{"GPUs", fmt.Sprintf("%d, which this binary cannot use: it was built for the CPU", devices),
+			""}}, machine.CPU()
 	}
 	m, list, err := machine.Find()
 	switch {
 	case errors.Is(err, machine.ErrNoDriver) && devices == 0:
 		return []finding{{"GPUs", fmt.Sprintf("none; runs go to the CPU\nto use GPUs: %v", err), ""}}, machine.CPU()
 	case errors.Is(err, machine.ErrNoDriver):
-		return []finding{{"GPUs", fmt.Sprintf("%d, without a driver that can be loaded", devices), err.Error() + "; in a container, have its libraries mounted; or run with --device cpu"}}, machine.CPU()
+		return []finding{{"GPUs", fmt.Sprintf("%d, without a driver that can be loaded", devices),
+			err.Error() + "; in a container, have its libraries mounted; or run with --device cpu"}}, machine.CPU()
 	case err != nil:
-		return []finding{{"GPUs", err.Error(), "look at nvidia-smi; choose GPUs of one kind with CUDA_VISIBLE_DEVICES, or run with --device cpu"}}, machine.CPU()
+		return []finding{{"GPUs", err.Error(),
+				"look at nvidia-smi; choose GPUs of one kind with CUDA_VISIBLE_DEVICES, or run with --device cpu"}},
+			machine.CPU()
 	case len(list) == 0:
 		return []finding{{"GPUs", "none is seen; runs go to the CPU", ""}}, machine.CPU()
 	}
@@ -47,7 +51,8 @@ func gpus() ([]finding, machine.Machine) {
 func cards(list []machine.GPU) (out []finding) {
 	first := 0
 	for _, g := range list {
-		f := finding{fmt.Sprintf("GPU %d", g.Ordinal), fmt.Sprintf("%s, sm%d, %d SMs, %s", g.Name, g.Arch, g.SMs, plan.Bytes(g.Memory)), ""}
+		f := finding{fmt.Sprintf("GPU %d", g.Ordinal), fmt.Sprintf("%s, sm%d, %d SMs, %s", g.Name, g.Arch, g.SMs,
+			plan.Bytes(g.Memory)), ""}
 		if n := len(out); n > 0 && out[n-1].value == f.value {
 			out[n-1].what = fmt.Sprintf("GPUs %d to %d", first, g.Ordinal)
 			continue
@@ -71,13 +76,15 @@ func links(list []machine.GPU) finding {
 	var without []string
 	for _, g := range list {
 		if len(g.Peers) < len(list)-1 {
-			without = append(without, fmt.Sprintf("GPU %d reaches %d of %d others", g.Ordinal, len(g.Peers), len(list)-1))
+			without = append(without, fmt.Sprintf("GPU %d reaches %d of %d others", g.Ordinal, len(g.Peers),
+				len(list)-1))
 		}
 	}
 	if len(without) == 0 {
 		return finding{"links", "every GPU reaches the memory of every other", ""}
 	}
-	return finding{"links", strings.Join(without, "; ") + ": transfers between the rest go through the host's memory, by NCCL", ""}
+	return finding{"links", strings.Join(without, "; ") + ": transfers between the rest go through the host's " +
+		"memory, by NCCL", ""}
 }
 
 // indented keeps the lines of a value below each other.

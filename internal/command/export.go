@@ -29,7 +29,8 @@ type ExportOptions struct {
 	Stdout io.Writer
 }
 
-var exportTypes = map[string]safetensors.DType{"fp32": safetensors.F32, "bf16": safetensors.BF16, "fp16": safetensors.F16}
+var exportTypes = map[string]safetensors.DType{"fp32": safetensors.F32, "bf16": safetensors.BF16,
+	"fp16": safetensors.F16}
 
 // Export writes a Hugging Face directory from a checkpoint.
 func Export(ctx context.Context, run string, o ExportOptions) (int, error) {
@@ -63,7 +64,8 @@ func Export(ctx context.Context, run string, o ExportOptions) (int, error) {
 	}
 	brought, without := companions(cfg)
 	err = hf.Export(o.To, hf.Model{
-		Config: exported(cfg), From: cfg.Model.From, Companions: brought, DType: dtype, Tensors: cfg.Model.Tensors(), Bytes: ofBytes(cfg), EOS: cfg.Data.EOSTokenID,
+		Config: exported(cfg), From: cfg.Model.From, Companions: brought, DType: dtype, Tensors: cfg.Model.Tensors(),
+		Bytes: ofBytes(cfg), EOS: cfg.Data.EOSTokenID,
 		Read: func(t hf.Tensor, off int64, dst []float32) error {
 			return c.Read(ctx, t.Name, checkpoint.FieldParam, off, dst)
 		},
@@ -71,12 +73,14 @@ func Export(ctx context.Context, run string, o ExportOptions) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	fmt.Fprintf(o.Stdout, "wrote %s: %s of step %d, %d tensors in %s\n", terminal.Name(o.To), cfg.Model.Architecture, c.Manifest.Step, len(params), typeName(dtype))
+	fmt.Fprintf(o.Stdout, "wrote %s: %s of step %d, %d tensors in %s\n", terminal.Name(o.To), cfg.Model.Architecture,
+		c.Manifest.Step, len(params), typeName(dtype))
 	if len(brought) > 0 {
 		fmt.Fprintf(o.Stdout, "from %s: %s\n", terminal.Name(cfg.Model.From), strings.Join(brought, ", "))
 	}
 	if without != nil {
-		fmt.Fprintf(o.Stdout, "note: the export is without the tokenizer and generation_config.json, or some of their files: %v; copy them there from the model that training began with\n", without)
+		fmt.Fprintf(o.Stdout, "note: the export is without the tokenizer and generation_config.json, or some of "+
+			"their files: %v; copy them there from the model that training began with\n", without)
 	}
 	if caveat := cfg.Model.Caveat(); caveat != "" {
 		fmt.Fprintf(o.Stdout, "note: %s\n", caveat)
@@ -105,7 +109,8 @@ func ofStep(ctx context.Context, run string, step int64) (c *checkpoint.Checkpoi
 // ofBytes reports whether a model was trained on the bytes of text, and on nothing before.
 func ofBytes(cfg *config.Config) bool {
 	tokens := func(f config.File) bool { return filepath.Ext(f.Path) == ".bin" }
-	return cfg.Model.From == "" && cfg.Data.Tokenizer == config.Bytes && cfg.Model.VocabSize >= 256 && !slices.ContainsFunc(cfg.Data.Path, tokens)
+	return cfg.Model.From == "" && cfg.Data.Tokenizer == config.Bytes && cfg.Model.VocabSize >= 256 &&
+		!slices.ContainsFunc(cfg.Data.Path, tokens)
 }
 
 // element is the type to export in.
@@ -158,7 +163,8 @@ func exported(cfg *config.Config) *hf.Config {
 // checkpointConfig is the config that a checkpoint was trained with. Its data need not be
 // there any more.
 func checkpointConfig(c *checkpoint.Checkpoint) (*config.Config, error) {
-	cfg, err := config.Parse(filepath.Join(c.Dir, "manifest.json"), []byte(c.Manifest.Config), config.Options{NoFiles: true})
+	cfg, err := config.Parse(filepath.Join(c.Dir, "manifest.json"), []byte(c.Manifest.Config),
+		config.Options{NoFiles: true})
 	if err != nil {
 		return nil, fmt.Errorf("config in %s: %w", c.Dir, err)
 	}

@@ -16,14 +16,14 @@ import (
 	"github.com/cprun/cprun/internal/train"
 )
 
-// source is a model that can write, before its weights are read.
+// A source is a model that can generate, before its weights are read.
 type source struct {
-	what      string // what errors call it
+	what      string // its name in errors
 	cfg       *hf.Config
 	positions int    // that it was made for
 	tokenizer string // bytes, or the path of a tokenizer.json
 	begin     int    // the token that an empty prompt stands for; -1: none
-	ends      []int  // the tokens that end a text, also those of
+	ends      []int  // the tokens that end a text, with own
 	own       []int  // the model itself
 	read      func(ctx context.Context, p model.Param, dst []float32) error
 	from      io.Closer
@@ -57,14 +57,16 @@ func (w *source) speak(given string) error {
 		w.tokenizer, whose = tokenizerFile(given), "the"
 	}
 	if w.tokenizer == "" {
-		return inputf("%s: it is not known which tokenizer made its tokens; name it: --tokenizer, a tokenizer.json or its directory, or bytes", w.what)
+		return inputf("%s: it is not known which tokenizer made its tokens; name it: --tokenizer, a tokenizer.json "+
+			"or its directory, or bytes", w.what)
 	}
 	if w.tokenizer != data.Bytes {
 		if _, err := os.Stat(w.tokenizer); err != nil {
-			return inputf("%s: %s tokenizer %s is not there; copy it there, or name one: --tokenizer", w.what, whose, terminal.Name(w.tokenizer))
+			return inputf("%s: %s tokenizer %s is not there; copy it there, or name one: --tokenizer", w.what, whose,
+				terminal.Name(w.tokenizer))
 		}
 	}
-	if w.tokenizer == data.Bytes { // a model's own end says something of bytes only where it is none
+	if w.tokenizer == data.Bytes { // a model's end-of-text token is no byte
 		w.own = slices.DeleteFunc(w.own, func(id int) bool { return id < 256 })
 	}
 	w.ends = append(w.ends, w.own...)
@@ -79,7 +81,7 @@ func (w *source) speak(given string) error {
 	return nil
 }
 
-// sourceOfModel is that of a Hugging Face directory.
+// sourceOfModel opens a Hugging Face directory.
 func sourceOfModel(path string) (*source, error) {
 	cfg, err := hf.ReadConfig(path)
 	if err != nil {
@@ -89,7 +91,8 @@ func sourceOfModel(path string) (*source, error) {
 	if err != nil {
 		return nil, &InputError{err}
 	}
-	w := &source{what: terminal.Name(path), cfg: cfg, positions: cfg.MaxPositionEmbedding, tokenizer: filepath.Join(path, "tokenizer.json"), from: weights}
+	w := &source{what: terminal.Name(path), cfg: cfg, positions: cfg.MaxPositionEmbedding,
+		tokenizer: filepath.Join(path, "tokenizer.json"), from: weights}
 	if err = weights.Check(cfg.Family(), cfg.Tensors()); err == nil {
 		w.own, err = hf.Ends(path)
 	}
@@ -106,7 +109,7 @@ func sourceOfModel(path string) (*source, error) {
 	return w, nil
 }
 
-// sourceOfRun is that of a run's checkpoint.
+// sourceOfRun opens a run's checkpoint.
 func sourceOfRun(ctx context.Context, path string, step int64) (*source, error) {
 	c, reasons, err := checkpointOf(ctx, path, step)
 	if err != nil {
@@ -123,7 +126,7 @@ func sourceOfRun(ctx context.Context, path string, step int64) (*source, error) 
 	return w, nil
 }
 
-// sourceOf is that of a checkpoint that is open.
+// sourceOf returns the source of an open checkpoint.
 func sourceOf(c *checkpoint.Checkpoint) (*source, error) {
 	cfg, err := checkpointConfig(c)
 	if err != nil {
@@ -149,8 +152,7 @@ func sourceOf(c *checkpoint.Checkpoint) (*source, error) {
 	return w, nil
 }
 
-// spoken is the tokenizer that the text of a run was read with; "" where it was trained on tokens that
-// something else has made.
+// spoken returns the tokenizer of a run's text; "" if it was trained on tokens that another program made.
 func spoken(cfg *config.Config) string {
 	if cfg.Data.Tokenizer == config.Bytes && cfg.Model.From == "" && !ofBytes(cfg) {
 		return ""

@@ -32,7 +32,9 @@ type printing struct {
 }
 
 // all prints before, then the model's text.
-func (p *printing) all(ctx context.Context, m *generate.Model, req generate.Request, before string) (generate.Report, error) {
+func (p *printing) all(
+	ctx context.Context, m *generate.Model, req generate.Request, before string,
+) (generate.Report, error) {
 	if err := p.write([]byte(before)); err != nil {
 		return generate.Report{}, err
 	}
@@ -78,11 +80,13 @@ func (o *GenerateOptions) note(line string) {
 // report prints the speed, and why the text ends.
 func (o *GenerateOptions) report(w *source, req generate.Request, rep generate.Report) {
 	rate := func(n int, d time.Duration) string {
-		return fmt.Sprintf("%s tokens in %.2f s (%.1f tokens/s)", progress.Thousands(int64(n)), d.Seconds(), float64(n)/max(d.Seconds(), 1e-9))
+		return fmt.Sprintf("%s tokens in %.2f s (%.1f tokens/s)", progress.Thousands(int64(n)), d.Seconds(),
+			float64(n)/max(d.Seconds(), 1e-9))
 	}
 	why := map[generate.End]string{
-		generate.EndOfText: "the model ended the text", generate.EndTokens: "wrote --max-tokens tokens", generate.Interrupted: "interrupted",
-		generate.EndRoom: fmt.Sprintf("prompt and text are as long as the model's %d positions", w.positions),
+		generate.EndOfText: "the model ended the text", generate.EndTokens: "wrote --max-tokens tokens",
+		generate.Interrupted: "interrupted",
+		generate.EndRoom:     fmt.Sprintf("prompt and text are as long as the model's %d positions", w.positions),
 	}
 	line := fmt.Sprintf("prompt: %d tokens", len(req.Prompt)) // of one that was interrupted
 	if rep.End != generate.Interrupted || rep.Tokens > 0 {

@@ -33,8 +33,8 @@ func (t *together) key(ctx context.Context) ([]byte, error) {
 	return k[:], nil
 }
 
-// keyFile names the file of the key. It lies in the run directory. Without --run-dir, in which case the leader names that
-// directory later, it lies in runs and has the name of the job.
+// keyFile names the file of the key. It lies in the run directory. Without --run-dir, in which case the leader names
+// that directory later, it lies in runs and has the name of the job.
 func (t *together) keyFile() (string, error) {
 	id := launch.Getenv("SLURM_JOB_ID")
 	if id == "" && t.at.LocalAgents == t.at.MaxAgents { // agents of one host share its files

@@ -26,7 +26,8 @@ func checkLocal(cfg *config.Config, hosts int) error {
 		return inputf("checkpoint.local: %w; name a directory on a disk of this node", err)
 	}
 	if need := stateBytes * model.Count(model.Layout(&cfg.Model.Config)) / int64(max(1, hosts)); need > free {
-		return inputf("checkpoint.local: this node's part of a checkpoint has %s, and %s has %s free; free space there, name another directory, or unset the key",
+		return inputf("checkpoint.local: this node's part of a checkpoint has %s, and %s has %s free; free space "+
+			"there, name another directory, or unset the key",
 			plan.Bytes(need), terminal.Name(dir), plan.Bytes(free))
 	}
 	return nil

@@ -12,13 +12,16 @@ import (
 )
 
 // quick plans without what only a reader of one plan looks at. It chooses as a run does.
-func (o *PlanOptions) quick(path string, m machine.Machine, ranks int, costs plan.Costs, set ...string) (*plan.Plan, error) {
+func (o *PlanOptions) quick(
+	path string, m machine.Machine, ranks int, costs plan.Costs, set ...string,
+) (*plan.Plan, error) {
 	d, err := o.decider(m)
 	if err != nil {
 		return nil, err
 	}
 	cfg, err := loadPlanned(path, config.Options{
-		Set: append(slices.Clone(o.Set), set...), Ranks: ranks, Hosts: m.Hosts, Device: m.Device(), NoFiles: true, Decide: d.Decide,
+		Set: append(slices.Clone(o.Set), set...), Ranks: ranks, Hosts: m.Hosts, Device: m.Device(), NoFiles: true,
+		Decide: d.Decide,
 	})
 	if err != nil {
 		return nil, err
@@ -38,7 +41,8 @@ const stretchUnit = 1 << 10
 // stretch sets data.seq_len to the longest sequence that fits the memory, by bisection.
 func (o *PlanOptions) stretch(path string, m machine.Machine, ranks int) error {
 	if m.Memory == 0 {
-		return inputf("--longest: nothing says how much memory a device has; name a card, such as --assume gpu=h200, or add memory=80G")
+		return inputf("--longest: nothing says how much memory a device has; name a card, such as --assume gpu=h200, " +
+			"or add memory=80G")
 	}
 	for _, s := range o.Set {
 		if strings.HasPrefix(s, "data.seq_len=") {
@@ -75,7 +79,8 @@ func (o *PlanOptions) stretch(path string, m machine.Machine, ranks int) error {
 	}
 	o.Set = append(o.Set, set(lo))
 	if !o.JSON {
-		fmt.Fprintf(o.Stdout, "longest     %d tokens a sequence fit; of %d: %s\n\n", lo*stretchUnit, (lo+1)*stretchUnit, terminal.Text(why.Error()))
+		fmt.Fprintf(o.Stdout, "longest     %d tokens a sequence fit; of %d: %s\n\n", lo*stretchUnit, (lo+1)*stretchUnit,
+			terminal.Text(why.Error()))
 	}
 	return nil
 }

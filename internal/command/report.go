@@ -56,7 +56,8 @@ func Report(paths []string, o ReportOptions) (int, error) {
 			fmt.Fprintf(o.Stdout, "note: %s: %s\n", terminal.Name(r.Name), terminal.Text(m))
 		}
 	}
-	fmt.Fprintf(o.Stdout, "wrote %s, %.1f MB: open it in a browser; it needs no network\n", terminal.Name(out), float64(size)/1e6)
+	fmt.Fprintf(o.Stdout, "wrote %s, %.1f MB: open it in a browser; it needs no network\n", terminal.Name(out),
+		float64(size)/1e6)
 	return 0, nil
 }
 

@@ -46,7 +46,8 @@ func (o *TrainOptions) named(ctx context.Context, cfg *config.Config) (*origin, 
 func (o *TrainOptions) own(ctx context.Context, dir *os.Root, cfg *config.Config) (*origin, error) {
 	if o.Resume == "never" {
 		if len(steps(filepath.Dir(dir.Name()))) > 0 {
-			return nil, inputf("--resume never: %s holds checkpoints of an earlier run, which this one would replace; name another --run-dir, or leave --resume out to go on from them", terminal.Name(dir.Name()))
+			return nil, inputf("--resume never: %s holds checkpoints of an earlier run, which this one would "+
+				"replace; name another --run-dir, or leave --resume out to go on from them", terminal.Name(dir.Name()))
 		}
 		return nil, nil
 	}
@@ -62,8 +63,10 @@ func (o *TrainOptions) own(ctx context.Context, dir *os.Root, cfg *config.Config
 	if err != nil {
 		return nil, inputf("--run-dir: %w", err)
 	}
-	if asked, err := filepath.Abs(o.Resume); o.Resume != "auto" && err == nil && !strings.HasPrefix(from.dir+"/", asked+"/") {
-		from.notes = append(from.notes, fmt.Sprintf("--resume %s passed over: the run directory has checkpoints of its own, and %s is the newest; to begin from the other, name another --run-dir",
+	if asked, err := filepath.Abs(o.Resume); o.Resume != "auto" && err == nil &&
+		!strings.HasPrefix(from.dir+"/", asked+"/") {
+		from.notes = append(from.notes, fmt.Sprintf("--resume %s passed over: the run directory has checkpoints of "+
+			"its own, and %s is the newest; to begin from the other, name another --run-dir",
 			terminal.Name(o.Resume), terminal.Name(filepath.Base(from.dir))))
 	}
 	return from, nil
@@ -114,7 +117,8 @@ func passed(reason string) string { return "checkpoint passed over: " + reason }
 // Keys of the model that do not change its results, and keys that choose the tokens of the n-th sample.
 var (
 	freeKeys = []string{"model.from", "model.initializer_range", "model.max_position_embeddings"}
-	dataKeys = []string{"data.path", "data.tokenizer", "data.seq_len", "data.shuffle", "data.pack_documents", "data.eos_token_id", "data.seed", "train.global_batch_size"}
+	dataKeys = []string{"data.path", "data.tokenizer", "data.seq_len", "data.shuffle", "data.pack_documents",
+		"data.eos_token_id", "data.seed", "train.global_batch_size"}
 )
 
 // compare compares a config with the checkpoint's. A different model is an error; different data and a jump of the
@@ -133,15 +137,19 @@ func compare(c *checkpoint.Checkpoint, cfg *config.Config) (notes []string, err 
 			moved = append(moved, line)
 		case d.Key == "train.steps" || d.Key == "optimizer.lr" || strings.HasPrefix(d.Key, "lr_schedule."):
 			paced = append(paced, fmt.Sprintf("%s %s -> %s", d.Key, d.Old, d.New))
-		case strings.HasPrefix(d.Key, "model.") && !slices.Contains(freeKeys, d.Key) && !alike(d.Key, &was.Model.Config, &cfg.Model.Config):
+		case strings.HasPrefix(d.Key, "model.") && !slices.Contains(freeKeys, d.Key) &&
+			!alike(d.Key, &was.Model.Config, &cfg.Model.Config):
 			faults = append(faults, line)
 		}
 	}
 	if len(faults) > 0 {
-		return nil, fmt.Errorf("%s: the checkpoint is of another model; use the config it was saved with, start anew in another --run-dir, or begin with its weights: cprun export, then model.from\n  %s", c.Dir, strings.Join(faults, "\n  "))
+		return nil, fmt.Errorf("%s: the checkpoint is of another model; use the config it was saved with, start anew "+
+			"in another --run-dir, or begin with its weights: cprun export, then model.from\n  %s", c.Dir,
+			strings.Join(faults, "\n  "))
 	}
 	if len(moved) > 0 {
-		notes = append(notes, fmt.Sprintf("warning: other data than the checkpoint's: %s; resuming at sample %d of the current data",
+		notes = append(notes, fmt.Sprintf("warning: other data than the checkpoint's: %s; resuming at sample %d of "+
+			"the current data",
 			strings.Join(moved, ", "), c.Manifest.Samples))
 	}
 	before, err := rate(was, c.Manifest.Step)

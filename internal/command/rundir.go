@@ -69,7 +69,8 @@ func keepConfig(dir *os.Root, cfg *config.Config) (changes []string, err error) 
 		return nil, err
 	}
 	kept := ""
-	for i, err := 1, fs.ErrExist; errors.Is(err, fs.ErrExist); i++ { // whether a name is free, a network file system tells when it is made
+	// a network file system finds late that a name exists
+	for i, err := 1, fs.ErrExist; errors.Is(err, fs.ErrExist); i++ {
 		kept = fmt.Sprintf("config-%d.yaml", i)
 		if err = files.Exclusive(dir, kept, text); err != nil && !errors.Is(err, fs.ErrExist) {
 			return nil, err
@@ -77,7 +78,8 @@ func keepConfig(dir *os.Root, cfg *config.Config) (changes []string, err error) 
 	}
 	was, err := config.Parse(filepath.Join(dir.Name(), kept), text, config.Options{NoFiles: true})
 	if err != nil { // of a cprun with other keys, or changed by hand
-		return []string{fmt.Sprintf("config.yaml of the last start is kept as %s; it is not compared: %v", kept, err)}, nil
+		return []string{fmt.Sprintf("config.yaml of the last start is kept as %s; it is not compared: %v", kept, err)},
+			nil
 	}
 	for _, d := range cfg.Differences(was) {
 		changes = append(changes, fmt.Sprintf("  %s: %s -> %s", d.Key, d.Old, d.New))
@@ -114,7 +116,8 @@ func openLog(logs *os.Root, name string, out *progress.Printer, o *TrainOptions)
 	if err != nil {
 		return nil, inputf("run directory: %w", err)
 	}
-	fmt.Fprintf(f, "--- %s cprun %s: %s\n", time.Now().UTC().Format(progress.Stamp), o.Version, terminal.Name(shell(o.Args)))
+	fmt.Fprintf(f, "--- %s cprun %s: %s\n", time.Now().UTC().Format(progress.Stamp), o.Version,
+		terminal.Name(shell(o.Args)))
 	out.Log(f)
 	return &launcherLog{f, name, out}, nil
 }
@@ -168,11 +171,14 @@ func resuming(args []string) []string {
 	return args
 }
 
+// plain are the characters that a shell takes as they are.
+const plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789%+,-./:=@_"
+
 // shell quotes a command line for a shell.
 func shell(args []string) string {
 	quoted := make([]string, len(args))
 	for i, a := range args {
-		if a == "" || strings.Trim(a, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789%+,-./:=@_") != "" {
+		if a == "" || strings.Trim(a, plain) != "" {
 			a = "'" + strings.ReplaceAll(a, "'", `'\''`) + "'"
 		}
 		quoted[i] = a

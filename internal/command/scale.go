@@ -24,19 +24,19 @@ import (
 type ScaleOptions struct {
 	Options
 	Set      []string // over the experiment's
-	Out      string   // directory; "": runs/<name>-<time>, or the newest of those that is not done
+	Out      string   // directory; "": runs/<name>-<time>, or the newest unfinished one
 	Resume   string   // auto or never
 	PlanOnly bool
-	Assume   []string // of PlanOnly: what the machine would be
+	Assume   []string // of PlanOnly: the machine
 	Slurm    bool
 	Sbatch   []string // of Slurm: arguments for sbatch
 	Args     []string // the command line, the program first
 
 	Share  int  // of an array's task: which share it runs, from 1; 0: everything
-	Gather bool // write the results of what has ended, and run nothing
+	Gather bool // write the results of ended runs, and run nothing
 }
 
-// scale is an experiment at work.
+// A scale runs, plans or submits an experiment.
 type scale struct {
 	*ScaleOptions
 	e      *experiment.Experiment
@@ -51,9 +51,9 @@ type scale struct {
 	costs  costsOf
 }
 
-// cellWork is what a run of a cell needs.
+// cellWork holds the inputs of a cell's runs.
 type cellWork struct {
-	config        []byte // train.yaml, with what is auto; nil where it has faults
+	config        []byte // train.yaml with its autos; nil if it has faults
 	nproc, nnodes int
 	device        string // of the flag
 	steps         int
@@ -98,7 +98,7 @@ func Scale(path string, o ScaleOptions) (int, error) {
 	return s.run(signals)
 }
 
-// check finds every fault of the input, and what each pending cell would do. Nothing is made.
+// check finds every fault of the input and plans each pending cell. It writes nothing.
 func (s *scale) check(path string) (err error) {
 	if s.Resume != "auto" && s.Resume != "never" {
 		return inputf("--resume %q: want auto or never", s.Resume)
@@ -121,10 +121,11 @@ func (s *scale) check(path string) (err error) {
 	if s.Resume == "auto" && !s.PlanOnly {
 		experiment.Settle(s.cells, experiment.Peek(s.Out, s.id), s.e.Repeat)
 	}
-	if s.Slurm || s.Gather { // this machine is not that of the cells
+	if s.Slurm || s.Gather { // the cells run on other machines
 		s.device, s.on = s.Device, "several nodes of a Slurm cluster"
 		if job := s.queued(); s.Slurm && job != "" {
-			return inputf("--slurm: job %s, which runs the cells, has not ended; wait for it, or end it with scancel %s", job, job)
+			return inputf("--slurm: job %s, which runs the cells, has not ended; wait for it, or "+
+				"end it with scancel %s", job, job)
 		}
 		return nil
 	}
@@ -146,7 +147,8 @@ func (s *scale) configs() error {
 	for _, flag := range s.Set {
 		key, _, _ := strings.Cut(flag, "=")
 		if slices.ContainsFunc(s.e.Grid, func(a experiment.Axis) bool { return a.Key == strings.TrimSpace(key) }) {
-			return fmt.Errorf("--set %s: it is a key of the grid, whose values count; take one of the two out", terminal.Name(flag))
+			return fmt.Errorf("--set %s: it is a key of the grid, whose values count; take one of the two out",
+				terminal.Name(flag))
 		}
 	}
 	s.cells = s.e.Cells()
@@ -160,14 +162,16 @@ func (s *scale) configs() error {
 		}
 		w := &s.work[i]
 		w.status = experiment.Pending
-		cfg, err := config.Load(s.e.BasePath, config.Options{Set: s.flags(i), NoFiles: s.PlanOnly || s.Slurm || s.Gather})
+		cfg, err := config.Load(s.e.BasePath, config.Options{Set: s.flags(i), NoFiles: s.PlanOnly || s.Slurm ||
+			s.Gather})
 		if err != nil {
 			w.status, w.why, faults = experiment.Refused, s.e.Place(err), append(faults, err)
 		} else {
 			good++
 			w.config, w.steps = cfg.YAML(), cfg.Train.Steps
 			if w.steps <= s.e.Warmup {
-				return s.e.Faultf("warmup", "%d steps are not counted, and train.steps is %d; lower one or raise the other", s.e.Warmup, w.steps)
+				return s.e.Faultf("warmup", "%d steps are not counted, and train.steps is %d; lower one or raise the "+
+					"other", s.e.Warmup, w.steps)
 			}
 		}
 		texts = append(texts, w.config)
@@ -182,10 +186,10 @@ func (s *scale) configs() error {
 	return nil
 }
 
-// flags are the --set of a cell.
+// flags returns the --set flags of a cell.
 func (s *scale) flags(i int) []string { return s.e.Flags(&s.cells[i], s.Set) }
 
-// directory decides --out where it is not given.
+// directory decides --out if it is not given.
 func (s *scale) directory() error {
 	if s.Out == "" {
 		name := s.e.Name
@@ -213,7 +217,8 @@ func (s *scale) directory() error {
 	s.Out = abs
 	if s.PlanOnly {
 		if _, err := os.Stat(filepath.Join(abs, "cells.jsonl")); err == nil {
-			return inputf("--out: %s has results of runs, which those of a plan would replace; name another directory", terminal.Name(abs))
+			return inputf("--out: %s has results of runs, which those of a plan would replace; name another directory",
+				terminal.Name(abs))
 		}
 	}
 	return nil
@@ -249,10 +254,11 @@ func (s *scale) machineOf(found machines, device string) (machine.Machine, error
 	return m, err
 }
 
-// results are what is known by now.
+// results returns the results so far.
 func (s *scale) results() *experiment.Results {
 	r := &experiment.Results{
-		Version: experiment.Version, Name: s.e.Name, Command: shell(s.Args), Commit: s.Version, Machine: s.on, Device: s.device,
+		Version: experiment.Version, Name: s.e.Name, Command: shell(s.Args), Commit: s.Version, Machine: s.on,
+		Device:  s.device,
 		Created: time.Now().UTC().Truncate(time.Second), Base: s.e.Base, Grid: s.e.Grid, Set: s.e.Set, Cells: s.cells,
 	}
 	if len(s.Set) > 0 {
@@ -286,5 +292,6 @@ func (s *scale) finish() (int, error) {
 	if slices.ContainsFunc(s.cells, func(c experiment.Cell) bool { return c.Status == experiment.OK }) {
 		return launch.ExitDone, nil
 	}
-	return launch.ExitFailed, errors.New("no cell of the experiment succeeded; the table and the logs below " + terminal.Name(filepath.Join(s.store.Dir(), "cells")) + " say why")
+	return launch.ExitFailed, errors.New("no cell of the experiment succeeded; the table and the logs below " +
+		terminal.Name(filepath.Join(s.store.Dir(), "cells")) + " say why")
 }

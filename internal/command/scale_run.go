@@ -21,11 +21,10 @@ import (
 	"github.com/cprun/cprun/internal/terminal"
 )
 
-// grace is what a run gets to end by itself, once it is asked to. It ends at a step, and one of a long
-// sequence takes a while.
+// grace is the time for a run to end after a request. It ends at a step, and one of a long sequence takes a while.
 const grace = 20 * time.Second
 
-// again is the time after which a second request to stop is none that was sent twice.
+// again is the time within which a second signal counts as the same request, sent twice.
 const again = 100 * time.Millisecond
 
 // run runs all cells that are left, and returns the exit status.
@@ -56,7 +55,7 @@ func (s *scale) run(signals *launch.Signals) (int, error) {
 	return s.finish()
 }
 
-// told keeps what is known of the cells that are not run.
+// told records the cells that cannot run.
 func (s *scale) told() error {
 	for i := range s.cells {
 		w := &s.work[i]
@@ -64,7 +63,8 @@ func (s *scale) told() error {
 			continue
 		}
 		err := s.store.Append(experiment.Run{
-			Cell: s.cells[i].ID, Run: 1, Status: w.status, Error: oneLine(w.why), Ended: time.Now().UTC(), Commit: s.Version, Plan: w.plan,
+			Cell: s.cells[i].ID, Run: 1, Status: w.status, Error: oneLine(w.why), Ended: time.Now().UTC(),
+			Commit: s.Version, Plan: w.plan,
 		})
 		if err != nil {
 			return err
@@ -74,7 +74,7 @@ func (s *scale) told() error {
 	return nil
 }
 
-// order is that of the pending cells.
+// order returns the pending cells in the order of their runs.
 func (s *scale) order() []int {
 	order := s.e.Order(s.cells, func(i int) float64 { return s.work[i].plan.StepSeconds * float64(s.work[i].steps) })
 	return slices.DeleteFunc(order, func(i int) bool { return !s.mine(i) })
@@ -82,10 +82,12 @@ func (s *scale) order() []int {
 
 // has reports whether a run has ended.
 func (s *scale) has(i, round int) bool {
-	return slices.ContainsFunc(s.store.Runs, func(r experiment.Run) bool { return r.Cell == s.cells[i].ID && r.Run == round })
+	return slices.ContainsFunc(s.store.Runs, func(r experiment.Run) bool {
+		return r.Cell == s.cells[i].ID && r.Run == round
+	})
 }
 
-// one runs a cell once. The status is that of the command where it ends here.
+// one runs a cell once. It returns an exit status if the command ends here.
 func (s *scale) one(i, round int, order []int, signals *launch.Signals) (int, error) {
 	c, w := &s.cells[i], &s.work[i]
 	dir, file, err := s.store.Prepare(c.ID, round, w.config)
@@ -108,7 +110,8 @@ func (s *scale) one(i, round int, order []int, signals *launch.Signals) (int, er
 		return s.stop(p, asked, dir, signals)
 	}
 	r := experiment.Run{
-		Cell: c.ID, Run: round, Ended: time.Now().UTC().Truncate(time.Second), Seconds: time.Since(began).Seconds(), Commit: s.Version, Dir: dir, Plan: w.plan,
+		Cell: c.ID, Run: round, Ended: time.Now().UTC().Truncate(time.Second), Seconds: time.Since(began).Seconds(),
+		Commit: s.Version, Dir: dir, Plan: w.plan,
 	}
 	r.Status, r.Error = s.outcome(code, late, out.tail())
 	s.measure(&r)
@@ -123,10 +126,10 @@ func (s *scale) one(i, round int, order []int, signals *launch.Signals) (int, er
 	return launch.ExitDone, nil
 }
 
-// redraw is the time between two drawings of the line about the run that is at work.
+// redraw is the time between two drawings of the running cell's line.
 const redraw = 500 * time.Millisecond
 
-// watch draws again and again, until what it returns is called.
+// watch calls draw repeatedly until the caller calls stop.
 func (s *scale) watch(draw func()) (stop func()) {
 	quit, ended := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -172,7 +175,7 @@ func (s *scale) stop(p *launch.Program, asked, dir string, signals *launch.Signa
 	return code, err
 }
 
-// again is the command that goes on.
+// again returns the command that resumes the experiment.
 func (s *scale) again() string {
 	args := resuming(s.Args)
 	if !slices.ContainsFunc(args, func(a string) bool { return a == "--out" || strings.HasPrefix(a, "--out=") }) {
@@ -181,10 +184,11 @@ func (s *scale) again() string {
 	return shell(args)
 }
 
-// arguments are those of a run.
+// arguments returns the arguments of a run.
 func (s *scale) arguments(w *cellWork, dir, file string) []string {
 	args := []string{
-		"--nproc", strconv.Itoa(w.nproc), "--device", w.device, "--resume", "never", "--run-dir", filepath.Join(s.store.Dir(), dir),
+		"--nproc", strconv.Itoa(w.nproc), "--device", w.device, "--resume", "never", "--run-dir",
+		filepath.Join(s.store.Dir(), dir),
 	}
 	if !s.e.Saves() {
 		args = append(args, "--no-checkpoint")
@@ -192,16 +196,17 @@ func (s *scale) arguments(w *cellWork, dir, file string) []string {
 	return append(args, filepath.Join(s.store.Dir(), file))
 }
 
-// before is what starts a run on several nodes.
+// before returns the command that starts a run on several nodes.
 func (s *scale) before(w *cellWork) []string {
 	if w.nnodes == 1 {
 		return nil
 	}
 	n := strconv.Itoa(w.nnodes)
-	return []string{"srun", "--nodes=" + n, "--ntasks=" + n, "--ntasks-per-node=1", "--cpu-bind=none", "--kill-on-bad-exit=0"}
+	return []string{"srun", "--nodes=" + n, "--ntasks=" + n, "--ntasks-per-node=1", "--cpu-bind=none",
+		"--kill-on-bad-exit=0"}
 }
 
-// outcome is what a run's exit status and its last lines mean.
+// outcome interprets a run's exit status and its last lines.
 func (s *scale) outcome(code int, late bool, tail string) (experiment.Status, string) {
 	reason := reasonOf(tail)
 	why := oneLine(errors.New(reason))
@@ -224,15 +229,16 @@ func (s *scale) outcome(code int, late bool, tail string) (experiment.Status, st
 	return experiment.Failed, why
 }
 
-// failedRank is how the report about the first failure begins.
+// failedRank matches the beginning of the report about the first failure.
 var failedRank = regexp.MustCompile(`^cprun: (rank \d+ failed|node )`)
 
-// reasonOf is the end of what a run has printed that says why it failed: from the report's first line on.
+// reasonOf returns the report at the end of a run's output.
 func reasonOf(tail string) string {
 	lines := strings.Split(strings.TrimRight(tail, "\n"), "\n")
 	at := -1
 	for i, line := range lines {
-		if failedRank.MatchString(line) || strings.HasPrefix(line, "cprun: ") && (at < 0 || !failedRank.MatchString(lines[at])) {
+		if failedRank.MatchString(line) || strings.HasPrefix(line, "cprun: ") &&
+			(at < 0 || !failedRank.MatchString(lines[at])) {
 			at = i
 		}
 	}
@@ -241,7 +247,8 @@ func reasonOf(tail string) string {
 	}
 	var reason []string
 	for i, line := range lines[at:] {
-		if i > 0 && strings.HasPrefix(line, "cprun: ") || strings.HasPrefix(line, "  log:") || strings.HasPrefix(line, "  hint:") {
+		if i > 0 && strings.HasPrefix(line, "cprun: ") || strings.HasPrefix(line, "  log:") ||
+			strings.HasPrefix(line, "  hint:") {
 			break
 		}
 		reason = append(reason, strings.TrimPrefix(line, "cprun: "))
@@ -249,11 +256,11 @@ func reasonOf(tail string) string {
 	return strings.Join(reason, "\n")
 }
 
-// measure takes in what the run has written.
+// measure reads the run's metrics.
 func (s *scale) measure(r *experiment.Run) {
 	steps, err := bench.ReadMetrics(filepath.Join(s.store.Dir(), r.Dir, "metrics.jsonl"))
 	if err == nil {
-		r.Counted = experiment.Count(steps, s.e.Warmup)
+		r.Counted = bench.Count(steps, s.e.Warmup)
 	}
 	if r.Status == experiment.OK && r.Counted == nil {
 		r.Status, r.Error = experiment.Failed, "it logged no step that counts"
@@ -263,12 +270,13 @@ func (s *scale) measure(r *experiment.Run) {
 	}
 }
 
-// left is how long what is pending takes, of which a run has been at work for elapsed, as a text; "" where nothing
-// is known.
+// left predicts the time of the pending runs as a text, with elapsed since the running one began; "" if nothing is
+// known.
 func (s *scale) left(order []int, elapsed time.Duration) string {
 	limit := s.e.Limit.Seconds()
 	of := func(i int) experiment.Work {
-		return experiment.Work{Steps: s.work[i].steps, Predicted: s.work[i].plan.StepSeconds, Measured: s.cells[i].StepSeconds, Limit: limit}
+		return experiment.Work{Steps: s.work[i].steps, Predicted: s.work[i].plan.StepSeconds,
+			Measured: s.cells[i].StepSeconds, Limit: limit}
 	}
 	at := map[string]int{}
 	for i := range s.cells {
@@ -297,7 +305,7 @@ func (s *scale) left(order []int, elapsed time.Duration) string {
 	return "  " + progress.Duration(time.Duration(seconds*float64(time.Second))) + " left"
 }
 
-// ended counts the runs of an order that have ended, and those that are to end.
+// ended counts the ended runs of an order, and all of its runs.
 func (s *scale) ended(order []int) (done, all int) {
 	for _, i := range order {
 		for k := 1; k <= s.e.Repeat; k++ {
@@ -313,7 +321,7 @@ func (s *scale) ended(order []int) (done, all int) {
 	return done, all
 }
 
-// at says which run of an order it is, and of which values.
+// at names a run of an order: its number and its values.
 func (s *scale) at(i, round int, order []int) string {
 	text := fmt.Sprintf("cell %d of %d  %s", slices.Index(order, i)+1, len(order), s.values(i))
 	if s.e.Repeat > 1 {
@@ -332,18 +340,19 @@ func (s *scale) draw(i, round, step int, elapsed time.Duration, order []int) {
 	s.tally.Show(done, all, text+s.left(order, elapsed))
 }
 
-// line says how a run has ended.
+// line describes the end of a run.
 func (s *scale) line(i int, r *experiment.Run, order []int) string {
 	text := s.at(i, r.Run, order) + "  " + string(r.Status)
 	if r.Error != "" {
 		text += ": " + terminal.Clip(r.Error, 200)
 	} else if r.Counted != nil {
-		text += fmt.Sprintf("  %s s a step  %s", figure(bench.Median(r.Counted.StepSeconds)), progress.Rate(bench.Median(r.Counted.TokensPerSecond)))
+		text += fmt.Sprintf("  %s s a step  %s", figure(bench.Median(r.Counted.StepSeconds)),
+			progress.Rate(bench.Median(r.Counted.TokensPerSecond)))
 	}
 	return text + s.left(order, 0)
 }
 
-// values are those of a cell's axes, for a line.
+// values lists a cell's values on one line.
 func (s *scale) values(i int) string {
 	var parts []string
 	for _, a := range s.e.Grid {
@@ -356,7 +365,7 @@ func (s *scale) values(i int) string {
 	return strings.Join(parts, " ")
 }
 
-// output keeps the end of what a run prints, and sees its steps.
+// output keeps the end of a run's output, and follows its steps.
 type output struct {
 	step atomic.Int64 // the last that was told
 
@@ -365,7 +374,7 @@ type output struct {
 	line []byte // guarded by mu: the last one, which has not ended
 }
 
-// maxTail is what is kept, in bytes.
+// maxTail bounds the kept output, in bytes.
 const maxTail = 64 << 10
 
 var stepLine = regexp.MustCompile(`^step (\d+)/\d+ `)

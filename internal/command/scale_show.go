@@ -40,7 +40,9 @@ func (s *scale) show(r *experiment.Results) error {
 		column{"TFLOP/s a device", func(c *experiment.Cell) string { return figure(c.TFLOPsPerDevice) }},
 		column{"MFU %", func(c *experiment.Cell) string { return figure(100 * c.MFU) }},
 		column{"GiB", func(c *experiment.Cell) string { return figure(float64(c.MemoryBytes) / (1 << 30)) }},
-		column{"planned GiB", func(c *experiment.Cell) string { return figure(float64(c.PlannedMemoryBytes) / (1 << 30)) }},
+		column{"planned GiB", func(c *experiment.Cell) string {
+			return figure(float64(c.PlannedMemoryBytes) / (1 << 30))
+		}},
 		column{"wait ms", func(c *experiment.Cell) string {
 			if c.CommWaitSeconds == nil {
 				return ""

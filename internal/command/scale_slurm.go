@@ -19,16 +19,16 @@ import (
 	"github.com/cprun/cprun/internal/terminal"
 )
 
-// maxTasks is how many tasks an array has at most; each runs several cells then.
+// maxTasks bounds the tasks of an array; each then runs several cells.
 const maxTasks = 64
 
-// sharesName is the file that deals the cells out to the tasks of an array.
+// sharesName names the file with the cells of each task.
 const sharesName = "array.json"
 
-// maxShares is more than that file has, in bytes.
+// maxShares bounds that file, in bytes.
 const maxShares = 16 << 20
 
-// batch is what both jobs are made of.
+// A batch fills the scripts of both jobs.
 type batch struct {
 	Name, Dir, Command string
 	Nodes, Last        int
@@ -75,7 +75,8 @@ func (s *scale) submit() (int, error) {
 	}
 	b := batch{Name: jobName(s.e.Name), Dir: s.store.Dir(), Command: command, Nodes: nodes, Last: len(shares) - 1}
 	if strings.ContainsAny(b.Dir, "\n\r %") {
-		return 0, inputf("--out: %s has a space, a %% or a line break, which a batch script cannot name; take another directory", terminal.Name(b.Dir))
+		return 0, inputf("--out: %s has a space, a %% or a line break, which a batch script cannot name; take "+
+			"another directory", terminal.Name(b.Dir))
 	}
 	err = s.store.Write(sharesName, func(w io.Writer) error { return json.NewEncoder(w).Encode(shares) })
 	for _, t := range []*template.Template{arrayScript, gatherScript} {
@@ -92,24 +93,29 @@ func (s *scale) submit() (int, error) {
 	if err != nil {
 		return launch.ExitFailed, err
 	}
-	if err := s.store.Write(arrayName, func(w io.Writer) error { _, err := fmt.Fprintln(w, array); return err }); err != nil {
+	if err := s.store.Write(arrayName, func(w io.Writer) error {
+		_, err := fmt.Fprintln(w, array)
+		return err
+	}); err != nil {
 		return launch.ExitFailed, err
 	}
 	s.store.Close() // the tasks lock the directory
 	gather, err := s.sbatch(gatherScript.Name(), append(queueOf(s.Sbatch), "--dependency=afterany:"+array)...)
 	if err != nil {
-		return launch.ExitFailed, fmt.Errorf("%w; job %s runs the cells: gather them with %s --gather when it has ended", err, array, command)
+		return launch.ExitFailed, fmt.Errorf("%w; job %s runs the cells: gather them with %s --gather when it has "+
+			"ended", err, array, command)
 	}
 	if !s.Quiet {
-		fmt.Fprintf(s.Stdout, "submitted job %s, %d tasks for %d cells, and job %s, which gathers the results in %s\n", array, len(shares), len(left), gather, terminal.Name(b.Dir))
+		fmt.Fprintf(s.Stdout, "submitted job %s, %d tasks for %d cells, and job %s, which gathers the results in %s\n",
+			array, len(shares), len(left), gather, terminal.Name(b.Dir))
 	}
 	return launch.ExitDone, nil
 }
 
-// arrayName is the file with the number of the last array.
+// arrayName names the file with the number of the last array.
 const arrayName = "array.job"
 
-// queued is the last array of the directory where Slurm still has it; "" otherwise.
+// queued returns the last array of the directory if Slurm still has it, else "".
 func (s *scale) queued() string {
 	text, err := files.Read(filepath.Join(s.Out, arrayName), maxReason)
 	job := strings.TrimSpace(string(text))
@@ -117,17 +123,19 @@ func (s *scale) queued() string {
 		return ""
 	}
 	// Of a job that it has forgotten squeue says that the number is invalid.
-	if out, err := exec.Command("squeue", "--noheader", "--jobs="+job, "--format=%i").Output(); err != nil || len(bytes.TrimSpace(out)) == 0 {
+	if out, err := exec.Command("squeue", "--noheader", "--jobs="+job, "--format=%i").Output(); err != nil ||
+		len(bytes.TrimSpace(out)) == 0 {
 		return ""
 	}
 	return job
 }
 
-// queueOf are those arguments of the array that say where a job of one task may run.
+// queueOf returns the arguments of the array that also apply to a job of one task.
 func queueOf(args []string) []string {
 	return slices.DeleteFunc(slices.Clone(args), func(a string) bool {
 		name, _, _ := strings.Cut(a, "=")
-		return !slices.Contains([]string{"--partition", "--account", "--qos", "--time", "--mem", "-p", "-A", "-q", "-t"}, name)
+		return !slices.Contains([]string{"--partition", "--account", "--qos", "--time", "--mem", "-p", "-A", "-q",
+			"-t"}, name)
 	})
 }
 
@@ -138,16 +146,18 @@ func (s *scale) sbatch(script string, args ...string) (string, error) {
 	c.Stderr = &errs
 	out, err := c.Output()
 	if err != nil {
-		return "", fmt.Errorf("sbatch %s: %w: %s", terminal.Name(script), err, terminal.Clip(terminal.Text(strings.TrimSpace(errs.String())), maxReason))
+		return "", fmt.Errorf("sbatch %s: %w: %s", terminal.Name(script), err,
+			terminal.Clip(terminal.Text(strings.TrimSpace(errs.String())), maxReason))
 	}
 	job, _, _ := strings.Cut(strings.TrimSpace(string(out)), ";")
 	if _, err := strconv.ParseUint(job, 10, 64); err != nil {
-		return "", fmt.Errorf("sbatch %s: %q is no number of a job", terminal.Name(script), terminal.Clip(string(out), 100))
+		return "", fmt.Errorf("sbatch %s: %q is no number of a job", terminal.Name(script),
+			terminal.Clip(string(out), 100))
 	}
 	return job, nil
 }
 
-// taskCommand is this command as a task gives it, on any node that shares the file system.
+// taskCommand returns this command for a task on any node that shares the file system.
 func (s *scale) taskCommand() (string, error) {
 	program, err := os.Executable()
 	if err != nil {
@@ -168,7 +178,7 @@ func (s *scale) taskCommand() (string, error) {
 	return "env --chdir=" + shell([]string{work}) + " " + shell(args), nil
 }
 
-// jobName is a name as batch scripts take it.
+// jobName replaces characters that batch scripts refuse.
 func jobName(name string) string {
 	return strings.Map(func(r rune) rune {
 		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '-' || r == '_' || r == '.' {

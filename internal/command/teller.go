@@ -16,16 +16,16 @@ import (
 )
 
 const (
-	// tellEvery is the time between two writings of a node's status, and tellNode what each node adds, so that
-	// many of them do not wear out the file system that they share.
+	// tellEvery is the time between two writings of a node's status. Each node adds tellNode, so that many nodes do
+	// not wear out their shared file system.
 	tellEvery = time.Second
 	tellNode  = 25 * time.Millisecond
-	// tellEnd is how long the last writing is waited for: a file system that hangs must not keep a run from ending.
+	// tellEnd bounds the wait for the last writing: a file system that hangs must not keep a run from ending.
 	tellEnd = 2 * time.Second
 )
 
-// teller writes what this node is at into the run directory, for cprun top. It writes on a goroutine of its own, so
-// that a slow file system holds up nobody. What cannot be written is left out: it changes nothing about the run.
+// A teller writes the node's status into the run directory, for cprun top. Its goroutine keeps a slow file system
+// from delaying the run. It ignores errors: they change nothing about the run.
 type teller struct {
 	every      time.Duration
 	wake       chan struct{} // there is something new to tell; room for one
@@ -36,16 +36,18 @@ type teller struct {
 	logs *os.Root    // guarded by mu; nil before the first start
 }
 
-// tell has a job told of, on so many nodes at most. where is asked at each start of the workers, for the run's id and the
-// directory of its logs, which stays the caller's.
+// tell starts a teller for a job on at most nodes nodes. It asks where at each start of the workers for the run's id
+// and the directory of its logs, which stays the caller's.
 func tell(job *launch.Job, nodes int, where func() (runID string, logs *os.Root)) *teller {
-	t := &teller{every: max(tellEvery, time.Duration(nodes)*tellNode), wake: make(chan struct{}, 1), quit: make(chan struct{}), done: make(chan struct{})}
+	t := &teller{every: max(tellEvery, time.Duration(nodes)*tellNode), wake: make(chan struct{}, 1),
+		quit: make(chan struct{}), done: make(chan struct{})}
 	host, err := os.Hostname()
 	if err != nil {
 		host = "localhost"
 	}
 	t.node = status.Node{
-		Version: status.Version, Host: cmp.Or(job.Node, host), PID: os.Getpid(), Begun: time.Now(), Every: t.every.Seconds(), State: status.Running, Ranks: job.NProc,
+		Version: status.Version, Host: cmp.Or(job.Node, host), PID: os.Getpid(), Begun: time.Now(),
+		Every: t.every.Seconds(), State: status.Running, Ranks: job.NProc,
 	}
 	job.Watch, job.OnStanding = t.every, t.standing
 	before := job.OnStart
@@ -73,7 +75,7 @@ func (t *teller) start(s *launch.Start, where func() (string, *os.Root)) {
 	t.news()
 }
 
-// news has the file written soon.
+// news wakes the writer.
 func (t *teller) news() {
 	select {
 	case t.wake <- struct{}{}:
@@ -81,7 +83,7 @@ func (t *teller) news() {
 	}
 }
 
-// standing notes what the workers are at.
+// standing records the state of the workers.
 func (t *teller) standing(all []standing.Standing) {
 	rows := make([]status.Row, len(all))
 	for i := range all {
@@ -124,7 +126,7 @@ func (t *teller) write() {
 	_ = status.Write(logs, &n)
 }
 
-// end tells how the run has ended here. A nil teller tells nothing.
+// end writes the end of the run here. A nil teller does nothing.
 func (t *teller) end(res launch.Result) {
 	if t == nil {
 		return
@@ -145,7 +147,7 @@ func (t *teller) end(res launch.Result) {
 	}
 }
 
-// resident is the host memory of a process, in bytes; 0: not known.
+// resident returns the host memory of a process, in bytes; 0: not known.
 func resident(pid int) int64 {
 	if pid == 0 {
 		return 0

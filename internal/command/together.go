@@ -52,7 +52,9 @@ type together struct {
 }
 
 // together checks the input as far as one agent can, and gets the job's key.
-func (o *TrainOptions) together(ctx context.Context, path string, at *place.Place, out *progress.Printer) (*together, error) {
+func (o *TrainOptions) together(
+	ctx context.Context, path string, at *place.Place, out *progress.Printer,
+) (*together, error) {
 	workers, device, err := o.resolve()
 	if err != nil {
 		return nil, err
@@ -100,8 +102,10 @@ func (t *together) train(signals *launch.Signals) (int, error) {
 		return 0, err
 	}
 	spec := launch.Job{
-		NProc: t.workers, Device: t.firstDevice, Interface: interfaceOf(t.addr), Argv: []string{"worker", string(job.RoleTrain)},
-		Stderr: t.out, Show: t.show(), OnEvent: t.track.event, Node: t.at.Node, Cohort: cohort, OnStart: t.open, Patient: t.at.SlurmJob != "", Signals: signals,
+		NProc: t.workers, Device: t.firstDevice, Interface: interfaceOf(t.addr),
+		Argv:   []string{"worker", string(job.RoleTrain)},
+		Stderr: t.out, Show: t.show(), OnEvent: t.track.event, Node: t.at.Node, Cohort: cohort, OnStart: t.open,
+		Patient: t.at.SlurmJob != "", Signals: signals,
 	}
 	live := tell(&spec, t.at.MaxAgents, func() (string, *os.Root) {
 		if t.leads {
@@ -129,14 +133,15 @@ func (t *together) train(signals *launch.Signals) (int, error) {
 // exitInput ends all nodes if one of them finds wrong input.
 const exitInput = 2
 
-// firstDevice returns the number of this agent's first GPU among the visible GPUs: if the agents of a node see all of its
-// GPUs, each takes its own.
+// firstDevice returns the number of this agent's first GPU among the visible GPUs: if the agents of a node see all of
+// its GPUs, each takes its own.
 func firstDevice(at *place.Place, workers, gpus int) (int, error) {
 	if gpus <= workers || at.LocalAgents < 2 {
 		return 0, nil // it sees its own alone, or all are its own, or none is used
 	}
 	if gpus < workers*at.LocalAgents {
-		return 0, inputf("%d tasks on this node see %d GPUs, and %d are needed: ask for more, as with srun --gpus-per-task %d", at.LocalAgents, gpus, workers*at.LocalAgents, workers)
+		return 0, inputf("%d tasks on this node see %d GPUs, and %d are needed: ask for more, as with srun "+
+			"--gpus-per-task %d", at.LocalAgents, gpus, workers*at.LocalAgents, workers)
 	}
 	return workers * at.LocalRank, nil
 }
@@ -178,8 +183,8 @@ func (t *together) inputs() (string, error) {
 	return hex.EncodeToString(sum[:]), nil
 }
 
-// hostID returns the same text on all agents of one host, and different texts on different hosts. Hosts that NCCL would tell
-// apart differ here too, since its transfers between them are transfers between hosts.
+// hostID returns the same text on all agents of one host, and different texts on different hosts. Hosts that NCCL would
+// tell apart differ here too, since its transfers between them are transfers between hosts.
 func hostID() (string, error) {
 	boot, err := files.Read("/proc/sys/kernel/random/boot_id", 1<<10)
 	if err != nil {
@@ -279,7 +284,8 @@ func (t *together) shared(task *job.Train) (*os.Root, error) {
 		root, err := files.OpenDir(task.RunDir)
 		if err == nil {
 			var text []byte
-			if text, err = files.ReadIn(root, "config.yaml", config.MaxFile); err == nil && string(text) == task.Config {
+			if text, err = files.ReadIn(root, "config.yaml", config.MaxFile); err == nil &&
+				string(text) == task.Config {
 				return root, nil
 			}
 			if err == nil {

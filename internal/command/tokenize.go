@@ -47,7 +47,8 @@ func Tokenize(ctx context.Context, globs []string, o TokenizeOptions) (int, erro
 		return 0, inputf("--to: %w", err)
 	}
 	defer pair.Remove()
-	meter := progress.NewMeter(o.Stderr, progress.Options{Quiet: o.Quiet, Terminal: launch.Terminal(o.Stderr)}, "tokenize", size)
+	meter := progress.NewMeter(o.Stderr, progress.Options{Quiet: o.Quiet, Terminal: launch.Terminal(o.Stderr)},
+		"tokenize", size)
 	defer meter.Close()
 	e.Read, e.Ignored = meter.Add, &data.Keys{}
 	start := time.Now()
@@ -77,7 +78,8 @@ func (o *TokenizeOptions) write(ctx context.Context, e *data.Encoding, paths []s
 	var failed error // to write
 	err := e.Each(ctx, paths, func(file int, d data.Document) error {
 		if d.Labels != nil {
-			return fmt.Errorf("data file %s: it has labels, which token files have no place for; train on the .jsonl itself", paths[file])
+			return fmt.Errorf("data file %s: it has labels, which token files have no place for; train on the .jsonl "+
+				"itself", paths[file])
 		}
 		failed = pair.Add(d.IDs)
 		return failed
@@ -141,7 +143,8 @@ func (o *TokenizeOptions) encoding() (e *data.Encoding, vocab int, err error) {
 	t, err := data.LoadTokenizer(path)
 	if err != nil {
 		if errors.Is(err, os.ErrNotExist) {
-			err = errors.New("it is not there; transformers writes one (AutoTokenizer.from_pretrained(dir).save_pretrained(dir))")
+			err = errors.New("it is not there; transformers writes one " +
+				"(AutoTokenizer.from_pretrained(dir).save_pretrained(dir))")
 		}
 		return nil, 0, inputf("--tokenizer: %s: %w", path, err)
 	}
@@ -150,7 +153,8 @@ func (o *TokenizeOptions) encoding() (e *data.Encoding, vocab int, err error) {
 		return e, e.Vocab, nil
 	}
 	if e.EOS, err = hf.EOS(dir); err == nil && e.EOS < 0 {
-		err = fmt.Errorf("neither config.json, generation_config.json nor tokenizer_config.json in %s names an EOS", dir)
+		err = fmt.Errorf("neither config.json, generation_config.json nor tokenizer_config.json in %s names an EOS",
+			dir)
 	}
 	if err == nil && e.EOS >= e.Vocab {
 		err = fmt.Errorf("the model's EOS is %d, and the tokenizer has %d tokens", e.EOS, e.Vocab)

@@ -30,7 +30,7 @@ func orNull(text string) string {
 	return text
 }
 
-// texts is the values of all keys, as YAML has them. A key without a value is absent.
+// texts returns the values of all keys, as YAML has them. A key without a value is absent.
 func (c *Config) texts() map[string]string {
 	out := map[string]string{}
 	c.visit(func(path string, value any) {

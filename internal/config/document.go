@@ -13,12 +13,12 @@ import (
 // Document is a YAML file beside train.yaml that is read as strictly: no aliases, anchors, tags or second
 // documents, every fault with its line.
 type Document struct {
-	Root *yaml.Node // its mapping; nil where it has none, which is a fault
+	Root *yaml.Node // its mapping; nil without one, which is a fault
 	src  *source
 	name string
 }
 
-// ReadDocument reads the text of a file. least is what an empty file lacks, want what belongs into it, for
+// ReadDocument reads the text of a file. least describes the contents that an empty file lacks, want those of any, for
 // errors.
 func ReadDocument(name string, text []byte, least, want string) *Document {
 	src := newSource(newFaults(&positions{file: name, keys: map[string]position{}}))
@@ -48,7 +48,7 @@ func (d *Document) Add(list Errors) {
 	}
 }
 
-// Place returns the faults of a config that was loaded with flags out of this file: those of a flag have
+// Place returns the faults of a config that was loaded with flags out of this file: faults of a flag have
 // the line that the flag came from.
 func (d *Document) Place(err error, lineOf func(key string) int) Errors {
 	var list Errors
@@ -72,16 +72,16 @@ func (d *Document) Place(err error, lineOf func(key string) int) Errors {
 // Err returns the faults in order of their lines, as Errors, or nil.
 func (d *Document) Err() error { return d.src.err() }
 
-// Describe returns what a value is, in words, for a reader who wrote something else than was wanted.
+// Describe names the type and text of a value, for the writer of a wrong one.
 func Describe(n *yaml.Node) string { return describe(n) }
 
 // IsNull reports whether a value is none.
 func IsNull(n *yaml.Node) bool { return isNull(n) }
 
-// IsSection reports whether a path is that of a section of train.yaml.
+// IsSection reports whether a path names a section of train.yaml.
 func IsSection(path string) bool { return isSection[path] }
 
-// UnknownKey returns what to say of a path that train.yaml does not have, with the nearest that it has;
+// UnknownKey returns the message for a path that train.yaml does not have, with the nearest that it has;
 // "" for one that it has.
 func UnknownKey(path string) string {
 	if keyAt[path] != nil {
@@ -96,7 +96,7 @@ func UnknownKey(path string) string {
 }
 
 // ReadValue reads a value of one key of train.yaml, as JSON has it, and as --set takes it. The error says
-// what was found and what is wanted.
+// names the value found and the one wanted.
 func ReadValue(path string, n *yaml.Node) (value any, flag string, err error) {
 	k := keyAt[path]
 	if k == nil {
@@ -117,7 +117,7 @@ func ReadValue(path string, n *yaml.Node) (value any, flag string, err error) {
 	return value, path + "=" + text, err
 }
 
-// flow is a value on one line, as valueNode makes it.
+// flow returns a value on one line, as valueNode makes it.
 func flow(n *yaml.Node) (string, error) {
 	text, err := yaml.Marshal(n)
 	return strings.TrimSpace(string(text)), err

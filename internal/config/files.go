@@ -107,7 +107,7 @@ func (k *key) file(n *yaml.Node, f *File) (err error) {
 // maxWeight keeps shares within what a float64 tells apart.
 const maxWeight = 1e9
 
-// value is the entries as JSON has them.
+// value returns the entries as JSON has them.
 func (f Files) value() any {
 	if len(f) == 1 && f[0].Weight == 0 {
 		return f[0].Path

@@ -63,7 +63,7 @@ func optional[T any](name string, read func(*key, *yaml.Node) (T, error), check 
 	}, func(p *T) any { return *p })
 }
 
-// same is the value of a type that JSON has.
+// same returns the value of a type that JSON has.
 func same[T any](v T) any { return v }
 
 func init() {

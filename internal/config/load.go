@@ -160,7 +160,8 @@ func (l *loader) decodeFrom() {
 		return
 	}
 	if tried != "" {
-		l.add(k.path, "no directory %s; nothing is downloaded: fetch the model first, or take the key out for random weights", tried)
+		l.add(k.path, "no directory %s; nothing is downloaded: fetch the model first, or take the key out for random weights",
+			tried)
 		return
 	}
 	shape, err := l.disk.readConfig(dir)
@@ -269,16 +270,21 @@ func (l *loader) derive() {
 	if m.NumKeyValueHeads == 0 && l.ok("model.num_attention_heads", "model.num_key_value_heads") {
 		m.NumKeyValueHeads = m.NumAttentionHeads
 	}
-	if m.HeadDim == 0 && m.NumAttentionHeads > 0 && m.HiddenSize > 0 && l.ok("model.head_dim", "model.hidden_size", "model.num_attention_heads") {
+	if m.HeadDim == 0 && m.NumAttentionHeads > 0 && m.HiddenSize > 0 && l.ok("model.head_dim", "model.hidden_size",
+		"model.num_attention_heads") {
 		if m.HiddenSize%m.NumAttentionHeads == 0 {
 			m.HeadDim = m.HiddenSize / m.NumAttentionHeads
 		} else {
-			l.add("model.num_attention_heads", "%d heads do not divide hidden_size %d; set head_dim, or take another number of heads", m.NumAttentionHeads, m.HiddenSize)
+			l.add("model.num_attention_heads",
+				"%d heads do not divide hidden_size %d; set head_dim, or take another number of heads",
+				m.NumAttentionHeads, m.HiddenSize)
 		}
 	}
-	if r := m.RopeScaling; r != nil && r.Type == "yarn" && r.OriginalMax == 0 && l.ok(ropeSection+".original_max_position_embeddings") {
+	if r := m.RopeScaling; r != nil && r.Type == "yarn" && r.OriginalMax == 0 &&
+		l.ok(ropeSection+".original_max_position_embeddings") {
 		if r.OriginalMax = m.MaxPositionEmbedding; r.OriginalMax == 0 {
-			l.add(ropeSection+".original_max_position_embeddings", "missing; rope_type yarn needs it where max_position_embeddings is not given")
+			l.add(ropeSection+".original_max_position_embeddings",
+				"missing; rope_type yarn needs it where max_position_embeddings is not given")
 		}
 	}
 	if s := &l.cfg.LRSchedule; s.MinLR < 0 && l.ok("optimizer.lr", "lr_schedule.min_lr") {
@@ -299,7 +305,8 @@ func (l *loader) bounds() {
 		if skip || !l.ok(k.path) {
 			continue
 		}
-		if derived := k.path == "model.head_dim" && l.values[k.path] == nil; derived && !l.ok("model.hidden_size", "model.num_attention_heads") {
+		if derived := k.path == "model.head_dim" && l.values[k.path] == nil; derived &&
+			!l.ok("model.hidden_size", "model.num_attention_heads") {
 			continue
 		}
 		if field := k.at(l.cfg); k.isUnset(field) {

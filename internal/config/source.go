@@ -15,14 +15,15 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// maxFile bounds the text of a config: the tree of the parser takes a hundred times as much memory.
+// maxFile bounds a train.yaml. It is little enough for a parser whose
+// tree takes a hundred times the text.
 const maxFile = MaxFile
 
 // MaxFile is the longest config that is read, in bytes.
 const MaxFile = 1 << 20
 
-// A source holds the values by path before they are decoded. Later passes (flags) replace values of earlier ones (the
-// file).
+// A source holds the given values by path, before they are decoded. Later
+// passes (flags) replace values of earlier ones (the file).
 type source struct {
 	*faults
 	values map[string]*yaml.Node
@@ -38,7 +39,7 @@ func newSource(f *faults) *source {
 	return &source{faults: f, values: map[string]*yaml.Node{}, passOf: map[string]int{}, former: newFaults(f.where)}
 }
 
-// leastConfig names the least content of a file, for the error of an empty one.
+// leastConfig describes the contents that an empty file lacks.
 const leastConfig = "the least config names data.path and the model, see docs/config.md"
 
 // readFile takes in the text of a file.
@@ -49,8 +50,8 @@ func (s *source) readFile(name string, text []byte) {
 	}
 }
 
-// parse returns the one mapping of a file, or nil with faults. least names the content that an empty file lacks, want
-// the content of the mapping.
+// parse returns the one mapping of a file; nil, with the faults, if it has none. least describes
+// the contents that an empty file lacks, want those of the mapping.
 func (s *source) parse(name string, text []byte, least, want string) *yaml.Node {
 	s.inFile = func(n *yaml.Node) position { return position{name, max(n.Line, 1)} }
 	first := position{name, 1}
@@ -127,7 +128,7 @@ func (s *source) notYAML(name string, text []byte, err error) {
 	s.addAt(at, "", "not YAML: %s%s", short(msg), hint)
 }
 
-// unreadable returns the offset of the first byte that is no letter of a text in UTF-8.
+// unreadable returns the place of the first byte that is no letter of a text in UTF-8.
 func unreadable(text []byte) int {
 	for i := 0; i < len(text); {
 		r, n := utf8.DecodeRune(text[i:])
@@ -139,12 +140,13 @@ func unreadable(text []byte) int {
 	return 0
 }
 
-// vet refuses YAML that a reader of a config does not expect: aliases, which let a small file expand to a huge one,
-// and tags, which change the meaning of a word.
+// vet refuses features that a config does not need and a reader does not expect: aliases, which can
+// make a small file huge, and tags, which change the meaning of a word.
 func (s *source) vet(n *yaml.Node) {
 	switch {
 	case n.Kind == yaml.AliasNode:
-		s.addAt(s.inFile(n), "", `the alias *%s: aliases are not read; write the value out, or put it in quotes if it begins with *`, short(n.Value))
+		s.addAt(s.inFile(n), "", "the alias *%s: aliases are not read; write the value out, "+
+			"or put it in quotes if it begins with *", short(n.Value))
 	case n.Anchor != "":
 		s.addAt(s.inFile(n), "", "the anchor &%s: anchors are not read; take it out", short(n.Anchor))
 	case n.Style&yaml.TaggedStyle != 0:
@@ -194,7 +196,7 @@ func (s *source) assign(path, section, name string, value *yaml.Node, at positio
 		return
 	}
 	if keyAt[path] == nil && !isSection[path] {
-		if len(s.list) > maxFaults { // it is counted; guessing the key of each takes long
+		if len(s.list) > maxFaults { // counted only: the search for the meant key takes long
 			s.addAt(at, section, "unknown")
 			return
 		}
@@ -239,8 +241,9 @@ func (s *source) assign(path, section, name string, value *yaml.Node, at positio
 	}
 }
 
-// excuse excludes keys from later rules if an unknown name, of a key or a section, probably meant them and they are not
-// given: reporting them as missing would repeat the same mistake.
+// excuse leaves keys that were meant by an unknown name, or are in a section that was, out of
+// later rules if they are absent: the message that they are missing would be the same mistake told
+// twice.
 func (s *source) excuse() {
 	for i := range keys {
 		path := keys[i].path
@@ -280,7 +283,7 @@ func (s *source) readFlag(arg string) {
 	}
 	s.pass++
 	s.inFile = func(*yaml.Node) position { return at }
-	delete(s.bad, path) // the value of the file no longer counts
+	delete(s.bad, path) // the fault of the file no longer counts
 	s.vet(value)
 	s.assign(path, section, name, value, at)
 }
@@ -302,7 +305,7 @@ func flagValue(path, text string) (*yaml.Node, error) {
 	return parseValue(text)
 }
 
-// textNode returns a text as if in quotes.
+// textNode returns a text as if it stood in quotes.
 func textNode(text string) *yaml.Node {
 	return &yaml.Node{Kind: yaml.ScalarNode, Style: yaml.DoubleQuotedStyle, Tag: "!!str", Value: text}
 }

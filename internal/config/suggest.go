@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// distance is the number of letters to insert, delete, replace or swap with their neighbour
+// distance returns the number of letters to insert, delete, replace or swap with their neighbour
 // to make b of a (optimal string alignment).
 func distance(a, b string) int {
 	before, last, row := []int(nil), make([]int, len(b)+1), make([]int, len(b)+1)
@@ -34,7 +34,8 @@ func distance(a, b string) int {
 // Nearest returns the choice that a mistyped word was probably meant to be, or "".
 func Nearest(word string, choices []string) string { return nearest(word, choices) }
 
-// nearest returns the choice closest to a word, or "" if none is close: a third of the letters may be wrong, or one of a
+// nearest returns the choice closest to a word, or "" if none is close: a third of the letters may be wrong, or one of
+// a
 // short word, but not all; or the word may be a longer form of the choice (LlamaForCausalLM).
 func nearest(word string, choices []string) string {
 	if word == "" || len(word) > 64 {
@@ -58,7 +59,7 @@ func nearest(word string, choices []string) string {
 	return best
 }
 
-// unknownKey is what to say of a key that the table does not have, and the keys that were
+// unknownKey returns what to say of a key that the table does not have, and the keys that were
 // probably meant.
 func unknownKey(section, name string) (msg string, meant []string) {
 	if keyAt[name] != nil && strings.Contains(name, ".") {
@@ -85,7 +86,7 @@ func unknownKey(section, name string) (msg string, meant []string) {
 	return "unknown section; the sections are " + strings.Join(childrenOf[""], ", "), nil
 }
 
-// guesses are the keys that a name may have been meant for: a neighbour in its section, the
+// guesses returns the keys that a name may have been meant for: a neighbour in its section, the
 // same name in a section of nearly the same name or in any, a similar name anywhere.
 func guesses(section, name string) []string {
 	if s := nearest(name, childrenOf[section]); s != "" {
@@ -106,7 +107,7 @@ func guesses(section, name string) []string {
 	return keysNamed[nearest(name, slices.Sorted(maps.Keys(keysNamed)))]
 }
 
-// mentioned are the keys that a sentence names.
+// mentioned returns the keys that a sentence names.
 func mentioned(sentence string) []string {
 	var paths []string
 	for _, word := range strings.Fields(sentence) {

@@ -248,7 +248,8 @@ func mustFloat(s string) float64 {
 }
 
 func isPlain(n *yaml.Node) bool {
-	return n.Kind == yaml.ScalarNode && n.Style&(yaml.SingleQuotedStyle|yaml.DoubleQuotedStyle|yaml.LiteralStyle|yaml.FoldedStyle) == 0
+	return n.Kind == yaml.ScalarNode &&
+		n.Style&(yaml.SingleQuotedStyle|yaml.DoubleQuotedStyle|yaml.LiteralStyle|yaml.FoldedStyle) == 0
 }
 
 // isWord reports whether a scalar is text with quotes and without them, as 128K is: YAML holds

@@ -96,7 +96,7 @@ func (k *key) value(c *Config) any {
 	return k.kind(field).value(field)
 }
 
-// valueNode is a value in YAML.
+// valueNode returns a value in YAML.
 func valueNode(value any) *yaml.Node {
 	switch v := value.(type) {
 	case int64:

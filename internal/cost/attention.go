@@ -9,15 +9,15 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// kernel is what calls of attention take.
+// A kernel holds the rates of the calls of one kernel of attention.
 type kernel struct {
 	full    grid    // rate of full tiles, over rows of all heads, keys, dim
 	floor   float64 // seconds of the quickest call
 	further grid    // of a block that is not the first, to the first
-	causal  grid    // rate of masked tiles to that of full ones, over the keys that a query sees, dim
+	causal  grid    // rate of masked tiles over the rate of full ones, over the keys that a query sees, dim
 	band    grid
-	many    grid    // rate of tiles in a call of many to what the grids above say of them, over keys, dim
-	most    float64 // the rate of work that is kept up, of a GPU: no full tile of a step is faster
+	many    grid    // rate of tiles in a call of many over the rate by the grids above, over keys, dim
+	most    float64 // of a warm GPU: no full tile of a step is faster
 }
 
 type attentionKey struct {
@@ -25,7 +25,7 @@ type attentionKey struct {
 	backward, deterministic bool
 }
 
-// kernelOf is that of a key of full tiles.
+// kernelOf returns the kernel of a key of full tiles, a new one if there is none.
 func (m *Model) kernelOf(k attentionKey) *kernel {
 	x := m.kernels[k]
 	if x == nil {
@@ -35,7 +35,7 @@ func (m *Model) kernelOf(k attentionKey) *kernel {
 	return x
 }
 
-// indexAttention makes the grids of attention: of full tiles first, which the others are compared with.
+// indexAttention makes the grids of attention, those of full tiles first, since the others are relative to them.
 func (m *Model) indexAttention() {
 	for _, a := range m.set.Attention {
 		if a.Mask != Full {
@@ -60,7 +60,8 @@ func (m *Model) indexAttention() {
 		if x := m.kernels[k]; x != nil && (a.Mask == Causal || a.Mask == Band) {
 			rate, _ := x.full.look(a.spot())
 			pairs := float64(Tile(a.Mask, a.Queries, a.Keys).Pairs())
-			x.masked(a.Mask).add(maskSpot(pairs/float64(a.Queries), float64(a.Dim)), math.Log(attentionFLOPs(pairs, a.Heads, a.Dim, a.Dim)/a.Seconds)-rate)
+			own := math.Log(attentionFLOPs(pairs, a.Heads, a.Dim, a.Dim) / a.Seconds)
+			x.masked(a.Mask).add(maskSpot(pairs/float64(a.Queries), float64(a.Dim)), own-rate)
 		}
 	}
 	for _, x := range m.kernels {
@@ -70,10 +71,10 @@ func (m *Model) indexAttention() {
 	m.indexDocuments()
 }
 
-// manyTiles is from how many tiles on a call is taken to be one of documents.
+// manyTiles is the least number of tiles in a call of packed documents.
 const manyTiles = 4
 
-// indexDocuments makes the grids of calls with many tiles: what tiles cost that are next to each other, beside what one costs alone.
+// indexDocuments makes the grids of calls with many tiles: the cost of adjacent tiles, relative to tiles alone.
 func (m *Model) indexDocuments() {
 	for _, a := range m.set.Attention {
 		k := a.key()
@@ -93,25 +94,26 @@ func (a *Attention) Laid() []partition.Tile {
 	list := make([]partition.Tile, 0, max(a.Tiles, 1))
 	for i := range max(a.Tiles, 1) {
 		t := Tile(a.Mask, a.Queries, a.Keys)
-		t.Q, t.K = partition.Range{Lo: i * a.Queries, Hi: (i + 1) * a.Queries}, partition.Range{Lo: i * a.Keys, Hi: (i + 1) * a.Keys}
+		t.Q = partition.Range{Lo: i * a.Queries, Hi: (i + 1) * a.Queries}
+		t.K = partition.Range{Lo: i * a.Keys, Hi: (i + 1) * a.Keys}
 		list = append(list, t)
 	}
 	return list
 }
 
-// spot is where a measured call stands in the grids of its kernel.
+// spot returns the place of a measured call in the grids of its kernel.
 func (a *Attention) spot() spot {
 	return tileSpot(float64(a.Queries*a.Heads), float64(a.Keys), float64(a.Dim))
 }
 
-// tileSpot is where a tile of so many rows of all heads and so many keys stands.
+// tileSpot returns the place of a tile with that many rows, of all heads, and keys.
 func tileSpot(rows, keys, dim float64) spot {
 	s := at(rows, keys)
 	s[2] = perDim(dim)
 	return s
 }
 
-// maskSpot is where a tile stands of which a query sees so many keys on average. What is computed in vain lies along the
+// maskSpot returns the place of a masked tile by the mean number of keys that a query sees. Wasted work lies along the
 // edges of a mask, as much for each query, however many keys it sees.
 func maskSpot(seen, dim float64) spot {
 	s := at(seen)
@@ -119,12 +121,12 @@ func maskSpot(seen, dim float64) spot {
 	return s
 }
 
-// perDim is the coordinate of a head dim. A pair takes its softmax, whatever the dim, and its products by the dim, so that
-// the rate is more nearly linear in the inverse of the dim than in its logarithm.
+// perDim returns the coordinate of a head dim. A pair takes its softmax, whatever the dim, and its products by the dim,
+// so that the rate is more nearly linear in the inverse of the dim than in its logarithm.
 func perDim(dim float64) float64 { return -64 / max(dim, 1) }
 
-// less is what a mask, or company, takes off a rate. Beyond the most keys that were measured it is as much for each query, so that it
-// fades.
+// less returns the loss of a rate by a mask, or by adjacent tiles. Beyond the largest measured number of keys the loss
+// is constant for each query, so that its share fades.
 func (g *grid) less(s spot) float64 {
 	rate, ok := g.look(s)
 	if !ok {
@@ -136,7 +138,7 @@ func (g *grid) less(s spot) float64 {
 	return rate
 }
 
-// masked is the grid of a mask.
+// masked returns the grid of a mask.
 func (x *kernel) masked(mask string) *grid {
 	if mask == Causal {
 		return &x.causal
@@ -156,26 +158,29 @@ func Tile(mask string, queries, keys int) partition.Tile {
 	return t
 }
 
-// attentionFLOPs are those of a forward pass. The backward pass has 2.5 times as many, which its rate, measured
-// likewise, has in it.
+// attentionFLOPs counts the operations of a forward pass. The backward pass has 2.5 times as many. Its rate, measured
+// likewise, includes them.
 func attentionFLOPs(pairs float64, heads, dim, dimV int) float64 {
 	return 2 * pairs * float64(heads) * float64(dim+dimV)
 }
 
-// kernel finds the grids of a call. What a table lacks is taken from what is most like it: the other determinism,
+// kernel finds the grids of a call. If the table lacks it, the most similar one replaces it: the other determinism,
 // another type of the same size, another backend.
 func (m *Model) kernel(c *planner.Call) *kernel {
-	k := attentionKey{c.Backend, Name(c.DType), Full, c.Backward, c.Deterministic}
-	if x := m.kernels[k]; x != nil {
+	want := attentionKey{c.Backend, Name(c.DType), Full, c.Backward, c.Deterministic}
+	if x := m.kernels[want]; x != nil {
 		return x
 	}
-	best := -1
+	best, k := -1, want
 	for _, a := range m.set.Attention {
 		if a.Mask != Full || a.Backward != c.Backward {
 			continue
 		}
 		score := 0
-		for i, same := range []bool{a.Deterministic == c.Deterministic, a.DType == Name(c.DType), a.Backend == c.Backend, wide(a.DType) == wide(Name(c.DType))} {
+		for i, same := range []bool{
+			a.Deterministic == want.deterministic, a.DType == want.dtype, a.Backend == want.backend,
+			wide(a.DType) == wide(want.dtype),
+		} {
 			if same {
 				score += 1 << i
 			}
@@ -192,7 +197,9 @@ func wide(dtype string) bool { return dtype == "fp32" || dtype == "fp64" }
 
 // Has reports whether the table measured that backend in that type.
 func (m *Model) Has(backend string, t tensor.DType) bool {
-	return slices.ContainsFunc(m.set.Attention, func(a Attention) bool { return a.Backend == backend && a.DType == Name(t) })
+	return slices.ContainsFunc(m.set.Attention, func(a Attention) bool {
+		return a.Backend == backend && a.DType == Name(t)
+	})
 }
 
 // Call implements planner.Costs. The tiles of a call run side by side, so each has the rate of as many rows as all
@@ -213,7 +220,8 @@ func (m *Model) Call(c planner.Call) float64 {
 	return total * m.slow / m.flops
 }
 
-// seconds is what the first block of a pass takes with tiles side by side, and where the one with most pairs stands.
+// seconds returns the time of the first block of a pass with tiles side by side, and the place of the tile with most
+// pairs.
 func (x *kernel) seconds(tiles []partition.Tile, heads, dimK, dimV int) (total float64, widest spot) {
 	dim, rows, most := float64(dimK+dimV)/2, 0, 0
 	for i := range tiles {
@@ -239,7 +247,7 @@ func (x *kernel) seconds(tiles []partition.Tile, heads, dimK, dimV int) (total f
 	return total, widest
 }
 
-// maskOf is the mask of a table that a tile is most like: one that is cut on one side, or on both.
+// maskOf returns the mask of a table most like a tile: Causal if it is cut on one side, Band if on both.
 func maskOf(t *partition.Tile, pairs, area float64) string {
 	switch {
 	case pairs == area:

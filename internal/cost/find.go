@@ -36,7 +36,7 @@ func Shipped() ([]*Table, error) {
 	return all, nil
 }
 
-// Dir returns the directory of the user's own tables, those that a version of cprun measured.
+// Dir returns the directory of the user's own tables, as measured by one version of cprun.
 func Dir(program string) (string, error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
@@ -45,7 +45,7 @@ func Dir(program string) (string, error) {
 	return filepath.Join(cache, "cprun", "cost", clean(program)), nil
 }
 
-// Path returns where the table of a machine is kept.
+// Path returns the file of the table of a machine.
 func Path(program string, m Machine) (string, error) {
 	dir, err := Dir(program)
 	if err != nil {
@@ -76,7 +76,7 @@ func clean(s string) string {
 	return strings.TrimLeft(s[:min(len(s), 100)], ".")
 }
 
-// Own returns the table that the user has measured on a machine with a version of cprun; nil where there is none. The
+// Own returns the table that the user has measured on a machine with a version of cprun; nil: there is none. The
 // table of as many GPUs is best; one of one GPU will do if it knows of links.
 func Own(program string, m Machine) (*Table, error) {
 	path, err := Path(program, m)

@@ -5,13 +5,13 @@ import (
 	"slices"
 )
 
-// axes is the most sizes that a time depends on.
+// axes limits the sizes that a time depends on.
 const axes = 3
 
-// spot is a point of a grid: the logarithms of its sizes.
+// A spot is a point of a grid: the logarithms of its sizes.
 type spot [axes]float64
 
-// at is the spot of some sizes.
+// at returns the spot of some sizes.
 func at(sizes ...float64) (s spot) {
 	for i, x := range sizes {
 		s[i] = math.Log2(max(x, 1))
@@ -19,24 +19,14 @@ func at(sizes ...float64) (s spot) {
 	return s
 }
 
-// grid is the logarithm of a rate, or of a ratio, over the logarithms of sizes. Between the points it is linear in each
-// size; beyond them it is that of the border. Points may lack: the others of a cell then stand for them.
+// A grid holds the logarithm of a rate, or of a ratio, over the logarithms of sizes. Between its points it is linear in
+// each size. Beyond them it has the value of the border. If corners of a cell have no value, the others replace them.
 type grid struct {
-	axis   [axes][]float64 // ascending
-	stride [axes]int       // places from a point to the next of an axis
-	dense  []float64       // by place, NaN where there is none; nil where places are too many
-	value  map[int]float64 // by place, where dense is nil: a file may have axes whose combinations no memory holds
-	spots  map[spot]float64
-	list   []point // the same
+	axis  [axes][]float64 // ascending
+	spots map[spot]float64
 }
 
-type point struct {
-	spot
-	value float64
-}
-
-// add sets the value at a spot; of several the mean is wrong less often than the last, yet one is kept, the smallest:
-// noise only slows.
+// add sets the value at a spot. Of several values it keeps the highest rate, since noise only slows.
 func (g *grid) add(s spot, value float64) {
 	if g.spots == nil {
 		g.spots = map[spot]float64{}
@@ -48,99 +38,41 @@ func (g *grid) add(s spot, value float64) {
 
 // build makes the grid ready.
 func (g *grid) build() {
-	for s := range g.spots {
-		for i, x := range s {
-			if !slices.Contains(g.axis[i], x) {
-				g.axis[i] = append(g.axis[i], x)
-			}
-		}
-	}
-	step := 1
-	for i := axes - 1; i >= 0; i-- {
-		slices.Sort(g.axis[i])
-		g.stride[i] = step
-		step *= len(g.axis[i])
-	}
-	if n, ok := g.places(); ok {
-		g.dense = slices.Repeat([]float64{math.NaN()}, n)
-	} else {
-		g.value = make(map[int]float64, len(g.spots))
-	}
-	for s, v := range g.spots {
-		var n [axes]int
-		for i, x := range s {
-			n[i], _ = slices.BinarySearch(g.axis[i], x)
-		}
-		if g.dense != nil {
-			g.dense[g.place(n)] = v
-		} else {
-			g.value[g.place(n)] = v
-		}
-		g.list = append(g.list, point{s, v})
-	}
-}
-
-// densePlaces is the most places that are kept one by one.
-const densePlaces = 1 << 14
-
-// places is how many there are; false: more than densePlaces.
-func (g *grid) places() (n int, few bool) {
-	n = 1
 	for i := range g.axis {
-		if n *= len(g.axis[i]); n > densePlaces {
-			return 0, false
+		for s := range g.spots {
+			g.axis[i] = append(g.axis[i], s[i])
 		}
+		slices.Sort(g.axis[i])
+		g.axis[i] = slices.Compact(g.axis[i])
 	}
-	return n, true
 }
 
-// at is the value at a place; false where there is none.
-func (g *grid) at(place int) (float64, bool) {
-	if g.dense != nil {
-		v := g.dense[place]
-		return v, !math.IsNaN(v)
-	}
-	v, ok := g.value[place]
-	return v, ok
-}
-
-// place is where the value of a point stands, by its places on the axes.
-func (g *grid) place(n [axes]int) (at int) {
-	for i, step := range g.stride {
-		at += n[i] * step
-	}
-	return at
-}
-
-// look returns the value at a spot; false where there is no point.
+// look returns the value at a spot; false: the grid has no points, or is not built.
 func (g *grid) look(s spot) (float64, bool) {
-	if g == nil || len(g.list) == 0 {
+	if g == nil || len(g.axis[0]) == 0 {
 		return 0, false
 	}
-	var places [1 << axes]int // of the corners of the cell that s is in, from the lowest on
+	var corners [1 << axes]spot // of the cell around s
 	var weights [1 << axes]float64
-	lowest, n := 0, 1
 	weights[0] = 1
-	for i, step := range g.stride {
-		if len(g.axis[i]) == 1 {
-			continue
-		}
-		low, share := between(g.axis[i], s[i])
-		if lowest += low * step; share == 1 {
-			lowest += step
-		}
-		if share == 0 || share == 1 {
-			continue // only one of the neighbours has a part
-		}
+	n := 1
+	for i, axis := range g.axis {
+		low, share := between(axis, s[i])
 		for c := range n {
-			places[n+c], weights[n+c] = places[c]+step, weights[c]*share
+			if corners[c][i] = axis[low]; share == 0 {
+				continue
+			}
+			corners[n+c], weights[n+c] = corners[c], weights[c]*share
+			corners[n+c][i] = axis[low+1]
 			weights[c] *= 1 - share
 		}
-		n *= 2
+		if share > 0 {
+			n *= 2
+		}
 	}
 	sum, weight := 0.0, 0.0
 	for c, w := range weights[:n] {
-		if v, ok := g.at(lowest + places[c]); ok {
+		if v, ok := g.spots[corners[c]]; ok {
 			sum, weight = sum+w*v, weight+w
 		}
 	}
@@ -150,16 +82,9 @@ func (g *grid) look(s spot) (float64, bool) {
 	return g.nearest(s), true
 }
 
-// between finds the interval of an axis that x lies in, and where.
+// between finds the interval of an axis around x, and the place of x in it.
 func between(axis []float64, x float64) (low int, share float64) {
-	i, end := 0, len(axis)
-	for i < end {
-		if m := (i + end) / 2; axis[m] < x {
-			i = m + 1
-		} else {
-			end = m
-		}
-	}
+	i, _ := slices.BinarySearch(axis, x)
 	switch {
 	case i == 0:
 		return 0, 0
@@ -169,17 +94,17 @@ func between(axis []float64, x float64) (low int, share float64) {
 	return i - 1, (x - axis[i-1]) / (axis[i] - axis[i-1])
 }
 
-// nearest is the value of the point that is nearest; of several as near the largest, so that it does not depend on
-// their order.
+// nearest returns the value of the nearest point. Of several as near it returns the largest, so that the result does
+// not depend on their order.
 func (g *grid) nearest(s spot) float64 {
 	best, value := math.Inf(1), math.Inf(-1)
-	for _, p := range g.list {
+	for p, v := range g.spots {
 		d := 0.0
-		for i, x := range p.spot {
+		for i, x := range p {
 			d += (x - s[i]) * (x - s[i])
 		}
-		if d < best || d == best && p.value > value {
-			best, value = d, p.value
+		if d < best || d == best && v > value {
+			best, value = d, v
 		}
 	}
 	return value

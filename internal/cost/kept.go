@@ -2,46 +2,30 @@ package cost
 
 import "math"
 
-// keptUp is the seconds of the shortest call whose figure shows what a GPU does that is kept at work. A figure is of 30
-// calls at most, which then last 0.2 s. Shorter ones end before the card comes to its power limit and to a lower clock: on
-// H200 products of 1.4 ms ran at 800 TFLOP/s, and all those of 6 ms and more at 690. A step is long.
+// keptUp is the shortest call, in seconds, that shows the rate of a GPU at its power limit. A figure comes from at most
+// 30 calls, which then last 0.2 s. Shorter calls end before the card lowers its clock: on H200 products of 1.4 ms ran
+// at 800 TFLOP/s, and all products of 6 ms and more at 690. A step is long.
 const keptUp = 6e-3
 
-// keep finds the rates of work that is kept up. Of attention those are of passes with two blocks, which are measured when the
-// card is warm from those with one.
+// keep finds the highest rate of attention on a warm card: passes with two blocks are measured after passes with one.
 func (m *Model) keep() {
 	for _, a := range m.set.Attention {
 		if both := a.Seconds + a.Further; a.Mask == Full && a.Further > 0 && both >= keptUp {
-			x, rate := m.kernelOf(a.key()), math.Log(2*attentionFLOPs(float64(a.Queries*a.Keys), a.Heads, a.Dim, a.Dim)/both)
-			if math.IsInf(x.most, 1) || rate > x.most {
-				x.most = rate
-			}
-		}
-	}
-	for _, p := range m.set.Products {
-		if p.Seconds >= keptUp {
-			raise(m.keptProducts, productKey{p.Kind, p.DType}, math.Log(Work{Rows: p.Rows, In: p.In, Out: p.Out}.FLOPs()/p.Seconds))
+			flops := 2 * attentionFLOPs(float64(a.Queries*a.Keys), a.Heads, a.Dim, a.Dim)
+			raise(&m.kernelOf(a.key()).most, math.Log(flops/both))
 		}
 	}
 }
 
-// raise keeps the largest rate of a kind of products.
-func raise(m map[productKey]float64, k productKey, rate float64) {
-	if old, ok := m[k]; !ok || rate > old {
-		m[k] = rate
+// raise keeps the largest rate. Before the first there is no limit, +Inf.
+func raise(most *float64, rate float64) {
+	if math.IsInf(*most, 1) || rate > *most {
+		*most = rate
 	}
 }
 
-// atMost is a rate, or that of products which are kept up where this is less.
-func atMost(kept map[productKey]float64, k productKey, rate float64) float64 {
-	if most, ok := kept[k]; ok {
-		return min(rate, most)
-	}
-	return rate
-}
-
-// ratio is how many times as long as the first block of a pass another one takes. Both were measured together after one
-// alone, on a warmer card: what that has added is not of the second block.
+// ratio returns the time of a further block of a pass, over the time of its first. Both were measured together after
+// one alone. The card was warmer then, and that difference is no cost of the second block.
 func (m *Model) ratio(a *Attention) float64 {
 	most := m.kernelOf(a.key()).most
 	if math.IsInf(most, 1) {
@@ -52,7 +36,7 @@ func (m *Model) ratio(a *Attention) float64 {
 	return max(a.Seconds+a.Further-one, kept) / one
 }
 
-// key is what a call's grid is found by.
+// key returns the key of a call's grid.
 func (a *Attention) key() attentionKey {
 	return attentionKey{a.Backend, a.DType, a.Mask, a.Backward, a.Deterministic}
 }

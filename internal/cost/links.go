@@ -7,7 +7,7 @@ import (
 // host of a rank; ranks lie host by host.
 func (m *Model) host(rank int) int { return rank / max(m.job.PerHost, 1) }
 
-// route is a curve of transfers that stands for a pair of ranks.
+// A route is the curve of transfers between two ranks.
 type route struct {
 	*grid
 	ranks       int
@@ -22,7 +22,7 @@ func (m *Model) Exchange(from, to int, bytes int64, messages int) float64 {
 	return m.move(SameHost, m.toSame, bytes, messages)
 }
 
-// move is the time of messages of a rank over a link, in both directions at once; nil: of one that nothing is known of.
+// move returns the time of messages of a rank over a link, in both directions at once; nil: the table has no such link.
 func (m *Model) move(pair string, r *route, bytes int64, messages int) float64 {
 	if bytes <= 0 {
 		return 0
@@ -38,7 +38,7 @@ func (m *Model) move(pair string, r *route, bytes int64, messages int) float64 {
 	more := float64(max(messages, 1)-1) * start // besides the first's, which is in the curve
 	if assumed > 0 {
 		rate := assumed
-		if r != nil && pair == SameHost { // what a link reaches of its peak, by size
+		if r != nil && pair == SameHost { // the share of its peak that a link reaches, by size
 			if reached, ok := r.look(at(float64(bytes))); ok {
 				rate = min(rate, math.Exp(reached)*max(1, assumed/r.peak))
 			}
@@ -55,7 +55,7 @@ func (m *Model) move(pair string, r *route, bytes int64, messages int) float64 {
 	return more + max(start, float64(bytes)/math.Exp(rate))*m.slowLinks
 }
 
-// linkTimes is the logarithm of the job's.
+// linkTimes returns the logarithm of the job's LinkTimes.
 func (m *Model) linkTimes() float64 {
 	if m.job.LinkTimes > 0 {
 		return math.Log(m.job.LinkTimes)
@@ -63,8 +63,8 @@ func (m *Model) linkTimes() float64 {
 	return 0
 }
 
-// link finds the curve of a call, of any number of ranks: of the job's where there is one, else of the most. A table
-// without other hosts has those of one stand for them. nil: there is none.
+// link finds the curve of a call: for the number of ranks of the job, else for the most ranks. In a table without other
+// hosts, the curves of one host replace theirs. nil: there is none.
 func (m *Model) link(pair, call string) *route {
 	for _, p := range []string{pair, SameHost} {
 		best, ok := linkKey{}, false
@@ -110,7 +110,7 @@ func (m *Model) Reduce(call string, ranks int, bytes int64) float64 {
 	return m.ring(OtherHost, call, ranks, int64(share*float64(bytes)))
 }
 
-// ring is a collective from the curve of exchanges. The start-ups of its turns overlap but for those of a tree.
+// ring returns the time of a collective from the curve of exchanges. Only the start-ups of a tree do not overlap.
 func (m *Model) ring(pair, call string, ranks int, bytes int64) float64 {
 	if call == "all_reduce" {
 		bytes *= 2

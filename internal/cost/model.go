@@ -17,31 +17,34 @@ type Job struct {
 	Link, Net float64
 	// LinkTimes is how many times as fast as the table's the links of a host are; 0: as fast.
 	LinkTimes float64
-	// FLOPs is how many times the device computes as fast as that of the table, Memory how many times its memory is as
-	// fast; 0: as fast.
+	// FLOPs and Memory are the speeds of the device and of its memory over those of the table; 0: equal.
 	FLOPs, Memory float64
 }
 
-// Model answers what work takes, from a table, for the ranks of a job. It implements planner.Costs. It is read-only.
+// Model returns the time of work from a table, for the ranks of a job. It implements planner.Costs. It is read-only.
 type Model struct {
 	job  Job
 	slow float64 // on cores that are shared: times the set's
-	// slowLinks is slow of transfers, which may be of another set.
+	// slowLinks replaces slow for transfers, whose figures may come from another set.
 	slowLinks float64
 	flops     float64 // times the table's rate
 	memory    float64
 
 	kernels  map[attentionKey]*kernel // by the key of full tiles
-	products map[productKey]*grid
+	products map[productKey]*product
 	passes   map[productKey]*grid
 	links    map[linkKey]*grid
 	least    map[linkKey]float64
 	// Exchanges with ranks of the same host, and of others; nil: not measured.
 	toSame, toOther *route
-	// Rates of products that are kept up, of a GPU: none of a step is faster.
-	keptProducts map[productKey]float64
-	copies       *grid // of passes: that of copies
-	set          *Set
+	copies          *grid // of passes: that of copies
+	set             *Set
+}
+
+// A product is the rates of one kind of matrix product.
+type product struct {
+	grid
+	most float64 // of a warm GPU: no product of a step is faster
 }
 
 type productKey struct{ op, dtype string }
@@ -53,24 +56,25 @@ type linkKey struct {
 
 var _ planner.Costs = (*Model)(nil)
 
-// netStart is the start-up of a message to another host where none was measured: two of NCCL's for small messages
+// netStart replaces the start-up of a message to another host in a table without one: two of NCCL's for small messages
 // over InfiniBand.
 const netStart = 20e-6
 
 // names of element types in a table.
 var names = map[tensor.DType]string{tensor.F32: "fp32", tensor.F64: "fp64", tensor.BF16: "bf16", tensor.F16: "fp16"}
 
-// Name returns what a table calls an element type; "" for those that are not computed in.
+// Name returns the name of an element type in a table; "" for types without computation.
 func Name(t tensor.DType) string { return names[t] }
 
-// For returns what the table says for the ranks of a job.
+// For returns the model of the table for the ranks of a job.
 func (t *Table) For(job Job) *Model {
 	ranks := min(job.Ranks, max(job.PerHost, 1))
-	s, far := t.set(ranks, func(s *Set) int { return len(s.Attention) }), t.set(ranks, func(s *Set) int { return len(s.Links) })
+	s := t.set(ranks, func(s *Set) int { return len(s.Attention) })
+	far := t.set(ranks, func(s *Set) int { return len(s.Links) })
 	m := &Model{
 		job: job, slow: 1, slowLinks: 1, flops: cmp.Or(job.FLOPs, 1), memory: cmp.Or(job.Memory, 1), set: s,
-		kernels: map[attentionKey]*kernel{}, products: map[productKey]*grid{}, passes: map[productKey]*grid{}, links: map[linkKey]*grid{}, least: map[linkKey]float64{},
-		keptProducts: map[productKey]float64{},
+		kernels: map[attentionKey]*kernel{}, products: map[productKey]*product{}, passes: map[productKey]*grid{},
+		links: map[linkKey]*grid{}, least: map[linkKey]float64{},
 	}
 	if job.Cores > 0 {
 		// Ranks share all cores, however few they are, so that they are as much slower as they are more.
@@ -81,8 +85,19 @@ func (t *Table) For(job Job) *Model {
 	}
 	m.indexAttention()
 	for _, p := range s.Products {
-		w := Work{Rows: p.Rows, In: p.In, Out: p.Out}
-		put(m.products, productKey{p.Kind, p.DType}, at(float64(p.Rows), float64(p.In), float64(p.Out)), math.Log(w.FLOPs()/p.Seconds))
+		k, rate := productKey{p.Kind, p.DType}, math.Log(Work{Rows: p.Rows, In: p.In, Out: p.Out}.FLOPs()/p.Seconds)
+		x := m.products[k]
+		if x == nil {
+			x = &product{most: math.Inf(1)}
+			m.products[k] = x
+		}
+		x.add(at(float64(p.Rows), float64(p.In), float64(p.Out)), rate)
+		if t.Machine.Arch != 0 && p.Seconds >= keptUp {
+			raise(&x.most, rate)
+		}
+	}
+	for _, p := range m.products {
+		p.build()
 	}
 	for _, p := range s.Passes {
 		put(m.passes, productKey{p.Op, p.DType}, at(float64(p.Bytes)), math.Log(float64(p.Bytes)/p.Seconds))
@@ -94,7 +109,6 @@ func (t *Table) For(job Job) *Model {
 			m.least[k] = l.Seconds
 		}
 	}
-	build(m.products)
 	build(m.passes)
 	m.copies = m.pass("copy", "fp32")
 	build(m.links)
@@ -102,7 +116,7 @@ func (t *Table) For(job Job) *Model {
 	return m
 }
 
-// set is the one of as many ranks, or of nearly as many, of those that have what is counted, if any has.
+// set returns the set with the nearest number of ranks, among the sets with a count if there are any.
 func (t *Table) set(ranks int, count func(*Set) int) *Set {
 	far := func(s *Set) float64 { return math.Abs(math.Log(float64(s.Ranks) / float64(max(ranks, 1)))) }
 	best := &t.Sets[0]
@@ -137,7 +151,8 @@ func (m *Model) Work(w Work) float64 {
 	return m.memoryPass(m.pass(w.Op, Name(w.DType)), w.Bytes)
 }
 
-// pass finds the grid of a pass over memory. What a table lacks is taken from what is most like it; nil: there is none.
+// pass finds the grid of a pass over memory. If the table lacks it, the most similar one replaces it; nil: there is
+// none.
 func (m *Model) pass(op, dtype string) *grid {
 	for _, k := range []productKey{{op, dtype}, {alike[op], dtype}, {op, "fp32"}, {alike[op], "fp32"}, {"copy", "fp32"}} {
 		if g := m.passes[k]; g != nil {
@@ -147,28 +162,31 @@ func (m *Model) pass(op, dtype string) *grid {
 	return nil
 }
 
-// memoryPass is the time of a pass over so many bytes.
-func (m *Model) memoryPass(g *grid, bytes int64) float64 {
-	rate, ok := g.look(at(float64(bytes)))
+// memoryPass returns the time of a pass over n bytes.
+func (m *Model) memoryPass(g *grid, n int64) float64 {
+	rate, ok := g.look(at(float64(n)))
 	if !ok {
 		return 0
 	}
-	return m.least0(float64(bytes)/math.Exp(rate)) * m.slow / m.memory
+	return m.least0(float64(n)/math.Exp(rate)) * m.slow / m.memory
 }
 
-// alike are operations that take as long, for those that a table lacks.
+// alike lists operations with equal times, for tables that lack one of them.
 var alike = map[string]string{
-	"norm rope backward": "norm rope", "rope backward": "rope", "cross entropy forward": "cross entropy", "zero": "copy",
+	"norm rope backward": "norm rope", "rope backward": "rope",
+	"cross entropy forward": "cross entropy", "zero": "copy",
 }
 
-// least0 is a time that is not less than that of queueing a call.
+// least0 returns a time, or the time to queue a call if that is longer.
 func (m *Model) least0(s float64) float64 { return max(s, m.set.CallSeconds) }
 
 func (m *Model) product(w Work) float64 {
 	s := at(float64(w.Rows), float64(w.In), float64(w.Out))
-	for _, k := range []productKey{{w.Op, Name(w.DType)}, {"linear", Name(w.DType)}, {w.Op, "bf16"}, {"linear", "bf16"}, {"linear", "fp32"}} {
-		if rate, ok := m.products[k].look(s); ok {
-			return m.least0(w.FLOPs()/math.Exp(atMost(m.keptProducts, k, rate))) * m.slow / m.flops
+	dtype := Name(w.DType)
+	for _, k := range []productKey{{w.Op, dtype}, {"linear", dtype}, {w.Op, "bf16"}, {"linear", "bf16"}, {"linear", "fp32"}} {
+		if p := m.products[k]; p != nil {
+			rate, _ := p.look(s)
+			return m.least0(w.FLOPs()/math.Exp(min(rate, p.most))) * m.slow / m.flops
 		}
 	}
 	return 0

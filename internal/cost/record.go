@@ -8,8 +8,8 @@ import (
 // View is a strided window onto device memory; see package tensor.
 type View = tensor.View
 
-// Work is one operation Op of a step, in elements of DType: a matrix product of Rows tokens from In to Out where Rows is
-// set, else a pass over Bytes of memory.
+// Work is one operation Op of a step, in elements of DType: a matrix product of Rows tokens from In to Out where Rows
+// is set, else a pass over Bytes of memory.
 type Work struct {
 	Op            string
 	DType         tensor.DType
@@ -20,8 +20,8 @@ type Work struct {
 // FLOPs returns the floating-point operations of a product.
 func (w Work) FLOPs() float64 { return 2 * float64(w.Rows) * float64(w.In) * float64(w.Out) }
 
-// Recorder is a device that computes nothing: it says what each operation of a model or an optimizer is. The same
-// code so counts what is measured and what is predicted. It implements model.Ops and optim.Device.
+// Recorder is a device that computes nothing and reports each operation of a model or an optimizer. So the same code
+// counts the operations for measurements and for predictions. It implements model.Ops and optim.Device.
 type Recorder func(Work)
 
 func sizeOf(vs ...View) (n int64) {
@@ -33,7 +33,7 @@ func sizeOf(vs ...View) (n int64) {
 	return n
 }
 
-// half is what an accumulation reads beside what it writes.
+// half returns the bytes that an accumulation also reads.
 func half(v View, accumulate bool) int64 {
 	if accumulate {
 		return sizeOf(v)

@@ -1,6 +1,5 @@
-// Package cost holds what the parts of a training step take on a machine: a table of measured times, by
-// size, and what it says of sizes between them. `cprun bench calibrate` measures a table; those of reference
-// machines are part of the program.
+// Package cost predicts the times of the parts of a training step on a machine, from a table of measured times by
+// size. `cprun bench calibrate` measures a table. The program contains tables of reference machines.
 package cost
 
 import (
@@ -13,7 +12,7 @@ import (
 	"github.com/cprun/cprun/internal/files"
 )
 
-// Version is that of the file. A reader takes no other.
+// Version numbers the format of the file. A reader accepts no other.
 const Version = 1
 
 // MaxBytes is more than a table's file has.
@@ -26,13 +25,13 @@ type Table struct {
 	Program string  `json:"program"` // version of cprun that measured it
 	Date    string  `json:"date"`    // RFC 3339
 	Command string  `json:"command"` // that made it
-	Source  string  `json:"source"`  // where the figures come from, for a reader
+	Source  string  `json:"source"`  // the origin of the figures, for a reader
 	// CoreGFLOPs is the rate of a matrix product on one core of a CPU, for machines that have no table; 0: a GPU.
 	CoreGFLOPs float64 `json:"core_gflops,omitempty"`
 	Sets       []Set   `json:"sets"`
 }
 
-// Machine is what a table holds for.
+// Machine describes the machine of a table.
 type Machine struct {
 	Device   string            `json:"device"`         // "NVIDIA H200", or the model of a CPU
 	Arch     int               `json:"arch,omitempty"` // of a GPU, 10 times its compute capability
@@ -41,8 +40,8 @@ type Machine struct {
 	Versions map[string]string `json:"versions,omitempty"`
 }
 
-// Set is what was measured with so many ranks of one machine at work at once. On a CPU they share the cores, so that
-// a table has a set for each of several numbers.
+// Set holds the figures measured with that many ranks of one machine at work at once. On a CPU they share the cores, so
+// that a table has a set for each of several numbers.
 type Set struct {
 	Ranks     int         `json:"ranks"`
 	Attention []Attention `json:"attention"`
@@ -53,8 +52,8 @@ type Set struct {
 	CallSeconds float64 `json:"call_seconds"`
 }
 
-// KeepLess keeps of each figure the less of s and of another measurement of the same, in the same order: what else runs on a machine only
-// slows.
+// KeepLess keeps the smaller of each figure of s and of another measurement of the same in the same order, since other
+// load only slows.
 func (s *Set) KeepLess(other *Set) {
 	for i, b := range other.Attention[:min(len(s.Attention), len(other.Attention))] {
 		a := &s.Attention[i]
@@ -113,8 +112,8 @@ type Product struct {
 	Seconds float64 `json:"seconds"`
 }
 
-// Pass is the Seconds of an operation Op on DType whose time is that of memory. Bytes are those that it must read and write. Upload and
-// Download are copies from and to the host.
+// Pass is the Seconds of an operation Op on DType that is bound by memory. Bytes counts its necessary reads and writes.
+// Upload and Download are copies from and to the host.
 type Pass struct {
 	Op      string  `json:"op"`
 	DType   string  `json:"dtype"`
@@ -145,7 +144,7 @@ func (t *Table) Encode(w io.Writer) error {
 	return enc.Encode(t)
 }
 
-// Decode reads a table. Fields that it does not know are ignored; an error says what is wrong with the others.
+// Decode reads a table. It ignores unknown fields and returns an error for bad ones.
 func Decode(text []byte) (*Table, error) {
 	if err := files.Modest(text, MaxBytes/16); err != nil {
 		return nil, fmt.Errorf("cost table: %w", err)
@@ -169,7 +168,7 @@ func Load(path string) (*Table, error) {
 	return Decode(text)
 }
 
-// check finds what no machine can have.
+// check returns an error for figures that no machine can have.
 func (t *Table) check() error {
 	switch {
 	case t.Version != Version:
@@ -197,7 +196,8 @@ func (s *Set) check() error {
 		return errors.New("call_seconds is no time of a call")
 	}
 	for i, a := range s.Attention {
-		if !time(a.Seconds) || a.Further != 0 && !time(a.Further) || !counts(a.Dim, a.Heads, a.KVHeads, a.Queries, a.Keys) || a.KVHeads > a.Heads || !a.masked() {
+		if !time(a.Seconds) || a.Further != 0 && !time(a.Further) ||
+			!counts(a.Dim, a.Heads, a.KVHeads, a.Queries, a.Keys) || a.KVHeads > a.Heads || !a.masked() {
 			return fmt.Errorf("attention %d: %+v", i+1, a)
 		}
 	}
@@ -219,7 +219,7 @@ func (s *Set) check() error {
 	return nil
 }
 
-// maxTiles is more than a measured call has. A model lays out all of them.
+// maxTiles limits the tiles of a measured call, since a model lays out all of them.
 const maxTiles = 1 << 10
 
 // masked reports whether the mask is one of a table's, and has the tiles that belong to it.
@@ -233,7 +233,7 @@ func (a *Attention) masked() bool {
 	return false
 }
 
-// time reports whether s may be that of a piece of work.
+// time reports whether s is a possible time of a piece of work.
 func time(s float64) bool { return s > 0 && s < 3600 && !math.IsNaN(s) }
 
 // counts reports whether all may be sizes.

@@ -161,12 +161,6 @@ func (a *Args) Float(x float64) *Args {
 	return a
 }
 
-// Double adds a double.
-func (a *Args) Double(x float64) *Args {
-	binary.LittleEndian.PutUint64(a.room(8, 8), math.Float64bits(x))
-	return a
-}
-
 // Struct adds a parameter that is a struct, and returns a. The fields of *x are those of C, in size
 // and order, and hold no Go pointers; the bytes are copied.
 func Struct[T any](a *Args, x *T) *Args { return StructAligned(a, x, int(unsafe.Alignof(*x))) }

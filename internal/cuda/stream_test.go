@@ -207,37 +207,3 @@ func TestStreamsWaitForMemory(t *testing.T) {
 		t.Errorf("the flag is %d", got[0])
 	}
 }
-
-func TestGraph(t *testing.T) {
-	d := device(t)
-	s := stream(t, d, "graph")
-	f := function(t, compile(t, d, `extern "C" __global__ void add(int *x, int by) { *x += by; }`), "add", 0)
-	x := put(t, s, []int32{0})
-	s.Launch(f, Launch{Grid: Dim{X: 1}, Block: Dim{X: 1}}, new(Args).Addr(x.addr).Int(0)) // loads it
-	g, err := s.Capture(func() error {
-		for i := range 3 {
-			s.Launch(f, Launch{Grid: Dim{X: 1}, Block: Dim{X: 1}}, new(Args).Addr(x.addr).Int(i+1))
-		}
-		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got := get[int32](t, s, x.addr, 1); got[0] != 0 {
-		t.Errorf("capturing did the work: %d", got[0])
-	}
-	for range 10 {
-		s.LaunchGraph(g)
-	}
-	if got := get[int32](t, s, x.addr, 1); got[0] != 60 {
-		t.Errorf("ten launches made %d, want 60", got[0])
-	}
-	if err := g.Close(); err != nil {
-		t.Error(err)
-	}
-	cause := errors.New("no")
-	if _, err := s.Capture(func() error { return cause }); !errors.Is(err, cause) {
-		t.Errorf("a capture that fails: %v", err)
-	}
-	wait(t, s) // the stream still works
-}

@@ -187,7 +187,8 @@ func (d *Dataset) documents() ([]int64, error) {
 	for _, p := range d.parts {
 		t, tokens := p.codec.(tokenFile)
 		if tokens && t.docs == nil && d.source.EOS < 0 {
-			return nil, fmt.Errorf("data file %s: pack_documents needs eos_token_id: token files are cut into documents at that token", p.path)
+			return nil, fmt.Errorf("data file %s: pack_documents needs eos_token_id: token files are cut into documents at "+
+				"that token", p.path)
 		}
 		known := len(ends)
 		if _, whole := p.codec.(*held); !whole && d.source.EOS >= 0 {

@@ -127,7 +127,8 @@ func (e *Encoding) splitFile(file int, path string, give func(*batch) error) err
 		return err
 	}
 	if size > maxText {
-		return fmt.Errorf("one text of %d bytes; at most %d are one document: cut it into files, or write its documents as .jsonl", size, maxText)
+		return fmt.Errorf("one text of %d bytes; at most %d are one document: cut it into files, or write its documents "+
+			"as .jsonl", size, maxText)
 	}
 	var text strings.Builder
 	text.Grow(int(size))

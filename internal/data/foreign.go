@@ -23,8 +23,9 @@ var foreign = []struct {
 		fix: `write an object with a string "text" a line, and name it .jsonl`},
 	{what: "a NumPy array", exts: []string{".npy"}, magic: []string{"\x93NUMPY"},
 		fix: asTokens},
-	{what: "a pickle, as PyTorch writes", exts: []string{".pt", ".pth", ".pkl", ".pickle"}, magic: []string{"\x80\x02", "\x80\x03", "\x80\x04", "\x80\x05"},
-		fix: asTokens},
+	{what: "a pickle, as PyTorch writes", exts: []string{".pt", ".pth", ".pkl", ".pickle"},
+		magic: []string{"\x80\x02", "\x80\x03", "\x80\x04", "\x80\x05"},
+		fix:   asTokens},
 	{what: "a zip archive, as NumPy and PyTorch write", exts: []string{".zip", ".npz"}, magic: []string{"PK\x03\x04"},
 		fix: "unpack it, or " + asTokens},
 	{what: "HDF5", exts: []string{".h5", ".hdf5"}, magic: []string{"\x89HDF"}, fix: asTokens},
@@ -35,7 +36,8 @@ var foreign = []struct {
 	{what: "compressed", exts: []string{".gz", ".zst", ".xz", ".bz2", ".lz4"},
 		magic: []string{"\x1f\x8b", "\x28\xb5\x2f\xfd", "\xfd7zXZ\x00", "\x04\x22\x4d\x18"}, fix: "unpack it first"},
 	{what: "compressed by bzip2", magic: []string{"1AY&SY"}, at: 4, words: true, fix: "unpack it first"},
-	{what: "a tar archive", exts: []string{".tar", ".tgz"}, magic: []string{"ustar"}, at: 257, words: true, fix: "unpack it first"},
+	{what: "a tar archive", exts: []string{".tar", ".tgz"}, magic: []string{"ustar"}, at: 257, words: true,
+		fix: "unpack it first"},
 	{what: "PDF", exts: []string{".pdf"}, magic: []string{"%PDF-"}, words: true, fix: asText},
 	{what: "a table", exts: []string{".csv", ".tsv", ".xls"}, fix: asLines},
 	{what: "markup", exts: []string{".html", ".htm", ".xhtml", ".xml"}, fix: asText},
@@ -72,11 +74,13 @@ func readable(f io.ReaderAt, path string, size int64) error {
 		if k.words && text {
 			k.magic = nil
 		}
-		if slices.ContainsFunc(k.magic, func(m string) bool { return k.at < len(head) && strings.HasPrefix(string(head[k.at:]), m) }) {
+		begun := string(head[min(k.at, len(head)):])
+		if slices.ContainsFunc(k.magic, func(m string) bool { return strings.HasPrefix(begun, m) }) {
 			return fmt.Errorf("this is %s, which is not read as text; %s", k.what, k.fix)
 		}
 		if slices.Contains(k.exts, ext) {
-			return fmt.Errorf("by its name, %s, this is %s, which is not read as text; %s; if it is text, name it .txt", ext, k.what, k.fix)
+			return fmt.Errorf("by its name, %s, this is %s, which is not read as text; %s; if it is text, name it .txt", ext,
+				k.what, k.fix)
 		}
 	}
 	if at := bytes.IndexByte(head, 0); at >= 0 {

@@ -2,7 +2,7 @@ package data
 
 import "math/bits"
 
-// order is a permutation of 0 to n-1 that needs no memory: a Feistel network over the
+// An order is a permutation of 0 to n-1 that needs no memory: a Feistel network over the
 // smallest even number of bits that holds n, walked until it lands below n (Black and
 // Rogaway, Ciphers with Arbitrary Finite Domains, CT-RSA 2002). A shuffled list of a
 // corpus's samples would be held by every rank; and this one is the same in every version of
@@ -26,7 +26,7 @@ func newOrder(n, seed, epoch int64) order {
 	return o
 }
 
-// at is the i-th of the permutation.
+// at returns the i-th of the permutation.
 func (o order) at(i int64) int64 {
 	mask := uint64(1)<<o.half - 1
 	x := uint64(i)
@@ -41,7 +41,7 @@ func (o order) at(i int64) int64 {
 	}
 }
 
-// mix is the finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
+// mix returns the finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
 func mix(x uint64) uint64 {
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
 	x = (x ^ x>>27) * 0x94d049bb133111eb

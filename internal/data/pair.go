@@ -27,7 +27,7 @@ type Pair struct {
 	buf     []byte
 }
 
-// draft is a file that is being written under another name.
+// A draft is a file that is being written under another name.
 type draft struct {
 	f *files.Draft
 	w *bufio.Writer
@@ -61,7 +61,7 @@ func NewPair(name string, vocab int) (*Pair, error) {
 	return p, nil
 }
 
-// maxShort is from where on ids are not written in two bytes, as in Megatron.
+// maxShort bounds the vocabularies of two-byte ids, as in Megatron.
 const maxShort = 65500
 
 // Paths returns the files that Close makes.
@@ -175,11 +175,11 @@ func (t *draft) publish() error {
 	return t.f.Commit()
 }
 
-// Remove takes away what was written and has not got its name.
+// Remove deletes the files that do not have their names yet.
 func (p *Pair) Remove() {
 	for _, t := range []*draft{p.bin, p.lengths} {
 		if t != nil {
-			t.f.Discard() // the names of temporary files say what they are
+			t.f.Discard() // temporary files have telling names
 		}
 	}
 	p.dir.Close()

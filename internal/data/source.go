@@ -122,7 +122,8 @@ func find(pattern string) (paths []string, kind string, err error) {
 	case len(matches) == 0:
 		return nil, "", errors.New("no such file, and as a glob it matches none")
 	case len(paths) == 0:
-		return nil, "", fmt.Errorf("only directories or .idx files match, such as %s; name the files in it, as in %s", matches[0], filepath.Join(matches[0], "*.bin"))
+		return nil, "", fmt.Errorf("only directories or .idx files match, such as %s; name the files in it, as in %s",
+			matches[0], filepath.Join(matches[0], "*.bin"))
 	case len(example) > 1:
 		var kinds []string
 		for k, m := range example {

@@ -15,6 +15,7 @@ import (
 	"github.com/cprun/cprun/internal/cuda/blas"
 	"github.com/cprun/cprun/internal/cuda/dnn"
 	"github.com/cprun/cprun/internal/gpu"
+	"github.com/cprun/cprun/internal/heap"
 	"github.com/cprun/cprun/internal/machine"
 	"github.com/cprun/cprun/internal/nccl"
 	"github.com/cprun/cprun/tensor"
@@ -196,7 +197,7 @@ type cudaStore struct {
 	dev    *cuda.Device
 	stream *cuda.Stream
 	pinned []*cuda.Pinned // the blocks of host
-	host   *tensor.Heap
+	host   *heap.Heap
 	out    map[*tensor.Host]View // of host, by what AllocHost returned
 }
 
@@ -206,7 +207,7 @@ const pinnedBlock = 1 << 20
 
 func newCUDAStore(dev *cuda.Device) *cudaStore {
 	s := &cudaStore{dev: dev, out: make(map[*tensor.Host]View)}
-	s.host = tensor.NewHeap(pinnedBlock, func(n int64) (tensor.Memory, error) {
+	s.host = heap.New(pinnedBlock, func(n int64) (tensor.Memory, error) {
 		p, err := dev.AllocHost(n)
 		if err != nil {
 			return nil, err

@@ -22,7 +22,7 @@ const (
 	defaultLimit  = 10 * time.Minute
 )
 
-// Bounds of what one experiment asks for; beyond them is a slip of the keyboard.
+// Bounds of one experiment; larger values are typing errors.
 const (
 	maxCells  = 10000
 	maxRepeat = 1000
@@ -33,7 +33,7 @@ const (
 type Experiment struct {
 	Path, Name string // of the file; its name without the ending
 	Base       string // the config that the cells vary, as it was given
-	BasePath   string // where it is
+	BasePath   string // its path
 	Set        map[string]any
 	Grid       []Axis
 	Warmup     int           // steps of a run that are not counted
@@ -44,13 +44,13 @@ type Experiment struct {
 	setFlags  []string                     // Set as --set takes it, in the order of the file
 	gridFlags map[string]map[string]string // by key and Text of the value
 	doc       *config.Document
-	lines     map[string]*yaml.Node // where a key of Set or Grid stands
+	lines     map[string]*yaml.Node // the place of a key of Set or Grid
 }
 
-// ownKeys are the axes of a grid that are no keys of a config.
+// Axes of a grid that are no keys of a config.
 var ownKeys = []string{"nproc", "nnodes", "device"}
 
-// fields are the keys of experiment.yaml, in the order of its documentation.
+// Keys of experiment.yaml, in the order of its documentation.
 var fields = []string{"base", "set", "grid", "skip", "warmup", "repeat", "limit"}
 
 const (
@@ -99,7 +99,7 @@ func parse(path string, text []byte) *Experiment {
 	return e
 }
 
-// unknown says what a wrong key was meant to be.
+// unknown suggests the key that was meant.
 func (e *Experiment) unknown(name *yaml.Node) string {
 	if config.UnknownKey(name.Value) == "" || config.IsSection(name.Value) {
 		return "keys of the config stand below set or grid"
@@ -143,12 +143,13 @@ func (e *Experiment) read(given map[string]*yaml.Node) {
 	e.lines["warmup"] = given["warmup"]
 	for _, axis := range e.Grid {
 		if _, both := e.Set[axis.Key]; both {
-			e.doc.Faultf(e.lines["grid."+axis.Key], axis.Key, "it is in set, too; the grid's value counts: take one out")
+			e.doc.Faultf(e.lines["grid."+axis.Key], axis.Key,
+				"it is in set, too; the grid's value counts: take one out")
 		}
 	}
 }
 
-// count reads an integer where one is given.
+// count reads an integer; a missing node leaves the default.
 func (e *Experiment) count(n *yaml.Node, key string, low, high int64, to *int) (ok bool) {
 	if n == nil {
 		return true
@@ -171,7 +172,8 @@ func (e *Experiment) count(n *yaml.Node, key string, low, high int64, to *int) (
 // readSet takes in keys of every cell: by path, or nested as in a config.
 func (e *Experiment) readSet(n *yaml.Node, section string) {
 	if n.Kind != yaml.MappingNode {
-		e.doc.Faultf(n, "set"+dot(section), "found %s; want keys of the config, such as {train.steps: 20}", config.Describe(n))
+		e.doc.Faultf(n, "set"+dot(section), "found %s; want keys of the config, such as {train.steps: 20}",
+			config.Describe(n))
 		return
 	}
 	for i := 0; i+1 < len(n.Content) && !e.doc.Full(); i += 2 {
@@ -225,11 +227,11 @@ func (e *Experiment) value(path string, name, n *yaml.Node) (value any, flag str
 	return value, flag, true
 }
 
-// pathKeys are the keys whose values are paths.
+// Keys with paths as values.
 var pathKeys = []string{"data.path", "data.validation.path", "data.tokenizer", "model.from"}
 
-// beside is the path that a value means where it is in the directory of the experiment, as paths of a
-// config are in that of the config; else the value.
+// beside returns the path of a file in the directory of the experiment, if it exists there, as a config's paths are
+// relative to the config; else the value.
 func (e *Experiment) beside(key, text string) string {
 	if !slices.Contains(pathKeys, key) || filepath.IsAbs(text) {
 		return text
@@ -247,7 +249,8 @@ func (e *Experiment) beside(key, text string) string {
 // readGrid takes in the axes.
 func (e *Experiment) readGrid(n *yaml.Node) {
 	if n.Kind != yaml.MappingNode || len(n.Content) == 0 {
-		e.doc.Faultf(n, "grid", "found %s; want keys with lists of values, such as data.seq_len: [1K, 2K]", config.Describe(n))
+		e.doc.Faultf(n, "grid", "found %s; want keys with lists of values, such as data.seq_len: [1K, 2K]",
+			config.Describe(n))
 		return
 	}
 	cells := 1
@@ -260,11 +263,15 @@ func (e *Experiment) readGrid(n *yaml.Node) {
 		}
 		e.lines["grid."+key] = name
 		if !slices.Contains(ownKeys, key) && config.UnknownKey(key) != "" {
-			e.doc.Faultf(name, key, "%s", e.unknownAxis(key))
+			text := config.UnknownKey(key)
+			if meant := config.Nearest(key, ownKeys); meant != "" {
+				text = "unknown key; did you mean " + meant + "?"
+			}
+			e.doc.Faultf(name, key, "%s", text)
 			continue
 		}
 		if list.Kind != yaml.SequenceNode || len(list.Content) == 0 {
-			e.doc.Faultf(name, key, "found %s; want a list of values, such as [%s]", describeList(list), list.Value)
+			e.doc.Faultf(name, key, "found %s; want a list of values, at least one", config.Describe(list))
 			continue
 		}
 		axis := Axis{Key: key}
@@ -276,25 +283,11 @@ func (e *Experiment) readGrid(n *yaml.Node) {
 		}
 		e.Grid = append(e.Grid, axis)
 		if cells *= max(1, len(axis.Values)); cells > maxCells {
-			e.doc.Faultf(name, key, "the grid has more than %d cells; take values out, or make several experiments", maxCells)
+			e.doc.Faultf(name, key, "the grid has more than %d cells; take values out, or make several experiments",
+				maxCells)
 			return
 		}
 	}
-}
-
-func describeList(n *yaml.Node) string {
-	if n.Kind == yaml.SequenceNode {
-		return "an empty list"
-	}
-	return config.Describe(n)
-}
-
-// unknownAxis says what a key that is none was meant to be.
-func (e *Experiment) unknownAxis(key string) string {
-	if meant := config.Nearest(key, ownKeys); meant != "" {
-		return "unknown key; did you mean " + meant + "?"
-	}
-	return config.UnknownKey(key)
 }
 
 // addValue takes in a value of an axis.
@@ -340,12 +333,13 @@ func (e *Experiment) findBase() {
 	if _, err := os.Stat(beside); err == nil {
 		e.BasePath = beside
 	} else if _, err := os.Stat(e.Base); errors.Is(err, os.ErrNotExist) {
-		e.doc.Faultf(e.lines["base"], "base", "no file %s, nor in the working directory; paths are relative to the experiment's", beside)
+		e.doc.Faultf(e.lines["base"], "base",
+			"no file %s, nor in the working directory; paths are relative to the experiment's", beside)
 	}
 }
 
-// Place returns the faults of a cell's config with the lines of this file where it sets the key. What is no
-// fault of a config stays as it is.
+// Place returns the faults of a cell's config with the lines of this file that set the keys. Other errors stay
+// unchanged.
 func (e *Experiment) Place(err error) error {
 	if list := (config.Errors)(nil); errors.As(err, &list) {
 		return e.doc.Place(err, e.lineOf)
@@ -353,7 +347,7 @@ func (e *Experiment) Place(err error) error {
 	return err
 }
 
-// Refuse returns the experiment's error for cells of which none can be run.
+// Refuse returns the experiment's error if no cell can run.
 func (e *Experiment) Refuse(faults ...error) error {
 	for _, err := range faults {
 		e.doc.Add(e.doc.Place(err, e.lineOf))
@@ -367,7 +361,7 @@ func (e *Experiment) Faultf(key, format string, args ...any) error {
 	return e.doc.Err()
 }
 
-// lineOf is the line that a key was set at; 0 for one that was not.
+// lineOf returns the line that set a key; 0 if none did.
 func (e *Experiment) lineOf(path string) int {
 	for _, key := range []string{"grid." + path, path} {
 		if n := e.lines[key]; n != nil {

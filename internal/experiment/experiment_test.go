@@ -42,7 +42,8 @@ limit: 90s
 		t.Fatal(err)
 	}
 	beside := filepath.Join(filepath.Dir(e.Path), "text.txt")
-	if want := (map[string]any{"train.steps": int64(20), "data.seed": int64(3), "data.path": beside, "checkpoint.interval": "5m"}); !reflect.DeepEqual(e.Set, want) {
+	if want := (map[string]any{"train.steps": int64(20), "data.seed": int64(3), "data.path": beside,
+		"checkpoint.interval": "5m"}); !reflect.DeepEqual(e.Set, want) {
 		t.Errorf("set is %v; want %v", e.Set, want)
 	}
 	if e.Name != "scale" || e.Warmup != 4 || e.Repeat != 2 || e.Limit != 90*time.Second || !e.Saves() {
@@ -58,11 +59,13 @@ limit: 90s
 			skipped = append(skipped, cells[i].ID)
 		}
 	}
-	if want := []string{"2-1024-1-allgather-_0.9_0.95_", "6-2048-1-allgather-_0.9_0.95_"}; !slices.Equal(skipped, want) {
+	if want := []string{"2-1024-1-allgather-_0.9_0.95_", "6-2048-1-allgather-_0.9_0.95_"}; !slices.Equal(skipped,
+		want) {
 		t.Errorf("skipped are %v; want %v", skipped, want)
 	}
 	flags := strings.Join(e.Flags(&cells[4], []string{"train.steps=30"}), " ")
-	want := "train.steps=20 data.seed=3 data.path=" + beside + " checkpoint.interval=5m train.steps=30 data.seq_len=2048 parallel.algorithm=ring optimizer.betas=[0.9, 0.95]"
+	want := "train.steps=20 data.seed=3 data.path=" + beside + " checkpoint.interval=5m train.steps=30 " +
+		"data.seq_len=2048 parallel.algorithm=ring optimizer.betas=[0.9, 0.95]"
 	if !strings.HasSuffix(flags, want) {
 		t.Errorf("flags are %s; want at the end %s", flags, want)
 	}
@@ -91,12 +94,18 @@ extra: 1
 	}
 	for _, want := range []string{
 		"scale.yaml:1: bas: unknown key; did you mean base?", "scale.yaml:1: base: missing",
-		"scale.yaml:2: train.stepz: unknown key; did you mean train.steps?", "scale.yaml:2: nproc: it is no key of a config", "scale.yaml:2: train.seed:",
-		"scale.yaml:4: data.seq_lenn: unknown key; did you mean data.seq_len?", `scale.yaml:5: parallel.algorithm: "rign" is not a choice; did you mean ring?`,
-		"scale.yaml:5: parallel.algorithm: \"ring\" is in the list twice", "scale.yaml:6: nprok: unknown key; did you mean nproc?",
-		"scale.yaml:7: nproc: 0 is out of range", "scale.yaml:7: nproc: \"two\" is not an integer", `scale.yaml:8: device: "gpu" is no device`,
-		"scale.yaml:9: memory.shard: found the text \"none\"; want a list", "scale.yaml:10: data.seq_len: found an empty list",
-		`scale.yaml:11: device: "tpu" is no device`, "scale.yaml:12: warmup:", "scale.yaml:13: repeat: 0 is out of range", "scale.yaml:14: limit: 10 has no unit",
+		"scale.yaml:2: train.stepz: unknown key; did you mean train.steps?",
+		"scale.yaml:2: nproc: it is no key of a config", "scale.yaml:2: train.seed:",
+		"scale.yaml:4: data.seq_lenn: unknown key; did you mean data.seq_len?",
+		`scale.yaml:5: parallel.algorithm: "rign" is not a choice; did you mean ring?`,
+		"scale.yaml:5: parallel.algorithm: \"ring\" is in the list twice",
+		"scale.yaml:6: nprok: unknown key; did you mean nproc?",
+		"scale.yaml:7: nproc: 0 is out of range", "scale.yaml:7: nproc: \"two\" is not an integer",
+		`scale.yaml:8: device: "gpu" is no device`,
+		"scale.yaml:9: memory.shard: found the text \"none\"; want a list",
+		"scale.yaml:10: data.seq_len: found a list",
+		`scale.yaml:11: device: "tpu" is no device`, "scale.yaml:12: warmup:",
+		"scale.yaml:13: repeat: 0 is out of range", "scale.yaml:14: limit: 10 has no unit",
 		"scale.yaml:15: extra: unknown key",
 	} {
 		if !strings.Contains(err.Error(), want) {
@@ -119,8 +128,10 @@ extra: 1
 
 // The ends of an axis come before what is between them, and each new cell halves a gap.
 func TestOrderGivesAPictureEarly(t *testing.T) {
-	e := &Experiment{Grid: []Axis{{"data.seq_len", []any{int64(1), int64(2), int64(3), int64(4), int64(5), int64(6), int64(7), int64(8), int64(9)}}}}
-	if got, want := e.Order(e.Cells(), func(int) float64 { return 0 }), []int{0, 8, 4, 2, 6, 1, 3, 5, 7}; !slices.Equal(got, want) {
+	e := &Experiment{Grid: []Axis{{"data.seq_len", []any{int64(1), int64(2), int64(3), int64(4), int64(5), int64(6),
+		int64(7), int64(8), int64(9)}}}}
+	if got, want := e.Order(e.Cells(), func(int) float64 { return 0 }),
+		[]int{0, 8, 4, 2, 6, 1, 3, 5, 7}; !slices.Equal(got, want) {
 		t.Errorf("order %v; want %v", got, want)
 	}
 	e.Grid = []Axis{{"data.seq_len", []any{int64(1), int64(2), int64(3)}}, {"parallel.algorithm", []any{"a", "b"}}}
@@ -133,7 +144,8 @@ func TestOrderGivesAPictureEarly(t *testing.T) {
 	}
 	// A dear end waits for the cheap middle.
 	dear := &Experiment{Grid: []Axis{{"data.seq_len", []any{int64(1), int64(2), int64(3), int64(4), int64(5)}}}}
-	if got, want := dear.Order(dear.Cells(), func(i int) float64 { return float64(int(1) << (2 * i)) }), []int{0, 1, 2, 4, 3}; !slices.Equal(got, want) {
+	if got, want := dear.Order(dear.Cells(), func(i int) float64 { return float64(int(1) << (2 * i)) }),
+		[]int{0, 1, 2, 4, 3}; !slices.Equal(got, want) {
 		t.Errorf("order %v; want %v", got, want)
 	}
 	for n := 1; n < 40; n++ {
@@ -150,7 +162,8 @@ func TestOrderGivesAPictureEarly(t *testing.T) {
 }
 
 func TestSettle(t *testing.T) {
-	cells := []Cell{{ID: "a", Status: Pending}, {ID: "b", Status: Pending}, {ID: "c", Status: Pending}, {ID: "d", Status: Skipped}}
+	cells := []Cell{{ID: "a", Status: Pending}, {ID: "b", Status: Pending}, {ID: "c", Status: Pending},
+		{ID: "d", Status: Skipped}}
 	count := func(steps ...float64) *Counted {
 		return &Counted{StepSeconds: steps, TokensPerSecond: []float64{10}, MemoryBytes: int64(steps[0])}
 	}
@@ -159,10 +172,12 @@ func TestSettle(t *testing.T) {
 		{Cell: "a", Run: 2, Status: OK, Dir: "cells/a/2", Counted: count(5, 4)},
 		{Cell: "a", Run: 1, Status: OK, Dir: "cells/a/1", Counted: count(1, 3)},
 		{Cell: "b", Run: 1, Status: OK, Dir: "cells/b/1", Counted: count(1)},
-		{Cell: "c", Run: 1, Status: OutOfMemory, Error: "too much", Plan: Plan{Memory: &Memory{Weights: 3, Workspace: 4}}},
+		{Cell: "c", Run: 1, Status: OutOfMemory, Error: "too much", Plan: Plan{Memory: &Memory{Weights: 3,
+			Workspace: 4}}},
 	}, 2)
 	a, b, c := cells[0], cells[1], cells[2]
-	if a.Status != OK || a.StepSeconds != 3.5 || a.StepSecondsMin != 1 || a.StepSecondsMax != 5 || a.MemoryBytes != 5 || a.Runs != 2 ||
+	if a.Status != OK || a.StepSeconds != 3.5 || a.StepSecondsMin != 1 || a.StepSecondsMax != 5 || a.MemoryBytes != 5 ||
+		a.Runs != 2 ||
 		!slices.Equal(a.RunDirs, []string{"cells/a/1", "cells/a/2"}) || a.CommWaitSeconds != nil {
 		t.Errorf("two good runs: %+v", a)
 	}
@@ -180,9 +195,12 @@ func TestSettle(t *testing.T) {
 func TestCSV(t *testing.T) {
 	wait := 0.0
 	r := &Results{Grid: []Axis{{"data.seq_len", nil}, {"nproc", nil}}, Cells: []Cell{
-		{Values: map[string]any{"data.seq_len": int64(131072), "nproc": int64(2)}, Choices: Choices{"flash", "zigzag", "full"}, Status: OK, StepSeconds: 1e-7, TokensPerSecond: 1e9, MemoryBytes: 1 << 40, CommWaitSeconds: &wait},
+		{Values: map[string]any{"data.seq_len": int64(131072), "nproc": int64(2)},
+			Choices: Choices{"flash", "zigzag", "full"}, Status: OK, StepSeconds: 1e-7, TokensPerSecond: 1e9,
+			MemoryBytes: 1 << 40, CommWaitSeconds: &wait},
 		{Values: map[string]any{"data.seq_len": int64(1), "nproc": int64(1)}, Status: Skipped},
-		{Values: map[string]any{"data.seq_len": int64(1), "nproc": int64(2)}, Status: Failed, Error: `a "quoted", long` + "\nreason"},
+		{Values: map[string]any{"data.seq_len": int64(1), "nproc": int64(2)}, Status: Failed,
+			Error: `a "quoted", long` + "\nreason"},
 	}}
 	var b strings.Builder
 	if err := r.WriteCSV(&b); err != nil {
@@ -193,8 +211,11 @@ func TestCSV(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := [][]string{
-		strings.Split("data.seq_len,nproc,backend,layout,recompute,status,tokens_per_second,tokens_per_second_per_device,tflops_per_device,mfu,step_seconds,step_seconds_min,step_seconds_max,memory_bytes,planned_memory_bytes,comm_wait_seconds,predicted_step_seconds,error", ","),
-		{"131072", "2", "flash", "zigzag", "full", "ok", "1000000000", "", "", "", "0.0000001", "", "", "1099511627776", "", "0", "", ""},
+		strings.Split("data.seq_len,nproc,backend,layout,recompute,status,tokens_per_second,"+
+			"tokens_per_second_per_device,tflops_per_device,mfu,step_seconds,step_seconds_min,step_seconds_max,"+
+			"memory_bytes,planned_memory_bytes,comm_wait_seconds,predicted_step_seconds,error", ","),
+		{"131072", "2", "flash", "zigzag", "full", "ok", "1000000000", "", "", "", "0.0000001", "", "", "1099511627776",
+			"", "0", "", ""},
 		{"1", "2", "", "", "", "failed", "", "", "", "", "", "", "", "", "", "", "", "a \"quoted\", long\nreason"},
 	}
 	if !reflect.DeepEqual(rows, want) {

@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// Cells returns every combination of the grid's values, the last axis fastest: Skipped those that an
-// entry of skip matches, Pending the others.
+// Cells returns every combination of the grid's values, the last axis fastest. A cell is Skipped if an entry of skip
+// matches it, else Pending.
 func (e *Experiment) Cells() []Cell {
 	total := 1
 	for _, a := range e.Grid {
@@ -35,10 +35,10 @@ func (e *Experiment) Cells() []Cell {
 	return cells
 }
 
-// maxID is the longest name of a cell's directory, in bytes.
+// maxID bounds the name of a cell's directory, in bytes.
 const maxID = 64
 
-// id is a name for a cell, for its directory: its number, and its values for a reader.
+// id names a cell's directory: its number, and its values for a reader.
 func (e *Experiment) id(number, digits int, values map[string]any) string {
 	name := fmt.Sprintf("%0*d", digits, number)
 	for _, a := range e.Grid {
@@ -52,12 +52,11 @@ func (e *Experiment) id(number, digits int, values map[string]any) string {
 	return name[:min(len(name), maxID)]
 }
 
-// cellDefaults are keys of every cell, below what the experiment sets: each step is logged, and nothing
-// beside training takes time. A schedule of the learning rate may be longer than a cell.
+// Defaults of every cell, which the experiment may override: each step is logged, and nothing beside training takes
+// time. A schedule of the learning rate may be longer than a cell.
 var cellDefaults = []string{"log.every=1", "log.tensorboard=false", "lr_schedule.warmup_steps=0"}
 
-// Flags returns what makes the base a cell's config, as --set takes it. set comes over what the experiment
-// sets.
+// Flags returns the --set flags that turn the base into a cell's config. set overrides the experiment's.
 func (e *Experiment) Flags(c *Cell, set []string) []string {
 	flags := slices.Concat(cellDefaults, e.setFlags, set)
 	for _, a := range e.Grid {
@@ -68,7 +67,7 @@ func (e *Experiment) Flags(c *Cell, set []string) []string {
 	return flags
 }
 
-// Saves reports whether the runs write checkpoints: where the experiment sets a key of them.
+// Saves reports whether the runs write checkpoints: the experiment sets a key of them.
 func (e *Experiment) Saves() bool {
 	for key := range e.Set {
 		if strings.HasPrefix(key, "checkpoint.") {
@@ -78,13 +77,13 @@ func (e *Experiment) Saves() bool {
 	return slices.ContainsFunc(e.Grid, func(a Axis) bool { return strings.HasPrefix(a.Key, "checkpoint.") })
 }
 
-// patience is how many times as long a cell may take for each halving of the gaps that come before it.
+// patience is the factor by which a cell may be more expensive for each halving of the gaps that precede it.
 const patience = 2
 
-// Order returns the pending cells as indices, in an order that gives a picture early: the ends of all axes of
-// numbers before their middles, those before the quarters, and so on. cost is the predicted time of a cell, in
-// any unit: cheap cells come before dear ones of one level, and before those of the next levels as far as
-// patience says. Where the cost of any is not known, 0, levels alone count.
+// Order returns the pending cells as indices, in an order that gives a picture early: the ends of all axes of numbers
+// before their middles, those before the quarters, and so on. cost is the predicted time of a cell, in any unit:
+// cheap cells come before expensive ones of their level, and before the next levels within patience. If the cost of
+// any is unknown, 0, only levels count.
 func (e *Experiment) Order(cells []Cell, cost func(i int) float64) []int {
 	weight := func(i, depth int) float64 { return cost(i) * math.Pow(patience, float64(depth)) }
 	for i := range cells {
@@ -115,7 +114,7 @@ func (e *Experiment) Order(cells []Cell, cost func(i int) float64) []int {
 	return order
 }
 
-// isScale reports whether an axis is one of numbers, of which some tell about those between.
+// isScale reports whether an axis has only numbers, so that some of its values predict the others.
 func isScale(a *Axis) bool {
 	return !slices.ContainsFunc(a.Values, func(v any) bool {
 		switch v.(type) {
@@ -126,8 +125,8 @@ func isScale(a *Axis) bool {
 	})
 }
 
-// level is how early the value with index i of n comes: 0 for the two ends, 1 for the middle, 2 for the
-// quarters, and so on, as van der Corput's sequence goes through an interval.
+// level ranks the value with index i of n: 0 for the two ends, 1 for the middle, 2 for the quarters, and so on, as
+// van der Corput's sequence visits an interval.
 func level(i, n int) int {
 	lo, hi, depth := 0, n-1, 0
 	if i == lo || i == hi {

@@ -61,17 +61,20 @@ type Cell struct {
 	Status Status `json:"status"`
 	Runs   int    `json:"runs"` // that ended, well or not
 
-	TokensPerSecond          float64  `json:"tokens_per_second,omitempty"` // over all devices; this and the next three are medians
-	TokensPerSecondPerDevice float64  `json:"tokens_per_second_per_device,omitempty"`
-	TFLOPsPerDevice          float64  `json:"tflops_per_device,omitempty"` // model FLOPs: causal attention halved, recompute not counted
-	MFU                      float64  `json:"mfu,omitempty"`               // of 1
-	StepSeconds              float64  `json:"step_seconds,omitempty"`      // median
-	StepSecondsMin           float64  `json:"step_seconds_min,omitempty"`
-	StepSecondsMax           float64  `json:"step_seconds_max,omitempty"`
-	MemoryBytes              int64    `json:"memory_bytes,omitempty"` // the most that a rank had, measured
-	PlannedMemoryBytes       int64    `json:"planned_memory_bytes,omitempty"`
-	CommWaitSeconds          *float64 `json:"comm_wait_seconds,omitempty"` // of a step, median: transfers that nothing hid
-	PredictedStepSeconds     float64  `json:"predicted_step_seconds,omitempty"`
+	// over all devices; this and the next three are medians
+	TokensPerSecond          float64 `json:"tokens_per_second,omitempty"`
+	TokensPerSecondPerDevice float64 `json:"tokens_per_second_per_device,omitempty"`
+	// model FLOPs: causal attention halved, recompute not counted
+	TFLOPsPerDevice    float64 `json:"tflops_per_device,omitempty"`
+	MFU                float64 `json:"mfu,omitempty"`          // of 1
+	StepSeconds        float64 `json:"step_seconds,omitempty"` // median
+	StepSecondsMin     float64 `json:"step_seconds_min,omitempty"`
+	StepSecondsMax     float64 `json:"step_seconds_max,omitempty"`
+	MemoryBytes        int64   `json:"memory_bytes,omitempty"` // the most that a rank had, measured
+	PlannedMemoryBytes int64   `json:"planned_memory_bytes,omitempty"`
+	// of a step, median: transfers that nothing hid
+	CommWaitSeconds      *float64 `json:"comm_wait_seconds,omitempty"`
+	PredictedStepSeconds float64  `json:"predicted_step_seconds,omitempty"`
 
 	Error   string   `json:"error,omitempty"` // one line; of a cell that is not ok
 	Memory  *Memory  `json:"memory,omitempty"`
@@ -152,7 +155,8 @@ func Decode(r io.Reader) (*Results, error) {
 		return nil, fmt.Errorf("results of an experiment: %w", err)
 	}
 	if res.Version != Version {
-		return nil, fmt.Errorf("results of an experiment: version %d; this program reads version %d", res.Version, Version)
+		return nil, fmt.Errorf("results of an experiment: version %d; this program reads version %d", res.Version,
+			Version)
 	}
 	return &res, nil
 }

@@ -10,7 +10,8 @@ import (
 func TestResultsReadBack(t *testing.T) {
 	none := 0.0
 	want := &Results{
-		Version: Version, Name: "scale", Command: "cprun scale scale.yaml", Commit: "abc", Machine: "2 cores", Base: "train.yaml", Device: "cpu",
+		Version: Version, Name: "scale", Command: "cprun scale scale.yaml", Commit: "abc", Machine: "2 cores",
+		Base: "train.yaml", Device: "cpu",
 		Created: time.Date(2026, 11, 22, 23, 40, 0, 0, time.UTC),
 		Grid:    []Axis{{"data.seq_len", []any{1024.0, 2048.0}}, {"parallel.algorithm", []any{"ring"}}},
 		Set:     map[string]any{"train.steps": 5.0},
@@ -34,7 +35,8 @@ func TestResultsReadBack(t *testing.T) {
 
 func TestText(t *testing.T) {
 	for want, value := range map[string]any{
-		"": nil, "1048576": int64(1 << 20), "0.0000001": 1e-7, "131072": 131072.0, "true": true, "ring": "ring", "[0.9,0.95]": []any{0.9, 0.95},
+		"": nil, "1048576": int64(1 << 20), "0.0000001": 1e-7, "131072": 131072.0, "true": true, "ring": "ring",
+		"[0.9,0.95]": []any{0.9, 0.95},
 	} {
 		if got := Text(value); got != want {
 			t.Errorf("Text(%v) = %q; want %q", value, got, want)

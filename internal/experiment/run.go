@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/cprun/cprun/internal/bench"
-	"github.com/cprun/cprun/internal/metrics"
 )
 
 // Run is one run of a cell that has ended: a line of cells.jsonl.
@@ -17,9 +16,10 @@ type Run struct {
 	Ended   time.Time `json:"ended"`
 	Seconds float64   `json:"seconds"` // of the whole run, with its start
 	Commit  string    `json:"commit"`  // of the program that ran it
-	Dir     string    `json:"dir"`     // relative to the file's directory; "": none was started, since the cell cannot run
-	Counted *Counted  `json:"counted,omitempty"`
-	Plan    Plan      `json:"plan"` // on the machine of the run
+	// relative to the file's directory; "": none was started, since the cell cannot run
+	Dir     string   `json:"dir"`
+	Counted *Counted `json:"counted,omitempty"`
+	Plan    Plan     `json:"plan"` // on the machine of the run
 }
 
 // A Plan predicts a cell before it runs; 0 and nil are not known.
@@ -42,43 +42,8 @@ func (c *Cell) Predict(p Plan) {
 	}
 }
 
-// Counted holds the measurements of a run after its warm-up, one value for each step.
-// A list is empty if a value is not known.
-type Counted struct {
-	StepSeconds              []float64 `json:"step_seconds"`
-	TokensPerSecond          []float64 `json:"tokens_per_second"`
-	TokensPerSecondPerDevice []float64 `json:"tokens_per_second_per_device"`
-	TFLOPsPerDevice          []float64 `json:"tflops_per_device"`
-	MFU                      []float64 `json:"mfu"`
-	CommWaitSeconds          []float64 `json:"comm_wait_seconds"`
-	MemoryBytes              int64     `json:"memory_bytes"` // the most, warming up included
-}
-
-// Count returns the counted steps of a run's metrics; nil if there are none.
-func Count(steps []metrics.Step, warmup int) *Counted {
-	c := &Counted{}
-	for _, s := range steps {
-		c.MemoryBytes = max(c.MemoryBytes, s.MemoryBytes)
-		if s.Step <= int64(warmup) { // a validation before the first step is step 0
-			continue
-		}
-		for _, f := range []struct {
-			to   *[]float64
-			what metrics.Float
-		}{
-			{&c.StepSeconds, s.StepSeconds}, {&c.TokensPerSecond, s.TokensPerSecond}, {&c.TokensPerSecondPerDevice, s.TokensPerSecondPerDevice},
-			{&c.TFLOPsPerDevice, s.TFLOPsPerDevice}, {&c.MFU, s.MFU}, {&c.CommWaitSeconds, s.CommWaitSeconds},
-		} {
-			if f.what.Known() {
-				*f.to = append(*f.to, float64(f.what))
-			}
-		}
-	}
-	if len(c.StepSeconds) == 0 {
-		return nil
-	}
-	return c
-}
+// Counted holds the measurements of a run after its warm-up.
+type Counted = bench.Counted
 
 // Settle sets the statuses and figures of the cells from their runs. Of two lines for one run the later
 // counts. A cell is done when it has repeat good runs, or one that is not.
@@ -116,14 +81,16 @@ func (c *Cell) settle(runs []Run, repeat int) {
 			c.Status, c.Error = r.Status, r.Error
 		}
 		if r.Counted != nil {
-			all.add(r.Counted)
+			add(&all, r.Counted)
 		}
 	}
 	if len(all.StepSeconds) == 0 {
 		return
 	}
-	c.StepSeconds, c.StepSecondsMin, c.StepSecondsMax = bench.Median(all.StepSeconds), slices.Min(all.StepSeconds), slices.Max(all.StepSeconds)
-	c.TokensPerSecond, c.TokensPerSecondPerDevice = bench.Median(all.TokensPerSecond), bench.Median(all.TokensPerSecondPerDevice)
+	c.StepSeconds, c.StepSecondsMin, c.StepSecondsMax = bench.Median(all.StepSeconds), slices.Min(all.StepSeconds),
+		slices.Max(all.StepSeconds)
+	c.TokensPerSecond, c.TokensPerSecondPerDevice = bench.Median(all.TokensPerSecond),
+		bench.Median(all.TokensPerSecondPerDevice)
 	c.TFLOPsPerDevice, c.MFU, c.MemoryBytes = bench.Median(all.TFLOPsPerDevice), bench.Median(all.MFU), all.MemoryBytes
 	if len(all.CommWaitSeconds) > 0 {
 		wait := bench.Median(all.CommWaitSeconds)
@@ -132,7 +99,7 @@ func (c *Cell) settle(runs []Run, repeat int) {
 }
 
 // add appends the steps of another run.
-func (c *Counted) add(o *Counted) {
+func add(c, o *Counted) {
 	c.StepSeconds = append(c.StepSeconds, o.StepSeconds...)
 	c.TokensPerSecond = append(c.TokensPerSecond, o.TokensPerSecond...)
 	c.TokensPerSecondPerDevice = append(c.TokensPerSecondPerDevice, o.TokensPerSecondPerDevice...)

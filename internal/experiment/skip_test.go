@@ -19,17 +19,20 @@ skip: [%s]
 `
 
 func TestSkip(t *testing.T) {
+	is := func(key, value string) func(c *Cell) bool { return func(c *Cell) bool { return c.Text(key) == value } }
 	for entry, want := range map[string]func(c *Cell) bool{
-		"{data.seq_len: 131072}": func(c *Cell) bool { return c.Text("data.seq_len") == "131072" },
+		"{data.seq_len: 131072}": is("data.seq_len", "131072"),
 		"{data.seq_len: 1K, parallel.algorithm: [allgather, ulysses]}": func(c *Cell) bool {
 			return c.Text("data.seq_len") == "1024" && c.Text("parallel.algorithm") != "ring"
 		},
-		"{parallel.context: auto}":                       func(c *Cell) bool { return c.Text("parallel.context") == "auto" },
-		"{parallel.context: [2, 4]}":                     func(c *Cell) bool { return c.Text("parallel.context") == "2" },
-		"{train.deterministic: false}":                   func(c *Cell) bool { return c.Text("train.deterministic") == "false" },
-		"{optimizer.betas: [[0.9, 0.990]]}":              func(c *Cell) bool { return c.Text("optimizer.betas") == "[0.9,0.99]" },
-		`{log.prometheus: ""}`:                           func(c *Cell) bool { return c.Text("log.prometheus") == "" },
-		"{data.seq_len: 1K}, {parallel.algorithm: ring}": func(c *Cell) bool { return c.Text("data.seq_len") == "1024" || c.Text("parallel.algorithm") == "ring" },
+		"{parallel.context: auto}":          is("parallel.context", "auto"),
+		"{parallel.context: [2, 4]}":        is("parallel.context", "2"),
+		"{train.deterministic: false}":      is("train.deterministic", "false"),
+		"{optimizer.betas: [[0.9, 0.990]]}": is("optimizer.betas", "[0.9,0.99]"),
+		`{log.prometheus: ""}`:              is("log.prometheus", ""),
+		"{data.seq_len: 1K}, {parallel.algorithm: ring}": func(c *Cell) bool {
+			return c.Text("data.seq_len") == "1024" || c.Text("parallel.algorithm") == "ring"
+		},
 	} {
 		e, err := load(t, fmt.Sprintf(skipGrid, entry))
 		if err != nil {
@@ -59,7 +62,8 @@ func TestSkipRefuses(t *testing.T) {
 		"{}":                                   {"map"},
 		"null":                                 {"map"},
 		"[data.seq_len]":                       {"map"},
-		"data.seq_len == 1K && parallel.algorithm != ring": {"{data.seq_len: 1K, parallel.algorithm: [allgather, ulysses]}"},
+		"data.seq_len == 1K && parallel.algorithm != ring": {"{data.seq_len: 1K, parallel.algorithm: [allgather, " +
+			"ulysses]}"},
 		`"data.seq_len==1K&&parallel.algorithm == 'ring'"`: {"{data.seq_len: 1K, parallel.algorithm: ring}"},
 		"data.seq_len >= 1K && parallel.algorithm != ring": {skipSample},
 		"data.seq_len == 1K || parallel.algorithm != ring": {skipSample},

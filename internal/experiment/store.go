@@ -22,7 +22,7 @@ import (
 // Names in the directory of an experiment.
 const (
 	cellsName  = "cells"       // run directories, by cell and number of the run
-	logName    = "cells.jsonl" // what has ended
+	logName    = "cells.jsonl" // runs that have ended
 	logPattern = "cells*.jsonl"
 	lockName   = ".lock"
 	csvName    = "results.csv"
@@ -30,15 +30,15 @@ const (
 	reportName = "report.html"
 )
 
-// maxLog is more than the runs of any experiment take, in bytes.
+// maxLog bounds a log, in bytes.
 const maxLog = 1 << 30
 
-// Identity is what two starts of one experiment must have alike, by name.
+// Identity holds the properties that two starts of one experiment share, by name.
 type Identity map[string]string
 
 // Header is the first line of cells.jsonl.
 type Header struct {
-	// Who began the experiment, when and where, as results.json tells it.
+	// The start of the experiment, for results.json.
 	Version  int       `json:"version"`
 	Identity Identity  `json:"experiment"`
 	Created  time.Time `json:"created"`
@@ -55,7 +55,8 @@ type ChangedError struct {
 }
 
 func (e *ChangedError) Error() string {
-	return fmt.Sprintf("%s has results of an experiment that differs in %s; name another --out, or begin anew there with --resume never, which removes them",
+	return fmt.Sprintf("%s has results of an experiment that differs in %s; name another --out, or begin anew there "+
+		"with --resume never, which removes them",
 		terminal.Name(e.Dir), strings.Join(e.Keys, ", "))
 }
 
@@ -72,7 +73,7 @@ type Store struct {
 // Options say how a directory is opened.
 type Options struct {
 	Header Header
-	Anew   bool // what is there is removed
+	Anew   bool // removes earlier results
 	// Share is the number of a task, from 1, that runs a part of the cells beside others; 0: all of them.
 	Share int
 }
@@ -92,7 +93,7 @@ func Open(dir string, o Options) (*Store, error) {
 	return s, nil
 }
 
-// open locks the directory, and reads what it has.
+// open locks and reads the directory.
 func (s *Store) open(o Options) error {
 	if err := s.lock(o.Share); err != nil {
 		return err
@@ -136,16 +137,17 @@ func (s *Store) lockFile(name string, how int) error {
 	s.locks = append(s.locks, f)
 	// Where a file system knows no locks, none is held: it is a courtesy then.
 	if errors.Is(syscall.Flock(int(f.Fd()), how|syscall.LOCK_NB), syscall.EWOULDBLOCK) {
-		return fmt.Errorf("%s is in use by another cprun scale; wait for its end, or name another --out", terminal.Name(s.root.Name()))
+		return fmt.Errorf("%s is in use by another cprun scale; wait for its end, or name another --out",
+			terminal.Name(s.root.Name()))
 	}
 	return nil
 }
 
-// clear removes what an experiment has left; other files stay.
+// clear removes the results of an experiment; other files stay.
 func (s *Store) clear() error {
 	names, err := fs.Glob(s.root.FS(), logPattern)
 	if err != nil || len(names) == 0 {
-		return err // no experiment was here: what has such a name is somebody's
+		return err // no experiment was here: such names are somebody's
 	}
 	for _, name := range append([]string{cellsName, csvName, jsonName, reportName}, names...) {
 		if err := s.root.RemoveAll(name); err != nil {
@@ -214,7 +216,7 @@ func (s *Store) readAll() error {
 	return nil
 }
 
-// parseLog reads the whole lines of a cells.jsonl; what follows the last of them is torn, and left out.
+// parseLog reads the whole lines of a cells.jsonl and leaves out a torn last line.
 func parseLog(text []byte) (h *Header, runs []Run, err error) {
 	text = text[:bytes.LastIndexByte(text, '\n')+1]
 	number := 0
@@ -239,7 +241,7 @@ func parseLog(text []byte) (h *Header, runs []Run, err error) {
 	return h, runs, nil
 }
 
-// differ lists the names whose values are not those of o.
+// differ lists the names with other values in o.
 func (id Identity) differ(o Identity) (keys []string) {
 	for _, key := range slices.Sorted(maps.Keys(id)) {
 		if id[key] != o[key] {
@@ -278,8 +280,8 @@ func (s *Store) write(v any) error {
 // Dir returns the path of the directory.
 func (s *Store) Dir() string { return s.root.Name() }
 
-// Prepare makes the directory of a cell, with its config, and makes sure that of the run with that number is
-// not there: a start that was killed may have left one. It returns both paths, relative to the store's.
+// Prepare makes the directory of a cell, with its config, and removes a run of that number, which a killed start may
+// have left. It returns both paths, relative to the store's.
 func (s *Store) Prepare(cell string, run int, config []byte) (dir, file string, err error) {
 	at := filepath.Join(cellsName, cell)
 	dir, file = filepath.Join(at, fmt.Sprint(run)), filepath.Join(at, "cell.yaml")
@@ -305,7 +307,7 @@ func (s *Store) Write(name string, f func(w io.Writer) error) error {
 	return files.Write(s.root, name, func(d *files.Draft) error { return f(d) })
 }
 
-// WriteResults does what the function of that name does, in the store's directory.
+// WriteResults calls the function of that name for the store's directory.
 func (s *Store) WriteResults(r *Results, report func(io.Writer, *Results) error) error {
 	return WriteResults(s.root, r, report)
 }
@@ -349,8 +351,8 @@ func Peek(dir string, id Identity) (runs []Run) {
 	return runs
 }
 
-// Unfinished returns the newest of some directories that holds the same experiment with something left to
-// run, which done says of its runs; "" where none does.
+// Unfinished returns the newest of some directories that holds the same experiment with runs left, as done reports;
+// "" if there is none.
 func Unfinished(dirs []string, id Identity, done func(runs []Run) bool) string {
 	slices.Sort(dirs)
 	for _, dir := range slices.Backward(dirs) {
@@ -358,7 +360,8 @@ func Unfinished(dirs []string, id Identity, done func(runs []Run) bool) string {
 		if err != nil {
 			continue
 		}
-		if h, _, err := parseLog(text); err == nil && h != nil && len(id.differ(h.Identity)) == 0 && !done(Peek(dir, id)) {
+		if h, _, err := parseLog(text); err == nil && h != nil && len(id.differ(h.Identity)) == 0 &&
+			!done(Peek(dir, id)) {
 			return dir
 		}
 	}

@@ -18,12 +18,14 @@ func writeBytes(to *os.Root, eos int) error {
 	}
 	added := []map[string]any{}
 	settings := map[string]any{
-		"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": false, "model_max_length": maxBytesLength,
+		"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": false,
+		"model_max_length": maxBytesLength,
 	}
 	if eos >= len(vocab) {
 		vocab[eosText] = eos
 		added = append(added, map[string]any{
-			"id": eos, "content": eosText, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true,
+			"id": eos, "content": eosText, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+			"special": true,
 		})
 		settings["eos_token"] = eosText
 	}
@@ -45,7 +47,7 @@ func writeBytes(to *os.Root, eos int) error {
 // maxBytesLength says that no text is too long, as transformers writes it.
 var maxBytesLength = json.Number("1000000000000000019884624838656")
 
-// visibleBytes is the character that GPT-2's tokenizers write for each byte: itself, where it can be
+// visibleBytes returns the character that GPT-2's tokenizers write for each byte: itself, where it can be
 // seen, else one of those from U+0100 on.
 func visibleBytes() (all [256]rune) {
 	next := rune(256)

@@ -16,8 +16,8 @@ const (
 )
 
 // EOS returns the id of the token that ends a text of the model in a directory: eos_token_id of
-// config.json, else of generation_config.json, the first where they list several, else the id of
-// the eos_token of tokenizer_config.json. It is -1 where none of them says.
+// config.json, else of generation_config.json, the first of several, else the id of
+// the eos_token of tokenizer_config.json. It is -1 if none of them has it.
 func EOS(path string) (int, error) {
 	d, err := openDir(path)
 	if err != nil {
@@ -55,7 +55,7 @@ func Ends(path string) ([]int, error) {
 	return []int{id}, nil
 }
 
-// ends is eos_token_id of a file, if it is there.
+// ends returns eos_token_id of a file, if it is there.
 func (d *dir) ends(name string) ([]int, error) {
 	var c struct {
 		EOS json.RawMessage `json:"eos_token_id"`
@@ -85,7 +85,7 @@ func (d *dir) decode(name string, limit int64, values int, v any) (bool, error) 
 	return true, nil
 }
 
-// tokenIDs is an id, or a list of them; none of null and nothing.
+// tokenIDs returns an id, or a list of them; none of null and nothing.
 func tokenIDs(raw json.RawMessage) (ids []int, err error) {
 	if len(raw) == 0 || string(raw) == "null" {
 		return nil, nil

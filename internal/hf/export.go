@@ -20,13 +20,13 @@ import (
 // huggingface_hub has it.
 const ShardLimit = 5_000_000_000
 
-// Model is what Export writes.
+// Model is the input of Export.
 type Model struct {
 	Config  *Config
 	DType   safetensors.DType // F32, BF16 or F16
-	Tensors []Tensor          // in the order of the model, which is that of the shards
-	// Read fills dst with the elements of a tensor from off on. It is called for each in turn, piece
-	// by piece, so that no more than a piece stands in memory, however long a tensor claims to be.
+	Tensors []Tensor          // in the order of the model and of the shards
+	// Read fills dst with the elements of a tensor, beginning at off. It is called for each in turn, piece
+	// by piece, so that no more than a piece is in memory, however long a tensor claims to be.
 	Read func(t Tensor, off int64, dst []float32) error
 
 	From       string   // model directory that training began with; "" for none
@@ -131,7 +131,7 @@ func (m Model) shards(limit int64) [][]Tensor {
 	return append(all, now)
 }
 
-// pieceSize is how many elements of a tensor stand in memory at once.
+// pieceSize bounds the elements of a tensor in memory at once.
 const pieceSize = 4 << 20
 
 // entry asks for a tensor's elements when its turn in the file comes.
@@ -152,7 +152,7 @@ func (m Model) entry(t Tensor) safetensors.Entry {
 	}}
 }
 
-// torchNames are the names of element types in config.json.
+// torchNames maps element types to their names in config.json.
 var torchNames = map[safetensors.DType]string{
 	safetensors.F32: "float32", safetensors.F16: "float16", safetensors.BF16: "bfloat16",
 }
@@ -168,7 +168,7 @@ func ElementType(name string) (_ safetensors.DType, ok bool) {
 }
 
 // WriteConfig writes config.json, in a form that transformers 4 and 5 both read: the rotary
-// settings and the element type stand there twice.
+// settings and the element type are written twice.
 func WriteConfig(dir *os.Root, c *Config, dtype safetensors.DType) error {
 	if faults := c.Check(); len(faults) > 0 {
 		return &ConfigError{terminal.Name(filepath.Join(dir.Name(), "config.json")), faults}
@@ -258,7 +258,7 @@ func writeWindow(m map[string]any, c *Config) {
 	}
 }
 
-// number is a float that Python reads as a float and not as an integer.
+// number returns a float that Python reads as a float and not as an integer.
 func number(x float64) json.RawMessage {
 	b := strconv.AppendFloat(nil, x, 'g', -1, 64)
 	for _, c := range b {

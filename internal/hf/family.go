@@ -13,7 +13,7 @@ import (
 type Family struct {
 	Name  string // model_type of config.json, and model.architecture of train.yaml
 	Class string // in architectures of config.json
-	About string // what it is, for the reference of train.yaml; may be empty
+	About string // a description for the reference of train.yaml; may be empty
 
 	Tensors  Names
 	Layer    string // prefix of the names of a layer's tensors; %d is its number, from 0
@@ -21,14 +21,14 @@ type Family struct {
 	Windows  Windows
 	// Ropes are the kinds of rope scaling that its models may have; nil: all that are computed.
 	Ropes []string
-	// Export is keys of config.json that an export has beside those of all families.
+	// Export holds keys of config.json for an export, beside the common ones.
 	Export map[string]any
 }
 
 // A Role is the use of a tensor in a model.
 type Role int
 
-// The roles. Those from InputNorm on are of each layer.
+// The roles. InputNorm and the following ones are of each layer.
 const (
 	Embedding Role = iota // [vocab, hidden]
 	Head                  // [vocab, hidden]; absent if tied to the embedding
@@ -111,7 +111,7 @@ func (c *Config) shape(r Role) []int {
 	return []int{c.HiddenSize}
 }
 
-// Defaults are what transformers takes where config.json does not have a key.
+// Defaults are the values of transformers for keys that config.json lacks.
 type Defaults struct {
 	KVHeads           int // num_key_value_heads; 0: as many as heads
 	HeadDim           int // 0: hidden_size / num_attention_heads
@@ -121,7 +121,7 @@ type Defaults struct {
 
 // Windows says how config.json speaks of sliding windows.
 type Windows struct {
-	Default int  // sliding_window where the key is absent; 0: none
+	Default int  // sliding_window without the key; 0: none
 	Asked   bool // layers slide only if use_sliding_window is true, not unless it is false
 	// From is the default of max_window_layers: layers before it see everything, where
 	// layer_types does not say. 0: the key means nothing.
@@ -151,7 +151,7 @@ func Register(f Family) {
 // Families returns the names of all families, sorted.
 func Families() []string { return slices.Sorted(maps.Keys(families)) }
 
-// About says what the families are, as far as their names do not.
+// About describes the families, beyond their names.
 func About() string {
 	var out []string
 	for _, name := range Families() {
@@ -162,7 +162,7 @@ func About() string {
 	return strings.Join(out, "; ")
 }
 
-// Family returns that of a valid config.
+// Family returns the family of a valid config.
 func (c *Config) Family() *Family {
 	f := families[c.Architecture]
 	if f == nil {
@@ -174,10 +174,10 @@ func (c *Config) Family() *Family {
 // HasHeadNorms reports whether the heads of queries and keys are normalised.
 func (f *Family) HasHeadNorms() bool { return f.Tensors[QueryNorm] != "" }
 
-// ropes are the kinds of rope scaling that are computed, in the order in which errors name them.
+// ropes lists the kinds of rope scaling that are computed, in the order of errors.
 var ropes = []string{"linear", "llama3", "yarn"}
 
-// ropes are those that a family has; of an unknown one all.
+// ropes returns the kinds that a family has; of an unknown one all.
 func (f *Family) ropes() []string {
 	if f == nil || f.Ropes == nil {
 		return ropes
@@ -185,7 +185,7 @@ func (f *Family) ropes() []string {
 	return f.Ropes
 }
 
-// classes are those of all families, sorted by the families' names.
+// classes returns the classes of all families, sorted by the families' names.
 func classes() (out []string) {
 	for _, name := range Families() {
 		out = append(out, families[name].Class)
@@ -202,7 +202,7 @@ func and(words ...string) string {
 	return strings.Join(words[:last], ", ") + " and " + words[last]
 }
 
-// strangers are what to say of families that are not registered and whose models can be trained
+// strangers holds advice on families that are not registered, with models that can be trained
 // under the name of another.
 var strangers = map[string]string{
 	"mistral": "Its tensors are named like llama's, but its " +

@@ -6,7 +6,7 @@ import (
 	"math"
 )
 
-// object is a JSON object whose values are read one by one, each with its type, so that
+// An object is a JSON object whose values are read one by one, each with its type, so that
 // every wrong one is reported.
 type object struct {
 	prefix string // of its keys in faults
@@ -73,7 +73,7 @@ func (o object) text(key, missing string) string {
 	return v
 }
 
-// object is a nested object; nil keys where it is absent, null or empty.
+// object returns a nested object; nil keys where it is absent, null or empty.
 func (o object) object(key string) object {
 	in := object{prefix: o.prefix + key + ".", faults: o.faults}
 	o.get(key, "an object", &in.keys)

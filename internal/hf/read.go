@@ -33,7 +33,8 @@ func ReadConfig(dir string) (*Config, error) {
 	}
 	defer d.Close()
 	if d.exists("adapter_config.json") && !d.exists("config.json") {
-		return nil, fmt.Errorf("model directory %s: it holds a LoRA adapter (adapter_config.json), not a model: name its base model, or merge the two "+
+		return nil, fmt.Errorf("model directory %s: it holds a LoRA adapter (adapter_config.json), not a model: name its "+
+			"base model, or merge the two "+
 			"in peft (merge_and_unload) and save_pretrained", d.path)
 	}
 	raw, err := d.readJSON("config.json", maxConfig, maxConfigValues)
@@ -159,7 +160,8 @@ func refuse(o object) {
 	if p := o.number("partial_rotary_factor", 1); p != 1 {
 		o.fault("partial_rotary_factor", "%v is not supported; cprun rotates all dimensions of a head", p)
 	}
-	for _, key := range []string{"num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok", "moe_intermediate_size"} {
+	const experts = "num_experts num_local_experts n_routed_experts num_experts_per_tok moe_intermediate_size"
+	for key := range strings.FieldsSeq(experts) {
 		if o.integer(key, 0) != 0 {
 			o.fault(key, "mixtures of experts are not supported")
 		}
@@ -199,7 +201,8 @@ func readShape(c *Config, o object) {
 	if headDim == 0 && c.NumAttentionHeads > 0 {
 		headDim = c.HiddenSize / c.NumAttentionHeads
 		if !o.has("head_dim") && c.HiddenSize%c.NumAttentionHeads != 0 {
-			o.fault("head_dim", "missing, and hidden_size %d is no multiple of num_attention_heads %d", c.HiddenSize, c.NumAttentionHeads)
+			o.fault("head_dim", "missing, and hidden_size %d is no multiple of num_attention_heads %d", c.HiddenSize,
+				c.NumAttentionHeads)
 		}
 	}
 	c.HeadDim = o.integer("head_dim", headDim)
@@ -238,7 +241,8 @@ func readWindow(c *Config, o object) {
 	if use {
 		c.SlidingWindow = window
 	}
-	if c.LayerTypes != nil && len(c.LayerTypes) == c.NumHiddenLayers && !slices.ContainsFunc(c.LayerTypes, func(t string) bool { return t != FullAttention }) {
+	other := func(t string) bool { return t != FullAttention }
+	if c.LayerTypes != nil && len(c.LayerTypes) == c.NumHiddenLayers && !slices.ContainsFunc(c.LayerTypes, other) {
 		// Nothing slides: one way to say it, whichever way the file did.
 		c.SlidingWindow, c.LayerTypes = 0, nil
 	}

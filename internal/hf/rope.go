@@ -27,7 +27,8 @@ func readRope(c *Config, o object) string {
 		r.fault("mrope_section", "rotation by image coordinates is not supported")
 	}
 	s := &RopeScaling{Type: r.text("rope_type", r.text("type", "default"))}
-	trained := o.integer("original_max_position_embeddings", r.integer("original_max_position_embeddings", c.MaxPositionEmbedding))
+	trained := o.integer("original_max_position_embeddings", r.integer("original_max_position_embeddings",
+		c.MaxPositionEmbedding))
 	switch s.Type {
 	case "default":
 		return r.prefix
@@ -44,7 +45,8 @@ func readRope(c *Config, o object) string {
 		if !r.has(key) {
 			key = "type"
 		}
-		r.fault(key, "%.64q is not supported; cprun has %s", s.Type, and(append([]string{"default"}, c.Family().ropes()...)...))
+		r.fault(key, "%.64q is not supported; cprun has %s", s.Type, and(append([]string{"default"},
+			c.Family().ropes()...)...))
 		return r.prefix
 	}
 	c.RopeScaling = s
@@ -75,7 +77,7 @@ func readYarn(c *Config, s *RopeScaling, r object, trained int) {
 	}
 }
 
-// required is a number that must be there.
+// required returns a number that must be there.
 func (o object) required(key string) float64 {
 	if !o.has(key) {
 		o.fault(key, "missing")

@@ -45,9 +45,11 @@ func OpenWeights(path string) (*Weights, error) {
 	case d.exists(indexFile):
 		err = w.openShards(d)
 	default:
-		err = fmt.Errorf("model directory %s: neither %s nor %s in it; model.from needs weights in safetensors", d.path, singleFile, indexFile)
+		err = fmt.Errorf("model directory %s: neither %s nor %s in it; model.from needs weights in safetensors", d.path,
+			singleFile, indexFile)
 		if d.exists("pytorch_model.bin") || d.exists("pytorch_model.bin.index.json") {
-			err = fmt.Errorf("%w; pytorch_model.bin is a pickle, which can run code and is not read: load it in transformers and save_pretrained with safetensors", err)
+			err = fmt.Errorf("%w; pytorch_model.bin is a pickle, which can run code and is not read: load it in "+
+				"transformers and save_pretrained with safetensors", err)
 		}
 	}
 	if err != nil {
@@ -86,7 +88,8 @@ func (w *Weights) openShard(d *dir, name string) (*safetensors.File, error) {
 	w.headers += s.HeaderBytes()
 	w.tensors += len(s.Names())
 	if w.headers > maxHeaders || w.tensors > safetensors.MaxTensors {
-		return nil, fmt.Errorf("model directory %s: the headers up to %s have %d bytes and %d tensors; at most %d and %d are read",
+		return nil, fmt.Errorf("model directory %s: the headers up to %s have %d bytes and %d tensors; at most %d and %d "+
+			"are read",
 			w.path, terminal.Name(name), w.headers, w.tensors, maxHeaders, safetensors.MaxTensors)
 	}
 	return s, nil
@@ -147,7 +150,8 @@ func (w *Weights) openShards(d *dir) error {
 			faults.Addf("%s: weight_map: %s not in %s; fetch the model again", path, tensorsNamed(absent), terminal.Name(file))
 		}
 		if len(strange) > 0 {
-			faults.Addf("%s: weight_map: %s in %s, but not listed for it; fetch the model again", path, tensorsNamed(strange), terminal.Name(file))
+			faults.Addf("%s: weight_map: %s in %s, but not listed for it; fetch the model again", path, tensorsNamed(strange),
+				terminal.Name(file))
 		}
 	}
 	if err := faults.Err(); err != nil && left > 0 {
@@ -193,8 +197,10 @@ func (w *Weights) Close() error {
 	return errors.Join(errs...)
 }
 
-// Check compares the files with the tensors of a model of a family: tensors that are missing, have another shape, have a
-// type that is not a float, and tensors that the model does not have are in the error, the first of each kind by name. Two
+// Check compares the files with the tensors of a model of a family: tensors that are missing, have another shape, have
+// a
+// type that is not a float, and tensors that the model does not have are in the error, the first of each kind by name.
+// Two
 // kinds may be there in vain: rotary_emb.inv_freq, which old files carry, and the head of a model that is tied to its
 // embeddings.
 func (w *Weights) Check(f *Family, want []Tensor) error {
@@ -230,8 +236,10 @@ func (w *Weights) Check(f *Family, want []Tensor) error {
 			out = append(out, tensorsNamed(k.names)+" "+k.say)
 		}
 	}
-	if len(missing) > 0 && w.where[head] == nil && slices.ContainsFunc(want, func(t Tensor) bool { return t.Name == head }) {
-		out = append(out, fmt.Sprintf("if the model has no output matrix %q of its own, set model.tie_word_embeddings to true", head))
+	untied := slices.ContainsFunc(want, func(t Tensor) bool { return t.Name == head })
+	if len(missing) > 0 && w.where[head] == nil && untied {
+		out = append(out, fmt.Sprintf("if the model has no output matrix %q of its own, set model.tie_word_embeddings to "+
+			"true", head))
 	}
 	if len(out) == 0 {
 		return nil
@@ -257,17 +265,20 @@ func tensorsNamed(names []string) string {
 func (w *Weights) check(t Tensor) (*safetensors.Info, error) {
 	s, ok := w.where[t.Name]
 	if !ok {
-		return nil, fmt.Errorf("model directory %s: tensor %q: missing; config.json needs it with shape %v", w.path, t.Name, t.Shape)
+		return nil, fmt.Errorf("model directory %s: tensor %q: missing; config.json needs it with shape %v", w.path, t.Name,
+			t.Shape)
 	}
 	i, _ := s.Info(t.Name)
 	if !slices.Equal(i.Shape, t.Shape) {
-		return &i, fmt.Errorf("model directory %s: tensor %q: shape %v, but config.json needs %v", w.path, t.Name, i.Shape, t.Shape)
+		return &i, fmt.Errorf("model directory %s: tensor %q: shape %v, but config.json needs %v", w.path, t.Name, i.Shape,
+			t.Shape)
 	}
 	switch i.DType {
 	case safetensors.F64, safetensors.F32, safetensors.F16, safetensors.BF16:
 		return &i, nil
 	}
-	return &i, fmt.Errorf("model directory %s: tensor %q: type %.64s is not supported; convert it to F64, F32, F16 or BF16", w.path, t.Name, i.DType)
+	return &i, fmt.Errorf("model directory %s: tensor %q: type %.64s is not supported; convert it to F64, F32, F16 or "+
+		"BF16", w.path, t.Name, i.DType)
 }
 
 // Read fills dst with the elements of a tensor, row-major, beginning at element off: all of it,
@@ -281,7 +292,8 @@ func (w *Weights) Read(t Tensor, dst []float32, off int64) error {
 	}
 	for i, x := range dst {
 		if x-x != 0 { // NaN or an infinity
-			return fmt.Errorf("%s: tensor %q: element %d is %v: the weights in the file are spoilt; fetch the model again, or start from another",
+			return fmt.Errorf("%s: tensor %q: element %d is %v: the weights in the file are spoilt; fetch the model again, "+
+				"or start from another",
 				w.where[t.Name].Name(), t.Name, off+int64(i), x)
 		}
 	}

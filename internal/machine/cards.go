@@ -51,8 +51,8 @@ func (m Machine) card() (Card, bool) {
 	return CardFor(m.Arch)
 }
 
-// CardFor returns the common card of an architecture, or of the newest one before it (a new GPU is at least as fast); false
-// below the first.
+// CardFor returns the common card of an architecture, or of the newest one before it (a new GPU is at least as fast);
+// false below the first.
 func CardFor(arch int) (card Card, ok bool) {
 	for _, c := range cards {
 		if c.Arch <= arch && c.Arch > card.Arch {

@@ -34,7 +34,8 @@ func machineOf(gpus []GPU) (Machine, error) {
 	m := Machine{Name: gpus[0].Name, Arch: gpus[0].Arch, GPUs: len(gpus), Memory: gpus[0].Memory, Flash: BuiltFlash}
 	for _, g := range gpus {
 		if g.Arch != m.Arch {
-			return m, fmt.Errorf("GPU 0 is a %s (sm%d) and GPU %d a %s (sm%d); choose GPUs of one kind with CUDA_VISIBLE_DEVICES", gpus[0].Name, m.Arch, g.Ordinal, g.Name, g.Arch)
+			return m, fmt.Errorf("GPU 0 is a %s (sm%d) and GPU %d a %s (sm%d); choose GPUs of one kind with "+
+				"CUDA_VISIBLE_DEVICES", gpus[0].Name, m.Arch, g.Ordinal, g.Name, g.Arch)
 		}
 		m.Memory = min(m.Memory, g.Memory)
 	}

@@ -1,4 +1,4 @@
-// Package metrics writes what a run measures: metrics.jsonl, TensorBoard event files, a
+// Package metrics writes the measurements of a run: metrics.jsonl, TensorBoard event files, a
 // Prometheus endpoint and Chrome traces. It measures nothing itself; the training loop fills
 // a Step and hands it to a Writer.
 package metrics
@@ -13,12 +13,12 @@ import (
 
 // Float is a number that may be absent. JSON has neither NaN nor infinities, so every value
 // that is not finite is written as null: an absent one (NaN) as well as a loss that
-// diverged. Readers such as pandas turn null back into NaN, where a string would turn the
+// diverged. Readers such as pandas turn null back into NaN; a string would turn the
 // whole column into text.
 type Float float64
 
-// Absent is the value of what is not known on this machine, such as the MFU of a device
-// whose peak is not known.
+// Absent is the value of an unknown number, such as the MFU of a device
+// without a known peak.
 var Absent = Float(math.NaN())
 
 // Known reports whether f is present: infinities are, NaN is not.
@@ -64,13 +64,14 @@ func (t *Time) UnmarshalJSON(data []byte) error { return (*time.Time)(t).Unmarsh
 func Untrained(at time.Time, valLoss, memoryBytes float64) Step {
 	v := Float(valLoss)
 	return Step{
-		Time: Time(at), Loss: Absent, GradNorm: Absent, LR: Absent, StepSeconds: Absent, TokensPerSecond: Absent, TokensPerSecondPerDevice: Absent,
-		TFLOPsPerDevice: Absent, MFU: Absent, MemoryBytes: int64(memoryBytes), CommWaitSeconds: Absent,
+		Time: Time(at), Loss: Absent, GradNorm: Absent, LR: Absent, StepSeconds: Absent, TokensPerSecond: Absent,
+		TokensPerSecondPerDevice: Absent,
+		TFLOPsPerDevice:          Absent, MFU: Absent, MemoryBytes: int64(memoryBytes), CommWaitSeconds: Absent,
 		AttentionImbalance: Absent, AttentionBytes: Absent, ValLoss: &v,
 	}
 }
 
-// Step is one line of metrics.jsonl: what one optimizer step did. The order of the fields is
+// Step is one line of metrics.jsonl, about one optimizer step. The order of the fields is
 // the order in the file.
 type Step struct {
 	Time     Time  `json:"time"`      // when it was logged
@@ -85,15 +86,19 @@ type Step struct {
 	StepSeconds              Float `json:"step_seconds"`
 	TokensPerSecond          Float `json:"tokens_per_second"` // over all ranks
 	TokensPerSecondPerDevice Float `json:"tokens_per_second_per_device"`
-	TFLOPsPerDevice          Float `json:"tflops_per_device"` // model FLOPs: causal attention halved, recompute not counted
-	MFU                      Float `json:"mfu"`               // fraction of the device's peak, 0 to 1; Absent where the peak is not known, as on a CPU
-	MemoryBytes              int64 `json:"memory_bytes"`      // peak of the device that uses most
-	CommWaitSeconds          Float `json:"comm_wait_seconds"` // compute stood waiting for transfers, on the rank that waited longest
+	// model FLOPs: causal attention halved, recompute not counted
+	TFLOPsPerDevice Float `json:"tflops_per_device"`
+	// fraction of the device's peak, 0 to 1; Absent without a known peak, as on a CPU
+	MFU         Float `json:"mfu"`
+	MemoryBytes int64 `json:"memory_bytes"` // peak of the device that uses most
+	// compute stood waiting for transfers, on the rank that waited longest
+	CommWaitSeconds Float `json:"comm_wait_seconds"`
 	// AttentionImbalance is the visible pairs of the slowest rank over those of the mean one, 1 where
 	// all have as many, in the sequences of the group of ranks in which they differ most.
-	AttentionImbalance Float  `json:"attention_imbalance"`
-	AttentionBytes     Float  `json:"attention_bytes"`    // keys, values and gradients of them that the rank sends which sends most
-	ValLoss            *Float `json:"val_loss,omitempty"` // nil on steps without validation
+	AttentionImbalance Float `json:"attention_imbalance"`
+	// keys, values and gradients of them that the rank sends which sends most
+	AttentionBytes Float  `json:"attention_bytes"`
+	ValLoss        *Float `json:"val_loss,omitempty"` // nil on steps without validation
 }
 
 // Writer takes the steps of a run in ascending order. Implementations are not safe for

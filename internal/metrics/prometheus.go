@@ -28,21 +28,15 @@ const (
 // Prometheus serves the last step's values at /metrics in a registry of its own, so that
 // nothing of the process appears there that is not listed in docs/formats.md.
 type Prometheus struct {
-	gauges   []gauge
-	steps    prometheus.Counter
-	tokens   prometheus.Counter
-	commWait prometheus.Counter
-	seen     int64 // tokens counted so far
-	step     int64 // the last step that the counters hold
+	gauges                  []prometheus.Gauge // of measured
+	validation              prometheus.Gauge   // keeps its value on steps without validation
+	steps, tokens, commWait prometheus.Counter
+	seen                    int64 // tokens counted so far
+	step                    int64 // the last step that the counters hold
 
 	server *http.Server
 	addr   net.Addr
 	served chan error // the end of Serve
-}
-
-type gauge struct {
-	prometheus.Gauge
-	value func(Step) Float
 }
 
 // ServePrometheus listens on "host:port" and serves until Close. ":port" and "port" listen on
@@ -90,35 +84,41 @@ func newPrometheus(r *prometheus.Registry) *Prometheus {
 	}
 	p.steps = counter("cprun_steps_total", "Optimizer steps done by this process.")
 	p.tokens = counter("cprun_tokens_total", "Tokens trained on, over all ranks and across resumes.")
-	p.commWait = counter("cprun_comm_wait_seconds_total", "Time that compute stood waiting for transfers, on the slowest rank.")
-	for _, g := range []struct {
-		name, help string
-		value      func(Step) Float
-	}{
-		{"cprun_step", "Last optimizer step.", func(s Step) Float { return Float(s.Step) }},
-		{"cprun_loss", "Mean loss of the step's valid target tokens, in nats.", func(s Step) Float { return s.Loss }},
-		{"cprun_grad_norm", "Global gradient norm before clipping.", func(s Step) Float { return s.GradNorm }},
-		{"cprun_learning_rate", "Learning rate.", func(s Step) Float { return s.LR }},
-		{"cprun_step_seconds", "Duration of the step.", func(s Step) Float { return s.StepSeconds }},
-		{"cprun_tokens_per_second", "Tokens per second over all ranks.", func(s Step) Float { return s.TokensPerSecond }},
-		{"cprun_tokens_per_second_per_device", "Tokens per second and device.", func(s Step) Float { return s.TokensPerSecondPerDevice }},
-		{"cprun_tflops_per_device", "Model TFLOP/s per device.", func(s Step) Float { return s.TFLOPsPerDevice }},
-		{"cprun_mfu_ratio", "Model FLOP/s over the device's peak, 0 to 1; NaN where the peak is not known.", func(s Step) Float { return s.MFU }},
-		{"cprun_memory_bytes", "Peak memory of the device that uses most.", func(s Step) Float { return Float(s.MemoryBytes) }},
-	} {
-		p.gauge(r, g.name, g.help, g.value)
+	p.commWait = counter("cprun_comm_wait_seconds_total",
+		"Time that compute stood waiting for transfers, on the slowest rank.")
+	gauge := func(name, help string) prometheus.Gauge {
+		g := prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
+		g.Set(float64(Absent)) // until the first step
+		r.MustRegister(g)
+		return g
 	}
-	p.gauge(r, "cprun_validation_loss", "Last validation loss, in nats; NaN before the first.", nil)
+	for _, m := range measured(Step{}) {
+		p.gauges = append(p.gauges, gauge(m.name, m.help))
+	}
+	p.validation = gauge("cprun_validation_loss", "Last validation loss, in nats; NaN before the first.")
 	return p
 }
 
-// gauge registers a gauge that is NaN until the first step. A nil value is the validation
-// loss, which keeps its value on the steps that have none.
-func (p *Prometheus) gauge(r *prometheus.Registry, name, help string, value func(Step) Float) {
-	g := prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
-	g.Set(float64(Absent))
-	r.MustRegister(g)
-	p.gauges = append(p.gauges, gauge{g, value})
+// A measure is a gauge's value.
+type measure struct {
+	name, help string
+	value      Float
+}
+
+// measured lists the gauges of a step.
+func measured(s Step) []measure {
+	return []measure{
+		{"cprun_step", "Last optimizer step.", Float(s.Step)},
+		{"cprun_loss", "Mean loss of the step's valid target tokens, in nats.", s.Loss},
+		{"cprun_grad_norm", "Global gradient norm before clipping.", s.GradNorm},
+		{"cprun_learning_rate", "Learning rate.", s.LR},
+		{"cprun_step_seconds", "Duration of the step.", s.StepSeconds},
+		{"cprun_tokens_per_second", "Tokens per second over all ranks.", s.TokensPerSecond},
+		{"cprun_tokens_per_second_per_device", "Tokens per second and device.", s.TokensPerSecondPerDevice},
+		{"cprun_tflops_per_device", "Model TFLOP/s per device.", s.TFLOPsPerDevice},
+		{"cprun_mfu_ratio", "Model FLOP/s over the device's peak, 0 to 1; NaN where the peak is not known.", s.MFU},
+		{"cprun_memory_bytes", "Peak memory of the device that uses most.", Float(s.MemoryBytes)},
+	}
 }
 
 // Addr returns the address that is served.
@@ -126,13 +126,11 @@ func (p *Prometheus) Addr() string { return p.addr.String() }
 
 // Write makes s what the next scrape sees.
 func (p *Prometheus) Write(s Step) error {
-	for _, g := range p.gauges {
-		switch {
-		case g.value != nil:
-			g.Set(float64(g.value(s)))
-		case s.ValLoss != nil:
-			g.Set(float64(*s.ValLoss))
-		}
+	for i, m := range measured(s) {
+		p.gauges[i].Set(float64(m.value))
+	}
+	if s.ValLoss != nil {
+		p.validation.Set(float64(*s.ValLoss))
 	}
 	// Not every step is logged, so a line stands for all steps since the one before.
 	steps := float64(max(s.Step-p.step, 0))

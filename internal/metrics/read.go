@@ -43,9 +43,9 @@ func EachStep(src io.Reader, f func(Step)) (torn int, err error) {
 type Slice struct {
 	Rank   int
 	Lane   string // the stream: compute, attention comm, ...
-	Name   string // what was done; "wait" is for another stream
+	Name   string // of the work; "wait" is for another stream
 	Label  string // where in the step: "step 2/forward/layer 0/hop 1 owner 3"
-	Detail string // bytes and ranks of a transfer; of a wait, what it waited for
+	Detail string // bytes and ranks of a transfer; the subject of a wait
 	Start  float64
 	Took   float64 // seconds, as is Start, from the begin of the trace
 }

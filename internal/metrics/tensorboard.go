@@ -34,7 +34,8 @@ func CreateTensorBoard(dir *os.Root, resumed int64, config string) (*TensorBoard
 		host = "localhost" // the name only tells files apart
 	}
 	now := time.Now()
-	name := fmt.Sprintf("events.out.tfevents.%010d.%s.%d", now.Unix(), strings.ReplaceAll(host, string(filepath.Separator), "_"), os.Getpid())
+	name := fmt.Sprintf("events.out.tfevents.%010d.%s.%d", now.Unix(), strings.ReplaceAll(host, string(filepath.Separator),
+		"_"), os.Getpid())
 	d, err := files.Create(dir, name)
 	if err != nil {
 		return nil, fmt.Errorf("TensorBoard event file: %w", err)
@@ -164,8 +165,10 @@ func stepEvent(wall time.Time, s Step) []byte {
 func textEvent(wall time.Time, step int64, tag, text string) []byte {
 	text = "    " + strings.ReplaceAll(strings.TrimRight(text, "\n"), "\n", "\n    ")
 	value := appendBytes(nil, valueTag, []byte(tag))
-	value = appendBytes(value, valueTensor, appendBytes(appendVarint(nil, tensorType, typeString), tensorString, []byte(text)))
-	value = appendBytes(value, valueMetadata, appendBytes(nil, metadataPlugin, appendBytes(nil, pluginName, []byte("text"))))
+	value = appendBytes(value, valueTensor, appendBytes(appendVarint(nil, tensorType, typeString), tensorString,
+		[]byte(text)))
+	value = appendBytes(value, valueMetadata, appendBytes(nil, metadataPlugin,
+		appendBytes(nil, pluginName, []byte("text"))))
 	return appendBytes(appendEventHead(nil, wall, step), fieldSummary, appendBytes(nil, summaryValue, value))
 }
 

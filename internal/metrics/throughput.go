@@ -27,8 +27,8 @@ func TFLOPs(flops, seconds float64, devices int) Float {
 	return PerDevice(PerSecond(flops/1e12, seconds), devices)
 }
 
-// MFU returns the fraction of the device's peak, both in TFLOP/s; Absent where the peak is not
-// known (0), as on CPUs, whose figure would be made up.
+// MFU returns the fraction of the device's peak, both in TFLOP/s; Absent if the peak is not
+// known (0), as on CPUs.
 func MFU(tflopsPerDevice Float, peakTFLOPs float64) Float {
 	if !(peakTFLOPs > 0) {
 		return Absent
@@ -36,7 +36,7 @@ func MFU(tflopsPerDevice Float, peakTFLOPs float64) Float {
 	return tflopsPerDevice / Float(peakTFLOPs)
 }
 
-// etaDecay is the weight that a step keeps after one more step. About twenty steps count,
+// etaDecay scales the weight of a step with each later one. About twenty steps count,
 // enough to be steady and few enough to follow a change of speed.
 const etaDecay = 0.95
 

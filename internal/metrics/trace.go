@@ -21,9 +21,9 @@ import (
 // chrome://tracing open: a process per rank, a thread per stream (lane), a slice per piece of
 // work, and around it a slice for each part of its label: the step, the pass, the layer, the hop.
 //
-// The file has one event per line and is written as it comes, so that what a killed rank
+// The file has one event per line and is written as it comes, so that the file of a killed rank
 // leaves can be read up to its last whole line. Times are microseconds since the trace was
-// made; MergeTraces brings those of several ranks onto one clock.
+// made; MergeTraces brings several ranks onto one clock.
 type Trace struct {
 	rank int
 	base time.Time
@@ -35,20 +35,20 @@ type Trace struct {
 	err   error                 // guarded by mu; the first one
 }
 
-// traceLane is a stream in a trace.
+// A traceLane is a stream in a trace.
 type traceLane struct {
 	tid  int
 	open []openSlice // parts of the label of the last span, the whole first
 	last time.Time   // its end
 }
 
-// openSlice is a slice that goes on as long as spans with its part of a label come.
+// An openSlice is a slice that goes on as long as spans with its part of a label come.
 type openSlice struct {
 	name  string
 	began time.Time
 }
 
-// traceEvent is an event of the Trace Event Format. Field order is that of the file.
+// A traceEvent is an event of the Trace Event Format. The fields are in the order of the file.
 type traceEvent struct {
 	Phase    string         `json:"ph"` // X: a slice; M: metadata
 	Name     string         `json:"name"`
@@ -60,7 +60,7 @@ type traceEvent struct {
 	Args     map[string]any `json:"args,omitempty"`
 }
 
-// micros is nanoseconds, written as microseconds with three decimals and without rounding.
+// micros counts nanoseconds, written as microseconds with three decimals and without rounding.
 type micros int64
 
 func (m micros) MarshalJSON() ([]byte, error) {
@@ -94,12 +94,13 @@ func CreateTrace(dir *os.Root, name string, rank int) (*Trace, error) {
 	}
 	t := &Trace{rank: rank, base: time.Now(), f: d.File, w: bufio.NewWriterSize(d, 1<<16), lanes: map[string]*traceLane{}}
 	fmt.Fprintf(t.w, traceHeader, t.base.UnixNano())
-	t.event(traceEvent{Phase: "M", Name: "process_name", PID: rank, Args: map[string]any{"name": fmt.Sprintf("rank %d", rank)}}, "")
+	t.event(traceEvent{Phase: "M", Name: "process_name", PID: rank, Args: map[string]any{"name": fmt.Sprintf("rank %d",
+		rank)}}, "")
 	t.event(traceEvent{Phase: "M", Name: "process_sort_index", PID: rank, Args: map[string]any{"sort_index": rank}}, ",\n")
 	return t, nil
 }
 
-// Span adds one piece of work. It is what HostStream.Trace takes, and may be called from
+// Span adds one piece of work. HostStream.Trace takes it, and it may be called from
 // several streams at once. Lanes are numbered in the order in which they are first seen.
 // Spans after Close are dropped.
 func (t *Trace) Span(s tensor.Span) {
@@ -112,8 +113,10 @@ func (t *Trace) Span(s tensor.Span) {
 	if l == nil {
 		l = &traceLane{tid: len(t.lanes) + 1}
 		t.lanes[s.Lane] = l
-		t.event(traceEvent{Phase: "M", Name: "thread_name", PID: t.rank, TID: l.tid, Args: map[string]any{"name": s.Lane}}, ",\n")
-		t.event(traceEvent{Phase: "M", Name: "thread_sort_index", PID: t.rank, TID: l.tid, Args: map[string]any{"sort_index": l.tid}}, ",\n")
+		t.event(traceEvent{Phase: "M", Name: "thread_name", PID: t.rank, TID: l.tid, Args: map[string]any{"name": s.Lane}},
+			",\n")
+		t.event(traceEvent{Phase: "M", Name: "thread_sort_index", PID: t.rank, TID: l.tid,
+			Args: map[string]any{"sort_index": l.tid}}, ",\n")
 	}
 	parts := strings.FieldsFunc(s.Label, func(r rune) bool { return r == '/' })
 	same := 0
@@ -147,7 +150,8 @@ func (t *Trace) shut(lane string, l *traceLane, keep int) {
 
 func (t *Trace) slice(lane string, l *traceLane, name string, at time.Time, took time.Duration, args map[string]any) {
 	dur := micros(took)
-	t.event(traceEvent{Phase: "X", Name: name, Category: lane, PID: t.rank, TID: l.tid, TS: micros(at.Sub(t.base)), Dur: &dur, Args: args}, ",\n")
+	t.event(traceEvent{Phase: "X", Name: name, Category: lane, PID: t.rank, TID: l.tid, TS: micros(at.Sub(t.base)),
+		Dur: &dur, Args: args}, ",\n")
 }
 
 // event writes e behind sep and keeps the first error for Close.
@@ -224,7 +228,7 @@ func MergeTraces(dir *os.Root, out string, names ...string) error {
 	return nil
 }
 
-// traceStart is the clock in a trace's first line, or 0 where there is none.
+// traceStart returns the clock in a trace's first line, or 0 where there is none.
 func traceStart(dir *os.Root, name string) int64 {
 	f, err := files.OpenIn(dir, name)
 	if err != nil {

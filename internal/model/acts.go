@@ -7,7 +7,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// acts are the activations of one layer that its backward pass reads. Which of them live
+// acts holds the activations of one layer that its backward pass reads. Which of them live
 // from the forward to the backward pass is a matter of Recompute.
 type acts struct {
 	mark tensor.Mark // below everything of this layer

@@ -23,7 +23,7 @@ func (m *Model) layerForward(i int, b Batch, out View, s *acts) error {
 	return nil
 }
 
-// recompute brings back what was not kept. Each stage is the very call of the forward pass
+// recompute computes again the activations that were not kept. Each stage is the very call of the forward pass
 // on the very inputs, hence the same bits.
 func (m *Model) recompute(a *tensor.Arena, i int, b Batch, s *acts) error {
 	l := &m.layers[i]
@@ -110,7 +110,7 @@ func (m *Model) mixForward(l *layer, s *acts) {
 	m.ops.AddRMSNorm(s.n2, s.inv2, s.h, s.h, s.x, l[hf.PostNorm].w, m.cfg.RMSNormEps)
 }
 
-// mixBackward sets do. d is that of h and, since h = x + ..., the first part of that of x.
+// mixBackward sets do. d is the gradient of h and, since h = x + ..., the first part of x's.
 func (m *Model) mixBackward(l *layer, do, d View, s *acts) {
 	m.ops.LinearDW(l[hf.Output].g, d, s.out.O)
 	m.ops.LinearDX(do, d, l[hf.Output].w, false)
@@ -124,7 +124,7 @@ func (m *Model) mlpForward(l *layer, s *acts) {
 	m.ops.SwiGLU(s.y, s.gate, s.up)
 }
 
-// mlpBackward turns d from the gradient of out into that of h. Gradients take the place of
+// mlpBackward turns d from the gradient of out into h's. Gradients take the place of
 // the activations that they are of, as soon as nothing needs those.
 func (m *Model) mlpBackward(l *layer, d View, s *acts) {
 	m.ops.LinearDW(l[hf.Down].g, d, s.y)
@@ -142,7 +142,7 @@ func (m *Model) mlpBackward(l *layer, d View, s *acts) {
 	m.ops.RMSNormBackward(d, l[hf.PostNorm].g, dn2, s.h, s.inv2, l[hf.PostNorm].w, true)
 }
 
-// likeCompute is a place for v in the type of activations: its own, or a new one.
+// likeCompute returns a place for v in the type of activations: its own, or a new one.
 func (m *Model) likeCompute(a *tensor.Arena, v View) View {
 	if v.DType() == m.dtype {
 		return v

@@ -10,7 +10,7 @@ import "github.com/cprun/cprun/internal/hf"
 //	12 * heads * headDim for each visible (query, key) pair of each layer: two products
 //	forward, four backward.
 //
-// Pairs are counted one by one, so a causal mask costs half and a window what it shows.
+// Pairs are counted one by one, so a causal mask costs half and a window its visible part.
 func FLOPs(cfg *hf.Config, docs []int) float64 {
 	tokens := 0
 	for _, n := range docs {
@@ -24,7 +24,7 @@ func FLOPs(cfg *hf.Config, docs []int) float64 {
 	return flops
 }
 
-// matmulWeights is the elements of the matrices that a token is multiplied with. A tied
+// matmulWeights returns the elements of the matrices that a token is multiplied with. A tied
 // embedding serves as lm_head and counts, a separate one is only looked up.
 func matmulWeights(cfg *hf.Config) int64 {
 	n, flat := int64(0), NewLayout(cfg, 1)
@@ -49,7 +49,7 @@ func VisiblePairs(docs []int, window int) float64 {
 	return pairs
 }
 
-// triangle is 1 + 2 + ... + n, which may not fit an integer.
+// triangle returns 1 + 2 + ... + n, which may not fit an integer.
 func triangle(n int) float64 {
 	if n%2 == 0 {
 		return float64(n/2) * float64(n+1)

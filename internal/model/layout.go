@@ -2,8 +2,8 @@ package model
 
 import "github.com/cprun/cprun/internal/hf"
 
-// Bucket is elements [Lo, Hi) of the flat buffers, whose parameters are needed at the same time of a
-// pass: what is gathered and reduced in one piece. Bucket 0 is the embedding, 1 to L
+// Bucket is elements [Lo, Hi) of the flat buffers: parameters that are needed at the same time of a
+// pass, and gathered and reduced in one piece. Bucket 0 is the embedding, 1 to L
 // are the matrices of the layers, L+1 is the head, empty where it is tied to the embedding,
 // and L+2 is all vectors, which are the only parameters without weight decay.
 type Bucket struct{ Lo, Hi int64 }
@@ -16,7 +16,7 @@ type FlatLayout struct {
 	Params  []Param
 	Buckets []Bucket
 	owner   []int // the bucket of each parameter
-	unit    int64 // what the sizes of buckets are multiples of
+	unit    int64 // divides the sizes of buckets
 }
 
 // NewLayout returns the layout for that many ranks: every bucket can be cut into as many equal
@@ -41,7 +41,7 @@ func NewLayout(cfg *hf.Config, ranks int) *FlatLayout {
 	return l
 }
 
-// bucketOf returns the bucket of a tensor in a model of so many layers.
+// bucketOf returns the bucket of a tensor in a model with that number of layers.
 func bucketOf(t hf.Tensor, layers int) int {
 	switch {
 	case len(t.Shape) == 1:
@@ -99,7 +99,7 @@ func Layer(i int) int { return i + 1 }
 // leave, while a pass goes on. They queue work and wait for nothing; a nil one is not called.
 type Hooks struct {
 	// Use is called before the first operation of a forward pass that reads a bucket. A backward
-	// pass reads what its forward pass had.
+	// pass reads the weights of its forward pass.
 	Use func(bucket int) error
 	// Begin is called before the first operation of a backward pass that adds to the gradients
 	// of a bucket, and Done after the last.

@@ -33,7 +33,7 @@ func (m *Model) lossBackward(a *tensor.Arena, b Batch, loss, d, x View, scale fl
 	})
 }
 
-// chunk is some of the tokens, T of them: lo to hi.
+// A chunk is some of the tokens, T of them: lo to hi.
 type chunk struct {
 	lo, hi  int
 	sum     int  // of which part
@@ -79,5 +79,5 @@ func (m *Model) chunks(a *tensor.Arena, b Batch, x View, f func(chunk)) {
 	}
 }
 
-// rows is v as one sequence of all its tokens, [1, B*S, 1, dim].
+// rows returns v as one sequence of all its tokens, [1, B*S, 1, dim].
 func rows(v View) View { return v.Reshape([4]int{1, v.Rows(), 1, v.Cols()}) }

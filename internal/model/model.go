@@ -12,13 +12,13 @@ import (
 )
 
 // Recompute says which activations a forward pass keeps for the backward pass. All three give
-// the same gradients, bit for bit on a device whose kernels repeat.
+// the same gradients, bit for bit on a device with deterministic kernels.
 type Recompute string
 
 const (
 	// RecomputeNone keeps everything that the backward pass reads.
 	RecomputeNone Recompute = "none"
-	// RecomputeSelective keeps what attention needs, so that attention, whose cost grows with
+	// RecomputeSelective keeps the inputs of attention, so that attention, with a cost that grows with
 	// the square of the length, runs once: the layer's input, q, k, v, O and LSE. Norms, the
 	// output projection and the MLP are computed again.
 	RecomputeSelective Recompute = "selective"
@@ -29,7 +29,7 @@ const (
 // Options are the trades of memory for time.
 type Options struct {
 	Recompute Recompute // "": RecomputeNone
-	// LossChunk is the tokens whose logits stand in memory at once; 0: DefaultLossChunk.
+	// LossChunk bounds the tokens with logits in memory at once; 0: DefaultLossChunk.
 	LossChunk int
 	Hooks     Hooks
 }
@@ -38,7 +38,7 @@ type Options struct {
 // while its logits, with 128K entries of bfloat16 each, take 256 MiB.
 const DefaultLossChunk = 1024
 
-// Batch is what one rank computes of one micro batch. Seq is this rank's tokens, which may
+// Batch is one rank's part of one micro batch. Seq is this rank's tokens, which may
 // be none: it still takes part in attention, which is collective.
 type Batch struct {
 	IDs     View // int32 [batch, seq, 1, 1]
@@ -46,12 +46,12 @@ type Batch struct {
 	Cos     View // float32 [batch, seq, 1, headDim/2]; see Rope.Fill
 	Sin     View // likewise
 
-	// Parts, where they are given, cut the rows of the batch, which Forward then sums the losses
+	// Parts, if given, cut the rows of the batch, which Forward then sums the losses
 	// of apart.
 	Parts []Part
 }
 
-// Part is rows of a batch, up to Hi and from the Hi of the part before, whose losses are added to
+// Part is rows of a batch, up to Hi and from the Hi of the part before; their losses are added to
 // element Sum of the vector of sums.
 type Part struct{ Hi, Sum int }
 
@@ -65,21 +65,21 @@ type Model struct {
 	att   Attention
 	opt   Options
 	dtype tensor.DType // of activations
-	accum tensor.DType // of what is accumulated: float32, or float64 for activations in that
+	accum tensor.DType // of accumulated values: float32, or float64 for activations in that
 
-	planned bool // nothing is computed: Plan looks at what memory a pass takes
+	planned bool // nothing is computed: Plan measures the memory of a pass
 
 	flat   *FlatLayout
 	embed  weight // [V, E]
 	layers []layer
 	norm   weight // [E]
-	head   weight // [V, E]; embed where they are tied
+	head   weight // [V, E]; embed if tied
 }
 
-// weight is a parameter as a pass needs it: its values, and the gradient to add to.
+// A weight is a parameter as a pass needs it: its values, and the gradient to add to.
 type weight struct{ w, g View }
 
-// layer is the parameters of one layer, by role.
+// A layer is the parameters of one layer, by role.
 type layer [hf.Roles]weight
 
 // New returns a model over the given parameters. cfg is resolved and valid; the parameters have
@@ -135,7 +135,7 @@ func (m *Model) Forward(a *tensor.Arena, b Batch, loss View) error {
 	return nil
 }
 
-// Logits sets logits, [1, T, 1, V] of the type of activations, to those of the last T tokens of a
+// Logits sets logits, [1, T, 1, V] of the type of activations, to the logits of the last T tokens of a
 // batch of one sequence, which needs no targets. Nothing is kept; the arena is as before when it returns.
 func (m *Model) Logits(a *tensor.Arena, b Batch, logits View) error {
 	defer a.Release(a.Mark())
@@ -153,7 +153,7 @@ func (m *Model) Logits(a *tensor.Arena, b Batch, logits View) error {
 	return nil
 }
 
-// layersForward is the last layer's output, [B, S, 1, E]. Of the layers nothing is kept.
+// layersForward returns the last layer's output, [B, S, 1, E]. Of the layers nothing is kept.
 func (m *Model) layersForward(a *tensor.Arena, b Batch) (View, error) {
 	x, out := m.hidden(a, b), m.hidden(a, b)
 	if err := m.embedForward(b, x); err != nil {
@@ -176,7 +176,7 @@ func (m *Model) layersForward(a *tensor.Arena, b Batch) (View, error) {
 	return x, call(m.opt.Hooks.Use, m.flat.Head())
 }
 
-// embedForward: x = the rows of the embedding. Vectors are used from the first layer on.
+// embedForward: x = the rows of the embedding. All layers use the vectors.
 func (m *Model) embedForward(b Batch, x View) error {
 	for _, bucket := range []int{Embedding, m.flat.Vectors()} {
 		if err := call(m.opt.Hooks.Use, bucket); err != nil {
@@ -192,7 +192,7 @@ func (m *Model) embedForward(b Batch, x View) error {
 // arena is as before when it returns.
 func (m *Model) ForwardBackward(a *tensor.Arena, b Batch, loss View, scale float64) error {
 	defer a.Release(a.Mark())
-	// d is the gradient of what flows from layer to layer. It is changed in place on its way
+	// d is the gradient between layers. It is changed in place on its way
 	// back, and lies below the layers in the arena, which are released one by one.
 	d, x := m.hidden(a, b), m.hidden(a, b)
 	if err := m.embedForward(b, x); err != nil {
@@ -250,7 +250,7 @@ func (m *Model) ForwardBackward(a *tensor.Arena, b Batch, loss View, scale float
 	return call(h.Done, Embedding)
 }
 
-// headBackward is the loss, and its gradients down to d, that of the last layer's output.
+// headBackward computes the loss, and its gradients down to d, the gradient of the last layer's output.
 func (m *Model) headBackward(a *tensor.Arena, b Batch, loss, d, x View, scale float64) error {
 	h := &m.opt.Hooks
 	if err := call(h.Use, m.flat.Head()); err != nil {
@@ -269,7 +269,7 @@ func (m *Model) headBackward(a *tensor.Arena, b Batch, loss, d, x View, scale fl
 	return call(h.Done, m.flat.Head())
 }
 
-// hidden is a view for what flows from layer to layer, [B, S, 1, E].
+// hidden returns a view for the input of a layer, [B, S, 1, E].
 func (m *Model) hidden(a *tensor.Arena, b Batch) View {
 	return a.Alloc(m.dtype, b.IDs.Len(tensor.Batch), b.IDs.Len(tensor.Seq), 1, m.cfg.HiddenSize)
 }

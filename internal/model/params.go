@@ -9,8 +9,8 @@ import (
 )
 
 // Param is one tensor of the model and its place in the flat buffers that hold all weights,
-// all gradients and all optimizer states, each in one piece: what is reduced, sharded,
-// clipped and stepped is then one long vector, whatever the model.
+// all gradients and all optimizer states, each in one piece: the vector to reduce, shard,
+// clip and step is then one, whatever the model.
 type Param struct {
 	hf.Tensor
 	Offset int64 // in the flat buffer, in elements; a multiple of Align
@@ -20,7 +20,7 @@ type Param struct {
 	Std float64
 }
 
-// Align is what offsets and the total size are multiples of, in elements, so that every
+// Align divides offsets and the total size, in elements, so that every
 // tensor begins at a whole vector of any device and type. The gaps stay zero.
 const Align = 64
 
@@ -66,10 +66,10 @@ func (p Param) View(flat View) View {
 	return v
 }
 
-// InitBlock is the elements of a parameter whose first values come from one generator.
+// InitBlock counts the elements of a parameter that one generator initialises.
 const InitBlock = 1 << 16
 
-// Init writes a parameter's first values, from element lo on, to dst: of a matrix normal(0,
+// Init writes a parameter's first values, beginning with element lo, to dst: of a matrix normal(0,
 // Std), of a norm 1. lo is a multiple of InitBlock. They depend on the seed, the name and the
 // place alone, so that any number of ranks, any way of sharding and any number of goroutines
 // start from the same model.
@@ -86,7 +86,7 @@ func (p Param) Init(dst []float32, lo, seed int64) {
 	h := fnv.New64a()
 	h.Write([]byte(p.Name)) // never fails
 	for block := uint64(lo) / InitBlock; len(dst) > 0; block++ {
-		// The seed of each block is far from that of the next, by the golden ratio's odd number.
+		// The seeds of neighbouring blocks are far apart, by the golden ratio's odd number.
 		r := rand.New(rand.NewPCG(uint64(seed), h.Sum64()+block*0x9e3779b97f4a7c15))
 		n := min(len(dst), InitBlock)
 		for i := range dst[:n] {
@@ -100,15 +100,15 @@ func (p Param) Init(dst []float32, lo, seed int64) {
 type Params struct {
 	// Layout is that layout; nil: Layout(cfg) with one rank's buckets.
 	Layout *FlatLayout
-	// Weights is what the optimizer steps: float32. Of it the model reads the vectors alone,
+	// Weights are float32, and the optimizer steps them. The model reads the vectors alone,
 	// unless it is Compute as well; Vectors in its place holds them alone.
 	Weights View
-	// Vectors is the last bucket of Weights, where the whole of it is not on this device.
+	// Vectors is the last bucket of Weights, if this device does not have all of them.
 	Vectors View
 	// Compute is the copy, in the type of activations, that matrix products and the
-	// embedding read. It is Weights itself where that type is float32.
+	// embedding read. It is Weights itself if that type is float32.
 	Compute View
-	// Grads is what a backward pass adds to: float32. Zero for a model that only runs
+	// Grads are float32, and a backward pass adds to them. Zero for a model that only runs
 	// forward.
 	Grads View
 	// BucketGrads in its place has a view of its own for each bucket, which may share memory
@@ -116,7 +116,7 @@ type Params struct {
 	BucketGrads []View
 }
 
-// weight is the i-th parameter of the layout: matrices from Compute, vectors from Weights or
+// weight returns the i-th parameter of the layout: matrices from Compute, vectors from Weights or
 // Vectors.
 func (p *Params) weight(i int, param Param) weight {
 	bucket := p.Layout.Of(i)

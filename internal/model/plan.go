@@ -6,10 +6,10 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// Memory is what a model takes of one device, in bytes, apart from the optimizer's states
+// Memory is the memory of a model on one device, in bytes, apart from the optimizer's states
 // and the buffers of attention's transfers.
 type Memory struct {
-	Weights int64 // float32, what the optimizer steps
+	Weights int64 // float32, for the optimizer
 	Compute int64 // the copy in the type of activations; 0 where that is float32
 	Grads   int64 // float32
 	// Activations is the most that an arena holds during ForwardBackward, exactly.
@@ -56,14 +56,14 @@ func Rehearse(cfg *hf.Config, opt Options, batch, localTokens int, dtype tensor.
 	return New(cfg, ops, att, params, opt).ForwardBackward(tensor.NewMeter(), b, loss, 1)
 }
 
-// phantomBatch is a batch without memory, and a sum of losses.
+// phantomBatch returns a batch without memory, and a sum of losses.
 func phantomBatch(cfg *hf.Config, batch, tokens int) (b Batch, loss View) {
 	ids := phantom(tensor.I32, batch, tokens, 1, 1)
 	table := phantom(tensor.F32, batch, tokens, 1, cfg.HeadDim/2)
 	return Batch{IDs: ids, Targets: ids, Cos: table, Sin: table}, phantom(tensor.F64, 1, 1, 1, 1)
 }
 
-// phantom is a view without memory.
+// phantom returns a view without memory.
 func phantom(dtype tensor.DType, shape ...int) View { return tensor.NewMeter().Alloc(dtype, shape...) }
 
 // nopOps does nothing.

@@ -9,8 +9,8 @@ import (
 )
 
 // Rope is a model's rotary position embedding (RoFormer, arXiv:2104.09864): pair i of a head
-// turns by position * InvFreq[i]. The frequencies, also where they are stretched beyond the
-// trained length, are those of Hugging Face's modeling_rope_utils, operation by operation in
+// turns by position * InvFreq[i]. The frequencies, even if stretched beyond the
+// trained length, equal Hugging Face's modeling_rope_utils, operation by operation in
 // the precision used there, since weights learn the rounding of the tables they see.
 type Rope struct {
 	InvFreq []float32
@@ -89,7 +89,7 @@ func (r *Rope) yarn(cfg *hf.Config, s *hf.RopeScaling) {
 	}
 }
 
-// yarnFactor is the attention factor: given, or 0.1 ln(factor) + 1, or DeepSeek's ratio.
+// yarnFactor returns the attention factor: given, or 0.1 ln(factor) + 1, or DeepSeek's ratio.
 func yarnFactor(s *hf.RopeScaling, factor float64) float64 {
 	mscale := func(m float64) float64 {
 		if factor <= 1 {
@@ -106,7 +106,7 @@ func yarnFactor(s *hf.RopeScaling, factor float64) float64 {
 	return mscale(1)
 }
 
-// yarnRange is the pairs between which the ramp rises.
+// yarnRange returns the pairs between which the ramp rises.
 func yarnRange(cfg *hf.Config, s *hf.RopeScaling) (low, high float64) {
 	fast, slow := s.BetaFast, s.BetaSlow
 	if fast == 0 {

@@ -104,8 +104,8 @@ func looked(size, shown int) (list []int) {
 	return slices.Compact(list)
 }
 
-// schedulesOf returns a function that makes the schedule of a rank. It is faster for many ranks if it asks for the needs of
-// all pairs first.
+// schedulesOf returns a function that makes the schedule of a rank. It is faster for many ranks if it asks for the
+// needs of all pairs first.
 func schedulesOf(cfg *config.Config, shape partition.Shape, many bool) (func(rank int) (*ring.Schedule, error), error) {
 	spec := specOf(cfg, shape)
 	if !many {
@@ -153,8 +153,8 @@ func (d *demand) add(cfg *config.Config, s *ring.Schedule, tokens int, layers in
 	return r.Hops, nil
 }
 
-// recorded runs both passes of a layer by a rank's schedule. It returns their recorder, with the hops of the forward pass,
-// and the bytes sent for one micro batch, in which packed samples follow each other.
+// recorded runs both passes of a layer by a rank's schedule. It returns their recorder, with the hops of the forward
+// pass, and the bytes sent for one micro batch, in which packed samples follow each other.
 func recorded(cfg *config.Config, s *ring.Schedule, tokens int) (r planner.Recorder, forward, backward int64, err error) {
 	a := layerOf(cfg)
 	times := int64(cfg.Train.MicroBatchSize / a.Batch)

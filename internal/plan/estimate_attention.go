@@ -66,8 +66,8 @@ func (s *step) attention() (*charged, error) {
 	return c, nil
 }
 
-// longest returns a pass on the rank that ends last. What the host takes is counted for the whole step, in which it is ahead
-// of the device.
+// longest returns a pass on the rank that ends last. What the host takes is counted for the whole step, in which it is
+// ahead of the device.
 func longest(r planner.Result) passTime {
 	last := slices.MaxFunc(r.Ranks, func(a, b planner.Rank) int { return cmp.Compare(busy(&a), busy(&b)) })
 	return passTime{last.Compute + last.Copies, last.Exposed, last.Calls}

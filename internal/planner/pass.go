@@ -134,8 +134,8 @@ func (g *group) programs(a Attention, backward bool) ([]*program, error) {
 	return list, all.Wait()
 }
 
-// pass times the programs of a group. It follows the ranks together, or if the group has only some of them, each alone: in
-// steps that all ranks take together the slowest link sets the pace, and it is one of those at the edge of a host.
+// pass times the programs of a group. It follows the ranks together, or if the group has only some of them, each alone:
+// in steps that all ranks take together the slowest link sets the pace, and it is one of those at the edge of a host.
 func (p *prices) pass(programs []*program, sampled bool) (Result, error) {
 	for _, x := range programs {
 		p.price(x)

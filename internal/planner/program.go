@@ -63,7 +63,10 @@ type prices struct {
 }
 
 func newPrices(a Attention, at Place, c Costs) *prices {
-	return &prices{a: a, at: at, costs: c, calls: map[callKey]float64{}, transfers: map[transferKey]float64{}, copied: map[int]float64{}}
+	return &prices{
+		a: a, at: at, costs: c,
+		calls: map[callKey]float64{}, transfers: map[transferKey]float64{}, copied: map[int]float64{},
+	}
 }
 
 // once returns the time of a key, and asks for it the first time. Unknown times are infinite.

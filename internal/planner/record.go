@@ -92,12 +92,13 @@ func (r *Recorder) Run(s *ring.Schedule, a Attention, rows int, backward bool) e
 	view := func(t tensor.DType, heads, dim int) View { return data.Alloc(t, a.Batch, rows, heads, dim) }
 	q, k, v := view(a.DType, a.Heads, a.Dim), view(a.DType, a.KVHeads, a.Dim), view(a.DType, a.KVHeads, a.DimV)
 	o, x := view(a.DType, a.Heads, a.DimV), r.Ring()
-	out, p := attention.Partial{O: o, LSE: view(sum, a.Heads, 1)}, attention.Softmax{Scale: 1 / math.Sqrt(float64(a.Dim))}
+	out := attention.Partial{O: o, LSE: view(sum, a.Heads, 1)}
+	p := attention.Softmax{Scale: 1 / math.Sqrt(float64(a.Dim))}
 	if !backward {
 		return x.Forward(out, q, k, v, s, p)
 	}
-	g := attention.Grads{DQ: view(sum, a.Heads, a.Dim), DK: view(sum, a.KVHeads, a.Dim), DV: view(sum, a.KVHeads, a.DimV)}
-	return x.Backward(g, o, q, k, v, out, s, p)
+	dq, dk, dv := view(sum, a.Heads, a.Dim), view(sum, a.KVHeads, a.Dim), view(sum, a.KVHeads, a.DimV)
+	return x.Backward(attention.Grads{DQ: dq, DK: dk, DV: dv}, o, q, k, v, out, s, p)
 }
 
 // bytes returns the size of a view.
@@ -136,8 +137,9 @@ func (r *Recorder) call(k View, b *attention.Block) {
 
 // begin begins a pass of the kernel.
 func (r *Recorder) begin(q View, backward bool) {
-	r.pass = Call{DType: q.DType(), Backward: backward, Batch: q.Len(tensor.Batch), Heads: q.Len(tensor.Heads), Dim: q.Len(tensor.Dim)}
-	r.work = Work{Heads: r.pass.Heads, Queries: q.Len(tensor.Seq), Keys: q.Len(tensor.Seq)}
+	batch, rows, heads, dim := q.Len(tensor.Batch), q.Len(tensor.Seq), q.Len(tensor.Heads), q.Len(tensor.Dim)
+	r.pass = Call{DType: q.DType(), Backward: backward, Batch: batch, Heads: heads, Dim: dim}
+	r.work = Work{Heads: heads, Queries: rows, Keys: rows}
 }
 
 type kernel struct{ *Recorder }

@@ -108,8 +108,8 @@ func (s *simulator) layout(name string) (partition.Layout, error) {
 	return s.layouts[name], nil
 }
 
-// preparedRanks limits the ranks for which an index finds the needs of all pairs at once. It also does for more ranks if
-// few pairs share a document.
+// preparedRanks limits the ranks for which an index finds the needs of all pairs at once. It also does for more ranks
+// if few pairs share a document.
 const preparedRanks = 256
 
 // prepared reports whether an index should do so.
@@ -134,8 +134,8 @@ func (s *simulator) time(w ring.Strategy) (float64, error) {
 	return forward + backward, err
 }
 
-// plain returns the simplest strategy with the same pass: it resolves auto, and a ring that fetches rows in one hop is an
-// all-gather.
+// plain returns the simplest strategy with the same pass: it resolves auto, and a ring that fetches rows in one hop is
+// an all-gather.
 func (x *shards) plain(w ring.Strategy, backward bool) ring.Strategy {
 	if w.Algorithm != "ring" && w.Algorithm != "allgather" {
 		return w

@@ -47,7 +47,8 @@ func together(programs []*program) (res Result, err error) {
 	for i := range w.ranks {
 		r := &w.ranks[i]
 		if r.at < len(r.steps) {
-			return res, fmt.Errorf("planner: rank %d waits forever for exchange %d: its peers do not have its messages", r.rank, r.steps[r.at].of)
+			return res, fmt.Errorf("planner: rank %d waits forever for exchange %d: its peers do not have its messages",
+				r.rank, r.steps[r.at].of)
 		}
 		res.add(r.end())
 	}
@@ -168,7 +169,8 @@ func (w *world) wait(r *runner, exchange int) bool {
 	return true
 }
 
-// alone runs the program of a rank as if its peers ran the same: its messages arrive when its own links have carried them.
+// alone runs the program of a rank as if its peers ran the same: its messages arrive when its own links have carried
+// them.
 func alone(p *program) Rank {
 	r := runner{program: p, ends: make([]float64, len(p.exchanges)), times: Rank{Rank: p.rank}}
 	for i := range r.steps {
@@ -187,8 +189,8 @@ func alone(p *program) Rank {
 	return r.end()
 }
 
-// end returns the times of a rank that is done. Passes follow each other, and the host is ahead of the device, unless it
-// takes longer for a whole pass.
+// end returns the times of a rank that is done. Passes follow each other, and the host is ahead of the device, unless
+// it takes longer for a whole pass.
 func (r *runner) end() Rank {
 	r.times.Host = max(0, r.host-r.clock)
 	r.times.End = r.clock + r.times.Host

@@ -241,7 +241,8 @@ func (g *grid) best() *table {
 		t.Rows = append(t.Rows, []cell{{Text: o.name, Head: true}, {Text: name, Class: "best"},
 			text(first.Choices.String()), known(first.TokensPerSecond, readable.Number),
 			known(first.TokensPerSecondPerDevice, readable.Number),
-			known(first.TFLOPsPerDevice, readable.Number), known(first.MFU, readable.Percent), known(first.StepSeconds, readable.Seconds),
+			known(first.TFLOPsPerDevice, readable.Number), known(first.MFU, readable.Percent), known(first.StepSeconds,
+				readable.Seconds),
 			known(float64(first.MemoryBytes), readable.Bytes[float64]),
 			known(share(first), readable.Percent), behind(next), behind(last)})
 	}

@@ -49,7 +49,8 @@ func (p *page) experiment(e *experiment.Results, plans map[string]*Plan) {
 	source := []string{e.Command + " · " + orUnknown(e.Commit, "commit") + " · " + orUnknown(e.Machine, "machine")}
 	planned := slices.ContainsFunc(e.Cells, func(c experiment.Cell) bool { return c.Status == experiment.Planned })
 	for _, f := range []*figure{
-		g.matrix(), g.choices(), g.against(keyLength), g.strong(), g.weak(), g.others(), g.memory(), g.exposed(keyLength), g.roofline(plans), g.predicted(),
+		g.matrix(), g.choices(), g.against(keyLength), g.strong(), g.weak(), g.others(), g.memory(), g.exposed(keyLength),
+		g.roofline(plans), g.predicted(),
 	} {
 		f.Source = source
 		if planned {
@@ -57,7 +58,8 @@ func (p *page) experiment(e *experiment.Results, plans map[string]*Plan) {
 		}
 		p.figure(f)
 	}
-	p.Files = append(p.Files, download{Name: e.Name + ".csv", Says: "results.csv, as in the directory of the experiment", Data: "data:text/csv;charset=utf-8;base64," + g.csv()})
+	p.Files = append(p.Files, download{Name: e.Name + ".csv", Says: "results.csv, as in the directory of the experiment",
+		Data: "data:text/csv;charset=utf-8;base64," + g.csv()})
 }
 
 // newGrid merges the axes nproc and nnodes into one axis, ranks.
@@ -164,7 +166,8 @@ func axisOf(key string) axis {
 }
 
 // priority orders the axes for styling: the first gets colors, the second dashes, the rest separate panels.
-var priority = []string{"parallel.algorithm", "attention.backend", "parallel.layout", "parallel.transport", "base", "model.from", "device"}
+var priority = []string{"parallel.algorithm", "attention.backend", "parallel.layout", "parallel.transport", "base",
+	"model.from", "device"}
 
 // telling returns the axes with more than one value, except the keys in not, by priority; numeric axes last.
 func (g *grid) telling(not ...string) []experiment.Axis {

@@ -13,7 +13,7 @@ import (
 //go:embed assets/page.html assets/page.css assets/*.js
 var assets embed.FS
 
-// asset is an embedded file.
+// asset returns an embedded file.
 func asset(name string) string {
 	data, err := assets.ReadFile("assets/" + name)
 	if err != nil {
@@ -35,7 +35,8 @@ func render(w io.Writer, in Input, p *page) error {
 		return err
 	}
 	style := asset("page.css")
-	policy := []string{"default-src 'none'", "img-src data: blob:", "base-uri 'none'", "form-action 'none'", "style-src " + hash(style)}
+	policy := []string{"default-src 'none'", "img-src data: blob:", "base-uri 'none'", "form-action 'none'", "style-src " +
+		hash(style)}
 	allowed := "script-src"
 	var code []template.HTML
 	for _, name := range scripts {
@@ -51,13 +52,13 @@ func render(w io.Writer, in Input, p *page) error {
 	})
 }
 
-// hash is the name of an inline script or style in a policy.
+// hash returns the name of an inline script or style in a policy.
 func hash(text string) string {
 	sum := sha256.Sum256([]byte(text))
 	return "'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) + "'"
 }
 
-// section is figures under a heading.
+// A section is figures under a heading.
 type section struct {
 	Name, ID string
 	Figures  []*figure
@@ -67,7 +68,8 @@ func (p *page) sections() []section {
 	var all []section
 	for _, f := range p.Figures {
 		if len(all) == 0 || all[len(all)-1].Name != f.Section {
-			all = append(all, section{Name: f.Section, ID: "section-" + strings.ReplaceAll(strings.ToLower(f.Section), " ", "-")})
+			all = append(all, section{Name: f.Section, ID: "section-" + strings.ReplaceAll(strings.ToLower(f.Section), " ",
+				"-")})
 		}
 		last := &all[len(all)-1]
 		last.Figures = append(last.Figures, f)
@@ -75,7 +77,7 @@ func (p *page) sections() []section {
 	return all
 }
 
-// file is a download with a link that was made here and is let through as it is.
+// A file is a download with a link that was made here and is let through as it is.
 type file struct {
 	Name, Says string
 	Link       template.URL

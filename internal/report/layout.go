@@ -26,7 +26,8 @@ func (p *page) layouts(runs []Run) {
 			continue
 		}
 		part := r.Plan.Partition
-		key := fmt.Sprint(part.Layout, part.Ranks, part.Context, part.SeqLen, r.Plan.option("parallel.algorithm"), r.Plan.Packed != nil)
+		key := fmt.Sprint(part.Layout, part.Ranks, part.Context, part.SeqLen, r.Plan.option("parallel.algorithm"),
+			r.Plan.Packed != nil)
 		if seen[key] || len(seen) == maxShapes {
 			continue
 		}
@@ -67,7 +68,8 @@ func (r *Run) tileMap(source []string) *figure {
 				if at >= end || len(held.X) == maxRects {
 					break
 				}
-				held.X, held.X2, held.Y = append(held.X, number(at)), append(held.X2, number(min(end, at+long))), append(held.Y, number(row))
+				held.X, held.X2, held.Y = append(held.X, number(at)), append(held.X2, number(min(end, at+long))), append(held.Y,
+					number(row))
 				held.say(fmt.Sprintf("rank %d", rank.Rank), words)
 			}
 		}
@@ -75,12 +77,15 @@ func (r *Run) tileMap(source []string) *figure {
 	if len(held.X) == maxRects {
 		cut += fmt.Sprintf(" The first %s pieces are drawn.", readable.Number(maxRects))
 	}
-	says := fmt.Sprintf("Who holds which of the %s tokens of a sequence under %s, over %d ranks.", readable.Number(float64(part.SeqLen)), part.Layout, part.Context)
+	says := fmt.Sprintf("Who holds which of the %s tokens of a sequence under %s, over %d ranks.",
+		readable.Number(float64(part.SeqLen)), part.Layout, part.Context)
 	if part.Document {
 		says += " Packed documents are cut by sample; this is one document as long as the sequence."
 	}
-	return &figure{Title: "Tile map of " + part.Layout + ", " + r.Name, Kind: "rects", Section: layouts, Says: says + cut, Source: source,
-		Views: []view{{Name: "tokens", X: axis{Name: "position in the sequence", Kind: "tokens"}, Y: axis{Name: "rank", Kind: "text", Text: rankNames(part.PerRank)},
+	return &figure{Title: "Tile map of " + part.Layout + ", " + r.Name, Kind: "rects", Section: layouts, Says: says + cut,
+		Source: source,
+		Views: []view{{Name: "tokens", X: axis{Name: "position in the sequence", Kind: "tokens"},
+			Y:      axis{Name: "rank", Kind: "text", Text: rankNames(part.PerRank)},
 			Panels: []panel{{Series: []series{held}}}}}}
 }
 
@@ -93,10 +98,12 @@ func rankNames(parts []rankPart) (names []string) {
 	return names
 }
 
-// hops is what each rank computes and sends in each hop, as the plan has it.
+// hops returns what each rank computes and sends in each hop, as the plan has it.
 func (r *Run) hops(source []string) *figure {
 	f := &figure{Title: "Work by rank and hop, " + r.Name, Kind: "heat", Section: layouts, Source: source,
-		Says: "Visible (query, key) pairs of a head that a rank computes in each hop of a layer that sees everything before a token, and the keys and values that it sends meanwhile. Even columns mean that no rank waits for another's kernels."}
+		Says: "Visible (query, key) pairs of a head that a rank computes in each hop of a layer that sees everything " +
+			"before a token, and the keys and values that it sends meanwhile. Even columns mean that no rank waits for " +
+			"another's kernels."}
 	pairs, sent := series{Name: "pairs", Kind: "heat"}, series{Name: "bytes sent", Kind: "heat"}
 	var rows, columns []string
 	for i, h := range r.Plan.Hops {
@@ -122,14 +129,15 @@ func (r *Run) hops(source []string) *figure {
 		return f
 	}
 	for _, s := range []series{pairs, sent} {
-		f.Views = append(f.Views, view{Name: s.Name, X: axis{Name: "hop", Kind: "text", Text: columns}, Y: axis{Name: "rank", Kind: "text", Text: rows},
+		f.Views = append(f.Views, view{Name: s.Name, X: axis{Name: "hop", Kind: "text", Text: columns},
+			Y:      axis{Name: "rank", Kind: "text", Text: rows},
 			Panels: []panel{{Series: []series{s}}}})
 	}
 	f.Views[1].Panels[0].Title = "bytes"
 	return f
 }
 
-// packedWork is the work of each rank in the first sample of packed documents.
+// packedWork returns the work of each rank in the first sample of packed documents.
 func (r *Run) packedWork(source []string) *figure {
 	f := &figure{Title: "Work by rank of a packed batch, " + r.Name, Kind: "bars", Section: layouts, Source: source}
 	packed := r.Plan.Packed
@@ -142,12 +150,17 @@ func (r *Run) packedWork(source []string) *figure {
 		slices.SortStableFunc(parts, func(a, b rankPart) int { return int(b.Pairs - a.Pairs) })
 		parts = parts[:maxRanks]
 	}
-	f.Says = fmt.Sprintf("The first sample of the data: %d documents. Visible (query, key) pairs, tokens and sent bytes of each rank over the mean of the ranks; the slowest has %.3f times the mean's pairs.",
+	f.Says = fmt.Sprintf("The first sample of the data: %d documents. Visible (query, key) pairs, tokens and sent "+
+		"bytes of each rank over the mean of the ranks; the slowest has %.3f times the mean's pairs.",
 		len(packed.Documents), packed.Imbalance)
 	for i, m := range []struct {
 		name string
 		of   func(rankPart) float64
-	}{{"pairs", func(p rankPart) float64 { return p.Pairs }}, {"tokens", func(p rankPart) float64 { return p.Tokens }}, {"bytes sent", func(p rankPart) float64 { return p.SendBytes }}} {
+	}{
+		{"pairs", func(p rankPart) float64 { return p.Pairs }},
+		{"tokens", func(p rankPart) float64 { return p.Tokens }},
+		{"bytes sent", func(p rankPart) float64 { return p.SendBytes }},
+	} {
 		mean := 0.0
 		for _, p := range packed.PerRank {
 			mean += m.of(p) / float64(len(packed.PerRank))
@@ -159,8 +172,10 @@ func (r *Run) packedWork(source []string) *figure {
 		for k, p := range parts {
 			bar.add(float64(k), m.of(p)/mean)
 		}
-		f.Views = append(f.Views, view{Name: m.name, X: axis{Name: "rank", Kind: "text", Text: rankNames(parts)}, Y: axis{Name: m.name + " over the mean", Zero: true},
-			Panels: []panel{{Series: []series{bar, {Name: "mean", Kind: "ideal", X: []number{0, number(len(parts) - 1)}, Y: []number{1, 1}}}}}})
+		f.Views = append(f.Views, view{Name: m.name, X: axis{Name: "rank", Kind: "text", Text: rankNames(parts)},
+			Y: axis{Name: m.name + " over the mean", Zero: true},
+			Panels: []panel{{Series: []series{bar, {Name: "mean", Kind: "ideal", X: []number{0, number(len(parts) - 1)},
+				Y: []number{1, 1}}}}}})
 	}
 	return f
 }

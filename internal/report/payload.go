@@ -62,7 +62,8 @@ type panel struct {
 	place  []int    // of its values on the grid's axes, to sort by
 }
 
-// A series is one line, kind of bar, or kind of rectangle. Color, Dash and Symbol index the lists of the script: two series
+// A series is one line, kind of bar, or kind of rectangle. Color, Dash and Symbol index the lists of the script: two
+// series
 // that differ in color also differ in dash or symbol.
 type series struct {
 	Name   string   `json:"name"`

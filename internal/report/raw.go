@@ -17,7 +17,7 @@ import (
 // maxRaw is how many bytes of the page the metrics of all runs may take.
 const maxRaw = 2_000_000
 
-// rawFiles are the metrics of the runs, each as a CSV in gzip, with all digits. A run that would take more than its
+// rawFiles returns the metrics of the runs, each as a CSV in gzip, with all digits. A run that would take more than its
 // share has fewer steps in it, and its text says so.
 func rawFiles(runs []Run) []download {
 	var all []download
@@ -34,7 +34,8 @@ func rawFiles(runs []Run) []download {
 		if len(steps) < r.Lines {
 			says = fmt.Sprintf("%s of %s logged steps", readable.Number(float64(len(steps))), readable.Number(float64(r.Lines)))
 		}
-		all = append(all, download{Name: r.Name + ".csv.gz", Says: r.Name + ": " + says, Data: "data:application/gzip;base64," + data})
+		all = append(all, download{Name: r.Name + ".csv.gz", Says: r.Name + ": " + says,
+			Data: "data:application/gzip;base64," + data})
 	}
 	return all
 }
@@ -62,7 +63,7 @@ var rawColumns = []struct {
 	{"attention_bytes", number64(func(s metrics.Step) metrics.Float { return s.AttentionBytes })},
 }
 
-// packed is a CSV of steps in gzip and base64. What is not known is empty.
+// packed returns a CSV of steps in gzip and base64. What is not known is empty.
 func packed(steps []metrics.Step) string {
 	var out bytes.Buffer
 	z := gzip.NewWriter(&out)

@@ -15,10 +15,10 @@ import (
 // MaxPage is the longest page, in bytes.
 const MaxPage = 5_000_000
 
-// Input is what a page shows.
+// Input is the content of a page.
 type Input struct {
 	Title   string
-	Command string // that made what is shown, as a shell reads it; "" where each run has its own
+	Command string // that made the results, as a shell reads it; "" if each run has its own
 	Commit  string // the program's version
 	Machine string // for a reader
 
@@ -28,23 +28,23 @@ type Input struct {
 	Runs  []Run
 }
 
-// A Run is what a run directory tells.
+// A Run is the content of a run directory.
 type Run struct {
 	Name    string // that tells it from the others of the page
-	Command string // the last that started or continued it; "" where the log is gone
+	Command string // the last that started or continued it; "" if the log is gone
 	Commit  string
 	Machine string
-	Ended   string // what the log says of its end; "" for one that goes on, or was killed
+	Ended   string // the end in the log; "" for a run that goes on, or was killed
 
-	Steps   []metrics.Step  // ascending, thinned where the file has more than a page could show
+	Steps   []metrics.Step  // ascending, thinned if the file has more than a page can show
 	Lines   int             // steps in the file
 	Plan    *Plan           // nil: no plan.json
 	Slices  []metrics.Slice // of steps, and of the first ranks of the trace
 	Traced  int             // ranks of the trace
-	Missing []string        // files that are not there or cannot be read, and what is not shown therefore
+	Missing []string        // files that are absent or cannot be read, and the figures that need them
 }
 
-// points is how many points of a run a figure has, when it is alone.
+// points bounds the points of a run in a figure of its own.
 const points = 2000
 
 // Write writes the page. Where all points of all runs make it longer than MaxPage, it has fewer of
@@ -60,7 +60,8 @@ func Write(w io.Writer, in Input) error {
 			return err
 		}
 		if n < 20 {
-			return fmt.Errorf("report: the page would have %d bytes, of which %d are allowed; name fewer runs", page.Len(), MaxPage)
+			return fmt.Errorf("report: the page would have %d bytes, of which %d are allowed; name fewer runs", page.Len(),
+				MaxPage)
 		}
 	}
 }

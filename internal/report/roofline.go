@@ -43,7 +43,8 @@ func fold(all []series) []series {
 // memory draws what a rank's memory holds by the plan, and what was measured.
 func (g *grid) memory() *figure {
 	f := &figure{Title: "Memory by kind", Kind: "bars", Section: memories,
-		Says: "Planned bytes of the rank that needs most, by kind; the diamond is the measured peak. A cell that ran out of memory has its plan and no diamond."}
+		Says: "Planned bytes of the rank that needs most, by kind; the diamond is the measured peak. A cell that ran out " +
+			"of memory has its plan and no diamond."}
 	x, ok := g.axis(keyLength)
 	if !ok {
 		if x, ok = g.axis(keyRanks); !ok {
@@ -57,7 +58,8 @@ func (g *grid) memory() *figure {
 	}
 	split := g.telling(x.Key)
 	slices.Reverse(split) // ranks first: they change most
-	v := view{Name: "planned", X: axis{Name: axisOf(x.Key).Name, Kind: "text", Text: texts(x)}, Y: axis{Name: "bytes of a rank", Kind: "bytes", Zero: true}}
+	v := view{Name: "planned", X: axis{Name: axisOf(x.Key).Name, Kind: "text", Text: texts(x)},
+		Y: axis{Name: "bytes of a rank", Kind: "bytes", Zero: true}}
 	for i := range g.Cells {
 		c := &g.Cells[i]
 		if c.Memory == nil && c.MemoryBytes == 0 {
@@ -70,7 +72,8 @@ func (g *grid) memory() *figure {
 			for k, part := range []struct {
 				name  string
 				bytes int64
-			}{{"weights", m.Weights}, {"gradients", m.Gradients}, {"optimizer", m.Optimizer}, {"activations", m.Activations}, {"workspace", m.Workspace}} {
+			}{{"weights", m.Weights}, {"gradients", m.Gradients}, {"optimizer", m.Optimizer}, {"activations",
+				m.Activations}, {"workspace", m.Workspace}} {
 				lineOf(p, series{Name: part.name, Kind: "stack", Color: k}).add(at, float64(part.bytes))
 			}
 		}
@@ -100,14 +103,16 @@ func (g *grid) memory() *figure {
 // the link can be what holds it up, below the flat one the arithmetic.
 func (g *grid) roofline(plans map[string]*Plan) *figure {
 	f := &figure{Title: "Roofline of transfers", Kind: "lines", Section: communicate,
-		Says: "Each point is a cell: model FLOPs of a device for each byte that the rank sends which sends most, and what rate it reached. "}
+		Says: "Each point is a cell: model FLOPs of a device for each byte that the rank sends which sends most, and " +
+			"what rate it reached. "}
 	var all []series
 	var at roof
 	low, high := math.Inf(1), 0.0
 	panels := g.lines(nil, func(c *experiment.Cell) (x, y, lo, hi float64) {
 		nan := math.NaN()
 		p := plans[c.ID]
-		if p == nil || c.Status != experiment.OK || p.Communication.Total <= 0 || p.Partition.Ranks < 2 || c.TFLOPsPerDevice <= 0 {
+		if p == nil || c.Status != experiment.OK || p.Communication.Total <= 0 || p.Partition.Ranks < 2 ||
+			c.TFLOPsPerDevice <= 0 {
 			return nan, nan, nan, nan
 		}
 		if at.flops == 0 {
@@ -135,21 +140,24 @@ func (g *grid) roofline(plans map[string]*Plan) *figure {
 			ridge := at.flops / at.link
 			low = min(low, ridge/4)
 			top.X, top.Y = []number{number(low), number(ridge)}, []number{number(low * at.link / 1e12), number(at.flops / 1e12)}
-			f.Says += fmt.Sprintf("The roof is %s TFLOP/s and %s GB/s (%s).", readable.Number(at.flops/1e12), readable.Number(at.link/1e9), at.says)
+			f.Says += fmt.Sprintf("The roof is %s TFLOP/s and %s GB/s (%s).", readable.Number(at.flops/1e12),
+				readable.Number(at.link/1e9), at.says)
 			high = max(high, ridge*2)
 		} else {
 			top.X, top.Y = []number{number(low)}, []number{number(at.flops / 1e12)}
-			f.Says += fmt.Sprintf("The roof is %s TFLOP/s (%s); the rate of the links of this machine is not known.", readable.Number(at.flops/1e12), at.says)
+			f.Says += fmt.Sprintf("The roof is %s TFLOP/s (%s); the rate of the links of this machine is not known.",
+				readable.Number(at.flops/1e12), at.says)
 		}
 		high *= 1.5
 		top.X, top.Y = append(top.X, number(high)), append(top.Y, number(at.flops/1e12))
 		all = append(all, top)
 	}
-	f.Views = []view{{Name: "TFLOP/s a device", X: axis{Name: "model FLOPs for each byte sent", Log: true}, Y: axis{Name: "TFLOP/s a device", Log: true}, Panels: []panel{{Series: all}}}}
+	f.Views = []view{{Name: "TFLOP/s a device", X: axis{Name: "model FLOPs for each byte sent", Log: true},
+		Y: axis{Name: "TFLOP/s a device", Log: true}, Panels: []panel{{Series: all}}}}
 	return f
 }
 
-// roof is what bounds a machine.
+// A roof is what bounds a machine.
 type roof struct {
 	flops, link float64 // a second; 0 where not known
 	says        string
@@ -157,7 +165,7 @@ type roof struct {
 
 var archOf = regexp.MustCompile(`(?:^|,)arch=sm(\d+)`)
 
-// roofOf is the data sheet's of a GPU, and the measured product rate of a CPU.
+// roofOf returns the data sheet's of a GPU, and the measured product rate of a CPU.
 func roofOf(p *Plan) roof {
 	if m := archOf.FindStringSubmatch(p.Machine); m != nil {
 		arch, _ := strconv.Atoi(m[1])

@@ -278,7 +278,7 @@ func facts(runs []Run) [][2]string {
 	return all
 }
 
-// data tells how much training data the run has; "" if its plan has no counts.
+// data reports how much training data the run has; "" if its plan has no counts.
 func (r Run) data() string {
 	if r.Plan == nil || r.Plan.Data == nil {
 		return ""
@@ -291,7 +291,8 @@ func (r Run) data() string {
 		documents += "dropped documents " + readable.Number(d.Dropped) + ", "
 	}
 	return fmt.Sprintf("files %s, %stokens %s, targets %s; samples %s, steps of an epoch %s",
-		readable.Number(d.Files), documents, readable.Number(d.Tokens), readable.Number(d.Targets), readable.Number(d.Samples),
+		readable.Number(d.Files), documents, readable.Number(d.Tokens), readable.Number(d.Targets),
+		readable.Number(d.Samples),
 		readable.Number(d.Steps))
 }
 
@@ -345,7 +346,7 @@ func (p *Plan) attention() string {
 	return strings.Join(parts, ", ")
 }
 
-// state tells how far a run is.
+// state reports how far a run is.
 func (r *Run) state() string {
 	if len(r.Steps) == 0 {
 		return "no step yet"

@@ -8,14 +8,14 @@ import (
 	"github.com/cprun/cprun/internal/readable"
 )
 
-// quantity is a figure of a cell.
+// A quantity is a figure of a cell.
 type quantity struct {
 	name string
 	y    axis
-	of   func(c *experiment.Cell) (y, lo, hi float64) // NaN for what is not known
+	of   func(c *experiment.Cell) (y, lo, hi float64) // NaN: not known
 }
 
-// byTime has the spread of a rate whose step took between min and max.
+// byTime returns a rate with its spread over the steps.
 func byTime(of func(*experiment.Cell) float64) func(*experiment.Cell) (y, lo, hi float64) {
 	return func(c *experiment.Cell) (y, lo, hi float64) {
 		nan := math.NaN()
@@ -29,7 +29,7 @@ func byTime(of func(*experiment.Cell) float64) func(*experiment.Cell) (y, lo, hi
 	}
 }
 
-// secondsOf is a step's time: measured, or predicted of a cell that was planned only; NaN for none.
+// secondsOf returns a step's time: measured, or predicted of a cell that was planned only; NaN for none.
 func secondsOf(c *experiment.Cell) float64 {
 	switch {
 	case c.Status == experiment.OK && c.StepSeconds > 0:
@@ -40,24 +40,30 @@ func secondsOf(c *experiment.Cell) float64 {
 	return math.NaN()
 }
 
-// rates are what a cell reached, by time; tokens/s in all is the third.
+// rates lists the speeds of a cell; tokens/s in all is the third.
 var rates = []quantity{
-	{"TFLOP/s a device", axis{Name: "TFLOP/s a device", Zero: true}, byTime(func(c *experiment.Cell) float64 { return c.TFLOPsPerDevice })},
-	{"tokens/s a device", axis{Name: "tokens/s a device", Log: true}, byTime(func(c *experiment.Cell) float64 { return c.TokensPerSecondPerDevice })},
-	{"tokens/s in all", axis{Name: "tokens/s", Log: true}, byTime(func(c *experiment.Cell) float64 { return c.TokensPerSecond })},
-	{"seconds a step", axis{Name: "seconds a step", Kind: "seconds", Log: true}, func(c *experiment.Cell) (y, lo, hi float64) {
-		if c.Status != experiment.OK {
-			return secondsOf(c), math.NaN(), math.NaN()
-		}
-		return secondsOf(c), c.StepSecondsMin, c.StepSecondsMax
-	}},
-	{"MFU", axis{Name: "share of the device's peak", Kind: "share", Zero: true}, byTime(func(c *experiment.Cell) float64 { return c.MFU })},
+	{"TFLOP/s a device", axis{Name: "TFLOP/s a device", Zero: true},
+		byTime(func(c *experiment.Cell) float64 { return c.TFLOPsPerDevice })},
+	{"tokens/s a device", axis{Name: "tokens/s a device", Log: true},
+		byTime(func(c *experiment.Cell) float64 { return c.TokensPerSecondPerDevice })},
+	{"tokens/s in all", axis{Name: "tokens/s", Log: true},
+		byTime(func(c *experiment.Cell) float64 { return c.TokensPerSecond })},
+	{"seconds a step", axis{Name: "seconds a step", Kind: "seconds", Log: true},
+		func(c *experiment.Cell) (y, lo, hi float64) {
+			if c.Status != experiment.OK {
+				return secondsOf(c), math.NaN(), math.NaN()
+			}
+			return secondsOf(c), c.StepSecondsMin, c.StepSecondsMax
+		}},
+	{"MFU", axis{Name: "share of the device's peak", Kind: "share", Zero: true},
+		byTime(func(c *experiment.Cell) float64 { return c.MFU })},
 }
 
 // against draws the rates by a numeric key of the grid.
 func (g *grid) against(key string) *figure {
 	f := &figure{Title: "Throughput by " + axisOf(key).Name, Kind: "lines", Section: scaling,
-		Says: "Median of the counted steps; bars span the fastest and the slowest step. FLOPs are the model's: causal attention halved, recomputation not counted."}
+		Says: "Median of the counted steps; bars span the fastest and the slowest step. FLOPs are the model's: causal " +
+			"attention halved, recomputation not counted."}
 	if key == keyLength {
 		f.Title = "Throughput by sequence length"
 	}
@@ -65,16 +71,17 @@ func (g *grid) against(key string) *figure {
 		return f
 	}
 	for _, q := range rates {
-		f.Views = append(f.Views, view{Name: q.name, X: axisOf(key), Y: q.y, Panels: g.lines([]string{key}, func(c *experiment.Cell) (x, y, lo, hi float64) {
-			y, lo, hi = q.of(c)
-			return g.at(c, key), y, lo, hi
-		})})
+		f.Views = append(f.Views, view{Name: q.name, X: axisOf(key), Y: q.y, Panels: g.lines([]string{key},
+			func(c *experiment.Cell) (x, y, lo, hi float64) {
+				y, lo, hi = q.of(c)
+				return g.at(c, key), y, lo, hi
+			})})
 	}
 	return f
 }
 
-// others draws the rates by another numeric key where the grid has neither lengths nor ranks, or by words
-// where it has no numbers either.
+// others draws the rates by another numeric key if the grid has neither lengths nor ranks, or by words
+// if it has no numbers either.
 func (g *grid) others() *figure {
 	f := &figure{Title: "Throughput", Kind: "bars", Section: scaling, Says: "Median of the counted steps."}
 	_, lengths := g.axis(keyLength)
@@ -88,7 +95,8 @@ func (g *grid) others() *figure {
 		return g.against(last.Key)
 	}
 	for _, q := range rates {
-		f.Views = append(f.Views, view{Name: q.name, X: axis{Name: last.Key, Kind: "text", Text: texts(last)}, Y: axis{Name: q.y.Name, Kind: q.y.Kind, Zero: true},
+		f.Views = append(f.Views, view{Name: q.name, X: axis{Name: last.Key, Kind: "text", Text: texts(last)},
+			Y: axis{Name: q.y.Name, Kind: q.y.Kind, Zero: true},
 			Panels: bars(g.lines([]string{last.Key}, func(c *experiment.Cell) (x, y, lo, hi float64) {
 				y, _, _ = q.of(c)
 				return place(last, g.value(c, last.Key)), y, math.NaN(), math.NaN()
@@ -124,7 +132,8 @@ func place(a experiment.Axis, v any) float64 {
 // strong draws how a problem of one size speeds up with ranks.
 func (g *grid) strong() *figure {
 	f := &figure{Title: "Strong scaling: one sequence over more ranks", Kind: "lines", Section: scaling,
-		Says: "The same length over more ranks. Speed-up is over the fastest cell of the chart with the fewest ranks; the thin line is the ideal: n times the ranks, n times the speed."}
+		Says: "The same length over more ranks. Speed-up is over the fastest cell of the chart with the fewest ranks; " +
+			"the thin line is the ideal: n times the ranks, n times the speed."}
 	if _, ok := g.axis(keyRanks); !ok {
 		return f
 	}
@@ -158,13 +167,14 @@ func (g *grid) strong() *figure {
 	}
 	f.Views = []view{
 		{Name: "speed-up", X: axisOf(keyRanks), Y: axis{Name: "speed-up", Log: true}, Panels: speedup},
-		{Name: "efficiency", X: axisOf(keyRanks), Y: axis{Name: "speed-up over the ideal", Kind: "share", Zero: true}, Panels: efficiency},
+		{Name: "efficiency", X: axisOf(keyRanks), Y: axis{Name: "speed-up over the ideal", Kind: "share", Zero: true},
+			Panels: efficiency},
 		{Name: "tokens/s", X: axisOf(keyRanks), Y: axis{Name: "tokens/s", Log: true}, Panels: plain},
 	}
 	return f
 }
 
-// fewest is the fewest ranks of any line, and the fastest of those that have them.
+// fewest returns the fewest ranks of any line, and the fastest rate with so few.
 func fewest(all []series) (n, rate number) {
 	for _, s := range all {
 		for j, x := range s.X {
@@ -184,10 +194,11 @@ func drawn(all []series) []series {
 	return slices.DeleteFunc(all, func(s series) bool { return len(s.X) == 0 })
 }
 
-// weak draws what becomes of a device's rate when the sequence grows with the ranks.
+// weak draws the rate of a device while the sequence grows with the ranks.
 func (g *grid) weak() *figure {
 	f := &figure{Title: "Weak scaling: as many tokens on each rank", Kind: "lines", Section: scaling,
-		Says: "The length grows with the ranks, so that each holds as many tokens. Work per token grows with the length, so the measure is TFLOP/s a device, over that of the fewest ranks; the thin line is the ideal, 100 %."}
+		Says: "The length grows with the ranks, so that each holds as many tokens. Work per token grows with the length, " +
+			"so the measure is TFLOP/s a device, over that of the fewest ranks; the thin line is the ideal, 100 %."}
 	_, ranks := g.axis(keyRanks)
 	_, lengths := g.axis(keyLength)
 	if !ranks || !lengths {
@@ -212,7 +223,8 @@ func (g *grid) weak() *figure {
 		wide.Cells = append(wide.Cells, c)
 	}
 	slices.SortFunc(per.Values, func(a, b any) int { return int(a.(float64) - b.(float64)) })
-	wide.axes = append([]experiment.Axis{per}, slices.DeleteFunc(slices.Clone(g.axes), func(a experiment.Axis) bool { return a.Key == keyLength })...)
+	byLength := func(a experiment.Axis) bool { return a.Key == keyLength }
+	wide.axes = append([]experiment.Axis{per}, slices.DeleteFunc(slices.Clone(g.axes), byLength)...)
 	rate := func(c *experiment.Cell) (x, y, lo, hi float64) {
 		y, lo, hi = rates[0].of(c)
 		return wide.at(c, keyRanks), y, lo, hi
@@ -236,19 +248,21 @@ func (g *grid) weak() *figure {
 		for _, s := range share[i].Series {
 			low, high = min(low, float64(s.X[0])), max(high, float64(s.X[len(s.X)-1]))
 		}
-		share[i].Series = append(share[i].Series, series{Name: "ideal", Kind: "ideal", X: []number{number(low), number(high)}, Y: []number{1, 1}})
+		share[i].Series = append(share[i].Series, series{Name: "ideal", Kind: "ideal", X: []number{number(low), number(high)},
+			Y: []number{1, 1}})
 	}
 	f.Views = []view{
-		{Name: "efficiency", X: axisOf(keyRanks), Y: axis{Name: "TFLOP/s a device over that of the fewest ranks", Kind: "share", Zero: true}, Panels: share},
+		{Name: "efficiency", X: axisOf(keyRanks), Y: axis{Name: "TFLOP/s a device over that of the fewest ranks",
+			Kind: "share", Zero: true}, Panels: share},
 		{Name: "TFLOP/s a device", X: axisOf(keyRanks), Y: axis{Name: "TFLOP/s a device", Zero: true}, Panels: plain},
 	}
 	return f
 }
 
-// keyPerRank is an axis that no grid has: tokens of a sequence over ranks.
+// keyPerRank names an axis of no grid: tokens of a sequence over ranks.
 const keyPerRank = "tokens a rank"
 
-// exposed draws what of a step compute stood waiting for transfers.
+// exposed draws the share of a step in which compute waited for transfers.
 func (g *grid) exposed(key string) *figure {
 	f := &figure{Title: "Transfers that nothing hid", Kind: "lines", Section: communicate,
 		Says: "The share of a step in which compute stood waiting for transfers, on the rank that waited longest."}
@@ -258,7 +272,8 @@ func (g *grid) exposed(key string) *figure {
 		}
 		return g.exposed(keyRanks)
 	}
-	f.Views = []view{{Name: "share of the step", X: axisOf(key), Y: axis{Name: "share of the step", Kind: "share", Zero: true}, Panels: g.lines([]string{key}, func(c *experiment.Cell) (x, y, lo, hi float64) {
+	f.Views = []view{{Name: "share of the step", X: axisOf(key), Y: axis{Name: "share of the step", Kind: "share",
+		Zero: true}, Panels: g.lines([]string{key}, func(c *experiment.Cell) (x, y, lo, hi float64) {
 		if g.at(c, keyRanks) == 1 { // there is nothing to wait for
 			return math.NaN(), math.NaN(), math.NaN(), math.NaN()
 		}
@@ -267,7 +282,7 @@ func (g *grid) exposed(key string) *figure {
 	return f
 }
 
-// predicted draws what the plan said against what was measured.
+// predicted draws the plan against the measurement.
 func (g *grid) predicted() *figure {
 	f := &figure{Title: "Predicted against measured", Kind: "lines", Section: predictions,
 		Says: "Each point is a cell; on the thin line the prediction holds, between the dotted ones it is within 10 %."}
@@ -276,7 +291,9 @@ func (g *grid) predicted() *figure {
 		kind string
 		of   func(c *experiment.Cell) (predicted, measured float64)
 	}{
-		{"seconds a step", "seconds", func(c *experiment.Cell) (float64, float64) { return c.PredictedStepSeconds, c.StepSeconds }},
+		{"seconds a step", "seconds", func(c *experiment.Cell) (float64, float64) {
+			return c.PredictedStepSeconds, c.StepSeconds
+		}},
 		{"memory", "bytes", func(c *experiment.Cell) (float64, float64) {
 			return float64(c.PlannedMemoryBytes), float64(c.MemoryBytes)
 		}},
@@ -291,7 +308,7 @@ func (g *grid) predicted() *figure {
 			}
 			return p, m, math.NaN(), math.NaN()
 		})
-		var one []series // in one panel: what tells the cells apart is their color alone
+		var one []series // in one panel: color alone tells the cells apart
 		for _, p := range panels {
 			for _, s := range p.Series {
 				s.Kind = "points"
@@ -306,7 +323,8 @@ func (g *grid) predicted() *figure {
 			one = append(one, series{Name: []string{"as predicted", "10 % more", "10 % less"}[i], Kind: "ideal", Dash: i,
 				X: []number{number(low), number(high)}, Y: []number{number(low * at), number(high * at)}})
 		}
-		f.Views = append(f.Views, view{Name: q.name, X: axis{Name: "predicted", Kind: q.kind, Log: true}, Y: axis{Name: "measured", Kind: q.kind, Log: true}, Panels: []panel{{Series: one}}})
+		f.Views = append(f.Views, view{Name: q.name, X: axis{Name: "predicted", Kind: q.kind, Log: true},
+			Y: axis{Name: "measured", Kind: q.kind, Log: true}, Panels: []panel{{Series: one}}})
 	}
 	return f
 }

@@ -48,7 +48,7 @@ func (t *thinner) add(s metrics.Step) {
 	t.seen++
 }
 
-// steps are those that are kept.
+// steps returns those that are kept.
 func (t *thinner) steps() []metrics.Step { return slices.Concat(t.stretches...) }
 
 // extremes leaves the steps with the lowest and the highest loss and those with a validation.

@@ -15,7 +15,7 @@ const (
 	maxWork  = 12000 // rectangles of a view
 )
 
-// work is what a piece of a trace is drawn as.
+// A work is a way to draw a piece of a trace.
 type work int
 
 const (
@@ -28,7 +28,7 @@ const (
 
 var workNames = [kinds]string{"other work", "attention", "waiting for another rank", "transfer"}
 
-// span is a piece of a step, or several of a kind that touch.
+// A span is a piece of a step, or several of a kind that touch.
 type span struct {
 	metrics.Slice
 	kind work
@@ -37,7 +37,7 @@ type span struct {
 
 var fromRank = regexp.MustCompile(`from rank (\d+)`)
 
-// kindOf is what a slice is drawn as; ok is false for what is not.
+// kindOf returns the way to draw a slice; ok is false for one that is not drawn.
 func kindOf(s metrics.Slice) (k work, ok bool) {
 	switch {
 	case s.Lane == "compute" && s.Name == "wait":
@@ -52,7 +52,7 @@ func kindOf(s metrics.Slice) (k work, ok bool) {
 	return 0, false
 }
 
-// stepOf is the step of a label, "step 2/forward/layer 0"; ok is false for others, such as a validation's.
+// stepOf returns the step of a label, "step 2/forward/layer 0"; ok is false for others, such as a validation's.
 func stepOf(label string) (n int, ok bool) {
 	first, _, _ := strings.Cut(label, "/")
 	rest, ok := strings.CutPrefix(first, "step ")
@@ -72,7 +72,9 @@ func (p *page) timeline(r *Run) {
 		cut = fmt.Sprintf(" The first %d of %d ranks are drawn.", len(shown), r.Traced)
 	}
 	f := &figure{Title: fmt.Sprintf("Step %d by rank, %s", step, r.Name), Kind: "rects", Section: timeline, Source: source,
-		Says: "Each rank has two rows: what its device computes, and what travels meanwhile. A transfer under work is hidden. Waits name the rank that was waited for. What is too short to draw is joined with its neighbours, and looks like what took most time of them." + cut}
+		Says: "Each rank has two rows: what its device computes, and what travels meanwhile. A transfer under work is " +
+			"hidden. Waits name the rank that was waited for. What is too short to draw is joined with its neighbours, and " +
+			"looks like what took most time of them." + cut}
 	f.Views = append(f.Views, timelineView("the whole step", spans, shown))
 	for _, pass := range []string{"forward", "backward"} {
 		if layer, ok := middle(spans, pass); ok {
@@ -85,7 +87,7 @@ func (p *page) timeline(r *Run) {
 	p.figure(r.waitsFor(spans, shown, step, source))
 }
 
-// lastStep is the newest step that every rank of the trace has, sorted by time, from 0.
+// lastStep returns the newest step that every rank of the trace has, sorted by time, from 0.
 func (r *Run) lastStep() (spans []span, step int, ranks []int) {
 	newest := map[int]int{}
 	for _, s := range r.Slices {
@@ -137,7 +139,7 @@ func within(label, parts string) bool { return strings.Contains("/"+label+"/", "
 
 var layerPart = regexp.MustCompile(`^(?:.*/)?(forward|backward)/(layer \d+)(?:/|$)`)
 
-// middle is the layer in the middle of those that a pass of the step has: it has neighbours on both sides.
+// middle returns the layer in the middle of a pass of the step: it has neighbours on both sides.
 func middle(spans []span, pass string) (string, bool) {
 	var layers []string
 	for _, s := range spans {
@@ -188,7 +190,8 @@ func timelineView(name string, spans []span, ranks []int) view {
 	for row, list := range pieces {
 		for _, s := range list {
 			k := &all[s.kind]
-			k.X, k.X2, k.Y = append(k.X, number(s.Start-begin)), append(k.X2, number(s.Start-begin+s.Took)), append(k.Y, number(row))
+			k.X, k.X2, k.Y = append(k.X, number(s.Start-begin)), append(k.X2, number(s.Start-begin+s.Took)), append(k.Y,
+				number(row))
 			k.say(s.words(), words[s.kind])
 		}
 	}
@@ -200,7 +203,7 @@ func timelineView(name string, spans []span, ranks []int) view {
 	return v
 }
 
-// words are those that a reader sees of a span.
+// words describes a span to a reader.
 func (s span) words() string {
 	_, where, _ := strings.Cut(s.Label, "/")
 	where = strings.ReplaceAll(where, "/", ", ")
@@ -219,7 +222,7 @@ func (s span) words() string {
 	return what
 }
 
-// byRow are the spans of each row: two for each rank, of what it computes and of what travels.
+// byRow returns the spans of each row: two for each rank, of its work and of its transfers.
 func byRow(spans []span, ranks []int) [][]span {
 	rows := make([][]span, 2*len(ranks))
 	for _, s := range spans {
@@ -237,7 +240,8 @@ func byRow(spans []span, ranks []int) [][]span {
 func join(row []span, least float64) []span {
 	var out, short []span
 	put := func(s span) {
-		if n := len(out) - 1; n >= 0 && out[n].kind == s.kind && out[n].from == s.from && hopOf(out[n].Label) == hopOf(s.Label) && s.Start-(out[n].Start+out[n].Took) <= least/4 {
+		if n := len(out) - 1; n >= 0 && out[n].kind == s.kind && out[n].from == s.from &&
+			hopOf(out[n].Label) == hopOf(s.Label) && s.Start-(out[n].Start+out[n].Took) <= least/4 {
 			out[n].Took = s.Start + s.Took - out[n].Start
 			return
 		}
@@ -277,7 +281,7 @@ func join(row []span, least float64) []span {
 	return out
 }
 
-// hopOf is "hop 1" of the label of a span in a hop, "" elsewhere.
+// hopOf returns "hop 1" of the label of a span in a hop, "" elsewhere.
 func hopOf(label string) string {
 	for part := range strings.SplitSeq(label, "/") {
 		if f := strings.Fields(part); len(f) > 1 && f[0] == "hop" {
@@ -287,10 +291,12 @@ func hopOf(label string) string {
 	return ""
 }
 
-// hopTimes is how long each rank computed and waited in each hop, over all layers of a step.
+// hopTimes returns how long each rank computed and waited in each hop, over all layers of a step.
 func (r *Run) hopTimes(spans []span, ranks []int, step int, source []string) *figure {
-	f := &figure{Title: fmt.Sprintf("Time by rank and hop of step %d, %s", step, r.Name), Kind: "heat", Section: timeline, Source: source,
-		Says: "Seconds over all layers, forward and backward. Attention shows whose kernels are slow, waiting who pays for it."}
+	f := &figure{Title: fmt.Sprintf("Time by rank and hop of step %d, %s", step, r.Name), Kind: "heat", Section: timeline,
+		Source: source,
+		Says: "Seconds over all layers, forward and backward. Attention shows whose kernels are slow, waiting who pays " +
+			"for it."}
 	for _, kind := range []work{attention, waiting} {
 		took := map[[2]int]float64{}
 		var columns []string
@@ -309,7 +315,7 @@ func (r *Run) hopTimes(spans []span, ranks []int, step int, source []string) *fi
 	return f
 }
 
-// waitsFor is who waited for whom in a step.
+// waitsFor returns who waited for whom in a step.
 func (r *Run) waitsFor(spans []span, ranks []int, step int, source []string) *figure {
 	took := map[[2]int]float64{}
 	for _, s := range spans {
@@ -319,8 +325,10 @@ func (r *Run) waitsFor(spans []span, ranks []int, step int, source []string) *fi
 			}
 		}
 	}
-	return &figure{Title: fmt.Sprintf("Who waited for whom in step %d, %s", step, r.Name), Kind: "heat", Section: timeline, Source: source,
-		Says:  "Seconds that the rank of the row stood still for keys, values or gradients that the rank of the column sent. Waits for sums over all ranks name nobody and are not in it.",
+	return &figure{Title: fmt.Sprintf("Who waited for whom in step %d, %s", step, r.Name), Kind: "heat", Section: timeline,
+		Source: source,
+		Says: "Seconds that the rank of the row stood still for keys, values or gradients that the rank of the column " +
+			"sent. Waits for sums over all ranks name nobody and are not in it.",
 		Views: []view{heatView("seconds", "waited for", "seconds", nameRanks(ranks), nameRanks(ranks), took)}}
 }
 
@@ -331,7 +339,7 @@ func nameRanks(ranks []int) (names []string) {
 	return names
 }
 
-// heatView is a matrix: of each (row, column) a value. What is missing is 0.
+// heatView returns a matrix: of each (row, column) a value. What is missing is 0.
 func heatView(name, x, kind string, columns, rows []string, values map[[2]int]float64) view {
 	s := series{Name: name, Kind: "heat"}
 	if len(values) > 0 {
@@ -341,5 +349,6 @@ func heatView(name, x, kind string, columns, rows []string, values map[[2]int]fl
 			}
 		}
 	}
-	return view{Name: name, X: axis{Name: x, Kind: "text", Text: columns}, Y: axis{Name: "rank", Kind: "text", Text: rows}, Panels: []panel{{Title: kind, Series: []series{s}}}}
+	return view{Name: name, X: axis{Name: x, Kind: "text", Text: columns}, Y: axis{Name: "rank", Kind: "text", Text: rows},
+		Panels: []panel{{Title: kind, Series: []series{s}}}}
 }

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"math"
 
-	"github.com/cprun/cprun/tensor"
+	"github.com/cprun/cprun/internal/half"
 )
 
 // F8E4M3ToF32 converts exactly; the type has NaN (all ones) and no infinity.
@@ -27,7 +27,7 @@ func F8E4M3ToF32(b uint8) float32 {
 }
 
 // F8E5M2ToF32 converts exactly: the type is the upper half of a float16.
-func F8E5M2ToF32(b uint8) float32 { return tensor.FromHalf(uint16(b) << 8) }
+func F8E5M2ToF32(b uint8) float32 { return half.FromF16(uint16(b) << 8) }
 
 // Float is what a tensor of floating point numbers is read as.
 type Float interface{ float32 | float64 }
@@ -46,11 +46,11 @@ func decode[T Float](dst []T, src []byte, d DType) error {
 		}
 	case F16:
 		for i := range dst {
-			dst[i] = T(tensor.FromHalf(le.Uint16(src[2*i:])))
+			dst[i] = T(half.FromF16(le.Uint16(src[2*i:])))
 		}
 	case BF16:
 		for i := range dst {
-			dst[i] = T(tensor.FromBFloat(le.Uint16(src[2*i:])))
+			dst[i] = T(half.FromBF16(le.Uint16(src[2*i:])))
 		}
 	case F8E4M3:
 		for i := range dst {
@@ -61,7 +61,8 @@ func decode[T Float](dst []T, src []byte, d DType) error {
 			dst[i] = T(F8E5M2ToF32(src[i]))
 		}
 	default:
-		return fmt.Errorf("elements of type %s do not convert to floating point; F64, F32, F16, BF16, F8_E4M3 and F8_E5M2 do", d)
+		return fmt.Errorf("elements of type %s do not convert to floating point; F64, F32, F16, BF16, F8_E4M3 and F8_E5M2 do",
+			d)
 	}
 	return nil
 }
@@ -80,11 +81,11 @@ func encode[T Float](dst []byte, src []T, d DType) ([]byte, error) {
 		}
 	case F16:
 		for _, x := range src {
-			dst = le.AppendUint16(dst, tensor.ToHalf(float32(x)))
+			dst = le.AppendUint16(dst, half.ToF16(float32(x)))
 		}
 	case BF16:
 		for _, x := range src {
-			dst = le.AppendUint16(dst, tensor.ToBFloat(float32(x)))
+			dst = le.AppendUint16(dst, half.ToBF16(float32(x)))
 		}
 	default:
 		return nil, fmt.Errorf("floating point elements are written as F64, F32, F16 or BF16, not as %q", d)

@@ -41,7 +41,7 @@ var dtypes = []dtypeInfo{
 	{"C64", 64}, {F64, 64}, {I64, 64}, {"U64", 64},
 }
 
-// rank is the place of a type in dtypes; -1 for none.
+// rank returns the place of a type in dtypes; -1 for none.
 func (d DType) rank() int {
 	return slices.IndexFunc(dtypes, func(i dtypeInfo) bool { return i.name == d })
 }

@@ -28,7 +28,7 @@ const (
 
 const metadataKey = "__metadata__"
 
-// Info is what the header says of one tensor.
+// Info is the header's entry of one tensor.
 type Info struct {
 	Name  string
 	DType DType
@@ -49,7 +49,7 @@ func (i Info) Elements() int64 {
 // Bytes returns the size of the elements.
 func (i Info) Bytes() int64 { return i.End - i.Begin }
 
-// byteSize is the size of a tensor, with every overflow noticed.
+// byteSize returns the size of a tensor, with every overflow noticed.
 func byteSize(d DType, shape []int) (int64, error) {
 	if !d.Known() {
 		return 0, fmt.Errorf("unknown element type %.64q", d)
@@ -163,7 +163,7 @@ func (p parser) delim(want json.Delim) error {
 	return err
 }
 
-// object calls f at the value of each key, of which there are no more than most.
+// object calls f at the value of each key, and allows no more than most.
 func (p parser) object(most int, f func(key string) error) error {
 	if err := p.delim('{'); err != nil {
 		return err
@@ -215,7 +215,7 @@ func (p parser) str() (string, error) {
 	return s, nil
 }
 
-// ints is an array of integers from 0 to the largest int64.
+// ints returns an array of integers from 0 to the largest int64.
 func (p parser) ints() ([]int64, error) {
 	if err := p.delim('['); err != nil {
 		return nil, err
@@ -242,7 +242,7 @@ func (p parser) ints() ([]int64, error) {
 	return xs, p.delim(']')
 }
 
-// info is the value of one tensor's key.
+// info returns the value of one tensor's key.
 func (p parser) info(name string) (Info, error) {
 	i := Info{Name: name}
 	var offsets []int64
@@ -283,7 +283,8 @@ func (p parser) info(name string) (Info, error) {
 	i.Begin, i.End = offsets[0], offsets[1]
 	size, err := byteSize(i.DType, i.Shape)
 	if err == nil && (i.End < i.Begin || i.End-i.Begin != size) {
-		err = fmt.Errorf("data_offsets %d to %d do not hold the %d bytes of shape %v of %s", i.Begin, i.End, size, i.Shape, i.DType)
+		err = fmt.Errorf("data_offsets %d to %d do not hold the %d bytes of shape %v of %s", i.Begin, i.End, size, i.Shape,
+			i.DType)
 	}
 	if err != nil {
 		return i, fmt.Errorf("tensor %q: %w", name, err)

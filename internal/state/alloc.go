@@ -1,4 +1,4 @@
-// Package state lays out what a rank holds of its device for a whole run: weights, gradients and
+// Package state lays out the memory of a rank's device for a whole run: weights, gradients and
 // moments in flat buffers, cut into buckets and the buckets into the ranks' parts, and the memory
 // of batches. The training loop allocates it on a device; a plan runs the same code over a Meter.
 package state
@@ -12,21 +12,21 @@ type View = tensor.View
 
 // Allocator gives memory of a device.
 type Allocator interface {
-	// Vector returns n elements, uninitialised, that live as long as the device. what says what
-	// they are for: it names them in errors, and in the counts of a Meter.
+	// Vector returns n elements, uninitialised, that live as long as the device. what names
+	// their use in errors, and in the counts of a Meter.
 	Vector(what string, t tensor.DType, n int) (View, error)
 }
 
 // What memory is for.
 const (
-	Weights   = "weights"         // float32, what the optimizer steps
-	Compute   = "compute weights" // what the model reads, where that is another memory
-	Gradients = "gradients"       // float32, with what is on its way to other ranks
+	Weights   = "weights"         // float32, for the optimizer
+	Compute   = "compute weights" // for the model, if in other memory
+	Gradients = "gradients"       // float32, also on the way to other ranks
 	Moments   = "moments"         // float32, of the optimizer
 	Inputs    = "batches"         // tokens, targets and the tables of rotary embeddings
 )
 
-// Meter is an Allocator that counts bytes, by what they are for. Its views have no memory.
+// Meter is an Allocator that counts bytes by their use. Its views have no memory.
 type Meter map[string]int64
 
 // Vector counts n elements. It never fails.

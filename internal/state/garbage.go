@@ -5,7 +5,8 @@ import (
 	"runtime/debug"
 )
 
-// leastGarbage is what a process on a CPU lets lie before Go collects it, unless a percent of what is in use is more. A step
+// leastGarbage is what a process on a CPU lets lie before Go collects it, unless a percent of what is in use is more. A
+// step
 // leaves some hundred KiB, and a collection takes some milliseconds.
 const leastGarbage = 4 << 20
 
@@ -17,7 +18,8 @@ func Garbage(live int64) (percent int, bytes int64) {
 	return percent, live * int64(percent) / 100
 }
 
-// BoundGarbage has Go collect what Garbage says, in a process on a CPU that has allocated what it works in. Otherwise Go
+// BoundGarbage has Go collect what Garbage says, in a process on a CPU that has allocated what it works in. Otherwise
+// Go
 // waits until there is as much garbage as there is memory in use, of which most is weights and activations, so that
 // a run of some hundred steps takes twice what it needs. Where somebody has set GOGC that holds.
 func BoundGarbage() {

@@ -16,10 +16,10 @@ func Groups(flat *model.FlatLayout, g Group) []Group {
 	return slices.Repeat([]Group{g}, len(flat.Buckets))
 }
 
-// Group returns that of a bucket.
+// Group returns the group of a bucket.
 func (s *State) Group(bucket int) Group { return s.groups[bucket] }
 
-// owned is the elements of all parts of this rank.
+// owned returns the elements of all parts of this rank.
 func (s *State) owned() int64 { return s.parts[len(s.parts)-1].Hi }
 
 // Owned returns where this rank's part of each bucket lies in a buffer of parts.
@@ -47,7 +47,7 @@ func (s *State) Whole(v View, bucket int) View {
 	return Part(v, int(b.Lo), int(b.Hi))
 }
 
-// Held returns what a flat buffer of the optimizer holds of a bucket.
+// Held returns the part of a bucket in a flat buffer of the optimizer.
 func (s *State) Held(v View, bucket int) View {
 	if s.shard == ShardNone {
 		return s.Whole(v, bucket)

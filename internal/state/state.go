@@ -8,7 +8,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// Sharding says what of the state a rank keeps of its own parts alone (ZeRO, arXiv:1910.02054).
+// Sharding selects the state that a rank keeps of its own parts alone (ZeRO, arXiv:1910.02054).
 type Sharding int
 
 // The shardings.
@@ -35,7 +35,7 @@ type Options struct {
 	Groups []Group // of each bucket of Layout
 	Shard  Sharding
 	// Compute is the type of the weights that the model reads. Where it is not float32 these are
-	// a copy, apart from what is stepped; Masters asks for a copy in any case.
+	// a copy beside Masters; Masters asks for a copy in any case.
 	Compute tensor.DType
 	Masters bool
 	AdamW   optim.AdamW
@@ -44,13 +44,13 @@ type Options struct {
 
 // State is the model and the optimizer in flat buffers. They are cut into buckets, and each
 // bucket into as many equal parts as its group has ranks: rank r of the group owns part r. A
-// buffer holds all elements, or the parts that this rank owns, one behind the other.
+// buffer holds all elements, or the parts that this rank owns, one after the other.
 type State struct {
 	Flat    *model.FlatLayout
-	Masters View // float32: what is stepped
+	Masters View // float32: for the optimizer
 	Grads   View // float32
-	M, V    View // float32: moments of what is stepped
-	// Staging is, for each bucket, where a backward pass adds its gradients; nil where that is
+	M, V    View // float32: moments of Masters
+	// Staging is, for each bucket, the place to add gradients in a backward pass; nil if that is
 	// Grads. Buckets that a pass does not need at once share memory: see StageOf.
 	Staging []View
 
@@ -136,7 +136,7 @@ func (s *State) SumSquares(d optim.Device, sum View) {
 	}
 }
 
-// Update steps what this rank holds of a bucket. norm2 is the square of the norm of the whole
+// Update steps this rank's part of a bucket. norm2 is the square of the norm of the whole
 // gradient.
 func (s *State) Update(d optim.Device, bucket int, norm2 View, u optim.Update) {
 	p, c := s.Held(s.Masters, bucket), View{}
@@ -148,7 +148,7 @@ func (s *State) Update(d optim.Device, bucket int, norm2 View, u optim.Update) {
 	s.adamw.Step(d, p, c, s.Held(s.Grads, bucket), s.Held(s.M, bucket), s.Held(s.V, bucket), norm2, all, u)
 }
 
-// CopyCompute sets the compute copy of what this rank holds of a bucket, where there is one.
+// CopyCompute sets the compute copy of this rank's part of a bucket, if there is one.
 func (s *State) CopyCompute(ops model.Elementwise, bucket int) {
 	if s.compute != s.Masters && bucket != s.Flat.Vectors() {
 		ops.Copy(s.Held(s.compute, bucket), s.Held(s.Masters, bucket))

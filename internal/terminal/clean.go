@@ -12,7 +12,7 @@ func Line(line []byte) []byte {
 	return out
 }
 
-// Text makes text of several lines safe, as Line does one: line breaks stay too.
+// Text makes text of several lines safe, as Line does one: line breaks also stay.
 func Text(s string) string {
 	if plain(s) {
 		return s
@@ -21,7 +21,7 @@ func Text(s string) string {
 	return string(out)
 }
 
-// plain says that there is nothing to clean, which is nearly always so.
+// plain reports whether there is nothing to clean, which is nearly always so.
 func plain(s string) bool {
 	for i := range len(s) {
 		if c := s[i]; c < 0x20 && c != '\n' && c != '\t' || c >= 0x7f {
@@ -31,13 +31,13 @@ func plain(s string) bool {
 	return true
 }
 
-// mode says how clean works.
+// mode selects the work of clean.
 type mode struct {
 	lines bool // line breaks stay
-	end   bool // nothing follows: what is not finished is not kept for later
+	end   bool // nothing follows: an unfinished end is not kept for later
 }
 
-// clean appends what of b is safe to out. rest is the end of b that only what follows can tell.
+// clean appends the safe part of b to out. rest is the end of b that depends on the next bytes.
 func clean(out, b []byte, m mode) (_, rest []byte) {
 	for len(b) > 0 {
 		if b[0] == 0x1b {
@@ -77,7 +77,7 @@ func reverses(r rune) bool {
 }
 
 // escape returns the length of the escape sequence at the start of b (ECMA-48): a control sequence,
-// an operating system command or other string, or a short one. Nothing goes on behind the end of a
+// an operating system command or other string, or a short one. Nothing continues after the end of a
 // line. whole is false where b ends inside the sequence.
 func escape(b []byte) (n int, whole bool) {
 	if len(b) < 2 {

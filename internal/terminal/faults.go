@@ -43,7 +43,8 @@ func (f *Faults) Full() bool { return len(f.list) >= MaxFaults }
 // Err returns all of them as one error, nil where there is none.
 func (f *Faults) Err() error {
 	if f.more > 0 {
-		return errors.Join(append(f.list[:len(f.list):len(f.list)], fmt.Errorf("and %d faults more of these kinds", f.more))...)
+		return errors.Join(append(f.list[:len(f.list):len(f.list)], fmt.Errorf("and %d faults more of these kinds",
+			f.more))...)
 	}
 	return errors.Join(f.list...)
 }

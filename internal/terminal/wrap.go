@@ -39,7 +39,8 @@ func breakOf(line string, width, from int) int {
 		if r == ' ' && columns > from {
 			last := line[i-1]
 			number, soft := last >= '0' && last <= '9', strings.IndexByte(",;:", last) >= 0
-			held := at >= 0 && columns > width*3/4 && strings.IndexByte(",;:", line[at-1]) >= 0 && utf8.RuneCountInString(line[:at]) > width*3/4
+			held := at >= 0 && columns > width*3/4 && strings.IndexByte(",;:", line[at-1]) >= 0 &&
+				utf8.RuneCountInString(line[:at]) > width*3/4
 			if at < 0 || !number && (soft || !held) {
 				at = i
 			}

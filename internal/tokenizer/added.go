@@ -6,7 +6,7 @@ import (
 	"unicode/utf8"
 )
 
-// addedToken is a token that is looked for in the text before the model sees it.
+// An addedToken is a token that is looked for in the text before the model sees it.
 type addedToken struct {
 	Content    string `json:"content"`
 	SingleWord bool   `json:"single_word"`
@@ -40,7 +40,8 @@ func (f *finder) add(text string, t *addedToken) error {
 	f.starts[text[0]] = true
 	at := f.texts.node(text)
 	if f.texts.ends[at] >= 0 {
-		return fmt.Errorf("the added tokens %.40q and %.40q are looked for as the same text", f.tokens[f.texts.ends[at]].Content, t.Content)
+		return fmt.Errorf("the added tokens %.40q and %.40q are looked for as the same text",
+			f.tokens[f.texts.ends[at]].Content, t.Content)
 	}
 	f.texts.ends[at] = int32(len(f.tokens))
 	f.tokens = append(f.tokens, t)

@@ -15,26 +15,26 @@ type bpe struct {
 	fuseUnk, ignoreMerges bool
 	fallback              bool
 	bytes                 [256]int32
-	runes                 map[rune]int32 // tokens of one rune; only where there is no prefix or suffix
-	// joins is the pairs of runes that stand side by side in a token that a merge makes. Between
+	runes                 map[rune]int32 // tokens of one rune; only without prefix and suffix
+	// joins holds the pairs of neighbouring runes in tokens that merges make. Between
 	// others a word is cut before anything is merged: no merge would cross that place.
 	joins map[uint64]struct{} // nil: words are not cut
 }
 
-// merge is what a pair becomes, and when.
+// A merge is the result of a pair, and its rank.
 type merge struct {
 	rank uint32
 	id   int32
 }
 
-// symbol is a token of a word that is being merged.
+// A symbol is a token of a word that is being merged.
 type symbol struct {
 	id         int32
 	prev, next int32
 	gone       bool
 }
 
-// candidate is a merge that may be done.
+// A candidate is a merge that may be done.
 type candidate struct {
 	rank    uint32
 	pos, id int32
@@ -44,7 +44,7 @@ func (a candidate) before(b candidate) bool {
 	return a.rank < b.rank || a.rank == b.rank && a.pos < b.pos
 }
 
-// pair is the key of two neighbours.
+// pair returns the key of two neighbours.
 func pair(a, b int32) uint64 { return uint64(uint32(a))<<32 | uint64(uint32(b)) }
 
 // init prepares the tables of the pairs.
@@ -87,8 +87,8 @@ func (b *bpe) init(pairs [][2]string) error {
 	return nil
 }
 
-// join notes the neighbours in what a merge makes. It reports false where bytes of runes without a
-// token are merged, whose neighbours its text does not show.
+// join notes the neighbours in the result of a merge. It reports false if bytes of runes without a
+// token are merged: the text does not show their neighbours.
 func (b *bpe) join(p [2]string, whole string) bool {
 	for _, side := range p {
 		if b.fallback && len(side) == 6 && strings.HasPrefix(side, "<0x") {
@@ -107,7 +107,7 @@ func (b *bpe) join(p [2]string, whole string) bool {
 
 func (b *bpe) cached() bool { return true }
 
-// longWord is how long a word is, in bytes, that is cut where no merge can cross.
+// longWord bounds words that stay whole, in bytes; longer ones are cut between merges.
 const longWord = 32
 
 func (b *bpe) encode(w *work, dst []int32, word string) ([]int32, error) {
@@ -181,7 +181,7 @@ func (b *bpe) begin(w *work, word string) error {
 	return b.unknown(w, &unknown)
 }
 
-// rune is the token of the rune at a place.
+// rune returns the token of the rune at a place.
 func (b *bpe) rune(word string, at, n int, r rune) (int32, bool) {
 	if b.runes != nil {
 		id, ok := b.runes[r]
@@ -191,7 +191,7 @@ func (b *bpe) rune(word string, at, n int, r rune) (int32, bool) {
 	return id, ok
 }
 
-// dress is a rune with the prefix that it has inside of a word, and the suffix at its end.
+// dress returns a rune with the prefix that it has inside of a word, and the suffix at its end.
 func (b *bpe) dress(word string, at, n int) string {
 	s := word[at : at+n]
 	if at > 0 {

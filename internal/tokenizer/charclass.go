@@ -62,7 +62,8 @@ func (p *parser) property(negative bool) (set, error) {
 // number reads the rune of \xHH, \x{H} or \uHHHH.
 func (p *parser) number(kind rune) (rune, error) {
 	digits, raw := "", false // \x80 to \xff would be bytes, not characters
-	if in, _, ok := strings.Cut(strings.TrimPrefix(p.rest(), "{"), "}"); kind == 'x' && ok && strings.HasPrefix(p.rest(), "{") {
+	if in, _, ok := strings.Cut(strings.TrimPrefix(p.rest(), "{"), "}"); kind == 'x' && ok &&
+		strings.HasPrefix(p.rest(), "{") {
 		digits = in
 		p.at += len(in) + 2
 	} else {

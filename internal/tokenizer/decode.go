@@ -12,11 +12,11 @@ type Decoder struct {
 	bytes bool // each id is a byte
 	words *texts
 	chain link
-	held  []byte // the start of a character whose end has not come yet
+	held  []byte // the start of an incomplete character
 	out   []byte
 }
 
-// texts is what tokens are by their ids.
+// texts holds the text of each token, by id.
 type texts struct {
 	of      map[int32]string
 	special map[int32]bool // has no text for a reader
@@ -39,7 +39,7 @@ func (t *Tokenizer) NewDecoder() (*Decoder, error) {
 // NewByteDecoder returns a decoder of ids that are bytes. Ids above 255 have no text.
 func NewByteDecoder() *Decoder { return &Decoder{bytes: true} }
 
-// Append appends the text that an id adds: whole characters, of which the id may have completed one.
+// Append appends the text that an id adds: whole characters only.
 // An id that the tokenizer does not have, and a special token, have no text.
 func (d *Decoder) Append(dst []byte, id int32) []byte {
 	d.out = dst
@@ -53,7 +53,7 @@ func (d *Decoder) Append(dst []byte, id int32) []byte {
 	return d.taken()
 }
 
-// Flush appends what is left at the end of a text: U+FFFD for a character that has not become whole.
+// Flush appends the rest at the end of a text: U+FFFD for a character that has not become whole.
 func (d *Decoder) Flush(dst []byte) []byte {
 	d.out = dst
 	if len(d.held) > 0 {

@@ -6,10 +6,10 @@ import (
 	"unicode/utf8"
 )
 
-// The steps of a decoder. Each takes what the one before gives, in pieces: begins says that a piece
+// The steps of a decoder. Each takes the output of the one before, in pieces: begins says that a piece
 // begins a token, as the next step counts them, and does not go on with the one before.
 
-// link is a step with all that follow it.
+// A link is a step with all that follow it.
 type link interface {
 	take(piece string, begins bool)
 }
@@ -17,12 +17,12 @@ type link interface {
 // step puts a step in front of the next.
 type step struct {
 	make func(next link) link
-	// fuses says that all it gives is one token; whole, that it has to see whole tokens.
+	// fuses: its output is one token. whole: it must see whole tokens.
 	fuses, whole bool
 	kind         string
 }
 
-// sink is the end of a chain.
+// A sink is the end of a chain.
 type sink func(piece string)
 
 func (s sink) take(piece string, _ bool) { s(piece) }
@@ -42,7 +42,7 @@ func (s *asOne) take(piece string, _ bool) {
 // character stays as it is.
 type unseen struct{ asOne }
 
-// runeBytes is byteRunes the other way round.
+// runeBytes inverts byteRunes.
 var runeBytes = func() map[rune]byte {
 	t := map[rune]byte{}
 	for b, r := range byteRunes {
@@ -84,18 +84,19 @@ type replaced struct {
 }
 
 func (s *replaced) take(token string, begins bool) {
-	if p, err := s.by.normalize(&s.matcher, piece{token, true}); err == nil { // else it is a token that no pattern gets through
+	// else it is a token that no pattern gets through
+	if p, err := s.by.normalize(&s.matcher, piece{token, true}); err == nil {
 		token = p.text
 	}
 	s.next.take(token, begins)
 }
 
-// trimmed takes a character off the ends of each token, so many times at most: Strip.
+// trimmed takes a character off the ends of each token, up to a number of times: Strip.
 type trimmed struct {
 	next        link
 	char        string
 	start, stop int
-	left        int // what may still be taken off the start of the token under way
+	left        int // characters to take off the start of this token
 }
 
 func (s *trimmed) take(piece string, begins bool) {

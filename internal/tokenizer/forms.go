@@ -8,7 +8,7 @@ import (
 	"golang.org/x/text/unicode/norm"
 )
 
-// form is one of the four Unicode normal forms, as the library makes it: by an older Unicode, in
+// A form is one of the four Unicode normal forms, as the library makes it: by an older Unicode, in
 // which newer runes are letters that nothing happens to, and without the limit of 30 marks on
 // a letter that golang.org/x/text keeps.
 type form struct {
@@ -67,7 +67,8 @@ func (f form) normalizeText(s string) string {
 // touched reports whether golang.org/x/text does anything with a rune.
 func touched(f norm.Form, s string) bool {
 	p := norm.NFKD.PropertiesString(s)
-	return p.CCC() != 0 || p.Decomposition() != nil || !p.BoundaryBefore() || !norm.NFC.PropertiesString(s).BoundaryBefore() || !norm.NFC.PropertiesString(s).BoundaryAfter()
+	return p.CCC() != 0 || p.Decomposition() != nil || !p.BoundaryBefore() ||
+		!norm.NFC.PropertiesString(s).BoundaryBefore() || !norm.NFC.PropertiesString(s).BoundaryAfter()
 }
 
 // stretch makes the form of a text without newer runes.
@@ -125,7 +126,7 @@ func (f form) stretch(s string, slow bool) string {
 	return b.String()
 }
 
-// composed is the one rune that two make.
+// composed returns the one rune that two make.
 func composed(a, b rune) (rune, bool) {
 	s := norm.NFC.String(string(a) + string(b))
 	r, n := utf8.DecodeRuneInString(s)

@@ -2,24 +2,23 @@ package tokenizer
 
 import "fmt"
 
-// model turns a word into ids. Its tables are shared and never change; what a call needs beside
-// them lies in work.
+// model turns a word into ids. Its tables are shared and never change; a call's own memory is in work.
 type model interface {
 	// encode appends the ids of a word that is not empty.
 	encode(w *work, dst []int32, word string) ([]int32, error)
-	// id is that of a token by its text.
+	// id returns the id of a token by its text.
 	id(token string) (int32, bool)
-	// size is the number of tokens.
+	// size returns the number of tokens.
 	size() int
-	// top is the highest id.
+	// top returns the highest id.
 	top() int32
 	// each calls f with every token.
 	each(f func(token string, id int32))
-	// whole says that words are looked up again and again, and a cache of them helps.
+	// cached reports whether a cache of words helps.
 	cached() bool
 }
 
-// work is memory that a model uses from word to word.
+// work holds memory that a model uses from word to word.
 type work struct {
 	matcher
 	symbols []symbol
@@ -28,7 +27,7 @@ type work struct {
 	ids     []int32
 }
 
-// vocabulary is tokens by their text.
+// vocabulary maps tokens to ids.
 type vocabulary map[string]int32
 
 func (v vocabulary) id(token string) (int32, bool) {
@@ -66,7 +65,7 @@ func (v vocabulary) check() error {
 	return nil
 }
 
-// maxToken is the longest token that is looked for at each place of a text, in bytes.
+// maxToken bounds the tokens that are looked for at each place of a text, in bytes.
 const maxToken = 1024
 
 // short refuses tokens that are too long to be looked for at each place.
@@ -77,7 +76,7 @@ func short(token string) error {
 	return nil
 }
 
-// byteTokens are the ids of <0x00> to <0xFF>; ok where all are there.
+// byteTokens returns the ids of <0x00> to <0xFF>; ok where all are there.
 func (v vocabulary) byteTokens() (ids [256]int32, ok bool) {
 	ok = true
 	for b := range ids {
@@ -89,7 +88,7 @@ func (v vocabulary) byteTokens() (ids [256]int32, ok bool) {
 	return ids, ok
 }
 
-// byteToken is the text of the token of a byte.
+// byteToken returns the text of the token of a byte.
 func byteToken(b int) string { return fmt.Sprintf("<0x%02X>", b) }
 
 // appendBytes appends the tokens of the bytes of a text, if all of them are there.
@@ -105,7 +104,7 @@ func appendBytes(dst []int32, ids *[256]int32, text string) ([]int32, bool) {
 	return dst, true
 }
 
-// wordLevel is a model that looks words up.
+// A wordLevel is a model that looks words up.
 type wordLevel struct {
 	vocabulary
 	unk string
@@ -123,7 +122,7 @@ func (w *wordLevel) encode(_ *work, dst []int32, word string) ([]int32, error) {
 	return append(dst, id), nil
 }
 
-// wordPiece is BERT's model: the longest token first, then the longest that goes on.
+// A wordPiece is BERT's model: the longest token first, then the longest that goes on.
 type wordPiece struct {
 	vocabulary
 	unk, prefix string
@@ -157,7 +156,7 @@ func (w *wordPiece) encode(_ *work, dst []int32, word string) ([]int32, error) {
 	return append(dst[:start], id), nil
 }
 
-// next is the longest token at a place.
+// next returns the longest token at a place.
 func (w *wordPiece) next(word string, at int) (end int, id int32) {
 	prefix := ""
 	if at > 0 {

@@ -6,10 +6,10 @@ import (
 	"unicode/utf8"
 )
 
-// piece is a stretch of text on its way to the model.
+// A piece is a stretch of text on its way to the model.
 type piece struct {
 	text string
-	// first: it begins with what the whole text began with. The library knows where in the original
+	// first: it begins with the start of the whole text. The library knows where in the original
 	// text each rune came from; this is all of it that any id depends on.
 	first bool
 }
@@ -19,7 +19,7 @@ type normalizer interface {
 	normalize(m *matcher, p piece) (piece, error)
 }
 
-// rewrite is a normalizer that keeps what the first rune came from.
+// A rewrite is a normalizer that keeps the origin of the first rune.
 type rewrite func(string) string
 
 func (f rewrite) normalize(_ *matcher, p piece) (piece, error) {
@@ -40,7 +40,7 @@ func (drop filter) normalize(_ *matcher, p piece) (piece, error) {
 	}, p.text), p.first && !drop(r)}, nil
 }
 
-// normalizers are several, in order.
+// normalizers holds several, in order.
 type normalizers []normalizer
 
 func (ns normalizers) normalize(m *matcher, p piece) (piece, error) {
@@ -63,7 +63,7 @@ const (
 	growBytes = 1 << 20
 )
 
-// grown is an error for a normalizer that would fill the memory.
+// grown returns an error for a normalizer that would fill the memory.
 func grown(before, after int) error {
 	if after > growTimes*before+growBytes {
 		return fmt.Errorf("the normalizer makes %d bytes and more of %d", after, before)
@@ -101,7 +101,7 @@ func (r replace) normalize(m *matcher, p piece) (piece, error) {
 			return nil
 		}
 		found = true
-		if from == 0 && to > 0 { // what replaces a stretch comes from its last rune
+		if from == 0 && to > 0 { // a replacement comes from the last rune of its stretch
 			_, n := utf8.DecodeRuneInString(p.text)
 			first = first && to == n && r.content != ""
 		}
@@ -122,10 +122,11 @@ func isSpace(r rune) bool {
 	case r < 0x1680:
 		return r == 0x85 || r == 0xa0
 	}
-	return r == 0x1680 || r >= 0x2000 && r <= 0x200a || r == 0x2028 || r == 0x2029 || r == 0x202f || r == 0x205f || r == 0x3000
+	return r == 0x1680 || r >= 0x2000 && r <= 0x200a || r == 0x2028 || r == 0x2029 || r == 0x202f || r == 0x205f ||
+		r == 0x3000
 }
 
-// lowercase is each rune in lower case, whatever stands around it.
+// lowercase writes each rune in lower case, whatever its neighbours.
 func lowercase(s string) string {
 	lower := unicodeTables().lower
 	var b strings.Builder
@@ -147,7 +148,7 @@ func lowercase(s string) string {
 	return b.String()
 }
 
-// nmt is the cleaning of the old NMT scripts.
+// nmt returns the cleaning of the old NMT scripts.
 func nmt() normalizer {
 	return normalizers{
 		filter(func(r rune) bool {
@@ -156,7 +157,8 @@ func nmt() normalizer {
 		rewrite(func(s string) string {
 			return strings.Map(func(r rune) rune {
 				switch {
-				case r == 9, r == 0xa, r == 0xc, r == 0xd, r == 0x1680, r >= 0x200b && r <= 0x200f, r == 0x2028, r == 0x2029, r == 0x2581, r == 0xfeff, r == 0xfffd:
+				case r == 9, r == 0xa, r == 0xc, r == 0xd, r == 0x1680, r >= 0x200b && r <= 0x200f, r == 0x2028, r == 0x2029,
+					r == 0x2581, r == 0xfeff, r == 0xfffd:
 					return ' '
 				}
 				return r
@@ -165,7 +167,7 @@ func nmt() normalizer {
 	}
 }
 
-// bert is BertNormalizer.
+// bert returns BertNormalizer.
 func bert(clean, chinese, accents, lower bool) normalizer {
 	var ns normalizers
 	if clean {
@@ -191,8 +193,9 @@ func bert(clean, chinese, accents, lower bool) normalizer {
 	return ns
 }
 
-// chinese is what BERT cuts out rune by rune.
-var chinese = set{{0x3400, 0x4dbf}, {0x4e00, 0x9fff}, {0xf900, 0xfaff}, {0x20000, 0x2a6df}, {0x2a700, 0x2b81f}, {0x2b920, 0x2ceaf}, {0x2f800, 0x2fa1f}}
+// chinese holds the runes that BERT cuts out one by one.
+var chinese = set{{0x3400, 0x4dbf}, {0x4e00, 0x9fff}, {0xf900, 0xfaff}, {0x20000, 0x2a6df}, {0x2a700, 0x2b81f},
+	{0x2b920, 0x2ceaf}, {0x2f800, 0x2fa1f}}
 
 // spaceChinese puts spaces around Chinese characters.
 func spaceChinese(s string) string {
@@ -219,7 +222,7 @@ func prepend(with string) normalizer {
 	})
 }
 
-// pattern is a literal text or a program.
+// A pattern is a literal text or a program.
 type pattern struct {
 	literal string
 	program *program
@@ -240,7 +243,7 @@ func newPattern(raw map[string]string) (pattern, error) {
 	return pattern{}, fmt.Errorf(`a pattern that is neither {"String": …} nor {"Regex": …}`)
 }
 
-// each calls f with matches and what lies between, all that is not empty.
+// each calls f with matches and the text between them, if not empty.
 func (p pattern) each(m *matcher, text string, f func(from, to int, match bool) error) error {
 	if p.program != nil {
 		return m.each(p.program, text, f)

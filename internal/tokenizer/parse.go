@@ -11,7 +11,7 @@ import (
 // MaxFile is the longest tokenizer.json that is read, in bytes; the largest known have 40 MB.
 const MaxFile = 256 << 20
 
-// file is a tokenizer.json. The entries truncation and padding change no ids here.
+// A file is a tokenizer.json. The entries truncation and padding change no ids here.
 type file struct {
 	Version       string          `json:"version"`
 	AddedTokens   []addedToken    `json:"added_tokens"`
@@ -116,7 +116,7 @@ func null(raw json.RawMessage) bool { return len(raw) == 0 || string(raw) == "nu
 // maxParts is how many components stand in one another.
 const maxParts = 8
 
-// kindOf is the type of a component.
+// kindOf returns the type of a component.
 func kindOf(raw json.RawMessage, depth int) (string, error) {
 	var k struct {
 		Type string `json:"type"`

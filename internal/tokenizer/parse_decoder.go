@@ -9,7 +9,7 @@ import (
 // maxTrim bounds how many characters Strip takes off.
 const maxTrim = 1 << 10
 
-// decoderFile is a decoder of a tokenizer.json, of any type.
+// A decoderFile is a decoder of a tokenizer.json, of any type.
 type decoderFile struct {
 	Decoders       []json.RawMessage `json:"decoders"`
 	Pattern        map[string]string `json:"pattern"`
@@ -53,7 +53,7 @@ func parseDecoder(raw json.RawMessage, depth int) ([]step, error) {
 	return []step{s}, named(kind, err)
 }
 
-// step is that of one component.
+// step returns the step of one component.
 func (k *decoderFile) step(kind string) (step, error) {
 	switch kind {
 	case "ByteLevel":
@@ -68,7 +68,11 @@ func (k *decoderFile) step(kind string) (step, error) {
 			err = errors.New("no content")
 		}
 		whole := !oneChar(p.literal)
-		return step{whole: whole, make: func(next link) link { return &replaced{next: next, by: replace{p, *k.Content}} }}, err
+		if err != nil {
+			return step{}, err
+		}
+		by := replace{p, *k.Content}
+		return step{whole: whole, make: func(next link) link { return &replaced{next: next, by: by} }}, nil
 	case "Strip":
 		if k.Content == nil || !oneChar(*k.Content) || k.Start < 0 || k.Stop < 0 || k.Start > maxTrim || k.Stop > maxTrim {
 			return step{}, fmt.Errorf("want one character as content, and start and stop from 0 to %d", maxTrim)
@@ -99,13 +103,14 @@ func (k *decoderFile) step(kind string) (step, error) {
 	return step{}, fmt.Errorf("the type %.40q is not known", kind)
 }
 
-// joined is the steps as a chain that ends in emit. A step that has to see whole tokens cannot stand
+// joined returns the steps as a chain that ends in emit. A step that has to see whole tokens cannot stand
 // behind one that makes one token of all: it would have to wait for the end of the text.
 func joined(steps []step, emit func(string)) (link, error) {
 	fused := ""
 	for _, s := range steps {
 		if fused != "" && s.whole {
-			return nil, fmt.Errorf("%s behind %s: it would have to see the whole text, which comes token by token here", s.kind, fused)
+			return nil, fmt.Errorf("%s behind %s: it would have to see the whole text, which comes token by token here", s.kind,
+				fused)
 		}
 		if s.fuses {
 			fused = s.kind

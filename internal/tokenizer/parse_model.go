@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// modelFile is the model of a tokenizer.json, of any type.
+// A modelFile is the model of a tokenizer.json, of any type.
 type modelFile struct {
 	Type         string          `json:"type"`
 	Vocab        json.RawMessage `json:"vocab"`
@@ -61,7 +61,7 @@ func parseModel(raw json.RawMessage) (model, error) {
 	return nil, fmt.Errorf("the type %.40q is not known; BPE, Unigram, WordPiece and WordLevel are", m.Type)
 }
 
-// or is a value that may be missing.
+// or returns a value that may be missing.
 func or[T any](p *T, missing T) T {
 	if p == nil {
 		return missing

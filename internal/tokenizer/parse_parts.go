@@ -169,7 +169,7 @@ func parseCutter(raw json.RawMessage, depth int) (cutter, error) {
 	return nil, fmt.Errorf("the type %.40q is not known", kind)
 }
 
-// newMetaspace is the pre-tokenizer Metaspace, in its form of today and in the older one that has
+// newMetaspace returns the pre-tokenizer Metaspace, in its form of today and in the older one that has
 // add_prefix_space.
 func newMetaspace(mark, scheme string, prefix *bool, cuts bool) (cutter, error) {
 	r, err := oneRune(mark)

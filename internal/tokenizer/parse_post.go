@@ -45,7 +45,8 @@ func parseProcessor(raw json.RawMessage, depth int) (head, tail []int32, err err
 		at := slices.IndexFunc(k.Single, func(i templateItem) bool { return i.Sequence != nil })
 		for n, item := range k.Single {
 			switch {
-			case item.Sequence != nil && (n != at || item.Sequence.ID != "A"), (item.Sequence == nil) == (item.SpecialToken == nil):
+			case item.Sequence != nil && (n != at || item.Sequence.ID != "A"),
+				(item.Sequence == nil) == (item.SpecialToken == nil):
 				return nil, nil, fmt.Errorf("TemplateProcessing: item %d of single is neither the one text nor a special token", n)
 			case item.SpecialToken != nil:
 				s, ok := k.Special[item.SpecialToken.ID]
@@ -60,7 +61,8 @@ func parseProcessor(raw json.RawMessage, depth int) (head, tail []int32, err err
 			}
 		}
 		if len(head)+len(tail) > maxSpecial {
-			return nil, nil, fmt.Errorf("TemplateProcessing: %d special tokens around each text; at most %d are read", len(head)+len(tail), maxSpecial)
+			return nil, nil, fmt.Errorf("TemplateProcessing: %d special tokens around each text; at most %d are read",
+				len(head)+len(tail), maxSpecial)
 		}
 		if at < 0 {
 			return nil, nil, errors.New("TemplateProcessing: single has no text in it")
@@ -73,7 +75,7 @@ func parseProcessor(raw json.RawMessage, depth int) (head, tail []int32, err err
 // maxSpecial is how many special tokens one template puts around a text.
 const maxSpecial = 100
 
-// templateItem is one part of a template.
+// A templateItem is one part of a template.
 type templateItem struct {
 	SpecialToken *struct {
 		ID string `json:"id"`

@@ -11,7 +11,7 @@ import (
 	"github.com/rivo/uniseg"
 )
 
-// precompiled is sentencepiece's map of characters: a trie of texts (a double array, as darts-clone
+// A precompiled is sentencepiece's map of characters: a trie of texts (a double array, as darts-clone
 // writes it), each with the place of what replaces it.
 type precompiled struct {
 	trie  []uint32
@@ -37,7 +37,8 @@ func newPrecompiled(charsmap string) (*precompiled, error) {
 	}
 	for text := range strings.SplitSeq(p.texts, "\x00") {
 		if len(text) > maxReplacement {
-			return nil, fmt.Errorf("precompiled_charsmap: a text of %d bytes replaces one; at most %d are read", len(text), maxReplacement)
+			return nil, fmt.Errorf("precompiled_charsmap: a text of %d bytes replaces one; at most %d are read", len(text),
+				maxReplacement)
 		}
 	}
 	if !utf8.ValidString(p.texts) {

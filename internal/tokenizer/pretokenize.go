@@ -11,7 +11,7 @@ type cutter interface {
 	cut(m *matcher, p piece, yield func(piece) error) error
 }
 
-// cutters cut one after the other, each what the one before it has left.
+// cutters cut in turn, each the pieces of the one before.
 type cutters []cutter
 
 func (cs cutters) cut(m *matcher, p piece, yield func(piece) error) error {
@@ -24,12 +24,12 @@ func (cs cutters) cut(m *matcher, p piece, yield func(piece) error) error {
 	return cs[0].cut(m, p, func(p piece) error { return cs[1:].cut(m, p, yield) })
 }
 
-// delimiters finds where a text may be cut: matches, and what lies between them.
+// delimiters finds the cuts of a text: matches, and the text between them.
 type delimiters interface {
 	each(m *matcher, text string, f func(from, to int, match bool) error) error
 }
 
-// runes are delimiters of one rune each.
+// runes finds delimiters of one rune each.
 type runes func(rune) bool
 
 func (is runes) each(_ *matcher, text string, f func(from, to int, match bool) error) error {
@@ -58,11 +58,11 @@ func (is runes) each(_ *matcher, text string, f func(from, to int, match bool) e
 // split cuts at delimiters.
 type split struct {
 	at       delimiters
-	invert   bool // delimiters are what lies between the matches
+	invert   bool // the text between the matches delimits
 	behavior behavior
 }
 
-// behavior is what becomes of a delimiter.
+// A behavior tells the use of a delimiter.
 type behavior int
 
 const (
@@ -74,7 +74,8 @@ const (
 )
 
 var behaviors = map[string]behavior{
-	"Removed": removed, "Isolated": isolated, "MergedWithPrevious": mergedWithPrevious, "MergedWithNext": mergedWithNext, "Contiguous": contiguous,
+	"Removed": removed, "Isolated": isolated, "MergedWithPrevious": mergedWithPrevious, "MergedWithNext": mergedWithNext,
+	"Contiguous": contiguous,
 }
 
 func (s *split) cut(m *matcher, p piece, yield func(piece) error) error {
@@ -126,7 +127,7 @@ func (s *split) joins(before, match bool) bool {
 	return before == match
 }
 
-// words is the pre-tokenizer Whitespace: runs of word characters, and runs of others that are no
+// words cuts as the pre-tokenizer Whitespace: runs of word characters, and runs of others that are no
 // space.
 type words struct{}
 
@@ -178,7 +179,7 @@ func (s *metaspace) cut(m *matcher, p piece, yield func(piece) error) error {
 	return s.split.cut(m, p, yield)
 }
 
-// fixed cuts every so many runes.
+// fixed cuts after every n runes.
 type fixed int
 
 func (n fixed) cut(_ *matcher, p piece, yield func(piece) error) error {
@@ -195,7 +196,7 @@ func (n fixed) cut(_ *matcher, p piece, yield func(piece) error) error {
 	return yield(piece{p.text[start:], p.first && start == 0})
 }
 
-// gpt2 is the pattern of ByteLevel.
+// gpt2 holds the pattern of ByteLevel.
 const gpt2 = `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`
 
 // byteLevel puts a space in front of each piece that has none, cuts by GPT-2's pattern, and writes
@@ -223,7 +224,7 @@ func (b *byteLevel) cut(m *matcher, p piece, yield func(piece) error) error {
 	return b.split.cut(m, p, seen)
 }
 
-// byteRunes is a rune for each byte: itself where it can be seen, one from U+0100 on otherwise.
+// byteRunes maps each byte to a rune: itself if visible, else one above U+00FF.
 var byteRunes = func() (t [256]rune) {
 	next := rune(256)
 	for b := range t {
@@ -235,7 +236,7 @@ var byteRunes = func() (t [256]rune) {
 	return t
 }()
 
-// byteTexts is byteRunes as text.
+// byteTexts holds byteRunes as text.
 var byteTexts = func() (t [256]string) {
 	for b, r := range byteRunes {
 		t[b] = string(r)
@@ -260,7 +261,7 @@ func visible(s string) string {
 	return b.String()
 }
 
-// newByteLevel is the pre-tokenizer ByteLevel.
+// newByteLevel returns the pre-tokenizer ByteLevel.
 func newByteLevel(prefix, cuts bool) (*byteLevel, error) {
 	b := &byteLevel{prefix: prefix}
 	if !cuts {

@@ -6,7 +6,7 @@ import (
 	"unicode/utf8"
 )
 
-// program is a compiled pattern. It is matched by trying one way after the other, as in the library,
+// A program is a compiled pattern. It is matched by trying one way after the other, as in the library,
 // which takes long for some texts; so the steps are counted, and too many are an error and no
 // hanging process.
 type program struct {
@@ -15,7 +15,7 @@ type program struct {
 	classes map[string]*class // while it is compiled, by their spans: a pattern names few, often
 }
 
-// instr is one instruction. next is the place of the instruction behind it.
+// An instr is one instruction. next is the place of the following instruction.
 type instr struct {
 	op       op
 	class    *class
@@ -41,7 +41,7 @@ const (
 	opTextEnd
 )
 
-// maxCode bounds what repeats of repeats grow to.
+// maxCode bounds the growth of nested repeats.
 const maxCode = 1 << 14
 
 // compile makes a program of a pattern.
@@ -61,7 +61,7 @@ func compile(pattern string) (*program, error) {
 	return p, nil
 }
 
-// class is that of a set, made once.
+// class returns the class of a set, made once.
 func (p *program) class(s set) *class {
 	key := fmt.Sprint(s)
 	if p.classes[key] == nil {
@@ -146,7 +146,7 @@ func (p *program) repeat(n *node, next int) int {
 	return at
 }
 
-// errSteps is for a text on which a pattern tries too many ways.
+// errSteps reports a text on which a pattern tries too many ways.
 var errSteps = errors.New("the pattern tries too many ways on this text")
 
 // Steps that a whole text may take: many times what patterns of tokenizers take on any text of
@@ -156,7 +156,7 @@ const (
 	byteSteps = 1 << 13
 )
 
-// frame is a way that was not tried: at pos, and where lo is below it also from each rune before
+// A frame is a way that was not tried: at pos, and where lo is below it also from each rune before
 // that down to lo.
 type frame struct{ at, pos, lo int }
 
@@ -169,16 +169,16 @@ type matcher struct {
 // each calls f with the matches of a program in a text one after the other, and with what lies
 // between them.
 func (m *matcher) each(p *program, text string, f func(from, to int, match bool) error) error {
-	defer func(outer int) { m.steps = outer }(m.steps) // f may match, too
+	defer func(outer int) { m.steps = outer }(m.steps) // f may match as well
 	m.steps = baseSteps + byteSteps*len(text)
-	last, prev := -1, 0 // the end of the last match, and of what f has seen
+	last, prev := -1, 0 // the end of the last match, and of the last call of f
 	for at := 0; at <= len(text); {
 		end := m.match(p, text, at)
 		if m.steps < 0 {
 			return fmt.Errorf("pattern %.200q: %w", p.pattern, errSteps)
 		}
 		switch {
-		case end < 0 || end == at && last == at: // no empty match right behind a match
+		case end < 0 || end == at && last == at: // no empty match right after a match
 			_, n := utf8.DecodeRuneInString(text[at:])
 			at += max(n, 1)
 			continue

@@ -12,7 +12,7 @@ import (
 
 // Patterns of tokenizer.json are Oniguruma's, and use what Go's regexp leaves out on purpose:
 // lookahead and possessive repeats. This parser takes the part of the language that tokenizers
-// use, and refuses the rest by name. Its classes are those of unicode.txt.
+// use, and refuses the rest by name. Its classes come from unicode.txt.
 
 const (
 	maxPattern = 1 << 12 // bytes
@@ -20,7 +20,7 @@ const (
 	maxNesting = 50
 )
 
-// node is a part of a pattern.
+// A node is a part of a pattern.
 type node struct {
 	kind     nodeKind
 	set      set     // nodeSet
@@ -99,7 +99,7 @@ func parsePattern(pattern string) (*node, error) {
 	return n, nil
 }
 
-// rest is what was not read yet.
+// rest returns the unread part.
 func (p *parser) rest() string { return p.text[p.at:] }
 
 // take reads a word if it comes next.
@@ -141,7 +141,7 @@ func (p *parser) choice() (*node, error) {
 	return c, nil
 }
 
-// sequence reads what follows one another.
+// sequence reads nodes one after another.
 func (p *parser) sequence() (*node, error) {
 	s := &node{kind: nodeSequence}
 	for p.at < len(p.text) && p.text[p.at] != '|' && p.text[p.at] != ')' {
@@ -168,10 +168,10 @@ func (p *parser) sequence() (*node, error) {
 	return s, nil
 }
 
-// manyFolds are strings that one other letter stands for where case is ignored: ß for ss.
+// manyFolds lists strings that equal one other letter if case is ignored: ß for ss.
 var manyFolds = []string{"ss", "ff", "fi", "fl", "st"}
 
-// folds refuses what case folding makes of strings and not of letters.
+// folds refuses strings with a case folding of their own.
 func (n *node) folds() error {
 	var b strings.Builder
 	for _, s := range n.sub {
@@ -189,7 +189,7 @@ func (n *node) folds() error {
 	return nil
 }
 
-// atom reads what a repeat can follow.
+// atom reads an operand of a repeat.
 func (p *parser) atom() (*node, error) {
 	switch {
 	case p.take("("):
@@ -222,7 +222,7 @@ func (p *parser) atom() (*node, error) {
 	return p.letter(p.rune())
 }
 
-// class is a node of one rune of a set.
+// class returns a node of one rune of a set.
 func (p *parser) class(s set) *node {
 	if p.fold {
 		s = foldSet(s)
@@ -230,7 +230,7 @@ func (p *parser) class(s set) *node {
 	return &node{set: s}
 }
 
-// letter is a node of one given rune.
+// letter returns a node of one given rune.
 func (p *parser) letter(r rune) (*node, error) {
 	if p.fold && r >= 128 {
 		return nil, fmt.Errorf("%q where case is ignored", r)
@@ -240,7 +240,7 @@ func (p *parser) letter(r rune) (*node, error) {
 	return n, nil
 }
 
-// cased is the runes that have other cases.
+// cased lists the runes that have other cases.
 var cased = sync.OnceValue(func() (all []rune) {
 	for r := range rune(0x1ffff) {
 		if unicode.SimpleFold(r) != r {
@@ -264,7 +264,7 @@ func foldSet(s set) set {
 	return union(s, more)
 }
 
-// group reads what stands behind a (.
+// group reads the rest of a group after its (.
 func (p *parser) group() (*node, error) {
 	kind, negative, fold := nodeSequence, false, p.fold
 	switch {
@@ -296,7 +296,7 @@ func (p *parser) group() (*node, error) {
 	return &node{kind: kind, sub: []*node{n}, negative: negative}, nil
 }
 
-// repeats reads the repeats behind an atom.
+// repeats reads the repeats after an atom.
 func (p *parser) repeats(a *node) (*node, error) {
 	for range maxNesting {
 		n := &node{kind: nodeRepeat, sub: []*node{a}, max: -1, mode: 'g'}

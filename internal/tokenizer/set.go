@@ -5,10 +5,10 @@ import (
 	"sort"
 )
 
-// span is the runes lo to hi, both included.
+// A span is the runes lo to hi, both included.
 type span struct{ lo, hi rune }
 
-// set is runes, as spans that rise and do not touch.
+// A set is runes, as spans that rise and do not touch.
 type set []span
 
 const maxRune = 0x10ffff
@@ -19,7 +19,7 @@ func (s set) has(r rune) bool {
 	return k < len(s) && s[k].lo <= r
 }
 
-// union is the runes of any of the sets.
+// union returns the runes of any of the sets.
 func union(sets ...set) set {
 	var all []span
 	for _, s := range sets {
@@ -37,7 +37,7 @@ func union(sets ...set) set {
 	return out
 }
 
-// not is all runes that are not in the set.
+// not returns all runes that are not in the set.
 func (s set) not() set {
 	var out set
 	at := rune(0)
@@ -53,10 +53,10 @@ func (s set) not() set {
 	return out
 }
 
-// and is the runes of both sets.
+// and returns the runes of both sets.
 func (s set) and(o set) set { return union(s.not(), o.not()).not() }
 
-// class is a set that is quick to ask: by a bit for each byte of ASCII; above it by pages of 256
+// A class is a set that is quick to ask: by a bit for each byte of ASCII; above it by pages of 256
 // runes, of which those that are all in or all out take no memory, or, of a few spans, by those.
 type class struct {
 	ascii [4]uint32
@@ -67,7 +67,8 @@ type class struct {
 // fewSpans is how many spans are asked one after the other.
 const fewSpans = 4
 
-var fullPage, emptyPage = &[8]uint32{^uint32(0), ^uint32(0), ^uint32(0), ^uint32(0), ^uint32(0), ^uint32(0), ^uint32(0), ^uint32(0)}, &[8]uint32{}
+var fullPage, emptyPage = &[8]uint32{^uint32(0), ^uint32(0), ^uint32(0), ^uint32(0), ^uint32(0), ^uint32(0), ^uint32(0),
+	^uint32(0)}, &[8]uint32{}
 
 // newClass prepares a set.
 func newClass(s set) *class {

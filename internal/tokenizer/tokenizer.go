@@ -34,7 +34,7 @@ func (t *Tokenizer) Size() int {
 	return int(top) + 1
 }
 
-// Base returns the ids that the model's own tokens need, without those that were added to it. A model
+// Base returns the ids that the model's own tokens need, without added ones. A model
 // may have rows for no more: some tokenizers have added tokens that it never saw.
 func (t *Tokenizer) Base() int { return int(t.model.top()) + 1 }
 
@@ -122,7 +122,7 @@ func (e *Encoder) word(p piece) (err error) {
 	return err
 }
 
-// seen is a word as the model knows it.
+// seen returns a word as the model knows it.
 func (e *Encoder) seen(word string) string {
 	if e.t.visible {
 		return visible(word)
@@ -147,10 +147,10 @@ func (e *Encoder) part(text string) (err error) {
 // cache remembers the ids of words.
 type cache struct {
 	ids  map[string][]int32
-	slab []int32 // what the ids lie in
+	slab []int32 // memory of the ids
 }
 
-// A cache holds so many words, of at most so many bytes.
+// Bounds of a cache: words, and the bytes of one.
 const (
 	cachedWords = 1 << 16
 	cachedBytes = 64

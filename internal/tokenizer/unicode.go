@@ -15,7 +15,7 @@ import (
 //go:embed unicode.txt
 var unicodeText string
 
-// tables is what unicodeText says.
+// tables holds the contents of unicodeText.
 type tables struct {
 	sets  map[string]set
 	lower map[rune]string
@@ -41,7 +41,8 @@ var unicodeTables = sync.OnceValue(func() *tables {
 // derive makes the sets that are made of others.
 func (t *tables) derive() {
 	var all []set
-	for _, group := range []string{"L Lu Ll Lt Lm Lo", "M Mn Mc Me", "N Nd Nl No", "P Pc Pd Ps Pe Pi Pf Po", "S Sm Sc Sk So", "Z Zs Zl Zp"} {
+	groups := "L Lu Ll Lt Lm Lo|M Mn Mc Me|N Nd Nl No|P Pc Pd Ps Pe Pi Pf Po|S Sm Sc Sk So|Z Zs Zl Zp"
+	for group := range strings.SplitSeq(groups, "|") {
 		names := strings.Fields(group)
 		var parts []set
 		for _, n := range names[1:] {
@@ -91,7 +92,7 @@ func hexRune(s string) rune {
 	return rune(v)
 }
 
-// property is the set of \p{name}.
+// property returns the set of \p{name}.
 func property(name string) (set, error) {
 	t := unicodeTables()
 	key := strings.NewReplacer(" ", "", "_", "", "-", "").Replace(name)
@@ -107,13 +108,15 @@ func property(name string) (set, error) {
 }
 
 // notProperties are sets of unicode.txt that no pattern names.
-var notProperties = []string{"rust_word", "rust_numeric", "punctuation", "mark", "bert_control", "bert_accent", "active"}
+var notProperties = []string{"rust_word", "rust_numeric", "punctuation", "mark", "bert_control", "bert_accent",
+	"active"}
 
 // longNames are other names of properties, in lower case.
 var longNames = map[string]string{
-	"letter": "L", "uppercaseletter": "Lu", "lowercaseletter": "Ll", "titlecaseletter": "Lt", "modifierletter": "Lm", "otherletter": "Lo",
-	"mark": "M", "number": "N", "decimalnumber": "Nd", "punctuation": "P", "symbol": "S", "separator": "Z", "other": "C", "control": "Cc",
-	"digit": "Nd", "space": "space", "whitespace": "space", "word": "word",
+	"letter": "L", "uppercaseletter": "Lu", "lowercaseletter": "Ll", "titlecaseletter": "Lt", "modifierletter": "Lm",
+	"otherletter": "Lo", "mark": "M", "number": "N", "decimalnumber": "Nd", "digit": "Nd", "punctuation": "P",
+	"symbol": "S", "separator": "Z", "other": "C", "control": "Cc", "space": "space", "whitespace": "space",
+	"word": "word",
 }
 
 // capital writes a name as HAN and han are meant: Han.

@@ -20,7 +20,7 @@ type unigram struct {
 // unkPenalty is how much less likely an unknown rune is than the least likely token.
 const unkPenalty = 10
 
-// pathNode is the best way to a place of the word.
+// A pathNode is the best way to a place of the word.
 type pathNode struct {
 	id    int32
 	from  int32 // -1: none was found

@@ -13,13 +13,13 @@ import (
 )
 
 const (
-	// maxBehind is how much of the end of a long metrics.jsonl is read at first, in bytes: 130,000 steps.
+	// maxBehind bounds the first read of a long metrics.jsonl, from its end, in bytes: 130,000 steps.
 	maxBehind = 64 << 20
-	// maxLine is the longest line that is taken for one of metrics; those that a run writes have 500 bytes.
+	// maxLine bounds a line of metrics, in bytes; a run writes 500.
 	maxLine = 64 << 10
 )
 
-// follower reads what a run appends to its metrics.jsonl. The run may be on another host, and the file may be replaced
+// follower reads the new lines of a metrics.jsonl. The run may be on another host, and the file may be replaced
 // (a run that goes on from a checkpoint leaves out the steps after it), cut, or gone.
 type follower struct {
 	root   *os.Root
@@ -27,14 +27,15 @@ type follower struct {
 	forget func() // all that came before: the file is another one
 
 	file   fs.FileInfo // that was read last; nil: none
-	offset int64       // what follows has not been read
+	offset int64       // bytes read
 	begun  []byte      // a line without its end
 	skip   bool        // the line that has begun is none: too long, or its beginning was left out
 }
 
-// poll reads what is new. A file that is not there is no error.
+// poll reads the new lines. An absent file is no error.
 func (f *follower) poll() error {
-	file, err := files.OpenIn(f.root, "metrics.jsonl") // opened each time, since only then a network file system looks anew
+	// opened each time, since only then a network file system looks anew
+	file, err := files.OpenIn(f.root, "metrics.jsonl")
 	if errors.Is(err, fs.ErrNotExist) {
 		f.reset(nil)
 		return nil
@@ -75,7 +76,7 @@ func (f *follower) reset(now fs.FileInfo) {
 	f.file, f.offset, f.begun, f.skip = now, 0, nil, false
 }
 
-// lines is the writer that cuts what it gets into lines.
+// lines is a writer that cuts its input into lines.
 type lines struct{ *follower }
 
 func (l lines) Write(p []byte) (int, error) {

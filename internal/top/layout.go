@@ -13,7 +13,7 @@ import (
 // Look is how a View is shown.
 type Look struct {
 	Plain  bool           // a terminal that has no characters beyond ASCII
-	Zone   *time.Location // of the times of day; nil: that of this host
+	Zone   *time.Location // of the times of day; nil: this host's
 	Scroll int            // ranks that are left out above
 	Keys   bool           // there are keys to press
 }
@@ -21,13 +21,13 @@ type Look struct {
 const (
 	minWidth  = 20              // of a picture, in columns
 	minEvents = 4               // that are shown before there are more ranks
-	lowRoom   = 14              // lines for ranks and events, of which the ranks then need more
-	tall      = 30              // lines of a picture whose curves are higher than one
+	lowRoom   = 14              // lines for ranks and events that go to the ranks first
+	tall      = 30              // lines of a picture with curves of several lines
 	heldUp    = 2 * time.Second // after which a wait is no part of every step
 	endless   = 1 << 20         // lines of a picture that may be as long as it takes
 )
 
-// states are the words for each state, and their style.
+// states maps each state to its words and their style.
 var states = map[State]item{
 	NotStarted:  {text: "not started", style: Warn},
 	Starting:    {text: "starting", style: Good},
@@ -72,7 +72,7 @@ func Layout(v *View, w, h int, look Look) []Line {
 	return out[:min(len(out), h)]
 }
 
-// split gives two lists their lines: the events at least some, the ranks what they need, and the events the rest.
+// split gives two lists their lines: the events at least some, the ranks all they need, and the events the rest.
 func split(ranks *list, told *list, room int) []Line {
 	least := minEvents
 	if room < lowRoom {
@@ -84,17 +84,17 @@ func split(ranks *list, told *list, room int) []Line {
 	return append(ranks.lines(forRanks), told.lines(forEvents)...)
 }
 
-// list is a heading and lines, of which a part is shown.
+// A list is a heading and lines, shown in part.
 type list struct {
 	heading []Line // an empty line, a title, a row of names
 	rows    []Line
-	below   []Line // shown whole, where there is room
+	below   []Line // shown whole if there is room
 	first   int    // row that is shown first
 	last    bool   // the last rows are worth more than the first
 	more    func(from, to, of int) Line
 }
 
-// height is how many lines it would take.
+// height returns how many lines it would take.
 func (l *list) height() int {
 	if l == nil || len(l.rows) == 0 {
 		return 0
@@ -102,7 +102,7 @@ func (l *list) height() int {
 	return len(l.heading) + len(l.rows) + len(l.below)
 }
 
-// lines returns at most n lines of it; none, where there is no room for a row.
+// lines returns at most n lines of it; none without room for a row.
 func (l *list) lines(n int) []Line {
 	if l.height() == 0 || n <= len(l.heading) {
 		return nil
@@ -128,7 +128,7 @@ type picture struct {
 	w, h int
 }
 
-// head are the lines that are always there.
+// head returns the lines that are always there.
 func (p *picture) head() []Line {
 	out := []Line{p.title()}
 	if p.Why != "" {
@@ -139,7 +139,8 @@ func (p *picture) head() []Line {
 		out = append(out, Line{{clip(p.Why, p.w), style}})
 	}
 	if p.State == Dead {
-		out = append(out, Line{{clip("start it again with the same --run-dir: it goes on from its newest checkpoint", p.w), Dim}})
+		out = append(out, Line{{clip("start it again with the same --run-dir: it goes on from its newest checkpoint", p.w),
+			Dim}})
 	}
 	for _, f := range p.Faults {
 		out = append(out, Line{{clip("cannot read: "+f, p.w), Warn}})
@@ -156,7 +157,7 @@ func (p *picture) head() []Line {
 	return append(out, p.nodes()...)
 }
 
-// title is the run, how it stands, and the time.
+// title returns the run, its state, and the time.
 func (p *picture) title() Line {
 	s := states[p.State]
 	text := s.text
@@ -178,7 +179,7 @@ func (p *picture) title() Line {
 	return ends(left, Line{{clock, Dim}}, p.w)
 }
 
-// clock is the time of day.
+// clock returns the time of day.
 func (p *picture) clock(t time.Time) string {
 	zone := p.look.Zone
 	if zone == nil {
@@ -187,7 +188,7 @@ func (p *picture) clock(t time.Time) string {
 	return t.In(zone).Format("15:04:05")
 }
 
-// progress is how far it has come.
+// progress returns how far it has come.
 func (p *picture) progress() []Line {
 	items := []item{{text: readable.Count(p.At), style: Bold}}
 	if p.Steps > 0 {
@@ -221,7 +222,7 @@ func (p *picture) progress() []Line {
 	return out
 }
 
-// bar is the part of the steps that are done.
+// bar returns the part of the steps that are done.
 func (p *picture) bar() Line {
 	part := min(1, float64(max(0, p.At))/float64(p.Steps))
 	percent := fmt.Sprintf(" %3.0f %%", math.Floor(100*part))
@@ -237,7 +238,7 @@ func (p *picture) bar() Line {
 	}
 }
 
-// losses are the loss, and its curve.
+// losses returns the loss, and its curve.
 func (p *picture) losses() []Line {
 	var items []item
 	if p.Logged {
@@ -247,7 +248,8 @@ func (p *picture) losses() []Line {
 		items = append(items, item{"validation", fmt.Sprintf("%.4f at step %s", p.Val, readable.Count(p.ValStep)), Bold})
 	}
 	if p.Logged {
-		items = append(items, item{"gradient norm", figure(p.Last.GradNorm, "%.3g"), Plain}, item{"lr", figure(p.Last.LR, "%.1e"), Plain})
+		items = append(items, item{"gradient norm", figure(p.Last.GradNorm, "%.3g"), Plain},
+			item{"lr", figure(p.Last.LR, "%.1e"), Plain})
 	}
 	out := flow("loss", items, p.w)
 	points := p.loss.fit(p.w - nameWidth)
@@ -274,7 +276,7 @@ func (p *picture) losses() []Line {
 	return out
 }
 
-// loss4 is a loss, as the lines of steps have it. One that is no number is the one thing to be seen.
+// loss4 returns a loss, as the lines of steps have it. One that is no number is the one thing to be seen.
 func (p *picture) loss4(x metrics.Float) string {
 	if !x.Known() {
 		return "not a number"
@@ -282,7 +284,7 @@ func (p *picture) loss4(x metrics.Float) string {
 	return fmt.Sprintf("%.4f", float64(x))
 }
 
-// speed is the throughput, and what of a step is waited for.
+// speed returns the throughput, and the share of waits.
 func (p *picture) speed() []Line {
 	if !p.Logged {
 		return nil
@@ -312,7 +314,7 @@ func (p *picture) speed() []Line {
 	return out
 }
 
-// memory is what is taken of the device and of the hosts.
+// memory returns the memory of the device and of the hosts.
 func (p *picture) memory() []Line {
 	var items []item
 	if p.Logged && p.Last.MemoryBytes > 0 {
@@ -323,7 +325,8 @@ func (p *picture) memory() []Line {
 		most, sum = max(most, r.Resident), sum+r.Resident
 	}
 	if most > 0 {
-		items = append(items, item{"host, largest rank", readable.Bytes(most), Plain}, item{"all", readable.Bytes(sum), Plain})
+		items = append(items, item{"host, largest rank", readable.Bytes(most), Plain},
+			item{"all", readable.Bytes(sum), Plain})
 	}
 	if len(items) == 0 {
 		return nil
@@ -331,7 +334,7 @@ func (p *picture) memory() []Line {
 	return flow("memory", items, p.w)
 }
 
-// foot says which keys there are.
+// foot reports which keys there are.
 func (p *picture) foot() []Line {
 	if !p.look.Keys {
 		return nil
@@ -343,7 +346,7 @@ func (p *picture) foot() []Line {
 	return []Line{{{text, Dim}}}
 }
 
-// figure is a number, or a dash where it is not known.
+// figure returns a number, or a dash if it is not known.
 func figure(x metrics.Float, format string) string {
 	if !x.Known() {
 		return "-"

@@ -9,7 +9,7 @@ import (
 // Style is how a part of a line is drawn.
 type Style int
 
-// The styles. Each can be told from the words alone, where a terminal has no colours.
+// The styles. Each can be told from the words alone, if a terminal has no colours.
 const (
 	Plain  Style = iota
 	Dim          // labels
@@ -38,10 +38,10 @@ func (l Line) String() string {
 	return strings.TrimRight(b.String(), " ")
 }
 
-// width is the number of columns of a text, of which some characters take two or none.
+// width returns the number of columns of a text: some characters take two or none.
 func width(s string) int { return displaywidth.String(s) }
 
-// width is that of the whole line.
+// width returns the columns of the whole line.
 func (l Line) width() int {
 	n := 0
 	for _, s := range l {
@@ -64,7 +64,7 @@ func (l Line) clip(n int) Line {
 	return out
 }
 
-// clip returns at most n columns of s, the last of them ".." where it is longer.
+// clip returns at most n columns of s, the last of them ".." if it is longer.
 func clip(s string, n int) string {
 	if width(s) <= n {
 		return s
@@ -96,13 +96,14 @@ func ends(left, right Line, w int) Line {
 	return append(append(left, Span{strings.Repeat(" ", space), Plain}), right...)
 }
 
-// item is a figure with its label.
+// An item is a figure with its label.
 type item struct {
 	label, text string
 	style       Style
 }
 
-// flow puts items beside each other, on as many lines of w columns as they take, the first part of each line being name.
+// flow puts items beside each other, on as many lines of w columns as they take, the first part of each line being
+// name.
 func flow(name string, items []item, w int) []Line {
 	line := Line{{fill(name, nameWidth, false), Dim}}
 	var out []Line
@@ -129,5 +130,5 @@ func flow(name string, items []item, w int) []Line {
 	return out
 }
 
-// nameWidth is what the names at the left take.
+// nameWidth counts the columns of the names at the left.
 const nameWidth = 8

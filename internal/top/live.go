@@ -14,16 +14,16 @@ import (
 )
 
 const (
-	// lookEvery is the time between two looks at a run that lives, and lookSeldom at one that does not.
+	// lookEvery separates two looks at a run that lives, and lookSeldom at another.
 	lookEvery  = time.Second
 	lookSeldom = 3 * time.Second
-	// plainWidth is the width of a picture that no terminal shows.
+	// plainWidth bounds a picture without a terminal.
 	plainWidth = 100
-	// page is how far page up and page down go, in ranks.
+	// page counts the ranks of page up and page down.
 	page = 10
 )
 
-// Print writes what is known now, as lines.
+// Print writes the present state as lines.
 func Print(w io.Writer, s *Source) error {
 	for _, line := range Layout(s.Look(time.Now()), plainWidth, 0, Look{}) {
 		if _, err := fmt.Fprintln(w, line.String()); err != nil {
@@ -33,22 +33,24 @@ func Print(w io.Writer, s *Source) error {
 	return nil
 }
 
-// NewScreen returns the screen of this process's terminal. It asks the terminal nothing, whose answers could be left in
+// NewScreen returns the screen of this process's terminal. It asks the terminal nothing: answers could be left in
 // the input of a shell.
 func NewScreen() (tcell.Screen, error) {
-	return tcell.NewTerminfoScreenFromTty(nil, tcell.OptNegotiation(false), tcell.OptKeyboardProtocol(tcell.LegacyKeyboard))
+	return tcell.NewTerminfoScreenFromTty(nil, tcell.OptNegotiation(false),
+		tcell.OptKeyboardProtocol(tcell.LegacyKeyboard))
 }
 
-// Live draws a run on a screen until q or Ctrl-C is pressed, a signal comes or ctx ends. However it ends, the terminal is
+// Live draws a run on a screen until q or Ctrl-C is pressed, a signal comes or ctx ends. However it ends, the terminal
+// is
 // as it was. Quitting is no error.
 func Live(ctx context.Context, s *Source, screen tcell.Screen, signals <-chan os.Signal) error {
 	if err := screen.Init(); err != nil {
 		return fmt.Errorf("terminal: %w", err)
 	}
-	defer screen.Fini() // in a panic, too
+	defer screen.Fini() // also in a panic
 	ctx, cancel := context.WithCancel(ctx)
 	views, faults := make(chan *View, 1), make(chan error, 1)
-	go watch(ctx, s, views, faults) // ends with ctx, and with the process where the file system hangs
+	go watch(ctx, s, views, faults) // ends with ctx, or with the process if the file system hangs
 	defer cancel()
 	d := display{screen: screen, look: Look{Keys: true, Plain: screen.CharacterSet() != "UTF-8"}}
 	for {
@@ -80,7 +82,8 @@ func Live(ctx context.Context, s *Source, screen tcell.Screen, signals <-chan os
 	}
 }
 
-// watch reads again and again. It has a goroutine of its own, so that a file system that hangs keeps nobody from
+// watch reads again and again. It has a goroutine of its own, so that a file system that hangs does not keep the user
+// from
 // quitting. What panics here must not leave the terminal as it is.
 func watch(ctx context.Context, s *Source, views chan<- *View, faults chan<- error) {
 	defer func() {
@@ -107,14 +110,14 @@ func watch(ctx context.Context, s *Source, views chan<- *View, faults chan<- err
 	}
 }
 
-// display is what stands on the screen.
+// A display is the content of the screen.
 type display struct {
 	screen tcell.Screen
 	view   *View // nil before the first look
 	look   Look
 }
 
-// on does what a key or the terminal asks for, and reports whether it is to quit.
+// on handles an event, and reports whether to quit.
 func (d *display) on(ev tcell.Event) (quit bool) {
 	switch ev := ev.(type) {
 	case *tcell.EventResize:
@@ -125,7 +128,7 @@ func (d *display) on(ev tcell.Event) (quit bool) {
 	return false
 }
 
-// key does what a key asks for.
+// key handles a key.
 func (d *display) key(ev *tcell.EventKey) (quit bool) {
 	switch ev.Key() {
 	case tcell.KeyCtrlC:
@@ -176,7 +179,7 @@ func (d *display) suspend() {
 	_ = d.screen.Resume()                // if that fails, so does the next thing that is drawn
 }
 
-// styles are how a terminal shows them.
+// styles maps styles to the terminal's.
 var styles = map[Style]tcell.Style{
 	Plain:  tcell.StyleDefault,
 	Dim:    tcell.StyleDefault.Dim(true),
@@ -187,11 +190,11 @@ var styles = map[Style]tcell.Style{
 	Accent: tcell.StyleDefault.Foreground(color.Teal),
 }
 
-// draw draws the picture; what has not changed is not sent.
+// draw draws the picture; tcell sends the changes.
 func (d *display) draw() {
 	w, h := d.screen.Size()
 	d.screen.Clear()
-	mono := d.screen.Colors() == 0 // where a colour would be drawn as reversed
+	mono := d.screen.Colors() == 0 // a colour would be drawn as reversed
 	if d.view != nil {
 		for y, line := range Layout(d.view, w, h, d.look) {
 			x := 0

@@ -2,10 +2,10 @@ package top
 
 import "math"
 
-// maxPoints is how many points a series keeps: more than a terminal has columns.
+// maxPoints bounds the points of a series: more than the columns of a terminal.
 const maxPoints = 512
 
-// series is a curve of any length in bounded memory: when it is full, each two points become their mean.
+// A series is a curve of any length in bounded memory: when it is full, each two points become their mean.
 type series struct {
 	points []float64
 	per    int // values of one point

@@ -22,17 +22,17 @@ import (
 )
 
 const (
-	// silence is how long a launcher may write nothing, beyond three times what it has said that it writes in: a
+	// silence bounds the time without a write of a launcher, beyond three times its own interval: a
 	// network file system shows a file late.
 	silence = 10 * time.Second
-	// recent is how many logged steps tell how long those to come take.
+	// recent counts the logged steps that predict the remaining ones.
 	recent = 32
 )
 
 // Source reads a run directory. It is used from one goroutine.
 type Source struct {
 	root *os.Root
-	view View // what stays from one reading to the next
+	view View // kept from one reading to the next
 	log  follower
 	host string
 
@@ -42,7 +42,7 @@ type Source struct {
 	heard  map[int]heard // by node
 }
 
-// heard is when a node has written, by its clock, and when that was seen, by this one's. The two may differ.
+// A heard is when a node has written, by its clock, and when that was seen, by this one's. The two may differ.
 type heard struct {
 	written time.Time
 	seen    time.Time
@@ -89,14 +89,14 @@ func (s *Source) add(m metrics.Step) {
 	v.rate.add(float64(m.TokensPerSecond))
 }
 
-// forget drops what was read of metrics that are gone.
+// forget drops the contents of metrics that are gone.
 func (s *Source) forget() {
 	v := &s.view
 	v.Last, v.Logged, v.Validated, v.loss, v.rate = metrics.Step{}, false, false, series{}, series{}
 	s.took, s.before = nil, metrics.Step{}
 }
 
-// Look reads what there is now.
+// Look reads the present state.
 func (s *Source) Look(now time.Time) *View {
 	v := &s.view
 	v.Now, v.Faults, v.Nodes, v.Rows, v.Events, v.Why = now, nil, nil, nil, nil, ""
@@ -121,14 +121,14 @@ func (s *Source) Look(now time.Time) *View {
 	return &out
 }
 
-// fault notes what could not be read.
+// fault notes an error of reading.
 func (s *Source) fault(err error) {
 	if err != nil {
 		s.view.Faults = append(s.view.Faults, terminal.Clip(string(terminal.Line([]byte(err.Error()))), maxText))
 	}
 }
 
-// config reads what the run is; it reports whether there is a config.
+// config reads the config; it reports whether there is one.
 func (s *Source) config() bool {
 	text, err := files.ReadIn(s.root, "config.yaml", config.MaxFile)
 	if err != nil {
@@ -146,15 +146,16 @@ func (s *Source) config() bool {
 		return true // of a cprun with other keys
 	}
 	s.view.Steps = int64(c.Train.Steps)
-	s.view.About = terminal.Clip(string(terminal.Line(fmt.Appendf(nil, "%s, %d layers of %d, sequences of %d tokens, %d a step",
+	s.view.About = terminal.Clip(string(terminal.Line(fmt.Appendf(nil,
+		"%s, %d layers of %d, sequences of %d tokens, %d a step",
 		c.Model.Architecture, c.Model.NumHiddenLayers, c.Model.HiddenSize, c.Data.SeqLen, c.Train.GlobalBatchSize))), maxText)
 	return true
 }
 
-// maxLatest is more than the name of any checkpoint has, in bytes.
+// maxLatest bounds the name of a checkpoint, in bytes.
 const maxLatest = 4 << 10
 
-// saved is the step of the newest checkpoint; 0 where there is none, or none of a name that a run gives.
+// saved returns the step of the newest checkpoint; 0 without one of a name that a run gives.
 func (s *Source) saved() (step int64) {
 	text, err := files.ReadIn(s.root, "checkpoints/latest", maxLatest)
 	if err != nil {
@@ -166,7 +167,7 @@ func (s *Source) saved() (step int64) {
 	return max(0, step)
 }
 
-// judge finds out how the run stands.
+// judge finds the state of the run.
 func (s *Source) judge(configured bool) {
 	v := &s.view
 	v.At, v.Starts, v.Begun, v.Heard = v.Last.Step, 0, time.Time{}, 0
@@ -203,16 +204,17 @@ func (s *Source) judge(configured bool) {
 	}
 }
 
-// judgeAlone is judge where no launcher has said anything.
+// judgeAlone finds the state without the word of a launcher.
 func (s *Source) judgeAlone(configured bool) {
 	v := &s.view
 	v.State = NotStarted
 	if v.Logged || configured {
-		v.State, v.Why = Unknown, "its launcher says nothing in logs: it has another version, or the directory is private to another user"
+		v.State, v.Why = Unknown, "its launcher says nothing in logs: it has another version, or the directory is "+
+			"private to another user"
 	}
 }
 
-// living is the state of a run whose launcher lives.
+// living returns the state of a run with a live launcher.
 func (s *Source) living() State {
 	v := &s.view
 	working := slices.ContainsFunc(v.Rows, func(r status.Row) bool { return r.State != "starts" })
@@ -225,7 +227,7 @@ func (s *Source) living() State {
 	return Starting
 }
 
-// ending is the state of a run whose launcher has ended so.
+// ending returns the state of a run after that exit code of its launcher.
 func ending(code int) State {
 	switch code {
 	case launch.ExitDone:
@@ -238,7 +240,7 @@ func ending(code int) State {
 	return Failed
 }
 
-// age is for how long a node has not written: by its clock at the first look, and then by this host's.
+// age returns for how long a node has not written: by its clock at the first look, and then by this host's.
 func (s *Source) age(n *status.Node) time.Duration {
 	h, known := s.heard[n.Rank]
 	if !h.written.Equal(n.Written) {
@@ -262,7 +264,7 @@ func (s *Source) gone(n *status.Node) bool {
 	return n.Host == s.host && n.PID > 1 && errors.Is(unix.Kill(n.PID, 0), unix.ESRCH)
 }
 
-// estimate says how long the steps to come take, by the last ones. A pause, as of a restart, is no measure.
+// estimate predicts the time of the remaining steps, by the last ones. A pause, as of a restart, is no measure.
 func (s *Source) estimate() {
 	v := &s.view
 	v.Left, v.Timed = 0, false

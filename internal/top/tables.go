@@ -11,16 +11,16 @@ import (
 	"github.com/cprun/cprun/internal/readable"
 )
 
-// column is one of a table. Its width is fixed, so that nothing jumps when a value changes.
+// A column is one of a table. Its width is fixed, so that nothing jumps when a value changes.
 type column struct {
 	name  string
 	width int
 	right bool // numbers
-	// spare says which is left out first where there is no room; 0: never.
+	// spare orders the columns to leave out without room, the highest first; 0: never.
 	spare int
 }
 
-// The columns of the ranks. The last takes what is left.
+// The columns of the ranks. The last takes the rest.
 var rankColumns = []column{
 	{"rank", 4, true, 0},
 	{"host", 12, false, 4},
@@ -36,7 +36,7 @@ var rankColumns = []column{
 	{"waits for", 9, false, 0},
 }
 
-// fitted reports which columns there is room for in w columns. skip are names of those that say nothing.
+// fitted reports the columns with room in w, without the names in skip.
 func fitted(all []column, w int, skip ...string) []bool {
 	use, taken := make([]bool, len(all)), -2
 	for i, c := range all {
@@ -64,7 +64,7 @@ func fitted(all []column, w int, skip ...string) []bool {
 	return use
 }
 
-// row is a line of a table.
+// row returns a line of a table.
 func row(all []column, use []bool, cells []string, w int, style func(i int) Style) Line {
 	var line Line
 	at := 0
@@ -78,7 +78,7 @@ func row(all []column, use []bool, cells []string, w int, style func(i int) Styl
 		}
 		text := fill(cells[i], n, c.right)
 		if !c.right && width(cells[i]) > n && i < len(all)-1 && blank(all, use, cells, i+1) {
-			text = fill(cells[i], w-at, false) // nothing stands behind it
+			text = fill(cells[i], w-at, false) // the rest is empty
 			return append(line, Span{text, style(i)})
 		}
 		line = append(line, Span{text, style(i)}, Span{"  ", Plain})
@@ -87,7 +87,7 @@ func row(all []column, use []bool, cells []string, w int, style func(i int) Styl
 	return line.clip(w)
 }
 
-// blank reports whether all cells from i on are empty.
+// blank reports whether cell i and all after it are empty.
 func blank(all []column, use []bool, cells []string, i int) bool {
 	for ; i < len(all); i++ {
 		if use[i] && cells[i] != "" {
@@ -97,7 +97,7 @@ func blank(all []column, use []bool, cells []string, i int) bool {
 	return true
 }
 
-// names is the line with the columns' names.
+// names returns the line with the columns' names.
 func names(all []column, use []bool, w int) Line {
 	cells := make([]string, len(all))
 	for i, c := range all {
@@ -106,7 +106,7 @@ func names(all []column, use []bool, w int) Line {
 	return row(all, use, cells, w, func(int) Style { return Dim })
 }
 
-// ranks is the table of the ranks, and who holds up whom.
+// ranks returns the table of the ranks, with the causes of waits.
 func (p *picture) ranks() *list {
 	if len(p.Rows) == 0 || !p.State.lives() {
 		return nil
@@ -120,9 +120,11 @@ func (p *picture) ranks() *list {
 		skip = []string{"host"}
 	}
 	use := fitted(rankColumns, p.w, skip...)
-	l := &list{heading: []Line{nil, {{fmt.Sprintf("%d ranks", len(all)), Bold}}, names(rankColumns, use, p.w)}, first: p.look.Scroll}
+	l := &list{heading: []Line{nil, {{fmt.Sprintf("%d ranks", len(all)), Bold}}, names(rankColumns, use, p.w)},
+		first: p.look.Scroll}
 	l.more = func(from, to, of int) Line {
-		return Line{{fmt.Sprintf("%d ranks", of), Bold}, {fmt.Sprintf(", of which %d to %d", p.Rows[from].Rank, p.Rows[to-1].Rank), Dim}}
+		return Line{{fmt.Sprintf("%d ranks", of), Bold}, {fmt.Sprintf(", of which %d to %d", p.Rows[from].Rank,
+			p.Rows[to-1].Rank), Dim}}
 	}
 	for i, r := range standing.Rows(all) {
 		l.rows = append(l.rows, p.rank(&p.Rows[i], r, use))
@@ -135,10 +137,11 @@ func (p *picture) ranks() *list {
 	return l
 }
 
-// rank is the line of one.
+// rank returns the line of one rank.
 func (p *picture) rank(s *status.Row, r standing.Row, use []bool) Line {
 	cells := []string{
-		fmt.Sprint(s.Rank), s.Host, fmt.Sprint(s.PID), readable.Bytes(s.Resident), r.Step, r.Pass, r.Layer, r.Hop, fmt.Sprintf("%.1f", r.For.Seconds()),
+		fmt.Sprint(s.Rank), s.Host, fmt.Sprint(s.PID), readable.Bytes(s.Resident), r.Step, r.Pass, r.Layer, r.Hop,
+		fmt.Sprintf("%.1f", r.For.Seconds()),
 		"", r.Operation, r.WaitsFor,
 	}
 	if s.Resident == 0 {
@@ -164,14 +167,15 @@ func (p *picture) rank(s *status.Row, r standing.Row, use []bool) Line {
 	})
 }
 
-// nodes are one line for each node, or a summary of many.
+// nodes returns one line for each node, or a summary of many.
 func (p *picture) nodes() []Line {
 	switch {
 	case len(p.Nodes) == 0:
 		return nil
 	case len(p.Nodes) == 1:
 		n := &p.Nodes[0]
-		return flow("node", []item{{text: n.Host, style: Plain}, {"launcher", fmt.Sprintf("pid %d", n.PID), Plain}, {"", counted(n.Ranks, "rank"), Plain}}, p.w)
+		return flow("node", []item{{text: n.Host, style: Plain}, {"launcher", fmt.Sprintf("pid %d", n.PID), Plain},
+			{"", counted(n.Ranks, "rank"), Plain}}, p.w)
 	}
 	if !p.State.lives() {
 		hosts := make([]string, len(p.Nodes))
@@ -206,7 +210,7 @@ func (p *picture) nodes() []Line {
 	return flow("nodes", items, p.w)
 }
 
-// maxHosts is how many hosts are named.
+// maxHosts bounds the hosts that are named.
 const maxHosts = 4
 
 // several names hosts, up to some.
@@ -217,13 +221,14 @@ func several(hosts []string) string {
 	return strings.Join(hosts, ", ")
 }
 
-// isLive reports whether a node's rows are among those that are shown.
+// isLive reports whether a node's rows are among the visible ones.
 func (p *picture) isLive(n *status.Node) bool {
-	at, _ := slices.BinarySearchFunc(p.Rows, n.FirstRank, func(r status.Row, rank int) int { return cmp.Compare(r.Rank, rank) })
+	byRank := func(r status.Row, rank int) int { return cmp.Compare(r.Rank, rank) }
+	at, _ := slices.BinarySearchFunc(p.Rows, n.FirstRank, byRank)
 	return at < len(p.Rows) && p.Rows[at].Rank < n.FirstRank+n.Ranks
 }
 
-// counted is "1 rank" or "4 ranks".
+// counted returns "1 rank" or "4 ranks".
 func counted(n int, what string) string {
 	if n == 1 {
 		return "1 " + what
@@ -231,7 +236,7 @@ func counted(n int, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// events are the last lines that the launchers have printed.
+// events returns the last lines that the launchers have printed.
 func (p *picture) events() *list {
 	l := &list{heading: []Line{nil, {{"events", Bold}}}, last: true}
 	for _, e := range p.Events {
@@ -239,7 +244,8 @@ func (p *picture) events() *list {
 		if !e.At.IsZero() {
 			at = p.clock(e.At)
 		}
-		l.rows = append(l.rows, Line{{fill(at, nameWidth, false) + "  ", Dim}, {strings.ReplaceAll(e.Text, "\t", " "), Plain}})
+		l.rows = append(l.rows, Line{{fill(at, nameWidth, false) + "  ", Dim},
+			{strings.ReplaceAll(e.Text, "\t", " "), Plain}})
 	}
 	return l
 }

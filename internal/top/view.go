@@ -25,10 +25,10 @@ const (
 	Unknown                  // there are metrics, and no word of the launcher
 )
 
-// lives reports whether what the launcher says is of now.
+// lives reports whether the launcher's words are current.
 func (s State) lives() bool { return s == Starting || s == Running || s == Between }
 
-// View is what is known of a run at one moment.
+// View describes a run at one moment.
 type View struct {
 	Name  string    // the run directory, as it is shown
 	Now   time.Time // when it was read
@@ -55,5 +55,5 @@ type View struct {
 	Rows   []status.Row // of all nodes, by rank
 	Starts int          // of all workers, before the present one
 	Events []Event
-	Faults []string // what could not be read
+	Faults []string // of reading
 }

@@ -26,7 +26,7 @@ type feed struct {
 	next   laid // out before its time, by prepare
 }
 
-// laid is a sample whose positions have been given to ranks.
+// laid is a sample with the positions of each rank.
 type laid struct {
 	sample int64
 	docs   []int
@@ -34,7 +34,8 @@ type laid struct {
 }
 
 // newFeed opens files.
-func newFeed(cfg *config.Config, files config.Files, tok *data.Tokenizer, shuffle bool, m *mesh, in *inputs) (*feed, error) {
+func newFeed(cfg *config.Config, files config.Files, tok *data.Tokenizer, shuffle bool, m *mesh, in *inputs) (*feed,
+	error) {
 	sources, err := openData(cfg, files, tok)
 	if err != nil {
 		return nil, err
@@ -50,7 +51,7 @@ func newFeed(cfg *config.Config, files config.Files, tok *data.Tokenizer, shuffl
 	}, nil
 }
 
-// total is the samples of a validation.
+// total returns the samples of a validation.
 func (f *feed) total(cfg *config.Config) int64 {
 	if n := cfg.Data.Validation.Samples; n > 0 {
 		return min(f.loader.Samples(), int64(n))
@@ -58,7 +59,7 @@ func (f *feed) total(cfg *config.Config) int64 {
 	return f.loader.Samples()
 }
 
-// microBatch is some samples of one layout, and what the schedules need to know of them.
+// A microBatch is some samples of one layout, and what the schedules need to know of them.
 type microBatch struct {
 	model.Batch
 	layout partition.Layout
@@ -142,7 +143,7 @@ func (f *feed) batch(ctx context.Context, samples []int64) (*microBatch, error) 
 	return b, err
 }
 
-// inputs is the memory through which batches go to the device. While one is computed the next
+// inputs holds the memory through which batches go to the device. While one is computed the next
 // is read from the disk and copied.
 type inputs struct {
 	dev    *Device
@@ -152,7 +153,7 @@ type inputs struct {
 	tabled int // tokens whose tables are on the device
 }
 
-// slot is a block of the device's memory, and its twin on the host.
+// A slot is a block of the device's memory, and its twin on the host.
 type slot struct {
 	dev   *Device
 	block int
@@ -168,7 +169,7 @@ func newInputs(dev *Device, cfg *config.Config, tokens int) (*inputs, error) {
 // done marks the present end of the compute stream as the end of the batch's use.
 func (b *microBatch) done() { b.slot.busy = b.slot.dev.Stream.Record() }
 
-// take is the slot of the next batch, with room for that many tokens.
+// take returns the slot of the next batch, with room for that many tokens.
 func (in *inputs) take(ctx context.Context, tokens int) (*slot, error) {
 	s := &in.slots[in.next]
 	in.next = (in.next + 1) % len(in.slots)
@@ -202,7 +203,7 @@ func (in *inputs) upload(s *slot, tokens int) {
 	}
 }
 
-// tables are cos and sin of the positions of count samples of n tokens, all alike.
+// tables returns cos and sin of the positions of count samples of n tokens, all alike.
 func (in *inputs) tables(r *model.Rope, count, n int, positions []int) (cos, sin View, err error) {
 	tokens, pairs := count*n, in.mem.Pairs
 	shape := [4]int{count, n, 1, pairs}
@@ -211,7 +212,8 @@ func (in *inputs) tables(r *model.Rope, count, n int, positions []int) (cos, sin
 			return cos, sin, err
 		}
 	}
-	cos, sin = state.Part(in.mem.Cos, 0, tokens*pairs).Reshape(shape), state.Part(in.mem.Sin, 0, tokens*pairs).Reshape(shape)
+	cos, sin = state.Part(in.mem.Cos, 0, tokens*pairs).Reshape(shape), state.Part(in.mem.Sin, 0,
+		tokens*pairs).Reshape(shape)
 	if tokens > in.tabled {
 		host, err := in.dev.HostVector(tensor.F32, 2*tokens*pairs)
 		if err != nil {

@@ -45,7 +45,8 @@ func Check(cfg *config.Config) (*Data, error) {
 		return found
 	}
 	found := check("data.path", cfg.Data.Path, 0)
-	if v := cfg.Data.Validation; v.Every > 0 && v.Path != "" && !slices.ContainsFunc(all, func(f config.Fault) bool { return f.Key == "data.tokenizer" }) {
+	ofTokenizer := func(f config.Fault) bool { return f.Key == "data.tokenizer" }
+	if v := cfg.Data.Validation; v.Every > 0 && v.Path != "" && !slices.ContainsFunc(all, ofTokenizer) {
 		check("data.validation.path", config.Files{{Path: v.Path}}, v.Samples)
 	}
 	if cfg.Model.From != "" {

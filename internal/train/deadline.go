@@ -18,12 +18,12 @@ const (
 	timedSteps = 3
 )
 
-// deadlineOf is how long a rank may stand still where the longest step takes so long.
+// deadlineOf returns how long a rank may stand still where the longest step takes so long.
 func deadlineOf(longest time.Duration) time.Duration {
 	return max(min(deadlineSteps*longest, deadlineMost), deadlineMin*longest, deadlineLeast)
 }
 
-// beat is how often a rank that is at the disk says so to those that wait for it.
+// beat returns how often a rank that is at the disk says so to those that wait for it.
 func beat(cfg *config.Config) time.Duration {
 	return min(2*time.Second, cfg.Parallel.Patience()/4)
 }

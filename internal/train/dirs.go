@@ -7,7 +7,7 @@ import (
 	"github.com/cprun/cprun/internal/files"
 )
 
-// runDirs are the directories that a rank writes into, held open: no link in them leads out of the
+// runDirs holds open the directories that a rank writes into: no link in them leads out of the
 // run directory, and one that is removed under the run is not made again.
 type runDirs struct {
 	run, checkpoints, logs *os.Root

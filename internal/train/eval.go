@@ -23,11 +23,11 @@ type Evaluation struct {
 	Seconds float64  `json:"seconds"`
 }
 
-// Bucket is that of the targets whose input token stands at some positions of its sample, or of its
-// document where those are told apart.
+// Bucket is the evaluation of the targets at some positions of their sample, or of their
+// document if those are told apart.
 type Bucket struct {
 	From    int   `json:"from"` // the first position
-	To      int   `json:"to"`   // the one behind the last
+	To      int   `json:"to"`   // after the last
 	Targets int64 `json:"targets"`
 	Loss    Float `json:"loss"`
 }
@@ -45,9 +45,10 @@ func bounds(seqLen int) []int {
 }
 
 // Eval computes the loss over the validation data of a config, and trains nothing. The weights are
-// those of o.From, of model.from, or random. Every rank of the world calls it with the same
-// config, whose micro batches are of one sample; every rank gets the result.
-func Eval(ctx context.Context, cfg *config.Config, dev Device, world comm.Communicator, o Options) (e Evaluation, err error) {
+// from o.From, from model.from, or random. Every rank of the world calls it with the same
+// config, with micro batches of one sample; every rank gets the result.
+func Eval(ctx context.Context, cfg *config.Config, dev Device, world comm.Communicator, o Options) (e Evaluation,
+	err error) {
 	defer device.Caught(&err)
 	o.Frozen = true
 	o.report(Report{Kind: Phase, Text: "setup"})
@@ -90,7 +91,7 @@ func Eval(ctx context.Context, cfg *config.Config, dev Device, world comm.Commun
 	return e, t.clock.Close()
 }
 
-// tellEvery is the time between two words of a long evaluation.
+// tellEvery separates two notices of a long evaluation.
 const tellEvery = 10 * time.Second
 
 // lose adds the losses of a sample up by position, and counts the targets of this rank.

@@ -18,19 +18,19 @@ type labels struct {
 	whole   string          // the step, or the validation
 }
 
-// begin says what all that follows is a part of, up to end.
+// begin sets the name of everything that follows, until end.
 func (l *labels) begin(format string, args ...any) {
 	l.whole = fmt.Sprintf(format, args...)
 	l.set("")
 }
 
-// end says that what follows is a part of nothing.
+// end clears it.
 func (l *labels) end() {
 	l.whole = ""
 	l.set("")
 }
 
-// part says which pass follows, "" for none, and at which bucket of the weights it is; -1 is none.
+// part sets the pass that follows, "" for none, and its bucket of the weights; -1 is none.
 func (l *labels) part(pass string, bucket int) {
 	if bucket == l.flat.Vectors() { // which are used all along
 		return

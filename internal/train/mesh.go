@@ -12,7 +12,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// mesh is a rank's place in the grid of data-parallel groups times context-parallel ranks.
+// A mesh is a rank's place in the grid of data-parallel groups times context-parallel ranks.
 // The ranks of a context group are neighbours, since they talk most.
 type mesh struct {
 	world   comm.Communicator // all ranks, for views of the host
@@ -23,7 +23,7 @@ type mesh struct {
 	dataRank, dataSize int // of this rank's context group among them
 }
 
-// parent is a group of the host that groups with a stream of their own are split from.
+// A parent is a group of the host that groups with a stream of their own are split from.
 type parent interface {
 	comm.Communicator
 	Subgroup(ctx context.Context, colour, key int, compute tensor.Stream) (*comm.Group, error)

@@ -37,7 +37,9 @@ func (t *Trainer) initialise(ctx context.Context) error {
 	if err := w.Check(t.cfg.Model.Family(), want); err != nil {
 		return err
 	}
-	return t.fill(ctx, t.share.Masters, func(i int, offset int64, dst []float32) error { return w.Read(want[i], dst, offset) })
+	return t.fill(ctx, t.share.Masters, func(i int, offset int64, dst []float32) error {
+		return w.Read(want[i], dst, offset)
+	})
 }
 
 // random returns a source of first values. It makes whole blocks, also for a piece of one.
@@ -206,7 +208,8 @@ func (t *Trainer) snapshot(ctx context.Context, o *Options) (checkpoint.Snapshot
 	s := checkpoint.Snapshot{
 		Meta: checkpoint.Meta{
 			Step: int64(t.step), Samples: t.consumed, Tokens: t.tokens,
-			World:  checkpoint.World{Size: t.mesh.world.Size(), Context: p.Context, Data: p.Data, Algorithm: p.Algorithm, Layout: p.Layout},
+			World: checkpoint.World{Size: t.mesh.world.Size(), Context: p.Context, Data: p.Data, Algorithm: p.Algorithm,
+				Layout: p.Layout},
 			Config: o.ConfigYAML, CPRunVersion: o.Version,
 			Seeds: map[string]int64{"train": t.cfg.Train.Seed, "data": t.cfg.Data.Seed},
 			Extra: extra,

@@ -134,7 +134,8 @@ func (r *run) blamed(err error) error {
 	if !errors.As(err, &fault) || fault.Rank == r.mesh.world.Rank() {
 		return err
 	}
-	return &remote{err, &comm.PeerError{Rank: fault.Rank, Name: fmt.Sprintf("rank %d", fault.Rank), Op: "checkpoint", Cause: fault.Err}}
+	return &remote{err, &comm.PeerError{Rank: fault.Rank, Name: fmt.Sprintf("rank %d", fault.Rank), Op: "checkpoint",
+		Cause: fault.Err}}
 }
 
 // remote adds the rank that caused an error to its text.
@@ -157,7 +158,8 @@ func wholesome(s checkpoint.Snapshot) error {
 			g.Go(func() error {
 				for _, x := range data {
 					if x-x != 0 { // neither NaN nor an infinity equals itself less itself
-						return fmt.Errorf("%w: %s holds %v; older checkpoints are left as they are: lower optimizer.lr, or set optimizer.grad_clip", errDiverged, f.Name, x)
+						return fmt.Errorf("%w: %s holds %v; older checkpoints are left as they are: lower optimizer.lr, or set "+
+							"optimizer.grad_clip", errDiverged, f.Name, x)
 					}
 				}
 				return nil

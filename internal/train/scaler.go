@@ -6,25 +6,25 @@ import (
 	"math"
 )
 
-// scaler is dynamic loss scaling, as PyTorch's GradScaler does it. Gradients of activations
+// A scaler is dynamic loss scaling, as PyTorch's GradScaler does it. Gradients of activations
 // below 3e-8 become 0 in float16, so the loss is multiplied by a scale before the backward pass,
-// and the optimizer divides the gradients of the weights by it. A step whose gradients overflow
+// and the optimizer divides the gradients of the weights by it. A step with gradients that overflow
 // changes nothing, as the device finds by itself, and the scale is halved; after a number of
 // good steps in a row it is doubled. Scales are powers of two, which round nothing.
 //
 // The host hears of an overflow when up to lag further steps are queued. A step always goes by
-// what was known lag steps before it, also where a validation, a checkpoint or a request to stop
-// has let the host find out more: so none of them changes what is trained.
+// the state known lag steps before it, even if a validation, a checkpoint or a request to stop
+// has shown the host more: so none of them changes the training.
 //
 // A nil *scaler scales nothing.
 type scaler struct {
 	lag int
-	// states begins with the one that the last step has gone by; the others are behind the
+	// states begins with the one that the last step has gone by; the others follow the
 	// steps that are finished since, in order. It is never empty.
 	states []scaling
 }
 
-// scaling is what some steps have made of the loss scale.
+// A scaling is the loss scale after some steps.
 type scaling struct {
 	Scale   float64 `json:"scale"`
 	Good    int     `json:"good_steps"` // in a row, since the scale changed
@@ -40,7 +40,7 @@ const (
 	growthSteps = 2000
 )
 
-// newScaler is the scaler of a device; nil for one whose gradients do not underflow.
+// newScaler returns the scaler of a device; nil if its gradients do not underflow.
 func newScaler(d *Device) *scaler {
 	if !d.ScaleLoss {
 		return nil
@@ -48,13 +48,13 @@ func newScaler(d *Device) *scaler {
 	return &scaler{lag: d.RunAhead, states: []scaling{{Scale: firstScale}}}
 }
 
-// begin is what the next step goes by, while at most lag before it are unfinished. Its Scale is
+// begin returns the scaling of the next step, while at most lag before it are unfinished. Its Scale is
 // 0 where nothing is scaled.
 func (s *scaler) begin(unfinished int) scaling {
 	if s == nil {
 		return scaling{}
 	}
-	known := len(s.states) - 1 // steps behind the first state
+	known := len(s.states) - 1 // steps after the first state
 	s.states = s.states[max(0, known+unfinished-s.lag):]
 	return s.states[0]
 }
@@ -85,10 +85,10 @@ func (s *scaler) finish(scale, gradNorm float64) (skipped bool, lowered float64)
 	return skipped, lowered
 }
 
-// scalerState is what checkpoints call the state of the scaler.
+// scalerState names the state of the scaler in checkpoints.
 const scalerState = "loss_scaler"
 
-// save is the state for a checkpoint, from what the next step goes by on. No step is unfinished.
+// save returns the state for a checkpoint, beginning with the scaling of the next step. No step is unfinished.
 func (s *scaler) save() (map[string]json.RawMessage, error) {
 	if s == nil {
 		return nil, nil
@@ -116,7 +116,8 @@ func (s *scaler) restore(extra map[string]json.RawMessage, step int) error {
 	for _, x := range states {
 		if frac, _ := math.Frexp(x.Scale); frac != 0.5 || x.Scale < leastScale || x.Scale > mostScale ||
 			x.Good < 0 || x.Good >= growthSteps || x.Skipped < 0 || x.Skipped > step {
-			err = fmt.Errorf("scale %v after %d good and %d skipped steps of %d is none that a run reaches", x.Scale, x.Good, x.Skipped, step)
+			err = fmt.Errorf("scale %v after %d good and %d skipped steps of %d is none that a run reaches", x.Scale, x.Good,
+				x.Skipped, step)
 		}
 	}
 	if err != nil {

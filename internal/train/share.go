@@ -10,33 +10,34 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// sharing is what the ranks do with gradients and weights, bucket by bucket, while passes go
+// sharing moves gradients and weights between ranks, bucket by bucket, while passes go
 // on: gradients are reduced as soon as a backward pass is done with a bucket, and weights are
 // gathered after a step in the order in which the next forward pass wants them. The transfers
-// run on communicators of their own, so that the ring's do not stand behind them.
+// run on communicators of their own, so that the ring's do not wait for them.
 type sharing struct {
 	*state.State
 	dev    *Device
-	world  comm.Communicator   // all ranks, for what is summed over every gradient
+	world  comm.Communicator   // all ranks, for sums over every gradient
 	groups []comm.Communicator // of each bucket: the ranks that share its gradients and weights
 
-	label labels // of what is queued
+	label labels // of queued work
 
-	gathers []comm.Pending // of each bucket's weights; nil where they are there
+	gathers []comm.Pending // of each bucket's weights; nil if complete
 	reduces []reduction    // of each bucket, or of each memory in staging
 	first   bool           // the pass is the first of its step
 	last    bool           // it is the last
 }
 
-// reduction is gradients on their way.
+// A reduction is gradients on their way.
 type reduction struct {
 	comm.Pending      // nil: there are none
-	bucket       int  // whose they are
+	bucket       int  // their bucket
 	add          bool // to grads, when they have arrived
 }
 
 func newSharing(d *Device, s *state.State) *sharing {
-	x := &sharing{State: s, dev: d, label: labels{flat: s.Flat, streams: append([]tensor.Stream{d.Stream}, d.Copies...)}, gathers: make([]comm.Pending, len(s.Flat.Buckets))}
+	x := &sharing{State: s, dev: d, label: labels{flat: s.Flat, streams: append([]tensor.Stream{d.Stream}, d.Copies...)},
+		gathers: make([]comm.Pending, len(s.Flat.Buckets))}
 	x.reduces = make([]reduction, len(s.Flat.Buckets))
 	if s.Staging != nil {
 		x.reduces = x.reduces[:state.Stages]
@@ -44,7 +45,7 @@ func newSharing(d *Device, s *state.State) *sharing {
 	return x
 }
 
-// join says over which groups it is shared, that of each bucket as State was told. It comes before
+// join sets the groups that share the buckets, as State was told. It comes before
 // the first pass.
 func (x *sharing) join(world comm.Communicator, groups []comm.Communicator) error {
 	for b, g := range groups {
@@ -56,7 +57,7 @@ func (x *sharing) join(world comm.Communicator, groups []comm.Communicator) erro
 	return nil
 }
 
-// hooks are called by the model's passes.
+// hooks returns the hooks of the model's passes.
 func (x *sharing) hooks() model.Hooks { return model.Hooks{Use: x.use, Begin: x.begin, Done: x.done} }
 
 // use makes the compute stream wait for a bucket's weights.
@@ -84,7 +85,7 @@ func (x *sharing) begin(bucket int) error {
 	return nil
 }
 
-// done begins the reduction of a bucket's gradients: after every pass where they are staged,
+// done begins the reduction of a bucket's gradients: after every pass if they are staged,
 // else after the last.
 func (x *sharing) done(bucket int) (err error) {
 	if x.Flat.Buckets[bucket].Size() == 0 || x.Staging == nil && !x.last {
@@ -114,7 +115,7 @@ func (x *sharing) done(bucket int) (err error) {
 	return nil
 }
 
-// keep brings the gradients of a bucket that no other rank has to where they belong.
+// keep moves the gradients of a bucket that no other rank has.
 func (x *sharing) keep(bucket int) {
 	switch {
 	case x.Staging == nil: // they are there
@@ -125,7 +126,7 @@ func (x *sharing) keep(bucket int) {
 	}
 }
 
-// land makes the compute stream wait for a reduction, and adds up what it brought.
+// land makes the compute stream wait for a reduction, and accumulates its result.
 func (x *sharing) land(at int) {
 	r := x.reduces[at]
 	x.reduces[at] = reduction{}
@@ -140,12 +141,12 @@ func (x *sharing) land(at int) {
 
 // start prepares the gradients for the passes of a step.
 func (x *sharing) start() {
-	if x.Staging == nil { // else the first pass's are written over what was there
+	if x.Staging == nil { // else the first pass's replace them
 		x.dev.Ops.Zero(x.Grads)
 	}
 }
 
-// order is the buckets in the order in which a forward pass uses them.
+// order returns the buckets in the order in which a forward pass uses them.
 func (x *sharing) order() []int {
 	buckets := []int{model.Embedding, x.Flat.Vectors()}
 	for b := model.Layer(0); b <= x.Flat.Head(); b++ {
@@ -228,7 +229,7 @@ func (x *sharing) settle() {
 	}
 }
 
-// ordered queues what follows on the compute stream behind a transfer.
+// ordered makes the compute stream wait for a transfer.
 func ordered(p comm.Pending, err error) error {
 	if err == nil {
 		p.Wait()

@@ -8,7 +8,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// stage is the host memory by way of which state comes to the device and leaves it, in pieces:
+// A stage is the host memory by way of which state comes to the device and leaves it, in pieces:
 // while one is on its way the other is filled or emptied.
 type stage struct {
 	dev   *Device

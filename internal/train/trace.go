@@ -13,7 +13,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// traced is a stream whose work can be watched.
+// A traced is a stream with work that can be watched.
 type traced interface {
 	tensor.Stream
 	Name() string
@@ -21,13 +21,13 @@ type traced interface {
 	Trace(f func(tensor.Span))
 }
 
-// lane is a stream, and what it is called in a trace, in which no two have one name.
+// A lane is a stream with its name in a trace, unique there.
 type lane struct {
 	traced
 	name string
 }
 
-// lanes are the streams whose work a trace shows.
+// lanes returns the streams of a trace.
 func (r *run) lanes() []lane {
 	var out []lane
 	add := func(s tensor.Stream, of string) {
@@ -52,14 +52,14 @@ func (r *run) lanes() []lane {
 	return out
 }
 
-// countWaits has the compute stream tell how long it waits, where it does so only when asked.
+// countWaits makes the compute stream time its waits, if it does so only on demand.
 func (r *run) countWaits() {
 	if s, ok := r.dev.Stream.(tensor.WaitCounter); ok {
 		s.CountWaits()
 	}
 }
 
-// waitedFor is the time that the compute stream has waited for transfers, where it tells.
+// waitedFor returns the time that the compute stream has waited for transfers, if known.
 func (r *run) waitedFor() (time.Duration, bool) {
 	s, ok := r.dev.Stream.(tensor.WaitCounter)
 	if !ok {
@@ -68,7 +68,7 @@ func (r *run) waitedFor() (time.Duration, bool) {
 	return s.Waited(), true
 }
 
-// openTrace records what the streams do in the first steps, where the config asks for it.
+// openTrace records the work of the streams in the first steps, if the config asks for it.
 func (r *run) openTrace(ctx context.Context) error {
 	if r.cfg.Log.TraceSteps == 0 {
 		return nil
@@ -92,10 +92,10 @@ func (r *run) openTrace(ctx context.Context) error {
 	return nil
 }
 
-// traceName is the name of a rank's trace in the logs of a run.
+// traceName returns the name of a rank's trace in the logs of a run.
 func traceName(rank int) string { return fmt.Sprintf("trace-rank-%04d.json", rank) }
 
-// closeTrace ends the trace. whole: its steps are finished, so that what they queued can be
+// closeTrace ends the trace. whole: its steps are finished, so that their queued work can be
 // waited for.
 func (r *run) closeTrace(ctx context.Context, whole bool) error {
 	if whole {

@@ -68,7 +68,8 @@ const (
 type slip struct{ in, out View }
 
 // newTrainer builds the rank's model and its state, from a checkpoint if there is one to resume.
-func newTrainer(ctx context.Context, cfg *config.Config, dev Device, world comm.Communicator, o *Options) (*Trainer, error) {
+func newTrainer(ctx context.Context, cfg *config.Config, dev Device, world comm.Communicator, o *Options) (*Trainer,
+	error) {
 	t := &Trainer{cfg: cfg, dev: &dev, scaler: newScaler(&dev)}
 	var err error
 	if t.mesh, err = newMesh(ctx, world, cfg.Parallel.Context); err != nil {
@@ -114,7 +115,8 @@ func (t *Trainer) hold(o *Options) error {
 	flat := model.NewLayout(&t.cfg.Model.Config, world.Size())
 	s, err := state.New(t.dev, state.Options{
 		Layout: flat, Groups: t.mesh.places(flat),
-		Shard: state.ShardingOf(t.cfg.Memory.Shard), Compute: t.dev.Compute, Masters: t.dev.Masters, AdamW: adamw, Frozen: o.Frozen,
+		Shard: state.ShardingOf(t.cfg.Memory.Shard), Compute: t.dev.Compute, Masters: t.dev.Masters, AdamW: adamw,
+		Frozen: o.Frozen,
 	})
 	if err != nil {
 		return err
@@ -172,7 +174,8 @@ func (t *Trainer) feeds(o *Options) (err error) {
 // build allocates all else that the rank computes in.
 func (t *Trainer) build(room state.Room) (err error) {
 	cfg, shape := t.cfg, &t.cfg.Model.Config
-	opt := model.Options{Recompute: model.Recompute(cfg.Memory.Recompute), LossChunk: cfg.Memory.LossChunk, Hooks: t.share.hooks()}
+	opt := model.Options{Recompute: model.Recompute(cfg.Memory.Recompute), LossChunk: cfg.Memory.LossChunk,
+		Hooks: t.share.hooks()}
 	if t.arena, err = t.dev.Arena("activations", room.Activations); err != nil {
 		return err
 	}
@@ -181,7 +184,8 @@ func (t *Trainer) build(room state.Room) (err error) {
 		return err
 	}
 	t.sent = &tally{Exchanger: t.mesh.context}
-	t.att = newAttend(&ring.Ring{Kernel: t.dev.Kernel, Comm: t.sent, Mover: t.dev.Ops, Stream: t.dev.Stream, Arena: workspace},
+	t.att = newAttend(&ring.Ring{Kernel: t.dev.Kernel, Comm: t.sent, Mover: t.dev.Ops, Stream: t.dev.Stream,
+		Arena: workspace},
 		cfg, nil, t.mesh.context.Rank())
 	t.share.label.ring = t.att.ring
 	t.model = model.New(shape, t.dev.Ops, t.att, t.share.Params(), opt)
@@ -388,7 +392,8 @@ func (t *Trainer) prepare() error {
 }
 
 // Validate returns the mean loss over the first samples of the validation data, the same ones
-// each time; NaN if no token of them has a target. Samples are dealt out to the data groups; a group without one has no part. Every
+// each time; NaN if no token of them has a target. Samples are dealt out to the data groups; a group without one has no
+// part. Every
 // step that was queued is finished.
 func (t *Trainer) Validate(ctx context.Context) (loss float64, err error) {
 	defer device.Caught(&err)
@@ -442,14 +447,16 @@ func (t *Trainer) settle(ctx context.Context) error {
 func (r *Result) finite() error {
 	switch {
 	case r.Skipped && r.Lowered > 0 && r.Lowered < leastScale:
-		return fmt.Errorf("step %d: %w: loss %v, and gradients overflow in fp16 even with a loss scale of %v; set precision.compute: bf16, lower optimizer.lr, or set optimizer.grad_clip",
+		return fmt.Errorf("step %d: %w: loss %v, and gradients overflow in fp16 even with a loss scale of %v; set "+
+			"precision.compute: bf16, lower optimizer.lr, or set optimizer.grad_clip",
 			r.Step, errDiverged, r.Loss, 2*r.Lowered)
 	case r.Skipped:
 		return nil
 	}
 	spoilt := func(x float64) bool { return math.IsNaN(x) || math.IsInf(x, 0) }
 	if spoilt(r.Loss) && r.Blank == 0 || spoilt(r.GradNorm) {
-		return fmt.Errorf("step %d: %w: loss %v, gradient norm %v; no checkpoint is written of it, and older ones are left as they are: lower optimizer.lr, set optimizer.grad_clip, or look at the samples of this step",
+		return fmt.Errorf("step %d: %w: loss %v, gradient norm %v; no checkpoint is written of it, and older ones are "+
+			"left as they are: lower optimizer.lr, set optimizer.grad_clip, or look at the samples of this step",
 			r.Step, errDiverged, r.Loss, r.GradNorm)
 	}
 	return nil

@@ -1,6 +1,7 @@
 package cpu
 
 import (
+	"github.com/cprun/cprun/internal/half"
 	"github.com/cprun/cprun/internal/shape"
 	"github.com/cprun/cprun/tensor"
 )
@@ -114,10 +115,10 @@ func loader(v View) func(i int64) float64 {
 		return func(i int64) float64 { return float64(xs[i]) }
 	case tensor.BF16:
 		xs := tensor.Data[uint16](v)
-		return func(i int64) float64 { return float64(tensor.FromBFloat(xs[i])) }
+		return func(i int64) float64 { return float64(half.FromBF16(xs[i])) }
 	case tensor.F16:
 		xs := tensor.Data[uint16](v)
-		return func(i int64) float64 { return float64(tensor.FromHalf(xs[i])) }
+		return func(i int64) float64 { return float64(half.FromF16(xs[i])) }
 	}
 	return nil
 }
@@ -133,10 +134,10 @@ func storer(v View) func(i int64, x float64) {
 		return func(i int64, x float64) { xs[i] = float32(x) }
 	case tensor.BF16:
 		xs := tensor.Data[uint16](v)
-		return func(i int64, x float64) { xs[i] = tensor.ToBFloat(float32(x)) }
+		return func(i int64, x float64) { xs[i] = half.ToBF16(float32(x)) }
 	case tensor.F16:
 		xs := tensor.Data[uint16](v)
-		return func(i int64, x float64) { xs[i] = tensor.ToHalf(float32(x)) }
+		return func(i int64, x float64) { xs[i] = half.ToF16(float32(x)) }
 	}
 	return nil
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cprun/cprun/internal/half"
 	"github.com/cprun/cprun/internal/near"
 	"github.com/cprun/cprun/kernels"
 	"github.com/cprun/cprun/kernels/cpu/internal/simd"
@@ -203,11 +204,11 @@ func TestHalfRoundTrip(t *testing.T) { atLevels(t, halfRoundTrip) }
 func halfRoundTrip(t *testing.T) {
 	c := newTestCPU(t)
 	for _, dtype := range []tensor.DType{tensor.F16, tensor.BF16} {
-		half, wide, back := tensor.New(dtype, 1<<16), tensor.New(tensor.F64, 1<<16), tensor.New(dtype, 1<<16)
+		short, wide, back := tensor.New(dtype, 1<<16), tensor.New(tensor.F64, 1<<16), tensor.New(dtype, 1<<16)
 		for i := range 1 << 16 {
-			tensor.Data[uint16](half)[i] = uint16(i)
+			tensor.Data[uint16](short)[i] = uint16(i)
 		}
-		c.Copy(wide, half)
+		c.Copy(wide, short)
 		c.Copy(back, wide)
 		settle(t, c)
 		for i, got := range tensor.Data[uint16](back) {
@@ -215,8 +216,8 @@ func halfRoundTrip(t *testing.T) {
 			if !math.IsNaN(x) && int(got) != i {
 				t.Fatalf("%v %#04x is %g, which came back as %#04x", dtype, i, x, got)
 			}
-			if math.IsNaN(x) && !math.IsNaN(map[tensor.DType]float64{tensor.F16: float64(tensor.FromHalf(got)),
-				tensor.BF16: float64(tensor.FromBFloat(got))}[dtype]) {
+			if math.IsNaN(x) && !math.IsNaN(map[tensor.DType]float64{tensor.F16: float64(half.FromF16(got)),
+				tensor.BF16: float64(half.FromBF16(got))}[dtype]) {
 				t.Fatalf("%v %#04x is NaN, which came back as %#04x", dtype, i, got)
 			}
 		}

@@ -7,7 +7,8 @@
 //	go run ./scripts/mutate -rules
 //
 // The changes are: an if that returns, breaks or continues never does; a condition is negated; a comparison gets or
-// loses its equal sign; the value of an assignment is dropped; a call without a result is dropped. -rules instead removes
+// loses its equal sign; the value of an assignment is dropped; a call without a result is dropped. -rules instead
+// removes
 // and inverts each rule of package attention/backends.
 //
 // A survivor is a missing test, a line without effect, or a change that no test can see, such as one that costs

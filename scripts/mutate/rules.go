@@ -51,9 +51,11 @@ func mutateRules(only string) error {
 		return fmt.Errorf("no rule has %q in its id", only)
 	}
 	survived := suite.all(mutations)
-	fmt.Printf("%d mutations of %d rules, %d survived (%.0f s)\n", len(mutations), len(mutations)/2, len(survived), time.Since(start).Seconds())
+	fmt.Printf("%d mutations of %d rules, %d survived (%.0f s)\n", len(mutations), len(mutations)/2, len(survived),
+		time.Since(start).Seconds())
 	if len(survived) > 0 {
-		return fmt.Errorf("no test notices these; add a row to the table of attention's selection tests:\n  %s", strings.Join(survived, "\n  "))
+		return fmt.Errorf("no test notices these; add a row to the table of attention's selection tests:\n  %s",
+			strings.Join(survived, "\n  "))
 	}
 	return nil
 }
@@ -67,7 +69,8 @@ func build(dir string) (suite, error) {
 		return suite{}, fmt.Errorf("package attention/backends, from here: %w", err)
 	}
 	s := suite{binary: filepath.Join(dir, "backends.test"), dir: strings.TrimSpace(string(root))}
-	if out, err := exec.Command("go", "test", "-c", "-o", s.binary, "github.com/cprun/cprun/attention/backends").CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "test", "-c", "-o", s.binary,
+		"github.com/cprun/cprun/attention/backends").CombinedOutput(); err != nil {
 		return s, fmt.Errorf("the tests do not compile: %w\n%s", err, out)
 	}
 	return s, nil
@@ -75,7 +78,8 @@ func build(dir string) (suite, error) {
 
 // with runs the named tests under one mutation, and returns their output and error.
 func (s suite) with(mutation, names string) ([]byte, error) {
-	c := exec.Command(s.binary, "-test.short", "-test.failfast", "-test.timeout=60s", "-test.run="+names, "-test.skip="+unrelated, "-mutate="+mutation)
+	c := exec.Command(s.binary, "-test.short", "-test.failfast", "-test.timeout=60s", "-test.run="+names,
+		"-test.skip="+unrelated, "-mutate="+mutation)
 	c.Dir = s.dir
 	var out bytes.Buffer
 	c.Stdout, c.Stderr = &out, &out

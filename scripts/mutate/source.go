@@ -101,7 +101,8 @@ func mutatePackage(o options, path, tmp string) (survived int, err error) {
 			fmt.Printf("noticed: %s\n", all[i].place())
 		}
 	}
-	fmt.Printf("%s: %d of %d mutants tried, %d survived (%.0f s)\n", path, tried, len(all), survived, time.Since(begun).Seconds())
+	fmt.Printf("%s: %d of %d mutants tried, %d survived (%.0f s)\n", path, tried, len(all), survived,
+		time.Since(begun).Seconds())
 	return survived, nil
 }
 
@@ -145,13 +146,15 @@ func (t *tests) build(m *mutant) (built bool, said []byte) {
 	if err != nil {
 		return false, []byte(err.Error())
 	}
-	said, err = exec.Command("go", "test", "-c", "-vet=off", "-p=1", "-overlay="+list, "-o="+t.binary(), t.path).CombinedOutput()
+	said, err = exec.Command("go", "test", "-c", "-vet=off", "-p=1", "-overlay="+list, "-o="+t.binary(),
+		t.path).CombinedOutput()
 	return err == nil, said
 }
 
 // pass runs the compiled tests, and ends all processes that they leave.
 func (t *tests) pass(limit time.Duration) (passed bool, said []byte) {
-	c := exec.Command(t.binary(), "-test.short", "-test.failfast", "-test.timeout="+limit.String(), "-test.run="+t.run, "-test.skip="+t.skip)
+	c := exec.Command(t.binary(), "-test.short", "-test.failfast", "-test.timeout="+limit.String(), "-test.run="+t.run,
+		"-test.skip="+t.skip)
 	c.Dir = t.dir
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	c.WaitDelay = time.Second

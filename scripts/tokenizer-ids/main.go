@@ -1,4 +1,5 @@
-// Command tokenizer-ids prints the ids of texts, for scripts/oracle/tokenizer_ids.py, which compares them with those of the
+// Command tokenizer-ids prints the ids of texts, for scripts/oracle/tokenizer_ids.py, which compares them with those of
+// the
 // Python library: tokenizer-ids TOKENIZER.JSON <LINES, where each line is a JSON string, and so
 // is each result a JSON list, or a JSON string that says what went wrong.
 package main

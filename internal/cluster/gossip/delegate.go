@@ -38,11 +38,6 @@ func (d delegate) NotifyLeave(n *memberlist.Node) {
 	d.change(func(peers map[string]member) { delete(peers, name) })
 }
 
-// NotifyConflict tells of two agents of one name. The first one stays.
-func (d delegate) NotifyConflict(first, second *memberlist.Node) {
-	d.log.Printf("two agents are called %s, at %v and at %v; the second is not taken in", first.Name, addrOf(first), addrOf(second))
-}
-
 // NotifyMsg ignores messages: agents talk over their control connections.
 func (d delegate) NotifyMsg([]byte) {}
 

@@ -6,17 +6,13 @@ import (
 	"fmt"
 	"io"
 	"log"
-	"net"
 	"net/netip"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/hashicorp/memberlist"
-
-	"github.com/cprun/cprun/internal/admission"
 )
 
 // Config says who joins which job's gossip, and how.
@@ -24,18 +20,11 @@ type Config struct {
 	Job  string // names the job: its gossip meets no other's
 	Key  []byte // the job's secret, at least 16 bytes
 	Self Peer
-	// Listen is the address of this host on the job's network, at which others reach it. Port is for
-	// UDP and TCP; 0: any. It is the port of seeds that name none.
-	Listen string
-	Port   int
-	// Seeds are addresses of agents, host:port or host, of which one is enough. They need not be
-	// there yet, and this agent may be among them.
+	// Seeds are addresses of agents, host:port, of which one is enough. They need not be there yet, and this agent may
+	// be among them.
 	Seeds []string
-	// Transport carries packets and streams, until the agent leaves: a Port, which is not closed with
-	// it. nil: UDP and TCP at Listen.
+	// Transport carries packets and streams, until the agent leaves: a Port, which is not closed with it.
 	Transport memberlist.Transport
-	// Log takes lines that are safe to print; nil: nobody does.
-	Log func(format string, args ...any)
 }
 
 const (
@@ -50,8 +39,6 @@ type Members struct {
 	list    *memberlist.Memberlist
 	self    string
 	addr    netip.AddrPort
-	log     *admission.Log
-	port    io.Closer // closed with this; one that does nothing if others have it
 	changed chan struct{}
 
 	stop  context.CancelFunc // ends seek
@@ -73,9 +60,6 @@ type member struct {
 // Join makes this agent a member, alone at first, and returns. The seeds are asked in the
 // background, again and again until somebody answers or ctx ends; Close leaves.
 func Join(ctx context.Context, c Config) (*Members, error) {
-	if c.Log == nil {
-		c.Log = func(string, ...any) {}
-	}
 	seal, label, err := derive(c.Key, c.Job)
 	if err != nil {
 		return nil, err
@@ -84,34 +68,19 @@ func Join(ctx context.Context, c Config) (*Members, error) {
 	if err != nil {
 		return nil, fmt.Errorf("gossip: %w", err)
 	}
-	seeds, err := parseSeeds(c.Seeds, c.Port)
+	seeds, err := parseSeeds(c.Seeds)
 	if err != nil {
 		return nil, err
 	}
-	port := io.Closer(io.NopCloser(nil))
-	if c.Transport == nil {
-		own, err := Bind(net.JoinHostPort(c.Listen, strconv.Itoa(c.Port)))
-		if err != nil {
-			return nil, fmt.Errorf("gossip: %w", err)
-		}
-		c.Transport, port = own, own
-	}
-	say := func(format string, args ...any) { c.Log("gossip: "+format, args...) }
-	m := &Members{
-		self:    c.Self.Name,
-		log:     admission.NewLog(say),
-		port:    port,
-		changed: make(chan struct{}, 1),
-		peers:   map[string]member{},
-	}
+	m := &Members{self: c.Self.Name, changed: make(chan struct{}, 1), peers: map[string]member{}}
 	conf := tuned(c.Self.Name, label, seal)
-	guard := newGuard(c.Transport, label, admission.NewLog(say))
+	guard := newGuard(c.Transport, label)
 	conf.Transport = guard
-	conf.Logger = log.New(logger{m.log}, "", 0)
+	conf.Logger = log.New(io.Discard, "", 0) // what gossip finds is a hint; the control connections say what comes of it
 	d := delegate{m, meta}
-	conf.Delegate, conf.Events, conf.Alive, conf.Conflict = d, d, d, d
+	conf.Delegate, conf.Events, conf.Alive = d, d, d
 	if m.list, err = memberlist.Create(conf); err != nil {
-		return nil, errors.Join(fmt.Errorf("gossip: %w", err), guard.Shutdown(), port.Close())
+		return nil, errors.Join(fmt.Errorf("gossip: %w", err), guard.Shutdown())
 	}
 	local := m.list.LocalNode()
 	m.addr = addrOf(local)
@@ -140,13 +109,13 @@ func (m *Members) Peers() []Peer {
 // last read.
 func (m *Members) Changed() <-chan struct{} { return m.changed }
 
-// Close tells the others that this agent leaves, and frees the port.
+// Close tells the others that this agent leaves.
 func (m *Members) Close() error {
 	m.close.Do(func() {
 		m.stop()
 		// At the end of a job nobody may be left to be told. Whoever is finds out by itself.
 		_ = m.list.Leave(leaveBound)
-		m.err = errors.Join(m.list.Shutdown(), m.port.Close())
+		m.err = m.list.Shutdown()
 		m.wait.Wait()
 	})
 	return m.err

@@ -58,7 +58,6 @@ var (
 type guard struct {
 	memberlist.Transport
 	head    []byte // of a packet, and of a stream that somebody opens: up to the label's end
-	dropped *admission.Log
 	packets chan *memberlist.Packet
 	streams chan net.Conn
 	done    chan struct{} // closed by Shutdown
@@ -73,11 +72,10 @@ type guard struct {
 	dialed map[*stream]bool // guarded by mu
 }
 
-func newGuard(inner memberlist.Transport, label string, log *admission.Log) *guard {
+func newGuard(inner memberlist.Transport, label string) *guard {
 	g := &guard{
 		Transport: inner,
 		head:      append([]byte{labelled, byte(len(label))}, label...),
-		dropped:   log,
 		packets:   make(chan *memberlist.Packet),
 		streams:   make(chan net.Conn),
 		done:      make(chan struct{}),
@@ -100,7 +98,6 @@ func (g *guard) passPackets() {
 		select {
 		case p := <-g.Transport.PacketCh():
 			if !g.ours(p.Buf) {
-				g.dropped.Printf("dropped a packet of %d bytes from %v: %v", len(p.Buf), p.From, errForeign)
 				continue
 			}
 			select {
@@ -137,7 +134,6 @@ func (g *guard) passStreams() {
 func (g *guard) screen(s *stream) {
 	_ = s.SetDeadline(time.Now().Add(headBound))
 	if err := s.open(g.head); err != nil {
-		g.dropped.Printf("closed a stream from %v: %v", s.RemoteAddr(), err)
 		s.Close()
 		return
 	}

@@ -16,7 +16,6 @@ import (
 
 	"github.com/hashicorp/memberlist"
 
-	"github.com/cprun/cprun/internal/admission"
 	"github.com/cprun/cprun/internal/cluster/netsim"
 )
 
@@ -26,13 +25,6 @@ func intact(t *testing.T, m *Members, name string) {
 	late := join(t, config(t, name, m.Addr()))
 	await(t, late, m.self, name)
 	await(t, m, m.self, name)
-}
-
-// quiet is a config whose log goes nowhere: what tests send at random fills it.
-func quiet(t *testing.T, name string, seeds ...string) Config {
-	c := config(t, name, seeds...)
-	c.Log = nil
-	return c
 }
 
 // jobHead is how the job's packets begin, as somebody who listens can know it.
@@ -45,7 +37,7 @@ func jobHead(t *testing.T) []byte {
 }
 
 func TestGarbageStopsNothing(t *testing.T) {
-	m := join(t, quiet(t, "n0"))
+	m := join(t, config(t, "n0"))
 	head := jobHead(t)
 	chance := rand.NewChaCha8([32]byte{1})
 	garbage := func(i int) []byte {
@@ -90,7 +82,7 @@ func TestGarbageStopsNothing(t *testing.T) {
 
 // Streams that say nothing hold little, and hold nobody up.
 func TestHalfOpenStreamsStopNothing(t *testing.T) {
-	m := join(t, quiet(t, "n0"))
+	m := join(t, config(t, "n0"))
 	head := jobHead(t)
 	slow := append(append(slices.Clone(head), encrypted), 0, 0x40, 0, 0, sealing) // 4 MiB are to come
 	var open []net.Conn
@@ -117,7 +109,7 @@ func TestHalfOpenStreamsStopNothing(t *testing.T) {
 
 // Who sends much on many streams does not get more than is allowed for all.
 func TestStreamsHoldABoundedNumberOfBytes(t *testing.T) {
-	g := newGuard(idle{}, "label", admission.NewLog(t.Logf))
+	g := newGuard(idle{}, "label")
 	defer g.Shutdown()
 	var streams []*stream
 	for range maxStreams {
@@ -220,10 +212,10 @@ func TestReplayedPacketsStopNothing(t *testing.T) {
 	}
 	defer w.Close()
 	r := record(w)
-	c := quiet(t, "n0")
+	c := config(t, "n0")
 	c.Transport = r
 	m := join(t, c)
-	gone := join(t, quiet(t, "gone", m.Addr()))
+	gone := join(t, config(t, "gone", m.Addr()))
 	await(t, m, "n0", "gone")
 	time.Sleep(time.Second)
 	if err := gone.Close(); err != nil {
@@ -252,7 +244,7 @@ func TestReplayedPacketsStopNothing(t *testing.T) {
 }
 
 func TestGuardKnowsTheJobsPackets(t *testing.T) {
-	g := newGuard(idle{}, "label", admission.NewLog(t.Logf))
+	g := newGuard(idle{}, "label")
 	defer g.Shutdown()
 	packet := append([]byte("\xf4\x05label\x01"), make([]byte, 28)...)
 	if !g.ours(packet) {

@@ -39,17 +39,14 @@ type seed struct {
 
 func (s seed) String() string { return net.JoinHostPort(s.host, strconv.Itoa(int(s.port))) }
 
-// parseSeeds reads the addresses of seeds. port is for those without one.
-func parseSeeds(list []string, port int) ([]seed, error) {
+// parseSeeds reads the addresses of seeds.
+func parseSeeds(list []string) ([]seed, error) {
 	if len(list) > maxSeeds {
 		return nil, fmt.Errorf("gossip: %d seeds; give at most %d, since one is enough", len(list), maxSeeds)
 	}
 	seeds := make([]seed, 0, len(list))
 	for _, text := range list {
-		host, digits, err := net.SplitHostPort(text)
-		if err != nil {
-			host, digits = text, strconv.Itoa(port)
-		}
+		host, digits, _ := net.SplitHostPort(text)
 		n, err := strconv.ParseUint(digits, 10, 16)
 		if err != nil || n == 0 || host == "" || !printable(host) {
 			return nil, fmt.Errorf("gossip: the seed %.80q is not host:port", text)

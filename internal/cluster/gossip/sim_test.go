@@ -54,7 +54,7 @@ func (w *crowd) start(i int) {
 	name := fmt.Sprintf("node%04d-0", i)
 	m, err := Join(context.Background(), Config{
 		Job: "simulation", Key: key, Transport: p, Seeds: []string{"10.0.0.0:7946"},
-		Self: Peer{Name: name, Host: name[:8], Control: h.Addr().String() + ":4000", NodeRank: i, Identity: make([]byte, 32)},
+		Self: Peer{Name: name, Control: h.Addr().String() + ":4000"},
 	})
 	if err != nil {
 		w.t.Fatal(err)

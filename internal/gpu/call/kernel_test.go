@@ -7,6 +7,7 @@ import (
 
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/internal/gpu/source"
+	"github.com/cprun/cprun/internal/half"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -150,9 +151,9 @@ func value(v View, at [4]int) float32 {
 	case tensor.F32:
 		return tensor.Data[float32](v)[i]
 	case tensor.BF16:
-		return tensor.FromBFloat(tensor.Data[uint16](v)[i])
+		return half.FromBF16(tensor.Data[uint16](v)[i])
 	default:
-		return tensor.FromHalf(tensor.Data[uint16](v)[i])
+		return half.FromF16(tensor.Data[uint16](v)[i])
 	}
 }
 
@@ -169,9 +170,9 @@ func each(v View, f func(x float32, at [4]int) float32) {
 					case tensor.F32:
 						tensor.Data[float32](v)[i] = y
 					case tensor.BF16:
-						tensor.Data[uint16](v)[i] = tensor.ToBFloat(y)
+						tensor.Data[uint16](v)[i] = half.ToBF16(y)
 					default:
-						tensor.Data[uint16](v)[i] = tensor.ToHalf(y)
+						tensor.Data[uint16](v)[i] = half.ToF16(y)
 					}
 				}
 			}

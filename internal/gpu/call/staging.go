@@ -1,11 +1,14 @@
 package call
 
-import "github.com/cprun/cprun/tensor"
+import (
+	"github.com/cprun/cprun/internal/heap"
+	"github.com/cprun/cprun/tensor"
+)
 
 // Staging is host memory from which a stream copies lists to the device. It reuses memory after its copy is done, and
 // takes more if the host is far ahead of the device. So the host never waits.
 type Staging struct {
-	heap   *tensor.Heap
+	heap   *heap.Heap
 	copies []stagedCopy // in the order of the stream
 }
 
@@ -20,7 +23,7 @@ const stagingBlock = 1 << 20
 
 // NewStaging returns staging that takes its memory from alloc. The device can copy from it.
 func NewStaging(alloc func(bytes int64) (tensor.Memory, error)) *Staging {
-	return &Staging{heap: tensor.NewHeap(stagingBlock, alloc)}
+	return &Staging{heap: heap.New(stagingBlock, alloc)}
 }
 
 // Copy calls queue with a copy of words, which queue copies to the device, and then record for an event of the stream.

@@ -38,7 +38,8 @@ func testLinear(r *rig) {
 
 // testNorm covers norms of the hidden state and of heads, with w float32 and inv kept.
 func testNorm(r *rig) {
-	shapes := [][4]int{{1, 1, 1, 1}, {2, 0, 1, 8}, {1, 1, 1, 33}, {2, 3, 5, 7}, {1, 129, 1, 67}, {2, 150, 4, 16}, {1, 3, 1, 2051}}
+	shapes := [][4]int{{1, 1, 1, 1}, {2, 0, 1, 8}, {1, 1, 1, 33}, {2, 3, 5, 7}, {1, 129, 1, 67}, {2, 150, 4, 16},
+		{1, 3, 1, 2051}}
 	const eps = 1e-5
 	each(r, shapes, func(r *rig, s [4]int) {
 		n := s[3]
@@ -109,7 +110,7 @@ func testRope(r *rig) {
 	})
 }
 
-// testNormRope is the norm and the rotation as one operation, against one after the other.
+// testNormRope compares the norm and the rotation as one operation with one after the other.
 func testNormRope(r *rig) {
 	const eps = 1e-5
 	each(r, ropeShapes, func(r *rig, s [4]int) {
@@ -138,7 +139,7 @@ func testNormRope(r *rig) {
 	})
 }
 
-// testRopeConvention is one head of dim 4 by hand: the first pair, elements 0 and 2, turns by
+// testRopeConvention rotates one head of dim 4 by hand: the first pair, elements 0 and 2, turns by
 // 90 degrees; the second, 1 and 3, stays.
 func testRopeConvention(r *rig) {
 	x, _ := r.put(r.act, []float64{1, 2, 3, 4}, 1, 1, 1, 4)

@@ -7,7 +7,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// epsilon is the largest relative error of rounding to dtype.
+// epsilon returns the largest relative error of rounding to dtype.
 func epsilon(dtype tensor.DType) float64 {
 	switch dtype {
 	case tensor.F64:
@@ -40,7 +40,7 @@ func encode(v View, xs []float64) {
 	}
 }
 
-// decode is the values of a dense host view.
+// decode returns the values of a dense host view.
 func decode(v View) []float64 {
 	xs := make([]float64, v.Size())
 	for i := range xs {
@@ -58,7 +58,7 @@ func decode(v View) []float64 {
 	return xs
 }
 
-// round is x with so many bits, ties to even; below 2^minExp it is a multiple of the step
+// round returns x with so many bits, ties to even; below 2^minExp it is a multiple of the step
 // there, which makes subnormals.
 func round(x float64, bits, minExp int) float64 {
 	if x == 0 || math.IsNaN(x) || math.IsInf(x, 0) {
@@ -69,7 +69,7 @@ func round(x float64, bits, minExp int) float64 {
 	return math.Copysign(math.RoundToEven(x/step)*step, x)
 }
 
-// halfBits is a float16 that x, already rounded, is exactly; from 65536 on it is infinite. It and
+// halfBits returns a float16 that x, already rounded, is exactly; from 65536 on it is infinite. It and
 // halfValue are not those of package tensor, so that a fault there shows.
 func halfBits(x float64) uint16 {
 	sign := uint16(0)

@@ -5,7 +5,7 @@ import "math"
 // The references: row-major matrices in float64, one loop over the definition each. They
 // return new slices and change nothing.
 
-// refLinear is x [rows, in] times w [out, in] transposed.
+// refLinear returns x [rows, in] times w [out, in] transposed.
 func refLinear(x, w []float64, rows, in, out int) []float64 {
 	y := zeros(rows * out)
 	for r := range rows {
@@ -18,7 +18,7 @@ func refLinear(x, w []float64, rows, in, out int) []float64 {
 	return y
 }
 
-// refLinearBackward is the gradients of x and w given that of y.
+// refLinearBackward returns the gradients of x and w given that of y.
 func refLinearBackward(dy, x, w []float64, rows, in, out int) (dx, dw []float64) {
 	dx, dw = zeros(rows*in), zeros(out*in)
 	for r := range rows {
@@ -32,7 +32,7 @@ func refLinearBackward(dy, x, w []float64, rows, in, out int) (dx, dw []float64)
 	return dx, dw
 }
 
-// refNorm is RMSNorm of rows of len(w) elements, and inv.
+// refNorm returns RMSNorm of rows of len(w) elements, and inv.
 func refNorm(x, w []float64, eps float64) (y, inv []float64) {
 	n := len(w)
 	for r := range len(x) / n {
@@ -105,7 +105,7 @@ func refSwiGLUBackward(dy, gate, up []float64) (dgate, dup []float64) {
 	return dgate, dup
 }
 
-// refEmbed is the rows of table [vocab, n] that ids name.
+// refEmbed returns the rows of table [vocab, n] that ids name.
 func refEmbed(table []float64, ids []int32, n int) []float64 {
 	var y []float64
 	for _, id := range ids {
@@ -124,7 +124,7 @@ func refEmbedBackward(dy []float64, ids []int32, vocab, n int) []float64 {
 	return d
 }
 
-// refCrossEntropy is the sum of losses of rows with a target, and its gradient.
+// refCrossEntropy returns the sum of losses of rows with a target, and its gradient.
 func refCrossEntropy(logits []float64, targets []int32, vocab int) (loss float64, grad []float64) {
 	grad = zeros(len(logits))
 	for r, target := range targets {

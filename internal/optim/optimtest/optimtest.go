@@ -52,7 +52,7 @@ func TestDevice(t *testing.T, newDevice func(t *testing.T) Device) {
 	}
 }
 
-// rig is a device and the vectors to try: n elements from lo on.
+// A rig is a device and the vectors to try: n elements from lo on.
 type rig struct {
 	t      *testing.T
 	dev    Device
@@ -60,10 +60,10 @@ type rig struct {
 	copied tensor.DType // Invalid: no copy
 }
 
-// state is p, m, v and, where there is one, the copy: what a step changes.
+// A state is p, m, v and, where there is one, the copy: what a step changes.
 type state []View
 
-// vector is lo+n values on the device.
+// vector returns lo+n values on the device.
 func (r *rig) vector(value func(rng *rand.Rand) float64, seed uint64) View {
 	host, rng := tensor.New(tensor.F32, r.lo+r.n), rand.New(rand.NewPCG(seed, 0))
 	for i := range tensor.Data[float32](host) {
@@ -74,9 +74,10 @@ func (r *rig) vector(value func(rng *rand.Rand) float64, seed uint64) View {
 
 func normal(rng *rand.Rand) float64 { return rng.NormFloat64() }
 
-// state is the same whenever it is made. The copy holds p, as before any step.
+// state returns the same whenever it is made. The copy holds p, as before any step.
 func (r *rig) state() state {
-	s := state{r.vector(normal, 1), r.vector(normal, 2), r.vector(func(rng *rand.Rand) float64 { return rng.Float64() }, 3)}
+	positive := func(rng *rand.Rand) float64 { return rng.Float64() }
+	s := state{r.vector(normal, 1), r.vector(normal, 2), r.vector(positive, 3)}
 	if r.copied != tensor.Invalid {
 		s = append(s, r.dev.Upload(tensor.New(r.copied, r.lo+r.n)))
 		zero := func() View { return r.vector(func(*rand.Rand) float64 { return 0 }, 0) }
@@ -85,12 +86,12 @@ func (r *rig) state() state {
 	return s
 }
 
-// gradient is random values times scale.
+// gradient returns random values times scale.
 func (r *rig) gradient(scale float64) View {
 	return r.vector(func(rng *rand.Rand) float64 { return scale * rng.NormFloat64() }, 4)
 }
 
-// part is the elements that the suite steps.
+// part returns the elements that the suite steps.
 func (r *rig) part(v View) View { return v.Slice(tensor.Dim, r.lo, r.lo+r.n) }
 
 func (r *rig) step(s state, g, sum View, h optim.AdamStep) {
@@ -101,10 +102,10 @@ func (r *rig) step(s state, g, sum View, h optim.AdamStep) {
 	r.dev.Optim.AdamW(r.part(s[0]), c, r.part(g), r.part(s[1]), r.part(s[2]), sum, h)
 }
 
-// sum is a float64 scalar on the device.
+// sum returns a float64 scalar on the device.
 func (r *rig) sum(x float64) View { return r.dev.Upload(tensor.FromSlice([]float64{x}, 1)) }
 
-// bits is what a state holds.
+// bits returns what a state holds.
 func (r *rig) bits(s state) (all [][]byte) {
 	r.t.Helper()
 	for _, v := range s {
@@ -127,9 +128,10 @@ func (r *rig) same(what string, got, want [][]byte) {
 	}
 }
 
-// numbers are a step's, of the second one.
+// numbers returns a step's, of the second one.
 func numbers(maxNorm, scale float64) optim.AdamStep {
-	return optim.AdamStep{LR: 1e-2, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1, MaxNorm: maxNorm, Step: 1, Scale: scale}
+	return optim.AdamStep{LR: 1e-2, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1, MaxNorm: maxNorm, Step: 1,
+		Scale: scale}
 }
 
 // testScale: a gradient that was multiplied by a power of two makes the step of the one that was

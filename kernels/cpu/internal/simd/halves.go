@@ -3,10 +3,10 @@ package simd
 import (
 	"math"
 
-	"github.com/cprun/cprun/tensor"
+	"github.com/cprun/cprun/internal/half"
 )
 
-// ToBF16 sets dst to the bfloat16 nearest to src, as tensor.ToBFloat.
+// ToBF16 sets dst to the bfloat16 nearest to src, as half.ToBF16.
 func (l Level) ToBF16(dst []uint16, src []float32) {
 	n := l.whole(len(dst))
 	src = src[:len(dst)]
@@ -18,7 +18,7 @@ func (l Level) ToBF16(dst []uint16, src []float32) {
 		toBF16AVX2(n, &dst[0], &src[0])
 	}
 	for i, x := range src[n:] {
-		dst[n+i] = tensor.ToBFloat(x)
+		dst[n+i] = half.ToBF16(x)
 	}
 }
 
@@ -34,11 +34,11 @@ func (l Level) FromBF16(dst []float32, src []uint16) {
 		fromBF16AVX2(n, &dst[0], &src[0])
 	}
 	for i, b := range src[n:] {
-		dst[n+i] = tensor.FromBFloat(b)
+		dst[n+i] = half.FromBF16(b)
 	}
 }
 
-// ToF16 sets dst to the binary16 nearest to src, as tensor.ToHalf.
+// ToF16 sets dst to the binary16 nearest to src, as half.ToF16.
 func (l Level) ToF16(dst []uint16, src []float32) {
 	n := l.whole(len(dst))
 	src = src[:len(dst)]
@@ -50,7 +50,7 @@ func (l Level) ToF16(dst []uint16, src []float32) {
 		toF16AVX2(n, &dst[0], &src[0])
 	}
 	for i, x := range src[n:] {
-		dst[n+i] = tensor.ToHalf(x)
+		dst[n+i] = half.ToF16(x)
 	}
 }
 
@@ -66,7 +66,7 @@ func (l Level) FromF16(dst []float32, src []uint16) {
 		fromF16AVX2(n, &dst[0], &src[0])
 	}
 	for i, h := range src[n:] {
-		x := tensor.FromHalf(h)
+		x := half.FromF16(h)
 		if x != x {
 			x = math.Float32frombits(math.Float32bits(x) | 1<<22)
 		}

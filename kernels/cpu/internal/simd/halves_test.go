@@ -4,10 +4,10 @@ import (
 	"math"
 	"testing"
 
-	"github.com/cprun/cprun/tensor"
+	"github.com/cprun/cprun/internal/half"
 )
 
-// TestHalves: every 16-bit number to float32 and back, and float32 of all kinds to 16 bits, are as package tensor has
+// TestHalves: every 16-bit number to float32 and back, and float32 of all kinds to 16 bits, are as package half has
 // them, whether a vector converts them or what comes behind it.
 func TestHalves(t *testing.T) {
 	const all = 1 << 16
@@ -17,21 +17,21 @@ func TestHalves(t *testing.T) {
 		from func(l Level, dst []float32, src []uint16)
 		to1  func(x float32) uint16
 	}{
-		{"bfloat16", Level.ToBF16, Level.FromBF16, tensor.ToBFloat},
-		{"float16", Level.ToF16, Level.FromF16, tensor.ToHalf},
+		{"bfloat16", Level.ToBF16, Level.FromBF16, half.ToBF16},
+		{"float16", Level.ToF16, Level.FromF16, half.ToF16},
 	}
 	each(t, func(t *testing.T, loops Loops[float32]) {
 		l := loops.level
 		for _, k := range kinds {
-			half, wide, back := make([]uint16, all), make([]float32, all), make([]uint16, all)
-			for i := range half {
-				half[i] = uint16(i)
+			bits, wide, back := make([]uint16, all), make([]float32, all), make([]uint16, all)
+			for i := range bits {
+				bits[i] = uint16(i)
 			}
 			for _, n := range []int{0, 1, 15, 16, 17, 100, all - 1, all} {
-				k.from(l, wide[:n], half[:n])
+				k.from(l, wide[:n], bits[:n])
 				k.to(l, back[:n], wide[:n])
 				for i, b := range back[:n] {
-					if b != half[i] && wide[i] == wide[i] || b != k.to1(wide[i]) {
+					if b != bits[i] && wide[i] == wide[i] || b != k.to1(wide[i]) {
 						t.Fatalf("%s %#04x is %g, which came back as %#04x", k.name, i, wide[i], b)
 					}
 				}
@@ -55,22 +55,22 @@ func TestHalves(t *testing.T) {
 func TestFromHalves(t *testing.T) {
 	each(t, func(t *testing.T, loops Loops[float32]) {
 		l := loops.level
-		var half [21]uint16
+		var bits [21]uint16
 		var x [21]float32
-		for high := 0; high < 1<<16; high += len(half) {
-			for i := range half {
-				half[i] = uint16(high + i)
+		for high := 0; high < 1<<16; high += len(bits) {
+			for i := range bits {
+				bits[i] = uint16(high + i)
 			}
-			l.FromBF16(x[:], half[:])
+			l.FromBF16(x[:], bits[:])
 			for i, got := range x {
-				if math.Float32bits(got) != uint32(half[i])<<16 {
-					t.Fatalf("bfloat16 %#04x is %g", half[i], got)
+				if math.Float32bits(got) != uint32(bits[i])<<16 {
+					t.Fatalf("bfloat16 %#04x is %g", bits[i], got)
 				}
 			}
-			l.FromF16(x[:], half[:])
+			l.FromF16(x[:], bits[:])
 			for i, got := range x {
-				if want := tensor.FromHalf(half[i]); got != want && want == want {
-					t.Fatalf("float16 %#04x is %g, want %g", half[i], got, want)
+				if want := half.FromF16(bits[i]); got != want && want == want {
+					t.Fatalf("float16 %#04x is %g, want %g", bits[i], got, want)
 				}
 			}
 		}

@@ -1,4 +1,4 @@
-package tensor
+package half
 
 import (
 	"math"
@@ -17,8 +17,8 @@ type format struct {
 }
 
 var formats = []format{
-	{"bfloat16", 7, 127, FromBFloat, ToBFloat},
-	{"float16", 10, 15, FromHalf, ToHalf},
+	{"bfloat16", 7, 127, FromBF16, ToBF16},
+	{"float16", 10, 15, FromF16, ToF16},
 }
 
 // infinity is the encoding of it; what is larger, but for the sign, is NaN.
@@ -112,7 +112,7 @@ func TestRoundingToHalf(t *testing.T) {
 func checkOnce(t *testing.T, f format, x float64) {
 	t.Helper()
 	for _, y := range []float64{x, math.Nextafter(x, 0), math.Nextafter(x, 2*x)} {
-		if got, want := RoundToHalf(y), f.nearest(y); y == y && got != want {
+		if got, want := RoundToF16(y), f.nearest(y); y == y && got != want {
 			t.Fatalf("%s: %v became %#04x, want %#04x", f.name, y, got, want)
 		}
 	}
@@ -123,7 +123,7 @@ func TestHalfOfExtremes(t *testing.T) {
 		math.Inf(1): 0x7c00, math.Inf(-1): 0xfc00, math.MaxFloat64: 0x7c00, -math.MaxFloat64: 0xfc00,
 		math.SmallestNonzeroFloat64: 0, -math.SmallestNonzeroFloat64: 0x8000, 65520: 0x7c00, 65519.99999999999: 0x7bff,
 	} {
-		if got := RoundToHalf(x); got != want {
+		if got := RoundToF16(x); got != want {
 			t.Errorf("%v became %#04x, want %#04x", x, got, want)
 		}
 	}
@@ -135,7 +135,7 @@ func TestHalfOfExtremes(t *testing.T) {
 			}
 		}
 	}
-	if y := FromHalf(RoundToHalf(math.NaN())); y == y {
+	if y := FromF16(RoundToF16(math.NaN())); y == y {
 		t.Errorf("NaN became %v", y)
 	}
 }

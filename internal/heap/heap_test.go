@@ -1,23 +1,25 @@
-package tensor
+package heap
 
 import (
 	"errors"
 	"math/rand/v2"
 	"slices"
 	"testing"
+
+	"github.com/cprun/cprun/tensor"
 )
 
 // blocks is where a heap's blocks come from, and how many it has taken.
-func blocks(taken *int) func(int64) (Memory, error) {
-	return func(n int64) (Memory, error) {
+func blocks(taken *int) func(int64) (tensor.Memory, error) {
+	return func(n int64) (tensor.Memory, error) {
 		*taken++
-		return NewHost(n), nil
+		return tensor.NewHost(n), nil
 	}
 }
 
-func must(t *testing.T, h *Heap, n int) View {
+func must(t *testing.T, h *Heap, n int) tensor.View {
 	t.Helper()
-	v, err := h.Alloc(U8, n)
+	v, err := h.Alloc(tensor.U8, n)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -26,15 +28,15 @@ func must(t *testing.T, h *Heap, n int) View {
 
 func TestHeapTakesTheSmallestGap(t *testing.T) {
 	taken := 0
-	h := NewHeap(64*heapAlign, blocks(&taken))
-	large, a := must(t, h, 4*heapAlign), must(t, h, 1)
-	small, b := must(t, h, 2*heapAlign), must(t, h, 1)
+	h := New(64*align, blocks(&taken))
+	large, a := must(t, h, 4*align), must(t, h, 1)
+	small, b := must(t, h, 2*align), must(t, h, 1)
 	h.Free(large)
 	h.Free(small)
-	if v := must(t, h, heapAlign+1); v.Offset() != small.Offset() {
+	if v := must(t, h, align+1); v.Offset() != small.Offset() {
 		t.Errorf("it lies at %d, the smallest gap at %d", v.Offset(), small.Offset())
 	}
-	if v := must(t, h, 3*heapAlign); v.Offset() != large.Offset() {
+	if v := must(t, h, 3*align); v.Offset() != large.Offset() {
 		t.Errorf("it lies at %d, the gap that is left at %d", v.Offset(), large.Offset())
 	}
 	if a.Offset() == b.Offset() || taken != 1 {
@@ -45,12 +47,12 @@ func TestHeapTakesTheSmallestGap(t *testing.T) {
 func TestHeapJoinsGaps(t *testing.T) {
 	for _, order := range [][3]int{{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}} {
 		taken := 0
-		h := NewHeap(3*heapAlign, blocks(&taken))
-		vs := [3]View{must(t, h, 1), must(t, h, 0), must(t, h, heapAlign)}
+		h := New(3*align, blocks(&taken))
+		vs := [3]tensor.View{must(t, h, 1), must(t, h, 0), must(t, h, align)}
 		for _, i := range order {
 			h.Free(vs[i])
 		}
-		if v := must(t, h, 3*heapAlign); v.Offset() != 0 || taken != 1 {
+		if v := must(t, h, 3*align); v.Offset() != 0 || taken != 1 {
 			t.Errorf("freed in order %v: the whole block is at %d, of %d blocks", order, v.Offset(), taken)
 		}
 	}
@@ -58,34 +60,34 @@ func TestHeapJoinsGaps(t *testing.T) {
 
 func TestHeapTakesBlocks(t *testing.T) {
 	taken := 0
-	h := NewHeap(heapAlign, blocks(&taken))
-	a := must(t, h, 10*heapAlign) // more than a block has
+	h := New(align, blocks(&taken))
+	a := must(t, h, 10*align) // more than a block has
 	b := must(t, h, 1)
 	if taken != 2 || a.Memory() == b.Memory() {
 		t.Errorf("%d blocks", taken)
 	}
-	h.Free(a.Reshape([4]int{10, heapAlign, 1, 1}))
+	h.Free(a.Reshape([4]int{10, align, 1, 1}))
 	h.Free(b)
-	if must(t, h, 10*heapAlign); taken != 2 {
+	if must(t, h, 10*align); taken != 2 {
 		t.Errorf("%d blocks", taken)
 	}
 }
 
 func TestHeapTellsWhatItCannotHave(t *testing.T) {
 	full := errors.New("full")
-	h := NewHeap(1, func(int64) (Memory, error) { return nil, full })
-	if _, err := h.Alloc(F32, 3); err != full {
+	h := New(1, func(int64) (tensor.Memory, error) { return nil, full })
+	if _, err := h.Alloc(tensor.F32, 3); err != full {
 		t.Errorf("%v, want %v", err, full)
 	}
 }
 
 func TestHeapTakesBackOnlyItsOwn(t *testing.T) {
 	taken := 0
-	h := NewHeap(1<<12, blocks(&taken))
+	h := New(1<<12, blocks(&taken))
 	v := must(t, h, 1000)
 	h.Free(v)
-	inside := must(t, h, 1000).Slice(Dim, 256, 512)
-	for name, wrong := range map[string]View{"twice": v.Slice(Dim, 300, 400), "foreign": New(U8, 10), "part": inside} {
+	inside := must(t, h, 1000).Slice(tensor.Dim, 256, 512)
+	for name, wrong := range map[string]tensor.View{"twice": v.Slice(tensor.Dim, 300, 400), "foreign": tensor.New(tensor.U8, 10), "part": inside} {
 		func() {
 			defer func() {
 				if recover() == nil {
@@ -103,8 +105,8 @@ func TestHeapInAnyOrder(t *testing.T) {
 	for seed := range uint64(200) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		taken := 0
-		h, again := NewHeap(1<<14, blocks(&taken)), NewHeap(1<<14, blocks(new(int)))
-		type twice struct{ v, again View }
+		h, again := New(1<<14, blocks(&taken)), New(1<<14, blocks(new(int)))
+		type twice struct{ v, again tensor.View }
 		var out []twice
 		for range 300 {
 			if len(out) > 0 && rng.IntN(100) < 45 {
@@ -113,11 +115,11 @@ func TestHeapInAnyOrder(t *testing.T) {
 				again.Free(out[i].again)
 				out = slices.Delete(out, i, i+1)
 			} else {
-				dtype, n := []DType{U8, BF16, F32, F64}[rng.IntN(4)], rng.IntN(1<<rng.IntN(12))
+				dtype, n := []tensor.DType{tensor.U8, tensor.BF16, tensor.F32, tensor.F64}[rng.IntN(4)], rng.IntN(1<<rng.IntN(12))
 				var x twice
 				for _, p := range []struct {
 					h *Heap
-					v *View
+					v *tensor.View
 				}{{h, &x.v}, {again, &x.again}} {
 					var err error
 					if *p.v, err = p.h.Alloc(dtype, n); err != nil {
@@ -159,7 +161,7 @@ func check(t *testing.T, seed uint64, h *Heap) {
 					t.Fatalf("seed %d: gaps touch: %v", seed, b.gaps)
 				}
 			}
-			if n <= 0 || at%heapAlign != 0 {
+			if n <= 0 || at%align != 0 {
 				t.Fatalf("seed %d: byte %d of block %d is nobody's", seed, at, i)
 			}
 			at += n

@@ -1,24 +1,27 @@
-package tensor
+// Package heap hands out views of device memory that is freed in any order.
+package heap
 
 import (
 	"cmp"
 	"fmt"
 	"slices"
+
+	"github.com/cprun/cprun/tensor"
 )
 
 // Heap hands out dense views from blocks of one device's memory and takes them back in any order.
-// Memory that is given back in the reverse order of its allocation belongs in an Arena, which never
+// Memory that is given back in the reverse order of its allocation belongs in a tensor.Arena, which never
 // has holes. Where a view lies depends only on the calls before. A Heap is used by one goroutine at
 // a time.
 type Heap struct {
-	alloc  func(bytes int64) (Memory, error)
+	alloc  func(bytes int64) (tensor.Memory, error)
 	least  int64 // bytes of a block
-	blocks []heapBlock
+	blocks []block
 }
 
-// heapBlock is a block of memory: each byte of it is in a gap or held.
-type heapBlock struct {
-	mem  Memory
+// block is a block of memory: each byte of it is in a gap or held.
+type block struct {
+	mem  tensor.Memory
 	gaps []gap           // by offset; no two touch
 	held map[int64]int64 // bytes of the views that are out, by offset
 }
@@ -26,31 +29,30 @@ type heapBlock struct {
 // gap is memory that is not handed out.
 type gap struct{ off, bytes int64 }
 
-const heapAlign = arenaAlign
+const align = 256 // bytes, as in a tensor.Arena
 
-// NewHeap returns a heap that takes blocks from alloc when it needs them, each of at least the given
+// New returns a heap that takes blocks from alloc when it needs them, each of at least the given
 // number of bytes. It keeps them.
-func NewHeap(block int64, alloc func(bytes int64) (Memory, error)) *Heap {
+func New(block int64, alloc func(bytes int64) (tensor.Memory, error)) *Heap {
 	return &Heap{alloc: alloc, least: block}
 }
 
-// Alloc returns a dense view of uninitialised elements; New says how a short shape is padded. It lies in
-// the smallest gap that is large enough. The error is that of alloc.
-func (h *Heap) Alloc(dtype DType, shape ...int) (View, error) {
-	s := pad(shape)
-	n := int64(s[0]) * int64(s[1]) * int64(s[2]) * int64(s[3]) * int64(dtype.Size())
-	n = max(1, (n+heapAlign-1)/heapAlign) * heapAlign // an empty view has a place of its own too
+// Alloc returns a dense view of uninitialised elements, in the smallest gap that is large enough. The error is that
+// of alloc.
+func (h *Heap) Alloc(dtype tensor.DType, elements int) (tensor.View, error) {
+	n := int64(elements) * int64(dtype.Size())
+	n = max(1, (n+align-1)/align) * align // an empty view has a place of its own too
 	b, i, ok := h.best(n)
 	if !ok {
 		mem, err := h.alloc(max(n, h.least))
 		if err != nil {
-			return View{}, err
+			return tensor.View{}, err
 		}
-		h.blocks = append(h.blocks, heapBlock{mem: mem, gaps: []gap{{0, mem.Bytes()}}, held: make(map[int64]int64)})
+		h.blocks = append(h.blocks, block{mem: mem, gaps: []gap{{0, mem.Bytes()}}, held: make(map[int64]int64)})
 		b, i = len(h.blocks)-1, 0
 	}
 	off := h.blocks[b].take(i, n)
-	return Dense(h.blocks[b].mem, dtype, off/int64(dtype.Size()), s), nil
+	return tensor.Dense(h.blocks[b].mem, dtype, off/int64(dtype.Size()), [4]int{1, 1, 1, elements}), nil
 }
 
 // best finds the smallest gap of n bytes or more, and the first of several alike.
@@ -67,7 +69,7 @@ func (h *Heap) best(n int64) (block, index int, ok bool) {
 }
 
 // take cuts n bytes from the front of gap i, and returns where they begin.
-func (b *heapBlock) take(i int, n int64) int64 {
+func (b *block) take(i int, n int64) int64 {
 	off := b.gaps[i].off
 	b.gaps[i].off, b.gaps[i].bytes = off+n, b.gaps[i].bytes-n
 	if b.gaps[i].bytes == 0 {
@@ -80,7 +82,7 @@ func (b *heapBlock) take(i int, n int64) int64 {
 // Free gives back what Alloc returned, in any shape that begins at the same element. The memory may be
 // handed out again at once: work that is queued and uses it must come before all later uses. Free
 // panics if the view is not of the heap, or was given back before.
-func (h *Heap) Free(v View) {
+func (h *Heap) Free(v tensor.View) {
 	off := v.Offset() * int64(v.DType().Size())
 	for i := range h.blocks {
 		if b := &h.blocks[i]; b.mem == v.Memory() {
@@ -93,11 +95,11 @@ func (h *Heap) Free(v View) {
 			return
 		}
 	}
-	panic(fmt.Sprintf("tensor: heap has not handed out %v at byte %d, or has it back already", v, off))
+	panic(fmt.Sprintf("heap: has not handed out %v at byte %d, or has it back already", v, off))
 }
 
 // give adds n bytes at off to the gaps, and joins those that touch.
-func (b *heapBlock) give(off, n int64) {
+func (b *block) give(off, n int64) {
 	i, _ := slices.BinarySearchFunc(b.gaps, off, func(g gap, off int64) int { return cmp.Compare(g.off, off) })
 	b.gaps = slices.Insert(b.gaps, i, gap{off, n})
 	if i+1 < len(b.gaps) && off+n == b.gaps[i+1].off {

@@ -1,15 +1,16 @@
-package tensor
+// Package half converts the 16-bit floats of tensors, BF16 and F16, from and to float32.
+package half
 
 import "math"
 
 // The 16-bit floats as float32, and back. Every value of either type is a float32 exactly. A NaN stays
 // one, with its sign and the upper bits of its payload.
 
-// FromBFloat returns the value of a bfloat16, the upper half of a float32.
-func FromBFloat(b uint16) float32 { return math.Float32frombits(uint32(b) << 16) }
+// FromBF16 returns the value of a bfloat16, the upper half of a float32.
+func FromBF16(b uint16) float32 { return math.Float32frombits(uint32(b) << 16) }
 
-// ToBFloat returns the bfloat16 nearest to x, ties to even.
-func ToBFloat(x float32) uint16 {
+// ToBF16 returns the bfloat16 nearest to x, ties to even.
+func ToBF16(x float32) uint16 {
 	b := math.Float32bits(x)
 	if x != x {
 		// The payload may lie in the half that is cut off; the quiet bit keeps it a NaN.
@@ -18,8 +19,8 @@ func ToBFloat(x float32) uint16 {
 	return uint16((b + 0x7fff + b>>16&1) >> 16)
 }
 
-// FromHalf returns the value of an IEEE 754 binary16: 1 sign, 5 exponent and 10 fraction bits.
-func FromHalf(h uint16) float32 {
+// FromF16 returns the value of an IEEE 754 binary16: 1 sign, 5 exponent and 10 fraction bits.
+func FromF16(h uint16) float32 {
 	sign := uint32(h&0x8000) << 16
 	exp, frac := uint32(h>>10&0x1f), uint32(h&0x3ff)
 	switch exp {
@@ -32,8 +33,8 @@ func FromHalf(h uint16) float32 {
 	return math.Float32frombits(sign | (exp+127-15)<<23 | frac<<13)
 }
 
-// ToHalf returns the binary16 nearest to x, ties to even; what is 65520 or more becomes infinite.
-func ToHalf(x float32) uint16 {
+// ToF16 returns the binary16 nearest to x, ties to even; what is 65520 or more becomes infinite.
+func ToF16(x float32) uint16 {
 	b := math.Float32bits(x)
 	sign, abs := uint16(b>>16&0x8000), b&0x7fffffff
 	switch {
@@ -50,11 +51,11 @@ func ToHalf(x float32) uint16 {
 	return sign | uint16((abs+0xfff+abs>>13&1)>>13)
 }
 
-// RoundToHalf rounds a float64 as ToHalf does a float32, once.
-func RoundToHalf(x float64) uint16 {
+// RoundToF16 rounds a float64 as ToF16 does a float32, once.
+func RoundToF16(x float64) uint16 {
 	y := float32(x)
 	if float64(y) == x || x != x {
-		return ToHalf(y)
+		return ToF16(y)
 	}
 	// Of the two float32 around x, the one with an odd last bit is no tie of binary16, and on the same
 	// side of each as x is. It has more bits than binary16 by enough.
@@ -62,5 +63,5 @@ func RoundToHalf(x float64) uint16 {
 	if math.Abs(float64(y)) > math.Abs(x) {
 		b-- // towards zero
 	}
-	return ToHalf(math.Float32frombits(b | 1))
+	return ToF16(math.Float32frombits(b | 1))
 }
