@@ -32,7 +32,7 @@ func (s Strategy) String() string {
 	return text + ", " + s.Layout + ", " + s.Backend
 }
 
-// When returns Gather, or Beside where it is empty.
+// When returns Gather, or Beside if it is empty.
 func (s Strategy) When() string { return cmp.Or(s.Gather, Beside) }
 
 // Spec returns the input of the schedules of an attention by s.

@@ -34,7 +34,7 @@ given, they are what the device does in some seconds.`,
 	return c
 }
 
-// benchFlags are the flags of every benchmark.
+// benchFlags defines the flags of every benchmark.
 func benchFlags(f *pflag.FlagSet, o *command.BenchOptions) {
 	f.StringVar(&o.JSON, "json", "", "`file` to write the report to; - is standard output, in place of the tables")
 	deviceFlags(f, &o.Options)
@@ -44,7 +44,7 @@ func benchFlags(f *pflag.FlagSet, o *command.BenchOptions) {
 	o.NodeRank, o.Stdout, o.Stderr, o.Version, o.Command = -1, stdout, os.Stderr, versionString(), os.Args[1:]
 }
 
-// sizesVar is a flag with a list of sizes such as 32K.
+// sizesVar defines a flag with a list of sizes such as 32K.
 func sizesVar[T int | int64](f *pflag.FlagSet, p *[]T, name, usage string) {
 	f.Var(&sizes[T]{p}, name, usage)
 }
@@ -73,7 +73,7 @@ func (s *sizes[T]) String() string {
 
 // ulyssesVar defines --ulysses-degree, and its former name.
 func ulyssesVar(f *pflag.FlagSet, n *int) {
-	const help = "with hierarchical: ranks that exchange heads with each other; 0: by costs, else as many as divide the heads"
+	const help = "with hierarchical: ranks that exchange heads; 0: by costs, else as many as divide the heads"
 	f.IntVar(n, "ulysses-degree", 0, help)
 	f.IntVar(n, "inner", 0, help)
 	_ = f.MarkDeprecated("inner", "use --ulysses-degree") // no error: the flag is there

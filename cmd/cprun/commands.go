@@ -61,7 +61,7 @@ ring whose transfers hide behind the kernels.`,
 	return root
 }
 
-// launchFlags are the flags of every command that spawns processes.
+// launchFlags defines the flags of every command that spawns processes.
 func launchFlags(f *pflag.FlagSet, o *command.Options) {
 	deviceFlags(f, o)
 	f.StringVar(&o.NNodes, "nnodes", "",
@@ -232,7 +232,7 @@ func doctorCommand() *cobra.Command {
 	return c
 }
 
-// workerCommand is what cprun spawns; it is not for users.
+// workerCommand returns the command that cprun spawns; it is not for users.
 func workerCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:    "worker ROLE",

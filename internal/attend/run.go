@@ -25,7 +25,7 @@ type Spec struct {
 	DType         string // fp64, fp32, bf16, fp16: the type of the computation
 	Device        string // cpu or cuda
 	Machine       machine.Machine
-	// Remedies lists what the choice of Backend needs.
+	// Remedies are needed by the chosen Backend.
 	Remedies []rules.RemedyKind `json:",omitempty"`
 }
 

@@ -9,7 +9,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// computeTypes are the words of precision.compute once it is resolved.
+// computeTypes maps the words of a resolved precision.compute.
 var computeTypes = map[string]tensor.DType{"bf16": tensor.BF16, "fp16": tensor.F16, "fp32": tensor.F32}
 
 // DType returns the type that a resolved config computes in.
@@ -45,7 +45,7 @@ func Requests(cfg *config.Config) (list []Request) {
 	return list
 }
 
-// windows are the distinct windows of a model's layers, the widest first.
+// windows lists the distinct windows of a model's layers, the widest first.
 func windows(cfg *config.Config) []int {
 	var list []int
 	for l := range cfg.Model.NumHiddenLayers {

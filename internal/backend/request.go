@@ -39,8 +39,9 @@ type Request struct {
 
 // Plain reports whether r is causal self-attention of a training run, which cost tables are of.
 func (r *Request) Plain() bool {
-	special := r.TopLeft || r.Softcap || r.ScaleNotAbove0 || r.DocumentKeys || r.Slices || r.Sink || r.Bias || r.MaxLogit
-	return r.Training && r.Causal && r.SeqQ == r.SeqKV && !special
+	mask := r.TopLeft || r.DocumentKeys || r.Slices
+	scores := r.Softcap || r.ScaleNotAbove0 || r.Sink || r.Bias || r.MaxLogit
+	return r.Training && r.Causal && r.SeqQ == r.SeqKV && !mask && !scores
 }
 
 // params returns the parameters of r on a machine. No other code fills them for a run.

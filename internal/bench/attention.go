@@ -89,7 +89,8 @@ func (s *AttentionSpec) Check(ranks int) error {
 	case s.Heads < 1 || s.KVHeads < 1 || s.Heads%s.KVHeads != 0:
 		return fmt.Errorf("--heads %d --kv-heads %d: the first must be a multiple of the second", s.Heads, s.KVHeads)
 	case s.Inner < 0 || s.GatherHeads < 0 || s.SMMargin < 0:
-		return fmt.Errorf("--ulysses-degree %d --gather-heads %d --sm-margin %d: want 0 or more", s.Inner, s.GatherHeads, s.SMMargin)
+		return fmt.Errorf("--ulysses-degree %d --gather-heads %d --sm-margin %d: want 0 or more",
+			s.Inner, s.GatherHeads, s.SMMargin)
 	case s.HeadDim < 1:
 		return fmt.Errorf("--head-dim %d: want at least 1", s.HeadDim)
 	case s.Window < -1 || s.Window >= 0 && !s.Causal:
@@ -109,7 +110,8 @@ func (s *AttentionSpec) Check(ranks int) error {
 			return fmt.Errorf("--layout: %w", err)
 		}
 		if partition.ByDocument(w.Layout) && s.Documents == "" {
-			return fmt.Errorf("--layout %s: there are no documents here; want --documents, or zigzag, striped or contiguous", w.Layout)
+			return fmt.Errorf("--layout %s: there are no documents; want --documents, or zigzag, striped or contiguous",
+				w.Layout)
 		}
 	}
 	if s.Documents != "" && len(s.Packs) == 0 {
@@ -411,7 +413,8 @@ func (t *attentionRun) row(ctx context.Context, w ring.Strategy, seq int) (*Atte
 }
 
 // load makes a pass with random data that runs over those ranks.
-func (t *attentionRun) load(ctx context.Context, w ring.Strategy, shape partition.Shape, rank int, world comm.Exchanger) (*pass, error) {
+func (t *attentionRun) load(ctx context.Context, w ring.Strategy, shape partition.Shape, rank int,
+	world comm.Exchanger) (*pass, error) {
 	p, err := t.pass(w, shape, rank, t.arena)
 	if err != nil {
 		return nil, err

@@ -59,8 +59,8 @@ func Attention(ctx context.Context, spec attend.Spec, asJSON bool, o Options) (i
 	return 0, nil
 }
 
-// checkAttention resolves autos and paths, and finds every fault that can be found here. The
-// notes are for the user.
+// checkAttention resolves autos and paths, and finds every fault that can be found here. It returns notes for the
+// user.
 func (o *Options) checkAttention(spec *attend.Spec, ranks int) (notes []string, err error) {
 	for _, p := range []struct {
 		flag string
@@ -115,7 +115,7 @@ func (o *Options) checkAttention(spec *attend.Spec, ranks int) (notes []string, 
 	return o.chooseFor(spec, c, ranks)
 }
 
-// fits is why a case is too large for this machine, before anything is allocated for it.
+// fits returns an error if a case is too large for this machine, before anything is allocated for it.
 func fits(c *attend.Case, spec *attend.Spec) error {
 	room := float64(spec.Machine.Memory) * float64(max(spec.Machine.GPUs, 1))
 	if need := c.Needs(); room > 0 && need > room {
@@ -140,7 +140,7 @@ func (o *Options) chooseFor(spec *attend.Spec, c *attend.Case, ranks int) (notes
 		batch = 1
 	}
 	asked, docs := spec.Strategy, []int(nil)
-	if len(m.Docs) == 1 && m.DocsKV == nil && c.SeqQ == c.SeqKV { // else the lengths of no list are those of a sequence
+	if len(m.Docs) == 1 && m.DocsKV == nil && c.SeqQ == c.SeqKV { // else no list is the documents of a sequence
 		docs = m.Docs[0]
 	}
 	spec.Strategy = config.Ruled(asked, config.Sharing{
@@ -161,7 +161,8 @@ func (o *Options) chooseFor(spec *attend.Spec, c *attend.Case, ranks int) (notes
 			Batch: batch, SeqQ: c.SeqQ, SeqKV: c.SeqKV, Heads: c.Heads, KVHeads: c.KVHeads, HeadDim: c.HeadDim, HeadDimV: c.HeadDimV,
 			Causal: m.Causal, TopLeft: m.TopLeft, Window: m.Left, Ahead: m.Right, BoundedAhead: m.Right >= 0, Slices: m.Slices != nil, Softcap: c.Softmax.Softcap != 0, ScaleNotAbove0: !(c.Softmax.Scale > 0),
 			Documents: m.Docs != nil, DocumentKeys: m.DocsKV != nil, Training: c.Backward,
-			Sink: c.Scores.Sink || c.Scores.OffByOne, Bias: c.Scores.Biased(), MaxLogit: c.Scores.MaxLogit, Ranks: ranks,
+			Sink: c.Scores.Sink || c.Scores.OffByOne, Bias: c.Scores.Biased(), MaxLogit: c.Scores.MaxLogit,
+			Ranks: ranks,
 		}},
 		Asked: asked, Docs: docs, Ranks: ranks, PerHost: ranks,
 	})

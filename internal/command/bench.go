@@ -68,7 +68,7 @@ func Bench(ctx context.Context, task job.Bench, o BenchOptions) (int, error) {
 		return res.ExitCode, res.Err
 	}
 	bench.Compare(r.Ops)
-	if err := o.present(r); err != nil { // what was found before a failure too
+	if err := o.present(r); err != nil { // with the rows before a failure
 		return launch.ExitFailed, err
 	}
 	return res.ExitCode, res.Err
@@ -102,7 +102,7 @@ func lineOf(b *job.BenchRow) string {
 	return ""
 }
 
-// machineOf is what a report tells of the machine.
+// machineOf describes the machine in a report.
 func machineOf(m machine.Machine) bench.Machine {
 	out := bench.Machine{Device: "cpu", Cores: runtime.NumCPU()}
 	if m.IsCPU() {
@@ -127,7 +127,7 @@ func (o *BenchOptions) checkOutputs() error {
 	return nil
 }
 
-// present writes a report where the flags ask for it.
+// present writes a report as the flags ask.
 func (o *BenchOptions) present(r *bench.Report) error {
 	r.Command, r.Version, r.Date = o.Command, o.Version, time.Now().UTC().Truncate(time.Second)
 	if o.JSON == "-" {

@@ -1,6 +1,7 @@
 package command
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 
@@ -12,16 +13,17 @@ import (
 	"github.com/cprun/cprun/partition"
 )
 
-// chooseRows decides how every row of a benchmark of attention runs, each as a training run of that length would.
-// All rows get one backend, since the device has one: where they would take several, that of the row that takes
-// longest, if the others can run on it.
+// chooseRows decides how every row of a benchmark of attention runs, each like a training run of that length. All rows
+// get one backend, since the device has one: if they would take several, the longest row chooses, if the others can run
+// on its backend.
 func (o *BenchOptions) chooseRows(task *job.Bench, ranks int, device string) error {
 	s := task.Attention
 	asked := s.Asked()
 	s.Rows = slices.Clone(asked)
 	for i := range s.Rows {
 		s.Rows[i].Strategy = config.Ruled(asked[i].Strategy, config.Sharing{
-			Device: device, Documents: s.Documents != "", Ranks: ranks, PerHost: ranks, Heads: s.Heads, KVHeads: s.KVHeads,
+			Device: device, Documents: s.Documents != "", Ranks: ranks, PerHost: ranks,
+			Heads: s.Heads, KVHeads: s.KVHeads,
 		})
 	}
 	if err := s.Check(ranks); err != nil {
@@ -32,7 +34,7 @@ func (o *BenchOptions) chooseRows(task *job.Bench, ranks int, device string) err
 		return err
 	}
 	order := slices.Clone(answers) // the longest first
-	slices.SortStableFunc(order, func(a, b plan.Answer) int { return longer(&a, &b) })
+	slices.SortStableFunc(order, func(a, b plan.Answer) int { return cmp.Compare(b.Predicted(), a.Predicted()) })
 	for _, first := range order {
 		if !slices.ContainsFunc(answers, func(a plan.Answer) bool { return a.Backend != first.Backend }) {
 			break
@@ -71,25 +73,9 @@ func (o *BenchOptions) chooseRows(task *job.Bench, ranks int, device string) err
 	return nil
 }
 
-// longer orders answers by the time that costs predict, those with most first.
-func longer(a, b *plan.Answer) int {
-	seconds := func(x *plan.Answer) float64 {
-		if len(x.Ranked) == 0 {
-			return 0
-		}
-		return x.Ranked[0].Seconds
-	}
-	switch x, y := seconds(a), seconds(b); {
-	case x > y:
-		return -1
-	case x < y:
-		return 1
-	}
-	return 0
-}
-
 // answers decides each row.
-func (o *BenchOptions) answers(task *job.Bench, ranks int, asked []bench.AttentionCase) (list []plan.Answer, err error) {
+func (o *BenchOptions) answers(task *job.Bench, ranks int, asked []bench.AttentionCase) ([]plan.Answer, error) {
+	var list []plan.Answer
 	s := task.Attention
 	dtype, err := bench.DType(s.DType, task.Machine.IsCPU())
 	if err != nil {
@@ -110,8 +96,9 @@ func (o *BenchOptions) answers(task *job.Bench, ranks int, asked []bench.Attenti
 		a, _, err := o.strategy(task.Machine, plan.Question{
 			Attentions: []backend.Request{{
 				Strategy: w.Strategy, Of: fmt.Sprintf("%d tokens, %s, %s", w.Seq, w.Layout, w.Algorithm), DType: dtype,
-				Batch: 1, SeqQ: w.Seq, SeqKV: w.Seq, Heads: s.Heads, KVHeads: s.KVHeads, HeadDim: s.HeadDim, HeadDimV: s.HeadDim,
-				Causal: s.Causal, Window: s.Window, Documents: docs != nil, Training: true, Deterministic: s.Deterministic, Ranks: ranks,
+				Batch: 1, SeqQ: w.Seq, SeqKV: w.Seq, Heads: s.Heads, KVHeads: s.KVHeads,
+				HeadDim: s.HeadDim, HeadDimV: s.HeadDim, Causal: s.Causal, Window: s.Window, Documents: docs != nil,
+				Training: true, Deterministic: s.Deterministic, Ranks: ranks,
 			}},
 			Asked: asked[i].Strategy, Docs: docs, Ranks: ranks, PerHost: ranks,
 		})

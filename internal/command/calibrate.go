@@ -82,7 +82,7 @@ func (o *BenchOptions) measureSet(ctx context.Context, device string, set *cost.
 	return 0, nil
 }
 
-// costBackends are the backends of attention that this machine runs, the fastest first.
+// costBackends lists the backends of attention that this machine runs, the fastest first.
 func costBackends(m machine.Machine) []string {
 	if !m.IsCPU() && m.CUDNN != 0 {
 		return []string{"fused", "flash"}
@@ -90,7 +90,7 @@ func costBackends(m machine.Machine) []string {
 	return []string{"flash"}
 }
 
-// calibrate runs the processes of one measurement, and adds what they found to the set.
+// calibrate runs the processes of one measurement, and adds their results to the set.
 func (o *BenchOptions) calibrate(ctx context.Context, ranks int, s *bench.CalibrateSpec, set *cost.Set) (int, error) {
 	task := job.Bench{Machine: o.machine, Calibrate: s}
 	dtype, err := bench.DType(s.DType, o.machine.IsCPU())
@@ -99,7 +99,8 @@ func (o *BenchOptions) calibrate(ctx context.Context, ranks int, s *bench.Calibr
 	}
 	choice, err := backend.Select(o.machine, 0, backend.Request{
 		Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Backend: s.Backend},
-		Of:       "calibration", DType: dtype, Batch: 1, SeqQ: s.Sizes[0], SeqKV: s.Sizes[0], Heads: s.Heads, KVHeads: s.KVHeads,
+		Of:       "calibration", DType: dtype, Batch: 1, SeqQ: s.Sizes[0], SeqKV: s.Sizes[0],
+		Heads: s.Heads, KVHeads: s.KVHeads,
 		HeadDim: s.Dims[0], HeadDimV: s.Dims[0], Causal: true, Window: -1, Training: true, Ranks: 1,
 	})
 	if err != nil {
@@ -153,7 +154,7 @@ func (o *BenchOptions) keep(t *cost.Table, took time.Duration) (int, error) {
 	return 0, nil
 }
 
-// costMachine is a machine as a cost table knows it.
+// costMachine describes a machine to a cost table.
 func costMachine(m machine.Machine) cost.Machine {
 	of := machineOf(m)
 	c := cost.Machine{Device: of.Device, Arch: m.Arch, Cores: of.Cores, Count: m.GPUs, Versions: of.Versions}

@@ -21,7 +21,8 @@ func (o *Options) decider(m machine.Machine) (*plan.Decider, error) {
 		return nil, &InputError{err}
 	}
 	return &plan.Decider{
-		Machine: m, Docs: documents, Cores: coresOf(m), Costs: o.known(m), Disabled: backend.Disabled(env.NoFlash, env.NoFused),
+		Machine: m, Docs: documents, Cores: coresOf(m), Costs: o.known(m),
+		Disabled: backend.Disabled(env.NoFlash, env.NoFused),
 	}, nil
 }
 
@@ -52,12 +53,12 @@ func (o *Options) known(m machine.Machine) func(ranks, perHost int) planner.Cost
 	}
 }
 
-// jobOf is what a table is asked about for so many ranks.
+// jobOf describes ranks to a cost table.
 func jobOf(m machine.Machine, ranks, perHost int) cost.Job {
 	return cost.Job{Ranks: ranks, PerHost: perHost, Cores: coresOf(m), Link: float64(m.Link), Net: float64(m.Net)}
 }
 
-// coresOf is those that the ranks of a host share; 0: each has a GPU.
+// coresOf counts the cores that the ranks of a host share; 0: each has a GPU.
 func coresOf(m machine.Machine) int {
 	if !m.IsCPU() {
 		return 0
@@ -65,7 +66,7 @@ func coresOf(m machine.Machine) int {
 	return runtime.NumCPU()
 }
 
-// documents is those of the first sample; nil where the data is not there, which is said elsewhere.
+// documents returns the documents of the first sample; nil if the data is absent, which others report.
 func documents(cfg *config.Config) []int {
 	docs, err := train.FirstDocuments(cfg)
 	if err != nil {

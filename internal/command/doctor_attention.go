@@ -14,7 +14,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// doctorRuns are the kinds of runs that doctor tries: changes of a common one.
+// doctorRuns lists the kinds of runs that doctor tries: changes of a common one.
 var doctorRuns = []struct {
 	name   string
 	change func(r *backend.Request)
@@ -42,11 +42,11 @@ func attentionReport(w io.Writer, m machine.Machine, verbose bool) error {
 	for _, run := range doctorRuns {
 		r := backend.Request{
 			Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Gather: ring.Auto},
-			DType:    tensor.BF16, Batch: 1, SeqQ: 32768, SeqKV: 32768, Heads: 32, KVHeads: 8, HeadDim: 128, HeadDimV: 128,
-			Causal: true, Window: -1, Training: true, Ranks: 8,
+			DType:    tensor.BF16, Batch: 1, SeqQ: 32768, SeqKV: 32768, Heads: 32, KVHeads: 8,
+			HeadDim: 128, HeadDimV: 128, Causal: true, Window: -1, Training: true, Ranks: 8,
 		}
 		if m.IsCPU() {
-			r.DType = tensor.F32 // what a CPU computes in
+			r.DType = tensor.F32 // the type of a CPU
 		}
 		run.change(&r)
 		line := "none"

@@ -96,7 +96,8 @@ func (o *EvalOptions) prepare(ctx context.Context, path string, ranks int, devic
 	}
 	for _, list := range [][]string{{
 		"data.path=" + o.Data, "data.validation={every: 1}", "data.validation.path=" + o.Data, fmt.Sprintf("data.validation.samples=%d", o.Samples), "data.shuffle=false",
-		"train.micro_batch_size=1", "train.global_batch_size=1", "parallel.context=auto", "parallel.data=auto", "parallel.ulysses_degree=auto", "parallel.layout=auto", "parallel.transport=auto", "attention.sm_margin=0",
+		"train.micro_batch_size=1", "train.global_batch_size=1", "parallel.context=auto", "parallel.data=auto",
+		"parallel.ulysses_degree=auto", "parallel.layout=auto", "parallel.transport=auto", "attention.sm_margin=0",
 		"attention.backend=auto", "precision.compute=auto", "memory={recompute: auto, loss_chunk: auto, shard: auto}",
 	}, seqLen, o.Set} {
 		set = append(set, list...)
@@ -105,7 +106,8 @@ func (o *EvalOptions) prepare(ctx context.Context, path string, ranks int, devic
 	if err != nil {
 		return nil, nil, err
 	}
-	if cfg, err = config.Parse(name, []byte(base), config.Options{Set: set, Ranks: ranks, Hosts: o.machine.Hosts, Device: device, Decide: d.Decide}); err != nil {
+	opts := config.Options{Set: set, Ranks: ranks, Hosts: o.machine.Hosts, Device: device, Decide: d.Decide}
+	if cfg, err = config.Parse(name, []byte(base), opts); err != nil {
 		return nil, nil, once(err)
 	}
 	if cfg.Train.MicroBatchSize != 1 {

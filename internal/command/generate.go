@@ -202,7 +202,8 @@ func (o *GenerateOptions) open(w *source, tokens int) (dev *device.Device, end f
 	weights, cache := generate.Bytes(w.cfg, tokens)
 	if m.Memory > 0 && weights+cache > m.Memory {
 		return nil, nil, inputf("%s: the weights take %.1f GB in float32, keys and values of %d tokens %.1f GB, and this %s has %.1f GB; take a larger one, or fewer --max-tokens",
-			w.what, float64(weights)/1e9, tokens, float64(cache)/1e9, map[bool]string{true: "machine", false: "GPU"}[m.IsCPU()], float64(m.Memory)/1e9)
+			w.what, float64(weights)/1e9, tokens, float64(cache)/1e9,
+			map[bool]string{true: "machine", false: "GPU"}[m.IsCPU()], float64(m.Memory)/1e9)
 	}
 	if m.IsCPU() {
 		stream := tensor.NewHostStream("compute")
@@ -213,7 +214,8 @@ func (o *GenerateOptions) open(w *source, tokens int) (dev *device.Device, end f
 	for l := range w.cfg.NumHiddenLayers {
 		q.Attentions = append(q.Attentions, backend.Request{
 			Strategy: ring.Strategy{Layout: "contiguous", Algorithm: "ring"},
-			DType:    tensor.F32, Batch: 1, SeqQ: tokens, SeqKV: tokens, Heads: w.cfg.NumAttentionHeads, KVHeads: w.cfg.NumKeyValueHeads,
+			DType:    tensor.F32, Batch: 1, SeqQ: tokens, SeqKV: tokens,
+			Heads: w.cfg.NumAttentionHeads, KVHeads: w.cfg.NumKeyValueHeads,
 			HeadDim: w.cfg.HeadDim, HeadDimV: w.cfg.HeadDim, Causal: true, Window: w.cfg.Window(l), Ranks: 1,
 		})
 	}
@@ -222,7 +224,8 @@ func (o *GenerateOptions) open(w *source, tokens int) (dev *device.Device, end f
 		return nil, nil, err
 	}
 	d, err := device.CUDA(device.CUDAOptions{
-		Backend: answer.Backend, Remedies: answer.Choice.Kinds(), Compute: tensor.F32, Machine: m, HeadDim: w.cfg.HeadDim, Note: o.note,
+		Backend: answer.Backend, Remedies: answer.Choice.Kinds(), Compute: tensor.F32, Machine: m,
+		HeadDim: w.cfg.HeadDim, Note: o.note,
 	})
 	return &d, d.Close, err
 }

@@ -107,7 +107,9 @@ func (s *scale) plan(i int, found machines) error {
 		return err
 	}
 	w.plan = experiment.Plan{
-		Choices:     experiment.Choices{Backend: cfg.Parallel.Backend, Layout: cfg.Parallel.Layout, Recompute: cfg.Memory.Recompute},
+		Choices: experiment.Choices{
+			Backend: cfg.Parallel.Backend, Layout: cfg.Parallel.Layout, Recompute: cfg.Memory.Recompute,
+		},
 		StepSeconds: p.Estimate.SecondsPerStep, Memory: byKind(&p.Memory),
 	}
 	if err := p.Memory.Check(); err != nil {

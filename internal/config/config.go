@@ -98,7 +98,7 @@ type Parallel struct {
 	Deadline time.Duration // how long a rank may stand still; 0: auto
 }
 
-// Attention is what the attention kernels are told; their backend is Parallel's.
+// Attention has options of the attention kernels; their backend is Parallel's.
 type Attention struct {
 	SMMargin int // processors of a GPU that flash leaves free
 	Debug    int

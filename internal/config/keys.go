@@ -237,12 +237,13 @@ var runKeys = []key{
 	{path: "parallel.algorithm", def: "auto", choices: []string{"ring", "allgather", "ulysses", "hierarchical", "auto"},
 		at: func(c *Config) any { return &c.Parallel.Algorithm },
 		doc: "how keys and values reach the queries: ring (from rank to rank), allgather (all at once), ulysses " +
-			"(ranks exchange rows for heads), hierarchical (ulysses in groups of ulysses_degree ranks, a ring over groups); " +
+			"(ranks exchange rows for heads), hierarchical (ulysses in groups of ulysses_degree ranks, a ring over " +
+			"groups); " +
 			"auto: by costs (docs/planner.md), else ring, or allgather with layout document on a CPU"},
 	{path: "parallel.ulysses_degree", def: "auto", word: "auto", min: 1, max: maxRanks,
 		at: func(c *Config) any { return &c.Parallel.Inner },
-		doc: "neighbouring ranks that exchange heads, a divisor of context; auto: by costs, else the most that are on " +
-			"one host and divide the key-value heads, else the query heads; needs algorithm hierarchical" + ifAuto},
+		doc: "neighbouring ranks that exchange heads, a divisor of context; auto: by costs, else the most that are " +
+			"on one host and divide the key-value heads, else the query heads; needs algorithm hierarchical" + ifAuto},
 	{path: "parallel.gather_heads", def: "0", max: maxHeads, at: func(c *Config) any { return &c.Parallel.GatherHeads },
 		doc: "key-value heads that are gathered at a time, while the attention of the ones before runs; fewer take " +
 			"less memory; 0: all, unless the algorithm is chosen by costs; needs algorithm allgather" + ifAuto},

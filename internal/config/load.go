@@ -103,7 +103,8 @@ func load(name string, text []byte, opts Options, disk disk) (*Config, error) {
 		}
 		l.cfg.resolve(opts.Ranks, opts.Hosts, opts.Device, f)
 		if t := l.wire; t != "" && t != "auto" && t != l.cfg.Precision.Compute && f.ok("precision.compute") {
-			f.add(kvWire, "%s is unknown: keys and values travel in the compute type, %s; take the key out", t, l.cfg.Precision.Compute)
+			f.add(kvWire, "%s is unknown: keys and values travel in the compute type, %s; take the key out",
+				t, l.cfg.Precision.Compute)
 		}
 		if open {
 			l.cfg.unread(given, f, idle)

@@ -111,8 +111,10 @@ func (c *Config) resolveStrategy(ranks, hosts int, device string, f *faults) {
 		by.Ranks = p.Context
 	}
 	p.Strategy = Ruled(p.Strategy, by)
-	if p.Algorithm == "hierarchical" && p.Context > 0 && p.Inner > 0 && f.ok("parallel.context", innerKey) && p.Context%p.Inner != 0 {
-		f.add(innerKey, "%d does not divide the %d ranks of parallel.context; take one of %s, or write auto", p.Inner, p.Context, divisors(p.Context))
+	known := p.Context > 0 && p.Inner > 0 && f.ok("parallel.context", innerKey)
+	if known && p.Algorithm == "hierarchical" && p.Context%p.Inner != 0 {
+		f.add(innerKey, "%d does not divide the %d ranks of parallel.context; take one of %s, or write auto",
+			p.Inner, p.Context, divisors(p.Context))
 	}
 }
 

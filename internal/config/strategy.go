@@ -22,7 +22,7 @@ func Ruled(s ring.Strategy, by Sharing) ring.Strategy {
 	}
 	auto(&s.Layout, layout)
 	if s.Layout == "document" && by.Device != "cuda" {
-		algorithm = "allgather" // a ring sends three times as much of documents, see docs/ring.md; not yet measured on GPUs
+		algorithm = "allgather" // of documents a ring sends three times as much (docs/ring.md); not measured on GPUs
 	}
 	auto(&s.Algorithm, algorithm)
 	if s.Algorithm == "hierarchical" && s.Inner == 0 && by.Ranks > 0 {

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// runnersUp is how many strategies the text shows besides the chosen one and the slowest; --json has all.
+// runnersUp limits the strategies that the text shows besides the chosen one and the slowest; --json has all.
 const runnersUp = 6
 
 // write prints the choice, the runners-up and the slowest.
@@ -15,7 +15,8 @@ func (c *Chosen) write(b *strings.Builder) {
 	fmt.Fprintf(b, "            %s: %s of a micro batch, all layers\n", first.Strategy, Seconds(first.Seconds))
 	for j, t := range c.Strategies[1:] {
 		if last := j == len(c.Strategies)-2; j < runnersUp || last {
-			fmt.Fprintf(b, "              %-44s %10s  %+.1f%%\n", t.Strategy, Seconds(t.Seconds), 100*(t.Seconds/first.Seconds-1))
+			more := 100 * (t.Seconds/first.Seconds - 1)
+			fmt.Fprintf(b, "              %-44s %10s  %+.1f%%\n", t.Strategy, Seconds(t.Seconds), more)
 		} else if j == runnersUp {
 			fmt.Fprintf(b, "              %d more\n", len(c.Strategies)-runnersUp-2)
 		}

@@ -122,8 +122,8 @@ func questionOf(cfg *config.Config) Question {
 	return Question{Attentions: backend.Requests(cfg), Recompute: cfg.Memory.Recompute == "full"}
 }
 
-// prefer moves the first option that fits and is within the margin of the fastest to the front, and sorts the others. If
-// none fits, the order stays: most ranks a sequence need least memory, and the memory plan reports it.
+// prefer moves the first option that fits and is within the margin of the fastest to the front, and sorts the others.
+// If none fits, the order stays: most ranks a sequence need least memory, and the memory plan reports it.
 func (d *Decider) prefer(cfg *config.Config, ranks int, list []option) ([]option, error) {
 	margin := planner.Place{Shared: d.Machine.IsCPU()}.Margin()
 	seconds := func(o option) float64 {

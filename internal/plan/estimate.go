@@ -97,7 +97,10 @@ func (p *Plan) estimate(cfg *config.Config, ranks int, o Options) error {
 
 // stepOf adds up an optimizer step.
 func stepOf(cfg *config.Config, ranks int, o Options, kernel string) (*Parts, error) {
-	s := &step{cfg: cfg, ranks: ranks, kernel: kernel, docs: o.Docs, shared: o.Costs.Cores > 0, cores: o.Costs.Cores, perHost: o.Machine.PerHost(ranks), costs: o.Costs.Table.For(jobOf(ranks, &o))}
+	s := &step{
+		cfg: cfg, ranks: ranks, kernel: kernel, docs: o.Docs, shared: o.Costs.Cores > 0, cores: o.Costs.Cores,
+		perHost: o.Machine.PerHost(ranks), costs: o.Costs.Table.For(jobOf(ranks, &o)),
+	}
 	if err := s.passes(); err != nil {
 		return nil, err
 	}
@@ -224,7 +227,7 @@ func (s *step) state() {
 	s.Gradients = exposed(reduce, s.backward, tail, s.shared) + exposed(gather, s.forward, 0, s.shared) + sums
 }
 
-// sumBytes is the size of a step's sums.
+// sumBytes counts the bytes of a step's sums.
 const sumBytes = 32
 
 // exposed returns the time of transfers that work does not hide. The last of them, the tail, has no work beside it.

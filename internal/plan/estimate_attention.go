@@ -9,17 +9,17 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// charged is attention as the model calls it: it adds up what the passes of a layer take.
+// charged implements the attention of the model: it adds up the times of the passes of a layer.
 type charged struct {
 	layers           []layerTimes // of each layer
 	compute, exposed float64
 	calls            int
 }
 
-// layerTimes are those of the attention of a layer.
+// layerTimes has the times of the attention of a layer.
 type layerTimes struct{ forward, backward passTime }
 
-// passTime is the seconds of one pass of attention on the rank that takes longest: of its kernels, and of the transfers
+// passTime has the seconds of one pass of attention on the slowest rank: of its kernels, and of the transfers
 // that they do not hide.
 type passTime struct {
 	compute, exposed float64
@@ -53,7 +53,8 @@ func (s *step) attention() (*charged, error) {
 		if err != nil {
 			return nil, err
 		}
-		forward, backward, err := planner.Passes(cfg.Parallel.Algorithm, specOf(cfg, shape), of.Attention, of.At, s.costs)
+		spec := specOf(cfg, shape)
+		forward, backward, err := planner.Passes(cfg.Parallel.Algorithm, spec, of.Attention, of.At, s.costs)
 		if err != nil {
 			return nil, err
 		}
@@ -73,5 +74,5 @@ func longest(r planner.Result) passTime {
 	return passTime{last.Compute + last.Copies, last.Exposed, last.Calls}
 }
 
-// busy is how long a rank takes for a pass without its host.
+// busy returns the time of a rank for a pass without its host.
 func busy(r *planner.Rank) float64 { return r.Compute + r.Copies + r.Exposed }

@@ -11,15 +11,15 @@ import (
 	"github.com/cprun/cprun/ring"
 )
 
-// Packed is what one sample of packed documents asks of the ranks that share it.
+// Packed is the work of the ranks that share one sample of packed documents.
 type Packed struct {
 	Documents []int `json:"documents"` // lengths
-	// Imbalance is the visible pairs of the slowest rank over those of the mean one.
+	// Imbalance is the visible pairs of the slowest rank over the mean.
 	Imbalance float64      `json:"imbalance"`
 	PerRank   []PackedPart `json:"per_rank"`
 }
 
-// PackedPart is what falls to one rank: in a layer that attends to everything before a token.
+// PackedPart is the share of one rank, in a layer that attends to everything before a token.
 type PackedPart struct {
 	Rank      int   `json:"rank"`
 	Tokens    int   `json:"tokens"`
@@ -28,7 +28,7 @@ type PackedPart struct {
 	SendBytes int64 `json:"send_bytes"` // keys and values of one layer, forward
 }
 
-// packedOf is the sample of documents of these lengths; nil where there is none.
+// packedOf describes the sample of documents of these lengths; nil if there is none.
 func packedOf(cfg *config.Config, docs []int) (*Packed, error) {
 	if len(docs) == 0 {
 		return nil, nil
@@ -58,7 +58,7 @@ func packedOf(cfg *config.Config, docs []int) (*Packed, error) {
 	return p, nil
 }
 
-// barColumns is the width of the bar of the rank with most work.
+// barColumns limits the bars: the rank with most work has that many columns.
 const barColumns = 32
 
 // write draws the work of each rank as a bar.

@@ -55,6 +55,14 @@ type Answer struct {
 	Ruled string
 }
 
+// Predicted returns the predicted seconds of attention in all layers; 0: not known.
+func (a *Answer) Predicted() float64 {
+	if len(a.Ranked) == 0 {
+		return 0
+	}
+	return a.Ranked[0].Seconds
+}
+
 // Strategy decides how attention runs. All commands call it, so that they agree. The rules list the backends that can
 // run it. If costs are known, the answer is the fastest strategy that the rules accept, else the rules' own.
 func (d *Decider) Strategy(q Question) (Answer, error) {

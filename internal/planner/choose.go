@@ -22,7 +22,7 @@ type Case struct {
 	Docs      []int  // the lengths of its documents; none: one sequence
 	Kinds     []Kind // each window once
 	Ranks     int    // of the context group
-	At        Place  // where they stand
+	At        Place  // of the ranks
 	// Recompute says that the backward pass runs the forward pass again.
 	Recompute bool
 }
@@ -49,7 +49,7 @@ func (p Place) Margin() float64 {
 }
 
 // Choose ranks strategies by the seconds that all layers take: first the first of the list that is within the
-// margin of the fastest, then the others by their times. It leaves out those whose costs are not known. It is a
+// margin of the fastest, then the others by their times. It omits strategies without known costs. It is a
 // pure function of its arguments, so that ranks with the same costs agree.
 func Choose(c Case, list []ring.Strategy, costs Costs) ([]Timed, error) {
 	ranked := make([]Timed, len(list))

@@ -41,7 +41,9 @@ func Strategies(c Case, asked ring.Strategy, backends []string) (list []ring.Str
 	for _, backend := range backends {
 		for _, layout := range layouts {
 			for _, algorithm := range algorithms {
-				s := ring.Strategy{Layout: layout, Algorithm: algorithm, Backend: backend, Gather: ruledGather(c, asked.Gather)}
+				s := ring.Strategy{Layout: layout, Algorithm: algorithm, Backend: backend}
+				s.Gather = ruledGather(c, asked.Gather)
+				idle := algorithm == "ulysses" && c.Ranks > c.Heads // some ranks would have no heads
 				switch {
 				case algorithm == "allgather":
 					list = append(list, gathered(s, c, asked)...)
@@ -49,8 +51,7 @@ func Strategies(c Case, asked ring.Strategy, backends []string) (list []ring.Str
 					for _, s.Inner = range inners(c, asked) {
 						list = append(list, s)
 					}
-				case algorithm == "ulysses" && asked.Algorithm == "" && c.Ranks > c.Heads: // some ranks would have no heads
-				default:
+				case !idle || asked.Algorithm != "":
 					list = append(list, s)
 				}
 			}
@@ -81,7 +82,8 @@ func gathered(s ring.Strategy, c Case, asked ring.Strategy) (list []ring.Strateg
 	times := []string{s.Gather}
 	if open(asked.Gather) && c.Ranks > 1 {
 		for _, x := range []string{"", ring.Auto, ring.Before} {
-			if x != s.Gather && (x != ring.Auto || documents) && (x != ring.Before || s.Backend != backends.Fused.String()) {
+			able := x != ring.Before || s.Backend != backends.Fused.String()
+			if able && x != s.Gather && (x != ring.Auto || documents) {
 				times = append(times, x)
 			}
 		}

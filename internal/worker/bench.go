@@ -56,7 +56,7 @@ func (p *process) bench(ctx context.Context) (err error) {
 	})
 }
 
-// benchDevice is what a benchmark needs of a device.
+// benchDevice returns the options of the device for a benchmark.
 func benchDevice(task *job.Bench, ranks int) (o device.CUDAOptions, err error) {
 	cpu := task.Machine.IsCPU()
 	o = device.CUDAOptions{Machine: task.Machine, Backend: backends.Reference.String(), Compute: tensor.BF16} // the quickest to load

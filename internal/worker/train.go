@@ -62,7 +62,9 @@ func (p *process) eval(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	e, err := train.Eval(ctx, cfg, dev, world, train.Options{From: task.From, Room: mem.Room(), Report: p.report, Timed: p.start.time, BoundGarbage: task.Machine.IsCPU()})
+	e, err := train.Eval(ctx, cfg, dev, world, train.Options{
+		From: task.From, Room: mem.Room(), Report: p.report, Timed: p.start.time, BoundGarbage: task.Machine.IsCPU(),
+	})
 	if err == nil && p.Rank == 0 {
 		err = p.SendData(job.EventReport, 0, e)
 	}
@@ -72,7 +74,7 @@ func (p *process) eval(ctx context.Context) (err error) {
 	return done()
 }
 
-// task is what the launcher has told this rank, and the config in it.
+// task returns the task from the launcher, and the config in it.
 func (p *process) task() (task job.Train, cfg *config.Config, err error) {
 	p.where.enter("setup")
 	p.start = newStart()
@@ -87,7 +89,7 @@ func (p *process) task() (task job.Train, cfg *config.Config, err error) {
 	return task, cfg, err
 }
 
-// deviceFor is what a task needs of the device.
+// deviceFor returns the options of the device for a task.
 func (p *process) deviceFor(task job.Train, cfg *config.Config, mem *plan.Memory) device.CUDAOptions {
 	return device.CUDAOptions{
 		Backend: cfg.Parallel.Backend, Remedies: task.Remedies, Compute: backend.DType(cfg), Machine: task.Machine,
@@ -97,7 +99,7 @@ func (p *process) deviceFor(task job.Train, cfg *config.Config, mem *plan.Memory
 	}
 }
 
-// report passes on what the trainer tells. An event that cannot be sent means that the
+// report sends the reports of the trainer to the launcher. An event that cannot be sent means that the
 // launcher is gone, which ends this process by itself.
 func (p *process) report(r train.Report) {
 	switch r.Kind {
