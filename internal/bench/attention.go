@@ -105,48 +105,68 @@ func (s *AttentionSpec) Check(ranks int) error {
 			return fmt.Errorf("--gather %q is none of %v", g, ring.Gathers)
 		}
 	}
+	if s.Documents != "" && len(s.Packs) == 0 {
+		return fmt.Errorf("--documents %s: there is no pack", terminal.Name(s.Documents))
+	}
 	for _, w := range s.rows() {
-		if _, err := partition.New(w.Layout, nil); err != nil {
-			return fmt.Errorf("--layout: %w", err)
-		}
 		if partition.ByDocument(w.Layout) && s.Documents == "" {
 			return fmt.Errorf("--layout %s: there are no documents; want --documents, or zigzag, striped or contiguous",
 				w.Layout)
 		}
-	}
-	if s.Documents != "" && len(s.Packs) == 0 {
-		return fmt.Errorf("--documents %s: there is no pack", terminal.Name(s.Documents))
-	}
-	for i, docs := range s.Packs {
-		if _, err := s.packShape("zigzag", docs, ranks); err != nil {
-			return fmt.Errorf("--documents %s: pack %d: %w", terminal.Name(s.Documents), i+1, err)
-		}
-	}
-	for _, w := range s.rows() {
-		if w.Seq < 2*ranks {
-			return fmt.Errorf("--seq %d: too short for %d ranks", w.Seq, ranks)
-		}
-		if s.Documents != "" {
-			continue
-		}
-		shape, err := s.shape(w.Layout, w.Seq, ranks)
-		if err != nil {
-			return err
-		}
-		if _, err := ring.New(w.Algorithm, s.spec(w.Strategy, shape), 0); err != nil {
-			return fmt.Errorf("--algorithm: %w", err)
+		for i, docs := range s.sequences(w) {
+			shape, err := s.shape(w.Layout, docs, ranks)
+			switch {
+			case err != nil && s.Documents != "":
+				return fmt.Errorf("--documents %s: pack %d: %w", terminal.Name(s.Documents), i+1, err)
+			case err != nil:
+				return err
+			case w.Seq < 2*ranks:
+				return fmt.Errorf("--seq %d: too short for %d ranks", w.Seq, ranks)
+			}
+			if _, err := ring.New(w.Algorithm, s.spec(w.Strategy, shape), 0); err != nil {
+				return fmt.Errorf("--algorithm: %w", err)
+			}
 		}
 	}
 	return nil
 }
 
-func (s *AttentionSpec) shape(layout string, seq, ranks int) (partition.Shape, error) {
-	l, err := partition.New(layout, []int{seq})
+// sequences lists the sequences of a row, by the lengths of their documents: the packs, or one of its length.
+func (s *AttentionSpec) sequences(w AttentionCase) [][]int {
+	if s.Documents != "" {
+		return s.Packs
+	}
+	return [][]int{{w.Seq}}
+}
+
+// Longest returns the documents of the longest pack; nil: there are no documents.
+func (s *AttentionSpec) Longest() (docs []int) {
+	for _, pack := range s.Packs {
+		if sum(pack) > sum(docs) {
+			docs = pack
+		}
+	}
+	return docs
+}
+
+// shape returns the partition of a sequence over the ranks.
+func (s *AttentionSpec) shape(layout string, docs []int, ranks int) (partition.Shape, error) {
+	if i := slices.IndexFunc(docs, func(d int) bool { return d < 1 }); i >= 0 {
+		return partition.Shape{}, fmt.Errorf("document %d has %d tokens", i, docs[i])
+	}
+	n, packed := sum(docs), docs
+	if s.Documents == "" {
+		packed = nil
+	}
+	mask, err := partition.NewMask(s.Causal, s.Window, n, n, packed)
+	if err != nil {
+		return partition.Shape{}, err
+	}
+	l, err := partition.New(layout, docs, mask.Band)
 	if err != nil {
 		return partition.Shape{}, fmt.Errorf("--layout: %w", err)
 	}
-	mask, err := partition.NewMask(s.Causal, s.Window, seq, seq, nil)
-	return partition.Shape{SeqQ: seq, SeqKV: seq, Size: ranks, Layout: l, Mask: mask}, err
+	return partition.Shape{SeqQ: n, SeqKV: n, Size: ranks, Layout: partition.Ready(l, n, ranks), Mask: mask}, nil
 }
 
 // spec returns the input of a schedule.
@@ -347,9 +367,9 @@ func (t *attentionRun) plan() (int64, error) {
 		return err
 	}
 	ranks := t.World.Size()
-	for _, docs := range t.spec.Packs {
-		for _, w := range t.spec.rows() {
-			shape, err := t.spec.packShape(w.Layout, docs, ranks)
+	for _, w := range t.spec.rows() {
+		for _, docs := range t.spec.sequences(w) {
+			shape, err := t.spec.shape(w.Layout, docs, ranks)
 			if err == nil {
 				err = count(w.Strategy, shape)
 			}
@@ -358,24 +378,12 @@ func (t *attentionRun) plan() (int64, error) {
 			}
 		}
 	}
-	if len(t.spec.Packs) > 0 {
-		return most, nil
-	}
-	for _, w := range t.spec.rows() {
-		shape, err := t.spec.shape(w.Layout, w.Seq, ranks)
-		if err == nil {
-			err = count(w.Strategy, shape)
-		}
-		if err != nil {
-			return 0, err
-		}
-	}
 	return most, nil
 }
 
 func (t *attentionRun) row(ctx context.Context, w ring.Strategy, seq int) (*AttentionRow, error) {
 	s, ranks := &t.spec, t.World.Size()
-	shape, err := s.shape(w.Layout, seq, ranks)
+	shape, err := s.shape(w.Layout, []int{seq}, ranks)
 	if err != nil {
 		return nil, err
 	}
@@ -466,7 +474,7 @@ func (t *attentionRun) baselines(ctx context.Context, row *AttentionRow, p *pass
 	row.Local = &local
 
 	t.arena.Release(tensor.Mark{})
-	shape, err := s.shape(row.Layout, row.Tokens, 1)
+	shape, err := s.shape(row.Layout, []int{row.Tokens}, 1)
 	if err != nil {
 		return err
 	}

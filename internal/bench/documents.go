@@ -166,7 +166,7 @@ func (t *attentionRun) pack(ctx context.Context, c *packed, docs []int) error {
 	start := t.arena.Mark()
 	defer t.arena.Release(start)
 	began := time.Now()
-	shape, err := s.packShape(c.Layout, docs, ranks)
+	shape, err := s.shape(c.Layout, docs, ranks)
 	if err != nil {
 		return err
 	}
@@ -212,23 +212,6 @@ func (t *attentionRun) pack(ctx context.Context, c *packed, docs []int) error {
 	add(&c.bothRate, rate(bothOfForward*flops, of[1], ranks).TFLOPs)
 	add(&c.backwardRate, rate((bothOfForward-1)*flops, of[1]-of[0], ranks).TFLOPs)
 	return nil
-}
-
-// packShape returns the partition of a pack over the ranks.
-func (s *AttentionSpec) packShape(layout string, docs []int, ranks int) (partition.Shape, error) {
-	if i := slices.IndexFunc(docs, func(d int) bool { return d < 1 }); i >= 0 {
-		return partition.Shape{}, fmt.Errorf("document %d has %d tokens", i, docs[i])
-	}
-	n := sum(docs)
-	mask, err := partition.NewMask(s.Causal, s.Window, n, n, docs)
-	if err != nil {
-		return partition.Shape{}, err
-	}
-	l, err := partition.New(layout, docs, mask.Band)
-	if err != nil {
-		return partition.Shape{}, fmt.Errorf("--layout: %w", err)
-	}
-	return partition.Shape{SeqQ: n, SeqKV: n, Size: ranks, Layout: partition.Ready(l, n, ranks), Mask: mask}, nil
 }
 
 // timed returns the median time of n turns of work, which begin together on all ranks, and the user time of this

@@ -10,7 +10,6 @@ import (
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/job"
 	"github.com/cprun/cprun/internal/plan"
-	"github.com/cprun/cprun/partition"
 )
 
 // chooseRows decides how every row of a benchmark of attention runs, each like a training run of that length. All rows
@@ -81,18 +80,8 @@ func (o *BenchOptions) answers(task *job.Bench, ranks int, asked []bench.Attenti
 	if err != nil {
 		return nil, err
 	}
-	var docs []int
-	for _, pack := range s.Packs {
-		if docs == nil || sum(pack) > sum(docs) {
-			docs = pack
-		}
-	}
+	docs := s.Longest()
 	for i, w := range s.Rows {
-		if docs != nil {
-			if _, err := partition.NewMask(true, s.Window, w.Seq, w.Seq, docs); err != nil {
-				return nil, fmt.Errorf("--documents: %w", err)
-			}
-		}
 		a, _, err := o.strategy(task.Machine, plan.Question{
 			Attentions: []backend.Request{{
 				Strategy: w.Strategy, Of: fmt.Sprintf("%d tokens, %s, %s", w.Seq, w.Layout, w.Algorithm), DType: dtype,
@@ -108,11 +97,4 @@ func (o *BenchOptions) answers(task *job.Bench, ranks int, asked []bench.Attenti
 		list = append(list, a)
 	}
 	return list, nil
-}
-
-func sum(list []int) (n int) {
-	for _, x := range list {
-		n += x
-	}
-	return n
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/cprun/cprun/internal/machine"
 	"github.com/cprun/cprun/internal/planner"
 	"github.com/cprun/cprun/internal/safetensors"
+	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/ring"
 )
 
@@ -274,6 +275,43 @@ func TestFlashOnHopper(t *testing.T) {
 				if s.Backend != "flash" || len(s.Rows) != len(s.Seq) {
 					t.Errorf("%s, %v tokens, window %d, documents %q, %s: %+v", gpu, s.Seq, s.Window, s.Documents, algorithm, s.Rows)
 				}
+			}
+		}
+	}
+}
+
+// longFused is costs of a machine on which flash is faster for short calls, and cuDNN for long ones.
+type longFused struct{ perPair }
+
+func (l longFused) Call(c planner.Call) float64 {
+	pairs := partition.Pairs(c.Tiles)
+	if (c.Backend == "fused") == (pairs > 1<<24) {
+		return l.perPair.Call(c)
+	}
+	return 2 * l.perPair.Call(c)
+}
+
+// Rows that would take several backends get that of the row that takes longest.
+func TestRowsShareABackend(t *testing.T) {
+	m, err := machine.Assume([]string{"gpu=h200,cudnn=9.19.0,gpus=2"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := BenchOptions{Options: Options{Stderr: os.Stderr, Costs: func(machine.Machine, int, int) planner.Costs { return longFused{} }}}
+	for want, lengths := range map[string][]int{"flash": {2 << 10, 4 << 10}, "fused": {2 << 10, 64 << 10}} {
+		s := bench.AttentionSpec{
+			Seq: lengths, Causal: true, Window: -1, DType: "auto", Backend: "auto", Algorithms: []string{"ring", "ulysses"}, Gathers: []string{ring.Auto},
+		}
+		s.Default("cuda", 2)
+		if err := o.chooseRows(&job.Bench{Machine: m, Attention: &s}, 2, "cuda"); err != nil {
+			t.Fatal(err)
+		}
+		if len(s.Rows) != 4 || s.Backend != want {
+			t.Errorf("%v tokens: %s, %v", lengths, s.Backend, s.Rows)
+		}
+		for _, w := range s.Rows {
+			if w.Backend != want {
+				t.Errorf("%v tokens: %v", lengths, w)
 			}
 		}
 	}
