@@ -316,3 +316,25 @@ func TestRowsShareABackend(t *testing.T) {
 		}
 	}
 }
+
+// cprun eval goes by costs, as training does.
+func TestEvalGoesByCosts(t *testing.T) {
+	m, err := machine.Assume([]string{"gpu=h200,cudnn=9.19.0,gpus=2"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const dir = "../model/testdata/parity/tiny-llama"
+	for want, costs := range map[string]planner.Costs{"flash": nil, "fused": slowFlash{}} {
+		o := EvalOptions{Data: dir + "/tokens.bin", SeqLen: "64", Options: Options{Stderr: os.Stderr, machine: m}}
+		o.Costs = func(machine.Machine, int, int) planner.Costs { return costs }
+		var e evaluation
+		var task job.Train
+		cfg, _, err := o.prepare(t.Context(), dir, 2, "cuda", &e, &task)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if cfg.Parallel.Backend != want {
+			t.Errorf("%+v, want %s", cfg.Parallel.Strategy, want)
+		}
+	}
+}
