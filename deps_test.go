@@ -83,13 +83,13 @@ var allowed = map[string]string{
 	"internal/state":   "internal/model internal/optim tensor",
 	"internal/planner": "attention attention/backends comm partition ring tensor",
 	"internal/plan": "attention attention/backends internal/backend internal/config internal/cost internal/machine internal/model internal/planner" +
-		" internal/state internal/terminal kernels/cpu internal/gpu partition ring tensor",
+		" internal/state internal/readable internal/terminal kernels/cpu internal/gpu partition ring tensor",
 	"internal/train": "attention comm internal/checkpoint internal/config internal/data internal/device internal/files internal/hf internal/metrics" +
 		" internal/model internal/optim internal/planner internal/state partition ring tensor",
 	"internal/attend": "attention attention/backends attention/qkv comm internal/config internal/device internal/files internal/machine" +
 		" internal/safetensors internal/terminal partition ring tensor",
 	"internal/report": "internal/experiment internal/files internal/machine internal/metrics internal/readable internal/terminal",
-	"internal/bench": "attention attention/backends comm internal/cost internal/device internal/files internal/metrics internal/model internal/optim internal/planner internal/terminal" +
+	"internal/bench": "attention attention/backends comm internal/cost internal/device internal/files internal/metrics internal/model internal/optim internal/planner internal/readable internal/terminal" +
 		" internal/gpu partition ring tensor",
 
 	"internal/experiment": "internal/bench internal/config internal/files internal/terminal",
@@ -98,7 +98,7 @@ var allowed = map[string]string{
 	"internal/launch/standing": "internal/terminal",
 	"internal/launch/status":   "internal/files internal/launch/standing internal/terminal",
 	"internal/lan":             "",
-	"internal/launch/progress": "internal/terminal",
+	"internal/launch/progress": "internal/readable internal/terminal",
 	"internal/cluster":         "internal/cluster/gossip internal/cluster/wire internal/launch",
 	"internal/cluster/wire":    "internal/admission",
 	"internal/admission":       "",
@@ -116,7 +116,7 @@ var allowed = map[string]string{
 	"internal/job": "attention/backends internal/bench internal/cost internal/machine",
 	"internal/worker": "comm/device attention/backends comm internal/attend internal/backend internal/bench internal/config internal/cost internal/device" +
 		" internal/job internal/launch internal/launch/progress internal/launch/standing internal/machine internal/plan internal/train tensor | internal/cuda",
-	"internal/command": "attention/backends comm partition internal/attend internal/backend internal/bench internal/checkpoint internal/cluster internal/cost internal/device internal/experiment internal/files internal/generate internal/terminal" +
+	"internal/command": "attention/backends comm partition internal/attend internal/backend internal/bench internal/checkpoint internal/cluster internal/cost internal/device internal/experiment internal/files internal/generate internal/readable internal/terminal" +
 		" internal/config internal/data internal/hf internal/job internal/launch internal/launch/progress internal/launch/standing internal/launch/status internal/machine internal/model" +
 		" internal/place internal/place/key internal/plan internal/planner internal/report internal/safetensors internal/tokenizer internal/top internal/train kernels/cpu ring tensor",
 	"cmd/cprun": "attention/backends internal/attend internal/bench internal/command internal/config internal/job internal/machine internal/terminal internal/ulimit internal/worker partition ring",

@@ -10,7 +10,7 @@ import (
 // Message is one view to or from one peer. Of messages between the same two ranks in one
 // Exchange, the first sent meets the first received.
 type Message struct {
-	Peer int // rank within the group
+	Peer int         // rank within the group
 	View tensor.View // dense
 }
 
@@ -95,13 +95,13 @@ type Pending interface {
 	Sync(ctx context.Context) error
 }
 
-// Gated is a transfer in flight whose arrival a kernel can wait for by itself. So the kernel may begin before it, and do
-// what it can meanwhile. Transfers by copy engines between GPUs are.
+// Gated is a transfer in flight whose arrival a kernel can wait for by itself. So the kernel may begin before it, and
+// do what it can meanwhile. Transfers by copy engines between GPUs are.
 type Gated interface {
 	Pending
-	// Gates returns the gate of each peer that the call receives from, which opens when all of that peer's messages are there;
-	// nil where there are none, and the call is only to be waited for. Like Wait it may stand until the peers' hosts
-	// have made the same call. Wait still is to be called, behind the kernel.
+	// Gates returns the gate of each peer that the call receives from, which opens when all of that peer's messages are
+	// there; nil where there are none, and the call is only to be waited for. Like Wait it may stand until the peers'
+	// hosts have made the same call. Wait still is to be called, behind the kernel.
 	Gates() []PeerGate
 }
 

@@ -50,7 +50,7 @@
 // A caller may wait with issuing held: until a call is over where 1,024 are in flight, and until NCCL
 // has queued its call. It may stand in the driver with issuing, kit.order, events (for reading) and
 // Engine.mu. A copy engine's call that fails tells the other ranks with kit.order held, for half a
-// second at most. Nothing else waits for a device, a peer or a channel with a lock held. Those who end such waits do not
-// need these locks: the watch of a device group takes neither issuing nor kit.order, that of a
-// copy engine only tries Engine.mu, and the readers of sockets take none of the first five.
+// second at most. Nothing else waits for a device, a peer or a channel with a lock held. Those who end such waits do
+// not need these locks: the watch of a device group takes neither issuing nor kit.order, that of a copy engine only
+// tries Engine.mu, and the readers of sockets take none of the first five.
 package comm

@@ -73,8 +73,8 @@ func Listen(ctx context.Context, host string) (net.Listener, error) {
 // for its neighbours alone, and the first collective for the others. Calls are ordered against compute; nil means a
 // private stream.
 //
-// Frames over TCP are encrypted and authenticated. Those over Unix sockets are not, since nobody but this user can reach
-// the sockets. Each side of a connection says in the handshake which it means, and proves it with the secret.
+// Frames over TCP are encrypted and authenticated. Those over Unix sockets are not, since nobody but this user can
+// reach the sockets. Each side of a connection says in the handshake which it means, and proves it with the secret.
 func Connect(ctx context.Context, m Mesh, compute tensor.Stream, opts Options) (*Group, error) {
 	opts = opts.withDefaults()
 	if m.Addrs == nil {
@@ -141,7 +141,8 @@ func (m *Mesh) checkNodes() error {
 	}
 	for r := range m.Rank {
 		if m.Addrs[r] == "" && m.Nodes[r] != m.Nodes[m.Rank] {
-			return fmt.Errorf("rank %d is on node %d and has no address, which rank %d on node %d needs", r, m.Nodes[r], m.Rank, m.Nodes[m.Rank])
+			return fmt.Errorf("rank %d is on node %d and has no address, which rank %d on node %d needs", r, m.Nodes[r],
+				m.Rank, m.Nodes[m.Rank])
 		}
 	}
 	return nil

@@ -44,7 +44,8 @@ func combineAll(d tensor.DType, op Op, dst []byte, ranks int, slot func(r int) [
 	}
 }
 
-// together is how many ranks' elements are added at once. What is written of a sum and read again takes longer than adding.
+// together is how many ranks' elements are added at once. What is written of a sum and read again takes longer than
+// adding.
 const together = 3
 
 func foldAll[T float32 | float64 | int64 | int32](op Op, acc []byte, srcs [][]byte) {

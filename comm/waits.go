@@ -151,7 +151,8 @@ func (l *ledger) waits(g *Group) (all []Wait) {
 		if n++; n > MaxWaits && !needed && !called {
 			continue
 		}
-		w := Wait{Op: p.name, Label: p.label, Group: g.id, Call: p.number, Begun: p.begun, Needed: needed, Called: called}
+		w := Wait{Op: p.name, Label: p.label, Group: g.id, Call: p.number, Begun: p.begun, Needed: needed,
+			Called: called}
 		if p == l.first && p.begun {
 			w.measure(l.open)
 		}
@@ -170,9 +171,13 @@ func (w *Wait) measure(xs []link.Transfer) {
 			continue
 		}
 		w.Bytes += int64(len(x.Buf))
-		w.Open = append(w.Open, Open{Peer: x.Peer, Send: x.Send, Bytes: int64(len(x.Buf)), Moved: x.HasMoved(), Since: now.Add(-x.Stood())})
+		w.Open = append(w.Open, Open{Peer: x.Peer, Send: x.Send, Bytes: int64(len(x.Buf)), Moved: x.HasMoved(),
+			Since: now.Add(-x.Stood())})
 	}
-	slices.SortStableFunc(w.Open, func(a, b Open) int { return cmp.Or(a.Since.Compare(b.Since), cmp.Compare(a.Peer, b.Peer)) })
+	slices.SortStableFunc(w.Open, func(a, b Open) int {
+		return cmp.Or(a.Since.Compare(b.Since),
+			cmp.Compare(a.Peer, b.Peer))
+	})
 	if len(w.Open) > 0 {
 		w.Since = w.Open[len(w.Open)-1].Since
 	}

@@ -15,10 +15,10 @@ import (
 //
 //	its visible pairs / the mean of all ranks  +  the rows of keys that it newly needs / all rows,
 //
-// both without a unit; where it is better in the end, the first counts for less on the way. The first is what MagiAttention's dispatch balances by a heap (SandAI,
-// magi_attention/meta/solver/dispatch_solver.py; arXiv:2505.13211); the second keeps the chunks of a
-// document together as far as balance allows, so that fewer keys travel. Chunks of a document that
-// a rank has already fetched the keys of cost nothing more.
+// both without a unit; where it is better in the end, the first counts for less on the way. The first is what
+// MagiAttention's dispatch balances by a heap (SandAI, magi_attention/meta/solver/dispatch_solver.py;
+// arXiv:2505.13211); the second keeps the chunks of a document together as far as balance allows, so that fewer keys
+// travel. Chunks of a document that a rank has already fetched the keys of cost nothing more.
 type Document struct {
 	Docs []int // lengths in tokens, which sum to the sequence length
 	// Bands are the masks of the layers whose pairs are balanced, each once; none: a causal one.

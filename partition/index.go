@@ -24,7 +24,8 @@ type Index struct {
 // NewIndex returns the index of s.
 func NewIndex(s Shape) *Index {
 	byQ, byK := s.Mask.cuts()
-	x := &Index{bands: s.Mask.bands(), spans: AllSpans(s.Layout, s.SeqQ, s.Size), byK: byK, seqQ: s.SeqQ, seqKV: s.SeqKV}
+	x := &Index{bands: s.Mask.bands(), spans: AllSpans(s.Layout, s.SeqQ, s.Size), byK: byK, seqQ: s.SeqQ,
+		seqKV: s.SeqKV}
 	x.windowed = s.Mask.windowed(s.SeqQ, s.SeqKV)
 	x.q = cutAll(x.spans, byQ)
 	x.k = x.q

@@ -29,7 +29,8 @@ type Stand struct{ End, Ahead int }
 // Aligned returns the key that query i is aligned with: the last one that a causal mask of its document
 // shows. Windows and distances count from it. It may lie outside the sequence.
 func (s *Shape) Aligned(i int) int {
-	if n := sort.Search(len(s.Mask.Stands), func(n int) bool { return i < s.Mask.Stands[n].End }); n < len(s.Mask.Stands) {
+	if n := sort.Search(len(s.Mask.Stands),
+		func(n int) bool { return i < s.Mask.Stands[n].End }); n < len(s.Mask.Stands) {
 		return i + s.Mask.Stands[n].Ahead
 	}
 	return i + s.SeqKV - s.SeqQ
@@ -88,7 +89,9 @@ func (d Diagonal) Mask(seqQ, seqKV int, docs, docsKV []int) (Mask, error) {
 	}
 	if docsKV == nil {
 		if seqQ != seqKV {
-			return Mask{}, fmt.Errorf("documents need as many queries (%d) as keys (%d), or lengths in keys of their own", seqQ, seqKV)
+			return Mask{},
+				fmt.Errorf("documents need as many queries (%d) as keys (%d), or lengths in keys of their own", seqQ,
+					seqKV)
 		}
 		if err := fits(docs, seqQ); err != nil {
 			return Mask{}, err
@@ -100,7 +103,8 @@ func (d Diagonal) Mask(seqQ, seqKV int, docs, docsKV []int) (Mask, error) {
 		return m, nil
 	}
 	if len(docs) != len(docsKV) {
-		return Mask{}, fmt.Errorf("there are %d documents by their lengths in queries, and %d by those in keys", len(docs), len(docsKV))
+		return Mask{}, fmt.Errorf("there are %d documents by their lengths in queries, and %d by those in keys",
+			len(docs), len(docsKV))
 	}
 	if err := fits(docs, seqQ); err != nil {
 		return Mask{}, fmt.Errorf("lengths in queries: %w", err)
@@ -128,7 +132,8 @@ func (d Diagonal) Mask(seqQ, seqKV int, docs, docsKV []int) (Mask, error) {
 // the zero Band too: NewMask makes it, and sets Stands.
 func (m *Mask) Check() error {
 	if m.Band == (Band{}) && len(m.Slices) == 0 && len(m.Stands) == 0 {
-		return errors.New("partition: Mask.Band is not set: set it to Full() or Causal(), or make the mask with NewMask")
+		return errors.New("partition: Mask.Band is not set: set it to Full() or Causal(), " +
+			"or make the mask with NewMask")
 	}
 	return nil
 }

@@ -162,7 +162,8 @@ func find(list []Need, peer int) Range {
 	return Range{}
 }
 
-// Owners returns the Needs of rank that are not empty, its own among them, by owner. ok is false where nobody called Prepare.
+// Owners returns the Needs of rank that are not empty, its own among them, by owner. ok is false where nobody called
+// Prepare.
 func (x *Index) Owners(rank int) (list []Need, ok bool) {
 	if x.all == nil {
 		return nil, false
@@ -178,8 +179,8 @@ func (x *Index) Readers(owner int) (list []Need, ok bool) {
 	return x.all.by[owner], true
 }
 
-// Within returns the index of the same positions under another window: keys from lo before a query to hi behind it. It shares
-// what x knows of documents.
+// Within returns the index of the same positions under another window: keys from lo before a query to hi behind it. It
+// shares what x knows of documents.
 func (x *Index) Within(b Band) *Index {
 	y := *x
 	y.bands, y.all = bands{b}, nil
@@ -239,7 +240,8 @@ func (x *Index) Work() []int {
 		total := count{}
 		for _, p := range x.q[r].list {
 			lo, hi := x.byK.bounds(p.doc, x.seqKV)
-			total = total.plus(strip{first: p.Start - lo, stride: p.Stride, m: p.Len, n: hi - lo}.pairs(x.bands.of(p.doc)))
+			total = total.plus(strip{first: p.Start - lo, stride: p.Stride, m: p.Len,
+				n: hi - lo}.pairs(x.bands.of(p.doc)))
 		}
 		w[r] = total.int()
 	}

@@ -36,8 +36,8 @@ type Event interface {
 	Sync(ctx context.Context) error
 }
 
-// Gate is a number by which a kernel that runs already learns that something has happened elsewhere: it is open when the 64-bit
-// word has come to Count, modulo 2^64. Who counts the word up has written what it stands for before.
+// Gate is a number by which a kernel that runs already learns that something has happened elsewhere: it is open when
+// the 64-bit word has come to Count, modulo 2^64. Who counts the word up has written what it stands for before.
 type Gate struct {
 	Word  uint64 // its address, as the device has it
 	Count uint64

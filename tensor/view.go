@@ -74,7 +74,8 @@ func NewView(mem Memory, dtype DType, off int64, shape [4]int, stride [4]int64) 
 		}
 	}
 	if size := int64(dtype.Size()); lo < 0 || (hi+1)*size > mem.Bytes() {
-		panic(fmt.Sprintf("tensor: view of elements %d to %d of %s reaches outside %d bytes", lo, hi, dtype, mem.Bytes()))
+		panic(fmt.Sprintf("tensor: view of elements %d to %d of %s reaches outside %d bytes", lo, hi, dtype,
+			mem.Bytes()))
 	}
 	return v
 }

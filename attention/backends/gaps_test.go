@@ -176,7 +176,7 @@ func TestGap8RulesOfABackendStandAlone(t *testing.T) {
 		}
 	}
 	// The case itself: a window, aligned at the bottom right, over another number of keys.
-	if h := Hops(with("window=100 sq=1024 skv=4096")); h[0].Mask != BottomRightMask || h[0].Left != 100 {
+	if h := hopsFor(with("window=100 sq=1024 skv=4096")); h[0].Mask != BottomRightMask || h[0].Left != 100 {
 		t.Errorf("asked as %s", &h[0])
 	}
 }

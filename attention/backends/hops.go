@@ -68,16 +68,7 @@ func (c *Call) String() string {
 	return s
 }
 
-// Hops returns the distinct kernel calls of a run over all ranks, each with an example; nil for
-// parameters that Select refuses.
-func Hops(p Params) []Call {
-	p, err := p.checked()
-	if err != nil {
-		return nil
-	}
-	return hopsOf(p)
-}
-
+// hopsOf returns the distinct kernel calls of a run over all ranks, each with an example.
 func hopsOf(p Params) []Call {
 	ranks, inner := p.sharing()
 	ring, rects := ranks, 1

@@ -37,11 +37,8 @@ given, they are what the device does in some seconds.`,
 // benchFlags defines the flags of every benchmark.
 func benchFlags(f *pflag.FlagSet, o *command.BenchOptions) {
 	f.StringVar(&o.JSON, "json", "", "`file` to write the report to; - is standard output, in place of the tables")
-	deviceFlags(f, &o.Options)
-	f.BoolVar(&o.Quiet, "quiet", false, "print the tables and failures only")
-	f.StringVar(&o.LogLevel, "log-level", "info", "error, warn, info or debug (debug shows the output of every rank)")
-	f.SortFlags = false
-	o.NodeRank, o.Stdout, o.Stderr, o.Version, o.Command = -1, stdout, os.Stderr, versionString(), os.Args[1:]
+	runFlags(f, &o.Options, "print the tables and failures only")
+	o.Command = os.Args[1:]
 }
 
 // sizesVar defines a flag with a list of sizes such as 32K.

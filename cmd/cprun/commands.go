@@ -44,7 +44,7 @@ ring whose transfers hide behind the kernels.`,
 	}
 	root.SetFlagErrorFunc(flagError)
 	root.SetHelpCommand(helpCommand())
-	launchFlags(root.Flags(), &o.Options)
+	nodeFlags(root.Flags(), &o.Options)
 	root.Flags().StringArrayVar(&o.Set, "set", nil, "override a key of the config: `key.path=value` (repeatable)")
 	root.Flags().StringVar(&o.RunDir, "run-dir", "", "`directory` of the run (default runs/<name>-<time>)")
 	root.Flags().StringVar(&o.Resume, "resume", "auto", "auto: go on from the newest checkpoint of the run "+
@@ -61,9 +61,9 @@ ring whose transfers hide behind the kernels.`,
 	return root
 }
 
-// launchFlags defines the flags of every command that spawns processes.
-func launchFlags(f *pflag.FlagSet, o *command.Options) {
-	deviceFlags(f, o)
+// nodeFlags defines the flags of training, the one command that runs on several nodes.
+func nodeFlags(f *pflag.FlagSet, o *command.Options) {
+	runFlags(f, o, "print failures only")
 	f.StringVar(&o.NNodes, "nnodes", "",
 		"number of nodes, `N` or MIN:MAX (default 1, or what srun, torchrun, mpirun have started)")
 	f.IntVar(&o.NodeRank, "node-rank", -1, "rank of this node (default: as the nodes come)")
@@ -72,10 +72,15 @@ func launchFlags(f *pflag.FlagSet, o *command.Options) {
 	f.StringVar(&o.Interface, "interface", "", "`network` between the nodes: an interface, an address of this host, "+
 		"or CIDR (default: that towards the rendezvous)")
 	f.IntVar(&o.MaxRestarts, "max-restarts", 0, "restart from the newest checkpoint this often after a failure")
-	f.BoolVar(&o.Quiet, "quiet", false, "print failures only")
+}
+
+// runFlags are the flags of every command that spawns processes.
+func runFlags(f *pflag.FlagSet, o *command.Options, quiet string) {
+	deviceFlags(f, o)
+	f.BoolVar(&o.Quiet, "quiet", false, quiet)
 	f.StringVar(&o.LogLevel, "log-level", "info", "error, warn, info or debug (debug shows the output of every rank)")
 	f.SortFlags = false
-	o.Stdout, o.Stderr, o.Version = stdout, os.Stderr, versionString()
+	o.NodeRank, o.Stdout, o.Stderr, o.Version = -1, stdout, os.Stderr, versionString()
 }
 
 func deviceFlags(f *pflag.FlagSet, o *command.Options) {
@@ -141,7 +146,7 @@ lists what is.`,
 	f.StringVar(&spec.DType, "dtype", "auto",
 		"what is computed in: bf16, fp16, fp32, on a CPU also fp64, or auto: bf16, and fp32 on a CPU")
 	f.BoolVar(&asJSON, "json", false, "print a JSON report")
-	launchFlags(f, &o)
+	runFlags(f, &o, "print failures only")
 	return c
 }
 
@@ -186,7 +191,7 @@ a token in its sample. It trains nothing and writes nothing.`,
 	f.Int64Var(&o.Step, "step", 0, "the checkpoint of step `N` of a run; 0: the newest")
 	f.StringArrayVar(&o.Set, "set", nil, "override a key of the config: `key.path=value` (repeatable)")
 	f.BoolVar(&o.JSON, "json", false, "print one JSON object")
-	launchFlags(f, &o.Options)
+	runFlags(f, &o.Options, "print results and failures only")
 	return c
 }
 

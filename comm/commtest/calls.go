@@ -68,7 +68,8 @@ func (r *rank) allReduces() error {
 			if err := r.do(r.AllReduce(v, op)); err != nil {
 				return err
 			}
-			if err := r.expect("all-reduce "+op.String(), v, func(i int) int { return reduced(op, r.Size(), i) }); err != nil {
+			if err := r.expect("all-reduce "+op.String(), v,
+				func(i int) int { return reduced(op, r.Size(), i) }); err != nil {
 				return err
 			}
 		}
@@ -182,7 +183,8 @@ func (r *rank) scatters() error {
 			if err := r.do(r.ReduceScatter(dst, src, op)); err != nil {
 				return err
 			}
-			err := r.expect("reduce-scatter "+op.String(), dst, func(i int) int { return reduced(op, r.Size(), r.Rank()*part+i) })
+			err := r.expect("reduce-scatter "+op.String(), dst,
+				func(i int) int { return reduced(op, r.Size(), r.Rank()*part+i) })
 			if err != nil {
 				return err
 			}
@@ -230,7 +232,8 @@ func (r *rank) broadcasts() error {
 			if err := r.do(r.Broadcast(v, root)); err != nil {
 				return err
 			}
-			if err := r.expect(fmt.Sprintf("broadcast from %d", root), v, func(i int) int { return number(root, i) }); err != nil {
+			if err := r.expect(fmt.Sprintf("broadcast from %d", root), v,
+				func(i int) int { return number(root, i) }); err != nil {
 				return err
 			}
 		}
@@ -287,7 +290,8 @@ func (r *rank) allPairs() error {
 	}
 	for i, m := range recv {
 		k := i % len(per)
-		err := r.expect(fmt.Sprintf("message %d of rank %d", k, m.Peer), m.View, func(j int) int { return number(m.Peer, 100*k+r.Rank()+j) })
+		err := r.expect(fmt.Sprintf("message %d of rank %d", k, m.Peer), m.View,
+			func(j int) int { return number(m.Peer, 100*k+r.Rank()+j) })
 		if err != nil {
 			return err
 		}
@@ -333,7 +337,8 @@ func (r *rank) queued() error {
 		}
 	}
 	for k, v := range views {
-		if err := r.expect(fmt.Sprintf("queued sum %d", k), v, func(i int) int { return reduced(comm.Sum, n, k+i) }); err != nil {
+		if err := r.expect(fmt.Sprintf("queued sum %d", k), v,
+			func(i int) int { return reduced(comm.Sum, n, k+i) }); err != nil {
 			return err
 		}
 	}

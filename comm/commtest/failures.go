@@ -20,7 +20,8 @@ func (r *rank) calls() map[string]func() error {
 	next, prev := (r.Rank()+1)%n, (r.Rank()+n-1)%n
 	return map[string]func() error{
 		"exchange": func() error {
-			return r.do(r.Exchange([]comm.Message{{Peer: next, View: v(100_000)}}, []comm.Message{{Peer: prev, View: v(100_000)}}))
+			return r.do(r.Exchange([]comm.Message{{Peer: next, View: v(100_000)}},
+				[]comm.Message{{Peer: prev, View: v(100_000)}}))
 		},
 		"receive":        func() error { return r.do(r.Exchange(nil, []comm.Message{{Peer: prev, View: v(3)}})) },
 		"all-reduce":     func() error { return r.do(r.AllReduce(v(7), comm.Sum)) },
@@ -42,7 +43,8 @@ var errSpoiled = errors.New("the loss is not a number")
 // testAbort has the last rank abort while the others stand in a call.
 func (s suite) testAbort(t *testing.T) {
 	const n = 3
-	for _, name := range []string{"exchange", "receive", "all-reduce", "all-reduce big", "all-gather", "reduce-scatter", "all-to-all", "broadcast", "barrier", "split"} {
+	for _, name := range []string{"exchange", "receive", "all-reduce", "all-reduce big", "all-gather", "reduce-scatter",
+		"all-to-all", "broadcast", "barrier", "split"} {
 		t.Run(name, func(t *testing.T) {
 			s.run(t, n, comm.Options{}, func(r *rank) error {
 				if r.Rank() == n-1 {
@@ -271,7 +273,8 @@ func (s suite) testClose(t *testing.T) {
 			v := r.fill(tensor.F32, 1000, r.Rank(), 0)
 			w := r.new(tensor.F32, 1000)
 			peer := 1 - r.Rank()
-			if err := r.do(r.Exchange([]comm.Message{{Peer: peer, View: v}}, []comm.Message{{Peer: peer, View: w}})); err != nil {
+			if err := r.do(r.Exchange([]comm.Message{{Peer: peer, View: v}},
+				[]comm.Message{{Peer: peer, View: w}})); err != nil {
 				return err
 			}
 		}
@@ -316,26 +319,36 @@ func (s suite) testArguments(t *testing.T) {
 			return v.Slice(tensor.Dim, (1-r.Rank())*4, (2-r.Rank())*4)
 		}
 		for name, call := range map[string]func() (comm.Pending, error){
-			"2 of a group":            func() (comm.Pending, error) { return r.Exchange(msg(2, f(1)), nil) },
-			"-1 of a group":           func() (comm.Pending, error) { return r.Exchange(nil, msg(-1, f(1))) },
-			"to the own rank":         func() (comm.Pending, error) { return r.Exchange(msg(r.Rank(), f(1)), nil) },
-			"is received into":        func() (comm.Pending, error) { return r.Exchange(msg(r.Rank(), f(1)), msg(r.Rank(), f(2))) },
-			"not dense":               func() (comm.Pending, error) { return r.AllReduce(strided, comm.Sum) },
-			"without memory":          func() (comm.Pending, error) { return r.AllReduce(tensor.View{}, comm.Sum) },
-			"reductions know":         func() (comm.Pending, error) { return r.AllReduce(r.new(tensor.BF16, 2), comm.Sum) },
-			"reduction 7 is unknown":  func() (comm.Pending, error) { return r.AllReduce(f(1), comm.Op(7)) },
-			"needs 6":                 func() (comm.Pending, error) { return r.AllGather(f(5), f(3)) },
-			"one element type":        func() (comm.Pending, error) { return r.AllGather(r.new(tensor.I32, 6), f(3)) },
-			"with 2 ranks":            func() (comm.Pending, error) { return r.ReduceScatter(f(3), f(5), comm.Sum) },
-			"src lies in dst":         func() (comm.Pending, error) { return r.AllGather(whole, other(whole)) },
-			"dst lies in src":         func() (comm.Pending, error) { return r.ReduceScatter(other(whole), whole, comm.Sum) },
+			"2 of a group":    func() (comm.Pending, error) { return r.Exchange(msg(2, f(1)), nil) },
+			"-1 of a group":   func() (comm.Pending, error) { return r.Exchange(nil, msg(-1, f(1))) },
+			"to the own rank": func() (comm.Pending, error) { return r.Exchange(msg(r.Rank(), f(1)), nil) },
+			"is received into": func() (comm.Pending, error) {
+				return r.Exchange(msg(r.Rank(), f(1)),
+					msg(r.Rank(), f(2)))
+			},
+			"not dense":      func() (comm.Pending, error) { return r.AllReduce(strided, comm.Sum) },
+			"without memory": func() (comm.Pending, error) { return r.AllReduce(tensor.View{}, comm.Sum) },
+			"reductions know": func() (comm.Pending, error) {
+				return r.AllReduce(r.new(tensor.BF16, 2),
+					comm.Sum)
+			},
+			"reduction 7 is unknown": func() (comm.Pending, error) { return r.AllReduce(f(1), comm.Op(7)) },
+			"needs 6":                func() (comm.Pending, error) { return r.AllGather(f(5), f(3)) },
+			"one element type":       func() (comm.Pending, error) { return r.AllGather(r.new(tensor.I32, 6), f(3)) },
+			"with 2 ranks":           func() (comm.Pending, error) { return r.ReduceScatter(f(3), f(5), comm.Sum) },
+			"src lies in dst":        func() (comm.Pending, error) { return r.AllGather(whole, other(whole)) },
+			"dst lies in src": func() (comm.Pending, error) {
+				return r.ReduceScatter(other(whole), whole,
+					comm.Sum)
+			},
 			"multiple of the 2 ranks": func() (comm.Pending, error) { return r.AllToAll(f(5), f(5)) },
 			"one size and type":       func() (comm.Pending, error) { return r.AllToAll(f(6), f(4)) },
 			"share memory":            func() (comm.Pending, error) { return r.AllToAll(whole, whole) },
 			"root 2":                  func() (comm.Pending, error) { return r.Broadcast(f(2), 2) },
 		} {
 			_, err := call()
-			if err == nil || !strings.Contains(err.Error(), name) || !strings.Contains(err.Error(), fmt.Sprintf("rank %d of 2", r.Rank())) {
+			if err == nil || !strings.Contains(err.Error(), name) ||
+				!strings.Contains(err.Error(), fmt.Sprintf("rank %d of 2", r.Rank())) {
 				return fmt.Errorf("error %v, want one with %q and the rank", err, name)
 			}
 		}

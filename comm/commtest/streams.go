@@ -93,7 +93,8 @@ func (s suite) testCopyOrder(t *testing.T) {
 			return err
 		}
 		for k, v := range got {
-			if err := expect(fmt.Sprintf("hop %d", k), v, 1, func(_, i int) int { return number(prev, k+i) }); err != nil {
+			if err := expect(fmt.Sprintf("hop %d", k), v, 1,
+				func(_, i int) int { return number(prev, k+i) }); err != nil {
 				return err
 			}
 		}
@@ -101,7 +102,8 @@ func (s suite) testCopyOrder(t *testing.T) {
 	})
 }
 
-// testSplit makes rows and columns of a 2 by 3 grid, or of 2 by 2 where there are no more ranks, a reversed group, and splits of splits.
+// testSplit makes rows and columns of a 2 by 3 grid, or of 2 by 2 where there are no more ranks, a reversed group, and
+// splits of splits.
 func (s suite) testSplit(t *testing.T) {
 	n := s.most(6) &^ 1
 	w := n / 2 // ranks of a row
@@ -123,8 +125,10 @@ func (s suite) testSplit(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if row.Rank() != r.Rank()%w || row.Size() != w || column.Rank() != r.Rank()/w || column.Size() != 2 || back.Rank() != n-1-r.Rank() || back.Size() != n {
-			return fmt.Errorf("rank %d of %d in its row, %d of %d in its column, %d of %d reversed", row.Rank(), row.Size(), column.Rank(), column.Size(), back.Rank(), back.Size())
+		if row.Rank() != r.Rank()%w || row.Size() != w || column.Rank() != r.Rank()/w || column.Size() != 2 ||
+			back.Rank() != n-1-r.Rank() || back.Size() != n {
+			return fmt.Errorf("rank %d of %d in its row, %d of %d in its column, %d of %d reversed", row.Rank(),
+				row.Size(), column.Rank(), column.Size(), back.Rank(), back.Size())
 		}
 		// A split of a split: every other rank of the row, backwards.
 		ends, err := row.Split(r.ctx, row.Rank()%2, -row.Rank())
@@ -210,7 +214,8 @@ func (s suite) testConcurrentGroups(t *testing.T) {
 				return fmt.Errorf("group %d: %w", k, errs[k])
 			}
 			for i, v := range views[k] {
-				err := r.expect(fmt.Sprintf("group %d call %d", k, i), v, func(j int) int { return reduced(comm.Sum, c.Size(), k+j) })
+				err := r.expect(fmt.Sprintf("group %d call %d", k, i), v,
+					func(j int) int { return reduced(comm.Sum, c.Size(), k+j) })
 				if err != nil {
 					return err
 				}

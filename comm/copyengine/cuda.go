@@ -18,7 +18,8 @@ import (
 // New joins the ranks of host, all of this machine, by the copy engines of their
 // devices. using is held by who queues work on compute, also by the caller of exchange. If it
 // fails on one rank it fails on all. It takes 512 bytes of the device.
-func New(ctx context.Context, host *comm.Group, dev *cuda.Device, compute *cuda.Stream, using sync.Locker) (*Engine, error) {
+func New(ctx context.Context, host *comm.Group, dev *cuda.Device, compute *cuda.Stream,
+	using sync.Locker) (*Engine, error) {
 	return connect(ctx, config{
 		host: host, dev: &cudaCopies{dev: dev}, compute: compute, using: using,
 		limit: host.Options().Deadline, lanes: lanesPerPeer, split: splitBytes, share: sharedFile{},

@@ -341,8 +341,8 @@ func (e *Engine) promisedAll(messages []lastOf, send bool) bool {
 	return true
 }
 
-// Gates returns the gates of what the call receives; see comm.Gated. There are none where a copy may need the processors
-// that wait for it, and where the group has failed, which Wait tells.
+// Gates returns the gates of what the call receives; see comm.Gated. There are none where a copy may need the
+// processors that wait for it, and where the group has failed, which Wait tells.
 func (p *pending) Gates() []comm.PeerGate {
 	e := p.e
 	for _, r := range p.recvd {

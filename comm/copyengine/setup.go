@@ -252,7 +252,8 @@ func newShm(size int) (*os.File, error) {
 	// access would end the process.
 	if _, err := f.Write(make([]byte, size)); err != nil {
 		f.Close()
-		return nil, errors.Join(fmt.Errorf("shared memory of %d bytes in %s: %w", size, shmDir, err), os.Remove(f.Name()))
+		return nil, errors.Join(fmt.Errorf("shared memory of %d bytes in %s: %w", size, shmDir, err),
+			os.Remove(f.Name()))
 	}
 	return f, nil
 }
@@ -265,7 +266,8 @@ func mapBoard(f *os.File, ranks int) (*board, error) {
 		return nil, err
 	}
 	if !info.Mode().IsRegular() || info.Size() < int64(n)*8 {
-		return nil, fmt.Errorf("%s is no shared memory of %d bytes: %v, %d bytes", f.Name(), n*8, info.Mode(), info.Size())
+		return nil, fmt.Errorf("%s is no shared memory of %d bytes: %v, %d bytes", f.Name(), n*8, info.Mode(),
+			info.Size())
 	}
 	m, err := syscall.Mmap(int(f.Fd()), 0, n*8, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED)
 	if err != nil {

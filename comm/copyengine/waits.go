@@ -23,7 +23,8 @@ func (e *Engine) Waits() []comm.Wait {
 	}
 	for start := time.Now(); !e.mu.TryLock(); time.Sleep(time.Millisecond) {
 		if time.Since(start) > lockTime {
-			return []comm.Wait{{Op: "exchange behind a full queue of the device", Group: e.host.ID(), Via: via, Begun: true, Needed: true, Since: start}}
+			return []comm.Wait{{Op: "exchange behind a full queue of the device", Group: e.host.ID(), Via: via,
+				Begun: true, Needed: true, Since: start}}
 		}
 	}
 	defer e.mu.Unlock()

@@ -306,7 +306,8 @@ func (e *Engine) release() {
 // settled reports whether every message of this rank has been copied. e.mu is held.
 func (e *Engine) settled() bool {
 	for p := range e.board.ranks {
-		if !reached(e.board.at(e.rank, p, flagSent), e.sends[p].last) || !reached(e.board.at(e.rank, p, flagArrived), e.receives[p].last) {
+		if !reached(e.board.at(e.rank, p, flagSent), e.sends[p].last) ||
+			!reached(e.board.at(e.rank, p, flagArrived), e.receives[p].last) {
 			return false
 		}
 	}

@@ -57,7 +57,8 @@ func (d *Group) parts(ms []comm.Message) (others []comm.Message, own []tensor.Vi
 // onDevice checks that a view is one that moves between devices.
 func (d *Group) onDevice(v tensor.View) error {
 	if at := v.Memory().Device(); at != d.kit.place {
-		return fmt.Errorf("lies on %v: this rank's device is %v, and the views of a call lie all on it or all on the host", at, d.kit.place)
+		return fmt.Errorf("lies on %v: this rank's device is %v, and the views of a call lie all on it or all on the "+
+			"host", at, d.kit.place)
 	}
 	return nil
 }
@@ -136,7 +137,8 @@ func (d *Group) ReduceScatter(dst, src tensor.View, op comm.Op) (comm.Pending, e
 	if hostView(dst) || hostView(src) {
 		return d.viaHost(func() (comm.Pending, error) { return d.host.ReduceScatter(dst, src, op) })
 	}
-	return d.collective("reduce-scatter", src, d.rules.ReduceScatter(dst, src, op), func() error { return d.lib.reduceScatter(dst, src, op) })
+	return d.collective("reduce-scatter", src, d.rules.ReduceScatter(dst, src, op),
+		func() error { return d.lib.reduceScatter(dst, src, op) })
 }
 
 // AllToAll sends part p of src to rank p and fills part p of dst from rank p.
@@ -174,11 +176,13 @@ func (d *Group) moveParts(name string, dst, src tensor.View, of func(rank int) t
 		if to.Size() == 0 || p == d.Rank() && check.Same(from, to) {
 			continue
 		}
-		c.send, c.recv = append(c.send, comm.Message{Peer: p, View: from}), append(c.recv, comm.Message{Peer: p, View: to})
+		c.send, c.recv = append(c.send, comm.Message{Peer: p, View: from}), append(c.recv,
+			comm.Message{Peer: p, View: to})
 		if p == d.Rank() {
 			c.own, c.into = append(c.own, from), append(c.into, to)
 		} else {
-			c.out, c.in = append(c.out, comm.Message{Peer: p, View: from}), append(c.in, comm.Message{Peer: p, View: to})
+			c.out, c.in = append(c.out, comm.Message{Peer: p, View: from}), append(c.in,
+				comm.Message{Peer: p, View: to})
 		}
 	}
 	return d.move(name, c)

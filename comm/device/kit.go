@@ -82,7 +82,8 @@ type kit struct {
 	newStream func(name string) (gpuStream, error)
 	copy      func(s gpuStream, dst, src tensor.View) // of the device, dense and of one size
 	// connect joins the ranks of host; it gives up when stop is closed.
-	connect func(ctx context.Context, host *comm.Group, s gpuStream, opts Options, stop <-chan struct{}) (collectives, error)
+	connect func(ctx context.Context, host *comm.Group, s gpuStream, opts Options,
+		stop <-chan struct{}) (collectives, error)
 	// engine joins the ranks of host by their copy engines. If it fails on one rank, it does
 	// on all. It may be nil.
 	engine func(ctx context.Context, host *comm.Group) (mover, error)

@@ -29,7 +29,8 @@ func New(ctx context.Context, host *comm.Group, compute *cuda.Stream, opts Optio
 		copy: func(s gpuStream, dst, src tensor.View) {
 			s.(*cuda.Stream).Copy(cuda.Addr(dst), cuda.Addr(src), check.Bytes(src))
 		},
-		connect: func(ctx context.Context, host *comm.Group, s gpuStream, opts Options, stop <-chan struct{}) (collectives, error) {
+		connect: func(ctx context.Context, host *comm.Group, s gpuStream, opts Options,
+			stop <-chan struct{}) (collectives, error) {
 			n, err := connectNCCL(ctx, host, s.(*cuda.Stream), opts, stop)
 			if err != nil {
 				return nil, err
@@ -56,7 +57,8 @@ type ncclCalls struct {
 }
 
 // connectNCCL makes a communicator of host's ranks. Rank 0 makes the id.
-func connectNCCL(ctx context.Context, host *comm.Group, s *cuda.Stream, opts Options, stop <-chan struct{}) (*ncclCalls, error) {
+func connectNCCL(ctx context.Context, host *comm.Group, s *cuda.Stream, opts Options,
+	stop <-chan struct{}) (*ncclCalls, error) {
 	id, err := shareID(ctx, host, nccl.IDBytes, func() ([]byte, error) {
 		id, err := nccl.NewID()
 		return id[:], err

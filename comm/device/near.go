@@ -43,7 +43,8 @@ func reach(ctx context.Context, host *comm.Group) (*comm.Group, []int, error) {
 func apart(host *comm.Group) error {
 	for r := range host.Size() {
 		if host.Node(r) != host.Node(0) {
-			return fmt.Errorf("transport copy: %s is on node %d and %s on node %d, and copy engines reach the devices of one: use nccl or auto",
+			return fmt.Errorf("transport copy: %s is on node %d and %s on node %d, and copy engines reach the "+
+				"devices of one: use nccl or auto",
 				host.PeerName(0), host.Node(0), host.PeerName(r), host.Node(r))
 		}
 	}

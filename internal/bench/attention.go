@@ -13,6 +13,7 @@ import (
 	"github.com/cprun/cprun/internal/device"
 	"github.com/cprun/cprun/internal/gpu"
 	"github.com/cprun/cprun/internal/planner"
+	"github.com/cprun/cprun/internal/readable"
 	"github.com/cprun/cprun/internal/terminal"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/ring"
@@ -186,7 +187,7 @@ func (r *Rank) Attention(ctx context.Context, s AttentionSpec, emit func(Attenti
 		row, err := t.row(ctx, w.Strategy, w.Seq)
 		if err != nil {
 			//lint:ignore ST1005 S is the length of the sequence
-			return fmt.Errorf("S=%s, %s: %w", sizeText(int64(w.Seq)), w.Strategy, err)
+			return fmt.Errorf("S=%s, %s: %w", readable.Size(int64(w.Seq)), w.Strategy, err)
 		}
 		if r.World.Rank() != 0 {
 			continue

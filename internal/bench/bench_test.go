@@ -52,38 +52,6 @@ func TestFLOPsAreThoseOfTheField(t *testing.T) {
 	}
 }
 
-func TestTableAligns(t *testing.T) {
-	table := Table{Title: "transfers", Head: []string{"call", "µs", "GB/s"}, Notes: []string{"a note"}}
-	table.Add("exchange", "12.5", "3")
-	table.Add("all_reduce", "7", "")
-	var b strings.Builder
-	if _, err := table.WriteTo(&b); err != nil {
-		t.Fatal(err)
-	}
-	want := "transfers\n" +
-		"call          µs  GB/s\n" +
-		"----------  ----  ----\n" +
-		"exchange    12.5     3\n" +
-		"all_reduce     7\n" +
-		"a note\n"
-	if b.String() != want {
-		t.Errorf("got\n%s\nwant\n%s", b.String(), want)
-	}
-}
-
-func TestNumbersAreShort(t *testing.T) {
-	for want, got := range map[string]string{
-		"128K": sizeText(128 << 10), "1M": sizeText(1 << 20), "1000": sizeText(1000), "0": sizeText(0),
-		"4.00 KiB": bytesText(4096), "1.50 MiB": bytesText(3 << 19), "12 B": bytesText(12),
-		"123": digits(123.4), "12.3": digits(12.34), "1.23": digits(1.234), "0.012": digits(0.0123),
-		"-9.5%": percent(-0.095),
-	} {
-		if got != want {
-			t.Errorf("got %q, want %q", got, want)
-		}
-	}
-}
-
 // ranks runs f on the ranks of one process, each with a compute stream of its own.
 func ranks(t *testing.T, n int, f func(r *Rank) error) {
 	t.Helper()

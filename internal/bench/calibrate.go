@@ -11,6 +11,7 @@ import (
 	"github.com/cprun/cprun/internal/cost"
 	"github.com/cprun/cprun/internal/device"
 	"github.com/cprun/cprun/internal/gpu"
+	"github.com/cprun/cprun/internal/readable"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
 )
@@ -517,7 +518,7 @@ func (c *calibration) host(ctx context.Context) (set cost.Set, err error) {
 		}{{"upload", func() { c.Device.Store.Upload(d, h) }}, {"download", func() { c.Device.Store.Download(h, d) }}} {
 			seconds, _, err := c.measure(ctx, 1, 0, func() error { op.run(); return nil })
 			if err != nil {
-				return set, fmt.Errorf("%s of %s: %w", op.name, bytesText(int64(n)), err)
+				return set, fmt.Errorf("%s of %s: %w", op.name, readable.Bytes(int64(n)), err)
 			}
 			set.Passes = append(set.Passes, cost.Pass{Op: op.name, DType: "fp32", Bytes: int64(n), Seconds: seconds})
 		}

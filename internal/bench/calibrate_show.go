@@ -4,25 +4,26 @@ import (
 	"fmt"
 
 	"github.com/cprun/cprun/internal/cost"
+	"github.com/cprun/cprun/internal/readable"
 )
 
 // CostTables returns a cost table for a terminal: of each kind of work the smallest and the largest that was
 // measured.
-func CostTables(t *cost.Table) []Table {
-	var out []Table
+func CostTables(t *cost.Table) []readable.Table {
+	var out []readable.Table
 	for i := range t.Sets {
 		s := &t.Sets[i]
-		table := Table{
+		table := readable.Table{
 			Title: fmt.Sprintf("cost table of %s, %d rank%s at once", t.Machine.Device, s.Ranks,
 				map[bool]string{false: "s"}[s.Ranks == 1]),
 			Head: []string{"work", "from", "µs", "rate", "to", "µs", "rate", "", "points"},
 		}
 		for _, l := range linesOf(s) {
-			table.Add(l.name, l.low.size, digits(1e6*l.low.seconds), digits(l.low.rate), l.high.size,
-				digits(1e6*l.high.seconds), digits(l.high.rate), l.unit, fmt.Sprint(l.points))
+			table.Add(l.name, l.low.size, readable.Number(1e6*l.low.seconds), readable.Number(l.low.rate), l.high.size,
+				readable.Number(1e6*l.high.seconds), readable.Number(l.high.rate), l.unit, fmt.Sprint(l.points))
 		}
 		if s.CallSeconds > 0 {
-			table.Notes = []string{fmt.Sprintf("the host queues a call in %s µs", digits(1e6*s.CallSeconds))}
+			table.Notes = []string{fmt.Sprintf("the host queues a call in %s µs", readable.Number(1e6*s.CallSeconds))}
 		}
 		out = append(out, table)
 	}
@@ -79,10 +80,10 @@ func linesOf(s *cost.Set) (l lines) {
 			cost.Work{Rows: p.Rows, In: p.In, Out: p.Out}.FLOPs(), p.Seconds, 1e9)
 	}
 	for _, p := range s.Passes {
-		l.add(p.Op+" "+p.DType, "GB/s", bytesText(p.Bytes), float64(p.Bytes), p.Seconds, 1e9)
+		l.add(p.Op+" "+p.DType, "GB/s", readable.Bytes(p.Bytes), float64(p.Bytes), p.Seconds, 1e9)
 	}
 	for _, k := range s.Links {
-		l.add(fmt.Sprintf("%s, %s", k.Call, k.Transport), "GB/s", bytesText(k.Bytes), float64(k.Bytes), k.Seconds, 1e9)
+		l.add(fmt.Sprintf("%s, %s", k.Call, k.Transport), "GB/s", readable.Bytes(k.Bytes), float64(k.Bytes), k.Seconds, 1e9)
 	}
 	return l
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cprun/cprun/internal/device"
 	"github.com/cprun/cprun/internal/files"
+	"github.com/cprun/cprun/internal/readable"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/ring"
 )
@@ -94,7 +95,7 @@ type PackedRow struct {
 func (r *PackedRow) Line() string {
 	unit, scale := flopUnit(max(r.Forward.TFLOPs, r.Both.TFLOPs))
 	return fmt.Sprintf("%s %s: forward %s, backward %s %s per device", r.Layout, pattern(r.Algorithm, r.Gather),
-		digits(scale*r.Forward.TFLOPs), digits(scale*r.Backward.TFLOPs), unit)
+		readable.Number(scale*r.Forward.TFLOPs), readable.Number(scale*r.Backward.TFLOPs), unit)
 }
 
 // packed collects the figures of one layout and algorithm.
@@ -242,16 +243,16 @@ func userSeconds() (float64, error) {
 }
 
 // packTable puts layouts and algorithms beside each other.
-func (a *Attention) packTable(on string) Table {
+func (a *Attention) packTable(on string) readable.Table {
 	most := 0.0
 	for _, r := range a.Packed {
 		most = max(most, r.Forward.TFLOPs, r.Backward.TFLOPs)
 	}
 	unit, scale := flopUnit(most)
 	first := &a.Packed[0]
-	t := Table{
+	t := readable.Table{
 		Title: fmt.Sprintf("%s, packed documents of %s, %d packs of up to %s tokens; %s; %s per device, the slowest rank, medians of the packs",
-			a.Spec.what(), a.Spec.Documents, first.Packs, sizeText(int64(first.Tokens)), on, unit),
+			a.Spec.what(), a.Spec.Documents, first.Packs, readable.Size(int64(first.Tokens)), on, unit),
 		Head: []string{"layout", "pattern", "backend", "forward ms", unit, "backward ms", unit, "both ms", "user ms", "imbalance", "worst", "sent", "dispatch ms"},
 		Notes: []string{
 			"FLOPs of visible pairs alone. user: CPU time of the rank that computes longest. imbalance: visible pairs of the slowest rank over the mean.",
@@ -259,9 +260,9 @@ func (a *Attention) packTable(on string) Table {
 		},
 	}
 	for _, r := range a.Packed {
-		t.Add(r.Layout, pattern(r.Algorithm, r.Gather), r.Backend, milliseconds(r.Forward.Seconds), digits(scale*r.Forward.TFLOPs),
-			milliseconds(r.Backward.Seconds), digits(scale*r.Backward.TFLOPs), milliseconds(r.Both.Seconds), milliseconds(r.UserSeconds),
-			fmt.Sprintf("%.3f", r.Imbalance), fmt.Sprintf("%.3f", r.WorstImbalance), bytesText(r.Sent), milliseconds(r.Dispatch))
+		t.Add(r.Layout, pattern(r.Algorithm, r.Gather), r.Backend, readable.Number(1e3*r.Forward.Seconds), readable.Number(scale*r.Forward.TFLOPs),
+			readable.Number(1e3*r.Backward.Seconds), readable.Number(scale*r.Backward.TFLOPs), readable.Number(1e3*r.Both.Seconds), readable.Number(1e3*r.UserSeconds),
+			fmt.Sprintf("%.3f", r.Imbalance), fmt.Sprintf("%.3f", r.WorstImbalance), readable.Bytes(r.Sent), readable.Number(1e3*r.Dispatch))
 	}
 	return t
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/cprun/cprun/internal/device"
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/optim"
+	"github.com/cprun/cprun/internal/readable"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -166,7 +167,7 @@ func (b *opsRun) all() []func() operation {
 func (b *opsRun) copyAll() operation {
 	n := b.s.Params
 	dst, src := b.arena.Alloc(tensor.F32, n), b.f32(n)
-	return operation{name: "copy", shape: sizeText(int64(n)), bytes: 8 * float64(n),
+	return operation{name: "copy", shape: readable.Size(int64(n)), bytes: 8 * float64(n),
 		run: func() { b.ops.Copy(dst, src) }}
 }
 
@@ -295,17 +296,17 @@ func (b *opsRun) optimizer() []func() operation {
 	return []func() operation{
 		func() operation {
 			v := b.f32(n)
-			return operation{name: "zero", shape: sizeText(int64(n)), bytes: 4 * float64(n),
+			return operation{name: "zero", shape: readable.Size(int64(n)), bytes: 4 * float64(n),
 				run: func() { b.ops.Zero(v) }}
 		},
 		func() operation {
 			dst, src := b.f32(n), b.f32(n)
-			return operation{name: "accumulate", shape: sizeText(int64(n)), bytes: 12 * float64(n),
+			return operation{name: "accumulate", shape: readable.Size(int64(n)), bytes: 12 * float64(n),
 				run: func() { b.ops.Add(dst, src) }}
 		},
 		func() operation {
 			sum, g := b.scalar(), b.f32(n)
-			return operation{name: "gradient norm", shape: sizeText(int64(n)), bytes: 4 * float64(n),
+			return operation{name: "gradient norm", shape: readable.Size(int64(n)), bytes: 4 * float64(n),
 				run: func() { b.Device.Optim.SumSquares(sum, g) }}
 		},
 		func() operation {
@@ -316,7 +317,7 @@ func (b *opsRun) optimizer() []func() operation {
 				c, traffic = b.noise(b.t, n), 28+float64(b.t.Size())
 			}
 			h := optim.AdamStep{LR: 1e-4, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1, MaxNorm: 1}
-			return operation{name: "adamw", shape: sizeText(int64(n)), bytes: traffic * float64(n),
+			return operation{name: "adamw", shape: readable.Size(int64(n)), bytes: traffic * float64(n),
 				run: func() { b.Device.Optim.AdamW(p, c, g, m, v, sum, h) }}
 		},
 	}
@@ -328,7 +329,7 @@ func dims(n ...int) string {
 		if i > 0 {
 			out += " x "
 		}
-		out += sizeText(int64(x))
+		out += readable.Size(int64(x))
 	}
 	return out
 }

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/cprun/cprun/internal/readable"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/ring"
 )
@@ -137,7 +138,7 @@ func maskTable(t *testing.T, ranks []int, window int, packs func(size int) [][]i
 		row := fmt.Sprintf("| %d |", size)
 		for _, name := range names {
 			f := measured(t, name, size, window, packs(size))
-			row += fmt.Sprintf(" %.3f; %s, %s |", f.imbalance, digits(f.sent["ring"]), digits(f.sent["allgather"]))
+			row += fmt.Sprintf(" %.3f; %s, %s |", f.imbalance, readable.Number(f.sent["ring"]), readable.Number(f.sent["allgather"]))
 		}
 		rows = append(rows, row)
 	}

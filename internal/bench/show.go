@@ -4,20 +4,22 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/cprun/cprun/internal/readable"
 )
 
 // Tables returns the report for a terminal.
-func (r *Report) Tables() []Table {
+func (r *Report) Tables() []readable.Table {
 	on := fmt.Sprintf("%d x %s", r.Ranks, r.Machine.Device)
 	switch {
 	case r.Attention != nil:
 		return r.Attention.tables(on)
 	case r.Train != nil:
-		return []Table{r.Train.table(on)}
+		return []readable.Table{r.Train.table(on)}
 	case r.Comm != nil:
-		return []Table{transferTable(on, r.Comm)}
+		return []readable.Table{transferTable(on, r.Comm)}
 	}
-	return []Table{operationTable(r.Machine.Device, r.Ops)}
+	return []readable.Table{operationTable(r.Machine.Device, r.Ops)}
 }
 
 // what names what was measured: "attention, causal, 32:8 heads of 128, bf16".
@@ -54,15 +56,15 @@ func (a *Attention) unit() (unit string, scale float64) {
 func (r *AttentionRow) Line() string {
 	unit, scale := flopUnit(max(r.Forward.TFLOPs, r.Both.TFLOPs))
 	return fmt.Sprintf("S=%s %s: forward %s, forward and backward %s %s per device",
-		sizeText(int64(r.Seq)), r.Algorithm, digits(scale*r.Forward.TFLOPs), digits(scale*r.Both.TFLOPs), unit)
+		readable.Size(int64(r.Seq)), r.Algorithm, readable.Number(scale*r.Forward.TFLOPs), readable.Number(scale*r.Both.TFLOPs), unit)
 }
 
-func (a *Attention) tables(on string) []Table {
+func (a *Attention) tables(on string) []readable.Table {
 	if len(a.Packed) > 0 {
-		return []Table{a.packTable(on)}
+		return []readable.Table{a.packTable(on)}
 	}
 	unit, scale := a.unit()
-	t := Table{
+	t := readable.Table{
 		Title: fmt.Sprintf("%s, %s layout; %s; %s per device, the slowest rank", a.Spec.what(),
 			strings.Join(a.Spec.Layouts, ", "), on, unit),
 		Head: []string{"S", "pattern", "backend", "forward ms", unit, "both ms", unit, "no transfers", "alone", "loss",
@@ -76,14 +78,14 @@ func (a *Attention) tables(on string) []Table {
 	for _, r := range a.Rows {
 		local, alone, loss := "", "", ""
 		if r.Local != nil && r.Alone != nil && r.Loss != nil {
-			local, alone, loss = digits(scale*r.Local.TFLOPs), digits(scale*r.Alone.TFLOPs), percent(*r.Loss)
+			local, alone, loss = readable.Number(scale*r.Local.TFLOPs), readable.Number(scale*r.Alone.TFLOPs), readable.Percent(*r.Loss)
 		}
-		t.Add(sizeText(int64(r.Seq)), a.way(&r), r.Backend, milliseconds(r.Forward.Seconds),
-			digits(scale*r.Forward.TFLOPs),
-			milliseconds(r.Both.Seconds), digits(scale*r.Both.TFLOPs), local, alone, loss,
-			bytesText(r.SentForward+r.SentBackward), bytesText(r.Memory))
+		t.Add(readable.Size(int64(r.Seq)), a.way(&r), r.Backend, readable.Number(1e3*r.Forward.Seconds),
+			readable.Number(scale*r.Forward.TFLOPs),
+			readable.Number(1e3*r.Both.Seconds), readable.Number(scale*r.Both.TFLOPs), local, alone, loss,
+			readable.Bytes(r.SentForward+r.SentBackward), readable.Bytes(r.Memory))
 	}
-	out := []Table{t}
+	out := []readable.Table{t}
 	for _, r := range a.Rows {
 		if r.Ranks > 1 {
 			out = append(out, r.hopTable())
@@ -100,29 +102,29 @@ func (a *Attention) way(r *AttentionRow) string {
 	return pattern(r.Algorithm, r.Gather)
 }
 
-func (r *AttentionRow) hopTable() Table {
-	t := Table{
-		Title: fmt.Sprintf("hops at S=%s, %s, on the slowest rank, ms", sizeText(int64(r.Seq)), r.Algorithm),
+func (r *AttentionRow) hopTable() readable.Table {
+	t := readable.Table{
+		Title: fmt.Sprintf("hops at S=%s, %s, on the slowest rank, ms", readable.Size(int64(r.Seq)), r.Algorithm),
 		Head:  []string{"hop", "compute", "quiet", "transfer", "wait"},
 		Notes: []string{"compute: of the kernels; quiet: of the same calls without transfers; transfer: without " +
 			"kernels beside it; wait: the compute stream stood still."},
 	}
 	for _, h := range r.Hops {
-		t.Add(h.Pass+" "+h.Label, milliseconds(h.Compute), milliseconds(h.Quiet), milliseconds(h.Transfer),
-			milliseconds(h.Wait))
+		t.Add(h.Pass+" "+h.Label, readable.Number(1e3*h.Compute), readable.Number(1e3*h.Quiet), readable.Number(1e3*h.Transfer),
+			readable.Number(1e3*h.Wait))
 	}
 	return t
 }
 
 // transferTable puts the transports of one call and size beside each other.
-func transferTable(on string, rows []Transfer) Table {
+func transferTable(on string, rows []Transfer) readable.Table {
 	var names []string
 	for _, r := range rows {
 		if !slices.Contains(names, r.Transport) {
 			names = append(names, r.Transport)
 		}
 	}
-	t := Table{
+	t := readable.Table{
 		Title: "transfers between neighbours; " + on + "; GB/s in each direction, the slowest rank",
 		Head:  []string{"call", "bytes"},
 		Notes: []string{
@@ -140,7 +142,7 @@ func transferTable(on string, rows []Transfer) Table {
 	}
 	for i := 0; i < len(rows); {
 		first := rows[i]
-		cells := []string{first.Call, bytesText(first.Bytes)}
+		cells := []string{first.Call, readable.Bytes(first.Bytes)}
 		for _, n := range names {
 			if i == len(rows) || rows[i].Transport != n || rows[i].Call != first.Call || rows[i].Bytes != first.Bytes {
 				cells = append(cells, "", "")
@@ -149,9 +151,9 @@ func transferTable(on string, rows []Transfer) Table {
 				}
 				continue
 			}
-			cells = append(cells, digits(1e6*rows[i].Seconds), digits(rows[i].GBps))
+			cells = append(cells, readable.Number(1e6*rows[i].Seconds), readable.Number(rows[i].GBps))
 			if rows[0].Share > 0 {
-				cells = append(cells, percent(rows[i].Share))
+				cells = append(cells, readable.Percent(rows[i].Share))
 			}
 			i++
 		}
@@ -160,38 +162,38 @@ func transferTable(on string, rows []Transfer) Table {
 	return t
 }
 
-func (t *Training) table(on string) Table {
+func (t *Training) table(on string) readable.Table {
 	unit, scale := flopUnit(t.TFLOPs)
-	out := Table{
+	out := readable.Table{
 		Title: fmt.Sprintf("training steps of %s, S=%s, batch %d, %s tokens; %s; medians of %d steps after %d",
-			t.Config, sizeText(int64(t.Seq)), t.Batch, t.Data, on, len(t.Steps)-t.Skipped, t.Skipped),
+			t.Config, readable.Size(int64(t.Seq)), t.Batch, t.Data, on, len(t.Steps)-t.Skipped, t.Skipped),
 		Head: []string{"step s", "tokens/s/device", unit + "/device", "MFU", "waiting s", "first step s", "memory",
 			"planned"},
 	}
 	mfu, wait := "", ""
 	if t.MFU > 0 {
-		mfu = percent(t.MFU)
+		mfu = readable.Percent(t.MFU)
 	}
 	if t.CommWait.Known() {
-		wait = digits(float64(t.CommWait))
+		wait = readable.Number(float64(t.CommWait))
 	}
-	out.Add(digits(t.StepSeconds), fmt.Sprintf("%.0f", t.TokensPerSecond), digits(scale*t.TFLOPs), mfu, wait,
-		digits(t.FirstStep), bytesText(t.Memory), bytesText(t.Planned))
+	out.Add(readable.Number(t.StepSeconds), fmt.Sprintf("%.0f", t.TokensPerSecond), readable.Number(scale*t.TFLOPs), mfu, wait,
+		readable.Number(t.FirstStep), readable.Bytes(t.Memory), readable.Bytes(t.Planned))
 	return out
 }
 
-func operationTable(on string, rows []Operation) Table {
-	t := Table{Title: "operations; " + on, Head: []string{"operation", "shape", "µs", "rate", "", "of ceiling"}}
+func operationTable(on string, rows []Operation) readable.Table {
+	t := readable.Table{Title: "operations; " + on, Head: []string{"operation", "shape", "µs", "rate", "", "of ceiling"}}
 	for _, r := range rows {
 		share := ""
 		if r.Share > 0 {
-			share = percent(r.Share)
+			share = readable.Percent(r.Share)
 		}
 		rate, unit := r.Rate, r.Unit
 		if u, scale := flopUnit(r.Rate); r.Unit == "TFLOP/s" {
 			rate, unit = scale*r.Rate, u
 		}
-		t.Add(r.Name, r.Shape, digits(1e6*r.Seconds), digits(rate), unit, share)
+		t.Add(r.Name, r.Shape, readable.Number(1e6*r.Seconds), readable.Number(rate), unit, share)
 	}
 	return t
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/device"
+	"github.com/cprun/cprun/internal/readable"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -89,7 +90,7 @@ func (r *Rank) comm(ctx context.Context, s CommSpec, emit func(Transfer) error) 
 				}
 				row, err := r.transfer(ctx, &s, t, call, size, dst, src)
 				if err != nil {
-					return fmt.Errorf("%s of %s over %s: %w", call, bytesText(size), t.Name, err)
+					return fmt.Errorf("%s of %s over %s: %w", call, readable.Bytes(size), t.Name, err)
 				}
 				if err := emit(*row); err != nil {
 					return err

@@ -194,7 +194,8 @@ func (m *machine) placeOf(rank int) string {
 func (a *Member) lost(why string, order int) launch.Failure {
 	return launch.Failure{
 		Rank: a.FirstRank, Ranks: a.NProc, Host: a.Host, ExitCode: -1, Cause: why, Order: order,
-		Hint: "see whether the host is up, and its log of the time; the last lines of the other nodes say how far they came",
+		Hint: "see whether the host is up, and its log of the time; the last lines of the other nodes say how far " +
+			"they came",
 	}
 }
 

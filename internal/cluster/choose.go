@@ -79,7 +79,8 @@ func choose(there []candidate, last *World, t *tally, least, most int) (agents [
 		in, out = append(in, out[0]), out[1:]
 	}
 	for _, c := range out {
-		left = append(left, fmt.Sprintf("node %s (node rank %d) is left out: %s", c.Host, c.NodeRank, t.out(key(&c.Member))))
+		left = append(left, fmt.Sprintf("node %s (node rank %d) is left out: %s", c.Host, c.NodeRank,
+			t.out(key(&c.Member))))
 	}
 	for _, c := range in[:min(len(in), most)] {
 		agents = append(agents, c.Member)

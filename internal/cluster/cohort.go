@@ -83,12 +83,14 @@ func Join(ctx context.Context, cfg Config) (*Cohort, error) {
 		cfg: cfg, events: make(chan func()), links: map[string]*wire.Link{}, linked: map[string]time.Time{},
 		next: make(chan next, 1), verdicts: make(chan launch.Verdict, 1), left: make(chan struct{}),
 		self: Member{
-			Name: id.Name(cfg.Host), Host: cfg.Host, HostID: cfg.HostID, NodeRank: cfg.NodeRank, NProc: cfg.NProc, Addr: ln.Addr().String(),
+			Name: id.Name(cfg.Host), Host: cfg.Host, HostID: cfg.HostID, NodeRank: cfg.NodeRank, NProc: cfg.NProc,
+			Addr: ln.Addr().String(),
 		},
 	}
 	c.calls.init()
 	c.party = wire.Party{
-		Identity: id, Job: cfg.Job, Key: cfg.Key, Silence: cfg.Silence, Hello: func() []byte { return *c.greeting.Load() }, Check: c.welcome,
+		Identity: id, Job: cfg.Job, Key: cfg.Key, Silence: cfg.Silence,
+		Hello: func() []byte { return *c.greeting.Load() }, Check: c.welcome,
 	}
 	c.ctx, c.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	if cfg.Discovery != nil {
@@ -231,7 +233,8 @@ func (c *Cohort) End(ctx context.Context, e launch.Ending) launch.Verdict {
 	case v := <-c.verdicts:
 		return v
 	case <-t.C:
-		return launch.Verdict{Result: launch.Result{ExitCode: launch.ExitFailed, Err: cmp.Or(e.Err, context.Cause(ctx))}}
+		return launch.Verdict{Result: launch.Result{ExitCode: launch.ExitFailed,
+			Err: cmp.Or(e.Err, context.Cause(ctx))}}
 	}
 }
 

@@ -82,7 +82,8 @@ func (c *Config) resolve() error {
 		at *time.Duration
 		or time.Duration
 	}{
-		{&c.JoinTimeout, 10 * time.Minute}, {&c.RegroupTimeout, time.Minute}, {&c.LastCall, 10 * time.Second}, {&c.Silence, 5 * time.Second},
+		{&c.JoinTimeout, 10 * time.Minute}, {&c.RegroupTimeout, time.Minute}, {&c.LastCall, 10 * time.Second},
+		{&c.Silence, 5 * time.Second},
 	} {
 		if *d.at == 0 {
 			*d.at = d.or
@@ -115,7 +116,8 @@ func (c *Config) resolve() error {
 	case c.NProc < 1 || c.NProc > maxProcs:
 		return fmt.Errorf("processes of a node: %d, want 1 to %d", c.NProc, maxProcs)
 	case ip == nil || ip.IsUnspecified():
-		return fmt.Errorf("address to listen at %q: want the IP address of this host that the other nodes reach", c.Listen)
+		return fmt.Errorf("address to listen at %q: want the IP address of this host that the other nodes reach",
+			c.Listen)
 	case len(c.Host) > maxHost || len(c.HostID) > maxHost:
 		return fmt.Errorf("name of the host: longer than %d bytes", maxHost)
 	}

@@ -49,10 +49,12 @@ func (c *Cohort) inspect(key ed25519.PublicKey, raw []byte) (*hello, error) {
 	case h.Agent.Name != wire.Name(h.Agent.Host, key):
 		return nil, fmt.Errorf("its name %s is not that of its key", h.Agent.Name)
 	case h.Program != c.cfg.Program:
-		return nil, fmt.Errorf("node %s runs version %s of the program, and node %s version %s: all nodes need the same",
+		return nil, fmt.Errorf("node %s runs version %s of the program, and node %s version %s: "+
+			"all nodes need the same",
 			h.Agent.Host, h.Program, c.self.Host, c.cfg.Program)
 	case h.Inputs != c.cfg.Inputs:
-		return nil, fmt.Errorf("the config or flags of node %s (digest %s) are not those of node %s (digest %s): all nodes need the same",
+		return nil, fmt.Errorf("the config or flags of node %s (digest %s) are not those of node %s (digest %s): all "+
+			"nodes need the same",
 			h.Agent.Host, short(h.Inputs), c.self.Host, short(c.cfg.Inputs))
 	}
 	return h, nil
@@ -211,8 +213,10 @@ func (c *Cohort) prepare(w World) {
 		payload, err := c.cfg.Prepare(c.ctx, w)
 		secret := make([]byte, 32)
 		rand.Read(secret)
-		if raw, _ := json.Marshal(&message{Decided: &decision{World: w, Payload: payload}}); err == nil && len(raw) > wire.MaxFrame/8*7 {
-			err = fmt.Errorf("a start of %d nodes with a payload of %d bytes: too large for a message of %d", len(w.Agents), len(payload), wire.MaxFrame)
+		if raw, _ := json.Marshal(&message{Decided: &decision{World: w, Payload: payload}}); err == nil &&
+			len(raw) > wire.MaxFrame/8*7 {
+			err = fmt.Errorf("a start of %d nodes with a payload of %d bytes: too large for a message of %d",
+				len(w.Agents), len(payload), wire.MaxFrame)
 		}
 		c.calls.put(func() { c.machine.prepared(w.Generation, payload, secret, err) })
 	})

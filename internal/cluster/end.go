@@ -108,7 +108,8 @@ func (m *machine) close(status int, why string) {
 	}
 	m.quit, m.quitBy = &bye{Status: status, Why: clip(why)}, m.now.Add(2*tellingTime)
 	if m.role == leading && m.idle() && status == launch.ExitStopped && !m.over {
-		m.end(launch.Result{ExitCode: status, Stopped: true}, fmt.Sprintf("node %s was asked to stop before the next start", m.self.Host))
+		m.end(launch.Result{ExitCode: status, Stopped: true},
+			fmt.Sprintf("node %s was asked to stop before the next start", m.self.Host))
 	} else {
 		m.quitBy = m.now
 	}

@@ -77,8 +77,10 @@ func (m *machine) onBye(p *peer, b *bye) {
 		m.finished(over(launch.Result{ExitCode: b.Status, Stopped: b.Status == launch.ExitStopped},
 			fmt.Sprintf("node %s, which led, has ended the job: %s", p.Host, why)))
 		return
-	case m.role == leading && b.Status == launch.ExitStopped && m.idle() && p.joined > 0 && (m.reg.index == 0 || m.firstRank(p.Name) >= 0):
-		m.end(launch.Result{ExitCode: launch.ExitStopped, Stopped: true}, fmt.Sprintf("node %s was asked to stop before the next start", p.Host))
+	case m.role == leading && b.Status == launch.ExitStopped && m.idle() && p.joined > 0 &&
+		(m.reg.index == 0 || m.firstRank(p.Name) >= 0):
+		m.end(launch.Result{ExitCode: launch.ExitStopped, Stopped: true},
+			fmt.Sprintf("node %s was asked to stop before the next start", p.Host))
 	}
 	m.down(p.Name, why)
 	m.fx.hangUp(p.Name)
@@ -157,7 +159,8 @@ func (m *machine) deliver() {
 	case l.waiting && l.fatal != nil:
 		l.waiting = false
 		m.fx.over(l.fatal)
-	case l.waiting && d != nil && d.Index > l.begun && d.World.index(m.self.Name) >= 0 && (m.role == following || m.role == leading):
+	case l.waiting && d != nil && d.Index > l.begun && d.World.index(m.self.Name) >= 0 &&
+		(m.role == following || m.role == leading):
 		early := l.early
 		*l = local{begun: d.Index, running: true, when: l.when}
 		m.fx.begin(d)

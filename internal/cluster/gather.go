@@ -46,7 +46,8 @@ func (m *machine) there() []candidate {
 // be ready as well: it pauses between restarts.
 func (m *machine) advance() {
 	g := m.gather
-	if m.role != leading || !m.idle() || m.prop != nil && m.prop.value != nil || g.preparing != nil || !m.local.waiting || m.quit != nil {
+	if m.role != leading || !m.idle() || m.prop != nil && m.prop.value != nil || g.preparing != nil ||
+		!m.local.waiting || m.quit != nil {
 		return
 	}
 	there := m.there()
@@ -111,7 +112,8 @@ func (m *machine) giveUpWaiting(n int, after time.Duration) {
 		have[c.NodeRank] = true
 	}
 	slices.Sort(hosts)
-	why := fmt.Sprintf("only %d of at least %d nodes came in %v: %s", n, m.cfg.Min, after, strings.Join(hosts[:min(len(hosts), 16)], ", "))
+	why := fmt.Sprintf("only %d of at least %d nodes came in %v: %s", n, m.cfg.Min, after,
+		strings.Join(hosts[:min(len(hosts), 16)], ", "))
 	var missing []string
 	for r := range m.cfg.Min {
 		if !have[r] && !have[-1] && len(missing) < 16 {

@@ -80,7 +80,8 @@ func (m *machine) catchUp(p *peer) {
 	default:
 		for _, a := range m.world().Agents {
 			if part := r.parts[a.Name]; part.failed == 1 {
-				m.fx.send(&message{News: &relayed{m.reg.index, launch.News{Failed: &part.FirstRank, Lost: part.lost}}}, p.Name)
+				m.fx.send(&message{News: &relayed{m.reg.index, launch.News{Failed: &part.FirstRank, Lost: part.lost}}},
+					p.Name)
 			}
 		}
 	}
@@ -106,7 +107,8 @@ func (m *machine) unwanted(p *peer) string {
 	if holder.Name == "" {
 		return ""
 	}
-	return fmt.Sprintf("node rank %d belongs to the agent at %s on %s, which is alive", p.NodeRank, holder.Addr, holder.Host)
+	return fmt.Sprintf("node rank %d belongs to the agent at %s on %s, which is alive", p.NodeRank, holder.Addr,
+		holder.Host)
 }
 
 // note prints a line at one node.

@@ -170,7 +170,8 @@ func (m *machine) nobody() string {
 	if m.refused != "" {
 		last = ": " + m.refused
 	}
-	return fmt.Sprintf("no agent of job %s was found in %v at %s%s", m.cfg.Job, m.cfg.JoinTimeout, strings.Join(m.cfg.Seeds, ", "), last)
+	return fmt.Sprintf("no agent of job %s was found in %v at %s%s", m.cfg.Job, m.cfg.JoinTimeout,
+		strings.Join(m.cfg.Seeds, ", "), last)
 }
 
 // elect looks for the agent of the last world that should lead, and asks for votes if that is this one.

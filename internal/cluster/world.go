@@ -40,7 +40,8 @@ func place(agents []Member) (placed []Member, size int) {
 	}
 	placed = slices.Clone(agents)
 	slices.SortFunc(placed, func(a, b Member) int {
-		return cmp.Or(cmp.Compare(lowest[a.HostID], lowest[b.HostID]), cmp.Compare(a.HostID, b.HostID), cmp.Compare(a.NodeRank, b.NodeRank))
+		return cmp.Or(cmp.Compare(lowest[a.HostID], lowest[b.HostID]), cmp.Compare(a.HostID, b.HostID),
+			cmp.Compare(a.NodeRank, b.NodeRank))
 	})
 	for i := range placed {
 		placed[i].FirstRank = size

@@ -26,7 +26,8 @@ func TestNamedAddress(t *testing.T) {
 	for _, name := range []string{"eth99", "203.0.113.7", "203.0.113.0/24", "\x1b[2J", "/", "::1/200"} {
 		addr, err := ownAddress(name)
 		var input *InputError
-		if !errors.As(err, &input) || !strings.Contains(err.Error(), "127.0.0.1") || strings.Contains(err.Error(), "\x1b") {
+		if !errors.As(err, &input) || !strings.Contains(err.Error(), "127.0.0.1") ||
+			strings.Contains(err.Error(), "\x1b") {
 			t.Errorf("--interface %q: %v, %v; want an error that lists what there is", name, addr, err)
 		}
 	}

@@ -17,7 +17,7 @@ import (
 type perPair struct{}
 
 func (perPair) Call(c planner.Call) float64 { return 1e-12 * float64(partition.Pairs(c.Tiles)*c.Heads) }
-func (perPair) Exchange(_, _ int, bytes int64, _ int) float64 {
+func (perPair) Exchange(_ bool, bytes int64, _ int) float64 {
 	return 1e-5 + float64(bytes)/450e9
 }
 func (perPair) Copy(bytes int64) float64 { return float64(bytes) / 3e12 }

@@ -14,7 +14,7 @@ import (
 
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/launch"
-	"github.com/cprun/cprun/internal/plan"
+	"github.com/cprun/cprun/internal/readable"
 	"github.com/cprun/cprun/internal/terminal"
 	"github.com/cprun/cprun/kernels/cpu"
 )
@@ -104,9 +104,9 @@ func memory() finding {
 	if usable == 0 {
 		return finding{"memory", "not known", ""}
 	}
-	f := finding{"memory", plan.Bytes(total), ""}
+	f := finding{"memory", readable.Bytes(total), ""}
 	if usable < total {
-		f.value += ", of which this cgroup may use " + plan.Bytes(usable)
+		f.value += ", of which this cgroup may use " + readable.Bytes(usable)
 	}
 	return f
 }

@@ -7,7 +7,7 @@ import (
 	"strings"
 
 	"github.com/cprun/cprun/internal/machine"
-	"github.com/cprun/cprun/internal/plan"
+	"github.com/cprun/cprun/internal/readable"
 )
 
 // gpus is the lines on GPUs, their links and the libraries that a run on them loads, and the
@@ -52,7 +52,7 @@ func cards(list []machine.GPU) (out []finding) {
 	first := 0
 	for _, g := range list {
 		f := finding{fmt.Sprintf("GPU %d", g.Ordinal), fmt.Sprintf("%s, sm%d, %d SMs, %s", g.Name, g.Arch, g.SMs,
-			plan.Bytes(g.Memory)), ""}
+			readable.Bytes(g.Memory)), ""}
 		if n := len(out); n > 0 && out[n-1].value == f.value {
 			out[n-1].what = fmt.Sprintf("GPUs %d to %d", first, g.Ordinal)
 			continue

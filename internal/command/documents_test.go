@@ -14,10 +14,10 @@ import (
 // costsOfPairs is costs of a machine on which nothing but pairs takes time.
 type costsOfPairs struct{}
 
-func (costsOfPairs) Call(c planner.Call) float64               { return 1e-9 * float64(partition.Pairs(c.Tiles)) }
-func (costsOfPairs) Exchange(_, _ int, _ int64, _ int) float64 { return 0 }
-func (costsOfPairs) Copy(int64) float64                        { return 0 }
-func (costsOfPairs) Host(int) float64                          { return 0 }
+func (costsOfPairs) Call(c planner.Call) float64       { return 1e-9 * float64(partition.Pairs(c.Tiles)) }
+func (costsOfPairs) Exchange(bool, int64, int) float64 { return 0 }
+func (costsOfPairs) Copy(int64) float64                { return 0 }
+func (costsOfPairs) Host(int) float64                  { return 0 }
 
 // What the choice has read of the first sample is what plan.json shows, and nobody opens the data again.
 func TestFirstDocumentsAreReadOnce(t *testing.T) {

@@ -18,6 +18,7 @@ import (
 	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/launch/progress"
 	"github.com/cprun/cprun/internal/plan"
+	"github.com/cprun/cprun/internal/readable"
 	"github.com/cprun/cprun/internal/terminal"
 	"github.com/cprun/cprun/internal/train"
 )
@@ -200,11 +201,11 @@ func (o *EvalOptions) write(e *evaluation) error {
 		what = fmt.Sprintf("%s, step %d", terminal.Name(e.Model), e.Step)
 	}
 	fmt.Fprintf(o.Stdout, "%s: loss %.4f, perplexity %.4g over %s tokens of %s samples of %s, in %.1f s\n\n",
-		what, float64(e.Loss), float64(e.Perplexity), progress.Thousands(e.Targets), progress.Thousands(e.Samples), progress.Thousands(int64(e.SeqLen)), e.Seconds)
+		what, float64(e.Loss), float64(e.Perplexity), readable.Count(e.Targets), readable.Count(e.Samples), readable.Count(int64(e.SeqLen)), e.Seconds)
 	w := tabwriter.NewWriter(o.Stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(w, "positions\ttokens\tloss\tperplexity\t")
 	for _, b := range e.Buckets {
-		fmt.Fprintf(w, "%d to %d\t%s\t%.4f\t%.4g\t\n", b.From, b.To-1, progress.Thousands(b.Targets), float64(b.Loss), math.Exp(float64(b.Loss)))
+		fmt.Fprintf(w, "%d to %d\t%s\t%.4f\t%.4g\t\n", b.From, b.To-1, readable.Count(b.Targets), float64(b.Loss), math.Exp(float64(b.Loss)))
 	}
 	return w.Flush()
 }

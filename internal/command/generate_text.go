@@ -9,7 +9,7 @@ import (
 
 	"github.com/cprun/cprun/internal/generate"
 	"github.com/cprun/cprun/internal/launch"
-	"github.com/cprun/cprun/internal/launch/progress"
+	"github.com/cprun/cprun/internal/readable"
 	"github.com/cprun/cprun/internal/terminal"
 	"github.com/cprun/cprun/internal/tokenizer"
 )
@@ -80,7 +80,7 @@ func (o *GenerateOptions) note(line string) {
 // report prints the speed, and why the text ends.
 func (o *GenerateOptions) report(w *source, req generate.Request, rep generate.Report) {
 	rate := func(n int, d time.Duration) string {
-		return fmt.Sprintf("%s tokens in %.2f s (%.1f tokens/s)", progress.Thousands(int64(n)), d.Seconds(),
+		return fmt.Sprintf("%s tokens in %.2f s (%.1f tokens/s)", readable.Count(int64(n)), d.Seconds(),
 			float64(n)/max(d.Seconds(), 1e-9))
 	}
 	why := map[generate.End]string{

@@ -4,7 +4,7 @@ import (
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/files"
 	"github.com/cprun/cprun/internal/model"
-	"github.com/cprun/cprun/internal/plan"
+	"github.com/cprun/cprun/internal/readable"
 	"github.com/cprun/cprun/internal/terminal"
 )
 
@@ -28,7 +28,7 @@ func checkLocal(cfg *config.Config, hosts int) error {
 	if need := stateBytes * model.Count(model.Layout(&cfg.Model.Config)) / int64(max(1, hosts)); need > free {
 		return inputf("checkpoint.local: this node's part of a checkpoint has %s, and %s has %s free; free space "+
 			"there, name another directory, or unset the key",
-			plan.Bytes(need), terminal.Name(dir), plan.Bytes(free))
+			readable.Bytes(need), terminal.Name(dir), readable.Bytes(free))
 	}
 	return nil
 }

@@ -31,10 +31,12 @@ func TestCheckLocal(t *testing.T) {
 		{dir, 1 << 40, 1 << 40, ""},
 	} {
 		cfg := &config.Config{Checkpoint: config.Checkpoint{Local: c.local}}
-		cfg.Model.Config = hf.Config{Architecture: "llama", VocabSize: c.vocab, HiddenSize: 64, IntermediateSize: 64, NumHiddenLayers: 1, NumAttentionHeads: 1, NumKeyValueHeads: 1, HeadDim: 64}
+		cfg.Model.Config = hf.Config{Architecture: "llama", VocabSize: c.vocab, HiddenSize: 64, IntermediateSize: 64,
+			NumHiddenLayers: 1, NumAttentionHeads: 1, NumKeyValueHeads: 1, HeadDim: 64}
 		err := checkLocal(cfg, c.hosts)
 		var input *InputError
-		if c.want == "" && err != nil || c.want != "" && (!errors.As(err, &input) || !strings.Contains(err.Error(), c.want)) {
+		if c.want == "" && err != nil || c.want != "" && (!errors.As(err, &input) ||
+			!strings.Contains(err.Error(), c.want)) {
 			t.Errorf("%+v: %v", c, err)
 		}
 	}

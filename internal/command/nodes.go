@@ -38,9 +38,6 @@ func (o *Options) oneNode() error {
 	if err != nil || !at.Several() {
 		return err
 	}
-	if at.Source == place.ByFlags {
-		return inputf("--nnodes %s: this command runs on one node; leave the flag out", o.NNodes)
-	}
 	return inputf("this is one of %d tasks that %s has started, and this command runs on one node: start it once, as "+
 		"in srun --ntasks 1 or mpirun -n 1",
 		at.MaxAgents, strings.ToLower(at.Source))

@@ -10,9 +10,9 @@ import (
 	"github.com/cprun/cprun/internal/backend"
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/cost"
-	"github.com/cprun/cprun/internal/launch/progress"
 	"github.com/cprun/cprun/internal/machine"
 	"github.com/cprun/cprun/internal/plan"
+	"github.com/cprun/cprun/internal/readable"
 	"github.com/cprun/cprun/internal/terminal"
 	"github.com/cprun/cprun/internal/train"
 	"github.com/cprun/cprun/kernels/cpu"
@@ -94,7 +94,7 @@ func dataLines(d *plan.Data, cfg *config.Config) []string {
 		if n != 1 {
 			what += "s"
 		}
-		return progress.Thousands(n) + " " + what
+		return readable.Count(n) + " " + what
 	}
 	documents := "documents not counted yet"
 	if d.Documents != nil {

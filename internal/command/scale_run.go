@@ -18,6 +18,7 @@ import (
 	"github.com/cprun/cprun/internal/experiment"
 	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/launch/progress"
+	"github.com/cprun/cprun/internal/readable"
 	"github.com/cprun/cprun/internal/terminal"
 )
 
@@ -302,7 +303,7 @@ func (s *scale) left(order []int, elapsed time.Duration) string {
 	if !ok || len(pending) == 0 {
 		return ""
 	}
-	return "  " + progress.Duration(time.Duration(seconds*float64(time.Second))) + " left"
+	return "  " + readable.Duration(time.Duration(seconds*float64(time.Second))) + " left"
 }
 
 // ended counts the ended runs of an order, and all of its runs.
@@ -347,7 +348,7 @@ func (s *scale) line(i int, r *experiment.Run, order []int) string {
 		text += ": " + terminal.Clip(r.Error, 200)
 	} else if r.Counted != nil {
 		text += fmt.Sprintf("  %s s a step  %s", figure(bench.Median(r.Counted.StepSeconds)),
-			progress.Rate(bench.Median(r.Counted.TokensPerSecond)))
+			readable.Rate(bench.Median(r.Counted.TokensPerSecond)))
 	}
 	return text + s.left(order, 0)
 }

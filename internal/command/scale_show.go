@@ -2,17 +2,15 @@ package command
 
 import (
 	"fmt"
-	"strconv"
 
-	"github.com/cprun/cprun/internal/bench"
 	"github.com/cprun/cprun/internal/experiment"
-	"github.com/cprun/cprun/internal/launch/progress"
+	"github.com/cprun/cprun/internal/readable"
 	"github.com/cprun/cprun/internal/terminal"
 )
 
 // show prints a table of all cells that the experiment does not leave out.
 func (s *scale) show(r *experiment.Results) error {
-	t := bench.Table{Title: fmt.Sprintf("%s on %s", r.Name, r.Machine)}
+	t := readable.Table{Title: fmt.Sprintf("%s on %s", r.Name, r.Machine)}
 	type column struct {
 		head string
 		of   func(c *experiment.Cell) string
@@ -35,7 +33,7 @@ func (s *scale) show(r *experiment.Results) error {
 			if c.TokensPerSecond == 0 {
 				return ""
 			}
-			return progress.Thousands(int64(c.TokensPerSecond + 0.5))
+			return readable.Count(int64(c.TokensPerSecond + 0.5))
 		}},
 		column{"TFLOP/s a device", func(c *experiment.Cell) string { return figure(c.TFLOPsPerDevice) }},
 		column{"MFU %", func(c *experiment.Cell) string { return figure(100 * c.MFU) }},
@@ -92,34 +90,18 @@ func (s *scale) show(r *experiment.Results) error {
 	return err
 }
 
-// figure is a number to about three digits, never in exponents; "" for 0, which is not known.
+// figure returns a number; "" for 0, which is not known.
 func figure(x float64) string {
-	switch {
-	case x == 0:
+	if x == 0 {
 		return ""
-	case x >= 100:
-		return strconv.FormatFloat(x, 'f', 0, 64)
-	case x >= 10:
-		return strconv.FormatFloat(x, 'f', 1, 64)
-	case x >= 1:
-		return strconv.FormatFloat(x, 'f', 2, 64)
-	case x >= 0.1:
-		return strconv.FormatFloat(x, 'f', 3, 64)
 	}
-	return strconv.FormatFloat(x, 'f', 4, 64)
+	return readable.Number(x)
 }
 
-// sizeText is a value of a grid for a reader: 131072 is 128K.
+// sizeText returns a value of a grid for a reader: 131072 is 128K.
 func sizeText(value any) string {
-	if n, ok := value.(int64); ok && n >= 1<<10 {
-		for _, u := range []struct {
-			unit int64
-			name string
-		}{{1 << 30, "G"}, {1 << 20, "M"}, {1 << 10, "K"}} {
-			if n%u.unit == 0 {
-				return fmt.Sprintf("%d%s", n/u.unit, u.name)
-			}
-		}
+	if n, ok := value.(int64); ok {
+		return readable.Size(n)
 	}
 	return experiment.Text(value)
 }

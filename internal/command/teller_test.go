@@ -41,14 +41,17 @@ func TestTellerTellsOfARun(t *testing.T) {
 			}
 		}
 	}
-	if err := job.OnStart(&launch.Start{Number: 1, Place: launch.Place{NodeRank: 0, FirstRank: 0, WorldSize: 3}}); err != nil {
+	if err := job.OnStart(&launch.Start{Number: 1, Place: launch.Place{NodeRank: 0, FirstRank: 0,
+		WorldSize: 3}}); err != nil {
 		t.Fatal(err)
 	}
 	until("a start", func(n *status.Node) bool {
 		return n.RunID == "id" && n.Start == 1 && n.WorldSize == 3 && n.State == status.Running && n.PID == os.Getpid()
 	})
 	job.OnStanding([]standing.Standing{{Rank: 0, PID: os.Getpid(), Step: 7}})
-	until("a step", func(n *status.Node) bool { return len(n.Rows) == 1 && n.Rows[0].Step == 7 && n.Rows[0].Resident > 0 })
+	until("a step", func(n *status.Node) bool {
+		return len(n.Rows) == 1 && n.Rows[0].Step == 7 && n.Rows[0].Resident > 0
+	})
 	before = refused
 	if err := job.OnStart(&launch.Start{Number: 2}); err != refused {
 		t.Errorf("the caller's own OnStart: %v", err)

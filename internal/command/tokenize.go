@@ -15,6 +15,7 @@ import (
 	"github.com/cprun/cprun/internal/hf"
 	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/launch/progress"
+	"github.com/cprun/cprun/internal/readable"
 )
 
 // TokenizeOptions are the flags of `cprun tokenize`.
@@ -68,7 +69,7 @@ func Tokenize(ctx context.Context, globs []string, o TokenizeOptions) (int, erro
 	if !o.Quiet {
 		took := time.Since(start)
 		fmt.Fprintf(o.Stdout, "wrote %s and its .idx: %d documents, %d tokens, of %.1f MB of text in %s (%.1f MB/s)\n",
-			pair.Paths()[1], docs, tokens, float64(size)/1e6, progress.Duration(took), float64(size)/1e6/took.Seconds())
+			pair.Paths()[1], docs, tokens, float64(size)/1e6, readable.Duration(took), float64(size)/1e6/took.Seconds())
 	}
 	return 0, nil
 }

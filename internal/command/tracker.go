@@ -13,6 +13,7 @@ import (
 	"github.com/cprun/cprun/internal/job"
 	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/launch/progress"
+	"github.com/cprun/cprun/internal/readable"
 	"github.com/cprun/cprun/internal/terminal"
 )
 
@@ -75,7 +76,7 @@ const maxLatest = 4 << 10
 func (t *tracker) summary(res launch.Result) {
 	switch {
 	case res.ExitCode == launch.ExitDone:
-		line := fmt.Sprintf("done in %s", progress.Duration(time.Since(t.start)))
+		line := fmt.Sprintf("done in %s", readable.Duration(time.Since(t.start)))
 		if t.steps > 0 {
 			line += fmt.Sprintf(": loss %.4f", float64(t.loss))
 		} else {

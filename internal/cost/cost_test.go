@@ -62,7 +62,7 @@ func TestPointsAreThemselves(t *testing.T) {
 	}
 	for _, l := range table.Sets[0].Links {
 		if l.Call == "exchange" {
-			if got := m.Exchange(0, 1, l.Bytes, 1); math.Abs(got/l.Seconds-1) > 1e-9 {
+			if got := m.Exchange(false, l.Bytes, 1); math.Abs(got/l.Seconds-1) > 1e-9 {
 				t.Errorf("%d bytes: %v s, measured %v", l.Bytes, got, l.Seconds)
 			}
 		}
@@ -87,7 +87,7 @@ func TestBetweenPoints(t *testing.T) {
 	if causal >= full || causal < full/2 {
 		t.Errorf("causal %v s, full %v", causal, full)
 	}
-	if m.Exchange(0, 1, 1<<20, 3) <= m.Exchange(0, 1, 1<<20, 1) {
+	if m.Exchange(false, 1<<20, 3) <= m.Exchange(false, 1<<20, 1) {
 		t.Error("three messages start as fast as one")
 	}
 }
@@ -130,14 +130,14 @@ func TestMasksAndDims(t *testing.T) {
 // Ranks of other hosts are as far as the network says, and a collective goes as fast as its slowest link.
 func TestHosts(t *testing.T) {
 	m := rates(0).For(Job{Ranks: 4, PerHost: 2, Net: 1e6})
-	if near, far := m.Exchange(0, 1, 1<<20, 1), m.Exchange(1, 2, 1<<20, 1); far < 100*near {
+	if near, far := m.Exchange(false, 1<<20, 1), m.Exchange(true, 1<<20, 1); far < 100*near {
 		t.Errorf("the same host %v s, another %v", near, far)
 	}
 	if near, far := m.Reduce("all_reduce", 2, 1<<20), m.Reduce("all_reduce", 4, 1<<20); far < 100*near {
 		t.Errorf("an all-reduce on one host %v s, on two %v", near, far)
 	}
 	fast := rates(0).For(Job{Ranks: 2, PerHost: 2, Link: 100e9})
-	if got := fast.Exchange(0, 1, 1<<30, 1); got > float64(1<<30)/50e9 {
+	if got := fast.Exchange(false, 1<<30, 1); got > float64(1<<30)/50e9 {
 		t.Errorf("a link of 100 GB/s takes %v s for 1 GiB", got)
 	}
 }
@@ -159,7 +159,7 @@ func TestReduceOfOtherRanks(t *testing.T) {
 
 // Of figures for one point the fastest counts, whatever their order: noise only slows.
 func TestTheFastestFigureCounts(t *testing.T) {
-	want := rates(0).For(Job{Ranks: 2, PerHost: 2}).Exchange(0, 1, 1<<20, 1)
+	want := rates(0).For(Job{Ranks: 2, PerHost: 2}).Exchange(false, 1<<20, 1)
 	for _, first := range []bool{true, false} {
 		table := rates(0)
 		fast := table.Sets[0].Links
@@ -170,7 +170,7 @@ func TestTheFastestFigureCounts(t *testing.T) {
 		if table.Sets[0].Links = append(slices.Clone(slow), fast...); first {
 			table.Sets[0].Links = append(slices.Clone(fast), slow...)
 		}
-		if got := table.For(Job{Ranks: 2, PerHost: 2}).Exchange(0, 1, 1<<20, 1); math.Abs(got/want-1) > 1e-9 {
+		if got := table.For(Job{Ranks: 2, PerHost: 2}).Exchange(false, 1<<20, 1); math.Abs(got/want-1) > 1e-9 {
 			t.Errorf("the fastest first: %t: %v s, want %v", first, got, want)
 		}
 	}
@@ -204,7 +204,7 @@ func TestSetsOfTransfersAlone(t *testing.T) {
 	if got := m.Call(c) / two.Call(c); math.Abs(got-2) > 1e-9 {
 		t.Errorf("four ranks on two cores compute %v times as long as two", got)
 	}
-	if got := m.Exchange(0, 1, 1<<20, 1) / two.Exchange(0, 1, 1<<20, 1); math.Abs(got-5) > 1e-9 {
+	if got := m.Exchange(false, 1<<20, 1) / two.Exchange(false, 1<<20, 1); math.Abs(got-5) > 1e-9 {
 		t.Errorf("a transfer of four takes %v times as long as of two, measured 5", got)
 	}
 	if !m.Has("flash", tensor.BF16) {
@@ -351,7 +351,7 @@ func FuzzDecode(f *testing.F) {
 		}
 		m := table.For(Job{Ranks: 3, PerHost: 2, Cores: 2})
 		for what, s := range map[string]float64{
-			"call": m.Call(call(100, 50, partition.Causal())), "documents": m.Call(many), "exchange": m.Exchange(0, 2, 1000, 2), "reduce": m.Reduce("all_reduce", 3, 1000),
+			"call": m.Call(call(100, 50, partition.Causal())), "documents": m.Call(many), "exchange": m.Exchange(true, 1000, 2), "reduce": m.Reduce("all_reduce", 3, 1000),
 			"copy": m.Copy(1000), "product": m.Work(Work{Op: "linear", DType: tensor.F32, Rows: 3, In: 4, Out: 5}), "host": m.Host(7),
 		} {
 			if !(s >= 0) || math.IsInf(s, 0) {

@@ -4,9 +4,6 @@ import (
 	"math"
 )
 
-// host of a rank; ranks lie host by host.
-func (m *Model) host(rank int) int { return rank / max(m.job.PerHost, 1) }
-
 // A route is the curve of transfers between two ranks.
 type route struct {
 	*grid
@@ -15,8 +12,8 @@ type route struct {
 }
 
 // Exchange implements planner.Costs.
-func (m *Model) Exchange(from, to int, bytes int64, messages int) float64 {
-	if m.host(from) != m.host(to) {
+func (m *Model) Exchange(across bool, bytes int64, messages int) float64 {
+	if across {
 		return m.move(OtherHost, m.toOther, bytes, messages)
 	}
 	return m.move(SameHost, m.toSame, bytes, messages)

@@ -20,7 +20,8 @@ type Clock struct {
 func (s *Stream) NewClock(points int) (*Clock, error) {
 	c := &Clock{s: s, events: make([]C.CUevent, points)}
 	for i := range c.events {
-		if err := s.dev.check("cuEventCreate", C.cprun_event_new(s.dev.ctx, &c.events[i], C.CU_EVENT_DEFAULT)); err != nil {
+		if err := s.dev.check("cuEventCreate", C.cprun_event_new(s.dev.ctx, &c.events[i],
+			C.CU_EVENT_DEFAULT)); err != nil {
 			return nil, errors.Join(err, c.Close())
 		}
 	}
@@ -38,7 +39,8 @@ func (c *Clock) Mark(i int) {
 // Between returns the seconds from point i to point j. The stream has been waited for since.
 func (c *Clock) Between(i, j int) (float64, error) {
 	var ms C.float
-	if err := c.s.dev.check("cuEventElapsedTime", C.cprun_event_elapsed(c.s.dev.ctx, &ms, c.events[i], c.events[j])); err != nil {
+	if err := c.s.dev.check("cuEventElapsedTime", C.cprun_event_elapsed(c.s.dev.ctx, &ms, c.events[i],
+		c.events[j])); err != nil {
 		return 0, fmt.Errorf("time from point %d to %d: %w", i, j, err)
 	}
 	return float64(ms) / 1e3, nil

@@ -177,5 +177,6 @@ func (d *Device) check(call string, r C.CUresult) error {
 	if r == C.CUDA_SUCCESS {
 		return nil
 	}
-	return &Error{Call: call, Device: d.Ordinal, Code: int(r), Name: C.GoString(C.cprun_error_name(r)), Text: C.GoString(C.cprun_error_text(r)), Reason: d.reason()}
+	return &Error{Call: call, Device: d.Ordinal, Code: int(r), Name: C.GoString(C.cprun_error_name(r)),
+		Text: C.GoString(C.cprun_error_text(r)), Reason: d.reason()}
 }

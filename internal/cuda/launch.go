@@ -46,7 +46,8 @@ func (m *Module) Function(name string, shared int) (*Function, error) {
 	f := &Function{dev: m.dev, Name: name}
 	cname := C.CString(name)
 	defer C.free(unsafe.Pointer(cname))
-	if err := m.dev.check("cuModuleGetFunction "+name, C.cprun_module_function(m.dev.ctx, &f.f, m.m, cname)); err != nil {
+	if err := m.dev.check("cuModuleGetFunction "+name, C.cprun_module_function(m.dev.ctx, &f.f, m.m,
+		cname)); err != nil {
 		return nil, err
 	}
 	if shared > 48<<10 {
@@ -96,7 +97,8 @@ func (s *Stream) Launch(f *Function, l Launch, a *Args) {
 	}
 	if a.apart {
 		if a.count > len(a.at) {
-			s.Fail(fmt.Errorf("launch of %s: %d arguments, of which one is aligned to more than 16 bytes; at most %d then", f.Name, a.count, len(a.at)))
+			s.Fail(fmt.Errorf("launch of %s: %d arguments, of which one is aligned to more than 16 bytes; at most %d "+
+				"then", f.Name, a.count, len(a.at)))
 			return
 		}
 		c.params = C.int(a.count)
@@ -106,7 +108,8 @@ func (s *Stream) Launch(f *Function, l Launch, a *Args) {
 	}
 	r := C.cprun_launch(s.dev.ctx, s.handle, f.f, &c, unsafe.Pointer(&a.buf[0]), C.size_t(a.n))
 	if r != C.CUDA_SUCCESS {
-		s.Fail(s.dev.check(fmt.Sprintf("launch of %s, grid %v, block %v, %d bytes of shared memory", f.Name, l.Grid, l.Block, l.Shared), r))
+		s.Fail(s.dev.check(fmt.Sprintf("launch of %s, grid %v, block %v, %d bytes of shared memory", f.Name, l.Grid,
+			l.Block, l.Shared), r))
 	}
 }
 

@@ -44,7 +44,8 @@ func (d *Device) MemOps() error {
 		}
 		faults = append(faults, err)
 	}
-	return fmt.Errorf("%v: its streams cannot wait for 64-bit values in memory: %w", d, errors.Join(append(faults, errors.ErrUnsupported)...))
+	return fmt.Errorf("%v: its streams cannot wait for 64-bit values in memory: %w", d,
+		errors.Join(append(faults, errors.ErrUnsupported)...))
 }
 
 // Register pins host memory of somebody else's, such as memory shared between processes, and
@@ -52,7 +53,8 @@ func (d *Device) MemOps() error {
 // takes it back.
 func (d *Device) Register(p unsafe.Pointer, bytes int64) (addr uint64, err error) {
 	var a C.CUdeviceptr
-	err = d.check(fmt.Sprintf("cuMemHostRegister of %d bytes", bytes), C.cprun_host_register(d.ctx, p, C.size_t(bytes), &a))
+	err = d.check(fmt.Sprintf("cuMemHostRegister of %d bytes", bytes),
+		C.cprun_host_register(d.ctx, p, C.size_t(bytes), &a))
 	return uint64(a), err
 }
 
@@ -72,7 +74,8 @@ func (s *Stream) WaitValue(addr, v uint64) {
 		return
 	}
 	defer s.spans.begin(s, "wait", "")()
-	s.Fail(s.dev.check("cuStreamWaitValue64", C.cprun_wait_value(s.dev.ctx, s.handle, C.CUdeviceptr(addr), C.cuuint64_t(v))))
+	s.Fail(s.dev.check("cuStreamWaitValue64", C.cprun_wait_value(s.dev.ctx, s.handle, C.CUdeviceptr(addr),
+		C.cuuint64_t(v))))
 }
 
 // WriteValue queues writing the 64-bit word at addr, which other devices and the host may
@@ -81,7 +84,8 @@ func (s *Stream) WriteValue(addr, v uint64) {
 	if s.failed.Load() {
 		return
 	}
-	s.Fail(s.dev.check("cuStreamWriteValue64", C.cprun_write_value(s.dev.ctx, s.handle, C.CUdeviceptr(addr), C.cuuint64_t(v))))
+	s.Fail(s.dev.check("cuStreamWriteValue64", C.cprun_write_value(s.dev.ctx, s.handle, C.CUdeviceptr(addr),
+		C.cuuint64_t(v))))
 }
 
 // Idle reports whether the device has done all that was queued, which on a poisoned stream it

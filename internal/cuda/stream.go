@@ -172,7 +172,8 @@ func (s *Stream) Record() tensor.Event {
 	i := n % eventRing
 	if n < eventRing {
 		var h C.CUevent
-		if err := s.dev.check("cuEventCreate", C.cprun_event_new(s.dev.ctx, &h, C.CU_EVENT_DISABLE_TIMING)); err != nil {
+		if err := s.dev.check("cuEventCreate", C.cprun_event_new(s.dev.ctx, &h,
+			C.CU_EVENT_DISABLE_TIMING)); err != nil {
 			s.Fail(err)
 			e.err = err
 			return e
@@ -294,7 +295,8 @@ func (s *Stream) Copy(dst, src uint64, bytes int64) {
 	if bytes == 0 || s.failed.Load() {
 		return
 	}
-	s.Fail(s.dev.check("cuMemcpyAsync", C.cprun_copy(s.dev.ctx, s.handle, C.CUdeviceptr(dst), C.CUdeviceptr(src), C.size_t(bytes))))
+	s.Fail(s.dev.check("cuMemcpyAsync", C.cprun_copy(s.dev.ctx, s.handle, C.CUdeviceptr(dst), C.CUdeviceptr(src),
+		C.size_t(bytes))))
 }
 
 // Memset queues setting bytes to x.
@@ -302,7 +304,8 @@ func (s *Stream) Memset(dst uint64, x byte, bytes int64) {
 	if bytes == 0 || s.failed.Load() {
 		return
 	}
-	s.Fail(s.dev.check("cuMemsetD8Async", C.cprun_memset(s.dev.ctx, s.handle, C.CUdeviceptr(dst), C.uchar(x), C.size_t(bytes))))
+	s.Fail(s.dev.check("cuMemsetD8Async", C.cprun_memset(s.dev.ctx, s.handle, C.CUdeviceptr(dst), C.uchar(x),
+		C.size_t(bytes))))
 }
 
 var _ tensor.Stream = (*Stream)(nil)

@@ -68,7 +68,8 @@ func (d *Device) TensorMap(t Tiled) (m TensorMap, err error) {
 	swizzle, allowed := swizzles[t.Swizzle]
 	n := len(t.Shape)
 	if !known || !allowed || n < 1 || n > 5 || len(t.Strides) != n-1 || len(t.Box) != n {
-		return m, fmt.Errorf("%v: a tensor map of %+v: the type, the swizzle or the number of axes is not one there is", d, t)
+		return m, fmt.Errorf("%v: a tensor map of %+v: the type, the swizzle or the number of axes is not one there is",
+			d, t)
 	}
 	c := C.cprun_tiled_t{
 		_type: kind, rank: C.cuuint32_t(n), addr: C.cuuint64_t(t.Addr), swizzle: swizzle,
@@ -80,7 +81,8 @@ func (d *Device) TensorMap(t Tiled) (m TensorMap, err error) {
 			c.stride[i] = C.cuuint64_t(t.Strides[i])
 		}
 	}
-	return m, d.check(fmt.Sprintf("cuTensorMapEncodeTiled of %+v", t), C.cprun_tensor_map(d.ctx, unsafe.Pointer(&m), &c))
+	return m, d.check(fmt.Sprintf("cuTensorMapEncodeTiled of %+v", t),
+		C.cprun_tensor_map(d.ctx, unsafe.Pointer(&m), &c))
 }
 
 // TensorMap adds a tensor map. Every other argument is a parameter of its own then; see Args.

@@ -57,8 +57,10 @@ func CUDA(o CUDAOptions) (d Device, err error) {
 		return Device{}, err
 	}
 	d = Device{
-		Name: s.dev.String(), Stream: s.stream, Copies: s.copies.streams(), Ops: ops, Kernel: kernel, Sinks: ops, Optim: ops, Store: s,
-		Compute: o.Compute, Masters: o.Compute != tensor.F32, ScaleLoss: o.Compute == tensor.F16, RunAhead: 1, Machine: o.Machine,
+		Name: s.dev.String(), Stream: s.stream, Copies: s.copies.streams(), Ops: ops, Kernel: kernel, Sinks: ops,
+		Optim: ops, Store: s,
+		Compute: o.Compute, Masters: o.Compute != tensor.F32, ScaleLoss: o.Compute == tensor.F16, RunAhead: 1,
+		Machine:   o.Machine,
 		NewStream: s.further, NewClock: s.clock,
 		close: func() error { return closeAll(closers) },
 	}
@@ -103,7 +105,9 @@ func tooLarge(gpu *cuda.Device, bytes int64, err error) error {
 	if e != nil {
 		return fmt.Errorf("the memory of the run: %w", err)
 	}
-	return fmt.Errorf("%v: the run takes %.2f GiB of it, as cprun plan lists, and %.2f of %.2f GiB are free: %w; end other processes on it (nvidia-smi lists them), or set memory.recompute: full, memory.shard: gradients, a smaller memory.loss_chunk, train.micro_batch_size or data.seq_len, or take more ranks",
+	return fmt.Errorf("%v: the run takes %.2f GiB of it, as cprun plan lists, and %.2f of %.2f GiB are free: %w; end "+
+		"other processes on it (nvidia-smi lists them), or set memory.recompute: full, memory.shard: gradients, a "+
+		"smaller memory.loss_chunk, train.micro_batch_size or data.seq_len, or take more ranks",
 		gpu, float64(bytes)/gib, float64(free)/gib, float64(total)/gib, err)
 }
 
@@ -163,7 +167,8 @@ func cudaKernel(o CUDAOptions, s *cuda.Stream, l *gpu.Loader) (attention.Kernel,
 	switch o.Backend {
 	case "fused":
 		k, err := gpu.NewFused(s, l, gpu.FusedOptions{
-			Deterministic: o.Deterministic, Packed: o.Packed && backends.Packs(o.Machine.Arch, o.Machine.CUDNN), Workspace: o.Workspace,
+			Deterministic: o.Deterministic, Packed: o.Packed &&
+				backends.Packs(o.Machine.Arch, o.Machine.CUDNN), Workspace: o.Workspace,
 			ZeroWorkspace: asked.zeroWorkspace,
 		})
 		if err != nil {

@@ -89,8 +89,10 @@ type Store interface {
 func CPU(stream *tensor.HostStream, backend string, compute tensor.DType) Device {
 	ops, copies := cpu.New(stream), hostCopies(stream)
 	d := Device{
-		Name: "cpu", Stream: stream, Copies: copies.streams(), Ops: ops, Kernel: ops, Sinks: ops, Optim: ops, Store: hostStore{copies},
-		Compute: compute, Masters: compute != tensor.F32, ScaleLoss: compute == tensor.F16, NewStream: hostStream, NewClock: hostClocks(stream), close: copies.close,
+		Name: "cpu", Stream: stream, Copies: copies.streams(), Ops: ops, Kernel: ops, Sinks: ops, Optim: ops,
+		Store:   hostStore{copies},
+		Compute: compute, Masters: compute != tensor.F32, ScaleLoss: compute == tensor.F16, NewStream: hostStream,
+		NewClock: hostClocks(stream), close: copies.close,
 	}
 	if backend == "reference" {
 		r := attention.NewReference[float64](stream.Do)

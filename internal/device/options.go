@@ -26,7 +26,8 @@ type CUDAOptions struct {
 	// Deterministic repeats gradients of attention bit for bit; Packed says that sequences are
 	// packed documents.
 	Deterministic, Packed bool
-	// SMMargin is how many processors of the device flash attention leaves to what runs beside it; see gpu.FlashOptions.
+	// SMMargin is how many processors of the device flash attention leaves to what runs beside it; see
+	// gpu.FlashOptions.
 	SMMargin int
 
 	// Beside, if not nil, is called when there is a stream, while libraries and kernels are loaded:

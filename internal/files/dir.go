@@ -222,7 +222,8 @@ func Append(root *os.Root, name string) (*os.File, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err == nil && st.Nlink > 1 {
 		f.Close()
-		return nil, lead(root, name, &fs.PathError{Op: "open", Path: name, Err: errors.New("it has another name too, and would change there; remove it")})
+		return nil, lead(root, name, &fs.PathError{Op: "open", Path: name,
+			Err: errors.New("it has another name too, and would change there; remove it")})
 	}
 	return f, nil
 }
@@ -270,7 +271,8 @@ func lead(root *os.Root, name string, err error) error {
 		err = pe.Err
 	}
 	if err.Error() == escapes {
-		err = errors.New("it is, or lies behind, a link that leads out of the directory, which is not followed; put a directory or a file there")
+		err = errors.New("it is, or lies behind, a link that leads out of the directory, which is not followed; put " +
+			"a directory or a file there")
 	}
 	return &fs.PathError{Op: "open", Path: terminal.Name(filepath.Join(root.Name(), name)), Err: err}
 }

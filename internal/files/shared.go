@@ -143,7 +143,8 @@ func Owned(root *os.Root, name string) (*os.Root, error) {
 	}
 	sys, ok := st.Sys().(*syscall.Stat_t)
 	if !st.IsDir() || st.Mode().Perm()&0o077 != 0 || ok && int(sys.Uid) != os.Geteuid() {
-		return nil, lead(root, name, &fs.PathError{Op: "open", Path: name, Err: fmt.Errorf("it is %v, not a directory that this user alone may enter; remove it", st.Mode())})
+		return nil, lead(root, name, &fs.PathError{Op: "open", Path: name,
+			Err: fmt.Errorf("it is %v, not a directory that this user alone may enter; remove it", st.Mode())})
 	}
 	return OpenDirIn(root, name)
 }

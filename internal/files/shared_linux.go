@@ -15,8 +15,9 @@ func Uncache(f *os.File) { _ = unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEE
 // local lists the file systems that one kernel alone writes to, by their numbers.
 var local = map[int64]bool{
 	unix.EXT4_SUPER_MAGIC: true, unix.XFS_SUPER_MAGIC: true, unix.BTRFS_SUPER_MAGIC: true, unix.TMPFS_MAGIC: true,
-	unix.OVERLAYFS_SUPER_MAGIC: true, unix.F2FS_SUPER_MAGIC: true, unix.RAMFS_MAGIC: true, unix.BCACHEFS_SUPER_MAGIC: true,
-	zfsMagic: true,
+	unix.OVERLAYFS_SUPER_MAGIC: true, unix.F2FS_SUPER_MAGIC: true, unix.RAMFS_MAGIC: true,
+	unix.BCACHEFS_SUPER_MAGIC: true,
+	zfsMagic:                  true,
 }
 
 // zfsMagic is the number of ZFS, which the kernel's headers do not have.

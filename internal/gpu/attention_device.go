@@ -76,7 +76,8 @@ type deviceForward struct {
 }
 
 // begin begins a forward pass; k computes its blocks.
-func (d *deviceAttention) begin(k blockKernel, o View, acc attention.Partial, q View, p attention.Softmax) (attention.ForwardPass, error) {
+func (d *deviceAttention) begin(k blockKernel, o View, acc attention.Partial, q View,
+	p attention.Softmax) (attention.ForwardPass, error) {
 	if err := attention.CheckForward(o, acc, q, p); err != nil {
 		return nil, err
 	}
@@ -134,7 +135,8 @@ type deviceBackward struct {
 }
 
 // beginBackward begins a backward pass; k computes its blocks.
-func (d *deviceAttention) beginBackward(k blockKernel, dq, do, q View, s attention.Saved, p attention.Softmax) (attention.BackwardPass, error) {
+func (d *deviceAttention) beginBackward(k blockKernel, dq, do, q View, s attention.Saved,
+	p attention.Softmax) (attention.BackwardPass, error) {
 	if err := attention.CheckBackward(dq, do, q, s, p); err != nil {
 		return nil, err
 	}
@@ -243,7 +245,8 @@ func (d *deviceAttention) rowsWith(name string, more func(*cuda.Args), views ...
 		width *= 2
 	}
 	a := cuda.Struct(&cuda.Args{}, &source.Rows{
-		Rows: int32(rows), Seqs: length(v, tensor.Seq), Heads: length(v, tensor.Heads), Dim: int32(dim), Width: int32(width),
+		Rows: int32(rows), Seqs: length(v, tensor.Seq), Heads: length(v, tensor.Heads), Dim: int32(dim),
+		Width: int32(width),
 	})
 	if len(views) == 3 {
 		views = []View{views[2], views[0], views[1]}
@@ -255,7 +258,8 @@ func (d *deviceAttention) rowsWith(name string, more func(*cuda.Args), views ...
 	more(a)
 	const threads = 256
 	grid := cuda.Dim{X: ceilDiv(rows, threads/width)}
-	return d.launch(commonProgram, fmt.Sprintf("%s_%d", name, piece), cuda.Launch{Grid: grid, Block: cuda.Dim{X: threads}}, a)
+	return d.launch(commonProgram, fmt.Sprintf("%s_%d", name, piece),
+		cuda.Launch{Grid: grid, Block: cuda.Dim{X: threads}}, a)
 }
 
 // pieceOf returns how many neighbouring elements of rows a thread takes at once: up to 16 bytes, if rows are made of
@@ -284,12 +288,14 @@ func (d *deviceAttention) upload(words []uint32) (uint64, error) {
 	}
 	to := cuda.Addr(tensor.Dense(d.tiles, tensor.U8, 0, [4]int{1, 1, 1, 1}))
 	if len(words) > most {
-		return to, d.lists.Copy(words, func(from View) { d.stream.Copy(to, cuda.Addr(from), int64(4*len(words))) }, d.stream.Record)
+		return to, d.lists.Copy(words, func(from View) { d.stream.Copy(to, cuda.Addr(from), int64(4*len(words))) },
+			d.stream.Record)
 	}
 	var x source.Words
 	copy(x.X[:], words)
 	a := cuda.Struct((&cuda.Args{}).Addr(to).Int(len(words)), &x)
-	return to, d.launch(commonProgram, "attention_store", cuda.Launch{Grid: cuda.Dim{X: 1}, Block: cuda.Dim{X: most}}, a)
+	return to, d.launch(commonProgram, "attention_store", cuda.Launch{Grid: cuda.Dim{X: 1}, Block: cuda.Dim{X: most}},
+		a)
 }
 
 // floats returns an error unless all views are float32 on the device.

@@ -37,7 +37,8 @@ func (c *Ops) Copy(dst, src View) {
 func (c *Ops) Add(dst, src View) {
 	t, s := dst.DType(), src.DType()
 	half := s == tensor.BF16 || s == tensor.F16
-	shape.Must(shape.SameShape(dst, src) && (t == tensor.F32 && (s == tensor.F32 || half) || half && t == s), "add", dst, src)
+	shape.Must(shape.SameShape(dst, src) && (t == tensor.F32 && (s == tensor.F32 || half) || half && t == s), "add",
+		dst, src)
 	name := typeNames[t] + "_" + typeNames[s]
 	c.stream.Do("add", func() error {
 		if dst.IsDense() && src.IsDense() {

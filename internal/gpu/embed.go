@@ -34,7 +34,8 @@ func (c *Ops) Embed(y, table, ids View) {
 
 // checkIDs panics unless x [rows, hidden] and table [vocab, hidden] go with ids [rows].
 func checkIDs(op string, x, table, ids View) {
-	shape.Must(x.Cols() == table.Cols() && ids.Size() == x.Rows() && ids.DType() == tensor.I32 && ids.IsDense(), op, x, table, ids)
+	shape.Must(x.Cols() == table.Cols() && ids.Size() == x.Rows() && ids.DType() == tensor.I32 &&
+		ids.IsDense(), op, x, table, ids)
 }
 
 // embedSegment is the sorted tokens of a block, SEGMENT in ops_embed.cu.
@@ -93,7 +94,8 @@ func (c *Ops) embedChunk(k keySplit, dtable View, dy, ids uint64, dtype tensor.D
 	const threads = 128
 	sorted, carry := c.work(), c.work()+uint64(k.carryAt())
 	sort := k.args(new(cuda.Args).Addr(sorted).Addr(ids))
-	if err := c.launch("ops_embed", "embed_sort", cuda.Dim{X: ceilDiv(k.count, 256/8)}, cuda.Dim{X: 256}, sort); err != nil {
+	if err := c.launch("ops_embed", "embed_sort", cuda.Dim{X: ceilDiv(k.count, 256/8)}, cuda.Dim{X: 256},
+		sort); err != nil {
 		return err
 	}
 	name, lanes := "embed_sum_", lanesOf(dtype)

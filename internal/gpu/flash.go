@@ -48,7 +48,8 @@ func NewFlash(stream *cuda.Stream, loader *Loader, o FlashOptions) (*Flash, erro
 	if err != nil {
 		return nil, err
 	}
-	f := &Flash{deviceAttention: d, deterministic: o.Deterministic, margin: o.SMMargin, shared: loader.Device().SharedPerBlock}
+	f := &Flash{deviceAttention: d, deterministic: o.Deterministic, margin: o.SMMargin,
+		shared: loader.Device().SharedPerBlock}
 	if loader.Device().Arch == hopperArch {
 		f.hopper, err = newWorkCounter(stream, loader.Device())
 	}
@@ -81,15 +82,18 @@ func (f *Flash) Preload(t tensor.DType, dim, dimV int) error {
 }
 
 // shapeFor returns the shape for a pass of that type; needs returns its shared memory a block.
-func (f *Flash) shapeFor(what string, t tensor.DType, dim, dimV int, needs func(source.FlashShape) int) (source.FlashShape, error) {
+func (f *Flash) shapeFor(what string, t tensor.DType, dim, dimV int,
+	needs func(source.FlashShape) int) (source.FlashShape, error) {
 	s, ok := source.FlashShapeFor(t == tensor.F32, dim, dimV, f.shared, needs)
 	switch {
 	case ok:
 		return s, nil
 	case max(dim, dimV) > source.FlashMaxDim:
-		return s, fmt.Errorf("%s with head dims %d and %d: up to %d are compiled; use the reference backend", what, dim, dimV, source.FlashMaxDim)
+		return s, fmt.Errorf("%s with head dims %d and %d: up to %d are compiled; use the reference backend", what, dim,
+			dimV, source.FlashMaxDim)
 	}
-	return s, fmt.Errorf("%s with head dims %d and %d: what is compiled takes more than the %d bytes of shared memory that a block has on %v; use the reference backend",
+	return s, fmt.Errorf("%s with head dims %d and %d: what is compiled takes more than the %d bytes of shared "+
+		"memory that a block has on %v; use the reference backend",
 		what, dim, dimV, f.shared, f.loader.Device())
 }
 
@@ -119,7 +123,8 @@ func (f *Flash) Backward(dq, do, q View, s attention.Saved, p attention.Softmax)
 
 func (f *Flash) forwardBlock(x *deviceForward, b attention.Block) error {
 	within, before := call.HopperWaits(b.Gates)
-	c := call.Flash{Tensors: call.Tensors{Q: x.q, K: b.K, V: b.V, O: x.acc.O, LSE: x.acc.LSE}, Softmax: x.p, Tiles: b.Tiles, Gates: within}
+	c := call.Flash{Tensors: call.Tensors{Q: x.q, K: b.K, V: b.V, O: x.acc.O, LSE: x.acc.LSE}, Softmax: x.p,
+		Tiles: b.Tiles, Gates: within}
 	if err := f.usable("flash attention forward", &c, source.FlashShape.ForwardShared, x.acc.O, x.acc.LSE); err != nil {
 		return err
 	}
@@ -136,10 +141,12 @@ func (f *Flash) forwardBlock(x *deviceForward, b attention.Block) error {
 func (f *Flash) backwardBlock(x *deviceBackward, b attention.GradBlock) error {
 	within, before := call.HopperWaits(b.Gates)
 	c := call.Flash{
-		Tensors: call.Tensors{Q: x.q, K: b.K, V: b.V, DO: x.do, LSE: x.s.LSE, Delta: x.s.Delta, DQ: x.dq, DK: b.DK, DV: b.DV},
+		Tensors: call.Tensors{Q: x.q, K: b.K, V: b.V, DO: x.do, LSE: x.s.LSE, Delta: x.s.Delta, DQ: x.dq, DK: b.DK,
+			DV: b.DV},
 		Softmax: x.p, Tiles: b.Tiles, Gates: within,
 	}
-	if err := f.usable("flash attention backward", &c, f.backwardShared, x.do, x.s.LSE, x.s.Delta, x.dq, b.DK, b.DV); err != nil {
+	if err := f.usable("flash attention backward", &c, f.backwardShared, x.do, x.s.LSE, x.s.Delta, x.dq, b.DK,
+		b.DV); err != nil {
 		return err
 	}
 	l, onHopper := f.backwardOnHopper(&c, b.Fresh)
@@ -209,7 +216,8 @@ func (f *Flash) call(l *call.Launch) error {
 		}
 	}
 	grid := cuda.Dim{X: l.Grid[0], Y: l.Grid[1], Z: l.Grid[2]}
-	return f.launch(l.Program, l.Kernel, cuda.Launch{Grid: grid, Block: cuda.Dim{X: l.Threads}, Shared: l.Shared}, cuda.Struct(&cuda.Args{}, &l.Params))
+	return f.launch(l.Program, l.Kernel, cuda.Launch{Grid: grid, Block: cuda.Dim{X: l.Threads}, Shared: l.Shared},
+		cuda.Struct(&cuda.Args{}, &l.Params))
 }
 
 var _ attention.Waiter = (*Flash)(nil)

@@ -74,13 +74,15 @@ func (f *Fused) Workspace() int64 { return f.scratch.size() }
 // usable is what is wrong with the inputs of a call beyond what attention checks.
 func (f *Fused) usable(q View, p attention.Softmax, views ...View) error {
 	if t := q.DType(); t != tensor.BF16 && t != tensor.F16 {
-		return fmt.Errorf("fused attention in %v: cuDNN computes in bfloat16 and float16; set precision.compute to bf16 or fp16", t)
+		return fmt.Errorf("fused attention in %v: cuDNN computes in bfloat16 and float16; set precision.compute to "+
+			"bf16 or fp16", t)
 	}
 	if p.Softcap > 0 {
 		return fmt.Errorf("fused attention with soft cap %v: cuDNN has none; use the flash backend", p.Softcap)
 	}
 	if !(p.Scale > 0) {
-		return fmt.Errorf("fused attention with scale %v: cuDNN's gradients fault at 0, and its largest score is that before scaling; use the flash backend", p.Scale)
+		return fmt.Errorf("fused attention with scale %v: cuDNN's gradients fault at 0, and its largest score is "+
+			"that before scaling; use the flash backend", p.Scale)
 	}
 	if err := p.Plain("fused attention"); err != nil {
 		return err
@@ -101,7 +103,8 @@ func fusedAligned(what string, views ...View) error {
 			bad = bad || v.Len(a) > 1 && v.Stride(a)*size%16 != 0
 		}
 		if bad {
-			return fmt.Errorf("%s: %v: head dims must be multiples of 8 and rows begin on 16 bytes; use the flash backend, or copy it to a dense tensor", what, v)
+			return fmt.Errorf("%s: %v: head dims must be multiples of 8 and rows begin on 16 bytes; use the flash "+
+				"backend, or copy it to a dense tensor", what, v)
 		}
 	}
 	return nil

@@ -31,7 +31,8 @@ func (f *Fused) Backward(dq, do, q View, s attention.Saved, p attention.Softmax)
 		return nil, err
 	}
 	if s.O.DType() != q.DType() || do.DType() != q.DType() {
-		return nil, fmt.Errorf("fused attention backward: o is %v and do %v; cuDNN takes them as %v, the type of q", s.O.DType(), do.DType(), q.DType())
+		return nil, fmt.Errorf("fused attention backward: o is %v and do %v; cuDNN takes them as %v, the type of q",
+			s.O.DType(), do.DType(), q.DType())
 	}
 	f.keys, f.scratch.at = heldKeys{}, 0
 	f.held = heldParts{dst: dq, fresh: true, dtype: q.DType()}
@@ -137,7 +138,8 @@ func (f *Fused) backwardPiece(c *fusedCall, g *fusedGroup, p dnn.Piece, dq uint6
 		return err
 	}
 	var at dnn.Pointers
-	at[dnn.Q], at[dnn.K], at[dnn.V] = cuda.Addr(seqRows(c.q, p.Q)), cuda.Addr(seqRows(c.k, p.K)), cuda.Addr(seqRows(c.v, p.K))
+	at[dnn.Q], at[dnn.K], at[dnn.V] = cuda.Addr(seqRows(c.q, p.Q)), cuda.Addr(seqRows(c.k, p.K)), cuda.Addr(seqRows(c.v,
+		p.K))
 	at[dnn.O], at[dnn.DO] = cuda.Addr(seqRows(c.saved.O, p.Q)), cuda.Addr(seqRows(c.do, p.Q))
 	at[dnn.Stats] = f.stats(c, p.Q, headsFirst(p.Q.Len(), c.heads()))
 	at[dnn.DQ], at[dnn.DK], at[dnn.DV] = dq, dk, dv

@@ -32,7 +32,8 @@ func (f *Fused) Forward(o View, acc attention.Partial, q View, p attention.Softm
 		return nil, err
 	}
 	if t := o.DType(); t != tensor.F32 && t != q.DType() {
-		return nil, fmt.Errorf("fused attention: o is %v, and q is %v; cuDNN gives it as %v, and sums are float32", t, q.DType(), q.DType())
+		return nil, fmt.Errorf("fused attention: o is %v, and q is %v; cuDNN gives it as %v, and sums are float32", t,
+			q.DType(), q.DType())
 	}
 	f.keys, f.scratch.at = heldKeys{}, 0
 	f.held = heldParts{dst: acc.O, lse: acc.LSE, fresh: true, dtype: q.DType()}
@@ -81,7 +82,8 @@ func (x *fusedForward) End() error {
 		switch {
 		case h.done(o):
 			p := h.parts[0]
-			f.kernels.copyLSE(f.stream, cuda.Addr(acc.LSE), stridesOf(acc.LSE), p.lse, p.at, o.Len(tensor.Batch), o.Len(tensor.Seq), o.Len(tensor.Heads), false)
+			f.kernels.copyLSE(f.stream, cuda.Addr(acc.LSE), stridesOf(acc.LSE), p.lse, p.at, o.Len(tensor.Batch),
+				o.Len(tensor.Seq), o.Len(tensor.Heads), false)
 		case o != acc.O || len(h.parts) > 0 || h.fresh:
 			f.kernels.mergeInto(f.stream, merging{o, acc.O, acc.LSE, h.dtype, h.parts, h.fresh, true})
 		}
@@ -127,7 +129,8 @@ func (f *Fused) piece(c *fusedCall, g *fusedGroup, p dnn.Piece) dnn.Desc {
 	d := f.problem(c)
 	d.SeqQ, d.SeqK, d.Mask = p.Q.Len(), p.K.Len(), p.Mask
 	rows, keys := g.rows.Len(), p.K.Len()
-	d.Strides[dnn.Q], d.Strides[dnn.K], d.Strides[dnn.V] = planStrides(seqRows(c.q, p.Q)), planStrides(seqRows(c.k, p.K)), planStrides(seqRows(c.v, p.K))
+	d.Strides[dnn.Q], d.Strides[dnn.K], d.Strides[dnn.V] = planStrides(seqRows(c.q, p.Q)), planStrides(seqRows(c.k,
+		p.K)), planStrides(seqRows(c.v, p.K))
 	d.Strides[dnn.Stats] = headsFirst(p.Q.Len(), c.heads())
 	if !c.backward {
 		d.Strides[dnn.O] = denseRows(rows, c.heads(), c.dimV())
@@ -216,7 +219,8 @@ func (f *Fused) forwardAmong(c *fusedCall, g *fusedGroup, p dnn.Piece, held fuse
 // forwardPiece is one call of cuDNN: O goes to x, the LSE, heads first, to lse.
 func (f *Fused) forwardPiece(c *fusedCall, g *fusedGroup, p dnn.Piece, x, lse uint64) error {
 	var at dnn.Pointers
-	at[dnn.Q], at[dnn.K], at[dnn.V] = cuda.Addr(seqRows(c.q, p.Q)), cuda.Addr(seqRows(c.k, p.K)), cuda.Addr(seqRows(c.v, p.K))
+	at[dnn.Q], at[dnn.K], at[dnn.V] = cuda.Addr(seqRows(c.q, p.Q)), cuda.Addr(seqRows(c.k, p.K)), cuda.Addr(seqRows(c.v,
+		p.K))
 	at[dnn.O], at[dnn.Stats] = x, lse
 	return f.execute(f.piece(c, g, p), &at)
 }

@@ -171,18 +171,22 @@ func (k *fusedKernels) total(s *cuda.Stream, t tensor.DType, totals ...gradTotal
 	if most == 0 {
 		return
 	}
-	k.launch(s, fusedTypes[t].sum, cuda.Dim{X: k.grid(most), Y: len(totals), Z: batch}, cuda.Dim{X: 256}, cuda.Struct(&cuda.Args{}, &p))
+	k.launch(s, fusedTypes[t].sum, cuda.Dim{X: k.grid(most), Y: len(totals), Z: batch}, cuda.Dim{X: 256},
+		cuda.Struct(&cuda.Args{}, &p))
 }
 
 // grid is the blocks of 256 threads for n pieces of work, several waves at most.
 func (k *fusedKernels) grid(n int) int { return min(ceilDiv(n, 256), 64*k.sms) }
 
 // copyLSE copies rows of [batch, rows, heads] from src to dst. With open, -Inf becomes Inf.
-func (k *fusedKernels) copyLSE(s *cuda.Stream, dst uint64, dstAt axisStrides, src uint64, srcAt axisStrides, batch, rows, heads int, open bool) {
+func (k *fusedKernels) copyLSE(s *cuda.Stream, dst uint64, dstAt axisStrides, src uint64, srcAt axisStrides, batch,
+	rows, heads int, open bool) {
 	p := source.FusedLSE{
-		Src: src, SrcAt: srcAt.c(), Dst: dst, DstAt: dstAt.c(), Rows: int32(rows), Heads: int32(heads), Open: cInt(open),
+		Src: src, SrcAt: srcAt.c(), Dst: dst, DstAt: dstAt.c(), Rows: int32(rows), Heads: int32(heads),
+		Open: cInt(open),
 	}
-	k.launch(s, "fused_lse", cuda.Dim{X: ceilDiv(rows, 32), Y: ceilDiv(heads, 32), Z: batch}, cuda.Dim{X: 32, Y: 8}, cuda.Struct(&cuda.Args{}, &p))
+	k.launch(s, "fused_lse", cuda.Dim{X: ceilDiv(rows, 32), Y: ceilDiv(heads, 32), Z: batch}, cuda.Dim{X: 32, Y: 8},
+		cuda.Struct(&cuda.Args{}, &p))
 }
 
 // fill32 sets n float32 to x.

@@ -93,7 +93,8 @@ func (s *keySum) zero() {
 		rows partition.Range
 	}{{s.c.dk, s.k}, {s.c.dv, s.v}} {
 		if x.rows.Len() > 0 {
-			s.f.kernels.total(s.f.stream, s.c.q.DType(), gradTotal{dst: x.v, lo: x.rows.Lo, hi: x.rows.Hi, fresh: x.rows})
+			s.f.kernels.total(s.f.stream, s.c.q.DType(), gradTotal{dst: x.v, lo: x.rows.Lo, hi: x.rows.Hi,
+				fresh: x.rows})
 		}
 	}
 }

@@ -29,7 +29,8 @@ func (p packing) takes(c *fusedCall) bool {
 	}
 	for _, v := range []View{c.q, c.k, c.v, c.do, c.saved.O} {
 		at := denseRows(v.Len(tensor.Seq), v.Len(tensor.Heads), v.Len(tensor.Dim))
-		if v.Stride(tensor.Seq) != at[1] || v.Len(tensor.Heads) > 1 && v.Stride(tensor.Heads) != at[2] || v.Len(tensor.Batch) > 1 && v.Stride(tensor.Batch) != at[0] {
+		if v.Stride(tensor.Seq) != at[1] || v.Len(tensor.Heads) > 1 && v.Stride(tensor.Heads) != at[2] ||
+			v.Len(tensor.Batch) > 1 && v.Stride(tensor.Batch) != at[0] {
 			return false
 		}
 	}
@@ -117,7 +118,8 @@ func (f *Fused) backwardPacked(c *fusedCall, g *fusedGroup, dq uint64, sum *keyS
 
 func (f *Fused) executePacked(c *fusedCall, g *fusedGroup, at *dnn.Pointers) error {
 	d := f.packed(c, g)
-	at[dnn.Q], at[dnn.K], at[dnn.V] = cuda.Addr(seqRows(c.q, g.rows)), cuda.Addr(seqRows(c.k, g.keys)), cuda.Addr(seqRows(c.v, g.keys))
+	at[dnn.Q], at[dnn.K], at[dnn.V] = cuda.Addr(seqRows(c.q, g.rows)), cuda.Addr(seqRows(c.k,
+		g.keys)), cuda.Addr(seqRows(c.v, g.keys))
 	table := packedTable(c, g, d.Batch)
 	p, err := f.tables.upload(f.stream, table)
 	if err != nil {
@@ -191,7 +193,8 @@ func (t *fusedTables) upload(s *cuda.Stream, table []byte) (uint64, error) {
 	}
 	n := int64(len(table))
 	if n > tableBytes {
-		return 0, fmt.Errorf("%d bytes of offsets of packed documents, with room for %d; use longer documents or the flash backend", n, tableBytes)
+		return 0, fmt.Errorf("%d bytes of offsets of packed documents, with room for %d; use longer documents or the "+
+			"flash backend", n, tableBytes)
 	}
 	if t.mem == nil {
 		if err := t.open(s.Device()); err != nil {

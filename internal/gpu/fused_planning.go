@@ -14,7 +14,8 @@ func (f *Fused) Planning() attention.Kernel { return fusedPlanning{f: f} }
 type fusedPlanning struct{ f *Fused }
 
 // Forward begins a pass that builds the plans of one of Fused.
-func (p fusedPlanning) Forward(_ View, _ attention.Partial, q View, s attention.Softmax) (attention.ForwardPass, error) {
+func (p fusedPlanning) Forward(_ View, _ attention.Partial, q View,
+	s attention.Softmax) (attention.ForwardPass, error) {
 	return planForward{p.f, fusedCall{q: q, scale: s.Scale}}, nil
 }
 

@@ -59,7 +59,8 @@ func (f *Flash) reportFaults() (err error) {
 		if x.Keys1 == 0 {
 			return ""
 		}
-		return fmt.Sprintf("hopper_backward, deterministic: block of keys %d of KV head %d, batch %d, waited too long for block %d to add to dq; "+
+		return fmt.Sprintf("hopper_backward, deterministic: block of keys %d of KV head %d, batch %d, waited too "+
+			"long for block %d to add to dq; "+
 			"please report it, and set train.deterministic: false meanwhile", x.Keys1-1, x.KVHead, x.Batch, x.Before)
 	})
 	return nil
@@ -112,7 +113,8 @@ func (f *Flash) launchForward(l *call.HopperForward) error {
 		return err
 	}
 	grid := cuda.Dim{X: min(l.Blocks, f.sms().Taken)}
-	return f.launch(l.Program, l.Kernel, cuda.Launch{Grid: grid, Block: cuda.Dim{X: l.Threads}, Shared: l.Shared}, cuda.StructAligned(&cuda.Args{}, p, source.MapAlign))
+	return f.launch(l.Program, l.Kernel, cuda.Launch{Grid: grid, Block: cuda.Dim{X: l.Threads}, Shared: l.Shared},
+		cuda.StructAligned(&cuda.Args{}, p, source.MapAlign))
 }
 
 // uploadLists puts lists, if there are any, on the device for the next kernel, and sets their addresses.
@@ -170,7 +172,8 @@ func (f *Flash) launchBackward(l *call.HopperBackward) error {
 		}
 	}
 	grid := cuda.Dim{X: l.Grid[0], Y: l.Grid[1], Z: l.Grid[2]}
-	return f.launch(l.Program, l.Kernel, cuda.Launch{Grid: grid, Block: cuda.Dim{X: l.Threads}, Shared: l.Shared}, cuda.StructAligned(&cuda.Args{}, p, source.MapAlign))
+	return f.launch(l.Program, l.Kernel, cuda.Launch{Grid: grid, Block: cuda.Dim{X: l.Threads}, Shared: l.Shared},
+		cuda.StructAligned(&cuda.Args{}, p, source.MapAlign))
 }
 
 // encodeAll makes maps as the copy engine reads them.

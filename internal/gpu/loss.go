@@ -38,7 +38,8 @@ func (c *Ops) CrossEntropy(loss, logits, targets View, scale float64, grad bool)
 		const chunk = OpsWorkspace / 8 // rows whose losses fit in the workspace
 		for lo := 0; lo < rows; lo += chunk {
 			count := min(chunk, rows-lo)
-			row := new(cuda.Args).Addr(c.work()).Addr(elementOf(logits, lo*n)).Addr(elementOf(targets, lo)).Int(n).Float(scale).Int(held)
+			row := new(cuda.Args).Addr(c.work()).Addr(elementOf(logits, lo*n)).Addr(elementOf(targets,
+				lo)).Int(n).Float(scale).Int(held)
 			c.stream.Launch(f, cuda.Launch{Grid: cuda.Dim{X: count}, Block: cuda.Dim{X: 1024}, Shared: held * 16}, row)
 			if err := c.addScalars(loss, count); err != nil {
 				return err

@@ -28,7 +28,8 @@ func checkCUDANorm(op string, inv, w View, xs ...View) {
 	denseActivations(op, xs...)
 	denseFloats(op, inv, w)
 	x := xs[0]
-	shape.Must(shape.SameShape(xs...) && x.Len(tensor.Dim) > 0 && w.Size() == x.Len(tensor.Dim) && inv.Size() == shape.RowsOver(x), op, append(xs, inv, w)...)
+	shape.Must(shape.SameShape(xs...) && x.Len(tensor.Dim) > 0 && w.Size() == x.Len(tensor.Dim) &&
+		inv.Size() == shape.RowsOver(x), op, append(xs, inv, w)...)
 }
 
 // norm queues the kernel of that name, which is given y, inv, xs and w.
@@ -47,7 +48,8 @@ func (c *Ops) norm(op, kernel string, y, inv View, xs []View, w View, eps float6
 			return c.launch("ops_norm", name+"_any", cuda.Dim{X: rows}, cuda.Dim{X: 256}, args.Int(n).Float(eps))
 		}
 		grid := cuda.Dim{X: ceilDiv(rows, s.rows)}
-		return c.launch("ops_norm", fmt.Sprintf("%s_%d", name, s.vectors), grid, cuda.Dim{X: s.threads, Y: s.rows}, args.Int(rows).Int(n).Float(eps))
+		return c.launch("ops_norm", fmt.Sprintf("%s_%d", name, s.vectors), grid, cuda.Dim{X: s.threads, Y: s.rows},
+			args.Int(rows).Int(n).Float(eps))
 	})
 }
 

@@ -39,7 +39,8 @@ func newCUDAOps(dev *cuda.Device) (cudaOps, error) {
 // Preload loads all programs of the operations, which are compiled beside each other where they
 // are not on disk. Without it each is loaded when it is first used.
 func (c *Ops) Preload() error {
-	return c.loader.Preload("gemm_simple", "ops_copy", "ops_embed", "ops_loss", "ops_norm", "ops_optim", "ops_rope", "ops_swiglu")
+	return c.loader.Preload("gemm_simple", "ops_copy", "ops_embed", "ops_loss", "ops_norm", "ops_optim", "ops_rope",
+		"ops_swiglu")
 }
 
 // launch queues a kernel without dynamic shared memory.

@@ -39,7 +39,8 @@ func (c *Ops) SumSquares(sum, g View) {
 		}{{"squares_fp32", 0, whole}, {"squares_any_fp32", whole, g.Size() - whole}} {
 			blocks := min(ceilDiv(part.n, squaresShare), squaresBlocks)
 			args := new(cuda.Args).Addr(c.work() + uint64(8*parts)).Addr(elementOf(g, part.lo)).Int64(int64(part.n))
-			if err := c.launch("ops_optim", part.kernel, cuda.Dim{X: blocks}, cuda.Dim{X: flatThreads}, args); err != nil {
+			if err := c.launch("ops_optim", part.kernel, cuda.Dim{X: blocks}, cuda.Dim{X: flatThreads},
+				args); err != nil {
 				return err
 			}
 			parts += blocks

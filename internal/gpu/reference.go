@@ -65,7 +65,8 @@ func (r *Reference) scores(what string, s *attention.Scores) error {
 }
 
 func (r *Reference) forwardBlock(x *deviceForward, b attention.Block) error {
-	c := call.Reference{Tensors: call.Tensors{Q: x.q, K: b.K, V: b.V, O: x.acc.O, LSE: x.acc.LSE}, Softmax: x.p, Tiles: b.Tiles, Columns: b.Columns}
+	c := call.Reference{Tensors: call.Tensors{Q: x.q, K: b.K, V: b.V, O: x.acc.O, LSE: x.acc.LSE}, Softmax: x.p,
+		Tiles: b.Tiles, Columns: b.Columns}
 	program, err := r.usable("reference attention forward", &c, x.acc.O, x.acc.LSE)
 	if err != nil {
 		return err
@@ -77,7 +78,8 @@ func (r *Reference) forwardBlock(x *deviceForward, b attention.Block) error {
 
 func (r *Reference) backwardBlock(x *deviceBackward, b attention.GradBlock) error {
 	c := call.Reference{
-		Tensors: call.Tensors{Q: x.q, K: b.K, V: b.V, DO: x.do, LSE: x.s.LSE, Delta: x.s.Delta, DQ: x.dq, DK: b.DK, DV: b.DV},
+		Tensors: call.Tensors{Q: x.q, K: b.K, V: b.V, DO: x.do, LSE: x.s.LSE, Delta: x.s.Delta, DQ: x.dq, DK: b.DK,
+			DV: b.DV},
 		Softmax: x.p, Tiles: b.Tiles, Columns: b.Columns,
 	}
 	program, err := r.usable("reference attention backward", &c, x.do, x.s.LSE, x.s.Delta, x.dq, b.DK, b.DV)
@@ -117,7 +119,8 @@ func (r *Reference) run(what string, launches []call.ReferenceLaunch) {
 			}
 			l.At(list)
 			grid, block := cuda.Dim{X: l.Grid[0], Y: l.Grid[1], Z: l.Grid[2]}, cuda.Dim{X: l.Block[0], Y: l.Block[1]}
-			if err := r.launch(l.Program, l.Kernel, cuda.Launch{Grid: grid, Block: block}, cuda.Struct(&cuda.Args{}, &l.Params)); err != nil {
+			if err := r.launch(l.Program, l.Kernel, cuda.Launch{Grid: grid, Block: block},
+				cuda.Struct(&cuda.Args{}, &l.Params)); err != nil {
 				return err
 			}
 		}

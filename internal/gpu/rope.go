@@ -31,7 +31,8 @@ func (c *Ops) NormRope(y, inv, x, w, cos, sin View, eps float64) {
 			return c.launch("ops_rope", "rope_"+name, r.grid(ropeHeads), cuda.Dim{X: ropeThreads}, r.args(&args))
 		}
 		args.View(y).View(inv).View(x).View(w).View(cos).View(sin)
-		return c.launch("ops_rope", "norm_rope_"+name, r.grid(ropeHeads), cuda.Dim{X: ropeThreads}, r.args(&args).Float(eps))
+		return c.launch("ops_rope", "norm_rope_"+name, r.grid(ropeHeads), cuda.Dim{X: ropeThreads},
+			r.args(&args).Float(eps))
 	})
 }
 
@@ -44,7 +45,8 @@ func (c *Ops) NormRopeBackward(dx, dw, dy, x, inv, w, cos, sin View) {
 		x = dx
 	}
 	checkCUDARope("rope backward", inv, w, cos, sin, dx, x)
-	shape.Must(dy.Shape() == dx.Shape() && dy.IsDense() && (dy.DType() == dx.DType() || dy.DType() == tensor.F32), "rope backward", dx, dy)
+	shape.Must(dy.Shape() == dx.Shape() && dy.IsDense() && (dy.DType() == dx.DType() || dy.DType() == tensor.F32),
+		"rope backward", dx, dy)
 	if norm {
 		denseFloats("rope backward", dw)
 		shape.Must(dw.Size() == w.Size(), "rope backward", dw, w)
@@ -59,7 +61,8 @@ func (c *Ops) NormRopeBackward(dx, dw, dy, x, inv, w, cos, sin View) {
 		r := newRope(dx, lanes, aligned16(dx, dy, x, w, cos, sin))
 		if r.lanes > 0 && !norm {
 			args.View(dx).View(dy).View(cos).View(sin)
-			return c.launch("ops_rope", "rope_backward_"+name, r.grid(16/lanes), cuda.Dim{X: ropeThreads}, r.args(&args))
+			return c.launch("ops_rope", "rope_backward_"+name, r.grid(16/lanes), cuda.Dim{X: ropeThreads},
+				r.args(&args))
 		}
 		kernel, threads, blocks := "norm_rope_backward_any_"+name, 32, shape.RowsOver(dx)
 		if r.lanes > 0 {
@@ -70,7 +73,8 @@ func (c *Ops) NormRopeBackward(dx, dw, dy, x, inv, w, cos, sin View) {
 			return err
 		}
 		args.View(dx).Addr(c.work()).View(dy).View(x).View(inv).View(w).View(cos).View(sin)
-		if err := c.launch("ops_rope", kernel, cuda.Dim{X: parts}, cuda.Dim{X: threads}, r.args(&args)); err != nil || !norm {
+		if err := c.launch("ops_rope", kernel, cuda.Dim{X: parts}, cuda.Dim{X: threads}, r.args(&args)); err != nil ||
+			!norm {
 			return err
 		}
 		return c.addColumns(dw, parts)
@@ -81,7 +85,8 @@ func checkCUDARope(op string, inv, w, cos, sin View, xs ...View) {
 	denseActivations(op, xs...)
 	denseFloats(op, cos, sin)
 	x := xs[0]
-	shape.Must(shape.SameShape(cos, sin) && shape.SameShape(xs...) && cos.Rows() == x.Rows() && 2*cos.Cols() == x.Len(tensor.Dim) && cos.Cols() > 0, op, append(xs, cos, sin)...)
+	shape.Must(shape.SameShape(cos, sin) && shape.SameShape(xs...) && cos.Rows() == x.Rows() &&
+		2*cos.Cols() == x.Len(tensor.Dim) && cos.Cols() > 0, op, append(xs, cos, sin)...)
 	if !w.IsZero() {
 		checkCUDANorm(op, inv, w, xs...)
 	}
@@ -105,7 +110,8 @@ func newRope(x View, lanes int, vectors bool) rope {
 }
 
 func (r rope) args(a *cuda.Args) *cuda.Args {
-	return cuda.Struct(a, &source.Rope{Tokens: int32(r.tokens), Heads: int32(r.heads), Half: int32(r.half), Lanes: int32(r.lanes)})
+	return cuda.Struct(a, &source.Rope{Tokens: int32(r.tokens), Heads: int32(r.heads), Half: int32(r.half),
+		Lanes: int32(r.lanes)})
 }
 
 // grid is the blocks that take so many heads at once with each group of lanes.

@@ -52,7 +52,8 @@ func (c *Ops) sink(what string, writes int, l call.SinkLaunch, views ...View) er
 			return err
 		}
 		grid := cuda.Dim{X: l.Grid[0], Y: l.Grid[1], Z: l.Grid[2]}
-		c.stream.Launch(f, cuda.Launch{Grid: grid, Block: cuda.Dim{X: l.Threads}, Shared: l.Shared}, cuda.Struct(&cuda.Args{}, &l.Params))
+		c.stream.Launch(f, cuda.Launch{Grid: grid, Block: cuda.Dim{X: l.Threads}, Shared: l.Shared},
+			cuda.Struct(&cuda.Args{}, &l.Params))
 		return nil
 	})
 	return nil

@@ -205,8 +205,10 @@ func (a *agent) renew() error {
 func (a *agent) newChild(local int, s *Start) (*child, []byte, error) {
 	h := hello{
 		RunID: cmp.Or(s.RunID, a.job.RunID), Rank: s.Place.FirstRank + local, WorldSize: s.Place.WorldSize,
-		LocalRank: local, LocalWorldSize: a.job.NProc, NodeRank: s.Place.NodeRank, Node: a.job.Node, Device: a.job.Device + local, Interface: a.job.Interface,
-		Restart: s.Number, SocketDir: a.dir.path, Listen: s.Listen, Hosts: s.Hosts, Secret: s.Secret, Payload: s.Payload,
+		LocalRank: local, LocalWorldSize: a.job.NProc, NodeRank: s.Place.NodeRank, Node: a.job.Node,
+		Device: a.job.Device + local, Interface: a.job.Interface,
+		Restart: s.Number, SocketDir: a.dir.path, Listen: s.Listen, Hosts: s.Hosts, Secret: s.Secret,
+		Payload: s.Payload,
 	}
 	h.Core = h.core(os.Getenv(envMaxProcs) != "")
 	greeting, err := encodeFrame(command{Kind: commandHello, Hello: &h})
@@ -224,7 +226,8 @@ func (a *agent) newChild(local int, s *Start) (*child, []byte, error) {
 	cmd.Args[0] = os.Args[0]
 	cmd.Env = workerEnv(os.Environ(), h)
 	return &child{
-		rank: h.Rank, localRank: local, cmd: cmd, shares: h.Core != nil, log: terminal.Name(filepath.Join(s.Logs.Name(), logName(h.Rank))),
+		rank: h.Rank, localRank: local, cmd: cmd, shares: h.Core != nil,
+		log: terminal.Name(filepath.Join(s.Logs.Name(), logName(h.Rank))),
 		relay: &relay{
 			log: log, con: a.con, prefix: fmt.Sprintf("rank %d", h.Rank),
 			show:    a.job.Show == ShowAll || a.job.Show == ShowFirst && h.Rank == 0,

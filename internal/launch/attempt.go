@@ -265,7 +265,8 @@ func (t *attempt) killAll() {
 	t.after(abandonTime, func() {
 		for _, c := range t.children {
 			if !c.ended {
-				t.say(fmt.Sprintf("cprun: rank %d (pid %d) does not end after SIGKILL: it hangs in the kernel\n", c.rank, c.pid))
+				t.say(fmt.Sprintf("cprun: rank %d (pid %d) does not end after SIGKILL: it hangs in the kernel\n",
+					c.rank, c.pid))
 			}
 		}
 		t.gaveUp = true

@@ -130,7 +130,8 @@ func (r *Retries) Verdict(e Ending) Verdict {
 		return v
 	}
 	if r.Done > 0 && e.Step <= r.Reached {
-		v.Notes = append(v.Notes, fmt.Sprintf("not started again: no step beyond %d was reached since the last restart", r.Reached))
+		v.Notes = append(v.Notes, fmt.Sprintf("not started again: no step beyond %d was reached since the last restart",
+			r.Reached))
 		return v
 	}
 	if r.Row++; r.Done == 0 || v.First.Rank != r.Rank {
@@ -187,7 +188,8 @@ func newAlone(job *Job) *alone {
 
 func (a *alone) Next(context.Context) (Start, error) {
 	a.starts++
-	return Start{Number: a.starts - 1, Place: a.job.Place, Secret: newSecret(), Payload: a.job.Payload, Logs: a.job.Logs}, nil
+	return Start{Number: a.starts - 1, Place: a.job.Place, Secret: newSecret(), Payload: a.job.Payload,
+		Logs: a.job.Logs}, nil
 }
 
 func (a *alone) News() <-chan News { return nil }

@@ -16,8 +16,8 @@ import (
 // maxCores is the number of cores in a mask of the system. On larger hosts the ranks are not pinned.
 const maxCores = 1024
 
-// shareOf returns the core to which a rank of a node is pinned, or nil. It is nil if there are more cores than ranks, if
-// the ranks do not divide evenly, or if a limit on processor time (procs at once) leaves fewer cores, since the
+// shareOf returns the core to which a rank of a node is pinned, or nil. It is nil if there are more cores than ranks,
+// if the ranks do not divide evenly, or if a limit on processor time (procs at once) leaves fewer cores, since the
 // limit does not name them.
 func shareOf(cores []int, procs, rank, ranks int) *int {
 	n := len(cores)
@@ -36,9 +36,10 @@ func (h *hello) core(given bool) *int {
 	return shareOf(ownCores(), runtime.GOMAXPROCS(0), h.LocalRank, h.LocalWorldSize)
 }
 
-// crowded returns the ranks of a node, and the fewer cores that they share; 0: there are enough cores, or all of the host's.
-// own is the size of this launcher's mask, local the number of its ranks. If the node has more launchers, each may have a
-// mask of its own, so that only the number of cores that Slurm has given to all of them counts; 0: not known.
+// crowded returns the ranks of a node, and the fewer cores that they share; 0: there are enough cores, or all of the
+// host's. own is the size of this launcher's mask, local the number of its ranks. If the node has more launchers, each
+// may have a mask of its own, so that only the number of cores that Slurm has given to all of them counts; 0: not
+// known.
 func crowded(own, host, given, local, ranks int) (n, cores int) {
 	n, cores = local, own
 	if ranks > local && given > 0 {
@@ -50,8 +51,8 @@ func crowded(own, host, given, local, ranks int) (n, cores int) {
 	return n, cores
 }
 
-// warnCrowded warns, once in a job, of ranks that share too few cores: a batch system gives one core to a task that asks for
-// no more.
+// warnCrowded warns, once in a job, of ranks that share too few cores: a batch system gives one core to a task that
+// asks for no more.
 func (a *agent) warnCrowded(s *Start) {
 	if s.Number > 0 || s.Place.FirstRank > 0 {
 		return
@@ -63,8 +64,10 @@ func (a *agent) warnCrowded(s *Start) {
 	given, _ := strconv.Atoi(os.Getenv(envSlurmCPUs)) // 0: not under Slurm
 	host := hostCores()
 	if n, cores := crowded(len(ownCores()), host, given, a.job.NProc, ranks); n > 0 {
-		a.notice("warning: %d ranks of this node share %d of its %d cores, and will be slow; under Slurm, submit with --exclusive or "+
-			"--cpus-per-task=%d and use srun --cpu-bind=none; elsewhere, widen the CPU mask (taskset, cpuset)", n, cores, host, n)
+		a.notice("warning: %d ranks of this node share %d of its %d cores, and will be slow; under Slurm, submit "+
+			"with --exclusive or "+
+			"--cpus-per-task=%d and use srun --cpu-bind=none; elsewhere, widen the CPU mask (taskset, cpuset)",
+			n, cores, host, n)
 	}
 }
 

@@ -5,9 +5,9 @@
 //
 // The agent calls Run; a worker calls Attach. Between them is one inherited Unix socket pair
 // for each worker (file descriptor 3): the agent writes one hello (place, secret, payload),
-// and later commands: stop, or what do you wait for? The worker writes events. When that socket closes, the other side is
-// gone. Nothing listens on a network address, and the secret of a job never stands in an
-// argument list, an environment or a file.
+// and later commands: stop, or what do you wait for? The worker writes events. When that socket closes, the other side
+// is gone. Nothing listens on a network address, and the secret of a job never stands in an argument list, an
+// environment or a file.
 //
 // It needs Linux: the parent death signal, and waiting for a process without reaping it.
 //

@@ -51,9 +51,10 @@ type FailureReport struct {
 // command is what the launcher tells a worker: first one hello, later at most one each of the others, but
 // for any number of tell.
 type command struct {
-	Kind   string   `json:"kind"`
-	Hello  *hello   `json:"hello,omitempty"`
-	Reason string   `json:"reason,omitempty"` // of a stop: the name of the signal; of failed: why, where ranks cannot hear it
+	Kind  string `json:"kind"`
+	Hello *hello `json:"hello,omitempty"`
+	// of a stop: the name of the signal; of failed: why, where ranks cannot hear it
+	Reason string   `json:"reason,omitempty"`
 	Rank   int      `json:"rank,omitempty"`   // of failed: which
 	Addrs  []string `json:"addrs,omitempty"`  // of peers: by rank; "": of this node
 	Stacks bool     `json:"stacks,omitempty"` // of tell: the stacks of all goroutines as well

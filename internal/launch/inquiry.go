@@ -127,7 +127,8 @@ func (t *attempt) show() {
 		return
 	}
 	rows = append(rows, i.other...)
-	t.say(fmt.Sprintf("cprun: what each rank waits for (stacks of all goroutines: %s)\n%s", terminal.Name(t.Logs.Name()), standing.Table(rows)))
+	t.say(fmt.Sprintf("cprun: what each rank waits for (stacks of all goroutines: %s)\n%s",
+		terminal.Name(t.Logs.Name()), standing.Table(rows)))
 }
 
 // keepStacks appends to the worker's log what it says of its goroutines.
@@ -136,8 +137,10 @@ func (c *child) keepStacks(data json.RawMessage) {
 	if json.Unmarshal(data, &text) != nil {
 		return
 	}
-	_, err := fmt.Fprintf(c.relay.log, "--- stacks of rank %d, %s ---\n%s\n--- end of the stacks ---\n", c.rank, time.Now().UTC().Format(time.RFC3339), terminal.Text(text))
+	_, err := fmt.Fprintf(c.relay.log, "--- stacks of rank %d, %s ---\n%s\n--- end of the stacks ---\n", c.rank,
+		time.Now().UTC().Format(time.RFC3339), terminal.Text(text))
 	if err != nil && !errors.Is(err, os.ErrClosed) {
-		c.relay.con.write(fmt.Appendf(nil, "cprun: stacks of rank %d are not in its log: %v\n", c.rank, err), c.relay.abandon)
+		c.relay.con.write(fmt.Appendf(nil, "cprun: stacks of rank %d are not in its log: %v\n", c.rank, err),
+			c.relay.abandon)
 	}
 }

@@ -213,7 +213,8 @@ func (j *Job) fits(s *Start) error {
 	p := s.Place
 	switch {
 	case p.FirstRank < 0 || p.FirstRank+j.NProc > p.WorldSize:
-		return fmt.Errorf("ranks %d to %d of this node: outside a world of %d", p.FirstRank, p.FirstRank+j.NProc-1, p.WorldSize)
+		return fmt.Errorf("ranks %d to %d of this node: outside a world of %d", p.FirstRank, p.FirstRank+j.NProc-1,
+			p.WorldSize)
 	case len(s.Payload) > maxPayload:
 		return fmt.Errorf("payload for the workers: %d bytes, at most %d are allowed", len(s.Payload), maxPayload)
 	case s.Logs == nil:

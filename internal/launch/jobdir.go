@@ -42,7 +42,8 @@ func newJobDir(bases ...string) (*jobDir, error) {
 			continue
 		}
 		if n := len(filepath.Join(base, dirPrefix+"0123456789")) + 1 + socketNameRoom; n > maxSocketPath {
-			faults = append(faults, fmt.Errorf("%s: too long for the path of a socket (%d bytes, at most %d)", base, n, maxSocketPath))
+			faults = append(faults, fmt.Errorf("%s: too long for the path of a socket (%d bytes, at most %d)", base, n,
+				maxSocketPath))
 			continue
 		}
 		removeStale(base)
@@ -52,7 +53,8 @@ func newJobDir(bases ...string) (*jobDir, error) {
 		}
 		faults = append(faults, err)
 	}
-	return nil, fmt.Errorf("private directory for sockets (set TMPDIR to a short, writable path): %w", errors.Join(faults...))
+	return nil, fmt.Errorf("private directory for sockets (set TMPDIR to a short, writable path): %w",
+		errors.Join(faults...))
 }
 
 // lockedDir makes the directory, takes its lock, and only then the marker without which no

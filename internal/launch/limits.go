@@ -24,7 +24,8 @@ func CheckLimits() error { return checkSpace(addressSpace()) }
 
 func checkSpace(limit uint64, limited bool) error {
 	if limited && limit < leastSpace {
-		return fmt.Errorf("the limit of address space (ulimit -v) is %d KiB, and a process of cprun needs %d at least, beside its model; raise it: ulimit -v unlimited", limit>>10, leastSpace>>10)
+		return fmt.Errorf("the limit of address space (ulimit -v) is %d KiB, and a process of cprun needs %d at "+
+			"least, beside its model; raise it: ulimit -v unlimited", limit>>10, leastSpace>>10)
 	}
 	return nil
 }

@@ -28,10 +28,13 @@ var nvteVariables = []struct {
 	name, meaning string
 	set           func(e *AttentionEnv, n int)
 }{
-	{envFlashAttn, "0: attention.backend flash is not chosen; 1 is the default", func(e *AttentionEnv, n int) { e.NoFlash = n == 0 }},
-	{envFusedAttn, "0: attention.backend fused (cuDNN) is not chosen; 1 is the default", func(e *AttentionEnv, n int) { e.NoFused = n == 0 }},
+	{envFlashAttn, "0: attention.backend flash is not chosen; 1 is the default",
+		func(e *AttentionEnv, n int) { e.NoFlash = n == 0 }},
+	{envFusedAttn, "0: attention.backend fused (cuDNN) is not chosen; 1 is the default",
+		func(e *AttentionEnv, n int) { e.NoFused = n == 0 }},
 	{envDebug, "1: NVTE_DEBUG_LEVEL counts", func(e *AttentionEnv, n int) { e.Debug = n }},
-	{envDebugLevel, "with NVTE_DEBUG=1: at least that much is said about the choice of a backend, as attention.debug 0, 1 or 2",
+	{envDebugLevel, "with NVTE_DEBUG=1: at least that much is said about the choice of a backend, as attention.debug " +
+		"0, 1 or 2",
 		func(e *AttentionEnv, n int) {
 			if e.Debug *= n; e.Debug != 0 && e.Debug != 1 {
 				e.Debug = 2
@@ -55,7 +58,8 @@ func attentionEnv(lookup func(string) (string, bool)) (AttentionEnv, error) {
 		level = level || v.name == envDebugLevel
 		n, err := strconv.ParseInt(text, 10, 32)
 		if err != nil {
-			faults = append(faults, fmt.Errorf("environment: %s=%.60q: want an integer such as 0 or 1, or unset %s", v.name, text, v.name))
+			faults = append(faults, fmt.Errorf("environment: %s=%.60q: want an integer such as 0 or 1, or unset %s",
+				v.name, text, v.name))
 			continue
 		}
 		v.set(&e, int(n))

@@ -26,7 +26,8 @@ func (t *attempt) failures() []Failure {
 	for _, c := range t.children {
 		v := judge(c.seen)
 		if !c.ended {
-			v = verdict{classOurs, "does not end after SIGKILL: it hangs in the kernel", "ps -o stat,wchan shows where; it may still hold memory and devices"}
+			v = verdict{classOurs, "does not end after SIGKILL: it hangs in the kernel",
+				"ps -o stat,wchan shows where; it may still hold memory and devices"}
 		}
 		if v.class == classNone {
 			continue

@@ -74,8 +74,8 @@ func (p *Program) Ask() { p.signal(syscall.SIGTERM) }
 func (p *Program) Hurry() { p.signal(syscall.SIGINT) }
 
 // Wait returns the exit status of the ended program, -1 if a signal ended it. After limit it asks the program to end,
-// and reports it late; after grace more it hurries it, after grace more kills it, and after grace more leaves it behind,
-// since it hangs in the kernel. A limit of 0 is none.
+// and reports it late; after grace more it hurries it, after grace more kills it, and after grace more leaves it
+// behind, since it hangs in the kernel. A limit of 0 is none.
 func (p *Program) Wait(limit, grace time.Duration) (status int, late bool) {
 	var over <-chan time.Time
 	if limit > 0 {

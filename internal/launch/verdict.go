@@ -72,7 +72,8 @@ func judge(s seen) verdict {
 	case s.report != nil:
 		return verdict{classOwn, s.report.Error, ""}
 	case s.fault != nil:
-		return verdict{classOwn, "channel to the launcher: " + s.fault.Error(), "launcher and worker must be the same build"}
+		return verdict{classOwn, "channel to the launcher: " + s.fault.Error(),
+			"launcher and worker must be the same build"}
 	case s.lingers > 0 && s.ours:
 		return verdict{
 			classOwn, fmt.Sprintf("did not exit after it was done, and was ended by the launcher %v later", s.lingers),
@@ -83,7 +84,8 @@ func judge(s seen) verdict {
 	case s.crash != "":
 		return verdict{classOwn, s.crash, crashHint(s.crash)}
 	case s.exit.code == 0:
-		return verdict{classOwn, "exit status 0 before its work was done", "the last lines of its log say how far it came"}
+		return verdict{classOwn, "exit status 0 before its work was done",
+			"the last lines of its log say how far it came"}
 	}
 	return verdict{classOwn, fmt.Sprintf("exit status %d", s.exit.code), "the last lines of its log may say why"}
 }
@@ -113,12 +115,14 @@ func explainSignal(sig syscall.Signal, oomKilled bool) (cause, hint string) {
 	switch {
 	case sig == unix.SIGKILL && oomKilled:
 		return cause + " (" + outOfMemoryKiller + ")",
-			"lower train.micro_batch_size, data.seq_len or memory.loss_chunk, set memory.recompute: full, or raise the limit"
+			"lower train.micro_batch_size, data.seq_len or memory.loss_chunk, set memory.recompute: full, or raise " +
+				"the limit"
 	case sig == unix.SIGKILL:
 		return cause + " (not by cprun: likely the kernel's out-of-memory killer, or a user)",
 			"dmesg names the processes that the kernel has killed; cprun plan shows the memory that a rank needs"
 	case sig == unix.SIGBUS:
-		return cause + " (a mapped file was cut short, or a file system is full)", "check free space on /dev/shm and of the data's file system"
+		return cause + " (a mapped file was cut short, or a file system is full)",
+			"check free space on /dev/shm and of the data's file system"
 	case sig == unix.SIGSEGV || sig == unix.SIGILL || sig == unix.SIGABRT || sig == unix.SIGFPE:
 		return cause + " (a crash in native code)", "the stack is in its log; please report it"
 	case sig == unix.SIGXCPU:

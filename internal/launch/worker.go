@@ -28,7 +28,8 @@ const (
 )
 
 // ErrNotLaunched is the error of Attach in a process that no launcher has started.
-var ErrNotLaunched = errors.New("this is cprun's own worker mode, which only cprun itself starts; run: cprun train.yaml")
+var ErrNotLaunched = errors.New("this is cprun's own worker mode, which only cprun itself starts; " +
+	"run: cprun train.yaml")
 
 // Secret is the key of one job, 32 bytes. It does not print.
 type Secret []byte
@@ -151,7 +152,8 @@ func greet(conn net.Conn, runID string) (*Worker, *frameReader, error) {
 		LocalWorldSize: h.LocalWorldSize, NodeRank: h.NodeRank, Node: h.Node, Device: h.Device, Restart: h.Restart,
 		SocketDir: h.SocketDir, Listen: h.Listen, Hosts: h.Hosts, Secret: h.Secret, Payload: h.Payload,
 		core: h.Core,
-		conn: conn, stop: make(chan struct{}), failed: make(chan Failed, 1), peers: make(chan []string, 1), signals: make(chan os.Signal, 4),
+		conn: conn, stop: make(chan struct{}), failed: make(chan Failed, 1), peers: make(chan []string, 1),
+		signals: make(chan os.Signal, 4),
 	}, frames, nil
 }
 

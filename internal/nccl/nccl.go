@@ -39,7 +39,8 @@ func Version() (int, error) {
 	l := &library
 	l.once.Do(func() {
 		if why := C.cprun_nccl_load(); why != nil {
-			l.err = fmt.Errorf("NCCL: %s; install NCCL 2 where the loader finds libnccl.so.2 (ldconfig, or LD_LIBRARY_PATH)", C.GoString(why))
+			l.err = fmt.Errorf("NCCL: %s; install NCCL 2 where the loader finds libnccl.so.2 (ldconfig, or "+
+				"LD_LIBRARY_PATH)", C.GoString(why))
 			return
 		}
 		var v C.int
@@ -270,7 +271,8 @@ func (c *Comm) AllGather(s *cuda.Stream, dst, src uint64, bytes int64) error {
 // own part of src.
 func (c *Comm) ReduceScatter(s *cuda.Stream, dst, src uint64, count int, d tensor.DType, op Op) error {
 	return c.call("ncclReduceScatter", func(comm C.ncclComm_t) C.ncclResult_t {
-		return C.cprun_nccl_reduce_scatter(comm, s.Handle(), C.uint64_t(dst), C.uint64_t(src), C.size_t(count), types[d], C.int(op))
+		return C.cprun_nccl_reduce_scatter(comm, s.Handle(), C.uint64_t(dst), C.uint64_t(src), C.size_t(count),
+			types[d], C.int(op))
 	})
 }
 

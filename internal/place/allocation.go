@@ -51,9 +51,11 @@ func findAllocation(e env) (a allocation, err error) {
 		return a, lostTask(e)
 	}
 	if !jobNumber.MatchString(id) {
-		return a, fmt.Errorf("%s: want Slurm's number of a job; unset it, or start this through Slurm", show(envJobID, id))
+		return a, fmt.Errorf("%s: want Slurm's number of a job; unset it, or start this through Slurm",
+			show(envJobID, id))
 	}
-	a = allocation{job: id, control: id, nodes: e.guess(envJobNodes), restarts: e.guess(envRestarts), onNode: e.has(envNodeName)}
+	a = allocation{job: id, control: id, nodes: e.guess(envJobNodes), restarts: e.guess(envRestarts),
+		onNode: e.has(envNodeName)}
 	if array := e.text(envArrayJob) + "_" + e.text(envArrayTask); jobID.MatchString(array) {
 		a.control = array
 	}
@@ -74,7 +76,8 @@ func lostTask(e env) error {
 		missing = envStepID
 	}
 	tasks, _ := e.first(envStepTasks, envTasks)
-	return fmt.Errorf("%s and %s are set, and %s is not that of a step: this looks like one of several tasks of Slurm that lost its environment. %s",
+	return fmt.Errorf("%s and %s are set, and %s is not that of a step: this looks like one of several tasks of "+
+		"Slurm that lost its environment. %s",
 		show(envProcID, e.text(envProcID)), show(tasks, e.text(tasks)), show(missing, e.text(missing)), offer)
 }
 
@@ -94,9 +97,11 @@ func (a allocation) mark(p *Place) {
 	p.Job = a.label()
 	switch {
 	case a.nodes > 1:
-		p.note("Slurm's job %s has %d nodes, and this run uses one. To train on all, start it with srun: srun --ntasks-per-node=1 cprun ...", a.job, a.nodes)
+		p.note("Slurm's job %s has %d nodes, and this run uses one. To train on all, start it with srun: srun "+
+			"--ntasks-per-node=1 cprun ...", a.job, a.nodes)
 	case !a.onNode:
-		p.note("this is a shell of Slurm's job %s, which need not run on its node (%s is not set): start the run with srun", a.job, envNodeName)
+		p.note("this is a shell of Slurm's job %s, which need not run on its node (%s is not set): start the run "+
+			"with srun", a.job, envNodeName)
 	}
 }
 

@@ -52,7 +52,8 @@ func (e env) word(name string) (string, error) {
 func (e env) number(name string, lo, hi int) (int, error) {
 	v := e.text(name)
 	if v == "" {
-		return 0, fmt.Errorf("%s is not set; start this through its launcher, which sets it, or take its other variables away", name)
+		return 0, fmt.Errorf("%s is not set; start this through its launcher, which sets it, or take its other "+
+			"variables away", name)
 	}
 	n, err := strconv.Atoi(v)
 	if err != nil || n < lo || n > hi {

@@ -84,11 +84,13 @@ type started struct {
 // MIN:MAX lets a job go on with fewer nodes.
 func (s started) agree(want request) (least int, err error) {
 	fail := func(flag, fix string, args ...any) (int, error) {
-		return 0, fmt.Errorf("%s contradicts what %s has started: %d tasks (%s), %d on this node. Leave the flag out, or %s",
+		return 0, fmt.Errorf("%s contradicts what %s has started: %d tasks (%s), %d on this node. Leave the flag "+
+			"out, or %s",
 			flag, s.by, s.tasks, s.evidence, s.local, fmt.Sprintf(fix, args...))
 	}
 	if want.nproc > 1 && s.local > 1 && want.nproc != s.local {
-		return fail(fmt.Sprintf("--nproc %d", want.nproc), "start one task on each node, which then has that many processes")
+		return fail(fmt.Sprintf("--nproc %d", want.nproc), "start one task on each node, which then has that many "+
+			"processes")
 	}
 	if want.nodeRank >= 0 && s.node >= 0 && want.nodeRank != s.node {
 		return fail(fmt.Sprintf("--node-rank %d", want.nodeRank), "give it this node's, %d", s.node)
@@ -97,11 +99,14 @@ func (s started) agree(want request) (least int, err error) {
 	case want.nodes == "":
 		return s.tasks, nil
 	case s.nodes == 0:
-		return fail("--nnodes "+want.nodes, "start as many tasks on every node: where some have more than others, nobody tells on how many nodes they are")
+		return fail("--nnodes "+want.nodes, "start as many tasks on every node: where some have more than others, "+
+			"nobody tells on how many nodes they are")
 	case want.least > s.nodes || want.most < s.nodes:
-		return fail(fmt.Sprintf("--nnodes %s, where there are %d nodes,", want.nodes, s.nodes), "start tasks on that many nodes")
+		return fail(fmt.Sprintf("--nnodes %s, where there are %d nodes,", want.nodes, s.nodes),
+			"start tasks on that many nodes")
 	case want.least < s.nodes && !s.even:
-		return fail("--nnodes "+want.nodes, "start as many tasks on every node, so that it is known what is left without one")
+		return fail("--nnodes "+want.nodes, "start as many tasks on every node, so that it is known what is left "+
+			"without one")
 	}
 	return want.least * (s.tasks / s.nodes), nil
 }

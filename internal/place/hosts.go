@@ -131,7 +131,8 @@ func expandNumbers(text string) ([]string, error) {
 		first, err1 := digits(lo)
 		last, err2 := digits(hi)
 		if err1 != nil || err2 != nil || last < first {
-			return nil, fmt.Errorf("[%s]: want numbers and ranges, such as [01-03,07]", terminal.Name(terminal.Clip(text, 40)))
+			return nil, fmt.Errorf("[%s]: want numbers and ranges, such as [01-03,07]",
+				terminal.Name(terminal.Clip(text, 40)))
 		}
 		if last-first >= uint64(maxHosts-len(numbers)) {
 			return nil, errTooMany
@@ -184,7 +185,8 @@ const maxTasks = 1 << 20
 // Counts returns the tasks on each node that Slurm writes as 2(x3),1.
 func Counts(text string) ([]int, error) {
 	fail := func() ([]int, error) {
-		return nil, fmt.Errorf("tasks on the nodes %s: want counts such as 2(x3),1, of at most %d nodes and %d tasks", terminal.Name(text), maxHosts, maxTasks)
+		return nil, fmt.Errorf("tasks on the nodes %s: want counts such as 2(x3),1, of at most %d nodes and %d tasks",
+			terminal.Name(text), maxHosts, maxTasks)
 	}
 	if len(text) > maxHostList {
 		return fail()

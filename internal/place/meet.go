@@ -27,8 +27,8 @@ const (
 // stepStride is prime to ports. It keeps the steps of a job away from the next jobs.
 const stepStride = 1009
 
-// stepPort returns the port of a step of Slurm. Jobs with close numbers have different ports, since the jobs of an array
-// may share a node.
+// stepPort returns the port of a step of Slurm. Jobs with close numbers have different ports, since the jobs of an
+// array may share a node.
 func stepPort(job, step uint64) int {
 	return firstPort + int((job%ports+step%ports*stepStride)%ports)
 }
@@ -91,7 +91,8 @@ const (
 	envPetRendezvous = "PET_RDZV_ENDPOINT"
 )
 
-// master returns the address in the first of these variables that is set, and the variable for messages; "": none is set.
+// master returns the address in the first of these variables that is set, and the variable for messages; "": none is
+// set.
 func (e env) master(names ...string) (addr, from string, err error) {
 	name, text := e.first(names...)
 	if name == "" {

@@ -22,8 +22,8 @@ type Place struct {
 	Job string
 	// Restart is how often the launcher has started the job again.
 	Restart int
-	// SlurmJob names the job for `scontrol requeue`; "" outside of Slurm. If it is set, a second SIGTERM is no order to end
-	// at once: Slurm sends two.
+	// SlurmJob names the job for `scontrol requeue`; "" outside of Slurm. If it is set, a second SIGTERM is no order to
+	// end at once: Slurm sends two.
 	SlurmJob string
 
 	// Rank is the rank of this agent; -1: the agents agree on one when they meet. Rank 0 is at the rendezvous.
@@ -33,8 +33,8 @@ type Place struct {
 	// Workers is the number of processes of this agent: 1 if each task is for one device, 0 if --nproc or the number of
 	// devices decides. Agents may differ: MPI may put two tasks on one node and one on another.
 	Workers int
-	// LocalRank is the rank of this agent among the LocalAgents on this node. If all devices of the node are visible, the
-	// agent takes the device of that number.
+	// LocalRank is the rank of this agent among the LocalAgents on this node. If all devices of the node are visible,
+	// the agent takes the device of that number.
 	LocalRank, LocalAgents int
 
 	// NodeRank is the rank of this node; -1: not known.
@@ -59,12 +59,12 @@ func (p *Place) note(format string, args ...any) {
 	p.Notes = append(p.Notes, fmt.Sprintf(format, args...))
 }
 
-// Find returns the place of this process. It refuses variables that it does not understand, with the fix, so that tasks of
-// one job never train side by side by mistake.
+// Find returns the place of this process. It refuses variables that it does not understand, with the fix, so that tasks
+// of one job never train side by side by mistake.
 //
 // Several launchers may have left variables, since one starts another. The innermost counts: torchrun, then MPI, then
-// Slurm, then variables for a whole node, then flags alone. The tasks of a launcher are a fact, so a flag that contradicts
-// them is an error. A flag beats a variable that only asks for something.
+// Slurm, then variables for a whole node, then flags alone. The tasks of a launcher are a fact, so a flag that
+// contradicts them is an error. A flag beats a variable that only asks for something.
 func Find(getenv func(name string) string, flags Flags) (Place, error) {
 	e := env{getenv}
 	want, err := flags.parse()

@@ -8,7 +8,8 @@ import (
 )
 
 // offer ends messages about Slurm's variables that cannot be understood.
-const offer = "Start cprun with srun itself, and pass the environment on (--export=ALL); for a run by itself on this node, env -u " + envProcID + " cprun"
+const offer = "Start cprun with srun itself, and pass the environment on (--export=ALL); for a run by itself on this " +
+	"node, env -u " + envProcID + " cprun"
 
 // specialSteps begins the ids of the batch shell, interactive shells and others. The steps of srun have lower ids.
 const specialSteps = 0xfffffff0
@@ -47,7 +48,8 @@ func findStep(e env, a allocation) (*step, error) {
 		return s, err
 	}
 	if size := e.guess(envHetSize); size > 1 {
-		return nil, fmt.Errorf("%s: cprun does not run in jobs of several components. Submit the nodes that train as a job of one component", set(envHetSize, size))
+		return nil, fmt.Errorf("%s: cprun does not run in jobs of several components. Submit the nodes that train as "+
+			"a job of one component", set(envHetSize, size))
 	}
 	s.nodes = n.get(envStepNodes, 1, maxNodes)
 	s.rank = n.get(envProcID, 0, s.tasks-1)
@@ -80,13 +82,17 @@ func (s *step) readLists(e env) error {
 	case len(s.hosts) != s.nodes:
 		return fmt.Errorf("%s names %d nodes, and %s", hosts, len(s.hosts), set(envStepNodes, s.nodes))
 	case len(s.counts) != s.nodes || sum != s.tasks:
-		return fmt.Errorf("%s stands for %d tasks on %d nodes, and %s, %s", counts, sum, len(s.counts), set(envStepTasks, s.tasks), set(envStepNodes, s.nodes))
+		return fmt.Errorf("%s stands for %d tasks on %d nodes, and %s, %s", counts, sum, len(s.counts),
+			set(envStepTasks, s.tasks), set(envStepNodes, s.nodes))
 	case slices.Min(s.counts) == 0:
-		return fmt.Errorf("%s: a node has no task, and its devices would stand idle; pass --ntasks-per-node, or fewer nodes", counts)
+		return fmt.Errorf("%s: a node has no task, and its devices would stand idle; pass --ntasks-per-node, or "+
+			"fewer nodes", counts)
 	case s.local >= s.counts[s.nodeID]:
-		return fmt.Errorf("%s, and %s gives node %d only %d tasks", set(envLocalID, s.local), counts, s.nodeID, s.counts[s.nodeID])
+		return fmt.Errorf("%s, and %s gives node %d only %d tasks", set(envLocalID, s.local), counts, s.nodeID,
+			s.counts[s.nodeID])
 	case s.name != s.hosts[s.nodeID]:
-		return fmt.Errorf("%s, and %s has %s at %s: the variables are not all of this step", show(envNodeName, s.name), hosts, s.hosts[s.nodeID], set(envNodeID, s.nodeID))
+		return fmt.Errorf("%s, and %s has %s at %s: the variables are not all of this step", show(envNodeName, s.name),
+			hosts, s.hosts[s.nodeID], set(envNodeID, s.nodeID))
 	}
 	return nil
 }
@@ -112,7 +118,8 @@ func (s *step) place(e env, want request) (Place, error) {
 	}
 	p.Rank += s.local
 	if p.Rank != s.rank {
-		p.note("task %d of Slurm has rank %d here, since the ranks of a node follow each other: srun --distribution=block numbers both alike", s.rank, p.Rank)
+		p.note("task %d of Slurm has rank %d here, since the ranks of a node follow each other: srun "+
+			"--distribution=block numbers both alike", s.rank, p.Rank)
 	}
 	if s.tasks > s.nodes {
 		p.Workers = 1

@@ -35,8 +35,9 @@ const envPMIxRank = "PMIX_RANK"
 func launchers() []launcher {
 	return []launcher{
 		{
-			source: Torchrun, name: "torchrun", rank: envRank, size: envWorldSize, local: envLocalRank, localSize: envLocalWorldSize,
-			needs: envLocalRank, id: []string{envElasticRun}, bySlurm: true,
+			source: Torchrun, name: "torchrun", rank: envRank, size: envWorldSize, local: envLocalRank,
+			localSize: envLocalWorldSize,
+			needs:     envLocalRank, id: []string{envElasticRun}, bySlurm: true,
 		},
 		{
 			source: OpenMPI, name: "mpirun of Open MPI", rank: "OMPI_COMM_WORLD_RANK", size: "OMPI_COMM_WORLD_SIZE",
@@ -90,7 +91,8 @@ func (e env) lostPMIx() error {
 			return nil
 		}
 	}
-	return fmt.Errorf("%s: a launcher of PMIx has started this as one of its tasks, and does not say how many there are. "+
+	return fmt.Errorf("%s: a launcher of PMIx has started this as one of its tasks, and does not say how many there "+
+		"are. "+
 		"Use mpirun or srun, or pass --nnodes, --node-rank and --rendezvous; for a run by itself, env -u %s cprun",
 		show(envPMIxRank, e.text(envPMIxRank)), envPMIxRank)
 }
@@ -104,7 +106,8 @@ func innermost(e env, t *task, s *step) (*task, error) {
 	if t.at == s.rank {
 		return nil, nil
 	}
-	return nil, fmt.Errorf("%s and %s, of %d tasks both: %s was exported before srun, or is another launcher's. Take it away (env -u %s), since cprun reads Slurm's own",
+	return nil, fmt.Errorf("%s and %s, of %d tasks both: %s was exported before srun, or is another launcher's. Take "+
+		"it away (env -u %s), since cprun reads Slurm's own",
 		set(t.rank, t.at), set(envProcID, s.rank), s.tasks, t.rank, t.rank)
 }
 
@@ -120,7 +123,8 @@ func (t *task) place(e env, want request) (Place, error) {
 	if n.err != nil {
 		return Place{}, n.err
 	}
-	p := Place{Source: t.source, Rank: t.at, LocalRank: t.localAt, LocalAgents: t.localOf, MaxAgents: t.of, NodeRank: group, Node: want.host, Workers: 1}
+	p := Place{Source: t.source, Rank: t.at, LocalRank: t.localAt, LocalAgents: t.localOf, MaxAgents: t.of,
+		NodeRank: group, Node: want.host, Workers: 1}
 	if t.perNode && t.localOf == 1 {
 		p.Workers = 0
 	}
@@ -187,7 +191,8 @@ func (t *task) meet(e env, want request, id string) (string, error) {
 		return "", t.nowhere()
 	}
 	if !t.oneHost() && loopback(addr) {
-		return "", fmt.Errorf("%s leads every host to itself, and %d tasks on several hosts (%s, %s) cannot meet there. Give the host of rank 0",
+		return "", fmt.Errorf("%s leads every host to itself, and %d tasks on several hosts (%s, %s) cannot meet "+
+			"there. Give the host of rank 0",
 			from, t.of, set(t.size, t.of), set(t.localSize, t.localOf))
 	}
 	return addr, nil
@@ -199,7 +204,8 @@ func (t *task) nowhere() error {
 	if t.oneHost() {
 		host = join("127.0.0.1", rendezvousPort)
 	}
-	return fmt.Errorf("this is task %d of %d that %s has started (%s, %s), and nothing says where they meet. Pass --rendezvous %s, or set %s and %s. "+
+	return fmt.Errorf("this is task %d of %d that %s has started (%s, %s), and nothing says where they meet. Pass "+
+		"--rendezvous %s, or set %s and %s. "+
 		"For runs that have nothing to do with each other, take the variables away: env -u %s cprun",
 		t.at, t.of, t.name, set(t.rank, t.at), set(t.size, t.of), host, envMasterAddr, envMasterPort, t.rank)
 }

@@ -44,11 +44,13 @@ func (e env) wholeNode(want request) (Place, error) {
 // oneNode is the place of a process that is the whole job, unless something says that it is not.
 func (e env) oneNode(want request) (Place, error) {
 	if want.nodeRank > 0 {
-		return Place{}, fmt.Errorf("--node-rank %d: there is one node; pass --nnodes N, too, with the number of nodes", want.nodeRank)
+		return Place{}, fmt.Errorf("--node-rank %d: there is one node; pass --nnodes N, too, with the number of nodes",
+			want.nodeRank)
 	}
 	p := alone(want)
 	if index := e.text(envJobCompletion); index != "" && want.nodes == "" {
-		p.note("%s, and nothing says how many pods train together: this one trains by itself. To train on all, pass --nnodes N and --rendezvous HOST:PORT", show(envJobCompletion, index))
+		p.note("%s, and nothing says how many pods train together: this one trains by itself. To train on all, pass "+
+			"--nnodes N and --rendezvous HOST:PORT", show(envJobCompletion, index))
 	}
 	return p, nil
 }
@@ -64,10 +66,12 @@ func (e env) meet(want request, asked nodesAsked, unranked bool) (string, error)
 	case err != nil:
 		return "", err
 	case addr == "":
-		return "", fmt.Errorf("%s: nothing says where the nodes meet. Pass --rendezvous HOST:PORT with the host of rank 0, or set %s and %s",
+		return "", fmt.Errorf("%s: nothing says where the nodes meet. Pass --rendezvous HOST:PORT with the host of "+
+			"rank 0, or set %s and %s",
 			asked.says, envMasterAddr, envMasterPort)
 	case unranked && !e.has(envPetRendezvous):
-		return "", fmt.Errorf("%s, %s: nothing says which node this is. Pass --node-rank R, or set %s", asked.says, from, envNodeRank)
+		return "", fmt.Errorf("%s, %s: nothing says which node this is. Pass --node-rank R, or set %s", asked.says,
+			from, envNodeRank)
 	}
 	return addr, nil
 }
@@ -119,7 +123,8 @@ func (e env) pods() (nodesAsked, error) {
 	says := set(envWorldSize, size)
 	if per, err := strconv.Atoi(e.text(envPetProcesses)); err == nil && per > 1 {
 		if size%per != 0 {
-			return nodesAsked{}, fmt.Errorf("%s is no multiple of %s; set them right, or unset them", says, set(envPetProcesses, per))
+			return nodesAsked{}, fmt.Errorf("%s is no multiple of %s; set them right, or unset them", says,
+				set(envPetProcesses, per))
 		}
 		says += ", " + set(envPetProcesses, per)
 		size /= per
@@ -134,7 +139,8 @@ func (e env) pods() (nodesAsked, error) {
 func (e env) nodeRank(want request, asked nodesAsked) (int, error) {
 	if want.nodeRank >= 0 {
 		if want.nodeRank >= asked.most {
-			return 0, fmt.Errorf("--node-rank %d with %s: ranks go from 0 to %d", want.nodeRank, asked.says, asked.most-1)
+			return 0, fmt.Errorf("--node-rank %d with %s: ranks go from 0 to %d", want.nodeRank, asked.says,
+				asked.most-1)
 		}
 		return want.nodeRank, nil
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/machine"
+	"github.com/cprun/cprun/internal/readable"
 )
 
 // Bounds of the search for advice: the factor of a shorter sequence, and the ranks that share it.
@@ -75,7 +76,7 @@ func (m Memory) advised(of measure, cfg *config.Config, ranks int, on machine.Ma
 		}
 	}
 	most := slices.MaxFunc(m.items(), func(a, b item) int { return cmp.Compare(a.bytes, b.bytes) })
-	m.advice = fmt.Sprintf("; the largest item is %s with %s", most.name, Bytes(most.bytes))
+	m.advice = fmt.Sprintf("; the largest item is %s with %s", most.name, readable.Bytes(most.bytes))
 	if most.name == "compute copy" || most.name == "weights" && (m.Compute == 0 || cfg.Memory.Shard == "none") {
 		m.advice += ", whole on every rank"
 	}

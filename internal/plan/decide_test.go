@@ -21,10 +21,10 @@ type flat struct{ pair, byte, start float64 }
 func (f flat) Call(c planner.Call) float64 {
 	return f.start + f.pair*float64(partition.Pairs(c.Tiles)*c.Heads*c.Batch)
 }
-func (f flat) Exchange(_, _ int, bytes int64, _ int) float64 { return f.start + f.byte*float64(bytes) }
-func (f flat) Copy(bytes int64) float64                      { return f.byte / 10 * float64(bytes) }
-func (f flat) Host(int) float64                              { return 0 }
-func (f flat) Has(backend string, _ tensor.DType) bool       { return backend != "reference" }
+func (f flat) Exchange(_ bool, bytes int64, _ int) float64 { return f.start + f.byte*float64(bytes) }
+func (f flat) Copy(bytes int64) float64                    { return f.byte / 10 * float64(bytes) }
+func (f flat) Host(int) float64                            { return 0 }
+func (f flat) Has(backend string, _ tensor.DType) bool     { return backend != "reference" }
 
 func decided(t *testing.T, costs planner.Costs, m machine.Machine, ranks int, set ...string) (*config.Config, *Chosen) {
 	t.Helper()

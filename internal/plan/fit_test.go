@@ -7,6 +7,7 @@ import (
 	"github.com/cprun/cprun/internal/backend"
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/machine"
+	"github.com/cprun/cprun/internal/readable"
 )
 
 // The less memory a GPU has, the more is computed again, and then the smaller the chunks; what a
@@ -66,7 +67,7 @@ func TestFitTakesWhatTheMemoryHasRoomFor(t *testing.T) {
 		cfg, mem := fit(c.ranks, c.gib<<30, c.set)
 		if cfg.Memory.Recompute != c.recompute || cfg.Memory.LossChunk != c.chunk || mem.Fits != c.fits {
 			t.Errorf("%d ranks of %d GiB, %s: recompute %s, chunks of %d, fits %t (%s); want %s, %d, %t", c.ranks, c.gib, c.set,
-				cfg.Memory.Recompute, cfg.Memory.LossChunk, mem.Fits, Bytes(mem.Total), c.recompute, c.chunk, c.fits)
+				cfg.Memory.Recompute, cfg.Memory.LossChunk, mem.Fits, readable.Bytes(mem.Total), c.recompute, c.chunk, c.fits)
 		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/cprun/cprun/internal/gpu"
 	"github.com/cprun/cprun/internal/machine"
 	"github.com/cprun/cprun/internal/model"
+	"github.com/cprun/cprun/internal/readable"
 	"github.com/cprun/cprun/internal/state"
 	"github.com/cprun/cprun/kernels/cpu"
 	"github.com/cprun/cprun/tensor"
@@ -164,17 +165,18 @@ func (m *Memory) total(cfg *config.Config, machine machine.Machine, ranks int) {
 	}
 	kept := ""
 	if m.Reserve > 0 {
-		kept = fmt.Sprintf(" with %s kept free (memory.reserve)", Bytes(m.Reserve))
+		kept = fmt.Sprintf(" with %s kept free (memory.reserve)", readable.Bytes(m.Reserve))
 	}
 	excess := m.excess(machine, ranks)
 	m.Fits = excess <= 0
 	switch on := map[bool]string{true: "of the machine", false: "of one device"}[machine.IsCPU()]; {
 	case m.Fits:
-		m.fits = fmt.Sprintf("fits the %s %s%s", Bytes(m.Device), on, kept)
+		m.fits = fmt.Sprintf("fits the %s %s%s", readable.Bytes(m.Device), on, kept)
 	case machine.IsCPU():
-		m.fits = fmt.Sprintf("does NOT fit the %s %s%s: it takes %s a rank, with %d in all", Bytes(m.Device), on, kept, Bytes(m.Total), machine.PerHost(ranks))
+		m.fits = fmt.Sprintf("does NOT fit the %s %s%s: it takes %s a rank, with %d in all",
+			readable.Bytes(m.Device), on, kept, readable.Bytes(m.Total), machine.PerHost(ranks))
 	default:
-		m.fits = fmt.Sprintf("does NOT fit the %s %s%s: %s too much", Bytes(m.Device), on, kept, Bytes(excess))
+		m.fits = fmt.Sprintf("does NOT fit the %s %s%s: %s too much", readable.Bytes(m.Device), on, kept, readable.Bytes(excess))
 	}
 }
 

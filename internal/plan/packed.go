@@ -7,6 +7,7 @@ import (
 
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/planner"
+	"github.com/cprun/cprun/internal/readable"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/ring"
 )
@@ -73,7 +74,7 @@ func (p *Packed) write(b *strings.Builder) {
 		bar := strings.Repeat("#", int(float64(barColumns)*float64(r.Pairs)/float64(most)+0.5))
 		fmt.Fprintf(b, "  rank %-4d %-*s %d pairs, %d tokens in %d part%s", r.Rank, barColumns, bar, r.Pairs, r.Tokens, r.Spans, plural(r.Spans))
 		if r.SendBytes > 0 {
-			fmt.Fprintf(b, ", sends %s", Bytes(r.SendBytes))
+			fmt.Fprintf(b, ", sends %s", readable.Bytes(r.SendBytes))
 		}
 		b.WriteByte('\n')
 	}

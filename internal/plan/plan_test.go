@@ -160,14 +160,6 @@ func TestText(t *testing.T) {
 	}
 }
 
-func TestBytes(t *testing.T) {
-	for n, want := range map[int64]string{0: "0 B", 1023: "1023 B", 1024: "1.0 KiB", 3 << 20: "3.0 MiB", 5 << 40: "5.0 TiB", 1 << 62: "4194304.0 TiB"} {
-		if got := Bytes(n); got != want {
-			t.Errorf("Bytes(%d) = %s, want %s", n, got, want)
-		}
-	}
-}
-
 // The hops of all pairs of many ranks would fill the memory; those of the first ranks tell how a pass goes.
 func TestHopsOfManyRanksAreBounded(t *testing.T) {
 	for ranks, want := range map[int]int{4: 4, 150: 128} {

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/cprun/cprun/internal/readable"
 	"github.com/cprun/cprun/internal/terminal"
 )
 
@@ -39,9 +40,9 @@ func (p *Plan) Summary(w io.Writer, data []string) error {
 	if len(p.Refused) > 0 {
 		b.WriteString("verdict     a run on this machine would be refused, for the reason at the end\n")
 	}
-	fmt.Fprintf(&b, "verdict     %s a rank: %s\n", Bytes(m.Total), fits)
+	fmt.Fprintf(&b, "verdict     %s a rank: %s\n", readable.Bytes(m.Total), fits)
 	if e.Parts != nil {
-		fmt.Fprintf(&b, "step        about %s, %s tokens/s, %s a device", Seconds(e.SecondsPerStep), count(int64(e.TokensPerSecond)), FLOPs(e.TFLOPsPerDevice))
+		fmt.Fprintf(&b, "step        about %s, %s tokens/s, %s a device", readable.Seconds(e.SecondsPerStep), readable.Short(e.TokensPerSecond), FLOPs(e.TFLOPsPerDevice))
 		if e.MFU > 0 {
 			fmt.Fprintf(&b, ", MFU %.1f%%", 100*e.MFU)
 		}
@@ -53,17 +54,17 @@ func (p *Plan) Summary(w io.Writer, data []string) error {
 	fmt.Fprintf(&b, "ranks       %d: context %d x data %d; %s, layout %s, balance %.2f; %d tokens a sample\n",
 		pt.Ranks, pt.Context, pt.Data, p.hopsBy, pt.Layout, pt.Balance, pt.SeqLen)
 	fmt.Fprintf(&b, "model       %s parameters; %s tokens and %.3g FLOPs a step, %.0f%% of them attention\n",
-		count(e.Parameters), count(int64(e.TokensPerStep)), e.FLOPsPerStep, 100*e.AttentionShare)
+		readable.Short(float64(e.Parameters)), readable.Short(float64(e.TokensPerStep)), e.FLOPsPerStep, 100*e.AttentionShare)
 	c := &p.Communication
 	fmt.Fprintf(&b, "sent        %s a step, by the rank that sends most: attention %s forward and %s backward, gradients %s\n",
-		Bytes(c.Total), Bytes(c.AttentionForward), Bytes(c.AttentionBackward), Bytes(c.Gradients))
+		readable.Bytes(c.Total), readable.Bytes(c.AttentionForward), readable.Bytes(c.AttentionBackward), readable.Bytes(c.Gradients))
 	for _, line := range data {
 		what, text, _ := strings.Cut(line, ": ")
 		fmt.Fprintf(&b, "%-11s %s\n", what, text)
 	}
 	b.WriteString("\nmemory of the rank that needs most\n")
 	for _, r := range append(m.items(), item{"total", m.Total}) {
-		fmt.Fprintf(&b, "            %-14s %10s\n", r.name, Bytes(r.bytes))
+		fmt.Fprintf(&b, "            %-14s %10s\n", r.name, readable.Bytes(r.bytes))
 	}
 	if e.Parts != nil {
 		b.WriteString("\ntime of a step\n")
@@ -144,7 +145,7 @@ func (e *Estimate) times(b *strings.Builder) {
 		{"gradients", e.Parts.Gradients}, {"optimizer", e.Parts.Optimizer}, {"host", e.Parts.Host},
 	} {
 		if part.t > 0 {
-			fmt.Fprintf(b, "            %-14s %10s %5.1f%%\n", part.name, Seconds(part.t), 100*part.t/e.SecondsPerStep)
+			fmt.Fprintf(b, "            %-14s %10s %5.1f%%\n", part.name, readable.Seconds(part.t), 100*part.t/e.SecondsPerStep)
 		}
 	}
 	scaled := ""
@@ -152,17 +153,6 @@ func (e *Estimate) times(b *strings.Builder) {
 		scaled = ", scaled to this machine; cprun bench calibrate measures it"
 	}
 	fmt.Fprintf(b, "            by the cost table of %s, %.10s%s\n", e.Table, e.Date, scaled)
-}
-
-// Seconds writes a time to three digits.
-func Seconds(s float64) string {
-	switch {
-	case s >= 1:
-		return fmt.Sprintf("%.3g s", s)
-	case s >= 1e-3:
-		return fmt.Sprintf("%.3g ms", 1e3*s)
-	}
-	return fmt.Sprintf("%.3g µs", 1e6*s)
 }
 
 // FLOPs writes a rate, given in 1e12 a second.
@@ -215,7 +205,7 @@ func (p *Plan) hops(b *strings.Builder) {
 			}
 			fmt.Fprintf(b, "  %-9s %-15s %10d pairs", name, h.Label, h.Pairs)
 			if h.SendBytes > 0 {
-				fmt.Fprintf(b, "; sends %s to %s", Bytes(h.SendBytes), ranks(h.SendTo))
+				fmt.Fprintf(b, "; sends %s to %s", readable.Bytes(h.SendBytes), ranks(h.SendTo))
 			}
 			if len(h.RecvFrom) > 0 {
 				fmt.Fprintf(b, ", from %s", ranks(h.RecvFrom))
@@ -233,28 +223,3 @@ func plural(n int) string {
 }
 
 func ranks(rs []int) string { return strings.Trim(strings.ReplaceAll(fmt.Sprint(rs), " ", ", "), "[]") }
-
-// Bytes writes a size in binary units: "3.2 MiB".
-func Bytes(n int64) string {
-	units := []string{"B", "KiB", "MiB", "GiB", "TiB"}
-	x, u := float64(n), 0
-	for x >= 1024 && u+1 < len(units) {
-		x, u = x/1024, u+1
-	}
-	if u == 0 {
-		return fmt.Sprintf("%d B", n)
-	}
-	return fmt.Sprintf("%.1f %s", x, units[u])
-}
-
-func count(n int64) string {
-	switch {
-	case n >= 1e9:
-		return fmt.Sprintf("%.2fB", float64(n)/1e9)
-	case n >= 1e6:
-		return fmt.Sprintf("%.2fM", float64(n)/1e6)
-	case n >= 1e4:
-		return fmt.Sprintf("%.1fK", float64(n)/1e3)
-	}
-	return fmt.Sprint(n)
-}

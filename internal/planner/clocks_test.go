@@ -154,11 +154,9 @@ func (r *clock) Exchange(send, recv []comm.Message) (comm.Pending, error) {
 		for _, p := range peers {
 			x := flying{sends: side == 0}
 			wire := r.back[p][r.rank]
+			x.seconds = r.costs.Exchange(false, total[p], count[p])
 			if x.from = r.wires[p][r.rank]; x.sends {
-				x.seconds = r.costs.Exchange(r.rank, p, total[p], count[p])
 				wire, x.from = r.wires[r.rank][p], r.back[r.rank][p]
-			} else {
-				x.seconds = r.costs.Exchange(p, r.rank, total[p], count[p])
 			}
 			x.position = r.begun[x.from]
 			r.begun[x.from]++

@@ -11,7 +11,7 @@ import (
 )
 
 // Call is one call of an attention kernel: q of [Batch, rows, Heads, Dim] against keys of [Batch, rows,
-// KVHeads, Dim] and values of DimV, of which Tiles, in local rows of the two, are visible.
+// KVHeads, Dim] and values of DimV. Tiles are the visible pairs, in local rows of the two.
 type Call struct {
 	Backend string       // of package attention/backends
 	DType   tensor.DType // of q, k and v
@@ -22,16 +22,15 @@ type Call struct {
 	First, Last                      bool // as attention.Block has them
 }
 
-// Costs says what the parts of a pass take on some machine, in seconds. Answers are pure: equal questions
-// get equal answers, on every rank. +Inf or NaN says that nothing is known; a pass then takes +Inf.
+// Costs returns the seconds of the parts of a pass on some machine. Its methods are pure: equal arguments have equal
+// results, on every rank. +Inf or NaN means unknown; a pass then takes +Inf.
 type Costs interface {
 	// Call returns the seconds of one attention kernel call on the device.
 	Call(c Call) float64
-	// Exchange returns the seconds in which so many bytes, in so many messages of one exchange, go over
-	// the link from rank to rank (global ranks of the job), with its start-up. It is the same for all pairs of ranks of
-	// one host, and for all of two.
-	Exchange(from, to int, bytes int64, messages int) float64
-	// Copy returns the seconds of a pass over device memory that reads and writes so many bytes together.
+	// Exchange returns the seconds in which the messages of one exchange go from one rank to another, of the same host or
+	// across hosts, with their start-up.
+	Exchange(across bool, bytes int64, messages int) float64
+	// Copy returns the seconds of a pass over device memory, by the sum of the bytes that it reads and writes.
 	Copy(bytes int64) float64
 	// Host returns the seconds of host work to queue that many calls.
 	Host(calls int) float64

@@ -45,15 +45,11 @@ const ExactRanks = 64
 // A Result is the times of one pass.
 type Result struct {
 	Seconds float64 // of the slowest rank
-	Ranks   []Rank  // that were followed, in order
-	// Sampled says that there were too many ranks to follow each. Those of Ranks were, each as if its peers
-	// began every exchange when it did.
-	Sampled bool
+	Ranks   []Rank  // in order: all, or of many a sample, each as if its peers began every exchange when it did
 }
 
 // Rank is the work of one rank in a pass, in seconds.
 type Rank struct {
-	Rank    int
 	Compute float64 // of kernel calls
 	Copies  float64 // of packing, and of folds of gradients
 	Host    float64 // that the host takes longer to queue the pass than the device to run it
@@ -146,7 +142,7 @@ func (p *prices) pass(programs []*program, sampled bool) (Result, error) {
 		}
 		return together(programs)
 	}
-	all := Result{Sampled: true}
+	all := Result{}
 	for _, x := range programs {
 		all.add(alone(x))
 	}

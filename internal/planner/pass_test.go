@@ -25,9 +25,9 @@ func (p plain) Call(c Call) float64 {
 	return p.start + p.pair*float64(partition.Pairs(c.Tiles)*c.Heads*c.Batch)
 }
 
-func (p plain) Exchange(from, to int, bytes int64, messages int) float64 {
+func (p plain) Exchange(across bool, bytes int64, _ int) float64 {
 	b := p.byte
-	if p.across > 0 && p.perHost > 0 && from/p.perHost != to/p.perHost {
+	if p.across > 0 && across {
 		b = p.across
 	}
 	return p.latency + b*float64(bytes)

@@ -28,8 +28,8 @@ type step struct {
 type message struct {
 	peer    int
 	sends   bool
-	link    uint8 // of the rank: 0 to its host, 1 to others
-	count   int   // of messages
+	across  bool // to or from another host
+	count   int  // of messages
 	bytes   int64
 	seconds float64
 }
@@ -101,7 +101,11 @@ func (p *prices) price(x *program) {
 func (p *prices) begin(rank int, list []message) (carried float64) {
 	for i := range list {
 		m := &list[i]
-		if m.seconds = p.transfer(rank, m); p.at.Shared {
+		m.across = p.at.host(m.peer) != p.at.host(rank)
+		m.seconds = once(p.transfers, transferKey{m.across, m.count, m.bytes}, func() float64 {
+			return p.costs.Exchange(m.across, m.bytes, m.count)
+		})
+		if p.at.Shared {
 			if m.sends {
 				carried += m.seconds
 			}
@@ -111,25 +115,11 @@ func (p *prices) begin(rank int, list []message) (carried float64) {
 	return carried
 }
 
-// A transferKey determines the time of messages, since all pairs of ranks over one link are alike.
+// A transferKey determines the time of messages.
 type transferKey struct {
-	link  uint8
-	count int
-	bytes int64
-}
-
-// transfer returns the time of a message, and sets its link.
-func (p *prices) transfer(rank int, m *message) float64 {
-	if m.link = 0; p.at.host(m.peer) != p.at.host(rank) {
-		m.link = 1
-	}
-	return once(p.transfers, transferKey{m.link, m.count, m.bytes}, func() float64 {
-		from, to := rank, m.peer
-		if !m.sends {
-			from, to = to, from
-		}
-		return p.costs.Exchange(from, to, m.bytes, m.count)
-	})
+	across bool
+	count  int
+	bytes  int64
 }
 
 // fewTiles limits the tiles of a call that are compared one by one.

@@ -21,12 +21,12 @@ type spot struct {
 // A runner is a rank that runs its program.
 type runner struct {
 	*program
-	at    int     // the next step
-	clock float64 // of the device
-	host  float64 // seconds in which it has queued
-	links [2][2]float64
-	spots [][]spot  // of the messages of exchanges that have begun, in a world
-	ends  []float64 // of exchanges, of a rank alone
+	at    int           // the next step
+	clock float64       // of the device
+	host  float64       // seconds in which it has queued
+	links [2][2]float64 // when each is free: in its host and across, each way
+	spots [][]spot      // of the messages of exchanges that have begun, in a world
+	ends  []float64     // of exchanges, of a rank alone
 	times Rank
 }
 
@@ -40,7 +40,7 @@ type world struct {
 func together(programs []*program) (res Result, err error) {
 	w := &world{ranks: make([]runner, len(programs)), lanes: map[[2]int]*lane{}}
 	for i, p := range programs {
-		w.ranks[i] = runner{program: p, spots: make([][]spot, len(p.exchanges)), times: Rank{Rank: p.rank}}
+		w.ranks[i] = runner{program: p, spots: make([][]spot, len(p.exchanges))}
 	}
 	for w.advance() {
 	}
@@ -101,11 +101,14 @@ func (r *runner) start(s *step) {
 
 // carried returns when the rank's link has carried a message that begins now, after those before it.
 func (r *runner) carried(m *message) float64 {
-	way := 0
-	if !m.sends {
+	link, way := 0, 0
+	if m.across {
+		link = 1
+	}
+	if m.sends {
 		way = 1
 	}
-	free := &r.links[m.link][way]
+	free := &r.links[link][way]
 	*free = max(*free, r.clock) + m.seconds
 	return *free
 }
@@ -172,7 +175,7 @@ func (w *world) wait(r *runner, exchange int) bool {
 // alone runs the program of a rank as if its peers ran the same: its messages arrive when its own links have carried
 // them.
 func alone(p *program) Rank {
-	r := runner{program: p, ends: make([]float64, len(p.exchanges)), times: Rank{Rank: p.rank}}
+	r := runner{program: p, ends: make([]float64, len(p.exchanges))}
 	for i := range r.steps {
 		switch s := &r.steps[i]; s.kind {
 		case begin:

@@ -23,25 +23,30 @@ func Number(x float64) string {
 		return strconv.FormatFloat(x, 'e', 2, 64)
 	}
 	whole, rest, _ := strings.Cut(strconv.FormatFloat(x, 'f', digits, 64), ".")
-	for i := len(whole) - 3; i > 0 && whole[i-1] != '-'; i -= 3 {
-		whole = whole[:i] + "," + whole[i:]
-	}
 	if rest = strings.TrimRight(rest, "0"); rest != "" {
-		whole += "." + rest
+		rest = "." + rest
 	}
-	return whole
+	return commas(whole) + rest
+}
+
+// commas groups digits by three.
+func commas(digits string) string {
+	for i := len(digits) - 3; i > 0 && digits[i-1] != '-'; i -= 3 {
+		digits = digits[:i] + "," + digits[i:]
+	}
+	return digits
 }
 
 // Count writes a whole number with commas: 1,234,567.
-func Count(n int64) string {
-	if n > -1<<53 && n < 1<<53 {
-		return Number(float64(n)) // has all digits of a whole number
-	}
-	return strconv.FormatInt(n, 10)
-}
+func Count(n int64) string { return commas(strconv.FormatInt(n, 10)) }
 
-// Short writes a large number with three digits and a letter: 3.21B for parameters or tokens.
-func Short(x float64) string { return scaled(x, "", 1000, "K", "M", "B", "T") }
+// Short writes a number with three digits, and above 10,000 with a letter: 3.21B parameters or tokens.
+func Short(x float64) string {
+	if math.Abs(x) < 1e4 {
+		return Number(x)
+	}
+	return scaled(x, "", 1000, "K", "M", "B", "T")
+}
 
 // Bytes writes a size in binary units: 31.9 MiB.
 func Bytes[N int64 | float64](n N) string {
@@ -59,7 +64,7 @@ func scaled(x float64, unit string, step float64, larger ...string) string {
 	return Number(x) + unit
 }
 
-// Size writes a count of tokens, in powers of two where that is exact: 1,000 or 128K.
+// Size writes a count of tokens, in powers of two if that is exact: 1000 or 128K.
 func Size[N int64 | float64](n N) string {
 	for _, u := range []struct {
 		of   float64
@@ -69,7 +74,7 @@ func Size[N int64 | float64](n N) string {
 			return Number(x) + u.name
 		}
 	}
-	return Number(float64(n))
+	return strconv.FormatFloat(float64(n), 'f', -1, 64)
 }
 
 // Seconds writes a time in the unit that suits it: 12.3 ms or 2 min 05 s.
@@ -109,7 +114,7 @@ func Rate(perSecond float64) string {
 	case perSecond < 9.95:
 		return fmt.Sprintf("%.1f tok/s", perSecond)
 	}
-	return Number(math.Round(perSecond)) + " tok/s"
+	return Number(math.Round(min(perSecond, 1e18))) + " tok/s"
 }
 
 // Percent writes a share: 12.3%. It returns "" for NaN.

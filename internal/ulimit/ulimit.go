@@ -19,7 +19,8 @@ const least = 32
 func init() {
 	var files syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files); err == nil && files.Cur < least {
-		os.Stderr.WriteString("cprun: the limit on open files is " + strconv.FormatUint(uint64(files.Cur), 10) + "; raise it: ulimit -n 1024\n")
+		os.Stderr.WriteString("cprun: the limit on open files is " + strconv.FormatUint(uint64(files.Cur), 10) +
+			"; raise it: ulimit -n 1024\n")
 		os.Exit(2)
 	}
 }

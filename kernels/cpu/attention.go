@@ -74,7 +74,8 @@ func (c *Kernels) Backward(dq, do, q View, s attention.Saved, p attention.Softma
 	if err := attention.CheckBackward(dq, do, q, s, p); err != nil {
 		return nil, err
 	}
-	if err := computable("attention backward", append([]View{q, do, s.O, s.LSE, s.Delta, dq}, views(p.Scores)...)...); err != nil {
+	if err := computable("attention backward", append([]View{q, do, s.O, s.LSE, s.Delta, dq},
+		views(p.Scores)...)...); err != nil {
 		return nil, err
 	}
 	c.Zero(dq)
@@ -153,8 +154,10 @@ func computable(what string, vs ...View) error {
 		return err
 	}
 	for _, v := range vs {
-		if t := v.DType(); (t == tensor.F64) != (vs[0].DType() == tensor.F64) || t != tensor.F64 && t != tensor.F32 && !isHalf(t) {
-			return fmt.Errorf("%s: element types %v and %v; the CPU computes float64 with float64 alone, and float32, bfloat16 and float16 with each other",
+		if t := v.DType(); (t == tensor.F64) != (vs[0].DType() == tensor.F64) || t != tensor.F64 && t != tensor.F32 &&
+			!isHalf(t) {
+			return fmt.Errorf("%s: element types %v and %v; the CPU computes float64 with float64 alone, and "+
+				"float32, bfloat16 and float16 with each other",
 				what, vs[0].DType(), t)
 		}
 	}

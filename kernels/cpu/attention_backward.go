@@ -31,7 +31,8 @@ type backwardCall[T tensor.Float] struct {
 const (
 	cellBlocks = 6
 	leastCells = 8
-	rowGap     = 16 // between rows of scores: the rows of a panel of queries must not share sets of the first-level cache
+	// between rows of scores: the rows of a panel of queries must not share sets of the first-level cache
+	rowGap = 16
 )
 
 func backward[T tensor.Float](pass *backwardPass, b attention.GradBlock) {
@@ -42,8 +43,9 @@ func backward[T tensor.Float](pass *backwardPass, b attention.GradBlock) {
 	f := &backwardCall[T]{
 		loops: simd.LoopsOf[T](pass.c.level), dq: rowsOf[T](pass.dq), dk: rowsOf[T](b.DK), dv: rowsOf[T](b.DV),
 		do: rowsOf[T](pass.do), q: rowsOf[T](q), k: rowsOf[T](k), v: rowsOf[T](v),
-		lse: rowsOf[T](pass.s.LSE), delta: rowsOf[T](pass.s.Delta), tiles: tiles, params: pass.p, scores: scoresOf[T](pass.p.Scores, b.Columns),
-		group: q.Len(tensor.Heads) / k.Len(tensor.Heads), batch: q.Len(tensor.Batch),
+		lse: rowsOf[T](pass.s.LSE), delta: rowsOf[T](pass.s.Delta), tiles: tiles, params: pass.p,
+		scores: scoresOf[T](pass.p.Scores, b.Columns),
+		group:  q.Len(tensor.Heads) / k.Len(tensor.Heads), batch: q.Len(tensor.Batch),
 		seqQ: q.Len(tensor.Seq), seqK: k.Len(tensor.Seq), kvHeads: k.Len(tensor.Heads),
 	}
 	f.cellK = min(cellBlocks, max(2, blocks(f.seqK, leastCells*blockK))) * blockK
@@ -124,9 +126,12 @@ func (x *backwardBlock[T]) begin(s *scratch) {
 	}
 	keys := min(x.cellK, x.seqK)
 	spare := max(blockK, x.wide) * max(padded, paddedV)
-	narrow := x.backwardCall.k.room(keys) + x.v.room(keys) + max(x.backwardCall.q.room(blockQ), x.backwardCall.do.room(blockQ))
-	mem := open[T](s, x.wide*padded, x.wide*dim, x.wide*paddedV, x.wide*dimV, keys*padded, pairs, pairs, slopes, x.wide, x.wide, spare, narrow)
-	x.q, x.qT, x.do, x.doT = mem.take(x.wide*padded), mem.take(x.wide*dim), mem.take(x.wide*paddedV), mem.take(x.wide*dimV)
+	narrow := x.backwardCall.k.room(keys) + x.v.room(keys) +
+		max(x.backwardCall.q.room(blockQ), x.backwardCall.do.room(blockQ))
+	mem := open[T](s, x.wide*padded, x.wide*dim, x.wide*paddedV, x.wide*dimV, keys*padded, pairs, pairs, slopes, x.wide,
+		x.wide, spare, narrow)
+	x.q, x.qT = mem.take(x.wide*padded), mem.take(x.wide*dim)
+	x.do, x.doT = mem.take(x.wide*paddedV), mem.take(x.wide*dimV)
 	x.k, x.p, x.ds, x.slope = mem.take(keys*padded), mem.take(pairs), mem.take(pairs), mem.take(slopes)
 	x.lse, x.delta, x.spare = mem.take(x.wide), mem.take(x.wide), mem.take(spare)
 	x.narrow = mem.take(narrow)
@@ -202,7 +207,8 @@ func (x *backwardBlock[T]) panel(h, lo int, t partition.Tile, keys keysOf[T]) pa
 	ds.S = x.ds[corner:]
 	l.Product(n, cols, dim, keys.k.left(at), simd.Right[T]{Panels: x.qT[lo*dim:], Rows: dim}, p.S, p.Ld, simd.Set, nil)
 	x.probabilities(p, corner, lo)
-	l.Product(n, cols, dimV, keys.v.left(at), simd.Right[T]{Panels: x.doT[lo*dimV:], Rows: dimV}, ds.S, ds.Ld, simd.Set, nil)
+	l.Product(n, cols, dimV, keys.v.left(at), simd.Right[T]{Panels: x.doT[lo*dimV:], Rows: dimV}, ds.S, ds.Ld, simd.Set,
+		nil)
 	x.scoreGrads(ds, p.S, corner, lo)
 	keys.panels.From = at
 	own := part.Q.Lo - first // queries of other tiles get no 0 * NaN
@@ -268,7 +274,8 @@ func (x *backwardBlock[T]) keyGrads(h int, t partition.Tile, seen []partition.Ra
 		lo, hi := max(from*l.Cols, t.Q.Lo-x.at.Lo), min(to*l.Cols, t.Q.Hi-x.at.Lo)
 		add := func(grad rows[T], weights, right []T) {
 			left := simd.Left[T]{A: weights[at.Lo*x.ld+lo:], Ld: x.ld, Rows: true}
-			accumulator[T]{grad, l, x.spare}.add(x.b, t.K.Lo+at.Lo, x.g, at.Len(), hi-lo, left, simd.Right[T]{Panels: right, Rows: x.wide, From: lo})
+			accumulator[T]{grad, l, x.spare}.add(x.b, t.K.Lo+at.Lo, x.g, at.Len(), hi-lo, left,
+				simd.Right[T]{Panels: right, Rows: x.wide, From: lo})
 		}
 		add(f.dv, x.p, x.do)
 		add(f.dk, x.ds, x.q)

@@ -52,8 +52,9 @@ func forward[T tensor.Float](pass *forwardPass, b attention.Block) {
 	}
 	f := &forwardCall[T]{
 		loops: simd.LoopsOf[T](pass.c.level), o: rowsOf[T](pass.acc.O), lse: rowsOf[T](pass.acc.LSE),
-		q: rowsOf[T](q), k: rowsOf[T](k), v: rowsOf[T](v), tiles: tiles, p: pass.p, scores: scoresOf[T](pass.p.Scores, b.Columns),
-		group: q.Len(tensor.Heads) / k.Len(tensor.Heads), seqQ: q.Len(tensor.Seq), kvHeads: k.Len(tensor.Heads),
+		q: rowsOf[T](q), k: rowsOf[T](k), v: rowsOf[T](v), tiles: tiles, p: pass.p,
+		scores: scoresOf[T](pass.p.Scores, b.Columns),
+		group:  q.Len(tensor.Heads) / k.Len(tensor.Heads), seqQ: q.Len(tensor.Seq), kvHeads: k.Len(tensor.Heads),
 	}
 	f.heads = min(groupHeads, f.group)
 	f.chunks = blocks(f.group, f.heads)
@@ -62,8 +63,8 @@ func forward[T tensor.Float](pass *forwardPass, b attention.Block) {
 	pass.c.split(groups*blocks(f.seqQ, f.queries), func(s *scratch, i int) { f.piece(s, i) })
 }
 
-// Keys come from memory, and values are packed, once for the queries of a piece. So a piece has two blocks of queries if
-// there are leastPieces of them even so.
+// Keys come from memory, and values are packed, once for the queries of a piece. So a piece has two blocks of queries
+// if there are leastPieces of them even so.
 const leastPieces = 64
 
 // queriesOf returns the queries of a piece. It depends on the shape alone.

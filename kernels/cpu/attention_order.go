@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// cell is a block of queries and one of keys, and the cells, by number, that add to the gradients of either last before it:
-// -1 where it is the first.
+// cell is a block of queries and one of keys, and the cells, by number, that add to the gradients of either last before
+// it: -1 where it is the first.
 type cell struct{ i, j, row, column int }
 
 // order is the visible cells of a grid of nq by nk blocks, round by round.
@@ -25,8 +25,8 @@ func (f *backwardCall[T]) order(nq, nk int) []cell {
 	return cells
 }
 
-// inOrder runs do(cell, 0) to do(cell, per-1) of all cells, each when those before it have been done. Nobody waits for a
-// whole round: what a cell waits for was begun before it.
+// inOrder runs do(cell, 0) to do(cell, per-1) of all cells, each when those before it have been done. Nobody waits for
+// a whole round: what a cell waits for was begun before it.
 func inOrder(c *Kernels, cells []cell, per int, do func(s *scratch, c cell, n int)) {
 	var mu sync.Mutex
 	ended := sync.NewCond(&mu)

@@ -97,7 +97,8 @@ type matrix[T tensor.Float] struct {
 	ld, rows, dim int
 }
 
-// matrix is the rows of one head in that span: where they lie, or where they have 16 bits in mem, which has room for so many.
+// matrix is the rows of one head in that span: where they lie, or where they have 16 bits in mem, which has room for so
+// many.
 func (r rows[T]) matrix(mem []T, b int, span partition.Range, h int) matrix[T] {
 	m := matrix[T]{mem, r.dim, span.Len(), r.dim}
 	if !isHalf(r.dtype) {

@@ -12,8 +12,8 @@ import (
 // log2e is 1/ln 2: softmax has scores as logarithms to the base of 2.
 const log2e = 1.4426950408889634
 
-// changed reports whether something happens to scores between the product and softmax. They are natural logarithms then,
-// and become those to the base of 2 when it has happened; otherwise queries are scaled so that they are at once.
+// changed reports whether something happens to scores between the product and softmax. They are natural logarithms
+// then, and become those to the base of 2 when it has happened; otherwise queries are scaled so that they are at once.
 func changed[T tensor.Float](p attention.Softmax, s *scores[T]) bool {
 	return s != nil || p.Softcap > 0
 }

@@ -59,7 +59,8 @@ func (m memory[T]) store(at int, src []T) {
 // widen sets dst to src, as many floats of 16 bits. Conversions give the same bits at every level.
 func widen(dst []float32, src []uint16, t tensor.DType) { widenRows(dst, src, 0, 1, len(dst), t) }
 
-// widenRows sets dst to rows of n floats of 16 bits that begin ld apart. Rows are short, so what goes before one is kept out of the loop.
+// widenRows sets dst to rows of n floats of 16 bits that begin ld apart. Rows are short, so what goes before one is
+// kept out of the loop.
 func widenRows(dst []float32, src []uint16, ld, rows, n int, t tensor.DType) {
 	l := current()
 	switch t {

@@ -69,8 +69,8 @@ func (c *Kernels) move(dst, src View) bool {
 
 func moved[T any](dst, src []T) { copy(dst, src) }
 
-// runs queues f for runs of elements, which cover dst and src: pieces of dense views, heads, or rows whose heads follow each
-// other. It is false where heads have gaps.
+// runs queues f for runs of elements, which cover dst and src: pieces of dense views, heads, or rows whose heads follow
+// each other. It is false where heads have gaps.
 func runs[D, S tensor.Element](c *Kernels, dst, src View, f func(dst []D, src []S)) bool {
 	ds, ss := tensor.Data[D](dst), tensor.Data[S](src)
 	if dst.IsDense() && src.IsDense() {

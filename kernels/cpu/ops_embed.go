@@ -26,7 +26,8 @@ func (c *Kernels) Embed(y, table, ids View) {
 // checkEmbed panics unless x [rows, hidden] and table [vocab, hidden] go with ids [rows].
 func checkEmbed(op string, x, table, ids View) {
 	dense(op, x.DType(), x, table)
-	shape.Must(x.Cols() == table.Cols() && ids.Size() == x.Rows() && ids.DType() == tensor.I32 && ids.IsDense(), op, x, table, ids)
+	shape.Must(x.Cols() == table.Cols() && ids.Size() == x.Rows() && ids.DType() == tensor.I32 &&
+		ids.IsDense(), op, x, table, ids)
 }
 
 func embed[T tensor.Element](c *Kernels, y, table, ids View) {
@@ -50,7 +51,8 @@ func embed[T tensor.Element](c *Kernels, y, table, ids View) {
 func inVocab(op string, ids []int32, vocab int) error {
 	for i, id := range ids {
 		if id < 0 || int(id) >= vocab {
-			return fmt.Errorf("%s: token id %d at position %d of this rank is outside the vocabulary of %d: the data was made with another tokenizer", op, id, i, vocab)
+			return fmt.Errorf("%s: token id %d at position %d of this rank is outside the vocabulary of %d: the data "+
+				"was made with another tokenizer", op, id, i, vocab)
 		}
 	}
 	return nil

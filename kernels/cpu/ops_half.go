@@ -60,7 +60,8 @@ type extent struct{ tensor.Memory }
 
 func (extent) Bytes() int64 { return 1<<63 - 1 }
 
-// standIn is a float32 view of the shape of v, a dense one: what the checks of a float32 operation say of it goes for v.
+// standIn is a float32 view of the shape of v, a dense one: what the checks of a float32 operation say of it goes for
+// v.
 func standIn(v View) View { return tensor.Dense(extent{v.Memory()}, tensor.F32, 0, v.Shape()) }
 
 func standIns(vs ...View) []View {
@@ -178,7 +179,8 @@ func (c *Kernels) halfSwiGLUBackward(dgate, dup, dy, gate, up View) {
 	halfRows(dy.Size(), 1, func(b halfSpan) {
 		toGate, toUp := b.of(dgate, 1, 1), b.of(dup, 1, 1)
 		outGate, outUp := c.wide(0, toGate), c.wide(1, toUp)
-		c.SwiGLUBackward(outGate, outUp, c.widened(2, b.of(dy, 1, 1)), c.widened(3, b.of(gate, 1, 1)), c.widened(4, b.of(up, 1, 1)))
+		c.SwiGLUBackward(outGate, outUp, c.widened(2, b.of(dy, 1, 1)), c.widened(3, b.of(gate, 1, 1)),
+			c.widened(4, b.of(up, 1, 1)))
 		c.Copy(toGate, outGate)
 		c.Copy(toUp, outUp)
 	})
@@ -203,7 +205,8 @@ func (c *Kernels) halfEmbedBackward(dtable, dy, ids View) {
 func (c *Kernels) halfCrossEntropy(loss, logits, targets View, scale float64, grad bool) {
 	const op = "cross entropy"
 	denseHalves(op, logits)
-	shape.Must(targets.Size() == logits.Rows() && targets.DType() == tensor.I32 && targets.IsDense(), op, logits, targets)
+	shape.Must(targets.Size() == logits.Rows() && targets.DType() == tensor.I32 &&
+		targets.IsDense(), op, logits, targets)
 	n := logits.Cols()
 	c.stream.Do(op, func() error { return targetsInVocab(tensor.Data[int32](targets), n) })
 	halfRows(logits.Rows(), n, func(b halfSpan) {
@@ -220,7 +223,8 @@ func (c *Kernels) halfCrossEntropy(loss, logits, targets View, scale float64, gr
 func (c *Kernels) halfAdd(dst, src View) {
 	const op = "add"
 	one := dst.Len(tensor.Dim) <= 1 || dst.Stride(tensor.Dim) == 1 && src.Stride(tensor.Dim) == 1
-	shape.Must(one && shape.SameShape(dst, src) && isHalf(src.DType()) && (dst.DType() == src.DType() || dst.DType() == tensor.F32), op, dst, src)
+	shape.Must(one && shape.SameShape(dst, src) && isHalf(src.DType()) &&
+		(dst.DType() == src.DType() || dst.DType() == tensor.F32), op, dst, src)
 	if dst.Size() == 0 {
 		return
 	}

@@ -52,7 +52,8 @@ func linearDX[T tensor.Float](c *Kernels, dx, dy, w View, accumulate bool) {
 // activations or, where that has 16 bits, float32.
 func (c *Kernels) LinearDW(dw, dy, x View) {
 	denseActivations("linear dw", dy, x)
-	shape.Must((dw.DType() == x.DType() || isHalf(x.DType()) && dw.DType() == tensor.F32) && dw.IsDense(), "linear dw", dw, dy, x)
+	shape.Must((dw.DType() == x.DType() || isHalf(x.DType()) && dw.DType() == tensor.F32) &&
+		dw.IsDense(), "linear dw", dw, dy, x)
 	shape.Must(dy.Rows() == x.Rows() && dw.Cols() == x.Cols() && dw.Rows() == dy.Cols(), "linear dw", dw, dy, x)
 	if dw.DType() == tensor.F64 {
 		linearDW[float64](c, dw, dy, x)
@@ -70,7 +71,8 @@ func linearDW[T tensor.Float](c *Kernels, dw, dy, x View) {
 // newProduct is a product over k into a matrix.
 func newProduct[T tensor.Float](c *Kernels, out View, left, right factor[T], k int) *product[T] {
 	return &product[T]{
-		m: out.Rows(), n: out.Cols(), k: k, loops: simd.LoopsOf[T](c.level), left: left, right: right, out: memoryOf[T](out),
+		m: out.Rows(), n: out.Cols(), k: k, loops: simd.LoopsOf[T](c.level), left: left, right: right,
+		out: memoryOf[T](out),
 	}
 }
 

@@ -29,7 +29,8 @@ func (c *Kernels) CrossEntropy(loss, logits, targets View, scale float64, grad b
 }
 
 func crossEntropy[T tensor.Float](c *Kernels, loss, logits, targets View, scale float64, grad bool) {
-	l, sum, ls, ts := simd.LoopsOf[T](c.level), tensor.Data[float64](loss), tensor.Data[T](logits), tensor.Data[int32](targets)
+	l, sum := simd.LoopsOf[T](c.level), tensor.Data[float64](loss)
+	ls, ts := tensor.Data[T](logits), tensor.Data[int32](targets)
 	n := logits.Cols()
 	c.stream.Do("cross entropy", func() error {
 		if err := targetsInVocab(ts, n); err != nil {
@@ -60,7 +61,8 @@ func crossEntropy[T tensor.Float](c *Kernels, loss, logits, targets View, scale 
 func targetsInVocab(targets []int32, vocab int) error {
 	for i, t := range targets {
 		if int(t) >= vocab {
-			return fmt.Errorf("cross entropy: target %d at position %d of this rank is outside the vocabulary of %d: the data was made with another tokenizer", t, i, vocab)
+			return fmt.Errorf("cross entropy: target %d at position %d of this rank is outside the vocabulary of %d: "+
+				"the data was made with another tokenizer", t, i, vocab)
 		}
 	}
 	return nil

@@ -40,7 +40,8 @@ func checkNorm(op string, inv, w View, xs ...View) {
 	all := append([]View{inv, w}, xs...)
 	dense(op, inv.DType(), all...)
 	x := xs[0]
-	shape.Must(shape.SameShape(xs...) && x.Len(tensor.Dim) > 0 && w.Size() == x.Len(tensor.Dim) && inv.Size() == shape.RowsOver(x), op, all...)
+	shape.Must(shape.SameShape(xs...) && x.Len(tensor.Dim) > 0 && w.Size() == x.Len(tensor.Dim) &&
+		inv.Size() == shape.RowsOver(x), op, all...)
 }
 
 // rmsNorm normalises a, or, where there is a sum, a + b.

@@ -30,7 +30,8 @@ func checkRope(op string, w, cos, sin View, xs ...View) {
 	x := xs[0]
 	all := append([]View{cos, sin}, xs...)
 	dense(op, x.DType(), all...)
-	shape.Must(shape.SameShape(cos, sin) && shape.SameShape(xs...) && cos.Rows() == x.Rows() && 2*cos.Cols() == x.Len(tensor.Dim), op, all...)
+	shape.Must(shape.SameShape(cos, sin) && shape.SameShape(xs...) && cos.Rows() == x.Rows() &&
+		2*cos.Cols() == x.Len(tensor.Dim), op, all...)
 }
 
 func normRope[T tensor.Float](c *Kernels, y, inv, x, w, cos, sin View, eps float64) {
@@ -99,7 +100,8 @@ type rotation[T tensor.Float] struct {
 }
 
 func newRotation[T tensor.Float](c *Kernels, x, cos, sin View) rotation[T] {
-	return rotation[T]{simd.LoopsOf[T](c.level), tensor.Data[T](cos), tensor.Data[T](sin), x.Len(tensor.Heads), cos.Cols()}
+	return rotation[T]{simd.LoopsOf[T](c.level), tensor.Data[T](cos), tensor.Data[T](sin), x.Len(tensor.Heads),
+		cos.Cols()}
 }
 
 // turn sets y to all heads of a row, x, turned by its angles, or back with sign -1. y may be x.

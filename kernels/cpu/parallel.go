@@ -6,8 +6,8 @@ import (
 	"sync/atomic"
 )
 
-// workers is how many goroutines compute at once. A process that keeps to fewer cores than it began with has a thread for
-// messages, perhaps, but computes on no more goroutines than it has cores.
+// workers is how many goroutines compute at once. A process that keeps to fewer cores than it began with has a thread
+// for messages, perhaps, but computes on no more goroutines than it has cores.
 func (c *Kernels) workers() int {
 	n := runtime.GOMAXPROCS(0)
 	if c.cores < runtime.NumCPU() {

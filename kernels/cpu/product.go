@@ -170,8 +170,9 @@ func (p *product[T]) start(spare []T, i, j, m, n int) simd.Mode {
 	return simd.Add
 }
 
-// copied reports whether tiles copy the left factor: where it is converted; by columns, where each step of k would be on
-// a page of its own; and by rows, where those that a micro-kernel reads side by side would share one set of the cache.
+// copied reports whether tiles copy the left factor: where it is converted; by columns, where each step of k would be
+// on a page of its own; and by rows, where those that a micro-kernel reads side by side would share one set of the
+// cache.
 func (p *product[T]) copied() bool {
 	switch x := p.left; {
 	case isHalf(x.dtype):

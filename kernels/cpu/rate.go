@@ -15,7 +15,8 @@ func ProductRate(n int, d time.Duration) float64 {
 		a[i], b[i] = float32(i%7)-3, float32(i%5)-2
 	}
 	p := product[float32]{
-		m: n, n: n, k: n, loops: simd.LoopsOf[float32](current()), left: square(a), right: square(b), out: memory[float32]{data: c},
+		m: n, n: n, k: n, loops: simd.LoopsOf[float32](current()), left: square(a), right: square(b),
+		out: memory[float32]{data: c},
 	}
 	best, s := time.Duration(1<<62), new(scratch)
 	for began := time.Now(); time.Since(began) < d; {

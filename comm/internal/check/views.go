@@ -97,7 +97,8 @@ func (r Rules) AllToAll(dst, src View) error {
 	}
 	switch {
 	case dst.DType() != src.DType() || dst.Size() != src.Size():
-		return fmt.Errorf("dst is %d elements of %s, src %d of %s: both need one size and type", dst.Size(), dst.DType(), src.Size(), src.DType())
+		return fmt.Errorf("dst is %d elements of %s, src %d of %s: both need one size and type", dst.Size(),
+			dst.DType(), src.Size(), src.DType())
 	case src.Size()%r.Size != 0:
 		return fmt.Errorf("src has %d elements: it needs a multiple of the %d ranks", src.Size(), r.Size)
 	case spanOf(dst).overlaps(spanOf(src)):
@@ -122,7 +123,8 @@ func (r Rules) Broadcast(v View, root int) error {
 // overwrite what is still to be sent.
 func (r Rules) parts(wholeName string, whole View, partName string, part View) error {
 	if whole.DType() != part.DType() {
-		return fmt.Errorf("%s is %s, %s is %s: both need one element type", wholeName, whole.DType(), partName, part.DType())
+		return fmt.Errorf("%s is %s, %s is %s: both need one element type", wholeName, whole.DType(), partName,
+			part.DType())
 	}
 	if whole.Size() != r.Size*part.Size() {
 		return fmt.Errorf("%s has %d elements, %s has %d: with %d ranks it needs %d",
@@ -130,7 +132,8 @@ func (r Rules) parts(wholeName string, whole View, partName string, part View) e
 	}
 	w, p := spanOf(whole), spanOf(part)
 	if w.overlaps(p) && p.lo != w.lo+uintptr(r.Rank)*(p.hi-p.lo) {
-		return fmt.Errorf("%s lies in %s and is not part %d of it: only this rank's own part may", partName, wholeName, r.Rank)
+		return fmt.Errorf("%s lies in %s and is not part %d of it: only this rank's own part may", partName, wholeName,
+			r.Rank)
 	}
 	return nil
 }

@@ -13,7 +13,8 @@ import (
 // NewWorld returns a world of n ranks.
 func NewWorld(n int) *World {
 	w := &World{
-		boxes: make([]inbox, n), left: make([]atomic.Bool, n), waits: make([]atomic.Int32, n), stand: make([]blame.Standing, n),
+		boxes: make([]inbox, n), left: make([]atomic.Bool, n), waits: make([]atomic.Int32, n),
+		stand:  make([]blame.Standing, n),
 		failed: make(chan struct{}),
 	}
 	for r := range n {

@@ -77,10 +77,12 @@ type Listener struct {
 func (c *Config) Check() error {
 	var faults []error
 	if c.Size < 1 || c.Size > maxRanks || c.Rank < 0 || c.Rank >= c.Size {
-		faults = append(faults, fmt.Errorf("rank %d of %d: a rank is from 0 to below the size, at most %d", c.Rank, c.Size, maxRanks))
+		faults = append(faults, fmt.Errorf("rank %d of %d: a rank is from 0 to below the size, at most %d", c.Rank,
+			c.Size, maxRanks))
 	}
 	if len(c.Secret) < minSecret {
-		faults = append(faults, fmt.Errorf("secret of %d bytes: it needs at least %d, from crypto/rand", len(c.Secret), minSecret))
+		faults = append(faults, fmt.Errorf("secret of %d bytes: it needs at least %d, from crypto/rand", len(c.Secret),
+			minSecret))
 	}
 	if len(c.Name) > maxName {
 		faults = append(faults, fmt.Errorf("name of %d bytes: it may have %d", len(c.Name), maxName))

@@ -149,14 +149,16 @@ func decodeHeader(b []byte) (header, error) {
 		ok = h.length > 0 && h.length <= maxPayload && h.size%maxPayload == 0 && h.size <= maxMessage-uint64(h.length)
 	}
 	if !ok {
-		return header{}, fmt.Errorf("%w: frame of type %d with a payload of %d bytes and size %d", blame.ErrProtocol, b[3], length, h.size)
+		return header{}, fmt.Errorf("%w: frame of type %d with a payload of %d bytes and size %d", blame.ErrProtocol,
+			b[3], length, h.size)
 	}
 	return h, nil
 }
 
 // causes are the sentinels that keep their identity from rank to rank, by their number on
 // the wire.
-var causes = [...]error{blame.ErrAborted, blame.ErrPeerLost, blame.ErrDeadline, blame.ErrPeerLeft, blame.ErrMismatch, blame.ErrProtocol}
+var causes = [...]error{blame.ErrAborted, blame.ErrPeerLost, blame.ErrDeadline, blame.ErrPeerLeft, blame.ErrMismatch,
+	blame.ErrProtocol}
 
 // encodeNote is the payload of an abort frame:
 //

@@ -117,5 +117,6 @@ func (r *roster) status(rank int) (header, []byte) {
 	if about := s.about(rank); about >= 0 {
 		name = r.names[about]
 	}
-	return header{kind: frameStatus, length: len(name), id: link.MsgID{Group: uint64(rank), Seq: s.seq}, size: s.value}, []byte(name)
+	return header{kind: frameStatus, length: len(name), id: link.MsgID{Group: uint64(rank), Seq: s.seq}, size: s.value},
+		[]byte(name)
 }

@@ -83,7 +83,8 @@ type silence struct {
 }
 
 func (s *silence) Error() string {
-	return fmt.Sprintf("rank %d hears nothing from %s since %s, for %v: %v", s.rank, s.from, s.since.Format("15:04:05.0"), silenceBound, blame.ErrPeerLost)
+	return fmt.Sprintf("rank %d hears nothing from %s since %s, for %v: %v", s.rank, s.from,
+		s.since.Format("15:04:05.0"), silenceBound, blame.ErrPeerLost)
 }
 func (s *silence) Unwrap() error { return blame.ErrPeerLost }
 

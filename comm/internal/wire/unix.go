@@ -29,7 +29,8 @@ func NewUnixDir(dir, runID string, size int) (UnixDir, error) {
 		return u, err
 	}
 	if path := u.path(size - 1); len(path) > maxSocketPath {
-		return u, fmt.Errorf("the socket path %s has %d bytes, the system takes %d: choose a shorter directory", path, len(path), maxSocketPath)
+		return u, fmt.Errorf("the socket path %s has %d bytes, the system takes %d: choose a shorter directory", path,
+			len(path), maxSocketPath)
 	}
 	return u, nil
 }

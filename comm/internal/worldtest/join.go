@@ -54,6 +54,7 @@ func Join(t testing.TB, n int, connect func(r int) (*comm.Group, error)) []*comm
 func JoinUnix(t testing.TB, compute []tensor.Stream, opts comm.Options) []*comm.Group {
 	dir, key := SocketDir(t), Secret()
 	return Join(t, len(compute), func(r int) (*comm.Group, error) {
-		return comm.Connect(context.Background(), comm.Mesh{Dir: dir, Rank: r, Size: len(compute), Secret: key, RunID: t.Name()}, compute[r], opts)
+		return comm.Connect(context.Background(), comm.Mesh{Dir: dir, Rank: r, Size: len(compute), Secret: key,
+			RunID: t.Name()}, compute[r], opts)
 	})
 }

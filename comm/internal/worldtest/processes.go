@@ -205,7 +205,8 @@ func Abort(_ *os.Process, stdin io.Closer) error { return stdin.Close() }
 // End runs n processes of a kind in a call, "barrier", "all-reduce", "chain", "idle", "late", "abort",
 // "stop" or "detour", ends one of them, and checks that each other one blames it by name, with cause. The
 // test binary calls Main.
-func (k ProcessKinds) End(t *testing.T, kind, call string, n int, end func(p *os.Process, stdin io.Closer) error, cause string) {
+func (k ProcessKinds) End(t *testing.T, kind, call string, n int, end func(p *os.Process, stdin io.Closer) error,
+	cause string) {
 	victim := victimOf(n)
 	ctx, cancel := context.WithTimeout(context.Background(), k[kind].patience()+10*time.Second)
 	defer cancel()
@@ -223,7 +224,8 @@ func (k ProcessKinds) End(t *testing.T, kind, call string, n int, end func(p *os
 	name := fmt.Sprintf("rank %d (pid %d)", victim, w.cmds[victim].Process.Pid)
 	for range n - 1 {
 		got := w.await(ctx, t, w.lost, "told of the end")
-		if want := fmt.Sprintf("lost %d true", victim); !strings.HasPrefix(got.line, want) || !strings.Contains(got.line, name) || !strings.HasSuffix(got.line, cause) {
+		if want := fmt.Sprintf("lost %d true", victim); !strings.HasPrefix(got.line, want) ||
+			!strings.Contains(got.line, name) || !strings.HasSuffix(got.line, cause) {
 			t.Errorf("rank %d: %q, want %q, %q and %q", got.rank, got.line, want, name, cause)
 		}
 		t.Logf("rank %d after %v: %s", got.rank, time.Since(start).Round(time.Microsecond), got.line)
@@ -248,7 +250,8 @@ func startProcesses(ctx context.Context, t *testing.T, kind, call string, n int)
 	dir, secret := SocketDir(t), Secret()
 	w := &processes{ready: make(chan report, n), lost: make(chan report, n)}
 	for r := range n {
-		cmd := exec.CommandContext(ctx, os.Args[0], rankArg, strconv.Itoa(r), strconv.Itoa(n), dir, hex.EncodeToString(secret), call, kind)
+		cmd := exec.CommandContext(ctx, os.Args[0], rankArg, strconv.Itoa(r), strconv.Itoa(n), dir,
+			hex.EncodeToString(secret), call, kind)
 		cmd.Stderr = os.Stderr
 		out, err := cmd.StdoutPipe()
 		if err != nil {

@@ -76,7 +76,8 @@ func Join(ctx context.Context, c Config) (*Members, error) {
 	conf := tuned(c.Self.Name, label, seal)
 	guard := newGuard(c.Transport, label)
 	conf.Transport = guard
-	conf.Logger = log.New(io.Discard, "", 0) // what gossip finds is a hint; the control connections say what comes of it
+	// what gossip finds is a hint; the control connections say what comes of it
+	conf.Logger = log.New(io.Discard, "", 0)
 	d := delegate{m, meta}
 	conf.Delegate, conf.Events, conf.Alive = d, d, d
 	if m.list, err = memberlist.Create(conf); err != nil {

@@ -99,7 +99,8 @@ func (p *Port) listen() {
 		if err != nil || n == len(buf) {
 			continue // errors of earlier packets are reported here, too
 		}
-		packet := &memberlist.Packet{Buf: append([]byte(nil), buf[:n]...), From: net.UDPAddrFromAddrPort(from), Timestamp: time.Now()}
+		packet := &memberlist.Packet{Buf: append([]byte(nil), buf[:n]...), From: net.UDPAddrFromAddrPort(from),
+			Timestamp: time.Now()}
 		select {
 		case p.packets <- packet:
 		case <-p.gossip.Done():

@@ -163,7 +163,8 @@ func (l *Listener) Close() error {
 // Dial opens a stream to host:port. Where no answer comes, it tries until ctx ends.
 func (h *Host) Dial(ctx context.Context, address string) (net.Conn, error) {
 	fault := func(err error) (net.Conn, error) {
-		return nil, &net.OpError{Op: "dial", Net: "tcp", Source: net.TCPAddrFromAddrPort(netip.AddrPortFrom(h.addr, 0)), Err: err}
+		return nil, &net.OpError{Op: "dial", Net: "tcp", Source: net.TCPAddrFromAddrPort(netip.AddrPortFrom(h.addr, 0)),
+			Err: err}
 	}
 	to, port, err := h.net.find(address)
 	if err != nil {

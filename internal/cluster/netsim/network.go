@@ -35,7 +35,8 @@ type Network struct {
 
 // New returns a network without hosts. Its chance comes from the seed.
 func New(seed uint64, c Conditions) *Network {
-	return &Network{rand: rand.New(rand.NewPCG(seed, 1)), conditions: c, hosts: map[netip.Addr]*Host{}, held: map[*half]bool{}}
+	return &Network{rand: rand.New(rand.NewPCG(seed, 1)), conditions: c, hosts: map[netip.Addr]*Host{},
+		held: map[*half]bool{}}
 }
 
 // SetConditions changes those of packets that are sent from now on.
@@ -65,7 +66,8 @@ func (n *Network) Host(number int) *Host {
 	defer n.mu.Unlock()
 	h := n.hosts[at]
 	if h == nil {
-		h = &Host{net: n, addr: at, Number: number, ports: map[uint16]*Listener{}, inboxes: map[uint16]*Packets{}, conns: map[*conn]bool{}}
+		h = &Host{net: n, addr: at, Number: number, ports: map[uint16]*Listener{}, inboxes: map[uint16]*Packets{},
+			conns: map[*conn]bool{}}
 		n.hosts[at] = h
 	}
 	return h

@@ -55,7 +55,8 @@ func pair(near, far *Host, at, to net.Addr) (*conn, *conn) {
 	back := &half{from: far, to: near, back: there}
 	there.back = back
 	there.moved, back.moved = sync.NewCond(&there.mu), sync.NewCond(&back.mu)
-	return &conn{host: near, in: back, out: there, local: at, remote: to}, &conn{host: far, in: there, out: back, local: to, remote: at}
+	return &conn{host: near, in: back, out: there, local: at, remote: to},
+		&conn{host: far, in: there, out: back, local: to, remote: at}
 }
 
 func (c *conn) Read(p []byte) (int, error) {

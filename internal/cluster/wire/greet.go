@@ -179,7 +179,8 @@ func (p *Party) verify(state tls.ConnectionState, role string, g *greeting) erro
 	want := p.proof(state, role, g.Job)
 	switch {
 	case len(want) == 0 || !hmac.Equal(want, g.Proof):
-		return errors.New("the keys of the two differ: all agents of a job need the same key file, CPRUN_KEY_FILE or .key in a --run-dir that their nodes share")
+		return errors.New("the keys of the two differ: all agents of a job need the same key file, CPRUN_KEY_FILE or " +
+			".key in a --run-dir that their nodes share")
 	case g.Job != p.Job:
 		return fmt.Errorf("it belongs to job %q, and the other to job %q", g.Job, p.Job)
 	}

@@ -27,7 +27,8 @@ func NewIdentity() (*Identity, error) {
 		return nil, fmt.Errorf("key of this agent: %w", err)
 	}
 	// Nobody looks at the times: the key is what counts, and it is proven by the handshake.
-	form := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: time.Unix(0, 0), NotAfter: time.Date(9999, 12, 31, 0, 0, 0, 0, time.UTC)}
+	form := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: time.Unix(0, 0),
+		NotAfter: time.Date(9999, 12, 31, 0, 0, 0, 0, time.UTC)}
 	der, err := x509.CreateCertificate(rand.Reader, form, form, public, private)
 	if err != nil {
 		return nil, fmt.Errorf("certificate of this agent: %w", err)

@@ -111,7 +111,8 @@ func (l *Link) Receive() ([]byte, error) {
 		switch {
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			return nil, fmt.Errorf("%w for %v", errSilent, l.silence)
-		case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, net.ErrClosed), errors.Is(err, io.ErrClosedPipe):
+		case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, net.ErrClosed),
+			errors.Is(err, io.ErrClosedPipe):
 			return nil, errors.New("its agent has ended, or closed the connection")
 		case err != nil:
 			return nil, fmt.Errorf("the connection to its agent is lost: %w", err)

@@ -46,7 +46,8 @@ func load() error {
 			}
 			faults = append(faults, fmt.Errorf("%s: %s", p, C.GoString(fault)))
 		}
-		l.err = fmt.Errorf("cuBLASLt, which multiplies matrices, cannot be loaded; install the CUDA toolkit (package libcublas), or add the folder of %s to LD_LIBRARY_PATH:\n%w", paths[0], errors.Join(faults...))
+		l.err = fmt.Errorf("cuBLASLt, which multiplies matrices, cannot be loaded; install the CUDA toolkit (package "+
+			"libcublas), or add the folder of %s to LD_LIBRARY_PATH:\n%w", paths[0], errors.Join(faults...))
 	})
 	return l.err
 }
@@ -197,4 +198,5 @@ func product(p Problem) (C.cprun_product_t, error) {
 	return x, nil
 }
 
-var types = map[tensor.DType]C.cudaDataType_t{tensor.F32: C.CUDA_R_32F, tensor.F16: C.CUDA_R_16F, tensor.BF16: C.CUDA_R_16BF}
+var types = map[tensor.DType]C.cudaDataType_t{tensor.F32: C.CUDA_R_32F, tensor.F16: C.CUDA_R_16F,
+	tensor.BF16: C.CUDA_R_16BF}

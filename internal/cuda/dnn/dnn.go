@@ -38,7 +38,8 @@ func Version() (int, error) {
 		l.version = int(v)
 		switch {
 		case l.err != nil:
-			l.err = fmt.Errorf("%w; install cuDNN 9 and the CUDA runtime that it was built for where the loader finds libcudnn.so.9 (ldconfig, or LD_LIBRARY_PATH), or use another attention backend", l.err)
+			l.err = fmt.Errorf("%w; install cuDNN 9 and the CUDA runtime that it was built for where the loader "+
+				"finds libcudnn.so.9 (ldconfig, or LD_LIBRARY_PATH), or use another attention backend", l.err)
 		case l.version < Oldest:
 			l.err = fmt.Errorf("cuDNN %d is too old; install version %d or newer", l.version, Oldest)
 		}
@@ -138,7 +139,8 @@ func (h *Handle) Plan(d Desc) (*Plan, error) {
 func (h *Handle) Execute(p *Plan, at *Pointers, workspace uint64) error {
 	err := h.stream.Device().With(func() error {
 		var text [4096]C.char
-		if C.cprun_dnn_execute(p.plan, h.handle, (*C.uint64_t)(unsafe.Pointer(at)), C.uint64_t(workspace), &text[0], C.size_t(len(text))) == 0 {
+		if C.cprun_dnn_execute(p.plan, h.handle, (*C.uint64_t)(unsafe.Pointer(at)), C.uint64_t(workspace), &text[0],
+			C.size_t(len(text))) == 0 {
 			return nil
 		}
 		return errors.New("cuDNN: execute: " + C.GoString(&text[0]))

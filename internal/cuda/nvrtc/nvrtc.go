@@ -51,7 +51,8 @@ func Open(dirs ...string) (*Compiler, error) {
 		}
 		return c, nil
 	}
-	return nil, fmt.Errorf("NVRTC, which compiles the kernels, cannot be loaded; install the CUDA toolkit (package cuda-nvrtc), or add the folder of %s to LD_LIBRARY_PATH:\n%w", sonames[0], errors.Join(faults...))
+	return nil, fmt.Errorf("NVRTC, which compiles the kernels, cannot be loaded; install the CUDA toolkit (package "+
+		"cuda-nvrtc), or add the folder of %s to LD_LIBRARY_PATH:\n%w", sonames[0], errors.Join(faults...))
 }
 
 func (c *Compiler) open() error {
@@ -103,7 +104,8 @@ func (e *Error) Unwrap() error { return e.Cause }
 // Compile translates src, which includes headers by their names, to a cubin. The options say
 // for which architecture: --gpu-architecture=sm_90a. The log has warnings, and with
 // --ptxas-options=-v what ParseUsage reads. An error is an *Error.
-func (c *Compiler) Compile(name string, src []byte, headers map[string][]byte, opts []string) (cubin []byte, log string, err error) {
+func (c *Compiler) Compile(name string, src []byte, headers map[string][]byte, opts []string) (cubin []byte,
+	log string, err error) {
 	cubin, log, err = c.compile(name, src, headers, opts)
 	if err != nil {
 		return nil, log, &Error{Name: name, Cause: err, Log: log}
@@ -111,7 +113,8 @@ func (c *Compiler) Compile(name string, src []byte, headers map[string][]byte, o
 	return cubin, log, nil
 }
 
-func (c *Compiler) compile(name string, src []byte, headers map[string][]byte, opts []string) (cubin []byte, log string, err error) {
+func (c *Compiler) compile(name string, src []byte, headers map[string][]byte, opts []string) (cubin []byte,
+	log string, err error) {
 	var hold texts
 	defer hold.free()
 	names := slices.Sorted(maps.Keys(headers))
@@ -120,7 +123,8 @@ func (c *Compiler) compile(name string, src []byte, headers map[string][]byte, o
 		bodies[i] = string(headers[h])
 	}
 	var p C.nvrtcProgram
-	if err := c.check("nvrtcCreateProgram", C.cprun_nvrtc_create(&c.t, &p, hold.one(string(src)), hold.one(name), C.int(len(names)), hold.all(bodies), hold.all(names))); err != nil {
+	if err := c.check("nvrtcCreateProgram", C.cprun_nvrtc_create(&c.t, &p, hold.one(string(src)), hold.one(name),
+		C.int(len(names)), hold.all(bodies), hold.all(names))); err != nil {
 		return nil, "", err
 	}
 	defer C.cprun_nvrtc_destroy(&c.t, p)
@@ -136,7 +140,8 @@ func (c *Compiler) compile(name string, src []byte, headers map[string][]byte, o
 		return nil, log, err
 	}
 	if n == 0 {
-		return nil, log, errors.New("there is no cubin; the architecture must be a real one, sm_90a and not compute_90a")
+		return nil, log,
+			errors.New("there is no cubin; the architecture must be a real one, sm_90a and not compute_90a")
 	}
 	cubin = make([]byte, n)
 	return cubin, log, c.check("nvrtcGetCUBIN", C.cprun_nvrtc_cubin(&c.t, p, unsafe.Pointer(&cubin[0])))

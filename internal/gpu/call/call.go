@@ -27,7 +27,8 @@ func address(v View) uint64 {
 
 // Strided returns a view as kernels have it; of the zero View, NULL.
 func Strided(v View) source.Strided {
-	return source.Strided{At: address(v), Batch: v.Stride(tensor.Batch), Seq: v.Stride(tensor.Seq), Head: v.Stride(tensor.Heads)}
+	return source.Strided{At: address(v), Batch: v.Stride(tensor.Batch), Seq: v.Stride(tensor.Seq),
+		Head: v.Stride(tensor.Heads)}
 }
 
 // Length returns the extent of v along an axis as kernels have it.

@@ -45,7 +45,8 @@ func (f *Flash) Forward() []Launch {
 	if f.Q.Size() == 0 || len(own) == 0 {
 		return nil
 	}
-	return []Launch{f.launch(own, f.Shape.Forward(), "flash_forward", f.Q, f.Shape.Rows, f.Shape.Warps, f.Shape.ForwardShared())}
+	return []Launch{f.launch(own, f.Shape.Forward(), "flash_forward", f.Q, f.Shape.Rows, f.Shape.Warps,
+		f.Shape.ForwardShared())}
 }
 
 // Backward returns those of a block of a backward pass, in order. Deterministic leaves dQ to a kernel
@@ -56,17 +57,20 @@ func (f *Flash) Backward(deterministic bool) []Launch {
 		return nil
 	}
 	keys := func(name string) Launch {
-		return f.launch(byKey, f.Shape.Backward(), name, f.K, f.Shape.Keys, f.Shape.BackwardWarps, f.Shape.BackwardShared())
+		return f.launch(byKey, f.Shape.Backward(), name, f.K, f.Shape.Keys, f.Shape.BackwardWarps,
+			f.Shape.BackwardShared())
 	}
 	if !deterministic {
 		return []Launch{keys("flash_backward")}
 	}
-	queries := f.launch(ownTiles(f.Tiles, false), f.Shape.DQ(), "flash_dq", f.Q, f.Shape.OrderedRows, f.Shape.OrderedWarps, f.Shape.DQShared())
+	queries := f.launch(ownTiles(f.Tiles, false), f.Shape.DQ(), "flash_dq", f.Q, f.Shape.OrderedRows,
+		f.Shape.OrderedWarps, f.Shape.DQShared())
 	return []Launch{keys("flash_backward_ordered"), queries}
 }
 
 // launch is a kernel whose blocks, of so many warps, own so many rows of a tensor each.
-func (f *Flash) launch(tiles []source.FlashTile, program source.Program, kernel string, owns View, rows, warps, shared int) Launch {
+func (f *Flash) launch(tiles []source.FlashTile, program source.Program, kernel string, owns View, rows, warps,
+	shared int) Launch {
 	l := Launch{
 		Program: program.Name, Kernel: kernel + "_" + flashTypes[f.Q.DType()],
 		Grid:    [3]int{owns.Len(tensor.Heads), owns.Len(tensor.Batch), (owns.Len(tensor.Seq) + rows - 1) / rows},
@@ -85,7 +89,8 @@ func (f *Flash) params(tiles []source.FlashTile) (p source.FlashParams, more []s
 		TileCount: int32(len(tiles)), SeqQ: Length(f.Q, tensor.Seq), SeqK: Length(f.K, tensor.Seq),
 		Heads: Length(f.Q, tensor.Heads), KVHeads: Length(f.K, tensor.Heads),
 		Dim: Length(f.Q, tensor.Dim), DimV: Length(f.V, tensor.Dim), Flags: flags | f.alignment(),
-		Unit: float32(unit), Inner: float32(inner), Outer: float32(outer), Inverse: float32(1 / outer), Scale: float32(f.Softmax.Scale),
+		Unit: float32(unit), Inner: float32(inner), Outer: float32(outer), Inverse: float32(1 / outer),
+		Scale: float32(f.Softmax.Scale),
 	}
 	if copy(p.Few[:], tiles) < len(tiles) {
 		more = tiles
@@ -128,7 +133,8 @@ func ownTiles(tiles []partition.Tile, byKey bool) []source.FlashTile {
 		}
 		if t.Pairs() > 0 {
 			list = append(list, source.FlashTile{
-				OwnLo: int32(own.Lo), OwnHi: int32(own.Hi), OtherLo: int32(other.Lo), OtherHi: int32(other.Hi), Lo: Bound(lo), Hi: Bound(hi),
+				OwnLo: int32(own.Lo), OwnHi: int32(own.Hi), OtherLo: int32(other.Lo), OtherHi: int32(other.Hi),
+				Lo: Bound(lo), Hi: Bound(hi),
 			})
 		}
 	}

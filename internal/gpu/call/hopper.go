@@ -109,8 +109,8 @@ type HopperBackward struct {
 // SMs are those of a GPU: All that there are, and those that a kernel takes, as others are to have the rest.
 type SMs struct{ All, Taken int }
 
-// share has a grid of so many blocks for each of a batch, one of which fills an SM, keep to the SMs that it takes: there are as many blocks
-// as those, or one for each of the batch, and each does the work of several.
+// share has a grid of so many blocks for each of a batch, one of which fills an SM, keep to the SMs that it takes:
+// there are as many blocks as those, or one for each of the batch, and each does the work of several.
 func (l *HopperBackward) share(sms SMs) {
 	if n := max(1, sms.Taken/l.Grid[2]); sms.Taken < sms.All && n < l.Grid[0] {
 		l.Grid[0], l.Next = n, l.Grid[2]
@@ -134,8 +134,8 @@ func (f *Flash) HopperBackward(s source.HopperShape, sms SMs, fresh partition.Ra
 	return l
 }
 
-// stepsBeside is how many steps, of so many queries, blocks of all KV heads may take that run beside each other: what they read and
-// add to then stays in the L2.
+// stepsBeside is how many steps, of so many queries, blocks of all KV heads may take that run beside each other: what
+// they read and add to then stays in the L2.
 func (f *Flash) stepsBeside(queries int) int {
 	const kept = 32 << 20
 	row := f.Q.Len(tensor.Dim)*(f.Q.DType().Size()+f.DQ.DType().Size()) + f.DO.Len(tensor.Dim)*f.DO.DType().Size()
@@ -143,7 +143,8 @@ func (f *Flash) stepsBeside(queries int) int {
 }
 
 // hopperBackward is HopperBackward but for how blocks of keys are taken, and the steps that each takes.
-func (f *Flash) hopperBackward(s source.HopperShape, ordered bool, fresh partition.Range) (l HopperBackward, steps []int) {
+func (f *Flash) hopperBackward(s source.HopperShape, ordered bool, fresh partition.Range) (l HopperBackward,
+	steps []int) {
 	p, more := f.params(ownTiles(f.Tiles, true))
 	capped := needsMore(&p)
 	queries, dqRows, _ := s.BackwardBoxes(capped)
@@ -152,7 +153,8 @@ func (f *Flash) hopperBackward(s source.HopperShape, ordered bool, fresh partiti
 		Program: s.Backward(capped, ordered).Name, Kernel: "hopper_backward_" + flashTypes[f.Q.DType()],
 		Grid:    [3]int{0, 1, f.K.Len(tensor.Batch)},
 		Threads: 128 * (s.KeyGroups + 1), Shared: s.BackwardShared(capped),
-		Maps:   [5]Map{{f.Q, panel, queries}, {f.K, panel, s.OwnKeys()}, {f.V, panel, s.OwnKeys()}, {f.DO, panel, queries}, {f.DQ, floats, dqRows}},
+		Maps: [5]Map{{f.Q, panel, queries}, {f.K, panel, s.OwnKeys()}, {f.V, panel, s.OwnKeys()},
+			{f.DO, panel, queries}, {f.DQ, floats, dqRows}},
 		Params: source.HopperBackward{P: p}, Lists: HopperLists{Tiles: more},
 	}
 	keys := s.OwnKeys()

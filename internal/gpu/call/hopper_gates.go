@@ -9,8 +9,8 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// HopperWaits returns the gates that the kernels for Hopper wait for, and those that are too many for them, which the stream is
-// to wait for before.
+// HopperWaits returns the gates that the kernels for Hopper wait for, and those that are too many for them, which the
+// stream is to wait for before.
 func HopperWaits(all []attention.Gate) (within, before []attention.Gate) {
 	var seen []tensor.Gate
 	for _, g := range all {
@@ -27,9 +27,10 @@ func HopperWaits(all []attention.Gate) (within, before []attention.Gate) {
 	return within, before
 }
 
-// gates are a call's as a kernel has them, and what blocks of so many own rows need of them: bit i of a block's word stands for gate i.
-// nil where there are none. reads returns the keys that a block reads of a tile.
-func (f *Flash) gates(own []source.FlashTile, blocks, rows int, reads func(t source.FlashTile, lo, hi int) partition.Range) (needs []uint32, list []source.HopperGate) {
+// gates are a call's as a kernel has them, and what blocks of so many own rows need of them: bit i of a block's word
+// stands for gate i. nil where there are none. reads returns the keys that a block reads of a tile.
+func (f *Flash) gates(own []source.FlashTile, blocks, rows int,
+	reads func(t source.FlashTile, lo, hi int) partition.Range) (needs []uint32, list []source.HopperGate) {
 	if len(f.Gates) == 0 {
 		return nil, nil
 	}

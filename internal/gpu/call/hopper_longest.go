@@ -25,7 +25,8 @@ func eachBlock(t source.FlashTile, blocks, rows int, f func(b, lo, hi int)) {
 	}
 }
 
-// others is the other rows that own rows lo to hi of a tile go over, in whole steps: the last may reach beyond the tile.
+// others is the other rows that own rows lo to hi of a tile go over, in whole steps: the last may reach beyond the
+// tile.
 func others(t source.FlashTile, lo, hi, step int) partition.Range {
 	from, to := max(int(t.OtherLo), lo+int(t.Lo)), min(int(t.OtherHi), hi+int(t.Hi))
 	return partition.Range{Lo: from, Hi: from + max(0, to-from+step-1)/step*step}
@@ -43,8 +44,8 @@ func allBlocks(blocks int, down bool) []int32 {
 	return order
 }
 
-// longestFirst returns the blocks, those that take the most steps first; nil where that is from the first to the last or, down, the
-// other way round.
+// longestFirst returns the blocks, those that take the most steps first; nil where that is from the first to the last
+// or, down, the other way round.
 func longestFirst(steps []int, down bool) []int32 {
 	order := allBlocks(len(steps), down)
 	longer := func(a, b int32) int { return steps[b] - steps[a] }
@@ -55,9 +56,9 @@ func longestFirst(steps []int, down bool) []int32 {
 	return order
 }
 
-// together returns how many of the blocks of a head, those that take the fewest steps but some, are taken after the others of all
-// heads: as many as keep every SM at work for as long as the longest one takes, so that SMs come to their end together, but none that
-// takes more than so many steps.
+// together returns how many of the blocks of a head, those that take the fewest steps but some, are taken after the
+// others of all heads: as many as keep every SM at work for as long as the longest one takes, so that SMs come to their
+// end together, but none that takes more than so many steps.
 func together(steps []int, heads, sms, most int) (count int) {
 	work, enough := 0, sms*slices.Max(steps)
 	for _, n := range slices.Sorted(slices.Values(steps)) {

@@ -48,7 +48,8 @@ func (r *Reference) Program(what string) (string, error) {
 	widest := max(r.Q.Len(tensor.Dim), r.V.Len(tensor.Dim))
 	i := slices.IndexFunc(source.ReferenceSlots, func(n int) bool { return widest <= 32*n })
 	if i < 0 {
-		return "", fmt.Errorf("%s with a head dim of %d: up to %d are compiled", what, widest, 32*source.ReferenceSlots[len(source.ReferenceSlots)-1])
+		return "", fmt.Errorf("%s with a head dim of %d: up to %d are compiled", what, widest,
+			32*source.ReferenceSlots[len(source.ReferenceSlots)-1])
 	}
 	return source.Reference(source.ReferenceSlots[i]).Name, nil
 }
@@ -84,9 +85,11 @@ func (r *Reference) launches(program string, list ...ReferenceLaunch) []Referenc
 func (r *Reference) launch(name string, rows View) ReferenceLaunch {
 	l := ReferenceLaunch{
 		Kernel: name + "_" + flashTypes[r.Q.DType()], Block: [2]int{32, referenceWarps},
-		Grid: [3]int{(rows.Len(tensor.Seq) + referenceWarps - 1) / referenceWarps, rows.Len(tensor.Heads), rows.Len(tensor.Batch)},
+		Grid: [3]int{(rows.Len(tensor.Seq) + referenceWarps - 1) / referenceWarps, rows.Len(tensor.Heads),
+			rows.Len(tensor.Batch)},
 		Params: source.ReferenceParams{
-			Q: Strided(r.Q), K: Strided(r.K), V: Strided(r.V), Dout: Strided(r.DO), O: Strided(r.O), LSE: Strided(r.LSE),
+			Q: Strided(r.Q), K: Strided(r.K), V: Strided(r.V), Dout: Strided(r.DO), O: Strided(r.O),
+			LSE:   Strided(r.LSE),
 			Delta: Strided(r.Delta), DQ: Strided(r.DQ), DK: Strided(r.DK), DV: Strided(r.DV),
 			TileCount: int32(len(r.Tiles)), SeqQ: Length(r.Q, tensor.Seq), SeqK: Length(r.K, tensor.Seq),
 			Heads: Length(r.Q, tensor.Heads), KVHeads: Length(r.K, tensor.Heads),
@@ -142,7 +145,8 @@ func bareTiles(tiles []partition.Tile) []source.ReferenceTile {
 	list := make([]source.ReferenceTile, 0, len(tiles))
 	for _, t := range tiles {
 		list = append(list, source.ReferenceTile{
-			QLo: int32(t.Q.Lo), QHi: int32(t.Q.Hi), KLo: int32(t.K.Lo), KHi: int32(t.K.Hi), Lo: Bound(t.Band.Lo), Hi: Bound(t.Band.Hi),
+			QLo: int32(t.Q.Lo), QHi: int32(t.Q.Hi), KLo: int32(t.K.Lo), KHi: int32(t.K.Hi), Lo: Bound(t.Band.Lo),
+			Hi: Bound(t.Band.Hi),
 		})
 	}
 	return list

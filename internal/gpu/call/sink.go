@@ -25,8 +25,9 @@ func FoldSink(o, lse, sink View) (SinkLaunch, error) {
 	const warps = 8 // rows of a block
 	name, rows, err := sinkRows(o)
 	return SinkLaunch{
-		Kernel: "attention_sink_" + name, Grid: [3]int{(rows*o.Len(tensor.Heads) + warps - 1) / warps, 1, 1}, Threads: 32 * warps,
-		Params: sinkParams(o, View{}, lse, sink, View{}),
+		Kernel: "attention_sink_" + name, Grid: [3]int{(rows*o.Len(tensor.Heads) + warps - 1) / warps, 1, 1},
+		Threads: 32 * warps,
+		Params:  sinkParams(o, View{}, lse, sink, View{}),
 	}, err
 }
 
@@ -36,10 +37,12 @@ func SinkGrad(dsink, do, o, lse, sink View) (SinkLaunch, error) {
 	name, _, err := sinkRows(o)
 	to := flashTypes[do.DType()]
 	if err == nil && to == "" {
-		err = fmt.Errorf("attention sink gradient with a do of %v: a GPU computes in float32 and 16-bit floats", do.DType())
+		err = fmt.Errorf("attention sink gradient with a do of %v: a GPU computes in float32 and 16-bit floats",
+			do.DType())
 	}
 	return SinkLaunch{
-		Kernel: "attention_sink_grad_" + name + "_" + to, Grid: [3]int{o.Len(tensor.Heads), 1, 1}, Threads: 32 * warps, Shared: 8 * warps,
+		Kernel: "attention_sink_grad_" + name + "_" + to, Grid: [3]int{o.Len(tensor.Heads), 1, 1}, Threads: 32 * warps,
+		Shared: 8 * warps,
 		Params: sinkParams(o, do, lse, sink, dsink),
 	}, err
 }
@@ -51,7 +54,8 @@ func sinkRows(o View) (name string, rows int, err error) {
 	case name == "":
 		err = fmt.Errorf("attention sink with an O of %v: a GPU computes in float32 and 16-bit floats", o.DType())
 	case rows > math.MaxInt32/max(o.Len(tensor.Heads), 1):
-		err = fmt.Errorf("attention sink: %v has %d rows of %d heads; a GPU counts to 2^31", o, rows, o.Len(tensor.Heads))
+		err = fmt.Errorf("attention sink: %v has %d rows of %d heads; a GPU counts to 2^31", o, rows,
+			o.Len(tensor.Heads))
 	}
 	return name, rows, err
 }
@@ -59,6 +63,7 @@ func sinkRows(o View) (name string, rows int, err error) {
 func sinkParams(o, do, lse, sink, dsink View) source.SinkParams {
 	return source.SinkParams{
 		O: Strided(o), Dout: Strided(do), LSE: Strided(lse), Sink: address(sink), Dsink: address(dsink),
-		Batch: Length(o, tensor.Batch), Seqs: Length(o, tensor.Seq), Heads: Length(o, tensor.Heads), Dim: Length(o, tensor.Dim),
+		Batch: Length(o, tensor.Batch), Seqs: Length(o, tensor.Seq), Heads: Length(o, tensor.Heads),
+		Dim: Length(o, tensor.Dim),
 	}
 }

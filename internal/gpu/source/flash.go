@@ -40,9 +40,9 @@ var FlashShapes = slices.Concat(flashHalf, flashSingle)
 // FlashMaxDim is the largest head dim that there are shapes for.
 const FlashMaxDim = 256
 
-// FlashShapeFor returns the first shape for these head dims, in float32 or in 16 bits, of which a pass needs no more than shared
-// bytes of shared memory a block; ok is false where there is none. needs is what a pass needs, such
-// as FlashShape.ForwardShared.
+// FlashShapeFor returns the first shape for these head dims, in float32 or in 16 bits, of which a pass needs no more
+// than shared bytes of shared memory a block; ok is false where there is none. needs is what a pass needs, such as
+// FlashShape.ForwardShared.
 func FlashShapeFor(float32 bool, qk, v, shared int, needs func(FlashShape) int) (s FlashShape, ok bool) {
 	for _, s := range FlashShapes {
 		if s.Float32 == float32 && qk <= s.QK && v <= s.V && needs(s) <= shared {
@@ -54,18 +54,22 @@ func FlashShapeFor(float32 bool, qk, v, shared int, needs func(FlashShape) int) 
 
 // Forward returns the program of the forward pass.
 func (s FlashShape) Forward() Program {
-	return s.program("flash_forward", fmt.Sprintf("%dx%d", s.Rows, s.Step), define{"BM", s.Rows}, define{"BN", s.Step}, define{"WARPS", s.Warps})
+	return s.program("flash_forward", fmt.Sprintf("%dx%d", s.Rows, s.Step), define{"BM", s.Rows}, define{"BN", s.Step},
+		define{"WARPS", s.Warps})
 }
 
 // Backward returns the program of the backward pass.
 func (s FlashShape) Backward() Program {
-	return s.program("flash_backward", fmt.Sprintf("%dx%dx%d", s.Queries, s.Keys, s.Stages), define{"BM", s.Queries}, define{"BN", s.Keys}, define{"STAGES", s.Stages},
-		define{"WARPS", s.BackwardWarps}, define{"S_WARPS", s.SWarps}, define{"K_WARPS", s.KeyWarps}, define{"Q_WARPS", s.DQWarps})
+	return s.program("flash_backward", fmt.Sprintf("%dx%dx%d", s.Queries, s.Keys, s.Stages), define{"BM", s.Queries},
+		define{"BN", s.Keys}, define{"STAGES", s.Stages},
+		define{"WARPS", s.BackwardWarps}, define{"S_WARPS", s.SWarps}, define{"K_WARPS", s.KeyWarps}, define{"Q_WARPS",
+			s.DQWarps})
 }
 
 // DQ returns the program that adds up dQ in a fixed order.
 func (s FlashShape) DQ() Program {
-	return s.program("flash_dq", fmt.Sprintf("%dx%d", s.OrderedRows, s.OrderedStep), define{"BM", s.OrderedRows}, define{"BN", s.OrderedStep}, define{"WARPS", s.OrderedWarps})
+	return s.program("flash_dq", fmt.Sprintf("%dx%d", s.OrderedRows, s.OrderedStep), define{"BM", s.OrderedRows},
+		define{"BN", s.OrderedStep}, define{"WARPS", s.OrderedWarps})
 }
 
 type define struct {
@@ -129,14 +133,16 @@ var ReferenceSlots = []int{1, 4, 8}
 
 // Reference returns the program of the reference for head dims up to 32 times slots.
 func Reference(slots int) Program {
-	return Program{Name: fmt.Sprintf("reference_%d", 32*slots), File: "reference.cu", Defines: []string{fmt.Sprintf("SLOTS=%d", slots)}}
+	return Program{Name: fmt.Sprintf("reference_%d", 32*slots), File: "reference.cu",
+		Defines: []string{fmt.Sprintf("SLOTS=%d", slots)}}
 }
 
 // flash is the attention of our own.
 var flash = flashPrograms()
 
 func flashPrograms() []Program {
-	list := []Program{{Name: "attention_common", File: "attention_common.cu"}, {Name: "attention_sink", File: "attention_sink.cu"}}
+	list := []Program{{Name: "attention_common", File: "attention_common.cu"},
+		{Name: "attention_sink", File: "attention_sink.cu"}}
 	for _, s := range FlashShapes {
 		for _, p := range []Program{s.Forward(), s.Backward(), s.DQ()} {
 			same := func(q Program) bool { return reflect.DeepEqual(p, q) } // two shapes may differ in one pass alone

@@ -11,11 +11,11 @@ type HopperShape struct {
 	// The backward pass: blocks of KeyGroups times 64 keys take Queries queries at once, or CappedQueries,
 	// which Stages buffers hold.
 	KeyGroups, Queries, CappedQueries, Stages int
-	// Split has the warpgroups of the backward pass share 64 keys: each computes scores of its part of the queries, and has its part
-	// of the columns of dK and dV.
+	// Split has the warpgroups of the backward pass share 64 keys: each computes scores of its part of the queries, and
+	// has its part of the columns of dK and dV.
 	Split bool
-	// SharedP has products take probabilities from shared memory, not from registers: slower, for tests, as both are the same
-	// bits where the compiler has not mixed up registers.
+	// SharedP has products take probabilities from shared memory, not from registers: slower, for tests, as both are
+	// the same bits where the compiler has not mixed up registers.
 	SharedP bool
 	// EveryLane has every lane of a warp say that the warp has done with something, not one: slower, for tests under
 	// compute-sanitizer's racecheck, which takes it to be of that lane's own accesses.
@@ -29,7 +29,8 @@ var HopperShapes = []HopperShape{
 	{QK: 96, V: 96, Groups: 2, Step: 128, CappedStep: 128, KeyGroups: 2, Queries: 64, CappedQueries: 48, Stages: 2},
 	{QK: 128, V: 128, Groups: 2, Step: 176, CappedStep: 128, KeyGroups: 2, Queries: 64, CappedQueries: 48, Stages: 2},
 	{QK: 192, V: 128, Groups: 2, Step: 128, CappedStep: 128, KeyGroups: 2, Queries: 32, CappedQueries: 32, Stages: 4},
-	{QK: 256, V: 256, Groups: 2, Step: 80, CappedStep: 80, KeyGroups: 2, Queries: 64, CappedQueries: 64, Stages: 2, Split: true},
+	{QK: 256, V: 256, Groups: 2, Step: 80, CappedStep: 80, KeyGroups: 2, Queries: 64, CappedQueries: 64, Stages: 2,
+		Split: true},
 }
 
 // hopperArchs are the architectures that have wgmma.
@@ -89,9 +90,11 @@ func (s HopperShape) Forward(capped bool) Program {
 	registers, keys := hopperRegisters[s.Groups], s.Keys(capped)
 	name, constants := s.options(capped)
 	return Program{
-		Name: fmt.Sprintf("hopper_forward%s_%d_%d_%dx%d", name, s.QK, s.V, s.Rows(), keys), File: "hopper_forward.cu", Archs: hopperArchs,
+		Name: fmt.Sprintf("hopper_forward%s_%d_%d_%dx%d", name, s.QK, s.V, s.Rows(), keys), File: "hopper_forward.cu",
+		Archs: hopperArchs,
 		Defines: defines(append(constants,
-			define{"HEAD_QK", s.QK}, define{"HEAD_V", s.V}, define{"GROUPS", s.Groups}, define{"BN", keys}, define{"STAGES", s.ahead()},
+			define{"HEAD_QK", s.QK}, define{"HEAD_V", s.V}, define{"GROUPS", s.Groups}, define{"BN", keys},
+			define{"STAGES", s.ahead()},
 			define{"PRODUCER_REGISTERS", registers[0]}, define{"CONSUMER_REGISTERS", registers[1]},
 		)...),
 	}
@@ -116,7 +119,9 @@ func (s HopperShape) OwnKeys() int {
 // fetching are kernels whose consumers leave 24 registers to the other threads, which lack some.
 func fetching(local int) (list []Entry) {
 	for _, name := range []string{"bf16", "fp16"} {
-		list = append(list, Entry{Name: "hopper_backward_" + name, Local: local, Why: "warps that load, or bring LSE and delta, ahead of their step lack two to four registers, once a step"})
+		list = append(list, Entry{Name: "hopper_backward_" + name, Local: local,
+			Why: "warps that load, or bring LSE and delta, ahead of their step lack two to four registers, " +
+				"once a step"})
 	}
 	return list
 }
@@ -136,9 +141,11 @@ func (s HopperShape) Backward(capped, ordered bool) Program {
 	}
 	return Program{
 		Entries: entries,
-		Name:    fmt.Sprintf("hopper_backward%s%s_%d_%d_%dx%dx%d", turn, name, s.QK, s.V, queries, s.OwnKeys(), s.Stages), File: "hopper_backward.cu", Archs: hopperArchs,
+		Name: fmt.Sprintf("hopper_backward%s%s_%d_%d_%dx%dx%d", turn, name, s.QK, s.V, queries, s.OwnKeys(),
+			s.Stages), File: "hopper_backward.cu", Archs: hopperArchs,
 		Defines: defines(append(constants,
-			define{"HEAD_QK", s.QK}, define{"HEAD_V", s.V}, define{"GROUPS", s.KeyGroups}, define{"BM", queries}, define{"STAGES", s.Stages}, order, split,
+			define{"HEAD_QK", s.QK}, define{"HEAD_V", s.V}, define{"GROUPS", s.KeyGroups}, define{"BM", queries},
+			define{"STAGES", s.Stages}, order, split,
 		)...),
 	}
 }
@@ -154,8 +161,8 @@ func (s HopperShape) BackwardBoxes(capped bool) (queries, dqRows, dqPanels int) 
 }
 
 // BackwardShared returns the shared memory of a block of the backward pass, in bytes: K, V, two buffers of
-// dS, dQ, the stages of Q, dO, LSE and delta, and what the warpgroups tell each other. Split, one buffer of dO, of P and of dS, and a
-// panel of dQ for each warpgroup.
+// dS, dQ, the stages of Q, dO, LSE and delta, and what the warpgroups tell each other. Split, one buffer of dO, of P
+// and of dS, and a panel of dQ for each warpgroup.
 func (s HopperShape) BackwardShared(capped bool) int {
 	queries, dqRows, dqPanels := s.BackwardBoxes(capped)
 	const step, turn, barrier = 32, 32, 8
@@ -167,7 +174,8 @@ func (s HopperShape) BackwardShared(capped bool) int {
 	if s.SharedP {
 		scores++
 	}
-	return keys + scores*panels(queries, s.OwnKeys()) + s.KeyGroups*4*dqRows*64*dqPanels + s.Stages*stage + douts + turn + barrier
+	return keys + scores*panels(queries, s.OwnKeys()) + s.KeyGroups*4*dqRows*64*dqPanels + s.Stages*stage + douts +
+		turn + barrier
 }
 
 // panels is the shared memory of a matrix of 16-bit elements, in panels of 64 columns.
@@ -191,7 +199,8 @@ var hopper = hopperPrograms()
 func hopperPrograms() (list []Program) {
 	for _, s := range HopperShapes {
 		list = append(list, s.Forward(false), s.Forward(true))
-		list = append(list, s.Backward(false, false), s.Backward(true, false), s.Backward(false, true), s.Backward(true, true))
+		list = append(list, s.Backward(false, false), s.Backward(true, false), s.Backward(false, true),
+			s.Backward(true, true))
 	}
 	list = append(list, HopperSharedP.Forward(false), HopperSharedP.Backward(false, true))
 	for _, s := range HopperEveryLane {
@@ -205,7 +214,8 @@ var HopperSharedP = hopperTest(128, func(s *HopperShape) { s.SharedP = true })
 
 // HopperEveryLane are shapes whose warps arrive with every lane: one with two buffers of dO and one with one.
 var HopperEveryLane = []HopperShape{
-	hopperTest(128, func(s *HopperShape) { s.EveryLane = true }), hopperTest(256, func(s *HopperShape) { s.EveryLane = true }),
+	hopperTest(128, func(s *HopperShape) { s.EveryLane = true }),
+	hopperTest(256, func(s *HopperShape) { s.EveryLane = true }),
 }
 
 // hopperTest is the shape of a head dim, changed for tests.

@@ -63,9 +63,10 @@ type HopperBackward struct {
 	Progress, Order   uint64 // of uint32; of int32
 
 	Start, Blocks, Banded, Fold, Beside, Together, FreshLo, FreshHi int32
-	Needs, Gates, Next, Fault                                       uint64 // of uint32, of each block of keys; of HopperGate; of uint32; of HopperFault
-	Polls                                                           uint32
-	Unused                                                          [11]int32
+	// of uint32, of each block of keys; of HopperGate; of uint32; of HopperFault
+	Needs, Gates, Next, Fault uint64
+	Polls                     uint32
+	Unused                    [11]int32
 
 	P FlashParams // as the other kernels have them
 }

@@ -105,7 +105,8 @@ func (p Program) Source() (code []byte, headers map[string][]byte, err error) {
 				continue
 			}
 			if name != path.Base(name) || !strings.HasSuffix(name, ".cuh") {
-				return nil, nil, fmt.Errorf("kernel program %s: includes %q; a header is a .cuh file beside it", p.Name, name)
+				return nil, nil, fmt.Errorf("kernel program %s: includes %q; a header is a .cuh file beside it", p.Name,
+					name)
 			}
 			text, err := files.ReadFile(name)
 			if err != nil {

@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/cprun/cprun/internal/readable"
 )
 
 // Step is the data of a progress event, which a worker sends after an optimizer step.
@@ -55,13 +57,13 @@ func Line(s Step) string {
 	parts := []string{
 		"step " + count(s), "loss " + s.loss(),
 		fmt.Sprintf("grad_norm %.3g", float64(s.GradNorm)), fmt.Sprintf("lr %.1e", float64(s.LR)),
-		Rate(float64(s.TokensPerSecond)),
+		readable.Rate(float64(s.TokensPerSecond)),
 	}
 	if s.ValLoss != nil {
 		parts = append(parts, "val_loss "+loss(*s.ValLoss))
 	}
 	if s.ETASeconds >= 0 {
-		parts = append(parts, "eta "+Duration(seconds(s.ETASeconds)))
+		parts = append(parts, "eta "+readable.Duration(seconds(s.ETASeconds)))
 	}
 	return strings.Join(parts, "  ")
 }
@@ -69,9 +71,9 @@ func Line(s Step) string {
 // bar returns the text before the bar on a terminal; it is narrow.
 func bar(s Step) string {
 	text := fmt.Sprintf("step %s  loss %s  grad_norm %.3g  %s",
-		count(s), s.loss(), float64(s.GradNorm), Rate(float64(s.TokensPerSecond)))
+		count(s), s.loss(), float64(s.GradNorm), readable.Rate(float64(s.TokensPerSecond)))
 	if s.ETASeconds >= 0 {
-		text += "  eta " + Duration(seconds(s.ETASeconds))
+		text += "  eta " + readable.Duration(seconds(s.ETASeconds))
 	}
 	return text
 }
@@ -92,46 +94,6 @@ func (s *Step) loss() string {
 }
 
 func loss(n Number) string { return strconv.FormatFloat(float64(n), 'f', 4, 64) }
-
-// Rate returns tokens per second with separators of thousands: "5,312 tok/s"; below 10 with one
-// decimal.
-func Rate(perSecond float64) string {
-	switch {
-	case math.IsNaN(perSecond) || math.IsInf(perSecond, 0) || perSecond < 0:
-		return "? tok/s"
-	case perSecond < 9.95:
-		return fmt.Sprintf("%.1f tok/s", perSecond)
-	}
-	return Thousands(int64(math.Round(min(perSecond, 1e18)))) + " tok/s"
-}
-
-// Thousands returns n with commas: 1,234,567.
-func Thousands(n int64) string {
-	digits := strconv.FormatInt(n, 10)
-	sign := ""
-	if n < 0 {
-		sign, digits = "-", digits[1:]
-	}
-	for i := len(digits) - 3; i > 0; i -= 3 {
-		digits = digits[:i] + "," + digits[i:]
-	}
-	return sign + digits
-}
-
-// Duration returns d in its two largest units: 48s, 1m23s, 2h05m, 3d04h.
-func Duration(d time.Duration) string {
-	d = max(d, 0).Round(time.Second)
-	s := int64(d / time.Second)
-	switch {
-	case s < 60:
-		return fmt.Sprintf("%ds", s)
-	case s < 3600:
-		return fmt.Sprintf("%dm%02ds", s/60, s%60)
-	case s < 86400:
-		return fmt.Sprintf("%dh%02dm", s/3600, s/60%60)
-	}
-	return fmt.Sprintf("%dd%02dh", s/86400, s/3600%24)
-}
 
 // seconds converts n to a duration, at most the longest one.
 func seconds(n Number) time.Duration {

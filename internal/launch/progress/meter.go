@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/schollz/progressbar/v3"
+
+	"github.com/cprun/cprun/internal/readable"
 )
 
 // Meter shows how much of a number of bytes is done: one bar on a terminal, a line now and then
@@ -33,7 +35,8 @@ func NewMeter(w io.Writer, opts Options, what string, total int64) *Meter {
 	if opts.Terminal && !opts.Quiet {
 		m.bar = progressbar.NewOptions64(total,
 			progressbar.OptionSetWriter(w), progressbar.OptionSetDescription(what), progressbar.OptionShowBytes(true),
-			progressbar.OptionUseANSICodes(true), progressbar.OptionSetWidth(barWidth), progressbar.OptionThrottle(100*time.Millisecond),
+			progressbar.OptionUseANSICodes(true), progressbar.OptionSetWidth(barWidth),
+			progressbar.OptionThrottle(100*time.Millisecond),
 			progressbar.OptionClearOnFinish(),
 		)
 	}
@@ -57,9 +60,11 @@ func (m *Meter) Add(n int64) {
 
 // MeterLine returns how much is done as one line.
 func MeterLine(what string, done, total int64, took time.Duration) string {
-	line := fmt.Sprintf("%s %.0f%%  %.1f of %.1f MB", what, 100*float64(done)/float64(max(total, 1)), float64(done)/1e6, float64(total)/1e6)
+	line := fmt.Sprintf("%s %.0f%%  %.1f of %.1f MB", what, 100*float64(done)/float64(max(total, 1)), float64(done)/1e6,
+		float64(total)/1e6)
 	if s := took.Seconds(); s > 0 && done > 0 {
-		line += fmt.Sprintf("  %.1f MB/s  eta %s", float64(done)/1e6/s, Duration(time.Duration(float64(took)*float64(max(total-done, 0))/float64(done))))
+		line += fmt.Sprintf("  %.1f MB/s  eta %s", float64(done)/1e6/s,
+			readable.Duration(time.Duration(float64(took)*float64(max(total-done, 0))/float64(done))))
 	}
 	return line
 }

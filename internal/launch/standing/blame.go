@@ -50,7 +50,8 @@ func (g *graph) together(cycle []int) string {
 	if least < passing {
 		return fmt.Sprintf("%s wait for each other, for %s s: data may be on its way", chain(cycle), seconds(least))
 	}
-	return fmt.Sprintf("%s wait for each other, for %s s: they stand in different calls, or the way between them is broken", chain(cycle), seconds(least))
+	return fmt.Sprintf("%s wait for each other, for %s s: they stand in different calls, or the way between them is "+
+		"broken", chain(cycle), seconds(least))
 }
 
 // excuse is why a rank that waits for nobody has not come.

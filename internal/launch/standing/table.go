@@ -107,7 +107,8 @@ func (g *graph) look(s *Standing) Row {
 // row is what the table shows of a rank.
 func (g *graph) row(s *Standing) []string {
 	r := g.look(s)
-	row := []string{fmt.Sprint(s.Rank), s.Host, fmt.Sprint(s.PID), r.Step, r.Pass, r.Layer, r.Hop, r.Operation, r.WaitsFor, "", ""}
+	row := []string{fmt.Sprint(s.Rank), s.Host, fmt.Sprint(s.PID), r.Step, r.Pass, r.Layer, r.Hop, r.Operation,
+		r.WaitsFor, "", ""}
 	if s.PID == 0 {
 		row[2] = ""
 	}

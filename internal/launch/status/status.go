@@ -66,8 +66,8 @@ type Row struct {
 // name is that of a node's file, in the directory of the logs, which is private to the user.
 func name(rank int) string { return fmt.Sprintf("status-%04d.json", rank) }
 
-// Write replaces a node's file, so that a reader sees the old or the new one. It does not wait for the disk. One goroutine
-// of one process writes a node's file: the new one has a name that an earlier process may have left behind.
+// Write replaces a node's file, so that a reader sees the old or the new one. It does not wait for the disk. One
+// goroutine of one process writes a node's file: the new one has a name that an earlier process may have left behind.
 func Write(logs *os.Root, n *Node) error {
 	text, err := json.Marshal(n)
 	if err != nil {

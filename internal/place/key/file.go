@@ -21,7 +21,8 @@ const (
 )
 
 // Fix says how to make a key, for messages.
-const Fix = "make one with (umask 077; openssl rand -hex 32 >cprun.key), have the same file on every node, and set CPRUN_KEY_FILE to its path"
+const Fix = "make one with (umask 077; openssl rand -hex 32 >cprun.key), have the same file on every node, and set " +
+	"CPRUN_KEY_FILE to its path"
 
 // File reads a key from a file that no other user can read; the path - is stdin.
 func File(path string, stdin io.Reader) (Key, error) {
@@ -77,7 +78,8 @@ func private(st fs.FileInfo, uid int) error {
 	return nil
 }
 
-// fromSecret makes a key of the text of a file, in any form. A line break at the end does not count, since editors add one.
+// fromSecret makes a key of the text of a file, in any form. A line break at the end does not count, since editors add
+// one.
 func fromSecret(secret []byte) (Key, error) {
 	secret = bytes.TrimRight(secret, "\r\n")
 	if len(secret) < minSecret {

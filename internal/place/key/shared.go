@@ -34,8 +34,10 @@ func Shared(ctx context.Context, path string) (Key, error) {
 		if errors.Is(err, fs.ErrNotExist) && sleep(ctx) {
 			continue
 		}
-		return Key{}, fmt.Errorf("key of the job %s: %w; all nodes must share this directory, and the user of the job must own "+
-			"the file: remove it and start again, name another --run-dir, or set CPRUN_KEY_FILE", terminal.Name(path), cause(err))
+		return Key{},
+			fmt.Errorf("key of the job %s: %w; all nodes must share this directory, and the user of the job must own "+
+				"the file: remove it and start again, name another --run-dir, or set CPRUN_KEY_FILE",
+				terminal.Name(path), cause(err))
 	}
 }
 

@@ -28,7 +28,8 @@ const (
 // A small number plus expBias is that number rounded, and its low bits are n + 254: twice what an exponent begins at.
 const expBias = 3<<22 + 254
 
-var expPoly = []float32{0x1.6a2256p-10, 0x1.123b02p-7, 0x1.5558f8p-5, 0x1.55549p-3, 0x1.fffffcp-2} // of q, from r^4 down
+// of q, from r^4 down
+var expPoly = []float32{0x1.6a2256p-10, 0x1.123b02p-7, 0x1.5558f8p-5, 0x1.55549p-3, 0x1.fffffcp-2}
 
 func (m machine) exponential() exponential {
 	e := exponential{machine: m,

@@ -18,7 +18,8 @@ func gemm(m machine) {
 	}
 }
 
-// most rows of a micro-kernel: with two vectors across, the sums, the vectors of the panel and an element fill the registers.
+// most rows of a micro-kernel: with two vectors across, the sums, the vectors of the panel and an element fill the
+// registers.
 func most(m machine) int {
 	if m.wide {
 		return mostWide
@@ -33,7 +34,8 @@ func panel(m machine, byRow bool, vectors int) {
 	if byRow {
 		form = "Rows"
 	}
-	m.function(fmt.Sprintf("panel%s%d", form, vectors), "m, k int, a *float32, lda int, b, c *float32, ldc, mode int, scale *float32",
+	m.function(fmt.Sprintf("panel%s%d", form, vectors), "m, k int, a *float32, lda int, b, c *float32, ldc, mode "+
+		"int, scale *float32",
 		"computes m rows of a product; see Panel.")
 	p := &panelCode{machine: m, byRow: byRow, vectors: vectors,
 		a: m.argument("a"), lda: m.argument("lda"), c: m.argument("c")}

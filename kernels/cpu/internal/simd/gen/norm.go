@@ -79,7 +79,8 @@ func (m machine) one64() Mem {
 
 // rmsNormBackward emits the gradients of rows; see RMSNormBackward.
 func (m machine) rmsNormBackward(name string, add bool) {
-	m.function(name, "rows, n int, dx *float32, dw *float64, dy, x, inv, w *float32", "is the gradient of rows; see RMSNormBackward.")
+	m.function(name, "rows, n int, dx *float32, dw *float64, dy, x, inv, w *float32",
+		"is the gradient of rows; see RMSNormBackward.")
 	a := m.arguments("n", "dx", "dw", "dy", "x", "inv", "w", "rows")
 	n, dx, dw, dy, x, inv, w, rows := a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]
 	count := m.vec()

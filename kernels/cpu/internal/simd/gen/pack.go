@@ -34,7 +34,8 @@ func copyRows(m machine) {
 func transpose8(m machine) {
 	m.function("transpose8", "dst *float32, ldd int, src *float32, lds, squares int, scale float32",
 		"writes 8 rows of src as 8 columns of dst, times scale; see PackTransposed.")
-	dst, ldd, src, lds, squares := m.argument("dst"), m.argument("ldd"), m.argument("src"), m.argument("lds"), m.argument("squares")
+	dst, ldd, src, lds := m.argument("dst"), m.argument("ldd"), m.argument("src"), m.argument("lds")
+	squares := m.argument("squares")
 	m.SHLQ(U8(2), lds)
 	m.SHLQ(U8(2), ldd)
 	scale := m.vec()
@@ -59,7 +60,8 @@ func transpose8(m machine) {
 		m.VPERM2F128(U8(0x20), b, a, lo)
 		m.VPERM2F128(U8(0x31), b, a, hi)
 	})
-	// Interleaving by one keeps two columns together, so register r holds the column with the lower two bits of r swapped.
+	// Interleaving by one keeps two columns together, so register r holds the column with the lower two bits of r
+	// swapped.
 	addresses = to(dst)
 	for r, v := range x {
 		m.VMOVUPS(v, addresses[r&4|r&1<<1|r&2>>1])
@@ -71,7 +73,8 @@ func transpose8(m machine) {
 	m.end()
 }
 
-// interleave joins the registers whose numbers differ in one bit; the lower half of the result goes to the one without it.
+// interleave joins the registers whose numbers differ in one bit; the lower half of the result goes to the one without
+// it.
 func (m machine) interleave(x []reg.Register, bit int, join func(a, b, lo, hi reg.Register)) []reg.Register {
 	y := make([]reg.Register, len(x))
 	for i := range x {

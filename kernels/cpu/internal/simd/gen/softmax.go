@@ -47,9 +47,9 @@ func newExp2(m machine, bounded bool) *exp2 {
 	return e
 }
 
-// replace sets each of x to 2^x, which keeps NaN; where exp2 is bounded, none of them is above 128. The steps of all take
-// turns, so that no step waits for the one before it, and a constant is loaded once. With AVX-512 one instruction takes x -
-// floor(x), which is 0 for infinities, and one multiplies by 2^floor(x).
+// replace sets each of x to 2^x, which keeps NaN; where exp2 is bounded, none of them is above 128. The steps of all
+// take turns, so that no step waits for the one before it, and a constant is loaded once. With AVX-512 one instruction
+// takes x - floor(x), which is 0 for infinities, and one multiplies by 2^floor(x).
 func (e *exp2) replace(x ...reg.Register) {
 	m := e.m
 	n, p := make([]reg.Register, len(x)), make([]reg.Register, len(x))
@@ -189,7 +189,8 @@ func shrinkColumns(m machine) {
 			best[i] = m.vec()
 			m.VMOVAPS(infinity, best[i])
 		}
-		m.down("max", []int{chains, 1}, oneByOne(func(i int) { m.VMAXPS(at(row, 0), best[i], best[i]) }, func() { m.ADDQ(ld, row) }))
+		m.down("max", []int{chains, 1}, oneByOne(func(i int) { m.VMAXPS(at(row, 0), best[i], best[i]) },
+			func() { m.ADDQ(ld, row) }))
 		m.VMAXPS(best[1], best[0], best[0])
 		m.VMAXPS(best[3], best[2], best[2])
 		m.VMAXPS(best[2], best[0], best[0])
@@ -249,7 +250,8 @@ func (m machine) foldSum(x, shrink, total reg.Register) {
 }
 
 func probabilities(m machine) {
-	m.function("probabilities", "s *float32, ld, keys, cols int, lse *float32", "turns columns of scores into probabilities; see Probabilities.")
+	m.function("probabilities", "s *float32, ld, keys, cols int, lse *float32",
+		"turns columns of scores into probabilities; see Probabilities.")
 	s, ld := m.argument("s"), m.argument("ld")
 	m.SHLQ(U8(2), ld)
 	e := newExp2(m, false)

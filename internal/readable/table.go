@@ -1,7 +1,6 @@
-package bench
+package readable
 
 import (
-	"fmt"
 	"io"
 	"strings"
 	"unicode/utf8"
@@ -59,46 +58,3 @@ func (t *Table) WriteTo(w io.Writer) (int64, error) {
 	n, err := io.WriteString(w, b.String())
 	return int64(n), err
 }
-
-// sizeText is a count in powers of two where that is exact: 128K.
-func sizeText(n int64) string {
-	for _, u := range []struct {
-		unit int64
-		name string
-	}{{1 << 30, "G"}, {1 << 20, "M"}, {1 << 10, "K"}} {
-		if n >= u.unit && n%u.unit == 0 {
-			return fmt.Sprintf("%d%s", n/u.unit, u.name)
-		}
-	}
-	return fmt.Sprint(n)
-}
-
-// bytesText is a number of bytes to three digits.
-func bytesText(n int64) string {
-	for _, u := range []struct {
-		unit int64
-		name string
-	}{{1 << 30, "GiB"}, {1 << 20, "MiB"}, {1 << 10, "KiB"}} {
-		if n >= u.unit {
-			return digits(float64(n)/float64(u.unit)) + " " + u.name
-		}
-	}
-	return fmt.Sprintf("%d B", n)
-}
-
-// digits is x to about three digits, never in exponents.
-func digits(x float64) string {
-	switch a := max(x, -x); {
-	case a >= 100 || a == 0:
-		return fmt.Sprintf("%.0f", x)
-	case a >= 10:
-		return fmt.Sprintf("%.1f", x)
-	case a >= 1:
-		return fmt.Sprintf("%.2f", x)
-	}
-	return fmt.Sprintf("%.3f", x)
-}
-
-func milliseconds(s float64) string { return digits(1e3 * s) }
-
-func percent(x float64) string { return fmt.Sprintf("%.1f%%", 100*x) }
