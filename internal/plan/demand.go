@@ -42,7 +42,7 @@ func demandOf(cfg *config.Config, machine machine.Machine, see func(rank int, ho
 	list := looked(cfg.Parallel.Context, shown)
 	ranks := make([]demand, len(list))
 	for _, w := range windowsOf(cfg) {
-		shape, err := shapeOf(cfg, w.window)
+		shape, err := shapeOf(cfg, nil, w.window)
 		if err != nil {
 			return nil, err
 		}

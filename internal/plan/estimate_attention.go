@@ -49,7 +49,7 @@ func (s *step) attention() (*charged, error) {
 	of.Backend = s.kernel
 	byWindow := map[int]layerTimes{}
 	for _, w := range windowsOf(cfg) {
-		shape, err := ShapeOf(cfg, s.docs, w.window)
+		shape, err := shapeOf(cfg, s.docs, w.window)
 		if err != nil {
 			return nil, err
 		}

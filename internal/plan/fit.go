@@ -82,7 +82,7 @@ func upTo(tokens int) (chunks []int) {
 
 // mostTokens returns the tokens of one pass of the rank that has most.
 func mostTokens(cfg *config.Config) (int, error) {
-	shape, err := Shape(cfg)
+	shape, err := shapeOf(cfg, nil, windowsOf(cfg)[0].window)
 	if err != nil {
 		return 0, err
 	}

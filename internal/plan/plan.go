@@ -114,7 +114,7 @@ type Options struct {
 // Make plans a resolved config for that many ranks, and decides what Fit decides. It goes over the
 // schedules of all ranks once.
 func Make(cfg *config.Config, ranks int, o Options) (*Plan, error) {
-	shape, err := Shape(cfg)
+	shape, err := shapeOf(cfg, nil, windowsOf(cfg)[0].window)
 	if err != nil {
 		return nil, err
 	}
@@ -155,19 +155,9 @@ func Make(cfg *config.Config, ranks int, o Options) (*Plan, error) {
 	return p, p.estimate(cfg, ranks, o)
 }
 
-// Shape returns the partition of one unpacked sequence of the config over a context group, with the mask
-// of the layer that sees most.
-func Shape(cfg *config.Config) (partition.Shape, error) {
-	return shapeOf(cfg, windowsOf(cfg)[0].window)
-}
-
-func shapeOf(cfg *config.Config, window int) (partition.Shape, error) {
-	return ShapeOf(cfg, nil, window)
-}
-
-// ShapeOf returns the partition of one sequence over a context group, with the mask of the layers of a window. docs
+// shapeOf returns the partition of one sequence over a context group, with the mask of the layers of a window. docs
 // are the lengths of its documents; none: they are not told apart.
-func ShapeOf(cfg *config.Config, docs []int, window int) (partition.Shape, error) {
+func shapeOf(cfg *config.Config, docs []int, window int) (partition.Shape, error) {
 	n := cfg.Data.SeqLen
 	lengths := docs
 	if len(docs) == 0 {

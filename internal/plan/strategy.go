@@ -81,7 +81,7 @@ func (d *Decider) Strategy(q Question) (Answer, error) {
 	if costs == nil {
 		return ruled, nil
 	}
-	c, asked := d.caseOf(&q), q.Asked
+	c, asked := caseOf(&q, planner.Place{PerHost: q.PerHost, Shared: d.Machine.IsCPU(), Cores: d.Cores}), q.Asked
 	asked.Layout, asked.Algorithm = open(asked.Layout), open(asked.Algorithm)
 	names := able(choice, open(asked.Backend) == "", c.DType, costs)
 	ranked, err := planner.Choose(c, planner.Strategies(c, asked, names), costs)
@@ -127,10 +127,6 @@ func (d *Decider) rules(q *Question, s ring.Strategy) (*backend.Choice, error) {
 }
 
 // caseOf returns a question for the planner.
-func (d *Decider) caseOf(q *Question) planner.Case {
-	return caseOf(q, planner.Place{PerHost: q.PerHost, Shared: d.Machine.IsCPU(), Cores: d.Cores})
-}
-
 func caseOf(q *Question, at planner.Place) planner.Case {
 	r := &q.Attentions[0]
 	c := planner.Case{
