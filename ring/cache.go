@@ -8,9 +8,9 @@ import (
 	"github.com/cprun/cprun/partition"
 )
 
-// Cache keeps the schedules that were made last, so that a batch of a known shape costs a look-up.
-// Packed documents make a new shape with nearly every batch, so what it keeps is bounded. Goroutines
-// may share it. Callers must not change a schedule that comes from it.
+// Cache keeps the schedules that were used last, so that a batch of a known shape costs a look-up. Packed documents
+// make a new shape with nearly every batch, so a Cache is bounded. Goroutines may share it. Callers must not change
+// its schedules.
 type Cache struct {
 	limit int64
 
@@ -26,6 +26,7 @@ const CacheBytes = 64 << 20
 type cacheKey struct {
 	algorithm, shape, when              string
 	heads, kvHeads, inner, gather, rank int
+	positions                           bool
 }
 
 type cached struct {
@@ -34,15 +35,14 @@ type cached struct {
 	size     int64
 }
 
-// NewCache returns a cache of schedules of about that many bytes together. It always keeps the
-// latest.
+// NewCache returns a cache of about that many bytes. It always keeps the latest schedule.
 func NewCache(bytes int64) *Cache {
 	return &Cache{limit: bytes, known: map[cacheKey]*list.Element{}}
 }
 
-// New returns what the function New returns.
+// New returns the same as the function New.
 func (c *Cache) New(algorithm string, s Spec, rank int) (*Schedule, error) {
-	key := cacheKey{algorithm, s.Key(), s.Gather, s.Heads, s.KVHeads, s.Inner, s.GatherHeads, rank}
+	key := cacheKey{algorithm, s.Key(), s.Gather, s.Heads, s.KVHeads, s.Inner, s.GatherHeads, rank, s.Positions}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if e := c.known[key]; e != nil {
@@ -63,17 +63,15 @@ func (c *Cache) New(algorithm string, s Spec, rank int) (*Schedule, error) {
 	return made, nil
 }
 
-// bytes is about what a schedule takes of the host's memory. Forward shares what Backward points to.
+// bytes estimates the memory of a schedule. Forward shares the lists of Backward.
 func (s *Schedule) bytes() int64 {
 	n := int64(len(s.Forward)+len(s.Backward)) * int64(unsafe.Sizeof(Hop{}))
 	for i := range s.Backward {
 		h := &s.Backward[i]
-		moves := len(h.SendKV) + len(h.RecvKV) + len(h.SendGrad) + len(h.RecvGrad) + 2*len(h.Fold)
-		for call := range h.Calls {
-			n += int64(len(call.Tiles))*int64(unsafe.Sizeof(partition.Tile{})) + int64(len(call.From))*int64(unsafe.Sizeof(Source{}))
-			moves += len(call.SendKV) + len(call.RecvKV)
-		}
-		n += int64(len(h.Then))*int64(unsafe.Sizeof(Part{})) + int64(moves)*int64(unsafe.Sizeof(Move{}))
+		moves := len(h.SendKV) + len(h.RecvKV) + len(h.SendGrad) + len(h.RecvGrad)
+		moves += 2 * (len(h.CopyKV) + len(h.CopyGrad) + len(h.Fold))
+		n += int64(len(h.Tiles))*int64(unsafe.Sizeof(partition.Tile{})) + 8*int64(len(h.Columns))
+		n += int64(moves) * int64(unsafe.Sizeof(Move{}))
 	}
 	for _, x := range []*Exchange{s.Q, s.KV} {
 		if x != nil {

@@ -52,6 +52,15 @@ func TestSchedulesTradeHeads(t *testing.T) {
 	}
 }
 
+func gatheredInGroups(t *testing.T, shape partition.Shape) []*Schedule {
+	t.Helper()
+	all, err := All("allgather", Spec{Shape: shape, Heads: 4, KVHeads: 4, GatherHeads: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
 func traders(t *testing.T, shape partition.Shape, inner, heads, kvHeads int) []*Schedule {
 	t.Helper()
 	all, err := All("hierarchical", Spec{Shape: shape, Heads: heads, KVHeads: kvHeads, Inner: inner})
@@ -73,6 +82,41 @@ func TestSchedulesGatherHeadsInGroups(t *testing.T) {
 			t.Fatal(err)
 		}
 		simulate(t, fmt.Sprintf("%d heads at a time", n), shape, 2*kv, kv, all)
+	}
+}
+
+// The transfers of a group of heads begin beside a call of the group before, and no later than its last. The group's
+// first hop moves nothing.
+func TestTransfersOfAGroupOverlapTheGroupBefore(t *testing.T) {
+	const kvHeads, n = 8, 3
+	for _, gather := range Gathers {
+		shape := causalShape(96, 4, partition.Zigzag{}, -1)
+		all, err := All("allgather", Spec{Shape: shape, Heads: kvHeads, KVHeads: kvHeads, GatherHeads: n, Gather: gather})
+		if err != nil {
+			t.Fatal(err)
+		}
+		simulate(t, gather, shape, kvHeads, kvHeads, all)
+		for _, s := range all {
+			for pass, hops := range map[string][]Hop{"forward": s.Forward, "backward": s.Backward} {
+				passes, early, last := 0, 0, false
+				for i := range hops {
+					h := &hops[i]
+					if h.Begins {
+						if passes++; passes > 1 && len(h.SendKV)+len(h.RecvKV) > 0 {
+							t.Errorf("%s, %s of rank %d: %q moves rows of its own group", gather, pass, s.Rank, h.Label)
+						}
+						last = false
+					}
+					if h.Late && len(h.RecvKV) > 0 && !last {
+						early++
+					}
+					last = last || h.Last
+				}
+				if want := (kvHeads + n - 1) / n; passes != want || early != want-1 {
+					t.Errorf("%s, %s of rank %d: %d passes, %d of which come before the last call of another; want %d", gather, pass, s.Rank, passes, early, want)
+				}
+			}
+		}
 	}
 }
 
@@ -109,35 +153,13 @@ func TestSpecsThatDoNotFitAreRefused(t *testing.T) {
 	}
 }
 
-// Parts of one hop: rows gated by arrival, and blocks from two sides.
-func TestSchedulesCarryParts(t *testing.T) {
-	rng := rand.New(rand.NewPCG(33, 34))
-	parts := 0
-	for range 300 {
-		shape := randomShape(rng)
-		for name, pattern := range map[string]func(*Planner, int) *Schedule{"gated": (*Planner).gated, "both ways": (*Planner).bothWays} {
-			all := every(t, shape, pattern)
-			for _, s := range all {
-				for _, h := range s.Backward {
-					parts += len(h.Then)
-				}
-			}
-			simulate(t, name, shape, 2, 1, all)
-		}
-	}
-	if parts == 0 {
-		t.Error("no hop has a second part")
-	}
-}
-
 // A window over neighbouring blocks is a halo: one exchange with the neighbours alone, of the rows
 // in the window alone.
 func TestSchedulesCarryAHalo(t *testing.T) {
 	for _, window := range []int{1, 5, 15, 16, 40} {
 		shape := causalShape(128, 8, partition.Contiguous{}, window)
 		for name, all := range map[string][]*Schedule{
-			"halo":       every(t, shape, (*Planner).allgather),
-			"gated halo": every(t, shape, (*Planner).gated),
+			"halo": every(t, shape, (*Planner).allgather),
 		} {
 			simulate(t, name, shape, 2, 1, all)
 			for r, s := range all {
@@ -190,8 +212,8 @@ func TestWindowsAreFetchedInOneHop(t *testing.T) {
 				if want, _ := whole[r].Bytes(1, 1); c.one && got != want {
 					t.Errorf("%s, %s, window %d: rank %d sends %d rows, the halo has %d", algorithm, c.layout.Name(), c.window, r, got, want)
 				}
-				if room := s.KVRows[0] * 2; c.one && len(s.KVRows) > 1 && s.KVRows[1] > room {
-					t.Errorf("%s, %s, window %d: rank %d has room for %d rows, a ring for %d", algorithm, c.layout.Name(), c.window, r, s.KVRows[1], room)
+				if room := s.KVBufs[0].Rows * 2; c.one && len(s.KVBufs) > 1 && s.KVBufs[1].Rows > room {
+					t.Errorf("%s, %s, window %d: rank %d has room for %d rows, a ring for %d", algorithm, c.layout.Name(), c.window, r, s.KVBufs[1].Rows, room)
 				}
 			}
 			if one := most == 1; one != c.one {
@@ -208,8 +230,8 @@ func TestWindowsAreFetchedInOneHop(t *testing.T) {
 	}
 }
 
-// The simulation must see what is wrong: a gate that is missing, a head that goes to the wrong
-// place, a part of a gradient that is lost.
+// The simulation must see what is wrong: a call before its rows, a head that goes to the wrong
+// place, a part of a gradient that is lost, groups of heads in each other's memory.
 func TestSimulationSeesFaults(t *testing.T) {
 	shape := causalShape(32, 4, partition.Zigzag{}, -1)
 	heads := func() []*Schedule {
@@ -217,16 +239,16 @@ func TestSimulationSeesFaults(t *testing.T) {
 	}
 	faults := map[string]func() []*Schedule{
 		"a call before its rows": func() []*Schedule {
-			all := every(t, shape, (*Planner).gated)
-			h := &all[1].Forward[0]
-			last := &h.Then[len(h.Then)-1]
-			h.RecvKV, last.RecvKV = last.RecvKV, nil
+			all := every(t, shape, (*Planner).ring)
+			h := all[1].Forward
+			h[0].Keys, h[1].Keys = h[1].Keys, h[0].Keys
+			h[0].Tiles, h[1].Tiles = h[1].Tiles, h[0].Tiles
 			return all
 		},
 		"exchanges in another order": func() []*Schedule {
-			all := every(t, shape, (*Planner).gated)
-			h := &all[1].Forward[0]
-			h.RecvKV, h.Then[0].RecvKV = h.Then[0].RecvKV, nil
+			all := every(t, shape, (*Planner).ring)
+			h := all[1].Forward
+			h[0].SendKV, h[1].SendKV = h[1].SendKV, h[0].SendKV
 			return all
 		},
 		"heads in another order": func() []*Schedule {
@@ -243,9 +265,40 @@ func TestSimulationSeesFaults(t *testing.T) {
 			return all
 		},
 		"no fold": func() []*Schedule {
-			all := every(t, shape, (*Planner).bothWays)
+			all := every(t, shape, (*Planner).ring)
 			b := all[2].Backward
 			b[len(b)-1].Fold = nil
+			return all
+		},
+		"rows of two groups in one memory": func() []*Schedule {
+			all := gatheredInGroups(t, shape)
+			for i, x := range all[1].KVBufs {
+				if x.In == i && i > 3 { // the second set
+					all[1].KVBufs[i].In = i - 3
+				}
+			}
+			return all
+		},
+		"a late transfer that nobody waits for": func() []*Schedule {
+			all := gatheredInGroups(t, shape)
+			h := all[2].Forward
+			for i := range h {
+				h[i].Begins = h[i].Begins && i < 2
+			}
+			return all
+		},
+		"no copy of the own heads": func() []*Schedule {
+			all := gatheredInGroups(t, shape)
+			all[0].Forward[0].CopyKV = nil
+			return all
+		},
+		"a copy over rows that are read": func() []*Schedule {
+			all := gatheredInGroups(t, shape)
+			for i := range all[0].Forward {
+				if h := &all[0].Forward[i]; len(h.Tiles) > 0 && len(h.CopyKV) > 0 {
+					h.CopyKV[0].Dst.Buf = h.Keys.Buf
+				}
+			}
 			return all
 		},
 		"a message too few": func() []*Schedule {
@@ -255,7 +308,12 @@ func TestSimulationSeesFaults(t *testing.T) {
 		},
 	}
 	for name, make := range faults {
-		if s := simulated(shape, 4, 1, make()); s == "" {
+		kvHeads := 1
+		all := make()
+		if all[0].GatherHeads > 0 {
+			kvHeads = 4
+		}
+		if s := simulated(shape, 4, kvHeads, all); s == "" {
 			t.Errorf("%s: the simulation finds nothing", name)
 		} else {
 			t.Logf("%s: %s", name, s)

@@ -32,16 +32,8 @@ func As(variant string, s Spec) (string, Spec) {
 	return algorithm, s
 }
 
-// Make is New, but knows variants and the builders of the tests, too.
-func Make(algorithm string, s Spec, rank int) (*Schedule, error) {
-	built := map[string]func(*Planner, int) *Schedule{"gated": (*Planner).gated, "both ways": (*Planner).bothWays}
-	if built[algorithm] == nil {
-		algorithm, s = As(algorithm, s)
-		return New(algorithm, s, rank)
-	}
-	p, err := newPlanner("ring", s)
-	if err != nil {
-		return nil, err
-	}
-	return built[algorithm](p, rank), nil
+// Make is New, but knows variants.
+func Make(variant string, s Spec, rank int) (*Schedule, error) {
+	algorithm, s := As(variant, s)
+	return New(algorithm, s, rank)
 }

@@ -8,9 +8,9 @@ import (
 	"github.com/cprun/cprun/partition"
 )
 
-// slowStop is the definition of a stop: the keys of the tiles of every visitor.
-func slowStop(s partition.Shape, owner, h int) stop {
-	var want stop
+// slowVisit is the definition of a visit: the keys of the tiles of every visitor.
+func slowVisit(s partition.Shape, owner, h int) visit {
+	var want visit
 	for j := 1; j < s.Size; j++ {
 		var need partition.Range
 		for _, t := range partition.Plan(s, (owner+j)%s.Size, owner) {
@@ -32,11 +32,11 @@ func slowStop(s partition.Shape, owner, h int) stop {
 }
 
 // What travels is the same whether one rank asks or all do, and what the definition says.
-func TestStopsAreTheDefinition(t *testing.T) {
+func TestVisitsAreTheDefinition(t *testing.T) {
 	rng := rand.New(rand.NewPCG(15, 16))
 	for range 400 {
 		s := randomShape(rng)
-		one, err := newPlanner("ring", specOf(s))
+		one, err := newPlanner("ring", specOf(s), nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -45,9 +45,9 @@ func TestStopsAreTheDefinition(t *testing.T) {
 			t.Fatal(err)
 		}
 		for rank := range s.Size {
-			got, table := one.stops(rank), all.stops(rank)
+			got, table := one.visits(rank), all.visits(rank)
 			for h := range s.Size {
-				want := slowStop(s, (rank-h+s.Size)%s.Size, h)
+				want := slowVisit(s, (rank-h+s.Size)%s.Size, h)
 				if got[h] != want || table[h] != want {
 					t.Fatalf("%+v: rank %d in hop %d has %+v, of all %+v, want %+v", s, rank, h, got[h], table[h], want)
 				}

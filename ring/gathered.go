@@ -6,16 +6,14 @@ import (
 	"github.com/cprun/cprun/partition"
 )
 
-// gathered is a layout in which a rank holds what the ranks of a group of inner neighbours hold in
-// another layout, in the order of positions, where neighbouring spans grow together: a zigzag over 8
-// ranks, gathered in groups of 2, is a zigzag over 4.
+// gathered gives a rank the positions of inner neighbouring ranks of another layout, in order. It joins neighbouring
+// spans: a zigzag over 8 ranks, gathered in groups of 2, becomes a zigzag over 4.
 type gathered struct {
 	partition.Layout
 	inner int
 }
 
-// place is where a span of a member of the group lies: the local rows of the member, and the rows of
-// what is gathered.
+// A place locates a span of a member of the group: in the member's own rows, and in the gathered rows.
 type place struct {
 	member    int
 	own, rows partition.Range
@@ -44,7 +42,8 @@ func (g gathered) places(n, size, rank int) []place {
 func (g gathered) Spans(n, size, rank int) []partition.Span {
 	var spans []partition.Span
 	for _, p := range g.places(n, size, rank) {
-		if k := len(spans) - 1; k >= 0 && spans[k].Stride == 1 && p.span.Stride == 1 && spans[k].Start+spans[k].Len == p.span.Start {
+		k := len(spans) - 1
+		if k >= 0 && spans[k].Stride == 1 && p.span.Stride == 1 && spans[k].Start+spans[k].Len == p.span.Start {
 			spans[k].Len += p.span.Len
 			continue
 		}

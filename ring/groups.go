@@ -2,197 +2,159 @@ package ring
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/cprun/cprun/attention"
-	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
 )
 
-// heads is heads of keys that are computed together, with the heads of queries that read them.
-type heads struct{ q, kv partition.Range }
+// An all-gather may gather some KV heads at a time, in a kernel pass for each group of heads. Two sets of buffers take
+// turns: while kernels compute with one group, the rows of the next arrive.
 
-// groups are the groups of heads of a pass: one, unless the schedule says how many heads of keys are
-// gathered at a time.
-func (s *Schedule) groups(qHeads, kvHeads int) []heads {
-	n := s.GatherHeads
-	if n <= 0 || n >= kvHeads {
-		return []heads{{partition.Range{Hi: qHeads}, partition.Range{Hi: kvHeads}}}
-	}
-	var list []heads
-	for lo := 0; lo < kvHeads; lo += n {
-		hi, each := min(lo+n, kvHeads), qHeads/kvHeads
-		list = append(list, heads{partition.Range{Lo: lo * each, Hi: hi * each}, partition.Range{Lo: lo, Hi: hi}})
+// groups cuts KV heads into groups of n.
+func groups(n, heads int) (list []partition.Range) {
+	for lo := 0; lo < heads; lo += n {
+		list = append(list, partition.Range{Lo: lo, Hi: min(lo+n, heads)})
 	}
 	return list
 }
 
-// Labels returns the labels of a pass in order: of its trades of heads, and of its hops, for each group of
-// heads. kvHeads is how many heads of keys the rank itself has.
-func (s *Schedule) Labels(hops []Hop, kvHeads int) (list []string) {
-	if s.Q != nil {
-		list = append(list, LabelThere)
+// groupHeads returns how many KV heads are gathered at a time; 0: all.
+func (p *Planner) groupHeads() int {
+	if n := p.spec.GatherHeads; p.algorithm == "allgather" && p.size > 1 && n < p.spec.KVHeads {
+		return n
 	}
-	for _, label := range labels(s.groups(kvHeads, kvHeads)) {
-		for i := range hops {
-			list = append(list, label+hops[i].Label)
+	return 0
+}
+
+// grouped repeats the three hops of an all-gather for each group. The transfers of a group begin in the second hop of
+// the group before. They send a dense copy of the rank's own rows, made one hop earlier. A group has kv buffers of K
+// and V, and grads buffers of gradients.
+func (p *Planner) grouped(base []Hop, kv, grads, own int) (hops []Hop) {
+	list := groups(p.groupHeads(), p.spec.KVHeads)
+	copyOf := func(g int) Copy {
+		part := 1 + g*(kv+1)
+		return Copy{Dst: Block{part + 1, 0, own}, Src: Block{part, 0, own}}
+	}
+	for g, heads := range list {
+		label := fmt.Sprintf("KV heads %d to %d/", heads.Lo, heads.Hi-1)
+		if heads.Len() == 1 {
+			label = fmt.Sprintf("KV head %d/", heads.Lo)
+		}
+		if g == 0 && own > 0 {
+			hops = append(hops, Hop{Label: label + "own heads", CopyKV: []Copy{copyOf(0)}})
+		}
+		first, second := inGroup(base[0], g, kv, grads), inGroup(base[1], g, kv, grads)
+		third := inGroup(base[2], g, kv, grads)
+		first.Begins = true
+		if g > 0 {
+			first.SendKV, first.RecvKV, first.CopyKV = nil, nil, nil
+		}
+		if g+1 < len(list) {
+			next := inGroup(base[0], g+1, kv, grads)
+			second.SendKV, second.RecvKV, second.CopyKV = next.SendKV, next.RecvKV, next.CopyKV
+			second.Late = len(next.SendKV)+len(next.RecvKV) > 0
+			if own > 0 {
+				first.CopyKV = append(first.CopyKV, copyOf(g+1))
+			}
+		}
+		for _, h := range []Hop{first, second, third} {
+			h.Label = label + h.Label
+			hops = append(hops, h)
 		}
 	}
-	if s.Q != nil {
-		list = append(list, LabelBack)
-	}
-	return list
+	return hops
 }
 
-// labels is what the labels of each group's hops begin with.
-func labels(groups []heads) []string {
-	list := make([]string, len(groups))
-	for g, h := range groups {
-		switch {
-		case len(groups) == 1:
-		case h.kv.Len() == 1:
-			list[g] = fmt.Sprintf("KV head %d/", h.kv.Lo)
-		default:
-			list[g] = fmt.Sprintf("KV heads %d to %d/", h.kv.Lo, h.kv.Hi-1)
+// inGroup returns a hop with the buffers of group g. Buffer 0 becomes the dense copy of the own rows, and of gradients
+// the group's part of the rank's own.
+func inGroup(h Hop, g, kv, grads int) Hop {
+	h.SendKV, h.RecvKV, h.CopyKV = slices.Clone(h.SendKV), slices.Clone(h.RecvKV), slices.Clone(h.CopyKV)
+	h.SendGrad, h.RecvGrad, h.CopyGrad = slices.Clone(h.SendGrad), slices.Clone(h.RecvGrad), slices.Clone(h.CopyGrad)
+	h.Fold = slices.Clone(h.Fold)
+	h.blocks(func(b *Block) { b.Buf += 2 + g*(kv+1) }, func(b *Block) { b.Buf += 1 + g*grads })
+	return h
+}
+
+// groupBuffers lists the buffers of all groups. A group has its part of the rank's own tensor, then workspace with the
+// rows of list[from:]. Groups take turns with sets of workspace.
+func (p *Planner) groupBuffers(list []Buffer, from, sets int) []Buffer {
+	all := list[:1:1]
+	for g, heads := range groups(p.groupHeads(), p.spec.KVHeads) {
+		all = append(all, Buffer{Rows: list[0].Rows, Heads: heads})
+		for _, x := range list[from:] {
+			x.Heads, x.In = heads, len(all)
+			if g >= sets {
+				x.In = all[x.In-sets*(1+len(list[from:]))].In
+			}
+			all = append(all, x)
 		}
 	}
-	return list
+	return all
 }
 
-// of is some heads of a tensor.
-func of(v View, h partition.Range) View { return v.Slice(tensor.Heads, h.Lo, h.Hi) }
-
-func (h heads) partial(p attention.Partial) attention.Partial {
-	return attention.Partial{O: of(p.O, h.q), LSE: of(p.LSE, h.q)}
-}
-
-func (h heads) grads(g attention.Grads) attention.Grads {
-	return attention.Grads{DQ: of(g.DQ, h.q), DK: of(g.DK, h.kv), DV: of(g.DV, h.kv)}
-}
-
-// keys is the keys and values of a pass, group by group. Two sets of buffers take turns, so that the
-// transfers of a group's first hop run beside the calls of the group before.
-type keys struct {
-	ring   *Ring
-	rank   int
-	hops   []Hop
-	own    kv
-	groups []heads
-	labels []string
-	at     *positions // of the rows of blocks
-	sets   [][]kv
-	next   flight // of the first hop of the group that comes next
-
-	late  comm.Pending     // what the hop before has left on its way; nil: nothing
-	gates []attention.Gate // of its rows
-}
-
-// keys makes room, and begins the transfers of the first group's first hop.
-func (r *Ring) keys(s *Schedule, hops []Hop, q, k, v View, at *positions) (*keys, error) {
-	m := &keys{ring: r, rank: s.Rank, hops: hops, own: kv{k, v}, at: at, groups: s.groups(q.Len(tensor.Heads), k.Len(tensor.Heads))}
-	m.labels = labels(m.groups)
-	if len(m.groups) > 1 && r.Mover == nil {
-		return m, errNoMover
+// openGroup returns a buffer of one group: part of the rank's own tensor, new workspace, or that of an earlier group.
+func (r *Ring) openGroup(bufs []kv, x Buffer) kv {
+	own := kv{someHeads(bufs[0].k, x.Heads), someHeads(bufs[0].v, x.Heads)}
+	switch x.In {
+	case 0:
+		return own
+	case len(bufs):
+		return kv{r.like(own.k, x.Rows), r.like(own.v, x.Rows)}
 	}
-	if len(m.groups) == 1 {
-		m.sets = [][]kv{r.buffers(m.own, s.KVRows)}
-	} else {
-		for range 2 {
-			first := m.groups[0].kv // the largest
-			own := kv{r.like(of(k, first), k.Len(tensor.Seq)), r.like(of(v, first), v.Len(tensor.Seq))}
-			m.sets = append(m.sets, r.buffers(own, s.KVRows))
-		}
-	}
-	return m, m.prefetch(0)
+	return kv{narrow(bufs[x.In].k, x.Heads.Len()), narrow(bufs[x.In].v, x.Heads.Len())}
 }
 
-// prefetch begins the transfers of a group's first hop. Some heads of the own rows do not lie densely,
-// and are copied for them.
-func (m *keys) prefetch(g int) (err error) {
-	if g == len(m.groups) || len(m.hops) == 0 {
-		return nil
-	}
-	bufs := m.bufs(g)
-	if len(m.groups) > 1 && m.own.k.Len(tensor.Seq) > 0 {
-		m.ring.Mover.Copy(bufs[0].k, of(m.own.k, m.groups[g].kv))
-		m.ring.Mover.Copy(bufs[0].v, of(m.own.v, m.groups[g].kv))
-	}
-	m.next, err = m.transfers(&m.hops[0], bufs, nil)
-	return err
-}
+func someHeads(v View, h partition.Range) View { return v.Slice(tensor.Heads, h.Lo, h.Hi) }
 
-// bufs is a group's buffers.
-func (m *keys) bufs(g int) []kv {
-	set, n := m.sets[g%len(m.sets)], m.groups[g].kv.Len()
-	out := make([]kv, len(set))
-	for i, b := range set {
-		out[i] = kv{narrow(b.k, n), narrow(b.v, n)}
-	}
-	return out
-}
-
-// narrow is dense workspace with fewer heads.
+// narrow returns dense workspace with fewer heads, in the memory of v.
 func narrow(v View, heads int) View {
 	shape := v.Shape()
-	if shape[tensor.Heads] == heads {
-		return v
-	}
 	shape[tensor.Heads] = heads
 	return tensor.Dense(v.Memory(), v.DType(), v.Offset(), shape)
 }
 
-// begin begins the transfers of hop i of a group, or takes those that have begun. A group's first hop
-// moves keys and values alone.
-func (m *keys) begin(i int, bufs, grads []kv) (flight, error) {
-	if i == 0 {
-		return m.next, nil
-	}
-	return m.transfers(&m.hops[i], bufs, grads)
+// groupKernel gives each pass the heads of the next group.
+type groupKernel struct {
+	attention.Kernel
+	kvHeads int
+	groups  []partition.Range // of the passes to come
 }
 
-// flight is the transfers of a hop that have begun.
-type flight struct {
-	gates []comm.Pending // of its further calls
-	rest  comm.Pending
+// next returns the query heads of the next pass.
+func (k *groupKernel) next(all int, p attention.Softmax) (heads partition.Range, err error) {
+	if p.Scores != nil {
+		return heads, fmt.Errorf("heads are gathered %d at a time, and slopes, a bias and largest scores need all at once",
+			k.groups[0].Len())
+	}
+	each := all / k.kvHeads
+	heads = partition.Range{Lo: k.groups[0].Lo * each, Hi: k.groups[0].Hi * each}
+	k.groups = k.groups[1:]
+	return heads, nil
 }
 
-// transfers begins those of a hop: of its further calls in order, then its own, and copies beside them.
-func (m *keys) transfers(hop *Hop, bufs, grads []kv) (f flight, err error) {
-	r := m.ring
-	f.gates = make([]comm.Pending, len(hop.Then))
-	for i := range hop.Then {
-		if f.gates[i], err = r.exchange(m.messages(nil, hop.Then[i].SendKV, bufs), m.messages(nil, hop.Then[i].RecvKV, bufs)); err != nil {
-			return f, err
-		}
+func (k *groupKernel) Forward(
+	o View, acc attention.Partial, q View, p attention.Softmax,
+) (attention.ForwardPass, error) {
+	h, err := k.next(q.Len(tensor.Heads), p)
+	if err != nil {
+		return nil, err
 	}
-	f.rest, err = r.exchange(m.messages(m.messages(nil, hop.SendKV, bufs), hop.SendGrad, grads),
-		m.messages(m.messages(nil, hop.RecvKV, bufs), hop.RecvGrad, grads))
-	if err == nil {
-		err = m.copies(hop.SendKV, hop.RecvKV, bufs)
+	part := attention.Partial{O: narrow(acc.O, h.Len()), LSE: someHeads(acc.LSE, h)}
+	if acc.O == o { // no workspace of one group
+		part.O = someHeads(o, h)
 	}
-	if err == nil {
-		err = m.copies(hop.SendGrad, hop.RecvGrad, grads)
-	}
-	return f, err
+	return k.Kernel.Forward(someHeads(o, h), part, someHeads(q, h), p)
 }
 
-// copies makes the moves of the rank to itself: the first that it sends is the first that it receives.
-func (m *keys) copies(send, recv []Move, bufs []kv) error {
-	j := 0
-	for i := range send {
-		if send[i].Peer != m.rank {
-			continue
-		}
-		for recv[j].Peer != m.rank {
-			j++
-		}
-		if m.ring.Mover == nil {
-			return errNoMover
-		}
-		src, dst := send[i].Block.of(bufs), recv[j].Block.of(bufs)
-		m.ring.Mover.Copy(dst.k, src.k)
-		m.ring.Mover.Copy(dst.v, src.v)
-		j++
+func (k *groupKernel) Backward(
+	dq, do, q View, s attention.Saved, p attention.Softmax,
+) (attention.BackwardPass, error) {
+	h, err := k.next(q.Len(tensor.Heads), p)
+	if err != nil {
+		return nil, err
 	}
-	return nil
+	s = attention.Saved{O: someHeads(s.O, h), LSE: someHeads(s.LSE, h), Delta: narrow(s.Delta, h.Len())}
+	return k.Kernel.Backward(someHeads(dq, h), someHeads(do, h), someHeads(q, h), s, p)
 }

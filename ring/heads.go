@@ -6,37 +6,25 @@ import (
 	"github.com/cprun/cprun/partition"
 )
 
-// A headRun names neighbouring heads, in the tensor and after the exchange.
-type headRun struct {
-	from, to partition.Range
-	adds     bool
-}
-
-// headRuns cuts a list of heads into runs of neighbours that are known, or are not, and makes them known.
-func headRuns(list []int, known map[int]bool) (out []headRun) {
-	for i, h := range list {
-		if k := len(out) - 1; k >= 0 && out[k].from.Hi == h && out[k].adds == known[h] {
-			out[k].from.Hi, out[k].to.Hi = h+1, i+1
-		} else {
-			out = append(out, headRun{from: partition.Range{Lo: h, Hi: h + 1}, to: partition.Range{Lo: i, Hi: i + 1}, adds: known[h]})
-		}
-		known[h] = true
-	}
-	return out
-}
-
-// trades makes the exchanges of member i of a group: lists are the heads that each member wants, and
-// places the rows of each member.
+// trades plans the exchanges of member i of a group. lists are the heads that each member wants, places the rows of
+// each.
 func trades(places []place, inner, group, i int, lists [][]int) *Exchange {
 	x, known := &Exchange{Heads: len(lists[i])}, map[int]bool{}
-	for to := range lists {
-		for _, run := range headRuns(lists[to], known) {
+	for to, list := range lists {
+		for lo, hi := 0, 0; lo < len(list); lo = hi {
+			adds := known[list[lo]] // a run of neighbouring heads that all go to a member before, or none
+			for hi = lo; hi < len(list) && list[hi] == list[lo]+hi-lo && known[list[hi]] == adds; hi++ {
+			}
+			from, into := partition.Range{Lo: list[lo], Hi: list[lo] + hi - lo}, partition.Range{Lo: lo, Hi: hi}
+			for _, h := range list[lo:hi] {
+				known[h] = true
+			}
 			for _, p := range places {
 				if p.member == i {
-					x.Send = append(x.Send, HeadMove{Peer: group*inner + to, Box: Box{p.own, run.from}, Adds: run.adds})
+					x.Send = append(x.Send, HeadMove{Peer: group*inner + to, Box: Box{p.own, from}, Adds: adds})
 				}
 				if to == i {
-					x.Recv = append(x.Recv, HeadMove{Peer: group*inner + p.member, Box: Box{p.rows, run.to}})
+					x.Recv = append(x.Recv, HeadMove{Peer: group*inner + p.member, Box: Box{p.rows, into}})
 				}
 			}
 		}
@@ -47,8 +35,8 @@ func trades(places []place, inner, group, i int, lists [][]int) *Exchange {
 	return x
 }
 
-// like returns the exchange of a tensor with as many heads as the queries, or with one that all of them share:
-// each rank with heads of queries then gets a copy, and the copies are added on the way back.
+// like returns the exchange of a tensor with as many heads as the queries, or with one that all of them share. Each
+// rank with query heads then gets a copy, and the copies are added on the way back.
 func (x *Exchange) like(heads int) *Exchange {
 	if heads > 1 {
 		return x
@@ -64,10 +52,9 @@ func (x *Exchange) like(heads int) *Exchange {
 	return &one
 }
 
-// trading plans the ring over groups of p.inner ranks that trade heads inside: each holds all
-// rows of its group for some heads, and exchanges keys with the ranks of the other groups that hold
-// the same heads (USP, arXiv:2405.07719; LoongTrain, arXiv:2406.18485). With one group it is Ulysses
-// (Jacobs et al., arXiv:2309.14509), with groups of one rank it is the ring.
+// trading plans the ring over groups of p.inner ranks that exchange heads inside. Each rank holds all rows of its group
+// for some heads, and exchanges keys with the ranks of other groups that hold the same heads (USP, arXiv:2405.07719;
+// LoongTrain, arXiv:2406.18485). One group is Ulysses (Jacobs et al., arXiv:2309.14509), groups of one are the ring.
 func (p *Planner) trading(rank int) *Schedule {
 	if p.inner == 1 {
 		return p.ring(rank)
@@ -75,39 +62,33 @@ func (p *Planner) trading(rank int) *Schedule {
 	group, i := rank/p.inner, rank%p.inner
 	s := p.ring(group)
 	s.Rank = rank
-	s.each(func(h *Hop) { peersOf(h, p.inner, i) })
+	for _, hops := range [][]Hop{s.Backward, s.Forward} {
+		for i := range hops {
+			p.peersOf(&hops[i], rank)
+		}
+	}
 	g, outer := gathered{p.spec.Layout, p.inner}, p.spec.Size/p.inner
 	var q, kv [][]int
 	for j := range p.inner {
 		mine := partition.Heads(p.spec.Heads, p.inner, j)
-		list := make([]int, 0, mine.Len())
-		for h := mine.Lo; h < mine.Hi; h++ {
-			list = append(list, h)
-		}
-		q, kv = append(q, list), append(kv, partition.KeyHeads(mine, p.spec.Heads, p.spec.KVHeads))
+		q = append(q, partition.KeyHeads(mine, p.spec.Heads, p.spec.Heads))
+		kv = append(kv, partition.KeyHeads(mine, p.spec.Heads, p.spec.KVHeads))
 	}
 	s.Q = trades(g.places(p.spec.SeqQ, outer, group), p.inner, group, i, q)
 	s.KV = trades(g.places(p.spec.SeqKV, outer, group), p.inner, group, i, kv)
 	s.Q.First = partition.Heads(p.spec.Heads, p.inner, i).Lo
 	if s.Q.Heads == 0 {
-		s.Forward, s.Backward, s.KVRows, s.GradRows = nil, nil, []int{0}, []int{0}
+		s.Forward, s.Backward, s.KVBufs, s.GradBufs = nil, nil, make([]Buffer, 1), make([]Buffer, 1)
 	}
 	return s
 }
 
-// peersOf makes a hop between groups one between the i-th members of them.
-func peersOf(hop *Hop, inner, i int) {
-	of := func(lists ...*[]Move) {
-		for _, moves := range lists {
-			*moves = slices.Clone(*moves) // hops of the two passes share them
-			for m := range *moves {
-				(*moves)[m].Peer = (*moves)[m].Peer*inner + i
-			}
+// peersOf makes a hop between groups one between their members with the heads of rank.
+func (p *Planner) peersOf(hop *Hop, rank int) {
+	for _, moves := range []*[]Move{&hop.SendKV, &hop.RecvKV, &hop.SendGrad, &hop.RecvGrad} {
+		*moves = slices.Clone(*moves) // the two passes share them
+		for m := range *moves {
+			(*moves)[m].Peer = (*moves)[m].Peer*p.inner + rank%p.inner
 		}
-	}
-	of(&hop.SendKV, &hop.RecvKV, &hop.SendGrad, &hop.RecvGrad)
-	hop.Then = slices.Clone(hop.Then)
-	for j := range hop.Then {
-		of(&hop.Then[j].SendKV, &hop.Then[j].RecvKV)
 	}
 }

@@ -2,58 +2,74 @@ package ring
 
 import "github.com/cprun/cprun/partition"
 
-// ring is Ring Attention (Liu et al., arXiv:2310.01889): in hop h a rank holds the keys of
-// the owner h ranks before it, and passes them on while it computes. A block stops at the
-// last rank that sees any of it, and only the rows that somebody further along needs travel.
+// ring plans Ring Attention (Liu et al., arXiv:2310.01889): in hop h a rank holds the keys of the owner h ranks before
+// it, and passes them on while it computes. A block stops at the last rank that sees any of it, and only the rows that
+// a later rank needs travel.
 //
-// In the backward pass the gradients of a block follow it as messages of their own, one hop
-// late: what rank r-1 finished in hop h-1 reaches rank r during hop h and is added to what r
-// computed meanwhile, so that no tile waits for a gradient. The last visitor sends the sum
-// home to the owner.
+// In the backward pass the gradients of a block follow as messages of their own, one hop late: the sum that rank r-1
+// finished in hop h-1 reaches rank r during hop h. Rank r then adds it to its own, so no tile waits for a gradient. The
+// last visitor sends the sum home to the owner.
 //
-// Under a window that reaches no further than two blocks it is the all-gather, a halo: the rows in
-// the window come in one hop.
+// Under a window that reaches no further than two blocks it is the all-gather, a halo: the rows in the window come in
+// one hop.
 func (p *Planner) ring(rank int) *Schedule {
 	if p.halo {
 		return p.allgather(rank)
 	}
-	n := p.size
-	stops := p.stops(rank)
+	n, visits := p.size, p.visits(rank)
 	next, before := (rank+1)%n, (rank-1+n)%n
-	hops := make([]Hop, n+1)
-	room := singles{moves: make([]Move, 0, 4*n), folds: make([]Fold, 0, n)}
-	hops[0] = p.own(rank)
+	hops, moves, folds := make([]Hop, n+1), make([]Move, 0, 4*n), make([]Fold, 0, n)
+	hops[0], hops[n].Label = p.own(rank), "gradients home"
 	for h := range n {
-		hop, owner := &hops[h], (rank-h+n)%n
-		if h > 0 {
-			if here := stops[h].here; here.Len() > 0 {
-				hop.Tiles, hop.Keys = p.index.Tiles(rank, owner), Block{kvBuffer(h), 0, here.Hi}
-				hop.From = from(owner, here.Hi)
-			}
+		hop, v, owner := &hops[h], &visits[h], (rank-h+n)%n
+		if h > 0 && v.here.Len() > 0 {
+			hop.Tiles, hop.Keys = p.index.Tiles(rank, owner), Block{kvBuffer(h), 0, v.here.Hi}
+			hop.Columns = p.columns(nil, owner, hop.Keys.rows())
 		}
-		if h+1 < n {
-			if rows := stops[h].after; rows.Len() > 0 {
-				hop.SendKV = room.move(next, kvBuffer(h), rows)
-			}
-			if rows := stops[h+1].carried(); rows.Len() > 0 {
-				hop.RecvKV = room.move(before, kvBuffer(h+1), rows)
-			}
+		if h+1 < n && v.after.Len() > 0 {
+			hop.SendKV = one(&moves, move(next, kvBuffer(h), v.after))
 		}
+		if h+1 < n && visits[h+1].carried().Len() > 0 {
+			hop.RecvKV = one(&moves, move(before, kvBuffer(h+1), visits[h+1].carried()))
+		}
+		sum, buf := v.summed(), gradTurn+h%2
+		if h == 0 || h > v.last || sum.Len() == 0 {
+			continue
+		}
+		if len(hop.Tiles) > 0 {
+			hop.Grads = Block{buf, sum.Lo, sum.Hi}
+		}
+		switch { // the sum of the ranks before comes in during this hop
+		case len(hop.Tiles) == 0: // nothing of our own: pass it on
+			hop.RecvGrad = one(&moves, move(before, buf, v.before))
+		case v.before.Len() > 0:
+			hop.RecvGrad = one(&moves, move(before, gradRecv, v.before))
+			came := hop.RecvGrad[0].Block
+			hop.Fold = one(&folds, Fold{Block{buf, came.Lo, came.Hi}, came})
+		}
+		to := next
+		if h == v.last {
+			to = owner
+		}
+		hops[h+1].SendGrad = one(&moves, move(to, buf, sum)) // and the new sum leaves in the next
 	}
-	for h := 1; h < n; h++ {
-		p.ringGrads(hops, rank, h, &stops[h], &room)
+	if own := &visits[0]; own.last > 0 { // the last visitor sends the own gradient home
+		hop, buf := &hops[own.last+1], gradRecv
+		if len(hop.RecvGrad) > 0 {
+			buf = gradHome
+		}
+		hop.RecvGrad = append(hop.RecvGrad, move((rank+own.last)%n, buf, own.after))
+		hop.Fold = append(hop.Fold, Fold{Block{0, own.after.Lo, own.after.Hi}, Block{buf, own.after.Lo, own.after.Hi}})
 	}
-	p.ringHome(hops, rank, &stops[0])
-	hops[n].Label = "gradients home"
 	for h := 1; h < n; h++ {
 		if hop := &hops[h]; !hop.empty() {
 			hop.Label = p.hopLabel(h, (rank-h+n)%n)
 		}
 	}
-	return p.finish(&Schedule{Algorithm: "ring", Rank: rank, Backward: hops})
+	return p.finish(&Schedule{Rank: rank, Backward: hops})
 }
 
-// The K/V buffer that holds the block of hop h: two take turns.
+// kvBuffer returns the K/V buffer of the block of hop h: two take turns.
 func kvBuffer(h int) int {
 	if h == 0 {
 		return 0
@@ -61,118 +77,48 @@ func kvBuffer(h int) int {
 	return 1 + (h-1)%2
 }
 
-// Gradient buffers: two take turns for what a hop computes, since the last one is still on
-// its way; one receives a neighbour's sum, and one the own block's, where both come at once.
+// Gradient buffers: two take turns for what a hop computes, since the last one is still on its way. One receives a
+// neighbour's sum, and one the own block's, if both come at once.
 const (
 	gradTurn = 1 // and 2
 	gradRecv = 3
 	gradHome = 4
 )
 
-// ringGrads plans the gradient of the block that visits rank in hop h >= 1: the neighbour's
-// sum comes in during hop h, and the new sum leaves during hop h+1.
-func (p *Planner) ringGrads(hops []Hop, rank, h int, s *stop, room *singles) {
-	n := p.size
-	before, sum := s.before, s.summed()
-	if h > s.last || sum.Len() == 0 {
-		return
-	}
-	hop, buf := &hops[h], gradTurn+h%2
-	from := (rank - 1 + n) % n
-	switch {
-	case len(hop.Tiles) == 0: // nothing of our own: pass the sum on
-		hop.RecvGrad = room.move(from, buf, before)
-	case before.Len() == 0: // the first to compute with it
-		hop.Grads = Block{buf, sum.Lo, sum.Hi}
-	default:
-		hop.Grads = Block{buf, sum.Lo, sum.Hi}
-		hop.RecvGrad = room.move(from, gradRecv, before)
-		hop.Fold = room.fold(Fold{Block{buf, before.Lo, before.Hi}, Block{gradRecv, before.Lo, before.Hi}})
-	}
-	to := (rank + 1) % n
-	if h == s.last {
-		to = (rank - h + n) % n // home, to the owner
-	}
-	hops[h+1].SendGrad = room.move(to, buf, sum)
+// one returns a list of one element in shared memory; appending to it takes other memory.
+func one[T any](shared *[]T, x T) []T {
+	*shared = append(*shared, x)
+	n := len(*shared)
+	return (*shared)[n-1 : n : n]
 }
 
-// singles is lists of one, in memory that they share. Who adds to one gets other memory.
-type singles struct {
-	moves []Move
-	folds []Fold
-}
-
-func (s *singles) move(peer, buf int, r partition.Range) []Move {
-	s.moves = append(s.moves, move(peer, buf, r))
-	n := len(s.moves)
-	return s.moves[n-1 : n : n]
-}
-
-func (s *singles) fold(f Fold) []Fold {
-	s.folds = append(s.folds, f)
-	n := len(s.folds)
-	return s.folds[n-1 : n : n]
-}
-
-// ringHome plans the arrival of the own block's gradient from its last visitor. s is the block's
-// first stop, at home.
-func (p *Planner) ringHome(hops []Hop, rank int, s *stop) {
-	if s.last == 0 {
-		return
-	}
-	hop, buf, all := &hops[s.last+1], gradRecv, s.after
-	if len(hop.RecvGrad) > 0 {
-		buf = gradHome
-	}
-	hop.RecvGrad = append(hop.RecvGrad, move((rank+s.last)%p.size, buf, all))
-	hop.Fold = append(hop.Fold, Fold{Block{0, all.Lo, all.Hi}, Block{buf, all.Lo, all.Hi}})
-}
-
-// allgather fetches at once all rows of other blocks that the rank needs and no others: while the own
-// block is computed, which makes two kernel calls, or before the only one. It is the faster algorithm where links
-// are quick to start and the memory for all keys is there (Llama 3, arXiv:2407.21783, section
-// 3.3.2).
+// allgather fetches all rows of other blocks that the rank needs at once: while it computes with its own block, which
+// makes two kernel calls, or before the only one. It is the faster algorithm if links start quickly and memory holds
+// all keys (Llama 3, arXiv:2407.21783, section 3.3.2).
 func (p *Planner) allgather(rank int) *Schedule {
-	s := &Schedule{Algorithm: "allgather", Rank: rank}
-	gather := func(before bool) []Hop {
-		if before {
-			return p.gatherBefore(rank)
-		}
-		return p.gatherBeside(rank)
-	}
-	s.Backward = gather(p.before.backward)
+	s := &Schedule{Rank: rank}
+	gather := map[bool]func(*Planner, int) []Hop{false: (*Planner).gatherBeside, true: (*Planner).gatherBefore}
+	s.Backward = gather[p.before.backward](p, rank)
 	if p.before.forward != p.before.backward {
-		s.Forward = p.forwardOf(gather(p.before.forward))
+		s.Forward = gather[p.before.forward](p, rank)
 	}
 	return p.finish(s)
 }
 
-// gatherBeside is the hops of a backward pass in which rows travel beside a first call.
+// gatherBeside returns the hops of a backward pass in which rows travel beside a first call.
 func (p *Planner) gatherBeside(rank int) []Hop {
-	const fetched, returned = 1, 2
-	first := p.own(rank)
-	second := Hop{Label: "hop 1 all others"}
-	third := Hop{Label: "gradients home"}
-	rows, back := 0, 0
+	const fetched = 1
+	first, second, third := p.own(rank), Hop{Label: "hop 1 all others"}, Hop{Label: "gradients home"}
 	var ranges []partition.Range // of one peer
-	if list, ok := p.index.Owners(rank); ok {
-		first.RecvKV, third.SendGrad, second.From = make([]Move, 0, 2*len(list)), make([]Move, 0, 2*len(list)), make([]Source, 0, len(list))
-	}
-	if list, ok := p.index.Readers(rank); ok {
-		first.SendKV, third.RecvGrad, third.Fold = make([]Move, 0, 2*len(list)), make([]Move, 0, 2*len(list)), make([]Fold, 0, 2*len(list))
-	}
-	// Rank r talks to r+d and r-d in turn d, so that no rank is the first peer of all.
-	for to := range p.ahead(rank) {
+	p.serve(rank, &first, &third, func(to int, send func(partition.Range)) {
 		ranges = p.index.NeedRanges(ranges[:0], to, rank)
-		for _, need := range ranges {
-			first.SendKV = append(first.SendKV, move(to, 0, need))
-			b := Block{returned, back, back + need.Len()}
-			back = b.Hi
-			third.RecvGrad = append(third.RecvGrad, Move{to, b})
-			third.Fold = append(third.Fold, Fold{Block{0, need.Lo, need.Hi}, b})
+		for _, r := range ranges {
+			send(r)
 		}
-	}
-	for from := range p.behind(rank) {
+	})
+	rows := 0
+	for d := 1; d < p.size; d++ {
+		from := (rank - d + p.size) % p.size
 		ranges = p.index.NeedRanges(ranges[:0], rank, from)
 		if len(ranges) > 0 {
 			second.Tiles = placed(second.Tiles, p.index.Tiles(rank, from), ranges, rows)
@@ -181,7 +127,7 @@ func (p *Planner) gatherBeside(rank int) []Hop {
 			b := Block{fetched, rows, rows + need.Len()}
 			first.RecvKV = append(first.RecvKV, Move{from, b})
 			third.SendGrad = append(third.SendGrad, Move{from, b})
-			second.From = append(second.From, Source{Rank: from, Rows: need})
+			second.Columns = p.columns(second.Columns, from, need)
 			rows = b.Hi
 		}
 	}
@@ -190,4 +136,62 @@ func (p *Planner) gatherBeside(rank int) []Hop {
 		second.Grads = second.Keys
 	}
 	return []Hop{first, second, third}
+}
+
+// serve plans that rank sends rows to all others in the first hop, and folds their gradients in the last. rows calls
+// send for each range of rows that a rank reads. Rank r begins with r+1, so that no rank is the first peer of all.
+func (p *Planner) serve(rank int, first, last *Hop, rows func(to int, send func(partition.Range))) {
+	const returned = 2
+	back := 0
+	for d := 1; d < p.size; d++ {
+		to := (rank + d) % p.size
+		rows(to, func(r partition.Range) {
+			own, b := Block{0, r.Lo, r.Hi}, Block{returned, back, back + r.Len()}
+			first.SendKV = append(first.SendKV, Move{to, own})
+			last.RecvGrad = append(last.RecvGrad, Move{to, b})
+			last.Fold = append(last.Fold, Fold{own, b})
+			back = b.Hi
+		})
+	}
+}
+
+// gatherBefore returns the hops of a backward pass with one kernel call, on all rows in the order of the sequence.
+// Rows of others arrive first, beside copies of the rank's own. The call hides the transfer only if its kernel waits
+// for rows by itself. It is faster if few rows travel: a second call would be small, and its results would have to be
+// merged into the first. MagiAttention's authors also found stages slower than none if links are fast
+// (SandAI-org/MagiAttention#353).
+//
+// The gradients of gathered rows go home in one hop, and to the rank's own rows by copies. A rank that reads no rows of
+// others computes with its own in place.
+func (p *Planner) gatherBefore(rank int) []Hop {
+	const gathered = 1
+	g, all, own := p.index.Gather(rank), p.index.Keys(rank), 0
+	whole := Block{gathered, 0, g.Rows}
+	first, home := Hop{Label: "gather", Gated: true}, Hop{Label: "gradients home"}
+	call := Hop{Label: p.hopLabel(0, rank) + " and others", Keys: whole, Grads: whole, Tiles: g.Tiles}
+	for _, r := range g.Runs {
+		here, there := Block{gathered, r.At, r.At + r.Rows.Len()}, Block{0, r.Rows.Lo, r.Rows.Hi}
+		call.Columns = p.columns(call.Columns, r.Owner, r.Rows)
+		if r.Owner == rank {
+			own += r.Rows.Len()
+			first.CopyKV, home.CopyGrad = append(first.CopyKV, Copy{here, there}), append(home.CopyGrad, Copy{there, here})
+			continue
+		}
+		first.RecvKV = append(first.RecvKV, Move{r.Owner, here})
+		home.SendGrad = append(home.SendGrad, Move{r.Owner, here})
+	}
+	switch {
+	case own == g.Rows:
+		first, call, home = p.own(rank), Hop{Label: call.Label}, Hop{Label: home.Label}
+	case own < all:
+		first.Grads = Block{0, 0, all} // nothing may come for some rows, so that all are set
+	}
+	var runs []partition.Run
+	p.serve(rank, &first, &home, func(to int, send func(partition.Range)) {
+		runs = p.index.Runs(runs[:0], to, rank)
+		for _, r := range runs {
+			send(r.Rows)
+		}
+	})
+	return []Hop{first, call, home}
 }

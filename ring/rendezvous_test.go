@@ -6,7 +6,7 @@ import "fmt"
 type swap struct{ send, recv []int }
 
 // swaps is what a rank exchanges, in the order in which its loop begins it.
-func swaps(s *Schedule, kvHeads int, backward bool) []swap {
+func swaps(s *Schedule, backward bool) []swap {
 	var list []swap
 	add := func(x swap) {
 		if len(x.send)+len(x.recv) > 0 {
@@ -42,25 +42,8 @@ func swaps(s *Schedule, kvHeads int, backward bool) []swap {
 	if backward {
 		hops = s.Backward
 	}
-	hop := func(h *Hop) {
-		for j := range h.Then {
-			add(swap{peers(nil, h.Then[j].SendKV), peers(nil, h.Then[j].RecvKV)})
-		}
+	for _, h := range hops {
 		add(swap{peers(peers(nil, h.SendKV), h.SendGrad), peers(peers(nil, h.RecvKV), h.RecvGrad)})
-	}
-	groups := 1
-	if s.GatherHeads > 0 {
-		groups = len(s.groups(kvHeads, kvHeads))
-	}
-	for g := range groups {
-		for i := range hops {
-			if g == 0 || i > 0 {
-				hop(&hops[i])
-			}
-			if i == 0 && g+1 < groups {
-				hop(&hops[0])
-			}
-		}
 	}
 	if backward {
 		heads(true, s.Q, s.KV)
@@ -73,11 +56,11 @@ func swaps(s *Schedule, kvHeads int, backward bool) []swap {
 // rendezvous finds exchanges that wait for each other in a circle where each ends only when all
 // peers of it have begun theirs, and begins only when the one before it has ended: the strictest
 // that a transport may be.
-func rendezvous(all []*Schedule, kvHeads int, backward bool) error {
+func rendezvous(all []*Schedule, backward bool) error {
 	lists := make([][]swap, len(all))
 	sent, received := map[[2]int][]int{}, map[[2]int][]int{} // [from, to]: the exchange of each message
 	for r, s := range all {
-		lists[r] = swaps(s, kvHeads, backward)
+		lists[r] = swaps(s, backward)
 		for i, x := range lists[r] {
 			for _, p := range x.send {
 				sent[[2]int{r, p}] = append(sent[[2]int{r, p}], i)

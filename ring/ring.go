@@ -1,196 +1,130 @@
-// Package ring composes attention over the ranks that share a sequence: it moves keys and
-// values from rank to rank beside the kernel calls that read them. A Schedule says which rows move when,
-// and which kernel calls a hop makes; the loops here run any schedule, on any device.
 package ring
 
 import (
 	"fmt"
+	"path"
 
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/tensor"
 )
 
-// View is a strided window onto device memory; see package tensor.
-type View = tensor.View
-
-// Ring runs schedules on one rank. Kernel, Comm and Mover queue on the same compute Stream.
+// Ring runs schedules on one rank. Kernel, Comm and Mover queue work on the compute Stream.
 type Ring struct {
 	Kernel attention.Kernel
 	Comm   comm.Exchanger
-	Mover  Mover // packs heads that travel, and copies own rows; for schedules that do so
+	Mover  Mover // for schedules that copy rows or exchange heads
 	Stream tensor.Stream
-	Arena  *tensor.Arena // workspace: borrowed during a call; needed
-	Label  string        // begins the names of the calls in traces: "step 7/forward/layer 3"
+	Arena  *tensor.Arena // workspace, borrowed during a call; required
+	Label  string        // prefix of labels in traces: "step 7/forward/layer 3"
 }
 
-// Forward sets out to attention of the local queries against the keys of all ranks. q:
-// [batch, local queries, heads, dim]; k, v: [batch, local keys, kvHeads, dim], dense. out.O is
-// of the type of q or of an accumulator. It queues its work and returns; out is complete when
-// the stream gets there.
+// Forward sets out to the attention of the local queries over the keys of all ranks. It queues its work and returns. q:
+// [batch, local queries, heads, dim]; k, v: [batch, local keys, kvHeads, dim], dense; out.O: as q, or an accumulator.
 func (r *Ring) Forward(out attention.Partial, q, k, v View, s *Schedule, p attention.Softmax) error {
-	if r.Arena == nil {
-		return errNoArena
+	if !r.plain(s, p) {
+		return r.forwardAdapted(out, q, k, v, s, p)
 	}
-	mark := r.Arena.Mark()
-	defer r.Arena.Release(mark) // every transfer has been waited for by then
-	tq, tk, tv := r.traded(s.Q, q), r.traded(s.KV, k), r.traded(s.KV, v)
-	o, lse := r.traded(s.Q, out.O), r.traded(s.Q, out.LSE)
-	p, bias, _, largest := r.scores(s, p, false)
-	err := r.there(s, tq, tk, tv, bias)
-	if err == nil && s.computes() {
-		err = r.forward(attention.Partial{O: o.all, LSE: lse.all}, tq.all, tk.all, tv.all, s, p)
-	}
-	if err != nil {
-		return err
-	}
-	return r.back(s, o, lse, largest)
-}
-
-// forward runs the hops on the gathered rows, once for each group of heads.
-func (r *Ring) forward(out attention.Partial, q, k, v View, s *Schedule, p attention.Softmax) error {
-	p, at, err := s.place(p)
-	if err != nil {
-		return err
-	}
-	keys, err := r.keys(s, s.Forward, q, k, v, at)
-	for g := 0; g < len(keys.groups) && err == nil; g++ {
-		err = r.forwardOf(keys, g, keys.groups[g].partial(out), of(q, keys.groups[g].q), p)
-	}
-	r.Stream.Label(r.Label)
-	return err
-}
-
-func (r *Ring) forwardOf(keys *keys, g int, out attention.Partial, q View, p attention.Softmax) error {
-	mark := r.Arena.Mark()
-	defer r.Arena.Release(mark)
-	bufs := keys.bufs(g)
-	pass, err := r.Kernel.Forward(out.O, r.accumulator(out), q, p)
-	if err != nil {
-		return err
-	}
-	for i := range keys.hops {
-		hop := &keys.hops[i]
-		r.Stream.Label(r.part(keys.labels[g] + hop.Label))
-		moving, err := keys.begin(i, bufs, nil)
-		if err == nil {
-			err = keys.beside(hop, moving, func(c *Part, _ bool) error {
-				if len(c.Tiles) == 0 {
-					return nil
-				}
-				return pass.Block(keys.block(c, bufs))
-			})
+	defer r.Arena.Release(r.Arena.Mark()) // every transfer has been waited for by then
+	b := r.open(s, kv{k, v})
+	acc := b.accumulator(out)
+	var pass attention.ForwardPass
+	for _, hop := range s.Forward {
+		r.Stream.Label(path.Join(r.Label, hop.Label))
+		moving, err := b.exchange(&hop)
+		if err == nil && hop.Begins {
+			pass, err = b.kernel.Forward(out.O, acc, q, p)
 		}
-		if err == nil && i == 0 {
-			err = keys.prefetch(g + 1)
+		if err == nil && len(hop.Tiles) > 0 {
+			err = pass.Block(b.block(&hop))
+		}
+		if err == nil && hop.Ends {
+			err = pass.End()
 		}
 		if err != nil {
 			return fmt.Errorf("forward %s: %w", hop.Label, err)
 		}
-	}
-	return pass.End()
-}
-
-// Backward sets g to the gradients of the local queries, keys and values, given do, the
-// gradient of out.O, and out of the whole forward pass.
-func (r *Ring) Backward(g attention.Grads, do, q, k, v View, out attention.Partial, s *Schedule, p attention.Softmax) error {
-	if r.Arena == nil {
-		return errNoArena
-	}
-	mark := r.Arena.Mark()
-	defer r.Arena.Release(mark)
-	tq, tdo, o, lse := r.traded(s.Q, q), r.traded(s.Q, do), r.traded(s.Q, out.O), r.traded(s.Q, out.LSE)
-	tk, tv := r.traded(s.KV, k), r.traded(s.KV, v)
-	dq, dk, dv := r.traded(s.Q, g.DQ), r.traded(s.KV, g.DK), r.traded(s.KV, g.DV)
-	p, bias, dbias, _ := r.scores(s, p, true)
-	err := r.there(s, tq, tdo, o, lse, tk, tv, bias)
-	if err == nil && s.computes() {
-		err = r.backward(attention.Grads{DQ: dq.all, DK: dk.all, DV: dv.all}, tdo.all, tq.all, tk.all, tv.all,
-			attention.Partial{O: o.all, LSE: lse.all}, s, p)
-	}
-	if err != nil {
-		return err
-	}
-	return r.back(s, dq, dk, dv, dbias)
-}
-
-// backward runs the hops on the gathered rows, once for each group of heads.
-func (r *Ring) backward(g attention.Grads, do, q, k, v View, out attention.Partial, s *Schedule, p attention.Softmax) error {
-	p, at, err := s.place(p)
-	if err != nil {
-		return err
-	}
-	keys, err := r.keys(s, s.Backward, q, k, v, at)
-	for i := 0; i < len(keys.groups) && err == nil; i++ {
-		h := keys.groups[i]
-		err = r.backwardOf(keys, i, h.grads(g), of(do, h.q), of(q, h.q), h.partial(out), s.GradRows, p)
+		moving.Wait() // on the stream: the host goes on
 	}
 	r.Stream.Label(r.Label)
-	return err
+	return nil
 }
 
-func (r *Ring) backwardOf(keys *keys, g int, own attention.Grads, do, q View, out attention.Partial, rows []int, p attention.Softmax) error {
-	mark := r.Arena.Mark()
-	defer r.Arena.Release(mark)
-	bufs, grads := keys.bufs(g), r.buffers(kv{own.DK, own.DV}, rows)
-	saved := attention.Saved{O: out.O, LSE: out.LSE, Delta: r.alloc(out.LSE.DType(), out.LSE)}
-	pass, err := r.Kernel.Backward(own.DQ, do, q, saved, p)
-	if err != nil {
-		return err
+// Backward sets g to the gradients, given do, the gradient of out.O, and out, the result of the whole forward pass.
+func (r *Ring) Backward(
+	g attention.Grads, do, q, k, v View, out attention.Partial, s *Schedule, p attention.Softmax,
+) error {
+	if !r.plain(s, p) {
+		return r.backwardAdapted(g, do, q, k, v, out, s, p)
 	}
-	for i := range keys.hops {
-		hop := &keys.hops[i]
-		r.Stream.Label(r.part(keys.labels[g] + hop.Label))
-		moving, err := keys.begin(i, bufs, grads)
-		if err == nil {
-			err = keys.beside(hop, moving, func(c *Part, last bool) error {
-				if c.Grads.Hi > 0 { // also without tiles: it sets the own gradients
-					if err := pass.Block(keys.gradBlock(c, bufs, grads, last && hop.foldsFirst(c))); err != nil {
-						return err
-					}
-				}
-				if last && i == len(keys.hops)-1 {
-					return pass.End() // beside the gradients on their way home
-				}
-				return nil
-			})
+	defer r.Arena.Release(r.Arena.Mark())
+	b := r.open(s, kv{k, v}, kv{g.DK, g.DV})
+	saved := attention.Saved{O: out.O, LSE: out.LSE, Delta: b.alloc(out.LSE.DType(), out.LSE)}
+	var pass attention.BackwardPass
+	for _, hop := range s.Backward {
+		r.Stream.Label(path.Join(r.Label, hop.Label))
+		moving, err := b.exchange(&hop)
+		if err == nil && hop.Begins {
+			pass, err = b.kernel.Backward(g.DQ, do, q, saved, p)
 		}
-		if err == nil && i == 0 {
-			err = keys.prefetch(g + 1)
+		if err == nil && hop.Grads.Hi > 0 { // also without tiles: it zeroes the rank's own gradients
+			err = pass.Block(b.gradBlock(&hop))
 		}
-		for _, f := range hop.Fold {
-			if err == nil {
-				err = pass.Fold(f.of(grads))
-			}
+		if err == nil && hop.Ends {
+			err = pass.End() // beside the gradients on their way home
 		}
 		if err != nil {
 			return fmt.Errorf("backward %s: %w", hop.Label, err)
 		}
-	}
-	return nil
-}
-
-// beside queues the hop's kernel calls beside its transfers, each after the rows that it waits for, and
-// makes the stream wait for the rest. The host waits for no device here; comm.Pending says for what
-// it may wait. call is told which call is the last of the hop.
-func (m *keys) beside(h *Hop, moving flight, call func(c *Part, last bool) error) error {
-	if err := call(h.own(), len(h.Then) == 0); err != nil {
-		return err
-	}
-	for i := range h.Then {
-		moving.gates[i].Wait()
-		if err := call(&h.Then[i], i == len(h.Then)-1); err != nil {
-			return err
+		moving.Wait()
+		for _, f := range hop.Fold {
+			if err := pass.Fold(b.fold(f)); err != nil {
+				return fmt.Errorf("backward %s: %w", hop.Label, err)
+			}
 		}
 	}
-	m.arrive(h, moving.rest)
+	r.Stream.Label(r.Label)
 	return nil
 }
 
-// part returns the label of a hop.
-func (r *Ring) part(hop string) string {
-	if r.Label == "" {
-		return hop
+// exchange begins the transfers of a hop.
+func (b *buffers) exchange(hop *Hop) (moving comm.Pending, err error) {
+	send := messages(messages(nil, b.kv, hop.SendKV), b.grads, hop.SendGrad)
+	recv := messages(messages(nil, b.kv, hop.RecvKV), b.grads, hop.RecvGrad)
+	if moving = (nothing{}); len(send)+len(recv) > 0 {
+		moving, err = b.Comm.Exchange(send, recv)
 	}
-	return r.Label + "/" + hop
+	if err == nil && (hop.special() || b.late != nil) {
+		return b.exchangeMore(hop, moving)
+	}
+	return moving, err
+}
+
+// messages appends K, then V, of each batch element: rows of several elements are not dense.
+func messages(list []comm.Message, bufs []kv, moves []Move) []comm.Message {
+	for _, m := range moves {
+		x := m.Block.of(bufs)
+		for i := range x.k.Len(tensor.Batch) {
+			list = append(list, comm.Message{Peer: m.Peer, View: x.k.Slice(tensor.Batch, i, i+1)},
+				comm.Message{Peer: m.Peer, View: x.v.Slice(tensor.Batch, i, i+1)})
+		}
+	}
+	return list
+}
+
+func (b *buffers) block(hop *Hop) attention.Block {
+	x := hop.Keys.of(b.kv)
+	return attention.Block{K: x.k, V: x.v, Tiles: hop.Tiles, Columns: hop.Columns, Gates: b.gates,
+		First: hop.First, Last: hop.Last}
+}
+
+func (b *buffers) gradBlock(hop *Hop) attention.GradBlock {
+	grads := b.grads[hop.Grads.Buf].grads(0, max(hop.Keys.Hi, hop.Grads.Hi))
+	return attention.GradBlock{Block: b.block(hop), KeyGrads: grads, Fresh: hop.Grads.rows(),
+		FoldNext: len(hop.Fold) > 0 && hop.Fold[0].Dst.Buf == hop.Grads.Buf}
+}
+
+func (b *buffers) fold(f Fold) attention.Fold {
+	dst, src := b.grads[f.Dst.Buf].grads(0, f.Dst.Hi), b.grads[f.Src.Buf].grads(f.Src.Lo, f.Src.Hi)
+	return attention.Fold{Dst: dst, Lo: f.Dst.Lo, Src: src}
 }

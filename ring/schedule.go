@@ -1,3 +1,12 @@
+// Package ring computes attention over the ranks that share a sequence: K and V of other ranks travel while kernels
+// compute with the rows that are there. A Schedule is one rank's part, as data. New makes it, and Ring runs it hop by
+// hop, on any device:
+//
+//	schedule, err := ring.New("ring", ring.Spec{Shape: shape}, rank)
+//	loop := ring.Ring{Kernel: kernel, Comm: group, Stream: stream, Arena: arena}
+//	err = loop.Forward(out, q, k, v, schedule, attention.Softmax{Scale: scale})
+//
+// ring.go holds the loop; docs/schedules.md explains the fields of a Hop.
 package ring
 
 import (
@@ -6,105 +15,139 @@ import (
 	"strconv"
 
 	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/tensor"
 )
 
-// Block is rows [Lo, Hi) of buffer Buf of keys and values, or of their gradients. Buffer 0
-// is the rank's own block; the others are workspace.
+// View is a strided window onto device memory; see package tensor.
+type View = tensor.View
+
+// Buffer is room for rows of K and V, or of their gradients. Buffer 0 is the rank's own tensor, the others are
+// workspace.
+type Buffer struct {
+	Rows int
+	// Heads are the KV heads of a buffer of one group, in the memory of buffer In: the rank's own tensor (0), the
+	// buffer itself, or one that an earlier group used. No heads: a buffer of all, with memory of its own.
+	Heads partition.Range
+	In    int
+}
+
+// Block is rows [Lo, Hi) of buffer Buf.
 type Block struct{ Buf, Lo, Hi int }
 
-// Move is a block to or from a peer. One of a rank to itself is a copy, for which the rank needs a Mover.
+func (b Block) rows() partition.Range { return partition.Range{Lo: b.Lo, Hi: b.Hi} }
+
+// Move is a block to or from a peer.
 type Move struct {
 	Peer  int
 	Block Block
 }
 
+// Copy sets Dst to Src, both blocks of one kind. It needs a Mover.
+type Copy struct{ Dst, Src Block }
+
 // Fold adds Src to Dst, both blocks of gradients.
-type Fold struct{ Dst, Src Block }
+type Fold = Copy
 
-// Part is a further kernel call of a hop, with keys of its own. Its transfers are an exchange of
-// their own: the call begins when these rows have arrived, whatever else is still on its way.
-type Part struct {
-	Keys        Block
-	Tiles       []partition.Tile // none: only transfers
-	From        []Source         // as in Hop
-	First, Last bool             // as in Hop
-
-	SendKV, RecvKV []Move // ended before the call begins
-
-	Grads Block // as in Hop
-}
-
-// Hop is one turn of the loop: transfers begin, kernel calls run beside them, and all have ended
-// before the next hop begins. The gradient fields are used by Backward alone.
+// Hop is one turn of the loop: transfers begin, a kernel call runs beside them, and both have ended before the next hop
+// begins. Backward alone uses the gradient fields.
 type Hop struct {
 	Label string
-	Keys  Block            // the rows that Tiles index, as a whole block of Buf
-	Tiles []partition.Tile // empty: no kernel call, except that hop 0 still zeroes the rank's own gradients
-	From  []Source         // the owners of the rows of Keys, in order
-	// First says that no call with tiles comes before this one, Last that none comes after.
-	First, Last bool
 
-	SendKV, RecvKV []Move // keys and values for later hops
-	// Early lets the only call of the next hop begin before the rows of RecvKV have arrived, if its kernel waits for rows by
-	// itself (attention.Waiter) and the transfer opens gates for it (comm.Gated). Else they are waited for at the end of the hop.
-	Early bool
+	Begins, Ends bool             // a kernel pass: one a schedule, or one for each group of heads
+	Keys         Block            // the rows that Tiles index
+	Tiles        []partition.Tile // none: no kernel call, except that hop 0 still zeroes the rank's own gradients
+	Columns      []int            // with Spec.Positions, the position of each row of Keys
+	First, Last  bool             // no call with tiles comes before this one in its pass, or after it
+
+	SendKV, RecvKV []Move // K and V for later hops
+	CopyKV         []Copy // beside the transfers
+	// Late transfers belong to the next pass, whose first hop waits for them.
+	Late bool
+	// Gated lets the next call begin before the rows that this hop waits for, if its kernel waits for rows by itself
+	// (attention.Waiter) and the transfer has gates (comm.Gated).
+	Gated bool
 
 	Grads              Block // the rows that the call sets to its dK, dV; no other hop has written them before
 	SendGrad, RecvGrad []Move
-	Fold               []Fold // in order, when the calls and the transfers have ended
-
-	// Then lists further calls, after the call of Tiles. All exchanges of a hop begin before its first call: first the
-	// exchanges of Then, in order, then the hop's own. Ranks pair them up by that order: part i of a hop sends to
-	// part i of a peer's.
-	Then []Part
+	CopyGrad           []Copy
+	Fold               []Fold // in order, after the call and the transfers
 }
 
-// Calls yields the kernel calls of a hop in order, the call of Tiles first.
-func (h *Hop) Calls(yield func(*Part) bool) {
-	if len(h.Tiles) > 0 && !yield(h.own()) {
-		return
-	}
-	for i := range h.Then {
-		if len(h.Then[i].Tiles) > 0 && !yield(&h.Then[i]) {
-			return
-		}
-	}
-}
+// forward reports whether a forward pass does anything in the hop.
+func (h *Hop) forward() bool { return len(h.Tiles)+len(h.SendKV)+len(h.RecvKV)+len(h.CopyKV) > 0 }
 
-// own returns the hop's own call, the first.
-func (h *Hop) own() *Part {
-	return &Part{Keys: h.Keys, Tiles: h.Tiles, From: h.From, First: h.First, Last: h.Last, Grads: h.Grads}
-}
+// special reports whether the hop does more than exchange rows that have arrived when it is over.
+func (h *Hop) special() bool { return h.Late || h.Gated || len(h.CopyKV)+len(h.CopyGrad) > 0 }
 
 func (h *Hop) empty() bool {
-	return len(h.Tiles)+len(h.SendKV)+len(h.RecvKV)+len(h.SendGrad)+len(h.RecvGrad)+len(h.Fold)+len(h.Then) == 0
+	return !h.forward() && len(h.SendGrad)+len(h.RecvGrad)+len(h.CopyGrad)+len(h.Fold) == 0
 }
 
-// forward reports whether a forward pass has something to do in it.
-func (h *Hop) forward() bool { return len(h.Tiles)+len(h.SendKV)+len(h.RecvKV)+len(h.Then) > 0 }
+// blocks calls kv for each block of K and V, and grad for each of gradients.
+func (h *Hop) blocks(kv, grad func(*Block)) {
+	moves := func(list []Move, f func(*Block)) {
+		for i := range list {
+			f(&list[i].Block)
+		}
+	}
+	copies := func(list []Copy, f func(*Block)) {
+		for i := range list {
+			f(&list[i].Dst)
+			f(&list[i].Src)
+		}
+	}
+	kv(&h.Keys)
+	moves(h.SendKV, kv)
+	moves(h.RecvKV, kv)
+	copies(h.CopyKV, kv)
+	grad(&h.Grads)
+	moves(h.SendGrad, grad)
+	moves(h.RecvGrad, grad)
+	copies(h.CopyGrad, grad)
+	copies(h.Fold, grad)
+}
 
-// foldsFirst reports whether the first use of the gradients of c, the hop's last call, adds to them.
-func (h *Hop) foldsFirst(c *Part) bool { return len(h.Fold) > 0 && h.Fold[0].Dst.Buf == c.Grads.Buf }
-
-// Schedule is one rank's part of one attention over all ranks, as data: the loops in ring.go run it
-// hop by hop. It is a pure function of the partition, so ranks need not exchange it.
+// Schedule is one rank's part of one attention over all ranks. It is a pure function of the partition, so ranks need
+// not exchange it.
 type Schedule struct {
 	Algorithm string
 	Rank      int
-	Shape     partition.Shape // the hops' partition: over the groups that trade heads, else over the ranks
-	Part      int             // the rank of Shape that the hops compute for: its group, else Rank
 	Forward   []Hop
 	Backward  []Hop
-	KVRows    []int // rows of each K/V buffer; KVRows[0] is the own block
-	GradRows  []int // rows of each dK/dV buffer, likewise
+	KVBufs    []Buffer // of K and V
+	GradBufs  []Buffer // of their gradients
+	Rows      []int    // with Spec.Positions, the position of each query among the keys
 
 	// Q and KV trade heads for rows before the hops, and back after them: the hops then work on the
 	// gathered rows. nil: the hops work on the rank's own rows and on all heads.
 	Q, KV *Exchange
 
-	// GatherHeads is the number of heads of keys that the hops work on at a time: they run once for each
-	// group, and the transfers of a group's first hop run beside the calls of the group before. 0: all. The first hops of both passes move no gradients then.
+	// GatherHeads is the number of KV heads of the first and largest group; 0: all heads are one pass.
 	GatherHeads int
+}
+
+// Bytes returns the bytes that the rank sends in the hops of one forward and one backward pass, given the bytes
+// of one row of K and V, and of one row of dK and dV, of the heads that the hops work on.
+func (s *Schedule) Bytes(kvRow, gradRow int64) (forward, backward int64) {
+	kv, again, grads := int64(0), int64(0), int64(0)
+	for i := range s.Forward {
+		kv += rowsOf(s.Forward[i].SendKV, s.KVBufs)
+	}
+	for i := range s.Backward {
+		again += rowsOf(s.Backward[i].SendKV, s.KVBufs)
+		grads += rowsOf(s.Backward[i].SendGrad, s.GradBufs)
+	}
+	return kv * kvRow, again*kvRow + grads*gradRow
+}
+
+// rowsOf counts the rows of moves of the first group of heads. Each group moves the same rows.
+func rowsOf(moves []Move, bufs []Buffer) (rows int64) {
+	for _, m := range moves {
+		if bufs[m.Block.Buf].Heads.Lo == 0 {
+			rows += int64(m.Block.Hi - m.Block.Lo)
+		}
+	}
+	return rows
 }
 
 // Box is rows of some heads.
@@ -130,10 +173,6 @@ type Exchange struct {
 	Recv        []HeadMove // boxes of the result; they cover it once
 }
 
-// computes reports whether the rank has heads to compute with. With more ranks than heads some have
-// none: they only give and take.
-func (s *Schedule) computes() bool { return s.Q == nil || s.Q.Heads > 0 }
-
 // Algorithms are the exchange patterns that New knows.
 var Algorithms = []string{"ring", "allgather", "ulysses", "hierarchical"}
 
@@ -147,6 +186,8 @@ type Spec struct {
 	// Gather says when rows that are fetched in one hop, by allgather or in a window, travel: Beside, which ""
 	// means, Before or Auto.
 	Gather string
+	// Positions fills in Schedule.Rows and Hop.Columns, for slopes or a bias.
+	Positions bool
 }
 
 // When rows travel that are fetched in one hop.
@@ -167,7 +208,7 @@ var Gathers = []string{Beside, Before, Auto}
 
 // New returns the schedule of rank under that algorithm.
 func New(algorithm string, s Spec, rank int) (*Schedule, error) {
-	p, err := newPlanner(algorithm, s)
+	p, err := newPlanner(algorithm, s, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -187,7 +228,8 @@ func All(algorithm string, s Spec) ([]*Schedule, error) {
 	return all, nil
 }
 
-// Planner makes the schedules of one partition, from the rows that ranks need of each other. It is read-only: goroutines may share it.
+// Planner makes the schedules of one partition, from the rows that ranks need of each other. It is read-only, so
+// goroutines may share it.
 type Planner struct {
 	algorithm string
 	spec      Spec
@@ -198,28 +240,19 @@ type Planner struct {
 	halo      bool                             // rows of others are fetched in one hop
 	before    struct{ forward, backward bool } // ... and before the only kernel call of that pass
 	pattern   func(*Planner, int) *Schedule
-	table     [][]stop // of each owner and hop; nil: not kept
+	table     [][]visit // of each owner and hop; nil: not kept
 }
 
 // NewPlanner returns a planner for a caller that asks for many ranks, and need not keep all their
 // schedules: there are ranks times ranks hops. It asks every pair of ranks once.
 func NewPlanner(algorithm string, s Spec) (*Planner, error) {
-	p, err := newPlanner(algorithm, s)
-	if err == nil {
-		p.remember()
-	}
-	return p, err
+	return NewIndexedPlanner(algorithm, s, nil, true)
 }
 
-// NewIndexedPlanner returns a planner for a caller that asks under several algorithms. index is one of s.Shape, best a prepared
-// one; groups of ranks that trade heads have one of their own. all says that every rank is asked for.
+// NewIndexedPlanner returns a planner for a caller that asks under several algorithms. index is one of s.Shape, best a
+// prepared one; groups of ranks that exchange heads have one of their own. all says that every rank is asked for.
 func NewIndexedPlanner(algorithm string, s Spec, index *partition.Index, all bool) (*Planner, error) {
-	p, err := newPlannerBy(algorithm, s, func(shape partition.Shape) *partition.Index {
-		if shape.Size == s.Size {
-			return index
-		}
-		return partition.NewIndex(shape)
-	})
+	p, err := newPlanner(algorithm, s, index)
 	if err == nil && all {
 		p.remember()
 	}
@@ -246,12 +279,7 @@ var patterns = map[string]func(*Planner, int) *Schedule{
 	"hierarchical": (*Planner).trading,
 }
 
-func newPlanner(algorithm string, s Spec) (*Planner, error) {
-	return newPlannerBy(algorithm, s, partition.NewIndex)
-}
-
-// newPlannerBy makes a planner by the index of the groups that trade heads.
-func newPlannerBy(algorithm string, s Spec, index func(partition.Shape) *partition.Index) (*Planner, error) {
+func newPlanner(algorithm string, s Spec, index *partition.Index) (*Planner, error) {
 	pattern, ok := patterns[algorithm]
 	if !ok {
 		return nil, fmt.Errorf("algorithm %q is none of %v", algorithm, Algorithms)
@@ -263,14 +291,21 @@ func newPlannerBy(algorithm string, s Spec, index func(partition.Shape) *partiti
 	if p.inner < 1 || s.Size%p.inner != 0 {
 		return nil, fmt.Errorf("algorithm %s: groups of %d ranks do not make up %d", algorithm, p.inner, s.Size)
 	}
+	if algorithm == "allgather" && s.GatherHeads > 0 && s.KVHeads < 1 {
+		return nil, fmt.Errorf("allgather of %d heads at a time needs Spec.KVHeads", s.GatherHeads)
+	}
 	shape := s.Shape
 	if p.inner > 1 {
 		if s.KVHeads < 1 || s.Heads%s.KVHeads != 0 || s.Heads < 1 {
-			return nil, fmt.Errorf("algorithm %s trades heads: %d of q are no multiple of %d of k and v", algorithm, s.Heads, s.KVHeads)
+			return nil, fmt.Errorf("algorithm %s trades heads: %d of q are no multiple of %d of k and v",
+				algorithm, s.Heads, s.KVHeads)
 		}
 		shape.Size, shape.Layout = s.Size/p.inner, gathered{s.Layout, p.inner}
 	}
-	p.index, p.shape, p.size = index(shape), shape, shape.Size
+	if index == nil || p.inner > 1 {
+		index = partition.NewIndex(shape)
+	}
+	p.index, p.shape, p.size = index, shape, shape.Size
 	p.halo = p.index.Halo()
 	switch s.Gather {
 	case Before:
@@ -287,21 +322,38 @@ func newPlannerBy(algorithm string, s Spec, index func(partition.Shape) *partiti
 // Schedule returns the schedule of rank, the same that New returns.
 func (p *Planner) Schedule(rank int) *Schedule {
 	s := p.pattern(p, rank)
-	if s.Algorithm = p.algorithm; s.Algorithm == "allgather" && p.size > 1 {
-		s.GatherHeads = p.spec.GatherHeads
-	}
+	s.Algorithm = p.algorithm
 	return s
 }
 
 // own returns hop 0 of every algorithm: the rank's queries against its own keys.
 func (p *Planner) own(rank int) Hop {
 	whole := Block{0, 0, p.index.Keys(rank)}
-	return Hop{Label: p.hopLabel(0, rank), Keys: whole, Grads: whole, Tiles: p.index.Tiles(rank, rank), From: from(rank, whole.Hi)}
+	return Hop{
+		Label: p.hopLabel(0, rank), Keys: whole, Grads: whole, Tiles: p.index.Tiles(rank, rank),
+		Columns: p.columns(nil, rank, partition.Range{Hi: whole.Hi}),
+	}
 }
 
-// from returns the first rows of an owner's keys, as they lie in a buffer.
-func from(owner, rows int) []Source {
-	return []Source{{Rank: owner, Rows: partition.Range{Hi: rows}}}
+// columns adds the positions of rows of an owner's keys, if somebody asks for them.
+func (p *Planner) columns(to []int, owner int, rows partition.Range) []int {
+	if !p.spec.Positions {
+		return nil
+	}
+	s := &p.shape
+	return append(to, partition.Positions(s.Layout.Spans(s.SeqKV, s.Size, owner))[rows.Lo:rows.Hi]...)
+}
+
+// rows returns the position of each query of rank among the keys.
+func (p *Planner) rows(rank int) []int {
+	if !p.spec.Positions {
+		return nil
+	}
+	s, rows := &p.shape, []int{}
+	for _, at := range partition.Positions(s.Layout.Spans(s.SeqQ, s.Size, rank)) {
+		rows = append(rows, s.Aligned(at))
+	}
+	return rows
 }
 
 func (p *Planner) hopLabel(h, owner int) string {
@@ -315,122 +367,89 @@ func (p *Planner) hopLabel(h, owner int) string {
 
 func move(peer, buf int, r partition.Range) Move { return Move{peer, Block{buf, r.Lo, r.Hi}} }
 
-// rows holds the number of rows of each buffer.
-type rows []int
-
-// hold makes room for a block.
-func (r *rows) hold(b Block) {
-	for b.Buf >= len(*r) {
-		*r = append(*r, 0)
-	}
-	(*r)[b.Buf] = max((*r)[b.Buf], b.Hi)
-}
-
-func (r *rows) holdAll(send, recv []Move) {
-	for i := range send {
-		r.hold(send[i].Block)
-	}
-	for i := range recv {
-		r.hold(recv[i].Block)
-	}
-}
-
-// finish drops the hops in which a rank has nothing to do and sizes the buffers: buffer 0 has the
-// rank's own rows, workspace the rows that its blocks reach.
-//
-// Where Forward is nil, the forward pass is the backward pass without gradients.
+// finish completes a schedule: it sizes the buffers and drops hops in which the rank has nothing to do. Without Forward
+// the forward pass is the backward pass without gradients.
 func (p *Planner) finish(s *Schedule) *Schedule {
-	// The first hop sets the own gradients, and one hop at least ends the pass.
-	s.Backward = s.Backward[:1+len(compact(s.Backward[1:]))]
-	markEnds(s.Backward)
-	if s.Forward == nil {
-		s.Forward = p.forwardOf(s.Backward)
-	} else {
-		s.Forward = compact(s.Forward)
-		markEnds(s.Forward)
+	own := Buffer{Rows: p.index.Keys(s.Rank)}
+	s.Rows, s.GatherHeads = p.rows(s.Rank), p.groupHeads()
+	s.KVBufs, s.GradBufs = []Buffer{own}, []Buffer{own}
+	s.size()
+	passes := []*[]Hop{&s.Backward}
+	if s.Forward != nil {
+		passes = append(passes, &s.Forward)
 	}
-	s.Shape, s.Part = p.shape, s.Rank
-	kv, grads := rows{p.index.Keys(s.Rank)}, rows{p.index.Keys(s.Rank)}
-	s.each(func(h *Hop) { h.hold(&kv, &grads) })
-	s.KVRows, s.GradRows = kv, grads
+	kv, grads := len(s.KVBufs), len(s.GradBufs)
+	for _, hops := range passes {
+		if s.GatherHeads > 0 {
+			*hops = p.grouped(*hops, kv, grads, own.Rows)
+		} else {
+			(*hops)[0].Begins = true
+		}
+		*hops = slices.DeleteFunc(*hops, func(h Hop) bool { return h.empty() && !h.Begins })
+		markEnds(*hops)
+	}
+	if s.GatherHeads > 0 {
+		s.KVBufs, s.GradBufs = p.groupBuffers(s.KVBufs, 0, 2), p.groupBuffers(s.GradBufs, 1, 1)
+	}
+	if s.Forward == nil {
+		s.Forward = s.Backward
+	}
+	s.Forward = forwardOf(s.Forward)
+	markEnds(s.Forward)
 	return s
 }
 
-// each calls f for every hop of both passes, once for a hop that they share.
-func (s *Schedule) each(f func(*Hop)) {
-	own := len(s.Forward)
-	if own > 0 && &s.Forward[own-1] == &s.Backward[len(s.Backward)-1] {
-		own = 0
+// size makes the buffers hold the blocks of all hops.
+func (s *Schedule) size() {
+	hold := func(list *[]Buffer) func(*Block) {
+		return func(b *Block) {
+			for b.Buf >= len(*list) {
+				*list = append(*list, Buffer{})
+			}
+			x := &(*list)[b.Buf]
+			x.Rows = max(x.Rows, b.Hi)
+		}
 	}
-	for i := range s.Forward[:own] {
-		f(&s.Forward[i])
+	kv, grad := hold(&s.KVBufs), hold(&s.GradBufs)
+	for i := range s.Forward {
+		s.Forward[i].blocks(kv, func(*Block) {})
 	}
 	for i := range s.Backward {
-		f(&s.Backward[i])
+		s.Backward[i].blocks(kv, grad)
 	}
 }
 
-// hold makes room for the blocks of a hop.
-func (h *Hop) hold(kv, grads *rows) {
-	kv.hold(h.Keys)
-	kv.holdAll(h.SendKV, h.RecvKV)
-	grads.hold(h.Grads)
-	grads.holdAll(h.SendGrad, h.RecvGrad)
-	for j := range h.Then {
-		kv.hold(h.Then[j].Keys)
-		kv.holdAll(h.Then[j].SendKV, h.Then[j].RecvKV)
-		grads.hold(h.Then[j].Grads)
-	}
-}
-
-// compact moves the hops that are not empty together.
-func compact(hops []Hop) []Hop {
-	return slices.DeleteFunc(hops, func(h Hop) bool { return h.empty() })
-}
-
-// markEnds marks the first and the last call with tiles.
+// markEnds marks the ends of passes, and the first and the last call of each.
 func markEnds(hops []Hop) {
-	var first, last *bool
-	mark := func(tiles []partition.Tile, isFirst, isLast *bool) {
-		if len(tiles) == 0 {
-			return
-		}
-		if last = isLast; first == nil {
-			first = isFirst
-		}
-	}
+	begun, last := false, -1
 	for i := range hops {
 		h := &hops[i]
-		mark(h.Tiles, &h.First, &h.Last)
-		for j := range h.Then {
-			mark(h.Then[j].Tiles, &h.Then[j].First, &h.Then[j].Last)
+		if h.Begins {
+			begun, last = true, -1
 		}
-	}
-	if first != nil {
-		*first, *last = true, true
+		if len(h.Tiles) > 0 {
+			h.First, last = last < 0, i
+		}
+		if h.Ends = begun && (i+1 == len(hops) || hops[i+1].Begins); h.Ends && last >= 0 {
+			hops[last].Last = true
+		}
 	}
 }
 
-// forwardOf returns the hops of a backward schedule without transfers of gradients, and without hops that are then empty.
-func (p *Planner) forwardOf(hops []Hop) []Hop {
+// forwardOf returns the hops of a backward pass without gradients, and without hops that are then empty.
+func forwardOf(hops []Hop) []Hop {
 	n := 0
 	for i := range hops {
-		if hops[i].forward() {
+		if hops[i].Begins || hops[i].forward() {
 			n++
 		}
 	}
 	out := make([]Hop, 0, n)
 	for i := range hops {
-		h := &hops[i]
-		if !h.forward() {
-			continue
+		if f := hops[i]; f.Begins || f.forward() {
+			f.Grads, f.SendGrad, f.RecvGrad, f.CopyGrad, f.Fold = Block{}, nil, nil, nil, nil
+			out = append(out, f)
 		}
-		f := Hop{Label: h.Label, Keys: h.Keys, Tiles: h.Tiles, From: h.From, First: h.First, Last: h.Last, SendKV: h.SendKV, RecvKV: h.RecvKV, Early: h.Early}
-		for _, p := range h.Then {
-			p.Grads = Block{}
-			f.Then = append(f.Then, p)
-		}
-		out = append(out, f)
 	}
 	return out
 }

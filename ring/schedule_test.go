@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"reflect"
-	"slices"
 	"strings"
 	"testing"
 
@@ -89,7 +88,7 @@ func TestSchedulesOfDocumentsComputeEveryPairOnce(t *testing.T) {
 					t.Fatal(err)
 				}
 				for r, want := range all {
-					got, hops := prepared.Schedule(r), func(s *Schedule) string { return fmt.Sprint(s.Forward, s.Backward, s.KVRows, s.GradRows) }
+					got, hops := prepared.Schedule(r), func(s *Schedule) string { return fmt.Sprint(s.Forward, s.Backward, s.KVBufs, s.GradBufs) }
 					if hops(got) != hops(want) {
 						t.Fatalf("%s: by a prepared index rank %d has %s, without %s", algorithm, r, hops(got), hops(want))
 					}
@@ -145,8 +144,8 @@ func TestZigzagRingKeepsTwoBuffers(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if len(s.KVRows) != 3 || len(s.Forward) != 8 {
-			t.Errorf("rank %d: %d K/V buffers and %d hops, want 3 and 8", rank, len(s.KVRows), len(s.Forward))
+		if len(s.KVBufs) != 3 || len(s.Forward) != 8 {
+			t.Errorf("rank %d: %d K/V buffers and %d hops, want 3 and 8", rank, len(s.KVBufs), len(s.Forward))
 		}
 		for _, h := range s.Forward {
 			if len(h.Tiles) != 1 {
@@ -216,24 +215,5 @@ func TestUnknownAlgorithmIsRefused(t *testing.T) {
 	_, err := New("spiral", specOf(causalShape(8, 2, partition.Zigzag{}, -1)), 0)
 	if err == nil || !strings.Contains(err.Error(), "allgather") {
 		t.Errorf("New(spiral) = %v, want an error that lists the choices", err)
-	}
-}
-
-// Calls yields the calls with tiles, the hop's own first, until the caller stops.
-func TestCallsOfAHop(t *testing.T) {
-	tiles := []partition.Tile{{}}
-	h := Hop{Tiles: tiles, Keys: Block{Buf: 1}, Then: []Part{
-		{Keys: Block{Buf: 2}}, {Tiles: tiles, Keys: Block{Buf: 3}}, {Tiles: tiles, Keys: Block{Buf: 4}},
-	}}
-	for stop, want := range [][]int{{1}, {1, 3}, {1, 3, 4}} {
-		var got []int
-		for c := range h.Calls {
-			if got = append(got, c.Keys.Buf); len(got) > stop {
-				break
-			}
-		}
-		if !slices.Equal(got, want) {
-			t.Errorf("calls of buffers %v, want %v", got, want)
-		}
 	}
 }

@@ -116,7 +116,7 @@ func simulated(shape partition.Shape, heads, kvHeads int, all []*Schedule) strin
 		}
 	}
 	for _, backward := range []bool{false, true} {
-		if err := rendezvous(all, kvHeads, backward); err != nil {
+		if err := rendezvous(all, backward); err != nil {
 			return err.Error()
 		}
 		s := &sim{shape: shape, heads: heads, kvHeads: kvHeads, seen: map[pair]int{}, wires: make([][]chan grid, shape.Size)}
@@ -212,7 +212,7 @@ func (s *sim) rank(sch *Schedule, backward bool) (out, dkv grid) {
 	s.give(sch, sch.KV, kv)
 	q, kv = s.take(sch, sch.Q, q), s.take(sch, sch.KV, kv)
 	o := newGrid(len(q), width(q, sch.Q, s.heads), 0)
-	grads := newGrid(sch.GradRows[0], width(kv, sch.KV, s.kvHeads), unset)
+	grads := newGrid(sch.GradBufs[0].Rows, width(kv, sch.KV, s.kvHeads), unset)
 	s.passes(sch, backward, q, o, kv, grads)
 	s.giveBack(sch, sch.Q, o)
 	if backward {
@@ -225,36 +225,45 @@ func (s *sim) rank(sch *Schedule, backward bool) (out, dkv grid) {
 	return out, dkv
 }
 
-// passes runs the hops for each group of heads. A group's first transfers begin when the first hop of the
-// group before is over.
+// passes runs the hops, of all groups of heads.
 func (s *sim) passes(sch *Schedule, backward bool, q, o, kv, grads grid) {
-	hops := sch.Forward
+	hops, kvHeads := sch.Forward, width(kv, sch.KV, s.kvHeads)
 	if backward {
 		hops = sch.Backward
 	}
-	var list []*pass
-	in := inbox{map[int]int{}, map[int][]grid{}}
-	for _, h := range sch.groups(width(q, sch.Q, s.heads), width(kv, sch.KV, s.kvHeads)) {
-		p := &pass{sim: s, sch: sch, inbox: in, turn: map[*Move]int{}, q: q.heads(h.q), o: o.heads(h.q)}
-		p.keys, p.grads = buffersOf(sch.KVRows, h.kv.Len()), buffersOf(sch.GradRows, h.kv.Len())
-		copy(p.keys[0], kv.heads(h.kv).clone())
-		p.grads[0] = grads.heads(h.kv)
-		list = append(list, p)
+	p := &pass{sim: s, sch: sch, inbox: inbox{map[int]int{}, map[int][]grid{}}, turn: map[*Move]int{}, ended: true}
+	p.keys, p.grads = buffersOf(sch.KVBufs, kv.clone(), kvHeads), buffersOf(sch.GradBufs, grads, kvHeads)
+	passes := []partition.Range{{Hi: kvHeads}}
+	if sch.GatherHeads > 0 {
+		passes = groups(sch.GatherHeads, kvHeads)
 	}
-	for g, p := range list {
-		for i := range hops {
-			if g == 0 || i > 0 {
-				p.start(&hops[i])
+	for i := range hops {
+		h := &hops[i]
+		p.start(h)
+		if h.Begins {
+			if len(passes) == 0 || !p.ended {
+				s.failf("rank %d begins a pass too many in %q", sch.Rank, h.Label)
+				return
 			}
-			p.hop(&hops[i], backward)
-			if i == 0 && g+1 < len(list) {
-				list[g+1].start(&hops[0])
+			each := width(q, sch.Q, s.heads) / max(kvHeads, 1)
+			heads := partition.Range{Lo: passes[0].Lo * each, Hi: passes[0].Hi * each}
+			if len(passes) == 1 && sch.GatherHeads == 0 {
+				heads = partition.Range{Hi: width(q, sch.Q, s.heads)}
 			}
-			p.fold(&hops[i])
+			p.q, p.o, passes = q.heads(heads), o.heads(heads), passes[1:]
+			p.calls, p.last, p.ended = 0, false, false
 		}
-		if p.calls > 0 && !p.ended {
-			s.failf("rank %d has no last call", sch.Rank)
+		p.compute(h, backward)
+		if h.Ends {
+			if p.ended || p.calls > 0 && !p.last {
+				s.failf("rank %d ends a pass in %q without a last call", sch.Rank, h.Label)
+			}
+			p.ended = true
 		}
+		p.finish(h)
+	}
+	if len(hops) > 0 && (len(passes) > 0 || !p.ended) {
+		s.failf("rank %d lacks %d passes", sch.Rank, len(passes))
 	}
 }
 
@@ -330,10 +339,20 @@ func (s *sim) put(rank, peer int, came, dst grid, put func(old, came int) int) {
 	dst.set(func(i, j, old int) int { return put(old, came[i][j]) })
 }
 
-func buffersOf(rows []int, heads int) []grid {
-	b := make([]grid, len(rows))
-	for i, n := range rows {
-		b[i] = newGrid(n, heads, unset)
+// buffersOf makes the buffers of a list, where own is the first. Some share memory.
+func buffersOf(list []Buffer, own grid, heads int) []grid {
+	b := []grid{own}
+	for i, x := range list[1:] {
+		switch {
+		case x.Heads.Len() == 0:
+			b = append(b, newGrid(x.Rows, heads, unset))
+		case x.In == 0:
+			b = append(b, own.heads(x.Heads))
+		case x.In == i+1:
+			b = append(b, newGrid(x.Rows, x.Heads.Len(), unset))
+		default:
+			b = append(b, b[x.In].box(Box{partition.Range{Hi: x.Rows}, partition.Range{Hi: x.Heads.Len()}}))
+		}
 	}
 	return b
 }
@@ -345,39 +364,48 @@ type inbox struct {
 	came  map[int][]grid
 }
 
-// pass is the hops of one rank, for one group of heads.
+// pass is the hops of one rank, and the kernel's present pass.
 type pass struct {
 	*sim
 	sch         *Schedule
 	q, o        grid
 	keys, grads []grid
-	calls       int
 	inbox
 	turn  map[*Move]int // of what is on its way: which of its peer's messages it is
-	ended bool          // by a call that is marked last
+	late  *Hop          // whose transfers outlast it
+	calls int
+	last  bool // a call was marked last
+	ended bool // no pass has begun, or it is over
 }
 
-// start begins the transfers of a hop.
+// start begins the transfers of a hop, and copies.
 func (p *pass) start(h *Hop) {
 	p.apart(h)
-	for i := range h.Then {
-		p.begin(h.Then[i].SendKV, h.Then[i].RecvKV, p.keys)
-	}
 	p.begin(h.SendKV, h.RecvKV, p.keys)
 	p.begin(h.SendGrad, h.RecvGrad, p.grads)
+	p.copy(h.CopyKV, p.keys)
+	p.copy(h.CopyGrad, p.grads)
 }
 
-func (p *pass) hop(h *Hop, backward bool) {
-	p.compute(&Part{Keys: h.Keys, Tiles: h.Tiles, First: h.First, Last: h.Last, Grads: h.Grads}, backward)
-	for i := range h.Then {
-		p.end(h.Then[i].RecvKV, p.keys)
-		p.compute(&h.Then[i], backward)
+func (p *pass) copy(list []Copy, bufs []grid) {
+	for _, c := range list {
+		src := bufs[c.Src.Buf].block(c.Src)
+		bufs[c.Dst.Buf].block(c.Dst).set(func(i, j, _ int) int { return src[i][j] })
 	}
-	p.end(h.RecvKV, p.keys)
-	p.end(h.RecvGrad, p.grads)
 }
 
-func (p *pass) fold(h *Hop) {
+// finish ends the transfers that a hop waits for, and folds. A pass's first hop waits for late ones.
+func (p *pass) finish(h *Hop) {
+	wait := h
+	switch {
+	case h.Late:
+		p.late = h
+		return
+	case h.Begins && p.late != nil:
+		wait, p.late = p.late, nil
+	}
+	p.end(wait.RecvKV, p.keys)
+	p.end(wait.RecvGrad, p.grads)
 	for _, f := range h.Fold {
 		src := p.grads[f.Src.Buf].block(f.Src)
 		p.grads[f.Dst.Buf].block(f.Dst).set(func(i, j, old int) int { return old + src[i][j] })
@@ -407,57 +435,85 @@ func (p *pass) end(recv []Move, bufs []grid) {
 	}
 }
 
-// apart finds memory that two things use at once during a hop, one of them writing.
+// used is rows and heads of a memory.
+type used struct {
+	Box
+	in int
+}
+
+func (u used) meets(o used) bool {
+	return u.in == o.in && u.Rows.Lo < o.Rows.Hi && o.Rows.Lo < u.Rows.Hi && u.Heads.Lo < o.Heads.Hi && o.Heads.Lo < u.Heads.Hi
+}
+
+// uses is the memory of a block.
+func uses(list []Buffer, b Block) used {
+	u := used{Box{partition.Range{Lo: b.Lo, Hi: b.Hi}, partition.Range{Hi: 1 << 30}}, b.Buf}
+	if x := list[b.Buf]; x.Heads.Len() > 0 {
+		if u.in = x.In; x.In == 0 {
+			u.Heads = x.Heads
+		}
+	}
+	return u
+}
+
+// apart finds memory that two things use at once during a hop, one of them writing: its transfers, late ones, copies and
+// the call.
 func (p *pass) apart(h *Hop) {
-	var readKV, writtenKV, readGrads, writtenGrads []Block
-	add := func(to *[]Block, moves []Move) {
-		for _, m := range moves {
-			*to = append(*to, m.Block)
-		}
-	}
-	add(&readKV, h.SendKV)
-	add(&writtenKV, h.RecvKV)
-	add(&readGrads, h.SendGrad)
-	add(&writtenGrads, h.RecvGrad)
-	for i := range h.Then {
-		add(&readKV, h.Then[i].SendKV)
-		add(&writtenKV, h.Then[i].RecvKV)
-	}
-	for call := range h.Calls {
-		if call.Grads != (Block{}) {
-			writtenGrads = append(writtenGrads, call.Grads)
-		}
-	}
-	for _, x := range []struct{ read, written []Block }{{readKV, writtenKV}, {readGrads, writtenGrads}} {
-		for i, w := range x.written {
-			for _, o := range append(x.read[:len(x.read):len(x.read)], x.written[:i]...) {
-				if w.Buf == o.Buf && w.Lo < o.Hi && o.Lo < w.Hi {
-					p.failf("rank %d %s: %v is written while %v is in use", p.sch.Rank, h.Label, w, o)
+	check := func(list []Buffer, reads, writes []Block) {
+		for i, w := range writes {
+			for k, o := range append(reads[:len(reads):len(reads)], writes[:i]...) {
+				if uses(list, w).meets(uses(list, o)) {
+					p.failf("rank %d %s: %v is written while %v is in use (%d)", p.sch.Rank, h.Label, w, o, k)
 				}
 			}
 		}
 	}
+	blocks := func(moves ...[]Move) (list []Block) {
+		for _, m := range slices.Concat(moves...) {
+			list = append(list, m.Block)
+		}
+		return list
+	}
+	reads, writes := blocks(h.SendKV), blocks(h.RecvKV)
+	if p.late != nil {
+		reads, writes = append(reads, blocks(p.late.SendKV)...), append(writes, blocks(p.late.RecvKV)...)
+	}
+	if len(h.Tiles) > 0 {
+		reads = append(reads, h.Keys)
+	}
+	for _, c := range h.CopyKV {
+		reads, writes = append(reads, c.Src), append(writes, c.Dst)
+	}
+	check(p.sch.KVBufs, reads, writes)
+	reads, writes = blocks(h.SendGrad), blocks(h.RecvGrad)
+	if h.Grads != (Block{}) {
+		writes = append(writes, h.Grads)
+	}
+	for _, c := range h.CopyGrad {
+		reads, writes = append(reads, c.Src), append(writes, c.Dst)
+	}
+	check(p.sch.GradBufs, reads, writes)
 }
 
-// compute is one call. It sets the rows of its gradients, the own ones in the first hop also without
+// compute is a hop's call. It sets the rows of its gradients, the own ones in the first hop also without
 // tiles.
-func (p *pass) compute(c *Part, backward bool) {
+func (p *pass) compute(h *Hop, backward bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var grads grid
 	if backward {
-		p.grads[c.Grads.Buf].block(c.Grads).set(func(_, _, _ int) int { return 0 })
-		grads = p.grads[c.Grads.Buf][:c.Grads.Hi]
+		p.grads[h.Grads.Buf].block(h.Grads).set(func(_, _, _ int) int { return 0 })
+		grads = p.grads[h.Grads.Buf][:h.Grads.Hi]
 	}
-	if len(c.Tiles) == 0 {
+	if len(h.Tiles) == 0 {
 		return
 	}
-	if c.First != (p.calls == 0) || p.ended {
-		p.fault = fmt.Sprintf("rank %d: call %d is marked first %t, last %t", p.sch.Rank, p.calls, c.First, c.Last)
+	if p.ended || h.First != (p.calls == 0) || p.last {
+		p.fault = fmt.Sprintf("rank %d: call %d is marked first %t, last %t; no pass: %t", p.sch.Rank, p.calls, h.First, h.Last, p.ended)
 	}
-	p.calls, p.ended = p.calls+1, c.Last
-	keys := p.keys[c.Keys.Buf][:c.Keys.Hi]
-	for _, t := range c.Tiles {
+	p.calls, p.last = p.calls+1, h.Last
+	keys := p.keys[h.Keys.Buf][:h.Keys.Hi]
+	for _, t := range h.Tiles {
 		for i := t.Q.Lo; i < t.Q.Hi; i++ {
 			for j := t.K.Lo; j < t.K.Hi; j++ {
 				if t.Band.Sees(i, j) {

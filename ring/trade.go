@@ -3,13 +3,16 @@ package ring
 import (
 	"errors"
 	"fmt"
+	"path"
 
+	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
 )
 
-// Mover queues copies and sums of views of one shape and one element type, strided in any way, on a
-// device's stream. The operations of kernels/cpu and internal/gpu are one.
+// Mover queues copies and sums of views of one shape and one element type, strided in any way, on a device's stream.
+// The operations of kernels/cpu and internal/gpu implement it.
 type Mover interface {
 	// Copy copies src to dst.
 	Copy(dst, src View)
@@ -17,192 +20,262 @@ type Mover interface {
 	Add(dst, src View)
 }
 
-var errNoMover = errors.New("ring: a schedule moves some heads of a tensor, and there is no Mover")
-
-// traded is a tensor and what an exchange makes of it. Without an exchange both are the same.
-type traded struct {
-	x        *Exchange
-	own, all View // [batch, own rows, all heads, dim] and [batch, x.Rows, x.Heads, dim]
-}
-
-// traded is v with room for what x makes of it.
-func (r *Ring) traded(x *Exchange, v View) traded {
-	if x == nil {
-		return traded{own: v, all: v}
-	}
-	return traded{x, v, r.Arena.Alloc(v.DType(), v.Len(tensor.Batch), x.Rows, x.Heads, v.Len(tensor.Dim))}
-}
-
-// The labels of the trades of a pass, before its hops and behind them.
-const (
-	LabelThere = "heads for rows"
-	LabelBack  = "rows for heads"
+var (
+	errNoArena = errors.New("ring: Ring.Arena is nil; set it to tensor.NewHostArena(0), or to an arena of the device")
+	errNoMover = errors.New("ring: the schedule copies rows or heads; set Ring.Mover")
 )
 
-// there fills what is gathered of each tensor, in one exchange.
-func (r *Ring) there(s *Schedule, list ...traded) error {
-	return r.trade(s, LabelThere, list, func(t *traded) (from, to side) {
-		return side{t.own, joined(t.x.Send, s.Rank)}, side{t.all, joined(t.x.Recv, s.Rank)}
-	}, false)
+// The labels of the exchanges of heads, before and after the hops of a pass.
+const (
+	labelThere = "heads for rows"
+	labelBack  = "rows for heads"
+)
+
+// plain reports whether the hops run on the rank's own tensors, with no positions to fill in.
+func (r *Ring) plain(s *Schedule, p attention.Softmax) bool {
+	return r.Arena != nil && s.Q == nil && (!p.Scores.Positions() || p.Scores.Rows != nil)
 }
 
-// back is there in reverse. Boxes that add are added, in the order of the list.
-func (r *Ring) back(s *Schedule, list ...traded) error {
-	return r.trade(s, LabelBack, list, func(t *traded) (from, to side) {
-		return side{t.all, joined(t.x.Recv, s.Rank)}, side{t.own, joined(t.x.Send, s.Rank)}
-	}, true)
+// positioned returns p with the positions of the queries that the hops work on.
+func (r *Ring) positioned(s *Schedule, p attention.Softmax) (attention.Softmax, error) {
+	switch {
+	case r.Arena == nil:
+		return p, errNoArena
+	case !p.Scores.Positions():
+		return p, nil
+	case s.Rows == nil:
+		return p, fmt.Errorf("schedule %s of rank %d has no positions for slopes or a bias; set Spec.Positions",
+			s.Algorithm, s.Rank)
+	}
+	scores := *p.Scores
+	scores.Rows, p.Scores = s.Rows, &scores
+	return p, nil
 }
 
-// side is one end of a trade: a tensor, and boxes of it.
+// forwardAdapted is Forward with positions, and with heads exchanged for rows.
+func (r *Ring) forwardAdapted(out attention.Partial, q, k, v View, s *Schedule, p attention.Softmax) error {
+	p, err := r.positioned(s, p)
+	if err != nil {
+		return err
+	}
+	if s.Q == nil {
+		return r.Forward(out, q, k, v, s, p)
+	}
+	defer r.Arena.Release(r.Arena.Mark())
+	t := &trade{Ring: r, s: s}
+	q, k, v = t.take(s.Q, q), t.take(s.KV, k), t.take(s.KV, v)
+	out = attention.Partial{O: t.give(s.Q, out.O), LSE: t.give(s.Q, out.LSE)}
+	p = t.scores(p, false)
+	return t.around(func(s *Schedule) error { return r.Forward(out, q, k, v, s, p) })
+}
+
+// backwardAdapted is the same for Backward. It gathers q, K, V, dO, O and LSE again: to keep them takes memory for
+// each layer.
+func (r *Ring) backwardAdapted(
+	g attention.Grads, do, q, k, v View, out attention.Partial, s *Schedule, p attention.Softmax,
+) error {
+	p, err := r.positioned(s, p)
+	if err != nil {
+		return err
+	}
+	if s.Q == nil {
+		return r.Backward(g, do, q, k, v, out, s, p)
+	}
+	defer r.Arena.Release(r.Arena.Mark())
+	t := &trade{Ring: r, s: s}
+	q, do = t.take(s.Q, q), t.take(s.Q, do)
+	out = attention.Partial{O: t.take(s.Q, out.O), LSE: t.take(s.Q, out.LSE)}
+	k, v = t.take(s.KV, k), t.take(s.KV, v)
+	g = attention.Grads{DQ: t.give(s.Q, g.DQ), DK: t.give(s.KV, g.DK), DV: t.give(s.KV, g.DV)}
+	p = t.scores(p, true)
+	return t.around(func(s *Schedule) error { return r.Backward(g, do, q, k, v, out, s, p) })
+}
+
+// A trade is the tensors of a pass that ranks exchange heads of, before and after it.
+type trade struct {
+	*Ring
+	s             *Schedule
+	before, after []traded
+}
+
+// traded is a tensor [batch, own rows, all heads, dim], and the same as [batch, x.Rows, x.Heads, dim].
+type traded struct {
+	x        *Exchange
+	own, all View
+}
+
+func (t *trade) alloc(x *Exchange, v View) traded {
+	return traded{x, v, t.Arena.Alloc(v.DType(), v.Len(tensor.Batch), x.Rows, x.Heads, v.Len(tensor.Dim))}
+}
+
+// take returns the gathered form of v, which the pass reads.
+func (t *trade) take(x *Exchange, v View) View {
+	t.before = append(t.before, t.alloc(x, v))
+	return t.before[len(t.before)-1].all
+}
+
+// give returns the gathered form of v, which the pass sets.
+func (t *trade) give(x *Exchange, v View) View {
+	t.after = append(t.after, t.alloc(x, v))
+	return t.after[len(t.after)-1].all
+}
+
+// scores returns p for the heads that the rank computes.
+func (t *trade) scores(p attention.Softmax, backward bool) attention.Softmax {
+	if p.Scores == nil {
+		return p
+	}
+	x, q := *p.Scores, t.s.Q
+	if !x.Slopes.IsZero() {
+		x.Slopes = x.Slopes.Slice(tensor.Heads, q.First, q.First+q.Heads)
+	}
+	if !x.Bias.IsZero() {
+		x.Bias = t.take(q.like(x.Bias.Len(tensor.Heads)), x.Bias)
+	}
+	result, other := &x.Max, &x.DBias
+	if backward {
+		result, other = other, result
+	}
+	if *other = (View{}); !result.IsZero() {
+		*result = t.give(q.like(result.Len(tensor.Heads)), *result)
+	}
+	p.Scores = &x
+	return p
+}
+
+// around runs a pass between the exchanges of heads. With more ranks than heads some have none.
+func (t *trade) around(pass func(*Schedule) error) error {
+	hops := *t.s
+	hops.Q, hops.KV = nil, nil
+	err := t.exchange(labelThere, t.before)
+	if err == nil && t.s.Q.Heads > 0 {
+		err = pass(&hops)
+	}
+	if err != nil {
+		return err
+	}
+	return t.exchange(labelBack, t.after)
+}
+
+// exchange packs what is sent, exchanges it, and puts what came in its place. When it releases its scratch, the stream
+// waits for the transfers.
+func (t *trade) exchange(label string, list []traded) error {
+	if t.Mover == nil {
+		return errNoMover
+	}
+	defer t.Arena.Release(t.Arena.Mark())
+	t.Stream.Label(path.Join(t.Label, label))
+	defer t.Stream.Label(t.Label)
+	rank := t.s.Rank
+	var send, recv []comm.Message
+	type unpacking struct {
+		dst, src View
+		adds     bool
+	}
+	var came []unpacking
+	for _, v := range list {
+		from, to, back := side{v.own, joined(v.x.Send, rank)}, side{v.all, joined(v.x.Recv, rank)}, label == labelBack
+		if back {
+			from, to = to, from
+		}
+		out, places := t.parcels(from, rank, false)
+		in, sources := t.parcels(to, rank, back)
+		for i, v := range places {
+			if !v.IsZero() {
+				t.Mover.Copy(v, from.box(i))
+			}
+		}
+		own := 0 // boxes of the rank itself: the first comes from the first of the other side
+		for i, m := range to.boxes {
+			src := sources[i]
+			if m.Peer == rank {
+				for from.boxes[own].Peer != rank {
+					own++
+				}
+				src = from.box(own)
+				own++
+			}
+			if !src.IsZero() { // else it arrives in its place
+				came = append(came, unpacking{to.box(i), src, back && m.Adds})
+			}
+		}
+		send, recv = append(send, out...), append(recv, in...)
+	}
+	if len(send)+len(recv) > 0 {
+		moving, err := t.Comm.Exchange(send, recv)
+		if err != nil {
+			return fmt.Errorf("%s: %w", label, err)
+		}
+		moving.Wait()
+	}
+	for _, x := range came {
+		if x.adds {
+			t.Mover.Add(x.dst, x.src)
+		} else {
+			t.Mover.Copy(x.dst, x.src)
+		}
+	}
+	return nil
+}
+
+// A side of an exchange has a tensor, and boxes of it.
 type side struct {
 	view  View
 	boxes []HeadMove
 }
 
-// joined is boxes with neighbours made one, which saves copies. Those of the rank itself stay, since they are
-// paired one by one.
+// joined joins boxes with neighbouring rows, which saves copies. Boxes of the rank itself come in pairs and stay.
 func joined(moves []HeadMove, rank int) (out []HeadMove) {
 	for _, m := range moves {
-		if k := len(out) - 1; k >= 0 && m.Peer != rank && out[k].continues(m) {
-			out[k].Box.Rows.Hi = m.Box.Rows.Hi
-		} else {
-			out = append(out, m)
+		if k := len(out) - 1; k >= 0 && m.Peer != rank {
+			next := out[k]
+			next.Box.Rows = partition.Range{Lo: next.Box.Rows.Hi, Hi: m.Box.Rows.Hi}
+			if next == m {
+				out[k].Box.Rows.Hi = m.Box.Rows.Hi
+				continue
+			}
 		}
+		out = append(out, m)
 	}
 	return out
 }
 
-// continues reports whether b is the rows behind those of m, and alike in all else.
-func (m HeadMove) continues(b HeadMove) bool {
-	return m.Peer == b.Peer && m.Adds == b.Adds && m.Box.Heads == b.Box.Heads && m.Box.Rows.Hi == b.Box.Rows.Lo
-}
-
-func (s *side) box(i int) View {
+func (s side) box(i int) View {
 	b := s.boxes[i].Box
 	return s.view.Slice(tensor.Seq, b.Rows.Lo, b.Rows.Hi).Slice(tensor.Heads, b.Heads.Lo, b.Heads.Hi)
 }
 
-// trade packs what is sent, exchanges it, and puts what comes in its place. Scratch is given back:
-// by then the stream waits for the transfers.
-func (r *Ring) trade(s *Schedule, label string, list []traded, sides func(*traded) (from, to side), add bool) error {
-	if s.Q == nil && s.KV == nil {
-		return nil
-	}
-	mark := r.Arena.Mark()
-	defer r.Arena.Release(mark)
-	r.Stream.Label(r.part(label))
-	defer r.Stream.Label(r.Label)
-	var send, recv []comm.Message
-	var placed []func()
-	for i := range list {
-		if list[i].x == nil {
+// parcels returns one message for each peer: for each batch element the peer's boxes in order, each dense. The cuts
+// between boxes do not matter, so both sides may join different ones. places gives each box its place in scratch. A
+// dense box that is a whole message and not added has none: it travels from or to the tensor itself.
+func (r *Ring) parcels(s side, rank int, adds bool) (messages []comm.Message, places []View) {
+	places = make([]View, len(s.boxes))
+	known := map[int]bool{rank: true}
+	for i, m := range s.boxes {
+		if known[m.Peer] {
 			continue
 		}
-		if r.Mover == nil {
-			return errNoMover
-		}
-		from, to := sides(&list[i])
-		out, in := r.parcels(&from, s.Rank, false), r.parcels(&to, s.Rank, add)
-		for j, v := range out.boxes {
-			if v != (View{}) {
-				r.Mover.Copy(v, from.box(j))
+		known[m.Peer] = true
+		var list []int // the peer's boxes
+		n := 0         // elements of them
+		for j := i; j < len(s.boxes); j++ {
+			if b := s.boxes[j]; b.Peer == m.Peer {
+				list, n = append(list, j), n+b.Box.Rows.Len()*b.Box.Heads.Len()*s.view.Len(tensor.Dim)
 			}
 		}
-		send, recv = append(send, out.messages...), append(recv, in.messages...)
-		placed = append(placed, func() { r.place(&from, &to, in.boxes, s.Rank, add) })
-	}
-	pending, err := r.exchange(send, recv)
-	if err != nil {
-		return fmt.Errorf("%s: %w", label, err)
-	}
-	pending.Wait()
-	for _, f := range placed {
-		f()
-	}
-	return nil
-}
-
-// place puts boxes that have come where they belong, in the order of the list. A rank's own are copied
-// from its other side, the first to the first.
-func (r *Ring) place(from, to *side, came []View, rank int, add bool) {
-	own := 0
-	for i, m := range to.boxes {
-		src := came[i]
-		if m.Peer == rank {
-			for from.boxes[own].Peer != rank {
-				own++
-			}
-			src = from.box(own)
-			own++
-		}
-		switch {
-		case src == View{}: // received in its place
-		case add && m.Adds:
-			r.Mover.Add(to.box(i), src)
-		default:
-			r.Mover.Copy(to.box(i), src)
-		}
-	}
-}
-
-// parcels is the messages of one side, one a peer, and where each box lies in them. A box without a
-// place of its own travels from or to the tensor itself.
-type parcels struct {
-	messages []comm.Message
-	boxes    []View
-}
-
-// parcels makes room for what does not lie as it travels. A message is, for each batch element, the
-// peer's boxes in the order of the list, each dense. It does not depend on where they are cut, so the
-// two sides may join different ones.
-func (r *Ring) parcels(s *side, rank int, add bool) parcels {
-	p := parcels{boxes: make([]View, len(s.boxes))}
-	seen := map[int]bool{rank: true}
-	for i := range s.boxes {
-		peer := s.boxes[i].Peer
-		if seen[peer] {
-			continue
-		}
-		seen[peer] = true
 		view := s.box(i)
-		if !s.whole(i, add) {
-			view = r.pack(s, i, peer, p.boxes)
+		if len(list) > 1 || adds && m.Adds || !view.IsDense() {
+			view = r.Arena.Alloc(s.view.DType(), s.view.Len(tensor.Batch), 1, 1, n)
+			at := view.Offset()
+			for _, j := range list {
+				shape := s.box(j).Shape()
+				row := int64(shape[tensor.Heads] * shape[tensor.Dim])
+				places[j] = tensor.NewView(view.Memory(), view.DType(), at, shape,
+					[4]int64{int64(n), row, int64(shape[tensor.Dim]), 1})
+				at += int64(shape[tensor.Seq]) * row
+			}
 		}
-		p.messages = append(p.messages, comm.Message{Peer: peer, View: view})
+		messages = append(messages, comm.Message{Peer: m.Peer, View: view})
 	}
-	return p
-}
-
-// whole reports whether box i is all that travels with its peer, and lies as it travels.
-func (s *side) whole(i int, add bool) bool {
-	m := s.boxes[i]
-	for _, b := range s.boxes[i+1:] {
-		if b.Peer == m.Peer {
-			return false
-		}
-	}
-	return !(add && m.Adds) && s.box(i).IsDense()
-}
-
-// pack is scratch for a peer's boxes, from box i on; boxes gets the place of each in it.
-func (r *Ring) pack(s *side, i, peer int, boxes []View) View {
-	n := 0
-	for _, m := range s.boxes[i:] {
-		if m.Peer == peer {
-			n += m.Box.Rows.Len() * m.Box.Heads.Len() * s.view.Len(tensor.Dim)
-		}
-	}
-	all := r.Arena.Alloc(s.view.DType(), s.view.Len(tensor.Batch), 1, 1, n)
-	at := all.Offset()
-	for j := i; j < len(s.boxes); j++ {
-		if s.boxes[j].Peer != peer {
-			continue
-		}
-		shape := s.box(j).Shape()
-		dim := int64(shape[tensor.Dim])
-		row := int64(shape[tensor.Heads]) * dim
-		boxes[j] = tensor.NewView(all.Memory(), all.DType(), at, shape, [4]int64{int64(n), row, dim, 1})
-		at += int64(shape[tensor.Seq]) * row
-	}
-	return all
+	return messages, places
 }

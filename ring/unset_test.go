@@ -51,6 +51,7 @@ func TestUnsetFieldsAreErrors(t *testing.T) {
 		{"a scale of zero", tensor.NewHostArena(0), attention.Softmax{Scale: math.Copysign(0, -1)}, ""},
 		{"no arena", nil, attention.Softmax{Scale: 1}, "Arena"},
 		{"no scale", tensor.NewHostArena(0), attention.Softmax{}, "Softmax.Scale"},
+		{"no positions", tensor.NewHostArena(0), attention.Softmax{Scale: 1, Scores: &attention.Scores{Slopes: x}}, "Spec.Positions"},
 	} {
 		loop := ring.Ring{Kernel: cpu.New(stream), Comm: group, Stream: stream, Arena: c.arena}
 		for pass, err := range map[string]error{
@@ -59,6 +60,53 @@ func TestUnsetFieldsAreErrors(t *testing.T) {
 		} {
 			if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
 				t.Errorf("%s, %s: %v", c.name, pass, err)
+			}
+		}
+	}
+}
+
+// idle is a communicator whose exchanges move nothing.
+type idle struct{ comm.Communicator }
+
+func (idle) Exchange([]comm.Message, []comm.Message) (comm.Pending, error) { return moved{}, nil }
+
+type moved struct{ comm.Pending }
+
+func (moved) Wait() {}
+
+// Groups of heads need the number of heads and a Mover, and cannot set results of all heads.
+func TestGroupsOfHeadsNeedTheirFields(t *testing.T) {
+	const seq, heads, dim = 6, 2, 4
+	mask := partition.Mask{Band: partition.Causal()}
+	shape := partition.Shape{SeqQ: 2 * seq, SeqKV: 2 * seq, Size: 2, Layout: partition.Contiguous{}, Mask: mask}
+	if _, err := ring.New("allgather", ring.Spec{Shape: shape, GatherHeads: 1}, 0); err == nil || !strings.Contains(err.Error(), "KVHeads") {
+		t.Errorf("no heads: %v", err)
+	}
+	s, err := ring.New("allgather", ring.Spec{Shape: shape, Heads: heads, KVHeads: heads, GatherHeads: 1}, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream := tensor.NewHostStream("compute")
+	defer stream.Close()
+	view := func(dim int) tensor.View { return tensor.New(tensor.F32, 1, seq, heads, dim) }
+	x, out := view(dim), attention.Partial{O: view(dim), LSE: view(1)}
+	grads := attention.Grads{DQ: view(dim), DK: view(dim), DV: view(dim)}
+	for _, c := range []struct {
+		mover  ring.Mover
+		scores *attention.Scores
+		want   string // of the error
+	}{
+		{nil, nil, "Mover"},
+		{cpu.New(stream), &attention.Scores{Max: view(1)}, "largest scores"},
+	} {
+		loop := ring.Ring{Kernel: failing{}, Comm: idle{}, Mover: c.mover, Stream: stream, Arena: tensor.NewHostArena(0)}
+		p := attention.Softmax{Scale: 1, Scores: c.scores}
+		for pass, err := range map[string]error{
+			"forward":  loop.Forward(out, x, x, x, s, p),
+			"backward": loop.Backward(grads, x, x, x, x, out, s, p),
+		} {
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("%s, want %s: %v", pass, c.want, err)
 			}
 		}
 	}

@@ -103,7 +103,9 @@ func (s Spec) Check(c *Case, ranks int) error {
 
 // spec returns the input of a schedule.
 func (s *Spec) spec(c *Case, shape partition.Shape) ring.Spec {
-	return s.Spec(shape, c.Heads, c.KVHeads)
+	out := s.Spec(shape, c.Heads, c.KVHeads)
+	out.Positions = c.Scores.ALiBi || c.Scores.Bias != nil
+	return out
 }
 
 // types lists the element types of each device by the names of --dtype.
