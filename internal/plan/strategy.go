@@ -99,7 +99,6 @@ func (d *Decider) Strategy(q Question) (Answer, error) {
 			t.Backend = ""
 			if first, err := d.rules(&q, t.Strategy); err == nil && first.Backend != choice.Backend {
 				a.Ruled = first.Backend.String()
-				choice.Reason = "the fastest by the costs of this machine, where the rules have " + a.Ruled
 			} else if err == nil {
 				a.Choice = first // with the reasons of the rules
 			}
