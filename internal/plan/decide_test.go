@@ -12,6 +12,7 @@ import (
 	"github.com/cprun/cprun/internal/machine"
 	"github.com/cprun/cprun/internal/planner"
 	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/ring"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -149,5 +150,51 @@ func TestDecideByCostsAndRules(t *testing.T) {
 	}
 	if choice, err := backend.Choose(cfg, gpus, 0); err != nil || choice.Backend != backends.Fused {
 		t.Errorf("%+v, %v", choice, err)
+	}
+}
+
+// Costs are of causal self-attention, forward and backward, with documents of known lengths. All else goes by the rules.
+func TestCostsAreOfPlainAttention(t *testing.T) {
+	d := &Decider{Machine: h200, Costs: func(_, _ int) planner.Costs { return flat{pair: 1e-12, byte: 1 / 450e9, start: 1e-5} }}
+	ask := func(docs []int, change func(r *backend.Request)) Answer {
+		t.Helper()
+		r := backend.Request{
+			Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Gather: ring.Auto}, DType: tensor.BF16, Batch: 1, SeqQ: 4096, SeqKV: 4096,
+			Heads: 8, KVHeads: 8, HeadDim: 64, HeadDimV: 64, Causal: true, Window: -1, Training: true, Ranks: 4,
+		}
+		change(&r)
+		a, err := d.Strategy(Question{Attentions: []backend.Request{r}, Docs: docs, Ranks: 4, PerHost: 4})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return a
+	}
+	docs := []int{1000, 3096}
+	for name, change := range map[string]func(r *backend.Request){
+		"alone":     func(*backend.Request) {},
+		"a window":  func(r *backend.Request) { r.Window = 100 },
+		"documents": func(r *backend.Request) { r.Documents = true },
+	} {
+		given := docs
+		if name != "documents" {
+			given = nil
+		}
+		if a := ask(given, change); len(a.Ranked) == 0 || a.Ranked[0].Strategy != a.Strategy || a.Predicted() != a.Ranked[0].Seconds {
+			t.Errorf("%s: %+v", name, a)
+		}
+	}
+	for name, change := range map[string]func(r *backend.Request){
+		"no mask":             func(r *backend.Request) { r.Causal = false },
+		"from the top left":   func(r *backend.Request) { r.TopLeft, r.SeqQ = true, 2048 },
+		"cross attention":     func(r *backend.Request) { r.SeqKV = 8192 },
+		"softcap":             func(r *backend.Request) { r.Softcap = true },
+		"a sink":              func(r *backend.Request) { r.Sink = true },
+		"forward":             func(r *backend.Request) { r.Training = false },
+		"unknown documents":   func(r *backend.Request) { r.Documents = true },
+		"documents' own keys": func(r *backend.Request) { r.Documents, r.DocumentKeys = true, true },
+	} {
+		if a := ask(nil, change); len(a.Ranked) > 0 || a.Strategy.Algorithm != "ring" || a.Predicted() != 0 {
+			t.Errorf("%s: %+v", name, a)
+		}
 	}
 }
