@@ -59,7 +59,7 @@ var allowed = map[string]string{
 
 	"internal/safetensors":               "internal/files internal/half internal/terminal tensor",
 	"internal/hf":                        "internal/files internal/safetensors internal/terminal",
-	"internal/config":                    "internal/files internal/hf internal/terminal partition",
+	"internal/config":                    "internal/files internal/hf internal/terminal partition ring",
 	"internal/tokenizer":                 "",
 	"internal/data":                      "internal/files internal/tokenizer partition",
 	"internal/metrics":                   "internal/files tensor",
@@ -77,7 +77,7 @@ var allowed = map[string]string{
 	"internal/cost": "internal/files internal/planner kernels partition tensor",
 	"internal/machine": "attention/backends internal/config internal/cuda/driver internal/files" +
 		" | internal/cuda internal/cuda/blas internal/cuda/dnn internal/cuda/nvrtc internal/nccl",
-	"internal/backend": "attention/backends internal/config internal/machine partition tensor",
+	"internal/backend": "attention/backends internal/config internal/machine partition ring tensor",
 	"internal/device": "attention attention/backends internal/files internal/machine internal/model internal/optim kernels/cpu tensor" +
 		" | internal/cuda internal/cuda/blas internal/cuda/dnn internal/gpu internal/heap internal/nccl",
 	"internal/state":   "internal/model internal/optim tensor",
@@ -113,12 +113,12 @@ var allowed = map[string]string{
 	"internal/ulimit":          "",
 	"internal/top": "internal/config internal/files internal/launch internal/launch/progress internal/launch/standing internal/launch/status" +
 		" internal/metrics internal/readable internal/terminal",
-	"internal/job": "attention/backends internal/bench internal/cost internal/machine internal/planner",
+	"internal/job": "attention/backends internal/bench internal/cost internal/machine",
 	"internal/worker": "comm/device attention/backends comm internal/attend internal/backend internal/bench internal/config internal/cost internal/device" +
-		" internal/job internal/launch internal/launch/progress internal/launch/standing internal/machine internal/plan internal/planner internal/train tensor | internal/cuda",
-	"internal/command": "attention/backends comm partition internal/attend internal/backend internal/bench internal/checkpoint internal/cluster internal/cost internal/device internal/experiment internal/files internal/generate internal/readable internal/terminal" +
+		" internal/job internal/launch internal/launch/progress internal/launch/standing internal/machine internal/plan internal/train tensor | internal/cuda",
+	"internal/command": "attention/backends comm internal/attend internal/backend internal/bench internal/checkpoint internal/cluster internal/cost internal/device internal/experiment internal/files internal/generate internal/readable internal/terminal" +
 		" internal/config internal/data internal/hf internal/job internal/launch internal/launch/progress internal/launch/standing internal/launch/status internal/machine internal/model" +
-		" internal/place internal/place/key internal/plan internal/planner internal/report internal/safetensors internal/tokenizer internal/top internal/train kernels/cpu tensor",
+		" internal/place internal/place/key internal/plan internal/planner internal/report internal/safetensors internal/tokenizer internal/top internal/train kernels/cpu ring tensor",
 	"cmd/cprun": "attention/backends internal/attend internal/bench internal/command internal/config internal/job internal/machine internal/terminal internal/ulimit internal/worker partition ring",
 
 	"scripts/mutate":        "attention/backends",

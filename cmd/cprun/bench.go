@@ -34,14 +34,14 @@ given, they are what the device does in some seconds.`,
 	return c
 }
 
-// benchFlags are the flags of every benchmark.
+// benchFlags defines the flags of every benchmark.
 func benchFlags(f *pflag.FlagSet, o *command.BenchOptions) {
 	f.StringVar(&o.JSON, "json", "", "`file` to write the report to; - is standard output, in place of the tables")
 	runFlags(f, &o.Options, "print the tables and failures only")
 	o.Command = os.Args[1:]
 }
 
-// sizesVar is a flag with a list of sizes such as 32K.
+// sizesVar defines a flag with a list of sizes such as 32K.
 func sizesVar[T int | int64](f *pflag.FlagSet, p *[]T, name, usage string) {
 	f.Var(&sizes[T]{p}, name, usage)
 }
@@ -66,6 +66,14 @@ func (s *sizes[T]) String() string {
 		return ""
 	}
 	return strings.Trim(fmt.Sprint(*s.list), "[]")
+}
+
+// ulyssesVar defines --ulysses-degree, and its former name.
+func ulyssesVar(f *pflag.FlagSet, n *int) {
+	const help = "with hierarchical: ranks that exchange heads; 0: by costs, else as many as divide the heads"
+	f.IntVar(n, "ulysses-degree", 0, help)
+	f.IntVar(n, "inner", 0, help)
+	_ = f.MarkDeprecated("inner", "use --ulysses-degree") // no error: the flag is there
 }
 
 func (s *sizes[T]) Type() string { return "sizes" }
@@ -94,7 +102,7 @@ func benchAttentionCommand() *cobra.Command {
 	f.StringVar(&s.Documents, "documents", "", "packed documents: those of MagiAttention's benchmark (magi), or a JSON `FILE`, a list of lists of lengths")
 	f.IntVar(&s.PackCount, "packs", 20, "packs of documents at most")
 	f.StringSliceVar(&s.Algorithms, "algorithm", []string{"ring"}, strings.Join(ring.Algorithms, ", ")+": `NAME,...`, or auto")
-	f.IntVar(&s.Inner, "inner", 0, "with hierarchical: ranks that trade heads with each other; 0: as many as divide the heads")
+	ulyssesVar(f, &s.Inner)
 	f.IntVar(&s.GatherHeads, "gather-heads", 0, "with allgather: key and value heads that are gathered at a time; 0: all")
 	f.StringSliceVar(&s.Gathers, "gather", []string{ring.Auto}, "with allgather and in windows, when rows of other ranks travel, `NAME,...`: "+strings.Join(ring.Gathers, ", "))
 	f.StringVar(&s.Backend, "backend", "auto", "fused, flash, reference or auto")

@@ -61,7 +61,7 @@ ring whose transfers hide behind the kernels.`,
 	return root
 }
 
-// nodeFlags are the flags of training, the one command that runs on several nodes.
+// nodeFlags defines the flags of training, the one command that runs on several nodes.
 func nodeFlags(f *pflag.FlagSet, o *command.Options) {
 	runFlags(f, o, "print failures only")
 	f.StringVar(&o.NNodes, "nnodes", "",
@@ -137,8 +137,7 @@ lists what is.`,
 	f.StringVar(&spec.Out, "out", "", "the `file` to write")
 	f.StringVar(&spec.Layout, "layout", "auto", "zigzag, striped, contiguous, document, document-zigzag or auto")
 	f.StringVar(&spec.Algorithm, "algorithm", "auto", strings.Join(ring.Algorithms, ", ")+" or auto")
-	f.IntVar(&spec.Inner, "inner", 0,
-		"with hierarchical: ranks that trade heads with each other; 0: as many as divide the heads")
+	ulyssesVar(f, &spec.Inner)
 	f.IntVar(&spec.GatherHeads, "gather-heads", 0,
 		"with allgather: key and value heads that are gathered at a time; 0: all")
 	f.StringVar(&spec.Gather, "gather", ring.Auto, "with allgather and in windows, when rows of other ranks travel: "+
@@ -238,7 +237,7 @@ func doctorCommand() *cobra.Command {
 	return c
 }
 
-// workerCommand is what cprun spawns; it is not for users.
+// workerCommand returns the command that cprun spawns; it is not for users.
 func workerCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:    "worker ROLE",

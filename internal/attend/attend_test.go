@@ -14,6 +14,8 @@ import (
 	"github.com/cprun/cprun/internal/device"
 	"github.com/cprun/cprun/internal/near"
 	"github.com/cprun/cprun/internal/safetensors"
+	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/ring"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -114,6 +116,10 @@ func run(t *testing.T, path string, ranks int, s Spec) (map[string][]float32, *R
 				return err
 			}
 			defer c.Close()
+			s := s
+			if s.Algorithm == "hierarchical" && s.Inner == 0 {
+				s.Inner = partition.Inner(ranks, ranks, c.Heads, c.KVHeads)
+			}
 			dev := device.CPU(streams[r], s.Backend, tensor.F32)
 			defer dev.Close()
 			rep, err := c.Run(context.Background(), s, world[r], &dev)
@@ -159,19 +165,19 @@ func TestSpecsAgree(t *testing.T) {
 		{"format": "pt", "layout": "bshd", "lse": "natural log", "source": "a model"},
 	} {
 		path := write(t, good, meta)
-		want, _ := run(t, path, 1, Spec{Layout: "contiguous", Algorithm: "ring", Backend: "reference", DType: "fp64"})
+		want, _ := run(t, path, 1, Spec{Strategy: ring.Strategy{Layout: "contiguous", Algorithm: "ring", Backend: "reference"}, DType: "fp64"})
 		if len(want) != 5 {
 			t.Fatalf("results %v, want out, lse, dq, dk, dv", want)
 		}
 		for _, s := range []Spec{
-			{Layout: "zigzag", Algorithm: "ring", Backend: "flash", DType: "fp32"},
-			{Layout: "striped", Algorithm: "allgather", Backend: "flash", DType: "fp64"},
-			{Layout: "contiguous", Algorithm: "ring", Backend: "reference", DType: "fp32"},
-			{Layout: "document", Algorithm: "ring", Backend: "flash", DType: "fp32"},
-			{Layout: "zigzag", Algorithm: "ring", Backend: "flash", DType: "bf16"},
-			{Layout: "striped", Algorithm: "allgather", Backend: "flash", DType: "bf16"},
-			{Layout: "zigzag", Algorithm: "ring", Backend: "reference", DType: "bf16"},
-			{Layout: "zigzag", Algorithm: "ring", Backend: "flash", DType: "fp16"},
+			{Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Backend: "flash"}, DType: "fp32"},
+			{Strategy: ring.Strategy{Layout: "striped", Algorithm: "allgather", Backend: "flash"}, DType: "fp64"},
+			{Strategy: ring.Strategy{Layout: "contiguous", Algorithm: "ring", Backend: "reference"}, DType: "fp32"},
+			{Strategy: ring.Strategy{Layout: "document", Algorithm: "ring", Backend: "flash"}, DType: "fp32"},
+			{Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Backend: "flash"}, DType: "bf16"},
+			{Strategy: ring.Strategy{Layout: "striped", Algorithm: "allgather", Backend: "flash"}, DType: "bf16"},
+			{Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Backend: "reference"}, DType: "bf16"},
+			{Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Backend: "flash"}, DType: "fp16"},
 		} {
 			got, report := run(t, path, 3, s)
 			if report.Ranks != 3 || report.Layout != s.Layout {
@@ -191,7 +197,7 @@ func TestSpecsAgree(t *testing.T) {
 }
 
 func TestWithoutDoutThereIsNoBackward(t *testing.T) {
-	got, _ := run(t, write(t, good.with("dout"), nil), 2, Spec{Layout: "zigzag", Algorithm: "ring", Backend: "flash", DType: "fp32"})
+	got, _ := run(t, write(t, good.with("dout"), nil), 2, Spec{Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Backend: "flash"}, DType: "fp32"})
 	if len(got) != 2 || got["out"] == nil || got["lse"] == nil {
 		t.Errorf("results %v, want out and lse alone", got)
 	}
@@ -205,16 +211,16 @@ func TestFlagsOfOtherAlgorithms(t *testing.T) {
 		path, refused string
 		spec          Spec
 	}{
-		{path, "--inner", Spec{Algorithm: "ring", Inner: 2}},
-		{path, "--inner", Spec{Algorithm: "ulysses", Inner: 2}},
-		{path, "", Spec{Algorithm: "hierarchical", Inner: 2}},
-		{path, "--gather-heads", Spec{Algorithm: "ring", GatherHeads: 1}},
-		{path, "", Spec{Algorithm: "allgather", GatherHeads: 1}},
-		{path, "--gather ", Spec{Algorithm: "ring", Gather: "before"}},
-		{windowed, "--gather ", Spec{Algorithm: "ulysses", Gather: "beside"}},
-		{windowed, "", Spec{Algorithm: "ring", Gather: "before"}},
-		{path, "", Spec{Algorithm: "allgather", Gather: "before"}},
-		{path, "", Spec{Algorithm: "ring", Gather: "auto"}},
+		{path, "--ulysses-degree", Spec{Strategy: ring.Strategy{Algorithm: "ring", Inner: 2}}},
+		{path, "--ulysses-degree", Spec{Strategy: ring.Strategy{Algorithm: "ulysses", Inner: 2}}},
+		{path, "", Spec{Strategy: ring.Strategy{Algorithm: "hierarchical", Inner: 2}}},
+		{path, "--gather-heads", Spec{Strategy: ring.Strategy{Algorithm: "ring", GatherHeads: 1}}},
+		{path, "", Spec{Strategy: ring.Strategy{Algorithm: "allgather", GatherHeads: 1}}},
+		{path, "--gather ", Spec{Strategy: ring.Strategy{Algorithm: "ring", Gather: "before"}}},
+		{windowed, "--gather ", Spec{Strategy: ring.Strategy{Algorithm: "ulysses", Gather: "beside"}}},
+		{windowed, "", Spec{Strategy: ring.Strategy{Algorithm: "ring", Gather: "before"}}},
+		{path, "", Spec{Strategy: ring.Strategy{Algorithm: "allgather", Gather: "before"}}},
+		{path, "", Spec{Strategy: ring.Strategy{Algorithm: "ring", Gather: "auto"}}},
 	} {
 		in, err := Open(c.path)
 		if err != nil {

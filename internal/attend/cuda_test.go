@@ -18,6 +18,8 @@ import (
 	"github.com/cprun/cprun/internal/device"
 	"github.com/cprun/cprun/internal/machine"
 	"github.com/cprun/cprun/internal/near"
+	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/ring"
 )
 
 // runGPU runs a case with each rank on a GPU of its own.
@@ -38,6 +40,10 @@ func runGPU(t *testing.T, m machine.Machine, path string, ranks int, s Spec) map
 				return err
 			}
 			defer c.Close()
+			s := s
+			if s.Algorithm == "hierarchical" {
+				s.Inner = partition.Inner(ranks, ranks, c.Heads, c.KVHeads)
+			}
 			dtype, err := s.Element()
 			if err != nil {
 				return err
@@ -83,14 +89,14 @@ func TestFixturesOnGPUs(t *testing.T) {
 	}
 	paths = append(paths, masks...)
 	for _, path := range paths {
-		want, _ := run(t, path, 1, Spec{Layout: "contiguous", Algorithm: "ring", Backend: "reference", DType: "fp64"})
+		want, _ := run(t, path, 1, Spec{Strategy: ring.Strategy{Layout: "contiguous", Algorithm: "ring", Backend: "reference"}, DType: "fp64"})
 		for ranks := 1; ranks <= min(len(gpus), 4); ranks *= 2 {
 			for _, s := range []Spec{
-				{Layout: "zigzag", Algorithm: "ring", Backend: "reference", DType: "fp32"},
-				{Layout: "zigzag", Algorithm: "ring", Backend: "flash", DType: "fp32"},
-				{Layout: "zigzag", Algorithm: "ring", Backend: "flash", DType: "bf16"},
-				{Layout: "striped", Algorithm: "allgather", Backend: "flash", DType: "bf16"},
-				{Layout: "zigzag", Algorithm: "ring", Backend: "fused", DType: "bf16"},
+				{Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Backend: "reference"}, DType: "fp32"},
+				{Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Backend: "flash"}, DType: "fp32"},
+				{Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Backend: "flash"}, DType: "bf16"},
+				{Strategy: ring.Strategy{Layout: "striped", Algorithm: "allgather", Backend: "flash"}, DType: "bf16"},
+				{Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Backend: "fused"}, DType: "bf16"},
 			} {
 				if s.Backend == "fused" && takesTiles(t, path) {
 					continue // rules fused-slices and fused-documents-mixed-bands
@@ -134,19 +140,19 @@ func TestScoresOnGPUs(t *testing.T) {
 	for _, path := range scoreCases(t) {
 		want := stored(t, path)
 		specs := []Spec{
-			{Layout: "zigzag", Algorithm: "ring", Backend: "reference", DType: "fp32"}, {Layout: "striped", Algorithm: "allgather", Backend: "reference", DType: "fp32"},
-			{Layout: "zigzag", Algorithm: "ulysses", Backend: "reference", DType: "fp32"}, {Layout: "contiguous", Algorithm: "hierarchical", Backend: "reference", DType: "fp32"},
+			{Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Backend: "reference"}, DType: "fp32"}, {Strategy: ring.Strategy{Layout: "striped", Algorithm: "allgather", Backend: "reference"}, DType: "fp32"},
+			{Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ulysses", Backend: "reference"}, DType: "fp32"}, {Strategy: ring.Strategy{Layout: "contiguous", Algorithm: "hierarchical", Backend: "reference"}, DType: "fp32"},
 		}
 		c, err := Open(path)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if !c.Scores.Biased() && !c.Scores.MaxLogit {
-			specs = append(specs, Spec{Layout: "zigzag", Algorithm: "ring", Backend: "flash", DType: "fp32"})
+			specs = append(specs, Spec{Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Backend: "flash"}, DType: "fp32"})
 		}
 		c.Close()
 		if strings.HasSuffix(path, "sink_wide.safetensors") { // of head dims that cuDNN takes
-			specs = append(specs, Spec{Layout: "zigzag", Algorithm: "ring", Backend: "fused", DType: "bf16"}, Spec{Layout: "zigzag", Algorithm: "ring", Backend: "flash", DType: "bf16"})
+			specs = append(specs, Spec{Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Backend: "fused"}, DType: "bf16"}, Spec{Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Backend: "flash"}, DType: "bf16"})
 		}
 		for ranks := 1; ranks <= min(len(gpus), 4); ranks *= 2 {
 			for _, s := range specs {

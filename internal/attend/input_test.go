@@ -12,6 +12,7 @@ import (
 
 	"github.com/cprun/cprun/attention/qkv"
 	"github.com/cprun/cprun/internal/safetensors"
+	"github.com/cprun/cprun/ring"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -96,7 +97,7 @@ func with(meta map[string]string, pairs ...string) map[string]string {
 // Every layout, declared or detected, gives what three tensors with the batch first give, bit for
 // bit, whatever rows a rank reads.
 func TestEveryLayoutGivesTheSameBits(t *testing.T) {
-	spec := Spec{Layout: "zigzag", Algorithm: "ring", Backend: "flash", DType: "fp32"}
+	spec := Spec{Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Backend: "flash"}, DType: "fp32"}
 	detected := 0
 	for _, l := range qkv.Layouts() {
 		n := lengthsOf(l)

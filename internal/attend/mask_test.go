@@ -15,6 +15,7 @@ import (
 	"github.com/cprun/cprun/internal/near"
 	"github.com/cprun/cprun/internal/safetensors"
 	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/ring"
 )
 
 // shapesOf are tensors of those lengths.
@@ -185,7 +186,7 @@ func TestSamplesOfTheirOwn(t *testing.T) {
 		}
 		path := write(t, s, apart)
 		for _, layout := range c.layouts {
-			spec := Spec{Layout: layout, Algorithm: "ring", Backend: "flash", DType: "fp32"}
+			spec := Spec{Strategy: ring.Strategy{Layout: layout, Algorithm: "ring", Backend: "flash"}, DType: "fp32"}
 			got, report := run(t, path, 3, spec)
 			pairs := 0
 			for b := range docs {
@@ -253,10 +254,9 @@ func TestMaskFixtures(t *testing.T) {
 	for i, path := range paths {
 		want := results(t, path)
 		for ranks := 1; ranks <= 5; ranks++ {
-			spec := Spec{
-				Layout: []string{"zigzag", "striped", "contiguous"}[(i+ranks)%3], Algorithm: []string{"ring", "allgather"}[ranks/2%2],
-				Backend: "flash", DType: "fp32",
-			}
+			spec := Spec{Strategy: ring.Strategy{
+				Layout: []string{"zigzag", "striped", "contiguous"}[(i+ranks)%3], Algorithm: []string{"ring", "allgather"}[ranks/2%2], Backend: "flash",
+			}, DType: "fp32"}
 			got, report := run(t, path, ranks, spec)
 			if report.Mask != words[i] {
 				t.Errorf("%s: the mask is %q, want %q", filepath.Base(path), report.Mask, words[i])
@@ -274,14 +274,14 @@ func TestMaskFixtures(t *testing.T) {
 func TestDocumentsOneBehindAnother(t *testing.T) {
 	meta := map[string]string{"docs": "[4,0,5]", "docs_kv": "[2,1,8]", "causal": "true"}
 	batched := shapes{"q": {1, 9, 2, 4}, "k": {1, 11, 1, 4}, "v": {1, 11, 1, 3}, "dout": {1, 9, 2, 3}}
-	want, _ := run(t, write(t, batched, meta), 2, Spec{Layout: "zigzag", Algorithm: "ring", Backend: "flash", DType: "fp32"})
+	want, _ := run(t, write(t, batched, meta), 2, Spec{Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Backend: "flash"}, DType: "fp32"})
 	flat := shapes{"q": {9, 2, 4}, "k": {11, 1, 4}, "v": {11, 1, 3}, "dout": {1, 9, 2, 3}}
 	for _, docs := range []string{"[4,0,5]", "[[4,0,5]]"} {
 		meta := maps.Clone(meta)
 		if meta["docs"] = docs; docs[1] == '[' {
 			meta["docs_kv"] = "[[2,1,8]]"
 		}
-		got, _ := run(t, write(t, flat, meta), 2, Spec{Layout: "zigzag", Algorithm: "ring", Backend: "flash", DType: "fp32"})
+		got, _ := run(t, write(t, flat, meta), 2, Spec{Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Backend: "flash"}, DType: "fp32"})
 		for name, w := range want {
 			if !slices.Equal(got[name], w) {
 				t.Errorf("documents %s: %s is not that of tensors with a batch", docs, name)
@@ -336,7 +336,7 @@ func TestLayoutDocumentNeedsAsManyKeys(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer f.Close()
-		s := Spec{Layout: "document", Algorithm: "ring", Backend: "flash", DType: "fp32", Device: "cpu"}
+		s := Spec{Strategy: ring.Strategy{Layout: "document", Algorithm: "ring", Backend: "flash"}, DType: "fp32", Device: "cpu"}
 		if err := s.Check(f, 2); (err == nil) != c.good {
 			t.Errorf("%d keys, %v: %v", c.seqKV, c.meta, err)
 		}

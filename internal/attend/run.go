@@ -1,7 +1,6 @@
 package attend
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -21,18 +20,12 @@ import (
 
 // Spec is how a case is run.
 type Spec struct {
-	In, Out   string
-	Layout    string // of partition.Names
-	Algorithm string // one of ring.Algorithms
-	Inner     int    `json:",omitempty"` // of hierarchical: ranks that trade heads with each other; 0: see Groups
-	// GatherHeads is how many heads of keys allgather gathers at a time; 0: all.
-	GatherHeads int    `json:",omitempty"`
-	Gather      string `json:",omitempty"` // of ring.Gathers
-	Backend     string // one of the device's
-	DType       string // fp64, fp32, bf16, fp16: the type of the computation
-	Device      string // cpu or cuda
-	Machine     machine.Machine
-	// Remedies lists what the choice of Backend needs.
+	In, Out       string
+	ring.Strategy        // how it runs; the backend is one of the device's
+	DType         string // fp64, fp32, bf16, fp16: the type of the computation
+	Device        string // cpu or cuda
+	Machine       machine.Machine
+	// Remedies are needed by the chosen Backend.
 	Remedies []rules.RemedyKind `json:",omitempty"`
 }
 
@@ -85,13 +78,13 @@ func (s Spec) Check(c *Case, ranks int) error {
 		return fmt.Errorf("backend %q is none of %s, which are what %s has", s.Backend, strings.Join(has, ", "), s.where())
 	}
 	if s.Inner < 0 || s.GatherHeads < 0 {
-		return fmt.Errorf("--inner %d --gather-heads %d: want 0 or more", s.Inner, s.GatherHeads)
+		return fmt.Errorf("--ulysses-degree %d --gather-heads %d: want 0 or more", s.Inner, s.GatherHeads)
 	}
 	for _, f := range []struct {
 		flag, needs string
 		unread      bool
 	}{
-		{"--inner", "hierarchical", s.Inner > 0 && s.Algorithm != "hierarchical"},
+		{"--ulysses-degree", "hierarchical", s.Inner > 0 && s.Algorithm != "hierarchical"},
 		{"--gather-heads", "allgather", s.GatherHeads > 0 && s.Algorithm != "allgather"},
 		{"--gather", "allgather", s.Gather != "" && s.Gather != ring.Auto && (s.Algorithm == "ulysses" || s.Algorithm != "allgather" && c.Masks.Left < 0 && c.Masks.Right < 0 && c.Masks.Slices == nil)},
 	} {
@@ -110,19 +103,9 @@ func (s Spec) Check(c *Case, ranks int) error {
 
 // spec returns the input of a schedule.
 func (s *Spec) spec(c *Case, shape partition.Shape) ring.Spec {
-	return ring.Spec{
-		Shape: shape, Heads: c.Heads, KVHeads: c.KVHeads, Inner: s.Groups(c, shape.Size),
-		GatherHeads: s.GatherHeads, Gather: s.Gather, Positions: c.Scores.ALiBi || c.Scores.Bias != nil,
-	}
-}
-
-// Groups returns how many ranks trade heads under hierarchical: Inner, or the number that the ranks of one host and
-// the heads make of it. With another algorithm it is 0.
-func (s *Spec) Groups(c *Case, ranks int) int {
-	if s.Algorithm != "hierarchical" {
-		return 0
-	}
-	return cmp.Or(s.Inner, partition.Inner(ranks, ranks, c.Heads, c.KVHeads))
+	out := s.Spec(shape, c.Heads, c.KVHeads)
+	out.Positions = c.Scores.ALiBi || c.Scores.Bias != nil
+	return out
 }
 
 // types lists the element types of each device by the names of --dtype.
@@ -181,7 +164,7 @@ func (c *Case) Run(ctx context.Context, s Spec, world comm.Communicator, dev *de
 		return nil, err
 	}
 	work := c.work(groups)
-	shared := partition.WorkOfHeads(work, ring.Traders(s.Algorithm, shape.Size, s.Groups(c, shape.Size)), c.Heads)
+	shared := partition.WorkOfHeads(work, s.Traders(shape.Size), c.Heads)
 	pairs := 0
 	for _, w := range work {
 		pairs += w

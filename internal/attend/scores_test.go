@@ -50,7 +50,7 @@ func TestScoresOfEveryLayout(t *testing.T) {
 					if ranks == 1 && l > 0 || ranks > 1 && (ranks+i+l)%turns != 1 {
 						continue
 					}
-					specs := []Spec{{Backend: "flash", DType: "fp32"}, {Backend: "reference", DType: "fp64"}}
+					specs := []Spec{{Strategy: ring.Strategy{Backend: "flash"}, DType: "fp32"}, {Strategy: ring.Strategy{Backend: "reference"}, DType: "fp64"}}
 					for _, s := range specs[:1+(ranks/2+i)%2] {
 						s.Layout, s.Algorithm = layout, algorithm
 						got, _ := run(t, path, ranks, s)
@@ -109,7 +109,7 @@ func TestMalformedScores(t *testing.T) {
 
 // Without dout there is no gradient of a sink.
 func TestSinkWithoutDout(t *testing.T) {
-	got, _ := run(t, write(t, good.with("dout").with("sink", 4), nil), 2, Spec{Layout: "zigzag", Algorithm: "ring", Backend: "flash", DType: "fp32"})
+	got, _ := run(t, write(t, good.with("dout").with("sink", 4), nil), 2, Spec{Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Backend: "flash"}, DType: "fp32"})
 	if len(got) != 2 || got["out"] == nil || got["lse"] == nil {
 		t.Errorf("results %v, want out and lse alone", slices.Sorted(maps.Keys(got)))
 	}
@@ -122,13 +122,13 @@ func TestScoresOfRanksWithoutRows(t *testing.T) {
 		"sink": {4}, "alibi_slopes": {4}, "bias": {1, 4, 3, 3},
 	}
 	path := write(t, few, map[string]string{"causal": "true", "max_logit": "true"})
-	want, _ := run(t, path, 1, Spec{Layout: "contiguous", Algorithm: "ring", Backend: "reference", DType: "fp64"})
+	want, _ := run(t, path, 1, Spec{Strategy: ring.Strategy{Layout: "contiguous", Algorithm: "ring", Backend: "reference"}, DType: "fp64"})
 	if len(want) != len(resultTensors) {
 		t.Fatalf("results %v, want %v", slices.Sorted(maps.Keys(want)), resultTensors)
 	}
 	for _, algorithm := range ring.Algorithms {
 		for _, backend := range []string{"flash", "reference"} {
-			s := Spec{Layout: "striped", Algorithm: algorithm, Backend: backend, DType: "fp32"}
+			s := Spec{Strategy: ring.Strategy{Layout: "striped", Algorithm: algorithm, Backend: backend}, DType: "fp32"}
 			got, _ := run(t, path, 6, s)
 			same(t, fmt.Sprintf("%+v", s), got, want, 2e-5)
 		}
@@ -162,8 +162,8 @@ func TestScoresTradeWithTheirHeads(t *testing.T) {
 				meta := maps.Clone(masks[turn/2%len(masks)])
 				meta["max_logit"] = "true"
 				path := write(t, s, meta)
-				want, _ := run(t, path, 1, Spec{Layout: "contiguous", Algorithm: "ring", Backend: "reference", DType: "fp64"})
-				with := Spec{Algorithm: "hierarchical", Inner: inner, Layout: []string{"zigzag", "striped", "contiguous"}[turn%3], Backend: "flash", DType: "fp32"}
+				want, _ := run(t, path, 1, Spec{Strategy: ring.Strategy{Layout: "contiguous", Algorithm: "ring", Backend: "reference"}, DType: "fp64"})
+				with := Spec{Strategy: ring.Strategy{Algorithm: "hierarchical", Inner: inner, Layout: []string{"zigzag", "striped", "contiguous"}[turn%3], Backend: "flash"}, DType: "fp32"}
 				if inner == ranks {
 					with.Algorithm, with.Inner = "ulysses", 0
 				}

@@ -25,12 +25,12 @@ type Choice struct {
 // Kinds returns the kinds of remedies that the device carries out, each once.
 func (c *Choice) Kinds() []backends.RemedyKind { return backends.KindsOf(c.Remedies) }
 
-// NoneError says that no backend can do what is asked for.
+// A NoneError reports that no backend can run a request.
 type NoneError struct {
 	Want    backends.Backend
 	Machine machine.Machine
 	Of      string // which attention of the run; "" where all are alike
-	Err     error  // *backends.NoBackendError, or what is wrong with the parameters
+	Err     error  // *backends.NoBackendError, or a fault of the parameters
 }
 
 func (e *NoneError) Error() string {
@@ -48,24 +48,14 @@ var selector backends.Selector
 
 // Choose selects a backend for the layers of a resolved config. Its errors name the key.
 func Choose(cfg *config.Config, m machine.Machine, disabled uint8) (*Choice, error) {
-	return ChooseByWindow(cfg, func(int) *config.Config { return cfg }, m, disabled)
-}
-
-// ChooseByWindow chooses as Choose does, where layers of some windows run by an algorithm of their own: by is the config that
-// says of all layers what those of a window do.
-func ChooseByWindow(cfg *config.Config, by func(window int) *config.Config, m machine.Machine, disabled uint8) (*Choice, error) {
-	requests, err := Requests(cfg, by)
-	if err != nil {
-		return nil, err
-	}
-	c, err := Select(m, disabled, requests...)
+	c, err := Select(m, disabled, Requests(cfg)...)
 	if err != nil {
 		return nil, &keyError{cfg.Fault("attention.backend", err).Error(), err}
 	}
 	return c, nil
 }
 
-// keyError is an error with the place of its key in a config.
+// A keyError adds the place of a key in a config.
 type keyError struct {
 	text string
 	err  error
@@ -101,8 +91,8 @@ func Select(m machine.Machine, disabled uint8, requests ...Request) (*Choice, er
 	return merge(requests, each), nil
 }
 
-// common finds one backend for attentions whose own best ones differ: of those that each can use,
-// the one that comes first for the first.
+// common finds one backend for attentions that differ in their best one: the first in the order of the first
+// attention that all can use.
 func common(params []backends.Params, best []*backends.Choice) ([]*backends.Choice, error) {
 	for _, b := range best[0].Able {
 		if slices.ContainsFunc(best, func(c *backends.Choice) bool { return !slices.Contains(c.Able, b) }) {
@@ -130,7 +120,7 @@ func common(params []backends.Params, best []*backends.Choice) ([]*backends.Choi
 	return nil, &backends.NoBackendError{Params: params[0], Rejected: all}
 }
 
-// merge is the answers for all attentions of a run as one.
+// merge returns one answer for all attentions of a run.
 func merge(requests []Request, layers []*backends.Choice) *Choice {
 	c := &Choice{Backend: layers[0].Backend, Reason: layers[0].Reason, Layers: layers}
 	for i := range requests {
@@ -164,7 +154,7 @@ func merge(requests []Request, layers []*backends.Choice) *Choice {
 	return c
 }
 
-// hopOf is a hop of some layers only.
+// hopOf returns the name of a hop of some layers only.
 func hopOf(layers, hop string) string {
 	if layers == "" || hop == "" {
 		return layers + hop
@@ -172,8 +162,7 @@ func hopOf(layers, hop string) string {
 	return layers + ", " + hop
 }
 
-// layersOf names the layers with a window, where there are others, as the config counts it:
-// with a query's own key.
+// layersOf names the layers with a window if the model has several. It counts a query's own key, as the config does.
 func layersOf(window, kinds int) string {
 	switch {
 	case kinds == 1:

@@ -9,6 +9,7 @@ import (
 	"github.com/cprun/cprun/attention/backends"
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/machine"
+	"github.com/cprun/cprun/ring"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -46,10 +47,7 @@ func TestParamsAreTheRuns(t *testing.T) {
 
 // params is what the rules are asked of the layers with that window.
 func params(cfg *config.Config, m machine.Machine, window int, disabled uint8) (backends.Params, error) {
-	requests, err := Requests(cfg, func(int) *config.Config { return cfg })
-	if err != nil {
-		return backends.Params{}, err
-	}
+	requests := Requests(cfg)
 	i := slices.IndexFunc(requests, func(r Request) bool { return r.Window == window })
 	return requests[i].params(m, disabled)
 }
@@ -81,44 +79,15 @@ func TestLayersShareABackend(t *testing.T) {
 		t.Errorf("nothing says that fused cannot run the windowed layers: %+v", c.Rejected)
 	}
 	full := load(t, "cases/windows.yaml", 8, m, "model.sliding_window=null", "model.layer_types=null")
+	full.Parallel.Backend = "fused"
 	if c, err := Choose(full, m, 0); err != nil || c.Backend != backends.Fused {
-		t.Errorf("without windows: %v, %v; want fused, first on sm90", c, err)
+		t.Errorf("fused without windows: %v, %v", c, err)
 	}
-	cfg.Attention.Backend = "fused"
+	cfg.Parallel.Backend = "fused"
 	_, err = Choose(cfg, m, 0)
 	var none *NoneError
 	if !errors.As(err, &none) || !strings.Contains(err.Error(), "attention.backend: fused") || !strings.Contains(err.Error(), "window of 4096 keys") {
 		t.Errorf("asked for fused: %v", err)
-	}
-}
-
-// Rules and remedies are asked for the hops of each kind's own algorithm: a window that lies over ranks is cut into calls, and
-// one of a rank that has all rows is not.
-func TestKindsHaveTheirOwnHops(t *testing.T) {
-	m := gpu(90, backends.V(9, 19, 0))
-	cfg := load(t, "cases/windows.yaml", 8, m)
-	trade := *cfg
-	trade.Parallel.Algorithm = "ulysses"
-	for _, x := range []struct {
-		full, windowed *config.Config
-		remedies       []backends.RemedyKind
-	}{
-		{cfg, cfg, []backends.RemedyKind{backends.SplitCall}}, {&trade, &trade, nil}, {cfg, &trade, nil}, {&trade, cfg, []backends.RemedyKind{backends.SplitCall}},
-	} {
-		by := func(window int) *config.Config {
-			if window < 0 {
-				return x.full
-			}
-			return x.windowed
-		}
-		c, err := ChooseByWindow(cfg, by, m, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if c.Backend != backends.Fused || !slices.Equal(c.Kinds(), x.remedies) ||
-			c.Layers[0].Params.Algorithm != x.full.Parallel.Algorithm || c.Layers[1].Params.Algorithm != x.windowed.Parallel.Algorithm {
-			t.Errorf("full by %s, windows by %s: %s with %v, want fused with %v", x.full.Parallel.Algorithm, x.windowed.Parallel.Algorithm, c.Backend, c.Kinds(), x.remedies)
-		}
 	}
 }
 
@@ -128,7 +97,7 @@ func TestNothingIsLeft(t *testing.T) {
 		t.Error(err)
 	}
 	cfg := load(t, "opticks.yaml", 2, machine.CPU())
-	cfg.Attention.Backend = "flash"
+	cfg.Parallel.Backend = "flash"
 	_, err = Choose(cfg, machine.CPU(), Disabled(true, false))
 	var none *backends.NoBackendError
 	if !errors.As(err, &none) || none.Want != backends.Flash || len(none.Rejected) == 0 {
@@ -144,8 +113,8 @@ func TestFloat32OnAGPUNamesEveryBackend(t *testing.T) {
 			m := gpu(90, backends.V(9, 19, 0))
 			m.Assumed = assumed
 			r := Request{
-				Want: "auto", DType: tensor.F32, Batch: 1, SeqQ: 1024, SeqKV: 1024, Heads: 4, KVHeads: 4, HeadDim: 64, HeadDimV: 64,
-				Causal: true, Window: -1, Training: true, Ranks: ranks, Algorithm: "ring", Gather: "auto", Layout: "zigzag",
+				Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Gather: "auto", Backend: "auto"}, DType: tensor.F32, Batch: 1, SeqQ: 1024, SeqKV: 1024, Heads: 4, KVHeads: 4, HeadDim: 64, HeadDimV: 64,
+				Causal: true, Window: -1, Training: true, Ranks: ranks,
 			}
 			c, err := Select(m, 0, r)
 			if err != nil || c.Backend != backends.Flash || len(c.Remedies) != 0 {
@@ -153,7 +122,7 @@ func TestFloat32OnAGPUNamesEveryBackend(t *testing.T) {
 			}
 			var said strings.Builder
 			c.Explain(&said, 2)
-			for _, w := range []string{"attention: flash: next on sm90: fused cannot run this (fused-dtype)", "fused: fused-dtype", "reference: It can run this", "Fix: Set attention.backend to reference."} {
+			for _, w := range []string{"attention: flash: first on sm90", "fused: fused-dtype", "reference: It can run this", "Fix: Set attention.backend to reference."} {
 				if !strings.Contains(said.String(), w) {
 					t.Errorf("%d ranks, assumed %t: %s; want %q", ranks, assumed, said.String(), w)
 				}
@@ -164,7 +133,7 @@ func TestFloat32OnAGPUNamesEveryBackend(t *testing.T) {
 					t.Errorf("%d ranks, assumed %t: %v; want %q", ranks, assumed, err, w)
 				}
 			}
-			r.Want = "reference"
+			r.Backend = "reference"
 			if c, err := Select(m, 0, r); err != nil || c.Backend != backends.Reference {
 				t.Errorf("%d ranks, assumed %t: reference: %+v, %v", ranks, assumed, c, err)
 			}
@@ -174,23 +143,23 @@ func TestFloat32OnAGPUNamesEveryBackend(t *testing.T) {
 
 // The attentions of one run get one backend, and remedies that any of them needs.
 func TestOneBackendForAllRequests(t *testing.T) {
-	m := gpu(90, backends.V(9, 5, 0)) // no band in one call before 9.6.0
+	m := gpu(100, backends.V(9, 19, 0))
 	r := Request{
-		Of: "short", DType: tensor.BF16, Batch: 1, SeqQ: 1024, SeqKV: 1024, Heads: 4, KVHeads: 4, HeadDim: 128, HeadDimV: 128,
-		Causal: true, Window: -1, Training: true, Ranks: 2, Algorithm: "ring", Gather: "auto", Layout: "zigzag",
+		Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Gather: "auto"}, Of: "short", DType: tensor.BF16, Batch: 1, SeqQ: 1024, SeqKV: 1024, Heads: 4, KVHeads: 4, HeadDim: 128, HeadDimV: 128,
+		Causal: true, Window: -1, Training: true, Ranks: 2,
 	}
-	windowed := r
-	windowed.Of, windowed.Window, windowed.Algorithm = "windowed", 100, "allgather"
-	c, err := Select(m, 0, r, windowed)
+	sunk := r
+	sunk.Of, sunk.Sink = "with a sink", true // which cuDNN counts once a hop
+	c, err := Select(m, 0, r, sunk)
 	if err != nil || c.Backend != c.Layers[1].Backend || len(c.Layers) != 2 {
 		t.Fatalf("%+v, %v", c, err)
 	}
 	alone, err := Select(m, 0, r)
 	if err != nil || alone.Backend != backends.Fused || c.Backend != backends.Flash {
-		t.Errorf("alone %+v, with a window beside it %s; %v", alone, c.Backend, err)
+		t.Errorf("alone %+v, with a sink beside it %s; %v", alone, c.Backend, err)
 	}
 	m.Arch, m.CUDNN, m.Assumed = 90, backends.V(9, 17, 0), false
-	r.Documents, r.Want = true, "fused"
+	r.Documents, r.Backend = true, "fused"
 	c, err = Select(m, 0, r)
 	if err != nil || !slices.Equal(c.Kinds(), []backends.RemedyKind{backends.ZeroWorkspace}) {
 		t.Errorf("documents: %+v, %v", c, err)

@@ -9,56 +9,43 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// computeTypes are the words of precision.compute once it is resolved.
+// computeTypes maps the words of a resolved precision.compute.
 var computeTypes = map[string]tensor.DType{"bf16": tensor.BF16, "fp16": tensor.F16, "fp32": tensor.F32}
 
 // DType returns the type that a resolved config computes in.
 func DType(cfg *config.Config) tensor.DType {
-	return typeOf("precision.compute", cfg.Precision.Compute)
-}
-
-// WireType returns the type in which keys and values travel.
-func WireType(cfg *config.Config) tensor.DType {
-	return typeOf("precision.kv_wire", cfg.Precision.KVWire)
-}
-
-func typeOf(key, word string) tensor.DType {
-	t, ok := computeTypes[word]
+	t, ok := computeTypes[cfg.Precision.Compute]
 	if !ok {
-		panic(fmt.Sprintf("backend: %s is %q, which no resolved config says", key, word))
+		panic(fmt.Sprintf("backend: precision.compute is %q, which no resolved config says", cfg.Precision.Compute))
 	}
 	return t
 }
 
 // Requests returns the attentions of a resolved config, one for each distinct window of its layers, the
-// widest first. by is as in ChooseByWindow.
-func Requests(cfg *config.Config, by func(window int) *config.Config) ([]Request, error) {
-	var list []Request
+// widest first.
+func Requests(cfg *config.Config) (list []Request) {
 	ws := windows(cfg)
 	for _, w := range ws {
-		own := by(w)
+		layers := 0
+		for l := range cfg.Model.NumHiddenLayers {
+			if cfg.Model.Window(l) == w {
+				layers++
+			}
+		}
 		list = append(list, Request{
-			Of: layersOf(w, len(ws)), Want: cfg.Attention.Backend, DType: DType(cfg),
+			Strategy: cfg.Parallel.Strategy, Of: layersOf(w, len(ws)), Layers: layers, DType: DType(cfg),
 			Batch: cfg.Train.MicroBatchSize, SeqQ: cfg.Data.SeqLen, SeqKV: cfg.Data.SeqLen,
 			Heads: cfg.Model.NumAttentionHeads, KVHeads: cfg.Model.NumKeyValueHeads,
 			HeadDim: cfg.Model.HeadDim, HeadDimV: cfg.Model.HeadDim,
 			Causal: true, Window: w, Documents: cfg.Data.PackDocuments,
 			Training: true, Deterministic: cfg.Train.Deterministic,
-			Ranks: cfg.Parallel.Context, Inner: inner(own), Algorithm: own.Parallel.Algorithm, Gather: own.Parallel.Gather, Layout: cfg.Parallel.Layout,
+			Ranks: cfg.Parallel.Context,
 		})
 	}
-	return list, nil
+	return list
 }
 
-// inner is 0 where it is not asked for.
-func inner(cfg *config.Config) int {
-	if cfg.Parallel.Algorithm != "hierarchical" {
-		return 0
-	}
-	return cfg.Parallel.Inner
-}
-
-// windows are the distinct windows of a model's layers, the widest first.
+// windows lists the distinct windows of a model's layers, the widest first.
 func windows(cfg *config.Config) []int {
 	var list []int
 	for l := range cfg.Model.NumHiddenLayers {

@@ -3,15 +3,17 @@ package backend
 import (
 	"github.com/cprun/cprun/attention/backends"
 	"github.com/cprun/cprun/internal/machine"
+	"github.com/cprun/cprun/ring"
 	"github.com/cprun/cprun/tensor"
 )
 
 // Request is one attention of a run, as training, `cprun attention` and `cprun bench` alike ask for
 // it. Its q, k and v are three dense tensors [batch, seq, heads, head dim] on the device.
 type Request struct {
-	Of    string // what it is of, where a run asks for several: "layers without a window"
-	Want  string // name of a backend; "auto" and "": the best
-	DType tensor.DType
+	ring.Strategy        // a Backend of "auto" or "" is open
+	Of            string // names it among several: "layers without a window"
+	Layers        int    // that run it; 0: one
+	DType         tensor.DType
 
 	Batch, SeqQ, SeqKV int // global tokens
 	Heads, KVHeads     int
@@ -19,7 +21,7 @@ type Request struct {
 	Causal             bool
 	TopLeft            bool // the mask's alignment, where SeqQ is not SeqKV
 	Window             int  // keys before a query's own; -1: all
-	Ahead              int  // keys behind it, where BoundedAhead says so; else all
+	Ahead              int  // keys after it, if BoundedAhead; else all
 	BoundedAhead       bool
 	Softcap            bool
 	ScaleNotAbove0     bool
@@ -32,19 +34,22 @@ type Request struct {
 
 	Training, Deterministic bool
 
-	Ranks             int
-	Inner             int    // of hierarchical: ranks that trade heads
-	Algorithm, Layout string // of ring.Algorithms; of package partition
-	Gather            string // of ring.Gathers
+	Ranks int // that share the sequence
 }
 
-// params returns what the rules are asked about r on a machine. All of a run's questions are put
-// together here.
+// Plain reports whether r is causal self-attention of a training run, which cost tables are of.
+func (r *Request) Plain() bool {
+	mask := r.TopLeft || r.DocumentKeys || r.Slices
+	scores := r.Softcap || r.ScaleNotAbove0 || r.Sink || r.Bias || r.MaxLogit
+	return r.Training && r.Causal && r.SeqQ == r.SeqKV && !mask && !scores
+}
+
+// params returns the parameters of r on a machine. No other code fills them for a run.
 func (r *Request) params(m machine.Machine, disabled uint8) (backends.Params, error) {
 	want := backends.Auto
-	if r.Want != "" {
+	if r.Backend != "" {
 		var err error
-		if want, err = backends.ParseBackend(r.Want); err != nil {
+		if want, err = backends.ParseBackend(r.Backend); err != nil {
 			return backends.Params{}, err
 		}
 	}
@@ -55,13 +60,17 @@ func (r *Request) params(m machine.Machine, disabled uint8) (backends.Params, er
 	if r.Causal {
 		right = 0
 	}
+	inner := 0
+	if r.Algorithm == "hierarchical" {
+		inner = r.Inner
+	}
 	return On(backends.Params{
 		Want: want, DType: r.DType,
 		Batch: r.Batch, SeqQ: r.SeqQ, SeqKV: r.SeqKV, Heads: r.Heads, KVHeads: r.KVHeads, HeadDim: r.HeadDim, HeadDimV: r.HeadDimV,
 		Causal: r.Causal, TopLeft: r.TopLeft, WindowLeft: r.Window, WindowRight: right, Softcap: r.Softcap, ScaleNotAbove0: r.ScaleNotAbove0,
 		Sink: r.Sink, Bias: r.Bias, MaxLogit: r.MaxLogit, Documents: r.Documents, DocumentKeys: r.DocumentKeys, Slices: r.Slices,
 		Training: r.Training, Deterministic: r.Deterministic,
-		ContextSize: r.Ranks, InnerSize: r.Inner, Algorithm: r.Algorithm, Gather: r.Gather, Layout: r.Layout,
+		ContextSize: r.Ranks, InnerSize: inner, Algorithm: r.Algorithm, Gather: r.Gather, Layout: r.Layout,
 	}, m, disabled), nil
 }
 

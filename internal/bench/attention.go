@@ -20,7 +20,7 @@ import (
 	"github.com/cprun/cprun/tensor"
 )
 
-// AttentionSpec is what `bench attention` measures: every algorithm over every length.
+// An AttentionSpec describes the rows of `bench attention`: every algorithm over every length.
 type AttentionSpec struct {
 	Seq           []int    `json:"seq"` // global tokens
 	Algorithms    []string `json:"algorithms"`
@@ -36,12 +36,14 @@ type AttentionSpec struct {
 	Causal        bool     `json:"causal"`
 	Window        int      `json:"window"` // keys that a query sees before itself; -1: all
 	Deterministic bool     `json:"deterministic"`
-	SMMargin      int      `json:"sm_margin,omitempty"` // of a GPU's processors, those that flash leaves free
+	SMMargin      int      `json:"sm_margin,omitempty"` // processors of a GPU that flash leaves free
 	Iters         int      `json:"iters"`               // 0: as many as take two seconds, or Seconds
 	Seconds       float64  `json:"seconds,omitempty"`   // how long a figure is measured, at least
 	Warmup        int      `json:"warmup"`
 
-	// Predicted is the ways that auto was chosen among, in order, with the seconds that costs say.
+	// Rows are decided from the fields above; none: all of them, unchanged.
+	Rows []AttentionCase `json:"rows,omitempty"`
+	// Predicted is the strategies that auto was chosen among for the only row, in order, with the predicted seconds.
 	Predicted []planner.Timed `json:"predicted,omitempty"`
 
 	// Documents is where packs of documents come from: "magi", or a file; "" for one sequence without. At
@@ -51,8 +53,8 @@ type AttentionSpec struct {
 	Packs     [][]int `json:"packs,omitempty"` // lengths of the documents of each, by Load
 }
 
-// Default fills what was left open with what a device can do in some seconds. Packed documents are as
-// MagiAttention's benchmark has them, and shorter on a CPU.
+// Default fills open fields with sizes that take a device some seconds. Packed documents follow MagiAttention's
+// benchmark, and are shorter on a CPU.
 func (s *AttentionSpec) Default(device string, ranks int) {
 	d := AttentionSpec{Seq: []int{512, 1 << 10}, Heads: 4, KVHeads: 2, HeadDim: 32, DType: "fp32", Layouts: []string{"zigzag"}}
 	if s.Documents != "" {
@@ -80,7 +82,7 @@ func (s *AttentionSpec) Default(device string, ranks int) {
 	}
 }
 
-// Check finds what is wrong with a spec before any process is spawned.
+// Check finds the faults of a spec before any process is spawned.
 func (s *AttentionSpec) Check(ranks int) error {
 	switch {
 	case len(s.Seq) == 0:
@@ -88,7 +90,8 @@ func (s *AttentionSpec) Check(ranks int) error {
 	case s.Heads < 1 || s.KVHeads < 1 || s.Heads%s.KVHeads != 0:
 		return fmt.Errorf("--heads %d --kv-heads %d: the first must be a multiple of the second", s.Heads, s.KVHeads)
 	case s.Inner < 0 || s.GatherHeads < 0 || s.SMMargin < 0:
-		return fmt.Errorf("--inner %d --gather-heads %d --sm-margin %d: want 0 or more", s.Inner, s.GatherHeads, s.SMMargin)
+		return fmt.Errorf("--ulysses-degree %d --gather-heads %d --sm-margin %d: want 0 or more",
+			s.Inner, s.GatherHeads, s.SMMargin)
 	case s.HeadDim < 1:
 		return fmt.Errorf("--head-dim %d: want at least 1", s.HeadDim)
 	case s.Window < -1 || s.Window >= 0 && !s.Causal:
@@ -103,62 +106,73 @@ func (s *AttentionSpec) Check(ranks int) error {
 			return fmt.Errorf("--gather %q is none of %v", g, ring.Gathers)
 		}
 	}
-	for _, l := range s.Layouts {
-		if _, err := partition.New(l, nil); err != nil {
-			return fmt.Errorf("--layout: %w", err)
-		}
-		if partition.ByDocument(l) && s.Documents == "" {
-			return fmt.Errorf("--layout %s: there are no documents here; want --documents, or zigzag, striped or contiguous", l)
-		}
-	}
 	if s.Documents != "" && len(s.Packs) == 0 {
 		return fmt.Errorf("--documents %s: there is no pack", terminal.Name(s.Documents))
 	}
-	for i, docs := range s.Packs {
-		if _, err := s.packShape("zigzag", docs, ranks); err != nil {
-			return fmt.Errorf("--documents %s: pack %d: %w", terminal.Name(s.Documents), i+1, err)
+	for _, w := range s.rows() {
+		if partition.ByDocument(w.Layout) && s.Documents == "" {
+			return fmt.Errorf("--layout %s: there are no documents; want --documents, or zigzag, striped or contiguous",
+				w.Layout)
 		}
-	}
-	for _, n := range s.Seq {
-		if n < 2*ranks {
-			return fmt.Errorf("--seq %d: too short for %d ranks", n, ranks)
-		}
-		if s.Documents != "" {
-			continue
-		}
-		for _, l := range s.Layouts {
-			shape, err := s.shape(l, n, ranks)
-			if err != nil {
+		for i, docs := range s.sequences(w) {
+			shape, err := s.shape(w.Layout, docs, ranks)
+			switch {
+			case err != nil && s.Documents != "":
+				return fmt.Errorf("--documents %s: pack %d: %w", terminal.Name(s.Documents), i+1, err)
+			case err != nil:
 				return err
+			case w.Seq < 2*ranks:
+				return fmt.Errorf("--seq %d: too short for %d ranks", w.Seq, ranks)
 			}
-			for _, a := range s.Algorithms {
-				if _, err := ring.New(a, s.spec(Way{}, shape), 0); err != nil {
-					return fmt.Errorf("--algorithm: %w", err)
-				}
+			if _, err := ring.New(w.Algorithm, s.spec(w.Strategy, shape), 0); err != nil {
+				return fmt.Errorf("--algorithm: %w", err)
 			}
 		}
 	}
 	return nil
 }
 
-func (s *AttentionSpec) shape(layout string, seq, ranks int) (partition.Shape, error) {
-	l, err := partition.New(layout, []int{seq})
+// sequences lists the sequences of a row, by the lengths of their documents: the packs, or one of its length.
+func (s *AttentionSpec) sequences(w AttentionCase) [][]int {
+	if s.Documents != "" {
+		return s.Packs
+	}
+	return [][]int{{w.Seq}}
+}
+
+// Longest returns the documents of the longest pack; nil: there are no documents.
+func (s *AttentionSpec) Longest() (docs []int) {
+	for _, pack := range s.Packs {
+		if sum(pack) > sum(docs) {
+			docs = pack
+		}
+	}
+	return docs
+}
+
+// shape returns the partition of a sequence over the ranks.
+func (s *AttentionSpec) shape(layout string, docs []int, ranks int) (partition.Shape, error) {
+	if i := slices.IndexFunc(docs, func(d int) bool { return d < 1 }); i >= 0 {
+		return partition.Shape{}, fmt.Errorf("document %d has %d tokens", i, docs[i])
+	}
+	n, packed := sum(docs), docs
+	if s.Documents == "" {
+		packed = nil
+	}
+	mask, err := partition.NewMask(s.Causal, s.Window, n, n, packed)
+	if err != nil {
+		return partition.Shape{}, err
+	}
+	l, err := partition.New(layout, docs, mask.Band)
 	if err != nil {
 		return partition.Shape{}, fmt.Errorf("--layout: %w", err)
 	}
-	mask, err := partition.NewMask(s.Causal, s.Window, seq, seq, nil)
-	return partition.Shape{SeqQ: seq, SeqKV: seq, Size: ranks, Layout: l, Mask: mask}, err
+	return partition.Shape{SeqQ: n, SeqKV: n, Size: ranks, Layout: partition.Ready(l, n, ranks), Mask: mask}, nil
 }
 
-// spec is what a schedule is made of.
-func (s *AttentionSpec) spec(w Way, shape partition.Shape) ring.Spec {
-	return ring.Spec{Shape: shape, Heads: s.Heads, KVHeads: s.KVHeads, Inner: s.Groups(shape.Size), GatherHeads: s.GatherHeads, Gather: w.Gather}
-}
-
-// Groups returns how many ranks trade heads under hierarchical: Inner, or what the ranks of one host and
-// the heads make of it.
-func (s *AttentionSpec) Groups(ranks int) int {
-	return cmp.Or(s.Inner, partition.Inner(ranks, ranks, s.Heads, s.KVHeads))
+// spec returns the input of a schedule.
+func (s *AttentionSpec) spec(w ring.Strategy, shape partition.Shape) ring.Spec {
+	return w.Spec(shape, s.Heads, s.KVHeads)
 }
 
 // Attention measures every row and hands it to emit on rank 0. Every rank calls it.
@@ -169,41 +183,38 @@ func (r *Rank) Attention(ctx context.Context, s AttentionSpec, emit func(Attenti
 	if err != nil {
 		return err
 	}
-	return s.each(func(w Way, seq int) error {
-		row, err := t.row(ctx, w, seq)
+	for _, w := range s.rows() {
+		row, err := t.row(ctx, w.Strategy, w.Seq)
 		if err != nil {
 			//lint:ignore ST1005 S is the length of the sequence
-			return fmt.Errorf("S=%s, %s: %w", readable.Size(int64(seq)), w, err)
+			return fmt.Errorf("S=%s, %s: %w", readable.Size(int64(w.Seq)), w.Strategy, err)
 		}
 		if r.World.Rank() != 0 {
-			return nil
+			continue
 		}
-		return emit(*row)
-	})
-}
-
-// each calls f for every row of sequences without documents.
-func (s *AttentionSpec) each(f func(w Way, seq int) error) error {
-	for _, seq := range s.Seq {
-		for _, w := range s.Ways() {
-			if err := f(w, seq); err != nil {
-				return err
-			}
+		if err := emit(*row); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-// Way is how a sequence is laid out and what ranks exchange.
-type Way struct {
-	Layout    string // of partition.Names
-	Algorithm string // of ring.Algorithms
-	Gather    string // of ring.Gathers
+// An AttentionCase is a row to measure: attention over a sequence by a strategy. Of packed documents Seq is the
+// longest pack.
+type AttentionCase struct {
+	Seq int `json:"seq"`
+	ring.Strategy
 }
 
-func (w Way) String() string { return w.Layout + ", " + pattern(w.Algorithm, w.Gather) }
+// rows lists the rows to measure.
+func (s *AttentionSpec) rows() []AttentionCase {
+	if len(s.Rows) > 0 {
+		return s.Rows
+	}
+	return s.Asked()
+}
 
-// pattern is an algorithm as a table has it, with when rows travel where somebody has said it.
+// pattern names an algorithm in a table, with the time at which rows travel if it is given.
 func pattern(algorithm, gather string) string {
 	if algorithm != "allgather" || gather == "" || gather == ring.Auto {
 		return algorithm
@@ -211,17 +222,31 @@ func pattern(algorithm, gather string) string {
 	return algorithm + " (" + gather + ")"
 }
 
-// Ways lists every layout with every algorithm, and an all-gather with every time at which rows travel.
-func (s *AttentionSpec) Ways() (all []Way) {
-	gathers := s.Gathers
+// Asked lists the rows that the spec asks for, with open strategies: every length, layout and algorithm, and an
+// all-gather with every time at which rows travel.
+func (s *AttentionSpec) Asked() (all []AttentionCase) {
+	gathers, lengths := s.Gathers, s.Seq
 	if len(gathers) == 0 {
 		gathers = []string{""}
 	}
-	for _, layout := range s.Layouts {
-		for _, algorithm := range s.Algorithms {
-			for i, gather := range gathers {
-				if i == 0 || algorithm == "allgather" {
-					all = append(all, Way{layout, algorithm, gather})
+	if s.Documents != "" && len(s.Seq) > 0 {
+		lengths = []int{slices.Max(s.Seq)}
+	}
+	for _, seq := range lengths {
+		for _, layout := range s.Layouts {
+			for _, algorithm := range s.Algorithms {
+				for i, gather := range gathers {
+					w := ring.Strategy{Layout: layout, Algorithm: algorithm, Gather: gather, Backend: s.Backend}
+					switch {
+					case i > 0 && algorithm != "allgather":
+						continue
+					case algorithm == "allgather" || algorithm == "auto":
+						w.GatherHeads = s.GatherHeads
+					}
+					if algorithm == "hierarchical" || algorithm == "auto" {
+						w.Inner = s.Inner
+					}
+					all = append(all, AttentionCase{seq, w})
 				}
 			}
 		}
@@ -229,7 +254,7 @@ func (s *AttentionSpec) Ways() (all []Way) {
 	return all
 }
 
-// attentionRun is a run with memory for its largest row.
+// attentionRun returns a run with memory for its largest row.
 func (r *Rank) attentionRun(s AttentionSpec) (*attentionRun, error) {
 	t := &attentionRun{Rank: r, spec: s, dtype: types[s.DType], softmax: attention.Softmax{Scale: 1 / math.Sqrt(float64(s.HeadDim))}}
 	bytes, err := t.plan()
@@ -246,35 +271,33 @@ func (s *AttentionSpec) Workspace(ranks int, matrix bool) int64 {
 	if s.Backend != backends.Fused.String() {
 		return most
 	}
-	for _, seq := range s.Seq {
-		for _, algorithm := range s.Algorithms {
-			group := map[string]int{"ulysses": ranks, "hierarchical": s.Groups(ranks)}[algorithm]
-			for i := range max(min(group, s.Heads), 1) { // the ranks of a group may have different heads
-				most = max(most, gpu.FusedWorkspace(s.fused(algorithm, seq, ranks, max(group, 1), i, matrix)))
-			}
+	for _, w := range s.rows() {
+		for i := range min(w.Traders(ranks), s.Heads) { // the ranks of a group may have different heads
+			most = max(most, gpu.FusedWorkspace(s.fused(w, ranks, i, matrix)))
 		}
 	}
 	return most
 }
 
-// fused is what member i of a group that trades heads asks of cuDNN.
-func (s *AttentionSpec) fused(algorithm string, seq, ranks, group, i int, matrix bool) gpu.FusedShape {
+// fused returns the shape of the cuDNN call of member i of a group that exchanges heads.
+func (s *AttentionSpec) fused(w AttentionCase, ranks, i int, matrix bool) gpu.FusedShape {
+	group, seq := w.Traders(ranks), w.Seq
 	outer := ranks / group
 	mine := partition.Heads(s.Heads, group, i)
 	shape := gpu.FusedShape{
 		Batch: 1, SeqQ: (seq + outer - 1) / outer, Heads: mine.Len(), KVHeads: len(partition.KeyHeads(mine, s.Heads, s.KVHeads)),
 		Dim: s.HeadDim, DimV: s.HeadDim, Calls: outer, Training: true, Deterministic: s.Deterministic && matrix,
 	}
-	if shape.SeqK = shape.SeqQ; algorithm == "allgather" {
+	if shape.SeqK = shape.SeqQ; w.Algorithm == "allgather" {
 		shape.SeqK = seq
-		if n := s.GatherHeads; n > 0 && n < s.KVHeads {
+		if n := w.GatherHeads; n > 0 && n < s.KVHeads {
 			shape.Heads, shape.KVHeads = n*(s.Heads/s.KVHeads), n
 		}
 	}
 	return shape
 }
 
-// attentionRun is what the rows have in common.
+// An attentionRun is shared by the rows.
 type attentionRun struct {
 	*Rank
 	spec    AttentionSpec
@@ -283,7 +306,7 @@ type attentionRun struct {
 	arena   *tensor.Arena
 }
 
-// pass is one rank's attention over one schedule.
+// A pass runs one rank's attention over one schedule.
 type pass struct {
 	ring        ring.Ring
 	schedule    *ring.Schedule
@@ -309,7 +332,7 @@ func (p *pass) backward() error {
 }
 
 // pass makes room in arena for the rank's part of a shape.
-func (t *attentionRun) pass(w Way, shape partition.Shape, rank int, arena *tensor.Arena) (*pass, error) {
+func (t *attentionRun) pass(w ring.Strategy, shape partition.Shape, rank int, arena *tensor.Arena) (*pass, error) {
 	schedule, err := ring.New(w.Algorithm, t.spec.spec(w, shape), rank)
 	if err != nil {
 		return nil, err
@@ -329,10 +352,10 @@ func (t *attentionRun) pass(w Way, shape partition.Shape, rank int, arena *tenso
 	}, nil
 }
 
-// plan is the bytes of the largest row, found by running it over an arena that only counts.
+// plan returns the bytes of the largest row. It runs all rows over an arena that only counts.
 func (t *attentionRun) plan() (int64, error) {
 	most := int64(0)
-	count := func(w Way, shape partition.Shape) error {
+	count := func(w ring.Strategy, shape partition.Shape) error {
 		meter := tensor.NewMeter()
 		p, err := t.pass(w, shape, t.World.Rank(), meter)
 		if err != nil {
@@ -345,33 +368,23 @@ func (t *attentionRun) plan() (int64, error) {
 		return err
 	}
 	ranks := t.World.Size()
-	for _, docs := range t.spec.Packs {
-		for _, w := range t.spec.Ways() {
-			shape, err := t.spec.packShape(w.Layout, docs, ranks)
+	for _, w := range t.spec.rows() {
+		for _, docs := range t.spec.sequences(w) {
+			shape, err := t.spec.shape(w.Layout, docs, ranks)
 			if err == nil {
-				err = count(w, shape)
+				err = count(w.Strategy, shape)
 			}
 			if err != nil {
 				return 0, err
 			}
 		}
 	}
-	if len(t.spec.Packs) > 0 {
-		return most, nil
-	}
-	err := t.spec.each(func(w Way, seq int) error {
-		shape, err := t.spec.shape(w.Layout, seq, ranks)
-		if err != nil {
-			return err
-		}
-		return count(w, shape)
-	})
-	return most, err
+	return most, nil
 }
 
-func (t *attentionRun) row(ctx context.Context, w Way, seq int) (*AttentionRow, error) {
+func (t *attentionRun) row(ctx context.Context, w ring.Strategy, seq int) (*AttentionRow, error) {
 	s, ranks := &t.spec, t.World.Size()
-	shape, err := s.shape(w.Layout, seq, ranks)
+	shape, err := s.shape(w.Layout, []int{seq}, ranks)
 	if err != nil {
 		return nil, err
 	}
@@ -409,7 +422,8 @@ func (t *attentionRun) row(ctx context.Context, w Way, seq int) (*AttentionRow, 
 }
 
 // load makes a pass with random data that runs over those ranks.
-func (t *attentionRun) load(ctx context.Context, w Way, shape partition.Shape, rank int, world comm.Exchanger) (*pass, error) {
+func (t *attentionRun) load(ctx context.Context, w ring.Strategy, shape partition.Shape, rank int,
+	world comm.Exchanger) (*pass, error) {
 	p, err := t.pass(w, shape, rank, t.arena)
 	if err != nil {
 		return nil, err
@@ -423,7 +437,7 @@ func (t *attentionRun) load(ctx context.Context, w Way, shape partition.Shape, r
 	return p, nil
 }
 
-// share is how much of the row falls to the rank that has most.
+// share sets the tokens and the traffic of the row: the most of any rank.
 func (t *attentionRun) share(ctx context.Context, row *AttentionRow, p *pass) error {
 	forward, backward, err := p.recorded()
 	if err != nil {
@@ -447,9 +461,8 @@ func (p *pass) recorded() (forward, backward planner.Recorder, err error) {
 	return forward, backward, err
 }
 
-// baselines are what the row is compared with: the same calls without transfers, and one rank
-// alone on as many tokens. All ranks run them at once, so that the devices are as warm and
-// their power as short as in the row itself.
+// baselines measures two references for the row: the same calls without transfers, and one rank alone on as many
+// tokens. All ranks run them at once, so that temperature and power of the devices match the row's.
 func (t *attentionRun) baselines(ctx context.Context, row *AttentionRow, p *pass) error {
 	s := &t.spec
 	p.ring.Comm = silent{} // the buffers still hold keys that came from the others
@@ -462,11 +475,11 @@ func (t *attentionRun) baselines(ctx context.Context, row *AttentionRow, p *pass
 	row.Local = &local
 
 	t.arena.Release(tensor.Mark{})
-	shape, err := s.shape(row.Layout, row.Tokens, 1)
+	shape, err := s.shape(row.Layout, []int{row.Tokens}, 1)
 	if err != nil {
 		return err
 	}
-	if p, err = t.load(ctx, Way{Algorithm: "ring"}, shape, 0, silent{}); err != nil {
+	if p, err = t.load(ctx, ring.Strategy{Algorithm: "ring"}, shape, 0, silent{}); err != nil {
 		return err
 	}
 	if seconds, _, err = t.measure(ctx, s.Warmup, s.Iters, p.both); err != nil {
@@ -479,7 +492,7 @@ func (t *attentionRun) baselines(ctx context.Context, row *AttentionRow, p *pass
 	return nil
 }
 
-// silent is exchanges and copies in which nothing moves.
+// silent implements exchanges and copies that move nothing.
 type silent struct{}
 
 func (silent) Exchange(_, _ []comm.Message) (comm.Pending, error) { return silent{}, nil }

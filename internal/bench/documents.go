@@ -18,7 +18,7 @@ import (
 const (
 	// MagiName is the value of --documents that draws MagiPacks.
 	MagiName = "magi"
-	// maxPacks is the longest file of packs that is read, in bytes.
+	// maxPacks bounds a file of packs, in bytes.
 	maxPacks = 16 << 20
 	// packIters is the default number of measured iterations of each pack: there are many packs.
 	packIters = 3
@@ -100,7 +100,7 @@ func (r *PackedRow) Line() string {
 
 // packed collects the figures of one layout and algorithm.
 type packed struct {
-	Way
+	ring.Strategy
 	flops, forward, both, forwardRate, backwardRate, bothRate []float64
 	user, imbalance, sent, dispatch                           []float64
 }
@@ -114,15 +114,15 @@ func (r *Rank) Packed(ctx context.Context, s AttentionSpec, emit func(PackedRow)
 		return err
 	}
 	var cells []*packed
-	for _, way := range s.Ways() {
-		cells = append(cells, &packed{Way: way})
+	for _, w := range s.rows() {
+		cells = append(cells, &packed{Strategy: w.Strategy})
 	}
 	most := 0
 	for i, docs := range t.spec.Packs {
 		most = max(most, sum(docs))
 		for _, c := range cells {
 			if err := t.pack(ctx, c, docs); err != nil {
-				return fmt.Errorf("pack %d, %s: %w", i+1, c.Way, err)
+				return fmt.Errorf("pack %d, %s: %w", i+1, c.Strategy, err)
 			}
 		}
 	}
@@ -167,15 +167,15 @@ func (t *attentionRun) pack(ctx context.Context, c *packed, docs []int) error {
 	start := t.arena.Mark()
 	defer t.arena.Release(start)
 	began := time.Now()
-	shape, err := s.packShape(c.Layout, docs, ranks)
+	shape, err := s.shape(c.Layout, docs, ranks)
 	if err != nil {
 		return err
 	}
-	if _, err := ring.New(c.Algorithm, s.spec(c.Way, shape), t.World.Rank()); err != nil {
+	if _, err := ring.New(c.Algorithm, s.spec(c.Strategy, shape), t.World.Rank()); err != nil {
 		return err
 	}
 	dispatch := time.Since(began).Seconds()
-	p, err := t.load(ctx, c.Way, shape, t.World.Rank(), t.World)
+	p, err := t.load(ctx, c.Strategy, shape, t.World.Rank(), t.World)
 	if err != nil {
 		return err
 	}
@@ -208,28 +208,11 @@ func (t *attentionRun) pack(ctx context.Context, c *packed, docs []int) error {
 	add(&c.user, of[2])
 	add(&c.sent, of[3])
 	add(&c.dispatch, of[4])
-	add(&c.imbalance, 1/partition.Balance(partition.WorkOfHeads(work, ring.Traders(c.Algorithm, ranks, s.Groups(ranks)), s.Heads)))
+	add(&c.imbalance, 1/partition.Balance(partition.WorkOfHeads(work, c.Traders(ranks), s.Heads)))
 	add(&c.forwardRate, rate(flops, of[0], ranks).TFLOPs)
 	add(&c.bothRate, rate(bothOfForward*flops, of[1], ranks).TFLOPs)
 	add(&c.backwardRate, rate((bothOfForward-1)*flops, of[1]-of[0], ranks).TFLOPs)
 	return nil
-}
-
-// packShape returns the partition of a pack over the ranks.
-func (s *AttentionSpec) packShape(layout string, docs []int, ranks int) (partition.Shape, error) {
-	if i := slices.IndexFunc(docs, func(d int) bool { return d < 1 }); i >= 0 {
-		return partition.Shape{}, fmt.Errorf("document %d has %d tokens", i, docs[i])
-	}
-	n := sum(docs)
-	mask, err := partition.NewMask(s.Causal, s.Window, n, n, docs)
-	if err != nil {
-		return partition.Shape{}, err
-	}
-	l, err := partition.New(layout, docs, mask.Band)
-	if err != nil {
-		return partition.Shape{}, fmt.Errorf("--layout: %w", err)
-	}
-	return partition.Shape{SeqQ: n, SeqKV: n, Size: ranks, Layout: partition.Ready(l, n, ranks), Mask: mask}, nil
 }
 
 // timed returns the median time of n turns of work, which begin together on all ranks, and the user time of this

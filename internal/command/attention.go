@@ -12,9 +12,11 @@ import (
 	"github.com/cprun/cprun/attention/backends"
 	"github.com/cprun/cprun/internal/attend"
 	"github.com/cprun/cprun/internal/backend"
+	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/job"
 	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/launch/progress"
+	"github.com/cprun/cprun/internal/plan"
 	"github.com/cprun/cprun/internal/terminal"
 )
 
@@ -25,7 +27,7 @@ func Attention(ctx context.Context, spec attend.Spec, asJSON bool, o Options) (i
 		return 0, err
 	}
 	spec.Device, spec.Machine = device, o.machine
-	notes, err := checkAttention(&spec, ranks)
+	notes, err := o.checkAttention(&spec, ranks)
 	if err != nil {
 		return 0, &InputError{err}
 	}
@@ -57,9 +59,9 @@ func Attention(ctx context.Context, spec attend.Spec, asJSON bool, o Options) (i
 	return 0, nil
 }
 
-// checkAttention resolves autos and paths, and finds every fault that can be found here. The
-// notes are for the user.
-func checkAttention(spec *attend.Spec, ranks int) (notes []string, err error) {
+// checkAttention resolves autos and paths, and finds every fault that can be found here. It returns notes for the
+// user.
+func (o *Options) checkAttention(spec *attend.Spec, ranks int) (notes []string, err error) {
 	for _, p := range []struct {
 		flag string
 		path *string
@@ -101,8 +103,6 @@ func checkAttention(spec *attend.Spec, ranks int) (notes []string, err error) {
 			*s = choice
 		}
 	}
-	auto(&spec.Layout, "zigzag")
-	auto(&spec.Algorithm, "ring")
 	auto(&spec.DType, map[string]string{"cpu": "fp32", "cuda": "bf16"}[spec.Device])
 	if spec.Backend != "" { // a slip of the keyboard is the flag's
 		if _, err := backends.ParseBackend(spec.Backend); err != nil {
@@ -112,10 +112,10 @@ func checkAttention(spec *attend.Spec, ranks int) (notes []string, err error) {
 	if err := fits(c, spec); err != nil {
 		return nil, err
 	}
-	return chooseFor(spec, c, ranks)
+	return o.chooseFor(spec, c, ranks)
 }
 
-// fits is why a case is too large for this machine, before anything is allocated for it.
+// fits returns an error if a case is too large for this machine, before anything is allocated for it.
 func fits(c *attend.Case, spec *attend.Spec) error {
 	room := float64(spec.Machine.Memory) * float64(max(spec.Machine.GPUs, 1))
 	if need := c.Needs(); room > 0 && need > room {
@@ -133,9 +133,20 @@ func writable(dir string) error {
 	return errors.Join(f.Close(), os.Remove(f.Name()))
 }
 
-// chooseFor decides the backend of one attention on given tensors.
-func chooseFor(spec *attend.Spec, c *attend.Case, ranks int) (notes []string, err error) {
-	want := spec.Backend
+// chooseFor decides how one attention on given tensors runs.
+func (o *Options) chooseFor(spec *attend.Spec, c *attend.Case, ranks int) (notes []string, err error) {
+	m, batch := &c.Masks, c.Batch
+	if m.Apart() { // samples with masks of their own are computed one by one
+		batch = 1
+	}
+	asked, docs := spec.Strategy, []int(nil)
+	if len(m.Docs) == 1 && m.DocsKV == nil && c.SeqQ == c.SeqKV { // else no list is the documents of a sequence
+		docs = m.Docs[0]
+	}
+	spec.Strategy = config.Ruled(asked, config.Sharing{
+		Device: spec.Device, Documents: docs != nil, Ranks: ranks, PerHost: ranks, Heads: c.Heads, KVHeads: c.KVHeads,
+	})
+	ruled := spec.Strategy
 	spec.Backend = backends.Flash.String() // so that the rest of the spec is checked first
 	if err := spec.Check(c, ranks); err != nil {
 		return nil, err
@@ -144,23 +155,20 @@ func chooseFor(spec *attend.Spec, c *attend.Case, ranks int) (notes []string, er
 	if err != nil {
 		return nil, err
 	}
-	m, batch := &c.Masks, c.Batch
-	if m.Apart() { // samples with masks of their own are computed one by one
-		batch = 1
-	}
-	choice, err := ask(0, func(disabled uint8) (*backend.Choice, error) {
-		return backend.Select(spec.Machine, disabled, backend.Request{
-			Want: want, DType: dtype,
+	answer, notes, err := o.strategy(spec.Machine, plan.Question{
+		Attentions: []backend.Request{{
+			Strategy: ruled, DType: dtype,
 			Batch: batch, SeqQ: c.SeqQ, SeqKV: c.SeqKV, Heads: c.Heads, KVHeads: c.KVHeads, HeadDim: c.HeadDim, HeadDimV: c.HeadDimV,
 			Causal: m.Causal, TopLeft: m.TopLeft, Window: m.Left, Ahead: m.Right, BoundedAhead: m.Right >= 0, Slices: m.Slices != nil, Softcap: c.Softmax.Softcap != 0, ScaleNotAbove0: !(c.Softmax.Scale > 0),
 			Documents: m.Docs != nil, DocumentKeys: m.DocsKV != nil, Training: c.Backward,
 			Sink: c.Scores.Sink || c.Scores.OffByOne, Bias: c.Scores.Biased(), MaxLogit: c.Scores.MaxLogit,
-			Ranks: ranks, Inner: spec.Groups(c, ranks), Algorithm: spec.Algorithm, Gather: spec.Gather, Layout: spec.Layout,
-		})
+			Ranks: ranks,
+		}},
+		Asked: asked, Docs: docs, Ranks: ranks, PerHost: ranks,
 	})
 	if err != nil {
 		return nil, err
 	}
-	spec.Backend, spec.Remedies = choice.Backend.String(), choice.Kinds()
-	return choice.notes, spec.Check(c, ranks)
+	spec.Strategy, spec.Remedies = answer.Strategy, answer.Choice.Kinds()
+	return notes, spec.Check(c, ranks)
 }

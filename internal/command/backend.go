@@ -24,12 +24,12 @@ type chosen struct {
 // the config, so that workers and plan.json have no auto left. ways holds the choice by costs, or nil.
 func choose(cfg *config.Config, m machine.Machine, ways *plan.Chosen) (chosen, error) {
 	c, err := ask(cfg.Attention.Debug, func(disabled uint8) (*backend.Choice, error) {
-		return backend.ChooseByWindow(cfg, plan.ByWindow(cfg, ways.Apart()), m, disabled)
+		return backend.Choose(cfg, m, disabled)
 	})
 	if err != nil {
 		return c, err
 	}
-	cfg.Attention.Backend = c.Backend.String()
+	cfg.Parallel.Backend = c.Backend.String()
 	if n := cfg.Attention.SMMargin; n > 0 && (c.Backend != backends.Flash || m.Arch != 90) {
 		c.notes = append(c.notes, fmt.Sprintf("attention.sm_margin %d has no effect: flash on Hopper GPUs reads it, and attention is %s on %s",
 			n, c.Backend, m))

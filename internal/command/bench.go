@@ -9,7 +9,6 @@ import (
 	"runtime"
 	"time"
 
-	"github.com/cprun/cprun/internal/backend"
 	"github.com/cprun/cprun/internal/bench"
 	"github.com/cprun/cprun/internal/files"
 	"github.com/cprun/cprun/internal/job"
@@ -38,13 +37,7 @@ func Bench(ctx context.Context, task job.Bench, o BenchOptions) (int, error) {
 	case task.Attention != nil:
 		task.Attention.Default(device, ranks)
 		if err = task.Attention.Load(); err == nil {
-			err = o.chooseWay(&task, ranks)
-		}
-		if err == nil {
-			err = task.Attention.Check(ranks)
-		}
-		if err == nil {
-			err = o.chooseBackend(&task, ranks)
+			err = o.chooseRows(&task, ranks, device)
 		}
 		r.Bench, r.Attention = "attention", &bench.Attention{Spec: *task.Attention}
 	case task.Comm != nil:
@@ -75,7 +68,7 @@ func Bench(ctx context.Context, task job.Bench, o BenchOptions) (int, error) {
 		return res.ExitCode, res.Err
 	}
 	bench.Compare(r.Ops)
-	if err := o.present(r); err != nil { // what was found before a failure too
+	if err := o.present(r); err != nil { // with the rows before a failure
 		return launch.ExitFailed, err
 	}
 	return res.ExitCode, res.Err
@@ -109,42 +102,10 @@ func lineOf(b *job.BenchRow) string {
 	return ""
 }
 
-// chooseBackend decides what computes every length and algorithm of the task, on this machine.
-func (o *BenchOptions) chooseBackend(task *job.Bench, ranks int) error {
-	s := task.Attention
-	dtype, err := bench.DType(s.DType, task.Machine.Arch == 0)
-	if err != nil {
-		return err
-	}
-	var requests []backend.Request
-	for _, seq := range s.Seq {
-		for _, way := range s.Ways() {
-			inner := 0
-			if way.Algorithm == "hierarchical" {
-				inner = s.Groups(ranks)
-			}
-			requests = append(requests, backend.Request{
-				Of: fmt.Sprintf("%d tokens, %s, %s", seq, way.Layout, way.Algorithm), Want: s.Backend, DType: dtype,
-				Batch: 1, SeqQ: seq, SeqKV: seq, Heads: s.Heads, KVHeads: s.KVHeads, HeadDim: s.HeadDim, HeadDimV: s.HeadDim,
-				Causal: s.Causal, Window: s.Window, Training: true, Deterministic: s.Deterministic,
-				Ranks: ranks, Inner: inner, Algorithm: way.Algorithm, Gather: way.Gather, Layout: way.Layout, Documents: s.Documents != "",
-			})
-		}
-	}
-	choice, err := ask(0, func(disabled uint8) (*backend.Choice, error) {
-		return backend.Select(task.Machine, disabled, requests...)
-	})
-	if err != nil {
-		return err
-	}
-	s.Backend, task.Remedies = choice.Backend.String(), choice.Kinds()
-	return nil
-}
-
-// machineOf is what a report tells of the machine.
+// machineOf describes the machine in a report.
 func machineOf(m machine.Machine) bench.Machine {
 	out := bench.Machine{Device: "cpu", Cores: runtime.NumCPU()}
-	if m.Arch == 0 {
+	if m.IsCPU() {
 		return out
 	}
 	out.Device, out.Arch, out.Versions = m.String(), m.Arch, make(map[string]string)
@@ -166,7 +127,7 @@ func (o *BenchOptions) checkOutputs() error {
 	return nil
 }
 
-// present writes a report where the flags ask for it.
+// present writes a report as the flags ask.
 func (o *BenchOptions) present(r *bench.Report) error {
 	r.Command, r.Version, r.Date = o.Command, o.Version, time.Now().UTC().Truncate(time.Second)
 	if o.JSON == "-" {

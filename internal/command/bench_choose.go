@@ -2,117 +2,99 @@ package command
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"slices"
 
-	"github.com/cprun/cprun/attention/backends"
 	"github.com/cprun/cprun/internal/backend"
 	"github.com/cprun/cprun/internal/bench"
+	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/job"
-	"github.com/cprun/cprun/internal/planner"
-	"github.com/cprun/cprun/partition"
-	"github.com/cprun/cprun/tensor"
+	"github.com/cprun/cprun/internal/plan"
 )
 
-// chooseWay resolves a layout and an algorithm that are auto: by costs where they are known, as a run does, else by the
-// rules. What was compared goes into the spec.
-func (o *BenchOptions) chooseWay(task *job.Bench, ranks int) error {
+// chooseRows decides how every row of a benchmark of attention runs, each like a training run of that length. All rows
+// get one backend, since the device has one: if they would take several, the longest row chooses, if the others can run
+// on its backend.
+func (o *BenchOptions) chooseRows(task *job.Bench, ranks int, device string) error {
 	s := task.Attention
-	autoLayout, autoAlgorithm := slices.Equal(s.Layouts, []string{"auto"}), slices.Equal(s.Algorithms, []string{"auto"})
-	if !autoLayout && !autoAlgorithm {
-		return nil
+	asked := s.Asked()
+	s.Rows = slices.Clone(asked)
+	for i := range s.Rows {
+		s.Rows[i].Strategy = config.Ruled(asked[i].Strategy, config.Sharing{
+			Device: device, Documents: s.Documents != "", Ranks: ranks, PerHost: ranks,
+			Heads: s.Heads, KVHeads: s.KVHeads,
+		})
 	}
-	if len(s.Seq) != 1 || len(s.Gathers) > 1 || !s.Causal || !autoLayout && len(s.Layouts) != 1 || !autoAlgorithm && len(s.Algorithms) != 1 {
-		return errors.New("--layout auto, --algorithm auto: want one length with a causal mask, one --gather, and one of the other two")
+	if err := s.Check(ranks); err != nil {
+		return err
 	}
-	asked := planner.Asked{Inner: s.Inner, GatherHeads: s.GatherHeads, Gather: cmp.Or(s.Gathers...), Documents: s.Documents != ""}
-	if !autoLayout {
-		asked.Layout = s.Layouts[0]
-	}
-	if !autoAlgorithm {
-		asked.Algorithm = s.Algorithms[0]
-	}
-	ruled := planner.Way{Layout: "zigzag", Algorithm: "ring"} // as package config has it
-	if asked.Documents {
-		if ruled.Layout = "document"; task.Machine.Arch == 0 {
-			ruled.Algorithm = "allgather"
-		}
-	}
-	way := ruled
-	known, err := o.known(task.Machine)
+	answers, err := o.answers(task, ranks, asked)
 	if err != nil {
 		return err
 	}
-	if costs := known(ranks, ranks); costs != nil {
-		choice, err := o.compare(task, asked, ranks, costs)
-		if err != nil {
-			return err
+	order := slices.Clone(answers) // the longest first
+	slices.SortStableFunc(order, func(a, b plan.Answer) int { return cmp.Compare(b.Predicted(), a.Predicted()) })
+	for _, first := range order {
+		if !slices.ContainsFunc(answers, func(a plan.Answer) bool { return a.Backend != first.Backend }) {
+			break
 		}
-		if choice.Known {
-			s.Predicted = choice.Kinds[0].Ranked
-			way, s.Backend = s.Predicted[0].Way, s.Predicted[0].Backend
+		for i := range asked {
+			asked[i].Backend, s.Rows[i].Backend = first.Backend, first.Backend
+		}
+		var again []plan.Answer
+		if again, err = o.answers(task, ranks, asked); err == nil {
+			answers = again
+			break
 		}
 	}
-	if autoLayout {
-		s.Layouts = []string{way.Layout}
+	if err != nil {
+		return err
 	}
-	if autoAlgorithm {
-		s.Algorithms, s.Inner, s.GatherHeads = []string{way.Algorithm}, way.Inner, way.GatherHeads
+	task.Remedies, s.Layouts, s.Algorithms = nil, nil, nil
+	for i, a := range answers {
+		s.Rows[i].Strategy, s.Backend = a.Strategy, a.Backend
+		if !slices.Contains(s.Layouts, a.Layout) {
+			s.Layouts = append(s.Layouts, a.Layout)
+		}
+		if !slices.Contains(s.Algorithms, a.Algorithm) {
+			s.Algorithms = append(s.Algorithms, a.Algorithm)
+		}
+		if a.Algorithm == "allgather" && len(a.Ranked) > 0 {
+			s.Rows[i].Gather = a.When()
+		}
+		task.Remedies = append(task.Remedies, a.Choice.Kinds()...)
 	}
-	if len(s.Predicted) > 0 && way.Algorithm == "allgather" {
-		s.Gathers = []string{way.When()}
+	if len(answers) == 1 {
+		s.Predicted = answers[0].Ranked
 	}
+	slices.Sort(task.Remedies)
+	task.Remedies = slices.Compact(task.Remedies)
 	return nil
 }
 
-// compare is the times of all ways.
-func (o *BenchOptions) compare(task *job.Bench, asked planner.Asked, ranks int, costs planner.Costs) (planner.Choice, error) {
+// answers decides each row.
+func (o *BenchOptions) answers(task *job.Bench, ranks int, asked []bench.AttentionCase) ([]plan.Answer, error) {
+	var list []plan.Answer
 	s := task.Attention
-	dtype, err := bench.DType(s.DType, task.Machine.Arch == 0)
-	if err == nil {
-		asked.Backends, err = o.able(task, ranks, dtype, costs)
-	}
-	if err != nil {
-		return planner.Choice{}, err
-	}
-	c := planner.Case{
-		Attention: planner.Attention{DType: dtype, Deterministic: s.Deterministic, Batch: 1, Heads: s.Heads, KVHeads: s.KVHeads, Dim: s.HeadDim, DimV: s.HeadDim},
-		Tokens:    s.Seq[0], Kinds: []planner.Kind{{Window: s.Window, Layers: 1}}, Ranks: ranks,
-		At: planner.Place{PerHost: ranks, Shared: task.Machine.Arch == 0, Cores: coresOf(task.Machine)},
-	}
-	if len(s.Packs) > 0 {
-		c.Docs = s.Packs[0]
-		if _, err := partition.NewMask(true, s.Window, c.Tokens, c.Tokens, c.Docs); err != nil {
-			return planner.Choice{}, fmt.Errorf("--documents: %w", err)
-		}
-	}
-	return planner.Choose(c, planner.Ways(c, asked), costs)
-}
-
-// able is the backends that can run a ring here and whose costs are known, the preferred one first.
-func (o *BenchOptions) able(task *job.Bench, ranks int, dtype tensor.DType, costs planner.Costs) (list []string, err error) {
-	s := task.Attention
-	choice, err := ask(0, func(disabled uint8) (*backend.Choice, error) {
-		return backend.Select(task.Machine, disabled, backend.Request{
-			Want: s.Backend, DType: dtype, Batch: 1, SeqQ: s.Seq[0], SeqKV: s.Seq[0], Heads: s.Heads, KVHeads: s.KVHeads, HeadDim: s.HeadDim, HeadDimV: s.HeadDim,
-			Causal: true, Window: s.Window, Training: true, Deterministic: s.Deterministic, Ranks: ranks, Algorithm: "ring", Layout: "zigzag", Documents: s.Documents != "",
-		})
-	})
+	dtype, err := bench.DType(s.DType, task.Machine.IsCPU())
 	if err != nil {
 		return nil, err
 	}
-	known, _ := costs.(interface {
-		Has(backend string, t tensor.DType) bool
-	})
-	able := []backends.Backend{choice.Backend}
-	if s.Backend == "auto" {
-		able = append(able, choice.Layers[0].Able...)
-	}
-	for _, b := range able {
-		if name := b.String(); (known == nil || known.Has(name, dtype)) && !slices.Contains(list, name) && (b != backends.Reference || b == choice.Backend) {
-			list = append(list, name)
+	docs := s.Longest()
+	for i, w := range s.Rows {
+		a, _, err := o.strategy(task.Machine, plan.Question{
+			Attentions: []backend.Request{{
+				Strategy: w.Strategy, Of: fmt.Sprintf("%d tokens, %s, %s", w.Seq, w.Layout, w.Algorithm), DType: dtype,
+				Batch: 1, SeqQ: w.Seq, SeqKV: w.Seq, Heads: s.Heads, KVHeads: s.KVHeads,
+				HeadDim: s.HeadDim, HeadDimV: s.HeadDim, Causal: s.Causal, Window: s.Window, Documents: docs != nil,
+				Training: true, Deterministic: s.Deterministic, Ranks: ranks,
+			}},
+			Asked: asked[i].Strategy, Docs: docs, Ranks: ranks, PerHost: ranks,
+		})
+		if err != nil {
+			return nil, err
 		}
+		list = append(list, a)
 	}
 	return list, nil
 }

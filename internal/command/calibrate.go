@@ -18,6 +18,7 @@ import (
 	"github.com/cprun/cprun/internal/launch/progress"
 	"github.com/cprun/cprun/internal/machine"
 	"github.com/cprun/cprun/internal/terminal"
+	"github.com/cprun/cprun/ring"
 )
 
 // Calibrate measures this machine's cost table, shows it and keeps it, and returns the exit status.
@@ -81,24 +82,26 @@ func (o *BenchOptions) measureSet(ctx context.Context, device string, set *cost.
 	return 0, nil
 }
 
-// costBackends are the backends of attention that this machine runs, the fastest first.
+// costBackends lists the backends of attention that this machine runs, the fastest first.
 func costBackends(m machine.Machine) []string {
-	if m.Arch != 0 && m.CUDNN != 0 {
+	if !m.IsCPU() && m.CUDNN != 0 {
 		return []string{"fused", "flash"}
 	}
 	return []string{"flash"}
 }
 
-// calibrate runs the processes of one measurement, and adds what they found to the set.
+// calibrate runs the processes of one measurement, and adds their results to the set.
 func (o *BenchOptions) calibrate(ctx context.Context, ranks int, s *bench.CalibrateSpec, set *cost.Set) (int, error) {
 	task := job.Bench{Machine: o.machine, Calibrate: s}
-	dtype, err := bench.DType(s.DType, o.machine.Arch == 0)
+	dtype, err := bench.DType(s.DType, o.machine.IsCPU())
 	if err != nil {
 		return 0, &InputError{err}
 	}
 	choice, err := backend.Select(o.machine, 0, backend.Request{
-		Of: "calibration", Want: s.Backend, DType: dtype, Batch: 1, SeqQ: s.Sizes[0], SeqKV: s.Sizes[0], Heads: s.Heads, KVHeads: s.KVHeads,
-		HeadDim: s.Dims[0], HeadDimV: s.Dims[0], Causal: true, Window: -1, Training: true, Ranks: 1, Algorithm: "ring", Layout: "zigzag",
+		Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Backend: s.Backend},
+		Of:       "calibration", DType: dtype, Batch: 1, SeqQ: s.Sizes[0], SeqKV: s.Sizes[0],
+		Heads: s.Heads, KVHeads: s.KVHeads,
+		HeadDim: s.Dims[0], HeadDimV: s.Dims[0], Causal: true, Window: -1, Training: true, Ranks: 1,
 	})
 	if err != nil {
 		return 0, &InputError{err}
@@ -151,11 +154,11 @@ func (o *BenchOptions) keep(t *cost.Table, took time.Duration) (int, error) {
 	return 0, nil
 }
 
-// costMachine is a machine as a cost table knows it.
+// costMachine describes a machine to a cost table.
 func costMachine(m machine.Machine) cost.Machine {
 	of := machineOf(m)
 	c := cost.Machine{Device: of.Device, Arch: m.Arch, Cores: of.Cores, Count: m.GPUs, Versions: of.Versions}
-	if m.Arch == 0 {
+	if m.IsCPU() {
 		c.Device = machine.CPUName()
 	}
 	return c

@@ -111,7 +111,7 @@ func found(device string) (machine.Machine, error) {
 		return m, inputf("--device %s: %w; cprun doctor says more, and --device cpu does without", device, err)
 	case device == "cuda" && len(gpus) == 0:
 		return m, inputf("--device cuda: no GPU is seen; look at nvidia-smi and CUDA_VISIBLE_DEVICES, or write --device cpu")
-	case m.Arch == 0:
+	case m.IsCPU():
 		return onCPU(), nil
 	}
 	return m, nil

@@ -2,11 +2,11 @@ package command
 
 import (
 	"runtime"
+	"sync"
 
 	"github.com/cprun/cprun/internal/backend"
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/cost"
-	"github.com/cprun/cprun/internal/job"
 	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/machine"
 	"github.com/cprun/cprun/internal/plan"
@@ -14,65 +14,59 @@ import (
 	"github.com/cprun/cprun/internal/train"
 )
 
-// decider chooses what a config leaves auto, by the costs of a machine where these are known.
+// decider decides how attention runs on a machine, by its costs where these are known.
 func (o *Options) decider(m machine.Machine) (*plan.Decider, error) {
-	d := &plan.Decider{Machine: m, Docs: documents, Cores: coresOf(m)}
-	known, err := o.known(m)
-	if err != nil {
-		return nil, &InputError{err}
-	}
 	env, err := launch.Attention()
 	if err != nil {
 		return nil, &InputError{err}
 	}
-	d.Disabled = backend.Disabled(env.NoFlash, env.NoFused)
-	d.Costs = known
-	return d, nil
+	return &plan.Decider{
+		Machine: m, Docs: documents, Cores: coresOf(m), Costs: o.known(m),
+		Disabled: backend.Disabled(env.NoFlash, env.NoFused),
+	}, nil
 }
 
-// known is the costs of a machine; it returns nil where there is no table of it.
-func (o *Options) known(m machine.Machine) (func(ranks, perHost int) planner.Costs, error) {
+// strategy decides how an attention runs on a machine, with lines for the user.
+func (o *Options) strategy(m machine.Machine, q plan.Question) (a plan.Answer, notes []string, err error) {
+	d, err := o.decider(m)
+	if err != nil {
+		return a, nil, err
+	}
+	c, err := ask(0, func(uint8) (*backend.Choice, error) {
+		a, err = d.Strategy(q)
+		return a.Choice, err
+	})
+	return a, c.notes, err
+}
+
+// known returns the costs of a machine; nil where no table is of it.
+func (o *Options) known(m machine.Machine) func(ranks, perHost int) planner.Costs {
 	if o.Costs != nil {
-		return func(ranks, perHost int) planner.Costs { return o.Costs(m, ranks, perHost) }, nil
+		return func(ranks, perHost int) planner.Costs { return o.Costs(m, ranks, perHost) }
 	}
-	none := func(_, _ int) planner.Costs { return nil }
-	if m.Arch == 0 && m.Assumed {
-		return none, nil // no CPU in particular
+	table := sync.OnceValue(func() plan.Costs { return o.table(m) })
+	return func(ranks, perHost int) planner.Costs {
+		if m.IsCPU() && m.Assumed || table().Table == nil || !table().Exact { // an assumed CPU is no CPU in particular
+			return nil
+		}
+		return table().Table.For(jobOf(m, ranks, perHost))
 	}
-	c := o.costs(m)
-	if c.Table == nil || !c.Exact {
-		return none, nil
-	}
-	return func(ranks, perHost int) planner.Costs { return c.Table.For(jobOf(m, ranks, perHost)) }, nil
 }
 
-// jobOf is what a table is asked about for so many ranks.
+// jobOf describes ranks to a cost table.
 func jobOf(m machine.Machine, ranks, perHost int) cost.Job {
 	return cost.Job{Ranks: ranks, PerHost: perHost, Cores: coresOf(m), Link: float64(m.Link), Net: float64(m.Net)}
 }
 
-// coresOf is those that the ranks of a host share; 0: each has a GPU.
+// coresOf counts the cores that the ranks of a host share; 0: each has a GPU.
 func coresOf(m machine.Machine) int {
-	if m.Arch != 0 {
+	if !m.IsCPU() {
 		return 0
 	}
 	return runtime.NumCPU()
 }
 
-// packings is what workers choose by for each packing of documents. On GPUs they do not: memory and workspace are planned
-// for the algorithm of the config.
-func (o *TrainOptions) packings(chosen *plan.Chosen, ranks int) (*job.Packings, error) {
-	if chosen == nil || len(chosen.Packings) == 0 || o.machine.Arch != 0 || o.Costs != nil {
-		return nil, nil
-	}
-	c := o.costs(o.machine)
-	if c.Table == nil || !c.Exact {
-		return nil, nil
-	}
-	return &job.Packings{Table: c.Table, Job: jobOf(o.machine, ranks, o.machine.PerHost(ranks)), Ways: chosen.Packings, Shared: true}, nil
-}
-
-// documents is those of the first sample; nil where the data is not there, which is said elsewhere.
+// documents returns the documents of the first sample; nil if the data is absent, which others report.
 func documents(cfg *config.Config) []int {
 	docs, err := train.FirstDocuments(cfg)
 	if err != nil {

@@ -10,10 +10,11 @@ import (
 	"github.com/cprun/cprun/internal/backend"
 	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/machine"
+	"github.com/cprun/cprun/ring"
 	"github.com/cprun/cprun/tensor"
 )
 
-// doctorRuns are the kinds of runs that doctor tries: changes of a common one.
+// doctorRuns lists the kinds of runs that doctor tries: changes of a common one.
 var doctorRuns = []struct {
 	name   string
 	change func(r *backend.Request)
@@ -40,11 +41,12 @@ func attentionReport(w io.Writer, m machine.Machine, verbose bool) error {
 	kinds := map[string][]string{} // by backends
 	for _, run := range doctorRuns {
 		r := backend.Request{
-			DType: tensor.BF16, Batch: 1, SeqQ: 32768, SeqKV: 32768, Heads: 32, KVHeads: 8, HeadDim: 128, HeadDimV: 128,
-			Causal: true, Window: -1, Training: true, Ranks: 8, Algorithm: "ring", Gather: "auto", Layout: "zigzag",
+			Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Gather: ring.Auto},
+			DType:    tensor.BF16, Batch: 1, SeqQ: 32768, SeqKV: 32768, Heads: 32, KVHeads: 8,
+			HeadDim: 128, HeadDimV: 128, Causal: true, Window: -1, Training: true, Ranks: 8,
 		}
-		if m.Device() == "cpu" {
-			r.DType = tensor.F32 // what a CPU computes in
+		if m.IsCPU() {
+			r.DType = tensor.F32 // the type of a CPU
 		}
 		run.change(&r)
 		line := "none"

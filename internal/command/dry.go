@@ -15,7 +15,7 @@ import (
 	"github.com/cprun/cprun/internal/terminal"
 )
 
-// ownNow is own of a run directory as it is: nothing is made, and nothing locked.
+// ownNow works like own for a run directory as it is: it makes and locks nothing.
 func (o *TrainOptions) ownNow(ctx context.Context, cfg *config.Config) (*origin, error) {
 	if o.RunDir == "" {
 		return nil, nil
@@ -35,7 +35,7 @@ func (o *TrainOptions) ownNow(ctx context.Context, cfg *config.Config) (*origin,
 	return o.ownCheckpoint(ctx, dir, cfg)
 }
 
-// dry checks all that a start checks, and says what it would do.
+// dry checks all that a start checks, and prints the plan of it.
 func (o *TrainOptions) dry(ctx context.Context, path string, out *progress.Printer) (int, error) {
 	at, err := o.place()
 	if err != nil {
@@ -73,6 +73,6 @@ func (o *TrainOptions) dry(ctx context.Context, path string, out *progress.Print
 	}
 	p := &r.cfg.Parallel
 	out.Note(fmt.Sprintf("dry run: nothing is wrong, and nothing was started. It would train for %d steps on %d ranks (context %d x data %d), %s, %s, backend %s, from %s; cprun plan says more",
-		r.cfg.Train.Steps, r.ranks, p.Context, p.Data, p.Algorithm, p.Layout, r.cfg.Attention.Backend, begin))
+		r.cfg.Train.Steps, r.ranks, p.Context, p.Data, p.Algorithm, p.Layout, r.cfg.Parallel.Backend, begin))
 	return 0, nil
 }

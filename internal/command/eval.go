@@ -97,12 +97,18 @@ func (o *EvalOptions) prepare(ctx context.Context, path string, ranks int, devic
 	}
 	for _, list := range [][]string{{
 		"data.path=" + o.Data, "data.validation={every: 1}", "data.validation.path=" + o.Data, fmt.Sprintf("data.validation.samples=%d", o.Samples), "data.shuffle=false",
-		"train.micro_batch_size=1", "train.global_batch_size=1", "parallel.context=auto", "parallel.data=auto", "parallel.inner=auto", "parallel.layout=auto", "parallel.transport=auto", "attention.sm_margin=0",
-		"attention.backend=auto", "precision={compute: auto, kv_wire: auto}", "memory={recompute: auto, loss_chunk: auto, shard: auto}",
+		"train.micro_batch_size=1", "train.global_batch_size=1", "parallel.context=auto", "parallel.data=auto",
+		"parallel.ulysses_degree=auto", "parallel.layout=auto", "parallel.transport=auto", "attention.sm_margin=0",
+		"attention.backend=auto", "precision.compute=auto", "memory={recompute: auto, loss_chunk: auto, shard: auto}",
 	}, seqLen, o.Set} {
 		set = append(set, list...)
 	}
-	if cfg, err = config.Parse(name, []byte(base), config.Options{Set: set, Ranks: ranks, Hosts: o.machine.Hosts, Device: device}); err != nil {
+	d, err := o.decider(o.machine)
+	if err != nil {
+		return nil, nil, err
+	}
+	opts := config.Options{Set: set, Ranks: ranks, Hosts: o.machine.Hosts, Device: device, Decide: d.Decide}
+	if cfg, err = config.Parse(name, []byte(base), opts); err != nil {
 		return nil, nil, once(err)
 	}
 	if cfg.Train.MicroBatchSize != 1 {
@@ -111,7 +117,7 @@ func (o *EvalOptions) prepare(ctx context.Context, path string, ranks int, devic
 	if _, err := train.Check(cfg); err != nil {
 		return nil, nil, once(err)
 	}
-	choice, err := choose(cfg, o.machine, nil)
+	choice, err := choose(cfg, o.machine, d.Chosen)
 	if err != nil {
 		return nil, nil, err
 	}

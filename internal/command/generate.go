@@ -17,7 +17,9 @@ import (
 	"github.com/cprun/cprun/internal/generate"
 	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/model"
+	"github.com/cprun/cprun/internal/plan"
 	"github.com/cprun/cprun/internal/tokenizer"
+	"github.com/cprun/cprun/ring"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -200,26 +202,30 @@ func (o *GenerateOptions) open(w *source, tokens int) (dev *device.Device, end f
 	weights, cache := generate.Bytes(w.cfg, tokens)
 	if m.Memory > 0 && weights+cache > m.Memory {
 		return nil, nil, inputf("%s: the weights take %.1f GB in float32, keys and values of %d tokens %.1f GB, and this %s has %.1f GB; take a larger one, or fewer --max-tokens",
-			w.what, float64(weights)/1e9, tokens, float64(cache)/1e9, map[bool]string{true: "machine", false: "GPU"}[m.Arch == 0], float64(m.Memory)/1e9)
+			w.what, float64(weights)/1e9, tokens, float64(cache)/1e9,
+			map[bool]string{true: "machine", false: "GPU"}[m.IsCPU()], float64(m.Memory)/1e9)
 	}
-	if m.Arch == 0 {
+	if m.IsCPU() {
 		stream := tensor.NewHostStream("compute")
 		d := device.CPU(stream, "flash", tensor.F32)
 		return &d, func() error { return errors.Join(d.Close(), stream.Close()) }, nil
 	}
-	var layers []backend.Request
+	q := plan.Question{Ranks: 1, PerHost: 1}
 	for l := range w.cfg.NumHiddenLayers {
-		layers = append(layers, backend.Request{
-			DType: tensor.F32, Batch: 1, SeqQ: tokens, SeqKV: tokens, Heads: w.cfg.NumAttentionHeads, KVHeads: w.cfg.NumKeyValueHeads,
-			HeadDim: w.cfg.HeadDim, HeadDimV: w.cfg.HeadDim, Causal: true, Window: w.cfg.Window(l), Ranks: 1, Algorithm: "ring", Layout: "contiguous",
+		q.Attentions = append(q.Attentions, backend.Request{
+			Strategy: ring.Strategy{Layout: "contiguous", Algorithm: "ring"},
+			DType:    tensor.F32, Batch: 1, SeqQ: tokens, SeqKV: tokens,
+			Heads: w.cfg.NumAttentionHeads, KVHeads: w.cfg.NumKeyValueHeads,
+			HeadDim: w.cfg.HeadDim, HeadDimV: w.cfg.HeadDim, Causal: true, Window: w.cfg.Window(l), Ranks: 1,
 		})
 	}
-	choice, err := ask(0, func(disabled uint8) (*backend.Choice, error) { return backend.Select(m, disabled, layers...) })
+	answer, _, err := (&Options{Stderr: os.Stderr}).strategy(m, q)
 	if err != nil {
 		return nil, nil, err
 	}
 	d, err := device.CUDA(device.CUDAOptions{
-		Backend: choice.Backend.String(), Remedies: choice.Kinds(), Compute: tensor.F32, Machine: m, HeadDim: w.cfg.HeadDim, Note: o.note,
+		Backend: answer.Backend, Remedies: answer.Choice.Kinds(), Compute: tensor.F32, Machine: m,
+		HeadDim: w.cfg.HeadDim, Note: o.note,
 	})
 	return &d, d.Close, err
 }

@@ -189,12 +189,21 @@ func (c costsOf) of(o *Options, m machine.Machine) plan.Costs {
 	return c[name]
 }
 
-// costs returns the table that was measured here, else the one of the reference machine that is
-// most like this one. What is wrong with a table is told, and the plan goes without.
+// costs returns the table of a machine, and how fast the machine is by it.
 func (o *Options) costs(m machine.Machine) plan.Costs {
+	c := o.table(m)
+	if !c.Exact && m.IsCPU() && c.Table != nil && c.Table.CoreGFLOPs > 0 {
+		c.Rate = matmulRate() / c.Table.CoreGFLOPs
+	}
+	return c
+}
+
+// table returns the table that was measured here, else the one of the reference machine that is
+// most like this one. What is wrong with a table is told, and the plan goes without.
+func (o *Options) table(m machine.Machine) plan.Costs {
 	of := cost.Machine{Device: m.Name, Arch: m.Arch, Cores: runtime.NumCPU(), Count: m.GPUs}
 	c := plan.Costs{}
-	if m.Arch == 0 {
+	if m.IsCPU() {
 		of.Device, c.Cores = machine.CPUName(), of.Cores
 	}
 	var err error
@@ -205,8 +214,6 @@ func (o *Options) costs(m machine.Machine) plan.Costs {
 	}
 	if err != nil {
 		fmt.Fprintln(o.Stderr, "warning: no estimate of time: "+terminal.Text(err.Error()))
-	} else if !c.Exact && m.Arch == 0 && c.Table != nil && c.Table.CoreGFLOPs > 0 {
-		c.Rate = matmulRate() / c.Table.CoreGFLOPs
 	}
 	return c
 }
@@ -222,13 +229,13 @@ func (o *PlanOptions) where() (m machine.Machine, ranks int, err error) {
 			return m, 0, err
 		}
 	}
-	if len(o.Assume) == 0 && m.Arch == 0 {
+	if len(o.Assume) == 0 && m.IsCPU() {
 		m = onCPU()
 	}
 	switch device := o.Device; {
-	case device == "cuda" && m.Arch == 0:
+	case device == "cuda" && m.IsCPU():
 		return m, 0, inputf("--device cuda: no GPU of this machine can be used by this binary; say which one is meant, such as --assume arch=sm90")
-	case device == "cpu" && m.Arch != 0:
+	case device == "cpu" && !m.IsCPU():
 		return m, 0, inputf("--device cpu: --assume says arch=sm%d; leave one of the two out", m.Arch)
 	case device == "cuda":
 	case device != "auto" && device != "cpu":

@@ -107,7 +107,9 @@ func (s *scale) plan(i int, found machines) error {
 		return err
 	}
 	w.plan = experiment.Plan{
-		Choices:     experiment.Choices{Backend: cfg.Attention.Backend, Layout: cfg.Parallel.Layout, Recompute: cfg.Memory.Recompute},
+		Choices: experiment.Choices{
+			Backend: cfg.Parallel.Backend, Layout: cfg.Parallel.Layout, Recompute: cfg.Memory.Recompute,
+		},
 		StepSeconds: p.Estimate.SecondsPerStep, Memory: byKind(&p.Memory),
 	}
 	if err := p.Memory.Check(); err != nil {
@@ -165,7 +167,7 @@ func byKind(m *plan.Memory) *experiment.Memory {
 // named is the machine for a reader.
 func named(m machine.Machine) string {
 	text := m.String()
-	if m.Arch == 0 {
+	if m.IsCPU() {
 		text = fmt.Sprintf("%d cores", runtime.NumCPU())
 	} else if _, gpus, err := machine.Find(); !m.Assumed && err == nil && len(gpus) > 0 {
 		text = gpus[0].Name + ", " + text

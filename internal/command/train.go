@@ -153,7 +153,7 @@ func (o *TrainOptions) checkInput(ctx context.Context, path string, ranks int, d
 	if r.choice, err = choose(cfg, o.machine, r.chosen); err != nil {
 		return r, err
 	}
-	mem, err := plan.FitKinds(cfg, ranks, o.machine, r.chosen.Apart())
+	mem, err := plan.Fit(cfg, ranks, o.machine)
 	if err == nil {
 		err = mem.Check()
 	}
@@ -221,10 +221,6 @@ func (o *TrainOptions) begin(r ready, out *progress.Printer) (b begun, err error
 	}
 	b.task = job.Train{
 		Config: string(r.cfg.YAML()), RunDir: r.dir, Version: o.Version, NoSave: o.NoSave, Machine: o.machine, Remedies: r.choice.Kinds(), Generation: r.generation,
-		Kinds: r.chosen.Apart(),
-	}
-	if b.task.Packings, err = o.packings(r.chosen, r.ranks); err != nil {
-		return b, b.log.note(err)
 	}
 	for _, w := range r.cfg.Warnings {
 		out.Note("warning: " + w.String())

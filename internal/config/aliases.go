@@ -2,15 +2,24 @@ package config
 
 import "strings"
 
-// renames are other spellings that mean exactly the same and are taken as they are: the forms
-// of rope_scaling in the config.json of older and newer transformers.
+// renames lists spellings with the same meaning, accepted silently: the forms of rope_scaling in the config.json of
+// older and newer transformers.
 var renames = map[string]string{
 	"model.rope_parameters":         "model.rope_scaling",
 	"model.rope_scaling.type":       "model.rope_scaling.rope_type",
 	"model.rope_scaling.rope_theta": "model.rope_theta",
 }
 
-// unbuiltKeys are keys and sections that are planned and not in this build, with the key to write instead.
+// renamed lists keys under their former names, which are read with a warning.
+var renamed = map[string]string{"parallel.inner": "parallel.ulysses_degree"}
+
+// retired lists former keys and their values without effect. These are ignored with a warning.
+var retired = map[string][]string{"precision.fp8": {"off"}, kvWire: {"auto", "bf16", "fp16", "fp32"}}
+
+// Keys and values travel in the compute type. The former key kvWire accepted no other.
+const kvWire = "precision.kv_wire"
+
+// unbuiltKeys lists planned keys and sections that this build lacks, with the key to write instead.
 var unbuiltKeys = map[string]string{
 	"lora": "", "train.freeze": "", "train.early_stop": "", "checkpoint.best": "", "data.format": "", "data.cache": "",
 	"data.chat_template": "", "data.train_on": "", "data.overlong": "", "model.partial_rotary_factor": "",
@@ -30,7 +39,7 @@ func byName(lines string) map[string]string {
 	return of
 }
 
-// otherWords are values under the names of others.
+// otherWords lists values by the names of other trainers.
 var otherWords = byName(`
 bfloat16 torch.bfloat16 = bf16
 float16 half = fp16

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cprun/cprun/internal/hf"
+	"github.com/cprun/cprun/ring"
 )
 
 // Config is a resolved train.yaml.
@@ -87,23 +88,19 @@ type LRSchedule struct {
 // Parallel is how ranks are grouped; 0 is auto, resolved by Resolve once the number of ranks
 // is known.
 type Parallel struct {
-	Context   int    // ranks that share one sequence
-	Data      int    // groups of such ranks
-	Algorithm string // ring, allgather, ulysses, hierarchical, auto
-	Inner     int    // of hierarchical: ranks that trade heads with each other; stays 0 with another
-	// GatherHeads is how many key-value heads allgather gathers at a time; 0: all.
-	GatherHeads int
-	Gather      string // beside, before, auto; stays auto
-	Layout      string // zigzag, striped, contiguous, document, document-zigzag, auto
-	Transport   string // nccl, copy, auto; stays auto
+	Context int // ranks that share one sequence
+	Data    int // groups of such ranks
+	// Strategy is how attention runs, with attention.backend. A field may be auto until the number of ranks and
+	// the machine are known; Gather may stay auto. Inner is 0 except with hierarchical.
+	ring.Strategy
+	Transport string // nccl, copy, auto; stays auto
 
 	Deadline time.Duration // how long a rank may stand still; 0: auto
 }
 
-// Attention is the kernel's backend.
+// Attention has options of the attention kernels; their backend is Parallel's.
 type Attention struct {
-	Backend  string // flash, fused, reference, auto
-	SMMargin int    // processors of a GPU that flash leaves free
+	SMMargin int // processors of a GPU that flash leaves free
 	Debug    int
 }
 
@@ -111,8 +108,6 @@ type Attention struct {
 type Precision struct {
 	Compute  string // bf16, fp16, fp32, auto
 	GradWire string // fp32, bf16
-	KVWire   string // auto, or a compute type
-	FP8      string // off, or a recipe
 }
 
 // Memory says which state is kept, recomputed, chunked and sharded.

@@ -14,6 +14,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/cprun/cprun/internal/files"
+	"github.com/cprun/cprun/ring"
 )
 
 const leastModel = "model: {vocab_size: 256, hidden_size: 64, intermediate_size: 160, num_hidden_layers: 2, num_attention_heads: 6, num_key_value_heads: 2, head_dim: 16}\n"
@@ -122,22 +123,20 @@ func TestResolve(t *testing.T) {
 		chunk              int
 		fault              string
 	}{
-		{"one rank", "", "", 1, Parallel{Context: 1, Data: 1, Algorithm: "ring", Layout: "zigzag", Transport: "auto", Gather: "auto"}, 1024, ""},
-		{"all ranks share", "", "cpu", 3, Parallel{Context: 3, Data: 1, Algorithm: "ring", Layout: "zigzag", Transport: "auto", Gather: "auto"}, 1024, ""},
-		{"context given", "parallel: {context: 2}\ntrain: {global_batch_size: 4, micro_batch_size: 2}", "cpu", 4, Parallel{Context: 2, Data: 2, Algorithm: "ring", Layout: "zigzag", Transport: "auto", Gather: "auto"}, 1024, ""},
-		{"data given", "parallel: {data: 2, algorithm: allgather, layout: striped}\ntrain: {global_batch_size: 2}", "cpu", 8, Parallel{Context: 4, Data: 2, Algorithm: "allgather", Layout: "striped", Transport: "auto", Gather: "auto"}, 1024, ""},
-		{"both given", "parallel: {context: 1, data: 2}\ntrain: {global_batch_size: 2}\nmemory: {loss_chunk: 7}", "cpu", 2, Parallel{Context: 1, Data: 2, Algorithm: "ring", Layout: "zigzag", Transport: "auto", Gather: "auto"}, 7, ""},
-		{"heads are traded", "parallel: {algorithm: ulysses}", "cpu", 3, Parallel{Context: 3, Data: 1, Algorithm: "ulysses", Layout: "zigzag", Transport: "auto", Gather: "auto"}, 1024, ""},
-		{"groups", "parallel: {algorithm: hierarchical}", "cpu", 8, Parallel{Context: 8, Data: 1, Algorithm: "hierarchical", Inner: 2, Layout: "zigzag", Transport: "auto", Gather: "auto"}, 512, ""},
-		{"groups given", "parallel: {algorithm: hierarchical, inner: 3, data: 2}\ntrain: {global_batch_size: 2}", "cpu", 12, Parallel{Context: 6, Data: 2, Algorithm: "hierarchical", Inner: 3, Layout: "zigzag", Transport: "auto", Gather: "auto"}, 683, ""},
-		{"more ranks than cuts", "", "cpu", 5000, Parallel{Context: 5000, Data: 1, Algorithm: "ring", Layout: "zigzag", Transport: "auto", Gather: "auto"}, 1, ""},
+		{"one rank", "", "", 1, Parallel{Context: 1, Data: 1, Transport: "auto", Strategy: ring.Strategy{Algorithm: "ring", Layout: "zigzag", Gather: "auto", Backend: "auto"}}, 1024, ""},
+		{"all ranks share", "", "cpu", 3, Parallel{Context: 3, Data: 1, Transport: "auto", Strategy: ring.Strategy{Algorithm: "ring", Layout: "zigzag", Gather: "auto", Backend: "auto"}}, 1024, ""},
+		{"context given", "parallel: {context: 2}\ntrain: {global_batch_size: 4, micro_batch_size: 2}", "cpu", 4, Parallel{Context: 2, Data: 2, Transport: "auto", Strategy: ring.Strategy{Algorithm: "ring", Layout: "zigzag", Gather: "auto", Backend: "auto"}}, 1024, ""},
+		{"data given", "parallel: {data: 2, algorithm: allgather, layout: striped}\ntrain: {global_batch_size: 2}", "cpu", 8, Parallel{Context: 4, Data: 2, Transport: "auto", Strategy: ring.Strategy{Algorithm: "allgather", Layout: "striped", Gather: "auto", Backend: "auto"}}, 1024, ""},
+		{"both given", "parallel: {context: 1, data: 2}\ntrain: {global_batch_size: 2}\nmemory: {loss_chunk: 7}", "cpu", 2, Parallel{Context: 1, Data: 2, Transport: "auto", Strategy: ring.Strategy{Algorithm: "ring", Layout: "zigzag", Gather: "auto", Backend: "auto"}}, 7, ""},
+		{"heads are traded", "parallel: {algorithm: ulysses}", "cpu", 3, Parallel{Context: 3, Data: 1, Transport: "auto", Strategy: ring.Strategy{Algorithm: "ulysses", Layout: "zigzag", Gather: "auto", Backend: "auto"}}, 1024, ""},
+		{"groups", "parallel: {algorithm: hierarchical}", "cpu", 8, Parallel{Context: 8, Data: 1, Transport: "auto", Strategy: ring.Strategy{Algorithm: "hierarchical", Inner: 2, Layout: "zigzag", Gather: "auto", Backend: "auto"}}, 512, ""},
+		{"groups given", "parallel: {algorithm: hierarchical, ulysses_degree: 3, data: 2}\ntrain: {global_batch_size: 2}", "cpu", 12, Parallel{Context: 6, Data: 2, Transport: "auto", Strategy: ring.Strategy{Algorithm: "hierarchical", Inner: 3, Layout: "zigzag", Gather: "auto", Backend: "auto"}}, 683, ""},
+		{"more ranks than cuts", "", "cpu", 5000, Parallel{Context: 5000, Data: 1, Transport: "auto", Strategy: ring.Strategy{Algorithm: "ring", Layout: "zigzag", Gather: "auto", Backend: "auto"}}, 1, ""},
 		{"batch", "parallel: {data: 2}", "cpu", 2, Parallel{}, 0, "train.global_batch_size: 1 is not a multiple of micro_batch_size 1 x parallel.data 2; take 2"},
 		{"product", "parallel: {data: 2, context: 2}", "cpu", 8, Parallel{}, 0, "parallel.context: context 2 x data 2 is 4 ranks, but the run has 8"},
-		{"bf16", "precision: {compute: bf16, kv_wire: bf16}", "cpu", 1, Parallel{Context: 1, Data: 1, Algorithm: "ring", Layout: "zigzag", Transport: "auto", Gather: "auto"}, 1024, ""},
-		{"a narrower wire on the CPU", "precision: {kv_wire: bf16}", "cpu", 2, Parallel{}, 0, "precision.kv_wire: bf16 is not in this build: keys and values travel in the compute type, fp32"},
-		{"fp16 on CUDA", "precision: {compute: fp16}\nattention: {backend: fused}", "cuda", 2, Parallel{Context: 2, Data: 1, Algorithm: "ring", Layout: "zigzag", Transport: "auto", Gather: "auto"}, 0, ""},
+		{"bf16", "precision: {compute: bf16, kv_wire: bf16}", "cpu", 1, Parallel{Context: 1, Data: 1, Transport: "auto", Strategy: ring.Strategy{Algorithm: "ring", Layout: "zigzag", Gather: "auto", Backend: "auto"}}, 1024, ""},
+		{"fp16 on CUDA", "precision: {compute: fp16}\nattention: {backend: fused}", "cuda", 2, Parallel{Context: 2, Data: 1, Transport: "auto", Strategy: ring.Strategy{Algorithm: "ring", Layout: "zigzag", Gather: "auto", Backend: "fused"}}, 0, ""},
 		{"bf16 wire", "precision: {grad_wire: bf16}", "cuda", 2, Parallel{}, 0, "precision.grad_wire: bf16 is not in this build"},
-		{"another wire", "precision: {kv_wire: fp16}", "cuda", 2, Parallel{}, 0, "precision.kv_wire: fp16 is not in this build: keys and values travel in the compute type, bf16"},
 	}
 	for _, tt := range tests {
 		c, err := load("t.yaml", []byte(leastModel+"data: {path: a.txt}\n"+tt.yaml), Options{NoFiles: true}, osDisk{})
@@ -157,7 +156,7 @@ func TestResolve(t *testing.T) {
 		}
 		// The backend is left to package backend, which knows the GPU and its libraries, and on a
 		// GPU what depends on its memory to package plan.
-		text := strings.NewReplacer("backend: auto", "", "deadline: auto", "", "transport: auto", "", "inner: auto", "", "gather: auto", "").Replace(string(c.YAML())) // deadline waits for steps
+		text := strings.NewReplacer("backend: auto", "", "deadline: auto", "", "transport: auto", "", "ulysses_degree: auto", "", "gather: auto", "").Replace(string(c.YAML())) // deadline waits for steps
 		if tt.device == "cuda" {
 			text = strings.NewReplacer("recompute: auto", "", "loss_chunk: auto", "").Replace(text)
 		}

@@ -193,12 +193,13 @@ var runKeys = []key{
 	{path: "parallel.algorithm", def: "auto", choices: []string{"ring", "allgather", "ulysses", "hierarchical", "auto"},
 		at: func(c *Config) any { return &c.Parallel.Algorithm },
 		doc: "how keys and values reach the queries: ring (from rank to rank), allgather (all at once), ulysses " +
-			"(ranks trade rows for heads), hierarchical (ulysses in groups of inner ranks, a ring over groups); " +
+			"(ranks exchange rows for heads), hierarchical (ulysses in groups of ulysses_degree ranks, a ring over " +
+			"groups); " +
 			"auto: by costs (docs/planner.md), else ring, or allgather with layout document on a CPU"},
-	{path: "parallel.inner", def: "auto", word: "auto", min: 1, max: maxRanks,
+	{path: "parallel.ulysses_degree", def: "auto", word: "auto", min: 1, max: maxRanks,
 		at: func(c *Config) any { return &c.Parallel.Inner },
-		doc: "neighbouring ranks that trade heads, a divisor of context; auto: by costs, else the most that are on " +
-			"one host and divide the key-value heads, else the query heads; needs algorithm hierarchical" + ifAuto},
+		doc: "neighbouring ranks that exchange heads, a divisor of context; auto: by costs, else the most that are " +
+			"on one host and divide the key-value heads, else the query heads; needs algorithm hierarchical" + ifAuto},
 	{path: "parallel.gather_heads", def: "0", max: maxHeads, at: func(c *Config) any { return &c.Parallel.GatherHeads },
 		doc: "key-value heads that are gathered at a time, while the attention of the ones before runs; fewer take " +
 			"less memory; 0: all, unless the algorithm is chosen by costs; needs algorithm allgather" + ifAuto},
@@ -223,7 +224,7 @@ var runKeys = []key{
 			"timed, then 20 times the longest step, from 2m to 5m, and never less than 5 steps"},
 
 	{path: "attention.backend", def: "auto", choices: []string{"flash", "fused", "reference", "auto"},
-		at: func(c *Config) any { return &c.Attention.Backend },
+		at: func(c *Config) any { return &c.Parallel.Backend },
 		doc: "flash (our kernels), fused (cuDNN, needs CUDA), reference (float64, slow); auto: the " +
 			"fastest that can run, see docs/backends.md"},
 	{path: "attention.sm_margin", def: "0", max: maxSMMargin, at: func(c *Config) any { return &c.Attention.SMMargin },
@@ -238,11 +239,6 @@ var runKeys = []key{
 			"loss, so that small gradients do not become 0"},
 	{path: "precision.grad_wire", def: "fp32", choices: []string{"fp32", "bf16"},
 		doc: "gradients between ranks; bf16 is not in this build"},
-	{path: "precision.kv_wire", def: "auto", choices: []string{"bf16", "fp16", "fp32", "auto"},
-		at:  func(c *Config) any { return &c.Precision.KVWire },
-		doc: "keys and values between ranks; auto: as compute; nothing else is in this build"},
-	{path: "precision.fp8", def: "off", choices: []string{"off"}, at: func(c *Config) any { return &c.Precision.FP8 },
-		doc: "FP8 is not in this build"},
 
 	{path: "memory.recompute", def: "auto", choices: []string{"none", "selective", "full", "auto"},
 		doc: "activations that the backward pass computes again; auto: none on CPU; on CUDA the first of none, " +

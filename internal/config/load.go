@@ -102,6 +102,10 @@ func load(name string, text []byte, opts Options, disk disk) (*Config, error) {
 			}
 		}
 		l.cfg.resolve(opts.Ranks, opts.Hosts, opts.Device, f)
+		if t := l.wire; t != "" && t != "auto" && t != l.cfg.Precision.Compute && f.ok("precision.compute") {
+			f.add(kvWire, "%s is unknown: keys and values travel in the compute type, %s; take the key out",
+				t, l.cfg.Precision.Compute)
+		}
 		if open {
 			l.cfg.unread(given, f, idle)
 		}
@@ -111,7 +115,7 @@ func load(name string, text []byte, opts Options, disk disk) (*Config, error) {
 	if err := f.err(); err != nil {
 		return nil, err
 	}
-	l.cfg.Warnings = append(warnings(l.cfg), idle.list...)
+	l.cfg.Warnings = slices.Concat(warnings(l.cfg), idle.list, l.former.list)
 	return l.cfg, nil
 }
 

@@ -2,12 +2,10 @@ package config
 
 import (
 	"slices"
-
-	"github.com/cprun/cprun/partition"
 )
 
 // Resolve replaces every auto by the number of ranks and the device ("cuda", or anything
-// else for the CPU) make of it, and checks the rules that depend on them. parallel.inner stays auto
+// else for the CPU) make of it, and checks the rules that depend on them. parallel.ulysses_degree stays auto
 // without hierarchical, and parallel.gather where all ranks are on one host, since layers may differ. Five more stay, which depend on more: parallel.deadline on the time that steps take; parallel.transport on how the
 // GPUs are connected; attention.backend on the GPU and its libraries, which package backend knows; on
 // a GPU, memory.recompute and memory.loss_chunk on its memory, which package plan
@@ -23,10 +21,7 @@ func (c *Config) resolve(ranks, hosts int, device string, f *faults) {
 		cpuRules(c, f)
 	}
 	c.resolveGroups(ranks, f)
-	layout, compute, shard := "zigzag", "fp32", "none"
-	if c.Data.PackDocuments {
-		layout = "document"
-	}
+	compute, shard := "fp32", "none"
 	if ranks > 1 {
 		shard = "optimizer" // ranks of a CPU share its cores, and memory is not short there
 	}
@@ -36,19 +31,12 @@ func (c *Config) resolve(ranks, hosts int, device string, f *faults) {
 			shard = "gradients"
 		}
 	}
-	auto(&c.Parallel.Layout, layout)
-	algorithm := "ring"
-	if c.Parallel.Layout == "document" && device != "cuda" {
-		algorithm = "allgather" // a ring sends three times as much of documents, see docs/ring.md; not yet measured on GPUs
-	}
-	auto(&c.Parallel.Algorithm, algorithm)
-	c.resolveInner(ranks, hosts, f)
+	c.resolveStrategy(ranks, hosts, device, f)
 	if hosts > 1 && c.readsGather() {
 		auto(&c.Parallel.Gather, "beside") // links between hosts are slower, and there is more to hide
 	}
 	auto(&c.Precision.Compute, compute)
 	wireRules(c, f)
-	auto(&c.Precision.KVWire, c.Precision.Compute)
 	auto(&c.Memory.Shard, shard)
 	if n := c.Memory.LossChunk; n > 0 && c.Parallel.Context > 0 && f.ok("memory.loss_chunk", "data.seq_len", "train.micro_batch_size") && c.passTokens()/n > MaxPieces {
 		f.add("memory.loss_chunk", "%d cuts the %d tokens of a pass on a rank into more than %d pieces; write %d or more, or auto", n, c.passTokens(), MaxPieces, c.passTokens()/MaxPieces+1)
@@ -65,12 +53,6 @@ func (c *Config) resolve(ranks, hosts int, device string, f *faults) {
 // passTokens returns the tokens of one pass on a rank.
 func (c *Config) passTokens() int {
 	return (c.Data.SeqLen + c.Parallel.Context - 1) / c.Parallel.Context * c.Train.MicroBatchSize
-}
-
-func auto(field *string, choice string) {
-	if *field == "auto" {
-		*field = choice
-	}
 }
 
 // resolveGroups decides parallel.context and parallel.data, which multiply to the ranks.
@@ -112,29 +94,28 @@ func (c *Config) resolveGroups(ranks int, f *faults) {
 	}
 }
 
-// resolveInner decides parallel.inner, which divides parallel.context.
-func (c *Config) resolveInner(ranks, hosts int, f *faults) {
-	const innerKey = "parallel.inner"
+// resolveStrategy decides the layout, the algorithm and parallel.ulysses_degree, which divides parallel.context.
+func (c *Config) resolveStrategy(ranks, hosts int, device string, f *faults) {
+	const innerKey = "parallel.ulysses_degree"
 	p := &c.Parallel
-	if p.Algorithm != "hierarchical" || p.Context < 1 || !f.ok("parallel.context", innerKey) {
-		return
+	by := Sharing{
+		Device: device, Documents: c.Data.PackDocuments, PerHost: ranks,
+		Heads: c.Model.NumAttentionHeads, KVHeads: c.Model.NumKeyValueHeads,
 	}
-	if p.Inner > 0 {
-		if p.Context%p.Inner != 0 {
-			f.add(innerKey, "%d does not divide the %d ranks of parallel.context; take one of %s, or write auto", p.Inner, p.Context, divisors(p.Context))
-		}
-		return
-	}
-	if !f.ok("model.from", "model.num_attention_heads", "model.num_key_value_heads") {
-		return
-	}
-	perHost := ranks
 	if hosts > 1 {
-		if perHost = 1; ranks%hosts == 0 {
-			perHost = ranks / hosts
+		if by.PerHost = 1; ranks%hosts == 0 {
+			by.PerHost = ranks / hosts
 		}
 	}
-	p.Inner = partition.Inner(p.Context, perHost, c.Model.NumAttentionHeads, c.Model.NumKeyValueHeads)
+	if f.ok("parallel.context", innerKey, "model.from", "model.num_attention_heads", "model.num_key_value_heads") {
+		by.Ranks = p.Context
+	}
+	p.Strategy = Ruled(p.Strategy, by)
+	known := p.Context > 0 && p.Inner > 0 && f.ok("parallel.context", innerKey)
+	if known && p.Algorithm == "hierarchical" && p.Context%p.Inner != 0 {
+		f.add(innerKey, "%d does not divide the %d ranks of parallel.context; take one of %s, or write auto",
+			p.Inner, p.Context, divisors(p.Context))
+	}
 }
 
 // unread adds to a fault for each given key that the algorithm of the config does not read, and resets it.
@@ -143,8 +124,8 @@ func (c *Config) unread(given Parallel, f, to *faults) {
 	add := func(key string, value any, instead, reader string) {
 		to.add(key, "%v has no effect with parallel.algorithm %s; write %s, or parallel.algorithm: %s", value, p.Algorithm, instead, reader)
 	}
-	if n := given.Inner; n > 0 && p.Algorithm != "hierarchical" && f.ok("parallel.inner") {
-		add("parallel.inner", n, "auto", "hierarchical")
+	if n := given.Inner; n > 0 && p.Algorithm != "hierarchical" && f.ok("parallel.ulysses_degree") {
+		add("parallel.ulysses_degree", n, "auto", "hierarchical")
 		p.Inner = 0
 	}
 	if n := given.GatherHeads; n > 0 && p.Algorithm != "allgather" && f.ok("parallel.gather_heads") {
@@ -173,18 +154,15 @@ func cpuRules(c *Config, f *faults) {
 	if n := c.Attention.SMMargin; f.ok("attention.sm_margin") && n > 0 {
 		f.add("attention.sm_margin", "%d leaves processors of a GPU free; on CPU write 0", n)
 	}
-	if c.Attention.Backend == "fused" && f.ok("attention.backend") {
+	if c.Parallel.Backend == "fused" && f.ok("attention.backend") {
 		f.add("attention.backend", "fused is cuDNN and needs CUDA; on CPU write flash or reference")
 	}
 }
 
-// wireRules refuses types that no device sends in this build. It runs before a kv_wire of auto is filled, which follows compute.
+// wireRules refuses types that no device sends in this build.
 func wireRules(c *Config, f *faults) {
 	p := &c.Precision
 	if f.ok("precision.grad_wire") && p.GradWire != "fp32" {
 		f.add("precision.grad_wire", "%s is not in this build; write fp32", p.GradWire)
-	}
-	if f.ok("precision.kv_wire", "precision.compute") && p.KVWire != "auto" && p.KVWire != p.Compute {
-		f.add("precision.kv_wire", "%s is not in this build: keys and values travel in the compute type, %s; write auto", p.KVWire, p.Compute)
 	}
 }

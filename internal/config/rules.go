@@ -21,9 +21,9 @@ func rules(c *Config, f *faults) {
 	}
 	trainRules(c, f)
 	if n := c.Attention.SMMargin; n > 0 && f.ok("attention.sm_margin", "attention.backend") &&
-		!slices.Contains([]string{"flash", "auto"}, c.Attention.Backend) {
+		!slices.Contains([]string{"flash", "auto"}, c.Parallel.Backend) {
 		f.add("attention.sm_margin", "%d has no effect with attention.backend %s; write 0, or attention.backend: flash",
-			n, c.Attention.Backend)
+			n, c.Parallel.Backend)
 	}
 	unbuilt(c, f)
 }

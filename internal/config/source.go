@@ -26,11 +26,13 @@ type source struct {
 	passOf map[string]int
 	pass   int
 	meant  []string // keys and sections that unknown names were probably meant to be
+	former *faults  // warnings of former names and keys
+	wire   string   // the value of kvWire; "": not given
 	inFile func(n *yaml.Node) position
 }
 
 func newSource(f *faults) *source {
-	return &source{faults: f, values: map[string]*yaml.Node{}, passOf: map[string]int{}}
+	return &source{faults: f, values: map[string]*yaml.Node{}, passOf: map[string]int{}, former: newFaults(f.where)}
 }
 
 // leastConfig describes the contents that an empty file lacks.
@@ -164,15 +166,31 @@ func (s *source) mapping(n *yaml.Node, section string) {
 		if strings.Contains(name.Value, ".") { // a path is for --set; here it would hide a section
 			path = ""
 		}
-		if other, ok := renames[path]; ok {
-			path = other
-		}
-		s.assign(path, section, name.Value, value, at)
+		s.assign(s.today(path, at), section, name.Value, value, at)
 	}
+}
+
+// today returns the key that a name stands for.
+func (s *source) today(path string, at position) string {
+	if other, ok := renames[path]; ok {
+		return other
+	}
+	if other, ok := renamed[path]; ok {
+		s.former.addAt(at, path, "is %s by now; rename it", other)
+		return other
+	}
+	return path
 }
 
 // assign takes in one key or section.
 func (s *source) assign(path, section, name string, value *yaml.Node, at position) {
+	if values := retired[path]; slices.Contains(values, value.Value) {
+		s.former.addAt(at, path, "has no effect by now; take it out")
+		if path == kvWire {
+			s.where.keys[path], s.wire = at, value.Value
+		}
+		return
+	}
 	if keyAt[path] == nil && !isSection[path] {
 		if len(s.list) > maxFaults { // counted only: the search for the meant key takes long
 			s.addAt(at, section, "unknown")
@@ -252,9 +270,7 @@ func (s *source) readFlag(arg string) {
 		s.addAt(at, "", "want key.path=value, such as train.steps=10")
 		return
 	}
-	if other, ok := renames[path]; ok {
-		path = other
-	}
+	path = s.today(path, at)
 	section, name := split(path)
 	value, err := flagValue(path, text)
 	if err != nil {

@@ -1,6 +1,5 @@
-// Package job holds what the launcher and the workers of a run say to each other: what a worker is
-// spawned to do, what it is told, and the events that it sends back. Both sides import it, neither
-// the other.
+// Package job defines the messages between the launcher and the workers of a run: the roles, the tasks, and the
+// events that workers send back. Both sides import it, neither the other.
 package job
 
 import (
@@ -8,10 +7,9 @@ import (
 	"github.com/cprun/cprun/internal/bench"
 	"github.com/cprun/cprun/internal/cost"
 	"github.com/cprun/cprun/internal/machine"
-	"github.com/cprun/cprun/internal/planner"
 )
 
-// Role is what a worker is spawned to do.
+// A Role is the job of a worker.
 type Role string
 
 // The roles, which are arguments of the hidden command `cprun worker`.
@@ -22,7 +20,7 @@ const (
 	RoleEval      Role = "eval"
 )
 
-// Train is what the workers of a training run or an evaluation are told.
+// Train is the task of the workers of a training run or an evaluation.
 type Train struct {
 	// Config is the resolved config itself: the file in the run directory may be changed by then.
 	Config  string `json:"config"`
@@ -31,32 +29,18 @@ type Train struct {
 	Version string `json:"version"`
 	// RunID names the run on all nodes; "": the launcher's own name for it.
 	RunID string `json:"run_id,omitempty"`
-	// Machine is what the ranks run on, as the launcher has found it.
+	// Machine runs the ranks, as the launcher found it.
 	Machine machine.Machine `json:"machine"`
-	// Remedies are what the choice of the backend relies on.
+	// Remedies are needed by the chosen backend.
 	Remedies []backends.RemedyKind `json:"remedies,omitempty"`
 
 	// Generation is the number of the first start of this job's workers among all of its run directory;
 	// each restart counts one further.
 	Generation int64 `json:"generation,omitempty"`
-	// World counts the starts of a job of several nodes, from 1, those that came to nothing, too; 0: the
-	// restarts count.
+	// World counts the starts of a job of several nodes from 1, including failed ones; 0: the restarts count.
 	World int64 `json:"world,omitempty"`
 
 	NoSave bool `json:"no_save,omitempty"` // write no checkpoint: the run is a measurement
-
-	// Kinds are the ways of layers, by window, that run by another algorithm than the config says.
-	Kinds map[int]planner.Way `json:"kinds,omitempty"`
-	// Packings is what packings of documents choose their way by; nil: all run as the config says.
-	Packings *Packings `json:"packings,omitempty"`
-}
-
-// Packings is a cost table, and the ways that a packing of documents may take. Every rank gets the same.
-type Packings struct {
-	Table  *cost.Table   `json:"table"`
-	Job    cost.Job      `json:"job"`
-	Ways   []planner.Way `json:"ways"`
-	Shared bool          `json:"shared"` // the ranks of a host share its cores
 }
 
 // EventNotice is a line for the user, from a worker; EventValidation a validation loss
@@ -66,7 +50,7 @@ const (
 	EventValidation = "validation"
 )
 
-// Bench is what the workers of a benchmark are told; one of the last four is set.
+// Bench is the task of the workers of a benchmark; one of the last four is set.
 type Bench struct {
 	Machine   machine.Machine       `json:"machine"`
 	Remedies  []backends.RemedyKind `json:"remedies,omitempty"` // of attention
@@ -79,7 +63,7 @@ type Bench struct {
 // EventBench carries a BenchRow of rank 0.
 const EventBench = "bench"
 
-// BenchRow is what a benchmark has found since the row before. The field of that benchmark is set:
+// A BenchRow holds the results of a benchmark since the row before. The field of that benchmark is set:
 // Attention, Packed, Comm, Ops or Calibrate.
 type BenchRow struct {
 	Attention *bench.AttentionRow `json:"attention,omitempty"`

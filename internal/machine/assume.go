@@ -75,7 +75,7 @@ func Assume(args []string) (Machine, error) {
 	}
 	faults = append(faults, m.describe(given)...)
 	missing := map[string]string{"": "none is named; add gpu=h200, arch=sm90 or whichever it is", "cpu": "arch=cpu has none; leave one of the two out"}
-	if why, ok := missing[given["arch"]]; ok && m.Arch == 0 {
+	if why, ok := missing[given["arch"]]; ok && m.IsCPU() {
 		for _, pair := range order {
 			name, value, _ := strings.Cut(pair, "=")
 			count := name == "gpus" && given["arch"] == "" // of ranks, of whatever kind
@@ -84,7 +84,7 @@ func Assume(args []string) (Machine, error) {
 			}
 		}
 	}
-	if m.Arch != 0 && given["flash"] == "" {
+	if !m.IsCPU() && given["flash"] == "" {
 		m.Flash = BuiltFlash
 	}
 	return m, errors.Join(faults...)
@@ -96,7 +96,7 @@ func (m *Machine) describe(given map[string]string) []error {
 	if !ok {
 		return nil
 	}
-	if m.Arch != 0 && m.Arch != card.Arch || given["arch"] == "cpu" {
+	if !m.IsCPU() && m.Arch != card.Arch || given["arch"] == "cpu" {
 		return []error{&AssumeError{"gpu=" + given["gpu"], fmt.Sprintf("it has arch=sm%d, not %s; leave one of the two out", card.Arch, given["arch"])}}
 	}
 	m.Arch = card.Arch

@@ -108,7 +108,7 @@ func FuzzAssume(f *testing.F) {
 			return
 		}
 		if !m.Assumed || m.Arch < 0 || m.Arch > 199 || m.GPUs < 0 || m.GPUs > 1<<16 || m.Memory < 0 || m.Link < 0 || m.CUDNN < 0 ||
-			m.Arch == 0 && (m.CUDNN != 0 || m.Flash != 0) {
+			m.IsCPU() && (m.CUDNN != 0 || m.Flash != 0) {
 			t.Fatalf("%q became %+v", arg, m)
 		}
 		again, err := Assume([]string{m.Flag()})

@@ -31,16 +31,19 @@ var BuiltFlash = backends.V(1, 0, 0)
 // CPU returns a machine without a GPU.
 func CPU() Machine { return Machine{} }
 
+// IsCPU reports whether the ranks compute on a CPU, whose cores they share.
+func (m Machine) IsCPU() bool { return m.Arch == 0 }
+
 // Device returns the machine as config.Options calls it.
 func (m Machine) Device() string {
-	if m.Arch == 0 {
+	if m.IsCPU() {
 		return "cpu"
 	}
 	return "cuda"
 }
 
 func (m Machine) String() string {
-	if m.Arch == 0 {
+	if m.IsCPU() {
 		return "a CPU"
 	}
 	flash := "no flash kernels"
@@ -69,9 +72,9 @@ func (m Machine) Flag() string {
 	var parts []string
 	add := func(format string, args ...any) { parts = append(parts, fmt.Sprintf(format, args...)) }
 	switch {
-	case m.Arch == 0 && m.GPUs == 0:
+	case m.IsCPU() && m.GPUs == 0:
 		add("arch=cpu")
-	case m.Arch != 0:
+	case !m.IsCPU():
 		if card, ok := CardOf(m.Name); ok && m.Assumed {
 			add("gpu=%s", card.Key)
 		} else {

@@ -52,7 +52,7 @@ func (m Memory) advised(of measure, cfg *config.Config, ranks int, on machine.Ma
 		all = append(all, s.advice)
 	}
 	spread := []func(s smaller, factor int) (smaller, bool){smaller.shorter}
-	if on.Arch != 0 {
+	if !on.IsCPU() {
 		spread = append(spread, smaller.spread) // ranks of a CPU share its memory
 	} else {
 		spread = append(spread, smaller.fewer)
@@ -64,7 +64,7 @@ func (m Memory) advised(of measure, cfg *config.Config, ranks int, on machine.Ma
 				continue
 			}
 			var err error
-			if less.demand, err = demandOf(&less.cfg, on, nil, nil); err == nil && fits(&less) {
+			if less.demand, err = demandOf(&less.cfg, on, nil); err == nil && fits(&less) {
 				return less.advice
 			}
 		}

@@ -23,7 +23,7 @@ func planned(t *testing.T, device string, ranks int, mib int64, set ...string) M
 	if device == "cuda" {
 		m = machine.Machine{Arch: 90, CUDNN: backends.V(9, 19, 0), Flash: machine.BuiltFlash, GPUs: ranks, Memory: mib << 20}
 	}
-	cfg.Attention.Backend = "flash"
+	cfg.Parallel.Backend = "flash"
 	mem, err := Fit(cfg, ranks, m)
 	if err != nil {
 		t.Fatal(err)

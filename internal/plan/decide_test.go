@@ -3,7 +3,6 @@ package plan
 import (
 	"bytes"
 	"encoding/json"
-	"reflect"
 	"strings"
 	"testing"
 
@@ -13,6 +12,7 @@ import (
 	"github.com/cprun/cprun/internal/machine"
 	"github.com/cprun/cprun/internal/planner"
 	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/ring"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -47,7 +47,7 @@ var h200 = machine.Machine{Arch: 90, GPUs: 8, Memory: 140 << 30, Flash: machine.
 
 func TestDecideWithoutCostsKeepsTheRules(t *testing.T) {
 	cfg, chosen := decided(t, nil, h200, 8)
-	if p := cfg.Parallel; chosen != nil || p.Algorithm != "ring" || p.Layout != "zigzag" || p.Context != 8 || cfg.Attention.Backend != "auto" {
+	if p := cfg.Parallel; chosen != nil || p.Algorithm != "ring" || p.Layout != "zigzag" || p.Context != 8 || cfg.Parallel.Backend != "auto" {
 		t.Errorf("%+v, %+v", chosen, p)
 	}
 }
@@ -55,7 +55,7 @@ func TestDecideWithoutCostsKeepsTheRules(t *testing.T) {
 func TestDecideFillsWhatIsOpen(t *testing.T) {
 	fast, slow := flat{pair: 1e-12, byte: 1 / 450e9, start: 1e-5}, flat{pair: 1e-12, byte: 1e-9, start: 1e-5}
 	cfg, chosen := decided(t, fast, h200, 8)
-	if chosen == nil || cfg.Parallel.Layout != chosen.Layers[0].Ranked[0].Layout || cfg.Parallel.Algorithm != chosen.Layers[0].Ranked[0].Algorithm {
+	if chosen == nil || cfg.Parallel.Layout != chosen.Strategies[0].Layout || cfg.Parallel.Algorithm != chosen.Strategies[0].Algorithm {
 		t.Fatalf("%+v, %+v", cfg.Parallel, chosen)
 	}
 	// Under slow links heads are traded, which sends fewer bytes; and what was asked for stays.
@@ -66,7 +66,7 @@ func TestDecideFillsWhatIsOpen(t *testing.T) {
 	if p := cfg.Parallel; p.Algorithm != "ring" || p.Layout != "striped" || p.Context != 4 || p.Data != 2 || len(chosen.Groups) != 1 {
 		t.Errorf("asked for a striped ring of 4: %+v, %+v", p, chosen)
 	}
-	if cfg, chosen := decided(t, slow, h200, 8, "parallel.algorithm=hierarchical"); cfg.Parallel.Inner < 2 || len(chosen.Layers[0].Ranked) < 2 {
+	if cfg, chosen := decided(t, slow, h200, 8, "parallel.algorithm=hierarchical"); cfg.Parallel.Inner < 2 || len(chosen.Strategies) < 2 {
 		t.Errorf("hierarchical: %+v", cfg.Parallel)
 	}
 }
@@ -97,7 +97,7 @@ func TestPlanTellsOfTheChoice(t *testing.T) {
 	if err := written(&b, p); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"choice      by the costs", "28 layers without a window: ", "layouts, all layers: ", " more\n", "contiguous"} {
+	for _, want := range []string{"choice      by the costs", chosen.Strategies[0].String(), " more\n", "contiguous"} {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("no %q in\n%s", want, b.String())
 		}
@@ -108,153 +108,93 @@ func TestPlanTellsOfTheChoice(t *testing.T) {
 	}
 	var back struct {
 		Choice struct {
-			Layers []struct {
-				Ranked []struct {
-					Algorithm string
-					Seconds   float64
-				}
+			Strategies []struct {
+				Algorithm string
+				Seconds   float64
 			}
 		}
 	}
-	if err := json.Unmarshal(text, &back); err != nil || len(back.Choice.Layers) != 1 || back.Choice.Layers[0].Ranked[0].Seconds <= 0 {
+	if err := json.Unmarshal(text, &back); err != nil || len(back.Choice.Strategies) < 2 || back.Choice.Strategies[0].Seconds <= 0 {
 		t.Errorf("%+v, %v", back, err)
 	}
 }
 
-// A model with full and windowed layers: each kind gets its algorithm on a CPU, all ranks the same, and the plan tells.
-func TestDecideForEachKind(t *testing.T) {
+// Layers of all windows run by one strategy, the one that takes least in all of them.
+func TestDecideOnceForAllLayers(t *testing.T) {
 	hosts := machine.Machine{Hosts: 2}
 	slow := flat{pair: 1e-12, byte: 1e-6, start: 1e-9}
-	set := []string{"model.num_hidden_layers=4", "model.num_key_value_heads=24", "model.layer_types=[full_attention, sliding_attention, sliding_attention, sliding_attention]", "model.sliding_window=64", "data.seq_len=4K"}
-	cfg, chosen := decided(t, slow, hosts, 4, set...)
-	if chosen == nil || len(chosen.Kinds) != 1 {
+	cfg, chosen := decided(t, slow, hosts, 4, "model.num_hidden_layers=4", "model.num_key_value_heads=24", "data.seq_len=4K",
+		"model.layer_types=[full_attention, sliding_attention, sliding_attention, sliding_attention]", "model.sliding_window=64")
+	if chosen == nil || cfg.Parallel.Algorithm != chosen.Strategies[0].Algorithm || cfg.Parallel.Layout != chosen.Strategies[0].Layout {
 		t.Fatalf("%+v, %+v", chosen, cfg.Parallel)
 	}
-	own := 0
-	for _, l := range chosen.Layers {
-		w, ok := chosen.Kinds[l.Window]
-		if ok != l.Own || ok && (w != l.Ranked[0].Way || w.Layout != cfg.Parallel.Layout || w.Algorithm == cfg.Parallel.Algorithm) {
-			t.Errorf("%+v by %+v, the config says %+v", l.Ranked[0], w, cfg.Parallel)
-		}
-		if ok {
-			own++
-		}
-	}
-	if _, again := decided(t, slow, hosts, 4, set...); own != 1 || !reflect.DeepEqual(chosen, again) {
-		t.Errorf("%d kinds apart; again %+v", own, again)
-	}
-	p, err := Make(cfg, 4, Options{Machine: hosts, Chosen: chosen, Costs: Costs{Table: round(), Cores: 2}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	var b bytes.Buffer
-	if err := written(&b, p); err != nil || !strings.Contains(b.String(), "these run by it, and others as the config says") {
-		t.Errorf("%v in\n%s", err, b.String())
-	}
-	together, err := Make(cfg, 4, Options{Machine: hosts, Costs: Costs{Table: round(), Cores: 2}})
-	if err != nil || together.Estimate.Parts.Transfers == p.Estimate.Parts.Transfers || together.Communication == p.Communication {
-		t.Errorf("the plan counts what the config says of all: %+v", p.Estimate.Parts)
-	}
-	// Who asks for an algorithm gets it.
-	if _, chosen := decided(t, slow, hosts, 4, append(set, "parallel.algorithm=ring")...); len(chosen.Kinds) > 0 {
-		t.Errorf("a ring was asked for: %+v", chosen.Kinds)
+	requests := backend.Requests(cfg)
+	if len(requests) != 2 || requests[0].Layers != 1 || requests[1].Layers != 3 || requests[0].Strategy != requests[1].Strategy {
+		t.Errorf("%+v", requests)
 	}
 }
 
-// On GPUs, too, if the backend of all layers takes the hops that a kind has by its own algorithm. Else that kind runs as the
-// others do, and the plan says why.
-func TestDecideForEachKindOnGPUs(t *testing.T) {
-	const window = 3000 // keys, which are those of several ranks
+// Where a rule rejects the backend of the fastest strategy, the fastest that the rules accept is the answer.
+func TestDecideByCostsAndRules(t *testing.T) {
 	costs := flat{pair: 1e-12, byte: 1e-11, start: 1e-5}
-	set := []string{"model.num_hidden_layers=4", "model.layer_types=[full_attention, sliding_attention, sliding_attention, sliding_attention]", "model.sliding_window=3000", "data.seq_len=8K"}
+	set := []string{"model.num_hidden_layers=4", "model.sliding_window=3000", "data.seq_len=8K", "attention.backend=fused"}
 	gpus := machine.Machine{Arch: 103, GPUs: 8, Memory: 140 << 30, Flash: machine.BuiltFlash, CUDNN: backends.V(9, 20, 0), Assumed: true}
-	planned := func() (*config.Config, *Chosen, *Plan, string) {
-		t.Helper()
-		cfg, chosen := decided(t, costs, gpus, 8, set...)
-		choice, err := backend.ChooseByWindow(cfg, ByWindow(cfg, chosen.Apart()), gpus, 0)
-		if err != nil || choice.Backend != backends.Fused {
-			t.Fatalf("%+v, %v; want cuDNN, whose costs decided", choice, err)
-		}
-		cfg.Attention.Backend = choice.Backend.String()
-		p, err := Make(cfg, 8, Options{Machine: gpus, Choice: choice, Chosen: chosen})
-		var b bytes.Buffer
-		if err == nil {
-			err = written(&b, p)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		return cfg, chosen, p, strings.Join(strings.Fields(b.String()), " ")
+	cfg, free := decided(t, costs, gpus, 8, set...)
+	if cfg.Parallel.Algorithm != "allgather" {
+		t.Fatalf("%+v, want an all-gather, which 9.21 hangs under", free.Strategies[0])
 	}
-	cfg, chosen, p, text := planned()
-	w, ok := chosen.Kinds[window-1]
-	if !ok || len(chosen.Kinds) != 1 || w.Algorithm != "allgather" || w.Backend != "fused" || cfg.Parallel.Algorithm == "allgather" {
-		t.Fatalf("%v, all by %s", chosen.Kinds, cfg.Parallel.Algorithm)
+	gpus.CUDNN = backends.V(9, 21, 0)
+	cfg, chosen := decided(t, costs, gpus, 8, set...)
+	if cfg.Parallel.Algorithm == "allgather" || chosen.Strategies[0].Algorithm != cfg.Parallel.Algorithm || chosen.Seconds <= free.Seconds {
+		t.Errorf("%+v in %g s, before %g s", cfg.Parallel.Strategy, chosen.Seconds, free.Seconds)
 	}
-	if !strings.Contains(text, "these run by it, and others as the config says") || !strings.Contains(text, "algorithm "+cfg.Parallel.Algorithm+", forward, one layer") {
-		t.Errorf("the plan does not tell of it:\n%s", text)
-	}
-	gpus.CUDNN = backends.V(9, 21, 0) // which hangs under all-gather there
-	same, kept, alike, text := planned()
-	windowed := kept.Layers[1]
-	if len(kept.Kinds) > 0 || !windowed.Apart || len(windowed.Refused) != 1 || windowed.Refused[0].Rule != "fused-allgather-sm103-9.21" || kept.Seconds <= chosen.Seconds {
-		t.Errorf("%+v in %g s, apart %g s", windowed, kept.Seconds, chosen.Seconds)
-	}
-	for _, want := range []string{"they run as the other layers do, since by it fused would not be their backend:", "fused-allgather-sm103-9.21 (layers with a window of 3000 keys): cuDNN 9.21 hangs"} {
-		if !strings.Contains(text, want) {
-			t.Errorf("no %q in\n%s", want, text)
-		}
-	}
-	if same.Parallel.Algorithm != cfg.Parallel.Algorithm || alike.Communication == p.Communication {
-		t.Errorf("by %s as by %s: %+v", same.Parallel.Algorithm, cfg.Parallel.Algorithm, p.Communication)
+	if choice, err := backend.Choose(cfg, gpus, 0); err != nil || choice.Backend != backends.Fused {
+		t.Errorf("%+v, %v", choice, err)
 	}
 }
 
-// Where no rule speaks against the backend that a kind would need, and auto takes another for the run, that is the reason.
-func TestRefusedWithoutARule(t *testing.T) {
-	cfg, _ := decided(t, nil, h200, 8)
-	d := &Decider{Machine: h200}
-	if ok, against, err := d.takes(cfg, nil, "flash"); !ok || len(against) > 0 || err != nil {
-		t.Errorf("flash: %t, %+v, %v", ok, against, err)
-	}
-	ok, against, err := d.takes(cfg, nil, "reference")
-	if ok || err != nil || len(against) != 1 || against[0].Rule != "" || !strings.HasPrefix(against[0].Reason, "auto takes flash, ") {
-		t.Fatalf("the reference, which auto does not take: %t, %+v, %v", ok, against, err)
-	}
-	var b strings.Builder
-	if (&LayerWays{Refused: against}).writeRefused(&b); !strings.Contains(b.String(), "by it reference would not be their backend:\n                auto takes flash, ") {
-		t.Errorf("%s", b.String())
-	}
-}
-
-// What layers of two kinds take is what a model takes that has the one kind, or one that has the other: they run one after another.
-func TestKindsTakeTheirOwnMemory(t *testing.T) {
-	m := machine.Machine{Arch: 90, GPUs: 4, Memory: 140 << 30, Flash: machine.BuiltFlash, CUDNN: backends.V(9, 19, 0)}
-	memory := func(kinds map[int]planner.Way, set ...string) Memory {
+// Costs are of causal self-attention, forward and backward, with documents of known lengths. All else goes by the rules.
+func TestCostsAreOfPlainAttention(t *testing.T) {
+	d := &Decider{Machine: h200, Costs: func(_, _ int) planner.Costs { return flat{pair: 1e-12, byte: 1 / 450e9, start: 1e-5} }}
+	ask := func(docs []int, change func(r *backend.Request)) Answer {
 		t.Helper()
-		cfg, err := config.Load("../../examples/bench/llama-3.2-3b-32k.yaml", config.Options{
-			Ranks: 4, Device: "cuda", NoFiles: true, Set: append(set, "model.num_hidden_layers=2", "parallel.layout=zigzag", "attention.backend=fused", "memory.recompute=none", "memory.loss_chunk=1024"),
-		})
+		r := backend.Request{
+			Strategy: ring.Strategy{Layout: "zigzag", Algorithm: "ring", Gather: ring.Auto}, DType: tensor.BF16, Batch: 1, SeqQ: 4096, SeqKV: 4096,
+			Heads: 8, KVHeads: 8, HeadDim: 64, HeadDimV: 64, Causal: true, Window: -1, Training: true, Ranks: 4,
+		}
+		change(&r)
+		a, err := d.Strategy(Question{Attentions: []backend.Request{r}, Docs: docs, Ranks: 4, PerHost: 4})
 		if err != nil {
 			t.Fatal(err)
 		}
-		mem, err := MemoryOfKinds(cfg, 4, m, kinds)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if fitted, err := FitKinds(cfg, 4, m, kinds); err != nil || fitted != mem {
-			t.Errorf("%v: FitKinds says %+v, %v; MemoryOfKinds %+v", kinds, fitted, err, mem)
-		}
-		return mem
+		return a
 	}
-	const windows, mixed = "model.sliding_window=4096", "model.layer_types=[full_attention, sliding_attention]"
-	for _, x := range [][2]string{{"ulysses", "allgather"}, {"ulysses", "ring"}, {"ring", "ulysses"}} {
-		full := memory(nil, "parallel.algorithm="+x[0])
-		windowed := memory(nil, "parallel.algorithm="+x[1], windows)
-		both := memory(map[int]planner.Way{4095: {Algorithm: x[1]}}, "parallel.algorithm="+x[0], windows, mixed)
-		if both.RingBuffers != max(full.RingBuffers, windowed.RingBuffers) || both.Workspace != max(full.Workspace, windowed.Workspace) || full.RingBuffers == windowed.RingBuffers || full.Workspace == windowed.Workspace {
-			t.Errorf("full by %s: buffers %d, workspace %d; windows by %s: %d, %d; both: %d, %d", x[0], full.RingBuffers, full.Workspace,
-				x[1], windowed.RingBuffers, windowed.Workspace, both.RingBuffers, both.Workspace)
+	docs := []int{1000, 3096}
+	for name, change := range map[string]func(r *backend.Request){
+		"alone":     func(*backend.Request) {},
+		"a window":  func(r *backend.Request) { r.Window = 100 },
+		"documents": func(r *backend.Request) { r.Documents = true },
+	} {
+		given := docs
+		if name != "documents" {
+			given = nil
+		}
+		if a := ask(given, change); len(a.Ranked) == 0 || a.Ranked[0].Strategy != a.Strategy || a.Predicted() != a.Ranked[0].Seconds {
+			t.Errorf("%s: %+v", name, a)
+		}
+	}
+	for name, change := range map[string]func(r *backend.Request){
+		"no mask":             func(r *backend.Request) { r.Causal = false },
+		"from the top left":   func(r *backend.Request) { r.TopLeft, r.SeqQ = true, 2048 },
+		"cross attention":     func(r *backend.Request) { r.SeqKV = 8192 },
+		"softcap":             func(r *backend.Request) { r.Softcap = true },
+		"a sink":              func(r *backend.Request) { r.Sink = true },
+		"forward":             func(r *backend.Request) { r.Training = false },
+		"unknown documents":   func(r *backend.Request) { r.Documents = true },
+		"documents' own keys": func(r *backend.Request) { r.Documents, r.DocumentKeys = true, true },
+	} {
+		if a := ask(nil, change); len(a.Ranked) > 0 || a.Strategy.Algorithm != "ring" || a.Predicted() != 0 {
+			t.Errorf("%s: %+v", name, a)
 		}
 	}
 }

@@ -6,7 +6,6 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/cprun/cprun/internal/backend"
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/machine"
 	"github.com/cprun/cprun/internal/planner"
@@ -34,20 +33,20 @@ type work struct {
 }
 
 // demandOf runs the attention of ranks over a planner.Recorder, several at a time, for each window of the model. It
-// shows the hops of the widest to see, if it is not nil. kinds is as in Chosen.
-func demandOf(cfg *config.Config, machine machine.Machine, kinds map[int]planner.Way, see func(rank int, hops []Hop)) (*demand, error) {
+// shows the hops of the widest to see, if it is not nil.
+func demandOf(cfg *config.Config, machine machine.Machine, see func(rank int, hops []Hop)) (*demand, error) {
 	shown := 0
 	if see != nil {
 		shown = maxRankHops
 	}
 	list := looked(cfg.Parallel.Context, shown)
-	ranks, by := make([]demand, len(list)), ByWindow(cfg, kinds)
+	ranks := make([]demand, len(list))
 	for _, w := range windowsOf(cfg) {
-		shape, err := shapeOf(cfg, w.window)
+		shape, err := shapeOf(cfg, nil, w.window)
 		if err != nil {
 			return nil, err
 		}
-		schedule, err := schedulesOf(by(w.window), shape, len(list) > sampledRanks)
+		schedule, err := schedulesOf(cfg, shape, len(list) > sampledRanks)
 		if err != nil {
 			return nil, err
 		}
@@ -119,26 +118,15 @@ func schedulesOf(cfg *config.Config, shape partition.Shape, many bool) (func(ran
 	return func(rank int) (*ring.Schedule, error) { return p.Schedule(rank), nil }, nil
 }
 
-// ByWindow returns the configs that say of all layers what those of a window do. kinds is as in Chosen.
-func ByWindow(cfg *config.Config, kinds map[int]planner.Way) func(window int) *config.Config {
-	return func(window int) *config.Config {
-		w, ok := kinds[window]
-		if !ok {
-			return cfg
-		}
-		c := *cfg
-		c.Parallel.Algorithm, c.Parallel.Inner, c.Parallel.GatherHeads, c.Parallel.Gather = w.Algorithm, w.Inner, w.GatherHeads, w.Gather
-		return &c
-	}
+// layerOf returns the attention of a layer of the config.
+func layerOf(cfg *config.Config) planner.Attention {
+	q := questionOf(cfg)
+	return caseOf(&q, planner.Place{}).Attention
 }
 
 // specOf returns the input of the schedules of the config.
 func specOf(cfg *config.Config, shape partition.Shape) ring.Spec {
-	p := &cfg.Parallel
-	return ring.Spec{
-		Shape: shape, Heads: cfg.Model.NumAttentionHeads, KVHeads: cfg.Model.NumKeyValueHeads,
-		Inner: p.Inner, GatherHeads: p.GatherHeads, Gather: p.Gather,
-	}
+	return cfg.Parallel.Spec(shape, cfg.Model.NumAttentionHeads, cfg.Model.NumKeyValueHeads)
 }
 
 // and returns a work that is enough for both.
@@ -168,7 +156,7 @@ func (d *demand) add(cfg *config.Config, s *ring.Schedule, tokens int, layers in
 // recorded runs both passes of a layer by a rank's schedule. It returns their recorder, with the hops of the forward
 // pass, and the bytes sent for one micro batch, in which packed samples follow each other.
 func recorded(cfg *config.Config, s *ring.Schedule, tokens int) (r planner.Recorder, forward, backward int64, err error) {
-	a := Case(cfg, backend.DType(cfg), cfg.Parallel.Context, planner.Place{}).Attention
+	a := layerOf(cfg)
 	times := int64(cfg.Train.MicroBatchSize / a.Batch)
 	if err = r.Run(s, a, tokens, false); err != nil {
 		return r, 0, 0, err
@@ -186,7 +174,7 @@ func recorded(cfg *config.Config, s *ring.Schedule, tokens int) (r planner.Recor
 // localTokens returns the tokens of a sample on a rank.
 func localTokens(cfg *config.Config, machine machine.Machine, shape partition.Shape, rank int) int {
 	n := partition.Count(shape.Layout.Spans(shape.SeqQ, shape.Size, rank))
-	if cfg.Data.PackDocuments && machine.Arch != 0 {
+	if cfg.Data.PackDocuments && !machine.IsCPU() {
 		n = min(n+int(float64(n)*packedSlack)+64, shape.SeqQ)
 	}
 	return n

@@ -8,26 +8,25 @@ import (
 	"github.com/cprun/cprun/internal/cost"
 	"github.com/cprun/cprun/internal/machine"
 	"github.com/cprun/cprun/internal/model"
-	"github.com/cprun/cprun/internal/planner"
 	"github.com/cprun/cprun/internal/state"
 	"github.com/cprun/cprun/tensor"
 )
 
-// Estimate is the work of one optimizer step, and what it takes by a cost table.
+// Estimate is the work of one optimizer step, and its time by a cost table.
 type Estimate struct {
 	Parameters     int64   `json:"parameters"`
 	TokensPerStep  int     `json:"tokens_per_step"`
 	FLOPsPerStep   float64 `json:"flops_per_step"` // model FLOPs: causal halved, recompute not counted
 	AttentionShare float64 `json:"attention_share"`
 
-	// SecondsPerStep is 0, and what follows is not there, where nothing says what this machine's work takes.
+	// SecondsPerStep is 0, and the fields after it are absent, if no cost table fits this machine.
 	SecondsPerStep  float64 `json:"seconds_per_step"`
 	TokensPerSecond float64 `json:"tokens_per_second,omitempty"`
 	TFLOPsPerDevice float64 `json:"tflops_per_device,omitempty"`
 	MFU             float64 `json:"mfu,omitempty"` // 0: the device's peak is not known
 	Parts           *Parts  `json:"parts,omitempty"`
-	// Table is the machine of the cost table, and Source where its figures are from. Scaled says that it is of another
-	// machine, from whose figures this one's are derived.
+	// Table is the machine of the cost table, and Source the origin of its figures. Scaled says that they were derived
+	// from another machine's.
 	Table  string `json:"table,omitempty"`
 	Date   string `json:"date,omitempty"`
 	Source string `json:"source,omitempty"`
@@ -36,7 +35,7 @@ type Estimate struct {
 
 // Parts are the seconds of a step, which they add up to, on the rank that takes longest.
 type Parts struct {
-	Products  float64 `json:"products"`            // matrix products, with those that are recomputed
+	Products  float64 `json:"products"`            // matrix products, with recomputed ones
 	Attention float64 `json:"attention"`           // its kernels
 	Transfers float64 `json:"attention_transfers"` // of attention, as far as its kernels do not hide them
 	Passes    float64 `json:"passes"`              // norms, activations, the loss, copies
@@ -45,7 +44,7 @@ type Parts struct {
 	Host      float64 `json:"host"` // queueing work, as far as the device waits for it
 }
 
-// total is the seconds of the step.
+// total returns the seconds of the step.
 func (p *Parts) total() float64 {
 	return p.Products + p.Attention + p.Transfers + p.Passes + p.Gradients + p.Optimizer + p.Host
 }
@@ -98,7 +97,10 @@ func (p *Plan) estimate(cfg *config.Config, ranks int, o Options) error {
 
 // stepOf adds up an optimizer step.
 func stepOf(cfg *config.Config, ranks int, o Options, kernel string) (*Parts, error) {
-	s := &step{cfg: cfg, ranks: ranks, kernel: kernel, docs: o.Docs, kinds: o.Chosen.Apart(), shared: o.Costs.Cores > 0, cores: o.Costs.Cores, perHost: o.Machine.PerHost(ranks), costs: o.Costs.Table.For(jobOf(ranks, &o))}
+	s := &step{
+		cfg: cfg, ranks: ranks, kernel: kernel, docs: o.Docs, shared: o.Costs.Cores > 0, cores: o.Costs.Cores,
+		perHost: o.Machine.PerHost(ranks), costs: o.Costs.Table.For(jobOf(ranks, &o)),
+	}
 	if err := s.passes(); err != nil {
 		return nil, err
 	}
@@ -107,12 +109,12 @@ func stepOf(cfg *config.Config, ranks int, o Options, kernel string) (*Parts, er
 	return &s.Parts, nil
 }
 
-// jobOf is the ranks as a cost table asks for them. What a data sheet says of the machine and of the table's own device is
-// how many times as fast it is.
+// jobOf describes the ranks to a cost table. The data sheets of the machine and of the table's device give the ratio of
+// their speeds.
 func jobOf(ranks int, o *Options) cost.Job {
 	m, t := o.Machine, o.Costs.Table
 	job := cost.Job{Ranks: ranks, PerHost: m.PerHost(ranks), Cores: o.Costs.Cores, Net: float64(m.Net), FLOPs: o.Costs.Rate, Memory: o.Costs.Rate}
-	if m.Arch == 0 {
+	if m.IsCPU() {
 		job.Link = float64(m.Link)
 		return job
 	}
@@ -125,17 +127,16 @@ func jobOf(ranks int, o *Options) cost.Job {
 	return job
 }
 
-// step is one optimizer step of the rank that takes longest.
+// A step is one optimizer step of the slowest rank.
 type step struct {
 	Parts
 	cfg    *config.Config
 	ranks  int
 	kernel string
 	docs   []int
-	kinds  map[int]planner.Way // as in Chosen
-	shared bool                // ranks share cores: what one sends another has no core for, so that nothing hides
-	cores  int                 // of a host, where ranks share them
-	// perHost is the ranks of a host.
+	shared bool // ranks share cores, so that no transfer hides behind work
+	cores  int  // of a host, if ranks share them
+	// perHost counts the ranks of a host.
 	perHost int
 	costs   *cost.Model
 
@@ -144,7 +145,7 @@ type step struct {
 }
 
 // passes adds the forward and backward passes of all micro batches of a rank: the model's own code over a device that
-// only says what it would do.
+// only records.
 func (s *step) passes() error {
 	attention, err := s.attention()
 	if err != nil {
@@ -179,7 +180,7 @@ func (s *step) passes() error {
 	return nil
 }
 
-// state adds what is done with weights and gradients.
+// state adds the work on weights and gradients.
 func (s *step) state() {
 	cfg, n := s.cfg, int64(s.ranks)
 	flat, dtype := model.NewLayout(&cfg.Model.Config, s.ranks), backend.DType(cfg)
@@ -226,10 +227,10 @@ func (s *step) state() {
 	s.Gradients = exposed(reduce, s.backward, tail, s.shared) + exposed(gather, s.forward, 0, s.shared) + sums
 }
 
-// sumBytes are those of a step's sums.
+// sumBytes counts the bytes of a step's sums.
 const sumBytes = 32
 
-// exposed is what work of that long does not hide of transfers. The last of them, the tail, has nothing beside it.
+// exposed returns the time of transfers that work does not hide. The last of them, the tail, has no work beside it.
 func exposed(transfers, work, tail float64, shared bool) float64 {
 	if shared {
 		return transfers
@@ -237,7 +238,7 @@ func exposed(transfers, work, tail float64, shared bool) float64 {
 	return max(transfers-work, tail)
 }
 
-// host adds what the host takes: a device that is done before the next call is queued waits.
+// host adds the waits of the device for the next call to be queued.
 func (s *step) host() {
 	if !s.shared {
 		s.Host = max(0, s.costs.Host(s.calls)-s.Products-s.Passes-s.Attention-s.Optimizer)

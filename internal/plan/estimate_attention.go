@@ -5,23 +5,21 @@ import (
 	"slices"
 
 	"github.com/cprun/cprun/attention"
-	"github.com/cprun/cprun/internal/backend"
 	"github.com/cprun/cprun/internal/planner"
-	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
 )
 
-// charged is attention as the model calls it: it adds up what the passes of a layer take.
+// charged implements the attention of the model: it adds up the times of the passes of a layer.
 type charged struct {
 	layers           []layerTimes // of each layer
 	compute, exposed float64
 	calls            int
 }
 
-// layerTimes are those of the attention of a layer.
+// layerTimes has the times of the attention of a layer.
 type layerTimes struct{ forward, backward passTime }
 
-// passTime is the seconds of one pass of attention on the rank that takes longest: of its kernels, and of the transfers
+// passTime has the seconds of one pass of attention on the slowest rank: of its kernels, and of the transfers
 // that they do not hide.
 type passTime struct {
 	compute, exposed float64
@@ -46,16 +44,17 @@ func (c *charged) Backward(layer int, _ attention.Grads, _, _, _, _ tensor.View,
 // attention finds the times of the passes of every layer.
 func (s *step) attention() (*charged, error) {
 	cfg := s.cfg
-	of := Case(cfg, backend.DType(cfg), cfg.Parallel.Context, planner.Place{PerHost: s.perHost, Shared: s.shared, Cores: s.cores})
+	q := questionOf(cfg)
+	of := caseOf(&q, planner.Place{PerHost: s.perHost, Shared: s.shared, Cores: s.cores})
 	of.Backend = s.kernel
 	byWindow := map[int]layerTimes{}
 	for _, w := range windowsOf(cfg) {
-		shape, err := s.shape(w.window)
+		shape, err := shapeOf(cfg, s.docs, w.window)
 		if err != nil {
 			return nil, err
 		}
-		by := ByWindow(cfg, s.kinds)(w.window)
-		forward, backward, err := planner.Passes(by.Parallel.Algorithm, specOf(by, shape), of.Attention, of.At, s.costs)
+		spec := specOf(cfg, shape)
+		forward, backward, err := planner.Passes(cfg.Parallel.Algorithm, spec, of.Attention, of.At, s.costs)
 		if err != nil {
 			return nil, err
 		}
@@ -68,14 +67,6 @@ func (s *step) attention() (*charged, error) {
 	return c, nil
 }
 
-// shape is that of a sample, with its documents where they are known.
-func (s *step) shape(window int) (partition.Shape, error) {
-	if len(s.docs) == 0 {
-		return shapeOf(s.cfg, window)
-	}
-	return packedShape(s.cfg, s.docs, window)
-}
-
 // longest returns a pass on the rank that ends last. What the host takes is counted for the whole step, in which it is
 // ahead of the device.
 func longest(r planner.Result) passTime {
@@ -83,5 +74,5 @@ func longest(r planner.Result) passTime {
 	return passTime{last.Compute + last.Copies, last.Exposed, last.Calls}
 }
 
-// busy is how long a rank takes for a pass without its host.
+// busy returns the time of a rank for a pass without its host.
 func busy(r *planner.Rank) float64 { return r.Compute + r.Copies + r.Exposed }

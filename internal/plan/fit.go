@@ -5,7 +5,6 @@ import (
 
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/machine"
-	"github.com/cprun/cprun/internal/planner"
 	"github.com/cprun/cprun/partition"
 )
 
@@ -21,12 +20,7 @@ const goodChunks = 2
 // recompute if nothing fits, or selective if the memory is not known. It returns the memory
 // that the run then takes, which may not fit: see Memory.Check.
 func Fit(cfg *config.Config, ranks int, machine machine.Machine) (Memory, error) {
-	return FitKinds(cfg, ranks, machine, nil)
-}
-
-// FitKinds does what Fit does, of a run in which layers of some windows have ways of their own.
-func FitKinds(cfg *config.Config, ranks int, machine machine.Machine, kinds map[int]planner.Way) (Memory, error) {
-	d, err := demandOf(cfg, machine, kinds, nil)
+	d, err := demandOf(cfg, machine, nil)
 	if err != nil {
 		return Memory{}, err
 	}
@@ -88,7 +82,7 @@ func upTo(tokens int) (chunks []int) {
 
 // mostTokens returns the tokens of one pass of the rank that has most.
 func mostTokens(cfg *config.Config) (int, error) {
-	shape, err := Shape(cfg)
+	shape, err := shapeOf(cfg, nil, windowsOf(cfg)[0].window)
 	if err != nil {
 		return 0, err
 	}

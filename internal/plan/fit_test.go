@@ -25,7 +25,7 @@ func TestFitTakesWhatTheMemoryHasRoomFor(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		cfg.Attention.Backend = choice.Backend.String()
+		cfg.Parallel.Backend = choice.Backend.String()
 		undecided := *cfg
 		p, err := Make(&undecided, ranks, Options{Machine: m, Choice: choice})
 		if err != nil {

@@ -10,7 +10,6 @@ import (
 	"github.com/cprun/cprun/internal/gpu"
 	"github.com/cprun/cprun/internal/machine"
 	"github.com/cprun/cprun/internal/model"
-	"github.com/cprun/cprun/internal/planner"
 	"github.com/cprun/cprun/internal/readable"
 	"github.com/cprun/cprun/internal/state"
 	"github.com/cprun/cprun/kernels/cpu"
@@ -121,12 +120,7 @@ const packedSlack = 0.02
 
 // MemoryOf returns the memory of a run of a resolved config on a machine.
 func MemoryOf(cfg *config.Config, ranks int, machine machine.Machine) (Memory, error) {
-	return MemoryOfKinds(cfg, ranks, machine, nil)
-}
-
-// MemoryOfKinds works like MemoryOf for a run with other strategies for the layers of some windows.
-func MemoryOfKinds(cfg *config.Config, ranks int, machine machine.Machine, kinds map[int]planner.Way) (Memory, error) {
-	d, err := demandOf(cfg, machine, kinds, nil)
+	d, err := demandOf(cfg, machine, nil)
 	if err != nil {
 		return Memory{}, err
 	}
@@ -144,7 +138,7 @@ func memoryOf(cfg *config.Config, ranks int, machine machine.Machine, d *demand)
 	if err := m.state(cfg, ranks, m.tokens, dtype); err != nil {
 		return m, err
 	}
-	if machine.Arch != 0 {
+	if !machine.IsCPU() {
 		m.Context = contextOf(ranks, cfg.Parallel.Context)
 		m.fused = fusedBytes(cfg, machine, d, batch)
 		m.Workspace = gpu.LinearWorkspace + gpu.OpsWorkspace + m.fused
@@ -175,11 +169,12 @@ func (m *Memory) total(cfg *config.Config, machine machine.Machine, ranks int) {
 	}
 	excess := m.excess(machine, ranks)
 	m.Fits = excess <= 0
-	switch on := map[bool]string{true: "of the machine", false: "of one device"}[machine.Arch == 0]; {
+	switch on := map[bool]string{true: "of the machine", false: "of one device"}[machine.IsCPU()]; {
 	case m.Fits:
 		m.fits = fmt.Sprintf("fits the %s %s%s", readable.Bytes(m.Device), on, kept)
-	case machine.Arch == 0:
-		m.fits = fmt.Sprintf("does NOT fit the %s %s%s: it takes %s a rank, with %d in all", readable.Bytes(m.Device), on, kept, readable.Bytes(m.Total), machine.PerHost(ranks))
+	case machine.IsCPU():
+		m.fits = fmt.Sprintf("does NOT fit the %s %s%s: it takes %s a rank, with %d in all",
+			readable.Bytes(m.Device), on, kept, readable.Bytes(m.Total), machine.PerHost(ranks))
 	default:
 		m.fits = fmt.Sprintf("does NOT fit the %s %s%s: %s too much", readable.Bytes(m.Device), on, kept, readable.Bytes(excess))
 	}
@@ -188,7 +183,7 @@ func (m *Memory) total(cfg *config.Config, machine machine.Machine, ranks int) {
 // excess returns the bytes by which a rank exceeds its device, or its part of the host memory on a CPU.
 func (m *Memory) excess(machine machine.Machine, ranks int) int64 {
 	room := m.Device - m.Reserve
-	if machine.Arch == 0 {
+	if machine.IsCPU() {
 		room /= int64(machine.PerHost(ranks))
 	}
 	return m.Total - room
@@ -196,7 +191,7 @@ func (m *Memory) excess(machine machine.Machine, ranks int) int64 {
 
 // EvalMemoryOf returns the memory of an evaluation, without gradients and moments.
 func EvalMemoryOf(cfg *config.Config, ranks int, machine machine.Machine) (Memory, error) {
-	d, err := demandOf(cfg, machine, nil, nil)
+	d, err := demandOf(cfg, machine, nil)
 	if err != nil {
 		return Memory{}, err
 	}
@@ -239,7 +234,7 @@ func (m *Memory) state(cfg *config.Config, ranks, batch int, dtype tensor.DType)
 
 // fusedBytes returns the workspace of fused attention; 0 for other backends.
 func fusedBytes(cfg *config.Config, machine machine.Machine, d *demand, batch int) int64 {
-	if cfg.Attention.Backend != backends.Fused.String() {
+	if cfg.Parallel.Backend != backends.Fused.String() {
 		return 0
 	}
 	m, most := &cfg.Model.Config, int64(0)

@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/cprun/cprun/internal/backend"
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/planner"
 	"github.com/cprun/cprun/internal/readable"
@@ -13,15 +12,15 @@ import (
 	"github.com/cprun/cprun/ring"
 )
 
-// Packed is what one sample of packed documents asks of the ranks that share it.
+// Packed is the work of the ranks that share one sample of packed documents.
 type Packed struct {
 	Documents []int `json:"documents"` // lengths
-	// Imbalance is the visible pairs of the slowest rank over those of the mean one.
+	// Imbalance is the visible pairs of the slowest rank over the mean.
 	Imbalance float64      `json:"imbalance"`
 	PerRank   []PackedPart `json:"per_rank"`
 }
 
-// PackedPart is what falls to one rank: in a layer that attends to everything before a token.
+// PackedPart is the share of one rank, in a layer that attends to everything before a token.
 type PackedPart struct {
 	Rank      int   `json:"rank"`
 	Tokens    int   `json:"tokens"`
@@ -30,24 +29,24 @@ type PackedPart struct {
 	SendBytes int64 `json:"send_bytes"` // keys and values of one layer, forward
 }
 
-// packedOf is the sample of documents of these lengths; nil where there is none.
+// packedOf describes the sample of documents of these lengths; nil if there is none.
 func packedOf(cfg *config.Config, docs []int) (*Packed, error) {
 	if len(docs) == 0 {
 		return nil, nil
 	}
 	n, size := cfg.Data.SeqLen, cfg.Parallel.Context
-	shape, err := packedShape(cfg, docs, windowsOf(cfg)[0].window)
+	shape, err := shapeOf(cfg, docs, windowsOf(cfg)[0].window)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("documents of the first sample: %w", err)
 	}
 	schedules, err := ring.NewPlanner(cfg.Parallel.Algorithm, specOf(cfg, shape))
 	if err != nil {
 		return nil, err
 	}
 	work := partition.Work(shape)
-	share := partition.WorkOfHeads(work, ring.Traders(cfg.Parallel.Algorithm, size, cfg.Parallel.Inner), cfg.Model.NumAttentionHeads)
+	share := partition.WorkOfHeads(work, cfg.Parallel.Traders(size), cfg.Model.NumAttentionHeads)
 	p := &Packed{Documents: docs, Imbalance: 1 / partition.Balance(share)}
-	attention := Case(cfg, backend.DType(cfg), size, planner.Place{}).Attention
+	attention := layerOf(cfg)
 	for r, spans := range partition.AllSpans(shape.Layout, n, size) {
 		part := PackedPart{Rank: r, Tokens: partition.Count(spans), Spans: len(spans), Pairs: work[r]}
 		var pass planner.Recorder
@@ -60,21 +59,7 @@ func packedOf(cfg *config.Config, docs []int) (*Packed, error) {
 	return p, nil
 }
 
-// packedShape is the partition of a sample of documents of these lengths.
-func packedShape(cfg *config.Config, docs []int, window int) (partition.Shape, error) {
-	n, size := cfg.Data.SeqLen, cfg.Parallel.Context
-	layout, err := partition.New(cfg.Parallel.Layout, docs, partition.Windows(cfg.Model.Windows())...)
-	if err != nil {
-		return partition.Shape{}, err
-	}
-	mask, err := partition.NewMask(true, window, n, n, docs)
-	if err != nil {
-		return partition.Shape{}, fmt.Errorf("documents of the first sample: %w", err)
-	}
-	return partition.Shape{SeqQ: n, SeqKV: n, Size: size, Layout: partition.Ready(layout, n, size), Mask: mask}, nil
-}
-
-// barColumns is the width of the bar of the rank with most work.
+// barColumns limits the bars: the rank with most work has that many columns.
 const barColumns = 32
 
 // write draws the work of each rank as a bar.

@@ -12,7 +12,6 @@ import (
 	"github.com/cprun/cprun/internal/model"
 	"github.com/cprun/cprun/internal/planner"
 	"github.com/cprun/cprun/partition"
-	"github.com/cprun/cprun/ring"
 )
 
 // Plan is the output of `cprun plan --json`.
@@ -115,14 +114,14 @@ type Options struct {
 // Make plans a resolved config for that many ranks, and decides what Fit decides. It goes over the
 // schedules of all ranks once.
 func Make(cfg *config.Config, ranks int, o Options) (*Plan, error) {
-	shape, err := Shape(cfg)
+	shape, err := shapeOf(cfg, nil, windowsOf(cfg)[0].window)
 	if err != nil {
 		return nil, err
 	}
 	p := &Plan{
 		Data: o.Data, Machine: o.Machine.Flag(), machine: o.Machine.String(),
-		Partition: partitionOf(widest(cfg, o.Chosen), ranks, shape), Attention: attentionOf(o.Choice), Choice: o.Chosen,
-		Warnings: []string{}, Refused: append([]string{}, o.Refused...), hopsBy: widest(cfg, o.Chosen).Parallel.Algorithm,
+		Partition: partitionOf(cfg, ranks, shape), Attention: attentionOf(o.Choice), Choice: o.Chosen,
+		Warnings: []string{}, Refused: append([]string{}, o.Refused...), hopsBy: cfg.Parallel.Algorithm,
 	}
 	for _, w := range cfg.Warnings {
 		p.Warnings = append(p.Warnings, w.String())
@@ -141,7 +140,7 @@ func Make(cfg *config.Config, ranks int, o Options) (*Plan, error) {
 	if p.Hops = make([]RankHops, min(shape.Size, maxRankHops)); o.Quick {
 		see, p.Hops = nil, []RankHops{}
 	}
-	d, err := demandOf(cfg, o.Machine, o.Chosen.Apart(), see)
+	d, err := demandOf(cfg, o.Machine, see)
 	if err != nil {
 		return nil, err
 	}
@@ -156,24 +155,22 @@ func Make(cfg *config.Config, ranks int, o Options) (*Plan, error) {
 	return p, p.estimate(cfg, ranks, o)
 }
 
-// Shape returns the partition of one unpacked sequence of the config over a context group, with the mask
-// of the layer that sees most.
-func Shape(cfg *config.Config) (partition.Shape, error) {
-	return shapeOf(cfg, windowsOf(cfg)[0].window)
-}
-
-// widest returns a config for the layer that sees most. A plan shows that layer's partition and hops.
-func widest(cfg *config.Config, chosen *Chosen) *config.Config {
-	return ByWindow(cfg, chosen.Apart())(windowsOf(cfg)[0].window)
-}
-
-func shapeOf(cfg *config.Config, window int) (partition.Shape, error) {
+// shapeOf returns the partition of one sequence over a context group, with the mask of the layers of a window. docs
+// are the lengths of its documents; none: they are not told apart.
+func shapeOf(cfg *config.Config, docs []int, window int) (partition.Shape, error) {
 	n := cfg.Data.SeqLen
-	layout, err := partition.New(cfg.Parallel.Layout, []int{n}, partition.Windows(cfg.Model.Windows())...)
+	lengths := docs
+	if len(docs) == 0 {
+		lengths = []int{n}
+	}
+	layout, err := partition.New(cfg.Parallel.Layout, lengths, partition.Windows(cfg.Model.Windows())...)
 	if err != nil {
 		return partition.Shape{}, err
 	}
-	mask, err := partition.NewMask(true, window, n, n, nil)
+	mask, err := partition.NewMask(true, window, n, n, docs)
+	if len(docs) > 0 && err == nil {
+		layout = partition.Ready(layout, n, cfg.Parallel.Context)
+	}
 	return partition.Shape{SeqQ: n, SeqKV: n, Size: cfg.Parallel.Context, Layout: layout, Mask: mask}, err
 }
 
@@ -200,7 +197,7 @@ func windowsOf(cfg *config.Config) []windowed {
 
 func partitionOf(cfg *config.Config, ranks int, shape partition.Shape) Partition {
 	work := partition.Work(shape)
-	traders := ring.Traders(cfg.Parallel.Algorithm, shape.Size, cfg.Parallel.Inner)
+	traders := cfg.Parallel.Traders(shape.Size)
 	p := Partition{
 		Ranks: ranks, Context: shape.Size, Data: ranks / shape.Size, Layout: shape.Layout.Name(), SeqLen: shape.SeqQ,
 		Balance:  partition.Balance(partition.WorkOfHeads(work, traders, cfg.Model.NumAttentionHeads)),

@@ -12,7 +12,6 @@ import (
 
 // A Place maps the ranks of a context group to hosts.
 type Place struct {
-	First   int // the global rank of the group's rank 0; the others follow it
 	PerHost int // consecutive ranks of a host; 0: all are on one
 	// Shared says that the ranks of a host share its cores, and costs hold while all compute. A rank with less work
 	// leaves its cores to the others, so that all take the average time for calls. Cores also carry messages, and
@@ -29,7 +28,7 @@ func (p Place) sharers(rank int) int {
 	if p.Cores < 2 || n < p.Cores || n%p.Cores != 0 {
 		return host
 	}
-	return host*p.Cores + (p.First+rank)%n*p.Cores/n
+	return host*p.Cores + rank%n*p.Cores/n
 }
 
 // host returns the host of a rank of the group.
@@ -37,7 +36,7 @@ func (p Place) host(rank int) int {
 	if p.PerHost <= 0 {
 		return 0
 	}
-	return (p.First + rank) / p.PerHost
+	return rank / p.PerHost
 }
 
 // ExactRanks limits the ranks that Passes follows one by one.
@@ -200,11 +199,8 @@ func (p Place) sample(ranks int) (list []int) {
 
 // edge returns the first rank on another host than rank 0; 0: there is none.
 func (p Place) edge(ranks int) int {
-	if p.PerHost <= 0 {
-		return 0
-	}
-	if edge := p.PerHost - p.First%p.PerHost; edge < ranks {
-		return edge
+	if p.PerHost > 0 && p.PerHost < ranks {
+		return p.PerHost
 	}
 	return 0
 }

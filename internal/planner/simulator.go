@@ -18,17 +18,13 @@ func newCommon(costs Costs) *common {
 	return &common{costs: costs, layouts: map[string]partition.Layout{}, indexes: map[string]*partition.Index{}}
 }
 
-// done ends the use of c.
-func (c *common) done() {}
-
 // A simulator times strategies for one kind of layers.
 type simulator struct {
 	Case
 	*common
 	kind    Kind
-	exact   int // most ranks that are followed one by one
 	shards  map[string]*shards
-	groups  map[Way]*group
+	groups  map[ring.Strategy]*group
 	follows map[followKey][]int
 	prices  map[string]*prices // by backend
 	times   map[onePass]float64
@@ -47,7 +43,7 @@ type shards struct {
 
 // A onePass is a pass that several strategies share.
 type onePass struct {
-	Way
+	ring.Strategy
 	backward bool
 }
 
@@ -57,9 +53,9 @@ type followKey struct {
 	traders int
 }
 
-func newSimulator(c Case, kind Kind, common *common, exact int) *simulator {
+func newSimulator(c Case, kind Kind, common *common) *simulator {
 	return &simulator{
-		Case: c, common: common, kind: kind, exact: exact, shards: map[string]*shards{}, groups: map[Way]*group{},
+		Case: c, common: common, kind: kind, shards: map[string]*shards{}, groups: map[ring.Strategy]*group{},
 		follows: map[followKey][]int{}, prices: map[string]*prices{}, times: map[onePass]float64{},
 	}
 }
@@ -122,7 +118,7 @@ func (s *simulator) prepared(x *partition.Index) bool {
 }
 
 // time returns the seconds of a layer by a strategy, forward and backward.
-func (s *simulator) time(w Way) (float64, error) {
+func (s *simulator) time(w ring.Strategy) (float64, error) {
 	x, err := s.of(w.Layout)
 	if err != nil {
 		return 0, err
@@ -140,7 +136,7 @@ func (s *simulator) time(w Way) (float64, error) {
 
 // plain returns the simplest strategy with the same pass: it resolves auto, and a ring that fetches rows in one hop is
 // an all-gather.
-func (x *shards) plain(w Way, backward bool) Way {
+func (x *shards) plain(w ring.Strategy, backward bool) ring.Strategy {
 	if w.Algorithm != "ring" && w.Algorithm != "allgather" {
 		return w
 	}
@@ -163,7 +159,7 @@ func (s *simulator) pass(x *shards, p onePass) (float64, error) {
 	if t, ok := s.times[p]; ok {
 		return t, nil
 	}
-	g, err := s.group(x, p.Way)
+	g, err := s.group(x, p.Strategy)
 	if err != nil {
 		return 0, err
 	}
@@ -187,33 +183,25 @@ func (s *simulator) pass(x *shards, p onePass) (float64, error) {
 }
 
 // group returns the schedules of the ranks that are followed, which both passes and all backends have in common.
-func (s *simulator) group(x *shards, w Way) (*group, error) {
+func (s *simulator) group(x *shards, w ring.Strategy) (*group, error) {
 	w.Backend = ""
 	if g := s.groups[w]; g != nil {
 		return g, nil
 	}
-	var ranks []int                                                 // all
-	if s.Ranks > s.exact && !(s.At.Shared && s.Ranks <= fewRanks) { // the average on shared cores is of all
+	var ranks []int // all
+	if s.Ranks > ExactRanks {
 		ranks = s.follow(x, w)
 	}
-	spec := ring.Spec{
-		Shape: x.Shape, Heads: s.Heads, KVHeads: s.KVHeads,
-		Inner: w.Inner, GatherHeads: w.GatherHeads, Gather: w.Gather,
-	}
-	g, err := newGroup(w.Algorithm, spec, x.index, ranks)
+	g, err := newGroup(w.Algorithm, w.Spec(x.Shape, s.Heads, s.KVHeads), x.index, ranks)
 	if err == nil {
 		s.groups[w] = g
 	}
 	return g, err
 }
 
-// fewRanks limits the ranks for which busiest goes over all pairs.
-const fewRanks = 16
-
-// follow returns the ranks that represent all: the rank with most work, the busiest, and both sides of the edge of a
-// host.
-func (s *simulator) follow(x *shards, w Way) []int {
-	traders := ring.Traders(w.Algorithm, s.Ranks, w.Inner)
+// follow returns the ranks that represent all: the rank with most work, and both sides of the edge of a host.
+func (s *simulator) follow(x *shards, w ring.Strategy) []int {
+	traders := w.Traders(s.Ranks)
 	key := followKey{w.Layout, traders}
 	if list, ok := s.follows[key]; ok {
 		return list
@@ -225,32 +213,11 @@ func (s *simulator) follow(x *shards, w Way) []int {
 			most = r
 		}
 	}
-	list := append([]int{most}, s.busiest(x)...)
+	list := []int{most}
 	if edge := s.At.edge(s.Ranks); edge > 0 {
 		list = append(list, edge-1, edge)
 	}
 	slices.Sort(list)
 	s.follows[key] = slices.Compact(list)
 	return s.follows[key]
-}
-
-// busiest returns the ranks that take longest to receive, and to send, keys. It returns none without documents, since
-// all ranks then need alike, and none for more than fewRanks.
-func (s *simulator) busiest(x *shards) []int {
-	if len(s.Docs) == 0 || s.Ranks > fewRanks {
-		return nil
-	}
-	row := int64(s.KVHeads * s.Batch * (s.Dim + s.DimV) * s.DType.Size())
-	came, gone := make([]float64, s.Ranks), make([]float64, s.Ranks)
-	for to := range s.Ranks {
-		for from := range s.Ranks {
-			if n := x.index.Needs(to, from).Len(); n > 0 && from != to {
-				t := s.costs.Exchange(s.At.host(from) != s.At.host(to), int64(n)*row, 2)
-				came[to] += t
-				gone[from] += t
-			}
-		}
-	}
-	first := func(t []float64) int { return max(0, slices.Index(t, slices.Max(t))) } // times may be unknown, NaN
-	return []int{first(came), first(gone)}
 }

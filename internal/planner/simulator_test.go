@@ -9,18 +9,18 @@ import (
 )
 
 // plainly returns the seconds of a layer by a strategy, with nothing remembered: each index, schedule and cost is made anew.
-func plainly(t testing.TB, c Case, kind Kind, w Way, costs Costs, exact int) (total float64) {
+func plainly(t testing.TB, c Case, kind Kind, w ring.Strategy, costs Costs) (total float64) {
 	t.Helper()
-	s := newSimulator(c, kind, newCommon(costs), exact)
+	s := newSimulator(c, kind, newCommon(costs))
 	x, err := s.of(w.Layout)
 	if err != nil {
 		t.Fatal(err)
 	}
-	spec := ring.Spec{Shape: x.Shape, Heads: c.Heads, KVHeads: c.KVHeads, Inner: w.Inner, GatherHeads: w.GatherHeads, Gather: w.Gather}
+	spec := w.Spec(x.Shape, c.Heads, c.KVHeads)
 	a := c.Attention
 	a.Backend = w.Backend
 	var list []int
-	if c.Ranks > exact && !c.At.Shared {
+	if c.Ranks > ExactRanks {
 		list = s.follow(x, w)
 	}
 	for _, backward := range []bool{false, true} {
@@ -43,39 +43,34 @@ func plainly(t testing.TB, c Case, kind Kind, w Way, costs Costs, exact int) (to
 	return total
 }
 
-// What is shared and remembered changes no choice, and no time by a bit.
-func TestQuickIsThePlainSearch(t *testing.T) {
+// What strategies share and remember changes no time by a bit.
+func TestTimesAreThoseOfThePlainSearch(t *testing.T) {
 	rng := rand.New(rand.NewPCG(11, 12))
 	turns := 12 // those of 6, 4, 3 and 2 meet in all ways in which they do
 	if testing.Short() {
 		turns = 6 // each of them is there
 	}
 	for n := range turns {
-		ranks := []int{2, 3, 4, 8, 12, fewRanks + 1}[n%6]
+		ranks := []int{2, 3, 4, 8, 12, ExactRanks + 1}[n%6]
 		c := caseOf(64*ranks+rng.IntN(4096), ranks, []int{0, 2, 4}[rng.IntN(3)], Kind{-1, 2}, Kind{1 + rng.IntN(400), 3})
-		c.At.Shared = n%4 == 0 && ranks <= fewRanks
+		c.At.Shared = n%4 == 0
 		if c.Recompute = n%2 == 0; n%3 > 0 {
 			c.Docs = drawDocs(rng, c.Tokens, 1+rng.IntN(60))
 		}
 		costs := slowLinks
 		costs.queued, costs.across, costs.perHost = rng.Float64()*1e-6, costs.across*rng.Float64(), c.At.PerHost
-		ways := Ways(c, Asked{Documents: len(c.Docs) > 0, Backends: []string{"flash", "fused"}})
-		quick, err := Quick(c, ways, known{costs, map[string]float64{"flash": 1, "fused": 1.5}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		for k, kind := range quick.Kinds {
-			least := kind.Ranked[0].Seconds
-			for _, x := range kind.Ranked {
-				if want := plainly(t, c, c.Kinds[k], x.Way, known{costs, map[string]float64{"flash": 1, "fused": 1.5}}, 1); x.Seconds != want {
-					t.Fatalf("%d ranks, documents %v, %v: %s takes %v s, by a plain search %v", ranks, c.Docs, c.Kinds[k], x.Way, x.Seconds, want)
+		by := known{costs, map[string]float64{"flash": 1, "fused": 1.5}}
+		common := newCommon(by)
+		for _, kind := range c.Kinds {
+			s := newSimulator(c, kind, common)
+			for _, x := range Strategies(c, anything, []string{"flash", "fused"}) {
+				got, err := s.time(x)
+				if err != nil {
+					t.Fatal(err)
 				}
-				if m := quick.Ranked[0]; x.Layout == m.Layout && x.Backend == m.Backend {
-					least = min(least, x.Seconds)
+				if want := plainly(t, c, kind, x, by); got != want {
+					t.Fatalf("%d ranks, documents %v, %v: %s takes %v s, by a plain search %v", ranks, c.Docs, kind, x, got, want)
 				}
-			}
-			if kind.Ranked[0].Seconds*(1-c.At.Margin()) > least || len(kind.Ranked) != len(ways) {
-				t.Errorf("chose %+v of %d ways, the least takes %v s", kind.Ranked[0], len(kind.Ranked), least)
 			}
 		}
 	}

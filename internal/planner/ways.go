@@ -8,116 +8,104 @@ import (
 	"github.com/cprun/cprun/ring"
 )
 
-// Asked is what a config says of a way; what is left empty is to be chosen.
-type Asked struct {
-	Layout, Algorithm  string
-	Inner, GatherHeads int
-	Gather             string   // of ring.Gathers; auto and "": to be chosen
-	Backends           []string // that can run it, the preferred one first
-	Documents          bool     // sequences are packed documents that do not see each other
-}
-
-// Ways lists the ways for a case that agree with what was asked for, in order of preference: a ring in a zigzag is what
-// everything else has to beat; where ranks share cores, nothing hides behind calls, and it is an all-gather whose rows travel before
-// the only call. A striped layout is not among them unless it is asked for: it balances as a zigzag does,
-// cuts the tiles of every pair of ranks by the mask's edges, which kernels pay for, and spreads windows over all ranks.
-func Ways(c Case, a Asked) (list []Way) {
+// Strategies lists the strategies of a case over these backends, in order of preference. They agree with asked; its
+// empty fields, and a Gather of auto, are open.
+//
+// Others have to beat a ring in a zigzag. If ranks share cores, nothing hides behind calls, and of packed documents a
+// ring sends more rows than ranks read: then an all-gather comes first. A striped layout is listed only if asked for:
+// it balances like a zigzag, and cuts the tiles of every two ranks by the mask's edges.
+func Strategies(c Case, asked ring.Strategy, backends []string) (list []ring.Strategy) {
+	documents := len(c.Docs) > 0
 	layouts, algorithms := []string{"zigzag", "contiguous"}, []string{"ring", "allgather", "ulysses", "hierarchical"}
-	if c.At.Shared && c.Ranks > 1 {
-		algorithms = []string{"allgather", "ring", "ulysses", "hierarchical"}
+	if documents || c.At.Shared && c.Ranks > 1 {
+		algorithms[0], algorithms[1] = algorithms[1], algorithms[0]
 	}
-	if a.Documents { // of which a ring sends more than is read
-		algorithms = []string{"allgather", "ring", "ulysses", "hierarchical"}
+	if documents {
 		layouts = []string{"document", "document-zigzag", "zigzag", "contiguous"}
-		if c.At.Shared { // where more tiles, of documents that a zigzag cuts once more, cost more than they hide
-			layouts = []string{"document", "document-zigzag", "contiguous", "zigzag"}
+		if c.At.Shared { // a zigzag cuts documents once more, into tiles that cost more than they hide
+			layouts[2], layouts[3] = layouts[3], layouts[2]
 		}
 	}
 	if c.Ranks > ExactRanks {
-		layouts = layouts[:1] // ranks that are not balanced are not worth the time to find it out
+		layouts = layouts[:1] // timing layouts without balance takes long
 	}
 	if c.Ranks == 1 {
 		layouts, algorithms = layouts[:1], algorithms[:1] // all are the same
 	}
-	if a.Layout != "" {
-		layouts = []string{a.Layout}
+	if asked.Layout != "" {
+		layouts = []string{asked.Layout}
 	}
-	if a.Algorithm != "" {
-		algorithms = []string{a.Algorithm}
+	if asked.Algorithm != "" {
+		algorithms = []string{asked.Algorithm}
 	}
-	for _, b := range a.Backends {
+	for _, backend := range backends {
 		for _, layout := range layouts {
 			for _, algorithm := range algorithms {
-				w := Way{Layout: layout, Algorithm: algorithm, Backend: b, Gather: a.gather(c)}
-				switch algorithm {
-				case "allgather":
-					list = append(list, gathered(w, c, a)...)
-					continue
-				case "hierarchical":
-					for _, n := range inners(c, a) {
-						w.Inner = n
-						list = append(list, w)
+				s := ring.Strategy{Layout: layout, Algorithm: algorithm, Backend: backend}
+				s.Gather = ruledGather(c, asked.Gather)
+				idle := algorithm == "ulysses" && c.Ranks > c.Heads // some ranks would have no heads
+				switch {
+				case algorithm == "allgather":
+					list = append(list, gathered(s, c, asked)...)
+				case algorithm == "hierarchical":
+					for _, s.Inner = range inners(c, asked) {
+						list = append(list, s)
 					}
-					continue
-				case "ulysses":
-					if a.Algorithm == "" && c.Ranks > c.Heads {
-						continue // some ranks would have no heads
-					}
+				case !idle || asked.Algorithm != "":
+					list = append(list, s)
 				}
-				list = append(list, w)
 			}
 		}
 	}
 	return list
 }
 
-// gather is when rows travel that are fetched in one hop, where nothing is chosen: what was asked for, or what auto means.
-func (a *Asked) gather(c Case) string {
+// open reports whether when rows travel is open.
+func open(gather string) bool { return gather == "" || gather == ring.Auto }
+
+// ruledGather returns when rows travel in a window: as asked, or by the meaning of auto there.
+func ruledGather(c Case, asked string) string {
 	switch {
-	case a.Gather != "" && a.Gather != ring.Auto:
-		return a.Gather
-	case a.Documents && c.Ranks > 1 && c.At.edge(c.Ranks) == 0:
+	case !open(asked):
+		return asked
+	case len(c.Docs) > 0 && c.Ranks > 1 && c.At.edge(c.Ranks) == 0:
 		return ring.Auto
 	}
 	return ""
 }
 
-// gathered is the ways of an all-gather: of some heads, and with rows that travel before the only call.
-func gathered(w Way, c Case, a Asked) (list []Way) {
-	times := []string{w.Gather}
-	if open := a.Gather == "" || a.Gather == ring.Auto; open && c.Ranks > 1 {
-		times = befores(w, a.Documents)
-		if c.At.Shared && !a.Documents {
+// gathered lists the variants of an all-gather: of some heads at a time, and with rows that travel before the only
+// call. cuDNN's backward pass also computes the masked pairs of a rectangle with more keys than queries, which no
+// figure of a table shows, so its rows never travel before the only call of that pass.
+func gathered(s ring.Strategy, c Case, asked ring.Strategy) (list []ring.Strategy) {
+	documents := len(c.Docs) > 0
+	times := []string{s.Gather}
+	if open(asked.Gather) && c.Ranks > 1 {
+		for _, x := range []string{"", ring.Auto, ring.Before} {
+			able := x != ring.Before || s.Backend != backends.Fused.String()
+			if able && x != s.Gather && (x != ring.Auto || documents) {
+				times = append(times, x)
+			}
+		}
+		if c.At.Shared && !documents {
 			slices.Reverse(times)
 		}
 	}
-	for _, w.GatherHeads = range gathers(c, a) {
-		for _, w.Gather = range times {
-			if w.GatherHeads == 0 || w.Gather == times[0] {
-				list = append(list, w)
+	for _, s.GatherHeads = range gathers(c, asked) {
+		for _, s.Gather = range times {
+			if s.GatherHeads == 0 || s.Gather == times[0] {
+				list = append(list, s)
 			}
 		}
 	}
 	return list
 }
 
-// befores are the times at which rows may travel, that of the way first. cuDNN's backward pass computes the masked pairs of a rectangle with more keys
-// than queries, too, which no figure of a table shows, so that it never has the rows of others in its only call.
-func befores(w Way, documents bool) []string {
-	list := []string{w.Gather}
-	for _, x := range []string{"", ring.Auto, ring.Before} {
-		if x != w.Gather && (x != ring.Auto || documents) && (x != ring.Before || w.Backend != backends.Fused.String()) {
-			list = append(list, x)
-		}
-	}
-	return list
-}
-
-// gathers is how many heads may be gathered at a time: all, or parts that are alike. Where transfers and calls share
-// cores nothing is gained by parts, whose transfers run beside calls.
-func gathers(c Case, a Asked) []int {
-	if a.GatherHeads > 0 || a.Algorithm != "" || c.Ranks == 1 || c.At.Shared {
-		return []int{a.GatherHeads}
+// gathers lists how many heads may be gathered at a time: all, or equal parts. Parts have their transfers run beside
+// calls, which gains nothing where both share cores.
+func gathers(c Case, asked ring.Strategy) []int {
+	if asked.GatherHeads > 0 || asked.Algorithm != "" || c.Ranks == 1 || c.At.Shared {
+		return []int{asked.GatherHeads}
 	}
 	list := []int{0}
 	for n := c.KVHeads / 2; n > 0; n /= 2 {
@@ -128,11 +116,11 @@ func gathers(c Case, a Asked) []int {
 	return list
 }
 
-// inners is how many ranks may trade heads: divisors of the group with at least one head each, and not all
-// nor none, which are other algorithms. Groups lie inside hosts, or hosts inside groups.
-func inners(c Case, a Asked) (list []int) {
-	if a.Inner > 0 {
-		return []int{a.Inner}
+// inners lists how many ranks may exchange heads: divisors of the group with at least one head each, except one and
+// all, which are other algorithms. Groups lie inside hosts, or hosts inside groups.
+func inners(c Case, asked ring.Strategy) (list []int) {
+	if asked.Inner > 0 {
+		return []int{asked.Inner}
 	}
 	perHost := c.At.PerHost
 	if perHost <= 0 {
@@ -143,29 +131,9 @@ func inners(c Case, a Asked) (list []int) {
 			list = append(list, n)
 		}
 	}
-	if len(list) == 0 && a.Algorithm != "" {
+	if len(list) == 0 && asked.Algorithm != "" {
 		list = []int{partition.Inner(c.Ranks, perHost, c.Heads, c.KVHeads)}
 	}
 	slices.Reverse(list)
-	return list
-}
-
-// Shortlist returns the few ways that a packing chooses from: those that the whole run has chosen for any kind of
-// layers, and a ring and an all-gather, beside the own keys or before the call, of one layout and backend. Which rows travel and how they balance
-// changes with the lengths of documents, and trading heads does not.
-func Shortlist(chosen Way, more ...Way) (list []Way) {
-	same := Way{Layout: chosen.Layout, Backend: chosen.Backend}
-	circle, gather := same, same
-	circle.Algorithm, gather.Algorithm = "ring", "allgather"
-	circle.Gather = chosen.Gather
-	few := append(append([]Way{chosen}, more...), circle)
-	for _, gather.Gather = range befores(chosen, true) {
-		few = append(few, gather)
-	}
-	for _, w := range few {
-		if w.Layout == same.Layout && w.Backend == same.Backend && !slices.Contains(list, w) {
-			list = append(list, w)
-		}
-	}
 	return list
 }

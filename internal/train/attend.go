@@ -12,37 +12,37 @@ import (
 	"github.com/cprun/cprun/ring"
 )
 
-// attend is model.Attention over the ranks of a context group: it chooses the schedule of a
-// layer's mask and runs the ring.
+// An attend implements model.Attention over the ranks of a context group: it runs the ring by the schedule of a layer's
+// mask.
 type attend struct {
 	ring      *ring.Ring
 	cfg       *hf.Config
 	algorithm string
+	traders   int // ranks that exchange heads with each other
 	rank      int
 	spec      ring.Spec // of the present batch; its mask is filled in by window
 	softmax   attention.Softmax
 	schedules map[int]*ring.Schedule // of the present batch, by window
-	cache     *ring.Cache            // and of other batches: of those that come again, and of the next
-	packings  *Packings              // nil: all run as the config says
-	kinds     map[int]planner.Way    // by window: what runs otherwise
+	cache     *ring.Cache            // of recurring batches, and of the next
 }
 
 func newAttend(r *ring.Ring, cfg *config.Config, layout partition.Layout, rank int) *attend {
 	n, m := cfg.Data.SeqLen, &cfg.Model.Config
 	return &attend{
 		ring: r, cfg: m, algorithm: cfg.Parallel.Algorithm, rank: rank,
-		spec: ring.Spec{
-			Shape: partition.Shape{SeqQ: n, SeqKV: n, Size: cfg.Parallel.Context, Layout: layout},
-			Heads: m.NumAttentionHeads, KVHeads: m.NumKeyValueHeads, Inner: cfg.Parallel.Inner, GatherHeads: cfg.Parallel.GatherHeads, Gather: cfg.Parallel.Gather,
-		},
+		traders: cfg.Parallel.Traders(cfg.Parallel.Context),
+		spec: cfg.Parallel.Spec(
+			partition.Shape{SeqQ: n, SeqKV: n, Size: cfg.Parallel.Context, Layout: layout},
+			m.NumAttentionHeads, m.NumKeyValueHeads,
+		),
 		softmax:   attention.Softmax{Scale: m.SoftmaxScale()},
 		schedules: make(map[int]*ring.Schedule),
 		cache:     ring.NewCache(ring.CacheBytes),
 	}
 }
 
-// rehearse has the attention kernel make ready what steps will ask of it, where that takes the host
-// long. Packed documents are left out, since their lengths are not known yet.
+// rehearse lets an attention kernel with a slow setup prepare for the calls of a step. It omits packed documents, since
+// their lengths are not known yet.
 func (t *Trainer) rehearse(o *Options) error {
 	k, ok := t.dev.Kernel.(attention.Planner)
 	if !ok || t.cfg.Data.PackDocuments {
@@ -55,7 +55,6 @@ func (t *Trainer) rehearse(o *Options) error {
 		return err
 	}
 	a := newAttend(nil, t.cfg, layout, t.mesh.world.Rank()%t.cfg.Parallel.Context)
-	a.kinds = o.Kinds
 	rows, m := partition.Count(layout.Spans(n, a.spec.Size, a.rank)), a.cfg
 	of := planner.Attention{
 		DType: t.dev.Compute, Batch: t.cfg.Train.MicroBatchSize,
@@ -77,8 +76,7 @@ func (t *Trainer) rehearse(o *Options) error {
 	return nil
 }
 
-// begin says how the sequences of the next batch are laid out. Schedules of an unchanged
-// shape are kept.
+// begin sets the layout of the sequences of the next batch. It keeps schedules of an unchanged shape.
 func (a *attend) begin(layout partition.Layout, docs []int) {
 	// Without documents the layout is the same all along, so the mask alone decides.
 	if a.spec.Layout != nil && len(docs) == 0 && len(a.spec.Mask.Docs) == 0 {
@@ -88,7 +86,7 @@ func (a *attend) begin(layout partition.Layout, docs []int) {
 	clear(a.schedules)
 }
 
-// schedule is the hops of a layer.
+// schedule returns the hops of a layer.
 func (a *attend) schedule(layer int) (*ring.Schedule, error) {
 	window := a.cfg.Window(layer)
 	if s, ok := a.schedules[window]; ok {
@@ -99,7 +97,7 @@ func (a *attend) schedule(layer int) (*ring.Schedule, error) {
 	if spec.Shape, err = masked(spec.Shape, window); err != nil {
 		return nil, fmt.Errorf("layer %d: %w", layer, err)
 	}
-	s, err := a.made(spec, window)
+	s, err := a.cache.New(a.algorithm, spec, a.rank)
 	if err != nil {
 		return nil, err
 	}
@@ -107,29 +105,7 @@ func (a *attend) schedule(layer int) (*ring.Schedule, error) {
 	return s, nil
 }
 
-// made is the schedule of a shape, by the way of its layers.
-func (a *attend) made(spec ring.Spec, window int) (*ring.Schedule, error) {
-	w, err := a.way(spec.Shape, window)
-	if err != nil {
-		return nil, err
-	}
-	spec.Inner, spec.GatherHeads, spec.Gather = w.Inner, w.GatherHeads, w.Gather
-	return a.cache.New(w.Algorithm, spec, a.rank)
-}
-
-// way is what layers of a window do: what their packing takes, or their kind, or the config says.
-func (a *attend) way(shape partition.Shape, window int) (planner.Way, error) {
-	w, ok, err := a.packings.way(shape, window)
-	if ok || err != nil {
-		return w, err
-	}
-	if w, ok := a.kinds[window]; ok {
-		return w, nil
-	}
-	return planner.Way{Algorithm: a.algorithm, Inner: a.spec.Inner, GatherHeads: a.spec.GatherHeads, Gather: a.spec.Gather}, nil
-}
-
-// masked is a shape with the mask of the layers of that window.
+// masked returns a shape with the mask of the layers of that window.
 func masked(shape partition.Shape, window int) (partition.Shape, error) {
 	mask, err := partition.NewMask(true, window, shape.SeqQ, shape.SeqKV, shape.Mask.Docs)
 	shape.Mask = mask
@@ -143,7 +119,7 @@ func (a *attend) prepare(layout partition.Layout, docs []int) error {
 		spec.Layout, spec.Mask.Docs = layout, docs
 		var err error
 		if spec.Shape, err = masked(spec.Shape, window); err == nil {
-			_, err = a.made(spec, window)
+			_, err = a.cache.New(a.algorithm, spec, a.rank)
 		}
 		if err != nil {
 			return err
@@ -152,7 +128,7 @@ func (a *attend) prepare(layout partition.Layout, docs []int) error {
 	return nil
 }
 
-// load is what the layers ask of the ranks for a sequence of the present batch.
+// load returns the work of all layers for a sequence of the present batch.
 func (a *attend) load() (total load, err error) {
 	known := make(map[int]load, 2)
 	for layer := range a.cfg.NumHiddenLayers {
@@ -163,11 +139,7 @@ func (a *attend) load() (total load, err error) {
 			if err != nil {
 				return total, err
 			}
-			w, err := a.way(shape, window)
-			if err != nil {
-				return total, err
-			}
-			l = loadOf(shape, ring.Traders(w.Algorithm, shape.Size, w.Inner), a.cfg.NumAttentionHeads)
+			l = loadOf(shape, a.traders, a.cfg.NumAttentionHeads)
 			known[window] = l
 		}
 		total.add(l, 1)

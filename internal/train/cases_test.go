@@ -58,7 +58,7 @@ func TestGPUCasesAreValid(t *testing.T) {
 				t.Errorf("%s, %v: %v", c.name, v, err)
 				continue
 			}
-			cfg.Attention.Backend = choice.Backend.String()
+			cfg.Parallel.Backend = choice.Backend.String()
 			if _, err := plan.Fit(cfg, 4, m); err != nil {
 				t.Errorf("%s: %v", c.name, err)
 			}

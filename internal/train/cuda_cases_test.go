@@ -35,7 +35,7 @@ func TestCasesOnGPUs(t *testing.T) {
 		} {
 			t.Run(c.name+"/"+v.name, func(t *testing.T) {
 				cfg := loadGPU(t, m, tiny(t), ranks, append(append(slices.Clone(set), v.set...), "precision.compute="+v.compute)...)
-				follows(t, cfg.Attention.Backend, runGPU(t, m, cfg, ranks, train.Options{}).steps, e, v.compute)
+				follows(t, cfg.Parallel.Backend, runGPU(t, m, cfg, ranks, train.Options{}).steps, e, v.compute)
 			})
 		}
 	}
@@ -55,7 +55,7 @@ func TestBatchesWithoutTargetsAreSkippedOnGPUs(t *testing.T) {
 			if len(steps) != 7 {
 				t.Fatalf("%d ranks, %s: %d steps", ranks, compute, len(steps))
 			}
-			follows(t, cfg.Attention.Backend, withLoss(steps), e, compute)
+			follows(t, cfg.Parallel.Backend, withLoss(steps), e, compute)
 		}
 	}
 }

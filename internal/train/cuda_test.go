@@ -50,13 +50,13 @@ func loadGPU(t *testing.T, m machine.Machine, yaml string, ranks int, set ...str
 		t.Fatal(err)
 	}
 	choice, err := backend.Choose(cfg, m, 0)
-	if errors.As(err, new(*backend.NoneError)) && cfg.Attention.Backend != "auto" {
+	if errors.As(err, new(*backend.NoneError)) && cfg.Parallel.Backend != "auto" {
 		t.Skip(err) // the backend that the case names is none for this GPU
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg.Attention.Backend = choice.Backend.String()
+	cfg.Parallel.Backend = choice.Backend.String()
 	if _, err := plan.Fit(cfg, ranks, m); err != nil {
 		t.Fatal(err)
 	}
@@ -74,11 +74,11 @@ func runGPU(t *testing.T, m machine.Machine, cfg *config.Config, ranks int, o tr
 		o.RunID = "test"
 	}
 	o.ConfigYAML = string(cfg.YAML())
-	choice, err := backend.ChooseByWindow(cfg, plan.ByWindow(cfg, o.Kinds), m, 0)
+	choice, err := backend.Choose(cfg, m, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	mem, err := plan.MemoryOfKinds(cfg, ranks, m, o.Kinds)
+	mem, err := plan.MemoryOf(cfg, ranks, m)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,7 +96,7 @@ func runGPU(t *testing.T, m machine.Machine, cfg *config.Config, ranks int, o tr
 				}
 			}()
 			dev, err := device.CUDA(device.CUDAOptions{
-				Ordinal: r % m.GPUs, Backend: cfg.Attention.Backend, Remedies: choice.Kinds(), Compute: backend.DType(cfg), Machine: m,
+				Ordinal: r % m.GPUs, Backend: cfg.Parallel.Backend, Remedies: choice.Kinds(), Compute: backend.DType(cfg), Machine: m,
 				Reserve: mem.Planned(), Workspace: mem.Fused(), Deterministic: cfg.Train.Deterministic, Packed: cfg.Data.PackDocuments,
 			})
 			if err != nil {
@@ -201,7 +201,7 @@ func TestParityOnGPUs(t *testing.T) {
 			} {
 				t.Run(fmt.Sprintf("%s/%d/%s/%v", name, ranks, v.compute, v.set), func(t *testing.T) {
 					cfg := loadGPU(t, m, parityYAML(name, e), ranks, append(v.set, "precision.compute="+v.compute)...)
-					follows(t, cfg.Attention.Backend, runGPU(t, m, cfg, ranks, train.Options{}).steps, e, v.compute)
+					follows(t, cfg.Parallel.Backend, runGPU(t, m, cfg, ranks, train.Options{}).steps, e, v.compute)
 				})
 			}
 		}

@@ -144,7 +144,7 @@ func runJoined(t *testing.T, cfg *config.Config, ranks int, o train.Options, cha
 		t.Fatal(err)
 	}
 	o.ConfigYAML = string(cfg.YAML())
-	mem, err := plan.MemoryOfKinds(cfg, ranks, machine.Machine{}, o.Kinds)
+	mem, err := plan.MemoryOf(cfg, ranks, machine.Machine{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -176,7 +176,7 @@ func runJoined(t *testing.T, cfg *config.Config, ranks int, o train.Options, cha
 					inner(rep)
 				}
 			}
-			dev := device.CPU(streams[r], cfg.Attention.Backend, backend.DType(cfg))
+			dev := device.CPU(streams[r], cfg.Parallel.Backend, backend.DType(cfg))
 			change(&dev)
 			group, err := join(world[r], &dev)
 			stopped := false

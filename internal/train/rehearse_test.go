@@ -12,7 +12,6 @@ import (
 	"github.com/cprun/cprun/internal/device"
 	"github.com/cprun/cprun/internal/machine"
 	"github.com/cprun/cprun/internal/plan"
-	"github.com/cprun/cprun/internal/planner"
 )
 
 // planned is a kernel that counts the passes which it is told of beforehand.
@@ -56,7 +55,7 @@ func TestKernelsGetReady(t *testing.T) {
 			t.Fatal(err)
 		}
 		var passes atomic.Int64
-		onRanks(t, ranks, cfg, m, nil, func(d *device.Device) { d.Kernel = planned{d.Kernel, &passes} }, func(*Trainer, *counted) error { return nil })
+		onRanks(t, ranks, cfg, m, func(d *device.Device) { d.Kernel = planned{d.Kernel, &passes} }, func(*Trainer, *counted) error { return nil })
 		if got := passes.Load(); got != want*ranks {
 			t.Errorf("%s: told of %d passes on %d ranks, want %d on each", set, got, ranks, want)
 		}
@@ -112,17 +111,16 @@ func (p watchedBackward) Block(b attention.GradBlock) error {
 	return p.BackwardPass.Block(b)
 }
 
-// A kernel that can get ready is told of every call of a step, of each kind of layers by its own algorithm, and of no other.
+// A kernel that can get ready is told of every call of a step, of each kind of layers, and of no other.
 func TestKernelsGetReadyForEachKind(t *testing.T) {
 	const ranks = 2
-	for _, x := range [][2]string{{"ring", "ulysses"}, {"ulysses", "ring"}, {"allgather", "ring"}} {
+	for _, algorithm := range []string{"ring", "ulysses", "allgather"} {
 		cfg, err := config.Load("../../examples/opticks.yaml", config.Options{Ranks: ranks, Device: "cpu", Set: append([]string{
-			"data.seq_len=100", "parallel.algorithm=" + x[0], "model={sliding_window: 9, layer_types: [full_attention, sliding_attention, full_attention]}"}, small...)})
+			"data.seq_len=100", "parallel.algorithm=" + algorithm, "model={sliding_window: 9, layer_types: [full_attention, sliding_attention, full_attention]}"}, small...)})
 		if err != nil {
 			t.Fatal(err)
 		}
-		kinds := map[int]planner.Way{8: {Algorithm: x[1]}}
-		m, err := plan.MemoryOfKinds(cfg, ranks, machine.Machine{}, kinds)
+		m, err := plan.MemoryOf(cfg, ranks, machine.Machine{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -133,13 +131,13 @@ func TestKernelsGetReadyForEachKind(t *testing.T) {
 			defer mu.Unlock()
 			calls[call] = true
 		}
-		onRanks(t, ranks, cfg, m, kinds, func(d *device.Device) { d.Kernel = watched{d.Kernel, attention.Idle{}, saw} }, func(tr *Trainer, _ *counted) error {
+		onRanks(t, ranks, cfg, m, func(d *device.Device) { d.Kernel = watched{d.Kernel, attention.Idle{}, saw} }, func(tr *Trainer, _ *counted) error {
 			return tr.oneStep(t.Context())
 		})
 		for call := range calls {
 			other := map[string]string{"plan": "step", "step": "plan"}[call[:4]] + call[4:]
 			if !calls[other] {
-				t.Errorf("full by %s, windows by %s: there is %q, and not %q", x[0], x[1], call, other)
+				t.Errorf("%s: there is %q, and not %q", algorithm, call, other)
 			}
 		}
 	}

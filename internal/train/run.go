@@ -11,7 +11,6 @@ import (
 	"github.com/cprun/cprun/internal/checkpoint"
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/metrics"
-	"github.com/cprun/cprun/internal/planner"
 	"github.com/cprun/cprun/internal/state"
 )
 
@@ -24,11 +23,6 @@ type Options struct {
 
 	Resume bool   // resume the newest checkpoint of the run directory, if there is one
 	From   string // else from this checkpoint; "" for new weights
-
-	// Kinds are how attention of the layers of some windows runs, on every rank alike; others run as the config says.
-	Kinds map[int]planner.Way
-	// Packings chooses how attention of each packing of documents runs; nil: all as the config says.
-	Packings *Packings
 
 	Room state.Room // the memory that is taken before the first step
 

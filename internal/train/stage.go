@@ -24,7 +24,7 @@ const hostPiece = 256 << 10
 
 func newStage(dev *Device, most int) (*stage, error) {
 	s, piece := &stage{dev: dev}, stagePiece
-	if dev.Machine.Arch == 0 {
+	if dev.Machine.IsCPU() {
 		piece = hostPiece
 	}
 	for i := range s.piece {

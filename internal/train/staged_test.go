@@ -7,7 +7,6 @@ import (
 
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/internal/device"
-	"github.com/cprun/cprun/internal/planner"
 	"github.com/cprun/cprun/internal/train"
 	"github.com/cprun/cprun/tensor"
 )
@@ -113,13 +112,13 @@ func (g *staged) Close() (err error) {
 	return errors.Join(err, g.Group.Close())
 }
 
-// Ranks whose collectives go by way of the host train as others do, by two algorithms, too: what stands for a library where ranks share
+// Ranks whose collectives go by way of the host train as others do: what stands for a library where ranks share
 // a GPU is held to the group of a run.
 func TestStagedGroupsTrain(t *testing.T) {
 	const ranks = 2
-	for _, shard := range []string{"none", "optimizer", "gradients"} {
-		cfg := load(t, tiny(t), ranks, "memory.shard="+shard, "model.layer_types=[full_attention, sliding_attention]", "model.sliding_window=10")
-		o := train.Options{Kinds: map[int]planner.Way{9: {Algorithm: "ulysses"}}}
+	for shard, algorithm := range map[string]string{"none": "ulysses", "optimizer": "ring", "gradients": "ulysses"} {
+		cfg := load(t, tiny(t), ranks, "memory.shard="+shard, "parallel.algorithm="+algorithm, "model.layer_types=[full_attention, sliding_attention]", "model.sliding_window=10")
+		var o train.Options
 		want := mustRun(t, cfg, ranks, o).steps
 		got, err := runJoined(t, cfg, ranks, o, func(*device.Device) {}, func(host *comm.Group, dev *device.Device) (comm.Communicator, error) {
 			return newStaged(t.Context(), host, dev, func(ctx context.Context, host *comm.Group) (comm.Exchanger, error) {

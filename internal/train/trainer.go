@@ -95,7 +95,6 @@ func newTrainer(ctx context.Context, cfg *config.Config, dev Device, world comm.
 	if err := t.build(o.Room); err != nil {
 		return nil, err
 	}
-	t.att.kinds, t.att.packings = o.Kinds, o.Packings
 	if o.BoundGarbage {
 		state.BoundGarbage()
 	}

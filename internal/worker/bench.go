@@ -56,9 +56,9 @@ func (p *process) bench(ctx context.Context) (err error) {
 	})
 }
 
-// benchDevice is what a benchmark needs of a device.
+// benchDevice returns the options of the device for a benchmark.
 func benchDevice(task *job.Bench, ranks int) (o device.CUDAOptions, err error) {
-	cpu := task.Machine.Arch == 0
+	cpu := task.Machine.IsCPU()
 	o = device.CUDAOptions{Machine: task.Machine, Backend: backends.Reference.String(), Compute: tensor.BF16} // the quickest to load
 	switch {
 	case task.Attention != nil:

@@ -12,7 +12,7 @@ import (
 // device is what this rank computes on, and the group of all ranks whose calls are ordered
 // with it. done ends both in good order.
 func (p *process) device(ctx context.Context, o device.CUDAOptions) (dev device.Device, world comm.Communicator, done func() error, err error) {
-	if o.Machine.Arch != 0 {
+	if !o.Machine.IsCPU() {
 		p.where.enter("taking the GPU into use")
 		return p.gpu(ctx, o)
 	}

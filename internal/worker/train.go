@@ -14,7 +14,6 @@ import (
 	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/launch/progress"
 	"github.com/cprun/cprun/internal/plan"
-	"github.com/cprun/cprun/internal/planner"
 	"github.com/cprun/cprun/internal/train"
 )
 
@@ -23,7 +22,7 @@ func (p *process) train(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	mem, err := plan.MemoryOfKinds(cfg, p.WorldSize, job.Machine, job.Kinds)
+	mem, err := plan.MemoryOf(cfg, p.WorldSize, job.Machine)
 	if err != nil {
 		return err
 	}
@@ -42,21 +41,11 @@ func (p *process) train(ctx context.Context) (err error) {
 		// The launcher has found where a job begins. A restarted one goes on from what it had.
 		Resume: p.Restart > 0, From: job.From, Locked: true,
 		Start: start,
-		Room:  mem.Room(), Kinds: job.Kinds, Packings: packings(&job, cfg, p.Rank),
-		Stop: p.Stop(), Report: p.report, NoSave: job.NoSave, Timed: p.start.time, BoundGarbage: job.Machine.Arch == 0,
+		Room:  mem.Room(),
+		Stop:  p.Stop(), Report: p.report, NoSave: job.NoSave, Timed: p.start.time, BoundGarbage: job.Machine.IsCPU(),
 	})
 	p.quiet = stopped
 	return err
-}
-
-// packings is what this rank's packings of documents choose by; nil: nothing.
-func packings(task *job.Train, cfg *config.Config, rank int) *train.Packings {
-	by := task.Packings
-	if by == nil || len(by.Ways) == 0 {
-		return nil
-	}
-	at := planner.Place{First: rank - rank%cfg.Parallel.Context, PerHost: by.Job.PerHost, Shared: by.Shared, Cores: by.Job.Cores}
-	return train.NewPackings(by.Table.For(by.Job), plan.Case(cfg, backend.DType(cfg), cfg.Parallel.Context, at), by.Ways)
 }
 
 // eval computes the loss of a model, which rank 0 reports.
@@ -73,7 +62,9 @@ func (p *process) eval(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	e, err := train.Eval(ctx, cfg, dev, world, train.Options{From: task.From, Room: mem.Room(), Report: p.report, Timed: p.start.time, BoundGarbage: task.Machine.Arch == 0})
+	e, err := train.Eval(ctx, cfg, dev, world, train.Options{
+		From: task.From, Room: mem.Room(), Report: p.report, Timed: p.start.time, BoundGarbage: task.Machine.IsCPU(),
+	})
 	if err == nil && p.Rank == 0 {
 		err = p.SendData(job.EventReport, 0, e)
 	}
@@ -83,14 +74,14 @@ func (p *process) eval(ctx context.Context) (err error) {
 	return done()
 }
 
-// task is what the launcher has told this rank, and the config in it.
+// task returns the task from the launcher, and the config in it.
 func (p *process) task() (task job.Train, cfg *config.Config, err error) {
 	p.where.enter("setup")
 	p.start = newStart()
 	if err := p.payload(&task); err != nil {
 		return task, nil, err
 	}
-	p.started = task.Machine.Arch == 0 // a CPU's start has no parts worth a line
+	p.started = task.Machine.IsCPU() // a CPU's start has no parts worth a line
 	cfg, err = config.Parse(filepath.Join(task.RunDir, "config.yaml"), []byte(task.Config), config.Options{Ranks: p.WorldSize, Device: task.Machine.Device()})
 	if err == nil {
 		p.moves = cfg.Parallel.Transport
@@ -98,17 +89,17 @@ func (p *process) task() (task job.Train, cfg *config.Config, err error) {
 	return task, cfg, err
 }
 
-// deviceFor is what a task needs of the device.
+// deviceFor returns the options of the device for a task.
 func (p *process) deviceFor(task job.Train, cfg *config.Config, mem *plan.Memory) device.CUDAOptions {
 	return device.CUDAOptions{
-		Backend: cfg.Attention.Backend, Remedies: task.Remedies, Compute: backend.DType(cfg), Machine: task.Machine,
+		Backend: cfg.Parallel.Backend, Remedies: task.Remedies, Compute: backend.DType(cfg), Machine: task.Machine,
 		Reserve: mem.Planned(), Workspace: mem.Fused(), HeadDim: cfg.Model.HeadDim, Deterministic: cfg.Train.Deterministic, Packed: cfg.Data.PackDocuments,
 		SMMargin: cfg.Attention.SMMargin,
 		Timed:    p.start.time,
 	}
 }
 
-// report passes on what the trainer tells. An event that cannot be sent means that the
+// report sends the reports of the trainer to the launcher. An event that cannot be sent means that the
 // launcher is gone, which ends this process by itself.
 func (p *process) report(r train.Report) {
 	switch r.Kind {
