@@ -19,10 +19,11 @@ func TestCacheGivesWhatNewGives(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range 600 {
 		s, algorithm := shapes[rng.IntN(len(shapes))], Algorithms[i%len(Algorithms)]
-		rank := rng.IntN(s.Size)
+		rank, spec := rng.IntN(s.Size), specOf(s)
+		spec.Positions, spec.GatherHeads, spec.Gather = rng.IntN(2) == 0, rng.IntN(2), Gathers[rng.IntN(3)]
 		wg.Go(func() {
-			got, err := c.New(algorithm, specOf(s), rank)
-			want, _ := New(algorithm, specOf(s), rank)
+			got, err := c.New(algorithm, spec, rank)
+			want, _ := New(algorithm, spec, rank)
 			if err != nil || !reflect.DeepEqual(got, want) {
 				t.Errorf("%s of %+v, rank %d: %+v, %v, want %+v", algorithm, s, rank, got, err, want)
 			}

@@ -438,15 +438,9 @@ func markEnds(hops []Hop) {
 
 // forwardOf returns the hops of a backward pass without gradients, and without hops that are then empty.
 func forwardOf(hops []Hop) []Hop {
-	n := 0
-	for i := range hops {
-		if hops[i].Begins || hops[i].forward() {
-			n++
-		}
-	}
-	out := make([]Hop, 0, n)
-	for i := range hops {
-		if f := hops[i]; f.Begins || f.forward() {
+	out := make([]Hop, 0, len(hops))
+	for _, f := range hops {
+		if f.Begins || f.forward() {
 			f.Grads, f.SendGrad, f.RecvGrad, f.CopyGrad, f.Fold = Block{}, nil, nil, nil, nil
 			out = append(out, f)
 		}
