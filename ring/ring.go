@@ -29,14 +29,14 @@ func (r *Ring) Forward(out attention.Partial, q, k, v View, s *Schedule, p atten
 	b := r.open(s, kv{k, v})
 	acc := b.accumulator(out)
 	var pass attention.ForwardPass
-	for _, hop := range s.Forward {
-		r.Stream.Label(path.Join(r.Label, hop.Label))
-		moving, err := b.exchange(&hop)
+	for i := range s.Forward {
+		hop := &s.Forward[i]
+		moving, err := b.exchange(hop)
 		if err == nil && hop.Begins {
 			pass, err = b.kernel.Forward(out.O, acc, q, p)
 		}
 		if err == nil && len(hop.Tiles) > 0 {
-			err = pass.Block(b.block(&hop))
+			err = pass.Block(b.block(hop))
 		}
 		if err == nil && hop.Ends {
 			err = pass.End()
@@ -51,9 +51,8 @@ func (r *Ring) Forward(out attention.Partial, q, k, v View, s *Schedule, p atten
 }
 
 // Backward sets g to the gradients, given do, the gradient of out.O, and out, the result of the whole forward pass.
-func (r *Ring) Backward(
-	g attention.Grads, do, q, k, v View, out attention.Partial, s *Schedule, p attention.Softmax,
-) error {
+func (r *Ring) Backward(g attention.Grads, do, q, k, v View, out attention.Partial, s *Schedule,
+	p attention.Softmax) error {
 	if !r.plain(s, p) {
 		return r.backwardAdapted(g, do, q, k, v, out, s, p)
 	}
@@ -61,14 +60,14 @@ func (r *Ring) Backward(
 	b := r.open(s, kv{k, v}, kv{g.DK, g.DV})
 	saved := attention.Saved{O: out.O, LSE: out.LSE, Delta: b.alloc(out.LSE.DType(), out.LSE)}
 	var pass attention.BackwardPass
-	for _, hop := range s.Backward {
-		r.Stream.Label(path.Join(r.Label, hop.Label))
-		moving, err := b.exchange(&hop)
+	for i := range s.Backward {
+		hop := &s.Backward[i]
+		moving, err := b.exchange(hop)
 		if err == nil && hop.Begins {
 			pass, err = b.kernel.Backward(g.DQ, do, q, saved, p)
 		}
 		if err == nil && hop.Grads.Hi > 0 { // also without tiles: it zeroes the rank's own gradients
-			err = pass.Block(b.gradBlock(&hop))
+			err = pass.Block(b.gradBlock(hop))
 		}
 		if err == nil && hop.Ends {
 			err = pass.End() // beside the gradients on their way home
@@ -87,8 +86,9 @@ func (r *Ring) Backward(
 	return nil
 }
 
-// exchange begins the transfers of a hop.
+// exchange labels the stream with a hop and begins its transfers.
 func (b *buffers) exchange(hop *Hop) (moving comm.Pending, err error) {
+	b.Stream.Label(path.Join(b.Label, hop.Label))
 	send := messages(messages(nil, b.kv, hop.SendKV), b.grads, hop.SendGrad)
 	recv := messages(messages(nil, b.kv, hop.RecvKV), b.grads, hop.RecvGrad)
 	if moving = (nothing{}); len(send)+len(recv) > 0 {
