@@ -253,8 +253,10 @@ func mostOnALink(t testing.TB, algorithm string, s ring.Spec, a Attention, backw
 func TestUnknownCostsTakeForEver(t *testing.T) {
 	s := specOf(t, true, -1, 64, 4, partition.Zigzag{})
 	for _, unknown := range []float64{math.NaN(), math.Inf(1)} {
-		if r := run(t, "ring", s, one, false, Place{}, plain{pair: unknown}); !math.IsInf(r.Seconds, 1) {
-			t.Errorf("a pass of calls that take %g takes %g", unknown, r.Seconds)
+		for _, c := range []plain{{pair: unknown}, {byte: unknown}, {copied: unknown}} {
+			if r := run(t, "ring", s, one, true, Place{}, c); !math.IsInf(r.Seconds, 1) {
+				t.Errorf("a pass with costs %+v takes %g", c, r.Seconds)
+			}
 		}
 	}
 }
