@@ -42,8 +42,6 @@ type Recorder struct {
 
 	program *program // of the pass; nil: Hops and Works in its place
 	arena   *tensor.Arena
-	early   Hop       // exchanges since the last hop ended, which belong to the next
-	open    bool      // the last of Hops has not ended
 	begun   int       // exchanges
 	list    []message // of the present exchange
 	places  []place   // in list, of each peer and direction
@@ -102,14 +100,6 @@ func (r *Recorder) Run(s *ring.Schedule, a Attention, rows int, backward bool) e
 // bytes returns the size of a view.
 func bytes(v View) int64 { return int64(v.Size()) * int64(v.DType().Size()) }
 
-// hop returns where exchanges and calls are counted.
-func (r *Recorder) hop() *Hop {
-	if r.open {
-		return &r.Hops[len(r.Hops)-1]
-	}
-	return &r.early
-}
-
 // copy records a pass over memory that reads and writes that many bytes together.
 func (r *Recorder) copy(n int64) {
 	if r.program != nil && n > 0 {
@@ -126,7 +116,7 @@ func (r *Recorder) call(b *attention.Block) {
 		x.calls = append(x.calls, c)
 		return
 	}
-	h := r.hop()
+	h := &r.Hops[len(r.Hops)-1]
 	h.Tiles, h.Pairs = h.Tiles+len(b.Tiles), h.Pairs+partition.Pairs(b.Tiles)
 	r.work.Calls++
 	r.work.KVHeads, r.work.Keys = b.K.Len(tensor.Heads), max(r.work.Keys, b.K.Len(tensor.Seq))
@@ -200,15 +190,10 @@ func (r mover) Add(dst, src View) { r.copy(2*bytes(dst) + bytes(src)) }
 
 type stream struct{ *Recorder }
 
-// Label implements tensor.Stream. The empty label, of a ring without one, ends a hop.
+// Label implements tensor.Stream. A ring labels every hop before its work. The empty label ends the pass.
 func (r stream) Label(name string) {
-	if r.program != nil {
-		return
-	}
-	if r.open = name != ""; r.open {
-		h := r.early
-		h.Label, h.SendTo, h.RecvFrom = name, append([]int{}, h.SendTo...), append([]int{}, h.RecvFrom...)
-		r.Hops, r.early = append(r.Hops, h), Hop{}
+	if r.program == nil && name != "" {
+		r.Hops = append(r.Hops, Hop{Label: name, SendTo: []int{}, RecvFrom: []int{}})
 	}
 }
 
@@ -236,7 +221,7 @@ func (r exchanger) Exchange(send, recv []comm.Message) (comm.Pending, error) {
 		x.exchanges = append(x.exchanges, slices.Clone(r.list))
 		x.add(begin, number)
 	} else {
-		r.hop().exchange(r.list)
+		r.Hops[len(r.Hops)-1].exchange(r.list)
 	}
 	r.pending = append(r.pending, pending{r.program, number})
 	return &r.pending[len(r.pending)-1], nil
