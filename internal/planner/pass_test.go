@@ -18,7 +18,6 @@ type plain struct {
 	byte, latency  float64 // of a message within a host
 	across         float64 // seconds a byte to another host, if not 0
 	copied, queued float64 // of a byte, and of a call
-	perHost        int
 }
 
 func (p plain) Call(c Call) float64 {
@@ -269,7 +268,7 @@ func TestSampledRanksStandForAll(t *testing.T) {
 		spec := specOf(t, true, -1, 2048, ranks, partition.Zigzag{})
 		spec.Heads, spec.KVHeads, spec.Inner = 16, 8, 8
 		a := Attention{Backend: "flash", DType: tensor.BF16, Batch: 1, Heads: 16, KVHeads: 8, Dim: 8, DimV: 8}
-		c := plain{pair: rng.Float64() / 1000, byte: rng.Float64() / 1e5, across: rng.Float64() / 1e4, perHost: perHost}
+		c := plain{pair: rng.Float64() / 1000, byte: rng.Float64() / 1e5, across: rng.Float64() / 1e4}
 		at := Place{PerHost: perHost}
 		for _, algorithm := range ring.Algorithms {
 			whole := run(t, algorithm, spec, a, false, at, c)
