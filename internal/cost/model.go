@@ -183,7 +183,9 @@ func (m *Model) least0(s float64) float64 { return max(s, m.set.CallSeconds) }
 func (m *Model) product(w Work) float64 {
 	s := at(float64(w.Rows), float64(w.In), float64(w.Out))
 	dtype := Name(w.DType)
-	for _, k := range []productKey{{w.Op, dtype}, {"linear", dtype}, {w.Op, "bf16"}, {"linear", "bf16"}, {"linear", "fp32"}} {
+	for _, k := range []productKey{
+		{w.Op, dtype}, {"linear", dtype}, {w.Op, "bf16"}, {"linear", "bf16"}, {"linear", "fp32"},
+	} {
 		if p := m.products[k]; p != nil {
 			rate, _ := p.look(s)
 			return m.least0(w.FLOPs()/math.Exp(min(rate, p.most))) * m.slow / m.flops

@@ -155,7 +155,9 @@ func (d *demand) add(cfg *config.Config, s *ring.Schedule, tokens int, layers in
 
 // recorded runs both passes of a layer by a rank's schedule. It returns their recorder, with the hops of the forward
 // pass, and the bytes sent for one micro batch, in which packed samples follow each other.
-func recorded(cfg *config.Config, s *ring.Schedule, tokens int) (r planner.Recorder, forward, backward int64, err error) {
+func recorded(cfg *config.Config, s *ring.Schedule, tokens int) (
+	r planner.Recorder, forward, backward int64, err error,
+) {
 	a := layerOf(cfg)
 	times := int64(cfg.Train.MicroBatchSize / a.Batch)
 	if err = r.Run(s, a, tokens, false); err != nil {

@@ -64,7 +64,8 @@ const barColumns = 32
 
 // write draws the work of each rank as a bar.
 func (p *Packed) write(b *strings.Builder) {
-	fmt.Fprintf(b, "\npacked      the first sample: %d document%s of %d to %d tokens; the slowest rank has %.3f of the mean work\n",
+	fmt.Fprintf(b, "\npacked      the first sample: %d document%s of %d to %d tokens; "+
+		"the slowest rank has %.3f of the mean work\n",
 		len(p.Documents), plural(len(p.Documents)), slices.Min(p.Documents), slices.Max(p.Documents), p.Imbalance)
 	most := 1
 	for _, r := range p.PerRank {
@@ -72,7 +73,8 @@ func (p *Packed) write(b *strings.Builder) {
 	}
 	for _, r := range p.PerRank {
 		bar := strings.Repeat("#", int(float64(barColumns)*float64(r.Pairs)/float64(most)+0.5))
-		fmt.Fprintf(b, "  rank %-4d %-*s %d pairs, %d tokens in %d part%s", r.Rank, barColumns, bar, r.Pairs, r.Tokens, r.Spans, plural(r.Spans))
+		fmt.Fprintf(b, "  rank %-4d %-*s %d pairs, %d tokens in %d part%s",
+			r.Rank, barColumns, bar, r.Pairs, r.Tokens, r.Spans, plural(r.Spans))
 		if r.SendBytes > 0 {
 			fmt.Fprintf(b, ", sends %s", readable.Bytes(r.SendBytes))
 		}

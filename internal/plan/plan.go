@@ -21,7 +21,7 @@ type Plan struct {
 	Data          *Data          `json:"data"`    // null if the files are not there
 	Partition     Partition      `json:"partition"`
 	Packed        *Packed        `json:"packed,omitempty"` // of the data's first sample, with packed documents
-	Hops          []RankHops     `json:"hops"`             // of the first ranks, for a layer that attends to all tokens before one
+	Hops          []RankHops     `json:"hops"`             // of the first ranks, for the layer that sees most
 	Attention     Attention      `json:"attention"`
 	Choice        *Chosen        `json:"choice,omitempty"` // by costs; absent if they are not known
 	Memory        Memory         `json:"memory"`
@@ -191,7 +191,9 @@ func windowsOf(cfg *config.Config) []windowed {
 		}
 		list[i].layers++
 	}
-	slices.SortFunc(list, func(a, b windowed) int { return cmp.Compare(uint(b.window), uint(a.window)) }) // -1 is the largest
+	slices.SortFunc(list, func(a, b windowed) int { // -1 is the largest
+		return cmp.Compare(uint(b.window), uint(a.window))
+	})
 	return list
 }
 

@@ -56,10 +56,10 @@ func Choose(c Case, list []ring.Strategy, costs Costs) ([]Timed, error) {
 	for i, s := range list {
 		ranked[i].Strategy = s
 	}
-	common := newCommon(costs)
+	common, order := newCommon(costs), alike(list)
 	for _, kind := range c.Kinds {
 		sim := newSimulator(c, kind, common)
-		for i := range ranked {
+		for _, i := range order {
 			t, err := sim.time(ranked[i].Strategy)
 			if err != nil {
 				return nil, fmt.Errorf("%s: %w", ranked[i].Strategy, err)
@@ -70,6 +70,22 @@ func Choose(c Case, list []ring.Strategy, costs Costs) ([]Timed, error) {
 	ranked = slices.DeleteFunc(ranked, func(t Timed) bool { return math.IsInf(t.Seconds, 1) })
 	First(ranked, c.At.Margin(), func(t Timed) float64 { return t.Seconds })
 	return ranked, nil
+}
+
+// alike lists the indexes of strategies so that those which differ only in the backend follow each other: they share
+// recordings.
+func alike(list []ring.Strategy) (order []int) {
+	for i, first := range list {
+		if slices.Contains(order, i) {
+			continue
+		}
+		for j, s := range list[i:] {
+			if s.Backend = first.Backend; s == first {
+				order = append(order, i+j)
+			}
+		}
+	}
+	return order
 }
 
 // First moves the first element within the margin of the least to the front, and sorts the others.

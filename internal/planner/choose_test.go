@@ -31,7 +31,7 @@ var (
 // a hundredth between hosts.
 var (
 	fastLinks = plain{pair: 1e-12, start: 5e-6, byte: 1 / 450e9, latency: 1e-5, copied: 1 / 3e12}
-	slowLinks = plain{pair: 1e-12, start: 5e-6, byte: 1 / 450e9, latency: 1e-5, copied: 1 / 3e12, across: 1 / 1e9, perHost: 4}
+	slowLinks = plain{pair: 1e-12, start: 5e-6, byte: 1 / 450e9, latency: 1e-5, copied: 1 / 3e12, across: 1 / 1e9}
 )
 
 func chosen(t testing.TB, c Case, asked ring.Strategy, backends []string, costs Costs) []Timed {

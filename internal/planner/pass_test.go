@@ -18,7 +18,6 @@ type plain struct {
 	byte, latency  float64 // of a message within a host
 	across         float64 // seconds a byte to another host, if not 0
 	copied, queued float64 // of a byte, and of a call
-	perHost        int
 }
 
 func (p plain) Call(c Call) float64 {
@@ -253,8 +252,10 @@ func mostOnALink(t testing.TB, algorithm string, s ring.Spec, a Attention, backw
 func TestUnknownCostsTakeForEver(t *testing.T) {
 	s := specOf(t, true, -1, 64, 4, partition.Zigzag{})
 	for _, unknown := range []float64{math.NaN(), math.Inf(1)} {
-		if r := run(t, "ring", s, one, false, Place{}, plain{pair: unknown}); !math.IsInf(r.Seconds, 1) {
-			t.Errorf("a pass of calls that take %g takes %g", unknown, r.Seconds)
+		for _, c := range []plain{{pair: unknown}, {byte: unknown}, {copied: unknown}} {
+			if r := run(t, "ring", s, one, true, Place{}, c); !math.IsInf(r.Seconds, 1) {
+				t.Errorf("a pass with costs %+v takes %g", c, r.Seconds)
+			}
 		}
 	}
 }
@@ -267,7 +268,7 @@ func TestSampledRanksStandForAll(t *testing.T) {
 		spec := specOf(t, true, -1, 2048, ranks, partition.Zigzag{})
 		spec.Heads, spec.KVHeads, spec.Inner = 16, 8, 8
 		a := Attention{Backend: "flash", DType: tensor.BF16, Batch: 1, Heads: 16, KVHeads: 8, Dim: 8, DimV: 8}
-		c := plain{pair: rng.Float64() / 1000, byte: rng.Float64() / 1e5, across: rng.Float64() / 1e4, perHost: perHost}
+		c := plain{pair: rng.Float64() / 1000, byte: rng.Float64() / 1e5, across: rng.Float64() / 1e4}
 		at := Place{PerHost: perHost}
 		for _, algorithm := range ring.Algorithms {
 			whole := run(t, algorithm, spec, a, false, at, c)

@@ -47,7 +47,7 @@ func (x *program) add(k kind, of int) { x.steps = append(x.steps, step{kind: k, 
 
 // programOf records a pass by the schedule of a rank.
 func programOf(s *ring.Schedule, a Attention, rows int, backward bool) (*program, error) {
-	r := Recorder{bare: true, program: &program{rank: s.Rank}}
+	r := Recorder{program: &program{rank: s.Rank}}
 	err := r.Run(s, a, rows, backward)
 	return r.program, err
 }

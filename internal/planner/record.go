@@ -40,10 +40,8 @@ type Recorder struct {
 	Hops  []Hop  // one for each label, in order
 	Works []Work // one for each forward pass of the kernel
 
-	arena *tensor.Arena
-	bare  bool // keep no Hops and no Works
-
-	program *program  // nil: not wanted
+	program *program // of the pass; nil: Hops and Works in its place
+	arena   *tensor.Arena
 	begun   int       // exchanges
 	list    []message // of the present exchange
 	places  []place   // in list, of each peer and direction
@@ -82,7 +80,7 @@ func (r *Recorder) Ring() ring.Ring {
 }
 
 // Buffers returns the most bytes that the rings took of their arena.
-func (r *Recorder) Buffers() int64 { return r.arena.Peak() }
+func (r *Recorder) Buffers() int64 { return r.Ring().Arena.Peak() }
 
 // Run runs one pass by the schedule of a rank that has that many rows.
 func (r *Recorder) Run(s *ring.Schedule, a Attention, rows int, backward bool) error {
@@ -102,9 +100,6 @@ func (r *Recorder) Run(s *ring.Schedule, a Attention, rows int, backward bool) e
 // bytes returns the size of a view.
 func bytes(v View) int64 { return int64(v.Size()) * int64(v.DType().Size()) }
 
-// hop returns the present hop.
-func (r *Recorder) hop() *Hop { return &r.Hops[len(r.Hops)-1] }
-
 // copy records a pass over memory that reads and writes that many bytes together.
 func (r *Recorder) copy(n int64) {
 	if r.program != nil && n > 0 {
@@ -113,19 +108,18 @@ func (r *Recorder) copy(n int64) {
 }
 
 // call records a kernel call.
-func (r *Recorder) call(k View, b *attention.Block) {
+func (r *Recorder) call(b *attention.Block) {
 	if x := r.program; x != nil {
 		c := r.pass
-		c.KVHeads, c.DimV, c.Tiles, c.First, c.Last = k.Len(tensor.Heads), b.V.Len(tensor.Dim), b.Tiles, b.First, b.Last
+		c.KVHeads, c.DimV, c.Tiles, c.First, c.Last = b.K.Len(tensor.Heads), b.V.Len(tensor.Dim), b.Tiles, b.First, b.Last
 		x.add(compute, len(x.calls))
 		x.calls = append(x.calls, c)
+		return
 	}
-	if !r.bare {
-		h := r.hop()
-		h.Tiles, h.Pairs = h.Tiles+len(b.Tiles), h.Pairs+partition.Pairs(b.Tiles)
-		r.work.Calls++
-		r.work.KVHeads, r.work.Keys = k.Len(tensor.Heads), max(r.work.Keys, k.Len(tensor.Seq))
-	}
+	h := &r.Hops[len(r.Hops)-1]
+	h.Tiles, h.Pairs = h.Tiles+len(b.Tiles), h.Pairs+partition.Pairs(b.Tiles)
+	r.work.Calls++
+	r.work.KVHeads, r.work.Keys = b.K.Len(tensor.Heads), max(r.work.Keys, b.K.Len(tensor.Seq))
 }
 
 // begin begins a pass of the kernel.
@@ -153,13 +147,13 @@ type forward struct{ *Recorder }
 
 // Block implements attention.ForwardPass.
 func (r forward) Block(b attention.Block) error {
-	r.call(b.K, &b)
+	r.call(&b)
 	return nil
 }
 
 // End implements attention.ForwardPass.
 func (r forward) End() error {
-	if !r.bare && r.work.Calls > 0 {
+	if r.work.Calls > 0 {
 		r.Works = append(r.Works, r.work)
 	}
 	return nil
@@ -170,7 +164,7 @@ type backward struct{ *Recorder }
 // Block implements attention.BackwardPass. Without tiles it only zeroes gradients.
 func (r backward) Block(b attention.GradBlock) error {
 	if len(b.Tiles) > 0 {
-		r.call(b.K, &b.Block)
+		r.call(&b.Block)
 	} else if n := int64(b.Fresh.Len()); n > 0 {
 		r.copy(n * (bytes(b.DK) + bytes(b.DV)) / int64(b.DK.Len(tensor.Seq)))
 	}
@@ -196,9 +190,9 @@ func (r mover) Add(dst, src View) { r.copy(2*bytes(dst) + bytes(src)) }
 
 type stream struct{ *Recorder }
 
-// Label implements tensor.Stream: it begins a hop. A ring without a label ends with the empty one.
+// Label implements tensor.Stream. A ring labels every hop before its work. The empty label ends the pass.
 func (r stream) Label(name string) {
-	if !r.bare && name != "" {
+	if r.program == nil && name != "" {
 		r.Hops = append(r.Hops, Hop{Label: name, SendTo: []int{}, RecvFrom: []int{}})
 	}
 }
@@ -221,14 +215,13 @@ func (r exchanger) Exchange(send, recv []comm.Message) (comm.Pending, error) {
 	for i := range recv {
 		r.add(recv[i].Peer, false, bytes(recv[i].View))
 	}
-	if !r.bare {
-		r.hop().exchange(r.list)
-	}
 	number := 0
 	if x := r.program; x != nil {
 		number = len(x.exchanges)
 		x.exchanges = append(x.exchanges, slices.Clone(r.list))
 		x.add(begin, number)
+	} else {
+		r.Hops[len(r.Hops)-1].exchange(r.list)
 	}
 	r.pending = append(r.pending, pending{r.program, number})
 	return &r.pending[len(r.pending)-1], nil

@@ -58,7 +58,7 @@ func TestTimesAreThoseOfThePlainSearch(t *testing.T) {
 			c.Docs = drawDocs(rng, c.Tokens, 1+rng.IntN(60))
 		}
 		costs := slowLinks
-		costs.queued, costs.across, costs.perHost = rng.Float64()*1e-6, costs.across*rng.Float64(), c.At.PerHost
+		costs.queued, costs.across = rng.Float64()*1e-6, costs.across*rng.Float64()
 		by := known{costs, map[string]float64{"flash": 1, "fused": 1.5}}
 		common := newCommon(by)
 		for _, kind := range c.Kinds {
