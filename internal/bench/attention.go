@@ -8,8 +8,8 @@ import (
 	"slices"
 
 	"github.com/cprun/cprun/attention"
-	"github.com/cprun/cprun/attention/backends"
 	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/internal/backends"
 	"github.com/cprun/cprun/internal/device"
 	"github.com/cprun/cprun/internal/gpu"
 	"github.com/cprun/cprun/internal/planner"

@@ -9,9 +9,9 @@ import (
 	"path/filepath"
 	"unicode/utf8"
 
-	"github.com/cprun/cprun/attention/backends"
 	"github.com/cprun/cprun/internal/attend"
 	"github.com/cprun/cprun/internal/backend"
+	"github.com/cprun/cprun/internal/backends"
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/job"
 	"github.com/cprun/cprun/internal/launch"

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cprun/cprun/attention/backends"
+	"github.com/cprun/cprun/internal/backends"
 )
 
 func TestAssume(t *testing.T) {
