@@ -25,8 +25,6 @@ var allowed = map[string]string{
 
 	"attention":               "internal/half partition tensor",
 	"attention/attentiontest": "attention internal/near internal/safetensors partition tensor",
-	"attention/qkv":           "tensor",
-	"attention/backends":      "partition tensor",
 	"comm":                    "comm/internal/blame comm/internal/check comm/internal/link comm/internal/local comm/internal/shm comm/internal/wire tensor",
 	"comm/internal/blame":     "",
 	"comm/internal/check":     "tensor",
@@ -74,22 +72,24 @@ var allowed = map[string]string{
 	"internal/near":                      "",
 	"internal/generate":                  "attention internal/device internal/hf internal/model partition tensor",
 
-	"internal/cost": "internal/files internal/planner kernels partition tensor",
-	"internal/machine": "attention/backends internal/config internal/cuda/driver internal/files" +
+	"internal/cost":     "internal/files internal/planner kernels partition tensor",
+	"internal/qkv":      "tensor",
+	"internal/backends": "partition tensor",
+	"internal/machine": "internal/backends internal/config internal/cuda/driver internal/files" +
 		" | internal/cuda internal/cuda/blas internal/cuda/dnn internal/cuda/nvrtc internal/nccl",
-	"internal/backend": "attention/backends internal/config internal/machine partition ring tensor",
-	"internal/device": "attention attention/backends internal/files internal/machine internal/model internal/optim kernels/cpu tensor" +
+	"internal/backend": "internal/backends internal/config internal/machine partition ring tensor",
+	"internal/device": "attention internal/backends internal/files internal/machine internal/model internal/optim kernels/cpu tensor" +
 		" | internal/cuda internal/cuda/blas internal/cuda/dnn internal/gpu internal/heap internal/nccl",
 	"internal/state":   "internal/model internal/optim tensor",
-	"internal/planner": "attention attention/backends comm partition ring tensor",
-	"internal/plan": "attention attention/backends internal/backend internal/config internal/cost internal/machine internal/model internal/planner" +
+	"internal/planner": "attention internal/backends comm partition ring tensor",
+	"internal/plan": "attention internal/backends internal/backend internal/config internal/cost internal/machine internal/model internal/planner" +
 		" internal/state internal/readable internal/terminal kernels/cpu internal/gpu partition ring tensor",
 	"internal/train": "attention comm internal/checkpoint internal/config internal/data internal/device internal/files internal/hf internal/metrics" +
 		" internal/model internal/optim internal/planner internal/state partition ring tensor",
-	"internal/attend": "attention attention/backends attention/qkv comm internal/config internal/device internal/files internal/machine" +
+	"internal/attend": "attention internal/backends internal/qkv comm internal/config internal/device internal/files internal/machine" +
 		" internal/safetensors internal/terminal partition ring tensor",
 	"internal/report": "internal/experiment internal/files internal/machine internal/metrics internal/readable internal/terminal",
-	"internal/bench": "attention attention/backends comm internal/cost internal/device internal/files internal/metrics internal/model internal/optim internal/planner internal/readable internal/terminal" +
+	"internal/bench": "attention internal/backends comm internal/cost internal/device internal/files internal/metrics internal/model internal/optim internal/planner internal/readable internal/terminal" +
 		" internal/gpu partition ring tensor",
 
 	"internal/experiment": "internal/bench internal/config internal/files internal/terminal",
@@ -113,15 +113,15 @@ var allowed = map[string]string{
 	"internal/ulimit":          "",
 	"internal/top": "internal/config internal/files internal/launch internal/launch/progress internal/launch/standing internal/launch/status" +
 		" internal/metrics internal/readable internal/terminal",
-	"internal/job": "attention/backends internal/bench internal/cost internal/machine",
-	"internal/worker": "comm/device attention/backends comm internal/attend internal/backend internal/bench internal/config internal/cost internal/device" +
+	"internal/job": "internal/backends internal/bench internal/cost internal/machine",
+	"internal/worker": "comm/device internal/backends comm internal/attend internal/backend internal/bench internal/config internal/cost internal/device" +
 		" internal/job internal/launch internal/launch/progress internal/launch/standing internal/machine internal/plan internal/train tensor | internal/cuda",
-	"internal/command": "attention/backends comm internal/attend internal/backend internal/bench internal/checkpoint internal/cluster internal/cost internal/device internal/experiment internal/files internal/generate internal/readable internal/terminal" +
+	"internal/command": "internal/backends comm internal/attend internal/backend internal/bench internal/checkpoint internal/cluster internal/cost internal/device internal/experiment internal/files internal/generate internal/readable internal/terminal" +
 		" internal/config internal/data internal/hf internal/job internal/launch internal/launch/progress internal/launch/standing internal/launch/status internal/machine internal/model" +
 		" internal/place internal/place/key internal/plan internal/planner internal/report internal/safetensors internal/tokenizer internal/top internal/train kernels/cpu ring tensor",
-	"cmd/cprun": "attention/backends internal/attend internal/bench internal/command internal/config internal/job internal/machine internal/terminal internal/ulimit internal/worker partition ring",
+	"cmd/cprun": "internal/backends internal/attend internal/bench internal/command internal/config internal/job internal/machine internal/terminal internal/ulimit internal/worker partition ring",
 
-	"scripts/mutate":        "attention/backends",
+	"scripts/mutate":        "internal/backends",
 	"scripts/tokenizer-ids": "internal/files internal/tokenizer",
 }
 

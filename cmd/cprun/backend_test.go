@@ -94,14 +94,16 @@ const cases = "../../examples/cases/"
 // Case 1: [48, 16534, 18, 128] bf16 under context parallelism, cuDNN 8.9.7 and 9.0.0.
 func TestCaseLengthsAndCUDNN(t *testing.T) {
 	args := func(cudnn, backend string) []string {
-		return []string{cases + "seqlen-cudnn.yaml", "--nproc", "2", "--assume", "arch=sm80,cudnn=" + cudnn, "--set", "attention.backend=" + backend}
+		return []string{cases + "seqlen-cudnn.yaml", "--nproc", "2", "--assume", "arch=sm80,cudnn=" + cudnn, "--set",
+			"attention.backend=" + backend}
 	}
 	p := plan(t, args("8.9.7", "auto")...)
 	if p.Attention.Backend != "flash" || p.Attention.Layout != "bshd_bshd_bshd" {
 		t.Errorf("on sm80 auto is %s in %s, want flash", p.Attention.Backend, p.Attention.Layout)
 	}
 	hops, ok := p.rejects("fused", "fused-seq-multiple-64")
-	if !ok || !slices.Contains(hops, "diagonal") || !slices.Contains(hops, "half keys") || !slices.Contains(hops, "half queries") {
+	if !ok || !slices.Contains(hops, "diagonal") || !slices.Contains(hops, "half keys") ||
+		!slices.Contains(hops, "half queries") {
 		t.Errorf("fused-seq-multiple-64 speaks of hops %q, want the diagonal, half keys and half queries", hops)
 	}
 	code, _, stderr := cprun(t, append([]string{"plan"}, args("8.9.7", "fused")...)...)
@@ -128,11 +130,13 @@ func TestCaseHeadDims(t *testing.T) {
 	if p.Attention.Backend != "fused" {
 		t.Errorf("cuDNN 9.5.0: %s, want fused: %+v", p.Attention.Backend, p.Attention.Rejected)
 	}
-	code, stdout, stderr := cprun(t, "plan", config, "--assume", "arch=sm90,cudnn=9.1.0,gpus=8", "--set", "attention.backend=fused")
+	code, stdout, stderr := cprun(t, "plan", config, "--assume", "arch=sm90,cudnn=9.1.0,gpus=8", "--set",
+		"attention.backend=fused")
 	if code != 2 || stdout != "" {
 		t.Errorf("fused with cuDNN 9.1.0: exit status %d, want 2\n%s", code, stdout)
 	}
-	for _, w := range []string{"--set attention.backend=fused: attention.backend: fused", "sm90, cuDNN 9.1.0", "fused-head-dim-sm90-training-9.5.0", "backward", "Fix: ", "9.5.0"} {
+	for _, w := range []string{"--set attention.backend=fused: attention.backend: fused", "sm90, cuDNN 9.1.0",
+		"fused-head-dim-sm90-training-9.5.0", "backward", "Fix: ", "9.5.0"} {
 		if !strings.Contains(stderr, w) {
 			t.Errorf("stderr does not say %q:\n%s", w, stderr)
 		}
@@ -141,8 +145,10 @@ func TestCaseHeadDims(t *testing.T) {
 
 // Case 3 as far as it can come up: the model's q, k and v are dense, whatever the heads.
 func TestCaseMultiQuery(t *testing.T) {
-	p := plan(t, cases+"multi-query.yaml", "--nproc", "2", "--assume", "arch=sm90,cudnn=9.2.1", "--set", "attention.backend=fused")
-	if p.Attention.Layout != "bshd_bshd_bshd" || p.Attention.Backend != "fused" || p.Config["precision"]["compute"] != "fp16" {
+	p := plan(t, cases+"multi-query.yaml", "--nproc", "2", "--assume", "arch=sm90,cudnn=9.2.1", "--set",
+		"attention.backend=fused")
+	if p.Attention.Layout != "bshd_bshd_bshd" || p.Attention.Backend != "fused" ||
+		p.Config["precision"]["compute"] != "fp16" {
 		t.Errorf("%s in %s: %+v", p.Attention.Backend, p.Attention.Layout, p.Attention.Rejected)
 	}
 }
@@ -157,19 +163,23 @@ func TestCaseWindows(t *testing.T) {
 }
 
 func TestAssumedMachine(t *testing.T) {
-	p := plan(t, "../../examples/opticks.yaml", "--assume", "arch=sm90,cudnn=9.18.1,gpus=8", "--assume", "memory=80G,link=450G")
+	p := plan(t, "../../examples/opticks.yaml", "--assume", "arch=sm90,cudnn=9.18.1,gpus=8", "--assume",
+		"memory=80G,link=450G")
 	if p.Partition.Ranks != 8 || p.Partition.Context != 8 {
 		t.Errorf("gpus=8 makes %d ranks, %d of them a sequence's", p.Partition.Ranks, p.Partition.Context)
 	}
-	for key, want := range map[string]string{"precision.compute": "bf16", "memory.recompute": "none", "memory.shard": "gradients", "attention.backend": p.Attention.Backend} {
+	for key, want := range map[string]string{"precision.compute": "bf16", "memory.recompute": "none",
+		"memory.shard": "gradients", "attention.backend": p.Attention.Backend} {
 		section, name, _ := strings.Cut(key, ".")
 		if got := p.Config[section][name]; got != want {
 			t.Errorf("%s is %v, want %s", key, got, want)
 		}
 	}
 	// Each of 8 ranks has an eighth of the weights in float32, and all of them in bf16.
-	if copies := p.Memory.ComputeWeights; p.Memory.Optimizer != 2*p.Memory.Weights || copies < 4*p.Memory.Weights || copies > 5*p.Memory.Weights {
-		t.Errorf("weights %d, in bf16 %d, optimizer %d of 8 ranks", p.Memory.Weights, p.Memory.ComputeWeights, p.Memory.Optimizer)
+	if copies := p.Memory.ComputeWeights; p.Memory.Optimizer != 2*p.Memory.Weights || copies < 4*p.Memory.Weights ||
+		copies > 5*p.Memory.Weights {
+		t.Errorf("weights %d, in bf16 %d, optimizer %d of 8 ranks", p.Memory.Weights, p.Memory.ComputeWeights,
+			p.Memory.Optimizer)
 	}
 	if !p.Memory.Fits || p.Memory.Device != 80<<30 {
 		t.Errorf("memory %+v", p.Memory)
@@ -181,13 +191,17 @@ func TestAssumedMachine(t *testing.T) {
 	// In the other direction what travels is float32 on its way back and bf16 on its way there.
 	cpu := plan(t, "../../examples/opticks.yaml", "--nproc", "8")
 	if 2*p.Communication.AttentionForward != cpu.Communication.AttentionForward {
-		t.Errorf("bf16 keys and values take %d bytes, float32 ones %d", p.Communication.AttentionForward, cpu.Communication.AttentionForward)
+		t.Errorf("bf16 keys and values take %d bytes, float32 ones %d", p.Communication.AttentionForward,
+			cpu.Communication.AttentionForward)
 	}
-	if !strings.HasPrefix(cpu.Machine, "arch=cpu,memory=") || p.Machine != fmt.Sprintf("arch=sm90,cudnn=9.18.1,flash=built,gpus=8,memory=%d,link=%d", 80<<30, 450<<30) {
+	if !strings.HasPrefix(cpu.Machine, "arch=cpu,memory=") ||
+		p.Machine != fmt.Sprintf("arch=sm90,cudnn=9.18.1,flash=built,gpus=8,memory=%d,link=%d", 80<<30, 450<<30) {
 		t.Errorf("machines %q and %q", cpu.Machine, p.Machine)
 	}
-	out, _ := must(t, "plan", "../../examples/opticks.yaml", "--assume", "arch=sm90,gpus=8,memory=16M", "--set", "data.seq_len=64K")
-	for _, w := range []string{"does NOT fit the 16 MiB", "cost table of NVIDIA H200", "backend     flash on sm90, no cuDNN"} {
+	out, _ := must(t, "plan", "../../examples/opticks.yaml", "--assume", "arch=sm90,gpus=8,memory=16M", "--set",
+		"data.seq_len=64K")
+	for _, w := range []string{"does NOT fit the 16 MiB", "cost table of NVIDIA H200",
+		"backend     flash on sm90, no cuDNN"} {
 		if !strings.Contains(out, w) {
 			t.Errorf("the plan does not say %q:\n%s", w, out)
 		}
@@ -207,7 +221,8 @@ func TestAssumeFaultsEndWithStatus2(t *testing.T) {
 		{[]string{"--assume", "arch=sm90", "--device", "cpu"}, []string{"--device cpu", "arch=sm90"}},
 		{[]string{"--device", "cuda"}, []string{"--assume arch=sm90"}},
 		{[]string{"--set", "attention.backend=fused"}, []string{"attention.backend", "fused", "CUDA"}},
-		{[]string{"--assume", "arch=sm70,flash=none", "--set", "attention.backend=fused"}, []string{"fused-arch-sm80", "fused-not-installed", "Fix: "}},
+		{[]string{"--assume", "arch=sm70,flash=none", "--set", "attention.backend=fused"},
+			[]string{"fused-arch-sm80", "fused-not-installed", "Fix: "}},
 	} {
 		code, stdout, stderr := cprun(t, append([]string{"plan", config}, c.args...)...)
 		if code != 2 || stdout != "" {
@@ -238,7 +253,8 @@ func with(t *testing.T, env []string, args ...string) (code int, stdout, stderr 
 func TestEnvironmentOfTransformerEngine(t *testing.T) {
 	gpu := []string{"plan", cases + "multi-query.yaml", "--nproc", "2", "--assume", "arch=sm90,cudnn=9.18.1", "--json"}
 	code, stdout, stderr := with(t, []string{"NVTE_FUSED_ATTN=0"}, gpu...)
-	if code != 0 || !strings.Contains(stdout, `"backend": "flash"`) || !strings.Contains(stderr, "environment: NVTE_FUSED_ATTN=0") {
+	if code != 0 || !strings.Contains(stdout, `"backend": "flash"`) ||
+		!strings.Contains(stderr, "environment: NVTE_FUSED_ATTN=0") {
 		t.Errorf("exit status %d:\n%s%s", code, stdout, stderr)
 	}
 	// With both switched off auto has nothing left; the slow reference is named as what to ask for.
@@ -249,11 +265,13 @@ func TestEnvironmentOfTransformerEngine(t *testing.T) {
 		}
 	}
 	code, _, stderr = with(t, []string{"NVTE_FLASH_ATTN=off", "NVTE_DEBUG_LEVEL=most"}, gpu...)
-	if code != 2 || !strings.Contains(stderr, `NVTE_FLASH_ATTN="off"`) || !strings.Contains(stderr, `NVTE_DEBUG_LEVEL="most"`) {
+	if code != 2 || !strings.Contains(stderr, `NVTE_FLASH_ATTN="off"`) ||
+		!strings.Contains(stderr, `NVTE_DEBUG_LEVEL="most"`) {
 		t.Errorf("values that mean nothing: exit status %d:\n%s", code, stderr)
 	}
 	code, _, stderr = with(t, []string{"NVTE_FUSED_ATTN=0"}, append(gpu, "--set", "attention.backend=fused")...)
-	if code != 2 || !strings.Contains(stderr, "fused-disabled") || !strings.Contains(stderr, "environment: NVTE_FUSED_ATTN=0") {
+	if code != 2 || !strings.Contains(stderr, "fused-disabled") || !strings.Contains(stderr,
+		"environment: NVTE_FUSED_ATTN=0") {
 		t.Errorf("fused asked for and switched off: exit status %d:\n%s", code, stderr)
 	}
 	_, stdout, _ = with(t, []string{"NVTE_DEBUG=1"}, "doctor")
@@ -279,22 +297,27 @@ func TestDebugSaysWhatWasChosen(t *testing.T) {
 	if !strings.Contains(one, "attention: flash") {
 		t.Errorf("debug 1 does not say what was chosen:\n%s", one)
 	}
-	for _, two := range []string{run(nil, "--set", "attention.debug=2"), run([]string{"NVTE_DEBUG=1", "NVTE_DEBUG_LEVEL=2"})} {
-		for _, w := range []string{"flash", "fused-gpu-only", "bshd_bshd_bshd", "shape [1 100 4 8], strides [3200 32 8 1]", "ring", "zigzag"} {
+	for _, two := range []string{run(nil, "--set", "attention.debug=2"),
+		run([]string{"NVTE_DEBUG=1", "NVTE_DEBUG_LEVEL=2"})} {
+		for _, w := range []string{"flash", "fused-gpu-only", "bshd_bshd_bshd",
+			"shape [1 100 4 8], strides [3200 32 8 1]", "ring", "zigzag"} {
 			if !strings.Contains(two, w) {
 				t.Errorf("debug 2 does not say %q:\n%s", w, two)
 			}
 		}
 	}
-	if reference := run([]string{"NVTE_FLASH_ATTN=0", "NVTE_DEBUG=1", "NVTE_DEBUG_LEVEL=1"}); !strings.Contains(reference, "attention: reference") {
+	if reference := run([]string{"NVTE_FLASH_ATTN=0", "NVTE_DEBUG=1",
+		"NVTE_DEBUG_LEVEL=1"}); !strings.Contains(reference, "attention: reference") {
 		t.Errorf("without flash:\n%s", reference)
 	}
 }
 
 func TestAttentionHonoursTheEnvironment(t *testing.T) {
-	args := []string{"attention", "--in", "../../attention/attentiontest/testdata/docs.safetensors", "--out", filepath.Join(t.TempDir(), "x"), "--nproc", "2", "--json"}
+	args := []string{"attention", "--in", "../../attention/attentiontest/testdata/docs.safetensors", "--out",
+		filepath.Join(t.TempDir(), "x"), "--nproc", "2", "--json"}
 	code, stdout, stderr := with(t, []string{"NVTE_FLASH_ATTN=0"}, args...)
-	if code != 0 || !strings.Contains(stdout, `"backend": "reference"`) || !strings.Contains(stderr, "environment: NVTE_FLASH_ATTN=0") {
+	if code != 0 || !strings.Contains(stdout, `"backend": "reference"`) ||
+		!strings.Contains(stderr, "environment: NVTE_FLASH_ATTN=0") {
 		t.Errorf("exit status %d:\n%s%s", code, stdout, stderr)
 	}
 	code, _, stderr = with(t, nil, append(args, "--backend", "fused")...)
@@ -305,7 +328,8 @@ func TestAttentionHonoursTheEnvironment(t *testing.T) {
 
 func TestDoctorTriesTheRules(t *testing.T) {
 	_, out, _ := cprun(t, "doctor", "--verbose")
-	for _, w := range []string{"attention backends on a CPU", "flash", "not fused, fused-gpu-only", "fix:", "packed documents", "NVTE_DEBUG_LEVEL"} {
+	for _, w := range []string{"attention backends on a CPU", "flash", "not fused, fused-gpu-only", "fix:",
+		"packed documents", "NVTE_DEBUG_LEVEL"} {
 		if !strings.Contains(out, w) {
 			t.Errorf("doctor does not say %q:\n%s", w, out)
 		}

@@ -18,11 +18,13 @@ import (
 
 func benchCommand() *cobra.Command {
 	c := &cobra.Command{
-		Use:   "bench attention|comm|train|ops|calibrate",
-		Short: "measure attention over the ranks, transfers, training steps, single operations, or all that a plan reckons with",
+		Use: "bench attention|comm|train|ops|calibrate",
+		Short: "measure attention over the ranks, transfers, training steps, single operations, or all that a plan " +
+			"reckons with",
 		Long: `Figures are medians by the device's own clock, of the slowest rank. Where no sizes are
 given, they are what the device does in some seconds.`,
-		Example: "  cprun bench attention --nproc 4 --seq 32K,128K,512K\n  cprun bench comm --nproc 4 --json comm.json\n  cprun bench train --nproc 4 examples/bench/llama-3.2-3b-128k.yaml",
+		Example: "  cprun bench attention --nproc 4 --seq 32K,128K,512K\n  cprun bench comm --nproc 4 --json " +
+			"comm.json\n  cprun bench train --nproc 4 examples/bench/llama-3.2-3b-128k.yaml",
 		RunE: func(c *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return usagef("%s takes what to measure: attention, comm, train, ops or calibrate", c.CommandPath())
@@ -30,7 +32,8 @@ given, they are what the device does in some seconds.`,
 			return usagef("%s %q: want attention, comm, train, ops or calibrate", c.CommandPath(), args[0])
 		},
 	}
-	c.AddCommand(benchAttentionCommand(), benchCommCommand(), benchTrainCommand(), benchOpsCommand(), benchCalibrateCommand())
+	c.AddCommand(benchAttentionCommand(), benchCommCommand(), benchTrainCommand(), benchOpsCommand(),
+		benchCalibrateCommand())
 	return c
 }
 
@@ -84,8 +87,10 @@ func benchAttentionCommand() *cobra.Command {
 		Use:   "attention",
 		Short: "attention over the ranks on random data, forward and backward, and its hops",
 		Example: "  cprun bench attention --nproc 4 --seq 32K,128K,512K\n" +
-			"  cprun bench attention --nproc 4 --seq 128K --algorithm ring,allgather --backend flash --deterministic\n" +
-			"  cprun bench attention --nproc 8 --documents magi --layout document,document-zigzag --algorithm ring,allgather --iters 20",
+			"  cprun bench attention --nproc 4 --seq 128K --algorithm ring,allgather --backend flash " +
+			"--deterministic\n" +
+			"  cprun bench attention --nproc 8 --documents magi --layout document,document-zigzag --algorithm " +
+			"ring,allgather --iters 20",
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			return finish(command.Bench(c.Context(), job.Bench{Attention: s}, o))
@@ -94,17 +99,23 @@ func benchAttentionCommand() *cobra.Command {
 	f := c.Flags()
 	sizesVar(f, &s.Seq, "seq", "global tokens, `N,N,...` (default 32K,128K,512K, and 512,1K on a CPU)")
 	f.IntVar(&s.Heads, "heads", 0, "query heads (default 32, and 4 on a CPU)")
-	f.IntVar(&s.KVHeads, "kv-heads", 0, "key and value heads (default 8, and 2 on a CPU; as many as --heads where that is given)")
+	f.IntVar(&s.KVHeads, "kv-heads", 0, "key and value heads (default 8, and 2 on a CPU; as many as --heads where "+
+		"that is given)")
 	f.IntVar(&s.HeadDim, "head-dim", 0, "width of a head (default 128, and 32 on a CPU)")
 	f.BoolVar(&s.Causal, "causal", true, "a query sees the keys up to its own position; --causal=false: all")
 	f.IntVar(&s.Window, "window", -1, "a query sees that many keys before its own; -1: all")
-	f.StringSliceVar(&s.Layouts, "layout", nil, strings.Join(partition.Names, ", ")+": `NAME,...`, or auto (default zigzag, and document with --documents)")
-	f.StringVar(&s.Documents, "documents", "", "packed documents: those of MagiAttention's benchmark (magi), or a JSON `FILE`, a list of lists of lengths")
+	f.StringSliceVar(&s.Layouts, "layout", nil, strings.Join(partition.Names, ", ")+": `NAME,...`, or auto (default "+
+		"zigzag, and document with --documents)")
+	f.StringVar(&s.Documents, "documents", "",
+		"packed documents: those of MagiAttention's benchmark (magi), or a JSON `FILE`, a list of lists of lengths")
 	f.IntVar(&s.PackCount, "packs", 20, "packs of documents at most")
-	f.StringSliceVar(&s.Algorithms, "algorithm", []string{"ring"}, strings.Join(ring.Algorithms, ", ")+": `NAME,...`, or auto")
+	f.StringSliceVar(&s.Algorithms, "algorithm", []string{"ring"}, strings.Join(ring.Algorithms,
+		", ")+": `NAME,...`, or auto")
 	ulyssesVar(f, &s.Inner)
-	f.IntVar(&s.GatherHeads, "gather-heads", 0, "with allgather: key and value heads that are gathered at a time; 0: all")
-	f.StringSliceVar(&s.Gathers, "gather", []string{ring.Auto}, "with allgather and in windows, when rows of other ranks travel, `NAME,...`: "+strings.Join(ring.Gathers, ", "))
+	f.IntVar(&s.GatherHeads, "gather-heads", 0,
+		"with allgather: key and value heads that are gathered at a time; 0: all")
+	f.StringSliceVar(&s.Gathers, "gather", []string{ring.Auto},
+		"with allgather and in windows, when rows of other ranks travel, `NAME,...`: "+strings.Join(ring.Gathers, ", "))
 	f.StringVar(&s.Backend, "backend", "auto", "fused, flash, reference or auto")
 	f.StringVar(&s.DType, "dtype", "auto", "bf16, fp16, fp32, on a CPU also fp64; auto: bf16, and fp32 on a CPU")
 	f.BoolVar(&s.Deterministic, "deterministic", false, "the same bits every time")
@@ -146,8 +157,9 @@ func benchTrainCommand() *cobra.Command {
 		Short: "training steps of a config, on random tokens, without checkpoints",
 		Long: `Runs some steps of a config on random tokens of its vocabulary, without validation and
 checkpoints, and says what a step takes: time, tokens, model FLOPs, memory.`,
-		Example: "  cprun bench train --nproc 4 examples/bench/llama-3.2-3b-128k.yaml\n  cprun bench train --nproc 4 --steps 10 --set data.seq_len=64K examples/bench/llama-3.2-3b-128k.yaml",
-		Args:    oneArg("a config"),
+		Example: "  cprun bench train --nproc 4 examples/bench/llama-3.2-3b-128k.yaml\n  cprun bench train --nproc 4 " +
+			"--steps 10 --set data.seq_len=64K examples/bench/llama-3.2-3b-128k.yaml",
+		Args: oneArg("a config"),
 		RunE: func(c *cobra.Command, args []string) error {
 			return finish(command.BenchTrain(c.Context(), args[0], o))
 		},

@@ -7,7 +7,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/cprun/cprun/attention/qkv"
+	"github.com/cprun/cprun/internal/qkv"
 	"github.com/cprun/cprun/internal/safetensors"
 )
 

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cprun/cprun/attention/qkv"
+	"github.com/cprun/cprun/internal/qkv"
 	"github.com/cprun/cprun/internal/safetensors"
 	"github.com/cprun/cprun/ring"
 	"github.com/cprun/cprun/tensor"

@@ -1,7 +1,7 @@
 package attend
 
 import (
-	"github.com/cprun/cprun/attention/qkv"
+	"github.com/cprun/cprun/internal/qkv"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
 )

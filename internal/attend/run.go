@@ -8,8 +8,8 @@ import (
 	"strings"
 	"time"
 
-	rules "github.com/cprun/cprun/attention/backends"
 	"github.com/cprun/cprun/comm"
+	rules "github.com/cprun/cprun/internal/backends"
 	"github.com/cprun/cprun/internal/device"
 	"github.com/cprun/cprun/internal/machine"
 	"github.com/cprun/cprun/internal/safetensors"

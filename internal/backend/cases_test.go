@@ -4,7 +4,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/cprun/cprun/attention/backends"
+	"github.com/cprun/cprun/internal/backends"
 	"github.com/cprun/cprun/tensor"
 )
 

@@ -1,4 +1,4 @@
-// Package backend asks package attention/backends which backend a run of a config gets: it turns a
+// Package backend asks package internal/backends which backend a run of a config gets: it turns a
 // resolved config and a machine into parameters, and the answers for all layers into one choice.
 package backend
 
@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/cprun/cprun/attention/backends"
+	"github.com/cprun/cprun/internal/backends"
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/machine"
 )

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cprun/cprun/attention/backends"
+	"github.com/cprun/cprun/internal/backends"
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/machine"
 	"github.com/cprun/cprun/ring"

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/cprun/cprun/attention/backends"
+	"github.com/cprun/cprun/internal/backends"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
 )

@@ -1,7 +1,7 @@
 package backend
 
 import (
-	"github.com/cprun/cprun/attention/backends"
+	"github.com/cprun/cprun/internal/backends"
 	"github.com/cprun/cprun/internal/machine"
 	"github.com/cprun/cprun/ring"
 	"github.com/cprun/cprun/tensor"

@@ -8,8 +8,8 @@ import (
 	"slices"
 
 	"github.com/cprun/cprun/attention"
-	"github.com/cprun/cprun/attention/backends"
 	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/internal/backends"
 	"github.com/cprun/cprun/internal/device"
 	"github.com/cprun/cprun/internal/gpu"
 	"github.com/cprun/cprun/internal/planner"
@@ -22,11 +22,13 @@ import (
 
 // An AttentionSpec describes the rows of `bench attention`: every algorithm over every length.
 type AttentionSpec struct {
-	Seq           []int    `json:"seq"` // global tokens
-	Algorithms    []string `json:"algorithms"`
-	Inner         int      `json:"inner,omitempty"`        // of hierarchical: ranks that trade heads with each other; 0: see Groups
-	GatherHeads   int      `json:"gather_heads,omitempty"` // of allgather: heads of keys at a time; 0: all
-	Gathers       []string `json:"gather"`                 // of ring.Gathers, of an all-gather each; others have the first
+	Seq        []int    `json:"seq"` // global tokens
+	Algorithms []string `json:"algorithms"`
+	// of hierarchical: ranks that trade heads with each other; 0: see Groups
+	Inner       int `json:"inner,omitempty"`
+	GatherHeads int `json:"gather_heads,omitempty"` // of allgather: heads of keys at a time; 0: all
+	// of ring.Gathers, of an all-gather each; others have the first
+	Gathers       []string `json:"gather"`
 	Layouts       []string `json:"layouts"`
 	Backend       string   `json:"backend"`
 	DType         string   `json:"dtype"`
@@ -56,7 +58,8 @@ type AttentionSpec struct {
 // Default fills open fields with sizes that take a device some seconds. Packed documents follow MagiAttention's
 // benchmark, and are shorter on a CPU.
 func (s *AttentionSpec) Default(device string, ranks int) {
-	d := AttentionSpec{Seq: []int{512, 1 << 10}, Heads: 4, KVHeads: 2, HeadDim: 32, DType: "fp32", Layouts: []string{"zigzag"}}
+	d := AttentionSpec{Seq: []int{512, 1 << 10}, Heads: 4, KVHeads: 2, HeadDim: 32, DType: "fp32",
+		Layouts: []string{"zigzag"}}
 	if s.Documents != "" {
 		d.Seq, d.Layouts = []int{512 * ranks}, []string{"document"}
 	}
@@ -95,7 +98,8 @@ func (s *AttentionSpec) Check(ranks int) error {
 	case s.HeadDim < 1:
 		return fmt.Errorf("--head-dim %d: want at least 1", s.HeadDim)
 	case s.Window < -1 || s.Window >= 0 && !s.Causal:
-		return fmt.Errorf("--window %d: want the number of keys before a query that it sees, with --causal; -1 is all", s.Window)
+		return fmt.Errorf("--window %d: want the number of keys before a query that it sees, with --causal; -1 is all",
+			s.Window)
 	case s.Iters < 0 || s.Warmup < 0:
 		return fmt.Errorf("--iters %d --warmup %d: want 0 or more", s.Iters, s.Warmup)
 	case !(s.Seconds >= 0) || math.IsInf(s.Seconds, 0) || s.Seconds > 0 && s.Iters > 0:
@@ -256,7 +260,8 @@ func (s *AttentionSpec) Asked() (all []AttentionCase) {
 
 // attentionRun returns a run with memory for its largest row.
 func (r *Rank) attentionRun(s AttentionSpec) (*attentionRun, error) {
-	t := &attentionRun{Rank: r, spec: s, dtype: types[s.DType], softmax: attention.Softmax{Scale: 1 / math.Sqrt(float64(s.HeadDim))}}
+	t := &attentionRun{Rank: r, spec: s, dtype: types[s.DType],
+		softmax: attention.Softmax{Scale: 1 / math.Sqrt(float64(s.HeadDim))}}
 	bytes, err := t.plan()
 	if err == nil {
 		t.arena, err = r.Device.Arena("tensors of attention", bytes)
@@ -285,8 +290,9 @@ func (s *AttentionSpec) fused(w AttentionCase, ranks, i int, matrix bool) gpu.Fu
 	outer := ranks / group
 	mine := partition.Heads(s.Heads, group, i)
 	shape := gpu.FusedShape{
-		Batch: 1, SeqQ: (seq + outer - 1) / outer, Heads: mine.Len(), KVHeads: len(partition.KeyHeads(mine, s.Heads, s.KVHeads)),
-		Dim: s.HeadDim, DimV: s.HeadDim, Calls: outer, Training: true, Deterministic: s.Deterministic && matrix,
+		Batch: 1, SeqQ: (seq + outer - 1) / outer, Heads: mine.Len(),
+		KVHeads: len(partition.KeyHeads(mine, s.Heads, s.KVHeads)),
+		Dim:     s.HeadDim, DimV: s.HeadDim, Calls: outer, Training: true, Deterministic: s.Deterministic && matrix,
 	}
 	if shape.SeqK = shape.SeqQ; w.Algorithm == "allgather" {
 		shape.SeqK = seq
@@ -398,7 +404,8 @@ func (t *attentionRun) row(ctx context.Context, w ring.Strategy, seq int) (*Atte
 	for _, w := range partition.Work(shape) {
 		pairs += w
 	}
-	row := &AttentionRow{Seq: seq, Algorithm: w.Algorithm, Gather: w.Gather, Layout: w.Layout, Backend: s.Backend, Ranks: ranks, FLOPs: FLOPs(pairs, s.Heads, s.HeadDim, s.HeadDim)}
+	row := &AttentionRow{Seq: seq, Algorithm: w.Algorithm, Gather: w.Gather, Layout: w.Layout, Backend: s.Backend,
+		Ranks: ranks, FLOPs: FLOPs(pairs, s.Heads, s.HeadDim, s.HeadDim)}
 	if err := t.share(ctx, row, p); err != nil {
 		return nil, err
 	}

@@ -42,8 +42,8 @@ type CalibrateSpec struct {
 	Links      []int64 `json:"links"`  // bytes
 	// Budget is the seconds that one figure may take, Iters its iterations at most.
 	Budget float64 `json:"budget"`
-	// Heat is the seconds for which the device computes before calls of attention that take Long seconds or longer are measured a second
-	// time, one behind another. That counts. 0: they are not.
+	// Heat is the seconds for which the device computes before calls of attention that take Long seconds or longer are
+	// measured a second time, one behind another. That counts. 0: they are not.
 	Heat float64 `json:"heat"`
 	Long float64 `json:"long"`
 	// Tolerance is as in Rank.
@@ -62,19 +62,23 @@ func (s *CalibrateSpec) Share(cores int) {
 func (s *CalibrateSpec) Default(device string) {
 	if device == "cpu" {
 		*s = CalibrateSpec{
-			Backend: "flash", DType: "fp32", Heads: 2, KVHeads: 1, Dims: []int{32, 128}, Sizes: []int{16, 64, 256, 1024}, Further: 256,
+			Backend: "flash", DType: "fp32", Heads: 2, KVHeads: 1, Dims: []int{32, 128},
+			Sizes: []int{16, 64, 256, 1024}, Further: 256,
 			Documents: []int{4, 16, 64, 128}, DocumentTokens: 512,
 			Operations: true, Rows: []int{16, 128, 512, 2048}, Sides: []int{64, 256, 768}, Passes: []int{16, 128, 512},
 			Links: []int64{1 << 10, 16 << 10, 256 << 10, 4 << 20}, Budget: 0.03,
-			// What a mask saves of the largest tile differs by 11 % at most between head dims, which take most of the time.
+			// What a mask saves of the largest tile differs by 11 % at most between head dims, which take most of the
+			// time.
 			MaskDims: 1, Tolerance: 0.05,
 		}
 		return
 	}
 	*s = CalibrateSpec{
-		Backend: "flash", DType: "bf16", Heads: 32, KVHeads: 8, Dims: []int{64, 128}, Sizes: []int{256, 1024, 4096, 16384}, Further: 16384,
+		Backend: "flash", DType: "bf16", Heads: 32, KVHeads: 8, Dims: []int{64, 128},
+		Sizes: []int{256, 1024, 4096, 16384}, Further: 16384,
 		Documents: []int{128, 512, 2048}, DocumentTokens: 16384,
-		Operations: true, Rows: []int{128, 1024, 8192, 32768}, Sides: []int{1024, 4096, 16384}, Passes: []int{128, 2048, 32768},
+		Operations: true, Rows: []int{128, 1024, 8192, 32768}, Sides: []int{1024, 4096, 16384},
+		Passes: []int{128, 2048, 32768},
 		Links:  []int64{16 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20},
 		Budget: 0.1, // most figures take 30 iterations of far less
 		// While the host makes plans for cuDNN and compiles kernels for new shapes, a card waits and cools: measured
@@ -90,7 +94,8 @@ func (s *CalibrateSpec) Workspace(matrix bool) int64 {
 	}
 	n := slices.Max(s.Sizes)
 	return gpu.FusedWorkspace(gpu.FusedShape{
-		Batch: 1, SeqQ: n, SeqK: n, Heads: s.Heads, KVHeads: s.KVHeads, Dim: slices.Max(s.Dims), DimV: slices.Max(s.Dims),
+		Batch: 1, SeqQ: n, SeqK: n, Heads: s.Heads, KVHeads: s.KVHeads, Dim: slices.Max(s.Dims),
+		DimV:  slices.Max(s.Dims),
 		Calls: 2, Training: true, Deterministic: s.Deterministic && matrix,
 	})
 }
@@ -197,7 +202,8 @@ func (c *calibration) tiles() (list []tileOf) {
 	return list
 }
 
-// again measures calls that take long a second time, on a device that is as warm as a step has it. Tiles have two rows each.
+// again measures calls that take long a second time, on a device that is as warm as a step has it. Tiles have two rows
+// each.
 func (c *calibration) again(ctx context.Context, arena *tensor.Arena, rows []cost.Attention) error {
 	long := false
 	for i, t := range c.tiles() {
@@ -228,7 +234,8 @@ func (c *calibration) again(ctx context.Context, arena *tensor.Arena, rows []cos
 // heat computes for the seconds that the spec says.
 func (c *calibration) heat(ctx context.Context, arena *tensor.Arena) error {
 	defer arena.Release(arena.Mark())
-	p, err := c.load(ctx, arena, tileOf{cost.Full, slices.Max(c.spec.Sizes), slices.Max(c.spec.Sizes), slices.Max(c.spec.Dims), 0})
+	p, err := c.load(ctx, arena, tileOf{cost.Full, slices.Max(c.spec.Sizes), slices.Max(c.spec.Sizes),
+		slices.Max(c.spec.Dims), 0})
 	if err != nil {
 		return err
 	}
@@ -386,7 +393,8 @@ func (c *calibration) products(ctx context.Context) (set cost.Set, err error) {
 					if err == nil {
 						seconds, _, err = c.measure(ctx, 1, 0, func() error { op.run(next()); return nil })
 					}
-					set.Products = append(set.Products, cost.Product{Kind: op.kind, DType: c.spec.DType, Rows: n, In: in, Out: out, Seconds: seconds})
+					set.Products = append(set.Products, cost.Product{Kind: op.kind, DType: c.spec.DType, Rows: n,
+						In: in, Out: out, Seconds: seconds})
 				}
 				if arena.Release(mark); err != nil {
 					return set, fmt.Errorf("product of %s: %w", dims(n, in, out), err)
@@ -425,7 +433,9 @@ const mostOperands = 16
 func (c *calibration) turns(bytes int64) int64 { return min(1+c.coldBytes()/bytes, mostOperands) }
 
 // operandsOf allocates sets of operands of a product.
-func (c *calibration) operandsOf(ctx context.Context, arena *tensor.Arena, n, in, out int) (list []operands, err error) {
+func (c *calibration) operandsOf(
+	ctx context.Context, arena *tensor.Arena, n, in, out int,
+) (list []operands, err error) {
 	of := func(shape ...int) View {
 		v := arena.Alloc(c.dtype, shape...)
 		if err == nil {
@@ -469,7 +479,8 @@ func (c *calibration) passes(ctx context.Context) (set cost.Set, err error) {
 				return set, fmt.Errorf("%s: %w", o.name, err)
 			}
 			arena.Release(mark)
-			set.Passes = append(set.Passes, cost.Pass{Op: w.Op, DType: cost.Name(w.DType), Bytes: w.Bytes, Seconds: seconds})
+			set.Passes = append(set.Passes, cost.Pass{Op: w.Op, DType: cost.Name(w.DType), Bytes: w.Bytes,
+				Seconds: seconds})
 		}
 	}
 	return set, nil
@@ -564,7 +575,8 @@ func (c *calibration) links(ctx context.Context) (set cost.Set, err error) {
 		if slices.Contains(otherHosts, t.Transport) {
 			pair = cost.OtherHost
 		}
-		set.Links = append(set.Links, cost.Link{Pair: pair, Transport: t.Transport, Call: t.Call, Ranks: c.World.Size(), Bytes: t.Bytes, Seconds: t.Seconds})
+		set.Links = append(set.Links, cost.Link{Pair: pair, Transport: t.Transport, Call: t.Call, Ranks: c.World.Size(),
+			Bytes: t.Bytes, Seconds: t.Seconds})
 		return nil
 	})
 	return set, err

@@ -83,7 +83,8 @@ func linesOf(s *cost.Set) (l lines) {
 		l.add(p.Op+" "+p.DType, "GB/s", readable.Bytes(p.Bytes), float64(p.Bytes), p.Seconds, 1e9)
 	}
 	for _, k := range s.Links {
-		l.add(fmt.Sprintf("%s, %s", k.Call, k.Transport), "GB/s", readable.Bytes(k.Bytes), float64(k.Bytes), k.Seconds, 1e9)
+		l.add(fmt.Sprintf("%s, %s", k.Call, k.Transport), "GB/s", readable.Bytes(k.Bytes), float64(k.Bytes), k.Seconds,
+			1e9)
 	}
 	return l
 }

@@ -148,9 +148,12 @@ func (c *packed) row(t *attentionRun, tokens int) PackedRow {
 		backward[i] = c.both[i] - c.forward[i]
 	}
 	return PackedRow{
-		Layout: c.Layout, Algorithm: c.Algorithm, Gather: c.Gather, Backend: t.spec.Backend, Ranks: t.World.Size(), Packs: len(c.both), Tokens: tokens, Iters: t.packIters(),
-		FLOPs: Median(c.flops), Forward: rate(c.forward, c.forwardRate), Backward: rate(backward, c.backwardRate), Both: rate(c.both, c.bothRate),
-		UserSeconds: Median(c.user), Imbalance: mean, WorstImbalance: slices.Max(c.imbalance), Sent: int64(Median(c.sent)), Dispatch: Median(c.dispatch),
+		Layout: c.Layout, Algorithm: c.Algorithm, Gather: c.Gather, Backend: t.spec.Backend, Ranks: t.World.Size(),
+		Packs: len(c.both), Tokens: tokens, Iters: t.packIters(),
+		FLOPs: Median(c.flops), Forward: rate(c.forward, c.forwardRate), Backward: rate(backward, c.backwardRate),
+		Both:        rate(c.both, c.bothRate),
+		UserSeconds: Median(c.user), Imbalance: mean, WorstImbalance: slices.Max(c.imbalance),
+		Sent: int64(Median(c.sent)), Dispatch: Median(c.dispatch),
 	}
 }
 
@@ -251,18 +254,24 @@ func (a *Attention) packTable(on string) readable.Table {
 	unit, scale := flopUnit(most)
 	first := &a.Packed[0]
 	t := readable.Table{
-		Title: fmt.Sprintf("%s, packed documents of %s, %d packs of up to %s tokens; %s; %s per device, the slowest rank, medians of the packs",
+		Title: fmt.Sprintf("%s, packed documents of %s, %d packs of up to %s tokens; %s; %s per device, the slowest "+
+			"rank, medians of the packs",
 			a.Spec.what(), a.Spec.Documents, first.Packs, readable.Size(int64(first.Tokens)), on, unit),
-		Head: []string{"layout", "pattern", "backend", "forward ms", unit, "backward ms", unit, "both ms", "user ms", "imbalance", "worst", "sent", "dispatch ms"},
+		Head: []string{"layout", "pattern", "backend", "forward ms", unit, "backward ms", unit, "both ms", "user ms",
+			"imbalance", "worst", "sent", "dispatch ms"},
 		Notes: []string{
-			"FLOPs of visible pairs alone. user: CPU time of the rank that computes longest. imbalance: visible pairs of the slowest rank over the mean.",
+			"FLOPs of visible pairs alone. user: CPU time of the rank that computes longest. imbalance: visible " +
+				"pairs of the slowest rank over the mean.",
 			"sent: by a rank, forward and backward. dispatch: layout and schedule of a new packing, on the host.",
 		},
 	}
 	for _, r := range a.Packed {
-		t.Add(r.Layout, pattern(r.Algorithm, r.Gather), r.Backend, readable.Number(1e3*r.Forward.Seconds), readable.Number(scale*r.Forward.TFLOPs),
-			readable.Number(1e3*r.Backward.Seconds), readable.Number(scale*r.Backward.TFLOPs), readable.Number(1e3*r.Both.Seconds), readable.Number(1e3*r.UserSeconds),
-			fmt.Sprintf("%.3f", r.Imbalance), fmt.Sprintf("%.3f", r.WorstImbalance), readable.Bytes(r.Sent), readable.Number(1e3*r.Dispatch))
+		t.Add(r.Layout, pattern(r.Algorithm, r.Gather), r.Backend, readable.Number(1e3*r.Forward.Seconds),
+			readable.Number(scale*r.Forward.TFLOPs),
+			readable.Number(1e3*r.Backward.Seconds), readable.Number(scale*r.Backward.TFLOPs),
+			readable.Number(1e3*r.Both.Seconds), readable.Number(1e3*r.UserSeconds),
+			fmt.Sprintf("%.3f", r.Imbalance), fmt.Sprintf("%.3f", r.WorstImbalance), readable.Bytes(r.Sent),
+			readable.Number(1e3*r.Dispatch))
 	}
 	return t
 }

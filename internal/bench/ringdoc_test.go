@@ -138,7 +138,8 @@ func maskTable(t *testing.T, ranks []int, window int, packs func(size int) [][]i
 		row := fmt.Sprintf("| %d |", size)
 		for _, name := range names {
 			f := measured(t, name, size, window, packs(size))
-			row += fmt.Sprintf(" %.3f; %s, %s |", f.imbalance, readable.Number(f.sent["ring"]), readable.Number(f.sent["allgather"]))
+			row += fmt.Sprintf(" %.3f; %s, %s |", f.imbalance, readable.Number(f.sent["ring"]),
+				readable.Number(f.sent["allgather"]))
 		}
 		rows = append(rows, row)
 	}
@@ -147,7 +148,8 @@ func maskTable(t *testing.T, ranks []int, window int, packs func(size int) [][]i
 
 func magiTable(t *testing.T, ranks []int, packs map[int][][]int) []string {
 	rows := []string{
-		"| ranks | documents a pack | MagiAttention, chunks of 2048 | the same, chunks of 512 | document | keys that travel |",
+		"| ranks | documents a pack | MagiAttention, chunks of 2048 | the same, chunks of 512 | document | keys that " +
+			"travel |",
 		"|---|---|---|---|---|---|",
 	}
 	for _, size := range ranks {
@@ -164,7 +166,8 @@ func magiTable(t *testing.T, ranks []int, packs map[int][][]int) []string {
 			docs += len(p)
 		}
 		f := measured(t, "document", size, -1, packs[size])
-		rows = append(rows, fmt.Sprintf("| %d | %d | %s | %s | %.3f (%.2f) | %.0f %% |", size, (docs+docPacks/2)/docPacks,
+		rows = append(rows, fmt.Sprintf("| %d | %d | %s | %s | %.3f (%.2f) | %.0f %% |", size,
+			(docs+docPacks/2)/docPacks,
 			heap(2048), heap(512), f.imbalance, f.worst, 100*f.remote))
 	}
 	return rows
@@ -216,7 +219,8 @@ func TestRingDocument(t *testing.T) {
 		}
 		for _, line := range lines {
 			if !strings.Contains(doc[i:j], line+"\n") {
-				t.Errorf("%s, %s: run go generate ./internal/bench; want the line\n%s\nin\n%s", ringDocument, name, line, doc[i:j])
+				t.Errorf("%s, %s: run go generate ./internal/bench; want the line\n%s\nin\n%s", ringDocument, name,
+					line, doc[i:j])
 			}
 		}
 	}

@@ -56,7 +56,8 @@ func (a *Attention) unit() (unit string, scale float64) {
 func (r *AttentionRow) Line() string {
 	unit, scale := flopUnit(max(r.Forward.TFLOPs, r.Both.TFLOPs))
 	return fmt.Sprintf("S=%s %s: forward %s, forward and backward %s %s per device",
-		readable.Size(int64(r.Seq)), r.Algorithm, readable.Number(scale*r.Forward.TFLOPs), readable.Number(scale*r.Both.TFLOPs), unit)
+		readable.Size(int64(r.Seq)), r.Algorithm, readable.Number(scale*r.Forward.TFLOPs),
+		readable.Number(scale*r.Both.TFLOPs), unit)
 }
 
 func (a *Attention) tables(on string) []readable.Table {
@@ -78,7 +79,8 @@ func (a *Attention) tables(on string) []readable.Table {
 	for _, r := range a.Rows {
 		local, alone, loss := "", "", ""
 		if r.Local != nil && r.Alone != nil && r.Loss != nil {
-			local, alone, loss = readable.Number(scale*r.Local.TFLOPs), readable.Number(scale*r.Alone.TFLOPs), readable.Percent(*r.Loss)
+			local, alone, loss = readable.Number(scale*r.Local.TFLOPs), readable.Number(scale*r.Alone.TFLOPs),
+				readable.Percent(*r.Loss)
 		}
 		t.Add(readable.Size(int64(r.Seq)), a.way(&r), r.Backend, readable.Number(1e3*r.Forward.Seconds),
 			readable.Number(scale*r.Forward.TFLOPs),
@@ -110,7 +112,8 @@ func (r *AttentionRow) hopTable() readable.Table {
 			"kernels beside it; wait: the compute stream stood still."},
 	}
 	for _, h := range r.Hops {
-		t.Add(h.Pass+" "+h.Label, readable.Number(1e3*h.Compute), readable.Number(1e3*h.Quiet), readable.Number(1e3*h.Transfer),
+		t.Add(h.Pass+" "+h.Label, readable.Number(1e3*h.Compute), readable.Number(1e3*h.Quiet),
+			readable.Number(1e3*h.Transfer),
 			readable.Number(1e3*h.Wait))
 	}
 	return t
@@ -177,13 +180,15 @@ func (t *Training) table(on string) readable.Table {
 	if t.CommWait.Known() {
 		wait = readable.Number(float64(t.CommWait))
 	}
-	out.Add(readable.Number(t.StepSeconds), fmt.Sprintf("%.0f", t.TokensPerSecond), readable.Number(scale*t.TFLOPs), mfu, wait,
+	out.Add(readable.Number(t.StepSeconds), fmt.Sprintf("%.0f", t.TokensPerSecond), readable.Number(scale*t.TFLOPs),
+		mfu, wait,
 		readable.Number(t.FirstStep), readable.Bytes(t.Memory), readable.Bytes(t.Planned))
 	return out
 }
 
 func operationTable(on string, rows []Operation) readable.Table {
-	t := readable.Table{Title: "operations; " + on, Head: []string{"operation", "shape", "µs", "rate", "", "of ceiling"}}
+	t := readable.Table{Title: "operations; " + on, Head: []string{"operation", "shape", "µs", "rate", "",
+		"of ceiling"}}
 	for _, r := range rows {
 		share := ""
 		if r.Share > 0 {

@@ -9,9 +9,9 @@ import (
 	"path/filepath"
 	"unicode/utf8"
 
-	"github.com/cprun/cprun/attention/backends"
 	"github.com/cprun/cprun/internal/attend"
 	"github.com/cprun/cprun/internal/backend"
+	"github.com/cprun/cprun/internal/backends"
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/job"
 	"github.com/cprun/cprun/internal/launch"
@@ -32,14 +32,15 @@ func Attention(ctx context.Context, spec attend.Spec, asJSON bool, o Options) (i
 		return 0, &InputError{err}
 	}
 	var report *attend.Report
-	res, err := o.runWorkers(ctx, job.RoleAttention, ranks, notes, func(string) any { return spec }, func(_ *progress.Printer, e launch.Event) {
-		if e.Kind == job.EventReport {
-			report = &attend.Report{}
-			if json.Unmarshal(e.Data, report) != nil {
-				report = nil
+	res, err := o.runWorkers(ctx, job.RoleAttention, ranks, notes, func(string) any { return spec },
+		func(_ *progress.Printer, e launch.Event) {
+			if e.Kind == job.EventReport {
+				report = &attend.Report{}
+				if json.Unmarshal(e.Data, report) != nil {
+					report = nil
+				}
 			}
-		}
-	})
+		})
 	if err != nil {
 		return 0, err
 	}
@@ -54,7 +55,9 @@ func Attention(ctx context.Context, spec attend.Spec, asJSON bool, o Options) (i
 	}
 	if !o.Quiet {
 		fmt.Fprintf(o.Stdout, "%s: layout %s, %s; %d ranks, %s, %s, backend %s in %s: %.3f s, balance %.2f\nwrote %s\n",
-			terminal.Name(report.In), report.QKVLayout, map[bool]string{true: "declared", false: "detected"}[report.QKVLayoutDeclared], report.Ranks, report.Layout, report.Algorithm, report.Backend, report.DType, report.Seconds, report.Balance, terminal.Name(report.Out))
+			terminal.Name(report.In), report.QKVLayout, map[bool]string{true: "declared",
+				false: "detected"}[report.QKVLayoutDeclared], report.Ranks, report.Layout, report.Algorithm,
+			report.Backend, report.DType, report.Seconds, report.Balance, terminal.Name(report.Out))
 	}
 	return 0, nil
 }
@@ -67,7 +70,8 @@ func (o *Options) checkAttention(spec *attend.Spec, ranks int) (notes []string, 
 		path *string
 	}{{"--in", &spec.In}, {"--out", &spec.Out}} {
 		if *p.path == "" {
-			return nil, fmt.Errorf("%s is missing: cprun attention --in case.safetensors --out result.safetensors", p.flag)
+			return nil, fmt.Errorf("%s is missing: cprun attention --in case.safetensors --out result.safetensors",
+				p.flag)
 		}
 		if *p.path, err = filepath.Abs(*p.path); err != nil {
 			return nil, fmt.Errorf("%s: %w", p.flag, err)
@@ -95,7 +99,8 @@ func (o *Options) checkAttention(spec *attend.Spec, ranks int) (notes []string, 
 			return nil, fmt.Errorf("--out: %s is not a regular file; name another", terminal.Name(spec.Out))
 		}
 		if in, err := os.Stat(spec.In); err == nil && os.SameFile(in, out) {
-			return nil, fmt.Errorf("--out: %s is also --in, which the result would replace; name another file", terminal.Name(spec.Out))
+			return nil, fmt.Errorf("--out: %s is also --in, which the result would replace; name another file",
+				terminal.Name(spec.Out))
 		}
 	}
 	auto := func(s *string, choice string) {
@@ -119,7 +124,8 @@ func (o *Options) checkAttention(spec *attend.Spec, ranks int) (notes []string, 
 func fits(c *attend.Case, spec *attend.Spec) error {
 	room := float64(spec.Machine.Memory) * float64(max(spec.Machine.GPUs, 1))
 	if need := c.Needs(); room > 0 && need > room {
-		return fmt.Errorf("--in: %s: its tensors and the results take %.3g GiB, and there are %.3g; cut the sequence, or take a larger machine", c.Path, need/(1<<30), room/(1<<30))
+		return fmt.Errorf("--in: %s: its tensors and the results take %.3g GiB, and there are %.3g; cut the "+
+			"sequence, or take a larger machine", c.Path, need/(1<<30), room/(1<<30))
 	}
 	return nil
 }
@@ -158,8 +164,10 @@ func (o *Options) chooseFor(spec *attend.Spec, c *attend.Case, ranks int) (notes
 	answer, notes, err := o.strategy(spec.Machine, plan.Question{
 		Attentions: []backend.Request{{
 			Strategy: ruled, DType: dtype,
-			Batch: batch, SeqQ: c.SeqQ, SeqKV: c.SeqKV, Heads: c.Heads, KVHeads: c.KVHeads, HeadDim: c.HeadDim, HeadDimV: c.HeadDimV,
-			Causal: m.Causal, TopLeft: m.TopLeft, Window: m.Left, Ahead: m.Right, BoundedAhead: m.Right >= 0, Slices: m.Slices != nil, Softcap: c.Softmax.Softcap != 0, ScaleNotAbove0: !(c.Softmax.Scale > 0),
+			Batch: batch, SeqQ: c.SeqQ, SeqKV: c.SeqKV, Heads: c.Heads, KVHeads: c.KVHeads, HeadDim: c.HeadDim,
+			HeadDimV: c.HeadDimV,
+			Causal:   m.Causal, TopLeft: m.TopLeft, Window: m.Left, Ahead: m.Right, BoundedAhead: m.Right >= 0,
+			Slices: m.Slices != nil, Softcap: c.Softmax.Softcap != 0, ScaleNotAbove0: !(c.Softmax.Scale > 0),
 			Documents: m.Docs != nil, DocumentKeys: m.DocsKV != nil, Training: c.Backward,
 			Sink: c.Scores.Sink || c.Scores.OffByOne, Bias: c.Scores.Biased(), MaxLogit: c.Scores.MaxLogit,
 			Ranks: ranks,

@@ -6,8 +6,8 @@ import (
 	"io"
 	"strings"
 
-	"github.com/cprun/cprun/attention/backends"
 	"github.com/cprun/cprun/internal/backend"
+	"github.com/cprun/cprun/internal/backends"
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/machine"
@@ -31,9 +31,11 @@ func choose(cfg *config.Config, m machine.Machine, ways *plan.Chosen) (chosen, e
 	}
 	cfg.Parallel.Backend = c.Backend.String()
 	if n := cfg.Attention.SMMargin; n > 0 && (c.Backend != backends.Flash || m.Arch != 90) {
-		c.notes = append(c.notes, fmt.Sprintf("attention.sm_margin %d has no effect: flash on Hopper GPUs reads it, and attention is %s on %s",
+		c.notes = append(c.notes, fmt.Sprintf("attention.sm_margin %d has no effect: flash on Hopper GPUs reads it, "+
+			"and attention is %s on %s",
 			n, c.Backend, m))
-		cfg.Attention.SMMargin = 0 // beside a backend that is not auto the key is an error, and workers read this config
+		// beside a backend that is not auto the key is an error, and workers read this config
+		cfg.Attention.SMMargin = 0
 	}
 	return c, nil
 }

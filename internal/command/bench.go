@@ -54,13 +54,14 @@ func Bench(ctx context.Context, task job.Bench, o BenchOptions) (int, error) {
 	if err != nil {
 		return 0, &InputError{err}
 	}
-	res, err := o.runWorkers(ctx, job.RoleBench, ranks, nil, func(string) any { return task }, func(out *progress.Printer, e launch.Event) {
-		var row job.BenchRow
-		if e.Kind == job.EventBench && json.Unmarshal(e.Data, &row) == nil {
-			add(r, row)
-			out.Note(lineOf(&row))
-		}
-	})
+	res, err := o.runWorkers(ctx, job.RoleBench, ranks, nil, func(string) any { return task },
+		func(out *progress.Printer, e launch.Event) {
+			var row job.BenchRow
+			if e.Kind == job.EventBench && json.Unmarshal(e.Data, &row) == nil {
+				add(r, row)
+				out.Note(lineOf(&row))
+			}
+		})
 	if err != nil {
 		return 0, err
 	}
@@ -95,7 +96,8 @@ func lineOf(b *job.BenchRow) string {
 	case b.Packed != nil:
 		return b.Packed.Line()
 	case b.Comm != nil:
-		return fmt.Sprintf("%s of %d bytes over %s: %.3g GB/s", b.Comm.Call, b.Comm.Bytes, b.Comm.Transport, b.Comm.GBps)
+		return fmt.Sprintf("%s of %d bytes over %s: %.3g GB/s", b.Comm.Call, b.Comm.Bytes, b.Comm.Transport,
+			b.Comm.GBps)
 	case b.Ops != nil:
 		return fmt.Sprintf("%s: %.3g %s", b.Ops.Name, b.Ops.Rate, b.Ops.Unit)
 	}

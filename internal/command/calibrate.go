@@ -35,7 +35,8 @@ func Calibrate(ctx context.Context, o BenchOptions) (int, error) {
 		numbers = []int{1, runtime.NumCPU(), 2 * runtime.NumCPU()}
 	}
 	t := &cost.Table{
-		Version: cost.Version, Machine: costMachine(o.machine), Program: o.Version, Date: time.Now().UTC().Format(time.RFC3339),
+		Version: cost.Version, Machine: costMachine(o.machine), Program: o.Version,
+		Date:    time.Now().UTC().Format(time.RFC3339),
 		Command: "cprun " + strings.Join(o.Command, " "), Source: "measured",
 	}
 	if t.Machine.Count = min(o.machine.GPUs, most); device == "cpu" {
@@ -48,7 +49,8 @@ func Calibrate(ctx context.Context, o BenchOptions) (int, error) {
 	for turn := range turns {
 		for i, ranks := range numbers {
 			set := cost.Set{Ranks: ranks}
-			if code, err := o.measureSet(ctx, device, &set, ranks > runtime.NumCPU() && len(numbers) > 1); code != 0 || err != nil {
+			if code, err := o.measureSet(ctx, device, &set, ranks > runtime.NumCPU() && len(numbers) > 1); code != 0 ||
+				err != nil {
 				return code, err
 			}
 			if turn == 0 {
@@ -61,11 +63,12 @@ func Calibrate(ctx context.Context, o BenchOptions) (int, error) {
 	return o.keep(t, time.Since(began))
 }
 
-// cpuTurns is how often all figures of a CPU are measured, one set after another. Its cores have others to serve, too, some for seconds.
+// cpuTurns is how often all figures of a CPU are measured, one set after another. Its cores have others to serve, too,
+// some for seconds.
 const cpuTurns = 3
 
-// measureSet measures all figures of a set. Ranks that share cores compute as much slower as they are more, so that of them transfers
-// are enough: how they wait for each other is another matter.
+// measureSet measures all figures of a set. Ranks that share cores compute as much slower as they are more, so that of
+// them transfers are enough: how they wait for each other is another matter.
 func (o *BenchOptions) measureSet(ctx context.Context, device string, set *cost.Set, share bool) (int, error) {
 	for i, name := range costBackends(o.machine) {
 		s := &bench.CalibrateSpec{}
@@ -107,14 +110,15 @@ func (o *BenchOptions) calibrate(ctx context.Context, ranks int, s *bench.Calibr
 		return 0, &InputError{err}
 	}
 	task.Remedies = choice.Kinds()
-	res, err := o.runWorkers(ctx, job.RoleBench, ranks, nil, func(string) any { return task }, func(out *progress.Printer, e launch.Event) {
-		var row job.BenchRow
-		if e.Kind == job.EventBench && json.Unmarshal(e.Data, &row) == nil && row.Calibrate != nil {
-			merge(set, row.Calibrate)
-			out.Note(fmt.Sprintf("%d ranks: %d calls of attention, %d products, %d passes, %d transfers",
-				ranks, len(set.Attention), len(set.Products), len(set.Passes), len(set.Links)))
-		}
-	})
+	res, err := o.runWorkers(ctx, job.RoleBench, ranks, nil, func(string) any { return task },
+		func(out *progress.Printer, e launch.Event) {
+			var row job.BenchRow
+			if e.Kind == job.EventBench && json.Unmarshal(e.Data, &row) == nil && row.Calibrate != nil {
+				merge(set, row.Calibrate)
+				out.Note(fmt.Sprintf("%d ranks: %d calls of attention, %d products, %d passes, %d transfers",
+					ranks, len(set.Attention), len(set.Products), len(set.Passes), len(set.Links)))
+			}
+		})
 	return res.ExitCode, errors.Join(err, res.Err)
 }
 
@@ -149,7 +153,8 @@ func (o *BenchOptions) keep(t *cost.Table, took time.Duration) (int, error) {
 		return launch.ExitFailed, fmt.Errorf("cost table: %w", err)
 	}
 	if !o.Quiet {
-		fmt.Fprintf(o.Stderr, "measured in %.0f s; kept in %s, where cprun plan looks\n", took.Seconds(), terminal.Name(path))
+		fmt.Fprintf(o.Stderr, "measured in %.0f s; kept in %s, where cprun plan looks\n", took.Seconds(),
+			terminal.Name(path))
 	}
 	return 0, nil
 }

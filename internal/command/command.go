@@ -32,12 +32,13 @@ func inputf(format string, args ...any) error { return &InputError{fmt.Errorf(fo
 
 // Options are the flags that commands share.
 type Options struct {
-	NProc       string // a number, or auto
-	Device      string // auto, cpu, cuda
-	NNodes      string // N or MIN:MAX; "": 1, or the number of nodes that another launcher has started
-	NodeRank    int    // -1: any
-	Rendezvous  string // host:port; "": as the launcher says
-	Interface   string // an address of this host, a network, or the name of an interface; "": that towards the rendezvous
+	NProc      string // a number, or auto
+	Device     string // auto, cpu, cuda
+	NNodes     string // N or MIN:MAX; "": 1, or the number of nodes that another launcher has started
+	NodeRank   int    // -1: any
+	Rendezvous string // host:port; "": as the launcher says
+	// an address of this host, a network, or the name of an interface; "": that towards the rendezvous
+	Interface   string
 	MaxRestarts int
 	Quiet       bool
 	LogLevel    string // error, warn, info, debug
@@ -84,10 +85,12 @@ func (o *Options) resolve() (ranks int, device string, err error) {
 		return 0, "", err
 	}
 	if n := o.machine.GPUs; n > 0 && ranks > n {
-		return 0, "", inputf("--nproc %d: one process runs on each GPU, and this machine has %d; leave the flag out, or write --device cpu", ranks, n)
+		return 0, "", inputf("--nproc %d: one process runs on each GPU, and this machine has %d; leave the flag out, "+
+			"or write --device cpu", ranks, n)
 	}
 	if most := maxProcs(); ranks > most {
-		return 0, "", inputf("--nproc %d: at most %d processes are started on this machine with %d cores", ranks, most, runtime.NumCPU())
+		return 0, "", inputf("--nproc %d: at most %d processes are started on this machine with %d cores", ranks, most,
+			runtime.NumCPU())
 	}
 	return ranks, device, nil
 }
@@ -104,13 +107,15 @@ func found(device string) (machine.Machine, error) {
 	m, gpus, err := machine.Find()
 	switch {
 	case device == "cuda" && !machine.Built:
-		return m, inputf("--device cuda: this binary has no CUDA in it; build it with make cuda, leave the flag out, or write --device cpu")
+		return m, inputf("--device cuda: this binary has no CUDA in it; build it with make cuda, leave the flag out, " +
+			"or write --device cpu")
 	case device == "auto" && errors.Is(err, machine.ErrNoDriver) && deviceFiles() == 0:
 		return onCPU(), nil // a login node, or a container without GPUs
 	case err != nil:
 		return m, inputf("--device %s: %w; cprun doctor says more, and --device cpu does without", device, err)
 	case device == "cuda" && len(gpus) == 0:
-		return m, inputf("--device cuda: no GPU is seen; look at nvidia-smi and CUDA_VISIBLE_DEVICES, or write --device cpu")
+		return m, inputf("--device cuda: no GPU is seen; look at nvidia-smi and CUDA_VISIBLE_DEVICES, or write " +
+			"--device cpu")
 	case m.IsCPU():
 		return onCPU(), nil
 	}
@@ -168,7 +173,8 @@ func (o *Options) runWorkers(ctx context.Context, role job.Role, ranks int, note
 		out.Note(line)
 	}
 	res := launch.Run(ctx, launch.Job{
-		NProc: ranks, Argv: []string{"worker", string(role)}, Logs: dir.root, Payload: payload(task(dir.path)), Stderr: out, Show: o.show(),
+		NProc: ranks, Argv: []string{"worker", string(role)}, Logs: dir.root, Payload: payload(task(dir.path)),
+		Stderr: out, Show: o.show(),
 		OnEvent: func(_ int, e launch.Event) { event(out, e) },
 	})
 	out.Close()

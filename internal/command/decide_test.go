@@ -50,13 +50,15 @@ func TestPlanGoesByCosts(t *testing.T) {
 	} {
 		var out bytes.Buffer
 		_, err := Plan("../../examples/bench/llama-3.2-3b-32k.yaml", PlanOptions{
-			Options: Options{NProc: "auto", Device: "auto", NodeRank: -1, LogLevel: "info", Stdout: &out, Stderr: os.Stderr, Costs: c.costs},
-			Set:     []string{"parallel.algorithm=auto"}, Assume: []string{"arch=sm90,gpus=8"}, Verbose: true,
+			Options: Options{NProc: "auto", Device: "auto", NodeRank: -1, LogLevel: "info", Stdout: &out,
+				Stderr: os.Stderr, Costs: c.costs},
+			Set: []string{"parallel.algorithm=auto"}, Assume: []string{"arch=sm90,gpus=8"}, Verbose: true,
 		})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := strings.Contains(out.String(), "choice      "); got != (c.want != "") || !strings.Contains(out.String(), c.want) {
+		if got := strings.Contains(out.String(), "choice      "); got != (c.want != "") ||
+			!strings.Contains(out.String(), c.want) {
 			t.Errorf("want %q in\n%s", c.want, out.String())
 		}
 	}
@@ -67,8 +69,9 @@ func TestPlanSaysWhoTookTheBackend(t *testing.T) {
 	reason := func(set ...string) (reason, took string) {
 		var out strings.Builder
 		_, err := Plan("../../examples/bench/llama-3.2-3b-128k.yaml", PlanOptions{
-			Options: Options{NProc: "auto", Device: "auto", NodeRank: -1, LogLevel: "info", Stdout: &out, Stderr: os.Stderr,
-				Costs: func(machine.Machine, int, int) planner.Costs { return slowFlash{} }},
+			Options: Options{NProc: "auto", Device: "auto", NodeRank: -1, LogLevel: "info", Stdout: &out,
+				Stderr: os.Stderr,
+				Costs:  func(machine.Machine, int, int) planner.Costs { return slowFlash{} }},
 			Set: append(set, "data.seq_len=16K"), Assume: []string{"gpu=h200,cudnn=9.19.0"}, JSON: true,
 		})
 		if err != nil {
@@ -83,7 +86,8 @@ func TestPlanSaysWhoTookTheBackend(t *testing.T) {
 		}
 		return p.Attention.Reason, p.Choice.Backend + " for " + p.Choice.Ruled
 	}
-	if why, took := reason(); why != "the fastest by the costs of this machine, where the rules have flash" || took != "fused for flash" {
+	if why, took := reason(); why != "the fastest by the costs of this machine, where the rules have flash" ||
+		took != "fused for flash" {
 		t.Errorf("%q, %q", why, took)
 	}
 	if why, took := reason("attention.backend=fused"); why != "asked for" || took != " for " {
@@ -91,13 +95,16 @@ func TestPlanSaysWhoTookTheBackend(t *testing.T) {
 	}
 }
 
-// Workers read the config that the choice is written to, so a margin that the chosen backend has no use for is not in it.
+// Workers read the config that the choice is written to, so a margin that the chosen backend has no use for is not in
+// it.
 func TestMarginGoesWithTheBackend(t *testing.T) {
-	for gpu, want := range map[string]string{"gpu=h200,cudnn=9.19.0": "flash 16", "arch=sm90,cudnn=9.19.0": "flash 16", "arch=sm100,cudnn=9.19.0": "fused 0"} {
+	for gpu, want := range map[string]string{"gpu=h200,cudnn=9.19.0": "flash 16", "arch=sm90,cudnn=9.19.0": "flash 16",
+		"arch=sm100,cudnn=9.19.0": "fused 0"} {
 		var out bytes.Buffer
 		_, err := Plan("../../examples/bench/llama-3.2-3b-128k.yaml", PlanOptions{
-			Options: Options{NProc: "auto", Device: "auto", NodeRank: -1, LogLevel: "info", Stdout: &out, Stderr: os.Stderr},
-			Set:     []string{"data.seq_len=16K", "attention.sm_margin=16"}, Assume: []string{gpu}, JSON: true,
+			Options: Options{NProc: "auto", Device: "auto", NodeRank: -1, LogLevel: "info", Stdout: &out,
+				Stderr: os.Stderr},
+			Set: []string{"data.seq_len=16K", "attention.sm_margin=16"}, Assume: []string{gpu}, JSON: true,
 		})
 		if err != nil {
 			t.Fatal(err)

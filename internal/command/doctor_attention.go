@@ -6,8 +6,8 @@ import (
 	"io"
 	"strings"
 
-	"github.com/cprun/cprun/attention/backends"
 	"github.com/cprun/cprun/internal/backend"
+	"github.com/cprun/cprun/internal/backends"
 	"github.com/cprun/cprun/internal/launch"
 	"github.com/cprun/cprun/internal/machine"
 	"github.com/cprun/cprun/ring"

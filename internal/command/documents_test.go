@@ -27,7 +27,8 @@ func TestFirstDocumentsAreReadOnce(t *testing.T) {
 		Docs: func(*config.Config) []int { reads++; return docs },
 	}
 	cfg, err := config.Load("../../examples/opticks.yaml", config.Options{
-		Ranks: 2, Device: "cpu", NoFiles: true, Decide: d.Decide, Set: []string{"data.pack_documents=true", "data.seq_len=64", "data.eos_token_id=0"},
+		Ranks: 2, Device: "cpu", NoFiles: true, Decide: d.Decide, Set: []string{"data.pack_documents=true",
+			"data.seq_len=64", "data.eos_token_id=0"},
 	})
 	if err != nil {
 		t.Fatal(err)

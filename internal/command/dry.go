@@ -72,7 +72,8 @@ func (o *TrainOptions) dry(ctx context.Context, path string, out *progress.Print
 		}
 	}
 	p := &r.cfg.Parallel
-	out.Note(fmt.Sprintf("dry run: nothing is wrong, and nothing was started. It would train for %d steps on %d ranks (context %d x data %d), %s, %s, backend %s, from %s; cprun plan says more",
+	out.Note(fmt.Sprintf("dry run: nothing is wrong, and nothing was started. It would train for %d steps on %d "+
+		"ranks (context %d x data %d), %s, %s, backend %s, from %s; cprun plan says more",
 		r.cfg.Train.Steps, r.ranks, p.Context, p.Data, p.Algorithm, p.Layout, r.cfg.Parallel.Backend, begin))
 	return 0, nil
 }

@@ -86,7 +86,9 @@ func Eval(ctx context.Context, path string, o EvalOptions) (int, error) {
 }
 
 // prepare makes the config of an evaluation, and finds every fault of the input.
-func (o *EvalOptions) prepare(ctx context.Context, path string, ranks int, device string, e *evaluation, task *job.Train) (cfg *config.Config, notes []string, err error) {
+func (o *EvalOptions) prepare(
+	ctx context.Context, path string, ranks int, device string, e *evaluation, task *job.Train,
+) (cfg *config.Config, notes []string, err error) {
 	name, base, set, err := o.base(ctx, path, e, task, &notes)
 	if err != nil {
 		return nil, nil, err
@@ -96,7 +98,8 @@ func (o *EvalOptions) prepare(ctx context.Context, path string, ranks int, devic
 		seqLen = append(seqLen, "data.seq_len="+o.SeqLen)
 	}
 	for _, list := range [][]string{{
-		"data.path=" + o.Data, "data.validation={every: 1}", "data.validation.path=" + o.Data, fmt.Sprintf("data.validation.samples=%d", o.Samples), "data.shuffle=false",
+		"data.path=" + o.Data, "data.validation={every: 1}", "data.validation.path=" + o.Data,
+		fmt.Sprintf("data.validation.samples=%d", o.Samples), "data.shuffle=false",
 		"train.micro_batch_size=1", "train.global_batch_size=1", "parallel.context=auto", "parallel.data=auto",
 		"parallel.ulysses_degree=auto", "parallel.layout=auto", "parallel.transport=auto", "attention.sm_margin=0",
 		"attention.backend=auto", "precision.compute=auto", "memory={recompute: auto, loss_chunk: auto, shard: auto}",
@@ -112,7 +115,8 @@ func (o *EvalOptions) prepare(ctx context.Context, path string, ranks int, devic
 		return nil, nil, once(err)
 	}
 	if cfg.Train.MicroBatchSize != 1 {
-		return nil, nil, inputf("train.micro_batch_size %d: samples are evaluated one by one; leave it out", cfg.Train.MicroBatchSize)
+		return nil, nil, inputf("train.micro_batch_size %d: samples are evaluated one by one; leave it out",
+			cfg.Train.MicroBatchSize)
 	}
 	if _, err := train.Check(cfg); err != nil {
 		return nil, nil, once(err)
@@ -149,7 +153,9 @@ func once(err error) error {
 
 // base returns the first config, its name in errors, and keys to set in it: the checkpoint's config of a run, an empty
 // one of a Hugging Face directory.
-func (o *EvalOptions) base(ctx context.Context, path string, e *evaluation, task *job.Train, notes *[]string) (name, text string, set []string, err error) {
+func (o *EvalOptions) base(
+	ctx context.Context, path string, e *evaluation, task *job.Train, notes *[]string,
+) (name, text string, set []string, err error) {
 	name, text = path, "{}"
 	if isModel(path, o.Step) {
 		set = []string{"model.from=" + path}
@@ -201,11 +207,13 @@ func (o *EvalOptions) write(e *evaluation) error {
 		what = fmt.Sprintf("%s, step %d", terminal.Name(e.Model), e.Step)
 	}
 	fmt.Fprintf(o.Stdout, "%s: loss %.4f, perplexity %.4g over %s tokens of %s samples of %s, in %.1f s\n\n",
-		what, float64(e.Loss), float64(e.Perplexity), readable.Count(e.Targets), readable.Count(e.Samples), readable.Count(int64(e.SeqLen)), e.Seconds)
+		what, float64(e.Loss), float64(e.Perplexity), readable.Count(e.Targets), readable.Count(e.Samples),
+		readable.Count(int64(e.SeqLen)), e.Seconds)
 	w := tabwriter.NewWriter(o.Stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(w, "positions\ttokens\tloss\tperplexity\t")
 	for _, b := range e.Buckets {
-		fmt.Fprintf(w, "%d to %d\t%s\t%.4f\t%.4g\t\n", b.From, b.To-1, readable.Count(b.Targets), float64(b.Loss), math.Exp(float64(b.Loss)))
+		fmt.Fprintf(w, "%d to %d\t%s\t%.4f\t%.4g\t\n", b.From, b.To-1, readable.Count(b.Targets), float64(b.Loss),
+			math.Exp(float64(b.Loss)))
 	}
 	return w.Flush()
 }

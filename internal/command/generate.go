@@ -52,7 +52,8 @@ func Generate(ctx context.Context, path string, o GenerateOptions) (int, error) 
 	if err != nil {
 		return 0, err
 	}
-	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM) // only now: a prompt that is typed can be left by Ctrl-C
+	// only now: a prompt that is typed can be left by Ctrl-C
+	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	err = o.generate(ctx, path, text)
 	switch {
@@ -119,7 +120,8 @@ func (o *GenerateOptions) generate(ctx context.Context, path, text string) error
 func (o *GenerateOptions) check() error {
 	switch {
 	case o.Prompt == nil && o.PromptFile == "":
-		return inputf("--prompt is missing: cprun generate RUN --prompt TEXT; - reads it from standard input, --prompt-file from a file")
+		return inputf("--prompt is missing: cprun generate RUN --prompt TEXT; - reads it from standard input, " +
+			"--prompt-file from a file")
 	case o.Prompt != nil && o.PromptFile != "":
 		return inputf("--prompt and --prompt-file: one of them is the prompt")
 	case o.MaxTokens < 1:
@@ -169,17 +171,20 @@ func (w *source) request(text string, o *GenerateOptions) (req generate.Request,
 	}
 	if len(req.Prompt) == 0 {
 		if w.begin < 0 {
-			return req, nil, inputf("the prompt is empty, and the model has no token to begin a text with; give it some text")
+			return req, nil, inputf("the prompt is empty, and the model has no token to begin a text with; give it " +
+				"some text")
 		}
 		req.Prompt = []int32{int32(w.begin)}
 	}
 	for _, id := range req.Prompt {
 		if int(id) >= w.cfg.VocabSize {
-			return req, nil, inputf("the prompt: token id %d is not below vocab_size %d: the tokenizer is another model's; --tokenizer names it", id, w.cfg.VocabSize)
+			return req, nil, inputf("the prompt: token id %d is not below vocab_size %d: the tokenizer is another "+
+				"model's; --tokenizer names it", id, w.cfg.VocabSize)
 		}
 	}
 	if n := len(req.Prompt); n >= w.positions {
-		return req, nil, inputf("the prompt has %d tokens, and the model %d positions, which a text needs, too; shorten it", n, w.positions)
+		return req, nil, inputf("the prompt has %d tokens, and the model %d positions, which a text needs, too; "+
+			"shorten it", n, w.positions)
 	}
 	for _, id := range req.Prompt {
 		d.Append(nil, id)
@@ -201,7 +206,8 @@ func (o *GenerateOptions) open(w *source, tokens int) (dev *device.Device, end f
 	}
 	weights, cache := generate.Bytes(w.cfg, tokens)
 	if m.Memory > 0 && weights+cache > m.Memory {
-		return nil, nil, inputf("%s: the weights take %.1f GB in float32, keys and values of %d tokens %.1f GB, and this %s has %.1f GB; take a larger one, or fewer --max-tokens",
+		return nil, nil, inputf("%s: the weights take %.1f GB in float32, keys and values of %d tokens %.1f GB, and "+
+			"this %s has %.1f GB; take a larger one, or fewer --max-tokens",
 			w.what, float64(weights)/1e9, tokens, float64(cache)/1e9,
 			map[bool]string{true: "machine", false: "GPU"}[m.IsCPU()], float64(m.Memory)/1e9)
 	}

@@ -44,7 +44,8 @@ func Plan(path string, o PlanOptions) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	cfg, err := loadPlanned(path, config.Options{Set: o.Set, Ranks: ranks, Hosts: machine.Hosts, Device: machine.Device(), NoFiles: true, Decide: d.Decide})
+	cfg, err := loadPlanned(path, config.Options{Set: o.Set, Ranks: ranks, Hosts: machine.Hosts,
+		Device: machine.Device(), NoFiles: true, Decide: d.Decide})
 	if err != nil {
 		return 0, &InputError{err}
 	}
@@ -130,7 +131,8 @@ func loadPlanned(path string, o config.Options) (*config.Config, error) {
 		return nil, err
 	}
 	if n := cfg.Parallel.Context; n > maxPlanned {
-		return nil, cfg.Fault("parallel.context", fmt.Errorf("%d ranks share a sequence, and a plan is made of at most %d; write %d or fewer, or a larger parallel.data", n, maxPlanned, maxPlanned))
+		return nil, cfg.Fault("parallel.context", fmt.Errorf("%d ranks share a sequence, and a plan is made of at "+
+			"most %d; write %d or fewer, or a larger parallel.data", n, maxPlanned, maxPlanned))
 	}
 	o.Decide = decide
 	return config.Load(path, o)
@@ -145,7 +147,8 @@ func (o *PlanOptions) write(path string, cfg *config.Config, p *plan.Plan) error
 		return err
 	}
 	if !o.Verbose {
-		_, err := fmt.Fprintln(o.Stdout, "\n--verbose prints the config, the partition, the hops and the other backends too")
+		_, err := fmt.Fprintln(o.Stdout, "\n--verbose prints the config, the partition, the hops and the other "+
+			"backends too")
 		return err
 	}
 	fmt.Fprintf(o.Stdout, "\nconfig      %s, resolved\n", terminal.Name(path))
@@ -157,7 +160,9 @@ func (o *PlanOptions) write(path string, cfg *config.Config, p *plan.Plan) error
 
 // refusal returns the faults of the files that the config names. A plan can be made without them,
 // and a run does not begin.
-func (o *PlanOptions) refusal(path string, ranks int, m machine.Machine) (whole *config.Config, found *train.Data, err error) {
+func (o *PlanOptions) refusal(
+	path string, ranks int, m machine.Machine,
+) (whole *config.Config, found *train.Data, err error) {
 	whole, err = config.Load(path, config.Options{Set: o.Set, Ranks: ranks, Hosts: m.Hosts, Device: m.Device()})
 	if err == nil {
 		found, err = train.Check(whole)
@@ -234,7 +239,8 @@ func (o *PlanOptions) where() (m machine.Machine, ranks int, err error) {
 	}
 	switch device := o.Device; {
 	case device == "cuda" && m.IsCPU():
-		return m, 0, inputf("--device cuda: no GPU of this machine can be used by this binary; say which one is meant, such as --assume arch=sm90")
+		return m, 0, inputf("--device cuda: no GPU of this machine can be used by this binary; say which one is " +
+			"meant, such as --assume arch=sm90")
 	case device == "cpu" && !m.IsCPU():
 		return m, 0, inputf("--device cpu: --assume says arch=sm%d; leave one of the two out", m.Arch)
 	case device == "cuda":
@@ -250,7 +256,8 @@ func (o *PlanOptions) where() (m machine.Machine, ranks int, err error) {
 	switch {
 	case nproc != "auto":
 		if ranks, err = count(nproc); err == nil && m.Assumed && m.GPUs > 0 && ranks > m.GPUs {
-			err = inputf("--nproc %d: one process runs on each GPU, and --assume says gpus=%d; leave --nproc out, or assume more", ranks, m.GPUs)
+			err = inputf("--nproc %d: one process runs on each GPU, and --assume says gpus=%d; leave --nproc out, or "+
+				"assume more", ranks, m.GPUs)
 		}
 		return m, ranks * max(1, m.Hosts), err
 	case m.GPUs > 0:
@@ -262,6 +269,6 @@ func (o *PlanOptions) where() (m machine.Machine, ranks int, err error) {
 // MatmulTime is how long the rate of matrix products is looked for. Tests that start many programs make it short.
 var MatmulTime = 100 * time.Millisecond
 
-// matmulRate returns the GFLOP/s of one thread's matrix product at its fastest, by which a CPU without a table of its own
-// is compared with one that has it. It is measured once.
+// matmulRate returns the GFLOP/s of one thread's matrix product at its fastest, by which a CPU without a table of its
+// own is compared with one that has it. It is measured once.
 var matmulRate = sync.OnceValue(func() float64 { return cpu.ProductRate(128, MatmulTime) })

@@ -89,7 +89,8 @@ func (s *scale) plan(i int, found machines) error {
 	if s.PlanOnly {
 		load = loadPlanned
 	}
-	cfg, err := load(s.e.BasePath, config.Options{Set: s.flags(i), Ranks: ranks, Hosts: m.Hosts, Device: m.Device(), NoFiles: s.PlanOnly, Decide: d.Decide})
+	cfg, err := load(s.e.BasePath, config.Options{Set: s.flags(i), Ranks: ranks, Hosts: m.Hosts, Device: m.Device(),
+		NoFiles: s.PlanOnly, Decide: d.Decide})
 	if err == nil && !s.PlanOnly {
 		_, err = train.Check(cfg)
 	}
@@ -142,7 +143,8 @@ func (s *scale) place(c *experiment.Cell, w *cellWork, m machine.Machine) error 
 	case m.GPUs > 0 && w.nproc > m.GPUs:
 		return fmt.Errorf("nproc %d: one process runs on each GPU, and this machine has %d", w.nproc, m.GPUs)
 	case w.nproc > maxProcs():
-		return fmt.Errorf("nproc %d: at most %d processes are started on this machine with %d cores", w.nproc, maxProcs(), runtime.NumCPU())
+		return fmt.Errorf("nproc %d: at most %d processes are started on this machine with %d cores", w.nproc,
+			maxProcs(), runtime.NumCPU())
 	case w.nnodes > 1 && s.Share == 0:
 		return fmt.Errorf("nnodes %d: cells of several nodes run under --slurm", w.nnodes)
 	case w.nnodes > 1 && allocated() < w.nnodes:
@@ -159,7 +161,8 @@ func allocated() int {
 
 // byKind is a plan's memory in the kinds of a report.
 func byKind(m *plan.Memory) *experiment.Memory {
-	k := &experiment.Memory{Weights: m.Weights + m.Compute, Gradients: m.Gradients, Optimizer: m.Optimizer, Activations: m.Activations}
+	k := &experiment.Memory{Weights: m.Weights + m.Compute, Gradients: m.Gradients, Optimizer: m.Optimizer,
+		Activations: m.Activations}
 	k.Workspace = m.Total - k.Total()
 	return k
 }
@@ -219,7 +222,8 @@ func oneLine(err error) string {
 		return ""
 	}
 	text := strings.TrimPrefix(err.Error(), errMemory.Error()+": ")
-	lines := slices.DeleteFunc(strings.Split(terminal.Text(text), "\n"), func(l string) bool { return strings.TrimSpace(l) == "" })
+	lines := slices.DeleteFunc(strings.Split(terminal.Text(text), "\n"),
+		func(l string) bool { return strings.TrimSpace(l) == "" })
 	for i := range lines {
 		lines[i] = strings.TrimSpace(lines[i])
 	}

@@ -45,7 +45,8 @@ func (a *asked) yaml(t *testing.T) string {
 	}
 	path := filepath.Join(dir, "train.yaml")
 	text := fmt.Sprintf(`
-model: {vocab_size: 257, hidden_size: 64, intermediate_size: 96, num_hidden_layers: 2, num_attention_heads: %d, num_key_value_heads: %d, head_dim: %d}
+model: {vocab_size: 257, hidden_size: 64, intermediate_size: 96, num_hidden_layers: 2, num_attention_heads: %d,
+  num_key_value_heads: %d, head_dim: %d}
 data: {path: text.jsonl, seq_len: %d, eos_token_id: 256, pack_documents: %t}
 train: {steps: 2}
 `, askedHeads, askedKVHeads, askedDim, askedTokens, a.packed)
@@ -59,7 +60,8 @@ train: {steps: 2}
 
 // sets are the keys of the config that say what is asked.
 func (a *asked) sets() (set []string) {
-	for key, value := range map[string]string{"parallel.algorithm": a.strategy.Algorithm, "parallel.layout": a.strategy.Layout, "attention.backend": a.strategy.Backend} {
+	for key, value := range map[string]string{"parallel.algorithm": a.strategy.Algorithm,
+		"parallel.layout": a.strategy.Layout, "attention.backend": a.strategy.Backend} {
 		if value != "" {
 			set = append(set, key+"="+value)
 		}
@@ -92,7 +94,8 @@ func (a *asked) file(t *testing.T, docs []int) string {
 		meta["docs"] = string(text)
 	}
 	path := filepath.Join(t.TempDir(), "case.safetensors")
-	err := safetensors.WriteFile(path, meta, []safetensors.Entry{entry("q", askedHeads), entry("k", askedKVHeads), entry("v", askedKVHeads), entry("dout", askedHeads)})
+	err := safetensors.WriteFile(path, meta, []safetensors.Entry{entry("q", askedHeads), entry("k", askedKVHeads),
+		entry("v", askedKVHeads), entry("dout", askedHeads)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -144,7 +147,8 @@ func TestCommandsChooseOneStrategy(t *testing.T) {
 // same asks all commands.
 func (a *asked) same(t *testing.T) {
 	t.Helper()
-	m, o := machine.CPU(), Options{NProc: fmt.Sprint(a.ranks), Device: "auto", NodeRank: -1, LogLevel: "info", Stderr: os.Stderr, Costs: a.costs}
+	m, o := machine.CPU(), Options{NProc: fmt.Sprint(a.ranks), Device: "auto", NodeRank: -1, LogLevel: "info",
+		Stderr: os.Stderr, Costs: a.costs}
 	var assume []string
 	if a.machine != "" {
 		assume = []string{fmt.Sprintf(a.machine, a.ranks)}
@@ -185,8 +189,9 @@ func (a *asked) same(t *testing.T) {
 	if err := json.Unmarshal(out.Bytes(), &p); err != nil {
 		t.Fatal(err)
 	}
-	planned := ring.Strategy{Layout: p.Config.Parallel.Layout, Algorithm: p.Config.Parallel.Algorithm, GatherHeads: p.Config.Parallel.GatherHeads,
-		Gather: p.Config.Parallel.Gather, Backend: p.Config.Attention.Backend}
+	planned := ring.Strategy{Layout: p.Config.Parallel.Layout, Algorithm: p.Config.Parallel.Algorithm,
+		GatherHeads: p.Config.Parallel.GatherHeads,
+		Gather:      p.Config.Parallel.Gather, Backend: p.Config.Attention.Backend}
 	if n, ok := p.Config.Parallel.Inner.(float64); ok {
 		planned.Inner = int(n)
 	}
@@ -194,8 +199,10 @@ func (a *asked) same(t *testing.T) {
 
 	var docs []int
 	task := job.Bench{Machine: m, Attention: &bench.AttentionSpec{
-		Seq: []int{askedTokens}, Heads: askedHeads, KVHeads: askedKVHeads, HeadDim: askedDim, Causal: true, Window: a.window, DType: "auto", Gathers: []string{ring.Auto},
-		Layouts: []string{word(a.strategy.Layout)}, Algorithms: []string{word(a.strategy.Algorithm)}, Backend: word(a.strategy.Backend),
+		Seq: []int{askedTokens}, Heads: askedHeads, KVHeads: askedKVHeads, HeadDim: askedDim, Causal: true,
+		Window: a.window, DType: "auto", Gathers: []string{ring.Auto},
+		Layouts: []string{word(a.strategy.Layout)}, Algorithms: []string{word(a.strategy.Algorithm)},
+		Backend: word(a.strategy.Backend),
 	}}
 	if a.packed {
 		cfg, err := config.Load(path, config.Options{Ranks: a.ranks, Device: m.Device()})
@@ -229,11 +236,13 @@ func (a *asked) same(t *testing.T) {
 
 	want := comparable(got["training"])
 	if a.backend != "" && want.Backend != a.backend {
-		t.Errorf("%s, %d ranks, window %d, packed %t: training takes %s, want %s", a.machine, a.ranks, a.window, a.packed, want, a.backend)
+		t.Errorf("%s, %d ranks, window %d, packed %t: training takes %s, want %s", a.machine, a.ranks, a.window,
+			a.packed, want, a.backend)
 	}
 	for command, s := range got {
 		if s = comparable(s); s != want {
-			t.Errorf("%s, %d ranks, window %d, packed %t: %s takes %+v, training %+v", a.machine, a.ranks, a.window, a.packed, command, s, want)
+			t.Errorf("%s, %d ranks, window %d, packed %t: %s takes %+v, training %+v", a.machine, a.ranks, a.window,
+				a.packed, command, s, want)
 		}
 	}
 }
@@ -267,13 +276,15 @@ func TestFlashOnHopper(t *testing.T) {
 			o := BenchOptions{Options: Options{Stderr: os.Stderr}}
 			for _, algorithm := range []string{"ring", "allgather", "auto"} {
 				s := s
-				s.Causal, s.DType, s.Backend, s.Algorithms, s.Gathers = true, "auto", "auto", []string{algorithm}, []string{ring.Auto}
+				s.Causal, s.DType, s.Backend, s.Algorithms, s.Gathers = true, "auto", "auto", []string{algorithm},
+					[]string{ring.Auto}
 				s.Default("cuda", 2)
 				if err := o.chooseRows(&job.Bench{Machine: m, Attention: &s}, 2, "cuda"); err != nil {
 					t.Fatal(err)
 				}
 				if s.Backend != "flash" || len(s.Rows) != len(s.Seq) {
-					t.Errorf("%s, %v tokens, window %d, documents %q, %s: %+v", gpu, s.Seq, s.Window, s.Documents, algorithm, s.Rows)
+					t.Errorf("%s, %v tokens, window %d, documents %q, %s: %+v", gpu, s.Seq, s.Window, s.Documents,
+						algorithm, s.Rows)
 				}
 			}
 		}
@@ -297,10 +308,13 @@ func TestRowsShareABackend(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o := BenchOptions{Options: Options{Stderr: os.Stderr, Costs: func(machine.Machine, int, int) planner.Costs { return longFused{} }}}
+	o := BenchOptions{Options: Options{Stderr: os.Stderr, Costs: func(machine.Machine, int, int) planner.Costs {
+		return longFused{}
+	}}}
 	for want, lengths := range map[string][]int{"flash": {2 << 10, 4 << 10}, "fused": {2 << 10, 64 << 10}} {
 		s := bench.AttentionSpec{
-			Seq: lengths, Causal: true, Window: -1, DType: "auto", Backend: "auto", Algorithms: []string{"ring", "ulysses"}, Gathers: []string{ring.Auto},
+			Seq: lengths, Causal: true, Window: -1, DType: "auto", Backend: "auto",
+			Algorithms: []string{"ring", "ulysses"}, Gathers: []string{ring.Auto},
 		}
 		s.Default("cuda", 2)
 		if err := o.chooseRows(&job.Bench{Machine: m, Attention: &s}, 2, "cuda"); err != nil {

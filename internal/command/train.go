@@ -140,7 +140,8 @@ func (o *TrainOptions) checkInput(ctx context.Context, path string, ranks int, d
 	if err != nil {
 		return r, err
 	}
-	cfg, err := config.Load(path, config.Options{Set: o.Set, Ranks: ranks, Hosts: o.machine.Hosts, Device: device, Decide: d.Decide})
+	cfg, err := config.Load(path, config.Options{Set: o.Set, Ranks: ranks, Hosts: o.machine.Hosts, Device: device,
+		Decide: d.Decide})
 	if err != nil {
 		return r, &InputError{err}
 	}
@@ -172,16 +173,20 @@ func (o *TrainOptions) checkInput(ctx context.Context, path string, ranks int, d
 }
 
 // train runs the workers and returns the exit status.
-func (o *TrainOptions) train(ctx context.Context, r ready, out *progress.Printer, signals *launch.Signals) (int, error) {
+func (o *TrainOptions) train(ctx context.Context, r ready, out *progress.Printer, signals *launch.Signals) (int,
+	error) {
 	b, err := o.begin(r, out)
 	defer b.close()
 	if err != nil {
 		return 0, err
 	}
-	t := &tracker{out: out, start: time.Now(), root: r.root, measures: o.NoSave, advanced: o.advanced, again: o.again(r.dir), writes: o.writes(r.dir, r.cfg)}
+	t := &tracker{out: out, start: time.Now(), root: r.root, measures: o.NoSave, advanced: o.advanced,
+		again: o.again(r.dir), writes: o.writes(r.dir, r.cfg)}
 	spec := launch.Job{
-		RunID: launch.NewRunID(time.Now()), NProc: r.ranks, Argv: []string{"worker", string(job.RoleTrain)}, Logs: b.logs, Payload: payload(b.task),
-		Stderr: out, Show: o.show(), OnEvent: t.event, MaxRestarts: o.MaxRestarts, Signals: signals, Patient: underSlurm(),
+		RunID: launch.NewRunID(time.Now()), NProc: r.ranks, Argv: []string{"worker", string(job.RoleTrain)},
+		Logs: b.logs, Payload: payload(b.task),
+		Stderr: out, Show: o.show(), OnEvent: t.event, MaxRestarts: o.MaxRestarts, Signals: signals,
+		Patient: underSlurm(),
 	}
 	var live *statusWriter
 	if !o.Scratch {
@@ -220,7 +225,8 @@ func (o *TrainOptions) begin(r ready, out *progress.Printer) (b begun, err error
 		return b, b.log.note(err)
 	}
 	b.task = job.Train{
-		Config: string(r.cfg.YAML()), RunDir: r.dir, Version: o.Version, NoSave: o.NoSave, Machine: o.machine, Remedies: r.choice.Kinds(), Generation: r.generation,
+		Config: string(r.cfg.YAML()), RunDir: r.dir, Version: o.Version, NoSave: o.NoSave, Machine: o.machine,
+		Remedies: r.choice.Kinds(), Generation: r.generation,
 	}
 	for _, w := range r.cfg.Warnings {
 		out.Note("warning: " + w.String())

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cprun/cprun/attention"
-	"github.com/cprun/cprun/attention/backends"
+	"github.com/cprun/cprun/internal/backends"
 	"github.com/cprun/cprun/internal/cuda"
 	"github.com/cprun/cprun/internal/cuda/blas"
 	"github.com/cprun/cprun/internal/cuda/dnn"

@@ -3,7 +3,7 @@ package device
 import (
 	"fmt"
 
-	"github.com/cprun/cprun/attention/backends"
+	"github.com/cprun/cprun/internal/backends"
 	"github.com/cprun/cprun/internal/machine"
 	"github.com/cprun/cprun/tensor"
 )

@@ -4,7 +4,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cprun/cprun/attention/backends"
+	"github.com/cprun/cprun/internal/backends"
 )
 
 // The device carries out every remedy of a rule for its backend, and refuses it for another.

@@ -54,7 +54,7 @@ func FusedWorkspace(s FusedShape) int64 {
 	return max(forward, backward) + fusedSlack
 }
 
-// backwardWorkspace bounds what a backward call asks cuDNN for, as attention/backends does: in
+// backwardWorkspace bounds what a backward call asks cuDNN for, as internal/backends does: in
 // cudnn-frontend 1.23.0 (node/scaled_dot_product_flash_attention.h) the float32 sums of do*o and float32
 // dQ, and for packed documents with grouped heads dK and dV of every query head.
 //

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/cprun/cprun/attention/backends"
+	"github.com/cprun/cprun/internal/backends"
 	"github.com/cprun/cprun/tensor"
 )
 
@@ -57,7 +57,7 @@ func TestWorkspacesAgree(t *testing.T) {
 	}
 }
 
-// chosenWorkspace is what attention/backends says that the call of a shape takes on Hopper.
+// chosenWorkspace is what internal/backends says that the call of a shape takes on Hopper.
 func chosenWorkspace(t *testing.T, s FusedShape) int64 {
 	t.Helper()
 	c, err := backends.Select(backends.Params{

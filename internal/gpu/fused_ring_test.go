@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"github.com/cprun/cprun/attention"
-	"github.com/cprun/cprun/attention/backends"
+	"github.com/cprun/cprun/internal/backends"
 	"github.com/cprun/cprun/internal/cuda"
 	"github.com/cprun/cprun/internal/cuda/dnn"
 	"github.com/cprun/cprun/internal/near"

@@ -9,7 +9,7 @@ import (
 
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/attention/attentiontest"
-	"github.com/cprun/cprun/attention/backends"
+	"github.com/cprun/cprun/internal/backends"
 	"github.com/cprun/cprun/internal/cuda/dnn"
 	"github.com/cprun/cprun/tensor"
 )

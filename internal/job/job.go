@@ -3,7 +3,7 @@
 package job
 
 import (
-	"github.com/cprun/cprun/attention/backends"
+	"github.com/cprun/cprun/internal/backends"
 	"github.com/cprun/cprun/internal/bench"
 	"github.com/cprun/cprun/internal/cost"
 	"github.com/cprun/cprun/internal/machine"

@@ -7,7 +7,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/cprun/cprun/attention/backends"
+	"github.com/cprun/cprun/internal/backends"
 	"github.com/cprun/cprun/internal/config"
 )
 
@@ -35,22 +35,26 @@ var assumptions = []assumption{
 		m.Hosts = int(n)
 		return err
 	}},
-	{"memory", "bytes of one device, or of a machine without, such as 80G, 16M to 65536G", false, func(m *Machine, v string) (err error) {
-		m.Memory, err = size(v, 16<<20, 1<<46)
-		return err
-	}},
-	{"link", "bytes a second that one device sends such as 450G, 1M to 65536G", false, func(m *Machine, v string) (err error) {
-		m.Link, err = size(v, 1<<20, 1<<46)
-		return err
-	}},
-	{"net", "bytes a second that one device sends to other hosts such as 50G, 1M to 65536G", false, func(m *Machine, v string) (err error) {
-		m.Net, err = size(v, 1<<20, 1<<46)
-		return err
-	}},
+	{"memory", "bytes of one device, or of a machine without, such as 80G, 16M to 65536G", false,
+		func(m *Machine, v string) (err error) {
+			m.Memory, err = size(v, 16<<20, 1<<46)
+			return err
+		}},
+	{"link", "bytes a second that one device sends such as 450G, 1M to 65536G", false,
+		func(m *Machine, v string) (err error) {
+			m.Link, err = size(v, 1<<20, 1<<46)
+			return err
+		}},
+	{"net", "bytes a second that one device sends to other hosts such as 50G, 1M to 65536G", false,
+		func(m *Machine, v string) (err error) {
+			m.Net, err = size(v, 1<<20, 1<<46)
+			return err
+		}},
 }
 
 // AssumeHelp is the keys of --assume for a help text.
-const AssumeHelp = "plan for another machine: gpu=h200 (or arch=sm90),cudnn=9.1.0,flash=built,gpus=8,hosts=16,memory=80G,link=450G,net=50G as `k=v,...` (repeatable)"
+const AssumeHelp = "plan for another machine: gpu=h200 (or " +
+	"arch=sm90),cudnn=9.1.0,flash=built,gpus=8,hosts=16,memory=80G,link=450G,net=50G as `k=v,...` (repeatable)"
 
 // AssumeError is a fault of the --assume flag Arg; Msg describes it.
 type AssumeError struct{ Arg, Msg string }
@@ -74,7 +78,8 @@ func Assume(args []string) (Machine, error) {
 		}
 	}
 	faults = append(faults, m.describe(given)...)
-	missing := map[string]string{"": "none is named; add gpu=h200, arch=sm90 or whichever it is", "cpu": "arch=cpu has none; leave one of the two out"}
+	missing := map[string]string{"": "none is named; add gpu=h200, arch=sm90 or whichever it is",
+		"cpu": "arch=cpu has none; leave one of the two out"}
 	if why, ok := missing[given["arch"]]; ok && m.IsCPU() {
 		for _, pair := range order {
 			name, value, _ := strings.Cut(pair, "=")
@@ -97,7 +102,8 @@ func (m *Machine) describe(given map[string]string) []error {
 		return nil
 	}
 	if !m.IsCPU() && m.Arch != card.Arch || given["arch"] == "cpu" {
-		return []error{&AssumeError{"gpu=" + given["gpu"], fmt.Sprintf("it has arch=sm%d, not %s; leave one of the two out", card.Arch, given["arch"])}}
+		return []error{&AssumeError{"gpu=" + given["gpu"],
+			fmt.Sprintf("it has arch=sm%d, not %s; leave one of the two out", card.Arch, given["arch"])}}
 	}
 	m.Arch = card.Arch
 	if m.Memory == 0 {
@@ -120,7 +126,8 @@ func setCard(m *Machine, v string) error {
 		if meant := config.Nearest(v, keys); meant != "" {
 			return fmt.Errorf("no such card here; did you mean %s?", meant)
 		}
-		return errors.New("no such card here; the cards are " + strings.Join(keys, ", ") + ", and arch=, memory= and link= describe others")
+		return errors.New("no such card here; the cards are " + strings.Join(keys, ", ") +
+			", and arch=, memory= and link= describe others")
 	}
 	m.Name = card.Name
 	return nil

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cprun/cprun/attention/backends"
+	"github.com/cprun/cprun/internal/backends"
 )
 
 func TestAssume(t *testing.T) {
@@ -14,8 +14,10 @@ func TestAssume(t *testing.T) {
 		want Machine
 	}{
 		{nil, Machine{}},
-		{[]string{"arch=sm90,cudnn=9.1.0"}, Machine{Arch: 90, CUDNN: backends.V(9, 1, 0), Flash: BuiltFlash, Assumed: true}},
-		{[]string{"cudnn=8.9.7", "arch=80"}, Machine{Arch: 80, CUDNN: backends.V(8, 9, 7), Flash: BuiltFlash, Assumed: true}},
+		{[]string{"arch=sm90,cudnn=9.1.0"}, Machine{Arch: 90, CUDNN: backends.V(9, 1, 0), Flash: BuiltFlash,
+			Assumed: true}},
+		{[]string{"cudnn=8.9.7", "arch=80"}, Machine{Arch: 80, CUDNN: backends.V(8, 9, 7), Flash: BuiltFlash,
+			Assumed: true}},
 		{[]string{"arch=sm_100a,flash=none,cudnn=none"}, Machine{Arch: 100, Assumed: true}},
 		{[]string{"arch=sm120,flash=built,gpus=8,memory=80G,link=450G"},
 			Machine{Arch: 120, Flash: BuiltFlash, GPUs: 8, Memory: 80 << 30, Link: 450 << 30, Assumed: true}},
@@ -23,11 +25,14 @@ func TestAssume(t *testing.T) {
 		{[]string{"arch=cpu,cudnn=none,flash=none"}, Machine{Assumed: true}},
 		{[]string{"gpus=4"}, Machine{GPUs: 4, Assumed: true}},
 		{[]string{"gpu=h200,gpus=8,hosts=16,net=50G"},
-			Machine{Name: "NVIDIA H200", Arch: 90, Flash: BuiltFlash, GPUs: 8, Hosts: 16, Memory: 139 << 30, Link: 450e9, Net: 50 << 30, Assumed: true}},
-		{[]string{"memory=120G,gpu=H200,arch=90"}, Machine{Name: "NVIDIA H200", Arch: 90, Flash: BuiltFlash, Memory: 120 << 30, Link: 450e9, Assumed: true}},
+			Machine{Name: "NVIDIA H200", Arch: 90, Flash: BuiltFlash, GPUs: 8, Hosts: 16, Memory: 139 << 30,
+				Link: 450e9, Net: 50 << 30, Assumed: true}},
+		{[]string{"memory=120G,gpu=H200,arch=90"}, Machine{Name: "NVIDIA H200", Arch: 90, Flash: BuiltFlash,
+			Memory: 120 << 30, Link: 450e9, Assumed: true}},
 		{[]string{"arch=cpu,hosts=2,net=1G"}, Machine{Hosts: 2, Net: 1 << 30, Assumed: true}},
 		{[]string{"memory=16G"}, Machine{Memory: 16 << 30, Assumed: true}},
-		{[]string{"arch=sm89,cudnn=9.5"}, Machine{Arch: 89, CUDNN: backends.V(9, 5, 0), Flash: BuiltFlash, Assumed: true}},
+		{[]string{"arch=sm89,cudnn=9.5"}, Machine{Arch: 89, CUDNN: backends.V(9, 5, 0), Flash: BuiltFlash,
+			Assumed: true}},
 	} {
 		got, err := Assume(c.args)
 		if err != nil || got != c.want {
@@ -93,8 +98,10 @@ func TestAssumeFaults(t *testing.T) {
 // Whatever is accepted is a machine that can be written down and read again.
 func FuzzAssume(f *testing.F) {
 	for _, s := range []string{
-		"arch=sm90,cudnn=9.1.0", "arch=cpu", "arch=sm_100a,flash=none", "gpus=8,memory=80G,link=450G", "arch=,=,,", "arch=sm90,arch=80",
-		"cudnn=9.5.0", "gpu=h200,hosts=16,net=50G", "gpu=a100,memory=40G,arch=80", "arch=120,cudnn=none", "memory=99999999999G", "arch=sm90\x00", "ärch=1", "link=1_000_000K",
+		"arch=sm90,cudnn=9.1.0", "arch=cpu", "arch=sm_100a,flash=none", "gpus=8,memory=80G,link=450G", "arch=,=,,",
+		"arch=sm90,arch=80",
+		"cudnn=9.5.0", "gpu=h200,hosts=16,net=50G", "gpu=a100,memory=40G,arch=80", "arch=120,cudnn=none",
+		"memory=99999999999G", "arch=sm90\x00", "ärch=1", "link=1_000_000K",
 	} {
 		f.Add(s)
 	}
@@ -107,7 +114,8 @@ func FuzzAssume(f *testing.F) {
 			}
 			return
 		}
-		if !m.Assumed || m.Arch < 0 || m.Arch > 199 || m.GPUs < 0 || m.GPUs > 1<<16 || m.Memory < 0 || m.Link < 0 || m.CUDNN < 0 ||
+		if !m.Assumed || m.Arch < 0 || m.Arch > 199 || m.GPUs < 0 || m.GPUs > 1<<16 || m.Memory < 0 || m.Link < 0 ||
+			m.CUDNN < 0 ||
 			m.IsCPU() && (m.CUDNN != 0 || m.Flash != 0) {
 			t.Fatalf("%q became %+v", arg, m)
 		}

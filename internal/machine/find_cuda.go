@@ -3,7 +3,7 @@
 package machine
 
 import (
-	"github.com/cprun/cprun/attention/backends"
+	"github.com/cprun/cprun/internal/backends"
 	"github.com/cprun/cprun/internal/cuda"
 	"github.com/cprun/cprun/internal/cuda/blas"
 	"github.com/cprun/cprun/internal/cuda/dnn"

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/cprun/cprun/attention/backends"
+	"github.com/cprun/cprun/internal/backends"
 )
 
 // A Machine holds the facts about one device that decide the backend and the time of a step.

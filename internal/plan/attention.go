@@ -1,8 +1,8 @@
 package plan
 
 import (
-	"github.com/cprun/cprun/attention/backends"
 	"github.com/cprun/cprun/internal/backend"
+	"github.com/cprun/cprun/internal/backends"
 )
 
 // Attention is the chosen backend.

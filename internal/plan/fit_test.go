@@ -3,8 +3,8 @@ package plan
 import (
 	"testing"
 
-	"github.com/cprun/cprun/attention/backends"
 	"github.com/cprun/cprun/internal/backend"
+	"github.com/cprun/cprun/internal/backends"
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/machine"
 	"github.com/cprun/cprun/internal/readable"

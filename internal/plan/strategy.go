@@ -4,8 +4,8 @@ import (
 	"errors"
 	"slices"
 
-	"github.com/cprun/cprun/attention/backends"
 	"github.com/cprun/cprun/internal/backend"
+	"github.com/cprun/cprun/internal/backends"
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/machine"
 	"github.com/cprun/cprun/internal/planner"

@@ -13,7 +13,7 @@ import (
 // Call is one call of an attention kernel: q of [Batch, rows, Heads, Dim] against keys of [Batch, rows,
 // KVHeads, Dim] and values of DimV. Tiles are the visible pairs, in local rows of the two.
 type Call struct {
-	Backend string       // of package attention/backends
+	Backend string       // of package internal/backends
 	DType   tensor.DType // of q, k and v
 	// Backward says that the call is of a backward pass, Deterministic that its sums have one order.
 	Backward, Deterministic          bool

@@ -17,7 +17,7 @@ type View = tensor.View
 
 // Attention is one attention over ranks, apart from its schedule.
 type Attention struct {
-	Backend       string       // of package attention/backends
+	Backend       string       // of package internal/backends
 	DType         tensor.DType // of q, k and v, and of their messages
 	Deterministic bool
 	Batch         int // samples in one pass

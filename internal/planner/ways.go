@@ -3,7 +3,7 @@ package planner
 import (
 	"slices"
 
-	"github.com/cprun/cprun/attention/backends"
+	"github.com/cprun/cprun/internal/backends"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/ring"
 )

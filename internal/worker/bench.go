@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"net"
 
-	"github.com/cprun/cprun/attention/backends"
 	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/internal/backends"
 	"github.com/cprun/cprun/internal/bench"
 	"github.com/cprun/cprun/internal/config"
 	"github.com/cprun/cprun/internal/cost"

@@ -47,11 +47,12 @@ func find(t *testing.T, all []Rejection, rule string) Rejection {
 // they are: KV heads are copied, and where heads do not divide, ranks have different calls.
 func TestGap1HeadsAreDividedByTheRealRanks(t *testing.T) {
 	for params, want := range map[string][][2]int{ // heads and KV heads of the calls
-		"cp=2 alg=ulysses h=16 g=2":               {{8, 1}},
-		"cp=8 alg=ulysses h=16 g=2":               {{2, 1}},
-		"cp=3 alg=ulysses h=16 g=16":              {{5, 5}, {6, 6}},
-		"cp=3 alg=ulysses h=8 g=2":                {{2, 1}, {3, 3}, {3, 1}}, // of the second, two heads read one KV head, and one the other
-		"cp=8 alg=ulysses h=4 g=1":                {{1, 1}},                 // four ranks have none
+		"cp=2 alg=ulysses h=16 g=2":  {{8, 1}},
+		"cp=8 alg=ulysses h=16 g=2":  {{2, 1}},
+		"cp=3 alg=ulysses h=16 g=16": {{5, 5}, {6, 6}},
+		// of the second, two heads read one KV head, and one the other
+		"cp=3 alg=ulysses h=8 g=2":                {{2, 1}, {3, 3}, {3, 1}},
+		"cp=8 alg=ulysses h=4 g=1":                {{1, 1}}, // four ranks have none
 		"cp=8 inner=4 alg=hierarchical h=16 g=2":  {{4, 1}},
 		"cp=6 inner=3 alg=hierarchical h=16 g=16": {{5, 5}, {6, 6}},
 	} {
@@ -185,7 +186,8 @@ func TestGap8RulesOfABackendStandAlone(t *testing.T) {
 // trains on the local slice alone. Here the ranks are a number, and what does not fit it is
 // an error.
 func TestGap9NoSilentSingleRank(t *testing.T) {
-	for _, bad := range []string{"cp=4 alg=hierarchical", "cp=-1", "cp=4 alg=hierarchical inner=3", "cp=4 alg=a2a", "cp=4 layout=none", "cp=4 inner=8"} {
+	for _, bad := range []string{"cp=4 alg=hierarchical", "cp=-1", "cp=4 alg=hierarchical inner=3", "cp=4 alg=a2a",
+		"cp=4 layout=none", "cp=4 inner=8"} {
 		p := with(bad)
 		var none *NoBackendError
 		if c, err := Select(p); err == nil || errors.As(err, &none) {

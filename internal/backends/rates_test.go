@@ -68,7 +68,8 @@ func TestAutoTakesTheFastest(t *testing.T) {
 				}
 				compared++
 				if got.Backend != best {
-					t.Errorf("%+v, training %t, %d tokens: auto takes %s, the fastest is %s", r.rateKey, training, seq, got.Backend, best)
+					t.Errorf("%+v, training %t, %d tokens: auto takes %s, the fastest is %s", r.rateKey, training, seq,
+						got.Backend, best)
 				}
 				if !strings.Contains(got.Reason, "TFLOP/s") {
 					t.Errorf("%+v: the reason is %q", r.rateKey, got.Reason)
@@ -144,10 +145,12 @@ func TestChoiceByRates(t *testing.T) {
 		{"cp=8 s=65536", Flash, "fastest on sm90: measured 300 TFLOP/s at head dim 128, causal; fused 200"},
 		{"mask=full", Flash, "first on sm90"}, // only one is measured
 		{"window=4095", Flash, "fastest on sm90: measured 300 TFLOP/s at head dim 128, window; fused 200"},
-		{"window=4095 cp=2 alg=ulysses", Flash, "fastest on sm90: measured 300 TFLOP/s at head dim 128, window; fused 200"},
+		{"window=4095 cp=2 alg=ulysses", Flash,
+			"fastest on sm90: measured 300 TFLOP/s at head dim 128, window; fused 200"},
 		{"window=100 mask=full", Flash, "first on sm90"}, // no right bound
 		// Equal rates leave the order.
-		{"window=4095 cp=2 s=65536", Flash, "fastest on sm90: measured 200 TFLOP/s at head dim 128, window over ranks; fused 200"},
+		{"window=4095 cp=2 s=65536", Flash, "fastest on sm90: measured 200 TFLOP/s at head dim 128, window over " +
+			"ranks; fused 200"},
 		{"arch=80", Fused, "fastest on sm80: measured 200 TFLOP/s at head dim 128, causal; flash 100"},
 		{"arch=100", Fused, "first on sm100"},
 		{"arch=86", Flash, "first on sm86"},
@@ -156,9 +159,12 @@ func TestChoiceByRates(t *testing.T) {
 		{"d=128 dv=64", Fused, "next on sm90: flash cannot run this (flash-head-dims-differ)"},
 		{"sq=1024 skv=4096", Flash, "first on sm90"},
 		// Rates do not count the memory that a remedy takes: with little of it, the fastest; with more, the next.
-		{"det=1 s=1024", Fused, "fastest on sm90: measured 300 TFLOP/s at head dim 128, causal, deterministic; flash 200"},
-		{"det=1 s=16384", Flash, "next on sm90: fused needs grant-workspace; measured 200 TFLOP/s at head dim 128, causal, deterministic; fused 300"},
-		{"off=flash", Fused, "next on sm90: flash cannot run this (flash-disabled); measured 200 TFLOP/s at head dim 128, causal; flash 300"},
+		{"det=1 s=1024", Fused, "fastest on sm90: measured 300 TFLOP/s at head dim 128, causal, deterministic; flash " +
+			"200"},
+		{"det=1 s=16384", Flash, "next on sm90: fused needs grant-workspace; measured 200 TFLOP/s at head dim 128, " +
+			"causal, deterministic; fused 300"},
+		{"off=flash", Fused, "next on sm90: flash cannot run this (flash-disabled); measured 200 TFLOP/s at head dim " +
+			"128, causal; flash 300"},
 		{"want=fused", Fused, "asked for"},
 	} {
 		got, err := choose(with(""+c.params), table)

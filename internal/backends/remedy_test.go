@@ -124,12 +124,14 @@ func fuzzParams(b []byte) Params {
 	small := func() int { return next() % 300 }
 	return Params{
 		ScaleNotAbove0: few(9) == 0,
-		Arch:           []int{0, 75, 80, 86, 90, 100, 103, 110, 120, 1000}[few(10)], CUDNN: V(8+few(2), few(30), few(5)), Flash: Version(few(2)),
+		Arch:           []int{0, 75, 80, 86, 90, 100, 103, 110, 120, 1000}[few(10)],
+		CUDNN:          V(8+few(2), few(30), few(5)), Flash: Version(few(2)),
 		//lint:ignore SA4000 these are two draws
 		Disabled: uint8(few(256) & few(256)), Want: Backend(few(6)),
 		DType: tensor.DType(few(9)), Memory: int64(next()),
-		Batch: few(4), SeqQ: next(), SeqKV: next(), Heads: few(40), KVHeads: few(10), HeadDim: small(), HeadDimV: small(),
-		Causal: few(2) == 0, WindowLeft: small(), WindowRight: small(), Softcap: few(9) == 0, Sink: few(5) == 0,
+		Batch: few(4), SeqQ: next(), SeqKV: next(), Heads: few(40), KVHeads: few(10), HeadDim: small(),
+		HeadDimV: small(),
+		Causal:   few(2) == 0, WindowLeft: small(), WindowRight: small(), Softcap: few(9) == 0, Sink: few(5) == 0,
 		Bias: few(4) == 0, Documents: few(3) == 0,
 		Training: few(2) == 0, Deterministic: few(2) == 0,
 		ContextSize: few(12) - 1, InnerSize: few(5) - 1,
@@ -163,7 +165,8 @@ func TestExplain(t *testing.T) {
 	if s := said(1); !strings.Contains(s, "attention: fused") || !strings.Contains(s, "split-call") {
 		t.Errorf("level 1 says %q", s)
 	}
-	for _, want := range []string{"sm90, cuDNN 9.19.0", "[1 4096 16 128]", "flash-disabled", "off-diagonal band", "able: fused"} {
+	for _, want := range []string{"sm90, cuDNN 9.19.0", "[1 4096 16 128]", "flash-disabled", "off-diagonal band",
+		"able: fused"} {
 		if !strings.Contains(said(2), want) {
 			t.Errorf("level 2 has no %q:\n%s", want, said(2))
 		}
@@ -174,7 +177,8 @@ func TestExplain(t *testing.T) {
 func TestRulesAreWellFormed(t *testing.T) {
 	seen := map[string]bool{}
 	for _, r := range Rules() {
-		if seen[r.ID] || !strings.HasPrefix(r.ID, r.Backend.String()+"-") || strings.Trim(r.ID, "abcdefghijklmnopqrstuvwxyz0123456789-.") != "" {
+		if seen[r.ID] || !strings.HasPrefix(r.ID, r.Backend.String()+"-") ||
+			strings.Trim(r.ID, "abcdefghijklmnopqrstuvwxyz0123456789-.") != "" {
 			t.Errorf("id %q is taken, has no backend or is not in kebab case", r.ID)
 		}
 		seen[r.ID] = true

@@ -50,7 +50,7 @@ func TestVersionsStandInTheRulesAlone(t *testing.T) {
 		}
 		name := filepath.ToSlash(strings.TrimPrefix(path, root+string(filepath.Separator)))
 		if d.IsDir() {
-			if name == "attention/backends" || strings.HasPrefix(d.Name(), ".") && path != root {
+			if name == "internal/backends" || strings.HasPrefix(d.Name(), ".") && path != root {
 				return fs.SkipDir
 			}
 			return nil
@@ -62,7 +62,7 @@ func TestVersionsStandInTheRulesAlone(t *testing.T) {
 		text, err := os.ReadFile(path)
 		for i, line := range strings.Split(string(text), "\n") {
 			if literal.MatchString(line) && !strings.HasPrefix(line, "var BuiltFlash = ") {
-				t.Errorf("%s:%d knows a version of a library, which is for attention/backends to know: %s",
+				t.Errorf("%s:%d knows a version of a library, which is for internal/backends to know: %s",
 					name, i+1, strings.TrimSpace(line))
 			}
 		}
