@@ -65,9 +65,9 @@ func Listen(ctx context.Context, host string) (net.Listener, error) {
 	return ln, nil
 }
 
-// Connect joins processes, over TCP with ranks that have an address in m.Addrs, and else over Unix sockets. With m.Dir a
-// rank can be reached by its socket there, with m.Listener over TCP; a rank that others reach in both ways brings both.
-// Without Addrs all ranks are on this node. How the ranks got the addresses is a rendezvous' business.
+// Connect joins processes, over TCP with ranks that have an address in m.Addrs, and else over Unix sockets. With m.Dir
+// a rank can be reached by its socket there, with m.Listener over TCP; a rank that others reach in both ways brings
+// both. Without Addrs all ranks are on this node. How the ranks got the addresses is a rendezvous' business.
 //
 // Connect returns when all ranks are there, or names those that did not come. In a world of more than 16 ranks it waits
 // for its neighbours alone, and the first collective for the others. Calls are ordered against compute; nil means a

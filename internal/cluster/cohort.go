@@ -49,7 +49,6 @@ type Cohort struct {
 	next     chan next // room for one
 	verdicts chan launch.Verdict
 	heard    atomic.Pointer[chan launch.News]
-	start    atomic.Pointer[decision] // the last that Next has returned
 	left     chan struct{}
 	leave    sync.Once
 	close    sync.Once
@@ -185,7 +184,6 @@ func (c *Cohort) Next(ctx context.Context) (launch.Start, error) {
 
 // begun returns the start of d on this agent.
 func (c *Cohort) begun(d *decision) launch.Start {
-	c.start.Store(d)
 	w := &d.World
 	me := w.Agents[w.index(c.self.Name)]
 	s := launch.Start{
@@ -236,20 +234,6 @@ func (c *Cohort) End(ctx context.Context, e launch.Ending) launch.Verdict {
 		return launch.Verdict{Result: launch.Result{ExitCode: launch.ExitFailed,
 			Err: cmp.Or(e.Err, context.Cause(ctx))}}
 	}
-}
-
-// World returns the world of the last start that Next has returned.
-func (c *Cohort) World() World {
-	if d := c.start.Load(); d != nil {
-		return d.World
-	}
-	return World{}
-}
-
-// Leads reports whether this agent has put the last start forward: it prints the lines about the whole job.
-func (c *Cohort) Leads() bool {
-	d := c.start.Load()
-	return d != nil && d.Leader.Name == c.self.Name
 }
 
 // Close leaves the job with the exit status that this agent ends with. The others are told.
