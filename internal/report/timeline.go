@@ -79,7 +79,9 @@ func (p *page) timeline(r *Run) {
 	f.Views = append(f.Views, timelineView("the whole step", spans, shown))
 	for _, pass := range []string{"forward", "backward"} {
 		if layer, ok := middle(spans, pass); ok {
-			part := slices.DeleteFunc(slices.Clone(spans), func(s span) bool { return !strings.Contains("/"+s.Label+"/", "/"+pass+"/"+layer+"/") })
+			part := slices.DeleteFunc(slices.Clone(spans), func(s span) bool {
+				return !strings.Contains("/"+s.Label+"/", "/"+pass+"/"+layer+"/")
+			})
 			f.Views = append(f.Views, timelineView(layer+", "+pass, part, shown))
 		}
 	}
