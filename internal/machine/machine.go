@@ -31,7 +31,7 @@ var BuiltFlash = backends.V(1, 0, 0)
 // CPU returns a machine without a GPU.
 func CPU() Machine { return Machine{} }
 
-// IsCPU reports whether the ranks compute on a CPU, whose cores they share.
+// IsCPU reports whether the ranks share the cores of a CPU.
 func (m Machine) IsCPU() bool { return m.Arch == 0 }
 
 // Device returns the machine as config.Options calls it.

@@ -8,7 +8,7 @@ import (
 	"github.com/cprun/cprun/partition"
 )
 
-// lossChunks are numbers of tokens with logits in memory at once on a GPU. More than the largest make no matrix
+// lossChunks lists numbers of tokens with logits in memory at once on a GPU. More than the largest make no matrix
 // product faster; fewer than the second cost some speed.
 var lossChunks = []int{8192, 4096, 2048, 1024}
 
