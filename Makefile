@@ -32,7 +32,7 @@ run: build ## train the example and let the model write
 # What takes longest comes first, since what comes last runs beside nothing, and twice as many packages run as there are
 # cores, since many wait for processes and clocks, as tests within a package do.
 BESIDE  = -p $$((2 * $$(nproc))) -parallel $$((2 * $$(nproc)))
-LONGEST = ./internal/train ./cmd/cprun ./comm ./ring
+LONGEST = ./internal/run/train ./cmd/cprun ./comm ./ring
 
 # Every test, with repetitions of the same work left to `make test-full`: -short tells what they are. go vet has looked at all
 # packages before, with every check, those without tests among them; go test -vet=all would vet the standard library anew.
@@ -49,7 +49,7 @@ test-full: ## run the same tests with all repetitions
 # kernels without assembly. The tag portable chooses it.
 PORTABLE = TestTrainWritesTheRunDirectory|TestKilled|TestRingEqualsOneDevice|TestUnix
 test-portable: ## run key tests with the forms for other systems than Linux
-	$(GO) test -short -vet=off -tags portable,$(TAGS) $(BESIDE) ./comm/internal/... ./internal/launch ./internal/files ./kernels/cpu
+	$(GO) test -short -vet=off -tags portable,$(TAGS) $(BESIDE) ./comm/internal/... ./internal/launch ./internal/base/files ./kernels/cpu
 	$(GO) test -short -vet=off -tags portable,$(TAGS) $(BESIDE) -run '^($(PORTABLE))' ./cmd/cprun ./comm ./ring
 
 # Compiles and vets all packages and tests for macOS.
@@ -91,7 +91,7 @@ test-ring: ## run ten times the random cases of package ring
 # Saves and restores on a file system that does what network file systems do, for some minutes.
 NFS_TRIALS ?= 3000
 test-nfs: ## save and restore on a simulated network file system
-	$(GO) test -count 1 -timeout 60m -run TestNetworkFileSystem ./internal/checkpoint -nfs.trials=$(NFS_TRIALS) -nfs.seed=$(SEED)
+	$(GO) test -count 1 -timeout 60m -run TestNetworkFileSystem ./internal/model/checkpoint -nfs.trials=$(NFS_TRIALS) -nfs.seed=$(SEED)
 
 # Two hosts and a network between them that is cut, one-way, lossy, slow: network namespaces, for which a
 # user needs the right to make user namespaces and to open /dev/net/tun. Three minutes.
@@ -102,15 +102,15 @@ test-network: ## run ranks over a bad network (user namespaces)
 
 # All inputs that somebody made to harm; `make test` tries a share of each kind. Minutes.
 test-hostile: ## try all inputs made to harm
-	@log=$$(mktemp); $(GO) test -v -run TestHostile -timeout 30m ./internal/hostile -share 1 >"$$log" 2>&1; s=$$?; \
+	@log=$$(mktemp); $(GO) test -v -run TestHostile -timeout 30m ./internal/base/hostile -share 1 >"$$log" 2>&1; s=$$?; \
 	grep -v -e '^ *=== ' -e '--- PASS' "$$log"; rm -f "$$log"; exit $$s
 
 # Faults of nodes and networks in a run on four hosts: namespaces of this machine, which takes root.
 FAULTS ?= 40
 test-cluster: ## inject faults of nodes and networks (root)
-	$(GO) vet -tags cluster,$(TAGS) ./cmd/cprun ./internal/lan
+	$(GO) vet -tags cluster,$(TAGS) ./cmd/cprun ./internal/launch/lan
 	$(GO) test -count 1 -tags cluster,$(TAGS) -vet off -v -timeout 60m -run 'TestCluster|TestNodes' ./cmd/cprun -cluster.faults=$(FAULTS) -cluster.seed=$(SEED)
-	$(GO) test -count 1 -tags cluster,$(TAGS) -vet off ./internal/lan
+	$(GO) test -count 1 -tags cluster,$(TAGS) -vet off ./internal/launch/lan
 
 # The batch scripts, steps and signals of a real Slurm of two nodes, in namespaces on this machine. Wants root.
 test-slurm: ## test the batch scripts on a real Slurm (root)
@@ -121,9 +121,9 @@ test-slurm: ## test the batch scripts on a real Slurm (root)
 SHOTS ?=
 test-report: build ## compare the pages of cprun report with screenshots (Chromium)
 	mkdir -p build/report
-	bin/cprun report internal/report/testdata/experiment --out build/report/experiment.html
-	bin/cprun report internal/report/testdata/hostile --out build/report/hostile.html
-	bin/cprun report internal/report/testdata/runs/ring-packed internal/report/testdata/runs/allgather --out build/report/runs.html
+	bin/cprun report internal/lab/report/testdata/experiment --out build/report/experiment.html
+	bin/cprun report internal/lab/report/testdata/hostile --out build/report/hostile.html
+	bin/cprun report internal/lab/report/testdata/runs/ring-packed internal/lab/report/testdata/runs/allgather --out build/report/runs.html
 	$(GO) test -C scripts/tools -count 1 ./browser -pages $(CURDIR)/build/report -shots $(CURDIR)/build/report/shots $(SHOTS)
 
 # The Job for Kubernetes against the published schemas. Wants Python and the network.
@@ -135,9 +135,9 @@ check-kubernetes: ## check the Kubernetes Job against the published schemas
 AGENTS ?= 1024
 JOBS   ?= 40000
 simulate-cluster: ## simulate the agents of a job of many nodes
-	$(GO) test -count 1 -v -timeout 3h -run 'TestSimulation$$' ./internal/cluster/gossip -gossip.agents $(AGENTS)
-	$(GO) test -count 1 -v -timeout 3h -run 'TestSimulation$$' ./internal/cluster -cluster.agents $(AGENTS)
-	$(GO) test -count 1 -timeout 3h -run TestRandomFaults ./internal/cluster -seeds $(JOBS)
+	$(GO) test -count 1 -v -timeout 3h -run 'TestSimulation$$' ./internal/launch/cluster/gossip -gossip.agents $(AGENTS)
+	$(GO) test -count 1 -v -timeout 3h -run 'TestSimulation$$' ./internal/launch/cluster -cluster.agents $(AGENTS)
+	$(GO) test -count 1 -timeout 3h -run TestRandomFaults ./internal/launch/cluster -seeds $(JOBS)
 
 FUZZTIME ?= 30s
 fuzz: ## run every fuzzer for FUZZTIME
@@ -162,7 +162,7 @@ asm: ## write the assembly of the CPU kernels
 PYTHON ?= python3
 ROUNDS ?= 1
 bench: ## run the benchmarks, beside PyTorch if PYTHON has it
-	$(GO) test -run '^$$' -bench . ./partition ./ring ./internal/plan ./kernels/cpu ./comm ./attention/...
+	$(GO) test -run '^$$' -bench . ./partition ./ring ./internal/foresee/plan ./kernels/cpu ./comm ./attention/...
 	@if $(PYTHON) -c 'import numpy, torch, transformers' 2>/dev/null; then $(PYTHON) scripts/peer/cpu.py --rounds $(ROUNDS); \
 	else echo "no comparison with peers: PYTHON=$(PYTHON) lacks numpy, torch or transformers (scripts/peer/README.md)"; fi
 
@@ -175,11 +175,11 @@ cuda: ## build bin/cprun for GPUs
 # The tests with the tag cuda that need no GPU: runs the flash kernels as C++ on the CPU, compiles every
 # kernel for every architecture and looks at what the compiler says of it, and loads made up drivers. With SHORT=-short,
 # as in CI, each program is compiled for one architecture, in turns, but a sixteenth of those alone whose source, options and
-# compiler have passed (internal/gpu/source/testdata/compiled.txt), and the host runs a third of the cases in the types beside the
+# compiler have passed (kernels/gpu/internal/source/testdata/compiled.txt), and the host runs a third of the cases in the types beside the
 # first. What go test would vet, vet-cuda does.
 SHORT ?=
 test-kernels: ## compile and test the CUDA kernels without a GPU
-	$(CUDA) $(GO) test -tags cuda,$(TAGS) -vet off $(SHORT) -timeout 30m ./internal/gpu/call ./internal/gpu/source ./internal/cuda/nvrtc ./internal/cuda/driver
+	$(CUDA) $(GO) test -tags cuda,$(TAGS) -vet off $(SHORT) -timeout 30m ./kernels/gpu/internal/call ./kernels/gpu/internal/source ./internal/base/cuda/nvrtc ./internal/base/cuda/driver
 
 # Where no file has the tag, go vet sees what it has seen without; that all compile with it, tests too, staticcheck says.
 vet-cuda: ## run go vet on the CUDA build

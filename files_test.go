@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// openers are the calls that open or make a file by its path. internal/files has the two that do it
+// openers are the calls that open or make a file by its path. internal/base/files has the two that do it
 // for all: it refuses pipes and devices without waiting for them, bounds what is read, and follows
 // no link out of a run directory.
 var openers = map[string][]string{
@@ -26,14 +26,14 @@ var rootOpeners = []string{"OpenFile", "WriteFile", "OpenRoot"}
 
 // openExceptions are the files that open others themselves, what they call, and why that is right.
 var openExceptions = map[string]struct{ calls, why string }{
-	"internal/files/read.go":                {"os.OpenFile root.OpenFile", "the one way to read"},
+	"internal/base/files/read.go":           {"os.OpenFile root.OpenFile", "the one way to read"},
 	"scripts/mutate/source.go":              {"os.ReadFile os.WriteFile", "reads sources, and writes changed copies into a directory of its own"},
 	"kernels/cpu/internal/simd/gen/main.go": {"os.WriteFile", "writes the assembly of package simd, next to it"},
-	"internal/files/dir.go":                 {"os.OpenRoot root.OpenFile root.OpenRoot", "the one way to write, and to open directories"},
-	"internal/files/shared.go":              {"os.OpenRoot root.OpenFile root.OpenRoot", "the one way to make a file that another host may make, too, and to open a directory again"},
+	"internal/base/files/dir.go":            {"os.OpenRoot root.OpenFile root.OpenRoot", "the one way to write, and to open directories"},
+	"internal/base/files/shared.go":         {"os.OpenRoot root.OpenFile root.OpenRoot", "the one way to make a file that another host may make, too, and to open a directory again"},
 	"internal/launch/jobdir.go":             {"os.Open os.WriteFile", "locks directories of its own user that are closed to all others, and marks one that it has just made"},
-	"internal/cuda/nvrtc/cache.go":          {"os.OpenFile", "locks a file in the user's own cache"},
-	"internal/lan/host.go":                  {"unix.Open", "opens /dev/net/tun, in tests"},
+	"internal/base/cuda/nvrtc/cache.go":     {"os.OpenFile", "locks a file in the user's own cache"},
+	"internal/launch/lan/host.go":           {"unix.Open", "opens /dev/net/tun, in tests"},
 	"comm/copyengine/setup.go":              {"os.OpenFile", "maps a file in /dev/shm that rank 0 of the job has made and names over the authenticated mesh"},
 }
 
@@ -64,7 +64,7 @@ func TestFilesAreOpenedInOnePlace(t *testing.T) {
 	for path, calls := range used {
 		got := strings.Join(slices.Sorted(maps.Keys(calls)), " ")
 		if want := openExceptions[path]; got != want.calls {
-			t.Errorf("%s calls %s itself; internal/files opens and makes files (allowed here: %q)", path, got, want.calls)
+			t.Errorf("%s calls %s itself; internal/base/files opens and makes files (allowed here: %q)", path, got, want.calls)
 		}
 	}
 	for path := range openExceptions {
@@ -80,7 +80,7 @@ func opens(sel *ast.SelectorExpr) string {
 		return pkg.Name + "." + sel.Sel.Name
 	}
 	if _, pkg := sel.X.(*ast.Ident); pkg && sel.X.(*ast.Ident).Name == "safetensors" {
-		return "" // its WriteFile goes through internal/files
+		return "" // its WriteFile goes through internal/base/files
 	}
 	if slices.Contains(rootOpeners, sel.Sel.Name) {
 		return "root." + sel.Sel.Name

@@ -3,7 +3,7 @@ package attention
 import (
 	"fmt"
 
-	"github.com/cprun/cprun/internal/half"
+	"github.com/cprun/cprun/internal/base/half"
 	"github.com/cprun/cprun/tensor"
 )
 

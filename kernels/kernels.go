@@ -1,5 +1,5 @@
 // Package kernels defines what the kernels of all devices share. The kernels are in kernels/cpu and
-// internal/gpu.
+// kernels/gpu.
 package kernels
 
 // AdamStep is the numbers of one step of AdamW (arXiv:1711.05101), with the meaning that

@@ -17,8 +17,8 @@ import (
 
 	"github.com/cprun/cprun/attention"
 	"github.com/cprun/cprun/comm"
-	"github.com/cprun/cprun/internal/near"
-	"github.com/cprun/cprun/internal/safetensors"
+	"github.com/cprun/cprun/internal/base/near"
+	"github.com/cprun/cprun/internal/base/safetensors"
 	"github.com/cprun/cprun/kernels/cpu"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/ring"

@@ -15,7 +15,7 @@ type Strategy struct {
 	Inner       int    `json:"inner,omitempty"`        // of hierarchical: neighbouring ranks that exchange heads
 	GatherHeads int    `json:"gather_heads,omitempty"` // of allgather: key-value heads at a time; 0: all
 	Gather      string `json:"gather,omitempty"`       // of Gathers: when rows travel that come in one hop; "": Beside
-	Backend     string `json:"backend"`                // of package internal/backends
+	Backend     string `json:"backend"`                // of package internal/model/backends
 }
 
 func (s Strategy) String() string {

@@ -12,7 +12,7 @@ import (
 )
 
 // Mover queues copies and sums of views of one shape and one element type, strided in any way, on a device's stream.
-// The operations of kernels/cpu and internal/gpu implement it.
+// The operations of kernels/cpu and kernels/gpu implement it.
 type Mover interface {
 	// Copy copies src to dst.
 	Copy(dst, src View)

@@ -4,7 +4,7 @@ import (
 	"math"
 	"testing"
 
-	"github.com/cprun/cprun/internal/near"
+	"github.com/cprun/cprun/internal/base/near"
 )
 
 // compare fails if got is further from want, the float64 result, than twice the distance of plain, plus floor.

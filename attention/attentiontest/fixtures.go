@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/cprun/cprun/attention"
-	"github.com/cprun/cprun/internal/safetensors"
+	"github.com/cprun/cprun/internal/base/safetensors"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
 )

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/cprun/cprun/attention"
-	"github.com/cprun/cprun/internal/near"
+	"github.com/cprun/cprun/internal/base/near"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/tensor"
 )

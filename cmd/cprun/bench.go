@@ -8,10 +8,10 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/cprun/cprun/internal/bench"
-	"github.com/cprun/cprun/internal/command"
-	"github.com/cprun/cprun/internal/config"
-	"github.com/cprun/cprun/internal/job"
+	"github.com/cprun/cprun/internal/lab/command"
+	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/run/bench"
+	"github.com/cprun/cprun/internal/run/job"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/ring"
 )

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cprun/cprun/internal/bench"
+	"github.com/cprun/cprun/internal/run/bench"
 )
 
 // Every benchmark, in processes: a table on the terminal, JSON in a file.

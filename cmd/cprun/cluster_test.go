@@ -17,7 +17,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cprun/cprun/internal/lan"
+	"github.com/cprun/cprun/internal/launch/lan"
 )
 
 var (

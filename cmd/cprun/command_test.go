@@ -10,8 +10,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cprun/cprun/internal/near"
-	"github.com/cprun/cprun/internal/safetensors"
+	"github.com/cprun/cprun/internal/base/near"
+	"github.com/cprun/cprun/internal/base/safetensors"
 	"github.com/cprun/cprun/ring"
 )
 

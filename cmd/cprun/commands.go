@@ -7,10 +7,10 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/cprun/cprun/internal/attend"
-	"github.com/cprun/cprun/internal/command"
-	"github.com/cprun/cprun/internal/machine"
-	"github.com/cprun/cprun/internal/worker"
+	"github.com/cprun/cprun/internal/lab/command"
+	"github.com/cprun/cprun/internal/model/machine"
+	"github.com/cprun/cprun/internal/run/attend"
+	"github.com/cprun/cprun/internal/run/worker"
 	"github.com/cprun/cprun/ring"
 )
 

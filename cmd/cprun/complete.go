@@ -7,9 +7,9 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/cprun/cprun/internal/backends"
-	"github.com/cprun/cprun/internal/bench"
-	"github.com/cprun/cprun/internal/config"
+	"github.com/cprun/cprun/internal/model/backends"
+	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/run/bench"
 	"github.com/cprun/cprun/partition"
 	"github.com/cprun/cprun/ring"
 )

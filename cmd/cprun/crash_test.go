@@ -16,8 +16,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cprun/cprun/internal/checkpoint"
 	"github.com/cprun/cprun/internal/launch/progress"
+	"github.com/cprun/cprun/internal/model/checkpoint"
 )
 
 var (

@@ -5,7 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/cprun/cprun/internal/command"
+	"github.com/cprun/cprun/internal/lab/command"
 )
 
 func generateCommand() *cobra.Command {

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"unicode/utf8"
 
-	"github.com/cprun/cprun/internal/machine"
+	"github.com/cprun/cprun/internal/model/machine"
 )
 
 // generated is the text that a model writes, of which nothing is said.

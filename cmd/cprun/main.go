@@ -11,10 +11,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/cprun/cprun/internal/command"
-	"github.com/cprun/cprun/internal/machine"
-	"github.com/cprun/cprun/internal/terminal"
-	_ "github.com/cprun/cprun/internal/ulimit" // ends a process without enough files
+	"github.com/cprun/cprun/internal/base/terminal"
+	_ "github.com/cprun/cprun/internal/base/ulimit" // ends a process without enough files
+	"github.com/cprun/cprun/internal/lab/command"
+	"github.com/cprun/cprun/internal/model/machine"
 )
 
 // exitUsage is the status of bad usage, config or input, found before any process is spawned.

@@ -15,8 +15,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cprun/cprun/internal/command"
-	"github.com/cprun/cprun/internal/machine"
+	"github.com/cprun/cprun/internal/lab/command"
+	"github.com/cprun/cprun/internal/model/machine"
 )
 
 // The test binary is the program when this is set, so that real processes are tested

@@ -6,8 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cprun/cprun/internal/near"
-	"github.com/cprun/cprun/internal/safetensors"
+	"github.com/cprun/cprun/internal/base/near"
+	"github.com/cprun/cprun/internal/base/safetensors"
 )
 
 // Every kind of mask goes through processes as it does through goroutines, and the report names it.
@@ -17,7 +17,7 @@ func TestAttentionOfMasks(t *testing.T) {
 			"sample, their lengths in keys",
 		"top_left_of_fewer_keys": "causal from the top left",
 	} {
-		in := "../../internal/attend/testdata/masks/" + name + ".safetensors"
+		in := "../../internal/run/attend/testdata/masks/" + name + ".safetensors"
 		out := filepath.Join(t.TempDir(), "result.safetensors")
 		stdout, _ := must(t, "attention", "--in", in, "--out", out, "--nproc", "3", "--json")
 		var report struct{ Mask string }

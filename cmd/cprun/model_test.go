@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cprun/cprun/internal/safetensors"
+	"github.com/cprun/cprun/internal/base/safetensors"
 )
 
 // What stands in the place of a model, or is spoilt in it, is named once, with its path once in each line.

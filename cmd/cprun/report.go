@@ -3,7 +3,7 @@ package main
 import (
 	"github.com/spf13/cobra"
 
-	"github.com/cprun/cprun/internal/command"
+	"github.com/cprun/cprun/internal/lab/command"
 )
 
 func reportCommand() *cobra.Command {

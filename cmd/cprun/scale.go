@@ -5,8 +5,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/cprun/cprun/internal/command"
-	"github.com/cprun/cprun/internal/machine"
+	"github.com/cprun/cprun/internal/lab/command"
+	"github.com/cprun/cprun/internal/model/machine"
 )
 
 func scaleCommand() *cobra.Command {

@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cprun/cprun/internal/experiment"
+	"github.com/cprun/cprun/internal/lab/experiment"
 )
 
 // kinds is an experiment with a cell of each kind: two that end well, one whose rank 0 fails at its start,

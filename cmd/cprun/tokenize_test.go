@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cprun/cprun/internal/data"
+	"github.com/cprun/cprun/internal/model/data"
 )
 
 // model makes a Hugging Face directory with a small llama and, where with is given, a tokenizer of that
@@ -25,7 +25,7 @@ func model(t *testing.T, with string) string {
 	if with == "" {
 		return dir
 	}
-	f, err := os.Open("../../internal/tokenizer/testdata/" + with + ".json.gz")
+	f, err := os.Open("../../internal/model/tokenizer/testdata/" + with + ".json.gz")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/cprun/cprun/internal/config"
+	"github.com/cprun/cprun/internal/model/config"
 )
 
 // knownConfig tells a mistyped command from a config that is not there.

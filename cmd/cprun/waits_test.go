@@ -41,7 +41,7 @@ func TestQuitShowsTheRanksAndTheRunGoesOn(t *testing.T) {
 	for rank := range 3 {
 		log, err := os.ReadFile(filepath.Join(dir, "logs", fmt.Sprintf("rank-%04d.log", rank)))
 		if want := fmt.Sprintf("--- stacks of rank %d, ", rank); err != nil || !strings.Contains(string(log), want) ||
-			!strings.Contains(string(log), "internal/train.") {
+			!strings.Contains(string(log), "internal/run/train.") {
 			t.Errorf("log of rank %d: %v\n%s", rank, err, log)
 		}
 	}

@@ -11,7 +11,7 @@ import (
 	"unsafe"
 
 	"github.com/cprun/cprun/comm"
-	"github.com/cprun/cprun/internal/cuda"
+	"github.com/cprun/cprun/internal/base/cuda"
 	"github.com/cprun/cprun/tensor"
 )
 

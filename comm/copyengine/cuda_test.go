@@ -13,7 +13,7 @@ import (
 
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/comm/internal/worldtest"
-	"github.com/cprun/cprun/internal/cuda"
+	"github.com/cprun/cprun/internal/base/cuda"
 	"github.com/cprun/cprun/tensor"
 )
 

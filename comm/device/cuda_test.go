@@ -14,8 +14,8 @@ import (
 	"github.com/cprun/cprun/comm"
 	"github.com/cprun/cprun/comm/commtest"
 	"github.com/cprun/cprun/comm/internal/worldtest"
-	"github.com/cprun/cprun/internal/cuda"
-	"github.com/cprun/cprun/internal/nccl"
+	"github.com/cprun/cprun/internal/base/cuda"
+	"github.com/cprun/cprun/internal/base/nccl"
 	"github.com/cprun/cprun/tensor"
 )
 

@@ -12,8 +12,8 @@ import (
 	"github.com/cprun/cprun/comm/copyengine"
 	"github.com/cprun/cprun/comm/internal/check"
 	"github.com/cprun/cprun/comm/internal/pace"
-	"github.com/cprun/cprun/internal/cuda"
-	"github.com/cprun/cprun/internal/nccl"
+	"github.com/cprun/cprun/internal/base/cuda"
+	"github.com/cprun/cprun/internal/base/nccl"
 	"github.com/cprun/cprun/tensor"
 )
 

@@ -12,7 +12,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/cprun/cprun/internal/terminal"
+	"github.com/cprun/cprun/internal/base/terminal"
 )
 
 // An agent runs one job on this node, over all its attempts.

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/cprun/cprun/internal/terminal"
+	"github.com/cprun/cprun/internal/base/terminal"
 )
 
 // console writes to the launcher's stderr, in whole lines and on a goroutine of its own, so

@@ -10,8 +10,8 @@ import (
 
 	"golang.org/x/term"
 
-	"github.com/cprun/cprun/internal/files"
-	"github.com/cprun/cprun/internal/place"
+	"github.com/cprun/cprun/internal/base/files"
+	"github.com/cprun/cprun/internal/launch/place"
 )
 
 // Environment variables that the launcher sets for its workers. The first five have the

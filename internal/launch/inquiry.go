@@ -7,8 +7,8 @@ import (
 	"os"
 	"time"
 
+	"github.com/cprun/cprun/internal/base/terminal"
 	"github.com/cprun/cprun/internal/launch/standing"
-	"github.com/cprun/cprun/internal/terminal"
 )
 
 const (

@@ -11,8 +11,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/cprun/cprun/internal/base/terminal"
 	"github.com/cprun/cprun/internal/launch/standing"
-	"github.com/cprun/cprun/internal/terminal"
 )
 
 // Exit statuses of a job; Result.ExitCode is one of them.

@@ -21,7 +21,7 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
-	"github.com/cprun/cprun/internal/files"
+	"github.com/cprun/cprun/internal/base/files"
 	"github.com/cprun/cprun/internal/launch/standing"
 )
 

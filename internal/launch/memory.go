@@ -5,7 +5,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/cprun/cprun/internal/files"
+	"github.com/cprun/cprun/internal/base/files"
 )
 
 // maxKernelFile bounds the bytes that are read from any file of the kernel.

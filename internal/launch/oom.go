@@ -6,7 +6,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/cprun/cprun/internal/files"
+	"github.com/cprun/cprun/internal/base/files"
 )
 
 // oomKills is how many processes of this control group the kernel has killed for want of

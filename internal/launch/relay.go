@@ -7,8 +7,8 @@ import (
 	"regexp"
 	"strings"
 
-	"github.com/cprun/cprun/internal/files"
-	"github.com/cprun/cprun/internal/terminal"
+	"github.com/cprun/cprun/internal/base/files"
+	"github.com/cprun/cprun/internal/base/terminal"
 )
 
 const (

@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cprun/cprun/internal/files"
+	"github.com/cprun/cprun/internal/base/files"
 	"github.com/cprun/cprun/internal/launch/standing"
 )
 

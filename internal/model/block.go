@@ -2,7 +2,7 @@ package model
 
 import (
 	"github.com/cprun/cprun/attention"
-	"github.com/cprun/cprun/internal/hf"
+	"github.com/cprun/cprun/internal/model/hf"
 	"github.com/cprun/cprun/tensor"
 )
 

@@ -5,7 +5,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
-	"github.com/cprun/cprun/internal/hf"
+	"github.com/cprun/cprun/internal/model/hf"
 	"github.com/cprun/cprun/tensor"
 )
 

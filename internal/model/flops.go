@@ -1,6 +1,6 @@
 package model
 
-import "github.com/cprun/cprun/internal/hf"
+import "github.com/cprun/cprun/internal/model/hf"
 
 // FLOPs returns the model FLOPs of a forward and a backward pass over one sequence that consists
 // of documents of the given lengths (one, where documents are not told apart). It counts

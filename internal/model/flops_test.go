@@ -3,7 +3,7 @@ package model
 import (
 	"testing"
 
-	"github.com/cprun/cprun/internal/hf"
+	"github.com/cprun/cprun/internal/model/hf"
 )
 
 func TestVisiblePairsAreCounted(t *testing.T) {

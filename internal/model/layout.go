@@ -1,6 +1,6 @@
 package model
 
-import "github.com/cprun/cprun/internal/hf"
+import "github.com/cprun/cprun/internal/model/hf"
 
 // Bucket is elements [Lo, Hi) of the flat buffers: parameters that are needed at the same time of a
 // pass, and gathered and reduced in one piece. Bucket 0 is the embedding, 1 to L

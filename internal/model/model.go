@@ -7,7 +7,7 @@ package model
 import (
 	"fmt"
 
-	"github.com/cprun/cprun/internal/hf"
+	"github.com/cprun/cprun/internal/model/hf"
 	"github.com/cprun/cprun/tensor"
 )
 

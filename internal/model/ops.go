@@ -9,7 +9,7 @@ import (
 type View = tensor.View
 
 // Ops is what the model asks of a device: every operation of a training step but attention and
-// communication, by topic. kernels/cpu and internal/gpu implement it; opstest is the suite that each
+// communication, by topic. kernels/cpu and kernels/gpu implement it; opstest is the suite that each
 // runs. Calls are queued on the device's stream and wait for nothing.
 //
 // No call returns an error. A fault of shape or type is a mistake of the caller: it panics before

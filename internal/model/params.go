@@ -4,7 +4,7 @@ import (
 	"hash/fnv"
 	"math/rand/v2"
 
-	"github.com/cprun/cprun/internal/hf"
+	"github.com/cprun/cprun/internal/model/hf"
 	"github.com/cprun/cprun/tensor"
 )
 

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/cprun/cprun/internal/hf"
+	"github.com/cprun/cprun/internal/model/hf"
 	"github.com/cprun/cprun/tensor"
 )
 

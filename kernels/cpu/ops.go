@@ -1,7 +1,7 @@
 package cpu
 
 import (
-	"github.com/cprun/cprun/internal/shape"
+	"github.com/cprun/cprun/kernels/internal/shape"
 	"github.com/cprun/cprun/tensor"
 )
 

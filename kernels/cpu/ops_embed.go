@@ -3,8 +3,8 @@ package cpu
 import (
 	"fmt"
 
-	"github.com/cprun/cprun/internal/shape"
 	"github.com/cprun/cprun/kernels/cpu/internal/simd"
+	"github.com/cprun/cprun/kernels/internal/shape"
 	"github.com/cprun/cprun/tensor"
 )
 

@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"math"
 
-	"github.com/cprun/cprun/internal/shape"
 	"github.com/cprun/cprun/kernels/cpu/internal/simd"
+	"github.com/cprun/cprun/kernels/internal/shape"
 	"github.com/cprun/cprun/tensor"
 )
 

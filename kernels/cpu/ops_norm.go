@@ -1,8 +1,8 @@
 package cpu
 
 import (
-	"github.com/cprun/cprun/internal/shape"
 	"github.com/cprun/cprun/kernels/cpu/internal/simd"
+	"github.com/cprun/cprun/kernels/internal/shape"
 	"github.com/cprun/cprun/tensor"
 )
 

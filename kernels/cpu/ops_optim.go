@@ -3,9 +3,9 @@ package cpu
 import (
 	"math"
 
-	"github.com/cprun/cprun/internal/shape"
 	"github.com/cprun/cprun/kernels"
 	"github.com/cprun/cprun/kernels/cpu/internal/simd"
+	"github.com/cprun/cprun/kernels/internal/shape"
 	"github.com/cprun/cprun/tensor"
 )
 

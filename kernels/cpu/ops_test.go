@@ -10,14 +10,14 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cprun/cprun/internal/half"
-	"github.com/cprun/cprun/internal/near"
+	"github.com/cprun/cprun/internal/base/half"
+	"github.com/cprun/cprun/internal/base/near"
 	"github.com/cprun/cprun/kernels"
 	"github.com/cprun/cprun/kernels/cpu/internal/simd"
 	"github.com/cprun/cprun/tensor"
 )
 
-// The numbers of the operations are tested by internal/model/opstest and internal/optim;
+// The numbers of the operations are tested by internal/model/opstest and internal/model/optim;
 // here are the faults, and what is particular to the CPU.
 
 func newTestCPU(t testing.TB) *Kernels {

@@ -6,7 +6,7 @@ import (
 	"runtime"
 	"testing"
 
-	"github.com/cprun/cprun/internal/near"
+	"github.com/cprun/cprun/internal/base/near"
 	"github.com/cprun/cprun/tensor"
 )
 

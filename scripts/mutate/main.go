@@ -9,7 +9,7 @@
 // The changes are: an if that returns, breaks or continues never does; a condition is negated; a comparison gets or
 // loses its equal sign; the value of an assignment is dropped; a call without a result is dropped. -rules instead
 // removes
-// and inverts each rule of package internal/backends.
+// and inverts each rule of package internal/model/backends.
 //
 // A survivor is a missing test, a line without effect, or a change that no test can see, such as one that costs
 // speed only. Look at each. The exit status is 1 if there are survivors.
@@ -25,7 +25,7 @@ import (
 
 func main() {
 	var o options
-	rules := flag.Bool("rules", false, "mutate the rules of package internal/backends")
+	rules := flag.Bool("rules", false, "mutate the rules of package internal/model/backends")
 	flag.IntVar(&o.n, "n", 25, "mutants of each package")
 	flag.Uint64Var(&o.seed, "seed", 1, "chooses the mutants")
 	flag.StringVar(&o.run, "run", ".", "run the tests whose names match")

@@ -12,7 +12,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cprun/cprun/internal/backends"
+	"github.com/cprun/cprun/internal/model/backends"
 )
 
 // The tables catch almost every mutation, in a tenth of a second. A mutation that passes them meets the
@@ -60,17 +60,17 @@ func mutateRules(only string) error {
 	return nil
 }
 
-// A suite is the compiled tests of package internal/backends.
+// A suite is the compiled tests of package internal/model/backends.
 type suite struct{ binary, dir string }
 
 func build(dir string) (suite, error) {
-	root, err := exec.Command("go", "list", "-f", "{{.Dir}}", "github.com/cprun/cprun/internal/backends").Output()
+	root, err := exec.Command("go", "list", "-f", "{{.Dir}}", "github.com/cprun/cprun/internal/model/backends").Output()
 	if err != nil {
-		return suite{}, fmt.Errorf("package internal/backends, from here: %w", err)
+		return suite{}, fmt.Errorf("package internal/model/backends, from here: %w", err)
 	}
 	s := suite{binary: filepath.Join(dir, "backends.test"), dir: strings.TrimSpace(string(root))}
 	if out, err := exec.Command("go", "test", "-c", "-o", s.binary,
-		"github.com/cprun/cprun/internal/backends").CombinedOutput(); err != nil {
+		"github.com/cprun/cprun/internal/model/backends").CombinedOutput(); err != nil {
 		return s, fmt.Errorf("the tests do not compile: %w\n%s", err, out)
 	}
 	return s, nil

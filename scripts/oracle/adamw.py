@@ -1,8 +1,8 @@
-"""Writes internal/optim/testdata/adamw.json: steps of torch.optim.AdamW with
+"""Writes internal/model/optim/testdata/adamw.json: steps of torch.optim.AdamW with
 torch.nn.utils.clip_grad_norm_, in float64 and float32, on a parameter that decays (a
 matrix) and one that does not (a vector).
 
-    python scripts/oracle/adamw.py internal/optim/testdata/adamw.json
+    python scripts/oracle/adamw.py internal/model/optim/testdata/adamw.json
 """
 import json
 import sys

@@ -1,6 +1,6 @@
 """Writes what generate of Hugging Face transformers, greedy and with its cache, has the models of parity.py write.
 
-  python scripts/oracle/generate.py internal/model/testdata/parity internal/generate/testdata/greedy.json
+  python scripts/oracle/generate.py internal/model/testdata/parity internal/run/generate/testdata/greedy.json
 
 Needs torch and transformers (pip install torch transformers); the versions are in the output. Each case names a model, keys
 of its config that are changed, the prompt's ids, and the ids that follow. `margin` is the smallest distance between the two

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares the expansion of host lists with that of Slurm.
 
-    go test -c -o place.test ./internal/place && python3 scripts/oracle/hostlist.py ./place.test [COUNT [SEED]]
+    go test -c -o place.test ./internal/launch/place && python3 scripts/oracle/hostlist.py ./place.test [COUNT [SEED]]
 
 Well-formed lists must expand alike. Damaged ones may be refused by either side; where both expand them, they
 must agree. Slurm 22.05 expands two kinds that are refused here, so that no list of hosts that nobody meant

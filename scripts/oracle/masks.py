@@ -2,7 +2,7 @@
 matrix that is filled pair by pair. One .safetensors file a case, inputs and results in float32.
 
     pip install numpy safetensors
-    python scripts/oracle/masks.py internal/attend/testdata/masks
+    python scripts/oracle/masks.py internal/run/attend/testdata/masks
 """
 import json
 import os

@@ -2,7 +2,7 @@
 
     python scripts/oracle/packs.py TOKENS [PACKS]
 
-prints the first packs of TOKENS tokens as JSON, a list of lengths each: what MagiPacks in internal/bench draws
+prints the first packs of TOKENS tokens as JSON, a list of lengths each: what MagiPacks in internal/run/bench draws
 without numpy. It follows DatasetSampler of SandAI-org/MagiAttention, exps/dist_attn/benchmark/utils.py.
 """
 import json

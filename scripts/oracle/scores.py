@@ -1,6 +1,6 @@
 """Writes cases of `cprun attention` whose scores are more than scale, soft cap and mask, with results.
 
-Usage: python scripts/oracle/scores.py internal/attend/testdata
+Usage: python scripts/oracle/scores.py internal/run/attend/testdata
 Needs numpy and safetensors (pip install numpy safetensors).
 
 Everything is computed in float64 over the whole matrix of scores, as the formulas stand: no blocks, no

@@ -1,4 +1,4 @@
-# Where tasks of real steps stand, as internal/place sees it.
+# Where tasks of real steps stand, as internal/launch/place sees it.
 
 # places prints the place of each task of a step, in the order of ranks: rank/agents workers local/of node host hosts at.
 places() {

@@ -12,8 +12,8 @@ import (
 	"io"
 	"os"
 
-	"github.com/cprun/cprun/internal/files"
-	"github.com/cprun/cprun/internal/tokenizer"
+	"github.com/cprun/cprun/internal/base/files"
+	"github.com/cprun/cprun/internal/model/tokenizer"
 )
 
 func main() {

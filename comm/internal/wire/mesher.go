@@ -11,7 +11,7 @@ import (
 
 	"github.com/cprun/cprun/comm/internal/blame"
 	"github.com/cprun/cprun/comm/internal/link"
-	"github.com/cprun/cprun/internal/admission"
+	"github.com/cprun/cprun/internal/base/admission"
 )
 
 // unproven bounds the connections that have not proven themselves. The ranks of a node need less than a millisecond

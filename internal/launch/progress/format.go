@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/cprun/cprun/internal/readable"
+	"github.com/cprun/cprun/internal/base/readable"
 )
 
 // Step is the data of a progress event, which a worker sends after an optimizer step.

@@ -8,7 +8,7 @@ import (
 	"github.com/schollz/progressbar/v3"
 	"golang.org/x/term"
 
-	"github.com/cprun/cprun/internal/terminal"
+	"github.com/cprun/cprun/internal/base/terminal"
 )
 
 // The bar itself is as wide as there is room for, in steps, so that it is seldom made anew; besideBar

@@ -8,7 +8,7 @@ import (
 
 	"github.com/schollz/progressbar/v3"
 
-	"github.com/cprun/cprun/internal/readable"
+	"github.com/cprun/cprun/internal/base/readable"
 )
 
 // Meter shows how much of a number of bytes is done: one bar on a terminal, a line now and then

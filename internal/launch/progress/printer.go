@@ -5,7 +5,7 @@ import (
 	"io"
 	"sync"
 
-	"github.com/cprun/cprun/internal/terminal"
+	"github.com/cprun/cprun/internal/base/terminal"
 )
 
 // Options say how to print.

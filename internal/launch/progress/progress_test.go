@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cprun/cprun/internal/readable"
+	"github.com/cprun/cprun/internal/base/readable"
 )
 
 func TestLine(t *testing.T) {

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/cprun/cprun/internal/terminal"
+	"github.com/cprun/cprun/internal/base/terminal"
 )
 
 // Standing is what one rank is at, and what it waits for. A rank tells it of itself; its launcher adds

@@ -13,9 +13,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/cprun/cprun/internal/files"
+	"github.com/cprun/cprun/internal/base/files"
+	"github.com/cprun/cprun/internal/base/terminal"
 	"github.com/cprun/cprun/internal/launch/standing"
-	"github.com/cprun/cprun/internal/terminal"
 )
 
 // Version is that of the file's format.

@@ -9,8 +9,8 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"github.com/cprun/cprun/internal/base/near"
 	"github.com/cprun/cprun/internal/model"
-	"github.com/cprun/cprun/internal/near"
 	"github.com/cprun/cprun/tensor"
 )
 

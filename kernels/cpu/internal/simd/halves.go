@@ -3,7 +3,7 @@ package simd
 import (
 	"math"
 
-	"github.com/cprun/cprun/internal/half"
+	"github.com/cprun/cprun/internal/base/half"
 )
 
 // ToBF16 sets dst to the bfloat16 nearest to src, as half.ToBF16.

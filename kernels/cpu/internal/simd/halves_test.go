@@ -4,7 +4,7 @@ import (
 	"math"
 	"testing"
 
-	"github.com/cprun/cprun/internal/half"
+	"github.com/cprun/cprun/internal/base/half"
 )
 
 // TestHalves: every 16-bit number to float32 and back, and float32 of all kinds to 16 bits, are as package half has

@@ -1,0 +1,182 @@
+//go:build cuda
+
+package cuda
+
+// #include "driver.h"
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+
+	"gorgonia.org/cu"
+
+	"github.com/cprun/cprun/internal/base/cuda/driver"
+	"github.com/cprun/cprun/tensor"
+)
+
+// Error is a failed call of the driver.
+type Error struct {
+	Call   string
+	Device int // ordinal
+	Code   int
+	Name   string // CUDA_ERROR_OUT_OF_MEMORY
+	Text   string
+	Reason string // of a kernel that ended itself; "": none reported one
+}
+
+func (e *Error) Error() string {
+	text := fmt.Sprintf("cuda:%d: %s: %s (%s)", e.Device, e.Call, e.Text, e.Name)
+	if e.Reason != "" {
+		text += ": " + e.Reason
+	}
+	return text
+}
+
+// Device is one GPU and its primary context, in which libraries of the runtime API, such as
+// cuDNN and NCCL, also live.
+type Device struct {
+	// Ordinal is the driver's number of the GPU, after CUDA_VISIBLE_DEVICES.
+	Ordinal int
+	Name    string
+	SMs     int
+	// Arch is 10 times the compute capability: 90 is sm_90.
+	Arch int
+	// SharedPerBlock is the most dynamic shared memory that a block may ask for, in bytes.
+	SharedPerBlock int
+	L2             int    // bytes
+	PCI            uint64 // its address on the machine, the same in every process
+
+	dev cu.Device
+	ctx C.CUcontext
+
+	mu     sync.Mutex
+	pool   pool    // guarded by mu
+	allocs []alloc // guarded by mu; every allocation of the driver's, for IPC
+
+	reasonMu sync.Mutex
+	reasons  []func() string      // guarded by reasonMu
+	pinned   map[*Pinned]struct{} // guarded by mu; not freed yet
+}
+
+// Count returns the number of GPUs that this process sees. On a machine without the driver it
+// fails with driver.ErrAbsent.
+func Count() (int, error) {
+	if err := driver.Load(); errors.Is(err, driver.ErrNoDevice) {
+		return 0, nil
+	} else if err != nil {
+		return 0, err
+	}
+	n, err := cu.NumDevices()
+	if err != nil {
+		return 0, fmt.Errorf("counting GPUs: %w", err)
+	}
+	return n, nil
+}
+
+// Open retains the primary context of a GPU. Close lets go of it.
+func Open(ordinal int) (*Device, error) {
+	if err := driver.Load(); err != nil {
+		return nil, fmt.Errorf("GPU %d: %w", ordinal, err)
+	}
+	dev, err := cu.GetDevice(ordinal)
+	if err != nil {
+		return nil, fmt.Errorf("GPU %d: %w", ordinal, err)
+	}
+	d := &Device{Ordinal: ordinal, dev: dev, pinned: map[*Pinned]struct{}{}}
+	if d.Name, err = dev.Name(); err != nil {
+		return nil, fmt.Errorf("GPU %d: %w", ordinal, err)
+	}
+	major, minor, domain, bus, slot := 0, 0, 0, 0, 0
+	for a, p := range map[cu.DeviceAttribute]*int{
+		cu.MultiprocessorCount: &d.SMs, cu.ComputeCapabilityMajor: &major, cu.ComputeCapabilityMinor: &minor,
+		cu.L2CacheSize: &d.L2, sharedOptin: &d.SharedPerBlock, pciDomain: &domain, pciBus: &bus, pciDevice: &slot,
+	} {
+		if *p, err = dev.Attribute(a); err != nil {
+			return nil, fmt.Errorf("GPU %d: attribute %d: %w", ordinal, a, err)
+		}
+	}
+	d.Arch, d.PCI = 10*major+minor, uint64(domain)<<32|uint64(bus)<<16|uint64(slot)
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	ctx, err := dev.RetainPrimaryCtx()
+	if err != nil {
+		return nil, fmt.Errorf("GPU %d: primary context: %w", ordinal, err)
+	}
+	if err := cu.SetCurrentContext(ctx); err != nil {
+		return nil, fmt.Errorf("GPU %d: primary context: %w", ordinal, err)
+	}
+	return d, d.check("cuCtxGetCurrent", C.cprun_current(&d.ctx))
+}
+
+const (
+	sharedOptin = cu.DeviceAttribute(C.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
+	pciDomain   = cu.DeviceAttribute(C.CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID)
+	pciBus      = cu.DeviceAttribute(C.CU_DEVICE_ATTRIBUTE_PCI_BUS_ID)
+	pciDevice   = cu.DeviceAttribute(C.CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID)
+)
+
+// Close lets go of the context. Nothing of the device may be used afterwards.
+func (d *Device) Close() error {
+	if err := d.freeAll(); err != nil {
+		return err
+	}
+	if err := d.dev.ReleasePrimaryCtx(); err != nil {
+		return fmt.Errorf("GPU %d: release: %w", d.Ordinal, err)
+	}
+	return nil
+}
+
+// Place returns the device as views name it.
+func (d *Device) Place() tensor.Device { return tensor.Device{Kind: "cuda", Index: d.Ordinal} }
+
+func (d *Device) String() string { return fmt.Sprintf("cuda:%d (%s)", d.Ordinal, d.Name) }
+
+// With calls f with the device's context current on its thread, for libraries.
+func (d *Device) With(f func() error) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if err := d.check("cuCtxSetCurrent", C.cprun_use(d.ctx)); err != nil {
+		return err
+	}
+	return f()
+}
+
+// MemInfo returns the free and the whole memory of the device, in bytes, of all processes.
+func (d *Device) MemInfo() (free, total int64, err error) {
+	err = d.With(func() (err error) {
+		free, total, err = cu.MemInfo()
+		return err
+	})
+	return free, total, err
+}
+
+// OnError registers f, which returns why a kernel ended itself with an error, or "". Errors of the device carry it.
+func (d *Device) OnError(f func() string) {
+	d.reasonMu.Lock()
+	defer d.reasonMu.Unlock()
+	d.reasons = append(d.reasons, f)
+}
+
+// reason returns the first reason that a kernel has reported.
+func (d *Device) reason() string {
+	d.reasonMu.Lock()
+	defer d.reasonMu.Unlock()
+	for _, f := range d.reasons {
+		if s := f(); s != "" {
+			return s
+		}
+	}
+	return ""
+}
+
+// check returns nil or an *Error.
+func (d *Device) check(call string, r C.CUresult) error {
+	if r == C.CUDA_SUCCESS {
+		return nil
+	}
+	return &Error{Call: call, Device: d.Ordinal, Code: int(r), Name: C.GoString(C.cprun_error_name(r)),
+		Text: C.GoString(C.cprun_error_text(r)), Reason: d.reason()}
+}

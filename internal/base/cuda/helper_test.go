@@ -1,0 +1,146 @@
+//go:build cuda
+
+package cuda
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/cprun/cprun/internal/base/cuda/nvrtc"
+)
+
+func device(t testing.TB) *Device {
+	t.Helper()
+	d, err := Open(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return d
+}
+
+func stream(t testing.TB, d *Device, name string) *Stream {
+	t.Helper()
+	s, err := d.NewStream(name, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() }) // a test that poisons it has seen its error
+	return s
+}
+
+func alloc0(t testing.TB, d *Device, bytes int64) *Memory {
+	t.Helper()
+	m, err := d.Alloc(bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+func pinned(t testing.TB, d *Device, bytes int64) *Pinned {
+	t.Helper()
+	p, err := d.AllocHost(bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Free() })
+	return p
+}
+
+func wait(t testing.TB, s *Stream) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := s.Sync(ctx); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func size[T any](n int) int64 {
+	var x T
+	return int64(n) * int64(unsafe.Sizeof(x))
+}
+
+// put is xs in device memory.
+func put[T any](t testing.TB, s *Stream, xs []T) *Memory {
+	t.Helper()
+	m, p := alloc0(t, s.dev, size[T](len(xs))), pinned(t, s.dev, size[T](len(xs)))
+	copy(unsafe.Slice((*T)(p.ptr), len(xs)), xs)
+	s.Copy(m.addr, uint64(uintptr(p.ptr)), size[T](len(xs)))
+	wait(t, s)
+	return m
+}
+
+// get is n elements from device memory.
+func get[T any](t testing.TB, s *Stream, addr uint64, n int) []T {
+	t.Helper()
+	p := pinned(t, s.dev, size[T](n))
+	s.Copy(uint64(uintptr(p.ptr)), addr, size[T](n))
+	wait(t, s)
+	return append([]T(nil), unsafe.Slice((*T)(p.ptr), n)...)
+}
+
+// compile is source for the device.
+func compile(t testing.TB, d *Device, src string) *Module {
+	t.Helper()
+	c, err := nvrtc.Open("../../../.cuda/lib")
+	if err != nil {
+		t.Fatal(err)
+	}
+	arch := fmt.Sprintf("sm_%d", d.Arch)
+	if d.Arch >= 90 {
+		arch += "a"
+	}
+	cubin, _, err := c.Compile("test.cu", []byte(src), nil, []string{"--gpu-architecture=" + arch, "--std=c++17"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := d.Load(cubin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+func function(t testing.TB, m *Module, name string, shared int) *Function {
+	t.Helper()
+	f, err := m.Function(name, shared)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// gate holds a stream until it is opened. The kernel is loaded before anything waits, as
+// loading one may wait for the device.
+type gate struct {
+	f    *Function
+	flag *Pinned
+}
+
+func newGate(t testing.TB, s *Stream) *gate {
+	t.Helper()
+	g := &gate{flag: pinned(t, s.dev, 8)}
+	g.f = function(t, compile(t, s.dev, `extern "C" __global__ void gate(volatile int *flag) { while (!*flag) __nanosleep(1000); }`), "gate", 0)
+	g.open()
+	g.hold(s)
+	wait(t, s)
+	atomic.StoreInt32((*int32)(g.flag.ptr), 0)
+	t.Cleanup(g.open) // whatever happens, nothing spins for ever
+	return g
+}
+
+func (g *gate) hold(s *Stream) {
+	s.Launch(g.f, Launch{Grid: Dim{X: 1}, Block: Dim{X: 1}}, new(Args).Addr(uint64(uintptr(g.flag.ptr))))
+}
+
+func (g *gate) open() { atomic.StoreInt32((*int32)(g.flag.ptr), 1) }

@@ -1,0 +1,165 @@
+//go:build cuda
+
+package nvrtc
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"github.com/cprun/cprun/internal/base/files"
+)
+
+// Cache compiles, and keeps cubins in a folder by a hash of all that they depend on: the
+// source, the headers, the options, the version of NVRTC. Any number of goroutines and
+// processes share a folder: one compiles and the others take what it made. What a crash or a
+// full disk left behind is not believed but compiled again. Entries are small and never deleted.
+type Cache struct {
+	Compiler *Compiler
+	Dir      string // "": nothing is kept
+
+	compiled atomic.Int64
+	mu       sync.Mutex
+	fault    error // guarded by mu
+}
+
+// Compiled returns how many programs were not found and have been compiled.
+func (c *Cache) Compiled() int { return int(c.compiled.Load()) }
+
+// Fault returns the first error of the folder. Programs are compiled in spite of it, each time.
+func (c *Cache) Fault() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.fault
+}
+
+func (c *Cache) blame(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.fault == nil && err != nil {
+		c.fault = fmt.Errorf("compiled kernels cannot be kept in %s, so that every start compiles them: %w", c.Dir, err)
+	}
+}
+
+// Compile does what Compiler.Compile does, or takes the cubin from the folder where it is there.
+func (c *Cache) Compile(name string, src []byte, headers map[string][]byte, opts []string) ([]byte, error) {
+	if c.Dir == "" {
+		return c.compile(name, src, headers, opts)
+	}
+	path := filepath.Join(c.Dir, Key(c.Compiler.Version(), name, src, headers, opts)+".cubin")
+	if cubin, ok := read(path); ok {
+		return cubin, nil
+	}
+	if err := os.MkdirAll(c.Dir, 0o755); err != nil {
+		c.blame(err)
+		return c.compile(name, src, headers, opts)
+	}
+	// A lock spares work and is not needed to be right; a file system may have none.
+	defer lock(path + ".lock")()
+	if cubin, ok := read(path); ok {
+		return cubin, nil
+	}
+	cubin, err := c.compile(name, src, headers, opts)
+	if err == nil {
+		c.blame(write(path, cubin))
+	}
+	return cubin, err
+}
+
+func (c *Cache) compile(name string, src []byte, headers map[string][]byte, opts []string) ([]byte, error) {
+	c.compiled.Add(1)
+	cubin, _, err := c.Compiler.Compile(name, src, headers, opts)
+	return cubin, err
+}
+
+// Key returns the hash by which a cubin is found again.
+func Key(version, name string, src []byte, headers map[string][]byte, opts []string) string {
+	h := sha256.New()
+	add := func(b []byte) { // with its length, so that no two lists of parts are the same bytes
+		fmt.Fprintf(h, "%d:", len(b))
+		h.Write(b)
+	}
+	add([]byte(version))
+	add([]byte(name))
+	add(src)
+	for _, n := range slices.Sorted(maps.Keys(headers)) {
+		add([]byte(n))
+		add(headers[n])
+	}
+	fmt.Fprintf(h, "options %d:", len(opts))
+	for _, o := range opts {
+		add([]byte(o))
+	}
+	return hex.EncodeToString(h.Sum(nil))
+}
+
+// An entry is this line, the SHA-256 of the cubin, and the cubin.
+const magic = "cprun cubin 1\n"
+
+// maxCubin is more than any entry has, in bytes.
+const maxCubin = 256 << 20
+
+// read is false for what is not a whole entry.
+func read(path string) ([]byte, bool) {
+	data, err := files.Read(path, maxCubin)
+	if err != nil || !bytes.HasPrefix(data, []byte(magic)) || len(data) < len(magic)+sha256.Size {
+		return nil, false
+	}
+	sum, cubin := data[len(magic):len(magic)+sha256.Size], data[len(magic)+sha256.Size:]
+	got := sha256.Sum256(cubin)
+	return cubin, bytes.Equal(got[:], sum)
+}
+
+// write makes an entry appear at once as a whole.
+func write(path string, cubin []byte) (err error) {
+	f, err := os.CreateTemp(filepath.Dir(path), ".cubin-*")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, ignoreMissing(os.Remove(f.Name())))
+		}
+	}()
+	sum := sha256.Sum256(cubin)
+	_, err = io.Copy(f, io.MultiReader(bytes.NewReader([]byte(magic)), bytes.NewReader(sum[:]), bytes.NewReader(cubin)))
+	if err = errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), path)
+}
+
+func ignoreMissing(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// lock waits until no other goroutine or process holds the lock. A process that ends lets go
+// of it. What it returns lets go, and deletes the file; somebody who still waits for it then
+// has a lock of its own, and finds the entry.
+func lock(path string) func() {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return func() {}
+	}
+	// Without a lock two may compile the same.
+	for syscall.Flock(int(f.Fd()), syscall.LOCK_EX) == syscall.EINTR {
+	}
+	return func() {
+		os.Remove(path)
+		f.Close()
+	}
+}

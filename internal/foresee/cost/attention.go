@@ -1,0 +1,259 @@
+package cost
+
+import (
+	"math"
+	"slices"
+
+	"github.com/cprun/cprun/internal/foresee/planner"
+	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/tensor"
+)
+
+// A kernel holds the rates of the calls of one kernel of attention.
+type kernel struct {
+	full    grid    // rate of full tiles, over rows of all heads, keys, dim
+	floor   float64 // seconds of the quickest call
+	further grid    // of a block that is not the first, to the first
+	causal  grid    // rate of masked tiles over the rate of full ones, over the keys that a query sees, dim
+	band    grid
+	many    grid    // rate of tiles in a call of many over the rate by the grids above, over keys, dim
+	most    float64 // of a warm GPU: no full tile of a step is faster
+}
+
+type attentionKey struct {
+	backend, dtype, mask    string
+	backward, deterministic bool
+}
+
+// kernelOf returns the kernel of a key of full tiles, a new one if there is none.
+func (m *Model) kernelOf(k attentionKey) *kernel {
+	x := m.kernels[k]
+	if x == nil {
+		x = &kernel{most: math.Inf(1)}
+		m.kernels[k] = x
+	}
+	return x
+}
+
+// indexAttention makes the grids of attention, those of full tiles first, since the others are relative to them.
+func (m *Model) indexAttention() {
+	for _, a := range m.set.Attention {
+		if a.Mask != Full {
+			continue
+		}
+		x, s := m.kernelOf(a.key()), a.spot()
+		x.full.add(s, math.Log(attentionFLOPs(float64(a.Queries*a.Keys), a.Heads, a.Dim, a.Dim)/a.Seconds))
+		if a.Further > 0 {
+			x.further.add(s, math.Log(m.ratio(&a)))
+		}
+		if x.floor == 0 || a.Seconds < x.floor {
+			x.floor = a.Seconds
+		}
+	}
+	for _, x := range m.kernels {
+		x.full.build()
+		x.further.build()
+	}
+	for _, a := range m.set.Attention {
+		k := a.key()
+		k.mask = Full
+		if x := m.kernels[k]; x != nil && (a.Mask == Causal || a.Mask == Band) {
+			rate, _ := x.full.look(a.spot())
+			pairs := float64(Tile(a.Mask, a.Queries, a.Keys).Pairs())
+			own := math.Log(attentionFLOPs(pairs, a.Heads, a.Dim, a.Dim) / a.Seconds)
+			x.masked(a.Mask).add(maskSpot(pairs/float64(a.Queries), float64(a.Dim)), own-rate)
+		}
+	}
+	for _, x := range m.kernels {
+		x.causal.build()
+		x.band.build()
+	}
+	m.indexDocuments()
+}
+
+// manyTiles is the least number of tiles in a call of packed documents.
+const manyTiles = 4
+
+// indexDocuments makes the grids of calls with many tiles: the cost of adjacent tiles, relative to tiles alone.
+func (m *Model) indexDocuments() {
+	for _, a := range m.set.Attention {
+		k := a.key()
+		k.mask = Full
+		if x := m.kernels[k]; x != nil && a.Mask == Documents && a.Tiles >= manyTiles {
+			apart, _ := x.seconds(a.Laid(), a.Heads, a.Dim, a.Dim)
+			x.many.add(maskSpot(float64(a.Keys), float64(a.Dim)), math.Log(apart/a.Seconds))
+		}
+	}
+	for _, x := range m.kernels {
+		x.many.build()
+	}
+}
+
+// Laid returns the tiles of the call that was measured.
+func (a *Attention) Laid() []partition.Tile {
+	list := make([]partition.Tile, 0, max(a.Tiles, 1))
+	for i := range max(a.Tiles, 1) {
+		t := Tile(a.Mask, a.Queries, a.Keys)
+		t.Q = partition.Range{Lo: i * a.Queries, Hi: (i + 1) * a.Queries}
+		t.K = partition.Range{Lo: i * a.Keys, Hi: (i + 1) * a.Keys}
+		list = append(list, t)
+	}
+	return list
+}
+
+// spot returns the place of a measured call in the grids of its kernel.
+func (a *Attention) spot() spot {
+	return tileSpot(float64(a.Queries*a.Heads), float64(a.Keys), float64(a.Dim))
+}
+
+// tileSpot returns the place of a tile with that many rows, of all heads, and keys.
+func tileSpot(rows, keys, dim float64) spot {
+	s := at(rows, keys)
+	s[2] = perDim(dim)
+	return s
+}
+
+// maskSpot returns the place of a masked tile by the mean number of keys that a query sees. Wasted work lies along the
+// edges of a mask, as much for each query, however many keys it sees.
+func maskSpot(seen, dim float64) spot {
+	s := at(seen)
+	s[2] = perDim(dim)
+	return s
+}
+
+// perDim returns the coordinate of a head dim. A pair takes its softmax, whatever the dim, and its products by the dim,
+// so that the rate is more nearly linear in the inverse of the dim than in its logarithm.
+func perDim(dim float64) float64 { return -64 / max(dim, 1) }
+
+// less returns the loss of a rate by a mask, or by adjacent tiles. Beyond the largest measured number of keys the loss
+// is constant for each query, so that its share fades.
+func (g *grid) less(s spot) float64 {
+	rate, ok := g.look(s)
+	if !ok {
+		return 0
+	}
+	if beyond := s[0] - g.axis[0][len(g.axis[0])-1]; beyond > 0 {
+		return -math.Log1p(math.Expm1(-rate) / math.Exp2(beyond))
+	}
+	return rate
+}
+
+// masked returns the grid of a mask.
+func (x *kernel) masked(mask string) *grid {
+	if mask == Causal {
+		return &x.causal
+	}
+	return &x.band
+}
+
+// Tile returns the tile that a table's mask means.
+func Tile(mask string, queries, keys int) partition.Tile {
+	t := partition.Tile{Q: partition.Range{Hi: queries}, K: partition.Range{Hi: keys}, Band: partition.Full()}
+	switch mask {
+	case Causal, Documents:
+		t.Band = partition.Causal()
+	case Band:
+		t.Band = partition.Band{Lo: -max(keys/4, 1), Hi: 0}
+	}
+	return t
+}
+
+// attentionFLOPs counts the operations of a forward pass. The backward pass has 2.5 times as many. Its rate, measured
+// likewise, includes them.
+func attentionFLOPs(pairs float64, heads, dim, dimV int) float64 {
+	return 2 * pairs * float64(heads) * float64(dim+dimV)
+}
+
+// kernel finds the grids of a call. If the table lacks it, the most similar one replaces it: the other determinism,
+// another type of the same size, another backend.
+func (m *Model) kernel(c *planner.Call) *kernel {
+	want := attentionKey{c.Backend, Name(c.DType), Full, c.Backward, c.Deterministic}
+	if x := m.kernels[want]; x != nil {
+		return x
+	}
+	best, k := -1, want
+	for _, a := range m.set.Attention {
+		if a.Mask != Full || a.Backward != c.Backward {
+			continue
+		}
+		score := 0
+		for i, same := range []bool{
+			a.Deterministic == want.deterministic, a.DType == want.dtype, a.Backend == want.backend,
+			wide(a.DType) == wide(want.dtype),
+		} {
+			if same {
+				score += 1 << i
+			}
+		}
+		if score > best {
+			best, k = score, attentionKey{a.Backend, a.DType, Full, a.Backward, a.Deterministic}
+		}
+	}
+	return m.kernels[k]
+}
+
+// wide reports whether a type has 4 bytes or more.
+func wide(dtype string) bool { return dtype == "fp32" || dtype == "fp64" }
+
+// Has reports whether the table measured that backend in that type.
+func (m *Model) Has(backend string, t tensor.DType) bool {
+	return slices.ContainsFunc(m.set.Attention, func(a Attention) bool {
+		return a.Backend == backend && a.DType == Name(t)
+	})
+}
+
+// Call implements planner.Costs. The tiles of a call run side by side, so each has the rate of as many rows as all
+// have together, and no call is faster than the least that was measured.
+func (m *Model) Call(c planner.Call) float64 {
+	x := m.kernel(&c)
+	if x == nil || len(c.Tiles) == 0 || c.Heads == 0 {
+		return 0
+	}
+	heads := c.Heads * max(c.Batch, 1)
+	total, widest := x.seconds(c.Tiles, heads, c.Dim, c.DimV)
+	total = max(total, x.floor)
+	if !c.First {
+		if ratio, ok := x.further.look(widest); ok {
+			total *= math.Exp(ratio)
+		}
+	}
+	return total * m.slow / m.flops
+}
+
+// seconds returns the time of the first block of a pass with tiles side by side, and the place of the tile with most
+// pairs.
+func (x *kernel) seconds(tiles []partition.Tile, heads, dimK, dimV int) (total float64, widest spot) {
+	dim, rows, most := float64(dimK+dimV)/2, 0, 0
+	for i := range tiles {
+		rows += tiles[i].Q.Len()
+	}
+	s := tileSpot(float64(rows*heads), 1, dim)
+	for i := range tiles {
+		t := &tiles[i]
+		pairs, area := float64(t.Pairs()), float64(t.Q.Len())*float64(t.K.Len())
+		s[1] = math.Log2(float64(max(t.K.Len(), 1)))
+		rate, _ := x.full.look(s)
+		if mask := maskOf(t, pairs, area); mask != Full {
+			rate += x.masked(mask).less(maskSpot(pairs/float64(t.Q.Len()), dim))
+		}
+		if len(tiles) >= manyTiles {
+			rate += x.many.less(spot{s[1], 0, s[2]})
+		}
+		total += attentionFLOPs(pairs, heads, dimK, dimV) / math.Exp(min(rate, x.most))
+		if i == 0 || int(pairs) > most {
+			most, widest = int(pairs), s
+		}
+	}
+	return total, widest
+}
+
+// maskOf returns the mask of a table most like a tile: Causal if it is cut on one side, Band if on both.
+func maskOf(t *partition.Tile, pairs, area float64) string {
+	switch {
+	case pairs == area:
+		return Full
+	case t.Band.Lo <= t.K.Lo-(t.Q.Hi-1) || t.Band.Hi >= t.K.Hi-1-t.Q.Lo:
+		return Causal
+	}
+	return Band
+}

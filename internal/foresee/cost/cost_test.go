@@ -1,0 +1,419 @@
+package cost
+
+import (
+	"bytes"
+	"fmt"
+	"math"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cprun/cprun/internal/foresee/planner"
+	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/tensor"
+)
+
+// rates is a table of one kernel that computes 1e12 FLOP/s but for its start, and of links of 1e9 bytes/s.
+func rates(start float64) *Table {
+	s := Set{Ranks: 2, CallSeconds: 1e-7}
+	for _, q := range []int{64, 256, 1024} {
+		for _, k := range []int{64, 256, 1024} {
+			for _, mask := range []string{Full, Causal, Band} {
+				if mask != Full && q != k {
+					continue
+				}
+				pairs := float64(Tile(mask, q, k).Pairs())
+				s.Attention = append(s.Attention, Attention{
+					Backend: "flash", DType: "bf16", Mask: mask, Dim: 64, Heads: 4, KVHeads: 4, Queries: q, Keys: k,
+					Seconds: start + attentionFLOPs(pairs, 4, 64, 64)/1e12,
+				})
+			}
+		}
+	}
+	for _, n := range []int64{1 << 10, 1 << 20, 1 << 30} {
+		for _, call := range []string{"exchange", "all_reduce"} {
+			s.Links = append(s.Links, Link{Pair: SameHost, Transport: "nccl", Call: call, Ranks: 2, Bytes: n, Seconds: 1e-5 + float64(n)/1e9})
+		}
+		s.Passes = append(s.Passes, Pass{Op: "copy", DType: "fp32", Bytes: n, Seconds: 1e-6 + float64(n)/1e12})
+	}
+	for _, n := range []int{64, 512, 4096} {
+		s.Products = append(s.Products, Product{Kind: "linear", DType: "bf16", Rows: n, In: n, Out: n, Seconds: 2 * math.Pow(float64(n), 3) / 1e14})
+	}
+	return &Table{Version: Version, Machine: Machine{Device: "test", Arch: 90}, Sets: []Set{s}}
+}
+
+func call(q, k int, band partition.Band) planner.Call {
+	return planner.Call{
+		Backend: "flash", DType: tensor.BF16, Batch: 1, Heads: 4, KVHeads: 4, Dim: 64, DimV: 64, First: true, Last: true,
+		Tiles: []partition.Tile{{Q: partition.Range{Hi: q}, K: partition.Range{Hi: k}, Band: band}},
+	}
+}
+
+// What was measured is what the table says.
+func TestPointsAreThemselves(t *testing.T) {
+	table := rates(20e-6)
+	m := table.For(Job{Ranks: 2, PerHost: 2})
+	for _, a := range table.Sets[0].Attention {
+		c := call(a.Queries, a.Keys, Tile(a.Mask, a.Queries, a.Keys).Band)
+		if got := m.Call(c); math.Abs(got/max(a.Seconds, m.kernels[attentionKey{"flash", "bf16", Full, false, false}].floor)-1) > 1e-9 {
+			t.Errorf("%s of %d x %d: %v s, measured %v", a.Mask, a.Queries, a.Keys, got, a.Seconds)
+		}
+	}
+	for _, l := range table.Sets[0].Links {
+		if l.Call == "exchange" {
+			if got := m.Exchange(false, l.Bytes, 1); math.Abs(got/l.Seconds-1) > 1e-9 {
+				t.Errorf("%d bytes: %v s, measured %v", l.Bytes, got, l.Seconds)
+			}
+		}
+	}
+}
+
+// Between points a time lies between theirs; a small tile costs its start, and twice the tiles of a long one twice.
+func TestBetweenPoints(t *testing.T) {
+	m := rates(20e-6).For(Job{Ranks: 2, PerHost: 2})
+	last := 0.0
+	for n := 1; n <= 1<<16; n *= 2 {
+		got := m.Call(call(n, n, partition.Full()))
+		if got < last || got < 20e-6 {
+			t.Errorf("%d x %d: %v s, less than %v of a smaller one", n, n, got, last)
+		}
+		last = got
+	}
+	if one, four := m.Call(call(1<<14, 1<<14, partition.Full())), m.Call(call(1<<15, 1<<15, partition.Full())); math.Abs(four/one-4) > 0.01 {
+		t.Errorf("four times the pairs take %v times as long", four/one)
+	}
+	full, causal := m.Call(call(1024, 1024, partition.Full())), m.Call(call(1024, 1024, partition.Causal()))
+	if causal >= full || causal < full/2 {
+		t.Errorf("causal %v s, full %v", causal, full)
+	}
+	if m.Exchange(false, 1<<20, 3) <= m.Exchange(false, 1<<20, 1) {
+		t.Error("three messages start as fast as one")
+	}
+}
+
+// A pair that takes a softmax beside its products, and a mask that takes as much more for each query, however many keys it
+// sees, are predicted at sizes and dims that were not measured, larger ones too.
+func TestMasksAndDims(t *testing.T) {
+	const heads, edge = 4, 40 // pairs for nothing, of each query under a causal mask
+	seconds := func(mask string, n, dim int) float64 {
+		pairs := float64(Tile(mask, n, n).Pairs())
+		if mask == Causal {
+			pairs += edge * float64(n)
+		}
+		return pairs * heads * (60 + 4*float64(dim)) / 1e11
+	}
+	s := Set{Ranks: 1}
+	for _, dim := range []int{32, 128} {
+		for _, n := range []int{64, 256, 1024} {
+			for _, mask := range []string{Full, Causal} {
+				s.Attention = append(s.Attention, Attention{
+					Backend: "flash", DType: "bf16", Mask: mask, Dim: dim, Heads: heads, KVHeads: heads, Queries: n, Keys: n, Seconds: seconds(mask, n, dim),
+				})
+			}
+		}
+	}
+	m := (&Table{Version: Version, Machine: Machine{Device: "test"}, Sets: []Set{s}}).For(Job{Ranks: 1, PerHost: 1})
+	for _, dim := range []int{32, 48, 64, 96, 128} {
+		for _, n := range []int{256, 512, 1024, 4096, 16384} {
+			for mask, band := range map[string]partition.Band{Full: partition.Full(), Causal: partition.Causal()} {
+				c := call(n, n, band)
+				c.Dim, c.DimV = dim, dim
+				if got, want := m.Call(c), seconds(mask, n, dim); math.Abs(got/want-1) > 0.04 {
+					t.Errorf("%s, %d x %d, dim %d: %v s, want %v", mask, n, n, dim, got, want)
+				}
+			}
+		}
+	}
+}
+
+// Ranks of other hosts are as far as the network says, and a collective goes as fast as its slowest link.
+func TestHosts(t *testing.T) {
+	m := rates(0).For(Job{Ranks: 4, PerHost: 2, Net: 1e6})
+	if near, far := m.Exchange(false, 1<<20, 1), m.Exchange(true, 1<<20, 1); far < 100*near {
+		t.Errorf("the same host %v s, another %v", near, far)
+	}
+	if near, far := m.Reduce("all_reduce", 2, 1<<20), m.Reduce("all_reduce", 4, 1<<20); far < 100*near {
+		t.Errorf("an all-reduce on one host %v s, on two %v", near, far)
+	}
+	fast := rates(0).For(Job{Ranks: 2, PerHost: 2, Link: 100e9})
+	if got := fast.Exchange(false, 1<<30, 1); got > float64(1<<30)/50e9 {
+		t.Errorf("a link of 100 GB/s takes %v s for 1 GiB", got)
+	}
+}
+
+// A collective of other ranks than were measured carries its own share, and none is faster than the least time.
+func TestReduceOfOtherRanks(t *testing.T) {
+	m := rates(0).For(Job{Ranks: 4, PerHost: 4})
+	two, four := m.Reduce("all_reduce", 2, 1<<30), m.Reduce("all_reduce", 4, 1<<30)
+	if math.Abs(four/two-1.5) > 1e-9 { // (4-1)/4 over (2-1)/2
+		t.Errorf("4 ranks take %v times as long as 2, want 1.5", four/two)
+	}
+	if want := 1e-5 + float64(1<<30)/1e9; math.Abs(two/want-1) > 1e-9 {
+		t.Errorf("2 ranks take %v s, measured %v", two, want)
+	}
+	if got := m.Reduce("all_reduce", 2, 1); got < 1e-5 {
+		t.Errorf("a byte takes %v s, and no collective less than 1e-5", got)
+	}
+}
+
+// Of figures for one point the fastest counts, whatever their order: noise only slows.
+func TestTheFastestFigureCounts(t *testing.T) {
+	want := rates(0).For(Job{Ranks: 2, PerHost: 2}).Exchange(false, 1<<20, 1)
+	for _, first := range []bool{true, false} {
+		table := rates(0)
+		fast := table.Sets[0].Links
+		slow := slices.Clone(fast)
+		for i := range slow {
+			slow[i].Seconds *= 7
+		}
+		if table.Sets[0].Links = append(slices.Clone(slow), fast...); first {
+			table.Sets[0].Links = append(slices.Clone(fast), slow...)
+		}
+		if got := table.For(Job{Ranks: 2, PerHost: 2}).Exchange(false, 1<<20, 1); math.Abs(got/want-1) > 1e-9 {
+			t.Errorf("the fastest first: %t: %v s, want %v", first, got, want)
+		}
+	}
+}
+
+// Ranks that share cores are slower by their number, and a machine that is faster by that.
+func TestScales(t *testing.T) {
+	c := call(1024, 1024, partition.Full())
+	two := rates(0).For(Job{Ranks: 2, PerHost: 2, Cores: 2}).Call(c)
+	if eight := rates(0).For(Job{Ranks: 8, PerHost: 8, Cores: 2}).Call(c); math.Abs(eight/two-4) > 1e-9 {
+		t.Errorf("8 ranks on 2 cores take %v times as long as 2", eight/two)
+	}
+	if fast := rates(0).For(Job{Ranks: 2, PerHost: 2, FLOPs: 2}).Call(c); math.Abs(two/fast-2) > 1e-9 {
+		t.Errorf("twice the FLOP/s: %v times as fast", two/fast)
+	}
+}
+
+// Transfers of more ranks than cores are a set of their own, and their calls are those of as many ranks as cores.
+func TestSetsOfTransfersAlone(t *testing.T) {
+	table := rates(0)
+	four := Set{Ranks: 4}
+	for _, l := range table.Sets[0].Links {
+		l.Ranks, l.Seconds = 4, 5*l.Seconds
+		four.Links = append(four.Links, l)
+	}
+	one := table.Sets[0]
+	one.Ranks, one.Links = 1, nil
+	two := rates(0).For(Job{Ranks: 2, PerHost: 2, Cores: 2})
+	table.Sets = append(table.Sets, four, one)
+	m, c := table.For(Job{Ranks: 4, PerHost: 4, Cores: 2}), call(1024, 1024, partition.Full())
+	if got := m.Call(c) / two.Call(c); math.Abs(got-2) > 1e-9 {
+		t.Errorf("four ranks on two cores compute %v times as long as two", got)
+	}
+	if got := m.Exchange(false, 1<<20, 1) / two.Exchange(false, 1<<20, 1); math.Abs(got-5) > 1e-9 {
+		t.Errorf("a transfer of four takes %v times as long as of two, measured 5", got)
+	}
+	if !m.Has("flash", tensor.BF16) {
+		t.Error("four ranks have no backend")
+	}
+}
+
+// Whatever a table lacks, something stands for it.
+func TestWhatIsNotThere(t *testing.T) {
+	m := rates(0).For(Job{Ranks: 1, PerHost: 1})
+	c := call(512, 512, partition.Full())
+	c.Backend, c.DType, c.Deterministic = "fused", tensor.F16, true
+	if m.Call(c) <= 0 {
+		t.Error("another backend takes no time")
+	}
+	for _, op := range []string{"linear", "linear dw"} {
+		if m.Work(Work{Op: op, DType: tensor.F16, Rows: 100, In: 100, Out: 100}) <= 0 {
+			t.Errorf("%s takes no time", op)
+		}
+	}
+	if m.Work(Work{Op: "swiglu", DType: tensor.BF16, Bytes: 1 << 20}) <= 0 {
+		t.Error("a pass takes no time")
+	}
+}
+
+// A GPU that works for long is slower than short figures of it. What is kept up bounds all rates, and a second block is
+// not charged for the warmth of the card.
+func TestKeptUp(t *testing.T) {
+	table := rates(0)
+	flops := attentionFLOPs(1<<28, 4, 64, 64)
+	table.Sets[0].Attention = append(table.Sets[0].Attention, Attention{ // both blocks together at 0.8e12
+		Backend: "flash", DType: "bf16", Mask: Full, Dim: 64, Heads: 4, KVHeads: 4, Queries: 1 << 14, Keys: 1 << 14, Seconds: flops / 1e12, Further: 1.5 * flops / 1e12,
+	})
+	n := 1 << 13
+	table.Sets[0].Products = append(table.Sets[0].Products, Product{Kind: "linear", DType: "bf16", Rows: n, In: n, Out: n, Seconds: 2 * math.Pow(float64(n), 3) / 0.9e14})
+	gpu := table.For(Job{Ranks: 2, PerHost: 2})
+	long := call(1<<14, 1<<14, partition.Full())
+	if got := gpu.Call(long); math.Abs(got/(flops/0.8e12)-1) > 1e-9 {
+		t.Errorf("a call takes %v s, %v where it is kept up", got, flops/0.8e12)
+	}
+	long.First = false
+	if got := gpu.Call(long); math.Abs(got/(flops/0.8e12)-1) > 1e-9 {
+		t.Errorf("a further block takes %v s, the first %v", got, flops/0.8e12)
+	}
+	w := Work{Op: "linear", DType: tensor.BF16, Rows: 512, In: 512, Out: 512}
+	if got := gpu.Work(w); math.Abs(got/(w.FLOPs()/0.9e14)-1) > 1e-9 {
+		t.Errorf("a product takes %v s, %v where it is kept up", got, w.FLOPs()/0.9e14)
+	}
+	table.Machine.Arch = 0
+	if got := table.For(Job{Ranks: 2, PerHost: 2}).Work(w); math.Abs(got/(w.FLOPs()/1e14)-1) > 1e-9 {
+		t.Errorf("on a CPU a product takes %v s, measured %v", got, w.FLOPs()/1e14)
+	}
+}
+
+func TestShippedTables(t *testing.T) {
+	all, err := Shipped()
+	if err != nil || len(all) == 0 {
+		t.Fatalf("%d tables, %v", len(all), err)
+	}
+	for _, table := range all {
+		if table.Date == "" || table.Command == "" || table.Source == "" || table.Program == "" {
+			t.Errorf("%s does not say where it comes from", table.Machine.Device)
+		}
+	}
+	h200, exact, err := Reference(Machine{Device: "NVIDIA H200", Arch: 90})
+	if err != nil || !exact {
+		t.Fatalf("no table of an H200: %v", err)
+	}
+	m := h200.For(Job{Ranks: 4, PerHost: 4})
+	// docs/benchmarks: a causal forward pass over 32K tokens, 611 TFLOP/s.
+	c := call(32<<10, 32<<10, partition.Causal())
+	c.Backend, c.Heads, c.KVHeads, c.Dim, c.DimV = "fused", 32, 8, 128, 128
+	flops := attentionFLOPs(float64(partition.Pairs(c.Tiles)), 32, 128, 128)
+	if rate := flops / m.Call(c) / 1e12; rate < 550 || rate > 680 {
+		t.Errorf("causal attention of 32K tokens: %.0f TFLOP/s", rate)
+	}
+	if table, exact, err := Reference(Machine{Device: "NVIDIA B200", Arch: 100}); err != nil || exact || table == nil {
+		t.Errorf("a B200: %v, %v", exact, err)
+	}
+}
+
+func TestKept(t *testing.T) {
+	t.Setenv("XDG_CACHE_HOME", t.TempDir())
+	table := rates(1e-6)
+	table.Program, table.Machine.Device, table.Machine.Count = "v1/../x", "GPU of ours", 2
+	if got, err := Own(table.Program, table.Machine); got != nil || err != nil {
+		t.Fatalf("before: %v, %v", got, err)
+	}
+	if _, err := table.Keep(); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := Own(table.Program, table.Machine); err != nil || got == nil || len(got.Sets[0].Attention) != len(table.Sets[0].Attention) {
+		t.Errorf("%v, %v", got, err)
+	}
+	if got, err := Own("v2", table.Machine); got != nil || err != nil {
+		t.Errorf("another version: %v, %v", got, err)
+	}
+}
+
+// documents is a table with a call of so many tiles.
+func documents(mask string, tiles int) string {
+	const call = `{"backend":"flash","dtype":"bf16","mask":%q,"dim":64,"heads":4,"kv_heads":4,"queries":16,"keys":16,"tiles":%d,"seconds":1}`
+	return fmt.Sprintf(`{"version":1,"machine":{"device":"x"},"sets":[{"ranks":1,"attention":[`+call+`]}]}`, mask, tiles)
+}
+
+// A call of documents as calibrations measure it is taken.
+func TestDecodeDocuments(t *testing.T) {
+	if _, err := Decode([]byte(documents("documents", 128))); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestDecodeFaults(t *testing.T) {
+	for text, want := range map[string]string{
+		`{"version":2}`: "version 2", `{"version":1}`: "machine.device", `{"version":1,"machine":{"device":"x"}}`: "no sets", `[`: "cost table",
+		`{"version":1,"machine":{"device":"x"},"sets":[{"ranks":0}]}`:                                                                          "0 ranks",
+		`{"version":1,"machine":{"device":"x"},"sets":[{"ranks":1,"links":[{"pair":"moon","bytes":1,"ranks":1,"seconds":1}]}]}`:                "link 1",
+		`{"version":1,"machine":{"device":"x"},"sets":[{"ranks":1,"products":[{"rows":1,"in":1,"out":-1,"seconds":1}]}]}`:                      "product 1",
+		`{"version":1,"machine":{"device":"x"},"sets":[{"ranks":1,"passes":[{"op":"copy","bytes":1,"seconds":0}]}]}`:                           "pass 1",
+		`{"version":1,"machine":{"device":"x"},"sets":[{"ranks":1,"attention":[{"mask":"full","dim":1,"heads":1,"kv_heads":2,"seconds":1}]}]}`: "attention 1",
+		documents("documents", 1<<40): "attention 1", documents("documents", 0): "attention 1", documents("causal", 4): "attention 1",
+	} {
+		if _, err := Decode([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", text, err, want)
+		}
+	}
+}
+
+// What is read is a table that answers with times, and is written as it was.
+func FuzzDecode(f *testing.F) {
+	var b bytes.Buffer
+	seed, many := rates(1e-6), call(1, 1, partition.Causal())
+	packed := Attention{Backend: "flash", DType: "bf16", Mask: Documents, Dim: 64, Heads: 4, KVHeads: 4, Queries: 16, Keys: 16, Tiles: 8, Seconds: 1e-5}
+	seed.Sets[0].Attention, many.Tiles = append(seed.Sets[0].Attention, packed), packed.Laid()
+	if err := seed.Encode(&b); err != nil {
+		f.Fatal(err)
+	}
+	f.Add(b.Bytes())
+	f.Add([]byte(`{"version":1,"machine":{"device":"x"},"sets":[{"ranks":1}],"later":3}`))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		table, err := Decode(text)
+		if err != nil {
+			return
+		}
+		m := table.For(Job{Ranks: 3, PerHost: 2, Cores: 2})
+		for what, s := range map[string]float64{
+			"call": m.Call(call(100, 50, partition.Causal())), "documents": m.Call(many), "exchange": m.Exchange(true, 1000, 2), "reduce": m.Reduce("all_reduce", 3, 1000),
+			"copy": m.Copy(1000), "product": m.Work(Work{Op: "linear", DType: tensor.F32, Rows: 3, In: 4, Out: 5}), "host": m.Host(7),
+		} {
+			if !(s >= 0) || math.IsInf(s, 0) {
+				t.Fatalf("%s takes %v s", what, s)
+			}
+		}
+		var out bytes.Buffer
+		if err := table.Encode(&out); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Decode(out.Bytes()); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// Of two measurements the less is kept, of one block and of two.
+func TestKeepLess(t *testing.T) {
+	set := func(one, further, other, call float64) *Set {
+		return &Set{
+			Attention: []Attention{{Seconds: one, Further: further}, {Seconds: other}}, Products: []Product{{Seconds: other}},
+			Passes: []Pass{{Seconds: other}}, Links: []Link{{Seconds: other}}, CallSeconds: call,
+		}
+	}
+	s := set(4, 6, 3, 2)
+	s.KeepLess(set(5, 3, 7, 1)) // of two blocks 8 s, not 10
+	if want := set(4, 4, 3, 1); !reflect.DeepEqual(s, want) {
+		t.Errorf("%+v, want %+v", s, want)
+	}
+	if s.KeepLess(&Set{CallSeconds: 9}); s.CallSeconds != 1 { // of a part that was not measured again nothing is lost
+		t.Errorf("%+v", s)
+	}
+}
+
+// Calls of many documents take what was measured of such calls, and between two lengths what lies between. Few tiles are not concerned.
+func TestDocumentsSideBySide(t *testing.T) {
+	table := rates(0)
+	docs := func(n, tiles int, seconds float64) Attention {
+		return Attention{Backend: "flash", DType: "bf16", Mask: Documents, Dim: 64, Heads: 4, KVHeads: 4, Queries: n, Keys: n, Tiles: tiles, Seconds: seconds}
+	}
+	of := func(a Attention) planner.Call {
+		c := call(1, 1, partition.Causal())
+		c.Tiles = a.Laid()
+		return c
+	}
+	short, long, few := docs(16, 64, 3e-4), docs(256, 4, 2e-4), docs(256, 3, 1e-3)
+	plain := table.For(Job{Ranks: 1, PerHost: 1}).Call(of(few))
+	table.Sets[0].Attention = append(table.Sets[0].Attention, short, long)
+	m := table.For(Job{Ranks: 1, PerHost: 1})
+	for _, a := range []Attention{short, long} {
+		if got := m.Call(of(a)); math.Abs(got/a.Seconds-1) > 1e-9 {
+			t.Errorf("%d documents of %d: %v s, measured %v", a.Tiles, a.Keys, got, a.Seconds)
+		}
+	}
+	if got := m.Call(of(few)); got != plain {
+		t.Errorf("three documents: %v s, without figures of many %v", got, plain)
+	}
+	// A document of 64 is as much slower beside others as the mean of those of 16 and of 256, of their logarithms.
+	apart := func(a Attention) float64 {
+		return rates(0).For(Job{Ranks: 1, PerHost: 1}).Call(of(a)) / m.Call(of(a))
+	}
+	if got, want := apart(docs(64, 16, 1)), math.Sqrt(apart(short)*apart(long)); math.Abs(got/want-1) > 1e-9 {
+		t.Errorf("documents of 64 differ by %v, want %v", got, want)
+	}
+}

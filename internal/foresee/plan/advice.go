@@ -1,0 +1,171 @@
+package plan
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/cprun/cprun/internal/base/readable"
+	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/model/machine"
+)
+
+// Bounds of the search for advice: the factor of a shorter sequence, and the ranks that share it.
+const (
+	maxFactor = 1 << 20
+	maxSpread = 512
+)
+
+// measure returns the memory of a run with demand d.
+type measure func(cfg *config.Config, ranks int, machine machine.Machine, d *demand) (Memory, error)
+
+// A smaller run is one that takes less memory.
+type smaller struct {
+	advice string
+	cfg    config.Config
+	ranks  int
+	demand *demand
+}
+
+// advised returns m with its largest item and the changes that make it fit, if it does not. It measures every
+// change, so that it names none that is already set or cannot help.
+func (m Memory) advised(of measure, cfg *config.Config, ranks int, on machine.Machine, d *demand) Memory {
+	if m.Fits || m.Device == 0 {
+		return m
+	}
+	fits := func(s *smaller) bool {
+		less, err := of(&s.cfg, s.ranks, on, s.demand)
+		return err == nil && less.Fits
+	}
+	now := smaller{cfg: *cfg, ranks: ranks, demand: d}
+	var enough, all []string // changes that do by themselves, and all changes
+	together := now
+	for _, change := range []func(s smaller) (smaller, bool){smaller.sharded, smaller.recomputed, smaller.chunked, smaller.oneByOne} {
+		s, ok := change(now)
+		if less, err := of(&s.cfg, s.ranks, on, s.demand); !ok || err != nil || m.Total-less.Total < m.excess(on, ranks)/100 {
+			continue
+		}
+		if together, _ = change(together); fits(&s) {
+			enough = append(enough, s.advice)
+		}
+		all = append(all, s.advice)
+	}
+	spread := []func(s smaller, factor int) (smaller, bool){smaller.shorter}
+	if !on.IsCPU() {
+		spread = append(spread, smaller.spread) // ranks of a CPU share its memory
+	} else {
+		spread = append(spread, smaller.fewer)
+	}
+	search := func(s smaller, change func(smaller, int) (smaller, bool)) string {
+		for f := 2; f <= maxFactor; f *= 2 {
+			less, ok := change(s, f)
+			if !ok || !fits(&less) {
+				continue
+			}
+			var err error
+			if less.demand, err = demandOf(&less.cfg, on, nil); err == nil && fits(&less) {
+				return less.advice
+			}
+		}
+		return ""
+	}
+	for _, change := range spread {
+		if advice := search(now, change); advice != "" {
+			enough = append(enough, advice)
+		}
+	}
+	most := slices.MaxFunc(m.items(), func(a, b item) int { return cmp.Compare(a.bytes, b.bytes) })
+	m.advice = fmt.Sprintf("; the largest item is %s with %s", most.name, readable.Bytes(most.bytes))
+	if most.name == "compute copy" || most.name == "weights" && (m.Compute == 0 || cfg.Memory.Shard == "none") {
+		m.advice += ", whole on every rank"
+	}
+	if len(enough) > 0 {
+		m.advice += "; to fit, use " + strings.Join(enough, ", or ")
+		return m
+	}
+	if len(all) > 0 {
+		if fits(&together) {
+			m.advice += "; to fit, use " + strings.Join(all, " and ") + " together"
+			return m
+		}
+		for _, change := range spread {
+			if advice := search(together, change); advice != "" {
+				m.advice += "; to fit, use " + strings.Join(append(all, advice), " and ") + " together"
+				return m
+			}
+		}
+	}
+	m.advice += "; no key and no number of ranks makes it fit: use a smaller model, or devices with more memory"
+	return m
+}
+
+// sharded returns the run with gradients and optimizer state spread over the ranks.
+func (s smaller) sharded() (smaller, bool) {
+	ok := s.ranks > 1 && s.cfg.Memory.Shard != "gradients"
+	s.advice, s.cfg.Memory.Shard = "memory.shard gradients", "gradients"
+	return s, ok
+}
+
+func (s smaller) recomputed() (smaller, bool) {
+	ok := s.cfg.Memory.Recompute != "full"
+	s.advice, s.cfg.Memory.Recompute = "memory.recompute full", "full"
+	return s, ok
+}
+
+func (s smaller) chunked() (smaller, bool) {
+	least := lossChunks[len(lossChunks)-1]
+	ok := s.cfg.Memory.LossChunk > least
+	s.advice, s.cfg.Memory.LossChunk = fmt.Sprintf("memory.loss_chunk %d", least), least
+	return s, ok
+}
+
+// oneByOne returns the run with one sample in a micro batch.
+func (s smaller) oneByOne() (smaller, bool) {
+	samples := sequences(&s.cfg)
+	d := *s.demand
+	d.buffers /= int64(samples)
+	s.advice, s.cfg.Train.MicroBatchSize, s.demand = "train.micro_batch_size 1", 1, &d
+	return s, samples > 1
+}
+
+// shorter returns the run with sequences that are factor times shorter.
+func (s smaller) shorter(factor int) (smaller, bool) {
+	s.cfg.Data.SeqLen /= factor
+	s.advice, s.demand = fmt.Sprintf("data.seq_len of at most %d", s.cfg.Data.SeqLen), s.demand.less(factor)
+	return s, s.cfg.Data.SeqLen >= 2*s.cfg.Parallel.Context
+}
+
+// spread returns the run with sequences that are spread over factor times the ranks.
+func (s smaller) spread(factor int) (smaller, bool) {
+	s.ranks *= factor
+	s.cfg.Parallel.Context *= factor
+	s.advice, s.demand = fmt.Sprintf("at least %d ranks", s.ranks), s.demand.less(factor)
+	if s.ranks == factor { // there was nothing to shard over
+		s.advice, s.cfg.Memory.Shard = s.advice+" with memory.shard gradients", "gradients"
+	}
+	return s, s.cfg.Parallel.Context <= min(maxSpread, s.cfg.Data.SeqLen/2)
+}
+
+// fewer returns the run on fewer ranks: each has a copy of some state.
+func (s smaller) fewer(factor int) (smaller, bool) {
+	ok := s.ranks%factor == 0 && s.cfg.Parallel.Context%factor == 0
+	if ok {
+		d := *s.demand
+		d.tokens, d.buffers = d.tokens*factor, d.buffers*int64(factor)
+		s.ranks, s.cfg.Parallel.Context, s.demand = s.ranks/factor, s.cfg.Parallel.Context/factor, &d
+	}
+	s.advice = fmt.Sprintf("--nproc %d", s.ranks)
+	return s, ok
+}
+
+// less returns about the demand of factor times fewer tokens.
+func (d *demand) less(factor int) *demand {
+	part := func(n int) int { return (n + factor - 1) / factor }
+	l := *d
+	l.tokens, l.buffers, l.works = part(d.tokens), d.buffers/int64(factor), map[heads]work{}
+	for h, w := range d.works {
+		l.works[h] = work{w.calls, part(w.queries), part(w.keys)}
+	}
+	return &l
+}

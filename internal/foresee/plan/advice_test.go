@@ -1,0 +1,149 @@
+package plan
+
+import (
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/cprun/cprun/internal/model/backends"
+	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/model/machine"
+)
+
+// planned is the memory of a run of a 3B llama, on GPUs or a CPU of so many MiB.
+func planned(t *testing.T, device string, ranks int, mib int64, set ...string) Memory {
+	t.Helper()
+	cfg, err := config.Load("../../../examples/bench/llama-3.2-3b-32k.yaml", config.Options{Ranks: ranks, Device: device, Set: set, NoFiles: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := machine.Machine{Memory: mib << 20}
+	if device == "cuda" {
+		m = machine.Machine{Arch: 90, CUDNN: backends.V(9, 19, 0), Flash: machine.BuiltFlash, GPUs: ranks, Memory: mib << 20}
+	}
+	cfg.Parallel.Backend = "flash"
+	mem, err := Fit(cfg, ranks, m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return mem
+}
+
+var (
+	numbers = regexp.MustCompile(`(data.seq_len of at most|at least|--nproc) ([0-9]+)`)
+	keys    = regexp.MustCompile(`(memory.shard|memory.recompute|memory.loss_chunk|train.micro_batch_size) ([a-z0-9]+)`)
+)
+
+// What is advised makes the run fit, and half as much of it does not; what is set already, or cannot help, is not advised.
+func TestAdvice(t *testing.T) {
+	const gib = 1 << 10
+	for _, c := range []struct {
+		device   string
+		ranks    int
+		mib      int64
+		set      []string
+		says     []string
+		never    []string
+		together bool // several changes are needed
+	}{
+		{"cuda", 2, 60 * gib, []string{"memory.shard=none"}, []string{"optimizer", "memory.shard gradients"}, []string{"memory.recompute"}, false},
+		{"cuda", 2, 40 * gib, []string{"data.seq_len=256K"}, []string{"activations", "data.seq_len of at most", "at least 8 ranks"}, []string{"memory.shard", "memory.recompute"}, false},
+		{"cuda", 8, 60 * gib, []string{"memory.shard=none", "memory.recompute=none"}, []string{"optimizer", "memory.shard gradients"}, nil, false},
+		{"cuda", 8, 141 * gib, []string{"model.num_hidden_layers=800"}, []string{"compute copy", "whole on every rank", "smaller model"}, []string{"at least", "seq_len", "memory.recompute", "memory.shard "}, false},
+		{"cuda", 2, 30 * gib, nil, []string{"optimizer", "at least"}, []string{"memory.recompute", "memory.shard"}, false},
+		{"cuda", 1, 30 * gib, nil, []string{"optimizer", "at least", "memory.shard gradients"}, nil, false},
+		{"cuda", 2, 20 * gib, []string{"memory.shard=none"}, []string{"optimizer", "at least", "memory.shard gradients"}, []string{"memory.recompute"}, true},
+		{"cuda", 2, 60 * gib, []string{"data.seq_len=128K", "train.micro_batch_size=2", "train.global_batch_size=2"}, []string{"activations", "train.micro_batch_size 1"}, nil, false},
+		{"cuda", 2, 60 * gib, []string{"data.seq_len=64K", "memory.recompute=none"}, []string{"activations", "memory.recompute full"}, nil, false},
+		{"cpu", 4, 100 * gib, []string{"memory.recompute=full"}, []string{"weights", "whole on every rank", "--nproc 2"}, []string{"at least", "memory.shard none"}, false},
+		{"cpu", 1, 100 * gib, []string{"data.seq_len=256K"}, []string{"data.seq_len of at most", "activations"}, []string{"at least", "--nproc"}, false},
+		{"cpu", 1, 10 * gib, nil, []string{"smaller model"}, []string{"at least", "--nproc", "memory.shard"}, false},
+	} {
+		m := planned(t, c.device, c.ranks, c.mib, c.set...)
+		_, advice, _ := strings.Cut(m.Verdict(), "; ")
+		t.Logf("%d ranks, %v: %s", c.ranks, c.set, m.Verdict())
+		for _, w := range c.says {
+			if !strings.Contains(advice, w) {
+				t.Errorf("%s, %d ranks, %v: no %q in %s", c.device, c.ranks, c.set, w, advice)
+			}
+		}
+		for _, w := range c.never {
+			if strings.Contains(advice, w) {
+				t.Errorf("%s, %d ranks, %v: %q in %s", c.device, c.ranks, c.set, w, advice)
+			}
+		}
+		if strings.Contains(advice, "together") != c.together {
+			t.Errorf("%s, %d ranks, %v: %s", c.device, c.ranks, c.set, advice)
+		}
+		if c.together || c.ranks == 1 && c.device == "cuda" { // several keys, or a key and ranks
+			continue
+		}
+		for _, key := range keys.FindAllStringSubmatch(advice, -1) {
+			if less := planned(t, c.device, c.ranks, c.mib, append(slices.Clone(c.set), key[1]+"="+key[2])...); !less.Fits {
+				t.Errorf("%v with %s: %s", c.set, key[0], less.Verdict())
+			}
+		}
+		for _, n := range numbers.FindAllStringSubmatch(advice, -1) {
+			value, err := strconv.Atoi(n[2])
+			if err != nil {
+				t.Fatal(err)
+			}
+			with := func(value int) *Memory {
+				ranks, set := value, c.set
+				if strings.HasPrefix(n[1], "data") {
+					ranks, set = c.ranks, append(slices.Clone(c.set), "data.seq_len="+strconv.Itoa(value))
+				}
+				m := planned(t, c.device, ranks, c.mib, set...)
+				return &m
+			}
+			less := map[string]int{"at least": value / 2}[n[1]]
+			if less == 0 {
+				less = 2 * value
+			}
+			if !with(value).Fits || with(less).Fits {
+				t.Errorf("%v with %s: %s; with %d: %s", c.set, n[0], with(value).Verdict(), less, with(less).Verdict())
+			}
+		}
+	}
+}
+
+// Plans leave memory.reserve free, of a CPU once for all its ranks.
+func TestReserve(t *testing.T) {
+	set := []string{"memory.recompute=none", "memory.loss_chunk=1024"}
+	for device, together := range map[string]int64{"cuda": 1, "cpu": 2} {
+		least := planned(t, device, 2, 1<<30, set...)
+		need := together*least.Total>>20 + 1
+		for _, c := range []struct {
+			reserve string
+			extra   int64 // MiB beside the need
+			fits    bool
+		}{
+			{"0", 1, true}, {"0", -2, false}, {"1G", 1<<10 + 1, true}, {"1G", 1<<10 - 2, false}, {"50%", need + 2, true}, {"50%", need - 4, false},
+			{"auto", need * 4 / 100, true}, {"auto", need * 2 / 100, false}, {"3%", need * 2 / 100, false}, {"2%", need * 3 / 100, true},
+		} {
+			m := planned(t, device, 2, need+c.extra, append(set, "memory.reserve="+c.reserve)...)
+			if m.Fits != c.fits || strings.Contains(m.Verdict(), "memory.reserve") != (c.reserve != "0") {
+				t.Errorf("%s with %d MiB beside the need and reserve %s: %s", device, c.extra, c.reserve, m.Verdict())
+			}
+			if m.Fits && together*m.Total > m.Device-m.Reserve {
+				t.Errorf("%s with reserve %s: %d ranks of %d bytes and %d in reserve on %d", device, c.reserve, together, m.Total, m.Reserve, m.Device)
+			}
+		}
+	}
+}
+
+// Without a known memory everything fits; the ranks of a CPU share the memory of their own host alone.
+func TestVerdictByHosts(t *testing.T) {
+	if m := planned(t, "cuda", 2, 0); !m.Fits || m.Verdict() != "" || m.Reserve != 0 {
+		t.Errorf("memory is not known: %t, %q", m.Fits, m.Verdict())
+	}
+	on := machine.Machine{Memory: 1 << 30, Hosts: 2}
+	for total, fits := range map[int64]bool{480 << 20: true, 500 << 20: false, 1 << 62: false} {
+		m := Memory{Weights: total, Device: on.Memory}
+		if m.total(&config.Config{}, on, 4); m.Fits != fits {
+			t.Errorf("4 ranks of %d bytes on two hosts: %s", total, m.Verdict())
+		}
+	}
+}

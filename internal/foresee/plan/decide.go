@@ -1,0 +1,194 @@
+package plan
+
+import (
+	"cmp"
+	"errors"
+	"math"
+	"slices"
+
+	"github.com/cprun/cprun/internal/foresee/backend"
+	"github.com/cprun/cprun/internal/foresee/planner"
+	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/ring"
+)
+
+// Chosen is a choice by costs, with its alternatives.
+type Chosen struct {
+	// Seconds of attention in one optimizer step, forward and backward, on the slowest rank.
+	Seconds float64 `json:"seconds_per_step"`
+	// Groups are the sizes of context and data groups that were compared, the chosen one first.
+	Groups []Groups `json:"groups"`
+	// Strategies are likewise for groups of the chosen size; seconds of all layers for one micro batch.
+	Strategies []planner.Timed `json:"strategies"`
+	// Backend is the backend of attention where costs took another than the rules have, which is Ruled; "": they did not.
+	Backend string `json:"backend,omitempty"`
+	Ruled   string `json:"ruled,omitempty"`
+}
+
+// Groups are sizes of the groups of ranks.
+type Groups struct {
+	Context int     `json:"context"`
+	Data    int     `json:"data"`
+	Seconds float64 `json:"seconds_per_step"` // of attention
+	// TooLarge says that it does not fit the memory. Groups that take longer than the chosen ones were not checked.
+	TooLarge bool `json:"too_large,omitempty"`
+}
+
+// Decide fills sizes of groups and fields of the strategy that a config leaves auto, if costs are known. It leaves the
+// rest to the rules of package config.
+func (d *Decider) Decide(cfg *config.Config, ranks, hosts int) error {
+	if d == nil || d.Costs == nil {
+		return nil
+	}
+	if cfg.Data.PackDocuments {
+		if d.Docs != nil {
+			d.docs = d.Docs(cfg)
+		}
+		if len(d.docs) == 0 {
+			return nil
+		}
+	}
+	list, err := d.options(cfg, ranks, hosts)
+	if err != nil || len(list) == 0 {
+		return err
+	}
+	if list, err = d.prefer(cfg, ranks, list); err != nil {
+		return err
+	}
+	best := &list[0]
+	d.Chosen = &Chosen{Seconds: best.Seconds, Strategies: best.Ranked}
+	for _, o := range list {
+		d.Chosen.Groups = append(d.Chosen.Groups, o.Groups)
+	}
+	best.apply(cfg)
+	if best.Ruled != "" {
+		d.Chosen.Backend, d.Chosen.Ruled = best.Strategy.Backend, best.Ruled
+		cfg.Parallel.Backend = best.Strategy.Backend
+	}
+	return nil
+}
+
+// First returns the documents that Decide has gone by; nil: it asked for none, or there were none.
+func (d *Decider) First() []int {
+	if d == nil {
+		return nil
+	}
+	return d.docs
+}
+
+// An option is one size of the groups, and the best strategy for it.
+type option struct {
+	Groups
+	Answer
+}
+
+// options lists the sizes of groups that a config allows, if their costs are known.
+func (d *Decider) options(cfg *config.Config, ranks, hosts int) (list []option, err error) {
+	perHost := ranks
+	if hosts > 1 && ranks%hosts == 0 {
+		perHost = ranks / hosts
+	}
+	for data := 1; data <= ranks; data++ {
+		unit := cfg.Train.MicroBatchSize * data
+		if ranks%data != 0 || cfg.Train.GlobalBatchSize%unit != 0 {
+			continue
+		}
+		o := option{Groups: Groups{Context: ranks / data, Data: data}}
+		if p := cfg.Parallel; p.Data > 0 && p.Data != data || p.Context > 0 && p.Context != o.Context {
+			continue
+		}
+		c, ok := d.resolved(cfg, &o)
+		if !ok {
+			continue // package config reports the fault
+		}
+		q := questionOf(c)
+		q.Asked, q.Docs, q.Ranks, q.PerHost = cfg.Parallel.Strategy, d.docs, ranks, perHost
+		o.Answer, err = d.Strategy(q)
+		if errors.As(err, new(*backend.NoneError)) {
+			continue // the final choice of a backend says so
+		} else if err != nil {
+			return nil, err
+		}
+		if len(o.Ranked) > 0 {
+			o.Seconds = o.Ranked[0].Seconds * float64(cfg.Train.GlobalBatchSize/unit)
+			list = append(list, o)
+		}
+	}
+	return list, nil
+}
+
+// questionOf describes the attention of a resolved config.
+func questionOf(cfg *config.Config) Question {
+	return Question{Attentions: backend.Requests(cfg), Recompute: cfg.Memory.Recompute == "full"}
+}
+
+// prefer moves the first option that fits and is within the margin of the fastest to the front, and sorts the others.
+// If none fits, the order stays: most ranks a sequence need least memory, and the memory plan reports it.
+func (d *Decider) prefer(cfg *config.Config, ranks int, list []option) ([]option, error) {
+	margin := planner.Place{Shared: d.Machine.IsCPU()}.Margin()
+	seconds := func(o option) float64 {
+		if o.TooLarge {
+			return math.Inf(1)
+		}
+		return o.Seconds
+	}
+	for range list {
+		if len(list) == 1 {
+			break
+		}
+		sorted := slices.Clone(list)
+		planner.First(sorted, margin, seconds)
+		fits, err := d.fits(cfg, ranks, &sorted[0])
+		if err != nil {
+			return nil, err
+		}
+		if fits {
+			slices.SortStableFunc(sorted[1:], func(a, b option) int { return cmp.Compare(a.Seconds, b.Seconds) })
+			return sorted, nil
+		}
+		i := slices.IndexFunc(list, func(o option) bool { return o.Groups == sorted[0].Groups })
+		list[i].TooLarge = true
+	}
+	return list, nil
+}
+
+// fits reports whether a run by that option has memory enough.
+func (d *Decider) fits(cfg *config.Config, ranks int, o *option) (bool, error) {
+	c, ok := d.resolved(cfg, o)
+	if !ok {
+		return false, nil
+	}
+	c.Parallel.Backend = o.Strategy.Backend // its workspace counts
+	demand, err := demandOf(c, d.Machine, nil)
+	if err != nil {
+		return false, err
+	}
+	m, err := fit(c, ranks, d.Machine, demand)
+	return m.Fits, err
+}
+
+// resolved returns the config with the option; false: the option breaks a rule.
+func (d *Decider) resolved(cfg *config.Config, o *option) (*config.Config, bool) {
+	c := *cfg
+	o.apply(&c)
+	return &c, c.Resolve(o.Context*o.Data, d.Machine.Device()) == nil
+}
+
+// apply fills open fields of a config from the option, except the backend.
+func (o *option) apply(cfg *config.Config) {
+	p, s := &cfg.Parallel, o.Strategy
+	p.Context, p.Data = o.Context, o.Data
+	if s == (ring.Strategy{}) {
+		return // not decided yet
+	}
+	p.Layout = s.Layout
+	if p.Algorithm == "auto" {
+		p.Algorithm, p.GatherHeads = s.Algorithm, s.GatherHeads
+	}
+	if p.Algorithm == "allgather" && p.Gather == ring.Auto {
+		p.Gather = s.When()
+	}
+	if p.Algorithm == "hierarchical" {
+		p.Inner = s.Inner
+	}
+}

@@ -1,0 +1,183 @@
+package plan
+
+import (
+	"runtime"
+	"slices"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/cprun/cprun/internal/foresee/planner"
+	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/model/machine"
+	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/ring"
+)
+
+// A demand holds the largest demands of the ranks of a context group. They do not depend on recomputation and on the
+// chunks of the loss, so that Fit, which tries several, finds them once.
+type demand struct {
+	tokens            int   // of a sample
+	buffers           int64 // bytes of the ring's arena, for one layer, forward and backward
+	forward, backward int64 // bytes sent for all layers of one micro batch
+	works             map[heads]work
+}
+
+// A heads counts the heads of queries and of keys in one pass of the kernel.
+type heads struct{ q, kv int }
+
+// A work is the load of the kernel, by its heads.
+type work struct {
+	calls   int // in one forward pass
+	queries int // rows of them
+	keys    int // rows of keys of one call, at least queries
+}
+
+// demandOf runs the attention of ranks over a planner.Recorder, several at a time, for each window of the model. It
+// shows the hops of the widest to see, if it is not nil.
+func demandOf(cfg *config.Config, machine machine.Machine, see func(rank int, hops []Hop)) (*demand, error) {
+	shown := 0
+	if see != nil {
+		shown = maxRankHops
+	}
+	list := looked(cfg.Parallel.Context, shown)
+	ranks := make([]demand, len(list))
+	for _, w := range windowsOf(cfg) {
+		shape, err := shapeOf(cfg, nil, w.window)
+		if err != nil {
+			return nil, err
+		}
+		schedule, err := schedulesOf(cfg, shape, len(list) > sampledRanks)
+		if err != nil {
+			return nil, err
+		}
+		var g errgroup.Group
+		g.SetLimit(runtime.GOMAXPROCS(0))
+		for i, r := range list {
+			g.Go(func() error {
+				s, err := schedule(r)
+				if err != nil {
+					return err
+				}
+				hops, err := ranks[i].add(cfg, s, localTokens(cfg, machine, shape, r), w.layers)
+				if err == nil && see != nil {
+					see(r, hops)
+				}
+				return err
+			})
+		}
+		if err := g.Wait(); err != nil {
+			return nil, err
+		}
+		see = nil
+	}
+	d := &demand{works: map[heads]work{}}
+	for i := range ranks {
+		r := &ranks[i]
+		d.tokens, d.buffers = max(d.tokens, r.tokens), max(d.buffers, r.buffers)
+		d.forward, d.backward = max(d.forward, r.forward), max(d.backward, r.backward)
+		for h, w := range r.works {
+			d.works[h] = d.works[h].and(w)
+		}
+	}
+	return d, nil
+}
+
+// manyRanks limits the ranks of a context group that demandOf runs one by one.
+const manyRanks = 64
+
+// sampledRanks is the size of a sample of more ranks. The ranks of a layout differ little.
+const sampledRanks = 16
+
+// looked lists the ranks to run: all, or of many the first ones, which a plan shows, and an even sample with the last.
+func looked(size, shown int) (list []int) {
+	for r := range size {
+		if size <= manyRanks || r < shown {
+			list = append(list, r)
+		}
+	}
+	if len(list) < size {
+		for i := range sampledRanks {
+			list = append(list, i*(size-1)/(sampledRanks-1))
+		}
+	}
+	slices.Sort(list)
+	return slices.Compact(list)
+}
+
+// schedulesOf returns a function that makes the schedule of a rank. It is faster for many ranks if it asks for the
+// needs of all pairs first.
+func schedulesOf(cfg *config.Config, shape partition.Shape, many bool) (func(rank int) (*ring.Schedule, error), error) {
+	spec := specOf(cfg, shape)
+	if !many {
+		return func(rank int) (*ring.Schedule, error) { return ring.New(cfg.Parallel.Algorithm, spec, rank) }, nil
+	}
+	p, err := ring.NewPlanner(cfg.Parallel.Algorithm, spec)
+	if err != nil {
+		return nil, err
+	}
+	return func(rank int) (*ring.Schedule, error) { return p.Schedule(rank), nil }, nil
+}
+
+// layerOf returns the attention of a layer of the config.
+func layerOf(cfg *config.Config) planner.Attention {
+	q := questionOf(cfg)
+	return caseOf(&q, planner.Place{}).Attention
+}
+
+// specOf returns the input of the schedules of the config.
+func specOf(cfg *config.Config, shape partition.Shape) ring.Spec {
+	return cfg.Parallel.Spec(shape, cfg.Model.NumAttentionHeads, cfg.Model.NumKeyValueHeads)
+}
+
+// and returns a work that is enough for both.
+func (w work) and(b work) work {
+	return work{max(w.calls, b.calls), max(w.queries, b.queries), max(w.keys, b.keys)}
+}
+
+// add adds the attention of one rank in that many layers, and returns the hops of its forward pass.
+func (d *demand) add(cfg *config.Config, s *ring.Schedule, tokens int, layers int64) ([]Hop, error) {
+	d.tokens = tokens
+	r, forward, backward, err := recorded(cfg, s, tokens)
+	if err != nil {
+		return nil, err
+	}
+	d.forward, d.backward = d.forward+layers*forward, d.backward+layers*backward
+	d.buffers = max(d.buffers, r.Buffers())
+	if d.works == nil {
+		d.works = map[heads]work{}
+	}
+	for _, w := range r.Works {
+		h := heads{w.Heads, w.KVHeads}
+		d.works[h] = d.works[h].and(work{1 + w.Calls, w.Queries, w.Keys})
+	}
+	return r.Hops, nil
+}
+
+// recorded runs both passes of a layer by a rank's schedule. It returns their recorder, with the hops of the forward
+// pass, and the bytes sent for one micro batch, in which packed samples follow each other.
+func recorded(cfg *config.Config, s *ring.Schedule, tokens int) (
+	r planner.Recorder, forward, backward int64, err error,
+) {
+	a := layerOf(cfg)
+	times := int64(cfg.Train.MicroBatchSize / a.Batch)
+	if err = r.Run(s, a, tokens, false); err != nil {
+		return r, 0, 0, err
+	}
+	forward, hops := times*r.Sent, r.Hops
+	for i := range hops {
+		hops[i].SendBytes *= times
+	}
+	r.Hops = nil
+	err = r.Run(s, a, tokens, true)
+	backward, r.Hops = times*r.Sent-forward, hops
+	return r, forward, backward, err
+}
+
+// localTokens returns the tokens of a sample on a rank.
+func localTokens(cfg *config.Config, machine machine.Machine, shape partition.Shape, rank int) int {
+	n := partition.Count(shape.Layout.Spans(shape.SeqQ, shape.Size, rank))
+	if cfg.Data.PackDocuments && !machine.IsCPU() {
+		n = min(n+int(float64(n)*packedSlack)+64, shape.SeqQ)
+	}
+	return n
+}

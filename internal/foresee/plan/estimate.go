@@ -1,0 +1,252 @@
+package plan
+
+import (
+	"math"
+
+	"github.com/cprun/cprun/internal/foresee/backend"
+	"github.com/cprun/cprun/internal/foresee/cost"
+	"github.com/cprun/cprun/internal/model"
+	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/model/machine"
+	"github.com/cprun/cprun/internal/model/state"
+	"github.com/cprun/cprun/tensor"
+)
+
+// Estimate is the work of one optimizer step, and its time by a cost table.
+type Estimate struct {
+	Parameters     int64   `json:"parameters"`
+	TokensPerStep  int     `json:"tokens_per_step"`
+	FLOPsPerStep   float64 `json:"flops_per_step"` // model FLOPs: causal halved, recompute not counted
+	AttentionShare float64 `json:"attention_share"`
+
+	// SecondsPerStep is 0, and the fields after it are absent, if no cost table fits this machine.
+	SecondsPerStep  float64 `json:"seconds_per_step"`
+	TokensPerSecond float64 `json:"tokens_per_second,omitempty"`
+	TFLOPsPerDevice float64 `json:"tflops_per_device,omitempty"`
+	MFU             float64 `json:"mfu,omitempty"` // 0: the device's peak is not known
+	Parts           *Parts  `json:"parts,omitempty"`
+	// Table is the machine of the cost table, and Source the origin of its figures. Scaled says that they were derived
+	// from another machine's.
+	Table  string `json:"table,omitempty"`
+	Date   string `json:"date,omitempty"`
+	Source string `json:"source,omitempty"`
+	Scaled bool   `json:"scaled,omitempty"`
+}
+
+// Parts are the seconds of a step, which they add up to, on the rank that takes longest.
+type Parts struct {
+	Products  float64 `json:"products"`            // matrix products, with recomputed ones
+	Attention float64 `json:"attention"`           // its kernels
+	Transfers float64 `json:"attention_transfers"` // of attention, as far as its kernels do not hide them
+	Passes    float64 `json:"passes"`              // norms, activations, the loss, copies
+	Gradients float64 `json:"gradients"`           // reducing them and gathering weights, as far as nothing hides that
+	Optimizer float64 `json:"optimizer"`
+	Host      float64 `json:"host"` // queueing work, as far as the device waits for it
+}
+
+// total returns the seconds of the step.
+func (p *Parts) total() float64 {
+	return p.Products + p.Attention + p.Transfers + p.Passes + p.Gradients + p.Optimizer + p.Host
+}
+
+// Costs is a cost table, and how it holds for the machine that is planned for.
+type Costs struct {
+	Table *cost.Table
+	// Exact says that it was measured on this machine, or on one with the same devices.
+	Exact bool
+	// Rate is how many times as fast as the table's a core of this machine computes; 0: as fast. Cores are those
+	// that the ranks of a host share; 0: the ranks are on GPUs.
+	Rate  float64
+	Cores int
+}
+
+func (p *Plan) estimate(cfg *config.Config, ranks int, o Options) error {
+	docs := o.Docs
+	if len(docs) == 0 {
+		docs = []int{cfg.Data.SeqLen}
+	}
+	batch := float64(cfg.Train.GlobalBatchSize)
+	e := Estimate{
+		Parameters:    model.Count(model.Layout(&cfg.Model.Config)),
+		TokensPerStep: cfg.Data.SeqLen * cfg.Train.GlobalBatchSize,
+		FLOPsPerStep:  model.FLOPs(&cfg.Model.Config, docs) * batch,
+	}
+	attention := 0.0
+	for l := range cfg.Model.NumHiddenLayers {
+		pairs := model.VisiblePairs(docs, cfg.Model.Window(l))
+		attention += 12 * float64(cfg.Model.NumAttentionHeads*cfg.Model.HeadDim) * pairs * batch
+	}
+	e.AttentionShare = attention / e.FLOPsPerStep
+	if o.Costs.Table != nil {
+		parts, err := stepOf(cfg, ranks, o, p.Attention.Backend)
+		if err != nil {
+			return err
+		}
+		t := o.Costs.Table
+		e.Parts, e.SecondsPerStep = parts, parts.total()
+		e.TokensPerSecond = float64(e.TokensPerStep) / e.SecondsPerStep
+		e.TFLOPsPerDevice = e.FLOPsPerStep / e.SecondsPerStep / float64(ranks) / 1e12
+		if peak := o.Machine.Peak(); peak > 0 && backend.DType(cfg) != tensor.F32 {
+			e.MFU = 1e12 * e.TFLOPsPerDevice / peak
+		}
+		e.Table, e.Date, e.Source, e.Scaled = t.Machine.Device, t.Date, t.Source, !o.Costs.Exact
+	}
+	p.Estimate = e
+	return nil
+}
+
+// stepOf adds up an optimizer step.
+func stepOf(cfg *config.Config, ranks int, o Options, kernel string) (*Parts, error) {
+	s := &step{
+		cfg: cfg, ranks: ranks, kernel: kernel, docs: o.Docs, shared: o.Costs.Cores > 0, cores: o.Costs.Cores,
+		perHost: o.Machine.PerHost(ranks), costs: o.Costs.Table.For(jobOf(ranks, &o)),
+	}
+	if err := s.passes(); err != nil {
+		return nil, err
+	}
+	s.state()
+	s.host()
+	return &s.Parts, nil
+}
+
+// jobOf describes the ranks to a cost table. The data sheets of the machine and of the table's device give the ratio of
+// their speeds.
+func jobOf(ranks int, o *Options) cost.Job {
+	m, t := o.Machine, o.Costs.Table
+	job := cost.Job{Ranks: ranks, PerHost: m.PerHost(ranks), Cores: o.Costs.Cores, Net: float64(m.Net), FLOPs: o.Costs.Rate, Memory: o.Costs.Rate}
+	if m.IsCPU() {
+		job.Link = float64(m.Link)
+		return job
+	}
+	job.FLOPs, job.Memory = m.Against(t.Machine.Device)
+	if own, ok := machine.CardOf(t.Machine.Device); ok && m.Link > 0 {
+		job.LinkTimes = float64(m.Link) / own.Link
+	} else {
+		job.Link = float64(m.Link)
+	}
+	return job
+}
+
+// A step is one optimizer step of the slowest rank.
+type step struct {
+	Parts
+	cfg    *config.Config
+	ranks  int
+	kernel string
+	docs   []int
+	shared bool // ranks share cores, so that no transfer hides behind work
+	cores  int  // of a host, if ranks share them
+	// perHost counts the ranks of a host.
+	perHost int
+	costs   *cost.Model
+
+	calls             int     // that the host queues
+	forward, backward float64 // device seconds of the passes, which reductions may hide behind
+}
+
+// passes adds the forward and backward passes of all micro batches of a rank: the model's own code over a device that
+// only records.
+func (s *step) passes() error {
+	attention, err := s.attention()
+	if err != nil {
+		return err
+	}
+	cfg := s.cfg
+	tokens, err := s.tokens()
+	if err != nil {
+		return err
+	}
+	record := cost.Recorder(func(w cost.Work) {
+		t := s.costs.Work(w)
+		if s.calls++; w.Rows > 0 {
+			s.Products += t
+		} else {
+			s.Passes += t
+		}
+	})
+	opt := model.Options{Recompute: model.Recompute(cfg.Memory.Recompute), LossChunk: cfg.Memory.LossChunk}
+	batch := sequences(cfg)
+	if err := model.Rehearse(&cfg.Model.Config, opt, batch, tokens, backend.DType(cfg), record, attention); err != nil {
+		return err
+	}
+	runs := cfg.Train.GlobalBatchSize / (batch * cfg.Parallel.Data)
+	n := float64(runs)
+	s.Products, s.Passes = n*s.Products, n*s.Passes
+	s.Attention, s.Transfers = n*attention.compute, n*attention.exposed
+	s.calls = runs * (s.calls + attention.calls)
+	// Of the products a third is forward, and of attention two parts of seven.
+	s.forward = (s.Products+s.Passes)/3 + s.Attention*2/7
+	s.backward = (s.Products+s.Passes)*2/3 + s.Attention*5/7
+	return nil
+}
+
+// state adds the work on weights and gradients.
+func (s *step) state() {
+	cfg, n := s.cfg, int64(s.ranks)
+	flat, dtype := model.NewLayout(&cfg.Model.Config, s.ranks), backend.DType(cfg)
+	shard, micro := state.ShardingOf(cfg.Memory.Shard), cfg.Train.GlobalBatchSize/(cfg.Train.MicroBatchSize*cfg.Parallel.Data)
+	reduce, gather, tail := 0.0, 0.0, 0.0
+	own := int64(1)
+	if shard != state.ShardNone {
+		own = n
+	}
+	copied := int64(0)
+	if dtype != tensor.F32 {
+		copied = int64(dtype.Size())
+	}
+	for i, b := range flat.Buckets {
+		if b.Size() == 0 {
+			continue
+		}
+		times, call := 1, "all_reduce"
+		if shard != state.ShardNone {
+			call = "reduce_scatter"
+		}
+		if shard == state.ShardGradients {
+			times = micro
+		}
+		r := s.costs.Reduce(call, s.ranks, 4*b.Size())
+		reduce += float64(times) * r
+		if i == model.Embedding {
+			tail = r
+		}
+		if shard != state.ShardNone {
+			gather += s.costs.Reduce("all_gather", s.ranks, int64(dtype.Size())*b.Size())
+		}
+		part := b.Size() / own
+		for _, w := range []cost.Work{
+			{Op: "adamw", DType: tensor.F32, Bytes: part * (28 + copied)},
+			{Op: "gradient norm", DType: tensor.F32, Bytes: 4 * part},
+			{Op: "zero", DType: tensor.F32, Bytes: 4 * b.Size()},
+		} {
+			s.Optimizer += s.costs.Work(w)
+			s.calls++
+		}
+	}
+	sums := s.costs.Reduce("all_reduce", s.ranks, sumBytes)
+	s.Gradients = exposed(reduce, s.backward, tail, s.shared) + exposed(gather, s.forward, 0, s.shared) + sums
+}
+
+// sumBytes counts the bytes of a step's sums.
+const sumBytes = 32
+
+// exposed returns the time of transfers that work does not hide. The last of them, the tail, has no work beside it.
+func exposed(transfers, work, tail float64, shared bool) float64 {
+	if shared {
+		return transfers
+	}
+	return max(transfers-work, tail)
+}
+
+// host adds the waits of the device for the next call to be queued.
+func (s *step) host() {
+	if !s.shared {
+		s.Host = max(0, s.costs.Host(s.calls)-s.Products-s.Passes-s.Attention-s.Optimizer)
+	}
+}
+
+// tokens of a sample, of the rank that has most.
+func (s *step) tokens() (int, error) {
+	most, err := mostTokens(s.cfg)
+	return int(math.Ceil(float64(most) / float64(max(s.cfg.Train.MicroBatchSize, 1)))), err
+}

@@ -1,0 +1,249 @@
+package plan
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/cprun/cprun/internal/base/readable"
+	"github.com/cprun/cprun/internal/foresee/backend"
+	"github.com/cprun/cprun/internal/model"
+	"github.com/cprun/cprun/internal/model/backends"
+	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/model/machine"
+	"github.com/cprun/cprun/internal/model/state"
+	"github.com/cprun/cprun/kernels/cpu"
+	"github.com/cprun/cprun/kernels/gpu"
+	"github.com/cprun/cprun/tensor"
+)
+
+// Memory holds the bytes of the rank that needs most. A run allocates the items up to Batches itself,
+// before its first step; on a GPU as one block. Context estimates the rest: on a GPU the driver, cuDNN,
+// cuBLAS and NCCL; on a CPU the process itself.
+type Memory struct {
+	Weights     int64 `json:"weights"`         // float32, updated by the optimizer
+	Compute     int64 `json:"compute_weights"` // copies in the compute type, read by the model; 0: it reads Weights
+	Gradients   int64 `json:"gradients"`       // float32, including those in transfer to other ranks
+	Optimizer   int64 `json:"optimizer"`
+	Activations int64 `json:"activations"`
+	RingBuffers int64 `json:"ring_buffers"`
+	Batches     int64 `json:"batches"`   // tokens, targets and the tables of rotary embeddings
+	Workspace   int64 `json:"workspace"` // of the kernels and the libraries
+	fused       int64 // the part of Workspace used by fused attention
+	Context     int64 `json:"context"` // estimate
+	Total       int64 `json:"total"`
+	Device      int64 `json:"device"`  // bytes of one device, or of the host memory that CPU ranks share; 0: unknown
+	Reserve     int64 `json:"reserve"` // the part of Device that stays free
+	Fits        bool  `json:"fits"`    // or not known
+	fits        string
+	advice      string // of a run that does not fit
+	tokens      int    // of one batch, on the rank with most
+	validation  int64  // activations of a forward pass alone
+}
+
+// Planned returns the bytes that a run allocates on the device itself.
+func (m *Memory) Planned() int64 {
+	return m.Weights + m.Compute + m.Gradients + m.Optimizer + m.Activations + m.RingBuffers + m.Batches + m.Workspace
+}
+
+// An item is one named part of a total.
+type item struct {
+	name  string
+	bytes int64
+}
+
+// items returns the parts of Total. It leaves out machine-specific parts that are 0.
+func (m *Memory) items() []item {
+	list := []item{
+		{"weights", m.Weights}, {"compute copy", m.Compute}, {"gradients", m.Gradients}, {"optimizer", m.Optimizer},
+		{"activations", m.Activations}, {"ring buffers", m.RingBuffers}, {"batches", m.Batches}, {"workspace", m.Workspace}, {"context", m.Context},
+	}
+	return slices.DeleteFunc(list, func(i item) bool {
+		return i.bytes == 0 && slices.Contains([]string{"compute copy", "workspace", "context"}, i.name)
+	})
+}
+
+// Room returns the part that a run grows on demand.
+func (m *Memory) Room() state.Room {
+	return state.Room{Activations: m.Activations, RingBuffers: m.RingBuffers, Tokens: m.tokens}
+}
+
+// Verdict returns a sentence on whether the run fits the device; "" if that is unknown.
+func (m *Memory) Verdict() string { return m.fits + m.advice }
+
+// Fused returns the bytes of Workspace used by fused attention.
+func (m *Memory) Fused() int64 { return m.fused }
+
+// GPU memory of a process beyond its own allocations: memory_bytes of metrics.jsonl, less Planned.
+// The sum was measured with a 3 B model on four H200 with CUDA 13.0, cuDNN 9.19 and NCCL 2.28.
+// The division between the two is an estimate.
+const (
+	// contextBytes counts the context with its stacks, the code of the kernels, of cuBLASLt, cuDNN
+	// and NCCL, and their handles.
+	contextBytes = 1200 << 20
+	// groupBytes counts NCCL's memory for a group of several ranks: the buffers of its channels for
+	// each peer and protocol, and the mapping of the peers' memory.
+	groupBytes = 460 << 20
+)
+
+// contextOf returns the Context of a GPU run. context is the number of ranks that share a sequence.
+func contextOf(ranks, context int) int64 {
+	n := int64(contextBytes)
+	for _, size := range []int{ranks, context} {
+		if size > 1 {
+			n += groupBytes
+		}
+	}
+	return n
+}
+
+// processBytes counts the program and the Go runtime of a process on a CPU, without the run's
+// allocations and garbage. It was measured with 1 to 4 ranks, from 0.4 M to 5 M parameters.
+const processBytes = 22 << 20
+
+// meshBytes counts the connections of a rank with other ranks. sharedBytes counts the memory that it
+// shares with one peer of its node, and meshRanks limits the number of these: the ranks connected at start.
+const (
+	meshBytes   = 1 << 20
+	sharedBytes = 512 << 10
+	meshRanks   = 16
+)
+
+// stagedBytes returns the size of the staging area for state: two host buffers of up to 1 MiB each (train.newStage).
+func stagedBytes(cfg *config.Config, ranks int) int64 {
+	const piece = 256 << 10 // elements
+	return 2 * 4 * min(model.NewLayout(&cfg.Model.Config, ranks).Size(), piece)
+}
+
+// packedSlack limits the imbalance of packed samples, which are cut document by document: a rank may
+// have this share more tokens than with a sample of one document.
+const packedSlack = 0.02
+
+// MemoryOf returns the memory of a run of a resolved config on a machine.
+func MemoryOf(cfg *config.Config, ranks int, machine machine.Machine) (Memory, error) {
+	d, err := demandOf(cfg, machine, nil)
+	if err != nil {
+		return Memory{}, err
+	}
+	m, err := memoryOf(cfg, ranks, machine, d)
+	return m.advised(memoryOf, cfg, ranks, machine, d), err
+}
+
+func memoryOf(cfg *config.Config, ranks int, machine machine.Machine, d *demand) (Memory, error) {
+	m := Memory{Device: machine.Memory, RingBuffers: d.buffers}
+	dtype, batch := backend.DType(cfg), sequences(cfg)
+	opt := model.Options{Recompute: model.Recompute(cfg.Memory.Recompute), LossChunk: cfg.Memory.LossChunk}
+	acts := model.Plan(&cfg.Model.Config, opt, batch, d.tokens, dtype)
+	m.Activations, m.validation = max(acts.Activations, acts.Validation), acts.Validation
+	m.tokens = batch * d.tokens
+	if err := m.state(cfg, ranks, m.tokens, dtype); err != nil {
+		return m, err
+	}
+	if !machine.IsCPU() {
+		m.Context = contextOf(ranks, cfg.Parallel.Context)
+		m.fused = fusedBytes(cfg, machine, d, batch)
+		m.Workspace = gpu.LinearWorkspace + gpu.OpsWorkspace + m.fused
+	} else {
+		m.Context = processBytes + stagedBytes(cfg, ranks)
+		if ranks > 1 {
+			m.Context += meshBytes + sharedBytes*int64(min(ranks, meshRanks)-1) // assumes that all ranks share one node
+		}
+		if dtype.Size() == 2 {
+			m.Context += cpu.HalfWorkspace(cfg.Model.VocabSize)
+		}
+		_, garbage := state.Garbage(m.Planned()) // reached after some tens of steps
+		m.Context += garbage
+	}
+	m.total(cfg, machine, ranks)
+	return m, nil
+}
+
+// total adds up the items, and compares the sum with the machine.
+func (m *Memory) total(cfg *config.Config, machine machine.Machine, ranks int) {
+	m.Total, m.Fits, m.Reserve = m.Planned()+m.Context, true, cfg.Memory.Reserve.Of(m.Device)
+	if m.Device == 0 {
+		return
+	}
+	kept := ""
+	if m.Reserve > 0 {
+		kept = fmt.Sprintf(" with %s kept free (memory.reserve)", readable.Bytes(m.Reserve))
+	}
+	excess := m.excess(machine, ranks)
+	m.Fits = excess <= 0
+	switch on := map[bool]string{true: "of the machine", false: "of one device"}[machine.IsCPU()]; {
+	case m.Fits:
+		m.fits = fmt.Sprintf("fits the %s %s%s", readable.Bytes(m.Device), on, kept)
+	case machine.IsCPU():
+		m.fits = fmt.Sprintf("does NOT fit the %s %s%s: it takes %s a rank, with %d in all",
+			readable.Bytes(m.Device), on, kept, readable.Bytes(m.Total), machine.PerHost(ranks))
+	default:
+		m.fits = fmt.Sprintf("does NOT fit the %s %s%s: %s too much", readable.Bytes(m.Device), on, kept, readable.Bytes(excess))
+	}
+}
+
+// excess returns the bytes by which a rank exceeds its device, or its part of the host memory on a CPU.
+func (m *Memory) excess(machine machine.Machine, ranks int) int64 {
+	room := m.Device - m.Reserve
+	if machine.IsCPU() {
+		room /= int64(machine.PerHost(ranks))
+	}
+	return m.Total - room
+}
+
+// EvalMemoryOf returns the memory of an evaluation, without gradients and moments.
+func EvalMemoryOf(cfg *config.Config, ranks int, machine machine.Machine) (Memory, error) {
+	d, err := demandOf(cfg, machine, nil)
+	if err != nil {
+		return Memory{}, err
+	}
+	m, err := evalMemory(cfg, ranks, machine, d)
+	return m.advised(evalMemory, cfg, ranks, machine, d), err
+}
+
+func evalMemory(cfg *config.Config, ranks int, machine machine.Machine, d *demand) (Memory, error) {
+	m, err := memoryOf(cfg, ranks, machine, d)
+	m.Gradients, m.Optimizer, m.Activations = 0, 0, m.validation
+	m.total(cfg, machine, ranks)
+	return m, err
+}
+
+// sequences returns the number of samples in one forward pass.
+func sequences(cfg *config.Config) int {
+	if cfg.Data.PackDocuments { // packed samples go one by one
+		return 1
+	}
+	return cfg.Train.MicroBatchSize
+}
+
+// state measures the allocations of weights, gradients, moments and batches.
+func (m *Memory) state(cfg *config.Config, ranks, batch int, dtype tensor.DType) error {
+	flat, meter := model.NewLayout(&cfg.Model.Config, ranks), state.Meter{}
+	_, err := state.New(meter, state.Options{
+		Layout: flat, Groups: state.Groups(flat, state.Group{Size: ranks}), Shard: state.ShardingOf(cfg.Memory.Shard), Compute: dtype,
+	})
+	if err != nil {
+		return err
+	}
+	format := state.Format{Pairs: cfg.Model.HeadDim / 2, Packed: cfg.Data.PackDocuments}
+	if _, err := state.NewBatches(meter, format, batch); err != nil {
+		return err
+	}
+	m.Weights, m.Compute, m.Gradients = meter[state.Weights], meter[state.Compute], meter[state.Gradients]
+	m.Optimizer, m.Batches = meter[state.Moments], meter[state.Inputs]
+	return nil
+}
+
+// fusedBytes returns the workspace of fused attention; 0 for other backends.
+func fusedBytes(cfg *config.Config, machine machine.Machine, d *demand, batch int) int64 {
+	if cfg.Parallel.Backend != backends.Fused.String() {
+		return 0
+	}
+	m, most := &cfg.Model.Config, int64(0)
+	for h, w := range d.works {
+		most = max(most, gpu.FusedWorkspace(gpu.FusedShape{
+			Batch: batch, SeqQ: w.queries, SeqK: w.keys, Heads: h.q, KVHeads: h.kv,
+			Dim: m.HeadDim, DimV: m.HeadDim, Calls: w.calls, Training: true, Packed: cfg.Data.PackDocuments && backends.Packs(machine.Arch, machine.CUDNN),
+			Deterministic: cfg.Train.Deterministic && backends.KeepsMatrix(machine.Arch, machine.CUDNN),
+		}))
+	}
+	return most
+}

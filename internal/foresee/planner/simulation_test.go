@@ -1,0 +1,154 @@
+package planner_test
+
+import (
+	"flag"
+	"fmt"
+	"math"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/cprun/cprun/internal/foresee/cost"
+	"github.com/cprun/cprun/internal/foresee/planner"
+	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/ring"
+	"github.com/cprun/cprun/tensor"
+)
+
+var update = flag.Bool("update", false, "write the tables of docs/planner.md")
+
+const (
+	page  = "../../../docs/planner.md"
+	begin = "<!-- simulation: go test ./internal/foresee/planner -run TestSimulation -update -->\n"
+	end   = "<!-- end of simulation -->"
+)
+
+// cluster is the H200s that are simulated: hosts of 8, links of 450 GB/s inside and 50 GB/s between them.
+func cluster(t testing.TB, ranks int) planner.Costs {
+	t.Helper()
+	table, same, err := cost.Reference(cost.Machine{Device: "NVIDIA H200", Arch: 90})
+	if err != nil || !same {
+		t.Fatal(same, err)
+	}
+	return table.For(cost.Job{Ranks: ranks, PerHost: min(ranks, 8), Link: 450e9, Net: 50e9})
+}
+
+// qwen3 is the attention of Qwen3-8B.
+var qwen3 = planner.Attention{Backend: "fused", DType: tensor.BF16, Batch: 1, Heads: 32, KVHeads: 8, Dim: 128, DimV: 128}
+
+// layer is the seconds of one causal layer, forward and backward, in a zigzag.
+func layer(t testing.TB, algorithm string, tokens, ranks, inner, gather int) float64 {
+	t.Helper()
+	mask, err := partition.NewMask(true, -1, tokens, tokens, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec := ring.Spec{
+		Shape: partition.Shape{SeqQ: tokens, SeqKV: tokens, Size: ranks, Layout: partition.Zigzag{}, Mask: mask},
+		Heads: qwen3.Heads, KVHeads: qwen3.KVHeads, Inner: inner, GatherHeads: gather,
+	}
+	forward, backward, err := planner.Passes(algorithm, spec, qwen3, planner.Place{PerHost: min(ranks, 8)}, cluster(t, ranks))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return forward.Seconds + backward.Seconds
+}
+
+// simulation is the tables of the page: as many tokens a rank, and as many in all.
+func simulation(t testing.TB) string {
+	var b strings.Builder
+	for _, c := range []struct {
+		title  string
+		tokens func(ranks int) int
+	}{
+		{"16K tokens a rank", func(ranks int) int { return ranks << 14 }},
+		{"1M tokens in all", func(int) int { return 1 << 20 }},
+	} {
+		fmt.Fprintf(&b, "%s:\n\n| ranks | tokens | ring | all-gather | gather_heads 1 | hierarchical, inner 8 | best, TFLOP/s a GPU |\n|--:|--:|--:|--:|--:|--:|--:|\n", c.title)
+		for ranks := 1; ranks <= 1024; ranks *= 2 {
+			tokens := c.tokens(ranks)
+			best := math.Inf(1)
+			var cells []string
+			add := func(algorithm string, inner, gather int) {
+				s := layer(t, algorithm, tokens, ranks, inner, gather)
+				best = min(best, s)
+				cells = append(cells, milliseconds(s))
+			}
+			add("ring", 1, 0)
+			add("allgather", 1, 0)
+			add("allgather", 1, 1)
+			if ranks < 8 {
+				cells = append(cells, "")
+			} else {
+				add("hierarchical", 8, 0)
+			}
+			fmt.Fprintf(&b, "| %d | %dK | %s | %.0f |\n", ranks, tokens>>10, strings.Join(cells, " | "), flops(tokens)/best/float64(ranks)/1e12)
+		}
+		b.WriteString("\n")
+	}
+	b.WriteString("Beside what was measured (commits 3d912c5 and 7d0e94d, see the table of the README), TFLOP/s a GPU:\n\n" +
+		"| H200s | tokens | algorithm | predicted | measured | |\n|--:|--:|---|--:|--:|--:|\n")
+	for _, c := range measured {
+		s := layer(t, c.algorithm, c.tokens, c.ranks, c.ranks, 0)
+		rate := flops(c.tokens) / s / float64(c.ranks) / 1e12
+		fmt.Fprintf(&b, "| %d | %dK | %s | %.0f | %.0f | %+.1f %% |\n", c.ranks, c.tokens>>10, c.algorithm, rate, c.rate, 100*(rate/c.rate-1))
+	}
+	return b.String() + "\n"
+}
+
+// measured is the rates of attention that the README shows, which has the heads of qwen3, by fused.
+var measured = []struct {
+	ranks, tokens int
+	algorithm     string
+	rate          float64
+}{
+	{4, 32 << 10, "ring", 501}, {4, 128 << 10, "ring", 529}, {4, 512 << 10, "ring", 551},
+	{2, 128 << 10, "ring", 536}, {2, 128 << 10, "allgather", 535}, {2, 128 << 10, "ulysses", 514}, {2, 128 << 10, "hierarchical", 514},
+}
+
+// flops are those of a causal layer, forward and backward.
+func flops(tokens int) float64 {
+	return 3.5 * 4 * float64(qwen3.Heads*qwen3.Dim) * float64(tokens) * float64(tokens+1) / 2
+}
+
+// milliseconds has at least three digits.
+func milliseconds(s float64) string {
+	if s >= 1 {
+		return fmt.Sprintf("%.0f", 1e3*s)
+	}
+	return fmt.Sprintf("%.3g", 1e3*s)
+}
+
+// The page shows what the planner says today of clusters that nobody here has.
+func TestSimulationPage(t *testing.T) {
+	text, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	head, rest, ok := strings.Cut(string(text), begin)
+	old, tail, ok2 := strings.Cut(rest, end)
+	if !ok || !ok2 {
+		t.Fatalf("%s has no place for the tables", page)
+	}
+	made := simulation(t)
+	if *update {
+		if err := os.WriteFile(page, []byte(head+begin+made+end+tail), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	} else if made != old {
+		t.Errorf("%s shows other tables; run go generate ./internal/foresee/planner", page)
+	}
+}
+
+// A thousand ranks of a ring take as long as their calls, where links keep up, and no less than the bytes of the slowest.
+func TestThousandRanks(t *testing.T) {
+	const ranks = 1024
+	few, many := layer(t, "ring", 64<<14, 64, 1, 0), layer(t, "ring", ranks<<14, ranks, 1, 0)
+	if ratio := many / few; ratio < 0.9*ranks/64 || ratio > 1.1*ranks/64 { // a hop more for each rank more
+		t.Errorf("%g s of 64 ranks, %g s of %d", few, many, ranks)
+	}
+	block := float64(1<<14) * 8 * 256 * 2 // of keys and values
+	if least := 2 * (ranks - 1) * block / 50e9; many < least {
+		t.Errorf("%g s, and the links between hosts take %g s", many, least)
+	}
+}

@@ -1,0 +1,139 @@
+package planner
+
+import (
+	"slices"
+
+	"github.com/cprun/cprun/internal/model/backends"
+	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/ring"
+)
+
+// Strategies lists the strategies of a case over these backends, in order of preference. They agree with asked; its
+// empty fields, and a Gather of auto, are open.
+//
+// Others have to beat a ring in a zigzag. If ranks share cores, nothing hides behind calls, and of packed documents a
+// ring sends more rows than ranks read: then an all-gather comes first. A striped layout is listed only if asked for:
+// it balances like a zigzag, and cuts the tiles of every two ranks by the mask's edges.
+func Strategies(c Case, asked ring.Strategy, backends []string) (list []ring.Strategy) {
+	documents := len(c.Docs) > 0
+	layouts, algorithms := []string{"zigzag", "contiguous"}, []string{"ring", "allgather", "ulysses", "hierarchical"}
+	if documents || c.At.Shared && c.Ranks > 1 {
+		algorithms[0], algorithms[1] = algorithms[1], algorithms[0]
+	}
+	if documents {
+		layouts = []string{"document", "document-zigzag", "zigzag", "contiguous"}
+		if c.At.Shared { // a zigzag cuts documents once more, into tiles that cost more than they hide
+			layouts[2], layouts[3] = layouts[3], layouts[2]
+		}
+	}
+	if c.Ranks > ExactRanks {
+		layouts = layouts[:1] // timing layouts without balance takes long
+	}
+	if c.Ranks == 1 {
+		layouts, algorithms = layouts[:1], algorithms[:1] // all are the same
+	}
+	if asked.Layout != "" {
+		layouts = []string{asked.Layout}
+	}
+	if asked.Algorithm != "" {
+		algorithms = []string{asked.Algorithm}
+	}
+	for _, backend := range backends {
+		for _, layout := range layouts {
+			for _, algorithm := range algorithms {
+				s := ring.Strategy{Layout: layout, Algorithm: algorithm, Backend: backend}
+				s.Gather = ruledGather(c, asked.Gather)
+				idle := algorithm == "ulysses" && c.Ranks > c.Heads // some ranks would have no heads
+				switch {
+				case algorithm == "allgather":
+					list = append(list, gathered(s, c, asked)...)
+				case algorithm == "hierarchical":
+					for _, s.Inner = range inners(c, asked) {
+						list = append(list, s)
+					}
+				case !idle || asked.Algorithm != "":
+					list = append(list, s)
+				}
+			}
+		}
+	}
+	return list
+}
+
+// open reports whether when rows travel is open.
+func open(gather string) bool { return gather == "" || gather == ring.Auto }
+
+// ruledGather returns when rows travel in a window: as asked, or by the meaning of auto there.
+func ruledGather(c Case, asked string) string {
+	switch {
+	case !open(asked):
+		return asked
+	case len(c.Docs) > 0 && c.Ranks > 1 && c.At.edge(c.Ranks) == 0:
+		return ring.Auto
+	}
+	return ""
+}
+
+// gathered lists the variants of an all-gather: of some heads at a time, and with rows that travel before the only
+// call. cuDNN's backward pass also computes the masked pairs of a rectangle with more keys than queries, which no
+// figure of a table shows, so its rows never travel before the only call of that pass.
+func gathered(s ring.Strategy, c Case, asked ring.Strategy) (list []ring.Strategy) {
+	documents := len(c.Docs) > 0
+	times := []string{s.Gather}
+	if open(asked.Gather) && c.Ranks > 1 {
+		for _, x := range []string{"", ring.Auto, ring.Before} {
+			able := x != ring.Before || s.Backend != backends.Fused.String()
+			if able && x != s.Gather && (x != ring.Auto || documents) {
+				times = append(times, x)
+			}
+		}
+		if c.At.Shared && !documents {
+			slices.Reverse(times)
+		}
+	}
+	for _, s.GatherHeads = range gathers(c, asked) {
+		for _, s.Gather = range times {
+			if s.GatherHeads == 0 || s.Gather == times[0] {
+				list = append(list, s)
+			}
+		}
+	}
+	return list
+}
+
+// gathers lists how many heads may be gathered at a time: all, or equal parts. Parts have their transfers run beside
+// calls, which gains nothing where both share cores.
+func gathers(c Case, asked ring.Strategy) []int {
+	if asked.GatherHeads > 0 || asked.Algorithm != "" || c.Ranks == 1 || c.At.Shared {
+		return []int{asked.GatherHeads}
+	}
+	list := []int{0}
+	for n := c.KVHeads / 2; n > 0; n /= 2 {
+		if c.KVHeads%n == 0 {
+			list = append(list, n)
+		}
+	}
+	return list
+}
+
+// inners lists how many ranks may exchange heads: divisors of the group with at least one head each, except one and
+// all, which are other algorithms. Groups lie inside hosts, or hosts inside groups.
+func inners(c Case, asked ring.Strategy) (list []int) {
+	if asked.Inner > 0 {
+		return []int{asked.Inner}
+	}
+	perHost := c.At.PerHost
+	if perHost <= 0 {
+		perHost = c.Ranks
+	}
+	for n := 2; n < c.Ranks; n++ {
+		if c.Ranks%n == 0 && n <= c.Heads && (perHost%n == 0 || n%perHost == 0) {
+			list = append(list, n)
+		}
+	}
+	if len(list) == 0 && asked.Algorithm != "" {
+		list = []int{partition.Inner(c.Ranks, perHost, c.Heads, c.KVHeads)}
+	}
+	slices.Reverse(list)
+	return list
+}

@@ -1,0 +1,182 @@
+package command
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"unicode/utf8"
+
+	"github.com/cprun/cprun/internal/base/terminal"
+	"github.com/cprun/cprun/internal/foresee/backend"
+	"github.com/cprun/cprun/internal/foresee/plan"
+	"github.com/cprun/cprun/internal/launch"
+	"github.com/cprun/cprun/internal/launch/progress"
+	"github.com/cprun/cprun/internal/model/backends"
+	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/run/attend"
+	"github.com/cprun/cprun/internal/run/job"
+)
+
+// Attention runs one distributed attention on given tensors and returns the exit status.
+func Attention(ctx context.Context, spec attend.Spec, asJSON bool, o Options) (int, error) {
+	ranks, device, err := o.spawns()
+	if err != nil {
+		return 0, err
+	}
+	spec.Device, spec.Machine = device, o.machine
+	notes, err := o.checkAttention(&spec, ranks)
+	if err != nil {
+		return 0, &InputError{err}
+	}
+	var report *attend.Report
+	res, err := o.runWorkers(ctx, job.RoleAttention, ranks, notes, func(string) any { return spec },
+		func(_ *progress.Printer, e launch.Event) {
+			if e.Kind == job.EventReport {
+				report = &attend.Report{}
+				if json.Unmarshal(e.Data, report) != nil {
+					report = nil
+				}
+			}
+		})
+	if err != nil {
+		return 0, err
+	}
+	if res.ExitCode != launch.ExitDone {
+		return res.ExitCode, res.Err
+	}
+	if report == nil {
+		return launch.ExitFailed, fmt.Errorf("rank 0 ended without its report")
+	}
+	if asJSON {
+		return 0, printJSON(o.Stdout, report)
+	}
+	if !o.Quiet {
+		fmt.Fprintf(o.Stdout, "%s: layout %s, %s; %d ranks, %s, %s, backend %s in %s: %.3f s, balance %.2f\nwrote %s\n",
+			terminal.Name(report.In), report.QKVLayout, map[bool]string{true: "declared",
+				false: "detected"}[report.QKVLayoutDeclared], report.Ranks, report.Layout, report.Algorithm,
+			report.Backend, report.DType, report.Seconds, report.Balance, terminal.Name(report.Out))
+	}
+	return 0, nil
+}
+
+// checkAttention resolves autos and paths, and finds every fault that can be found here. It returns notes for the
+// user.
+func (o *Options) checkAttention(spec *attend.Spec, ranks int) (notes []string, err error) {
+	for _, p := range []struct {
+		flag string
+		path *string
+	}{{"--in", &spec.In}, {"--out", &spec.Out}} {
+		if *p.path == "" {
+			return nil, fmt.Errorf("%s is missing: cprun attention --in case.safetensors --out result.safetensors",
+				p.flag)
+		}
+		if *p.path, err = filepath.Abs(*p.path); err != nil {
+			return nil, fmt.Errorf("%s: %w", p.flag, err)
+		}
+		if !utf8.ValidString(*p.path) { // it is handed on as text
+			return nil, fmt.Errorf("%s: %s is not UTF-8; give it another name", p.flag, terminal.Name(*p.path))
+		}
+	}
+	c, err := attend.Open(spec.In)
+	if err != nil {
+		return nil, fmt.Errorf("--in: %w", err)
+	}
+	defer c.Close()
+	if info, err := os.Stat(filepath.Dir(spec.Out)); err != nil || !info.IsDir() {
+		return nil, fmt.Errorf("--out: %s is not a directory", terminal.Name(filepath.Dir(spec.Out)))
+	}
+	if err := writable(filepath.Dir(spec.Out)); err != nil {
+		return nil, fmt.Errorf("--out: %w; name a file in a directory that can be written to", err)
+	}
+	if out, err := os.Stat(spec.Out); err == nil {
+		if out.IsDir() {
+			return nil, fmt.Errorf("--out: %s is a directory; name a file in it", terminal.Name(spec.Out))
+		}
+		if !out.Mode().IsRegular() { // it would be replaced by one
+			return nil, fmt.Errorf("--out: %s is not a regular file; name another", terminal.Name(spec.Out))
+		}
+		if in, err := os.Stat(spec.In); err == nil && os.SameFile(in, out) {
+			return nil, fmt.Errorf("--out: %s is also --in, which the result would replace; name another file",
+				terminal.Name(spec.Out))
+		}
+	}
+	auto := func(s *string, choice string) {
+		if *s == "auto" || *s == "" {
+			*s = choice
+		}
+	}
+	auto(&spec.DType, map[string]string{"cpu": "fp32", "cuda": "bf16"}[spec.Device])
+	if spec.Backend != "" { // a slip of the keyboard is the flag's
+		if _, err := backends.ParseBackend(spec.Backend); err != nil {
+			return nil, fmt.Errorf("--backend: %w", err)
+		}
+	}
+	if err := fits(c, spec); err != nil {
+		return nil, err
+	}
+	return o.chooseFor(spec, c, ranks)
+}
+
+// fits returns an error if a case is too large for this machine, before anything is allocated for it.
+func fits(c *attend.Case, spec *attend.Spec) error {
+	room := float64(spec.Machine.Memory) * float64(max(spec.Machine.GPUs, 1))
+	if need := c.Needs(); room > 0 && need > room {
+		return fmt.Errorf("--in: %s: its tensors and the results take %.3g GiB, and there are %.3g; cut the "+
+			"sequence, or take a larger machine", c.Path, need/(1<<30), room/(1<<30))
+	}
+	return nil
+}
+
+// writable makes a file in a directory, as the result is first made beside its name.
+func writable(dir string) error {
+	f, err := os.CreateTemp(dir, ".cprun-*")
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Close(), os.Remove(f.Name()))
+}
+
+// chooseFor decides how one attention on given tensors runs.
+func (o *Options) chooseFor(spec *attend.Spec, c *attend.Case, ranks int) (notes []string, err error) {
+	m, batch := &c.Masks, c.Batch
+	if m.Apart() { // samples with masks of their own are computed one by one
+		batch = 1
+	}
+	asked, docs := spec.Strategy, []int(nil)
+	if len(m.Docs) == 1 && m.DocsKV == nil && c.SeqQ == c.SeqKV { // else no list is the documents of a sequence
+		docs = m.Docs[0]
+	}
+	spec.Strategy = config.Ruled(asked, config.Sharing{
+		Device: spec.Device, Documents: docs != nil, Ranks: ranks, PerHost: ranks, Heads: c.Heads, KVHeads: c.KVHeads,
+	})
+	ruled := spec.Strategy
+	spec.Backend = backends.Flash.String() // so that the rest of the spec is checked first
+	if err := spec.Check(c, ranks); err != nil {
+		return nil, err
+	}
+	dtype, err := spec.Element()
+	if err != nil {
+		return nil, err
+	}
+	answer, notes, err := o.strategy(spec.Machine, plan.Question{
+		Attentions: []backend.Request{{
+			Strategy: ruled, DType: dtype,
+			Batch: batch, SeqQ: c.SeqQ, SeqKV: c.SeqKV, Heads: c.Heads, KVHeads: c.KVHeads, HeadDim: c.HeadDim,
+			HeadDimV: c.HeadDimV,
+			Causal:   m.Causal, TopLeft: m.TopLeft, Window: m.Left, Ahead: m.Right, BoundedAhead: m.Right >= 0,
+			Slices: m.Slices != nil, Softcap: c.Softmax.Softcap != 0, ScaleNotAbove0: !(c.Softmax.Scale > 0),
+			Documents: m.Docs != nil, DocumentKeys: m.DocsKV != nil, Training: c.Backward,
+			Sink: c.Scores.Sink || c.Scores.OffByOne, Bias: c.Scores.Biased(), MaxLogit: c.Scores.MaxLogit,
+			Ranks: ranks,
+		}},
+		Asked: asked, Docs: docs, Ranks: ranks, PerHost: ranks,
+	})
+	if err != nil {
+		return nil, err
+	}
+	spec.Strategy, spec.Remedies = answer.Strategy, answer.Choice.Kinds()
+	return notes, spec.Check(c, ranks)
+}

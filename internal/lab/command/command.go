@@ -1,0 +1,199 @@
+// Package command implements the commands of cprun on the launcher's side. A command checks all input before it
+// spawns a process, prepares the workers' task, runs them, shows their progress, and reports the end. Train is the
+// largest one.
+package command
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"strconv"
+
+	"github.com/cprun/cprun/internal/base/terminal"
+	"github.com/cprun/cprun/internal/foresee/planner"
+	"github.com/cprun/cprun/internal/launch"
+	"github.com/cprun/cprun/internal/launch/progress"
+	"github.com/cprun/cprun/internal/model/machine"
+	"github.com/cprun/cprun/internal/run/job"
+)
+
+// InputError wraps a fault Err of the user's input, found before any process is spawned: exit status 2.
+type InputError struct{ Err error }
+
+func (e *InputError) Error() string { return e.Err.Error() }
+
+func (e *InputError) Unwrap() error { return e.Err }
+
+func inputf(format string, args ...any) error { return &InputError{fmt.Errorf(format, args...)} }
+
+// Options are the flags that commands share.
+type Options struct {
+	NProc      string // a number, or auto
+	Device     string // auto, cpu, cuda
+	NNodes     string // N or MIN:MAX; "": 1, or the number of nodes that another launcher has started
+	NodeRank   int    // -1: any
+	Rendezvous string // host:port; "": as the launcher says
+	// an address of this host, a network, or the name of an interface; "": that towards the rendezvous
+	Interface   string
+	MaxRestarts int
+	Quiet       bool
+	LogLevel    string // error, warn, info, debug
+
+	// machine is the machine of the run, found by resolve: a GPU, or the CPU.
+	machine machine.Machine
+
+	Stdout io.Writer
+	Stderr *os.File
+	// Costs returns the known costs of a machine for a number of ranks; nil: auto follows the rules of package
+	// config. Without Costs a command reads the user's own table, or the one that ships for this very device.
+	Costs func(m machine.Machine, ranks, perHost int) planner.Costs
+	// Version is the program's, for checkpoints.
+	Version string
+}
+
+// spawns does what resolve does, for commands that start processes on one node.
+func (o *Options) spawns() (ranks int, device string, err error) {
+	if err := o.oneNode(); err != nil {
+		return 0, "", err
+	}
+	return o.resolve()
+}
+
+// resolve checks the flags and counts the ranks of this node.
+func (o *Options) resolve() (ranks int, device string, err error) {
+	if err := launch.CheckLimits(); err != nil {
+		return 0, "", err
+	}
+	if o.machine, err = found(o.Device); err != nil {
+		return 0, "", err
+	}
+	device = o.machine.Device()
+	if o.MaxRestarts < 0 {
+		return 0, "", inputf("--max-restarts %d: want 0 or more", o.MaxRestarts)
+	}
+	if _, ok := levels[o.LogLevel]; !ok {
+		return 0, "", inputf("--log-level %q: want error, warn, info or debug", o.LogLevel)
+	}
+	if o.NProc == "auto" {
+		return max(1, o.machine.GPUs), device, nil // one for each GPU, and one on a machine without
+	}
+	if ranks, err = count(o.NProc); err != nil {
+		return 0, "", err
+	}
+	if n := o.machine.GPUs; n > 0 && ranks > n {
+		return 0, "", inputf("--nproc %d: one process runs on each GPU, and this machine has %d; leave the flag out, "+
+			"or write --device cpu", ranks, n)
+	}
+	if most := maxProcs(); ranks > most {
+		return 0, "", inputf("--nproc %d: at most %d processes are started on this machine with %d cores", ranks, most,
+			runtime.NumCPU())
+	}
+	return ranks, device, nil
+}
+
+// found returns the machine of --device, with the GPUs that it uses.
+func found(device string) (machine.Machine, error) {
+	switch device {
+	case "cpu":
+		return onCPU(), nil
+	case "auto", "cuda":
+	default:
+		return machine.Machine{}, inputf("--device %q: want auto, cpu or cuda", device)
+	}
+	m, gpus, err := machine.Find()
+	switch {
+	case device == "cuda" && !machine.Built:
+		return m, inputf("--device cuda: this binary has no CUDA in it; build it with make cuda, leave the flag out, " +
+			"or write --device cpu")
+	case device == "auto" && errors.Is(err, machine.ErrNoDriver) && deviceFiles() == 0:
+		return onCPU(), nil // a login node, or a container without GPUs
+	case err != nil:
+		return m, inputf("--device %s: %w; cprun doctor says more, and --device cpu does without", device, err)
+	case device == "cuda" && len(gpus) == 0:
+		return m, inputf("--device cuda: no GPU is seen; look at nvidia-smi and CUDA_VISIBLE_DEVICES, or write " +
+			"--device cpu")
+	case m.IsCPU():
+		return onCPU(), nil
+	}
+	return m, nil
+}
+
+// onCPU returns this machine without GPUs.
+func onCPU() machine.Machine {
+	m := machine.CPU()
+	_, m.Memory = launch.HostMemory()
+	return m
+}
+
+func count(nproc string) (int, error) {
+	n, err := strconv.Atoi(nproc)
+	if err != nil || n < 1 {
+		return 0, inputf("--nproc %q: want a number of processes of at least 1, or auto", nproc)
+	}
+	return n, nil
+}
+
+// levels orders the output: only failures at error, the output of all ranks at debug.
+var levels = map[string]int{"error": 0, "warn": 1, "info": 2, "debug": 3}
+
+// maxProcs bounds a typing error such as --nproc 10000, which would take a machine down.
+func maxProcs() int { return max(64, 8*runtime.NumCPU()) }
+
+func (o *Options) show() launch.Show {
+	switch {
+	case o.Quiet || levels[o.LogLevel] < levels["info"]:
+		return launch.ShowNone
+	case o.LogLevel == "debug":
+		return launch.ShowAll
+	}
+	return launch.ShowFirst
+}
+
+func (o *Options) printer() *progress.Printer {
+	return progress.New(o.Stderr, progress.Options{
+		Quiet:    o.Quiet || levels[o.LogLevel] < levels["info"],
+		Terminal: launch.Terminal(o.Stderr),
+	})
+}
+
+// runWorkers runs a role on the ranks of one node. Their logs are in a temporary directory that stays if the command
+// fails. notes are for the user. task returns the workers' task; event gets their reports.
+func (o *Options) runWorkers(ctx context.Context, role job.Role, ranks int, notes []string, task func(dir string) any,
+	event func(out *progress.Printer, e launch.Event)) (launch.Result, error) {
+	dir, err := newScratch("cprun-" + string(role) + "-")
+	if err != nil {
+		return launch.Result{}, err
+	}
+	out := o.printer()
+	for _, line := range notes {
+		out.Note(line)
+	}
+	res := launch.Run(ctx, launch.Job{
+		NProc: ranks, Argv: []string{"worker", string(role)}, Logs: dir.root, Payload: payload(task(dir.path)),
+		Stderr: out, Show: o.show(),
+		OnEvent: func(_ int, e launch.Event) { event(out, e) },
+	})
+	out.Close()
+	dir.end(res.ExitCode)
+	return res, nil
+}
+
+// printJSON writes an indented object for a reader or a script.
+func printJSON(w io.Writer, v any) error {
+	enc := json.NewEncoder(terminal.JSON(w))
+	enc.SetIndent("", "  ")
+	return enc.Encode(v)
+}
+
+// payload encodes a task for the workers.
+func payload(v any) []byte {
+	b, err := json.Marshal(v)
+	if err != nil {
+		panic("command: payload of plain fields: " + err.Error())
+	}
+	return b
+}

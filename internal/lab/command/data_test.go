@@ -1,0 +1,52 @@
+package command
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cprun/cprun/internal/foresee/plan"
+	"github.com/cprun/cprun/internal/launch"
+	"github.com/cprun/cprun/internal/launch/progress"
+	"github.com/cprun/cprun/internal/model/config"
+)
+
+func TestDataLines(t *testing.T) {
+	cfg := &config.Config{Data: config.Data{SeqLen: 4096}}
+	one := int64(1)
+	d := plan.Data{Files: 1, Documents: &one, Tokens: 12345, Targets: 8192, Samples: 2, StepsPerEpoch: 1}
+	want := "data: 1 file, 1 document, 12,345 tokens; 2 samples of 4,096 tokens with 8,192 targets; an epoch is 1 step"
+	if got := dataLines(&d, cfg); !slices.Equal(got, []string{want}) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	d.Documents, d.DroppedDocuments, d.Ignored = nil, 3, []string{"label", "position_ids"}
+	got := dataLines(&d, cfg)
+	if len(got) != 2 || !strings.Contains(got[0], "documents not counted yet") ||
+		!strings.HasSuffix(got[0], "3 documents dropped") || !strings.HasSuffix(got[1], "label, position_ids") {
+		t.Errorf("got %q", got)
+	}
+	if got := dataLines(nil, cfg); got != nil {
+		t.Errorf("data that are not there: %q", got)
+	}
+}
+
+// The loss at the end is that of the last step that had one.
+func TestTheLastLossIsTold(t *testing.T) {
+	var b bytes.Buffer
+	root, err := os.OpenRoot(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	tr := &tracker{out: progress.New(&b, progress.Options{}), root: root}
+	for _, text := range []string{`{"step":1,"steps":2,"loss":1.5}`, `{"step":2,"steps":2,"loss":"NaN"}`} {
+		tr.event(0, launch.Event{Kind: launch.EventProgress, Data: json.RawMessage(text)})
+	}
+	tr.summary(launch.Result{ExitCode: launch.ExitDone})
+	if !strings.Contains(b.String(), "loss 1.5000") || strings.Contains(b.String(), "NaN") {
+		t.Errorf("printed %q", b.String())
+	}
+}

@@ -1,0 +1,219 @@
+package command
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"text/tabwriter"
+
+	"github.com/cprun/cprun/internal/base/readable"
+	"github.com/cprun/cprun/internal/base/terminal"
+	"github.com/cprun/cprun/internal/foresee/plan"
+	"github.com/cprun/cprun/internal/launch"
+	"github.com/cprun/cprun/internal/launch/progress"
+	"github.com/cprun/cprun/internal/model/checkpoint"
+	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/run/job"
+	"github.com/cprun/cprun/internal/run/train"
+)
+
+// EvalOptions are the flags of `cprun eval`.
+type EvalOptions struct {
+	Options
+	Data    string // to evaluate on
+	SeqLen  string // tokens of a sample; "": as in the run, else 4096
+	Samples int    // 0: all
+	Step    int64  // of the checkpoint of a run; 0: the newest
+	Set     []string
+	JSON    bool
+}
+
+// An evaluation is a train.Evaluation and its subject.
+type evaluation struct {
+	Model string `json:"model"`
+	Step  int64  `json:"step"` // of the checkpoint; 0: a Hugging Face directory
+	Data  string `json:"data"`
+	train.Evaluation
+	Perplexity train.Float `json:"perplexity"`
+}
+
+// Eval computes the loss of a run's checkpoint, or of a Hugging Face directory, over data.
+func Eval(ctx context.Context, path string, o EvalOptions) (int, error) {
+	ranks, device, err := o.spawns()
+	if err != nil {
+		return 0, err
+	}
+	if o.Data == "" {
+		return 0, inputf("--data is missing: cprun eval RUN --data PATH")
+	}
+	e := evaluation{Model: path, Data: o.Data}
+	task := job.Train{Version: o.Version, Machine: o.machine}
+	cfg, note, err := o.prepare(ctx, path, ranks, device, &e, &task)
+	if err != nil {
+		return 0, err
+	}
+	task.Config = string(cfg.YAML())
+	var report []byte
+	res, err := o.runWorkers(ctx, job.RoleEval, ranks, note, func(dir string) any {
+		task.RunDir = dir
+		return task
+	}, func(out *progress.Printer, e launch.Event) {
+		var text string
+		switch {
+		case e.Kind == job.EventReport:
+			report = e.Data
+		case e.Kind == job.EventNotice && json.Unmarshal(e.Data, &text) == nil:
+			out.Note(text)
+		}
+	})
+	if err != nil {
+		return 0, err
+	}
+	if res.ExitCode != launch.ExitDone {
+		return res.ExitCode, res.Err
+	}
+	if err := json.Unmarshal(report, &e.Evaluation); err != nil {
+		return launch.ExitFailed, fmt.Errorf("report of rank 0: %w", err)
+	}
+	e.Perplexity = train.Float(math.Exp(float64(e.Loss)))
+	return 0, o.write(&e)
+}
+
+// prepare makes the config of an evaluation, and finds every fault of the input.
+func (o *EvalOptions) prepare(
+	ctx context.Context, path string, ranks int, device string, e *evaluation, task *job.Train,
+) (cfg *config.Config, notes []string, err error) {
+	name, base, set, err := o.base(ctx, path, e, task, &notes)
+	if err != nil {
+		return nil, nil, err
+	}
+	seqLen := []string{}
+	if o.SeqLen != "" {
+		seqLen = append(seqLen, "data.seq_len="+o.SeqLen)
+	}
+	for _, list := range [][]string{{
+		"data.path=" + o.Data, "data.validation={every: 1}", "data.validation.path=" + o.Data,
+		fmt.Sprintf("data.validation.samples=%d", o.Samples), "data.shuffle=false",
+		"train.micro_batch_size=1", "train.global_batch_size=1", "parallel.context=auto", "parallel.data=auto",
+		"parallel.ulysses_degree=auto", "parallel.layout=auto", "parallel.transport=auto", "attention.sm_margin=0",
+		"attention.backend=auto", "precision.compute=auto", "memory={recompute: auto, loss_chunk: auto, shard: auto}",
+	}, seqLen, o.Set} {
+		set = append(set, list...)
+	}
+	d, err := o.decider(o.machine)
+	if err != nil {
+		return nil, nil, err
+	}
+	opts := config.Options{Set: set, Ranks: ranks, Hosts: o.machine.Hosts, Device: device, Decide: d.Decide}
+	if cfg, err = config.Parse(name, []byte(base), opts); err != nil {
+		return nil, nil, once(err)
+	}
+	if cfg.Train.MicroBatchSize != 1 {
+		return nil, nil, inputf("train.micro_batch_size %d: samples are evaluated one by one; leave it out",
+			cfg.Train.MicroBatchSize)
+	}
+	if _, err := train.Check(cfg); err != nil {
+		return nil, nil, once(err)
+	}
+	choice, err := choose(cfg, o.machine, d.Chosen)
+	if err != nil {
+		return nil, nil, err
+	}
+	task.Remedies = choice.Kinds()
+	if _, err := plan.Fit(cfg, ranks, o.machine); err != nil {
+		return nil, nil, &InputError{err}
+	}
+	m, err := plan.EvalMemoryOf(cfg, ranks, o.machine)
+	if err == nil {
+		err = m.Check()
+	}
+	if err != nil {
+		return nil, nil, &InputError{err}
+	}
+	return cfg, append(notes, choice.notes...), nil
+}
+
+// once leaves out the second report of a fault of the data, which are also the training data.
+func once(err error) error {
+	var faults config.Errors
+	if errors.As(err, &faults) {
+		twice := func(f config.Fault) bool { return f.Key == "data.validation.path" }
+		if left := slices.DeleteFunc(slices.Clone(faults), twice); len(left) > 0 {
+			err = left
+		}
+	}
+	return &InputError{err}
+}
+
+// base returns the first config, its name in errors, and keys to set in it: the checkpoint's config of a run, an empty
+// one of a Hugging Face directory.
+func (o *EvalOptions) base(
+	ctx context.Context, path string, e *evaluation, task *job.Train, notes *[]string,
+) (name, text string, set []string, err error) {
+	name, text = path, "{}"
+	if isModel(path, o.Step) {
+		set = []string{"model.from=" + path}
+	} else {
+		c, reasons, err := checkpointOf(ctx, path, o.Step)
+		if err != nil {
+			return "", "", nil, err
+		}
+		defer c.Close()
+		for _, r := range reasons {
+			*notes = append(*notes, passed(r))
+		}
+		if task.From, err = filepath.Abs(c.Dir); err != nil {
+			return "", "", nil, err
+		}
+		name, text, e.Step = filepath.Join(c.Dir, "manifest.json"), c.Manifest.Config, c.Manifest.Step
+		if cfg, err := checkpointConfig(c); err == nil && cfg.Model.From != "" {
+			if _, err := os.Stat(cfg.Model.From); err != nil { // all keys of the model are in the config
+				set = []string{"model.from=null"}
+			}
+		}
+	}
+	return name, text, set, nil
+}
+
+// isModel reports whether a path is a Hugging Face directory and not a run. With a step it is a run.
+func isModel(path string, step int64) bool {
+	_, err := os.Stat(filepath.Join(path, "config.json"))
+	_, adapter := os.Stat(filepath.Join(path, "adapter_config.json")) // which is refused as what it is
+	return (err == nil || adapter == nil) && step == 0
+}
+
+// checkpointOf does what ofStep does, for commands that also take a Hugging Face directory.
+func checkpointOf(ctx context.Context, path string, step int64) (*checkpoint.Checkpoint, []string, error) {
+	c, reasons, err := ofStep(ctx, path, step)
+	if errors.Is(err, checkpoint.ErrNone) || errors.Is(err, fs.ErrNotExist) {
+		err = inputf("%w; name a run directory, a checkpoint, or a Hugging Face directory with config.json", err)
+	}
+	return c, reasons, err
+}
+
+// write prints an evaluation.
+func (o *EvalOptions) write(e *evaluation) error {
+	if o.JSON {
+		return printJSON(o.Stdout, e)
+	}
+	what := terminal.Name(e.Model)
+	if e.Step > 0 {
+		what = fmt.Sprintf("%s, step %d", terminal.Name(e.Model), e.Step)
+	}
+	fmt.Fprintf(o.Stdout, "%s: loss %.4f, perplexity %.4g over %s tokens of %s samples of %s, in %.1f s\n\n",
+		what, float64(e.Loss), float64(e.Perplexity), readable.Count(e.Targets), readable.Count(e.Samples),
+		readable.Count(int64(e.SeqLen)), e.Seconds)
+	w := tabwriter.NewWriter(o.Stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(w, "positions\ttokens\tloss\tperplexity\t")
+	for _, b := range e.Buckets {
+		fmt.Fprintf(w, "%d to %d\t%s\t%.4f\t%.4g\t\n", b.From, b.To-1, readable.Count(b.Targets), float64(b.Loss),
+			math.Exp(float64(b.Loss)))
+	}
+	return w.Flush()
+}

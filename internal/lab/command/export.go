@@ -1,0 +1,172 @@
+package command
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/cprun/cprun/internal/base/files"
+	"github.com/cprun/cprun/internal/base/safetensors"
+	"github.com/cprun/cprun/internal/base/terminal"
+	"github.com/cprun/cprun/internal/model"
+	"github.com/cprun/cprun/internal/model/checkpoint"
+	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/model/hf"
+	"github.com/cprun/cprun/internal/run/train"
+)
+
+// ExportOptions are the flags of `cprun export`.
+type ExportOptions struct {
+	To     string
+	DType  string // fp32, bf16, fp16, or auto: that of the model which training began with, else fp32
+	Step   int64  // of the checkpoint; 0: the newest
+	Stdout io.Writer
+}
+
+var exportTypes = map[string]safetensors.DType{"fp32": safetensors.F32, "bf16": safetensors.BF16,
+	"fp16": safetensors.F16}
+
+// Export writes a Hugging Face directory from a checkpoint.
+func Export(ctx context.Context, run string, o ExportOptions) (int, error) {
+	if o.To == "" {
+		return 0, inputf("--to is missing: cprun export RUN --to DIR")
+	}
+	if empty, err := files.Empty(o.To); err != nil {
+		return 0, inputf("--to: %w", err)
+	} else if !empty {
+		return 0, inputf("--to: %s has files in it; name another directory, or empty it", terminal.Name(o.To))
+	}
+	if _, ok := exportTypes[o.DType]; !ok && o.DType != "auto" {
+		return 0, inputf("--dtype %q: want fp32, bf16, fp16 or auto", o.DType)
+	}
+	c, reasons, err := ofStep(ctx, run, o.Step)
+	if err != nil {
+		return 0, err
+	}
+	defer c.Close()
+	for _, r := range reasons {
+		fmt.Fprintln(o.Stdout, passed(r))
+	}
+	cfg, err := checkpointConfig(c)
+	if err != nil {
+		return 0, &InputError{err}
+	}
+	dtype := o.element(cfg)
+	params := model.Layout(&cfg.Model.Config)
+	if err := c.Fits(train.CheckpointParams(params)); err != nil {
+		return 0, &InputError{err}
+	}
+	brought, without := companions(cfg)
+	err = hf.Export(o.To, hf.Model{
+		Config: exported(cfg), From: cfg.Model.From, Companions: brought, DType: dtype, Tensors: cfg.Model.Tensors(),
+		Bytes: ofBytes(cfg), EOS: cfg.Data.EOSTokenID,
+		Read: func(t hf.Tensor, off int64, dst []float32) error {
+			return c.Read(ctx, t.Name, checkpoint.FieldParam, off, dst)
+		},
+	}, hf.ShardLimit)
+	if err != nil {
+		return 0, err
+	}
+	fmt.Fprintf(o.Stdout, "wrote %s: %s of step %d, %d tensors in %s\n", terminal.Name(o.To), cfg.Model.Architecture,
+		c.Manifest.Step, len(params), typeName(dtype))
+	if len(brought) > 0 {
+		fmt.Fprintf(o.Stdout, "from %s: %s\n", terminal.Name(cfg.Model.From), strings.Join(brought, ", "))
+	}
+	if without != nil {
+		fmt.Fprintf(o.Stdout, "note: the export is without the tokenizer and generation_config.json, or some of "+
+			"their files: %v; copy them there from the model that training began with\n", without)
+	}
+	if caveat := cfg.Model.Caveat(); caveat != "" {
+		fmt.Fprintf(o.Stdout, "note: %s\n", caveat)
+	}
+	return 0, nil
+}
+
+// ofStep opens the checkpoint of a step in a run, or what Find finds where step is 0.
+func ofStep(ctx context.Context, run string, step int64) (c *checkpoint.Checkpoint, reasons []string, err error) {
+	path := run
+	if step > 0 {
+		path, err = checkpoint.OfStep(run, step)
+	}
+	if err == nil {
+		c, reasons, err = checkpoint.Find(ctx, path)
+	}
+	if err != nil {
+		if name := terminal.Name(run); !strings.Contains(err.Error(), name) {
+			err = fmt.Errorf("%s: %w", name, err)
+		}
+		return nil, nil, inputf("%w%s", err, because(reasons))
+	}
+	return c, reasons, nil
+}
+
+// ofBytes reports whether a model was trained on the bytes of text, and on nothing before.
+func ofBytes(cfg *config.Config) bool {
+	tokens := func(f config.File) bool { return filepath.Ext(f.Path) == ".bin" }
+	return cfg.Model.From == "" && cfg.Data.Tokenizer == config.Bytes && cfg.Model.VocabSize >= 256 &&
+		!slices.ContainsFunc(cfg.Data.Path, tokens)
+}
+
+// element is the type to export in.
+func (o *ExportOptions) element(cfg *config.Config) safetensors.DType {
+	if t, ok := exportTypes[o.DType]; ok {
+		return t
+	}
+	if t, ok := hf.ElementType(cfg.Model.DType); ok {
+		return t
+	}
+	return safetensors.F32
+}
+
+// typeName is what --dtype calls a type.
+func typeName(t safetensors.DType) string {
+	for name, d := range exportTypes {
+		if d == t {
+			return name
+		}
+	}
+	return string(t)
+}
+
+// companions are the files of the model that training began with which the export has too, and
+// why some are missing.
+func companions(cfg *config.Config) ([]string, error) {
+	if cfg.Model.From == "" {
+		return nil, nil
+	}
+	return hf.Companions(cfg.Model.From)
+}
+
+// exported is the shape of the trained model, with what its config.json should say and the run's
+// config says elsewhere, if at all.
+func exported(cfg *config.Config) *hf.Config {
+	const eos = "eos_token_id"
+	c := cfg.Model.Config
+	if c.MaxPositionEmbedding == 0 {
+		c.MaxPositionEmbedding = c.Positions(cfg.Data.SeqLen)
+	}
+	if raw := c.TokenIDs[eos]; cfg.Data.EOSTokenID >= 0 && (raw == nil || string(raw) == "null") {
+		ids := map[string]json.RawMessage{}
+		maps.Copy(ids, c.TokenIDs)
+		ids[eos] = strconv.AppendInt(nil, int64(cfg.Data.EOSTokenID), 10)
+		c.TokenIDs = ids
+	}
+	return &c
+}
+
+// checkpointConfig is the config that a checkpoint was trained with. Its data need not be
+// there any more.
+func checkpointConfig(c *checkpoint.Checkpoint) (*config.Config, error) {
+	cfg, err := config.Parse(filepath.Join(c.Dir, "manifest.json"), []byte(c.Manifest.Config),
+		config.Options{NoFiles: true})
+	if err != nil {
+		return nil, fmt.Errorf("config in %s: %w", c.Dir, err)
+	}
+	return cfg, nil
+}

@@ -1,0 +1,320 @@
+package command
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/cprun/cprun/internal/base/files"
+	"github.com/cprun/cprun/internal/base/terminal"
+	"github.com/cprun/cprun/internal/launch"
+	"github.com/cprun/cprun/internal/launch/cluster"
+	"github.com/cprun/cprun/internal/launch/place"
+	"github.com/cprun/cprun/internal/launch/progress"
+	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/run/job"
+)
+
+// A multiNode runs one agent's part of a training run of several agents. The leading agent makes the run directory and
+// sends its path to the others; after its loss another agent leads.
+type multiNode struct {
+	*TrainOptions
+	ctx     context.Context
+	path    string // of the config
+	at      *place.Place
+	workers int // of this agent
+	device  string
+	out     *progress.Printer
+	track   *tracker
+
+	firstDevice int        // the number of the first worker's GPU
+	addr        netip.Addr // of this host, for the others
+	secret      []byte     // of the job
+
+	dir        string // of the run; "": not known yet, as the next two
+	runID      string
+	generation int64
+	lead       begun // of the leader of the present start; empty on other agents
+	logs       *os.Root
+	log        *launcherLog
+	leads      bool
+}
+
+// multiNode checks the input as far as one agent can, and gets the job's key.
+func (o *TrainOptions) multiNode(
+	ctx context.Context, path string, at *place.Place, out *progress.Printer,
+) (*multiNode, error) {
+	workers, device, err := o.resolve()
+	if err != nil {
+		return nil, err
+	}
+	t := &multiNode{
+		TrainOptions: o, ctx: ctx, path: path, at: at, workers: cmp.Or(at.Workers, workers), device: device, out: out,
+		track: &tracker{out: out, start: time.Now(), measures: o.NoSave, advanced: o.advanced},
+	}
+	if err := t.check(); err != nil {
+		return nil, err
+	}
+	if t.firstDevice, err = firstDevice(at, t.workers, o.machine.GPUs); err != nil {
+		return nil, err
+	}
+	if t.addr, err = localAddress(o.Interface, at.Rendezvous); err != nil {
+		return nil, err
+	}
+	t.secret, err = t.key(ctx)
+	return t, err
+}
+
+// check finds the faults of the input, for as many agents as there may be, or else for as few.
+func (t *multiNode) check() (err error) {
+	o := *t.TrainOptions
+	for _, agents := range []int{t.at.MaxAgents, t.at.MinAgents} {
+		o.machine.Hosts = hosts(t.at, agents)
+		if _, err = o.checkInput(t.ctx, t.path, agents*t.workers, t.device); err == nil {
+			return nil
+		}
+	}
+	return err
+}
+
+// hosts estimates the number of hosts of the agents, before they meet.
+func hosts(at *place.Place, agents int) int {
+	perHost := max(1, at.LocalAgents)
+	return (agents + perHost - 1) / perHost
+}
+
+// train runs this agent's part of the run, and returns the exit status.
+func (t *multiNode) train(signals *launch.Signals) (int, error) {
+	defer t.close()
+	cohort, err := t.join()
+	if err != nil {
+		return 0, err
+	}
+	spec := launch.Job{
+		NProc: t.workers, Device: t.firstDevice, Interface: interfaceOf(t.addr),
+		Argv:   []string{"worker", string(job.RoleTrain)},
+		Stderr: t.out, Show: t.show(), OnEvent: t.track.event, Node: t.at.Node, Cohort: cohort, OnStart: t.open,
+		Patient: t.at.SlurmJob != "", Signals: signals,
+	}
+	live := startStatus(&spec, t.at.MaxAgents, func() (string, *os.Root) {
+		if t.leads {
+			return t.runID, t.lead.logs
+		}
+		return t.runID, t.logs
+	})
+	res := launch.Run(t.ctx, spec)
+	live.end(res)
+	why := ""
+	if res.Err != nil {
+		why = res.Err.Error()
+	}
+	if err := cohort.Leave(res.ExitCode, why); err != nil {
+		t.out.Note(err.Error())
+	}
+	t.out.Close()
+	if t.leads {
+		t.lead.merge(t.out)
+		t.track.summary(res)
+	}
+	return res.ExitCode, t.log.note(res.Err)
+}
+
+// exitInput ends all nodes if one of them finds wrong input.
+const exitInput = 2
+
+// firstDevice returns the number of this agent's first GPU among the visible GPUs: if the agents of a node see all of
+// its GPUs, each takes its own.
+func firstDevice(at *place.Place, workers, gpus int) (int, error) {
+	if gpus <= workers || at.LocalAgents < 2 {
+		return 0, nil // it sees its own alone, or all are its own, or none is used
+	}
+	if gpus < workers*at.LocalAgents {
+		return 0, inputf("%d tasks on this node see %d GPUs, and %d are needed: ask for more, as with srun "+
+			"--gpus-per-task %d", at.LocalAgents, gpus, workers*at.LocalAgents, workers)
+	}
+	return workers * at.LocalRank, nil
+}
+
+// join makes this agent one of the job's.
+func (t *multiNode) join() (*cluster.Cohort, error) {
+	inputs, err := t.inputs()
+	if err != nil {
+		return nil, err
+	}
+	id, err := hostID()
+	if err != nil {
+		return nil, err
+	}
+	c := cluster.Config{
+		Job: t.at.Job, Key: t.secret, Program: t.Version, Inputs: inputs,
+		NodeRank: t.at.Rank, Min: t.at.MinAgents, Max: t.at.MaxAgents, NProc: t.workers,
+		Host: t.at.Node, HostID: id, Listen: t.addr.String(), Meets: t.at.Rank == 0, Seeds: []string{t.at.Rendezvous},
+		MaxRestarts: t.MaxRestarts, Prepare: t.prepare, Log: t.note,
+	}
+	if t.at.Rank <= 0 { // it may be the one at the rendezvous
+		if c.Port, err = portOf(t.at.Rendezvous); err != nil {
+			return nil, err
+		}
+	}
+	return cluster.Join(t.ctx, c)
+}
+
+// note prints a line of the agents' talk.
+func (t *multiNode) note(format string, args ...any) { t.out.Note(fmt.Sprintf(format, args...)) }
+
+// inputs returns a digest of the config and the flags that must be the same on all agents.
+func (t *multiNode) inputs() (string, error) {
+	text, err := files.Read(t.path, config.MaxFile)
+	if err != nil {
+		return "", inputf("%w", err)
+	}
+	sum := sha256.Sum256(payload([]any{string(text), t.Set, t.RunDir, t.Resume, t.device}))
+	return hex.EncodeToString(sum[:]), nil
+}
+
+// hostID returns the same text on all agents of one host, and different texts on different hosts. Hosts that NCCL would
+// tell apart differ here too, since its transfers between them are transfers between hosts.
+func hostID() (string, error) {
+	boot, err := files.Read("/proc/sys/kernel/random/boot_id", 1<<10)
+	if err != nil {
+		return "", fmt.Errorf("identity of this host: %w", err)
+	}
+	network, err := os.Readlink("/proc/self/ns/net") // of a container
+	if err != nil {
+		return "", fmt.Errorf("identity of this host: %w", err)
+	}
+	id := strings.TrimSpace(string(boot)) + " " + network
+	if named := launch.Getenv(launch.EnvHostID); named != "" {
+		id += " " + named
+	}
+	return id, nil
+}
+
+// portOf returns the port at which the agents meet.
+func portOf(rendezvous string) (int, error) {
+	_, port, err := net.SplitHostPort(rendezvous)
+	if err != nil {
+		return 0, inputf("--rendezvous %s: %w", terminal.Name(rendezvous), err)
+	}
+	return strconv.Atoi(port)
+}
+
+// prepare makes the run directory ready for a start, and returns the payload of the workers. The leader calls it.
+func (t *multiNode) prepare(ctx context.Context, w cluster.World) ([]byte, error) {
+	t.close()
+	o := *t.TrainOptions
+	ids := map[string]bool{}
+	for _, a := range w.Agents {
+		ids[a.HostID] = true
+	}
+	o.machine.Hosts = len(ids)
+	if t.dir != "" { // of the starts before, whoever led
+		o.RunDir, o.Resume = t.dir, "auto"
+	}
+	t.runID = cmp.Or(t.runID, launch.NewRunID(time.Now()))
+	o.job = t.runID
+	r, err := o.checkFor(ctx, t.path, w.Size, t.device)
+	if err == nil {
+		t.lead, err = o.begin(r, t.out)
+	} else {
+		t.lead.ready = r
+	}
+	if input := (*InputError)(nil); errors.As(err, &input) {
+		return nil, &launch.Over{Result: launch.Result{ExitCode: exitInput}, Why: err.Error()}
+	}
+	if err != nil {
+		return nil, err
+	}
+	if t.generation == 0 {
+		t.generation = r.generation
+	}
+	t.dir = r.dir
+	t.lead.task.RunID, t.lead.task.Generation, t.lead.task.World = t.runID, t.generation, int64(w.Generation)
+	return payload(t.lead.task), nil
+}
+
+// open makes the run directory that the leader has named ready for this agent's workers.
+func (t *multiNode) open(s *launch.Start) error {
+	var task job.Train
+	if err := json.Unmarshal(s.Payload, &task); err != nil {
+		return fmt.Errorf("what the leader has told: %w", err)
+	}
+	t.dir, t.runID, t.generation, s.RunID = task.RunDir, task.RunID, task.Generation, task.RunID
+	t.leads = t.lead.root != nil && s.Place.FirstRank == 0
+	if t.leads {
+		s.Logs, t.log = t.lead.logs, t.lead.log
+		t.track.root, t.track.again, t.track.writes = t.lead.root, t.again(t.dir), t.writes(t.dir, t.lead.cfg)
+		return nil
+	}
+	t.close()
+	root, err := t.shared(&task)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	if t.logs, err = files.Private(root, "logs"); err != nil {
+		return fmt.Errorf("run directory: %w", err)
+	}
+	s.Logs = t.logs
+	t.log, err = openLog(t.logs, fmt.Sprintf("launcher-%04d.log", s.Place.NodeRank), t.out, t.TrainOptions)
+	return err
+}
+
+// Limits of the wait until a node sees the files of another: NFS caches a directory for up to a minute.
+const (
+	sharedTime = 90 * time.Second
+	sharedPoll = 100 * time.Millisecond
+)
+
+// shared opens the run directory that the leader has made on its node, and makes sure that it is the
+// same one.
+func (t *multiNode) shared(task *job.Train) (*os.Root, error) {
+	for end := time.Now().Add(sharedTime); ; {
+		root, err := files.OpenDir(task.RunDir)
+		if err == nil {
+			var text []byte
+			if text, err = files.ReadIn(root, "config.yaml", config.MaxFile); err == nil &&
+				string(text) == task.Config {
+				return root, nil
+			}
+			if err == nil {
+				err = fmt.Errorf("%s is another one", terminal.Name(filepath.Join(task.RunDir, "config.yaml")))
+			}
+			root.Close()
+		}
+		if time.Now().After(end) {
+			return nil, fmt.Errorf("the run directory that the node of rank 0 has made is not to be seen here: %w; "+
+				"it must be on a file system that all nodes share: name one with --run-dir", err)
+		}
+		select {
+		case <-time.After(sharedPoll):
+		case <-t.ctx.Done():
+			return nil, context.Cause(t.ctx)
+		}
+	}
+}
+
+// close closes the files of a start.
+func (t *multiNode) close() {
+	if t.lead.root != nil {
+		t.lead.close()
+	} else if t.log != nil {
+		t.log.close()
+	}
+	t.lead.ready.close()
+	if t.logs != nil {
+		t.logs.Close()
+	}
+	t.lead, t.logs, t.log, t.leads = begun{}, nil, nil, false
+}

@@ -1,0 +1,274 @@
+package command
+
+import (
+	"fmt"
+	"runtime"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cprun/cprun/internal/base/readable"
+	"github.com/cprun/cprun/internal/base/terminal"
+	"github.com/cprun/cprun/internal/foresee/backend"
+	"github.com/cprun/cprun/internal/foresee/cost"
+	"github.com/cprun/cprun/internal/foresee/plan"
+	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/model/machine"
+	"github.com/cprun/cprun/internal/run/train"
+	"github.com/cprun/cprun/kernels/cpu"
+)
+
+// PlanOptions are the flags of `cprun plan`.
+type PlanOptions struct {
+	Options
+	Set    []string
+	Assume []string // the machine, in place of this one
+	JSON   bool
+	// Verbose prints the config, the partition, the hops and the other backends too.
+	Verbose bool
+	Longest bool // plans for the longest sequence that fits
+}
+
+// Plan prints the plan of a config, on this machine or an assumed one.
+func Plan(path string, o PlanOptions) (int, error) {
+	machine, ranks, err := o.where()
+	if err != nil {
+		return 0, err
+	}
+	if o.Longest {
+		if err := o.stretch(path, machine, ranks); err != nil {
+			return 0, err
+		}
+	}
+	d, err := o.decider(machine)
+	if err != nil {
+		return 0, err
+	}
+	cfg, err := loadPlanned(path, config.Options{Set: o.Set, Ranks: ranks, Hosts: machine.Hosts,
+		Device: machine.Device(), NoFiles: true, Decide: d.Decide})
+	if err != nil {
+		return 0, &InputError{err}
+	}
+	choice, err := choose(cfg, machine, d.Chosen)
+	if err != nil {
+		return 0, err
+	}
+	for _, line := range choice.notes {
+		fmt.Fprintln(o.Stderr, terminal.Text(line))
+	}
+	opts := planOptions(machine, choice.Choice, o.costs(machine))
+	opts.Chosen = d.Chosen
+	whole, found, refusal := o.refusal(path, ranks, machine)
+	opts.Data = (*plan.Data)(found)
+	if refusal == nil {
+		opts.Docs, refusal = firstDocuments(d.First(), whole)
+	}
+	opts.Refused = lines(refusal)
+	p, err := plan.Make(cfg, ranks, opts)
+	if err != nil {
+		return 0, &InputError{err}
+	}
+	if len(o.Assume) == 0 && o.JSON { // the text begins with it
+		p.Refused = append(p.Refused, lines(p.Memory.Check())...)
+	}
+	if err := o.write(path, cfg, p); err != nil {
+		return 0, err
+	}
+	for _, w := range cfg.Warnings {
+		fmt.Fprintln(o.Stderr, "warning: "+w.String())
+	}
+	if len(o.Assume) == 0 && refusal != nil { // as the run would end
+		return 0, &InputError{refusal}
+	}
+	for _, line := range p.Refused {
+		fmt.Fprintln(o.Stderr, "a run on this machine would be refused: "+line)
+	}
+	return 0, nil
+}
+
+// dataLines tells how much data there is and which keys of records are not read; no lines if it is not known.
+func dataLines(d *plan.Data, cfg *config.Config) []string {
+	if d == nil {
+		return nil
+	}
+	count := func(n int64, what string) string {
+		if n != 1 {
+			what += "s"
+		}
+		return readable.Count(n) + " " + what
+	}
+	documents := "documents not counted yet"
+	if d.Documents != nil {
+		documents = count(*d.Documents, "document")
+	}
+	lines := []string{fmt.Sprintf("data: %s, %s, %s; %s of %s with %s; an epoch is %s",
+		count(d.Files, "file"), documents, count(d.Tokens, "token"),
+		count(d.Samples, "sample"), count(int64(cfg.Data.SeqLen), "token"), count(d.Targets, "target"),
+		count(d.StepsPerEpoch, "step"))}
+	if d.DroppedDocuments > 0 {
+		lines[0] += "; " + count(d.DroppedDocuments, "document") + " dropped"
+	}
+	if len(d.Ignored) > 0 {
+		lines = append(lines, "data: "+unread(d.Ignored))
+	}
+	return lines
+}
+
+// unread names keys of records that change nothing.
+func unread(keys []string) string {
+	return "not read, since these keys of the records change nothing: " + strings.Join(keys, ", ")
+}
+
+// maxPlanned bounds the ranks that share a sequence in a plan, which has hops for each two of them.
+const maxPlanned = 1024
+
+// loadPlanned loads a config for a plan alone. It refuses more ranks before anything is decided for them.
+func loadPlanned(path string, o config.Options) (*config.Config, error) {
+	decide := o.Decide
+	o.Decide = nil
+	cfg, err := config.Load(path, o)
+	if err != nil {
+		return nil, err
+	}
+	if n := cfg.Parallel.Context; n > maxPlanned {
+		return nil, cfg.Fault("parallel.context", fmt.Errorf("%d ranks share a sequence, and a plan is made of at "+
+			"most %d; write %d or fewer, or a larger parallel.data", n, maxPlanned, maxPlanned))
+	}
+	o.Decide = decide
+	return config.Load(path, o)
+}
+
+// write prints the plan, as JSON or for a reader.
+func (o *PlanOptions) write(path string, cfg *config.Config, p *plan.Plan) error {
+	if o.JSON {
+		return printJSON(o.Stdout, p)
+	}
+	if err := p.Summary(o.Stdout, dataLines(p.Data, cfg)); err != nil {
+		return err
+	}
+	if !o.Verbose {
+		_, err := fmt.Fprintln(o.Stdout, "\n--verbose prints the config, the partition, the hops and the other "+
+			"backends too")
+		return err
+	}
+	fmt.Fprintf(o.Stdout, "\nconfig      %s, resolved\n", terminal.Name(path))
+	for line := range strings.Lines(string(cfg.YAML())) {
+		fmt.Fprint(o.Stdout, "  ", line)
+	}
+	return p.Details(o.Stdout)
+}
+
+// refusal returns the faults of the files that the config names. A plan can be made without them,
+// and a run does not begin.
+func (o *PlanOptions) refusal(
+	path string, ranks int, m machine.Machine,
+) (whole *config.Config, found *train.Data, err error) {
+	whole, err = config.Load(path, config.Options{Set: o.Set, Ranks: ranks, Hosts: m.Hosts, Device: m.Device()})
+	if err == nil {
+		found, err = train.Check(whole)
+	}
+	return whole, found, err
+}
+
+// lines splits the text of an error.
+func lines(err error) []string {
+	if err == nil {
+		return nil
+	}
+	return strings.Split(err.Error(), "\n")
+}
+
+// planOptions returns the inputs of a plan, for printing and for a run directory.
+func planOptions(machine machine.Machine, choice *backend.Choice, costs plan.Costs) plan.Options {
+	return plan.Options{Machine: machine, Choice: choice, Costs: costs}
+}
+
+// costsOf keeps the costs of machines, for many plans.
+type costsOf map[string]plan.Costs
+
+func (c costsOf) of(o *Options, m machine.Machine) plan.Costs {
+	name := m.Flag() + m.Device()
+	if _, ok := c[name]; !ok {
+		c[name] = o.costs(m)
+	}
+	return c[name]
+}
+
+// costs returns the table of a machine, and how fast the machine is by it.
+func (o *Options) costs(m machine.Machine) plan.Costs {
+	c := o.table(m)
+	if !c.Exact && m.IsCPU() && c.Table != nil && c.Table.CoreGFLOPs > 0 {
+		c.Rate = matmulRate() / c.Table.CoreGFLOPs
+	}
+	return c
+}
+
+// table returns the table that was measured here, else the one of the reference machine that is
+// most like this one. What is wrong with a table is told, and the plan goes without.
+func (o *Options) table(m machine.Machine) plan.Costs {
+	of := cost.Machine{Device: m.Name, Arch: m.Arch, Cores: runtime.NumCPU(), Count: m.GPUs}
+	c := plan.Costs{}
+	if m.IsCPU() {
+		of.Device, c.Cores = machine.CPUName(), of.Cores
+	}
+	var err error
+	if c.Table, err = cost.Own(o.Version, of); c.Table != nil {
+		c.Exact = true
+	} else if err == nil {
+		c.Table, c.Exact, err = cost.Reference(of)
+	}
+	if err != nil {
+		fmt.Fprintln(o.Stderr, "warning: no estimate of time: "+terminal.Text(err.Error()))
+	}
+	return c
+}
+
+// where returns the machine to plan for and its ranks. A plan is for any machine, so the
+// bounds of this one do not hold.
+func (o *PlanOptions) where() (m machine.Machine, ranks int, err error) {
+	if m, err = machine.Assume(o.Assume); err != nil {
+		return m, 0, &InputError{err}
+	}
+	if len(o.Assume) == 0 && machine.Built && o.Device != "cpu" {
+		if m, err = found(o.Device); err != nil {
+			return m, 0, err
+		}
+	}
+	if len(o.Assume) == 0 && m.IsCPU() {
+		m = onCPU()
+	}
+	switch device := o.Device; {
+	case device == "cuda" && m.IsCPU():
+		return m, 0, inputf("--device cuda: no GPU of this machine can be used by this binary; say which one is " +
+			"meant, such as --assume arch=sm90")
+	case device == "cpu" && !m.IsCPU():
+		return m, 0, inputf("--device cpu: --assume says arch=sm%d; leave one of the two out", m.Arch)
+	case device == "cuda":
+	case device != "auto" && device != "cpu":
+		return m, 0, inputf("--device %q: want auto, cpu or cuda", device)
+	}
+	check := o.Options
+	check.NProc, check.Device = "auto", "cpu" // the machine is known
+	if _, _, err := check.resolve(); err != nil {
+		return m, 0, err
+	}
+	nproc := o.NProc
+	switch {
+	case nproc != "auto":
+		if ranks, err = count(nproc); err == nil && m.Assumed && m.GPUs > 0 && ranks > m.GPUs {
+			err = inputf("--nproc %d: one process runs on each GPU, and --assume says gpus=%d; leave --nproc out, or "+
+				"assume more", ranks, m.GPUs)
+		}
+		return m, ranks * max(1, m.Hosts), err
+	case m.GPUs > 0:
+		return m, m.GPUs * max(1, m.Hosts), nil
+	}
+	return m, max(1, m.Hosts), nil
+}
+
+// MatmulTime is how long the rate of matrix products is looked for. Tests that start many programs make it short.
+var MatmulTime = 100 * time.Millisecond
+
+// matmulRate returns the GFLOP/s of one thread's matrix product at its fastest, by which a CPU without a table of its
+// own is compared with one that has it. It is measured once.
+var matmulRate = sync.OnceValue(func() float64 { return cpu.ProductRate(128, MatmulTime) })

@@ -1,0 +1,199 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/cprun/cprun/internal/base/terminal"
+	"github.com/cprun/cprun/internal/model"
+	"github.com/cprun/cprun/internal/model/checkpoint"
+	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/model/hf"
+	"github.com/cprun/cprun/internal/run/train"
+)
+
+// An origin is the checkpoint that a run resumes from.
+type origin struct {
+	dir      string
+	notes    []string // for the user
+	reseeded bool     // the run's data.seed is the checkpoint's
+}
+
+// namedCheckpoint returns the checkpoint that --resume names, nil if it names none.
+func (o *TrainOptions) namedCheckpoint(ctx context.Context, cfg *config.Config) (*origin, error) {
+	if o.Resume == "auto" || o.Resume == "never" {
+		return nil, nil
+	}
+	c, reasons, err := checkpoint.Find(ctx, o.Resume)
+	if err != nil {
+		return nil, inputf("--resume %s: %w%s", terminal.Name(o.Resume), err, because(reasons))
+	}
+	defer c.Close()
+	from, err := begin(c, reasons, cfg)
+	if err != nil {
+		return nil, inputf("--resume: %w", err)
+	}
+	return from, nil
+}
+
+// ownCheckpoint returns the newest whole checkpoint of the run directory itself, which this process has
+// locked; nil if it holds none.
+func (o *TrainOptions) ownCheckpoint(ctx context.Context, dir *os.Root, cfg *config.Config) (*origin, error) {
+	if o.Resume == "never" {
+		if len(steps(filepath.Dir(dir.Name()))) > 0 {
+			return nil, inputf("--resume never: %s holds checkpoints of an earlier run, which this one would "+
+				"replace; name another --run-dir, or leave --resume out to go on from them", terminal.Name(dir.Name()))
+		}
+		return nil, nil
+	}
+	c, reasons, err := checkpoint.LatestIn(ctx, dir)
+	if errors.Is(err, checkpoint.ErrNone) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, inputf("%w%s; to begin anew, name another --run-dir", err, because(reasons))
+	}
+	defer c.Close()
+	from, err := begin(c, reasons, cfg)
+	if err != nil {
+		return nil, inputf("--run-dir: %w", err)
+	}
+	if asked, err := filepath.Abs(o.Resume); o.Resume != "auto" && err == nil &&
+		!strings.HasPrefix(from.dir+"/", asked+"/") {
+		from.notes = append(from.notes, fmt.Sprintf("--resume %s passed over: the run directory has checkpoints of "+
+			"its own, and %s is the newest; to begin from the other, name another --run-dir",
+			terminal.Name(o.Resume), terminal.Name(filepath.Base(from.dir))))
+	}
+	return from, nil
+}
+
+// steps lists the checkpoints in a run directory, whole or not.
+func steps(runDir string) (names []string) {
+	entries, _ := os.ReadDir(checkpointsOf(runDir)) // locking it finds what cannot be read
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), "step-") {
+			names = append(names, e.Name())
+		}
+	}
+	return names
+}
+
+// checkpointsName names the directory of checkpoints in a run directory.
+const checkpointsName = "checkpoints"
+
+func checkpointsOf(runDir string) string { return filepath.Join(runDir, checkpointsName) }
+
+// begin checks that a run can go on from a checkpoint.
+func begin(c *checkpoint.Checkpoint, passedOver []string, cfg *config.Config) (*origin, error) {
+	dir, err := filepath.Abs(c.Dir)
+	if err != nil {
+		return nil, err
+	}
+	from := &origin{dir: dir}
+	for _, r := range passedOver {
+		from.notes = append(from.notes, passed(r))
+	}
+	// Without a data.seed in the config the run keeps the checkpoint's order of samples, whatever train.seed and the
+	// default were when the checkpoint was saved.
+	if seed, ok := c.Manifest.Seeds["data"]; ok && seed >= 0 && seed != cfg.Data.Seed && !cfg.Given("data.seed") {
+		cfg.Data.Seed, from.reseeded = seed, true
+	}
+	notes, err := compare(c, cfg)
+	if err != nil {
+		return nil, err
+	}
+	from.notes = append(from.notes, notes...)
+	return from, c.Fits(train.CheckpointParams(model.Layout(&cfg.Model.Config)))
+}
+
+// passed reports a checkpoint that could not be used.
+func passed(reason string) string { return "checkpoint passed over: " + reason }
+
+// Keys of the model that do not change its results, and keys that choose the tokens of the n-th sample.
+var (
+	freeKeys = []string{"model.from", "model.initializer_range", "model.max_position_embeddings"}
+	dataKeys = []string{"data.path", "data.tokenizer", "data.seq_len", "data.shuffle", "data.pack_documents",
+		"data.eos_token_id", "data.seed", "train.global_batch_size"}
+)
+
+// compare compares a config with the checkpoint's. A different model is an error; different data and a jump of the
+// learning rate are notes.
+func compare(c *checkpoint.Checkpoint, cfg *config.Config) (notes []string, err error) {
+	was, err := checkpointConfig(c)
+	if err != nil { // a cprun with other rules wrote it; Fits compares the weights' shapes
+		note := fmt.Sprintf("the model's keys and the data are not compared with the checkpoint's: %v", err)
+		return []string{note}, nil
+	}
+	var faults, moved, paced []string
+	for _, d := range cfg.Differences(was) {
+		line := fmt.Sprintf("%s is %s in the checkpoint and %s here", d.Key, d.Old, d.New)
+		switch {
+		case slices.Contains(dataKeys, d.Key):
+			moved = append(moved, line)
+		case d.Key == "train.steps" || d.Key == "optimizer.lr" || strings.HasPrefix(d.Key, "lr_schedule."):
+			paced = append(paced, fmt.Sprintf("%s %s -> %s", d.Key, d.Old, d.New))
+		case strings.HasPrefix(d.Key, "model.") && !slices.Contains(freeKeys, d.Key) &&
+			!alike(d.Key, &was.Model.Config, &cfg.Model.Config):
+			faults = append(faults, line)
+		}
+	}
+	if len(faults) > 0 {
+		return nil, fmt.Errorf("%s: the checkpoint is of another model; use the config it was saved with, start anew "+
+			"in another --run-dir, or begin with its weights: cprun export, then model.from\n  %s", c.Dir,
+			strings.Join(faults, "\n  "))
+	}
+	if len(moved) > 0 {
+		notes = append(notes, fmt.Sprintf("warning: other data than the checkpoint's: %s; resuming at sample %d of "+
+			"the current data",
+			strings.Join(moved, ", "), c.Manifest.Samples))
+	}
+	before, err := rate(was, c.Manifest.Step)
+	if err != nil {
+		return nil, err
+	}
+	now, err := rate(cfg, c.Manifest.Step)
+	if before != now && err == nil {
+		notes = append(notes, fmt.Sprintf("the learning rate of step %d is %s, and was %s in the checkpoint's run: %s",
+			c.Manifest.Step+1, now, before, strings.Join(paced, ", ")))
+	}
+	return notes, err
+}
+
+// rate returns the learning rate after a number of steps, in the digits that a reader compares.
+func rate(cfg *config.Config, steps int64) (string, error) {
+	schedule, err := train.Schedule(cfg)
+	if err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%.3g", schedule(int(steps))), nil
+}
+
+// alike reports whether a key of two models says the same in other words: which keys their layers see,
+// or how positions turn.
+func alike(key string, a, b *hf.Config) bool {
+	switch {
+	case key == "model.layer_types" || key == "model.sliding_window":
+		for l := range min(a.NumHiddenLayers, b.NumHiddenLayers) {
+			if a.Window(l) != b.Window(l) {
+				return false
+			}
+		}
+		return a.NumHiddenLayers == b.NumHiddenLayers
+	case strings.HasPrefix(key, "model.rope_"):
+		ra, rb := model.NewRope(a), model.NewRope(b)
+		return slices.Equal(ra.InvFreq, rb.InvFreq) && ra.Factor == rb.Factor
+	}
+	return false
+}
+
+func because(reasons []string) string {
+	if len(reasons) == 0 {
+		return ""
+	}
+	return " (" + strings.Join(reasons, "; ") + ")"
+}

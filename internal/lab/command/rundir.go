@@ -1,0 +1,187 @@
+package command
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cprun/cprun/internal/base/files"
+	"github.com/cprun/cprun/internal/base/terminal"
+	"github.com/cprun/cprun/internal/foresee/plan"
+	"github.com/cprun/cprun/internal/launch/progress"
+	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/model/machine"
+	"github.com/cprun/cprun/internal/run/train"
+)
+
+// prepare writes the plan and the config into the run directory. It keeps the config of an earlier start with other
+// values, and returns the changes.
+func prepare(r *ready, machine machine.Machine, costs plan.Costs) (changes []string, err error) {
+	dir, cfg := r.root, r.cfg
+	opts := planOptions(machine, r.choice.Choice, costs)
+	if opts.Docs, err = firstDocuments(r.docs, cfg); err != nil {
+		return nil, &InputError{err}
+	}
+	opts.Chosen, opts.Data = r.chosen, r.data
+	p, err := plan.Make(cfg, r.ranks, opts)
+	if err != nil {
+		return nil, &InputError{err}
+	}
+	text, err := json.MarshalIndent(p, "", "  ")
+	if err != nil {
+		return nil, fmt.Errorf("plan: %w", err)
+	}
+	if changes, err = keepConfig(dir, cfg); err != nil {
+		return nil, inputf("run directory: %w", err)
+	}
+	for name, data := range map[string][]byte{"config.yaml": cfg.YAML(), "plan.json": append(text, '\n')} {
+		if err := replace(dir, name, data); err != nil {
+			return nil, inputf("run directory: %w", err)
+		}
+	}
+	return changes, nil
+}
+
+// firstDocuments returns the documents of the first sample. If the choice has read them, it does not read and tokenize
+// them again.
+func firstDocuments(known []int, cfg *config.Config) ([]int, error) {
+	if len(known) > 0 {
+		return known, nil
+	}
+	return train.FirstDocuments(cfg)
+}
+
+// keepConfig gives the config of an earlier start another name, config-1.yaml and so on, where
+// this one has other values, and lists them.
+func keepConfig(dir *os.Root, cfg *config.Config) (changes []string, err error) {
+	text, err := files.ReadIn(dir, "config.yaml", config.MaxFile)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && bytes.Equal(text, cfg.YAML()) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	kept := ""
+	// a network file system finds late that a name exists
+	for i, err := 1, fs.ErrExist; errors.Is(err, fs.ErrExist); i++ {
+		kept = fmt.Sprintf("config-%d.yaml", i)
+		if err = files.Exclusive(dir, kept, text); err != nil && !errors.Is(err, fs.ErrExist) {
+			return nil, err
+		}
+	}
+	was, err := config.Parse(filepath.Join(dir.Name(), kept), text, config.Options{NoFiles: true})
+	if err != nil { // of a cprun with other keys, or changed by hand
+		return []string{fmt.Sprintf("config.yaml of the last start is kept as %s; it is not compared: %v", kept, err)},
+			nil
+	}
+	for _, d := range cfg.Differences(was) {
+		changes = append(changes, fmt.Sprintf("  %s: %s -> %s", d.Key, d.Old, d.New))
+	}
+	return append([]string{"changed since the last start, whose config is kept as " + kept + ":"}, changes...), nil
+}
+
+// replace writes a file, unless it holds the same already.
+func replace(dir *os.Root, name string, data []byte) error {
+	if old, err := files.ReadIn(dir, name, int64(len(data))); err == nil && bytes.Equal(old, data) {
+		return nil
+	}
+	return write(dir, name, data)
+}
+
+// write writes a file, so that a reader sees the old or the new one.
+func write(dir *os.Root, name string, data []byte) error {
+	return files.Write(dir, name, func(f *files.Draft) error {
+		_, err := f.Write(data)
+		return err
+	})
+}
+
+// A launcherLog is logs/launcher.log: the output of the launcher, of every start.
+type launcherLog struct {
+	f    *os.File
+	name string
+	out  *progress.Printer
+}
+
+// openLog begins to copy the output into the log.
+func openLog(logs *os.Root, name string, out *progress.Printer, o *TrainOptions) (*launcherLog, error) {
+	f, err := files.Append(logs, name)
+	if err != nil {
+		return nil, inputf("run directory: %w", err)
+	}
+	fmt.Fprintf(f, "--- %s cprun %s: %s\n", time.Now().UTC().Format(progress.Stamp), o.Version,
+		terminal.Name(shell(o.Args)))
+	out.Log(f)
+	return &launcherLog{f, name, out}, nil
+}
+
+// note puts an error that ends the command, and is printed by the caller, into the log, if there is
+// one.
+func (l *launcherLog) note(err error) error {
+	if err != nil && l != nil {
+		fmt.Fprintf(l.f, "%s cprun: %s\n", time.Now().UTC().Format(progress.Stamp), terminal.Message(err))
+	}
+	return err
+}
+
+// close ends the log. What is missing in it is told.
+func (l *launcherLog) close() {
+	if err := errors.Join(l.out.LogErr(), l.f.Close()); err != nil {
+		l.out.Note("logs/" + l.name + " is incomplete: " + err.Error())
+	}
+}
+
+// again returns the command that resumes a run directory from its newest checkpoint.
+func (o *TrainOptions) again(dir string) string {
+	args := resuming(o.Args)
+	if o.RunDir == "" && len(args) > 0 {
+		args = slices.Insert(args, 1, "--run-dir", dir)
+	}
+	return shell(args)
+}
+
+// writes returns the command that generates text with the model of a run; "" if its tokenizer is not known.
+func (o *TrainOptions) writes(dir string, cfg *config.Config) string {
+	if len(o.Args) == 0 || tokenizerOf(cfg) == "" {
+		return ""
+	}
+	return shell([]string{o.Args[0], "generate", dir, "--prompt", "The"})
+}
+
+// resuming returns a command line without --resume never: a new begin would be refused, or lose the checkpoints.
+func resuming(args []string) []string {
+	args = slices.Clone(args)
+	for i := 1; i < len(args); i++ {
+		switch {
+		case args[i] == "--resume=never":
+			args = slices.Delete(args, i, i+1)
+			i--
+		case args[i] == "--resume" && i+1 < len(args) && args[i+1] == "never":
+			args = slices.Delete(args, i, i+2)
+			i--
+		}
+	}
+	return args
+}
+
+// plain are the characters that a shell takes as they are.
+const plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789%+,-./:=@_"
+
+// shell quotes a command line for a shell.
+func shell(args []string) string {
+	quoted := make([]string, len(args))
+	for i, a := range args {
+		if a == "" || strings.Trim(a, plain) != "" {
+			a = "'" + strings.ReplaceAll(a, "'", `'\''`) + "'"
+		}
+		quoted[i] = a
+	}
+	return strings.Join(quoted, " ")
+}

@@ -1,0 +1,297 @@
+package command
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cprun/cprun/internal/base/terminal"
+	"github.com/cprun/cprun/internal/lab/experiment"
+	"github.com/cprun/cprun/internal/lab/report"
+	"github.com/cprun/cprun/internal/launch"
+	"github.com/cprun/cprun/internal/launch/progress"
+	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/model/machine"
+)
+
+// ScaleOptions are the flags of `cprun scale`.
+type ScaleOptions struct {
+	Options
+	Set      []string // over the experiment's
+	Out      string   // directory; "": runs/<name>-<time>, or the newest unfinished one
+	Resume   string   // auto or never
+	PlanOnly bool
+	Assume   []string // of PlanOnly: the machine
+	Slurm    bool
+	Sbatch   []string // of Slurm: arguments for sbatch
+	Args     []string // the command line, the program first
+
+	Share  int  // of an array's task: which share it runs, from 1; 0: everything
+	Gather bool // write the results of ended runs, and run nothing
+}
+
+// A scale runs, plans or submits an experiment.
+type scale struct {
+	*ScaleOptions
+	e      *experiment.Experiment
+	id     experiment.Identity
+	cells  []experiment.Cell
+	work   []cellWork // beside cells
+	device string     // that cells without one of their own are on: cpu or cuda
+	on     string     // the machine, for a reader
+	store  *experiment.Store
+	out    *progress.Printer
+	share  map[string]bool // the cells of this task of an array; nil: all
+	costs  costsOf
+}
+
+// cellWork holds the inputs of a cell's runs.
+type cellWork struct {
+	config        []byte // train.yaml with its autos; nil if it has faults
+	nproc, nnodes int
+	device        string // of the flag
+	steps         int
+	plan          experiment.Plan
+	status        experiment.Status // Pending, or why it is not run
+	why           error
+}
+
+// Scale runs, plans or submits an experiment, and returns the exit status.
+func Scale(path string, o ScaleOptions) (int, error) {
+	signals := launch.CatchSignals()
+	defer signals.Release()
+	s := &scale{ScaleOptions: &o, costs: costsOf{}}
+	asked, err := signals.Before(func() error { return s.check(path) })
+	if asked != "" {
+		fmt.Fprintf(o.Stderr, "cprun: %s: stopped before a cell was run; run the same command again\n", asked)
+		return launch.ExitStopped, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	if o.PlanOnly {
+		return s.planOnly()
+	}
+	if s.store, err = experiment.Open(o.Out, experiment.Options{
+		Header: experiment.Header{
+			Version: experiment.Version, Identity: s.id, Created: time.Now().UTC().Truncate(time.Second),
+			Command: shell(o.Args), Commit: o.Version, Machine: s.on, Device: s.device,
+		},
+		Anew: o.Resume == "never", Share: o.Share,
+	}); err != nil {
+		return 0, &InputError{err}
+	}
+	defer s.store.Close()
+	experiment.Settle(s.cells, s.store.Runs, s.e.Repeat)
+	switch {
+	case o.Slurm:
+		return s.submit()
+	case o.Gather:
+		return s.finish()
+	}
+	return s.run(signals)
+}
+
+// check finds every fault of the input and plans each pending cell. It writes nothing.
+func (s *scale) check(path string) (err error) {
+	if s.Resume != "auto" && s.Resume != "never" {
+		return inputf("--resume %q: want auto or never", s.Resume)
+	}
+	if len(s.Assume) > 0 && !s.PlanOnly {
+		return inputf("--assume: a run is on this machine; it goes with --plan")
+	}
+	if s.Slurm && s.PlanOnly {
+		return inputf("--slurm with --plan: a plan needs no job; leave one of the two out")
+	}
+	if s.e, err = experiment.Load(path); err == nil {
+		err = s.configs()
+	}
+	if err != nil {
+		return &InputError{err}
+	}
+	if err := s.directory(); err != nil {
+		return err
+	}
+	if s.Resume == "auto" && !s.PlanOnly {
+		experiment.Settle(s.cells, experiment.Peek(s.Out, s.id), s.e.Repeat)
+	}
+	if s.Slurm || s.Gather { // the cells run on other machines
+		s.device, s.on = s.Device, "several nodes of a Slurm cluster"
+		if job := s.queued(); s.Slurm && job != "" {
+			return inputf("--slurm: job %s, which runs the cells, has not ended; wait for it, or "+
+				"end it with scancel %s", job, job)
+		}
+		return nil
+	}
+	alone := s.Options
+	alone.Quiet = alone.Quiet || s.Share > 0 // a task's other nodes are for cells of several
+	if err := alone.oneNode(); err != nil {
+		return err
+	}
+	if s.Share > 0 {
+		if err := s.deal(); err != nil {
+			return err
+		}
+	}
+	return s.plans()
+}
+
+// configs makes the configs of all cells, as far as they do not depend on a machine.
+func (s *scale) configs() error {
+	for _, flag := range s.Set {
+		key, _, _ := strings.Cut(flag, "=")
+		if slices.ContainsFunc(s.e.Grid, func(a experiment.Axis) bool { return a.Key == strings.TrimSpace(key) }) {
+			return fmt.Errorf("--set %s: it is a key of the grid, whose values count; take one of the two out",
+				terminal.Name(flag))
+		}
+	}
+	s.cells = s.e.Cells()
+	s.work = make([]cellWork, len(s.cells))
+	var texts [][]byte
+	var faults []error
+	good := 0
+	for i := range s.cells {
+		if s.cells[i].Status == experiment.Skipped {
+			continue
+		}
+		w := &s.work[i]
+		w.status = experiment.Pending
+		cfg, err := config.Load(s.e.BasePath, config.Options{Set: s.flags(i), NoFiles: s.PlanOnly || s.Slurm ||
+			s.Gather})
+		if err != nil {
+			w.status, w.why, faults = experiment.Refused, s.e.Place(err), append(faults, err)
+		} else {
+			good++
+			w.config, w.steps = cfg.YAML(), cfg.Train.Steps
+			if w.steps <= s.e.Warmup {
+				return s.e.Faultf("warmup", "%d steps are not counted, and train.steps is %d; lower one or raise the "+
+					"other", s.e.Warmup, w.steps)
+			}
+		}
+		texts = append(texts, w.config)
+	}
+	switch {
+	case len(texts) == 0:
+		return s.e.Faultf("skip", "it leaves out every cell")
+	case good == 0:
+		return s.e.Refuse(faults...)
+	}
+	s.id = s.e.Identity(texts, map[string]string{"--nproc": s.NProc, "--device": s.Device})
+	return nil
+}
+
+// flags returns the --set flags of a cell.
+func (s *scale) flags(i int) []string { return s.e.Flags(&s.cells[i], s.Set) }
+
+// directory decides --out if it is not given.
+func (s *scale) directory() error {
+	if s.Out == "" {
+		name := s.e.Name
+		if s.PlanOnly {
+			name += "-plan"
+		}
+		before, _ := filepath.Glob(filepath.Join("runs", name+"-*")) // a name that makes a pattern finds none
+		if s.Resume == "auto" && !s.PlanOnly {
+			s.Out = experiment.Unfinished(before, s.id, s.done)
+		}
+		for i := 1; s.Out == ""; i++ {
+			dir := filepath.Join("runs", name+"-"+time.Now().Format("20060102-150405"))
+			if i > 1 {
+				dir += fmt.Sprintf("-%d", i)
+			}
+			if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
+				s.Out = dir
+			}
+		}
+	}
+	abs, err := filepath.Abs(s.Out)
+	if err != nil {
+		return inputf("--out: %w", err)
+	}
+	s.Out = abs
+	if s.PlanOnly {
+		if _, err := os.Stat(filepath.Join(abs, "cells.jsonl")); err == nil {
+			return inputf("--out: %s has results of runs, which those of a plan would replace; name another directory",
+				terminal.Name(abs))
+		}
+	}
+	return nil
+}
+
+// done reports whether no cell is left to run after those runs.
+func (s *scale) done(runs []experiment.Run) bool {
+	cells := slices.Clone(s.cells)
+	experiment.Settle(cells, runs, s.e.Repeat)
+	return !slices.ContainsFunc(cells, func(c experiment.Cell) bool { return !c.Done() })
+}
+
+// machines finds the machine of each device that cells ask for, once.
+type machines map[string]machine.Machine
+
+func (s *scale) machineOf(found machines, device string) (machine.Machine, error) {
+	if m, ok := found[device]; ok {
+		return m, nil
+	}
+	o := PlanOptions{Options: s.Options, Assume: s.Assume}
+	o.Device, o.NProc = device, "auto"
+	var m machine.Machine
+	var err error
+	if s.PlanOnly {
+		m, _, err = o.where()
+	} else {
+		_, _, err = o.resolve()
+		m = o.machine
+	}
+	if err == nil {
+		found[device] = m
+	}
+	return m, err
+}
+
+// results returns the results so far.
+func (s *scale) results() *experiment.Results {
+	r := &experiment.Results{
+		Version: experiment.Version, Name: s.e.Name, Command: shell(s.Args), Commit: s.Version, Machine: s.on,
+		Device:  s.device,
+		Created: time.Now().UTC().Truncate(time.Second), Base: s.e.Base, Grid: s.e.Grid, Set: s.e.Set, Cells: s.cells,
+	}
+	if len(s.Set) > 0 {
+		r.Set = maps.Clone(r.Set)
+	}
+	for _, flag := range s.Set {
+		key, value, _ := strings.Cut(flag, "=")
+		r.Set[strings.TrimSpace(key)] = value
+	}
+	if s.store != nil { // as the first start wrote it
+		h := &s.store.Header
+		r.Command, r.Commit, r.Created, r.Machine, r.Device = h.Command, h.Commit, h.Created, h.Machine, h.Device
+	}
+	return r
+}
+
+// report writes report.html.
+func (s *scale) report(w io.Writer, r *experiment.Results) error {
+	return report.Write(w, report.OfExperiment(s.Out, r))
+}
+
+// finish writes all results and shows them, and returns the exit status.
+func (s *scale) finish() (int, error) {
+	r := s.results()
+	if err := s.store.WriteResults(r, s.report); err != nil {
+		return launch.ExitFailed, err
+	}
+	if err := s.show(r); err != nil {
+		return launch.ExitFailed, err
+	}
+	if slices.ContainsFunc(s.cells, func(c experiment.Cell) bool { return c.Status == experiment.OK }) {
+		return launch.ExitDone, nil
+	}
+	return launch.ExitFailed, errors.New("no cell of the experiment succeeded; the table and the logs below " +
+		terminal.Name(filepath.Join(s.store.Dir(), "cells")) + " say why")
+}

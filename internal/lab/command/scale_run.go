@@ -1,0 +1,298 @@
+package command
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cprun/cprun/internal/base/readable"
+	"github.com/cprun/cprun/internal/base/terminal"
+	"github.com/cprun/cprun/internal/lab/experiment"
+	"github.com/cprun/cprun/internal/launch"
+	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/run/bench"
+)
+
+// grace is the time for a run to end after a request. It ends at a step, and one of a long sequence takes a while.
+const grace = 20 * time.Second
+
+// again is the time within which a second signal counts as the same request, sent twice.
+const again = 100 * time.Millisecond
+
+// run runs all cells that are left, and returns the exit status.
+func (s *scale) run(signals *launch.Signals) (int, error) {
+	if err := s.recordRefused(); err != nil {
+		return launch.ExitFailed, err
+	}
+	order := s.order()
+	s.out = s.printer()
+	defer s.out.Close()
+	s.out.Note("experiment directory " + terminal.Name(s.store.Dir()))
+	for round := 1; round <= s.e.Repeat; round++ { // a picture of all cells before the second run of any
+		for _, i := range order {
+			if s.cells[i].Done() || s.has(i, round) {
+				continue
+			}
+			if code, err := s.runCell(i, round, order, signals); code != launch.ExitDone || err != nil {
+				return code, err
+			}
+		}
+	}
+	if s.Share > 0 { // the results are gathered when all shares are done
+		return launch.ExitDone, nil
+	}
+	return s.finish()
+}
+
+// recordRefused records the cells that cannot run.
+func (s *scale) recordRefused() error {
+	for i := range s.cells {
+		w := &s.work[i]
+		if s.cells[i].Status != experiment.Pending || w.status == experiment.Pending || !s.mine(i) {
+			continue
+		}
+		err := s.store.Append(experiment.Run{
+			Cell: s.cells[i].ID, Run: 1, Status: w.status, Error: oneLine(w.why), Ended: time.Now().UTC(),
+			Commit: s.Version, Plan: w.plan,
+		})
+		if err != nil {
+			return err
+		}
+	}
+	experiment.Settle(s.cells, s.store.Runs, s.e.Repeat)
+	return nil
+}
+
+// order returns the pending cells in the order of their runs.
+func (s *scale) order() []int {
+	order := s.e.Order(s.cells, func(i int) float64 { return s.work[i].plan.StepSeconds * float64(s.work[i].steps) })
+	return slices.DeleteFunc(order, func(i int) bool { return !s.mine(i) })
+}
+
+// has reports whether a run has ended.
+func (s *scale) has(i, round int) bool {
+	return slices.ContainsFunc(s.store.Runs, func(r experiment.Run) bool {
+		return r.Cell == s.cells[i].ID && r.Run == round
+	})
+}
+
+// runCell runs a cell once. It returns an exit status if the command ends here.
+func (s *scale) runCell(i, round int, order []int, signals *launch.Signals) (int, error) {
+	c, w := &s.cells[i], &s.work[i]
+	dir, file, err := s.store.Prepare(c.ID, round, w.config)
+	if err != nil {
+		return launch.ExitFailed, err
+	}
+	out, began := &output{}, time.Now()
+	p, err := launch.StartProgram(s.before(w), s.arguments(w, dir, file), out)
+	if err != nil {
+		return launch.ExitFailed, fmt.Errorf("cell %s: %w", c.ID, err)
+	}
+	code, late := 0, false
+	asked, _ := signals.Before(func() error {
+		code, late = p.Wait(s.e.Limit, grace)
+		return nil
+	})
+	if asked != "" {
+		return s.stop(p, asked, dir, signals)
+	}
+	r := experiment.Run{
+		Cell: c.ID, Run: round, Ended: time.Now().UTC().Truncate(time.Second), Seconds: time.Since(began).Seconds(),
+		Commit: s.Version, Dir: dir, Plan: w.plan,
+	}
+	r.Status, r.Error = s.outcome(code, late, out.tail())
+	s.measure(&r)
+	if err := s.store.Append(r); err != nil {
+		return launch.ExitFailed, err
+	}
+	experiment.Settle(s.cells, s.store.Runs, s.e.Repeat)
+	s.out.Note(s.line(i, &r, order))
+	if s.Share == 0 {
+		return launch.ExitDone, s.store.WriteResults(s.results(), nil)
+	}
+	return launch.ExitDone, nil
+}
+
+// stop ends the run that is at work, on request, and says how to go on.
+func (s *scale) stop(p *launch.Program, asked, dir string, signals *launch.Signals) (int, error) {
+	first := time.Now()
+	s.out.Note(asked + ": the running cell is ended; a second request ends at once")
+	p.Ask()
+	code := launch.ExitStopped
+	for {
+		more, _ := signals.Before(func() error { p.Wait(grace, grace); return nil })
+		if more == "" {
+			break
+		}
+		if time.Since(first) >= again && (more == "SIGINT" || more == "SIGTERM" && !underSlurm()) {
+			p.Hurry()
+			code = launch.ExitInterrupted
+		}
+	}
+	err := s.store.Remove(dir)
+	if s.Share == 0 {
+		err = errors.Join(err, s.store.WriteResults(s.results(), s.report))
+	}
+	s.out.Note("stopped; go on with: " + s.resumeCommand())
+	return code, err
+}
+
+// resumeCommand returns the command that resumes the experiment.
+func (s *scale) resumeCommand() string {
+	args := resuming(s.Args)
+	if !slices.ContainsFunc(args, func(a string) bool { return a == "--out" || strings.HasPrefix(a, "--out=") }) {
+		args = append(args, "--out", s.store.Dir())
+	}
+	return shell(args)
+}
+
+// arguments returns the arguments of a run.
+func (s *scale) arguments(w *cellWork, dir, file string) []string {
+	args := []string{
+		"--nproc", strconv.Itoa(w.nproc), "--device", w.device, "--resume", "never", "--run-dir",
+		filepath.Join(s.store.Dir(), dir),
+	}
+	if !s.e.Saves() {
+		args = append(args, "--no-checkpoint")
+	}
+	return append(args, filepath.Join(s.store.Dir(), file))
+}
+
+// before returns the command that starts a run on several nodes.
+func (s *scale) before(w *cellWork) []string {
+	if w.nnodes == 1 {
+		return nil
+	}
+	n := strconv.Itoa(w.nnodes)
+	return []string{"srun", "--nodes=" + n, "--ntasks=" + n, "--ntasks-per-node=1", "--cpu-bind=none",
+		"--kill-on-bad-exit=0"}
+}
+
+// outcome interprets a run's exit status and its last lines.
+func (s *scale) outcome(code int, late bool, tail string) (experiment.Status, string) {
+	reason := reasonOf(tail)
+	why := oneLine(errors.New(reason))
+	switch {
+	case code == launch.ExitDone:
+		return experiment.OK, ""
+	case late:
+		return experiment.Timeout, fmt.Sprintf("not done after %s, the limit", config.FormatTime(s.e.Limit))
+	case launch.OutOfMemory(reason) || strings.Contains(reason, "does NOT fit"):
+		return experiment.OutOfMemory, why
+	case code == exitInput:
+		return experiment.Refused, why
+	case code == launch.ExitStopped || code == launch.ExitInterrupted:
+		return experiment.Failed, "it was stopped from outside"
+	case why == "" && code < 0:
+		return experiment.Failed, "cprun itself was killed"
+	case why == "":
+		return experiment.Failed, fmt.Sprintf("exit status %d", code)
+	}
+	return experiment.Failed, why
+}
+
+// failedRank matches the beginning of the report about the first failure.
+var failedRank = regexp.MustCompile(`^cprun: (rank \d+ failed|node )`)
+
+// reasonOf returns the report at the end of a run's output.
+func reasonOf(tail string) string {
+	lines := strings.Split(strings.TrimRight(tail, "\n"), "\n")
+	at := -1
+	for i, line := range lines {
+		if failedRank.MatchString(line) || strings.HasPrefix(line, "cprun: ") &&
+			(at < 0 || !failedRank.MatchString(lines[at])) {
+			at = i
+		}
+	}
+	if at < 0 {
+		return lines[len(lines)-1]
+	}
+	var reason []string
+	for i, line := range lines[at:] {
+		if i > 0 && strings.HasPrefix(line, "cprun: ") || strings.HasPrefix(line, "  log:") ||
+			strings.HasPrefix(line, "  hint:") {
+			break
+		}
+		reason = append(reason, strings.TrimPrefix(line, "cprun: "))
+	}
+	return strings.Join(reason, "\n")
+}
+
+// measure reads the run's metrics.
+func (s *scale) measure(r *experiment.Run) {
+	steps, err := bench.ReadMetrics(filepath.Join(s.store.Dir(), r.Dir, "metrics.jsonl"))
+	if err == nil {
+		r.Counted = bench.Count(steps, s.e.Warmup)
+	}
+	if r.Status == experiment.OK && r.Counted == nil {
+		r.Status, r.Error = experiment.Failed, "it logged no step that counts"
+		if err != nil {
+			r.Error = oneLine(err)
+		}
+	}
+}
+
+// at names a run of an order: its number and its values.
+func (s *scale) at(i, round int, order []int) string {
+	text := fmt.Sprintf("cell %d of %d  %s", slices.Index(order, i)+1, len(order), s.values(i))
+	if s.e.Repeat > 1 {
+		text += fmt.Sprintf("  run %d of %d", round, s.e.Repeat)
+	}
+	return text
+}
+
+// line describes the end of a run.
+func (s *scale) line(i int, r *experiment.Run, order []int) string {
+	text := s.at(i, r.Run, order) + "  " + string(r.Status)
+	if r.Error != "" {
+		text += ": " + terminal.Clip(r.Error, 200)
+	} else if r.Counted != nil {
+		text += fmt.Sprintf("  %s s a step  %s", figure(bench.Median(r.Counted.StepSeconds)),
+			readable.Rate(bench.Median(r.Counted.TokensPerSecond)))
+	}
+	return text
+}
+
+// values lists a cell's values on one line.
+func (s *scale) values(i int) string {
+	var parts []string
+	for _, a := range s.e.Grid {
+		_, name, nested := strings.Cut(a.Key, ".")
+		if !nested {
+			name = a.Key
+		}
+		parts = append(parts, name+"="+sizeText(s.cells[i].Values[a.Key]))
+	}
+	return strings.Join(parts, " ")
+}
+
+// output keeps the end of a run's output.
+type output struct {
+	mu   sync.Mutex
+	text []byte // guarded by mu
+}
+
+// maxTail bounds the kept output, in bytes.
+const maxTail = 64 << 10
+
+func (o *output) Write(b []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.text = append(o.text, b...)
+	if extra := len(o.text) - maxTail; extra > 0 {
+		o.text = slices.Delete(o.text, 0, extra)
+	}
+	return len(b), nil
+}
+
+func (o *output) tail() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return string(o.text)
+}

@@ -1,0 +1,354 @@
+package command
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cprun/cprun/internal/base/safetensors"
+	"github.com/cprun/cprun/internal/foresee/planner"
+	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/model/machine"
+	"github.com/cprun/cprun/internal/run/attend"
+	"github.com/cprun/cprun/internal/run/bench"
+	"github.com/cprun/cprun/internal/run/job"
+	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/ring"
+)
+
+// asked is one attention that every command is asked to run.
+type asked struct {
+	machine  string // as --assume has it
+	ranks    int
+	window   int // keys before a query's own; -1: all
+	packed   bool
+	strategy ring.Strategy // what the user says of it
+	costs    func(m machine.Machine, ranks, perHost int) planner.Costs
+	backend  string // which all are to take; "": what the table of the machine says
+}
+
+const (
+	askedTokens, askedHeads, askedKVHeads, askedDim = 2048, 4, 2, 64
+)
+
+// yaml is a config whose layers run that attention on data of its own.
+func (a *asked) yaml(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	var lines strings.Builder
+	for i := range 60 {
+		fmt.Fprintf(&lines, "{\"text\": %q}\n", strings.Repeat("the slings and arrows ", 1+i*7%11))
+	}
+	path := filepath.Join(dir, "train.yaml")
+	text := fmt.Sprintf(`
+model: {vocab_size: 257, hidden_size: 64, intermediate_size: 96, num_hidden_layers: 2, num_attention_heads: %d,
+  num_key_value_heads: %d, head_dim: %d}
+data: {path: text.jsonl, seq_len: %d, eos_token_id: 256, pack_documents: %t}
+train: {steps: 2}
+`, askedHeads, askedKVHeads, askedDim, askedTokens, a.packed)
+	for name, text := range map[string]string{"text.jsonl": lines.String(), "train.yaml": text} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return path
+}
+
+// sets are the keys of the config that say what is asked.
+func (a *asked) sets() (set []string) {
+	for key, value := range map[string]string{"parallel.algorithm": a.strategy.Algorithm,
+		"parallel.layout": a.strategy.Layout, "attention.backend": a.strategy.Backend} {
+		if value != "" {
+			set = append(set, key+"="+value)
+		}
+	}
+	if a.window >= 0 {
+		set = append(set, fmt.Sprintf("model.sliding_window=%d", a.window+1))
+	}
+	return set
+}
+
+// file is the attention as cprun attention reads it.
+func (a *asked) file(t *testing.T, docs []int) string {
+	t.Helper()
+	entry := func(name string, heads int) safetensors.Entry {
+		data := make([]float32, askedTokens*heads*askedDim)
+		for i := range data {
+			data[i] = 1
+		}
+		return safetensors.Floats(name, safetensors.F32, []int{1, askedTokens, heads, askedDim}, data)
+	}
+	meta := map[string]string{"causal": "true"}
+	if a.window >= 0 {
+		meta["window"] = fmt.Sprint(a.window)
+	}
+	if docs != nil {
+		text, err := json.Marshal(docs)
+		if err != nil {
+			t.Fatal(err)
+		}
+		meta["docs"] = string(text)
+	}
+	path := filepath.Join(t.TempDir(), "case.safetensors")
+	err := safetensors.WriteFile(path, meta, []safetensors.Entry{entry("q", askedHeads), entry("k", askedKVHeads),
+		entry("v", askedKVHeads), entry("dout", askedHeads)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// comparable is a strategy in which what has no effect is empty.
+func comparable(s ring.Strategy) ring.Strategy {
+	if s.Gather = s.When(); s.Algorithm != "allgather" {
+		s.Gather = ""
+	}
+	return s
+}
+
+// Training, cprun plan, bench attention and attention choose one strategy for one attention.
+func TestCommandsChooseOneStrategy(t *testing.T) {
+	pairs := func(machine.Machine, int, int) planner.Costs { return perPair{} }
+	cudnn := func(machine.Machine, int, int) planner.Costs { return slowFlash{} }
+	const h100, h200 = "gpu=h100,cudnn=9.19.0,gpus=%d", "gpu=h200,cudnn=9.19.0,gpus=%d"
+	for _, a := range []asked{
+		{machine: h200, ranks: 1, window: -1},
+		{machine: h200, ranks: 2, window: -1},
+		{machine: h200, ranks: 8, window: -1},
+		{machine: h200, ranks: 2, window: 511},
+		{machine: h200, ranks: 2, window: -1, packed: true},
+		{machine: h200, ranks: 4, window: -1, strategy: ring.Strategy{Algorithm: "ring", Layout: "zigzag"}},
+		{machine: h200, ranks: 4, window: -1, strategy: ring.Strategy{Algorithm: "hierarchical"}},
+		{machine: h200, ranks: 4, window: -1, strategy: ring.Strategy{Algorithm: "allgather"}},
+		{machine: h200, ranks: 2, window: -1, strategy: ring.Strategy{Backend: "fused"}, backend: "fused"},
+		{machine: h200, ranks: 2, window: -1, costs: cudnn, backend: "fused"},
+		{machine: h200, ranks: 2, window: 511, costs: cudnn, packed: true, backend: "flash"}, // cuDNN has no such tiles
+		{machine: h100, ranks: 1, window: -1, backend: "flash"},
+		{machine: h100, ranks: 2, window: -1, backend: "flash"},
+		{machine: h100, ranks: 2, window: 511, backend: "flash"},
+		{machine: h100, ranks: 8, window: -1, packed: true, backend: "flash"},
+		{machine: "", ranks: 1, window: -1, backend: "flash"},
+		{machine: "", ranks: 2, window: -1, packed: true, backend: "flash"},
+		{machine: "", ranks: 2, window: 511, costs: pairs, backend: "flash"},
+		{machine: "", ranks: 4, window: -1, costs: pairs, packed: true, backend: "flash"},
+		{machine: "", ranks: 2, window: -1, strategy: ring.Strategy{Backend: "reference"}, backend: "reference"},
+	} {
+		if a.costs == nil && a.machine == "" {
+			a.costs = func(machine.Machine, int, int) planner.Costs { return nil } // what this machine has measured
+		}
+		a.same(t)
+	}
+}
+
+// same asks all commands.
+func (a *asked) same(t *testing.T) {
+	t.Helper()
+	m, o := machine.CPU(), Options{NProc: fmt.Sprint(a.ranks), Device: "auto", NodeRank: -1, LogLevel: "info",
+		Stderr: os.Stderr, Costs: a.costs}
+	var assume []string
+	if a.machine != "" {
+		assume = []string{fmt.Sprintf(a.machine, a.ranks)}
+		var err error
+		if m, err = machine.Assume(assume); err != nil {
+			t.Fatal(err)
+		}
+	}
+	o.machine = m
+	path, got := a.yaml(t), map[string]ring.Strategy{}
+
+	training := TrainOptions{Options: o, Set: a.sets(), Resume: "never"}
+	r, err := training.checkInput(t.Context(), path, a.ranks, m.Device())
+	if err != nil {
+		t.Fatalf("%+v: %v", *a, err)
+	}
+	got["training"] = r.cfg.Parallel.Strategy
+
+	var out bytes.Buffer
+	planning := PlanOptions{Options: o, Set: a.sets(), Assume: assume, JSON: true}
+	if planning.Stdout = &out; m.IsCPU() {
+		planning.Device = "cpu"
+	}
+	if _, err := Plan(path, planning); err != nil {
+		t.Fatalf("%+v: %v", *a, err)
+	}
+	var p struct {
+		Config struct {
+			Parallel struct {
+				Layout, Algorithm string
+				Inner             any `json:"ulysses_degree"`
+				GatherHeads       int `json:"gather_heads"`
+				Gather            string
+			}
+			Attention struct{ Backend string }
+		}
+	}
+	if err := json.Unmarshal(out.Bytes(), &p); err != nil {
+		t.Fatal(err)
+	}
+	planned := ring.Strategy{Layout: p.Config.Parallel.Layout, Algorithm: p.Config.Parallel.Algorithm,
+		GatherHeads: p.Config.Parallel.GatherHeads,
+		Gather:      p.Config.Parallel.Gather, Backend: p.Config.Attention.Backend}
+	if n, ok := p.Config.Parallel.Inner.(float64); ok {
+		planned.Inner = int(n)
+	}
+	got["cprun plan"] = planned
+
+	var docs []int
+	task := job.Bench{Machine: m, Attention: &bench.AttentionSpec{
+		Seq: []int{askedTokens}, Heads: askedHeads, KVHeads: askedKVHeads, HeadDim: askedDim, Causal: true,
+		Window: a.window, DType: "auto", Gathers: []string{ring.Auto},
+		Layouts: []string{word(a.strategy.Layout)}, Algorithms: []string{word(a.strategy.Algorithm)},
+		Backend: word(a.strategy.Backend),
+	}}
+	if a.packed {
+		cfg, err := config.Load(path, config.Options{Ranks: a.ranks, Device: m.Device()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if docs = documents(cfg); len(docs) < 2 {
+			t.Fatalf("documents %v", docs)
+		}
+		task.Attention.Documents, task.Attention.Packs = "packs.json", [][]int{docs}
+	}
+	task.Attention.Default(m.Device(), a.ranks)
+	if err := (&BenchOptions{Options: o}).chooseRows(&task, a.ranks, m.Device()); err != nil {
+		t.Fatalf("%+v: %v", *a, err)
+	}
+	got["bench attention"] = task.Attention.Rows[0].Strategy
+
+	c, err := attend.Open(a.file(t, docs))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	spec := attend.Spec{Strategy: a.strategy, DType: task.Attention.DType, Device: m.Device(), Machine: m}
+	if spec.Gather = ring.Auto; spec.Backend == "" {
+		spec.Backend = "auto"
+	}
+	if _, err := o.chooseFor(&spec, c, a.ranks); err != nil {
+		t.Fatalf("%+v: %v", *a, err)
+	}
+	got["attention"] = spec.Strategy
+
+	want := comparable(got["training"])
+	if a.backend != "" && want.Backend != a.backend {
+		t.Errorf("%s, %d ranks, window %d, packed %t: training takes %s, want %s", a.machine, a.ranks, a.window,
+			a.packed, want, a.backend)
+	}
+	for command, s := range got {
+		if s = comparable(s); s != want {
+			t.Errorf("%s, %d ranks, window %d, packed %t: %s takes %+v, training %+v", a.machine, a.ranks, a.window,
+				a.packed, command, s, want)
+		}
+	}
+}
+
+// word is a field as flags have it.
+func word(field string) string {
+	if field == "" {
+		return "auto"
+	}
+	return field
+}
+
+// On Hopper our kernels are the faster ones at every length that was measured, and auto takes them.
+func TestFlashOnHopper(t *testing.T) {
+	specs := []bench.AttentionSpec{
+		{Seq: []int{16 << 10, 32 << 10, 128 << 10}, Window: -1},
+		{Seq: []int{32 << 10}, Window: -1, Deterministic: true},
+		{Seq: []int{64 << 10}, Window: 4095},
+		{Documents: "magi", PackCount: 1, Seq: []int{16 << 10}, Heads: 64, KVHeads: 8, Window: -1},
+		{Documents: "magi", PackCount: 1, Seq: []int{64 << 10}, Heads: 64, KVHeads: 8, Window: -1},
+	}
+	for _, s := range specs {
+		if err := s.Load(); err != nil {
+			t.Fatal(err)
+		}
+		for _, gpu := range []string{"h100", "h200"} {
+			m, err := machine.Assume([]string{"gpu=" + gpu + ",cudnn=9.19.0,gpus=2"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			o := BenchOptions{Options: Options{Stderr: os.Stderr}}
+			for _, algorithm := range []string{"ring", "allgather", "auto"} {
+				s := s
+				s.Causal, s.DType, s.Backend, s.Algorithms, s.Gathers = true, "auto", "auto", []string{algorithm},
+					[]string{ring.Auto}
+				s.Default("cuda", 2)
+				if err := o.chooseRows(&job.Bench{Machine: m, Attention: &s}, 2, "cuda"); err != nil {
+					t.Fatal(err)
+				}
+				if s.Backend != "flash" || len(s.Rows) != len(s.Seq) {
+					t.Errorf("%s, %v tokens, window %d, documents %q, %s: %+v", gpu, s.Seq, s.Window, s.Documents,
+						algorithm, s.Rows)
+				}
+			}
+		}
+	}
+}
+
+// longFused is costs of a machine on which flash is faster for short calls, and cuDNN for long ones.
+type longFused struct{ perPair }
+
+func (l longFused) Call(c planner.Call) float64 {
+	pairs := partition.Pairs(c.Tiles)
+	if (c.Backend == "fused") == (pairs > 1<<24) {
+		return l.perPair.Call(c)
+	}
+	return 2 * l.perPair.Call(c)
+}
+
+// Rows that would take several backends get that of the row that takes longest.
+func TestRowsShareABackend(t *testing.T) {
+	m, err := machine.Assume([]string{"gpu=h200,cudnn=9.19.0,gpus=2"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := BenchOptions{Options: Options{Stderr: os.Stderr, Costs: func(machine.Machine, int, int) planner.Costs {
+		return longFused{}
+	}}}
+	for want, lengths := range map[string][]int{"flash": {2 << 10, 4 << 10}, "fused": {2 << 10, 64 << 10}} {
+		s := bench.AttentionSpec{
+			Seq: lengths, Causal: true, Window: -1, DType: "auto", Backend: "auto",
+			Algorithms: []string{"ring", "ulysses"}, Gathers: []string{ring.Auto},
+		}
+		s.Default("cuda", 2)
+		if err := o.chooseRows(&job.Bench{Machine: m, Attention: &s}, 2, "cuda"); err != nil {
+			t.Fatal(err)
+		}
+		if len(s.Rows) != 4 || s.Backend != want {
+			t.Errorf("%v tokens: %s, %v", lengths, s.Backend, s.Rows)
+		}
+		for _, w := range s.Rows {
+			if w.Backend != want {
+				t.Errorf("%v tokens: %v", lengths, w)
+			}
+		}
+	}
+}
+
+// cprun eval goes by costs, as training does.
+func TestEvalGoesByCosts(t *testing.T) {
+	m, err := machine.Assume([]string{"gpu=h200,cudnn=9.19.0,gpus=2"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const dir = "../../model/testdata/parity/tiny-llama"
+	for want, costs := range map[string]planner.Costs{"flash": nil, "fused": slowFlash{}} {
+		o := EvalOptions{Data: dir + "/tokens.bin", SeqLen: "64", Options: Options{Stderr: os.Stderr, machine: m}}
+		o.Costs = func(machine.Machine, int, int) planner.Costs { return costs }
+		var e evaluation
+		var task job.Train
+		cfg, _, err := o.prepare(t.Context(), dir, 2, "cuda", &e, &task)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if cfg.Parallel.Backend != want {
+			t.Errorf("%+v, want %s", cfg.Parallel.Strategy, want)
+		}
+	}
+}

@@ -1,0 +1,309 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/cprun/cprun/internal/base/files"
+	"github.com/cprun/cprun/internal/base/terminal"
+	"github.com/cprun/cprun/internal/foresee/plan"
+	"github.com/cprun/cprun/internal/launch"
+	"github.com/cprun/cprun/internal/launch/progress"
+	"github.com/cprun/cprun/internal/model/checkpoint"
+	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/run/job"
+	"github.com/cprun/cprun/internal/run/train"
+)
+
+// TrainOptions are the flags of `cprun train.yaml`.
+type TrainOptions struct {
+	Options
+	Set    []string
+	RunDir string   // "": runs/<name>-<time>
+	Args   []string // the command line, the program first
+	Resume string   // auto, never, or a path
+	DryRun bool     // check all that a start checks, print the plan of it, and start nothing
+
+	job      string           // the name of a job of several nodes; "": of one
+	NoSave   bool             // write no checkpoint
+	Scratch  bool             // the run directory is removed afterwards
+	advanced func(step int64) // called when rank 0 has done a step; may be nil
+}
+
+// Train runs a training job and returns the exit status.
+func Train(ctx context.Context, path string, o TrainOptions) (int, error) {
+	signals := launch.CatchSignals() // after this no request to stop is lost
+	if o.NoSave {                    // else this is the program's last work, and a later signal changes no status
+		defer signals.Release()
+	}
+	out := o.printer()
+	if o.DryRun {
+		return o.dry(ctx, path, out)
+	}
+	var r ready
+	var several *multiNode
+	asked, err := signals.Before(func() error {
+		at, err := o.place()
+		switch {
+		case err != nil:
+		case at.Several():
+			several, err = o.multiNode(ctx, path, &at, out)
+		default:
+			r, err = o.check(ctx, path)
+		}
+		return err
+	})
+	if asked != "" {
+		out.Note(asked + ": stopped before training began; run the same command again")
+		return launch.ExitStopped, nil
+	}
+	defer r.close()
+	if err != nil {
+		return 0, err
+	}
+	if several != nil {
+		return several.train(signals)
+	}
+	return o.train(ctx, r, out, signals)
+}
+
+// A ready is a run after the check of its input.
+type ready struct {
+	cfg    *config.Config
+	ranks  int
+	choice chosen
+	chosen *plan.Chosen // by costs; nil: nothing
+	docs   []int        // of the first sample, if the choice has read them
+	data   *plan.Data
+	dir    string
+	root   *os.Root // dir: writes follow no link that leads out of it
+	lock   *os.File // of the checkpoints in dir
+	from   *origin  // nil: it begins with new weights
+
+	generation int64 // of the first start of the workers
+}
+
+// close closes the files that check has opened.
+func (r *ready) close() {
+	r.lock.Close() // closing nil is no harm
+	if r.root != nil {
+		r.root.Close()
+	}
+}
+
+// check finds every fault of the input, and makes and locks the run directory.
+func (o *TrainOptions) check(ctx context.Context, path string) (r ready, err error) {
+	ranks, device, err := o.resolve()
+	if err != nil {
+		return r, err
+	}
+	return o.checkFor(ctx, path, ranks, device)
+}
+
+// checkFor does what check does, for the ranks of all nodes.
+func (o *TrainOptions) checkFor(ctx context.Context, path string, ranks int, device string) (r ready, err error) {
+	if r, err = o.checkInput(ctx, path, ranks, device); err != nil {
+		return r, err
+	}
+	if r.root, err = o.runDir(path); err != nil {
+		return r, err
+	}
+	r.dir = r.root.Name()
+	checkpoints, err := files.Sub(r.root, checkpointsName)
+	if err != nil {
+		return r, inputf("--run-dir: %w, or name another --run-dir", err)
+	}
+	defer checkpoints.Close()
+	if r.lock, err = checkpoint.Lock(checkpoints, o.job); err != nil {
+		return r, inputf("--run-dir: %w; name another --run-dir", err)
+	}
+	if r.generation, err = checkpoint.NextGeneration(checkpoints); err != nil {
+		return r, inputf("--run-dir: %w; name another --run-dir", err)
+	}
+	own, err := o.ownCheckpoint(ctx, checkpoints, r.cfg)
+	if own != nil {
+		r.from = own
+	}
+	return r, err
+}
+
+// checkInput does the part of check that writes nothing.
+func (o *TrainOptions) checkInput(ctx context.Context, path string, ranks int, device string) (r ready, err error) {
+	d, err := o.decider(o.machine)
+	if err != nil {
+		return r, err
+	}
+	cfg, err := config.Load(path, config.Options{Set: o.Set, Ranks: ranks, Hosts: o.machine.Hosts, Device: device,
+		Decide: d.Decide})
+	if err != nil {
+		return r, &InputError{err}
+	}
+	found, err := train.Check(cfg)
+	if err != nil {
+		return r, &InputError{err}
+	}
+	r.data = (*plan.Data)(found)
+	r.cfg, r.ranks, r.chosen, r.docs = cfg, ranks, d.Chosen, d.First()
+	if r.choice, err = choose(cfg, o.machine, r.chosen); err != nil {
+		return r, err
+	}
+	mem, err := plan.Fit(cfg, ranks, o.machine)
+	if err == nil {
+		err = mem.Check()
+	}
+	if err != nil {
+		return r, &InputError{err}
+	}
+	if err := checkLocal(cfg, o.machine.Hosts); err != nil {
+		return r, err
+	}
+	// A run goes on from its own checkpoints, and then needs no other, as a command that is given
+	// again may name one that is gone by now.
+	if own := o.RunDir != "" && len(steps(o.RunDir)) > 0; !own {
+		r.from, err = o.namedCheckpoint(ctx, cfg)
+	}
+	return r, err
+}
+
+// train runs the workers and returns the exit status.
+func (o *TrainOptions) train(ctx context.Context, r ready, out *progress.Printer, signals *launch.Signals) (int,
+	error) {
+	b, err := o.begin(r, out)
+	defer b.close()
+	if err != nil {
+		return 0, err
+	}
+	t := &tracker{out: out, start: time.Now(), root: r.root, measures: o.NoSave, advanced: o.advanced,
+		again: o.again(r.dir), writes: o.writes(r.dir, r.cfg)}
+	spec := launch.Job{
+		RunID: launch.NewRunID(time.Now()), NProc: r.ranks, Argv: []string{"worker", string(job.RoleTrain)},
+		Logs: b.logs, Payload: payload(b.task),
+		Stderr: out, Show: o.show(), OnEvent: t.event, MaxRestarts: o.MaxRestarts, Signals: signals,
+		Patient: underSlurm(),
+	}
+	var live *statusWriter
+	if !o.Scratch {
+		live = startStatus(&spec, 1, func() (string, *os.Root) { return spec.RunID, b.logs })
+	}
+	res := launch.Run(ctx, spec)
+	live.end(res)
+	out.Close()
+	b.merge(out)
+	t.summary(res)
+	return res.ExitCode, b.log.note(res.Err)
+}
+
+// A begun is a run with a directory that is ready for its workers.
+type begun struct {
+	ready
+	logs *os.Root
+	log  *launcherLog
+	task job.Train
+}
+
+// begin fills the run directory for the first step, and prints the facts of the run.
+func (o *TrainOptions) begin(r ready, out *progress.Printer) (b begun, err error) {
+	b.ready = r
+	if b.logs, err = files.Private(r.root, "logs"); err != nil {
+		return b, inputf("run directory: %w", err)
+	}
+	if b.log, err = openLog(b.logs, "launcher.log", out, o); err != nil {
+		return b, err
+	}
+	if r.from != nil && r.from.reseeded {
+		r.docs = nil // they are the first sample's in another order
+	}
+	changes, err := prepare(&r, o.machine, o.costs(o.machine))
+	if err != nil {
+		return b, b.log.note(err)
+	}
+	b.task = job.Train{
+		Config: string(r.cfg.YAML()), RunDir: r.dir, Version: o.Version, NoSave: o.NoSave, Machine: o.machine,
+		Remedies: r.choice.Kinds(), Generation: r.generation,
+	}
+	for _, w := range r.cfg.Warnings {
+		out.Note("warning: " + w.String())
+	}
+	if !o.NoSave {
+		out.Note("run directory " + terminal.Name(r.dir))
+	}
+	for _, line := range slices.Concat(changes, dataLines(r.data, r.cfg), r.choice.notes) {
+		out.Note(line)
+	}
+	if r.from != nil {
+		b.task.From = r.from.dir
+		for _, line := range r.from.notes {
+			out.Note(line)
+		}
+	}
+	return b, nil
+}
+
+// merge makes one file of the ranks' traces.
+func (b *begun) merge(out *progress.Printer) {
+	if b.cfg.Log.TraceSteps == 0 {
+		return
+	}
+	if err := train.MergeTraces(b.root, b.ranks); err != nil {
+		out.Note("trace.json: " + err.Error())
+	}
+}
+
+// close closes the files that begin has opened; ready closes the others.
+func (b *begun) close() {
+	if b.log != nil {
+		b.log.close()
+	}
+	if b.logs != nil {
+		b.logs.Close()
+	}
+}
+
+// runDir makes the run directory.
+func (o *TrainOptions) runDir(config string) (*os.Root, error) {
+	if o.RunDir != "" {
+		dir, err := filepath.Abs(o.RunDir)
+		if err != nil {
+			return nil, inputf("--run-dir: %w", err)
+		}
+		if !utf8.ValidString(dir) { // it is handed on as text
+			return nil, inputf("--run-dir: %s is not UTF-8; name another", terminal.Name(dir))
+		}
+		root, err := files.Make(dir)
+		if err != nil {
+			return nil, inputf("--run-dir: %w", err)
+		}
+		return root, nil
+	}
+	name := strings.TrimSuffix(filepath.Base(config), filepath.Ext(config))
+	base, err := filepath.Abs(filepath.Join("runs", name+"-"+time.Now().Format("20060102-150405")))
+	if err != nil {
+		return nil, inputf("run directory: %w", err)
+	}
+	runs, err := files.Make(filepath.Dir(base))
+	if err != nil {
+		return nil, inputf("run directory: %w; name another with --run-dir", err)
+	}
+	runs.Close()
+	// Two jobs of one second get directories of their own.
+	for i := 1; ; i++ {
+		dir := base
+		if i > 1 {
+			dir = fmt.Sprintf("%s-%d", base, i)
+		}
+		root, err := files.MakeNew(dir)
+		if err == nil {
+			return root, nil
+		}
+		if !errors.Is(err, os.ErrExist) {
+			return nil, inputf("run directory: %w; name another with --run-dir", err)
+		}
+	}
+}

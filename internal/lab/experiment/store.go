@@ -1,0 +1,369 @@
+package experiment
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/cprun/cprun/internal/base/files"
+	"github.com/cprun/cprun/internal/base/terminal"
+)
+
+// Names in the directory of an experiment.
+const (
+	cellsName  = "cells"       // run directories, by cell and number of the run
+	logName    = "cells.jsonl" // runs that have ended
+	logPattern = "cells*.jsonl"
+	lockName   = ".lock"
+	csvName    = "results.csv"
+	jsonName   = "results.json"
+	reportName = "report.html"
+)
+
+// maxLog bounds a log, in bytes.
+const maxLog = 1 << 30
+
+// Identity holds the properties that two starts of one experiment share, by name.
+type Identity map[string]string
+
+// Header is the first line of cells.jsonl.
+type Header struct {
+	// The start of the experiment, for results.json.
+	Version  int       `json:"version"`
+	Identity Identity  `json:"experiment"`
+	Created  time.Time `json:"created"`
+	Command  string    `json:"command"`
+	Commit   string    `json:"commit"`
+	Machine  string    `json:"machine"`
+	Device   string    `json:"device"`
+}
+
+// ChangedError says that a directory holds an experiment that differs in Keys.
+type ChangedError struct {
+	Dir  string   // of the experiment
+	Keys []string // names of an Identity
+}
+
+func (e *ChangedError) Error() string {
+	return fmt.Sprintf("%s has results of an experiment that differs in %s; name another --out, or begin anew there "+
+		"with --resume never, which removes them",
+		terminal.Name(e.Dir), strings.Join(e.Keys, ", "))
+}
+
+// Store is the directory of an experiment, which no other process writes meanwhile.
+type Store struct {
+	Header
+	Runs []Run // that have ended
+
+	root  *os.Root
+	locks []*os.File
+	log   *os.File
+}
+
+// Options say how a directory is opened.
+type Options struct {
+	Header Header
+	Anew   bool // removes earlier results
+	// Share is the number of a task, from 1, that runs a part of the cells beside others; 0: all of them.
+	Share int
+}
+
+// Open makes the directory of an experiment, or goes on with it. It fails with a ChangedError where
+// another experiment has been there.
+func Open(dir string, o Options) (*Store, error) {
+	root, err := files.Make(dir)
+	if err != nil {
+		return nil, err
+	}
+	s := &Store{Header: o.Header, root: root}
+	if err := s.open(o); err != nil {
+		s.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// open locks and reads the directory.
+func (s *Store) open(o Options) error {
+	if err := s.lock(o.Share); err != nil {
+		return err
+	}
+	if o.Anew {
+		if err := s.clear(); err != nil {
+			return err
+		}
+	}
+	name := logName
+	if o.Share > 0 {
+		name = fmt.Sprintf("cells-%04d.jsonl", o.Share)
+	}
+	var err error
+	if s.log, err = files.Lockable(s.root, name); err != nil {
+		return err
+	}
+	if err := s.repair(); err != nil {
+		return err
+	}
+	return s.readAll()
+}
+
+// lock keeps other starts out: of all cells, or of this share.
+func (s *Store) lock(share int) error {
+	how := syscall.LOCK_EX
+	if share > 0 {
+		how = syscall.LOCK_SH
+		if err := s.lockFile(fmt.Sprintf("%s-%04d", lockName, share), syscall.LOCK_EX); err != nil {
+			return err
+		}
+	}
+	return s.lockFile(lockName, how)
+}
+
+func (s *Store) lockFile(name string, how int) error {
+	f, err := files.Lockable(s.root, name)
+	if err != nil {
+		return err
+	}
+	s.locks = append(s.locks, f)
+	// Where a file system knows no locks, none is held: it is a courtesy then.
+	if errors.Is(syscall.Flock(int(f.Fd()), how|syscall.LOCK_NB), syscall.EWOULDBLOCK) {
+		return fmt.Errorf("%s is in use by another cprun scale; wait for its end, or name another --out",
+			terminal.Name(s.root.Name()))
+	}
+	return nil
+}
+
+// clear removes the results of an experiment; other files stay.
+func (s *Store) clear() error {
+	names, err := fs.Glob(s.root.FS(), logPattern)
+	if err != nil || len(names) == 0 {
+		return err // no experiment was here: such names are somebody's
+	}
+	for _, name := range append([]string{cellsName, csvName, jsonName, reportName}, names...) {
+		if err := s.root.RemoveAll(name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// repair cuts off a line that a crash has torn, and writes the header into a new file.
+func (s *Store) repair() error {
+	text, err := files.All(s.log, maxLog)
+	if err != nil {
+		return err
+	}
+	if n := bytes.LastIndexByte(text, '\n') + 1; n < len(text) {
+		if err := s.log.Truncate(int64(n)); err != nil {
+			return err
+		}
+		text = text[:n]
+	}
+	if _, err := s.log.Seek(0, io.SeekEnd); err != nil {
+		return err
+	}
+	if len(text) > 0 {
+		return nil
+	}
+	if err := s.write(s.Header); err != nil {
+		return err
+	}
+	return files.Sync(s.root)
+}
+
+// readAll takes in the runs of all files of the directory, the header of the first.
+func (s *Store) readAll() error {
+	names, err := fs.Glob(s.root.FS(), logPattern)
+	if err != nil {
+		return err
+	}
+	own, on := s.Header, s.Header
+	for _, name := range names {
+		text, err := files.ReadIn(s.root, name, maxLog)
+		if err != nil {
+			return err
+		}
+		h, runs, err := parseLog(text)
+		if err != nil {
+			return fmt.Errorf("%s: %w", terminal.Name(filepath.Join(s.root.Name(), name)), err)
+		}
+		if h == nil {
+			continue // of a share that has just begun
+		}
+		if keys := own.Identity.differ(h.Identity); len(keys) > 0 {
+			return &ChangedError{s.root.Name(), keys}
+		}
+		if name == logName {
+			s.Header = *h
+		} else {
+			on = *h
+		}
+		s.Runs = append(s.Runs, runs...)
+	}
+	if len(names) > 1 { // the nodes of an array's tasks have run the cells, and not the one that submitted it
+		s.Machine, s.Device = on.Machine, on.Device
+	}
+	return nil
+}
+
+// parseLog reads the whole lines of a cells.jsonl and leaves out a torn last line.
+func parseLog(text []byte) (h *Header, runs []Run, err error) {
+	text = text[:bytes.LastIndexByte(text, '\n')+1]
+	number := 0
+	for line := range bytes.Lines(text) {
+		if number++; number == 1 {
+			h = &Header{}
+			if err := json.Unmarshal(line, h); err != nil || h.Identity == nil {
+				return nil, nil, errors.New("line 1: it is not that of an experiment")
+			}
+			if h.Version != Version {
+				return nil, nil, fmt.Errorf("line 1: version %d; this program reads version %d", h.Version, Version)
+			}
+			delete(h.Identity, "skip") // older programs keep its text; the configs of the cells say the same
+			continue
+		}
+		var r Run
+		if err := json.Unmarshal(line, &r); err != nil {
+			return nil, nil, fmt.Errorf("line %d: %w", number, err)
+		}
+		runs = append(runs, r)
+	}
+	return h, runs, nil
+}
+
+// differ lists the names with other values in o.
+func (id Identity) differ(o Identity) (keys []string) {
+	for _, key := range slices.Sorted(maps.Keys(id)) {
+		if id[key] != o[key] {
+			keys = append(keys, key)
+		}
+	}
+	for _, key := range slices.Sorted(maps.Keys(o)) {
+		if _, ok := id[key]; !ok {
+			keys = append(keys, key)
+		}
+	}
+	return keys
+}
+
+// Append keeps a run that has ended, on the disk.
+func (s *Store) Append(r Run) error {
+	if err := s.write(r); err != nil {
+		return err
+	}
+	s.Runs = append(s.Runs, r)
+	return nil
+}
+
+// write appends a line, in one write.
+func (s *Store) write(v any) error {
+	text, err := json.Marshal(v)
+	if err == nil {
+		_, err = s.log.Write(append(text, '\n'))
+	}
+	if err == nil {
+		err = s.log.Sync()
+	}
+	return err
+}
+
+// Dir returns the path of the directory.
+func (s *Store) Dir() string { return s.root.Name() }
+
+// Prepare makes the directory of a cell, with its config, and removes a run of that number, which a killed start may
+// have left. It returns both paths, relative to the store's.
+func (s *Store) Prepare(cell string, run int, config []byte) (dir, file string, err error) {
+	at := filepath.Join(cellsName, cell)
+	dir, file = filepath.Join(at, fmt.Sprint(run)), filepath.Join(at, "cell.yaml")
+	if err := s.root.RemoveAll(dir); err != nil {
+		return "", "", err
+	}
+	cells, err := files.Sub(s.root, at)
+	if err != nil {
+		return "", "", err
+	}
+	defer cells.Close()
+	return dir, file, s.Write(file, func(w io.Writer) error {
+		_, err := w.Write(config)
+		return err
+	})
+}
+
+// Remove takes away the directory of a run that did not end.
+func (s *Store) Remove(dir string) error { return s.root.RemoveAll(dir) }
+
+// Write replaces a file of the directory, so that a reader sees the old or the new one.
+func (s *Store) Write(name string, f func(w io.Writer) error) error {
+	return files.Write(s.root, name, func(d *files.Draft) error { return f(d) })
+}
+
+// WriteResults calls the function of that name for the store's directory.
+func (s *Store) WriteResults(r *Results, report func(io.Writer, *Results) error) error {
+	return WriteResults(s.root, r, report)
+}
+
+// WriteResults writes results.csv and results.json, and report.html where report is not nil.
+func WriteResults(root *os.Root, r *Results, report func(io.Writer, *Results) error) error {
+	write := func(name string, f func(io.Writer) error) error {
+		return files.Write(root, name, func(d *files.Draft) error { return f(d) })
+	}
+	err := errors.Join(write(csvName, r.WriteCSV), write(jsonName, r.Encode))
+	if report != nil {
+		err = errors.Join(err, write(reportName, func(w io.Writer) error { return report(w, r) }))
+	}
+	return err
+}
+
+// Close ends the hold on the directory.
+func (s *Store) Close() {
+	if s.log != nil {
+		s.log.Close()
+	}
+	for _, f := range s.locks {
+		f.Close()
+	}
+	s.root.Close()
+}
+
+// Peek returns the runs of a directory as it is: nothing is made, and nothing locked. None are of one that is not
+// there, or that another experiment has.
+func Peek(dir string, id Identity) (runs []Run) {
+	names, _ := filepath.Glob(filepath.Join(dir, logPattern)) // of a malformed pattern none; Open says more
+	for _, name := range names {
+		text, err := files.Read(name, maxLog)
+		if err != nil {
+			continue
+		}
+		if h, list, err := parseLog(text); err == nil && h != nil && len(id.differ(h.Identity)) == 0 {
+			runs = append(runs, list...)
+		}
+	}
+	return runs
+}
+
+// Unfinished returns the newest of some directories that holds the same experiment with runs left, as done reports;
+// "" if there is none.
+func Unfinished(dirs []string, id Identity, done func(runs []Run) bool) string {
+	slices.Sort(dirs)
+	for _, dir := range slices.Backward(dirs) {
+		text, err := files.Read(filepath.Join(dir, logName), maxLog)
+		if err != nil {
+			continue
+		}
+		if h, _, err := parseLog(text); err == nil && h != nil && len(id.differ(h.Identity)) == 0 &&
+			!done(Peek(dir, id)) {
+			return dir
+		}
+	}
+	return ""
+}

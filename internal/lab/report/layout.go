@@ -1,0 +1,181 @@
+package report
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/cprun/cprun/internal/base/readable"
+)
+
+const (
+	maxShapes = 6    // different layouts of the runs that are drawn
+	maxRects  = 6000 // rectangles of a figure
+	maxRanks  = 64   // rows of a figure
+	stripes   = 16   // of a striped layout that are drawn: the pattern repeats
+)
+
+// layouts adds the tile maps, the work by hop and the work of packed documents of the runs; of runs that
+// share a partition once.
+func (p *page) layouts(runs []Run) {
+	seen := map[string]bool{}
+	for i := range runs {
+		r := &runs[i]
+		if r.Plan == nil || len(r.Plan.Partition.PerRank) == 0 {
+			continue
+		}
+		part := r.Plan.Partition
+		key := fmt.Sprint(part.Layout, part.Ranks, part.Context, part.SeqLen, r.Plan.option("parallel.algorithm"),
+			r.Plan.Packed != nil)
+		if seen[key] || len(seen) == maxShapes {
+			continue
+		}
+		seen[key] = true
+		source := sourcesOf([]Run{*r})
+		p.figure(r.tileMap(source))
+		p.figure(r.hops(source))
+		p.figure(r.packedWork(source))
+	}
+}
+
+// tileMap shows who holds which tokens of a sequence.
+func (r *Run) tileMap(source []string) *figure {
+	part := &r.Plan.Partition
+	held := series{Name: "tokens of the rank", Kind: "rects"}
+	end, cut := float64(part.SeqLen), ""
+	for _, rank := range part.PerRank {
+		for _, s := range rank.Spans {
+			if s.Stride > 1 {
+				end = min(end, s.Stride*stripes)
+				cut = fmt.Sprintf(" The first %s tokens are drawn; the pattern repeats.", readable.Number(end))
+			}
+		}
+	}
+	words := map[string]int{}
+	for row, rank := range part.PerRank {
+		if row == maxRanks {
+			cut += fmt.Sprintf(" The first %d ranks are drawn.", maxRanks)
+			break
+		}
+		for _, s := range rank.Spans {
+			n, long := s.Len, 1.0
+			if s.Stride <= 1 {
+				n, long = 1, s.Len
+			}
+			for k := range int(min(n, stripes+1)) {
+				at := s.Start + float64(k)*s.Stride
+				if at >= end || len(held.X) == maxRects {
+					break
+				}
+				held.X, held.X2, held.Y = append(held.X, number(at)), append(held.X2, number(min(end, at+long))), append(held.Y,
+					number(row))
+				held.say(fmt.Sprintf("rank %d", rank.Rank), words)
+			}
+		}
+	}
+	if len(held.X) == maxRects {
+		cut += fmt.Sprintf(" The first %s pieces are drawn.", readable.Number(maxRects))
+	}
+	says := fmt.Sprintf("Who holds which of the %s tokens of a sequence under %s, over %d ranks.",
+		readable.Number(float64(part.SeqLen)), part.Layout, part.Context)
+	if part.Document {
+		says += " Packed documents are cut by sample; this is one document as long as the sequence."
+	}
+	return &figure{Title: "Tile map of " + part.Layout + ", " + r.Name, Kind: "rects", Section: layouts, Says: says + cut,
+		Source: source,
+		Views: []view{{Name: "tokens", X: axis{Name: "position in the sequence", Kind: "tokens"},
+			Y:      axis{Name: "rank", Kind: "text", Text: rankNames(part.PerRank)},
+			Panels: []panel{{Series: []series{held}}}}}}
+}
+
+func rankNames(parts []rankPart) (names []string) {
+	for i, p := range parts {
+		if i < maxRanks {
+			names = append(names, fmt.Sprintf("rank %d", p.Rank))
+		}
+	}
+	return names
+}
+
+// hops returns what each rank computes and sends in each hop, as the plan has it.
+func (r *Run) hops(source []string) *figure {
+	f := &figure{Title: "Work by rank and hop, " + r.Name, Kind: "heat", Section: layouts, Source: source,
+		Says: "Visible (query, key) pairs of a head that a rank computes in each hop of a layer that sees everything " +
+			"before a token, and the keys and values that it sends meanwhile. Even columns mean that no rank waits for " +
+			"another's kernels."}
+	pairs, sent := series{Name: "pairs", Kind: "heat"}, series{Name: "bytes sent", Kind: "heat"}
+	var rows, columns []string
+	for i, h := range r.Plan.Hops {
+		if i == maxRanks {
+			f.Says += fmt.Sprintf(" The first %d ranks are drawn.", maxRanks)
+			break
+		}
+		rows = append(rows, fmt.Sprintf("rank %d", h.Rank))
+		for k, hop := range h.Hops[:min(len(h.Hops), maxRanks)] {
+			if k == len(columns) {
+				name := hop.Label // such as "heads for rows"; that of a hop names its owner, who is another on each rank
+				if strings.HasPrefix(name, "hop ") || name == "" {
+					name = cmp.Or(hopOf(name), fmt.Sprintf("hop %d", k))
+				}
+				columns = append(columns, name)
+			}
+			for s, v := range map[*series]float64{&pairs: hop.Pairs, &sent: hop.SendBytes} {
+				s.X, s.Y, s.Lo = append(s.X, number(k)), append(s.Y, number(i)), append(s.Lo, number(v))
+			}
+		}
+	}
+	if len(rows) < 2 || len(columns) < 1 {
+		return f
+	}
+	for _, s := range []series{pairs, sent} {
+		f.Views = append(f.Views, view{Name: s.Name, X: axis{Name: "hop", Kind: "text", Text: columns},
+			Y:      axis{Name: "rank", Kind: "text", Text: rows},
+			Panels: []panel{{Series: []series{s}}}})
+	}
+	f.Views[1].Panels[0].Title = "bytes"
+	return f
+}
+
+// packedWork returns the work of each rank in the first sample of packed documents.
+func (r *Run) packedWork(source []string) *figure {
+	f := &figure{Title: "Work by rank of a packed batch, " + r.Name, Kind: "bars", Section: layouts, Source: source}
+	packed := r.Plan.Packed
+	if packed == nil || len(packed.PerRank) == 0 {
+		return f
+	}
+	parts := packed.PerRank
+	if len(parts) > maxRanks { // the ranks with most work tell the step time
+		parts = slices.Clone(parts)
+		slices.SortStableFunc(parts, func(a, b rankPart) int { return int(b.Pairs - a.Pairs) })
+		parts = parts[:maxRanks]
+	}
+	f.Says = fmt.Sprintf("The first sample of the data: %d documents. Visible (query, key) pairs, tokens and sent "+
+		"bytes of each rank over the mean of the ranks; the slowest has %.3f times the mean's pairs.",
+		len(packed.Documents), packed.Imbalance)
+	for i, m := range []struct {
+		name string
+		of   func(rankPart) float64
+	}{
+		{"pairs", func(p rankPart) float64 { return p.Pairs }},
+		{"tokens", func(p rankPart) float64 { return p.Tokens }},
+		{"bytes sent", func(p rankPart) float64 { return p.SendBytes }},
+	} {
+		mean := 0.0
+		for _, p := range packed.PerRank {
+			mean += m.of(p) / float64(len(packed.PerRank))
+		}
+		if mean == 0 {
+			continue
+		}
+		bar := series{Name: m.name, Kind: "bar", Color: i}
+		for k, p := range parts {
+			bar.add(float64(k), m.of(p)/mean)
+		}
+		f.Views = append(f.Views, view{Name: m.name, X: axis{Name: "rank", Kind: "text", Text: rankNames(parts)},
+			Y: axis{Name: m.name + " over the mean", Zero: true},
+			Panels: []panel{{Series: []series{bar, {Name: "mean", Kind: "ideal", X: []number{0, number(len(parts) - 1)},
+				Y: []number{1, 1}}}}}})
+	}
+	return f
+}

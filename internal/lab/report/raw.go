@@ -1,0 +1,93 @@
+package report
+
+import (
+	"bytes"
+	"compress/gzip"
+	"encoding/base64"
+	"encoding/csv"
+	"fmt"
+	"math"
+	"strconv"
+	"time"
+
+	"github.com/cprun/cprun/internal/base/readable"
+	"github.com/cprun/cprun/internal/model/metrics"
+)
+
+// maxRaw is how many bytes of the page the metrics of all runs may take.
+const maxRaw = 2_000_000
+
+// rawFiles returns the metrics of the runs, each as a CSV in gzip, with all digits. A run that would take more than its
+// share has fewer steps in it, and its text says so.
+func rawFiles(runs []Run) []download {
+	var all []download
+	for _, r := range runs {
+		if len(r.Steps) == 0 {
+			continue
+		}
+		steps := r.Steps
+		data := packed(steps)
+		for most := maxRaw / len(runs); len(data) > most && len(steps) > 2; data = packed(steps) {
+			steps = thin(steps, len(steps)*most/len(data)*9/10)
+		}
+		says := fmt.Sprintf("all %s logged steps", readable.Number(float64(r.Lines)))
+		if len(steps) < r.Lines {
+			says = fmt.Sprintf("%s of %s logged steps", readable.Number(float64(len(steps))), readable.Number(float64(r.Lines)))
+		}
+		all = append(all, download{Name: r.Name + ".csv.gz", Says: r.Name + ": " + says,
+			Data: "data:application/gzip;base64," + data})
+	}
+	return all
+}
+
+// rawColumns are the columns of a run's CSV, named as in metrics.jsonl.
+var rawColumns = []struct {
+	name string
+	of   func(metrics.Step) float64
+}{
+	{"step", func(s metrics.Step) float64 { return float64(s.Step) }},
+	{"epoch", number64(func(s metrics.Step) metrics.Float { return s.Epoch })},
+	{"tokens", func(s metrics.Step) float64 { return float64(s.Tokens) }},
+	{"loss", number64(func(s metrics.Step) metrics.Float { return s.Loss })},
+	{"val_loss", validation},
+	{"grad_norm", number64(func(s metrics.Step) metrics.Float { return s.GradNorm })},
+	{"lr", number64(func(s metrics.Step) metrics.Float { return s.LR })},
+	{"step_seconds", number64(func(s metrics.Step) metrics.Float { return s.StepSeconds })},
+	{"tokens_per_second", number64(func(s metrics.Step) metrics.Float { return s.TokensPerSecond })},
+	{"tokens_per_second_per_device", number64(func(s metrics.Step) metrics.Float { return s.TokensPerSecondPerDevice })},
+	{"tflops_per_device", number64(func(s metrics.Step) metrics.Float { return s.TFLOPsPerDevice })},
+	{"mfu", number64(func(s metrics.Step) metrics.Float { return s.MFU })},
+	{"memory_bytes", func(s metrics.Step) float64 { return float64(s.MemoryBytes) }},
+	{"comm_wait_seconds", number64(func(s metrics.Step) metrics.Float { return s.CommWaitSeconds })},
+	{"attention_imbalance", number64(func(s metrics.Step) metrics.Float { return s.AttentionImbalance })},
+	{"attention_bytes", number64(func(s metrics.Step) metrics.Float { return s.AttentionBytes })},
+}
+
+// packed returns a CSV of steps in gzip and base64. What is not known is empty.
+func packed(steps []metrics.Step) string {
+	var out bytes.Buffer
+	z := gzip.NewWriter(&out)
+	w := csv.NewWriter(z)
+	row := []string{"time"}
+	for _, c := range rawColumns {
+		row = append(row, c.name)
+	}
+	w.Write(row) // a bytes.Buffer takes all, and so do the writers on it
+	for _, s := range steps {
+		row = append(row[:0], time.Time(s.Time).UTC().Format(time.RFC3339Nano))
+		for _, c := range rawColumns {
+			field := ""
+			if x := c.of(s); !math.IsNaN(x) {
+				field = strconv.FormatFloat(x, 'g', -1, 64)
+				if x == math.Trunc(x) && math.Abs(x) < 1<<53 {
+					field = strconv.FormatFloat(x, 'f', 0, 64)
+				}
+			}
+			row = append(row, field)
+		}
+		w.Write(row)
+	}
+	w.Flush()
+	z.Close()
+	return base64.StdEncoding.EncodeToString(out.Bytes())
+}

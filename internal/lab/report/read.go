@@ -1,0 +1,300 @@
+package report
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/cprun/cprun/internal/base/files"
+	"github.com/cprun/cprun/internal/base/terminal"
+	"github.com/cprun/cprun/internal/lab/experiment"
+	"github.com/cprun/cprun/internal/model/metrics"
+)
+
+const (
+	maxSteps   = 50_000    // that are kept of a run
+	maxSlices  = 1_000_000 // pieces of work that are kept of a trace: of its first ranks
+	maxPlan    = 64 << 20  // bytes of a plan.json, which has a part for each rank
+	maxLog     = 16 << 20  // bytes of a launcher.log that are searched
+	maxTrace   = 2 << 30   // bytes of a trace.json
+	maxResults = 64 << 20  // bytes of a results.json
+	maxValues  = 4 << 20   // values in a JSON file
+)
+
+// resultsFile marks the directory of an experiment.
+const resultsFile = "results.json"
+
+// Open adds a path to the page: a run directory, the directory of an experiment, or its
+// results.json.
+func (in *Input) Open(path string) error {
+	dir, name := path, ""
+	if st, err := files.Stat(path); err != nil {
+		return err
+	} else if !st.IsDir() {
+		dir, name = filepath.Dir(path), filepath.Base(path)
+	}
+	root, err := files.OpenDir(dir)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	if name == "" {
+		if st, err := root.Stat(resultsFile); err == nil && st.Mode().IsRegular() {
+			name = resultsFile
+		}
+	}
+	if name != "" {
+		return in.openExperiment(root, name)
+	}
+	run, err := ReadRun(root)
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	run.Name = filepath.Base(filepath.Clean(path))
+	if abs, err := filepath.Abs(path); err == nil {
+		run.Name = filepath.Base(abs)
+	}
+	in.Runs = append(in.Runs, *run)
+	return nil
+}
+
+func (in *Input) openExperiment(root *os.Root, name string) error {
+	if in.Experiment != nil {
+		return errors.New("a page shows one experiment; name the second on a page of its own")
+	}
+	data, err := files.ReadIn(root, name, maxResults)
+	if err == nil {
+		err = files.Modest(data, maxValues)
+	}
+	if err != nil {
+		return err
+	}
+	res, err := experiment.Decode(bytes.NewReader(data))
+	if err != nil {
+		return fmt.Errorf("%s: %w", terminal.Name(filepath.Join(root.Name(), name)), err)
+	}
+	in.Experiment, in.Plans = res, Plans(root, res)
+	return nil
+}
+
+// OfExperiment returns the page of an experiment's results, with the plans that its directory has.
+func OfExperiment(dir string, res *experiment.Results) Input {
+	in := Input{Title: res.Name, Command: res.Command, Commit: res.Commit, Machine: res.Machine, Experiment: res}
+	if root, err := files.OpenDir(dir); err == nil { // without it the page has no roofline
+		defer root.Close()
+		in.Plans = Plans(root, res)
+	}
+	return in
+}
+
+// Plans returns the plan.json of the first run of each of the experiment's cells, as far as they are in its
+// directory.
+func Plans(root *os.Root, res *experiment.Results) map[string]*Plan {
+	plans := map[string]*Plan{}
+	for _, c := range res.Cells {
+		if len(c.RunDirs) > 0 {
+			if p, err := readPlan(root, filepath.Join(c.RunDirs[0], "plan.json")); err == nil {
+				plans[c.ID] = p
+			}
+		}
+	}
+	return plans
+}
+
+// ReadRun reads a run directory, also one of a run that goes on. It must have a metrics.jsonl or a plan.json;
+// whatever else is missing or torn is named in the result.
+func ReadRun(root *os.Root) (*Run, error) {
+	r := &Run{}
+	errMetrics := r.readSteps(root)
+	p, errPlan := readPlan(root, "plan.json")
+	if errMetrics != nil && errPlan != nil {
+		return nil, fmt.Errorf("it is no run directory: %w; %w", errMetrics, errPlan)
+	}
+	r.miss(errMetrics, "metrics.jsonl", "no curves")
+	r.miss(errPlan, "plan.json", "no layout, and no model size")
+	if r.Plan = p; p != nil {
+		r.Machine = p.Machine
+	}
+	r.miss(r.readLog(root), "logs/launcher.log", "no command and version")
+	r.miss(r.readTrace(root), "trace.json", "no timeline; log.trace_steps writes one")
+	return r, nil
+}
+
+// miss notes a missing file and the figures that need it.
+func (r *Run) miss(err error, name, effect string) {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		r.Missing = append(r.Missing, fmt.Sprintf("%s is not there: %s", name, effect))
+	case err != nil:
+		r.Missing = append(r.Missing, fmt.Sprintf("%s cannot be read: %v: %s", name, err, effect))
+	}
+}
+
+func (r *Run) readSteps(root *os.Root) error {
+	f, err := files.OpenIn(root, "metrics.jsonl")
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	kept, last := thinner{most: maxSteps}, int64(-1)
+	torn, err := metrics.EachStep(f, func(s metrics.Step) {
+		if s.Step <= last {
+			return // a step is in the file once; no run writes an earlier one
+		}
+		last = s.Step
+		r.Lines++
+		kept.add(s)
+	})
+	r.Steps = kept.steps()
+	if torn > 0 {
+		r.Missing = append(r.Missing, fmt.Sprintf("metrics.jsonl: %d lines that are not whole are left out", torn))
+	}
+	return err
+}
+
+// readLog finds the newest start in launcher.log, "--- TIME cprun VERSION: COMMAND", and how it ended.
+func (r *Run) readLog(root *os.Root) error {
+	f, err := files.OpenIn(root, "logs/launcher.log")
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	lines := bufio.NewScanner(io.LimitReader(f, maxLog))
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		line := strings.ToValidUTF8(lines.Text(), "?")
+		if rest, ok := strings.CutPrefix(line, "--- "); ok {
+			_, rest, _ = strings.Cut(rest, " ")
+			version, command, ok := strings.Cut(rest, ": ")
+			if ok && strings.HasPrefix(version, "cprun ") {
+				r.Commit, r.Command, r.Ended = strings.TrimPrefix(version, "cprun "), command, ""
+			}
+			continue
+		}
+		if _, said, ok := strings.Cut(line, " "); ok && strings.HasPrefix(said, "done in ") {
+			r.Ended = "done"
+		}
+	}
+	return nil // of a log with a line that is too long, the lines before it are enough
+}
+
+func (r *Run) readTrace(root *os.Root) error {
+	f, err := files.OpenIn(root, "trace.json")
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if st, err := f.Stat(); err != nil {
+		return err
+	} else if st.Size() > maxTrace {
+		return fmt.Errorf("%d bytes are more than the %d that are read", st.Size(), maxTrace)
+	}
+	ranks := map[int]bool{} // true for the drawn ones
+	return metrics.EachSlice(f, func(s metrics.Slice) {
+		drawn, seen := ranks[s.Rank]
+		if !seen {
+			drawn = len(ranks) < maxLanes
+			ranks[s.Rank], r.Traced = drawn, r.Traced+1
+		}
+		if _, ok := stepOf(s.Label); ok && drawn && len(r.Slices) < maxSlices {
+			r.Slices = append(r.Slices, s)
+		}
+	})
+}
+
+// Plan has the fields of a plan.json that the page shows; internal/foresee/plan writes and explains them: Config, Machine,
+// Partition, Packed, Hops, Attention, Communication and Estimate.
+type Plan struct {
+	Config  map[string]map[string]any `json:"config"`
+	Machine string                    `json:"machine"`
+	// Data is how much training data there is; nil in plans of older versions, and without the files.
+	Data *struct {
+		Files, Tokens, Targets, Samples float64
+		Documents                       *float64
+		Dropped                         float64 `json:"dropped_documents"`
+		Steps                           float64 `json:"steps_per_epoch"`
+	} `json:"data"`
+	Partition struct {
+		Ranks, Context, Data int
+		Layout               string
+		SeqLen               int        `json:"seq_len"`
+		Document             bool       `json:"documents"`
+		PerRank              []rankPart `json:"per_rank"`
+	} `json:"partition"`
+	Packed *struct {
+		Documents []int
+		Imbalance float64
+		PerRank   []rankPart `json:"per_rank"`
+	} `json:"packed"`
+	Hops []struct {
+		Rank int
+		Hops []struct {
+			Label     string
+			Pairs     float64
+			SendBytes float64 `json:"send_bytes"`
+		}
+	} `json:"hops"`
+	Attention     struct{ Backend string } `json:"attention"`
+	Communication struct{ Total float64 }  `json:"communication"`
+	Estimate      struct {
+		Parameters   float64
+		FLOPsPerStep float64 `json:"flops_per_step"`
+		Measured     float64 `json:"gflops_measured"` // of a rank on a CPU
+	} `json:"estimate"`
+}
+
+// A rankPart is a rank's shard of a sequence, or of a sample of packed documents.
+type rankPart struct {
+	Rank      int
+	Tokens    float64
+	Pairs     float64
+	SendBytes float64 `json:"send_bytes"`
+	Spans     spans   `json:"spans"`
+}
+
+// A spans lists the positions of a rank. The plan of packed documents has their number alone, which is not read.
+type spans []struct{ Start, Len, Stride float64 }
+
+func (s *spans) UnmarshalJSON(data []byte) error {
+	if len(data) == 0 || data[0] != '[' {
+		return nil
+	}
+	type plain spans
+	return json.Unmarshal(data, (*plain)(s))
+}
+
+func readPlan(root *os.Root, name string) (*Plan, error) {
+	data, err := files.ReadIn(root, name, maxPlan)
+	if err != nil {
+		return nil, err
+	}
+	if err := files.Modest(data, maxValues); err != nil {
+		return nil, err
+	}
+	var p Plan
+	if err := json.Unmarshal(data, &p); err != nil {
+		return nil, err
+	}
+	slices.SortStableFunc(p.Partition.PerRank, func(a, b rankPart) int { return a.Rank - b.Rank })
+	return &p, nil
+}
+
+// option returns a key of the plan's config, such as "parallel.algorithm"; "" if it has none.
+func (p *Plan) option(path string) string {
+	if p == nil {
+		return ""
+	}
+	section, key, _ := strings.Cut(path, ".")
+	if v := p.Config[section][key]; v != nil {
+		return experiment.Text(v)
+	}
+	return ""
+}

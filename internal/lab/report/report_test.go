@@ -1,0 +1,472 @@
+package report
+
+import (
+	"bytes"
+	"compress/gzip"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/csv"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"html"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cprun/cprun/internal/lab/experiment"
+	"github.com/cprun/cprun/internal/model/metrics"
+)
+
+var update = flag.Bool("update", false, "write the expected payloads anew")
+
+// opened is the page of paths below testdata.
+func opened(t *testing.T, paths ...string) Input {
+	t.Helper()
+	in := Input{Title: strings.Join(paths, ", "), Commit: "test"}
+	for _, p := range paths {
+		if err := in.Open(filepath.Join("testdata", p)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return in
+}
+
+func written(t *testing.T, in Input) string {
+	t.Helper()
+	var out bytes.Buffer
+	if err := Write(&out, in); err != nil {
+		t.Fatal(err)
+	}
+	if out.Len() > MaxPage {
+		t.Errorf("the page has %d bytes", out.Len())
+	}
+	return out.String()
+}
+
+var block = regexp.MustCompile(`(?s)<script type="application/json" id="data">(.*?)</script>`)
+
+// payload is the data of a page, as a browser reads it.
+func payload(t *testing.T, page string) page_ {
+	t.Helper()
+	m := block.FindAllStringSubmatch(page, -1)
+	if len(m) != 1 {
+		t.Fatalf("%d blocks of data", len(m))
+	}
+	var p page_
+	if err := json.Unmarshal([]byte(m[0][1]), &p); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// page_ is page as read back: null is a number, too.
+type page_ struct {
+	Title   string
+	Figures []struct {
+		ID, Title, Kind string
+		Views           []struct {
+			Name   string
+			Panels []struct {
+				Title  string
+				Series []struct {
+					Name, Kind string
+					XS, YS     []*float64
+				}
+			}
+		}
+	}
+}
+
+// The payloads are compared with those in testdata, a figure on each line.
+func TestPayloads(t *testing.T) {
+	for name, in := range map[string]Input{"experiment": opened(t, "experiment"), "runs": opened(t, "runs/ring-packed", "runs/allgather")} {
+		t.Run(name, func(t *testing.T) {
+			p := build(in, 40)
+			var got bytes.Buffer
+			for _, f := range p.Figures {
+				line, err := json.Marshal(f)
+				if err != nil {
+					t.Fatal(err)
+				}
+				fmt.Fprintf(&got, "%s\n", line)
+			}
+			file := filepath.Join("testdata", name+".payload")
+			if *update {
+				if err := os.WriteFile(file, got.Bytes(), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			a, b := strings.Split(got.String(), "\n"), strings.Split(string(want), "\n")
+			for i := range max(len(a), len(b)) {
+				if i >= len(a) || i >= len(b) || a[i] != b[i] {
+					t.Fatalf("figure %d is another than in %s; look at the page, then run with -update", i+1, file)
+				}
+			}
+		})
+	}
+}
+
+// figuresOf are the titles of a page's figures.
+func figuresOf(in Input) (titles []string) {
+	for _, f := range build(in, points).Figures {
+		titles = append(titles, f.Title)
+	}
+	return titles
+}
+
+func TestEveryFigureIsThere(t *testing.T) {
+	got := strings.Join(append(figuresOf(opened(t, "experiment")), figuresOf(opened(t, "runs/ring-packed", "runs/allgather"))...), "\n")
+	for _, want := range []string{"What became of each cell", "Throughput by sequence length", "Strong scaling", "Weak scaling", "Memory by kind", "Transfers that nothing hid", "Roofline",
+		"Predicted against measured", "Loss", "Gradient norm", "Learning rate", "Throughput", "Waiting for transfers", "Memory", "Balance of attention by step", "Tile map of document-zigzag",
+		"Tile map of zigzag", "Work by rank and hop", "Work by rank of a packed batch", "Step 2 by rank", "Time by rank and hop", "Who waited for whom"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("no figure %q among:\n%s", want, got)
+		}
+	}
+}
+
+// Names, errors and commands come from anybody. None of them reaches the page as markup or script.
+func TestNothingOfOthersRuns(t *testing.T) {
+	const evil = `</script><script>alert(1)</script><img src=x onerror=alert(2)>"'><!--`
+	in := opened(t, "experiment", "runs/ring-packed")
+	e := *in.Experiment
+	e.Name, e.Command, e.Machine, e.Base, e.Commit = evil, evil, evil, evil, evil
+	e.Set = map[string]any{evil: evil}
+	e.Grid = append(e.Grid, experiment.Axis{Key: evil, Values: []any{evil, "b"}})
+	for i := range e.Cells {
+		if e.Cells[i].Error != "" {
+			e.Cells[i].Error = evil
+		}
+		e.Cells[i].Values[evil] = []any{evil, "b"}[i%2]
+	}
+	r := in.Runs[0]
+	r.Name, r.Command, r.Commit, r.Machine, r.Missing = evil, evil, evil, evil, []string{evil}
+	for i := range r.Slices {
+		r.Slices[i].Detail += evil
+	}
+	r.Plan.Partition.Layout = evil
+	in.Title, in.Experiment, in.Runs, in.Commit = evil, &e, []Run{r}, evil
+	page := written(t, in)
+	library := asset("echarts.min.js")
+	for _, markup := range []string{"<script>alert", "<img src=x", "onerror=alert(2)>"} {
+		if strings.Contains(strings.Replace(page, library, "", 1), markup) {
+			t.Errorf("the page has %s", markup)
+		}
+	}
+	if n := strings.Count(strings.ToLower(page), "<script"); n != len(scripts)+1 {
+		t.Errorf("%d scripts, want %d and the data", n, len(scripts))
+	}
+	p := payload(t, page)
+	if p.Title != evil {
+		t.Errorf("the title has become %q", p.Title)
+	}
+	if !strings.Contains(html.UnescapeString(page), evil) {
+		t.Error("what was written is not shown")
+	}
+}
+
+// The policy allows what is in the page, by its hash, and nothing else.
+func TestPolicy(t *testing.T) {
+	page := written(t, opened(t, "experiment"))
+	policy := html.UnescapeString(regexp.MustCompile(`Content-Security-Policy" content="([^"]*)"`).FindStringSubmatch(page)[1])
+	if !strings.HasPrefix(policy, "default-src 'none'; ") || strings.Contains(policy, "unsafe") || strings.Contains(policy, "http") {
+		t.Errorf("policy %s", policy)
+	}
+	inline := regexp.MustCompile(`(?s)<(script|style)>(.*?)</(?:script|style)>`).FindAllStringSubmatch(page, -1)
+	if len(inline) != len(scripts)+1 {
+		t.Errorf("%d scripts and styles", len(inline))
+	}
+	for _, m := range inline {
+		sum := sha256.Sum256([]byte(m[2]))
+		if want := "'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) + "'"; !strings.Contains(policy, want) {
+			t.Errorf("the policy forbids a %s that is in the page: %.60s", m[1], m[2])
+		}
+	}
+	if markup := page[:strings.Index(page, "<script>")]; strings.Contains(markup, " style=") || regexp.MustCompile(`<[a-z]+[^>]* on[a-z]+=`).MatchString(markup) {
+		t.Error("the page has a style or a handler in an attribute, which the policy forbids")
+	}
+	if m := regexp.MustCompile(`(?:src|href)="((?:https?:)?//[^"]*)"`).FindString(page); m != "" {
+		t.Errorf("the page links to %s", m)
+	}
+}
+
+func TestLibraryIsWhatItsPageSays(t *testing.T) {
+	sum := sha256.Sum256([]byte(asset("echarts.min.js")))
+	says, err := os.ReadFile("assets/README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(says), fmt.Sprintf("%x", sum)) {
+		t.Errorf("echarts.min.js has the sum %x, and assets/README.md says another", sum)
+	}
+	for _, name := range scripts {
+		if strings.Contains(strings.ToLower(asset(name)), "</script") || strings.Contains(asset(name), "<!--") {
+			t.Errorf("%s would end its script", name)
+		}
+	}
+}
+
+// many is a run with n steps, one of which is a spike.
+func many(n, spike int) Run {
+	r := Run{Name: "long", Lines: n, Commit: "c", Machine: "m", Command: "cprun"}
+	for i := range n {
+		s := metrics.Untrained(time.Unix(int64(i), 0), 0, 1e9)
+		s.ValLoss, s.Step, s.Tokens, s.StepSeconds, s.TokensPerSecond = nil, int64(i+1), int64(i+1)*4096, 1.5, 4096.123456789
+		s.Loss, s.GradNorm = metrics.Float(10/float64(i+1)), metrics.Float(1+1/float64(i+3))
+		if i == spike {
+			s.Loss = 99
+		}
+		r.Steps = append(r.Steps, s)
+	}
+	return r
+}
+
+// A page of long runs stays below its size, keeps spikes, and says how much it leaves out.
+func TestLongRunsAreThinned(t *testing.T) {
+	var in Input
+	for range 4 {
+		in.Runs = append(in.Runs, many(30_000, 21_234))
+	}
+	page := written(t, in)
+	if !strings.Contains(html.UnescapeString(page), "of the 30,000 logged steps") {
+		t.Error("the page does not say that it leaves steps out")
+	}
+	p := payload(t, page)
+	spike, n := false, 0
+	for _, s := range p.Figures[0].Views[0].Panels[0].Series {
+		n += len(s.YS)
+		for _, y := range s.YS {
+			spike = spike || y != nil && *y == 99
+		}
+	}
+	if !spike || n > 4*points {
+		t.Errorf("spike kept: %v; %d points", spike, n)
+	}
+}
+
+func TestThin(t *testing.T) {
+	r := many(10_000, 7_777)
+	loss := metrics.Float(3)
+	r.Steps[5_001].ValLoss = &loss
+	kept := thin(r.Steps, 100)
+	if len(kept) > 103 || len(kept) < 50 {
+		t.Errorf("%d steps are left", len(kept))
+	}
+	found := map[int64]bool{}
+	for i, s := range kept {
+		found[s.Step] = true
+		if i > 0 && s.Step <= kept[i-1].Step {
+			t.Fatalf("step %d comes after %d", s.Step, kept[i-1].Step)
+		}
+	}
+	for _, want := range []int64{7_778, 5_002} {
+		if !found[want] {
+			t.Errorf("step %d is gone: a spike, or a validation", want)
+		}
+	}
+}
+
+// Steps that come one by one are thinned evenly: what is kept of the first half is as much as of the second.
+func TestThinnerIsEven(t *testing.T) {
+	for _, n := range []int{10, 1000, 1001, 50_000} {
+		k := thinner{most: 1000}
+		for _, s := range many(n, n/3).Steps {
+			k.add(s)
+		}
+		kept := k.steps()
+		first, spike := 0, false
+		for i, s := range kept {
+			if i > 0 && s.Step <= kept[i-1].Step {
+				t.Fatalf("%d steps: %d comes after %d", n, s.Step, kept[i-1].Step)
+			}
+			if s.Step <= int64(n/2) {
+				first++
+			}
+			spike = spike || s.Loss == 99
+		}
+		if n <= 1000 && len(kept) != n || len(kept) > 1000 || n > 1000 && len(kept) < 400 {
+			t.Errorf("%d of %d steps are kept", len(kept), n)
+		}
+		if d := 2*first - len(kept); !spike || d > len(kept)/10+2 || -d > len(kept)/10+2 {
+			t.Errorf("%d steps: %d kept, %d of them of the first half; spike kept: %v", n, len(kept), first, spike)
+		}
+	}
+}
+
+// Pieces of a timeline do not lie over one another, cover what was there, and are as few as asked for.
+func TestTimelineInPieces(t *testing.T) {
+	var row []span
+	at := 0.0
+	for i := range 1000 {
+		took := float64(1 + i%7)
+		row = append(row, span{Slice: metrics.Slice{Name: "work", Start: at, Took: took}, kind: work(i % 3)})
+		at += took
+	}
+	for _, least := range []float64{0, 3, 50, 1e6} {
+		pieces := join(slices.Clone(row), least)
+		for i := 1; i < len(pieces); i++ {
+			if a := pieces[i-1]; a.Start+a.Took > pieces[i].Start+1e-9 {
+				t.Fatalf("least %g: piece %d lies over the next", least, i)
+			}
+		}
+		last := pieces[len(pieces)-1]
+		if pieces[0].Start != 0 || last.Start+last.Took != at {
+			t.Errorf("least %g: from %g to %g, want 0 to %g", least, pieces[0].Start, last.Start+last.Took, at)
+		}
+		if most := 1 + at/max(1, least)*2; float64(len(pieces)) > most {
+			t.Errorf("least %g: %d pieces", least, len(pieces))
+		}
+	}
+}
+
+// The download of a run has all digits of every step.
+func TestRawNumbers(t *testing.T) {
+	r := many(100, -1)
+	files := rawFiles([]Run{r})
+	data, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(files[0].Data, "data:application/gzip;base64,"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	z, err := gzip.NewReader(bytes.NewReader(data))
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows, err := csv.NewReader(z).ReadAll()
+	if err != nil || len(rows) != 101 {
+		t.Fatalf("%d rows, %v", len(rows), err)
+	}
+	if got := rows[1][9]; rows[0][9] != "tokens_per_second" || got != "4096.123456789" {
+		t.Errorf("%s is %s", rows[0][9], got)
+	}
+}
+
+// A run that goes on, was killed, or has lost files is shown as far as it is there.
+func TestRunsInPieces(t *testing.T) {
+	line := `{"time":"2026-11-23T00:00:00Z","step":1,"epoch":0,"loss":3,"grad_norm":1,"lr":0.001,"tokens":64,"step_seconds":1,"tokens_per_second":64,"memory_bytes":5}`
+	for name, c := range map[string]struct {
+		files map[string]string
+		want  []string // in the page; "" alone: it is no run
+	}{
+		"torn":        {map[string]string{"metrics.jsonl": line + "\n" + line[:40]}, []string{"1 lines that are not whole", "plan.json is not there", "at step 1"}},
+		"no metrics":  {map[string]string{"plan.json": `{"partition":{"ranks":2}}`}, []string{"metrics.jsonl is not there", "no step yet"}},
+		"bad plan":    {map[string]string{"metrics.jsonl": line + "\n", "plan.json": "{"}, []string{"plan.json cannot be read"}},
+		"empty":       {map[string]string{"metrics.jsonl": ""}, []string{"no step yet"}},
+		"nothing":     {map[string]string{"other": ""}, []string{""}},
+		"no results":  {map[string]string{"results.json": "{}"}, []string{""}},
+		"null losses": {map[string]string{"metrics.jsonl": strings.Replace(line, `"loss":3`, `"loss":null`, 1) + "\n"}, []string{"at step 1"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			for f, text := range c.files {
+				if err := os.WriteFile(filepath.Join(dir, f), []byte(text), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			var in Input
+			err := in.Open(dir)
+			if c.want[0] == "" {
+				if err == nil {
+					t.Error("it is taken for a run")
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			page := html.UnescapeString(written(t, in))
+			for _, w := range c.want {
+				if !strings.Contains(page, w) {
+					t.Errorf("the page does not say %q", w)
+				}
+			}
+		})
+	}
+	var in Input
+	if err := in.Open(filepath.Join(t.TempDir(), "none")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a path that is not there: %v", err)
+	}
+}
+
+// A grid of any shape gives a page: one axis, words alone, nothing that ran.
+func TestGridsOfAnyShape(t *testing.T) {
+	cells := func(key string, values ...any) *experiment.Results {
+		e := &experiment.Results{Version: 1, Name: "grid", Grid: []experiment.Axis{{Key: key, Values: values}}}
+		for i, v := range values {
+			e.Cells = append(e.Cells, experiment.Cell{ID: fmt.Sprint(i), Values: map[string]any{key: v}, Status: experiment.OK, Runs: 1,
+				TokensPerSecond: 100, TokensPerSecondPerDevice: 50 + float64(i), StepSeconds: 1, StepSecondsMin: .9, StepSecondsMax: 1.1, TFLOPsPerDevice: 3})
+		}
+		return e
+	}
+	chosen := cells("data.seq_len", 1024, 2048)
+	chosen.Cells[0].Choices = experiment.Choices{Backend: "flash", Layout: "zigzag", Recompute: "none"}
+	chosen.Cells[1].Choices = experiment.Choices{Backend: "fused", Layout: "striped", Recompute: "full"}
+	pending := cells("nproc", 1.0, 2.0)
+	for i := range pending.Cells {
+		pending.Cells[i] = experiment.Cell{ID: fmt.Sprint(i), Values: pending.Cells[i].Values, Status: experiment.Pending}
+	}
+	for name, e := range map[string]*experiment.Results{
+		"words": cells("attention.backend", "flash", "fused"), "chosen": chosen, "numbers": cells("train.micro_batch_size", 1.0, 2.0), "booleans": cells("train.deterministic", true, false),
+		"ints": cells("data.seq_len", 1024, 2048), "one": cells("nproc", 1.0), "pending": pending, "none": {Version: 1, Name: "none"}, "lists": cells("optimizer.betas", []any{.9, .95}, []any{.9, .99}),
+	} {
+		t.Run(name, func(t *testing.T) {
+			in := Input{Title: name, Experiment: e}
+			payload(t, written(t, in))
+			if titles := figuresOf(in); name == "words" && !strings.Contains(strings.Join(titles, "\n"), "Throughput") {
+				t.Errorf("words alone have no figure of throughput: %q", titles)
+			}
+			for _, ran := range []string{"flash, zigzag, none", "fused, striped, full"} {
+				if page := written(t, in); strings.Contains(page, ran) != (name == "chosen") {
+					t.Errorf("%q is on the page: %v", ran, name != "chosen")
+				}
+			}
+		})
+	}
+}
+
+// Speed-up is over the fastest cell with the fewest ranks, and the ideal begins there.
+func TestStrongScaling(t *testing.T) {
+	e := &experiment.Results{Version: 1, Grid: []experiment.Axis{{Key: "nproc", Values: []any{1.0, 2.0, 4.0}}, {Key: "parallel.algorithm", Values: []any{"ring", "ulysses"}}}}
+	for i, rate := range map[int]float64{1: 100, 2: 90, 4: 80} {
+		for k, a := range []string{"ring", "ulysses"} {
+			r := rate / float64(k+1)
+			e.Cells = append(e.Cells, experiment.Cell{ID: fmt.Sprint(i, a), Values: map[string]any{"nproc": float64(i), "parallel.algorithm": a}, Status: experiment.OK, TokensPerSecondPerDevice: r, TokensPerSecond: r * float64(i), StepSeconds: 1 / r / float64(i)})
+		}
+	}
+	f := newGrid(e).strong()
+	for _, s := range f.Views[0].Panels[0].Series {
+		want := map[string][]number{"ring": {1, 1.8, 3.2}, "ulysses": {.5, .9, 1.6}, "ideal": {1, 4}}[s.Name]
+		if fmt.Sprint(s.Y) != fmt.Sprint(want) {
+			t.Errorf("%s speeds up by %v, want %v", s.Name, s.Y, want)
+		}
+	}
+}
+
+// A wait names the rank that sends what is waited for.
+func TestWhoWaitedForWhom(t *testing.T) {
+	r := Run{Name: "r", Slices: []metrics.Slice{
+		{Rank: 0, Lane: "compute", Name: "attention forward", Label: "step 4/forward/layer 0/hop 0 owner 0", Start: 1, Took: 1},
+		{Rank: 0, Lane: "compute", Name: "wait", Label: "step 4/forward/layer 0/hop 0 owner 0", Detail: "exchange: 8 bytes to rank 1, 8 bytes from rank 1", Start: 2, Took: 3},
+		{Rank: 1, Lane: "attention comm", Name: "exchange", Label: "step 4/forward/layer 0", Detail: "8 bytes to rank 0, 8 bytes from rank 0", Start: 1, Took: 4},
+		{Rank: 1, Lane: "compute", Name: "linear", Label: "step 4/forward/layer 0", Start: 1, Took: 1},
+		{Rank: 0, Lane: "compute", Name: "linear", Label: "step 5/forward/layer 0", Start: 9, Took: 1},
+	}}
+	spans, step, ranks := r.lastStep()
+	if step != 4 || len(ranks) != 2 || len(spans) != 4 || spans[0].Start != 0 {
+		t.Fatalf("step %d of ranks %v, %d spans; rank 1 has no step 5", step, ranks, len(spans))
+	}
+	s := r.waitsFor(spans, ranks, step, nil).Views[0].Panels[0].Series[0]
+	if fmt.Sprint(s.Lo) != "[0 3 0 0]" {
+		t.Errorf("waited for: %v, want rank 0 for rank 1, 3 s", s.Lo)
+	}
+}

@@ -1,0 +1,330 @@
+package report
+
+import (
+	"math"
+	"slices"
+
+	"github.com/cprun/cprun/internal/base/readable"
+	"github.com/cprun/cprun/internal/lab/experiment"
+)
+
+// A quantity is a figure of a cell.
+type quantity struct {
+	name string
+	y    axis
+	of   func(c *experiment.Cell) (y, lo, hi float64) // NaN: not known
+}
+
+// byTime returns a rate with its spread over the steps.
+func byTime(of func(*experiment.Cell) float64) func(*experiment.Cell) (y, lo, hi float64) {
+	return func(c *experiment.Cell) (y, lo, hi float64) {
+		nan := math.NaN()
+		if y = of(c); c.Status != experiment.OK || y == 0 {
+			return nan, nan, nan
+		}
+		if c.StepSecondsMin <= 0 || c.StepSecondsMax <= 0 {
+			return y, nan, nan
+		}
+		return y, y * c.StepSeconds / c.StepSecondsMax, y * c.StepSeconds / c.StepSecondsMin
+	}
+}
+
+// secondsOf returns a step's time: measured, or predicted of a cell that was planned only; NaN for none.
+func secondsOf(c *experiment.Cell) float64 {
+	switch {
+	case c.Status == experiment.OK && c.StepSeconds > 0:
+		return c.StepSeconds
+	case c.Status == experiment.Planned && c.PredictedStepSeconds > 0:
+		return c.PredictedStepSeconds
+	}
+	return math.NaN()
+}
+
+// rates lists the speeds of a cell; tokens/s in all is the third.
+var rates = []quantity{
+	{"TFLOP/s a device", axis{Name: "TFLOP/s a device", Zero: true},
+		byTime(func(c *experiment.Cell) float64 { return c.TFLOPsPerDevice })},
+	{"tokens/s a device", axis{Name: "tokens/s a device", Log: true},
+		byTime(func(c *experiment.Cell) float64 { return c.TokensPerSecondPerDevice })},
+	{"tokens/s in all", axis{Name: "tokens/s", Log: true},
+		byTime(func(c *experiment.Cell) float64 { return c.TokensPerSecond })},
+	{"seconds a step", axis{Name: "seconds a step", Kind: "seconds", Log: true},
+		func(c *experiment.Cell) (y, lo, hi float64) {
+			if c.Status != experiment.OK {
+				return secondsOf(c), math.NaN(), math.NaN()
+			}
+			return secondsOf(c), c.StepSecondsMin, c.StepSecondsMax
+		}},
+	{"MFU", axis{Name: "share of the device's peak", Kind: "share", Zero: true},
+		byTime(func(c *experiment.Cell) float64 { return c.MFU })},
+}
+
+// against draws the rates by a numeric key of the grid.
+func (g *grid) against(key string) *figure {
+	f := &figure{Title: "Throughput by " + axisOf(key).Name, Kind: "lines", Section: scaling,
+		Says: "Median of the counted steps; bars span the fastest and the slowest step. FLOPs are the model's: causal " +
+			"attention halved, recomputation not counted."}
+	if key == keyLength {
+		f.Title = "Throughput by sequence length"
+	}
+	if _, ok := g.axis(key); !ok {
+		return f
+	}
+	for _, q := range rates {
+		f.Views = append(f.Views, view{Name: q.name, X: axisOf(key), Y: q.y, Panels: g.lines([]string{key},
+			func(c *experiment.Cell) (x, y, lo, hi float64) {
+				y, lo, hi = q.of(c)
+				return g.at(c, key), y, lo, hi
+			})})
+	}
+	return f
+}
+
+// others draws the rates by another numeric key if the grid has neither lengths nor ranks, or by words
+// if it has no numbers either.
+func (g *grid) others() *figure {
+	f := &figure{Title: "Throughput", Kind: "bars", Section: scaling, Says: "Median of the counted steps."}
+	_, lengths := g.axis(keyLength)
+	_, ranks := g.axis(keyRanks)
+	axes := g.telling()
+	if lengths || ranks || len(axes) == 0 {
+		return f
+	}
+	last := axes[len(axes)-1]
+	if _, number := last.Values[0].(string); !number && !math.IsNaN(g.at(&g.Cells[0], last.Key)) {
+		return g.against(last.Key)
+	}
+	for _, q := range rates {
+		f.Views = append(f.Views, view{Name: q.name, X: axis{Name: last.Key, Kind: "text", Text: texts(last)},
+			Y: axis{Name: q.y.Name, Kind: q.y.Kind, Zero: true},
+			Panels: bars(g.lines([]string{last.Key}, func(c *experiment.Cell) (x, y, lo, hi float64) {
+				y, _, _ = q.of(c)
+				return place(last, g.value(c, last.Key)), y, math.NaN(), math.NaN()
+			}))})
+	}
+	return f
+}
+
+func bars(panels []panel) []panel {
+	for i := range panels {
+		for k := range panels[i].Series {
+			panels[i].Series[k].Kind = "bar"
+		}
+	}
+	return panels
+}
+
+func texts(a experiment.Axis) (all []string) {
+	for _, v := range a.Values {
+		if n, ok := v.(float64); ok && a.Key == keyLength {
+			all = append(all, readable.Size(n))
+			continue
+		}
+		all = append(all, experiment.Text(v))
+	}
+	return all
+}
+
+func place(a experiment.Axis, v any) float64 {
+	return float64(slices.IndexFunc(a.Values, func(o any) bool { return experiment.Text(o) == experiment.Text(v) }))
+}
+
+// strong draws how a problem of one size speeds up with ranks.
+func (g *grid) strong() *figure {
+	f := &figure{Title: "Strong scaling: one sequence over more ranks", Kind: "lines", Section: scaling,
+		Says: "The same length over more ranks. Speed-up is over the fastest cell of the chart with the fewest ranks; " +
+			"the thin line is the ideal: n times the ranks, n times the speed."}
+	if _, ok := g.axis(keyRanks); !ok {
+		return f
+	}
+	rate := func(c *experiment.Cell) (x, y, lo, hi float64) {
+		return g.at(c, keyRanks), 1 / secondsOf(c), math.NaN(), math.NaN()
+	}
+	speedup, efficiency := g.lines([]string{keyRanks}, rate), g.lines([]string{keyRanks}, rate)
+	plain := g.lines([]string{keyRanks}, func(c *experiment.Cell) (x, y, lo, hi float64) {
+		y, lo, hi = rates[2].of(c)
+		return g.at(c, keyRanks), y, lo, hi
+	})
+	for i := range speedup {
+		n0, y0 := fewest(speedup[i].Series)
+		high := n0
+		for k := range speedup[i].Series {
+			s, e := &speedup[i].Series[k], &efficiency[i].Series[k]
+			for j, n := range s.X {
+				high = max(high, n)
+				s.Y[j] /= y0
+				e.Y[j] = s.Y[j] / (n / n0)
+			}
+		}
+		if high == n0 { // one number of ranks says nothing of scaling
+			speedup[i], efficiency[i] = panel{}, panel{}
+			continue
+		}
+		ideal := series{Name: "ideal", Kind: "ideal", X: []number{n0, high}, Y: []number{1, high / n0}}
+		speedup[i].Series = append(speedup[i].Series, ideal)
+		ideal.Y = []number{1, 1}
+		efficiency[i].Series = append(efficiency[i].Series, ideal)
+	}
+	f.Views = []view{
+		{Name: "speed-up", X: axisOf(keyRanks), Y: axis{Name: "speed-up", Log: true}, Panels: speedup},
+		{Name: "efficiency", X: axisOf(keyRanks), Y: axis{Name: "speed-up over the ideal", Kind: "share", Zero: true},
+			Panels: efficiency},
+		{Name: "tokens/s", X: axisOf(keyRanks), Y: axis{Name: "tokens/s", Log: true}, Panels: plain},
+	}
+	return f
+}
+
+// fewest returns the fewest ranks of any line, and the fastest rate with so few.
+func fewest(all []series) (n, rate number) {
+	for _, s := range all {
+		for j, x := range s.X {
+			switch {
+			case n == 0 || x < n:
+				n, rate = x, s.Y[j]
+			case x == n:
+				rate = max(rate, s.Y[j])
+			}
+		}
+	}
+	return n, rate
+}
+
+// drawn leaves out series without points.
+func drawn(all []series) []series {
+	return slices.DeleteFunc(all, func(s series) bool { return len(s.X) == 0 })
+}
+
+// weak draws the rate of a device while the sequence grows with the ranks.
+func (g *grid) weak() *figure {
+	f := &figure{Title: "Weak scaling: as many tokens on each rank", Kind: "lines", Section: scaling,
+		Says: "The length grows with the ranks, so that each holds as many tokens. Work per token grows with the length, " +
+			"so the measure is TFLOP/s a device, over that of the fewest ranks; the thin line is the ideal, 100 %."}
+	_, ranks := g.axis(keyRanks)
+	_, lengths := g.axis(keyLength)
+	if !ranks || !lengths {
+		return f
+	}
+	wide := *g // with tokens per rank in place of lengths
+	wide.Results = &experiment.Results{Name: g.Name, Set: g.Set}
+	per := experiment.Axis{Key: keyPerRank}
+	for i := range g.Cells {
+		c := g.Cells[i]
+		n := g.at(&c, keyLength) / g.at(&c, keyRanks)
+		values := map[string]any{keyPerRank: n}
+		for k, v := range c.Values {
+			if k != keyLength {
+				values[k] = v
+			}
+		}
+		c.Values = values
+		if !slices.Contains(per.Values, any(n)) {
+			per.Values = append(per.Values, n)
+		}
+		wide.Cells = append(wide.Cells, c)
+	}
+	slices.SortFunc(per.Values, func(a, b any) int { return int(a.(float64) - b.(float64)) })
+	byLength := func(a experiment.Axis) bool { return a.Key == keyLength }
+	wide.axes = append([]experiment.Axis{per}, slices.DeleteFunc(slices.Clone(g.axes), byLength)...)
+	rate := func(c *experiment.Cell) (x, y, lo, hi float64) {
+		y, lo, hi = rates[0].of(c)
+		return wide.at(c, keyRanks), y, lo, hi
+	}
+	share, plain := wide.lines([]string{keyRanks}, rate), wide.lines([]string{keyRanks}, rate)
+	for i := range share {
+		for k := range share[i].Series {
+			s, a := &share[i].Series[k], &plain[i].Series[k]
+			if len(s.X) < 2 {
+				s.X, a.X, s.Y, a.Y = nil, nil, nil, nil
+				continue
+			}
+			y0 := s.Y[0]
+			for j := range s.Y {
+				s.Y[j] /= y0
+			}
+			s.Lo, s.Hi = nil, nil
+		}
+		share[i].Series, plain[i].Series = drawn(share[i].Series), drawn(plain[i].Series)
+		low, high := math.Inf(1), 0.0
+		for _, s := range share[i].Series {
+			low, high = min(low, float64(s.X[0])), max(high, float64(s.X[len(s.X)-1]))
+		}
+		share[i].Series = append(share[i].Series, series{Name: "ideal", Kind: "ideal", X: []number{number(low), number(high)},
+			Y: []number{1, 1}})
+	}
+	f.Views = []view{
+		{Name: "efficiency", X: axisOf(keyRanks), Y: axis{Name: "TFLOP/s a device over that of the fewest ranks",
+			Kind: "share", Zero: true}, Panels: share},
+		{Name: "TFLOP/s a device", X: axisOf(keyRanks), Y: axis{Name: "TFLOP/s a device", Zero: true}, Panels: plain},
+	}
+	return f
+}
+
+// keyPerRank names an axis of no grid: tokens of a sequence over ranks.
+const keyPerRank = "tokens a rank"
+
+// exposed draws the share of a step in which compute waited for transfers.
+func (g *grid) exposed(key string) *figure {
+	f := &figure{Title: "Transfers that nothing hid", Kind: "lines", Section: communicate,
+		Says: "The share of a step in which compute stood waiting for transfers, on the rank that waited longest."}
+	if _, ok := g.axis(key); !ok {
+		if key == keyRanks {
+			return f
+		}
+		return g.exposed(keyRanks)
+	}
+	f.Views = []view{{Name: "share of the step", X: axisOf(key), Y: axis{Name: "share of the step", Kind: "share",
+		Zero: true}, Panels: g.lines([]string{key}, func(c *experiment.Cell) (x, y, lo, hi float64) {
+		if g.at(c, keyRanks) == 1 { // there is nothing to wait for
+			return math.NaN(), math.NaN(), math.NaN(), math.NaN()
+		}
+		return g.at(c, key), share(c), math.NaN(), math.NaN()
+	})}}
+	return f
+}
+
+// predicted draws the plan against the measurement.
+func (g *grid) predicted() *figure {
+	f := &figure{Title: "Predicted against measured", Kind: "lines", Section: predictions,
+		Says: "Each point is a cell; on the thin line the prediction holds, between the dotted ones it is within 10 %."}
+	for _, q := range []struct {
+		name string
+		kind string
+		of   func(c *experiment.Cell) (predicted, measured float64)
+	}{
+		{"seconds a step", "seconds", func(c *experiment.Cell) (float64, float64) {
+			return c.PredictedStepSeconds, c.StepSeconds
+		}},
+		{"memory", "bytes", func(c *experiment.Cell) (float64, float64) {
+			return float64(c.PlannedMemoryBytes), float64(c.MemoryBytes)
+		}},
+	} {
+		low, high := math.Inf(1), 0.0
+		panels := g.lines(nil, func(c *experiment.Cell) (x, y, lo, hi float64) {
+			p, m := q.of(c)
+			if c.Status != experiment.OK || p <= 0 || m <= 0 {
+				p, m = math.NaN(), math.NaN()
+			} else {
+				low, high = min(low, p, m), max(high, p, m)
+			}
+			return p, m, math.NaN(), math.NaN()
+		})
+		var one []series // in one panel: color alone tells the cells apart
+		for _, p := range panels {
+			for _, s := range p.Series {
+				s.Kind = "points"
+				if p.Title != "" {
+					s.Name += ", " + p.Title
+				}
+				one = append(one, s)
+			}
+		}
+		one = fold(one)
+		for i, at := range []float64{1, 1.1, 1 / 1.1} {
+			one = append(one, series{Name: []string{"as predicted", "10 % more", "10 % less"}[i], Kind: "ideal", Dash: i,
+				X: []number{number(low), number(high)}, Y: []number{number(low * at), number(high * at)}})
+		}
+		f.Views = append(f.Views, view{Name: q.name, X: axis{Name: "predicted", Kind: q.kind, Log: true},
+			Y: axis{Name: "measured", Kind: q.kind, Log: true}, Panels: []panel{{Series: one}}})
+	}
+	return f
+}

@@ -1,0 +1,346 @@
+package report
+
+import (
+	"cmp"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/cprun/cprun/internal/model/metrics"
+)
+
+const (
+	maxLanes = 16    // ranks of a timeline: 32 rows
+	maxWork  = 12000 // rectangles of a view
+)
+
+// A work is a way to draw a piece of a trace.
+type work int
+
+const (
+	compute work = iota
+	attention
+	waiting
+	transfer
+	kinds
+)
+
+var workNames = [kinds]string{"other work", "attention", "waiting for another rank", "transfer"}
+
+// A span is a piece of a step, or several of a kind that touch.
+type span struct {
+	metrics.Slice
+	kind work
+	from string // of a wait: who it was for
+}
+
+var fromRank = regexp.MustCompile(`from rank (\d+)`)
+
+// kindOf returns the way to draw a slice; ok is false for one that is not drawn.
+func kindOf(s metrics.Slice) (k work, ok bool) {
+	switch {
+	case s.Lane == "compute" && s.Name == "wait":
+		return waiting, true
+	case s.Lane == "compute" && strings.HasPrefix(s.Name, "attention"):
+		return attention, true
+	case s.Lane == "compute":
+		return compute, true
+	case strings.Contains(s.Lane, "comm") && s.Name != "wait":
+		return transfer, true
+	}
+	return 0, false
+}
+
+// stepOf returns the step of a label, "step 2/forward/layer 0"; ok is false for others, such as a validation's.
+func stepOf(label string) (n int, ok bool) {
+	first, _, _ := strings.Cut(label, "/")
+	rest, ok := strings.CutPrefix(first, "step ")
+	n, err := strconv.Atoi(rest)
+	return n, ok && err == nil
+}
+
+// timeline adds the last step of a trace that all of its ranks have.
+func (p *page) timeline(r *Run) {
+	spans, step, ranks := r.lastStep()
+	if len(spans) == 0 {
+		return
+	}
+	source, cut := sourcesOf([]Run{*r}), ""
+	shown := ranks[:min(len(ranks), maxLanes)]
+	if r.Traced > len(shown) {
+		cut = fmt.Sprintf(" The first %d of %d ranks are drawn.", len(shown), r.Traced)
+	}
+	f := &figure{Title: fmt.Sprintf("Step %d by rank, %s", step, r.Name), Kind: "rects", Section: timeline, Source: source,
+		Says: "Each rank has two rows: what its device computes, and what travels meanwhile. A transfer under work is " +
+			"hidden. Waits name the rank that was waited for. What is too short to draw is joined with its neighbours, and " +
+			"looks like what took most time of them." + cut}
+	f.Views = append(f.Views, timelineView("the whole step", spans, shown))
+	for _, pass := range []string{"forward", "backward"} {
+		if layer, ok := middle(spans, pass); ok {
+			part := slices.DeleteFunc(slices.Clone(spans), func(s span) bool {
+				return !strings.Contains("/"+s.Label+"/", "/"+pass+"/"+layer+"/")
+			})
+			f.Views = append(f.Views, timelineView(layer+", "+pass, part, shown))
+		}
+	}
+	p.figure(f)
+	p.figure(r.hopTimes(spans, shown, step, source))
+	p.figure(r.waitsFor(spans, shown, step, source))
+}
+
+// lastStep returns the newest step that every rank of the trace has, sorted by time, from 0.
+func (r *Run) lastStep() (spans []span, step int, ranks []int) {
+	newest := map[int]int{}
+	for _, s := range r.Slices {
+		if n, ok := stepOf(s.Label); ok {
+			newest[s.Rank] = max(newest[s.Rank], n)
+		}
+	}
+	step = -1
+	for rank, n := range newest {
+		ranks = append(ranks, rank)
+		if step < 0 || n < step {
+			step = n
+		}
+	}
+	slices.Sort(ranks)
+	begin := 0.0
+	for _, s := range r.Slices {
+		n, ok := stepOf(s.Label)
+		kind, drawn := kindOf(s)
+		if !ok || n != step || !drawn {
+			continue
+		}
+		sp := span{Slice: s, kind: kind}
+		if m := fromRank.FindStringSubmatch(s.Detail); m != nil && kind == waiting {
+			sp.from = m[1]
+		}
+		if len(spans) == 0 || s.Start < begin {
+			begin = s.Start
+		}
+		spans = append(spans, sp)
+	}
+	for i := range spans {
+		spans[i].Start -= begin
+	}
+	slices.SortStableFunc(spans, func(a, b span) int { return cmp.Compare(a.Start, b.Start) })
+	return spans, step, ranks
+}
+
+var layerPart = regexp.MustCompile(`^(?:.*/)?(forward|backward)/(layer \d+)(?:/|$)`)
+
+// middle returns the layer in the middle of a pass of the step: it has neighbours on both sides.
+func middle(spans []span, pass string) (string, bool) {
+	var layers []string
+	for _, s := range spans {
+		if m := layerPart.FindStringSubmatch(s.Label); m != nil && m[1] == pass && !slices.Contains(layers, m[2]) {
+			layers = append(layers, m[2])
+		}
+	}
+	if len(layers) == 0 {
+		return "", false
+	}
+	return layers[len(layers)/2], true
+}
+
+// timelineView draws spans: two rows for each rank. Pieces of a kind that nearly touch become one, with what
+// took longest in it as its name.
+func timelineView(name string, spans []span, ranks []int) view {
+	v := view{Name: name, X: axis{Name: "time", Kind: "seconds"}, Y: axis{Kind: "text"}, Panels: []panel{{}}}
+	spans = slices.DeleteFunc(slices.Clone(spans), func(s span) bool { return !slices.Contains(ranks, s.Rank) })
+	begin, end := 0.0, 0.0
+	for i, s := range spans {
+		if i == 0 || s.Start < begin {
+			begin = s.Start
+		}
+		end = max(end, s.Start+s.Took)
+	}
+	for _, r := range ranks {
+		v.Y.Text = append(v.Y.Text, fmt.Sprintf("rank %d", r), "transfers")
+	}
+	all := make([]series, kinds)
+	words := make([]map[string]int, kinds)
+	for k := range all {
+		all[k] = series{Name: workNames[k], Kind: "rects", Color: k - 1} // -1 is muted: other work is the background
+		words[k] = map[string]int{}
+	}
+	rows := byRow(spans, ranks)
+	var pieces [][]span
+	for least := (end - begin) / 4000; ; least *= 2 {
+		n := 0
+		pieces = pieces[:0]
+		for _, row := range rows {
+			pieces = append(pieces, join(row, least))
+			n += len(pieces[len(pieces)-1])
+		}
+		if n <= maxWork || least >= end-begin {
+			break
+		}
+	}
+	for row, list := range pieces {
+		for _, s := range list {
+			k := &all[s.kind]
+			k.X, k.X2, k.Y = append(k.X, number(s.Start-begin)), append(k.X2, number(s.Start-begin+s.Took)), append(k.Y,
+				number(row))
+			k.say(s.words(), words[s.kind])
+		}
+	}
+	for _, s := range all {
+		if len(s.X) > 0 {
+			v.Panels[0].Series = append(v.Panels[0].Series, s)
+		}
+	}
+	return v
+}
+
+// words describes a span to a reader.
+func (s span) words() string {
+	_, where, _ := strings.Cut(s.Label, "/")
+	where = strings.ReplaceAll(where, "/", ", ")
+	what := s.Name
+	switch {
+	case s.kind == waiting && s.from != "":
+		what = "waits for rank " + s.from
+	case s.kind == waiting:
+		what = "waits for " + s.Detail
+	case s.kind == transfer && s.Detail != "":
+		what += ", " + s.Detail
+	}
+	if where != "" {
+		what += " (" + where + ")"
+	}
+	return what
+}
+
+// byRow returns the spans of each row: two for each rank, of its work and of its transfers.
+func byRow(spans []span, ranks []int) [][]span {
+	rows := make([][]span, 2*len(ranks))
+	for _, s := range spans {
+		row := 2 * slices.Index(ranks, s.Rank)
+		if s.kind == transfer {
+			row++
+		}
+		rows[row] = append(rows[row], s)
+	}
+	return rows
+}
+
+// join makes pieces of a row that are at least about so long: shorter spans become one with those after them, of
+// the kind, and with the words, that took most time. Neighbours that say the same become one, too.
+func join(row []span, least float64) []span {
+	var out, short []span
+	put := func(s span) {
+		if n := len(out) - 1; n >= 0 && out[n].kind == s.kind && out[n].from == s.from &&
+			hopOf(out[n].Label) == hopOf(s.Label) && s.Start-(out[n].Start+out[n].Took) <= least/4 {
+			out[n].Took = s.Start + s.Took - out[n].Start
+			return
+		}
+		out = append(out, s)
+	}
+	flush := func() {
+		if len(short) == 0 {
+			return
+		}
+		var took [kinds]float64
+		for _, s := range short {
+			took[s.kind] += s.Took
+		}
+		most := short[0]
+		for _, s := range short {
+			if took[s.kind] > took[most.kind] || s.kind == most.kind && s.Took > most.Took {
+				most = s
+			}
+		}
+		last := short[len(short)-1]
+		most.Start, most.Took = short[0].Start, last.Start+last.Took-short[0].Start
+		put(most)
+		short = short[:0]
+	}
+	for _, s := range row {
+		if len(short) > 0 && s.Start+s.Took-short[0].Start > least {
+			flush()
+		}
+		if s.Took >= least {
+			flush()
+			put(s)
+			continue
+		}
+		short = append(short, s)
+	}
+	flush()
+	return out
+}
+
+// hopOf returns "hop 1" of the label of a span in a hop, "" elsewhere.
+func hopOf(label string) string {
+	for part := range strings.SplitSeq(label, "/") {
+		if f := strings.Fields(part); len(f) > 1 && f[0] == "hop" {
+			return "hop " + f[1]
+		}
+	}
+	return ""
+}
+
+// hopTimes returns how long each rank computed and waited in each hop, over all layers of a step.
+func (r *Run) hopTimes(spans []span, ranks []int, step int, source []string) *figure {
+	f := &figure{Title: fmt.Sprintf("Time by rank and hop of step %d, %s", step, r.Name), Kind: "heat", Section: timeline,
+		Source: source,
+		Says: "Seconds over all layers, forward and backward. Attention shows whose kernels are slow, waiting who pays " +
+			"for it."}
+	for _, kind := range []work{attention, waiting} {
+		took := map[[2]int]float64{}
+		var columns []string
+		for _, s := range spans {
+			if hop, row := hopOf(s.Label), slices.Index(ranks, s.Rank); s.kind == kind && hop != "" && row >= 0 {
+				if !slices.Contains(columns, hop) && len(columns) < maxRanks {
+					columns = append(columns, hop)
+				}
+				if col := slices.Index(columns, hop); col >= 0 {
+					took[[2]int{row, col}] += s.Took
+				}
+			}
+		}
+		f.Views = append(f.Views, heatView(workNames[kind], "hop", "seconds", columns, nameRanks(ranks), took))
+	}
+	return f
+}
+
+// waitsFor returns who waited for whom in a step.
+func (r *Run) waitsFor(spans []span, ranks []int, step int, source []string) *figure {
+	took := map[[2]int]float64{}
+	for _, s := range spans {
+		if from, err := strconv.Atoi(s.from); err == nil {
+			if row, col := slices.Index(ranks, s.Rank), slices.Index(ranks, from); row >= 0 && col >= 0 {
+				took[[2]int{row, col}] += s.Took
+			}
+		}
+	}
+	return &figure{Title: fmt.Sprintf("Who waited for whom in step %d, %s", step, r.Name), Kind: "heat", Section: timeline,
+		Source: source,
+		Says: "Seconds that the rank of the row stood still for keys, values or gradients that the rank of the column " +
+			"sent. Waits for sums over all ranks name nobody and are not in it.",
+		Views: []view{heatView("seconds", "waited for", "seconds", nameRanks(ranks), nameRanks(ranks), took)}}
+}
+
+func nameRanks(ranks []int) (names []string) {
+	for _, r := range ranks {
+		names = append(names, fmt.Sprintf("rank %d", r))
+	}
+	return names
+}
+
+// heatView returns a matrix: of each (row, column) a value. What is missing is 0.
+func heatView(name, x, kind string, columns, rows []string, values map[[2]int]float64) view {
+	s := series{Name: name, Kind: "heat"}
+	if len(values) > 0 {
+		for row := range rows {
+			for col := range columns {
+				s.X, s.Y, s.Lo = append(s.X, number(col)), append(s.Y, number(row)), append(s.Lo, number(values[[2]int{row, col}]))
+			}
+		}
+	}
+	return view{Name: name, X: axis{Name: x, Kind: "text", Text: columns}, Y: axis{Name: "rank", Kind: "text", Text: rows},
+		Panels: []panel{{Title: kind, Series: []series{s}}}}
+}

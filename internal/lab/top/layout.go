@@ -1,0 +1,355 @@
+package top
+
+import (
+	"fmt"
+	"math"
+	"strings"
+	"time"
+
+	"github.com/cprun/cprun/internal/base/readable"
+	"github.com/cprun/cprun/internal/model/metrics"
+)
+
+// Look is how a View is shown.
+type Look struct {
+	Plain  bool           // a terminal that has no characters beyond ASCII
+	Zone   *time.Location // of the times of day; nil: this host's
+	Scroll int            // ranks that are left out above
+	Keys   bool           // there are keys to press
+}
+
+const (
+	minWidth  = 20              // of a picture, in columns
+	minEvents = 4               // that are shown before there are more ranks
+	lowRoom   = 14              // lines for ranks and events that go to the ranks first
+	tall      = 30              // lines of a picture with curves of several lines
+	heldUp    = 2 * time.Second // after which a wait is no part of every step
+	endless   = 1 << 20         // lines of a picture that may be as long as it takes
+)
+
+// states maps each state to its words and their style.
+var states = map[State]item{
+	NotStarted:  {text: "not started", style: Warn},
+	Starting:    {text: "starting", style: Good},
+	Running:     {text: "running", style: Good},
+	Between:     {text: "waits for the next start", style: Warn},
+	Silent:      {text: "silent", style: Warn},
+	Dead:        {text: "dead", style: Bad},
+	Done:        {text: "done", style: Good},
+	Stopped:     {text: "stopped", style: Warn},
+	Interrupted: {text: "interrupted", style: Bad},
+	Failed:      {text: "failed", style: Bad},
+	Unknown:     {text: "state unknown", style: Warn},
+}
+
+// Layout returns the picture of v in w columns and at most h lines; h of 0 is as many as it takes. No line is wider
+// than w. What has no room is left out, events and ranks first.
+func Layout(v *View, w, h int, look Look) []Line {
+	w = max(w, minWidth)
+	if h <= 0 {
+		h = endless
+	}
+	p := picture{View: v, look: look, w: w, h: h}
+	head := p.head()
+	foot := p.foot()
+	room := h - len(head) - len(foot)
+	ranks := p.ranks()
+	told := p.events()
+	lists := split(ranks, told, room)
+	out := append(head, lists...)
+	if len(out) > h-len(foot) {
+		out = out[:max(0, h-len(foot))]
+	}
+	if look.Keys {
+		for len(out) < h-len(foot) {
+			out = append(out, nil)
+		}
+	}
+	out = append(out, foot...)
+	for i := range out {
+		out[i] = out[i].clip(w)
+	}
+	return out[:min(len(out), h)]
+}
+
+// split gives two lists their lines: the events at least some, the ranks all they need, and the events the rest.
+func split(ranks *list, told *list, room int) []Line {
+	least := minEvents
+	if room < lowRoom {
+		least = 2
+	}
+	forEvents := min(told.height(), least+len(told.heading))
+	forRanks := min(ranks.height(), max(0, room-forEvents))
+	forEvents = min(told.height(), max(0, room-forRanks))
+	return append(ranks.lines(forRanks), told.lines(forEvents)...)
+}
+
+// A list is a heading and lines, shown in part.
+type list struct {
+	heading []Line // an empty line, a title, a row of names
+	rows    []Line
+	below   []Line // shown whole if there is room
+	first   int    // row that is shown first
+	last    bool   // the last rows are worth more than the first
+	more    func(from, to, of int) Line
+}
+
+// height returns how many lines it would take.
+func (l *list) height() int {
+	if l == nil || len(l.rows) == 0 {
+		return 0
+	}
+	return len(l.heading) + len(l.rows) + len(l.below)
+}
+
+// lines returns at most n lines of it; none without room for a row.
+func (l *list) lines(n int) []Line {
+	if l.height() == 0 || n <= len(l.heading) {
+		return nil
+	}
+	below := l.below[:min(len(l.below), max(0, n-len(l.heading)-1))]
+	room := n - len(l.heading) - len(below)
+	from := min(max(l.first, 0), max(0, len(l.rows)-room))
+	if l.last {
+		from = max(0, len(l.rows)-room)
+	}
+	to := min(len(l.rows), from+room)
+	out := append([]Line{}, l.heading...)
+	if l.more != nil && to-from < len(l.rows) && len(out) > 1 {
+		out[1] = l.more(from, to, len(l.rows))
+	}
+	return append(append(out, l.rows[from:to]...), below...)
+}
+
+// picture makes the parts.
+type picture struct {
+	*View
+	look Look
+	w, h int
+}
+
+// head returns the lines that are always there.
+func (p *picture) head() []Line {
+	out := []Line{p.title()}
+	if p.Why != "" {
+		style := Bad
+		if p.State == Unknown {
+			style = Dim
+		}
+		out = append(out, Line{{clip(p.Why, p.w), style}})
+	}
+	if p.State == Dead {
+		out = append(out, Line{{clip("start it again with the same --run-dir: it goes on from its newest checkpoint", p.w),
+			Dim}})
+	}
+	for _, f := range p.Faults {
+		out = append(out, Line{{clip("cannot read: "+f, p.w), Warn}})
+	}
+	if p.State == NotStarted {
+		return append(out, Line{{clip("no run has begun in this directory", p.w), Dim}})
+	}
+	out = append(out, p.progress()...)
+	if p.Logged || p.Validated {
+		out = append(out, p.losses()...)
+		out = append(out, p.speed()...)
+		out = append(out, p.memory()...)
+	}
+	return append(out, p.nodes()...)
+}
+
+// title returns the run, its state, and the time.
+func (p *picture) title() Line {
+	s := states[p.State]
+	text := s.text
+	switch p.State {
+	case Silent:
+		text = "silent for " + readable.Duration(p.Heard)
+	case Dead:
+		text = fmt.Sprintf("dead: its launcher is gone for %s", readable.Duration(p.Heard))
+	}
+	clock := p.clock(p.Now)
+	room := p.w - width(text) - len(clock) - 4
+	if room < 8 {
+		clock, room = "", p.w-width(text)-2
+	}
+	left := Line{{clip(p.Name, max(room, 1)), Bold}, {"  ", Plain}, {text, s.style}}
+	if clock == "" {
+		return left.clip(p.w)
+	}
+	return ends(left, Line{{clock, Dim}}, p.w)
+}
+
+// clock returns the time of day.
+func (p *picture) clock(t time.Time) string {
+	zone := p.look.Zone
+	if zone == nil {
+		zone = time.Local
+	}
+	return t.In(zone).Format("15:04:05")
+}
+
+// progress returns how far it has come.
+func (p *picture) progress() []Line {
+	items := []item{{text: readable.Count(p.At), style: Bold}}
+	if p.Steps > 0 {
+		items[0].text += " of " + readable.Count(p.Steps)
+	}
+	if p.Timed {
+		items = append(items, item{"left", readable.Duration(p.Left), Bold})
+	}
+	if !p.Begun.IsZero() && p.State.lives() {
+		items = append(items, item{"since the start", readable.Duration(p.Now.Sub(p.Begun)), Plain})
+	}
+	if p.Logged {
+		items = append(items, item{"tokens", readable.Short(float64(p.Last.Tokens)), Plain})
+		if p.Last.Epoch.Known() && p.Last.Epoch > 0 {
+			items = append(items, item{"epoch", fmt.Sprintf("%.2f", float64(p.Last.Epoch)), Plain})
+		}
+	}
+	if p.Saved > 0 {
+		items = append(items, item{"checkpoint", readable.Count(p.Saved), Plain})
+	}
+	if p.Starts > 0 {
+		items = append(items, item{"restarts", fmt.Sprint(p.Starts), Warn})
+	}
+	out := flow("step", items, p.w)
+	if p.About != "" && p.h >= tall {
+		out = append(out, Line{{fill("", nameWidth, false), Plain}, {p.About, Dim}})
+	}
+	if p.Steps > 0 {
+		out = append(out, p.bar())
+	}
+	return out
+}
+
+// bar returns the part of the steps that are done.
+func (p *picture) bar() Line {
+	part := min(1, float64(max(0, p.At))/float64(p.Steps))
+	percent := fmt.Sprintf(" %3.0f %%", math.Floor(100*part))
+	full, empty := "█", "░"
+	if p.look.Plain {
+		full, empty = "#", "."
+	}
+	n := max(1, p.w-nameWidth-len(percent))
+	done := int(part * float64(n))
+	return Line{
+		{strings.Repeat(" ", nameWidth), Plain},
+		{strings.Repeat(full, done), Accent}, {strings.Repeat(empty, n-done), Dim}, {percent, Plain},
+	}
+}
+
+// losses returns the loss, and its curve.
+func (p *picture) losses() []Line {
+	var items []item
+	if p.Logged {
+		items = append(items, item{text: p.loss4(p.Last.Loss), style: Bold})
+	}
+	if p.Validated {
+		items = append(items, item{"validation", fmt.Sprintf("%.4f at step %s", p.Val, readable.Count(p.ValStep)), Bold})
+	}
+	if p.Logged {
+		items = append(items, item{"gradient norm", figure(p.Last.GradNorm, "%.3g"), Plain},
+			item{"lr", figure(p.Last.LR, "%.1e"), Plain})
+	}
+	out := flow("loss", items, p.w)
+	points := p.loss.fit(p.w - nameWidth)
+	low, high, ok := bounds(points)
+	if !ok || len(points) < 2 {
+		return out
+	}
+	scaled := logs(points)
+	a, b, _ := bounds(scaled)
+	rows := 1
+	if p.h >= tall {
+		rows = 3
+	}
+	for i, line := range chart(scaled, rows, a, b, p.look.Plain) {
+		label := ""
+		switch {
+		case i == 0:
+			label = fmt.Sprintf("%.3g", high)
+		case i == rows-1:
+			label = fmt.Sprintf("%.3g", low)
+		}
+		out = append(out, Line{{fill(label, nameWidth-1, true) + " ", Dim}, {line, Accent}})
+	}
+	return out
+}
+
+// loss4 returns a loss, as the lines of steps have it. One that is no number is the one thing to be seen.
+func (p *picture) loss4(x metrics.Float) string {
+	if !x.Known() {
+		return "not a number"
+	}
+	return fmt.Sprintf("%.4f", float64(x))
+}
+
+// speed returns the throughput, and the share of waits.
+func (p *picture) speed() []Line {
+	if !p.Logged {
+		return nil
+	}
+	m := &p.Last
+	items := []item{{text: readable.Rate(float64(m.TokensPerSecond)), style: Bold}}
+	add := func(label string, x metrics.Float, format string) {
+		if x.Known() {
+			items = append(items, item{label, fmt.Sprintf(format, float64(x)), Plain})
+		}
+	}
+	add("a device", m.TokensPerSecondPerDevice, "%.0f")
+	if m.TFLOPsPerDevice.Known() {
+		items = append(items, item{"", figure(m.TFLOPsPerDevice, "%.3g") + " TFLOP/s", Plain})
+	}
+	add("MFU", 100*m.MFU, "%.1f %%")
+	add("step", m.StepSeconds, "%.3g s")
+	if m.CommWaitSeconds.Known() && m.StepSeconds > 0 {
+		items = append(items, item{"waits", fmt.Sprintf("%.0f %%", 100*float64(m.CommWaitSeconds/m.StepSeconds)), Plain})
+	}
+	out := flow("speed", items, p.w)
+	points := p.rate.fit(p.w - nameWidth)
+	if _, high, ok := bounds(points); ok && len(points) > 1 {
+		line := chart(points, 1, 0, high, p.look.Plain)[0]
+		out = append(out, Line{{fill(readable.Short(high), nameWidth-1, true) + " ", Dim}, {line, Accent}})
+	}
+	return out
+}
+
+// memory returns the memory of the device and of the hosts.
+func (p *picture) memory() []Line {
+	var items []item
+	if p.Logged && p.Last.MemoryBytes > 0 {
+		items = append(items, item{"device, peak", readable.Bytes(p.Last.MemoryBytes), Bold})
+	}
+	var most, sum int64
+	for _, r := range p.Rows {
+		most, sum = max(most, r.Resident), sum+r.Resident
+	}
+	if most > 0 {
+		items = append(items, item{"host, largest rank", readable.Bytes(most), Plain},
+			item{"all", readable.Bytes(sum), Plain})
+	}
+	if len(items) == 0 {
+		return nil
+	}
+	return flow("memory", items, p.w)
+}
+
+// foot reports which keys there are.
+func (p *picture) foot() []Line {
+	if !p.look.Keys {
+		return nil
+	}
+	text := "q quit   up, down, page up, page down: ranks   Ctrl-L draw anew"
+	if width(text) > p.w {
+		text = "q quit   up/down ranks"
+	}
+	return []Line{{{text, Dim}}}
+}
+
+// figure returns a number, or a dash if it is not known.
+func figure(x metrics.Float, format string) string {
+	if !x.Known() {
+		return "-"
+	}
+	return fmt.Sprintf(format, float64(x))
+}

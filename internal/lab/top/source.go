@@ -1,0 +1,279 @@
+package top
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cprun/cprun/internal/base/files"
+	"github.com/cprun/cprun/internal/base/terminal"
+	"github.com/cprun/cprun/internal/launch"
+	"github.com/cprun/cprun/internal/launch/status"
+	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/model/metrics"
+)
+
+const (
+	// silence bounds the time without a write of a launcher, beyond three times its own interval: a
+	// network file system shows a file late.
+	silence = 10 * time.Second
+	// recent counts the logged steps that predict the remaining ones.
+	recent = 32
+)
+
+// Source reads a run directory. It is used from one goroutine.
+type Source struct {
+	root *os.Root
+	view View // kept from one reading to the next
+	log  follower
+	host string
+
+	took   []float64 // seconds of a step, between the last ones that were logged
+	before metrics.Step
+	text   []byte        // of the config that was read last
+	heard  map[int]heard // by node
+}
+
+// A heard is when a node has written, by its clock, and when that was seen, by this one's. The two may differ.
+type heard struct {
+	written time.Time
+	seen    time.Time
+	moved   bool // it has changed since the first look
+}
+
+// Open opens a run directory.
+func Open(dir string) (*Source, error) {
+	root, err := files.OpenDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	s := &Source{root: root, heard: map[int]heard{}}
+	if name, err := filepath.Abs(dir); err == nil {
+		s.view.Name = terminal.Name(filepath.Base(name))
+	}
+	s.host, _ = os.Hostname() // "": no launcher is one of this host
+	s.log = follower{root: root, add: s.add, forget: s.forget}
+	return s, nil
+}
+
+// Close closes it.
+func (s *Source) Close() error { return s.root.Close() }
+
+// add takes a step that was logged.
+func (s *Source) add(m metrics.Step) {
+	v := &s.view
+	if m.ValLoss != nil && m.ValLoss.Known() {
+		v.Val, v.ValStep, v.Validated = float64(*m.ValLoss), m.Step, true
+	}
+	if m.Step == 0 {
+		return // the validation before the first step
+	}
+	if steps := m.Step - s.before.Step; s.before.Step > 0 && steps > 0 {
+		took := time.Time(m.Time).Sub(time.Time(s.before.Time)).Seconds() / float64(steps)
+		if took > 0 {
+			s.took = append(s.took, took)
+			s.took = s.took[max(0, len(s.took)-recent):]
+		}
+	}
+	s.before = m
+	v.Last, v.Logged = m, true
+	v.loss.add(float64(m.Loss))
+	v.rate.add(float64(m.TokensPerSecond))
+}
+
+// forget drops the contents of metrics that are gone.
+func (s *Source) forget() {
+	v := &s.view
+	v.Last, v.Logged, v.Validated, v.loss, v.rate = metrics.Step{}, false, false, series{}, series{}
+	s.took, s.before = nil, metrics.Step{}
+}
+
+// Look reads the present state.
+func (s *Source) Look(now time.Time) *View {
+	v := &s.view
+	v.Now, v.Faults, v.Nodes, v.Rows, v.Events, v.Why = now, nil, nil, nil, nil, ""
+	s.fault(s.log.poll())
+	configured := s.config()
+	v.Saved = s.saved()
+	logs, err := files.OpenDirIn(s.root, "logs")
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		s.fault(err)
+	default:
+		v.Nodes, err = status.Read(logs)
+		s.fault(err)
+		v.Events = events(logs)
+		logs.Close()
+	}
+	s.judge(configured)
+	s.estimate()
+	out := *v
+	out.loss.points, out.rate.points = slices.Clone(v.loss.points), slices.Clone(v.rate.points)
+	return &out
+}
+
+// fault notes an error of reading.
+func (s *Source) fault(err error) {
+	if err != nil {
+		s.view.Faults = append(s.view.Faults, terminal.Clip(string(terminal.Line([]byte(err.Error()))), maxText))
+	}
+}
+
+// config reads the config; it reports whether there is one.
+func (s *Source) config() bool {
+	text, err := files.ReadIn(s.root, "config.yaml", config.MaxFile)
+	if err != nil {
+		if !errors.Is(err, fs.ErrNotExist) {
+			s.fault(err)
+		}
+		return false
+	}
+	if s.text != nil && bytes.Equal(text, s.text) {
+		return true
+	}
+	s.text = text
+	c, err := config.Parse("config.yaml", text, config.Options{NoFiles: true})
+	if err != nil {
+		return true // of a cprun with other keys
+	}
+	s.view.Steps = int64(c.Train.Steps)
+	s.view.About = terminal.Clip(string(terminal.Line(fmt.Appendf(nil,
+		"%s, %d layers of %d, sequences of %d tokens, %d a step",
+		c.Model.Architecture, c.Model.NumHiddenLayers, c.Model.HiddenSize, c.Data.SeqLen, c.Train.GlobalBatchSize))), maxText)
+	return true
+}
+
+// maxLatest bounds the name of a checkpoint, in bytes.
+const maxLatest = 4 << 10
+
+// saved returns the step of the newest checkpoint; 0 without one of a name that a run gives.
+func (s *Source) saved() (step int64) {
+	text, err := files.ReadIn(s.root, "checkpoints/latest", maxLatest)
+	if err != nil {
+		return 0
+	}
+	if _, err := fmt.Sscanf(string(text), "step-%d", &step); err != nil {
+		return 0
+	}
+	return max(0, step)
+}
+
+// judge finds the state of the run.
+func (s *Source) judge(configured bool) {
+	v := &s.view
+	v.At, v.Starts, v.Begun, v.Heard = v.Last.Step, 0, time.Time{}, 0
+	if len(v.Nodes) == 0 {
+		s.judgeAlone(configured)
+		return
+	}
+	lead := &v.Nodes[0]
+	v.Begun = lead.Begun
+	fresh := 0
+	for i := range v.Nodes {
+		n := &v.Nodes[i]
+		v.Starts = max(v.Starts, n.Start)
+		if age := s.age(n); n.State == status.Running && !s.overdue(n, age) {
+			fresh++
+			v.Rows = append(v.Rows, n.Rows...)
+		} else if i == 0 {
+			v.Heard = age
+		}
+	}
+	slices.SortStableFunc(v.Rows, func(a, b status.Row) int { return cmp.Compare(a.Rank, b.Rank) })
+	for _, r := range v.Rows {
+		v.At = max(v.At, r.Step)
+	}
+	switch ended := slices.IndexFunc(v.Nodes, func(n status.Node) bool { return n.State == status.Ended }); {
+	case fresh > 0:
+		v.State = s.living()
+	case ended >= 0:
+		v.State, v.Why = ending(v.Nodes[ended].ExitCode), v.Nodes[ended].Why
+	case s.gone(lead):
+		v.State = Dead
+	default:
+		v.State = Silent
+	}
+}
+
+// judgeAlone finds the state without the word of a launcher.
+func (s *Source) judgeAlone(configured bool) {
+	v := &s.view
+	v.State = NotStarted
+	if v.Logged || configured {
+		v.State, v.Why = Unknown, "its launcher says nothing in logs: it has another version, or the directory is "+
+			"private to another user"
+	}
+}
+
+// living returns the state of a run with a live launcher.
+func (s *Source) living() State {
+	v := &s.view
+	working := slices.ContainsFunc(v.Rows, func(r status.Row) bool { return r.State != "starts" })
+	switch {
+	case working:
+		return Running
+	case len(v.Rows) == 0 && (v.Starts > 0 || v.Logged):
+		return Between
+	}
+	return Starting
+}
+
+// ending returns the state of a run after that exit code of its launcher.
+func ending(code int) State {
+	switch code {
+	case launch.ExitDone:
+		return Done
+	case launch.ExitStopped:
+		return Stopped
+	case launch.ExitInterrupted:
+		return Interrupted
+	}
+	return Failed
+}
+
+// age returns for how long a node has not written: by its clock at the first look, and then by this host's.
+func (s *Source) age(n *status.Node) time.Duration {
+	h, known := s.heard[n.Rank]
+	if !h.written.Equal(n.Written) {
+		h = heard{n.Written, s.view.Now, known}
+		s.heard[n.Rank] = h
+	}
+	if h.moved {
+		return s.view.Now.Sub(h.seen)
+	}
+	return max(0, s.view.Now.Sub(n.Written))
+}
+
+// overdue reports whether a node has not written for too long, or its launcher is seen to be gone.
+func (s *Source) overdue(n *status.Node, age time.Duration) bool {
+	every := time.Duration(n.Every * float64(time.Second))
+	return age > silence+3*every || age > 2*every && s.gone(n)
+}
+
+// gone reports whether a launcher of this host is no process any more.
+func (s *Source) gone(n *status.Node) bool {
+	return n.Host == s.host && n.PID > 1 && errors.Is(unix.Kill(n.PID, 0), unix.ESRCH)
+}
+
+// estimate predicts the time of the remaining steps, by the last ones. A pause, as of a restart, is no measure.
+func (s *Source) estimate() {
+	v := &s.view
+	v.Left, v.Timed = 0, false
+	if len(s.took) == 0 || v.Steps <= 0 || !v.State.lives() {
+		return
+	}
+	took := slices.Sorted(slices.Values(s.took))
+	left := float64(max(0, v.Steps-v.At)) * took[len(took)/2]
+	if const100Years := 100 * 365 * 24 * 3600.0; left < const100Years {
+		v.Left, v.Timed = time.Duration(left*float64(time.Second)), true
+	}
+}

@@ -1,0 +1,349 @@
+package top
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/cprun/cprun/internal/launch/standing"
+	"github.com/cprun/cprun/internal/launch/status"
+	"github.com/cprun/cprun/internal/model/metrics"
+)
+
+var update = flag.Bool("update", false, "write the expected pictures anew")
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// noon is the time at which all test runs are looked at.
+var noon = time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
+
+// run is a run directory that a test has made.
+type run struct {
+	*testing.T
+	dir string
+}
+
+func newRun(t *testing.T) run {
+	t.Helper()
+	r := run{t, filepath.Join(t.TempDir(), "opticks-20261122-115800")}
+	if err := os.MkdirAll(filepath.Join(r.dir, "logs"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// write writes a file of it.
+func (r run) write(name, text string) {
+	r.Helper()
+	if err := os.WriteFile(filepath.Join(r.dir, name), []byte(text), 0o600); err != nil {
+		r.Fatal(err)
+	}
+}
+
+// add appends to one.
+func (r run) add(name, text string) {
+	r.Helper()
+	f, err := os.OpenFile(filepath.Join(r.dir, name), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		r.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := f.WriteString(text); err != nil {
+		r.Fatal(err)
+	}
+}
+
+// tell writes what a node says of itself.
+func (r run) tell(n status.Node) {
+	r.Helper()
+	logs, err := os.OpenRoot(filepath.Join(r.dir, "logs"))
+	if err != nil {
+		r.Fatal(err)
+	}
+	defer logs.Close()
+	n.Version = status.Version
+	if err := status.Write(logs, &n); err != nil {
+		r.Fatal(err)
+	}
+}
+
+// source opens it.
+func (r run) source() *Source {
+	r.Helper()
+	s, err := Open(r.dir)
+	if err != nil {
+		r.Fatal(err)
+	}
+	r.Cleanup(func() { s.Close() })
+	s.host = "here"
+	return s
+}
+
+const trainYAML = `
+model: {vocab_size: 256, hidden_size: 128, intermediate_size: 344, num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2}
+data: {path: x.txt, seq_len: 1K}
+train: {steps: 300}
+`
+
+// line is one of metrics.jsonl.
+func line(step int64) string {
+	x := float64(step)
+	s := metrics.Step{
+		Time: metrics.Time(noon.Add(time.Duration(step-150) * 200 * time.Millisecond)), Step: step, Epoch: metrics.Float(x / 420), Loss: metrics.Float(2 + 3.5*math.Exp(-x/25) + 0.1*math.Sin(x)),
+		GradNorm: 0.81, LR: 3e-4, Tokens: 1024 * step, StepSeconds: 0.25, TokensPerSecond: metrics.Float(4000 + 100*math.Cos(x)), TokensPerSecondPerDevice: 1000,
+		TFLOPsPerDevice: 0.0036, MFU: metrics.Absent, MemoryBytes: 46 << 20, CommWaitSeconds: 0.05, AttentionImbalance: 1, AttentionBytes: 2e6,
+	}
+	if step%100 == 0 {
+		v := metrics.Float(2.5)
+		s.ValLoss = &v
+	}
+	text, err := json.Marshal(s)
+	if err != nil {
+		panic(err)
+	}
+	return string(text) + "\n"
+}
+
+// node is one of two ranks.
+func node(rank int) status.Node {
+	n := status.Node{
+		RunID: "a", Host: fmt.Sprintf("node-%c", 'a'+rank), PID: 4711 + rank, Rank: rank, FirstRank: 2 * rank, Ranks: 2, WorldSize: 4, Every: 1,
+		Begun: noon.Add(-2 * time.Minute), Written: noon.Add(-time.Second), State: status.Running, Start: 1,
+	}
+	for i := range 2 {
+		r := status.Row{Resident: int64(38+i) << 20, Standing: standing.Standing{Rank: 2*rank + i, Host: n.Host, PID: 5000 + 2*rank + i, Step: 150, Phase: "step"}}
+		if r.Rank == 2 {
+			r.Standing.State = "is stopped by a signal or a debugger"
+		} else {
+			peer := 2
+			if r.Rank == 0 {
+				peer = 1
+			}
+			r.Waits = []standing.Wait{{
+				Op: "exchange", Label: "step 151/backward/layer 1/hop 2 owner 1", Bytes: 3200, Stood: 3 * time.Second,
+				Open: []standing.Open{{Peer: peer, Bytes: 3200, Stood: 3 * time.Second}},
+			}}
+		}
+		n.Rows = append(n.Rows, r)
+	}
+	return n
+}
+
+// example is a run on two nodes, half done, of which one rank is stopped.
+func example(t *testing.T) run {
+	r := newRun(t)
+	r.write("config.yaml", trainYAML)
+	for step := range int64(150) {
+		r.add("metrics.jsonl", line(step+1))
+	}
+	for i := range 2 {
+		r.tell(node(i))
+	}
+	if err := os.Mkdir(filepath.Join(r.dir, "checkpoints"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	r.write("checkpoints/latest", "step-00000100\n")
+	r.write("logs/launcher.log", `--- 2026-11-22T11:58:00.000Z cprun v1: cprun --nnodes 2 --nproc 2 examples/opticks.yaml
+2026-11-22T11:58:00.100Z run directory runs/opticks-20261122-115800
+2026-11-22T11:58:10.000Z step 10/300  loss 3.1234  grad_norm 0.81  lr 3.0e-04  4,012 tok/s  eta 1m23s
+2026-11-22T11:58:50.000Z cprun: rank 3 failed on host node-b (pid 77): killed by SIGKILL
+  at:    step 98, backward
+2026-11-22T11:58:50.100Z cprun: restart 1 of 3
+2026-11-22T11:59:20.000Z checkpoint of step 100: whole after 0.1 s, of which training stood still for 0.1 s
+`)
+	r.write("logs/launcher-0001.log", "--- 2026-11-22T11:58:00.050Z cprun v1: cprun --nnodes 2 --nproc 2 examples/opticks.yaml\n2026-11-22T11:59:00.000Z \x1b[31mred\x1b[0m text of a rank\n")
+	return r
+}
+
+// The pictures at four widths, of a terminal that is as high, or lower, than the picture is.
+func TestLayout(t *testing.T) {
+	for _, size := range [][2]int{{60, 34}, {80, 24}, {120, 40}, {200, 50}} {
+		t.Run(fmt.Sprint(size[0]), func(t *testing.T) {
+			v := example(t).source().Look(noon)
+			var b bytes.Buffer
+			lines := Layout(v, size[0], size[1], Look{Zone: time.UTC, Keys: true})
+			for _, l := range lines {
+				fmt.Fprintln(&b, l)
+				if w := l.width(); w > size[0] {
+					t.Errorf("%d columns: %s", w, l)
+				}
+			}
+			if len(lines) != size[1] {
+				t.Errorf("%d lines, want %d", len(lines), size[1])
+			}
+			golden(t, fmt.Sprintf("layout-%d.txt", size[0]), b.Bytes())
+		})
+	}
+}
+
+// golden compares with a file.
+func golden(t *testing.T, name string, got []byte) {
+	t.Helper()
+	path := filepath.Join("testdata", name)
+	if *update {
+		if err := os.WriteFile(path, got, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil || !bytes.Equal(got, want) {
+		t.Errorf("%v; with -update %s becomes\n%s", err, path, got)
+	}
+}
+
+// No picture is larger than its terminal, and none is of anything but what a terminal shows as it is, whatever the sizes.
+func TestLayoutFitsAnySize(t *testing.T) {
+	v := example(t).source().Look(noon)
+	v.Faults = []string{strings.Repeat("wide 中文 ", 40)}
+	for w := minWidth; w <= 200; w += 3 {
+		for _, h := range []int{1, 2, 5, 10, 17, 24, 33, 80} {
+			for _, look := range []Look{{Keys: true}, {Plain: true, Scroll: 99}} {
+				lines := Layout(v, w, h, look)
+				if len(lines) > h {
+					t.Errorf("%d by %d: %d lines", w, h, len(lines))
+				}
+				for _, l := range lines {
+					if l.width() > w || strings.ContainsAny(l.String(), "\x1b\n\t\r") {
+						t.Errorf("%d by %d: %q", w, h, l)
+					}
+				}
+			}
+		}
+	}
+}
+
+func TestManyRanksAreScrolled(t *testing.T) {
+	r := newRun(t)
+	r.write("config.yaml", trainYAML)
+	n := status.Node{RunID: "a", Host: "x", Ranks: 64, WorldSize: 64, Every: 1, Written: noon, State: status.Running}
+	for i := range 64 {
+		n.Rows = append(n.Rows, status.Row{Standing: standing.Standing{Rank: i, Step: 1, Phase: "step"}})
+	}
+	r.tell(n)
+	v := r.source().Look(noon)
+	text := ""
+	for _, l := range Layout(v, 80, 24, Look{Scroll: 50, Keys: true}) {
+		text += l.String() + "\n"
+	}
+	if !strings.Contains(text, "64 ranks, of which ") || !strings.Contains(text, " to 63\n") || !strings.Contains(text, "\n  63  ") || strings.Contains(text, "\n   0  ") {
+		t.Errorf("\n%s", text)
+	}
+}
+
+// How a run stands is told from what its launchers have written, by the clocks of other hosts.
+func TestStates(t *testing.T) {
+	at := func(change func(n *status.Node)) func(r run) {
+		return func(r run) {
+			r.write("config.yaml", trainYAML)
+			n := node(0)
+			n.Start = 0
+			change(&n)
+			r.tell(n)
+		}
+	}
+	for name, c := range map[string]struct {
+		make func(r run)
+		want State
+		text string
+	}{
+		"empty":       {func(run) {}, NotStarted, "no run has begun"},
+		"no word":     {func(r run) { r.write("config.yaml", trainYAML) }, Unknown, "its launcher says nothing"},
+		"metrics":     {func(r run) { r.write("metrics.jsonl", line(3)) }, Unknown, "state unknown"},
+		"running":     {at(func(n *status.Node) {}), Running, "running"},
+		"starting":    {at(func(n *status.Node) { n.Rows = nil }), Starting, "starting"},
+		"on its way":  {at(func(n *status.Node) { n.Rows[0].State, n.Rows[1].State = "starts", "starts" }), Starting, "starting"},
+		"between":     {at(func(n *status.Node) { n.Rows, n.Start = nil, 2 }), Between, "restarts 2"},
+		"silent":      {at(func(n *status.Node) { n.Written = noon.Add(-time.Minute) }), Silent, "silent for 1m00s"},
+		"late":        {at(func(n *status.Node) { n.Written = noon.Add(-10 * time.Second) }), Running, ""},
+		"fast clock":  {at(func(n *status.Node) { n.Written = noon.Add(time.Hour) }), Running, ""},
+		"dead":        {at(func(n *status.Node) { n.Host, n.PID, n.Written = "here", 1<<22+1, noon.Add(-5*time.Second) }), Dead, "its launcher is gone for 5s"},
+		"alive":       {at(func(n *status.Node) { n.Host, n.PID, n.Written = "here", os.Getpid(), noon.Add(-5*time.Second) }), Running, ""},
+		"done":        {at(func(n *status.Node) { n.State = status.Ended }), Done, "done"},
+		"stopped":     {at(func(n *status.Node) { n.State, n.ExitCode = status.Ended, 75 }), Stopped, "stopped"},
+		"interrupted": {at(func(n *status.Node) { n.State, n.ExitCode = status.Ended, 130 }), Interrupted, "interrupted"},
+		"failed":      {at(func(n *status.Node) { n.State, n.ExitCode, n.Why = status.Ended, 1, "rank 1 failed" }), Failed, "rank 1 failed"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRun(t)
+			c.make(r)
+			v := r.source().Look(noon)
+			var b strings.Builder
+			for _, l := range Layout(v, 120, 0, Look{Zone: time.UTC}) {
+				fmt.Fprintln(&b, l)
+			}
+			if v.State != c.want || !strings.Contains(b.String(), c.text) {
+				t.Errorf("state %v, want %v, with %q in\n%s", states[v.State].text, states[c.want].text, c.text, b.String())
+			}
+		})
+	}
+}
+
+// A launcher whose clock is slow is alive as long as what it writes changes, and silent when that ends.
+func TestAgeGoesByThisClock(t *testing.T) {
+	r := newRun(t)
+	r.write("config.yaml", trainYAML)
+	s, n := r.source(), node(0)
+	n.Written = noon.Add(-time.Hour)
+	for i, want := range []State{Silent, Running, Running, Running} {
+		n.Written = n.Written.Add(time.Second)
+		r.tell(n)
+		if v := s.Look(noon.Add(time.Duration(i) * time.Second)); v.State != want {
+			t.Errorf("look %d: %v", i, states[v.State].text)
+		}
+	}
+	if v := s.Look(noon.Add(time.Minute)); v.State != Silent {
+		t.Errorf("after a minute: %v", states[v.State].text)
+	}
+}
+
+func TestTimeLeftGoesByTheLastSteps(t *testing.T) {
+	v := example(t).source().Look(noon)
+	if v.At != 150 || !v.Timed || v.Left.Round(time.Second) != 30*time.Second { // 150 steps of 0.2 s
+		t.Errorf("at %d, %v left (known: %v)", v.At, v.Left, v.Timed)
+	}
+}
+
+// BenchmarkPicture is a look at a run of 128 nodes with 8 ranks each, and its picture: what is done once a second.
+func BenchmarkPicture(b *testing.B) {
+	dir := b.TempDir()
+	if err := os.MkdirAll(filepath.Join(dir, "logs"), 0o700); err != nil {
+		b.Fatal(err)
+	}
+	logs, err := os.OpenRoot(filepath.Join(dir, "logs"))
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer logs.Close()
+	for i := range 128 {
+		n := node(0)
+		n.Version, n.Rank, n.FirstRank, n.Ranks, n.WorldSize = status.Version, i, 8*i, 8, 1024
+		like := n.Rows[0]
+		n.Rows = nil
+		for j := range 8 {
+			like.Rank = 8*i + j
+			n.Rows = append(n.Rows, like)
+		}
+		if err := status.Write(logs, &n); err != nil {
+			b.Fatal(err)
+		}
+	}
+	s, err := Open(dir)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer s.Close()
+	for b.Loop() {
+		if lines := Layout(s.Look(noon), 120, 40, Look{}); len(lines) == 0 {
+			b.Fatal("no picture")
+		}
+	}
+}

@@ -1,0 +1,72 @@
+package cluster
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cprun/cprun/internal/launch"
+	"github.com/cprun/cprun/internal/launch/cluster/wire"
+	"github.com/cprun/cprun/internal/launch/standing"
+)
+
+// An agent that asks what the ranks wait for hears it of all others, and nobody else does.
+func TestWhoAsksIsTold(t *testing.T) {
+	hosts := joinAll(t, 3, nil)
+	all(t, hosts, func(h *host) error {
+		s, err := h.starts(t.Context())
+		if err != nil {
+			return err
+		}
+		if s.Place.FirstRank == 2 {
+			h.Say(launch.News{Ask: true})
+			ranks := map[int]bool{}
+			for len(ranks) < 2 {
+				n := <-h.News()
+				if len(n.Standings) != 1 || n.Standings[0].State != "x" {
+					return fmt.Errorf("news %+v, want what a rank waits for", n)
+				}
+				ranks[n.Standings[0].Rank] = true
+			}
+			if !ranks[0] || !ranks[4] {
+				return fmt.Errorf("ranks %v", ranks)
+			}
+		} else {
+			if n := <-h.News(); !n.Ask {
+				return fmt.Errorf("news %+v, want a question", n)
+			}
+			h.Say(launch.News{Standings: []standing.Standing{{Rank: s.Place.FirstRank, State: "x"}}})
+		}
+		v := h.End(t.Context(), launch.Ending{Step: 3})
+		select {
+		case n := <-h.News():
+			return fmt.Errorf("news %+v, want no more", n)
+		default:
+		}
+		return h.Close(v.ExitCode)
+	})
+}
+
+// An ending of many ranks, each of which tells as much as it may, fits a message.
+func TestAnEndingFitsAMessage(t *testing.T) {
+	var e launch.Ending
+	for r := range 1000 {
+		s := standing.Standing{Rank: r, Host: strings.Repeat("h", 96), Phase: "step"}
+		for range standing.MaxWaits {
+			s.Waits = append(s.Waits, standing.Wait{Op: "exchange", Label: strings.Repeat("l", 96), Open: make([]standing.Open, standing.MaxOpen), Stood: time.Hour})
+		}
+		e.Failures = append(e.Failures, launch.Failure{Rank: r, Cause: "no progress", Standing: &s})
+	}
+	raw, err := json.Marshal(&message{Ended: &ended{Ending: trim(e)}})
+	if err != nil || len(raw) > wire.MaxFrame/2 {
+		t.Errorf("%d bytes, %v", len(raw), err)
+	}
+	if w := e.Failures[500].Standing.Waits; len(w) != standing.MaxWaits || len(w[0].Open) != standing.MaxOpen {
+		t.Error("the agent's own were cut as well")
+	}
+	if w := trim(e).Failures[100].Standing.Waits; len(w) != 1 || w[0].More == 0 {
+		t.Errorf("%+v", w)
+	}
+}

@@ -1,0 +1,551 @@
+package cluster
+
+import (
+	"context"
+	"crypto/ed25519"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/cprun/cprun/internal/launch"
+	"github.com/cprun/cprun/internal/launch/cluster/wire"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// testConfig is a job of n agents, each with 2 workers.
+func testConfig(t *testing.T, n int) Config {
+	return Config{
+		Job: "test", Key: []byte("0123456789abcdef"), Program: "v1", Inputs: "digest", NodeRank: -1, Min: n, Max: n, NProc: 2,
+		Listen: "127.0.0.1", MaxRestarts: 3, RegroupTimeout: 10 * time.Second,
+		Log: t.Logf,
+	}
+}
+
+// freePort is a port that nothing listens at.
+func freePort(t *testing.T) int {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	return ln.Addr().(*net.TCPAddr).Port
+}
+
+// host is an agent of a test, and what it is asked to do.
+type host struct {
+	*Cohort
+	id string
+}
+
+// last returns the last decision that the agent knows, nil once it has left.
+func (h *host) last() *decision {
+	got := make(chan *decision, 1)
+	h.calls.put(func() { got <- h.machine.reg.last })
+	select {
+	case d := <-got:
+		return d
+	case <-h.ctx.Done():
+		return nil
+	}
+}
+
+// leads reports whether the agent has put the last decision forward.
+func (h *host) leads() bool {
+	d := h.last()
+	return d != nil && d.Leader.Name == h.self.Name
+}
+
+// joinAll starts agents as those of a job, on hosts a, b and so on.
+func joinAll(t *testing.T, n int, change func(i int, c *Config)) []*host {
+	t.Helper()
+	port := freePort(t)
+	var hosts []*host
+	for i := range n {
+		hosts = append(hosts, joinOne(t, port, i, n, change))
+	}
+	return hosts
+}
+
+func joinOne(t *testing.T, port, i, n int, change func(i int, c *Config)) *host {
+	t.Helper()
+	cfg := testConfig(t, n)
+	cfg.Host = string(rune('a' + i))
+	cfg.Port, cfg.Seeds = port, []string{fmt.Sprintf("127.0.0.1:%d", port)}
+	cfg.Prepare = func(_ context.Context, w World) ([]byte, error) {
+		return fmt.Appendf(nil, "payload %d", w.Generation), nil
+	}
+	cfg.Log = func(format string, args ...any) { t.Logf(cfg.Host+": "+format, args...) }
+	if change != nil {
+		change(i, &cfg)
+	}
+	c, err := Join(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close(1) })
+	return &host{c, cfg.Host}
+}
+
+// all runs f for each host at the same time.
+func all(t *testing.T, hosts []*host, f func(h *host) error) {
+	t.Helper()
+	errs := make(chan error, len(hosts))
+	for _, h := range hosts {
+		go func() {
+			err := f(h)
+			if err != nil {
+				err = fmt.Errorf("host %s: %w", h.id, err)
+				h.Close(1) // the others do not wait for it
+			}
+			errs <- err
+		}()
+	}
+	for range hosts {
+		if err := <-errs; err != nil {
+			t.Error(err)
+		}
+	}
+	if t.Failed() {
+		t.FailNow()
+	}
+}
+
+// hears waits for news.
+func (h *host) hears(t *testing.T) launch.News {
+	select {
+	case n := <-h.News():
+		return n
+	case <-time.After(time.Minute):
+		t.Errorf("host %s has heard nothing for a minute", h.id)
+		return launch.News{}
+	}
+}
+
+// starts waits until a start comes, and tells the others where its workers would listen.
+func (h *host) starts(ctx context.Context) (launch.Start, error) {
+	s, err := h.Next(ctx)
+	if err != nil {
+		return s, err
+	}
+	h.Say(launch.News{Addrs: []string{h.id + ":1", h.id + ":2"}})
+	for {
+		select {
+		case n := <-h.News():
+			if n.Addrs == nil {
+				return s, fmt.Errorf("news %+v, want addresses", n)
+			}
+			if len(n.Addrs) != s.Place.WorldSize || n.Addrs[s.Place.FirstRank] != h.id+":1" {
+				return s, fmt.Errorf("addresses %q", n.Addrs)
+			}
+			return s, nil
+		case <-ctx.Done():
+			return s, ctx.Err()
+		}
+	}
+}
+
+func TestJobOfFourNodes(t *testing.T) {
+	hosts := joinAll(t, 4, nil)
+	ranks := make(chan int, 4)
+	all(t, hosts, func(h *host) error {
+		s, err := h.starts(t.Context())
+		if err != nil {
+			return err
+		}
+		ranks <- s.Place.FirstRank
+		if s.Number != 0 || s.Place.WorldSize != 8 || string(s.Payload) != "payload 1" || len(s.Secret) != 32 || s.Listen != "127.0.0.1" {
+			return fmt.Errorf("start %+v", s)
+		}
+		v := h.End(t.Context(), launch.Ending{Step: 3})
+		if v.ExitCode != launch.ExitDone || v.Again || v.Err != nil || v.Told == h.leads() {
+			return fmt.Errorf("verdict %+v", v)
+		}
+		return h.Close(v.ExitCode)
+	})
+	seen := map[int]bool{}
+	for range 4 {
+		seen[<-ranks] = true
+	}
+	for r := 0; r < 8; r += 2 {
+		if !seen[r] {
+			t.Errorf("no agent has rank %d", r)
+		}
+	}
+}
+
+// A failure on one node ends the start on all, and another one follows.
+func TestFailureAndRestart(t *testing.T) {
+	hosts := joinAll(t, 3, nil)
+	all(t, hosts, func(h *host) error {
+		s, err := h.starts(t.Context())
+		if err != nil {
+			return err
+		}
+		e := launch.Ending{Step: 5}
+		if s.Place.FirstRank == 2 {
+			rank := 3
+			h.Say(launch.News{Failed: &rank})
+			e.Failures = []launch.Failure{{Rank: 3, Host: h.id, Cause: "exit status 1", Class: 1, Order: 1}}
+		} else if n := h.hears(t); n.Failed == nil || *n.Failed != 3 {
+			return fmt.Errorf("news %+v", n)
+		} else {
+			e.Failures = []launch.Failure{{Rank: s.Place.FirstRank, Host: h.id, Cause: "lost rank 3", Remote: true, Class: 2, Order: 1}}
+		}
+		v := h.End(t.Context(), e)
+		if !v.Again || v.Restarts != 1 {
+			return fmt.Errorf("verdict %+v", v)
+		}
+		if h.leads() && (v.First == nil || v.First.Rank != 3 || len(v.Failures) != 3) {
+			return fmt.Errorf("failures %+v", v.Failures)
+		}
+		if s, err = h.starts(t.Context()); err != nil || s.Number != 1 {
+			return fmt.Errorf("start %+v, %v", s, err)
+		}
+		h.End(t.Context(), launch.Ending{})
+		return h.Close(0)
+	})
+}
+
+// An agent that dies is told of to the others within moments. A new one takes its place.
+func TestLostAgentIsReplaced(t *testing.T) {
+	port := freePort(t)
+	var hosts []*host
+	for i := range 3 {
+		hosts = append(hosts, joinOne(t, port, i, 3, func(i int, c *Config) { c.NodeRank = i }))
+	}
+	all(t, hosts, func(h *host) error {
+		if _, err := h.starts(t.Context()); err != nil {
+			return err
+		}
+		if h.id == "c" {
+			h.die()
+			hosts[2] = joinOne(t, port, 2, 3, func(i int, c *Config) { c.NodeRank = 2 })
+			return nil
+		}
+		n := h.hears(t)
+		if n.Failed == nil || *n.Failed != 4 || n.Lost == "" {
+			return fmt.Errorf("news %+v", n)
+		}
+		t.Log(n.Lost)
+		if v := h.End(t.Context(), launch.Ending{Failures: []launch.Failure{{Remote: true, Class: 3}}}); !v.Again {
+			return fmt.Errorf("verdict %+v", v)
+		}
+		return nil
+	})
+	all(t, hosts, func(h *host) error {
+		s, err := h.starts(t.Context())
+		if err != nil || s.Number != 1 || s.Place.NodeRank != int(h.id[0]-'a') {
+			return fmt.Errorf("start %+v, %v", s, err)
+		}
+		if v := h.End(t.Context(), launch.Ending{}); v.ExitCode != 0 {
+			return fmt.Errorf("verdict %+v", v)
+		}
+		return nil
+	})
+}
+
+// die ends an agent as SIGKILL would: nobody is told.
+func (h *host) die() {
+	h.close.Do(func() { h.shut() })
+}
+
+// Where the one that leads dies, the others elect another, and go on.
+func TestLeaderIsLost(t *testing.T) {
+	hosts := joinAll(t, 4, func(i int, c *Config) { c.NodeRank, c.Min = i, 2 })
+	all(t, hosts, func(h *host) error {
+		if _, err := h.starts(t.Context()); err != nil {
+			return err
+		}
+		if h.leads() {
+			h.die()
+			return nil
+		}
+		if n := h.hears(t); n.Lost == "" {
+			return fmt.Errorf("news %+v", n)
+		}
+		v := h.End(t.Context(), launch.Ending{Failures: []launch.Failure{{Remote: true, Class: 3}}})
+		if !v.Again {
+			return fmt.Errorf("verdict %+v", v)
+		}
+		s, err := h.starts(t.Context())
+		if err != nil || s.Place.WorldSize != 6 {
+			return fmt.Errorf("start %+v, %v", s, err)
+		}
+		if v := h.End(t.Context(), launch.Ending{}); v.ExitCode != 0 {
+			return fmt.Errorf("verdict %+v", v)
+		}
+		return nil
+	})
+}
+
+func TestOtherInputsAreRefused(t *testing.T) {
+	port := freePort(t)
+	joinOne(t, port, 0, 2, nil)
+	h := joinOne(t, port, 1, 2, func(_ int, c *Config) { c.Inputs = "another" })
+	_, err := h.Next(t.Context())
+	over := (*launch.Over)(nil)
+	if !errors.As(err, &over) || over.ExitCode != launch.ExitFailed {
+		t.Fatalf("error %v", err)
+	}
+	t.Log(err)
+}
+
+// To have the key is not to be a rank: a second agent that wants a rank whose agent is alive is refused.
+func TestRankOfAnother(t *testing.T) {
+	port := freePort(t)
+	change := func(_ int, c *Config) { c.NodeRank, c.Silence = 0, 300*time.Millisecond }
+	joinOne(t, port, 0, 2, change)
+	h := joinOne(t, port, 1, 2, change)
+	_, err := h.Next(t.Context())
+	if over := (*launch.Over)(nil); !errors.As(err, &over) || over.ExitCode != launch.ExitFailed || !strings.Contains(err.Error(), "node rank 0 belongs to") {
+		t.Fatalf("error %v", err)
+	}
+}
+
+// Agents beyond MAX wait, are taken in where one is lost, and end with the job.
+func TestSpares(t *testing.T) {
+	port := freePort(t)
+	change := func(i int, c *Config) { c.Min, c.Max, c.MaxRestarts = 1, 2, 3 }
+	var hosts []*host
+	for i := range 2 {
+		hosts = append(hosts, joinOne(t, port, i, 2, change))
+	}
+	begun := make(chan *host, 2)
+	for _, h := range hosts {
+		go func() {
+			if _, err := h.starts(t.Context()); err != nil {
+				t.Error(err)
+			}
+			begun <- h
+		}()
+	}
+	<-begun
+	<-begun
+	spares := []*host{joinOne(t, port, 2, 2, change), joinOne(t, port, 3, 2, change)}
+	over := make(chan error, 2)
+	for _, h := range spares {
+		go func() {
+			_, err := h.starts(t.Context())
+			if err == nil {
+				h.End(t.Context(), launch.Ending{})
+			}
+			over <- err
+		}()
+	}
+	leader, other := hosts[0], hosts[1]
+	if other.leads() {
+		leader, other = other, leader
+	}
+	waitFor(t, leader, func(m *machine) bool { return m.joins == 3 })
+	other.die()
+	if n := leader.hears(t); n.Lost == "" {
+		t.Errorf("news %+v", n)
+	}
+	if v := leader.End(t.Context(), launch.Ending{Failures: []launch.Failure{{Remote: true, Class: 3}}}); !v.Again {
+		t.Fatalf("verdict %+v", v)
+	}
+	if s, err := leader.starts(t.Context()); err != nil || s.Place.WorldSize != 4 {
+		t.Fatalf("start %+v, %v", s, err)
+	}
+	if v := leader.End(t.Context(), launch.Ending{}); v.ExitCode != 0 {
+		t.Fatalf("verdict %+v", v)
+	}
+	ends := 0
+	for range spares {
+		err := <-over
+		if gone := (*launch.Over)(nil); errors.As(err, &gone) && gone.ExitCode == launch.ExitDone {
+			ends++
+		} else if err != nil {
+			t.Error(err)
+		}
+	}
+	if ends != 1 {
+		t.Errorf("%d spares were told that the job is done, want 1", ends)
+	}
+}
+
+// waitFor waits until the machine of an agent is in a state.
+func waitFor(t *testing.T, h *host, is func(*machine) bool) {
+	t.Helper()
+	for {
+		got := make(chan bool, 1)
+		h.calls.put(func() { got <- is(h.machine) })
+		if <-got {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// Too few agents: an error that says who is there and who is missing.
+func TestNotEnoughNodes(t *testing.T) {
+	hosts := joinAll(t, 2, func(i int, c *Config) { c.NodeRank, c.Min, c.Max, c.JoinTimeout = i, 3, 3, 500*time.Millisecond })
+	all(t, hosts, func(h *host) error {
+		_, err := h.Next(t.Context())
+		over := (*launch.Over)(nil)
+		if !errors.As(err, &over) || over.ExitCode != launch.ExitFailed || !strings.Contains(err.Error(), "only 2 of at least 3 nodes came in 500ms: a, b; missing are node ranks 2") {
+			return fmt.Errorf("error %v", err)
+		}
+		return h.Close(1)
+	})
+}
+
+// Nobody is at the meeting place.
+func TestNobodyThere(t *testing.T) {
+	h := joinOne(t, freePort(t), 0, 2, func(_ int, c *Config) { c.Port, c.JoinTimeout = 0, 3*time.Second })
+	if _, err := h.Next(t.Context()); err == nil || !strings.Contains(err.Error(), "connection refused") {
+		t.Errorf("error %v", err)
+	}
+}
+
+// A side that is too small does not go on, and says so.
+func TestNoQuorum(t *testing.T) {
+	hosts := joinAll(t, 3, func(i int, c *Config) { c.NodeRank, c.Min, c.RegroupTimeout = i, 1, time.Second })
+	all(t, hosts, func(h *host) error {
+		if _, err := h.starts(t.Context()); err != nil {
+			return err
+		}
+		if h.id != "b" {
+			h.die()
+			return nil
+		}
+		h.hears(t)
+		v := h.End(t.Context(), launch.Ending{Failures: []launch.Failure{{Remote: true, Class: 3}}})
+		if v.Again {
+			_, err := h.Next(t.Context())
+			over := (*launch.Over)(nil)
+			if !errors.As(err, &over) {
+				return fmt.Errorf("error %w", err)
+			}
+			v.Result = over.Result
+			v.Err = errors.New(over.Why)
+		}
+		text := fmt.Sprint(v.Err, v.Notes)
+		if v.ExitCode != launch.ExitFailed || !strings.Contains(text, "this side has 1 of 3 nodes") {
+			return fmt.Errorf("verdict %+v", v)
+		}
+		if v.First != nil && (v.First.Rank != 0 || v.First.Ranks != 2 || v.First.Host != "a") {
+			return fmt.Errorf("the first failure is %+v, want the loss of the one that led", v.First)
+		}
+		return nil
+	})
+}
+
+// An agent that is asked to stop between starts ends the job for all, with the status for that.
+func TestStopBeforeTheStart(t *testing.T) {
+	hosts := joinAll(t, 2, func(i int, c *Config) { c.Min, c.Max = 3, 3 })
+	waitFor(t, hosts[0], func(m *machine) bool { return m.joins == 1 })
+	go hosts[1].Close(launch.ExitStopped)
+	_, err := hosts[0].Next(t.Context())
+	if over := (*launch.Over)(nil); !errors.As(err, &over) || over.ExitCode != launch.ExitStopped || !strings.Contains(err.Error(), "node b was asked to stop") {
+		t.Errorf("error %v", err)
+	}
+}
+
+// What the payload needs may not be there: the job ends on all nodes with the reason.
+func TestPrepareFails(t *testing.T) {
+	tooSmall := errors.New("the world is too small")
+	hosts := joinAll(t, 2, func(_ int, c *Config) {
+		c.Prepare = func(context.Context, World) ([]byte, error) { return nil, tooSmall }
+	})
+	all(t, hosts, func(h *host) error {
+		_, err := h.Next(t.Context())
+		over := (*launch.Over)(nil)
+		switch {
+		case !errors.As(err, &over) || over.ExitCode != launch.ExitFailed:
+			return fmt.Errorf("error %w", err)
+		case over.Err == nil && !strings.Contains(over.Why, tooSmall.Error()), over.Err != nil && over.Err != tooSmall:
+			return fmt.Errorf("result %+v, %q", over.Result, over.Why)
+		}
+		return h.Close(1)
+	})
+}
+
+// A Prepare that hangs, as at a dead disk, keeps no agent from leaving.
+func TestPrepareThatHangsIsLeft(t *testing.T) {
+	begun, release := make(chan struct{}), make(chan struct{})
+	h := joinAll(t, 1, func(_ int, c *Config) {
+		c.Prepare = func(context.Context, World) ([]byte, error) {
+			close(begun)
+			<-release
+			return nil, nil
+		}
+	})[0]
+	t.Cleanup(func() { close(release); h.group.Wait() })
+	ctx, cancel := context.WithCancel(t.Context())
+	go h.Next(ctx) // ended by cancel
+	<-begun
+	cancel()
+	if err := h.Close(1); err == nil || !strings.Contains(err.Error(), farewells.String()) {
+		t.Errorf("error %v, want one that says what was left behind", err)
+	}
+}
+
+// Who has the job's key has not the name of another agent.
+func TestNameIsOfTheKey(t *testing.T) {
+	h := joinOne(t, freePort(t), 0, 1, nil)
+	raw := *h.greeting.Load()
+	other, err := wire.NewIdentity()
+	if err != nil {
+		t.Fatal(err)
+	}
+	public := ed25519.NewKeyFromSeed(make([]byte, ed25519.SeedSize)).Public().(ed25519.PublicKey)
+	if _, err := h.inspect(public, raw); err == nil || !strings.Contains(err.Error(), "is not that of its key") {
+		t.Errorf("error %v", err)
+	}
+	if other.Name("a") == h.self.Name {
+		t.Error("two agents have one name")
+	}
+}
+
+// The agent at the meeting place dies, and is started again there: it finds the job, and begins no other.
+func TestMeetingPlaceComesBack(t *testing.T) {
+	port := freePort(t)
+	change := func(i int, c *Config) { c.NodeRank = i }
+	hosts := []*host{joinOne(t, port, 0, 3, change), joinOne(t, port, 1, 3, change), joinOne(t, port, 2, 3, change)}
+	all(t, hosts, func(h *host) error {
+		if _, err := h.starts(t.Context()); err != nil {
+			return err
+		}
+		if h.id == "a" {
+			h.die()
+			hosts[0] = joinOne(t, port, 0, 3, change)
+			return nil
+		}
+		h.hears(t)
+		if v := h.End(t.Context(), launch.Ending{Failures: []launch.Failure{{Remote: true, Class: 3}}}); !v.Again {
+			return fmt.Errorf("verdict %+v", v)
+		}
+		return nil
+	})
+	all(t, hosts, func(h *host) error {
+		s, err := h.starts(t.Context())
+		if err != nil || s.Number != 1 || h.last().World.Generation != 2 || s.Place.NodeRank != int(h.id[0]-'a') {
+			return fmt.Errorf("start %+v, %w", s, err)
+		}
+		if h.leads() != (h.id == "b") {
+			return errors.New("it should lead that was next")
+		}
+		h.End(t.Context(), launch.Ending{})
+		return nil
+	})
+}
+
+// Where fewer than MAX come, those that are there start.
+func TestLastCall(t *testing.T) {
+	hosts := joinAll(t, 2, func(_ int, c *Config) { c.Min, c.Max, c.LastCall = 1, 4, 400*time.Millisecond })
+	all(t, hosts, func(h *host) error {
+		s, err := h.starts(t.Context())
+		if err != nil || s.Place.WorldSize != 4 {
+			return fmt.Errorf("start %+v, %w", s, err)
+		}
+		h.End(t.Context(), launch.Ending{})
+		return nil
+	})
+}

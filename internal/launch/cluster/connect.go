@@ -1,0 +1,261 @@
+package cluster
+
+import (
+	"context"
+	"crypto/ed25519"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	"github.com/cprun/cprun/internal/launch"
+	"github.com/cprun/cprun/internal/launch/cluster/wire"
+)
+
+// What the machine does to the world: the effects, and the connections behind them. All but what has a
+// goroutine of its own runs on loop.
+
+// connecting bounds the wait for a host that does not answer.
+const connecting = 3 * time.Second
+
+// renewGreeting makes the hello for the next handshake.
+func (c *Cohort) renewGreeting() {
+	raw, err := json.Marshal(c.machine.hello())
+	if err == nil {
+		c.greeting.Store(&raw)
+	}
+}
+
+// welcome looks at the hello of an agent that has connected. On a goroutine of the door.
+func (c *Cohort) welcome(from net.Addr, key ed25519.PublicKey, raw []byte) error {
+	h, err := c.inspect(key, raw)
+	if err != nil {
+		return err
+	}
+	if _, both := c.dialing.Load(h.Agent.Addr); both && c.self.Name < h.Agent.Name {
+		return wire.ErrBoth
+	}
+	return nil
+}
+
+// inspect refuses an agent that is not of this job, or not who it says.
+func (c *Cohort) inspect(key ed25519.PublicKey, raw []byte) (*hello, error) {
+	h, err := decodeHello(raw)
+	switch {
+	case err != nil:
+		return nil, err
+	case h.Agent.Name != wire.Name(h.Agent.Host, key):
+		return nil, fmt.Errorf("its name %s is not that of its key", h.Agent.Name)
+	case h.Program != c.cfg.Program:
+		return nil, fmt.Errorf("node %s runs version %s of the program, and node %s version %s: "+
+			"all nodes need the same",
+			h.Agent.Host, h.Program, c.self.Host, c.cfg.Program)
+	case h.Inputs != c.cfg.Inputs:
+		return nil, fmt.Errorf("the config or flags of node %s (digest %s) are not those of node %s (digest %s): all "+
+			"nodes need the same",
+			h.Agent.Host, short(h.Inputs), c.self.Host, short(c.cfg.Inputs))
+	}
+	return h, nil
+}
+
+// short returns the beginning of a digest.
+func short(s string) string { return s[:min(len(s), 12)] }
+
+// decodeHello reads what an agent tells of itself.
+func decodeHello(raw []byte) (*hello, error) {
+	h := new(hello)
+	if err := decodeStrict(raw, h); err != nil {
+		return nil, fmt.Errorf("hello: %w", err)
+	}
+	for _, err := range []error{h.Agent.check(), h.Status.check(), checkText(h.Program), checkText(h.Inputs)} {
+		if err != nil {
+			return nil, fmt.Errorf("hello: %w", err)
+		}
+	}
+	return h, nil
+}
+
+// strange hears of connections that came to nothing. On a goroutine of the door.
+func (c *Cohort) strange(err error) {
+	if refusal := (*wire.Refusal)(nil); errors.As(err, &refusal) && !refusal.Theirs && !refusal.Both {
+		c.calls.put(func() { c.machine.stranger(refusal) })
+	}
+}
+
+// admit takes a connection in. It is called on the goroutine that made it.
+func (c *Cohort) admit(l *wire.Link, via string) {
+	h, err := decodeHello(l.Hello)
+	if err != nil || !c.post(func() { c.linkUp(l, h, via) }) {
+		l.Close()
+		<-l.Closed()
+	}
+}
+
+// post hands an event to loop, and reports whether it took it.
+func (c *Cohort) post(f func()) bool {
+	select {
+	case c.events <- f:
+		return true
+	case <-c.ctx.Done():
+		return false
+	}
+}
+
+// doubled is the age up to which a connection stands against another one with the same peer: both have
+// dialed at the same time, and each has taken in the other's.
+const doubled = 2 * time.Second
+
+// linkUp: the newest connection with a peer is the one that counts, unless both were made at once.
+func (c *Cohort) linkUp(l *wire.Link, h *hello, via string) {
+	name := h.Agent.Name
+	if old := c.links[name]; old != nil {
+		if time.Since(c.linked[name]) < doubled {
+			l.Close()
+			c.group.Go(func() { <-l.Closed() })
+			return
+		}
+		delete(c.links, name)
+		old.Close()
+		c.machine.down(name, "it has connected anew")
+	}
+	c.links[name], c.linked[name] = l, time.Now()
+	c.group.Go(func() { c.read(l, name) })
+	c.machine.up(*h, via)
+}
+
+// read hands the messages of a peer to loop, one after the other.
+func (c *Cohort) read(l *wire.Link, name string) {
+	defer func() { <-l.Closed() }()
+	defer l.Close()
+	for {
+		raw, err := l.Receive()
+		var msg *message
+		if err == nil {
+			if msg, err = decodeMessage(raw); err != nil {
+				err = fmt.Errorf("it has sent what no agent sends: %w", err)
+			}
+		}
+		ok := c.post(func() {
+			switch {
+			case c.links[name] != l:
+			case err != nil:
+				delete(c.links, name)
+				c.machine.down(name, err.Error())
+			default:
+				c.machine.receive(name, msg)
+			}
+		})
+		if err != nil || !ok {
+			return
+		}
+	}
+}
+
+func (c *Cohort) dial(addr string) {
+	c.dialing.Store(addr, true)
+	c.group.Go(func() {
+		l, err := c.connect(addr)
+		c.dialing.Delete(addr)
+		if err == nil {
+			c.admit(l, addr)
+		}
+		c.post(func() { c.machine.dialed(addr, err) })
+	})
+}
+
+// connect connects to an agent.
+func (c *Cohort) connect(addr string) (*wire.Link, error) {
+	ctx, cancel := context.WithTimeout(c.ctx, connecting)
+	conn, err := c.cfg.Network.Dial(ctx, addr)
+	cancel()
+	if err != nil {
+		return nil, err
+	}
+	p := c.party
+	p.Check = func(_ net.Addr, key ed25519.PublicKey, raw []byte) error {
+		_, err := c.inspect(key, raw)
+		return err
+	}
+	return wire.Dial(c.ctx, conn, &p)
+}
+
+func (c *Cohort) hangUp(name string) {
+	if l := c.links[name]; l != nil {
+		delete(c.links, name)
+		l.Close()
+	}
+}
+
+// send makes a frame once for all who get the same message in a row.
+func (c *Cohort) send(m *message, names ...string) {
+	if c.sending != m {
+		raw, err := json.Marshal(m)
+		if err == nil {
+			c.frame, err = wire.NewFrame(raw)
+		}
+		if err != nil {
+			c.cfg.Log("to the other nodes: %v", err)
+			return
+		}
+		c.sending = m
+	}
+	for _, name := range names {
+		if l := c.links[name]; l != nil && !l.Send(c.frame) {
+			l.Close() // read sees it
+		}
+	}
+}
+
+func (c *Cohort) prepare(w World) {
+	c.group.Go(func() {
+		payload, err := c.cfg.Prepare(c.ctx, w)
+		secret := make([]byte, 32)
+		rand.Read(secret)
+		if raw, _ := json.Marshal(&message{Decided: &decision{World: w, Payload: payload}}); err == nil &&
+			len(raw) > wire.MaxFrame/8*7 {
+			err = fmt.Errorf("a start of %d nodes with a payload of %d bytes: too large for a message of %d",
+				len(w.Agents), len(payload), wire.MaxFrame)
+		}
+		c.calls.put(func() { c.machine.prepared(w.Generation, payload, secret, err) })
+	})
+}
+
+func (c *Cohort) begin(d *decision) {
+	const room = 64 // more than an agent sends
+	ch := make(chan launch.News, room)
+	c.heard.Store(&ch)
+	put(c.next, next{decision: d})
+}
+
+func (c *Cohort) over(err error) { put(c.next, next{err: err}) }
+
+func (c *Cohort) verdict(v launch.Verdict) { put(c.verdicts, v) }
+
+func (c *Cohort) news(n launch.News) {
+	if ch := c.heard.Load(); ch != nil {
+		put(*ch, n)
+	}
+}
+
+// put never blocks: who does not look at the last one needs no other.
+func put[T any](ch chan T, v T) {
+	select {
+	case ch <- v:
+	default:
+	}
+}
+
+func (c *Cohort) gone() { c.leave.Do(func() { close(c.left) }) }
+
+func (c *Cohort) log(format string, args ...any) { c.cfg.Log(format, args...) }
+
+// A tcp is the network of agents.
+type tcp struct{}
+
+func (tcp) Listen(addr string) (net.Listener, error) { return net.Listen("tcp", addr) }
+
+func (tcp) Dial(ctx context.Context, addr string) (net.Conn, error) {
+	return new(net.Dialer).DialContext(ctx, "tcp", addr)
+}

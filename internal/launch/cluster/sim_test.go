@@ -1,0 +1,475 @@
+package cluster
+
+import (
+	"container/heap"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/cprun/cprun/internal/launch"
+	"github.com/cprun/cprun/internal/launch/cluster/wire"
+)
+
+// sim runs the machines of many agents against a network and callers that are simulated, in a time that is
+// as well: thousands of jobs with faults in seconds. Chance comes from a seed, and a seed gives the same
+// run each time.
+type sim struct {
+	rand    *rand.Rand
+	now     time.Time
+	queue   timeline
+	serial  int
+	agents  []*simAgent
+	byAddr  map[string]*simAgent
+	cut     func(from, to *simAgent) bool // nil: nothing is
+	decided map[int]string                // by index, as JSON: all that was ever learned
+	worlds  map[int]*simWorld             // by generation
+	faults  []error
+	nasty   func() // happens while a decision is made; nil: nothing does
+	trace   func(format string, args ...any)
+}
+
+// simWorld is what really happens in a generation.
+type simWorld struct {
+	begun, alive map[string]bool // agents whose workers were started, and still run undisturbed
+	size         int
+}
+
+// event is something that happens at a time.
+type simEvent struct {
+	at     time.Time
+	serial int
+	do     func()
+}
+
+type timeline []simEvent
+
+func (q timeline) Len() int { return len(q) }
+func (q timeline) Less(i, j int) bool {
+	return q[i].at.Before(q[j].at) || q[i].at.Equal(q[j].at) && q[i].serial < q[j].serial
+}
+func (q timeline) Swap(i, j int) { q[i], q[j] = q[j], q[i] }
+func (q *timeline) Push(x any)   { *q = append(*q, x.(simEvent)) }
+func (q *timeline) Pop() any {
+	old := *q
+	e := old[len(old)-1]
+	*q = old[:len(old)-1]
+	return e
+}
+
+func newSim(seed uint64) *sim {
+	return &sim{
+		rand: rand.New(rand.NewPCG(seed, 7)), now: time.Unix(0, 0), byAddr: map[string]*simAgent{},
+		decided: map[int]string{}, worlds: map[int]*simWorld{}, trace: func(string, ...any) {},
+	}
+}
+
+// after does something in d.
+func (s *sim) after(d time.Duration, do func()) {
+	s.serial++
+	heap.Push(&s.queue, simEvent{s.now.Add(d), s.serial, do})
+}
+
+// until runs for d, or until done.
+func (s *sim) until(d time.Duration, done func() bool) {
+	end := s.now.Add(d)
+	for len(s.queue) > 0 && !done() && s.queue[0].at.Before(end) && len(s.faults) == 0 {
+		e := heap.Pop(&s.queue).(simEvent)
+		s.now = e.at
+		e.do()
+	}
+}
+
+func (s *sim) fault(format string, args ...any) {
+	s.faults = append(s.faults, fmt.Errorf(format, args...))
+}
+
+func (s *sim) between(least, most time.Duration) time.Duration {
+	return least + time.Duration(s.rand.Int64N(int64(most-least)+1))
+}
+
+// simAgent is an agent, its connections and its caller.
+type simAgent struct {
+	*sim
+	m      *machine
+	cfg    Config
+	links  map[string]*simLink // by the name of the peer
+	dead   bool                // killed, or ended
+	paused bool
+	missed []func() // what comes while it is paused
+	status int      // it has ended with; -1: it has not
+	why    string
+	run    int  // of its workers: counts starts
+	told   int  // the last start that has ended here
+	failed bool // its workers have heard of a failure
+	ending bool
+}
+
+// simLink is a connection of two agents.
+type simLink struct {
+	a, b   *simAgent
+	closed bool
+	// waiting is what is on its way to each of the two, in order.
+	waiting map[*simAgent][]func()
+}
+
+func (l *simLink) other(a *simAgent) *simAgent {
+	if l.a == a {
+		return l.b
+	}
+	return l.a
+}
+
+// add brings an agent up.
+func (s *sim) add(cfg Config, change func(*Config)) *simAgent {
+	n := len(s.agents)
+	a := &simAgent{sim: s, cfg: cfg, links: map[string]*simLink{}, status: -1}
+	a.cfg.Host = fmt.Sprintf("h%d", n)
+	addr := fmt.Sprintf("10.0.1.%d:%d", n%250+1, 4000+n)
+	if change != nil {
+		change(&a.cfg)
+	}
+	if a.cfg.Port != 0 {
+		addr = a.cfg.Seeds[0]
+	}
+	if a.cfg.HostID == "" {
+		a.cfg.HostID = a.cfg.Host
+	}
+	a.m = newMachine(&a.cfg, Member{
+		Name: fmt.Sprintf("%s-%03d", a.cfg.Host, n), Host: a.cfg.Host, HostID: a.cfg.HostID, NodeRank: a.cfg.NodeRank, NProc: a.cfg.NProc, Addr: addr,
+	}, a, s.now)
+	s.agents = append(s.agents, a)
+	s.byAddr[addr] = a
+	s.after(0, func() { a.do(a.m.next) })
+	a.tick()
+	return a
+}
+
+func (a *simAgent) tick() {
+	a.after(ticking, func() {
+		if !a.dead {
+			if !a.paused { // one tick is as good as many
+				a.do(a.m.tick)
+			}
+			a.tick()
+		}
+	})
+}
+
+// do lets the machine see an event, later if it is paused, and looks at what has come of it.
+func (a *simAgent) do(f func()) {
+	if a.dead {
+		return
+	}
+	if a.paused {
+		a.missed = append(a.missed, f)
+		return
+	}
+	a.m.now = a.now
+	before := a.m.reg.index
+	f()
+	if a.m.reg.index != before {
+		a.learned()
+	}
+}
+
+// learned checks that all agents agree on each decision.
+func (a *simAgent) learned() {
+	raw, _ := json.Marshal(a.m.reg.last)
+	d := a.m.reg.last
+	a.trace("%v %s learns decision %d: end %v, %d agents by %s", a.now.Unix(), a.m.self.Name, d.Index, d.End != nil, len(d.World.Agents), d.Leader.Name)
+	if other, ok := a.decided[d.Index]; ok && other != string(raw) {
+		a.fault("decision %d is both\n%s and\n%s", d.Index, other, raw)
+	}
+	a.decided[d.Index] = string(raw)
+}
+
+// kill ends an agent without a word.
+func (a *simAgent) kill() {
+	a.trace("%v %s is killed", a.now.Unix(), a.m.self.Name)
+	a.drop()
+	a.dead = true
+	for _, l := range a.links {
+		l.sever(a, "its agent has ended")
+	}
+	delete(a.byAddr, a.m.self.Addr)
+}
+
+// drop: the workers end.
+func (a *simAgent) drop() {
+	for _, w := range a.worlds {
+		delete(w.alive, a.m.self.Name)
+	}
+}
+
+// sever ends a link, seen at once at the side that does it, and soon at the other.
+func (l *simLink) sever(by *simAgent, why string) {
+	if l.closed {
+		return
+	}
+	l.closed = true
+	to := l.other(by)
+	if by.links[to.m.self.Name] == l {
+		delete(by.links, to.m.self.Name)
+	}
+	gone := func() {
+		if to.links[by.m.self.Name] == l {
+			delete(to.links, by.m.self.Name)
+			to.do(func() { to.m.down(by.m.self.Name, why) })
+		}
+	}
+	l.arrive(by, gone)
+	by.after(to.cfg.Silence, gone) // where the end cannot be heard
+}
+
+// arrive does something at the other side of the link when a message would be there. Where the network
+// between the two is cut, messages wait, as those of TCP do.
+func (l *simLink) arrive(from *simAgent, do func()) {
+	to := l.other(from)
+	l.waiting[to] = append(l.waiting[to], do)
+	from.after(from.between(100*time.Microsecond, 5*time.Millisecond), func() { l.flush(from, to) })
+}
+
+func (l *simLink) flush(from, to *simAgent) {
+	if from.isCut(from, to) {
+		from.after(200*time.Millisecond, func() { l.flush(from, to) })
+		return
+	}
+	all := l.waiting[to]
+	l.waiting[to] = nil
+	for _, do := range all {
+		do()
+	}
+}
+
+func (s *sim) isCut(from, to *simAgent) bool { return s.cut != nil && s.cut(from, to) }
+
+// silence ends links over which nothing came for too long. It is called now and then.
+func (s *sim) silence() {
+	const step = 250 * time.Millisecond
+	for _, a := range s.agents {
+		for _, l := range sortedLinks(a) {
+			b := l.other(a)
+			if l.closed || !(a.paused || s.isCut(a, b)) {
+				continue
+			}
+			// b hears nothing of a.
+			s.after(a.cfg.Silence, func() {
+				if !l.closed && (a.paused || s.isCut(a, b)) && b.links[a.m.self.Name] == l && !b.paused {
+					delete(b.links, a.m.self.Name)
+					l.sever(b, "no word")
+					b.do(func() { b.m.down(a.m.self.Name, "no word") })
+				}
+			})
+		}
+	}
+	s.after(step, s.silence)
+}
+
+func sortedLinks(a *simAgent) (links []*simLink) {
+	for _, b := range a.agents {
+		if l := a.links[b.m.self.Name]; l != nil {
+			links = append(links, l)
+		}
+	}
+	return links
+}
+
+// The effects of the machine.
+
+func (a *simAgent) dial(addr string) {
+	b := a.byAddr[addr]
+	fail := func(after time.Duration, err error) {
+		a.after(after, func() { a.do(func() { a.m.dialed(addr, err) }) })
+	}
+	switch {
+	case b == a:
+		a.after(time.Millisecond, func() { a.do(func() { a.m.dialed(addr, wire.ErrSelf) }) })
+		return
+	case b == nil || b.dead:
+		fail(time.Millisecond, errors.New("refused"))
+		return
+	case b.paused || a.isCut(a, b) || a.isCut(b, a):
+		fail(3*time.Second, errors.New("timeout"))
+		return
+	}
+	a.after(a.between(time.Millisecond, 20*time.Millisecond), func() {
+		if a.dead || b.dead || a.paused || b.paused || a.isCut(a, b) || a.isCut(b, a) {
+			fail(3*time.Second, errors.New("timeout"))
+			return
+		}
+		a.connect(b, addr)
+		a.do(func() { a.m.dialed(addr, nil) })
+	})
+}
+
+func (a *simAgent) connect(b *simAgent, addr string) {
+	mine, theirs := a.m.hello(), b.m.hello()
+	for _, pair := range [][2]*simAgent{{a, b}, {b, a}} {
+		x, y := pair[0], pair[1]
+		if old := x.links[y.m.self.Name]; old != nil {
+			delete(x.links, y.m.self.Name)
+			old.closed = true
+			x.do(func() { x.m.down(y.m.self.Name, "it has connected anew") })
+		}
+	}
+	l := &simLink{a: a, b: b, waiting: map[*simAgent][]func(){}}
+	a.links[b.m.self.Name], b.links[a.m.self.Name] = l, l
+	a.do(func() { a.m.up(theirs, addr) })
+	b.do(func() { b.m.up(mine, "") })
+}
+
+func (a *simAgent) hangUp(name string) {
+	if l := a.links[name]; l != nil {
+		delete(a.links, name)
+		l.sever(a, "its agent has closed the connection")
+	}
+}
+
+func (a *simAgent) send(m *message, names ...string) {
+	raw, err := json.Marshal(m)
+	if err != nil {
+		a.fault("%v", err)
+		return
+	}
+	got, err := decodeMessage(raw)
+	if err != nil {
+		a.fault("%s: %v", raw, err)
+		return
+	}
+	if a.nasty != nil && (m.Accept != nil || m.Promise != nil || m.Decided != nil) && a.rand.IntN(10) == 0 {
+		a.after(a.between(0, 6*time.Millisecond), a.nasty) // where it hurts
+	}
+	for _, name := range names {
+		l := a.links[name]
+		if l == nil || l.closed {
+			continue
+		}
+		to := l.other(a)
+		l.arrive(a, func() {
+			if to.links[a.m.self.Name] == l {
+				to.do(func() { to.m.receive(a.m.self.Name, got) })
+			}
+		})
+	}
+}
+
+func (a *simAgent) prepare(w World) {
+	a.after(time.Millisecond, func() {
+		a.do(func() { a.m.prepared(w.Generation, []byte("payload"), []byte("secret"), nil) })
+	})
+}
+
+func (a *simAgent) gone() {}
+
+func (a *simAgent) log(format string, args ...any) {
+	a.trace("%v %s: "+format, append([]any{a.now.Unix(), a.m.self.Name}, args...)...)
+}
+
+// begin starts the workers. They are done some time after those of all agents were started, if nothing
+// happens to any.
+func (a *simAgent) begin(d *decision) {
+	a.run++
+	a.failed = false
+	w := a.worlds[d.Index]
+	if w == nil {
+		w = &simWorld{map[string]bool{}, map[string]bool{}, len(d.World.Agents)}
+		a.worlds[d.Index] = w
+	}
+	w.begun[a.m.self.Name], w.alive[a.m.self.Name] = true, true
+	for g, other := range a.worlds {
+		if g != d.Index && len(other.alive) == other.size && len(w.alive) == w.size {
+			a.fault("worlds %d and %d run beside each other", g, d.Index)
+		}
+	}
+	me := d.World.Agents[d.World.index(a.m.self.Name)]
+	a.m.say(launch.News{Addrs: make([]string, me.NProc)})
+	a.work(a.run, w, a.now.Add(a.between(5*time.Second, 40*time.Second)))
+}
+
+func (a *simAgent) work(run int, w *simWorld, end time.Time) {
+	a.after(time.Second, func() {
+		switch {
+		case a.dead || a.run != run || a.failed:
+		case a.paused || len(w.alive) < w.size || a.now.Before(end):
+			a.work(run, w, end)
+		default:
+			for _, b := range a.agents { // all end together
+				if w.begun[b.m.self.Name] {
+					b.finish(b.run, launch.Ending{Step: 100})
+				}
+			}
+		}
+	})
+}
+
+func (a *simAgent) finish(run int, e launch.Ending) {
+	a.after(a.between(0, 10*time.Millisecond), func() {
+		if a.dead || a.run != run || a.told == run {
+			return
+		}
+		a.told, a.ending = run, true
+		if len(e.Failures) > 0 {
+			a.drop()
+		}
+		a.do(func() { a.m.endHere(e) })
+	})
+}
+
+func (a *simAgent) news(n launch.News) {
+	if n.Failed == nil && n.Lost == "" || a.failed || a.ending {
+		return
+	}
+	a.failed = true
+	a.drop()
+	run := a.run
+	a.after(a.between(time.Millisecond, 3*time.Second), func() {
+		a.finish(run, launch.Ending{Step: int64(run), Failures: []launch.Failure{{Rank: a.m.firstRank(a.m.self.Name), Remote: true, Class: 3, Order: 1}}})
+	})
+}
+
+func (a *simAgent) verdict(v launch.Verdict) {
+	a.ending = false
+	a.drop()
+	if v.Again {
+		a.after(v.After, func() { a.do(a.m.next) })
+		return
+	}
+	a.end(v.ExitCode, fmt.Sprint(v.Err))
+}
+
+func (a *simAgent) over(err error) {
+	over := (*launch.Over)(nil)
+	if !errors.As(err, &over) {
+		a.fault("the end of a wait: %v", err)
+		return
+	}
+	a.end(over.ExitCode, over.Why)
+}
+
+// end: the caller leaves.
+func (a *simAgent) end(status int, why string) {
+	if a.status >= 0 {
+		a.fault("%s ends twice", a.m.self.Name)
+	}
+	a.status, a.why = status, why
+	a.trace("%v %s ends with %d: %s", a.now.Unix(), a.m.self.Name, status, why)
+	a.after(time.Millisecond, func() {
+		a.do(func() { a.m.close(status, "") })
+		a.after(5*time.Second, a.kill)
+	})
+}
+
+// leader is the agent that leads, if exactly one thinks so.
+func (s *sim) states() (out []string) {
+	for _, a := range s.agents {
+		if !a.dead {
+			out = append(out, fmt.Sprintf("%s %v of %q, decision %d, local %+v, prop %+v", a.m.self.Name, a.m.role, a.m.leader, a.m.reg.index, a.m.local, a.m.prop))
+		}
+	}
+	return out
+}
+
+// news says that a rank has failed.
+func news(rank int) launch.News { return launch.News{Failed: &rank} }

@@ -1,0 +1,215 @@
+package checkpoint
+
+import (
+	"bytes"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"regexp"
+	"slices"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/cprun/cprun/internal/base/terminal"
+)
+
+// ErrSuperseded is the cause when a newer start of the run has begun: this one commits nothing more.
+var ErrSuperseded = errors.New("a newer start of this run has begun")
+
+// A start of a run leaves .generation-00000003, a file that its rank 0 alone has made: O_EXCL is
+// settled by the server, whatever the hosts believe.
+var generationPattern = regexp.MustCompile(`^\.generation-(\d{8,18})$`)
+
+func generationName(n int64) string { return fmt.Sprintf(".generation-%08d", n) }
+
+// An origin describes the holder of a generation or a lock: how to find the process, and
+// Token, by which it knows its own file.
+type origin struct {
+	Job   string    `json:"job,omitempty"`
+	Host  string    `json:"host"`
+	PID   int       `json:"pid"`
+	Time  time.Time `json:"time"`
+	Token string    `json:"token"`
+}
+
+// maxOrigin bounds the text of an origin, in bytes.
+const maxOrigin = 4 << 10
+
+// newOrigin returns this process.
+func newOrigin() origin {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "localhost" // it is for people
+	}
+	return origin{Host: host, PID: os.Getpid(), Time: time.Now().UTC().Truncate(time.Second),
+		Token: rand.Text()}
+}
+
+// parseOrigin reads an origin. One without its end is under way, or was left by a crash.
+func parseOrigin(data []byte) (o origin, err error) {
+	if !bytes.HasSuffix(data, []byte("\n")) {
+		return o, errors.New("it does not say who made it")
+	}
+	if err := json.Unmarshal(data, &o); err != nil {
+		return o, fmt.Errorf("it does not say who made it: %w", err)
+	}
+	return o, nil
+}
+
+// String names the process for a person.
+func (o origin) String() string {
+	if o.Host == "" {
+		return "a process that it does not name"
+	}
+	job := ""
+	if o.Job != "" {
+		job = "job " + terminal.Name(fmt.Sprintf("%.64s", o.Job)) + ", "
+	}
+	return fmt.Sprintf("%sprocess %d on host %s, since %s", job, o.PID, terminal.Name(fmt.Sprintf("%.255s", o.Host)),
+		o.Time.Format(time.RFC3339))
+}
+
+// generations lists the numbers of the starts in a directory that is looked at anew, in order.
+func generations(d store) (all []int64, err error) {
+	err = again(d, func() error {
+		if err := d.Refresh(); err != nil {
+			return err
+		}
+		entries, err := d.List()
+		all = nil
+		for _, e := range entries {
+			m := generationPattern.FindStringSubmatch(e.Name())
+			if m == nil {
+				continue
+			}
+			n, err := strconv.ParseInt(m[1], 10, 64)
+			if err != nil {
+				return err
+			}
+			all = append(all, n)
+		}
+		slices.Sort(all)
+		return err
+	})
+	if err != nil {
+		err = fmt.Errorf("starts of this run: %w", err)
+	}
+	return all, err
+}
+
+// last returns the newest of some generations, 0 for none.
+func last(all []int64) int64 {
+	if len(all) == 0 {
+		return 0
+	}
+	return all[len(all)-1]
+}
+
+// NextGeneration returns the number of the next start in a checkpoints directory, which this process
+// has locked. Each restart of that job counts one further.
+func NextGeneration(dir *os.Root) (int64, error) {
+	d, err := duplicate(dir)
+	if err != nil {
+		return 0, err
+	}
+	defer d.Close()
+	all, err := generations(d)
+	return last(all) + 1, err
+}
+
+// claim records this start, which has to be the newest. With generation 0 it takes the next number.
+func (s *Saver) claim() error {
+	all, err := generations(s.dir)
+	if err != nil {
+		return err
+	}
+	next := s.generation == 0
+	for n := last(all); ; n++ {
+		if next {
+			s.generation = n + 1
+		} else if n > s.generation || s.another(n) {
+			return s.superseded(n)
+		}
+		err := s.take()
+		if next && errors.Is(err, fs.ErrExist) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("record of this start: %w", err)
+		}
+		return s.newest() // of two that raced, both look after both have written
+	}
+}
+
+// another reports whether a start is of a job that began after this one's.
+func (s *Saver) another(n int64) bool {
+	first := s.o.Start.First
+	return first > 0 && n >= first && s.recorded(n).Job != s.own.Job
+}
+
+// take makes the file of a generation. It fails if the file exists.
+func (s *Saver) take() error {
+	name := generationName(s.generation)
+	err := again(s.dir, func() error { return s.dir.Exclusive(name, append(encode(s.own), '\n')) })
+	if errors.Is(err, fs.ErrExist) {
+		made := s.recorded(s.generation)
+		if made.Token != s.own.Token { // else the request was sent twice
+			return fmt.Errorf("generation %d has been taken by %s: %w; start the run again", s.generation, made, fs.ErrExist)
+		}
+		err = nil
+	}
+	if err != nil {
+		return err
+	}
+	return s.dir.Sync()
+}
+
+// newest returns an error unless this start is the newest. It opens the directory anew, so that no start is
+// missed that was recorded before.
+func (s *Saver) newest() error {
+	all, err := generations(s.dir)
+	if err != nil {
+		return err
+	}
+	switch n := last(all); {
+	case n > s.generation:
+		return s.superseded(n)
+	case n < s.generation:
+		return fmt.Errorf("%s, which records this start: %v: %w, or somebody has removed it; start the run again",
+			terminal.Name(at(s.dir, generationName(s.generation))), syscall.ENOENT, ErrSuperseded)
+	}
+	return nil
+}
+
+// superseded returns the error that names the newer start.
+func (s *Saver) superseded(by int64) error {
+	return fmt.Errorf("%w: number %d, by %s; this one is number %d, and commits nothing more", ErrSuperseded, by,
+		s.recorded(by), s.generation)
+}
+
+// recorded returns the origin of a generation, if readable.
+func (s *Saver) recorded(n int64) origin {
+	data, err := readIn(s.dir, generationName(n), maxOrigin)
+	if err != nil {
+		return origin{}
+	}
+	o, _ := parseOrigin(data)
+	return o
+}
+
+// forget removes the records of older starts.
+func (s *Saver) forget() {
+	all, err := generations(s.dir)
+	for _, n := range all {
+		if n < s.generation && err == nil {
+			err = s.dir.RemoveAll(generationName(n))
+		}
+	}
+	if err != nil {
+		s.o.Warn(fmt.Errorf("records of earlier starts: %w", err))
+	}
+}

@@ -1,0 +1,217 @@
+package checkpoint
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/cprun/cprun/internal/base/files"
+	"github.com/cprun/cprun/internal/base/terminal"
+)
+
+// ErrNone is returned when a directory holds no checkpoint, whole or not.
+var ErrNone = errors.New("no checkpoint")
+
+// ErrNoneWhole is returned when it holds checkpoints and all are damaged.
+var ErrNoneWhole = errors.New("holds checkpoints, all of them damaged")
+
+// Latest opens the newest whole checkpoint in a checkpoints directory, all checksums
+// verified: the one that the file latest names or, if that is damaged, the next older whole
+// one. If none is whole, it tries later steps, which a crash before
+// the update of latest leaves. The reasons list the checkpoints passed over, and why,
+// for the user. The error is ErrNone if the directory holds none, ErrNoneWhole if
+// all are damaged, and ErrVersion if a newer cprun wrote the newest: to begin
+// anew, or from an older one, would lose work in silence.
+//
+// It reads all shards, so on many ranks one calls it and tells the others the name.
+func Latest(ctx context.Context, dir string) (c *Checkpoint, reasons []string, err error) {
+	root, err := files.OpenDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil, fmt.Errorf("%s: %w", terminal.Name(dir), ErrNone)
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("checkpoints: %w", err)
+	}
+	defer root.Close()
+	return LatestIn(ctx, root)
+}
+
+// LatestIn does what Latest does, in a directory that is open.
+func LatestIn(ctx context.Context, dir *os.Root) (c *Checkpoint, reasons []string, err error) {
+	d, err := duplicate(dir)
+	if err != nil {
+		return nil, nil, fmt.Errorf("checkpoints: %w", err)
+	}
+	defer d.Close()
+	return latestIn(ctx, d)
+}
+
+// maxTries bounds how many checkpoints are looked at for one that is whole: a run keeps a few.
+const maxTries = 1000
+
+// surveyed returns the candidates in a directory. What latest names may have been made by another host just
+// now, and is waited for.
+func surveyed(ctx context.Context, dir store) (order []string, reason string, err error) {
+	err = await(ctx, dir, shortWait, func() error {
+		all, err := list(dir)
+		if err != nil {
+			return err
+		}
+		var missing error
+		order, missing = candidates(dir, all)
+		reason = errText(missing)
+		return missing
+	})
+	if err != nil && reason != "" { // the names are known
+		err = nil
+	}
+	return order, reason, err
+}
+
+func latestIn(ctx context.Context, dir store) (c *Checkpoint, reasons []string, err error) {
+	order, reason, err := surveyed(ctx, dir)
+	if err != nil {
+		return nil, nil, fmt.Errorf("checkpoints: %w", err)
+	}
+	if reason != "" {
+		reasons = append(reasons, reason)
+	}
+	if left := len(order) - maxTries; left > 0 {
+		order = order[:maxTries]
+		reasons = append(reasons, fmt.Sprintf("%d directories more are called checkpoints, and are not looked at", left))
+	}
+	more := 0
+	for i, name := range order {
+		limit := time.Duration(0)
+		if i == 0 { // it should be there
+			limit = shortWait
+		}
+		c, err := openTold(ctx, dir, name, limit)
+		if err == nil {
+			if err = c.Verify(ctx); err == nil {
+				return c, reasons, nil
+			}
+			c.Close()
+		}
+		if ctx.Err() != nil {
+			return nil, reasons, fmt.Errorf("checkpoints: %w", context.Cause(ctx))
+		}
+		if errors.Is(err, ErrVersion) {
+			return nil, reasons, err
+		}
+		if passing(err) { // it may be whole: to go on from an older one would lose work
+			return nil, reasons, fmt.Errorf("checkpoints: %w", advised(err))
+		}
+		if len(reasons) < terminal.MaxFaults {
+			reasons = append(reasons, err.Error())
+		} else {
+			more++
+		}
+	}
+	if more > 0 {
+		reasons = append(reasons, fmt.Sprintf("and %d more", more))
+	}
+	if len(reasons) > 0 {
+		return nil, reasons, fmt.Errorf("%s %w", terminal.Name(dir.Name()), ErrNoneWhole)
+	}
+	return nil, nil, fmt.Errorf("%s: %w", terminal.Name(dir.Name()), ErrNone)
+}
+
+// candidates returns the names to try, in order: the one that latest names, older ones, later ones; and the fault
+// of latest.
+func candidates(dir store, all []found) (order []string, missing error) {
+	step, named, err := readLatest(dir, all)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // a crash before its first update leaves no latest
+		missing = err
+	}
+	var later []string
+	for _, f := range all {
+		switch {
+		case f.name == named:
+			order = append([]string{f.name}, order...)
+		case err == nil && f.step > step:
+			later = append(later, f.name)
+		default:
+			order = append(order, f.name)
+		}
+	}
+	return append(order, later...), missing
+}
+
+// maxLatest bounds the name of a checkpoint, in bytes.
+const maxLatest = 4 << 10
+
+// readLatest returns the checkpoint that the file latest names, be it set aside for the moment.
+func readLatest(dir store, all []found) (step int64, name string, err error) {
+	data, err := readIn(dir, latestName, maxLatest)
+	if err != nil {
+		return 0, "", err
+	}
+	name = strings.TrimSpace(string(data))
+	for _, f := range all {
+		if f.name == name || f.old && strings.HasPrefix(f.name, name+".old-") {
+			return f.step, f.name, nil
+		}
+	}
+	return 0, "", &behind{fmt.Errorf("%s: names %.64q, which does not exist", terminal.Name(at(dir, latestName)), name)}
+}
+
+// OfStep returns the directory of the checkpoint of a step in a run directory or a checkpoints
+// directory. The error lists the steps that are there.
+func OfStep(path string, step int64) (string, error) {
+	dir, err := diskOf(files.OpenDir(dirOf(path)))
+	if err != nil {
+		return "", fmt.Errorf("checkpoints: %w", err)
+	}
+	defer dir.Close()
+	all, err := list(dir)
+	if err != nil {
+		return "", fmt.Errorf("checkpoints: %w", err)
+	}
+	var there []string
+	for _, f := range all {
+		if f.step == step {
+			return filepath.Join(dir.Name(), f.name), nil
+		}
+		if len(there) < maxTries {
+			there = append(there, strconv.FormatInt(f.step, 10))
+		}
+	}
+	slices.Reverse(there)
+	if len(there) == 0 {
+		return "", fmt.Errorf("%s: %w", terminal.Name(dir.Name()), ErrNone)
+	}
+	return "", fmt.Errorf("no checkpoint of step %d; there are those of %s", step, strings.Join(there, ", "))
+}
+
+// Find opens a checkpoint by a user's path: its directory, or a run directory, a
+// checkpoints directory or the file latest in it, which mean the newest whole one. All
+// checksums are verified. Errors and reasons are as in Latest.
+func Find(ctx context.Context, path string) (*Checkpoint, []string, error) {
+	st, err := files.Stat(path)
+	if err != nil {
+		return nil, nil, fmt.Errorf("checkpoint: %w", err)
+	}
+	if st.Mode().IsRegular() && filepath.Base(path) == latestName {
+		return Latest(ctx, filepath.Dir(path))
+	}
+	_, err = files.Stat(filepath.Join(path, manifestName))
+	if err != nil && !dirPattern.MatchString(filepath.Base(path)) {
+		return Latest(ctx, dirOf(path))
+	}
+	c, err := Open(path)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := c.Verify(ctx); err != nil {
+		return nil, nil, errors.Join(err, c.Close())
+	}
+	return c, nil, nil
+}

@@ -1,0 +1,147 @@
+package checkpoint
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cprun/cprun/internal/model/checkpoint/checkpointtest"
+)
+
+// FuzzLatest: whatever the file latest holds, the checkpoints that are there are tried, each once, and
+// nothing else is.
+func FuzzLatest(f *testing.F) {
+	for _, text := range []string{"step-00000002\n", "", "step-00000009", "../step-00000001", "step-00000002.old-x", "\x00\xff\x1b[31m", strings.Repeat("x", 5000)} {
+		f.Add([]byte(text))
+	}
+	dir := f.TempDir()
+	names := []string{"step-00000001", "step-00000002", "step-00000002.old-x", "step-00000003"}
+	for _, name := range names {
+		if err := os.Mkdir(filepath.Join(dir, name), 0o700); err != nil {
+			f.Fatal(err)
+		}
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		if err := os.WriteFile(filepath.Join(dir, latestName), text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		root := rooted(dir)
+		defer root.Close()
+		d, err := duplicate(root)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer d.Close()
+		all, err := list(d)
+		if err != nil {
+			t.Fatal(err)
+		}
+		order, missing := candidates(d, all)
+		reason := errText(missing)
+		if got := slices.Sorted(slices.Values(order)); !slices.Equal(got, names) {
+			t.Errorf("latest %q: %q are tried", text, order)
+		}
+		if len(reason) > 1000 {
+			t.Errorf("latest %.40q: a reason of %d bytes", text, len(reason))
+		}
+		if c, reasons, err := LatestIn(t.Context(), root); !errors.Is(err, ErrNoneWhole) || len(reasons) < len(names) {
+			t.Errorf("latest %.40q: %v, %q, %v", text, c, reasons, err)
+		}
+	})
+}
+
+// outsideOf gives a checkpoints directory something that leads out of it, and returns what must not
+// change.
+func outsideOf(t *testing.T) (dir, outside string) {
+	t.Helper()
+	dir, outside = filepath.Join(t.TempDir(), "checkpoints"), t.TempDir()
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return dir, outside
+}
+
+// Whoever may write into a run directory before the run may put links there.
+func TestSavesFollowNoLink(t *testing.T) {
+	for _, name := range []string{
+		latestName, latestName + ".tmp-first", "step-00000001.tmp-first", "step-00000001", "step-00000001.old-first",
+		"step-00000001.tmp-first/manifest.json", "step-00000001.tmp-first/shard-00000-of-00002.safetensors",
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir, outside := outsideOf(t)
+			target := filepath.Join(outside, "target")
+			if strings.HasPrefix(name, "step") && !strings.Contains(name, "/") {
+				target = outside
+			}
+			path := filepath.Join(dir, name)
+			if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Symlink(target, path); err != nil {
+				t.Fatal(err)
+			}
+			params, ranges := small(2)
+			f, err := newFleet(params, ranges, Options{Dir: rooted(dir), RunID: "first"})
+			if err == nil {
+				_ = f.each(func(rank int, s *Saver) error { return s.Save(t.Context(), f.snapshot(rank, 1)) }) // it may be refused
+				_ = f.close()
+			}
+			if left, err := os.ReadDir(outside); err != nil || len(left) > 0 {
+				t.Errorf("outside there are %v, %v", left, err)
+			}
+		})
+	}
+}
+
+func TestPipesAmongCheckpoints(t *testing.T) {
+	dir, params := saved(t, Options{}, 1, 2)
+	for _, name := range []string{latestName, "step-00000002/manifest.json", "step-00000001/shard-00000-of-00002.safetensors"} {
+		path := filepath.Join(dir, name)
+		if err := errors.Join(os.Remove(path), unix.Mkfifo(path, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		c, reasons, err := Latest(t.Context(), dir)
+		if len(reasons) == 0 {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err == nil {
+			checkContent(t, c, params)
+			c.Close()
+		}
+	}
+	if _, err := Lock(rooted(dir), ""); err != nil {
+		t.Error(err)
+	}
+	if err := errors.Join(os.Remove(filepath.Join(dir, ".lock")), unix.Mkfifo(filepath.Join(dir, ".lock"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Lock(rooted(dir), ""); err == nil {
+		t.Error("a pipe was locked")
+	}
+}
+
+// A manifest that claims more than its files hold is refused before anything is allocated for it.
+func TestManifestClaimsNoMoreThanItsFiles(t *testing.T) {
+	dir, _ := saved(t, Options{}, 1)
+	path := filepath.Join(dir, "step-00000001", manifestName)
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	big := strings.NewReplacer(`"length": 4`, `"length": 1099511627776`, "    4\n", "    1099511627776\n").Replace(string(text))
+	if big == string(text) {
+		t.Fatal("the manifest has no parameter of 4 elements")
+	}
+	if _, err := ParseManifest(checkpointtest.Summed([]byte(big))); err == nil || !strings.Contains(err.Error(), "more elements than its") {
+		t.Errorf("%v", err)
+	}
+	many := `{"format":"cprun-checkpoint","version":1,"fields":[` + strings.Repeat(`"",`, maxValues) + `""]}`
+	if _, err := ParseManifest([]byte(many)); err == nil || !strings.Contains(err.Error(), "values; at most") {
+		t.Errorf("%v", err)
+	}
+}

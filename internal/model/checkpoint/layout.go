@@ -1,0 +1,176 @@
+package checkpoint
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/cprun/cprun/internal/base/safetensors"
+	"github.com/cprun/cprun/internal/base/terminal"
+)
+
+// FieldParam is the field of the weights. Its tensors have the parameters' own names; those
+// of another field are called "<parameter>.<field>".
+const FieldParam = "param"
+
+// Param is a parameter, by its Hugging Face Name, and its place in the flat space: elements Offset up
+// to Offset plus the product of Shape, in row-major order.
+type Param struct {
+	Name   string
+	Shape  []int
+	Offset int64
+}
+
+// Range is the elements Lo to Hi, without Hi, of the flat space.
+type Range struct{ Lo, Hi int64 }
+
+// Len returns the number of elements.
+func (r Range) Len() int64 { return r.Hi - r.Lo }
+
+// overlap returns the common part of r and s; of length 0 or less if there is none.
+func (r Range) overlap(s Range) Range { return Range{max(r.Lo, s.Lo), min(r.Hi, s.Hi)} }
+
+// Field is one kind of state of one rank, such as the weights. Name is the field's, FieldParam or such
+// as "exp_avg". Data is the elements of the rank's ranges, one range after the other.
+type Field struct {
+	Name string
+	Data []float32
+}
+
+// span returns the place of p in the flat space.
+func (p Param) span() (Range, error) {
+	n, err := elements(p.Shape)
+	if err == nil && (p.Offset < 0 || p.Offset > math.MaxInt64-n) {
+		err = fmt.Errorf("offset %d is outside the flat space", p.Offset)
+	}
+	if err != nil {
+		return Range{}, fmt.Errorf("parameter %q: %w", p.Name, err)
+	}
+	return Range{p.Offset, p.Offset + n}, nil
+}
+
+// elements returns the product of a shape. Shapes come from files, so overflow is noticed, also of
+// the four bytes that each element has.
+func elements(shape []int) (int64, error) {
+	n, err := safetensors.ByteSize(safetensors.F32, shape)
+	return n / elementSize, err
+}
+
+// tensorName returns the name of a parameter's field in a shard.
+func tensorName(param, field string) string {
+	if field == FieldParam {
+		return param
+	}
+	return param + "." + field
+}
+
+// checkLayout checks the arguments of Save and Load: parameters that do not overlap,
+// ranges in order, and slices of one length.
+func checkLayout(params []Param, own []Range, fields []Field) error {
+	at, n := int64(0), int64(0)
+	for _, r := range own {
+		if r.Lo < at || r.Hi < r.Lo {
+			return fmt.Errorf("range [%d, %d) of the flat space ends before it begins, or overlaps the one before", r.Lo, r.Hi)
+		}
+		at = r.Hi
+		n += r.Len()
+	}
+	spans := make([]Range, len(params))
+	order := make([]int, len(params))
+	for i, p := range params {
+		var err error
+		if spans[i], err = p.span(); err != nil {
+			return err
+		}
+		order[i] = i
+	}
+	slices.SortFunc(order, func(a, b int) int { return cmp.Compare(spans[a].Lo, spans[b].Lo) })
+	last := -1 // the parameter that reaches furthest so far
+	for _, i := range order {
+		if spans[i].Len() == 0 {
+			continue
+		}
+		if last >= 0 && spans[i].Lo < spans[last].Hi {
+			return fmt.Errorf("parameters %q and %q overlap in the flat space", params[last].Name, params[i].Name)
+		}
+		last = i
+	}
+	for _, f := range fields {
+		if int64(len(f.Data)) != n {
+			return fmt.Errorf("field %q has %d elements for ranges of %d", f.Name, len(f.Data), n)
+		}
+	}
+	return nil
+}
+
+// shardOf returns the entries and the tensors of one rank's shard.
+func shardOf(params []Param, own []Range, fields []Field) ([]Entry, []safetensors.Entry, error) {
+	var entries []Entry
+	var tensors []safetensors.Entry
+	for _, p := range params {
+		span, err := p.span()
+		if err != nil {
+			return nil, nil, err
+		}
+		parts, at := 0, int64(0) // at: where in the data a range begins
+		for _, r := range own {
+			part := span.overlap(r)
+			if part.Len() > 0 {
+				for _, f := range fields {
+					name := tensorName(p.Name, f.Name)
+					data := f.Data[at+part.Lo-r.Lo : at+part.Hi-r.Lo]
+					entries = append(entries, Entry{Tensor: name, Offset: part.Lo - span.Lo, Length: part.Len()})
+					tensors = append(tensors, safetensors.Floats(name, safetensors.F32, []int{len(data)}, data))
+				}
+				parts++
+			}
+			at += r.Len()
+		}
+		if parts > 1 { // a shard has one tensor of each name
+			return nil, nil, fmt.Errorf("parameter %q is cut into %d ranges of one rank", p.Name, parts)
+		}
+	}
+	return entries, tensors, nil
+}
+
+// Fits says every way in which a checkpoint differs from a model that would go on from it,
+// without reading a shard.
+func (c *Checkpoint) Fits(params []Param) error {
+	if err := compare(params, c.Manifest.Params); err != nil {
+		return fmt.Errorf("%s: %w", c.Dir, err)
+	}
+	return nil
+}
+
+// compare lists every way in which the parameters of a model and a checkpoint differ.
+func compare(model []Param, saved []ParamInfo) error {
+	var faults terminal.Faults
+	have := map[string]ParamInfo{}
+	for _, s := range saved {
+		have[s.Name] = s
+	}
+	for _, p := range model {
+		s, ok := have[p.Name]
+		switch {
+		case !ok:
+			faults.Addf("%s %v is missing in the checkpoint", p.Name, p.Shape)
+		case !slices.Equal(s.Shape, p.Shape):
+			faults.Addf("%s is %v in the checkpoint and %v in the model", p.Name, s.Shape, p.Shape)
+		}
+		delete(have, p.Name)
+	}
+	for _, s := range saved {
+		if _, extra := have[s.Name]; extra {
+			faults.Addf("%s %v is not in the model", terminal.Name(s.Name), s.Shape)
+		}
+	}
+	err := faults.Err()
+	if err == nil {
+		return nil
+	}
+	return errors.New("the checkpoint is of another model; use the config it was saved with, or start anew in another " +
+		"--run-dir:\n  " + strings.ReplaceAll(err.Error(), "\n", "\n  "))
+}

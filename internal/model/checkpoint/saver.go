@@ -1,0 +1,258 @@
+package checkpoint
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"regexp"
+	"slices"
+	"time"
+
+	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/internal/base/terminal"
+)
+
+// Options says how checkpoints are kept.
+type Options struct {
+	// Dir is the run's checkpoints directory, on a file system that all ranks share. It stays the
+	// caller's, and open until Close.
+	Dir *os.Root
+	// RunID identifies this attempt of the run, so that a later one can clean up after it. It is the
+	// same on all ranks and differs between attempts. Letters, digits, '-' and '_'.
+	RunID string
+	// Keep is how many of the newest whole checkpoints stay; 0 keeps all.
+	Keep int
+	// Async writes in the background. Otherwise Save returns when the checkpoint is whole.
+	Async bool
+	// Start is which start of the run this is, the same on all ranks.
+	Start Start
+	// Local is a directory of this node alone, "" for none: there a rank writes its shard first, and
+	// Save needs its slices no longer. The shard is copied to Dir while training goes on.
+	Local string
+	// Locked says that the launcher of this process holds the lock of Dir.
+	Locked bool
+	// Beat is the interval at which a rank that still writes tells the others, 2 seconds by default.
+	// The group's deadline must be longer: it ends the wait for a silent rank.
+	Beat time.Duration
+	// Limit bounds one write of a rank, 2 hours by default.
+	Limit time.Duration
+	// Warn receives errors that do not endanger a checkpoint, such as a failure to remove an old
+	// one. It is called on rank 0, from the background goroutine. Nil ignores them.
+	Warn func(error)
+}
+
+// Start identifies a start of a run: a job starts it once, and again after each failure. Generation
+// numbers the starts of a run in ascending order; 0 takes the next number. First is the generation of
+// the first start of Job: a start of another job with a higher number belongs to a newer job.
+type Start struct {
+	Job               string
+	First, Generation int64
+}
+
+// Snapshot is the state of one rank at one step. Meta, Params and the names of Fields are the
+// same on every rank; the ranges of all ranks together cover every parameter exactly once.
+type Snapshot struct {
+	Meta   Meta
+	Params []Param // not to be changed by the caller after Save
+	// Ranges lists the elements that this rank saves, in ascending order. A parameter lies in at
+	// most one range, whole or in part.
+	Ranges []Range
+	Fields []Field // each the elements of all ranges, one after the other
+	// Owned says that the slices of Fields stay as they are until the save has ended, so that
+	// a save in the background needs no copy of them.
+	Owned bool
+	// Err makes the save fail on every rank. It is why this rank has no state to save.
+	Err error
+}
+
+// Saver writes the checkpoints of one rank of a run. Save, Wait and Close are called from one
+// goroutine, and Save by all ranks of the group for the same steps.
+type Saver struct {
+	o       Options
+	group   ranks
+	dir     store // o.Dir, once more
+	own     origin
+	local   *localDir            // nil for none
+	lock    *os.File             // rank 0 holds it until Close
+	pending chan error           // of the save in the background; nil for none
+	buffers map[string][]float32 // the copy that the background writes, by field
+
+	generation int64 // of this start, on rank 0
+	released   bool
+	failed     bool // the last save returned a RetryError
+
+	// Tests inject faults here: a save calls at at named points, and wraps the shard's file in wrap.
+	at   func(point string) error
+	wrap func(io.Writer) io.Writer
+}
+
+// Disk wraps the file of every shard. It returns its argument; a test that runs whole processes
+// replaces it to inject disk failures.
+var Disk = func(w io.Writer) io.Writer { return w }
+
+var runIDPattern = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
+
+// NewSaver prepares the directory. On rank 0 it takes the directory's lock, unless that is
+// taken, so that two runs cannot write there at once, and removes half-written files of dead
+// runs.
+//
+// The group is a communicator of its own, since saves run beside the training step. Its calls end when ctx does or
+// a peer is lost.
+func NewSaver(group comm.Communicator, o Options) (*Saver, error) {
+	if o.Warn == nil {
+		o.Warn = func(error) {}
+	}
+	if !runIDPattern.MatchString(o.RunID) {
+		return nil, fmt.Errorf("checkpoints in %s: run id %q is not 1 to 64 letters, digits, '-' and '_'", o.Dir.Name(),
+			o.RunID)
+	}
+	dir, err := duplicate(o.Dir)
+	if err != nil {
+		return nil, fmt.Errorf("checkpoints: %w", err)
+	}
+	s := newSaver(group, o, dir)
+	if o.Local != "" {
+		s.local, err = openLocal(o.Local, fmt.Sprintf("%s-rank-%05d", o.RunID, group.Rank()))
+		if err == nil && s.local.dir.Remote() && group.Rank() == 0 {
+			o.Warn(fmt.Errorf("checkpoint.local: %s lies on a file system that other nodes may share; a disk of this node "+
+				"is faster", terminal.Name(o.Local)))
+		}
+	}
+	if err == nil && group.Rank() == 0 {
+		if !o.Locked {
+			s.lock, err = Lock(o.Dir, o.Start.Job)
+		}
+		if err == nil {
+			err = s.begin()
+		}
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("checkpoints: %w", advised(err)), s.Close())
+	}
+	return s, nil
+}
+
+func newSaver(group comm.Communicator, o Options, dir store) *Saver {
+	o.Beat, o.Limit = cmp.Or(o.Beat, defaultBeat), cmp.Or(o.Limit, defaultLimit)
+	s := &Saver{o: o, group: ranks{group}, dir: dir, generation: o.Start.Generation, buffers: map[string][]float32{},
+		own: newOrigin()}
+	s.own.Job = cmp.Or(o.Start.Job, o.RunID)
+	s.at, s.wrap = func(string) error { return nil }, Disk
+	return s
+}
+
+// begin makes this start the newest, and removes uncommitted files of older starts.
+func (s *Saver) begin() error {
+	if err := s.claim(); err != nil {
+		return err
+	}
+	if err := s.clean(false); err != nil {
+		return err
+	}
+	s.forget()
+	return nil
+}
+
+// Save writes a checkpoint. It first waits for the previous save. If that failed, Save returns its
+// error and does not begin another. If one rank fails, all ranks return an error. A RetryError lets
+// the caller continue and save again.
+//
+// An asynchronous Save returns when the state is copied, or at once if it is Owned. ctx must last as
+// long as the run, since it also covers the writing.
+func (s *Saver) Save(ctx context.Context, snap Snapshot) error {
+	if err := s.Wait(); err != nil {
+		return err
+	}
+	if !s.o.Async {
+		p, err := s.stage(ctx, snap)
+		if s.local == nil {
+			return s.finish(ctx, snap, p, err)
+		}
+		snap.Fields = fieldsOf(snap.Fields)
+		s.background(func() error { return s.finish(ctx, snap, p, err) })
+		return nil
+	}
+	if !snap.Owned {
+		snap.Fields = slices.Clone(snap.Fields)
+		for i, f := range snap.Fields {
+			b := append(s.buffers[f.Name][:0], f.Data...)
+			s.buffers[f.Name], snap.Fields[i].Data = b, b
+		}
+	}
+	s.background(func() error {
+		p, err := s.stage(ctx, snap)
+		return s.finish(ctx, snap, p, err)
+	})
+	return nil
+}
+
+// background runs a save in its own goroutine. Wait ends it.
+func (s *Saver) background(save func() error) {
+	pending := make(chan error, 1)
+	s.pending = pending
+	go func() { pending <- save() }()
+}
+
+// fieldsOf returns the fields without their data.
+func fieldsOf(fields []Field) []Field {
+	bare := make([]Field, len(fields))
+	for i, f := range fields {
+		bare[i].Name = f.Name
+	}
+	return bare
+}
+
+// Wait waits for the save in the background and returns its error, once.
+func (s *Saver) Wait() error {
+	if s.pending == nil {
+		return nil
+	}
+	err := <-s.pending
+	s.pending = nil
+	return err
+}
+
+// Ended reports whether there is no save in the background that goes on. Wait then returns at once.
+func (s *Saver) Ended() bool { return s.pending == nil || len(s.pending) > 0 }
+
+// Leave waits like Wait, but at most for d: a disk that hangs must not keep a rank that has failed
+// from saying so. The save in the background is lost where it has not ended by then; where it has, the
+// saver is closed.
+func (s *Saver) Leave(d time.Duration) (ended bool, err error) {
+	if s.pending == nil {
+		return true, s.release()
+	}
+	select {
+	case err := <-s.pending:
+		s.pending = nil
+		return true, errors.Join(err, s.release())
+	case <-time.After(d):
+		s.pending = nil
+		return false, nil
+	}
+}
+
+// Close waits for the save in the background and releases the directory.
+func (s *Saver) Close() error {
+	return errors.Join(s.Wait(), s.release())
+}
+
+// release closes the directories and the lock, once. A write that hung may still return later, and then
+// finds the directories closed.
+func (s *Saver) release() error {
+	if s.released {
+		return nil
+	}
+	s.released = true
+	errs := []error{s.dir.Close(), s.local.close()}
+	if s.lock != nil {
+		errs = append(errs, s.lock.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// tmpName returns the name of a step's directory before its commit.
+func (s *Saver) tmpName(step int64) string { return dirName(step) + ".tmp-" + s.o.RunID }

@@ -1,0 +1,145 @@
+package checkpoint
+
+import (
+	"bufio"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/cprun/cprun/internal/base/safetensors"
+)
+
+// A report describes one rank's part of a save to rank 0.
+type report struct {
+	Rank   int       `json:"rank"`
+	Run    string    `json:"run"` // RunID: of no other start
+	Step   int64     `json:"step"`
+	Layout string    `json:"layout"` // checksum of parameters and fields, the same on every rank
+	File   *FileInfo `json:"file"`   // nil for a rank that owns nothing
+	Error  string    `json:"error,omitempty"`
+
+	err error // with its causes, on the rank itself
+}
+
+// writeShard writes this rank's shard and syncs it: to the node's own directory if the run uses one,
+// else to the directory of all ranks.
+func (s *Saver) writeShard(ctx context.Context, snap Snapshot) report {
+	r := report{Rank: s.group.Rank(), Run: s.o.RunID, Step: snap.Meta.Step}
+	r.Layout, r.File, r.err = s.tryShard(ctx, snap)
+	return r.failed(r.err)
+}
+
+// failed returns the report with an error, which may be nil.
+func (r report) failed(err error) report {
+	r.err = advised(err)
+	r.Error = errText(r.err)
+	return r
+}
+
+func (s *Saver) tryShard(ctx context.Context, snap Snapshot) (string, *FileInfo, error) {
+	if snap.Err != nil {
+		return "", nil, snap.Err
+	}
+	if err := checkLayout(snap.Params, snap.Ranges, snap.Fields); err != nil {
+		return "", nil, err
+	}
+	if s.group.Rank() == 0 {
+		if err := s.newest(); err != nil { // fail before the others write for nothing
+			return "", nil, err
+		}
+	}
+	names := make([]string, len(snap.Fields))
+	for i, f := range snap.Fields {
+		names[i] = f.Name
+	}
+	layout, err := json.Marshal([]any{snap.Params, names})
+	if err != nil {
+		return "", nil, err
+	}
+	entries, tensors, err := shardOf(snap.Params, snap.Ranges, snap.Fields)
+	if err != nil || len(entries) == 0 {
+		return sum(string(layout)), nil, err
+	}
+	info := &FileInfo{
+		Name:    fmt.Sprintf("shard-%05d-of-%05d.safetensors", s.group.Rank(), s.group.Size()),
+		Entries: entries,
+	}
+	write := func(dir store) error { return s.writeFile(ctx, dir, info, tensors) }
+	if s.local != nil {
+		err = again(s.local.dir, func() error { return write(s.local.dir) })
+	} else {
+		err = s.inTemp(snap.Meta.Step, write)
+	}
+	if err != nil {
+		return "", nil, fmt.Errorf("shard %s: %w", info.Name, err)
+	}
+	return sum(string(layout)), info, nil
+}
+
+// inTemp calls f with the directory of a step before its commit, and again if its handle becomes
+// stale.
+func (s *Saver) inTemp(step int64, f func(dir store) error) error {
+	return again(s.dir, func() error {
+		tmp, err := s.dir.Sub(s.tmpName(step))
+		if err != nil {
+			return err
+		}
+		defer tmp.Close()
+		if err := f(tmp); err != nil {
+			return err
+		}
+		// Rank 0 also syncs this directory, but each client of a network file system must sync its
+		// own writes.
+		return tmp.Sync()
+	})
+}
+
+// writeFile writes the tensors and sets the size and the checksum of info, which is computed
+// on the way, so that the file is not read again.
+func (s *Saver) writeFile(ctx context.Context, dir store, info *FileInfo, tensors []safetensors.Entry) error {
+	f, err := dir.Create(s.tempName(info.Name), info.Name)
+	if err != nil {
+		return err
+	}
+	hash := sha256.New()
+	c := &cancelled{ctx: ctx, w: io.MultiWriter(s.wrap(f), hash)}
+	w := bufio.NewWriterSize(c, 1<<20)
+	err = safetensors.Write(w, map[string]string{"format": "pt"}, tensors)
+	if err == nil {
+		err = w.Flush()
+	}
+	if err == nil {
+		err = s.at("shard written")
+	}
+	if err == nil {
+		err = f.Sync()
+	}
+	if err != nil {
+		return errors.Join(err, f.Discard())
+	}
+	if err := f.Commit(); err != nil {
+		return err
+	}
+	info.Bytes, info.SHA256 = c.n, hex.EncodeToString(hash.Sum(nil))
+	return s.at("shard synced")
+}
+
+// cancelled counts what passes, and refuses it once ctx has ended.
+type cancelled struct {
+	ctx context.Context
+	w   io.Writer
+	n   int64
+}
+
+func (c *cancelled) Write(p []byte) (int, error) {
+	if c.ctx.Err() != nil {
+		return 0, context.Cause(c.ctx)
+	}
+	n, err := c.w.Write(p)
+	c.n += int64(n)
+	return n, err
+}

@@ -1,0 +1,149 @@
+package checkpoint
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cprun/cprun/internal/base/files"
+)
+
+// counting is a store of another host's: it counts open files and pauses, and makes handles stale.
+type counting struct {
+	store
+	opened, closed int
+	age            int // handles of an earlier age are stale
+	pauses         []time.Duration
+}
+
+func (c *counting) Remote() bool { return true }
+
+func (c *counting) Pause(_ context.Context, d time.Duration) { c.pauses = append(c.pauses, d) }
+
+func (c *counting) Open(name string) (file, error) {
+	f, err := c.store.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	c.opened++
+	return &counted{f, c, c.age}, nil
+}
+
+type counted struct {
+	file
+	store *counting
+	age   int
+}
+
+func (f *counted) ReadAt(b []byte, at int64) (int, error) {
+	if f.age < f.store.age {
+		return 0, syscall.ESTALE
+	}
+	return f.file.ReadAt(b, at)
+}
+
+func (f *counted) Close() error {
+	f.store.closed++
+	return f.file.Close()
+}
+
+// A load opens each shard once, opens it again after its handle has become stale, and leaves no file open.
+func TestLoadOpensStaleShardsAgain(t *testing.T) {
+	dir, params := saved(t, Options{}, 1)
+	c, err := Open(filepath.Join(dir, dirName(1)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	count := &counting{store: c.root}
+	c.root = count
+	const shards = 2
+	for age, opened := range []int{shards, 2 * shards} {
+		count.age = age
+		for range 2 {
+			checkContent(t, c, params)
+			if count.opened != opened {
+				t.Errorf("age %d: %d files were opened, want %d", age, count.opened, opened)
+			}
+		}
+	}
+	if err := c.Close(); err != nil || count.closed != count.opened {
+		t.Errorf("%v; %d of %d files were closed", err, count.closed, count.opened)
+	}
+}
+
+// A file whose size is another's is opened to ask the server, and closed.
+func TestSizedLeavesNoFileOpen(t *testing.T) {
+	dir, _ := saved(t, Options{}, 1)
+	root, err := diskOf(files.OpenDir(filepath.Join(dir, dirName(1))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	count := &counting{store: root}
+	err = sized(count, FileInfo{Name: manifestName, Bytes: 1})
+	if err == nil || count.opened != 1 || count.closed != 1 {
+		t.Errorf("sized = %v; %d files were opened and %d closed", err, count.opened, count.closed)
+	}
+}
+
+// A busy file is tried again after longer and longer pauses, a stale one at once.
+func TestAgainPausesWhereAFileIsBusy(t *testing.T) {
+	for _, c := range []struct {
+		err    error
+		pauses int
+	}{{syscall.EBUSY, tries - 1}, {syscall.ESTALE, 0}} {
+		root, err := diskOf(files.OpenDir(t.TempDir()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		count, calls := &counting{store: root}, 0
+		err = again(count, func() error { calls++; return c.err })
+		if !errors.Is(err, c.err) || calls != tries || len(count.pauses) != c.pauses {
+			t.Errorf("%v: %v after %d calls and pauses of %v; want %d calls and %d pauses",
+				c.err, err, calls, count.pauses, tries, c.pauses)
+		}
+		for i := 1; i < len(count.pauses); i++ {
+			if count.pauses[i] <= count.pauses[i-1] {
+				t.Errorf("pauses of %v do not grow", count.pauses)
+			}
+		}
+		root.Close()
+	}
+}
+
+// A directory whose handle has become stale is opened again by its path.
+func TestRefreshOpensADirectoryAgain(t *testing.T) {
+	d, err := diskOf(files.OpenDir(t.TempDir()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.Close()
+	if err := d.Refresh(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.List(); err != nil {
+		t.Error(err)
+	}
+	d.Close()
+}
+
+// A directory that cannot be opened again is an error of NewSaver.
+func TestSaverOfAClosedDirectory(t *testing.T) {
+	root := rooted(t.TempDir())
+	root.Close()
+	if s, err := NewSaver(world(1)[0], Options{Dir: root, RunID: "a"}); err == nil {
+		t.Errorf("NewSaver = %v", s)
+	}
+}
+
+// An error of a rank's own work ends its wait at once, and is what it returns.
+func TestTogetherReturnsTheOwnError(t *testing.T) {
+	own := errors.New("own")
+	// Nobody else answers: only the own error can end it.
+	if err := Together(t.Context(), world(2)[0], time.Hour, 0, func() error { return own }); !errors.Is(err, own) {
+		t.Errorf("Together = %v, want %v", err, own)
+	}
+}

@@ -1,0 +1,178 @@
+// Package config is train.yaml: its types, defaults and rules. Load reports every fault of a
+// file at once, each with its line, its key and the nearest valid choice; its result is
+// resolved, so that no other package knows a default.
+package config
+
+import (
+	"cmp"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/cprun/cprun/internal/model/hf"
+	"github.com/cprun/cprun/ring"
+)
+
+// Config is a resolved train.yaml.
+type Config struct {
+	// The sections, as docs/config.md lists their keys.
+	Model      Model
+	Data       Data
+	Train      Train
+	Optimizer  Optimizer
+	LRSchedule LRSchedule
+	Parallel   Parallel
+	Attention  Attention
+	Precision  Precision
+	Memory     Memory
+	Checkpoint Checkpoint
+	Log        Log
+
+	// Warnings lists values that are allowed and probably not meant. It is no part of the run: Equal,
+	// YAML and Map leave it out.
+	Warnings Errors
+
+	where *positions // of keys, so that Resolve names lines; nil for a config made in code
+}
+
+// Model is the shape of the model and where its weights come from.
+type Model struct {
+	From      string // Hugging Face directory, absolute; empty for random weights
+	hf.Config        // resolved: config.json of From, overridden by the keys in the YAML
+}
+
+// Data is where tokens come from.
+type Data struct {
+	Path          Files
+	Tokenizer     string // Bytes or the absolute path of a tokenizer.json; "": the model has none, and text is refused
+	SeqLen        int    // global tokens of one sample
+	Shuffle       bool
+	PackDocuments bool
+	EOSTokenID    int // -1: none
+	Seed          int64
+	Validation    Validation
+}
+
+// Validation is the held-out loss: every N steps (0: never), over N samples (0: all).
+type Validation struct {
+	Path           string // glob of files, absolute; "" where Every is 0
+	Every, Samples int
+}
+
+// Train is the length and the batches of the run.
+type Train struct {
+	Steps           int
+	GlobalBatchSize int // samples of one optimizer step, over all data-parallel groups
+	MicroBatchSize  int
+	Seed            int64
+	Deterministic   bool
+}
+
+// Optimizer is AdamW (arXiv:1711.05101).
+type Optimizer struct {
+	Name        string
+	LR          float64
+	Betas       [2]float64
+	Eps         float64
+	WeightDecay float64
+	GradClip    float64 // largest global norm; 0: no clipping
+}
+
+// LRSchedule is the learning rate over the steps.
+type LRSchedule struct {
+	Name        string // cosine, linear, constant, wsd
+	WarmupSteps int
+	MinLR       float64
+}
+
+// Parallel is how ranks are grouped; 0 is auto, resolved by Resolve once the number of ranks
+// is known.
+type Parallel struct {
+	Context int // ranks that share one sequence
+	Data    int // groups of such ranks
+	// Strategy is how attention runs, with attention.backend. A field may be auto until the number of ranks and
+	// the machine are known; Gather may stay auto. Inner is 0 except with hierarchical.
+	ring.Strategy
+	Transport string // nccl, copy, auto; stays auto
+
+	Deadline time.Duration // how long a rank may stand still; 0: auto
+}
+
+// Attention has options of the attention kernels; their backend is Parallel's.
+type Attention struct {
+	SMMargin int // processors of a GPU that flash leaves free
+	Debug    int
+}
+
+// Precision holds the types of computation and transfers.
+type Precision struct {
+	Compute  string // bf16, fp16, fp32, auto
+	GradWire string // fp32, bf16
+}
+
+// Memory says which state is kept, recomputed, chunked and sharded.
+type Memory struct {
+	Recompute string // none, selective, full, auto
+	LossChunk int    // tokens with logits in memory at once; 0: auto
+	Shard     string // none, optimizer, gradients, parameters, auto
+	Offload   string // off
+	Reserve   Reserve
+}
+
+// Reserve is the device memory that plans leave free: a share such as 3%, or a size such as 4G. "" is auto.
+type Reserve string
+
+// autoReserve stands for auto.
+const autoReserve Reserve = "3%"
+
+// Of returns the bytes to leave free of a device with so much memory.
+func (r Reserve) Of(memory int64) int64 {
+	share, bytes, err := cmp.Or(r, autoReserve).parse()
+	if err != nil {
+		panic("config: memory.reserve was not checked: " + err.Error())
+	}
+	return bytes + int64(share*float64(memory))
+}
+
+// parse returns the share, or the bytes.
+func (r Reserve) parse() (share float64, bytes int64, err error) {
+	if percent, ok := strings.CutSuffix(string(r), "%"); ok {
+		if share, err = ParseFloat(percent); err == nil && !(share >= 0 && share < 100) {
+			err = fmt.Errorf("%s is out of range; want at least 0%% and less than 100%%", short(string(r)))
+		}
+		return share / 100, 0, err
+	}
+	bytes, err = ParseSize(string(r))
+	switch {
+	case err != nil:
+		err = fmt.Errorf("%w, or a share such as 3%%", err)
+	case bytes > 0 && bytes < 1<<20:
+		err = fmt.Errorf("%d bytes are no reserve; write a size such as 4G, or %d%% for a share", bytes, bytes)
+	}
+	return 0, bytes, err
+}
+
+// Checkpoint is how often state is saved and how many checkpoints are kept. It is saved at the end and on
+// a request to stop as well.
+type Checkpoint struct {
+	Every    int           // optimizer steps between two; 0: not by steps
+	Interval time.Duration // since the last; 0: not by time
+	Keep     int           // newest that stay; 0: all
+	Async    bool          // written while training goes on
+	Local    string        // directory of each node where shards are written first; "" for none
+}
+
+// Log says how much is reported while training.
+type Log struct {
+	Every       int
+	TensorBoard bool
+	Prometheus  string // address to listen on; "" for none
+	TraceSteps  int
+}
+
+// Deadline is how long a rank waits for another in one transfer before it reports it, where
+// parallel.deadline is auto and no steps have been timed.
+const Deadline = 5 * time.Minute
+
+// Patience returns how long a rank waits for another.
+func (p *Parallel) Patience() time.Duration { return cmp.Or(p.Deadline, Deadline) }

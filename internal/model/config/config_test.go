@@ -1,0 +1,355 @@
+package config
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/cprun/cprun/internal/base/files"
+	"github.com/cprun/cprun/ring"
+)
+
+const leastModel = "model: {vocab_size: 256, hidden_size: 64, intermediate_size: 160, num_hidden_layers: 2, num_attention_heads: 6, num_key_value_heads: 2, head_dim: 16}\n"
+
+func write(t *testing.T, path, text string) string {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// TestPaths: the file's directory comes before the working directory, for a flag after it, and
+// neither a directory nor a file with a bracket in its name is taken for a pattern.
+func TestPaths(t *testing.T) {
+	dir := t.TempDir()
+	work, home := filepath.Join(dir, "work"), filepath.Join(dir, "run[1]")
+	for _, f := range []string{"run[1]/both.txt", "work/both.txt", "work/only.txt", "run[1]/odd[2].txt", "run[1]/a{3}.txt", "run1/odd2.txt", "run[1]/star/a.txt"} {
+		write(t, filepath.Join(dir, f), "text")
+	}
+	t.Chdir(work)
+	tests := []struct{ path, flag, want string }{
+		{"both.txt", "", `run\[1]/both.txt`},
+		{"only.txt", "", "work/only.txt"},
+		{"odd[2].txt", "", `run\[1]/odd\[2].txt`},
+		{"a{3}.txt", "", `run\[1]/a\{3\}.txt`},
+		{"star/*.txt", "", `run\[1]/star/*.txt`},
+		{"only.txt", "both.txt", "work/both.txt"},
+		{"only.txt", "star/?.txt", `run\[1]/star/?.txt`},
+		{"only.txt", filepath.Join(dir, "run1", "*"), "run1/*"},
+	}
+	for _, tt := range tests {
+		file := write(t, filepath.Join(home, "train.yaml"), leastModel+"data: {path: \""+tt.path+"\"}\n")
+		var opts Options
+		if tt.flag != "" {
+			opts.Set = []string{"data.path=" + tt.flag}
+		}
+		for _, name := range []string{file, "../run[1]/train.yaml"} {
+			c, err := Load(name, opts)
+			if err != nil {
+				t.Errorf("Load(%s) with path %s, flag %s: %v", name, tt.path, tt.flag, err)
+				continue
+			}
+			if want := filepath.Join(dir, tt.want); c.Data.Path[0].Path != want {
+				t.Errorf("Load(%s) with path %s, flag %s: data.path %v, want %s", name, tt.path, tt.flag, c.Data.Path, want)
+			}
+			if m, err := files.Glob(c.Data.Path[0].Path); err != nil || len(m) != 1 {
+				t.Errorf("%s matches %q, %v, want one file", c.Data.Path[0].Path, m, err)
+			}
+		}
+	}
+}
+
+// TestFilesElsewhere: a resolved config is loaded where neither its model nor its data are.
+func TestFilesElsewhere(t *testing.T) {
+	c, err := Load("testdata/from_rope.good.yaml", Options{Ranks: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	here, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	moved := strings.ReplaceAll(string(c.YAML()), here, "/nowhere")
+	file := write(t, filepath.Join(t.TempDir(), "config.yaml"), moved)
+	again, err := Load(file, Options{NoFiles: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := string(again.YAML()); got != moved {
+		t.Errorf("got\n%s\nwant\n%s", got, moved)
+	}
+	var list Errors
+	if _, err := Load(file, Options{}); !errors.As(err, &list) || len(list) != 2 {
+		t.Errorf("Load without NoFiles: %v, want faults of model.from and data.path", err)
+	}
+}
+
+func TestLoadUnreadable(t *testing.T) {
+	big := write(t, filepath.Join(t.TempDir(), "big.yaml"), strings.Repeat("# a comment\n", MaxFile/12+1))
+	for _, path := range []string{"testdata/absent.yaml", "testdata", big} {
+		_, err := Load(path, Options{})
+		var list Errors
+		if !errors.As(err, &list) || len(list) != 1 || list[0].File != path {
+			t.Errorf("Load(%s) = %v, want one fault of the file", path, err)
+		}
+	}
+}
+
+func TestManyFaults(t *testing.T) {
+	_, err := load("train.yaml", []byte(leastModel+"data: {path: a.txt}\n"+strings.Repeat("? x\n: 1\n", 300)), Options{NoFiles: true}, osDisk{})
+	var list Errors
+	if !errors.As(err, &list) || len(list) != maxFaults+1 || !strings.HasPrefix(list[maxFaults].Msg, "200 more") {
+		t.Errorf("got %d faults, the last %v", len(list), list[len(list)-1])
+	}
+}
+
+func TestResolve(t *testing.T) {
+	tests := []struct {
+		name, yaml, device string
+		ranks              int
+		want               Parallel
+		chunk              int
+		fault              string
+	}{
+		{"one rank", "", "", 1, Parallel{Context: 1, Data: 1, Transport: "auto", Strategy: ring.Strategy{Algorithm: "ring", Layout: "zigzag", Gather: "auto", Backend: "auto"}}, 1024, ""},
+		{"all ranks share", "", "cpu", 3, Parallel{Context: 3, Data: 1, Transport: "auto", Strategy: ring.Strategy{Algorithm: "ring", Layout: "zigzag", Gather: "auto", Backend: "auto"}}, 1024, ""},
+		{"context given", "parallel: {context: 2}\ntrain: {global_batch_size: 4, micro_batch_size: 2}", "cpu", 4, Parallel{Context: 2, Data: 2, Transport: "auto", Strategy: ring.Strategy{Algorithm: "ring", Layout: "zigzag", Gather: "auto", Backend: "auto"}}, 1024, ""},
+		{"data given", "parallel: {data: 2, algorithm: allgather, layout: striped}\ntrain: {global_batch_size: 2}", "cpu", 8, Parallel{Context: 4, Data: 2, Transport: "auto", Strategy: ring.Strategy{Algorithm: "allgather", Layout: "striped", Gather: "auto", Backend: "auto"}}, 1024, ""},
+		{"both given", "parallel: {context: 1, data: 2}\ntrain: {global_batch_size: 2}\nmemory: {loss_chunk: 7}", "cpu", 2, Parallel{Context: 1, Data: 2, Transport: "auto", Strategy: ring.Strategy{Algorithm: "ring", Layout: "zigzag", Gather: "auto", Backend: "auto"}}, 7, ""},
+		{"heads are traded", "parallel: {algorithm: ulysses}", "cpu", 3, Parallel{Context: 3, Data: 1, Transport: "auto", Strategy: ring.Strategy{Algorithm: "ulysses", Layout: "zigzag", Gather: "auto", Backend: "auto"}}, 1024, ""},
+		{"groups", "parallel: {algorithm: hierarchical}", "cpu", 8, Parallel{Context: 8, Data: 1, Transport: "auto", Strategy: ring.Strategy{Algorithm: "hierarchical", Inner: 2, Layout: "zigzag", Gather: "auto", Backend: "auto"}}, 512, ""},
+		{"groups given", "parallel: {algorithm: hierarchical, ulysses_degree: 3, data: 2}\ntrain: {global_batch_size: 2}", "cpu", 12, Parallel{Context: 6, Data: 2, Transport: "auto", Strategy: ring.Strategy{Algorithm: "hierarchical", Inner: 3, Layout: "zigzag", Gather: "auto", Backend: "auto"}}, 683, ""},
+		{"more ranks than cuts", "", "cpu", 5000, Parallel{Context: 5000, Data: 1, Transport: "auto", Strategy: ring.Strategy{Algorithm: "ring", Layout: "zigzag", Gather: "auto", Backend: "auto"}}, 1, ""},
+		{"batch", "parallel: {data: 2}", "cpu", 2, Parallel{}, 0, "train.global_batch_size: 1 is not a multiple of micro_batch_size 1 x parallel.data 2; take 2"},
+		{"product", "parallel: {data: 2, context: 2}", "cpu", 8, Parallel{}, 0, "parallel.context: context 2 x data 2 is 4 ranks, but the run has 8"},
+		{"bf16", "precision: {compute: bf16, kv_wire: bf16}", "cpu", 1, Parallel{Context: 1, Data: 1, Transport: "auto", Strategy: ring.Strategy{Algorithm: "ring", Layout: "zigzag", Gather: "auto", Backend: "auto"}}, 1024, ""},
+		{"fp16 on CUDA", "precision: {compute: fp16}\nattention: {backend: fused}", "cuda", 2, Parallel{Context: 2, Data: 1, Transport: "auto", Strategy: ring.Strategy{Algorithm: "ring", Layout: "zigzag", Gather: "auto", Backend: "fused"}}, 0, ""},
+		{"bf16 wire", "precision: {grad_wire: bf16}", "cuda", 2, Parallel{}, 0, "precision.grad_wire: bf16 is not in this build"},
+	}
+	for _, tt := range tests {
+		c, err := load("t.yaml", []byte(leastModel+"data: {path: a.txt}\n"+tt.yaml), Options{NoFiles: true}, osDisk{})
+		if err != nil {
+			t.Errorf("%s: %v", tt.name, err)
+			continue
+		}
+		err = c.Resolve(tt.ranks, tt.device)
+		if tt.fault != "" {
+			if err == nil || !strings.Contains(err.Error(), tt.fault) || !strings.HasPrefix(err.Error(), "t.yaml:") {
+				t.Errorf("%s: error %v, want %s", tt.name, err, tt.fault)
+			}
+			continue
+		}
+		if err != nil || c.Parallel != tt.want || c.Memory.LossChunk != tt.chunk {
+			t.Errorf("%s: %v, %+v, loss_chunk %d, want %+v, %d", tt.name, err, c.Parallel, c.Memory.LossChunk, tt.want, tt.chunk)
+		}
+		// The backend is left to package backend, which knows the GPU and its libraries, and on a
+		// GPU what depends on its memory to package plan.
+		text := strings.NewReplacer("backend: auto", "", "deadline: auto", "", "transport: auto", "", "ulysses_degree: auto", "", "gather: auto", "").Replace(string(c.YAML())) // deadline waits for steps
+		if tt.device == "cuda" {
+			text = strings.NewReplacer("recompute: auto", "", "loss_chunk: auto", "").Replace(text)
+		}
+		if strings.Contains(text, "auto") {
+			t.Errorf("%s: an auto is left:\n%s", tt.name, c.YAML())
+		}
+	}
+}
+
+// TestMapIsYAML: the JSON of a config and its YAML say the same under the same keys.
+func TestMapIsYAML(t *testing.T) {
+	for _, file := range testFiles(t, "*.good.yaml", 10) {
+		c, err := Load(file, readCase(t, file).opts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var fromYAML any
+		if err := yaml.Unmarshal(c.YAML(), &fromYAML); err != nil {
+			t.Fatal(err)
+		}
+		a, err := json.Marshal(c.Map())
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := json.Marshal(fromYAML)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if string(a) != string(b) {
+			t.Errorf("%s: JSON\n%s\nYAML\n%s", file, a, b)
+		}
+	}
+}
+
+// TestTable holds the table to itself: every key's default is one, every field has one key,
+// every name that another trainer uses leads to a key and hides none.
+func TestTable(t *testing.T) {
+	fields := map[any]string{}
+	c := whole()
+	for i := range keys {
+		k := &keys[i]
+		if section, _ := split(k.path); !isSection[section] {
+			t.Errorf("%s is in no section of the table", k.path)
+		}
+		field := k.at(c)
+		if other := fields[field]; other != "" {
+			t.Errorf("%s and %s have one field", k.path, other)
+		}
+		fields[field] = k.path
+		if k.doc == "" || k.wanted() == "" || k.max < k.min {
+			t.Errorf("%s: doc %q, kind %q, bounds %d to %d", k.path, k.doc, k.wanted(), k.min, k.max)
+		}
+		if k.def == "" {
+			continue
+		}
+		n, err := parseValue(k.def)
+		if err == nil {
+			err = k.decode(n, c)
+		}
+		if err != nil {
+			t.Errorf("%s: default %s: %v", k.path, k.def, err)
+		}
+	}
+	if got, want := len(fields), countFields(reflect.TypeFor[Config]()); got != want {
+		t.Errorf("%d keys for %d fields of Config", got, want)
+	}
+	for n, target := range byName(foreign) {
+		if keyAt[target] == nil {
+			t.Errorf("%s leads to %s, which is no key", n, target)
+		}
+		if len(keysNamed[n]) > 0 {
+			t.Errorf("%s is a name of ours, %v", n, keysNamed[n])
+		}
+		if msg, meant := unknownKey("", n); !slices.Equal(meant, []string{target}) {
+			t.Errorf("%s: %s, want %s", n, msg, target)
+		}
+	}
+	for from, to := range renames {
+		if keyAt[from] != nil || keyAt[to] == nil && !isSection[to] {
+			t.Errorf("%s is read as %s", from, to)
+		}
+	}
+}
+
+// countFields counts what a train.yaml can set. TokenIDs are kept from config.json alone.
+func countFields(of reflect.Type) int {
+	n := 0
+	for f := range of.Fields() {
+		kind := f.Type
+		switch {
+		case f.Name == "Warnings" || f.Name == "TokenIDs" || f.Name == "DType" || !f.IsExported():
+			continue
+		case kind.Kind() == reflect.Pointer && kind.Elem().Kind() == reflect.Struct:
+			kind = kind.Elem()
+		}
+		if kind.Kind() == reflect.Struct {
+			n += countFields(kind)
+		} else {
+			n++
+		}
+	}
+	return n
+}
+
+func TestParseSize(t *testing.T) {
+	good := map[string]int64{"0": 0, "7": 7, "4096": 4096, "1_000_000": 1000000, "128K": 131072, "1M": 1 << 20, "2G": 2 << 30, "1_024K": 1 << 20,
+		"9223372036854775807": 1<<63 - 1, "0K": 0}
+	for s, want := range good {
+		if got, err := ParseSize(s); err != nil || got != want {
+			t.Errorf("ParseSize(%q) = %d, %v, want %d", s, got, err, want)
+		}
+	}
+	bad := map[string]string{"": "not an integer", "K": "not an integer", "010": "write 10", "00": "write 0", "010K": "write 10K", "0x10": "not decimal",
+		"0o17": "not decimal", "0b1": "not decimal", "1e3": "write 1000", "4096.0": "write 4096", "1.5": "not an integer", "-1": "negative", "-0.5": "negative",
+		"+1": "write 1", "128k": "write 128K", "1MB": "write 1M", "4 GiB": "write 4G", "1T": "not an integer", "9007199254740992G": "too large",
+		"9223372036854775808": "too large", "_1": "not an integer", "1_": "not an integer", "1__0": "not an integer", "١": "not an integer", "1K ": "not an integer"}
+	for s, want := range bad {
+		if got, err := ParseSize(s); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("ParseSize(%q) = %d, %v, want an error with %q", s, got, err, want)
+		}
+	}
+}
+
+func TestParseTime(t *testing.T) {
+	good := map[string]time.Duration{"0": 0, "0s": 0, "30s": 30 * time.Second, "15m": 15 * time.Minute, "1h30m": 90 * time.Minute, "2h": 2 * time.Hour, "1.5s": 1500 * time.Millisecond}
+	for s, want := range good {
+		got, err := ParseTime(s)
+		if err != nil || got != want {
+			t.Errorf("parseTime(%q) = %v, %v, want %v", s, got, err, want)
+		}
+		if again, err := ParseTime(FormatTime(got)); err != nil || again != got {
+			t.Errorf("%v is written %q and read %v, %v", got, FormatTime(got), again, err)
+		}
+	}
+	bad := map[string]string{"": "not a time", "15": "write 15s, 15m or 15h", "-3s": "negative", "3 s": "not a time", "5d": "not a time", "20000h": "the most is 10000h", "9999999999h": "not a time"}
+	for s, want := range bad {
+		if got, err := ParseTime(s); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("parseTime(%q) = %v, %v, want an error with %q", s, got, err, want)
+		}
+	}
+	for d, want := range map[time.Duration]string{0: "0s", 15 * time.Minute: "15m", 2 * time.Hour: "2h", 90 * time.Minute: "1h30m", time.Hour + time.Second: "1h0m1s", 10 * time.Second: "10s", 20 * time.Minute: "20m"} {
+		if got := FormatTime(d); got != want {
+			t.Errorf("formatTime(%v) = %q, want %q", int64(d), got, want)
+		}
+	}
+}
+
+func TestNearest(t *testing.T) {
+	choices := []string{"zigzag", "striped", "contiguous", "document", "auto", "bf16", "fp32"}
+	for word, want := range map[string]string{"zigzag": "zigzag", "ZigZag": "zigzag", "zig-zag": "zigzag", "stripe": "striped", "contigous": "contiguous",
+		"documents": "document", "atuo": "auto", "bfloat16": "", "b16": "bf16", "": "", "x": "", "completely": "", strings.Repeat("zigzag", 20): ""} {
+		if got := Nearest(word, choices); got != want {
+			t.Errorf("nearest(%q) = %q, want %q", word, got, want)
+		}
+	}
+	for _, d := range []struct {
+		a, b string
+		want int
+	}{{"", "", 0}, {"a", "", 1}, {"", "ab", 2}, {"trian", "train", 1}, {"kitten", "sitting", 3}, {"abc", "abc", 0}} {
+		if got := distance(d.a, d.b); got != d.want || distance(d.b, d.a) != got {
+			t.Errorf("distance(%q, %q) = %d, want %d", d.a, d.b, got, d.want)
+		}
+	}
+}
+
+// A config that cprun wrote is read again whatever keys it has without effect, and none is written with such keys.
+func TestKeptConfigs(t *testing.T) {
+	text, err := os.ReadFile("testdata/least.good.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := Options{Set: []string{"parallel={algorithm: ring, inner: 2, gather_heads: 1, gather: beside}"}, NoFiles: true, Ranks: 2}
+	if _, err := Parse("testdata/config.yaml", text, o); err != nil {
+		t.Error(err)
+	}
+	for algorithm, want := range map[string]string{"ring": "auto", "allgather": "beside"} {
+		cfg, err := Parse("testdata/config.yaml", text, Options{Set: []string{"parallel.algorithm=" + algorithm}, Ranks: 4, Hosts: 2})
+		if err != nil || cfg.Parallel.Gather != want {
+			t.Errorf("%s over two hosts: gather %q, %v, want %q", algorithm, cfg.Parallel.Gather, err, want)
+		}
+	}
+}
+
+// A key is refused as not in this build only until it is.
+func TestUnbuiltKeys(t *testing.T) {
+	for path, instead := range unbuiltKeys {
+		if keyAt[path] != nil || isSection[path] {
+			t.Errorf("%s is built", path)
+		}
+		for _, word := range strings.Fields(instead) {
+			if strings.Contains(word, ".") && keyAt[word] == nil {
+				t.Errorf("%s: write %s, which is no key", path, word)
+			}
+		}
+	}
+}

@@ -1,0 +1,344 @@
+package config
+
+import (
+	"math"
+	"reflect"
+	"strings"
+	"time"
+
+	"github.com/cprun/cprun/internal/model/hf"
+)
+
+// A key is one line of train.yaml, as data. Decoding, defaults, bounds, suggestions, writing
+// and docs/config.md all follow from it. Its kind follows from the type of its field in Config.
+type key struct {
+	path string
+	def  string            // as in YAML; "" for a key that must be given
+	at   func(*Config) any // a pointer to its field; nil in the table: the field of the key's name
+	doc  string
+
+	// The word "auto" or "null", if the key allows it. For that word a number holds wordIs, a text or list is empty,
+	// and a pointer is nil.
+	word   string
+	wordIs int
+
+	least time.Duration // of times, except an allowed 0
+
+	choices  []string
+	known    func() []string // in place of choices: the registered ones
+	min, max int64           // of integers; max 0: maxInt
+	within   string          // of numbers, an interval: "(0, 1]"
+	rope     string          // types of rope scaling that have the key; of rope_scaling alone
+	needs    string          // types among them that need it
+}
+
+// allowed lists the words of a key that takes one of several.
+func (k *key) allowed() []string {
+	if k.known != nil {
+		return k.known()
+	}
+	return k.choices
+}
+
+const (
+	maxInt      = math.MaxInt32 // of widths, steps and samples
+	maxHeads    = 1 << 16       // of heads, and their width
+	maxLayers   = 1 << 10       // more than any model has; a plan and a run keep lists of them
+	maxSMMargin = 128           // of a GPU that has some more
+	maxLen      = 1 << 30       // of tokens of a sample
+	maxRanks    = 1 << 20
+	maxSeed     = math.MaxInt64
+
+	// MaxPieces bounds the chunks of memory.loss_chunk tokens in one pass of a rank.
+	MaxPieces = 1 << 15
+)
+
+// ifAuto ends the meaning of a key that belongs to one algorithm.
+const ifAuto = "; if algorithm auto takes another, a warning says so and the key is reset"
+
+// sections lists the mappings of train.yaml, outer before inner.
+var sections = []struct{ path, doc string }{
+	{"model", "The shape of the model, under the names of a Hugging Face `config.json`. With `from`, keys come from " +
+		"its `config.json`, and those given here override it. Without, give the keys marked *needed*."},
+	{"model.rope_scaling", "How rotary frequencies are stretched beyond the trained length, as in `config.json`. " +
+		"`null`: not at all. If given, it replaces the whole section of `from`. `rope_parameters` of transformers 5 " +
+		"(with `rope_theta` in it) is read, too, and `type` for `rope_type`."},
+	{"data", "Where tokens come from."},
+	{"data.validation", "The loss on held-out text."},
+	{"train", "The length and the batches of the run."},
+	{"optimizer", "AdamW (arXiv:1711.05101): decay on every parameter of two or more axes (embeddings too), " +
+		"none on vectors."},
+	{"lr_schedule", "The learning rate over the steps."},
+	{"parallel", "How ranks are grouped: `context` x `data` is the number of ranks."},
+	{"attention", "The attention kernels."},
+	{"precision", "The types that are computed and sent."},
+	{"memory", "What is kept, recomputed, chunked and sharded."},
+	{"checkpoint", "How often state is saved. A run also saves at its end and on SIGTERM or Ctrl-C."},
+	{"log", "What is reported while training."},
+}
+
+var keys = append(modelKeys, runKeys...)
+
+var modelKeys = []key{
+	{path: "model.from", def: "null", word: "null",
+		doc: "Hugging Face directory with `config.json` and `*.safetensors`; null: random weights"},
+	{path: "model.architecture", def: "llama", known: hf.Families,
+		doc: hf.About()},
+	{path: "model.vocab_size", min: 1, doc: "rows of the embedding"},
+	{path: "model.hidden_size", min: 1, doc: "width of the residual stream"},
+	{path: "model.intermediate_size", min: 1, doc: "width of the gated MLP"},
+	{path: "model.num_hidden_layers", min: 1, max: maxLayers, doc: "transformer layers"},
+	{path: "model.num_attention_heads", min: 1, max: maxHeads, doc: "query heads"},
+	{path: "model.num_key_value_heads", def: "null", word: "null", min: 1, max: maxHeads,
+		doc: "key and value heads; divides the query heads; null: as many"},
+	{path: "model.head_dim", def: "null", word: "null", min: 2, max: maxHeads,
+		doc: "width of one head, even; null: hidden_size / num_attention_heads"},
+	{path: "model.rope_theta", def: "10000.0", within: "(1, inf)", doc: "base of the rotary frequencies"},
+	{path: "model.rope_scaling.rope_type", choices: []string{"linear", "llama3", "yarn", "default"},
+		rope: "linear llama3 yarn", needs: "linear llama3 yarn",
+		at:  func(c *Config) any { return &c.Model.RopeScaling.Type },
+		doc: "linear (positions divided by the factor), llama3, yarn (arXiv:2309.00071); default: no scaling"},
+	{path: "model.rope_scaling.factor", within: "[1, inf)",
+		rope: "linear llama3 yarn", needs: "linear llama3 yarn",
+		doc: "how many times the trained length"},
+	{path: "model.rope_scaling.low_freq_factor", within: "(0, inf)", rope: "llama3", needs: "llama3",
+		doc: "wavelengths above trained length / this are stretched by the whole factor"},
+	{path: "model.rope_scaling.high_freq_factor", within: "(0, inf)", rope: "llama3", needs: "llama3",
+		doc: "wavelengths below trained length / this stay; above low_freq_factor"},
+	{path: "model.rope_scaling.original_max_position_embeddings", min: 1, rope: "llama3 yarn", needs: "llama3",
+		at:  func(c *Config) any { return &c.Model.RopeScaling.OriginalMax },
+		doc: "trained length, tokens; yarn without it takes max_position_embeddings"},
+	{path: "model.rope_scaling.beta_fast", def: "32.0", within: "(0, inf)", rope: "yarn",
+		doc: "frequencies with more turns than this over the trained length stay"},
+	{path: "model.rope_scaling.beta_slow", def: "1.0", within: "(0, inf)", rope: "yarn",
+		doc: "frequencies with fewer turns than this are stretched by the whole factor; below beta_fast"},
+	{path: "model.rope_scaling.attention_factor", def: "null", word: "null", within: "(0, inf)", rope: "yarn",
+		doc: "scale of queries and keys; null: from mscale, else 0.1 ln(factor) + 1"},
+	{path: "model.rope_scaling.mscale", def: "null", word: "null", within: "(0, inf)", rope: "yarn",
+		doc: "DeepSeek's form of attention_factor"},
+	{path: "model.rope_scaling.mscale_all_dim", def: "null", word: "null", within: "(0, inf)", rope: "yarn",
+		doc: "DeepSeek's form of attention_factor"},
+	{path: "model.rope_scaling.truncate", def: "null", word: "null", rope: "yarn",
+		doc: "round the bounds of the ramp to whole dimensions; null: true"},
+	{path: "model.rms_norm_eps", def: "1.0e-6", within: "(0, inf)", doc: "added to the mean square in RMSNorm"},
+	{path: "model.tie_word_embeddings", def: "false", doc: "the output matrix is the embedding"},
+	{path: "model.max_position_embeddings", def: "null", word: "null", min: 1, max: maxLen,
+		at: func(c *Config) any { return &c.Model.MaxPositionEmbedding },
+		doc: "longest trained length, tokens; a longer seq_len without rope_scaling gives a warning; null: unknown, " +
+			"and an export writes what seq_len and rope_scaling reach"},
+	{path: "model.initializer_range", def: "0.02", within: "[0, inf)", doc: "standard deviation of random weights"},
+	{path: "model.sliding_window", def: "null", word: "null", min: 1, max: maxLen,
+		doc: "a token sees itself and the sliding_window - 1 tokens before it; null: all before it"},
+	{path: "model.layer_types", def: "null", word: "null", choices: []string{"full_attention", "sliding_attention"},
+		doc: "one word for each layer; null: every layer slides if sliding_window is set"},
+}
+
+var runKeys = []key{
+	{path: "data.path",
+		doc: "file or glob, of one kind: llm.c `.bin`, Megatron `.bin` with its `.idx`, raw text, or `.jsonl` with " +
+			"`text`, or `input_ids` and maybe `labels` or masks; `**` recurses, dot files are skipped; or a list of " +
+			"globs, which are read one after the other; or a list of `{path: …, weight: …}`, which are mixed"},
+	{path: "data.tokenizer", def: "auto", word: "auto",
+		doc: "for text: `bytes`, or the path of a Hugging Face `tokenizer.json` or of its directory; auto: that of " +
+			"`model.from`, `bytes` where the model is made by this config"},
+	{path: "data.seq_len", def: "4096", min: 1, max: maxLen,
+		doc: "tokens of one sample, over all ranks; any length, the ranks need not divide it"},
+	{path: "data.shuffle", def: "true",
+		doc: "false: sample i is tokens [i*seq_len, (i+1)*seq_len], targets shifted by one"},
+	{path: "data.pack_documents", def: "false",
+		doc: "attention and positions stay inside documents. `.bin` files end them at eos_token_id, and those " +
+			"without that token where Megatron's `.idx` says; text ends them at the end of a file or `.jsonl` line"},
+	{path: "data.eos_token_id", def: "null", word: "null", wordIs: -1,
+		doc: "token that ends a document; below vocab_size; needed to pack documents of `.bin` files without an " +
+			"`.idx`; null: that of `model.from` (of its `config.json`, `generation_config.json` or tokenizer; with " +
+			"`bytes` only one above 255), else none"},
+	{path: "data.seed", def: "null", word: "null", wordIs: -1, max: maxSeed,
+		doc: "seed of the order of samples; null: train.seed, or that of the checkpoint that a run resumes from"},
+	{path: "data.validation.path", def: "null", word: "null", doc: "held-out file or glob; needed if every is above 0"},
+	{path: "data.validation.every", def: "0", doc: "optimizer steps between two validations; 0: never"},
+	{path: "data.validation.samples", def: "0",
+		doc: "samples of one validation, the first of the files, the same for every number of ranks; 0: all"},
+
+	{path: "train.steps", def: "100", min: 1, doc: "optimizer steps"},
+	{path: "train.global_batch_size", def: "1", min: 1,
+		doc: "samples of one optimizer step, over all data-parallel groups"},
+	{path: "train.micro_batch_size", def: "1", min: 1,
+		doc: "samples of one pass of one group; further samples are accumulated"},
+	{path: "train.seed", def: "1", max: maxSeed,
+		doc: "seed of random weights, and of the order of samples where data.seed is null"},
+	{path: "train.deterministic", def: "false", doc: "the same config on as many ranks gives the same bits"},
+
+	{path: "optimizer.name", def: "adamw", choices: []string{"adamw"}, doc: "the algorithm"},
+	{path: "optimizer.lr", def: "3.0e-4", within: "[0, inf)", doc: "highest learning rate"},
+	{path: "optimizer.betas", def: "[0.9, 0.95]", within: "[0, 1)",
+		doc: "decay of the running means of the gradient and of its square"},
+	{path: "optimizer.eps", def: "1.0e-8", within: "(0, inf)", doc: "added to the root of the running mean square"},
+	{path: "optimizer.weight_decay", def: "0.1", within: "[0, inf)",
+		doc: "a step takes this x learning rate of each weight off it"},
+	{path: "optimizer.grad_clip", def: "1.0", within: "[0, inf)", doc: "largest global norm of the gradient; 0: off"},
+
+	{path: "lr_schedule.name", def: "cosine", choices: []string{"cosine", "linear", "constant", "wsd"},
+		doc: "wsd is warmup, stable, decay"},
+	{path: "lr_schedule.warmup_steps", def: "0", doc: "steps in which the rate rises from 0 to lr; at most train.steps"},
+	{path: "lr_schedule.min_lr", def: "null", word: "null", wordIs: -1, within: "[0, inf)",
+		doc: "the rate falls to this (not with constant), one step after the last, as in llm.c, transformers and " +
+			"torchtitan; null: a tenth of optimizer.lr"},
+
+	{path: "parallel.context", def: "auto", word: "auto", min: 1, max: maxRanks,
+		at:  func(c *Config) any { return &c.Parallel.Context },
+		doc: "ranks that share one sequence; auto: by costs, else all ranks / data"},
+	{path: "parallel.data", def: "auto", word: "auto", min: 1, max: maxRanks,
+		at:  func(c *Config) any { return &c.Parallel.Data },
+		doc: "groups of such ranks; auto: by costs, else all ranks / context"},
+	{path: "parallel.algorithm", def: "auto", choices: []string{"ring", "allgather", "ulysses", "hierarchical", "auto"},
+		at: func(c *Config) any { return &c.Parallel.Algorithm },
+		doc: "how keys and values reach the queries: ring (from rank to rank), allgather (all at once), ulysses " +
+			"(ranks exchange rows for heads), hierarchical (ulysses in groups of ulysses_degree ranks, a ring over " +
+			"groups); " +
+			"auto: by costs (docs/planner.md), else ring, or allgather with layout document on a CPU"},
+	{path: "parallel.ulysses_degree", def: "auto", word: "auto", min: 1, max: maxRanks,
+		at: func(c *Config) any { return &c.Parallel.Inner },
+		doc: "neighbouring ranks that exchange heads, a divisor of context; auto: by costs, else the most that are " +
+			"on one host and divide the key-value heads, else the query heads; needs algorithm hierarchical" + ifAuto},
+	{path: "parallel.gather_heads", def: "0", max: maxHeads, at: func(c *Config) any { return &c.Parallel.GatherHeads },
+		doc: "key-value heads that are gathered at a time, while the attention of the ones before runs; fewer take " +
+			"less memory; 0: all, unless the algorithm is chosen by costs; needs algorithm allgather" + ifAuto},
+	{path: "parallel.gather", def: "auto", choices: []string{"beside", "before", "auto"},
+		at: func(c *Config) any { return &c.Parallel.Gather },
+		doc: "when rows of other ranks travel: beside (while a first kernel call computes with the rank's own) or " +
+			"before (the only kernel call); auto: by costs where they choose an all-gather, else before in the " +
+			"forward pass of packed documents on one host; needs algorithm allgather, or sliding windows " +
+			"and not ulysses" + ifAuto},
+	{path: "parallel.layout", def: "auto",
+		choices: []string{"zigzag", "striped", "contiguous", "document", "document-zigzag", "auto"},
+		at:      func(c *Config) any { return &c.Parallel.Layout },
+		doc: "which rank holds which positions; document deals documents out by their work, document-zigzag cuts " +
+			"each like zigzag; auto: by costs, else zigzag, or document with pack_documents"},
+	{path: "parallel.transport", def: "auto", choices: []string{"nccl", "copy", "auto"},
+		at: func(c *Config) any { return &c.Parallel.Transport },
+		doc: "what moves keys and values between GPUs: nccl, or copy (copy engines, of one host); auto: copy where " +
+			"the GPUs reach each other's memory; on CPU write auto"},
+	{path: "parallel.deadline", def: "auto", word: "auto", least: time.Second,
+		at: func(c *Config) any { return &c.Parallel.Deadline },
+		doc: "how long a rank may stall before the others name it and end the run; auto: 5m until steps have been " +
+			"timed, then 20 times the longest step, from 2m to 5m, and never less than 5 steps"},
+
+	{path: "attention.backend", def: "auto", choices: []string{"flash", "fused", "reference", "auto"},
+		at: func(c *Config) any { return &c.Parallel.Backend },
+		doc: "flash (our kernels), fused (cuDNN, needs CUDA), reference (float64, slow); auto: the " +
+			"fastest that can run, see docs/backends.md"},
+	{path: "attention.sm_margin", def: "0", max: maxSMMargin, at: func(c *Config) any { return &c.Attention.SMMargin },
+		doc: "processors (SMs) that flash on Hopper GPUs leaves to kernels that run beside it, such as NCCL's, as in " +
+			"FlashAttention-3; attention is slower by their share; refused on a CPU and with another backend; if " +
+			"backend auto takes another, a line says so"},
+	{path: "attention.debug", def: "0", max: 2, at: func(c *Config) any { return &c.Attention.Debug },
+		doc: "0: quiet; 1: what was chosen; 2: also every rule that rejected a backend"},
+
+	{path: "precision.compute", def: "auto", choices: []string{"bf16", "fp16", "fp32", "auto"},
+		doc: "auto: bf16 on CUDA, fp32 on CPU, where bf16 and fp16 halve activations but cost time; fp16 scales the " +
+			"loss, so that small gradients do not become 0"},
+	{path: "precision.grad_wire", def: "fp32", choices: []string{"fp32", "bf16"},
+		doc: "gradients between ranks; bf16 is not in this build"},
+
+	{path: "memory.recompute", def: "auto", choices: []string{"none", "selective", "full", "auto"},
+		doc: "activations that the backward pass computes again; auto: none on CPU; on CUDA the first of none, " +
+			"selective, full that fits the memory"},
+	{path: "memory.loss_chunk", def: "auto", word: "auto", min: 1, max: maxLen,
+		doc: "tokens whose logits are in memory at once; auto: a rank's tokens of one pass, at most 1024; on CUDA at " +
+			"most 8192, less if memory is short"},
+	{path: "memory.shard", def: "auto", choices: []string{"none", "optimizer", "gradients", "parameters", "auto"},
+		doc: "what is spread over the ranks; gradients: optimizer state and gradients; auto: gradients on several " +
+			"GPUs, optimizer on several ranks of CPUs, else none; parameters is not in this build"},
+	{path: "memory.offload", def: "off", choices: []string{"off"}, doc: "offload to host memory is not in this build"},
+	{path: "memory.reserve", def: string(autoReserve), word: "auto",
+		doc: "memory of each device that plans leave free: a share such as 3%, or a size such as 4G; a run that " +
+			"needs it is refused; auto: 3%"},
+
+	{path: "checkpoint.every", def: "0", doc: "optimizer steps between two checkpoints; 0: as interval says"},
+	{path: "checkpoint.interval", def: "15m", doc: "most time between two checkpoints; 0: no limit"},
+	{path: "checkpoint.keep", def: "3", doc: "how many of the newest checkpoints stay; 0: all"},
+	{path: "checkpoint.async", def: "true", doc: "write while training goes on"},
+	{path: "checkpoint.local", def: "null", word: "null",
+		doc: "directory on a disk of each node, such as `/scratch`: shards are written there first, and copied to " +
+			"the run directory while training goes on; null: they are written to the run directory"},
+
+	{path: "log.every", def: "1", min: 1, doc: "optimizer steps between two lines"},
+	{path: "log.tensorboard", def: "true", doc: "write TensorBoard event files to the run directory"},
+	{path: "log.prometheus", def: `""`, doc: "address to serve metrics on, such as `:9090`; empty: none"},
+	{path: "log.trace_steps", def: "0", doc: "steps to record in `trace.json`"},
+}
+
+// What follows from the table, for lookups.
+var (
+	keyAt      = map[string]*key{}     // by path
+	isSection  = map[string]bool{}     // by path
+	childrenOf = map[string][]string{} // names of a section's keys and sections, in order
+	keysNamed  = map[string][]string{} // paths by last name
+)
+
+func init() {
+	listed := map[string]bool{}
+	note := func(path string) {
+		section, name := split(path)
+		if !listed[path] {
+			listed[path] = true
+			childrenOf[section] = append(childrenOf[section], name)
+		}
+	}
+	for _, s := range sections {
+		isSection[s.path] = true
+	}
+	for i := range keys {
+		k := &keys[i]
+		if k.max == 0 {
+			k.max = maxInt
+		}
+		if k.at == nil {
+			k.at = fieldNamed(k.path)
+		}
+		section, name := split(k.path)
+		keyAt[k.path] = k
+		keysNamed[name] = append(keysNamed[name], k.path)
+		if section != "" {
+			note(section)
+		}
+		note(k.path)
+	}
+}
+
+// fieldNamed returns the way to the field of a path: in each struct the field of that name without underscores.
+func fieldNamed(path string) func(*Config) any {
+	var index []int
+	t := reflect.TypeFor[Config]()
+	for name := range strings.SplitSeq(path, ".") {
+		name = strings.ReplaceAll(name, "_", "")
+		f, ok := t.FieldByNameFunc(func(field string) bool { return strings.EqualFold(field, name) })
+		if !ok {
+			panic("config: no field of Config has the name of key " + path)
+		}
+		index = append(index, f.Index...)
+		if t = f.Type; t.Kind() == reflect.Pointer {
+			t = t.Elem()
+		}
+	}
+	return func(c *Config) any { return reflect.ValueOf(c).Elem().FieldByIndex(index).Addr().Interface() }
+}
+
+// split cuts a path into its section and its last name.
+func split(path string) (section, name string) {
+	i := strings.LastIndexByte(path, '.')
+	return path[:max(i, 0)], path[i+1:]
+}
+
+// ropeSection may be absent as a whole, as no other mapping.
+const ropeSection = "model.rope_scaling"
+
+// of reports whether the key belongs to a type of rope scaling.
+func of(types, ropeType string) bool {
+	for _, t := range strings.Fields(types) {
+		if t == ropeType {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,334 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/cprun/cprun/internal/base/files"
+	"github.com/cprun/cprun/internal/model/hf"
+)
+
+// Options are the additions of a command line to the file.
+type Options struct {
+	Set    []string // key.path=value, in order; each replaces the value of the file or of an earlier one
+	Ranks  int      // number of ranks, for Resolve; 0: not known, autos stay
+	Hosts  int      // that the ranks are spread over evenly; 0: one
+	Device string   // "cpu" or "cuda"; "" is cpu where Ranks is given, else not known
+
+	// Decide may fill autos by costs, before the rules do, if the config has no fault and Ranks is given. nil: the
+	// rules alone.
+	Decide func(c *Config, ranks, hosts int) error
+
+	// NoFiles allows that the data is not there, and model.from neither if all model keys are
+	// given (as a run's config.yaml gives them): for a plan or an export made elsewhere.
+	NoFiles bool
+
+	// kept: cprun resolved the config before, so it may hold keys without effect.
+	kept bool
+}
+
+// Load reads a train.yaml, applies flags, fills defaults and checks every rule. With
+// Options.Ranks it is also resolved. The error is Errors: every fault, in the order of lines.
+//
+// Relative paths in the file are relative to its directory if they exist there, else to the
+// working directory; for flags the other way round. In the result they are absolute.
+func Load(path string, opts Options) (*Config, error) {
+	text, err := files.Read(path, MaxFile)
+	if errors.Is(err, files.ErrTooLong) {
+		err = fmt.Errorf("it is longer than the %d bytes that a config may have", MaxFile)
+	}
+	if err != nil {
+		return nil, Errors{{File: path, Msg: fmt.Sprintf("the config is not readable: %v", err)}}
+	}
+	return load(path, text, opts, osDisk{})
+}
+
+// Parse does what Load does with a text that was read, such as a resolved config that was handed on.
+// The name is for errors; relative paths are relative to its directory.
+func Parse(name string, text []byte, opts Options) (*Config, error) {
+	opts.kept = true
+	return load(name, text, opts, osDisk{})
+}
+
+// A loader turns a source into a Config.
+type loader struct {
+	*source
+	paths
+	cfg  *Config
+	opts Options
+
+	fromRead bool // config.json of model.from gave every model key
+}
+
+func load(name string, text []byte, opts Options, disk disk) (*Config, error) {
+	f := newFaults(&positions{file: name, keys: map[string]position{}})
+	src := newSource(f)
+	src.readFile(name, text)
+	if len(f.list) > 0 && len(f.where.keys) == 0 {
+		return nil, f.err() // nothing was understood; that keys are missing would be noise
+	}
+	for _, arg := range opts.Set {
+		src.readFlag(arg)
+	}
+	src.excuse()
+	l := &loader{source: src, paths: newPaths(name, disk), cfg: &Config{where: f.where}, opts: opts}
+	l.decodeFrom()
+	l.decodeRope()
+	for i := range keys {
+		if section, _ := split(keys[i].path); section != ropeSection && keys[i].path != "model.from" {
+			l.decodeKey(&keys[i])
+		}
+	}
+	l.derive()
+	l.bounds()
+	l.resolvePaths()
+	l.resolveTokenizer()
+	l.ownEOS()
+	rules(l.cfg, f)
+	open := l.cfg.Parallel.Algorithm == "auto"
+	if !open && !opts.kept && f.ok("parallel.algorithm") {
+		l.cfg.unread(l.cfg.Parallel, f, f)
+	}
+	l.checkData()
+	idle := newFaults(f.where)
+	if opts.Ranks > 0 {
+		given := l.cfg.Parallel
+		if opts.Decide != nil && f.err() == nil {
+			if err := opts.Decide(l.cfg, opts.Ranks, opts.Hosts); err != nil {
+				return nil, err
+			}
+		}
+		l.cfg.resolve(opts.Ranks, opts.Hosts, opts.Device, f)
+		if t := l.wire; t != "" && t != "auto" && t != l.cfg.Precision.Compute && f.ok("precision.compute") {
+			f.add(kvWire, "%s is unknown: keys and values travel in the compute type, %s; take the key out",
+				t, l.cfg.Precision.Compute)
+		}
+		if open {
+			l.cfg.unread(given, f, idle)
+		}
+	} else if opts.Device == "cpu" {
+		cpuRules(l.cfg, f)
+	}
+	if err := f.err(); err != nil {
+		return nil, err
+	}
+	l.cfg.Warnings = slices.Concat(warnings(l.cfg), idle.list, l.former.list)
+	return l.cfg, nil
+}
+
+// decodeKey puts a key's value, or its default, into the config.
+func (l *loader) decodeKey(k *key) {
+	n := l.values[k.path]
+	if n == nil {
+		isModel := strings.HasPrefix(k.path, "model.")
+		switch {
+		case isModel && (l.fromRead || !l.ok("model.from")):
+			return // config.json said it
+		case !l.ok(k.path):
+			return // it was given, under another name
+		case k.def == "" && isModel:
+			l.add(k.path, "missing; it is needed where model.from is absent")
+			return
+		case k.def == "":
+			l.add(k.path, "missing; %s", dataWanted)
+			return
+		}
+		var err error
+		if n, err = parseValue(k.def); err != nil {
+			panic("config: default of " + k.path + ": " + err.Error())
+		}
+	}
+	if !l.ok(k.path) {
+		return
+	}
+	if err := k.decode(n, l.cfg); err != nil {
+		l.add(k.path, "%v", err)
+	}
+}
+
+// decodeFrom fills the model from a Hugging Face directory, before the keys that override it.
+func (l *loader) decodeFrom() {
+	k := keyAt["model.from"]
+	if l.decodeKey(k); l.cfg.Model.From == "" || !l.ok(k.path) {
+		return
+	}
+	dir, tried := l.find(l.cfg.Model.From, l.where.of(k.path).line == 0, l.disk.isDir)
+	l.cfg.Model.From = dir
+	if tried != "" && l.opts.NoFiles && l.modelGiven() {
+		return
+	}
+	if tried != "" {
+		l.add(k.path, "no directory %s; nothing is downloaded: fetch the model first, or take the key out for random weights",
+			tried)
+		return
+	}
+	shape, err := l.disk.readConfig(dir)
+	if faulty := (*hf.ConfigError)(nil); errors.As(err, &faulty) {
+		for _, fault := range faulty.Faults {
+			l.add(k.path, "%s: %s", faulty.Path, strings.TrimPrefix(fault.Key+": "+fault.Msg, ": "))
+		}
+		return
+	} else if err != nil {
+		l.add(k.path, "%v", err)
+		return
+	}
+	l.fromRead, l.cfg.Model.Config = true, *shape
+	if len(shape.LayerTypes) == 0 {
+		l.cfg.Model.LayerTypes = nil
+	}
+	if r := shape.RopeScaling; r != nil {
+		own := *r
+		l.cfg.Model.RopeScaling = &own
+		l.eachRope(func(k *key) {
+			if !of(k.rope, own.Type) {
+				reflect.ValueOf(k.at(l.cfg)).Elem().SetZero()
+			}
+		})
+	}
+}
+
+// modelGiven reports whether the file has every key of the model that a run without model.from needs.
+func (l *loader) modelGiven() bool {
+	for i := range keys {
+		if k := &keys[i]; strings.HasPrefix(k.path, "model.") && k.def == "" && k.rope == "" && l.values[k.path] == nil {
+			return false
+		}
+	}
+	return true
+}
+
+// eachRope visits the keys of rope_scaling.
+func (l *loader) eachRope(visit func(*key)) {
+	for i := range keys {
+		if keys[i].rope != "" {
+			visit(&keys[i])
+		}
+	}
+}
+
+// decodeRope replaces rope_scaling where any key of it was given. Which keys belong to it
+// depends on its type.
+func (l *loader) decodeRope() {
+	if l.values[ropeSection] != nil { // null
+		l.cfg.Model.RopeScaling = nil
+		return
+	}
+	given := false
+	l.eachRope(func(k *key) { given = given || l.values[k.path] != nil })
+	if !given {
+		if l.where.given(ropeSection) && l.ok(ropeSection) && !l.where.given("model.rope_theta") {
+			l.add(ropeSection, "it is empty; want rope_type and its keys, or null")
+		}
+		return
+	}
+	r := &hf.RopeScaling{}
+	l.cfg.Model.RopeScaling = r
+	typeKey := keyAt[ropeSection+".rope_type"]
+	if n := l.values[typeKey.path]; n == nil {
+		l.add(typeKey.path, "missing; write one of %s", strings.Join(typeKey.allowed(), ", "))
+	} else {
+		l.decodeKey(typeKey)
+	}
+	typeKnown := l.ok(typeKey.path)
+	l.eachRope(func(k *key) {
+		_, name := split(k.path)
+		n := l.values[k.path]
+		switch {
+		case k == typeKey:
+		case n != nil && typeKnown && !of(k.rope, r.Type):
+			l.add(k.path, "rope_type %s has no %s; take it out", r.Type, name)
+		case n == nil && of(k.needs, r.Type):
+			l.add(k.path, "missing; rope_type %s needs it", r.Type)
+		case n != nil || k.def != "" && of(k.rope, r.Type):
+			l.decodeRopeKey(k, n != nil)
+		}
+	})
+	if r.Type == "default" {
+		l.cfg.Model.RopeScaling = nil
+	}
+}
+
+// decodeRopeKey decodes a key whatever model.from says, since rope_scaling is replaced whole.
+func (l *loader) decodeRopeKey(k *key, given bool) {
+	n := l.values[k.path]
+	if !given {
+		n, _ = parseValue(k.def)
+	}
+	if !l.ok(k.path) {
+		return
+	}
+	if err := k.decode(n, l.cfg); err != nil {
+		l.add(k.path, "%v", err)
+	}
+}
+
+// derive fills absent keys that follow from others.
+func (l *loader) derive() {
+	m := &l.cfg.Model
+	if m.NumKeyValueHeads == 0 && l.ok("model.num_attention_heads", "model.num_key_value_heads") {
+		m.NumKeyValueHeads = m.NumAttentionHeads
+	}
+	if m.HeadDim == 0 && m.NumAttentionHeads > 0 && m.HiddenSize > 0 && l.ok("model.head_dim", "model.hidden_size",
+		"model.num_attention_heads") {
+		if m.HiddenSize%m.NumAttentionHeads == 0 {
+			m.HeadDim = m.HiddenSize / m.NumAttentionHeads
+		} else {
+			l.add("model.num_attention_heads",
+				"%d heads do not divide hidden_size %d; set head_dim, or take another number of heads",
+				m.NumAttentionHeads, m.HiddenSize)
+		}
+	}
+	if r := m.RopeScaling; r != nil && r.Type == "yarn" && r.OriginalMax == 0 &&
+		l.ok(ropeSection+".original_max_position_embeddings") {
+		if r.OriginalMax = m.MaxPositionEmbedding; r.OriginalMax == 0 {
+			l.add(ropeSection+".original_max_position_embeddings",
+				"missing; rope_type yarn needs it where max_position_embeddings is not given")
+		}
+	}
+	if s := &l.cfg.LRSchedule; s.MinLR < 0 && l.ok("optimizer.lr", "lr_schedule.min_lr") {
+		s.MinLR = tenth(l.cfg.Optimizer.LR)
+	}
+	if d := &l.cfg.Data; d.Seed < 0 && l.ok("train.seed", "data.seed") {
+		d.Seed = l.cfg.Train.Seed
+		delete(l.where.keys, "data.seed") // a written null counts as not given
+	}
+}
+
+// bounds checks values of config.json and values that follow from other keys; decode has checked the others.
+func (l *loader) bounds() {
+	for i := range keys {
+		k := &keys[i]
+		skip := k.rope != "" && (l.cfg.Model.RopeScaling == nil || !of(k.rope, l.cfg.Model.RopeScaling.Type)) ||
+			strings.HasPrefix(k.path, "model.") && !l.ok("model.from") && l.values[k.path] == nil
+		if skip || !l.ok(k.path) {
+			continue
+		}
+		if derived := k.path == "model.head_dim" && l.values[k.path] == nil; derived &&
+			!l.ok("model.hidden_size", "model.num_attention_heads") {
+			continue
+		}
+		if field := k.at(l.cfg); k.isUnset(field) {
+			continue
+		} else if err := k.kind(field).check(k, field); err != nil {
+			l.add(k.path, "%v", err)
+		}
+	}
+}
+
+// whole returns a config in which every field of the table exists.
+func whole() *Config {
+	c := &Config{}
+	c.Model.RopeScaling = &hf.RopeScaling{}
+	return c
+}
+
+// Equal reports whether two configs say the same, whatever file they came from.
+func (c *Config) Equal(o *Config) bool {
+	a, b := *c, *o
+	a.Warnings, b.Warnings, a.where, b.where = nil, nil, nil, nil
+	a.Model.LayerTypes, b.Model.LayerTypes = slices.Clip(a.Model.LayerTypes), slices.Clip(b.Model.LayerTypes)
+	return reflect.DeepEqual(a, b)
+}

@@ -1,0 +1,234 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/cprun/cprun/internal/base/files"
+	"github.com/cprun/cprun/internal/model/hf"
+)
+
+// A disk answers the questions of loading about the file system.
+type disk interface {
+	isDir(path string) bool
+	isFile(path string) bool
+	glob(pattern string) ([]string, error)
+	workDir() string
+	readConfig(dir string) (*hf.Config, error)
+	eos(dir string) (int, error)
+}
+
+type osDisk struct{}
+
+func (osDisk) isDir(path string) bool {
+	fi, err := os.Stat(path)
+	return err == nil && fi.IsDir()
+}
+
+func (osDisk) isFile(path string) bool {
+	fi, err := os.Stat(path)
+	return err == nil && !fi.IsDir()
+}
+
+func (osDisk) glob(pattern string) ([]string, error) { return files.Glob(pattern) }
+
+func (osDisk) workDir() string {
+	dir, err := os.Getwd()
+	if err != nil {
+		return "."
+	}
+	return dir
+}
+
+func (osDisk) eos(dir string) (int, error) { return hf.EOS(dir) }
+
+func (osDisk) readConfig(dir string) (*hf.Config, error) { return hf.ReadConfig(dir) }
+
+// paths resolves the relative paths of a config.
+type paths struct {
+	disk    disk
+	fileDir string // absolute
+	workDir string
+}
+
+func newPaths(file string, disk disk) paths {
+	p := paths{disk: disk, workDir: disk.workDir()}
+	p.fileDir = filepath.Dir(file)
+	if !filepath.IsAbs(p.fileDir) {
+		p.fileDir = filepath.Join(p.workDir, p.fileDir)
+	}
+	return p
+}
+
+// find makes a path absolute: in the config's directory if it exists there, else in the working
+// directory; the other way round for a flag. If neither exists, tried names both.
+func (p paths) find(path string, flag bool, exists func(string) bool) (abs, tried string) {
+	if filepath.IsAbs(path) {
+		if abs = filepath.Clean(path); !exists(abs) {
+			tried = short(abs)
+		}
+		return abs, tried
+	}
+	dirs := []string{p.fileDir, p.workDir}
+	if flag {
+		dirs[0], dirs[1] = dirs[1], dirs[0]
+	}
+	for _, dir := range dirs {
+		if abs := filepath.Join(dir, path); exists(abs) {
+			return abs, ""
+		}
+	}
+	tried = short(path) + " in " + dirs[0]
+	if dirs[0] != dirs[1] {
+		tried += " or " + dirs[1]
+	}
+	if strings.HasPrefix(path, "~") || strings.HasPrefix(path, "$") {
+		tried += " (~ and $ are not expanded)"
+	}
+	return filepath.Join(dirs[1], path), tried
+}
+
+// literal returns the glob that matches exactly this path.
+var literal = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`, `{`, `\{`, `}`, `\}`).Replace
+
+// findGlob does what find does, for a pattern. It takes a pattern literally if a file has that name, and always the
+// names of the directories that it puts before.
+func (p paths) findGlob(pattern string, flag bool) (abs, tried string) {
+	if abs, tried = p.find(pattern, flag, p.disk.isFile); tried == "" {
+		return literal(abs), ""
+	}
+	quoted := paths{disk: p.disk, fileDir: literal(p.fileDir), workDir: literal(p.workDir)}
+	return quoted.find(pattern, flag, func(abs string) bool { return len(p.files(abs)) > 0 })
+}
+
+// files lists the plain files that a pattern matches.
+func (p paths) files(pattern string) []string {
+	matches, err := p.disk.glob(pattern)
+	if err != nil {
+		return nil // a pattern that is malformed matches nothing; globFault says why
+	}
+	var files []string
+	for _, m := range matches {
+		if p.disk.isFile(m) {
+			files = append(files, m)
+		}
+	}
+	return files
+}
+
+// dataPaths lists the keys that hold globs.
+var dataPaths = []string{"data.path", "data.validation.path"}
+
+// resolvePaths makes the paths of data absolute and reports missing files.
+func (l *loader) resolvePaths() {
+	for _, path := range dataPaths {
+		for _, field := range l.globsOf(path) {
+			if !l.ok(path) {
+				break
+			}
+			given := *field
+			if given == "" {
+				l.add(path, "it is empty; %s", dataWanted)
+				break
+			}
+			abs, tried := l.findGlob(given, l.where.of(path).line == 0)
+			if *field = abs; tried != "" && !l.opts.NoFiles {
+				l.add(path, "%s", l.globFault(given, abs, tried))
+			}
+		}
+	}
+}
+
+// globsOf returns the fields of a key that hold globs.
+func (l *loader) globsOf(path string) (globs []*string) {
+	if path != "data.path" {
+		if v := &l.cfg.Data.Validation.Path; *v != "" {
+			return []*string{v}
+		}
+		return nil
+	}
+	for i := range l.cfg.Data.Path {
+		globs = append(globs, &l.cfg.Data.Path[i].Path)
+	}
+	return globs
+}
+
+// globFault explains why a pattern matches no file.
+func (l *loader) globFault(given, abs, tried string) string {
+	if _, err := l.disk.glob(abs); errors.Is(err, path.ErrBadPattern) {
+		return "the pattern " + short(given) + ` is malformed; put \ before a [ or { that is part of a name`
+	} else if err != nil {
+		return fmt.Sprintf("the files of %s cannot be listed: %v", short(given), err)
+	}
+	for _, dir := range []string{abs, filepath.Join(l.fileDir, given)} {
+		if l.disk.isDir(dir) {
+			return short(given) + " is a directory; write a glob of its files, such as " + short(given) + "/*.bin"
+		}
+	}
+	for _, dir := range []string{abs, filepath.Join(literal(l.fileDir), given)} {
+		if len(l.files(dir+".idx")) > 0 {
+			return "no file " + tried + ", but there is a pair of that name; write " + short(given) + ".bin"
+		}
+	}
+	return "no file " + tried + "; a glob must match at least one"
+}
+
+const dataWanted = "name files of tokens or text, such as corpus/*.bin"
+
+// checkData checks the files of data by their endings.
+func (l *loader) checkData() {
+	for _, path := range dataPaths {
+		for _, pattern := range l.globsOf(path) {
+			if !l.ok(path) {
+				break
+			}
+			files := l.files(*pattern)
+			if l.opts.NoFiles {
+				files = []string{*pattern}
+			}
+			tokens := l.areTokens(path, files)
+			text := !tokens && len(files) > 0 && filepath.Ext(files[0]) != ".jsonl"
+			dataRules(l.cfg, l.faults, path, tokens, l.indexed(*pattern), text, l.fromRead)
+		}
+	}
+}
+
+// indexed reports whether every .bin of a pattern has an .idx beside it, which gives the ends of documents
+// (Megatron-LM). Files that are not there may have one.
+func (l *loader) indexed(pattern string) bool {
+	for _, f := range l.files(pattern) {
+		if stem, ok := strings.CutSuffix(f, ".bin"); ok && !l.disk.isFile(stem+".idx") {
+			return false
+		}
+	}
+	return true
+}
+
+// areTokens reports whether files are of tokens rather than text. The ending tells, as in
+// internal/model/data; an .idx belongs to the .bin beside it (Megatron-LM).
+func (l *loader) areTokens(path string, files []string) bool {
+	example := map[string]string{}
+	for _, f := range files {
+		kind := filepath.Ext(f)
+		if kind != ".bin" && kind != ".jsonl" && kind != ".idx" {
+			kind = "text"
+		}
+		example[kind] = f
+	}
+	idx := example[".idx"]
+	if delete(example, ".idx"); idx != "" && len(example) == 0 {
+		l.add(path, "%s is an index; name the .bin beside it", short(idx))
+		return true
+	}
+	if len(example) > 1 {
+		l.add(path, "the glob matches files of different kinds: %s; narrow it to one",
+			strings.Join(slices.Sorted(maps.Values(example)), ", "))
+	}
+	return example[".bin"] != ""
+}

@@ -1,0 +1,73 @@
+package config
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+)
+
+// TestReference holds docs/config.md to the table of keys.
+func TestReference(t *testing.T) {
+	const file, begin, end = "../../../docs/config.md", "<!-- keys: written by go test ./internal/model/config -update -->\n\n", "<!-- end of keys -->"
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, rest, ok := strings.Cut(string(text), begin)
+	got, after, ended := strings.Cut(rest, end)
+	if !ok || !ended {
+		t.Fatalf("%s has no lines %q and %q", file, begin, end)
+	}
+	if *update {
+		if err := os.WriteFile(file, []byte(before+begin+reference()+end+after), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	if got != reference() {
+		t.Errorf("%s is not what the table of keys says; run go test ./internal/model/config -update", file)
+	}
+}
+
+// reference returns every key with its type, default and meaning, section by section, as Markdown.
+// docs/config.md holds it.
+func reference() string {
+	var b strings.Builder
+	for _, s := range sections {
+		fmt.Fprintf(&b, "### %s\n\n%s\n\n| key | type | default | meaning |\n|---|---|---|---|\n", s.path, s.doc)
+		for i := range keys {
+			if section, name := split(keys[i].path); section == s.path {
+				fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", name, keys[i].described(), keys[i].defaulted(), keys[i].doc)
+			}
+		}
+		b.WriteString("\n")
+	}
+	return b.String()
+}
+
+// described is a key's type with its bounds.
+func (k *key) described() string {
+	switch k.at(whole()).(type) {
+	case *float64, **float64, *[2]float64:
+		return k.wanted() + " in " + k.within
+	case *int, *int64:
+		least := fmt.Sprintf(", at least %d", k.min)
+		if k.max < maxHeads {
+			least = fmt.Sprintf(", %d to %d", k.min, k.max)
+		}
+		return k.wanted() + least
+	}
+	return k.wanted()
+}
+
+// defaulted is what a key is where it is not given.
+func (k *key) defaulted() string {
+	switch {
+	case k.needs != "":
+		return "*needed* by " + strings.ReplaceAll(k.needs, " ", ", ")
+	case k.def == "":
+		return "*needed*"
+	}
+	return "`" + k.def + "`"
+}

@@ -1,0 +1,186 @@
+package data
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/cprun/cprun/internal/base/files"
+)
+
+// Source says where tokens come from.
+type Source struct {
+	// Paths are files or globs (files.Glob), which are read one after the other, each of one
+	// kind. The extension tells the kind: .bin is an llm.c token file, or Megatron's if an
+	// .idx of the same name lies beside it; .jsonl has a document in each line, its "text" or its
+	// "input_ids" with labels and masks; anything else is raw text.
+	Paths []string
+	// Tokenizer encodes text. Token files need none.
+	Tokenizer *Tokenizer
+	// EOS is the token that ends a document; -1 for none. Text has it appended to each
+	// document: a file, or a line of .jsonl. Token files and input_ids contain it already.
+	EOS int
+	// Vocab is the number of token ids: an id that is not below it is an error.
+	Vocab int
+}
+
+// codec knows how one file holds its tokens. Its methods may be called concurrently.
+type codec interface {
+	// tokens counts the file's tokens.
+	tokens() int64
+	// read fills dst with tokens, beginning at the at-th. All of them exist.
+	read(f io.ReaderAt, dst []int32, at int64) error
+	// where describes the place of a token in the file's own terms.
+	where(at int64) string
+	// ends yields the ends of documents that the file's form gives; none if only a token marks them.
+	ends() iter.Seq[int64]
+}
+
+// Open finds the files of a source and their lengths: it reads headers of token
+// files and sizes of text files whose bytes are tokens, and encodes other text.
+func Open(s Source) (*Dataset, error) {
+	if s.Vocab < 1 {
+		return nil, fmt.Errorf("data %s: a vocabulary of %d tokens", s.name(), s.Vocab)
+	}
+	if s.EOS >= s.Vocab || s.EOS < -1 {
+		return nil, fmt.Errorf("data %s: eos_token_id %d is not below vocab_size %d", s.name(), s.EOS, s.Vocab)
+	}
+	d := &Dataset{source: s, open: openFile, cut: -1}
+	for _, glob := range s.Paths {
+		paths, kind, err := find(glob)
+		if err == nil {
+			err = d.addAll(paths, kind)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("data %s: %w", glob, err)
+		}
+	}
+	return d, nil
+}
+
+// name joins the paths for errors.
+func (s Source) name() string { return strings.Join(s.Paths, ", ") }
+
+// addAll appends files of one kind. It reads and encodes text now, except files whose bytes are their tokens.
+func (d *Dataset) addAll(paths []string, kind string) error {
+	if kind == "tokens" || kind == "text" && d.source.Tokenizer.bytes() {
+		for _, path := range paths {
+			if err := d.add(path, kind); err != nil {
+				return fmt.Errorf("data file %s: %w", path, err)
+			}
+		}
+		return nil
+	}
+	files, err := d.hold(paths)
+	if err != nil {
+		return err
+	}
+	for i, h := range files {
+		d.parts = append(d.parts, part{paths[i], d.Len(), h})
+	}
+	return nil
+}
+
+// Find lists the files of a glob, sorted by name: of text where text says so, else of tokens.
+func Find(glob string) (paths []string, text bool, err error) {
+	paths, kind, err := find(glob)
+	return paths, kind != "tokens", err
+}
+
+// find lists the files of a glob and their one kind.
+func find(pattern string) (paths []string, kind string, err error) {
+	matches := []string{pattern}
+	if _, err := os.Stat(pattern); err != nil { // a file's own name may have brackets in it
+		if matches, err = files.Glob(pattern); err != nil {
+			return nil, "", fmt.Errorf("%w; docs/formats.md describes globs", err)
+		}
+	}
+	example := map[string]string{}
+	for _, m := range matches {
+		st, err := os.Stat(m)
+		if err != nil {
+			return nil, "", err
+		}
+		k := kindOf(m)
+		if st.IsDir() || k == "" {
+			continue
+		}
+		if !st.Mode().IsRegular() {
+			return nil, "", fmt.Errorf("%s is not a regular file", m)
+		}
+		paths = append(paths, m)
+		if example[k] == "" {
+			example[k], kind = m, k
+		}
+	}
+	switch {
+	case len(matches) == 0:
+		return nil, "", errors.New("no such file, and as a glob it matches none")
+	case len(paths) == 0:
+		return nil, "", fmt.Errorf("only directories or .idx files match, such as %s; name the files in it, as in %s",
+			matches[0], filepath.Join(matches[0], "*.bin"))
+	case len(example) > 1:
+		var kinds []string
+		for k, m := range example {
+			kinds = append(kinds, k+" ("+m+")")
+		}
+		slices.Sort(kinds)
+		return nil, "", fmt.Errorf("matches files of different kinds: %s; narrow the glob", strings.Join(kinds, ", "))
+	}
+	return paths, kind, nil
+}
+
+// kindOf returns the kind by the extension; "" for a file that belongs to another.
+func kindOf(path string) string {
+	switch filepath.Ext(path) {
+	case ".bin":
+		return "tokens"
+	case ".jsonl":
+		return "jsonl"
+	case ".idx":
+		return ""
+	}
+	return "text"
+}
+
+// A file holds tokens.
+type file interface {
+	io.ReaderAt
+	io.Closer
+}
+
+func openFile(path string) (file, error) { return files.Open(path) }
+
+// add appends a file to the dataset.
+func (d *Dataset) add(path, kind string) error {
+	f, size, err := openSized(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	var c codec
+	if kind != "tokens" {
+		c, err = rawText(size, d.source.EOS), readable(f, path, size)
+	} else if c, err = megatron(path, size); c == nil && err == nil {
+		c, err = llmc(f, size, d.source.Vocab)
+	}
+	if err != nil {
+		return err
+	}
+	d.parts = append(d.parts, part{path, d.Len(), c})
+	return nil
+}
+
+// reason returns the cause of a file's error without its path, which the caller adds.
+func reason(err error) error {
+	var pe *os.PathError
+	if errors.As(err, &pe) {
+		return pe.Err
+	}
+	return err
+}

@@ -1,0 +1,151 @@
+package data
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"sync"
+
+	"github.com/cprun/cprun/internal/base/files"
+	"github.com/cprun/cprun/internal/model/tokenizer"
+)
+
+// Bytes is the name of the tokenizer that takes each byte for a token.
+const Bytes = "bytes"
+
+// ErrNoTokenizer is for text where no tokenizer is known.
+var ErrNoTokenizer = errors.New("there is no tokenizer for its text")
+
+// Tokenizer makes ids of text. It is read when the first text asks for it: token files need none.
+type Tokenizer struct {
+	path string // Bytes, that of a tokenizer.json, or "" for none
+	read func() (*tokenizer.Tokenizer, error)
+}
+
+// NewTokenizer names a tokenizer: "bytes", the path of a tokenizer.json, or "" for none. Its own
+// tokens must fit a vocabulary of vocab ids, unless that is 0.
+func NewTokenizer(path string, vocab int) *Tokenizer {
+	return &Tokenizer{path, sync.OnceValues(func() (*tokenizer.Tokenizer, error) {
+		t, err := LoadTokenizer(path)
+		if err == nil && vocab > 0 && t.Base() > vocab {
+			err = fmt.Errorf("it has %d tokens, and vocab_size is %d: it is another model's", t.Base(), vocab)
+		}
+		if err != nil {
+			return nil, &TokenizerError{path, err}
+		}
+		return t, nil
+	})}
+}
+
+// UseTokenizer takes one that was read already.
+func UseTokenizer(t *tokenizer.Tokenizer) *Tokenizer {
+	return &Tokenizer{"given", func() (*tokenizer.Tokenizer, error) { return t, nil }}
+}
+
+// TokenizerError is about the file of a tokenizer and not about the data.
+type TokenizerError struct {
+	Path string // of the tokenizer.json
+	Err  error  // its fault
+}
+
+func (e *TokenizerError) Error() string { return fmt.Sprintf("tokenizer %s: %v", e.Path, e.Err) }
+
+func (e *TokenizerError) Unwrap() error { return e.Err }
+
+// LoadTokenizer reads a tokenizer.json.
+func LoadTokenizer(path string) (*tokenizer.Tokenizer, error) {
+	f, size, err := openSized(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	if size > tokenizer.MaxFile {
+		return nil, fmt.Errorf("%d bytes; at most %d are read", size, tokenizer.MaxFile)
+	}
+	raw, err := io.ReadAll(io.LimitReader(f, tokenizer.MaxFile+1))
+	if err != nil {
+		return nil, reason(err)
+	}
+	if err := files.Fetched(raw); err != nil {
+		return nil, err
+	}
+	return tokenizer.Parse(raw)
+}
+
+// bytes reports whether each byte is a token.
+func (t *Tokenizer) bytes() bool { return t != nil && t.path == Bytes }
+
+// An encoder appends the ids of a text. One goroutine calls it.
+type encoder func(dst []int32, text string) ([]int32, error)
+
+// encoder makes one.
+func (t *Tokenizer) encoder() (encoder, error) {
+	switch {
+	case t == nil || t.path == "":
+		return nil, ErrNoTokenizer
+	case t.path == Bytes:
+		return func(dst []int32, text string) ([]int32, error) {
+			for i := range len(text) {
+				dst = append(dst, int32(text[i]))
+			}
+			return dst, nil
+		}, nil
+	}
+	tok, err := t.read()
+	if err != nil {
+		return nil, err
+	}
+	e := tok.NewEncoder()
+	return func(dst []int32, text string) ([]int32, error) {
+		dst, err := e.Append(dst, text)
+		if errors.Is(err, tokenizer.ErrUTF8) {
+			from := "latin1"
+			if strings.HasPrefix(text, "\xff\xfe") || strings.HasPrefix(text, "\xfe\xff") || strings.Contains(text, "\x00") {
+				from = "utf-16"
+			}
+			err = fmt.Errorf("%w; convert it, such as with iconv -f %s -t utf-8", err, from)
+		}
+		return dst, err
+	}, nil
+}
+
+// Encode returns the ids of a text, like a document's, without the EOS at its end.
+func (t *Tokenizer) Encode(text string) ([]int32, error) {
+	encode, err := t.encoder()
+	if err != nil {
+		return nil, err
+	}
+	return encode(nil, text)
+}
+
+// NewDecoder returns a decoder of its ids, at the start of a text.
+func (t *Tokenizer) NewDecoder() (*tokenizer.Decoder, error) {
+	if t.bytes() {
+		return tokenizer.NewByteDecoder(), nil
+	}
+	tok, err := t.read()
+	if err != nil {
+		return nil, err
+	}
+	d, err := tok.NewDecoder()
+	if err != nil {
+		return nil, &TokenizerError{t.path, err}
+	}
+	return d, nil
+}
+
+// openSized opens a regular file and says how long it is.
+func openSized(path string) (*os.File, int64, error) {
+	f, err := files.Open(path)
+	if err != nil {
+		return nil, 0, reason(err)
+	}
+	st, err := f.Stat()
+	if err != nil {
+		f.Close()
+		return nil, 0, reason(err)
+	}
+	return f, st.Size(), nil
+}

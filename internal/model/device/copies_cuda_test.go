@@ -1,0 +1,71 @@
+//go:build cuda
+
+package device
+
+import (
+	"sync/atomic"
+	"testing"
+	"unsafe"
+
+	"github.com/cprun/cprun/internal/base/cuda"
+	"github.com/cprun/cprun/tensor"
+)
+
+// gpuRig is that of the first GPU.
+func gpuRig(t *testing.T) (rig, *cudaStore) {
+	var closers []func() error
+	s, err := openGPU(CUDAOptions{Reserve: 1 << 24}, &closers)
+	t.Cleanup(func() {
+		if err := closeAll(closers); err != nil {
+			t.Error(err)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	flag, err := s.AllocHost(8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	word, held := (*uint64)(flag.Ptr()), uint64(0)
+	return rig{
+		store: s, compute: s.stream,
+		set: func(v View, x byte) { s.stream.Memset(cuda.Addr(v), x, int64(v.Size())) },
+		hold: func() func() {
+			held++
+			s.stream.WaitValue(uint64(uintptr(unsafe.Pointer(word))), held)
+			return func() { atomic.StoreUint64(word, held) }
+		},
+	}, s
+}
+
+func TestGPUCopiesAreInOrder(t *testing.T) {
+	r, _ := gpuRig(t)
+	copiesAreInOrder(t, r)
+}
+
+func TestGPUPrefetchRunsBeside(t *testing.T) {
+	r, s := gpuRig(t)
+	prefetchRunsBeside(t, r, s.copies.up)
+}
+
+// Pinned memory that is given back is used again, zeroed, and small pieces share a block.
+func TestPinnedMemoryIsUsedAgain(t *testing.T) {
+	_, s := gpuRig(t)
+	a, err := s.AllocHost(100)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tensor.Data[uint8](tensor.Dense(a, tensor.U8, 0, [4]int{1, 1, 1, 100}))[3] = 1
+	s.FreeHost(a)
+	b, err := s.AllocHost(90)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a.Ptr() != b.Ptr() || len(s.pinned) != 1 {
+		t.Errorf("%p, then %p, of %d blocks", a.Ptr(), b.Ptr(), len(s.pinned))
+	}
+	if x := tensor.Data[uint8](tensor.Dense(b, tensor.U8, 0, [4]int{1, 1, 1, 90}))[3]; x != 0 {
+		t.Errorf("it is not zeroed: %d", x)
+	}
+}

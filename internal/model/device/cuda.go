@@ -1,0 +1,309 @@
+//go:build cuda
+
+package device
+
+import (
+	"errors"
+	"fmt"
+	"unsafe"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/internal/base/cuda"
+	"github.com/cprun/cprun/internal/base/cuda/blas"
+	"github.com/cprun/cprun/internal/base/cuda/dnn"
+	"github.com/cprun/cprun/internal/base/heap"
+	"github.com/cprun/cprun/internal/base/nccl"
+	"github.com/cprun/cprun/internal/model/backends"
+	"github.com/cprun/cprun/internal/model/machine"
+	"github.com/cprun/cprun/kernels/gpu"
+	"github.com/cprun/cprun/tensor"
+)
+
+// reserveSlack covers the rounding of the pieces of a reservation.
+const reserveSlack = 1 << 20
+
+// CUDA takes a GPU into use.
+func CUDA(o CUDAOptions) (d Device, err error) {
+	load(o)
+	var closers []func() error
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, closeAll(closers))
+		}
+	}()
+	s, err := openGPU(o, &closers)
+	if err != nil {
+		return Device{}, err
+	}
+	var beside errgroup.Group
+	undo := func(error) {}
+	if o.Beside != nil {
+		beside.Go(func() error {
+			u, err := o.Beside(s.stream)
+			if u != nil {
+				undo = u
+			}
+			return err
+		})
+	}
+	ops, kernel, err := cudaOps(o, s, &closers)
+	if e := beside.Wait(); err == nil {
+		err = e
+	}
+	if err != nil {
+		undo(err)
+		return Device{}, err
+	}
+	d = Device{
+		Name: s.dev.String(), Stream: s.stream, Copies: s.copies.streams(), Ops: ops, Kernel: kernel, Sinks: ops,
+		Optim: ops, Store: s,
+		Compute: o.Compute, Masters: o.Compute != tensor.F32, ScaleLoss: o.Compute == tensor.F16, RunAhead: 1,
+		Machine:   o.Machine,
+		NewStream: s.further, NewClock: s.clock,
+		close: func() error { return closeAll(closers) },
+	}
+	if peak, ok := machine.CardFor(s.dev.Arch); ok {
+		d.PeakTFLOPs = peak.BF16 / 1e12
+		if o.Compute == tensor.F32 {
+			d.PeakTFLOPs = peak.FP32 / 1e12
+		}
+	}
+	return d, nil
+}
+
+// openGPU takes the context, the memory of the run and a stream.
+func openGPU(o CUDAOptions, closers *[]func() error) (*cudaStore, error) {
+	defer o.timed("context")()
+	gpu, err := cuda.Open(o.Ordinal)
+	if err != nil {
+		return nil, err
+	}
+	s := newCUDAStore(gpu)
+	*closers = append(*closers, gpu.Close, s.free)
+	if o.Reserve > 0 {
+		if err := gpu.Reserve(o.Reserve + reserveSlack); err != nil {
+			return nil, tooLarge(gpu, o.Reserve, err)
+		}
+	}
+	if s.stream, err = gpu.NewStream("compute", false); err != nil {
+		return nil, err
+	}
+	*closers = append(*closers, s.stream.Close)
+	if s.copies, err = s.newCopies(); err != nil {
+		return nil, err
+	}
+	*closers = append(*closers, s.copies.close)
+	return s, nil
+}
+
+// tooLarge reports that there is too little memory for a run, with the fix.
+func tooLarge(gpu *cuda.Device, bytes int64, err error) error {
+	const gib = 1 << 30
+	free, total, e := gpu.MemInfo()
+	if e != nil {
+		return fmt.Errorf("the memory of the run: %w", err)
+	}
+	return fmt.Errorf("%v: the run takes %.2f GiB of it, as cprun plan lists, and %.2f of %.2f GiB are free: %w; end "+
+		"other processes on it (nvidia-smi lists them), or set memory.recompute: full, memory.shard: gradients, a "+
+		"smaller memory.loss_chunk, train.micro_batch_size or data.seq_len, or take more ranks",
+		gpu, float64(bytes)/gib, float64(free)/gib, float64(total)/gib, err)
+}
+
+// cudaOps returns the operations and the attention of a step, loaded beside each other.
+func cudaOps(o CUDAOptions, s *cudaStore, closers *[]func() error) (*gpu.Ops, attention.Kernel, error) {
+	defer o.timed("kernels")()
+	loader, err := gpu.NewLoader(s.dev)
+	if err != nil {
+		return nil, nil, err
+	}
+	ops, err := gpu.NewOps(s.stream, loader)
+	if err != nil {
+		return nil, nil, err
+	}
+	*closers = append(*closers, ops.Close)
+	kernel, end, err := cudaKernel(o, s.stream, loader)
+	if err != nil {
+		return nil, nil, err
+	}
+	*closers = append(*closers, end)
+	err = preload(ops, kernel, o.Compute, o.HeadDim)
+	if fault := loader.Fault(); fault != nil {
+		o.note("compiled kernels are not kept, so every start compiles them: %v", fault)
+	}
+	return ops, kernel, err
+}
+
+// load begins to load the libraries, hundreds of megabytes each, while the driver makes the
+// context. Callers block until the library they need has loaded, and get its
+// error.
+func load(o CUDAOptions) {
+	libraries := []func() (int, error){blas.Version, nccl.Version}
+	if o.Backend == backends.Fused.String() {
+		libraries = append(libraries, dnn.Version)
+	}
+	for _, version := range libraries {
+		go version() // ends by itself
+	}
+}
+
+// closeAll calls the functions, the last one first.
+func closeAll(closers []func() error) error {
+	var errs []error
+	for i := len(closers) - 1; i >= 0; i-- {
+		errs = append(errs, closers[i]())
+	}
+	return errors.Join(errs...)
+}
+
+// cudaKernel returns the kernel of a backend, and a function that closes it.
+func cudaKernel(o CUDAOptions, s *cuda.Stream, l *gpu.Loader) (attention.Kernel, func() error, error) {
+	nothing := func() error { return nil }
+	asked, err := o.remedies()
+	if err != nil {
+		return nil, nil, err
+	}
+	switch o.Backend {
+	case "fused":
+		k, err := gpu.NewFused(s, l, gpu.FusedOptions{
+			Deterministic: o.Deterministic, Packed: o.Packed &&
+				backends.Packs(o.Machine.Arch, o.Machine.CUDNN), Workspace: o.Workspace,
+			ZeroWorkspace: asked.zeroWorkspace,
+		})
+		if err != nil {
+			return nil, nil, err
+		}
+		return k, k.Close, nil
+	case "flash":
+		k, err := gpu.NewFlash(s, l, gpu.FlashOptions{Deterministic: o.Deterministic, SMMargin: o.SMMargin})
+		return k, nothing, err
+	case "reference":
+		k, err := gpu.NewReference(s, l)
+		return k, nothing, err
+	}
+	return nil, nil, fmt.Errorf("attention backend %s is not in this build; take fused, flash or reference", o.Backend)
+}
+
+// preload loads the kernels of a step, and compiles in parallel those that are not on
+// disk, so that the first step does not wait for one after the other.
+func preload(ops *gpu.Ops, kernel attention.Kernel, compute tensor.DType, dim int) error {
+	var g errgroup.Group
+	g.Go(ops.Preload)
+	if f, ok := kernel.(*gpu.Flash); ok && dim > 0 {
+		g.Go(func() error { return f.Preload(compute, dim, dim) })
+	}
+	return g.Wait()
+}
+
+// A cudaStore is the memory of a GPU.
+type cudaStore struct {
+	*copies
+	dev    *cuda.Device
+	stream *cuda.Stream
+	pinned []*cuda.Pinned // the blocks of host
+	host   *heap.Heap
+	out    map[*tensor.Host]View // of host, by what AllocHost returned
+}
+
+// pinnedBlock is the size of one allocation of pinned memory, which takes the driver a
+// millisecond however few they are.
+const pinnedBlock = 1 << 20
+
+func newCUDAStore(dev *cuda.Device) *cudaStore {
+	s := &cudaStore{dev: dev, out: make(map[*tensor.Host]View)}
+	s.host = heap.New(pinnedBlock, func(n int64) (tensor.Memory, error) {
+		p, err := dev.AllocHost(n)
+		if err != nil {
+			return nil, err
+		}
+		s.pinned = append(s.pinned, p)
+		return p.Host(), nil
+	})
+	return s
+}
+
+func (s *cudaStore) Alloc(n int64) (tensor.Memory, error) {
+	m, err := s.dev.Alloc(n)
+	if err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
+func (s *cudaStore) AllocHost(n int64) (*tensor.Host, error) {
+	v, err := s.host.Alloc(tensor.F64, int(n+7)/8)
+	if err != nil {
+		return nil, err
+	}
+	words := tensor.Data[float64](v)
+	clear(words)
+	h := tensor.HostAt(unsafe.Pointer(unsafe.SliceData(words)), int64(len(words))*8)
+	s.out[h] = v
+	return h, nil
+}
+
+func (s *cudaStore) FreeHost(h *tensor.Host) {
+	s.host.Free(s.out[h])
+	delete(s.out, h)
+}
+
+// further makes a further stream.
+func (s *cudaStore) further(name string) (Stream, error) {
+	stream, err := s.dev.NewStream(name, false)
+	if err != nil {
+		return nil, err
+	}
+	return stream, nil
+}
+
+// newCopies makes the streams for copies.
+func (s *cudaStore) newCopies() (*copies, error) {
+	up, err := s.further("upload")
+	if err != nil {
+		return nil, err
+	}
+	down, err := s.further("download")
+	if err != nil {
+		return nil, errors.Join(err, up.Close())
+	}
+	return &copies{compute: s.stream, up: up, down: down, queue: copyCUDA, follow: s.stream.Follow}, nil
+}
+
+// copyCUDA queues a copy on a stream of a GPU.
+func copyCUDA(to Stream, name string, dst, src View) {
+	if dst.DType() != src.DType() || dst.Size() != src.Size() || !dst.IsDense() || !src.IsDense() {
+		panic(fmt.Sprintf("device: %s of %v to %v", name, src, dst))
+	}
+	s := to.(*cuda.Stream)
+	s.Do(name, func() error {
+		s.Copy(cuda.Addr(dst), cuda.Addr(src), int64(src.Size())*int64(src.DType().Size()))
+		return nil
+	})
+}
+
+// MemoryBytes returns the bytes that are taken of the GPU, by whomever: one process runs on each.
+func (s *cudaStore) MemoryBytes() int64 {
+	free, total, err := s.dev.MemInfo()
+	if err != nil {
+		return 0 // the stream reports the fault of the device
+	}
+	return total - free
+}
+
+func (s *cudaStore) clock(points int) (Clock, error) {
+	c, err := s.stream.NewClock(points)
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+func (s *cudaStore) free() error {
+	var errs []error
+	for _, p := range s.pinned {
+		errs = append(errs, p.Free())
+	}
+	s.pinned = nil
+	return errors.Join(errs...)
+}

@@ -1,0 +1,159 @@
+// Package device is what a rank computes on, the CPU or a GPU, as the training loop and
+// `cprun attention` see it: a stream, the operations that are queued on it, its memory, and
+// the way there and back. Nothing above it knows which it is.
+package device
+
+import (
+	"fmt"
+
+	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/internal/model"
+	"github.com/cprun/cprun/internal/model/machine"
+	"github.com/cprun/cprun/internal/model/optim"
+	"github.com/cprun/cprun/kernels/cpu"
+	"github.com/cprun/cprun/tensor"
+)
+
+// View is a strided window onto device memory; see package tensor.
+type View = tensor.View
+
+// Device is what a rank computes on. Everything in it queues on Stream, but for copies to and from
+// the host: they run on Copies, ordered with Stream by events.
+type Device struct {
+	Name   string // "cpu", "cuda:0 (NVIDIA H200)"
+	Stream tensor.Stream
+	Copies []tensor.Stream // of the store; for traces
+	Ops    model.Ops
+	Kernel attention.Kernel
+	Sinks  attention.Sinks // for what Kernel computes
+	Optim  optim.Device
+	Store  Store
+	// Compute is the type of activations, and of the copy of the weights that they meet.
+	Compute tensor.DType
+	// Masters says that weights are stepped in float32 apart from that copy. It is so wherever
+	// Compute is another type.
+	Masters bool
+	// ScaleLoss says that small gradients underflow in Compute, so that the loss is scaled.
+	ScaleLoss bool
+	// RunAhead is how many steps may be queued behind the one whose result is waited for. With
+	// 0 the device is idle while the host logs a step and reads the data of the next.
+	RunAhead int
+	// Machine is the GPU as plans know it; zero for the host.
+	Machine machine.Machine
+	// PeakTFLOPs is the rate that MFU is a share of; 0: not known.
+	PeakTFLOPs float64
+	// NewStream makes a further stream, whose name is its lane in traces. Events order it with Stream
+	// and with others of the device.
+	NewStream func(name string) (Stream, error)
+	// NewClock makes a clock of that many points of Stream.
+	NewClock func(points int) (Clock, error)
+
+	close func() error
+}
+
+// Close gives everything back. Nothing is queued any more. The compute stream of a CPU belongs to the
+// caller, who closes it later.
+func (d *Device) Close() error {
+	if d.close == nil {
+		return nil
+	}
+	return d.close()
+}
+
+// Store is a device's memory, and the way there and back.
+type Store interface {
+	// Alloc is memory of the device, whose content is undefined. It lives as long as the device.
+	Alloc(bytes int64) (tensor.Memory, error)
+	// AllocHost is zeroed memory of the host that Upload and Download take: pinned where the
+	// device wants that.
+	AllocHost(bytes int64) (*tensor.Host, error)
+	// FreeHost gives back what AllocHost returned. No copy that uses it is under way. What is not given
+	// back lives as long as the device.
+	FreeHost(h *tensor.Host)
+	// Upload queues a copy of a host view to one of the device, Download the other way. Both
+	// are dense, of one type and size. The copy comes behind all that is queued on the device's
+	// Stream, and what is queued there later comes behind the copy, as if it was queued there. The
+	// host view must stay as it is until then.
+	Upload(dst, src View)
+	Download(dst, src View)
+	// Prefetch is an Upload that does not wait for what is queued, and so runs beside it. Nothing that
+	// is queued may use dst, or write src, any more.
+	Prefetch(dst, src View)
+	// MemoryBytes is the most that this process has had of the memory that is scarce: the
+	// host's where that is the device, else what is taken of the GPU's.
+	MemoryBytes() int64
+}
+
+// CPU returns the host as a device that computes in that type. The backend is flash, or reference,
+// the slow definition of attention that flash is checked against.
+func CPU(stream *tensor.HostStream, backend string, compute tensor.DType) Device {
+	ops, copies := cpu.New(stream), hostCopies(stream)
+	d := Device{
+		Name: "cpu", Stream: stream, Copies: copies.streams(), Ops: ops, Kernel: ops, Sinks: ops, Optim: ops,
+		Store:   hostStore{copies},
+		Compute: compute, Masters: compute != tensor.F32, ScaleLoss: compute == tensor.F16, NewStream: hostStream,
+		NewClock: hostClocks(stream), close: copies.close,
+	}
+	if backend == "reference" {
+		r := attention.NewReference[float64](stream.Do)
+		d.Kernel, d.Sinks = r, r
+	}
+	return d
+}
+
+// A hostStore is the host's memory.
+type hostStore struct{ *copies }
+
+func (hostStore) Alloc(n int64) (tensor.Memory, error)    { return tensor.NewHost(n), nil }
+func (hostStore) AllocHost(n int64) (*tensor.Host, error) { return tensor.NewHost(n), nil }
+func (hostStore) FreeHost(*tensor.Host)                   {} // the garbage collector finds it
+func (hostStore) MemoryBytes() int64                      { return int64(residentBytes()) }
+
+// Vector returns n elements of the device, uninitialised. what names it in errors.
+func (d *Device) Vector(what string, t tensor.DType, n int) (View, error) {
+	mem, err := d.Store.Alloc(int64(n) * int64(t.Size()))
+	if err != nil {
+		return View{}, fmt.Errorf("%s: %w", what, err)
+	}
+	return tensor.Dense(mem, t, 0, [4]int{1, 1, 1, n}), nil
+}
+
+// HostVector returns n zeros of the host that Upload and Download take.
+func (d *Device) HostVector(t tensor.DType, n int) (View, error) {
+	mem, err := d.Store.AllocHost(int64(n) * int64(t.Size()))
+	if err != nil {
+		return View{}, err
+	}
+	return tensor.Dense(mem, t, 0, [4]int{1, 1, 1, n}), nil
+}
+
+// FreeHostVector gives back what HostVector returned, as FreeHost does.
+func (d *Device) FreeHostVector(v View) { d.Store.FreeHost(v.Memory().(*tensor.Host)) }
+
+// An outOfMemory is the panic of an arena that could not grow in the middle of a pass, where no
+// call returns an error. Caught turns it into one.
+type outOfMemory struct{ err error }
+
+// Arena returns a stack of the device's memory. Where it has to grow and cannot, Alloc panics with
+// what Caught makes an error of.
+func (d *Device) Arena(what string, bytes int64) (a *tensor.Arena, err error) {
+	defer Caught(&err)
+	return tensor.NewArena(bytes, func(n int64) tensor.Memory {
+		mem, err := d.Store.Alloc(n)
+		if err != nil {
+			panic(outOfMemory{fmt.Errorf("%s: %w", what, err)})
+		}
+		return mem
+	}), nil
+}
+
+// Caught sets err where an arena could not grow. It is to be deferred.
+func Caught(err *error) {
+	switch p := recover().(type) {
+	case nil:
+	case outOfMemory:
+		*err = p.err
+	default:
+		panic(p)
+	}
+}

@@ -1,0 +1,282 @@
+package hf
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"github.com/cprun/cprun/internal/base/files"
+	"github.com/cprun/cprun/internal/base/safetensors"
+	"github.com/cprun/cprun/internal/base/terminal"
+)
+
+// ShardLimit is how large a file of weights is before another is begun: 5 GB, as
+// huggingface_hub has it.
+const ShardLimit = 5_000_000_000
+
+// Model is the input of Export.
+type Model struct {
+	Config  *Config
+	DType   safetensors.DType // F32, BF16 or F16
+	Tensors []Tensor          // in the order of the model and of the shards
+	// Read fills dst with the elements of a tensor, beginning at off. It is called for each in turn, piece
+	// by piece, so that no more than a piece is in memory, however long a tensor claims to be.
+	Read func(t Tensor, off int64, dst []float32) error
+
+	From       string   // model directory that training began with; "" for none
+	Companions []string // files of From that the export has too
+
+	// Bytes says that the tokens are bytes, so that the export gets a tokenizer for them. EOS is the
+	// token that ends a document, -1 for none.
+	Bytes bool
+	EOS   int
+}
+
+// Export writes a model directory that transformers loads: config.json, the companions, and
+// model.safetensors, or shards of at most limit bytes with their index. The directory
+// appears whole or not at all; one that is there and has files in it is left alone.
+func Export(path string, m Model, limit int64) (err error) {
+	if empty, err := files.Empty(path); err != nil {
+		return fmt.Errorf("export directory: %w", err)
+	} else if !empty {
+		return fmt.Errorf("export directory %s: has files in it; name another or empty it", terminal.Name(path))
+	}
+	if path, err = filepath.Abs(path); err != nil {
+		return fmt.Errorf("export directory: %w", err)
+	}
+	parent, err := files.Make(filepath.Dir(path))
+	if err != nil {
+		return fmt.Errorf("export directory: %w", err)
+	}
+	defer parent.Close()
+	err = files.WriteDir(parent, filepath.Base(path), func(dir *os.Root) error {
+		if err := WriteConfig(dir, m.Config, m.DType); err != nil {
+			return err
+		}
+		if err := m.bring(dir); err != nil {
+			return err
+		}
+		if m.Bytes {
+			if err := writeBytes(dir, m.EOS); err != nil {
+				return err
+			}
+		}
+		return m.write(dir, limit)
+	})
+	if err != nil {
+		return fmt.Errorf("export directory %s: %w", terminal.Name(path), err)
+	}
+	return nil
+}
+
+// write writes the files of weights into dir.
+func (m Model) write(dir *os.Root, limit int64) error {
+	shards := m.shards(limit)
+	total := int64(0)
+	weightMap := map[string]string{}
+	for k, shard := range shards {
+		name := singleFile
+		if len(shards) > 1 {
+			name = fmt.Sprintf("model-%05d-of-%05d.safetensors", k+1, len(shards))
+		}
+		var entries []safetensors.Entry
+		for _, t := range shard {
+			entries = append(entries, m.entry(t))
+			weightMap[t.Name] = name
+			total += m.bytes(t)
+		}
+		// Without this metadata older transformers refuse the file.
+		meta := map[string]string{"format": "pt"}
+		if err := safetensors.WriteIn(dir, name, meta, entries); err != nil {
+			return err
+		}
+	}
+	if len(shards) == 1 {
+		return nil
+	}
+	return writeJSON(dir, indexFile, map[string]any{
+		"metadata": map[string]int64{"total_size": total}, "weight_map": weightMap,
+	})
+}
+
+func (m Model) elements(t Tensor) int64 {
+	n := int64(1)
+	for _, d := range t.Shape {
+		n *= int64(d)
+	}
+	return n
+}
+
+func (m Model) bytes(t Tensor) int64 { return m.elements(t) * m.DType.Bits() / 8 }
+
+// shards fills one file after another, in order. A tensor longer than the limit has a file
+// of its own.
+func (m Model) shards(limit int64) [][]Tensor {
+	var all [][]Tensor
+	var now []Tensor
+	size := int64(0)
+	for _, t := range m.Tensors {
+		n := m.bytes(t)
+		if len(now) > 0 && n > limit-size {
+			all, now, size = append(all, now), nil, 0
+		}
+		now, size = append(now, t), size+n
+	}
+	return append(all, now)
+}
+
+// pieceSize bounds the elements of a tensor in memory at once.
+const pieceSize = 4 << 20
+
+// entry asks for a tensor's elements when its turn in the file comes.
+func (m Model) entry(t Tensor) safetensors.Entry {
+	return safetensors.Entry{Name: t.Name, DType: m.DType, Shape: t.Shape, Data: func(w io.Writer) error {
+		total := m.elements(t)
+		data := make([]float32, min(total, pieceSize))
+		for off := int64(0); off < total; off += int64(len(data)) {
+			data = data[:min(int64(len(data)), total-off)]
+			if err := m.Read(t, off, data); err != nil {
+				return err
+			}
+			if err := safetensors.Floats(t.Name, m.DType, t.Shape, data).Data(w); err != nil {
+				return err
+			}
+		}
+		return nil
+	}}
+}
+
+// torchNames maps element types to their names in config.json.
+var torchNames = map[safetensors.DType]string{
+	safetensors.F32: "float32", safetensors.F16: "float16", safetensors.BF16: "bfloat16",
+}
+
+// ElementType returns the type that config.json names so; ok is false for any other name.
+func ElementType(name string) (_ safetensors.DType, ok bool) {
+	for t, n := range torchNames {
+		if n == name {
+			return t, true
+		}
+	}
+	return "", false
+}
+
+// WriteConfig writes config.json, in a form that transformers 4 and 5 both read: the rotary
+// settings and the element type are written twice.
+func WriteConfig(dir *os.Root, c *Config, dtype safetensors.DType) error {
+	if faults := c.Check(); len(faults) > 0 {
+		return &ConfigError{terminal.Name(filepath.Join(dir.Name(), "config.json")), faults}
+	}
+	name, ok := torchNames[dtype]
+	if !ok {
+		return fmt.Errorf("weights are exported as F32, F16 or BF16, not as %q", dtype)
+	}
+	f := c.Family()
+	m := map[string]any{
+		"architectures": []string{f.Class}, "model_type": c.Architecture,
+		"dtype": name, "torch_dtype": name,
+		"vocab_size": c.VocabSize, "hidden_size": c.HiddenSize, "intermediate_size": c.IntermediateSize,
+		"num_hidden_layers": c.NumHiddenLayers, "num_attention_heads": c.NumAttentionHeads,
+		"num_key_value_heads": c.NumKeyValueHeads, "head_dim": c.HeadDim, "hidden_act": "silu",
+		"rms_norm_eps": number(c.RMSNormEps), "initializer_range": number(c.InitializerRange),
+		"tie_word_embeddings": c.TieWordEmbeddings, "attention_bias": false, "attention_dropout": number(0),
+		// No id is better than the default of transformers, which would end a text at the
+		// byte 2.
+		"bos_token_id": nil, "eos_token_id": nil, "pad_token_id": nil,
+		"use_cache": true,
+	}
+	maps.Copy(m, f.Export)
+	if c.MaxPositionEmbedding > 0 {
+		m["max_position_embeddings"] = c.MaxPositionEmbedding
+	}
+	for key, raw := range c.TokenIDs {
+		m[key] = raw
+	}
+	writeRope(m, c)
+	writeWindow(m, c)
+	return writeJSON(dir, "config.json", m)
+}
+
+func writeRope(m map[string]any, c *Config) {
+	v5 := map[string]any{"rope_type": "default", "rope_theta": number(c.RopeTheta)}
+	m["rope_theta"], m["rope_parameters"], m["rope_scaling"] = number(c.RopeTheta), v5, nil
+	s := c.RopeScaling
+	if s == nil {
+		return
+	}
+	v4 := map[string]any{"rope_type": s.Type, "factor": number(s.Factor)}
+	m["rope_scaling"] = v4
+	switch s.Type {
+	case "llama3":
+		v4["low_freq_factor"], v4["high_freq_factor"] = number(s.LowFreqFactor), number(s.HighFreqFactor)
+		v4["original_max_position_embeddings"] = s.OriginalMax
+	case "yarn":
+		v4["original_max_position_embeddings"] = s.OriginalMax
+		v4["beta_fast"], v4["beta_slow"] = number(cmp.Or(s.BetaFast, 32)), number(cmp.Or(s.BetaSlow, 1))
+		if s.AttentionFactor != nil {
+			v4["attention_factor"] = number(*s.AttentionFactor)
+		}
+		if s.MScale != 0 {
+			v4["mscale"] = number(s.MScale)
+		}
+		if s.MScaleAllDim != 0 {
+			v4["mscale_all_dim"] = number(s.MScaleAllDim)
+		}
+		if s.Truncate != nil {
+			v4["truncate"] = *s.Truncate
+		}
+	}
+	for key, value := range v4 {
+		v5[key] = value
+	}
+}
+
+// writeWindow writes the window. layer_types and max_window_layers say the same to newer
+// and older transformers, as far as the older can be told.
+func writeWindow(m map[string]any, c *Config) {
+	if c.SlidingWindow == 0 && c.Family().Windows.Default == 0 {
+		return
+	}
+	types, full := make([]string, c.NumHiddenLayers), 0
+	for i := range types {
+		types[i] = SlidingAttention
+		if c.Window(i) < 0 {
+			types[i] = FullAttention
+			full = i + 1
+		}
+	}
+	m["layer_types"], m["max_window_layers"] = types, full
+	m["use_sliding_window"], m["sliding_window"] = c.SlidingWindow > 0, nil
+	if c.SlidingWindow > 0 {
+		m["sliding_window"] = c.SlidingWindow
+	}
+}
+
+// number returns a float that Python reads as a float and not as an integer.
+func number(x float64) json.RawMessage {
+	b := strconv.AppendFloat(nil, x, 'g', -1, 64)
+	for _, c := range b {
+		if c == '.' || c == 'e' {
+			return b
+		}
+	}
+	return append(b, '.', '0')
+}
+
+// writeJSON writes a file of JSON.
+func writeJSON(dir *os.Root, name string, v any) error {
+	b, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	return files.Write(dir, name, func(f *files.Draft) error {
+		_, err := f.Write(append(b, '\n'))
+		return errors.Join(err, f.Sync())
+	})
+}

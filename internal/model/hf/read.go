@@ -1,0 +1,253 @@
+package hf
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/cprun/cprun/internal/base/files"
+	"github.com/cprun/cprun/internal/base/safetensors"
+	"github.com/cprun/cprun/internal/base/terminal"
+)
+
+// Bounds of config.json (the largest known have some kilobytes) and of the index of
+// weights (a few megabytes): their bytes, and the values in them.
+const (
+	maxConfig       = 4 << 20
+	maxConfigValues = 1 << 18
+	maxIndex        = 64 << 20
+	maxIndexValues  = 3 * safetensors.MaxTensors
+)
+
+// ReadConfig reads config.json of a model directory. A file with wrong contents, or
+// one that cprun does not compute, gives a *ConfigError with every fault.
+func ReadConfig(dir string) (*Config, error) {
+	d, err := openDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	if d.exists("adapter_config.json") && !d.exists("config.json") {
+		return nil, fmt.Errorf("model directory %s: it holds a LoRA adapter (adapter_config.json), not a model: name its "+
+			"base model, or merge the two "+
+			"in peft (merge_and_unload) and save_pretrained", d.path)
+	}
+	raw, err := d.readJSON("config.json", maxConfig, maxConfigValues)
+	if err != nil {
+		return nil, err
+	}
+	c, faults := parseConfig(raw)
+	if len(faults) > 0 {
+		return nil, &ConfigError{terminal.Name(filepath.Join(dir, "config.json")), faults}
+	}
+	return c, nil
+}
+
+// readJSON returns a whole small file.
+func (d *dir) readJSON(name string, most int64, values int) ([]byte, error) {
+	f, err := d.open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	raw, err := files.All(f, most)
+	if err == nil {
+		err = cmp.Or(files.Fetched(raw), files.Modest(raw, values))
+	}
+	if err != nil {
+		if pe := (*fs.PathError)(nil); errors.As(err, &pe) {
+			err = pe.Err
+		}
+		return nil, fmt.Errorf("%s: %w", filepath.Join(d.path, name), err)
+	}
+	return raw, nil
+}
+
+func parseConfig(raw []byte) (*Config, []Fault) {
+	var faults faults
+	o := object{faults: &faults}
+	if err := json.Unmarshal(raw, &o.keys); err != nil {
+		return nil, []Fault{{"", fmt.Sprintf("not a JSON object: %v", err)}}
+	}
+	c := &Config{Architecture: architecture(o)}
+	if c.Architecture == "" {
+		return nil, faults // every other rule depends on it
+	}
+	refuse(o)
+	readShape(c, o)
+	rope := readRope(c, o)
+	readWindow(c, o)
+	for _, key := range []string{"bos_token_id", "eos_token_id", "pad_token_id"} {
+		if raw, ok := o.keys[key]; ok {
+			if c.TokenIDs == nil {
+				c.TokenIDs = map[string]json.RawMessage{}
+			}
+			c.TokenIDs[key] = raw
+		}
+	}
+	for _, key := range []string{"dtype", "torch_dtype"} { // of transformers 5 and 4
+		var name string
+		if raw, ok := o.keys[key]; ok && c.DType == "" && json.Unmarshal(raw, &name) == nil {
+			c.DType = strings.TrimPrefix(name, "torch.")
+		}
+	}
+	for _, f := range c.Check() {
+		if key, ok := strings.CutPrefix(f.Key, "rope_scaling."); ok {
+			f.Key = rope + key // the form that this file has
+		}
+		faults.add(f.Key, "%s", f.Msg)
+	}
+	if len(faults) > 0 {
+		return nil, faults
+	}
+	return c, nil
+}
+
+// architecture returns the name of the family of a file; a fault and "" if it has none.
+func architecture(o object) string {
+	kind := o.text("model_type", "")
+	var names []string
+	o.get("architectures", "a list of strings", &names)
+	if len(*o.faults) > 0 {
+		return ""
+	}
+	if kind == "" {
+		for _, name := range Families() {
+			if slices.Contains(names, families[name].Class) {
+				kind = name
+			}
+		}
+	}
+	f, known := families[kind], and(Families()...)
+	switch {
+	case kind == "" && len(names) == 0:
+		o.fault("model_type", "missing; cprun trains %s", known)
+	case kind == "":
+		var classes []string
+		for _, name := range Families() {
+			classes = append(classes, families[name].Class)
+		}
+		o.fault("architectures", "%.64q is not supported; cprun trains %s", few(names), and(classes...))
+	case f == nil && strangers[kind] != "":
+		o.fault("model_type", "%.64q is not supported; cprun trains %s. %s", kind, known, strangers[kind])
+	case f == nil:
+		o.fault("model_type", "%.64q is not supported; cprun trains %s", kind, known)
+	case len(names) > 0 && !slices.Contains(names, f.Class):
+		o.fault("architectures", "%.64q is not supported; cprun trains the language model, %s", few(names), f.Class)
+	default:
+		return kind
+	}
+	return ""
+}
+
+// few returns the first of a list.
+func few[T any](list []T) []T { return list[:min(len(list), 8)] }
+
+// refuse reports keys that change the computation in a way that cprun does not follow.
+func refuse(o object) {
+	for _, key := range []string{"attention_bias", "mlp_bias"} {
+		if o.boolean(key, false) {
+			o.fault(key, "true is not supported: cprun has no bias in projections")
+		}
+	}
+	if act := o.text("hidden_act", "silu"); act != "silu" {
+		o.fault("hidden_act", "%.64q is not supported; cprun has silu", act)
+	}
+	if p := o.number("attention_dropout", 0); p != 0 {
+		o.fault("attention_dropout", "%v is not supported; set it to 0", p)
+	}
+	if p := o.number("partial_rotary_factor", 1); p != 1 {
+		o.fault("partial_rotary_factor", "%v is not supported; cprun rotates all dimensions of a head", p)
+	}
+	const experts = "num_experts num_local_experts n_routed_experts num_experts_per_tok moe_intermediate_size"
+	for key := range strings.FieldsSeq(experts) {
+		if o.integer(key, 0) != 0 {
+			o.fault(key, "mixtures of experts are not supported")
+		}
+	}
+	for _, key := range []string{"attn_logit_softcapping", "final_logit_softcapping"} {
+		if o.number(key, 0) != 0 {
+			o.fault(key, "softcapping in a model is not supported")
+		}
+	}
+	if o.has("quantization_config") {
+		o.fault("quantization_config", "quantised weights are not read; convert them to bfloat16 first")
+	}
+}
+
+// readShape reads the sizes, with the defaults that transformers gives each family.
+func readShape(c *Config, o object) {
+	for _, f := range []struct {
+		key string
+		to  *int
+	}{
+		{"vocab_size", &c.VocabSize}, {"hidden_size", &c.HiddenSize}, {"intermediate_size", &c.IntermediateSize},
+		{"num_hidden_layers", &c.NumHiddenLayers}, {"num_attention_heads", &c.NumAttentionHeads},
+	} {
+		// transformers has defaults here too, those of one model of 2023. A file without
+		// these keys is a mistake rather than that model.
+		if !o.has(f.key) {
+			o.fault(f.key, "missing")
+		}
+		*f.to = o.integer(f.key, 0)
+	}
+	c.NumKeyValueHeads = o.integer("num_key_value_heads", c.NumAttentionHeads)
+	missing := c.Family().Defaults
+	if _, ok := o.keys["num_key_value_heads"]; !ok && missing.KVHeads > 0 { // a null means as many as heads
+		c.NumKeyValueHeads = missing.KVHeads
+	}
+	headDim := missing.HeadDim
+	if headDim == 0 && c.NumAttentionHeads > 0 {
+		headDim = c.HiddenSize / c.NumAttentionHeads
+		if !o.has("head_dim") && c.HiddenSize%c.NumAttentionHeads != 0 {
+			o.fault("head_dim", "missing, and hidden_size %d is no multiple of num_attention_heads %d", c.HiddenSize,
+				c.NumAttentionHeads)
+		}
+	}
+	c.HeadDim = o.integer("head_dim", headDim)
+	c.RMSNormEps = o.number("rms_norm_eps", 1e-6)
+	c.InitializerRange = o.number("initializer_range", 0.02)
+	c.MaxPositionEmbedding = o.integer("max_position_embeddings", missing.Positions)
+	if c.MaxPositionEmbedding == 0 {
+		o.fault("max_position_embeddings", "0 is not positive")
+	}
+	c.TieWordEmbeddings = o.boolean("tie_word_embeddings", missing.TieWordEmbeddings)
+}
+
+// readWindow resolves which layers slide. transformers' llama has no window and ignores the
+// key; cprun obeys it in a llama too, as in train.yaml, and Caveat tells of the difference.
+func readWindow(c *Config, o object) {
+	window := o.integer("sliding_window", 0)
+	if o.has("sliding_window") && window == 0 {
+		o.fault("sliding_window", "0 hides every token from itself; null is no window")
+	}
+	o.get("layer_types", "a list of strings", &c.LayerTypes)
+	family := c.Family().Windows
+	use := o.boolean("use_sliding_window", !family.Asked)
+	from := o.integer("max_window_layers", family.From)
+	if _, ok := o.keys["sliding_window"]; !ok {
+		window = family.Default
+	}
+	if family.From > 0 && c.LayerTypes == nil && use && window > 0 && !o.faults.has("num_hidden_layers") {
+		for i := range min(c.NumHiddenLayers, maxLayers) {
+			kind := FullAttention
+			if i >= from {
+				kind = SlidingAttention
+			}
+			c.LayerTypes = append(c.LayerTypes, kind)
+		}
+	}
+	if use {
+		c.SlidingWindow = window
+	}
+	other := func(t string) bool { return t != FullAttention }
+	if c.LayerTypes != nil && len(c.LayerTypes) == c.NumHiddenLayers && !slices.ContainsFunc(c.LayerTypes, other) {
+		// Nothing slides: one way to say it, whichever way the file did.
+		c.SlidingWindow, c.LayerTypes = 0, nil
+	}
+}

@@ -1,0 +1,293 @@
+package hf
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/cprun/cprun/internal/base/safetensors"
+	"github.com/cprun/cprun/internal/base/terminal"
+)
+
+const (
+	singleFile = "model.safetensors"
+	indexFile  = "model.safetensors.index.json"
+)
+
+// Weights are the open safetensors files of a model directory. Its methods may be called
+// from several goroutines.
+type Weights struct {
+	path  string
+	files []*os.File
+	where map[string]*safetensors.File // by tensor
+	names []string
+
+	headers int64 // bytes of all headers
+	tensors int   // in all files
+}
+
+// OpenWeights opens model.safetensors, or the shards that model.safetensors.index.json names,
+// and reads their headers. The caller closes it.
+func OpenWeights(path string) (*Weights, error) {
+	d, err := openDir(path)
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	w := &Weights{path: d.path, where: map[string]*safetensors.File{}}
+	switch {
+	case d.exists(singleFile):
+		err = w.openFile(d)
+	case d.exists(indexFile):
+		err = w.openShards(d)
+	default:
+		err = fmt.Errorf("model directory %s: neither %s nor %s in it; model.from needs weights in safetensors", d.path,
+			singleFile, indexFile)
+		if d.exists("pytorch_model.bin") || d.exists("pytorch_model.bin.index.json") {
+			err = fmt.Errorf("%w; pytorch_model.bin is a pickle, which can run code and is not read: load it in "+
+				"transformers and save_pretrained with safetensors", err)
+		}
+	}
+	if err != nil {
+		w.Close()
+		return nil, err
+	}
+	for name := range w.where {
+		w.names = append(w.names, name)
+	}
+	slices.Sort(w.names)
+	return w, nil
+}
+
+// Bounds of a model in shards, which may all be links to one file: descriptors, and the memory of all
+// headers together. The largest known models have 200 shards and 10 MB of headers.
+const (
+	maxShards  = 2048
+	maxHeaders = 2 * safetensors.MaxHeader
+)
+
+// openShard opens one file of the directory.
+func (w *Weights) openShard(d *dir, name string) (*safetensors.File, error) {
+	f, err := d.open(name)
+	if err != nil {
+		return nil, err
+	}
+	w.files = append(w.files, f)
+	st, err := f.Stat()
+	if err != nil {
+		return nil, fmt.Errorf("model directory %s: %w", w.path, err)
+	}
+	s, err := safetensors.New(filepath.Join(d.path, name), f, st.Size())
+	if err != nil {
+		return nil, err
+	}
+	w.headers += s.HeaderBytes()
+	w.tensors += len(s.Names())
+	if w.headers > maxHeaders || w.tensors > safetensors.MaxTensors {
+		return nil, fmt.Errorf("model directory %s: the headers up to %s have %d bytes and %d tensors; at most %d and %d "+
+			"are read",
+			w.path, terminal.Name(name), w.headers, w.tensors, maxHeaders, safetensors.MaxTensors)
+	}
+	return s, nil
+}
+
+func (w *Weights) openFile(d *dir) error {
+	s, err := w.openShard(d, singleFile)
+	if err != nil {
+		return err
+	}
+	for _, name := range s.Names() {
+		w.where[name] = s
+	}
+	return nil
+}
+
+// openShards opens every shard of the index and checks that index and shards agree. It gives up
+// when as many faults were found as are told.
+func (w *Weights) openShards(d *dir) error {
+	index, err := d.readIndex()
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(w.path, indexFile)
+	byFile := map[string][]string{}
+	for tensor, file := range index {
+		byFile[file] = append(byFile[file], tensor)
+	}
+	if len(byFile) > maxShards {
+		return fmt.Errorf("%s: weight_map: it names %d files; at most %d are opened", path, len(byFile), maxShards)
+	}
+	var faults terminal.Faults
+	left := len(byFile)
+	for _, file := range slices.Sorted(maps.Keys(byFile)) {
+		if faults.Full() {
+			break
+		}
+		left--
+		s, err := w.openShard(d, file)
+		if err != nil {
+			faults.Addf("%s: weight_map: %w", path, err)
+			continue
+		}
+		slices.Sort(byFile[file])
+		var absent, strange []string
+		for _, tensor := range byFile[file] {
+			if _, ok := s.Info(tensor); !ok {
+				absent = append(absent, fmt.Sprintf("%.255q", tensor))
+			}
+			w.where[tensor] = s
+		}
+		for _, tensor := range s.Names() {
+			if index[tensor] != file {
+				strange = append(strange, fmt.Sprintf("%.255q", tensor))
+			}
+		}
+		if len(absent) > 0 {
+			faults.Addf("%s: weight_map: %s not in %s; fetch the model again", path, tensorsNamed(absent), terminal.Name(file))
+		}
+		if len(strange) > 0 {
+			faults.Addf("%s: weight_map: %s in %s, but not listed for it; fetch the model again", path, tensorsNamed(strange),
+				terminal.Name(file))
+		}
+	}
+	if err := faults.Err(); err != nil && left > 0 {
+		return fmt.Errorf("%w\n%s: %d more files that weight_map names were not looked at", err, path, left)
+	}
+	return faults.Err()
+}
+
+// readIndex returns the file of every tensor that the index names.
+func (d *dir) readIndex() (map[string]string, error) {
+	raw, err := d.readJSON(indexFile, maxIndex, maxIndexValues)
+	if err != nil {
+		return nil, err
+	}
+	path := filepath.Join(d.path, indexFile)
+	var index struct {
+		WeightMap map[string]string `json:"weight_map"`
+	}
+	if err := json.Unmarshal(raw, &index); err != nil {
+		return nil, fmt.Errorf("%s: %s", path, terminal.Clip(err.Error(), 200))
+	}
+	if len(index.WeightMap) == 0 {
+		return nil, fmt.Errorf("%s: weight_map: missing or empty", path)
+	}
+	return index.WeightMap, nil
+}
+
+// Close closes the files.
+func (w *Weights) Close() error {
+	var errs []error
+	for _, f := range w.files {
+		errs = append(errs, f.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// Check compares the files with the tensors of a model of a family: tensors that are missing, have another shape, have
+// a
+// type that is not a float, and tensors that the model does not have are in the error, the first of each kind by name.
+// Two
+// kinds may be there in vain: rotary_emb.inv_freq, which old files carry, and the head of a model that is tied to its
+// embeddings.
+func (w *Weights) Check(f *Family, want []Tensor) error {
+	head := f.Tensors[Head]
+	known := map[string]bool{head: true}
+	var missing, shapes, types, more, out []string
+	for _, t := range want {
+		known[t.Name] = true
+		i, err := w.check(t)
+		switch {
+		case err == nil:
+		case i == nil:
+			missing = append(missing, fmt.Sprintf("%.255q %v", t.Name, t.Shape))
+		case !slices.Equal(i.Shape, t.Shape):
+			shapes = append(shapes, fmt.Sprintf("%.255q %v for %v", t.Name, i.Shape, t.Shape))
+		default:
+			types = append(types, fmt.Sprintf("%.255q %.64s", t.Name, i.DType))
+		}
+	}
+	for _, name := range w.names {
+		if !known[name] && !strings.HasSuffix(name, "rotary_emb.inv_freq") {
+			more = append(more, fmt.Sprintf("%.255q", name))
+		}
+	}
+	for _, k := range []struct {
+		names []string
+		say   string
+	}{
+		{missing, "missing: config.json needs them"}, {shapes, "of another shape than config.json needs"},
+		{types, "of a type that is not read; convert to F64, F32, F16 or BF16"}, {more, "not in the model of config.json"},
+	} {
+		if len(k.names) > 0 {
+			out = append(out, tensorsNamed(k.names)+" "+k.say)
+		}
+	}
+	untied := slices.ContainsFunc(want, func(t Tensor) bool { return t.Name == head })
+	if len(missing) > 0 && w.where[head] == nil && untied {
+		out = append(out, fmt.Sprintf("if the model has no output matrix %q of its own, set model.tie_word_embeddings to "+
+			"true", head))
+	}
+	if len(out) == 0 {
+		return nil
+	}
+	return fmt.Errorf("model directory %s: %s", w.path, strings.Join(out, "\n  "))
+}
+
+// maxNames bounds the tensors of a kind that an error names.
+const maxNames = 3
+
+// tensorsNamed returns the subject of a sentence on tensors, with its verb.
+func tensorsNamed(names []string) string {
+	switch n := len(names); {
+	case n == 1:
+		return "tensor " + names[0] + " is"
+	case n > maxNames:
+		return fmt.Sprintf("%d tensors (%s and %d more) are", n, strings.Join(names[:maxNames], ", "), n-maxNames)
+	}
+	return "tensors " + strings.Join(names, ", ") + " are"
+}
+
+// check finds the faults of a tensor. It returns the tensor's entry in the file; nil: there is none.
+func (w *Weights) check(t Tensor) (*safetensors.Info, error) {
+	s, ok := w.where[t.Name]
+	if !ok {
+		return nil, fmt.Errorf("model directory %s: tensor %q: missing; config.json needs it with shape %v", w.path, t.Name,
+			t.Shape)
+	}
+	i, _ := s.Info(t.Name)
+	if !slices.Equal(i.Shape, t.Shape) {
+		return &i, fmt.Errorf("model directory %s: tensor %q: shape %v, but config.json needs %v", w.path, t.Name, i.Shape,
+			t.Shape)
+	}
+	switch i.DType {
+	case safetensors.F64, safetensors.F32, safetensors.F16, safetensors.BF16:
+		return &i, nil
+	}
+	return &i, fmt.Errorf("model directory %s: tensor %q: type %.64s is not supported; convert it to F64, F32, F16 or "+
+		"BF16", w.path, t.Name, i.DType)
+}
+
+// Read fills dst with the elements of a tensor, row-major, beginning at element off: all of it,
+// or a rank's part. t.Shape is the shape that the file must have. Every element must be finite.
+func (w *Weights) Read(t Tensor, dst []float32, off int64) error {
+	if _, err := w.check(t); err != nil {
+		return err
+	}
+	if err := w.where[t.Name].ReadFloat32(t.Name, dst, off); err != nil {
+		return err
+	}
+	for i, x := range dst {
+		if x-x != 0 { // NaN or an infinity
+			return fmt.Errorf("%s: tensor %q: element %d is %v: the weights in the file are spoilt; fetch the model again, "+
+				"or start from another",
+				w.where[t.Name].Name(), t.Name, off+int64(i), x)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,402 @@
+package hf
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cprun/cprun/internal/base/safetensors"
+)
+
+// tensors are the parameters of a model of one architecture, as transformers names them.
+func tensors(c *Config) []Tensor {
+	e, d := c.HiddenSize, c.HeadDim
+	q, kv := c.NumAttentionHeads*d, c.NumKeyValueHeads*d
+	ts := []Tensor{{Name: "model.embed_tokens.weight", Shape: []int{c.VocabSize, e}}}
+	for i := range c.NumHiddenLayers {
+		p := fmt.Sprintf("model.layers.%d.", i)
+		ts = append(ts, Tensor{Name: p + "input_layernorm.weight", Shape: []int{e}},
+			Tensor{Name: p + "self_attn.q_proj.weight", Shape: []int{q, e}}, Tensor{Name: p + "self_attn.k_proj.weight", Shape: []int{kv, e}},
+			Tensor{Name: p + "self_attn.v_proj.weight", Shape: []int{kv, e}}, Tensor{Name: p + "self_attn.o_proj.weight", Shape: []int{e, q}})
+		if c.Architecture == Qwen3 {
+			ts = append(ts, Tensor{Name: p + "self_attn.q_norm.weight", Shape: []int{d}}, Tensor{Name: p + "self_attn.k_norm.weight", Shape: []int{d}})
+		}
+		ts = append(ts, Tensor{Name: p + "post_attention_layernorm.weight", Shape: []int{e}},
+			Tensor{Name: p + "mlp.gate_proj.weight", Shape: []int{c.IntermediateSize, e}}, Tensor{Name: p + "mlp.up_proj.weight", Shape: []int{c.IntermediateSize, e}},
+			Tensor{Name: p + "mlp.down_proj.weight", Shape: []int{e, c.IntermediateSize}})
+	}
+	ts = append(ts, Tensor{Name: "model.norm.weight", Shape: []int{e}})
+	if !c.TieWordEmbeddings {
+		ts = append(ts, Tensor{Name: "lm_head.weight", Shape: []int{c.VocabSize, e}})
+	}
+	return ts
+}
+
+// fill gives every element of every tensor a value of its own kind, exact in bfloat16.
+func fill(t Tensor, off int64, dst []float32) error {
+	seed := 0
+	for _, b := range t.Name {
+		seed = (seed*31 + int(b)) % 251
+	}
+	for i := range dst {
+		dst[i] = float32((seed+7*(int(off)+i))%251-125) / 1024
+	}
+	return nil
+}
+
+func model(t testing.TB, name string, dtype safetensors.DType) Model {
+	c, err := ReadConfig(filepath.Join("testdata", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Model{Config: c, DType: dtype, Tensors: tensors(c), Read: fill}
+}
+
+func names(t testing.TB, dir string) []string {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+func TestExportedWeightsAreReadBack(t *testing.T) {
+	for _, tc := range []struct {
+		config string
+		dtype  safetensors.DType
+		limit  int64
+		files  int
+	}{
+		{"tiny-llama", safetensors.F32, ShardLimit, 2},
+		{"qwen3-window", safetensors.BF16, ShardLimit, 2},
+		{"qwen3", safetensors.F16, 20_000, 6},
+		{"llama3-rope", safetensors.F32, 1, 2 + 3 + 9*3},
+	} {
+		t.Run(tc.config, func(t *testing.T) {
+			m := model(t, tc.config, tc.dtype)
+			dir := filepath.Join(t.TempDir(), "a", "out")
+			if err := Export(dir, m, tc.limit); err != nil {
+				t.Fatal(err)
+			}
+			if got := names(t, dir); len(got) != tc.files {
+				t.Errorf("files %v, want %d", got, tc.files)
+			}
+			if got := names(t, filepath.Dir(dir)); len(got) != 1 {
+				t.Errorf("left beside it: %v", got)
+			}
+			w, err := OpenWeights(dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer w.Close()
+			if err := w.Check(m.Config.Family(), m.Tensors); err != nil {
+				t.Fatal(err)
+			}
+			for _, ts := range m.Tensors {
+				want := make([]float32, m.elements(ts))
+				_ = fill(ts, 0, want)
+				got, part := make([]float32, len(want)), make([]float32, len(want)/3)
+				if err := errors.Join(w.Read(ts, got, 0), w.Read(ts, part, 5)); err != nil {
+					t.Fatal(err)
+				}
+				if !slices.Equal(got, want) || !slices.Equal(part, want[5:5+len(part)]) {
+					t.Errorf("%s differs", ts.Name)
+				}
+			}
+			for _, f := range names(t, dir) {
+				if st, _ := os.Stat(filepath.Join(dir, f)); strings.HasSuffix(f, ".safetensors") && tc.limit > 1 && st.Size() > tc.limit+4096 {
+					t.Errorf("%s has %d bytes", f, st.Size())
+				}
+			}
+		})
+	}
+}
+
+func TestExportLeavesOthersFilesAlone(t *testing.T) {
+	m := model(t, "tiny-llama", safetensors.F32)
+	dir := t.TempDir()
+	if err := Export(dir, m, ShardLimit); err != nil {
+		t.Fatalf("into an empty directory: %v", err)
+	}
+	if err := Export(dir, m, ShardLimit); err == nil || !strings.Contains(err.Error(), "has files in it") {
+		t.Errorf("over an export: %v", err)
+	}
+	broken := errors.New("rank 3 is gone")
+	m.Read = func(Tensor, int64, []float32) error { return broken }
+	parent := t.TempDir()
+	if err := Export(filepath.Join(parent, "out"), m, ShardLimit); !errors.Is(err, broken) {
+		t.Errorf("got %v", err)
+	}
+	if got := names(t, parent); len(got) != 0 {
+		t.Errorf("left behind: %v", got)
+	}
+	m.DType = safetensors.F64
+	if err := Export(filepath.Join(parent, "out"), m, ShardLimit); err == nil {
+		t.Error("exported as F64")
+	}
+}
+
+func TestExportBringsTheTokenizer(t *testing.T) {
+	from, dir := t.TempDir(), filepath.Join(t.TempDir(), "out")
+	for _, f := range []string{"tokenizer.json", "generation_config.json", "README.md", "training_args.bin"} {
+		if err := os.WriteFile(filepath.Join(from, f), []byte("text of "+f), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Symlink("/etc/passwd", filepath.Join(from, "merges.txt")); err != nil {
+		t.Fatal(err)
+	}
+	m := model(t, "tiny-llama", safetensors.F32)
+	var err error
+	m.From = from
+	if m.Companions, err = Companions(from); err == nil || !strings.Contains(err.Error(), "merges.txt") {
+		t.Errorf("a link out of the directory: %v", err)
+	}
+	if err := Export(dir, m, ShardLimit); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := names(t, dir), []string{"config.json", "generation_config.json", "model.safetensors", "tokenizer.json"}; !slices.Equal(got, want) {
+		t.Errorf("files %v, want %v", got, want)
+	}
+	if text, err := os.ReadFile(filepath.Join(dir, "tokenizer.json")); err != nil || string(text) != "text of tokenizer.json" {
+		t.Errorf("tokenizer.json is %q, %v", text, err)
+	}
+	if _, err := Companions(filepath.Join(from, "none")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("of no directory: %v", err)
+	}
+}
+
+func TestWrongWeightsAreNamedAllAtOnce(t *testing.T) {
+	dir := t.TempDir()
+	one := func(name string, n int) safetensors.Entry {
+		return safetensors.Floats(name, safetensors.F32, []int{n}, make([]float32, n))
+	}
+	err := safetensors.WriteFile(filepath.Join(dir, singleFile), nil, []safetensors.Entry{
+		one("a", 2), one("b", 3), one("x", 1), one("y", 1), one("lm_head.weight", 1), one("model.layers.0.self_attn.rotary_emb.inv_freq", 1),
+		{Name: "i", DType: safetensors.I32, Shape: []int{1}, Data: func(w io.Writer) error {
+			_, err := w.Write(make([]byte, 4))
+			return err
+		}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := OpenWeights(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	err = w.Check(families[Llama], []Tensor{{Name: "a", Shape: []int{2}}, {Name: "b", Shape: []int{1, 3}}, {Name: "c", Shape: []int{1}}, {Name: "d", Shape: []int{1}}, {Name: "i", Shape: []int{1}}})
+	for _, want := range []string{
+		`"b" [3] for [1 3]`, `"c" [1], "d" [1] are missing`, `"i" I32`, `"x", "y" are not in the model`,
+	} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("no %s in\n%v", want, err)
+		}
+	}
+	if err != nil && (strings.Count(err.Error(), "\n") != 3 || strings.Count(err.Error(), dir) != 1) {
+		t.Errorf("other faults than expected, or a path more than once:\n%v", err)
+	}
+	if err := w.Read(Tensor{Name: "a", Shape: []int{3}}, make([]float32, 3), 0); err == nil {
+		t.Error("read with a wrong shape")
+	}
+	missing := w.Check(families[Llama], []Tensor{{Name: "a", Shape: []int{2}}})
+	if missing == nil {
+		t.Error("unknown tensors accepted")
+	}
+}
+
+// Of hundreds of tensors the first are named, and the rest counted.
+func TestManyWrongTensors(t *testing.T) {
+	dir := t.TempDir()
+	if err := safetensors.WriteFile(filepath.Join(dir, singleFile), nil, []safetensors.Entry{safetensors.Floats("a", safetensors.F32, []int{1}, []float32{1})}); err != nil {
+		t.Fatal(err)
+	}
+	w, err := OpenWeights(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	var want []Tensor
+	for i := range 400 {
+		want = append(want, Tensor{Name: fmt.Sprintf("layer.%03d", i), Shape: []int{4}})
+	}
+	err = w.Check(families[Llama], want)
+	if err == nil || strings.Count(err.Error(), "\n") > 2 || !strings.Contains(err.Error(), "400 tensors") || !strings.Contains(err.Error(), `"layer.002"`) || !strings.Contains(err.Error(), "397 more") {
+		t.Errorf("%v", err)
+	}
+}
+
+// What does not hold a model is said to be what it is.
+func TestWhatIsNoModel(t *testing.T) {
+	const pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 4096\n"
+	for name, file := range map[string][2]string{
+		"weights": {singleFile, pointer}, "config": {"config.json", pointer}, "adapter": {"adapter_config.json", "{}"},
+	} {
+		dir := t.TempDir()
+		if err := os.WriteFile(filepath.Join(dir, file[0]), []byte(file[1]), 0o666); err != nil {
+			t.Fatal(err)
+		}
+		_, errConfig := ReadConfig(dir)
+		_, errWeights := OpenWeights(dir)
+		err, want := errConfig, []string{"git-lfs pointer", "git lfs pull", file[0]}
+		if name == "weights" {
+			err = errWeights
+		} else if name == "adapter" {
+			want = []string{"LoRA adapter", "adapter_config.json"}
+		}
+		for _, w := range want {
+			if err == nil || !strings.Contains(err.Error(), w) {
+				t.Errorf("%s: %v does not say %q", name, err, w)
+			}
+		}
+	}
+}
+
+// A weight that is NaN or infinite is named with its file and place.
+func TestSpoiltWeights(t *testing.T) {
+	for _, x := range []float64{math.NaN(), math.Inf(1), math.Inf(-1)} {
+		for _, dtype := range []safetensors.DType{safetensors.F32, safetensors.BF16, safetensors.F64} {
+			dir, values := t.TempDir(), []float32{1, 2, float32(x), 4}
+			if err := safetensors.WriteFile(filepath.Join(dir, singleFile), nil, []safetensors.Entry{safetensors.Floats("norm", dtype, []int{4}, values)}); err != nil {
+				t.Fatal(err)
+			}
+			w, err := OpenWeights(dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := w.Read(Tensor{Name: "norm", Shape: []int{4}}, make([]float32, 3), 1); err == nil || !strings.Contains(err.Error(), `"norm"`) || !strings.Contains(err.Error(), "element 2") || !strings.Contains(err.Error(), singleFile) {
+				t.Errorf("%v in %s: %v", x, dtype, err)
+			}
+			if err := w.Read(Tensor{Name: "norm", Shape: []int{4}}, make([]float32, 2), 0); err != nil {
+				t.Errorf("a rank without it: %v", err)
+			}
+			w.Close()
+		}
+	}
+}
+
+func TestIndexMustAgreeWithShards(t *testing.T) {
+	m := model(t, "tiny-llama", safetensors.F32)
+	good := filepath.Join(t.TempDir(), "m")
+	if err := Export(good, m, 200_000); err != nil {
+		t.Fatal(err)
+	}
+	shard := "model-00001-of-00003.safetensors"
+	for _, tc := range []struct {
+		name, from, to, want string
+	}{
+		{"path escape", shard, "../" + shard, `"../` + shard + `" is not a plain file name`},
+		{"absolute", shard, "/etc/passwd", "is not a plain file name"},
+		{"up", shard, "..", "is not a plain file name"},
+		{"missing shard", shard, "none.safetensors", "none.safetensors: no such file"},
+		{"unknown tensor", `"lm_head.weight"`, `"lm_tail.weight"`, `tensor "lm_tail.weight" is not in`},
+		{"unplaced tensor", `"lm_head.weight"`, `"lm_tail.weight"`, `tensor "lm_head.weight" is in`},
+		{"no map", "weight_map", "weights", "weight_map: missing or empty"},
+		{"bad JSON", "{", "[", "cannot unmarshal"},
+		{"not safetensors", shard, "config.json", "safetensors file"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			dir := t.TempDir()
+			if err := os.CopyFS(dir, os.DirFS(good)); err != nil {
+				t.Fatal(err)
+			}
+			path := filepath.Join(dir, indexFile)
+			raw, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			text := strings.ReplaceAll(string(raw), tc.from, tc.to)
+			if tc.name == "bad JSON" {
+				text = "[]"
+			}
+			if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			w, err := OpenWeights(dir)
+			if err == nil {
+				w.Close()
+			}
+			if err == nil || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("got %v, want %q", err, tc.want)
+			}
+		})
+	}
+}
+
+func TestLinksMayNotLeadOutOfTheDirectory(t *testing.T) {
+	m := model(t, "tiny-llama", safetensors.F32)
+	real := filepath.Join(t.TempDir(), "m")
+	if err := Export(real, m, ShardLimit); err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	for _, f := range []string{singleFile, "config.json"} {
+		if err := os.Symlink(filepath.Join(real, f), filepath.Join(dir, f)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if w, err := OpenWeights(dir); err == nil {
+		w.Close()
+		t.Error("weights behind a link out of the directory were opened")
+	}
+	if _, err := ReadConfig(dir); err == nil {
+		t.Error("config behind a link out of the directory was opened")
+	}
+
+	// The cache of huggingface_hub: snapshots/<revision>/file -> ../../blobs/<hash>.
+	repo := t.TempDir()
+	snapshot := filepath.Join(repo, "snapshots", "abc")
+	if err := errors.Join(os.MkdirAll(snapshot, 0o700), os.CopyFS(filepath.Join(repo, "blobs"), os.DirFS(real))); err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range []string{singleFile, "config.json"} {
+		if err := os.Symlink(filepath.Join("..", "..", "blobs", f), filepath.Join(snapshot, f)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := ReadConfig(snapshot); err != nil {
+		t.Error(err)
+	}
+	w, err := OpenWeights(snapshot)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	if err := w.Check(m.Config.Family(), m.Tensors); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestDirectoryWithoutWeights(t *testing.T) {
+	dir := t.TempDir()
+	if _, err := OpenWeights(dir); err == nil || !strings.Contains(err.Error(), "neither model.safetensors nor") {
+		t.Errorf("got %v", err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "pytorch_model.bin"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := OpenWeights(dir); err == nil || !strings.Contains(err.Error(), "pickle") {
+		t.Errorf("got %v", err)
+	}
+	if _, err := OpenWeights(filepath.Join(dir, "none")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("got %v", err)
+	}
+	if err := os.Mkdir(filepath.Join(dir, singleFile), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := OpenWeights(dir); err == nil || !strings.Contains(err.Error(), "not a regular file") {
+		t.Errorf("got %v", err)
+	}
+}

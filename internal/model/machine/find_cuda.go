@@ -1,0 +1,67 @@
+//go:build cuda
+
+package machine
+
+import (
+	"github.com/cprun/cprun/internal/base/cuda"
+	"github.com/cprun/cprun/internal/base/cuda/blas"
+	"github.com/cprun/cprun/internal/base/cuda/dnn"
+	"github.com/cprun/cprun/internal/base/cuda/driver"
+	"github.com/cprun/cprun/internal/base/cuda/nvrtc"
+	"github.com/cprun/cprun/internal/base/nccl"
+	"github.com/cprun/cprun/internal/model/backends"
+)
+
+// Built says whether this binary can use GPUs.
+const Built = true
+
+// Find looks at the GPUs of this machine without taking one into use, and at cuDNN. It fails
+// with ErrNoDriver where there is no driver.
+func Find() (Machine, []GPU, error) {
+	infos, err := cuda.Probe()
+	if err != nil {
+		return Machine{}, nil, err
+	}
+	gpus := make([]GPU, len(infos))
+	for i, d := range infos {
+		gpus[i] = GPU{Ordinal: d.Ordinal, Name: d.Name, Arch: d.Arch, SMs: d.SMs, Memory: d.Memory, Peers: d.Peers}
+	}
+	m, err := machineOf(gpus)
+	if err != nil || len(gpus) == 0 {
+		return m, gpus, err
+	}
+	if v, err := dnn.Version(); err == nil { // without it there are other backends
+		m.CUDNN = cudnn(v)
+	}
+	return m, gpus, nil
+}
+
+// cudnn is a version as cuDNN counts it, 91900 for 9.19.0.
+func cudnn(v int) backends.Version { return backends.V(v/10000, v/100%100, v%100) }
+
+// Libraries returns what a run on GPUs loads.
+func Libraries() []Library {
+	var list []Library
+	add := func(name, version string, err error) {
+		l := Library{Name: name, Version: version}
+		if err != nil {
+			l = Library{Name: name, Problem: err.Error()}
+		}
+		list = append(list, l)
+	}
+	version, err := driver.Version()
+	add("CUDA driver", "for CUDA "+version, err)
+	c, err := nvrtc.Open()
+	version = ""
+	if err == nil {
+		version = c.Version() + " in " + c.Path()
+	}
+	add("NVRTC", version, err)
+	v, err := dnn.Version()
+	add("cuDNN", cudnn(v).String(), err)
+	v, err = blas.Version()
+	add("cuBLASLt", backends.Version(v).String(), err)
+	v, err = nccl.Version()
+	add("NCCL", nccl.VersionText(v), err)
+	return list
+}

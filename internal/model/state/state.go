@@ -1,0 +1,185 @@
+package state
+
+import (
+	"fmt"
+
+	"github.com/cprun/cprun/internal/model"
+	"github.com/cprun/cprun/internal/model/optim"
+	"github.com/cprun/cprun/tensor"
+)
+
+// Sharding selects the state that a rank keeps of its own parts alone (ZeRO, arXiv:1910.02054).
+type Sharding int
+
+// The shardings.
+const (
+	ShardNone      Sharding = iota // everything is on every rank
+	ShardOptimizer                 // masters and moments: stage 1
+	ShardGradients                 // and gradients: stage 2
+)
+
+// ShardingOf returns the meaning of memory.shard.
+func ShardingOf(word string) Sharding {
+	switch word {
+	case "optimizer":
+		return ShardOptimizer
+	case "gradients":
+		return ShardGradients
+	}
+	return ShardNone
+}
+
+// Options say how a state is laid out.
+type Options struct {
+	Layout *model.FlatLayout
+	Groups []Group // of each bucket of Layout
+	Shard  Sharding
+	// Compute is the type of the weights that the model reads. Where it is not float32 these are
+	// a copy beside Masters; Masters asks for a copy in any case.
+	Compute tensor.DType
+	Masters bool
+	AdamW   optim.AdamW
+	Frozen  bool // weights alone, for passes that train nothing
+}
+
+// State is the model and the optimizer in flat buffers. They are cut into buckets, and each
+// bucket into as many equal parts as its group has ranks: rank r of the group owns part r. A
+// buffer holds all elements, or the parts that this rank owns, one after the other.
+type State struct {
+	Flat    *model.FlatLayout
+	Masters View // float32: for the optimizer
+	Grads   View // float32
+	M, V    View // float32: moments of Masters
+	// Staging is, for each bucket, the place to add gradients in a backward pass; nil if that is
+	// Grads. Buckets that a pass does not need at once share memory: see StageOf.
+	Staging []View
+
+	compute View // all, in the type of activations: Masters itself, unless the device keeps both
+	vectors View // float32: all of the last bucket, where Masters holds parts; else zero
+
+	groups []Group
+	parts  []model.Bucket // where a buffer of parts has this rank's part of each bucket
+	shard  Sharding
+	adamw  optim.AdamW
+	all    []View // every buffer
+}
+
+// New allocates the state of one rank, uninitialised.
+func New(a Allocator, o Options) (*State, error) {
+	s := &State{Flat: o.Layout, groups: o.Groups, adamw: o.AdamW}
+	if err := s.divide(); err != nil {
+		return nil, err
+	}
+	all, held := int(s.Flat.Size()), int(s.Flat.Size())
+	if s.owned() < s.Flat.Size() { // else its parts are everything
+		s.shard = o.Shard
+	}
+	if s.shard != ShardNone {
+		held = int(s.owned())
+	}
+	var err error
+	vector := func(what string, t tensor.DType, n int) (v View) {
+		if err == nil {
+			v, err = a.Vector(what, t, n)
+			s.all = append(s.all, v)
+		}
+		return v
+	}
+	if o.Masters || o.Compute != tensor.F32 {
+		s.Masters, s.compute = vector(Weights, tensor.F32, held), vector(Compute, o.Compute, all)
+		if s.shard != ShardNone {
+			s.vectors = vector(Compute, tensor.F32, int(s.Flat.Buckets[s.Flat.Vectors()].Size()))
+		}
+	} else {
+		s.Masters = vector(Weights, tensor.F32, all)
+		s.compute = s.Masters
+	}
+	if o.Frozen {
+		return s, err
+	}
+	s.M, s.V = vector(Moments, tensor.F32, held), vector(Moments, tensor.F32, held)
+	if s.shard == ShardGradients {
+		s.Grads = vector(Gradients, tensor.F32, held)
+		s.Staging = stages(s.Flat, func(n int) View { return vector(Gradients, tensor.F32, n) })
+	} else {
+		s.Grads = vector(Gradients, tensor.F32, all)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// Zero queues that every buffer becomes 0.
+func (s *State) Zero(ops model.Elementwise) { ops.Zero(s.all...) }
+
+// Params returns the state as the model sees it.
+func (s *State) Params() model.Params {
+	p := model.Params{Layout: s.Flat, Weights: s.Masters, Vectors: s.vectors, Compute: s.compute, Grads: s.Grads}
+	if s.Staging != nil {
+		p.Grads, p.BucketGrads = View{}, s.Staging
+	}
+	return p
+}
+
+// SumSquares adds the squares of the gradients that this rank owns to sum. Over all ranks of the
+// world these are every gradient once, however they are sharded and grouped.
+func (s *State) SumSquares(d optim.Device, sum View) {
+	if int64(s.Grads.Size()) == s.owned() { // parts alone, or all of it
+		d.SumSquares(sum, s.Grads)
+		return
+	}
+	for b, bucket := range s.Flat.Buckets {
+		if bucket.Size() > 0 {
+			d.SumSquares(sum, s.Own(s.Grads, b))
+		}
+	}
+}
+
+// Update steps this rank's part of a bucket. norm2 is the square of the norm of the whole
+// gradient.
+func (s *State) Update(d optim.Device, bucket int, norm2 View, u optim.Update) {
+	p, c := s.Held(s.Masters, bucket), View{}
+	vectors := bucket == s.Flat.Vectors()
+	if s.compute != s.Masters && !vectors {
+		c = s.Held(s.compute, bucket)
+	}
+	all := []optim.Segment{{Lo: 0, Hi: p.Size(), Decay: !vectors}}
+	s.adamw.Step(d, p, c, s.Held(s.Grads, bucket), s.Held(s.M, bucket), s.Held(s.V, bucket), norm2, all, u)
+}
+
+// CopyCompute sets the compute copy of this rank's part of a bucket, if there is one.
+func (s *State) CopyCompute(ops model.Elementwise, bucket int) {
+	if s.compute != s.Masters && bucket != s.Flat.Vectors() {
+		ops.Copy(s.Held(s.compute, bucket), s.Held(s.Masters, bucket))
+	}
+}
+
+// Gathered returns where the parts of a bucket's weights come together, and this rank's part; zero
+// where every rank holds all.
+func (s *State) Gathered(bucket int) (dst, src View) {
+	switch {
+	case s.shard == ShardNone || s.Flat.Buckets[bucket].Size() == 0:
+		return View{}, View{}
+	case bucket == s.Flat.Vectors() && !s.vectors.IsZero():
+		return s.vectors, s.Own(s.Masters, bucket)
+	}
+	return s.Whole(s.compute, bucket), s.Own(s.compute, bucket)
+}
+
+// divide cuts the buckets into parts.
+func (s *State) divide() error {
+	if len(s.groups) != len(s.Flat.Buckets) {
+		return fmt.Errorf("%d groups for %d buckets", len(s.groups), len(s.Flat.Buckets))
+	}
+	at := int64(0)
+	for b, bucket := range s.Flat.Buckets {
+		n := int64(s.groups[b].Size)
+		if n < 1 || bucket.Size()%n != 0 {
+			return fmt.Errorf("bucket %d of %d elements cannot be cut into %d equal parts", b, bucket.Size(), n)
+		}
+		s.parts = append(s.parts, model.Bucket{Lo: at, Hi: at + bucket.Size()/n})
+		at += bucket.Size() / n
+	}
+	return nil
+}

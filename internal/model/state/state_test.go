@@ -1,0 +1,128 @@
+package state
+
+import (
+	"errors"
+	"slices"
+	"testing"
+
+	"github.com/cprun/cprun/internal/model"
+	"github.com/cprun/cprun/internal/model/hf"
+	"github.com/cprun/cprun/tensor"
+)
+
+func layout(ranks int) *model.FlatLayout {
+	return model.NewLayout(&hf.Config{
+		Architecture: hf.Llama, VocabSize: 37, HiddenSize: 8, IntermediateSize: 12, NumHiddenLayers: 2,
+		NumAttentionHeads: 2, NumKeyValueHeads: 1, HeadDim: 4, RMSNormEps: 1e-6,
+	}, ranks)
+}
+
+// The parts of a bucket tile it over its group, and a rank's parts tile what it holds.
+func TestPartsTile(t *testing.T) {
+	flat := layout(4)
+	sizes := []int{4, 2, 1, 4, 2}
+	for b, bucket := range flat.Buckets {
+		at := bucket.Lo
+		for rank := range sizes[b] {
+			groups := make([]Group, len(sizes))
+			for i, n := range sizes {
+				groups[i] = Group{Rank: rank % n, Size: n}
+			}
+			s, err := New(Meter{}, Options{Layout: flat, Groups: groups, Shard: ShardGradients, Compute: tensor.BF16})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if part := s.Share(b); part.Lo != at {
+				t.Errorf("bucket %d, rank %d: the part begins at %d, want %d", b, rank, part.Lo, at)
+			}
+			at = s.Share(b).Hi
+			next := int64(0)
+			for i, part := range s.Owned() {
+				if part.Lo != next || part.Size() != flat.Buckets[i].Size()/int64(sizes[i]) {
+					t.Errorf("bucket %d of %v is held at %v, want %d elements from %d on", i, sizes, part, flat.Buckets[i].Size()/int64(sizes[i]), next)
+				}
+				next = part.Hi
+			}
+			if int64(s.Masters.Size()) != next || s.M.Size() != s.Masters.Size() || s.Grads.Size() != s.Masters.Size() {
+				t.Errorf("%d masters, %d moments and %d gradients for parts of %d", s.Masters.Size(), s.M.Size(), s.Grads.Size(), next)
+			}
+		}
+		if at != bucket.Hi {
+			t.Errorf("bucket %d: the parts end at %d, want %d", b, at, bucket.Hi)
+		}
+	}
+}
+
+func TestGroupsThatDoNotFitAreRefused(t *testing.T) {
+	flat := layout(4)
+	for what, groups := range map[string][]Group{
+		"none":         nil,
+		"no ranks":     slices.Repeat([]Group{{}}, len(flat.Buckets)),
+		"odd division": Groups(flat, Group{Size: 7}),
+	} {
+		if _, err := New(Meter{}, Options{Layout: flat, Groups: groups, Compute: tensor.F32}); err == nil {
+			t.Errorf("%s: no error", what)
+		}
+	}
+}
+
+// Memory of batches is taken once, and again only for larger ones.
+func TestBatchesGrow(t *testing.T) {
+	for _, packed := range []bool{false, true} {
+		m, f := Meter{}, Format{Pairs: 4, Packed: packed}
+		b, err := NewBatches(m, f, 100)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// Lists of 100 tokens take 128 words; a table has a row of four for each token.
+		want := int64(2*4*2*128 + 2*4*4*100)
+		if packed {
+			want = 2 * 4 * (2*128 + 2*4*128)
+		}
+		if m[Inputs] != want {
+			t.Errorf("packed %t: %d bytes for 100 tokens, want %d", packed, m[Inputs], want)
+		}
+		if err := b.Grow(0, 90); err != nil || m[Inputs] != want {
+			t.Errorf("packed %t: a smaller batch took memory (%v)", packed, err)
+		}
+		if err := b.Grow(1, 200); err != nil || m[Inputs] != want+6*int64(f.Words(200)) {
+			t.Errorf("packed %t: a batch of 200 tokens took %d bytes, want %d (%v)", packed, m[Inputs]-want, 6*f.Words(200), err)
+		}
+	}
+}
+
+// vectors is an Allocator that counts what it gives.
+type vectors struct {
+	Meter
+	count int
+}
+
+func (v *vectors) Vector(what string, t tensor.DType, n int) (View, error) {
+	v.count++
+	return v.Meter.Vector(what, t, n)
+}
+
+// Batches that grow a little 1,000 times take few vectors, and not many times the memory of the last one.
+func TestBatchesGrowSlowly(t *testing.T) {
+	for _, packed := range []bool{false, true} {
+		m, f := &vectors{Meter: Meter{}}, Format{Pairs: 4, Packed: packed}
+		b, err := NewBatches(m, f, 1000)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tokens := 1000
+		for i := range 1000 {
+			tokens += 64
+			if err := errors.Join(b.Grow(i%2, tokens), b.GrowTables(tokens)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		exact := Meter{}
+		if _, err := NewBatches(exact, f, tokens); err != nil {
+			t.Fatal(err)
+		}
+		if m.count > 60 || m.Meter[Inputs] > 5*exact[Inputs]+4*2*4*int64(tokens) {
+			t.Errorf("packed %t: %d vectors of %d bytes, where the last ones need %d", packed, m.count, m.Meter[Inputs], exact[Inputs])
+		}
+	}
+}

@@ -1,0 +1,218 @@
+package attend
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/cprun/cprun/internal/base/terminal"
+	"github.com/cprun/cprun/partition"
+)
+
+// Masks is what the metadata say of who sees whom.
+type Masks struct {
+	partition.Diagonal
+	// Docs are the lengths of packed documents, in queries: one list for all samples, or one for each;
+	// nil: none. DocsKV are those in keys; nil: the same.
+	Docs, DocsKV [][]int
+	Slices       []partition.Slice // in place of all others
+
+	of []partition.Mask // one for all samples, or one for each
+}
+
+// Apart reports whether samples may have masks that differ.
+func (m *Masks) Apart() bool { return len(m.of) > 1 }
+
+// String returns the mask in words: "causal from the top left, window (9, 5), documents of each sample".
+func (m *Masks) String() string {
+	var words []string
+	add := func(is bool, format string, args ...any) {
+		if is {
+			words = append(words, fmt.Sprintf(format, args...))
+		}
+	}
+	from := map[bool]string{true: " from the top left"}[m.TopLeft]
+	each := map[bool]string{true: " of each sample"}[len(m.Docs) > 1]
+	add(m.Slices != nil, "slices: %d", len(m.Slices))
+	add(m.Causal, "causal%s", from)
+	add(m.Left >= 0 || m.Right >= 0, "window (%d, %d)", m.Left, m.Right)
+	add(m.Docs != nil, "documents%s", each)
+	add(m.DocsKV != nil, "their lengths in keys")
+	if len(words) == 0 {
+		return "full"
+	}
+	return strings.Join(words, ", ")
+}
+
+// readMasks reads the masks of a case whose lengths are known. All that is wrong with them is in the error.
+func (c *Case) readMasks() (m Masks, err error) {
+	r := reader{path: c.Path, metadata: c.file.Metadata()}
+	r.diagonal(&m.Diagonal)
+	var queries, keys documents
+	r.parse("docs", func(s string) (err error) { queries, err = parseDocuments(s); return err })
+	r.parse("docs_kv", func(s string) (err error) { keys, err = parseDocuments(s); return err })
+	r.parse("slices", func(s string) (err error) { m.Slices, err = parseSlices(s); return err })
+	switch {
+	case len(r.faults) > 0:
+		return m, errors.Join(r.faults...)
+	case m.Slices != nil:
+		r.alone(&m, queries, keys)
+		if len(r.faults) == 0 {
+			m.of, err = c.slicesOf(m.Slices)
+			r.fault("slices", err)
+		}
+		return m, errors.Join(r.faults...)
+	case keys.lists != nil && queries.lists == nil:
+		r.fault("docs_kv", errors.New("lengths in keys stand beside \"docs\", and there are none"))
+		return m, errors.Join(r.faults...)
+	}
+	m.of, err = c.documentsOf(&m, queries, keys)
+	r.fault("docs", err)
+	return m, errors.Join(r.faults...)
+}
+
+// reader collects what is wrong with metadata.
+type reader struct {
+	path     string
+	metadata map[string]string
+	faults   []error
+}
+
+// fault says of a key what is wrong with it, with its value.
+func (r *reader) fault(key string, err error) {
+	if err != nil {
+		r.faults = append(r.faults, fmt.Errorf("%s: metadata %q is %s: %w", r.path, key, terminal.Clip(strconv.Quote(r.metadata[key]), 80), err))
+	}
+}
+
+// parse reads the value of a key, if there is one.
+func (r *reader) parse(key string, parse func(string) error) {
+	if s := r.metadata[key]; s != "" {
+		r.fault(key, parse(s))
+	}
+}
+
+// diagonal reads "causal" and "window".
+func (r *reader) diagonal(d *partition.Diagonal) {
+	d.Left, d.Right = -1, -1
+	r.parse("causal", func(s string) (err error) {
+		if s == "top_left" {
+			d.Causal, d.TopLeft = true, true
+			return nil
+		}
+		if d.Causal, err = strconv.ParseBool(s); err != nil {
+			return errors.New("want true, false or top_left")
+		}
+		return nil
+	})
+	r.parse("window", func(s string) (err error) {
+		d.Left, d.Right, err = parseWindow(s)
+		return err
+	})
+}
+
+// parseWindow reads "L", the keys before a query's own, where any number below 0 is all; or "L,R", those
+// before and behind it, where -1 is.
+func parseWindow(s string) (left, right int, err error) {
+	l, r, sides := strings.Cut(s, ",")
+	left, err = strconv.Atoi(strings.TrimSpace(l))
+	if right = -1; sides && err == nil {
+		right, err = strconv.Atoi(strings.TrimSpace(r))
+	} else {
+		left = max(left, -1)
+	}
+	if err != nil || left < -1 || right < -1 {
+		return -1, -1, errors.New("want the number of keys before a query's own, or two with a comma, before and behind it; -1 or nothing: all")
+	}
+	return left, right, nil
+}
+
+// alone finds what slices cannot stand beside. Values that ask for nothing may be there.
+func (r *reader) alone(m *Masks, queries, keys documents) {
+	for _, other := range []struct {
+		key  string
+		asks bool
+	}{{"causal", m.Causal}, {"window", m.Left >= 0 || m.Right >= 0}, {"docs", queries.lists != nil}, {"docs_kv", keys.lists != nil}} {
+		if other.asks {
+			r.fault(other.key, errors.New("\"slices\" stand in place of causal, window and docs; leave one of them out"))
+		}
+	}
+}
+
+func (c *Case) slicesOf(list []partition.Slice) ([]partition.Mask, error) {
+	if c.batches {
+		return nil, fmt.Errorf("layout %v has queries of documents and keys of samples, which slices of both at once do not fit", c.Input.Layout)
+	}
+	mask, err := partition.SliceMaskOf(c.SeqQ, c.SeqKV, list)
+	return []partition.Mask{mask}, err
+}
+
+// documentsOf sets the documents of m, and returns the mask of all samples or of each.
+func (c *Case) documentsOf(m *Masks, queries, keys documents) ([]partition.Mask, error) {
+	if c.batches && queries.lists != nil {
+		if err := c.evenly(queries, keys); err != nil {
+			return nil, err
+		}
+		queries, keys = documents{}, documents{}
+	}
+	for _, d := range []documents{queries, keys} {
+		if d.samples && len(d.lists) != c.Batch {
+			return nil, fmt.Errorf("there are lists of %d samples, and the batch has %d", len(d.lists), c.Batch)
+		}
+	}
+	if keys.lists != nil && keys.samples != queries.samples {
+		return nil, errors.New("\"docs\" and \"docs_kv\" must both be lists of lengths, or both have a list for each sample")
+	}
+	m.Docs, m.DocsKV = queries.lists, keys.lists
+	if slices.EqualFunc(m.Docs, m.DocsKV, slices.Equal) && c.SeqQ == c.SeqKV {
+		m.DocsKV = nil
+	}
+	if alike(m.Docs) && alike(m.DocsKV) {
+		m.Docs, m.DocsKV = m.Docs[:min(1, len(m.Docs))], m.DocsKV[:min(1, len(m.DocsKV))]
+	}
+	if m.Docs == nil {
+		mask, err := m.Diagonal.Mask(c.SeqQ, c.SeqKV, nil, nil)
+		return []partition.Mask{mask}, err
+	}
+	masks := make([]partition.Mask, len(m.Docs))
+	for i := range masks {
+		var inKeys []int
+		if m.DocsKV != nil {
+			inKeys = m.DocsKV[i]
+		}
+		var err error
+		if masks[i], err = m.documentMask(c, m.Docs[i], inKeys); err != nil {
+			if queries.samples {
+				err = fmt.Errorf("sample %d: %w", i, err)
+			}
+			return nil, err
+		}
+	}
+	return masks, nil
+}
+
+// alike reports whether all samples have the same documents.
+func alike(lists [][]int) bool {
+	return !slices.ContainsFunc(lists, func(l []int) bool { return !slices.Equal(l, lists[0]) })
+}
+
+func (m *Masks) documentMask(c *Case, docs, docsKV []int) (partition.Mask, error) {
+	if len(docs) == 0 {
+		return partition.Mask{}, errors.New("there are no documents")
+	}
+	return m.Diagonal.Mask(c.SeqQ, c.SeqKV, docs, docsKV)
+}
+
+// evenly is why documents are not the batch of k and v; where they are, the batch stands for them.
+func (c *Case) evenly(queries, keys documents) error {
+	other := func(n int) bool { return n != c.SeqKV }
+	even := func(d documents) bool {
+		return !d.samples && len(d.lists[0]) == c.Batch && !slices.ContainsFunc(d.lists[0], other)
+	}
+	if !even(queries) || keys.lists != nil && !even(keys) {
+		return fmt.Errorf("layout %v has %d documents of %d keys; documents of other lengths are not in this build", c.Input.Layout, c.Batch, c.SeqKV)
+	}
+	return nil
+}

@@ -1,0 +1,465 @@
+package attend
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/internal/base/safetensors"
+	rules "github.com/cprun/cprun/internal/model/backends"
+	"github.com/cprun/cprun/internal/model/device"
+	"github.com/cprun/cprun/internal/model/machine"
+	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/ring"
+	"github.com/cprun/cprun/tensor"
+)
+
+// Spec is how a case is run.
+type Spec struct {
+	In, Out       string
+	ring.Strategy        // how it runs; the backend is one of the device's
+	DType         string // fp64, fp32, bf16, fp16: the type of the computation
+	Device        string // cpu or cuda
+	Machine       machine.Machine
+	// Remedies are needed by the chosen Backend.
+	Remedies []rules.RemedyKind `json:",omitempty"`
+}
+
+// A Report is the result of rank 0, which `cprun attention --json` prints.
+type Report struct {
+	In        string  `json:"in"`
+	Out       string  `json:"out"`
+	Ranks     int     `json:"ranks"`
+	Layout    string  `json:"layout"`
+	Algorithm string  `json:"algorithm"`
+	Backend   string  `json:"backend"`
+	DType     string  `json:"dtype"`
+	Device    string  `json:"device"`
+	Hops      int     `json:"hops"`    // of rank 0, for the first sample
+	Balance   float64 `json:"balance"` // mean over maximum of the ranks' visible pairs in all heads
+	// Pairs counts the visible (query, key) pairs of one head of one sample; of all samples where these have documents
+	// of their own.
+	Pairs int    `json:"pairs"`
+	Mask  string `json:"mask"` // in words
+	// QKVLayout is how the file holds q, k and v, by the names of package qkv.
+	QKVLayout         string  `json:"qkv_layout"`
+	QKVLayoutDeclared bool    `json:"qkv_layout_declared"` // by the metadata; else detected
+	Seconds           float64 `json:"seconds"`             // forward and backward, the slowest rank
+}
+
+// shape returns the case's partition over that many ranks, with the mask of the first sample.
+func (c *Case) shape(layout string, ranks int) (partition.Shape, error) {
+	var docs []int
+	if partition.ByDocument(layout) {
+		var err error
+		if docs, err = c.layoutDocs(layout); err != nil {
+			return partition.Shape{}, err
+		}
+	}
+	mask := c.Masks.of[0]
+	l, err := partition.New(layout, docs, mask.Band)
+	return partition.Shape{SeqQ: c.SeqQ, SeqKV: c.SeqKV, Size: ranks, Layout: l, Mask: mask}, err
+}
+
+// Check finds the faults of a spec before any process is spawned.
+func (s Spec) Check(c *Case, ranks int) error {
+	shape, err := c.shape(s.Layout, ranks)
+	if err != nil {
+		return err
+	}
+	if _, err := s.Element(); err != nil {
+		return err
+	}
+	if has := backends[s.Device]; !slices.Contains(has, s.Backend) {
+		return fmt.Errorf("backend %q is none of %s, which are what %s has", s.Backend, strings.Join(has, ", "), s.where())
+	}
+	if s.Inner < 0 || s.GatherHeads < 0 {
+		return fmt.Errorf("--ulysses-degree %d --gather-heads %d: want 0 or more", s.Inner, s.GatherHeads)
+	}
+	for _, f := range []struct {
+		flag, needs string
+		unread      bool
+	}{
+		{"--ulysses-degree", "hierarchical", s.Inner > 0 && s.Algorithm != "hierarchical"},
+		{"--gather-heads", "allgather", s.GatherHeads > 0 && s.Algorithm != "allgather"},
+		{"--gather", "allgather", s.Gather != "" && s.Gather != ring.Auto && (s.Algorithm == "ulysses" || s.Algorithm != "allgather" && c.Masks.Left < 0 && c.Masks.Right < 0 && c.Masks.Slices == nil)},
+	} {
+		if f.unread {
+			return fmt.Errorf("%s has no effect with --algorithm %s; leave it out, or give --algorithm %s", f.flag, s.Algorithm, f.needs)
+		}
+	}
+	if s.GatherHeads > 0 && (c.Scores.Biased() || c.Scores.MaxLogit) {
+		return fmt.Errorf("--gather-heads %d: slopes, a bias and max_logit are of all heads; leave it out", s.GatherHeads)
+	}
+	if _, err = ring.New(s.Algorithm, s.spec(c, shape), 0); err != nil && !slices.Contains(ring.Gathers, s.Gather) {
+		return fmt.Errorf("--gather %q: want one of %s", s.Gather, strings.Join(ring.Gathers, ", "))
+	}
+	return err
+}
+
+// spec returns the input of a schedule.
+func (s *Spec) spec(c *Case, shape partition.Shape) ring.Spec {
+	out := s.Spec(shape, c.Heads, c.KVHeads)
+	out.Positions = c.Scores.ALiBi || c.Scores.Bias != nil
+	return out
+}
+
+// types lists the element types of each device by the names of --dtype.
+var types = map[string]map[string]tensor.DType{
+	"cpu":  {"bf16": tensor.BF16, "fp16": tensor.F16, "fp32": tensor.F32, "fp64": tensor.F64},
+	"cuda": {"bf16": tensor.BF16, "fp16": tensor.F16, "fp32": tensor.F32},
+}
+
+// backends lists the backends of each device.
+var backends = map[string][]string{"cpu": {"flash", "reference"}, "cuda": {"fused", "flash", "reference"}}
+
+// Element returns the element type that is computed in.
+func (s Spec) Element() (tensor.DType, error) {
+	t, ok := types[s.Device][s.DType]
+	if !ok {
+		names := slices.Sorted(maps.Keys(types[s.Device]))
+		return tensor.Invalid, fmt.Errorf("dtype %q is none of %s, which are what %s computes in", s.DType, strings.Join(names, ", "), s.where())
+	}
+	return t, nil
+}
+
+func (s Spec) where() string {
+	if s.Device == "cuda" {
+		return "a GPU"
+	}
+	return "a CPU"
+}
+
+// View is a strided window onto device memory; see package tensor.
+type View = tensor.View
+
+// Run computes this rank's part of the case and, on rank 0, gathers and writes the result.
+// Every rank of the world calls it.
+func (c *Case) Run(ctx context.Context, s Spec, world comm.Communicator, dev *device.Device) (*Report, error) {
+	shape, err := c.shape(s.Layout, world.Size())
+	if err != nil {
+		return nil, err
+	}
+	groups, err := s.groups(c, shape, world.Rank())
+	if err != nil {
+		return nil, err
+	}
+	l, err := c.load(ctx, s, shape, world.Rank(), dev)
+	if err != nil {
+		return nil, err
+	}
+	took, err := c.compute(ctx, world, dev, groups, l)
+	if err != nil {
+		return nil, err
+	}
+	slowest := tensor.FromSlice([]float64{took.Seconds()}, 1)
+	if err := wait(ctx)(world.AllReduce(slowest, comm.Max)); err != nil {
+		return nil, err
+	}
+	if err := c.write(ctx, s, shape, world, l); err != nil {
+		return nil, err
+	}
+	work := c.work(groups)
+	shared := partition.WorkOfHeads(work, s.Traders(shape.Size), c.Heads)
+	pairs := 0
+	for _, w := range work {
+		pairs += w
+	}
+	return &Report{
+		In: s.In, Out: s.Out, Ranks: world.Size(), Layout: s.Layout, Algorithm: s.Algorithm, Backend: s.Backend,
+		DType: s.DType, Device: dev.Name, Hops: len(groups[0].schedule.Forward), Balance: partition.Balance(shared), Pairs: pairs, Mask: c.Masks.String(),
+		QKVLayout: c.Input.Layout.String(), QKVLayoutDeclared: c.Input.Declared, Seconds: tensor.Data[float64](slowest)[0],
+	}, nil
+}
+
+// compute runs the ring, and brings its results to the host.
+func (c *Case) compute(ctx context.Context, world comm.Communicator, dev *device.Device, groups []group, l *local) (took time.Duration, err error) {
+	defer device.Caught(&err)
+	arena, err := dev.Arena("buffers of the ring", 0)
+	if err != nil {
+		return 0, err
+	}
+	r := &ring.Ring{Kernel: dev.Kernel, Comm: world, Mover: dev.Ops, Stream: dev.Stream, Arena: arena}
+	if err := world.Barrier(ctx); err != nil {
+		return 0, err
+	}
+	start := time.Now()
+	for _, g := range groups {
+		x := l.of(g)
+		if err := r.Forward(x.partial(), x.q, x.k, x.v, g.schedule, x.softmax(c.Softmax)); err != nil {
+			return 0, err
+		}
+	}
+	if err := l.sinks(dev.Sinks, l.partial()); err != nil {
+		return 0, err
+	}
+	for i, g := range groups {
+		if !c.Backward {
+			break
+		}
+		x := l.of(g)
+		if err := r.Backward(x.grads(), x.do, x.q, x.k, x.v, x.partial(), g.schedule, x.softmax(c.Softmax)); err != nil {
+			return 0, err
+		}
+		l.addBias(dev.Ops, i == 0)
+	}
+	if err := dev.Stream.Sync(ctx); err != nil {
+		return 0, err
+	}
+	took = time.Since(start)
+	for _, r := range l.results(c.Backward) {
+		if r.wide != r.dev {
+			dev.Ops.Copy(r.wide, r.dev)
+		}
+		dev.Store.Download(r.host, r.wide)
+	}
+	return took, dev.Stream.Sync(ctx)
+}
+
+// wait blocks for a transfer that has just been begun.
+func wait(ctx context.Context) func(comm.Pending, error) error {
+	return func(p comm.Pending, err error) error {
+		if err != nil {
+			return err
+		}
+		return p.Sync(ctx)
+	}
+}
+
+// local holds a rank's rows of every tensor of a case, on its device.
+type local struct {
+	q, k, v, do          View
+	out, lse, dq, dk, dv result
+	terms
+}
+
+// A result is a computed tensor: on the device, there in the type that is written, and on
+// the host.
+type result struct{ dev, wide, host View }
+
+// results lists the results in the order of the file.
+func (l *local) results(backward bool) []*result {
+	list := []*result{&l.out, &l.lse}
+	if backward {
+		list = append(list, &l.dq, &l.dk, &l.dv)
+	}
+	return append(list, l.terms.results()...)
+}
+
+// wide returns the type of the files: float32, or float64 if that is
+// computed in.
+func wide(t tensor.DType) tensor.DType {
+	if t == tensor.F64 {
+		return tensor.F64
+	}
+	return tensor.F32
+}
+
+// load reads this rank's rows, and no others, and makes room for its results.
+func (c *Case) load(ctx context.Context, s Spec, shape partition.Shape, rank int, dev *device.Device) (*local, error) {
+	dtype, err := s.Element()
+	if err != nil {
+		return nil, err
+	}
+	qs := shape.Layout.Spans(c.SeqQ, shape.Size, rank)
+	ks := shape.Layout.Spans(c.SeqKV, shape.Size, rank)
+	nq, nk := partition.Count(qs), partition.Count(ks)
+	q, k := [4]int{c.Batch, nq, c.Heads, c.HeadDim}, [4]int{c.Batch, nk, c.KVHeads, c.HeadDim}
+	v, o := [4]int{c.Batch, nk, c.KVHeads, c.HeadDimV}, [4]int{c.Batch, nq, c.Heads, c.HeadDimV}
+	three, err := c.own(wide(dtype), qs, ks)
+	if err != nil {
+		return nil, err
+	}
+	l := &local{}
+	if l.terms, err = c.loadTerms(wide(dtype), qs, dev); err != nil {
+		return nil, err
+	}
+	type input struct {
+		name  string
+		dst   *View
+		shape [4]int
+		fill  func(host View) error
+	}
+	part := func(of func(q, k, v View) View) func(View) error {
+		return func(host View) error { unpack(host, three, of); return nil }
+	}
+	inputs := []input{
+		{"q", &l.q, q, part(func(q, _, _ View) View { return q })},
+		{"k", &l.k, k, part(func(_, k, _ View) View { return k })},
+		{"v", &l.v, v, part(func(_, _, v View) View { return v })},
+	}
+	type output struct {
+		dst   *result
+		dtype tensor.DType
+		shape [4]int
+	}
+	outputs := []output{{&l.out, dtype, o}, {&l.lse, wide(dtype), [4]int{c.Batch, nq, c.Heads, 1}}}
+	if c.Backward {
+		dout := func(host View) error { return c.rows("dout", host, qs, c.SeqQ) }
+		inputs = append(inputs, input{"dout", &l.do, o, dout})
+		outputs = append(outputs, output{&l.dq, wide(dtype), q}, output{&l.dk, wide(dtype), k}, output{&l.dv, wide(dtype), v})
+	}
+	for _, in := range inputs {
+		r, err := places(dev, dtype, in.shape)
+		if err == nil {
+			err = in.fill(r.host)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", in.name, err)
+		}
+		dev.Store.Upload(r.wide, r.host)
+		if r.dev != r.wide {
+			dev.Ops.Copy(r.dev, r.wide)
+		}
+		*in.dst = r.dev
+	}
+	for _, out := range outputs {
+		if *out.dst, err = places(dev, out.dtype, out.shape); err != nil {
+			return nil, err
+		}
+	}
+	return l, dev.Stream.Sync(ctx)
+}
+
+// places allocates a tensor of that type, here and there.
+func places(dev *device.Device, dtype tensor.DType, shape [4]int) (r result, err error) {
+	n := shape[0] * shape[1] * shape[2] * shape[3]
+	if r.dev, err = dev.Vector("tensor", dtype, n); err != nil {
+		return r, err
+	}
+	r.wide = r.dev
+	if t := wide(dtype); t != dtype {
+		if r.wide, err = dev.Vector("tensor", t, n); err != nil {
+			return r, err
+		}
+	}
+	if r.host, err = dev.HostVector(wide(dtype), n); err != nil {
+		return r, err
+	}
+	for _, v := range []*View{&r.dev, &r.wide, &r.host} {
+		*v = v.Reshape(shape)
+	}
+	return r, nil
+}
+
+// eachRun calls f with every run of neighbouring positions.
+func eachRun(spans []partition.Span, f func(start, n int) error) error {
+	for _, s := range spans {
+		if s.Stride == 1 {
+			if err := f(s.Start, s.Len); err != nil {
+				return err
+			}
+			continue
+		}
+		for i := range s.Len {
+			if err := f(s.Start+i*s.Stride, 1); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// write gathers every result on rank 0, tensor by tensor, and writes them in global order.
+func (c *Case) write(ctx context.Context, s Spec, shape partition.Shape, world comm.Communicator, l *local) error {
+	type named struct {
+		name string
+		seq  int
+		view View
+	}
+	results := []named{{"out", c.SeqQ, l.out.host}, {"lse", c.SeqQ, l.lse.host}}
+	if c.Backward {
+		results = append(results, named{"dq", c.SeqQ, l.dq.host}, named{"dk", c.SeqKV, l.dk.host}, named{"dv", c.SeqKV, l.dv.host})
+	}
+	var entries []safetensors.Entry
+	for _, r := range results {
+		whole, err := gather(ctx, world, shape, r.seq, r.view)
+		if err != nil {
+			return fmt.Errorf("gathering %s: %w", r.name, err)
+		}
+		if world.Rank() != 0 {
+			continue
+		}
+		data := floats(whole)
+		shape := whole.Shape()
+		dims := shape[:]
+		if r.name == "lse" {
+			data = transpose(data, c.Batch, c.SeqQ, c.Heads)
+			dims = []int{c.Batch, c.Heads, c.SeqQ}
+		}
+		entries = append(entries, safetensors.Floats(r.name, safetensors.F32, dims, data))
+	}
+	more, err := c.writeTerms(ctx, world, shape, &l.terms)
+	if err != nil {
+		return err
+	}
+	entries = append(entries, more...)
+	if world.Rank() != 0 {
+		return nil
+	}
+	meta := map[string]string{"lse": "[batch, heads, seq], natural log", "layout": "bshd"}
+	return safetensors.WriteFile(s.Out, meta, entries)
+}
+
+// gather brings every rank's rows to rank 0 and puts them in global order.
+func gather(ctx context.Context, world comm.Communicator, shape partition.Shape, seq int, v View) (View, error) {
+	if world.Rank() != 0 {
+		var send []comm.Message
+		if v.Size() > 0 {
+			send = []comm.Message{{Peer: 0, View: v}}
+		}
+		return View{}, wait(ctx)(world.Exchange(send, nil))
+	}
+	parts := []View{v}
+	var recv []comm.Message
+	for r := 1; r < shape.Size; r++ {
+		n := partition.Count(shape.Layout.Spans(seq, shape.Size, r))
+		part := tensor.New(v.DType(), v.Len(tensor.Batch), n, v.Len(tensor.Heads), v.Len(tensor.Dim))
+		parts = append(parts, part)
+		if part.Size() > 0 {
+			recv = append(recv, comm.Message{Peer: r, View: part})
+		}
+	}
+	if err := wait(ctx)(world.Exchange(nil, recv)); err != nil {
+		return View{}, err
+	}
+	whole := tensor.New(v.DType(), v.Len(tensor.Batch), seq, v.Len(tensor.Heads), v.Len(tensor.Dim))
+	for r, part := range parts {
+		at := 0
+		_ = eachRun(shape.Layout.Spans(seq, shape.Size, r), func(start, n int) error {
+			tensor.Copy(whole.Slice(tensor.Seq, start, start+n), part.Slice(tensor.Seq, at, at+n))
+			at += n
+			return nil
+		})
+	}
+	return whole, nil
+}
+
+// floats returns the elements of a dense view as float32, which the output file holds.
+func floats(v View) []float32 {
+	if v.DType() == tensor.F32 {
+		return tensor.Data[float32](v)
+	}
+	out := make([]float32, v.Size())
+	for i, x := range tensor.Data[float64](v) {
+		out[i] = float32(x)
+	}
+	return out
+}
+
+// transpose turns [batch, seq, heads] into [batch, heads, seq].
+func transpose(x []float32, batch, seq, heads int) []float32 {
+	out := make([]float32, len(x))
+	for b := range batch {
+		for s := range seq {
+			for h := range heads {
+				out[(b*heads+h)*seq+s] = x[(b*seq+s)*heads+h]
+			}
+		}
+	}
+	return out
+}

@@ -1,0 +1,295 @@
+package attend
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+
+	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/internal/base/safetensors"
+	"github.com/cprun/cprun/internal/model/device"
+	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/ring"
+	"github.com/cprun/cprun/tensor"
+)
+
+// Scores is what a case asks for beside scale, soft cap and mask.
+type Scores struct {
+	Sink     bool // a tensor of logits in the softmax's denominator
+	OffByOne bool // a sink of constant 0
+	ALiBi    bool
+	Bias     []int // its shape [1 or batch, 1 or heads, seq, seq_kv]; nil: none
+	MaxLogit bool  // the largest scores are a result
+}
+
+// scoreTensors are the tensors of Scores.
+var scoreTensors = []string{"sink", "alibi_slopes", "bias"}
+
+// offByOne is the metadata "sink" of a constant sink of 0.
+const offByOne = "off_by_one"
+
+// scores reads what the file says of the scores. It is called when the lengths are known.
+func (c *Case) scores() error {
+	return errors.Join(c.sink(), c.slopes(), c.bias(), c.maxLogit())
+}
+
+func (c *Case) slopes() error {
+	if !c.has("alibi_slopes") {
+		return nil
+	}
+	c.Scores.ALiBi = true
+	return c.shaped("alibi_slopes", c.Heads)
+}
+
+func (c *Case) bias() error {
+	if !c.has("bias") {
+		return nil
+	}
+	shape, err := c.readable("bias")
+	if err != nil {
+		return err
+	}
+	fits := len(shape) == 4 && (shape[0] == 1 || shape[0] == c.Batch) && (shape[1] == 1 || shape[1] == c.Heads) && shape[2] == c.SeqQ && shape[3] == c.SeqKV
+	if !fits {
+		return fmt.Errorf("%s: tensor \"bias\" has shape %v; want [1 or %d, 1 or %d, %d, %d], [batch, heads, seq, seq_kv]",
+			c.Path, shape, c.Batch, c.Heads, c.SeqQ, c.SeqKV)
+	}
+	c.Scores.Bias = shape
+	return nil
+}
+
+func (c *Case) maxLogit() (err error) {
+	if s := c.file.Metadata()["max_logit"]; s != "" {
+		if c.Scores.MaxLogit, err = strconv.ParseBool(s); err != nil {
+			return fmt.Errorf("%s: metadata \"max_logit\" is %.64q; want true or false", c.Path, s)
+		}
+	}
+	return nil
+}
+
+// Biased reports whether something is added to the scores.
+func (s *Scores) Biased() bool { return s.Bias != nil || s.ALiBi }
+
+func (c *Case) sink() error {
+	word := c.file.Metadata()["sink"]
+	switch {
+	case c.has("sink") && word != "":
+		return fmt.Errorf("%s: tensor \"sink\" stands beside metadata \"sink\" %.64q; leave one of them out", c.Path, word)
+	case c.has("sink"):
+		c.Scores.Sink = true
+		return c.shaped("sink", c.Heads)
+	case word == offByOne:
+		c.Scores.OffByOne = true
+	case word != "":
+		return fmt.Errorf("%s: metadata \"sink\" is %.64q; want %s, or a tensor \"sink\" [heads]", c.Path, word, offByOne)
+	}
+	return nil
+}
+
+// shaped is what is wrong with a tensor that is to be read and of that shape.
+func (c *Case) shaped(name string, want ...int) error {
+	shape, err := c.readable(name)
+	if err == nil && !slices.Equal(shape, want) {
+		err = fmt.Errorf("%s: tensor %q has shape %v; want %v", c.Path, name, shape, want)
+	}
+	return err
+}
+
+// terms are what a rank has for the scores of a case; what there is not is zero. Those of a bias
+// lie as in the file, with the rank's rows: [batch times heads, rows, 1, seq_kv].
+type terms struct {
+	sink, slopes, bias         View
+	dsink, dbias, largest      result
+	biasBatch, biasHeads, rows int
+	// dbiasOf is the gradient of one group of samples, where several groups share a bias.
+	dbiasOf View
+}
+
+// loadTerms reads what every rank has all of, and the rows qs of the bias, and makes room for results. t
+// is the type of LSE.
+func (c *Case) loadTerms(t tensor.DType, qs []partition.Span, dev *device.Device) (x terms, err error) {
+	heads, nq := [4]int{1, 1, c.Heads, 1}, partition.Count(qs)
+	x.rows = nq
+	load := func(name string, to *View, shape [4]int, fill func(host View) error) {
+		if err != nil {
+			return
+		}
+		var r result
+		if r, err = places(dev, t, shape); err == nil {
+			err = fill(r.host)
+		}
+		if err != nil {
+			err = fmt.Errorf("%s: %w", name, err)
+			return
+		}
+		dev.Store.Upload(r.dev, r.host)
+		*to = r.dev
+	}
+	room := func(to *result, wanted bool, shape [4]int) {
+		if err == nil && wanted {
+			*to, err = places(dev, t, shape)
+		}
+	}
+	whole := func(name string) func(View) error {
+		return func(host View) error { return c.file.ReadInto(name, host, 0) }
+	}
+	switch {
+	case c.Scores.OffByOne:
+		load("sink", &x.sink, heads, func(View) error { return nil }) // it is 0
+	case c.Scores.Sink:
+		load("sink", &x.sink, heads, whole("sink"))
+	}
+	room(&x.dsink, c.dsink(), heads)
+	if c.Scores.ALiBi {
+		load("alibi_slopes", &x.slopes, heads, whole("alibi_slopes"))
+	}
+	if b := c.Scores.Bias; b != nil {
+		x.biasBatch, x.biasHeads = b[0], b[1]
+		rows := [4]int{b[0] * b[1], nq, 1, c.SeqKV}
+		load("bias", &x.bias, rows, func(host View) error { return c.rows("bias", host, qs, c.SeqQ) })
+		room(&x.dbias, c.Backward, rows)
+		if b[0] == 1 && c.Backward && c.Masks.Apart() {
+			var of result
+			room(&of, true, rows)
+			x.dbiasOf = of.dev
+		}
+	}
+	room(&x.largest, c.Scores.MaxLogit, [4]int{c.Batch, nq, c.Heads, 1})
+	return x, err
+}
+
+// softmax is p with the terms.
+func (x *terms) softmax(p attention.Softmax) attention.Softmax {
+	dbias := x.dbias.dev
+	if !x.dbiasOf.IsZero() {
+		dbias = x.dbiasOf
+	}
+	s := attention.Scores{Slopes: x.slopes, Bias: x.byHeads(x.bias), DBias: x.byHeads(dbias), Max: x.largest.dev}
+	if !s.Slopes.IsZero() || !s.Bias.IsZero() || !s.Max.IsZero() {
+		p.Scores = &s
+	}
+	return p
+}
+
+// of is the terms of samples lo to hi.
+func (x *terms) of(lo, hi int) terms {
+	part := *x
+	if !x.largest.dev.IsZero() {
+		part.largest.dev = x.largest.dev.Slice(tensor.Batch, lo, hi)
+	}
+	if x.biasBatch > 1 {
+		part.biasBatch = hi - lo
+		for _, v := range []*View{&part.bias, &part.dbias.dev} {
+			if !v.IsZero() {
+				*v = v.Slice(tensor.Batch, lo*x.biasHeads, hi*x.biasHeads)
+			}
+		}
+	}
+	return part
+}
+
+// addBias adds the gradient that a group of samples has of a bias that all share; the first sets it.
+func (x *terms) addBias(ops ring.Mover, first bool) {
+	switch {
+	case x.dbiasOf.IsZero():
+	case first:
+		ops.Copy(x.dbias.dev, x.dbiasOf)
+	default:
+		ops.Add(x.dbias.dev, x.dbiasOf)
+	}
+}
+
+// byHeads is a bias as kernels have it, [batch, rows, heads, columns].
+func (x *terms) byHeads(v View) View {
+	if v.IsZero() {
+		return v
+	}
+	n := v.Len(tensor.Dim)
+	head := int64(x.rows) * int64(n)
+	return tensor.NewView(v.Memory(), v.DType(), v.Offset(), [4]int{x.biasBatch, x.rows, x.biasHeads, n},
+		[4]int64{int64(x.biasHeads) * head, int64(n), head, 1})
+}
+
+// results are those that there are.
+func (x *terms) results() (list []*result) {
+	for _, r := range []*result{&x.dsink, &x.dbias, &x.largest} {
+		if !r.dev.IsZero() {
+			list = append(list, r)
+		}
+	}
+	return list
+}
+
+// dsink reports whether the gradient of the sinks is a result.
+func (c *Case) dsink() bool { return c.Scores.Sink && c.Backward }
+
+// sinks folds the sinks in, if there are any, and computes their gradient.
+func (l *local) sinks(s attention.Sinks, acc attention.Partial) error {
+	if l.sink.IsZero() {
+		return nil
+	}
+	if err := s.FoldSink(acc.O, acc.LSE, l.sink); err != nil {
+		return err
+	}
+	if l.dsink.dev.IsZero() {
+		return nil
+	}
+	return s.SinkGrad(l.dsink.dev, l.do, acc.O, acc.LSE, l.sink)
+}
+
+// writeTerms makes the entries of the results, of which every rank has a part. Rank 0 has them.
+func (c *Case) writeTerms(ctx context.Context, world comm.Communicator, shape partition.Shape, x *terms) (entries []safetensors.Entry, err error) {
+	reduced := func(name string, v View, op comm.Op, dims ...int) {
+		if err == nil {
+			err = wait(ctx)(world.AllReduce(v, op))
+		}
+		if err != nil {
+			err = fmt.Errorf("gathering %s: %w", name, err)
+			return
+		}
+		entries = append(entries, safetensors.Floats(name, safetensors.F32, dims, floats(v)))
+	}
+	if v := x.dsink.host; !v.IsZero() {
+		reduced("dsink", v, comm.Sum, c.Heads)
+	}
+	if v := x.largest.host; !v.IsZero() {
+		reduced("max_logit", overRows(v), comm.Max, c.Batch, c.Heads)
+	}
+	if v := x.dbias.host; err == nil && !v.IsZero() {
+		var whole View
+		if whole, err = gather(ctx, world, shape, c.SeqQ, v); err != nil {
+			return nil, fmt.Errorf("gathering dbias: %w", err)
+		}
+		if world.Rank() == 0 {
+			entries = append(entries, safetensors.Floats("dbias", safetensors.F32, c.Scores.Bias, floats(whole)))
+		}
+	}
+	return entries, err
+}
+
+// overRows is the largest of each batch and head; -Inf where there is no row.
+func overRows(v View) View {
+	out := tensor.New(v.DType(), v.Len(tensor.Batch), 1, v.Len(tensor.Heads), 1)
+	if v.DType() == tensor.F64 {
+		largest[float64](out, v)
+	} else {
+		largest[float32](out, v)
+	}
+	return out
+}
+
+// largest sets the elements of to [batch, 1, heads, 1] to the largest of from [batch, rows, heads, 1].
+func largest[T tensor.Float](to, from View) {
+	x, y, heads := tensor.Data[T](from), tensor.Data[T](to), from.Len(tensor.Heads)
+	for i := range y {
+		y[i] = T(math.Inf(-1))
+	}
+	for i := range from.Size() {
+		at := i/(heads*from.Len(tensor.Seq))*heads + i%heads
+		y[at] = max(y[at], x[i])
+	}
+}

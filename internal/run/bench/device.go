@@ -1,0 +1,241 @@
+package bench
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math"
+	"math/rand/v2"
+
+	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/internal/model/device"
+	"github.com/cprun/cprun/tensor"
+)
+
+// View is a strided window onto device memory; see package tensor.
+type View = tensor.View
+
+// Lane is a stream that can be traced.
+type Lane interface {
+	tensor.Stream
+	Name() string              // as in traces: "compute", "comm"
+	Trace(f func(tensor.Span)) // calls f with each piece of work that ends; nil: no longer
+}
+
+// Rank is one process of a benchmark.
+type Rank struct {
+	Device  device.Device // its kernel is the one that is measured
+	Machine Machine
+	World   comm.Communicator // moves views of the device
+	Control comm.Communicator // moves views of the host; may be World
+	// Transports are the transports that `bench comm` compares.
+	Transports []Transport
+	// LinkGBps is the bandwidth of a link between two devices in each direction; 0: not known.
+	LinkGBps float64
+	// Budget is the time of a measurement without a given number of iterations, in seconds; 0: two.
+	Budget float64
+	// Seconds is the least time of such a measurement and replaces Budget; 0: unset.
+	Seconds float64
+	// Tolerance ends such a measurement once its iterations agree to within this share; 0: unset.
+	Tolerance float64
+
+	staging View // of the host, for random
+}
+
+// Transport is a way between the ranks.
+type Transport struct {
+	Name     string
+	Comm     comm.Communicator
+	NoReduce bool // reductions are not measured: they go another way
+}
+
+// Element types of attention, by the names of --dtype.
+var types = map[string]tensor.DType{"bf16": tensor.BF16, "fp16": tensor.F16, "fp32": tensor.F32, "fp64": tensor.F64}
+
+// DType returns the element type of a name of --dtype. A GPU does not compute in the last.
+func DType(name string, cpu bool) (tensor.DType, error) {
+	t, ok := types[name]
+	if !ok || !cpu && t == tensor.F64 {
+		return tensor.Invalid, fmt.Errorf("--dtype %q: want bf16, fp16 or fp32, and on a CPU also fp64", name)
+	}
+	return t, nil
+}
+
+// slowest returns the largest of each figure over the ranks.
+func (r *Rank) slowest(ctx context.Context, xs ...float64) ([]float64, error) {
+	v := tensor.FromSlice(xs, len(xs))
+	p, err := r.Control.AllReduce(v, comm.Max)
+	if err == nil {
+		err = p.Sync(ctx)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("figures of all ranks: %w", err)
+	}
+	return tensor.Data[float64](v), nil
+}
+
+// Bounds of measurements without a given number of iterations: long enough for a median, short enough to wait for.
+const (
+	budget   = 2.0 // seconds, unless the rank has another
+	minIters = 3
+	maxIters = 30
+)
+
+// measure returns the median time of work, in seconds, on the slowest rank. Iterations follow each other without a
+// pause. With iters 0 it makes as many as fit the budget, or take r.Seconds.
+func (r *Rank) measure(ctx context.Context, warmup, iters int, work func() error) (seconds float64, n int, err error) {
+	took, err := r.times(ctx, max(warmup, 1), work)
+	if err != nil {
+		return 0, 0, err
+	}
+	if iters == 0 && r.Tolerance > 0 {
+		return r.settle(ctx, took[len(took)-1], work)
+	}
+	if iters == 0 {
+		last, err := r.slowest(ctx, took[len(took)-1])
+		if err != nil {
+			return 0, 0, err
+		}
+		one := max(last[0], 1e-9)
+		iters = min(max(int(cmp.Or(r.Budget, budget)/one), minIters), maxIters)
+		if r.Seconds > 0 {
+			iters = max(int(math.Ceil(r.Seconds/one)), minIters)
+		}
+	}
+	if err := r.Control.Barrier(ctx); err != nil {
+		return 0, 0, err
+	}
+	if took, err = r.times(ctx, iters, work); err != nil {
+		return 0, 0, err
+	}
+	most, err := r.slowest(ctx, Median(took))
+	if err != nil {
+		return 0, 0, err
+	}
+	return most[0], iters, nil
+}
+
+// fewIters are made before settle compares them.
+const fewIters = 3
+
+// settle returns the median time of work, as measure does, of the fewest iterations that agree to within the
+// tolerance on every rank. first is the time of the warm-up. It counts for work that takes longer than the budget: a
+// cold start does not show there.
+func (r *Rank) settle(ctx context.Context, first float64, work func() error) (seconds float64, n int, err error) {
+	most, err := r.slowest(ctx, first)
+	if err != nil {
+		return 0, 0, err
+	}
+	room, batch := cmp.Or(r.Budget, budget), fewIters
+	limit := min(max(int(room/max(most[0], 1e-9)), minIters), maxIters)
+	if limit == maxIters {
+		batch = maxIters // of no time worth saving
+	} else if most[0] >= room {
+		batch = 1
+	}
+	if err := r.Control.Barrier(ctx); err != nil {
+		return 0, 0, err
+	}
+	var all []float64
+	for n < limit {
+		m := min(batch, limit-n)
+		took, err := r.times(ctx, m, work)
+		if err != nil {
+			return 0, 0, err
+		}
+		all, n = append(all, took...), n+m
+		if batch == 1 && n == 1 {
+			all = append(all, first)
+		}
+		if most, err = r.slowest(ctx, Median(all), Spread(all)); err != nil {
+			return 0, 0, err
+		}
+		if len(all) > 1 && most[1] <= r.Tolerance {
+			break
+		}
+	}
+	return most[0], n, nil
+}
+
+// times returns the time of each of n turns of work on the stream.
+func (r *Rank) times(ctx context.Context, n int, work func() error) ([]float64, error) {
+	clock, err := r.Device.NewClock(n + 1)
+	if err != nil {
+		return nil, err
+	}
+	defer clock.Close()
+	clock.Mark(0)
+	for i := range n {
+		if err := work(); err != nil {
+			return nil, err
+		}
+		clock.Mark(i + 1)
+	}
+	if err := r.Device.Stream.Sync(ctx); err != nil {
+		return nil, err
+	}
+	took := make([]float64, n)
+	for i := range took {
+		if took[i], err = clock.Between(i, i+1); err != nil {
+			return nil, err
+		}
+	}
+	return took, nil
+}
+
+// noise is the length of the block that random repeats. It is no multiple of a row, so that rows near each other
+// differ.
+const noise = 1<<20 + 7
+
+// random fills a dense device view with numbers of a normal distribution. The power that a GPU
+// takes, and so its clock, depends on the data: zeros would be too fast.
+func (r *Rank) random(ctx context.Context, v View, seed uint64) error {
+	const words = 8
+	if r.staging.IsZero() {
+		mem, err := r.Device.Store.AllocHost(words * noise)
+		if err != nil {
+			return fmt.Errorf("random numbers: %w", err)
+		}
+		r.staging = tensor.Dense(mem, tensor.F64, 0, [4]int{1, 1, 1, noise})
+	}
+	rng := rand.New(rand.NewPCG(seed, uint64(r.World.Rank())))
+	n := min(noise, v.Size())
+	block := tensor.Dense(r.staging.Memory(), v.DType(), 0, [4]int{1, 1, 1, n})
+	switch v.DType() {
+	case tensor.F64:
+		fill(tensor.Data[float64](block), func() float64 { return rng.NormFloat64() })
+	case tensor.F32:
+		fill(tensor.Data[float32](block), func() float32 { return float32(rng.NormFloat64()) })
+	case tensor.BF16:
+		fill(tensor.Data[uint16](block), func() uint16 { return bf16(float32(rng.NormFloat64())) })
+	case tensor.F16:
+		fill(tensor.Data[uint16](block), func() uint16 { return f16(float32(rng.NormFloat64())) })
+	default:
+		return fmt.Errorf("random numbers in %v", v.DType())
+	}
+	flat := v.Reshape([4]int{1, 1, 1, v.Size()})
+	for at := 0; at < v.Size(); at += n {
+		m := min(n, v.Size()-at)
+		r.Device.Store.Upload(flat.Slice(tensor.Dim, at, at+m), block.Slice(tensor.Dim, 0, m))
+	}
+	return r.Device.Stream.Sync(ctx) // the staging memory is used again
+}
+
+func fill[T any](xs []T, f func() T) {
+	for i := range xs {
+		xs[i] = f()
+	}
+}
+
+// bf16 truncates x to bfloat16.
+func bf16(x float32) uint16 { return uint16(math.Float32bits(x) >> 16) }
+
+// f16 truncates x, of at most a few thousand, to half precision; numbers below the smallest normal one become 0.
+func f16(x float32) uint16 {
+	b := math.Float32bits(x)
+	exponent := int(b>>23&0xff) - 127 + 15
+	if exponent <= 0 {
+		return 0
+	}
+	return uint16(b>>16&0x8000) | uint16(exponent)<<10 | uint16(b>>13&0x3ff)
+}

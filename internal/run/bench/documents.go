@@ -1,0 +1,277 @@
+package bench
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/cprun/cprun/internal/base/files"
+	"github.com/cprun/cprun/internal/base/readable"
+	"github.com/cprun/cprun/internal/model/device"
+	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/ring"
+)
+
+const (
+	// MagiName is the value of --documents that draws MagiPacks.
+	MagiName = "magi"
+	// maxPacks bounds a file of packs, in bytes.
+	maxPacks = 16 << 20
+	// packIters is the default number of measured iterations of each pack: there are many packs.
+	packIters = 3
+)
+
+// Load sets the packs of documents: of MagiAttention's benchmark, of the spec's first length, or of a JSON file, a
+// list of lists of lengths.
+func (s *AttentionSpec) Load() (err error) {
+	switch s.Documents {
+	case "":
+		return nil
+	case MagiName:
+		if len(s.Seq) != 1 {
+			return fmt.Errorf("--documents magi: want one --seq, the tokens of a pack, and not %d", len(s.Seq))
+		}
+		if s.Packs, err = MagiPacks(s.Seq[0], s.PackCount); err != nil {
+			return fmt.Errorf("--documents magi: %w", err)
+		}
+		return nil
+	}
+	text, err := files.Read(s.Documents, maxPacks)
+	if err == nil {
+		err = json.Unmarshal(text, &s.Packs)
+	}
+	if err != nil {
+		return fmt.Errorf("--documents: want %s or a JSON file, a list of lists of lengths: %w", MagiName, err)
+	}
+	s.Packs = s.Packs[:min(len(s.Packs), s.PackCount)]
+	s.Seq = nil
+	for _, docs := range s.Packs {
+		if n := sum(docs); !slices.Contains(s.Seq, n) {
+			s.Seq = append(s.Seq, n)
+		}
+	}
+	return nil
+}
+
+func sum(docs []int) (n int) {
+	for _, d := range docs {
+		n += max(d, 0) // less is found by the mask
+	}
+	return n
+}
+
+// PackedRow is attention over packs of documents, in medians over the packs. Seconds are of the slowest rank, FLOPs
+// of visible pairs alone.
+type PackedRow struct {
+	Layout    string `json:"layout"`
+	Algorithm string `json:"algorithm"`
+	Gather    string `json:"gather"` // when an all-gather's rows travel
+	Backend   string `json:"backend"`
+	Ranks     int    `json:"ranks"`
+	Packs     int    `json:"packs"`
+	Tokens    int    `json:"tokens"` // of the longest pack
+	Iters     int    `json:"iters"`  // of each pack
+
+	FLOPs    float64 `json:"flops"` // forward, of all ranks
+	Forward  Rate    `json:"forward"`
+	Backward Rate    `json:"backward"` // forward and backward less forward
+	Both     Rate    `json:"forward_backward"`
+	// UserSeconds is the CPU time of a forward and a backward pass, on the rank that takes most; on a GPU only the
+	// host's part. With ranks that share cores it shows time that waiting hides.
+	UserSeconds float64 `json:"user_seconds"`
+
+	Imbalance      float64 `json:"imbalance"` // visible pairs of the slowest rank over the mean, the mean of the packs
+	WorstImbalance float64 `json:"worst_imbalance"`
+	// Sent is the bytes of a forward and a backward pass, of the rank that sends most.
+	Sent int64 `json:"sent_bytes"`
+	// Dispatch is the seconds that a pack's layout and the schedule of a rank take the host.
+	Dispatch float64 `json:"dispatch_seconds"`
+}
+
+// Line returns the row in one line.
+func (r *PackedRow) Line() string {
+	unit, scale := flopUnit(max(r.Forward.TFLOPs, r.Both.TFLOPs))
+	return fmt.Sprintf("%s %s: forward %s, backward %s %s per device", r.Layout, pattern(r.Algorithm, r.Gather),
+		readable.Number(scale*r.Forward.TFLOPs), readable.Number(scale*r.Backward.TFLOPs), unit)
+}
+
+// packed collects the figures of one layout and algorithm.
+type packed struct {
+	ring.Strategy
+	flops, forward, both, forwardRate, backwardRate, bothRate []float64
+	user, imbalance, sent, dispatch                           []float64
+}
+
+// Packed measures packs of documents and hands each layout and algorithm to emit on rank 0. Every rank
+// calls it. It measures them in turns, pack by pack, since clocks and neighbours change.
+func (r *Rank) Packed(ctx context.Context, s AttentionSpec, emit func(PackedRow) error) (err error) {
+	defer device.Caught(&err)
+	t, err := r.attentionRun(s)
+	if err != nil {
+		return err
+	}
+	var cells []*packed
+	for _, w := range s.rows() {
+		cells = append(cells, &packed{Strategy: w.Strategy})
+	}
+	most := 0
+	for i, docs := range t.spec.Packs {
+		most = max(most, sum(docs))
+		for _, c := range cells {
+			if err := t.pack(ctx, c, docs); err != nil {
+				return fmt.Errorf("pack %d, %s: %w", i+1, c.Strategy, err)
+			}
+		}
+	}
+	for _, c := range cells {
+		if t.World.Rank() != 0 {
+			continue
+		}
+		if err := emit(c.row(t, most)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *packed) row(t *attentionRun, tokens int) PackedRow {
+	rate := func(seconds, rates []float64) Rate { return Rate{Seconds: Median(seconds), TFLOPs: Median(rates)} }
+	mean := 0.0
+	for _, x := range c.imbalance {
+		mean += x / float64(len(c.imbalance))
+	}
+	backward := make([]float64, len(c.both))
+	for i := range backward {
+		backward[i] = c.both[i] - c.forward[i]
+	}
+	return PackedRow{
+		Layout: c.Layout, Algorithm: c.Algorithm, Gather: c.Gather, Backend: t.spec.Backend, Ranks: t.World.Size(),
+		Packs: len(c.both), Tokens: tokens, Iters: t.packIters(),
+		FLOPs: Median(c.flops), Forward: rate(c.forward, c.forwardRate), Backward: rate(backward, c.backwardRate),
+		Both:        rate(c.both, c.bothRate),
+		UserSeconds: Median(c.user), Imbalance: mean, WorstImbalance: slices.Max(c.imbalance),
+		Sent: int64(Median(c.sent)), Dispatch: Median(c.dispatch),
+	}
+}
+
+func (t *attentionRun) packIters() int {
+	if t.spec.Iters > 0 {
+		return t.spec.Iters
+	}
+	return packIters
+}
+
+// pack measures one pack.
+func (t *attentionRun) pack(ctx context.Context, c *packed, docs []int) error {
+	s, ranks := &t.spec, t.World.Size()
+	start := t.arena.Mark()
+	defer t.arena.Release(start)
+	began := time.Now()
+	shape, err := s.shape(c.Layout, docs, ranks)
+	if err != nil {
+		return err
+	}
+	if _, err := ring.New(c.Algorithm, s.spec(c.Strategy, shape), t.World.Rank()); err != nil {
+		return err
+	}
+	dispatch := time.Since(began).Seconds()
+	p, err := t.load(ctx, c.Strategy, shape, t.World.Rank(), t.World)
+	if err != nil {
+		return err
+	}
+	n := t.packIters()
+	if _, err := t.times(ctx, max(s.Warmup, 1), p.both); err != nil {
+		return err
+	}
+	forward, _, err := t.timed(ctx, n, p.forward)
+	if err != nil {
+		return err
+	}
+	both, user, err := t.timed(ctx, n, p.both)
+	if err != nil {
+		return err
+	}
+	first, second, err := p.recorded()
+	if err != nil {
+		return err
+	}
+	of, err := t.slowest(ctx, forward, both, user, float64(first.Sent+second.Sent), dispatch)
+	if err != nil {
+		return err
+	}
+	work := partition.Work(shape)
+	flops := FLOPs(sum(work), s.Heads, s.HeadDim, s.HeadDim)
+	add := func(to *[]float64, x float64) { *to = append(*to, x) }
+	add(&c.flops, flops)
+	add(&c.forward, of[0])
+	add(&c.both, of[1])
+	add(&c.user, of[2])
+	add(&c.sent, of[3])
+	add(&c.dispatch, of[4])
+	add(&c.imbalance, 1/partition.Balance(partition.WorkOfHeads(work, c.Traders(ranks), s.Heads)))
+	add(&c.forwardRate, rate(flops, of[0], ranks).TFLOPs)
+	add(&c.bothRate, rate(bothOfForward*flops, of[1], ranks).TFLOPs)
+	add(&c.backwardRate, rate((bothOfForward-1)*flops, of[1]-of[0], ranks).TFLOPs)
+	return nil
+}
+
+// timed returns the median time of n turns of work, which begin together on all ranks, and the user time of this
+// process for one of them.
+func (t *attentionRun) timed(ctx context.Context, n int, work func() error) (seconds, user float64, err error) {
+	if err := t.Control.Barrier(ctx); err != nil {
+		return 0, 0, err
+	}
+	before, err := userSeconds()
+	if err != nil {
+		return 0, 0, err
+	}
+	took, err := t.times(ctx, n, work)
+	if err != nil {
+		return 0, 0, err
+	}
+	after, err := userSeconds()
+	return Median(took), (after - before) / float64(n), err
+}
+
+// userSeconds returns the CPU time of this process.
+func userSeconds() (float64, error) {
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		return 0, fmt.Errorf("time of the process: %w", err)
+	}
+	return time.Duration(u.Utime.Nano()).Seconds(), nil
+}
+
+// packTable puts layouts and algorithms beside each other.
+func (a *Attention) packTable(on string) readable.Table {
+	most := 0.0
+	for _, r := range a.Packed {
+		most = max(most, r.Forward.TFLOPs, r.Backward.TFLOPs)
+	}
+	unit, scale := flopUnit(most)
+	first := &a.Packed[0]
+	t := readable.Table{
+		Title: fmt.Sprintf("%s, packed documents of %s, %d packs of up to %s tokens; %s; %s per device, the slowest "+
+			"rank, medians of the packs",
+			a.Spec.what(), a.Spec.Documents, first.Packs, readable.Size(int64(first.Tokens)), on, unit),
+		Head: []string{"layout", "pattern", "backend", "forward ms", unit, "backward ms", unit, "both ms", "user ms",
+			"imbalance", "worst", "sent", "dispatch ms"},
+		Notes: []string{
+			"FLOPs of visible pairs alone. user: CPU time of the rank that computes longest. imbalance: visible " +
+				"pairs of the slowest rank over the mean.",
+			"sent: by a rank, forward and backward. dispatch: layout and schedule of a new packing, on the host.",
+		},
+	}
+	for _, r := range a.Packed {
+		t.Add(r.Layout, pattern(r.Algorithm, r.Gather), r.Backend, readable.Number(1e3*r.Forward.Seconds),
+			readable.Number(scale*r.Forward.TFLOPs),
+			readable.Number(1e3*r.Backward.Seconds), readable.Number(scale*r.Backward.TFLOPs),
+			readable.Number(1e3*r.Both.Seconds), readable.Number(1e3*r.UserSeconds),
+			fmt.Sprintf("%.3f", r.Imbalance), fmt.Sprintf("%.3f", r.WorstImbalance), readable.Bytes(r.Sent),
+			readable.Number(1e3*r.Dispatch))
+	}
+	return t
+}

@@ -1,0 +1,335 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/cprun/cprun/internal/base/readable"
+	"github.com/cprun/cprun/internal/model"
+	"github.com/cprun/cprun/internal/model/device"
+	"github.com/cprun/cprun/internal/model/optim"
+	"github.com/cprun/cprun/tensor"
+)
+
+// OpsSpec is the shape at which `bench ops` measures: one rank's part of a model.
+type OpsSpec struct {
+	Tokens       int    `json:"tokens"`
+	Hidden       int    `json:"hidden"`
+	Intermediate int    `json:"intermediate"`
+	Heads        int    `json:"heads"`
+	KVHeads      int    `json:"kv_heads"`
+	HeadDim      int    `json:"head_dim"`
+	Vocab        int    `json:"vocab"`
+	Chunk        int    `json:"loss_chunk"` // tokens in memory at once, as logits
+	Params       int    `json:"params"`     // of the optimizer's step
+	Ceiling      int    `json:"ceiling"`    // side of the matrix product that others are compared with
+	DType        string `json:"dtype"`      // of activations
+}
+
+// Default sets the shape for a device: llama-3.2-3B at 32K tokens, or a small model on a CPU.
+func (s *OpsSpec) Default(device string) {
+	*s = OpsSpec{
+		Tokens: 512, Hidden: 128, Intermediate: 352, Heads: 4, KVHeads: 2, HeadDim: 32,
+		Vocab: 1024, Chunk: 256, Params: 1 << 18, Ceiling: 256, DType: "fp32",
+	}
+	if device != "cpu" {
+		*s = OpsSpec{
+			Tokens: 32 << 10, Hidden: 3072, Intermediate: 8192, Heads: 24, KVHeads: 8, HeadDim: 128,
+			Vocab: 128256, Chunk: 4096, Params: 256 << 20, Ceiling: 8192, DType: "bf16",
+		}
+	}
+}
+
+// bytes returns an upper bound of an operation's tensors: AdamW with a copy, SwiGLU backward or the head.
+func (s *OpsSpec) bytes() int64 {
+	element := int64(types[s.DType].Size())
+	params := 20 * int64(s.Params)
+	mlp := 5 * int64(s.Tokens) * int64(s.Intermediate) * element
+	head := (int64(s.Chunk)*int64(s.Vocab+s.Hidden) + int64(s.Vocab)*int64(s.Hidden)) * element
+	embed := int64(s.Vocab)*int64(s.Hidden)*4 + 2*int64(s.Tokens)*int64(s.Hidden)*element
+	return max(params, mlp, head, embed) + 1<<20
+}
+
+// An operation is a piece of work with its amount: bytes over the memory bus, or FLOPs.
+type operation struct {
+	name, shape  string
+	bytes, flops float64
+	run          func()
+}
+
+// Ops measures every operation and hands it to emit on rank 0. Every rank calls it.
+func (r *Rank) Ops(ctx context.Context, s OpsSpec, emit func(Operation) error) (err error) {
+	defer device.Caught(&err)
+	b := &opsRun{Rank: r, ctx: ctx, s: s, t: types[s.DType], ops: r.Device.Ops}
+	if b.arena, err = r.Device.Arena("tensors of operations", s.bytes()); err != nil {
+		return err
+	}
+	for _, make := range b.all() {
+		start := b.arena.Mark()
+		o := make()
+		if b.err != nil {
+			return fmt.Errorf("%s: %w", o.name, b.err)
+		}
+		seconds, _, err := r.measure(ctx, 2, 0, func() error { o.run(); return nil })
+		if err != nil {
+			return fmt.Errorf("%s: %w", o.name, err)
+		}
+		b.arena.Release(start)
+		if r.World.Rank() != 0 {
+			continue
+		}
+		row := Operation{Name: o.name, Shape: o.shape, Seconds: seconds, Rate: o.bytes / seconds / 1e9, Unit: "GB/s"}
+		if o.flops > 0 {
+			row.Rate, row.Unit = o.flops/seconds/1e12, "TFLOP/s"
+		}
+		if err := emit(row); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Compare sets the share of each operation of the ceiling of its kind: the fastest measured one. On a GPU that is the
+// copy or the large product, which come first; on a CPU smaller ones may be faster, since their data stay in its
+// caches.
+func Compare(rows []Operation) {
+	fastest := map[string]float64{} // by unit
+	for _, r := range rows {
+		fastest[r.Unit] = max(fastest[r.Unit], r.Rate)
+	}
+	for i := range rows {
+		rows[i].Share = rows[i].Rate / fastest[rows[i].Unit]
+	}
+}
+
+// opsRun makes the operations' tensors.
+type opsRun struct {
+	*Rank
+	ctx   context.Context
+	s     OpsSpec
+	t     tensor.DType
+	ops   model.Ops
+	arena *tensor.Arena
+	seed  uint64
+	err   error // the first of making tensors
+}
+
+// act returns random activations of rows tokens.
+func (b *opsRun) act(rows, heads, dim int) View { return b.noise(b.t, 1, rows, heads, dim) }
+
+// f32 returns random parameters, norms or gradients.
+func (b *opsRun) f32(shape ...int) View { return b.noise(tensor.F32, shape...) }
+
+func (b *opsRun) noise(t tensor.DType, shape ...int) View {
+	v := b.arena.Alloc(t, shape...)
+	b.seed++
+	if err := b.random(b.ctx, v, b.seed); err != nil && b.err == nil {
+		b.err = err
+	}
+	return v
+}
+
+// scalar returns a float64 0.
+func (b *opsRun) scalar() View {
+	v := b.arena.Alloc(tensor.F64, 1)
+	b.ops.Zero(v)
+	return v
+}
+
+// ids returns a token for each row, spread over the vocabulary.
+func (b *opsRun) ids(rows int) View {
+	v := b.arena.Alloc(tensor.I32, 1, rows, 1, 1)
+	host, err := b.Device.HostVector(tensor.I32, rows)
+	if err == nil {
+		for i := range rows {
+			tensor.Data[int32](host)[i] = int32(i * 7919 % b.s.Vocab)
+		}
+		b.Device.Store.Upload(v, host.Reshape(v.Shape()))
+		if err = b.Device.Stream.Sync(b.ctx); err == nil {
+			b.Device.FreeHostVector(host)
+		}
+	}
+	if err != nil && b.err == nil {
+		b.err = err
+	}
+	return v
+}
+
+// all lists every operation; the first two are meant as ceilings.
+func (b *opsRun) all() []func() operation {
+	out := []func() operation{b.copyAll, b.linear("matrix product", b.s.Ceiling, b.s.Ceiling, b.s.Ceiling)}
+	out = append(out, b.linears()...)
+	out = append(out, b.norms()...)
+	out = append(out, b.rest()...)
+	return append(out, b.optimizer()...)
+}
+
+func (b *opsRun) copyAll() operation {
+	n := b.s.Params
+	dst, src := b.arena.Alloc(tensor.F32, n), b.f32(n)
+	return operation{name: "copy", shape: readable.Size(int64(n)), bytes: 8 * float64(n),
+		run: func() { b.ops.Copy(dst, src) }}
+}
+
+func (b *opsRun) linear(name string, rows, in, out int) func() operation {
+	return func() operation {
+		y, x, w := b.act(rows, 1, out), b.act(rows, 1, in), b.noise(b.t, 1, out, 1, in)
+		return operation{name: name, shape: dims(rows, in, out), flops: 2 * float64(rows) * float64(in) * float64(out),
+			run: func() { b.ops.Linear(y, x, w, View{}) }}
+	}
+}
+
+func (b *opsRun) linears() []func() operation {
+	s := b.s
+	qkv := (s.Heads + 2*s.KVHeads) * s.HeadDim
+	return []func() operation{
+		b.linear("linear qkv", s.Tokens, s.Hidden, qkv),
+		b.linear("linear out", s.Tokens, s.Heads*s.HeadDim, s.Hidden),
+		b.linear("linear gate", s.Tokens, s.Hidden, s.Intermediate),
+		b.linear("linear down", s.Tokens, s.Intermediate, s.Hidden),
+		b.linear("linear head", s.Chunk, s.Hidden, s.Vocab),
+		func() operation {
+			dx, dy, w := b.act(s.Tokens, 1, s.Hidden), b.act(s.Tokens, 1, s.Intermediate),
+				b.noise(b.t, 1, s.Intermediate, 1, s.Hidden)
+			return operation{name: "linear gate dx", shape: dims(s.Tokens, s.Intermediate, s.Hidden),
+				flops: 2 * float64(s.Tokens) * float64(s.Hidden) * float64(s.Intermediate),
+				run:   func() { b.ops.LinearDX(dx, dy, w, false) }}
+		},
+		func() operation {
+			dw, dy, x := b.f32(1, s.Intermediate, 1, s.Hidden), b.act(s.Tokens, 1, s.Intermediate),
+				b.act(s.Tokens, 1, s.Hidden)
+			return operation{name: "linear gate dw", shape: dims(s.Intermediate, s.Tokens, s.Hidden),
+				flops: 2 * float64(s.Tokens) * float64(s.Hidden) * float64(s.Intermediate),
+				run:   func() { b.ops.LinearDW(dw, dy, x) }}
+		},
+	}
+}
+
+func (b *opsRun) norms() []func() operation {
+	s := b.s
+	rows, size := s.Tokens, float64(b.t.Size())
+	n := float64(rows) * float64(s.Hidden) * size
+	heads := float64(rows*s.Heads*s.HeadDim) * size
+	table := float64(rows*s.HeadDim) * 4 // cos and sin, float32
+	inv := func() View { return b.f32(1, rows, 1, 1) }
+	x := func() View { return b.act(rows, 1, s.Hidden) }
+	shape := dims(rows, s.Hidden)
+	const eps = 1e-5
+	return []func() operation{
+		func() operation {
+			y, i, in, w := x(), inv(), x(), b.f32(s.Hidden)
+			return operation{name: "rmsnorm", shape: shape, bytes: 2 * n,
+				run: func() { b.ops.RMSNorm(y, i, in, w, eps) }}
+		},
+		func() operation {
+			y, i, sum, in, add, w := x(), inv(), x(), x(), x(), b.f32(s.Hidden)
+			return operation{name: "add rmsnorm", shape: shape, bytes: 4 * n,
+				run: func() { b.ops.AddRMSNorm(y, i, sum, in, add, w, eps) }}
+		},
+		func() operation {
+			dx, dw, dy, in, i, w := x(), b.f32(s.Hidden), x(), x(), inv(), b.f32(s.Hidden)
+			return operation{name: "rmsnorm backward", shape: shape, bytes: 3 * n,
+				run: func() { b.ops.RMSNormBackward(dx, dw, dy, in, i, w, false) }}
+		},
+		func() operation {
+			y, in := b.act(rows, s.Heads, s.HeadDim), b.act(rows, s.Heads, s.HeadDim)
+			cos, sin := b.f32(1, rows, 1, s.HeadDim/2), b.f32(1, rows, 1, s.HeadDim/2)
+			return operation{name: "rope", shape: dims(rows, s.Heads, s.HeadDim), bytes: 2*heads + table,
+				run: func() { b.ops.NormRope(y, View{}, in, View{}, cos, sin, 0) }}
+		},
+		func() operation {
+			dx, dy := b.act(rows, s.Heads, s.HeadDim), b.f32(1, rows, s.Heads, s.HeadDim)
+			cos, sin := b.f32(1, rows, 1, s.HeadDim/2), b.f32(1, rows, 1, s.HeadDim/2)
+			return operation{name: "rope backward", shape: dims(rows, s.Heads, s.HeadDim),
+				bytes: heads*(1+4/size) + table,
+				run:   func() { b.ops.NormRopeBackward(dx, View{}, dy, View{}, View{}, View{}, cos, sin) }}
+		},
+		func() operation {
+			y, in, i, w := b.act(rows, s.Heads, s.HeadDim), b.act(rows, s.Heads, s.HeadDim), b.f32(1, rows, s.Heads, 1),
+				b.f32(s.HeadDim)
+			cos, sin := b.f32(1, rows, 1, s.HeadDim/2), b.f32(1, rows, 1, s.HeadDim/2)
+			return operation{name: "norm rope", shape: dims(rows, s.Heads, s.HeadDim), bytes: 2*heads + table,
+				run: func() { b.ops.NormRope(y, i, in, w, cos, sin, eps) }}
+		},
+	}
+}
+
+func (b *opsRun) rest() []func() operation {
+	s := b.s
+	size := float64(b.t.Size())
+	mlp := float64(s.Tokens) * float64(s.Intermediate) * size
+	embedded := float64(s.Tokens) * float64(s.Hidden) * size
+	logits := float64(s.Chunk) * float64(s.Vocab) * size
+	x := func() View { return b.act(s.Tokens, 1, s.Intermediate) }
+	return []func() operation{
+		func() operation {
+			y, gate, up := x(), x(), x()
+			return operation{name: "swiglu", shape: dims(s.Tokens, s.Intermediate), bytes: 3 * mlp,
+				run: func() { b.ops.SwiGLU(y, gate, up) }}
+		},
+		func() operation {
+			dgate, dup, dy, gate, up := x(), x(), x(), x(), x()
+			return operation{name: "swiglu backward", shape: dims(s.Tokens, s.Intermediate), bytes: 5 * mlp,
+				run: func() { b.ops.SwiGLUBackward(dgate, dup, dy, gate, up) }}
+		},
+		func() operation {
+			y, table, ids := b.act(s.Tokens, 1, s.Hidden), b.noise(b.t, 1, s.Vocab, 1, s.Hidden), b.ids(s.Tokens)
+			return operation{name: "embed", shape: dims(s.Tokens, s.Hidden), bytes: 2 * embedded,
+				run: func() { b.ops.Embed(y, table, ids) }}
+		},
+		func() operation {
+			dtable, dy, ids := b.f32(1, s.Vocab, 1, s.Hidden), b.act(s.Tokens, 1, s.Hidden), b.ids(s.Tokens)
+			return operation{name: "embed backward", shape: dims(s.Tokens, s.Hidden),
+				bytes: embedded + 8*float64(s.Tokens)*float64(s.Hidden),
+				run:   func() { b.ops.EmbedBackward(dtable, dy, ids) }}
+		},
+		func() operation {
+			loss, y, ids := b.scalar(), b.act(s.Chunk, 1, s.Vocab), b.ids(s.Chunk)
+			return operation{name: "cross entropy", shape: dims(s.Chunk, s.Vocab), bytes: 2 * logits,
+				run: func() { b.ops.CrossEntropy(loss, y, ids, 1, true) }}
+		},
+	}
+}
+
+func (b *opsRun) optimizer() []func() operation {
+	n := b.s.Params
+	return []func() operation{
+		func() operation {
+			v := b.f32(n)
+			return operation{name: "zero", shape: readable.Size(int64(n)), bytes: 4 * float64(n),
+				run: func() { b.ops.Zero(v) }}
+		},
+		func() operation {
+			dst, src := b.f32(n), b.f32(n)
+			return operation{name: "accumulate", shape: readable.Size(int64(n)), bytes: 12 * float64(n),
+				run: func() { b.ops.Add(dst, src) }}
+		},
+		func() operation {
+			sum, g := b.scalar(), b.f32(n)
+			return operation{name: "gradient norm", shape: readable.Size(int64(n)), bytes: 4 * float64(n),
+				run: func() { b.Device.Optim.SumSquares(sum, g) }}
+		},
+		func() operation {
+			p, g, m, v, sum := b.f32(n), b.f32(n), b.f32(n), b.arena.Alloc(tensor.F32, n), b.scalar()
+			b.ops.Zero(v)
+			c, traffic := View{}, 28.0
+			if b.t != tensor.F32 {
+				c, traffic = b.noise(b.t, n), 28+float64(b.t.Size())
+			}
+			h := optim.AdamStep{LR: 1e-4, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1, MaxNorm: 1}
+			return operation{name: "adamw", shape: readable.Size(int64(n)), bytes: traffic * float64(n),
+				run: func() { b.Device.Optim.AdamW(p, c, g, m, v, sum, h) }}
+		},
+	}
+}
+
+func dims(n ...int) string {
+	out := ""
+	for i, x := range n {
+		if i > 0 {
+			out += " x "
+		}
+		out += readable.Size(int64(x))
+	}
+	return out
+}

@@ -1,0 +1,232 @@
+package bench
+
+import (
+	"cmp"
+	"flag"
+	"fmt"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/cprun/cprun/internal/base/readable"
+	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/ring"
+)
+
+//go:generate go test . -run TestRingDocument -update
+
+var update = flag.Bool("update", false, "rewrite docs/ring.md")
+
+const (
+	ringDocument = "../../../docs/ring.md"
+	docTokens    = 8192 // of a rank
+	docRow       = 4096 // bytes of a row of K and V: 8 heads of 128 in bf16
+	docWindow    = 4096 // keys
+	docPacks     = 20
+)
+
+// figures are what a layout gives over some packs, in means.
+type figures struct {
+	imbalance, worst float64
+	remote           float64            // rows of the other ranks that a rank reads, as a share of all of them
+	sent             map[string]float64 // by algorithm, MiB of keys and values that a rank sends forward
+}
+
+// measured is the figures of a layout under a mask: of packs, or of one sequence.
+func measured(t *testing.T, layout string, size, window int, packs [][]int) figures {
+	t.Helper()
+	f := figures{sent: map[string]float64{}}
+	parts := make([]figures, len(packs))
+	var g errgroup.Group
+	g.SetLimit(runtime.GOMAXPROCS(0))
+	for i, docs := range packs {
+		g.Go(func() (err error) { parts[i], err = measuredPack(layout, size, window, docs); return err })
+	}
+	if err := g.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range parts {
+		n := float64(len(packs))
+		f.imbalance += p.imbalance / n
+		f.worst = max(f.worst, p.imbalance)
+		f.remote += p.remote / n
+		for a, x := range p.sent {
+			f.sent[a] += x / n
+		}
+	}
+	return f
+}
+
+func measuredPack(layout string, size, window int, docs []int) (f figures, err error) {
+	n := size * docTokens
+	mask, err := partition.NewMask(true, window, n, n, docs)
+	if err != nil {
+		return f, err
+	}
+	l, err := partition.New(layout, docs, mask.Band)
+	if err != nil {
+		return f, err
+	}
+	shape := partition.Shape{SeqQ: n, SeqKV: n, Size: size, Layout: partition.Ready(l, n, size), Mask: mask}
+	f = figures{imbalance: 1 / partition.Balance(partition.Work(shape)), sent: map[string]float64{}}
+	for _, algorithm := range []string{"ring", "allgather"} { // the others trade heads, which no mask changes
+		p, err := ring.NewPlanner(algorithm, ring.Spec{Shape: shape})
+		if err != nil {
+			return f, err
+		}
+		rows := int64(0)
+		for r := range size {
+			forward, _ := p.Schedule(r).Bytes(1, 0)
+			rows += forward
+		}
+		f.sent[algorithm] = float64(rows) * docRow / float64(size) / (1 << 20)
+		if algorithm == "allgather" {
+			f.remote = float64(rows) / float64(n*(size-1))
+		}
+	}
+	return f, nil
+}
+
+// minHeap is MagiAttention's dispatch (magi_attention/meta/solver/dispatch_solver.py): chunks of one length
+// over the pack, those of most pairs first, to the rank with least pairs of those with fewer chunks than the others.
+// It returns the slowest rank's pairs over the mean.
+func minHeap(docs []int, size, chunk int) float64 {
+	var areas []int
+	in, room := 0, chunk
+	for _, n := range docs {
+		for at := 0; at < n; {
+			rows := min(n-at, room)
+			in += rows*at + rows*(rows+1)/2
+			at += rows
+			if room -= rows; room == 0 {
+				areas = append(areas, in)
+				in, room = 0, chunk
+			}
+		}
+	}
+	slices.SortFunc(areas, func(a, b int) int { return cmp.Compare(b, a) })
+	work, count := make([]int, size), make([]int, size)
+	for _, a := range areas {
+		best := -1
+		for r := range size {
+			if count[r] < len(areas)/size && (best < 0 || work[r] < work[best]) {
+				best = r
+			}
+		}
+		work[best] += a
+		count[best]++
+	}
+	return 1 / partition.Balance(work)
+}
+
+var docRanks = []int{2, 4, 8, 16, 32, 64}
+
+// maskTable is the table of a mask: a row for each number of ranks.
+func maskTable(t *testing.T, ranks []int, window int, packs func(size int) [][]int) (rows []string) {
+	names := []string{"contiguous", "zigzag", "striped", "document", "document-zigzag"}
+	head, rule := "| ranks |", "|---|"
+	for _, name := range names {
+		head += " " + name + " |"
+		rule += "---|"
+	}
+	rows = append(rows, head, rule)
+	for _, size := range ranks {
+		row := fmt.Sprintf("| %d |", size)
+		for _, name := range names {
+			f := measured(t, name, size, window, packs(size))
+			row += fmt.Sprintf(" %.3f; %s, %s |", f.imbalance, readable.Number(f.sent["ring"]),
+				readable.Number(f.sent["allgather"]))
+		}
+		rows = append(rows, row)
+	}
+	return rows
+}
+
+func magiTable(t *testing.T, ranks []int, packs map[int][][]int) []string {
+	rows := []string{
+		"| ranks | documents a pack | MagiAttention, chunks of 2048 | the same, chunks of 512 | document | keys that " +
+			"travel |",
+		"|---|---|---|---|---|---|",
+	}
+	for _, size := range ranks {
+		docs := 0
+		heap := func(chunk int) string {
+			mean, worst := 0.0, 0.0
+			for _, p := range packs[size] {
+				x := minHeap(p, size, chunk)
+				mean, worst = mean+x/float64(len(packs[size])), max(worst, x)
+			}
+			return fmt.Sprintf("%.3f (%.2f)", mean, worst)
+		}
+		for _, p := range packs[size] {
+			docs += len(p)
+		}
+		f := measured(t, "document", size, -1, packs[size])
+		rows = append(rows, fmt.Sprintf("| %d | %d | %s | %s | %.3f (%.2f) | %.0f %% |", size,
+			(docs+docPacks/2)/docPacks,
+			heap(2048), heap(512), f.imbalance, f.worst, 100*f.remote))
+	}
+	return rows
+}
+
+// ringTables is the lines of the tables for these numbers of ranks.
+func ringTables(t *testing.T, ranks []int) map[string][]string {
+	packs := map[int][][]int{}
+	for _, size := range ranks {
+		p, err := MagiPacks(size*docTokens, docPacks)
+		if err != nil {
+			t.Fatal(err)
+		}
+		packs[size] = p
+	}
+	one := func(size int) [][]int { return [][]int{{size * docTokens}} }
+	return map[string][]string{
+		"causal":    maskTable(t, ranks, -1, one),
+		"window":    maskTable(t, ranks, docWindow-1, one),
+		"documents": maskTable(t, ranks, -1, func(size int) [][]int { return packs[size] }),
+		"magi":      magiTable(t, ranks, packs),
+	}
+}
+
+// The tables of docs/ring.md are what the layouts and schedules give. Those of few ranks are worked out
+// again here, all of them by go generate.
+func TestRingDocument(t *testing.T) {
+	ranks := docRanks[:2]
+	if *update {
+		ranks = docRanks
+	}
+	tables := ringTables(t, ranks)
+	text, err := os.ReadFile(ringDocument)
+	if err != nil {
+		t.Fatal(err)
+	}
+	doc := string(text)
+	for name, lines := range tables {
+		begin, end := "<!-- "+name+" -->\n", "<!-- end -->"
+		i := strings.Index(doc, begin)
+		if i < 0 {
+			t.Fatalf("%s has no place for %q", ringDocument, name)
+		}
+		i += len(begin)
+		j := i + strings.Index(doc[i:], end)
+		if *update {
+			doc = doc[:i] + strings.Join(lines, "\n") + "\n" + doc[j:]
+			continue
+		}
+		for _, line := range lines {
+			if !strings.Contains(doc[i:j], line+"\n") {
+				t.Errorf("%s, %s: run go generate ./internal/run/bench; want the line\n%s\nin\n%s", ringDocument, name,
+					line, doc[i:j])
+			}
+		}
+	}
+	if *update {
+		if err := os.WriteFile(ringDocument, []byte(doc), 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,279 @@
+package generate
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/internal/base/near"
+	"github.com/cprun/cprun/internal/base/safetensors"
+	"github.com/cprun/cprun/internal/model"
+	"github.com/cprun/cprun/internal/model/device"
+	"github.com/cprun/cprun/internal/model/hf"
+	"github.com/cprun/cprun/kernels/cpu"
+	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/tensor"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// whole is attention of one rank over a whole sequence, by its definition.
+type whole struct {
+	cfg    *hf.Config
+	kernel *attention.Reference[float64]
+}
+
+func (w whole) Forward(layer int, out attention.Partial, q, k, v View) error {
+	band := partition.Causal()
+	if n := w.cfg.Window(layer); n >= 0 {
+		band.Lo = -n
+	}
+	r := partition.Range{Hi: q.Len(tensor.Seq)}
+	pass, err := w.kernel.Forward(out.O, out, q, attention.Softmax{Scale: w.cfg.SoftmaxScale()})
+	if err != nil {
+		return err
+	}
+	if err := pass.Block(attention.Block{K: k, V: v, Tiles: []partition.Tile{{Q: r, K: r, Band: band}}, First: true, Last: true}); err != nil {
+		return err
+	}
+	return pass.End()
+}
+
+func (whole) Backward(int, attention.Grads, View, View, View, View, attention.Partial) error {
+	panic("no backward pass")
+}
+
+// recorder keeps the logits that a loss is computed of.
+type recorder struct {
+	*cpu.Kernels
+	logits *[][]float32
+}
+
+func (r recorder) CrossEntropy(loss, logits, targets View, scale float64, grad bool) {
+	r.Stream().Do("record", func() error {
+		data, n := tensor.Data[float32](logits), logits.Cols()
+		for lo := 0; lo < len(data); lo += n {
+			*r.logits = append(*r.logits, slices.Clone(data[lo:lo+n]))
+		}
+		return nil
+	})
+}
+
+// trained is the logits at each token of a sequence by the forward pass of training.
+func trained(t *testing.T, cfg *hf.Config, weights View, ids []int32) (logits [][]float32) {
+	t.Helper()
+	stream := tensor.NewHostStream("oracle")
+	defer stream.Close()
+	n := len(ids)
+	b := model.Batch{
+		IDs: tensor.FromSlice(ids, 1, n, 1, 1), Targets: tensor.New(tensor.I32, 1, n, 1, 1),
+		Cos: tensor.New(tensor.F32, 1, n, 1, cfg.HeadDim/2), Sin: tensor.New(tensor.F32, 1, n, 1, cfg.HeadDim/2),
+	}
+	positions := make([]int, n)
+	for i := range positions {
+		positions[i] = i
+	}
+	model.NewRope(cfg).Fill(b.Cos, b.Sin, positions)
+	ops := recorder{cpu.New(stream), &logits}
+	m := model.New(cfg, ops, whole{cfg, attention.NewReference[float64](stream.Do)}, model.Params{Weights: weights, Compute: weights}, model.Options{})
+	if err := m.Forward(tensor.NewHostArena(0), b, tensor.New(tensor.F64, 1)); err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.Sync(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	return logits
+}
+
+// randomModel is the shape of a small model with some of all that models may have.
+func randomModel(r *rand.Rand) *hf.Config {
+	kv := 1 + r.IntN(3)
+	c := &hf.Config{
+		Architecture: hf.Families()[r.IntN(len(hf.Families()))], VocabSize: 11 + r.IntN(30), HiddenSize: 8 + 2*r.IntN(10), IntermediateSize: 8 + r.IntN(30),
+		NumHiddenLayers: 1 + r.IntN(3), NumKeyValueHeads: kv, NumAttentionHeads: kv * (1 + r.IntN(3)), HeadDim: 4 + 2*r.IntN(7),
+		RopeTheta: 100, RMSNormEps: 1e-5, TieWordEmbeddings: r.IntN(2) == 0,
+	}
+	switch r.IntN(4) {
+	case 0:
+		c.RopeScaling = &hf.RopeScaling{Type: "yarn", Factor: 4, OriginalMax: 32}
+	case 1:
+		c.RopeScaling = &hf.RopeScaling{Type: "llama3", Factor: 8, LowFreqFactor: 1, HighFreqFactor: 4, OriginalMax: 32}
+	case 2:
+		c.RopeScaling = &hf.RopeScaling{Type: "linear", Factor: 2}
+	}
+	if r.IntN(2) == 0 {
+		c.SlidingWindow = 1 + r.IntN(20)
+		if r.IntN(2) == 0 {
+			for range c.NumHiddenLayers {
+				c.LayerTypes = append(c.LayerTypes, []string{hf.FullAttention, hf.SlidingAttention}[r.IntN(2)])
+			}
+		}
+	}
+	return c
+}
+
+// randomWeights are large enough that attention is far from uniform.
+func randomWeights(cfg *hf.Config, r *rand.Rand) View {
+	params := model.Layout(cfg)
+	flat := tensor.New(tensor.F32, int(model.FlatSize(params)))
+	for _, p := range params {
+		for i, xs := 0, tensor.Data[float32](p.View(flat)); i < len(xs); i++ {
+			if xs[i] = float32(r.NormFloat64() * 0.3); !p.Decay {
+				xs[i]++
+			}
+		}
+	}
+	return flat
+}
+
+// loaded is a model with weights of a flat buffer, and room for n tokens.
+func loaded(t *testing.T, cfg *hf.Config, weights View, n int) *Model {
+	t.Helper()
+	dev, end := host()
+	m, err := New(t.Context(), cfg, dev, n, func(p model.Param, dst []float32) error {
+		copy(dst, tensor.Data[float32](p.View(weights)))
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := end(); err != nil {
+			t.Error(err)
+		}
+	})
+	return m
+}
+
+// host is the CPU, and what ends its use.
+func host() (*device.Device, func() error) {
+	stream := tensor.NewHostStream("compute")
+	dev := device.CPU(stream, "flash", tensor.F32)
+	return &dev, func() error { return errors.Join(dev.Close(), stream.Close()) }
+}
+
+// However a sequence is cut into a prompt and what is read behind it, the logits are those of the pass
+// over the whole of it that training makes.
+func TestReadingOnIsReadingTheWhole(t *testing.T) {
+	for seed := range uint64(40) {
+		r := rand.New(rand.NewPCG(seed, 1))
+		cfg := randomModel(r)
+		n := 2 + r.IntN(60)
+		if seed%8 == 0 {
+			n += pieceRows // a prompt of several pieces
+		}
+		name := fmt.Sprintf("seed %d: %s, %d tokens", seed, cfg.Architecture, n)
+		weights, ids := randomWeights(cfg, r), make([]int32, n)
+		for i := range ids {
+			ids[i] = int32(r.IntN(cfg.VocabSize))
+		}
+		want, m := trained(t, cfg, weights, ids), loaded(t, cfg, weights, n)
+		for lo, size := 0, 1+r.IntN(n); lo < n; lo, size = lo+size, 1+r.IntN(3)*r.IntN(3) {
+			size = min(size, n-lo)
+			got, err := m.Read(t.Context(), ids[lo:lo+size])
+			if err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			d, err := near.Of(got, want[lo+size-1], near.Finite)
+			if err != nil || !(d.Abs <= 2e-5*max(1, d.Largest)) {
+				t.Fatalf("%s: the logits after %d tokens are not those of the whole: %+v, %v", name, lo+size, d, err)
+			}
+		}
+	}
+}
+
+func TestThereIsNoRoomBehindTheEnd(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	cfg := randomModel(r)
+	dev, end := host()
+	m, err := New(t.Context(), cfg, dev, 4, func(model.Param, []float32) error { return nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.Read(t.Context(), []int32{1, 2, 3, 4, 5}); err == nil {
+		t.Error("5 tokens were read with room for 4")
+	}
+	if _, err := m.Read(t.Context(), nil); err == nil {
+		t.Error("nothing was read, and it has logits")
+	}
+	if _, err := m.Read(t.Context(), []int32{int32(cfg.VocabSize)}); err == nil {
+		t.Error("a token outside of the vocabulary was read")
+	}
+	if err := end(); err == nil {
+		t.Error("what went wrong is forgotten at the end")
+	}
+}
+
+// fixture is a model that scripts/oracle/parity.py has made, with a change of its config.
+func fixture(t *testing.T, name string, room int, change func(*hf.Config)) *Model {
+	t.Helper()
+	dir := filepath.Join("..", "model", "testdata", "parity", name)
+	cfg, err := hf.ReadConfig(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	change(cfg)
+	file, err := safetensors.Open(filepath.Join(dir, "model.safetensors"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	weights := tensor.New(tensor.F32, int(model.FlatSize(model.Layout(cfg))))
+	for _, p := range model.Layout(cfg) {
+		if err := file.ReadFloat32(p.Name, tensor.Data[float32](p.View(weights)), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return loaded(t, cfg, weights, room)
+}
+
+// greedy.json is what scripts/oracle/generate.py has written.
+func TestGreedyTextIsThatOfTransformers(t *testing.T) {
+	raw, err := os.ReadFile("testdata/greedy.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var oracle struct {
+		Cases []struct {
+			Model  string
+			Change struct {
+				SlidingWindow int      `json:"sliding_window"`
+				LayerTypes    []string `json:"layer_types"`
+			}
+			Prompt, Tokens []int32
+		}
+	}
+	if err := json.Unmarshal(raw, &oracle); err != nil || len(oracle.Cases) == 0 {
+		t.Fatalf("%d cases: %v", len(oracle.Cases), err)
+	}
+	for _, c := range oracle.Cases {
+		t.Run(fmt.Sprintf("%s window %d prompt %d", c.Model, c.Change.SlidingWindow, len(c.Prompt)), func(t *testing.T) {
+			m := fixture(t, c.Model, len(c.Prompt)+len(c.Tokens), func(cfg *hf.Config) {
+				cfg.SlidingWindow, cfg.LayerTypes = c.Change.SlidingWindow, c.Change.LayerTypes
+			})
+			got := written(t, m, Request{Prompt: c.Prompt, MaxTokens: len(c.Tokens), Sampling: Sampling{TopP: 1}}, EndTokens)
+			if !slices.Equal(got, c.Tokens) {
+				t.Errorf("it writes\n%v, transformers\n%v", got, c.Tokens)
+			}
+		})
+	}
+}
+
+// written is the tokens of a text that has to end so.
+func written(t *testing.T, m *Model, r Request, end End) (ids []int32) {
+	t.Helper()
+	rep, err := m.Write(t.Context(), r, func(id int32) error { ids = append(ids, id); return nil })
+	if err != nil || rep.End != end || rep.Tokens != len(ids) {
+		t.Fatalf("%d tokens: %+v, %v; want it to end with %q", len(ids), rep, err, end)
+	}
+	return ids
+}

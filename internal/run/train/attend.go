@@ -1,0 +1,168 @@
+package train
+
+import (
+	"fmt"
+
+	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/internal/foresee/planner"
+	"github.com/cprun/cprun/internal/model"
+	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/model/hf"
+	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/ring"
+)
+
+// An attend implements model.Attention over the ranks of a context group: it runs the ring by the schedule of a layer's
+// mask.
+type attend struct {
+	ring      *ring.Ring
+	cfg       *hf.Config
+	algorithm string
+	traders   int // ranks that exchange heads with each other
+	rank      int
+	spec      ring.Spec // of the present batch; its mask is filled in by window
+	softmax   attention.Softmax
+	schedules map[int]*ring.Schedule // of the present batch, by window
+	cache     *ring.Cache            // of recurring batches, and of the next
+}
+
+func newAttend(r *ring.Ring, cfg *config.Config, layout partition.Layout, rank int) *attend {
+	n, m := cfg.Data.SeqLen, &cfg.Model.Config
+	return &attend{
+		ring: r, cfg: m, algorithm: cfg.Parallel.Algorithm, rank: rank,
+		traders: cfg.Parallel.Traders(cfg.Parallel.Context),
+		spec: cfg.Parallel.Spec(
+			partition.Shape{SeqQ: n, SeqKV: n, Size: cfg.Parallel.Context, Layout: layout},
+			m.NumAttentionHeads, m.NumKeyValueHeads,
+		),
+		softmax:   attention.Softmax{Scale: m.SoftmaxScale()},
+		schedules: make(map[int]*ring.Schedule),
+		cache:     ring.NewCache(ring.CacheBytes),
+	}
+}
+
+// rehearse lets an attention kernel with a slow setup prepare for the calls of a step. It omits packed documents, since
+// their lengths are not known yet.
+func (t *Trainer) rehearse(o *Options) error {
+	k, ok := t.dev.Kernel.(attention.Planner)
+	if !ok || t.cfg.Data.PackDocuments {
+		return nil
+	}
+	defer o.timed("attention plans")()
+	n := t.cfg.Data.SeqLen
+	layout, err := partition.New(t.cfg.Parallel.Layout, []int{n}, partition.Windows(t.cfg.Model.Windows())...)
+	if err != nil {
+		return err
+	}
+	a := newAttend(nil, t.cfg, layout, t.mesh.world.Rank()%t.cfg.Parallel.Context)
+	rows, m := partition.Count(layout.Spans(n, a.spec.Size, a.rank)), a.cfg
+	of := planner.Attention{
+		DType: t.dev.Compute, Batch: t.cfg.Train.MicroBatchSize,
+		Heads: m.NumAttentionHeads, KVHeads: m.NumKeyValueHeads, Dim: m.HeadDim, DimV: m.HeadDim,
+	}
+	for layer := range t.cfg.Model.NumHiddenLayers {
+		known := len(a.schedules)
+		s, err := a.schedule(layer)
+		if err == nil && len(a.schedules) > known {
+			r := planner.Recorder{Kernel: k.Planning()}
+			if err = r.Run(s, of, rows, false); err == nil {
+				err = r.Run(s, of, rows, true)
+			}
+		}
+		if err != nil {
+			return fmt.Errorf("attention of layer %d: %w", layer, err)
+		}
+	}
+	return nil
+}
+
+// begin sets the layout of the sequences of the next batch. It keeps schedules of an unchanged shape.
+func (a *attend) begin(layout partition.Layout, docs []int) {
+	// Without documents the layout is the same all along, so the mask alone decides.
+	if a.spec.Layout != nil && len(docs) == 0 && len(a.spec.Mask.Docs) == 0 {
+		return
+	}
+	a.spec.Layout, a.spec.Mask.Docs = layout, docs
+	clear(a.schedules)
+}
+
+// schedule returns the hops of a layer.
+func (a *attend) schedule(layer int) (*ring.Schedule, error) {
+	window := a.cfg.Window(layer)
+	if s, ok := a.schedules[window]; ok {
+		return s, nil
+	}
+	spec := a.spec
+	var err error
+	if spec.Shape, err = masked(spec.Shape, window); err != nil {
+		return nil, fmt.Errorf("layer %d: %w", layer, err)
+	}
+	s, err := a.cache.New(a.algorithm, spec, a.rank)
+	if err != nil {
+		return nil, err
+	}
+	a.schedules[window] = s
+	return s, nil
+}
+
+// masked returns a shape with the mask of the layers of that window.
+func masked(shape partition.Shape, window int) (partition.Shape, error) {
+	mask, err := partition.NewMask(true, window, shape.SeqQ, shape.SeqKV, shape.Mask.Docs)
+	shape.Mask = mask
+	return shape, err
+}
+
+// prepare makes the schedules of a batch to come, while the present one is computed.
+func (a *attend) prepare(layout partition.Layout, docs []int) error {
+	for _, window := range a.cfg.Windows() {
+		spec := a.spec
+		spec.Layout, spec.Mask.Docs = layout, docs
+		var err error
+		if spec.Shape, err = masked(spec.Shape, window); err == nil {
+			_, err = a.cache.New(a.algorithm, spec, a.rank)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// load returns the work of all layers for a sequence of the present batch.
+func (a *attend) load() (total load, err error) {
+	known := make(map[int]load, 2)
+	for layer := range a.cfg.NumHiddenLayers {
+		window := a.cfg.Window(layer)
+		l, ok := known[window]
+		if !ok {
+			shape, err := masked(a.spec.Shape, window)
+			if err != nil {
+				return total, err
+			}
+			l = loadOf(shape, a.traders, a.cfg.NumAttentionHeads)
+			known[window] = l
+		}
+		total.add(l, 1)
+	}
+	return total, nil
+}
+
+// Forward sets acc to causal attention over the ranks of the group.
+func (a *attend) Forward(layer int, acc attention.Partial, q, k, v View) error {
+	s, err := a.schedule(layer)
+	if err != nil {
+		return err
+	}
+	return a.ring.Forward(acc, q, k, v, s, a.softmax)
+}
+
+// Backward sets g to the gradients.
+func (a *attend) Backward(layer int, g attention.Grads, do, q, k, v View, acc attention.Partial) error {
+	s, err := a.schedule(layer)
+	if err != nil {
+		return err
+	}
+	return a.ring.Backward(g, do, q, k, v, acc, s, a.softmax)
+}
+
+var _ model.Attention = (*attend)(nil)

@@ -1,0 +1,67 @@
+package train_test
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/cprun/cprun/internal/foresee/backend"
+	"github.com/cprun/cprun/internal/foresee/plan"
+	"github.com/cprun/cprun/internal/model/backends"
+	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/model/machine"
+)
+
+// gpuCase is a way of training that is tried on GPUs, of the config tiny.
+type gpuCase struct {
+	name  string
+	ranks int // it needs at least
+	flash bool
+	set   []string
+}
+
+// backend is that of attention in bfloat16.
+func (c *gpuCase) backend() string {
+	if c.flash {
+		return "flash"
+	}
+	return "auto"
+}
+
+var gpuCases = []gpuCase{
+	{name: "qwen3", ranks: 1, set: []string{"model.architecture=qwen3"}},
+	{name: "packed documents", ranks: 1, flash: true, set: []string{"data.pack_documents=true", "train.micro_batch_size=2", "train.global_batch_size=2"}},
+	{name: "sliding window", ranks: 1, set: []string{"model.sliding_window=9"}},
+	{name: "micro batches with sharded gradients", ranks: 2, set: []string{"train.global_batch_size=4", "memory.shard=gradients"}},
+	{name: "data x context", ranks: 4, set: []string{"parallel.data=2", "train.global_batch_size=4", "memory.shard=gradients"}},
+	{name: "allgather", ranks: 2, set: []string{"parallel.algorithm=allgather"}},
+	{name: "contiguous", ranks: 2, set: []string{"parallel.layout=contiguous"}},
+	{name: "striped", ranks: 2, set: []string{"parallel.layout=striped", "memory.shard=optimizer"}},
+	{name: "zigzag", ranks: 2, set: []string{"parallel.layout=zigzag", "memory.recompute=full"}},
+	{name: "tied and clipped", ranks: 1, set: []string{"model.tie_word_embeddings=true", "optimizer.grad_clip=0.1"}},
+}
+
+// A machine with GPUs takes every case, so that a test there fails for what it tests.
+func TestGPUCasesAreValid(t *testing.T) {
+	m := machine.Machine{Arch: 90, CUDNN: backends.V(9, 19, 0), Flash: machine.BuiltFlash, GPUs: 4, Memory: 140 << 30}
+	for _, c := range gpuCases {
+		for _, v := range [][]string{
+			{"precision.compute=fp32", "attention.backend=reference"}, {"precision.compute=fp32", "attention.backend=flash"}, {"precision.compute=bf16", "attention.backend=" + c.backend()},
+		} {
+			set := slices.Concat([]string{"model.head_dim=64"}, c.set, v)
+			cfg, err := config.Load(writeYAML(t, tiny(t)), config.Options{Set: set, Ranks: 4, Device: "cuda"})
+			if err != nil {
+				t.Errorf("%s: %v", c.name, err)
+				continue
+			}
+			choice, err := backend.Choose(cfg, m, 0)
+			if err != nil {
+				t.Errorf("%s, %v: %v", c.name, v, err)
+				continue
+			}
+			cfg.Parallel.Backend = choice.Backend.String()
+			if _, err := plan.Fit(cfg, 4, m); err != nil {
+				t.Errorf("%s: %v", c.name, err)
+			}
+		}
+	}
+}

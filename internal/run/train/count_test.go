@@ -1,0 +1,146 @@
+package train_test
+
+import (
+	"encoding/binary"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/cprun/cprun/internal/model/data"
+	"github.com/cprun/cprun/internal/run/train"
+)
+
+// counted is what a reader with a pencil finds in documents of labels, -100 for none: the stream is cut into samples of
+// seqLen places, each of which asks for the label of the next one, unless a document begins there and they are packed.
+func counted(seqLen int, packed bool, docs ...[]int) (tokens, targets, samples int64) {
+	var labels []int
+	begins := map[int]bool{}
+	for _, d := range docs {
+		begins[len(labels)] = true
+		labels = append(labels, d...)
+	}
+	for at := 1; ; at++ {
+		if (at-1)%seqLen == 0 && at+seqLen > len(labels) {
+			return int64(len(labels)), targets, samples
+		}
+		if at%seqLen == 0 {
+			samples++
+		}
+		if labels[at] != -100 && !(packed && begins[at]) {
+			targets++
+		}
+	}
+}
+
+// The numbers that a run begins with are those of an independent count, whatever the files hold.
+func TestDataIsCounted(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(text), 0o666); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	bytesOf := func(text string, end ...int) (ids []int) {
+		for _, b := range []byte(text) {
+			ids = append(ids, int(b))
+		}
+		return append(ids, end...)
+	}
+	bin := binary.LittleEndian.AppendUint32(nil, 20240520)
+	for _, x := range []uint32{1, 9} {
+		bin = binary.LittleEndian.AppendUint32(bin, x)
+	}
+	bin = append(bin, make([]byte, 1024-len(bin))...)
+	tokens := []int{5, 6, 256, 7, 256, 8, 9, 10, 11}
+	for _, id := range tokens {
+		bin = binary.LittleEndian.AppendUint16(bin, uint16(id))
+	}
+	pair, err := data.NewPair(filepath.Join(dir, "pair"), 257)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range [][]int32{{1, 2, 3}, {4, 5}, {6, 7, 8, 9}} {
+		if err := pair.Add(d); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := pair.Close(); err != nil {
+		t.Fatal(err)
+	}
+	text, empty := write("a.txt", "to be or not"), write("b.txt", "")
+	lines := write("c.jsonl", `{"text":"ab"}`+"\n\n"+`{"text":""}`+"\n"+`{"text":"cdefg","label":3}`+"\n")
+	even := write("f.jsonl", `{"text":"abc"}`+"\n"+`{"text":"def"}`+"\n"+`{"text":"gh"}`) // ends where samples of 3 end
+	masked := write("d.jsonl", `{"input_ids":[1,2,3,4,5,0],"attention_mask":[1,1,1,1,1,0],"completion_mask":[0,0,1,1,0,0]}`+"\n"+`{"input_ids":[6,7,8]}`+"\n"+`{"input_ids":[9],"labels":[-100]}`)
+	plain, indexed := write("e.bin", string(bin)), filepath.Join(dir, "pair.bin")
+	pairDocs := [][]int{{1, 2, 3}, {4, 5}, {6, 7, 8, 9}}
+	for _, c := range []struct {
+		set       string
+		files     int64
+		documents int64 // -1: not known
+		docs      [][]int
+	}{
+		{"path: " + text, 1, 1, [][]int{bytesOf("to be or not")}},
+		{"path: " + dir + "/*.txt, eos_token_id: 256", 2, 1, [][]int{bytesOf("to be or not", 256)}},
+		{"path: [" + text + ", " + empty + ", " + lines + "], eos_token_id: 256", 3, 3, [][]int{bytesOf("to be or not", 256), bytesOf("ab", 256), bytesOf("cdefg", 256)}},
+		{"path: " + lines, 1, 2, [][]int{bytesOf("ab"), bytesOf("cdefg")}},
+		{"path: " + lines + ", pack_documents: true", 1, 2, [][]int{bytesOf("ab"), bytesOf("cdefg")}},
+		{"path: " + even + ", pack_documents: true", 1, 3, [][]int{bytesOf("abc"), bytesOf("def"), bytesOf("gh")}},
+		{"path: " + text + ", pack_documents: true, eos_token_id: 32", 1, 4, [][]int{bytesOf("to "), bytesOf("be "), bytesOf("or "), bytesOf("not ")}}, // the last one is appended
+		{"path: " + masked, 1, 3, [][]int{{-100, -100, 3, 4, -100}, {6, 7, 8}, {-100}}},
+		{"path: " + masked + ", pack_documents: true", 1, 3, [][]int{{-100, -100, 3, 4, -100}, {6, 7, 8}, {-100}}},
+		{"path: " + plain, 1, -1, [][]int{tokens}},
+		{"path: " + plain + ", eos_token_id: 256", 1, 3, [][]int{tokens}},
+		{"path: " + plain + ", eos_token_id: 256, pack_documents: true", 1, 3, [][]int{tokens[:3], tokens[3:5], tokens[5:]}},
+		{"path: " + indexed, 1, 3, pairDocs},
+		{"path: " + indexed + ", pack_documents: true", 1, 3, pairDocs},
+		{"path: [" + indexed + ", " + plain + "]", 2, -1, append(pairDocs[:3:3], tokens)},
+	} {
+		for _, seqLen := range []int{1, 3, 4} {
+			packed := strings.Contains(c.set, "pack_documents")
+			cfg := load(t, tiny(t), 1, "data.eos_token_id=null", fmt.Sprintf("data={tokenizer: bytes, seq_len: %d, %s}", seqLen, c.set), "train.global_batch_size=2")
+			got, err := train.Check(cfg)
+			if err != nil {
+				t.Fatalf("%s: %v", c.set, err)
+			}
+			want := train.Data{Files: c.files}
+			want.Tokens, want.Targets, want.Samples = counted(seqLen, packed, c.docs...)
+			want.StepsPerEpoch = (want.Samples + 1) / 2
+			if c.documents >= 0 {
+				want.Documents = &c.documents
+			}
+			got.Ignored = nil
+			if !reflect.DeepEqual(*got, want) {
+				t.Errorf("%s, seq_len %d: %+v, want %+v", c.set, seqLen, *got, want)
+			}
+		}
+	}
+	// More tokens than are read at a start are counted by their header. The documents are not.
+	const many = 64<<20 + 1
+	large := write("large.bin", string(binary.LittleEndian.AppendUint32(bin[:8:8], many))+string(bin[12:1024]))
+	if err := os.Truncate(large, 1024+2*many); err != nil {
+		t.Fatal(err)
+	}
+	found, err := train.Check(load(t, tiny(t), 1, "data={path: "+large+", seq_len: 1M}"))
+	if err != nil || found.Documents != nil || found.Tokens != many || found.Samples != 64 || found.Targets != 64<<20 {
+		t.Errorf("many tokens: %+v, %v", found, err)
+	}
+	// A mixture's epoch is that of all its parts; each is cut by itself.
+	cfg := load(t, tiny(t), 1, fmt.Sprintf("data={path: [{path: %s, weight: 3}, {path: %s}], seq_len: 3, tokenizer: bytes, eos_token_id: null}", text, masked))
+	got, err := train.Check(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	aTokens, aTargets, aSamples := counted(3, false, bytesOf("to be or not"))
+	bTokens, bTargets, bSamples := counted(3, false, []int{-100, -100, 3, 4, -100}, []int{6, 7, 8}, []int{-100})
+	if got.Files != 2 || *got.Documents != 4 || got.Tokens != aTokens+bTokens || got.Targets != aTargets+bTargets || got.Samples != aSamples+bSamples || got.StepsPerEpoch != got.Samples {
+		t.Errorf("a mixture: %+v", *got)
+	}
+	if got, err := train.Check(load(t, tiny(t), 1, "data={path: "+lines+", seq_len: 3, tokenizer: bytes}")); err != nil || !reflect.DeepEqual(got.Ignored, []string{"label"}) {
+		t.Errorf("ignored keys: %+v, %v", got, err)
+	}
+}

@@ -1,0 +1,61 @@
+//go:build cuda
+
+package train_test
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/cprun/cprun/internal/run/train"
+)
+
+// Every way of training gives on GPUs the curve that it gives on the CPU, up to rounding: in
+// float32 with the reference attention, and in bfloat16 with that of a run.
+func TestCasesOnGPUs(t *testing.T) {
+	m := here(t)
+	ranks := slices.Max(ranksOf(m))
+	for _, c := range gpuCases {
+		if ranks < c.ranks {
+			t.Logf("%s: needs %d GPUs", c.name, c.ranks)
+			continue
+		}
+		set := append([]string{"model.head_dim=64", "optimizer.lr=1.0e-3"}, c.set...)
+		want := mustRun(t, load(t, tiny(t), ranks, set...), ranks, train.Options{}).steps
+		var e expect
+		for _, s := range want {
+			e.Loss, e.GradNorm = append(e.Loss, float64(s.Loss)), append(e.GradNorm, float64(s.GradNorm))
+		}
+		for _, v := range []struct {
+			name, compute string
+			set           []string
+		}{
+			{"fp32", "fp32", []string{"attention.backend=reference"}},
+			{"fp32 flash", "fp32", []string{"attention.backend=flash"}},
+			{"bf16", "bf16", []string{"attention.backend=" + c.backend()}},
+		} {
+			t.Run(c.name+"/"+v.name, func(t *testing.T) {
+				cfg := loadGPU(t, m, tiny(t), ranks, append(append(slices.Clone(set), v.set...), "precision.compute="+v.compute)...)
+				follows(t, cfg.Parallel.Backend, runGPU(t, m, cfg, ranks, train.Options{}).steps, e, v.compute)
+			})
+		}
+	}
+}
+
+// A batch without targets leaves no trace on a GPU, where the host is steps ahead.
+func TestBatchesWithoutTargetsAreSkippedOnGPUs(t *testing.T) {
+	m := here(t)
+	var e expect
+	for _, s := range mustRun(t, load(t, sparse(t, "abab"), 1), 1, train.Options{}).steps {
+		e.Loss, e.GradNorm = append(e.Loss, float64(s.Loss)), append(e.GradNorm, float64(s.GradNorm))
+	}
+	for _, ranks := range ranksOf(m) {
+		for _, compute := range []string{"fp32", "bf16"} {
+			cfg := loadGPU(t, m, sparse(t, "-a--bab"), ranks, "precision.compute="+compute)
+			steps := runGPU(t, m, cfg, ranks, train.Options{}).steps
+			if len(steps) != 7 {
+				t.Fatalf("%d ranks, %s: %d steps", ranks, compute, len(steps))
+			}
+			follows(t, cfg.Parallel.Backend, withLoss(steps), e, compute)
+		}
+	}
+}

@@ -1,0 +1,68 @@
+package train
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/internal/model/checkpoint"
+)
+
+func TestDeadlineOf(t *testing.T) {
+	for longest, want := range map[time.Duration]time.Duration{
+		0: 2 * time.Minute, 100 * time.Millisecond: 2 * time.Minute, 9 * time.Second: 3 * time.Minute, 20 * time.Second: 5 * time.Minute, 2 * time.Minute: 10 * time.Minute,
+	} {
+		if got := deadlineOf(longest); got != want {
+			t.Errorf("steps of %v: %v, want %v", longest, got, want)
+		}
+	}
+}
+
+// The deadline follows the steps on all groups of all ranks, where the config leaves it to them.
+func TestTheDeadlineFollowsTheSteps(t *testing.T) {
+	const ranks = 2
+	for set, want := range map[string]time.Duration{"parallel.deadline=auto": 2 * time.Minute, "parallel.deadline=40s": 40 * time.Second} {
+		jobs := make([]*run, ranks)
+		runRanks(t, ranks, []string{"train.steps=6", set}, Options{RunDir: t.TempDir(), RunID: "a"}, func(rank int, r *run) { jobs[rank] = r })
+		for rank, r := range jobs {
+			for i, g := range []comm.Communicator{r.mesh.world, r.mesh.state, r.mesh.context, r.mesh.saves} {
+				if got := g.(*comm.Group).Options().Deadline; got != want {
+					t.Errorf("%s: rank %d, group %d: deadline %v, want %v", set, rank, i, got, want)
+				}
+			}
+		}
+	}
+}
+
+// A rank whose disk is slow is waited for, as long as it says so: the deadline is for ranks that
+// stand still.
+func TestSlowDisksAreWaitedFor(t *testing.T) {
+	const deadline = 100 * time.Millisecond
+	for name, c := range map[string]struct {
+		beat time.Duration
+		want error
+	}{"with beats": {deadline / 10, nil}, "without": {time.Hour, comm.ErrDeadline}} {
+		world := comm.NewLocal(3, nil, comm.Options{Deadline: deadline})
+		var g errgroup.Group
+		for r := range world {
+			g.Go(func() error {
+				return checkpoint.Together(context.Background(), world[r], c.beat, 0, func() error {
+					if r == 1 {
+						time.Sleep(10*deadline + 2*time.Second) // and the second look that a stopped rank gets
+					}
+					return nil
+				})
+			})
+		}
+		if err := g.Wait(); !errors.Is(err, c.want) {
+			t.Errorf("%s: %v, want %v", name, err, c.want)
+		}
+		for _, w := range world {
+			w.Close()
+		}
+	}
+}

@@ -1,0 +1,67 @@
+package train_test
+
+import (
+	"fmt"
+	"reflect"
+	"testing"
+
+	"github.com/cprun/cprun/internal/model/metrics"
+	"github.com/cprun/cprun/internal/run/train"
+)
+
+// curve is the losses and gradient norms of steps, without their times.
+func curve(steps []metrics.Step) (c [][2]metrics.Float) {
+	for _, s := range steps {
+		c = append(c, [2]metrics.Float{s.Loss, s.GradNorm})
+	}
+	return c
+}
+
+// Packed documents that are dealt out by their work train as those that are cut alike, in every
+// pattern of exchange, with layers of several windows and documents of a token.
+func TestDocumentLayoutsTrainAlike(t *testing.T) {
+	for i, mode := range [][]string{
+		{"data.seq_len=61"},
+		{"data.seq_len=61", "model.sliding_window=4", "model.layer_types=[sliding_attention, full_attention]", "memory.recompute=full"},
+	} {
+		mode = append(mode, "data.pack_documents=true", "train.micro_batch_size=2", "train.global_batch_size=2")
+		want := mustRun(t, load(t, tiny(t), 1, mode...), 1, train.Options{}).steps
+		for _, ranks := range []int{3, 4} {
+			for a, algorithm := range []string{"ring", "allgather"} {
+				if testing.Short() && (i+a+ranks)%2 == 0 {
+					continue // one number of ranks with each, in turns
+				}
+				of := map[string]metrics.Step{}
+				for _, layout := range []string{"document", "document-zigzag", "contiguous"} {
+					cfg := load(t, tiny(t), ranks, append(mode, "parallel.layout="+layout, "parallel.algorithm="+algorithm)...)
+					got := mustRun(t, cfg, ranks, train.Options{}).steps
+					closeTo(t, fmt.Sprintf("%v, %d ranks, %s, %s", mode, ranks, layout, algorithm), got, want, 2e-5)
+					of[layout] = got[0]
+				}
+				if d, c := of["document"], of["contiguous"]; !(d.AttentionImbalance >= 1 && d.AttentionImbalance < c.AttentionImbalance) {
+					t.Errorf("%v, %d ranks: imbalance %v, of contiguous ranks %v", mode, ranks, d.AttentionImbalance, c.AttentionImbalance)
+				}
+				if d, z := of["document"], of["document-zigzag"]; i == 0 && algorithm == "allgather" && !(d.AttentionBytes > 0 && d.AttentionBytes < z.AttentionBytes) {
+					t.Errorf("%v, %d ranks: %v bytes are sent, of documents cut alike %v", mode, ranks, d.AttentionBytes, z.AttentionBytes)
+				}
+			}
+		}
+		if s := want[0]; s.AttentionImbalance != 1 || s.AttentionBytes != 0 {
+			t.Errorf("one rank: imbalance %v, %v bytes sent", s.AttentionImbalance, s.AttentionBytes)
+		}
+	}
+}
+
+// A run that goes on from a checkpoint has the bits of one that was never stopped.
+func TestDocumentsGoOnFromACheckpoint(t *testing.T) {
+	set := []string{"data.pack_documents=true", "parallel.layout=document", "parallel.algorithm=allgather", "checkpoint.every=2", "data.seq_len=61"}
+	dir := t.TempDir()
+	whole := mustRun(t, load(t, tiny(t), 3, set...), 3, train.Options{}).steps
+	cfg := load(t, tiny(t), 3, append(set, "train.steps=2")...)
+	mustRun(t, cfg, 3, train.Options{RunDir: dir, RunID: "a"})
+	cfg = load(t, tiny(t), 3, set...)
+	rest := mustRun(t, cfg, 3, train.Options{RunDir: dir, RunID: "b", Resume: true}).steps
+	if got, want := curve(rest), curve(whole[2:]); !reflect.DeepEqual(got, want) {
+		t.Errorf("steps after a checkpoint: %v, want %v", got, want)
+	}
+}

@@ -1,0 +1,146 @@
+package train
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/internal/model"
+	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/model/device"
+	"github.com/cprun/cprun/tensor"
+)
+
+// Evaluation is the loss of a model over data.
+type Evaluation struct {
+	Samples int64    `json:"samples"`
+	SeqLen  int      `json:"seq_len"` // tokens of a sample
+	Targets int64    `json:"targets"` // tokens that were predicted
+	Loss    Float    `json:"loss"`    // mean of -log p over the targets, in nats
+	Buckets []Bucket `json:"buckets"`
+	Seconds float64  `json:"seconds"`
+}
+
+// Bucket is the evaluation of the targets at some positions of their sample, or of their
+// document if those are told apart.
+type Bucket struct {
+	From    int   `json:"from"` // the first position
+	To      int   `json:"to"`   // after the last
+	Targets int64 `json:"targets"`
+	Loss    Float `json:"loss"`
+}
+
+// bounds cuts the positions of a sample into a sixteenth, another, and parts that double: models
+// that use a long context are better at the end of it.
+func bounds(seqLen int) []int {
+	var hi []int
+	for part := 16; part > 1; part /= 2 {
+		if n := seqLen / part; n > 0 && (len(hi) == 0 || n > hi[len(hi)-1]) {
+			hi = append(hi, n)
+		}
+	}
+	return append(hi, seqLen)
+}
+
+// Eval computes the loss over the validation data of a config, and trains nothing. The weights are
+// from o.From, from model.from, or random. Every rank of the world calls it with the same
+// config, with micro batches of one sample; every rank gets the result.
+func Eval(ctx context.Context, cfg *config.Config, dev Device, world comm.Communicator, o Options) (e Evaluation,
+	err error) {
+	defer device.Caught(&err)
+	o.Frozen = true
+	o.report(Report{Kind: Phase, Text: "setup"})
+	t, err := newTrainer(ctx, cfg, dev, world, &o)
+	if err != nil {
+		return e, err
+	}
+	o.report(Report{Kind: Phase, Text: "evaluation"})
+	hi := bounds(cfg.Data.SeqLen)
+	losses, err := t.dev.Vector("sums of losses", tensor.F64, len(hi))
+	if err != nil {
+		return e, err
+	}
+	t.dev.Ops.Zero(losses)
+	counts := make([]int64, len(hi))
+	began, total := time.Now(), t.val.total(cfg)
+	told := began
+	for s := range total {
+		if int(s)%t.mesh.dataSize == t.mesh.dataRank {
+			if err := t.lose(ctx, s, losses, hi, counts); err != nil {
+				return e, err
+			}
+		}
+		if time.Since(told) > tellEvery {
+			told = time.Now()
+			o.notice(fmt.Sprintf("%d of %d samples", s+1, total))
+		}
+	}
+	sums, err := t.total(ctx, losses, counts)
+	if err != nil {
+		return e, err
+	}
+	e = Evaluation{Samples: total, SeqLen: cfg.Data.SeqLen, Seconds: time.Since(began).Seconds()}
+	sum, from := 0.0, 0
+	for i, n := range counts {
+		e.Buckets = append(e.Buckets, Bucket{From: from, To: hi[i], Targets: n, Loss: Float(sums[i] / float64(n))})
+		from, sum, e.Targets = hi[i], sum+sums[i], e.Targets+n
+	}
+	e.Loss = Float(sum / float64(e.Targets))
+	return e, t.clock.Close()
+}
+
+// tellEvery separates two notices of a long evaluation.
+const tellEvery = 10 * time.Second
+
+// lose adds the losses of a sample up by position, and counts the targets of this rank.
+func (t *Trainer) lose(ctx context.Context, sample int64, losses View, hi []int, counts []int64) error {
+	b, err := t.val.batch(ctx, []int64{sample})
+	if err != nil {
+		return err
+	}
+	for row, position := range b.positions {
+		i, _ := slices.BinarySearch(hi, position+1) // the first bound that is above it
+		if b.targets[row] >= 0 {
+			counts[i]++
+		}
+		if n := len(b.Parts); n > 0 && b.Parts[n-1].Sum == i {
+			b.Parts[n-1].Hi = row + 1
+		} else {
+			b.Parts = append(b.Parts, model.Part{Hi: row + 1, Sum: i})
+		}
+	}
+	t.att.begin(b.layout, b.docs)
+	if err := t.model.Forward(t.arena, b.Batch, losses); err != nil {
+		return err
+	}
+	b.done()
+	return nil
+}
+
+// total adds losses and counts up over the ranks, and returns the losses.
+func (t *Trainer) total(ctx context.Context, losses View, counts []int64) ([]float64, error) {
+	t.share.settle() // also where no pass has used the weights
+	out, err := t.dev.HostVector(tensor.F64, len(counts))
+	if err != nil {
+		return nil, err
+	}
+	if err := t.share.sum(losses); err != nil {
+		return nil, fmt.Errorf("losses: %w", err)
+	}
+	t.dev.Store.Download(out, losses)
+	if err := t.dev.Stream.Sync(ctx); err != nil {
+		return nil, err
+	}
+	v := tensor.FromSlice(counts, len(counts))
+	p, err := t.mesh.world.AllReduce(v, comm.Sum)
+	if err == nil {
+		err = p.Sync(ctx)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("targets: %w", err)
+	}
+	copy(counts, tensor.Data[int64](v))
+	return tensor.Data[float64](out), nil
+}

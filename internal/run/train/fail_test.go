@@ -1,0 +1,331 @@
+package train
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/internal/foresee/backend"
+	"github.com/cprun/cprun/internal/foresee/plan"
+	"github.com/cprun/cprun/internal/model/checkpoint"
+	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/model/device"
+	"github.com/cprun/cprun/internal/model/machine"
+	"github.com/cprun/cprun/internal/model/metrics"
+	"github.com/cprun/cprun/tensor"
+)
+
+// runRanks runs whole runs on some ranks of this process, and returns how each ended. change may
+// spoil a rank's run before it begins.
+func runRanks(t *testing.T, ranks int, set []string, o Options, change func(rank int, r *run)) []error {
+	t.Helper()
+	cfg, err := config.Load("../../../examples/opticks.yaml", config.Options{Ranks: ranks, Device: "cpu", Set: append([]string{"data.seq_len=64", "data.validation.every=0"}, set...)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := plan.MemoryOf(cfg, ranks, machine.Machine{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	streams := make([]tensor.Stream, ranks)
+	for r := range streams {
+		streams[r] = tensor.NewHostStream("compute")
+	}
+	// Should the ranks stand in each other's way, the test fails by this deadline.
+	world := comm.NewLocal(ranks, streams, comm.Options{Deadline: 20 * time.Second})
+	ended := make([]error, ranks)
+	var g errgroup.Group
+	for r := range ranks {
+		g.Go(func() error {
+			defer streams[r].(*tensor.HostStream).Close()
+			defer world[r].Close()
+			dev := device.CPU(streams[r].(*tensor.HostStream), "flash", tensor.F32)
+			defer dev.Close()
+			dev.Compute = backend.DType(cfg)
+			o := o
+			o.Room, o.ConfigYAML, o.Version = m.Room(), string(cfg.YAML()), "test"
+			tr, err := newTrainer(context.Background(), cfg, dev, world[r], &o)
+			if err != nil {
+				world[r].Abort(err)
+				return err
+			}
+			ctx, cancel := context.WithCancelCause(context.Background())
+			defer cancel(nil)
+			job := &run{Trainer: tr, opts: o}
+			change(r, job)
+			if _, ended[r] = job.run(ctx, cancel); ended[r] == nil {
+				return world[r].Barrier(ctx)
+			}
+			world[r].Abort(ended[r])
+			return nil
+		})
+	}
+	if err := g.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	return ended
+}
+
+// afterStep calls f on a rank when it has done a step.
+func (r *run) afterStep(step int64, f func()) {
+	r.opts.Report = func(rep Report) {
+		if rep.Kind == Advanced && rep.Step == step {
+			f()
+		}
+	}
+}
+
+// A rank with an error of its own, while a checkpoint is written beside the training, tells the
+// others first. They stand in a transfer with it, and their part of the checkpoint stands behind
+// that, so that to wait for the checkpoint would be to wait for each other.
+func TestOwnErrorBesideASave(t *testing.T) {
+	const ranks, culprit = 3, 1
+	o := Options{RunDir: t.TempDir(), RunID: "a"}
+	ended := runRanks(t, ranks, []string{"train.steps=50", "checkpoint.every=1"}, o, func(rank int, r *run) {
+		if rank == culprit {
+			r.afterStep(3, func() { r.train.layout = "of no kind" })
+		}
+	})
+	for rank, err := range ended {
+		if err == nil || errors.Is(err, comm.ErrDeadline) || !strings.Contains(err.Error(), "of no kind") {
+			t.Errorf("rank %d ended with %v, want the cause of rank %d", rank, err, culprit)
+		}
+		if own := rank == culprit; comm.IsRemote(err) == own {
+			t.Errorf("rank %d: told of as the error of another rank: %t, want %t: %v", rank, comm.IsRemote(err), !own, err)
+		}
+		var peer *comm.PeerError
+		if errors.As(err, &peer) && peer.Rank != culprit {
+			t.Errorf("rank %d blames rank %d, want %d: %v", rank, peer.Rank, culprit, err)
+		}
+	}
+	if _, _, err := checkpoint.Latest(t.Context(), filepath.Join(o.RunDir, "checkpoints")); err != nil {
+		t.Errorf("the checkpoints from before are gone: %v", err)
+	}
+}
+
+// A disk that fails under one rank is that rank's error, and told of as such by all others.
+func TestSaveBlamesTheRankWhoseDiskFails(t *testing.T) {
+	const ranks, culprit = 3, 2
+	for _, async := range []bool{true, false} {
+		dir := t.TempDir()
+		ended := runRanks(t, ranks, []string{"train.steps=9", "checkpoint.every=1", fmt.Sprintf("checkpoint.async=%t", async)}, Options{RunDir: dir, RunID: "a"}, func(rank int, r *run) {
+			blockShard(t, dir, culprit, ranks, 1)
+			blockShard(t, dir, culprit, ranks, 2)
+			r.opts.Report = func(rep Report) {
+				if rep.Kind == Saved {
+					t.Errorf("async %t, rank %d: step %d is reported as saved", async, rank, rep.Step)
+				}
+			}
+		})
+		for rank, err := range ended {
+			var peer *comm.PeerError
+			if own := rank == culprit; err == nil || errors.As(err, &peer) == own || peer != nil && peer.Rank != culprit {
+				t.Errorf("async %t, rank %d: %v; want the fault of rank %d", async, rank, err, culprit)
+			}
+		}
+	}
+}
+
+// blockShard makes a directory in the place of a rank's shard, which fails that rank's save. The end of the
+// save removes it.
+func blockShard(t *testing.T, dir string, rank, ranks, step int) {
+	t.Helper()
+	name := fmt.Sprintf("step-%08d.tmp-a/shard-%05d-of-%05d.safetensors", step, rank, ranks)
+	if err := os.MkdirAll(filepath.Join(dir, "checkpoints", name), 0o755); err != nil {
+		t.Error(err)
+	}
+}
+
+// noRoom is a full disk.
+type noRoom struct{}
+
+func (noRoom) Write([]byte) (int, error) { return 0, syscall.ENOSPC }
+
+// One failed save does not end a run, two in a row do. The last save is tried twice. Checkpoints of before
+// stay, and no failed one leaves anything.
+func TestFailedSaves(t *testing.T) {
+	const ranks = 2
+	for _, c := range []struct {
+		fail   []int // attempts, from 1
+		saved  []int // steps
+		failed int   // step of the first failure
+		ends   bool
+	}{
+		{fail: []int{1}, failed: 2, saved: []int{4, 6}},
+		{fail: []int{2}, failed: 4, saved: []int{2, 6}},
+		{fail: []int{3}, failed: 6, saved: []int{2, 4, 6}},
+		{fail: []int{1, 3}, failed: 2, saved: []int{4, 6}},
+		{fail: []int{2, 3}, failed: 4, saved: []int{2}, ends: true},
+		{fail: []int{3, 4}, failed: 6, saved: []int{2, 4}, ends: true},
+	} {
+		for _, async := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%v async %t", c.fail, async), func(t *testing.T) {
+				dir := t.TempDir()
+				var mu sync.Mutex
+				shards := 0
+				checkpoint.Disk = func(w io.Writer) io.Writer {
+					mu.Lock()
+					defer mu.Unlock()
+					shards++
+					if shards%ranks == 0 && slices.Contains(c.fail, shards/ranks) {
+						return noRoom{}
+					}
+					return w
+				}
+				defer func() { checkpoint.Disk = func(w io.Writer) io.Writer { return w } }()
+				saved, notices := make([][]int, ranks), ""
+				set := []string{"train.steps=6", "checkpoint.every=2", "checkpoint.keep=0", fmt.Sprintf("checkpoint.async=%t", async)}
+				ended := runRanks(t, ranks, set, Options{RunDir: dir, RunID: "a"}, func(rank int, r *run) {
+					r.opts.Report = func(rep Report) {
+						switch {
+						case rep.Kind == Saved:
+							saved[rank] = append(saved[rank], int(rep.Step))
+						case rep.Kind == Notice && rank == 0:
+							notices += rep.Text + "\n"
+						}
+					}
+				})
+				for rank, err := range ended {
+					if (err != nil) != c.ends || err != nil && !strings.Contains(err.Error(), "no space left") {
+						t.Errorf("rank %d ended with %v", rank, err)
+					}
+					if !slices.Equal(saved[rank], c.saved) {
+						t.Errorf("rank %d reports checkpoints of %v, want %v", rank, saved[rank], c.saved)
+					}
+				}
+				if want := fmt.Sprintf("checkpoint of step %d: ", c.failed); !strings.Contains(notices, want) || !strings.Contains(notices, "no space left") {
+					t.Errorf("no notice says %q:\n%s", want, notices)
+				}
+				want := []string{"latest"}
+				for _, step := range c.saved {
+					want = append(want, fmt.Sprintf("step-%08d", step))
+				}
+				left, err := filepath.Glob(filepath.Join(dir, "checkpoints", "[ls]*"))
+				for i := range left {
+					left[i] = filepath.Base(left[i])
+				}
+				if err != nil || !slices.Equal(left, want) {
+					t.Errorf("the directory holds %q, %v; want %q", left, err, want)
+				}
+			})
+		}
+	}
+}
+
+// Metrics that cannot be synced fail the save on all ranks, as a disk does.
+func TestUnsyncedMetricsFailTheSave(t *testing.T) {
+	const ranks = 2
+	saved, notices := make([][]int, ranks), ""
+	ended := runRanks(t, ranks, []string{"train.steps=6", "checkpoint.every=3"}, Options{RunDir: t.TempDir(), RunID: "a"}, func(rank int, r *run) {
+		r.opts.Report = func(rep Report) {
+			if r.out != nil && rep.Kind == Advanced && rep.Step == 1 {
+				r.out = &fullOnce{Writer: r.out}
+			}
+			if rep.Kind == Saved {
+				saved[rank] = append(saved[rank], int(rep.Step))
+			}
+			if rep.Kind == Notice && rank == 0 {
+				notices += rep.Text
+			}
+		}
+	})
+	if want := "rank 0: checkpoint of step 3: "; !strings.Contains(notices, want) {
+		t.Errorf("no notice says %q:\n%s", want, notices)
+	}
+	for rank, err := range ended {
+		if err != nil || !slices.Equal(saved[rank], []int{6}) {
+			t.Errorf("rank %d: %v, checkpoints of %v; want 6 alone", rank, err, saved[rank])
+		}
+	}
+}
+
+// fullOnce has its first Sync meet a full disk.
+type fullOnce struct {
+	metrics.Writer
+	met bool
+}
+
+func (f *fullOnce) Sync() error {
+	if f.met {
+		return f.Writer.Sync()
+	}
+	f.met = true
+	return syscall.ENOSPC
+}
+
+// synced notes whether the metrics have been synced since the last line.
+type synced struct {
+	metrics.Writer
+	yes *bool
+}
+
+func (s synced) Write(m metrics.Step) error { *s.yes = false; return s.Writer.Write(m) }
+
+func (s synced) Sync() error { *s.yes = true; return s.Writer.Sync() }
+
+// The metrics of the steps before a checkpoint are on the disk before any of it is: a loss of power
+// that leaves the checkpoint leaves them, too.
+func TestMetricsAreSyncedBeforeACheckpoint(t *testing.T) {
+	yes, wrote := false, 0
+	checkpoint.Disk = func(w io.Writer) io.Writer {
+		wrote++
+		if !yes {
+			t.Error("a checkpoint is written while metrics are not on the disk")
+		}
+		return w
+	}
+	defer func() { checkpoint.Disk = func(w io.Writer) io.Writer { return w } }()
+	ended := runRanks(t, 1, []string{"train.steps=6", "checkpoint.every=2", "checkpoint.async=false"}, Options{RunDir: t.TempDir(), RunID: "a"}, func(_ int, r *run) {
+		r.opts.Report = func(rep Report) {
+			if _, ours := r.out.(synced); r.out != nil && !ours {
+				r.out = synced{r.out, &yes}
+			}
+		}
+	})
+	if ended[0] != nil || wrote != 3 {
+		t.Errorf("%v; %d shards were written, want 3", ended[0], wrote)
+	}
+}
+
+// Metrics that cannot be opened end the run on all ranks before its first step, by the fault of rank 0.
+func TestUnopenedMetricsEndTheRun(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(dir, "metrics.jsonl", "in the way"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	ended := runRanks(t, 2, []string{"train.steps=6"}, Options{RunDir: dir, RunID: "a"}, func(rank int, r *run) {
+		r.afterStep(1, func() { t.Errorf("rank %d has done a step", rank) })
+	})
+	for rank, err := range ended {
+		var peer *comm.PeerError
+		if own := rank == 0; err == nil || errors.As(err, &peer) == own || peer != nil && peer.Rank != 0 {
+			t.Errorf("rank %d: %v; want the fault of rank 0", rank, err)
+		}
+	}
+}
+
+// A run in which nothing happens but its steps notices nothing.
+func TestPlainRunsNoticeNothing(t *testing.T) {
+	ended := runRanks(t, 1, []string{"train.steps=6"}, Options{RunDir: t.TempDir(), RunID: "a"}, func(_ int, r *run) {
+		r.opts.Report = func(rep Report) {
+			if rep.Kind == Notice {
+				t.Errorf("notice: %s", rep.Text)
+			}
+		}
+	})
+	if ended[0] != nil {
+		t.Error(ended[0])
+	}
+}

@@ -1,0 +1,85 @@
+package train
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/internal/model"
+	"github.com/cprun/cprun/internal/model/hf"
+	"github.com/cprun/cprun/internal/model/state"
+	"github.com/cprun/cprun/kernels/cpu"
+	"github.com/cprun/cprun/tensor"
+)
+
+// noAttention is one that leaves its results as they are.
+type noAttention struct{}
+
+func (noAttention) Forward(int, attention.Partial, View, View, View) error { return nil }
+
+func (noAttention) Backward(int, attention.Grads, View, View, View, View, attention.Partial) error {
+	return nil
+}
+
+// What sharing relies on: weights are asked for in the order in which they are gathered, every
+// bucket's gradients begin once and end once in a pass, and no two buckets that are staged in
+// one memory are open at once.
+func TestHooksComeInTheOrderOfTheTransfers(t *testing.T) {
+	for _, tied := range []bool{false, true} {
+		cfg := &hf.Config{
+			Architecture: hf.Qwen3, VocabSize: 11, HiddenSize: 8, IntermediateSize: 12, NumHiddenLayers: 5,
+			NumAttentionHeads: 2, NumKeyValueHeads: 1, HeadDim: 4, RMSNormEps: 1e-6, TieWordEmbeddings: tied,
+		}
+		stream := tensor.NewHostStream("compute")
+		dev := Device{Stream: stream, Ops: cpu.New(stream), Compute: tensor.F32}
+		flat := model.NewLayout(cfg, 2)
+		x := newSharing(&dev, &state.State{Flat: flat})
+		var used, open []int
+		ended := map[int]bool{}
+		slot := map[int]int{} // the memory of each open bucket
+		hooks := model.Hooks{
+			Use: func(b int) error { used = append(used, b); return nil },
+			Begin: func(b int) error {
+				if ended[b] || slices.Contains(open, b) {
+					t.Errorf("tied %t: bucket %d begins twice", tied, b)
+				}
+				for _, other := range open {
+					if flat.Buckets[b].Size() > 0 && flat.Buckets[other].Size() > 0 && slot[other] == state.StageOf(flat, b) {
+						t.Errorf("tied %t: buckets %d and %d are staged in one memory", tied, b, other)
+					}
+				}
+				open, slot[b] = append(open, b), state.StageOf(flat, b)
+				return nil
+			},
+			Done: func(b int) error {
+				i := slices.Index(open, b)
+				if i < 0 {
+					t.Fatalf("tied %t: bucket %d ends and has not begun", tied, b)
+				}
+				open, ended[b] = slices.Delete(open, i, i+1), true
+				return nil
+			},
+		}
+		n := int(flat.Size())
+		weights, grads := tensor.New(tensor.F32, n), tensor.New(tensor.F32, n)
+		m := model.New(cfg, dev.Ops, noAttention{}, model.Params{Layout: flat, Weights: weights, Compute: weights, Grads: grads}, model.Options{Hooks: hooks})
+		ids := tensor.New(tensor.I32, 1, 3, 1, 1)
+		table := tensor.New(tensor.F32, 1, 3, 1, 2)
+		b := model.Batch{IDs: ids, Targets: ids, Cos: table, Sin: table}
+		arena := tensor.NewHostArena(0)
+		if err := m.ForwardBackward(arena, b, tensor.New(tensor.F64, 1), 1); err != nil {
+			t.Fatal(err)
+		}
+		if err := stream.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Equal(used, x.order()) {
+			t.Errorf("tied %t: buckets are used in the order %v, and gathered in %v", tied, used, x.order())
+		}
+		for b, bucket := range flat.Buckets {
+			if bucket.Size() > 0 && !ended[b] {
+				t.Errorf("tied %t: the gradients of bucket %d never end", tied, b)
+			}
+		}
+	}
+}

@@ -1,0 +1,167 @@
+package train
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"testing"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/internal/foresee/backend"
+	"github.com/cprun/cprun/internal/foresee/plan"
+	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/model/device"
+	"github.com/cprun/cprun/internal/model/machine"
+	"github.com/cprun/cprun/tensor"
+)
+
+// counted is a store that counts what is asked of the device.
+type counted struct {
+	device.Store
+	bytes atomic.Int64
+}
+
+func (c *counted) Alloc(n int64) (tensor.Memory, error) {
+	c.bytes.Add(n)
+	return c.Store.Alloc(n)
+}
+
+// onRanks makes a trainer on each of some ranks in this process, on devices that count and are
+// changed, and has f look at it.
+func onRanks(t *testing.T, ranks int, cfg *config.Config, room plan.Memory, change func(*device.Device), f func(tr *Trainer, c *counted) error) {
+	t.Helper()
+	streams, compute := make([]*tensor.HostStream, ranks), make([]tensor.Stream, ranks)
+	for r := range ranks {
+		streams[r] = tensor.NewHostStream("compute")
+		compute[r] = streams[r]
+	}
+	world := comm.NewLocal(ranks, compute, comm.Options{})
+	var g errgroup.Group
+	for r := range ranks {
+		g.Go(func() error {
+			defer streams[r].Close()
+			defer world[r].Close()
+			dev := device.CPU(streams[r], "flash", backend.DType(cfg))
+			defer dev.Close()
+			store := &counted{Store: dev.Store}
+			dev.Store = store
+			change(&dev)
+			tr, err := newTrainer(context.Background(), cfg, dev, world[r], &Options{Room: room.Room()})
+			if err == nil {
+				err = f(tr, store)
+			}
+			if err == nil {
+				err = tr.settle(context.Background()) // a rank that leaves ends what is under way on the others
+			}
+			if err == nil {
+				err = world[r].Barrier(context.Background())
+			}
+			if err != nil {
+				world[r].Abort(err)
+			}
+			return err
+		})
+	}
+	if err := g.Wait(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// sumsBytes are what a run takes beside what a plan lists.
+const sumsBytes = 8 * sumCount
+
+// What the plan says of memory must be what a run asks for, to the byte.
+func TestThePlanIsWhatARunTakes(t *testing.T) {
+	const ranks = 3
+	for _, shard := range []string{"none", "optimizer", "gradients"} {
+		for _, compute := range []string{"fp32", "bf16"} {
+			for _, packed := range []bool{false, true} {
+				for _, recompute := range []string{"none", "selective", "full"} {
+					set := []string{
+						"data.seq_len=91", "train.micro_batch_size=2", "train.global_batch_size=2", "train.steps=20",
+						"memory.shard=" + shard, "precision.compute=" + compute, fmt.Sprintf("data.pack_documents=%t", packed), "memory.recompute=" + recompute,
+						"memory.loss_chunk=15",
+					}
+					checkPlan(t, ranks, !packed, set)
+				}
+			}
+		}
+	}
+	for _, set := range [][]string{
+		{"parallel.algorithm=allgather", "memory.recompute=full"}, {"parallel.algorithm=ulysses"}, {"parallel.algorithm=allgather", "parallel.gather_heads=1"}, {"parallel.algorithm=hierarchical", "parallel.ulysses_degree=3", "train.micro_batch_size=2", "train.global_batch_size=2"},
+		{"model={sliding_window: 27, layer_types: [full_attention, sliding_attention, full_attention, sliding_attention]}", "model.num_hidden_layers=4", "parallel.layout=contiguous"},
+		{"parallel.layout=striped"}, {"parallel.layout=contiguous", "model.sliding_window=12"},
+		{"model.architecture=qwen3", "model.tie_word_embeddings=false"},
+	} {
+		checkPlan(t, ranks, true, append(set, "data.seq_len=91", "train.steps=20"))
+	}
+}
+
+// small makes the example's model quick to train; its tensors stay of different sizes, none a multiple of another's.
+var small = []string{"model.hidden_size=56", "model.intermediate_size=136", "model.num_hidden_layers=3", "data.validation.samples=1"}
+
+// checkPlan compares a plan with the trainers of a config, and with what a step of them takes,
+// where the CPU can run it.
+func checkPlan(t *testing.T, ranks int, run bool, set []string) {
+	t.Helper()
+	on := "cpu"
+	if !run {
+		on = "cuda"
+	}
+	set = append(slices.Clone(small), set...)
+	cfg, err := config.Load("../../../examples/opticks.yaml", config.Options{Ranks: ranks, Device: on, Set: set})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := plan.MemoryOf(cfg, ranks, machine.Machine{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	peaks := make([][2]int64, ranks)
+	onRanks(t, ranks, cfg, m, func(*device.Device) {}, func(tr *Trainer, c *counted) error {
+		s := tr.share
+		held := func(views ...View) (n int64) {
+			for _, v := range views {
+				n += int64(v.Size()) * int64(v.DType().Size())
+			}
+			return n
+		}
+		for _, i := range []struct {
+			name      string
+			got, want int64
+		}{
+			{"all", c.bytes.Load() - sumsBytes, m.Planned()},
+			{"weights", held(s.Masters), m.Weights},
+			{"moments", held(s.M, s.V), m.Optimizer},
+			{"batches", held(tr.train.inputs.mem.Blocks[:]...) + held(tr.train.inputs.mem.Cos, tr.train.inputs.mem.Sin), m.Batches},
+		} {
+			if i.got != i.want {
+				t.Errorf("%v: %s: %d bytes were asked for, planned are %d", set, i.name, i.got, i.want)
+			}
+		}
+		if !run {
+			return nil
+		}
+		if err := tr.oneStep(context.Background()); err != nil {
+			return err
+		}
+		if _, err := tr.Validate(context.Background()); err != nil {
+			return err
+		}
+		if got := c.bytes.Load() - sumsBytes; got != m.Planned() {
+			t.Errorf("%v: after a step %d bytes are asked for, planned are %d", set, got, m.Planned())
+		}
+		peaks[tr.mesh.world.Rank()] = [2]int64{tr.arena.Peak(), tr.att.ring.Arena.Peak()}
+		return nil
+	})
+	var most [2]int64
+	for _, p := range peaks {
+		most = [2]int64{max(most[0], p[0]), max(most[1], p[1])}
+	}
+	if want := [2]int64{m.Activations, m.RingBuffers}; run && most != want {
+		t.Errorf("%v: activations and the ring's buffers took %v bytes, planned %v", set, most, want)
+	}
+}

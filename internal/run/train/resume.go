@@ -1,0 +1,241 @@
+package train
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"runtime"
+	"strconv"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/cprun/cprun/internal/model"
+	"github.com/cprun/cprun/internal/model/checkpoint"
+	"github.com/cprun/cprun/internal/model/hf"
+)
+
+// The fields of a checkpoint beside the weights, under PyTorch's names.
+const (
+	fieldM = "exp_avg"
+	fieldV = "exp_avg_sq"
+)
+
+// initialise sets weights that no checkpoint gives: from a Hugging Face directory, or at
+// random from the seed. Each rank sets its shard; the model is the same on any number.
+func (t *Trainer) initialise(ctx context.Context) error {
+	from := t.cfg.Model.From
+	if from == "" {
+		return t.fill(ctx, t.share.Masters, t.random())
+	}
+	w, err := hf.OpenWeights(from)
+	if err != nil {
+		return err
+	}
+	defer w.Close()
+	want := t.cfg.Model.Tensors()
+	if err := w.Check(t.cfg.Model.Family(), want); err != nil {
+		return err
+	}
+	return t.fill(ctx, t.share.Masters, func(i int, offset int64, dst []float32) error {
+		return w.Read(want[i], dst, offset)
+	})
+}
+
+// random returns a source of first values. It makes whole blocks, also for a piece of one.
+func (t *Trainer) random() source32 {
+	return func(i int, offset int64, dst []float32) error {
+		p := t.share.Flat.Params[i]
+		end := offset + int64(len(dst))
+		var g errgroup.Group
+		g.SetLimit(runtime.GOMAXPROCS(0))
+		for lo := offset / model.InitBlock * model.InitBlock; lo < end; lo += model.InitBlock {
+			g.Go(func() error {
+				hi := min(lo+model.InitBlock, int64(p.Size()))
+				if lo >= offset && hi <= end {
+					p.Init(dst[lo-offset:hi-offset], lo, t.cfg.Train.Seed)
+					return nil
+				}
+				block := make([]float32, hi-lo)
+				p.Init(block, lo, t.cfg.Train.Seed)
+				from := max(lo, offset)
+				copy(dst[from-offset:], block[from-lo:])
+				return nil
+			})
+		}
+		return g.Wait()
+	}
+}
+
+// A source32 sets dst to elements of the i-th parameter, beginning at offset.
+type source32 func(i int, offset int64, dst []float32) error
+
+// fill sets this rank's shard of a flat buffer of the optimizer, and zeros between parameters.
+func (t *Trainer) fill(ctx context.Context, v View, from source32) error {
+	params := t.share.Flat.Params
+	at := 0 // the first parameter that may not be filled yet
+	for b := range t.share.Flat.Buckets {
+		held := t.share.HeldRange(b)
+		err := t.stage.write(ctx, t.share.Held(v, b), func(lo int, data []float32) error {
+			from64, to := held.Lo+int64(lo), held.Lo+int64(lo+len(data))
+			for ; at < len(params) && params[at].Offset+int64(params[at].Size()) <= from64; at++ {
+			}
+			set := from64 // up to here
+			for i := at; i < len(params) && params[i].Offset < to; i++ {
+				p := params[i]
+				first, last := max(p.Offset, from64), min(p.Offset+int64(p.Size()), to)
+				clear(data[set-from64 : first-from64])
+				set = last
+				if err := from(i, first-p.Offset, data[first-from64:last-from64]); err != nil {
+					return err
+				}
+			}
+			clear(data[set-from64:])
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// CheckpointParams returns a layout as checkpoints name it.
+func CheckpointParams(params []model.Param) []checkpoint.Param {
+	out := make([]checkpoint.Param, len(params))
+	for i, p := range params {
+		out[i] = checkpoint.Param{Name: p.Name, Shape: p.Shape, Offset: p.Offset}
+	}
+	return out
+}
+
+// restore resumes from a checkpoint. Each rank reads its shard.
+func (t *Trainer) restore(ctx context.Context, dir string) error {
+	c, err := checkpoint.OpenTold(ctx, dir)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	params := t.share.Flat.Params
+	if err := c.Fits(CheckpointParams(params)); err != nil {
+		return err
+	}
+	for _, f := range t.fields() {
+		err := t.fill(ctx, f.view, func(i int, offset int64, dst []float32) error {
+			return c.Read(ctx, params[i].Name, f.name, offset, dst)
+		})
+		if err != nil {
+			return err
+		}
+	}
+	if t.share.M.IsZero() {
+		return nil
+	}
+	t.step, t.consumed, t.tokens = int(c.Manifest.Step), c.Manifest.Samples, c.Manifest.Tokens
+	if text, ok := c.Manifest.Extra[blankState]; ok {
+		if err := json.Unmarshal(text, &t.blank); err != nil || t.blank < 0 || t.blank > t.step {
+			return fmt.Errorf("%s in the checkpoint's manifest: %s is no count of %d steps", blankState, text, t.step)
+		}
+	}
+	return t.scaler.restore(c.Manifest.Extra, t.step)
+}
+
+// blankState names the checkpoint's count of steps without targets.
+const blankState = "blank_steps"
+
+// A field is a flat buffer of the optimizer, as checkpoints name it.
+type field struct {
+	name string
+	view View
+}
+
+func (t *Trainer) fields() []field {
+	if t.share.M.IsZero() { // frozen
+		return []field{{checkpoint.FieldParam, t.share.Masters}}
+	}
+	return []field{{checkpoint.FieldParam, t.share.Masters}, {fieldM, t.share.M}, {fieldV, t.share.V}}
+}
+
+// find names the checkpoint to go on from: the newest whole one of the run itself, or the one
+// that it was told. Rank 0 looks, since finding reads every shard.
+func (t *Trainer) find(ctx context.Context, o Options) (string, error) {
+	group := t.mesh.saves
+	var name []byte
+	err := checkpoint.Together(ctx, group, beat(t.cfg), 0, func() (err error) {
+		if group.Rank() == 0 {
+			name, err = o.newest(ctx)
+		}
+		return err
+	})
+	if err == nil {
+		name, err = checkpoint.Broadcast(ctx, group, name)
+	}
+	return string(name), err
+}
+
+func (o *Options) newest(ctx context.Context) ([]byte, error) {
+	if o.Resume {
+		c, reasons, err := checkpoint.Latest(ctx, o.checkpoints())
+		for _, r := range reasons {
+			o.notice("checkpoint passed over: " + r)
+		}
+		if err == nil {
+			defer c.Close()
+			return []byte(c.Dir), nil
+		}
+		if !errors.Is(err, checkpoint.ErrNone) { // with damaged ones, to begin anew would replace them
+			return nil, err
+		}
+	}
+	return []byte(o.From), nil
+}
+
+// snapshot copies this rank's part of the state: its parts of the buckets, whatever is sharded.
+// They are copied to host memory, which is used again by the next snapshot. Every step that
+// was queued is finished.
+func (t *Trainer) snapshot(ctx context.Context, o *Options) (checkpoint.Snapshot, error) {
+	p := t.cfg.Parallel
+	extra, err := t.scaler.save()
+	if err != nil {
+		return checkpoint.Snapshot{}, err
+	}
+	if t.blank > 0 {
+		if extra == nil {
+			extra = map[string]json.RawMessage{}
+		}
+		extra[blankState] = json.RawMessage(strconv.Itoa(t.blank))
+	}
+	s := checkpoint.Snapshot{
+		Meta: checkpoint.Meta{
+			Step: int64(t.step), Samples: t.consumed, Tokens: t.tokens,
+			World: checkpoint.World{Size: t.mesh.world.Size(), Context: p.Context, Data: p.Data, Algorithm: p.Algorithm,
+				Layout: p.Layout},
+			Config: o.ConfigYAML, CPRunVersion: o.Version,
+			Seeds: map[string]int64{"train": t.cfg.Train.Seed, "data": t.cfg.Data.Seed},
+			Extra: extra,
+		},
+		Params: CheckpointParams(t.share.Flat.Params), Owned: true,
+	}
+	for b, bucket := range t.share.Flat.Buckets {
+		if bucket.Size() > 0 {
+			s.Ranges = append(s.Ranges, checkpoint.Range(t.share.Share(b)))
+		}
+	}
+	fields, owned := t.fields(), t.share.Owned()
+	if t.saved == nil {
+		t.saved = make([][]float32, len(fields))
+	}
+	t.share.settle() // weights on their way are not to be touched
+	for i, f := range fields {
+		if t.saved[i] == nil {
+			t.saved[i] = make([]float32, owned[len(owned)-1].Hi)
+		}
+		for b, at := range owned {
+			if err := t.stage.read(ctx, t.saved[i][at.Lo:at.Hi], t.share.Own(f.view, b)); err != nil {
+				return s, err
+			}
+		}
+		s.Fields = append(s.Fields, checkpoint.Field{Name: f.name, Data: t.saved[i]})
+	}
+	return s, nil
+}

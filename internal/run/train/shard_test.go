@@ -1,0 +1,128 @@
+package train_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/cprun/cprun/internal/model/device"
+	"github.com/cprun/cprun/internal/run/train"
+)
+
+// However the state is sharded, and however far the host runs ahead, the curve is the same but
+// for the order of sums.
+func TestShardingLeavesNoTrace(t *testing.T) {
+	for m, mode := range [][]string{
+		{},
+		{"train.global_batch_size=4"}, // accumulation
+		{"train.global_batch_size=4", "parallel.data=2"},
+		{"data.pack_documents=true", "train.micro_batch_size=2", "train.global_batch_size=2"},
+		{"model.tie_word_embeddings=false", "model.num_hidden_layers=5", "train.global_batch_size=2"},
+		{"model.num_hidden_layers=1", "model.architecture=qwen3"},
+	} {
+		want := mustRun(t, load(t, tiny(t), 1, append([]string{}, withoutData(mode)...)...), 1, train.Options{}).steps
+		for _, ranks := range fewer(4, 2) {
+			for i, shard := range []string{"none", "optimizer", "gradients"} {
+				cfg := load(t, tiny(t), ranks, append(mode, "memory.shard="+shard)...)
+				what := fmt.Sprintf("%v, %d ranks, shard %s", mode, ranks, shard)
+				got := mustRun(t, cfg, ranks, train.Options{}).steps
+				closeTo(t, what, got, want, 5e-5)
+				if testing.Short() && i != m%3 {
+					continue // each sharding is run again in two modes
+				}
+				if ranks == 4 && losses(mustRun(t, cfg, ranks, train.Options{}).steps) != losses(got) {
+					t.Errorf("%s: a second run has other bits", what)
+				}
+			}
+		}
+	}
+}
+
+// Float32 masters beside the weights that a pass reads, as where those are of another type,
+// change no bit: not in training, nor through a checkpoint.
+func TestMastersLeaveNoTrace(t *testing.T) {
+	apart := func(d *device.Device) { d.Masters = true }
+	for _, shard := range []string{"none", "optimizer", "gradients"} {
+		for _, ranks := range []int{1, 3} {
+			cfg := load(t, tiny(t), ranks, "memory.shard="+shard, "train.steps=6", "train.global_batch_size=2", "model.architecture=qwen3")
+			want := mustRun(t, cfg, ranks, train.Options{}).steps
+			half := load(t, tiny(t), ranks, "memory.shard="+shard, "train.steps=3", "train.global_batch_size=2", "model.architecture=qwen3")
+			first, err := runOn(t, half, ranks, train.Options{}, apart)
+			if err != nil {
+				t.Fatal(err)
+			}
+			second, err := runOn(t, cfg, ranks, train.Options{From: first.dir + "/checkpoints/step-00000003"}, apart)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := losses(append(first.steps, second.steps...)); got != losses(want) {
+				t.Errorf("%d ranks, shard %s:\n%s\nwant\n%s", ranks, shard, got, losses(want))
+			}
+		}
+	}
+}
+
+// withoutData is a mode for one rank.
+func withoutData(mode []string) []string {
+	var out []string
+	for _, s := range mode {
+		if s != "parallel.data=2" {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+// A checkpoint goes on under any sharding and on any number of ranks; on the same ranks, with
+// the same bits.
+func TestCheckpointsMoveBetweenShardings(t *testing.T) {
+	shards := []string{"none", "optimizer", "gradients"}
+	whole := mustRun(t, load(t, tiny(t), 1, "train.steps=8"), 1, train.Options{}).steps
+	for _, from := range shards {
+		cfg := load(t, tiny(t), 4, "memory.shard="+from)
+		first := mustRun(t, cfg, 4, train.Options{})
+		for _, to := range shards {
+			for _, ranks := range []int{1, 3} {
+				cfg := load(t, tiny(t), ranks, "train.steps=8", "memory.shard="+to)
+				got := mustRun(t, cfg, ranks, train.Options{From: first.dir + "/checkpoints/step-00000004"}).steps
+				closeTo(t, fmt.Sprintf("4 ranks with shard %s, then %d with %s", from, ranks, to), got, whole[4:], 5e-5)
+			}
+		}
+	}
+}
+
+// A device that runs ahead does the same steps, with the same bits, and its checkpoints,
+// validations and stops fall where they do on one that does not; a stop is a step late at most.
+func TestRunningAheadLeavesNoTrace(t *testing.T) {
+	set := []string{"train.steps=9", "checkpoint.every=4", "checkpoint.keep=0", "checkpoint.async=true", "memory.shard=gradients", "train.global_batch_size=2"}
+	val := "data.validation={path: " + textFile(t) + ", every: 3, samples: 2}"
+	for _, ranks := range []int{1, 3} {
+		cfg := load(t, tiny(t), ranks, append(set, val)...)
+		want := mustRun(t, cfg, ranks, train.Options{})
+		for _, ahead := range []int{1, 2} {
+			got := mustRunAhead(t, cfg, ranks, train.Options{}, ahead)
+			if losses(got.steps) != losses(want.steps) {
+				t.Errorf("%d ranks, %d ahead:\n%s\nwant\n%s", ranks, ahead, losses(got.steps), losses(want.steps))
+			}
+			for i, s := range got.steps {
+				if w := want.steps[i].ValLoss; (w == nil) != (s.ValLoss == nil) || w != nil && *w != *s.ValLoss {
+					t.Errorf("%d ranks, %d ahead: validation of step %d differs", ranks, ahead, i+1)
+				}
+				if s.Tokens != want.steps[i].Tokens {
+					t.Errorf("%d ranks, %d ahead: %d tokens after step %d, want %d", ranks, ahead, s.Tokens, i+1, want.steps[i].Tokens)
+				}
+			}
+		}
+	}
+	cfg := load(t, tiny(t), 2, "train.steps=40")
+	want := mustRun(t, cfg, 2, train.Options{}).steps
+	o := train.Options{RunDir: t.TempDir(), RunID: "a"}
+	stopAfter(5, &o)
+	first := mustRunAhead(t, cfg, 2, o, 1)
+	if n := len(first.steps); !first.stopped || n < 6 || n > 8 {
+		t.Fatalf("asked to stop after 5 steps, it stopped (%t) after %d", first.stopped, n)
+	}
+	second := mustRunAhead(t, cfg, 2, train.Options{RunDir: o.RunDir, RunID: "b", Resume: true}, 1)
+	if got := losses(append(first.steps, second.steps...)); got != losses(want) {
+		t.Errorf("stopped and gone on\n%s\nwant\n%s", got, losses(want))
+	}
+}

@@ -1,0 +1,234 @@
+package train
+
+import (
+	"fmt"
+
+	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/internal/model"
+	"github.com/cprun/cprun/internal/model/optim"
+	"github.com/cprun/cprun/internal/model/state"
+	"github.com/cprun/cprun/tensor"
+)
+
+// sharing moves gradients and weights between ranks, bucket by bucket, while passes go
+// on: gradients are reduced as soon as a backward pass is done with a bucket, and weights are
+// gathered after a step in the order in which the next forward pass wants them. The transfers
+// run on communicators of their own, so that the ring's do not wait for them.
+type sharing struct {
+	*state.State
+	dev    *Device
+	world  comm.Communicator   // all ranks, for sums over every gradient
+	groups []comm.Communicator // of each bucket: the ranks that share its gradients and weights
+
+	label labels // of queued work
+
+	gathers []comm.Pending // of each bucket's weights; nil if complete
+	reduces []reduction    // of each bucket, or of each memory in staging
+	first   bool           // the pass is the first of its step
+	last    bool           // it is the last
+}
+
+// A reduction is gradients on their way.
+type reduction struct {
+	comm.Pending      // nil: there are none
+	bucket       int  // their bucket
+	add          bool // to grads, when they have arrived
+}
+
+func newSharing(d *Device, s *state.State) *sharing {
+	x := &sharing{State: s, dev: d, label: labels{flat: s.Flat, streams: append([]tensor.Stream{d.Stream}, d.Copies...)},
+		gathers: make([]comm.Pending, len(s.Flat.Buckets))}
+	x.reduces = make([]reduction, len(s.Flat.Buckets))
+	if s.Staging != nil {
+		x.reduces = x.reduces[:state.Stages]
+	}
+	return x
+}
+
+// join sets the groups that share the buckets, as State was told. It comes before
+// the first pass.
+func (x *sharing) join(world comm.Communicator, groups []comm.Communicator) error {
+	for b, g := range groups {
+		if have := (state.Group{Rank: g.Rank(), Size: g.Size()}); have != x.Group(b) {
+			return fmt.Errorf("bucket %d is reduced as %+v, and laid out for %+v", b, have, x.Group(b))
+		}
+	}
+	x.world, x.groups = world, groups
+	return nil
+}
+
+// hooks returns the hooks of the model's passes.
+func (x *sharing) hooks() model.Hooks { return model.Hooks{Use: x.use, Begin: x.begin, Done: x.done} }
+
+// use makes the compute stream wait for a bucket's weights.
+func (x *sharing) use(bucket int) error {
+	x.label.part("forward", bucket)
+	x.arrive(bucket)
+	return nil
+}
+
+func (x *sharing) arrive(bucket int) {
+	if p := x.gathers[bucket]; p != nil {
+		p.Wait()
+		x.gathers[bucket] = nil
+	}
+}
+
+// begin makes room for a bucket's gradients.
+func (x *sharing) begin(bucket int) error {
+	x.label.part("backward", bucket)
+	if x.Staging == nil || x.Staging[bucket].Size() == 0 {
+		return nil
+	}
+	x.land(state.StageOf(x.Flat, bucket))
+	x.dev.Ops.Zero(x.Staging[bucket])
+	return nil
+}
+
+// done begins the reduction of a bucket's gradients: after every pass if they are staged,
+// else after the last.
+func (x *sharing) done(bucket int) (err error) {
+	if x.Flat.Buckets[bucket].Size() == 0 || x.Staging == nil && !x.last {
+		return nil
+	}
+	at, r, group := bucket, reduction{bucket: bucket}, x.groups[bucket]
+	switch {
+	case group.Size() == 1:
+		x.keep(bucket)
+		return nil
+	case x.Staging != nil:
+		at, r.add = state.StageOf(x.Flat, bucket), !x.first
+		dst := x.Own(x.Grads, bucket)
+		if r.add {
+			dst = x.Staged(bucket)
+		}
+		r.Pending, err = group.ReduceScatter(dst, x.Staging[bucket], comm.Sum)
+	case x.Sharded():
+		r.Pending, err = group.ReduceScatter(x.Own(x.Grads, bucket), x.Whole(x.Grads, bucket), comm.Sum)
+	default:
+		r.Pending, err = group.AllReduce(x.Whole(x.Grads, bucket), comm.Sum)
+	}
+	if err != nil {
+		return fmt.Errorf("gradient reduction: %w", err)
+	}
+	x.reduces[at] = r
+	return nil
+}
+
+// keep moves the gradients of a bucket that no other rank has.
+func (x *sharing) keep(bucket int) {
+	switch {
+	case x.Staging == nil: // they are there
+	case x.first:
+		x.dev.Ops.Copy(x.Own(x.Grads, bucket), x.Staging[bucket])
+	default:
+		x.dev.Ops.Add(x.Own(x.Grads, bucket), x.Staging[bucket])
+	}
+}
+
+// land makes the compute stream wait for a reduction, and accumulates its result.
+func (x *sharing) land(at int) {
+	r := x.reduces[at]
+	x.reduces[at] = reduction{}
+	if r.Pending == nil {
+		return
+	}
+	r.Wait()
+	if r.add {
+		x.dev.Ops.Add(x.Own(x.Grads, r.bucket), x.Staged(r.bucket))
+	}
+}
+
+// start prepares the gradients for the passes of a step.
+func (x *sharing) start() {
+	if x.Staging == nil { // else the first pass's replace them
+		x.dev.Ops.Zero(x.Grads)
+	}
+}
+
+// order returns the buckets in the order in which a forward pass uses them.
+func (x *sharing) order() []int {
+	buckets := []int{model.Embedding, x.Flat.Vectors()}
+	for b := model.Layer(0); b <= x.Flat.Head(); b++ {
+		buckets = append(buckets, b)
+	}
+	return buckets
+}
+
+// step ends a step: it waits for the gradients, adds their squares to norm2, adds sums, of
+// which norm2 is a part, up over the ranks, clips, updates, and begins to gather the weights.
+// norm2 then holds the square of the gradient's norm before clipping, with its scale.
+func (x *sharing) step(sums, norm2 View, u optim.Update) error {
+	x.label.part("optimizer", -1)
+	defer x.label.part("", -1)
+	for at := range x.reduces {
+		x.land(at)
+	}
+	x.SumSquares(x.dev.Optim, norm2)
+	if err := x.sum(sums); err != nil {
+		return fmt.Errorf("loss and gradient norm: %w", err)
+	}
+	for _, b := range x.order() {
+		if x.Flat.Buckets[b].Size() == 0 {
+			continue
+		}
+		x.Update(x.dev.Optim, b, norm2, u)
+		if err := x.gather(b); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sum adds v up over all ranks.
+func (x *sharing) sum(v View) error {
+	if x.world.Size() == 1 {
+		return nil
+	}
+	p, err := x.world.AllReduce(v, comm.Sum)
+	if err == nil {
+		p.Wait()
+	}
+	return err
+}
+
+// publish makes weights that were loaded known to the model, here and on the other ranks.
+func (x *sharing) publish() error {
+	for _, b := range x.order() {
+		if x.Flat.Buckets[b].Size() == 0 {
+			continue
+		}
+		x.CopyCompute(x.dev.Ops, b)
+		if err := x.gather(b); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// gather begins to bring the ranks' parts of a bucket's weights together.
+func (x *sharing) gather(bucket int) error {
+	dst, src := x.Gathered(bucket)
+	if dst.IsZero() || dst == src {
+		return nil
+	}
+	if x.groups[bucket].Size() == 1 {
+		x.dev.Ops.Copy(dst, src)
+		return nil
+	}
+	p, err := x.groups[bucket].AllGather(dst, src)
+	if err != nil {
+		return fmt.Errorf("gathering weights: %w", err)
+	}
+	x.gathers[bucket] = p
+	return nil
+}
+
+// settle makes the compute stream wait for all weights.
+func (x *sharing) settle() {
+	x.label.part("weights", -1)
+	defer x.label.part("", -1)
+	for b := range x.gathers {
+		x.arrive(b)
+	}
+}

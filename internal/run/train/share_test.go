@@ -1,0 +1,411 @@
+package train
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/internal/model"
+	"github.com/cprun/cprun/internal/model/checkpoint"
+	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/model/device"
+	"github.com/cprun/cprun/internal/model/hf"
+	"github.com/cprun/cprun/internal/model/optim"
+	"github.com/cprun/cprun/internal/model/state"
+	"github.com/cprun/cprun/kernels/cpu"
+	"github.com/cprun/cprun/tensor"
+)
+
+// division is how a world of ranks is cut into groups for a bucket: the colour of a rank, and its key.
+type division func(rank int) (colour, key int)
+
+var (
+	everyone = func(rank int) (int, int) { return 0, rank }
+	backward = func(rank int) (int, int) { return 0, -rank }
+	pairs    = func(rank int) (int, int) { return rank % 2, rank } // {0, 2} and {1, 3}
+	alone    = func(rank int) (int, int) { return rank, 0 }
+)
+
+const (
+	shareRanks  = 4
+	shareLayers = 4
+	sharePasses = 2
+	shareSteps  = 2
+)
+
+var shareRule = optim.AdamW{Beta1: 0.9, Beta2: 0.99, Eps: 1e-8, WeightDecay: 0.1, MaxNorm: 1}
+
+func shareLayout() *model.FlatLayout {
+	return model.NewLayout(&hf.Config{
+		Architecture: hf.Qwen3, VocabSize: 37, HiddenSize: 8, IntermediateSize: 12, NumHiddenLayers: shareLayers,
+		NumAttentionHeads: 2, NumKeyValueHeads: 1, HeadDim: 4, RMSNormEps: 1e-6,
+	}, shareRanks)
+}
+
+// shareUsed says, bucket by bucket, which elements belong to a parameter.
+var shareUsed = func() (used [][]bool) {
+	flat := shareLayout()
+	for _, b := range flat.Buckets {
+		used = append(used, make([]bool, b.Size()))
+	}
+	for i, p := range flat.Params {
+		b := flat.Of(i)
+		for j := range p.Size() {
+			used[b][int(p.Offset-flat.Buckets[b].Lo)+j] = true
+		}
+	}
+	return used
+}()
+
+// divisions gives the buckets groups of all kinds. The vectors are a pair's: they are gathered into a
+// memory of their own where there are masters.
+func divisions(flat *model.FlatLayout) []division {
+	out := slices.Repeat([]division{everyone}, len(flat.Buckets))
+	out[model.Embedding], out[model.Layer(0)], out[model.Layer(1)], out[model.Layer(2)] = backward, pairs, alone, pairs
+	out[flat.Vectors()] = pairs
+	return out
+}
+
+// weightOf and gradOf are small multiples of powers of two, so that sums of them are exact. They
+// differ from colour to colour, and gradients from rank to rank. Between parameters both are 0.
+func weightOf(bucket, colour, i int) float32 {
+	if !shareUsed[bucket][i] {
+		return 0
+	}
+	return float32((i*7+bucket*3+colour*5)%32)/32 - 0.25
+}
+
+func gradOf(step, pass, bucket, rank, i int) float32 {
+	if !shareUsed[bucket][i] {
+		return 0
+	}
+	return float32((i*5+bucket+rank*11+pass*3+step)%16)/16 - 0.5
+}
+
+// whole is a bucket of one colour, trained on a single rank.
+type whole struct{ p, g, m, v View }
+
+// reference trains every colour of every bucket by itself.
+func reference(t *testing.T, flat *model.FlatLayout, by []division) map[[2]int]whole {
+	t.Helper()
+	stream := tensor.NewHostStream("reference")
+	host, all := cpu.New(stream), map[[2]int]whole{}
+	for b, bucket := range flat.Buckets {
+		for rank := range shareRanks {
+			colour, _ := by[b](rank)
+			n := int(bucket.Size())
+			w := whole{p: tensor.New(tensor.F32, n), g: tensor.New(tensor.F32, n), m: tensor.New(tensor.F32, n), v: tensor.New(tensor.F32, n)}
+			for i := range n {
+				tensor.Data[float32](w.p)[i] = weightOf(b, colour, i)
+			}
+			all[[2]int{b, colour}] = w
+		}
+	}
+	for step := range shareSteps {
+		norm2 := tensor.New(tensor.F64, 1)
+		for at, w := range all {
+			clear(tensor.Data[float32](w.g))
+			for rank := range shareRanks {
+				if colour, _ := by[at[0]](rank); colour != at[1] {
+					continue
+				}
+				for pass := range sharePasses {
+					for i := range tensor.Data[float32](w.g) {
+						tensor.Data[float32](w.g)[i] += gradOf(step, pass, at[0], rank, i)
+					}
+				}
+			}
+			host.SumSquares(norm2, w.g)
+		}
+		for at, w := range all {
+			segments := []optim.Segment{{Hi: w.p.Size(), Decay: at[0] != flat.Vectors()}}
+			shareRule.Step(host, w.p, View{}, w.g, w.m, w.v, norm2, segments, optim.Update{LR: 0.01, Step: step})
+		}
+		if err := stream.Sync(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := stream.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// grouped is a rank of a world whose buckets have groups of their own.
+func grouped(ctx context.Context, dev *Device, world comm.Communicator, by []division, shard state.Sharding, masters bool) (*Trainer, error) {
+	flat := shareLayout()
+	var groups []comm.Communicator
+	var places []state.Group
+	for b := range flat.Buckets {
+		colour, key := by[b](world.Rank())
+		g, err := world.Split(ctx, colour, key)
+		if err != nil {
+			return nil, err
+		}
+		groups, places = append(groups, g), append(places, state.Group{Rank: g.Rank(), Size: g.Size()})
+	}
+	s, err := state.New(dev, state.Options{Layout: flat, Groups: places, Shard: shard, Compute: tensor.F32, Masters: masters, AdamW: shareRule})
+	if err != nil {
+		return nil, err
+	}
+	s.Zero(dev.Ops)
+	t := &Trainer{cfg: &config.Config{}, dev: dev, mesh: &mesh{world: world, saves: world}, share: newSharing(dev, s)}
+	if t.stage, err = newStage(dev, int(flat.Size())); err != nil {
+		return nil, err
+	}
+	return t, t.share.join(world, groups)
+}
+
+// setWeights gives a rank what it holds of its colours' weights.
+func (t *Trainer) setWeights(ctx context.Context, by []division) error {
+	for b, bucket := range t.share.Flat.Buckets {
+		colour, _ := by[b](t.mesh.world.Rank())
+		first := t.share.HeldRange(b).Lo - bucket.Lo
+		err := t.stage.write(ctx, t.share.Held(t.share.Masters, b), func(lo int, data []float32) error {
+			for i := range data {
+				data[i] = weightOf(b, colour, int(first)+lo+i)
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return t.share.publish()
+}
+
+// trainShared does the steps of a run whose passes add gradOf, bucket after bucket as a model does.
+func (t *Trainer) trainShared() error {
+	x, h := t.share, t.share.hooks()
+	flat := x.Flat
+	add := func(step, pass, b int) {
+		into := x.Params().Grads
+		if x.Staging != nil {
+			into = x.Staging[b]
+		} else {
+			into = x.Whole(into, b)
+		}
+		t.dev.Stream.(*tensor.HostStream).Do("gradients", func() error {
+			g := tensor.Data[float32](into)
+			for i := range g {
+				g[i] += gradOf(step, pass, b, t.mesh.world.Rank(), i)
+			}
+			return nil
+		})
+	}
+	for step := range shareSteps {
+		x.start()
+		for pass := range sharePasses {
+			x.first, x.last = pass == 0, pass == sharePasses-1
+			inner := []int{}
+			for l := shareLayers - 1; l >= 0; l-- {
+				inner = append(inner, model.Layer(l))
+			}
+			for _, b := range x.order() {
+				if err := h.Use(b); err != nil {
+					return err
+				}
+			}
+			if err := h.Begin(flat.Vectors()); err != nil {
+				return err
+			}
+			for _, b := range slices.Concat([]int{flat.Head()}, inner, []int{model.Embedding}) {
+				if err := h.Begin(b); err != nil {
+					return err
+				}
+				add(step, pass, b)
+				if err := h.Done(b); err != nil {
+					return err
+				}
+			}
+			add(step, pass, flat.Vectors())
+			if err := h.Done(flat.Vectors()); err != nil {
+				return err
+			}
+		}
+		sums := tensor.New(tensor.F64, 1)
+		if err := x.step(sums, sums, optim.Update{LR: 0.01, Step: step}); err != nil {
+			return err
+		}
+	}
+	x.settle()
+	return t.dev.Stream.Sync(context.Background())
+}
+
+// inWorld runs f on each rank of a world in this process.
+func inWorld(t *testing.T, f func(dev *Device, world comm.Communicator) error) {
+	t.Helper()
+	streams, compute := make([]*tensor.HostStream, shareRanks), make([]tensor.Stream, shareRanks)
+	for r := range shareRanks {
+		streams[r] = tensor.NewHostStream("compute")
+		compute[r] = streams[r]
+	}
+	world := comm.NewLocal(shareRanks, compute, comm.Options{})
+	var g errgroup.Group
+	for r := range shareRanks {
+		g.Go(func() error {
+			defer streams[r].Close()
+			defer world[r].Close()
+			dev := device.CPU(streams[r], "flash", tensor.F32)
+			defer dev.Close()
+			err := f(&dev, world[r])
+			if err != nil {
+				world[r].Abort(err)
+			}
+			return err
+		})
+	}
+	if err := g.Wait(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Buckets whose gradients are reduced over different groups get the weights and moments that each
+// group would get alone, with a norm that counts every gradient of the world once, bit for bit.
+func TestBucketsHaveGroupsOfTheirOwn(t *testing.T) {
+	flat := shareLayout()
+	by := divisions(flat)
+	want := reference(t, flat, by)
+	for _, shard := range []state.Sharding{state.ShardNone, state.ShardOptimizer, state.ShardGradients} {
+		for _, masters := range []bool{false, true} {
+			inWorld(t, func(dev *Device, world comm.Communicator) error {
+				tr, err := grouped(context.Background(), dev, world, by, shard, masters)
+				if err != nil {
+					return err
+				}
+				if err := tr.setWeights(context.Background(), by); err != nil {
+					return err
+				}
+				if err := tr.trainShared(); err != nil {
+					return err
+				}
+				what := fmt.Sprintf("shard %d, masters %t, rank %d", shard, masters, world.Rank())
+				tr.compare(t, what, by, want)
+				return nil
+			})
+		}
+	}
+}
+
+// compare checks what a rank holds after training: its parts of weights and moments, and all of
+// the weights that the model reads.
+func (t *Trainer) compare(test *testing.T, what string, by []division, want map[[2]int]whole) {
+	x := t.share
+	params := x.Params()
+	for b, bucket := range x.Flat.Buckets {
+		colour, _ := by[b](t.mesh.world.Rank())
+		w, held := want[[2]int{b, colour}], x.HeldRange(b)
+		lo, hi := int(held.Lo-bucket.Lo), int(held.Hi-bucket.Lo)
+		read := x.Whole(params.Compute, b)
+		if b == x.Flat.Vectors() && params.Compute != params.Weights {
+			if read = params.Vectors; read.IsZero() {
+				read = x.Whole(params.Weights, b)
+			}
+		}
+		for _, c := range []struct {
+			name      string
+			got, want View
+		}{
+			{"masters", x.Held(x.Masters, b), state.Part(w.p, lo, hi)},
+			{"exp_avg", x.Held(x.M, b), state.Part(w.m, lo, hi)},
+			{"exp_avg_sq", x.Held(x.V, b), state.Part(w.v, lo, hi)},
+			{"weights as read", read, w.p},
+		} {
+			if !slices.Equal(tensor.Data[float32](c.got), tensor.Data[float32](c.want)) {
+				test.Errorf("%s: %s of bucket %d are not those of its group", what, c.name, b)
+			}
+		}
+	}
+}
+
+// Groups of all ranks that number them in another way save one whole checkpoint between them, and
+// any other grouping goes on from it. Groups that hold other parameters under the same names are
+// refused.
+func TestCheckpointsOfGroups(t *testing.T) {
+	flat := shareLayout()
+	mixed := slices.Repeat([]division{everyone}, len(flat.Buckets))
+	for b := range mixed {
+		if b%2 == 0 {
+			mixed[b] = backward
+		}
+	}
+	want := reference(t, flat, mixed)
+	dir := t.TempDir()
+	save := func(tr *Trainer, world comm.Communicator, dir string) (err error) {
+		root, err := os.OpenRoot(dir)
+		if err != nil {
+			return err
+		}
+		defer root.Close()
+		saver, err := checkpoint.NewSaver(world, checkpoint.Options{Dir: root, RunID: "test"})
+		if err != nil {
+			return err
+		}
+		snap, err := tr.snapshot(context.Background(), &Options{})
+		if err == nil {
+			err = saver.Save(context.Background(), snap)
+		}
+		if e := saver.Close(); err == nil {
+			err = e
+		}
+		return err
+	}
+	inWorld(t, func(dev *Device, world comm.Communicator) error {
+		ctx := context.Background()
+		tr, err := grouped(ctx, dev, world, mixed, state.ShardGradients, true)
+		if err != nil {
+			return err
+		}
+		if err := tr.setWeights(ctx, mixed); err != nil {
+			return err
+		}
+		if err := tr.trainShared(); err != nil {
+			return err
+		}
+		tr.step, tr.consumed, tr.tokens = 1, 1, 1
+		return save(tr, world, dir)
+	})
+	found, _, err := checkpoint.Latest(context.Background(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer found.Close()
+	for _, shard := range []state.Sharding{state.ShardNone, state.ShardOptimizer} {
+		inWorld(t, func(dev *Device, world comm.Communicator) error {
+			by := slices.Repeat([]division{everyone}, len(flat.Buckets))
+			tr, err := grouped(context.Background(), dev, world, by, shard, false)
+			if err != nil {
+				return err
+			}
+			if err := tr.restore(context.Background(), found.Dir); err != nil {
+				return err
+			}
+			if err := tr.share.publish(); err != nil {
+				return err
+			}
+			if err := tr.settle(context.Background()); err != nil {
+				return err
+			}
+			tr.compare(t, fmt.Sprintf("restored with shard %d, rank %d", shard, world.Rank()), by, want)
+			return nil
+		})
+	}
+	refused := t.TempDir()
+	inWorld(t, func(dev *Device, world comm.Communicator) error {
+		tr, err := grouped(context.Background(), dev, world, divisions(flat), state.ShardGradients, true)
+		if err != nil {
+			return err
+		}
+		tr.step, tr.consumed, tr.tokens = 1, 1, 1
+		if err := save(tr, world, refused); err == nil || !strings.Contains(err.Error(), "do not make the whole state") {
+			t.Errorf("a checkpoint in which groups have different weights of one name: %v", err)
+		}
+		return nil
+	})
+}

@@ -1,0 +1,112 @@
+package train
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/cprun/cprun/internal/model/state"
+	"github.com/cprun/cprun/tensor"
+)
+
+// A stage is the host memory by way of which state comes to the device and leaves it, in pieces:
+// while one is on its way the other is filled or emptied.
+type stage struct {
+	dev   *Device
+	piece [2]View         // float32
+	busy  [2]tensor.Event // until then the piece is in use; nil: it never was
+}
+
+// stagePiece is the elements of a piece: enough that a copy runs at the speed of the link.
+const stagePiece = 8 << 20
+
+// hostPiece is that of a device whose memory is the host's.
+const hostPiece = 256 << 10
+
+func newStage(dev *Device, most int) (*stage, error) {
+	s, piece := &stage{dev: dev}, stagePiece
+	if dev.Machine.IsCPU() {
+		piece = hostPiece
+	}
+	for i := range s.piece {
+		var err error
+		if s.piece[i], err = dev.HostVector(tensor.F32, max(1, min(most, piece))); err != nil {
+			return nil, fmt.Errorf("staging memory: %w", err)
+		}
+	}
+	return s, nil
+}
+
+// write fills dst, a float32 vector of the device, piece by piece: fill sets data to the
+// elements from lo on.
+func (s *stage) write(ctx context.Context, dst View, fill func(lo int, data []float32) error) error {
+	return s.each(ctx, dst, func(i, lo int, host, part View) error {
+		if err := s.free(ctx, i); err != nil {
+			return err
+		}
+		if err := fill(lo, tensor.Data[float32](host)); err != nil {
+			return err
+		}
+		s.dev.Store.Upload(part, host)
+		s.busy[i] = s.dev.Stream.Record()
+		return nil
+	})
+}
+
+// read copies src, a float32 vector of the device, to dst.
+func (s *stage) read(ctx context.Context, dst []float32, src View) error {
+	var flush [2]func()
+	take := func(i int) error {
+		if flush[i] == nil {
+			return nil
+		}
+		err := s.free(ctx, i)
+		if err == nil {
+			flush[i]()
+		}
+		flush[i] = nil
+		return err
+	}
+	last := 0
+	err := s.each(ctx, src, func(i, lo int, host, part View) error {
+		if err := take(i); err != nil {
+			return err
+		}
+		if err := s.free(ctx, i); err != nil {
+			return err
+		}
+		s.dev.Store.Download(host, part)
+		s.busy[i] = s.dev.Stream.Record()
+		flush[i] = func() { copy(dst[lo:], tensor.Data[float32](host)) }
+		last = i
+		return nil
+	})
+	for _, i := range []int{1 - last, last} {
+		if err == nil {
+			err = take(i)
+		}
+	}
+	return err
+}
+
+// each calls f for each piece of v: host is as much of the i-th piece as part is long.
+func (s *stage) each(ctx context.Context, v View, f func(i, lo int, host, part View) error) error {
+	n := s.piece[0].Size()
+	for lo, i := 0, 0; lo < v.Size(); lo, i = lo+n, 1-i {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		hi := min(lo+n, v.Size())
+		if err := f(i, lo, state.Part(s.piece[i], 0, hi-lo), state.Part(v, lo, hi)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// free waits until a piece can be used again.
+func (s *stage) free(ctx context.Context, i int) error {
+	if s.busy[i] == nil {
+		return nil
+	}
+	return s.busy[i].Sync(ctx)
+}

@@ -1,0 +1,133 @@
+package train_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/internal/model/device"
+	"github.com/cprun/cprun/internal/run/train"
+	"github.com/cprun/cprun/tensor"
+)
+
+// staged is a group of ranks that no library joins, such as two that share a GPU. Exchanges go by what join makes of the hosts'
+// group, as in a run; collectives on views of the device go by way of the host, and stand still for it.
+type staged struct {
+	*comm.Group // the hosts'
+	dev         *device.Device
+	join        joiner
+	moves       comm.Exchanger
+	parts       []*staged
+}
+
+// joiner makes what moves views between the devices of a group's ranks.
+type joiner func(ctx context.Context, host *comm.Group) (comm.Exchanger, error)
+
+var (
+	_ comm.Communicator = (*staged)(nil)
+	_ comm.Hosted       = (*staged)(nil)
+)
+
+func newStaged(ctx context.Context, host *comm.Group, dev *device.Device, join joiner) (*staged, error) {
+	moves, err := join(ctx, host)
+	return &staged{Group: host, dev: dev, join: join, moves: moves}, err
+}
+
+func (g *staged) Host() *comm.Group { return g.Group }
+
+func (g *staged) Exchange(send, recv []comm.Message) (comm.Pending, error) {
+	return g.moves.Exchange(send, recv)
+}
+
+func (g *staged) Split(ctx context.Context, colour, key int) (comm.Communicator, error) {
+	host, err := g.Subgroup(ctx, colour, key, nil)
+	if err != nil {
+		return nil, err
+	}
+	part, err := newStaged(ctx, host, g.dev, g.join)
+	if err != nil {
+		return nil, err
+	}
+	g.parts = append(g.parts, part)
+	return part, nil
+}
+
+func (g *staged) AllReduce(v tensor.View, op comm.Op) (comm.Pending, error) {
+	return g.via(v, v, func(dst, src tensor.View) (comm.Pending, error) {
+		tensor.Copy(dst, src)
+		return g.Group.AllReduce(dst, op)
+	})
+}
+
+func (g *staged) ReduceScatter(dst, src tensor.View, op comm.Op) (comm.Pending, error) {
+	return g.via(dst, src, func(dst, src tensor.View) (comm.Pending, error) { return g.Group.ReduceScatter(dst, src, op) })
+}
+
+func (g *staged) AllGather(dst, src tensor.View) (comm.Pending, error) {
+	return g.via(dst, src, g.Group.AllGather)
+}
+
+// via makes a call on copies that the host has.
+func (g *staged) via(dst, src tensor.View, call func(dst, src tensor.View) (comm.Pending, error)) (comm.Pending, error) {
+	ctx := context.Background()
+	in, err := g.dev.HostVector(src.DType(), src.Size())
+	if err != nil {
+		return nil, err
+	}
+	defer g.dev.FreeHostVector(in)
+	out, err := g.dev.HostVector(dst.DType(), dst.Size())
+	if err != nil {
+		return nil, err
+	}
+	defer g.dev.FreeHostVector(out)
+	g.dev.Store.Download(in, src.Reshape(in.Shape()))
+	if err := g.dev.Stream.Sync(ctx); err != nil {
+		return nil, err
+	}
+	p, err := call(out, in)
+	if err == nil {
+		err = p.Sync(ctx)
+	}
+	if err != nil {
+		return nil, err
+	}
+	g.dev.Store.Upload(dst.Reshape(out.Shape()), out)
+	return ended{}, g.dev.Stream.Sync(ctx)
+}
+
+// ended is a call that is over.
+type ended struct{}
+
+func (ended) Wait()                      {}
+func (ended) Sync(context.Context) error { return nil }
+
+func (g *staged) Close() (err error) {
+	for _, p := range g.parts {
+		err = errors.Join(err, p.Close())
+	}
+	if c, ok := g.moves.(interface{ Close() error }); ok {
+		err = errors.Join(err, c.Close())
+	}
+	return errors.Join(err, g.Group.Close())
+}
+
+// Ranks whose collectives go by way of the host train as others do: what stands for a library where ranks share
+// a GPU is held to the group of a run.
+func TestStagedGroupsTrain(t *testing.T) {
+	const ranks = 2
+	for shard, algorithm := range map[string]string{"none": "ulysses", "optimizer": "ring", "gradients": "ulysses"} {
+		cfg := load(t, tiny(t), ranks, "memory.shard="+shard, "parallel.algorithm="+algorithm, "model.layer_types=[full_attention, sliding_attention]", "model.sliding_window=10")
+		var o train.Options
+		want := mustRun(t, cfg, ranks, o).steps
+		got, err := runJoined(t, cfg, ranks, o, func(*device.Device) {}, func(host *comm.Group, dev *device.Device) (comm.Communicator, error) {
+			return newStaged(t.Context(), host, dev, func(ctx context.Context, host *comm.Group) (comm.Exchanger, error) {
+				return host.Subgroup(ctx, 0, host.Rank(), dev.Stream)
+			})
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		closeTo(t, "shard "+shard, got.steps, want, 1e-6)
+	}
+}

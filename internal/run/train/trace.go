@@ -1,0 +1,125 @@
+package train
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/internal/model/metrics"
+	"github.com/cprun/cprun/tensor"
+)
+
+// A traced is a stream with work that can be watched.
+type traced interface {
+	tensor.Stream
+	Name() string
+	// Trace has f called after pieces of work, at the latest in Sync; nil turns it off.
+	Trace(f func(tensor.Span))
+}
+
+// A lane is a stream with its name in a trace, unique there.
+type lane struct {
+	traced
+	name string
+}
+
+// lanes returns the streams of a trace.
+func (r *run) lanes() []lane {
+	var out []lane
+	add := func(s tensor.Stream, of string) {
+		if t, ok := s.(traced); ok {
+			out = append(out, lane{t, strings.TrimSpace(of + " " + t.Name())})
+		}
+	}
+	add(r.dev.Stream, "")
+	for _, s := range r.dev.Copies {
+		add(s, "")
+	}
+	for _, c := range []struct {
+		group comm.Communicator
+		of    string
+	}{{r.mesh.context, "attention"}, {r.mesh.state, "weights"}} {
+		if g, ok := c.group.(comm.Streamer); ok {
+			for _, s := range g.Streams() {
+				add(s, c.of)
+			}
+		}
+	}
+	return out
+}
+
+// countWaits makes the compute stream time its waits, if it does so only on demand.
+func (r *run) countWaits() {
+	if s, ok := r.dev.Stream.(tensor.WaitCounter); ok {
+		s.CountWaits()
+	}
+}
+
+// waitedFor returns the time that the compute stream has waited for transfers, if known.
+func (r *run) waitedFor() (time.Duration, bool) {
+	s, ok := r.dev.Stream.(tensor.WaitCounter)
+	if !ok {
+		return 0, false
+	}
+	return s.Waited(), true
+}
+
+// openTrace records the work of the streams in the first steps, if the config asks for it.
+func (r *run) openTrace(ctx context.Context) error {
+	if r.cfg.Log.TraceSteps == 0 {
+		return nil
+	}
+	// Transfers that wait for their turn are queued by a goroutine of the group's.
+	if err := r.settle(ctx); err != nil {
+		return err
+	}
+	rank := r.mesh.world.Rank()
+	t, err := metrics.CreateTrace(r.dirs.logs, traceName(rank), rank)
+	if err != nil {
+		return fmt.Errorf("trace: %w", err)
+	}
+	r.trace = t
+	for _, s := range r.lanes() {
+		s.Trace(func(sp tensor.Span) {
+			sp.Lane = s.name
+			t.Span(sp)
+		})
+	}
+	return nil
+}
+
+// traceName returns the name of a rank's trace in the logs of a run.
+func traceName(rank int) string { return fmt.Sprintf("trace-rank-%04d.json", rank) }
+
+// closeTrace ends the trace. whole: its steps are finished, so that their queued work can be
+// waited for.
+func (r *run) closeTrace(ctx context.Context, whole bool) error {
+	if whole {
+		_ = r.settle(ctx) // how it ended is known to the loop
+	}
+	for _, s := range r.lanes() {
+		if whole {
+			_ = s.Sync(ctx) // so that all is told
+		}
+		s.Trace(nil)
+	}
+	t := r.trace
+	r.trace = nil
+	if err := t.Close(); err != nil {
+		return fmt.Errorf("trace: %w", err)
+	}
+	return nil
+}
+
+// MergeTraces makes trace.json of the traces that the ranks of a run have left.
+func MergeTraces(run *os.Root, ranks int) error {
+	var names []string
+	for rank := range ranks {
+		names = append(names, filepath.Join("logs", traceName(rank)))
+	}
+	return metrics.MergeTraces(run, "trace.json", names...)
+}

@@ -1,0 +1,478 @@
+package train
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/internal/model"
+	"github.com/cprun/cprun/internal/model/checkpoint"
+	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/model/device"
+	"github.com/cprun/cprun/internal/model/optim"
+	"github.com/cprun/cprun/internal/model/state"
+	"github.com/cprun/cprun/ring"
+	"github.com/cprun/cprun/tensor"
+)
+
+// Trainer is one rank's part of a run.
+type Trainer struct {
+	cfg      *config.Config
+	dev      *Device
+	mesh     *mesh
+	att      *attend
+	sent     *tally // under att
+	model    *model.Model
+	share    *sharing
+	schedule optim.Schedule
+	scaler   *scaler
+	arena    *tensor.Arena
+	stage    *stage
+	saved    [][]float32 // the newest snapshot, by field
+	train    *feed
+	val      *feed // nil without validation
+
+	// The sums of a step over all ranks: the loss, how many were asked to stop and see a
+	// checkpoint due, and the square of the gradient's norm.
+	sums  View
+	slips []slip // of the steps that are queued, by their number, modulo
+
+	from     string // the checkpoint that it goes on from, or ""
+	step     int    // optimizer steps queued
+	consumed int64  // samples consumed by them: with the seed, the exact position in the data
+	tokens   int64  // trained on by them
+	blank    int    // of them, had no target and updated nothing
+
+	// clock takes the device's time at the begin and the end of each step that may be queued,
+	// and of the one before them, by their number, modulo.
+	clock   device.Clock
+	waiting int // steps that are queued and not finished
+}
+
+// Indices into sums.
+const (
+	sumLoss = iota
+	sumStop
+	sumDue
+	sumNorm
+	sumCount
+)
+
+// A slip is host memory for the sums before and after a step.
+type slip struct{ in, out View }
+
+// newTrainer builds the rank's model and its state, from a checkpoint if there is one to resume.
+func newTrainer(ctx context.Context, cfg *config.Config, dev Device, world comm.Communicator, o *Options) (*Trainer,
+	error) {
+	t := &Trainer{cfg: cfg, dev: &dev, scaler: newScaler(&dev)}
+	var err error
+	if t.mesh, err = newMesh(ctx, world, cfg.Parallel.Context); err != nil {
+		return nil, err
+	}
+	t.mesh.setDeadline(cfg.Parallel.Patience())
+	if t.from, err = t.find(ctx, *o); err != nil {
+		return nil, fmt.Errorf("checkpoint to go on from: %w", err)
+	}
+	if err := t.hold(o); err != nil {
+		return nil, err
+	}
+	if err := t.populate(ctx, o); err != nil {
+		return nil, err
+	}
+	if err := t.feeds(o); err != nil {
+		return nil, err
+	}
+	if t.schedule, err = Schedule(cfg); err != nil {
+		return nil, err
+	}
+	defer o.timed("buffers")()
+	if err := t.build(o.Room); err != nil {
+		return nil, err
+	}
+	if o.BoundGarbage {
+		state.BoundGarbage()
+	}
+	return t, t.share.publish()
+}
+
+// Schedule returns the learning rate of a config's steps.
+func Schedule(cfg *config.Config) (optim.Schedule, error) {
+	s := cfg.LRSchedule
+	return optim.NewSchedule(s.Name, cfg.Optimizer.LR, s.MinLR, s.WarmupSteps, cfg.Train.Steps)
+}
+
+// hold allocates the weights, the optimizer's state, and the staging area.
+func (t *Trainer) hold(o *Options) error {
+	defer o.timed("memory")()
+	c, world := t.cfg.Optimizer, t.mesh.world
+	adamw := optim.AdamW{Beta1: c.Betas[0], Beta2: c.Betas[1], Eps: c.Eps, WeightDecay: c.WeightDecay, MaxNorm: c.GradClip}
+	flat := model.NewLayout(&t.cfg.Model.Config, world.Size())
+	s, err := state.New(t.dev, state.Options{
+		Layout: flat, Groups: t.mesh.places(flat),
+		Shard: state.ShardingOf(t.cfg.Memory.Shard), Compute: t.dev.Compute, Masters: t.dev.Masters, AdamW: adamw,
+		Frozen: o.Frozen,
+	})
+	if err != nil {
+		return err
+	}
+	s.Zero(t.dev.Ops)
+	t.share = newSharing(t.dev, s)
+	t.stage, err = newStage(t.dev, int(flat.Size()))
+	return err
+}
+
+// populate sets the state while the ranks' groups are made and attention gets ready: the host
+// does the first, the libraries wait for each other in the second, and build plans in the third.
+func (t *Trainer) populate(ctx context.Context, o *Options) error {
+	g, setting := errgroup.WithContext(ctx)
+	g.Go(func() error {
+		defer o.timed("groups")()
+		return t.mesh.join(ctx) // not ended by a fault of this rank alone: the others take part
+	})
+	g.Go(func() error {
+		defer o.timed("weights")()
+		return checkpoint.Together(setting, t.mesh.saves, beat(t.cfg), 0, func() error {
+			if t.from != "" {
+				return t.restore(setting, t.from)
+			}
+			return t.initialise(setting)
+		})
+	})
+	g.Go(func() error { return t.rehearse(o) })
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	return t.share.join(t.mesh.state, t.mesh.reducing(t.share.Flat))
+}
+
+// feeds opens the data.
+func (t *Trainer) feeds(o *Options) (err error) {
+	defer o.timed("data")()
+	cfg := t.cfg
+	in, err := newInputs(t.dev, cfg, o.Room.Tokens)
+	if err != nil {
+		return err
+	}
+	tok := tokenizerOf(cfg)
+	if t.train, err = newFeed(cfg, cfg.Data.Path, tok, cfg.Data.Shuffle, t.mesh, in); err != nil {
+		return err
+	}
+	if v := cfg.Data.Validation; v.Every > 0 && v.Path != "" {
+		if t.val, err = newFeed(cfg, config.Files{{Path: v.Path}}, tok, false, t.mesh, in); err != nil {
+			return fmt.Errorf("validation: %w", err)
+		}
+	}
+	return nil
+}
+
+// build allocates all else that the rank computes in.
+func (t *Trainer) build(room state.Room) (err error) {
+	cfg, shape := t.cfg, &t.cfg.Model.Config
+	opt := model.Options{Recompute: model.Recompute(cfg.Memory.Recompute), LossChunk: cfg.Memory.LossChunk,
+		Hooks: t.share.hooks()}
+	if t.arena, err = t.dev.Arena("activations", room.Activations); err != nil {
+		return err
+	}
+	workspace, err := t.dev.Arena("buffers of the ring", room.RingBuffers)
+	if err != nil {
+		return err
+	}
+	t.sent = &tally{Exchanger: t.mesh.context}
+	t.att = newAttend(&ring.Ring{Kernel: t.dev.Kernel, Comm: t.sent, Mover: t.dev.Ops, Stream: t.dev.Stream,
+		Arena: workspace},
+		cfg, nil, t.mesh.context.Rank())
+	t.share.label.ring = t.att.ring
+	t.model = model.New(shape, t.dev.Ops, t.att, t.share.Params(), opt)
+	if t.sums, err = t.dev.Vector("sums of a step", tensor.F64, sumCount); err != nil {
+		return err
+	}
+	if t.clock, err = t.dev.NewClock(2 * t.clocked()); err != nil {
+		return fmt.Errorf("clock of the steps: %w", err)
+	}
+	t.slips = make([]slip, t.dev.RunAhead+1)
+	for i := range t.slips {
+		for _, v := range []*View{&t.slips[i].in, &t.slips[i].out} {
+			if *v, err = t.dev.HostVector(tensor.F64, sumCount); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Result describes one optimizer step.
+type Result struct {
+	Step     int     // steps done, with this one
+	Loss     float64 // mean over the valid targets of the step, before the update
+	GradNorm float64 // before clipping, without the loss scale
+	LR       float64
+	FLOPs    float64 // model FLOPs of all ranks
+	Tokens   int     // of all ranks
+	Load     load    // of the attention of this rank's sequences
+	Trained  int64   // tokens of all ranks, in all steps so far
+	Stop     bool    // some rank was asked to stop
+	Due      bool    // some rank's clock says that a checkpoint is due
+	// Blank is 0, unless none of its tokens has a target. Then the step updates nothing, its loss is NaN, and it is the
+	// run's Blank-th such step.
+	Blank   int
+	Skipped bool    // its scaled gradients overflowed, so it changed nothing
+	Lowered float64 // the loss scale that it has lowered to; 0: it has not
+	// Took is the device's time from the end of the step before to the end of this one, whenever
+	// the host has looked. What is done while no step is queued, such as a validation, is not
+	// in it: then it is from the beginning of this one.
+	Took time.Duration
+}
+
+// A flight is a queued step.
+type flight struct {
+	r     Result
+	valid int     // targets
+	scale float64 // of the loss; 0: none
+	out   View
+	since int          // the point of the clock that Took is from
+	done  tensor.Event // out is there
+}
+
+// samplesOf lists the samples of one micro batch of this rank's data group: the n-th
+// micro batch of the step. Groups take turns, so that the order in which samples are
+// consumed does not depend on how many groups share them.
+func (t *Trainer) samplesOf(micro int) []int64 {
+	size := t.cfg.Train.MicroBatchSize
+	first := t.consumed + int64((micro*t.mesh.dataSize+t.mesh.dataRank)*size)
+	out := make([]int64, size)
+	for i := range out {
+		out[i] = t.train.loader.Index(first + int64(i))
+	}
+	return out
+}
+
+// totals counts the targets and FLOPs of the whole step, over all groups:
+// every rank finds the same without reading the data of others.
+func (t *Trainer) totals() (valid int, flops float64) {
+	n, loader := t.cfg.Train.GlobalBatchSize, t.train.loader
+	if loader.Alike() {
+		return n * loader.Valid(0), float64(n) * model.FLOPs(&t.cfg.Model.Config, loader.Docs(0))
+	}
+	for i := range n {
+		sample := loader.Index(t.consumed + int64(i))
+		valid += loader.Valid(sample)
+		flops += model.FLOPs(&t.cfg.Model.Config, loader.Docs(sample))
+	}
+	return valid, flops
+}
+
+// begin queues an optimizer step; at most RunAhead others may be unfinished. The host waits
+// for nothing but the memory of a batch, which is free when the one before the last is done.
+func (t *Trainer) begin(ctx context.Context, stop, due bool) (f *flight, err error) {
+	defer device.Caught(&err)
+	t.share.label.begin("step %d", t.step+1)
+	defer t.share.label.end()
+	slip, scaling := t.slips[t.step%len(t.slips)], t.scaler.begin(t.waiting)
+	f = &flight{out: slip.out, since: t.begins(t.step), scale: scaling.Scale}
+	if t.waiting > 0 {
+		f.since = t.ends(t.step - 1)
+	}
+	t.clock.Mark(t.begins(t.step))
+	f.r = Result{Step: t.step + 1, LR: t.schedule(t.step), Tokens: t.cfg.Train.GlobalBatchSize * t.cfg.Data.SeqLen}
+	f.r.Trained = t.tokens + int64(f.r.Tokens)
+	if f.valid, f.r.FLOPs = t.totals(); f.valid == 0 {
+		t.blank++
+		f.r.Blank, f.r.Tokens, f.r.FLOPs = t.blank, 0, 0 // for rates
+	}
+	in := tensor.Data[float64](slip.in) // its last step is finished
+	clear(in)
+	if stop {
+		in[sumStop] = 1
+	}
+	if due {
+		in[sumDue] = 1
+	}
+	t.dev.Store.Upload(t.sums, slip.in)
+	if f.r.Blank > 0 {
+		err = t.share.sum(t.sums) // stop and due
+	} else {
+		err = t.update(ctx, f, scaling.Skipped)
+	}
+	if err != nil {
+		return nil, err
+	}
+	t.dev.Store.Download(slip.out, t.sums)
+	t.clock.Mark(t.ends(t.step))
+	f.done = t.dev.Stream.Record()
+	t.waiting++
+	t.step++
+	t.consumed += int64(t.cfg.Train.GlobalBatchSize)
+	t.tokens = f.r.Trained
+	return f, t.prepare()
+}
+
+// update queues the passes and the optimizer of a step. Steps that were skipped, as far as the host knows, and blank
+// ones do not count in the moments' bias.
+func (t *Trainer) update(ctx context.Context, f *flight, skipped int) (err error) {
+	t.share.start()
+	if f.r.Load, err = t.passes(ctx, cmp.Or(f.scale, 1)/float64(f.valid)); err != nil {
+		return err
+	}
+	u := optim.Update{LR: f.r.LR, Scale: f.scale, Step: t.step - skipped - t.blank}
+	return t.share.step(t.sums, state.Part(t.sums, sumNorm, sumNorm+1), u)
+}
+
+// finish waits for a step.
+func (t *Trainer) finish(ctx context.Context, f *flight) (Result, error) {
+	if err := f.done.Sync(ctx); err != nil {
+		return f.r, err
+	}
+	out := tensor.Data[float64](f.out)
+	f.r.Loss = out[sumLoss] / float64(f.valid) // NaN if blank
+	f.r.GradNorm = math.Sqrt(out[sumNorm]) / cmp.Or(f.scale, 1)
+	f.r.Skipped, f.r.Lowered = t.scaler.finish(f.scale, f.r.GradNorm)
+	f.r.Stop, f.r.Due = out[sumStop] > 0, out[sumDue] > 0
+	t.waiting--
+	seconds, err := t.clock.Between(f.since, t.ends(f.r.Step-1))
+	if err != nil {
+		return f.r, fmt.Errorf("step %d: %w", f.r.Step, err)
+	}
+	f.r.Took = time.Duration(seconds * float64(time.Second))
+	return f.r, nil
+}
+
+// clocked counts the steps that the clock keeps apart: all that may be queued, and the one before.
+func (t *Trainer) clocked() int { return t.dev.RunAhead + 2 }
+
+// begins and ends are the points of the clock of the step behind n others.
+func (t *Trainer) begins(n int) int { return 2 * (n % t.clocked()) }
+func (t *Trainer) ends(n int) int   { return t.begins(n) + 1 }
+
+// passes queues the forward and backward passes of a step. The gradients are of scale times the sum of the losses. It
+// returns the load of the sequences.
+func (t *Trainer) passes(ctx context.Context, scale float64) (total load, err error) {
+	micros := t.cfg.Train.GlobalBatchSize / (t.cfg.Train.MicroBatchSize * t.mesh.dataSize)
+	loss, before := state.Part(t.sums, sumLoss, sumLoss+1), t.sent.sent
+	for m := range micros {
+		groups := t.train.groups(t.samplesOf(m))
+		for i, g := range groups {
+			b, err := t.train.batch(ctx, g)
+			if err != nil {
+				return total, err
+			}
+			t.share.first, t.share.last = m == 0 && i == 0, m == micros-1 && i == len(groups)-1
+			t.att.begin(b.layout, b.docs)
+			if err := t.model.ForwardBackward(t.arena, b.Batch, loss, scale); err != nil {
+				return total, err
+			}
+			b.done()
+			load, err := t.att.load()
+			if err != nil {
+				return total, err
+			}
+			total.add(load, len(g))
+		}
+	}
+	total.sent = t.sent.sent - before
+	return total, nil
+}
+
+// prepare deals out the documents of the next step's first sequence and makes its schedules: the host
+// has queued this step, and the device is computing it. Those of later micro batches are made
+// like this as they are, since the host is ahead of the device by a batch.
+func (t *Trainer) prepare() error {
+	if !t.train.packed {
+		return nil
+	}
+	if err := t.train.prepare(t.samplesOf(0)[0]); err != nil {
+		return err
+	}
+	return t.att.prepare(t.train.next.layout, t.train.next.docs)
+}
+
+// Validate returns the mean loss over the first samples of the validation data, the same ones
+// each time; NaN if no token of them has a target. Samples are dealt out to the data groups; a group without one has no
+// part. Every
+// step that was queued is finished.
+func (t *Trainer) Validate(ctx context.Context) (loss float64, err error) {
+	defer device.Caught(&err)
+	t.share.label.begin("validation after step %d", t.step)
+	defer t.share.label.end()
+	slip := t.slips[0]
+	clear(tensor.Data[float64](slip.in))
+	t.dev.Store.Upload(t.sums, slip.in)
+	size, valid := t.cfg.Train.MicroBatchSize, 0
+	total := t.val.total(t.cfg)
+	for first := int64(0); first < total; first += int64(size) {
+		var samples []int64
+		for s := first; s < min(total, first+int64(size)); s++ {
+			valid += t.val.loader.Valid(s)
+			samples = append(samples, s)
+		}
+		if int(first/int64(size))%t.mesh.dataSize != t.mesh.dataRank {
+			continue
+		}
+		for _, g := range t.val.groups(samples) {
+			b, err := t.val.batch(ctx, g)
+			if err != nil {
+				return 0, err
+			}
+			t.att.begin(b.layout, b.docs)
+			if err := t.model.Forward(t.arena, b.Batch, state.Part(t.sums, sumLoss, sumLoss+1)); err != nil {
+				return 0, err
+			}
+			b.done()
+		}
+	}
+	t.share.settle() // also where no pass has used the weights
+	if err := t.share.sum(t.sums); err != nil {
+		return 0, fmt.Errorf("validation loss: %w", err)
+	}
+	t.dev.Store.Download(slip.out, t.sums)
+	if err := t.dev.Stream.Sync(ctx); err != nil {
+		return 0, err
+	}
+	return tensor.Data[float64](slip.out)[sumLoss] / float64(valid), nil
+}
+
+// settle waits until the device has nothing left to do, on any stream.
+func (t *Trainer) settle(ctx context.Context) error {
+	t.share.settle()
+	return t.dev.Stream.Sync(ctx)
+}
+
+// finite returns an error for a run that has diverged. Its weights are already spoilt, or were not
+// changed for many steps, so it must not write another checkpoint.
+func (r *Result) finite() error {
+	switch {
+	case r.Skipped && r.Lowered > 0 && r.Lowered < leastScale:
+		return fmt.Errorf("step %d: %w: loss %v, and gradients overflow in fp16 even with a loss scale of %v; set "+
+			"precision.compute: bf16, lower optimizer.lr, or set optimizer.grad_clip",
+			r.Step, errDiverged, r.Loss, 2*r.Lowered)
+	case r.Skipped:
+		return nil
+	}
+	spoilt := func(x float64) bool { return math.IsNaN(x) || math.IsInf(x, 0) }
+	if spoilt(r.Loss) && r.Blank == 0 || spoilt(r.GradNorm) {
+		return fmt.Errorf("step %d: %w: loss %v, gradient norm %v; no checkpoint is written of it, and older ones are "+
+			"left as they are: lower optimizer.lr, set optimizer.grad_clip, or look at the samples of this step",
+			r.Step, errDiverged, r.Loss, r.GradNorm)
+	}
+	return nil
+}
+
+var errDiverged = errors.New("training diverged")
+
+// maximum returns the largest value over all ranks.
+func maximum(ctx context.Context, world comm.Communicator, xs ...float64) ([]float64, error) {
+	v := tensor.FromSlice(xs, len(xs))
+	p, err := world.AllReduce(v, comm.Max)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.Sync(ctx); err != nil {
+		return nil, err
+	}
+	return tensor.Data[float64](v), nil
+}

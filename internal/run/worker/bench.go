@@ -1,0 +1,152 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+
+	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/internal/foresee/cost"
+	"github.com/cprun/cprun/internal/model/backends"
+	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/model/device"
+	"github.com/cprun/cprun/internal/model/machine"
+	"github.com/cprun/cprun/internal/run/bench"
+	"github.com/cprun/cprun/internal/run/job"
+	"github.com/cprun/cprun/tensor"
+)
+
+func (p *process) bench(ctx context.Context) (err error) {
+	var task job.Bench
+	if err := p.payload(&task); err != nil {
+		return err
+	}
+	o, err := benchDevice(&task, p.WorldSize)
+	if err != nil {
+		return err
+	}
+	dev, world, done, err := p.device(ctx, o)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err == nil {
+			err = done()
+		}
+	}()
+	p.where.enter("benchmark")
+	r := &bench.Rank{Device: dev, World: world, Control: world}
+	switch {
+	case task.Attention != nil && len(task.Attention.Packs) > 0:
+		return r.Packed(ctx, *task.Attention, func(row bench.PackedRow) error {
+			return p.SendData(job.EventBench, 0, job.BenchRow{Packed: &row})
+		})
+	case task.Attention != nil:
+		return r.Attention(ctx, *task.Attention, func(row bench.AttentionRow) error {
+			return p.SendData(job.EventBench, 0, job.BenchRow{Attention: &row})
+		})
+	case task.Comm != nil:
+		return p.benchComm(ctx, r, task)
+	case task.Calibrate != nil:
+		return p.calibrate(ctx, r, *task.Calibrate)
+	}
+	return r.Ops(ctx, *task.Ops, func(row bench.Operation) error {
+		return p.SendData(job.EventBench, 0, job.BenchRow{Ops: &row})
+	})
+}
+
+// benchDevice returns the options of the device for a benchmark.
+func benchDevice(task *job.Bench, ranks int) (o device.CUDAOptions, err error) {
+	cpu := task.Machine.IsCPU()
+	o = device.CUDAOptions{Machine: task.Machine, Backend: backends.Reference.String(), Compute: tensor.BF16} // the quickest to load
+	switch {
+	case task.Attention != nil:
+		s := task.Attention
+		matrix := backends.KeepsMatrix(task.Machine.Arch, task.Machine.CUDNN)
+		o.Remedies = task.Remedies
+		o.Backend, o.Deterministic, o.SMMargin, o.Workspace = s.Backend, s.Deterministic, s.SMMargin, s.Workspace(ranks, matrix)
+		o.Compute, err = bench.DType(s.DType, cpu)
+	case task.Calibrate != nil:
+		s := task.Calibrate
+		o.Remedies, o.Backend, o.Deterministic = task.Remedies, s.Backend, s.Deterministic
+		o.Workspace = s.Workspace(backends.KeepsMatrix(task.Machine.Arch, task.Machine.CUDNN))
+		o.Compute, err = bench.DType(s.DType, cpu)
+	case task.Ops != nil:
+		o.Compute, err = bench.DType(task.Ops.DType, cpu)
+	}
+	return o, err
+}
+
+func (p *process) benchComm(ctx context.Context, r *bench.Rank, task job.Bench) error {
+	transports, end, err := p.transports(ctx, r)
+	if err != nil {
+		return err
+	}
+	r.Transports = transports
+	if peak, ok := machine.CardFor(task.Machine.Arch); ok {
+		r.LinkGBps = peak.Link / 1e9
+	}
+	err = r.Comm(ctx, *task.Comm, func(row bench.Transfer) error {
+		return p.SendData(job.EventBench, 0, job.BenchRow{Comm: &row})
+	})
+	if err != nil {
+		return err // ends every group
+	}
+	return end()
+}
+
+// calibrate measures for a cost table.
+func (p *process) calibrate(ctx context.Context, r *bench.Rank, s bench.CalibrateSpec) error {
+	end := func() error { return nil }
+	if p.WorldSize > 1 && s.Operations {
+		var err error
+		if r.Transports, end, err = p.transports(ctx, r); err != nil {
+			return err
+		}
+	}
+	err := r.Calibrate(ctx, s, func(set cost.Set) error {
+		return p.SendData(job.EventBench, 0, job.BenchRow{Calibrate: &set})
+	})
+	if err != nil {
+		return err // ends every group
+	}
+	return end()
+}
+
+// transports are the ways between the ranks; end gives back those that were made for it.
+func (p *process) transports(ctx context.Context, r *bench.Rank) (t []bench.Transport, end func() error, err error) {
+	if t, end, err = p.gpuTransports(ctx, r); err != nil || len(t) > 0 {
+		return t, end, err
+	}
+	tcp, err := p.tcp(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	return []bench.Transport{{Name: "unix", Comm: p.world}, {Name: "tcp", Comm: tcp}}, tcp.Close, nil
+}
+
+// tcp joins the ranks a second time, over the loopback interface, as ranks of several nodes
+// would be.
+func (p *process) tcp(ctx context.Context) (*comm.Group, error) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, fmt.Errorf("mesh: %w", err)
+	}
+	ports := tensor.New(tensor.I64, p.WorldSize)
+	tensor.Data[int64](ports)[p.Rank] = int64(listener.Addr().(*net.TCPAddr).Port)
+	pending, err := p.world.AllGather(ports, ports.Slice(tensor.Dim, p.Rank, p.Rank+1))
+	if err == nil {
+		err = pending.Sync(ctx)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("mesh: ports of all ranks: %w", err), listener.Close())
+	}
+	addrs := make([]string, p.WorldSize)
+	for i, port := range tensor.Data[int64](ports) {
+		addrs[i] = fmt.Sprintf("127.0.0.1:%d", port)
+	}
+	return comm.Connect(ctx, comm.Mesh{
+		Listener: listener, Addrs: addrs, Rank: p.Rank, Size: p.WorldSize, Secret: p.Secret, RunID: p.RunID,
+	}, p.stream, comm.Options{Deadline: config.Deadline})
+}

@@ -1,0 +1,16 @@
+//go:build !cuda
+
+package worker
+
+import (
+	"context"
+
+	"github.com/cprun/cprun/comm"
+	"github.com/cprun/cprun/internal/model/device"
+)
+
+// gpu is an error: this binary was built without the tag cuda.
+func (p *process) gpu(_ context.Context, o device.CUDAOptions) (dev device.Device, world comm.Communicator, done func() error, err error) {
+	dev, err = device.CUDA(o)
+	return dev, nil, nil, err
+}

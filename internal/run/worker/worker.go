@@ -1,0 +1,248 @@
+// Package worker is one rank's process: it attaches to the launcher that spawned it, joins
+// the other ranks, runs its role, and reports how that ended.
+package worker
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cprun/cprun/comm"
+	commdevice "github.com/cprun/cprun/comm/device"
+	"github.com/cprun/cprun/internal/launch"
+	"github.com/cprun/cprun/internal/model/config"
+	"github.com/cprun/cprun/internal/run/job"
+	"github.com/cprun/cprun/tensor"
+)
+
+// A process holds the state that all roles share.
+type process struct {
+	*launch.Worker
+	world  *comm.Group
+	gpus   *commdevice.Group // over world; nil on CPUs
+	moves  string            // transport between GPUs, as in commdevice.Options; "": it chooses
+	stream *tensor.HostStream
+	where  whereabouts
+
+	start   *start // of a training run
+	first   func() // ends the time of the first step; nil before it
+	started bool   // the time of the start has been printed
+
+	quiet bool // stopped on request: the role has said so itself
+}
+
+// Run does all that a worker does, from its start to its end. exit ends the process; it is called at
+// once when the launcher is gone.
+func Run(role string, exit func(status int)) int {
+	w, err := launch.Attach(func(cause error) {
+		fmt.Fprintf(os.Stderr, "cprun worker: %v\n", cause)
+		exit(launch.ExitFailed)
+	})
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "cprun: %v\n", err)
+		return 2
+	}
+	p := &process{Worker: w, stream: tensor.NewHostStream("compute")}
+	p.where.enter("joining the ranks")
+	w.OnTell(p.standing)
+	if err := p.run(job.Role(role)); err != nil {
+		launch.LogFailure(err)
+		p.fail(err)
+		return launch.ExitFailed
+	}
+	if !p.quiet {
+		err = w.Done()
+	} else {
+		_, step := p.where.at()
+		err = w.Stopped(step)
+	}
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "cprun worker: %v\n", err)
+		return launch.ExitFailed
+	}
+	return 0
+}
+
+// fail reports to the launcher why this rank ends. When some rank has waited for too long, each reports its own
+// waits, and writes them to its log. One that has stood for long does so whatever it hears first: the end of
+// a stopped peer, which the launcher kills then, may come before the word that another rank has waited too long.
+func (p *process) fail(err error) {
+	s := p.standing()
+	late := errors.Is(err, comm.ErrDeadline)
+	if late || stoodLong(&s) {
+		logWaits(&s)
+	}
+	r := launch.FailureReport{Error: err.Error(), Remote: comm.IsRemote(err), TimedOut: late, Standing: &s}
+	r.Phase, r.Step = p.where.at()
+	if err := p.Fail(r); err != nil {
+		fmt.Fprintf(os.Stderr, "cprun worker: %v\n", err)
+	}
+}
+
+func (p *process) run(role job.Role) (err error) {
+	ctx := context.Background()
+	var joining history
+	meeting, met := p.meeting(ctx)
+	p.world, err = p.join(meeting, comm.Options{Deadline: config.Deadline, Log: joining.add})
+	met()
+	if err != nil {
+		joining.print()
+		return fmt.Errorf("connecting %d ranks: %w", p.WorldSize, err)
+	}
+	if err := comm.SharesMemory(); err != nil && p.LocalRank == 1 { // one rank prints it, for debugging
+		fmt.Fprintf(os.Stderr, "ranks of this node share no memory, so all goes over their sockets: %v\n", err)
+	}
+	p.where.join(p.world)
+	go p.abort() // ends with the process
+	defer func() {
+		if err != nil {
+			// The others learn the cause from this rank, not just that it is gone.
+			p.world.Abort(err)
+			return
+		}
+		err = errors.Join(p.world.Close(), p.stream.Close())
+	}()
+	switch role {
+	case job.RoleTrain:
+		return p.train(ctx)
+	case job.RoleEval:
+		return p.eval(ctx)
+	case job.RoleAttention:
+		return p.attention(ctx)
+	case job.RoleBench:
+		return p.bench(ctx)
+	}
+	return fmt.Errorf("no role %q", role)
+}
+
+// join connects this rank with the ranks of its node over Unix sockets, and with the ranks of
+// other nodes over TCP, once the launchers have told each other where all listen.
+func (p *process) join(ctx context.Context, opts comm.Options) (*comm.Group, error) {
+	mesh := comm.Mesh{Dir: p.SocketDir, Rank: p.Rank, Size: p.WorldSize, Secret: p.Secret, RunID: p.RunID}
+	if p.Listen == "" {
+		return comm.Connect(ctx, mesh, p.stream, opts)
+	}
+	mesh.Name = fmt.Sprintf("pid %d on %s", os.Getpid(), p.Node)
+	mesh.Nodes = nodes(p.Hosts)
+	ln, err := comm.Listen(ctx, p.Listen)
+	if err != nil {
+		return nil, fmt.Errorf("listening for ranks of other nodes: %w; --interface names the address of this host", err)
+	}
+	if err := p.Listening(ln.Addr().String()); err != nil {
+		return nil, errors.Join(err, ln.Close())
+	}
+	if mesh.Addrs, err = p.addresses(ctx, opts.Deadline); err != nil {
+		return nil, errors.Join(err, ln.Close())
+	}
+	mesh.Listener = ln
+	return comm.Connect(ctx, mesh, p.stream, opts)
+}
+
+// addresses waits until the launchers have told each other where all ranks listen.
+func (p *process) addresses(ctx context.Context, limit time.Duration) ([]string, error) {
+	late := time.NewTimer(limit)
+	defer late.Stop()
+	select {
+	case addrs := <-p.Peers():
+		return addrs, nil
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	case <-late.C:
+	}
+	first := p.Rank - p.LocalRank // of this node
+	var others []string
+	lowest := 0
+	if next := first + p.LocalWorldSize; next < p.WorldSize {
+		others, lowest = append(others, launch.RanksOf(next, p.WorldSize-next)), next
+	}
+	if first > 0 {
+		others, lowest = append(others, launch.RanksOf(0, first)), 0
+	}
+	return nil, &comm.PeerError{
+		Rank: lowest, Name: strings.Join(others, ", "), Op: "connect",
+		Cause: fmt.Errorf("the launcher got no addresses of them in %v: a worker of another node has not started, "+
+			"see launcher.log and launcher-*.log: %w", limit, comm.ErrDeadline),
+	}
+}
+
+// nodes numbers the hosts of all ranks.
+func nodes(hosts []string) []int {
+	number := map[string]int{}
+	var by []int
+	for _, h := range hosts {
+		if _, ok := number[h]; !ok {
+			number[h] = len(number)
+		}
+		by = append(by, number[h])
+	}
+	return by
+}
+
+// abortTime bounds the wait for the other ranks' word of a failure. They know its cause.
+const abortTime = time.Second
+
+// abort ends the world when the launcher reports a failure that this rank has not heard of, such as a lost
+// node.
+func (p *process) abort() {
+	failed := <-p.Failed()
+	time.Sleep(abortTime)
+	cause := errors.New("it has failed, by word of the launcher")
+	if failed.Reason != "" {
+		cause = errors.New(failed.Reason)
+	}
+	p.world.Abort(&comm.PeerError{Rank: failed.Rank, Name: fmt.Sprintf("rank %d", failed.Rank), Op: "wait", Cause: cause})
+}
+
+// errFailedJoining reports a rank that failed before all had met.
+var errFailedJoining = errors.New("it has failed before the ranks had met")
+
+// meeting returns a ctx that ends when the launcher reports a failed rank; met ends the watch.
+func (p *process) meeting(ctx context.Context) (_ context.Context, met func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	go func() { // ended by met
+		select {
+		case f := <-p.Failed():
+			cancel(&comm.PeerError{Rank: f.Rank, Name: fmt.Sprintf("rank %d", f.Rank), Op: "connect", Cause: errFailedJoining})
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() { cancel(nil) }
+}
+
+func (p *process) payload(v any) error {
+	if err := json.Unmarshal(p.Payload, v); err != nil {
+		return fmt.Errorf("payload of the launcher: %w", err)
+	}
+	return nil
+}
+
+// history keeps the communicator's lines about connections made and refused, which are of
+// interest when the ranks do not find each other, and noise when they do.
+type history struct {
+	mu    sync.Mutex
+	lines []string // guarded by mu
+}
+
+// historyLines bounds the memory that strangers can fill.
+const historyLines = 100
+
+func (h *history) add(format string, args ...any) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.lines) < historyLines {
+		h.lines = append(h.lines, fmt.Sprintf(format, args...))
+	}
+}
+
+func (h *history) print() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, line := range h.lines {
+		fmt.Fprintln(os.Stderr, line)
+	}
+}

@@ -1,0 +1,113 @@
+//go:build cuda
+
+package gpu
+
+import (
+	"fmt"
+	"math/bits"
+
+	"github.com/cprun/cprun/internal/base/cuda"
+	"github.com/cprun/cprun/kernels/gpu/internal/source"
+	"github.com/cprun/cprun/kernels/internal/shape"
+	"github.com/cprun/cprun/tensor"
+)
+
+// Embed sets row i of y to row ids[i] of table [vocab, hidden], of the type of y. ids: int32. A
+// row whose id is outside the vocabulary becomes NaN, which the loss shows; the data loader lets
+// no such id in.
+func (c *Ops) Embed(y, table, ids View) {
+	denseActivations("embed", y, table)
+	checkIDs("embed", y, table, ids)
+	n, size, kernel := y.Cols(), y.DType().Size(), "embed_16"
+	if n*size%16 != 0 || !aligned16(y, table) {
+		kernel = fmt.Sprintf("embed_%d", size)
+	} else {
+		size = 16
+	}
+	words := n * y.DType().Size() / size
+	c.stream.Do("embed", func() error {
+		var args cuda.Args
+		args.View(y).View(table).View(ids).Int(y.Rows()).Int(words).Int(table.Rows())
+		return c.launch("ops_embed", kernel, cuda.Dim{X: ceilDiv(y.Rows(), 8)}, cuda.Dim{X: 32, Y: 8}, &args)
+	})
+}
+
+// checkIDs panics unless x [rows, hidden] and table [vocab, hidden] go with ids [rows].
+func checkIDs(op string, x, table, ids View) {
+	shape.Must(x.Cols() == table.Cols() && ids.Size() == x.Rows() && ids.DType() == tensor.I32 &&
+		ids.IsDense(), op, x, table, ids)
+}
+
+// embedSegment is the sorted tokens of a block, SEGMENT in ops_embed.cu.
+const embedSegment = 64
+
+// EmbedBackward adds row i of dy to row ids[i] of dtable, float32. The rows of one id are added
+// in order, so that the sum has the same bits in every run; ids outside the vocabulary are left
+// out.
+func (c *Ops) EmbedBackward(dtable, dy, ids View) {
+	denseActivations("embed backward", dy)
+	denseFloats("embed backward", dtable)
+	checkIDs("embed backward", dy, dtable, ids)
+	n, rows := dy.Cols(), dy.Rows()
+	if dy.Size() == 0 || dtable.Size() == 0 {
+		return
+	}
+	c.stream.Do("embed backward", func() error {
+		k, err := embedKeys(dtable.Rows(), n)
+		if err != nil {
+			return err
+		}
+		for lo := 0; lo < rows; lo += 1 << k.bits {
+			k.count = min(rows-lo, 1<<k.bits)
+			if err := c.embedChunk(k, dtable, elementOf(dy, lo*n), elementOf(ids, lo), dy.DType(), n); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// A keySplit is how ids and positions share the bits of a key; see source.Keys.
+type keySplit struct{ count, bits, vocab int }
+
+func (k keySplit) args(a *cuda.Args) *cuda.Args {
+	return cuda.Struct(a, &source.Keys{Count: int32(k.count), Bits: int32(k.bits), Vocab: int32(k.vocab)})
+}
+
+// carryAt returns where, in the workspace, what is carried lies behind the sorted keys.
+func (k keySplit) carryAt() int { return 4 << k.bits }
+
+// embedKeys makes chunks as large as the bits beside a token's id allow, up to what sorting by
+// comparing each with each is good for, and as the workspace allows.
+func embedKeys(vocab, n int) (keySplit, error) {
+	k := keySplit{vocab: vocab, bits: min(14, 32-bits.Len(uint(vocab)))}
+	for ; k.bits >= 6; k.bits-- {
+		if k.carryAt()+ceilDiv(1<<k.bits, embedSegment)*n*4 <= OpsWorkspace {
+			return k, nil
+		}
+	}
+	return k, fmt.Errorf("a vocabulary of %d or rows of %d elements are more than the kernel is for", vocab, n)
+}
+
+// embedChunk adds the rows of one chunk.
+func (c *Ops) embedChunk(k keySplit, dtable View, dy, ids uint64, dtype tensor.DType, n int) error {
+	const threads = 128
+	sorted, carry := c.work(), c.work()+uint64(k.carryAt())
+	sort := k.args(new(cuda.Args).Addr(sorted).Addr(ids))
+	if err := c.launch("ops_embed", "embed_sort", cuda.Dim{X: ceilDiv(k.count, 256/8)}, cuda.Dim{X: 256},
+		sort); err != nil {
+		return err
+	}
+	name, lanes := "embed_sum_", lanesOf(dtype)
+	if n%lanes != 0 || dy%16 != 0 || !aligned16(dtable) {
+		name, lanes = "embed_sum_any_", 1
+	}
+	grid := cuda.Dim{X: ceilDiv(k.count, embedSegment), Y: ceilDiv(n, threads*lanes)}
+	sum := k.args(new(cuda.Args).View(dtable).Addr(carry).Addr(dy).Addr(sorted)).Int(n)
+	if err := c.launch("ops_embed", name+typeNames[dtype], grid, cuda.Dim{X: threads}, sum); err != nil {
+		return err
+	}
+	grid.Y = ceilDiv(n, threads)
+	rest := k.args(new(cuda.Args).View(dtable).Addr(carry).Addr(sorted)).Int(n)
+	return c.launch("ops_embed", "embed_carry", grid, cuda.Dim{X: threads}, rest)
+}

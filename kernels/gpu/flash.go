@@ -1,0 +1,223 @@
+//go:build cuda
+
+package gpu
+
+import (
+	"fmt"
+
+	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/internal/base/cuda"
+	"github.com/cprun/cprun/kernels/gpu/internal/call"
+	"github.com/cprun/cprun/kernels/gpu/internal/source"
+	"github.com/cprun/cprun/tensor"
+)
+
+// Flash is attention by our own kernels, for sm_80 and later GPUs: float32, bfloat16 and float16
+// inputs, float32 accumulators, head dims up to 256 of any kind, any tiles, strides and soft cap. A
+// call is one launch, whatever its tiles. It implements attention.Kernel. One goroutine calls it.
+//
+// On Hopper, calls in 16 bits go to kernels of their own if the copy engine can bring their tensors; the others
+// go to the kernels of other GPUs. A pass may have some of both.
+//
+// Programs for a pair of head dims are loaded when they are first used; Preload does it earlier.
+type Flash struct {
+	deviceAttention
+	deterministic bool
+	margin        int          // SMs that kernels for Hopper leave to others
+	shared        int          // bytes of shared memory that a block may have
+	hopper        *cuda.Memory // the counter of work of its kernels; nil on other GPUs
+	progress      *cuda.Memory // of blocks that add in order; nil before the first
+	fault         *cuda.Pinned // a source.HopperFault of those; nil unless deterministic, on Hopper
+	// change turns a shape for Hopper into one of a program for tests; nil: there is none.
+	change func(*source.HopperShape)
+}
+
+// FlashOptions configure a Flash.
+type FlashOptions struct {
+	// Deterministic repeats gradients bit for bit: on Hopper, blocks wait for their turn to add to dQ; elsewhere that
+	// takes two products more of the five of a backward pass.
+	Deterministic bool
+	// SMMargin is how many SMs the kernels for Hopper leave to kernels that run beside them, such as NCCL's. Other
+	// GPUs' have blocks that end soon.
+	SMMargin int
+}
+
+// NewFlash computes on stream.
+func NewFlash(stream *cuda.Stream, loader *Loader, o FlashOptions) (*Flash, error) {
+	d, err := newDeviceAttention(stream, loader)
+	if err != nil {
+		return nil, err
+	}
+	f := &Flash{deviceAttention: d, deterministic: o.Deterministic, margin: o.SMMargin,
+		shared: loader.Device().SharedPerBlock}
+	if loader.Device().Arch == hopperArch {
+		f.hopper, err = newWorkCounter(stream, loader.Device())
+	}
+	if err == nil && f.hopper != nil && f.deterministic {
+		err = f.reportFaults()
+	}
+	return f, err
+}
+
+// Preload loads, or compiles if they are not on disk, the programs for q, k and v of a type, and
+// these head dims of q and k, and of v.
+func (f *Flash) Preload(t tensor.DType, dim, dimV int) error {
+	forward, err := f.shapeFor("flash attention forward", t, dim, dimV, source.FlashShape.ForwardShared)
+	if err != nil {
+		return err
+	}
+	backward, err := f.shapeFor("flash attention backward", t, dim, dimV, f.backwardShared)
+	if err != nil {
+		return err
+	}
+	first, second := forward.Forward().Name, []string{backward.Backward().Name}
+	if f.deterministic {
+		second = append(second, backward.DQ().Name)
+	}
+	// What the copy engine cannot bring is rare: its programs are loaded when they are first used.
+	if s, ok := source.HopperShapeFor(dim, dimV); ok && f.hopper != nil && t != tensor.F32 {
+		first, second = s.Forward(false).Name, []string{s.Backward(false, f.deterministic).Name}
+	}
+	return f.loader.Preload(append(second, commonProgram, first)...)
+}
+
+// shapeFor returns the shape for a pass of that type; needs returns its shared memory a block.
+func (f *Flash) shapeFor(what string, t tensor.DType, dim, dimV int,
+	needs func(source.FlashShape) int) (source.FlashShape, error) {
+	s, ok := source.FlashShapeFor(t == tensor.F32, dim, dimV, f.shared, needs)
+	switch {
+	case ok:
+		return s, nil
+	case max(dim, dimV) > source.FlashMaxDim:
+		return s, fmt.Errorf("%s with head dims %d and %d: up to %d are compiled; use the reference backend", what, dim,
+			dimV, source.FlashMaxDim)
+	}
+	return s, fmt.Errorf("%s with head dims %d and %d: what is compiled takes more than the %d bytes of shared "+
+		"memory that a block has on %v; use the reference backend",
+		what, dim, dimV, f.shared, f.loader.Device())
+}
+
+// backwardShared returns the shared memory that the kernels of a backward pass need.
+func (f *Flash) backwardShared(s source.FlashShape) int {
+	if f.deterministic {
+		return max(s.BackwardShared(), s.DQShared())
+	}
+	return s.BackwardShared()
+}
+
+// Forward begins a forward pass; see attention.Kernel.
+func (f *Flash) Forward(o View, acc attention.Partial, q View, p attention.Softmax) (attention.ForwardPass, error) {
+	if err := p.Plain("flash attention forward"); err != nil {
+		return nil, err
+	}
+	return f.begin(f, o, acc, q, p)
+}
+
+// Backward begins a backward pass; see attention.Kernel.
+func (f *Flash) Backward(dq, do, q View, s attention.Saved, p attention.Softmax) (attention.BackwardPass, error) {
+	if err := p.Plain("flash attention backward"); err != nil {
+		return nil, err
+	}
+	return f.beginBackward(f, dq, do, q, s, p)
+}
+
+func (f *Flash) forwardBlock(x *deviceForward, b attention.Block) error {
+	within, before := call.HopperWaits(b.Gates)
+	c := call.Flash{Tensors: call.Tensors{Q: x.q, K: b.K, V: b.V, O: x.acc.O, LSE: x.acc.LSE}, Softmax: x.p,
+		Tiles: b.Tiles, Gates: within}
+	if err := f.usable("flash attention forward", &c, source.FlashShape.ForwardShared, x.acc.O, x.acc.LSE); err != nil {
+		return err
+	}
+	f.await(before)
+	if f.onHopper(x, &c, b) {
+		return nil
+	}
+	f.await(within)
+	x.settle()
+	f.run("attention forward", c.Forward())
+	return nil
+}
+
+func (f *Flash) backwardBlock(x *deviceBackward, b attention.GradBlock) error {
+	within, before := call.HopperWaits(b.Gates)
+	c := call.Flash{
+		Tensors: call.Tensors{Q: x.q, K: b.K, V: b.V, DO: x.do, LSE: x.s.LSE, Delta: x.s.Delta, DQ: x.dq, DK: b.DK,
+			DV: b.DV},
+		Softmax: x.p, Tiles: b.Tiles, Gates: within,
+	}
+	if err := f.usable("flash attention backward", &c, f.backwardShared, x.do, x.s.LSE, x.s.Delta, x.dq, b.DK,
+		b.DV); err != nil {
+		return err
+	}
+	l, onHopper := f.backwardOnHopper(&c, b.Fresh)
+	if !l.SetsFresh {
+		if err := f.zeroFresh(b); err != nil {
+			return err
+		}
+	}
+	f.await(before)
+	if onHopper {
+		f.stream.Do("attention backward", func() error { return f.launchBackward(&l) })
+		return nil
+	}
+	f.await(within)
+	f.run("attention backward", c.Backward(f.deterministic))
+	return nil
+}
+
+// WaitsForKeys reports whether calls wait for rows within; see attention.Waiter. What does not go to the kernels for
+// Hopper waits before.
+func (f *Flash) WaitsForKeys() bool { return f.hopper != nil }
+
+// await makes the stream wait for gates.
+func (f *Flash) await(gates []attention.Gate) {
+	for _, g := range gates {
+		f.stream.WaitValue(g.Word, g.Count)
+	}
+}
+
+// usable sets the call's shape, for a pass whose shared memory a block needs returns, and returns the faults of its
+// inputs that package attention does not check.
+func (f *Flash) usable(what string, c *call.Flash, needs func(source.FlashShape) int, others ...View) error {
+	if t := c.Q.DType(); !call.TakesFlash(t) {
+		return fmt.Errorf("%s in %v: it computes in float32, bfloat16 and float16; use the CPU", what, t)
+	}
+	var err error
+	if c.Shape, err = f.shapeFor(what, c.Q.DType(), c.Q.Len(tensor.Dim), c.V.Len(tensor.Dim), needs); err != nil {
+		return err
+	}
+	if n, most := max(c.Q.Len(tensor.Seq), c.K.Len(tensor.Seq)), call.MaxFlashRows(c.Shape); n > most {
+		return fmt.Errorf("%s of %d positions: up to %d a rank; use more ranks", what, n, most)
+	}
+	return f.onDevice(what, append([]View{c.Q, c.K, c.V}, others...)...)
+}
+
+// run queues launches, if there are any, as one piece of work of the stream.
+func (f *Flash) run(what string, launches []call.Launch) {
+	if len(launches) == 0 {
+		return
+	}
+	f.stream.Do(what, func() error {
+		for i := range launches {
+			if err := f.call(&launches[i]); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// call launches a kernel.
+func (f *Flash) call(l *call.Launch) error {
+	if l.Tiles != nil {
+		var err error
+		if l.Params.Tiles, err = f.upload(call.Words(l.Tiles)); err != nil {
+			return err
+		}
+	}
+	grid := cuda.Dim{X: l.Grid[0], Y: l.Grid[1], Z: l.Grid[2]}
+	return f.launch(l.Program, l.Kernel, cuda.Launch{Grid: grid, Block: cuda.Dim{X: l.Threads}, Shared: l.Shared},
+		cuda.Struct(&cuda.Args{}, &l.Params))
+}
+
+var _ attention.Waiter = (*Flash)(nil)

@@ -1,0 +1,148 @@
+//go:build cuda
+
+package gpu
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"testing"
+
+	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/internal/base/cuda"
+	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/tensor"
+)
+
+// BenchmarkFlash is causal attention of 32:8 heads in bfloat16: 4 FLOPs forward for a visible
+// pair, head and dim, 2.5 times that backward.
+func BenchmarkFlash(b *testing.B) { benchmarkFlash(b, tensor.BF16, 4096, 8192, 16384) }
+
+// BenchmarkFlashWide is the same of wide head dims.
+func BenchmarkFlashWide(b *testing.B) {
+	for _, dims := range [][2]int{{192, 128}, {256, 256}} {
+		for _, seq := range []int{8192, 16384} {
+			x := newFlashBench(b, tensor.BF16, seq, dims[0], dims[1])
+			x.run(b, fmt.Sprintf("dim=%d,%d/seq=%d", dims[0], dims[1], seq))
+		}
+	}
+}
+
+// BenchmarkFlashMargin is BenchmarkFlash on fewer SMs than there are.
+func BenchmarkFlashMargin(b *testing.B) {
+	x := newFlashBench(b, tensor.BF16, 16384, 128, 128)
+	for _, margin := range []int{0, 1, 16} {
+		x.fast.margin, x.ordered.margin = margin, margin
+		x.run(b, fmt.Sprintf("margin=%d", margin))
+	}
+}
+
+// BenchmarkFlashFloat32 is the same in float32.
+func BenchmarkFlashFloat32(b *testing.B) { benchmarkFlash(b, tensor.F32, 4096, 8192) }
+
+func benchmarkFlash(b *testing.B, dtype tensor.DType, seqs ...int) {
+	for _, dim := range []int{128, 64} {
+		for _, seq := range seqs {
+			x := newFlashBench(b, dtype, seq, dim, dim)
+			x.run(b, fmt.Sprintf("dim=%d/seq=%d", dim, seq))
+			b.Run(fmt.Sprintf("backward, small shapes/dim=%d/seq=%d", dim, seq), func(b *testing.B) { x.time(b, 6, 4, x.backward(x.small)) })
+		}
+	}
+}
+
+// BenchmarkDeviceReference is the same by the reference, on a short sequence.
+func BenchmarkDeviceReference(b *testing.B) {
+	x := newFlashBench(b, tensor.BF16, 2048, 128, 128)
+	k := x.newDeviceReference()
+	b.Run("forward", func(b *testing.B) { x.time(b, 2, 2, x.forward(k)) })
+	b.Run("backward", func(b *testing.B) { x.time(b, 6, 4, x.backward(k)) })
+}
+
+type flashBench struct {
+	*cudaRig
+	fast, ordered  *Flash
+	small          *Flash // as GPUs with little shared memory compute
+	q, k, v, do, o View
+	acc            attention.Partial
+	delta          View
+	grads          attention.Grads
+	tiles          []partition.Tile
+	p              attention.Softmax
+}
+
+func newFlashBench(b *testing.B, dtype tensor.DType, seq, dim, dimV int) *flashBench {
+	b.Helper()
+	return newFlashBenchOf(b, dtype, seq, 32, dim, dimV)
+}
+
+func newFlashBenchOf(b *testing.B, dtype tensor.DType, seq, qHeads, dim, dimV int) *flashBench {
+	b.Helper()
+	x := &flashBench{cudaRig: newCUDARig(b), p: attention.Softmax{Scale: 1 / math.Sqrt(float64(dim))}}
+	x.fast, x.ordered, x.small = x.newFlash(false), x.newFlash(true), x.newSmallFlash(false)
+	of := func(dtype tensor.DType, heads, dim int) View {
+		mem, err := x.loader.Device().Alloc(int64(seq * heads * dim * dtype.Size()))
+		check(b, err)
+		return tensor.Dense(mem, dtype, 0, [4]int{1, seq, heads, dim})
+	}
+	// Random numbers, as zeros would draw less power; the same rows again and again will do.
+	random := func(heads, dim int) View {
+		const some = 256
+		v := of(dtype, heads, dim)
+		few, _ := x.normal(dtype, 1, some, heads, dim)
+		for at := 0; at < seq; at += some {
+			x.stream.Copy(cuda.Addr(v.Slice(tensor.Seq, at, at+some)), cuda.Addr(few), int64(few.Size()*dtype.Size()))
+		}
+		return v
+	}
+	x.q, x.k, x.v, x.do, x.o = random(qHeads, dim), random(8, dim), random(8, dimV), random(qHeads, dimV), of(dtype, qHeads, dimV)
+	x.acc = attention.Partial{O: of(tensor.F32, qHeads, dimV), LSE: of(tensor.F32, qHeads, 1)}
+	x.delta = of(tensor.F32, qHeads, 1)
+	x.grads = attention.Grads{DQ: of(tensor.F32, qHeads, dim), DK: of(tensor.F32, 8, dim), DV: of(tensor.F32, 8, dimV)}
+	x.tiles = []partition.Tile{{Q: partition.Range{Hi: seq}, K: partition.Range{Hi: seq}, Band: partition.Band{Lo: -partition.Unbounded}}}
+	return x
+}
+
+// run times the passes.
+func (x *flashBench) run(b *testing.B, of string) {
+	b.Run("forward/"+of, func(b *testing.B) { x.time(b, 2, 2, x.forward(x.fast)) })
+	b.Run("backward/"+of, func(b *testing.B) { x.time(b, 6, 4, x.backward(x.fast)) })
+	b.Run("backward, deterministic/"+of, func(b *testing.B) { x.time(b, 6, 4, x.backward(x.ordered)) })
+}
+
+func (x *flashBench) block() attention.Block {
+	return attention.Block{K: x.k, V: x.v, Tiles: x.tiles}
+}
+
+// forward is a block of a forward pass of a kernel, backward a block of a backward pass after one.
+func (x *flashBench) forward(k attention.Kernel) func() error {
+	pass, err := k.Forward(x.o, x.acc, x.q, x.p)
+	check(x.t, err)
+	return func() error { return pass.Block(x.block()) }
+}
+
+func (x *flashBench) backward(k attention.Kernel) func() error {
+	forward, err := x.fast.Forward(x.o, x.acc, x.q, x.p)
+	check(x.t, err)
+	check(x.t, forward.Block(x.block()))
+	check(x.t, forward.End())
+	pass, err := k.Backward(x.grads.DQ, x.do, x.q, attention.Saved{O: x.o, LSE: x.acc.LSE, Delta: x.delta}, x.p)
+	check(x.t, err)
+	b := attention.GradBlock{Block: x.block(), KeyGrads: attention.KeyGrads{DK: x.grads.DK, DV: x.grads.DV}}
+	check(x.t, pass.Block(attention.GradBlock{Block: attention.Block{K: x.k, V: x.v}, KeyGrads: b.KeyGrads, Fresh: partition.Range{Hi: x.k.Len(tensor.Seq)}}))
+	return func() error { return pass.Block(b) }
+}
+
+// time times calls of so many FLOPs for each visible pair, head, and dim of q and k, and of v.
+func (x *flashBench) time(b *testing.B, ofQK, ofV float64, call func() error) {
+	sync := func() { check(b, x.stream.Sync(context.Background())) }
+	check(b, call())
+	sync()
+	b.ResetTimer()
+	for range b.N {
+		check(b, call())
+	}
+	sync()
+	b.StopTimer()
+	work := float64(partition.Pairs(x.tiles)) * (ofQK*float64(x.q.Cols()) + ofV*float64(x.do.Cols()))
+	b.ReportMetric(work*float64(b.N)/b.Elapsed().Seconds()/1e12, "TFLOP/s")
+}

@@ -1,0 +1,218 @@
+//go:build cuda
+
+package gpu
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/internal/base/cuda"
+	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/tensor"
+)
+
+// arrivals bring keys and values while a kernel runs, from the host by a stream of their own, as copy engines do from other GPUs: a
+// copy on the device itself might need the processors that wait for it.
+type arrivals struct {
+	*cudaRig
+	copies *cuda.Stream
+	host   *cuda.Pinned
+	count  uint64
+	used   int
+}
+
+// newArrivals has room for so many bytes.
+func (r *cudaRig) newArrivals(bytes int64) *arrivals {
+	r.t.Helper()
+	dev := r.loader.Device()
+	s, err := dev.NewStream("arrivals", true)
+	check(r.t, err)
+	m, err := dev.AllocHost(bytes + 64)
+	check(r.t, err)
+	r.t.Cleanup(func() {
+		check(r.t, s.Sync(context.Background()))
+		check(r.t, s.Close())
+		check(r.t, m.Free())
+	})
+	clear(unsafe.Slice((*uint64)(m.Host().Ptr()), 8))
+	return &arrivals{cudaRig: r, copies: s, host: m}
+}
+
+func (a *arrivals) at(offset int) uint64 {
+	return uint64(uintptr(a.host.Host().Ptr())) + uint64(offset)
+}
+
+// word is the i-th of the words that are counted up.
+func (a *arrivals) word(i int) *uint64 {
+	return &unsafe.Slice((*uint64)(a.host.Host().Ptr()), 8)[i]
+}
+
+// saved copies rows to the host, and returns what brings them back.
+func (a *arrivals) saved(v View) (bring func()) {
+	bytes, at := int64(v.Size()*v.DType().Size()), a.at(64+a.used)
+	a.used += int(bytes)
+	a.stream.Copy(at, cuda.Addr(v), bytes)
+	check(a.t, a.stream.Sync(context.Background()))
+	return func() { a.copies.Copy(cuda.Addr(v), at, bytes) }
+}
+
+// late gives two parts of a block's keys a gate each, and makes them NaN. The function that it returns brings them.
+func (a *arrivals) late(b *attention.Block) (come func()) {
+	n := b.K.Len(tensor.Seq)
+	parts := []partition.Range{{Lo: n / 4, Hi: n / 2}, {Lo: n / 2, Hi: n}}
+	a.count++
+	a.used = 0
+	b.Gates = nil
+	var bring []func()
+	for i, rows := range parts {
+		b.Gates = append(b.Gates, attention.Gate{Rows: rows, Gate: tensor.Gate{Word: a.at(8 * i), Count: a.count}})
+		for _, v := range []View{b.K, b.V} {
+			v = v.Slice(tensor.Seq, rows.Lo, rows.Hi)
+			bring = append(bring, a.saved(v))
+			a.stream.Memset(cuda.Addr(v), 0xff, int64(v.Size()*v.DType().Size())) // NaN
+		}
+	}
+	check(a.t, a.stream.Sync(context.Background()))
+	return func() {
+		time.Sleep(2 * time.Millisecond) // the kernel runs by now, if it is to
+		for i := range parts {
+			for _, f := range bring[2*i : 2*i+2] {
+				f()
+			}
+			a.copies.WriteValue(a.at(8*i), a.count)
+		}
+	}
+}
+
+// TestFlashWaitsForKeys holds that calls that begin before their keys have arrived compute the bits of those that begin behind
+// them: in a kernel that waits for them, and behind a stream that does.
+func TestFlashWaitsForKeys(t *testing.T) {
+	r := newCUDARig(t)
+	a := r.newArrivals(32 << 20)
+	for _, c := range []struct {
+		name          string
+		k             *Flash
+		deterministic bool
+	}{
+		{"shapes of this GPU", r.newFlash(false), false}, {"deterministic", r.newFlash(true), true}, {"before Hopper", r.newOlderFlash(true), true},
+	} {
+		for _, dims := range [][2]int{{64, 64}, {128, 128}, {192, 128}, {256, 256}} {
+			for _, window := range []int{-1, 900} {
+				t.Run(fmt.Sprintf("%s, %d and %d, window %d", c.name, dims[0], dims[1], window), func(t *testing.T) {
+					r := r.within(t)
+					f := r.masked(3000, window, dims)
+					want := r.attend(c.k, tensor.BF16, f) // loads its programs, too: that may wait for kernels that run
+					got := r.attendLate(c.k, tensor.BF16, f, a.late)
+					if !c.deterministic {
+						for i, x := range got.dq {
+							if d := x - want.dq[i]; !(d < 1e-2 && d > -1e-2) {
+								t.Fatalf("element %d of dq is %g, want %g", i, x, want.dq[i])
+							}
+						}
+						got.dq = want.dq // in no certain order
+					}
+					sameBits(t, got, want)
+				})
+			}
+		}
+	}
+}
+
+// TestOpenGatesEndWaits holds that a kernel that waits for keys ends when its gates are opened without any, as they are when a group has failed.
+func TestOpenGatesEndWaits(t *testing.T) {
+	r := newCUDARig(t)
+	a, k := r.newArrivals(32<<20), r.newFlash(false)
+	f := r.masked(1000, -1, usualDims)
+	r.attend(k, tensor.BF16, f)
+	r.attendLate(k, tensor.BF16, f, func(b *attention.Block) func() {
+		a.late(b)
+		return func() {
+			for i := range b.Gates {
+				atomic.StoreUint64(a.word(i), 1<<62)
+			}
+		}
+	})
+}
+
+// BenchmarkFlashGates is a rank's part of packed documents, MagiAttention's first pack of 16K tokens over two ranks, with 64:8 heads of 128:
+// all keys are there, those of the other rank are waited for before the call, and within it. They come from the host, in more
+// time than from another GPU.
+func BenchmarkFlashGates(b *testing.B) {
+	docs := []int{216, 1536, 1536, 762, 350, 75, 75, 150, 350, 150, 75, 30, 3072, 30, 4096, 3881}
+	const seq, heads, dim = 16384, 64, 128
+	mask, err := partition.NewMask(true, -1, seq, seq, docs)
+	check(b, err)
+	shape := partition.Shape{SeqQ: seq, SeqKV: seq, Size: 2, Layout: partition.Document{Docs: docs}, Mask: mask}
+	g := partition.NewIndex(shape).Gather(0)
+	rows := partition.Count(shape.Layout.Spans(seq, 2, 0))
+	x := newFlashBenchOf(b, tensor.BF16, seq, heads, dim, dim)
+	q, o := x.q.Slice(tensor.Seq, 0, rows), x.o.Slice(tensor.Seq, 0, rows)
+	acc := attention.Partial{O: x.acc.O.Slice(tensor.Seq, 0, rows), LSE: x.acc.LSE.Slice(tensor.Seq, 0, rows)}
+	block := attention.Block{K: x.k.Slice(tensor.Seq, 0, g.Rows), V: x.v.Slice(tensor.Seq, 0, g.Rows), Tiles: g.Tiles, First: true, Last: true}
+	a := x.newArrivals(64 << 20)
+	var bring []func()
+	bytes := 0
+	for _, run := range g.Runs {
+		if at := (partition.Range{Lo: run.At, Hi: run.At + run.Rows.Len()}); run.Owner != 0 {
+			block.Gates = append(block.Gates, attention.Gate{Rows: at, Gate: tensor.Gate{Word: a.at(0)}})
+			for _, v := range []View{block.K, block.V} {
+				v = v.Slice(tensor.Seq, at.Lo, at.Hi)
+				bring, bytes = append(bring, a.saved(v)), bytes+v.Size()*v.DType().Size()
+			}
+		}
+	}
+	saved := attention.Saved{O: o, LSE: acc.LSE, Delta: x.delta.Slice(tensor.Seq, 0, rows)}
+	grads := attention.KeyGrads{DK: x.grads.DK.Slice(tensor.Seq, 0, g.Rows), DV: x.grads.DV.Slice(tensor.Seq, 0, g.Rows)}
+	do, dq := x.do.Slice(tensor.Seq, 0, rows), x.grads.DQ.Slice(tensor.Seq, 0, rows)
+	forward := func(block attention.Block) {
+		pass, err := x.fast.Forward(o, acc, q, x.p)
+		check(b, err)
+		check(b, pass.Block(block))
+		check(b, pass.End())
+	}
+	backward := func(block attention.Block) {
+		pass, err := x.fast.Backward(dq, do, q, saved, x.p)
+		check(b, err)
+		check(b, pass.Block(attention.GradBlock{Block: block, KeyGrads: grads, Fresh: partition.Range{Hi: g.Rows}}))
+		check(b, pass.End())
+	}
+	for _, c := range []struct {
+		name            string
+		brings, awaited bool
+	}{{"there", false, false}, {"waited for before", true, true}, {"waited for within", true, false}} {
+		call := func(f func(attention.Block)) func() error {
+			return func() error {
+				block := block
+				if block.Gates = slices.Clone(block.Gates); !c.brings {
+					block.Gates = nil
+				} else {
+					a.count++
+					a.copies.Wait(x.stream.Record()) // of the call before
+					for _, f := range bring {
+						f()
+					}
+					a.copies.WriteValue(a.at(0), a.count)
+				}
+				for i := range block.Gates {
+					block.Gates[i].Count = a.count
+				}
+				if c.awaited {
+					x.stream.Wait(a.copies.Record())
+					block.Gates = nil
+				}
+				f(block)
+				return nil
+			}
+		}
+		x.tiles = g.Tiles
+		b.Run("forward/"+c.name, func(b *testing.B) { x.time(b, 2, 2, call(forward)) })
+		b.Run("backward/"+c.name, func(b *testing.B) { x.time(b, 6, 4, call(backward)) })
+	}
+	b.Logf("%.1f MB of %d rows come", float64(bytes)/1e6, g.Rows)
+}

@@ -1,0 +1,148 @@
+//go:build cuda
+
+package gpu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/internal/base/cuda"
+	"github.com/cprun/cprun/kernels/gpu/internal/call"
+	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/tensor"
+)
+
+// TestFlashKeepsNaN holds that one key of 768 that is NaN reaches the results of all queries that see it, and the
+// gradients of all keys that those see.
+func TestFlashKeepsNaN(t *testing.T) {
+	r := newCUDARig(t)
+	const seq, bad = 768, 300
+	for _, dtype := range []tensor.DType{tensor.BF16, tensor.F16, tensor.F32} {
+		for name, k := range map[string]attention.Kernel{
+			"flash": r.newFlash(false), "flash, deterministic": r.newFlash(true), "before Hopper": r.newOlderFlash(false),
+			"before Hopper, deterministic": r.newOlderFlash(true), "small shapes": r.newSmallFlash(false), "reference": r.newDeviceReference(),
+		} {
+			for _, dim := range []int{64, 128, 256} {
+				t.Run(fmt.Sprintf("%s, %v, head dim %d", name, dtype, dim), func(t *testing.T) {
+					f := r.masked(seq, -1, [2]int{dim, dim})
+					key := f.K.Slice(tensor.Seq, bad, bad+1)
+					for i := range key.Len(tensor.Heads) * dim {
+						tensor.Data[float32](key)[i] = float32(math.NaN())
+					}
+					got := r.within(t).attend(k, dtype, f)
+					for what, x := range map[string][]float32{"out": got.out, "lse": got.lse, "dq": got.dq, "dk": got.dk, "dv": got.dv} {
+						width, first := len(x)/seq, bad // causal: queries from the bad key on
+						if what == "dk" || what == "dv" {
+							first = 0 // they see all keys up to themselves
+						}
+						for i, y := range x {
+							isNaN := y != y
+							if row := i / width; isNaN != (row >= first) && (row >= first || row < bad/192*192) || what == "lse" && math.IsInf(float64(y), -1) {
+								t.Fatalf("row %d of %s is %g", row, what, y)
+							}
+						}
+					}
+				})
+			}
+		}
+	}
+}
+
+// TestLostTurn holds that a block of keys that never gets its turn to add to dQ ends with an error that names it, and
+// not never. The error ends the GPU's context, and so is one of another process.
+func TestLostTurn(t *testing.T) {
+	const mark = "the error names the block"
+	if os.Getenv("CPRUN_TEST_CHILD") == "" {
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+		defer cancel()
+		cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^TestLostTurn$", "-test.v")
+		cmd.Env = append(os.Environ(), "CPRUN_TEST_CHILD=1")
+		if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), mark) {
+			t.Errorf("%v\n%s", err, out)
+		}
+		return
+	}
+	r := newCUDARig(t)
+	f := r.newFlash(true)
+	if f.hopper == nil {
+		fmt.Println(mark, "on Hopper")
+		return
+	}
+	const seq = 512
+	v := func(dtype tensor.DType, heads, dim int) View {
+		return r.like(dtype, tensor.New(tensor.F32, 1, seq, heads, dim))
+	}
+	all := partition.Range{Hi: seq}
+	c := call.Flash{
+		Tensors: call.Tensors{
+			Q: v(tensor.BF16, 2, 128), K: v(tensor.BF16, 1, 128), V: v(tensor.BF16, 1, 128), DO: v(tensor.BF16, 2, 128), LSE: v(tensor.F32, 2, 1),
+			Delta: v(tensor.F32, 2, 1), DQ: v(tensor.F32, 2, 128), DK: v(tensor.F32, 1, 128), DV: v(tensor.F32, 1, 128),
+		},
+		Softmax: attention.Softmax{Scale: 1}, Tiles: []partition.Tile{{Q: all, K: all, Band: partition.Full()}},
+	}
+	l, ok := f.backwardOnHopper(&c, all)
+	if !ok {
+		t.Fatal("the call does not go to the kernels for Hopper")
+	}
+	p := &l.Params
+	check(t, f.uploadLists(l.Lists, &p.P.Tiles, &p.Order, &p.Needs, &p.Gates))
+	check(t, f.encodeAll(l.Maps[:], &p.Q, &p.K, &p.V, &p.Dout, &p.DQ))
+	words := slices.Repeat([]int32{0}, l.Progress+l.Next)
+	words[l.Progress] = 1 // nobody has block 0, for which block 1 waits
+	host := tensor.New(tensor.I32, len(words))
+	copy(tensor.Data[int32](host), words)
+	p.Progress = cuda.Addr(r.upload(host))
+	p.Next, p.Polls = p.Progress+uint64(4*l.Progress), 1000
+	p.Fault = uint64(uintptr(f.fault.Host().Ptr()))
+	grid := cuda.Dim{X: l.Grid[0], Y: l.Grid[1], Z: l.Grid[2]}
+	check(t, f.launch(l.Program, l.Kernel, cuda.Launch{Grid: grid, Block: cuda.Dim{X: l.Threads}, Shared: l.Shared}, cuda.StructAligned(&cuda.Args{}, p, 64)))
+	var e *cuda.Error
+	if err := r.stream.Sync(context.Background()); !errors.As(err, &e) || !strings.Contains(err.Error(), "block of keys 1 of KV head 0, batch 0, waited too long for block 0") {
+		t.Fatalf("the error is %v", err)
+	}
+	fmt.Println(mark)
+	os.Exit(0) // the context is gone, and with it what cleans up
+}
+
+// TestManyTiles holds that lists of tiles that are copied from host memory, for many calls that are queued at once, are
+// each call's own.
+func TestManyTiles(t *testing.T) {
+	r := newCUDARig(t)
+	for _, deterministic := range []bool{false, true} {
+		f := r.newFlash(deterministic)
+		for n := range 6 {
+			x := r.masked(4096, -1, usualDims)
+			docs := slices.Repeat([]int{3 + n, 5}, 4096/(8+n))
+			for rest := 4096 - len(docs)/2*(8+n); rest > 0; rest = 0 {
+				docs = append(docs, rest)
+			}
+			var err error
+			x.Mask, err = partition.NewMask(true, -1, 4096, 4096, docs)
+			check(t, err)
+			got, want := r.within(t).attend(f, tensor.BF16, x), r.within(t).attend(r.newDeviceReference(), tensor.BF16, x)
+			for what, pair := range map[string][2][]float32{"out": {got.out, want.out}, "dq": {got.dq, want.dq}, "dk": {got.dk, want.dk}, "dv": {got.dv, want.dv}} {
+				if d := distanceOf(pair[0], pair[1]); !(d < 0.02) {
+					t.Errorf("%d documents, deterministic %t: %s is off by %g of the largest", len(docs), deterministic, what, d)
+				}
+			}
+		}
+	}
+}
+
+// distanceOf is the largest difference, over the largest value.
+func distanceOf(got, want []float32) float64 {
+	worst, largest := 0.0, 0.0
+	for i, w := range want {
+		worst, largest = max(worst, math.Abs(float64(got[i]-w))), max(largest, math.Abs(float64(w)))
+	}
+	return worst / largest
+}

@@ -1,0 +1,61 @@
+package gpu
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/cprun/cprun/internal/model/backends"
+	"github.com/cprun/cprun/kernels/gpu/internal/source"
+	"github.com/cprun/cprun/tensor"
+)
+
+// sharedPerBlock is the most shared memory of a block, in bytes, by architecture: the table of
+// technical specifications in the CUDA programming guide.
+var sharedPerBlock = map[int]int{
+	80: 163 << 10, 86: source.SmallShared, 87: 163 << 10, 89: source.SmallShared,
+	90: 227 << 10, 100: 227 << 10, 103: 227 << 10, 110: 227 << 10, 120: source.SmallShared, 121: source.SmallShared,
+}
+
+// TestFlashRules holds that the rules refuse the head dims that no shape is compiled for, and no
+// others, on every architecture, forward and backward.
+func TestFlashRules(t *testing.T) {
+	passes := map[string]func(source.FlashShape) int{
+		"forward": source.FlashShape.ForwardShared, "backward": source.FlashShape.BackwardShared, "dq": source.FlashShape.DQShared,
+	}
+	for arch, shared := range sharedPerBlock {
+		for _, dtype := range []tensor.DType{tensor.BF16, tensor.F32} {
+			for qk := 8; qk <= source.FlashMaxDim+8; qk += 8 {
+				for v := 8; v <= source.FlashMaxDim+8; v += 8 {
+					takes := flashTakes(t, arch, dtype, qk, v)
+					for pass, needs := range passes {
+						if s, ok := source.FlashShapeFor(dtype == tensor.F32, qk, v, shared, needs); ok != takes {
+							t.Errorf("sm%d, %v, head dims %d and %d, %s: the rules take them: %t; a shape: %t, %+v", arch, dtype, qk, v, pass, takes, ok, s)
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+// notOfShapes are rules on head dims that no shape knows of: padding cures the one, and the other is
+// for what has not been run.
+var notOfShapes = []string{"flash-head-dims-differ", "flash-head-dim-192-sm86"}
+
+// flashTakes reports whether no rule speaks against head dims, but for notOfShapes.
+func flashTakes(t *testing.T, arch int, dtype tensor.DType, qk, v int) bool {
+	rejected, err := backends.Evaluate(backends.Params{
+		Arch: arch, Flash: backends.V(1, 0, 0), DType: dtype, Batch: 1, SeqQ: 4096, SeqKV: 4096,
+		Heads: 4, KVHeads: 2, HeadDim: qk, HeadDimV: v, Causal: true, WindowLeft: -1, Training: true, ContextSize: 1,
+		Algorithm: "ring", Layout: "zigzag",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range rejected {
+		if r.Backend == backends.Flash && !slices.Contains(notOfShapes, r.Rule) {
+			return false
+		}
+	}
+	return true
+}

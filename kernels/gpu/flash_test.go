@@ -1,0 +1,424 @@
+//go:build cuda
+
+package gpu
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"testing"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/attention/attentiontest"
+	"github.com/cprun/cprun/internal/base/near"
+	"github.com/cprun/cprun/kernels/gpu/internal/source"
+	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/tensor"
+)
+
+// newFlash is a Flash on the rig's device.
+func (r *cudaRig) newFlash(deterministic bool) *Flash {
+	r.t.Helper()
+	f, err := NewFlash(r.stream, r.loader, FlashOptions{Deterministic: deterministic})
+	check(r.t, err)
+	return f
+}
+
+// attention is a kernel on the rig's device as the conformance suite wants it.
+func (r *cudaRig) attention(k attention.Kernel) attentiontest.Rig {
+	bytes := func(m tensor.Memory) View { return tensor.Dense(m, tensor.U8, 0, [4]int{1, 1, 1, int(m.Bytes())}) }
+	return attentiontest.Rig{
+		Kernel: k, Sync: r.stream.Sync,
+		Upload: func(h *tensor.Host) (tensor.Memory, error) { return r.upload(bytes(h)).Memory(), nil },
+		Download: func(dst *tensor.Host, src tensor.Memory) error {
+			host, err := r.download(bytes(src))
+			copy(hostBytes(dst), tensor.Bytes(host))
+			return err
+		},
+	}
+}
+
+var flashSuite = attentiontest.Options{DTypes: []tensor.DType{tensor.F32, tensor.BF16, tensor.F16}, MaxHeadDim: 256, NoScores: true}
+
+func TestFlash(t *testing.T) {
+	r := newCUDARig(t)
+	compileFlash(t, flashDims, r.newFlash(false), r.newFlash(true))
+	testFlash(t, (*cudaRig).newFlash)
+}
+
+// TestFlashBeforeHopper runs the suite as GPUs before Hopper compute.
+func TestFlashBeforeHopper(t *testing.T) { testFlash(t, (*cudaRig).newOlderFlash) }
+
+func testFlash(t *testing.T, make func(*cudaRig, bool) *Flash) {
+	for _, deterministic := range []bool{false, true} {
+		t.Run(fmt.Sprintf("deterministic %t", deterministic), func(t *testing.T) {
+			attentiontest.TestKernel(t, func(t testing.TB) attentiontest.Rig {
+				r := newCUDARig(t)
+				return r.attention(make(r, deterministic))
+			}, flashSuite)
+		})
+	}
+}
+
+// newOlderFlash is a Flash without the kernels for Hopper.
+func (r *cudaRig) newOlderFlash(deterministic bool) *Flash {
+	f := r.newFlash(deterministic)
+	f.hopper = nil
+	return f
+}
+
+// newSmallFlash is a Flash of the shapes for GPUs with little shared memory.
+func (r *cudaRig) newSmallFlash(deterministic bool) *Flash {
+	f := r.newOlderFlash(deterministic)
+	f.shared = source.SmallShared
+	return f
+}
+
+// TestFlashShapes runs bands, tiles and folds with head dims of every program.
+func TestFlashShapes(t *testing.T) {
+	r := newCUDARig(t)
+	fast := r.newFlash(false)
+	r.testFlashShapes(t, flashDims, fast, r.newFlash(true), r.newOlderFlash(false), r.newOlderFlash(true))
+	if fast.hopper == nil {
+		return
+	}
+	for _, s := range source.HopperShapes { // not others in their place
+		for _, ordered := range []bool{false, true} {
+			k := functionKey{s.Backward(false, ordered).Name, "hopper_backward_bf16", s.BackwardShared(false)}
+			if r.loader.functions.known[k] == nil {
+				t.Errorf("%+v has not run", k)
+			}
+		}
+	}
+}
+
+// TestFlashSmallShapes is TestFlashShapes as GPUs with little shared memory compute, and the cases
+// of the suite whose head dims tell a difference.
+func TestFlashSmallShapes(t *testing.T) {
+	r := newCUDARig(t)
+	fast, ordered := r.newSmallFlash(false), r.newSmallFlash(true)
+	r.testFlashShapes(t, flashDims, fast, ordered)
+	wide := flashSuite
+	wide.Leaves = func(c attentiontest.Case) bool { return max(c.Dim, c.DimV) <= 64 }
+	for _, f := range []*Flash{fast, ordered} {
+		t.Run(fmt.Sprintf("deterministic %t", f.deterministic), func(t *testing.T) {
+			attentiontest.TestKernel(t, func(testing.TB) attentiontest.Rig { return r.attention(f) }, wide)
+		})
+	}
+	t.Run("every one has run", func(t *testing.T) {
+		for _, s := range source.FlashShapes {
+			if s.QK <= 64 || s.BackwardShared() > source.SmallShared {
+				continue
+			}
+			forward, _ := source.FlashShapeFor(s.Float32, s.QK, s.V, source.SmallShared, source.FlashShape.ForwardShared)
+			dtype := "bf16"
+			if s.Float32 {
+				dtype = "fp32"
+			}
+			for _, k := range []functionKey{
+				{forward.Forward().Name, "flash_forward_" + dtype, forward.ForwardShared()},
+				{s.Backward().Name, "flash_backward_" + dtype, s.BackwardShared()},
+			} {
+				if r.loader.functions.known[k] == nil {
+					t.Errorf("%+v has not", k)
+				}
+			}
+		}
+	})
+}
+
+// flashDims are head dims of q and v, some for each shape that is compiled.
+var flashDims = [][2]int{{64, 64}, {96, 96}, {128, 128}, {192, 128}, {192, 192}, {256, 256}, {72, 40}, {101, 33}}
+
+// compileFlash compiles what a machine has not on disk yet, all at once: one after the other
+// takes minutes.
+func compileFlash(t *testing.T, list [][2]int, kernels ...*Flash) {
+	t.Helper()
+	var g errgroup.Group
+	for _, f := range kernels {
+		for _, dims := range list {
+			for _, dtype := range []tensor.DType{tensor.BF16, tensor.F32} {
+				g.Go(func() error { return f.Preload(dtype, dims[0], dims[1]) })
+			}
+		}
+	}
+	check(t, g.Wait())
+}
+
+func (r *cudaRig) testFlashShapes(t *testing.T, list [][2]int, kernels ...*Flash) {
+	compileFlash(t, list, kernels...)
+	var rigs []attentiontest.Rig
+	for _, f := range kernels {
+		rigs = append(rigs, r.attention(f))
+	}
+	for _, dims := range list {
+		t.Run(fmt.Sprintf("%d and %d", dims[0], dims[1]), func(t *testing.T) {
+			for seed := range uint64(12) {
+				c := attentiontest.RandomCase(seed)
+				c.Dim, c.DimV = dims[0], dims[1]
+				c.Softmax.Scale = 1 / math.Sqrt(float64(c.Dim))
+				for _, rig := range rigs {
+					attentiontest.CheckWith(t, rig, c, tensor.BF16, flashSuite)
+					attentiontest.CheckWith(t, rig, c, tensor.F32, flashSuite)
+				}
+			}
+		})
+	}
+}
+
+// attended are the results of an attention, as float32 on the host.
+type attended struct{ out, lse, dq, dk, dv []float32 }
+
+// attend runs a kernel forward and backward in one call over a whole sequence, with inputs
+// rounded to dtype.
+func (r *cudaRig) attend(k attention.Kernel, dtype tensor.DType, f attentiontest.Fixture) attended {
+	r.t.Helper()
+	return r.attendLate(k, dtype, f, func(*attention.Block) func() { return func() {} })
+}
+
+// attendLate is attend with keys that arrive late: late is called with the block of each pass, and what it returns when the call is queued.
+func (r *cudaRig) attendLate(k attention.Kernel, dtype tensor.DType, f attentiontest.Fixture, late func(*attention.Block) func()) attended {
+	r.t.Helper()
+	put := func(v View) View {
+		shape := v.Shape()
+		host := tensor.New(tensor.F32, shape[:]...)
+		tensor.Copy(host, v)
+		return r.put(dtype, host)
+	}
+	q, keys, v, do := put(f.Q), put(f.K), put(f.V), put(f.DOut)
+	acc := attention.Partial{O: r.like(tensor.F32, f.DOut), LSE: r.like(tensor.F32, f.LSE)}
+	g := attention.Grads{DQ: r.like(tensor.F32, q), DK: r.like(tensor.F32, keys), DV: r.like(tensor.F32, v)}
+	o, delta := r.like(dtype, do), r.like(tensor.F32, f.LSE)
+	n, m := q.Len(tensor.Seq), keys.Len(tensor.Seq)
+	tiles := partition.Plan(partition.Shape{SeqQ: n, SeqKV: m, Size: 1, Layout: partition.Contiguous{}, Mask: f.Mask}, 0, 0)
+	b := attention.Block{K: keys, V: v, Tiles: tiles, First: true, Last: true}
+	forward, err := k.Forward(o, acc, q, f.Softmax)
+	check(r.t, err)
+	come := late(&b)
+	check(r.t, forward.Block(b))
+	come()
+	check(r.t, forward.End())
+	backward, err := k.Backward(g.DQ, do, q, attention.Saved{O: o, LSE: acc.LSE, Delta: delta}, f.Softmax)
+	check(r.t, err)
+	come = late(&b)
+	check(r.t, backward.Block(attention.GradBlock{Block: b, KeyGrads: attention.KeyGrads{DK: g.DK, DV: g.DV}, Fresh: partition.Range{Hi: m}}))
+	come()
+	check(r.t, backward.End())
+	return attended{r.values(o), r.values(acc.LSE), r.values(g.DQ), r.values(g.DK), r.values(g.DV)}
+}
+
+// TestFlashFixtures holds that the error against float64 of inputs that were never rounded is
+// not much above that of exact arithmetic on the rounded ones.
+func TestFlashFixtures(t *testing.T) {
+	r := newCUDARig(t)
+	flash, exact := r.newFlash(false), r.newDeviceReference()
+	for _, f := range attentiontest.Fixtures(t) {
+		for _, dtype := range []tensor.DType{tensor.F32, tensor.BF16, tensor.F16} {
+			t.Run(f.Name+"/"+dtype.String(), func(t *testing.T) {
+				r := r.within(t)
+				got, best := r.attend(flash, dtype, f), r.attend(exact, dtype, f)
+				for _, c := range []struct {
+					name      string
+					got, best []float32
+					want      View
+				}{{"out", got.out, best.out, f.Out}, {"lse", got.lse, best.lse, f.LSE}, {"dq", got.dq, best.dq, f.DQ}, {"dk", got.dk, best.dk, f.DK}, {"dv", got.dv, best.dv, f.DV}} {
+					e, least := farthest(t, c.got, c.want), farthest(t, c.best, c.want)
+					t.Logf("%-3s error %.2e, the reference kernel's %.2e, ratio %.2f", c.name, e, least, e/least)
+					if !(e <= 2*least+1e-5) {
+						t.Errorf("%s: error %g, the reference kernel's is %g", c.name, e, least)
+					}
+				}
+			})
+		}
+	}
+}
+
+// farthest returns the largest distance of got from want, over the largest value.
+func farthest(t *testing.T, got []float32, want View) float64 {
+	t.Helper()
+	shape := want.Shape()
+	dense := tensor.New(tensor.F32, shape[:]...)
+	tensor.Copy(dense, want)
+	d, err := near.Of(got, tensor.Data[float32](dense), near.Infinities)
+	check(t, err)
+	return d.Relative()
+}
+
+// TestFlashIsDeterministic holds that gradients of the deterministic kernel repeat bit for bit,
+// and results of the forward pass of either.
+func TestFlashIsDeterministic(t *testing.T) {
+	r := newCUDARig(t)
+	for _, dtype := range []tensor.DType{tensor.F32, tensor.BF16} {
+		t.Run(dtype.String()+", shapes of this GPU", func(t *testing.T) {
+			r.within(t).testFlashRepeats(dtype, usualDims, r.newFlash(true), r.newFlash(false))
+		})
+		t.Run(dtype.String()+", before Hopper", func(t *testing.T) {
+			r.within(t).testFlashRepeats(dtype, usualDims, r.newOlderFlash(true), r.newOlderFlash(false))
+		})
+		t.Run(dtype.String()+", small shapes", func(t *testing.T) {
+			r.within(t).testFlashRepeats(dtype, usualDims, r.newSmallFlash(true), r.newSmallFlash(false))
+		})
+	}
+}
+
+// TestLongSequencesRepeat is TestFlashIsDeterministic where blocks of keys take turns in parts: a GPU cannot run half of those of
+// a head at once.
+func TestLongSequencesRepeat(t *testing.T) {
+	r := newCUDARig(t)
+	for _, seq := range []int{40_000, 70_001} {
+		t.Run(strconv.Itoa(seq), func(t *testing.T) {
+			r.within(t).testRepeats(tensor.BF16, r.masked(seq, -1, usualDims), 3, r.newFlash(true), r.newFlash(false))
+		})
+	}
+}
+
+// usualDims are the head dims of most models.
+var usualDims = [2]int{128, 128}
+
+// masked is causal attention of random inputs that sees a window of so many positions, or all for -1.
+func (r *cudaRig) masked(seq, window int, dims [2]int) attentiontest.Fixture {
+	const heads, kvHeads = 8, 2
+	dim, dimV := dims[0], dims[1]
+	draw := func(heads, dim int) View { return normal(r.rng, 1, seq, heads, dim) }
+	mask, err := partition.NewMask(true, window, seq, seq, nil)
+	check(r.t, err)
+	return attentiontest.Fixture{
+		Q: draw(heads, dim), K: draw(kvHeads, dim), V: draw(kvHeads, dimV), DOut: draw(heads, dimV), LSE: draw(heads, 1),
+		Mask: mask, Softmax: attention.Softmax{Scale: 1 / math.Sqrt(float64(dim))},
+	}
+}
+
+// sameBits holds that results are equal.
+func sameBits(t testing.TB, got, want attended) {
+	t.Helper()
+	for name, same := range map[string]bool{
+		"out": slices.Equal(got.out, want.out), "lse": slices.Equal(got.lse, want.lse),
+		"dq": slices.Equal(got.dq, want.dq), "dk": slices.Equal(got.dk, want.dk), "dv": slices.Equal(got.dv, want.dv),
+	} {
+		if !same {
+			t.Errorf("%s is not the same bits", name)
+		}
+	}
+}
+
+// TestProbabilitiesFromSharedMemory holds that the compiler of this machine has not mixed up the registers from
+// which products on Hopper take probabilities: from shared memory, they are the same bits. Other GPUs have one kernel for
+// both, whose bits repeat.
+func TestProbabilitiesFromSharedMemory(t *testing.T) {
+	r := newCUDARig(t)
+	registers, memory := r.newFlash(true), r.newFlash(true)
+	memory.change = func(s *source.HopperShape) { s.SharedP = true }
+	for _, window := range []int{-1, 1000} {
+		for _, dtype := range []tensor.DType{tensor.BF16, tensor.F16} {
+			f := r.masked(4000, window, usualDims)
+			sameBits(t, r.attend(memory, dtype, f), r.attend(registers, dtype, f))
+		}
+	}
+}
+
+// TestEveryLaneArrives holds that kernels on Hopper whose warps say with every lane that they have done with something, not with
+// one, compute the same bits. Under compute-sanitizer's racecheck, the first of each two subtests holds that nothing else is missing.
+func TestEveryLaneArrives(t *testing.T) {
+	r := newCUDARig(t)
+	for _, s := range source.HopperEveryLane {
+		for i := range 4 {
+			deterministic, margin := i%2 == 1, i/2*1000 // one SM is left, on which a block does all the work
+			of := fmt.Sprintf("head dim %d, deterministic %t, margin %d", s.QK, deterministic, margin)
+			f := r.masked(300, 200, [2]int{s.QK, s.V})
+			var every attended
+			t.Run("every lane, "+of, func(t *testing.T) {
+				k := r.within(t).newFlash(deterministic)
+				k.margin = margin
+				k.change = func(s *source.HopperShape) { s.EveryLane = true }
+				every = r.within(t).attend(k, tensor.BF16, f)
+			})
+			t.Run("one lane, "+of, func(t *testing.T) {
+				one := r.within(t).attend(r.newFlash(deterministic), tensor.BF16, f)
+				if !deterministic {
+					one.dq = every.dq // in no certain order
+				}
+				sameBits(t, every, one)
+			})
+		}
+	}
+}
+
+// TestFlashLeavesSMs runs kernels for Hopper on fewer SMs than there are, whose blocks compute several blocks of queries, or of keys.
+func TestFlashLeavesSMs(t *testing.T) {
+	r := newCUDARig(t)
+	for _, margin := range []int{100, 1000} { // the second leaves one to take
+		for _, deterministic := range []bool{false, true} {
+			f := r.newFlash(deterministic)
+			f.margin = margin
+			t.Run(fmt.Sprintf("margin %d, deterministic %t", margin, deterministic), func(t *testing.T) {
+				r.within(t).testFlashShapes(t, [][2]int{{64, 64}, {128, 128}, {192, 128}, {256, 256}}, f)
+			})
+		}
+	}
+}
+
+func (r *cudaRig) testFlashRepeats(dtype tensor.DType, dims [2]int, flash, fast *Flash) {
+	r.testRepeats(dtype, r.masked(1500, -1, dims), 5, flash, fast)
+}
+
+func (r *cudaRig) testRepeats(dtype tensor.DType, f attentiontest.Fixture, times int, flash, fast *Flash) {
+	t := r.t
+	want := r.attend(flash, dtype, f)
+	for range times {
+		sameBits(t, r.attend(flash, dtype, f), want)
+	}
+	// The fast kernel adds to dQ in no certain order; all else is the same, but on Hopper, where the deterministic
+	// one subtracts LSE elsewhere.
+	got := r.attend(fast, dtype, f)
+	otherwise := flash.hopper != nil && dtype != tensor.F32
+	if !slices.Equal(got.out, want.out) || !otherwise && (!slices.Equal(got.dk, want.dk) || !slices.Equal(got.dv, want.dv)) {
+		t.Error("the fast kernel and the deterministic one differ in more than dq")
+	}
+}
+
+// TestFlashRefuses holds that what it cannot do is an error that says what can, and that a forward
+// pass is not refused for what a backward pass cannot do.
+func TestFlashRefuses(t *testing.T) {
+	r := newCUDARig(t)
+	all := r.newFlash(false).shared
+	for _, c := range []struct {
+		name              string
+		dtype             tensor.DType
+		dim, shared       int
+		forward, backward bool // whether it can
+	}{
+		{"float32", tensor.F32, 64, all, true, true},
+		{"float32, head dim 264", tensor.F32, 264, all, false, false},
+		{"float64", tensor.F64, 64, all, false, false},
+		{"head dim 264", tensor.BF16, 264, all, false, false},
+		{"head dim 128", tensor.BF16, 128, all, true, true},
+		{"head dim 128, 66 KiB of shared memory", tensor.BF16, 128, 66 << 10, true, false},
+		{"head dim 128, 48 KiB of shared memory", tensor.BF16, 128, 48 << 10, false, false},
+	} {
+		f := r.newFlash(false)
+		f.shared = c.shared
+		q := r.like(c.dtype, tensor.New(tensor.F32, 1, 16, 1, c.dim))
+		rows := func() View { return r.like(tensor.F32, tensor.New(tensor.F32, 1, 16, 1, 1)) }
+		acc := attention.Partial{O: r.like(tensor.F32, q), LSE: rows()}
+		p := attention.Softmax{Scale: 1}
+		b := attention.Block{K: q, V: q}
+		forward, err := f.Forward(acc.O, acc, q, p)
+		if err == nil {
+			err = forward.Block(b)
+		}
+		if (err == nil) != c.forward {
+			t.Errorf("%s, forward: %v", c.name, err)
+		}
+		g := attention.KeyGrads{DK: r.like(tensor.F32, q), DV: r.like(tensor.F32, q)}
+		backward, err := f.Backward(acc.O, q, q, attention.Saved{O: q, LSE: acc.LSE, Delta: rows()}, p)
+		if err == nil {
+			err = backward.Block(attention.GradBlock{Block: b, KeyGrads: g})
+		}
+		if (err == nil) != c.backward {
+			t.Errorf("%s, backward: %v", c.name, err)
+		}
+	}
+}

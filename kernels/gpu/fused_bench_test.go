@@ -1,0 +1,254 @@
+//go:build cuda
+
+package gpu
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"testing"
+
+	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/internal/base/cuda"
+	"github.com/cprun/cprun/internal/base/cuda/dnn"
+	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/tensor"
+)
+
+// BenchmarkFused times what a rank does in the hops of a causal zigzag, 32:8 heads of 128: the
+// calls of cuDNN in TFLOP/s (forward 4 FLOPs a pair, head and dim, backward 2.5 times that),
+// and the passes over memory around them in GB/s.
+func BenchmarkFused(b *testing.B) {
+	for _, seq := range []int{4096, 8192, 32768} {
+		x, half := newFusedBench(b, seq), seq/2
+		for _, hop := range []struct {
+			name string
+			q, k partition.Range
+			band partition.Band
+		}{
+			{"causal", partition.Range{Hi: seq}, partition.Range{Hi: seq}, partition.Band{Lo: -partition.Unbounded}},
+			{"half keys", partition.Range{Hi: seq}, partition.Range{Hi: half}, partition.Full()},
+			{"half queries", partition.Range{Lo: half, Hi: seq}, partition.Range{Hi: seq}, partition.Full()},
+		} {
+			tile := partition.Tile{Q: hop.q, K: hop.k, Band: hop.band}
+			b.Run(fmt.Sprintf("forward/%s/%d", hop.name, seq), func(b *testing.B) { x.forward(b, tile) })
+			b.Run(fmt.Sprintf("backward/%s/%d", hop.name, seq), func(b *testing.B) { x.backward(b, tile) })
+		}
+		for _, parts := range []int{1, 2, 4} {
+			b.Run(fmt.Sprintf("finish/%d parts/%d", parts, seq), func(b *testing.B) { x.finish(b, parts) })
+			b.Run(fmt.Sprintf("finish gradients/%d parts/%d", parts, seq), func(b *testing.B) { x.finishGrads(b, parts) })
+		}
+		b.Run(fmt.Sprintf("add keys/%d", seq), func(b *testing.B) { x.addKeys(b) })
+		b.Run(fmt.Sprintf("unified forward/%d", seq), func(b *testing.B) { x.unified(b) })
+	}
+}
+
+// BenchmarkFusedDocuments times forward passes of packed documents, MagiAttention's first pack of 16K tokens with 64:8
+// heads of 128; one GPU, and the half of two that a layout gives the first.
+func BenchmarkFusedDocuments(b *testing.B) {
+	docs := []int{216, 1536, 1536, 762, 350, 75, 75, 150, 350, 150, 75, 30, 3072, 30, 4096, 3881}
+	const seq, heads = 16384, 64
+	mask, err := partition.NewMask(true, -1, seq, seq, docs)
+	check(b, err)
+	for _, ranks := range []int{1, 2} {
+		shape := partition.Shape{SeqQ: seq, SeqKV: seq, Size: ranks, Layout: partition.Document{Docs: docs}, Mask: mask}
+		g := partition.NewIndex(shape).Gather(0)
+		rows := partition.Count(shape.Layout.Spans(seq, ranks, 0))
+		b.Run(fmt.Sprintf("%d ranks", ranks), func(b *testing.B) {
+			x := newFusedBenchOf(b, seq, heads, true)
+			q, o := x.q.Slice(tensor.Seq, 0, rows), x.o.Slice(tensor.Seq, 0, rows)
+			acc := attention.Partial{O: x.acc.O.Slice(tensor.Seq, 0, rows), LSE: x.acc.LSE.Slice(tensor.Seq, 0, rows)}
+			block := attention.Block{K: x.k.Slice(tensor.Seq, 0, g.Rows), V: x.v.Slice(tensor.Seq, 0, g.Rows), Tiles: g.Tiles, First: true, Last: true}
+			flops := 4 * float64(partition.Pairs(g.Tiles)) * heads * 128 / 1e12
+			x.time(b, flops, "TFLOP/s", func() {
+				pass, err := x.Forward(o, acc, q, x.p)
+				check(b, err)
+				check(b, pass.Block(block))
+				check(b, pass.End())
+			})
+		})
+	}
+}
+
+type fusedBench struct {
+	fusedRig
+	rankTensors
+	saved attention.Saved
+	p     attention.Softmax
+}
+
+func newFusedBench(b *testing.B, seq int) *fusedBench { return newFusedBenchOf(b, seq, 32, false) }
+
+func newFusedBenchOf(b *testing.B, seq, heads int, packed bool) *fusedBench {
+	const kvHeads, dim = 8, 128
+	x := &fusedBench{fusedRig: newFused(b, FusedOptions{Packed: packed, Workspace: FusedWorkspace(FusedShape{
+		Batch: 1, SeqQ: seq, SeqK: seq, Heads: heads, KVHeads: kvHeads, Dim: dim, DimV: dim, Calls: 4, Training: true, Packed: packed})})}
+	x.p.Scale = 1 / math.Sqrt(dim)
+	x.q, x.do, x.o = x.random(b, seq, heads, dim), x.random(b, seq, heads, dim), x.random(b, seq, heads, dim)
+	x.k, x.v = x.random(b, seq, kvHeads, dim), x.random(b, seq, kvHeads, dim)
+	x.acc = attention.Partial{O: x.empty(b, tensor.F32, 1, seq, heads, dim), LSE: x.empty(b, tensor.F32, 1, seq, heads, 1)}
+	x.grads = attention.Grads{DQ: x.empty(b, tensor.F32, 1, seq, heads, dim), DK: x.empty(b, tensor.F32, 1, seq, kvHeads, dim), DV: x.empty(b, tensor.F32, 1, seq, kvHeads, dim)}
+	x.saved = attention.Saved{O: x.o, LSE: x.acc.LSE, Delta: x.empty(b, tensor.F32, 1, seq, heads, 1)}
+	pass, err := x.Forward(x.o, x.acc, x.q, x.p)
+	check(b, err)
+	check(b, pass.End())
+	return x
+}
+
+// random is a tensor of numbers of about 1, as zeros would draw less power: some rows of them
+// again and again.
+func (x *fusedBench) random(b *testing.B, seq, heads, dim int) View {
+	const some = 256
+	few := make([]uint16, some*heads*dim)
+	state := uint32(heads)
+	for i := range few {
+		state = state*1664525 + 1013904223
+		few[i] = uint16(state>>31<<15 | 0x3f00 | state>>24&0x7f)
+	}
+	rows := make([]int, some)
+	for i := range rows {
+		rows[i] = i
+	}
+	v, first := x.empty(b, tensor.BF16, 1, seq, heads, dim), x.put(b, few, rows, heads, dim)
+	for at := 0; at < seq; at += some {
+		x.stream.Copy(cuda.Addr(v.Slice(tensor.Seq, at, at+some)), cuda.Addr(first), int64(len(few))*2)
+	}
+	return v
+}
+
+// time runs f again and again, and reports work in TFLOP/s or GB/s.
+func (x *fusedBench) time(b *testing.B, work float64, unit string, f func()) {
+	f()
+	check(b, x.stream.Sync(context.Background()))
+	b.ResetTimer()
+	for range b.N {
+		f()
+	}
+	check(b, x.stream.Sync(context.Background()))
+	b.StopTimer()
+	b.ReportMetric(work*float64(b.N)/b.Elapsed().Seconds(), unit)
+}
+
+func (x *fusedBench) flops(t partition.Tile) float64 {
+	return 4 * float64(t.Pairs()) * float64(x.q.Len(tensor.Heads)*x.q.Len(tensor.Dim)) / 1e12
+}
+
+func (x *fusedBench) block(t partition.Tile) attention.Block {
+	return attention.Block{K: x.k, V: x.v, Tiles: []partition.Tile{t}, First: true, Last: true}
+}
+
+// begin begins a forward pass of the block.
+func (x *fusedBench) begin(b *testing.B, t partition.Tile) attention.ForwardPass {
+	pass, err := x.Forward(x.o, x.acc, x.q, x.p)
+	check(b, err)
+	check(b, pass.Block(x.block(t)))
+	return pass
+}
+
+func (x *fusedBench) forward(b *testing.B, t partition.Tile) {
+	x.time(b, x.flops(t), "TFLOP/s", func() { x.begin(b, t) })
+}
+
+func (x *fusedBench) backward(b *testing.B, t partition.Tile) {
+	whole := partition.Tile{Q: partition.Range{Hi: x.q.Len(tensor.Seq)}, K: partition.Range{Hi: x.k.Len(tensor.Seq)}, Band: partition.Full()}
+	check(b, x.begin(b, whole).End())
+	x.time(b, 2.5*x.flops(t), "TFLOP/s", func() {
+		pass, err := x.Backward(x.grads.DQ, x.do, x.q, x.saved, x.p)
+		check(b, err)
+		check(b, pass.Block(attention.GradBlock{Block: x.block(t), KeyGrads: attention.KeyGrads{DK: x.grads.DK, DV: x.grads.DV}}))
+	})
+	d := x.backwardOf(t)
+	plan, err := x.dnn.Plan(d)
+	check(b, err)
+	b.ReportMetric(float64(plan.Workspace)/(1<<20), "MiB")
+}
+
+// backwardOf is the problem of a tile that is one piece.
+func (x *fusedBench) backwardOf(t partition.Tile) dnn.Desc {
+	c := fusedCall{q: x.q, k: x.k, v: x.v, do: x.do, saved: x.saved, dk: x.grads.DK, dv: x.grads.DV, scale: x.p.Scale, backward: true}
+	g := grouped(cutTiles([]partition.Tile{t}), false, false)[0]
+	return x.piece(&c, g, g.pieces[0])
+}
+
+// BenchmarkFusedPlan times the building of plans, each for another length.
+func BenchmarkFusedPlan(b *testing.B) {
+	x := newFusedBench(b, 4096)
+	d := x.backwardOf(partition.Tile{Q: partition.Range{Hi: 4096}, K: partition.Range{Hi: 4096}, Band: partition.Band{Lo: -partition.Unbounded}})
+	for _, pass := range []string{"forward", "backward"} {
+		b.Run(pass, func(b *testing.B) {
+			d.Backward = pass == "backward"
+			for range b.N {
+				d.SeqQ += 128
+				if _, err := x.dnn.Plan(d); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// parts are so many partial results of all rows.
+func (x *fusedBench) parts(n int) []fusedPart {
+	seq, heads := x.q.Len(tensor.Seq), x.q.Len(tensor.Heads)
+	var parts []fusedPart
+	for range n {
+		at, err := x.scratch.alloc(int64(x.q.Size()) * 2)
+		if err != nil {
+			panic(err)
+		}
+		lse, err := x.scratch.alloc(int64(seq*heads) * 4)
+		if err != nil {
+			panic(err)
+		}
+		x.kernels.fill32(x.stream, lse, seq*heads, 1)
+		parts = append(parts, fusedPart{x: at, lse: lse, at: headsFirst(seq, heads), hi: seq})
+	}
+	return parts
+}
+
+func (x *fusedBench) finish(b *testing.B, n int) {
+	parts := x.parts(n)
+	x.time(b, float64(x.q.Size()*2*(n+1))/1e9, "GB/s", func() {
+		pass, err := x.Forward(x.o, x.acc, x.q, x.p)
+		check(b, err)
+		x.held.parts = slices.Clone(parts)
+		check(b, pass.End())
+	})
+}
+
+func (x *fusedBench) finishGrads(b *testing.B, n int) {
+	parts := x.parts(n)
+	x.time(b, float64(x.q.Size()*(2*n+4))/1e9, "GB/s", func() {
+		pass, err := x.Backward(x.grads.DQ, x.do, x.q, x.saved, x.p)
+		check(b, err)
+		x.held.parts = slices.Clone(parts)
+		check(b, pass.End())
+	})
+}
+
+// addKeys adds to dK and dV what holds something already.
+func (x *fusedBench) addKeys(b *testing.B) {
+	c := fusedCall{q: x.q, k: x.k, v: x.v, dk: x.grads.DK, dv: x.grads.DV}
+	dk, dv, err := x.keyGrads(&c, x.k.Len(tensor.Seq))
+	check(b, err)
+	sum := keySum{f: x.Fused, c: &c}
+	x.time(b, float64(x.k.Size()*2*(2+8))/1e9, "GB/s", func() {
+		sum.add(dk, dv, partition.Range{Hi: x.k.Len(tensor.Seq)}, true)
+	})
+}
+
+// unified is the one-node forward pass of a full hop, which newer versions of cuDNN have.
+func (x *fusedBench) unified(b *testing.B) {
+	c := fusedCall{q: x.q, k: x.k, v: x.v, scale: x.p.Scale}
+	tile := partition.Tile{Q: partition.Range{Hi: x.q.Len(tensor.Seq)}, K: partition.Range{Hi: x.k.Len(tensor.Seq)}, Band: partition.Full()}
+	g := grouped(cutTiles([]partition.Tile{tile}), false, false)[0]
+	d := x.piece(&c, g, g.pieces[0])
+	d.Unified = true
+	if _, err := x.dnn.Plan(d); err != nil {
+		b.Skip(err)
+	}
+	part := x.parts(1)[0]
+	at := dnn.Pointers{dnn.Q: cuda.Addr(x.q), dnn.K: cuda.Addr(x.k), dnn.V: cuda.Addr(x.v), dnn.O: part.x, dnn.Stats: part.lse}
+	x.time(b, x.flops(tile), "TFLOP/s", func() { check(b, x.execute(d, &at)) })
+}

@@ -1,0 +1,244 @@
+//go:build cuda
+
+package gpu
+
+import (
+	"fmt"
+
+	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/internal/base/cuda"
+	"github.com/cprun/cprun/internal/base/cuda/dnn"
+	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/tensor"
+)
+
+// A fusedForward is a forward pass.
+type fusedForward struct {
+	f   *Fused
+	o   View
+	acc attention.Partial
+	q   View
+	p   attention.Softmax
+}
+
+// Forward begins a forward pass; see attention.Kernel. Nothing is written before it is known how it
+// ends: cuDNN leaves its first result in o, if that is dense, which needs no other place then, and
+// no more work if it is the only one.
+func (f *Fused) Forward(o View, acc attention.Partial, q View, p attention.Softmax) (attention.ForwardPass, error) {
+	if err := attention.CheckForward(o, acc, q, p); err != nil {
+		return nil, err
+	}
+	if err := f.usable(q, p, q, o, acc.O); err != nil {
+		return nil, err
+	}
+	if t := o.DType(); t != tensor.F32 && t != q.DType() {
+		return nil, fmt.Errorf("fused attention: o is %v, and q is %v; cuDNN gives it as %v, and sums are float32", t,
+			q.DType(), q.DType())
+	}
+	f.keys, f.scratch.at = heldKeys{}, 0
+	f.held = heldParts{dst: acc.O, lse: acc.LSE, fresh: true, dtype: q.DType()}
+	if o.IsDense() {
+		f.held.into = o
+	}
+	f.forward = fusedForward{f, o, acc, q, p}
+	return &f.forward, nil
+}
+
+// Block has cuDNN compute the tiles and holds the results back.
+func (x *fusedForward) Block(b attention.Block) error {
+	if err := attention.CheckBlock(x.acc.O, x.q, b, x.p); err != nil {
+		return err
+	}
+	if err := fusedAligned("fused attention", b.K, b.V); err != nil {
+		return err
+	}
+	f, c := x.f, fusedCall{q: x.q, k: b.K, v: b.V, scale: x.p.Scale}
+	groups := f.grouped(&c, b.Tiles)
+	for _, g := range groups {
+		if err := f.plans(&c, g); err != nil {
+			return err
+		}
+	}
+	if len(groups) == 0 {
+		return nil
+	}
+	f.stream.Do("attention forward", func() error {
+		for _, g := range groups {
+			f.room()
+			if err := f.forwardGroup(&c, g); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return nil
+}
+
+// End merges all that is held into o and LSE in one go. It does not write acc.O, unless o is that.
+func (x *fusedForward) End() error {
+	f, o, acc := x.f, x.o, x.acc
+	f.stream.Do("attention finish", func() error {
+		h := &f.held
+		switch {
+		case h.done(o):
+			p := h.parts[0]
+			f.kernels.copyLSE(f.stream, cuda.Addr(acc.LSE), stridesOf(acc.LSE), p.lse, p.at, o.Len(tensor.Batch),
+				o.Len(tensor.Seq), o.Len(tensor.Heads), false)
+		case o != acc.O || len(h.parts) > 0 || h.fresh:
+			f.kernels.mergeInto(f.stream, merging{o, acc.O, acc.LSE, h.dtype, h.parts, h.fresh, true})
+		}
+		f.held, f.scratch.at = heldParts{}, 0
+		return nil
+	})
+	return nil
+}
+
+// room folds what is held where there is no room for another part.
+func (f *Fused) room() {
+	if len(f.held.parts) >= maxHeld {
+		f.fold()
+	}
+}
+
+// A fusedCall is the tensors of a block.
+type fusedCall struct {
+	q, k, v  View
+	do       View // zero in a forward pass
+	saved    attention.Saved
+	dk, dv   View
+	scale    float64
+	backward bool
+}
+
+func (c *fusedCall) heads() int   { return c.q.Len(tensor.Heads) }
+func (c *fusedCall) kvHeads() int { return c.k.Len(tensor.Heads) }
+func (c *fusedCall) batch() int   { return c.q.Len(tensor.Batch) }
+func (c *fusedCall) dim() int     { return c.q.Len(tensor.Dim) }
+func (c *fusedCall) dimV() int    { return c.v.Len(tensor.Dim) }
+
+// problem returns what the two ways of calling cuDNN have in common.
+func (f *Fused) problem(c *fusedCall) dnn.Desc {
+	return dnn.Desc{
+		Backward: c.backward, Deterministic: c.backward && f.options.Deterministic, DType: c.q.DType(),
+		Batch: c.batch(), Heads: c.heads(), KVHeads: c.kvHeads(), Dim: c.dim(), DimV: c.dimV(), Scale: c.scale,
+	}
+}
+
+// piece returns the problem of one piece of a group.
+func (f *Fused) piece(c *fusedCall, g *fusedGroup, p dnn.Piece) dnn.Desc {
+	d := f.problem(c)
+	d.SeqQ, d.SeqK, d.Mask = p.Q.Len(), p.K.Len(), p.Mask
+	rows, keys := g.rows.Len(), p.K.Len()
+	d.Strides[dnn.Q], d.Strides[dnn.K], d.Strides[dnn.V] = planStrides(seqRows(c.q, p.Q)), planStrides(seqRows(c.k,
+		p.K)), planStrides(seqRows(c.v, p.K))
+	d.Strides[dnn.Stats] = headsFirst(p.Q.Len(), c.heads())
+	if !c.backward {
+		d.Strides[dnn.O] = denseRows(rows, c.heads(), c.dimV())
+		return d
+	}
+	d.Strides[dnn.O], d.Strides[dnn.DO] = planStrides(seqRows(c.saved.O, p.Q)), planStrides(seqRows(c.do, p.Q))
+	d.Strides[dnn.DQ] = denseRows(rows, c.heads(), c.dim())
+	d.Strides[dnn.DK], d.Strides[dnn.DV] = denseRows(keys, c.kvHeads(), c.dim()), denseRows(keys, c.kvHeads(), c.dimV())
+	return d
+}
+
+func seqRows(v View, r partition.Range) View { return v.Slice(tensor.Seq, r.Lo, r.Hi) }
+
+// planStrides returns the strides of v; that of a batch of one is what it would be without gaps, so
+// that equal problems have equal plans.
+func planStrides(v View) axisStrides {
+	s := stridesOf(v)
+	if v.Len(tensor.Heads) == 1 {
+		s[2] = int64(v.Len(tensor.Dim))
+	}
+	if v.Len(tensor.Batch) == 1 {
+		s[0] = max(int64(v.Len(tensor.Seq))*s[1], int64(v.Len(tensor.Heads))*s[2])
+	}
+	return s
+}
+
+// plans builds what the group needs. It is all that takes the host any time.
+func (f *Fused) plans(c *fusedCall, g *fusedGroup) error {
+	if g.packed {
+		_, err := f.dnn.Plan(f.packed(c, g))
+		return err
+	}
+	for i, p := range g.pieces {
+		g.pieces[i] = p.Widened(c.k.Len(tensor.Seq))
+		if _, err := f.dnn.Plan(f.piece(c, g, g.pieces[i])); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// forwardGroup queues the calls of a group and holds their result.
+func (f *Fused) forwardGroup(c *fusedCall, g *fusedGroup) error {
+	held, shared, err := f.place(c, g)
+	if err != nil {
+		return err
+	}
+	mark := f.scratch.at
+	switch {
+	case g.packed:
+		err = f.forwardPacked(c, g, held)
+	case len(g.pieces) == 1: // cuDNN's order of axes is as good as any
+		held.at = headsFirst(g.rows.Len(), c.heads())
+		err = f.forwardPiece(c, g, g.pieces[0], held.x, held.lse)
+	default:
+		for _, p := range g.pieces {
+			if err = f.forwardAmong(c, g, p, held); err != nil {
+				break
+			}
+		}
+	}
+	f.scratch.at = mark
+	if !shared {
+		f.held.parts = append(f.held.parts, held)
+	}
+	return err
+}
+
+// forwardAmong computes one of several pieces of a part.
+func (f *Fused) forwardAmong(c *fusedCall, g *fusedGroup, p dnn.Piece, held fusedPart) error {
+	mark := f.scratch.at
+	defer func() { f.scratch.at = mark }()
+	rows, before := p.Q.Len(), p.Q.Lo-g.rows.Lo
+	stats, err := f.scratch.alloc(int64(c.batch()*rows*c.heads()) * 4)
+	if err != nil {
+		return err
+	}
+	if err := f.forwardPiece(c, g, p, held.x+uint64(before*c.heads()*c.dimV()*2), stats); err != nil {
+		return err
+	}
+	dst := held.lse + uint64(int64(before)*held.at[1]*4)
+	f.kernels.copyLSE(f.stream, dst, held.at, stats, headsFirst(rows, c.heads()), c.batch(), rows, c.heads(), false)
+	return nil
+}
+
+// forwardPiece returns one call of cuDNN: O goes to x, the LSE, heads first, to lse.
+func (f *Fused) forwardPiece(c *fusedCall, g *fusedGroup, p dnn.Piece, x, lse uint64) error {
+	var at dnn.Pointers
+	at[dnn.Q], at[dnn.K], at[dnn.V] = cuda.Addr(seqRows(c.q, p.Q)), cuda.Addr(seqRows(c.k, p.K)), cuda.Addr(seqRows(c.v,
+		p.K))
+	at[dnn.O], at[dnn.Stats] = x, lse
+	return f.execute(f.piece(c, g, p), &at)
+}
+
+// execute runs a problem that has a plan.
+func (f *Fused) execute(d dnn.Desc, at *dnn.Pointers) error {
+	plan, err := f.dnn.Plan(d)
+	if err != nil {
+		return err
+	}
+	mark := f.scratch.at
+	workspace, err := f.scratch.alloc(plan.Workspace)
+	if err != nil {
+		return err
+	}
+	f.scratch.at = mark
+	if d.Backward && f.options.ZeroWorkspace {
+		f.stream.Memset(workspace, 0, plan.Workspace)
+	}
+	return f.dnn.Execute(plan, at, workspace)
+}

@@ -1,0 +1,196 @@
+//go:build cuda
+
+package gpu
+
+import (
+	"github.com/cprun/cprun/internal/base/cuda"
+	"github.com/cprun/cprun/kernels/gpu/internal/source"
+	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/tensor"
+)
+
+// fusedKernels launches the functions of source/fused.cu.
+type fusedKernels struct {
+	loader *Loader
+	sms    int
+}
+
+const fusedProgram = "fused"
+
+// fusedNames are the kernels for parts of one type.
+type fusedNames struct{ merge, mergeF32, sum string }
+
+var fusedTypes = map[tensor.DType]fusedNames{
+	tensor.BF16: {"fused_merge_bf16", "fused_merge_bf16_fp32", "fused_sum_bf16"},
+	tensor.F16:  {"fused_merge_fp16", "fused_merge_fp16_fp32", "fused_sum_fp16"},
+}
+
+// loadFused finds all functions, so that none can be missing later.
+func loadFused(loader *Loader) (fusedKernels, error) {
+	k := fusedKernels{loader: loader, sms: loader.Device().SMs}
+	names := []string{"fused_lse", "fused_fill"}
+	for _, t := range fusedTypes {
+		names = append(names, t.merge, t.mergeF32, t.sum)
+	}
+	for _, name := range names {
+		if _, err := loader.Function(fusedProgram, name, 0); err != nil {
+			return k, err
+		}
+	}
+	return k, nil
+}
+
+// launch queues a kernel that loadFused has found.
+func (k *fusedKernels) launch(s *cuda.Stream, name string, grid, block cuda.Dim, a *cuda.Args) {
+	f, err := k.loader.Function(fusedProgram, name, 0)
+	if err != nil {
+		s.Fail(err)
+		return
+	}
+	s.Launch(f, cuda.Launch{Grid: grid, Block: block}, a)
+}
+
+// axisStrides are those of batch, seq and heads, in elements.
+type axisStrides [3]int64
+
+func stridesOf(v View) axisStrides {
+	return axisStrides{v.Stride(tensor.Batch), v.Stride(tensor.Seq), v.Stride(tensor.Heads)}
+}
+
+// denseRows returns the strides of [batch, rows, heads, dim].
+func denseRows(rows, heads, dim int) axisStrides {
+	return axisStrides{int64(rows) * int64(heads) * int64(dim), int64(heads) * int64(dim), int64(dim)}
+}
+
+// headsFirst returns the strides of [batch, heads, rows].
+func headsFirst(rows, heads int) axisStrides {
+	return axisStrides{int64(heads) * int64(rows), 1, int64(rows)}
+}
+
+// A fusedPart is a partial result for rows [lo, hi): x, 16-bit and dense, and for a forward pass the
+// LSE.
+type fusedPart struct {
+	x, lse uint64
+	at     axisStrides // of the LSE
+	lo, hi int
+	gaps   bool // there are rows with LSE = -Inf, whose x is not set
+}
+
+func (s axisStrides) c() source.FusedStrides {
+	return source.FusedStrides{Batch: s[0], Seq: s[1], Head: s[2]}
+}
+
+// What is held fits into the arguments.
+const _ = uint(source.FusedMaxParts - maxHeld)
+
+// cParts returns the parts as the kernels have them.
+func cParts(parts []fusedPart) (c [source.FusedMaxParts]source.FusedPart) {
+	for i, p := range parts {
+		c[i] = source.FusedPart{X: p.x, LSE: p.lse, L: p.at.c(), Lo: int32(p.lo), Hi: int32(p.hi)}
+	}
+	return c
+}
+
+// mergePairs is the pairs of a row and a head that a block weighs at most.
+const mergePairs = 256
+
+// A merging is one pass of fused_merge: the parts, of type dtype, and the accumulator where it is not
+// fresh, go into lse and out. With all, rows that nothing is known of are written, too.
+type merging struct {
+	out, acc, lse View
+	dtype         tensor.DType
+	parts         []fusedPart
+	fresh, all    bool
+}
+
+func (k *fusedKernels) mergeInto(s *cuda.Stream, m merging) {
+	if m.out.Size() == 0 {
+		return
+	}
+	name := fusedTypes[m.dtype].merge
+	if m.out.DType() == tensor.F32 {
+		name = fusedTypes[m.dtype].mergeF32
+	}
+	seq, heads := m.out.Len(tensor.Seq), m.out.Len(tensor.Heads)
+	headsPerBlock, rowsPerBlock := min(heads, 32), 8
+	for 2*rowsPerBlock*headsPerBlock <= mergePairs {
+		rowsPerBlock *= 2
+	}
+	p := source.FusedMerge{
+		Parts: cParts(m.parts), Count: int32(len(m.parts)), Fresh: cInt(m.fresh), All: cInt(m.all),
+		State: cuda.Addr(m.acc), StateAt: stridesOf(m.acc).c(),
+		LSE: cuda.Addr(m.lse), LSEAt: stridesOf(m.lse).c(),
+		Out: cuda.Addr(m.out), OutAt: stridesOf(m.out).c(),
+		Seq: int32(seq), Heads: int32(heads), Dim: length(m.out, tensor.Dim),
+		RowsPerBlock: int32(rowsPerBlock), HeadsPerBlock: int32(headsPerBlock),
+	}
+	grid := cuda.Dim{X: ceilDiv(seq, rowsPerBlock), Y: ceilDiv(heads, headsPerBlock), Z: m.out.Len(tensor.Batch)}
+	k.launch(s, name, grid, cuda.Dim{X: 256}, cuda.Struct(&cuda.Args{}, &p))
+}
+
+// A gradTotal is what sum does to rows [lo, hi) of dst: those in fresh become the sum of the parts
+// and of src, others that one of them has get it added. src, float32, is rows [at, at + its length) of
+// dst; the zero View: none.
+type gradTotal struct {
+	dst    View
+	parts  []fusedPart
+	lo, hi int
+	fresh  partition.Range
+	src    View
+	at     int
+}
+
+// withSrc is t with src, which is added to rows from at on.
+func (t gradTotal) withSrc(src View, at int) gradTotal {
+	t.lo, t.hi = min(t.lo, at), max(t.hi, at+src.Len(tensor.Seq))
+	t.src, t.at = src, at
+	return t
+}
+
+func (t *gradTotal) c() source.FusedSum {
+	return source.FusedSum{
+		Parts: cParts(t.parts), Count: int32(len(t.parts)),
+		Dst: cuda.Addr(t.dst), At: stridesOf(t.dst).c(),
+		Src: cuda.Addr(t.src), SrcAt: stridesOf(t.src).c(),
+		Lo: int32(t.lo), Hi: int32(t.hi), Fresh0: int32(t.fresh.Lo), Fresh1: int32(t.fresh.Hi),
+		Src0: int32(t.at), Src1: int32(t.at + t.src.Len(tensor.Seq)),
+		Heads: length(t.dst, tensor.Heads), Dim: length(t.dst, tensor.Dim),
+	}
+}
+
+// total computes one or two totals of parts of type t.
+func (k *fusedKernels) total(s *cuda.Stream, t tensor.DType, totals ...gradTotal) {
+	var p source.FusedSums
+	most, batch := 0, 0
+	for i, v := range totals {
+		n := v.dst.Len(tensor.Heads) * v.dst.Len(tensor.Dim) / 8
+		most = max(most, (v.hi-v.lo)*n)
+		batch = v.dst.Len(tensor.Batch)
+		p.Of[i] = v.c()
+	}
+	if most == 0 {
+		return
+	}
+	k.launch(s, fusedTypes[t].sum, cuda.Dim{X: k.grid(most), Y: len(totals), Z: batch}, cuda.Dim{X: 256},
+		cuda.Struct(&cuda.Args{}, &p))
+}
+
+// grid returns the blocks of 256 threads for n pieces of work, several waves at most.
+func (k *fusedKernels) grid(n int) int { return min(ceilDiv(n, 256), 64*k.sms) }
+
+// copyLSE copies rows of [batch, rows, heads] from src to dst. With open, -Inf becomes Inf.
+func (k *fusedKernels) copyLSE(s *cuda.Stream, dst uint64, dstAt axisStrides, src uint64, srcAt axisStrides, batch,
+	rows, heads int, open bool) {
+	p := source.FusedLSE{
+		Src: src, SrcAt: srcAt.c(), Dst: dst, DstAt: dstAt.c(), Rows: int32(rows), Heads: int32(heads),
+		Open: cInt(open),
+	}
+	k.launch(s, "fused_lse", cuda.Dim{X: ceilDiv(rows, 32), Y: ceilDiv(heads, 32), Z: batch}, cuda.Dim{X: 32, Y: 8},
+		cuda.Struct(&cuda.Args{}, &p))
+}
+
+// fill32 sets n float32 to x.
+func (k *fusedKernels) fill32(s *cuda.Stream, p uint64, n int, x float64) {
+	a := (&cuda.Args{}).Addr(p).Int64(int64(n)).Float(x)
+	k.launch(s, "fused_fill", cuda.Dim{X: k.grid(n)}, cuda.Dim{X: 256}, a)
+}

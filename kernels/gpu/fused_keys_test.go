@@ -1,0 +1,112 @@
+//go:build cuda
+
+package gpu
+
+import (
+	"context"
+	"math"
+	"testing"
+
+	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/internal/base/near"
+	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/tensor"
+)
+
+// TestFusedHold holds that gradients that wait for a fold become what a fold into complete ones makes,
+// also where the end of the pass comes between.
+func TestFusedHold(t *testing.T) {
+	const seq, heads, kvHeads, dim, lo, hi = 512, 4, 2, 64, 64, 320
+	tile := func(q, k partition.Range, b partition.Band) partition.Tile {
+		return partition.Tile{Q: q, K: k, Band: b}
+	}
+	all, causal := partition.Range{Hi: seq}, partition.Band{Lo: -partition.Unbounded}
+	cases := map[string][]partition.Tile{
+		"causal":       {tile(all, all, causal)},
+		"half keys":    {tile(all, partition.Range{Hi: seq / 2}, partition.Full())},
+		"some keys":    {tile(all, partition.Range{Lo: 128, Hi: 256}, partition.Full())},
+		"half queries": {tile(partition.Range{Lo: seq / 2, Hi: seq}, all, partition.Full())},
+		"window":       {tile(all, all, partition.Band{Lo: -100})},
+		"two tiles":    {tile(partition.Range{Hi: 200}, partition.Range{Hi: 200}, causal), tile(partition.Range{Lo: 200, Hi: seq}, partition.Range{Lo: 200, Hi: seq}, causal)},
+		"none":         nil,
+	}
+	for _, packed := range []bool{false, true} {
+		r := newFused(t, FusedOptions{Packed: packed})
+		rows := make([]int, seq)
+		for i := range rows {
+			rows[i] = i
+		}
+		view := func(heads int) View {
+			xs := make([]uint16, seq*heads*dim)
+			state := uint32(heads)
+			for i := range xs {
+				state = state*1664525 + 1013904223
+				xs[i] = uint16(state>>31<<15 | 0x3f00 | state>>24&0x7f)
+			}
+			return r.put(t, xs, rows, heads, dim)
+		}
+		q, k, v, do, o := view(heads), view(kvHeads), view(kvHeads), view(heads), r.empty(t, tensor.BF16, 1, seq, heads, dim)
+		acc := attention.Partial{O: r.empty(t, tensor.F32, 1, seq, heads, dim), LSE: r.empty(t, tensor.F32, 1, seq, heads, 1)}
+		keys := func() View { return r.empty(t, tensor.F32, 1, seq, kvHeads, dim) }
+		dq := r.empty(t, tensor.F32, 1, seq, heads, dim)
+		g, src := attention.KeyGrads{DK: keys(), DV: keys()}, attention.KeyGrads{DK: keys(), DV: keys()}
+		p := attention.Softmax{Scale: 1 / math.Sqrt(dim)}
+		forward, err := r.Forward(o, acc, q, p)
+		check(t, err)
+		check(t, forward.Block(attention.Block{K: k, V: v, Tiles: cases["causal"], First: true, Last: true}))
+		check(t, forward.End())
+		saved := attention.Saved{O: o, LSE: acc.LSE, Delta: r.empty(t, tensor.F32, 1, seq, heads, 1)}
+		begin := func() attention.BackwardPass {
+			pass, err := r.Backward(dq, do, q, saved, p)
+			check(t, err)
+			return pass
+		}
+		block := func(g attention.KeyGrads, tiles []partition.Tile, fresh int, next bool) attention.GradBlock {
+			return attention.GradBlock{Block: attention.Block{K: k, V: v, Tiles: tiles}, KeyGrads: g, Fresh: partition.Range{Hi: fresh}, FoldNext: next}
+		}
+		// What came from another rank may be any numbers.
+		from := begin()
+		check(t, from.Block(block(src, cases["causal"], seq, false)))
+		check(t, from.End())
+		fold := attention.Fold{Dst: g.Rows(0, hi), Lo: lo, Src: src.Rows(lo, hi)}
+		run := func(tiles []partition.Tile, reset, next, late bool) (dk, dv []float64) {
+			pass, fresh := begin(), seq
+			if !reset { // something is there already
+				check(t, pass.Block(block(g, nil, seq, false)))
+				check(t, pass.Fold(attention.Fold{Dst: g, Src: attention.KeyGrads{DK: src.DV, DV: src.DK}}))
+				fresh = 0
+			}
+			check(t, pass.Block(block(g, tiles, fresh, next)))
+			if late {
+				check(t, pass.End())
+			}
+			check(t, pass.Fold(fold))
+			if !late {
+				check(t, pass.End())
+			}
+			check(t, r.stream.Sync(context.Background()))
+			dk, dv = make([]float64, seq*kvHeads*dim), make([]float64, seq*kvHeads*dim)
+			r.get(t, g.DK, dk, rows)
+			r.get(t, g.DV, dv, rows)
+			return dk, dv
+		}
+		for name, tiles := range cases {
+			if packed && len(tiles) == 1 { // every shape costs plans
+				continue
+			}
+			for _, reset := range []bool{true, false} {
+				wantK, wantV := run(tiles, reset, false, false)
+				for how, late := range map[string]bool{"at once": false, "late": true} {
+					gotK, gotV := run(tiles, reset, true, late)
+					same := func(what string, got, want []float64) {
+						if err := near.Each(got, want, near.Finite, func(i int) float64 { return 1e-5 * (1 + math.Abs(want[i])) }); err != nil {
+							t.Errorf("packed %t, %s, %s, reset %t: %s: %v", packed, name, how, reset, what, err)
+						}
+					}
+					same("dk", gotK, wantK)
+					same("dv", gotV, wantV)
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,309 @@
+//go:build cuda
+
+package gpu
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/internal/base/cuda"
+	"github.com/cprun/cprun/internal/base/cuda/dnn"
+	"github.com/cprun/cprun/internal/base/near"
+	"github.com/cprun/cprun/internal/model/backends"
+	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/tensor"
+)
+
+// fusedCase is one attention over several ranks, all of which one GPU plays.
+type fusedCase struct {
+	ranks, seq, heads, kvHeads, dim int
+	layout                          partition.Layout
+	mask                            partition.Mask
+	gathered                        bool // forward in one block of all keys that a rank reads
+	bad                             int  // the position of a key that is NaN; 0: none
+}
+
+// rankTensors are the tensors of one rank, on the device.
+type rankTensors struct {
+	q, k, v, do, o View
+	acc            attention.Partial
+	grads          attention.Grads
+}
+
+// at16 is the number that 16 bits of bfloat16 stand for.
+func at16(b uint16) float64 { return float64(math.Float32frombits(uint32(b) << 16)) }
+
+// put makes a device tensor of host rows [from] of all.
+func (r fusedRig) put(t testing.TB, all []uint16, from []int, heads, dim int) View {
+	t.Helper()
+	h := tensor.New(tensor.BF16, 1, len(from), heads, dim)
+	dst, n := tensor.Data[uint16](h), heads*dim
+	for i, row := range from {
+		copy(dst[i*n:(i+1)*n], all[row*n:(row+1)*n])
+	}
+	mem, err := r.upload(h.Memory().(*tensor.Host))
+	check(t, err)
+	return tensor.Dense(mem, tensor.BF16, 0, h.Shape())
+}
+
+// empty is device memory that nothing has been written to.
+func (r fusedRig) empty(t testing.TB, dtype tensor.DType, shape ...int) View {
+	t.Helper()
+	n := [4]int{1, 1, 1, 1}
+	copy(n[4-len(shape):], shape)
+	mem, err := r.dev.Alloc(int64(n[0]*n[1]*n[2]*n[3]*dtype.Size()+7) / 8 * 8)
+	check(t, err)
+	return tensor.Dense(mem, dtype, 0, n)
+}
+
+// get adds rows of a device tensor to those of all.
+func (r fusedRig) get(t testing.TB, v View, all []float64, to []int) {
+	t.Helper()
+	h := tensor.NewHost(v.Memory().Bytes())
+	check(t, r.download(h, v.Memory()))
+	n := v.Len(tensor.Heads) * v.Len(tensor.Dim)
+	here := tensor.Dense(h, v.DType(), 0, v.Shape())
+	for i, row := range to {
+		for j := range n {
+			if v.DType() == tensor.BF16 {
+				all[row*n+j] += at16(tensor.Data[uint16](here)[i*n+j])
+			} else {
+				all[row*n+j] += float64(tensor.Data[float32](here)[i*n+j])
+			}
+		}
+	}
+}
+
+// results are the whole tensors, put together from all ranks.
+type results struct{ o, lse, dq, dk, dv []float64 }
+
+// run is forward and backward of every rank with the keys of every owner, in the order of a
+// ring. after is called behind each kernel call.
+func (c fusedCase) run(t testing.TB, r fusedRig, after func()) results {
+	t.Helper()
+	rng := rand.New(rand.NewPCG(5, 6))
+	draw := func(heads int) []uint16 {
+		xs := make([]uint16, c.seq*heads*c.dim)
+		for i := range xs {
+			xs[i] = uint16(math.Float32bits(float32(rng.NormFloat64())) >> 16)
+		}
+		return xs
+	}
+	q, k, v, do := draw(c.heads), draw(c.kvHeads), draw(c.kvHeads), draw(c.heads)
+	if c.bad > 0 {
+		for i := range c.kvHeads * c.dim {
+			k[c.bad*c.kvHeads*c.dim+i] = 0x7fc0
+		}
+	}
+	n, kn := c.seq*c.heads*c.dim, c.seq*c.kvHeads*c.dim
+	out := results{make([]float64, n), make([]float64, c.seq*c.heads), make([]float64, n), make([]float64, kn), make([]float64, kn)}
+	shape := partition.Shape{SeqQ: c.seq, SeqKV: c.seq, Size: c.ranks, Layout: c.layout, Mask: c.mask}
+	p := attention.Softmax{Scale: 1 / math.Sqrt(float64(c.dim))}
+	for rank := range c.ranks {
+		mine := partition.Positions(c.layout.Spans(c.seq, c.ranks, rank))
+		x := rankTensors{
+			q: r.put(t, q, mine, c.heads, c.dim), do: r.put(t, do, mine, c.heads, c.dim), o: r.empty(t, tensor.BF16, 1, len(mine), c.heads, c.dim),
+			acc: attention.Partial{O: r.empty(t, tensor.F32, 1, len(mine), c.heads, c.dim), LSE: r.empty(t, tensor.F32, 1, len(mine), c.heads, 1)},
+		}
+		dq := r.empty(t, tensor.F32, 1, len(mine), c.heads, c.dim)
+		forward, err := r.Forward(x.o, x.acc, x.q, p)
+		check(t, err)
+		block := func(owner int) attention.Block {
+			theirs := partition.Positions(c.layout.Spans(c.seq, c.ranks, owner))
+			return attention.Block{
+				K: r.put(t, k, theirs, c.kvHeads, c.dim), V: r.put(t, v, theirs, c.kvHeads, c.dim), Tiles: partition.Plan(shape, rank, owner),
+			}
+		}
+		if c.gathered {
+			g := partition.NewIndex(shape).Gather(rank)
+			var theirs []int
+			for _, run := range g.Runs {
+				theirs = append(theirs, partition.Positions(c.layout.Spans(c.seq, c.ranks, run.Owner))[run.Rows.Lo:run.Rows.Hi]...)
+			}
+			check(t, forward.Block(attention.Block{K: r.put(t, k, theirs, c.kvHeads, c.dim), V: r.put(t, v, theirs, c.kvHeads, c.dim), Tiles: g.Tiles}))
+		}
+		for hop := range c.ranks {
+			if !c.gathered {
+				check(t, forward.Block(block((rank-hop+c.ranks)%c.ranks)))
+				after()
+			}
+		}
+		check(t, forward.End())
+		saved := attention.Saved{O: x.o, LSE: x.acc.LSE, Delta: r.empty(t, tensor.F32, 1, len(mine), c.heads, 1)}
+		backward, err := r.Backward(dq, x.do, x.q, saved, p)
+		check(t, err)
+		for hop := range c.ranks {
+			owner := (rank - hop + c.ranks) % c.ranks
+			theirs := partition.Positions(c.layout.Spans(c.seq, c.ranks, owner))
+			g := attention.KeyGrads{DK: r.empty(t, tensor.F32, 1, len(theirs), c.kvHeads, c.dim), DV: r.empty(t, tensor.F32, 1, len(theirs), c.kvHeads, c.dim)}
+			check(t, backward.Block(attention.GradBlock{Block: block(owner), KeyGrads: g, Fresh: partition.Range{Hi: len(theirs)}}))
+			after()
+			r.get(t, g.DK, out.dk, theirs)
+			r.get(t, g.DV, out.dv, theirs)
+		}
+		check(t, backward.End())
+		r.get(t, x.o, out.o, mine)
+		r.get(t, x.acc.LSE, out.lse, mine)
+		r.get(t, dq, out.dq, mine)
+	}
+	check(t, r.stream.Sync(context.Background()))
+	return out
+}
+
+// from measures how far each of the results is from what it should be.
+func (got results) from(t *testing.T, want results) map[string]near.Distance {
+	t.Helper()
+	all := map[string]near.Distance{}
+	for name, pair := range map[string][2][]float64{
+		"o": {got.o, want.o}, "lse": {got.lse, want.lse}, "dq": {got.dq, want.dq}, "dk": {got.dk, want.dk}, "dv": {got.dv, want.dv},
+	} {
+		d, err := near.Of(pair[0], pair[1], near.Finite)
+		check(t, err)
+		all[name] = d
+	}
+	return all
+}
+
+// near fails where results differ by more than a few roundings to bfloat16 of the largest.
+func (got results) near(t *testing.T, want results, roundings float64) {
+	t.Helper()
+	for name, d := range got.from(t, want) {
+		if !(d.Relative() <= roundings/256) {
+			t.Errorf("%s differs by %g, the largest value is %g", name, d.Abs, d.Largest)
+		}
+	}
+}
+
+func fusedCases(t testing.TB) map[string]fusedCase {
+	causal, err := partition.NewMask(true, -1, 1024, 1024, nil)
+	check(t, err)
+	window, err := partition.NewMask(true, 300, 1024, 1024, nil)
+	check(t, err)
+	docs, err := partition.NewMask(true, -1, 1024, 1024, []int{100, 1, 400, 23, 500})
+	check(t, err)
+	cases := map[string]fusedCase{}
+	for name, mask := range map[string]partition.Mask{"causal": causal, "window": window, "documents": docs} {
+		for _, ranks := range []int{2, 4, 8} { // with 8, results are folded on the way
+			cases[fmt.Sprintf("%s, %d ranks", name, ranks)] = fusedCase{ranks: ranks, seq: 1024, heads: 4, kvHeads: 2, dim: 64, layout: partition.Zigzag{}, mask: mask}
+		}
+	}
+	return cases
+}
+
+// TestFusedRing holds that a ring gives what one call does, and that it does not matter when
+// results are folded.
+func TestFusedRing(t *testing.T) {
+	for name, c := range fusedCases(t) {
+		t.Run(name, func(t *testing.T) {
+			r := newFused(t, FusedOptions{Packed: len(c.mask.Docs) > 0})
+			whole := c
+			whole.ranks, whole.layout = 1, partition.Contiguous{}
+			want := whole.run(t, r, func() {})
+			whole.run(t, r, func() {}).near(t, want, 0)
+			lazy := c.run(t, r, func() {})
+			lazy.near(t, want, 4)
+			built := r.Plans()
+			c.run(t, r, func() {}).near(t, lazy, 0.01)
+			atOnce := c.run(t, r, func() { r.stream.Do("fold", func() error { r.fold(); return nil }) })
+			atOnce.near(t, lazy, 1)
+			if n := r.Plans() - built; n > 0 {
+				t.Errorf("the same run again built %d plans", n)
+			}
+		})
+	}
+}
+
+// TestFusedRingKeepsNaN holds that a NaN of one rank's keys reaches all rows that see it, in whatever hop it comes, and
+// no other rank.
+func TestFusedRingKeepsNaN(t *testing.T) {
+	for name, c := range fusedCases(t) {
+		if len(c.mask.Docs) > 0 {
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			c.bad, c.layout = 700, partition.Contiguous{}
+			got := c.run(t, newFused(t, FusedOptions{}), func() {})
+			for row := range c.seq {
+				sees := c.mask.Sees(row, c.bad)
+				for i := range c.heads {
+					if lse := got.lse[row*c.heads+i]; sees && !math.IsNaN(lse) || row < c.seq/2 && math.IsNaN(lse) {
+						t.Fatalf("row %d sees the key: %t; its LSE is %g", row, sees, lse)
+					}
+				}
+				for i := range c.heads * c.dim {
+					if o := got.o[row*c.heads*c.dim+i]; sees && !math.IsNaN(o) || row < c.seq/2 && math.IsNaN(o) {
+						t.Fatalf("row %d sees the key: %t; an element of O is %g", row, sees, o)
+					}
+				}
+			}
+		})
+	}
+}
+
+// TestFusedGathered holds that a forward pass over all keys that a rank reads, side by side, gives what one call does.
+// Chunks of one document see the same keys, so that pieces of a packed call overlap.
+func TestFusedGathered(t *testing.T) {
+	for name, c := range fusedCases(t) {
+		layouts := []partition.Layout{c.layout, partition.Contiguous{}}
+		if docs := c.mask.Docs; len(docs) > 0 {
+			layouts = append(layouts, partition.Document{Docs: docs}, partition.DocumentZigzag{Docs: docs})
+		}
+		for _, c.layout = range layouts {
+			t.Run(name+", "+c.layout.Name(), func(t *testing.T) {
+				r := newFused(t, FusedOptions{Packed: len(c.mask.Docs) > 0})
+				whole := c
+				whole.ranks, whole.layout = 1, partition.Contiguous{}
+				want := whole.run(t, r, func() {})
+				c.gathered = true
+				c.run(t, r, func() {}).near(t, want, 4)
+			})
+		}
+	}
+}
+
+// keepsMatrix reports whether a deterministic backward pass keeps its matrix on this machine.
+func keepsMatrix(t *testing.T) bool {
+	t.Helper()
+	gpus, err := cuda.Probe()
+	check(t, err)
+	version, err := dnn.Version()
+	check(t, err)
+	return backends.KeepsMatrix(gpus[0].Arch, backends.Version(version))
+}
+
+// TestFusedWorkspaceIsEnough holds that nothing is taken beyond what FusedWorkspace says.
+func TestFusedWorkspaceIsEnough(t *testing.T) {
+	const seq, heads, kvHeads = 8192, 4, 2
+	docs := append([]int{seq / 2}, slices.Repeat([]int{64}, seq/2/64)...) // many, and one much longer
+	for _, c := range []struct {
+		ranks, dim    int
+		docs          []int
+		deterministic bool
+	}{
+		{4, 128, nil, false}, {1, 128, docs, false}, {1, 120, docs, false}, {1, 256, docs, false},
+		{1, 64, nil, true}, {1, 128, nil, true}, {1, 256, nil, true},
+	} {
+		t.Run(fmt.Sprintf("%d ranks, head dim %d, %d documents, deterministic %t", c.ranks, c.dim, len(c.docs), c.deterministic), func(t *testing.T) {
+			mask, err := partition.NewMask(true, -1, seq, seq, c.docs)
+			check(t, err)
+			rows, packed := seq/c.ranks, len(c.docs) > 0
+			n := FusedWorkspace(FusedShape{
+				Batch: 1, SeqQ: rows, SeqK: rows, Heads: heads, KVHeads: kvHeads, Dim: c.dim, DimV: c.dim,
+				Calls: c.ranks, Training: true, Packed: packed, Deterministic: c.deterministic && keepsMatrix(t),
+			})
+			r := newFused(t, FusedOptions{Workspace: n, Packed: packed, Deterministic: c.deterministic})
+			fusedCase{ranks: c.ranks, seq: seq, heads: heads, kvHeads: kvHeads, dim: c.dim, layout: partition.Zigzag{}, mask: mask}.run(t, r, func() {})
+			if got := r.Workspace(); got != n {
+				t.Errorf("the workspace is %d bytes, FusedWorkspace says %d", got, n)
+			}
+			for d, bytes := range r.dnn.Workspaces() {
+				t.Logf("%d bytes for %v", bytes, d)
+			}
+		})
+	}
+}

@@ -1,0 +1,173 @@
+//go:build cuda
+
+package gpu
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"testing"
+	"unsafe"
+
+	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/attention/attentiontest"
+	"github.com/cprun/cprun/internal/base/cuda"
+	"github.com/cprun/cprun/tensor"
+)
+
+// fusedRig is a Fused on the first GPU, and copies to and from it.
+type fusedRig struct {
+	*Fused
+	dev *cuda.Device
+}
+
+func newFused(t testing.TB, options FusedOptions) fusedRig {
+	t.Helper()
+	dev, err := cuda.Open(0)
+	check(t, err)
+	check(t, dev.Reserve(2<<30)) // for what tests allocate, which is given back at their end
+	stream, err := dev.NewStream("compute", false)
+	check(t, err)
+	loader, err := NewLoader(dev)
+	check(t, err)
+	f, err := NewFused(stream, loader, options)
+	check(t, err)
+	t.Cleanup(func() {
+		check(t, stream.Sync(context.Background()))
+		t.Logf("cuDNN built %d plans", f.Plans())
+		check(t, f.Close())
+		check(t, stream.Close())
+		check(t, dev.Close())
+	})
+	return fusedRig{f, dev}
+}
+
+func (r fusedRig) rig() attentiontest.Rig {
+	return attentiontest.Rig{Kernel: r.Fused, Sync: r.stream.Sync, Upload: r.upload, Download: r.download}
+}
+
+// upload copies host memory to the device.
+func (r fusedRig) upload(h *tensor.Host) (tensor.Memory, error) {
+	mem, err := r.dev.Alloc(h.Bytes())
+	if err != nil {
+		return nil, err
+	}
+	return mem, r.transfer(h, func(pinned uint64, p *tensor.Host) {
+		copy(hostBytes(p), hostBytes(h))
+		r.stream.Copy(uint64(uintptr(mem.Ptr())), pinned, h.Bytes())
+	}, nil)
+}
+
+// download copies device memory to the host.
+func (r fusedRig) download(dst *tensor.Host, src tensor.Memory) error {
+	return r.transfer(dst, func(pinned uint64, _ *tensor.Host) {
+		r.stream.Copy(pinned, uint64(uintptr(src.Ptr())), dst.Bytes())
+	}, func(p *tensor.Host) { copy(hostBytes(dst), hostBytes(p)) })
+}
+
+func (r fusedRig) transfer(h *tensor.Host, queue func(uint64, *tensor.Host), done func(*tensor.Host)) error {
+	pinned, err := r.dev.AllocHost(h.Bytes())
+	if err != nil {
+		return err
+	}
+	queue(uint64(uintptr(pinned.Host().Ptr())), pinned.Host())
+	if err := r.stream.Sync(context.Background()); err != nil {
+		return err
+	}
+	if done != nil {
+		done(pinned.Host())
+	}
+	return pinned.Free()
+}
+
+func hostBytes(h *tensor.Host) []byte {
+	return unsafe.Slice((*byte)(h.Ptr()), h.Bytes())
+}
+
+// beyondFused are cases that cuDNN does not take: the rules of package attention refuse them.
+func beyondFused(c attentiontest.Case) bool {
+	return c.Dim%8 != 0 || c.DimV%8 != 0 || beyondAnyDims(c)
+}
+
+// beyondAnyDims says that it is not the head dims: rows off 16 bytes, a single query and key, for
+// which cuDNN has no gradient, or a scale of 0, for which its gradient faults, or below.
+func beyondAnyDims(c attentiontest.Case) bool {
+	gaps := c.Layout == attentiontest.Padded || c.Layout == attentiontest.Interleaved
+	return c.Softmax.Softcap > 0 || c.Softmax.Scale <= 0 || gaps || c.SeqQ == 1 && c.SeqK == 1
+}
+
+// Each shape of a case costs a plan, so that not every case is run in every way.
+var fusedSuite = attentiontest.Options{DTypes: []tensor.DType{tensor.BF16}, MaxHeadDim: 256, NoDelta: true, NoScores: true, Leaves: beyondFused}
+
+func TestFused(t *testing.T) {
+	attentiontest.TestKernel(t, func(t testing.TB) attentiontest.Rig { return newFused(t, FusedOptions{}).rig() }, fusedSuite)
+}
+
+// TestFusedPacked runs the cases of several tiles, calls or batches through packed calls.
+func TestFusedPacked(t *testing.T) {
+	suite := fusedSuite
+	suite.Leaves = func(c attentiontest.Case) bool {
+		return beyondFused(c) || len(c.Tiles) < 2 && c.Calls < 2 && c.Batch < 2
+	}
+	attentiontest.TestKernel(t, func(t testing.TB) attentiontest.Rig { return newFused(t, FusedOptions{Packed: true}).rig() }, suite)
+}
+
+// TestFusedBands runs the cases whose head dims are too small for cuDNN with others.
+func TestFusedBands(t *testing.T) {
+	for _, packed := range []bool{false, true} {
+		t.Run(fmt.Sprintf("packed %t", packed), func(t *testing.T) {
+			rig := newFused(t, FusedOptions{Packed: packed}).rig()
+			for i, c := range attentiontest.Cases() {
+				if !beyondFused(c) || beyondAnyDims(c) || !packed && c.SeqQ == 5 && i%5 != 0 {
+					continue
+				}
+				c.Dim, c.DimV = 64, 64
+				t.Run(c.Name, func(t *testing.T) { attentiontest.CheckWith(t, rig, c, tensor.BF16, fusedSuite) })
+			}
+		})
+	}
+}
+
+// TestFusedHalf runs a few cases in float16.
+func TestFusedHalf(t *testing.T) {
+	rig := newFused(t, FusedOptions{}).rig()
+	for _, c := range attentiontest.Cases() {
+		if slices.Contains([]string{"heads 8 over 2", "zigzag pair", "gradients that hold something", "8 calls, reversed true, inputs of size 1"}, c.Name) {
+			t.Run(c.Name, func(t *testing.T) { attentiontest.CheckWith(t, rig, c, tensor.F16, fusedSuite) })
+		}
+	}
+}
+
+func TestFusedRefusals(t *testing.T) {
+	f := newFused(t, FusedOptions{})
+	view := func(dtype tensor.DType, dim int) View {
+		mem, err := f.dev.Alloc(1 << 20)
+		check(t, err)
+		return tensor.Dense(mem, dtype, 0, [4]int{1, 64, 1, dim})
+	}
+	for _, c := range []struct {
+		name  string
+		dtype tensor.DType
+		dim   int
+		p     attention.Softmax
+	}{
+		{"float32", tensor.F32, 64, attention.Softmax{Scale: 1}},
+		{"soft cap", tensor.BF16, 64, attention.Softmax{Scale: 1, Softcap: 30}},
+		{"scale 0", tensor.BF16, 64, attention.Softmax{}},
+		{"scale below 0", tensor.BF16, 64, attention.Softmax{Scale: -1}},
+		{"scale that is no number", tensor.BF16, 64, attention.Softmax{Scale: math.NaN()}},
+		{"head dim 20", tensor.BF16, 20, attention.Softmax{Scale: 1}},
+	} {
+		q, k, v := view(c.dtype, c.dim), view(c.dtype, c.dim), view(c.dtype, c.dim)
+		acc := attention.Partial{O: view(tensor.F32, c.dim), LSE: view(tensor.F32, 1)}
+		pass, err := f.Forward(acc.O, acc, q, c.p)
+		if err == nil {
+			err = pass.Block(attention.Block{K: k, V: v})
+		}
+		if err == nil {
+			t.Errorf("%s: no error", c.name)
+		}
+	}
+	check(t, f.stream.Sync(context.Background()))
+}

@@ -1,0 +1,195 @@
+package call
+
+import (
+	"github.com/cprun/cprun/kernels/gpu/internal/source"
+	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/tensor"
+)
+
+// Map says to the copy engine how a view lies in memory, and that a copy takes a box of Columns elements of
+// so many Rows of a head.
+type Map struct {
+	View          View
+	Columns, Rows int
+}
+
+// panel is how many 16-bit elements of a row lie beside each other in shared memory.
+const panel = 64
+
+// TakesHopper reports whether the copy engine can bring all of a call's tensors in 16 bits: their rows are
+// made of pieces of 16 bytes, and no two elements lie in one place.
+func (f *Flash) TakesHopper(more ...View) bool {
+	if t := f.Q.DType(); t != tensor.BF16 && t != tensor.F16 {
+		return false
+	}
+	const most = 1 << 38 // elements of four bytes that a stride of the engine's goes over
+	for _, v := range []View{f.Q, f.K, f.V, f.DO, f.DQ} {
+		for a := tensor.Batch; a < tensor.Dim && !v.IsZero(); a++ {
+			if v.Len(a) > 1 && (v.Stride(a) <= 0 || v.Stride(a) >= most) {
+				return false
+			}
+		}
+	}
+	return InPieces(8, append(more, f.Q, f.K, f.V, f.DO)...) && InPieces(4, f.O, f.DQ, f.DK, f.DV)
+}
+
+// HopperForward is a launch of the forward pass on Hopper.
+type HopperForward struct {
+	Program, Kernel string
+	Threads, Shared int
+	Blocks          int    // of queries, of all heads; a grid has no more
+	Maps            [3]Map // Q, K, V
+	Params          source.HopperForward
+	Lists           HopperLists
+}
+
+// HopperLists are what goes to memory, where there is any.
+type HopperLists struct {
+	Tiles []source.FlashTile
+	Order []int32  // how the blocks of a head are taken
+	Needs []uint32 // which gates each block waits for
+	Gates []source.HopperGate
+}
+
+// HopperForward returns the launch of a block of a forward pass; ok is false where there is nothing to do.
+// first says that the accumulators hold nothing yet, and last that O goes to out, which has 16 bits.
+func (f *Flash) HopperForward(s source.HopperShape, out View, first, last bool) (l HopperForward, ok bool) {
+	own := ownTiles(f.Tiles, false)
+	if f.Q.Size() == 0 || len(own) == 0 {
+		return l, false
+	}
+	heads := f.Q.Len(tensor.Heads) * f.Q.Len(tensor.Batch)
+	blocks := (f.Q.Len(tensor.Seq) + s.Rows() - 1) / s.Rows()
+	p := &l.Params
+	p.P, l.Lists.Tiles = f.params(own)
+	capped := needsMore(&p.P)
+	keys := s.Keys(capped)
+	l.Program, l.Kernel = s.Forward(capped).Name, "hopper_forward_"+flashTypes[f.Q.DType()]
+	l.Threads, l.Shared, l.Blocks = 128*(s.Groups+1), s.ForwardShared(capped), blocks*heads
+	l.Maps = [3]Map{{f.Q, panel, s.Rows()}, {f.K, panel, keys}, {f.V, panel, keys}}
+	l.Lists.Order = longestFirst(stepsOf(own, blocks, s.Rows(), keys), true)
+	p.Blocks, p.AllHeads, p.HeadsBeside, p.Early = int32(blocks), int32(heads), int32(f.headsBeside()), int32(blocks)
+	reads := func(t source.FlashTile, lo, hi int) partition.Range {
+		r := others(t, lo, hi, keys)
+		return partition.Range{Lo: r.Lo, Hi: min(r.Hi, int(t.OtherHi))}
+	}
+	if l.Lists.Needs, l.Lists.Gates = f.gates(own, blocks, s.Rows(), reads); l.Lists.Needs != nil {
+		if l.Lists.Order == nil {
+			l.Lists.Order = allBlocks(blocks, true)
+		}
+		p.Early = int32(lateLast(l.Lists.Order, l.Lists.Needs))
+	}
+	if first {
+		p.Pass |= source.HopperFirst
+	}
+	if last {
+		p.Pass |= source.HopperLast
+		p.Out = Strided(out)
+	}
+	return l, true
+}
+
+// needsMore reports whether scores need more than a factor.
+func needsMore(p *source.FlashParams) bool {
+	return p.Flags&(source.FlashCapped|source.FlashScaled) != 0
+}
+
+// HopperBackward is a launch of the backward pass on Hopper.
+type HopperBackward struct {
+	Program, Kernel string
+	Grid            [3]int // of nothing, where no query sees a key
+	Threads, Shared int
+	Maps            [5]Map // Q, K, V, dO, dQ
+	Params          source.HopperBackward
+	Lists           HopperLists
+	Progress, Next  int  // how many numbers Params.Progress and Params.Next are to have, each 0
+	SetsFresh       bool // whether it sets gradients of keys that hold nothing yet
+}
+
+// SMs are those of a GPU: All that there are, and those that a kernel takes, as others are to have the rest.
+type SMs struct{ All, Taken int }
+
+// share has a grid of so many blocks for each of a batch, one of which fills an SM, keep to the SMs that it takes:
+// there are as many blocks as those, or one for each of the batch, and each does the work of several.
+func (l *HopperBackward) share(sms SMs) {
+	if n := max(1, sms.Taken/l.Grid[2]); sms.Taken < sms.All && n < l.Grid[0] {
+		l.Grid[0], l.Next = n, l.Grid[2]
+	}
+}
+
+// HopperBackward returns the launch of a block of a backward pass. The gradients of fresh keys hold nothing
+// yet.
+func (f *Flash) HopperBackward(s source.HopperShape, sms SMs, fresh partition.Range) HopperBackward {
+	l, steps := f.hopperBackward(s, false, fresh)
+	blocks, heads, p := working(steps), f.K.Len(tensor.Heads), &l.Params
+	if blocks == 0 {
+		return l
+	}
+	if l.Lists.Order = longestFirst(steps, false); l.Lists.Order != nil {
+		l.Lists.Order = l.Lists.Order[:blocks]
+	}
+	p.Blocks, p.Together = int32(blocks), int32(together(steps, heads, sms.Taken, f.stepsBeside(l.Maps[0].Rows)))
+	l.Grid[0] = blocks * heads
+	l.share(sms)
+	return l
+}
+
+// stepsBeside returns how many steps, of so many queries, blocks of all KV heads may take that run beside each other:
+// what they read and add to then stays in the L2.
+func (f *Flash) stepsBeside(queries int) int {
+	const kept = 32 << 20
+	row := f.Q.Len(tensor.Dim)*(f.Q.DType().Size()+f.DQ.DType().Size()) + f.DO.Len(tensor.Dim)*f.DO.DType().Size()
+	return kept / (f.K.Len(tensor.Heads) * queries * row)
+}
+
+// hopperBackward is HopperBackward but for how blocks of keys are taken, and the steps that each takes.
+func (f *Flash) hopperBackward(s source.HopperShape, ordered bool, fresh partition.Range) (l HopperBackward,
+	steps []int) {
+	p, more := f.params(ownTiles(f.Tiles, true))
+	capped := needsMore(&p)
+	queries, dqRows, _ := s.BackwardBoxes(capped)
+	const floats = panel / 2 // of dQ, in as many bytes
+	l = HopperBackward{
+		Program: s.Backward(capped, ordered).Name, Kernel: "hopper_backward_" + flashTypes[f.Q.DType()],
+		Grid:    [3]int{0, 1, f.K.Len(tensor.Batch)},
+		Threads: 128 * (s.KeyGroups + 1), Shared: s.BackwardShared(capped),
+		Maps: [5]Map{{f.Q, panel, queries}, {f.K, panel, s.OwnKeys()}, {f.V, panel, s.OwnKeys()},
+			{f.DO, panel, queries}, {f.DQ, floats, dqRows}},
+		Params: source.HopperBackward{P: p}, Lists: HopperLists{Tiles: more},
+	}
+	keys := s.OwnKeys()
+	steps = stepsOf(ownTiles(f.Tiles, true), (f.K.Len(tensor.Seq)+keys-1)/keys, keys, queries)
+	if f.Q.Size() == 0 {
+		clear(steps)
+	}
+	all := func(_ source.FlashTile, lo, hi int) partition.Range { return partition.Range{Lo: lo, Hi: hi} }
+	l.Lists.Needs, l.Lists.Gates = f.gates(ownTiles(f.Tiles, true), len(steps), keys, all)
+	// A block without a step leaves its keys alone.
+	first, end := fresh.Lo/keys, (fresh.Hi+keys-1)/keys
+	if l.SetsFresh = fresh.Len() > 0 && working(steps[first:end]) == end-first; l.SetsFresh {
+		l.Params.FreshLo, l.Params.FreshHi = int32(fresh.Lo), int32(fresh.Hi)
+	}
+	return l, steps
+}
+
+// keptBytes is how much of K and V blocks of the grid read beside each other: what the L2 holds of it, which
+// keeps what its halves share twice, beside all else.
+const keptBytes = 8 << 20
+
+// headsBeside returns how many heads of queries are taken beside each other before the next ones are: those of
+// as many KV heads as stay in the L2, a divisor of all.
+func (f *Flash) headsBeside() int {
+	kv := f.K.Len(tensor.Heads)
+	group := f.Q.Len(tensor.Heads) / kv
+	bytes := f.K.Len(tensor.Seq) * (f.K.Len(tensor.Dim) + f.V.Len(tensor.Dim)) * f.K.DType().Size()
+	count := 1
+	for n := 1; n <= kv; n++ {
+		if kv%n == 0 && n*bytes <= keptBytes {
+			count = n
+		}
+	}
+	if count == kv && kv*bytes*f.Q.Len(tensor.Batch) <= keptBytes {
+		count *= f.Q.Len(tensor.Batch)
+	}
+	return count * group
+}

@@ -1,0 +1,559 @@
+//go:build cuda
+
+package call
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"testing"
+	"unsafe"
+
+	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/attention/attentiontest"
+	"github.com/cprun/cprun/kernels/gpu/internal/source"
+	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/tensor"
+)
+
+// hostHopper is attention by the kernels for Hopper on a host: what gpu.Flash does on such a GPU. What the
+// copy engine cannot bring is left to hostFlash, in the same pass.
+type hostHopper struct {
+	*hostFlash
+	change func(*source.HopperShape) // makes a shape that of a program for tests; nil: there is none
+	sms    int                       // of the GPU that it stands for
+	leaves int                       // of those
+	late   *int                      // keys come while kernels run, and how often one has waited; nil: they are there before
+	fault  *source.HopperFault       // in memory that kernels reach: nobody has the first item of the backward pass, and who waits for it reports it
+}
+
+func (k hostHopper) processors() SMs { return SMs{k.sms, k.sms - k.leaves} }
+
+// shapeOf is source.HopperShapeFor a call, changed for tests.
+func (k hostHopper) shapeOf(c *Flash) (source.HopperShape, bool) {
+	s, ok := source.HopperShapeFor(c.Q.Len(tensor.Dim), c.V.Len(tensor.Dim))
+	if k.change != nil {
+		k.change(&s)
+	}
+	return s, ok
+}
+
+func (k hostHopper) Forward(o View, acc attention.Partial, q View, p attention.Softmax) (attention.ForwardPass, error) {
+	f, err := k.hostFlash.Forward(o, acc, q, p)
+	if err != nil {
+		return nil, err
+	}
+	each(acc.O, func(float32, [4]int) float32 { return float32(math.NaN()) }) // until the first block
+	each(acc.LSE, func(float32, [4]int) float32 { return float32(math.NaN()) })
+	return &hopperForward{hostForward: f.(*hostForward), k: k, fresh: true}, nil
+}
+
+type hopperForward struct {
+	*hostForward
+	k           hostHopper
+	fresh, done bool
+}
+
+func (f *hopperForward) settle() {
+	if f.fresh {
+		each(f.acc.O, func(float32, [4]int) float32 { return 0 })
+		each(f.acc.LSE, func(float32, [4]int) float32 { return float32(math.Inf(-1)) })
+	}
+	f.fresh = false
+}
+
+func (f *hopperForward) Block(b attention.Block) error {
+	if err := attention.CheckBlock(f.acc.O, f.q, b, f.p); err != nil {
+		return err
+	}
+	gates, arrived, err := f.k.arrive(b.K, b.V)
+	if err != nil {
+		return err
+	}
+	defer arrived()
+	c := Flash{Tensors: Tensors{Q: f.q, K: b.K, V: b.V, O: f.acc.O, LSE: f.acc.LSE}, Softmax: f.p, Tiles: b.Tiles, Gates: gates}
+	s, ok := f.k.shapeOf(&c)
+	rounds := f.o != f.acc.O && f.o.DType() == f.q.DType()
+	if !ok || !c.TakesHopper() || rounds && !c.TakesHopper(f.o) {
+		arrived()
+		f.settle()
+		return f.hostForward.Block(b)
+	}
+	l, some := c.HopperForward(s, f.o, f.fresh, b.Last && rounds)
+	if !some {
+		return nil
+	}
+	f.fresh, f.done = false, b.Last && rounds
+	return f.k.launchForward(l)
+}
+
+func (f *hopperForward) End() error {
+	f.settle()
+	if f.done {
+		return nil
+	}
+	return f.hostForward.End()
+}
+
+// words puts words where kernels reach them, and is their address there.
+func (h *host) words(words []uint32) (uint64, error) {
+	m, err := h.alloc(int64(4 * len(words)))
+	if err != nil {
+		return 0, err
+	}
+	copy(unsafe.Slice((*uint32)(m.Ptr()), len(words)), words)
+	at := uint64(uintptr(m.Ptr()))
+	h.move(&at)
+	return at, nil
+}
+
+// encode makes maps as the copy engine of testdata/host reads them.
+func (h *host) encode(maps []Map, to ...*source.TensorMap) {
+	for i, m := range maps {
+		*to[i] = *(*source.TensorMap)(unsafe.Pointer(new(h.mapOf(m.View, m.Rows))))
+	}
+}
+
+// complete moves a call's tensors and brings its lists.
+func (h *host) complete(p *source.FlashParams, l HopperLists, order, needs, gates *uint64) error {
+	h.move(&p.Q.At, &p.K.At, &p.V.At, &p.Dout.At, &p.O.At, &p.LSE.At, &p.Delta.At, &p.DQ.At, &p.DK.At, &p.DV.At)
+	var errs []error
+	put := func(to *uint64, words []uint32) {
+		if len(words) > 0 {
+			at, err := h.words(words)
+			*to, errs = at, append(errs, err)
+		}
+	}
+	put(&p.Tiles, Words(l.Tiles))
+	put(order, Words(l.Order))
+	put(needs, l.Needs)
+	put(gates, Words(l.Gates))
+	return errors.Join(errs...)
+}
+
+func (k *hostFlash) launchForward(l HopperForward) error {
+	p := &l.Params
+	k.encode(l.Maps[:], &p.Q, &p.K, &p.V)
+	k.move(&p.Out.At)
+	err := k.complete(&p.P, l.Lists, &p.Order, &p.Needs, &p.Gates)
+	if err == nil {
+		p.Next, err = k.words([]uint32{0})
+	}
+	if err != nil {
+		return err
+	}
+	const grid = 2
+	return k.start(l.Program, l.Kernel, [3]int{min(grid, l.Blocks), 1, 1}, [2]int{l.Threads, 1}, l.Shared, argumentsOf(p))
+}
+
+func (k hostHopper) Backward(dq, do, q View, s attention.Saved, p attention.Softmax) (attention.BackwardPass, error) {
+	f, err := k.hostFlash.Backward(dq, do, q, s, p)
+	if err != nil {
+		return nil, err
+	}
+	return &hopperBackward{f.(*hostBackward), k}, nil
+}
+
+// spoil makes rows of a tensor that are in no tile NaN, which kernels must keep out of everything, until the function
+// is called that it returns.
+func spoil(v View, tiles []partition.Tile, of func(partition.Tile) partition.Range) (restore func()) {
+	return spoilRows(v, func(row int) bool {
+		return !slices.ContainsFunc(tiles, func(t partition.Tile) bool { return of(t).Lo <= row && row < of(t).Hi })
+	})
+}
+
+// spoilRows makes some rows of a tensor NaN, until the function is called that it returns.
+func spoilRows(v View, some func(row int) bool) (restore func()) {
+	var old []float32
+	each(v, func(x float32, at [4]int) float32 {
+		old = append(old, x)
+		if some(at[tensor.Seq]) {
+			return float32(math.NaN())
+		}
+		return x
+	})
+	return func() {
+		i := -1
+		each(v, func(x float32, at [4]int) float32 {
+			if i++; some(at[tensor.Seq]) {
+				return old[i]
+			}
+			return x
+		})
+	}
+}
+
+type hopperBackward struct {
+	*hostBackward
+	k hostHopper
+}
+
+func (f *hopperBackward) Block(b attention.GradBlock) error {
+	if err := attention.CheckGradBlock(f.do, f.q, b, f.p); err != nil {
+		return err
+	}
+	gates, arrived, err := f.k.arrive(b.K, b.V)
+	if err != nil {
+		return err
+	}
+	defer arrived()
+	c := Flash{
+		Tensors: Tensors{Q: f.q, K: b.K, V: b.V, DO: f.do, LSE: f.s.LSE, Delta: f.s.Delta, DQ: f.dq, DK: b.DK, DV: b.DV},
+		Softmax: f.p, Tiles: b.Tiles, Gates: gates,
+	}
+	s, ok := f.k.shapeOf(&c)
+	if !ok || !c.TakesHopper() || f.k.deterministic && !c.HasOrder(s) {
+		arrived()
+		return f.hostBackward.Block(b)
+	}
+	launch := c.HopperBackward
+	if f.k.deterministic {
+		launch = c.HopperOrdered
+	}
+	l := launch(s, f.k.processors(), b.Fresh)
+	if !l.SetsFresh {
+		fresh := b.KeyGrads.Rows(b.Fresh.Lo, b.Fresh.Hi)
+		clear32(fresh.DK)
+		clear32(fresh.DV)
+	}
+	if l.Grid[0] == 0 {
+		return nil
+	}
+	p := &l.Params
+	f.k.encode(l.Maps[:], &p.Q, &p.K, &p.V, &p.Dout, &p.DQ)
+	err = f.k.complete(&p.P, l.Lists, &p.Order, &p.Needs, &p.Gates)
+	if err == nil && l.Progress > 0 {
+		p.Progress, err = f.k.words(make([]uint32, l.Progress))
+	}
+	if err == nil && l.Next > 0 {
+		next := make([]uint32, l.Next)
+		if f.k.fault != nil {
+			next[0] = 1
+			p.Fault = uint64(uintptr(unsafe.Pointer(f.k.fault)))
+			f.k.move(&p.Fault)
+		}
+		p.Next, err = f.k.words(next)
+		f.k.ran["several items"] = l.Grid[0] < int(p.Blocks)*b.K.Len(tensor.Heads)
+	}
+	if err != nil {
+		return err
+	}
+	keys, queries := func(t partition.Tile) partition.Range { return t.K }, func(t partition.Tile) partition.Range { return t.Q }
+	defer spoil(b.K, b.Tiles, keys)()
+	defer spoil(b.V, b.Tiles, keys)()
+	defer spoil(f.q, b.Tiles, queries)()
+	defer spoil(f.do, b.Tiles, queries)()
+	return f.k.start(l.Program, l.Kernel, l.Grid, [2]int{l.Threads, 1}, l.Shared, argumentsOf(p))
+}
+
+// hopperSuite runs the conformance suite but for the cases that the copy engine cannot bring.
+func (k *hostFlash) hopperSuite(t *testing.T, dtype tensor.DType, leaves func(attentiontest.Case) bool) {
+	t.Run(fmt.Sprintf("%v, deterministic %t", dtype, k.deterministic), func(t *testing.T) {
+		k.t = t
+		rig := k.rig()
+		rig.Kernel = hostHopper{hostFlash: k, sms: 4}
+		attentiontest.TestKernel(t, func(testing.TB) attentiontest.Rig { return rig }, attentiontest.Options{
+			DTypes: []tensor.DType{dtype}, MaxHeadDim: source.FlashMaxDim, NoScores: true,
+			Leaves: func(c attentiontest.Case) bool { return c.Dim%8 != 0 || c.DimV%8 != 0 || leaves != nil && leaves(c) },
+		})
+	})
+}
+
+// TestHopperOnHost runs the conformance suite on the kernels for Hopper.
+func TestHopperOnHost(t *testing.T) {
+	h := newHost(t)
+	(&hostFlash{h, false, large}).hopperSuite(t, tensor.BF16, nil)
+	if !testing.Short() {
+		(&hostFlash{h, true, large}).hopperSuite(t, tensor.F16, nil)
+	}
+}
+
+// shapeCase is a case for a shape.
+type shapeCase struct {
+	attentiontest.Case
+	dtype tensor.DType
+}
+
+// isWide reports whether a shape is one that the suite has few cases of, so that all of its programs of the backward
+// pass are to run.
+func isWide(s source.HopperShape) bool { return s.QK > 128 }
+
+// shapeCases are cases of a shape's head dims; where they are wide, in both types, with a cap and without, with rows
+// and keys that are in no tile, and of narrower ones, too.
+func shapeCases(s source.HopperShape) (list []shapeCase) {
+	add := func(seed uint64, narrower int, dtype tensor.DType, change func(*attentiontest.Case)) {
+		c := shapeCase{attentiontest.RandomCase(seed), dtype}
+		c.Dim, c.DimV, c.Layout = s.QK-narrower, s.V-narrower, attentiontest.Dense
+		c.Softmax.Scale = 1 / math.Sqrt(float64(c.Dim))
+		change(&c.Case)
+		list = append(list, c)
+	}
+	if !isWide(s) {
+		seeds := uint64(4)
+		if testing.Short() {
+			seeds = 1
+		}
+		for seed := range seeds {
+			add(seed, 0, tensor.BF16, func(*attentiontest.Case) {})
+		}
+		return list
+	}
+	plain, capped := func(c *attentiontest.Case) { c.Softmax.Softcap = 0 }, func(c *attentiontest.Case) { c.Softmax.Softcap = 20 }
+	add(3, 0, tensor.BF16, plain)
+	add(1, 0, tensor.F16, func(c *attentiontest.Case) {
+		capped(c)
+		c.Tiles = []partition.Tile{
+			{Q: partition.Range{Lo: 3, Hi: 20}, K: partition.Range{Lo: 10, Hi: 40}, Band: partition.Full()},
+			{Q: partition.Range{Lo: 66, Hi: 105}, K: partition.Range{Lo: 60, Hi: 101}, Band: partition.Band{Lo: -partition.Unbounded, Hi: 10}},
+		}
+	})
+	if !testing.Short() {
+		add(13, 40, tensor.F16, plain)
+		add(8, 24, tensor.BF16, capped)
+	}
+	return list
+}
+
+// TestHopperShapesOnHost runs bands, tiles and folds with head dims of every program.
+func TestHopperShapesOnHost(t *testing.T) {
+	h := newHost(t)
+	for _, s := range source.HopperShapes {
+		for _, deterministic := range []bool{false, true} {
+			k := &hostFlash{h, deterministic, large}
+			rig := k.rig()
+			rig.Kernel = hostHopper{hostFlash: k, sms: 4}
+			t.Run(fmt.Sprintf("%d and %d, deterministic %t", s.QK, s.V, deterministic), func(t *testing.T) {
+				h.t = t
+				for _, c := range shapeCases(s) {
+					attentiontest.Check(t, rig, c.Case, c.dtype)
+				}
+			})
+		}
+		backward, ordered := []source.Program{s.Backward(false, false), s.Backward(true, false)}, []source.Program{s.Backward(false, true), s.Backward(true, true)}
+		some := [][]source.Program{{s.Forward(false), s.Forward(true)}, backward, ordered}
+		if isWide(s) {
+			for _, p := range slices.Concat(backward, ordered) {
+				some = append(some, []source.Program{p})
+			}
+		}
+		for _, list := range some {
+			if !slices.ContainsFunc(list, func(p source.Program) bool { return h.ran[p.Name] }) {
+				t.Errorf("%s has not run", list[0].Name)
+			}
+		}
+	}
+}
+
+// TestSharedPOnHost runs the kernels whose products take probabilities from shared memory.
+func TestSharedPOnHost(t *testing.T) {
+	k := &hostFlash{newHost(t), true, large}
+	rig := k.rig()
+	rig.Kernel = hostHopper{hostFlash: k, change: func(s *source.HopperShape) { s.SharedP = true }, sms: 4}
+	for seed := range uint64(4) {
+		c := attentiontest.RandomCase(seed)
+		c.Dim, c.DimV, c.Layout, c.Softmax = source.HopperSharedP.QK, source.HopperSharedP.V, attentiontest.Dense, attention.Softmax{Scale: 0.1}
+		attentiontest.Check(t, rig, c, tensor.BF16)
+	}
+	for _, p := range []source.Program{source.HopperSharedP.Forward(false), source.HopperSharedP.Backward(false, true)} {
+		if !k.ran[p.Name] {
+			t.Errorf("%s has not run", p.Name)
+		}
+	}
+}
+
+// TestEveryLaneOnHost runs the kernels whose warps arrive with every lane.
+func TestEveryLaneOnHost(t *testing.T) {
+	h := newHost(t)
+	for _, s := range source.HopperEveryLane {
+		for _, deterministic := range []bool{false, true} {
+			if testing.Short() && deterministic == isWide(s) {
+				continue
+			}
+			k := &hostFlash{h, deterministic, large}
+			rig := k.rig()
+			rig.Kernel = hostHopper{hostFlash: k, change: func(s *source.HopperShape) { s.EveryLane = true }, sms: 4}
+			c := attentiontest.RandomCase(3)
+			c.Dim, c.DimV, c.Layout, c.Softmax = s.QK, s.V, attentiontest.Dense, attention.Softmax{Scale: 0.1}
+			attentiontest.Check(t, rig, c, tensor.BF16)
+			for _, p := range []source.Program{s.Forward(false), s.Backward(false, deterministic)} {
+				if !h.ran[p.Name] {
+					t.Errorf("%s has not run", p.Name)
+				}
+			}
+		}
+	}
+}
+
+// TestHasOrder holds which tiles blocks of keys can take in order of their queries.
+func TestHasOrder(t *testing.T) {
+	s, _ := source.HopperShapeFor(128, 128)
+	tile := func(keys, queries partition.Range) partition.Tile {
+		return partition.Tile{Q: queries, K: keys, Band: partition.Band{Lo: -partition.Unbounded, Hi: partition.Unbounded}}
+	}
+	r := func(lo, hi int) partition.Range { return partition.Range{Lo: lo, Hi: hi} }
+	for _, c := range []struct {
+		name  string
+		tiles []partition.Tile
+		want  bool
+	}{
+		{"none", nil, true},
+		{"one", []partition.Tile{tile(r(0, 500), r(0, 500))}, true},
+		{"documents that share blocks", []partition.Tile{tile(r(0, 100), r(0, 100)), tile(r(100, 130), r(100, 130)), tile(r(130, 500), r(130, 500))}, true},
+		{"the same queries, other blocks", []partition.Tile{tile(r(0, 128), r(0, 500)), tile(r(128, 256), r(0, 500))}, true},
+		{"the same queries and a block", []partition.Tile{tile(r(0, 100), r(0, 500)), tile(r(100, 256), r(0, 500))}, false},
+		{"back, in a block", []partition.Tile{tile(r(0, 100), r(250, 500)), tile(r(100, 256), r(0, 250))}, false},
+		{"back, in another block", []partition.Tile{tile(r(0, 128), r(250, 500)), tile(r(128, 256), r(0, 250))}, true},
+		{"queries one after the other", []partition.Tile{tile(r(0, 256), r(250, 500)), tile(r(0, 256), r(0, 250))}, true},
+		{"behind a short tile", []partition.Tile{tile(r(0, 256), r(250, 500)), tile(r(130, 140), r(500, 510)), tile(r(150, 256), r(0, 200))}, false},
+	} {
+		f := Flash{Tiles: c.tiles, Tensors: Tensors{Q: tensor.New(tensor.F32, 1, 512, 4, 8), K: tensor.New(tensor.F32, 1, 512, 2, 8)}}
+		if got := f.HasOrder(s); got != c.want {
+			t.Errorf("%s: %v", c.name, got)
+		}
+	}
+	long := Flash{Tensors: Tensors{Q: tensor.New(tensor.F32, 1, 1<<29, 8, 0), K: tensor.New(tensor.F32, 1, 1, 1, 0)}}
+	if long.HasOrder(s) {
+		t.Error("rows that 32 bits do not count")
+	}
+}
+
+// TestTurnsOnHost runs many blocks of keys that take turns, in parts, and with several heads together: the host's
+// machine finds those that wait for one which starts after them.
+func TestTurnsOnHost(t *testing.T) {
+	h := newHost(t)
+	const heads, blocks = 3, 5
+	for _, c := range []struct{ dim, seq, lo, sms, fold, beside int }{
+		{64, 520, -partition.Unbounded, 2, 2, 1}, {64, 520, -partition.Unbounded, 6, 3, 2}, {64, 520, -200, 2, 0, 0}, {256, 264, -partition.Unbounded, 2, 2, 1},
+	} {
+		if c.fold > 0 {
+			if fold, beside := fold(blocks, heads, c.sms); fold != c.fold || beside != c.beside {
+				t.Errorf("%d SMs: fold %d, beside %d", c.sms, fold, beside)
+			}
+		}
+		all := partition.Range{Hi: c.seq}
+		k := &hostFlash{h, true, large}
+		rig := k.rig()
+		rig.Kernel = hostHopper{hostFlash: k, sms: c.sms}
+		attentiontest.Check(t, rig, attentiontest.Case{
+			Batch: 1, Heads: heads, KVHeads: heads, Dim: c.dim, DimV: c.dim, SeqQ: c.seq, SeqK: c.seq, Softmax: attention.Softmax{Scale: 0.125},
+			Tiles: []partition.Tile{{Q: all, K: all, Band: partition.Band{Lo: c.lo}}},
+		}, tensor.BF16)
+	}
+}
+
+// TestBadRowsStayInTheirTileOnHost holds that a NaN in a row of a tile reaches no row outside, though the kernels compute those beside it.
+func TestBadRowsStayInTheirTileOnHost(t *testing.T) {
+	h := newHost(t)
+	queries, keys := partition.Range{Lo: 3, Hi: 50}, partition.Range{Lo: 10, Hi: 80}
+	tiles := []partition.Tile{{Q: queries, K: keys, Band: partition.Full()}}
+	for _, deterministic := range []bool{false, true} {
+		for _, bad := range []string{"q", "k", "v", "do"} {
+			k := &hostFlash{h, deterministic, large}
+			h.used = 0
+			draw := func(name string, seq int) View {
+				m, err := k.alloc(int64(2 * seq * 64))
+				ok(t, err)
+				v := tensor.Dense(m, tensor.BF16, 0, [4]int{1, seq, 1, 64})
+				each(v, func(_ float32, at [4]int) float32 {
+					if name == bad && at[tensor.Seq] == 30 {
+						return float32(math.NaN())
+					}
+					return float32(at[tensor.Seq]%5+at[tensor.Dim]%3) / 8
+				})
+				return v
+			}
+			q, ks, v, do := draw("q", 70), draw("k", 96), draw("v", 96), draw("do", 70)
+			s := step{k.draw(0, 70, 1, 64), k.draw(0, 70, 1, 1), k.draw(0, 70, 1, 64), k.draw(0, 96, 1, 64), k.draw(0, 96, 1, 64)}
+			x, p := hostHopper{hostFlash: k, sms: 4}, attention.Softmax{Scale: 0.125}
+			b := attention.Block{K: ks, V: v, Tiles: tiles, First: true, Last: true}
+			forward, err := x.Forward(s.o, attention.Partial{O: s.o, LSE: s.lse}, q, p)
+			ok(t, err)
+			ok(t, errors.Join(forward.Block(b), forward.End()))
+			backward, err := x.Backward(s.dq, do, q, attention.Saved{O: s.o, LSE: s.lse, Delta: k.draw(0, 70, 1, 1)}, p)
+			ok(t, err)
+			grads := attention.KeyGrads{DK: s.dk, DV: s.dv}
+			ok(t, backward.Block(attention.GradBlock{Block: b, KeyGrads: grads, Fresh: partition.Range{Hi: 96}}))
+			reached := 0
+			for name, out := range map[string]View{"o": s.o, "dq": s.dq, "dk": s.dk, "dv": s.dv} {
+				in := queries
+				if name == "dk" || name == "dv" {
+					in = keys
+				}
+				each(out, func(y float32, at [4]int) float32 {
+					inside := in.Lo <= at[tensor.Seq] && at[tensor.Seq] < in.Hi
+					if y != y && inside {
+						reached++
+					} else if y != 0 && !inside {
+						t.Fatalf("deterministic %t, NaN in %s: row %d of %s is %g", deterministic, bad, at[tensor.Seq], name, y)
+					}
+					return y
+				})
+			}
+			if reached == 0 {
+				t.Errorf("deterministic %t: NaN in %s reaches nothing", deterministic, bad)
+			}
+		}
+	}
+}
+
+// TestLostTurnOnHost holds that a block of keys that never gets its turn reports itself, and whom it waited for.
+func TestLostTurnOnHost(t *testing.T) {
+	k := &hostFlash{newHost(t), true, large}
+	m, err := k.alloc(int64(unsafe.Sizeof(source.HopperFault{})))
+	ok(t, err)
+	x := hostHopper{hostFlash: k, sms: 4, fault: (*source.HopperFault)(m.Ptr())}
+	all := partition.Range{Hi: 300}
+	v := func(dtype tensor.DType, dim int) View {
+		m, err := k.alloc(int64(300 * dim * dtype.Size()))
+		ok(t, err)
+		return tensor.Dense(m, dtype, 0, [4]int{1, 300, 1, dim})
+	}
+	q, do := v(tensor.BF16, 128), v(tensor.BF16, 128)
+	pass, err := x.Backward(v(tensor.F32, 128), do, q, attention.Saved{O: v(tensor.F32, 128), LSE: v(tensor.F32, 1), Delta: v(tensor.F32, 1)}, attention.Softmax{Scale: 1})
+	ok(t, err)
+	err = pass.Block(attention.GradBlock{
+		Block:    attention.Block{K: q, V: do, Tiles: []partition.Tile{{Q: all, K: all, Band: partition.Full()}}},
+		KeyGrads: attention.KeyGrads{DK: v(tensor.F32, 128), DV: v(tensor.F32, 128)}, Fresh: all,
+	})
+	if want := (source.HopperFault{Keys1: 2}); err == nil || *x.fault != want {
+		t.Errorf("the error is %v, the report %+v, want %+v", err, *x.fault, want)
+	}
+}
+
+// TestFold holds how many blocks of keys come from the shortest to the longest at once, and with how many heads.
+func TestFold(t *testing.T) {
+	for _, c := range []struct{ blocks, heads, sms, fold, beside int }{
+		{128, 8, 132, 64, 2}, {256, 8, 132, 128, 1}, {512, 8, 132, 128, 1}, {64, 8, 132, 32, 4}, {1, 1, 132, 1, 1}, {6, 3, 4, 3, 1}, {100000, 8, 132, 132, 1},
+	} {
+		if fold, beside := fold(c.blocks, c.heads, c.sms); fold != c.fold || beside != c.beside {
+			t.Errorf("%d blocks of %d heads, %d SMs: %d and %d, want %d and %d", c.blocks, c.heads, c.sms, fold, beside, c.fold, c.beside)
+		}
+	}
+}
+
+// TestLeavesOnHost runs blocks of the grid that compute several blocks of keys, as there are fewer than those.
+func TestLeavesOnHost(t *testing.T) {
+	h := newHost(t)
+	for _, dim := range []int{128, 256} {
+		for _, deterministic := range []bool{false, true} {
+			if testing.Short() && deterministic == (dim > 128) {
+				continue
+			}
+			t.Run(fmt.Sprintf("%d, deterministic %t", dim, deterministic), func(t *testing.T) {
+				h.t, h.ran = t, map[string]bool{}
+				k := &hostFlash{h, deterministic, large}
+				rig := k.rig()
+				rig.Kernel = hostHopper{hostFlash: k, sms: 4, leaves: 2}
+				all := partition.Range{Hi: 300}
+				attentiontest.Check(t, rig, attentiontest.Case{
+					Batch: 2, Heads: 4, KVHeads: 2, Dim: dim, DimV: dim, SeqQ: 300, SeqK: 300, Softmax: attention.Softmax{Scale: 0.125},
+					Tiles: []partition.Tile{{Q: all, K: all, Band: partition.Band{Lo: -partition.Unbounded}}},
+				}, tensor.BF16)
+				if !h.ran["several items"] {
+					t.Error("no block has done the work of several")
+				}
+			})
+		}
+	}
+}

@@ -1,0 +1,168 @@
+//go:build cuda
+
+package call
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/cprun/cprun/attention"
+	"github.com/cprun/cprun/attention/attentiontest"
+	"github.com/cprun/cprun/kernels/gpu/internal/source"
+	"github.com/cprun/cprun/partition"
+	"github.com/cprun/cprun/tensor"
+)
+
+// TestLongestFirst holds that blocks which walk over more come first, and that nothing is said where that
+// is the order from the last to the first.
+func TestLongestFirst(t *testing.T) {
+	causal := func(cuts ...int) (tiles []partition.Tile) {
+		for i := range len(cuts) - 1 {
+			r := partition.Range{Lo: cuts[i], Hi: cuts[i+1]}
+			tiles = append(tiles, partition.Tile{Q: r, K: r, Band: partition.Band{Lo: -partition.Unbounded}})
+		}
+		return tiles
+	}
+	for _, c := range []struct {
+		tiles []partition.Tile
+		want  string
+	}{
+		{causal(0, 512), "[]"},
+		{causal(0, 384, 512), "[2 1 3 0]"},
+		{causal(0, 128, 256, 384, 512), "[]"},
+		{causal(256, 512), "[]"},
+		{causal(0, 256), "[1 0 3 2]"},
+	} {
+		if got := fmt.Sprint(longestFirst(stepsOf(ownTiles(c.tiles, false), 4, 128, 64), true)); got != c.want {
+			t.Errorf("%v: %s, want %s", c.tiles, got, c.want)
+		}
+	}
+}
+
+// TestTogether holds how many of the shortest blocks of all heads come last.
+func TestTogether(t *testing.T) {
+	for _, c := range []struct {
+		steps            []int
+		heads, sms, most int
+		want             int
+	}{
+		{[]int{8, 7, 6, 5, 4, 3, 2, 1}, 2, 2, 8, 4},    // 2 (1 + 2 + 3) are less than 2 times 8
+		{[]int{1, 5, 0, 3, 0, 8}, 2, 2, 8, 3},          // in any order, but for those that take none
+		{[]int{8, 7, 6, 5, 4, 3, 2, 1}, 2, 2, 3, 3},    // none that takes more than 3
+		{[]int{8, 8, 8, 8}, 1, 132, 8, 4},              // too few to go round
+		{[]int{8, 8, 8, 8}, 8, 132, 7, 0},              // all too long
+		{[]int{66, 66, 66, 50, 30, 10}, 100, 1, 99, 1}, // one is enough
+	} {
+		if got := together(c.steps, c.heads, c.sms, c.most); got != c.want {
+			t.Errorf("%v: %d, want %d", c, got, c.want)
+		}
+	}
+}
+
+// TestTogetherEvens holds, by taking blocks as SMs do, that SMs come to their end together.
+func TestTogetherEvens(t *testing.T) {
+	const heads, sms = 8, 132
+	causal := func(blocks, window int) (steps []int) {
+		for b := range blocks {
+			steps = append(steps, 4*min(2*(blocks-b), window))
+		}
+		return steps
+	}
+	for _, c := range []struct {
+		steps []int
+		least float64 // of the time that SMs are at work
+	}{{causal(64, 1000), 0.98}, {causal(128, 1000), 0.99}, {causal(256, 1000), 0.995}, {causal(256, 66), 0.99}} {
+		n := together(c.steps, heads, sms, 256)
+		var order []int
+		for range heads {
+			order = append(order, c.steps[:len(c.steps)-n]...)
+		}
+		for _, s := range c.steps[len(c.steps)-n:] {
+			for range heads {
+				order = append(order, s)
+			}
+		}
+		ends, sum := make([]int, sms), 0
+		for _, s := range order {
+			first := 0
+			for i := range ends {
+				if ends[i] < ends[first] {
+					first = i
+				}
+			}
+			ends[first] += s
+			sum += s
+		}
+		if got := float64(sum) / float64(sms*slices.Max(ends)); got < c.least {
+			t.Errorf("%d blocks of up to %d steps: at work for %.3f of the time, want %.3f", len(c.steps), c.steps[0], got, c.least)
+		}
+	}
+}
+
+// TestFreeTurnsOnHost runs blocks of keys that differ in how many queries see them, with some of all heads at the end, and some that no
+// query sees.
+func TestFreeTurnsOnHost(t *testing.T) {
+	h := newHost(t)
+	span := func(lo, hi int) partition.Range { return partition.Range{Lo: lo, Hi: hi} }
+	causal := partition.Band{Lo: -partition.Unbounded}
+	for _, c := range []struct {
+		sms, together, blocks int
+		fresh                 bool // whether the kernel sets gradients of fresh keys
+		part                  bool // only some are
+		short                 bool // whether it runs with -short
+		tiles                 []partition.Tile
+	}{
+		{1, 2, 3, true, false, false, []partition.Tile{{Q: span(0, 300), K: span(0, 300), Band: causal}}},
+		{1, 1, 3, true, false, true, []partition.Tile{{Q: span(0, 130), K: span(0, 130), Band: causal}, {Q: span(130, 300), K: span(140, 300), Band: partition.Full()}}},
+		{1, 1, 2, false, true, true, []partition.Tile{{Q: span(0, 100), K: span(0, 100), Band: causal}, {Q: span(100, 300), K: span(260, 300), Band: partition.Full()}}},
+		{8, 3, 3, true, true, true, []partition.Tile{{Q: span(0, 300), K: span(0, 300), Band: partition.Full()}}},
+	} {
+		if testing.Short() && !c.short {
+			continue
+		}
+		k := &hostFlash{h, false, large}
+		rig := k.rig()
+		rig.Kernel = hostHopper{hostFlash: k, sms: c.sms}
+		x := attentiontest.Case{
+			Batch: 2, Heads: 4, KVHeads: 2, Dim: 64, DimV: 64, SeqQ: 300, SeqK: 300, Softmax: attention.Softmax{Scale: 0.125}, Tiles: c.tiles,
+			Started: c.part, PartFresh: c.part,
+		}
+		attentiontest.Check(t, rig, x, tensor.BF16)
+
+		like := func(heads int, dtype tensor.DType) View { return tensor.New(dtype, 2, 300, heads, 64) }
+		f := Flash{Tiles: c.tiles, Softmax: x.Softmax, Tensors: Tensors{
+			Q: like(4, tensor.BF16), K: like(2, tensor.BF16), V: like(2, tensor.BF16), DO: like(4, tensor.BF16), DQ: like(4, tensor.F32), DK: like(2, tensor.F32), DV: like(2, tensor.F32),
+		}}
+		s, _ := source.HopperShapeFor(64, 64)
+		l := f.HopperBackward(s, SMs{c.sms, c.sms}, span(0, 300))
+		if int(l.Params.Together) != c.together || int(l.Params.Blocks) != c.blocks || l.SetsFresh != c.fresh {
+			t.Errorf("%v: %d of %d blocks together, fresh %t", c.tiles, l.Params.Together, l.Params.Blocks, l.SetsFresh)
+		}
+	}
+}
+
+// TestHopperOrders holds that every block of a head that takes a step is in its order once.
+func TestHopperOrders(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 1))
+	for range 200 {
+		steps := make([]int, 1+rng.IntN(12))
+		for i := range steps {
+			steps[i] = rng.IntN(5)
+		}
+		order := longestFirst(steps, false)
+		if order == nil {
+			for i := range steps {
+				order = append(order, int32(i))
+			}
+		}
+		seen := map[int32]bool{}
+		for i, b := range order[:working(steps)] {
+			if seen[b] || steps[b] == 0 || i > 0 && steps[order[i-1]] < steps[b] {
+				t.Fatalf("%v: %v", steps, order)
+			}
+			seen[b] = true
+		}
+	}
+}

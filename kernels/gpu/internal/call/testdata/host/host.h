@@ -1,0 +1,154 @@
+// What a kernel compiled for the host asks of run.cpp, in place of a GPU. A thread of a block is a fiber:
+// it runs alone until it waits for others.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __shared__
+#define __align__(n) __attribute__((aligned(n)))
+#define __launch_bounds__(...)
+#define __grid_constant__
+
+struct Index { unsigned x, y, z; };
+extern Index threadIdx, blockIdx, blockDim, gridDim;
+
+struct float2 { float x, y; };
+struct alignas(16) float4 { float x, y, z, w; };
+struct uint2 { unsigned x, y; };
+struct alignas(16) uint4 { unsigned x, y, z, w; };
+struct alignas(16) int4 { int x, y, z, w; };
+
+// fail ends the process with what a kernel did wrong, and where.
+[[noreturn]] void fail(const char* what, unsigned long long value);
+
+// shared_at is where an address in shared memory lies. Its bytes must be the block's, and aligned.
+extern char shared[];
+// A thread gets bytes to store to by stored_at, which remembers who stored them.
+unsigned shared_address(const void* p);
+char* shared_at(unsigned address, unsigned bytes);
+char* stored_at(unsigned address, unsigned bytes);
+
+// A copy to shared memory is made when its thread waits for it, and not before.
+void start_copy(unsigned dst, const void* src, unsigned bytes, bool valid);
+void commit_copies();
+void wait_copies(int pending);
+
+// warp_wait and block_wait return when all threads have called them. lane_slot is memory by which the
+// lanes of a warp exchange values.
+void warp_wait();
+void block_wait();
+void* lane_slot(unsigned lane);
+
+inline void __syncthreads() { block_wait(); }
+inline void __syncwarp(unsigned = ~0u) { warp_wait(); }
+
+// poll_again lets all others run. A thread that waits for what others write to global memory calls it by
+// __nanosleep, as all else would wait for it forever.
+void poll_again();
+inline void __nanosleep(unsigned) { poll_again(); }
+inline void __threadfence() {}
+inline void __threadfence_block() {}
+
+// A barrier in shared memory, of which kernels/gpu/internal/source/hopper.cuh tells. barrier_wait and the others that are
+// not here are what they are there.
+void make_barrier(unsigned barrier, unsigned arrivals);
+void make_known();
+void forget_barrier(unsigned at);
+void arrive(unsigned barrier, long long bytes);
+void wait_phase(unsigned barrier, unsigned parity);
+void named_wait(int number, int threads, bool waits);
+
+// TensorMap is, in words: the address; the extents of the innermost axis, rows, heads and batch; the bytes
+// from a row, a head and an element of the batch to the next; the elements and the rows of a box; the bytes
+// of an element, and those over which its pieces are permuted: 128, or 0 for none. The rest is 0.
+struct alignas(64) TensorMap { unsigned long long words[16]; };
+
+// Copies and adds of the engine. A copy takes its place at once, and is made when no thread can go on without;
+// what is added is read when its thread waits for it, and added when the block is over.
+void start_box(unsigned dst, const TensorMap& map, unsigned barrier, const int (&at)[4]);
+void start_bytes(unsigned dst, const void* src, unsigned bytes, unsigned barrier);
+void start_add_box(const TensorMap& map, unsigned src, const int (&at)[4]);
+void start_add_bytes(float* dst, unsigned src, unsigned bytes);
+void commit_adds();
+void wait_adds(int pending);
+void finish_adds();
+void raise_number(unsigned* at, unsigned to);
+void wait_gate(const unsigned long long* at, unsigned long long count);
+unsigned wait_number(const unsigned* at, unsigned to);
+void fence_engine();
+
+// Multiplication is a product of a warpgroup. Its operands are matrices as hopper_panels.cuh says; left is A
+// in registers, or NULL. What it reads in shared memory, it reads when it is waited for. Its sums hold no
+// number until then.
+struct Multiplication {
+  float* sums;
+  int count; // of the sums of a thread
+  const unsigned* left;
+  unsigned long long a, b;
+  bool trans_a, trans_b, keep, bfloat;
+};
+void begin_products();
+void start_product(const Multiplication& m);
+void commit_products();
+void wait_products(int pending);
+
+// exchange is f of what all lanes of the warp have; f gets a function that tells a lane's.
+template <class X, class F> auto exchange(const X& mine, F f) {
+  static_assert(sizeof(X) <= 64, "a slot has 64 bytes");
+  *(X*)lane_slot(threadIdx.x % 32) = mine;
+  warp_wait();
+  auto y = f([](unsigned lane) -> const X& { return *(const X*)lane_slot(lane); });
+  warp_wait();
+  return y;
+}
+
+template <class X> X __shfl_xor_sync(unsigned, X x, int mask) {
+  return exchange(x, [=](auto of) { return of(threadIdx.x % 32 ^ mask); });
+}
+template <class X> X __shfl_sync(unsigned, X x, int lane) {
+  return exchange(x, [=](auto of) { return of(lane % 32); });
+}
+inline bool __any_sync(unsigned, bool x) {
+  return exchange(x, [](auto of) {
+    bool any = false;
+    for (int i = 0; i < 32; i++) {
+      any |= of(i);
+    }
+    return any;
+  });
+}
+
+inline bool __all_sync(unsigned all, bool x) { return !__any_sync(all, !x); }
+
+// A thread runs alone: whatever it does is indivisible.
+template <class X, class Y> X atomicAdd(X* p, Y by) {
+  X old = *p;
+  *p += by;
+  return old;
+}
+inline unsigned atomicInc(unsigned* p, unsigned most) {
+  unsigned old = *p;
+  *p = old >= most ? 0 : old + 1;
+  return old;
+}
+inline unsigned atomicCAS(unsigned* p, unsigned is, unsigned to) {
+  unsigned old = *p;
+  *p = old == is ? to : old;
+  return old;
+}
+template <class X> X __ldg(const X* p) { return *p; }
+
+inline float __int_as_float(int x) { float y; memcpy(&y, &x, 4); return y; }
+inline float __uint_as_float(unsigned x) { float y; memcpy(&y, &x, 4); return y; }
+inline int __float_as_int(float x) { int y; memcpy(&y, &x, 4); return y; }
+inline unsigned __float_as_uint(float x) { unsigned y; memcpy(&y, &x, 4); return y; }
+inline double __longlong_as_double(long long x) { double y; memcpy(&y, &x, 8); return y; }
+inline float __fdividef(float x, float y) { return x / y; }
+inline int __ffs(unsigned x) { return __builtin_ffs(x); }
+inline float __log2f(float x) { return log2f(x); }
+inline int min(int a, int b) { return a < b ? a : b; }
+inline int max(int a, int b) { return a < b ? b : a; }

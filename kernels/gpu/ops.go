@@ -1,0 +1,155 @@
+//go:build cuda
+
+package gpu
+
+import (
+	"fmt"
+
+	"github.com/cprun/cprun/internal/base/cuda"
+	"github.com/cprun/cprun/kernels/internal/shape"
+	"github.com/cprun/cprun/tensor"
+)
+
+// The operations of the model (internal/model.Ops) and of the optimizer on a GPU, but for matrix
+// products. Activations are float32, bfloat16 or float16, parameters, norms and their gradients
+// float32. All compute in float32. A fault of shape or type panics before anything is queued, as
+// on the CPU; sums have an order that depends on shapes and the GPU only, so that every run gives
+// the same bits.
+
+// A cudaOps is what the operations keep.
+type cudaOps struct {
+	blocks map[blocksKey]int // that an SM holds
+	work   *cuda.Memory
+}
+
+// A blocksKey is a kernel and the threads of its blocks.
+type blocksKey struct {
+	f       *cuda.Function
+	threads int
+}
+
+func newCUDAOps(dev *cuda.Device) (cudaOps, error) {
+	work, err := dev.Alloc(OpsWorkspace)
+	if err != nil {
+		return cudaOps{}, fmt.Errorf("workspace of the operations: %w", err)
+	}
+	return cudaOps{blocks: map[blocksKey]int{}, work: work}, nil
+}
+
+// Preload loads all programs of the operations, which are compiled beside each other where they
+// are not on disk. Without it each is loaded when it is first used.
+func (c *Ops) Preload() error {
+	return c.loader.Preload("gemm_simple", "ops_copy", "ops_embed", "ops_loss", "ops_norm", "ops_optim", "ops_rope",
+		"ops_swiglu")
+}
+
+// launch queues a kernel without dynamic shared memory.
+func (c *Ops) launch(program, name string, grid, block cuda.Dim, args *cuda.Args) error {
+	f, err := c.loader.Function(program, name, 0)
+	if err != nil {
+		return err
+	}
+	c.stream.Launch(f, cuda.Launch{Grid: grid, Block: block}, args)
+	return nil
+}
+
+// resident returns how many blocks of that many threads the GPU holds at once: the grid of kernels
+// whose blocks go over many rows.
+func (c *Ops) resident(program, name string, threads int) (int, error) {
+	f, err := c.loader.Function(program, name, 0)
+	if err != nil {
+		return 0, err
+	}
+	key := blocksKey{f, threads}
+	if c.ops.blocks[key] == 0 {
+		n, err := f.Blocks(threads, 0)
+		if err != nil {
+			return 0, err
+		}
+		c.ops.blocks[key] = max(n, 1)
+	}
+	return c.ops.blocks[key] * c.loader.Device().SMs, nil
+}
+
+// work returns the address of the workspace.
+func (c *Ops) work() uint64 {
+	return cuda.Addr(tensor.Dense(c.ops.work, tensor.U8, 0, [4]int{1, 1, 1, 1}))
+}
+
+// typeNames are the element types as kernels' names have them.
+var typeNames = map[tensor.DType]string{
+	tensor.F64: "fp64", tensor.F32: "fp32", tensor.F16: "fp16", tensor.BF16: "bf16",
+}
+
+// lanesOf returns the elements of a vector of 16 bytes.
+func lanesOf(t tensor.DType) int { return 16 / t.Size() }
+
+// aligned16 reports whether all views begin at a multiple of 16 bytes.
+func aligned16(vs ...View) bool {
+	for _, v := range vs {
+		if cuda.Addr(v)%16 != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// denseActivations panics unless all views are dense and of one type that a GPU computes
+// activations in.
+func denseActivations(op string, vs ...View) {
+	t := vs[0].DType()
+	shape.Must(t == tensor.F32 || t == tensor.F16 || t == tensor.BF16, op, vs...)
+	for _, v := range vs {
+		shape.Must(v.DType() == t && v.IsDense(), op, vs...)
+	}
+}
+
+// denseFloats panics unless all views are dense and float32.
+func denseFloats(op string, vs ...View) {
+	for _, v := range vs {
+		shape.Must(v.DType() == tensor.F32 && v.IsDense(), op, vs...)
+	}
+}
+
+// flat is element-wise work over dense views: a kernel of vectors, and, for views that are not
+// aligned and for what is left over, one of single elements.
+type flat struct {
+	program, name, any string
+	lanes              int // elements of a vector
+	vectors            int // vectors, or elements, of a thread
+	anyElements        int // elements of a thread of any; 0: as many as vectors
+}
+
+const flatThreads = 256
+
+// flat queues the kernels over n elements; args are for n of them from lo on. vectors says that
+// the views allow them.
+func (c *Ops) flat(k flat, n int, vectors bool, args func(lo, n int) *cuda.Args) error {
+	whole := n / k.lanes * k.lanes
+	if !vectors {
+		whole = 0
+	}
+	each := k.vectors
+	if k.anyElements > 0 {
+		each = k.anyElements
+	}
+	if whole > 0 {
+		grid := cuda.Dim{X: ceilDiv(whole, k.lanes*k.vectors*flatThreads)}
+		if err := c.launch(k.program, k.name, grid, cuda.Dim{X: flatThreads}, args(0, whole)); err != nil {
+			return err
+		}
+	}
+	if whole == n {
+		return nil
+	}
+	grid := cuda.Dim{X: ceilDiv(n-whole, each*flatThreads)}
+	return c.launch(k.program, k.any, grid, cuda.Dim{X: flatThreads}, args(whole, n-whole))
+}
+
+// elementOf returns the address of element i of a dense view.
+func elementOf(v View, i int) uint64 {
+	if v.IsZero() {
+		return 0
+	}
+	return cuda.Addr(v) + uint64(i*v.DType().Size())
+}

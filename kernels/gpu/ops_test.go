@@ -1,0 +1,185 @@
+//go:build cuda
+
+package gpu
+
+import (
+	"context"
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/cprun/cprun/internal/base/cuda"
+	"github.com/cprun/cprun/internal/base/near"
+	"github.com/cprun/cprun/internal/model"
+	"github.com/cprun/cprun/internal/model/opstest"
+	"github.com/cprun/cprun/internal/model/optim"
+	"github.com/cprun/cprun/internal/model/optim/optimtest"
+	"github.com/cprun/cprun/kernels/cpu"
+	"github.com/cprun/cprun/tensor"
+)
+
+var (
+	_ model.Ops    = (*Ops)(nil)
+	_ optim.Device = (*Ops)(nil)
+)
+
+// cudaRig is a CUDA on the first GPU and the CPU that it is compared with.
+type cudaRig struct {
+	*Ops
+	t   testing.TB
+	cpu *cpu.Kernels
+	rng *rand.Rand
+}
+
+func newCUDARig(t testing.TB) *cudaRig {
+	t.Helper()
+	dev, err := cuda.Open(0)
+	check(t, err)
+	check(t, dev.Reserve(2<<30))
+	stream, err := dev.NewStream("compute", false)
+	check(t, err)
+	loader, err := NewLoader(dev)
+	check(t, err)
+	c, err := NewOps(stream, loader)
+	check(t, err)
+	check(t, c.Preload())
+	t.Cleanup(func() {
+		check(t, stream.Sync(context.Background()))
+		check(t, c.Close())
+		check(t, stream.Close())
+		check(t, dev.Close())
+	})
+	return &cudaRig{Ops: c, t: t, cpu: newTestCPU(t), rng: rand.New(rand.NewPCG(1, 2))}
+}
+
+// within is the rig in a subtest.
+func (r *cudaRig) within(t testing.TB) *cudaRig {
+	sub := *r
+	sub.t = t
+	return &sub
+}
+
+// upload is a copy of a dense host view on the device.
+func (r *cudaRig) upload(host View) View {
+	r.t.Helper()
+	bytes := int64(host.Size()) * int64(host.DType().Size())
+	mem, err := r.loader.Device().Alloc(bytes)
+	check(r.t, err)
+	v := tensor.Dense(mem, host.DType(), 0, host.Shape())
+	if bytes == 0 {
+		return v
+	}
+	pinned, err := r.loader.Device().AllocHost(bytes)
+	check(r.t, err)
+	copy(hostBytes(pinned.Host()), tensor.Bytes(host))
+	r.stream.Copy(cuda.Addr(v), uint64(uintptr(pinned.Host().Ptr())), bytes)
+	check(r.t, r.stream.Sync(context.Background()))
+	check(r.t, pinned.Free())
+	return v
+}
+
+// download is a dense host copy of a dense device view.
+func (r *cudaRig) download(v View) (View, error) {
+	shape := v.Shape()
+	host := tensor.New(v.DType(), shape[:]...)
+	bytes := int64(v.Size()) * int64(v.DType().Size())
+	if bytes == 0 {
+		return host, r.stream.Sync(context.Background())
+	}
+	pinned, err := r.loader.Device().AllocHost(bytes)
+	if err != nil {
+		return host, err
+	}
+	r.stream.Copy(uint64(uintptr(pinned.Host().Ptr())), cuda.Addr(v), bytes)
+	if err := r.stream.Sync(context.Background()); err != nil {
+		return host, err
+	}
+	copy(tensor.Bytes(host), hostBytes(pinned.Host()))
+	return host, pinned.Free()
+}
+
+func TestCUDAOps(t *testing.T) {
+	rig := newCUDARig(t)
+	device := func(t *testing.T) opstest.Device {
+		r := rig.within(t)
+		return opstest.Device{Ops: r.Ops, Upload: r.upload, Download: r.download}
+	}
+	opstest.TestOps(t, device, tensor.F32, tensor.BF16, tensor.F16)
+}
+
+func TestCUDAOptimSuite(t *testing.T) {
+	rig := newCUDARig(t)
+	optimtest.TestDevice(t, func(t *testing.T) optimtest.Device {
+		r := rig.within(t)
+		return optimtest.Device{Optim: r.Ops, Upload: r.upload, Download: r.download}
+	})
+}
+
+// like is an uninitialised device view of the shape of v.
+func (r *cudaRig) like(dtype tensor.DType, v View) View {
+	mem, err := r.loader.Device().Alloc(int64(v.Size()) * int64(dtype.Size()))
+	check(r.t, err)
+	return tensor.Dense(mem, dtype, 0, v.Shape())
+}
+
+// normal is random values on the device, and on the host as float32, rounded to dtype both.
+func (r *cudaRig) normal(dtype tensor.DType, shape ...int) (device, host View) {
+	host = normal(r.rng, shape...)
+	return r.put(dtype, host), host
+}
+
+// put rounds a float32 host view to dtype, in place, and is a copy of it on the device in that
+// type.
+func (r *cudaRig) put(dtype tensor.DType, host View) View {
+	shape := host.Shape()
+	rounded := tensor.New(dtype, shape[:]...)
+	r.cpu.Copy(rounded, host)
+	r.cpu.Copy(host, rounded)
+	settle(r.t, r.cpu)
+	return r.upload(rounded)
+}
+
+// values is a device view as float32.
+func (r *cudaRig) values(v View) []float32 {
+	r.t.Helper()
+	host, err := r.download(v)
+	check(r.t, err)
+	shape := v.Shape()
+	wide := tensor.New(tensor.F32, shape[:]...)
+	r.cpu.Copy(wide, host)
+	settle(r.t, r.cpu)
+	return tensor.Data[float32](wide)
+}
+
+// near fails the test unless got, on the device, is want within the rounding of its type, and
+// within some roundings of float32 of the largest value.
+func (r *cudaRig) near(what string, got, want View) {
+	r.t.Helper()
+	r.nearSum(what, got, want, nil)
+}
+
+// nearSum is near for a product added to what stood there, old: in a 16-bit tensor cuBLASLt may
+// round the product before it adds it.
+func (r *cudaRig) nearSum(what string, got, want View, old []float32) {
+	r.t.Helper()
+	settle(r.t, r.cpu)
+	relative := map[tensor.DType]float64{tensor.F32: 0x1p-22, tensor.F16: 0x1p-10, tensor.BF16: 0x1p-7}[got.DType()]
+	xs, ws := r.values(got), tensor.Data[float32](want)
+	if got.Size() == 0 && want.Size() == 0 {
+		return
+	}
+	d, err := near.Of(xs, ws, near.Finite)
+	if err == nil {
+		err = near.Each(xs, ws, near.Finite, func(i int) float64 {
+			w := math.Abs(float64(ws[i]))
+			bound := relative*w + max(0x1p-18, relative*0x1p-6)*d.Largest
+			if old != nil {
+				bound += relative / 2 * (w + math.Abs(float64(old[i])))
+			}
+			return bound
+		})
+	}
+	if err != nil {
+		r.t.Fatalf("%s of %v: %v", what, got.Shape(), err)
+	}
+}
